@@ -1,0 +1,109 @@
+"""Causal attention, by the best means that the platform has.
+
+Shape legend: B = batch, T = position, H = query heads, K = key/value heads,
+D = head width. All heads here belong to one rank.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
+
+# Query positions per block; a sequence up to this long is one block.
+_BLOCK = 512
+
+
+def attention(
+  q: jax.Array, k: jax.Array, v: jax.Array, implementation: str
+) -> jax.Array:
+  """Causal grouped-query attention.
+
+  Args:
+    q: ``[B, T, H, D]``.
+    k: ``[B, T, K, D]``; K divides H.
+    v: ``[B, T, K, D]``.
+    implementation: "cudnn" (flash, GPU), "splash" (flash, TPU) or "xla"
+      (anywhere; blocks of queries, so that a long sequence's score matrix
+      never exists as a whole).
+
+  Returns:
+    ``[B, T, H, D]``.
+  """
+  match implementation:
+    case "cudnn":
+      return jax.nn.dot_product_attention(
+        q, k, v, is_causal=True, implementation="cudnn"
+      )
+    case "splash":
+      return _splash(q, k, v)
+    case "xla":
+      return _blockwise(q, k, v)
+  raise ValueError(
+    f"config.model.attention={implementation!r} must be one of "
+    f"{', '.join(IMPLEMENTATIONS)}"
+  )
+
+
+def resolve(implementation: str, platform: str, dtype: str) -> str:
+  """What "auto" means on a platform ("cpu", "gpu" or "tpu")."""
+  if implementation != "auto":
+    return implementation
+  if platform == "gpu" and dtype in ("bfloat16", "float16"):
+    return "cudnn"
+  return "splash" if platform == "tpu" else "xla"
+
+
+def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  """One block of queries at a time against the keys that it may see."""
+  num_positions = q.shape[1]
+  if num_positions <= _BLOCK:
+    return _attend_block(q, k, v, 0)
+  attend = jax.checkpoint(_attend_block, static_argnums=3)
+  blocks = []
+  for start in range(0, num_positions, _BLOCK):
+    stop = min(start + _BLOCK, num_positions)
+    blocks.append(attend(q[:, start:stop], k[:, :stop], v[:, :stop], start))
+  return jnp.concatenate(blocks, axis=1)
+
+
+def _attend_block(
+  q: jax.Array, k: jax.Array, v: jax.Array, start: int
+) -> jax.Array:
+  """Queries ``[B, t, H, D]`` at ``start...`` against all given keys."""
+  batch, num_queries, num_heads, head_width = q.shape
+  num_groups = k.shape[2]
+  q = q.reshape(
+    batch, num_queries, num_groups, num_heads // num_groups, head_width
+  )
+  scores = jnp.einsum(
+    "bqkgd,bskd->bkgqs", q, k, preferred_element_type=jnp.float32
+  )
+  query_position = start + jnp.arange(num_queries)[:, None]
+  visible = jnp.arange(k.shape[1])[None, :] <= query_position
+  scores = jnp.where(visible, scores * head_width**-0.5, -jnp.inf)
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  out = jnp.einsum("bkgqs,bskd->bqkgd", weights, v)
+  return out.reshape(batch, num_queries, num_heads, head_width)
+
+
+def _splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as kernel,
+    splash_attention_mask as mask,
+  )
+
+  batch, num_positions, num_heads, head_width = q.shape
+  num_groups = k.shape[2]
+  group = num_heads // num_groups
+  causal = mask.CausalMask((num_positions, num_positions))
+  attend = kernel.make_splash_mqa_single_device(
+    mask=mask.MultiHeadMask([causal] * group)
+  )
+  heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
+  q, k, v = (heads_first(x) for x in (q * head_width**-0.5, k, v))
+  q = q.reshape(batch, num_groups, group, num_positions, head_width)
+  out = jax.vmap(jax.vmap(attend))(q, k, v)
+  out = out.reshape(batch, num_heads, num_positions, head_width)
+  return heads_first(out).astype(q.dtype)

@@ -1,0 +1,430 @@
+"""A Llama-style transformer under partially synchronised tensor parallelism.
+
+RMSNorm, rotary positions, grouped-query attention, SwiGLU; embedding, head
+and cross-entropy are vocabulary-parallel. Source: Touvron et al., arXiv
+2302.13971, and for the placement of the reductions arXiv 2506.19645: one full
+reduction at the embedding, its transpose at the entry of the stack, two
+partial ones per block, none at the head.
+
+Every parameter is defined by its *dense* form and then cut into one slice per
+rank, so at p = 1 the number of ranks is only a layout.
+
+Shape legend: L = layers, R = lanes (ranks outside shard_map), B = batch,
+T = position, H = width, V = vocabulary of one rank.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
+from caatnet.models import layers
+from parallel.axes import Axis, divisors
+from parallel.partial_sync import (
+  REDUCED,
+  PartialSync,
+  Stream,
+  column_parallel,
+  enter,
+  row_parallel,
+)
+
+REMAT_POLICIES = {
+  "none": None,
+  "full": jax.checkpoint_policies.nothing_saveable,
+  "reduced": jax.checkpoint_policies.save_only_these_names(REDUCED),
+}
+
+
+class Sharded(nnx.Param):
+  """A parameter with one slice per tensor rank, ``[R, ...]``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+  """Sizes are logical: of the whole model, before any cut into ranks.
+
+  Attributes:
+    vocab_size: Number of tokens.
+    width: Channels of the residual stream.
+    num_layers: Number of blocks.
+    num_heads: Query heads.
+    num_kv_heads: Key/value heads; divides ``num_heads``.
+    ffn_width: Hidden width of the MLP.
+    syncs: For each layer, how attention's and the MLP's output synchronise.
+    rope_base: Longest rotary wavelength / 2 pi.
+    norm_eps: Added to the mean square.
+    tied_embeddings: The head is the embedding's transpose.
+    dtype: Of activations; parameters are float32.
+    remat: A key of ``REMAT_POLICIES``.
+    attention: See ``attention.attention``; not "auto".
+    init_std: Standard deviation of all matrices; output projections are
+      smaller by sqrt(2 layers), as in GPT-2 and Megatron-LM.
+  """
+
+  vocab_size: int
+  width: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  ffn_width: int
+  syncs: tuple[tuple[PartialSync, PartialSync], ...]
+  rope_base: float = 10_000.0
+  norm_eps: float = 1e-5
+  tied_embeddings: bool = False
+  dtype: str = "float32"
+  remat: str = "none"
+  attention: str = "xla"
+  init_std: float = 0.02
+
+  def __post_init__(self) -> None:
+    _check(self.num_heads, "num_heads", self.num_kv_heads, "num_kv_heads")
+    _check(self.width, "width", self.num_heads, "num_heads")
+    if self.head_width % 2:
+      raise ValueError(
+        f"config.model.width / num_heads = {self.head_width} must be even "
+        "for rotary positions"
+      )
+    if self.remat not in REMAT_POLICIES:
+      raise ValueError(
+        f"config.model.remat={self.remat!r} must be one of "
+        f"{', '.join(REMAT_POLICIES)}"
+      )
+    if len(self.syncs) != self.num_layers:
+      raise ValueError(
+        f"p is given for {len(self.syncs)} layers, but "
+        f"config.model.num_layers={self.num_layers}"
+      )
+
+  @property
+  def head_width(self) -> int:
+    return self.width // self.num_heads
+
+  @property
+  def num_params(self) -> int:
+    """Logical parameters, without padding."""
+    heads = self.num_heads + self.num_kv_heads
+    block = 2 * self.width * heads * self.head_width
+    block += 3 * self.width * self.ffn_width + 2 * self.width
+    tables = 1 if self.tied_embeddings else 2
+    table = self.vocab_size * self.width
+    return self.num_layers * block + tables * table + self.width
+
+  def flops_per_token(self, seq_len: int) -> float:
+    """Training FLOPs per token: 6 per weight of a product, and attention.
+
+    Source: Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B; attention
+    counted as causal (half of the score matrix).
+    """
+    products = self.num_params - self.vocab_size * self.width
+    if self.tied_embeddings:
+      products += self.vocab_size * self.width
+    attention = 6 * self.num_layers * self.width * seq_len
+    return 6 * products + attention
+
+
+def _check(value: int, key: str, divisor: int, divisor_key: str) -> None:
+  if divisor < 1 or value % divisor:
+    raise ValueError(
+      f"config.model.{divisor_key}={divisor} does not divide "
+      f"config.model.{key}={value}; use one of {divisors(value)}"
+    )
+
+
+def _cut(size: int, ranks: int) -> int:
+  """Slice of one rank when ``size`` is padded to a multiple of ``ranks``."""
+  return math.ceil(size / ranks)
+
+
+def _cut_columns(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
+  """``[H, features] -> [R, H, cut]``, zero-padded at the end."""
+  padding = ranks * cut - dense.shape[1]
+  padded = jnp.pad(dense, ((0, 0), (0, padding)))
+  return jnp.moveaxis(padded.reshape(-1, ranks, cut), 1, 0)
+
+
+class Block(nnx.Module):
+  """One layer: attention and MLP, each behind a column and a row door."""
+
+  def __init__(
+    self,
+    config: TransformerConfig,
+    axis: Axis,
+    row_scales: jax.Array,
+    rngs: nnx.Rngs,
+  ) -> None:
+    """Draws the parameters.
+
+    Args:
+      config: Sizes.
+      axis: The tensor axis.
+      row_scales: ``[2, H]``, multiplies the columns of ``w_out``, ``w_down``.
+      rngs: Random streams.
+    """
+    self.config, self.axis = config, axis
+    ranks, width = axis.size, config.width
+    # A padded group of heads (or feature of the MLP) is zero in its column
+    # and its row weights, so its output and all its gradients stay zero.
+    kv_heads = _cut(config.num_kv_heads, ranks)
+    group = config.num_heads // config.num_kv_heads
+    self.num_heads, self.num_kv_heads = kv_heads * group, kv_heads
+    std = config.init_std
+    out_std = std / math.sqrt(2 * config.num_layers)
+
+    def columns(size, cut, std):
+      dense = std * jax.random.normal(rngs.params(), (width, size))
+      return _cut_columns(dense, ranks, cut)
+
+    def rows(size, cut, scale):
+      dense = out_std * jax.random.normal(rngs.params(), (size, width)) * scale
+      return jnp.swapaxes(_cut_columns(dense.T, ranks, cut), 1, 2)
+
+    def projection(num_heads, cut):
+      d = config.head_width
+      return columns(num_heads * d, cut * d, std)
+
+    num_heads, head_width = config.num_heads, config.head_width
+    ffn, ffn_cut = config.ffn_width, _cut(config.ffn_width, ranks)
+    self.norm_1 = nnx.Param(jnp.ones(width))
+    self.w_qkv = Sharded(
+      jnp.concatenate(
+        [
+          projection(num_heads, self.num_heads),
+          projection(config.num_kv_heads, kv_heads),
+          projection(config.num_kv_heads, kv_heads),
+        ],
+        axis=-1,
+      )
+    )
+    self.w_out = Sharded(
+      rows(
+        num_heads * head_width, self.num_heads * head_width, row_scales[0]
+      )
+    )
+    self.norm_2 = nnx.Param(jnp.ones(width))
+    self.w_gate_up = Sharded(
+      jnp.concatenate(
+        [columns(ffn, ffn_cut, std), columns(ffn, ffn_cut, std)], axis=-1
+      )
+    )
+    self.w_down = Sharded(rows(ffn, ffn_cut, row_scales[1]))
+
+  def __call__(
+    self, x: Stream, sync_attention: PartialSync, sync_mlp: PartialSync
+  ) -> Stream:
+    config, axis = self.config, self.axis
+    attend = jax.vmap(
+      functools.partial(
+        layers.attend,
+        num_heads=self.num_heads,
+        num_kv_heads=self.num_kv_heads,
+        rope_base=config.rope_base,
+        implementation=config.attention,
+      )
+    )
+    swiglu = jax.vmap(layers.swiglu)
+    norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
+    eps = config.norm_eps
+    with jax.named_scope("attention"):
+      y = attend(column_parallel(x, norm_1, self.w_qkv[...], eps))
+      x = x + row_parallel(y, self.w_out[...], axis, sync_attention)
+    with jax.named_scope("mlp"):
+      y = swiglu(column_parallel(x, norm_2, self.w_gate_up[...], eps))
+      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp)
+    return x
+
+
+class Transformer(nnx.Module):
+  """Embedding, a scanned stack of blocks, norm, head.
+
+  Call it inside ``jax.shard_map``: it communicates over the tensor axis. Its
+  parameters then have this device's lanes as their leading dim.
+  """
+
+  def __init__(
+    self, config: TransformerConfig, axis: Axis, rngs: nnx.Rngs
+  ) -> None:
+    """Draws the parameters, with all ranks, from a seed.
+
+    Raises:
+      ValueError: A rank would own no head, feature or token.
+    """
+    for key in ("num_kv_heads", "ffn_width", "vocab_size"):
+      _check_every_rank_owns(getattr(config, key), key, axis.size)
+    self.config, self.axis = config, axis
+    std, width = config.init_std, config.width
+    vocab, cut = config.vocab_size, _cut(config.vocab_size, axis.size)
+
+    def table():
+      dense = std * jax.random.normal(rngs.params(), (width, vocab))
+      return _cut_columns(dense, axis.size, cut)
+
+    self.embedding = Sharded(jnp.swapaxes(table(), 1, 2))
+    self.head = None if config.tied_embeddings else Sharded(table())
+    self.norm = nnx.Param(jnp.ones(width))
+    make_block = nnx.vmap(
+      lambda scales, rngs: Block(config, axis, scales, rngs), in_axes=(0, 0)
+    )
+    self.blocks = make_block(
+      _row_scales(config, axis), rngs.fork(split=config.num_layers)
+    )
+
+  def stream(
+    self,
+    tokens: jax.Array,
+    materialise: Callable[[Any], Any] = lambda shards: shards,
+  ) -> Stream:
+    """The residual stream after the last block.
+
+    Args:
+      tokens: int ``[B, T]``.
+      materialise: Turns what the scan carries of one layer's parameters into
+        the parameters; the identity unless they are partitioned.
+
+    Returns:
+      The stream, before the final norm.
+    """
+    config, axis = self.config, self.axis
+    x = enter(self._embed(tokens), axis, config.syncs[0][0])
+    graph, params = nnx.split(self.blocks)
+    for syncs, group in itertools.groupby(
+      range(config.num_layers), key=lambda layer: config.syncs[layer]
+    ):
+      layers_of_group = list(group)
+
+      def body(x, shards, syncs=syncs):
+        block = nnx.merge(graph, materialise(shards))
+        return block(x, *syncs), None
+
+      if config.remat != "none":
+        body = jax.checkpoint(
+          body, policy=REMAT_POLICIES[config.remat], prevent_cse=False
+        )
+      x = x.narrow(
+        min(x.shared.shape[-1], *(s.num_shared(config.width) for s in syncs))
+      )
+      start, stop = layers_of_group[0], layers_of_group[-1] + 1
+      chosen = params
+      if stop - start < config.num_layers:
+        chosen = jax.tree.map(lambda p: p[start:stop], params)  # noqa: B023
+      with jax.named_scope("blocks"):
+        x, _ = lax.scan(body, x, chosen)
+    return x
+
+  def logits(self, x: Stream) -> jax.Array:
+    """float32 ``[R, B, T, V]``: each rank's slice, from its own stream."""
+    if self.head is None:
+      head = jnp.swapaxes(self.embedding[...], 1, 2)
+    else:
+      head = self.head[...]
+    with jax.named_scope("head"):
+      y = column_parallel(x, self.norm[...], head, self.config.norm_eps)
+    y = y.astype(jnp.float32)
+    if head.shape[-1] * self.axis.size > self.config.vocab_size:
+      padded = self._token_ids() >= self.config.vocab_size
+      y = jnp.where(padded[:, None, None, :], -jnp.inf, y)
+    return y
+
+  def token_losses(
+    self,
+    tokens: jax.Array,
+    materialise: Callable[[Any], Any] = lambda shards: shards,
+  ) -> jax.Array:
+    """Next-token cross-entropy, vocabulary-parallel.
+
+    Args:
+      tokens: int ``[B, T + 1]``.
+      materialise: See ``stream``.
+
+    Returns:
+      float32 ``[B, T]``, nats, the same on every tensor rank.
+    """
+    logits = self.logits(self.stream(tokens[:, :-1], materialise))
+    name = self.axis.name
+    with jax.named_scope("cross_entropy"):
+      largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
+      largest = lax.pmax(largest, name)
+      shifted = logits - largest[None, :, :, None]
+      is_target = (
+        self._token_ids()[:, None, None, :] == tokens[None, :, 1:, None]
+      )
+      sums = jnp.stack(
+        [
+          jnp.sum(jnp.exp(shifted), axis=(0, 3)),
+          jnp.sum(jnp.where(is_target, shifted, 0.0), axis=(0, 3)),
+        ]
+      )
+      normaliser, target = lax.psum(sums, name)
+      return jnp.log(normaliser) - target
+
+  def _embed(self, tokens: jax.Array) -> jax.Array:
+    """``[B, T, H]``: each rank looks up the tokens it owns; summed in full."""
+    table = self.embedding[...]
+    lanes, num_tokens, width = table.shape
+    rows = table.reshape(lanes * num_tokens, width)
+    first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
+    local = tokens - first
+    mine = (local >= 0) & (local < lanes * num_tokens)
+    with jax.named_scope("embedding"):
+      found = jnp.take(rows, jnp.where(mine, local, 0), axis=0)
+      found = jnp.where(mine[..., None], found, 0.0)
+      return lax.psum(found.astype(self.config.dtype), self.axis.name)
+
+  def _token_ids(self) -> jax.Array:
+    """int ``[R, V]``: which token each of this device's logits stands for."""
+    lanes, num_tokens, _ = self.embedding[...].shape
+    first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
+    return first + jnp.arange(lanes * num_tokens).reshape(lanes, num_tokens)
+
+
+def partition_specs(params: Any, axis_name: str) -> Any:
+  """Where each parameter lives: ``Sharded`` ones along the tensor axis.
+
+  Args:
+    params: The parameters as ``nnx.split`` returns them.
+    axis_name: The tensor axis's name on the mesh.
+
+  Returns:
+    A nested dict of ``PartitionSpec`` in the shape of
+    ``nnx.to_pure_dict(params)``.
+  """
+
+  def spec(path, variable):
+    if not isinstance(variable, Sharded):
+      return P()
+    return P(None, axis_name) if path[0] == "blocks" else P(axis_name)
+
+  flat = [(path, spec(path, v)) for path, v in nnx.to_flat_state(params)]
+  return nnx.traversals.unflatten_mapping(dict(flat))
+
+
+def _row_scales(config: TransformerConfig, axis: Axis) -> np.ndarray:
+  """``[L, 2, H]``: sqrt(ranks) on private columns, where init carries it."""
+  scales = np.ones((config.num_layers, 2, config.width), np.float32)
+  for layer, syncs in enumerate(config.syncs):
+    for door, sync in enumerate(syncs):
+      if sync.private_scale == "init":
+        first_private = sync.num_shared(config.width)
+        scales[layer, door, first_private:] = math.sqrt(axis.size)
+  return scales
+
+
+def _check_every_rank_owns(size: int, key: str, ranks: int) -> None:
+  """With ceil(size / ranks) each, no rank may be left with padding only."""
+  if _cut(size, ranks) * (ranks - 1) < size:
+    return
+  fitting = [r for r in range(1, size + 1) if _cut(size, r) * (r - 1) < size]
+  raise ValueError(
+    f"config.model.{key}={size} leaves a rank of "
+    f"config.parallel.tensor={ranks} with nothing but padding; use a tensor "
+    f"size in {fitting[:16]}, or config.model.{key} a multiple of {ranks}"
+  )

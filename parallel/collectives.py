@@ -1,0 +1,183 @@
+"""The verbs: collectives on lane-stacked arrays, inside ``jax.shard_map``.
+
+A lane-stacked array ``x_R...`` has a leading dim of ``axis.lanes`` logical
+ranks. Every verb works over R first, on the device, and over the mesh axis
+second, so that a rank does not know how many devices there are. A rank's
+number is ``device * lanes + lane``.
+
+Shape legend: R = lanes on this device; N = logical ranks.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from parallel.axes import Axis
+
+# Sums an array over a mesh axis, given the array and the mesh axis's name.
+Reduction = Callable[[jax.Array, str], jax.Array]
+
+
+def varying_axes(x: jax.Array) -> frozenset[str]:
+  """The mesh axes over which ``x`` may differ between devices, by type."""
+  return jax.typeof(x).manual_axis_type.varying
+
+
+def varying(x: jax.Array, *names: str) -> jax.Array:
+  """Casts ``x`` to device-varying over the named mesh axes.
+
+  The cast costs nothing forward; its transpose is an all-reduce. An axis over
+  which ``x`` varies already is left alone.
+  """
+  missing = tuple(n for n in names if n not in varying_axes(x))
+  return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def all_reduce(
+  x: jax.Array, axis: Axis, *, via: Reduction | None = None
+) -> jax.Array:
+  """Sums over all logical ranks.
+
+  Args:
+    x: ``[R, ...]``, one summand per lane.
+    axis: The axis to reduce over.
+    via: Replaces ``lax.psum`` over the mesh axis, e.g. by a schedule's
+      executor. Its result may be device-varying.
+
+  Returns:
+    ``[...]``, the sum, the same on every device.
+  """
+  return (via or lax.psum)(jnp.sum(x, axis=0), axis.name)
+
+
+def reduce_scatter(x: jax.Array, axis: Axis, *, dim: int = 0) -> jax.Array:
+  """Sums over all logical ranks and leaves each rank its slice of the sum.
+
+  Args:
+    x: ``[R, ...]``; the dim ``dim`` (not counting R) divides by N.
+    axis: The axis to reduce over.
+    dim: The dim to scatter, in a rank's own array.
+
+  Returns:
+    ``[R, ...]`` with ``dim`` N times shorter.
+  """
+  summed = jnp.sum(x, axis=0)
+  mine = lax.psum_scatter(
+    summed, axis.name, scatter_dimension=dim, tiled=True
+  )
+  return _split_lanes(mine, axis.lanes, dim)
+
+
+def all_gather(x: jax.Array, axis: Axis, *, dim: int = 0) -> jax.Array:
+  """Concatenates the slices of all logical ranks, in rank order.
+
+  Args:
+    x: ``[R, ...]``, one slice per lane.
+    axis: The axis to gather over.
+    dim: The dim to concatenate along, in a rank's own array.
+
+  Returns:
+    ``[...]`` with ``dim`` N times longer, the same on every device.
+  """
+  mine = _join_lanes(x, dim)
+  return lax.all_gather(
+    mine, axis.name, axis=dim, tiled=True, to="invarying"
+  )
+
+
+def all_to_all(
+  x: jax.Array, axis: Axis, *, split_dim: int, concat_dim: int
+) -> jax.Array:
+  """Sends slice ``j`` of every rank's array to rank ``j``.
+
+  Args:
+    x: ``[R, ...]``; ``split_dim`` (not counting R) divides by N.
+    axis: The axis to exchange over.
+    split_dim: The dim whose N slices go to the N ranks.
+    concat_dim: The dim along which a rank concatenates what it receives, in
+      the order of the senders.
+
+  Returns:
+    ``[R, ...]`` with ``split_dim`` N times shorter, ``concat_dim`` N times
+    longer.
+  """
+  lanes, devices = axis.lanes, axis.devices
+  shape = x.shape[1:]
+  slices = x.reshape(
+    lanes,
+    *shape[:split_dim],
+    devices,
+    lanes,
+    shape[split_dim] // axis.size,
+    *shape[split_dim + 1 :],
+  )
+  # -> [receiving device, receiving lane, sending lane, ...]
+  slices = jnp.moveaxis(slices, (split_dim + 1, split_dim + 2), (0, 1))
+  slices = lax.all_to_all(slices, axis.name, 0, 0, tiled=True)
+  # -> [receiving lane, ..., (sending device, sending lane, concat_dim), ...]
+  slices = jnp.moveaxis(slices, (0, 2), (concat_dim + 1, concat_dim + 2))
+  out = list(slices.shape)
+  out[concat_dim + 1 : concat_dim + 4] = [
+    axis.size * slices.shape[concat_dim + 3]
+  ]
+  return slices.reshape(out)
+
+
+def permute(
+  x: jax.Array, axis: Axis, pairs: Sequence[tuple[int, int]]
+) -> jax.Array:
+  """Moves arrays between logical ranks; zeros where nothing arrives.
+
+  Args:
+    x: ``[R, ...]``.
+    axis: The axis whose ranks the pairs name.
+    pairs: (source rank, destination rank); no rank sends or receives twice.
+
+  Returns:
+    ``[R, ...]``: what each rank received.
+
+  Raises:
+    ValueError: A rank out of range, or named twice on one side.
+  """
+  for side, ranks in zip(("source", "destination"), zip(*pairs, strict=True),
+                         strict=False):
+    if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(axis.size)):
+      raise ValueError(
+        f"permute over {axis}: every {side} must be a rank in "
+        f"[0, {axis.size}) and appear once, got {sorted(ranks)}"
+      )
+  lanes = axis.lanes
+  routes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+  for source, destination in pairs:
+    lane_pair = (source % lanes, destination % lanes)
+    devices = (source // lanes, destination // lanes)
+    routes.setdefault(lane_pair, []).append(devices)
+  received = [jnp.zeros_like(x[0])] * lanes
+  everywhere = {(d, d) for d in range(axis.devices)}
+  for (source, destination), moves in sorted(routes.items()):
+    if set(moves) == everywhere:  # stays on the device: no communication
+      arrived = x[source]
+    else:
+      arrived = lax.ppermute(x[source], axis.name, moves)
+    received[destination] = received[destination] + arrived
+  return jnp.stack(received)
+
+
+def _join_lanes(x: jax.Array, dim: int) -> jax.Array:
+  """``[R, ..., s, ...] -> [..., R * s, ...]``."""
+  moved = jnp.moveaxis(x, 0, dim)
+  shape = moved.shape
+  return moved.reshape(
+    *shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]
+  )
+
+
+def _split_lanes(x: jax.Array, lanes: int, dim: int) -> jax.Array:
+  """``[..., R * s, ...] -> [R, ..., s, ...]``."""
+  shape = x.shape
+  split = x.reshape(
+    *shape[:dim], lanes, shape[dim] // lanes, *shape[dim + 1 :]
+  )
+  return jnp.moveaxis(split, dim, 0)

@@ -1,0 +1,265 @@
+"""Partially synchronised tensor parallelism: the residual stream's two doors.
+
+Each tensor rank m has a residual stream of its own, of which the first
+``k = int(p * width)`` channels are *shared* (equal on all ranks) and the rest
+*private*. A block's partial outputs ``y_m`` update it by
+
+    F(y)_m = [ sum_j y_j[..., :k] , s * y_m[..., k:] ]        (the row door)
+
+and the backward is the exact transpose: cotangents stay partial per rank, and
+only F^T, which sums the same k channels, communicates. ``p = 1`` is ordinary
+tensor parallelism with Megatron's backward reductions moved from the column
+door to the row door.
+
+Shared channels are stored once for all lanes of a device, private ones per
+lane. So the shared part of all lanes' column-parallel products is one matrix
+product, and the row-parallel product contracts its shared columns over all
+lanes at once: the local part of the reduction costs nothing.
+
+Source: Lamprecht et al., "Tensor-Parallelism with Partially Synchronized
+Activations" (CAAT-Net), arXiv 2506.19645, and its official code. Deviates in
+one thing: the dtype of the backward reduction is a parameter.
+
+Shape legend: R = lanes, B = batch, T = position, H = width (stream channels),
+K = shared channels, F = features of one rank.
+"""
+
+import dataclasses
+import math
+
+import jax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
+
+from parallel.axes import Axis
+from parallel.collectives import varying, varying_axes
+
+PRIVATE_SCALES = ("none", "init", "forward")
+
+# The name under which remat policies find the reduced activations.
+REDUCED = "reduced"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stream:
+  """A residual stream, or an update of one.
+
+  Attributes:
+    shared: ``[B, T, K]``, equal on all ranks, stored once per device.
+    private: ``[R, B, T, H - K]``, a rank's own.
+  """
+
+  shared: jax.Array
+  private: jax.Array
+
+  @property
+  def width(self) -> int:
+    return self.shared.shape[-1] + self.private.shape[-1]
+
+  def narrow(self, num_shared: int) -> "Stream":
+    """Makes all but the first ``num_shared`` channels private."""
+    if num_shared == self.shared.shape[-1]:
+      return self
+    moved = self.shared[..., num_shared:]
+    moved = jnp.broadcast_to(moved, (self.private.shape[0], *moved.shape))
+    return Stream(
+      self.shared[..., :num_shared],
+      jnp.concatenate([moved, self.private], axis=-1),
+    )
+
+  def __add__(self, update: "Stream") -> "Stream":
+    num_shared = min(self.shared.shape[-1], update.shared.shape[-1])
+    x, y = self.narrow(num_shared), update.narrow(num_shared)
+    return Stream(x.shared + y.shared, x.private + y.private)
+
+  def per_rank(self) -> jax.Array:
+    """``[R, B, T, H]``: each lane's whole stream, for looking at."""
+    return self.narrow(0).private
+
+
+@dataclasses.dataclass(frozen=True)
+class PartialSync:
+  """How a row door synchronises its update.
+
+  Attributes:
+    p: Fraction of the channels that is summed over all ranks, in [0, 1].
+    private_scale: "forward" multiplies private channels by sqrt(ranks), since
+      one rank's partial output stands in for the sum of ``ranks``; "init"
+      leaves that to the initialisation of the weights; "none" does neither.
+    forward_dtype: dtype of the forward reduction; None: the activations'.
+    backward_dtype: dtype of the backward reduction; None: the cotangents'.
+  """
+
+  p: float = 1.0
+  private_scale: str = "forward"
+  forward_dtype: str | None = None
+  backward_dtype: str | None = "float32"
+
+  def __post_init__(self) -> None:
+    if not 0.0 <= self.p <= 1.0:
+      raise ValueError(
+        f"p={self.p} must lie in [0, 1] (config.model.p, p_attention, p_mlp)"
+      )
+    if self.private_scale not in PRIVATE_SCALES:
+      raise ValueError(
+        f"config.model.private_scale={self.private_scale!r} must be one of "
+        f"{', '.join(PRIVATE_SCALES)}"
+      )
+
+  def num_shared(self, width: int) -> int:
+    """k, rounded the same way everywhere; ``int(0.29 * 100)`` is 28."""
+    return int(self.p * width)
+
+  def scale(self, axis: Axis) -> float:
+    """What the row door multiplies private channels by."""
+    return math.sqrt(axis.size) if self.private_scale == "forward" else 1.0
+
+
+def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:
+  """Starts a residual stream from activations equal on all ranks.
+
+  The one full-width backward all-reduce of a block stack happens here: the
+  ranks' partial cotangents are summed.
+
+  Args:
+    x: ``[B, T, H]``, equal on all ranks.
+    axis: The tensor axis.
+    sync: Decides the number of shared channels and the backward's dtype.
+
+  Returns:
+    The stream that every rank starts with.
+  """
+  x = _cast_to_ranks(x, axis.name, sync.backward_dtype)
+  whole = Stream(x, jnp.zeros((axis.lanes, *x.shape[:-1], 0), x.dtype))
+  whole = Stream(x, varying(whole.private, *varying_axes(x)))
+  return whole.narrow(sync.num_shared(x.shape[-1]))
+
+
+def column_parallel(
+  x: Stream, gain: jax.Array, w: jax.Array, eps: float = 1e-5
+) -> jax.Array:
+  """RMSNorm of each rank's own stream, times that rank's columns. Silent.
+
+  The norm's per-token factor commutes with the product, so that
+  ``norm(x) @ w = rstd * ((x * gain) @ w)``, and its shared part is one
+  product for all lanes. Statistics are local, in float32, over all H.
+
+  Args:
+    x: The residual stream.
+    gain: ``[H]``, the norm's gain, one for all ranks.
+    w: ``[R, H, F]``.
+    eps: Added to the mean square.
+
+  Returns:
+    ``[R, B, T, F]`` in the stream's dtype.
+  """
+  dtype = x.private.dtype
+  rstd = lax.rsqrt(_sum_of_squares(x) / x.width + eps)
+  k = x.shared.shape[-1]
+  w = w.astype(dtype)
+  shared = (x.shared * gain[:k]).astype(dtype)
+  private = (x.private * gain[k:]).astype(dtype)
+  if w.shape[0] == 1:  # one lane: one product over both parts
+    both = jnp.concatenate([shared[None], private], axis=-1)
+    y = jnp.einsum("rbth,rhf->rbtf", both, w)
+  else:
+    y = jnp.zeros((), dtype)
+    if k:
+      y = y + jnp.einsum("bth,rhf->rbtf", shared, w[:, :k])
+    if k < x.width:
+      y = y + jnp.einsum("rbth,rhf->rbtf", private, w[:, k:])
+  return (y * rstd[..., None]).astype(dtype)
+
+
+def row_parallel(
+  y: jax.Array, w: jax.Array, axis: Axis, sync: PartialSync
+) -> Stream:
+  """Each rank's rows of a product, summed over ranks on the shared channels.
+
+  Args:
+    y: ``[R, B, T, F]``, rank-local activations.
+    w: ``[R, F, H]``.
+    axis: The tensor axis.
+    sync: What is shared, and how it is reduced.
+
+  Returns:
+    The update of the residual stream.
+  """
+  width = w.shape[-1]
+  k = sync.num_shared(width)
+  w = w.astype(y.dtype)
+  scale = jnp.asarray(sync.scale(axis), y.dtype)
+  if w.shape[0] == 1:  # one lane: one product, then split
+    both = jnp.einsum("rbtf,rfh->rbth", y, w)
+    shared, private = both[0, ..., :k], both[..., k:]
+  else:
+    shared = jnp.einsum("rbtf,rfh->bth", y, w[..., :k])
+    private = jnp.einsum("rbtf,rfh->rbth", y, w[..., k:])
+  if k:
+    shared = _sum_over_ranks(
+      shared, axis.name, sync.forward_dtype, sync.backward_dtype
+    )
+    shared = checkpoint_name(shared, REDUCED)
+  return Stream(shared, private * scale)
+
+
+def _sum_of_squares(x: Stream) -> jax.Array:
+  """``[R, B, T]``, float32: each rank's sum over its H channels."""
+  def sum_squares(part):
+    return jnp.sum(jnp.square(part.astype(jnp.float32)), axis=-1)
+
+  return sum_squares(x.shared) + sum_squares(x.private)
+
+
+def _sum_over_ranks(
+  y: jax.Array,
+  name: str,
+  forward_dtype: str | None,
+  backward_dtype: str | None,
+) -> jax.Array:
+  """All-reduce each way: F on shared channels, and its transpose F^T.
+
+  The result is device-varying by type (the ranks' cotangents of it differ)
+  though equal in value.
+  """
+
+  @jax.custom_vjp
+  def reduce(y):
+    return _psum(y, name, forward_dtype)
+
+  def forward(y):
+    return reduce(y), None
+
+  def backward(_, cotangent):
+    return (_psum(cotangent, name, backward_dtype),)
+
+  reduce.defvjp(forward, backward)
+  return reduce(y)
+
+
+def _cast_to_ranks(
+  x: jax.Array, name: str, backward_dtype: str | None
+) -> jax.Array:
+  """Identity; its transpose sums the ranks' cotangents, in one dtype."""
+
+  @jax.custom_vjp
+  def cast(x):
+    return varying(x, name)
+
+  def forward(x):
+    return cast(x), None
+
+  def backward(_, cotangent):
+    dtype = cotangent.dtype
+    wide = cotangent.astype(backward_dtype or dtype)
+    return (lax.psum(wide, name).astype(dtype),)
+
+  cast.defvjp(forward, backward)
+  return cast(x)
+
+
+def _psum(y: jax.Array, name: str, dtype: str | None) -> jax.Array:
+  total = lax.psum(y.astype(dtype or y.dtype), name)
+  return varying(total.astype(y.dtype), name)

@@ -1,0 +1,539 @@
+"""Ledger of communication: every collective that a lowered program executes.
+
+`collectives` walks the StableHLO module of a `jax.stages.Lowered` and returns
+one `Collective` per operand of each collective operation: kind, mesh axes,
+dtype, shape per device, executions per run of the program and where in the
+model it stands. StableHLO is what the program asks for, before a backend
+widens dtypes, merges or splits collectives.
+
+Rules of counting:
+
+- Calls are followed, so that a function called twice counts twice.
+- A loop multiplies the counts of its body by its trip count, which is known
+  when an integer counter starts at a constant, moves by a constant and is
+  compared with a constant (`lax.scan`, `lax.fori_loop` with Python bounds).
+  Any other loop gives `count=None`: unknown, never guessed.
+- A conditional whose branches communicate alike counts as one of them;
+  otherwise the collectives of all branches are listed with `count=None`.
+- Size-1 axes communicate nothing and are left out of `axes`; the operations
+  that jax emits for them, and those on empty operands, stay listed with zero
+  bytes.
+
+Not seen here: communication that XLA itself adds for axes that are not manual
+in `jax.shard_map` (within a region that is manual over a part of the mesh,
+shapes are those before that partitioning), and remote copies inside kernels.
+
+Source: StableHLO specification, https://openxla.org/stablehlo/spec
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import jax
+import numpy as np
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+Phase = Literal["forward", "backward", "update"]
+
+_KINDS = {
+  "stablehlo.all_reduce": "all_reduce",
+  "stablehlo.all_gather": "all_gather",
+  "stablehlo.reduce_scatter": "reduce_scatter",
+  "stablehlo.all_to_all": "all_to_all",
+  "stablehlo.collective_permute": "permute",
+  "stablehlo.collective_broadcast": "broadcast",
+}
+
+# Operations that continue in another function, and the attribute naming it.
+_CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
+
+# Collectives that jax writes as custom calls, with a layout of their own.
+_OPAQUE = re.compile(
+  r"all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|"
+  r"collective[-_](permute|broadcast)"
+)
+
+_REDUCTIONS = {
+  "stablehlo.maximum": "max",
+  "stablehlo.minimum": "min",
+}
+
+# Parts of a name stack that come from jax and not from the model.
+_STRUCTURE = re.compile(
+  r"|jit(\(.*\))?|pjit|shard_map|while|body|cond|scan|branch_\d+_fun|"
+  r"closed_call|core_call|eval_jaxpr|checkpoint|rematted_computation|remat2?|"
+  r"custom_(jvp|vjp)_call"
+)
+_TRANSFORM = re.compile(r"(jvp|transpose|vmap)\((.*)\)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One operand of a collective operation.
+
+  Attributes:
+    kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"
+      or "broadcast".
+    axes: the mesh axes over which it communicates, in mesh order, without
+      those of size 1. Empty with `group_size` > 1: the devices talk in groups
+      that no set of mesh axes describes.
+    group_size: number of devices in one replica group.
+    dtype: numpy name of the element type, such as "bfloat16".
+    shape: shape of the operand on one device.
+    count: executions per run of the program; None where it is not known.
+    phase: "backward" for what runs in the backward pass, recomputation
+      included; "forward" for the differentiated function otherwise; "update"
+      for the rest of a program that differentiates (gradient reduction,
+      clipping). All of a program that does not differentiate is "forward".
+    rematted: whether it repeats a forward collective in the backward pass.
+    reduction: "add", "max", ...; None where nothing is reduced.
+    where: `jax.named_scope` names from the outermost in, joined by "/".
+  """
+
+  kind: str
+  axes: tuple[str, ...]
+  group_size: int
+  dtype: str
+  shape: tuple[int, ...]
+  count: int | None
+  phase: Phase
+  rematted: bool
+  reduction: str | None
+  where: str
+
+  @property
+  def elements(self) -> int:
+    """Number of elements of the operand on one device."""
+    return math.prod(self.shape)
+
+  @property
+  def bytes(self) -> int:
+    """Operand bytes per device and execution; 0 where nobody else listens.
+
+    Types narrower than a byte count one byte each, unless packed by hand.
+    """
+    if self.group_size == 1:
+      return 0
+    return self.elements * np.dtype(self.dtype).itemsize
+
+  @property
+  def wire_bytes_ring(self) -> float:
+    """Bytes that a device sends per execution under the ring algorithm.
+
+    With n devices in a group and b operand bytes: all-reduce 2(n-1)/n b,
+    all-gather (n-1) b, reduce-scatter and all-to-all (n-1)/n b, permute and
+    broadcast (a pipeline along the ring) b.
+
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective
+    Communication Operations in MPICH", 2005, section 4.
+    """
+    n = self.group_size
+    if self.kind == "all_reduce":
+      return 2 * (n - 1) * self.bytes / n
+    if self.kind == "all_gather":
+      return float((n - 1) * self.bytes)
+    if self.kind in ("reduce_scatter", "all_to_all"):
+      return (n - 1) * self.bytes / n
+    return float(self.bytes)
+
+
+def collectives(
+  lowered: jax.stages.Lowered, mesh: jax.sharding.Mesh
+) -> list[Collective]:
+  """Lists the collectives of a lowered program in program order.
+
+  Args:
+    lowered: what `jax.jit(f).lower(...)` returns.
+    mesh: the mesh that the program was written for; names the axes.
+
+  Returns:
+    One entry per operand of each collective and per call path that leads to
+    it. `merge` joins equal ones.
+
+  Raises:
+    ValueError: if the program was lowered for meshes other than `mesh`.
+    NotImplementedError: if the program holds a collective in a form that the
+      ledger cannot read (explicit asynchronous or ragged ones).
+  """
+  return _Reader(lowered.compiler_ir("stablehlo"), mesh).read()
+
+
+def select(
+  entries: Iterable[Collective],
+  *,
+  kind: str | None = None,
+  axis: str | tuple[str, ...] | None = None,
+  phase: Phase | None = None,
+  dtype: str | None = None,
+  rematted: bool | None = None,
+) -> list[Collective]:
+  """Keeps the entries that agree with every argument given.
+
+  Args:
+    entries: what `collectives` returned.
+    kind: kind to keep.
+    axis: a name keeps what communicates over that axis, alone or with others
+      (so that a reduction over two axes answers to both names); a tuple of
+      names keeps what communicates over exactly these.
+    phase: phase to keep.
+    dtype: numpy name of the dtype to keep.
+    rematted: whether to keep the recomputed ones or the others.
+
+  Returns:
+    The entries kept, in their order.
+  """
+
+  def keep(entry: Collective) -> bool:
+    if isinstance(axis, str) and axis not in entry.axes:
+      return False
+    if isinstance(axis, tuple) and set(axis) != set(entry.axes):
+      return False
+    return (
+      kind in (None, entry.kind)
+      and phase in (None, entry.phase)
+      and dtype in (None, entry.dtype)
+      and rematted in (None, entry.rematted)
+    )
+
+  return [entry for entry in entries if keep(entry)]
+
+
+def total(
+  entries: Iterable[Collective],
+  *,
+  kind: str | None = None,
+  axis: str | tuple[str, ...] | None = None,
+  phase: Phase | None = None,
+  dtype: str | None = None,
+  rematted: bool | None = None,
+) -> int:
+  """Sums operand bytes per device over one run of the program.
+
+  Args:
+    entries: what `collectives` returned.
+    kind: as in `select`; so are `axis`, `phase`, `dtype` and `rematted`.
+    axis: see `select`.
+    phase: see `select`.
+    dtype: see `select`.
+    rematted: see `select`.
+
+  Returns:
+    The sum of `bytes * count` over the selected entries.
+
+  Raises:
+    ValueError: if a selected entry that carries bytes has an unknown count.
+  """
+  selected = select(
+    entries, kind=kind, axis=axis, phase=phase, dtype=dtype, rematted=rematted
+  )
+  unknown = [c for c in selected if c.count is None and c.bytes]
+  if unknown:
+    raise ValueError(
+      f"{len(unknown)} collectives run an unknown number of times (in a loop "
+      "without constant trip count, or in one branch of a conditional), so "
+      f"that there is no total; the first: {unknown[0]}"
+    )
+  return sum(c.bytes * c.count for c in selected if c.count is not None)
+
+
+def merge(entries: Iterable[Collective]) -> list[Collective]:
+  """Joins entries that differ in nothing but their count.
+
+  Args:
+    entries: what `collectives` returned.
+
+  Returns:
+    Distinct entries in order of first appearance, counts added; the sum with
+    an unknown count is unknown.
+  """
+  counts: dict[Collective, int | None] = {}
+  for entry in entries:
+    key = dataclasses.replace(entry, count=None)
+    before = counts.get(key, 0)
+    known = before is not None and entry.count is not None
+    counts[key] = before + entry.count if known else None
+  return [dataclasses.replace(key, count=n) for key, n in counts.items()]
+
+
+class _Reader:
+  """Walks one module; counts are relative to one run of what is walked."""
+
+  def __init__(self, module: ir.Module, mesh: jax.sharding.Mesh):
+    self.sizes = dict(mesh.shape)
+    self.functions: dict[str, ir.Operation] = {}
+    self.meshes: dict[str, dict[str, int]] = {}
+    self.differentiates = False
+    for op in module.body.operations:
+      op = op.operation
+      if op.name == "func.func":
+        self.functions[op.attributes["sym_name"].value] = op
+      elif op.name == "sdy.mesh":
+        axes = stablehlo.MeshAttr(op.attributes["stablehlo.mesh"]).axes
+        axes = map(stablehlo.MeshAxisAttr, axes)
+        name = op.attributes["sym_name"].value
+        self.meshes[name] = {axis.name: axis.size for axis in axes}
+    # The order of axes counts too: it numbers the devices.
+    ours = list(self.sizes.items())
+    if self.meshes and ours not in [list(m.items()) for m in self.meshes.values()]:
+      raise ValueError(
+        f"the program was lowered for the meshes {list(self.meshes.values())}, "
+        f"not for {self.sizes}"
+      )
+    self.axes_of_groups = dict(_groups_of_axes(self.sizes))
+
+  def read(self) -> list[Collective]:
+    entries = self._region(self.functions["main"].regions[0], ())
+    if self.differentiates:
+      return entries
+    return [dataclasses.replace(c, phase="forward") for c in entries]
+
+  def _region(
+    self, region: ir.Region, stacks: tuple[str, ...]
+  ) -> list[Collective]:
+    return [
+      entry
+      for block in region.blocks
+      for op in block.operations
+      for entry in self._operation(op.operation, stacks)
+    ]
+
+  def _operation(
+    self, op: ir.Operation, stacks: tuple[str, ...]
+  ) -> list[Collective]:
+    # Name stacks start anew in a function and in a manual computation.
+    stack = getattr(op.location, "name_str", "")
+    self.differentiates |= "jvp(" in stack
+    if op.name in _KINDS:
+      return self._collective(op, (*stacks, stack))
+    if op.name in _CALLS:
+      callee = self.functions[op.attributes[_CALLS[op.name]].value]
+      return self._region(callee.regions[0], (*stacks, stack))
+    if op.name == "sdy.manual_computation":
+      return self._region(op.regions[0], (*stacks, stack))
+    if op.name == "stablehlo.while":
+      condition, body = (self._region(r, stacks) for r in op.regions)
+      trips = _trip_count(op)
+      checks = None if trips is None else trips + 1
+      return _repeat(condition, checks) + _repeat(body, trips)
+    if op.name in ("stablehlo.case", "stablehlo.if"):
+      return _either([self._region(r, stacks) for r in op.regions])
+    if op.name == "stablehlo.custom_call":
+      target = op.attributes["call_target_name"].value
+      if _OPAQUE.search(target):
+        raise NotImplementedError(
+          f"the ledger cannot read the collective {target!r} at {stack!r}"
+        )
+    return [c for region in op.regions for c in self._region(region, stacks)]
+
+  def _collective(
+    self, op: ir.Operation, stacks: tuple[str, ...]
+  ) -> list[Collective]:
+    if "source_target_pairs" in op.attributes:
+      axes, group_size = self._axes_of_pairs(op)
+    else:
+      axes, group_size = self._axes_of_replica_groups(op)
+    path = "/".join(stacks)
+    rematted = "rematted_computation" in path
+    phase: Phase = "forward" if "jvp(" in path else "update"
+    if rematted or "transpose(" in path:
+      phase = "backward"
+    return [
+      Collective(
+        kind=_KINDS[op.name],
+        axes=axes,
+        group_size=group_size,
+        dtype=_dtype_name(operand.type.element_type),
+        shape=tuple(operand.type.shape),
+        count=1,
+        phase=phase,
+        rematted=rematted,
+        reduction=_reduction(op),
+        where=_readable(path),
+      )
+      for operand in op.operands
+    ]
+
+  def _axes_of_replica_groups(
+    self, op: ir.Operation
+  ) -> tuple[tuple[str, ...], int]:
+    """jax 0.10 numbers the devices of each group, jax 0.12 names mesh axes."""
+    groups = op.attributes["replica_groups"]
+    if isinstance(groups, ir.DenseIntElementsAttr):
+      sets = frozenset(
+        frozenset(int(i) for i in row if i >= 0) for row in np.array(groups)
+      )
+      return self.axes_of_groups.get(sets, ()), max(map(len, sets), default=1)
+    groups = stablehlo.ReplicaGroupMeshAxesAttr(groups)
+    sizes = self.meshes[ir.FlatSymbolRefAttr(groups.mesh).value]
+    refs = [stablehlo.AxisRefAttr(axis) for axis in groups.axes]
+    parts = [ref.sub_axis_info for ref in refs]
+    group_size = math.prod(
+      stablehlo.SubAxisInfoAttr(part).size if part else sizes[ref.name]
+      for ref, part in zip(refs, parts, strict=True)
+    )
+    names = {ref.name for ref in refs}
+    if any(parts) or any(self.sizes.get(n) != sizes[n] for n in names):
+      return (), group_size
+    return tuple(n for n, s in self.sizes.items() if n in names and s > 1), (
+      group_size
+    )
+
+  def _axes_of_pairs(self, op: ir.Operation) -> tuple[tuple[str, ...], int]:
+    """The axes along which a source and its target have different places."""
+    pairs = np.array(op.attributes["source_target_pairs"]).reshape(-1, 2)
+    if pairs.size and pairs.max() >= math.prod(self.sizes.values()):
+      return (), len(np.unique(pairs))
+    places = np.stack(np.unravel_index(pairs, tuple(self.sizes.values())))
+    moves = (places[..., 0] != places[..., 1]).any(axis=-1)
+    axes = tuple(itertools.compress(self.sizes, moves))
+    return axes, math.prod(self.sizes[name] for name in axes)
+
+
+def _groups_of_axes(
+  sizes: dict[str, int],
+) -> Iterator[tuple[frozenset[frozenset[int]], tuple[str, ...]]]:
+  """Yields each set of mesh axes, after the replica groups that it makes."""
+  devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+  dims = [dim for dim, size in enumerate(sizes.values()) if size > 1]
+  for chosen in itertools.chain.from_iterable(
+    itertools.combinations(dims, n) for n in range(len(dims) + 1)
+  ):
+    last = range(devices.ndim - len(chosen), devices.ndim)
+    group_size = math.prod(devices.shape[dim] for dim in chosen)
+    rows = np.moveaxis(devices, chosen, tuple(last)).reshape(-1, group_size)
+    groups = frozenset(frozenset(row) for row in rows.tolist())
+    yield groups, tuple(list(sizes)[dim] for dim in chosen)
+
+
+def _repeat(entries: Sequence[Collective], trips: int | None):
+  """Entries of a region that runs `trips` times."""
+  return [
+    dataclasses.replace(
+      c, count=None if None in (c.count, trips) else c.count * trips
+    )
+    for c in entries
+  ]
+
+
+def _either(branches: Sequence[Sequence[Collective]]) -> list[Collective]:
+  """Entries of a conditional, of which one branch runs."""
+  contents = [
+    collections.Counter(dataclasses.replace(c, where="") for c in branch)
+    for branch in branches
+  ]
+  if all(content == contents[0] for content in contents):
+    return list(branches[0])
+  return _repeat(list(itertools.chain.from_iterable(branches)), None)
+
+
+def _trip_count(loop: ir.Operation) -> int | None:
+  """Trips of a while loop that counts between constants, else None."""
+  condition, body = (region.blocks[0] for region in loop.regions)
+  new_values = list(body.operations)[-1].operands
+
+  def constant(value: ir.Value) -> np.integer | None:
+    if isinstance(value, ir.BlockArgument):
+      n = value.arg_number
+      if value.owner not in (condition, body):
+        return None
+      unchanged = new_values[n] == body.arguments[n]
+      return constant(loop.operands[n]) if unchanged else None
+    attributes = value.owner.attributes
+    if value.owner.name != "stablehlo.constant":
+      return None
+    if not isinstance(attributes["value"], ir.DenseIntElementsAttr):
+      return None
+    number = np.array(attributes["value"])
+    return number[()] if number.ndim == 0 else None
+
+  def step(value: ir.Value, counter: ir.Value) -> int | None:
+    if isinstance(value, ir.BlockArgument):
+      return None
+    op = value.owner
+    if op.name not in ("stablehlo.add", "stablehlo.subtract"):
+      return None
+    left, right = op.operands
+    if op.name == "stablehlo.add" and right == counter:
+      left, right = right, left
+    size = constant(right)
+    if left != counter or size is None:
+      return None
+    return int(size) if op.name == "stablehlo.add" else -int(size)
+
+  test = list(condition.operations)[-1].operands[0]
+  if isinstance(test, ir.BlockArgument):
+    return None
+  if test.owner.name != "stablehlo.compare":
+    return None
+  direction = stablehlo.ComparisonDirectionAttr(
+    test.owner.attributes["comparison_direction"]
+  ).value
+  counter, bound = test.owner.operands
+  if constant(counter) is not None:
+    counter, bound = bound, counter
+    direction = direction.translate(str.maketrans("LG", "GL"))
+  if not isinstance(counter, ir.BlockArgument) or counter.owner != condition:
+    return None
+  n = counter.arg_number
+  first, last = constant(loop.operands[n]), constant(bound)
+  by = step(new_values[n], body.arguments[n])
+  if first is None or last is None or by is None:
+    return None
+  trips = _trips(direction, int(first), int(last), by)
+  if trips is None:
+    return None
+  limits = np.iinfo(first.dtype)
+  stays = limits.min <= int(first) + trips * by <= limits.max
+  return trips if stays else None
+
+
+def _trips(direction: str, first: int, last: int, by: int) -> int | None:
+  """Trips of `while first <direction> last: first += by`; None if endless."""
+  if direction in ("GT", "GE"):
+    first, last, by = -first, -last, -by
+  elif direction not in ("LT", "LE"):
+    return None
+  if direction.endswith("E"):
+    last += 1
+  if first >= last:
+    return 0
+  return -((first - last) // by) if by > 0 else None
+
+
+def _reduction(op: ir.Operation) -> str | None:
+  if not op.regions:
+    return None
+  *body, _ = op.regions[0].blocks[0].operations
+  if len(body) != 1:
+    return "custom"
+  name = body[0].operation.name
+  return _REDUCTIONS.get(name, name.removeprefix("stablehlo."))
+
+
+def _dtype_name(element_type: ir.Type) -> str:
+  """The numpy name of an MLIR type: bf16 is bfloat16, ui8 is uint8."""
+  name = str(element_type)
+  if name == "i1":
+    return "bool"
+  if name.startswith("complex"):
+    return {"complex<f32>": "complex64", "complex<f64>": "complex128"}[name]
+  letters, bits, variant = re.fullmatch(r"([a-z]+)(\d+)(\w*)", name).groups()
+  stem = {"f": "float", "bf": "bfloat", "i": "int", "ui": "uint"}[letters]
+  return stem + bits + (f"_{variant.lower()}" if variant else "")
+
+
+def _readable(path: str) -> str:
+  """The named scopes in a name stack that ends with its primitive."""
+  names = []
+  for name in path.split("/")[:-1]:
+    while match := _TRANSFORM.fullmatch(name):
+      name = match[2]
+    if not _STRUCTURE.fullmatch(name):
+      names.append(name)
+  return "/".join(names)
