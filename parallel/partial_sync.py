@@ -131,7 +131,8 @@ def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:
   Returns:
     The stream that every rank starts with.
   """
-  x = _cast_to_ranks(x, axis.name, sync.backward_dtype)
+  with jax.named_scope("stack_entry"):
+    x = _cast_to_ranks(x, axis.name, sync.backward_dtype)
   whole = Stream(x, jnp.zeros((axis.lanes, *x.shape[:-1], 0), x.dtype))
   whole = Stream(x, varying(whole.private, *varying_axes(x)))
   return whole.narrow(sync.num_shared(x.shape[-1]))

@@ -69,6 +69,7 @@ class TransformerConfig:
     attention: See ``attention.attention``; not "auto".
     init_std: Standard deviation of all matrices; output projections are
       smaller by sqrt(2 layers), as in GPT-2 and Megatron-LM.
+    unroll: Layers per iteration of the scan.
   """
 
   vocab_size: int
@@ -85,6 +86,7 @@ class TransformerConfig:
   remat: str = "none"
   attention: str = "xla"
   init_std: float = 0.02
+  unroll: int = 1
 
   def __post_init__(self) -> None:
     _check(self.num_heads, "num_heads", self.num_kv_heads, "num_kv_heads")
@@ -317,7 +319,7 @@ class Transformer(nnx.Module):
       if stop - start < config.num_layers:
         chosen = jax.tree.map(lambda p: p[start:stop], params)  # noqa: B023
       with jax.named_scope("blocks"):
-        x, _ = lax.scan(body, x, chosen)
+        x, _ = lax.scan(body, x, chosen, unroll=config.unroll)
     return x
 
   def logits(self, x: Stream) -> jax.Array:

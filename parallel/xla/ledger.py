@@ -274,13 +274,12 @@ class _Reader:
       if op.name == "func.func":
         self.functions[op.attributes["sym_name"].value] = op
       elif op.name == "sdy.mesh":
-        axes = stablehlo.MeshAttr(op.attributes["stablehlo.mesh"]).axes
-        axes = map(stablehlo.MeshAxisAttr, axes)
         name = op.attributes["sym_name"].value
-        self.meshes[name] = {axis.name: axis.size for axis in axes}
+        self.meshes[name] = _mesh_sizes(op.attributes["stablehlo.mesh"])
     # The order of axes counts too: it numbers the devices.
     ours = list(self.sizes.items())
-    if self.meshes and ours not in [list(m.items()) for m in self.meshes.values()]:
+    theirs = [list(m.items()) for m in self.meshes.values()]
+    if theirs and ours not in theirs:
       raise ValueError(
         f"the program was lowered for the meshes {list(self.meshes.values())}, "
         f"not for {self.sizes}"
@@ -393,6 +392,15 @@ class _Reader:
     moves = (places[..., 0] != places[..., 1]).any(axis=-1)
     axes = tuple(itertools.compress(self.sizes, moves))
     return axes, math.prod(self.sizes[name] for name in axes)
+
+
+def _mesh_sizes(mesh: ir.Attribute) -> dict[str, int]:
+  """Axis sizes; a typed attribute from jax 0.12 on, a dictionary before."""
+  if isinstance(mesh, ir.DictAttr):
+    axes = [ir.DictAttr(axis) for axis in ir.ArrayAttr(mesh["axes"])]
+    return {axis["name"].value: axis["size"].value for axis in axes}
+  axes = [stablehlo.MeshAxisAttr(a) for a in stablehlo.MeshAttr(mesh).axes]
+  return {axis.name: axis.size for axis in axes}
 
 
 def _groups_of_axes(

@@ -1,0 +1,281 @@
+"""From a config to objects: the last place that knows ml_collections.
+
+Everything below this file takes frozen dataclasses.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from caatnet.data import pipeline, sources
+from caatnet.models import attention
+from caatnet.models.transformer import TransformerConfig
+from caatnet.train.state import Program, TrainState, init_state
+from caatnet.train.step import make_train_step
+from parallel.axes import assign_devices, make_mesh
+from parallel.partial_sync import PartialSync
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class DataOptions:
+  """See ``config.data``; ``batch_size`` counts sequences per step."""
+
+  path: str
+  seq_len: int
+  batch_size: int
+  validation_percent: float
+  validation_windows: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainOptions:
+  """See ``config.train``; all counts are steps."""
+
+  num_steps: int
+  accumulation: int
+  log_every: int
+  eval_every: int
+  checkpoint_every: int
+  keep_checkpoints: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """A config turned into objects on a mesh.
+
+  Attributes:
+    config: The whole config as plain data, for ``config.json``.
+    program: Model and mesh.
+    optimizer: Works on each rank's slice.
+    schedule: Step -> learning rate.
+    clip_norm: Largest gradient norm.
+    data: What to read.
+    train: How long, and how often what.
+    seed: Decides parameters and order of the data.
+  """
+
+  config: dict[str, Any]
+  program: Program
+  optimizer: optax.GradientTransformation
+  schedule: optax.Schedule
+  clip_norm: float
+  data: DataOptions
+  train: TrainOptions
+  seed: int
+
+  def corpus(self) -> sources.Corpus:
+    """Reads the text."""
+    return sources.load_corpus(self.data.path, self.data.validation_percent)
+
+  def batches(self, corpus: sources.Corpus) -> Any:
+    """The endless iterator over training batches, from its start."""
+    return pipeline.train_batches(
+      corpus,
+      seq_len=self.data.seq_len,
+      batch_size=self.data.batch_size,
+      seed=self.seed,
+    )
+
+  def validation(self, corpus: sources.Corpus) -> np.ndarray:
+    """int ``[windows, T + 1]``: what every evaluation reads."""
+    return pipeline.validation_windows(
+      corpus,
+      seq_len=self.data.seq_len,
+      num_windows=self.data.validation_windows,
+    )
+
+  @property
+  def batch_shape(self) -> tuple[int, int, int]:
+    """``[data shards, batch per shard, T + 1]``."""
+    shards = self.program.data.size
+    return shards, self.data.batch_size // shards, self.data.seq_len + 1
+
+  def init_state(self) -> TrainState:
+    """The state before the first step."""
+    return init_state(self.program, self.optimizer, self.seed)
+
+  def abstract_state(self) -> TrainState:
+    """Shapes, dtypes and shardings of the training state."""
+    shardings = self.program.shardings(
+      self.program.state_specs(self.optimizer)
+    )
+    shapes = jax.eval_shape(self.init_state)
+    return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      shapes,
+      shardings,
+    )
+
+  def lower_step(self) -> jax.stages.Lowered:
+    """The very training step that runs, lowered without any data."""
+    step = make_train_step(
+      self.program, self.optimizer, self.clip_norm, self.train.accumulation
+    )
+    tokens = jax.ShapeDtypeStruct(
+      self.batch_shape,
+      jnp.int32,
+      sharding=self.program.shardings(self.program.batch_spec),
+    )
+    return step.lower(self.abstract_state(), tokens)
+
+
+def build(
+  config: ml_collections.ConfigDict,
+  requested_mesh: Mapping[str, int] | None = None,
+  devices: list[jax.Device] | None = None,
+) -> Experiment:
+  """Checks a config and builds what it describes.
+
+  Args:
+    config: As ``configs/caatnet/base.py`` has it.
+    requested_mesh: Devices per axis (``--mesh``); None chooses.
+    devices: Devices to use; all of this machine's by default.
+
+  Returns:
+    The experiment, nothing of it run yet.
+
+  Raises:
+    ValueError: A value that does not fit, with its key and what would.
+  """
+  devices = devices or jax.devices()
+  sizes = {"data": config.parallel.data, "tensor": config.parallel.tensor}
+  for name, size in sizes.items():
+    _positive(f"config.parallel.{name}", size)
+  axes = assign_devices(sizes, len(devices), requested_mesh)
+  model = _model_config(config.model, devices[0].platform)
+  data = DataOptions(**config.data)
+  train = TrainOptions(**config.train)
+  _check_batch(data, train, axes["data"].size)
+  program = Program(
+    model, axes["data"], axes["tensor"], make_mesh(axes, devices)
+  )
+  schedule = _schedule(config.optimizer, train.num_steps)
+  return Experiment(
+    config=json.loads(config.to_json()),
+    program=program,
+    optimizer=_optimizer(config.optimizer, schedule, program),
+    schedule=schedule,
+    clip_norm=config.optimizer.clip_norm,
+    data=data,
+    train=train,
+    seed=config.seed,
+  )
+
+
+def from_dict(
+  config: dict[str, Any], requested_mesh: Mapping[str, int] | None = None
+) -> Experiment:
+  """Builds from the plain data of a run's ``config.json``."""
+  return build(ml_collections.ConfigDict(config), requested_mesh)
+
+
+def _model_config(
+  model: ml_collections.ConfigDict, platform: str
+) -> TransformerConfig:
+  fields = dict(model)
+  for key in ("vocab_size", "width", "num_layers", "num_heads",
+              "num_kv_heads", "ffn_width", "unroll"):
+    _positive(f"config.model.{key}", fields[key])
+  _one_of("config.model.dtype", model.dtype, DTYPES)
+  for key in ("forward_dtype", "backward_dtype"):
+    _one_of(f"config.model.{key}", fields[key], ("", *DTYPES))
+  _one_of(
+    "config.model.attention", model.attention, attention.IMPLEMENTATIONS
+  )
+
+  def syncs(key: str) -> list[PartialSync]:
+    values = fields.pop(key) or (model.p,)
+    values = tuple(values) * (model.num_layers if len(values) == 1 else 1)
+    if len(values) != model.num_layers:
+      raise ValueError(
+        f"config.model.{key} has {len(values)} values; give none, one, or "
+        f"config.model.num_layers={model.num_layers}"
+      )
+    return [
+      PartialSync(
+        float(p),
+        model.private_scale,
+        model.forward_dtype or None,
+        model.backward_dtype or None,
+      )
+      for p in values
+    ]
+
+  doors = tuple(zip(syncs("p_attention"), syncs("p_mlp"), strict=True))
+  for key in ("p", "private_scale", "forward_dtype", "backward_dtype"):
+    del fields[key]
+  fields["attention"] = attention.resolve(
+    model.attention, platform, model.dtype
+  )
+  return TransformerConfig(syncs=doors, **fields)
+
+
+def _schedule(
+  optimizer: ml_collections.ConfigDict, num_steps: int
+) -> optax.Schedule:
+  if not 0 <= optimizer.warmup_steps < num_steps:
+    raise ValueError(
+      f"config.optimizer.warmup_steps={optimizer.warmup_steps} must lie in "
+      f"[0, config.train.num_steps={num_steps})"
+    )
+  peak = optimizer.learning_rate
+  return optax.warmup_cosine_decay_schedule(
+    init_value=0.0 if optimizer.warmup_steps else peak,
+    peak_value=peak,
+    warmup_steps=optimizer.warmup_steps,
+    decay_steps=num_steps,
+    end_value=peak * optimizer.final_fraction,
+  )
+
+
+def _optimizer(
+  config: ml_collections.ConfigDict,
+  schedule: optax.Schedule,
+  program: Program,
+) -> optax.GradientTransformation:
+  matrices = jax.tree.map(
+    lambda spec: program.tensor.name in spec,
+    program.specs,
+    is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec),
+  )
+  return optax.adamw(
+    schedule,
+    b1=config.beta_1,
+    b2=config.beta_2,
+    eps=config.eps,
+    weight_decay=config.weight_decay,
+    mask=matrices,
+  )
+
+
+def _check_batch(data: DataOptions, train: TrainOptions, shards: int) -> None:
+  for key in ("seq_len", "batch_size"):
+    _positive(f"config.data.{key}", getattr(data, key))
+  for field in dataclasses.fields(train):
+    _positive(f"config.train.{field.name}", getattr(train, field.name))
+  unit = shards * train.accumulation
+  if data.batch_size % unit:
+    raise ValueError(
+      f"config.data.batch_size={data.batch_size} must be a multiple of "
+      f"config.parallel.data x config.train.accumulation = {unit}"
+    )
+
+
+def _positive(key: str, value: int) -> None:
+  if value < 1:
+    raise ValueError(f"{key}={value} must be at least 1")
+
+
+def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
+  if value not in allowed:
+    names = ", ".join(repr(a) for a in allowed)
+    raise ValueError(f"{key}={value!r} must be one of {names}")

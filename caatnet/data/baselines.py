@@ -1,0 +1,97 @@
+"""What simple models of text reach on the bytes that a model is judged on.
+
+The unigram and bigram models count bytes in the training text, with one
+added to every count (Laplace smoothing, so that no byte has probability 0).
+xz sees the validation bytes alone and pays for its own header.
+"""
+
+import dataclasses
+import lzma
+import math
+
+import numpy as np
+
+_NUM_BYTES = 256
+_CHUNK_SIZE = 1 << 22  # bounds the memory of the 64-bit pair indices
+
+
+@dataclasses.dataclass(frozen=True)
+class Baselines:
+  """Losses on the same targets, in nats per byte; bits are nats / ln 2.
+
+  Attributes:
+    unigram: cross-entropy of byte frequencies.
+    bigram: cross-entropy of byte frequencies given the byte before.
+    xz: compressed size.
+  """
+
+  unigram: float
+  bigram: float
+  xz: float
+
+
+def text_baselines(train: np.ndarray, windows: np.ndarray) -> Baselines:
+  """Computes all baselines.
+
+  Args:
+    train: uint8 [num_train_bytes], the text to count in.
+    windows: int [N, seq_len + 1], the windows to judge on; [:, 1:] are the
+      targets.
+
+  Returns:
+    The losses, in nats per byte.
+  """
+  return Baselines(
+    unigram=unigram_loss(train, windows),
+    bigram=bigram_loss(train, windows),
+    xz=xz_bits_per_byte(windows) * math.log(2),
+  )
+
+
+def unigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
+  """Cross-entropy of add-one smoothed byte frequencies.
+
+  Args:
+    train: uint8 [num_train_bytes], the text to count in.
+    windows: int [N, seq_len + 1], the windows to judge on.
+
+  Returns:
+    The mean over the targets, in nats per byte.
+  """
+  counts = np.bincount(train, minlength=_NUM_BYTES) + 1
+  log_probs = np.log(counts / counts.sum())
+  return -float(np.mean(log_probs[windows[:, 1:]]))
+
+
+def bigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
+  """Cross-entropy of add-one smoothed byte frequencies given the byte before.
+
+  Args:
+    train: uint8 [num_train_bytes], the text to count in.
+    windows: int [N, seq_len + 1], the windows to judge on.
+
+  Returns:
+    The mean over the targets, in nats per byte.
+  """
+  counts = np.ones(_NUM_BYTES * _NUM_BYTES, np.int64)
+  for start in range(0, len(train) - 1, _CHUNK_SIZE):
+    chunk = train[start : start + _CHUNK_SIZE + 1].astype(np.int64)
+    pairs = chunk[:-1] * _NUM_BYTES + chunk[1:]
+    counts += np.bincount(pairs, minlength=counts.size)
+  counts = counts.reshape(_NUM_BYTES, _NUM_BYTES)
+  log_probs = np.log(counts / counts.sum(axis=1, keepdims=True))
+  return -float(np.mean(log_probs[windows[:, :-1], windows[:, 1:]]))
+
+
+def xz_bits_per_byte(windows: np.ndarray) -> float:
+  """Size of the targets, one window after the other, compressed by xz -9e.
+
+  Args:
+    windows: int [N, seq_len + 1], the windows to judge on.
+
+  Returns:
+    Compressed bits per byte.
+  """
+  targets = windows[:, 1:].astype(np.uint8).tobytes()
+  compressed = lzma.compress(targets, preset=9 | lzma.PRESET_EXTREME)
+  return 8 * len(compressed) / len(targets)

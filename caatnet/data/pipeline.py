@@ -1,0 +1,121 @@
+"""Training batches and validation windows over a corpus of bytes.
+
+A window is seq_len + 1 consecutive bytes: the inputs are its first seq_len,
+the targets its last. Batches are global: every process draws the same ones,
+whatever the numbers of devices and lanes, and keeps its share.
+"""
+
+import grain
+import numpy as np
+
+from caatnet.data import sources
+
+
+class _Windows:
+  """Random access to windows that start seq_len apart.
+
+  Each byte after the first is the target of at most one window; fewer than
+  seq_len bytes at the end are the target of none.
+  """
+
+  def __init__(self, text: np.ndarray, seq_len: int):
+    self._text = text
+    self._seq_len = seq_len
+
+  def __len__(self) -> int:
+    return (len(self._text) - 1) // self._seq_len
+
+  def __getitem__(self, index: int) -> np.ndarray:
+    start = index * self._seq_len
+    return self._text[start : start + self._seq_len + 1].astype(np.int32)
+
+
+def train_batches(
+  corpus: sources.Corpus, *, seq_len: int, batch_size: int, seed: int
+) -> grain.DatasetIterator[np.ndarray]:
+  """Iterates over shuffled training batches without end.
+
+  Each epoch holds every window once, in an order of its own. A batch may
+  hold the last windows of one epoch and the first of the next.
+
+  Args:
+    corpus: the text.
+    seq_len: tokens per sequence.
+    batch_size: sequences per batch, over all data ranks.
+    seed: decides the order, together with nothing but the text's length.
+
+  Returns:
+    An iterator of int32 [batch_size, seq_len + 1]. Its get_state() is
+    JSON-serializable and counts the batches that were returned, no others;
+    set_state() continues after them.
+
+  Raises:
+    ValueError: a size is not positive, the seed is out of range, or the text
+      is too short for one batch.
+  """
+  _check_positive(seq_len=seq_len, batch_size=batch_size)
+  if not 0 <= seed < 2**32:
+    raise ValueError(f"config.seed={seed} must be from 0 to {2**32 - 1}")
+  needed = batch_size * seq_len + 1
+  if len(corpus.train) < needed:
+    raise ValueError(
+      f"config.data.path: {corpus.name} has {len(corpus.train)} training "
+      f"bytes, but config.data.batch_size={batch_size} and "
+      f"config.data.seq_len={seq_len} need {needed} for one batch"
+    )
+  # grain shuffles epoch e with the seed plus e: without the hash, run 1 would
+  # begin with the second epoch of run 0.
+  shuffle_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+  dataset = (
+    grain.MapDataset.source(_Windows(corpus.train, seq_len))
+    .shuffle(shuffle_seed)
+    .repeat()
+    .batch(batch_size)
+    # Copying a few windows is cheaper than handing them between threads.
+    .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+  )
+  return iter(dataset)
+
+
+def validation_windows(
+  corpus: sources.Corpus, *, seq_len: int, num_windows: int
+) -> np.ndarray:
+  """Takes windows at even distances from the validation text.
+
+  Args:
+    corpus: the text.
+    seq_len: tokens per sequence.
+    num_windows: how many; all of them where it is 0 or there are fewer.
+
+  Returns:
+    int32 [N, seq_len + 1], in text order. No byte is a target twice.
+
+  Raises:
+    ValueError: a size is negative, or the text is too short for one window.
+  """
+  _check_positive(seq_len=seq_len)
+  if num_windows < 0:
+    raise ValueError(
+      f"config.data.validation_windows={num_windows} must be positive, or 0 "
+      "for all windows"
+    )
+  windows = _Windows(corpus.validation, seq_len)
+  num_bytes, num_found = len(corpus.validation), len(windows)
+  if num_found < 1:
+    raise ValueError(
+      f"config.data.path: {corpus.name} has {num_bytes} validation bytes, but "
+      f"config.data.seq_len={seq_len} needs {seq_len + 1} for one window; "
+      "config.data.validation_percent sets their share"
+    )
+  if num_windows == 0 or num_windows >= num_found:
+    return np.stack([windows[i] for i in range(num_found)])
+  last_start = num_bytes - (seq_len + 1)
+  starts = np.arange(num_windows) * last_start // max(num_windows - 1, 1)
+  indices = starts[:, None] + np.arange(seq_len + 1)
+  return corpus.validation[indices].astype(np.int32)
+
+
+def _check_positive(**sizes: int) -> None:
+  for key, size in sizes.items():
+    if size < 1:
+      raise ValueError(f"config.data.{key}={size} must be at least 1")

@@ -1,0 +1,247 @@
+"""Text corpora as bytes, split by document into train and validation.
+
+The split is decided by a hash of each document's content alone: it depends
+on neither a seed nor a path, identical documents never straddle it, and a
+document stays on its side when others are added.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import sysconfig
+from typing import NoReturn
+
+import numpy as np
+
+SEPARATOR = b"\0"
+PIECE_SIZE_BYTES = 16 * 1024
+
+_SUFFIXES = (".txt", ".jsonl")
+_EXCLUDED_FOLDERS = frozenset((
+  "site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test",
+))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+  """A text corpus as two byte arrays.
+
+  Attributes:
+    name: what was read, for people.
+    sha256: hex digest of every (relative path, content) that was read.
+    train: uint8 [num_train_bytes], the documents joined by byte 0.
+    validation: uint8 [num_validation_bytes], likewise.
+    num_train_documents: non-empty documents in `train`.
+    num_validation_documents: non-empty documents in `validation`.
+  """
+
+  name: str
+  sha256: str
+  train: np.ndarray
+  validation: np.ndarray
+  num_train_documents: int
+  num_validation_documents: int
+
+
+def load_corpus(path: str, validation_percent: float) -> Corpus:
+  """Reads a corpus and splits it by document.
+
+  Args:
+    path: a .txt or .jsonl file, or a folder of them (searched recursively).
+      A .txt file is one document, unless it is the only file: then it is cut
+      into pieces of at most 16 KiB at line ends. Each line of a .jsonl file
+      is an object whose "text" is one document. Empty: the Python files of
+      the standard library of this interpreter, without its tests.
+    validation_percent: expected percentage of the documents in validation,
+      above 0 and below 100.
+
+  Returns:
+    The corpus; its documents are in the order of their relative paths.
+
+  Raises:
+    ValueError: the text cannot be read, is empty or binary, or a side of the
+      split would be empty. One line that names the config key.
+  """
+  if not 0 < validation_percent < 100:
+    raise ValueError(
+      f"config.data.validation_percent={validation_percent} must be above 0 "
+      "and below 100"
+    )
+  if path:
+    name = os.path.basename(os.path.abspath(os.path.expanduser(path)))
+    sha256, documents = _read_path(path)
+  else:
+    name = f"python-{platform.python_version()}-stdlib"
+    sha256, documents = _read_stdlib()
+  documents = [document for document in documents if document]
+  if not documents:
+    raise ValueError(f"config.data.path={path!r} is empty: no text in it")
+
+  places = [100 * _split_place(document) for document in documents]
+  train = [d for d, x in zip(documents, places) if x >= validation_percent]
+  validation = [d for d, x in zip(documents, places) if x < validation_percent]
+  if not train or not validation:
+    low, high = min(places), max(places)
+    side = "validation" if train else "training"
+    advice = (
+      f"values above {low:.4g} and up to {high:.4g} work"
+      if low < high else "no value works for one distinct document"
+    )
+    raise ValueError(
+      f"config.data.validation_percent={validation_percent} leaves no {side} "
+      f"text: config.data.path={path!r} has {len(documents)} documents; "
+      f"{advice}"
+    )
+  return Corpus(
+    name=name,
+    sha256=sha256,
+    train=np.frombuffer(SEPARATOR.join(train), np.uint8),
+    validation=np.frombuffer(SEPARATOR.join(validation), np.uint8),
+    num_train_documents=len(train),
+    num_validation_documents=len(validation),
+  )
+
+
+def _split_place(document: bytes) -> float:
+  """A document's place in [0, 1), uniform over contents."""
+  digest = hashlib.sha256(document).digest()
+  return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+
+
+def _content_sha256(files: Sequence[tuple[str, bytes]]) -> str:
+  digest = hashlib.sha256()
+  for name, content in files:
+    for part in (os.fsencode(name), content):
+      # The length keeps apart what would read the same once joined.
+      digest.update(len(part).to_bytes(8, "big"))
+      digest.update(part)
+  return digest.hexdigest()
+
+
+def _find_files(
+  root: pathlib.Path,
+  suffixes: Sequence[str],
+  excluded: frozenset[str] = frozenset(),
+) -> list[str]:
+  """Relative posix paths below `root`, sorted."""
+  names = []
+  for folder, subfolders, files in os.walk(root, onerror=_raise_unreadable):
+    subfolders[:] = [x for x in subfolders if x not in excluded]
+    relative = pathlib.Path(folder).relative_to(root)
+    names += [
+      (relative / x).as_posix()
+      for x in files if pathlib.Path(x).suffix.lower() in suffixes
+    ]
+  return sorted(names)
+
+
+def _read_stdlib() -> tuple[str, list[bytes]]:
+  root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+  names = _find_files(root, (".py",), _EXCLUDED_FOLDERS)
+  if not names:
+    raise ValueError(
+      f"config.data.path='' reads the Python standard library, but {root} "
+      "has no .py files; name a .txt or .jsonl file or folder"
+    )
+  files = [(name, _read_bytes(root / name)) for name in names]
+  return _content_sha256(files), [content for _, content in files]
+
+
+def _read_path(path: str) -> tuple[str, list[bytes]]:
+  root = pathlib.Path(os.path.expanduser(path))
+  if os.path.isdir(root):
+    names = _find_files(root, _SUFFIXES)
+    if not names:
+      what = "has no .txt or .jsonl files" if any(root.iterdir()) else "is empty"
+      raise ValueError(f"config.data.path={path!r} is a folder that {what}")
+  elif not os.path.exists(root):
+    raise ValueError(f"config.data.path={path!r} does not exist")
+  elif root.suffix.lower() not in _SUFFIXES or not root.is_file():
+    raise ValueError(
+      f"config.data.path={path!r} must be a .txt file, a .jsonl file or a "
+      "folder of them"
+    )
+  else:
+    root, names = root.parent, [root.name]
+
+  files = [(name, _read_bytes(root / name)) for name in names]
+  documents = []
+  for name, content in files:
+    _check_text(root / name, content)
+    if name.lower().endswith(".jsonl"):
+      documents += _jsonl_documents(root / name, content)
+    elif len(files) == 1:
+      documents += _pieces(content)
+    else:
+      documents.append(content)
+  return _content_sha256(files), documents
+
+
+def _read_bytes(file: pathlib.Path) -> bytes:
+  try:
+    return file.read_bytes()
+  except OSError as error:
+    _raise_unreadable(error)
+
+
+def _raise_unreadable(error: OSError) -> NoReturn:
+  raise ValueError(
+    f"config.data.path: cannot read {error.filename}: {error.strerror}"
+  ) from error
+
+
+def _check_text(file: pathlib.Path, content: bytes) -> None:
+  place = content.find(SEPARATOR)
+  if place >= 0:
+    raise ValueError(
+      f"config.data.path: {file} is binary: NUL byte at offset {place}"
+    )
+  try:
+    content.decode("utf-8")
+  except UnicodeDecodeError as error:
+    raise ValueError(
+      f"config.data.path: {file} is binary: not UTF-8 at offset {error.start}"
+    ) from error
+
+
+def _jsonl_documents(file: pathlib.Path, content: bytes) -> Iterator[bytes]:
+  # Lines end at \n only: JSON strings may hold other Unicode line ends.
+  lines = content.decode("utf-8-sig").split("\n")
+  for number, line in enumerate(lines, start=1):
+    if not line.strip():
+      continue
+    where = f"config.data.path: {file}:{number}"
+    try:
+      record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+      raise ValueError(f"{where}: not valid JSON: {error}") from error
+    text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(text, str):
+      raise ValueError(f'{where}: not an object with a string "text" field')
+    try:
+      document = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+      raise ValueError(f'{where}: "text" is not valid Unicode') from error
+    if SEPARATOR in document:
+      raise ValueError(f'{where}: "text" is binary: it has a NUL character')
+    yield document
+
+
+def _pieces(content: bytes) -> Iterator[bytes]:
+  """Cuts UTF-8 text at line ends, or at characters where lines are longer."""
+  start = 0
+  while start < len(content):
+    stop = min(start + PIECE_SIZE_BYTES, len(content))
+    if stop < len(content):
+      line_end = content.rfind(b"\n", start, stop)
+      if line_end >= 0:
+        stop = line_end + 1
+      else:
+        while content[stop] & 0xC0 == 0x80:  # inside a character
+          stop -= 1
+    yield content[start:stop]
+    start = stop

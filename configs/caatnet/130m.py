@@ -1,0 +1,34 @@
+"""CAAT-Net 130M: the paper's model, arXiv 2506.19645 (sizes from its code).
+
+  python -m launch.train --config=configs/caatnet/130m.py --config.model.p=0.5
+
+The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. Until
+a tokenizer comes, `config.data` gives bytes, which use 256 of them: this
+config compiles and runs, its loss is not the paper's.
+"""
+
+import ml_collections
+
+from configs.caatnet import base
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = base.get_config()
+  config.name = "130m"
+  config.model.vocab_size = 32_000
+  config.model.num_layers = 12
+  config.model.width = 768
+  config.model.num_heads = 16
+  config.model.num_kv_heads = 16
+  config.model.ffn_width = 2048
+  config.model.dtype = "bfloat16"
+  config.model.remat = "reduced"
+  config.data.seq_len = 1024
+  config.data.batch_size = 256
+  config.optimizer.learning_rate = 6e-4
+  config.optimizer.warmup_steps = 2_000
+  config.train.num_steps = 30_010
+  config.train.log_every = 10
+  config.train.eval_every = 1_000
+  config.train.checkpoint_every = 1_000
+  return config

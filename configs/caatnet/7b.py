@@ -1,0 +1,34 @@
+"""CAAT-Net 7B: the paper's model, arXiv 2506.19645 (sizes from its code).
+
+  python -m launch.train --config=configs/caatnet/7b.py --config.model.p=0.5
+
+The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. Until
+a tokenizer comes, `config.data` gives bytes, which use 256 of them: this
+config compiles and runs, its loss is not the paper's.
+"""
+
+import ml_collections
+
+from configs.caatnet import base
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = base.get_config()
+  config.name = "7b"
+  config.model.vocab_size = 32_000
+  config.model.num_layers = 32
+  config.model.width = 4096
+  config.model.num_heads = 32
+  config.model.num_kv_heads = 32
+  config.model.ffn_width = 11008
+  config.model.dtype = "bfloat16"
+  config.model.remat = "reduced"
+  config.data.seq_len = 4096
+  config.data.batch_size = 1024
+  config.optimizer.learning_rate = 3e-4
+  config.optimizer.warmup_steps = 2_000
+  config.train.num_steps = 500_000
+  config.train.log_every = 10
+  config.train.eval_every = 1_000
+  config.train.checkpoint_every = 1_000
+  return config

@@ -1,0 +1,79 @@
+"""Every key that a run has, with its default; other configs change a few.
+
+The hyper-parameters are those of the CAAT-Net study (arXiv 2506.19645 and its
+official code): AdamW (0.9, 0.95), weight decay 0.1, clipping at 1, warm-up and
+cosine to a tenth.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """A complete configuration; the sizes are those of ``tiny``."""
+  config = ml_collections.ConfigDict()
+  config.name = "base"
+  config.seed = 0
+
+  config.model = ml_collections.ConfigDict()
+  model = config.model
+  model.vocab_size = 256
+  model.width = 128
+  model.num_layers = 4
+  model.num_heads = 8
+  model.num_kv_heads = 8
+  model.ffn_width = 352
+  model.rope_base = 10_000.0
+  model.norm_eps = 1e-5
+  model.tied_embeddings = False
+  model.init_std = 0.02
+  # Fraction of the stream's channels that the tensor ranks share.
+  model.p = 1.0
+  # Per door, in place of p: one number, or one per layer; empty means p.
+  model.p_attention = ()
+  model.p_mlp = ()
+  # Private channels times sqrt(ranks): "forward", "init" or "none".
+  model.private_scale = "forward"
+  # dtype of activations, and of each reduction ("" = the activations').
+  model.dtype = "float32"
+  model.forward_dtype = ""
+  model.backward_dtype = "float32"
+  # "none", "full", or "reduced": keep the reduced activations only.
+  model.remat = "none"
+  # Layers per iteration of the scan.
+  model.unroll = 1
+  # "auto", "xla", "cudnn" (GPU) or "splash" (TPU).
+  model.attention = "auto"
+
+  # Logical sizes; --mesh says how many devices carry them.
+  config.parallel = ml_collections.ConfigDict()
+  config.parallel.data = 1
+  config.parallel.tensor = 8
+
+  config.data = ml_collections.ConfigDict()
+  # A .txt or .jsonl file or a folder of them; "": Python's standard library.
+  config.data.path = ""
+  config.data.seq_len = 256
+  config.data.batch_size = 16
+  config.data.validation_percent = 5.0
+  # Windows of seq_len that every evaluation reads; 0: all.
+  config.data.validation_windows = 256
+
+  config.optimizer = ml_collections.ConfigDict()
+  config.optimizer.learning_rate = 3e-3
+  config.optimizer.warmup_steps = 20
+  config.optimizer.final_fraction = 0.1
+  config.optimizer.beta_1 = 0.9
+  config.optimizer.beta_2 = 0.95
+  config.optimizer.eps = 1e-8
+  config.optimizer.weight_decay = 0.1
+  config.optimizer.clip_norm = 1.0
+
+  config.train = ml_collections.ConfigDict()
+  config.train.num_steps = 200
+  # Microbatches per step.
+  config.train.accumulation = 1
+  config.train.log_every = 1
+  config.train.eval_every = 100
+  config.train.checkpoint_every = 100
+  config.train.keep_checkpoints = 2
+  return config

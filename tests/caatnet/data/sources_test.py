@@ -1,0 +1,235 @@
+"""Laws of the corpora: what is read, how it is split, what is refused."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from caatnet.data import sources
+
+
+def _documents(text: np.ndarray) -> list[bytes]:
+  return text.tobytes().split(sources.SEPARATOR)
+
+
+def _write_folder(root: pathlib.Path, num_files: int = 60) -> pathlib.Path:
+  for i in range(num_files):
+    file = root / f"{i % 3}" / f"{i}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"document {i // 2}\n")  # each content occurs twice
+  return root
+
+
+def _write_jsonl(file: pathlib.Path, texts: list[str]) -> pathlib.Path:
+  file.write_text("".join(json.dumps({"text": x}) + "\n" for x in texts))
+  return file
+
+
+@pytest.fixture(scope="module")
+def stdlib() -> sources.Corpus:
+  return sources.load_corpus("", 5.0)
+
+
+def test_stdlib_is_large_source_text_without_tests(stdlib):
+  train, validation = _documents(stdlib.train), _documents(stdlib.validation)
+  assert len(stdlib.train) > 5_000_000
+  assert len(stdlib.validation) > 100_000
+  assert len(train) == stdlib.num_train_documents
+  assert len(validation) == stdlib.num_validation_documents
+  everything = train + validation
+  library = pathlib.Path(json.__file__).parents[1]
+  assert (library / "json" / "decoder.py").read_bytes() in everything
+  import unittest.mock
+  assert pathlib.Path(unittest.mock.__file__).read_bytes() in everything
+  assert pathlib.Path(np.__file__).read_bytes() not in everything
+  assert not any(b"\nfrom test import support" in x for x in everything)
+
+
+def test_stdlib_split_is_disjoint(stdlib):
+  train, validation = _documents(stdlib.train), _documents(stdlib.validation)
+  assert not set(train) & set(validation)
+
+
+def test_stdlib_reads_the_same_again(stdlib):
+  again = sources.load_corpus("", 5.0)
+  assert again.sha256 == stdlib.sha256
+  np.testing.assert_array_equal(again.train, stdlib.train)
+  np.testing.assert_array_equal(again.validation, stdlib.validation)
+
+
+def test_folder_split_is_a_partition_that_keeps_copies_together(tmp_path):
+  corpus = sources.load_corpus(str(_write_folder(tmp_path)), 40.0)
+  train, validation = _documents(corpus.train), _documents(corpus.validation)
+  assert not set(train) & set(validation)
+  expected = [b"document %d\n" % (i // 2) for i in range(60)]
+  assert sorted(train + validation) == sorted(expected)
+  assert corpus.num_train_documents == len(train)
+  assert corpus.num_validation_documents == len(validation)
+
+
+def test_documents_follow_their_paths(tmp_path):
+  texts = {"b.txt": "2", "a/z.txt": "1", "c.jsonl": '{"text": "3"}\n'}
+  for name, text in texts.items():
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+  corpus = sources.load_corpus(str(tmp_path), 50.0)
+  train, validation = _documents(corpus.train), _documents(corpus.validation)
+  assert sorted(train + validation) == [b"1", b"2", b"3"]
+  assert train == sorted(train) and validation == sorted(validation)
+
+
+def test_more_percent_only_moves_documents_to_validation(tmp_path):
+  folder = str(_write_folder(tmp_path))
+  few = sources.load_corpus(folder, 20.0)
+  many = sources.load_corpus(folder, 60.0)
+  assert set(_documents(few.validation)) < set(_documents(many.validation))
+
+
+def test_percent_is_the_expected_share(tmp_path):
+  texts = [f"document {i}" for i in range(4000)]
+  file = _write_jsonl(tmp_path / "x.jsonl", texts)
+  corpus = sources.load_corpus(str(file), 10.0)
+  # The standard deviation of the share is 0.5 percent.
+  assert 320 < corpus.num_validation_documents < 480
+
+
+@pytest.mark.parametrize("change", ["content", "name", "boundary"])
+def test_sha256_follows_names_and_contents(tmp_path, change):
+  folder = _write_folder(tmp_path)
+  before = sources.load_corpus(str(folder), 50.0)
+  file = folder / "0" / "0.txt"
+  if change == "content":
+    file.write_text("other\n")
+  elif change == "name":
+    file.rename(file.with_name("00.txt"))
+  else:
+    file.rename(file.with_name("0.txt.txt"))
+  assert sources.load_corpus(str(folder), 50.0).sha256 != before.sha256
+
+
+def test_lone_text_is_cut_at_line_ends(tmp_path):
+  text = "".join(f"line {i}\n" for i in range(40_000))
+  (tmp_path / "x.txt").write_text(text)
+  corpus = sources.load_corpus(str(tmp_path / "x.txt"), 30.0)
+  pieces = _documents(corpus.train) + _documents(corpus.validation)
+  assert all(x.endswith(b"\n") for x in pieces)
+  assert max(map(len, pieces)) <= sources.PIECE_SIZE_BYTES
+  lines = b"".join(pieces).decode().splitlines(keepends=True)
+  assert sorted(lines) == sorted(text.splitlines(keepends=True))
+
+
+def test_long_lines_are_cut_between_characters(tmp_path):
+  text = "a" + "\u20ac" * 40_000  # 3 bytes each, so that no cut falls right
+  (tmp_path / "x.txt").write_text(text, encoding="utf-8")
+  corpus = sources.load_corpus(str(tmp_path / "x.txt"), 50.0)
+  pieces = _documents(corpus.train) + _documents(corpus.validation)
+  assert sum(len(x.decode("utf-8")) for x in pieces) == len(text)
+
+
+def test_jsonl_lines_are_documents(tmp_path):
+  texts = ["a\nb", "c\u2028d", "\u20ac", "", "e", "f", "g"]
+  file = tmp_path / "x.jsonl"
+  lines = [json.dumps({"text": x, "id": 1}, ensure_ascii=False) for x in texts]
+  file.write_text("\ufeff" + "\n\n".join(lines), encoding="utf-8")
+  corpus = sources.load_corpus(str(file), 50.0)
+  found = _documents(corpus.train) + _documents(corpus.validation)
+  assert sorted(found) == sorted(x.encode() for x in texts if x)
+
+
+def test_suggested_percent_works(tmp_path):
+  (tmp_path / "x.txt").write_text("a\n" * 20_000)
+  file = _write_jsonl(tmp_path / "x.jsonl", ["a", "b", "c"])
+  with pytest.raises(ValueError, match="values above .* up to .* work") as info:
+    sources.load_corpus(str(file), 1e-9)
+  high = float(str(info.value).split("up to ")[1].split()[0])
+  corpus = sources.load_corpus(str(file), 0.99 * high)
+  assert corpus.num_train_documents + corpus.num_validation_documents == 3
+
+
+# Each row: files to write, the path to load, the percentage, what the error
+# says. A file of None is a folder.
+_MISTAKES = {
+  "missing": ({}, "no.txt", 5, r"config.data.path='.*no.txt' does not exist"),
+  "empty folder": ({"d": None}, "d", 5, "config.data.path=.* is empty"),
+  "empty file": ({"x.txt": b""}, "x.txt", 5, "config.data.path=.* is empty"),
+  "empty jsonl": ({"x.jsonl": b"\n"}, "x.jsonl", 5, "config.data.path=.*empty"),
+  "only empty texts": (
+    {"x.jsonl": b'{"text": ""}'}, "x.jsonl", 5, "config.data.path=.* is empty"
+  ),
+  "other files only": (
+    {"d/x.csv": b"a"}, "d", 5, "config.data.path=.* no .txt or .jsonl files"
+  ),
+  "other suffix": (
+    {"x.csv": b"a"}, "x.csv", 5, "config.data.path=.*csv' must be a .txt"
+  ),
+  "NUL byte": (
+    {"x.txt": b"ab\0"}, "x.txt", 5, "config.data.path: .*x.txt is binary: NUL "
+    "byte at offset 2"
+  ),
+  "not UTF-8": (
+    {"x.txt": b"abc\xff"}, "x.txt", 5, "config.data.path: .*x.txt is binary: "
+    "not UTF-8 at offset 3"
+  ),
+  "binary file in a folder": (
+    {"d/x.txt": b"a", "d/y.jsonl": b"\x80"}, "d", 5,
+    "config.data.path: .*y.jsonl is binary"
+  ),
+  "not JSON": (
+    {"x.jsonl": b'{"text": "a"}\nb\n'}, "x.jsonl", 5,
+    "config.data.path: .*x.jsonl:2: not valid JSON"
+  ),
+  "not an object": (
+    {"x.jsonl": b'["text"]'}, "x.jsonl", 5, r"x.jsonl:1: .*\"text\" field"
+  ),
+  "no text": (
+    {"x.jsonl": b'\n{"body": "a"}'}, "x.jsonl", 5, r"x.jsonl:2: .*\"text\""
+  ),
+  "text is a number": (
+    {"x.jsonl": b'{"text": 1}'}, "x.jsonl", 5, r"x.jsonl:1: .*string \"text\""
+  ),
+  "text with NUL": (
+    {"x.jsonl": rb'{"text": "a\u0000b"}'}, "x.jsonl", 5, "x.jsonl:1: .*binary"
+  ),
+  "text with half a pair": (
+    {"x.jsonl": rb'{"text": "\ud800"}'}, "x.jsonl", 5, "x.jsonl:1: .*Unicode"
+  ),
+  "percent 0": ({}, "", 0, "config.data.validation_percent=0 must be above 0"),
+  "percent 100": ({}, "", 100, "validation_percent=100 .* below 100"),
+  "percent nan": ({}, "", float("nan"), "validation_percent=nan must be"),
+  "one document": (
+    {"x.txt": b"a"}, "x.txt", 5, "config.data.validation_percent=5 .*no value "
+    "works for one distinct document"
+  ),
+  "no validation": (
+    {"d/x.txt": b"a", "d/y.txt": b"b"}, "d", 1e-9,
+    "config.data.validation_percent=1e-09 leaves no validation text.* has 2 "
+  ),
+  "no training": (
+    {"d/x.txt": b"a", "d/y.txt": b"b"}, "d", 99.999999,
+    "config.data.validation_percent=.* leaves no training text"
+  ),
+}
+
+
+@pytest.mark.parametrize("mistake", _MISTAKES)
+def test_mistakes_get_one_line_that_names_the_key(tmp_path, mistake):
+  files, path, percent, message = _MISTAKES[mistake]
+  for name, content in files.items():
+    file = tmp_path / name
+    if content is None:
+      file.mkdir()
+    else:
+      file.parent.mkdir(exist_ok=True)
+      file.write_bytes(content)
+  with pytest.raises(ValueError, match=message) as info:
+    sources.load_corpus(str(tmp_path / path) if path else "", percent)
+  assert "config.data." in str(info.value)
+  assert "\n" not in str(info.value)
+
+
+def test_unreadable_input_is_named(tmp_path):
+  (tmp_path / "d").mkdir()
+  (tmp_path / "d" / "x.txt").symlink_to(tmp_path / "gone")
+  with pytest.raises(ValueError, match="config.data.path: cannot read .*x.txt"):
+    sources.load_corpus(str(tmp_path / "d"), 5.0)
