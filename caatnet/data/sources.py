@@ -5,7 +5,6 @@ on neither a seed nor a path, identical documents never straddle it, and a
 document stays on its side when others are added.
 """
 
-from collections.abc import Iterator, Sequence
 import dataclasses
 import hashlib
 import json
@@ -13,6 +12,7 @@ import os
 import pathlib
 import platform
 import sysconfig
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -156,7 +156,7 @@ def _read_path(path: str) -> tuple[str, list[bytes]]:
   if os.path.isdir(root):
     names = _find_files(root, _SUFFIXES)
     if not names:
-      what = "has no .txt or .jsonl files" if any(root.iterdir()) else "is empty"
+      what = "has no .txt or .jsonl files" if os.listdir(root) else "is empty"
       raise ValueError(f"config.data.path={path!r} is a folder that {what}")
   elif not os.path.exists(root):
     raise ValueError(f"config.data.path={path!r} does not exist")
@@ -220,8 +220,10 @@ def _jsonl_documents(file: pathlib.Path, content: bytes) -> Iterator[bytes]:
     except (ValueError, RecursionError) as error:
       raise ValueError(f"{where}: not valid JSON: {error}") from error
     text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-      raise ValueError(f'{where}: not an object with a string "text" field')
+    if not isinstance(text, str):  # the user's data, not the caller's type
+      raise ValueError(  # noqa: TRY004
+        f'{where}: not an object with a string "text" field'
+      )
     try:
       document = text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -6,9 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from caatnet.data import baselines
-from caatnet.data import pipeline
-from caatnet.data import sources
+from caatnet.data import baselines, pipeline, sources
 
 
 def _as_windows(text: np.ndarray, seq_len: int) -> np.ndarray:

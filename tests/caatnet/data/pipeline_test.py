@@ -6,8 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from caatnet.data import pipeline
-from caatnet.data import sources
+from caatnet.data import pipeline, sources
 
 _SEQ_LEN = 7
 
@@ -138,31 +137,31 @@ def test_shortest_texts_are_enough():
 
 @pytest.mark.parametrize("arguments, message", [
   (
-    dict(batch_size=4),
-    "config.data.path: random has 28 training bytes, but "
-    "config.data.batch_size=4 and config.data.seq_len=7 need 29",
+    {"batch_size": 4},
+    "random has 28 training bytes, but .*batch_size=4 and .*seq_len=7 need 29",
   ),
-  (dict(batch_size=0), "config.data.batch_size=0 must be at least 1"),
-  (dict(seq_len=0), "config.data.seq_len=0 must be at least 1"),
-  (dict(seed=-1), "config.seed=-1 must be from 0 to 4294967295"),
-  (dict(seed=2**32), "config.seed=4294967296 must be from 0 to 4294967295"),
+  ({"batch_size": 0}, "config.data.batch_size=0 must be at least 1"),
+  ({"seq_len": 0}, "config.data.seq_len=0 must be at least 1"),
+  ({"seed": -1}, "config.seed=-1 must be from 0 to 4294967295"),
+  ({"seed": 2**32}, "config.seed=4294967296 must be from 0 to 4294967295"),
 ])
 def test_train_mistakes(arguments, message):
-  arguments = dict(seq_len=_SEQ_LEN, batch_size=2, seed=0) | arguments
-  with pytest.raises(ValueError, match=message):
+  arguments = {"seq_len": _SEQ_LEN, "batch_size": 2, "seed": 0} | arguments
+  with pytest.raises(ValueError, match=message) as info:
     pipeline.train_batches(_corpus(4 * _SEQ_LEN), **arguments)
+  assert str(info.value).startswith("config.")
 
 
 @pytest.mark.parametrize("arguments, message", [
   (
-    dict(seq_len=8),
-    "config.data.path: random has 8 validation bytes, but "
-    "config.data.seq_len=8 needs 9",
+    {"seq_len": 8},
+    "random has 8 validation bytes, but config.data.seq_len=8 needs 9",
   ),
-  (dict(num_windows=-1), "config.data.validation_windows=-1 must be positive"),
-  (dict(seq_len=-1), "config.data.seq_len=-1 must be at least 1"),
+  ({"num_windows": -1}, "config.data.validation_windows=-1 must be positive"),
+  ({"seq_len": -1}, "config.data.seq_len=-1 must be at least 1"),
 ])
 def test_validation_mistakes(arguments, message):
-  arguments = dict(seq_len=_SEQ_LEN, num_windows=1) | arguments
-  with pytest.raises(ValueError, match=message):
+  arguments = {"seq_len": _SEQ_LEN, "num_windows": 1} | arguments
+  with pytest.raises(ValueError, match=message) as info:
     pipeline.validation_windows(_corpus(100, num_validation=8), **arguments)
+  assert str(info.value).startswith("config.")

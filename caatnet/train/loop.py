@@ -1,0 +1,333 @@
+"""The training loop: runs an experiment from wherever its folder stands.
+
+A run that was killed, stopped or finished is resumed by running it again: the
+metrics are those of an uninterrupted run.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import json
+import math
+import pathlib
+import signal
+import time
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+from caatnet.build import Experiment
+from caatnet.checkpoint import Checkpointer
+from caatnet.evaluate import Evaluation, make_evaluate, put_batch
+from caatnet.train.progress import TrainProgress
+from caatnet.train.records import MetricsWriter, environment, write_config
+from caatnet.train.state import TrainState
+from caatnet.train.step import parameter_groups
+from caatnet.train.throughput import matmul_rate
+from parallel.xla import ledger
+
+
+class NonFiniteError(ValueError):
+  """Training diverged; the message names step, groups and checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+  """How a run ended.
+
+  Attributes:
+    step: Updates done.
+    finished: Whether all steps are done; False after a signal.
+    evaluation: On the validation windows, at the end; None if not finished.
+    tokens_per_second: Median over this process's steps; 0 if it made none.
+    communication: What one step sends, per axis and phase.
+  """
+
+  step: int
+  finished: bool
+  evaluation: Evaluation | None
+  tokens_per_second: float
+  communication: list[dict[str, Any]]
+
+
+def train(
+  experiment: Experiment,
+  workdir: pathlib.Path,
+  *,
+  label: str = "train",
+  profile: tuple[int, int] | None = None,
+  quiet: bool = False,
+) -> TrainResult:
+  """Trains until ``config.train.num_steps``, resuming what is there.
+
+  Args:
+    experiment: What to train.
+    workdir: The run's folder; made if missing.
+    label: For the progress bar.
+    profile: First and last+1 step of a profiler trace.
+    quiet: Prints nothing.
+
+  Returns:
+    How it ended.
+
+  Raises:
+    NonFiniteError: Loss or gradients are not finite.
+    ValueError: The folder holds another run, or the text is too short.
+  """
+  workdir.mkdir(parents=True, exist_ok=True)
+  write_config(workdir, experiment.config)
+  run = _Run(experiment, workdir, label, profile, quiet)
+  try:
+    with _stop_signals() as stop:
+      return run.loop(stop)
+  finally:
+    run.close()
+
+
+class _Run:
+  """The pieces of one run, opened."""
+
+  def __init__(
+    self,
+    experiment: Experiment,
+    workdir: pathlib.Path,
+    label: str,
+    profile: tuple[int, int] | None,
+    quiet: bool,
+  ) -> None:
+    self.experiment, self.workdir = experiment, workdir
+    self.profile = profile
+    program = experiment.program
+    corpus = experiment.corpus()
+    self.batches = experiment.batches(corpus)
+    self.windows = experiment.validation(corpus)
+    self.checkpointer = Checkpointer(
+      workdir, experiment.train.keep_checkpoints
+    )
+    self.state = self._restore_or_init()
+    self.first_step = int(self.state.step)
+    self.writer = MetricsWriter(workdir, self.first_step)
+    self.rate = matmul_rate(program.mesh, program.config.dtype)
+    quiet = quiet or jax.process_index() > 0
+    self.progress = TrainProgress(
+      label, self.first_step, experiment.train.num_steps, quiet
+    )
+    self.evaluate = make_evaluate(program, experiment.data.batch_size)
+    lowered = experiment.lower_step()
+    self.communication = summary(
+      ledger.collectives(lowered, program.mesh), program.mesh
+    )
+    self._write_environment(corpus)
+    self.step = lowered.compile()
+    self.seconds: list[float] = []
+
+  def _restore_or_init(self) -> TrainState:
+    if self.checkpointer.latest_step() is None:
+      return self.experiment.init_state()
+    state, position = self.checkpointer.restore(
+      self.experiment.abstract_state()
+    )
+    self.batches.set_state(position)
+    return state
+
+  def _write_environment(self, corpus: Any) -> None:
+    program = self.experiment.program
+    tokens = math.prod(self.experiment.batch_shape[:2])
+    tokens *= self.experiment.data.seq_len
+    self.tokens_per_step = tokens
+    facts = environment(program.mesh) | {
+      "text": {"name": corpus.name, "sha256": corpus.sha256},
+      "parameters": program.config.num_params,
+      "matmul_flops_per_second": self.rate,
+      "communication_per_step": self.communication,
+    }
+    if jax.process_index() == 0:
+      path = self.workdir / "environment.json"
+      path.write_text(json.dumps(facts, indent=2) + "\n")
+    say = self.progress.say
+    say(f"text      {corpus.name}  sha256 {corpus.sha256[:16]}")
+    say(
+      f"axes      {program.data};  {program.tensor};  "
+      f"{facts['devices']} devices"
+    )
+    say(
+      f"model     {program.config.num_params / 1e6:.2f}M parameters, "
+      f"{program.config.dtype};  matrix rate {self.rate / 1e9:.0f} GFLOP/s"
+    )
+    for row in self.communication:
+      say(
+        f"sends     {row['axis']} axis, {row['phase']}: "
+        f"{row['bytes'] / 1e6:.3f} MB per device and step ({row['dtype']})"
+      )
+    if self.first_step:
+      say(f"resumed   from step {self.first_step}")
+
+  def loop(self, stop: "_Stop") -> TrainResult:
+    options = self.experiment.train
+    evaluation = None
+    pending: tuple[int, Any] | None = None
+    started = time.perf_counter()
+    step = self.first_step
+    while step < options.num_steps and not stop.requested():
+      self._profile(step)
+      tokens = put_batch(self.experiment.program, next(self.batches))
+      self.state, metrics = self.step(self.state, tokens)
+      step += 1
+      # The step before is read while this one runs.
+      self._record(pending)
+      pending = (step, metrics)
+      evaluates = step % options.eval_every == 0 or step == options.num_steps
+      saves = step % options.checkpoint_every == 0
+      if evaluates or saves:
+        self._record(pending)
+        pending = None
+      self.seconds.append(time.perf_counter() - started)
+      if evaluates:
+        evaluation = self._evaluate(step)
+      if saves or step == options.num_steps:
+        self._save()
+      started = time.perf_counter()
+    self._record(pending)
+    self._profile(None)
+    finished = step >= options.num_steps
+    if not finished:
+      self._save()
+      self.checkpointer.wait()
+      self.progress.say(
+        f"stopped at step {step}; saved, the same command resumes"
+      )
+    elif evaluation is None:  # it was finished before
+      evaluation = self.evaluate(self.state.params, self.windows)
+    return TrainResult(
+      step=step,
+      finished=finished,
+      evaluation=evaluation if finished else None,
+      tokens_per_second=self._tokens_per_second(),
+      communication=self.communication,
+    )
+
+  def _record(self, pending: tuple[int, Any] | None) -> None:
+    if pending is None:
+      return
+    step, metrics = pending
+    values = {k: float(v) for k, v in jax.device_get(metrics).items()}
+    if not all(map(math.isfinite, values.values())):
+      self._stop_non_finite(step, values)
+    speed = self._tokens_per_second()
+    self.progress.update(step, values["loss"], speed)
+    if step % self.experiment.train.log_every == 0:
+      values["learning_rate"] = float(self.experiment.schedule(step - 1))
+      flops = self.experiment.program.config.flops_per_token(
+        self.experiment.data.seq_len
+      )
+      values["tokens_per_second"] = speed
+      values["model_flops_per_second"] = speed * flops
+      values["fraction_of_matmul_rate"] = speed * flops / self.rate
+      self.writer.write(step, values)
+
+  def _stop_non_finite(self, step: int, values: dict[str, float]) -> None:
+    groups = [
+      group
+      for group in parameter_groups(self.state.params)
+      if not math.isfinite(values[f"grad_norm/{group}"])
+    ]
+    self.checkpointer.wait()
+    last = self.checkpointer.path(self.checkpointer.latest_step())
+    raise NonFiniteError(
+      f"step {step}: loss {values['loss']}, gradient norm "
+      f"{values['grad_norm']}; non-finite gradients in "
+      f"{', '.join(groups) or 'no group'}; last good checkpoint: {last}"
+    )
+
+  def _evaluate(self, step: int) -> Evaluation:
+    evaluation = self.evaluate(self.state.params, self.windows)
+    self.writer.write(
+      step,
+      {
+        "validation_loss": evaluation.loss,
+        "validation_bits_per_byte": evaluation.bits_per_byte,
+      },
+    )
+    return evaluation
+
+  def _save(self) -> None:
+    self.checkpointer.save(self.state, self.batches.get_state())
+
+  def _tokens_per_second(self) -> float:
+    recent = self.seconds[2:] or self.seconds  # the first ones warm up
+    return self.tokens_per_step / float(np.median(recent)) if recent else 0.0
+
+  def _profile(self, step: int | None) -> None:
+    """Starts and stops the trace; ``None`` at the end of the loop."""
+    if self.profile is None:
+      return
+    first, last = self.profile
+    if step is not None and step == max(first, self.first_step):
+      jax.profiler.start_trace(
+        str(self.workdir / "profile"), create_perfetto_trace=True
+      )
+      self._tracing = True
+    elif getattr(self, "_tracing", False) and (step is None or step >= last):
+      jax.block_until_ready(self.state.step)
+      jax.profiler.stop_trace()
+      self._tracing = False
+      self.progress.say(f"trace     {self.workdir / 'profile'}")
+
+  def close(self) -> None:
+    self.progress.close()
+    self.checkpointer.close()
+    self.writer.close()
+
+
+def summary(
+  entries: list[ledger.Collective], mesh: jax.sharding.Mesh
+) -> list[dict[str, Any]]:
+  """Operand bytes per device and step, per axis, phase and dtype."""
+  rows = []
+  for axis in mesh.axis_names:
+    for phase in ("forward", "backward", "update"):
+      chosen = ledger.select(entries, axis=axis, phase=phase)
+      for dtype in sorted({c.dtype for c in chosen}):
+        size = ledger.total(chosen, dtype=dtype)
+        if size:
+          row = {"axis": axis, "phase": phase, "dtype": dtype}
+          rows.append(row | {"bytes": size})
+  return rows
+
+
+class _Stop:
+  """Whether a signal asked to stop, agreed on by all processes."""
+
+  def __init__(self) -> None:
+    self.signalled = False
+
+  def requested(self) -> bool:
+    if jax.process_count() == 1:
+      return self.signalled
+    flags = multihost_utils.process_allgather(np.asarray(self.signalled))
+    return bool(np.any(flags))
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+  """SIGTERM and Ctrl-C finish the step, save and leave; a second one kills."""
+  stop = _Stop()
+
+  def on_signal(number, frame):
+    stop.signalled = True
+    signal.signal(number, signal.SIG_DFL)
+
+  try:
+    previous = {
+      number: signal.signal(number, on_signal)
+      for number in (signal.SIGTERM, signal.SIGINT)
+    }
+  except ValueError:  # not the main thread, e.g. in a notebook's kernel
+    previous = {}
+  try:
+    yield stop
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)

@@ -1,0 +1,55 @@
+"""Progress of a run: a bar on a terminal, a line now and then elsewhere."""
+
+import time
+
+from rich.console import Console
+from rich.progress import (
+  BarColumn,
+  MofNCompleteColumn,
+  Progress,
+  TextColumn,
+  TimeRemainingColumn,
+)
+
+
+class TrainProgress:
+  """Shows step, loss and tokens/s."""
+
+  def __init__(
+    self, label: str, first_step: int, num_steps: int, quiet: bool = False
+  ) -> None:
+    self._console = Console(quiet=quiet, soft_wrap=True)
+    self._label, self._num_steps = label, num_steps
+    self._last_line = time.monotonic()
+    self._bar = None
+    if self._console.is_terminal and not quiet:
+      self._bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(),
+        console=self._console,
+      )
+      self._task = self._bar.add_task(
+        label, total=num_steps, completed=first_step, status="compiling"
+      )
+      self._bar.start()
+
+  def update(self, step: int, loss: float, tokens_per_second: float) -> None:
+    """After each step."""
+    status = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+    if self._bar:
+      self._bar.update(self._task, completed=step, status=status)
+    elif step == self._num_steps or time.monotonic() - self._last_line > 10:
+      self._last_line = time.monotonic()
+      self.say(f"{self._label}: step {step}/{self._num_steps}  {status}")
+
+  def say(self, text: str) -> None:
+    """Prints a line above the bar."""
+    self._console.print(text, highlight=False, markup=False)
+
+  def close(self) -> None:
+    """Leaves the terminal as it was."""
+    if self._bar:
+      self._bar.stop()

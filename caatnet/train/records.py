@@ -1,0 +1,117 @@
+"""What a run leaves behind: config, environment, metrics, TensorBoard."""
+
+import importlib.metadata
+import json
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+import jax
+from tensorboardX import SummaryWriter
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
+
+# A resumed run may go on longer, or report and save at other times.
+_FREE = {
+  ("train", key)
+  for key in ("log_every", "eval_every", "checkpoint_every",
+              "keep_checkpoints")
+} | {("name",)}
+
+
+def write_config(workdir: pathlib.Path, config: dict[str, Any]) -> None:
+  """Stores the run's config, or checks that the stored one is the same.
+
+  Raises:
+    ValueError: The folder holds a run of another config; says which key.
+  """
+  path = workdir / "config.json"
+  if path.exists():
+    stored = flatten(json.loads(path.read_text()))
+    ours = flatten(json.loads(json.dumps(config)))
+    for key in sorted(stored.keys() | ours.keys()):
+      if key not in _FREE and stored.get(key) != ours.get(key):
+        raise ValueError(
+          f"{workdir} holds a run with config.{'.'.join(key)}="
+          f"{stored.get(key)!r}, this one has {ours.get(key)!r}; "
+          "use another --workdir"
+        )
+  if jax.process_index() == 0:
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
+  """Nested dict -> {path: value}."""
+  if not isinstance(config, dict):
+    return {prefix: config}
+  flat: dict[Any, Any] = {}
+  for key, value in config.items():
+    flat |= flatten(value, (*prefix, key))
+  return flat
+
+
+def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
+  """Versions, devices and commit."""
+  commit = subprocess.run(
+    ["git", "rev-parse", "HEAD"],
+    capture_output=True,
+    text=True,
+    check=False,
+    cwd=pathlib.Path(__file__).parent,
+  )
+  device = mesh.devices.flat[0]
+  return {
+    "python": platform.python_version(),
+    "machine": platform.machine(),
+    "versions": {p: importlib.metadata.version(p) for p in _PACKAGES},
+    "devices": f"{mesh.devices.size} x {device.device_kind}",
+    "processes": jax.process_count(),
+    "mesh": dict(mesh.shape),
+    "commit": commit.stdout.strip() or "unknown",
+  }
+
+
+class MetricsWriter:
+  """Appends to ``metrics.jsonl`` and TensorBoard; only process 0 writes."""
+
+  def __init__(self, workdir: pathlib.Path, first_step: int) -> None:
+    """Opens the files; drops what a killed run wrote after ``first_step``."""
+    self._file = self._board = None
+    if jax.process_index():
+      return
+    path = workdir / "metrics.jsonl"
+    kept = []
+    if path.exists():
+      for line in path.read_text().splitlines():
+        try:
+          record = json.loads(line)
+        except json.JSONDecodeError:
+          break  # the line during which the run was killed
+        if record["step"] <= first_step:
+          kept.append(line)
+    path.write_text("".join(line + "\n" for line in kept))
+    self._file = path.open("a", buffering=1)
+    self._board = SummaryWriter(
+      str(workdir / "tensorboard"), purge_step=first_step + 1
+    )
+
+  def write(self, step: int, values: dict[str, Any]) -> None:
+    """Adds one record of scalars."""
+    if self._file is None:
+      return
+    self._file.write(json.dumps({"step": step, **values}) + "\n")
+    for key, value in values.items():
+      self._board.add_scalar(key, value, step)
+
+  def close(self) -> None:
+    """Flushes both."""
+    if self._file is not None:
+      self._file.close()
+      self._board.close()
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """The records of a run, in order."""
+  lines = (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
+  return [json.loads(line) for line in lines]
