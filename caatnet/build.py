@@ -3,8 +3,10 @@
 Everything below this file takes frozen dataclasses.
 """
 
+import ast
 from collections.abc import Mapping
 import dataclasses
+import difflib
 import json
 from typing import Any
 
@@ -17,6 +19,7 @@ import optax
 from caatnet.data import pipeline, sources
 from caatnet.models import attention
 from caatnet.models.transformer import TransformerConfig
+from caatnet.train.records import flatten
 from caatnet.train.state import Program, TrainState, init_state
 from caatnet.train.step import make_train_step
 from parallel.axes import assign_devices, make_mesh
@@ -176,6 +179,56 @@ def from_dict(
 ) -> Experiment:
   """Builds from the plain data of a run's ``config.json``."""
   return build(ml_collections.ConfigDict(config), requested_mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+  """``config.sweep``: override strings such as ``"model.p=0.5"``, seeds."""
+
+  points: tuple[str, ...]
+  seeds: tuple[int, ...]
+
+
+def take_sweep(config: ml_collections.ConfigDict) -> Sweep:
+  """Removes ``config.sweep`` and returns it; one run where there is none."""
+  if "sweep" not in config:
+    return Sweep(("",), (config.seed,))
+  sweep = Sweep(tuple(config.sweep.points), tuple(config.sweep.seeds))
+  with config.unlocked():
+    del config.sweep
+  return sweep
+
+
+def override(
+  config: ml_collections.ConfigDict, overrides: str
+) -> ml_collections.ConfigDict:
+  """A copy with ``key=value key=value ...`` applied.
+
+  Raises:
+    ValueError: An unknown key, with the nearest one, or a value of another
+      type than the config's.
+  """
+  config = config.copy_and_resolve_references()
+  flat = {
+    ".".join(path): value
+    for path, value in flatten(config.to_dict()).items()
+  }
+  for part in overrides.split():
+    key, _, text = part.partition("=")
+    if key not in flat:
+      near = difflib.get_close_matches(key, flat, 1)
+      hint = f"; did you mean {near[0]}?" if near else ""
+      raise ValueError(f"no config key {key!r}{hint}")
+    kind = type(flat[key])
+    try:
+      value = text if kind is str else ast.literal_eval(text)
+      value = float(value) if kind is float else value
+    except (SyntaxError, TypeError, ValueError):
+      value = None
+    if type(value) is not kind:
+      raise ValueError(f"{part!r}: the value must be a {kind.__name__}")
+    config.update_from_flattened_dict({key: value})
+  return config
 
 
 def _model_config(

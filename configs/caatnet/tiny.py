@@ -1,4 +1,4 @@
-"""A byte-level model for a laptop CPU: the demo, the tests, first steps.
+r"""A byte-level model for a laptop CPU: the demo, the tests, first steps.
 
   python -m launch.train --config=configs/caatnet/tiny.py \
     --config.model.p=0.5 --cpu_devices=8
@@ -17,6 +17,10 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
   config = base.get_config()
   config.name = "tiny"
   config.model.init_std = 0.06
+  config.data.batch_size = 8
+  config.train.num_steps = 260
+  config.train.eval_every = 65
+  config.train.checkpoint_every = 65
   if size == "test":
     config.model.width = 32
     config.model.num_layers = 2

@@ -1,0 +1,123 @@
+"""Sweeps: config overrides x seeds, resumable, one CSV.
+
+Each run has a folder of its own; a finished one is not trained again, a
+killed one goes on from its checkpoint.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import csv
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from caatnet.build import Experiment
+from caatnet.train import loop, records
+
+COLUMNS = (
+  "point",
+  "seed",
+  "p",
+  "tensor",
+  "private_scale",
+  "validation_loss",
+  "bits_per_byte",
+  "forward_bytes",
+  "backward_bytes",
+  "tokens_per_second",
+  "num_steps",
+  "parameters",
+  "text_sha256",
+  "workdir",
+)
+
+
+def expand(grid: str) -> list[str]:
+  """``"a=1,2 b=3,4" -> ["a=1 b=3", "a=1 b=4", "a=2 b=3", "a=2 b=4"]``.
+
+  Raises:
+    ValueError: A part without "=".
+  """
+  points = [""]
+  for part in grid.split():
+    key, separator, values = part.partition("=")
+    if not separator or not values:
+      raise ValueError(
+        f"--grid: {part!r} is not key=value,value; "
+        'example: --grid="model.p=1.0,0.5 parallel.tensor=2,4"'
+      )
+    points = [
+      f"{point} {key}={value}".strip()
+      for point in points
+      for value in values.split(",")
+    ]
+  return points
+
+
+def run_point(
+  experiment: Experiment,
+  point: str,
+  workdir: pathlib.Path,
+  count_bytes: Callable[[], Sequence[Mapping[str, Any]]],
+) -> dict[str, Any] | None:
+  """Trains one point, or reads its result if that is there.
+
+  Args:
+    experiment: What to train.
+    point: The overrides that it has, for folder name and CSV.
+    workdir: The sweep's folder.
+    count_bytes: What a step sends, as ``loop.summary`` has it, on a mesh
+      where every rank has a device.
+
+  Returns:
+    A CSV row, or None if a signal stopped the run.
+  """
+  seed = experiment.seed
+  digest = hashlib.sha256(point.encode()).hexdigest()[:6]
+  name = point.replace(" ", "_").replace("/", "-") or "base"
+  folder = workdir / "runs" / f"{name[:80]}_{digest}_seed{seed}"
+  stored = folder / "result.json"
+  if stored.exists():
+    records.write_config(folder, experiment.config)  # checks it
+    return json.loads(stored.read_text())
+  result = loop.train(experiment, folder, label=f"{point} seed={seed}")
+  if not result.finished:
+    return None
+  config = experiment.config
+  sent = {
+    phase: sum(
+      row["bytes"]
+      for row in count_bytes()
+      if (row["axis"], row["phase"]) == ("tensor", phase)
+    )
+    for phase in ("forward", "backward")
+  }
+  facts = json.loads((folder / "environment.json").read_text())
+  row = {
+    "point": point,
+    "seed": seed,
+    "p": config["model"]["p"],
+    "tensor": config["parallel"]["tensor"],
+    "private_scale": config["model"]["private_scale"],
+    "validation_loss": result.evaluation.loss,
+    "bits_per_byte": result.evaluation.bits_per_byte,
+    "forward_bytes": sent["forward"],
+    "backward_bytes": sent["backward"],
+    "tokens_per_second": result.tokens_per_second,
+    "num_steps": result.step,
+    "parameters": facts["parameters"],
+    "text_sha256": facts["text"]["sha256"],
+    "workdir": str(folder),
+  }
+  stored.write_text(json.dumps(row, indent=2) + "\n")
+  return row
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Replaces the sweep's CSV by all rows so far."""
+  temporary = path.with_suffix(".tmp")
+  with temporary.open("w", newline="") as file:
+    writer = csv.DictWriter(file, COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+  temporary.replace(path)

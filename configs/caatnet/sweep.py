@@ -1,0 +1,46 @@
+r"""The study: loss against p, against the number of ranks, and private scale.
+
+p in 1, .75, .5, .25, 0 at r = 4; r in 2, 4, 8 at p = .5; private channels
+scaled by sqrt(r) or not; 3 seeds. 39 runs of somewhat over a minute each on one core.
+
+  python -m launch.sweep --config=configs/caatnet/sweep.py \
+    --cpu_devices=8 --mesh=tensor:1
+
+Resumable: run it again after a stop. `sweep.py:test` is a few steps of it.
+Expected result: LOG.md.
+"""
+
+import ml_collections
+
+from configs.caatnet import tiny
+
+
+def _points() -> tuple[str, ...]:
+  points = ["parallel.tensor=4 model.p=1.0"]
+  for scale in ("forward", "none"):
+    points += [
+      f"parallel.tensor={r} model.p={p} model.private_scale={scale}"
+      for r, p in ((4, 0.75), (4, 0.5), (4, 0.25), (4, 0.0), (2, 0.5),
+                   (8, 0.5))
+    ]
+  return tuple(points)
+
+
+def get_config(size: str = "study") -> ml_collections.ConfigDict:
+  """`study`, or `test` for a few steps of two points."""
+  config = tiny.get_config("test" if size == "test" else "demo")
+  config.name = "sweep"
+  if size == "study":
+    config.data.seq_len = 128
+    config.data.batch_size = 16
+    config.data.validation_windows = 512
+    config.train.num_steps = 160
+    config.train.eval_every = 160
+    config.train.checkpoint_every = 80
+  config.sweep = ml_collections.ConfigDict()
+  config.sweep.points = _points()
+  config.sweep.seeds = (0, 1, 2)
+  if size == "test":
+    config.sweep.points = _points()[:2]
+    config.sweep.seeds = (0,)
+  return config

@@ -1,0 +1,256 @@
+"""The flags that launch scripts share, and how a script is run.
+
+A user's mistake is one line on stderr and exit code 2; ``--debug`` shows the
+traceback. jax is imported only after the flags are right.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import difflib
+import os
+import pathlib
+import re
+import runpy
+import sys
+from typing import Any, NoReturn
+
+from absl import flags
+from ml_collections import config_flags
+
+FLAGS = flags.FLAGS
+
+config_flags.DEFINE_config_file(
+  "config",
+  None,
+  "Config file, PATH[:argument]; single keys: --config.model.p=0.5",
+  lock_config=True,
+)
+flags.DEFINE_string(
+  "workdir", None, "Folder of the run; runs/NAME of the config if unset."
+)
+flags.DEFINE_string(
+  "mesh",
+  "",
+  "Devices per axis, e.g. data:2,tensor:4; an axis not named gets one. "
+  "Unset: as many devices as the logical sizes can use.",
+)
+flags.DEFINE_integer(
+  "cpu_devices", None, "Run on this many virtual CPU devices.", lower_bound=1
+)
+flags.DEFINE_string(
+  "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13."
+)
+flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
+flags.DEFINE_string(
+  "coordinator", None, "HOST:PORT of process 0, for several processes."
+)
+flags.DEFINE_integer("num_processes", None, "Number of processes.")
+flags.DEFINE_integer("process_id", None, "This process's number, from 0.")
+
+_USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
+                IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def run(
+  main: Callable[[], None],
+  required: Sequence[str] = ("config",),
+  defaults: Mapping[str, str] | None = None,
+) -> NoReturn:
+  """Parses the flags, sets the devices up, runs a script, and exits.
+
+  Args:
+    main: The script.
+    required: Flags without which it cannot run.
+    defaults: Values for flags that the command line does not name.
+  """
+  script = sys.modules["__main__"]
+  sys.exit(_run(main, script, list(sys.argv), required, defaults or {}))
+
+
+def mesh() -> dict[str, int] | None:
+  """``--mesh`` as {axis: devices}; None if unset."""
+  return parse_mesh(FLAGS.mesh)
+
+
+def profile() -> tuple[int, int] | None:
+  """``--profile`` as (first step, step after the last); None if unset."""
+  return parse_profile(FLAGS.profile)
+
+
+def parse_mesh(text: str) -> dict[str, int] | None:
+  """``"data:2,tensor:4" -> {"data": 2, "tensor": 4}``; ``"" -> None``."""
+  if not text:
+    return None
+  parsed: dict[str, int] = {}
+  for part in text.split(","):
+    match = re.fullmatch(r"\s*([a-z_]+)\s*:\s*(\d+)\s*", part)
+    if not match or int(match[2]) < 1:
+      raise ValueError(
+        f"--mesh={text}: {part!r} is not AXIS:DEVICES, as in data:2,tensor:4"
+      )
+    if match[1] in parsed:
+      raise ValueError(f"--mesh={text} names the axis {match[1]!r} twice")
+    parsed[match[1]] = int(match[2])
+  return parsed
+
+
+def parse_profile(text: str) -> tuple[int, int] | None:
+  """``"10:13" -> (10, 13)``; ``"" -> None``."""
+  if not text:
+    return None
+  match = re.fullmatch(r"(\d+):(\d+)", text)
+  if not match or int(match[1]) >= int(match[2]):
+    raise ValueError(
+      f"--profile={text} is not FIRST:LAST with FIRST < LAST, as in 10:13"
+    )
+  return int(match[1]), int(match[2])
+
+
+def _run(main, script, argv, required, defaults) -> int:
+  debug = any(a in ("--debug", "--debug=true") for a in argv)
+  try:
+    if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
+      print(_help(script))
+      return 0
+    for name, value in defaults.items():
+      if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
+        argv.insert(1, f"--{name}={value}")
+    _parse(argv, required)
+    _set_up_devices()
+    main()
+    return 0
+  except _USER_ERRORS as error:
+    if debug:
+      raise
+    print(f"error: {_one_line(error)}", file=sys.stderr)
+    return 2
+
+
+def _parse(argv: list[str], required: Sequence[str]) -> None:
+  _check_keys(argv, *_load_config(argv))
+  try:
+    rest = FLAGS(argv)
+  except flags.UnrecognizedFlagError as error:
+    raise ValueError(_unknown_flag(error.flagname)) from error
+  except (flags.Error, AttributeError, KeyError, TypeError) as error:
+    raise ValueError(_one_line(error)) from error
+  if rest[1:]:
+    raise ValueError(
+      f"unexpected argument {rest[1]!r}; flags are --NAME=VALUE (--help)"
+    )
+  for name in required:
+    if FLAGS[name].value is None:
+      raise ValueError(f"--{name} is required (--help)")
+  mesh(), profile()  # malformed values fail before anything is loaded
+  several = [FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id]
+  if any(v is not None for v in several) and None in several:
+    raise ValueError(
+      "--coordinator, --num_processes and --process_id go together"
+    )
+
+
+def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
+  """The file that ``--config`` names, run once before absl sees it.
+
+  absl exits with 0 when the file is missing, and shows its internals when the
+  file is wrong.
+
+  Returns:
+    Path and config; ``("", None)`` without ``--config``.
+  """
+  value = _flag_value(argv, "config")
+  if value is None:
+    return "", None
+  path, _, argument = value.partition(":")
+  if not pathlib.Path(path).is_file():
+    folder = pathlib.Path(path).parent
+    near = difflib.get_close_matches(
+      path, [str(p) for p in folder.glob("*.py")], 1
+    )
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise FileNotFoundError(f"--config={path}: no such file{hint}")
+  try:
+    get_config = runpy.run_path(path)["get_config"]
+    return path, get_config(*([argument] if argument else []))
+  except KeyError as error:
+    raise ValueError(f"--config={path}: no {error.args[0]} there") from error
+  except TypeError as error:
+    raise ValueError(f"--config={value}: {error}") from error
+  except (ImportError, SyntaxError, NameError) as error:
+    raise ValueError(f"--config={path}: {_one_line(error)}") from error
+
+
+def _flag_value(argv: Sequence[str], name: str) -> str | None:
+  for index, argument in enumerate(argv):
+    if re.fullmatch(rf"--?{name}", argument) and index + 1 < len(argv):
+      return argv[index + 1]
+    match = re.fullmatch(rf"--?{name}=(.*)", argument)
+    if match:
+      return match[1]
+  return None
+
+
+def _unknown_flag(name: str) -> str:
+  if name.startswith("config."):
+    return f"--{name} needs --config=PATH"
+  near = difflib.get_close_matches(name, _our_flags(), 1)
+  hint = f"; did you mean --{near[0]}?" if near else " (--help lists them)"
+  return f"unknown flag --{name}{hint}"
+
+
+def _check_keys(argv: Sequence[str], path: str, config: Any) -> None:
+  """Names the nearest key; absl prints a traceback of 53 lines."""
+  keys = [] if config is None else _keys(config)
+  for argument in argv:
+    match = re.match(r"--?config\.([^=]+)", argument)
+    if match and config is not None and match[1] not in keys:
+      near = difflib.get_close_matches(match[1], keys, 1)
+      hint = f"; did you mean --config.{near[0]}?" if near else ""
+      raise ValueError(f"no key config.{match[1]} in {path}{hint}")
+
+
+def _keys(config: Any, prefix: str = "") -> list[str]:
+  keys = []
+  for key, value in config.items():
+    if hasattr(value, "items"):
+      keys += _keys(value, f"{prefix}{key}.")
+    else:
+      keys.append(prefix + key)
+  return keys
+
+
+def _our_flags() -> set[str]:
+  by_module = FLAGS.flags_by_module_dict()
+  modules = [__name__, sys.argv[0], "__main__"]
+  return {f.name for m in modules for f in by_module.get(m, [])}
+
+
+def _help(script) -> str:
+  lines = [(script.__doc__ or "").strip(), "", "flags:"]
+  for name in sorted(_our_flags()):
+    flag = FLAGS[name]
+    default = "" if flag.default in (None, "", False) else (
+      f" (default: {flag.default})"
+    )
+    lines.append(f"  --{name}\n      {flag.help}{default}")
+  return "\n".join(lines)
+
+
+def _one_line(error: BaseException) -> str:
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+  return " ".join(lines) or type(error).__name__
+
+
+def _set_up_devices() -> None:
+  if FLAGS.cpu_devices:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  import jax
+
+  if FLAGS.cpu_devices:
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", FLAGS.cpu_devices)
+  if FLAGS.coordinator:
+    if (jax.config.jax_platforms or "cpu") == "cpu":
+      jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+      FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id
+    )

@@ -1,0 +1,69 @@
+r"""Trains a grid of config overrides x seeds; run it again to resume.
+
+  python -m launch.sweep --config=configs/caatnet/sweep.py --cpu_devices=8 \
+    --mesh=tensor:1
+  python -m launch.sweep --config=configs/caatnet/tiny.py:test \
+    --grid="model.p=1.0,0.5 parallel.tensor=2,4" --seeds=0,1
+"""
+
+import pathlib
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("grid", "", "key=value,value ...; all combinations.")
+flags.DEFINE_list("seeds", None, "Seeds; config.sweep.seeds or 0 if unset.")
+
+
+def main() -> None:
+  import jax
+
+  from caatnet import build, plots, report, sweep
+  from caatnet.train import loop
+  from parallel.xla import ledger
+
+  config = FLAGS.config.copy_and_resolve_references()
+  study = build.take_sweep(config)
+  points = sweep.expand(FLAGS.grid) if FLAGS.grid else study.points
+  seeds = [int(s) for s in FLAGS.seeds] if FLAGS.seeds else study.seeds
+  workdir = pathlib.Path(FLAGS.workdir or f"runs/{config.name}")
+  runs = [
+    (point, build.override(config, f"{point} seed={seed}"))
+    for seed in seeds
+    for point in points
+  ]
+  for _, run_config in runs:
+    build.build(run_config, options.mesh())  # fail early
+  rows = []
+  for index, (point, run_config) in enumerate(runs):
+    print(f"run {index + 1} of {len(runs)}: {point} seed={run_config.seed}")
+
+    def count_bytes(run_config=run_config):
+      ranks = run_config.parallel.tensor
+      if jax.device_count() < ranks:
+        raise ValueError(
+          f"counting the bytes of {ranks} ranks needs {ranks} devices: "
+          f"--cpu_devices={ranks}"
+        )
+      experiment = build.build(run_config, {"tensor": ranks})
+      mesh = experiment.program.mesh
+      return loop.summary(
+        ledger.collectives(experiment.lower_step(), mesh), mesh
+      )
+
+    experiment = build.build(run_config, options.mesh())
+    row = sweep.run_point(experiment, point, workdir, count_bytes)
+    if row is None:
+      return
+    rows.append(row)
+    sweep.write_csv(rows, workdir / "sweep.csv")
+  report.print_sweep(rows)
+  for x, label in (("p", "p"), ("backward_bytes", "backward bytes per step")):
+    plots.plot_sweep(rows, x, label, workdir / f"loss_against_{x}.png")
+  print(f"table and plots: {workdir}")
+
+
+if __name__ == "__main__":
+  options.run(main)
