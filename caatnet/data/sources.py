@@ -5,6 +5,7 @@ on neither a seed nor a path, identical documents never straddle it, and a
 document stays on its side when others are added.
 """
 
+from collections.abc import Iterator, Sequence
 import dataclasses
 import hashlib
 import json
@@ -12,7 +13,6 @@ import os
 import pathlib
 import platform
 import sysconfig
-from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -81,9 +81,10 @@ def load_corpus(path: str, validation_percent: float) -> Corpus:
   if not documents:
     raise ValueError(f"config.data.path={path!r} is empty: no text in it")
 
+  train, validation = [], []
   places = [100 * _split_place(document) for document in documents]
-  train = [d for d, x in zip(documents, places) if x >= validation_percent]
-  validation = [d for d, x in zip(documents, places) if x < validation_percent]
+  for document, place in zip(documents, places, strict=True):
+    (validation if place < validation_percent else train).append(document)
   if not train or not validation:
     low, high = min(places), max(places)
     side = "validation" if train else "training"
@@ -220,10 +221,9 @@ def _jsonl_documents(file: pathlib.Path, content: bytes) -> Iterator[bytes]:
     except (ValueError, RecursionError) as error:
       raise ValueError(f"{where}: not valid JSON: {error}") from error
     text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):  # the user's data, not the caller's type
-      raise ValueError(  # noqa: TRY004
-        f'{where}: not an object with a string "text" field'
-      )
+    is_document = isinstance(text, str)
+    if not is_document:
+      raise ValueError(f'{where}: not an object with a string "text" field')
     try:
       document = text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -22,7 +22,12 @@ from caatnet.build import Experiment
 from caatnet.checkpoint import Checkpointer
 from caatnet.evaluate import Evaluation, make_evaluate, put_batch
 from caatnet.train.progress import TrainProgress
-from caatnet.train.records import MetricsWriter, environment, write_config
+from caatnet.train.records import (
+  MetricsWriter,
+  check_text,
+  environment,
+  write_config,
+)
 from caatnet.train.state import TrainState
 from caatnet.train.step import parameter_groups
 from caatnet.train.throughput import matmul_rate
@@ -101,6 +106,7 @@ class _Run:
     self.profile = profile
     program = experiment.program
     corpus = experiment.corpus()
+    check_text(workdir, corpus.sha256)
     self.batches = experiment.batches(corpus)
     self.windows = experiment.validation(corpus)
     self.checkpointer = Checkpointer(

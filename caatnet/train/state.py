@@ -1,6 +1,7 @@
 """What a training run carries from step to step, and where it lives."""
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -50,8 +51,9 @@ class Program:
   mesh: Mesh
 
   def __post_init__(self) -> None:
-    self._abstract()  # sizes that do not fit fail here
+    _ = self._abstract  # sizes that do not fit fail here
 
+  @functools.cached_property
   def _abstract(self) -> tuple[Any, Any]:
     return nnx.split(
       nnx.eval_shape(
@@ -62,12 +64,12 @@ class Program:
   @property
   def graph(self) -> Any:
     """The model without its parameters, for ``nnx.merge``."""
-    return self._abstract()[0]
+    return self._abstract[0]
 
   @property
   def specs(self) -> Any:
     """A ``PartitionSpec`` per parameter."""
-    return partition_specs(self._abstract()[1], self.tensor.name)
+    return partition_specs(self._abstract[1], self.tensor.name)
 
   @property
   def batch_spec(self) -> P:

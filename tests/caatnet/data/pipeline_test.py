@@ -53,6 +53,7 @@ def test_batches_are_int32_windows():
   assert batch.dtype == np.int32
 
 
+@pytest.mark.quick
 def test_an_epoch_has_each_window_once():
   for epoch in _epochs(seed=0, num_epochs=3):
     assert sorted(epoch) == list(range(20))
@@ -66,6 +67,7 @@ def test_epochs_that_batches_do_not_divide_have_each_window_once():
     np.testing.assert_array_equal(targets, np.sort(corpus.train[1:]))
 
 
+@pytest.mark.quick
 def test_each_epoch_and_each_seed_has_its_own_order():
   orders = [tuple(x) for seed in range(4) for x in _epochs(seed, 3)]
   assert len(set(orders)) == 12
@@ -77,6 +79,7 @@ def test_same_seed_same_batches():
   np.testing.assert_array_equal(*batches)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("num_before", [0, 1, 6, 7, 13, 14, 40])
 def test_resumed_continues_like_uninterrupted(num_before):
   _, uninterrupted = _iterate()  # 20/3 batches an epoch
@@ -106,7 +109,8 @@ def test_validation_windows_are_even_and_disjoint(num_windows):
   assert (strides >= _SEQ_LEN).all()
   if num_windows > 1:
     assert strides.max() - strides.min() <= 1
-    assert windows[0, 0] == 0 and windows[-1, -1] == 99
+    assert windows[0, 0] == 0
+    assert windows[-1, -1] == 99
 
 
 @pytest.mark.parametrize("num_windows", [0, 14, 15, 1000])
@@ -135,7 +139,7 @@ def test_shortest_texts_are_enough():
   np.testing.assert_array_equal(windows, corpus.validation[None])
 
 
-@pytest.mark.parametrize("arguments, message", [
+@pytest.mark.parametrize(("arguments", "message"), [
   (
     {"batch_size": 4},
     "random has 28 training bytes, but .*batch_size=4 and .*seq_len=7 need 29",
@@ -152,7 +156,7 @@ def test_train_mistakes(arguments, message):
   assert str(info.value).startswith("config.")
 
 
-@pytest.mark.parametrize("arguments, message", [
+@pytest.mark.parametrize(("arguments", "message"), [
   (
     {"seq_len": 8},
     "random has 8 validation bytes, but config.data.seq_len=8 needs 9",

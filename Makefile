@@ -1,0 +1,41 @@
+# Every target sets up what it needs: a virtual environment in this folder.
+
+# The first Python >= 3.11 on PATH, unless PYTHON= names one.
+NEW_ENOUGH = -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; \
+  do $$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN = $(VENV)/bin
+QUICK_VENV = .venv-quick-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+.PHONY: help demo test test-quick lint clean
+
+help:  ## Shows this.
+	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
+
+demo: $(VENV)/installed  ## Trains p=1 and p=.5 on real text, and compares.
+	$(BIN)/python -m launch.demo $(ARGS)
+
+test: $(VENV)/installed lint  ## Runs all tests (2 cores, no GPU).
+	$(BIN)/python -m pytest -n 2 -q --durations=10
+
+test-quick:  ## Runs a subset of the laws: make test-quick PYTHON=python3.13
+	@$(MAKE) --no-print-directory VENV=$(QUICK_VENV) $(QUICK_VENV)/installed
+	$(QUICK_VENV)/bin/python -m pytest -n 2 -q -m quick
+
+lint: $(VENV)/installed  ## Checks style.
+	$(BIN)/ruff check .
+
+clean:  ## Removes virtual environments and caches, not runs/.
+	rm -rf .venv .venv-quick-* .pytest_cache .ruff_cache build *.egg-info
+
+$(VENV)/installed: setup.cfg pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv on PATH; \
+	name one: make PYTHON=/path/to/python3.12 ..." >&2; exit 2; }
+	@$(PYTHON) $(NEW_ENOUGH) || { echo "error: $(PYTHON) is not a Python >= 3.11 \
+	with venv and ensurepip" >&2; exit 2; }
+	@echo "setting up $(VENV) with $$($(PYTHON) --version) (about a minute)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check \
+	  -e ".[colab,plot,test]"
+	@touch $@

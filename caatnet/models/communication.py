@@ -1,0 +1,80 @@
+"""What one training step sends, in closed form: the ledger's second opinion.
+
+Per microbatch of n tokens, the tensor axis all-reduces
+
+    forward:  n H (embedding) + sum over row doors of n k + O(n) (softmax)
+    backward: n H (stack entry) + sum over row doors of n k
+
+and, with full rematerialisation, a block's attention door once more; per step
+(2L + 1) H for the norm gains and one number per sliced parameter for the
+gradient norm. Source: the CAAT-Net notes of arXiv 2506.19645, section 3 of
+its formulas; the tests hold this equal to the lowered program.
+"""
+
+import collections
+from typing import NamedTuple
+
+from caatnet.models.transformer import TransformerConfig
+
+
+class Reduction(NamedTuple):
+  """An all-reduce over the tensor axis.
+
+  Attributes:
+    phase: "forward", "backward" or "update".
+    dtype: On the wire.
+    shape: Per device.
+  """
+
+  phase: str
+  dtype: str
+  shape: tuple[int, ...]
+
+
+def tensor_reductions(
+  config: TransformerConfig,
+  *,
+  data_lanes: int,
+  batch_size: int,
+  seq_len: int,
+  accumulation: int = 1,
+) -> collections.Counter[Reduction]:
+  """All-reduces over the tensor axis in one training step.
+
+  Args:
+    config: The model.
+    data_lanes: Data shards per device.
+    batch_size: Sequences of one microbatch of one data shard.
+    seq_len: Positions.
+    accumulation: Microbatches per step.
+
+  Returns:
+    How often each is executed per step.
+  """
+  tokens = (data_lanes, batch_size, seq_len)
+  width, dtype = config.width, config.dtype
+  count: collections.Counter[Reduction] = collections.Counter()
+
+  def add(phase, dtype, *shape):
+    count[Reduction(phase, dtype, tuple(shape))] += accumulation
+
+  add("forward", dtype, *tokens, width)
+  entry = config.syncs[0][0].backward_dtype or dtype
+  add("backward", entry, *tokens, width)
+  for syncs in config.syncs:
+    for door, sync in enumerate(syncs):
+      k = sync.num_shared(width)
+      if k:
+        forward = sync.forward_dtype or dtype
+        add("forward", forward, *tokens, k)
+        add("backward", sync.backward_dtype or dtype, *tokens, k)
+        if config.remat == "full" and door == 0:
+          add("backward", forward, *tokens, k)
+  add("forward", "float32", *tokens)  # largest logit
+  add("forward", "float32", 2, *tokens)  # normaliser, target
+  once = {
+    Reduction("update", "float32", (config.num_layers, width)): 2,
+    Reduction("update", "float32", (width,)): 1,
+    Reduction("update", "float32", (5 if config.tied_embeddings else 6,)): 1,
+  }
+  return count + collections.Counter(once)

@@ -1,0 +1,43 @@
+"""Training step of a 25M-parameter byte model, lanes against a plain step.
+
+  python -m launch.benchmark --config=configs/benchmark/train_step.py
+
+All variants take turns in one run on one device; the table has medians, the
+range, and the time relative to the first variant of the same dtype. About
+eight minutes on two cores. Expected: our one-rank step at the plain step's
+speed; eight lanes at p = 1 within 1.2x of one rank, at p = .5 within 1.6x.
+"""
+
+import ml_collections
+
+from configs.caatnet import base
+
+
+def get_config(size: str = "25m") -> ml_collections.ConfigDict:
+  """`25m`, or `test` for a model that takes seconds."""
+  config = base.get_config()
+  config.name = "train_step"
+  config.model.width = 512
+  config.model.num_layers = 8
+  config.model.ffn_width = 1376
+  config.data.seq_len = 256
+  config.data.batch_size = 8
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "train_step"
+  config.benchmark.rounds = 7
+  config.benchmark.dtypes = ("float32", "bfloat16")
+  # (label, overrides); "" is the plain JAX step.
+  config.benchmark.variants = (
+    ("plain JAX step", ""),
+    ("r=1", "parallel.tensor=1"),
+    ("r=1, unrolled", "parallel.tensor=1 model.unroll=8"),
+    ("r=8 lanes, p=1", "parallel.tensor=8"),
+    ("r=8 lanes, p=.5", "parallel.tensor=8 model.p=0.5"),
+  )
+  if size == "test":
+    config.model.width = 32
+    config.model.num_layers = 2
+    config.model.ffn_width = 48
+    config.data.seq_len = 16
+    config.benchmark.rounds = 2
+  return config

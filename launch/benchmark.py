@@ -1,0 +1,37 @@
+"""Runs a benchmark; its config says which.
+
+  python -m launch.benchmark --config=configs/benchmark/train_step.py
+  python -m launch.benchmark --config=configs/benchmark/train_step.py:test
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("output", "", "JSON file for the result.")
+
+
+def main() -> None:
+  from launch.benchmarks import train_step
+
+  bodies = {"train_step": train_step.run}
+  config = FLAGS.config
+  name = config.benchmark.name if "benchmark" in config else None
+  if name not in bodies:
+    raise ValueError(
+      f"config.benchmark.name={name!r} must be one of {', '.join(bodies)}; "
+      "the configs are in configs/benchmark/"
+    )
+  result = bodies[name](config)
+  if FLAGS.output:
+    path = pathlib.Path(FLAGS.output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+  options.run(main)

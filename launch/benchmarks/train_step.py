@@ -1,0 +1,192 @@
+"""Times training steps: ours, on lanes, against a step in plain JAX.
+
+The plain step is written here from nothing but jax and optax, for one device:
+the same architecture, optimizer and scan. All variants take turns, so that a
+drift of the machine's speed reaches all of them.
+"""
+
+import functools
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich.progress import track
+
+from caatnet import build, report
+from caatnet.evaluate import put_batch
+from caatnet.train.records import environment
+from caatnet.train.throughput import matmul_rate
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Measures, prints a table, and returns it as plain data."""
+  options = config.benchmark
+  device = jax.devices()[:1]
+  tokens = np.random.default_rng(0).integers(
+    config.model.vocab_size,
+    size=(config.data.batch_size, config.data.seq_len + 1),
+  )
+  runners, rows = {}, []
+  for dtype in options.dtypes:
+    for label, overrides in options.variants:
+      overrides = f"{overrides} model.dtype={dtype}".strip()
+      base = config.copy_and_resolve_references()
+      with base.unlocked():
+        del base.benchmark
+      ours = build.build(build.override(base, overrides), None, device)
+      plain = label.startswith("plain")
+      make = _plain_runner if plain else _our_runner
+      runners[dtype, label] = make(ours, tokens)
+  seconds: dict[tuple[str, str], list[float]] = {key: [] for key in runners}
+  for _ in track(range(options.rounds), "rounds", transient=True):
+    for key, step in runners.items():
+      start = time.perf_counter()
+      step()
+      seconds[key].append(time.perf_counter() - start)
+  rates = {d: matmul_rate(ours.program.mesh, d) for d in options.dtypes}
+  count = config.data.batch_size * config.data.seq_len
+  flops = count * ours.program.config.flops_per_token(config.data.seq_len)
+  for (dtype, label), times in seconds.items():
+    median = float(np.median(times))
+    first = np.array(seconds[dtype, options.variants[0][0]])
+    rows.append(
+      {
+        "dtype": dtype,
+        "variant": label,
+        "median_s": median,
+        "min_s": min(times),
+        "max_s": max(times),
+        "relative": float(np.median(np.array(times) / first)),
+        "tokens_per_second": count / median,
+        "fraction_of_matmul_rate": flops / median / rates[dtype],
+      }
+    )
+  report.table(
+    f"training step, {ours.program.config.num_params / 1e6:.1f}M parameters, "
+    f"{count} tokens, {device[0].device_kind}; products: "
+    + ", ".join(f"{rates[d] / 1e9:.0f} GFLOP/s {d}" for d in rates),
+    ["variant", "dtype", "median s", "range s", "x plain", "tokens/s",
+     "of products"],
+    [
+      [
+        r["variant"],
+        r["dtype"],
+        f"{r['median_s']:.3f}",
+        f"{r['min_s']:.3f} to {r['max_s']:.3f}",
+        f"{r['relative']:.3f}",
+        f"{r['tokens_per_second']:,.0f}",
+        f"{r['fraction_of_matmul_rate']:.1%}",
+      ]
+      for r in rows
+    ],
+  )
+  facts = environment(ours.program.mesh) | {"matmul_flops_per_second": rates}
+  return {"environment": facts, "rows": rows}
+
+
+def _our_runner(experiment: build.Experiment, tokens: np.ndarray):
+  step = experiment.lower_step().compile()
+  batch = put_batch(experiment.program, tokens)
+  state = [experiment.init_state()]
+
+  def run_once():
+    state[0], metrics = step(state[0], batch)
+    jax.block_until_ready(metrics)
+
+  run_once(), run_once()
+  return run_once
+
+
+def _plain_runner(experiment: build.Experiment, tokens: np.ndarray):
+  """The same model and optimizer, in plain JAX on one device."""
+  config = experiment.program.config
+  optimizer = optax.chain(
+    optax.clip_by_global_norm(experiment.clip_norm),
+    optax.adamw(
+      experiment.schedule,
+      b1=0.9,
+      b2=0.95,
+      weight_decay=0.1,
+      mask=lambda params: jax.tree_util.tree_map_with_path(
+        lambda path, _: "norm" not in path[-1].key, params
+      ),
+    ),
+  )
+  params = _plain_params(config)
+  loss = functools.partial(_plain_loss, config=config)
+
+  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  def step(params, opt_state, tokens):
+    value, grads = jax.value_and_grad(loss)(params, tokens)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, value
+
+  state = [params, optimizer.init(params)]
+  batch = jnp.asarray(tokens)
+
+  def run_once():
+    *state[:], value = step(*state, batch)
+    jax.block_until_ready(value)
+
+  run_once(), run_once()
+  return run_once
+
+
+def _plain_params(config: Any) -> dict[str, Any]:
+  h, f = config.width, config.ffn_width
+  qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_width
+  shapes = {"w_qkv": (h, qkv), "w_out": (h, h), "w_gate_up": (h, 2 * f),
+            "w_down": (f, h)}
+  keys = iter(jax.random.split(jax.random.key(0), 6))
+
+  def draw(*shape):
+    return config.init_std * jax.random.normal(next(keys), shape)
+
+  layers = config.num_layers
+  blocks = {name: draw(layers, *shape) for name, shape in shapes.items()}
+  blocks |= {"norm_1": jnp.ones((layers, h)), "norm_2": jnp.ones((layers, h))}
+  return {
+    "embedding": draw(config.vocab_size, h),
+    "blocks": blocks,
+    "norm": jnp.ones(h),
+    "head": draw(h, config.vocab_size),
+  }
+
+
+def _plain_loss(params: Any, tokens: jax.Array, config: Any) -> jax.Array:
+  dtype = config.dtype
+
+  def norm(x, gain):
+    wide = x.astype(jnp.float32)
+    rstd = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-5)
+    return (wide * rstd * gain).astype(dtype)
+
+  def rope(x):
+    half = x.shape[-1] // 2
+    frequency = config.rope_base ** (-jnp.arange(half) / half)
+    angle = (jnp.arange(x.shape[1])[:, None] * frequency)[None, :, None]
+    cos, sin = jnp.cos(angle).astype(dtype), jnp.sin(angle).astype(dtype)
+    a, b = x[..., :half], x[..., half:]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+  def block(x, w):
+    batch, length, _ = x.shape
+    heads, kv = config.num_heads, config.num_kv_heads
+    y = norm(x, w["norm_1"]) @ w["w_qkv"].astype(dtype)
+    y = y.reshape(batch, length, heads + 2 * kv, -1)
+    q, k, v = jnp.split(y, [heads, heads + kv], axis=2)
+    y = jax.nn.dot_product_attention(rope(q), rope(k), v, is_causal=True)
+    x = x + y.reshape(batch, length, -1) @ w["w_out"].astype(dtype)
+    y = norm(x, w["norm_2"]) @ w["w_gate_up"].astype(dtype)
+    gate, up = jnp.split(y, 2, -1)
+    return x + (jax.nn.silu(gate) * up) @ w["w_down"].astype(dtype), None
+
+  x = params["embedding"].astype(dtype)[tokens[:, :-1]]
+  x, _ = jax.lax.scan(block, x, params["blocks"])
+  logits = norm(x, params["norm"]) @ params["head"].astype(dtype)
+  return optax.softmax_cross_entropy_with_integer_labels(
+    logits.astype(jnp.float32), tokens[:, 1:]
+  ).mean()

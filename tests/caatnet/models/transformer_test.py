@@ -1,0 +1,360 @@
+"""Laws of the model: it is the oracle, on any number of devices."""
+
+import collections
+import dataclasses
+import functools
+
+import chex
+from flax import nnx
+import jax
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+from caatnet.models.attention import attention
+from caatnet.models.communication import Reduction, tensor_reductions
+from caatnet.models.transformer import TransformerConfig
+from caatnet.train.state import Program, init_state
+from caatnet.train.step import make_train_step
+from parallel.axes import Axis, make_mesh
+from parallel.partial_sync import PartialSync
+from parallel.xla import ledger
+from tests.caatnet.models import oracle
+
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+
+
+def make_config(p=0.5, layers=2, **changes):
+  sync = PartialSync(p, changes.pop("private_scale", "forward"))
+  values = {
+    "vocab_size": 64, "width": 32, "num_layers": layers, "num_heads": 8,
+    "num_kv_heads": 8, "ffn_width": 48, "syncs": ((sync, sync),) * layers,
+    "init_std": 0.2,
+  }
+  return TransformerConfig(**(values | changes))
+
+
+def make_program(config, ranks=8, devices=1, data=1, data_devices=1):
+  axes = {
+    "data": Axis("data", data, data_devices),
+    "tensor": Axis("tensor", ranks, devices),
+  }
+  return Program(config, axes["data"], axes["tensor"], make_mesh(axes))
+
+
+def draw_tokens(batch=2, length=9, vocab=64):
+  return jax.random.randint(jax.random.key(1), (batch, length), 0, vocab)
+
+
+def init_params(program, seed=0):
+  return jax.jit(program.init_params)(jax.random.key(seed))
+
+
+def draw_params(program):
+  """Parameters with norm gains other than 1, so that they matter."""
+  params = init_params(program)
+  is_gain = lambda spec: "tensor" not in spec  # noqa: E731
+  return jax.tree.map(
+    lambda x, spec: x + 0.3 * np.sin(np.arange(x.size)).reshape(x.shape)
+    if is_gain(spec) else x,
+    params,
+    program.specs,
+  )
+
+
+def loss_and_grads(program, params, tokens, inside=False):
+  """Through shard_map, the gradient taken inside or outside of it."""
+
+  def loss(params, tokens):
+    model = nnx.merge(program.graph, params)
+    return jax.lax.pmean(model.token_losses(tokens).mean(), "data")
+
+  mapped = functools.partial(
+    jax.shard_map,
+    mesh=program.mesh,
+    in_specs=(program.specs, P("data")),
+  )
+  if inside:
+    f = mapped(jax.value_and_grad(loss), out_specs=(P(), program.specs))
+  else:
+    f = jax.value_and_grad(mapped(loss, out_specs=P()))
+  return jax.jit(f)(params, tokens)
+
+
+@functools.cache
+def expected_loss_and_grads(reference, config, ranks):
+  program = make_program(config, ranks)
+  f = functools.partial(reference, config=config, ranks=ranks)
+  tokens = draw_tokens(vocab=config.vocab_size)
+  return jax.jit(jax.value_and_grad(f))(draw_params(program), tokens)
+
+
+def expect_oracle(config, reference, ranks=8, devices=1, inside=False):
+  program = make_program(config, ranks, devices)
+  params = draw_params(program)
+  tokens = draw_tokens(vocab=config.vocab_size)
+  expected = expected_loss_and_grads(reference, config, ranks)
+  actual = loss_and_grads(program, params, tokens, inside)
+  chex.assert_trees_all_close(actual, expected, **TOLERANCE)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("ranks", "changes"),
+  [
+    (8, {}),
+    (1, {}),
+    (4, {"num_kv_heads": 4, "tied_embeddings": True}),
+    # None of these divides by 4: padded.
+    (4, {"num_heads": 14, "num_kv_heads": 7, "width": 56, "ffn_width": 41,
+         "vocab_size": 61}),
+  ],
+)
+def test_fully_synchronised_is_the_dense_model(ranks, changes):
+  expect_oracle(make_config(1.0, **changes), oracle.dense_loss, ranks)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("p", [0.0, 0.29, 0.5])
+@pytest.mark.parametrize(
+  ("devices", "inside"), [(1, True), (2, False), (4, True), (8, True),
+                          (8, False)]
+)
+def test_any_p_is_the_rank_oracle_on_any_devices(p, devices, inside):
+  expect_oracle(make_config(p), oracle.rank_loss, 8, devices, inside)
+
+
+@pytest.mark.parametrize(("ranks", "devices"), [(4, 2), (8, 1), (8, 8)])
+def test_p_may_differ_per_layer_and_door(ranks, devices):
+  syncs = tuple(
+    (PartialSync(a, scale), PartialSync(b, scale))
+    for a, b, scale in ((1.0, 0.5, "forward"), (0.25, 0.75, "none"),
+                        (0.25, 0.75, "none"), (1.0, 0.0, "forward"))
+  )
+  config = make_config(layers=4, syncs=syncs)
+  expect_oracle(config, oracle.rank_loss, ranks, devices, inside=True)
+
+
+def test_one_rank_does_not_depend_on_p():
+  results = []
+  for p in (0.0, 0.4, 1.0):
+    program = make_program(make_config(p), ranks=1)
+    results.append(
+      loss_and_grads(program, draw_params(program), draw_tokens())
+    )
+  for other in results[1:]:
+    chex.assert_trees_all_close(results[0], other, **TOLERANCE)
+
+
+def test_init_carries_the_scale_of_private_columns():
+  plain, scaled = (
+    init_params(make_program(make_config(0.5, private_scale=scale), 4))[
+      "blocks"
+    ]
+    for scale in ("none", "init")
+  )
+  for key in ("w_out", "w_down"):
+    expected = np.array(plain[key])
+    expected[..., 16:] *= 2.0  # sqrt(4 ranks)
+    np.testing.assert_allclose(scaled[key], expected, rtol=1e-6)
+  chex.assert_trees_all_equal(plain["w_qkv"], scaled["w_qkv"])
+
+
+def test_the_dense_parameters_do_not_depend_on_the_ranks():
+  tokens = draw_tokens()
+  losses = []
+  for ranks in (1, 2, 8):
+    program = make_program(make_config(1.0), ranks)
+    params = init_params(program, 3)
+    losses.append(loss_and_grads(program, params, tokens)[0])
+  np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_rematerialisation_changes_no_gradient(devices):
+  results = {}
+  for remat in ("none", "full", "reduced"):
+    program = make_program(make_config(0.5, remat=remat), 8, devices)
+    results[remat] = loss_and_grads(
+      program, draw_params(program), draw_tokens(), inside=True
+    )
+  chex.assert_trees_all_close(results["none"], results["full"], **TOLERANCE)
+  chex.assert_trees_all_close(
+    results["none"], results["reduced"], **TOLERANCE
+  )
+
+
+def test_a_loss_depends_on_no_later_token():
+  program = make_program(make_config(0.5))
+  params = draw_params(program)
+
+  def losses(tokens):
+    return jax.jit(
+      jax.shard_map(
+        lambda params, tokens: nnx.merge(
+          program.graph, params
+        ).token_losses(tokens),
+        mesh=program.mesh,
+        in_specs=(program.specs, P("data")),
+        out_specs=P("data"),
+      )
+    )(params, tokens)
+
+  tokens = draw_tokens()
+  changed = tokens.at[:, 5].set((tokens[:, 5] + 1) % 64)
+  before, after = losses(tokens), losses(changed)
+  np.testing.assert_array_equal(before[:, :4], after[:, :4])
+  assert (np.abs(before[:, 5:] - after[:, 5:]) > 0).any()
+
+
+def test_blocks_of_queries_are_one_attention():
+  q, k, v = (
+    jax.random.normal(jax.random.key(i), (1, 1200, heads, 8))
+    for i, heads in enumerate((4, 2, 2))
+  )
+
+  def in_one(q, k, v):
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+  chex.assert_trees_all_close(
+    attention(q, k, v, "xla"), in_one(q, k, v), rtol=1e-4, atol=1e-5
+  )
+  f = jax.jit(jax.grad(lambda *x: attention(*x, "xla").sum(), (0, 1, 2)))
+  widest = max(
+    (eqn.outvars[0].aval.size for eqn in jax.make_jaxpr(
+      lambda *x: attention(*x, "xla"))(q, k, v).eqns), default=0)
+  assert widest < 4 * 1200 * 1200  # the score matrix never exists as a whole
+  chex.assert_tree_all_finite(f(q, k, v))
+
+
+# What is sent ----------------------------------------------------------------
+
+
+def lower_step(program, batch, length, accumulation=1):
+  optimizer = optax.adamw(1e-3)
+  step = make_train_step(program, optimizer, 1.0, accumulation)
+  state = jax.eval_shape(lambda: init_state(program, optimizer, 0))
+  tokens = jax.ShapeDtypeStruct(
+    (program.data.size, batch * accumulation, length + 1), "int32"
+  )
+  lowered = step.lower(state, tokens)
+  return ledger.collectives(lowered, program.mesh)
+
+
+def tensor_counter(entries):
+  counter = collections.Counter()
+  for entry in ledger.select(entries, axis="tensor"):
+    assert entry.kind == "all_reduce"
+    assert entry.axes == ("tensor",)
+    counter[Reduction(entry.phase, entry.dtype, entry.shape)] += entry.count
+  return counter
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("p", [1.0, 0.5, 0.25, 0.0])
+@pytest.mark.parametrize(
+  ("remat", "accumulation", "data"),
+  [("none", 1, 1), ("full", 1, 1), ("reduced", 3, 2), ("full", 2, 1)],
+)
+def test_lowered_collectives_equal_the_formula(p, remat, accumulation, data):
+  config = make_config(p, layers=3, remat=remat, width=64)
+  program = make_program(config, 8, 4, data=data)
+  entries = lower_step(program, 2, 8, accumulation)
+  expected = tensor_reductions(
+    config, data_lanes=data, batch_size=2, seq_len=8,
+    accumulation=accumulation,
+  )
+  assert tensor_counter(entries) == expected
+
+
+@pytest.mark.parametrize("data_devices", [1, 2])
+def test_the_data_axis_reduces_each_gradient_once(data_devices):
+  program = make_program(make_config(0.5), 8, 2, 4, data_devices)
+  entries = lower_step(program, 1, 8, accumulation=2)
+  sent = ledger.select(entries, axis="data")
+  if data_devices == 1:
+    assert not sent
+    return
+  params = jax.eval_shape(program.init_params, jax.random.key(0))
+  local = jax.tree.map(
+    lambda x, spec: x.size // (2 if "tensor" in spec else 1),
+    params,
+    program.specs,
+  )
+  assert {c.phase for c in sent} == {"update"}
+  elements = sum(c.elements * c.count for c in sent)
+  assert elements == sum(jax.tree.leaves(local)) + 1  # and the loss
+
+
+def test_halving_p_halves_the_bytes_inside_the_blocks():
+  sent = []
+  for p in (1.0, 0.5, 0.25):
+    program = make_program(make_config(p), 8, 8)
+    entries = lower_step(program, 2, 8)
+    inside = [c for c in entries if c.where.startswith("blocks")]
+    assert {c.shape[-1] for c in inside} == {int(32 * p)}
+    sent.append(ledger.total(inside))
+  assert sent[0] == 2 * sent[1] == 4 * sent[2] > 0
+
+
+def test_bfloat16_activations_reduce_forward_narrow_and_backward_wide():
+  sync = PartialSync(0.5)
+  program = make_program(
+    make_config(syncs=((sync, sync),) * 2, dtype="bfloat16"), 8, 8
+  )
+  entries = lower_step(program, 2, 8)
+  inside = [c for c in entries if c.where.startswith("blocks")]
+  assert {c.dtype for c in inside if c.phase == "forward"} == {"bfloat16"}
+  assert {c.dtype for c in inside if c.phase == "backward"} == {"float32"}
+  gains = [c for c in entries if c.shape in ((2, 32), (32,))]
+  assert {c.dtype for c in gains} == {"float32"}
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"num_kv_heads": 3}, "num_kv_heads=3 does not divide"),
+    ({"width": 36}, "num_heads=8 does not divide"),
+    ({"width": 24}, "must be even"),
+    ({"remat": "some"}, "remat='some' must be one of"),
+    ({"syncs": ()}, "p is given for 0 layers"),
+  ],
+)
+def test_sizes_that_do_not_fit(changes, message):
+  with pytest.raises(ValueError, match=message):
+    make_config(**changes)
+
+
+@pytest.mark.parametrize(
+  ("changes", "ranks"),
+  [({"num_kv_heads": 4}, 8), ({"ffn_width": 9}, 8), ({"vocab_size": 9}, 8)],
+)
+def test_a_rank_without_work_is_an_error(changes, ranks):
+  (key,) = changes
+  with pytest.raises(ValueError, match=f"config.model.{key}"):
+    make_program(make_config(**changes), ranks)
+
+
+def test_gains_stay_bitwise_equal_on_all_ranks():
+  program = make_program(make_config(0.5), 8, 8)
+  optimizer = optax.adamw(1e-2)
+  state = init_state(program, optimizer, 0)
+  before = np.array(state.params["norm"])
+  step = make_train_step(program, optimizer, 1.0)
+  state, _ = step(state, draw_tokens()[None])
+  for gain in (state.params["norm"], state.params["blocks"]["norm_1"]):
+    shards = [np.array(s.data) for s in gain.addressable_shards]
+    assert len(shards) == 8
+    for shard in shards[1:]:
+      np.testing.assert_array_equal(shards[0], shard)
+  assert (before != np.array(state.params["norm"])).any()
+
+
+def test_sizes_count_parameters():
+  config = make_config(width=48, num_heads=12, num_kv_heads=6)
+  program = make_program(config, ranks=1)
+  params = jax.eval_shape(program.init_params, jax.random.key(0))
+  assert config.num_params == sum(x.size for x in jax.tree.leaves(params))
+  tied = dataclasses.replace(config, tied_embeddings=True)
+  assert config.num_params - tied.num_params == 64 * 48

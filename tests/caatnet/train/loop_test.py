@@ -1,0 +1,187 @@
+"""A run is the same however often it is stopped, and wherever it goes on."""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from caatnet import build
+from caatnet.train import loop
+from caatnet.train.records import read_metrics
+from configs.caatnet import tiny
+
+ROOT = pathlib.Path(__file__).parents[3]
+OVERRIDES = "model.p=0.5 parallel.data=2 parallel.tensor=4"
+# What depends on the clock.
+TIMES = ("tokens_per_second", "model_flops_per_second",
+         "fraction_of_matmul_rate")
+
+
+def facts(workdir):
+  return [
+    {k: v for k, v in record.items() if k not in TIMES}
+    for record in read_metrics(workdir)
+  ]
+
+
+def train(workdir, mesh, overrides=""):
+  config = build.override(
+    tiny.get_config("test"), f"{OVERRIDES} {overrides}"
+  )
+  return loop.train(build.build(config, mesh), workdir, quiet=True)
+
+
+def launch(workdir, *args, num_steps=60):
+  environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+  command = [
+    sys.executable, "-m", "launch.train",
+    "--config=configs/caatnet/tiny.py:test", f"--workdir={workdir}",
+    f"--config.train.num_steps={num_steps}", *args,
+  ]
+  return subprocess.Popen(
+    command + [f"--config.{o}" for o in OVERRIDES.split()],
+    cwd=ROOT, env=environment, stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT, text=True,
+  )
+
+
+def send_at_random_step(process, workdir, number):
+  target = random.SystemRandom().randint(8, 40)
+  path = workdir / "metrics.jsonl"
+  while process.poll() is None:
+    if path.exists() and len(path.read_text().splitlines()) >= target:
+      process.send_signal(number)
+      break
+    time.sleep(0.005)
+  return process.communicate(timeout=120)[0]
+
+
+def test_killed_and_resumed_is_uninterrupted(tmp_path):
+  flags = ["--cpu_devices=4"]
+  killed = launch(tmp_path / "killed", *flags)
+  stopped = launch(tmp_path / "stopped", *flags)
+  send_at_random_step(killed, tmp_path / "killed", signal.SIGKILL)
+  output = send_at_random_step(stopped, tmp_path / "stopped", signal.SIGTERM)
+  assert killed.returncode == -signal.SIGKILL
+  assert stopped.returncode == 0, output
+  assert "the same command resumes" in output
+  runs = [
+    launch(tmp_path / name, *flags)
+    for name in ("whole", "killed", "stopped")
+  ]
+  for run in runs:
+    output = run.communicate(timeout=120)[0]
+    assert run.returncode == 0, output
+  whole = facts(tmp_path / "whole")
+  assert [r["step"] for r in whole if "loss" in r] == list(range(1, 61))
+  assert facts(tmp_path / "killed") == whole
+  assert facts(tmp_path / "stopped") == whole
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """A run of 12 steps on 8 devices, with its checkpoints at 4, 8 and 12."""
+  workdir = tmp_path_factory.mktemp("finished") / "run"
+  result = train(workdir, None, "train.keep_checkpoints=9")
+  return workdir, result
+
+
+def test_a_run_leaves_its_records(finished):
+  workdir, result = finished
+  assert result.finished
+  assert json.loads((workdir / "config.json").read_text())["model"]["p"] == 0.5
+  environment = json.loads((workdir / "environment.json").read_text())
+  assert environment["mesh"] == {"data": 2, "tensor": 4}
+  assert len(environment["text"]["sha256"]) == 64
+  assert list((workdir / "tensorboard").iterdir())
+  steps = sorted(p.name for p in (workdir / "checkpoints").iterdir())
+  assert steps == ["12", "4", "8"]
+  last = [r for r in read_metrics(workdir) if "validation_loss" in r][-1]
+  assert last["validation_loss"] == result.evaluation.loss
+
+
+@pytest.mark.parametrize("mesh", [{}, {"tensor": 2}, {"data": 2, "tensor": 2}])
+def test_resumes_on_other_devices(finished, mesh, tmp_path):
+  workdir, result = finished
+  shutil.copytree(workdir, tmp_path / "run")
+  for step in ("8", "12"):
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
+  resumed = train(tmp_path / "run", mesh, "train.keep_checkpoints=9")
+  for ours, theirs in zip(
+    facts(tmp_path / "run"), facts(workdir), strict=True
+  ):
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+      np.testing.assert_allclose(value, theirs[key], rtol=5e-4)
+  np.testing.assert_allclose(
+    resumed.evaluation.loss_per_position,
+    result.evaluation.loss_per_position,
+    rtol=1e-3,
+  )
+
+
+def test_another_text_does_not_resume(finished, tmp_path):
+  workdir, _ = finished
+  shutil.copytree(workdir, tmp_path / "run")
+  path = tmp_path / "run" / "environment.json"
+  changed = json.loads(path.read_text())
+  changed["text"]["sha256"] = "0" * 64
+  path.write_text(json.dumps(changed))
+  with pytest.raises(ValueError, match="another text"):
+    train(tmp_path / "run", None, "train.keep_checkpoints=9")
+
+
+def test_evaluates_alike_on_other_devices(finished):
+  workdir, result = finished
+  command = [sys.executable, "-m", "launch.evaluate", f"--workdir={workdir}",
+             "--json", f"--plot={workdir / 'positions.png'}"]
+  for flags in (["--cpu_devices=1"], ["--cpu_devices=4", "--mesh=tensor:4"]):
+    output = subprocess.run(
+      command + flags, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    read = json.loads(output.splitlines()[-1])
+    assert read["step"] == 12
+    np.testing.assert_allclose(
+      read["validation_loss"], result.evaluation.loss, rtol=1e-5
+    )
+  assert (workdir / "positions.png").stat().st_size > 1000
+
+
+def test_divergence_names_step_groups_and_checkpoint(tmp_path):
+  with pytest.raises(loop.NonFiniteError) as error:
+    train(tmp_path / "run", {"tensor": 2}, "optimizer.learning_rate=1e30")
+  message = str(error.value)
+  assert "non-finite gradients in" in message
+  assert "blocks/w_qkv" in message
+  assert "last good checkpoint: none yet" in message
+
+
+def test_two_processes_train_as_one(finished, tmp_path):
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+  runs = [
+    launch(
+      tmp_path / "run", "--cpu_devices=2", "--mesh=data:2,tensor:2",
+      f"--coordinator=127.0.0.1:{port}", "--num_processes=2",
+      f"--process_id={i}", num_steps=12,
+    )
+    for i in range(2)
+  ]
+  for run in runs:
+    output = run.communicate(timeout=180)[0]
+    assert run.returncode == 0, output
+  ours, theirs = facts(tmp_path / "run"), facts(finished[0])
+  assert [r["step"] for r in ours] == [r["step"] for r in theirs]
+  for a, b in zip(ours, theirs, strict=True):
+    key = "loss" if "loss" in a else "validation_loss"
+    np.testing.assert_allclose(a[key], b[key], rtol=5e-4)

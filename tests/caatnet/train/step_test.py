@@ -1,0 +1,100 @@
+"""Laws of the training step."""
+
+import chex
+import jax
+import numpy as np
+import optax
+import pytest
+
+from caatnet import build
+from caatnet.evaluate import put_batch
+from caatnet.train.step import make_train_step
+from configs.caatnet import tiny
+
+
+def make_experiment(mesh, overrides=""):
+  config = build.override(tiny.get_config("test"), overrides)
+  return build.build(config, mesh)
+
+
+def run_steps(experiment, num_steps=3):
+  step = make_train_step(
+    experiment.program,
+    experiment.optimizer,
+    experiment.clip_norm,
+    experiment.train.accumulation,
+  )
+  state = experiment.init_state()
+  tokens = np.random.default_rng(0).integers(256, size=(num_steps, 8, 33))
+  losses = []
+  for batch in tokens:
+    state, metrics = step(state, put_batch(experiment.program, batch))
+    losses.append(float(metrics["loss"]))
+  return jax.device_get(state), jax.device_get(metrics), losses
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  "mesh",
+  [{"tensor": 4}, {"data": 2, "tensor": 2}, {"data": 4}],
+)
+def test_lanes_are_devices(mesh):
+  sizes = "parallel.data=4 parallel.tensor=4 model.p=0.5"
+  one = run_steps(make_experiment({}, sizes))
+  many = run_steps(make_experiment(mesh, sizes))
+  chex.assert_trees_all_close(one, many, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("sizes", ["parallel.data=4", "train.accumulation=4"])
+def test_data_shards_and_microbatches_change_no_update(sizes):
+  base = "parallel.tensor=2 model.p=0.5"
+  whole = run_steps(make_experiment({}, base))
+  split = run_steps(make_experiment({}, f"{base} {sizes}"))
+  chex.assert_trees_all_close(whole, split, rtol=2e-4, atol=2e-5)
+
+
+def test_the_norm_counts_each_logical_parameter_once():
+  """Also over ranks: clipping equals optax's on the undivided arrays."""
+  experiment = make_experiment(
+    {"tensor": 4}, "parallel.tensor=4 model.p=0.5 optimizer.clip_norm=0.0"
+  )
+  program = experiment.program
+  sgd = optax.sgd(1.0)
+  tokens = np.random.default_rng(0).integers(256, size=(8, 33))
+  from caatnet.train.state import init_state
+
+  def updated(clip_norm):
+    state = init_state(program, sgd, 0)
+    before = jax.device_get(state.params)
+    step = make_train_step(program, sgd, clip_norm)
+    state, metrics = step(state, put_batch(program, tokens))
+    after = jax.device_get(state.params)
+    grads = jax.tree.map(lambda a, b: a - b, before, after)
+    return grads, float(metrics["grad_norm"])
+
+  grads, norm = updated(0.0)
+  np.testing.assert_allclose(optax.tree.norm(grads), norm, rtol=1e-4)
+  clipped, _ = updated(norm / 7)
+  expected = jax.tree.map(lambda g: g / 7, grads)
+  chex.assert_trees_all_close(clipped, expected, rtol=1e-2, atol=1e-6)
+
+
+def test_only_matrices_decay():
+  experiment = make_experiment({}, "optimizer.warmup_steps=0")
+  params = experiment.init_state().params
+  zeros = jax.tree.map(np.zeros_like, params)
+  optimizer = experiment.optimizer
+  updates, _ = optimizer.update(zeros, optimizer.init(params), params)
+  for path, update in jax.tree.leaves_with_path(updates):
+    moved = bool((np.abs(update) > 0).any())
+    assert moved != ("norm" in path[-1].key), path
+
+
+def test_the_schedule_warms_up_and_ends_at_a_tenth():
+  schedule = make_experiment(
+    {}, "train.num_steps=100 optimizer.warmup_steps=10"
+  ).schedule
+  rates = np.array([schedule(step) for step in range(101)])
+  assert rates[0] == 0
+  assert rates.argmax() == 10
+  np.testing.assert_allclose(rates[100], rates[10] / 10, rtol=1e-5)

@@ -1,0 +1,146 @@
+"""What a user gets wrong: one line on stderr, exit code 2, no traceback."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TINY = "--config=configs/caatnet/tiny.py:test"
+
+
+def launch(script, *args, cwd=ROOT):
+  environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+  environment.pop("XLA_FLAGS", None)
+  return subprocess.run(
+    [sys.executable, "-m", f"launch.{script}", *args],
+    cwd=cwd,
+    env=environment,
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
+
+
+# Found before jax is imported: quick.
+FLAGS = [
+  ("train", [], "--config is required"),
+  ("train", ["--confg=x"], "did you mean --config?"),
+  ("train", [TINY, "stray"], "unexpected argument 'stray'"),
+  ("train", ["--config=configs/caatnet/tini.py"],
+   "no such file; did you mean configs/caatnet/tiny.py?"),
+  ("train", ["--config=configs/caatnet/tiny.py:huge"],
+   "the sizes are demo and test"),
+  ("train", ["--config=configs/caatnet/base.py:arg"], "positional argument"),
+  ("train", ["--config=configs/__init__.py"], "no get_config there"),
+  ("train", ["--config=LICENSE"], "--config=LICENSE: "),
+  ("train", [TINY, "--config.model.widht=64"],
+   "did you mean --config.model.width?"),
+  ("train", [TINY, "--config.modle.p=1"], "did you mean --config.model.p?"),
+  ("train", [TINY, "--config.model.width=wide"], "'wide'"),
+  ("train", [TINY, "--config.model.p=half"], "'half'"),
+  ("train", ["--config.model.p=1"], "needs --config=PATH"),
+  ("train", [TINY, "--mesh=tensor"], "'tensor' is not AXIS:DEVICES"),
+  ("train", [TINY, "--mesh=tensor:2,tensor:4"], "'tensor' twice"),
+  ("train", [TINY, "--profile=5"], "--profile=5 is not FIRST:LAST"),
+  ("train", [TINY, "--cpu_devices=0"], "--cpu_devices=0"),
+  ("train", [TINY, "--process_id=0"], "go together"),
+  ("evaluate", [], "--workdir is required"),
+  ("sweep", ["--grid=model.p=1"], "--config is required"),
+]
+# Found when the config is built.
+VALUES = [
+  ("train", [TINY, "--mesh=tensor:3"], "use one of [1, 2, 4, 8]"),
+  ("train", [TINY, "--mesh=tensor:8", "--cpu_devices=2"],
+   "asks for 8 devices, this machine has 2"),
+  ("train", [TINY, "--mesh=pipeline:2"], "the axes data, tensor"),
+  ("train", [TINY, "--config.parallel.tensor=0"],
+   "config.parallel.tensor=0 must be at least 1"),
+  ("train", [TINY, "--config.model.p=1.5"], "p=1.5 must lie in [0, 1]"),
+  ("train", [TINY, "--config.model.p_mlp=(.5,.5,.5)"],
+   "config.model.p_mlp has 3 values"),
+  ("train", [TINY, "--config.model.num_heads=5"],
+   "num_heads=5 does not divide config.model.width=32"),
+  ("train", [TINY, "--config.model.num_kv_heads=2"],
+   "config.model.num_kv_heads=2 leaves a rank"),
+  ("train", [TINY, "--config.model.private_scale=sqrt"],
+   "must be one of none, init, forward"),
+  ("train", [TINY, "--config.model.dtype=float8"], "config.model.dtype"),
+  ("train", [TINY, "--config.model.remat=all"], "none, full, reduced"),
+  ("train", [TINY, "--config.data.batch_size=6",
+             "--config.train.accumulation=4"], "must be a multiple of"),
+  ("train", [TINY, "--config.optimizer.warmup_steps=99"],
+   "config.optimizer.warmup_steps=99 must lie in"),
+  ("train", [TINY, "--config.train.num_steps=0"], "must be at least 1"),
+  ("train", [TINY, "--config.data.path=/nowhere", "--workdir={tmp}/run"],
+   "/nowhere"),
+  ("train", [TINY, "--config.data.seq_len=9999999", "--workdir={tmp}/run"],
+   "config.data.seq_len=9999999"),
+  ("train", [TINY, "--workdir={tmp}/other"], "use another --workdir"),
+  ("evaluate", ["--workdir={tmp}"], "holds no run"),
+  ("evaluate", ["--workdir={tmp}/empty"], "no checkpoint in"),
+  ("sweep", [TINY, "--grid=model.p"], "is not key=value,value"),
+  ("sweep", [TINY, "--grid=model.q=1"], "did you mean model.p?"),
+  ("sweep", [TINY, "--seeds=one"], "'one'"),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+  """A folder that holds another run, and one without a checkpoint."""
+  from configs.caatnet import tiny
+
+  tmp = tmp_path_factory.mktemp("mistakes")
+  config = tiny.get_config("test")
+  for name, p in (("other", 0.125), ("empty", 1.0)):
+    config.model.p = p
+    (tmp / name).mkdir()
+    (tmp / name / "config.json").write_text(config.to_json())
+  return tmp
+
+
+@pytest.mark.parametrize(("script", "args", "message"), FLAGS + VALUES)
+def test_one_line_and_exit_code_2(script, args, message, folders):
+  args = [a.replace("{tmp}", str(folders)) for a in args]
+  result = launch(script, *args)
+  errors = [
+    line
+    for line in result.stderr.splitlines()
+    if line and not line.startswith(("WARNING", "I0", "W0"))
+  ]
+  assert result.returncode == 2, result.stderr
+  assert len(errors) == 1, result.stderr
+  assert errors[0].startswith("error: ")
+  assert message in errors[0]
+  assert "Traceback" not in result.stderr
+
+
+def test_debug_shows_the_traceback():
+  result = launch("train", TINY, "--config.model.p=2.0", "--debug")
+  assert result.returncode == 1
+  assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
+                                    "benchmark"])
+def test_help_explains(script):
+  result = launch(script, "--help")
+  assert result.returncode == 0
+  assert f"python -m launch.{script}" in result.stdout
+  assert "--mesh" in result.stdout
+  assert "--logtostderr" not in result.stdout
+
+
+def test_text_that_is_no_text(tmp_path):
+  (tmp_path / "data.txt").write_bytes(b"\x00\xff\x00\xff" * 4000)
+  result = launch(
+    "train", TINY, f"--config.data.path={tmp_path / 'data.txt'}",
+    f"--workdir={tmp_path / 'run'}",
+  )
+  assert result.returncode == 2
+  assert "data.txt" in result.stderr
+  assert json.dumps("Traceback") not in result.stderr

@@ -1,0 +1,173 @@
+"""Who may import whom: the table of ARCHITECTURE.md, enforced."""
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+OURS = ("parallel", "caatnet", "configs", "launch")
+
+# Longest matching room decides: room -> (what of ours it may import, packages
+# that it must not). A room may always import itself.
+NUMPY_ONLY = ("jax", "flax", "optax", "orbax", "ml_collections", "absl")
+LIBRARY = ("flax", "orbax", "ml_collections", "absl")
+RULES = {
+  "parallel.hardware": ((), NUMPY_ONLY),
+  "parallel.topology": (("parallel.hardware",), NUMPY_ONLY),
+  "parallel.schedules": (
+    ("parallel.topology", "parallel.hardware"),
+    NUMPY_ONLY,
+  ),
+  "parallel.schedules.run": (
+    ("parallel.axes", "parallel.collectives", "parallel.schedules"),
+    LIBRARY,
+  ),
+  "parallel.network": (
+    (
+      "parallel.schedules",
+      "parallel.topology",
+      "parallel.hardware",
+      "parallel.zero.partition",
+      "parallel.zero.cost",
+    ),
+    NUMPY_ONLY,
+  ),
+  "parallel.axes": ((), LIBRARY),
+  "parallel.kernels": ((), LIBRARY),
+  "parallel.collectives": (("parallel.axes", "parallel.kernels"), LIBRARY),
+  "parallel.partial_sync": (
+    ("parallel.axes", "parallel.collectives", "parallel.kernels"),
+    LIBRARY,
+  ),
+  "parallel.quantize": (
+    ("parallel.axes", "parallel.collectives", "parallel.kernels"),
+    LIBRARY,
+  ),
+  "parallel.zero": (
+    (
+      "parallel.axes",
+      "parallel.collectives",
+      "parallel.quantize",
+      "parallel.kernels",
+    ),
+    LIBRARY,
+  ),
+  "parallel.zero.partition": (("parallel.zero",), NUMPY_ONLY),
+  "parallel.zero.cost": (("parallel.zero",), NUMPY_ONLY),
+  "parallel.outer": (
+    (
+      "parallel.axes",
+      "parallel.collectives",
+      "parallel.quantize",
+      "parallel.kernels",
+    ),
+    LIBRARY,
+  ),
+  "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
+  "caatnet.models": (
+    (
+      "parallel.axes",
+      "parallel.collectives",
+      "parallel.partial_sync",
+      "parallel.kernels",
+    ),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
+  "caatnet": (("caatnet", "parallel"), ("ml_collections", "absl")),
+  "caatnet.build": (("caatnet", "parallel"), ("absl",)),
+  "configs": ((), ("jax", "numpy", "flax", "absl")),
+  "launch": (("caatnet", "parallel", "launch.options"), ("flax", "orbax")),
+  "launch.options": ((), ("flax", "orbax")),
+  "launch.benchmarks": (("caatnet", "parallel"), ()),
+}
+
+
+def _within(name: str, room: str) -> bool:
+  return name == room or name.startswith(room + ".")
+
+
+def _imports(source: str) -> list[str]:
+  names = []
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      names += [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      names += [f"{node.module}.{alias.name}" for alias in node.names]
+  return names
+
+
+def violations(module: str, source: str) -> list[str]:
+  """What a module imports and must not."""
+  rooms = [room for room in RULES if _within(module, room)]
+  if not rooms:
+    return [f"{module}: no rule for this room"]
+  room = max(rooms, key=len)
+  allowed, forbidden = RULES[room]
+  found = []
+  for name in _imports(source):
+    ours = name.split(".")[0] in OURS
+    if room == "launch" and _within(name, "launch.benchmarks"):
+      continue
+    own = room if room != "launch" else module
+    if ours and not any(_within(name, a) for a in (*allowed, own)):
+      found.append(f"{module} imports {name}")
+    if not ours and any(_within(name, f) for f in forbidden):
+      found.append(f"{module} imports {name}")
+  return found
+
+
+def _modules() -> dict[str, pathlib.Path]:
+  found = {}
+  for top in OURS:
+    for path in sorted((ROOT / top).rglob("*.py")):
+      parts = path.relative_to(ROOT).with_suffix("").parts
+      name = ".".join(p for p in parts if p != "__init__")
+      if name not in OURS:  # the packages themselves are empty: see below
+        found[name] = path
+  return found
+
+
+@pytest.mark.quick
+def test_imports_go_one_way():
+  found = []
+  for name, path in _modules().items():
+    found += violations(name, path.read_text())
+  assert not found, "\n".join(found)
+
+
+def test_packages_import_nothing():
+  for top in OURS:
+    assert not (ROOT / top / "__init__.py").read_text().strip()
+
+
+def test_launch_scripts_are_short():
+  lengths = {
+    path.name: len(path.read_text().splitlines())
+    for path in (ROOT / "launch").glob("*.py")
+    if path.name != "options.py"
+  }
+  assert {k: v for k, v in lengths.items() if v > 80} == {}
+
+
+@pytest.mark.parametrize(
+  ("module", "source"),
+  [
+    ("parallel.axes", "from parallel import collectives"),
+    ("parallel.collectives", "import caatnet.build"),
+    ("parallel.partial_sync", "from flax import nnx"),
+    ("parallel.network.simulate", "import jax.numpy as jnp"),
+    ("parallel.zero.cost", "import jax"),
+    ("parallel.outer.diloco", "from parallel.zero import partition"),
+    ("parallel.xla.ledger", "from parallel.outer import diloco"),
+    ("caatnet.models.layers", "from caatnet.train import step"),
+    ("caatnet.train.loop", "import ml_collections"),
+    ("caatnet.evaluate", "from launch import options"),
+    ("configs.caatnet.tiny", "import jax"),
+    ("configs.caatnet.tiny", "from caatnet import build"),
+    ("launch.demo", "from launch import train"),
+    ("parallel.nowhere", ""),
+  ],
+)
+def test_a_violation_is_reported(module, source):
+  assert violations(module, source)
