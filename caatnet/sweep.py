@@ -121,3 +121,16 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     writer.writeheader()
     writer.writerows(rows)
   temporary.replace(path)
+
+
+def read_csv(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The rows of a sweep's CSV, numbers as numbers."""
+  with path.open(newline="") as file:
+    rows: list[dict[str, Any]] = list(csv.DictReader(file))
+  for row in rows:
+    for key, value in row.items():
+      try:
+        row[key] = json.loads(value)
+      except json.JSONDecodeError:
+        continue  # text
+  return rows

@@ -19,8 +19,8 @@ flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
 
 def main() -> None:
   from caatnet import build, evaluate, plots, report
-  from caatnet.data.baselines import text_baselines
   from caatnet.checkpoint import Checkpointer
+  from caatnet.data.baselines import text_baselines
 
   workdir = pathlib.Path(FLAGS.workdir)
   path = workdir / "config.json"

@@ -1,5 +1,16 @@
 """Eight virtual CPU devices for every test; set before jax starts."""
 
+import os
+
+# Tests compile far more than they compute: half of the time is XLA's.
+os.environ["XLA_FLAGS"] = " ".join(
+  [
+    os.environ.get("XLA_FLAGS", ""),
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+  ]
+)
+
 import jax
 import pytest
 

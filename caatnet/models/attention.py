@@ -4,10 +4,15 @@ Shape legend: B = batch, T = position, H = query heads, K = key/value heads,
 D = head width. All heads here belong to one rank.
 """
 
+from collections.abc import Callable
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from parallel.collectives import varying, varying_axes
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 
@@ -33,11 +38,9 @@ def attention(
   """
   match implementation:
     case "cudnn":
-      return jax.nn.dot_product_attention(
-        q, k, v, is_causal=True, implementation="cudnn"
-      )
+      return _flash(_cudnn_kernel, q, k, v)
     case "splash":
-      return _splash(q, k, v)
+      return _flash(_splash_kernel, q, k, v)
     case "xla":
       return _blockwise(q, k, v)
   raise ValueError(
@@ -88,9 +91,60 @@ def _attend_block(
   return out.reshape(batch, num_queries, num_heads, head_width)
 
 
-def _splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=0)
+def _flash(
+  kernel: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array
+) -> jax.Array:
+  """A flash attention kernel; the backward repeats its forward.
+
+  Such kernels do not say over which mesh axes their results vary, which
+  ``check_vma=True`` asks for. A ``shard_map`` over no axis runs them unchecked;
+  forward and backward each get one, so that no unchecked cotangent meets a
+  checked one.
+  """
+  return _unchecked(kernel, q, k, v)
+
+
+def _flash_forward(kernel, q, k, v):
+  return _unchecked(kernel, q, k, v), (q, k, v)
+
+
+def _flash_backward(kernel, inputs, cotangent):
+  def backward(q, k, v, cotangent):
+    return jax.vjp(kernel, q, k, v)[1](cotangent)
+
+  return _unchecked(backward, *inputs, cotangent)
+
+
+_flash.defvjp(_flash_forward, _flash_backward)
+
+
+def _unchecked(f: Callable[..., Any], *args: jax.Array) -> Any:
+  """Runs ``f`` without the check of varying axes; results vary as ``args``."""
+
+  def run(*args):
+    # Results of unchecked operations vary over nothing, by type: times one,
+    # the arguments do as well.
+    return f(*(x * jnp.ones((), x.dtype) for x in args))
+
+  out = jax.shard_map(
+    run, axis_names=set(), in_specs=P(), out_specs=P(), check_vma=False
+  )(*args)
+  names = varying_axes(args[0])
+  return jax.tree.map(lambda x: varying(x, *names), out)
+
+
+def _cudnn_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+  return jax.nn.dot_product_attention(
+    q, k, v, is_causal=True, implementation="cudnn"
+  )
+
+
+def _splash_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as kernel,
+  )
+  from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_mask as mask,
   )
 

@@ -4,7 +4,8 @@ import time
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 # Large enough to reach the rate, small enough to take well under a second.
 _SIZE = {"cpu": 1024, "gpu": 8192, "tpu": 8192}

@@ -1,7 +1,8 @@
 r"""The study: loss against p, against the number of ranks, and private scale.
 
 p in 1, .75, .5, .25, 0 at r = 4; r in 2, 4, 8 at p = .5; private channels
-scaled by sqrt(r) or not; 3 seeds. 39 runs of somewhat over a minute each on one core.
+scaled by sqrt(r) or not; 3 seeds. 39 runs, each somewhat
+over a minute on one core.
 
   python -m launch.sweep --config=configs/caatnet/sweep.py \
     --cpu_devices=8 --mesh=tensor:1

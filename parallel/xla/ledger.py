@@ -27,17 +27,17 @@ Source: StableHLO specification, https://openxla.org/stablehlo/spec
 """
 
 import collections
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import jax
-import numpy as np
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
+import numpy as np
 
 Phase = Literal["forward", "backward", "update"]
 

@@ -118,8 +118,7 @@ def test_fully_synchronised_is_the_dense_model(ranks, changes):
 @pytest.mark.quick
 @pytest.mark.parametrize("p", [0.0, 0.29, 0.5])
 @pytest.mark.parametrize(
-  ("devices", "inside"), [(1, True), (2, False), (4, True), (8, True),
-                          (8, False)]
+  ("devices", "inside"), [(1, True), (2, False), (4, True), (8, False)]
 )
 def test_any_p_is_the_rank_oracle_on_any_devices(p, devices, inside):
   expect_oracle(make_config(p), oracle.rank_loss, 8, devices, inside)
@@ -226,6 +225,25 @@ def test_blocks_of_queries_are_one_attention():
       lambda *x: attention(*x, "xla"))(q, k, v).eqns), default=0)
   assert widest < 4 * 1200 * 1200  # the score matrix never exists as a whole
   chex.assert_tree_all_finite(f(q, k, v))
+
+
+def test_splash_attention_lowers_for_tpu_under_the_type_check():
+  mesh = jax.make_mesh((2,), ("t",), axis_types=(jax.sharding.AxisType.Auto,))
+  q = jax.ShapeDtypeStruct((2, 2, 1024, 4, 128), "bfloat16")
+  k = jax.ShapeDtypeStruct((2, 2, 1024, 2, 128), "bfloat16")
+
+  def loss(q, k, v):
+    y = jax.vmap(functools.partial(attention, implementation="splash"))(
+      q, k, v
+    )
+    return jax.lax.psum(y.astype("float32").sum(), "t")
+
+  f = jax.shard_map(
+    jax.grad(loss, (0, 1, 2)), mesh=mesh, in_specs=P("t"), out_specs=P("t")
+  )
+  lowered = jax.jit(f).trace(q, k, k).lower(lowering_platforms=("tpu",))
+  kernels = lowered.as_text().count("@tpu_custom_call")
+  assert kernels == 4  # forward, forward again, and the backward's two
 
 
 # What is sent ----------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""Logical sizes and devices."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+import jax
+import pytest
+
+from parallel.axes import Axis, assign_devices, divisors, make_mesh
+
+SIZES = st.integers(1, 24)
+
+
+@pytest.mark.quick
+@given(SIZES, SIZES, st.integers(1, 64))
+def test_the_choice_uses_most_devices_and_favours_tensor(data, tensor, num):
+  sizes = {"data": data, "tensor": tensor}
+  axes = assign_devices(sizes, num)
+  options = [
+    (d * t, t)
+    for d in divisors(data)
+    for t in divisors(tensor)
+    if d * t <= num
+  ]
+  chosen = (axes["data"].devices, axes["tensor"].devices)
+  assert (math.prod(chosen), chosen[1]) == max(options)
+  for name, axis in axes.items():
+    assert axis.lanes * axis.devices == axis.size == sizes[name]
+
+
+def test_an_axis_that_the_mesh_does_not_name_gets_one_device():
+  axes = assign_devices({"data": 4, "tensor": 8}, 8, {"tensor": 2})
+  assert (axes["data"].devices, axes["data"].lanes) == (1, 4)
+  assert (axes["tensor"].devices, axes["tensor"].lanes) == (2, 4)
+
+
+@pytest.mark.parametrize(
+  ("requested", "message"),
+  [
+    ({"pipe": 2}, "the axes data, tensor"),
+    ({"tensor": 3}, r"use one of \[1, 2, 4, 8\]"),
+    ({"tensor": 8, "data": 2}, "16 devices, this machine has 8"),
+  ],
+)
+def test_an_impossible_mesh_says_why(requested, message):
+  with pytest.raises(ValueError, match=message):
+    assign_devices({"data": 2, "tensor": 8}, 8, requested)
+
+
+def test_devices_must_divide_ranks():
+  with pytest.raises(ValueError, match="'tensor': 6 logical ranks"):
+    Axis("tensor", 6, 4)
+
+
+def test_the_mesh_has_the_axes_outermost_first():
+  axes = assign_devices({"data": 2, "tensor": 8}, 8, {"data": 2, "tensor": 4})
+  mesh = make_mesh(axes)
+  assert dict(mesh.shape) == {"data": 2, "tensor": 4}
+  assert list(mesh.devices.flat) == jax.devices()

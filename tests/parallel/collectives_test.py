@@ -1,0 +1,114 @@
+"""Every verb = its definition over logical ranks, on any number of devices."""
+
+import jax
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel import collectives
+from parallel.axes import Axis, make_mesh
+
+N = 8
+PAIRS = [(m, (m + 3) % N) for m in range(N) if m != 2]
+
+
+def permuted(x):
+  out = np.zeros_like(x)
+  for source, destination in PAIRS:
+    out[destination] = x[source]
+  return out
+
+
+# verb -> (call on lanes, definition on [N, ...], whether ranks differ after)
+VERBS = {
+  "all_reduce": (collectives.all_reduce, lambda x: x.sum(0), False),
+  "reduce_scatter": (
+    lambda x, axis: collectives.reduce_scatter(x, axis, dim=1),
+    lambda x: np.stack(np.split(x.sum(0), N, axis=1)),
+    True,
+  ),
+  "all_gather": (
+    lambda x, axis: collectives.all_gather(x, axis, dim=1),
+    lambda x: np.concatenate(list(x), axis=1),
+    False,
+  ),
+  "all_to_all": (
+    lambda x, axis: collectives.all_to_all(
+      x, axis, split_dim=1, concat_dim=0
+    ),
+    lambda x: np.stack(
+      [
+        np.concatenate([np.split(y, N, axis=1)[m] for y in x], axis=0)
+        for m in range(N)
+      ]
+    ),
+    True,
+  ),
+  "permute": (
+    lambda x, axis: collectives.permute(x, axis, PAIRS), permuted, True
+  ),
+}
+
+
+def lifted(verb, devices, differ):
+  axis = Axis("a", N, devices)
+  return jax.shard_map(
+    lambda x: verb(x, axis),
+    mesh=make_mesh({"a": axis}),
+    in_specs=P("a"),
+    # Leaving as replicated is a claim that the type check proves.
+    out_specs=P("a") if differ else P(),
+  )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", VERBS)
+def test_verb_is_its_definition(name, devices):
+  verb, definition, differ = VERBS[name]
+  x = np.random.default_rng(0).integers(-9, 9, (N, 3, 2 * N, 2)).astype("f4")
+  y = jax.jit(lifted(verb, devices, differ))(x)
+  np.testing.assert_array_equal(y, definition(x))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+@pytest.mark.parametrize("name", VERBS)
+def test_the_gradient_is_the_transpose(name, devices):
+  """<w, F x> = <F^T w, x>, exactly on small integers."""
+  verb, definition, differ = VERBS[name]
+  rng = np.random.default_rng(1)
+  x = rng.integers(-9, 9, (N, 3, 2 * N, 2)).astype("f4")
+  w = rng.integers(-9, 9, definition(x).shape).astype("f4")
+  f = lifted(verb, devices, differ)
+  transposed = jax.jit(jax.grad(lambda x: (f(x) * w).sum()))(x)
+  assert (np.asarray(transposed) * x).sum() == (definition(x) * w).sum()
+
+
+def test_all_reduce_takes_another_reduction():
+  axis = Axis("a", N, 4)
+
+  def ring(x, name):
+    total = x
+    for _ in range(3):
+      x = jax.lax.ppermute(x, name, [(i, (i + 1) % 4) for i in range(4)])
+      total = total + x
+    return total[None]
+
+  f = jax.shard_map(
+    lambda x: collectives.all_reduce(x, axis, via=ring),
+    mesh=make_mesh({"a": axis}),
+    in_specs=P("a"),
+    out_specs=P("a"),
+  )
+  x = np.arange(N * 5, dtype="f4").reshape(N, 5)
+  for device in np.asarray(jax.jit(f)(x)):
+    np.testing.assert_array_equal(device, x.sum(0))
+
+
+@pytest.mark.parametrize(
+  "pairs", [[(0, 1), (0, 2)], [(0, 1), (2, 1)], [(0, 8)]]
+)
+def test_permute_refuses_ranks_named_twice_or_absent(pairs):
+  axis = Axis("a", N, 1)
+  with pytest.raises(ValueError, match="appear once"):
+    collectives.permute(np.zeros((N, 2), "f4"), axis, pairs)

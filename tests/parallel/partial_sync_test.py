@@ -1,0 +1,181 @@
+"""The two doors, without any model behind them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.partial_sync import (
+  PartialSync,
+  Stream,
+  column_parallel,
+  enter,
+  row_parallel,
+)
+from parallel.xla import ledger
+
+H, F, BATCH, LENGTH = 20, 6, 2, 3
+SPECS = {"gain": P(), "w_in": P("tensor"), "w_out": P("tensor")}
+
+
+def draw(ranks):
+  rng = np.random.default_rng(0)
+  shapes = {"gain": (H,), "w_in": (ranks, H, F), "w_out": (ranks, F, H)}
+  params = {k: rng.normal(size=s).astype("f4") for k, s in shapes.items()}
+  return params, rng.normal(size=(BATCH, LENGTH, H)).astype("f4")
+
+
+def streams(params, x, axis, syncs):
+  """Two MLP blocks; ``[R, B, T, H]`` of this device's lanes."""
+  x = enter(x, axis, syncs[0])
+  for sync in syncs:
+    y = jnp.tanh(column_parallel(x, params["gain"], params["w_in"]))
+    x = x + row_parallel(y, params["w_out"], axis, sync)
+  return x.per_rank()
+
+
+def on_mesh(f, ranks, devices, out_specs):
+  axis = Axis("tensor", ranks, devices)
+  mesh = make_mesh({"tensor": axis})
+  return jax.shard_map(
+    functools.partial(f, axis=axis),
+    mesh=mesh,
+    in_specs=(SPECS, P()),
+    out_specs=out_specs,
+  ), mesh
+
+
+def oracle(params, x, ranks, syncs):
+  """Whole streams, one per rank."""
+  x = jnp.stack([x] * ranks)
+  for sync in syncs:
+    k = int(sync.p * H)
+    rstd = 1 / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+    y = jnp.tanh(jnp.einsum(
+      "rbth,rhf->rbtf", x * rstd * params["gain"], params["w_in"]
+    ))
+    y = jnp.einsum("rbtf,rfh->rbth", y, params["w_out"])
+    total = jnp.broadcast_to(y.sum(0), y.shape)
+    scale = np.sqrt(ranks) if sync.private_scale == "forward" else 1
+    x = x + jnp.concatenate([total[..., :k], float(scale) * y[..., k:]], -1)
+  return x
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(
+  ("ranks", "devices"), [(1, 1), (4, 2), (8, 1), (8, 4), (8, 8)]
+)
+@pytest.mark.parametrize(
+  "fractions", [(1.0, 1.0), (0.5, 0.5), (0.29, 0.8), (0.0, 0.0)]
+)
+def test_the_doors_are_the_rank_oracle(ranks, devices, fractions, inside):
+  syncs = [PartialSync(p, s) for p, s in zip(fractions, ("forward", "none"),
+                                             strict=True)]
+  params, x = draw(ranks)
+
+  def loss(y):  # weighs every rank and channel differently
+    return (y * jnp.cos(jnp.arange(y.shape[-1]))).sum()
+
+  def ours(params, x, axis):
+    return jax.lax.psum(loss(streams(params, x, axis, syncs)), "tensor")
+
+  if inside:
+    f, _ = on_mesh(
+      lambda params, x, axis: jax.value_and_grad(ours, (0, 1))(
+        params, x, axis
+      ),
+      ranks, devices, (P(), (SPECS, P())),
+    )
+  else:
+    f = jax.value_and_grad(on_mesh(ours, ranks, devices, P())[0], (0, 1))
+  expected = jax.value_and_grad(
+    lambda params, x: loss(oracle(params, x, ranks, syncs)), (0, 1)
+  )
+  ours, theirs = jax.jit(f)(params, x), jax.jit(expected)(params, x)
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_shared_channels_are_bitwise_equal_and_private_ones_differ(devices):
+  params, x = draw(8)
+  f, _ = on_mesh(
+    functools.partial(streams, syncs=[PartialSync(0.5)] * 2),
+    8, devices, P("tensor"),
+  )
+  y = np.asarray(jax.jit(f)(params, x))
+  for rank in range(1, 8):
+    np.testing.assert_array_equal(y[0, ..., :10], y[rank, ..., :10])
+    assert (y[0, ..., 10:] != y[rank, ..., 10:]).all()
+
+
+def test_the_row_door_s_derivative_is_its_transpose():
+  """sum_m <w_m, F(y)_m> = sum_m <F^T(w)_m, y_m>."""
+  rng = np.random.default_rng(2)
+  y, w = rng.normal(size=(2, 8, BATCH, LENGTH, H)).astype("f4")
+  eye = np.broadcast_to(np.eye(H, dtype="f4"), (8, H, H))
+  axis = Axis("tensor", 8, 4)
+
+  def door(y, eye):
+    zero = Stream(jnp.zeros(y.shape[1:]), jnp.zeros((*y.shape[:-1], 0)))
+    update = row_parallel(y, eye, axis, PartialSync(0.3))
+    return (zero + update).per_rank()
+
+  f = jax.jit(jax.shard_map(
+    door, mesh=make_mesh({"tensor": axis}), in_specs=(P("tensor"),) * 2,
+    out_specs=P("tensor"),
+  ))
+  out, transpose = jax.vjp(lambda y: f(y, eye), y)
+  k = int(0.3 * H)
+  expected = np.concatenate(
+    [np.broadcast_to(w[..., :k].sum(0), w[..., :k].shape),
+     np.sqrt(8) * w[..., k:]], -1
+  )
+  np.testing.assert_allclose(transpose(jnp.asarray(w))[0], expected, rtol=1e-5)
+  np.testing.assert_allclose(
+    (w * out).sum(), (expected * y).sum(), rtol=1e-4
+  )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("forward", [None, "float32"])
+@pytest.mark.parametrize("backward", [None, "float32"])
+def test_each_way_reduces_in_its_own_dtype(dtype, forward, backward):
+  syncs = [PartialSync(0.5, "forward", forward, backward)] * 2
+  params, x = draw(8)
+
+  def loss(params, x, axis):
+    y = streams(params, x.astype(dtype), axis, syncs)
+    return jax.lax.psum(y.astype(jnp.float32).sum(), "tensor")
+
+  f, mesh = on_mesh(loss, 8, 8, P())
+  entries = ledger.collectives(jax.jit(jax.grad(f, (0, 1))).lower(
+      params, x
+    ), mesh)
+  doors = [c for c in entries if c.shape == (BATCH, LENGTH, H // 2)]
+  for phase, wanted in (("forward", forward), ("backward", backward)):
+    assert {c.dtype for c in doors if c.phase == phase} == {wanted or dtype}
+  entry = [c for c in entries if c.where == "stack_entry"]
+  assert [(c.shape, c.dtype) for c in entry] == [
+    ((BATCH, LENGTH, H), backward or dtype)
+  ]
+
+
+def test_the_number_of_shared_channels_rounds_down():
+  assert PartialSync(0.29).num_shared(100) == int(0.29 * 100) == 28
+  assert PartialSync(1.0).num_shared(100) == 100
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [({"p": 1.1}, "must lie in"), ({"p": -0.1}, "must lie in"),
+   ({"private_scale": "half"}, "none, init, forward")],
+)
+def test_wrong_policies(values, message):
+  with pytest.raises(ValueError, match=message):
+    PartialSync(**values)
