@@ -27,7 +27,7 @@ Source: StableHLO specification, https://openxla.org/stablehlo/spec
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import itertools
 import math
@@ -38,6 +38,8 @@ import jax
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 import numpy as np
+
+from parallel.xla import operations
 
 Phase = Literal["forward", "backward", "update"]
 
@@ -58,11 +60,6 @@ _OPAQUE = re.compile(
   r"all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|"
   r"collective[-_](permute|broadcast)"
 )
-
-_REDUCTIONS = {
-  "stablehlo.maximum": "max",
-  "stablehlo.minimum": "min",
-}
 
 # Parts of a name stack that come from jax and not from the model.
 _STRUCTURE = re.compile(
@@ -275,7 +272,8 @@ class _Reader:
         self.functions[op.attributes["sym_name"].value] = op
       elif op.name == "sdy.mesh":
         name = op.attributes["sym_name"].value
-        self.meshes[name] = _mesh_sizes(op.attributes["stablehlo.mesh"])
+        sizes = operations.mesh_sizes(op.attributes["stablehlo.mesh"])
+        self.meshes[name] = sizes
     # The order of axes counts too: it numbers the devices.
     ours = list(self.sizes.items())
     theirs = [list(m.items()) for m in self.meshes.values()]
@@ -284,7 +282,7 @@ class _Reader:
         f"the program was lowered for the meshes {list(self.meshes.values())}, "
         f"not for {self.sizes}"
       )
-    self.axes_of_groups = dict(_groups_of_axes(self.sizes))
+    self.axes_of_groups = dict(operations.groups_of_axes(self.sizes))
 
   def read(self) -> list[Collective]:
     entries = self._region(self.functions["main"].regions[0], ())
@@ -317,7 +315,7 @@ class _Reader:
       return self._region(op.regions[0], (*stacks, stack))
     if op.name == "stablehlo.while":
       condition, body = (self._region(r, stacks) for r in op.regions)
-      trips = _trip_count(op)
+      trips = operations.trip_count(op)
       checks = None if trips is None else trips + 1
       return _repeat(condition, checks) + _repeat(body, trips)
     if op.name in ("stablehlo.case", "stablehlo.if"):
@@ -347,12 +345,12 @@ class _Reader:
         kind=_KINDS[op.name],
         axes=axes,
         group_size=group_size,
-        dtype=_dtype_name(operand.type.element_type),
+        dtype=operations.dtype_name(operand.type.element_type),
         shape=tuple(operand.type.shape),
         count=1,
         phase=phase,
         rematted=rematted,
-        reduction=_reduction(op),
+        reduction=operations.reduction(op),
         where=_readable(path),
       )
       for operand in op.operands
@@ -394,31 +392,6 @@ class _Reader:
     return axes, math.prod(self.sizes[name] for name in axes)
 
 
-def _mesh_sizes(mesh: ir.Attribute) -> dict[str, int]:
-  """Axis sizes; a typed attribute from jax 0.12 on, a dictionary before."""
-  if isinstance(mesh, ir.DictAttr):
-    axes = [ir.DictAttr(axis) for axis in ir.ArrayAttr(mesh["axes"])]
-    return {axis["name"].value: axis["size"].value for axis in axes}
-  axes = [stablehlo.MeshAxisAttr(a) for a in stablehlo.MeshAttr(mesh).axes]
-  return {axis.name: axis.size for axis in axes}
-
-
-def _groups_of_axes(
-  sizes: dict[str, int],
-) -> Iterator[tuple[frozenset[frozenset[int]], tuple[str, ...]]]:
-  """Yields each set of mesh axes, after the replica groups that it makes."""
-  devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-  dims = [dim for dim, size in enumerate(sizes.values()) if size > 1]
-  for chosen in itertools.chain.from_iterable(
-    itertools.combinations(dims, n) for n in range(len(dims) + 1)
-  ):
-    last = range(devices.ndim - len(chosen), devices.ndim)
-    group_size = math.prod(devices.shape[dim] for dim in chosen)
-    rows = np.moveaxis(devices, chosen, tuple(last)).reshape(-1, group_size)
-    groups = frozenset(frozenset(row) for row in rows.tolist())
-    yield groups, tuple(list(sizes)[dim] for dim in chosen)
-
-
 def _repeat(entries: Sequence[Collective], trips: int | None):
   """Entries of a region that runs `trips` times."""
   return [
@@ -438,102 +411,6 @@ def _either(branches: Sequence[Sequence[Collective]]) -> list[Collective]:
   if all(content == contents[0] for content in contents):
     return list(branches[0])
   return _repeat(list(itertools.chain.from_iterable(branches)), None)
-
-
-def _trip_count(loop: ir.Operation) -> int | None:
-  """Trips of a while loop that counts between constants, else None."""
-  condition, body = (region.blocks[0] for region in loop.regions)
-  new_values = list(body.operations)[-1].operands
-
-  def constant(value: ir.Value) -> np.integer | None:
-    if isinstance(value, ir.BlockArgument):
-      n = value.arg_number
-      if value.owner not in (condition, body):
-        return None
-      unchanged = new_values[n] == body.arguments[n]
-      return constant(loop.operands[n]) if unchanged else None
-    attributes = value.owner.attributes
-    if value.owner.name != "stablehlo.constant":
-      return None
-    if not isinstance(attributes["value"], ir.DenseIntElementsAttr):
-      return None
-    number = np.array(attributes["value"])
-    return number[()] if number.ndim == 0 else None
-
-  def step(value: ir.Value, counter: ir.Value) -> int | None:
-    if isinstance(value, ir.BlockArgument):
-      return None
-    op = value.owner
-    if op.name not in ("stablehlo.add", "stablehlo.subtract"):
-      return None
-    left, right = op.operands
-    if op.name == "stablehlo.add" and right == counter:
-      left, right = right, left
-    size = constant(right)
-    if left != counter or size is None:
-      return None
-    return int(size) if op.name == "stablehlo.add" else -int(size)
-
-  test = list(condition.operations)[-1].operands[0]
-  if isinstance(test, ir.BlockArgument):
-    return None
-  if test.owner.name != "stablehlo.compare":
-    return None
-  direction = stablehlo.ComparisonDirectionAttr(
-    test.owner.attributes["comparison_direction"]
-  ).value
-  counter, bound = test.owner.operands
-  if constant(counter) is not None:
-    counter, bound = bound, counter
-    direction = direction.translate(str.maketrans("LG", "GL"))
-  if not isinstance(counter, ir.BlockArgument) or counter.owner != condition:
-    return None
-  n = counter.arg_number
-  first, last = constant(loop.operands[n]), constant(bound)
-  by = step(new_values[n], body.arguments[n])
-  if first is None or last is None or by is None:
-    return None
-  trips = _trips(direction, int(first), int(last), by)
-  if trips is None:
-    return None
-  limits = np.iinfo(first.dtype)
-  stays = limits.min <= int(first) + trips * by <= limits.max
-  return trips if stays else None
-
-
-def _trips(direction: str, first: int, last: int, by: int) -> int | None:
-  """Trips of `while first <direction> last: first += by`; None if endless."""
-  if direction in ("GT", "GE"):
-    first, last, by = -first, -last, -by
-  elif direction not in ("LT", "LE"):
-    return None
-  if direction.endswith("E"):
-    last += 1
-  if first >= last:
-    return 0
-  return -((first - last) // by) if by > 0 else None
-
-
-def _reduction(op: ir.Operation) -> str | None:
-  if not op.regions:
-    return None
-  *body, _ = op.regions[0].blocks[0].operations
-  if len(body) != 1:
-    return "custom"
-  name = body[0].operation.name
-  return _REDUCTIONS.get(name, name.removeprefix("stablehlo."))
-
-
-def _dtype_name(element_type: ir.Type) -> str:
-  """The numpy name of an MLIR type: bf16 is bfloat16, ui8 is uint8."""
-  name = str(element_type)
-  if name == "i1":
-    return "bool"
-  if name.startswith("complex"):
-    return {"complex<f32>": "complex64", "complex<f64>": "complex128"}[name]
-  letters, bits, variant = re.fullmatch(r"([a-z]+)(\d+)(\w*)", name).groups()
-  stem = {"f": "float", "bf": "bfloat", "i": "int", "ui": "uint"}[letters]
-  return stem + bits + (f"_{variant.lower()}" if variant else "")
 
 
 def _readable(path: str) -> str:
