@@ -91,7 +91,7 @@ def _attend_block(
   return out.reshape(batch, num_queries, num_heads, head_width)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=0)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _flash(
   kernel: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array
 ) -> jax.Array:

@@ -1,0 +1,67 @@
+"""Every config builds, and the paper's sizes are the paper's."""
+
+import importlib
+import pathlib
+
+import pytest
+
+from caatnet import build
+from caatnet.models.communication import tensor_reductions
+from parallel.xla import ledger
+
+ROOT = pathlib.Path(__file__).parents[1]
+NAMES = sorted(
+  ".".join(path.relative_to(ROOT).with_suffix("").parts)
+  for path in (ROOT / "configs").glob("*/*.py")
+  if path.stem != "__init__"
+)
+# Parameters in 1e9, embedding and head of 32,000 tokens counted.
+PAPER = {"130m": (0.134, 768), "1b": (1.123, 2048), "7b": (6.74, 4096)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_config_builds(name):
+  config = importlib.import_module(name).get_config()
+  build.take_sweep(config)
+  if "benchmark" in config:
+    with config.unlocked():
+      del config.benchmark
+  experiment = build.build(config)
+  assert experiment.program.tensor.devices == 8
+  assert config.name in (name.split(".")[-1], "tiny")
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_paper_s_models_send_what_the_formula_says(name):
+  """Lowered whole, not run: 7B does not fit a laptop."""
+  config = importlib.import_module(f"configs.caatnet.{name}").get_config()
+  experiment = build.build(build.override(config, "model.p=0.5"))
+  model = experiment.program.config
+  billions, width = PAPER[name]
+  assert abs(model.num_params / 1e9 - billions) < 0.01
+  lowered = experiment.lower_step()
+  entries = ledger.collectives(lowered, experiment.program.mesh)
+  doors = [c for c in entries if c.where.startswith("blocks")]
+  assert {c.shape[-1] for c in doors} == {width // 2}
+  expected = tensor_reductions(
+    model,
+    data_lanes=1,
+    batch_size=config.data.batch_size,
+    seq_len=config.data.seq_len,
+  )
+  for phase, dtype in (("forward", "bfloat16"), ("backward", "float32")):
+    assert sum(
+      c.elements * c.count
+      for c in ledger.select(entries, axis="tensor", phase=phase, dtype=dtype)
+    ) == sum(
+      count * _size(reduction.shape)
+      for reduction, count in expected.items()
+      if (reduction.phase, reduction.dtype) == (phase, dtype)
+    )
+
+
+def _size(shape):
+  size = 1
+  for dim in shape:
+    size *= dim
+  return size
