@@ -18,9 +18,9 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
   config.name = "tiny"
   config.model.init_std = 0.06
   config.data.batch_size = 8
-  config.train.num_steps = 260
-  config.train.eval_every = 65
-  config.train.checkpoint_every = 65
+  config.train.num_steps = 220
+  config.train.eval_every = 55
+  config.train.checkpoint_every = 55
   if size == "test":
     config.model.width = 32
     config.model.num_layers = 2
