@@ -81,8 +81,6 @@ def train(
     NonFiniteError: Loss or gradients are not finite.
     ValueError: The folder holds another run, or the text is too short.
   """
-  workdir.mkdir(parents=True, exist_ok=True)
-  write_config(workdir, experiment.config)
   run = _Run(experiment, workdir, label, profile, quiet)
   try:
     with _stop_signals() as stop:
@@ -109,6 +107,9 @@ class _Run:
     check_text(workdir, corpus.sha256)
     self.batches = experiment.batches(corpus)
     self.windows = experiment.validation(corpus)
+    # Only a run that can start marks its folder.
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_config(workdir, experiment.config)
     self.checkpointer = Checkpointer(
       workdir, experiment.train.keep_checkpoints
     )

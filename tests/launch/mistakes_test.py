@@ -14,7 +14,6 @@ TINY = "--config=configs/caatnet/tiny.py:test"
 
 def launch(script, *args, cwd=ROOT):
   environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-  environment.pop("XLA_FLAGS", None)
   return subprocess.run(
     [sys.executable, "-m", f"launch.{script}", *args],
     cwd=cwd,
