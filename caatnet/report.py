@@ -22,7 +22,7 @@ def table(
     grid.add_row(*row)
   console = Console()
   if not console.is_terminal:  # a log file has no width to respect
-    console = Console(width=110)
+    console = Console(width=130)
   console.print(grid)
 
 
@@ -89,26 +89,42 @@ def communication_text(rows: Sequence[Mapping[str, Any]], phase: str) -> str:
 
 
 def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
-  """Mean and range of the validation loss over seeds, per point."""
-  points: dict[str, list[Mapping[str, Any]]] = {}
+  """Mean and range over seeds, per point, and against the first point.
+
+  A seed decides parameters and order of the data, so the difference is taken
+  seed by seed: what all points share cancels.
+  """
+  points: dict[str, dict[int, Mapping[str, Any]]] = {}
   for row in rows:
-    points.setdefault(row["point"], []).append(row)
+    points.setdefault(row["point"], {})[row["seed"]] = row
+  first = next(iter(points.values()))
   lines = []
   for point, runs in points.items():
-    losses = [run["validation_loss"] for run in runs]
-    mean = sum(losses) / len(losses)
+    losses = [run["validation_loss"] for run in runs.values()]
+    differences = [
+      run["validation_loss"] - first[seed]["validation_loss"]
+      for seed, run in runs.items()
+      if seed in first
+    ]
+    some = next(iter(runs.values()))
     lines.append(
       [
         point or "base",
         str(len(losses)),
-        f"{mean:.4f}",
-        f"{min(losses):.4f} to {max(losses):.4f}",
-        f"{runs[0]['forward_bytes'] / 1e6:.2f}",
-        f"{runs[0]['backward_bytes'] / 1e6:.2f}",
+        f"{sum(losses) / len(losses):.4f}",
+        f"{min(losses):.3f} to {max(losses):.3f}",
+        f"{sum(differences) / len(differences):+.4f}" if differences else "",
+        f"{min(differences):+.3f} to {max(differences):+.3f}"
+        if differences
+        else "",
+        f"{some['forward_bytes'] / 1e6:.2f}",
+        f"{some['backward_bytes'] / 1e6:.2f}",
       ]
     )
   table(
-    "validation loss, nats per byte; tensor-axis MB per device and step",
-    ["point", "seeds", "mean", "range", "forward", "backward"],
+    "validation loss, nats per byte, and its difference from the first point "
+    "seed by seed; tensor-axis MB per device and step",
+    ["point", "seeds", "mean", "range", "diff", "range", "forward",
+     "backward"],
     lines,
   )

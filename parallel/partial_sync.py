@@ -144,8 +144,8 @@ def column_parallel(
   """RMSNorm of each rank's own stream, times that rank's columns. Silent.
 
   The norm's per-token factor commutes with the product, so that
-  ``norm(x) @ w = rstd * ((x * gain) @ w)``, and its shared part is one
-  product for all lanes. Statistics are local, in float32, over all H.
+  ``norm(x) @ w = rstd * ((x * gain) @ w)``, and with several lanes its shared
+  part is one product for all. Statistics are local, in float32, over all H.
 
   Args:
     x: The residual stream.
@@ -157,20 +157,22 @@ def column_parallel(
     ``[R, B, T, F]`` in the stream's dtype.
   """
   dtype = x.private.dtype
-  rstd = lax.rsqrt(_sum_of_squares(x) / x.width + eps)
-  k = x.shared.shape[-1]
+  k, width = x.shared.shape[-1], x.width
   w = w.astype(dtype)
-  shared = (x.shared * gain[:k]).astype(dtype)
-  private = (x.private * gain[k:]).astype(dtype)
+  if k == width:  # one stream for all ranks: normalised once
+    normed = _normalise(x.shared, _sum_of_squares(x.shared), gain, eps)
+    return jnp.einsum("bth,rhf->rbtf", normed, w)
+  squares = _sum_of_squares(x.shared) + _sum_of_squares(x.private)
   if w.shape[0] == 1:  # one lane: one product over both parts
-    both = jnp.concatenate([shared[None], private], axis=-1)
-    y = jnp.einsum("rbth,rhf->rbtf", both, w)
-  else:
-    y = jnp.zeros((), dtype)
-    if k:
-      y = y + jnp.einsum("bth,rhf->rbtf", shared, w[:, :k])
-    if k < x.width:
-      y = y + jnp.einsum("rbth,rhf->rbtf", private, w[:, k:])
+    both = jnp.concatenate([x.shared[None], x.private], axis=-1)
+    normed = _normalise(both, squares, gain, eps)
+    return jnp.einsum("rbth,rhf->rbtf", normed, w)
+  private = (x.private * gain[k:]).astype(dtype)
+  y = jnp.einsum("rbth,rhf->rbtf", private, w[:, k:])
+  if k:
+    shared = (x.shared * gain[:k]).astype(dtype)
+    y = y + jnp.einsum("bth,rhf->rbtf", shared, w[:, :k])
+  rstd = lax.rsqrt(squares / width + eps)
   return (y * rstd[..., None]).astype(dtype)
 
 
@@ -192,7 +194,11 @@ def row_parallel(
   k = sync.num_shared(width)
   w = w.astype(y.dtype)
   scale = jnp.asarray(sync.scale(axis), y.dtype)
-  if w.shape[0] == 1:  # one lane: one product, then split
+  if k == width:
+    shared = jnp.einsum("rbtf,rfh->bth", y, w)
+    private = jnp.zeros((*y.shape[:-1], 0), y.dtype)
+    private = varying(private, *varying_axes(shared))
+  elif w.shape[0] == 1:  # one lane: one product, then split
     both = jnp.einsum("rbtf,rfh->rbth", y, w)
     shared, private = both[0, ..., :k], both[..., k:]
   else:
@@ -206,12 +212,17 @@ def row_parallel(
   return Stream(shared, private * scale)
 
 
-def _sum_of_squares(x: Stream) -> jax.Array:
-  """``[R, B, T]``, float32: each rank's sum over its H channels."""
-  def sum_squares(part):
-    return jnp.sum(jnp.square(part.astype(jnp.float32)), axis=-1)
+def _sum_of_squares(x: jax.Array) -> jax.Array:
+  """Over the channels, in float32."""
+  return jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1)
 
-  return sum_squares(x.shared) + sum_squares(x.private)
+
+def _normalise(
+  x: jax.Array, squares: jax.Array, gain: jax.Array, eps: float
+) -> jax.Array:
+  """RMSNorm of whole streams ``[..., H]``, given their sums of squares."""
+  rstd = lax.rsqrt(squares / x.shape[-1] + eps)
+  return (x * rstd[..., None] * gain).astype(x.dtype)
 
 
 def _sum_over_ranks(

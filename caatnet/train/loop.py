@@ -101,7 +101,7 @@ class _Run:
     quiet: bool,
   ) -> None:
     self.experiment, self.workdir = experiment, workdir
-    self.profile = profile
+    self.profile, self.tracing = profile, False
     program = experiment.program
     corpus = experiment.corpus()
     check_text(workdir, corpus.sha256)
@@ -275,11 +275,11 @@ class _Run:
       jax.profiler.start_trace(
         str(self.workdir / "profile"), create_perfetto_trace=True
       )
-      self._tracing = True
-    elif getattr(self, "_tracing", False) and (step is None or step >= last):
+      self.tracing = True
+    elif self.tracing and (step is None or step >= last):
       jax.block_until_ready(self.state.step)
       jax.profiler.stop_trace()
-      self._tracing = False
+      self.tracing = False
       self.progress.say(f"trace     {self.workdir / 'profile'}")
 
   def close(self) -> None:
