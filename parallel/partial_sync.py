@@ -161,17 +161,14 @@ def column_parallel(
   w = w.astype(dtype)
   if k == width:  # one stream for all ranks: normalised once
     normed = _normalise(x.shared, _sum_of_squares(x.shared), gain, eps)
-    return jnp.einsum("bth,rhf->rbtf", normed, w)
+    return _all_columns(normed, w)
   squares = _sum_of_squares(x.shared) + _sum_of_squares(x.private)
   if w.shape[0] == 1:  # one lane: one product over both parts
-    both = jnp.concatenate([x.shared[None], x.private], axis=-1)
-    normed = _normalise(both, squares, gain, eps)
-    return jnp.einsum("rbth,rhf->rbtf", normed, w)
-  private = (x.private * gain[k:]).astype(dtype)
-  y = jnp.einsum("rbth,rhf->rbtf", private, w[:, k:])
+    both = jnp.concatenate([x.shared, x.private[0]], axis=-1)
+    return _all_columns(_normalise(both, squares[0], gain, eps), w)
+  y = _each_rank((x.private * gain[k:]).astype(dtype), w[:, k:])
   if k:
-    shared = (x.shared * gain[:k]).astype(dtype)
-    y = y + jnp.einsum("bth,rhf->rbtf", shared, w[:, :k])
+    y = y + _all_columns((x.shared * gain[:k]).astype(dtype), w[:, :k])
   rstd = lax.rsqrt(squares / width + eps)
   return (y * rstd[..., None]).astype(dtype)
 
@@ -195,21 +192,49 @@ def row_parallel(
   w = w.astype(y.dtype)
   scale = jnp.asarray(sync.scale(axis), y.dtype)
   if k == width:
-    shared = jnp.einsum("rbtf,rfh->bth", y, w)
+    shared = _all_rows(y, w)
     private = jnp.zeros((*y.shape[:-1], 0), y.dtype)
     private = varying(private, *varying_axes(shared))
   elif w.shape[0] == 1:  # one lane: one product, then split
-    both = jnp.einsum("rbtf,rfh->rbth", y, w)
-    shared, private = both[0, ..., :k], both[..., k:]
+    both = _all_rows(y, w)
+    shared, private = both[..., :k], both[None, ..., k:]
   else:
-    shared = jnp.einsum("rbtf,rfh->bth", y, w[..., :k])
-    private = jnp.einsum("rbtf,rfh->rbth", y, w[..., k:])
+    shared = _all_rows(y, w[..., :k])
+    private = _each_rank(y, w[..., k:])
   if k:
     shared = _sum_over_ranks(
       shared, axis.name, sync.forward_dtype, sync.backward_dtype
     )
     shared = checkpoint_name(shared, REDUCED)
   return Stream(shared, private * scale)
+
+
+# The products below are plain two-dim ones: XLA:CPU runs a product with a
+# batch dim, or with a dim of size one beside the contracted one, at a fraction
+# of the rate (LOG.md).
+
+
+def _all_columns(x: jax.Array, w: jax.Array) -> jax.Array:
+  """``[B, T, H] x [R, H, F] -> [R, B, T, F]``: one input, all lanes."""
+  lanes, width, features = w.shape
+  if lanes == 1:
+    return (x @ w[0])[None]
+  y = x @ jnp.moveaxis(w, 0, 1).reshape(width, lanes * features)
+  return jnp.moveaxis(y.reshape(*x.shape[:-1], lanes, features), -2, 0)
+
+
+def _all_rows(y: jax.Array, w: jax.Array) -> jax.Array:
+  """``[R, B, T, F] x [R, F, H] -> [B, T, H]``, summed over lanes."""
+  lanes, features, width = w.shape
+  if lanes == 1:
+    return y[0] @ w[0]
+  y = jnp.moveaxis(y, 0, -2).reshape(*y.shape[1:-1], lanes * features)
+  return y @ w.reshape(lanes * features, width)
+
+
+def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
+  """``[R, B, T, H] x [R, H, F] -> [R, B, T, F]``, lane by lane."""
+  return jnp.stack([x[lane] @ w[lane] for lane in range(w.shape[0])])
 
 
 def _sum_of_squares(x: jax.Array) -> jax.Array:
