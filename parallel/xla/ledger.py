@@ -64,7 +64,7 @@ _OPAQUE = re.compile(
 # Parts of a name stack that come from jax and not from the model.
 _STRUCTURE = re.compile(
   r"|jit(\(.*\))?|pjit|shard_map|while|body|cond|scan|branch_\d+_fun|"
-  r"closed_call|core_call|eval_jaxpr|checkpoint|rematted_computation|remat2?|"
+  r"(closed|core)_call:?|eval_jaxpr|checkpoint|rematted_computation|remat2?|"
   r"custom_(jvp|vjp)_call"
 )
 _TRANSFORM = re.compile(r"(jvp|transpose|vmap)\((.*)\)")

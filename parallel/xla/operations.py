@@ -121,11 +121,12 @@ def reduction(op: ir.Operation) -> str | None:
   """What a collective reduces with: "add", "max", ...; None if nothing."""
   if not op.regions:
     return None
-  *body, _ = op.regions[0].blocks[0].operations
+  # A region that is manual over some axes only adds sharding constraints.
+  names = [inner.operation.name for inner in op.regions[0].blocks[0].operations]
+  *body, _ = [name for name in names if not name.startswith("sdy.")]
   if len(body) != 1:
     return "custom"
-  name = body[0].operation.name
-  return _REDUCTIONS.get(name, name.removeprefix("stablehlo."))
+  return _REDUCTIONS.get(body[0], body[0].removeprefix("stablehlo."))
 
 
 def dtype_name(element_type: ir.Type) -> str:
