@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
   do $$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN = $(VENV)/bin
-QUICK_VENV = .venv-quick-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
 .PHONY: help demo test test-quick lint clean
 

@@ -11,6 +11,7 @@ import pathlib
 import re
 import runpy
 import sys
+import traceback
 from typing import Any, NoReturn
 
 from absl import flags
@@ -106,7 +107,7 @@ def parse_profile(text: str) -> tuple[int, int] | None:
 
 
 def _run(main, script, argv, required, defaults) -> int:
-  debug = any(a in ("--debug", "--debug=true") for a in argv)
+  debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
       print(_help(script))
@@ -146,6 +147,9 @@ def _parse(argv: list[str], required: Sequence[str]) -> None:
     raise ValueError(
       "--coordinator, --num_processes and --process_id go together"
     )
+  address = FLAGS.coordinator
+  if address is not None and not re.fullmatch(r".+:\d+", address):
+    raise ValueError(f"--coordinator={address} is not HOST:PORT")
 
 
 def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
@@ -169,14 +173,24 @@ def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
     hint = f"; did you mean {near[0]}?" if near else ""
     raise FileNotFoundError(f"--config={path}: no such file{hint}")
   try:
-    get_config = runpy.run_path(path)["get_config"]
-    return path, get_config(*([argument] if argument else []))
-  except KeyError as error:
-    raise ValueError(f"--config={path}: no {error.args[0]} there") from error
-  except TypeError as error:
-    raise ValueError(f"--config={value}: {error}") from error
-  except (ImportError, SyntaxError, NameError) as error:
+    get_config = runpy.run_path(path).get("get_config")
+    if get_config is None:
+      raise ValueError(f"--config={path}: no get_config there")
+    config = get_config(*([argument] if argument else []))
+  except (ImportError, SyntaxError) as error:
     raise ValueError(f"--config={path}: {_one_line(error)}") from error
+  except (AttributeError, LookupError, NameError, TypeError) as error:
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
+             if f.filename == path]
+    where = f", line {lines[-1]}" if lines else ""
+    raise ValueError(
+      f"--config={value}{where}: {type(error).__name__}: {_one_line(error)}"
+    ) from error
+  if not hasattr(config, "items"):
+    raise ValueError(
+      f"--config={path}: get_config returns {config!r}, not a ConfigDict"
+    )
+  return path, config
 
 
 def _flag_value(argv: Sequence[str], name: str) -> str | None:

@@ -1,0 +1,104 @@
+"""Flags that all scripts share: a user's mistake is one line, exit code 2."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from launch import options
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = """
+from launch import options
+
+def main():
+  raise KeyError("a mistake of ours")
+
+if __name__ == "__main__":
+  options.run(main)
+"""
+HEAD = "from ml_collections import ConfigDict\ndef get_config():\n"
+GOOD = HEAD + "  return ConfigDict({'seed': 1})\n"
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("text", "expected"),
+  [
+    ("", None),
+    ("tensor:8", {"tensor": 8}),
+    ("data:2, tensor:4", {"data": 2, "tensor": 4}),
+  ],
+)
+def test_parse_mesh(text, expected):
+  assert options.parse_mesh(text) == expected
+
+
+@pytest.mark.parametrize(
+  "text", ["data", "data:", ":2", "data:0", "data:-1", "data:2,", "data:1.5"]
+)
+def test_a_malformed_mesh_is_quoted(text):
+  with pytest.raises(ValueError, match="is not AXIS:DEVICES") as error:
+    options.parse_mesh(text)
+  assert f"--mesh={text}" in str(error.value)
+
+
+def test_parse_profile():
+  assert options.parse_profile("") is None
+  assert options.parse_profile("10:13") == (10, 13)
+  for text in ("10", "13:10", "3:3", "a:b"):
+    with pytest.raises(ValueError, match=f"--profile={text} is not"):
+      options.parse_profile(text)
+
+
+def run_script(folder, config, *args):
+  (folder / "script.py").write_text(SCRIPT)
+  (folder / "config.py").write_text(config)
+  return subprocess.run(
+    [sys.executable, "script.py", "--config=config.py", *args],
+    cwd=folder,
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=300,
+    check=False,
+  )
+
+
+@pytest.mark.parametrize(
+  ("config", "args", "message"),
+  [
+    (HEAD + "  c = ConfigDict({'a': 1})\n  return c.b\n", [],
+     "--config=config.py, line 4: AttributeError: "),
+    (HEAD + "  return {}['rate']\n", [],
+     "--config=config.py, line 3: KeyError: 'rate'"),
+    (HEAD + "  return []\n", [], "returns [], not a ConfigDict"),
+    (HEAD + "  pass\n", [], "returns None, not a ConfigDict"),
+    (GOOD, ["--coordinator=here", "--num_processes=2", "--process_id=0"],
+     "--coordinator=here is not HOST:PORT"),
+  ],
+  ids=["attribute", "key", "list", "none", "coordinator"],
+)
+def test_one_line_and_exit_code_2(tmp_path, config, args, message):
+  result = run_script(tmp_path, config, *args)
+  assert result.returncode == 2, result.stderr
+  assert len(result.stderr.splitlines()) == 1, result.stderr
+  assert result.stderr.startswith("error: ")
+  assert message in result.stderr
+
+
+@pytest.mark.parametrize("debug", ["--debug", "-debug", "--debug=True",
+                                   "--debug=1"])
+def test_debug_shows_the_traceback(tmp_path, debug):
+  result = run_script(tmp_path, GOOD, "--mesh=x", debug)
+  assert result.returncode == 1
+  assert "Traceback" in result.stderr
+
+
+def test_our_own_mistake_keeps_its_traceback(tmp_path):
+  result = run_script(tmp_path, GOOD)
+  assert result.returncode == 1
+  assert "Traceback" in result.stderr
+  assert "a mistake of ours" in result.stderr
