@@ -166,11 +166,12 @@ def column_parallel(
   if w.shape[0] == 1:  # one lane: one product over both parts
     both = jnp.concatenate([x.shared, x.private[0]], axis=-1)
     return _all_columns(_normalise(both, squares[0], gain, eps), w)
-  y = _each_rank((x.private * gain[k:]).astype(dtype), w[:, k:])
+  w = (gain[:, None] * w).astype(dtype)
+  y = _each_rank(x.private, w[:, k:])
   if k:
-    y = y + _all_columns((x.shared * gain[:k]).astype(dtype), w[:, :k])
+    y = y + _all_columns(x.shared, w[:, :k])
   rstd = lax.rsqrt(squares / width + eps)
-  return (y * rstd[..., None]).astype(dtype)
+  return _times(y, rstd[..., None])
 
 
 def row_parallel(
@@ -197,16 +198,16 @@ def row_parallel(
     private = varying(private, *varying_axes(shared))
   elif w.shape[0] == 1:  # one lane: one product, then split
     both = _all_rows(y, w)
-    shared, private = both[..., :k], both[None, ..., k:]
+    shared, private = both[..., :k], both[None, ..., k:] * scale
   else:
     shared = _all_rows(y, w[..., :k])
-    private = _each_rank(y, w[..., k:])
+    private = _each_rank(y, w[..., k:] * scale)
   if k:
     shared = _sum_over_ranks(
       shared, axis.name, sync.forward_dtype, sync.backward_dtype
     )
     shared = checkpoint_name(shared, REDUCED)
-  return Stream(shared, private * scale)
+  return Stream(shared, private)
 
 
 # The products below are plain two-dim ones: XLA:CPU runs a product with a
@@ -233,13 +234,69 @@ def _all_rows(y: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
-  """``[R, B, T, H] x [R, H, F] -> [R, B, T, F]``, lane by lane."""
-  return jnp.stack([x[lane] @ w[lane] for lane in range(w.shape[0])])
+  """``[R, B, T, H] x [R, H, F] -> [R, B, T, F]``, lane by lane.
+
+  With its own transpose: autodiff would keep each lane's slice of ``x`` beside
+  ``x`` for the backward.
+  """
+
+  @jax.custom_vjp
+  def products(x, w):
+    return by_lane(jnp.matmul, x, w)
+
+  def forward(x, w):
+    return products(x, w), (x, w)
+
+  def backward(residuals, cotangent):
+    x, w = residuals
+    dx = by_lane(lambda a, b: a @ b.T, cotangent, w)
+    over_tokens = (((0, 1), (0, 1)), ((), ()))
+    dw = by_lane(
+      lambda a, b: lax.dot_general(a, b, over_tokens), x, cotangent
+    )
+    return dx, dw
+
+  def by_lane(product, *operands):
+    return jnp.stack([product(*lane) for lane in zip(*operands, strict=True)])
+
+  products.defvjp(forward, backward)
+  return products(*_same_axes(x, w))
+
+
+def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
+  """``y * factor``, ``factor: [..., 1]``, in y's dtype.
+
+  The backward keeps the product, which its user keeps anyway, and not ``y``.
+  """
+
+  @jax.custom_vjp
+  def times(y, factor):
+    return (y * factor).astype(y.dtype)
+
+  def forward(y, factor):
+    product = times(y, factor)
+    return product, (product, factor)
+
+  def backward(residuals, cotangent):
+    product, factor = residuals
+    wide = cotangent.astype(factor.dtype)
+    d_factor = jnp.sum(wide * product, axis=-1, keepdims=True) / factor
+    return (wide * factor).astype(product.dtype), d_factor
+
+  times.defvjp(forward, backward)
+  return times(*_same_axes(y, factor))
+
+
+def _same_axes(*operands: jax.Array) -> list[jax.Array]:
+  """Varying over the same mesh axes, as the operands of a custom_vjp are."""
+  names = frozenset().union(*(varying_axes(x) for x in operands))
+  return [varying(x, *names) for x in operands]
 
 
 def _sum_of_squares(x: jax.Array) -> jax.Array:
   """Over the channels, in float32."""
-  return jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1)
+  x = x.astype(jnp.float32)
+  return jnp.sum(x * x, axis=-1)  # the backward of square would keep 2x, too
 
 
 def _normalise(

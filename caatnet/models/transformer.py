@@ -233,7 +233,7 @@ class Block(nnx.Module):
         implementation=config.attention,
       )
     )
-    swiglu = jax.vmap(layers.swiglu)
+    swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
     norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
     eps = config.norm_eps
     with jax.named_scope("attention"):

@@ -46,7 +46,8 @@ class TrainResult:
     step: Updates done.
     finished: Whether all steps are done; False after a signal.
     evaluation: On the validation windows, at the end; None if not finished.
-    tokens_per_second: Median over this process's steps; 0 if it made none.
+    tokens_per_second: Median over this process's steps from the third on; 0
+      if it made fewer.
     communication: What one step sends, per axis and phase.
   """
 
@@ -263,8 +264,9 @@ class _Run:
     self.checkpointer.save(self.state, self.batches.get_state())
 
   def _tokens_per_second(self) -> float:
-    recent = self.seconds[2:] or self.seconds  # the first ones warm up
-    return self.tokens_per_step / float(np.median(recent)) if recent else 0.0
+    # The first steps only fill the queue: their times are no step's time.
+    steady = self.seconds[2:]
+    return self.tokens_per_step / float(np.median(steady)) if steady else 0.0
 
   def _profile(self, step: int | None) -> None:
     """Starts and stops the trace; ``None`` at the end of the loop."""

@@ -38,7 +38,9 @@ class TrainProgress:
 
   def update(self, step: int, loss: float, tokens_per_second: float) -> None:
     """After each step."""
-    status = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s"
+    status = f"loss {loss:.4f}"
+    if tokens_per_second:  # known from the third step on
+      status += f"  {tokens_per_second:,.0f} tokens/s"
     if self._bar:
       self._bar.update(self._task, completed=step, status=status)
     elif step == self._num_steps or time.monotonic() - self._last_line > 10:

@@ -4,9 +4,8 @@
 
 All variants take turns in one run on one device; the table has medians, the
 range, and the time relative to the first variant of the same dtype. About
-seven minutes on two cores. Aims: our one-rank step at the plain step's speed;
-eight lanes at p = 1 within 1.2x of one rank, at p = .5 within 1.6x. LOG.md says
-which are reached.
+eight minutes on two cores. Aims: our one-rank step at the plain step's speed;
+eight lanes at p = 1 within 1.2x of one rank, at p = .5 within 1.6x.
 """
 
 import ml_collections
