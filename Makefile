@@ -5,13 +5,14 @@ NEW_ENOUGH = -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; \
   do $$p $(NEW_ENOUGH) 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
+EXTRAS ?= colab,plot,test
 BIN = $(VENV)/bin
 QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 
 # Large buffers in huge pages: the training step page-faults less (LOG.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help demo test test-quick lint clean
+.PHONY: help demo test test-quick test-tpu lint clean
 
 help:  ## Shows this.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -26,11 +27,16 @@ test-quick:  ## Runs a subset of the laws: make test-quick PYTHON=python3.13
 	@$(MAKE) --no-print-directory VENV=$(QUICK_VENV) $(QUICK_VENV)/installed
 	$(QUICK_VENV)/bin/python -m pytest -n 2 -q -m quick
 
+test-tpu:  ## Compiles for TPUs that are not here (libtpu, about 200 MB).
+	@$(MAKE) --no-print-directory VENV=.venv-tpu EXTRAS=plot,test,tpu \
+	  .venv-tpu/installed
+	.venv-tpu/bin/python -m pytest -q tests/tpu
+
 lint: $(VENV)/installed  ## Checks style.
 	$(BIN)/ruff check .
 
 clean:  ## Removes virtual environments and caches, not runs/.
-	rm -rf .venv .venv-quick-* .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-tpu .venv-quick-* .pytest_cache .ruff_cache build *.egg-info
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv on PATH; \
@@ -40,5 +46,5 @@ $(VENV)/installed: setup.cfg pyproject.toml
 	@echo "setting up $(VENV) with $$($(PYTHON) --version) (about a minute)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check \
-	  -e ".[colab,plot,test]"
+	  -e ".[$(EXTRAS)]"
 	@touch $@

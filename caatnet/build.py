@@ -118,17 +118,20 @@ class Experiment:
       shardings,
     )
 
+  def abstract_tokens(self) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding of one step's batch."""
+    return jax.ShapeDtypeStruct(
+      self.batch_shape,
+      jnp.int32,
+      sharding=self.program.shardings(self.program.batch_spec),
+    )
+
   def lower_step(self) -> jax.stages.Lowered:
     """The very training step that runs, lowered without any data."""
     step = make_train_step(
       self.program, self.optimizer, self.clip_norm, self.train.accumulation
     )
-    tokens = jax.ShapeDtypeStruct(
-      self.batch_shape,
-      jnp.int32,
-      sharding=self.program.shardings(self.program.batch_spec),
-    )
-    return step.lower(self.abstract_state(), tokens)
+    return step.lower(self.abstract_state(), self.abstract_tokens())
 
 
 def build(
@@ -245,6 +248,11 @@ def _model_config(
     "config.model.attention", model.attention, attention.IMPLEMENTATIONS
   )
 
+  _one_of("config.model.overlap", model.overlap, ("auto", "on", "off"))
+  overlap = model.overlap == "on" or (
+    model.overlap == "auto" and platform != "cpu"
+  )
+
   def syncs(key: str) -> list[PartialSync]:
     values = fields.pop(key) or (model.p,)
     values = tuple(values) * (model.num_layers if len(values) == 1 else 1)
@@ -259,12 +267,14 @@ def _model_config(
         model.private_scale,
         model.forward_dtype or None,
         model.backward_dtype or None,
+        overlap,
       )
       for p in values
     ]
 
   doors = tuple(zip(syncs("p_attention"), syncs("p_mlp"), strict=True))
-  for key in ("p", "private_scale", "forward_dtype", "backward_dtype"):
+  for key in ("p", "private_scale", "forward_dtype", "backward_dtype",
+              "overlap"):
     del fields[key]
   fields["attention"] = attention.resolve(
     model.attention, platform, model.dtype

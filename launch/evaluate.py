@@ -13,8 +13,6 @@ from launch import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("step", None, "Checkpoint to read; the newest if unset.")
-flags.DEFINE_string("plot", "", "PNG of the loss at each position.")
-flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
 
 
 def main() -> None:

@@ -40,6 +40,15 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
   "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13."
 )
+flags.DEFINE_bool(
+  "json", False, "evaluate, compile: print one JSON object instead of tables."
+)
+flags.DEFINE_string(
+  "plot",
+  "",
+  "PNG to write. evaluate: the loss at each position; compile: memory, bytes "
+  "and overlap.",
+)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_string(
   "coordinator", None, "HOST:PORT of process 0, for several processes."

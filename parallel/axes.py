@@ -14,6 +14,7 @@ import itertools
 import math
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 import numpy as np
 
@@ -140,16 +141,15 @@ def make_mesh(
   """
   shape = tuple(axis.devices for axis in axes.values())
   count = math.prod(shape)
-  devices = list(jax.devices() if devices is None else devices)[:count]
+  devices = list(jax.devices() if devices is None else devices)
   if len(devices) < count:
     raise ValueError(f"the mesh {shape} needs {count} devices")
-  if devices[0].platform == "cpu" or count < len(jax.devices()):
-    grid = np.asarray(devices).reshape(shape)
-    return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(shape))
-  # Lets JAX lay the axes along the physical links of a TPU or GPU machine.
-  return jax.make_mesh(
-    shape,
-    tuple(axes),
-    axis_types=(AxisType.Auto,) * len(shape),
-    devices=devices,
-  )
+  if devices[0].platform == "cpu" or count < len(devices):
+    grid = np.asarray(devices[:count]).reshape(shape)
+  else:
+    # Lays the axes along the physical links of a TPU or GPU machine, several
+    # axes along one dimension of a torus where they must share it.
+    grid = mesh_utils.create_device_mesh(
+      shape, devices, allow_split_physical_axes=True
+    )
+  return Mesh(grid, tuple(axes), axis_types=(AxisType.Auto,) * len(shape))

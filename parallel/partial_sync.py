@@ -90,12 +90,16 @@ class PartialSync:
       leaves that to the initialisation of the weights; "none" does neither.
     forward_dtype: dtype of the forward reduction; None: the activations'.
     backward_dtype: dtype of the backward reduction; None: the cotangents'.
+    overlap: Compute the shared columns of the product first and the private
+      ones under their reduction, where the compiler reduces asynchronously.
+      Otherwise a device with one lane makes one product of both.
   """
 
   p: float = 1.0
   private_scale: str = "forward"
   forward_dtype: str | None = None
   backward_dtype: str | None = "float32"
+  overlap: bool = False
 
   def __post_init__(self) -> None:
     if not 0.0 <= self.p <= 1.0:
@@ -196,11 +200,13 @@ def row_parallel(
     shared = _all_rows(y, w)
     private = jnp.zeros((*y.shape[:-1], 0), y.dtype)
     private = varying(private, *varying_axes(shared))
-  elif w.shape[0] == 1:  # one lane: one product, then split
+  elif w.shape[0] == 1 and not sync.overlap:  # one product, then split
     both = _all_rows(y, w)
     shared, private = both[..., :k], both[None, ..., k:] * scale
   else:
     shared = _all_rows(y, w[..., :k])
+    if sync.overlap:  # or XLA makes one product of the two again
+      shared, y = lax.optimization_barrier((shared, y))
     private = _each_rank(y, w[..., k:] * scale)
   if k:
     shared = _sum_over_ranks(
@@ -346,14 +352,22 @@ def _cast_to_ranks(
     return cast(x), None
 
   def backward(_, cotangent):
-    dtype = cotangent.dtype
-    wide = cotangent.astype(backward_dtype or dtype)
-    return (lax.psum(wide, name).astype(dtype),)
+    return (_sum_in(cotangent, name, backward_dtype),)
 
   cast.defvjp(forward, backward)
   return cast(x)
 
 
 def _psum(y: jax.Array, name: str, dtype: str | None) -> jax.Array:
-  total = lax.psum(y.astype(dtype or y.dtype), name)
-  return varying(total.astype(y.dtype), name)
+  return varying(_sum_in(y, name, dtype), name)
+
+
+def _sum_in(y: jax.Array, name: str, dtype: str | None) -> jax.Array:
+  """All-reduces in ``dtype``, in y's own if None; returns y's."""
+  if dtype in (None, y.dtype.name):
+    return lax.psum(y, name)
+  # Without the barriers XLA:TPU takes the casts for free to move, and reduces
+  # in the narrower of the two dtypes (LOG.md).
+  wide = lax.optimization_barrier(y.astype(dtype))
+  total = lax.optimization_barrier(lax.psum(wide, name))
+  return total.astype(y.dtype)

@@ -353,8 +353,9 @@ class Transformer(nnx.Module):
     logits = self.logits(self.stream(tokens[:, :-1], materialise))
     name = self.axis.name
     with jax.named_scope("cross_entropy"):
+      # The barrier keeps XLA:TPU from reducing in the logits' dtype.
       largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
-      largest = lax.pmax(largest, name)
+      largest = lax.pmax(lax.optimization_barrier(largest), name)
       shifted = logits - largest[None, :, :, None]
       is_target = (
         self._token_ids()[:, None, None, :] == tokens[None, :, 1:, None]

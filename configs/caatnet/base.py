@@ -41,6 +41,9 @@ def get_config() -> ml_collections.ConfigDict:
   model.remat = "none"
   # Layers per iteration of the scan.
   model.unroll = 1
+  # Whether the shared columns of a row-parallel product come first, and the
+  # private ones under their reduction: "on", "off", or "auto": on TPU and GPU.
+  model.overlap = "auto"
   # "auto", "xla", "cudnn" (GPU) or "splash" (TPU).
   model.attention = "auto"
 

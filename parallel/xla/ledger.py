@@ -335,11 +335,7 @@ class _Reader:
       axes, group_size = self._axes_of_pairs(op)
     else:
       axes, group_size = self._axes_of_replica_groups(op)
-    path = "/".join(stacks)
-    rematted = "rematted_computation" in path
-    phase: Phase = "forward" if "jvp(" in path else "update"
-    if rematted or "transpose(" in path:
-      phase = "backward"
+    phase, rematted, where = place("/".join(stacks))
     return [
       Collective(
         kind=_KINDS[op.name],
@@ -351,7 +347,7 @@ class _Reader:
         phase=phase,
         rematted=rematted,
         reduction=operations.reduction(op),
-        where=_readable(path),
+        where=where,
       )
       for operand in op.operands
     ]
@@ -390,6 +386,23 @@ class _Reader:
     moves = (places[..., 0] != places[..., 1]).any(axis=-1)
     axes = tuple(itertools.compress(self.sizes, moves))
     return axes, math.prod(self.sizes[name] for name in axes)
+
+
+def place(path: str) -> tuple[Phase, bool, str]:
+  """What jax's name stack of a collective says about it.
+
+  Args:
+    path: The stack, such as ``jit(step)/transpose(jvp(blocks))/while/...``.
+
+  Returns:
+    ``phase``, ``rematted`` and ``where`` of a ``Collective``; the phase as for
+    a program that differentiates.
+  """
+  rematted = "rematted_computation" in path
+  phase: Phase = "forward" if "jvp(" in path else "update"
+  if rematted or "transpose(" in path:
+    phase = "backward"
+  return phase, rematted, _readable(path)
 
 
 def _repeat(entries: Sequence[Collective], trips: int | None):

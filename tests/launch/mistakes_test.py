@@ -50,6 +50,7 @@ FLAGS = [
   ("train", [TINY, "--process_id=0"], "go together"),
   ("evaluate", [], "--workdir is required"),
   ("sweep", ["--grid=model.p=1"], "--config is required"),
+  ("compile", [TINY], "--target is required"),
 ]
 # Found when the config is built.
 VALUES = [
@@ -86,6 +87,15 @@ VALUES = [
   ("sweep", [TINY, "--grid=model.p"], "is not key=value,value"),
   ("sweep", [TINY, "--grid=model.q=1"], "did you mean model.p?"),
   ("sweep", [TINY, "--seeds=one"], "'one'"),
+  ("compile", [TINY, "--target=v5p"], "is not tpu:GENERATION:TOPOLOGY"),
+  ("compile", [TINY, "--target=tpu:v9:2x2"], "known: v4, v5e, v5p, v6e, tpu7x"),
+  ("compile", [TINY, "--target=tpu:v5p:big"], "'big' is no topology"),
+  ("compile", [TINY, "--target=gpu:h300:1x8"], "known: a100, h100, h200, b200"),
+  ("compile", [TINY, "--target=gpu:h100:1x9"], "at most 8 GPUs in a node"),
+  ("compile", [TINY, "--target=cpu:2", "--mesh=tensor:8"],
+   "asks for 8 devices, this machine has 2"),
+  ("compile", [TINY, "--target=cpu:8", "--compare=config.model.q=1"],
+   "did you mean model.p?"),
 ]
 
 
@@ -126,7 +136,7 @@ def test_debug_shows_the_traceback():
 
 
 @pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
-                                    "benchmark"])
+                                    "benchmark", "compile"])
 def test_help_explains(script):
   result = launch(script, "--help")
   assert result.returncode == 0

@@ -1,0 +1,67 @@
+r"""Compiles the training step for machines that are not here, and reads it.
+
+  python -m launch.compile --config=configs/caatnet/7b.py \
+    --target=tpu:v5p:4x4x4 --mesh=data:8,tensor:8
+  python -m launch.compile --config=configs/caatnet/tiny.py --target=cpu:8 \
+    --compare="config.model.p=0.5"
+
+Targets: tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; extra `tpu`),
+gpu:NAME:NODESxGPUS (a100, h100, h200, b200; extra `cuda`), cpu:N. Logical sizes
+are those of config.parallel.
+"""
+
+import json
+import pathlib
+import re
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("target", None, "What to compile for; see above.")
+flags.DEFINE_string(
+  "compare", "", 'A second program, as overrides: "config.model.p=0.5 ...".'
+)
+flags.DEFINE_bool(
+  "default_options", False, "Compile without the target's compiler options."
+)
+
+
+def main() -> None:
+  import jax
+  from rich.console import Console
+
+  jax.config.update("jax_platforms", "cpu")  # the machine itself stays unused
+  kind, _, count = FLAGS.target.partition(":")
+  if kind == "cpu" and count.isdigit() and not FLAGS.cpu_devices:
+    jax.config.update("jax_num_cpu_devices", int(count))
+
+  from caatnet import build, compilation, plots
+  from parallel.xla import targets
+
+  target = targets.resolve(FLAGS.target)
+  changes = {"base": "", FLAGS.compare: FLAGS.compare}
+  results = {}
+  for label, overrides in changes.items():
+    if label in results or (label != "base" and not label):
+      continue
+    config = build.override(
+      FLAGS.config, re.sub(r"(^|\s)(--)?config\.", r"\1", overrides)
+    )
+    experiment = build.build(config, options.mesh(), list(target.devices))
+    status = f"compiling {label} for {target.name}"
+    with Console(stderr=True).status(status):
+      results[label] = compilation.analyse(
+        experiment, target, {} if FLAGS.default_options else None
+      )
+  if FLAGS.json:
+    print(json.dumps(results))
+  else:
+    compilation.print_analysis(results)
+  if FLAGS.plot:
+    plots.plot_compilation(results, pathlib.Path(FLAGS.plot))
+
+
+if __name__ == "__main__":
+  options.run(main, required=("config", "target"))

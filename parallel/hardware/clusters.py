@@ -1,0 +1,102 @@
+"""Machines made of devices: nodes, what joins them, and the host's memory."""
+
+import dataclasses
+
+from parallel.hardware import devices, links
+from parallel.hardware.devices import Device
+from parallel.hardware.links import Link
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+  """A group of devices and what a device sends through inside it.
+
+  Attributes:
+    name: Such as "node".
+    size: Groups of the level below (devices, for the first) in one group.
+    link: Joins them.
+    links_per_device: Links of that kind for each device; 1/2 where two
+      devices share one.
+  """
+
+  name: str
+  size: int
+  link: Link
+  links_per_device: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+  """Nested levels of equal devices, innermost first.
+
+  Attributes:
+    name: As ``CLUSTERS`` has it.
+    device: What it is made of.
+    levels: The size of the last one is how many a run may use at most.
+    source: Where the structure comes from.
+  """
+
+  name: str
+  device: Device
+  levels: tuple[Level, ...]
+  source: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryTier:
+  """Memory beside the device's own.
+
+  Attributes:
+    name: Such as "host".
+    bandwidth: Bytes per second and direction between it and one device.
+    source: Where the number comes from.
+  """
+
+  name: str
+  bandwidth: float
+  source: str
+
+
+def _dgx(name: str, device: Device, network: Link, datasheet: str) -> Cluster:
+  return Cluster(
+    name,
+    device,
+    (Level("node", 8, device.link), Level("cluster", 1024, network)),
+    f"NVIDIA {datasheet} datasheet; 1,024 nodes is a limit of ours",
+  )
+
+
+DGX_A100 = _dgx("a100", devices.A100, links.INFINIBAND_HDR, "DGX A100")
+DGX_H100 = _dgx("h100", devices.H100, links.INFINIBAND_NDR, "DGX H100")
+DGX_H200 = _dgx("h200", devices.H200, links.INFINIBAND_NDR, "DGX H200")
+DGX_B200 = _dgx("b200", devices.B200, links.INFINIBAND_NDR, "DGX B200")
+FRONTIER = Cluster(
+  "frontier",
+  devices.MI250X_GCD,
+  (
+    Level("mi250x", 2, links.FABRIC_GCD_PAIR),
+    Level("node", 4, links.FABRIC_NODE),
+    Level("system", 9408, links.SLINGSHOT_11, 0.5),
+  ),
+  "Frontier user guide, https://docs.olcf.ornl.gov/systems/"
+  "frontier_user_guide.html; 9,408 nodes: Atchley et al., SC 2023",
+)
+
+CLUSTERS = {
+  c.name: c for c in (DGX_A100, DGX_H100, DGX_H200, DGX_B200, FRONTIER)
+}
+
+MEMORY_TIERS = {
+  "pcie4": MemoryTier(
+    "host, PCIe 4.0 x16", 16e9 * 16 / 8 * 128 / 130,
+    "PCI Express 4.0: 16 GT/s, 16 lanes, 128b/130b",
+  ),
+  "pcie5": MemoryTier(
+    "host, PCIe 5.0 x16 (also CXL 2.0)", 32e9 * 16 / 8 * 128 / 130,
+    "PCI Express 5.0: 32 GT/s, 16 lanes, 128b/130b; CXL 2.0 runs over it",
+  ),
+  "frontier": MemoryTier(
+    "host, Infinity Fabric", links.FABRIC_HOST.bandwidth,
+    links.FABRIC_HOST.source,
+  ),
+}

@@ -1,0 +1,107 @@
+"""Accelerators: plain data, a source beside every constant.
+
+1 GB = 10^9 bytes, 1 GiB = 2^30 bytes. FLOP rates are dense peaks (no
+sparsity); kernels reach less.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+
+from parallel.hardware import links
+from parallel.hardware.links import Link
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """One device as XLA sees it: what a program's shard runs on.
+
+  Attributes:
+    name: As ``DEVICES`` has it.
+    flops: FLOP per second by dtype, dense.
+    memory_bytes: Capacity of its main memory.
+    memory_bandwidth: Bytes per second of its main memory.
+    link: To the devices of its pod or node.
+    num_links: How many of them; a torus has two per dimension.
+    source: Where the numbers come from.
+  """
+
+  name: str
+  flops: Mapping[str, float]
+  memory_bytes: int
+  memory_bandwidth: float
+  link: Link
+  num_links: int
+  source: str
+
+  def peak(self, dtype: str) -> float:
+    """FLOP/s for products of this dtype; the bfloat16 rate where unlisted.
+
+    XLA:TPU multiplies float32 in bfloat16 at jax's default precision.
+    """
+    return self.flops.get(dtype, self.flops["bfloat16"])
+
+
+def _flops(bfloat16: float, **others: float) -> dict[str, float]:
+  return {"bfloat16": bfloat16, "float16": bfloat16, **others}
+
+
+_TPU = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu/docs"
+
+TPU_V4 = Device(
+  "v4", _flops(275e12, int8=275e12), 32 * _GIB, 1200e9, links.ICI_V4, 6,
+  f"{_TPU}/v4",
+)
+TPU_V5E = Device(
+  "v5e", _flops(197e12, int8=393e12), 16 * 10**9, 819e9, links.ICI_V5E, 4,
+  f"{_TPU}/v5e",
+)
+TPU_V5P = Device(
+  "v5p", _flops(459e12, int8=918e12), 95 * _GIB, 2765e9, links.ICI_V5P, 6,
+  f"{_TPU}/v5p; int8: Austin et al., How to Scale Your Model, 2025, "
+  "https://jax-ml.github.io/scaling-book/tpus",
+)
+TPU_V6E = Device(
+  "v6e", _flops(918e12, int8=1836e12), 32 * 10**9, 1640e9, links.ICI_V6E, 4,
+  f"{_TPU}/v6e",
+)
+# A chip has two chiplets, and XLA sees each of them as a device.
+TPU_7X = Device(
+  "tpu7x", _flops(2307e12 / 2, float8_e4m3fn=4614e12 / 2), 192 * _GIB // 2,
+  7380e9 / 2, links.ICI_7X, 6,
+  f"{_TPU}/tpu7x, halved: a device is one of a chip's two chiplets; its links "
+  "are the chip's",
+)
+A100 = Device(
+  "a100", _flops(312e12, float32=19.5e12, int8=624e12), 80 * 10**9, 2039e9,
+  links.NVLINK_3, 1,
+  "NVIDIA A100 80GB SXM datasheet",
+)
+H100 = Device(
+  "h100", _flops(989.4e12, float32=66.9e12, float8_e4m3fn=1978.9e12),
+  80 * 10**9, 3350e9, links.NVLINK_4, 1,
+  "NVIDIA H100 SXM5 datasheet and Hopper whitepaper, table 1",
+)
+H200 = Device(
+  "h200", _flops(989.4e12, float32=66.9e12, float8_e4m3fn=1978.9e12),
+  141 * 10**9, 4800e9, links.NVLINK_4, 1,
+  "NVIDIA H200 SXM datasheet",
+)
+B200 = Device(
+  "b200", _flops(2250e12, float8_e4m3fn=4500e12), 180 * 10**9, 8000e9,
+  links.NVLINK_5, 1,
+  "NVIDIA DGX B200 datasheet, per GPU: 72 PFLOP/s FP8 with sparsity over 8, so "
+  "4.5 dense and half of that in bfloat16; 1,440 GB and 64 TB/s over 8",
+)
+MI250X_GCD = Device(
+  "mi250x-gcd", _flops(191.5e12, float32=23.95e12), 64 * _GIB, 1600e9,
+  links.FABRIC_GCD_PAIR, 1,
+  "AMD Instinct MI250X datasheet, halved: one of the two GCDs of a package",
+)
+
+DEVICES = {
+  d.name: d
+  for d in (TPU_V4, TPU_V5E, TPU_V5P, TPU_V6E, TPU_7X, A100, H100, H200, B200,
+            MI250X_GCD)
+}

@@ -1,0 +1,298 @@
+"""Compiled programs as data: a reader of XLA's HLO text.
+
+`compiled.as_text()` lists, for one device, computations of instructions; in a
+scheduled module (`is_scheduled=true`) their order is the order of execution.
+Only what the ledger and the overlap report need is read: shapes, operands,
+called computations, trip counts and names.
+
+Source of the syntax: https://openxla.org/xla/hlo_format (jax 0.10 to 0.12).
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import functools
+import math
+import re
+
+_DTYPES = {
+  "pred": ("bool", 8), "bf16": ("bfloat16", 16),
+  "f8e4m3fn": ("float8_e4m3fn", 8),
+  "f8e5m2": ("float8_e5m2", 8), "f8e4m3": ("float8_e4m3", 8),
+  "f8e3m4": ("float8_e3m4", 8), "f8e4m3b11fnuz": ("float8_e4m3b11fnuz", 8),
+  "f8e4m3fnuz": ("float8_e4m3fnuz", 8), "f8e5m2fnuz": ("float8_e5m2fnuz", 8),
+  "f8e8m0fnu": ("float8_e8m0fnu", 8), "f4e2m1fn": ("float4_e2m1fn", 4),
+  "c64": ("complex64", 64), "c128": ("complex128", 128), "token": ("token", 0),
+  "opaque": ("opaque", 0),
+} | {
+  f"{letter}{bits}": (f"{name}{bits}", bits)
+  for letter, name in (("f", "float"), ("s", "int"), ("u", "uint"))
+  for bits in (1, 2, 4, 8, 16, 32, 64)
+}
+
+_SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = (.*)")
+_HEADER = re.compile(r"(ENTRY )?%?([^\s(]+) \(.*\) -> .* \{$")
+_CALLS = re.compile(
+  r"(calls|to_apply|body|condition|true_computation|false_computation|"
+  r"async_wrapped|called_computations|branch_computations)="
+  r"(\{[^}]*\}|%?[\w.\-]+)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """An array.
+
+  Attributes:
+    dtype: Its numpy name; "token" and "opaque" hold nothing.
+    dims: On one device.
+    bits: Per element.
+    on_chip: Whether it lies in a TPU's vector memory and not in HBM.
+  """
+
+  dtype: str
+  dims: tuple[int, ...]
+  bits: int
+  on_chip: bool = False
+
+  @property
+  def elements(self) -> int:
+    return math.prod(self.dims)
+
+  @property
+  def bytes(self) -> int:
+    """Logical bytes; a device's tiled layout may take more."""
+    return math.ceil(self.elements * self.bits / 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One line of a computation.
+
+  Attributes:
+    name: Unique in the module.
+    opcode: Such as "fusion" or "all-reduce-start".
+    shapes: The arrays of its result, tuples flattened.
+    operands: Names of instructions of the same computation.
+    literal: What stands in the brackets of a parameter or constant.
+    attributes: The rest of the line.
+    op_name: jax's name stack; empty where XLA made the instruction.
+    root: Whether it is the computation's result.
+  """
+
+  name: str
+  opcode: str
+  shapes: tuple[Shape, ...]
+  operands: tuple[str, ...]
+  literal: str
+  attributes: str
+  op_name: str
+  root: bool
+
+  def attribute(self, name: str) -> str:
+    """The text of ``name=...``: a word, or what stands in its brackets."""
+    match = re.search(rf"\b{name}=", self.attributes)
+    return _value(self.attributes[match.end():]) if match else ""
+
+  def calls(self, *keys: str) -> list[str]:
+    """Names of the computations it calls; all of them without keys."""
+    names = []
+    for key, value in _CALLS.findall(self.attributes):
+      if not keys or key in keys:
+        names += re.findall(r"%?([\w.\-]+)", value)
+    return names
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+  """Instructions in the order of execution (if the module is scheduled)."""
+
+  name: str
+  instructions: tuple[Instruction, ...]
+
+  @functools.cached_property
+  def by_name(self) -> dict[str, Instruction]:
+    return {i.name: i for i in self.instructions}
+
+  @property
+  def root(self) -> Instruction:
+    return next(i for i in self.instructions if i.root)
+
+  def operands(self, instruction: Instruction) -> list[Instruction]:
+    return [self.by_name[n] for n in instruction.operands]
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+  """A compiled program.
+
+  Attributes:
+    computations: By name.
+    entry: Name of the one that runs.
+    scheduled: Whether the order of instructions is that of execution.
+  """
+
+  computations: dict[str, Computation]
+  entry: str
+  scheduled: bool
+
+  def runs(self) -> Iterator[tuple[Computation, int | None]]:
+    """Every computation that is executed, with how often; None: unknown.
+
+    A computation called from two places comes twice. Fusions, reducers and
+    what asynchronous instructions wrap are not entered.
+    """
+    yield from self._runs(self.entry, 1)
+
+  def _runs(self, name: str, times: int | None):
+    computation = self.computations[name]
+    yield computation, times
+    for instruction in computation.instructions:
+      if instruction.opcode == "while":
+        trips = self.trip_count(computation, instruction)
+        inside = None if None in (trips, times) else trips * times
+        yield from self._runs(instruction.calls("body")[0], inside)
+      elif instruction.opcode == "conditional":
+        for branch in instruction.calls():
+          yield from self._runs(branch, None)
+      elif instruction.opcode == "call":
+        yield from self._runs(instruction.calls("to_apply")[0], times)
+
+  def trip_count(
+    self, computation: Computation, loop: Instruction
+  ) -> int | None:
+    """Trips of a while loop, as XLA notes it or its counter shows it."""
+    noted = re.search(
+      r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes
+    )
+    if noted:
+      return int(noted[1])
+    condition = self.computations[loop.calls("condition")[0]]
+    body = self.computations[loop.calls("body")[0]]
+    test = condition.root
+    if test.opcode != "compare" or test.attribute("direction") != "LT":
+      return None
+    counter, bound = condition.operands(test)
+    last = _integer(condition, bound)
+    if counter.opcode != "get-tuple-element" or last is None:
+      return None
+    index = int(counter.attribute("index"))
+    start = computation.by_name.get(loop.operands[0])
+    if start is None or start.opcode != "tuple":
+      return None
+    first = _integer(computation, computation.by_name[start.operands[index]])
+    if body.root.opcode != "tuple":
+      return None
+    step = _step(body, body.by_name[body.root.operands[index]], index)
+    if first is None or step is None or step < 1:
+      return None
+    return max(0, -((first - last) // step))
+
+
+def parse(text: str) -> Module:
+  """Reads the text of a compiled module.
+
+  Args:
+    text: What ``compiled.as_text()`` returns.
+
+  Returns:
+    The module.
+
+  Raises:
+    ValueError: The text holds no entry computation.
+  """
+  computations, entry = {}, None
+  name, lines = "", []
+  for line in text.splitlines():
+    header = _HEADER.match(line)
+    if header:
+      name, lines = header[2], []
+      entry = name if header[1] else entry
+    elif line.startswith("}"):
+      computations[name] = Computation(name, tuple(lines))
+    elif match := _INSTRUCTION.match(line):
+      lines.append(_instruction(match))
+  if entry is None:
+    raise ValueError("no ENTRY computation: not the text of a compiled program")
+  scheduled = "is_scheduled=true" in text.split("\n", 1)[0]
+  return Module(computations, entry, scheduled)
+
+
+def _instruction(match: re.Match) -> Instruction:
+  root, name, rest = bool(match[1]), match[2], match[3]
+  end = _balanced(rest) if rest.startswith("(") else rest.index(" ")
+  result, rest = rest[:end], rest[end:].lstrip()
+  opcode, rest = rest.split("(", 1)
+  end = _balanced("(" + rest) - 1
+  inside, attributes = rest[: end - 1], rest[end:]
+  op_name = re.search(r'op_name="((?:[^"\\]|\\.)*)"', attributes)
+  return Instruction(
+    name=name,
+    opcode=opcode,
+    shapes=_shapes(result),
+    operands=tuple(re.findall(r"%([\w.\-]+)", inside)),
+    literal=inside,
+    attributes=attributes,
+    op_name=op_name[1] if op_name else "",
+    root=root,
+  )
+
+
+def _balanced(text: str) -> int:
+  """Where the bracket that ``text`` starts with has closed."""
+  depth = 0
+  for index, letter in enumerate(text):
+    depth += (letter in "({[") - (letter in ")}]")
+    if not depth:
+      return index + 1
+  raise ValueError(f"unbalanced brackets in {text[:80]!r}")
+
+
+def _value(text: str) -> str:
+  if text[:1] in ("{", "["):
+    end = _balanced(text)
+    # An iota list of replica groups goes on: [8,8]<=[8,8]T(1,0).
+    tail = re.match(r"<=\[[\d,]*\](T\([\d,]*\))?", text[end:])
+    return text[: end + (tail.end() if tail else 0)]
+  return re.match(r"[^\s,]*", text)[0]
+
+
+def _shapes(result: str) -> tuple[Shape, ...]:
+  shapes = []
+  for name, dims, layout in _SHAPE.findall(result):
+    if name not in _DTYPES:
+      continue
+    dtype, bits = _DTYPES[name]
+    numbers = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
+    shapes.append(Shape(dtype, numbers, bits, "S(1)" in layout))
+  return tuple(shapes)
+
+
+def _integer(computation: Computation, value: Instruction) -> int | None:
+  value = _original(computation, value)
+  if value.opcode != "constant":
+    return None
+  number = re.fullmatch(r"-?\d+", value.literal)
+  return int(number[0]) if number else None
+
+
+def _original(computation: Computation, value: Instruction) -> Instruction:
+  while value.opcode == "copy":
+    value = computation.by_name[value.operands[0]]
+  return value
+
+
+def _step(
+  body: Computation, value: Instruction, index: int
+) -> int | None:
+  """How far element ``index`` of the loop's state moves in one trip."""
+  value = _original(body, value)
+  if value.opcode != "add":
+    return None
+  operands = [_original(body, o) for o in body.operands(value)]
+  sizes = [n for o in operands if (n := _integer(body, o)) is not None]
+  moved = [
+    o for o in operands
+    if o.opcode == "get-tuple-element" and int(o.attribute("index")) == index
+  ]
+  return sizes[0] if len(sizes) == len(moved) == 1 else None
