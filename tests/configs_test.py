@@ -45,9 +45,11 @@ def test_the_paper_s_models_send_what_the_formula_says(name):
   assert {c.shape[-1] for c in doors} == {width // 2}
   expected = tensor_reductions(
     model,
-    data_lanes=1,
-    batch_size=config.data.batch_size,
+    data_lanes=experiment.program.data.lanes,
+    batch_size=config.data.batch_size
+    // (config.parallel.data * config.train.accumulation),
     seq_len=config.data.seq_len,
+    accumulation=config.train.accumulation,
   )
   for phase, dtype in (("forward", "bfloat16"), ("backward", "float32")):
     assert sum(

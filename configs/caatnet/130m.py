@@ -23,6 +23,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.ffn_width = 2048
   config.model.dtype = "bfloat16"
   config.model.remat = "reduced"
+  # As many ranks as 256 chips; fewer devices carry several each.
+  config.parallel.data = 32
+  config.parallel.tensor = 8
   config.data.seq_len = 1024
   config.data.batch_size = 256
   config.optimizer.learning_rate = 6e-4

@@ -23,6 +23,10 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.ffn_width = 11008
   config.model.dtype = "bfloat16"
   config.model.remat = "reduced"
+  # As many ranks as 64 chips; fewer devices carry several each.
+  config.parallel.data = 8
+  config.parallel.tensor = 8
+  config.train.accumulation = 32
   config.data.seq_len = 4096
   config.data.batch_size = 1024
   config.optimizer.learning_rate = 3e-4
