@@ -366,8 +366,11 @@ def _sum_in(y: jax.Array, name: str, dtype: str | None) -> jax.Array:
   """All-reduces in ``dtype``, in y's own if None; returns y's."""
   if dtype in (None, y.dtype.name):
     return lax.psum(y, name)
-  # Without the barriers XLA:TPU takes the casts for free to move, and reduces
-  # in the narrower of the two dtypes (LOG.md).
-  wide = lax.optimization_barrier(y.astype(dtype))
-  total = lax.optimization_barrier(lax.psum(wide, name))
-  return total.astype(y.dtype)
+  # XLA:TPU takes casts beside a reduction for free to move, and would reduce in
+  # the narrower of the two dtypes. A barrier keeps the cast before; after it,
+  # where a barrier would make the reduction synchronous, rounding to the
+  # narrower dtype first leaves no cast to move (LOG.md).
+  narrow = min(y.dtype, jnp.dtype(dtype), key=lambda d: d.itemsize)
+  bits = jnp.finfo(narrow)
+  total = lax.psum(lax.optimization_barrier(y.astype(dtype)), name)
+  return lax.reduce_precision(total, bits.nexp, bits.nmant).astype(y.dtype)

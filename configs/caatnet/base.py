@@ -42,7 +42,7 @@ def get_config() -> ml_collections.ConfigDict:
   # Layers per iteration of the scan.
   model.unroll = 1
   # Whether the shared columns of a row-parallel product come first, and the
-  # private ones under their reduction: "on", "off", or "auto": on TPU and GPU.
+  # private ones under their reduction: "on", "off", or "auto": on GPUs.
   model.overlap = "auto"
   # "auto", "xla", "cudnn" (GPU) or "splash" (TPU).
   model.attention = "auto"
