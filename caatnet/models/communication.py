@@ -72,9 +72,8 @@ def tensor_reductions(
           add("backward", forward, *tokens, k)
   add("forward", "float32", *tokens)  # largest logit
   add("forward", "float32", 2, *tokens)  # normaliser, target
-  once = {
-    Reduction("update", "float32", (config.num_layers, width)): 2,
-    Reduction("update", "float32", (width,)): 1,
-    Reduction("update", "float32", (5 if config.tied_embeddings else 6,)): 1,
-  }
-  return count + collections.Counter(once)
+  gains = config.num_layers, config.width
+  slices = 5 if config.tied_embeddings else 6
+  for shape in (gains, gains, (config.width,), (slices,)):
+    count[Reduction("update", "float32", shape)] += 1
+  return count

@@ -6,6 +6,8 @@ import functools
 
 import chex
 from flax import nnx
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 import jax
 from jax.sharding import PartitionSpec as P
 import numpy as np
@@ -17,7 +19,7 @@ from caatnet.models.communication import Reduction, tensor_reductions
 from caatnet.models.transformer import TransformerConfig
 from caatnet.train.state import Program, init_state
 from caatnet.train.step import make_train_step
-from parallel.axes import Axis, make_mesh
+from parallel.axes import Axis, divisors, make_mesh
 from parallel.partial_sync import PartialSync
 from parallel.xla import ledger
 from tests.caatnet.models import oracle
@@ -288,6 +290,74 @@ def test_lowered_collectives_equal_the_formula(p, remat, accumulation, data):
   expected = tensor_reductions(
     config, data_lanes=data, batch_size=2, seq_len=8,
     accumulation=accumulation,
+  )
+  assert tensor_counter(entries) == expected
+
+
+@st.composite
+def drawn_steps(draw):
+  """A step of any shape: sizes, p per door, ranks, lanes, shards, remat."""
+  ranks = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
+  devices = draw(st.sampled_from([d for d in range(1, 9) if ranks % d == 0]))
+  data = draw(st.integers(1, 4))
+  fitting = [d for d in divisors(data) if d * devices <= 8]
+  data_devices = draw(st.sampled_from(fitting))
+  layers = draw(st.integers(1, 3))
+  dtypes = st.sampled_from([None, "float32", "bfloat16"])
+  sync = st.builds(
+    PartialSync,
+    st.sampled_from([0.0, 0.1, 0.25, 0.29, 0.5, 0.75, 1.0]),
+    st.sampled_from(["none", "init", "forward"]),
+    dtypes,
+    dtypes,
+    st.booleans(),
+  )
+  # Few layers of few kinds: each kind is a scan of its own.
+  kinds = draw(st.lists(st.tuples(sync, sync), min_size=1, max_size=2))
+  syncs = tuple(draw(st.sampled_from(kinds)) for _ in range(layers))
+  head_width = draw(st.sampled_from([2, 4]))
+  heads = draw(st.sampled_from([ranks, 2 * ranks]))
+  config = make_config(
+    layers=layers,
+    syncs=syncs,
+    width=heads * head_width,
+    num_heads=heads,
+    num_kv_heads=ranks,
+    ffn_width=draw(st.sampled_from([ranks, 3 * ranks])),
+    vocab_size=draw(st.sampled_from([8 * ranks, 8 * ranks - 1])),
+    dtype=draw(st.sampled_from(["float32", "bfloat16"])),
+    remat=draw(st.sampled_from(["none", "full", "reduced"])),
+    tied_embeddings=draw(st.booleans()),
+  )
+  program = make_program(config, ranks, devices, data, data_devices)
+  sizes = {
+    "batch": draw(st.integers(1, 3)),
+    "length": draw(st.sampled_from([1, 4, 8])),
+    "accumulation": draw(st.integers(1, 3)),
+  }
+  return program, sizes
+
+
+# Not shrunk: that would take minutes, and the cases are small.
+@settings(
+  max_examples=200,
+  deadline=None,
+  derandomize=True,
+  phases=[Phase.generate],
+)
+@given(drawn_steps())
+def test_drawn_steps_send_what_the_formula_says(drawn):
+  program, sizes = drawn
+  entries = lower_step(program, **sizes)
+  if program.tensor.devices == 1:
+    assert ledger.total(entries, axis="tensor") == 0
+    return
+  expected = tensor_reductions(
+    program.config,
+    data_lanes=program.data.lanes,
+    batch_size=sizes["batch"],
+    seq_len=sizes["length"],
+    accumulation=sizes["accumulation"],
   )
   assert tensor_counter(entries) == expected
 
