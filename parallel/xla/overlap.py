@@ -7,10 +7,11 @@ compute takes by the roofline
 
     seconds = max(FLOPs / peak, bytes read and written / memory bandwidth).
 
-FLOPs are those of products (``dot``, ``convolution``), bytes those of operands
-and results that lie in main memory; a slice counts what is sliced. A custom
-kernel's FLOPs are not in the program's text: it counts by its bytes alone, so
-that hidden communication is rather under- than overstated.
+Compute beside several transfers at once counts for one of them, the oldest that
+is not covered yet. FLOPs are those of products (``dot``, ``convolution``),
+bytes those of operands and results that lie in main memory; a slice counts what
+is sliced. A custom kernel's FLOPs are not in the program's text: it counts by
+its bytes alone, so that hidden communication is rather under- than overstated.
 
 Source: Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 """
@@ -67,6 +68,7 @@ class Transfer:
     asynchronous: Whether it has a start and a done.
     wire_seconds: Of one execution, by the rate of its links.
     beside: Cost of what runs between start and done.
+    hidden_seconds: The part of ``beside`` that counts for this transfer.
     between: Names of the costliest instructions there.
   """
 
@@ -75,6 +77,7 @@ class Transfer:
   asynchronous: bool
   wire_seconds: float
   beside: Cost
+  hidden_seconds: float
   between: tuple[str, ...]
 
   @property
@@ -87,7 +90,7 @@ class Transfer:
     """The part of its time, 0 to 1, that compute beside it takes."""
     if not self.wire_seconds:
       return 1.0
-    return min(1.0, self.beside.seconds / self.wire_seconds)
+    return self.hidden_seconds / self.wire_seconds
 
 
 class Schedule:
@@ -135,24 +138,38 @@ class Schedule:
       for transfer in self._transfers(computation, count)
     ]
 
-  def _transfers(self, computation: hlo.Computation, count: int | None):
+  def _transfers(
+    self, computation: hlo.Computation, count: int | None
+  ) -> list[Transfer]:
     order = computation.instructions
+    found = []
+    left = [self._inclusive(computation, i).seconds for i in order]
     for index, instruction in enumerate(order):
       entries = self.reader.entries(computation, instruction)
       if not entries:
         continue
-      end = self._done(computation, index)
-      beside = order[index + 1 : end]
-      costs = {i.name: self._inclusive(computation, i) for i in beside}
+      wire = sum(map(self.wire_seconds, entries))
+      hidden = 0.0
+      beside = range(index + 1, self._done(computation, index))
+      for i in beside:
+        share = min(left[i], wire - hidden)
+        left[i] -= share
+        hidden += share
+      costs = {order[i].name: self._inclusive(computation, order[i])
+               for i in beside}
       costly = sorted(costs, key=lambda n: -costs[n].seconds)
-      yield Transfer(
-        entries=tuple(entries),
-        count=count,
-        asynchronous=instruction.opcode.endswith("-start"),
-        wire_seconds=sum(map(self.wire_seconds, entries)),
-        beside=sum(costs.values(), Cost()),
-        between=tuple(n for n in costly[:3] if costs[n].seconds),
+      found.append(
+        Transfer(
+          entries=tuple(entries),
+          count=count,
+          asynchronous=instruction.opcode.endswith("-start"),
+          wire_seconds=wire,
+          beside=sum(costs.values(), Cost()),
+          hidden_seconds=hidden,
+          between=tuple(n for n in costly[:3] if costs[n].seconds),
+        )
       )
+    return found
 
   def _done(self, computation: hlo.Computation, start: int) -> int:
     """Where the instruction that waits for a start stands."""

@@ -192,11 +192,29 @@ def test_what_stands_between_start_and_done_hides_the_transfer():
   assert first.entries[0].where == "block"
   assert first.beside.seconds == pytest.approx(product, rel=1e-3)
   assert first.hidden == pytest.approx(0.25, rel=1e-3)
+  assert last.hidden == 0
   (row,) = overlap.by_axis([first, last]).values()
   assert row["bytes"] == 8000
   assert row["asynchronous"] == 4000
   assert row["hidden"] == pytest.approx(1000, rel=1e-3)
   assert row["exposed_seconds"] == pytest.approx(7 * product, rel=1e-3)
+
+
+def test_compute_beside_two_transfers_hides_one_of_them():
+  start = next(s for s in SCHEDULED.splitlines() if "all-reduce-start" in s)
+  done = next(s for s in SCHEDULED.splitlines() if "all-reduce-done" in s)
+  second = start.replace("%start", "%again").replace("(%g)", "(%done)")
+  text = SCHEDULED.replace(start, f"{start}\n{second.replace('%done', '%g')}")
+  text = text.replace(
+    done, f"{done}\n{done.replace('%start', '%again').replace('%done', '%d')}"
+  )
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
+  schedule = overlap.Schedule(
+    hlo.parse(text), make_mesh(a=8), device, lambda _: 0.75 * product
+  )
+  hidden = [t.hidden for t in schedule.transfers()]
+  assert hidden == pytest.approx([1, 1 / 3, 0], rel=1e-3)
 
 
 def test_an_unscheduled_program_has_no_overlap_to_report():

@@ -1,0 +1,56 @@
+"""Programs compiled for GPUs that are not here: `make test-gpu`."""
+
+import pytest
+
+pytest.importorskip(
+  "jax_cuda12_plugin", reason="the cuda extra is not installed"
+)
+
+from caatnet import build, compilation
+from configs.caatnet import tiny
+from parallel.xla import targets
+
+# Large enough that compute can hide a reduction.
+SIZES = (
+  "model.width=1024 model.ffn_width=2816 model.p=0.5 model.dtype=bfloat16 "
+  "data.batch_size=64"
+)
+
+
+def analyse(target, overrides="", mesh=None, options=None):
+  target = targets.resolve(target)
+  config = build.override(tiny.get_config("demo"), f"{SIZES} {overrides}")
+  experiment = build.build(config, mesh, list(target.devices))
+  return experiment, compilation.analyse(experiment, target, options)
+
+
+def hidden(result):
+  (row,) = result["overlap"]
+  return row["hidden"] / row["bytes"]
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "b200"])
+def test_bytes_and_dtypes_survive_the_compiler(gpu):
+  experiment, result = analyse(f"gpu:{gpu}:1x8")
+  assert experiment.program.config.attention == "cudnn"
+  assert not any(row["differs"] for row in result["ledger"]), result["ledger"]
+  (row,) = result["overlap"]
+  assert row["asynchronous"] > 0.99 * row["bytes"]
+
+
+def test_shared_columns_first_hide_more():
+  first = analyse("gpu:h200:1x8", "model.overlap=on")[1]
+  together = analyse("gpu:h200:1x8", "model.overlap=off")[1]
+  assert hidden(first) > hidden(together)
+
+
+def test_between_nodes_the_network_is_the_link():
+  mesh = {"data": 2, "tensor": 8}
+  _, result = analyse("gpu:h200:2x8", "parallel.data=2", mesh)
+  per_byte = {
+    tuple(row["axes"]): row["seconds"] / row["bytes"]
+    for row in result["overlap"]
+  }
+  # Ring of 2 over 50 GB/s against ring of 8 over 450 GB/s.
+  assert per_byte["data",] == pytest.approx(1 / 50e9)
+  assert per_byte["tensor",] == pytest.approx(1.75 / 450e9)
