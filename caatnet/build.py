@@ -269,13 +269,14 @@ def _model_config(
         model.forward_dtype or None,
         model.backward_dtype or None,
         overlap,
+        model.route,
       )
       for p in values
     ]
 
   doors = tuple(zip(syncs("p_attention"), syncs("p_mlp"), strict=True))
   for key in ("p", "private_scale", "forward_dtype", "backward_dtype",
-              "overlap"):
+              "overlap", "route"):
     del fields[key]
   fields["attention"] = attention.resolve(
     model.attention, platform, model.dtype

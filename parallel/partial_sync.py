@@ -33,7 +33,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from parallel.axes import Axis
-from parallel.collectives import varying, varying_axes
+from parallel.collectives import ROUTES, varying, varying_axes
 
 PRIVATE_SCALES = ("none", "init", "forward")
 
@@ -93,6 +93,7 @@ class PartialSync:
     overlap: Compute the shared columns of the product first and the private
       ones under their reduction, where the compiler reduces asynchronously.
       Otherwise a device with one lane makes one product of both.
+    route: How both reductions go: a key of `parallel.collectives.ROUTES`.
   """
 
   p: float = 1.0
@@ -100,11 +101,16 @@ class PartialSync:
   forward_dtype: str | None = None
   backward_dtype: str | None = "float32"
   overlap: bool = False
+  route: str = "psum"
 
   def __post_init__(self) -> None:
     if not 0.0 <= self.p <= 1.0:
       raise ValueError(
         f"p={self.p} must lie in [0, 1] (config.model.p, p_attention, p_mlp)"
+      )
+    if self.route not in ROUTES:
+      raise ValueError(
+        f"config.model.route={self.route!r} must be one of {', '.join(ROUTES)}"
       )
     if self.private_scale not in PRIVATE_SCALES:
       raise ValueError(
@@ -209,9 +215,7 @@ def row_parallel(
       shared, y = lax.optimization_barrier((shared, y))
     private = _each_rank(y, w[..., k:] * scale)
   if k:
-    shared = _sum_over_ranks(
-      shared, axis.name, sync.forward_dtype, sync.backward_dtype
-    )
+    shared = _sum_over_ranks(shared, axis.name, sync)
     shared = checkpoint_name(shared, REDUCED)
   return Stream(shared, private)
 
@@ -314,12 +318,9 @@ def _normalise(
 
 
 def _sum_over_ranks(
-  y: jax.Array,
-  name: str,
-  forward_dtype: str | None,
-  backward_dtype: str | None,
+  y: jax.Array, name: str, sync: PartialSync
 ) -> jax.Array:
-  """All-reduce each way: F on shared channels, and its transpose F^T.
+  """All-reduces each way: F on shared channels, and its transpose F^T.
 
   The result is device-varying by type (the ranks' cotangents of it differ)
   though equal in value.
@@ -327,13 +328,14 @@ def _sum_over_ranks(
 
   @jax.custom_vjp
   def reduce(y):
-    return _psum(y, name, forward_dtype)
+    return varying(_sum_in(y, name, sync.forward_dtype, sync.route), name)
 
   def forward(y):
     return reduce(y), None
 
   def backward(_, cotangent):
-    return (_psum(cotangent, name, backward_dtype),)
+    total = _sum_in(cotangent, name, sync.backward_dtype, sync.route)
+    return (varying(total, name),)
 
   reduce.defvjp(forward, backward)
   return reduce(y)
@@ -358,19 +360,18 @@ def _cast_to_ranks(
   return cast(x)
 
 
-def _psum(y: jax.Array, name: str, dtype: str | None) -> jax.Array:
-  return varying(_sum_in(y, name, dtype), name)
-
-
-def _sum_in(y: jax.Array, name: str, dtype: str | None) -> jax.Array:
+def _sum_in(
+  y: jax.Array, name: str, dtype: str | None, route: str = "psum"
+) -> jax.Array:
   """All-reduces in ``dtype``, in y's own if None; returns y's."""
+  reduce = ROUTES[route]
   if dtype in (None, y.dtype.name):
-    return lax.psum(y, name)
+    return reduce(y, name)
   # XLA:TPU takes casts beside a reduction for free to move, and would reduce in
   # the narrower of the two dtypes. A barrier keeps the cast before; after it,
   # where a barrier would make the reduction synchronous, rounding to the
   # narrower dtype first leaves no cast to move (LOG.md).
   narrow = min(y.dtype, jnp.dtype(dtype), key=lambda d: d.itemsize)
   bits = jnp.finfo(narrow)
-  total = lax.psum(lax.optimization_barrier(y.astype(dtype)), name)
+  total = reduce(lax.optimization_barrier(y.astype(dtype)), name)
   return lax.reduce_precision(total, bits.nexp, bits.nmant).astype(y.dtype)

@@ -44,6 +44,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Whether the shared columns of a row-parallel product come first, and the
   # private ones under their reduction: "on", "off", or "auto": on GPUs.
   model.overlap = "auto"
+  # How the doors reduce: "psum", "scatter_gather" or "ring" (of permutes).
+  model.route = "psum"
   # "auto", "xla", "cudnn" (GPU) or "splash" (TPU).
   model.attention = "auto"
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
+from parallel.collectives import ROUTES
 from parallel.partial_sync import (
   PartialSync,
   Stream,
@@ -101,11 +102,55 @@ def test_the_doors_are_the_rank_oracle(ranks, devices, fractions, inside):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("devices", [1, 3, 6])  # 6 rows: 3 and 6 need padding
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_is_the_psum(route, overlap, devices):
+  params, x = draw(6)
+  results = []
+  for sync in (PartialSync(0.5), PartialSync(0.5, route=route,
+                                             overlap=overlap)):
+
+    def ours(params, x, axis, sync=sync):
+      y = streams(params, x, axis, [sync] * 2)
+      return jax.lax.psum((y * jnp.cos(jnp.arange(H))).sum(), "tensor")
+
+    f, _ = on_mesh(ours, 6, devices, P())
+    results.append(jax.jit(jax.value_and_grad(f, (0, 1)))(params, x))
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+  ("route", "kinds"),
+  [
+    # Six rows are padded to 8 and, for the two ways of the ring, to 16.
+    ("psum", {"all_reduce": 6}),
+    ("scatter_gather", {"reduce_scatter": 8, "all_gather": 1}),
+    ("ring", {"permute": 2 * 2 * 7}),
+  ],
+)
+def test_bytes_of_each_route(route, kinds):
+  params, x = draw(8)
+  f, mesh = on_mesh(
+    functools.partial(streams, syncs=[PartialSync(0.5, route=route)]),
+    8, 8, P("tensor"),
+  )
+  found = {}
+  for c in ledger.collectives(jax.jit(f).lower(params, x), mesh):
+    found[c.kind] = found.get(c.kind, 0) + c.bytes
+  assert found == {kind: rows * 4 * H // 2 for kind, rows in kinds.items()}
+
+
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("devices", [1, 2, 8])
-def test_shared_channels_are_bitwise_equal_and_private_ones_differ(devices):
+def test_shared_channels_are_bitwise_equal_and_private_ones_differ(
+  devices, route
+):
   params, x = draw(8)
   f, _ = on_mesh(
-    functools.partial(streams, syncs=[PartialSync(0.5)] * 2),
+    functools.partial(streams, syncs=[PartialSync(0.5, route=route)] * 2),
     8, devices, P("tensor"),
   )
   y = np.asarray(jax.jit(f)(params, x))
