@@ -55,7 +55,9 @@ _KINDS = {
 # Operations that continue in another function, and the attribute naming it.
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
-# Collectives that jax writes as custom calls, with a layout of their own.
+# Collectives that jax writes as custom calls: the explicit asynchronous ones,
+# in two halves, and what it gives a layout of its own.
+_HALF = re.compile(r"([a-z-]+)-(start|done)")
 _OPAQUE = re.compile(
   r"all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|"
   r"collective[-_](permute|broadcast)"
@@ -322,6 +324,11 @@ class _Reader:
       return _either([self._region(r, stacks) for r in op.regions])
     if op.name == "stablehlo.custom_call":
       target = op.attributes["call_target_name"].value
+      half = _HALF.fullmatch(target)
+      kind = "stablehlo." + half[1].replace("-", "_") if half else ""
+      if kind in _KINDS:
+        starts = half[2] == "start"
+        return self._half(op, kind, (*stacks, stack)) if starts else []
       if _OPAQUE.search(target):
         raise NotImplementedError(
           f"the ledger cannot read the collective {target!r} at {stack!r}"
@@ -332,13 +339,42 @@ class _Reader:
     self, op: ir.Operation, stacks: tuple[str, ...]
   ) -> list[Collective]:
     if "source_target_pairs" in op.attributes:
-      axes, group_size = self._axes_of_pairs(op)
+      pairs = np.array(op.attributes["source_target_pairs"])
+      group = self._axes_of_pairs(pairs)
     else:
-      axes, group_size = self._axes_of_replica_groups(op)
+      group = self._axes_of_replica_groups(op)
+    reduction = operations.reduction(op.regions[0]) if op.regions else None
+    return self._entries(op, _KINDS[op.name], group, reduction, stacks)
+
+  def _half(
+    self, op: ir.Operation, kind: str, stacks: tuple[str, ...]
+  ) -> list[Collective]:
+    """The start of an explicit asynchronous collective (jax 0.12)."""
+    config = operations.asynchronous_config(op)
+    if "permutation" in config:
+      group = self._axes_of_pairs(np.array(config["permutation"]))
+    else:
+      group = self._axes_of_sets(config["replica_groups"])
+    reducers = [
+      operations.reduction(self.functions[name].regions[0])
+      for name in operations.called(op)
+    ]
+    reduction = reducers[0] if reducers else None
+    return self._entries(op, _KINDS[kind], group, reduction, stacks)
+
+  def _entries(
+    self,
+    op: ir.Operation,
+    kind: str,
+    group: tuple[tuple[str, ...], int],
+    reduction: str | None,
+    stacks: tuple[str, ...],
+  ) -> list[Collective]:
+    axes, group_size = group
     phase, rematted, where = place("/".join(stacks))
     return [
       Collective(
-        kind=_KINDS[op.name],
+        kind=kind,
         axes=axes,
         group_size=group_size,
         dtype=operations.dtype_name(operand.type.element_type),
@@ -346,7 +382,7 @@ class _Reader:
         count=1,
         phase=phase,
         rematted=rematted,
-        reduction=operations.reduction(op),
+        reduction=reduction,
         where=where,
       )
       for operand in op.operands
@@ -358,10 +394,7 @@ class _Reader:
     """jax 0.10 numbers the devices of each group, jax 0.12 names mesh axes."""
     groups = op.attributes["replica_groups"]
     if isinstance(groups, ir.DenseIntElementsAttr):
-      sets = frozenset(
-        frozenset(int(i) for i in row if i >= 0) for row in np.array(groups)
-      )
-      return self.axes_of_groups.get(sets, ()), max(map(len, sets), default=1)
+      return self._axes_of_sets(np.array(groups))
     groups = stablehlo.ReplicaGroupMeshAxesAttr(groups)
     sizes = self.meshes[ir.FlatSymbolRefAttr(groups.mesh).value]
     refs = [stablehlo.AxisRefAttr(axis) for axis in groups.axes]
@@ -377,9 +410,15 @@ class _Reader:
       group_size
     )
 
-  def _axes_of_pairs(self, op: ir.Operation) -> tuple[tuple[str, ...], int]:
+  def _axes_of_sets(
+    self, groups: Iterable[Iterable[int]]
+  ) -> tuple[tuple[str, ...], int]:
+    sets = frozenset(frozenset(int(i) for i in g if i >= 0) for g in groups)
+    return self.axes_of_groups.get(sets, ()), max(map(len, sets), default=1)
+
+  def _axes_of_pairs(self, pairs: np.ndarray) -> tuple[tuple[str, ...], int]:
     """The axes along which a source and its target have different places."""
-    pairs = np.array(op.attributes["source_target_pairs"]).reshape(-1, 2)
+    pairs = pairs.reshape(-1, 2)
     if pairs.size and pairs.max() >= math.prod(self.sizes.values()):
       return (), len(np.unique(pairs))
     places = np.stack(np.unravel_index(pairs, tuple(self.sizes.values())))

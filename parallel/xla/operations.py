@@ -5,8 +5,10 @@ Differences between jax versions in the text of a module end here.
 
 from collections.abc import Iterator
 import itertools
+import json
 import math
 import re
+from typing import Any
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -117,12 +119,24 @@ def _trips(direction: str, first: int, last: int, by: int) -> int | None:
   return -((first - last) // by) if by > 0 else None
 
 
-def reduction(op: ir.Operation) -> str | None:
-  """What a collective reduces with: "add", "max", ...; None if nothing."""
-  if not op.regions:
-    return None
+def asynchronous_config(op: ir.Operation) -> dict[str, Any]:
+  """What an explicit asynchronous collective of jax 0.12 says of itself."""
+  attributes = ir.DictAttr(op.attributes["mhlo.frontend_attributes"])
+  return json.loads(attributes["async_collective_config"].value)
+
+
+def called(op: ir.Operation) -> list[str]:
+  """Names of the functions that a custom call is given."""
+  if "called_computations" not in op.attributes:
+    return []
+  names = ir.ArrayAttr(op.attributes["called_computations"])
+  return [ir.FlatSymbolRefAttr(name).value for name in names]
+
+
+def reduction(region: ir.Region) -> str:
+  """What a collective reduces with: "add", "max", ..."""
   # A region that is manual over some axes only adds sharding constraints.
-  names = [inner.operation.name for inner in op.regions[0].blocks[0].operations]
+  names = [inner.operation.name for inner in region.blocks[0].operations]
   *body, _ = [name for name in names if not name.startswith("sdy.")]
   if len(body) != 1:
     return "custom"

@@ -324,6 +324,34 @@ def test_phases_of_a_step_that_reduces_its_gradients():
   ]
 
 
+@pytest.mark.skipif(
+  not hasattr(lax, "psum_scatter_start"), reason="of jax 0.12"
+)
+def test_an_explicit_asynchronous_collective_is_the_synchronous_one():
+  mesh = make_mesh(a=2, b=4)
+
+  def found(scatter):
+    return entries_of(
+      scatter, mesh, jnp.ones((8, 16), jnp.bfloat16), in_specs=P(None, "a"),
+      out_specs=P("b", "a"),
+    )
+
+  plain = found(
+    lambda x: lax.psum_scatter(
+      lax.pcast(x, "b", to="varying"), "b", scatter_dimension=0, tiled=True
+    )
+  )
+  halves = found(
+    lambda x: lax.psum_scatter_start(
+      lax.pcast(x, "b", to="varying"), "b", scatter_dimension=0, tiled=True
+    ).done()
+  )
+  assert halves == plain
+  assert [(c.kind, c.axes, c.shape, c.reduction) for c in halves] == [
+    ("reduce_scatter", ("b",), (8, 8), "add")
+  ]
+
+
 def test_a_collective_that_cannot_be_read_is_an_error():
   zeros = (jnp.zeros(4, jnp.int32),) * 4
   mapped = jax.shard_map(
