@@ -4,7 +4,7 @@ Everything below this file takes frozen dataclasses.
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import difflib
 import json
@@ -16,15 +16,19 @@ import ml_collections
 import numpy as np
 import optax
 
+from caatnet import outer_loops
 from caatnet.data import pipeline, sources
 from caatnet.models import attention
 from caatnet.models.transformer import TransformerConfig
 from caatnet.train.records import flatten
 from caatnet.train.state import Program, TrainState, init_state
-from caatnet.train.step import make_train_step
+from caatnet.train.step import make_evaluated, make_train_step
 from parallel.axes import assign_devices, make_mesh
+from parallel.outer.base import OuterLoop, Plan
 from parallel.partial_sync import PartialSync
 
+# Outermost first.
+AXES = ("worker", "data", "tensor")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -59,6 +63,7 @@ class Experiment:
     config: The whole config as plain data, for ``config.json``.
     program: Model and mesh.
     optimizer: Works on each rank's slice.
+    outer: What workers tell each other.
     schedule: Step -> learning rate.
     clip_norm: Largest gradient norm.
     data: What to read.
@@ -69,6 +74,7 @@ class Experiment:
   config: dict[str, Any]
   program: Program
   optimizer: optax.GradientTransformation
+  outer: OuterLoop
   schedule: optax.Schedule
   clip_norm: float
   data: DataOptions
@@ -97,19 +103,24 @@ class Experiment:
     )
 
   @property
-  def batch_shape(self) -> tuple[int, int, int]:
-    """``[data shards, batch per shard, T + 1]``."""
-    shards = self.program.data.size
-    return shards, self.data.batch_size // shards, self.data.seq_len + 1
+  def batch_shape(self) -> tuple[int, int, int, int]:
+    """``[workers, data shards, batch per shard, T + 1]``."""
+    workers, shards = self.program.worker.size, self.program.data.size
+    return (
+      workers,
+      shards,
+      self.data.batch_size // (workers * shards),
+      self.data.seq_len + 1,
+    )
 
   def init_state(self) -> TrainState:
     """The state before the first step."""
-    return init_state(self.program, self.optimizer, self.seed)
+    return init_state(self.program, self.optimizer, self.outer, self.seed)
 
   def abstract_state(self) -> TrainState:
     """Shapes, dtypes and shardings of the training state."""
     shardings = self.program.shardings(
-      self.program.state_specs(self.optimizer)
+      self.program.state_specs(self.optimizer, self.outer)
     )
     shapes = jax.eval_shape(self.init_state)
     return jax.tree.map(
@@ -126,12 +137,29 @@ class Experiment:
       sharding=self.program.shardings(self.program.batch_spec),
     )
 
-  def lower_step(self) -> jax.stages.Lowered:
-    """The very training step that runs, lowered without any data."""
+  def make_evaluated(self) -> Callable[[Any, Any], Any]:
+    """``(params, outer state) -> params`` that stand for the run."""
+    return make_evaluated(self.program, self.outer)
+
+  def lower_step(self, plan: Plan | None = None) -> jax.stages.Lowered:
+    """The very training step that runs, lowered without any data.
+
+    Args:
+      plan: What its outer loop does; None: as in the first step.
+    """
+    plan = plan or self.outer.plan(0)
     step = make_train_step(
-      self.program, self.optimizer, self.clip_norm, self.train.accumulation
+      self.program,
+      self.optimizer,
+      self.outer,
+      self.clip_norm,
+      self.train.accumulation,
+      plan.program,
     )
-    return step.lower(self.abstract_state(), self.abstract_tokens())
+    numbers = jax.tree.map(
+      lambda _: jax.ShapeDtypeStruct((), jnp.int32), plan.numbers
+    )
+    return step.lower(self.abstract_state(), self.abstract_tokens(), numbers)
 
 
 def build(
@@ -153,22 +181,23 @@ def build(
     ValueError: A value that does not fit, with its key and what would.
   """
   devices = devices or jax.devices()
-  sizes = {"data": config.parallel.data, "tensor": config.parallel.tensor}
+  sizes = {name: config.parallel[name] for name in AXES}
   for name, size in sizes.items():
     _positive(f"config.parallel.{name}", size)
   axes = assign_devices(sizes, len(devices), requested_mesh)
   model = _model_config(config.model, devices[0].platform)
   data = DataOptions(**config.data)
   train = TrainOptions(**config.train)
-  _check_batch(data, train, axes["data"].size)
+  _check_batch(data, train, axes["worker"].size * axes["data"].size)
   program = Program(
-    model, axes["data"], axes["tensor"], make_mesh(axes, devices)
+    model, **axes, mesh=make_mesh(axes, devices)
   )
   schedule = _schedule(config.optimizer, train.num_steps)
   return Experiment(
     config=json.loads(config.to_json()),
     program=program,
     optimizer=_optimizer(config.optimizer, schedule, program),
+    outer=outer_loops.build(config.outer, program),
     schedule=schedule,
     clip_norm=config.optimizer.clip_norm,
     data=data,
@@ -331,7 +360,8 @@ def _check_batch(data: DataOptions, train: TrainOptions, shards: int) -> None:
   if data.batch_size % unit:
     raise ValueError(
       f"config.data.batch_size={data.batch_size} must be a multiple of "
-      f"config.parallel.data x config.train.accumulation = {unit}"
+      "config.parallel.worker x config.parallel.data x "
+      f"config.train.accumulation = {unit}"
     )
 
 

@@ -1,8 +1,9 @@
 """Checkpoints: asynchronous, atomic, in logical shape.
 
-A parameter's array has all tensor ranks in it, whatever number of devices
-wrote it, so that a run moves between meshes: lanes fill in. Parameters are an
-item of their own, which an evaluation reads without the optimizer's state.
+A parameter's array has all workers and tensor ranks in it, whatever number of
+devices wrote it, so that a run moves between meshes: lanes fill in. Parameters
+and the outer loop's state are items of their own, which an evaluation reads
+without the optimizer's state.
 """
 
 import pathlib
@@ -53,7 +54,7 @@ class Checkpointer:
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        params=ocp.args.StandardSave(state.params),
+        **_items(ocp.args.StandardSave, state.params, state.outer),
         rest=ocp.args.StandardSave(rest | {"step": state.step}),
         position=ocp.args.JsonSave(position),
       ),
@@ -79,7 +80,7 @@ class Checkpointer:
     read = self._manager.restore(
       step,
       args=ocp.args.Composite(
-        params=ocp.args.StandardRestore(abstract.params),
+        **_items(ocp.args.StandardRestore, abstract.params, abstract.outer),
         rest=ocp.args.StandardRestore(rest | {"step": abstract.step}),
         position=ocp.args.JsonRestore(),
       ),
@@ -88,21 +89,28 @@ class Checkpointer:
       step=read.rest["step"],
       params=read.params,
       opt_state=read.rest["opt_state"],
+      outer=read["outer"] if abstract.outer else abstract.outer,
       key=read.rest["key"],
     )
     return state, read.position
 
   def restore_params(
-    self, abstract: Any, step: int | None = None
-  ) -> tuple[Any, int]:
-    """Reads the parameters alone; see ``restore``.
+    self, params: Any, outer: Any, step: int | None = None
+  ) -> tuple[Any, Any, int]:
+    """Reads what an evaluation needs; see ``restore``.
+
+    Args:
+      params: Shapes and shardings of the workers' parameters.
+      outer: Of the outer loop's state.
+      step: Which checkpoint; None: the newest.
 
     Returns:
-      The parameters and the step at which they were saved.
+      Both, and the step at which they were saved.
     """
     step = self._existing(step)
-    args = ocp.args.Composite(params=ocp.args.StandardRestore(abstract))
-    return self._manager.restore(step, args=args).params, step
+    args = _items(ocp.args.StandardRestore, params, outer)
+    read = self._manager.restore(step, args=ocp.args.Composite(**args))
+    return read.params, read["outer"] if outer else outer, step
 
   def close(self) -> None:
     """Waits for what is being written."""
@@ -122,3 +130,8 @@ class Checkpointer:
         f"there are {', '.join(map(str, steps))}"
       )
     return steps[-1] if step is None else step
+
+
+def _items(make: Any, params: Any, outer: Any) -> dict[str, Any]:
+  """Orbax writes no empty trees: many outer loops carry nothing."""
+  return {"params": make(params)} | ({"outer": make(outer)} if outer else {})

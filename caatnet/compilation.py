@@ -97,6 +97,7 @@ def _memory(
     {
       "parameters": state.params,
       "optimizer state": (state.opt_state, state.step),
+      **({"outer loop's state": state.outer} if state.outer else {}),
       "batch": experiment.abstract_tokens(),
     },
   )

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from caatnet.train.state import Program
@@ -37,14 +36,14 @@ def put_batch(program: Program, tokens: np.ndarray) -> jax.Array:
   """Lays a global batch out on the mesh; every process has all of it.
 
   Args:
-    program: Gives mesh and data shards.
+    program: Gives mesh, workers and data shards.
     tokens: int ``[batch, T + 1]``.
 
   Returns:
-    int32 ``[data shards, batch per shard, T + 1]``.
+    int32 ``[workers, data shards, batch per shard, T + 1]``.
   """
   shaped = tokens.astype(np.int32).reshape(
-    program.data.size, -1, tokens.shape[-1]
+    program.worker.size, program.data.size, -1, tokens.shape[-1]
   )
   return jax.make_array_from_callback(
     shaped.shape,
@@ -60,7 +59,7 @@ def make_evaluate(
 
   Args:
     program: Model and mesh.
-    batch_size: Windows at a time; a multiple of the data shards.
+    batch_size: Windows at a time; a multiple of workers x data shards.
 
   Returns:
     ``(params, windows) -> Evaluation``, windows int ``[N, T + 1]``.
@@ -83,13 +82,3 @@ def make_evaluate(
     )
 
   return evaluate
-
-
-def abstract_params(program: Program) -> Any:
-  """Shapes and shardings of the parameters, for restoring them."""
-  shapes = jax.eval_shape(program.init_params, jax.random.key(0))
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=s),
-    shapes,
-    program.shardings(program.specs),
-  )

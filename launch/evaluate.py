@@ -27,10 +27,12 @@ def main() -> None:
   experiment = build.from_dict(json.loads(path.read_text()), options.mesh())
   program = experiment.program
   checkpointer = Checkpointer(workdir)
-  params, step = checkpointer.restore_params(
-    evaluate.abstract_params(program), FLAGS.step
+  abstract = experiment.abstract_state()
+  params, outer, step = checkpointer.restore_params(
+    abstract.params, abstract.outer, FLAGS.step
   )
   checkpointer.close()
+  params = experiment.make_evaluated()(params, outer)
   corpus = experiment.corpus()
   windows = experiment.validation(corpus)
   result = evaluate.make_evaluate(program, experiment.data.batch_size)(

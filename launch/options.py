@@ -41,13 +41,13 @@ flags.DEFINE_string(
   "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13."
 )
 flags.DEFINE_bool(
-  "json", False, "evaluate, compile: print one JSON object instead of tables."
+  "json", False, "evaluate, compile, simulate: one JSON object, not tables."
 )
 flags.DEFINE_string(
   "plot",
   "",
   "PNG to write. evaluate: the loss at each position; compile: memory, bytes "
-  "and overlap.",
+  "and overlap; simulate: the study's curves.",
 )
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_string(

@@ -9,6 +9,7 @@ Shape legend: R = lanes on this device; N = logical ranks.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax import lax
@@ -33,6 +34,28 @@ def varying(x: jax.Array, *names: str) -> jax.Array:
   """
   missing = tuple(n for n in names if n not in varying_axes(x))
   return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def each_lane(
+  f: Callable[..., Any], axis: Axis, *trees: Any
+) -> Any:
+  """Runs one rank's function for every lane, one lane after another.
+
+  For whole programs of a rank, whose temporaries should not be there once per
+  lane; cheap functions are lifted with ``jax.vmap``.
+
+  Args:
+    f: Works on trees ``[...]``; may communicate over other axes.
+    axis: Whose lanes.
+    *trees: ``[R, ...]``.
+
+  Returns:
+    The results, ``[R, ...]``.
+  """
+  if axis.lanes > 1:
+    return lax.map(lambda args: f(*args), trees)
+  result = f(*jax.tree.map(lambda x: x[0], trees))
+  return jax.tree.map(lambda x: x[None], result)
 
 
 def all_reduce(

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from caatnet import build
+from caatnet import build, simulation
 from caatnet.models.communication import tensor_reductions
 from parallel.xla import ledger
 
@@ -22,6 +22,9 @@ PAPER = {"130m": (0.134, 768), "1b": (1.123, 2048), "7b": (6.74, 4096)}
 @pytest.mark.parametrize("name", NAMES)
 def test_config_builds(name):
   config = importlib.import_module(name).get_config()
+  if "study" in config:  # for launch.simulate: no training run
+    assert simulation.find(config).run(config.to_dict())
+    return
   build.take_sweep(config)
   if "benchmark" in config:
     with config.unlocked():

@@ -4,6 +4,7 @@ A run that was killed, stopped or finished is resumed by running it again: the
 metrics are those of an uninterrupted run.
 """
 
+import collections
 from collections.abc import Iterator
 import contextlib
 import dataclasses
@@ -123,12 +124,10 @@ class _Run:
       label, self.first_step, experiment.train.num_steps, quiet
     )
     self.evaluate = make_evaluate(program, experiment.data.batch_size)
-    lowered = experiment.lower_step()
-    self.communication = summary(
-      ledger.collectives(lowered, program.mesh), program.mesh
-    )
+    self.evaluated = experiment.make_evaluated()
+    self.programs: dict[Any, Any] = {}
+    self.communication = communication_per_step(experiment)
     self._write_environment(corpus)
-    self.step = lowered.compile()
     self.seconds: list[float] = []
 
   def _restore_or_init(self) -> TrainState:
@@ -142,9 +141,8 @@ class _Run:
 
   def _write_environment(self, corpus: Any) -> None:
     program = self.experiment.program
-    tokens = math.prod(self.experiment.batch_shape[:2])
-    tokens *= self.experiment.data.seq_len
-    self.tokens_per_step = tokens
+    data = self.experiment.data
+    self.tokens_per_step = data.batch_size * data.seq_len
     facts = environment(program.mesh) | {
       "text": {"name": corpus.name, "sha256": corpus.sha256},
       "parameters": program.config.num_params,
@@ -157,7 +155,7 @@ class _Run:
     say = self.progress.say
     say(f"text      {corpus.name}  sha256 {corpus.sha256[:16]}")
     say(
-      f"axes      {program.data};  {program.tensor};  "
+      f"axes      {program.worker};  {program.data};  {program.tensor};  "
       f"{facts['devices']} devices"
     )
     say(
@@ -181,7 +179,7 @@ class _Run:
     while step < options.num_steps and not stop.requested():
       self._profile(step)
       tokens = put_batch(self.experiment.program, next(self.batches))
-      self.state, metrics = self.step(self.state, tokens)
+      self.state, metrics = self._step(step, tokens)
       step += 1
       # The step before is read while this one runs.
       self._record(pending)
@@ -207,7 +205,7 @@ class _Run:
         f"stopped at step {step}; saved, the same command resumes"
       )
     elif evaluation is None:  # it was finished before
-      evaluation = self.evaluate(self.state.params, self.windows)
+      evaluation = self._validation()
     return TrainResult(
       step=step,
       finished=finished,
@@ -216,11 +214,20 @@ class _Run:
       communication=self.communication,
     )
 
+  def _step(self, step: int, tokens: jax.Array) -> tuple[TrainState, Any]:
+    """Runs the program that the outer loop's plan asks for."""
+    plan = self.experiment.outer.plan(step)
+    if plan.program not in self.programs:
+      lowered = self.experiment.lower_step(plan)
+      self.programs[plan.program] = lowered.compile()
+    numbers = jax.tree.map(np.int32, plan.numbers)
+    return self.programs[plan.program](self.state, tokens, numbers)
+
   def _record(self, pending: tuple[int, Any] | None) -> None:
     if pending is None:
       return
     step, metrics = pending
-    values = {k: float(v) for k, v in jax.device_get(metrics).items()}
+    values = {k: float(np.mean(v)) for k, v in _on_host(metrics).items()}
     if not all(map(math.isfinite, values.values())):
       self._stop_non_finite(step, values)
     speed = self._tokens_per_second()
@@ -250,7 +257,7 @@ class _Run:
     )
 
   def _evaluate(self, step: int) -> Evaluation:
-    evaluation = self.evaluate(self.state.params, self.windows)
+    evaluation = self._validation()
     self.writer.write(
       step,
       {
@@ -259,6 +266,10 @@ class _Run:
       },
     )
     return evaluation
+
+  def _validation(self) -> Evaluation:
+    params = self.evaluated(self.state.params, self.state.outer)
+    return self.evaluate(params, self.windows)
 
   def _save(self) -> None:
     self.checkpointer.save(self.state, self.batches.get_state())
@@ -288,6 +299,32 @@ class _Run:
     self.progress.close()
     self.checkpointer.close()
     self.writer.close()
+
+
+def communication_per_step(experiment: Experiment) -> list[dict[str, Any]]:
+  """``summary``, as the mean over one period of the outer loop's plans."""
+  outer, mesh = experiment.outer, experiment.program.mesh
+  first = 2 * outer.period  # when all has begun
+  plans = [outer.plan(first + i) for i in range(outer.period)]
+  counts = collections.Counter(plan.program for plan in plans)
+  totals: dict[tuple[str, str, str], float] = collections.defaultdict(float)
+  for plan in {plan.program: plan for plan in plans}.values():
+    entries = ledger.collectives(experiment.lower_step(plan), mesh)
+    for row in summary(entries, mesh):
+      share = counts[plan.program] / outer.period
+      key = (row["axis"], row["phase"], row["dtype"])
+      totals[key] += share * row["bytes"]
+  return [
+    {"axis": axis, "phase": phase, "dtype": dtype, "bytes": size}
+    for (axis, phase, dtype), size in totals.items()
+  ]
+
+
+def _on_host(metrics: Any) -> dict[str, np.ndarray]:
+  """``[workers]`` each, whichever processes the workers are on."""
+  if all(x.is_fully_addressable for x in metrics.values()):
+    return jax.device_get(metrics)
+  return multihost_utils.process_allgather(metrics, tiled=True)
 
 
 def summary(

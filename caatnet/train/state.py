@@ -17,21 +17,24 @@ from caatnet.models.transformer import (
   partition_specs,
 )
 from parallel.axes import Axis
+from parallel.outer.base import OuterLoop
 
 
 class TrainState(NamedTuple):
-  """Logical arrays: their shapes know ranks, not devices.
+  """Logical arrays: their shapes know ranks and workers, not devices.
 
   Attributes:
     step: int32 scalar, updates done so far.
-    params: Nested dict of float32 arrays.
-    opt_state: The optimizer's state.
+    params: Nested dict of float32 arrays ``[workers, ...]``.
+    opt_state: The optimizer's state, all leaves ``[workers, ...]``.
+    outer: What the outer loop carries.
     key: The run's random key (raw uint32 data), for what a step may draw.
   """
 
   step: jax.Array
   params: Any
   opt_state: Any
+  outer: Any
   key: jax.Array
 
 
@@ -41,12 +44,14 @@ class Program:
 
   Attributes:
     config: The model's sizes.
-    data: The data axis.
+    worker: The axis of workers, each with parameters of its own.
+    data: The data axis, within a worker.
     tensor: The tensor axis.
-    mesh: Carries both.
+    mesh: Carries all three.
   """
 
   config: TransformerConfig
+  worker: Axis
   data: Axis
   tensor: Axis
   mesh: Mesh
@@ -69,61 +74,109 @@ class Program:
 
   @property
   def specs(self) -> Any:
-    """A ``PartitionSpec`` per parameter."""
+    """A ``PartitionSpec`` per parameter of one worker."""
     return partition_specs(self._abstract[1], self.tensor.name)
 
   @property
   def batch_spec(self) -> P:
-    """Of batches ``[data shards, B, T + 1]``."""
-    return P(self.data.name)
+    """Of batches ``[workers, data shards, B, T + 1]``."""
+    return P(self.worker.name, self.data.name)
 
   def init_params(self, key: jax.Array) -> Any:
     """The parameters that belong to a seed, whatever the mesh."""
     model = Transformer(self.config, self.tensor, nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.split(model)[1])
 
-  def state_specs(self, optimizer: optax.GradientTransformation) -> TrainState:
+  def state_specs(
+    self, optimizer: optax.GradientTransformation, outer: OuterLoop
+  ) -> TrainState:
     """A ``PartitionSpec`` for each leaf of the training state."""
     params = jax.eval_shape(self.init_params, jax.random.key(0))
-    opt_state = jax.eval_shape(optimizer.init, params)
-    opt_specs = optax.tree.map_params(
-      optimizer,
-      lambda _, spec: spec,
-      opt_state,
-      self.specs,
-      transform_non_params=lambda _: P(),
+    return TrainState(
+      step=P(),
+      params=self.per_worker(self.specs),
+      opt_state=self.per_worker(
+        self._specs_of(jax.eval_shape(optimizer.init, params))
+      ),
+      outer=self.outer_specs(outer),
+      key=P(),
     )
-    return TrainState(P(), self.specs, opt_specs, P())
+
+  def outer_specs(self, outer: OuterLoop) -> Any:
+    """A ``PartitionSpec`` for each leaf of the outer loop's state."""
+    params = jax.eval_shape(self.init_params, jax.random.key(0))
+    specs = self._specs_of(jax.eval_shape(outer.init, params))
+    if "workers" in specs:
+      specs["workers"] = self.per_worker(specs["workers"])
+    return specs
+
+  def per_worker(self, specs: Any) -> Any:
+    """Specs of the same arrays with a leading worker dim."""
+    return jax.tree.map(
+      lambda spec: P(self.worker.name, *spec), specs, is_leaf=is_spec
+    )
+
+  def _specs_of(self, tree: Any) -> Any:
+    """A leaf whose path ends like a parameter's lives where that one does."""
+    specs = {
+      _names(path): spec
+      for path, spec in jax.tree.leaves_with_path(self.specs, is_leaf=is_spec)
+    }
+
+    def spec(path, _):
+      names = _names(path)
+      ends = (names[i:] for i in range(len(names)))
+      return next((specs[end] for end in ends if end in specs), P())
+
+    return jax.tree.map_with_path(spec, tree)
 
   def shardings(self, specs: Any) -> Any:
     """The same tree with ``NamedSharding`` on this mesh."""
     return jax.tree.map(
       lambda spec: NamedSharding(self.mesh, spec),
       specs,
-      is_leaf=lambda x: isinstance(x, P),
+      is_leaf=is_spec,
     )
 
 
+def is_spec(x: Any) -> bool:
+  """Whether ``x`` is a leaf of a tree of specs."""
+  return isinstance(x, P)
+
+
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+  return tuple(str(getattr(key, "key", key)) for key in path)
+
+
 def init_state(
-  program: Program, optimizer: optax.GradientTransformation, seed: int
+  program: Program,
+  optimizer: optax.GradientTransformation,
+  outer: OuterLoop,
+  seed: int,
 ) -> TrainState:
   """The first state, laid out on the program's mesh.
 
   Args:
     program: Model and mesh.
-    optimizer: Gives the optimizer's first state.
-    seed: Decides the parameters.
+    optimizer: Gives each worker's first optimizer state.
+    outer: Gives the outer loop's first state.
+    seed: Decides the parameters, the same for all workers.
   """
+  workers = program.worker.size
 
   def init() -> TrainState:
     params_key, run_key = jax.random.split(jax.random.key(seed))
     params = program.init_params(params_key)
+    each = functools.partial(
+      jax.tree.map, lambda x: jnp.broadcast_to(x, (workers, *jnp.shape(x)))
+    )
     return TrainState(
       step=jnp.zeros((), jnp.int32),
-      params=params,
-      opt_state=optimizer.init(params),
+      params=each(params),
+      opt_state=each(optimizer.init(params)),
+      outer=outer.init(params),
       key=jax.random.key_data(run_key),
     )
 
-  shardings = program.shardings(program.state_specs(optimizer))
+  shardings = program.shardings(program.state_specs(optimizer, outer))
   return jax.jit(init, out_shardings=shardings)()

@@ -1,13 +1,15 @@
 """One training step under ``shard_map``, every collective explicit.
 
 Gradients are local to a data shard; one reduction per step over the data
-axis, after accumulation; the optimizer runs on each rank's slice.
+axis, after accumulation; the optimizer runs on each rank's slice. Workers have
+their own parameters and meet in the outer loop only.
 
 Shape legend: D = data lanes, M = microbatches, B = batch of one microbatch,
 T = sequence length.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+import functools
 from typing import Any
 
 from flax import nnx
@@ -17,8 +19,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import optax
 
-from caatnet.train.state import Program, TrainState
-from parallel.collectives import all_reduce, varying
+from caatnet.train.state import Program, TrainState, is_spec
+from parallel.collectives import all_reduce, each_lane, varying
+from parallel.outer.base import OuterLoop, Plan
 
 Metrics = dict[str, jax.Array]
 
@@ -26,62 +29,103 @@ Metrics = dict[str, jax.Array]
 def make_train_step(
   program: Program,
   optimizer: optax.GradientTransformation,
+  outer: OuterLoop,
   clip_norm: float,
   accumulation: int = 1,
-) -> Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]]:
+  outer_program: Hashable = (),
+) -> Callable[..., tuple[TrainState, Metrics]]:
   """The jitted step; donates the state.
 
   Args:
     program: Model and mesh.
     optimizer: Elementwise in the parameters; clipping is done here, since the
       global norm of sliced parameters needs the tensor axis.
-    clip_norm: Largest global gradient norm; 0 does not clip.
+    outer: What workers tell each other.
+    clip_norm: Largest global gradient norm of a worker; 0 does not clip.
     accumulation: Microbatches per step.
+    outer_program: ``Plan.program`` of the steps that this one is for.
 
   Returns:
-    ``(state, tokens) -> (state, metrics)`` with tokens int ``[data shards,
-    batch per shard, T + 1]`` and the metrics loss (mean nats per token) and
+    ``(state, tokens, numbers) -> (state, metrics)`` with tokens int
+    ``[workers, data shards, batch per shard, T + 1]``, numbers those of the
+    plan, and the metrics ``[workers]``: loss (mean nats per token) and
     grad_norm, in all and per parameter group.
   """
-  graph, specs = program.graph, program.specs
+  worker = program.worker
 
-  def step(state: TrainState, tokens: jax.Array):
-    params = _varying_params(state.params, program)
-    loss, grads = jax.vmap(
-      lambda shard: _gradients(graph, params, shard, accumulation)
-    )(tokens)
-    loss = all_reduce(loss, program.data) / program.data.size
-    grads = _reduce(grads, program)
-    norms = _group_norms(grads, program)
-    norm = jnp.sqrt(sum(jnp.square(n) for n in norms.values()))
+  def update(grads, opt_state, params):  # of one worker
+    groups = _group_norms(grads, program)
+    norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
     if clip_norm:
       factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
       grads = jax.tree.map(lambda g: g * factor, grads)
-    updates, opt_state = optimizer.update(
-      grads, state.opt_state, state.params
-    )
-    params = optax.apply_updates(state.params, updates)
-    metrics = {"loss": loss, "grad_norm": norm}
-    metrics |= {f"grad_norm/{group}": n for group, n in norms.items()}
-    new_state = TrainState(state.step + 1, params, opt_state, state.key)
-    return new_state, metrics
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    norms = {f"grad_norm/{group}": n for group, n in groups.items()}
+    return updates, opt_state, {"grad_norm": norm} | norms
 
-  state_specs = program.state_specs(optimizer)
+  def step(state: TrainState, tokens: jax.Array, numbers: Any):
+    plan = Plan(outer_program, numbers)
+    with jax.named_scope("outer"):
+      carried = outer.begin(state.params, state.outer, plan)
+    loss, grads = each_lane(
+      functools.partial(_worker_gradients, program, accumulation),
+      worker, state.params, tokens,
+    )
+    with jax.named_scope("outer"):
+      grads = outer.gradients(grads, carried)
+    updates, opt_state, norms = each_lane(
+      update, worker, grads, state.opt_state, state.params
+    )
+    with jax.named_scope("outer"):
+      params, carried = outer.finish(state.params, updates, carried, plan)
+    new_state = TrainState(
+      state.step + 1, params, opt_state, carried, state.key
+    )
+    return new_state, {"loss": loss} | norms
+
+  state_specs = program.state_specs(optimizer, outer)
   groups = ("loss", "grad_norm") + tuple(
-    f"grad_norm/{g}" for g in parameter_groups(specs)
+    f"grad_norm/{g}" for g in parameter_groups(program.specs)
   )
+  metric_specs = {g: P(worker.name) for g in groups}
   mapped = jax.shard_map(
     step,
     mesh=program.mesh,
-    in_specs=(state_specs, program.batch_spec),
-    out_specs=(state_specs, {g: P() for g in groups}),
+    in_specs=(state_specs, program.batch_spec, P()),
+    out_specs=(state_specs, metric_specs),
   )
   state_shardings = program.shardings(state_specs)
   return jax.jit(
     mapped,
     donate_argnums=0,
-    in_shardings=(state_shardings, program.shardings(program.batch_spec)),
-    out_shardings=(state_shardings, program.shardings(P())),
+    in_shardings=(
+      state_shardings,
+      program.shardings(program.batch_spec),
+      program.shardings(P()),
+    ),
+    out_shardings=(state_shardings, program.shardings(metric_specs)),
+  )
+
+
+def make_evaluated(
+  program: Program, outer: OuterLoop
+) -> Callable[[Any, Any], Any]:
+  """The jitted choice of what is evaluated.
+
+  Args:
+    program: Model and mesh.
+    outer: Knows which parameters stand for the run.
+
+  Returns:
+    ``(params, outer state) -> params`` without worker dim.
+  """
+  return jax.jit(
+    jax.shard_map(
+      outer.evaluated,
+      mesh=program.mesh,
+      in_specs=(program.per_worker(program.specs), program.outer_specs(outer)),
+      out_specs=program.specs,
+    )
   )
 
 
@@ -92,14 +136,17 @@ def make_eval_step(program: Program) -> Callable[[Any, jax.Array], jax.Array]:
     program: Model and mesh.
 
   Returns:
-    ``(params, tokens) -> losses``: tokens int ``[data shards, batch per
-    shard, T + 1]``, losses float32 ``[data shards, batch per shard, T]``.
+    ``(params, tokens) -> losses``: params without worker dim, tokens int
+    ``[workers, data shards, batch per shard, T + 1]``, losses float32
+    ``[workers, data shards, batch per shard, T]``.
   """
   graph = program.graph
 
   def evaluate(params, tokens):
     model = nnx.merge(graph, params)
-    return jax.vmap(model.token_losses)(tokens)
+    shards = tokens.reshape(-1, *tokens.shape[2:])
+    losses = jax.vmap(model.token_losses)(shards)
+    return losses.reshape(*tokens.shape[:-1], -1)
 
   return jax.jit(
     jax.shard_map(
@@ -121,6 +168,18 @@ def parameter_groups(params: Any) -> list[str]:
 
 def _group(path: tuple[Any, ...]) -> str:
   return "/".join(str(key.key) for key in path)
+
+
+def _worker_gradients(
+  program: Program, accumulation: int, params: Any, tokens: jax.Array
+) -> tuple[jax.Array, Any]:
+  """Loss and gradients of one worker ``[D, M * B, T + 1]``, reduced."""
+  data = program.data
+  params = _varying_params(params, program)
+  loss, grads = jax.vmap(
+    lambda shard: _gradients(program.graph, params, shard, accumulation)
+  )(tokens)
+  return all_reduce(loss, data) / data.size, _reduce(grads, program)
 
 
 def _gradients(
@@ -177,7 +236,7 @@ def _group_norms(grads: Any, program: Program) -> Metrics:
   sharded, replicated = {}, {}
   for (path, grad), spec in zip(
     jax.tree.leaves_with_path(grads),
-    jax.tree.leaves(program.specs, is_leaf=lambda x: isinstance(x, P)),
+    jax.tree.leaves(program.specs, is_leaf=is_spec),
     strict=True,
   ):
     square = jnp.sum(jnp.square(grad.astype(jnp.float32)))

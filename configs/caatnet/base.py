@@ -51,8 +51,51 @@ def get_config() -> ml_collections.ConfigDict:
 
   # Logical sizes; --mesh says how many devices carry them.
   config.parallel = ml_collections.ConfigDict()
+  config.parallel.worker = 1
   config.parallel.data = 1
   config.parallel.tensor = 8
+
+  # What workers tell each other, and when.
+  config.outer = ml_collections.ConfigDict()
+  outer = config.outer
+  # "data_parallel", "local_sgd", "fedavg", "diloco", "streaming", "eager",
+  # "dc_s3gd", "sparseloco" or "noloco".
+  outer.algorithm = "data_parallel"
+  # Inner steps per round (H).
+  outer.every = 30
+  # Of outer gradients: "nesterov", "sgd" or "adam".
+  outer.optimizer = "nesterov"
+  outer.learning_rate = 0.7
+  outer.momentum = 0.9
+  # On the wire: "float32", "bfloat16", or blocks of "int8", "fp8", "int4",
+  # "e3m0" that one float32 scale each goes with.
+  outer.codec = "float32"
+  outer.block = 256
+  # Of coded blocks: "all_gather" (rounded once) or "all_to_all" (twice).
+  outer.route = "all_gather"
+  outer.stochastic_rounding = False
+  outer.error_feedback = False
+  # fedavg: one weight per worker, () for equal ones; workers heard per round,
+  # 0 for all.
+  outer.weights = ()
+  outer.clients = 0
+  # streaming: layers per fragment, and how they are chosen ("strided",
+  # "sequential"); steps that an exchange takes (tau), one number or one per
+  # worker; the share of a worker's own parameters that it keeps (alpha); over
+  # how many of the tau steps an exchange is spread.
+  outer.fragment_layers = 1
+  outer.pattern = "strided"
+  outer.overlap = (0,)
+  outer.keep = 0.0
+  outer.pieces = 1
+  # dc_s3gd: strength of the delay compensation.
+  outer.compensation = 0.2
+  # sparseloco: kept elements per chunk; what error feedback keeps per round.
+  outer.chunk = 4096
+  outer.top_k = 64
+  outer.error_decay = 0.95
+  # noloco: pull of the partner's parameters.
+  outer.pull = 0.5
 
   config.data = ml_collections.ConfigDict()
   # A .txt or .jsonl file or a folder of them; "": Python's standard library.

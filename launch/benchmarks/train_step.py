@@ -94,7 +94,7 @@ def _our_runner(experiment: build.Experiment, tokens: np.ndarray):
   state = [experiment.init_state()]
 
   def run_once():
-    state[0], metrics = step(state[0], batch)
+    state[0], metrics = step(state[0], batch, ())
     jax.block_until_ready(metrics)
 
   run_once(), run_once()

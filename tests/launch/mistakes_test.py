@@ -10,6 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = "--config=configs/caatnet/tiny.py:test"
+UTILISATION = "--config=configs/diloco/utilisation.py"
 
 
 def launch(script, *args, cwd=ROOT):
@@ -51,6 +52,9 @@ FLAGS = [
   ("evaluate", [], "--workdir is required"),
   ("sweep", ["--grid=model.p=1"], "--config is required"),
   ("compile", [TINY], "--target is required"),
+  ("simulate", [], "--config is required"),
+  ("simulate", [UTILISATION, "--config.recommend.lnk=wifi_6"],
+   "did you mean --config.recommend.link?"),
 ]
 # Found when the config is built.
 VALUES = [
@@ -96,6 +100,15 @@ VALUES = [
    "asks for 8 devices, this machine has 2"),
   ("compile", [TINY, "--target=cpu:8", "--compare=config.model.q=1"],
    "did you mean model.p?"),
+  ("simulate", [TINY], "config.study=None must be one of utilisation"),
+  ("simulate", [UTILISATION, "--config.study=x"],
+   "config.study='x' must be one of utilisation"),
+  ("simulate", [UTILISATION, "--config.recommend.link=wifi_7"],
+   "did you mean wifi_6?"),
+  ("simulate", [UTILISATION, "--config.recommend.target=1.0"],
+   "config.recommend.target=1 must lie in (0, 1)"),
+  ("simulate", [UTILISATION, "--config.recommend.sync_every=(0.5,)"],
+   "config.recommend.sync_every=0.5 must be an integer"),
 ]
 
 
@@ -136,7 +149,7 @@ def test_debug_shows_the_traceback():
 
 
 @pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
-                                    "benchmark", "compile"])
+                                    "benchmark", "compile", "simulate"])
 def test_help_explains(script):
   result = launch(script, "--help")
   assert result.returncode == 0

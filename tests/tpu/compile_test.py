@@ -81,7 +81,7 @@ def test_memory_equals_the_compilers_own_account():
 
 @pytest.mark.parametrize("target", ["tpu:v5p:2x2x2", "tpu:v6e:2x4"])
 def test_the_target_s_options_make_reductions_asynchronous(target):
-  overrides = "model.p=0.5 model.dtype=bfloat16 model.backward_dtype="
+  overrides = "model.p=0.5 model.dtype=bfloat16"
   _, quiet = analyse(target, overrides, {"tensor": 8}, {})
   _, chosen = analyse(target, overrides, {"tensor": 8})
   fraction = [

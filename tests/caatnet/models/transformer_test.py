@@ -20,6 +20,7 @@ from caatnet.models.transformer import TransformerConfig
 from caatnet.train.state import Program, init_state
 from caatnet.train.step import make_train_step
 from parallel.axes import Axis, divisors, make_mesh
+from parallel.outer.data_parallel import DataParallel
 from parallel.partial_sync import PartialSync
 from parallel.xla import ledger
 from tests.caatnet.models import oracle
@@ -39,10 +40,11 @@ def make_config(p=0.5, layers=2, **changes):
 
 def make_program(config, ranks=8, devices=1, data=1, data_devices=1):
   axes = {
+    "worker": Axis("worker", 1),
     "data": Axis("data", data, data_devices),
     "tensor": Axis("tensor", ranks, devices),
   }
-  return Program(config, axes["data"], axes["tensor"], make_mesh(axes))
+  return Program(config, **axes, mesh=make_mesh(axes))
 
 
 def draw_tokens(batch=2, length=9, vocab=64):
@@ -259,12 +261,13 @@ def test_splash_attention_lowers_for_tpu_under_the_type_check():
 
 def lower_step(program, batch, length, accumulation=1):
   optimizer = optax.adamw(1e-3)
-  step = make_train_step(program, optimizer, 1.0, accumulation)
-  state = jax.eval_shape(lambda: init_state(program, optimizer, 0))
+  outer = DataParallel(program.worker)
+  step = make_train_step(program, optimizer, outer, 1.0, accumulation)
+  state = jax.eval_shape(lambda: init_state(program, optimizer, outer, 0))
   tokens = jax.ShapeDtypeStruct(
-    (program.data.size, batch * accumulation, length + 1), "int32"
+    (1, program.data.size, batch * accumulation, length + 1), "int32"
   )
-  lowered = step.lower(state, tokens)
+  lowered = step.lower(state, tokens, ())
   return ledger.collectives(lowered, program.mesh)
 
 
@@ -433,10 +436,11 @@ def test_a_rank_without_work_is_an_error(changes, ranks):
 def test_gains_stay_bitwise_equal_on_all_ranks():
   program = make_program(make_config(0.5), 8, 8)
   optimizer = optax.adamw(1e-2)
-  state = init_state(program, optimizer, 0)
+  outer = DataParallel(program.worker)
+  state = init_state(program, optimizer, outer, 0)
   before = np.array(state.params["norm"])
-  step = make_train_step(program, optimizer, 1.0)
-  state, _ = step(state, draw_tokens()[None])
+  step = make_train_step(program, optimizer, outer, 1.0)
+  state, _ = step(state, draw_tokens()[None, None], ())
   for gain in (state.params["norm"], state.params["blocks"]["norm_1"]):
     shards = [np.array(s.data) for s in gain.addressable_shards]
     assert len(shards) == 8

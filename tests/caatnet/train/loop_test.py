@@ -100,7 +100,7 @@ def test_a_run_leaves_its_records(finished):
   assert result.finished
   assert json.loads((workdir / "config.json").read_text())["model"]["p"] == 0.5
   environment = json.loads((workdir / "environment.json").read_text())
-  assert environment["mesh"] == {"data": 2, "tensor": 4}
+  assert environment["mesh"] == {"worker": 1, "data": 2, "tensor": 4}
   assert len(environment["text"]["sha256"]) == 64
   assert list((workdir / "tensorboard").iterdir())
   steps = sorted(p.name for p in (workdir / "checkpoints").iterdir())

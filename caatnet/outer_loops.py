@@ -1,0 +1,134 @@
+"""``config.outer`` -> an outer loop."""
+
+from typing import Any
+
+import jax
+import optax
+
+from caatnet.train.state import Program, is_spec
+from parallel import quantize
+from parallel.outer.base import OuterLoop
+from parallel.outer.data_parallel import DataParallel
+from parallel.outer.diloco import DiLoCo
+from parallel.outer.exchange import Exchange
+from parallel.outer.streaming import Fragments, Streaming
+
+OPTIMIZERS = ("nesterov", "sgd", "adam")
+
+
+def build(config: Any, program: Program) -> OuterLoop:
+  """Checks ``config.outer`` and builds what it describes.
+
+  Raises:
+    ValueError: A value that does not fit, with its key and what would.
+  """
+  if config.algorithm not in _BUILDERS:
+    raise ValueError(
+      f"config.outer.algorithm={config.algorithm!r} must be one of "
+      f"{', '.join(map(repr, _BUILDERS))}"
+    )
+  if config.every < 1:
+    raise ValueError(f"config.outer.every={config.every} must be at least 1")
+  return _BUILDERS[config.algorithm](config, program)
+
+
+def _data_parallel(config: Any, program: Program) -> OuterLoop:
+  return DataParallel(program.worker)
+
+
+def _local_sgd(config: Any, program: Program) -> OuterLoop:
+  """Plain averages of parameters."""
+  return DiLoCo(
+    program.worker, config.every, optax.sgd(1.0), _exchange(config, program)
+  )
+
+
+def _fedavg(config: Any, program: Program) -> OuterLoop:
+  workers = program.worker.size
+  if not 0 <= config.clients <= workers:
+    raise ValueError(
+      f"config.outer.clients={config.clients} must lie in "
+      f"[0, config.parallel.worker={workers}]"
+    )
+  if len(config.weights) not in (0, workers) or any(
+    w <= 0 for w in config.weights
+  ):
+    raise ValueError(
+      f"config.outer.weights={tuple(config.weights)} must be "
+      f"config.parallel.worker={workers} positive numbers, or none"
+    )
+  return DiLoCo(
+    program.worker, config.every, optax.sgd(1.0),
+    _exchange(config, program, tuple(map(float, config.weights))),
+    config.clients or None,
+  )
+
+
+def _diloco(config: Any, program: Program) -> OuterLoop:
+  return DiLoCo(
+    program.worker, config.every, _optimizer(config),
+    _exchange(config, program),
+  )
+
+
+def _streaming(config: Any, program: Program) -> OuterLoop:
+  if config.pattern not in ("strided", "sequential"):
+    raise ValueError(
+      f"config.outer.pattern={config.pattern!r} must be 'strided' or "
+      "'sequential'"
+    )
+  return Streaming(
+    program.worker, config.every, _optimizer(config),
+    _exchange(config, program),
+    Fragments(
+      program.config.num_layers,
+      config.fragment_layers,
+      config.pattern == "strided",
+    ),
+    tuple(config.overlap),
+    config.keep,
+  )
+
+
+_BUILDERS = {
+  "data_parallel": _data_parallel,
+  "local_sgd": _local_sgd,
+  "fedavg": _fedavg,
+  "diloco": _diloco,
+  "streaming": _streaming,
+}
+
+
+def _optimizer(config: Any) -> optax.GradientTransformation:
+  rate, momentum = config.learning_rate, config.momentum
+  if config.optimizer == "nesterov":
+    return optax.sgd(rate, momentum, nesterov=True)
+  if config.optimizer == "sgd":
+    return optax.sgd(rate)
+  if config.optimizer == "adam":
+    return optax.adam(rate, b1=momentum)
+  raise ValueError(
+    f"config.outer.optimizer={config.optimizer!r} must be one of "
+    f"{', '.join(map(repr, OPTIMIZERS))}"
+  )
+
+
+def _exchange(
+  config: Any, program: Program, weights: tuple[float, ...] = ()
+) -> Exchange:
+  codec = config.codec
+  if codec in ("float32", "bfloat16"):
+    wire = quantize.Exchange(dtype=codec)
+  else:
+    wire = quantize.Exchange(
+      codec, config.block, config.route, config.stochastic_rounding
+    )
+  tensor = program.tensor.name
+  block_dims = jax.tree.map(
+    lambda spec: spec.index(tensor) + 1 if tensor in spec else 0,
+    program.specs,
+    is_leaf=is_spec,
+  )
+  return Exchange(
+    program.worker, wire, block_dims, weights, config.error_feedback
+  )

@@ -1,0 +1,137 @@
+"""What an outer loop is: how workers that train apart agree now and then.
+
+A worker's training state has a leading dim: trees ``[W, ...]`` hold W = lanes
+of the worker axis. What all workers share (outer parameters and the like) has
+no such dim and is the same on every device of that axis.
+
+A step of the trainer, in the order in which it calls an outer loop:
+
+    state         = loop.begin(params, state, plan)
+    grads         = gradients at params, per worker
+    grads         = loop.gradients(grads, state)
+    updates       = inner optimizer's, per worker
+    params, state = loop.finish(params, updates, state, plan)
+
+What ``begin`` sends can run on the links under the gradients' compute, since
+only ``finish`` reads it, then or some steps later.
+"""
+
+from collections.abc import Hashable
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import optax
+
+from parallel.axes import Axis
+from parallel.collectives import all_reduce, varying
+
+Params = Any
+State = Any
+
+
+class Plan(NamedTuple):
+  """What an outer loop does in one step.
+
+  Attributes:
+    program: Steps with equal values share a compiled program.
+    numbers: What differs between them: int32s that the program is given.
+  """
+
+  program: Hashable = ()
+  numbers: Any = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class OuterLoop:
+  """Workers that never talk; each algorithm overrides what it needs.
+
+  Attributes:
+    worker: The worker axis.
+  """
+
+  worker: Axis
+
+  @property
+  def period(self) -> int:
+    """Steps after which plans repeat, numbers aside, once all has begun."""
+    return 1
+
+  def init(self, params: Params) -> State:
+    """The state beside the workers' parameters.
+
+    Args:
+      params: The common start, without worker dim. A leaf of the state whose
+        path ends like a parameter's lives where that parameter lives; under
+        the key ``"workers"`` leaves have a leading worker dim of logical size.
+
+    Returns:
+      A dict of arrays.
+    """
+    return {}
+
+  def plan(self, step: int) -> Plan:
+    """What happens in the step that makes update number ``step + 1``."""
+    return Plan()
+
+  def begin(self, params: Params, state: State, plan: Plan) -> State:
+    """Before the gradients."""
+    return state
+
+  def gradients(self, grads: Params, state: State) -> Params:
+    """Between gradients and inner optimizer; all trees ``[W, ...]``."""
+    return grads
+
+  def finish(
+    self, params: Params, updates: Params, state: State, plan: Plan
+  ) -> tuple[Params, State]:
+    """Applies the inner optimizer's updates and what has arrived."""
+    return optax.apply_updates(params, updates), state
+
+  def evaluated(self, params: Params, state: State) -> Params:
+    """The parameters that stand for the run, without worker dim."""
+    return mean(params, self.worker)
+
+
+def worker_ids(worker: Axis) -> jax.Array:
+  """int32 ``[W]``: the logical numbers of this device's workers."""
+  first = lax.axis_index(worker.name) * worker.lanes
+  return first + jnp.arange(worker.lanes)
+
+
+def mean(tree: Params, worker: Axis) -> Params:
+  """``[W, ...] -> [...]``, the mean over all workers, by one all-reduce."""
+  return jax.tree.map(lambda x: all_reduce(x, worker) / worker.size, tree)
+
+
+def of_first(tree: Params, worker: Axis) -> Params:
+  """``[W, ...] -> [...]``, worker 0's bits on every device."""
+  is_first = worker_ids(worker) == 0
+
+  def take(x):
+    mask = is_first.reshape(-1, *(1,) * (x.ndim - 1))
+    return all_reduce(jnp.where(mask, x, 0), worker)
+
+  return jax.tree.map(take, tree)
+
+
+def to_workers(tree: Params, worker: Axis) -> Params:
+  """``[...] -> [W, ...]``: one copy for each worker of this device."""
+
+  def copies(x):
+    stacked = jnp.broadcast_to(x, (worker.lanes, *x.shape))
+    return varying(stacked, worker.name)
+
+  return jax.tree.map(copies, tree)
+
+
+def subtract(a: Params, b: Params) -> Params:
+  """``a - b``, leaf by leaf, broadcasting."""
+  return jax.tree.map(jnp.subtract, a, b)
+
+
+def add(a: Params, b: Params) -> Params:
+  """``a + b``, leaf by leaf, broadcasting."""
+  return jax.tree.map(jnp.add, a, b)

@@ -1,0 +1,84 @@
+"""DiLoCo: H inner steps apart, then one outer step on the mean difference.
+
+    repeat H times:  theta_m <- InnerOpt(theta_m)        state stays with m
+    delta   = mean over m of (phi - theta_m)             an outer gradient
+    phi     <- OuterOpt(phi, delta);  theta_m <- phi
+
+Source: Douillard et al., "DiLoCo", arXiv 2311.08105; outer SGD with Nesterov
+momentum by default. With outer SGD(1) it is local SGD, and with weights and a
+sample of workers in each round FedAvg (McMahan et al., arXiv 1602.05629).
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from parallel.outer.base import (
+  OuterLoop,
+  Params,
+  Plan,
+  State,
+  subtract,
+  to_workers,
+)
+from parallel.outer.exchange import Exchange
+
+
+@dataclasses.dataclass(frozen=True)
+class DiLoCo(OuterLoop):
+  """Dense exchange every ``every`` steps.
+
+  Attributes:
+    every: H, inner steps per round.
+    optimizer: The outer one.
+    exchange: How the mean over workers is taken.
+    clients: Workers that are heard in each round, drawn anew; None: all.
+  """
+
+  every: int
+  optimizer: optax.GradientTransformation
+  exchange: Exchange
+  clients: int | None = None
+
+  @property
+  def period(self) -> int:
+    return self.every
+
+  def init(self, params: Params) -> State:
+    state = {"params": params, "optimizer": self.optimizer.init(params)}
+    return state | self.exchange.init(params)
+
+  def plan(self, step: int) -> Plan:
+    ends = (step + 1) % self.every == 0
+    return Plan(ends, ((step + 1) // self.every,))
+
+  def finish(
+    self, params: Params, updates: Params, state: State, plan: Plan
+  ) -> tuple[Params, State]:
+    params = optax.apply_updates(params, updates)
+    if not plan.program:
+      return params, state
+    outer = state["params"]
+    deltas = subtract(outer, params)
+    delta, residual = self.exchange.mean(
+      deltas, state, plan.numbers[0], self._heard(plan.numbers[0])
+    )
+    updates, optimizer = self.optimizer.update(
+      delta, state["optimizer"], outer
+    )
+    outer = optax.apply_updates(outer, updates)
+    state = state | residual | {"params": outer, "optimizer": optimizer}
+    return to_workers(outer, self.worker), state
+
+  def _heard(self, number: jax.Array) -> jax.Array | None:
+    """float32 ``[workers]`` of ones and zeros; None if all are heard."""
+    if self.clients is None:
+      return None
+    key = jax.random.fold_in(jax.random.key(self.exchange.seed), number)
+    order = jax.random.permutation(key, self.worker.size)
+    return (order < self.clients).astype(jnp.float32)
+
+  def evaluated(self, params: Params, state: State) -> Params:
+    return state["params"]

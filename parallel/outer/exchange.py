@@ -1,0 +1,124 @@
+"""The mean over workers of trees of differences, in few bits."""
+
+import collections
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from parallel import quantize
+from parallel.axes import Axis
+from parallel.outer.base import Params, State
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+  """How outer loops average.
+
+  Attributes:
+    worker: The worker axis.
+    wire: Codec and route.
+    block_dims: In the shape of the parameters: how many leading dims of each
+      no block of a codec crosses. With the ranks of other axes among them,
+      results do not depend on how those lie on devices.
+    weights: One per worker, empty for equal ones; their scale cancels.
+    error_feedback: Keep what rounding took from a worker's difference, and add
+      it to its next one.
+    seed: Decides stochastic rounding and draws.
+  """
+
+  worker: Axis
+  wire: quantize.Exchange
+  block_dims: Any
+  weights: tuple[float, ...] = ()
+  error_feedback: bool = False
+  seed: int = 0
+
+  def init(self, params: Params) -> State:
+    """State under "workers": what the last roundings left, zeros at first."""
+    if not self.error_feedback:
+      return {}
+    return {"workers": {"residual": stacked_zeros(params, self.worker)}}
+
+  def mean(
+    self,
+    deltas: Params,
+    state: State,
+    number: jax.Array,
+    heard: jax.Array | None = None,
+  ) -> tuple[Params, State]:
+    """Averages ``[W, ...]`` over all workers.
+
+    Args:
+      deltas: float32 leaves; a leaf's path ends like its parameter's.
+      state: Holds ``init``'s part.
+      number: int32, of this exchange; decides its random draws.
+      heard: float32 ``[workers]`` that multiplies the weights; None: ones.
+
+    Returns:
+      The mean ``[...]``, the same bits on every device, and the new part of
+      the state.
+    """
+    if self.error_feedback:
+      residual = state["workers"]["residual"]
+      deltas = jax.tree.map(jnp.add, deltas, residual)
+    key = jax.random.fold_in(jax.random.key(self.seed), number)
+    leaves, treedef = jax.tree.flatten_with_path(deltas)
+    weights = self._weights(heard)
+    means, left = [], []
+    for index, (path, leaf) in enumerate(leaves):
+      options = {
+        "key": jax.random.fold_in(key, index),
+        "block_dims": self._block_dims(path),
+      }
+      means.append(
+        quantize.mean(
+          leaf, self.worker, self.wire, weights=weights, **options
+        )
+      )
+      if self.error_feedback:
+        seen = quantize.roundtrip(leaf, self.worker, self.wire, **options)
+        left.append(quantize.residual(leaf, seen))
+    mean = treedef.unflatten(means)
+    if not self.error_feedback:
+      return mean, {}
+    return mean, {
+      "workers": state["workers"] | {"residual": treedef.unflatten(left)}
+    }
+
+  def sent_bytes(self, shapes: Params) -> dict[str, int]:
+    """Operand bytes of one mean, per device, by dtype on the wire.
+
+    Args:
+      shapes: One worker's arrays on one device, as for ``mean`` without W.
+    """
+    total: collections.Counter[str] = collections.Counter()
+    for path, leaf in jax.tree.leaves_with_path(shapes):
+      dims = self._block_dims(path)
+      rows = math.prod(leaf.shape[:dims])
+      total.update(
+        quantize.sent_bytes(
+          math.prod(leaf.shape[dims:]), self.worker, self.wire, rows
+        )
+      )
+    return dict(total)
+
+  def _block_dims(self, path: tuple[Any, ...]) -> int:
+    return functools.reduce(lambda tree, k: tree[k.key], path, self.block_dims)
+
+  def _weights(self, heard: jax.Array | None) -> jax.Array | None:
+    """float32 ``[workers]``; None: equal."""
+    if not self.weights and heard is None:
+      return None
+    weights = jnp.asarray(self.weights or (1.0,) * self.worker.size)
+    return weights if heard is None else weights * heard
+
+
+def stacked_zeros(params: Params, worker: Axis) -> Params:
+  """float32 zeros ``[workers, ...]`` for every parameter ``[...]``."""
+  return jax.tree.map(
+    lambda p: jnp.zeros((worker.size, *p.shape), jnp.float32), params
+  )

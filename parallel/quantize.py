@@ -1,0 +1,396 @@
+"""Means over an axis of deltas that are sent with few bits.
+
+Every logical rank of an `Axis` (a worker) has an unreduced delta, lane-stacked
+``[R, ...]``. The mean of all of them comes out without the lane dim, in
+float32 and bitwise equal on all devices, in one of three ways:
+
+  all-reduce    no codec: the sum of float32 (or bfloat16) deltas.
+  all-gather    each worker sends its encoded delta to all; each device decodes
+                all of them and sums. One rounding. The form of Streaming
+                DiLoCo, and the default.
+  all-to-all    worker m receives slice m of every delta and sends their
+                mean, encoded again, to all. Two roundings, of which the paper
+                has only the first. About 2 (N - 1) / N encoded deltas are sent
+                per worker in place of N - 1.
+
+Decoded deltas are summed in the order of the workers, 0 to N - 1, one at a
+time: so the result is independent of how the workers are split into lanes and
+devices. Payloads are uint8 and scales float32 on the wire; there is one
+collective for each.
+
+Source: Streaming DiLoCo, arXiv 2501.18512, section 2.3. Weights other than
+1 / N and error feedback (SparseLoCo, arXiv 2508.15706; MuLoCo, arXiv
+2505.23725) are additions.
+
+Shape legend: R = lanes on this device; N = logical ranks of the axis; B =
+dims that blocks do not cross; n = elements of the rest; s = elements of a
+slice, whole blocks.
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from parallel import collectives
+from parallel.axes import Axis
+from parallel.collectives import varying, varying_axes
+from parallel.kernels.codec import reference
+from parallel.kernels.codec.reference import Codec, Encoded
+
+CODECS = ("none", *reference.NAMES)
+_ROUTES = ("all_gather", "all_to_all")
+_DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+  """How workers tell each other their deltas.
+
+  Attributes:
+    codec: "none" (an all-reduce in ``dtype``), "int8", "int4", "e3m0", "fp8".
+    block: Elements that share a scale; even.
+    route: "all_gather" (one rounding) or "all_to_all" (two); of a codec.
+    stochastic: Unbiased random rounding instead of nearest; of a codec.
+    dtype: "float32" or "bfloat16", the operands of codec "none". Devices'
+      sums are then rounded to it too, in an order that the backend chooses.
+  """
+
+  codec: str = "none"
+  block: int = 256
+  route: Literal["all_gather", "all_to_all"] = "all_gather"
+  stochastic: bool = False
+  dtype: Literal["float32", "bfloat16"] = "float32"
+
+  def __post_init__(self) -> None:
+    for field, allowed in (
+      ("codec", CODECS), ("route", _ROUTES), ("dtype", _DTYPES)
+    ):
+      value = getattr(self, field)
+      if value not in allowed:
+        raise ValueError(
+          f"exchange {field}={value!r} is unknown; use one of "
+          f"{', '.join(allowed)}"
+        )
+    if self.codec == "none" and (self.stochastic or self.route != _ROUTES[0]):
+      raise ValueError(
+        f"exchange codec='none' is an all-reduce; stochastic="
+        f"{self.stochastic} and route={self.route!r} need one of "
+        f"{', '.join(reference.NAMES)}"
+      )
+    if self.codec != "none" and self.dtype != "float32":
+      raise ValueError(
+        f"exchange dtype={self.dtype!r} is for codec='none'; {self.codec!r} "
+        "sums in float32"
+      )
+    _ = self.block_codec  # refuses wrong blocks
+
+  @property
+  def block_codec(self) -> Codec | None:
+    """The codec itself; None for "none"."""
+    if self.codec == "none":
+      return None
+    return Codec(self.codec, self.block, self.stochastic)
+
+
+def mean(
+  x: jax.Array,
+  axis: Axis,
+  exchange: Exchange = Exchange(),
+  *,
+  weights: jax.Array | None = None,
+  key: jax.Array | None = None,
+  block_dims: int = 0,
+) -> jax.Array:
+  """The (weighted) mean over all ranks of an axis, as they told each other.
+
+  Args:
+    x: ``[R, *B, ...]`` float32, one delta per lane, inside ``jax.shard_map``.
+      It may also vary over other mesh axes.
+    axis: The axis to average over.
+    exchange: Codec and route.
+    weights: ``[N]`` float32, not negative, the same on all devices; uniform
+      by default. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank of weight
+      zero contributes nothing, NaN included; NaN where all are zero.
+    key: Random key of stochastic rounding, the same on all devices of the
+      axis; ranks derive their own. Fold the round's number in, and the number
+      along other axes where their deltas should round independently.
+    block_dims: Number of dims after R that no block crosses: with the lanes
+      of other axes there, results do not depend on *their* split either.
+
+  Returns:
+    ``[*B, ...]`` float32, replicated over the axis by type and bitwise equal
+    on its devices.
+
+  Raises:
+    ValueError: Stochastic rounding without a key.
+  """
+  codec = exchange.block_codec
+  if codec is None:
+    return _mean_by_all_reduce(x, axis, exchange.dtype, weights)
+  route = {
+    "all_gather": mean_by_all_gather, "all_to_all": mean_by_all_to_all
+  }[exchange.route]
+  return route(x, axis, codec, weights, key, block_dims=block_dims)
+
+
+def roundtrip(
+  x: jax.Array,
+  axis: Axis,
+  exchange: Exchange,
+  *,
+  key: jax.Array | None = None,
+  block_dims: int = 0,
+) -> jax.Array:
+  """Each lane's delta as the other ranks see it in `mean`.
+
+  This is the first rounding. The second one of the all-to-all route is of a
+  mean, not of a worker's delta; nor are the roundings of a bfloat16 sum.
+
+  Args:
+    x: As for `mean`.
+    axis: As for `mean`.
+    exchange: As for `mean`.
+    key: The same key as for `mean`.
+    block_dims: As for `mean`.
+
+  Returns:
+    float32, of the shape of ``x``; x itself without a codec in float32.
+  """
+  codec = exchange.block_codec
+  if codec is None:
+    return x.astype(exchange.dtype).astype(jnp.float32)
+  rows = _rows(x, axis, block_dims)
+  n = rows.shape[-1]
+  if exchange.route == "all_to_all":
+    rows = _pad(rows, axis.size * _slice(n, axis, codec))
+  encoded = _encode_lanes(rows, axis, codec, key)
+  return reference.decode(encoded, n, codec).reshape(x.shape)
+
+
+def residual(x: jax.Array, seen: jax.Array) -> jax.Array:
+  """What the others did not see of a delta: error feedback adds it to the next.
+
+  Args:
+    x: The delta, with the residual of the last round added.
+    seen: `roundtrip` of x.
+
+  Returns:
+    ``x - seen``, so that ``seen + residual = x`` up to its rounding.
+  """
+  return x - seen
+
+
+def mean_by_all_gather(
+  x: jax.Array,
+  axis: Axis,
+  codec: Codec,
+  weights: jax.Array | None = None,
+  key: jax.Array | None = None,
+  *,
+  block_dims: int = 0,
+) -> jax.Array:
+  """The mean of encoded deltas, each sent to all ranks. One rounding.
+
+  Memory beside x: all N encoded deltas, and one decoded.
+
+  Args:
+    x: See `mean`; so are the other arguments.
+    axis: See `mean`.
+    codec: The codec of the deltas.
+    weights: See `mean`.
+    key: See `mean`.
+    block_dims: See `mean`.
+
+  Returns:
+    See `mean`.
+  """
+  rows = _rows(x, axis, block_dims)  # [R, *B, n]
+  encoded = _encode_lanes(rows, axis, codec, key)
+  everyones = Encoded(
+    *(collectives.all_gather(part[:, None], axis) for part in encoded)
+  )  # [N, *B, ...]
+  total = _mean_of_senders(everyones, rows.shape[-1], codec, weights)
+  return total.reshape(x.shape[1:])
+
+
+def mean_by_all_to_all(
+  x: jax.Array,
+  axis: Axis,
+  codec: Codec,
+  weights: jax.Array | None = None,
+  key: jax.Array | None = None,
+  *,
+  block_dims: int = 0,
+) -> jax.Array:
+  """The mean, one slice per rank: encoded deltas in, encoded means out.
+
+  Two roundings: of each delta, and of the mean. Deltas are padded to N slices
+  of whole blocks.
+
+  Args:
+    x: See `mean`; so are the other arguments.
+    axis: See `mean`.
+    codec: The codec of both ways.
+    weights: See `mean`.
+    key: See `mean`; the second rounding draws from the same key.
+    block_dims: See `mean`.
+
+  Returns:
+    See `mean`.
+  """
+  rows = _rows(x, axis, block_dims)
+  n, dims = rows.shape[-1], rows.ndim - 2
+  s = _slice(n, axis, codec)
+  encoded = _encode_lanes(_pad(rows, axis.size * s), axis, codec, key)
+
+  def deliver(part):  # [R, *B, N * k] -> [N senders, R, *B, k]
+    slices = part.reshape(*part.shape[:-1], axis.size, -1)
+    slices = jnp.moveaxis(slices, -2, 1)
+    received = collectives.all_to_all(
+      slices, axis, split_dim=0, concat_dim=0
+    )
+    return jnp.moveaxis(received, 1, 0)
+
+  mine = _mean_of_senders(
+    Encoded(*map(deliver, encoded)), s, codec, weights
+  )  # [R, *B, s]
+  again = _encode_lanes(mine, axis, codec, key, draw=1)
+  everyones = Encoded(
+    *(collectives.all_gather(part, axis, dim=dims) for part in again)
+  )
+  total = reference.decode(everyones, n, codec)
+  return total.reshape(x.shape[1:])
+
+
+def sent_bytes(
+  num_elements: int, axis: Axis, exchange: Exchange, rows: int = 1
+) -> dict[str, int]:
+  """Operand bytes of one `mean`, per device, as the ledger counts them.
+
+  A device sends the payloads and scales of all its lanes. An all-gather sends
+  its operand to N - 1 others, an all-to-all a share of it to each.
+
+  Args:
+    num_elements: Elements of a row of one rank's delta on one device.
+    axis: The axis of the exchange.
+    exchange: Codec and route.
+    rows: Number of rows, the product of the dims in ``block_dims``.
+
+  Returns:
+    Bytes by dtype on the wire; empty where one device has all ranks.
+  """
+  if axis.devices == 1:
+    return {}
+  codec = exchange.block_codec
+  if codec is None:
+    size = np.dtype(jnp.dtype(exchange.dtype)).itemsize
+    return {exchange.dtype: rows * num_elements * size}
+  elements = num_elements
+  if exchange.route == "all_to_all":
+    s = _slice(num_elements, axis, codec)
+    elements = (axis.size + 1) * s  # a slice for each, and the mean of one
+  units = axis.lanes * rows
+  return {
+    "uint8": units * codec.payload_bytes(elements),
+    "float32": units * codec.num_scales(elements) * 4,
+  }
+
+
+def _mean_by_all_reduce(
+  x: jax.Array, axis: Axis, dtype: str, weights: jax.Array | None
+) -> jax.Array:
+  x = x.astype(jnp.float32)
+  divisor: jax.Array | float = float(axis.size)
+  if weights is not None:
+    mine = lax.dynamic_slice_in_dim(
+      varying(weights, axis.name), _ranks(axis)[0], axis.lanes
+    )
+    x = jax.vmap(_weighted)(x, mine)
+    divisor = jnp.sum(weights)
+  total = collectives.all_reduce(x.astype(dtype), axis)
+  return total.astype(jnp.float32) / divisor
+
+
+def _mean_of_senders(
+  encoded: Encoded, n: int, codec: Codec, weights: jax.Array | None
+) -> jax.Array:
+  """``[N, ..., n]`` encoded -> the mean ``[..., n]``, summed in rank order.
+
+  A loop, and not a sum over a dim: its order is fixed, of the weights too
+  (a compiler chose another with another number of devices), and only one
+  decoded delta is alive.
+  """
+  if weights is None:
+    weights = jnp.ones(encoded.scales.shape[0], jnp.float32)
+
+  def add(carry, sender):
+    part, weight = sender
+    values = _weighted(reference.decode(part, n, codec), weight)
+    # To one bit less than float32 has, which decoded values fit: no compiler
+    # can fuse the multiplication into the addition across this rounding.
+    values = lax.reduce_precision(values, 8, 22)
+    return (carry[0] + values, carry[1] + weight), None
+
+  names = varying_axes(weights)
+  all_names = names | varying_axes(encoded.payload)
+  zeros = jnp.zeros((*encoded.scales.shape[1:-1], n), jnp.float32)
+  (total, weight), _ = lax.scan(
+    add,
+    (
+      varying(zeros, *sorted(all_names)),
+      varying(jnp.float32(0), *sorted(names)),
+    ),
+    (encoded, weights),
+  )
+  return total / weight
+
+
+def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
+  """``weight * x``; zero for weight zero, whatever x holds."""
+  return jnp.where(weight == 0, 0.0, weight * x)
+
+
+def _encode_lanes(
+  rows: jax.Array,
+  axis: Axis,
+  codec: Codec,
+  key: jax.Array | None,
+  draw: int = 0,
+) -> Encoded:
+  """Encodes ``[R, *B, n]``; each rank draws from a key of its own."""
+  if not codec.stochastic or key is None:
+    return reference.encode(rows, codec)
+  key = jax.random.fold_in(key, draw)
+  keys = jax.vmap(lambda rank: jax.random.fold_in(key, rank))(_ranks(axis))
+  return jax.vmap(lambda row, key: reference.encode(row, codec, key))(
+    rows, keys
+  )
+
+
+def _ranks(axis: Axis) -> jax.Array:
+  """Numbers of this device's logical ranks, ``[R]``."""
+  return lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)
+
+
+def _rows(x: jax.Array, axis: Axis, block_dims: int) -> jax.Array:
+  """``[R, *B, ...] -> [R, *B, n]``, float32."""
+  assert x.shape[0] == axis.lanes, (x.shape, str(axis))
+  assert 0 <= block_dims < x.ndim, (x.shape, block_dims)
+  kept = x.shape[: 1 + block_dims]
+  n = math.prod(x.shape[1 + block_dims :])
+  return x.astype(jnp.float32).reshape(*kept, n)
+
+
+def _slice(n: int, axis: Axis, codec: Codec) -> int:
+  """Elements of a rank's slice in the all-to-all route: whole blocks."""
+  return codec.padded(-(-n // axis.size))
+
+
+def _pad(rows: jax.Array, n: int) -> jax.Array:
+  widths = [(0, 0)] * (rows.ndim - 1) + [(0, n - rows.shape[-1])]
+  return jnp.pad(rows, widths)

@@ -1,0 +1,316 @@
+"""Block codecs: error bounds, exact values, the layout of the wire."""
+
+import functools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+import jax
+import numpy as np
+import pytest
+
+from parallel.kernels.codec import reference
+from parallel.kernels.codec.reference import Codec, Encoded
+
+N, BLOCK = 100, 16  # padded to 112
+CODECS = [
+  Codec(name, BLOCK, stochastic)
+  for name in reference.NAMES
+  for stochastic in (False, True)
+]
+NEAREST = [c for c in CODECS if not c.stochastic]
+
+# Numbers that each code stands for, written down independently.
+POSITIVE = {
+  "int8": np.arange(128),
+  "int4": np.arange(8),
+  "e3m0": np.array([0, *(2.0**e for e in range(-6, 1))]),
+  "fp8": np.array(
+    [m * 2.0**-9 for m in range(8)]
+    + [(8 + m) * 2.0 ** (e - 3) for e in range(-6, 9) for m in range(8)]
+  )[:-1],  # the last code is NaN
+}
+
+
+@functools.cache
+def _programs(codec):
+  encode = jax.jit(lambda x, key: reference.encode(x, codec, key))
+  decode = jax.jit(lambda e: reference.decode(e, N, codec))
+  return encode, decode
+
+
+def encode(x, codec, seed=0):
+  return _programs(codec)[0](np.asarray(x, "f4"), jax.random.key(seed))
+
+
+def roundtrip(x, codec, seed=0):
+  return np.asarray(_programs(codec)[1](encode(x, codec, seed)))
+
+
+def largest(x):
+  """Largest magnitude of each element's block."""
+  padded = np.zeros(-(-N // BLOCK) * BLOCK, "f4")
+  padded[:N] = np.abs(x)
+  return np.repeat(padded.reshape(-1, BLOCK).max(1), BLOCK)[:N]
+
+
+def draw(seed=0, shape=(N,)):
+  rng = np.random.default_rng(seed)
+  return (rng.normal(size=shape) * np.exp(3 * rng.normal(size=shape))).astype(
+    "f4"
+  )
+
+
+VECTORS = hnp.arrays(
+  np.float32,
+  N,
+  elements=st.one_of(
+    st.floats(-1, 1, width=32),
+    st.floats(-(2.0**100), 2.0**100, width=32),
+    st.sampled_from([0.0, 2.0**-99, -3.0, 1e30, 2.0**-149]),
+  ),
+)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_the_error_is_within_the_bound(codec):
+  @settings(max_examples=60, deadline=None, derandomize=True)
+  @given(VECTORS)
+  def check(x):
+    x = np.where(np.abs(x) < 2.0**-126, 0, x)  # machines flush the rest
+    m = largest(x).astype("f8")
+    bound = np.where(m < 2.0**-100, m, reference.max_error(codec) * m)
+    error = np.abs(roundtrip(x, codec).astype("f8") - x)
+    assert (error <= bound).all(), (error / np.maximum(m, 1e-45)).max()
+
+  check()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_the_bound_is_reached(codec):
+  """An element half-way through the widest gap, one below with a coin."""
+  top = POSITIVE[codec.name][-1]
+  gap = top - POSITIVE[codec.name][-2]
+  x = np.zeros(N)
+  x[0], x[1:16] = top, top - gap * (0.999 if codec.stochastic else 0.5)
+  errors = [np.abs(roundtrip(x, codec, s) - x).max() for s in range(200)]
+  assert max(errors) / top > 0.99 * reference.max_error(codec)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("codec", NEAREST, ids=str)
+def test_every_number_of_the_format_is_exact(codec):
+  """With the largest one in its block, at scales that are powers of two."""
+  numbers = POSITIVE[codec.name]
+  numbers = np.concatenate([numbers, -numbers])
+  for scale in (1.0, 2.0**40, 2.0**-70):
+    rows = np.resize(numbers, (-(-len(numbers) // 15), 15))
+    rows = np.column_stack([np.full(len(rows), numbers.max()), rows]) * scale
+    for row in rows:
+      x = np.zeros(N, "f4")
+      x[:16] = row
+      np.testing.assert_array_equal(roundtrip(x, codec), x)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("codec", NEAREST, ids=str)
+def test_rounds_to_the_nearest_number(codec):
+  numbers = np.concatenate(
+    [-POSITIVE[codec.name][::-1], POSITIVE[codec.name]]
+  )
+  x = draw(1)
+  scales = np.repeat(np.asarray(encode(x, codec).scales, "f8"), BLOCK)[:N]
+  ours = np.abs(roundtrip(x, codec) - x.astype("f8"))
+  best = np.abs(scales[:, None] * numbers - x[:, None].astype("f8")).min(1)
+  # A near tie may fall on either side of a division's rounding.
+  np.testing.assert_allclose(ours, best, rtol=1e-5, atol=0)
+
+
+def test_powers_of_two_are_exact_in_e3m0():
+  x = np.array([2.0**-e for e in range(7)] * 2)
+  x[7:] *= -1
+  x = np.resize(x, N)
+  np.testing.assert_array_equal(roundtrip(x, Codec("e3m0", BLOCK)), x)
+
+
+def test_the_codes_of_e3m0():
+  """Magnitudes below 2^-7 of the largest are zero, then nearest in value."""
+  values = [1, 0.76, 0.74, 0.5, 2.0**-6, 1.01 * 2.0**-7, 0.99 * 2.0**-7, 0]
+  x = np.array([*values, *(-v for v in values)])
+  payload = np.asarray(encode(np.resize(x, N), Codec("e3m0", 16)).payload)
+  assert [int(b & 15) for b in payload[:8]] == [7, 7, 6, 6, 1, 1, 0, 0]
+  assert [int(b >> 4) for b in payload[:8]] == [15, 15, 14, 14, 9, 9, 0, 0]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_block_of_zeros_is_zeros_beside_others(codec):
+  x = draw(2)
+  x[BLOCK : 2 * BLOCK] = 0
+  x[BLOCK + 1] = -0.0
+  x[2 * BLOCK : 3 * BLOCK] = 2.0**-101  # documented: flushed
+  out = roundtrip(x, codec)
+  assert not out[BLOCK : 3 * BLOCK].view("u4").any()
+  assert out[:BLOCK].any()
+  assert out[3 * BLOCK :].any()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_what_is_not_finite_is_seen(codec, bad):
+  x = draw(3)
+  healthy = roundtrip(x, codec)
+  x[BLOCK + 5] = bad
+  out = roundtrip(x, codec)
+  assert np.isnan(out[BLOCK : 2 * BLOCK]).all()
+  for part in (slice(BLOCK), slice(2 * BLOCK, None)):
+    np.testing.assert_array_equal(out[part], healthy[part])
+
+
+@pytest.mark.parametrize("block", [2, 16, 256])
+@pytest.mark.parametrize("name", reference.NAMES)
+def test_the_wire_is_packed(name, block):
+  codec = Codec(name, block)
+  padded = -(-N // block) * block
+  e = jax.eval_shape(
+    lambda x: reference.encode(x, codec), jax.ShapeDtypeStruct((3, N), "f4")
+  )
+  half = name in ("int4", "e3m0")
+  assert e.payload.shape == (3, padded // 2 if half else padded)
+  assert e.payload.shape[1] == codec.payload_bytes(N)
+  assert e.scales.shape == (3, padded // block) == (3, codec.num_scales(N))
+  assert (e.payload.dtype, e.scales.dtype) == (np.uint8, np.float32)
+
+
+@pytest.mark.parametrize("codec", NEAREST, ids=str)
+def test_encoding_what_was_decoded_changes_nothing(codec):
+  for seed in range(20):
+    first = encode(draw(seed), codec)
+    again = encode(_programs(codec)[1](first), codec)
+    for a, b in zip(first, again, strict=True):
+      np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_products_of_scale_and_code_are_exact(codec):
+  """Else a fused multiply-add would change sums of decoded values."""
+  e = encode(draw(4), codec)
+  bits = np.asarray(e.scales).view("u4")
+  assert not (bits & 0xFF).any()
+  assert bits.any()
+  # In float64 the same products, so float32 rounded nothing.
+  ones = Encoded(e.payload, np.ones_like(e.scales))
+  numbers = np.asarray(_programs(codec)[1](ones), "f8")
+  scales = np.repeat(np.asarray(e.scales, "f8"), BLOCK)[:N]
+  np.testing.assert_array_equal(
+    numbers * scales, roundtrip(draw(4), codec).astype("f8")
+  )
+
+
+@pytest.mark.parametrize("codec", NEAREST, ids=str)
+def test_the_scale_covers_the_largest_element(codec):
+  """Else stochastic rounding would be biased there."""
+  for seed in range(20):
+    scales = np.asarray(encode(draw(seed), codec).scales, "f8")
+    needed = largest(draw(seed))[::BLOCK] / POSITIVE[codec.name][-1]
+    excess = scales / needed - 1
+    assert (excess > -(2.0**-20)).all()
+    assert (excess < 2.0**-15).all()
+
+
+@pytest.mark.parametrize("name", reference.NAMES)
+def test_stochastic_rounding_is_unbiased(name):
+  codec = Codec(name, BLOCK, stochastic=True)
+  x = draw(5)
+  draws = 4000
+  mean = jax.jit(
+    lambda keys: jax.vmap(
+      lambda k: reference.decode(reference.encode(x, codec, k), N, codec)
+    )(keys)
+  )(jax.random.split(jax.random.key(0), draws))
+  mean = np.asarray(mean, "f8")
+  # Six standard errors of the widest coin there can be, of spacing s: s / 2.
+  spread = reference.max_error(codec) * largest(x) / 2
+  assert (np.abs(mean.mean(0) - x) <= 6 * spread / np.sqrt(draws)).all()
+  moved = np.abs(mean - mean[0]).max(0) > 0
+  assert moved.sum() > N / 3
+  nearest = roundtrip(x, Codec(name, BLOCK))
+  assert np.abs(mean.mean(0) - x).sum() < 0.2 * np.abs(nearest - x).sum()
+
+
+def test_stochastic_rounding_needs_a_key():
+  with pytest.raises(ValueError, match="needs a key"):
+    reference.encode(np.ones(4, "f4"), Codec("int8", 4, stochastic=True))
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [(("int3",), "int8, int4, e3m0, fp8"), (("int4", 5), "even"),
+   (("int8", 0), "even")],
+)
+def test_wrong_codecs(values, message):
+  with pytest.raises(ValueError, match=message):
+    Codec(*values)
+
+
+CHUNK, K = 64, 8
+
+
+@functools.cache
+def _top_k():
+  return (
+    jax.jit(lambda x: reference.encode_top_k(x, CHUNK, K)),
+    jax.jit(lambda e: reference.decode_top_k(e, 150, CHUNK)),
+  )
+
+
+@pytest.mark.quick
+def test_top_k_keeps_the_largest_of_each_chunk():
+  encode, decode = _top_k()
+  x = draw(6, (2, 150))  # three chunks, the last with 22 elements
+  e = encode(x)
+  assert [(p.shape, str(p.dtype)) for p in e] == [
+    ((2, 3, K), "uint16"), ((2, 3, K // 4), "uint8"), ((2, 3, 2), "float32")
+  ]
+  out = np.asarray(decode(e))
+  for row in range(2):
+    for c in range(3):
+      part = slice(c * CHUNK, min((c + 1) * CHUNK, 150))
+      ours, theirs = out[row, part], x[row, part]
+      order = np.argsort(-np.abs(theirs))
+      np.testing.assert_array_equal(e.indices[row, c], np.sort(order[:K]))
+      expected = np.zeros_like(theirs)
+      for half in (order[: K // 2], order[K // 2 : K]):
+        expected[half] = np.sign(theirs[half]) * np.abs(theirs[half]).mean()
+      np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+def test_top_k_of_zeros_and_of_what_is_not_finite():
+  encode, decode = _top_k()
+  x = draw(7, (1, 150))
+  x[0, :CHUNK] = 0
+  for bad in (np.nan, np.inf):
+    x[0, CHUNK + 3] = bad
+    out = np.asarray(decode(encode(x)))[0]
+    assert not out[:CHUNK].any()
+    assert np.isnan(out[CHUNK : 2 * CHUNK]).sum() == K
+    assert np.isfinite(out[2 * CHUNK :]).all()
+
+
+def test_top_k_reaches_the_last_position_of_the_longest_chunk():
+  x = np.zeros((1, 65536), "f4")
+  x[0, [0, 7, 65534, 65535]] = [3, -5, 1, -1]
+  e = reference.encode_top_k(x, 65536, 4)
+  np.testing.assert_array_equal(e.indices[0, 0], [0, 7, 65534, 65535])
+  out = np.asarray(reference.decode_top_k(e, 65536, 65536))
+  np.testing.assert_array_equal(out[0, [0, 7, 65534, 65535]], [4, -4, 1, -1])
+
+
+@pytest.mark.parametrize(
+  ("chunk", "k"), [(65537, 64), (0, 4), (64, 6), (64, 68), (64, 0)]
+)
+def test_wrong_top_k(chunk, k):
+  with pytest.raises(ValueError, match="top-k"):
+    reference.encode_top_k(np.ones(8, "f4"), chunk, k)
