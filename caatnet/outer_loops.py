@@ -1,16 +1,23 @@
 """``config.outer`` -> an outer loop."""
 
+import functools
 from typing import Any
 
 import jax
 import optax
 
 from caatnet.train.state import Program, is_spec
+from caatnet.train.step import global_norm
 from parallel import quantize
+from parallel.collectives import each_lane
 from parallel.outer.base import OuterLoop
 from parallel.outer.data_parallel import DataParallel
+from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
+from parallel.outer.eager import Eager
 from parallel.outer.exchange import Exchange
+from parallel.outer.noloco import NoLoCo
+from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Fragments, Streaming
 
 OPTIMIZERS = ("nesterov", "sgd", "adam")
@@ -90,12 +97,51 @@ def _streaming(config: Any, program: Program) -> OuterLoop:
   )
 
 
+def _eager(config: Any, program: Program) -> OuterLoop:
+  return Eager(
+    program.worker, config.every, _optimizer(config),
+    _exchange(config, program),
+  )
+
+
+def _dc_s3gd(config: Any, program: Program) -> OuterLoop:
+  if config.compensation < 0:
+    raise ValueError(
+      f"config.outer.compensation={config.compensation} must not be negative"
+    )
+  norm = functools.partial(
+    each_lane, lambda tree: global_norm(tree, program), program.worker
+  )
+  return DCS3GD(
+    program.worker, _exchange(config, program), config.compensation, norm
+  )
+
+
+def _sparseloco(config: Any, program: Program) -> OuterLoop:
+  return SparseLoCo(
+    program.worker, config.every, config.learning_rate,
+    _exchange(config, program), config.error_decay, config.chunk,
+    config.top_k,
+  )
+
+
+def _noloco(config: Any, program: Program) -> OuterLoop:
+  return NoLoCo(
+    program.worker, config.every, config.learning_rate, config.momentum,
+    config.pull,
+  )
+
+
 _BUILDERS = {
   "data_parallel": _data_parallel,
   "local_sgd": _local_sgd,
   "fedavg": _fedavg,
   "diloco": _diloco,
   "streaming": _streaming,
+  "eager": _eager,
+  "dc_s3gd": _dc_s3gd,
+  "sparseloco": _sparseloco,
+  "noloco": _noloco,
 }
 
 

@@ -321,9 +321,8 @@ def _mean_of_senders(
 ) -> jax.Array:
   """``[N, ..., n]`` encoded -> the mean ``[..., n]``, summed in rank order.
 
-  A loop, and not a sum over a dim: its order is fixed, of the weights too
-  (a compiler chose another with another number of devices), and only one
-  decoded delta is alive.
+  A loop, and not a sum over a dim: its order is fixed, that of the weights
+  too, and only one decoded delta is alive.
   """
   if weights is None:
     weights = jnp.ones(encoded.scales.shape[0], jnp.float32)
@@ -347,7 +346,8 @@ def _mean_of_senders(
     ),
     (encoded, weights),
   )
-  return total / weight
+  # XLA turns a division into this on some numbers of devices: so on all.
+  return total * (1 / weight)
 
 
 def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ metrics are those of an uninterrupted run.
 """
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import json
@@ -32,6 +32,7 @@ from caatnet.train.records import (
 from caatnet.train.state import TrainState
 from caatnet.train.step import parameter_groups
 from caatnet.train.throughput import matmul_rate
+from parallel.outer.base import Plan
 from parallel.xla import ledger
 
 
@@ -125,8 +126,9 @@ class _Run:
     )
     self.evaluate = make_evaluate(program, experiment.data.batch_size)
     self.evaluated = experiment.make_evaluated()
-    self.programs: dict[Any, Any] = {}
-    self.communication = communication_per_step(experiment)
+    self.lowered = lower_steps(experiment)
+    self.programs: dict[Any, jax.stages.Compiled] = {}
+    self.communication = communication_per_step(experiment, self.lowered)
     self._write_environment(corpus)
     self.seconds: list[float] = []
 
@@ -218,7 +220,8 @@ class _Run:
     """Runs the program that the outer loop's plan asks for."""
     plan = self.experiment.outer.plan(step)
     if plan.program not in self.programs:
-      lowered = self.experiment.lower_step(plan)
+      lowered = self.lowered.pop(plan.program, None)
+      lowered = lowered or self.experiment.lower_step(plan)
       self.programs[plan.program] = lowered.compile()
     numbers = jax.tree.map(np.int32, plan.numbers)
     return self.programs[plan.program](self.state, tokens, numbers)
@@ -301,23 +304,34 @@ class _Run:
     self.writer.close()
 
 
-def communication_per_step(experiment: Experiment) -> list[dict[str, Any]]:
+def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
+  """The programs of one period of the outer loop, by ``Plan.program``."""
+  programs = {plan.program: plan for plan in _one_period(experiment)}
+  return {p: experiment.lower_step(plan) for p, plan in programs.items()}
+
+
+def communication_per_step(
+  experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
+) -> list[dict[str, Any]]:
   """``summary``, as the mean over one period of the outer loop's plans."""
-  outer, mesh = experiment.outer, experiment.program.mesh
-  first = 2 * outer.period  # when all has begun
-  plans = [outer.plan(first + i) for i in range(outer.period)]
+  plans = _one_period(experiment)
+  mesh = experiment.program.mesh
   counts = collections.Counter(plan.program for plan in plans)
   totals: dict[tuple[str, str, str], float] = collections.defaultdict(float)
-  for plan in {plan.program: plan for plan in plans}.values():
-    entries = ledger.collectives(experiment.lower_step(plan), mesh)
-    for row in summary(entries, mesh):
-      share = counts[plan.program] / outer.period
+  for program, count in counts.items():
+    for row in summary(ledger.collectives(lowered[program], mesh), mesh):
       key = (row["axis"], row["phase"], row["dtype"])
-      totals[key] += share * row["bytes"]
+      totals[key] += row["bytes"] * count / len(plans)
   return [
     {"axis": axis, "phase": phase, "dtype": dtype, "bytes": size}
     for (axis, phase, dtype), size in totals.items()
   ]
+
+
+def _one_period(experiment: Experiment) -> list[Plan]:
+  """When all has begun."""
+  outer = experiment.outer
+  return [outer.plan(2 * outer.period + i) for i in range(outer.period)]
 
 
 def _on_host(metrics: Any) -> dict[str, np.ndarray]:

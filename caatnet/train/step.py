@@ -166,6 +166,12 @@ def parameter_groups(params: Any) -> list[str]:
   )
 
 
+def global_norm(tree: Any, program: Program) -> jax.Array:
+  """Norm of one worker's gradients, or of a tree like them, on all ranks."""
+  groups = _group_norms(tree, program).values()
+  return jnp.sqrt(sum(jnp.square(norm) for norm in groups))
+
+
 def _group(path: tuple[Any, ...]) -> str:
   return "/".join(str(key.key) for key in path)
 

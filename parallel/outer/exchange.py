@@ -72,7 +72,7 @@ class Exchange:
     for index, (path, leaf) in enumerate(leaves):
       options = {
         "key": jax.random.fold_in(key, index),
-        "block_dims": self._block_dims(path),
+        "block_dims": self.num_block_dims(path),
       }
       means.append(
         quantize.mean(
@@ -97,7 +97,7 @@ class Exchange:
     """
     total: collections.Counter[str] = collections.Counter()
     for path, leaf in jax.tree.leaves_with_path(shapes):
-      dims = self._block_dims(path)
+      dims = self.num_block_dims(path)
       rows = math.prod(leaf.shape[:dims])
       total.update(
         quantize.sent_bytes(
@@ -106,7 +106,8 @@ class Exchange:
       )
     return dict(total)
 
-  def _block_dims(self, path: tuple[Any, ...]) -> int:
+  def num_block_dims(self, path: tuple[Any, ...]) -> int:
+    """Of the leaf at a path, which may be in a part of the parameters."""
     return functools.reduce(lambda tree, k: tree[k.key], path, self.block_dims)
 
   def _weights(self, heard: jax.Array | None) -> jax.Array | None:

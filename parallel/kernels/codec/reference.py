@@ -16,7 +16,7 @@ that a fused multiply-add or a reassociating compiler cannot change a sum of
 decoded values, and encoding a decoded block again changes nothing. Zero has
 the code 0; -128, -8, negative zero and the NaN codes are never sent. A block
 whose largest magnitude is below 2^-100 has the scale 0 and decodes to zeros;
-within 2^-15 of the largest float32 a block may decode to infinities.
+one of 2^126 or more counts as infinite.
 
 Sources: E3M0 for outer gradients: Streaming DiLoCo, arXiv 2501.18512, section
 2.3, which specifies neither the scale nor the zero code: both are choices made
@@ -163,10 +163,11 @@ def encode(
     raise ValueError(f"{codec}: stochastic rounding needs a key")
   blocks = _blocks(x.astype(jnp.float32), codec.block)
   largest = jnp.max(jnp.abs(blocks), axis=-1)
-  finite = jnp.isfinite(largest)
+  finite = largest < 2.0**126  # the inverse of the scale is a normal number
   scale = jnp.where(finite, _scale(largest, codec), jnp.nan)
-  divisor = jnp.where(scale > 0, scale, 1.0)[..., None]
-  numbers = jnp.where((scale > 0)[..., None], blocks / divisor, 0.0)
+  # Compilers divide by a broadcast scale so, but not everywhere.
+  inverse = (1 / jnp.where(scale > 0, scale, 1.0))[..., None]
+  numbers = jnp.where((scale > 0)[..., None], blocks * inverse, 0.0)
   values = _round(numbers, codec, key)
   codes = _to_bits(values, codec.name)
   if codec.bits == 4:
