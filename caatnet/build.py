@@ -321,6 +321,7 @@ def _schedule(
       f"config.optimizer.warmup_steps={optimizer.warmup_steps} must lie in "
       f"[0, config.train.num_steps={num_steps})"
     )
+  _one_of("config.optimizer.name", optimizer.name, ("adamw", "sgd"))
   peak = optimizer.learning_rate
   return optax.warmup_cosine_decay_schedule(
     init_value=0.0 if optimizer.warmup_steps else peak,
@@ -341,6 +342,11 @@ def _optimizer(
     program.specs,
     is_leaf=lambda x: isinstance(x, jax.sharding.PartitionSpec),
   )
+  if config.name == "sgd":
+    return optax.chain(
+      optax.add_decayed_weights(config.weight_decay, mask=matrices),
+      optax.sgd(schedule, config.beta_1 or None),
+    )
   return optax.adamw(
     schedule,
     b1=config.beta_1,

@@ -39,6 +39,16 @@ def build(config: Any, program: Program) -> OuterLoop:
   return _BUILDERS[config.algorithm](config, program)
 
 
+def local_shapes(program: Program) -> Any:
+  """One worker's parameters as they lie on one device."""
+  params = jax.eval_shape(program.init_params, jax.random.key(0))
+  return jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(s.shard_shape(x.shape), x.dtype),
+    params,
+    program.shardings(program.specs),
+  )
+
+
 def _data_parallel(config: Any, program: Program) -> OuterLoop:
   return DataParallel(program.worker)
 

@@ -118,6 +118,42 @@ def plot_sweep(
   _save(figure, path)
 
 
+def plot_workers(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Validation loss against what a worker sends, one mark per point.
+
+  Args:
+    rows: Records of a sweep, as in its CSV; bars are the range of the seeds.
+    path: PNG to write.
+  """
+  plt = pyplot()
+  figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
+  points: dict[str, list[Mapping[str, Any]]] = {}
+  for row in rows:
+    points.setdefault(row["point"], []).append(row)
+  marks = "osD^v<>pPX*hd8"
+  for index, (point, runs) in enumerate(points.items()):
+    losses = [run["validation_loss"] for run in runs]
+    some, mean = runs[0], float(np.mean(losses))
+    sent = some["worker_bytes"] * some["tensor"] * some["worker"]
+    axes.errorbar(
+      sent / some["tokens_per_step"],
+      mean,
+      yerr=[[mean - min(losses)], [max(losses) - mean]],
+      marker=marks[index % len(marks)],
+      linestyle="none",
+      capsize=3,
+      label=point.replace("outer.", "").replace("parallel.", ""),
+    )
+  axes.set(
+    xlabel="operand bytes per worker and token of its own (worker axis)",
+    ylabel="validation loss [nats per byte]",
+  )
+  if any(row["worker_bytes"] for row in rows):
+    axes.set_xscale("symlog", linthresh=1.0)
+  figure.legend(loc="outside right upper", fontsize="x-small")
+  _save(figure, path)
+
+
 def _line(row: Mapping[str, Any]) -> tuple[int, str]:
   return (row["tensor"], row["private_scale"])
 

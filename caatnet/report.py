@@ -119,12 +119,14 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
         else "",
         f"{some['forward_bytes'] / 1e6:.2f}",
         f"{some['backward_bytes'] / 1e6:.2f}",
+        f"{some['worker_bytes'] / 1e3:,.1f}",
       ]
     )
   table(
     "validation loss, nats per byte, and its difference from the first point "
-    "seed by seed; tensor-axis MB per device and step",
-    ["point", "seeds", "mean", "range", "diff", "range", "forward",
-     "backward"],
+    "seed by seed; operand bytes per device and step: MB of the tensor axis, "
+    "kB of the worker axis",
+    ["point", "seeds", "mean", "range", "diff", "range", "forward MB",
+     "backward MB", "worker kB"],
     lines,
   )

@@ -20,10 +20,14 @@ COLUMNS = (
   "p",
   "tensor",
   "private_scale",
+  "algorithm",
+  "worker",
   "validation_loss",
   "bits_per_byte",
   "forward_bytes",
   "backward_bytes",
+  "worker_bytes",
+  "tokens_per_step",
   "tokens_per_second",
   "num_steps",
   "parameters",
@@ -66,8 +70,8 @@ def run_point(
     experiment: What to train.
     point: The overrides that it has, for folder name and CSV.
     workdir: The sweep's folder.
-    count_bytes: What a step sends, as ``loop.summary`` has it, on a mesh
-      where every rank has a device.
+    count_bytes: What a step sends, as ``TrainResult.communication`` has it,
+      on a mesh where every worker and rank has a device.
 
   Returns:
     A CSV row, or None if a signal stopped the run.
@@ -84,14 +88,13 @@ def run_point(
   if not result.finished:
     return None
   config = experiment.config
-  sent = {
-    phase: sum(
-      row["bytes"]
-      for row in count_bytes()
-      if (row["axis"], row["phase"]) == ("tensor", phase)
+  rows = count_bytes()
+
+  def sent(axis: str, phase: str) -> float:
+    return sum(
+      r["bytes"] for r in rows if (r["axis"], r["phase"]) == (axis, phase)
     )
-    for phase in ("forward", "backward")
-  }
+
   facts = json.loads((folder / "environment.json").read_text())
   row = {
     "point": point,
@@ -99,10 +102,15 @@ def run_point(
     "p": config["model"]["p"],
     "tensor": config["parallel"]["tensor"],
     "private_scale": config["model"]["private_scale"],
+    "algorithm": config["outer"]["algorithm"],
+    "worker": config["parallel"]["worker"],
     "validation_loss": result.evaluation.loss,
     "bits_per_byte": result.evaluation.bits_per_byte,
-    "forward_bytes": sent["forward"],
-    "backward_bytes": sent["backward"],
+    "forward_bytes": sent("tensor", "forward"),
+    "backward_bytes": sent("tensor", "backward"),
+    "worker_bytes": sent("worker", "update"),
+    "tokens_per_step": config["data"]["batch_size"]
+    * config["data"]["seq_len"],
     "tokens_per_second": result.tokens_per_second,
     "num_steps": result.step,
     "parameters": facts["parameters"],

@@ -22,7 +22,6 @@ def main() -> None:
 
   from caatnet import build, plots, report, sweep
   from caatnet.train import loop
-  from parallel.xla import ledger
 
   config = FLAGS.config.copy_and_resolve_references()
   study = build.take_sweep(config)
@@ -41,16 +40,17 @@ def main() -> None:
     print(f"run {index + 1} of {len(runs)}: {point} seed={run_config.seed}")
 
     def count_bytes(run_config=run_config):
-      ranks = run_config.parallel.tensor
-      if jax.device_count() < ranks:
+      sizes = run_config.parallel
+      mesh = {"worker": sizes.worker, "tensor": sizes.tensor}
+      if jax.device_count() < sizes.worker * sizes.tensor:
         raise ValueError(
-          f"counting the bytes of {ranks} ranks needs {ranks} devices: "
-          f"--cpu_devices={ranks}"
+          f"counting the bytes of {sizes.worker} workers with {sizes.tensor} "
+          "ranks needs as many devices: "
+          f"--cpu_devices={sizes.worker * sizes.tensor}"
         )
-      experiment = build.build(run_config, {"tensor": ranks})
-      mesh = experiment.program.mesh
-      return loop.summary(
-        ledger.collectives(experiment.lower_step(), mesh), mesh
+      experiment = build.build(run_config, mesh)
+      return loop.communication_per_step(
+        experiment, loop.lower_steps(experiment)
       )
 
     experiment = build.build(run_config, options.mesh())
@@ -60,6 +60,8 @@ def main() -> None:
     rows.append(row)
     sweep.write_csv(rows, workdir / "sweep.csv")
   report.print_sweep(rows)
+  if any(row["worker"] > 1 for row in rows):
+    plots.plot_workers(rows, workdir / "loss_against_worker_bytes.png")
   for x, label in (("p", "p"), ("backward_bytes", "backward bytes per step")):
     plots.plot_sweep(rows, x, label, workdir / f"loss_against_{x}.png")
   print(f"table and plots: {workdir}")

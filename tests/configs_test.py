@@ -30,7 +30,7 @@ def test_config_builds(name):
     with config.unlocked():
       del config.benchmark
   experiment = build.build(config)
-  assert experiment.program.tensor.devices == 8
+  assert experiment.program.mesh.devices.size == 8
   assert config.name in (name.split(".")[-1], "tiny")
 
 

@@ -1,5 +1,6 @@
 """How fast the devices multiply matrices: the yardstick for a model's rate."""
 
+import functools
 import time
 
 import jax
@@ -11,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 _SIZE = {"cpu": 1024, "gpu": 8192, "tpu": 8192}
 
 
+@functools.cache
 def matmul_rate(mesh: Mesh, dtype: str, repeats: int = 5) -> float:
-  """FLOP/s of square products, all devices of the mesh at once.
+  """FLOP/s of square products, all devices of the mesh at once; asked once.
 
   Args:
     mesh: The devices.

@@ -79,15 +79,14 @@ def get_config() -> ml_collections.ConfigDict:
   # 0 for all.
   outer.weights = ()
   outer.clients = 0
-  # streaming: layers per fragment, and how they are chosen ("strided",
-  # "sequential"); steps that an exchange takes (tau), one number or one per
-  # worker; the share of a worker's own parameters that it keeps (alpha); over
-  # how many of the tau steps an exchange is spread.
+  # streaming: layers per fragment (0: all is one fragment), and how they are
+  # chosen ("strided", "sequential"); steps that an exchange takes (tau), one
+  # number or one per worker; the share of a worker's own parameters that it
+  # keeps (alpha).
   outer.fragment_layers = 1
   outer.pattern = "strided"
   outer.overlap = (0,)
   outer.keep = 0.0
-  outer.pieces = 1
   # dc_s3gd: strength of the delay compensation.
   outer.compensation = 0.2
   # sparseloco: kept elements per chunk; what error feedback keeps per round.
@@ -107,6 +106,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.validation_windows = 256
 
   config.optimizer = ml_collections.ConfigDict()
+  # "adamw", or "sgd" with momentum beta_1.
+  config.optimizer.name = "adamw"
   config.optimizer.learning_rate = 3e-3
   config.optimizer.warmup_steps = 20
   config.optimizer.final_fraction = 0.1

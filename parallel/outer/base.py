@@ -18,6 +18,7 @@ only ``finish`` reads it, then or some steps later.
 
 from collections.abc import Hashable
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -94,6 +95,18 @@ class OuterLoop:
     """The parameters that stand for the run, without worker dim."""
     return mean(params, self.worker)
 
+  def sent_bytes(self, shapes: Params) -> dict[str, int]:
+    """What a device sends over the worker axis in one period.
+
+    Args:
+      shapes: One worker's parameters as they lie on one device.
+
+    Returns:
+      Operand bytes of collectives by dtype on the wire; none where one device
+      has all workers.
+    """
+    return {}
+
 
 def worker_ids(worker: Axis) -> jax.Array:
   """int32 ``[W]``: the logical numbers of this device's workers."""
@@ -127,11 +140,14 @@ def to_workers(tree: Params, worker: Axis) -> Params:
   return jax.tree.map(copies, tree)
 
 
+def float32_bytes(shapes: Params, worker: Axis) -> dict[str, int]:
+  """Of one all-reduce of all parameters, lanes summed before."""
+  if worker.devices == 1:
+    return {}
+  elements = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+  return {"float32": 4 * elements}
+
+
 def subtract(a: Params, b: Params) -> Params:
   """``a - b``, leaf by leaf, broadcasting."""
   return jax.tree.map(jnp.subtract, a, b)
-
-
-def add(a: Params, b: Params) -> Params:
-  """``a + b``, leaf by leaf, broadcasting."""
-  return jax.tree.map(jnp.add, a, b)

@@ -9,6 +9,7 @@ from parallel.outer.base import (
   OuterLoop,
   Params,
   State,
+  float32_bytes,
   mean,
   of_first,
   to_workers,
@@ -26,3 +27,6 @@ class DataParallel(OuterLoop):
 
   def evaluated(self, params: Params, state: State) -> Params:
     return of_first(params, self.worker)
+
+  def sent_bytes(self, shapes: Params) -> dict[str, int]:
+    return float32_bytes(shapes, self.worker)

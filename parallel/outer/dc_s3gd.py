@@ -83,3 +83,6 @@ class DCS3GD(OuterLoop):
     state["workers"] = state["workers"] | {"update": updates}
     params = optax.apply_updates(to_workers(common, self.worker), updates)
     return params, state
+
+  def sent_bytes(self, shapes: Params) -> dict[str, int]:
+    return self.exchange.sent_bytes(shapes)

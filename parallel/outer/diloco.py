@@ -82,3 +82,6 @@ class DiLoCo(OuterLoop):
 
   def evaluated(self, params: Params, state: State) -> Params:
     return state["params"]
+
+  def sent_bytes(self, shapes: Params) -> dict[str, int]:
+    return self.exchange.sent_bytes(shapes)

@@ -93,3 +93,6 @@ class Eager(OuterLoop):
 
   def evaluated(self, params: Params, state: State) -> Params:
     return mean(state["workers"]["params"], self.worker)
+
+  def sent_bytes(self, shapes: Params) -> dict[str, int]:
+    return self.exchange.sent_bytes(shapes)

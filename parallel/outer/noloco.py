@@ -22,7 +22,14 @@ import jax.numpy as jnp
 import optax
 
 from parallel.collectives import permute
-from parallel.outer.base import OuterLoop, Params, Plan, State, mean
+from parallel.outer.base import (
+  OuterLoop,
+  Params,
+  Plan,
+  State,
+  float32_bytes,
+  mean,
+)
 from parallel.outer.exchange import stacked_zeros
 
 
@@ -88,6 +95,11 @@ class NoLoCo(OuterLoop):
 
   def evaluated(self, params: Params, state: State) -> Params:
     return mean(state["workers"]["params"], self.worker)
+
+  def sent_bytes(self, shapes: Params) -> dict[str, int]:
+    """Where each device has one worker; lanes meet within a device, too."""
+    sizes = float32_bytes(shapes, self.worker)
+    return {dtype: 2 * size for dtype, size in sizes.items()}
 
 
 def num_rounds(workers: int) -> int:

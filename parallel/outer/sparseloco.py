@@ -113,3 +113,18 @@ class SparseLoCo(OuterLoop):
 
   def evaluated(self, params: Params, state: State) -> Params:
     return state["params"]
+
+  def sent_bytes(self, shapes: Params) -> dict[str, int]:
+    if self.worker.devices == 1:
+      return {}
+    chunks = 0
+    for path, leaf in jax.tree.leaves_with_path(shapes):
+      dims = self.exchange.num_block_dims(path)
+      row = math.prod(leaf.shape[dims:])
+      chunks += math.prod(leaf.shape[:dims]) * -(-row // self.chunk)
+    chunks *= self.worker.lanes
+    return {
+      "uint16": chunks * self.top_k * 2,
+      "uint8": chunks * self.top_k // 4,
+      "float32": chunks * 2 * 4,
+    }

@@ -1,7 +1,7 @@
 """Streaming DiLoCo: one fragment at a time, under the compute of later steps.
 
 Fragment f of F (whole layers, and last all that is not in a layer) is sent
-every H steps from t_f = f * (H // F) on, at least H steps after the start:
+every H steps from t_f = f (H // F) on, at least H steps after the start:
 
     send    after update t where (t - t_f) mod H = 0 and t - t_f >= H:
               delta <- mean over m of (phi_f - theta_m,f)     in few bits
@@ -15,6 +15,7 @@ outer momentum are in memory whole. An exchange with tau >= 1 is sent at the
 head of the step after update t, so that it runs under that step.
 """
 
+import collections
 import dataclasses
 from typing import Any
 
@@ -33,7 +34,7 @@ from parallel.outer.base import (
 )
 from parallel.outer.exchange import Exchange
 
-LAYERS, REST = "layers", "rest"
+LAYERS, REST, WHOLE = "layers", "rest", "whole"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Fragments:
 
   Attributes:
     num_layers: L.
-    layers: Layers per fragment; divides L.
+    layers: Layers per fragment; divides L. 0: one fragment of everything.
     strided: Layers f, f + n, f + 2 n, ... of n fragments; else consecutive.
     blocks: The key of the layer-stacked subtree.
   """
@@ -53,26 +54,34 @@ class Fragments:
   blocks: str = "blocks"
 
   def __post_init__(self) -> None:
-    if self.layers < 1 or self.num_layers % self.layers:
+    if self.layers < 0 or (self.layers and self.num_layers % self.layers):
       raise ValueError(
         f"config.outer.fragment_layers={self.layers} must divide "
-        f"config.model.num_layers={self.num_layers}"
+        f"config.model.num_layers={self.num_layers}, or be 0"
       )
 
   @property
   def num_layer_fragments(self) -> int:
     """Fragments of layers; one more holds the rest."""
-    return self.num_layers // self.layers
+    return self.num_layers // self.layers if self.layers else 0
+
+  def kind(self, number: int) -> str:
+    """Of fragment ``number``; the last one is not of layers."""
+    if number < self.num_layer_fragments:
+      return LAYERS
+    return REST if self.layers else WHOLE
 
   def take(self, tree: Params, kind: str, number: Any, dim: int) -> Params:
     """One fragment of a tree in the shape of the parameters.
 
     Args:
       tree: Leaves ``[..., L, ...]`` under ``blocks``.
-      kind: LAYERS or REST.
+      kind: LAYERS, REST or WHOLE.
       number: Which fragment of layers.
       dim: Where the layers' dim is.
     """
+    if kind == WHOLE:
+      return tree
     if kind == REST:
       return {k: v for k, v in tree.items() if k != self.blocks}
 
@@ -86,7 +95,7 @@ class Fragments:
     self, tree: Params, part: Params, kind: str, number: Any, dim: int
   ) -> Params:
     """The tree with one fragment replaced; the inverse of ``take``."""
-    if kind == REST:
+    if kind in (REST, WHOLE):
       return tree | part
 
     def put(x, y):
@@ -171,13 +180,12 @@ class Streaming(OuterLoop):
     )
     state = {"params": params, "optimizer": optimizer}
     if min(self.overlap):
-      layers = self.fragments.take(params, LAYERS, 0, 0)
-      state[LAYERS] = {
-        str(slot): jax.tree.map(jnp.zeros_like, layers)
-        for slot in range(self.slots)
-      }
-      rest = self.fragments.take(params, REST, 0, 0)
-      state[REST] = jax.tree.map(jnp.zeros_like, rest)
+      cut, last = self.fragments, self.fragments.num_layer_fragments
+      zeros = jax.tree.map(jnp.zeros_like, params)
+      if last:
+        layers = cut.take(zeros, LAYERS, 0, 0)
+        state[LAYERS] = {str(slot): layers for slot in range(self.slots)}
+      state[cut.kind(last)] = cut.take(zeros, cut.kind(last), 0, 0)
     return state | self.exchange.init(params)
 
   @property
@@ -201,7 +209,7 @@ class Streaming(OuterLoop):
         first = tau == min(self.overlap)
         numbers = self._numbers(fragment, now - tau)
         receives.append(
-          ((self._kind(fragment), numbers.pop("slot"), first),
+          ((self.fragments.kind(fragment), numbers.pop("slot"), first),
            numbers | {"tau": tau})
         )
     program = tuple(static for static, _ in receives)
@@ -209,11 +217,8 @@ class Streaming(OuterLoop):
     if sends is None:
       return Plan((None, program), numbers)
     sending = self._numbers(sends, step)
-    static = (self._kind(sends), sending.pop("slot"))
+    static = (self.fragments.kind(sends), sending.pop("slot"))
     return Plan((static, program), numbers | {"send": sending})
-
-  def _kind(self, fragment: int) -> str:
-    return REST if fragment == self.fragments.num_layer_fragments else LAYERS
 
   def _numbers(self, fragment: int, sent_at: int) -> dict[str, int]:
     many = self.fragments.num_layer_fragments
@@ -230,9 +235,9 @@ class Streaming(OuterLoop):
       return state
     kind, slot = sends
     delta, state = self._exchange(params, state, kind, plan.numbers["send"])
-    if kind == REST:
-      return state | {REST: delta}
-    return state | {LAYERS: state[LAYERS] | {str(slot): delta}}
+    if kind == LAYERS:
+      delta = state[LAYERS] | {str(slot): delta}
+    return state | {kind: delta}
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan
@@ -244,7 +249,7 @@ class Streaming(OuterLoop):
     ):
       if first:
         if min(self.overlap):
-          delta = state[REST] if kind == REST else state[LAYERS][str(slot)]
+          delta = state[kind][str(slot)] if kind == LAYERS else state[kind]
         else:
           delta, state = self._exchange(params, state, kind, numbers)
         state = self._outer_update(delta, state, kind, numbers["fragment"])
@@ -276,7 +281,7 @@ class Streaming(OuterLoop):
     self, delta: Params, state: State, kind: str, number: Any
   ) -> State:
     cut = self.fragments
-    index = cut.num_layer_fragments if kind == REST else number
+    index = number if kind == LAYERS else cut.num_layer_fragments
     whole = state["optimizer"]
     is_tree = _in_shape_of(state["params"])
     part = jax.tree.map(
@@ -317,6 +322,15 @@ class Streaming(OuterLoop):
 
   def evaluated(self, params: Params, state: State) -> Params:
     return state["params"]
+
+  def sent_bytes(self, shapes: Params) -> dict[str, int]:
+    cut = self.fragments
+    total: collections.Counter[str] = collections.Counter()
+    for number in range(cut.num_layer_fragments + 1):
+      kind = cut.kind(number)
+      part = jax.eval_shape(lambda t, k=kind: cut.take(t, k, 0, 0), shapes)
+      total.update(self.exchange.sent_bytes(part))
+    return dict(total)
 
 
 def _in_shape_of(params: Params):

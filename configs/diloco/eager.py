@@ -1,0 +1,15 @@
+"""Eager updates, arXiv 2502.12996: an exchange takes a whole round.
+
+  python -m launch.train --config=configs/diloco/eager.py --cpu_devices=8
+
+Larger sizes: `eager.py:35m`, see `base.py`. Results: LOG.md.
+"""
+
+import ml_collections
+
+from configs.diloco import base
+
+
+def get_config(size: str = "tiny") -> ml_collections.ConfigDict:
+  config = base.get_config("eager", size)
+  return config

@@ -1,0 +1,18 @@
+"""FedAvg: weighted averages of a sample of workers, arXiv 1602.05629.
+
+  python -m launch.train --config=configs/diloco/fedavg.py --cpu_devices=8
+
+Larger sizes: `fedavg.py:35m`, see `base.py`. Results: LOG.md.
+"""
+
+import ml_collections
+
+from configs.diloco import base
+
+
+def get_config(size: str = "tiny") -> ml_collections.ConfigDict:
+  config = base.get_config("fedavg", size)
+  config.parallel.worker = 4
+  config.outer.weights = (1.0, 2.0, 3.0, 4.0)
+  config.outer.clients = 3
+  return config

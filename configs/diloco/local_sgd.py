@@ -1,0 +1,15 @@
+"""Parameters averaged every 30 steps.
+
+  python -m launch.train --config=configs/diloco/local_sgd.py --cpu_devices=8
+
+Larger sizes: `local_sgd.py:35m`, see `base.py`. Results: LOG.md.
+"""
+
+import ml_collections
+
+from configs.diloco import base
+
+
+def get_config(size: str = "tiny") -> ml_collections.ConfigDict:
+  config = base.get_config("local_sgd", size)
+  return config

@@ -1,0 +1,16 @@
+"""NoLoCo, arXiv 2506.10911: random pairs in place of an all-reduce.
+
+  python -m launch.train --config=configs/diloco/noloco.py --cpu_devices=8
+
+Larger sizes: `noloco.py:35m`, see `base.py`. Results: LOG.md.
+"""
+
+import ml_collections
+
+from configs.diloco import base
+
+
+def get_config(size: str = "tiny") -> ml_collections.ConfigDict:
+  config = base.get_config("noloco", size)
+  config.parallel.worker = 4
+  return config

@@ -1,0 +1,16 @@
+"""SparseLoCo, arXiv 2508.15706: chunked top-k at 2 bits, error feedback.
+
+  python -m launch.train --config=configs/diloco/sparseloco.py --cpu_devices=8
+
+Larger sizes: `sparseloco.py:35m`, see `base.py`. Results: LOG.md.
+"""
+
+import ml_collections
+
+from configs.diloco import base
+
+
+def get_config(size: str = "tiny") -> ml_collections.ConfigDict:
+  config = base.get_config("sparseloco", size)
+  config.outer.learning_rate = 1.0
+  return config

@@ -1,0 +1,19 @@
+"""Streaming DiLoCo, arXiv 2501.18512: strided fragments, tau = 1, 4 bit.
+
+  python -m launch.train --config=configs/diloco/streaming.py --cpu_devices=8
+
+Larger sizes: `streaming.py:35m`, see `base.py`. Results: LOG.md.
+"""
+
+import ml_collections
+
+from configs.diloco import base
+
+
+def get_config(size: str = "tiny") -> ml_collections.ConfigDict:
+  config = base.get_config("streaming", size)
+  config.outer.learning_rate = 0.4
+  config.outer.overlap = (1,)
+  config.outer.keep = 0.5
+  config.outer.codec = "e3m0"
+  return config

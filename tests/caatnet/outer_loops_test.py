@@ -1,0 +1,491 @@
+"""Laws of the outer loops, through the real training loop on the real model.
+
+One table of algorithms; a new one inherits the suite by adding a row.
+"""
+
+import functools
+import shutil
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from caatnet import build, outer_loops
+from caatnet.checkpoint import Checkpointer
+from caatnet.evaluate import put_batch
+from caatnet.train import loop
+from caatnet.train.records import read_metrics
+from configs.caatnet import tiny
+from parallel.outer import noloco
+from parallel.xla import ledger
+
+WORKERS = 4
+SMALL = (
+  f"parallel.worker={WORKERS} parallel.tensor=2 model.p=0.5 model.width=16 "
+  "model.num_heads=2 model.num_kv_heads=2 model.ffn_width=24 "
+  "model.vocab_size=256 data.seq_len=8 data.batch_size=8 "
+  "data.validation_windows=8 outer.every=3 outer.block=16 outer.chunk=64 "
+  "outer.top_k=8 train.num_steps=9 train.checkpoint_every=4 "
+  "train.keep_checkpoints=9 train.eval_every=9 optimizer.warmup_steps=2 "
+)
+ALGORITHMS = {
+  "data_parallel": "",
+  "local_sgd": "",
+  "fedavg": "outer.weights=(1,2,3,4) outer.clients=3",
+  "diloco": "outer.codec=e3m0 outer.error_feedback=True",
+  "diloco_all_to_all": "outer.codec=int8 outer.route=all_to_all",
+  "streaming": "outer.codec=e3m0 outer.overlap=(2,) outer.keep=0.5",
+  "streaming_unequal": "outer.overlap=(1,2,2,1) outer.error_feedback=True "
+                       "outer.codec=int4 outer.pattern=sequential",
+  "eager": "",
+  "dc_s3gd": "",
+  "sparseloco": "",
+  "noloco": "",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_once(tmp_path_factory):
+  """Runs of one algorithm share their programs."""
+  options = {
+    "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+    "jax_persistent_cache_min_compile_time_secs": 0.1,
+  }
+  before = {name: getattr(jax.config, name) for name in options}
+  for name, value in options.items():
+    jax.config.update(name, value)
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
+def make(name, overrides="", mesh=None):
+  algorithm = name.removesuffix("_all_to_all").removesuffix("_unequal")
+  config = build.override(
+    tiny.get_config("test"),
+    f"{SMALL} outer.algorithm={algorithm} {ALGORITHMS[name]} {overrides}",
+  )
+  return build.build(config, mesh)
+
+
+def train(workdir, name, overrides="", mesh=None):
+  return loop.train(make(name, overrides, mesh), workdir, quiet=True)
+
+
+def losses(workdir):
+  return [
+    {k: r[k] for k in ("step", "loss", "grad_norm", "validation_loss",
+                       "learning_rate") if k in r}
+    for r in read_metrics(workdir)
+  ]
+
+
+def final_state(workdir, name, mesh=None):
+  checkpointer = Checkpointer(workdir)
+  abstract = make(name, mesh=mesh).abstract_state()
+  state, _ = checkpointer.restore(abstract)
+  checkpointer.close()
+  return jax.device_get(state)
+
+
+@functools.cache
+def tokens(num_steps):
+  draw = np.random.default_rng(0)
+  return draw.integers(256, size=(num_steps, 8, 9))
+
+
+class Runner:
+  """Steps of an experiment, its programs compiled when first needed."""
+
+  def __init__(self, name, overrides="", mesh=None):
+    self.experiment = make(name, overrides, mesh)
+    self.state = self.experiment.init_state()
+    self.programs = {}
+
+  def step(self, batch):
+    outer = self.experiment.outer
+    plan = outer.plan(int(self.state.step))
+    if plan.program not in self.programs:
+      lowered = self.experiment.lower_step(plan)
+      self.programs[plan.program] = lowered.compile()
+    numbers = jax.tree.map(np.int32, plan.numbers)
+    self.state, metrics = self.programs[plan.program](
+      self.state, put_batch(self.experiment.program, batch), numbers
+    )
+    return metrics
+
+  def run(self, num_steps):
+    for batch in tokens(num_steps):
+      self.step(batch)
+    return self
+
+  @property
+  def params(self):
+    return jax.device_get(self.state.params)
+
+  @property
+  def outer(self):
+    return jax.device_get(self.state.outer)
+
+  @property
+  def evaluated(self):
+    evaluated = self.experiment.make_evaluated()
+    return jax.device_get(evaluated(self.state.params, self.state.outer))
+
+
+def equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def close(a, b):
+  chex.assert_trees_all_close(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+  # The two others run the code of fedavg and diloco.
+  "name", sorted(set(ALGORITHMS) - {"local_sgd", "diloco_all_to_all"})
+)
+def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
+  """Stopped between a send and its arrival where there is such a time."""
+  train(tmp_path / "whole", name)
+  shutil.copytree(tmp_path / "whole", tmp_path / "again")
+  for step in ("8", "9"):
+    shutil.rmtree(tmp_path / "again" / "checkpoints" / step)
+  shutil.copytree(tmp_path / "again", tmp_path / "lanes")
+  train(tmp_path / "again", name)
+  assert losses(tmp_path / "again") == losses(tmp_path / "whole")
+  whole = final_state(tmp_path / "whole", name)
+  equal(final_state(tmp_path / "again", name), whole)
+  train(tmp_path / "lanes", name, mesh={"worker": 2})
+  for ours, theirs in zip(
+    losses(tmp_path / "lanes"), losses(tmp_path / "whole"), strict=True
+  ):
+    assert ours.keys() == theirs.keys()
+    np.testing.assert_allclose(
+      list(ours.values()), list(theirs.values()), rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+  "name", [n for n in ALGORITHMS if not n.endswith(("_to_all", "_unequal"))]
+)
+def test_one_worker_degenerates(name):
+  """Alone, averaging is nothing; with outer SGD(1) nothing else is left."""
+  rate = "outer.learning_rate=1.0 outer.momentum=0.0 outer.keep=0.0"
+  changes = (
+    "parallel.worker=1 data.batch_size=8 outer.codec=float32 "
+    "outer.error_feedback=False outer.weights=() outer.clients=0 "
+    f"outer.overlap=(0,) outer.top_k=64 {rate}"
+  )
+  alone = Runner(name, changes).run(6)
+  plain = Runner("data_parallel", "parallel.worker=1").run(6)
+  if name == "sparseloco":  # of two bits, all are kept: only signs are exact
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone.params,
+                         plain.params)
+    assert max(jax.tree.leaves(moved)) > 0
+    return
+  close(alone.params, plain.params)
+  if name != "streaming":  # whose fragments are of different times
+    close(alone.evaluated, jax.tree.map(lambda x: x[0], plain.params))
+
+
+def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
+  sgd = "optimizer.name=sgd optimizer.beta_1=0.0 optimizer.clip_norm=0.0"
+  one = Runner("data_parallel", sgd).run(4)
+  for name in ("local_sgd", "diloco"):
+    changes = (
+      "outer.every=1 outer.learning_rate=1.0 outer.momentum=0.0 "
+      "outer.codec=float32 outer.error_feedback=False"
+    )
+    close(Runner(name, f"{sgd} {changes}").run(4).params, one.params)
+
+
+def test_averaging_is_the_mean_of_workers_that_trained_alone():
+  """One round from a common start, against a run that never communicates."""
+  alone = Runner("local_sgd", "outer.every=99").run(3)
+  apart = alone.params
+  assert any((x[0] != x[1]).any() for x in jax.tree.leaves(apart))
+  together = Runner("local_sgd").run(3)
+  mean = jax.tree.map(lambda x: x.mean(axis=0), apart)
+  close(together.evaluated, mean)
+  equal(
+    jax.tree.map(lambda x: x[1], together.params), together.evaluated
+  )
+  weighted = Runner("fedavg", "outer.clients=0").run(3)
+  weights = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+  close(
+    weighted.evaluated,
+    jax.tree.map(lambda x: np.tensordot(weights, x, 1), apart),
+  )
+
+
+def test_a_sample_of_clients_is_averaged_and_all_receive_it():
+  apart = Runner("local_sgd", "outer.every=99").run(3).params
+  sampled = Runner("fedavg", "outer.clients=2 outer.weights=()").run(3)
+  pairs = [(i, j) for i in range(4) for j in range(i)]
+  distances = [
+    max(jax.tree.leaves(jax.tree.map(
+      lambda x, y, i=i, j=j: np.abs((x[i] + x[j]) / 2 - y).max(),
+      apart, sampled.evaluated,
+    )))
+    for i, j in pairs
+  ]
+  assert sorted(distances)[0] < 1e-5 < 1e-4 < sorted(distances)[1]
+  equal(jax.tree.map(lambda x: x[0], sampled.params), sampled.evaluated)
+
+
+def test_the_outer_gradient_points_from_where_workers_went():
+  """phi - theta, not theta - phi: SGD(1) must land on the workers' mean, and
+  Nesterov's first step goes (1 + momentum) times as far."""
+  start = jax.tree.map(lambda x: x[0], Runner("diloco").params)
+  plain = "outer.codec=float32 outer.error_feedback=False"
+  mean = Runner("local_sgd").run(3).evaluated
+  far = Runner(
+    "diloco", f"{plain} outer.learning_rate=0.5 outer.momentum=0.8"
+  ).run(3).evaluated
+  close(
+    far, jax.tree.map(lambda s, m: s + 0.5 * 1.8 * (m - s), start, mean)
+  )
+
+
+def test_streaming_with_one_fragment_is_diloco():
+  """No overlap, nothing kept, nothing rounded."""
+  plain = "outer.codec=float32 outer.error_feedback=False"
+  diloco = Runner("diloco", f"{plain} outer.every=3").run(9)
+  streaming = Runner(
+    "streaming",
+    f"{plain} outer.every=3 outer.overlap=(0,) outer.keep=0.0 "
+    "outer.fragment_layers=0",
+  ).run(9)
+  close(streaming.evaluated, diloco.evaluated)
+  close(streaming.params, diloco.params)
+
+
+def test_a_worker_that_keeps_everything_hears_nothing():
+  alone = Runner("local_sgd", "outer.every=99").run(7)
+  deaf = Runner("streaming", "outer.keep=1.0").run(7)
+  equal(deaf.params, alone.params)
+
+
+@pytest.mark.parametrize("tau", [0, 1, 2])
+def test_fragments_are_sent_in_turn_and_arrive_tau_later(tau):
+  """2 layers and the rest, H = 6: sent at 6, 8 and 10, each a round apart."""
+  runner = Runner(
+    "streaming",
+    f"outer.every=6 outer.overlap=({tau},) outer.keep=0.0 "
+    "outer.codec=float32 outer.pattern=strided",
+  )
+  arrivals = []
+  before = runner.outer["params"]
+  for step, batch in enumerate(tokens(13), 1):
+    runner.step(batch)
+    after = runner.outer["params"]
+    changed = jax.tree.map(lambda a, b: a != b, before, after)
+    layers = np.any(
+      [x.reshape(2, -1).any(1) for x in jax.tree.leaves(changed["blocks"])], 0
+    )
+    rest = any(
+      x.any() for k, v in changed.items() if k != "blocks"
+      for x in jax.tree.leaves(v)
+    )
+    arrivals += [(step, "layer", i) for i in np.flatnonzero(layers)]
+    arrivals += [(step, "rest", 0)] * rest
+    before = after
+  sends = [(6, "layer", 0), (8, "layer", 1), (10, "rest", 0), (12, "layer", 0)]
+  expected = [(t + tau, *what) for t, *what in sends if t + tau <= 13]
+  assert arrivals == expected
+
+
+def test_a_fragment_is_what_its_workers_had_when_it_was_sent():
+  """With tau = 2 the mean is of the parameters two updates ago."""
+  options = (
+    "outer.every=6 outer.keep=0.0 outer.codec=float32 "
+    "outer.learning_rate=1.0 outer.momentum=0.0"
+  )
+  alone = Runner("local_sgd", "outer.every=99").run(6).params
+  late = Runner("streaming", f"{options} outer.overlap=(2,)").run(8)
+  first = jax.tree.map(lambda x: x[:, 0].mean(axis=0), alone["blocks"])
+  got = jax.tree.map(lambda x: x[0], late.outer["params"]["blocks"])
+  close(got, first)
+  equal(jax.tree.map(lambda x: x[3, 0], late.params["blocks"]), got)
+
+
+def test_each_worker_merges_at_its_own_time():
+  """tau = 1 for workers 0 and 3, 2 for the others."""
+  apart = Runner("local_sgd", "outer.every=99").run(4).params
+  runner = Runner(
+    "streaming_unequal",
+    "outer.codec=float32 outer.error_feedback=False outer.keep=0.0",
+  ).run(4)  # H = 3: layer 0 was sent after update 3
+  for worker, merged in enumerate((True, False, False, True)):
+    for ours, alone, outer in zip(
+      *map(jax.tree.leaves, (runner.params["blocks"], apart["blocks"],
+                             runner.outer["params"]["blocks"])),
+      strict=True,
+    ):
+      expected = outer[0] if merged else alone[worker, 0]
+      np.testing.assert_array_equal(ours[worker, 0], expected)
+
+
+def test_eager_applies_every_mean_once():
+  """With outer SGD(1): phi_m = start - the means before - own delta / M."""
+  runner = Runner(
+    "eager", "outer.every=2 outer.learning_rate=1.0 outer.momentum=0.0"
+  )
+  start = jax.tree.map(lambda x: x[0], runner.params)
+  total = jax.tree.map(np.zeros_like, start)
+  for number, batch in enumerate(tokens(8), 1):
+    before = runner.outer
+    runner.step(batch)
+    if number % 2:
+      continue
+    deltas = runner.outer["workers"]["delta"]
+    expected = jax.tree.map(
+      lambda s, t, d: s - t - d / WORKERS, start, total, deltas
+    )
+    close(runner.outer["workers"]["params"], expected)
+    mean = jax.tree.map(lambda d: d.mean(axis=0), deltas)
+    total = jax.tree.map(np.add, total, mean)
+    assert before["workers"].keys() == runner.outer["workers"].keys()
+
+
+def test_dc_s3gd_workers_differ_by_their_last_updates_only():
+  runner = Runner("dc_s3gd").run(5)
+  updates = runner.outer["workers"]["update"]
+  common = runner.outer["params"]
+  equal(
+    runner.params, jax.tree.map(lambda w, u: w + u, common, updates)
+  )
+  for leaf in jax.tree.leaves(runner.state.outer["params"]):
+    first, *others = [np.asarray(s.data) for s in leaf.addressable_shards
+                      if s.index == leaf.addressable_shards[0].index]
+    for other in others:
+      np.testing.assert_array_equal(first, other)
+  distances = jax.tree.map(
+    lambda u: np.abs((u.mean(0) - u).sum(0)).max(), updates
+  )
+  assert max(jax.tree.leaves(distances)) < 1e-6
+
+
+def test_the_compensation_has_the_size_that_it_is_told():
+  """|l g g D| = l_0 |g| for each worker; nothing at first, where D = 0."""
+  runner = Runner("dc_s3gd", "outer.compensation=0.3").run(3)
+  program, outer = runner.experiment.program, runner.experiment.outer
+  grads = jax.tree.map(
+    lambda x: jnp.asarray(np.random.default_rng(1).normal(size=x.shape),
+                          jnp.float32),
+    runner.params,
+  )
+
+  def change(grads, params, state):
+    state = outer.begin(params, state, outer.plan(3))
+    new = outer.gradients(grads, state)
+    difference = jax.tree.map(jnp.subtract, new, grads)
+    return outer.norm(difference), outer.norm(grads)
+
+  specs = program.per_worker(program.specs)
+  worker = jax.sharding.PartitionSpec("worker")
+  f = jax.jit(jax.shard_map(
+    change, mesh=program.mesh,
+    in_specs=(specs, specs, program.outer_specs(outer)),
+    out_specs=(worker, worker),
+  ))
+  changed, size = f(grads, runner.state.params, runner.state.outer)
+  np.testing.assert_allclose(changed, 0.3 * np.asarray(size), rtol=1e-3)
+  zero = Runner("dc_s3gd", "outer.compensation=0.3")
+  changed, _ = f(grads, zero.state.params, zero.state.outer)
+  np.testing.assert_array_equal(changed, 0)
+
+
+def test_without_compensation_it_is_stale_sgd():
+  """w moves by the mean of updates that were made one step before."""
+  runner = Runner("dc_s3gd", "outer.compensation=0.0")
+  for batch in tokens(4):
+    before = runner.outer
+    runner.step(batch)
+    mean = jax.tree.map(lambda u: u.mean(0), before["workers"]["update"])
+    close(
+      runner.outer["params"], jax.tree.map(np.add, before["params"], mean)
+    )
+
+
+@pytest.mark.parametrize("name", ["diloco", "sparseloco"])
+def test_error_feedback_loses_nothing(name):
+  """What was heard and what is left is what there was, summed over rounds."""
+  options = "outer.learning_rate=1.0 outer.momentum=0.0 outer.error_decay=1.0"
+  runner = Runner(name, options)
+  start = jax.tree.map(lambda x: x[0], runner.params)
+  gone = jax.tree.map(np.zeros_like, start)
+  apart = Runner(name, f"{options} outer.every=99")
+  for round_number in range(2):
+    outer = runner.outer["params"]
+    apart.state = jax.tree.map(jnp.copy, runner.state)
+    for batch in tokens(6)[3 * round_number : 3 * round_number + 3]:
+      apart.step(batch)
+      runner.step(batch)
+    went = jax.tree.map(
+      lambda o, x: (o - x).mean(0), outer, apart.params
+    )
+    gone = jax.tree.map(np.add, gone, went)
+    left = jax.tree.map(
+      lambda x: x.mean(0), runner.outer["workers"]["residual"]
+    )
+    heard = jax.tree.map(np.subtract, start, runner.outer["params"])
+    close(jax.tree.map(np.add, heard, left), gone)
+
+
+@pytest.mark.parametrize("workers", range(1, 9))
+def test_a_tournament_pairs_everyone_with_everyone_once(workers):
+  met = []
+  for number in range(noloco.num_rounds(workers)):
+    partners = noloco.partners_of_round(workers, number)
+    assert all(partners[partners[i]] == i for i in range(workers))
+    met += [(i, p) for i, p in enumerate(partners) if i < p]
+  assert sorted(met) == [
+    (i, j) for i in range(workers) for j in range(i + 1, workers)
+  ]
+
+
+def test_noloco_pairs_meet_half_way_and_others_do_not_matter():
+  options = "outer.learning_rate=1.0 outer.momentum=0.0 outer.pull=1.0"
+  apart = Runner("local_sgd", "outer.every=99").run(3).params
+  runner = Runner("noloco", options).run(3)
+  plan = runner.experiment.outer.plan(2)
+  partners = noloco.partners_of_round(WORKERS, plan.program)
+  close(
+    runner.params,
+    jax.tree.map(lambda x: (x + x[np.array(partners)]) / 2, apart),
+  )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_is_sent_is_what_the_formula_says(name):
+  """Every program of a round, on a device per worker and per rank."""
+  experiment = make(name)
+  outer = experiment.outer
+  expected = outer.sent_bytes(outer_loops.local_shapes(experiment.program))
+  mesh = experiment.program.mesh
+  assert mesh.shape["worker"] == WORKERS
+  found = {}
+  plans = [outer.plan(2 * outer.period + i) for i in range(outer.period)]
+  lowered = {
+    p: ledger.select(
+      ledger.collectives(
+        experiment.lower_step(next(q for q in plans if q.program == p)), mesh
+      ),
+      axis="worker",
+    )
+    for p in {plan.program for plan in plans}
+  }
+  for plan in plans:
+    for c in lowered[plan.program]:
+      assert c.axes == ("worker",)
+      found[c.dtype] = found.get(c.dtype, 0) + c.bytes
+  assert found == expected
+  if "e3m0" in ALGORITHMS[name]:
+    parameters = sum(x.size for x in jax.tree.leaves(
+      outer_loops.local_shapes(experiment.program)
+    ))
+    assert parameters / 2 <= found["uint8"] < 0.55 * parameters
