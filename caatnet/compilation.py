@@ -12,6 +12,7 @@ import jax
 
 from caatnet.build import Experiment
 from caatnet.report import table
+from parallel.outer.base import OuterLoop
 from parallel.xla import compiled as compiled_ledger
 from parallel.xla import hlo, ledger, memory, overlap
 from parallel.xla.targets import Target
@@ -21,13 +22,15 @@ def analyse(
   experiment: Experiment,
   target: Target,
   compiler_options: Mapping[str, bool | str] | None = None,
+  step: int = 0,
 ) -> dict[str, Any]:
-  """Compiles the step that `launch.train` would run.
+  """Compiles a step that `launch.train` would run.
 
   Args:
     experiment: Built on the target's devices.
     target: What to compile for.
     compiler_options: In place of the target's own.
+    step: Which step's program; the outer loop has several.
 
   Returns:
     Plain data: memory, collectives, overlap, roofline. All bytes per device
@@ -37,7 +40,7 @@ def analyse(
   options = target.compiler_options
   options = dict(options if compiler_options is None else compiler_options)
   start = time.perf_counter()
-  lowered = experiment.lower_step()
+  lowered = experiment.lower_step(experiment.outer.plan(step))
   compiled = lowered.compile(compiler_options=options)
   seconds = time.perf_counter() - start
   module = hlo.parse(compiled.as_text())
@@ -79,6 +82,14 @@ def analyse(
   if target.hardware is not None:
     result |= _schedule(experiment, module, target)
   return result
+
+
+def steps_of_programs(outer: OuterLoop) -> list[int]:
+  """The first step of each program of a round, once all has begun."""
+  first: dict[Any, int] = {}
+  for step in range(2 * outer.period, 3 * outer.period):
+    first.setdefault(outer.plan(step).program, step)
+  return sorted(first.values())
 
 
 def _rows(side: dict) -> list[dict[str, Any]]:
@@ -216,13 +227,13 @@ def _gb(size: float) -> str:
 
 
 def _ratio(values: list[float]) -> list[str]:
-  if len(values) < 2:
+  if len(values) != 2:
     return []
   return [f"{values[1] / values[0]:.3f}" if values[0] else "-"]
 
 
 def _ratio_column(results: Mapping[str, Any]) -> list[str]:
-  return ["ratio"] if len(results) > 1 else []
+  return ["ratio"] if len(results) == 2 else []
 
 
 def _print_memory(results: Mapping[str, Mapping[str, Any]]) -> None:
@@ -307,7 +318,7 @@ def _print_bytes_ratio(results: Mapping[str, Mapping[str, Any]]) -> None:
         cells[index] += sum(r["bytes"] or 0 for r in row[side])
   table(
     "operand MB per device and step",
-    ["axes", "phase", "", *results, "ratio"],
+    ["axes", "phase", "", *results, *_ratio_column(results)],
     [
       [*key, *(f"{v / 1e6:,.3f}" for v in values), *_ratio(values)]
       for key, values in totals.items()

@@ -4,6 +4,7 @@ r"""Compiles the training step for machines that are not here, and reads it.
     --target=tpu:v5p:4x4x4 --mesh=data:8,tensor:8
   python -m launch.compile --config=configs/caatnet/tiny.py --target=cpu:8 \
     --compare="config.model.p=0.5"
+  python -m launch.compile --config=configs/diloco/streaming.py --target=cpu:8
 
 Targets: tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; extra `tpu`),
 gpu:NAME:NODESxGPUS (a100, h100, h200, b200; extra `cuda`), cpu:N. Logical sizes
@@ -23,6 +24,13 @@ flags.DEFINE_string("target", None, "What to compile for; see above.")
 flags.DEFINE_string(
   "compare", "", 'A second program, as overrides: "config.model.p=0.5 ...".'
 )
+flags.DEFINE_integer(
+  "step",
+  None,
+  "Which step's program, from 0. Unset: one of each kind that the outer loop "
+  "runs in a round.",
+  lower_bound=0,
+)
 flags.DEFINE_bool(
   "default_options", False, "Compile without the target's compiler options."
 )
@@ -41,20 +49,23 @@ def main() -> None:
   from parallel.xla import targets
 
   target = targets.resolve(FLAGS.target)
-  changes = {"base": "", FLAGS.compare: FLAGS.compare}
+  changes = {"base": ""} | ({FLAGS.compare: FLAGS.compare} if FLAGS.compare
+                            else {})
   results = {}
   for label, overrides in changes.items():
-    if label in results or (label != "base" and not label):
-      continue
     config = build.override(
       FLAGS.config, re.sub(r"(^|\s)(--)?config\.", r"\1", overrides)
     )
     experiment = build.build(config, options.mesh(), list(target.devices))
-    status = f"compiling {label} for {target.name}"
-    with Console(stderr=True).status(status):
-      results[label] = compilation.analyse(
-        experiment, target, {} if FLAGS.default_options else None
-      )
+    steps = [FLAGS.step]
+    if FLAGS.step is None:
+      steps = compilation.steps_of_programs(experiment.outer)
+    for step in steps:
+      name = label if len(steps) == 1 else f"{label}, step {step}"
+      with Console(stderr=True).status(f"compiling {name} for {target.name}"):
+        results[name] = compilation.analyse(
+          experiment, target, {} if FLAGS.default_options else None, step
+        )
   if FLAGS.json:
     print(json.dumps(results))
   else:
