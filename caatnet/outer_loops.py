@@ -29,14 +29,14 @@ def build(config: Any, program: Program) -> OuterLoop:
   Raises:
     ValueError: A value that does not fit, with its key and what would.
   """
-  if config.algorithm not in _BUILDERS:
+  if config.algorithm not in BUILDERS:
     raise ValueError(
       f"config.outer.algorithm={config.algorithm!r} must be one of "
-      f"{', '.join(map(repr, _BUILDERS))}"
+      f"{', '.join(map(repr, BUILDERS))}"
     )
   if config.every < 1:
     raise ValueError(f"config.outer.every={config.every} must be at least 1")
-  return _BUILDERS[config.algorithm](config, program)
+  return BUILDERS[config.algorithm](config, program)
 
 
 def local_shapes(program: Program) -> Any:
@@ -104,6 +104,7 @@ def _streaming(config: Any, program: Program) -> OuterLoop:
     ),
     tuple(config.overlap),
     config.keep,
+    config.pieces,
   )
 
 
@@ -142,7 +143,7 @@ def _noloco(config: Any, program: Program) -> OuterLoop:
   )
 
 
-_BUILDERS = {
+BUILDERS = {
   "data_parallel": _data_parallel,
   "local_sgd": _local_sgd,
   "fedavg": _fedavg,

@@ -29,7 +29,7 @@ from caatnet.train.records import (
   environment,
   write_config,
 )
-from caatnet.train.state import TrainState
+from caatnet.train.state import TrainState, check_equal_start
 from caatnet.train.step import parameter_groups
 from caatnet.train.throughput import matmul_rate
 from parallel.outer.base import Plan
@@ -134,7 +134,10 @@ class _Run:
 
   def _restore_or_init(self) -> TrainState:
     if self.checkpointer.latest_step() is None:
-      return self.experiment.init_state()
+      state = self.experiment.init_state()
+      if self.experiment.program.worker.size > 1:
+        check_equal_start(self.experiment.program, state.params)
+      return state
     state, position = self.checkpointer.restore(
       self.experiment.abstract_state()
     )

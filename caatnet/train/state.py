@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+import numpy as np
 import optax
 
 from caatnet.models.transformer import (
@@ -180,3 +181,42 @@ def init_state(
 
   shardings = program.shardings(program.state_specs(optimizer, outer))
   return jax.jit(init, out_shardings=shardings)()
+
+
+def check_equal_start(program: Program, params: Any) -> None:
+  """Compares a hash of every worker's parameters with worker 0's.
+
+  Args:
+    program: Where they are.
+    params: ``[workers, ...]``.
+
+  Raises:
+    ValueError: A worker has others: averages would mix unrelated models.
+  """
+
+  def digest(params):  # uint32 [W]
+    def of(x):
+      bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+      bits = bits.reshape(x.shape[0], -1)
+      weights = 2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
+      return jnp.sum(bits * weights, axis=1)
+
+    total = sum(map(of, jax.tree.leaves(params)))
+    return jax.lax.psum(total, program.tensor.name)
+
+  digests = jax.jit(
+    jax.shard_map(
+      digest,
+      mesh=program.mesh,
+      in_specs=(program.per_worker(program.specs),),
+      out_specs=P(program.worker.name),
+    ),
+    out_shardings=program.shardings(P()),
+  )(params)
+  for worker, value in enumerate(np.asarray(digests)):
+    if value != digests[0]:
+      raise ValueError(
+        f"worker {worker} starts from other parameters than worker 0 (hashes "
+        f"{int(value):08x}, {int(digests[0]):08x}): do all processes have the "
+        "same config, seed and versions?"
+      )

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 import optax
 
 from caatnet.train.state import Program, TrainState, is_spec
-from parallel.collectives import all_reduce, each_lane, varying
+from parallel.collectives import after, all_reduce, each_lane, varying
 from parallel.outer.base import OuterLoop, Plan
 
 Metrics = dict[str, jax.Array]
@@ -51,7 +51,7 @@ def make_train_step(
     plan, and the metrics ``[workers]``: loss (mean nats per token) and
     grad_norm, in all and per parameter group.
   """
-  worker = program.worker
+  worker, on_cpu = program.worker, _on_cpu(program)
 
   def update(grads, opt_state, params):  # of one worker
     groups = _group_norms(grads, program)
@@ -67,6 +67,12 @@ def make_train_step(
     plan = Plan(outer_program, numbers)
     with jax.named_scope("outer"):
       carried = outer.begin(state.params, state.outer, plan)
+    if on_cpu:
+      floats = [
+        x for x in jax.tree.leaves(carried)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+      ]
+      tokens = after(tokens, floats)
     loss, grads = each_lane(
       functools.partial(_worker_gradients, program, accumulation),
       worker, state.params, tokens,
@@ -76,6 +82,8 @@ def make_train_step(
     updates, opt_state, norms = each_lane(
       update, worker, grads, state.opt_state, state.params
     )
+    if on_cpu:
+      updates = after(updates, (loss, norms))
     with jax.named_scope("outer"):
       params, carried = outer.finish(state.params, updates, carried, plan)
     new_state = TrainState(
@@ -185,7 +193,13 @@ def _worker_gradients(
   loss, grads = jax.vmap(
     lambda shard: _gradients(program.graph, params, shard, accumulation)
   )(tokens)
+  if _on_cpu(program):
+    grads = after(grads, (loss, grads))
   return all_reduce(loss, data) / data.size, _reduce(grads, program)
+
+
+def _on_cpu(program: Program) -> bool:
+  return program.mesh.devices.flat[0].platform == "cpu"
 
 
 def _gradients(

@@ -82,11 +82,12 @@ def get_config() -> ml_collections.ConfigDict:
   # streaming: layers per fragment (0: all is one fragment), and how they are
   # chosen ("strided", "sequential"); steps that an exchange takes (tau), one
   # number or one per worker; the share of a worker's own parameters that it
-  # keeps (alpha).
+  # keeps (alpha); over how many of the tau steps an exchange is spread.
   outer.fragment_layers = 1
   outer.pattern = "strided"
   outer.overlap = (0,)
   outer.keep = 0.0
+  outer.pieces = 1
   # dc_s3gd: strength of the delay compensation.
   outer.compensation = 0.2
   # sparseloco: kept elements per chunk; what error feedback keeps per round.

@@ -12,11 +12,14 @@ every H steps from t_f = f (H // F) on, at least H steps after the start:
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
 arXiv 2501.18512, Algorithm 2 (``keep`` is its alpha). The fragments and the
 outer momentum are in memory whole. An exchange with tau >= 1 is sent at the
-head of the step after update t, so that it runs under that step.
+head of the step after update t, so that it runs under that step, or in pieces
+at the heads of several.
 """
 
 import collections
 import dataclasses
+import functools
+import math
 from typing import Any
 
 import jax
@@ -32,7 +35,7 @@ from parallel.outer.base import (
   State,
   worker_ids,
 )
-from parallel.outer.exchange import Exchange
+from parallel.outer.exchange import Exchange, stacked_zeros
 
 LAYERS, REST, WHOLE = "layers", "rest", "whole"
 
@@ -125,6 +128,9 @@ class Streaming(OuterLoop):
     fragments: How parameters are cut.
     overlap: tau, one number or one per worker; all zero or all positive.
     keep: alpha, the share of its own parameters that a worker keeps.
+    pieces: Steps over which an exchange is spread, from the first one on, so
+      that a link slower than a step has time: at most tau, and at most the
+      steps between two sends.
   """
 
   every: int
@@ -133,6 +139,7 @@ class Streaming(OuterLoop):
   fragments: Fragments
   overlap: tuple[int, ...] = (0,)
   keep: float = 0.0
+  pieces: int = 1
 
   def __post_init__(self) -> None:
     many = self.fragments.num_layer_fragments + 1
@@ -154,6 +161,12 @@ class Streaming(OuterLoop):
     if min(self.overlap) == 0 < max(self.overlap):
       raise ValueError(
         f"config.outer.overlap={self.overlap}: either none or all overlap"
+      )
+    if not 1 <= self.pieces <= max(1, min(min(self.overlap), self.spacing)):
+      raise ValueError(
+        f"config.outer.pieces={self.pieces} must be at least 1 and at most "
+        f"config.outer.overlap={self.overlap} and the {self.spacing} steps "
+        "between two sends"
       )
     if not 0.0 <= self.keep <= 1.0:
       raise ValueError(f"config.outer.keep={self.keep} must lie in [0, 1]")
@@ -186,7 +199,13 @@ class Streaming(OuterLoop):
         layers = cut.take(zeros, LAYERS, 0, 0)
         state[LAYERS] = {str(slot): layers for slot in range(self.slots)}
       state[cut.kind(last)] = cut.take(zeros, cut.kind(last), 0, 0)
-    return state | self.exchange.init(params)
+    state |= self.exchange.init(params)
+    if self.pieces > 1:
+      kinds = {self.fragments.kind(0), self.fragments.kind(10**9)}
+      stacked = stacked_zeros(params, self.worker)
+      sending = {k: self.fragments.take(stacked, k, 0, 1) for k in kinds}
+      state["workers"] = state.get("workers", {}) | {"sending": sending}
+    return state
 
   @property
   def _counts(self) -> tuple[int]:
@@ -201,7 +220,10 @@ class Streaming(OuterLoop):
 
   def plan(self, step: int) -> Plan:
     now = step + 1  # updates when the step ends
-    sends = self.sent(step) if min(self.overlap) else None
+    piece = (step % self.every) % self.spacing
+    sends = None
+    if min(self.overlap) and piece < self.pieces:
+      sends = self.sent(step - piece)
     receives = []
     for tau in sorted(set(self.overlap)):
       fragment = self.sent(now - tau)
@@ -216,8 +238,9 @@ class Streaming(OuterLoop):
     numbers = {"receive": tuple(n for _, n in receives)}
     if sends is None:
       return Plan((None, program), numbers)
-    sending = self._numbers(sends, step)
-    static = (self.fragments.kind(sends), sending.pop("slot"))
+    sending = self._numbers(sends, step - piece)
+    static = (self.fragments.kind(sends), sending.pop("slot"), piece == 0)
+    sending["piece"] = piece
     return Plan((static, program), numbers | {"send": sending})
 
   def _numbers(self, fragment: int, sent_at: int) -> dict[str, int]:
@@ -231,13 +254,27 @@ class Streaming(OuterLoop):
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     sends, _ = plan.program
-    if sends is None or not min(self.overlap):
+    if sends is None:
       return state
-    kind, slot = sends
-    delta, state = self._exchange(params, state, kind, plan.numbers["send"])
+    kind, slot, starts = sends
+    numbers = plan.numbers["send"]
+    arriving = state[kind][str(slot)] if kind == LAYERS else state[kind]
+    if self.pieces == 1:
+      deltas = self._deltas(params, state, kind, numbers["fragment"])
+      arriving, state = self._exchange(deltas, state, kind, numbers)
+    else:
+      if starts:
+        deltas = self._deltas(params, state, kind, numbers["fragment"])
+        workers = state["workers"]
+        sending = workers["sending"] | {kind: deltas}
+        state = state | {"workers": workers | {"sending": sending}}
+      deltas = state["workers"]["sending"][kind]
+      arriving, state = self._exchange_piece(
+        deltas, arriving, state, kind, numbers
+      )
     if kind == LAYERS:
-      delta = state[LAYERS] | {str(slot): delta}
-    return state | {kind: delta}
+      arriving = state[LAYERS] | {str(slot): arriving}
+    return state | {kind: arriving}
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan
@@ -251,31 +288,93 @@ class Streaming(OuterLoop):
         if min(self.overlap):
           delta = state[kind][str(slot)] if kind == LAYERS else state[kind]
         else:
-          delta, state = self._exchange(params, state, kind, numbers)
+          deltas = self._deltas(params, state, kind, numbers["fragment"])
+          delta, state = self._exchange(deltas, state, kind, numbers)
         state = self._outer_update(delta, state, kind, numbers["fragment"])
       params = self._merge(params, state, kind, numbers)
     return params, state
 
+  def _deltas(
+    self, params: Params, state: State, kind: str, number: Any
+  ) -> Params:
+    """phi - theta of one fragment ``[W, ...]``, as the parameters are now."""
+    outer = self.fragments.take(state["params"], kind, number, 0)
+    mine = self.fragments.take(params, kind, number, 1)
+    return jax.tree.map(jnp.subtract, outer, mine)
+
   def _exchange(
-    self, params: Params, state: State, kind: str, numbers: Any
+    self, deltas: Params, state: State, kind: str, numbers: Any
   ) -> tuple[Params, State]:
-    """The mean difference of one fragment, from the parameters as they are."""
-    cut = self.fragments
-    number = numbers["fragment"]
-    outer = cut.take(state["params"], kind, number, 0)
-    mine = cut.take(params, kind, number, 1)
-    deltas = jax.tree.map(jnp.subtract, outer, mine)
+    """The mean of a fragment's differences."""
+    cut, number = self.fragments, numbers["fragment"]
     workers = state.get("workers", {})
-    parts = {
-      key: cut.take(tree, kind, number, 1) for key, tree in workers.items()
-    }
+    if "residual" not in workers:
+      return self.exchange.mean(deltas, {}, numbers["exchange"])[0], state
+    part = cut.take(workers["residual"], kind, number, 1)
     delta, new = self.exchange.mean(
-      deltas, {"workers": parts}, numbers["exchange"]
+      deltas, {"workers": {"residual": part}}, numbers["exchange"]
     )
-    for key, part in new.get("workers", {}).items():
-      tree = cut.put(workers[key], part, kind, number, 1)
-      state = state | {"workers": state["workers"] | {key: tree}}
-    return delta, state
+    part = new["workers"]["residual"]
+    residual = cut.put(workers["residual"], part, kind, number, 1)
+    return delta, state | {"workers": workers | {"residual": residual}}
+
+  def _exchange_piece(
+    self,
+    deltas: Params,
+    arriving: Params,
+    state: State,
+    kind: str,
+    numbers: Any,
+  ) -> tuple[Params, State]:
+    """The mean of one piece, put where it belongs among what has arrived."""
+    cut, number = self.fragments, numbers["fragment"]
+    piece = numbers["piece"]
+    take = functools.partial(self._piece, number=piece)
+    draw = numbers["exchange"] * self.pieces + piece
+    workers = state["workers"]
+    old = {}
+    if "residual" in workers:
+      residual = cut.take(workers["residual"], kind, number, 1)
+      old = {"workers": {"residual": take(residual, dim=1)}}
+    mean, new = self.exchange.mean(take(deltas, dim=1), old, draw)
+    arriving = self._put_piece(arriving, mean, piece, 0)
+    if old:
+      part = new["workers"]["residual"]
+      part = self._put_piece(residual, part, piece, 1)
+      whole = cut.put(workers["residual"], part, kind, number, 1)
+      state = state | {"workers": workers | {"residual": whole}}
+    return arriving, state
+
+  def _piece(self, tree: Params, number: Any, dim: int) -> Params:
+    """Of each leaf its piece ``[..., m]``, whole blocks of the codec."""
+
+    def take(path, x):
+      rows, size = self._rows(path, x, dim)
+      return lax.dynamic_slice_in_dim(rows, number * size, size, -1)
+
+    return jax.tree.map_with_path(take, tree)
+
+  def _put_piece(
+    self, tree: Params, part: Params, number: Any, dim: int
+  ) -> Params:
+    def put(path, x, y):
+      rows, size = self._rows(path, x, dim)
+      rows = lax.dynamic_update_slice_in_dim(rows, y, number * size, -1)
+      lead = rows.ndim - 1
+      return rows[..., : math.prod(x.shape[lead:])].reshape(x.shape)
+
+    return jax.tree.map_with_path(put, tree, part)
+
+  def _rows(
+    self, path: Any, x: jax.Array, dim: int
+  ) -> tuple[jax.Array, int]:
+    """``[..., n]`` with n padded to equal pieces, and their size."""
+    lead = dim + self.exchange.num_block_dims(path)
+    rows = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:]))
+    block = self.exchange.wire.block
+    size = -(-rows.shape[-1] // (self.pieces * block)) * block
+    padding = self.pieces * size - rows.shape[-1]
+    return jnp.pad(rows, [(0, 0)] * lead + [(0, padding)]), size
 
   def _outer_update(
     self, delta: Params, state: State, kind: str, number: Any
@@ -329,7 +428,10 @@ class Streaming(OuterLoop):
     for number in range(cut.num_layer_fragments + 1):
       kind = cut.kind(number)
       part = jax.eval_shape(lambda t, k=kind: cut.take(t, k, 0, 0), shapes)
-      total.update(self.exchange.sent_bytes(part))
+      if self.pieces > 1:
+        part = jax.eval_shape(lambda t: self._piece(t, 0, 0), part)
+      for _ in range(self.pieces):
+        total.update(self.exchange.sent_bytes(part))
     return dict(total)
 
 

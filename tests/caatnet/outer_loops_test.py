@@ -17,6 +17,7 @@ from caatnet.checkpoint import Checkpointer
 from caatnet.evaluate import put_batch
 from caatnet.train import loop
 from caatnet.train.records import read_metrics
+from caatnet.train.state import check_equal_start
 from configs.caatnet import tiny
 from parallel.outer import noloco
 from parallel.xla import ledger
@@ -36,9 +37,10 @@ ALGORITHMS = {
   "fedavg": "outer.weights=(1,2,3,4) outer.clients=3",
   "diloco": "outer.codec=e3m0 outer.error_feedback=True",
   "diloco_all_to_all": "outer.codec=int8 outer.route=all_to_all",
-  "streaming": "outer.codec=e3m0 outer.overlap=(2,) outer.keep=0.5",
-  "streaming_unequal": "outer.overlap=(1,2,2,1) outer.error_feedback=True "
-                       "outer.codec=int4 outer.pattern=sequential",
+  # Stopped after the first of two pieces.
+  "streaming": "outer.every=6 outer.fragment_layers=2 outer.codec=e3m0 "
+               "outer.overlap=(2,3,3,2) outer.pieces=2 outer.keep=0.5 "
+               "outer.error_feedback=True train.checkpoint_every=7",
   "eager": "",
   "dc_s3gd": "",
   "sparseloco": "",
@@ -62,7 +64,7 @@ def _compile_once(tmp_path_factory):
 
 
 def make(name, overrides="", mesh=None):
-  algorithm = name.removesuffix("_all_to_all").removesuffix("_unequal")
+  algorithm = name if name in outer_loops.BUILDERS else name.partition("_")[0]
   config = build.override(
     tiny.get_config("test"),
     f"{SMALL} outer.algorithm={algorithm} {ALGORITHMS[name]} {overrides}",
@@ -82,9 +84,9 @@ def losses(workdir):
   ]
 
 
-def final_state(workdir, name, mesh=None):
+def final_state(workdir, name, overrides):
   checkpointer = Checkpointer(workdir)
-  abstract = make(name, mesh=mesh).abstract_state()
+  abstract = make(name, overrides).abstract_state()
   state, _ = checkpointer.restore(abstract)
   checkpointer.close()
   return jax.device_get(state)
@@ -94,6 +96,13 @@ def final_state(workdir, name, mesh=None):
 def tokens(num_steps):
   draw = np.random.default_rng(0)
   return draw.integers(256, size=(num_steps, 8, 9))
+
+
+# Streaming without what its row above turns on.
+PLAIN = (
+  "outer.every=3 outer.fragment_layers=1 outer.overlap=(0,) outer.pieces=1 "
+  "outer.keep=0.0 outer.codec=float32 outer.error_feedback=False "
+)
 
 
 class Runner:
@@ -149,16 +158,22 @@ def close(a, b):
 )
 def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
   """Stopped between a send and its arrival where there is such a time."""
-  train(tmp_path / "whole", name)
+  # One rank compiles faster; with two the other tests run, and this one does.
+  options = "" if name == "streaming" else "parallel.tensor=1"
+  train(tmp_path / "whole", name, options)
   shutil.copytree(tmp_path / "whole", tmp_path / "again")
-  for step in ("8", "9"):
-    shutil.rmtree(tmp_path / "again" / "checkpoints" / step)
+  paths = sorted(
+    (tmp_path / "again" / "checkpoints").iterdir(), key=lambda p: int(p.name)
+  )
+  assert len(paths) > 1
+  for path in paths[1:]:
+    shutil.rmtree(path)
   shutil.copytree(tmp_path / "again", tmp_path / "lanes")
-  train(tmp_path / "again", name)
+  train(tmp_path / "again", name, options)
   assert losses(tmp_path / "again") == losses(tmp_path / "whole")
-  whole = final_state(tmp_path / "whole", name)
-  equal(final_state(tmp_path / "again", name), whole)
-  train(tmp_path / "lanes", name, mesh={"worker": 2})
+  whole = final_state(tmp_path / "whole", name, options)
+  equal(final_state(tmp_path / "again", name, options), whole)
+  train(tmp_path / "lanes", name, options, {"worker": 2})
   for ours, theirs in zip(
     losses(tmp_path / "lanes"), losses(tmp_path / "whole"), strict=True
   ):
@@ -169,7 +184,7 @@ def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "name", [n for n in ALGORITHMS if not n.endswith(("_to_all", "_unequal"))]
+  "name", [n for n in ALGORITHMS if n in outer_loops.BUILDERS]
 )
 def test_one_worker_degenerates(name):
   """Alone, averaging is nothing; with outer SGD(1) nothing else is left."""
@@ -177,7 +192,7 @@ def test_one_worker_degenerates(name):
   changes = (
     "parallel.worker=1 data.batch_size=8 outer.codec=float32 "
     "outer.error_feedback=False outer.weights=() outer.clients=0 "
-    f"outer.overlap=(0,) outer.top_k=64 {rate}"
+    f"outer.overlap=(0,) outer.pieces=1 outer.top_k=64 {rate}"
   )
   alone = Runner(name, changes).run(6)
   plain = Runner("data_parallel", "parallel.worker=1").run(6)
@@ -254,18 +269,14 @@ def test_streaming_with_one_fragment_is_diloco():
   """No overlap, nothing kept, nothing rounded."""
   plain = "outer.codec=float32 outer.error_feedback=False"
   diloco = Runner("diloco", f"{plain} outer.every=3").run(9)
-  streaming = Runner(
-    "streaming",
-    f"{plain} outer.every=3 outer.overlap=(0,) outer.keep=0.0 "
-    "outer.fragment_layers=0",
-  ).run(9)
+  streaming = Runner("streaming", f"{PLAIN} outer.fragment_layers=0").run(9)
   close(streaming.evaluated, diloco.evaluated)
   close(streaming.params, diloco.params)
 
 
 def test_a_worker_that_keeps_everything_hears_nothing():
   alone = Runner("local_sgd", "outer.every=99").run(7)
-  deaf = Runner("streaming", "outer.keep=1.0").run(7)
+  deaf = Runner("streaming", f"{PLAIN} outer.keep=1.0").run(7)
   equal(deaf.params, alone.params)
 
 
@@ -274,8 +285,7 @@ def test_fragments_are_sent_in_turn_and_arrive_tau_later(tau):
   """2 layers and the rest, H = 6: sent at 6, 8 and 10, each a round apart."""
   runner = Runner(
     "streaming",
-    f"outer.every=6 outer.overlap=({tau},) outer.keep=0.0 "
-    "outer.codec=float32 outer.pattern=strided",
+    f"{PLAIN} outer.every=6 outer.overlap=({tau},)",
   )
   arrivals = []
   before = runner.outer["params"]
@@ -301,8 +311,7 @@ def test_fragments_are_sent_in_turn_and_arrive_tau_later(tau):
 def test_a_fragment_is_what_its_workers_had_when_it_was_sent():
   """With tau = 2 the mean is of the parameters two updates ago."""
   options = (
-    "outer.every=6 outer.keep=0.0 outer.codec=float32 "
-    "outer.learning_rate=1.0 outer.momentum=0.0"
+    f"{PLAIN} outer.every=6 outer.learning_rate=1.0 outer.momentum=0.0"
   )
   alone = Runner("local_sgd", "outer.every=99").run(6).params
   late = Runner("streaming", f"{options} outer.overlap=(2,)").run(8)
@@ -312,13 +321,19 @@ def test_a_fragment_is_what_its_workers_had_when_it_was_sent():
   equal(jax.tree.map(lambda x: x[3, 0], late.params["blocks"]), got)
 
 
+def test_pieces_make_a_whole():
+  """Sent over two steps, what arrives is what one step would have sent."""
+  options = f"{PLAIN} outer.every=6 outer.codec=int8 outer.overlap=(2,)"
+  whole = Runner("streaming", options).run(14)
+  pieces = Runner("streaming", f"{options} outer.pieces=2").run(14)
+  close(pieces.outer["params"], whole.outer["params"])
+
+
 def test_each_worker_merges_at_its_own_time():
   """tau = 1 for workers 0 and 3, 2 for the others."""
   apart = Runner("local_sgd", "outer.every=99").run(4).params
-  runner = Runner(
-    "streaming_unequal",
-    "outer.codec=float32 outer.error_feedback=False outer.keep=0.0",
-  ).run(4)  # H = 3: layer 0 was sent after update 3
+  runner = Runner("streaming", f"{PLAIN} outer.overlap=(1,2,2,1)")
+  runner.run(4)  # H = 3: layer 0 was sent after update 3
   for worker, merged in enumerate((True, False, False, True)):
     for ours, alone, outer in zip(
       *map(jax.tree.leaves, (runner.params["blocks"], apart["blocks"],
@@ -460,6 +475,17 @@ def test_noloco_pairs_meet_half_way_and_others_do_not_matter():
   )
 
 
+@pytest.mark.parametrize("mesh", [{}, {"worker": 4, "tensor": 2}])
+def test_workers_that_start_apart_are_an_error(mesh):
+  runner = Runner("diloco", mesh=mesh)
+  program = runner.experiment.program
+  check_equal_start(program, runner.state.params)
+  params = dict(runner.state.params)
+  params["head"] = params["head"].at[2, 0, 3, 5].add(1e-7)
+  with pytest.raises(ValueError, match="worker 2"):
+    check_equal_start(program, params)
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_what_is_sent_is_what_the_formula_says(name):
   """Every program of a round, on a device per worker and per rank."""
@@ -484,7 +510,7 @@ def test_what_is_sent_is_what_the_formula_says(name):
       assert c.axes == ("worker",)
       found[c.dtype] = found.get(c.dtype, 0) + c.bytes
   assert found == expected
-  if "e3m0" in ALGORITHMS[name]:
+  if name == "diloco":
     parameters = sum(x.size for x in jax.tree.leaves(
       outer_loops.local_shapes(experiment.program)
     ))
