@@ -10,6 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = "--config=configs/caatnet/tiny.py:test"
+STREAMING = "--config=configs/diloco/streaming.py:test"
 UTILISATION = "--config=configs/diloco/utilisation.py"
 
 
@@ -61,7 +62,7 @@ VALUES = [
   ("train", [TINY, "--mesh=tensor:3"], "use one of [1, 2, 4, 8]"),
   ("train", [TINY, "--mesh=tensor:8", "--cpu_devices=2"],
    "asks for 8 devices, this machine has 2"),
-  ("train", [TINY, "--mesh=pipeline:2"], "the axes data, tensor"),
+  ("train", [TINY, "--mesh=pipeline:2"], "the axes worker, data, tensor"),
   ("train", [TINY, "--config.parallel.tensor=0"],
    "config.parallel.tensor=0 must be at least 1"),
   ("train", [TINY, "--config.model.p=1.5"], "p=1.5 must lie in [0, 1]"),
@@ -80,6 +81,35 @@ VALUES = [
              "--config.train.accumulation=4"], "must be a multiple of"),
   ("train", [TINY, "--config.optimizer.warmup_steps=99"],
    "config.optimizer.warmup_steps=99 must lie in"),
+  ("train", [TINY, "--config.outer.algorithm=dilocco"],
+   "config.outer.algorithm='dilocco' must be one of 'data_parallel'"),
+  ("train", [STREAMING, "--config.outer.every=0"],
+   "config.outer.every=0 must be at least 1"),
+  ("train", [STREAMING, "--config.outer.every=2"],
+   "config.outer.every=2 is less than the 3 fragments"),
+  ("train", [STREAMING, "--config.outer.overlap=(30,)"],
+   "must lie in [0, config.outer.every=30)"),
+  ("train", [STREAMING, "--config.outer.overlap=(1,2,3)"],
+   "one for each of config.parallel.worker=2"),
+  ("train", [STREAMING, "--config.outer.overlap=(0,1)"],
+   "either none or all overlap"),
+  ("train", [STREAMING, "--config.outer.fragment_layers=3"],
+   "config.outer.fragment_layers=3 must divide config.model.num_layers=2"),
+  ("train", [STREAMING, "--config.outer.pieces=2"],
+   "config.outer.pieces=2 must be at least 1 and at most"),
+  ("train", [STREAMING, "--config.outer.keep=2.0"],
+   "config.outer.keep=2.0 must lie in [0, 1]"),
+  ("train", [STREAMING, "--config.outer.codec=int3"], "'int3'"),
+  ("train", [STREAMING, "--config.outer.optimizer=lion"],
+   "config.outer.optimizer='lion' must be one of"),
+  ("train", [STREAMING, "--config.parallel.worker=3"],
+   "must be a multiple of config.parallel.worker"),
+  ("train", [STREAMING, "--config.outer.algorithm=fedavg",
+             "--config.outer.clients=3"],
+   "config.outer.clients=3 must lie in"),
+  ("train", [STREAMING, "--config.outer.algorithm=sparseloco",
+             "--config.outer.top_k=6"],
+   "config.outer.top_k=6 must be a multiple of 4"),
   ("train", [TINY, "--config.train.num_steps=0"], "must be at least 1"),
   ("train", [TINY, "--config.data.path=/nowhere", "--workdir={tmp}/run"],
    "/nowhere"),
