@@ -119,7 +119,7 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
         else "",
         f"{some['forward_bytes'] / 1e6:.2f}",
         f"{some['backward_bytes'] / 1e6:.2f}",
-        f"{some['worker_bytes'] / 1e3:,.1f}",
+        f"{some.get('worker_bytes', 0.0) / 1e3:,.1f}",
       ]
     )
   table(
