@@ -16,9 +16,10 @@ from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.eager import Eager
 from parallel.outer.exchange import Exchange
+from parallel.outer.fragments import Fragments
 from parallel.outer.noloco import NoLoCo
 from parallel.outer.sparseloco import SparseLoCo
-from parallel.outer.streaming import Fragments, Streaming
+from parallel.outer.streaming import Streaming
 
 OPTIMIZERS = ("nesterov", "sgd", "adam")
 

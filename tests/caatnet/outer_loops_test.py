@@ -184,7 +184,8 @@ def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "name", [n for n in ALGORITHMS if n in outer_loops.BUILDERS]
+  # SparseLoCo's two bits change what they carry, with one worker, too.
+  "name", sorted(set(outer_loops.BUILDERS) - {"sparseloco"})
 )
 def test_one_worker_degenerates(name):
   """Alone, averaging is nothing; with outer SGD(1) nothing else is left."""
@@ -192,15 +193,10 @@ def test_one_worker_degenerates(name):
   changes = (
     "parallel.worker=1 data.batch_size=8 outer.codec=float32 "
     "outer.error_feedback=False outer.weights=() outer.clients=0 "
-    f"outer.overlap=(0,) outer.pieces=1 outer.top_k=64 {rate}"
+    f"outer.overlap=(0,) outer.pieces=1 {rate}"
   )
   alone = Runner(name, changes).run(6)
   plain = Runner("data_parallel", "parallel.worker=1").run(6)
-  if name == "sparseloco":  # of two bits, all are kept: only signs are exact
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone.params,
-                         plain.params)
-    assert max(jax.tree.leaves(moved)) > 0
-    return
   close(alone.params, plain.params)
   if name != "streaming":  # whose fragments are of different times
     close(alone.evaluated, jax.tree.map(lambda x: x[0], plain.params))
