@@ -24,13 +24,6 @@ flags.DEFINE_string("target", None, "What to compile for; see above.")
 flags.DEFINE_string(
   "compare", "", 'A second program, as overrides: "config.model.p=0.5 ...".'
 )
-flags.DEFINE_integer(
-  "step",
-  None,
-  "Which step's program, from 0. Unset: one of each kind that the outer loop "
-  "runs in a round.",
-  lower_bound=0,
-)
 flags.DEFINE_bool(
   "default_options", False, "Compile without the target's compiler options."
 )

@@ -12,7 +12,6 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("step", None, "Checkpoint to read; the newest if unset.")
 
 
 def main() -> None:

@@ -49,6 +49,13 @@ flags.DEFINE_string(
   "PNG to write. evaluate: the loss at each position; compile: memory, bytes "
   "and overlap; simulate: the study's curves.",
 )
+flags.DEFINE_integer(
+  "step",
+  None,
+  "evaluate: checkpoint to read; the newest if unset. compile: whose program, "
+  "from 0; one of each that the outer loop runs in a round if unset.",
+  lower_bound=0,
+)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_string(
   "coordinator", None, "HOST:PORT of process 0, for several processes."

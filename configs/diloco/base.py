@@ -26,7 +26,9 @@ SIZES = {
 }
 
 
-def get_config(algorithm: str, size: str) -> ml_collections.ConfigDict:
+def get_config(
+  algorithm: str = "diloco", size: str = "tiny"
+) -> ml_collections.ConfigDict:
   """An outer loop at a size: `tiny`, `test` or one of ``SIZES``."""
   if size in ("tiny", "test"):
     config = tiny.get_config("demo" if size == "tiny" else "test")
