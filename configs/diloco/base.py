@@ -1,11 +1,11 @@
 """What the configs of this folder share: sizes of Streaming DiLoCo.
 
-Layers, heads and hidden width are those of arXiv 2501.18512, Table 5 (its
-"hidden dim" is four times the width, heads have 64 dims), sequences of 1,024,
-2 workers, 30 inner steps per round. Learning rate, batch, warm-up and number
-of steps are ours: the notes that we work from do not give them. Its models have
-two matrices per MLP, QK-norm and a z-loss; ours have SwiGLU's three and neither
-of the others. Data are bytes, as in `configs/caatnet/130m.py`.
+Layers, heads and hidden width are those of its runs on C4 (arXiv 2501.18512;
+its "hidden dim" is taken as four times the width, heads have 64 dims), so are
+sequences of 1,024, 2 workers and 30 inner steps per round. Learning rate,
+batch, warm-up and number of steps are ours. Our models have SwiGLU in that
+hidden width and neither its QK-norm nor its z-loss. Data are bytes, as in
+`configs/caatnet/130m.py`.
 
 `tiny` is `configs/caatnet/tiny.py` with 2 workers of 4 tensor ranks each.
 """
