@@ -37,7 +37,32 @@ def build(config: Any, program: Program) -> OuterLoop:
     )
   if config.every < 1:
     raise ValueError(f"config.outer.every={config.every} must be at least 1")
+  for key, (neutral, users) in _ONLY_OF.items():
+    value = config[key]
+    value = tuple(value) if isinstance(value, list | tuple) else value
+    if value != neutral and config.algorithm not in users:
+      raise ValueError(
+        f"config.outer.{key}={value!r} has no effect with "
+        f"config.outer.algorithm={config.algorithm!r}; it is for "
+        f"{', '.join(users)}"
+      )
   return BUILDERS[config.algorithm](config, program)
+
+
+_EXCHANGING = (
+  "local_sgd", "fedavg", "diloco", "streaming", "eager", "dc_s3gd"
+)
+# Keys that would change nothing elsewhere: their neutral value, their users.
+_ONLY_OF = {
+  "codec": ("float32", _EXCHANGING),
+  "error_feedback": (False, _EXCHANGING),
+  "stochastic_rounding": (False, _EXCHANGING),
+  "weights": ((), ("fedavg",)),
+  "clients": (0, ("fedavg",)),
+  "overlap": ((0,), ("streaming",)),
+  "keep": (0.0, ("streaming",)),
+  "pieces": (1, ("streaming",)),
+}
 
 
 def local_shapes(program: Program) -> Any:

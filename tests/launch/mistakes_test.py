@@ -11,6 +11,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = "--config=configs/caatnet/tiny.py:test"
 STREAMING = "--config=configs/diloco/streaming.py:test"
+PLAIN_DILOCO = "--config=configs/diloco/diloco.py:test"
 UTILISATION = "--config=configs/diloco/utilisation.py"
 
 
@@ -104,10 +105,14 @@ VALUES = [
    "config.outer.optimizer='lion' must be one of"),
   ("train", [STREAMING, "--config.parallel.worker=3"],
    "must be a multiple of config.parallel.worker"),
-  ("train", [STREAMING, "--config.outer.algorithm=fedavg",
+  ("train", [STREAMING, "--config.outer.algorithm=noloco"],
+   "config.outer.codec='e3m0' has no effect"),
+  ("train", [STREAMING, "--config.outer.algorithm=diloco"],
+   "config.outer.overlap=(1,) has no effect"),
+  ("train", [PLAIN_DILOCO, "--config.outer.algorithm=fedavg",
              "--config.outer.clients=3"],
    "config.outer.clients=3 must lie in"),
-  ("train", [STREAMING, "--config.outer.algorithm=sparseloco",
+  ("train", [PLAIN_DILOCO, "--config.outer.algorithm=sparseloco",
              "--config.outer.top_k=6"],
    "config.outer.top_k=6 must be a multiple of 4"),
   ("train", [TINY, "--config.train.num_steps=0"], "must be at least 1"),
