@@ -197,7 +197,7 @@ def build(
     config=json.loads(config.to_json()),
     program=program,
     optimizer=_optimizer(config.optimizer, schedule, program),
-    outer=outer_loops.build(config.outer, program),
+    outer=outer_loops.build(config.outer, program, config.seed),
     schedule=schedule,
     clip_norm=config.optimizer.clip_norm,
     data=data,

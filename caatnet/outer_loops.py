@@ -24,8 +24,13 @@ from parallel.outer.streaming import Streaming
 OPTIMIZERS = ("nesterov", "sgd", "adam")
 
 
-def build(config: Any, program: Program) -> OuterLoop:
+def build(config: Any, program: Program, seed: int) -> OuterLoop:
   """Checks ``config.outer`` and builds what it describes.
+
+  Args:
+    config: ``config.outer``.
+    program: Model and mesh.
+    seed: Decides draws: clients, pairs, stochastic rounding.
 
   Raises:
     ValueError: A value that does not fit, with its key and what would.
@@ -46,7 +51,7 @@ def build(config: Any, program: Program) -> OuterLoop:
         f"config.outer.algorithm={config.algorithm!r}; it is for "
         f"{', '.join(users)}"
       )
-  return BUILDERS[config.algorithm](config, program)
+  return BUILDERS[config.algorithm](config, program, seed)
 
 
 _EXCHANGING = (
@@ -75,18 +80,19 @@ def local_shapes(program: Program) -> Any:
   )
 
 
-def _data_parallel(config: Any, program: Program) -> OuterLoop:
+def _data_parallel(config: Any, program: Program, seed: int) -> OuterLoop:
   return DataParallel(program.worker)
 
 
-def _local_sgd(config: Any, program: Program) -> OuterLoop:
+def _local_sgd(config: Any, program: Program, seed: int) -> OuterLoop:
   """Plain averages of parameters."""
   return DiLoCo(
-    program.worker, config.every, optax.sgd(1.0), _exchange(config, program)
+    program.worker, config.every, optax.sgd(1.0),
+    _exchange(config, program, seed),
   )
 
 
-def _fedavg(config: Any, program: Program) -> OuterLoop:
+def _fedavg(config: Any, program: Program, seed: int) -> OuterLoop:
   workers = program.worker.size
   if not 0 <= config.clients <= workers:
     raise ValueError(
@@ -100,21 +106,26 @@ def _fedavg(config: Any, program: Program) -> OuterLoop:
       f"config.outer.weights={tuple(config.weights)} must be "
       f"config.parallel.worker={workers} positive numbers, or none"
     )
+  if config.clients and config.error_feedback:
+    raise ValueError(
+      "config.outer.error_feedback=True with config.outer.clients="
+      f"{config.clients}: a worker that is not heard has nothing to correct"
+    )
   return DiLoCo(
     program.worker, config.every, optax.sgd(1.0),
-    _exchange(config, program, tuple(map(float, config.weights))),
+    _exchange(config, program, seed, tuple(map(float, config.weights))),
     config.clients or None,
   )
 
 
-def _diloco(config: Any, program: Program) -> OuterLoop:
+def _diloco(config: Any, program: Program, seed: int) -> OuterLoop:
   return DiLoCo(
     program.worker, config.every, _optimizer(config),
-    _exchange(config, program),
+    _exchange(config, program, seed),
   )
 
 
-def _streaming(config: Any, program: Program) -> OuterLoop:
+def _streaming(config: Any, program: Program, seed: int) -> OuterLoop:
   if config.pattern not in ("strided", "sequential"):
     raise ValueError(
       f"config.outer.pattern={config.pattern!r} must be 'strided' or "
@@ -122,7 +133,7 @@ def _streaming(config: Any, program: Program) -> OuterLoop:
     )
   return Streaming(
     program.worker, config.every, _optimizer(config),
-    _exchange(config, program),
+    _exchange(config, program, seed),
     Fragments(
       program.config.num_layers,
       config.fragment_layers,
@@ -134,14 +145,14 @@ def _streaming(config: Any, program: Program) -> OuterLoop:
   )
 
 
-def _eager(config: Any, program: Program) -> OuterLoop:
+def _eager(config: Any, program: Program, seed: int) -> OuterLoop:
   return Eager(
     program.worker, config.every, _optimizer(config),
-    _exchange(config, program),
+    _exchange(config, program, seed),
   )
 
 
-def _dc_s3gd(config: Any, program: Program) -> OuterLoop:
+def _dc_s3gd(config: Any, program: Program, seed: int) -> OuterLoop:
   if config.compensation < 0:
     raise ValueError(
       f"config.outer.compensation={config.compensation} must not be negative"
@@ -150,22 +161,22 @@ def _dc_s3gd(config: Any, program: Program) -> OuterLoop:
     each_lane, lambda tree: global_norm(tree, program), program.worker
   )
   return DCS3GD(
-    program.worker, _exchange(config, program), config.compensation, norm
+    program.worker, _exchange(config, program, seed), config.compensation, norm
   )
 
 
-def _sparseloco(config: Any, program: Program) -> OuterLoop:
+def _sparseloco(config: Any, program: Program, seed: int) -> OuterLoop:
   return SparseLoCo(
     program.worker, config.every, config.learning_rate,
-    _exchange(config, program), config.error_decay, config.chunk,
+    _exchange(config, program, seed), config.error_decay, config.chunk,
     config.top_k,
   )
 
 
-def _noloco(config: Any, program: Program) -> OuterLoop:
+def _noloco(config: Any, program: Program, seed: int) -> OuterLoop:
   return NoLoCo(
     program.worker, config.every, config.learning_rate, config.momentum,
-    config.pull,
+    config.pull, seed,
   )
 
 
@@ -197,10 +208,17 @@ def _optimizer(config: Any) -> optax.GradientTransformation:
 
 
 def _exchange(
-  config: Any, program: Program, weights: tuple[float, ...] = ()
+  config: Any, program: Program, seed: int, weights: tuple[float, ...] = ()
 ) -> Exchange:
   codec = config.codec
   if codec in ("float32", "bfloat16"):
+    for key, neutral in (("route", "all_gather"),
+                         ("stochastic_rounding", False)):
+      if config[key] != neutral:
+        raise ValueError(
+          f"config.outer.{key}={config[key]!r} has no effect with "
+          f"config.outer.codec={codec!r}"
+        )
     wire = quantize.Exchange(dtype=codec)
   else:
     wire = quantize.Exchange(
@@ -213,5 +231,5 @@ def _exchange(
     is_leaf=is_spec,
   )
   return Exchange(
-    program.worker, wire, block_dims, weights, config.error_feedback
+    program.worker, wire, block_dims, weights, config.error_feedback, seed
   )

@@ -195,7 +195,17 @@ def _worker_gradients(
   )(tokens)
   if _on_cpu(program):
     grads = after(grads, (loss, grads))
-  return all_reduce(loss, data) / data.size, _reduce(grads, program)
+  # Means over data shards [D, ...], then sums of replicated ones over ranks.
+  loss, grads = jax.tree.map(
+    lambda x: all_reduce(x, data) / data.size, (loss, grads)
+  )
+  if _on_cpu(program):
+    grads = after(grads, (loss, grads))
+  name = program.tensor.name
+  return loss, jax.tree.map(
+    lambda grad, spec: grad if name in spec else lax.psum(grad, name),
+    grads, program.specs,
+  )
 
 
 def _on_cpu(program: Program) -> bool:
@@ -233,21 +243,10 @@ def _varying_params(params: Any, program: Program) -> Any:
   """Casts so that differentiation inserts no reduction of its own.
 
   Sharded parameters vary over the tensor axis already; the others (norm
-  gains) are cast over it, and ``_reduce`` sums their gradients there.
+  gains) are cast over it, and ``_worker_gradients`` sums their gradients there.
   """
   names = (program.data.name, program.tensor.name)
   return jax.tree.map(lambda p: varying(p, *names), params)
-
-
-def _reduce(grads: Any, program: Program) -> Any:
-  """Means over data shards ``[D, ...]``; sums replicated ones over ranks."""
-  data, tensor = program.data, program.tensor
-
-  def reduce(grad, spec):
-    grad = all_reduce(grad, data) / data.size
-    return grad if tensor.name in spec else lax.psum(grad, tensor.name)
-
-  return jax.tree.map(reduce, grads, program.specs)
 
 
 def _group_norms(grads: Any, program: Program) -> Metrics:

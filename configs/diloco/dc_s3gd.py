@@ -15,4 +15,5 @@ def get_config(size: str = "tiny") -> ml_collections.ConfigDict:
   config.optimizer.name = "sgd"
   config.optimizer.beta_1 = 0.9
   config.optimizer.learning_rate = 0.3
+  config.optimizer.weight_decay = 0.0
   return config

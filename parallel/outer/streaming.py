@@ -107,7 +107,8 @@ class Streaming(OuterLoop):
   @property
   def slots(self) -> int:
     """Fragments of layers that can be under way at once."""
-    return -(-min(self.overlap) // self.spacing)
+    most = max(1, self.fragments.num_layer_fragments)
+    return min(most, -(-min(self.overlap) // self.spacing))
 
   def init(self, params: Params) -> State:
     optimizer = jax.tree.map(
@@ -357,7 +358,8 @@ class Streaming(OuterLoop):
         part = jax.eval_shape(lambda t: self._piece(t, 0, 0), part)
       for _ in range(self.pieces):
         total.update(self.exchange.sent_bytes(part))
-    return dict(total)
+    rounds = self.period // self.every
+    return {dtype: rounds * size for dtype, size in total.items()}
 
 
 def _in_shape_of(params: Params):
