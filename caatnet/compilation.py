@@ -87,7 +87,7 @@ def analyse(
 def steps_of_programs(outer: OuterLoop) -> list[int]:
   """The first step of each program of a round, once all has begun."""
   first: dict[Any, int] = {}
-  for step in range(2 * outer.period, 3 * outer.period):
+  for step in outer.steady_round:
     first.setdefault(outer.plan(step).program, step)
   return sorted(first.values())
 

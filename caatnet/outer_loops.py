@@ -70,16 +70,6 @@ _ONLY_OF = {
 }
 
 
-def local_shapes(program: Program) -> Any:
-  """One worker's parameters as they lie on one device."""
-  params = jax.eval_shape(program.init_params, jax.random.key(0))
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(s.shard_shape(x.shape), x.dtype),
-    params,
-    program.shardings(program.specs),
-  )
-
-
 def _data_parallel(config: Any, program: Program, seed: int) -> OuterLoop:
   return DataParallel(program.worker)
 
@@ -219,9 +209,9 @@ def _exchange(
           f"config.outer.{key}={config[key]!r} has no effect with "
           f"config.outer.codec={codec!r}"
         )
-    wire = quantize.Exchange(dtype=codec)
+    wire = quantize.Wire(dtype=codec)
   else:
-    wire = quantize.Exchange(
+    wire = quantize.Wire(
       codec, config.block, config.route, config.stochastic_rounding
     )
   tensor = program.tensor.name

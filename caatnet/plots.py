@@ -66,7 +66,7 @@ def plot_losses(
     )
   axes.set(xlabel="step", ylabel="loss [nats per byte]")
   axes.legend()
-  _save(figure, path)
+  save(figure, path)
 
 
 def plot_positions(losses: np.ndarray, path: pathlib.Path) -> None:
@@ -77,7 +77,7 @@ def plot_positions(losses: np.ndarray, path: pathlib.Path) -> None:
   axes.set(
     xlabel="bytes of context", ylabel="loss [nats per byte]", xscale="log"
   )
-  _save(figure, path)
+  save(figure, path)
 
 
 def plot_sweep(
@@ -115,7 +115,7 @@ def plot_sweep(
     )
   axes.set(xlabel=xlabel, ylabel="validation loss [nats per byte]")
   axes.legend()
-  _save(figure, path)
+  save(figure, path)
 
 
 def plot_workers(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
@@ -151,14 +151,15 @@ def plot_workers(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   if any(row["worker_bytes"] for row in rows):
     axes.set_xscale("symlog", linthresh=1.0)
   figure.legend(loc="outside right upper", fontsize="x-small")
-  _save(figure, path)
+  save(figure, path)
 
 
 def _line(row: Mapping[str, Any]) -> tuple[int, str]:
   return (row["tensor"], row["private_scale"])
 
 
-def _save(figure: Any, path: pathlib.Path) -> None:
+def save(figure: Any, path: pathlib.Path) -> None:
+  """Writes a figure, making its folder, and closes it."""
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=150)
   pyplot().close(figure)

@@ -222,6 +222,4 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
     f"volume factor {result['volume_factor']:.4f}"
     + (", fitted on the points shown" if fitted else ", nothing fitted")
   )
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
-  plt.close(figure)
+  plots.save(figure, path)

@@ -21,7 +21,7 @@ def main() -> None:
   import jax
 
   from caatnet import build, plots, report, sweep
-  from caatnet.train import loop
+  from caatnet.train import traffic
 
   config = FLAGS.config.copy_and_resolve_references()
   study = build.take_sweep(config)
@@ -49,8 +49,8 @@ def main() -> None:
           f"--cpu_devices={sizes.worker * sizes.tensor}"
         )
       experiment = build.build(run_config, mesh)
-      return loop.communication_per_step(
-        experiment, loop.lower_steps(experiment)
+      return traffic.communication_per_step(
+        experiment, traffic.lower_steps(experiment)
       )
 
     experiment = build.build(run_config, options.mesh())

@@ -36,6 +36,11 @@ def varying(x: jax.Array, *names: str) -> jax.Array:
   return lax.pcast(x, missing, to="varying") if missing else x
 
 
+def ranks_here(axis: Axis) -> jax.Array:
+  """int32 ``[R]``: the numbers of this device's logical ranks."""
+  return lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)
+
+
 def after(tree: Any, results: Any) -> Any:
   """``tree`` itself, by data flow not before ``results`` are computed.
 
@@ -45,10 +50,13 @@ def after(tree: Any, results: Any) -> Any:
 
   Args:
     tree: Arrays to hold back.
-    results: Floating-point arrays to wait for; a NaN at the head of one adds 1
-      to ``tree``, nothing else changes it.
+    results: Arrays to wait for, the floating-point ones of them; a NaN at the
+      head of one adds 1 to ``tree``, nothing else changes it.
   """
-  heads = [x.ravel()[0] for x in jax.tree.leaves(results) if x.size]
+  heads = [
+    x.ravel()[0] for x in jax.tree.leaves(results)
+    if x.size and jnp.issubdtype(x.dtype, jnp.floating)
+  ]
   late = sum(jnp.isnan(head).astype(jnp.int32) for head in heads)
   return jax.tree.map(lambda x: x + jnp.asarray(late).astype(x.dtype), tree)
 

@@ -27,9 +27,10 @@ dims that blocks do not cross; n = elements of the rest; s = elements of a
 slice, whole blocks.
 """
 
+from collections.abc import Callable
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from jax import lax
@@ -38,7 +39,7 @@ import numpy as np
 
 from parallel import collectives
 from parallel.axes import Axis
-from parallel.collectives import varying, varying_axes
+from parallel.collectives import ranks_here, varying, varying_axes
 from parallel.kernels.codec import reference
 from parallel.kernels.codec.reference import Codec, Encoded
 
@@ -48,7 +49,7 @@ _DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class Wire:
   """How workers tell each other their deltas.
 
   Attributes:
@@ -73,18 +74,18 @@ class Exchange:
       value = getattr(self, field)
       if value not in allowed:
         raise ValueError(
-          f"exchange {field}={value!r} is unknown; use one of "
+          f"wire {field}={value!r} is unknown; use one of "
           f"{', '.join(allowed)}"
         )
     if self.codec == "none" and (self.stochastic or self.route != _ROUTES[0]):
       raise ValueError(
-        f"exchange codec='none' is an all-reduce; stochastic="
+        f"wire codec='none' is an all-reduce; stochastic="
         f"{self.stochastic} and route={self.route!r} need one of "
         f"{', '.join(reference.NAMES)}"
       )
     if self.codec != "none" and self.dtype != "float32":
       raise ValueError(
-        f"exchange dtype={self.dtype!r} is for codec='none'; {self.codec!r} "
+        f"wire dtype={self.dtype!r} is for codec='none'; {self.codec!r} "
         "sums in float32"
       )
     _ = self.block_codec  # refuses wrong blocks
@@ -100,7 +101,7 @@ class Exchange:
 def mean(
   x: jax.Array,
   axis: Axis,
-  exchange: Exchange = Exchange(),
+  wire: Wire = Wire(),
   *,
   weights: jax.Array | None = None,
   key: jax.Array | None = None,
@@ -112,7 +113,7 @@ def mean(
     x: ``[R, *B, ...]`` float32, one delta per lane, inside ``jax.shard_map``.
       It may also vary over other mesh axes.
     axis: The axis to average over.
-    exchange: Codec and route.
+    wire: Codec and route.
     weights: ``[N]`` float32, not negative, the same on all devices; uniform
       by default. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank of weight
       zero contributes nothing, NaN included; NaN where all are zero.
@@ -129,19 +130,19 @@ def mean(
   Raises:
     ValueError: Stochastic rounding without a key.
   """
-  codec = exchange.block_codec
+  codec = wire.block_codec
   if codec is None:
-    return _mean_by_all_reduce(x, axis, exchange.dtype, weights)
+    return _mean_by_all_reduce(x, axis, wire.dtype, weights)
   route = {
     "all_gather": mean_by_all_gather, "all_to_all": mean_by_all_to_all
-  }[exchange.route]
+  }[wire.route]
   return route(x, axis, codec, weights, key, block_dims=block_dims)
 
 
 def roundtrip(
   x: jax.Array,
   axis: Axis,
-  exchange: Exchange,
+  wire: Wire,
   *,
   key: jax.Array | None = None,
   block_dims: int = 0,
@@ -154,35 +155,22 @@ def roundtrip(
   Args:
     x: As for `mean`.
     axis: As for `mean`.
-    exchange: As for `mean`.
+    wire: As for `mean`.
     key: The same key as for `mean`.
     block_dims: As for `mean`.
 
   Returns:
     float32, of the shape of ``x``; x itself without a codec in float32.
   """
-  codec = exchange.block_codec
+  codec = wire.block_codec
   if codec is None:
-    return x.astype(exchange.dtype).astype(jnp.float32)
+    return x.astype(wire.dtype).astype(jnp.float32)
   rows = _rows(x, axis, block_dims)
   n = rows.shape[-1]
-  if exchange.route == "all_to_all":
+  if wire.route == "all_to_all":
     rows = _pad(rows, axis.size * _slice(n, axis, codec))
   encoded = _encode_lanes(rows, axis, codec, key)
   return reference.decode(encoded, n, codec).reshape(x.shape)
-
-
-def residual(x: jax.Array, seen: jax.Array) -> jax.Array:
-  """What the others did not see of a delta: error feedback adds it to the next.
-
-  Args:
-    x: The delta, with the residual of the last round added.
-    seen: `roundtrip` of x.
-
-  Returns:
-    ``x - seen``, so that ``seen + residual = x`` up to its rounding.
-  """
-  return x - seen
 
 
 def mean_by_all_gather(
@@ -210,12 +198,37 @@ def mean_by_all_gather(
     See `mean`.
   """
   rows = _rows(x, axis, block_dims)  # [R, *B, n]
-  encoded = _encode_lanes(rows, axis, codec, key)
-  everyones = Encoded(
-    *(collectives.all_gather(part[:, None], axis) for part in encoded)
-  )  # [N, *B, ...]
-  total = _mean_of_senders(everyones, rows.shape[-1], codec, weights)
+  n = rows.shape[-1]
+  total = mean_of_encoded(
+    _encode_lanes(rows, axis, codec, key),
+    axis,
+    lambda encoded: reference.decode(encoded, n, codec),
+    weights,
+  )
   return total.reshape(x.shape[1:])
+
+
+def mean_of_encoded(
+  encoded: Any,
+  axis: Axis,
+  decode: Callable[[Any], jax.Array],
+  weights: jax.Array | None = None,
+) -> jax.Array:
+  """The mean of deltas that are encoded in whatever way: each goes to all.
+
+  Args:
+    encoded: A tuple of arrays ``[R, ...]``; each is one all-gather.
+    axis: See `mean`; so are the weights.
+    decode: One rank's arrays ``[...]`` -> its delta, float32.
+    weights: See `mean`.
+
+  Returns:
+    The mean of the decoded deltas; see `mean`.
+  """
+  everyones = type(encoded)(
+    *(collectives.all_gather(part[:, None], axis) for part in encoded)
+  )  # [N, ...]
+  return _mean_of_senders(everyones, decode, weights)
 
 
 def mean_by_all_to_all(
@@ -257,7 +270,9 @@ def mean_by_all_to_all(
     return jnp.moveaxis(received, 1, 0)
 
   mine = _mean_of_senders(
-    Encoded(*map(deliver, encoded)), s, codec, weights
+    Encoded(*map(deliver, encoded)),
+    lambda slices: reference.decode(slices, s, codec),
+    weights,
   )  # [R, *B, s]
   again = _encode_lanes(mine, axis, codec, key, draw=1)
   everyones = Encoded(
@@ -268,7 +283,7 @@ def mean_by_all_to_all(
 
 
 def sent_bytes(
-  num_elements: int, axis: Axis, exchange: Exchange, rows: int = 1
+  num_elements: int, axis: Axis, wire: Wire, rows: int = 1
 ) -> dict[str, int]:
   """Operand bytes of one `mean`, per device, as the ledger counts them.
 
@@ -277,8 +292,8 @@ def sent_bytes(
 
   Args:
     num_elements: Elements of a row of one rank's delta on one device.
-    axis: The axis of the exchange.
-    exchange: Codec and route.
+    axis: The axis to average over.
+    wire: Codec and route.
     rows: Number of rows, the product of the dims in ``block_dims``.
 
   Returns:
@@ -286,12 +301,12 @@ def sent_bytes(
   """
   if axis.devices == 1:
     return {}
-  codec = exchange.block_codec
+  codec = wire.block_codec
   if codec is None:
-    size = np.dtype(jnp.dtype(exchange.dtype)).itemsize
-    return {exchange.dtype: rows * num_elements * size}
+    size = np.dtype(jnp.dtype(wire.dtype)).itemsize
+    return {wire.dtype: rows * num_elements * size}
   elements = num_elements
-  if exchange.route == "all_to_all":
+  if wire.route == "all_to_all":
     s = _slice(num_elements, axis, codec)
     elements = (axis.size + 1) * s  # a slice for each, and the mean of one
   units = axis.lanes * rows
@@ -308,7 +323,7 @@ def _mean_by_all_reduce(
   divisor: jax.Array | float = float(axis.size)
   if weights is not None:
     mine = lax.dynamic_slice_in_dim(
-      varying(weights, axis.name), _ranks(axis)[0], axis.lanes
+      varying(weights, axis.name), ranks_here(axis)[0], axis.lanes
     )
     x = jax.vmap(_weighted)(x, mine)
     divisor = jnp.sum(weights)
@@ -317,31 +332,33 @@ def _mean_by_all_reduce(
 
 
 def _mean_of_senders(
-  encoded: Encoded, n: int, codec: Codec, weights: jax.Array | None
+  encoded: Any,
+  decode: Callable[[Any], jax.Array],
+  weights: jax.Array | None,
 ) -> jax.Array:
-  """``[N, ..., n]`` encoded -> the mean ``[..., n]``, summed in rank order.
+  """``[N, ...]`` encoded -> the mean of the decoded, summed in rank order.
 
   A loop, and not a sum over a dim: its order is fixed, that of the weights
   too, and only one decoded delta is alive.
   """
-  if weights is None:
-    weights = jnp.ones(encoded.scales.shape[0], jnp.float32)
 
   def add(carry, sender):
     part, weight = sender
-    values = _weighted(reference.decode(part, n, codec), weight)
-    # To one bit less than float32 has, which decoded values fit: no compiler
-    # can fuse the multiplication into the addition across this rounding.
-    values = lax.reduce_precision(values, 8, 22)
-    return (carry[0] + values, carry[1] + weight), None
+    values, one = decode(part), 1.0
+    if weight is not None:
+      one = weight
+      # To one bit less than float32 has, which block codecs fit: no compiler
+      # can fuse the multiplication into the addition across this rounding.
+      values = lax.reduce_precision(_weighted(values, weight), 8, 22)
+    return (carry[0] + values, carry[1] + one), None
 
-  names = varying_axes(weights)
-  all_names = names | varying_axes(encoded.payload)
-  zeros = jnp.zeros((*encoded.scales.shape[1:-1], n), jnp.float32)
+  names = frozenset() if weights is None else varying_axes(weights)
+  all_names = names.union(*map(varying_axes, encoded))
+  first = jax.eval_shape(decode, jax.tree.map(lambda part: part[0], encoded))
   (total, weight), _ = lax.scan(
     add,
     (
-      varying(zeros, *sorted(all_names)),
+      varying(jnp.zeros(first.shape, jnp.float32), *sorted(all_names)),
       varying(jnp.float32(0), *sorted(names)),
     ),
     (encoded, weights),
@@ -366,15 +383,10 @@ def _encode_lanes(
   if not codec.stochastic or key is None:
     return reference.encode(rows, codec)
   key = jax.random.fold_in(key, draw)
-  keys = jax.vmap(lambda rank: jax.random.fold_in(key, rank))(_ranks(axis))
+  keys = jax.vmap(lambda rank: jax.random.fold_in(key, rank))(ranks_here(axis))
   return jax.vmap(lambda row, key: reference.encode(row, codec, key))(
     rows, keys
   )
-
-
-def _ranks(axis: Axis) -> jax.Array:
-  """Numbers of this device's logical ranks, ``[R]``."""
-  return lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)
 
 
 def _rows(x: jax.Array, axis: Axis, block_dims: int) -> jax.Array:

@@ -4,8 +4,7 @@ A run that was killed, stopped or finished is resumed by running it again: the
 metrics are those of an uninterrupted run.
 """
 
-import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import json
@@ -22,6 +21,7 @@ import numpy as np
 from caatnet.build import Experiment
 from caatnet.checkpoint import Checkpointer
 from caatnet.evaluate import Evaluation, make_evaluate, put_batch
+from caatnet.train import traffic
 from caatnet.train.progress import TrainProgress
 from caatnet.train.records import (
   MetricsWriter,
@@ -32,8 +32,6 @@ from caatnet.train.records import (
 from caatnet.train.state import TrainState, check_equal_start
 from caatnet.train.step import parameter_groups
 from caatnet.train.throughput import matmul_rate
-from parallel.outer.base import Plan
-from parallel.xla import ledger
 
 
 class NonFiniteError(ValueError):
@@ -126,9 +124,11 @@ class _Run:
     )
     self.evaluate = make_evaluate(program, experiment.data.batch_size)
     self.evaluated = experiment.make_evaluated()
-    self.lowered = lower_steps(experiment)
+    self.lowered = traffic.lower_steps(experiment)
     self.programs: dict[Any, jax.stages.Compiled] = {}
-    self.communication = communication_per_step(experiment, self.lowered)
+    self.communication = traffic.communication_per_step(
+      experiment, self.lowered
+    )
     self._write_environment(corpus)
     self.seconds: list[float] = []
 
@@ -168,37 +168,17 @@ class _Run:
       f"{program.config.dtype};  matrix rate {self.rate / 1e9:.0f} GFLOP/s"
     )
     for row in self.communication:
+      unit, scale = ("MB", 1e6) if row["bytes"] >= 1e5 else ("kB", 1e3)
       say(
         f"sends     {row['axis']} axis, {row['phase']}: "
-        f"{row['bytes'] / 1e6:.3f} MB per device and step ({row['dtype']})"
+        f"{row['bytes'] / scale:.3f} {unit} per device and step "
+        f"({row['dtype']})"
       )
-    saving = self._saving()
+    saving = traffic.saving(program, self.communication)
     if saving:
       say(saving)
     if self.first_step:
       say(f"resumed   from step {self.first_step}")
-
-  def _saving(self) -> str:
-    """What the outer loop saves, where workers have devices of their own."""
-    program = self.experiment.program
-    rows = [r for r in self.communication if r["axis"] == program.worker.name]
-    sent = sum(row["bytes"] for row in rows)
-    wire = sum(row["wire_bytes"] for row in rows)
-    if not sent:
-      return ""
-    local = jax.tree.map(
-      lambda x, s: math.prod(s.shard_shape(x.shape[1:])),
-      self.experiment.abstract_state().params,
-      program.shardings(program.specs),
-    )
-    dense = 4 * sum(jax.tree.leaves(local))
-    n = program.worker.devices
-    ring = 2 * (n - 1) / n * dense
-    return (
-      f"saves     worker axis: {dense / sent:,.1f}x fewer operand bytes than "
-      f"all-reduced float32 gradients, {dense / sent / 2:,.1f}x than bfloat16; "
-      f"{ring / wire:,.1f}x and {ring / wire / 2:,.1f}x on the links of a ring"
-    )
 
   def loop(self, stop: "_Stop") -> TrainResult:
     options = self.experiment.train
@@ -332,62 +312,11 @@ class _Run:
     self.writer.close()
 
 
-def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
-  """The programs of one period of the outer loop, by ``Plan.program``."""
-  programs = {plan.program: plan for plan in _one_period(experiment)}
-  return {p: experiment.lower_step(plan) for p, plan in programs.items()}
-
-
-def communication_per_step(
-  experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
-) -> list[dict[str, Any]]:
-  """``summary``, as the mean over one period of the outer loop's plans."""
-  plans = _one_period(experiment)
-  mesh = experiment.program.mesh
-  counts = collections.Counter(plan.program for plan in plans)
-  totals: dict[tuple[str, str, str], np.ndarray] = {}
-  for program, count in counts.items():
-    for row in summary(ledger.collectives(lowered[program], mesh), mesh):
-      key = (row["axis"], row["phase"], row["dtype"])
-      sizes = np.array([row["bytes"], row["wire_bytes"]]) * count / len(plans)
-      totals[key] = totals.get(key, 0.0) + sizes
-  return [
-    {"axis": axis, "phase": phase, "dtype": dtype, "bytes": float(sizes[0]),
-     "wire_bytes": float(sizes[1])}
-    for (axis, phase, dtype), sizes in totals.items()
-  ]
-
-
-def _one_period(experiment: Experiment) -> list[Plan]:
-  """When all has begun."""
-  outer = experiment.outer
-  return [outer.plan(2 * outer.period + i) for i in range(outer.period)]
-
-
 def _on_host(metrics: Any) -> dict[str, np.ndarray]:
   """``[workers]`` each, whichever processes the workers are on."""
   if all(x.is_fully_addressable for x in metrics.values()):
     return jax.device_get(metrics)
   return multihost_utils.process_allgather(metrics, tiled=True)
-
-
-def summary(
-  entries: list[ledger.Collective], mesh: jax.sharding.Mesh
-) -> list[dict[str, Any]]:
-  """Operand and ring wire bytes per device, per axis, phase and dtype."""
-  rows = []
-  for axis in mesh.axis_names:
-    for phase in ("forward", "backward", "update"):
-      chosen = ledger.select(entries, axis=axis, phase=phase)
-      for dtype in sorted({c.dtype for c in chosen}):
-        size = ledger.total(chosen, dtype=dtype)
-        if size:
-          row = {"axis": axis, "phase": phase, "dtype": dtype}
-          wire = sum(
-            c.wire_bytes_ring * c.count for c in chosen if c.dtype == dtype
-          )
-          rows.append(row | {"bytes": size, "wire_bytes": wire})
-  return rows
 
 
 class _Stop:

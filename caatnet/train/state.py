@@ -18,7 +18,7 @@ from caatnet.models.transformer import (
   partition_specs,
 )
 from parallel.axes import Axis
-from parallel.outer.base import OuterLoop
+from parallel.outer.base import OuterLoop, stacked
 
 
 class TrainState(NamedTuple):
@@ -77,6 +77,15 @@ class Program:
   def specs(self) -> Any:
     """A ``PartitionSpec`` per parameter of one worker."""
     return partition_specs(self._abstract[1], self.tensor.name)
+
+  @property
+  def local_params(self) -> Any:
+    """Shapes of one worker's parameters as they lie on one device."""
+    return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(s.shard_shape(x.shape), x.dtype),
+      jax.eval_shape(self.init_params, jax.random.key(0)),
+      self.shardings(self.specs),
+    )
 
   @property
   def batch_spec(self) -> P:
@@ -163,18 +172,14 @@ def init_state(
     outer: Gives the outer loop's first state.
     seed: Decides the parameters, the same for all workers.
   """
-  workers = program.worker.size
 
   def init() -> TrainState:
     params_key, run_key = jax.random.split(jax.random.key(seed))
     params = program.init_params(params_key)
-    each = functools.partial(
-      jax.tree.map, lambda x: jnp.broadcast_to(x, (workers, *jnp.shape(x)))
-    )
     return TrainState(
       step=jnp.zeros((), jnp.int32),
-      params=each(params),
-      opt_state=each(optimizer.init(params)),
+      params=stacked(params, program.worker),
+      opt_state=stacked(optimizer.init(params), program.worker),
       outer=outer.init(params),
       key=jax.random.key_data(run_key),
     )

@@ -68,11 +68,7 @@ def make_train_step(
     with jax.named_scope("outer"):
       carried = outer.begin(state.params, state.outer, plan)
     if on_cpu:
-      floats = [
-        x for x in jax.tree.leaves(carried)
-        if jnp.issubdtype(x.dtype, jnp.floating)
-      ]
-      tokens = after(tokens, floats)
+      tokens = after(tokens, carried)
     loss, grads = each_lane(
       functools.partial(_worker_gradients, program, accumulation),
       worker, state.params, tokens,

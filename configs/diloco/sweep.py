@@ -1,7 +1,7 @@
 r"""The study: loss of the outer loops at equal tokens, 3 seeds.
 
 2 workers and 30 inner steps for all; 4 and 8 workers, and 100 steps, for
-DiLoCo and for Streaming with everything on. 0.82M parameters, 1,440 steps of
+DiLoCo and for Streaming with everything on. 0.87M parameters, 1,440 steps of
 2,048 bytes in all workers together; a run takes over five minutes on a core.
 Outer momentum is 0.3 at a rate of 1: with the published 0.9 at 0.7 so few
 rounds are worse (LOG.md).

@@ -22,12 +22,11 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import optax
 
 from parallel.axes import Axis
-from parallel.collectives import all_reduce, varying
+from parallel.collectives import all_reduce, ranks_here, varying
 
 Params = Any
 State = Any
@@ -59,6 +58,11 @@ class OuterLoop:
   def period(self) -> int:
     """Steps after which plans repeat, numbers aside, once all has begun."""
     return 1
+
+  @property
+  def steady_round(self) -> range:
+    """The steps of one period, when all has begun."""
+    return range(2 * self.period, 3 * self.period)
 
   def init(self, params: Params) -> State:
     """The state beside the workers' parameters.
@@ -108,12 +112,6 @@ class OuterLoop:
     return {}
 
 
-def worker_ids(worker: Axis) -> jax.Array:
-  """int32 ``[W]``: the logical numbers of this device's workers."""
-  first = lax.axis_index(worker.name) * worker.lanes
-  return first + jnp.arange(worker.lanes)
-
-
 def mean(tree: Params, worker: Axis) -> Params:
   """``[W, ...] -> [...]``, the mean over all workers, by one all-reduce."""
   return jax.tree.map(lambda x: all_reduce(x, worker) / worker.size, tree)
@@ -121,13 +119,11 @@ def mean(tree: Params, worker: Axis) -> Params:
 
 def of_first(tree: Params, worker: Axis) -> Params:
   """``[W, ...] -> [...]``, worker 0's bits on every device."""
-  is_first = worker_ids(worker) == 0
-
-  def take(x):
-    mask = is_first.reshape(-1, *(1,) * (x.ndim - 1))
-    return all_reduce(jnp.where(mask, x, 0), worker)
-
-  return jax.tree.map(take, tree)
+  only_first = jax.vmap(lambda rank, x: jnp.where(rank == 0, x, 0))
+  ranks = ranks_here(worker)
+  return jax.tree.map(
+    lambda x: all_reduce(only_first(ranks, x), worker), tree
+  )
 
 
 def to_workers(tree: Params, worker: Axis) -> Params:
@@ -140,14 +136,21 @@ def to_workers(tree: Params, worker: Axis) -> Params:
   return jax.tree.map(copies, tree)
 
 
+def stacked(tree: Params, worker: Axis) -> Params:
+  """``[...] -> [workers, ...]``, logical shapes, for a first state."""
+  return jax.tree.map(
+    lambda x: jnp.broadcast_to(x, (worker.size, *jnp.shape(x))), tree
+  )
+
+
+def stacked_zeros(params: Params, worker: Axis) -> Params:
+  """Zeros ``[workers, ...]`` for every parameter ``[...]``."""
+  return jax.tree.map(jnp.zeros_like, stacked(params, worker))
+
+
 def float32_bytes(shapes: Params, worker: Axis) -> dict[str, int]:
   """Of one all-reduce of all parameters, lanes summed before."""
   if worker.devices == 1:
     return {}
   elements = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
   return {"float32": 4 * elements}
-
-
-def subtract(a: Params, b: Params) -> Params:
-  """``a - b``, leaf by leaf, broadcasting."""
-  return jax.tree.map(jnp.subtract, a, b)

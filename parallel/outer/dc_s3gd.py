@@ -21,8 +21,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from parallel.outer.base import OuterLoop, Params, Plan, State, to_workers
-from parallel.outer.exchange import Exchange, stacked_zeros
+from parallel.outer.base import (
+  OuterLoop,
+  Params,
+  Plan,
+  State,
+  stacked_zeros,
+  to_workers,
+)
+from parallel.outer.exchange import Exchange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +76,9 @@ class DCS3GD(OuterLoop):
       self.compensation * self.norm(grads) / jnp.where(size > 0, size, 1.0),
       0.0,
     )
+    correct = jax.vmap(lambda g, c, by: g + by * c)
     return jax.tree.map(
-      lambda g, c: g + strength.reshape(-1, *(1,) * (g.ndim - 1)) * c,
-      grads, correction,
+      lambda g, c: correct(g, c, strength), grads, correction
     )
 
   def finish(

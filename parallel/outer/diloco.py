@@ -20,7 +20,6 @@ from parallel.outer.base import (
   Params,
   Plan,
   State,
-  subtract,
   to_workers,
 )
 from parallel.outer.exchange import Exchange
@@ -61,7 +60,7 @@ class DiLoCo(OuterLoop):
     if not plan.program:
       return params, state
     outer = state["params"]
-    deltas = subtract(outer, params)
+    deltas = jax.tree.map(jnp.subtract, outer, params)
     delta, residual = self.exchange.mean(
       deltas, state, plan.numbers[0], self._heard(plan.numbers[0])
     )

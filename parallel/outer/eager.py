@@ -20,8 +20,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from parallel.outer.base import OuterLoop, Params, Plan, State, mean
-from parallel.outer.exchange import Exchange, stacked_zeros
+from parallel.outer.base import (
+  OuterLoop,
+  Params,
+  Plan,
+  State,
+  mean,
+  stacked,
+  stacked_zeros,
+)
+from parallel.outer.exchange import Exchange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,15 +51,10 @@ class Eager(OuterLoop):
     return self.every
 
   def init(self, params: Params) -> State:
-    def copies(tree):
-      return jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (self.worker.size, *jnp.shape(x))), tree
-      )
-
     shared = self.exchange.init(params)
     workers = shared.pop("workers", {}) | {
-      "params": copies(params),
-      "optimizer": copies(self.optimizer.init(params)),
+      "params": stacked(params, self.worker),
+      "optimizer": stacked(self.optimizer.init(params), self.worker),
       "delta": stacked_zeros(params, self.worker),
     }
     return {"mean": jax.tree.map(jnp.zeros_like, params), "workers": workers}

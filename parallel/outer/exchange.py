@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from parallel import quantize
 from parallel.axes import Axis
-from parallel.outer.base import Params, State
+from parallel.outer.base import Params, State, stacked_zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Exchange:
   """
 
   worker: Axis
-  wire: quantize.Exchange
+  wire: quantize.Wire
   block_dims: Any
   weights: tuple[float, ...] = ()
   error_feedback: bool = False
@@ -81,7 +81,7 @@ class Exchange:
       )
       if self.error_feedback:
         seen = quantize.roundtrip(leaf, self.worker, self.wire, **options)
-        left.append(quantize.residual(leaf, seen))
+        left.append(leaf - seen)
     mean = treedef.unflatten(means)
     if not self.error_feedback:
       return mean, {}
@@ -116,10 +116,3 @@ class Exchange:
       return None
     weights = jnp.asarray(self.weights or (1.0,) * self.worker.size)
     return weights if heard is None else weights * heard
-
-
-def stacked_zeros(params: Params, worker: Axis) -> Params:
-  """float32 zeros ``[workers, ...]`` for every parameter ``[...]``."""
-  return jax.tree.map(
-    lambda p: jnp.zeros((worker.size, *p.shape), jnp.float32), params
-  )

@@ -29,8 +29,9 @@ from parallel.outer.base import (
   State,
   float32_bytes,
   mean,
+  stacked,
+  stacked_zeros,
 )
-from parallel.outer.exchange import stacked_zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +57,8 @@ class NoLoCo(OuterLoop):
     return self.every
 
   def init(self, params: Params) -> State:
-    copies = jax.tree.map(
-      lambda x: jnp.broadcast_to(x, (self.worker.size, *x.shape)), params
-    )
     momentum = stacked_zeros(params, self.worker)
+    copies = stacked(params, self.worker)
     return {"workers": {"params": copies, "momentum": momentum}}
 
   def plan(self, step: int) -> Plan:

@@ -16,15 +16,19 @@ import dataclasses
 import math
 
 import jax
-from jax import lax
-import jax.numpy as jnp
 import optax
 
-from parallel import collectives
-from parallel.collectives import varying, varying_axes
+from parallel import quantize
 from parallel.kernels.codec import reference
-from parallel.outer.base import OuterLoop, Params, Plan, State, to_workers
-from parallel.outer.exchange import Exchange, stacked_zeros
+from parallel.outer.base import (
+  OuterLoop,
+  Params,
+  Plan,
+  State,
+  stacked_zeros,
+  to_workers,
+)
+from parallel.outer.exchange import Exchange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,18 +102,13 @@ class SparseLoCo(OuterLoop):
     n = math.prod(x.shape[1 + block_dims :])
     rows = x.reshape(*x.shape[: 1 + block_dims], n)
     encoded = reference.encode_top_k(rows, self.chunk, self.top_k)
-    own = reference.decode_top_k(encoded, n, self.chunk).reshape(x.shape)
-    everyones = reference.EncodedTopK(
-      *(collectives.all_gather(part[:, None], self.worker) for part in encoded)
-    )
 
-    def add(total, one):
-      return total + reference.decode_top_k(one, n, self.chunk), None
+    def decode(encoded):
+      return reference.decode_top_k(encoded, n, self.chunk)
 
-    names = set().union(*map(varying_axes, everyones))
-    zeros = varying(jnp.zeros(rows.shape[1:], jnp.float32), *sorted(names))
-    total, _ = lax.scan(add, zeros, everyones)
-    return (total / self.worker.size).reshape(x.shape[1:]), own
+    total = quantize.mean_of_encoded(encoded, self.worker, decode)
+    own = decode(encoded)
+    return total.reshape(x.shape[1:]), own.reshape(x.shape)
 
   def evaluated(self, params: Params, state: State) -> Params:
     return state["params"]

@@ -28,14 +28,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from parallel.collectives import ranks_here
 from parallel.outer.base import (
   OuterLoop,
   Params,
   Plan,
   State,
-  worker_ids,
+  stacked_zeros,
 )
-from parallel.outer.exchange import Exchange, stacked_zeros
+from parallel.outer.exchange import Exchange
 from parallel.outer.fragments import LAYERS, Fragments
 
 
@@ -333,13 +334,17 @@ class Streaming(OuterLoop):
     outer = cut.take(state["params"], kind, number, 0)
     mine = cut.take(params, kind, number, 1)
     taus = np.broadcast_to(np.asarray(self.overlap), (self.worker.size,))
-    now = jnp.asarray(taus)[worker_ids(self.worker)] == numbers["tau"]
+    now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers["tau"]
+
+    @jax.vmap
+    def choose(now, mixed, own):
+      return jnp.where(now, mixed, own)
 
     def mix(x, y):
-      mixed = self.keep * x + (1.0 - self.keep) * y if self.keep else (
-        jnp.broadcast_to(y, x.shape)
-      )
-      return jnp.where(now.reshape(-1, *(1,) * (x.ndim - 1)), mixed, x)
+      mixed = jnp.broadcast_to(y, x.shape)
+      if self.keep:
+        mixed = self.keep * x + (1.0 - self.keep) * y
+      return choose(now, mixed, x)
 
     return cut.put(
       params, jax.tree.map(mix, mine, outer), kind, number, 1

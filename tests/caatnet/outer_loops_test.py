@@ -144,11 +144,11 @@ class Runner:
     return jax.device_get(evaluated(self.state.params, self.state.outer))
 
 
-def equal(a, b):
+def assert_equal(a, b):
   jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def close(a, b):
+def assert_close(a, b):
   chex.assert_trees_all_close(a, b, rtol=2e-4, atol=2e-5)
 
 
@@ -172,7 +172,7 @@ def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
   train(tmp_path / "again", name, options)
   assert losses(tmp_path / "again") == losses(tmp_path / "whole")
   whole = final_state(tmp_path / "whole", name, options)
-  equal(final_state(tmp_path / "again", name, options), whole)
+  assert_equal(final_state(tmp_path / "again", name, options), whole)
   train(tmp_path / "lanes", name, options, {"worker": 2})
   for ours, theirs in zip(
     losses(tmp_path / "lanes"), losses(tmp_path / "whole"), strict=True
@@ -197,9 +197,9 @@ def test_one_worker_degenerates(name):
   )
   alone = Runner(name, changes).run(6)
   plain = Runner("data_parallel", "parallel.worker=1").run(6)
-  close(alone.params, plain.params)
+  assert_close(alone.params, plain.params)
   if name != "streaming":  # whose fragments are of different times
-    close(alone.evaluated, jax.tree.map(lambda x: x[0], plain.params))
+    assert_close(alone.evaluated, jax.tree.map(lambda x: x[0], plain.params))
 
 
 def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
@@ -210,7 +210,7 @@ def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
       "outer.every=1 outer.learning_rate=1.0 outer.momentum=0.0 "
       "outer.codec=float32 outer.error_feedback=False"
     )
-    close(Runner(name, f"{sgd} {changes}").run(4).params, one.params)
+    assert_close(Runner(name, f"{sgd} {changes}").run(4).params, one.params)
 
 
 def test_averaging_is_the_mean_of_workers_that_trained_alone():
@@ -220,13 +220,13 @@ def test_averaging_is_the_mean_of_workers_that_trained_alone():
   assert any((x[0] != x[1]).any() for x in jax.tree.leaves(apart))
   together = Runner("local_sgd").run(3)
   mean = jax.tree.map(lambda x: x.mean(axis=0), apart)
-  close(together.evaluated, mean)
-  equal(
+  assert_close(together.evaluated, mean)
+  assert_equal(
     jax.tree.map(lambda x: x[1], together.params), together.evaluated
   )
   weighted = Runner("fedavg", "outer.clients=0").run(3)
   weights = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
-  close(
+  assert_close(
     weighted.evaluated,
     jax.tree.map(lambda x: np.tensordot(weights, x, 1), apart),
   )
@@ -244,7 +244,7 @@ def test_a_sample_of_clients_is_averaged_and_all_receive_it():
     for i, j in pairs
   ]
   assert sorted(distances)[0] < 1e-5 < 1e-4 < sorted(distances)[1]
-  equal(jax.tree.map(lambda x: x[0], sampled.params), sampled.evaluated)
+  assert_equal(jax.tree.map(lambda x: x[0], sampled.params), sampled.evaluated)
 
 
 def test_the_outer_gradient_points_from_where_workers_went():
@@ -256,7 +256,7 @@ def test_the_outer_gradient_points_from_where_workers_went():
   far = Runner(
     "diloco", f"{plain} outer.learning_rate=0.5 outer.momentum=0.8"
   ).run(3).evaluated
-  close(
+  assert_close(
     far, jax.tree.map(lambda s, m: s + 0.5 * 1.8 * (m - s), start, mean)
   )
 
@@ -266,14 +266,14 @@ def test_streaming_with_one_fragment_is_diloco():
   plain = "outer.codec=float32 outer.error_feedback=False"
   diloco = Runner("diloco", f"{plain} outer.every=3").run(9)
   streaming = Runner("streaming", f"{PLAIN} outer.fragment_layers=0").run(9)
-  close(streaming.evaluated, diloco.evaluated)
-  close(streaming.params, diloco.params)
+  assert_close(streaming.evaluated, diloco.evaluated)
+  assert_close(streaming.params, diloco.params)
 
 
 def test_a_worker_that_keeps_everything_hears_nothing():
   alone = Runner("local_sgd", "outer.every=99").run(7)
   deaf = Runner("streaming", f"{PLAIN} outer.keep=1.0").run(7)
-  equal(deaf.params, alone.params)
+  assert_equal(deaf.params, alone.params)
 
 
 @pytest.mark.parametrize("tau", [0, 1, 2])
@@ -313,8 +313,8 @@ def test_a_fragment_is_what_its_workers_had_when_it_was_sent():
   late = Runner("streaming", f"{options} outer.overlap=(2,)").run(8)
   first = jax.tree.map(lambda x: x[:, 0].mean(axis=0), alone["blocks"])
   got = jax.tree.map(lambda x: x[0], late.outer["params"]["blocks"])
-  close(got, first)
-  equal(jax.tree.map(lambda x: x[3, 0], late.params["blocks"]), got)
+  assert_close(got, first)
+  assert_equal(jax.tree.map(lambda x: x[3, 0], late.params["blocks"]), got)
 
 
 def test_pieces_make_a_whole():
@@ -322,7 +322,7 @@ def test_pieces_make_a_whole():
   options = f"{PLAIN} outer.every=6 outer.codec=int8 outer.overlap=(2,)"
   whole = Runner("streaming", options).run(14)
   pieces = Runner("streaming", f"{options} outer.pieces=2").run(14)
-  close(pieces.outer["params"], whole.outer["params"])
+  assert_close(pieces.outer["params"], whole.outer["params"])
 
 
 def test_each_worker_merges_at_its_own_time():
@@ -356,7 +356,7 @@ def test_eager_applies_every_mean_once():
     expected = jax.tree.map(
       lambda s, t, d: s - t - d / WORKERS, start, total, deltas
     )
-    close(runner.outer["workers"]["params"], expected)
+    assert_close(runner.outer["workers"]["params"], expected)
     mean = jax.tree.map(lambda d: d.mean(axis=0), deltas)
     total = jax.tree.map(np.add, total, mean)
     assert before["workers"].keys() == runner.outer["workers"].keys()
@@ -366,7 +366,7 @@ def test_dc_s3gd_workers_differ_by_their_last_updates_only():
   runner = Runner("dc_s3gd").run(5)
   updates = runner.outer["workers"]["update"]
   common = runner.outer["params"]
-  equal(
+  assert_equal(
     runner.params, jax.tree.map(lambda w, u: w + u, common, updates)
   )
   for leaf in jax.tree.leaves(runner.state.outer["params"]):
@@ -417,7 +417,7 @@ def test_without_compensation_it_is_stale_sgd():
     before = runner.outer
     runner.step(batch)
     mean = jax.tree.map(lambda u: u.mean(0), before["workers"]["update"])
-    close(
+    assert_close(
       runner.outer["params"], jax.tree.map(np.add, before["params"], mean)
     )
 
@@ -444,7 +444,7 @@ def test_error_feedback_loses_nothing(name):
       lambda x: x.mean(0), runner.outer["workers"]["residual"]
     )
     heard = jax.tree.map(np.subtract, start, runner.outer["params"])
-    close(jax.tree.map(np.add, heard, left), gone)
+    assert_close(jax.tree.map(np.add, heard, left), gone)
 
 
 @pytest.mark.parametrize("workers", range(1, 9))
@@ -465,7 +465,7 @@ def test_noloco_pairs_meet_half_way_and_others_do_not_matter():
   runner = Runner("noloco", options).run(3)
   plan = runner.experiment.outer.plan(2)
   partners = noloco.partners_of_round(WORKERS, plan.program)
-  close(
+  assert_close(
     runner.params,
     jax.tree.map(lambda x: (x + x[np.array(partners)]) / 2, apart),
   )
@@ -487,11 +487,11 @@ def test_what_is_sent_is_what_the_formula_says(name):
   """Every program of a round, on a device per worker and per rank."""
   experiment = make(name)
   outer = experiment.outer
-  expected = outer.sent_bytes(outer_loops.local_shapes(experiment.program))
+  expected = outer.sent_bytes(experiment.program.local_params)
   mesh = experiment.program.mesh
   assert mesh.shape["worker"] == WORKERS
   found = {}
-  plans = [outer.plan(2 * outer.period + i) for i in range(outer.period)]
+  plans = [outer.plan(step) for step in outer.steady_round]
   lowered = {
     p: ledger.select(
       ledger.collectives(
@@ -508,6 +508,6 @@ def test_what_is_sent_is_what_the_formula_says(name):
   assert found == expected
   if name == "diloco":
     parameters = sum(x.size for x in jax.tree.leaves(
-      outer_loops.local_shapes(experiment.program)
+      experiment.program.local_params
     ))
     assert parameters / 2 <= found["uint8"] < 0.55 * parameters

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
@@ -11,21 +10,21 @@ import pytest
 from parallel import quantize
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.codec import reference
-from parallel.quantize import Exchange
+from parallel.quantize import Wire
 from parallel.xla import ledger
 
 SHAPE, BLOCK = (7, 30), 16  # 210 elements: neither blocks nor slices fit
 SIZE = 210
-NONE = Exchange()
+NONE = Wire()
 ROUTES = ("all_gather", "all_to_all")
 # Random bits take long to compile: two codecs stand for the four.
 CODED = [
-  *(Exchange(codec, BLOCK, r) for codec in reference.NAMES for r in ROUTES),
-  *(Exchange(codec, BLOCK, r, stochastic=True)
+  *(Wire(codec, BLOCK, r) for codec in reference.NAMES for r in ROUTES),
+  *(Wire(codec, BLOCK, r, stochastic=True)
     for codec, r in zip(("e3m0", "int8"), ROUTES, strict=True)),
 ]
-BF16 = Exchange(dtype="bfloat16")
-EXCHANGES = [NONE, BF16, *CODED]
+BF16 = Wire(dtype="bfloat16")
+WIRES = [NONE, BF16, *CODED]
 GATHERED = [e for e in CODED if e.route == "all_gather"]
 WEIGHTS = np.array([3, 0.7, 1.3, 2, 0.01, 5, 1.1, 0.3], "f4")
 KEY = 5
@@ -38,40 +37,40 @@ def draw(ranks, seed=0):
   return (rng.normal(size=(ranks, *SHAPE)) * scale).astype("f4")
 
 
-def both(x, weights, axis, exchange):
+def both(x, weights, axis, wire):
   """Mean, and what the others saw of each delta."""
   key = jax.random.key(KEY)
   return (
-    quantize.mean(x, axis, exchange, weights=weights, key=key),
-    quantize.roundtrip(x, axis, exchange, key=key),
+    quantize.mean(x, axis, wire, weights=weights, key=key),
+    quantize.roundtrip(x, axis, wire, key=key),
   )
 
 
 @functools.cache
-def lifted(exchanges, ranks, devices, weighted=False):
-  """One program for many exchanges: most of the time here is compiling."""
+def lifted(wires, ranks, devices, weighted=False):
+  """One program for many wires: most of the time here is compiling."""
   axis = Axis("worker", ranks, devices)
   mesh = make_mesh({"worker": axis})
 
   def all_of_them(x, weights):
     w = weights if weighted else None
-    return [both(x, w, axis, e) for e in exchanges]
+    return [both(x, w, axis, e) for e in wires]
 
   f = jax.jit(jax.shard_map(
     all_of_them,
     mesh=mesh,
     in_specs=(P("worker"), P()),
     # Leaving as replicated is a claim that the type check proves.
-    out_specs=[(P(), P("worker"))] * len(exchanges),
+    out_specs=[(P(), P("worker"))] * len(wires),
   ))
   return f, mesh
 
 
 @functools.cache
 def results(ranks, devices, weighted=False):
-  f, _ = lifted(tuple(EXCHANGES), ranks, devices, weighted)
+  f, _ = lifted(tuple(WIRES), ranks, devices, weighted)
   out = f(draw(ranks), WEIGHTS[:ranks])
-  return dict(zip(EXCHANGES, out, strict=True))
+  return dict(zip(WIRES, out, strict=True))
 
 
 def definition(seen, weights):
@@ -95,20 +94,20 @@ def test_the_weighted_mean_is_that_of_what_was_seen():
 
 
 def check_means(found, x, weights):
-  for exchange, (mean, seen) in found.items():
+  for wire, (mean, seen) in found.items():
     expected = definition(seen, weights)
     assert mean.shape == SHAPE
     assert mean.dtype == seen.dtype == np.float32
-    assert np.abs(seen - x).max() > 0 or exchange == NONE
+    assert np.abs(seen - x).max() > 0 or wire == NONE
     tolerance = 1e-6 * np.abs(x).max()
-    if exchange == BF16:
+    if wire == BF16:
       tolerance = len(weights) * 2.0**-8 * np.abs(x).max()
-    if exchange.route == "all_to_all":  # the second rounding, by blocks
-      tolerance += reference.max_error(exchange.block_codec) * max_of_blocks(
+    if wire.route == "all_to_all":  # the second rounding, by blocks
+      tolerance += reference.max_error(wire.block_codec) * max_of_blocks(
         expected
       )
       assert len(weights) == 1 or (mean != expected.astype("f4")).any()
-    assert (np.abs(mean - expected) <= tolerance).all(), exchange
+    assert (np.abs(mean - expected) <= tolerance).all(), wire
 
 
 def max_of_blocks(x):
@@ -121,9 +120,9 @@ def max_of_blocks(x):
 @pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (4, 2)])
 def test_each_worker_is_seen_as_if_it_were_encoded_alone(ranks, devices):
   x = draw(ranks)
-  for exchange, (_, seen) in results(ranks, devices).items():
-    codec = exchange.block_codec
-    if codec is not None and not exchange.stochastic:
+  for wire, (_, seen) in results(ranks, devices).items():
+    codec = wire.block_codec
+    if codec is not None and not wire.stochastic:
       one = jax.jit(lambda row, codec=codec: reference.decode(
         reference.encode(row, codec), SIZE, codec
       ))
@@ -138,20 +137,20 @@ def test_devices_and_splits_agree_in_every_bit(weighted):
   splits = [1, 4] if weighted else [1, 2, 4, 8]
   first = results(8, 1, weighted)
   for devices in splits:
-    for exchange, (mean, seen) in results(8, devices, weighted).items():
+    for wire, (mean, seen) in results(8, devices, weighted).items():
       copies = [np.asarray(s.data) for s in mean.addressable_shards]
       assert len(copies) == devices
       for copy in copies:
         np.testing.assert_array_equal(copy, copies[0])
-        if exchange in CODED:  # the backend chooses the order of an all-reduce
-          np.testing.assert_array_equal(copy, first[exchange][0])
-      np.testing.assert_array_equal(seen, first[exchange][1])
+        if wire in CODED:  # the backend chooses the order of an all-reduce
+          np.testing.assert_array_equal(copy, first[wire][0])
+      np.testing.assert_array_equal(seen, first[wire][1])
 
 
 def test_workers_are_summed_in_the_order_of_their_numbers():
   for devices in (1, 4):
-    for exchange in GATHERED:
-      mean, seen = results(8, devices)[exchange]
+    for wire in GATHERED:
+      mean, seen = results(8, devices)[wire]
       seen = np.asarray(seen)
 
       def summed(order, seen=seen):
@@ -166,8 +165,8 @@ def test_workers_are_summed_in_the_order_of_their_numbers():
 
 def test_weighted_values_are_rounded_before_the_sum():
   """To 23 bits, exactly as numpy does it: no fused multiply-add."""
-  for exchange in GATHERED:
-    mean, seen = results(8, 4, weighted=True)[exchange]
+  for wire in GATHERED:
+    mean, seen = results(8, 4, weighted=True)[wire]
     total, weight = np.zeros(SHAPE, "f4"), np.float32(0)
     for rank in range(8):
       bits = (WEIGHTS[rank] * np.asarray(seen)[rank]).view("u4")
@@ -178,25 +177,25 @@ def test_weighted_values_are_rounded_before_the_sum():
 
 
 def test_equal_weights_change_no_bit():
-  f, _ = lifted(tuple(EXCHANGES), 4, 2, weighted=True)
+  f, _ = lifted(tuple(WIRES), 4, 2, weighted=True)
   for value in (1, 2):
     weighted = f(draw(4), np.full(4, value, "f4"))
-    for exchange, (mean, _) in zip(EXCHANGES, weighted, strict=True):
-      np.testing.assert_array_equal(mean, results(4, 2)[exchange][0])
+    for wire, (mean, _) in zip(WIRES, weighted, strict=True):
+      np.testing.assert_array_equal(mean, results(4, 2)[wire][0])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_diverged_worker_is_seen_unless_it_has_no_weight(bad):
   x = draw(4)
-  f, _ = lifted(tuple(EXCHANGES), 4, 2, weighted=True)
+  f, _ = lifted(tuple(WIRES), 4, 2, weighted=True)
   without = f(x, np.array([1, 1, 0, 1], "f4"))
   x[2, 3, 3] = bad
   seen = f(x, np.ones(4, "f4"))
   unseen = f(x, np.array([1, 1, 0, 1], "f4"))
-  for exchange, a, b, c in zip(
-    EXCHANGES, seen, unseen, without, strict=True
+  for wire, a, b, c in zip(
+    WIRES, seen, unseen, without, strict=True
   ):
-    assert not np.isfinite(a[0][3, 3]), exchange
+    assert not np.isfinite(a[0][3, 3]), wire
     np.testing.assert_array_equal(b[0], c[0])
   for mean, _ in f(x, np.zeros(4, "f4")):
     assert np.isnan(mean).all()
@@ -206,8 +205,8 @@ def test_a_diverged_worker_is_seen_unless_it_has_no_weight(bad):
 def test_ranks_round_independently(codec):
   """The same delta everywhere: the mean is finer than each worker's."""
   x = np.broadcast_to(draw(1), (8, *SHAPE))
-  exchange = Exchange(codec, BLOCK, stochastic=True)
-  [(mean, seen)] = lifted((exchange,), 8, 4)[0](x, WEIGHTS)
+  wire = Wire(codec, BLOCK, stochastic=True)
+  [(mean, seen)] = lifted((wire,), 8, 4)[0](x, WEIGHTS)
   assert not (seen == seen[0]).all()
   assert np.abs(mean - x[0]).mean() < 0.6 * np.abs(seen - x).mean()
 
@@ -215,13 +214,13 @@ def test_ranks_round_independently(codec):
 @pytest.mark.quick
 @pytest.mark.parametrize(("ranks", "devices"), [(8, 8), (8, 2), (4, 1)])
 @pytest.mark.parametrize(
-  "exchange", [e for e in EXCHANGES if not e.stochastic], ids=str
+  "wire", [e for e in WIRES if not e.stochastic], ids=str
 )
-def test_bytes_are_the_formula(exchange, ranks, devices):
+def test_bytes_are_the_formula(wire, ranks, devices):
   axis = Axis("worker", ranks, devices)
   mesh = make_mesh({"worker": axis})
   f = jax.shard_map(
-    lambda x: quantize.mean(x, axis, exchange), mesh=mesh,
+    lambda x: quantize.mean(x, axis, wire), mesh=mesh,
     in_specs=P("worker"), out_specs=P(),
   )
   entries = ledger.collectives(jax.jit(f).lower(draw(ranks)), mesh)
@@ -230,21 +229,21 @@ def test_bytes_are_the_formula(exchange, ranks, devices):
     assert c.count == 1
     if c.bytes:
       found[c.dtype] = found.get(c.dtype, 0) + c.bytes
-  assert found == quantize.sent_bytes(SIZE, axis, exchange)
+  assert found == quantize.sent_bytes(SIZE, axis, wire)
   if devices == 1:
     assert not found
     return
-  if exchange.block_codec is None:
+  if wire.block_codec is None:
     assert [c.kind for c in entries] == ["all_reduce"]
-    assert list(found) == [exchange.dtype]
+    assert list(found) == [wire.dtype]
     return
   twice = ["all_gather"] * 2
-  if exchange.route == "all_to_all":
+  if wire.route == "all_to_all":
     twice = ["all_to_all"] * 2 + twice
   assert sorted(c.kind for c in entries) == sorted(twice)
   # 210 elements are 14 blocks of 16 (224); 8 slices are of 2 blocks each.
-  elements = 224 if exchange.route == "all_gather" else 8 * 32 + 32
-  bits = {"int8": 8, "fp8": 8, "int4": 4, "e3m0": 4}[exchange.codec]
+  elements = 224 if wire.route == "all_gather" else 8 * 32 + 32
+  bits = {"int8": 8, "fp8": 8, "int4": 4, "e3m0": 4}[wire.codec]
   assert found == {
     "uint8": axis.lanes * elements * bits // 8,
     "float32": axis.lanes * elements // 16 * 4,
@@ -254,25 +253,25 @@ def test_bytes_are_the_formula(exchange, ranks, devices):
 @pytest.mark.quick
 def test_what_was_seen_and_the_residual_are_the_delta():
   x = draw(8)
-  for exchange, (_, seen) in results(8, 4).items():
-    residual = np.asarray(quantize.residual(jnp.asarray(x), seen))
+  for wire, (_, seen) in results(8, 4).items():
+    residual = np.asarray(x) - np.asarray(seen)
     total = np.asarray(seen, "f8") + residual.astype("f8")
     # One subtraction, rounded to half a unit of its result's last place.
     slack = np.abs(residual) * 2.0**-24
-    assert (np.abs(total - x) <= slack).all(), exchange
-    assert residual.any() == (exchange != NONE)
+    assert (np.abs(total - x) <= slack).all(), wire
+    assert residual.any() == (wire != NONE)
 
 
 def test_error_feedback_lets_nothing_get_lost():
   """The sum of what was seen trails the sum of deltas by one residual."""
-  exchange = Exchange("e3m0", BLOCK)
-  f, _ = lifted((exchange,), 4, 2)
+  wire = Wire("e3m0", BLOCK)
+  f, _ = lifted((wire,), 4, 2)
   deltas, told, residual = 0.0, 0.0, np.zeros((4, *SHAPE), "f4")
   means = 0.0
   for seed in range(30):
     x = draw(4, seed)
     [(mean, seen)] = f(x + residual, WEIGHTS[:4])
-    residual = np.asarray(quantize.residual(x + residual, np.asarray(seen)))
+    residual = x + residual - np.asarray(seen)
     deltas, told = deltas + x.astype("f8"), told + np.asarray(seen, "f8")
     means = means + np.asarray(mean, "f8")
   np.testing.assert_allclose(told + residual, deltas, atol=1e-4)
@@ -284,7 +283,7 @@ def test_error_feedback_lets_nothing_get_lost():
 @pytest.mark.parametrize("route", ["all_gather", "all_to_all"])
 def test_another_axis_keeps_its_own_values_and_its_split(route):
   """Tensor ranks in a dim that no block crosses: any mesh, the same bits."""
-  exchange = Exchange("int4", BLOCK, route, stochastic=True)
+  wire = Wire("int4", BLOCK, route, stochastic=True)
   x = np.random.default_rng(3).normal(size=(4, 2, 3, 25)).astype("f4")
   found = []
   for workers, tensors in ((1, 1), (2, 2), (4, 2), (4, 1)):
@@ -295,7 +294,7 @@ def test_another_axis_keeps_its_own_values_and_its_split(route):
 
     # Noise by tensor rank would need a key per tensor lane: nearest here.
     def f(x, axis=axis):
-      nearest = Exchange(exchange.codec, BLOCK, route)
+      nearest = Wire(wire.codec, BLOCK, route)
       return quantize.mean(x, axis, nearest, block_dims=1)
 
     f = jax.jit(jax.shard_map(
@@ -304,7 +303,7 @@ def test_another_axis_keeps_its_own_values_and_its_split(route):
     found.append(np.asarray(f(x)))
     entries = ledger.collectives(f.lower(x), mesh)
     expected = quantize.sent_bytes(
-      75, axis, exchange, rows=axes["tensor"].lanes
+      75, axis, wire, rows=axes["tensor"].lanes
     )
     assert ledger.total(entries) == sum(expected.values())
     assert ledger.total(entries, axis="tensor") == 0
@@ -320,7 +319,7 @@ def test_small_leaves(route, shape):
   axis = Axis("worker", 4, 2)
   x = np.random.default_rng(4).normal(size=(4, *shape)).astype("f4")
   f = jax.shard_map(
-    lambda x: quantize.mean(x, axis, Exchange("int8", 256, route)),
+    lambda x: quantize.mean(x, axis, Wire("int8", 256, route)),
     mesh=make_mesh({"worker": axis}), in_specs=P("worker"), out_specs=P(),
   )
   y = jax.jit(f)(x)
@@ -342,12 +341,12 @@ def test_small_leaves(route, shape):
 )
 def test_wrong_exchanges(values, message):
   with pytest.raises(ValueError, match=message):
-    Exchange(**values)
+    Wire(**values)
 
 
 def test_stochastic_rounding_needs_a_key():
   axis = Axis("worker", 1)
   with pytest.raises(ValueError, match="needs a key"):
     quantize.roundtrip(
-      np.ones((1, 4), "f4"), axis, Exchange("int8", stochastic=True)
+      np.ones((1, 4), "f4"), axis, Wire("int8", stochastic=True)
     )

@@ -17,7 +17,7 @@ from parallel.hardware.clusters import Level
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.links import NVLINK_4
 from parallel.xla import compiled as compiled_ledger
-from parallel.xla import hlo, ledger, memory, overlap
+from parallel.xla import hlo, ledger, memory, overlap, roofline
 from parallel.xla.targets import Target
 
 
@@ -150,7 +150,7 @@ def test_product_flops_and_trips():
 )
 def test_pairs_of_a_convolution(size, outputs, window, options, pairs):
   defaults = dict(stride=1, padding=0, base_dilation=1, window_dilation=1)
-  count = overlap._valid_pairs(size, outputs, window, **(defaults | options))
+  count = roofline._valid_pairs(size, outputs, window, **(defaults | options))
   assert count == pairs
 
 

@@ -1,0 +1,85 @@
+"""What a training step sends, read from the programs that the run will use."""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from caatnet.build import Experiment
+from caatnet.train.state import Program
+from parallel.outer.base import float32_bytes
+from parallel.xla import ledger
+
+
+def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
+  """The programs of one period of the outer loop, by ``Plan.program``."""
+  outer = experiment.outer
+  programs = {(plan := outer.plan(s)).program: plan for s in outer.steady_round}
+  return {p: experiment.lower_step(plan) for p, plan in programs.items()}
+
+
+def communication_per_step(
+  experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
+) -> list[dict[str, Any]]:
+  """``summary``, as the mean over one period of the outer loop's plans."""
+  outer, mesh = experiment.outer, experiment.program.mesh
+  counts = collections.Counter(
+    outer.plan(step).program for step in outer.steady_round
+  )
+  totals: dict[tuple[str, str, str], np.ndarray] = {}
+  for program, count in counts.items():
+    for row in summary(ledger.collectives(lowered[program], mesh), mesh):
+      key = (row["axis"], row["phase"], row["dtype"])
+      sizes = np.array([row["bytes"], row["wire_bytes"]]) * count / outer.period
+      totals[key] = totals.get(key, 0.0) + sizes
+  return [
+    {"axis": axis, "phase": phase, "dtype": dtype, "bytes": float(sizes[0]),
+     "wire_bytes": float(sizes[1])}
+    for (axis, phase, dtype), sizes in totals.items()
+  ]
+
+
+def summary(
+  entries: list[ledger.Collective], mesh: jax.sharding.Mesh
+) -> list[dict[str, Any]]:
+  """Operand and ring wire bytes per device, per axis, phase and dtype."""
+  rows = []
+  for axis in mesh.axis_names:
+    for phase in ("forward", "backward", "update"):
+      chosen = ledger.select(entries, axis=axis, phase=phase)
+      for dtype in sorted({c.dtype for c in chosen}):
+        size = ledger.total(chosen, dtype=dtype)
+        if size:
+          row = {"axis": axis, "phase": phase, "dtype": dtype}
+          wire = sum(
+            c.wire_bytes_ring * c.count for c in chosen if c.dtype == dtype
+          )
+          rows.append(row | {"bytes": size, "wire_bytes": wire})
+  return rows
+
+
+def saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:
+  """What the outer loop saves, in words.
+
+  Args:
+    program: Model and mesh.
+    rows: As ``communication_per_step`` has them.
+
+  Returns:
+    A line; empty where no worker sends anything to another device.
+  """
+  rows = [r for r in rows if r["axis"] == program.worker.name]
+  sent = sum(row["bytes"] for row in rows)
+  wire = sum(row["wire_bytes"] for row in rows)
+  if not sent:
+    return ""
+  dense = sum(float32_bytes(program.local_params, program.worker).values())
+  devices = program.worker.devices
+  ring = 2 * (devices - 1) / devices * dense  # of the all-reduce
+  return (
+    f"saves     worker axis: {dense / sent:,.1f}x fewer operand bytes than "
+    f"all-reduced float32 gradients, {dense / sent / 2:,.1f}x than bfloat16; "
+    f"{ring / wire:,.1f}x and {ring / wire / 2:,.1f}x on the links of a ring"
+  )
