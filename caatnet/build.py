@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 import optax
 
-from caatnet import outer_loops
+from caatnet import outer_loops, zero
 from caatnet.data import pipeline, sources
 from caatnet.models import attention
 from caatnet.models.transformer import TransformerConfig
@@ -27,7 +27,7 @@ from parallel.axes import assign_devices, make_mesh
 from parallel.outer.base import OuterLoop, Plan
 from parallel.partial_sync import PartialSync
 
-# Outermost first.
+# Outermost first; data may be several levels (config.zero).
 AXES = ("worker", "data", "tensor")
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -103,13 +103,14 @@ class Experiment:
     )
 
   @property
-  def batch_shape(self) -> tuple[int, int, int, int]:
-    """``[workers, data shards, batch per shard, T + 1]``."""
-    workers, shards = self.program.worker.size, self.program.data.size
+  def batch_shape(self) -> tuple[int, ...]:
+    """``[workers, *levels, batch per rank, T + 1]``."""
+    program = self.program
+    ranks = program.worker.size * program.num_data_ranks
     return (
-      workers,
-      shards,
-      self.data.batch_size // (workers * shards),
+      program.worker.size,
+      *(axis.size for axis in program.data),
+      self.data.batch_size // ranks,
       self.data.seq_len + 1,
     )
 
@@ -184,13 +185,24 @@ def build(
   sizes = {name: config.parallel[name] for name in AXES}
   for name, size in sizes.items():
     _positive(f"config.parallel.{name}", size)
+  partition = zero.build(config.zero, sizes.pop("data"))
+  sizes = (
+    {"worker": sizes["worker"]}
+    | {level.name: level.size for level in partition.levels}
+    | {"tensor": sizes["tensor"]}
+  )
   axes = assign_devices(sizes, len(devices), requested_mesh)
   model = _model_config(config.model, devices[0].platform)
   data = DataOptions(**config.data)
   train = TrainOptions(**config.train)
-  _check_batch(data, train, axes["worker"].size * axes["data"].size)
+  _check_batch(data, train, axes["worker"].size * partition.num_ranks)
   program = Program(
-    model, **axes, mesh=make_mesh(axes, devices)
+    model,
+    axes["worker"],
+    tuple(axes[level.name] for level in partition.levels),
+    axes["tensor"],
+    make_mesh(axes, devices),
+    partition,
   )
   schedule = _schedule(config.optimizer, train.num_steps)
   return Experiment(

@@ -36,14 +36,17 @@ def put_batch(program: Program, tokens: np.ndarray) -> jax.Array:
   """Lays a global batch out on the mesh; every process has all of it.
 
   Args:
-    program: Gives mesh, workers and data shards.
+    program: Gives mesh, workers and data ranks.
     tokens: int ``[batch, T + 1]``.
 
   Returns:
-    int32 ``[workers, data shards, batch per shard, T + 1]``.
+    int32 ``[workers, *levels, batch per rank, T + 1]``.
   """
   shaped = tokens.astype(np.int32).reshape(
-    program.worker.size, program.data.size, -1, tokens.shape[-1]
+    program.worker.size,
+    *(axis.size for axis in program.data),
+    -1,
+    tokens.shape[-1],
   )
   return jax.make_array_from_callback(
     shaped.shape,
@@ -59,7 +62,7 @@ def make_evaluate(
 
   Args:
     program: Model and mesh.
-    batch_size: Windows at a time; a multiple of workers x data shards.
+    batch_size: Windows at a time; a multiple of workers x data ranks.
 
   Returns:
     ``(params, windows) -> Evaluation``, windows int ``[N, T + 1]``.

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax import lax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from parallel.axes import Axis
 
@@ -57,8 +58,20 @@ def after(tree: Any, results: Any) -> Any:
     x.ravel()[0] for x in jax.tree.leaves(results)
     if x.size and jnp.issubdtype(x.dtype, jnp.floating)
   ]
-  late = sum(jnp.isnan(head).astype(jnp.int32) for head in heads)
-  return jax.tree.map(lambda x: x + jnp.asarray(late).astype(x.dtype), tree)
+  late = jnp.asarray(sum(jnp.isnan(head).astype(jnp.int32) for head in heads))
+  # By type the result would vary wherever ``late`` does; that it is 0 on all
+  # devices, or all is lost, only we know.
+  add = jax.shard_map(
+    lambda x, late: x + late.astype(x.dtype),
+    axis_names=set(), in_specs=P(), out_specs=P(), check_vma=False,
+  )
+
+  def delayed(x):
+    if x.dtype == jax.dtypes.float0:  # the cotangent of an integer
+      return x
+    return varying(add(x, late), *varying_axes(x))
+
+  return jax.tree.map(delayed, tree)
 
 
 def each_lane(

@@ -58,7 +58,7 @@ def test_the_paper_s_models_send_what_the_formula_says(name):
   assert {c.shape[-1] for c in doors} == {width // 2}
   expected = tensor_reductions(
     model,
-    data_lanes=experiment.program.data.lanes,
+    data_lanes=experiment.program.data[0].lanes,
     batch_size=config.data.batch_size
     // (config.parallel.data * config.train.accumulation),
     seq_len=config.data.seq_len,

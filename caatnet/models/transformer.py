@@ -245,6 +245,29 @@ class Block(nnx.Module):
     return x
 
 
+class Access:
+  """How a model's functions read its parameters: as they are.
+
+  A partition of the parameters has one of its own with these methods; data
+  may then have more leading dims, and parameters be whatever it put there.
+  """
+
+  def apply(self, f: Callable[..., Any], params: Any, *args: Any) -> Any:
+    """``f(params, *args)``."""
+    return f(params, *args)
+
+  def scan(
+    self, f: Callable[[Any, Any], Any], params: Any, x: Any, unroll: int
+  ) -> Any:
+    """``x = f(one layer's params, x)`` for all layers ``[L, ...]``."""
+    return lax.scan(
+      lambda x, layer: (f(layer, x), None), x, params, unroll=unroll
+    )[0]
+
+
+_AS_THEY_ARE = Access()
+
+
 class Transformer(nnx.Module):
   """Embedding, a scanned stack of blocks, norm, head.
 
@@ -280,77 +303,69 @@ class Transformer(nnx.Module):
       _row_scales(config, axis), rngs.fork(split=config.num_layers)
     )
 
-  def stream(
-    self,
-    tokens: jax.Array,
-    materialise: Callable[[Any], Any] = lambda shards: shards,
-  ) -> Stream:
-    """The residual stream after the last block.
+  def token_losses(
+    self, tokens: jax.Array, access: Access = _AS_THEY_ARE
+  ) -> jax.Array:
+    """Next-token cross-entropy, vocabulary-parallel.
 
     Args:
-      tokens: int ``[B, T]``.
-      materialise: Turns what the scan carries of one layer's parameters into
-        the parameters; the identity unless they are partitioned.
+      tokens: int ``[B, T + 1]``, or what ``access`` takes.
+      access: How the model's functions read parameters.
 
     Returns:
-      The stream, before the final norm.
+      float32 ``[B, T]``, nats, the same on every tensor rank.
     """
-    config, axis = self.config, self.axis
-    x = enter(self._embed(tokens), axis, config.syncs[0][0])
-    graph, params = nnx.split(self.blocks)
+    params = nnx.to_pure_dict(nnx.split(self)[1])
+    x = access.apply(self._enter, params["embedding"], tokens)
+    x = self._through_blocks(params["blocks"], x, access)
+    table = params.get("head", params["embedding"])
+    last = {"norm": params["norm"], "table": table}
+    return access.apply(self._losses, last, x, tokens)
+
+  def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
+    """``[B, T + 1]`` -> the residual stream before the first block."""
+    inputs = tokens[..., :-1]
+    return enter(
+      self._embed(table, inputs), self.axis, self.config.syncs[0][0]
+    )
+
+  def _through_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
+    """The residual stream after the last block, before the final norm."""
+    config = self.config
+    graph = nnx.graphdef(self.blocks)
     for syncs, group in itertools.groupby(
       range(config.num_layers), key=lambda layer: config.syncs[layer]
     ):
       layers_of_group = list(group)
 
-      def body(x, shards, syncs=syncs):
-        block = nnx.merge(graph, materialise(shards))
-        return block(x, *syncs), None
+      def block(params, x, syncs=syncs):
+        return nnx.merge(graph, params)(x, *syncs)
 
       if config.remat != "none":
-        body = jax.checkpoint(
-          body, policy=REMAT_POLICIES[config.remat], prevent_cse=False
+        block = jax.checkpoint(
+          block, policy=REMAT_POLICIES[config.remat], prevent_cse=False
         )
-      x = x.narrow(
-        min(x.shared.shape[-1], *(s.num_shared(config.width) for s in syncs))
+      num_shared = min(s.num_shared(config.width) for s in syncs)
+      x = access.apply(
+        lambda _, x, k=num_shared: x.narrow(min(x.shared.shape[-1], k)),
+        None, x,
       )
       start, stop = layers_of_group[0], layers_of_group[-1] + 1
       chosen = params
       if stop - start < config.num_layers:
         chosen = jax.tree.map(lambda p: p[start:stop], params)  # noqa: B023
       with jax.named_scope("blocks"):
-        x, _ = lax.scan(body, x, chosen, unroll=config.unroll)
+        x = access.scan(block, chosen, x, config.unroll)
     return x
 
-  def logits(self, x: Stream) -> jax.Array:
-    """float32 ``[R, B, T, V]``: each rank's slice, from its own stream."""
-    if self.head is None:
-      head = jnp.swapaxes(self.embedding[...], 1, 2)
-    else:
-      head = self.head[...]
-    with jax.named_scope("head"):
-      y = column_parallel(x, self.norm[...], head, self.config.norm_eps)
-    y = y.astype(jnp.float32)
-    if head.shape[-1] * self.axis.size > self.config.vocab_size:
-      padded = self._token_ids() >= self.config.vocab_size
-      y = jnp.where(padded[:, None, None, :], -jnp.inf, y)
-    return y
-
-  def token_losses(
-    self,
-    tokens: jax.Array,
-    materialise: Callable[[Any], Any] = lambda shards: shards,
+  def _losses(
+    self, params: Any, x: Stream, tokens: jax.Array
   ) -> jax.Array:
-    """Next-token cross-entropy, vocabulary-parallel.
-
-    Args:
-      tokens: int ``[B, T + 1]``.
-      materialise: See ``stream``.
-
-    Returns:
-      float32 ``[B, T]``, nats, the same on every tensor rank.
-    """
-    logits = self.logits(self.stream(tokens[:, :-1], materialise))
+    """Cross-entropy ``[B, T]`` from the stream after the last block."""
+    table = params["table"]
+    if self.config.tied_embeddings:
+      table = jnp.swapaxes(table, 1, 2)
+    logits = self._logits(params["norm"], table, x)
     name = self.axis.name
     with jax.named_scope("cross_entropy"):
       # The barrier keeps XLA:TPU from reducing in the logits' dtype.
@@ -369,9 +384,20 @@ class Transformer(nnx.Module):
       normaliser, target = lax.psum(sums, name)
       return jnp.log(normaliser) - target
 
-  def _embed(self, tokens: jax.Array) -> jax.Array:
+  def _logits(
+    self, norm: jax.Array, head: jax.Array, x: Stream
+  ) -> jax.Array:
+    """float32 ``[R, B, T, V]``: each rank's slice, from its own stream."""
+    with jax.named_scope("head"):
+      y = column_parallel(x, norm, head, self.config.norm_eps)
+    y = y.astype(jnp.float32)
+    if head.shape[-1] * self.axis.size > self.config.vocab_size:
+      padded = self._token_ids() >= self.config.vocab_size
+      y = jnp.where(padded[:, None, None, :], -jnp.inf, y)
+    return y
+
+  def _embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
     """``[B, T, H]``: each rank looks up the tokens it owns; summed in full."""
-    table = self.embedding[...]
     lanes, num_tokens, width = table.shape
     rows = table.reshape(lanes * num_tokens, width)
     first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
@@ -384,7 +410,8 @@ class Transformer(nnx.Module):
 
   def _token_ids(self) -> jax.Array:
     """int ``[R, V]``: which token each of this device's logits stands for."""
-    lanes, num_tokens, _ = self.embedding[...].shape
+    lanes = self.axis.lanes
+    num_tokens = _cut(self.config.vocab_size, self.axis.size)
     first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
     return first + jnp.arange(lanes * num_tokens).reshape(lanes, num_tokens)
 

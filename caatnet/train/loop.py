@@ -160,9 +160,11 @@ class _Run:
     say = self.progress.say
     say(f"text      {corpus.name}  sha256 {corpus.sha256[:16]}")
     say(
-      f"axes      {program.worker};  {program.data};  {program.tensor};  "
+      f"axes      {';  '.join(map(str, program.axes))};  "
       f"{facts['devices']} devices"
     )
+    if program.partition.optimizer:
+      say(f"zero      {program.partition}")
     say(
       f"model     {program.config.num_params / 1e6:.2f}M parameters, "
       f"{program.config.dtype};  matrix rate {self.rate / 1e9:.0f} GFLOP/s"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -19,6 +20,9 @@ from caatnet.models.transformer import (
 )
 from parallel.axes import Axis
 from parallel.outer.base import OuterLoop, stacked
+from parallel.zero import cost
+from parallel.zero.partition import Partition
+from parallel.zero.shards import Shards, Tensor
 
 
 class TrainState(NamedTuple):
@@ -46,16 +50,18 @@ class Program:
   Attributes:
     config: The model's sizes.
     worker: The axis of workers, each with parameters of its own.
-    data: The data axis, within a worker.
+    data: The levels of data-parallel ranks within a worker, outermost first.
     tensor: The tensor axis.
-    mesh: Carries all three.
+    mesh: Carries all of them.
+    partition: Which of the levels has which part of a worker's state.
   """
 
   config: TransformerConfig
   worker: Axis
-  data: Axis
+  data: tuple[Axis, ...]
   tensor: Axis
   mesh: Mesh
+  partition: Partition
 
   def __post_init__(self) -> None:
     _ = self._abstract  # sizes that do not fit fail here
@@ -74,9 +80,77 @@ class Program:
     return self._abstract[0]
 
   @property
-  def specs(self) -> Any:
-    """A ``PartitionSpec`` per parameter of one worker."""
+  def axes(self) -> tuple[Axis, ...]:
+    """All of them, outermost first."""
+    return (self.worker, *self.data, self.tensor)
+
+  @property
+  def on_cpu(self) -> bool:
+    """Whether collectives need an order; see ``collectives.after``."""
+    return self.mesh.devices.flat[0].platform == "cpu"
+
+  @property
+  def shards(self) -> Shards | None:
+    """The partition on the mesh; None if every data rank has everything."""
+    if not self.partition.optimizer:
+      return None
+    return Shards(self.partition, self.data, self.on_cpu)
+
+  @functools.cached_property
+  def tensors(self) -> Any:
+    """A `Tensor` for each parameter: the dims after layers and ranks."""
+
+    def tensor(path, x, spec):
+      # Matrices in the activations' dtype; gains stay float32.
+      is_matrix = self.tensor.name in spec
+      lead = (_names(path)[0] == "blocks") + is_matrix
+      dtype = self.config.dtype if is_matrix else "float32"
+      return Tensor(x.shape[lead:], dtype)
+
+    return jax.tree.map_with_path(tensor, self._shapes, self.whole_specs)
+
+  @property
+  def parameters(self) -> list[cost.Parameter]:
+    """What a partition's cost depends on: one device's parameters."""
+
+    def parameter(path, x, spec, tensor):
+      lead = math.prod(x.shape[: x.ndim - len(tensor.shape)])
+      if self.tensor.name in spec:
+        lead //= self.tensor.devices
+      looked_up = _names(path)[0] == "embedding"
+      tied = looked_up and self.config.tied_embeddings
+      return cost.Parameter(
+        tensor.size, lead, jnp.dtype(tensor.dtype).itemsize,
+        uses=2 if tied else 1, regathered=1 if tied or not looked_up else 0,
+      )
+
+    tree = jax.tree.map_with_path(
+      parameter, self._shapes, self.whole_specs, self.tensors
+    )
+    return jax.tree.leaves(tree)
+
+  @property
+  def whole_specs(self) -> Any:
+    """A ``PartitionSpec`` per parameter of one worker, not partitioned."""
     return partition_specs(self._abstract[1], self.tensor.name)
+
+  @property
+  def specs(self) -> Any:
+    """A ``PartitionSpec`` per parameter of one worker as it is stored."""
+    if self.shards is None:
+      return self.whole_specs
+    levels = [a.name for a in self.shards.inner[: self.partition.optimizer]]
+    return jax.tree.map(
+      lambda x, spec, tensor: P(
+        *spec, *[None] * (len(x.shape) - len(tensor.shape) - len(spec)),
+        *levels,
+      ),
+      self._shapes, self.whole_specs, self.tensors,
+    )
+
+  @functools.cached_property
+  def _shapes(self) -> Any:
+    return jax.eval_shape(self.init_whole_params, jax.random.key(0))
 
   @property
   def local_params(self) -> Any:
@@ -90,12 +164,24 @@ class Program:
   @property
   def batch_spec(self) -> P:
     """Of batches ``[workers, data shards, B, T + 1]``."""
-    return P(self.worker.name, self.data.name)
+    return P(self.worker.name, *(axis.name for axis in self.data))
 
-  def init_params(self, key: jax.Array) -> Any:
-    """The parameters that belong to a seed, whatever the mesh."""
+  @property
+  def num_data_ranks(self) -> int:
+    """Data-parallel ranks of one worker."""
+    return self.partition.num_ranks
+
+  def init_whole_params(self, key: jax.Array) -> Any:
+    """The parameters that belong to a seed, whatever mesh and partition."""
     model = Transformer(self.config, self.tensor, nnx.Rngs(params=key))
     return nnx.to_pure_dict(nnx.split(model)[1])
+
+  def init_params(self, key: jax.Array) -> Any:
+    """The same, as they are stored."""
+    whole = self.init_whole_params(key)
+    if self.shards is None:
+      return whole
+    return jax.tree.map(self.shards.store, whole, self.tensors)
 
   def state_specs(
     self, optimizer: optax.GradientTransformation, outer: OuterLoop
@@ -200,14 +286,14 @@ def check_equal_start(program: Program, params: Any) -> None:
   """
 
   def digest(params):  # uint32 [W]
-    def of(x):
+    def of(x, spec):
       bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
       bits = bits.reshape(x.shape[0], -1)
       weights = 2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
-      return jnp.sum(bits * weights, axis=1)
+      total = jnp.sum(bits * weights, axis=1)
+      return jax.lax.psum(total, tuple(filter(None, spec)))
 
-    total = sum(map(of, jax.tree.leaves(params)))
-    return jax.lax.psum(total, program.tensor.name)
+    return sum(jax.tree.leaves(jax.tree.map(of, params, program.specs)))
 
   digests = jax.jit(
     jax.shard_map(

@@ -1,11 +1,12 @@
 """One training step under ``shard_map``, every collective explicit.
 
-Gradients are local to a data shard; one reduction per step over the data
-axis, after accumulation; the optimizer runs on each rank's slice. Workers have
-their own parameters and meet in the outer loop only.
+Gradients are local to a data-parallel rank and reduced once per step, after
+accumulation; a partition (`parallel.zero`) reduces some of the way at every
+layer. The optimizer runs on what each rank has. Workers have their own
+parameters and meet in the outer loop only.
 
-Shape legend: D = data lanes, M = microbatches, B = batch of one microbatch,
-T = sequence length.
+Shape legend: D = data-parallel ranks of this device, all levels, M =
+microbatches, B = batch of one microbatch, T = sequence length.
 """
 
 from collections.abc import Callable, Hashable
@@ -20,8 +21,9 @@ from jax.sharding import PartitionSpec as P
 import optax
 
 from caatnet.train.state import Program, TrainState, is_spec
-from parallel.collectives import after, all_reduce, each_lane, varying
+from parallel.collectives import after, each_lane, varying
 from parallel.outer.base import OuterLoop, Plan
+from parallel.zero.gathered import Gathered, Shard
 
 Metrics = dict[str, jax.Array]
 
@@ -47,11 +49,11 @@ def make_train_step(
 
   Returns:
     ``(state, tokens, numbers) -> (state, metrics)`` with tokens int
-    ``[workers, data shards, batch per shard, T + 1]``, numbers those of the
+    ``[workers, *levels, batch per rank, T + 1]``, numbers those of the
     plan, and the metrics ``[workers]``: loss (mean nats per token) and
     grad_norm, in all and per parameter group.
   """
-  worker, on_cpu = program.worker, _on_cpu(program)
+  worker, on_cpu = program.worker, program.on_cpu
 
   def update(grads, opt_state, params):  # of one worker
     groups = _group_norms(grads, program)
@@ -141,15 +143,13 @@ def make_eval_step(program: Program) -> Callable[[Any, jax.Array], jax.Array]:
 
   Returns:
     ``(params, tokens) -> losses``: params without worker dim, tokens int
-    ``[workers, data shards, batch per shard, T + 1]``, losses float32
-    ``[workers, data shards, batch per shard, T]``.
+    ``[workers, *levels, batch per rank, T + 1]``, losses float32
+    ``[workers, *levels, batch per rank, T]``.
   """
-  graph = program.graph
 
   def evaluate(params, tokens):
-    model = nnx.merge(graph, params)
-    shards = tokens.reshape(-1, *tokens.shape[2:])
-    losses = jax.vmap(model.token_losses)(shards)
+    ranks = tokens.reshape(-1, *tokens.shape[-2:])
+    losses = _token_losses(program, params, ranks)
     return losses.reshape(*tokens.shape[:-1], -1)
 
   return jax.jit(
@@ -183,20 +183,33 @@ def _group(path: tuple[Any, ...]) -> str:
 def _worker_gradients(
   program: Program, accumulation: int, params: Any, tokens: jax.Array
 ) -> tuple[jax.Array, Any]:
-  """Loss and gradients of one worker ``[D, M * B, T + 1]``, reduced."""
-  data = program.data
-  params = _varying_params(params, program)
-  loss, grads = jax.vmap(
-    lambda shard: _gradients(program.graph, params, shard, accumulation)
-  )(tokens)
-  if _on_cpu(program):
-    grads = after(grads, (loss, grads))
-  # Means over data shards [D, ...], then sums of replicated ones over ranks.
+  """Loss and gradients of one worker ``[*levels, M * B, T + 1]``, reduced."""
+  tokens = tokens.reshape(-1, *tokens.shape[-2:])  # [D, ...]
+  names = tuple(axis.name for axis in program.data)
+  if program.shards is None:
+    # Cast so that differentiation inserts no reduction of its own.
+    params = jax.tree.map(
+      lambda p: varying(p, *names, program.tensor.name), params
+    )
+    losses, grads = jax.vmap(
+      lambda rank: _accumulated(
+        lambda params, batch: _token_losses(program, params, batch).mean(),
+        params, rank, accumulation,
+      )
+    )(tokens)
+    if program.on_cpu:
+      grads = after(grads, (losses, grads))
+    loss, grads = jax.tree.map(
+      lambda x: lax.psum(jnp.sum(x, axis=0), names), (losses, grads)
+    )
+  else:
+    loss, grads = _partitioned_gradients(program, params, tokens, accumulation)
   loss, grads = jax.tree.map(
-    lambda x: all_reduce(x, data) / data.size, (loss, grads)
+    lambda x: x / program.num_data_ranks, (loss, grads)
   )
-  if _on_cpu(program):
+  if program.on_cpu:
     grads = after(grads, (loss, grads))
+  # Sums of replicated parameters' gradients over tensor ranks.
   name = program.tensor.name
   return loss, jax.tree.map(
     lambda grad, spec: grad if name in spec else lax.psum(grad, name),
@@ -204,22 +217,75 @@ def _worker_gradients(
   )
 
 
-def _on_cpu(program: Program) -> bool:
-  return program.mesh.devices.flat[0].platform == "cpu"
-
-
-def _gradients(
-  graph: Any, params: Any, tokens: jax.Array, accumulation: int
+def _partitioned_gradients(
+  program: Program, params: Any, tokens: jax.Array, accumulation: int
 ) -> tuple[jax.Array, Any]:
-  """Loss and gradients of one data shard ``[M * B, T + 1]``. No reduction."""
+  """Sums over data-parallel ranks, of gradients as they are stored."""
+  shards, name = program.shards, program.tensor.name
+  with jax.named_scope("zero"):
+    weights = shards.working(params, program.tensors)
+  if program.on_cpu:
+    tokens = after(tokens, weights)
+  weights = jax.tree.map(lambda x: varying(x, name), weights)
+  sinks = jax.tree.map(lambda x: varying(shards.sink(x), name), params)
 
-  def loss_fn(params, microbatch):
-    return nnx.merge(graph, params).token_losses(microbatch).mean()
+  def loss_of(sinks, tokens):
+    losses = _token_losses(program, weights, tokens, sinks)
+    return jnp.sum(losses.mean(axis=(1, 2)))
 
-  value_and_grad = jax.value_and_grad(loss_fn)
+  loss, grads = _accumulated(loss_of, sinks, tokens, accumulation)
+
+  if program.on_cpu:
+    grads = after(grads, (loss, grads))
+  loss = lax.psum(loss, shards.names)
+  if program.on_cpu:
+    grads = after(grads, loss)
+  with jax.named_scope("zero"):
+    return loss, shards.finish(grads)
+
+
+def _token_losses(
+  program: Program, params: Any, tokens: jax.Array, sinks: Any = None
+) -> jax.Array:
+  """Losses ``[..., B, T]`` of one worker's parameters on this device.
+
+  Args:
+    program: Model and mesh.
+    params: As stored; of a partition with sinks, the weights of a step.
+    tokens: ``[..., B, T + 1]``; one dim D where there is a partition.
+    sinks: See ``Gathered``; None: nothing is differentiated.
+  """
+  shards = program.shards
+  if shards is None:
+    losses = nnx.merge(program.graph, params).token_losses
+    for _ in range(tokens.ndim - 2):
+      losses = jax.vmap(losses)
+    return losses(tokens)
+  if sinks is None:
+    params = shards.working(params, program.tensors)
+    sinks = jax.tree.map(lambda _: None, program.tensors)
+  params = jax.tree.map(
+    lambda tensor, weight, sink: Shard(weight, sink, tensor),
+    program.tensors, params, sinks,
+  )
+  model = nnx.merge(program.graph, params)
+  return model.token_losses(tokens, Gathered(shards))
+
+
+def _accumulated(
+  loss_of: Callable[[Any, jax.Array], jax.Array],
+  params: Any,
+  tokens: jax.Array,
+  accumulation: int,
+) -> tuple[jax.Array, Any]:
+  """Mean loss and gradients over microbatches of ``[..., M * B, T + 1]``."""
+  value_and_grad = jax.value_and_grad(loss_of)
   if accumulation == 1:
     return value_and_grad(params, tokens)
-  microbatches = tokens.reshape(accumulation, -1, tokens.shape[-1])
+  *ranks, _, length = tokens.shape
+  microbatches = jnp.moveaxis(
+    tokens.reshape(*ranks, accumulation, -1, length), -3, 0
+  )
 
   def add(total, microbatch):
     return jax.tree.map(jnp.add, total, value_and_grad(params, microbatch)), ()
@@ -235,27 +301,25 @@ def _gradients(
   return jax.tree.map(lambda x: x / accumulation, total)
 
 
-def _varying_params(params: Any, program: Program) -> Any:
-  """Casts so that differentiation inserts no reduction of its own.
-
-  Sharded parameters vary over the tensor axis already; the others (norm
-  gains) are cast over it, and ``_worker_gradients`` sums their gradients there.
-  """
-  names = (program.data.name, program.tensor.name)
-  return jax.tree.map(lambda p: varying(p, *names), params)
-
-
 def _group_norms(grads: Any, program: Program) -> Metrics:
-  """Norm per group, each logical parameter counted once. One reduction."""
-  name = program.tensor.name
-  sharded, replicated = {}, {}
+  """Norm per group, each logical parameter counted once.
+
+  One reduction for all groups that are cut along the same axes.
+  """
+  squares: dict[tuple[str, ...], Metrics] = {}
   for (path, grad), spec in zip(
     jax.tree.leaves_with_path(grads),
     jax.tree.leaves(program.specs, is_leaf=is_spec),
     strict=True,
   ):
+    names = tuple(name for name in spec if name)
     square = jnp.sum(jnp.square(grad.astype(jnp.float32)))
-    (sharded if name in spec else replicated)[_group(path)] = square
-  summed = lax.psum(jnp.stack(list(sharded.values())), name)
-  squares = dict(zip(sharded, summed, strict=True)) | replicated
-  return {group: jnp.sqrt(square) for group, square in squares.items()}
+    squares.setdefault(names, {})[_group(path)] = square
+  total = {}
+  for names, of_groups in squares.items():
+    stacked = jnp.stack(list(of_groups.values()))
+    if program.on_cpu:
+      stacked = after(stacked, total)
+    summed = lax.psum(stacked, names) if names else stacked
+    total |= dict(zip(of_groups, summed, strict=True))
+  return {group: jnp.sqrt(square) for group, square in total.items()}

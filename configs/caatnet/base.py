@@ -97,6 +97,26 @@ def get_config() -> ml_collections.ConfigDict:
   # noloco: pull of the partner's parameters.
   outer.pull = 0.5
 
+  config.zero = ml_collections.ConfigDict()
+  zero = config.zero
+  # Levels of the data-parallel ranks, outermost first, as in "node:2,gpu:4";
+  # "": one level named data.
+  zero.levels = ""
+  # "ddp", "zero1", "zero2", "zero3" (FSDP), "hsdp", "mics", "hpz", "zeropp",
+  # "frontier3" or "frontier3_quantised".
+  zero.scheme = "ddp"
+  # "": as the scheme has it. Up to which level, from the innermost, each is
+  # sharded, and "none"; the second copy of the weights, that backwards gather.
+  zero.weights = ""
+  zero.gradients = ""
+  zero.optimizer = ""
+  zero.secondary = ""
+  # "": as the scheme has it. "none", "int8" or "int4", and elements per scale.
+  zero.weight_codec = ""
+  zero.gradient_codec = ""
+  zero.secondary_codec = ""
+  zero.block = 256
+
   config.data = ml_collections.ConfigDict()
   # A .txt or .jsonl file or a folder of them; "": Python's standard library.
   config.data.path = ""

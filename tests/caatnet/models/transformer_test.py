@@ -23,6 +23,7 @@ from parallel.axes import Axis, divisors, make_mesh
 from parallel.outer.data_parallel import DataParallel
 from parallel.partial_sync import PartialSync
 from parallel.xla import ledger
+from parallel.zero.partition import Level, Partition
 from tests.caatnet.models import oracle
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
@@ -44,7 +45,10 @@ def make_program(config, ranks=8, devices=1, data=1, data_devices=1):
     "data": Axis("data", data, data_devices),
     "tensor": Axis("tensor", ranks, devices),
   }
-  return Program(config, **axes, mesh=make_mesh(axes))
+  return Program(
+    config, axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
+    Partition((Level("data", data),)),
+  )
 
 
 def draw_tokens(batch=2, length=9, vocab=64):
@@ -265,7 +269,7 @@ def lower_step(program, batch, length, accumulation=1):
   step = make_train_step(program, optimizer, outer, 1.0, accumulation)
   state = jax.eval_shape(lambda: init_state(program, optimizer, outer, 0))
   tokens = jax.ShapeDtypeStruct(
-    (1, program.data.size, batch * accumulation, length + 1), "int32"
+    (1, program.num_data_ranks, batch * accumulation, length + 1), "int32"
   )
   lowered = step.lower(state, tokens, ())
   return ledger.collectives(lowered, program.mesh)
@@ -357,7 +361,7 @@ def test_drawn_steps_send_what_the_formula_says(drawn):
     return
   expected = tensor_reductions(
     program.config,
-    data_lanes=program.data.lanes,
+    data_lanes=program.data[0].lanes,
     batch_size=sizes["batch"],
     seq_len=sizes["length"],
     accumulation=sizes["accumulation"],
