@@ -1,29 +1,34 @@
 """Checkpoints: asynchronous, atomic, in logical shape.
 
-A parameter's array has all workers and tensor ranks in it, whatever number of
-devices wrote it, so that a run moves between meshes: lanes fill in. Parameters
-and the outer loop's state are items of their own, which an evaluation reads
-without the optimizer's state.
+A parameter's array has all workers and tensor ranks in it and is whole,
+whatever number of devices and partition wrote it, so that a run moves between
+meshes and partitions. Parameters and the outer loop's state are items of their
+own, which an evaluation reads without the optimizer's state.
 """
 
 import pathlib
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 
-from caatnet.train.state import TrainState
+from caatnet.train.state import Program, TrainState
 
 
 class Checkpointer:
   """Reads and writes the checkpoints of one run."""
 
-  def __init__(self, workdir: pathlib.Path, keep: int = 1) -> None:
+  def __init__(
+    self, workdir: pathlib.Path, program: Program, keep: int = 1
+  ) -> None:
     """Opens ``workdir/checkpoints``, which need not exist.
 
     Args:
       workdir: The run's folder.
+      program: Knows how arrays are stored on its mesh.
       keep: How many checkpoints to keep, the newest ones.
     """
+    self._program = program
     self.directory = pathlib.Path(workdir).absolute() / "checkpoints"
     self._manager = ocp.CheckpointManager(
       self.directory,
@@ -50,6 +55,7 @@ class Checkpointer:
     step = int(state.step)
     if step in self._manager.all_steps():
       return
+    state = self._program.whole(state)
     rest = {"opt_state": state.opt_state, "key": state.key}
     self._manager.save(
       step,
@@ -76,6 +82,8 @@ class Checkpointer:
       FileNotFoundError: There is no such checkpoint.
     """
     step = self._existing(step)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+    abstract = self._program.whole(abstract)
     rest = {"opt_state": abstract.opt_state, "key": abstract.key}
     read = self._manager.restore(
       step,
@@ -92,7 +100,7 @@ class Checkpointer:
       outer=read["outer"] if abstract.outer else abstract.outer,
       key=read.rest["key"],
     )
-    return state, read.position
+    return self._program.stored(state, shardings), read.position
 
   def restore_params(
     self, params: Any, outer: Any, step: int | None = None
@@ -108,9 +116,12 @@ class Checkpointer:
       Both, and the step at which they were saved.
     """
     step = self._existing(step)
-    args = _items(ocp.args.StandardRestore, params, outer)
+    shardings = jax.tree.map(lambda x: x.sharding, (params, outer))
+    whole = self._program.whole((params, outer))
+    args = _items(ocp.args.StandardRestore, *whole)
     read = self._manager.restore(step, args=ocp.args.Composite(**args))
-    return read.params, read["outer"] if outer else outer, step
+    found = read.params, read["outer"] if outer else outer
+    return *self._program.stored(found, shardings), step
 
   def close(self) -> None:
     """Waits for what is being written."""

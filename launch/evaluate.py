@@ -25,7 +25,7 @@ def main() -> None:
     raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
   experiment = build.from_dict(json.loads(path.read_text()), options.mesh())
   program = experiment.program
-  checkpointer = Checkpointer(workdir)
+  checkpointer = Checkpointer(workdir, program)
   abstract = experiment.abstract_state()
   params, outer, step = checkpointer.restore_params(
     abstract.params, abstract.outer, FLAGS.step

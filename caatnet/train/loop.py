@@ -112,7 +112,7 @@ class _Run:
     workdir.mkdir(parents=True, exist_ok=True)
     write_config(workdir, experiment.config)
     self.checkpointer = Checkpointer(
-      workdir, experiment.train.keep_checkpoints
+      workdir, program, experiment.train.keep_checkpoints
     )
     self.state = self._restore_or_init()
     self.first_step = int(self.state.step)

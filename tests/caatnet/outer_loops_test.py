@@ -85,8 +85,9 @@ def losses(workdir):
 
 
 def final_state(workdir, name, overrides):
-  checkpointer = Checkpointer(workdir)
-  abstract = make(name, overrides).abstract_state()
+  experiment = make(name, overrides)
+  checkpointer = Checkpointer(workdir, experiment.program)
+  abstract = experiment.abstract_state()
   state, _ = checkpointer.restore(abstract)
   checkpointer.close()
   return jax.device_get(state)

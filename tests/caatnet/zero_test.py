@@ -1,0 +1,287 @@
+"""Laws of the partitions, through the real training step on the real model.
+
+One table of schemes; a new one inherits the suite by adding a row.
+"""
+
+import collections
+import functools
+import math
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from caatnet import build
+from caatnet.evaluate import put_batch
+from caatnet.train import loop
+from caatnet.train.records import read_metrics
+from configs.caatnet import tiny
+from parallel.xla import ledger
+from parallel.zero import cost, partition
+
+LEVELS = ("node", "gpu", "gcd")
+SMALL = (
+  "zero.levels=node:2,gpu:2,gcd:2 parallel.data=8 parallel.tensor=2 "
+  "model.p=0.5 model.width=18 model.num_heads=3 model.num_kv_heads=3 "
+  "model.ffn_width=25 model.num_layers=3 model.vocab_size=257 data.seq_len=8 "
+  "data.batch_size=16 data.validation_windows=16 train.accumulation=2 "
+  "train.num_steps=6 train.checkpoint_every=2 train.keep_checkpoints=9 "
+  "train.eval_every=6 optimizer.warmup_steps=2 zero.block=32 "
+)
+# Every device axis is there; gcd has 2 lanes.
+MESH = {"node": 2, "gpu": 2, "tensor": 2}
+CUSTOM = "zero1 zero.weights=gpu zero.gradients=gpu zero.secondary=gcd"
+# "mics" is "hsdp" by another name.
+SCHEMES = (*(s for s in partition.SCHEMES if s != "mics"), CUSTOM)
+QUANTISED = ("zeropp", "frontier3_quantised")
+EXACT = [s for s in SCHEMES if s not in QUANTISED]
+
+
+def make(scheme, overrides="", mesh=MESH):
+  name, _, rest = scheme.partition(" ")
+  config = build.override(
+    tiny.get_config("test"), f"{SMALL} zero.scheme={name} {rest} {overrides}"
+  )
+  return build.build(config, mesh)
+
+
+@functools.cache
+def lowered(scheme, overrides=""):
+  return make(scheme, overrides).lower_step()
+
+
+@functools.cache
+def compiled(scheme, overrides=""):
+  return lowered(scheme, overrides).compile()
+
+
+@functools.cache
+def trained(scheme, mesh=None, steps=2):
+  """Metrics, and whole parameters, after two steps with accumulation."""
+  mesh = MESH if mesh is None else dict(mesh)
+  experiment = make(scheme, "", mesh)
+  step = compiled(scheme) if mesh == MESH else experiment.lower_step().compile()
+  state = experiment.init_state()
+  draw = np.random.default_rng(0)
+  for _ in range(steps):
+    tokens = draw.integers(257, size=(16, 9))
+    state, metrics = step(state, put_batch(experiment.program, tokens), ())
+  state = experiment.program.whole(state)
+  return jax.device_get((metrics, state.params, state.opt_state))
+
+
+def largest_difference(a, b):
+  differences = jax.tree.map(lambda x, y: np.abs(x - y).max(), a, b)
+  return max(jax.tree.leaves(differences))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("scheme", EXACT)
+def test_every_scheme_trains_as_data_parallelism_does(scheme):
+  metrics, params, moments = trained(scheme)
+  chex.assert_trees_all_close(metrics, trained("ddp")[0], rtol=1e-5)
+  chex.assert_trees_all_close(params, trained("ddp")[1], atol=2e-6)
+  chex.assert_trees_all_close(moments, trained("ddp")[2], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", QUANTISED)
+def test_a_quantised_scheme_stays_near(scheme):
+  metrics, params, _ = trained(scheme)
+  exact = trained("ddp")[0]
+  # The loss sees int8 weights, the norm int4 gradients.
+  assert 0 < abs(metrics["loss"] - exact["loss"]).max() < 1e-3
+  np.testing.assert_allclose(metrics["grad_norm"], exact["grad_norm"], rtol=0.1)
+  # At most a few of Adam's first steps, the learning rate each.
+  assert 0 < largest_difference(params, trained("ddp")[1]) < 1.5e-2
+
+
+def test_a_secondary_copy_changes_no_bit():
+  chex.assert_trees_all_equal(trained("hpz"), trained("zero3"))
+
+
+@pytest.mark.parametrize(
+  ("scheme", "tolerance"),
+  # Int4 rounds a few sums the other way that differ in the last bit.
+  [("hsdp", 2e-6), ("frontier3_quantised", 1e-3)],
+)
+def test_lanes_are_devices(scheme, tolerance):
+  one = trained(scheme, ())
+  chex.assert_trees_all_close(
+    one[:2], trained(scheme)[:2], atol=tolerance, rtol=tolerance
+  )
+
+
+def _lanes(program):
+  return {axis.name: axis.lanes for axis in program.data}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_step_sends_what_the_formula_says(scheme):
+  program = make(scheme).program
+  found = collections.Counter()
+  for entry in ledger.collectives(lowered(scheme), program.mesh):
+    # Norms and the loss.
+    numbers = entry.kind == "all_reduce" and entry.elements < 10
+    if set(entry.axes) & set(LEVELS) and not numbers:
+      assert not set(entry.axes) - set(LEVELS), entry
+      found[entry.axes, entry.kind, entry.dtype] += entry.bytes * entry.count
+  expected = collections.Counter()
+  for e in cost.exchanges(
+    program.partition, program.parameters, accumulation=2,
+    lanes=_lanes(program),
+  ):
+    axes = tuple(n for n in e.levels if program.mesh.shape[n] > 1)
+    expected[axes, e.kind, e.dtype] += e.operand_bytes
+  assert found == expected
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_arguments_are_what_the_formula_says(scheme):
+  experiment = make(scheme)
+  program = experiment.program
+  tokens = math.prod(experiment.batch_shape) * 4 // 4  # of 4 pairs of ranks
+  others = tokens + 4 + 8 + 4 + 4  # step, key, Adam's and the rate's counts
+  stored = cost.memory(
+    program.partition, program.parameters, _lanes(program)
+  ).stored
+  measured = compiled(scheme).memory_analysis().argument_size_in_bytes
+  assert measured == stored + others
+
+
+@pytest.mark.parametrize("scheme", ["zero3", "frontier3", "hpz"])
+def test_no_layer_is_whole_for_longer_than_itself(scheme):
+  """Memory grows per layer by shards and activations, not by weights."""
+  wide = (
+    "model.width=96 model.ffn_width=512 model.p=1.0 parallel.tensor=1 "
+    "train.accumulation=1 "
+  )
+
+  def temporaries(num_layers):
+    experiment = make(
+      scheme, f"{wide} model.num_layers={num_layers}", {n: 2 for n in LEVELS}
+    )
+    step = experiment.lower_step().compile()
+    return step.memory_analysis().temp_size_in_bytes, experiment.program
+
+  (small, program), (large, _) = temporaries(3), temporaries(7)
+  one_layer = cost.memory(program.partition, [
+    cost.Parameter(t.size)
+    for t in jax.tree.leaves(program.tensors["blocks"])
+  ])
+  weights = 4 * sum(t.size for t in jax.tree.leaves(program.tensors["blocks"]))
+  # Of two sequences of 8 tokens: eight activations of the widest kind.
+  activations = 8 * 2 * 8 * 4 * 512
+  # Zeros to start from, sums, and what scatters read and write.
+  shards = one_layer.weights + 5 * one_layer.gradients + one_layer.secondary
+  growth = (large - small) / 4
+  assert growth < shards + activations
+  assert growth + weights > shards + activations  # it would be seen
+
+
+def test_the_backward_gathers_again():
+  text = make("zero3", "train.accumulation=1").lower_step().compile().as_text()
+  gathers = [line for line in text.splitlines() if " all-gather(" in line]
+  forward = [g for g in gathers if "transpose" not in g]
+  # All of the forward's layer gathers are there once more; XLA merged none.
+  blocks = [g for g in gathers if "while/body" in g]
+  assert len(gathers) > len(forward) > 0
+  assert len(blocks) == 2 * len([g for g in blocks if "transpose" not in g])
+
+
+def test_a_run_moves_between_schemes_and_meshes(tmp_path):
+  """First losses after a restore are those of a run that never moved."""
+  loop.train(make("ddp"), tmp_path / "stays", quiet=True)
+  moves = [
+    ("zero3", MESH), ("frontier3", {"gpu": 2}),
+    ("hsdp zero.levels=outer:4,inner:2", {"inner": 2, "tensor": 2}),
+  ]
+  for last, (scheme, mesh) in zip((2, 4, 6), moves, strict=True):
+    experiment = make(scheme, "", mesh)
+    run = loop._Run(experiment, tmp_path / "moves", "", None, True)
+    try:
+      run.loop(_StopAt(run, last))
+    finally:
+      run.close()
+  stays, moved = (
+    [(r["step"], r["loss"]) for r in read_metrics(tmp_path / name)
+     if "loss" in r]
+    for name in ("stays", "moves")
+  )
+  assert [s for s, _ in stays] == [s for s, _ in moved] == [1, 2, 3, 4, 5, 6]
+  np.testing.assert_allclose(
+    [x for _, x in moved], [x for _, x in stays], rtol=2e-6
+  )
+
+
+class _StopAt:
+  """A signal that comes when a step is done."""
+
+  def __init__(self, run, step):
+    self.run, self.step = run, step
+
+  def requested(self):
+    return int(self.run.state.step) >= self.step
+
+
+@pytest.mark.parametrize("scheme", EXACT)
+def test_what_is_stored_is_restored_bitwise(scheme):
+  program = make(scheme).program
+  state = make("ddp").init_state().params
+  shardings = program.shardings(program.per_worker(program.specs))
+  again = program.whole(program.stored(state, shardings))
+  chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(state))
+
+
+@pytest.mark.parametrize(
+  "outer",
+  ["diloco outer.every=2",
+   "streaming outer.every=2 outer.fragment_layers=1 outer.overlap=(1,)"],
+)
+def test_workers_may_be_partitioned_inside(outer):
+  overrides = (
+    f"parallel.worker=2 parallel.data=4 outer.algorithm={outer} "
+    "train.accumulation=1"
+  )
+
+  def last_params(scheme, levels, mesh):
+    experiment = make(f"{scheme} zero.levels={levels}", overrides, mesh)
+    state = experiment.init_state()
+    draw = np.random.default_rng(0)
+    programs = {}
+    for number in range(5):
+      plan = experiment.outer.plan(number)
+      if plan.program not in programs:
+        programs[plan.program] = experiment.lower_step(plan).compile()
+      tokens = put_batch(experiment.program, draw.integers(257, size=(16, 9)))
+      numbers = jax.tree.map(np.int32, plan.numbers)
+      state, _ = programs[plan.program](state, tokens, numbers)
+    return jax.device_get(experiment.program.whole(state).params)
+
+  expected = last_params("ddp", "node:2,gpu:2", {})
+  found = last_params(
+    "zero3", "node:2,gpu:2", {"worker": 2, "node": 2, "gpu": 2}
+  )
+  chex.assert_trees_all_close(found, expected, atol=5e-6)
+
+
+@pytest.mark.parametrize(
+  ("overrides", "message"),
+  [
+    ("zero.scheme=zero4", "must be one of 'ddp', 'zero1'"),
+    ("zero.levels=node:2,gpu:2", "has 4 ranks, config.parallel.data=8"),
+    ("zero.levels=node", "'node' is not name:size"),
+    ("zero.levels=tensor:8", "names must differ"),
+    ("zero.levels= zero.scheme=hsdp", "needs two levels or more"),
+    ("zero.scheme=zero3 zero.optimizer=gpu", "must not decrease"),
+    ("zero.scheme=zero3 zero.weights=rack", "or a level of config.zero.levels"),
+    ("zero.scheme=zero1 zero.secondary=gcd", "need no copy"),
+    ("zero.scheme=zero3 zero.secondary_codec=int8", "without config.zero.sec"),
+    ("zero.weight_codec=int8", "nothing is gathered"),
+    ("zero.scheme=zero3 zero.gradient_codec=e3m0", "must be one of 'none'"),
+    ("zero.scheme=zero3 zero.block=7", "must be even"),
+  ],
+)
+def test_wrong_keys_are_named(overrides, message):
+  with pytest.raises(ValueError, match=message):
+    make("ddp", overrides)
