@@ -236,7 +236,7 @@ def test_what_is_stored_is_restored_bitwise(scheme):
 @pytest.mark.parametrize(
   "outer",
   ["diloco outer.every=2",
-   "streaming outer.every=2 outer.fragment_layers=1 outer.overlap=(1,)"],
+   "streaming outer.every=4 outer.fragment_layers=1 outer.overlap=(1,)"],
 )
 def test_workers_may_be_partitioned_inside(outer):
   overrides = (
@@ -249,7 +249,7 @@ def test_workers_may_be_partitioned_inside(outer):
     state = experiment.init_state()
     draw = np.random.default_rng(0)
     programs = {}
-    for number in range(5):
+    for number in range(6):
       plan = experiment.outer.plan(number)
       if plan.program not in programs:
         programs[plan.program] = experiment.lower_step(plan).compile()

@@ -1,0 +1,180 @@
+"""Laws of shards: any sizes, any levels, nothing of the model."""
+
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.kernels.codec.reference import Codec, max_error
+from parallel.zero import partition
+from parallel.zero.gathered import Gathered, Shard
+from parallel.zero.partition import Level, Partition
+from parallel.zero.shards import Shards, Tensor
+
+LEVELS = tuple(map(Level, ("node", "gpu", "gcd"), (2, 2, 2)))
+
+
+def shards_of(partition, devices=None):
+  devices = devices or {}
+  axes = {
+    level.name: Axis(level.name, level.size, devices.get(level.name, 1))
+    for level in partition.levels
+  }
+  return Shards(partition, tuple(axes.values()), ordered=True), make_mesh(axes)
+
+
+@st.composite
+def drawn_partition(draw):
+  sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+  levels = tuple(Level(f"l{i}", size) for i, size in enumerate(sizes))
+  depth = st.integers(0, len(levels))
+  w, g, o = sorted((draw(depth), draw(depth), draw(depth)))
+  secondary = draw(st.integers(1, o)) if w else None
+  return Partition(levels, w, g, o, secondary)
+
+
+@pytest.mark.quick
+@settings(max_examples=30, deadline=None)
+@given(drawn_partition(), st.lists(st.integers(1, 7), max_size=3))
+def test_shards_nest_and_pad_to_the_least(drawn, shape):
+  """Small tensors and sizes that divide nothing too: DeepSpeed #4386, #6659."""
+  shards, mesh = shards_of(drawn)
+  tensor = Tensor(tuple(shape), "float32")
+  x = jnp.arange(2 * tensor.size, dtype=jnp.float32).reshape(2, *shape)
+  stored = shards.store(x, tensor)
+  degree = drawn.degree(drawn.optimizer)
+  assert stored.size == 2 * drawn.padded(tensor.size)
+  assert 0 <= drawn.padded(tensor.size) - tensor.size < degree
+  np.testing.assert_array_equal(shards.restore(stored, tensor), x)
+
+  def gathered(stored):
+    weights = shards.working(stored, tensor)
+    whole = shards.materialise(weights, tensor)
+    again = whole
+    if drawn.secondary:
+      again = shards.materialise_copy(shards.copy(whole, tensor), tensor)
+    return whole, again
+
+  names = [axis.name for axis in shards.inner[: drawn.optimizer]]
+  whole, again = jax.shard_map(
+    gathered, mesh=mesh, in_specs=P(None, *names), out_specs=P(),
+  )(stored)
+  np.testing.assert_array_equal(whole, x)
+  np.testing.assert_array_equal(again, x)
+
+
+@pytest.mark.parametrize("devices", [{}, {"node": 2, "gcd": 2}])
+def test_all_triples_give_the_same_gradients(devices):
+  """Of integers, so exactly; two functions, a scan and its remainder."""
+  draw = np.random.default_rng(0)
+  layers = draw.integers(-3, 4, (3, 5, 5)).astype(np.float32)
+  head = draw.integers(-3, 4, (5,)).astype(np.float32)
+  x = draw.integers(-3, 4, (2, 2, 2, 5)).astype(np.float32)
+
+  def loss(layers, head, x):
+    for layer in layers:
+      x = x @ layer
+    return jnp.sum(x * head)
+
+  expected = jax.grad(loss, (0, 1))(layers, head, x.reshape(8, 5))
+  tensors = Tensor((5, 5), "float32"), Tensor((5,), "float32")
+  triples = [t for t in partition.triples(LEVELS) if t.optimizer]
+  assert len(triples) == 19  # and data parallelism, which has no shards
+  shards, mesh = [], None
+  for triple in triples:
+    of_triple, mesh = shards_of(triple, devices)
+    shards.append(of_triple)
+
+  def gradients(stored, x, of_triple):
+    access = Gathered(of_triple)
+    weights = of_triple.working(stored, tensors)
+    x = x.reshape(-1, 5)
+
+    def of_sinks(sinks):
+      layers, head = map(Shard, weights, sinks, tensors)
+      y = access.scan(lambda layer, x: x @ layer, layers, x)
+      return jnp.sum(access.apply(lambda h, y: jnp.sum(y * h), head, y))
+
+    return of_triple.finish(
+      jax.grad(of_sinks)(jax.tree.map(of_triple.sink, stored))
+    )
+
+  def all_of_them(all_stored, x):
+    found = []
+    for stored, of_triple in zip(all_stored, shards, strict=True):
+      x = x if not found else x + 0 * found[-1][1].ravel()[0]  # in order
+      found.append(gradients(stored, x, of_triple))
+    return found
+
+  specs = []
+  for of_triple in shards:
+    names = [a.name for a in of_triple.inner[: of_triple.partition.optimizer]]
+    specs.append((P(None, *names), P(*names)))
+  stored = [
+    tuple(map(of_triple.store, (layers, head), tensors))
+    for of_triple in shards
+  ]
+  found = jax.jit(
+    jax.shard_map(
+      all_of_them, mesh=mesh,
+      in_specs=(specs, P("node", "gpu", "gcd")), out_specs=specs,
+    )
+  )(stored, x)
+  for of_triple, result in zip(shards, found, strict=True):
+    whole = tuple(map(of_triple.restore, result, tensors))
+    for ours, theirs in zip(whole, expected, strict=True):
+      np.testing.assert_array_equal(ours, theirs, str(of_triple.partition))
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_codecs_keep_their_bounds(codec):
+  """One rounding of weights, one of a gradient per level it crosses."""
+  drawn = Partition(
+    LEVELS, 3, 3, 3, weight_codec=codec, gradient_codec=codec, block=16
+  )
+  shards, mesh = shards_of(drawn)
+  tensor = Tensor((7, 11), "float32")
+  draw = np.random.default_rng(0)
+  x = draw.normal(size=(7, 11)).astype(np.float32)
+  summands = draw.normal(size=(8, 7, 11)).astype(np.float32)
+
+  def run(stored, summands):
+    weights = shards.working(stored, tensor)
+    return (
+      shards.materialise(weights, tensor), shards.reduce(summands, tensor)
+    )
+
+  names = ("gcd", "gpu", "node")
+  whole, reduced = jax.shard_map(
+    run, mesh=mesh,
+    in_specs=(P(*names), P(("node", "gpu", "gcd"))),
+    out_specs=(P(), P(*names)),
+  )(shards.store(jnp.asarray(x), tensor), jnp.asarray(summands))
+  bound = max_error(Codec(codec, 16))
+  error = np.abs(whole - x).max()
+  assert 0 < error <= bound * np.abs(x).max()
+  # Sums of 1, 2 and 4 summands are rounded, 8, 4 and 2 of them.
+  largest = np.abs(summands).max() * (1 + bound) ** 3
+  error = np.abs(shards.restore(reduced, tensor) - summands.sum(0)).max()
+  assert 0 < error <= bound * largest * (8 * 1 + 4 * 2 + 2 * 4)
+
+
+def test_a_node_count_that_is_no_power_of_two():
+  """3 nodes of 8: DeepSpeed #4386."""
+  levels = (Level("node", 3), Level("gpu", 8))
+  for scheme in partition.SCHEMES:
+    found = partition.named(scheme, levels)
+    assert found.num_ranks == 24
+    for size in (1, 23, 24, 25, 1000):
+      padded = found.padded(size)
+      assert padded % found.degree(found.optimizer) == 0
+      assert padded - size < found.degree(found.optimizer)
+      assert math.gcd(padded, found.degree(found.optimizer)) == found.degree(
+        found.optimizer
+      )
