@@ -91,8 +91,11 @@ class Topology:
     self._check_connected()
 
   def _check_connected(self) -> None:
-    forward, backward = self.graph(), self.graph().reverse(copy=False)
-    for graph, text in ((forward, "from rank 0 to"), (backward, "to rank 0 of")):
+    graph = self.graph()
+    for graph, text in (
+      (graph, "from rank 0 to"),
+      (graph.reverse(copy=False), "to rank 0 from"),
+    ):
       reached = networkx.descendants(graph, 0) | {0}
       lost = sorted(set(range(self.num_ranks)) - reached)
       if lost:
@@ -111,6 +114,16 @@ class Topology:
   def links_by_pair(self) -> dict[tuple[int, int], Link]:
     """(source, destination) -> link."""
     return {(link.source, link.destination): link for link in self.links}
+
+  @functools.cached_property
+  def multiples(self) -> dict[tuple[int, int], int]:
+    """(source, destination) -> whole multiples of the slowest bandwidth."""
+    slowest = min((link.bandwidth for link in self.links), default=1.0)
+    # Bandwidths that differ by a rounding are alike.
+    return {
+      pair: int(link.bandwidth / slowest * (1 + 1e-9))
+      for pair, link in self.links_by_pair.items()
+    }
 
   @functools.cached_property
   def _neighbours(self) -> tuple[tuple[int, ...], ...]:
@@ -144,6 +157,10 @@ class Topology:
             queue.append(source)
       self._hops_to[destination] = hops
     return self._hops_to[destination]
+
+  def hops(self, source: int, destination: int) -> int:
+    """Links of a shortest path; -1: there is none."""
+    return self._hops(destination)[source]
 
   def shortest_path(self, source: int, destination: int) -> tuple[int, ...]:
     """Nodes of a path with the fewest links, both ends included.
@@ -181,6 +198,14 @@ class Topology:
     )
     name = f"{self.name} without {len(pairs)} links"
     return Topology(name, self.num_ranks, self.num_switches, left)
+
+  def reversed(self) -> "Topology":
+    """Every link the other way."""
+    turned = tuple(
+      dataclasses.replace(x, source=x.destination, destination=x.source)
+      for x in self.links
+    )
+    return dataclasses.replace(self, links=turned)
 
   def graph(self) -> networkx.DiGraph:
     """Nodes with `switch`, edges with `bandwidth` and `latency_s`."""
@@ -242,14 +267,13 @@ def _grid(
   if not shape or min(shape) < 1:
     raise ValueError(f"{name}: every dim must be at least 1")
   strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
-  pairs = set()
-  for place in itertools.product(*map(range, shape)):
-    node = sum(i * stride for i, stride in zip(place, strides, strict=True))
+  pairs = {}  # in the order of directions, the same at every node
+  for node, place in enumerate(itertools.product(*map(range, shape))):
     for i, size, stride in zip(place, shape, strides, strict=True):
       for step in (-1, 1):
         if size > 1 and (wraps or 0 <= i + step < size):
-          pairs.add((node, node + ((i + step) % size - i) * stride))
-  found = tuple(Link(*pair, bandwidth, latency_s) for pair in sorted(pairs))
+          pairs[node, node + ((i + step) % size - i) * stride] = None
+  found = tuple(Link(*pair, bandwidth, latency_s) for pair in pairs)
   return Topology(name, math.prod(shape), 0, found, shape)
 
 

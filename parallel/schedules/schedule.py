@@ -4,8 +4,11 @@ The same value is proven by `parallel.schedules.check`, timed by
 `parallel.network` and run by `parallel.schedules.run`.
 """
 
+from collections.abc import Callable
 import dataclasses
 from typing import Literal, NamedTuple
+
+from parallel.topology import Topology
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]
 COLLECTIVES: tuple[Collective, ...] = (
@@ -99,3 +102,20 @@ def scatter_then_gather(scatter: Schedule, gather: Schedule) -> Schedule:
     rounds=scatter.rounds + gather.rounds,
     owners=(),
   )
+
+
+def from_gather(
+  gather: Callable[[Topology], Schedule],
+  topology: Topology,
+  collective: Collective,
+) -> Schedule:
+  """Any of the three collectives, given a builder of all-gathers.
+
+  The reduce-scatter is an all-gather on the turned links, walked back.
+  """
+  if collective == "all_gather":
+    return gather(topology)
+  scatter = reversed_gather(gather(topology.reversed()))
+  if collective == "reduce_scatter":
+    return scatter
+  return scatter_then_gather(scatter, gather(topology))
