@@ -142,7 +142,7 @@ class _Direct:
     for frontier, done, paths in zip(
       self._frontier, self._done, grown, strict=True
     ):
-      for place in reversed(done):  # from the end, so that places stay valid
+      for place in done:  # ascending: those closer to the end stay valid
         del frontier[place]
       for path in paths:
         frontier += self._out[path[1]]
@@ -224,7 +224,7 @@ class _Switched:
     return []
 
   def _links(self, node: int, parent: int) -> list[int]:
-    """Out of a node, those to the ranks after the parent first.
+    """Out of a node: to ranks, from the parent's number on, then to switches.
 
     So the ranks at a switch look for children at different ranks.
     """
@@ -232,7 +232,11 @@ class _Switched:
     if key not in self._ordered:
       n = self._num_ranks
       self._ordered[key] = sorted(
-        self._out[node], key=lambda link: (self._heads[link] - parent) % n
+        self._out[node],
+        key=lambda link: (
+          self._heads[link] if self._heads[link] >= n
+          else (self._heads[link] - parent) % n
+        ),
       )
     return self._ordered[key]
 

@@ -81,15 +81,19 @@ def reversed_gather(gather: Schedule) -> Schedule:
   Its rounds are the gather's from last to first, every path walked the other
   way, so it needs links in both directions.
   """
-  rounds = tuple(
+  return dataclasses.replace(
+    gather, collective="reduce_scatter", rounds=reversed_rounds(gather.rounds)
+  )
+
+
+def reversed_rounds(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
+  """Copies as reductions, from last to first, every path the other way."""
+  return tuple(
     tuple(
       Transfer(t.destination, t.source, t.chunk, "reduce", t.path[::-1])
       for t in transfers
     )
-    for transfers in reversed(gather.rounds)
-  )
-  return dataclasses.replace(
-    gather, collective="reduce_scatter", rounds=rounds
+    for transfers in reversed(rounds)
   )
 
 
