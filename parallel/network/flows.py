@@ -377,22 +377,25 @@ def fullest_uplink(
 
 
 def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
-  """What no routing beats: each leaf's bytes over its live uplinks."""
+  """What no routing beats: the bytes that some links share, evenly.
+
+  A leaf's links to all live spines, from them, and those of two leaves to the
+  spines that join the two.
+  """
   links = net.topology.links_by_pair
-  out: collections.Counter[int] = collections.Counter()
-  into: collections.Counter[int] = collections.Counter()
+  shared: collections.Counter[tuple[int, int]] = collections.Counter()
   for flow in flows:
     a, b = net.leaf_of[flow.source], net.leaf_of[flow.destination]
     if a != b:
-      out[a] += flow.bytes
-      into[b] += flow.bytes
-  ups = {a: sum((a, s) in links for s in net.spines) for a in out}
-  downs = {b: sum((s, b) in links for s in net.spines) for b in into}
-  return max(
-    [Fraction(x, ups[a]) for a, x in out.items()]
-    + [Fraction(x, downs[b]) for b, x in into.items()],
-    default=Fraction(0),
-  )
+      for ends in ((a, -1), (-1, b), (a, b)):
+        shared[ends] += flow.bytes
+  least = Fraction(0)
+  for (a, b), amount in shared.items():
+    ways = len(net.live(a, b)) if -1 not in (a, b) else sum(
+      ((a, s) in links) if b < 0 else ((s, b) in links) for s in net.spines
+    )
+    least = max(least, Fraction(amount, ways))
+  return least
 
 
 def step_seconds(
