@@ -162,6 +162,8 @@ def _places(
     }
   if net.num_switches == 0:
     return networkx.circular_layout(graph)
+  if net.shape:  # a BiGraph: each half of the switches beside its ranks
+    return _bigraph_places(*net.shape)
   # Layer: links from the nearest rank, so edge switches are 1, spines 2.
   layer = networkx.multi_source_dijkstra_path_length(
     graph, set(range(net.num_ranks)), weight=None
@@ -172,4 +174,19 @@ def _places(
     for x, v in zip(np.linspace(0, 1, len(nodes) + 2)[1:-1], nodes,
                     strict=True):
       places[v] = (float(x), float(level))
+  return places
+
+
+def _bigraph_places(
+  ranks_per_switch: int, switches: int
+) -> dict[int, tuple[float, float]]:
+  half, places = switches // 2, {}
+  for switch in range(switches):
+    lower, column = divmod(switch, half)
+    first = switch * ranks_per_switch
+    number = ranks_per_switch * switches + switch
+    places[number] = (float(column), 1.0 - lower)
+    for place in range(ranks_per_switch):
+      x = column - 0.5 + (place + 0.5) / ranks_per_switch
+      places[first + place] = (x, 2.0 - 3 * lower)
   return places

@@ -229,8 +229,11 @@ def show_comparison(result: Mapping[str, Any]) -> None:
       ["model", "mean", "range"],
       lines,
     )
+  skipped: dict[str, list[str]] = {}
   for row in result["skipped"]:
-    print(f"not on {row['topology']}: {row['why']}")
+    skipped.setdefault(row["algorithm"], []).append(row["topology"])
+  for name, nets_without in skipped.items():
+    print(f"{name} does not run on {', '.join(nets_without)}")
 
 
 def size_text(size_bytes: int) -> str:

@@ -303,10 +303,9 @@ def _show_loads(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
 def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
   """Draws the fullest uplinks, and what they cost in flows."""
   plt = plots.pyplot()
-  rows = result["patterns"] + [
-    {**r, "pattern": f"{r['pattern']}, failures"} for r in result["failures"]
-    if result["failed_uplinks"]
-  ]
+  rows = result["patterns"]
+  if result["failed_uplinks"]:
+    rows = rows + result["failures"]
   groups = list(dict.fromkeys((r["topology"], r["pattern"]) for r in rows))
   routers = list(dict.fromkeys(r["router"] for r in rows))
   figure, (left, right) = plt.subplots(
@@ -326,7 +325,9 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
   left.set(ylabel="fullest uplink / bound")
   right.set(ylabel="pieces per flow", yscale="log")
   right.set_xticks(
-    range(len(groups)), ["\n".join(g).replace(", ", "\n") for g in groups],
+    range(len(groups)),
+    [f"{net.replace(' without', chr(10) + 'without')}\n{pattern}"
+     for net, pattern in groups],
     fontsize=8,
   )
   figure.legend(*left.get_legend_handles_labels(), loc="outside upper center",
