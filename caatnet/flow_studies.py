@@ -8,9 +8,11 @@ come from a packet simulator.
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 import json
 import math
 import pathlib
+import random
 from typing import Any
 
 from caatnet import plots, report
@@ -19,17 +21,24 @@ from parallel.network import flows
 from parallel.network.flows import Fabric, Flow
 from parallel.schedules import builders
 
-Pattern = Callable[[Fabric], list[Flow]]
+Pattern = Callable[[Fabric, int], list[Flow]]
 
 
-def shift(net: Fabric) -> list[Flow]:
+def shift(net: Fabric, _: int) -> list[Flow]:
   """Every host to the one as far on as a leaf has hosts; bytes are 1."""
   n = len(net.leaf_of)
   hosts = net.leaf_of.count(net.leaf_of[0])
   return [Flow(i, (i + hosts) % n, 1) for i in range(n)]
 
 
-def all_to_all(net: Fabric) -> list[Flow]:
+def permutation(net: Fabric, seed: int) -> list[Flow]:
+  """Every host to one host, drawn at random; bytes are 1."""
+  hosts = range(len(net.leaf_of))
+  drawn = random.Random(seed).sample(hosts, len(hosts))
+  return [Flow(i, j, 1) for i, j in zip(hosts, drawn, strict=True) if i != j]
+
+
+def all_to_all(net: Fabric, _: int) -> list[Flow]:
   """Every host to every host of the other leaves; bytes are 1."""
   n = len(net.leaf_of)
   return [
@@ -38,7 +47,9 @@ def all_to_all(net: Fabric) -> list[Flow]:
   ]
 
 
-PATTERNS: dict[str, Pattern] = {"shift": shift, "all_to_all": all_to_all}
+PATTERNS: dict[str, Pattern] = {
+  "shift": shift, "permutation": permutation, "all_to_all": all_to_all
+}
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +131,7 @@ def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
 def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   rows = []
   for pattern in config["patterns"]:
-    sent = PATTERNS[pattern](net)
+    sent = PATTERNS[pattern](net, config["seed"])
     least = flows.least_fullest_uplink(net, sent)
     for router in _routers(config, net):
       routes = _route(config, net, router, sent)
@@ -140,51 +151,62 @@ def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
 
 
 def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
+  """Completion times; routes are those of one byte per chunk, scaled."""
   rows = []
   for name in config["algorithms"]:
+    chunks, steps = _steps(net, name)
     for size in config["size_bytes"]:
-      steps = _steps(net, name, size)
-      for router in config["routers"]:
-        rows.append({
+      if size % chunks:
+        raise ValueError(
+          f"config.size_bytes={size} must be a multiple of the {chunks} chunks "
+          f"of {name} on {net.topology.name}"
+        )
+    for router in config["routers"]:
+      link_loads = _link_loads(config, net, router, steps)
+      rows += [
+        {
           "topology": net.topology.name,
           "algorithm": name,
           "size_bytes": size,
           "router": router,
           "num_steps": sum(steps.values()),
-          "us": 1e6 * _seconds(config, net, router, steps),
-        })
+          "us": 1e6 * sum(
+            count * flows.step_seconds(net, loads, size // chunks)
+            for loads, count in link_loads
+          ),
+        }
+        for size in config["size_bytes"]
+      ]
   return rows
 
 
 def _steps(
-  net: Fabric, algorithm: str, size_bytes: int
-) -> Mapping[tuple[Flow, ...], int]:
-  """Flows of a step -> how many such steps a collective has."""
+  net: Fabric, algorithm: str
+) -> tuple[int, Mapping[tuple[Flow, ...], int]]:
+  """Chunks; flows of a step, a byte per chunk -> how many such steps."""
   n = len(net.leaf_of)
   if algorithm == "all_to_all":
-    sent, count = flows.ring_demands("all_to_all", [range(n)], size_bytes)
-    return {sent: count}
+    sent, count = flows.ring_demands("all_to_all", [range(n)], n)
+    return n, {sent: count}
   try:
     schedule = builders.build(algorithm, net.topology)
-    return collections.Counter(flows.demands(schedule, size_bytes))
   except ValueError as error:
-    raise ValueError(
-      f"config.algorithms: {algorithm!r}, config.size_bytes: {error}"
-    ) from error
+    raise ValueError(f"config.algorithms: {error}") from error
+  rounds = flows.demands(schedule, schedule.num_chunks)
+  return schedule.num_chunks, collections.Counter(rounds)
 
 
-def _seconds(
+def _link_loads(
   config: Mapping[str, Any],
   net: Fabric,
   router: str,
   steps: Mapping[tuple[Flow, ...], int],
-) -> float:
-  """Steps one after the other; equal steps take equal paths."""
-  total = 0.0
-  for sent, count in steps.items():
-    routes = _route(config, net, router, sent)
-    total += count * flows.step_seconds(net, flows.loads(net, sent, routes))
-  return total
+) -> list[tuple[dict[tuple[int, int], Fraction], int]]:
+  """Loads of each kind of step, and how often; equal steps, equal paths."""
+  return [
+    (flows.loads(net, sent, _route(config, net, router, sent)), count)
+    for sent, count in steps.items()
+  ]
 
 
 def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
@@ -194,37 +216,50 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   """
   path = pathlib.Path(config["program"])
   key = f"config.program={path}"
+  rows = []
   try:
-    data = json.loads(path.read_text())
-    mesh, entries = data["mesh"], data["collectives"]
-  except (json.JSONDecodeError, KeyError, TypeError) as error:
+    for label, compiled in json.loads(path.read_text()).items():
+      mesh = compiled["mesh"]
+      size = math.prod(mesh.values())
+      if size > len(net.leaf_of):
+        raise ValueError(
+          f"{key} has {size} devices, {net.topology.name} only "
+          f"{len(net.leaf_of)} hosts"
+        )
+      for entry in compiled["collectives"]:
+        rows.append({"program": label, **_entry(config, net, mesh, entry)})
+  except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
     raise ValueError(
       f"{key}: not what `launch.compile --json` prints ({error!r})"
     ) from error
-  size = math.prod(mesh.values())
-  if size > len(net.leaf_of):
-    raise ValueError(
-      f"{key} has {size} devices, {net.topology.name} only "
-      f"{len(net.leaf_of)} hosts"
-    )
-  rows = []
-  for entry in entries:
-    if not entry["axes"] or entry["count"] is None:
-      raise ValueError(
-        f"{key}: a {entry['kind']} at {entry['where']!r} has no axes or no "
-        "known count"
-      )
-    groups = axis_groups(mesh, entry["axes"])
-    sent, count = flows.ring_demands(entry["kind"], groups, entry["bytes"])
-    steps = {sent: count * entry["count"]}
-    rows.append({
-      **{k: entry[k] for k in ("kind", "axes", "phase", "bytes", "count")},
-      "us": {
-        router: 1e6 * _seconds(config, net, router, steps)
-        for router in config["routers"]
-      },
-    })
   return rows
+
+
+def _entry(
+  config: Mapping[str, Any],
+  net: Fabric,
+  mesh: Mapping[str, int],
+  entry: Mapping[str, Any],
+) -> dict[str, Any]:
+  """Microseconds of one collective of a program, all its executions."""
+  if not entry["axes"] or entry["count"] is None:
+    raise ValueError(
+      f"config.program: a {entry['kind']} at {entry['where']!r} has no axes "
+      "or no known count"
+    )
+  groups = axis_groups(mesh, entry["axes"])
+  sent, count = flows.ring_demands(entry["kind"], groups, entry["bytes"])
+  steps = {sent: count * entry["count"]}
+  return {
+    **{k: entry[k] for k in ("kind", "axes", "phase", "bytes", "count")},
+    "us": {
+      router: 1e6 * sum(
+        count * flows.step_seconds(net, loads)
+        for loads, count in _link_loads(config, net, router, steps)
+      )
+      for router in config["routers"]
+    },
+  }
 
 
 def axis_groups(
@@ -276,7 +311,7 @@ def show(result: Mapping[str, Any]) -> None:
       ["collective", "axes", "bytes", "count", *routers],
       [
         [
-          f"{r['kind']} {r['phase']}", ",".join(r["axes"]),
+          f"{r['program']}: {r['kind']} {r['phase']}", ",".join(r["axes"]),
           f"{r['bytes']:,}", str(r["count"]),
           *(f"{r['us'][x]:,.1f}" for x in routers),
         ]

@@ -42,12 +42,12 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.study = "flows"
   # The first one also has the failures, the collectives and the program.
   config.topologies = TOPOLOGIES[size]
-  config.patterns = ("shift", "all_to_all")
+  config.patterns = ("shift", "permutation", "all_to_all")
   config.routers = (
     "ecmp", "single_path", "spray", "ethereal", "coordinated",
     "coordinated_split",
   )
-  config.seed = 0  # of ECMP's hash
+  config.seed = 0  # of ECMP's hash and of the permutation
   # (leaf, spine), counted from 0.
   config.failed_uplinks = ((0, 0), (1, 1))
   # Builders of parallel/schedules/builders.py, and all_to_all.

@@ -399,14 +399,24 @@ def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
 
 
 def step_seconds(
-  net: Fabric, link_loads: Mapping[tuple[int, int], Fraction]
+  net: Fabric,
+  link_loads: Mapping[tuple[int, int], Fraction],
+  scale: int = 1,
 ) -> float:
-  """Until the last byte of a step: the slowest link, and one path's latency."""
+  """Until the last byte of a step: the slowest link, and one path's latency.
+
+  Args:
+    net: Of the links.
+    link_loads: Of one step, from `loads`.
+    scale: Bytes for each byte of the loads.
+  """
   links = net.topology.links_by_pair
   slowest = max(
-    (float(x) / links[pair].bandwidth for pair, x in link_loads.items()),
+    (float(x * scale) / links[pair].bandwidth
+     for pair, x in link_loads.items()),
     default=0.0,
   )
-  hops = 4 if any(set(net.spines) & set(p) for p in link_loads) else 2
-  latency = max((links[p].latency_s for p in link_loads), default=0.0)
+  spines = set(net.spines)
+  hops = 4 if any(spines & set(pair) for pair in link_loads) else 2
+  latency = max((links[pair].latency_s for pair in link_loads), default=0.0)
   return slowest + hops * latency

@@ -50,6 +50,7 @@ class Layout:
     )
 
   def hop_bytes(self, size_bytes: int) -> np.ndarray:
+    """int ``[hop]``: of each message."""
     sizes = chunk_bytes(size_bytes, self.num_chunks)
     return sizes[self.chunks][self.hop_transfers]
 
@@ -126,7 +127,9 @@ def _links_of(
   leads_on = np.ones(len(nodes), bool)
   leads_on[last] = False
   place = np.flatnonzero(leads_on)
-  codes = nodes[place] * topology.num_nodes + nodes[place + 1]
+  ends = np.stack([nodes[place], nodes[place + 1]])
+  there = np.all((ends >= 0) & (ends < topology.num_nodes), axis=0)
+  codes = np.where(there, ends[0] * topology.num_nodes + ends[1], -1)
   known = np.array(
     [x.source * topology.num_nodes + x.destination for x in topology.links],
     np.int64,
@@ -135,7 +138,7 @@ def _links_of(
   found = order[np.searchsorted(known[order], codes) % max(len(order), 1)]
   missing = np.flatnonzero(known[found] != codes)
   if len(missing):
-    u, v = nodes[place[missing[0]]], nodes[place[missing[0]] + 1]
+    u, v = ends[:, missing[0]]
     raise ValueError(
       f"{schedule.name}: {topology.name} has no link from {u} to {v}"
     )
