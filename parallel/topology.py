@@ -92,11 +92,11 @@ class Topology:
 
   def _check_connected(self) -> None:
     graph = self.graph()
-    for graph, text in (
+    for view, text in (
       (graph, "from rank 0 to"),
       (graph.reverse(copy=False), "to rank 0 from"),
     ):
-      reached = networkx.descendants(graph, 0) | {0}
+      reached = networkx.descendants(view, 0) | {0}
       lost = sorted(set(range(self.num_ranks)) - reached)
       if lost:
         raise ValueError(

@@ -10,6 +10,7 @@ from parallel.schedules import (
   exchange,
   grid,
   multitree,
+  optimal,
   ring,
 )
 from parallel.schedules.schedule import (
@@ -47,6 +48,7 @@ BUILDERS: dict[str, Builder] = {
   "swing": _of(exchange.swing),
   "direct": _of(direct.gather),
   "multitree": _of(multitree.gather),
+  "optimal": optimal.build,
 }
 
 
