@@ -556,3 +556,24 @@ def build(name: str, **kwargs: Any) -> Topology:
     return BUILDERS[name](**kwargs)
   except TypeError as error:
     raise ValueError(f"topology {name!r}: {error}") from error
+
+
+def of_size(name: str, num_ranks: int) -> Topology:
+  """A topology of that many ranks, as square as its kind can be.
+
+  Args:
+    name: "ring", "torus", "mesh", "bigraph", "switch" or "fully_connected".
+    num_ranks: How many ranks; a BiGraph needs a multiple of its switches.
+  """
+  kinds = ("ring", "torus", "mesh", "bigraph", "switch", "fully_connected")
+  if name not in kinds:
+    raise ValueError(f"topology {name!r} must be one of {', '.join(kinds)}")
+  short = max(
+    d for d in range(1, math.isqrt(num_ranks) + 1) if num_ranks % d == 0
+  )
+  shape = (short, num_ranks // short)
+  if name in ("torus", "mesh"):
+    return build(name, shape=shape)
+  if name == "bigraph":
+    return bigraph(*shape)
+  return build(name, num_ranks=num_ranks)
