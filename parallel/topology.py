@@ -199,6 +199,15 @@ class Topology:
     name = f"{self.name} without {len(pairs)} links"
     return Topology(name, self.num_ranks, self.num_switches, left)
 
+  @functools.cached_property
+  def symmetric(self) -> bool:
+    """Whether every link has one back, of the same bandwidth."""
+    links = self.links_by_pair
+    return all(
+      (v, u) in links and links[v, u].bandwidth == link.bandwidth
+      for (u, v), link in links.items()
+    )
+
   def reversed(self) -> "Topology":
     """Every link the other way."""
     turned = tuple(

@@ -7,6 +7,7 @@ counted once where it ends.
 """
 
 import collections
+import itertools
 
 from parallel.schedules.schedule import COLLECTIVES, Schedule, Transfer
 from parallel.topology import Topology
@@ -39,7 +40,7 @@ def link_loads(
   return collections.Counter(
     pair
     for t in transfers
-    for pair in zip(t.path, t.path[1:], strict=False)
+    for pair in itertools.pairwise(t.path)
   )
 
 
@@ -139,7 +140,7 @@ def _check_paths(
 ) -> None:
   pairs = topology.links_by_pair
   for place, t in enumerate(transfers):
-    for pair in zip(t.path, t.path[1:], strict=False):
+    for pair in itertools.pairwise(t.path):
       if pair not in pairs:
         raise _wrong(
           schedule, number, place,
@@ -152,7 +153,7 @@ def _check_paths(
     if load > room:
       place = next(
         place for place, t in enumerate(transfers)
-        if pair in zip(t.path, t.path[1:], strict=False)
+        if pair in itertools.pairwise(t.path)
       )
       raise _wrong(
         schedule, number, place,

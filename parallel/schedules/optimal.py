@@ -13,6 +13,7 @@ import collections
 import dataclasses
 from fractions import Fraction
 import heapq
+import itertools
 
 import numpy as np
 
@@ -29,8 +30,6 @@ from parallel.schedules.schedule import (
   Schedule,
   Transfer,
   from_gather,
-  reversed_gather,
-  scatter_then_gather,
 )
 from parallel.schedules.splitting import split_switches
 from parallel.topology import Topology
@@ -104,7 +103,7 @@ def forest(
   loads = collections.Counter(
     pair
     for paths in chunks for path in paths
-    for pair in zip(path, path[1:], strict=False)
+    for pair in itertools.pairwise(path)
   )
   links = topology.links_by_pair
   busiest = max(load / links[pair].bandwidth for pair, load in loads.items())
@@ -167,23 +166,14 @@ def build(
   topology: Topology, collective: Collective, **options: float | None
 ) -> Schedule:
   """Any of the three collectives; `forest` says what the options are."""
-  if topology.num_ranks == 1 or collective == "all_gather":
-    return gather(topology, **options)
-  links = topology.links_by_pair
-  alike = all(
-    (v, u) in links and links[v, u].bandwidth == link.bandwidth
-    for (u, v), link in links.items()
-  )
-  if alike:
-    gathered = gather(topology, **options)
-    scatter = reversed_gather(gathered)
-    if collective == "reduce_scatter":
-      return scatter
-    return scatter_then_gather(scatter, gathered)
-  if collective == "all_reduce" and options.get("weight") is None:
-    # Both halves must cut the data alike.
+  if (
+    collective == "all_reduce"
+    and topology.num_ranks > 1
+    and not topology.symmetric
+    and options.get("weight") is None
+  ):  # both halves must cut the data alike
     halves = (topology, topology.reversed())
-    options["weight"] = max(forest(x, **options).weight for x in halves)
+    options |= {"weight": max(forest(x, **options).weight for x in halves)}
   return from_gather(lambda x: gather(x, **options), topology, collective)
 
 
@@ -232,7 +222,7 @@ def _rounds(
     sent, later = [], []
     while ready:
       order, chunk, path = heapq.heappop(ready)
-      pairs = list(zip(path, path[1:], strict=False))
+      pairs = list(itertools.pairwise(path))
       if any(room[pair] == 0 for pair in pairs):
         later.append((order, chunk, path))
         continue

@@ -115,11 +115,14 @@ def from_gather(
 ) -> Schedule:
   """Any of the three collectives, given a builder of all-gathers.
 
-  The reduce-scatter is an all-gather on the turned links, walked back.
+  The reduce-scatter is the all-gather walked back, or where links lack one
+  back, an all-gather on the turned links.
   """
   if collective == "all_gather":
     return gather(topology)
-  scatter = reversed_gather(gather(topology.reversed()))
+  turned = gather(topology if topology.symmetric else topology.reversed())
+  scatter = reversed_gather(turned)
   if collective == "reduce_scatter":
     return scatter
-  return scatter_then_gather(scatter, gather(topology))
+  gathered = turned if topology.symmetric else gather(topology)
+  return scatter_then_gather(scatter, gathered)
