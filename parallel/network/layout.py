@@ -116,8 +116,9 @@ def _links_of(
   last = np.cumsum(lengths) - 1
   rounds, sources, destinations, _ = parts
   joins = lengths > 1
-  joins &= nodes[last] == destinations
-  joins &= nodes[last - lengths + 1] == sources
+  if joins.all():
+    first = last - lengths + 1
+    joins = (nodes[first] == sources) & (nodes[last] == destinations)
   if not joins.all():
     t = int(np.flatnonzero(~joins)[0])
     raise ValueError(

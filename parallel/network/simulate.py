@@ -139,7 +139,8 @@ def _segments(layout: Layout, barrier: bool) -> _Segments:
     buffers[:] = 0
   rounds = np.tile(layout.rounds, 2)
   arrives = np.repeat([False, True], count)
-  order = np.lexsort((arrives, rounds, buffers))  # a round sends, then has
+  # Stable, so a round's sends come before its arrivals.
+  order = np.lexsort((rounds, buffers))
   buffers, arrives = buffers[order], arrives[order]
   new_buffer = np.ones(2 * count, bool)
   new_buffer[1:] = buffers[1:] != buffers[:-1]

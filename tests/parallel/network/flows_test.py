@@ -187,6 +187,12 @@ def test_a_regular_graph_is_split_as_little_as_can_be(
   assert pieces == len(edges) + extra
 
 
+def test_what_fills_a_graph_up_takes_the_cuts():
+  """Of three slots the middle one is cut; the lone edge need not be there."""
+  shares = colouring.even([(0, 10)] * 3 + [(1, 11)], 2)
+  assert sorted(map(len, shares)) == [1, 1, 1, 2]
+
+
 @pytest.mark.parametrize(
   ("shape", "traffic", "fullest", "split", "pieces"),
   [

@@ -248,10 +248,11 @@ def _one(path, chunks=1, ranks=4):
      "one has 5 ranks, ring 4 only 4"),
     (lambda net: layouts.lay_out(_one((0, 2)), net),
      r"round 0: path \(0, 2\) must lead from 0 to 1"),
+    (lambda net: layouts.lay_out(_one(()), net), r"path \(\) must lead"),
     (lambda net: layouts.lay_out(_one((0, 2, 1)), net),
      "ring 4 has no link from 0 to 2"),
     (lambda net: layouts.lay_out(_one((0, 9, 1)), net),
-     "ring 4 has no link from 0 to 9"),
+     "ring 4 has no link from 0 to 9"),  # would be 2 -> 1, wrapped around
     (lambda net: simulate.events(layouts.lay_out(_one((0, 1), 8), net), 7),
      "size_bytes=7 must be an integer, at least one byte for each of 8"),
   ],
