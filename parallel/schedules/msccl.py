@@ -136,7 +136,8 @@ def _threadblocks(
         f"rank {max(peers)}, which MSCCL does not take"
       )
 
-  for number, transfers in enumerate(schedule.rounds):
+  for number, unordered in enumerate(schedule.rounds):
+    transfers = sorted(unordered)
     for t in transfers:
       held = (t.source, t.chunk)
       step = _Step(t, number, True, list(writes[held][-1:]))
