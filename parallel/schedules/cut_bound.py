@@ -81,9 +81,10 @@ def integer_capacities(topology: Topology) -> np.ndarray:
 
 def tightest_cut(topology: Topology) -> tuple[Fraction, frozenset[int]]:
   """The largest y, in `integer_capacities`, and the S that limits it."""
-  capacities, n = integer_capacities(topology), topology.num_ranks
+  n = topology.num_ranks
   if n < 2:
     raise ValueError(f"{topology.name}: one rank has nothing to send")
+  capacities = integer_capacities(topology)
   into = capacities.sum(axis=0)[:n]
   last = int(np.argmin(into))
   cut = frozenset(range(topology.num_nodes)) - {last}

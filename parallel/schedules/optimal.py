@@ -182,7 +182,12 @@ def gather(topology: Topology, **options: float | None) -> Schedule:
   n = topology.num_ranks
   if n == 1:
     return Schedule("optimal", "all_gather", 1, 1, (), (0,), link_capacity=1)
-  found = forest(topology, **options)
+  return schedule(topology, forest(topology, **options))
+
+
+def schedule(topology: Topology, found: Forest) -> Schedule:
+  """The all-gather of trees that `forest` found on that topology."""
+  n = topology.num_ranks
   return Schedule(
     "optimal",
     "all_gather",

@@ -10,7 +10,8 @@ import functools
 import itertools
 import math
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 import pytest
 
 from parallel import topology as t
@@ -246,5 +247,5 @@ def test_two_chunks_do_not_fit_one_link():
   schedule = dataclasses.replace(
     build("direct", topology, "all_gather"), link_capacity=1
   )
-  with pytest.raises(ValueError, match="round 0.*share the link .* room for 1"):
+  with pytest.raises(ValueError, match=r"round 0.*share the link.* for 1"):
     check(schedule, topology)
