@@ -7,6 +7,7 @@ import ast
 from collections.abc import Callable, Mapping
 import dataclasses
 import difflib
+import functools
 import json
 from typing import Any
 
@@ -24,8 +25,12 @@ from caatnet.train.records import flatten
 from caatnet.train.state import Program, TrainState, init_state
 from caatnet.train.step import make_evaluated, make_train_step
 from parallel.axes import assign_devices, make_mesh
+from parallel.collectives import ROUTES, Reduction
 from parallel.outer.base import OuterLoop, Plan
 from parallel.partial_sync import PartialSync
+from parallel.schedules import builders
+from parallel.schedules.run import executor
+from parallel.topology import of_size
 
 # Outermost first; data may be several levels (config.zero).
 AXES = ("worker", "data", "tensor")
@@ -192,7 +197,9 @@ def build(
     | {"tensor": sizes["tensor"]}
   )
   axes = assign_devices(sizes, len(devices), requested_mesh)
-  model = _model_config(config.model, devices[0].platform)
+  model = _model_config(
+    config.model, devices[0].platform, axes["tensor"].devices
+  )
   data = DataOptions(**config.data)
   train = TrainOptions(**config.train)
   _check_batch(data, train, axes["worker"].size * partition.num_ranks)
@@ -276,7 +283,7 @@ def override(
 
 
 def _model_config(
-  model: ml_collections.ConfigDict, platform: str
+  model: ml_collections.ConfigDict, platform: str, tensor_devices: int
 ) -> TransformerConfig:
   fields = dict(model)
   for key in ("vocab_size", "width", "num_layers", "num_heads",
@@ -295,6 +302,8 @@ def _model_config(
     model.overlap == "auto" and platform == "gpu"
   )
 
+  route = _route(model, tensor_devices)
+
   def syncs(key: str) -> list[PartialSync]:
     values = fields.pop(key) or (model.p,)
     values = tuple(values) * (model.num_layers if len(values) == 1 else 1)
@@ -310,19 +319,42 @@ def _model_config(
         model.forward_dtype or None,
         model.backward_dtype or None,
         overlap,
-        model.route,
+        route,
       )
       for p in values
     ]
 
   doors = tuple(zip(syncs("p_attention"), syncs("p_mlp"), strict=True))
   for key in ("p", "private_scale", "forward_dtype", "backward_dtype",
-              "overlap", "route"):
+              "overlap", "route", "topology"):
     del fields[key]
   fields["attention"] = attention.resolve(
     model.attention, platform, model.dtype
   )
   return TransformerConfig(syncs=doors, **fields)
+
+
+def _route(
+  model: ml_collections.ConfigDict, devices: int
+) -> str | Reduction:
+  """``config.model.route``; a schedule's name becomes what runs it."""
+  kind, _, name = model.route.partition(":")
+  if kind != "schedule":
+    allowed = (*ROUTES, *(f"schedule:{name}" for name in builders.BUILDERS))
+    _one_of("config.model.route", model.route, allowed)
+    return model.route
+  try:
+    return _executor(name, model.topology, devices)
+  except ValueError as error:
+    raise ValueError(
+      f"config.model.route={model.route!r} with config.model.topology="
+      f"{model.topology!r} on {devices} devices: {error}"
+    ) from error
+
+
+@functools.cache  # equal configs make equal models
+def _executor(name: str, topology: str, devices: int) -> Reduction:
+  return executor(builders.build(name, of_size(topology, devices)))
 
 
 def _schedule(

@@ -9,7 +9,12 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from caatnet import utilisation
+from caatnet import (
+  collective_plots,
+  collective_studies,
+  flow_studies,
+  utilisation,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +25,30 @@ class Study:
     run: Config as nested dicts -> result as plain data.
     show: Prints tables of a result.
     plot: Draws a result into a PNG.
+    export: Writes what the config describes for other programs; None: the
+      study has nothing of that kind.
   """
 
   run: Callable[[Mapping[str, Any]], dict[str, Any]]
   show: Callable[[Mapping[str, Any]], None]
   plot: Callable[[Mapping[str, Any], pathlib.Path], None]
+  export: Callable[[Mapping[str, Any], pathlib.Path], None] | None = None
 
 
 STUDIES = {
   "utilisation": Study(utilisation.run, utilisation.show, utilisation.plot),
+  "collectives": Study(
+    collective_studies.compare,
+    collective_studies.show_comparison,
+    collective_plots.plot_comparison,
+  ),
+  "schedule": Study(
+    collective_studies.run_one,
+    collective_studies.show_one,
+    collective_studies.plot_one,
+    collective_studies.export_one,
+  ),
+  "flows": Study(flow_studies.run, flow_studies.show, flow_studies.plot),
 }
 
 

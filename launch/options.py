@@ -49,6 +49,12 @@ flags.DEFINE_string(
   "PNG to write. evaluate: the loss at each position; compile: memory, bytes "
   "and overlap; simulate: the study's curves.",
 )
+flags.DEFINE_string(
+  "export",
+  "",
+  "simulate: file to write a schedule to, .xml for MSCCL, .json for a Chrome "
+  "trace of its timeline.",
+)
 flags.DEFINE_integer(
   "step",
   None,

@@ -5,6 +5,10 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
     --config.recommend.link=ethernet_1g --config.recommend.target=0.9
   python -m launch.simulate --config=configs/diloco/utilisation.py \
     --config.fitted_factor=True --plot=utilisation.png --json
+  python -m launch.simulate --config=configs/collectives/multitree.py
+  python -m launch.simulate --config=configs/collectives/spraying.py
+  python -m launch.simulate --config=configs/collectives/schedule.py \
+    --export=multitree.xml
 
 What is simulated: config.study.
 """
@@ -24,6 +28,11 @@ def main() -> None:
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
   study = simulation.find(config)
+  if FLAGS.export and study.export is None:
+    raise ValueError(
+      f"--export={FLAGS.export}: config.study={config['study']!r} has nothing "
+      "to export; configs/collectives/schedule.py has"
+    )
   result = study.run(config)
   if FLAGS.json:
     print(json.dumps(result))
@@ -31,6 +40,8 @@ def main() -> None:
     study.show(result)
   if FLAGS.plot:
     study.plot(result, pathlib.Path(FLAGS.plot))
+  if FLAGS.export:
+    study.export(config, pathlib.Path(FLAGS.export))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 from parallel.axes import Axis
 
-# Sums an array over a mesh axis, given the array and the mesh axis's name.
+# Sums an array over a mesh axis, given the array and the mesh axis's name; or
+# gathers it, where a gather is asked for.
 Reduction = Callable[[jax.Array, str], jax.Array]
 
 
@@ -191,36 +192,48 @@ ROUTES: dict[str, Reduction] = {
 }
 
 
-def reduce_scatter(x: jax.Array, axis: Axis, *, dim: int = 0) -> jax.Array:
+def reduce_scatter(
+  x: jax.Array, axis: Axis, *, dim: int = 0, via: Reduction | None = None
+) -> jax.Array:
   """Sums over all logical ranks and leaves each rank its slice of the sum.
 
   Args:
     x: ``[R, ...]``; the dim ``dim`` (not counting R) divides by N.
     axis: The axis to reduce over.
     dim: The dim to scatter, in a rank's own array.
+    via: Replaces ``lax.psum_scatter`` of dim 0 over the mesh axis.
 
   Returns:
     ``[R, ...]`` with ``dim`` N times shorter.
   """
   summed = jnp.sum(x, axis=0)
-  mine = lax.psum_scatter(
-    summed, axis.name, scatter_dimension=dim, tiled=True
-  )
+  if via is None:
+    mine = lax.psum_scatter(
+      summed, axis.name, scatter_dimension=dim, tiled=True
+    )
+  else:
+    mine = jnp.moveaxis(via(jnp.moveaxis(summed, dim, 0), axis.name), 0, dim)
   return _split_lanes(mine, axis.lanes, dim)
 
 
-def all_gather(x: jax.Array, axis: Axis, *, dim: int = 0) -> jax.Array:
+def all_gather(
+  x: jax.Array, axis: Axis, *, dim: int = 0, via: Reduction | None = None
+) -> jax.Array:
   """Concatenates the slices of all logical ranks, in rank order.
 
   Args:
     x: ``[R, ...]``, one slice per lane.
     axis: The axis to gather over.
     dim: The dim to concatenate along, in a rank's own array.
+    via: Replaces ``lax.all_gather`` of dim 0 over the mesh axis. Its result
+      may be device-varying.
 
   Returns:
     ``[...]`` with ``dim`` N times longer, the same on every device.
   """
   mine = _join_lanes(x, dim)
+  if via is not None:
+    return jnp.moveaxis(via(jnp.moveaxis(mine, dim, 0), axis.name), 0, dim)
   return lax.all_gather(
     mine, axis.name, axis=dim, tiled=True, to="invarying"
   )
@@ -288,6 +301,11 @@ def permute(
         f"[0, {axis.size}) and appear once, got {sorted(ranks)}"
       )
   lanes = axis.lanes
+  if axis.devices == 1:
+    came_from = dict((there, source) for source, there in pairs)
+    arrived = x[jnp.asarray([came_from.get(m, m) for m in range(lanes)])]
+    filled = jnp.asarray([m in came_from for m in range(lanes)])
+    return jax.vmap(jnp.where)(filled, arrived, jnp.zeros_like(x))
   routes: dict[tuple[int, int], list[tuple[int, int]]] = {}
   for source, destination in pairs:
     lane_pair = (source % lanes, destination % lanes)

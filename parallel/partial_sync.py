@@ -33,7 +33,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from parallel.axes import Axis
-from parallel.collectives import ROUTES, varying, varying_axes
+from parallel.collectives import ROUTES, Reduction, varying, varying_axes
 
 PRIVATE_SCALES = ("none", "init", "forward")
 
@@ -93,7 +93,8 @@ class PartialSync:
     overlap: Compute the shared columns of the product first and the private
       ones under their reduction, where the compiler reduces asynchronously.
       Otherwise a device with one lane makes one product of both.
-    route: How both reductions go: a key of `parallel.collectives.ROUTES`.
+    route: How both reductions go: a key of `parallel.collectives.ROUTES`, or
+      a function in place of ``lax.psum``.
   """
 
   p: float = 1.0
@@ -101,14 +102,14 @@ class PartialSync:
   forward_dtype: str | None = None
   backward_dtype: str | None = "float32"
   overlap: bool = False
-  route: str = "psum"
+  route: str | Reduction = "psum"
 
   def __post_init__(self) -> None:
     if not 0.0 <= self.p <= 1.0:
       raise ValueError(
         f"p={self.p} must lie in [0, 1] (config.model.p, p_attention, p_mlp)"
       )
-    if self.route not in ROUTES:
+    if isinstance(self.route, str) and self.route not in ROUTES:
       raise ValueError(
         f"config.model.route={self.route!r} must be one of {', '.join(ROUTES)}"
       )
@@ -361,10 +362,10 @@ def _cast_to_ranks(
 
 
 def _sum_in(
-  y: jax.Array, name: str, dtype: str | None, route: str = "psum"
+  y: jax.Array, name: str, dtype: str | None, route: str | Reduction = "psum"
 ) -> jax.Array:
   """All-reduces in ``dtype``, in y's own if None; returns y's."""
-  reduce = ROUTES[route]
+  reduce = ROUTES[route] if isinstance(route, str) else route
   if dtype in (None, y.dtype.name):
     return reduce(y, name)
   # XLA:TPU takes casts beside a reduction for free to move, and would reduce in

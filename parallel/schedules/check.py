@@ -1,0 +1,193 @@
+"""Proves that a schedule is the collective that it says it is.
+
+Every rank's copy of every chunk is the set of ranks whose summands are in it,
+a bit mask. A rank may send only what it held before the round, a reduction
+must join disjoint sets, and a copy must not lose a summand; so each summand is
+counted once where it ends.
+"""
+
+import collections
+import itertools
+
+from parallel.schedules.schedule import COLLECTIVES, Schedule, Transfer
+from parallel.topology import Topology
+
+
+def check(schedule: Schedule, topology: Topology | None = None) -> None:
+  """Runs a schedule on sets of ranks.
+
+  Args:
+    schedule: To be proven.
+    topology: If given, paths must follow its links, and the schedule's claim
+      of a `link_capacity` is proven too.
+
+  Raises:
+    ValueError: The first thing that is wrong, with round and transfer.
+  """
+  _check_fields(schedule, topology)
+  held = _start(schedule)
+  for number, transfers in enumerate(schedule.rounds):
+    _check_round(schedule, number, transfers, held)
+    if topology is not None:
+      _check_paths(schedule, number, transfers, topology)
+  _check_end(schedule, held)
+
+
+def link_loads(
+  transfers: tuple[Transfer, ...],
+) -> collections.Counter[tuple[int, int]]:
+  """Chunks that a round sends over each link, along whole paths."""
+  return collections.Counter(
+    pair
+    for t in transfers
+    for pair in itertools.pairwise(t.path)
+  )
+
+
+def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
+  n, chunks = schedule.num_ranks, schedule.num_chunks
+  name = schedule.name
+  if schedule.collective not in COLLECTIVES:
+    raise ValueError(
+      f"{name}: collective={schedule.collective!r} must be one of "
+      f"{', '.join(COLLECTIVES)}"
+    )
+  if n < 1 or chunks < 1:
+    raise ValueError(
+      f"{name}: num_ranks={n} and num_chunks={chunks} must be at least 1"
+    )
+  if topology is not None and topology.num_ranks != n:
+    raise ValueError(
+      f"{name} has {n} ranks, {topology.name} has {topology.num_ranks}"
+    )
+  if schedule.collective == "all_reduce":
+    if schedule.owners:
+      raise ValueError(f"{name}: the chunks of an all-reduce have no owners")
+    return
+  counts = collections.Counter(schedule.owners)
+  even = {rank: chunks // n for rank in range(n)}
+  if len(schedule.owners) != chunks or counts != even or chunks % n:
+    raise ValueError(
+      f"{name}: every rank must own an equal share of the {chunks} chunks, "
+      f"got {dict(sorted(counts.items()))}"
+    )
+
+
+def _start(schedule: Schedule) -> list[list[int]]:
+  """``[rank][chunk]``: the ranks whose summands are in that copy."""
+  n, chunks = schedule.num_ranks, schedule.num_chunks
+  if schedule.collective != "all_gather":
+    return [[1 << rank] * chunks for rank in range(n)]
+  held = [[0] * chunks for _ in range(n)]
+  for chunk, owner in enumerate(schedule.owners):
+    held[owner][chunk] = (1 << n) - 1  # complete, whatever it was
+  return held
+
+
+def _check_round(
+  schedule: Schedule,
+  number: int,
+  transfers: tuple[Transfer, ...],
+  held: list[list[int]],
+) -> None:
+  """Applies a round to ``held``."""
+  n, chunks = schedule.num_ranks, schedule.num_chunks
+  sent = []
+  for place, t in enumerate(transfers):
+    if not (0 <= t.source < n and 0 <= t.destination < n) or (
+      t.source == t.destination
+    ):
+      raise _wrong(schedule, number, place, f"ranks must differ, 0 to {n - 1}")
+    if not 0 <= t.chunk < chunks:
+      raise _wrong(schedule, number, place, f"chunks are 0 to {chunks - 1}")
+    if t.operation not in ("reduce", "copy"):
+      raise _wrong(schedule, number, place, "operations are reduce and copy")
+    ends = (t.path[0], t.path[-1]) if t.path else None
+    if ends != (t.source, t.destination):
+      raise _wrong(schedule, number, place, f"its path is {t.path}")
+    sent.append(held[t.source][t.chunk])  # before the round
+    if not sent[-1]:
+      raise _wrong(schedule, number, place, "the source holds nothing of it")
+  reduced, copied = set(), set()
+  for place, (t, mask) in enumerate(zip(transfers, sent, strict=True)):
+    copy = (t.destination, t.chunk)
+    mine = held[t.destination][t.chunk]
+    if copy in copied or (t.operation == "copy" and copy in reduced):
+      raise _wrong(
+        schedule, number, place,
+        "what is copied takes no other transfer in the same round",
+      )
+    (copied if t.operation == "copy" else reduced).add(copy)
+    if t.operation == "copy":
+      if mine & ~mask:
+        raise _wrong(
+          schedule, number, place,
+          f"the copy would lose the summands of ranks {_ranks(mine & ~mask)}",
+        )
+    elif mine & mask:
+      raise _wrong(
+        schedule, number, place,
+        f"the summands of ranks {_ranks(mine & mask)} would count twice",
+      )
+    held[t.destination][t.chunk] = mine | mask
+
+
+def _check_paths(
+  schedule: Schedule,
+  number: int,
+  transfers: tuple[Transfer, ...],
+  topology: Topology,
+) -> None:
+  pairs = topology.links_by_pair
+  for place, t in enumerate(transfers):
+    for pair in itertools.pairwise(t.path):
+      if pair not in pairs:
+        raise _wrong(
+          schedule, number, place,
+          f"{topology.name} has no link from {pair[0]} to {pair[1]}",
+        )
+  if schedule.link_capacity is None:
+    return
+  for pair, load in link_loads(transfers).items():
+    room = schedule.link_capacity * topology.multiples[pair]
+    if load > room:
+      place = next(
+        place for place, t in enumerate(transfers)
+        if pair in itertools.pairwise(t.path)
+      )
+      raise _wrong(
+        schedule, number, place,
+        f"{load} chunks share the link from {pair[0]} to {pair[1]}, which has "
+        f"room for {room}",
+      )
+
+
+def _check_end(schedule: Schedule, held: list[list[int]]) -> None:
+  everyone = (1 << schedule.num_ranks) - 1
+  for rank, copies in enumerate(held):
+    wanted = range(schedule.num_chunks)
+    if schedule.collective == "reduce_scatter":
+      wanted = schedule.owned(rank)
+    for chunk in wanted:
+      if copies[chunk] != everyone:
+        raise ValueError(
+          f"{schedule.name}, {schedule.collective}: after "
+          f"{len(schedule.rounds)} rounds chunk {chunk} at rank {rank} lacks "
+          f"the summands of ranks {_ranks(everyone & ~copies[chunk])}"
+        )
+
+
+def _wrong(
+  schedule: Schedule, number: int, place: int, why: str
+) -> ValueError:
+  t = schedule.rounds[number][place]
+  return ValueError(
+    f"{schedule.name}, {schedule.collective}: round {number}, transfer "
+    f"{place} ({t.operation} of chunk {t.chunk}, rank {t.source} to "
+    f"{t.destination}): {why}"
+  )
+
+
+def _ranks(mask: int) -> str:
+  found = [i for i in range(mask.bit_length()) if mask >> i & 1]
+  return ", ".join(map(str, found[:8])) + (" ..." if len(found) > 8 else "")

@@ -1,0 +1,262 @@
+"""Timing of schedules: ASTRA-sim's figures, conservation, bounds."""
+
+import collections
+import itertools
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from parallel import topology as topologies
+from parallel.network import layout as layouts
+from parallel.network import simulate, trace
+from parallel.schedules import builders
+from parallel.schedules.schedule import Schedule, Transfer
+
+MIB = 2**20
+# ASTRA-sim's "50 GB/s" are 50 * 2^30 bytes per second; 500 ns.
+ASTRA = {"bandwidth": 50 * 2**30, "latency_s": 500e-9}
+NETS = {
+  "ring": topologies.ring(16, **ASTRA),
+  "switch": topologies.switch(16, **ASTRA),
+  "fully connected": topologies.fully_connected(16, **ASTRA),
+}
+
+
+def everybody_to_everybody(net, rotated=False):
+  """One round; a ring's messages go the shorter way, ties clockwise."""
+  n = net.num_ranks
+  transfers = []
+  for source in range(n):
+    others = [(source + k) % n for k in range(1, n)]
+    for destination in others if rotated else sorted(others):
+      path = net.shortest_path(source, destination)
+      if net.num_switches == 0 and len(net.shape) == 1:
+        step = 1 if (destination - source) % n <= n // 2 else -1
+        hops = (destination - source) * step % n
+        path = tuple((source + step * k) % n for k in range(hops + 1))
+      transfers.append(Transfer(source, destination, source, "copy", path))
+  return Schedule("direct", "all_gather", n, n, (tuple(transfers),),
+                  tuple(range(n)))
+
+
+@pytest.mark.parametrize(
+  ("name", "rotated", "finish_ns"),
+  [
+    ("ring", False, 704116),
+    ("switch", False, 586930),
+    ("fully connected", False, 20031),
+    ("switch", True, 313496),  # order matters at the switch
+    ("ring", True, 704116),
+  ],
+)
+def test_astra_sim_to_the_nanosecond(name, rotated, finish_ns):
+  """1 MiB from each of 16 to each other; astra-network-analytical."""
+  net = NETS[name]
+  layout = layouts.lay_out(everybody_to_everybody(net, rotated), net)
+  assert simulate.events(layout, 16 * MIB).finish_ns == finish_ns
+
+
+# 16 bytes per ns and 64 ns: whole nanoseconds for what is sent below.
+EXACT = {"bandwidth": 16e9, "latency_s": 64e-9}
+CASES = [
+  (topologies.torus((3, 3), **EXACT), "multitree", "all_reduce"),
+  (topologies.torus((4, 4), **EXACT), "bucket", "reduce_scatter"),
+  (topologies.mesh((2, 4), **EXACT), "ring_2d", "all_reduce"),
+  (topologies.bigraph(2, 4, **EXACT), "hdrm", "all_reduce"),
+  (topologies.switch(8, **EXACT), "halving_doubling", "all_gather"),
+  (topologies.leaf_spine(2, 2, 3, **EXACT), "double_tree", "all_reduce"),
+  (topologies.fat_tree(4, **EXACT), "direct", "all_gather"),
+  (topologies.dgx(2, 4), "ring", "all_reduce"),
+]
+each_case = pytest.mark.parametrize(
+  ("net", "name", "collective"), CASES,
+  ids=[f"{c[1]} on {c[0].name}" for c in CASES],
+)
+
+
+@each_case
+def test_bytes_of_a_link_are_the_schedule_s(net, name, collective):
+  schedule = builders.build(name, net, collective)
+  layout = layouts.lay_out(schedule, net)
+  # Some chunks have a byte more.
+  size = schedule.num_chunks * 1000 + schedule.num_chunks // 2
+  sizes = layouts.chunk_bytes(size, schedule.num_chunks)
+  assert sizes.sum() == size
+  assert set(sizes) == {1000, 1001}
+  expected = collections.Counter()
+  for t in itertools.chain(*schedule.rounds):
+    for pair in itertools.pairwise(t.path):
+      expected[pair] += int(sizes[t.chunk])
+  got = layout.link_bytes(size)
+  assert {
+    (x.source, x.destination): b
+    for x, b in zip(net.links, got.tolist(), strict=True) if b
+  } == expected
+
+
+@each_case
+def test_a_timeline_keeps_the_rules(net, name, collective):
+  """Nothing is early, links send one at a time, first come first served."""
+  schedule = builders.build(name, net, collective)
+  layout = layouts.lay_out(schedule, net)
+  t = simulate.events(layout, schedule.num_chunks * 1600)
+  assert np.all(t.requested_ns <= t.start_ns)
+  assert np.all(t.end_ns <= t.arrival_ns)
+  for link in range(len(net.links)):
+    own = np.flatnonzero(layout.hop_links == link)
+    own = own[np.argsort(t.start_ns[own], kind="stable")]
+    assert np.all(t.end_ns[own][:-1] <= t.start_ns[own][1:])
+    assert np.all(np.diff(t.requested_ns[own]) >= 0)
+    # A link does not rest while somebody waits.
+    late = t.start_ns[own][1:] > t.requested_ns[own][1:]
+    assert np.all((t.start_ns[own][1:] == t.end_ns[own][:-1])[late])
+  arrivals = t.arrival_ns[layout.first_hops[1:] - 1]
+  starts = t.requested_ns[layout.first_hops[:-1]]
+  for i in range(len(starts)):  # as soon as its chunk is there, not before
+    needs = (
+      (layout.destinations == layout.sources[i])
+      & (layout.chunks == layout.chunks[i])
+      & (layout.rounds < layout.rounds[i])
+    )
+    assert starts[i] == arrivals[needs].max(initial=0)
+  assert 0 < t.utilisation.max() <= 1
+  assert bool(t.longest_queues.any()) == bool(t.waiting_ns.any())
+
+
+@each_case
+def test_a_barrier_waits_for_everybody(net, name, collective):
+  schedule = builders.build(name, net, collective)
+  layout = layouts.lay_out(schedule, net)
+  t = simulate.events(layout, schedule.num_chunks * 1600, barrier=True)
+  ends = np.zeros(len(schedule.rounds) + 1, np.int64)
+  arrivals = t.arrival_ns[layout.first_hops[1:] - 1]
+  np.maximum.at(ends, layout.rounds + 1, arrivals)
+  first = t.requested_ns[layout.first_hops[:-1]]
+  np.testing.assert_array_equal(first, ends[layout.rounds])
+
+
+@each_case
+@pytest.mark.parametrize("barrier", [False, True])
+def test_never_below_the_bound(net, name, collective, barrier):
+  layout = layouts.lay_out(builders.build(name, net, collective), net)
+  for per_chunk in (16, 160, 16000):
+    size = layout.num_chunks * per_chunk
+    finish = simulate.events(layout, size, barrier=barrier).finish_ns
+    bound = simulate.lower_bound(layout, size)
+    fullest = layout.link_bytes(size) / [x.bandwidth for x in net.links]
+    assert finish >= bound
+    if net.links[0].bandwidth == EXACT["bandwidth"]:
+      assert bound >= 1e9 * fullest.max() * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 5, 16])
+def test_a_ring_takes_what_the_formula_says(n):
+  """2 (n - 1) (alpha + M / (n B)), in every model: nothing shares a link."""
+  net = topologies.ring(n, **EXACT)
+  layout = layouts.lay_out(builders.build("ring", net), net)
+  expected_ns = 2 * (n - 1) * (64 + 1600 // 16)
+  size = n * 1600
+  assert simulate.events(layout, size).finish_ns == expected_ns
+  assert simulate.events(layout, size, barrier=True).finish_ns == expected_ns
+  assert simulate.lower_bound(layout, size) == expected_ns
+  assert simulate.lockstep(layout, size) == pytest.approx(expected_ns / 1e9)
+
+
+def test_lockstep_shares_a_link_and_adds_latencies():
+  """Two chunks over one uplink: twice its time, and three latencies."""
+  net = topologies.leaf_spine(2, 1, 2, **EXACT)
+  paths = [net.shortest_path(0, 2), net.shortest_path(1, 3)]
+  rounds = (tuple(
+    Transfer(path[0], path[-1], path[0], "copy", path) for path in paths
+  ),)
+  schedule = Schedule("two", "all_gather", 4, 4, rounds, (0, 1, 2, 3))
+  layout = layouts.lay_out(schedule, net)
+  assert simulate.lockstep(layout, 4 * 1600) == pytest.approx(
+    2 * 100e-9 + 4 * 64e-9
+  )
+  # Stored whole at three switches; the second message waits once.
+  assert simulate.events(layout, 4 * 1600).finish_ns == 4 * (100 + 64) + 100
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+  seed=st.integers(0, 2**32 - 1),
+  per_chunk=st.integers(1, 5000),
+  shape=st.sampled_from([(5,), (2, 3), (3, 3)]),
+)
+def test_any_traffic_is_delivered(seed, per_chunk, shape):
+  """Random gossip on links that all differ: all of it, above the bound."""
+  draw = np.random.default_rng(seed)
+  net = topologies.torus(shape)
+  net = topologies.Topology("random", net.num_ranks, 0, tuple(
+    topologies.Link(x.source, x.destination, draw.uniform(1e9, 9e9),
+                    draw.uniform(0, 1e-6))
+    for x in net.links
+  ))
+  rounds = []
+  for _ in range(draw.integers(1, 4)):
+    pairs = [draw.choice(net.num_ranks, 2, replace=False).tolist()
+             for _ in range(draw.integers(1, 12))]
+    rounds.append(tuple(
+      Transfer(u, v, int(draw.integers(3)), "copy", net.shortest_path(u, v))
+      for u, v in pairs
+    ))
+  layout = layouts.lay_out(
+    Schedule("gossip", "all_gather", net.num_ranks, 3, tuple(rounds)), net
+  )
+  size = 3 * per_chunk
+  barrier = simulate.events(layout, size, barrier=True)
+  free = simulate.events(layout, size)
+  for timeline in (free, barrier):
+    assert timeline.finish_ns >= simulate.lower_bound(layout, size)
+    assert timeline.finish_ns == timeline.arrival_ns.max()
+    busy = timeline.end_ns - timeline.start_ns
+    rate = np.array([x.bandwidth for x in net.links])[layout.hop_links] / 1e9
+    np.testing.assert_array_equal(busy, np.floor(per_chunk / rate))
+
+
+def test_a_trace_has_a_bar_for_every_hop(tmp_path):
+  net = topologies.bigraph(2, 4)
+  layout = layouts.lay_out(builders.build("hdrm", net), net)
+  timeline = simulate.events(layout, 8 * 1600)
+  trace.write(timeline, tmp_path / "new" / "trace.json", "hdrm")
+  rows = json.loads((tmp_path / "new" / "trace.json").read_text())
+  bars = [r for r in rows["traceEvents"] if r["ph"] == "X"]
+  assert len(bars) == len(layout.hop_links)
+  sent = collections.Counter()
+  for bar in bars:
+    sent[bar["tid"]] += bar["args"]["bytes"]
+  np.testing.assert_array_equal(
+    [sent[i] for i in range(len(net.links))], layout.link_bytes(8 * 1600)
+  )
+  last = max(bar["ts"] + bar["dur"] for bar in bars)
+  assert last <= timeline.finish_ns / 1e3
+
+
+def _one(path, chunks=1, ranks=4):
+  transfer = Transfer(0, 1, 0, "copy", path)
+  return Schedule("one", "all_gather", ranks, chunks, ((transfer,),))
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda net: layouts.lay_out(_one((0, 1), ranks=5), net),
+     "one has 5 ranks, ring 4 only 4"),
+    (lambda net: layouts.lay_out(_one((0, 2)), net),
+     r"round 0: path \(0, 2\) must lead from 0 to 1"),
+    (lambda net: layouts.lay_out(_one(()), net), r"path \(\) must lead"),
+    (lambda net: layouts.lay_out(_one((0, 2, 1)), net),
+     "ring 4 has no link from 0 to 2"),
+    (lambda net: layouts.lay_out(_one((0, 9, 1)), net),
+     "ring 4 has no link from 0 to 9"),  # would be 2 -> 1, wrapped around
+    (lambda net: simulate.events(layouts.lay_out(_one((0, 1), 8), net), 7),
+     "size_bytes=7 must be an integer, at least one byte for each of 8"),
+  ],
+)
+def test_wrong_inputs_are_named(call, message):
+  with pytest.raises(ValueError, match=message):
+    call(topologies.ring(4))

@@ -1,0 +1,251 @@
+"""Every builder on every topology that it takes, proven; and its step counts.
+
+Counts marked "published simulator" are those of farabimahmud/accelerator's
+trees; the others follow from the construction.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import pytest
+
+from parallel import topology as t
+from parallel.schedules import exchange, multitree
+from parallel.schedules.builders import BUILDERS, build
+from parallel.schedules.check import check, link_loads
+from parallel.schedules.coloring import partial_permutations
+from parallel.schedules.schedule import COLLECTIVES, Transfer
+
+GRIDS = [
+  t.ring(1), t.ring(2), t.ring(5), t.ring(8), t.torus((4, 4)), t.torus((3, 5)),
+  t.torus((3, 3)), t.torus((2, 4)), t.torus((2, 2, 4)), t.mesh((3, 4)),
+  t.mesh((3, 3)), t.mesh((4, 4)),
+]
+OTHERS = [
+  t.fully_connected(6), t.switch(5), t.leaf_spine(2, 2, 4), t.fat_tree(4),
+  t.bigraph(2, 4), t.dgx(2, 4), t.torus((4, 4)).without((0, 1)),
+  t.torus((4, 4)).without((5, 6), (6, 5)),
+]
+POWERS = [x for x in GRIDS if math.log2(x.num_ranks) % 1 == 0]
+ACCEPTED = dict.fromkeys(BUILDERS, GRIDS + OTHERS) | {
+  "ring_2d": [x for x in GRIDS if len(x.shape) == 2],
+  "bucket": GRIDS,
+  "halving_doubling": [
+    x for x in GRIDS + OTHERS if math.log2(x.num_ranks) % 1 == 0
+  ],
+  "swing": POWERS,
+  "hdrm": [t.bigraph(2, 4), t.bigraph(4, 8)],
+}
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_builder_is_proven(name, collective):
+  for topology in ACCEPTED[name]:
+    schedule = build(name, topology, collective)
+    assert schedule.collective == collective
+    check(schedule, topology)
+
+
+# (builder, topology) -> rounds of an all-reduce
+ROUNDS = [
+  ("ring", t.ring(8), 2 * 7),
+  ("bidirectional_ring", t.torus((4, 4)), 2 * 15),
+  ("ring_2d", t.torus((4, 4)), 4 * 3),
+  ("bucket", t.torus((4, 4)), 4 * 3),
+  ("halving_doubling", t.ring(16), 2 * 4),
+  ("hdrm", t.bigraph(4, 8), 2 * 5),
+  ("swing", t.torus((4, 4)), 2 * 4),
+  ("direct", t.ring(7), 2),
+]
+
+
+@pytest.mark.parametrize(("name", "topology", "rounds"), ROUNDS)
+def test_number_of_rounds(name, topology, rounds):
+  assert len(build(name, topology).rounds) == rounds
+
+
+@pytest.mark.parametrize("name", ["ring_2d", "bucket"])
+def test_2d_rings_take_their_time(name):
+  """At alpha = 0, in units of M / B of a 4x4 torus: 0.75 and the bound."""
+  topology = t.torus((4, 4))
+  schedule = build(name, topology)
+  seconds = sum(max(link_loads(r).values()) for r in schedule.rounds)
+  expected = {"ring_2d": 0.75, "bucket": 2 * 15 / 64}[name]
+  assert seconds / schedule.num_chunks == expected
+
+
+# T of one phase: published simulator, or its greedy with the full-round rule.
+STEPS = [
+  *((t.torus((d, d)), steps) for d, steps in
+    [(4, 5), (6, 10), (8, 17), (10, 26), (12, 37), (14, 49), (16, 64)]),
+  *((t.mesh((d, d)), steps) for d, steps in [(6, 18), (8, 32), (16, 128)]),
+  (t.bigraph(4, 8), 31),
+]
+
+
+@pytest.mark.parametrize(("topology", "steps"), STEPS)
+def test_multitree_s_steps(topology, steps):
+  n = topology.num_ranks
+  trees = multitree.grow(topology)
+  assert trees.num_steps <= steps
+  if topology.num_switches == 0:
+    # The bound: (n - 1) / 4 on a torus, (n - 1) / 2 at a mesh's corner.
+    ports = min(len(topology.neighbours(rank)) for rank in range(n))
+    assert trees.num_steps >= math.ceil((n - 1) / ports)
+
+
+def test_multitree_s_order_of_roots():
+  assert multitree.grow(t.mesh((4, 4)), farthest_first=True).num_steps <= 11
+
+
+def test_hdrm_s_load():
+  """One message per switch link and step if m <= s / 2, else 2 m / s."""
+  for m, s in [(2, 4), (2, 8), (4, 8), (4, 16), (8, 8)]:
+    topology = t.bigraph(m, s)
+    for transfers in build("hdrm", topology, "all_gather").rounds:
+      # A message is all that goes from one rank to another in a round.
+      messages = {(x.source, x.destination): x.path for x in transfers}
+      loads = collections.Counter(
+        pair for path in messages.values() for pair in itertools.pairwise(path)
+      )
+      between = [
+        load for pair, load in loads.items() if min(pair) >= topology.num_ranks
+      ]
+      assert max(between) == max(1, 2 * m // s), (m, s)
+  assert sorted(exchange.bigraph_places(4, 8)) == list(range(32))
+
+
+def test_double_tree_keeps_one_port():
+  for n in (2, 5, 8, 16):
+    for transfers in build("double_tree", t.fully_connected(n)).rounds:
+      sources = [x.source for x in transfers]
+      targets = [x.destination for x in transfers]
+      assert len(set(sources)) == len(set(targets)) == len(transfers)
+
+
+@pytest.mark.parametrize("name", ["ring", "multitree", "optimal", "swing"])
+def test_a_reduce_scatter_walks_an_all_gather_back(name):
+  topology = t.torus((4, 4))
+  gather = build(name, topology, "all_gather")
+  scatter = build(name, topology, "reduce_scatter")
+  assert [
+    collections.Counter((x.destination, x.source, x.chunk) for x in transfers)
+    for transfers in reversed(scatter.rounds)
+  ] == [
+    collections.Counter((x.source, x.destination, x.chunk) for x in transfers)
+    for transfers in gather.rounds
+  ]
+
+
+@pytest.mark.parametrize(
+  ("name", "topology", "message"),
+  [
+    ("multitre", t.ring(4), "'multitre' must be one of ring"),
+    ("swing", t.ring(6), "6 ranks; every dim must be a power of two"),
+    ("swing", t.torus((2, 6)), "power of two"),
+    ("halving_doubling", t.switch(6), "power of two"),
+    ("bucket", t.torus((3, 3)).without((0, 1)), "not a ring, torus or mesh"),
+    ("ring_2d", t.ring(4), "two dims"),
+    ("hdrm", t.ring(4), "not a BiGraph"),
+  ],
+)
+def test_what_does_not_fit_is_said(name, topology, message):
+  with pytest.raises(ValueError, match=message):
+    build(name, topology)
+  with pytest.raises(ValueError, match="'gather' must be one of all_reduce"):
+    build("ring", topology, "gather")
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=40)
+
+
+@given(PAIRS)
+@settings(max_examples=60, deadline=None)
+def test_pairs_become_the_fewest_partial_permutations(pairs):
+  parts = partial_permutations(pairs)
+  assert collections.Counter(itertools.chain(*parts)) == (
+    collections.Counter(pairs)
+  )
+  for part in parts:
+    assert len({u for u, _ in part}) == len({v for _, v in part}) == len(part)
+  sides = zip(*pairs, strict=True)
+  assert len(parts) == max(
+    (max(collections.Counter(side).values()) for side in sides), default=0
+  )
+
+
+# What breaks a correct schedule -> what the proof says.
+def _edit(schedule, number, change):
+  rounds = list(schedule.rounds)
+  rounds[number] = change(rounds[number])
+  return dataclasses.replace(schedule, rounds=tuple(rounds))
+
+
+def _with_first(**fields):
+  return lambda transfers: (transfers[0]._replace(**fields), *transfers[1:])
+
+
+BROKEN = {
+  "a transfer is missing": (
+    functools.partial(_edit, number=3, change=lambda x: x[1:]),
+    "lacks the summands|would lose the summands",
+  ),
+  "a transfer twice": (
+    functools.partial(_edit, number=0, change=lambda x: (*x, x[0])),
+    "round 0, transfer 16 .*would count twice",
+  ),
+  "no such link": (
+    functools.partial(
+      _edit, number=0,
+      change=lambda x: (Transfer(0, 10, 0, "reduce", (0, 10)), *x)
+    ),
+    "no link from 0 to 10|would count twice",
+  ),
+  "another path": (
+    functools.partial(_edit, number=1, change=_with_first(path=(3, 2))),
+    "round 1, transfer 0 .*its path is",
+  ),
+  "another chunk": (
+    functools.partial(_edit, number=0, change=_with_first(chunk=99)),
+    "round 0, transfer 0 .*chunks are 0 to 15",
+  ),
+  "a copy for a reduction": (
+    functools.partial(_edit, number=0, change=_with_first(operation="copy")),
+    "round 0, transfer 0 .*would lose the summands",
+  ),
+  "all at once": (
+    lambda schedule: dataclasses.replace(
+      schedule, rounds=(tuple(itertools.chain(*schedule.rounds)),)
+    ),
+    "in the same round|would lose|count twice",
+  ),
+  "its owners": (
+    lambda schedule: dataclasses.replace(schedule, owners=(0,) * 16),
+    "no owners",
+  ),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_schedule_is_refused(fault):
+  topology = t.torus((4, 4))
+  schedule = build("ring", topology)
+  check(schedule, topology)
+  break_it, message = BROKEN[fault]
+  with pytest.raises(ValueError, match=message):
+    check(break_it(schedule), topology)
+
+
+def test_two_chunks_do_not_fit_one_link():
+  topology = t.switch(4)
+  schedule = dataclasses.replace(
+    build("direct", topology, "all_gather"), link_capacity=1
+  )
+  with pytest.raises(ValueError, match=r"round 0.*share the link.* for 1"):
+    check(schedule, topology)

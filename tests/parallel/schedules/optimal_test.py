@@ -1,0 +1,126 @@
+"""Trees are as fast as the tightest cut allows, on graphs of many kinds."""
+
+from fractions import Fraction
+import itertools
+import random
+
+import networkx
+import numpy as np
+import pytest
+
+from parallel import topology as t
+from parallel.schedules import optimal
+from parallel.schedules.builders import build
+from parallel.schedules.check import check
+from parallel.schedules.cut_bound import (
+  SourceFlow,
+  cut_bound,
+  integer_capacities,
+  tightest_cut,
+)
+
+
+def brute_force(topology):
+  """max |S and ranks| / B+(S), over all sets of nodes."""
+  n, nodes = topology.num_ranks, range(topology.num_nodes)
+  best = 0.0
+  for size in range(1, topology.num_nodes):
+    for inside in map(set, itertools.combinations(nodes, size)):
+      ranks = sum(node < n for node in inside)
+      if ranks < n:
+        leaving = sum(
+          x.bandwidth for x in topology.links
+          if x.source in inside and x.destination not in inside
+        )
+        best = max(best, ranks / leaving if ranks else 0.0)
+  return best / n
+
+
+def drawn(seed):
+  """A random graph with links of several speeds, some of them one-way."""
+  rng = random.Random(seed)
+  n = rng.randrange(3, 7)
+  graph = networkx.gnp_random_graph(n, 0.5, seed, directed=True)
+  graph.add_edges_from((i, (i + 1) % n) for i in range(n))
+  for edge in graph.edges:
+    graph.edges[edge]["bandwidth"] = rng.choice([1e9, 2e9, 2.5e9, 7e9])
+  return t.from_networkx(graph, name=f"drawn {seed}")
+
+
+SMALL = [
+  *(drawn(seed) for seed in range(6)),
+  t.mesh((2, 3)), t.switch(4), t.leaf_spine(2, 2, 2, uplink_bandwidth=1e10),
+  t.dgx(2, 2), t.ring(4).without((0, 1)),
+]
+
+
+@pytest.mark.parametrize("topology", SMALL, ids=lambda x: x.name)
+def test_the_bound_is_the_tightest_of_all_cuts(topology):
+  bound = cut_bound(topology)
+  assert bound.seconds_per_byte == pytest.approx(brute_force(topology), 1e-9)
+  # A little less than the bound's rate flows to every rank, more does not.
+  y, _ = tightest_cut(topology)
+  capacities, n = integer_capacities(topology), topology.num_ranks
+  for scale, fits in ((1, True), (Fraction(1001, 1000), False)):
+    rate = y * scale * 1000
+    assert fits == SourceFlow(
+      capacities * 1000 * rate.denominator, n, rate.numerator
+    ).reaches(n * rate.numerator)
+
+
+# n T* B / M: (n - 1) / 4 on tori, (n - 1) / 2 at the corners of meshes.
+UNIT = [(t.torus, 4, 3.75), (t.torus, 6, 8.75), (t.torus, 8, 15.75),
+        (t.mesh, 4, 7.5), (t.mesh, 6, 17.5), (t.mesh, 8, 31.5)]
+
+
+@pytest.mark.parametrize(("builder", "d", "expected"), UNIT)
+def test_bounds_of_grids(builder, d, expected):
+  bound = cut_bound(builder((d, d), bandwidth=1.0))
+  assert bound.seconds_per_byte * d * d == pytest.approx(expected, 1e-12)
+
+
+@pytest.mark.parametrize(
+  "topology",
+  [
+    *SMALL, t.torus((4, 4)), t.mesh((4, 4)), t.torus((3, 3, 2)), t.fat_tree(4),
+    t.bigraph(2, 4), t.torus((4, 4)).without((0, 1), (1, 0)),
+    t.leaf_spine(4, 2, 2, uplink_bandwidth=25e9),
+  ],
+  ids=lambda x: x.name,
+)
+def test_the_busiest_link_is_as_busy_as_the_bound(topology):
+  forest = optimal.forest(topology)
+  assert 1 - 1e-9 <= forest.ratio <= 1.05
+  for chunk, paths in enumerate(forest.trees):
+    tree = networkx.DiGraph((path[0], path[-1]) for path in paths)
+    assert networkx.is_arborescence(tree)
+    assert len(tree) == topology.num_ranks
+    assert next(networkx.topological_sort(tree)) == chunk // forest.weight
+
+
+def test_rounds_add_little_to_the_busiest_link():
+  topology = t.torus((4, 4))
+  schedule = build("optimal", topology, "all_gather")
+  check(schedule, topology)
+  least = cut_bound(topology).seconds_per_byte * t.BANDWIDTH
+  assert least <= len(schedule.rounds) / schedule.num_chunks <= 1.1 * least
+
+
+def funnel(into, out):
+  """Three ranks at a switch, with bandwidths of their two directions."""
+  found = [t.Link(rank, 3, bandwidth) for rank, bandwidth in enumerate(into)]
+  found += [t.Link(3, rank, bandwidth) for rank, bandwidth in enumerate(out)]
+  return t.Topology("funnel", 3, 1, tuple(found))
+
+
+def test_a_switch_s_directions_may_differ_only_where_no_rank_needs_it():
+  assert optimal.forest(funnel((1e9, 4e9, 4e9), (4e9, 2e9, 2e9))).ratio < 1.01
+  with pytest.raises(ValueError, match="in and out differ in bandwidth"):
+    optimal.forest(funnel((2e9, 2e9, 2e9), (4e9, 4e9, 4e9)))
+
+
+def test_one_rank_has_no_bound():
+  with pytest.raises(ValueError, match="nothing to send"):
+    cut_bound(t.ring(1))
+  assert build("optimal", t.ring(1)).rounds == ()
+  assert np.all(integer_capacities(t.ring(3)).sum(0) == 2)

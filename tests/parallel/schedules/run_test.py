@@ -1,0 +1,222 @@
+"""A schedule that runs is the collective, on devices and on lanes."""
+
+import collections
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from caatnet import build as experiments
+from configs.caatnet import tiny
+from parallel import collectives
+from parallel import topology as topologies
+from parallel.axes import Axis, make_mesh
+from parallel.schedules import run
+from parallel.schedules.builders import BUILDERS, build
+from parallel.schedules.coloring import partial_permutations
+from parallel.schedules.schedule import COLLECTIVES
+from parallel.xla import ledger
+
+# n -> a grid that all builders but two accept
+GRIDS = {2: (2,), 8: (2, 4), 16: (4, 4)}
+
+
+def subjects(n):
+  """(builder, topology) for n ranks."""
+  grid = topologies.torus(GRIDS[n])
+  rows = [(name, grid) for name in BUILDERS if name not in ("hdrm", "ring_2d")]
+  if n > 2:
+    rows.append(("ring_2d", grid))
+    rows.append(("hdrm", topologies.bigraph(n // 4, 4)))
+  # Programs of 16 lanes take long to compile.
+  return rows if n < 16 else [r for r in rows if r[0] in ("multitree", "hdrm")]
+
+
+def definition(collective, x):
+  """What every rank ends with: ``[N, ...] -> [N, ...]``."""
+  n = len(x)
+  if collective == "all_gather":
+    return np.stack([np.concatenate(list(x))] * n)
+  if collective == "reduce_scatter":
+    return np.stack(np.split(x.sum(0), n))
+  return np.stack([x.sum(0)] * n)
+
+
+def lifted(function, axis):
+  return jax.jit(
+    jax.shard_map(
+      function,
+      mesh=make_mesh({"a": axis}),
+      in_specs=P("a"),
+      out_specs=P("a"),
+    )
+  )
+
+
+def one_by_one(functions):
+  """Runs functions of the same array in one program, one after the other."""
+
+  def program(x):
+    results, start = [], x
+    for function in functions:
+      results.append(function(start))
+      late = collectives.after(x.astype("f4"), results[-1].astype("f4"))
+      start = late.astype(x.dtype)
+    return results
+
+  return program
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize(("n", "devices"), [(2, 2), (8, 8), (16, 1)])
+def test_every_schedule_is_its_collective(n, devices, collective):
+  """Bit-equal on integers, of sizes that chunks do not divide."""
+  rows = subjects(n)
+  schedules = [build(name, where, collective) for name, where in rows]
+  axis = Axis("a", n, devices)
+  program = one_by_one(
+    [lambda x, s=s: run.on_lanes(s, x, axis) for s in schedules]
+  )
+  x = np.random.default_rng(n).integers(-9, 9, (n, n * 5, 3)).astype("i4")
+  results = lifted(program, axis)(x)
+  for (name, _), y in zip(rows, results, strict=True):
+    np.testing.assert_array_equal(y, definition(collective, x), err_msg=name)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("size", "devices"), [(8, 4), (3, 3)])
+def test_the_verbs_take_schedules(size, devices):
+  """Lanes first, then the schedule; the gradient is the transpose, exactly."""
+  axis = Axis("a", size, devices)
+  ring = topologies.ring(devices)
+  via = {c: run.executor(build("multitree", ring, c)) for c in COLLECTIVES}
+  verbs = [
+    lambda x: collectives.all_reduce(x, axis, via=via["all_reduce"])[None],
+    lambda x: collectives.reduce_scatter(
+      x, axis, dim=1, via=via["reduce_scatter"]
+    ),
+    lambda x: collectives.all_gather(
+      x, axis, dim=1, via=via["all_gather"]
+    )[None],
+  ]
+  rng = np.random.default_rng(1)
+  x = rng.integers(-9, 9, (size, 3, size * 2, 2)).astype("f4")
+  total = x.sum(0)
+  expected = [
+    np.stack([total] * devices),
+    np.stack(np.split(total, size, axis=1)),
+    np.stack([np.concatenate(list(x), axis=1)] * devices),
+  ]
+  weights = [rng.integers(-9, 9, y.shape).astype("f4") for y in expected]
+  f = lifted(one_by_one(verbs), axis)
+
+  def weighed(x):
+    results = f(x)
+    return sum(
+      (w * y).sum() for w, y in zip(weights, results, strict=True)
+    ), results
+
+  (_, results), gradient = jax.jit(
+    jax.value_and_grad(weighed, has_aux=True)
+  )(x)
+  for y, wanted in zip(results, expected, strict=True):
+    np.testing.assert_array_equal(y, wanted)
+  assert (np.asarray(gradient) * x).sum() == sum(
+    (w * y).sum() for w, y in zip(weights, expected, strict=True)
+  )
+
+
+def test_the_gradient_inside_shard_map_and_under_vmap():
+  """Of a sum that every device weighs differently."""
+  n = 4
+  axis = Axis("a", n, n)
+  reduce = run.executor(build("optimal", topologies.torus((2, 2))))
+
+  def local(x):
+    weights = jax.lax.axis_index("a") + jnp.arange(1.0, 4.0)
+
+    def loss(x):
+      sums = jax.vmap(lambda v: reduce(v, "a"))(x[0])
+      return (sums * weights).sum()
+
+    return jax.grad(loss)(x)
+
+  x = np.zeros((n, 2, 3), "f4")
+  # Each device's loss has x of all of them, so the cotangents add up.
+  total = sum(rank + np.arange(1.0, 4.0) for rank in range(n))
+  np.testing.assert_array_equal(
+    lifted(local, axis)(x), np.broadcast_to(total, x.shape)
+  )
+
+
+@pytest.mark.parametrize("name", ["multitree", "optimal", "double_tree"])
+def test_the_program_sends_what_the_schedule_says(name):
+  """Pairs and bytes of its permutes, round by round."""
+  schedule = build(name, topologies.torus((2, 4)))
+  axis = Axis("a", 8, 8)
+  elements = 3
+  x = jnp.zeros((8, schedule.num_chunks * elements))
+  execute = run.executor(schedule)
+  lowered = lifted(lambda x: execute(x, "a"), axis).lower(x)
+  sent = collections.Counter()
+  for pairs, size in re.findall(
+    r"collective_permute\"?.*?source_target_pairs = dense<(.*?)>.*?"
+    r"-> tensor<([0-9x]*)x?f32>",
+    lowered.as_text(),
+  ):
+    chunks = np.prod([int(d) for d in size.strip("x").split("x")]) // elements
+    for source, there in re.findall(r"\[(\d+), (\d+)\]", pairs):
+      sent[int(source), int(there)] += int(chunks)
+  assert sent == collections.Counter(
+    (t.source, t.destination)
+    for transfers in schedule.rounds for t in transfers
+  )
+
+
+def test_a_model_s_doors_reduce_by_a_schedule():
+  """As many permutes as the schedule has, forward and backward, per door."""
+  config = experiments.override(
+    tiny.get_config("test"),
+    "model.route=schedule:multitree parallel.tensor=8 model.num_layers=1",
+  )
+  experiment = experiments.build(config, {"tensor": 4})
+  entries = ledger.collectives(
+    experiment.lower_step(), experiment.program.mesh
+  )
+  doors = [c for c in entries if c.where.startswith("blocks")]
+  schedule = build("multitree", topologies.torus((2, 2)))
+  permutes = sum(
+    len(partial_permutations([(t.source, t.destination) for t in transfers]))
+    for transfers in schedule.rounds
+  )
+  assert {c.kind for c in doors} == {"permute"}
+  assert sum(c.count for c in doors) == 2 * 2 * permutes
+
+
+@pytest.mark.parametrize(
+  ("route", "message"),
+  [
+    ("multitree", "'multitree' must be one of 'psum', .*'schedule:multitree'"),
+    ("schedule:tree", "config.model.route='schedule:tree'.* one of ring, "),
+    ("schedule:hdrm", "hdrm: torus 2x2 is not a BiGraph"),
+  ],
+)
+def test_a_config_s_wrong_route_is_said(route, message):
+  config = experiments.override(
+    tiny.get_config(), f"model.route={route} parallel.tensor=4 parallel.data=1"
+  )
+  with pytest.raises(ValueError, match=message):
+    experiments.build(config, {"tensor": 4})
+
+
+def test_sizes_that_do_not_fit_are_refused():
+  ring = topologies.ring(4)
+  scatter = run.executor(build("ring", ring, "reduce_scatter"))
+  x = np.zeros((8, 6), "f4")
+  with pytest.raises(ValueError, match="4 ranks; the axis 'a' has 8"):
+    lifted(lambda x: scatter(x[0], "a"), Axis("a", 8, 8))(x)
+  with pytest.raises(ValueError, match="4 ranks divide"):
+    lifted(lambda x: scatter(x[0], "a"), Axis("a", 4, 4))(x)
