@@ -33,8 +33,14 @@ def main() -> None:
     for seed in seeds
     for point in points
   ]
-  for _, run_config in runs:
-    build.build(run_config, options.mesh())  # fail early
+  for _, run_config in runs:  # fail early
+    build.build(run_config, options.mesh())
+  needed = max(c.parallel.worker * c.parallel.tensor for _, c in runs)
+  if jax.device_count() < needed:
+    raise ValueError(
+      "counting what workers and tensor ranks send needs a device for each: "
+      f"--cpu_devices={needed}"
+    )
   rows = []
   for index, (point, run_config) in enumerate(runs):
     print(f"run {index + 1} of {len(runs)}: {point} seed={run_config.seed}")
@@ -42,12 +48,6 @@ def main() -> None:
     def count_bytes(run_config=run_config):
       sizes = run_config.parallel
       mesh = {"worker": sizes.worker, "tensor": sizes.tensor}
-      if jax.device_count() < sizes.worker * sizes.tensor:
-        raise ValueError(
-          f"counting the bytes of {sizes.worker} workers with {sizes.tensor} "
-          "ranks needs as many devices: "
-          f"--cpu_devices={sizes.worker * sizes.tensor}"
-        )
       experiment = build.build(run_config, mesh)
       return traffic.communication_per_step(
         experiment, traffic.lower_steps(experiment)
