@@ -1,0 +1,106 @@
+"""Every TPU kernel through Mosaic, for TPUs that are not here."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+pytest.importorskip("libtpu", reason="the tpu extra is not installed")
+
+from caatnet import build
+from configs.caatnet import tiny
+from parallel.axes import Axis, make_mesh
+from parallel.kernels.add_norm import api as add_norm
+from parallel.kernels.add_norm import cases as add_norm_cases
+from parallel.xla import targets
+
+TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2")
+
+
+@functools.cache
+def mesh_of(target, devices=1):
+  found = targets.resolve(target).devices
+  return make_mesh({"tensor": Axis("tensor", devices, devices)}, list(found))
+
+
+def compiled(f, target, *operands, devices=1, specs=None):
+  """Under ``shard_map`` with checked varying axes, as the models run it."""
+  mesh = mesh_of(target, devices)
+  specs = specs or (P(),) * len(operands)
+  operands = [
+    jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh, spec)
+    )
+    for x, spec in zip(operands, specs, strict=True)
+  ]
+
+  def body(*operands):
+    operands = [
+      x if "tensor" in jax.typeof(x).manual_axis_type.varying
+      else jax.lax.pcast(x, "tensor", to="varying")
+      for x in operands
+    ]
+    return jax.tree.map(lambda x: x[None], f(*operands))
+
+  mapped = jax.shard_map(
+    body, mesh=mesh, in_specs=specs, out_specs=P("tensor")
+  )
+  return jax.jit(mapped).lower(*operands).compile()
+
+
+def shapes(*pairs):
+  return [jax.ShapeDtypeStruct(s, jnp.dtype(d)) for s, d in pairs]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+  "case", [*add_norm_cases.CASES.values(), *add_norm_cases.LARGE.values()],
+  ids=str,
+)
+def test_add_norm(target, case):
+  n, width, dtype = case.rows, case.shared + case.private, case.dtype
+  parts = shapes(((n, case.shared), dtype), ((n, case.private), dtype))
+  gain, normed = shapes(((width,), "float32"), ((n, width), dtype))
+  updates = parts if case.update else []
+
+  def both(*operands):
+    cotangents = operands[-3:]
+    *stream, gain = operands[:-3]
+    stream = (*stream, None, None)[:4]
+
+    def run(*stream_and_gain):
+      return add_norm.add_norm(
+        *stream_and_gain, private_scale=case.private_scale,
+        implementation="tpu",
+      )
+
+    out, transpose = jax.vjp(run, *stream, gain)
+    return out, [g for g in transpose(cotangents) if g is not None]
+
+  program = compiled(both, target, *parts, *updates, gain, *parts, normed)
+  text = program.as_text()
+  assert "add_norm" in text
+  assert "add_norm_backward" in text
+  if n * width >= 1 << 20:
+    # The gain's cotangents of each block, and nothing of a stream's size.
+    stream_bytes = n * width * np.dtype("f2").itemsize
+    assert program.memory_analysis().temp_size_in_bytes < stream_bytes / 2
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5])
+@pytest.mark.parametrize(
+  ("target", "uses"), [("tpu:v5p:2x2x1", True), ("cpu:4", False)]
+)
+def test_models_use_the_kernels_of_their_target(target, uses, p):
+  """Decided by the devices compiled for, and not by this machine's."""
+  config = build.override(
+    tiny.get_config("demo"), f"parallel.tensor=4 model.p={p}"
+  )
+  devices = list(targets.resolve(target).devices)
+  text = build.build(config, None, devices).lower_step().as_text()
+  # Forward and backward of two norms in a block and one at the head.
+  assert text.count('kernel_name = "add_norm"') == (3 if uses else 0)
+  assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
