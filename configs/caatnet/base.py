@@ -48,8 +48,8 @@ def get_config() -> ml_collections.ConfigDict:
   model.route = "psum"
   # "auto", "xla", "cudnn" (GPU) or "splash" (TPU).
   model.attention = "auto"
-  # Of the norms: "auto" (Pallas on TPUs and GPUs), "reference" (jnp), or
-  # "interpret": the TPU's, interpreted on any machine, slowly.
+  # Of norms and codecs: "auto" (Pallas on TPUs and GPUs where it takes the
+  # sizes), "reference" (jnp), or "interpret": the TPU's, on any machine, slowly.
   model.kernels = "auto"
 
   # Logical sizes; --mesh says how many devices carry them.

@@ -15,6 +15,9 @@ from configs.caatnet import tiny
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.add_norm import api as add_norm
 from parallel.kernels.add_norm import cases as add_norm_cases
+from parallel.kernels.codec import api as codec_api
+from parallel.kernels.codec import cases as codec_cases
+from parallel.kernels.codec.reference import Encoded
 from parallel.xla import targets
 
 TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2")
@@ -104,3 +107,59 @@ def test_models_use_the_kernels_of_their_target(target, uses, p):
   # Forward and backward of two norms in a block and one at the head.
   assert text.count('kernel_name = "add_norm"') == (3 if uses else 0)
   assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op", ["plain", "delta", "fed", "mean", "nesterov"])
+@pytest.mark.parametrize(
+  "case", [*codec_cases.CASES.values(), *codec_cases.LARGE.values()], ids=str
+)
+def test_codec(target, op, case):
+  if op in ("mean", "nesterov") and case.codec.stochastic:
+    pytest.skip("decodes as without")
+  codec, n = case.codec, case.shape[-1]
+  vector, wide, key, weights, payload, scales = shapes(
+    (case.shape, case.dtype), (case.shape, "float32"), ((2,), "uint32"),
+    ((case.senders,), "float32"),
+    ((case.senders, *case.shape[:-1], codec.payload_bytes(n)), "uint8"),
+    ((case.senders, *case.shape[:-1], codec.num_scales(n)), "float32"),
+  )
+  options = {"implementation": "tpu"}
+
+  def key_of(words):
+    return jax.random.wrap_key_data(words) if codec.stochastic else None
+
+  ops = {
+    "plain": (
+      lambda x, k: codec_api.encode(x, codec, key_of(k), **options),
+      (vector, key),
+    ),
+    "delta": (
+      lambda a, x, k: codec_api.encode_delta(
+        a, x, codec, key_of(k), **options
+      )[0],
+      (vector, vector, key),
+    ),
+    "fed": (
+      lambda a, x, e, k: codec_api.encode_delta(
+        a, x, codec, key_of(k), e, **options
+      ),
+      (vector, vector, wide, key),
+    ),
+    "mean": (
+      lambda p, s, w: codec_api.mean(
+        Encoded(p, s), n, codec, w, **options
+      ),
+      (payload, scales, weights),
+    ),
+    "nesterov": (
+      lambda p, s, w, x, v: codec_api.nesterov(
+        Encoded(p, s), x, v, codec, learning_rate=0.7, decay=0.9,
+        weights=w, **options,
+      ),
+      (payload, scales, weights, wide, wide),
+    ),
+  }
+  f, operands = ops[op]
+  program = compiled(f, target, *operands)
+  assert "codec_" in program.as_text()
