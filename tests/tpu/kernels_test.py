@@ -18,6 +18,10 @@ from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.codec import api as codec_api
 from parallel.kernels.codec import cases as codec_cases
 from parallel.kernels.codec.reference import Encoded
+from parallel.kernels.reduce_add_norm import api as reduce_add_norm
+from parallel.kernels.reduce_add_norm import cases as reduce_cases
+from parallel.kernels.ring_all_reduce import api as ring
+from parallel.kernels.ring_all_reduce import cases as ring_cases
 from parallel.xla import targets
 
 TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2")
@@ -58,11 +62,14 @@ def shapes(*pairs):
   return [jax.ShapeDtypeStruct(s, jnp.dtype(d)) for s, d in pairs]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(
-  "case", [*add_norm_cases.CASES.values(), *add_norm_cases.LARGE.values()],
-  ids=str,
-)
+def on_targets(cases):
+  """Small cases for one generation, large ones for all."""
+  values = [(TARGETS[0], case) for case in cases.CASES.values()]
+  values += [(t, case) for t in TARGETS for case in cases.LARGE.values()]
+  return pytest.mark.parametrize(("target", "case"), values, ids=str)
+
+
+@on_targets(add_norm_cases)
 def test_add_norm(target, case):
   n, width, dtype = case.rows, case.shared + case.private, case.dtype
   parts = shapes(((n, case.shared), dtype), ((n, case.private), dtype))
@@ -109,11 +116,8 @@ def test_models_use_the_kernels_of_their_target(target, uses, p):
   assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@on_targets(codec_cases)
 @pytest.mark.parametrize("op", ["plain", "delta", "fed", "mean", "nesterov"])
-@pytest.mark.parametrize(
-  "case", [*codec_cases.CASES.values(), *codec_cases.LARGE.values()], ids=str
-)
 def test_codec(target, op, case):
   if op in ("mean", "nesterov") and case.codec.stochastic:
     pytest.skip("decodes as without")
@@ -163,3 +167,53 @@ def test_codec(target, op, case):
   f, operands = ops[op]
   program = compiled(f, target, *operands)
   assert "codec_" in program.as_text()
+
+
+@on_targets(reduce_cases)
+def test_reduce_add_norm(target, case):
+  n, k, p = case.rows, case.shared, case.private
+  blocks = k // case.block if case.block else 1
+  shared, private, partial, scales, gain = shapes(
+    ((n, k), case.dtype), ((n, p), case.dtype),
+    ((case.ranks, n, k), "int8" if case.block else case.dtype),
+    ((case.ranks, n, blocks), "float32"), ((k + p,), "float32"),
+  )
+
+  def f(shared, private, partial, scales, d_private, gain):
+    return reduce_add_norm.reduce_add_norm(
+      shared, private, partial, scales if case.block else None, d_private,
+      gain, private_scale=case.private_scale, implementation="tpu",
+    )
+
+  program = compiled(
+    f, target, shared, private, partial, scales, private, gain
+  )
+  assert "reduce_add_norm" in program.as_text()
+  if n * k >= 1 << 20:
+    # No sum and no decoded blocks; scales may be padded to rows of lanes.
+    temporaries = program.memory_analysis().temp_size_in_bytes
+    assert temporaries < (case.ranks if case.block else 1) * n * k
+
+
+@pytest.mark.parametrize("target", ["tpu:v5e:2x2", "tpu:v5p:2x2x1",
+                                    "tpu:v6e:2x2"])
+@pytest.mark.parametrize("case", ring_cases.LARGE.values(), ids=str)
+def test_ring_partial_all_reduce(target, case):
+  n, k, p = case.rows, case.shared, case.private
+  shared, private, gain = shapes(
+    ((n, k), case.dtype), ((n, p), case.dtype), ((k + p,), "float32")
+  )
+
+  def f(*operands):
+    return ring.ring_partial_all_reduce(
+      *operands, axis_name="tensor", private_scale=case.private_scale,
+      implementation="tpu",
+    )
+
+  program = compiled(
+    f, target, shared, private, shared, private, gain, devices=case.devices
+  )
+  text = program.as_text()
+  assert "ring_partial_all_reduce" in text
+  assert "all-reduce(" not in text
+  assert program.memory_analysis().temp_size_in_bytes < n * k

@@ -105,7 +105,7 @@ def _forward(*refs, scales, eps, add):
       new_refs[index][...] = new
       x = new.astype(jnp.float32)
     wide.append(x)
-  rstd = _rstd(wide, eps)
+  rstd = rstd_of(wide, eps)
   start = 0
   for x in wide:
     here = pl.ds(start, x.shape[1])
@@ -178,7 +178,7 @@ def _backward(*refs, scales, scaled, eps, num_rows):
   x_refs, g_refs = refs[:num], refs[num : 2 * num]
   d_normed_ref, gain_ref, *out_refs, d_gain_ref = refs[2 * num :]
   wide = [ref[...].astype(jnp.float32) for ref in x_refs]
-  rstd = _rstd(wide, eps)
+  rstd = rstd_of(wide, eps)
   width = gain_ref.shape[1]
   block = rstd.shape[0]
   # Rows past the end hold anything.
@@ -206,7 +206,7 @@ def _backward(*refs, scales, scaled, eps, num_rows):
       extra_refs[i][...] = (d * scales[i]).astype(out_refs[i].dtype)
 
 
-def _rstd(wide: Sequence[jax.Array], eps: float) -> jax.Array:
+def rstd_of(wide: Sequence[jax.Array], eps: float) -> jax.Array:
   """``[rows, 1]`` of rows in parts."""
   squares = sum(jnp.sum(x * x, axis=-1, keepdims=True) for x in wide)
   return lax.rsqrt(squares / sum(x.shape[1] for x in wide) + eps)
