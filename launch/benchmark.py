@@ -2,6 +2,7 @@
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
   python -m launch.benchmark --config=configs/benchmark/train_step.py:test
+  python -m launch.benchmark --config=configs/benchmark/kernels.py
 """
 
 import json
@@ -16,9 +17,9 @@ flags.DEFINE_string("output", "", "JSON file for the result.")
 
 
 def main() -> None:
-  from launch.benchmarks import train_step
+  from launch.benchmarks import kernels, train_step
 
-  bodies = {"train_step": train_step.run}
+  bodies = {"kernels": kernels.run, "train_step": train_step.run}
   config = FLAGS.config
   name = config.benchmark.name if "benchmark" in config else None
   if name not in bodies:

@@ -8,7 +8,7 @@ statistics again: rows are there as a whole, so that costs no bytes.
 Per row with x the new stream, r = 1 / sqrt(mean(x^2) + eps), and g and h the
 cotangents of the new stream and of the normalised row:
 
-    dx = g + r gain h - x r^3 mean(x gain h)      d gain = sum over rows of r x h
+    dx = g + r gain h - x r^3 mean(x gain h);  d gain = sum over rows of r x h
 """
 
 from collections.abc import Sequence

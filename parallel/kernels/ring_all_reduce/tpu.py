@@ -3,10 +3,10 @@
 The grid cuts the rows into segments that fit VMEM; Pallas loads the next one
 while this one's ring turns. In a segment 2 n chunks of rows go around, half of
 them each way at once (``reference.py``). A way is a stream of messages numbered
-through reduce-scatter, all-gather and all segments: message t goes into buffer
-t % 2 of the receiver, which grants two credits ahead, one per buffer, and one
-more whenever it has read a message that is not among the last two. So nothing
-is overwritten unread, and all semaphores end at zero.
+through reduce-scatter, all-gather and all segments; message t goes into buffer
+t % 2 of the receiver. Two buffers need no credits: a device sends message t + 2
+up after it has received t + 1 from above, which was sent after its sender had
+read t. The same holds downwards.
 
 While reduce-scatter messages are under way the private channels of one chunk of
 rows per hop are added; while all-gather messages are, the rows that arrived
@@ -144,7 +144,6 @@ def ring_partial_all_reduce(
       pltpu.VMEM((2, rows, k), dtype),  # way: what is sent
       pltpu.SemaphoreType.DMA((2, 2)),
       pltpu.SemaphoreType.DMA((2,)),
-      pltpu.SemaphoreType.REGULAR((2,)),
     ],
     name="ring_partial_all_reduce",
     **params,
@@ -160,28 +159,26 @@ def ring_partial_all_reduce(
 def _kernel(
   here_ref, shared_ref, private_ref, partial_ref, d_private_ref, gain_ref,
   new_shared_ref, new_private_ref, normed_ref,
-  arrived_ref, sent_ref, arrive_sem, send_sem, credit_sem,
+  arrived_ref, sent_ref, arrive_sem, send_sem,
   *, axis_name, n, private_scale, eps,
 ):
-  segment, segments = pl.program_id(0), pl.num_programs(0)
   here = here_ref[0]
   hops = 2 * (n - 1)
-  total = segments * hops
-  # Whom each way sends to, and hears.
-  next_up, next_down = lax.rem(here + 1, n), lax.rem(here + n - 1, n)
-  to, of = (next_up, next_down), (next_down, next_up)
+  to = lax.rem(here + 1, n), lax.rem(here + n - 1, n)  # each way
 
-  @pl.when(segment == 0)
+  @pl.when(pl.program_id(0) == 0)
   def _():  # both neighbours are in the kernel before anything is sent
     barrier = pltpu.get_barrier_semaphore()
-    for neighbour in (next_up, next_down):
-      _signal(barrier, axis_name, neighbour)
+    for neighbour in to:
+      pl.semaphore_signal(
+        barrier, 1, device_id={axis_name: neighbour},
+        device_id_type=pl.DeviceIdType.MESH,
+      )
     pl.semaphore_wait(barrier, 2)
 
   def message(way, hop):
-    number = segment * hops + hop
-    buffer = lax.rem(number, 2)
-    return number, pltpu.make_async_remote_copy(
+    buffer = hop % 2  # the number of hops in a segment is even
+    return buffer, pltpu.make_async_remote_copy(
       src_ref=sent_ref.at[way],
       dst_ref=arrived_ref.at[way, buffer],
       send_sem=send_sem.at[way],
@@ -195,54 +192,37 @@ def _kernel(
     step = -1 if way == _UP else 1
     return way * n + lax.rem(here + step * (hop + 1) + 2 * n, n)
 
+  finish = functools.partial(
+    _finish, shared_ref=shared_ref, new_shared_ref=new_shared_ref,
+    new_private_ref=new_private_ref, normed_ref=normed_ref,
+    gain_ref=gain_ref, eps=eps,
+  )
   for way in (_UP, _DOWN):
     sent_ref[way] = partial_ref[way * n + here]
   for hop in range(hops):
     under_way = []
     for way in (_UP, _DOWN):
-      number, copy = message(way, hop)
-
-      @pl.when(number >= 2)
-      def _(way=way):
-        pl.semaphore_wait(credit_sem.at[way], 1)
-
+      buffer, copy = message(way, hop)
       copy.start()
-      under_way.append((way, number, copy))
+      under_way.append((way, buffer, copy))
     # Under the transfers.
     if hop < n - 1:
       _add_private(
         hop, n, private_ref, d_private_ref, new_private_ref, private_scale
       )
-    for way in (_UP, _DOWN):
-      if hop == n - 1:  # complete here, and the first that is gathered
-        _finish(chunk_at(way, n - 2), sent_ref[way], shared_ref,
-                new_shared_ref, new_private_ref, normed_ref, gain_ref, eps)
-      elif hop > n - 1:
-        _finish(chunk_at(way, hop - 1), sent_ref[way], shared_ref,
-                new_shared_ref, new_private_ref, normed_ref, gain_ref, eps)
-    for way, number, copy in under_way:
+    else:
+      for way in (_UP, _DOWN):  # what was complete before this hop
+        finish(chunk_at(way, hop - 1), sent_ref[way])
+    for way, buffer, copy in under_way:
       copy.wait()
-      arrived = arrived_ref[way, lax.rem(number, 2)]
+      arrived = arrived_ref[way, buffer]
       if hop < n - 1:
         own = partial_ref[chunk_at(way, hop)]
         sent_ref[way] = _sum(own, arrived)
       else:
         sent_ref[way] = arrived
-
-      @pl.when(number + 2 < total)
-      def _(way=way):
-        _signal(credit_sem.at[way], axis_name, of[way])
-
   for way in (_UP, _DOWN):
-    _finish(chunk_at(way, hops - 1), sent_ref[way], shared_ref,
-            new_shared_ref, new_private_ref, normed_ref, gain_ref, eps)
-
-
-def _signal(semaphore, axis_name, device):
-  pl.semaphore_signal(
-    semaphore, 1, device_id={axis_name: device},
-    device_id_type=pl.DeviceIdType.MESH,
-  )
+    finish(chunk_at(way, hops - 1), sent_ref[way])
 
 
 def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -264,7 +244,7 @@ def _add_private(
 
 
 def _finish(
-  chunk, update, shared_ref, new_shared_ref, new_private_ref, normed_ref,
+  chunk, update, *, shared_ref, new_shared_ref, new_private_ref, normed_ref,
   gain_ref, eps,
 ):
   """Adds and normalises a chunk of rows whose sum is complete."""

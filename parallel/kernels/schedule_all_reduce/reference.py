@@ -10,7 +10,6 @@ Shape legend: n = devices, C = chunks of rows, T = rows, K = channels.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 SEND_TO, SENT, RECEIVED, OPERATION = range(4)

@@ -50,7 +50,7 @@ def _chunk_rows(num_rows, width, dtype, chunks) -> int:
   tile = 32 // jnp.dtype(dtype).itemsize
   per_chunk = num_rows // chunks
   # In and out, twice each, two buffers and a chunk in float32.
-  row_bytes = width * ((4 * chunks + 2) * jnp.dtype(dtype).itemsize + 8)
+  row_bytes = width * ((4 * chunks + 3) * jnp.dtype(dtype).itemsize + 8)
   fitting = [
     rows
     for rows in range(tile, per_chunk + 1, tile)
@@ -110,10 +110,10 @@ def schedule_all_reduce(
   chunks, n = num_chunks(table), table.shape[1]
   rows = rows or _chunk_rows(*x.shape, x.dtype, chunks)
   segments = x.shape[0] // (chunks * rows)
-  # A segment has some rows of every chunk.
-  cut = x.reshape(chunks, segments, rows, x.shape[1])
+  # Each segment is cut into all chunks: their order of summation is by segment.
+  cut = x.reshape(segments, chunks, rows, x.shape[1])
   spec = pl.BlockSpec(
-    (chunks, None, rows, x.shape[1]), lambda i: (0, i, 0, 0)
+    (None, chunks, rows, x.shape[1]), lambda i: (i, 0, 0, 0)
   )
   whole, first = extended(table)
   here = lax.axis_index(axis_name)
@@ -135,6 +135,7 @@ def schedule_all_reduce(
     out_shape=calls.shaped(cut.shape, x.dtype, cut),
     scratch_shapes=[
       pltpu.VMEM((2, rows, x.shape[1]), x.dtype),
+      pltpu.VMEM((rows, x.shape[1]), x.dtype),
       pltpu.SemaphoreType.DMA((2,)),
       pltpu.SemaphoreType.DMA,
       pltpu.SemaphoreType.REGULAR((n,)),
@@ -152,7 +153,7 @@ def schedule_all_reduce(
 
 def _kernel(
   here_ref, table_ref, first_ref, x_ref, out_ref,
-  arrived_ref, arrive_sem, send_sem, ready_sem, *, axis_name, n,
+  arrived_ref, sent_ref, arrive_sem, send_sem, ready_sem, *, axis_name, n,
 ):
   here = here_ref[0]
 
@@ -189,7 +190,7 @@ def _kernel(
 
     def message(buffer, device):
       return pltpu.make_async_remote_copy(
-        src_ref=out_ref.at[jnp.maximum(sent, 0)],
+        src_ref=sent_ref,
         dst_ref=arrived_ref.at[buffer],
         send_sem=send_sem,
         recv_sem=arrive_sem.at[buffer],
@@ -200,9 +201,8 @@ def _kernel(
     @pl.when(sends)
     def _():
       pl.semaphore_wait(ready_sem.at[to], 1)
-      copy = message(table_ref[turn, _THEIRS], to)
-      copy.start()
-      copy.wait_send()  # what is sent may be added to below
+      sent_ref[...] = out_ref[sent]  # which may be added to below
+      message(table_ref[turn, _THEIRS], to).start()
 
     @pl.when(receives)
     def _():
@@ -220,6 +220,10 @@ def _kernel(
         out_ref[received] = arrived_ref[buffer]
 
       grant(table_ref[turn, _NEXT_SENDER])
+
+    @pl.when(sends)
+    def _():
+      message(table_ref[turn, _THEIRS], to).wait_send()
 
     return 0
 
