@@ -13,6 +13,8 @@ pytest.importorskip(
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from caatnet import build
+from configs.caatnet import tiny
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.add_norm import api as add_norm
 from parallel.kernels.add_norm import cases as add_norm_cases
@@ -78,3 +80,15 @@ def test_add_norm(target, case):
     both, target, *parts, *updates, gain, *parts, normed
   ).as_text()
   assert "add_norm_backward" in text
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5])
+def test_models_use_the_kernels(p):
+  config = build.override(
+    tiny.get_config("demo"), f"parallel.tensor=4 model.p={p}"
+  )
+  devices = list(targets.resolve("gpu:h200:1x4").devices)
+  text = build.build(config, None, devices).lower_step().as_text()
+  # Forward and backward of two norms in a block and one at the head.
+  assert text.count('name = "add_norm"') == 3
+  assert text.count('name = "add_norm_backward"') == 3

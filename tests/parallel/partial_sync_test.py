@@ -228,10 +228,13 @@ def test_wrong_policies(values, message):
 
 
 @pytest.mark.parametrize(
-  ("ranks", "devices"),
-  [(2, 2), (1, 1), (4, 2)],  # one stream per device, or two
+  ("ranks", "devices", "fractions"),
+  [
+    (2, 2, (0.8, 0.29)),
+    (2, 2, (1.0, 1.0)),
+    (4, 2, (0.5, 0.5)),  # two streams per device: the reference
+  ],
 )
-@pytest.mark.parametrize("fractions", [(0.5, 0.5), (0.8, 0.29), (1.0, 1.0)])
 def test_kernels_change_nothing(ranks, devices, fractions):
   params, x = draw(ranks)
   syncs = [PartialSync(p) for p in fractions]
