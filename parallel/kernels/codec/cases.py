@@ -34,7 +34,7 @@ CASES = {
 
 # Of a 1B model, three layers of which are one fragment.
 LARGE = {
-  name: Case((3, 4_194_304), codec)
+  name: Case((4_194_304,), codec)
   for name, codec in {
     "int8": Codec("int8"),
     "int4": Codec("int4"),

@@ -28,6 +28,9 @@ from parallel.kernels.codec.reference import (
 
 _LANES = 128
 
+# Mosaic unrolls a grid step: more would only lengthen the program.
+_MOST_GROUPS = 2
+
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
   """Why the kernels do not take operands; None: they do."""
@@ -51,7 +54,9 @@ def _groups(codec: Codec, num_blocks: int, senders: int = 1) -> int:
   # Six arrays of float32, twice each at worst, and every sender's codes.
   element_bytes = 48 + 2 * senders * codec.bits / 8
   group_bytes = int(_LANES * codec.block * element_bytes)
-  fitting = min(calls.VMEM_BYTES // group_bytes, -(-num_blocks // _LANES))
+  fitting = min(
+    calls.VMEM_BYTES // group_bytes, -(-num_blocks // _LANES), _MOST_GROUPS
+  )
   return 1 << (fitting.bit_length() - 1) if fitting else 0
 
 
