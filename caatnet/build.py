@@ -26,6 +26,7 @@ from caatnet.train.state import Program, TrainState, init_state
 from caatnet.train.step import make_evaluated, make_train_step
 from parallel.axes import assign_devices, make_mesh
 from parallel.collectives import ROUTES, Reduction
+from parallel.kernels import selection
 from parallel.outer.base import OuterLoop, Plan
 from parallel.partial_sync import PartialSync
 from parallel.schedules import builders
@@ -331,6 +332,7 @@ def _model_config(
   fields["attention"] = attention.resolve(
     model.attention, platform, model.dtype
   )
+  fields["kernels"] = _kernels("config.model.kernels", model.kernels, platform)
   return TransformerConfig(syncs=doors, **fields)
 
 
@@ -355,6 +357,14 @@ def _route(
 @functools.cache  # equal configs make equal models
 def _executor(name: str, topology: str, devices: int) -> Reduction:
   return executor(builders.build(name, of_size(topology, devices)))
+
+
+def _kernels(key: str, value: str, platform: str) -> tuple[str, ...]:
+  """Implementations in order of preference, for a program's platform."""
+  _one_of(key, value, ("auto", "reference", "interpret"))
+  if value == "interpret":
+    return ("tpu_interpret", "reference")
+  return selection.preference(value, platform)
 
 
 def _schedule(

@@ -212,7 +212,8 @@ def _exchange(
     wire = quantize.Wire(dtype=codec)
   else:
     wire = quantize.Wire(
-      codec, config.block, config.route, config.stochastic_rounding
+      codec, config.block, config.route, config.stochastic_rounding,
+      implementation=program.config.kernels,
     )
   tensor = program.tensor.name
   block_dims = jax.tree.map(

@@ -3,6 +3,7 @@
   python -m launch.benchmark --config=configs/benchmark/train_step.py
   python -m launch.benchmark --config=configs/benchmark/train_step.py:test
   python -m launch.benchmark --config=configs/benchmark/schedules.py
+  python -m launch.benchmark --config=configs/benchmark/kernels.py
 """
 
 import json
@@ -17,9 +18,13 @@ flags.DEFINE_string("output", "", "JSON file for the result.")
 
 
 def main() -> None:
-  from launch.benchmarks import schedules, train_step
+  from launch.benchmarks import kernels, schedules, train_step
 
-  bodies = {"train_step": train_step.run, "schedules": schedules.run}
+  bodies = {
+    "kernels": kernels.run,
+    "schedules": schedules.run,
+    "train_step": train_step.run,
+  }
   config = FLAGS.config
   name = config.benchmark.name if "benchmark" in config else None
   if name not in bodies:

@@ -34,6 +34,8 @@ import jax.numpy as jnp
 
 from parallel.axes import Axis
 from parallel.collectives import ROUTES, Reduction, varying, varying_axes
+from parallel.kernels.add_norm import api as kernels
+from parallel.kernels.selection import Implementation
 
 PRIVATE_SCALES = ("none", "init", "forward")
 
@@ -150,7 +152,11 @@ def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:
 
 
 def column_parallel(
-  x: Stream, gain: jax.Array, w: jax.Array, eps: float = 1e-5
+  x: Stream,
+  gain: jax.Array,
+  w: jax.Array,
+  eps: float = 1e-5,
+  implementation: Implementation = "reference",
 ) -> jax.Array:
   """RMSNorm of each rank's own stream, times that rank's columns. Silent.
 
@@ -163,10 +169,59 @@ def column_parallel(
     gain: ``[H]``, the norm's gain, one for all ranks.
     w: ``[R, H, F]``.
     eps: Added to the mean square.
+    implementation: Of the norm, see `parallel.kernels.selection`; kernels are
+      for devices that have one stream, and others keep to the reference.
 
   Returns:
     ``[R, B, T, F]`` in the stream's dtype.
   """
+  return add_column_parallel(x, None, gain, w, eps, implementation)[1]
+
+
+def add_column_parallel(
+  x: Stream,
+  update: Stream | None,
+  gain: jax.Array,
+  w: jax.Array,
+  eps: float = 1e-5,
+  implementation: Implementation = "reference",
+) -> tuple[Stream, jax.Array]:
+  """``x + update`` and `column_parallel` of it; kernels do both in one pass.
+
+  Args:
+    x: The residual stream.
+    update: Of the stream; None: none.
+    gain: As for `column_parallel`; so are the others.
+    w: As for `column_parallel`.
+    eps: As for `column_parallel`.
+    implementation: As for `column_parallel`.
+
+  Returns:
+    The new stream, and ``[R, B, T, F]``.
+  """
+  if update is not None:
+    num_shared = min(x.shared.shape[-1], update.shared.shape[-1])
+    x, update = x.narrow(num_shared), update.narrow(num_shared)
+  private = x.private[0]
+  one_stream = w.shape[0] == 1 or not private.shape[-1]
+  if not one_stream or (
+    kernels.choice(x.shared, private, implementation).name == "reference"
+  ):
+    x = x if update is None else x + update
+    return x, _normalised_columns(x, gain, w, eps)
+  updates = (None, None)
+  if update is not None:
+    updates = (update.shared, update.private[0])
+  shared, private, normed = kernels.add_norm(
+    x.shared, private, *updates, gain, eps=eps, implementation=implementation
+  )
+  new = x.private if not private.shape[-1] else private[None]
+  return Stream(shared, new), _all_columns(normed, w.astype(normed.dtype))
+
+
+def _normalised_columns(
+  x: Stream, gain: jax.Array, w: jax.Array, eps: float
+) -> jax.Array:
   dtype = x.private.dtype
   k, width = x.shared.shape[-1], x.width
   w = w.astype(dtype)

@@ -29,6 +29,7 @@ slice, whole blocks.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 import math
 from typing import Any, Literal
 
@@ -39,9 +40,10 @@ import numpy as np
 
 from parallel import collectives
 from parallel.axes import Axis
-from parallel.collectives import ranks_here, varying, varying_axes
-from parallel.kernels.codec import reference
+from parallel.collectives import ranks_here, varying
+from parallel.kernels.codec import api, reference
 from parallel.kernels.codec.reference import Codec, Encoded
+from parallel.kernels.selection import Implementation
 
 CODECS = ("none", *reference.NAMES)
 _ROUTES = ("all_gather", "all_to_all")
@@ -59,6 +61,8 @@ class Wire:
     stochastic: Unbiased random rounding instead of nearest; of a codec.
     dtype: "float32" or "bfloat16", the operands of codec "none". Devices'
       sums are then rounded to it too, in an order that the backend chooses.
+    implementation: Of the codec, in order of preference; all send the same
+      bits. See `parallel.kernels.selection`.
   """
 
   codec: str = "none"
@@ -66,6 +70,7 @@ class Wire:
   route: Literal["all_gather", "all_to_all"] = "all_gather"
   stochastic: bool = False
   dtype: Literal["float32", "bfloat16"] = "float32"
+  implementation: tuple[str, ...] = ("reference",)
 
   def __post_init__(self) -> None:
     for field, allowed in (
@@ -136,7 +141,10 @@ def mean(
   route = {
     "all_gather": mean_by_all_gather, "all_to_all": mean_by_all_to_all
   }[wire.route]
-  return route(x, axis, codec, weights, key, block_dims=block_dims)
+  return route(
+    x, axis, codec, weights, key, block_dims=block_dims,
+    implementation=wire.implementation,
+  )
 
 
 def roundtrip(
@@ -169,7 +177,7 @@ def roundtrip(
   n = rows.shape[-1]
   if wire.route == "all_to_all":
     rows = _pad(rows, axis.size * _slice(n, axis, codec))
-  encoded = _encode_lanes(rows, axis, codec, key)
+  encoded = _encode_lanes(rows, axis, codec, key, wire.implementation)
   return reference.decode(encoded, n, codec).reshape(x.shape)
 
 
@@ -181,6 +189,7 @@ def mean_by_all_gather(
   key: jax.Array | None = None,
   *,
   block_dims: int = 0,
+  implementation: Implementation = "reference",
 ) -> jax.Array:
   """The mean of encoded deltas, each sent to all ranks. One rounding.
 
@@ -193,17 +202,18 @@ def mean_by_all_gather(
     weights: See `mean`.
     key: See `mean`.
     block_dims: See `mean`.
+    implementation: See `Wire`.
 
   Returns:
     See `mean`.
   """
   rows = _rows(x, axis, block_dims)  # [R, *B, n]
   n = rows.shape[-1]
-  total = mean_of_encoded(
-    _encode_lanes(rows, axis, codec, key),
-    axis,
-    lambda encoded: reference.decode(encoded, n, codec),
-    weights,
+  everyones = _gathered(
+    _encode_lanes(rows, axis, codec, key, implementation), axis
+  )
+  total = api.mean(
+    everyones, n, codec, weights, implementation=implementation
   )
   return total.reshape(x.shape[1:])
 
@@ -225,12 +235,7 @@ def mean_of_encoded(
   Returns:
     The mean of the decoded deltas; see `mean`.
   """
-  everyones = type(encoded)(
-    *(collectives.all_gather(part[:, None], axis) for part in encoded)
-  )  # [N, ...]
-  total, weight = _sum_of_senders(everyones, decode, weights)
-  # XLA turns a division into this on some numbers of devices: so on all.
-  return total * (1 / weight)
+  return reference.mean_of(_gathered(encoded, axis), decode, weights)
 
 
 def mean_by_all_to_all(
@@ -241,6 +246,7 @@ def mean_by_all_to_all(
   key: jax.Array | None = None,
   *,
   block_dims: int = 0,
+  implementation: Implementation = "reference",
 ) -> jax.Array:
   """The mean, one slice per rank: encoded deltas in, encoded means out.
 
@@ -254,6 +260,7 @@ def mean_by_all_to_all(
     weights: See `mean`.
     key: See `mean`; the second rounding draws from the same key.
     block_dims: See `mean`.
+    implementation: See `Wire`.
 
   Returns:
     See `mean`.
@@ -262,12 +269,11 @@ def mean_by_all_to_all(
   n, dims = rows.shape[-1], rows.ndim - 2
   s = _slice(n, axis, codec)
   slices = _pad(rows, axis.size * s).reshape(*rows.shape[:-1], axis.size, s)
-  total, weight = _sum_of_senders(
-    _deliver(_encode_lanes(slices, axis, codec, key), axis),
-    lambda part: reference.decode(part, s, codec),
-    weights,
+  encoded = _encode_lanes(slices, axis, codec, key, implementation)
+  mine = api.mean(
+    _deliver(encoded, axis), s, codec, weights, implementation=implementation
   )  # [R, *B, s]
-  again = _encode_lanes(total * (1 / weight), axis, codec, key, draw=1)
+  again = _encode_lanes(mine, axis, codec, key, implementation, draw=1)
   everyones = Encoded(
     *(collectives.all_gather(part, axis, dim=dims) for part in again)
   )
@@ -290,12 +296,10 @@ def reduce_scatter(x: jax.Array, axis: Axis, codec: Codec) -> jax.Array:
     float32 ``[R, ..., k]``: each rank's slice of the sum.
   """
   slices = x.reshape(*x.shape[:-1], axis.size, -1)
-  encoded = reference.encode(slices, codec)
-  return _sum_of_senders(
-    _deliver(encoded, axis),
-    lambda part: reference.decode(part, slices.shape[-1], codec),
-    None,
-  )[0]
+  received = _deliver(reference.encode(slices, codec), axis)
+  return axis.size * reference.mean_of(
+    received, lambda part: reference.decode(part, slices.shape[-1], codec)
+  )
 
 
 def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
@@ -353,50 +357,10 @@ def _mean_by_all_reduce(
     mine = lax.dynamic_slice_in_dim(
       varying(weights, axis.name), ranks_here(axis)[0], axis.lanes
     )
-    x = jax.vmap(_weighted)(x, mine)
+    x = jax.vmap(reference.weighted)(x, mine)
     divisor = jnp.sum(weights)
   total = collectives.all_reduce(x.astype(dtype), axis)
   return total.astype(jnp.float32) / divisor
-
-
-def _sum_of_senders(
-  encoded: Any,
-  decode: Callable[[Any], jax.Array],
-  weights: jax.Array | None,
-) -> tuple[jax.Array, jax.Array]:
-  """``[N, ...]`` encoded -> the sum of the decoded, and that of the weights.
-
-  A loop, and not a sum over a dim: its order is fixed, that of the weights
-  too, and only one decoded delta is alive.
-  """
-
-  def add(carry, sender):
-    part, weight = sender
-    values, one = decode(part), 1.0
-    if weight is not None:
-      one = weight
-      # To one bit less than float32 has, which block codecs fit: no compiler
-      # can fuse the multiplication into the addition across this rounding.
-      values = lax.reduce_precision(_weighted(values, weight), 8, 22)
-    return (carry[0] + values, carry[1] + one), None
-
-  names = frozenset() if weights is None else varying_axes(weights)
-  all_names = names.union(*map(varying_axes, encoded))
-  first = jax.eval_shape(decode, jax.tree.map(lambda part: part[0], encoded))
-  sums, _ = lax.scan(
-    add,
-    (
-      varying(jnp.zeros(first.shape, jnp.float32), *sorted(all_names)),
-      varying(jnp.float32(0), *sorted(names)),
-    ),
-    (encoded, weights),
-  )
-  return sums
-
-
-def _weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
-  """``weight * x``; zero for weight zero, whatever x holds."""
-  return jnp.where(weight == 0, 0.0, weight * x)
 
 
 def _encode_lanes(
@@ -404,15 +368,26 @@ def _encode_lanes(
   axis: Axis,
   codec: Codec,
   key: jax.Array | None,
+  implementation: Implementation,
   draw: int = 0,
 ) -> Encoded:
   """Encodes ``[R, *B, n]``; each rank draws from a key of its own."""
+  encode = functools.partial(
+    api.encode, codec=codec, implementation=implementation
+  )
   if not codec.stochastic or key is None:
-    return reference.encode(rows, codec)
+    return encode(rows)
   key = jax.random.fold_in(key, draw)
   keys = jax.vmap(lambda rank: jax.random.fold_in(key, rank))(ranks_here(axis))
-  return jax.vmap(lambda row, key: reference.encode(row, codec, key))(
-    rows, keys
+  return collectives.each_lane(
+    lambda row, key: encode(row, key=key), axis, rows, keys
+  )
+
+
+def _gathered(encoded: Any, axis: Axis) -> Any:
+  """A tuple of ``[R, ...] -> [N, ...]``, one all-gather each."""
+  return type(encoded)(
+    *(collectives.all_gather(part[:, None], axis) for part in encoded)
   )
 
 

@@ -33,6 +33,7 @@ from parallel.partial_sync import (
   REDUCED,
   PartialSync,
   Stream,
+  add_column_parallel,
   column_parallel,
   enter,
   row_parallel,
@@ -67,6 +68,8 @@ class TransformerConfig:
     dtype: Of activations; parameters are float32.
     remat: A key of ``REMAT_POLICIES``.
     attention: See ``attention.attention``; not "auto".
+    kernels: Of the norms, in order of preference; not "auto". See
+      ``parallel.kernels.selection``.
     init_std: Standard deviation of all matrices; output projections are
       smaller by sqrt(2 layers), as in GPT-2 and Megatron-LM.
     unroll: Layers per iteration of the scan.
@@ -85,6 +88,7 @@ class TransformerConfig:
   dtype: str = "float32"
   remat: str = "none"
   attention: str = "xla"
+  kernels: tuple[str, ...] = ("reference",)
   init_std: float = 0.02
   unroll: int = 1
 
@@ -235,13 +239,15 @@ class Block(nnx.Module):
     )
     swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
     norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
-    eps = config.norm_eps
+    options = config.norm_eps, config.kernels
     with jax.named_scope("attention"):
-      y = attend(column_parallel(x, norm_1, self.w_qkv[...], eps))
-      x = x + row_parallel(y, self.w_out[...], axis, sync_attention)
+      y = attend(column_parallel(x, norm_1, self.w_qkv[...], *options))
+      update = row_parallel(y, self.w_out[...], axis, sync_attention)
     with jax.named_scope("mlp"):
-      y = swiglu(column_parallel(x, norm_2, self.w_gate_up[...], eps))
-      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp)
+      x, y = add_column_parallel(
+        x, update, norm_2, self.w_gate_up[...], *options
+      )
+      x = x + row_parallel(swiglu(y), self.w_down[...], axis, sync_mlp)
     return x
 
 
@@ -389,7 +395,9 @@ class Transformer(nnx.Module):
   ) -> jax.Array:
     """float32 ``[R, B, T, V]``: each rank's slice, from its own stream."""
     with jax.named_scope("head"):
-      y = column_parallel(x, norm, head, self.config.norm_eps)
+      y = column_parallel(
+        x, norm, head, self.config.norm_eps, self.config.kernels
+      )
     y = y.astype(jnp.float32)
     if head.shape[-1] * self.axis.size > self.config.vocab_size:
       padded = self._token_ids() >= self.config.vocab_size

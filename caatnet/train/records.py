@@ -12,7 +12,7 @@ from tensorboardX import SummaryWriter
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 
-# A resumed run may report and save at other times, and be partitioned otherwise.
+# What a resumed run may have otherwise; so may it config.zero.
 _FREE = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",

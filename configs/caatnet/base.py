@@ -52,6 +52,9 @@ def get_config() -> ml_collections.ConfigDict:
   model.topology = "torus"
   # "auto", "xla", "cudnn" (GPU) or "splash" (TPU).
   model.attention = "auto"
+  # Of norms and codecs: "auto" (Pallas on TPUs and GPUs where it takes the
+  # sizes), "reference" (jnp), or "interpret": the TPU's on any machine, slowly.
+  model.kernels = "auto"
 
   # Logical sizes; --mesh says how many devices carry them.
   config.parallel = ml_collections.ConfigDict()

@@ -13,6 +13,7 @@ from parallel.collectives import ROUTES
 from parallel.partial_sync import (
   PartialSync,
   Stream,
+  add_column_parallel,
   column_parallel,
   enter,
   row_parallel,
@@ -224,3 +225,42 @@ def test_the_number_of_shared_channels_rounds_down():
 def test_wrong_policies(values, message):
   with pytest.raises(ValueError, match=message):
     PartialSync(**values)
+
+
+@pytest.mark.parametrize(
+  ("ranks", "devices", "fractions"),
+  [
+    (2, 2, (0.8, 0.29)),
+    (2, 2, (1.0, 1.0)),
+    (4, 2, (0.5, 0.5)),  # two streams per device: the reference
+  ],
+)
+def test_kernels_change_nothing(ranks, devices, fractions):
+  params, x = draw(ranks)
+  syncs = [PartialSync(p) for p in fractions]
+
+  def ours(params, x, axis, implementation):
+    x = enter(x, axis, syncs[0])
+    update = None
+    for sync in syncs:
+      x, y = add_column_parallel(
+        x, update, params["gain"], params["w_in"],
+        implementation=implementation,
+      )
+      update = row_parallel(jnp.tanh(y), params["w_out"], axis, sync)
+    y = (x + update).per_rank()
+    return jax.lax.psum((y * jnp.cos(jnp.arange(H))).sum(), "tensor")
+
+  results = []
+  for implementation in ("tpu_interpret", "reference"):
+    f, _ = on_mesh(
+      functools.partial(ours, implementation=implementation),
+      ranks, devices, P(),
+    )
+    f = jax.jit(jax.value_and_grad(f, (0, 1)))
+    uses = "add_norm" in str(f.trace(params, x).jaxpr)
+    one_stream = ranks == devices or fractions[0] == 1.0
+    assert uses == (implementation == "tpu_interpret" and one_stream)
+    results.append(f(params, x))
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())

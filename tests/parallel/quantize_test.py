@@ -350,3 +350,29 @@ def test_stochastic_rounding_needs_a_key():
     quantize.roundtrip(
       np.ones((1, 4), "f4"), axis, Wire("int8", stochastic=True)
     )
+
+
+@pytest.mark.parametrize(
+  ("route", "stochastic"), [("all_gather", True), ("all_to_all", False)]
+)
+def test_kernels_send_the_same_bits(route, stochastic):
+  """Of four workers on two devices, two lanes each."""
+  axis = Axis("worker", 4, 2)
+  x = np.random.default_rng(0).normal(size=(4, 600)).astype("f4")
+  results = []
+  for name in ("reference", "tpu_interpret"):
+    wire = quantize.Wire("int4", 256, route, stochastic, implementation=(name,))
+
+    def f(x, wire=wire):
+      key = jax.random.key(0)
+      return (
+        quantize.mean(x, axis, wire, key=key),
+        quantize.roundtrip(x, axis, wire, key=key),
+      )
+
+    results.append(jax.jit(jax.shard_map(
+      f, mesh=make_mesh({"worker": axis}), in_specs=P("worker"),
+      out_specs=(P(), P("worker")),
+    ))(x))
+  for a, b in zip(*results, strict=True):
+    np.testing.assert_array_equal(a, b)

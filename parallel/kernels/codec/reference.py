@@ -28,13 +28,16 @@ Shape legend: n elements; padded n = the next multiple of the block; blocks =
 padded n / block.
 """
 
+from collections.abc import Callable
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 import numpy as np
+
+from parallel.kernels import calls
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,21 +165,18 @@ def encode(
   if codec.stochastic and key is None:
     raise ValueError(f"{codec}: stochastic rounding needs a key")
   blocks = _blocks(x.astype(jnp.float32), codec.block)
-  largest = jnp.max(jnp.abs(blocks), axis=-1)
-  finite = largest < 2.0**126  # the inverse of the scale is a normal number
-  scale = jnp.where(finite, _scale(largest, codec), jnp.nan)
-  # Compilers divide by a broadcast scale so, but not everywhere.
-  inverse = (1 / jnp.where(scale > 0, scale, 1.0))[..., None]
-  numbers = jnp.where((scale > 0)[..., None], blocks * inverse, 0.0)
-  values = _round(numbers, codec, key)
-  codes = _to_bits(values, codec.name)
+  draws = None
+  if codec.stochastic:
+    draws = jax.random.uniform(key, blocks.shape)
+  scale = scale_of(jnp.max(jnp.abs(blocks), axis=-1, keepdims=True), codec)
+  codes = codes_of(blocks, scale, codec, draws)
   if codec.bits == 4:
     low, high = jnp.split(codes, 2, axis=-1)
     codes = low | (high << 4)
-  return Encoded(
-    codes.reshape(*x.shape[:-1], codec.payload_bytes(x.shape[-1])),
-    scale,
+  payload = codes.astype(jnp.uint8).reshape(
+    *x.shape[:-1], codec.payload_bytes(x.shape[-1])
   )
+  return Encoded(payload, scale[..., 0])
 
 
 def decode(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
@@ -193,10 +193,124 @@ def decode(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
   """
   payload, scales = encoded
   codes = payload.reshape(*scales.shape, codec.block * codec.bits // 8)
+  codes = codes.astype(jnp.int32)
   if codec.bits == 4:
     codes = jnp.concatenate([codes & 15, codes >> 4], axis=-1)
-  values = _from_bits(codes, codec.name) * scales[..., None]
+  values = numbers_of(codes, codec) * scales[..., None]
   return values.reshape(*scales.shape[:-1], -1)[..., :n]
+
+
+def encode_delta(
+  anchor: jax.Array,
+  params: jax.Array,
+  codec: Codec,
+  key: jax.Array | None = None,
+  residual: jax.Array | None = None,
+) -> tuple[Encoded, jax.Array | None]:
+  """Encodes ``anchor - params``, with what the last encoding left of it.
+
+  Args:
+    anchor: ``[..., n]``; taken as float32, as the others.
+    params: ``[..., n]``.
+    codec: The codec.
+    key: As for `encode`.
+    residual: ``[..., n]``, added to the difference; None: no error feedback.
+
+  Returns:
+    The codes and scales, and, with a residual, the new one: what rounding
+    took, float32.
+  """
+  delta = anchor.astype(jnp.float32) - params.astype(jnp.float32)
+  if residual is None:
+    return encode(delta, codec, key), None
+  delta = delta + residual
+  encoded = encode(delta, codec, key)
+  return encoded, delta - decode(encoded, delta.shape[-1], codec)
+
+
+def mean(
+  encoded: Encoded, n: int, codec: Codec, weights: jax.Array | None = None
+) -> jax.Array:
+  """The (weighted) mean of M encoded vectors, summed one after another.
+
+  Args:
+    encoded: ``[M, ...]`` each.
+    n: Elements without padding.
+    codec: The codec that encoded.
+    weights: float32 ``[M]``, not negative; a vector of weight zero counts for
+      nothing, NaN included.
+
+  Returns:
+    float32 ``[..., n]``. Its bits do not depend on how the program is split.
+  """
+  return mean_of(encoded, lambda part: decode(part, n, codec), weights)
+
+
+def mean_of(
+  encoded: Any,
+  decode: Callable[[Any], jax.Array],
+  weights: jax.Array | None = None,
+) -> jax.Array:
+  """`mean` of what is encoded in whatever way.
+
+  A loop, and not a sum over a dim: its order is fixed, that of the weights
+  too, and only one decoded vector is alive.
+
+  Args:
+    encoded: A tuple of arrays ``[M, ...]``.
+    decode: One vector's arrays ``[...]`` -> float32.
+    weights: See `mean`.
+  """
+
+  def add(carry, sender):
+    part, weight = sender
+    values, one = decode(part), 1.0
+    if weight is not None:
+      one = weight
+      # To one bit less than float32 has, which block codecs fit: no compiler
+      # can fuse the multiplication into the addition across this rounding.
+      values = lax.reduce_precision(weighted(values, weight), 8, 22)
+    return (carry[0] + values, carry[1] + one), None
+
+  first = jax.eval_shape(decode, jax.tree.map(lambda part: part[0], encoded))
+  total, weight = jnp.zeros(first.shape, jnp.float32), jnp.float32(0)
+  if weights is not None:
+    weight = calls.same_axes(weight, weights)[0]
+  total = calls.same_axes(total, weight, *encoded)[0]
+  (total, weight), _ = lax.scan(add, (total, weight), (encoded, weights))
+  # XLA turns a division into this on some numbers of devices: so on all.
+  return total * (1 / weight)
+
+
+def nesterov(
+  encoded: Encoded,
+  params: jax.Array,
+  momentum: jax.Array,
+  codec: Codec,
+  *,
+  learning_rate: float,
+  decay: float,
+  weights: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """The outer update of DiLoCo with the mean of encoded outer gradients.
+
+      v <- decay v + mean;  params <- params - learning_rate (mean + decay v)
+
+  Args:
+    encoded: ``[M, ...]`` each.
+    params: float32 ``[..., n]``, the outer parameters.
+    momentum: float32 ``[..., n]``, v.
+    codec: The codec that encoded.
+    learning_rate: Of the outer optimizer.
+    decay: Of the momentum.
+    weights: See `mean`.
+
+  Returns:
+    The new parameters and momentum. Source: arXiv 2311.08105, in the form of
+    ``optax.sgd(learning_rate, decay, nesterov=True)``.
+  """
+  delta = mean(encoded, params.shape[-1], codec, weights)
+  return nesterov_step(delta, params, momentum, learning_rate, decay)
 
 
 def _blocks(x: jax.Array, size: int) -> jax.Array:
@@ -207,18 +321,49 @@ def _blocks(x: jax.Array, size: int) -> jax.Array:
   return jnp.pad(x, widths).reshape(*x.shape[:-1], count, size)
 
 
-def _scale(largest: jax.Array, codec: Codec) -> jax.Array:
-  """``largest / top``, rounded up to 16 significant bits; 0 below 2^-100."""
+# What follows works on tiles of blocks, in kernels too.
+
+
+def scale_of(largest: jax.Array, codec: Codec) -> jax.Array:
+  """Scales of blocks with these largest magnitudes.
+
+  ``largest / top``, rounded up to 16 significant bits; 0 below 2^-100, NaN
+  from 2^126 on: the inverse of a scale is a normal number.
+  """
   quotient = largest / np.float32(_FORMATS[codec.name].top)
   bits = lax.bitcast_convert_type(quotient, jnp.int32)
   # Four units in the last place stay below, so that the scale of a decoded
   # block is found again even where division is inexact.
   rounded = lax.bitcast_convert_type((bits + 251) & ~255, jnp.float32)
-  return jnp.where(largest < 2.0**-100, 0.0, rounded)
+  scale = jnp.where(largest < 2.0**-100, 0.0, rounded)
+  return jnp.where(largest < 2.0**126, scale, jnp.nan)
+
+
+def codes_of(
+  blocks: jax.Array,
+  scale: jax.Array,
+  codec: Codec,
+  draws: jax.Array | None = None,
+) -> jax.Array:
+  """The codes of elements.
+
+  Args:
+    blocks: float32.
+    scale: Of each element's block; broadcasts.
+    codec: The codec.
+    draws: For stochastic rounding: in [0, 1), one per element.
+
+  Returns:
+    int32, in [0, 2^bits).
+  """
+  # Compilers divide by a broadcast scale so, but not everywhere.
+  inverse = 1 / jnp.where(scale > 0, scale, 1.0)
+  numbers = jnp.where(scale > 0, blocks * inverse, 0.0)
+  return _to_codes(_round(numbers, codec, draws), codec.name)
 
 
 def _round(
-  numbers: jax.Array, codec: Codec, key: jax.Array | None
+  numbers: jax.Array, codec: Codec, draws: jax.Array | None
 ) -> jax.Array:
   """Rounds to the numbers that codes stand for."""
   form = _FORMATS[codec.name]
@@ -234,8 +379,7 @@ def _round(
   steps = magnitude * inverse
   if codec.stochastic:
     low = jnp.floor(steps)
-    up = jax.random.uniform(key, steps.shape) < steps - low
-    steps = low + up
+    steps = low + jnp.where(draws < steps - low, 1.0, 0.0)
   else:
     steps = jnp.round(steps)
   magnitude = jnp.minimum(steps * step, np.float32(form.top))
@@ -246,35 +390,50 @@ def _power_of_two(exponent: jax.Array) -> jax.Array:
   return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
-def _to_bits(values: jax.Array, name: str) -> jax.Array:
-  """Numbers that codes stand for -> codes, uint8."""
+def _to_codes(values: jax.Array, name: str) -> jax.Array:
+  """Numbers that codes stand for -> codes, int32."""
   if name == "fp8":  # exact: rounded before
-    return lax.bitcast_convert_type(
+    bits = lax.bitcast_convert_type(
       values.astype(jnp.float8_e4m3fn), jnp.uint8
     )
+    return bits.astype(jnp.int32)
   if name == "e3m0":
     bits = lax.bitcast_convert_type(jnp.abs(values), jnp.int32) >> 23
     exponent = jnp.where(values == 0, 0, bits - 127 + 7)
-    return (exponent | jnp.where(values < 0, 8, 0)).astype(jnp.uint8)
-  codes = lax.bitcast_convert_type(values.astype(jnp.int8), jnp.uint8)
-  return codes & 15 if name == "int4" else codes
+    return exponent | jnp.where(values < 0, 8, 0)
+  return values.astype(jnp.int32) & (15 if name == "int4" else 255)
 
 
-def _from_bits(codes: jax.Array, name: str) -> jax.Array:
-  """Codes -> the numbers that they stand for, float32."""
-  if name == "fp8":
-    values = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn)
+def numbers_of(codes: jax.Array, codec: Codec) -> jax.Array:
+  """Codes, int32 -> the numbers that they stand for, float32."""
+  if codec.name == "fp8":
+    values = lax.bitcast_convert_type(
+      codes.astype(jnp.uint8), jnp.float8_e4m3fn
+    )
     return values.astype(jnp.float32)
-  if name == "e3m0":
-    codes = codes.astype(jnp.int32)
+  if codec.name == "e3m0":
     exponent = codes & 7
     magnitude = jnp.where(exponent == 0, 0.0, _power_of_two(exponent - 7))
     return jnp.where(codes > 7, -magnitude, magnitude)
-  if name == "int4":  # the sign bit to the top and back
-    return (lax.bitcast_convert_type(codes << 4, jnp.int8) >> 4).astype(
-      jnp.float32
-    )
-  return lax.bitcast_convert_type(codes, jnp.int8).astype(jnp.float32)
+  spare = 32 - codec.bits  # the sign bit to the top and back
+  return ((codes << spare) >> spare).astype(jnp.float32)
+
+
+def weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
+  """``weight * x``; zero for weight zero, whatever x holds."""
+  return jnp.where(weight == 0, 0.0, weight * x)
+
+
+def nesterov_step(
+  delta: jax.Array,
+  params: jax.Array,
+  momentum: jax.Array,
+  learning_rate: float,
+  decay: float,
+) -> tuple[jax.Array, jax.Array]:
+  """The outer update itself; see `nesterov`."""
+  momentum = delta + decay * momentum
+  return params - learning_rate * (delta + decay * momentum), momentum
 
 
 class EncodedTopK(NamedTuple):

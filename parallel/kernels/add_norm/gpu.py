@@ -1,0 +1,203 @@
+"""Residual add and RMSNorm in one pass over memory, for GPUs, in Triton.
+
+A program has one row in registers, its parts padded to powers of two. Triton
+and not Mosaic GPU: the op streams rows and multiplies no matrices, so that
+there is nothing for Mosaic's asynchronous copies and tensor cores to gain, and
+Triton has masked loads of any width. Mathematics as in ``tpu.py``.
+"""
+
+from collections.abc import Sequence
+import functools
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+import jax.numpy as jnp
+
+from parallel.kernels import calls
+
+# A row's float32 values must fit the registers of 32 warps, a few times.
+_MAX_WIDTH = 32768
+# Programs of the backward: each sums the gain's cotangent over its rows.
+_PROGRAMS = 512
+
+
+def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
+  """Why the kernel does not take a stream; None: it does."""
+  if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+    return f"dtype {dtype}: float32, bfloat16 or float16"
+  if num_rows < 1:
+    return "no rows"
+  if width > _MAX_WIDTH:
+    return f"width {width} > {_MAX_WIDTH}: a row must fit the registers"
+  return None
+
+
+def _params(width: int, interpret: bool):
+  warps = min(32, max(1, pl.next_power_of_2(width) // 256))
+  return {
+    "compiler_params": pltriton.CompilerParams(num_warps=warps),
+    "interpret": interpret,
+  }
+
+
+def forward(
+  parts: Sequence[jax.Array],
+  updates: Sequence[jax.Array],
+  gain: jax.Array,
+  scales: Sequence[float],
+  eps: float,
+  interpret: bool = False,
+) -> tuple[list[jax.Array], jax.Array]:
+  """See ``tpu.forward``."""
+  num_rows, dtype = parts[0].shape[0], parts[0].dtype
+  width = sum(x.shape[1] for x in parts)
+  new_parts = parts if updates else []
+  *new, normed = pl.pallas_call(
+    functools.partial(_forward, scales=scales, eps=eps, add=bool(updates)),
+    grid=(num_rows,),
+    out_shape=[
+      *(calls.shaped(x.shape, dtype, x) for x in new_parts),
+      calls.shaped((num_rows, width), dtype, parts[0]),
+    ],
+    name="add_norm",
+    **_params(width, interpret),
+  )(*parts, *updates, gain.astype(jnp.float32))
+  return new or list(parts), normed
+
+
+def _forward(*refs, scales, eps, add):
+  num = len(scales)
+  x_refs, refs = refs[:num], refs[num:]
+  d_refs, refs = (refs[:num], refs[num:]) if add else ((), refs)
+  gain_ref, *new_refs, normed_ref = refs
+  row = pl.program_id(0)
+  dtype = normed_ref.dtype
+  cuts = _cuts(x_refs)
+  wide = []
+  for index, (x_ref, cut) in enumerate(zip(x_refs, cuts, strict=True)):
+    x = _load(x_ref, cut, row)
+    if add:
+      d = _load(d_refs[index], cut, row)
+      if scales[index] != 1.0:
+        d = (d * scales[index]).astype(dtype).astype(jnp.float32)
+      new = (x + d).astype(dtype)
+      _store(new_refs[index], cut, new, row)
+      x = new.astype(jnp.float32)
+    wide.append(x)
+  rstd = _rstd(wide, normed_ref.shape[1], eps)
+  for x, cut in zip(wide, cuts, strict=True):
+    y = x * rstd * _load(gain_ref, cut, whole=True)
+    _store(normed_ref, cut, y.astype(dtype), row, whole=True)
+
+
+def backward(
+  parts: Sequence[jax.Array],
+  gain: jax.Array,
+  d_parts: Sequence[jax.Array],
+  d_normed: jax.Array,
+  scales: Sequence[float],
+  eps: float,
+  interpret: bool = False,
+) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+  """See ``tpu.backward``."""
+  num_rows, dtype = parts[0].shape[0], parts[0].dtype
+  width = sum(x.shape[1] for x in parts)
+  programs = min(num_rows, _PROGRAMS)
+  scaled = [i for i, scale in enumerate(scales) if scale != 1.0]
+  results = [*range(len(parts)), *scaled]
+  *d_x, d_gain = pl.pallas_call(
+    functools.partial(_backward, scales=scales, scaled=scaled, eps=eps),
+    grid=(programs,),
+    out_shape=[
+      *(calls.shaped(parts[i].shape, dtype, d_normed) for i in results),
+      calls.shaped((programs, width), jnp.float32, d_normed),
+    ],
+    name="add_norm_backward",
+    **_params(width, interpret),
+  )(*parts, *d_parts, d_normed, gain.astype(jnp.float32))
+  d_x, extra = d_x[: len(parts)], d_x[len(parts) :]
+  d_updates = list(d_x[: len(scales)])
+  for i, d in zip(scaled, extra, strict=True):
+    d_updates[i] = d
+  return d_x, d_updates, jnp.sum(d_gain, axis=0)
+
+
+def _backward(*refs, scales, scaled, eps):
+  num = (len(refs) - 3 - len(scaled)) // 3
+  x_refs, g_refs = refs[:num], refs[num : 2 * num]
+  d_normed_ref, gain_ref, *out_refs, d_gain_ref = refs[2 * num :]
+  num_rows, width = d_normed_ref.shape
+  cuts = _cuts(x_refs)
+  gains = [_load(gain_ref, cut, whole=True) for cut in cuts]
+  extra_refs = dict(zip(scaled, out_refs[num:], strict=True))
+  first, programs = pl.program_id(0), d_gain_ref.shape[0]
+
+  def one_row(turn, d_gains):
+    row = first + turn * programs
+    wide = [_load(r, c, row) for r, c in zip(x_refs, cuts, strict=True)]
+    ds = [_load(d_normed_ref, cut, row, whole=True) for cut in cuts]
+    rstd = _rstd(wide, width, eps)
+    dot = sum(
+      jnp.sum(d * gain * x)
+      for d, gain, x in zip(ds, gains, wide, strict=True)
+    )
+    common = dot * (rstd * rstd * rstd) / width
+    new = []
+    for i, (x, d, cut) in enumerate(zip(wide, ds, cuts, strict=True)):
+      new.append(d_gains[i] + d * (x * rstd))
+      g = _load(g_refs[i], cut, row)
+      g = g + (d * gains[i] * rstd - x * common)
+      _store(out_refs[i], cut, g.astype(out_refs[i].dtype), row)
+      if i in extra_refs:
+        scaled_g = (g * scales[i]).astype(out_refs[i].dtype)
+        _store(extra_refs[i], cut, scaled_g, row)
+    return tuple(new)
+
+  turns = (num_rows - first + programs - 1) // programs
+  zeros = tuple(jnp.zeros_like(gain) for gain in gains)
+  totals = lax.fori_loop(0, turns, one_row, zeros)
+  for cut, total in zip(cuts, totals, strict=True):
+    _store(d_gain_ref, cut, total, first, whole=True)
+
+
+def _cuts(refs) -> list[tuple[int, int]]:
+  """(first channel in the whole row, width) of each part."""
+  cuts, start = [], 0
+  for ref in refs:
+    cuts.append((start, ref.shape[1]))
+    start += ref.shape[1]
+  return cuts
+
+
+def _load(ref, cut, row=None, *, whole=False):
+  """A row's part in float32, zeros up to a power of two.
+
+  Args:
+    ref: A part, or, with ``whole``, an array of whole rows.
+    cut: Which part.
+    row: Which row; None: there is but one.
+    whole: See ``ref``.
+  """
+  index, mask = _where(cut, row, whole)
+  return pltriton.load(ref.at[index], mask=mask, other=0.0).astype(
+    jnp.float32
+  )
+
+
+def _store(ref, cut, value, row, *, whole=False):
+  index, mask = _where(cut, row, whole)
+  pltriton.store(ref.at[index], value, mask=mask)
+
+
+def _where(cut, row, whole):
+  start, width = cut
+  channel = jnp.arange(pl.next_power_of_2(width))
+  columns = channel + start if whole else channel
+  return (columns if row is None else (row, columns)), channel < width
+
+
+def _rstd(wide: Sequence[jax.Array], width: int, eps: float) -> jax.Array:
+  squares = sum(jnp.sum(x * x) for x in wide)
+  return lax.rsqrt(squares / width + eps)

@@ -1,0 +1,212 @@
+"""Residual add and RMSNorm in one pass over HBM, for TPUs.
+
+A grid step has whole rows of all operands in VMEM. The two parts are written
+side by side into the normalised row there, so they are nowhere concatenated.
+The backward reads the new stream, which the forward returned, and finds the
+statistics again: rows are there as a whole, so that costs no bytes.
+
+Per row with x the new stream, r = 1 / sqrt(mean(x^2) + eps), and g and h the
+cotangents of the new stream and of the normalised row:
+
+    dx = g + r gain h - x r^3 mean(x gain h);  d gain = sum over rows of r x h
+"""
+
+from collections.abc import Sequence
+import functools
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from parallel.kernels import calls
+
+
+def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
+  """Why the kernel does not take a stream; None: it does."""
+  if dtype not in (jnp.float32, jnp.bfloat16):
+    return f"dtype {dtype}: float32 or bfloat16"
+  if num_rows < 1:
+    return "no rows"
+  if not _block(num_rows, width, dtype):
+    return f"width {width}: 16 rows do not fit {calls.VMEM_BYTES >> 20} MB"
+  return None
+
+
+def _block(num_rows: int, width: int, dtype: jnp.dtype) -> int:
+  # The backward has five streams, twice each while the next block loads, and
+  # keeps about three in float32.
+  row_bytes = width * (10 * jnp.dtype(dtype).itemsize + 12)
+  return calls.rows_per_block(num_rows, row_bytes)
+
+
+def forward(
+  parts: Sequence[jax.Array],
+  updates: Sequence[jax.Array],
+  gain: jax.Array,
+  scales: Sequence[float],
+  eps: float,
+  interpret: bool = False,
+) -> tuple[list[jax.Array], jax.Array]:
+  """See ``reference.add_norm``.
+
+  Args:
+    parts: The stream, ``[N, width]`` each, none of width 0.
+    updates: One per part, or none at all.
+    gain: ``[H]``.
+    scales: What each update is multiplied by, in the stream's dtype.
+    eps: Added to the mean square.
+    interpret: Run on any machine.
+
+  Returns:
+    The new parts (the old ones without updates), and ``[N, H]``.
+  """
+  num_rows, dtype = parts[0].shape[0], parts[0].dtype
+  widths = [x.shape[1] for x in parts]
+  width = sum(widths)
+  block = _block(num_rows, width, dtype)
+  rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
+  whole = pl.BlockSpec((block, width), lambda i: (i, 0))
+  new_parts = parts if updates else []
+  *new, normed = pl.pallas_call(
+    functools.partial(_forward, scales=scales, eps=eps, add=bool(updates)),
+    grid=(pl.cdiv(num_rows, block),),
+    in_specs=[
+      *rows,
+      *(rows if updates else []),
+      pl.BlockSpec((1, width), lambda i: (0, 0)),
+    ],
+    out_specs=[*(rows if updates else []), whole],
+    out_shape=[
+      *(calls.shaped(x.shape, dtype, x) for x in new_parts),
+      calls.shaped((num_rows, width), dtype, parts[0]),
+    ],
+    name="add_norm",
+    **calls.tpu_params(interpret, "parallel"),
+  )(*parts, *updates, gain.astype(jnp.float32)[None])
+  return new or list(parts), normed
+
+
+def _forward(*refs, scales, eps, add):
+  num = len(scales)
+  x_refs, refs = refs[:num], refs[num:]
+  d_refs, refs = (refs[:num], refs[num:]) if add else ((), refs)
+  gain_ref, *new_refs, normed_ref = refs
+  dtype = x_refs[0].dtype
+  wide = []
+  for index, x_ref in enumerate(x_refs):
+    x = x_ref[...].astype(jnp.float32)
+    if add:
+      # Products and sums of bfloat16 in float32, rounded, are bfloat16's.
+      d = d_refs[index][...].astype(jnp.float32)
+      if scales[index] != 1.0:
+        d = (d * scales[index]).astype(dtype).astype(jnp.float32)
+      new = (x + d).astype(dtype)
+      new_refs[index][...] = new
+      x = new.astype(jnp.float32)
+    wide.append(x)
+  rstd = rstd_of(wide, eps)
+  start = 0
+  for x in wide:
+    here = pl.ds(start, x.shape[1])
+    normed_ref[:, here] = (x * rstd * gain_ref[:, here]).astype(dtype)
+    start += x.shape[1]
+
+
+def backward(
+  parts: Sequence[jax.Array],
+  gain: jax.Array,
+  d_parts: Sequence[jax.Array],
+  d_normed: jax.Array,
+  scales: Sequence[float],
+  eps: float,
+  interpret: bool = False,
+) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+  """The transpose of `forward`'s derivative.
+
+  Args:
+    parts: The new stream, as `forward` returned it.
+    gain: As for `forward`; so are ``scales``, ``eps`` and ``interpret``.
+    d_parts: Cotangents of the new stream.
+    d_normed: Cotangent of the normalised rows.
+    scales: None of updates: an empty sequence.
+    eps: Added to the mean square.
+    interpret: Run on any machine.
+
+  Returns:
+    Cotangents of the stream and of the updates, and ``[H]`` of the gain.
+  """
+  num_rows, dtype = parts[0].shape[0], parts[0].dtype
+  widths = [x.shape[1] for x in parts]
+  width = sum(widths)
+  block = _block(num_rows, width, dtype)
+  num_blocks = pl.cdiv(num_rows, block)
+  rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
+  scaled = [i for i, scale in enumerate(scales) if scale != 1.0]
+  results = [*range(len(parts)), *scaled]
+  *d_x, d_gain = pl.pallas_call(
+    functools.partial(
+      _backward, scales=scales, scaled=scaled, eps=eps, num_rows=num_rows
+    ),
+    grid=(num_blocks,),
+    in_specs=[
+      *rows,
+      *rows,
+      pl.BlockSpec((block, width), lambda i: (i, 0)),
+      pl.BlockSpec((1, width), lambda i: (0, 0)),
+    ],
+    out_specs=[
+      *(rows[i] for i in results),
+      pl.BlockSpec((None, 1, width), lambda i: (i, 0, 0)),
+    ],
+    out_shape=[
+      *(calls.shaped(parts[i].shape, dtype, d_normed) for i in results),
+      calls.shaped((num_blocks, 1, width), jnp.float32, d_normed),
+    ],
+    name="add_norm_backward",
+    **calls.tpu_params(interpret, "parallel"),
+  )(*parts, *d_parts, d_normed, gain.astype(jnp.float32)[None])
+  d_x, extra = d_x[: len(parts)], d_x[len(parts) :]
+  d_updates = list(d_x[: len(scales)])
+  for i, d in zip(scaled, extra, strict=True):
+    d_updates[i] = d
+  return d_x, d_updates, jnp.sum(d_gain, axis=(0, 1))
+
+
+def _backward(*refs, scales, scaled, eps, num_rows):
+  num = (len(refs) - 3 - len(scaled)) // 3
+  x_refs, g_refs = refs[:num], refs[num : 2 * num]
+  d_normed_ref, gain_ref, *out_refs, d_gain_ref = refs[2 * num :]
+  wide = [ref[...].astype(jnp.float32) for ref in x_refs]
+  rstd = rstd_of(wide, eps)
+  width = gain_ref.shape[1]
+  block = rstd.shape[0]
+  # Rows past the end hold anything.
+  row = lax.broadcasted_iota(jnp.int32, (block, 1), 0)
+  inside = row < num_rows - pl.program_id(0) * block
+  slices, start = [], 0
+  for x in wide:
+    slices.append(pl.ds(start, x.shape[1]))
+    start += x.shape[1]
+  dot = jnp.zeros_like(rstd)
+  for x, here in zip(wide, slices, strict=True):
+    d = d_normed_ref[:, here].astype(jnp.float32)
+    dot += jnp.sum(d * gain_ref[:, here] * x, axis=-1, keepdims=True)
+    d_gain_ref[:, here] = jnp.sum(
+      jnp.where(inside, d * (x * rstd), 0.0), axis=0, keepdims=True
+    )
+  common = dot * (rstd * rstd * rstd) / width
+  extra_refs = dict(zip(scaled, out_refs[num:], strict=True))
+  for i, (x, here) in enumerate(zip(wide, slices, strict=True)):
+    d = d_normed_ref[:, here].astype(jnp.float32)
+    d = d * gain_ref[:, here] * rstd - x * common
+    d = g_refs[i][...].astype(jnp.float32) + d
+    out_refs[i][...] = d.astype(out_refs[i].dtype)
+    if i in extra_refs:
+      extra_refs[i][...] = (d * scales[i]).astype(out_refs[i].dtype)
+
+
+def rstd_of(wide: Sequence[jax.Array], eps: float) -> jax.Array:
+  """``[rows, 1]`` of rows in parts."""
+  squares = sum(jnp.sum(x * x, axis=-1, keepdims=True) for x in wide)
+  return lax.rsqrt(squares / sum(x.shape[1] for x in wide) + eps)

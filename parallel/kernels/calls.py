@@ -1,0 +1,64 @@
+"""What all Pallas calls here share."""
+
+import math
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental.pallas import tpu as pltpu
+
+# Of the 16 MB that a v5e kernel may use; the compiler's own temporaries take
+# the rest.
+VMEM_BYTES = 8 << 20
+
+
+def tpu_params(interpret: bool, *semantics: str) -> dict[str, Any]:
+  """Keywords of a TPU ``pallas_call``; ``semantics`` one per grid dim."""
+  return {
+    "compiler_params": pltpu.CompilerParams(dimension_semantics=semantics),
+    "interpret": pltpu.InterpretParams() if interpret else False,
+  }
+
+
+def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
+  """A result's shape, varying over the mesh axes that ``like`` varies over."""
+  return jax.ShapeDtypeStruct(
+    shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type
+  )
+
+
+def same_axes(*operands: jax.Array) -> list[jax.Array]:
+  """Casts operands to vary over the same mesh axes, as kernels ask for."""
+  each = [jax.typeof(x).manual_axis_type.varying for x in operands]
+  names = frozenset().union(*each)
+
+  def cast(x, own):
+    missing = tuple(sorted(names - own))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+  return list(map(cast, operands, each))
+
+
+def rows_per_block(
+  num_rows: int, row_bytes: int, budget: int = VMEM_BYTES
+) -> int:
+  """Rows that fit the budget: a power of two from 16 on, or all; 0: too few.
+
+  Sixteen rows of two-byte elements are one tile of a TPU's registers.
+  """
+  fitting = budget // row_bytes
+  if fitting < min(16, num_rows):
+    return 0
+  return min(num_rows, 1 << (fitting.bit_length() - 1))
+
+
+def leading(x: jax.Array) -> int:
+  """Product of all dims but the last."""
+  return math.prod(x.shape[:-1])
+
+
+def as_rows(*arrays: jax.Array) -> list[jax.Array]:
+  """``[..., n] -> [rows, n]``."""
+  return [x.reshape(leading(x), x.shape[-1]) for x in arrays]
+
+

@@ -1,0 +1,44 @@
+"""Named shapes, shared by tests and benchmarks."""
+
+from typing import NamedTuple
+
+from parallel.kernels.codec.reference import Codec
+
+
+class Case(NamedTuple):
+  """Sizes of one call.
+
+  Attributes:
+    shape: Of what is encoded.
+    codec: The codec.
+    senders: M, of means.
+    dtype: Of parameters and anchor.
+  """
+
+  shape: tuple[int, ...]
+  codec: Codec
+  senders: int = 2
+  dtype: str = "float32"
+
+
+CASES = {
+  "int8": Case((1024,), Codec("int8")),
+  "int8, block 128": Case((3, 640), Codec("int8", 128), 3),
+  "int4, odd": Case((2, 1000), Codec("int4"), 3),
+  "e3m0": Case((40_000,), Codec("e3m0"), 4),
+  "e3m0, odd, bf16": Case((777,), Codec("e3m0"), 1, "bfloat16"),
+  "int8, stochastic": Case((1500,), Codec("int8", 256, True)),
+  "int4, stochastic": Case((3, 400), Codec("int4", 256, True)),
+  "e3m0, stochastic": Case((1500,), Codec("e3m0", 512, True)),
+}
+
+# Of a 1B model, three layers of which are one fragment.
+LARGE = {
+  name: Case((4_194_304,), codec)
+  for name, codec in {
+    "int8": Codec("int8"),
+    "int4": Codec("int4"),
+    "e3m0": Codec("e3m0"),
+    "e3m0, stochastic": Codec("e3m0", 256, True),
+  }.items()
+}

@@ -1,0 +1,165 @@
+"""Sum of partial blocks, residual add and RMSNorm, by the best means."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parallel.kernels import calls
+from parallel.kernels.add_norm import tpu as add_norm
+from parallel.kernels.reduce_add_norm import reference, tpu
+from parallel.kernels.selection import Choice, Implementation, choose
+
+
+def choice(
+  shared: jax.Array,
+  private: jax.Array,
+  partial: jax.Array,
+  scales: jax.Array | None,
+  implementation: Implementation = "auto",
+) -> Choice:
+  """Which implementation `reduce_add_norm` uses, and why not another.
+
+  Args:
+    shared: As for `reduce_add_norm`; shapes and dtypes suffice.
+    private: As for `reduce_add_norm`.
+    partial: As for `reduce_add_norm`.
+    scales: As for `reduce_add_norm`.
+    implementation: As for `reduce_add_norm`.
+  """
+  rows, k, p = calls.leading(shared), shared.shape[-1], private.shape[-1]
+  block = None
+  if scales is not None:
+    block = k // scales.shape[-1]
+
+  def refusal(kind):
+    if kind != "tpu":
+      return "no kernel for this platform"
+    return tpu.refusal(
+      rows, k, p, shared.dtype, partial.shape[0], block
+    ) or add_norm.refusal(rows, k + p, shared.dtype)
+
+  return choose("reduce_add_norm", implementation, refusal)
+
+
+def reduce_add_norm(
+  shared: jax.Array,
+  private: jax.Array,
+  partial: jax.Array,
+  scales: jax.Array | None,
+  d_private: jax.Array,
+  gain: jax.Array,
+  *,
+  private_scale: float = 1.0,
+  eps: float = 1e-5,
+  implementation: Implementation = "auto",
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Sums partial updates of shared channels, adds, normalises, in one pass.
+
+  Args:
+    shared: ``[..., K]``, the stream.
+    private: ``[..., P]``, of the same dtype; P may be 0.
+    partial: ``[r, ..., K]``: one block per rank, int8 with scales.
+    scales: float32 ``[r, ..., K / block]``; None: blocks come as they are.
+      Encoded blocks are constants: no derivative goes through them.
+    d_private: ``[..., P]``.
+    gain: ``[H]``.
+    private_scale: Multiplies ``d_private``.
+    eps: Added to the mean square.
+    implementation: "auto", or names in order of preference: see
+      `parallel.kernels.selection`.
+
+  Returns:
+    The new shared and private channels, and ``[..., H]``: the normalised row.
+
+  Raises:
+    ValueError: Blocks that do not divide K, or no implementation.
+  """
+  if scales is not None and shared.shape[-1] % scales.shape[-1]:
+    raise ValueError(
+      f"{scales.shape[-1]} scales for {shared.shape[-1]} shared channels: "
+      "blocks must be of one size"
+    )
+  chosen = choice(shared, private, partial, scales, implementation)
+  if chosen.name == "reference":
+    return reference.reduce_add_norm(
+      shared, private, partial, scales, d_private, gain,
+      private_scale=private_scale, eps=eps,
+    )
+  rows = calls.leading(shared)
+  options = _Options(
+    float(np.asarray(private_scale, shared.dtype)), eps, chosen.interpret
+  )
+  parts = [x for x in (shared, private) if x.shape[-1]]
+  optional = [] if len(parts) == 1 else calls.as_rows(d_private)
+  encoded = [] if scales is None else [_ranks_of_rows(scales, rows)]
+  operands = calls.same_axes(
+    gain.astype(jnp.float32), _ranks_of_rows(partial, rows),
+    *calls.as_rows(*parts), *optional, *encoded,
+  )
+  gain, partial, *operands = operands
+  num = len(parts)
+  new, normed = _fused(
+    options,
+    tuple(operands[:num]),
+    partial,
+    operands[-1] if encoded else None,
+    operands[num] if optional else None,
+    gain,
+  )
+  new = iter(new)
+  results = [
+    next(new).reshape(x.shape) if x.shape[-1] else x
+    for x in (shared, private)
+  ]
+  return *results, normed.reshape(*shared.shape[:-1], normed.shape[-1])
+
+
+def _ranks_of_rows(x: jax.Array, rows: int) -> jax.Array:
+  return x.reshape(x.shape[0], rows, x.shape[-1])
+
+
+class _Options(NamedTuple):
+  """What is known when the program is traced."""
+
+  private_scale: float
+  eps: float
+  interpret: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _fused(options, parts, partial, scales, d_private, gain):
+  new, normed = tpu.forward(
+    parts, partial, scales, d_private, gain, options.private_scale,
+    options.eps, options.interpret,
+  )
+  return tuple(new), normed
+
+
+def _forward(options, parts, partial, scales, d_private, gain):
+  new, normed = _fused(options, parts, partial, scales, d_private, gain)
+  return (new, normed), (new, gain, partial, scales)
+
+
+def _backward(options, residuals, cotangents):
+  new, gain, partial, scales = residuals
+  d_new, d_normed = cotangents
+  d_parts, d_updates, d_gain = add_norm.backward(
+    new, gain, d_new, d_normed, (1.0, options.private_scale)[: len(new)],
+    options.eps, options.interpret,
+  )
+  if scales is None:
+    d_partial = jnp.broadcast_to(
+      d_updates[0].astype(partial.dtype), partial.shape
+    )
+    d_scales = None
+  else:
+    d_partial = np.zeros(partial.shape, jax.dtypes.float0)
+    d_scales = jnp.zeros_like(scales)
+  d_private = d_updates[1] if len(new) > 1 else None
+  return tuple(d_parts), d_partial, d_scales, d_private, d_gain
+
+
+_fused.defvjp(_forward, _backward)

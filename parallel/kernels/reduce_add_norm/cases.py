@@ -1,0 +1,51 @@
+"""Named shapes, shared by tests and benchmarks."""
+
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+  """Sizes of one call.
+
+  Attributes:
+    rows: Tokens.
+    shared: K.
+    private: P.
+    ranks: r.
+    dtype: Of the stream, and of partial blocks that are not encoded.
+    block: Channels per scale of int8 blocks; None: not encoded.
+    private_scale: Of the private update.
+  """
+
+  rows: int
+  shared: int
+  private: int
+  ranks: int
+  dtype: str = "bfloat16"
+  block: int | None = None
+  private_scale: float = 8**0.5
+
+  @property
+  def forward_bytes(self) -> int:
+    """That must be moved."""
+    width = self.shared + self.private
+    size = 2 if self.dtype == "bfloat16" else 4
+    per_row = size * (3 * width + self.private)
+    per_rank = size * self.shared
+    if self.block:
+      per_rank = self.shared + 4 * self.shared // self.block
+    return self.rows * (per_row + self.ranks * per_rank) + 4 * width
+
+
+CASES = {
+  "bf16": Case(16, 128, 128, 4),
+  "odd, bf16": Case(19, 33, 20, 3),
+  "odd": Case(5, 7, 6, 3, "float32"),
+  "all shared": Case(8, 48, 0, 8, "float32", None, 1.0),
+  "int8": Case(16, 256, 128, 4, "bfloat16", 128),
+  "int8, float32": Case(9, 512, 10, 2, "float32", 256),
+}
+
+LARGE = {
+  "7B, p=.5": Case(8192, 2048, 2048, 8),
+  "7B, p=.5, int8": Case(8192, 2048, 2048, 8, "bfloat16", 256),
+}

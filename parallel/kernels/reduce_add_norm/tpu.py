@@ -1,0 +1,147 @@
+"""Sum of partial blocks, residual add and RMSNorm in one pass, for TPUs.
+
+A grid step has whole rows in VMEM, those of all ranks. int8 blocks are decoded
+there, a block of channels at a time. The backward is ``add_norm``'s.
+"""
+
+from collections.abc import Sequence
+import functools
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from parallel.kernels import calls
+from parallel.kernels.add_norm.tpu import rstd_of
+
+_LANES = 128
+
+
+def refusal(
+  num_rows: int,
+  shared: int,
+  private: int,
+  dtype: jnp.dtype,
+  ranks: int,
+  block: int | None,
+) -> str | None:
+  """Why the kernel does not take operands; None: it does."""
+  if dtype not in (jnp.float32, jnp.bfloat16):
+    return f"dtype {dtype}: float32 or bfloat16"
+  if num_rows < 1 or not shared:
+    return "nothing to sum"
+  if block is not None and block % _LANES:
+    return f"{block} channels per scale: a multiple of {_LANES}"
+  if not _rows(num_rows, shared, private, dtype, ranks, block):
+    return (
+      f"{ranks} x {shared} + {private} channels: 16 rows do not fit "
+      f"{calls.VMEM_BYTES >> 20} MB"
+    )
+  return None
+
+
+def _rows(num_rows, shared, private, dtype, ranks, block) -> int:
+  size = jnp.dtype(dtype).itemsize
+  row_bytes = (shared + private) * (8 * size + 12)
+  row_bytes += 2 * ranks * shared * (size if block is None else 1)
+  if block is not None:  # a row of scales fills rows of lanes
+    row_bytes += 2 * ranks * 4 * _LANES * -(-shared // (block * _LANES))
+  return calls.rows_per_block(num_rows, row_bytes)
+
+
+def forward(
+  parts: Sequence[jax.Array],
+  partial: jax.Array,
+  scales: jax.Array | None,
+  d_private: jax.Array | None,
+  gain: jax.Array,
+  private_scale: float,
+  eps: float,
+  interpret: bool = False,
+) -> tuple[list[jax.Array], jax.Array]:
+  """See ``reference.reduce_add_norm``.
+
+  Args:
+    parts: ``[N, K]`` and, unless it has no channels, ``[N, P]``.
+    partial: ``[r, N, K]``.
+    scales: ``[r, N, K / block]``.
+    d_private: ``[N, P]``; None without private channels.
+    gain: ``[H]``.
+    private_scale: Of ``d_private``, in the stream's dtype.
+    eps: Added to the mean square.
+    interpret: Run on any machine.
+
+  Returns:
+    The new parts, and ``[N, H]``.
+  """
+  ranks, num_rows, shared = partial.shape
+  dtype = parts[0].dtype
+  widths = [x.shape[1] for x in parts]
+  width = sum(widths)
+  block = None if scales is None else shared // scales.shape[-1]
+  rows = _rows(num_rows, shared, width - shared, dtype, ranks, block)
+  streams = [pl.BlockSpec((rows, w), lambda i: (i, 0)) for w in widths]
+  whole = pl.BlockSpec((rows, width), lambda i: (i, 0))
+  extra = [x for x in (scales, d_private) if x is not None]
+  *new, normed = pl.pallas_call(
+    functools.partial(
+      _forward, block=block, private_scale=private_scale, eps=eps,
+      num_parts=len(parts),
+    ),
+    grid=(pl.cdiv(num_rows, rows),),
+    in_specs=[
+      pl.BlockSpec((1, width), lambda i: (0, 0)),
+      *streams,
+      pl.BlockSpec((ranks, rows, shared), lambda i: (0, i, 0)),
+      *(
+        [pl.BlockSpec((ranks, rows, scales.shape[-1]), lambda i: (0, i, 0))]
+        if scales is not None
+        else []
+      ),
+      *streams[1:],
+    ],
+    out_specs=[*streams, whole],
+    out_shape=[
+      *(calls.shaped(x.shape, dtype, gain) for x in parts),
+      calls.shaped((num_rows, width), dtype, gain),
+    ],
+    name="reduce_add_norm",
+    **calls.tpu_params(interpret, "parallel"),
+  )(gain[None], *parts, partial, *extra)
+  return new, normed
+
+
+def _forward(gain_ref, *refs, block, private_scale, eps, num_parts):
+  parts, refs = refs[:num_parts], refs[num_parts:]
+  partial_ref, *refs = refs
+  scale_ref = None
+  if block is not None:
+    scale_ref, *refs = refs
+  if num_parts > 1:
+    d_private_ref, *refs = refs
+  *new_refs, normed_ref = refs
+  dtype, shared = parts[0].dtype, parts[0].shape[1]
+  step = block or shared
+  for start in range(0, shared, step):
+    here = pl.ds(start, step)
+    total = jnp.zeros((parts[0].shape[0], step), jnp.float32)
+    for rank in range(partial_ref.shape[0]):
+      part = partial_ref[rank, :, here].astype(jnp.float32)
+      if scale_ref is not None:
+        part = part * scale_ref[rank, :, pl.ds(start // step, 1)]
+      total = total + part
+    update = total.astype(dtype).astype(jnp.float32)
+    old = parts[0][:, here].astype(jnp.float32)
+    new_refs[0][:, here] = (old + update).astype(dtype)
+  if num_parts > 1:
+    d = d_private_ref[...].astype(jnp.float32)
+    if private_scale != 1.0:
+      d = (d * private_scale).astype(dtype).astype(jnp.float32)
+    new_refs[1][...] = (parts[1][...].astype(jnp.float32) + d).astype(dtype)
+  wide = [ref[...].astype(jnp.float32) for ref in new_refs]
+  rstd = rstd_of(wide, eps)
+  start = 0
+  for x in wide:
+    here = pl.ds(start, x.shape[1])
+    normed_ref[:, here] = (x * rstd * gain_ref[:, here]).astype(dtype)
+    start += x.shape[1]

@@ -1,0 +1,70 @@
+"""Any schedule of an all-reduce, from its table of integers."""
+
+import jax
+from jax import lax
+import numpy as np
+
+from parallel.kernels import calls
+from parallel.kernels.schedule_all_reduce import tpu
+from parallel.kernels.schedule_all_reduce.reference import (
+  num_chunks,
+  senders,
+)
+from parallel.kernels.selection import Choice, Implementation, choose
+
+
+def choice(
+  x: jax.Array, table: np.ndarray, implementation: Implementation = "auto"
+) -> Choice:
+  """Which implementation runs, and why not another; arguments as below."""
+
+  def refusal(kind):
+    if kind != "tpu":
+      return "no kernel for this platform"
+    return tpu.refusal(
+      calls.leading(x), x.shape[-1], x.dtype, num_chunks(table)
+    )
+
+  return choose("schedule_all_reduce", implementation, refusal)
+
+
+def schedule_all_reduce(
+  x: jax.Array,
+  table: np.ndarray,
+  *,
+  axis_name: str,
+  implementation: Implementation = "auto",
+) -> jax.Array:
+  """Sums over a mesh axis as a schedule says, inside ``jax.shard_map``.
+
+  That the schedule is an all-reduce is for its maker to prove; this runs it.
+
+  Args:
+    x: ``[..., K]``, this device's summand; its rows are cut into chunks.
+    table: int32 ``[rounds, n, 4]`` of (send to, chunk sent, chunk received,
+      operation): see ``reference.py``.
+    axis_name: The mesh axis.
+    implementation: "auto", or names in order of preference: see
+      `parallel.kernels.selection`. The reference is a ``psum``, whose order
+      of summation the backend chooses.
+
+  Returns:
+    The sum; device-varying by type, though equal.
+
+  Raises:
+    ValueError: A table that is none, or of another number of devices.
+  """
+  senders(table)
+  if table.shape[1] != lax.axis_size(axis_name):
+    raise ValueError(
+      f"schedule table of {table.shape[1]} devices on an axis of "
+      f"{lax.axis_size(axis_name)}"
+    )
+  chosen = choice(x, table, implementation)
+  if chosen.name == "reference":
+    return lax.pcast(lax.psum(x, axis_name), axis_name, to="varying")
+  rows = calls.as_rows(x)[0]
+  out = tpu.schedule_all_reduce(
+    rows, table, axis_name=axis_name, interpret=chosen.interpret
+  )
+  return out.reshape(x.shape)

@@ -1,0 +1,44 @@
+"""Tables of textbook schedules, shared by tests and benchmarks."""
+
+import numpy as np
+
+from parallel.kernels.schedule_all_reduce.reference import ADD, COPY
+
+
+def ring(n: int) -> np.ndarray:
+  """Reduce-scatter and all-gather around a ring; n chunks."""
+  table = np.zeros((2 * (n - 1), n, 4), np.int32)
+  for turn, device in np.ndindex(2 * (n - 1), n):
+    sent = (device - turn) % n
+    operation = ADD if turn < n - 1 else COPY
+    table[turn, device] = (device + 1) % n, sent, (sent - 1) % n, operation
+  return table
+
+
+def recursive_doubling(n: int) -> np.ndarray:
+  """Everything to the partner at distance 1, 2, 4, ...; one chunk."""
+  rounds = n.bit_length() - 1
+  table = np.zeros((rounds, n, 4), np.int32)
+  for turn, device in np.ndindex(rounds, n):
+    table[turn, device] = device ^ (1 << turn), 0, 0, ADD
+  return table
+
+
+def chain(n: int) -> np.ndarray:
+  """Down to device 0 and up again, one device at a time; one chunk."""
+  table = np.full((2 * (n - 1), n, 4), -1, np.int32)
+  for turn in range(n - 1):
+    down, up = n - 1 - turn, turn
+    table[turn, down, :2] = down - 1, 0
+    table[turn, down - 1, 2:] = 0, ADD
+    table[n - 1 + turn, up, :2] = up + 1, 0
+    table[n - 1 + turn, up + 1, 2:] = 0, COPY
+  return table
+
+
+CASES = {
+  "ring of 2": ring(2),
+  "ring of 4": ring(4),
+  "recursive doubling of 8": recursive_doubling(8),
+  "chain of 3": chain(3),
+}

@@ -1,0 +1,111 @@
+"""Sum of partial blocks, add and norm: the kernel against the specification."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from parallel.kernels.reduce_add_norm import api
+from parallel.kernels.reduce_add_norm.cases import CASES, Case
+
+
+def draw(case):
+  rng = np.random.default_rng(0)
+
+  def normal(*shape, dtype=case.dtype):
+    return jnp.asarray(rng.normal(size=shape), dtype)
+
+  n, k, p = case.rows, case.shared, case.private
+  scales = None
+  partial = normal(case.ranks, n, k)
+  if case.block:
+    partial = jnp.asarray(
+      rng.integers(-127, 128, (case.ranks, n, k)), jnp.int8
+    )
+    shape = case.ranks, n, k // case.block
+    scales = jnp.asarray(rng.uniform(0.01, 0.1, shape), jnp.float32)
+  operands = (
+    normal(n, k), normal(n, p), partial, scales, normal(n, p),
+    normal(k + p, dtype="float32"),
+  )
+  return operands, (normal(n, k), normal(n, p), normal(n, k + p))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def outputs_and_gradients(operands, weights, case, implementation):
+  shared, private, partial, scales, d_private, gain = operands
+
+  def run(shared, private, d_private, gain, partial=partial):
+    return api.reduce_add_norm(
+      shared, private, partial, scales, d_private, gain,
+      private_scale=case.private_scale, implementation=implementation,
+    )
+
+  inputs = shared, private, d_private, gain
+  if not case.block:
+    inputs += (partial,)
+  out, transpose = jax.vjp(run, *inputs)
+  return out, transpose(tuple(weights))
+
+
+def assert_close(ours, theirs, dtype):
+  for a, b in zip(
+    jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True
+  ):
+    assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    if a.size:
+      a, b = np.asarray(a, "f8"), np.asarray(b, "f8")
+      unit = 4 * (2.0**-8 if dtype == "bfloat16" else 2.0**-20)
+      largest = np.abs(b[np.isfinite(b)]).max(initial=1.0)
+      np.testing.assert_allclose(a, b, rtol=unit, atol=unit * largest)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_is_the_reference(name):
+  case = CASES[name]
+  operands, weights = draw(case)
+  ours = outputs_and_gradients(operands, weights, case, "tpu_interpret")
+  theirs = outputs_and_gradients(operands, weights, case, "reference")
+  assert_close(ours, theirs, case.dtype)
+
+
+def test_extreme_values():
+  """Of one rank, each in a row of its own."""
+  case = Case(8, 16, 8, 3, "float32")
+  (shared, private, partial, *others), weights = draw(case)
+  for row, value in enumerate((np.inf, -np.inf, np.nan, 3e38, 1e-40)):
+    partial = partial.at[1, row, 2].set(value)
+  operands = (shared, private, partial, *others)
+  ours = outputs_and_gradients(operands, weights, case, "tpu_interpret")[0]
+  theirs = outputs_and_gradients(operands, weights, case, "reference")[0]
+  for a, b in zip(ours, theirs, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_in_float32():
+  """256 + 1 is 256 in bfloat16."""
+  ones = [256.0, 1.0, -256.0, 2.0**-8]
+  partial = jnp.asarray(ones, jnp.bfloat16)[:, None, None]
+  zero = jnp.zeros((1, 1), jnp.bfloat16)
+  for implementation in ("tpu_interpret", "reference"):
+    shared, _, _ = api.reduce_add_norm(
+      zero, zero, partial, None, zero, jnp.ones(2),
+      implementation=implementation,
+    )
+    assert float(shared[0, 0]) == float(jnp.bfloat16(1 + 2.0**-8))
+
+
+def test_wrong_blocks():
+  x = jnp.zeros((2, 6))
+  with pytest.raises(ValueError, match="4 scales for 6 shared"):
+    api.reduce_add_norm(
+      x, x, jnp.zeros((2, 2, 6), jnp.int8), jnp.ones((2, 2, 4)), x,
+      jnp.ones(12),
+    )
+  x = jax.ShapeDtypeStruct((8, 1 << 18), jnp.float32)
+  partial = jax.ShapeDtypeStruct((8, 8, 1 << 18), jnp.float32)
+  chosen = api.choice(x, x, partial, None, ("tpu", "gpu", "reference"))
+  assert "do not fit" in chosen.refused["tpu"]
+  assert "no kernel" in chosen.refused["gpu"]

@@ -1,0 +1,122 @@
+"""Remote-DMA rings, interpreted with race detection, on virtual devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.kernels.ring_all_reduce import api, reference, tpu
+from parallel.kernels.ring_all_reduce.cases import CASES
+from tests.parallel.kernels.races import races_found
+
+SPECS = (P(), *(P("tensor"),) * 3, P())
+
+
+def draw(case):
+  rng = np.random.default_rng(0)
+
+  def normal(*shape, dtype=case.dtype):
+    return jnp.asarray(rng.normal(size=shape), dtype)
+
+  n, t, k, p = case.devices, case.rows, case.shared, case.private
+  return (
+    normal(t, k), normal(n, t, p), normal(n, t, k), normal(n, t, p),
+    normal(k + p, dtype="float32"),
+  )
+
+
+def on_devices(f, n):
+  def body(shared, private, partial, d_private, gain):
+    out = f(shared, private[0], partial[0], d_private[0], gain)
+    return jax.tree.map(lambda x: x[None], out)
+
+  return jax.jit(jax.shard_map(
+    body, mesh=make_mesh({"tensor": Axis("tensor", n, n)}), in_specs=SPECS,
+    out_specs=P("tensor"),
+  ))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_is_the_reference_without_races(name):
+  case = CASES[name]
+  operands = draw(case)
+
+  def ring(shared, private, partial, d_private, gain):
+    shared, gain = (
+      jax.lax.pcast(x, "tensor", to="varying") for x in (shared, gain)
+    )
+    return tpu.ring_partial_all_reduce(
+      shared, private, partial, d_private, gain, axis_name="tensor",
+      private_scale=float(np.asarray(case.private_scale, case.dtype)),
+      eps=1e-5, rows=case.chunk, interpret=True, detect_races=True,
+    )
+
+  ours = jax.block_until_ready(on_devices(ring, case.devices)(*operands))
+  assert not races_found()
+  theirs = reference.ring_partial_all_reduce(
+    *operands, private_scale=case.private_scale
+  )
+  if case.chunk:  # chunks of every segment go around: the order is by segment
+    cut = [
+      x.reshape(*x.shape[:-2], -1, 2 * case.devices * case.chunk, x.shape[-1])
+      for x in operands[:-1]
+    ]
+    segments = [
+      reference.ring_partial_all_reduce(
+        *(x[..., i, :, :] for x in cut), operands[-1],
+        private_scale=case.private_scale,
+      )
+      for i in range(cut[0].shape[0])
+    ]
+    theirs = [jnp.concatenate(x, axis=1) for x in zip(*segments, strict=True)]
+  for a, b in zip(ours[:2], theirs[:2], strict=True):
+    np.testing.assert_array_equal(np.asarray(a, "f4"), np.asarray(b, "f4"))
+  unit = 2.0**-7 if case.dtype == "bfloat16" else 1e-5
+  np.testing.assert_allclose(
+    np.asarray(ours[2], "f4"), np.asarray(theirs[2], "f4"), rtol=unit,
+    atol=unit,
+  )
+
+
+def test_its_gradient_is_that_of_the_psum():
+  case = CASES["two devices, two segments"]
+  operands = draw(case)
+  results = []
+  for implementation in ("tpu_interpret", "reference"):
+
+    def gradients(*operands, implementation=implementation):
+      out, transpose = jax.vjp(
+        functools.partial(
+          api.ring_partial_all_reduce, axis_name="tensor", private_scale=2.0,
+          implementation=implementation,
+        ),
+        *(
+          x if "tensor" in jax.typeof(x).manual_axis_type.varying
+          else jax.lax.pcast(x, "tensor", to="varying")
+          for x in operands
+        ),
+      )
+      weights = [jnp.cos(jnp.arange(x.size).reshape(x.shape)) for x in out]
+      weights = [
+        jax.lax.pcast(w, "tensor", to="varying") * (
+          1.0 + jax.lax.axis_index("tensor")
+        )
+        for w in weights
+      ]
+      return out, transpose(tuple(weights))
+
+    results.append(on_devices(gradients, 2)(*operands))
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+
+
+def test_refusals():
+  x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
+  names = ("tpu", "gpu", "reference")
+  assert api.choice(x, x, 2, names).name == "tpu"
+  assert "multiple of 80" in api.choice(x, x, 5, names).refused["tpu"]
+  assert "one device" in api.choice(x, x, 1, names).refused["tpu"]

@@ -1,0 +1,68 @@
+"""Schedules run from their tables, with race detection on."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.kernels.schedule_all_reduce import api, cases, reference, tpu
+from tests.parallel.kernels.races import races_found
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_the_kernel_is_the_reference_without_races(name):
+  table = cases.CASES[name]
+  n, chunks = table.shape[1], reference.num_chunks(table)
+  # Two segments.
+  x = np.random.default_rng(0).normal(size=(n, chunks * 16, 5)).astype("f4")
+  f = jax.jit(jax.shard_map(
+    lambda x: tpu.schedule_all_reduce(
+      x[0], table, axis_name="tensor", rows=8, interpret=True,
+      detect_races=True,
+    )[None],
+    mesh=make_mesh({"tensor": Axis("tensor", n, n)}),
+    in_specs=P("tensor"), out_specs=P("tensor"),
+  ))
+  ours = jax.block_until_ready(f(x))
+  assert not races_found()
+  segments = [
+    reference.schedule_all_reduce(part, table)
+    for part in jnp.split(jnp.asarray(x), 2, axis=1)
+  ]
+  np.testing.assert_array_equal(ours, jnp.concatenate(segments, axis=1))
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_the_schedules_are_all_reduces(name):
+  table = cases.CASES[name]
+  n, chunks = table.shape[1], reference.num_chunks(table)
+  x = np.random.default_rng(0).integers(9, size=(n, chunks, 2)).astype("f4")
+  out = reference.schedule_all_reduce(jnp.asarray(x), table)
+  np.testing.assert_array_equal(out, np.broadcast_to(x.sum(0), x.shape))
+
+
+@pytest.mark.parametrize(
+  ("place", "value", "message"),
+  [
+    ((0, 1, 0), 1, "round 0, device 1: sends to 1"),
+    ((0, 1, 0), 1 << 20, "sends to 1048576; another of 4"),
+    ((1, 2, 1), -1, "round 1, device 2: sends chunk -1 to 3"),
+    ((1, 2, 3), 2, "operation 2; 0 .add. or 1 .copy."),
+    ((0, 0, 0), 2, "2 hears"),
+    ((2, 1, slice(2, 4)), -1, "receives chunk -1, is sent one by 0"),
+  ],
+)
+def test_wrong_tables(place, value, message):
+  table = cases.ring(4)
+  table[place] = value
+  with pytest.raises(ValueError, match=message):
+    reference.senders(table)
+
+
+def test_refusals():
+  x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
+  names = ("tpu", "reference")
+  assert api.choice(x, cases.ring(4), names).name == "tpu"
+  assert "multiple of 40" in api.choice(x, cases.ring(5), names).refused["tpu"]

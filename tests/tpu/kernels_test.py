@@ -1,0 +1,237 @@
+"""Every TPU kernel through Mosaic, for TPUs that are not here."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+pytest.importorskip("libtpu", reason="the tpu extra is not installed")
+
+from caatnet import build
+from configs.caatnet import tiny
+from parallel.axes import Axis, make_mesh
+from parallel.kernels.add_norm import api as add_norm
+from parallel.kernels.add_norm import cases as add_norm_cases
+from parallel.kernels.codec import api as codec_api
+from parallel.kernels.codec import cases as codec_cases
+from parallel.kernels.codec.reference import Encoded
+from parallel.kernels.reduce_add_norm import api as reduce_add_norm
+from parallel.kernels.reduce_add_norm import cases as reduce_cases
+from parallel.kernels.ring_all_reduce import api as ring
+from parallel.kernels.ring_all_reduce import cases as ring_cases
+from parallel.kernels.schedule_all_reduce import api as schedule
+from parallel.kernels.schedule_all_reduce import cases as schedule_cases
+from parallel.xla import targets
+
+TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2")
+
+
+@functools.cache
+def mesh_of(target, devices=1):
+  found = targets.resolve(target).devices
+  return make_mesh({"tensor": Axis("tensor", devices, devices)}, list(found))
+
+
+def compiled(f, target, *operands, devices=1, specs=None):
+  """Under ``shard_map`` with checked varying axes, as the models run it."""
+  mesh = mesh_of(target, devices)
+  specs = specs or (P(),) * len(operands)
+  operands = [
+    jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh, spec)
+    )
+    for x, spec in zip(operands, specs, strict=True)
+  ]
+
+  def body(*operands):
+    operands = [
+      x if "tensor" in jax.typeof(x).manual_axis_type.varying
+      else jax.lax.pcast(x, "tensor", to="varying")
+      for x in operands
+    ]
+    return jax.tree.map(lambda x: x[None], f(*operands))
+
+  mapped = jax.shard_map(
+    body, mesh=mesh, in_specs=specs, out_specs=P("tensor")
+  )
+  return jax.jit(mapped).lower(*operands).compile()
+
+
+def shapes(*pairs):
+  return [jax.ShapeDtypeStruct(s, jnp.dtype(d)) for s, d in pairs]
+
+
+def on_targets(cases):
+  """Small cases for one generation, large ones for all."""
+  values = [(TARGETS[0], case) for case in cases.CASES.values()]
+  values += [(t, case) for t in TARGETS for case in cases.LARGE.values()]
+  return pytest.mark.parametrize(("target", "case"), values, ids=str)
+
+
+@on_targets(add_norm_cases)
+def test_add_norm(target, case):
+  n, width, dtype = case.rows, case.shared + case.private, case.dtype
+  parts = shapes(((n, case.shared), dtype), ((n, case.private), dtype))
+  gain, normed = shapes(((width,), "float32"), ((n, width), dtype))
+  updates = parts if case.update else []
+
+  def both(*operands):
+    cotangents = operands[-3:]
+    *stream, gain = operands[:-3]
+    stream = (*stream, None, None)[:4]
+
+    def run(*stream_and_gain):
+      return add_norm.add_norm(
+        *stream_and_gain, private_scale=case.private_scale,
+        implementation="tpu",
+      )
+
+    out, transpose = jax.vjp(run, *stream, gain)
+    return out, [g for g in transpose(cotangents) if g is not None]
+
+  program = compiled(both, target, *parts, *updates, gain, *parts, normed)
+  text = program.as_text()
+  assert "add_norm" in text
+  assert "add_norm_backward" in text
+  if n * width >= 1 << 20:
+    # The gain's cotangents of each block, and nothing of a stream's size.
+    stream_bytes = n * width * np.dtype("f2").itemsize
+    assert program.memory_analysis().temp_size_in_bytes < stream_bytes / 2
+
+
+@pytest.mark.parametrize("p", [1.0, 0.5])
+@pytest.mark.parametrize(
+  ("target", "uses"), [("tpu:v5p:2x2x1", True), ("cpu:4", False)]
+)
+def test_models_use_the_kernels_of_their_target(target, uses, p):
+  """Decided by the devices compiled for, and not by this machine's."""
+  config = build.override(
+    tiny.get_config("demo"), f"parallel.tensor=4 model.p={p}"
+  )
+  devices = list(targets.resolve(target).devices)
+  text = build.build(config, None, devices).lower_step().as_text()
+  # Forward and backward of two norms in a block and one at the head.
+  assert text.count('kernel_name = "add_norm"') == (3 if uses else 0)
+  assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
+
+
+@on_targets(codec_cases)
+@pytest.mark.parametrize("op", ["plain", "delta", "fed", "mean", "nesterov"])
+def test_codec(target, op, case):
+  if op in ("mean", "nesterov") and case.codec.stochastic:
+    pytest.skip("decodes as without")
+  codec, n = case.codec, case.shape[-1]
+  vector, wide, key, weights, payload, scales = shapes(
+    (case.shape, case.dtype), (case.shape, "float32"), ((2,), "uint32"),
+    ((case.senders,), "float32"),
+    ((case.senders, *case.shape[:-1], codec.payload_bytes(n)), "uint8"),
+    ((case.senders, *case.shape[:-1], codec.num_scales(n)), "float32"),
+  )
+  options = {"implementation": "tpu"}
+
+  def key_of(words):
+    return jax.random.wrap_key_data(words) if codec.stochastic else None
+
+  ops = {
+    "plain": (
+      lambda x, k: codec_api.encode(x, codec, key_of(k), **options),
+      (vector, key),
+    ),
+    "delta": (
+      lambda a, x, k: codec_api.encode_delta(
+        a, x, codec, key_of(k), **options
+      )[0],
+      (vector, vector, key),
+    ),
+    "fed": (
+      lambda a, x, e, k: codec_api.encode_delta(
+        a, x, codec, key_of(k), e, **options
+      ),
+      (vector, vector, wide, key),
+    ),
+    "mean": (
+      lambda p, s, w: codec_api.mean(
+        Encoded(p, s), n, codec, w, **options
+      ),
+      (payload, scales, weights),
+    ),
+    "nesterov": (
+      lambda p, s, w, x, v: codec_api.nesterov(
+        Encoded(p, s), x, v, codec, learning_rate=0.7, decay=0.9,
+        weights=w, **options,
+      ),
+      (payload, scales, weights, wide, wide),
+    ),
+  }
+  f, operands = ops[op]
+  program = compiled(f, target, *operands)
+  assert "codec_" in program.as_text()
+
+
+@on_targets(reduce_cases)
+def test_reduce_add_norm(target, case):
+  n, k, p = case.rows, case.shared, case.private
+  blocks = k // case.block if case.block else 1
+  shared, private, partial, scales, gain = shapes(
+    ((n, k), case.dtype), ((n, p), case.dtype),
+    ((case.ranks, n, k), "int8" if case.block else case.dtype),
+    ((case.ranks, n, blocks), "float32"), ((k + p,), "float32"),
+  )
+
+  def f(shared, private, partial, scales, d_private, gain):
+    return reduce_add_norm.reduce_add_norm(
+      shared, private, partial, scales if case.block else None, d_private,
+      gain, private_scale=case.private_scale, implementation="tpu",
+    )
+
+  program = compiled(
+    f, target, shared, private, partial, scales, private, gain
+  )
+  assert "reduce_add_norm" in program.as_text()
+  if n * k >= 1 << 20:
+    # No sum and no decoded blocks; scales may be padded to rows of lanes.
+    temporaries = program.memory_analysis().temp_size_in_bytes
+    assert temporaries < (case.ranks if case.block else 1) * n * k
+
+
+@pytest.mark.parametrize("target", ["tpu:v5e:2x2", "tpu:v5p:2x2x1",
+                                    "tpu:v6e:2x2"])
+@pytest.mark.parametrize("case", ring_cases.LARGE.values(), ids=str)
+def test_ring_partial_all_reduce(target, case):
+  n, k, p = case.rows, case.shared, case.private
+  shared, private, gain = shapes(
+    ((n, k), case.dtype), ((n, p), case.dtype), ((k + p,), "float32")
+  )
+
+  def f(*operands):
+    return ring.ring_partial_all_reduce(
+      *operands, axis_name="tensor", private_scale=case.private_scale,
+      implementation="tpu",
+    )
+
+  program = compiled(
+    f, target, shared, private, shared, private, gain, devices=case.devices
+  )
+  text = program.as_text()
+  assert "ring_partial_all_reduce" in text
+  assert "all-reduce(" not in text
+  # At the end of this program XLA copies the results; nothing else is there.
+  results = 2 * 2 * n * (k + p)
+  assert program.memory_analysis().temp_size_in_bytes < 1.01 * results
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_schedule_all_reduce(target):
+  table = schedule_cases.ring(4)
+  (x,) = shapes(((4096, 2048), "bfloat16"))
+
+  def f(x):
+    return schedule.schedule_all_reduce(
+      x, table, axis_name="tensor", implementation="tpu"
+    )
+
+  program = compiled(f, target, x, devices=4)
+  assert "schedule_all_reduce" in program.as_text()
