@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from caatnet import utilisation
+from caatnet import utilisation, zero_plot, zero_study, zero_tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Study:
 
 STUDIES = {
   "utilisation": Study(utilisation.run, utilisation.show, utilisation.plot),
+  "zero": Study(zero_study.run, zero_tables.show, zero_plot.plot),
 }
 
 
