@@ -155,7 +155,10 @@ def _show_published(published: Mapping[str, Any]) -> None:
     ]
     low, high = min(ours), max(ours)
     place = "within" if low <= paper <= high else "OUTSIDE"
-    print(f"- {label}: {paper:g} is {place} our {low:.2f} to {high:.2f}")
+    print(
+      f"- {label}: {paper:g} is {place} our {low:.2f} to {high:.2f}, at the "
+      "assumed compute rate and tokens"
+    )
 
 
 def _words(row: Mapping[str, Any]) -> list[str]:

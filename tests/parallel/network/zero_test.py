@@ -120,6 +120,8 @@ def test_without_reuse_a_node_receives_once_per_rank():
     predict(named(s, LEVELS), PAPER) for s in ("zeropp", "frontier3_quantised")
   )
   assert zeropp.direct["node", "forward"] == pytest.approx(unit * 376 / 48)
+  backward = ("node", "backward")  # coded gradients: two hops either way
+  assert zeropp.direct[backward] == zeropp.received[backward]
   assert ("node", "forward") not in coded.direct
   gathered = coded.direct["node", "step"] - coded.received["node", "step"] / (
     INT8 + INT4
