@@ -14,6 +14,9 @@ from caatnet import (
   collective_studies,
   flow_studies,
   utilisation,
+  zero_plot,
+  zero_study,
+  zero_tables,
 )
 
 
@@ -49,6 +52,7 @@ STUDIES = {
     collective_studies.export_one,
   ),
   "flows": Study(flow_studies.run, flow_studies.show, flow_studies.plot),
+  "zero": Study(zero_study.run, zero_tables.show, zero_plot.plot),
 }
 
 

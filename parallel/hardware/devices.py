@@ -25,6 +25,8 @@ class Device:
     link: To the devices of its pod or node.
     num_links: How many of them; a torus has two per dimension.
     source: Where the numbers come from.
+    confidence: "published", or "reported": read in others' copies of the
+      source.
   """
 
   name: str
@@ -34,6 +36,7 @@ class Device:
   link: Link
   num_links: int
   source: str
+  confidence: str = "published"
 
   def peak(self, dtype: str) -> float:
     """FLOP/s for products of this dtype; the bfloat16 rate where unlisted.
@@ -98,6 +101,7 @@ MI250X_GCD = Device(
   "mi250x-gcd", _flops(191.5e12, float32=23.95e12), 64 * _GIB, 1600e9,
   links.FABRIC_GCD_PAIR, 1,
   "AMD Instinct MI250X datasheet, halved: one of the two GCDs of a package",
+  "reported",
 )
 
 DEVICES = {

@@ -17,12 +17,14 @@ class Link:
     bandwidth: Bytes per second and direction, of one link.
     latency: Seconds from sender to receiver; None: not published.
     source: Where the numbers come from.
+    confidence: "published", or "range": the lower end of what the source says.
   """
 
   name: str
   bandwidth: float
   latency: float | None
   source: str
+  confidence: str = "published"
 
 
 _TPU_DOCS = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu"
@@ -80,7 +82,7 @@ FABRIC_GCD_PAIR = Link(
 )
 FABRIC_NODE = Link(
   "Infinity Fabric, node", 50e9, None, f"{_FRONTIER}: 50 to 100 GB/s each way "
-  "between GCDs of different MI250X; the lower one"
+  "between GCDs of different MI250X; the lower one", "range"
 )
 FABRIC_HOST = Link(
   "Infinity Fabric, host", 36e9, None, f"{_FRONTIER}: 36 GB/s each way between "

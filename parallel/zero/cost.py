@@ -24,6 +24,7 @@ Kind = Literal["all_gather", "reduce_scatter", "all_to_all", "all_reduce"]
 
 # Bits of a code on the wire; a float32 scale goes with every block.
 _BITS = {"int8": 8, "int4": 4}
+_DTYPES = {2: "bfloat16", 4: "float32"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Parameter:
     wire_bytes: Of an element on the wire and gathered: 2 for bfloat16.
     uses: Functions of the model that read it, each with its own gather.
     regathered: Those whose backward needs it too; looking up rows does not.
+    gradient_bytes: Of an element of its gradient, accumulated and, without a
+      codec, on the wire; the trainer's are 4, papers count 2.
   """
 
   size: int
@@ -43,6 +46,7 @@ class Parameter:
   wire_bytes: int = 4
   uses: int = 1
   regathered: int = 1
+  gradient_bytes: int = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Memory:
   Attributes:
     stored: float32 weights and two moments.
     weights: Of a step, at depth w; 0 where these are what is stored.
-    gradients: float32, accumulated.
+    gradients: Accumulated; float32 in the trainer.
     secondary: The second copy.
   """
 
@@ -117,9 +121,9 @@ def memory(
     stored += 12 * p.count * shards(o) * partition.shard(p.size)
     if o:  # else gradients are reduced in place of their lanes
       elements = padded // partition.degree(partition.gradients)
-      gradients += 4 * p.count * all_lanes * elements
+      gradients += p.gradient_bytes * p.count * all_lanes * elements
     else:
-      gradients += 4 * p.count * p.size
+      gradients += p.gradient_bytes * p.count * p.size
     if partition.weight_codec != "none":
       units = p.count * shards(w) * partition.degree(o) // partition.degree(w)
       weights += units * sum(
@@ -220,7 +224,7 @@ def _gathers(
   """Gathers from depth to depth of shards that were made at ``depth``."""
   elements, codec = shard
   sizes = (
-    {_dtype(p): elements * p.wire_bytes}
+    {_DTYPES[p.wire_bytes]: elements * p.wire_bytes}
     if codec == "none"
     else _encoded(elements, codec, partition.block)
   )
@@ -260,9 +264,10 @@ def _gradients(
     whole = partition.padded(p.size) // partition.degree(j)
     apart = here < level.size
     if partition.gradient_codec == "none":
-      size = times * p.count * 4 * whole
+      size = times * p.count * p.gradient_bytes * whole
       yield Exchange(
-        (level.name,), level.size, "reduce_scatter", when, "float32",
+        (level.name,), level.size, "reduce_scatter", when,
+        _DTYPES[p.gradient_bytes],
         size * all_lanes // here if apart else 0,
         size * (level.size - 1) / level.size,
       )
@@ -284,10 +289,10 @@ def _gradients(
     )
     ranks = math.prod(level.size for level in beyond)
     devices = ranks // math.prod(lanes.get(e.name, 1) for e in beyond)
-    size = p.count * 4 * partition.shard(p.size)
+    size = p.count * p.gradient_bytes * partition.shard(p.size)
     yield Exchange(
-      tuple(level.name for level in beyond[::-1]), ranks, "all_reduce",
-      "step", "float32", size * inside if devices > 1 else 0,
+      tuple(level.name for level in beyond[::-1]), ranks, "all_reduce", "step",
+      _DTYPES[p.gradient_bytes], size * inside if devices > 1 else 0,
       2 * size * (ranks - 1) / ranks,
     )
 
@@ -296,7 +301,3 @@ def _encoded(elements: int, codec: str, block: int) -> dict[str, int]:
   """Bytes by dtype of encoded elements, padded to whole blocks."""
   blocks = -(-elements // block)
   return {"uint8": blocks * block * _BITS[codec] // 8, "float32": 4 * blocks}
-
-
-def _dtype(p: Parameter) -> str:
-  return {2: "bfloat16", 4: "float32"}[p.wire_bytes]
