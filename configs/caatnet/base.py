@@ -13,9 +13,19 @@ def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.name = "base"
   config.seed = 0
+  config.model = _model()
+  config.parallel = _parallel()
+  config.outer = _outer()
+  config.zero = _zero()
+  config.data = _data()
+  config.optimizer = _optimizer()
+  config.train = _train()
+  return config
 
-  config.model = ml_collections.ConfigDict()
-  model = config.model
+
+def _model() -> ml_collections.ConfigDict:
+  """Sizes, synchronisation, and how it is computed."""
+  model = ml_collections.ConfigDict()
   model.vocab_size = 256
   model.width = 128
   model.num_layers = 4
@@ -55,16 +65,21 @@ def get_config() -> ml_collections.ConfigDict:
   # Of norms and codecs: "auto" (Pallas on TPUs and GPUs where it takes the
   # sizes), "reference" (jnp), or "interpret": the TPU's on any machine, slowly.
   model.kernels = "auto"
+  return model
 
-  # Logical sizes; --mesh says how many devices carry them.
-  config.parallel = ml_collections.ConfigDict()
-  config.parallel.worker = 1
-  config.parallel.data = 1
-  config.parallel.tensor = 8
 
-  # What workers tell each other, and when.
-  config.outer = ml_collections.ConfigDict()
-  outer = config.outer
+def _parallel() -> ml_collections.ConfigDict:
+  """Logical sizes; --mesh says how many devices carry them."""
+  parallel = ml_collections.ConfigDict()
+  parallel.worker = 1
+  parallel.data = 1
+  parallel.tensor = 8
+  return parallel
+
+
+def _outer() -> ml_collections.ConfigDict:
+  """What workers tell each other, and when."""
+  outer = ml_collections.ConfigDict()
   # "data_parallel", "local_sgd", "fedavg", "diloco", "streaming", "eager",
   # "dc_s3gd", "sparseloco" or "noloco".
   outer.algorithm = "data_parallel"
@@ -103,9 +118,12 @@ def get_config() -> ml_collections.ConfigDict:
   outer.error_decay = 0.95
   # noloco: pull of the partner's parameters.
   outer.pull = 0.5
+  return outer
 
-  config.zero = ml_collections.ConfigDict()
-  zero = config.zero
+
+def _zero() -> ml_collections.ConfigDict:
+  """Where data-parallel ranks have which part of the state."""
+  zero = ml_collections.ConfigDict()
   # Levels of the data-parallel ranks, outermost first, as in "node:2,gpu:4";
   # "": one level named data.
   zero.levels = ""
@@ -123,34 +141,46 @@ def get_config() -> ml_collections.ConfigDict:
   zero.gradient_codec = ""
   zero.secondary_codec = ""
   zero.block = 256
+  return zero
 
-  config.data = ml_collections.ConfigDict()
+
+def _data() -> ml_collections.ConfigDict:
+  """The text."""
+  data = ml_collections.ConfigDict()
   # A .txt or .jsonl file or a folder of them; "": Python's standard library.
-  config.data.path = ""
-  config.data.seq_len = 256
-  config.data.batch_size = 16
-  config.data.validation_percent = 5.0
+  data.path = ""
+  data.seq_len = 256
+  data.batch_size = 16
+  data.validation_percent = 5.0
   # Windows of seq_len that every evaluation reads; 0: all.
-  config.data.validation_windows = 256
+  data.validation_windows = 256
+  return data
 
-  config.optimizer = ml_collections.ConfigDict()
+
+def _optimizer() -> ml_collections.ConfigDict:
+  """Of each worker."""
+  optimizer = ml_collections.ConfigDict()
   # "adamw", or "sgd" with momentum beta_1.
-  config.optimizer.name = "adamw"
-  config.optimizer.learning_rate = 3e-3
-  config.optimizer.warmup_steps = 20
-  config.optimizer.final_fraction = 0.1
-  config.optimizer.beta_1 = 0.9
-  config.optimizer.beta_2 = 0.95
-  config.optimizer.eps = 1e-8
-  config.optimizer.weight_decay = 0.1
-  config.optimizer.clip_norm = 1.0
+  optimizer.name = "adamw"
+  optimizer.learning_rate = 3e-3
+  optimizer.warmup_steps = 20
+  optimizer.final_fraction = 0.1
+  optimizer.beta_1 = 0.9
+  optimizer.beta_2 = 0.95
+  optimizer.eps = 1e-8
+  optimizer.weight_decay = 0.1
+  optimizer.clip_norm = 1.0
+  return optimizer
 
-  config.train = ml_collections.ConfigDict()
-  config.train.num_steps = 200
+
+def _train() -> ml_collections.ConfigDict:
+  """How long, and how often what."""
+  train = ml_collections.ConfigDict()
+  train.num_steps = 200
   # Microbatches per step.
-  config.train.accumulation = 1
-  config.train.log_every = 1
-  config.train.eval_every = 100
-  config.train.checkpoint_every = 100
-  config.train.keep_checkpoints = 2
-  return config
+  train.accumulation = 1
+  train.log_every = 1
+  train.eval_every = 100
+  train.checkpoint_every = 100
+  train.keep_checkpoints = 2
+  return train
