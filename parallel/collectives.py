@@ -52,12 +52,12 @@ def after(tree: Any, results: Any) -> Any:
 
   Args:
     tree: Arrays to hold back.
-    results: Arrays to wait for, the floating-point ones of them; a NaN at the
-      head of one adds 1 to ``tree``, nothing else changes it.
+    results: Arrays to wait for; a NaN at the head of one adds 1 to ``tree``,
+      nothing else changes it.
   """
   heads = [
-    x.ravel()[0] for x in jax.tree.leaves(results)
-    if x.size and jnp.issubdtype(x.dtype, jnp.floating)
+    x.ravel()[0].astype(jnp.float32) for x in jax.tree.leaves(results)
+    if x.size and x.dtype != jax.dtypes.float0
   ]
   late = jnp.asarray(sum(jnp.isnan(head).astype(jnp.int32) for head in heads))
   # By type the result would vary wherever ``late`` does; that it is 0 on all

@@ -263,9 +263,19 @@ class Access:
     return f(params, *args)
 
   def scan(
-    self, f: Callable[[Any, Any], Any], params: Any, x: Any, unroll: int
+    self,
+    f: Callable[[Any, Any], Any],
+    params: Any,
+    x: Any,
+    unroll: int,
+    policy: Callable[..., bool] | None,
   ) -> Any:
-    """``x = f(one layer's params, x)`` for all layers ``[L, ...]``."""
+    """``x = f(one layer's params, x)`` for all layers ``[L, ...]``.
+
+    ``policy`` is one of ``REMAT_POLICIES``.
+    """
+    if policy is not None:
+      f = jax.checkpoint(f, policy=policy, prevent_cse=False)
     return lax.scan(
       lambda x, layer: (f(layer, x), None), x, params, unroll=unroll
     )[0]
@@ -347,10 +357,6 @@ class Transformer(nnx.Module):
       def block(params, x, syncs=syncs):
         return nnx.merge(graph, params)(x, *syncs)
 
-      if config.remat != "none":
-        block = jax.checkpoint(
-          block, policy=REMAT_POLICIES[config.remat], prevent_cse=False
-        )
       num_shared = min(s.num_shared(config.width) for s in syncs)
       x = access.apply(
         lambda _, x, k=num_shared: x.narrow(min(x.shared.shape[-1], k)),
@@ -361,7 +367,8 @@ class Transformer(nnx.Module):
       if stop - start < config.num_layers:
         chosen = jax.tree.map(lambda p: p[start:stop], params)  # noqa: B023
       with jax.named_scope("blocks"):
-        x = access.scan(block, chosen, x, config.unroll)
+        policy = REMAT_POLICIES[config.remat]
+        x = access.scan(block, chosen, x, config.unroll, policy)
     return x
 
   def _losses(
@@ -412,7 +419,10 @@ class Transformer(nnx.Module):
     local = tokens - first
     mine = (local >= 0) & (local < lanes * num_tokens)
     with jax.named_scope("embedding"):
-      found = jnp.take(rows, jnp.where(mine, local, 0), axis=0)
+      # Its transpose adds thousands of rows into one: never in bfloat16.
+      found = jnp.take(
+        rows.astype(jnp.float32), jnp.where(mine, local, 0), axis=0
+      )
       found = jnp.where(mine[..., None], found, 0.0)
       return lax.psum(found.astype(self.config.dtype), self.axis.name)
 

@@ -20,6 +20,7 @@ from caatnet.models.transformer import (
   partition_specs,
 )
 from parallel.axes import Axis
+from parallel.collectives import varying
 from parallel.outer.base import OuterLoop, stacked
 from parallel.zero import cost
 from parallel.zero.partition import Partition
@@ -359,14 +360,16 @@ def check_equal_start(program: Program, params: Any) -> None:
   """
 
   def digest(params):  # uint32 [W]
-    def of(x, spec):
+    names = (*(axis.name for axis in program.data), program.tensor.name)
+
+    def of(x):
       bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
       bits = bits.reshape(x.shape[0], -1)
       weights = 2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
-      total = jnp.sum(bits * weights, axis=1)
-      return jax.lax.psum(total, tuple(filter(None, spec)))
+      # A replica counts once per device, for all workers alike.
+      return varying(jnp.sum(bits * weights, axis=1), *names)
 
-    return sum(jax.tree.leaves(jax.tree.map(of, params, program.specs)))
+    return jax.lax.psum(sum(map(of, jax.tree.leaves(params))), names)
 
   digests = jax.jit(
     jax.shard_map(

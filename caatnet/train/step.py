@@ -198,7 +198,7 @@ def _worker_gradients(
       )
     )(tokens)
     if program.on_cpu:
-      grads = after(grads, (losses, grads))
+      losses, grads = after((losses, grads), (losses, grads))
     loss, grads = jax.tree.map(
       lambda x: lax.psum(jnp.sum(x, axis=0), names), (losses, grads)
     )
@@ -236,7 +236,7 @@ def _partitioned_gradients(
   loss, grads = _accumulated(loss_of, sinks, tokens, accumulation)
 
   if program.on_cpu:
-    grads = after(grads, (loss, grads))
+    loss, grads = after((loss, grads), (loss, grads))
   loss = lax.psum(loss, shards.names)
   if program.on_cpu:
     grads = after(grads, loss)

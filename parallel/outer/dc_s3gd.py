@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from parallel.collectives import after
 from parallel.outer.base import (
   OuterLoop,
   Params,
@@ -71,9 +72,11 @@ class DCS3GD(OuterLoop):
       grads, state["mean"], state["workers"]["update"],
     )
     size = self.norm(correction)
+    # In order: a norm may be several reductions.
+    norm = self.norm(after(grads, size))
     strength = jnp.where(
       size > 0,
-      self.compensation * self.norm(grads) / jnp.where(size > 0, size, 1.0),
+      self.compensation * norm / jnp.where(size > 0, size, 1.0),
       0.0,
     )
     correct = jax.vmap(lambda g, c, by: g + by * c)

@@ -73,20 +73,18 @@ class Gathered:
       The results, ``[D, ...]``.
     """
     weights, sinks, tensors = _parts(params)
+    lifted = _lifted(f)
 
     @jax.custom_vjp
     def call(weights, sinks, *args):
-      return self._forward(f, tensors, weights, *args)[0]
+      return self._forward(lifted, tensors, weights, *args)[0]
 
     def forward(weights, sinks, *args):
-      y, (vjp, copy) = self._forward(f, tensors, weights, *args)
+      y, (vjp, copy) = self._forward(lifted, tensors, weights, *args)
       return y, (vjp, weights if copy is None else copy)
 
     def backward(residuals, dy):
       vjp, source = residuals
-      # Else XLA would keep what the forward gathered for the backward. The
-      # barrier's results have one type, so dy is only waited for.
-      source, _ = lax.optimization_barrier((source, dy))
       dsinks, *dargs = self._backward(tensors, vjp, source, dy)
       return None, dsinks, *dargs
 
@@ -94,7 +92,12 @@ class Gathered:
     return call(weights, sinks, *args)
 
   def scan(
-    self, f: Callable[[Any, Any], Any], params: Any, x: Any, unroll: int = 1
+    self,
+    f: Callable[[Any, Any], Any],
+    params: Any,
+    x: Any,
+    unroll: int = 1,
+    policy: Callable[..., bool] | None = None,
   ) -> Any:
     """``x = f(layer's params, x)`` over all layers.
 
@@ -103,22 +106,25 @@ class Gathered:
       params: Tree of `Shard`, every leaf ``[L, ...]``.
       x: ``[D, ...]``, as f returns it.
       unroll: Layers per iteration.
+      policy: Of `jax.checkpoint`, what to keep of a layer; None: all but
+        parameters.
 
     Returns:
       ``[D, ...]`` after the last layer.
     """
     weights, sinks, tensors = _parts(params)
+    lifted = _lifted(f, policy)
 
     @jax.custom_vjp
     def call(weights, sinks, x):
       def layer(x, weights):
-        return self._forward(f, tensors, weights, x)[0], None
+        return self._forward(lifted, tensors, weights, x)[0], None
 
       return lax.scan(layer, x, weights, unroll=unroll)[0]
 
     def forward(weights, sinks, x):
       def layer(x, weights):
-        return self._forward(f, tensors, weights, x)
+        return self._forward(lifted, tensors, weights, x)
 
       y, (vjps, copies) = lax.scan(layer, x, weights, unroll=unroll)
       return y, (vjps, weights if copies is None else copies)
@@ -135,18 +141,20 @@ class Gathered:
     return call(weights, sinks, x)
 
   def _forward(
-    self, f: Callable[..., Any], tensors: Any, weights: Any, *args: Any
+    self, lifted: Callable[..., Any], tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, Any]:
     """The result, its VJP without parameters, and the secondary copy."""
+    if self.shards.ordered:
+      weights = after(weights, args)
     whole = self.shards.materialise(weights, tensors)
     if self.shards.ordered:
       args = after(args, whole)
-    y, vjp = jax.vjp(_lifted(f), self._per_lane(whole), *args)
+    y, vjp = jax.vjp(lifted, self._per_lane(whole), *args)
+    copy = None
     if _needs_parameters(vjp):
       vjp.args_res[0] = None
-    copy = None
-    if self.shards.partition.secondary is not None:
-      copy = self.shards.copy(whole, tensors)
+      if self.shards.partition.secondary is not None:
+        copy = self.shards.copy(whole, tensors)
     return y, (vjp, copy)
 
   def _backward(
@@ -162,6 +170,11 @@ class Gathered:
     """
     shards = self.shards
     if vjp.args_res[0] is None:
+      # Else XLA may keep what the forward gathered for the backward. The
+      # barrier's results have one type, so dy is only waited for.
+      source, _ = lax.optimization_barrier((source, dy))
+      if shards.ordered:
+        source = after(source, dy)
       again = (
         shards.materialise
         if shards.partition.secondary is None
@@ -206,10 +219,17 @@ def _needs_parameters(vjp: Any) -> bool:
   return bool(jax.tree.leaves(vjp.args_res[0]))
 
 
-def _lifted(f: Callable[..., Any]) -> Callable[..., Any]:
-  """f over D, whose residuals have no other forms of its parameters."""
+def _lifted(
+  f: Callable[..., Any], policy: Callable[..., bool] | None = None
+) -> Callable[..., Any]:
+  """f over D, whose residuals have no other forms of its parameters.
 
-  def saveable(primitive, *_, **__):
+  The policy is of no use inside f: one outside decides for all there.
+  """
+
+  def no_forms(primitive, *_, **__):
     return primitive.name not in _FORMS
 
-  return jax.vmap(jax.checkpoint(f, policy=saveable, prevent_cse=False))
+  return jax.vmap(
+    jax.checkpoint(f, policy=policy or no_forms, prevent_cse=False)
+  )

@@ -96,6 +96,21 @@ def test_a_quantised_scheme_stays_near(scheme):
   assert 0 < largest_difference(params, trained("ddp")[1]) < 1.5e-2
 
 
+def test_bfloat16_and_remat_train_as_data_parallelism_does():
+  """Embeddings' gradients too, which add many rows into one."""
+  overrides = "model.dtype=bfloat16 model.remat=full train.accumulation=1"
+
+  def gradient_norms(scheme):
+    experiment = make(scheme, overrides)
+    step = experiment.lower_step().compile()
+    tokens = put_batch(experiment.program, np.zeros((16, 9), int))
+    return jax.device_get(step(experiment.init_state(), tokens, ())[1])
+
+  chex.assert_trees_all_close(
+    gradient_norms("zero3"), gradient_norms("ddp"), rtol=5e-3
+  )
+
+
 def test_a_secondary_copy_changes_no_bit():
   chex.assert_trees_all_equal(trained("hpz"), trained("zero3"))
 
@@ -115,11 +130,20 @@ def _lanes(program):
   return {axis.name: axis.lanes for axis in program.data}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_step_sends_what_the_formula_says(scheme):
-  program = make(scheme).program
+# Tables read twice, matrices sent as bfloat16, layers computed again.
+OTHERWISE = (
+  "model.tied_embeddings=True model.dtype=bfloat16 model.remat=full"
+)
+
+
+@pytest.mark.parametrize(
+  ("scheme", "overrides"),
+  [*((scheme, "") for scheme in SCHEMES), ("hpz", OTHERWISE)],
+)
+def test_a_step_sends_what_the_formula_says(scheme, overrides):
+  program = make(scheme, overrides).program
   found = collections.Counter()
-  for entry in ledger.collectives(lowered(scheme), program.mesh):
+  for entry in ledger.collectives(lowered(scheme, overrides), program.mesh):
     # Norms and the loss.
     numbers = entry.kind == "all_reduce" and entry.elements < 10
     if set(entry.axes) & set(LEVELS) and not numbers:
@@ -148,12 +172,16 @@ def test_arguments_are_what_the_formula_says(scheme):
   assert measured == stored + others
 
 
-@pytest.mark.parametrize("scheme", ["zero3", "frontier3", "hpz"])
-def test_no_layer_is_whole_for_longer_than_itself(scheme):
+@pytest.mark.parametrize(
+  ("scheme", "remat"),
+  [("zero3", "none"), ("zero3", "full"), ("frontier3", "none"),
+   ("hpz", "none")],
+)
+def test_no_layer_is_whole_for_longer_than_itself(scheme, remat):
   """Memory grows per layer by shards and activations, not by weights."""
   wide = (
     "model.width=96 model.ffn_width=512 model.p=1.0 parallel.tensor=1 "
-    "train.accumulation=1 "
+    f"train.accumulation=1 model.remat={remat} "
   )
 
   def temporaries(num_layers):
@@ -170,7 +198,7 @@ def test_no_layer_is_whole_for_longer_than_itself(scheme):
   ])
   weights = 4 * sum(t.size for t in jax.tree.leaves(program.tensors["blocks"]))
   # Of two sequences of 8 tokens: eight activations of the widest kind.
-  activations = 8 * 2 * 8 * 4 * 512
+  activations = {"none": 8, "full": 1}[remat] * 2 * 8 * 4 * 512
   # Zeros to start from, sums, and what scatters read and write.
   shards = one_layer.weights + 5 * one_layer.gradients + one_layer.secondary
   growth = (large - small) / 4
