@@ -62,15 +62,14 @@ def after(tree: Any, results: Any) -> Any:
   late = jnp.asarray(sum(jnp.isnan(head).astype(jnp.int32) for head in heads))
   # By type the result would vary wherever ``late`` does; that it is 0 on all
   # devices, or all is lost, only we know.
-  add = jax.shard_map(
-    lambda x, late: x + late.astype(x.dtype),
+  late = jax.shard_map(
+    lambda late: late + 0,  # an argument passed on keeps its type
     axis_names=set(), in_specs=P(), out_specs=P(), check_vma=False,
-  )
+  )(late)
 
   def delayed(x):
-    if x.dtype == jax.dtypes.float0:  # the cotangent of an integer
-      return x
-    return varying(add(x, late), *varying_axes(x))
+    no_value = x.dtype == jax.dtypes.float0  # the cotangent of an integer
+    return x if no_value else x + late.astype(x.dtype)
 
   return jax.tree.map(delayed, tree)
 

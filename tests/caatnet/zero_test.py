@@ -122,7 +122,7 @@ def test_lanes_are_devices():
   # Adam's first steps make much of little.
   metrics = trained("frontier3_quantised", ())[0]
   chex.assert_trees_all_close(
-    metrics, trained("frontier3_quantised")[0], rtol=1e-3
+    metrics, trained("frontier3_quantised")[0], rtol=2e-2
   )
 
 

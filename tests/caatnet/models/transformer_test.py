@@ -347,7 +347,7 @@ def drawn_steps(draw):
 
 # Not shrunk: that would take minutes, and the cases are small.
 @settings(
-  max_examples=200,
+  max_examples=40,
   deadline=None,
   derandomize=True,
   phases=[Phase.generate],
