@@ -7,7 +7,6 @@ import ast
 from collections.abc import Callable, Mapping
 import dataclasses
 import difflib
-import functools
 import json
 from typing import Any
 
@@ -17,25 +16,17 @@ import ml_collections
 import numpy as np
 import optax
 
-from caatnet import outer_loops, zero
+from caatnet import model_config, outer_loops, zero
+from caatnet.checks import one_of, positive
 from caatnet.data import pipeline, sources
-from caatnet.models import attention
-from caatnet.models.transformer import TransformerConfig
 from caatnet.train.records import flatten
 from caatnet.train.state import Program, TrainState, init_state
 from caatnet.train.step import make_evaluated, make_train_step
 from parallel.axes import assign_devices, make_mesh
-from parallel.collectives import ROUTES, Reduction
-from parallel.kernels import selection
 from parallel.outer.base import OuterLoop, Plan
-from parallel.partial_sync import PartialSync
-from parallel.schedules import builders
-from parallel.schedules.run import executor
-from parallel.topology import of_size
 
 # Outermost first; data may be several levels (config.zero).
 AXES = ("worker", "data", "tensor")
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +181,7 @@ def build(
   devices = devices or jax.devices()
   sizes = {name: config.parallel[name] for name in AXES}
   for name, size in sizes.items():
-    _positive(f"config.parallel.{name}", size)
+    positive(f"config.parallel.{name}", size)
   partition = zero.build(config.zero, sizes.pop("data"))
   sizes = (
     {"worker": sizes["worker"]}
@@ -198,7 +189,7 @@ def build(
     | {"tensor": sizes["tensor"]}
   )
   axes = assign_devices(sizes, len(devices), requested_mesh)
-  model = _model_config(
+  model = model_config.build(
     config.model, devices[0].platform, axes["tensor"].devices
   )
   data = DataOptions(**config.data)
@@ -283,90 +274,6 @@ def override(
   return config
 
 
-def _model_config(
-  model: ml_collections.ConfigDict, platform: str, tensor_devices: int
-) -> TransformerConfig:
-  fields = dict(model)
-  for key in ("vocab_size", "width", "num_layers", "num_heads",
-              "num_kv_heads", "ffn_width", "unroll"):
-    _positive(f"config.model.{key}", fields[key])
-  _one_of("config.model.dtype", model.dtype, DTYPES)
-  for key in ("forward_dtype", "backward_dtype"):
-    _one_of(f"config.model.{key}", fields[key], ("", *DTYPES))
-  _one_of(
-    "config.model.attention", model.attention, attention.IMPLEMENTATIONS
-  )
-
-  _one_of("config.model.overlap", model.overlap, ("auto", "on", "off"))
-  # On TPUs XLA itself finds more to run under a reduction (LOG.md).
-  overlap = model.overlap == "on" or (
-    model.overlap == "auto" and platform == "gpu"
-  )
-
-  route = _route(model, tensor_devices)
-
-  def syncs(key: str) -> list[PartialSync]:
-    values = fields.pop(key) or (model.p,)
-    values = tuple(values) * (model.num_layers if len(values) == 1 else 1)
-    if len(values) != model.num_layers:
-      raise ValueError(
-        f"config.model.{key} has {len(values)} values; give none, one, or "
-        f"config.model.num_layers={model.num_layers}"
-      )
-    return [
-      PartialSync(
-        float(p),
-        model.private_scale,
-        model.forward_dtype or None,
-        model.backward_dtype or None,
-        overlap,
-        route,
-      )
-      for p in values
-    ]
-
-  doors = tuple(zip(syncs("p_attention"), syncs("p_mlp"), strict=True))
-  for key in ("p", "private_scale", "forward_dtype", "backward_dtype",
-              "overlap", "route", "topology"):
-    del fields[key]
-  fields["attention"] = attention.resolve(
-    model.attention, platform, model.dtype
-  )
-  fields["kernels"] = _kernels("config.model.kernels", model.kernels, platform)
-  return TransformerConfig(syncs=doors, **fields)
-
-
-def _route(
-  model: ml_collections.ConfigDict, devices: int
-) -> str | Reduction:
-  """``config.model.route``; a schedule's name becomes what runs it."""
-  kind, _, name = model.route.partition(":")
-  if kind != "schedule":
-    allowed = (*ROUTES, *(f"schedule:{name}" for name in builders.BUILDERS))
-    _one_of("config.model.route", model.route, allowed)
-    return model.route
-  try:
-    return _executor(name, model.topology, devices)
-  except ValueError as error:
-    raise ValueError(
-      f"config.model.route={model.route!r} with config.model.topology="
-      f"{model.topology!r} on {devices} devices: {error}"
-    ) from error
-
-
-@functools.cache  # equal configs make equal models
-def _executor(name: str, topology: str, devices: int) -> Reduction:
-  return executor(builders.build(name, of_size(topology, devices)))
-
-
-def _kernels(key: str, value: str, platform: str) -> tuple[str, ...]:
-  """Implementations in order of preference, for a program's platform."""
-  _one_of(key, value, ("auto", "reference", "interpret"))
-  if value == "interpret":
-    return ("tpu_interpret", "reference")
-  return selection.preference(value, platform)
-
-
 def _schedule(
   optimizer: ml_collections.ConfigDict, num_steps: int
 ) -> optax.Schedule:
@@ -375,7 +282,7 @@ def _schedule(
       f"config.optimizer.warmup_steps={optimizer.warmup_steps} must lie in "
       f"[0, config.train.num_steps={num_steps})"
     )
-  _one_of("config.optimizer.name", optimizer.name, ("adamw", "sgd"))
+  one_of("config.optimizer.name", optimizer.name, ("adamw", "sgd"))
   peak = optimizer.learning_rate
   return optax.warmup_cosine_decay_schedule(
     init_value=0.0 if optimizer.warmup_steps else peak,
@@ -413,9 +320,9 @@ def _optimizer(
 
 def _check_batch(data: DataOptions, train: TrainOptions, shards: int) -> None:
   for key in ("seq_len", "batch_size"):
-    _positive(f"config.data.{key}", getattr(data, key))
+    positive(f"config.data.{key}", getattr(data, key))
   for field in dataclasses.fields(train):
-    _positive(f"config.train.{field.name}", getattr(train, field.name))
+    positive(f"config.train.{field.name}", getattr(train, field.name))
   unit = shards * train.accumulation
   if data.batch_size % unit:
     raise ValueError(
@@ -423,14 +330,3 @@ def _check_batch(data: DataOptions, train: TrainOptions, shards: int) -> None:
       "config.parallel.worker x config.parallel.data x "
       f"config.train.accumulation = {unit}"
     )
-
-
-def _positive(key: str, value: int) -> None:
-  if value < 1:
-    raise ValueError(f"{key}={value} must be at least 1")
-
-
-def _one_of(key: str, value: str, allowed: tuple[str, ...]) -> None:
-  if value not in allowed:
-    names = ", ".join(repr(a) for a in allowed)
-    raise ValueError(f"{key}={value!r} must be one of {names}")

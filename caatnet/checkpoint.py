@@ -13,6 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from caatnet.train.state import Program, TrainState
+from caatnet.train.whole import to_stored, to_whole
 
 
 class Checkpointer:
@@ -55,7 +56,7 @@ class Checkpointer:
     step = int(state.step)
     if step in self._manager.all_steps():
       return
-    state = self._program.whole(state)
+    state = to_whole(self._program, state)
     rest = {"opt_state": state.opt_state, "key": state.key}
     self._manager.save(
       step,
@@ -83,7 +84,7 @@ class Checkpointer:
     """
     step = self._existing(step)
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
-    abstract = self._program.whole(abstract)
+    abstract = to_whole(self._program, abstract)
     rest = {"opt_state": abstract.opt_state, "key": abstract.key}
     read = self._manager.restore(
       step,
@@ -100,7 +101,7 @@ class Checkpointer:
       outer=read["outer"] if abstract.outer else abstract.outer,
       key=read.rest["key"],
     )
-    return self._program.stored(state, shardings), read.position
+    return to_stored(self._program, state, shardings), read.position
 
   def restore_params(
     self, params: Any, outer: Any, step: int | None = None
@@ -117,11 +118,11 @@ class Checkpointer:
     """
     step = self._existing(step)
     shardings = jax.tree.map(lambda x: x.sharding, (params, outer))
-    whole = self._program.whole((params, outer))
+    whole = to_whole(self._program, (params, outer))
     args = _items(ocp.args.StandardRestore, *whole)
     read = self._manager.restore(step, args=ocp.args.Composite(**args))
     found = read.params, read["outer"] if outer else outer
-    return *self._program.stored(found, shardings), step
+    return *to_stored(self._program, found, shardings), step
 
   def close(self) -> None:
     """Waits for what is being written."""

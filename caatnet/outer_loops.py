@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import optax
 
+from caatnet.checks import one_of
 from caatnet.train.state import Program, is_spec
 from caatnet.train.step import global_norm
 from parallel import quantize
@@ -35,11 +36,7 @@ def build(config: Any, program: Program, seed: int) -> OuterLoop:
   Raises:
     ValueError: A value that does not fit, with its key and what would.
   """
-  if config.algorithm not in BUILDERS:
-    raise ValueError(
-      f"config.outer.algorithm={config.algorithm!r} must be one of "
-      f"{', '.join(map(repr, BUILDERS))}"
-    )
+  one_of("config.outer.algorithm", config.algorithm, tuple(BUILDERS))
   if config.every < 1:
     raise ValueError(f"config.outer.every={config.every} must be at least 1")
   for key, (neutral, users) in _ONLY_OF.items():
@@ -215,12 +212,8 @@ def _exchange(
       codec, config.block, config.route, config.stochastic_rounding,
       implementation=program.config.kernels,
     )
-  tensor = program.tensor.name
-  block_dims = jax.tree.map(
-    lambda spec: spec.index(tensor) + 1 if tensor in spec else 0,
-    program.specs,
-    is_leaf=is_spec,
-  )
+  # Specs end with the last dim that is cut: no block crosses a rank's slice.
+  block_dims = jax.tree.map(len, program.specs, is_leaf=is_spec)
   return Exchange(
     program.worker, wire, block_dims, weights, config.error_feedback, seed
   )

@@ -14,7 +14,7 @@ its formulas; the tests hold this equal to the lowered program.
 import collections
 from typing import NamedTuple
 
-from caatnet.models.transformer import TransformerConfig
+from caatnet.models.config import TransformerConfig
 
 
 class Reduction(NamedTuple):

@@ -14,11 +14,8 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 
-from caatnet.models.transformer import (
-  Transformer,
-  TransformerConfig,
-  partition_specs,
-)
+from caatnet.models.config import TransformerConfig
+from caatnet.models.transformer import Transformer, partition_specs
 from parallel.axes import Axis
 from parallel.collectives import varying
 from parallel.outer.base import OuterLoop, stacked
@@ -165,7 +162,7 @@ class Program:
 
   @property
   def batch_spec(self) -> P:
-    """Of batches ``[workers, data shards, B, T + 1]``."""
+    """Of batches ``[workers, *levels, B, T + 1]``."""
     return P(self.worker.name, *(axis.name for axis in self.data))
 
   @property
@@ -216,61 +213,9 @@ class Program:
 
   def _specs_of(self, tree: Any) -> Any:
     """A leaf whose path ends like a parameter's lives where that one does."""
-    find = _by_end_of_path(self.specs)
+    find = by_end_of_path(self.specs)
     return jax.tree.map_with_path(
       lambda path, _: P() if (spec := find(path)) is None else spec, tree
-    )
-
-  def whole(self, state: Any) -> Any:
-    """Arrays as they are stored -> as no partition would store them.
-
-    Args:
-      state: A training state or a part of it, arrays or their shapes with
-        shardings.
-
-    Returns:
-      The same tree; each array of a partitioned parameter, or like one, is
-      whole, and lies cut along a dim that divides, where there is one.
-    """
-    if self.shards is None:
-      return state
-    find, depth = _by_end_of_path(self.tensors), self.partition.optimizer
-    names = self.shards.names
-    num_devices = math.prod(axis.devices for axis in self.data)
-
-    def restore(path, x):
-      tensor = find(path)
-      return x if tensor is None else self.shards.restore(x, tensor)
-
-    def sharding(path, x):
-      tensor = find(path)
-      if tensor is None:
-        return x.sharding
-      num_lead = len(x.shape) - depth - 1
-      spec = [*x.sharding.spec, *[None] * num_lead][:num_lead]
-      cut = [None] * len(tensor.shape)
-      fitting = [i for i, n in enumerate(tensor.shape) if n % num_devices == 0]
-      if fitting:
-        cut[fitting[0]] = names
-      return NamedSharding(self.mesh, P(*spec, *cut))
-
-    return _converted(
-      functools.partial(jax.tree.map_with_path, restore), state,
-      jax.tree.map_with_path(sharding, state),
-    )
-
-  def stored(self, whole: Any, shardings: Any) -> Any:
-    """The inverse of ``whole``, onto the given shardings."""
-    if self.shards is None:
-      return whole
-    find = _by_end_of_path(self.tensors)
-
-    def store(path, x):
-      tensor = find(path)
-      return x if tensor is None else self.shards.store(x, tensor)
-
-    return _converted(
-      functools.partial(jax.tree.map_with_path, store), whole, shardings
     )
 
   def shardings(self, specs: Any) -> Any:
@@ -291,7 +236,7 @@ def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
   return tuple(str(getattr(key, "key", key)) for key in path)
 
 
-def _by_end_of_path(of_parameters: Any) -> Callable[[tuple[Any, ...]], Any]:
+def by_end_of_path(of_parameters: Any) -> Callable[[tuple[Any, ...]], Any]:
   """Finds the parameter like whose path another one ends; None if none."""
   leaves = {
     _names(path): leaf
@@ -304,18 +249,6 @@ def _by_end_of_path(of_parameters: Any) -> Callable[[tuple[Any, ...]], Any]:
     return next((leaves[end] for end in ends if end in leaves), None)
 
   return find
-
-
-def _converted(
-  convert: Callable[[Any], Any], tree: Any, shardings: Any
-) -> Any:
-  """Runs a conversion on arrays; on shapes, gives shapes with shardings."""
-  if isinstance(jax.tree.leaves(tree)[0], jax.Array):
-    return jax.jit(convert, out_shardings=shardings)(tree)
-  return jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    jax.eval_shape(convert, tree), shardings,
-  )
 
 
 def init_state(

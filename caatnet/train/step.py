@@ -69,8 +69,7 @@ def make_train_step(
     plan = Plan(outer_program, numbers)
     with jax.named_scope("outer"):
       carried = outer.begin(state.params, state.outer, plan)
-    if on_cpu:
-      tokens = after(tokens, carried)
+    tokens = after(tokens, carried, on_cpu)
     loss, grads = each_lane(
       functools.partial(_worker_gradients, program, accumulation),
       worker, state.params, tokens,
@@ -80,8 +79,7 @@ def make_train_step(
     updates, opt_state, norms = each_lane(
       update, worker, grads, state.opt_state, state.params
     )
-    if on_cpu:
-      updates = after(updates, (loss, norms))
+    updates = after(updates, (loss, norms), on_cpu)
     with jax.named_scope("outer"):
       params, carried = outer.finish(state.params, updates, carried, plan)
     new_state = TrainState(
@@ -197,8 +195,7 @@ def _worker_gradients(
         params, rank, accumulation,
       )
     )(tokens)
-    if program.on_cpu:
-      losses, grads = after((losses, grads), (losses, grads))
+    losses, grads = after((losses, grads), (losses, grads), program.on_cpu)
     loss, grads = jax.tree.map(
       lambda x: lax.psum(jnp.sum(x, axis=0), names), (losses, grads)
     )
@@ -207,8 +204,7 @@ def _worker_gradients(
   loss, grads = jax.tree.map(
     lambda x: x / program.num_data_ranks, (loss, grads)
   )
-  if program.on_cpu:
-    grads = after(grads, (loss, grads))
+  grads = after(grads, (loss, grads), program.on_cpu)
   # Sums of replicated parameters' gradients over tensor ranks.
   name = program.tensor.name
   return loss, jax.tree.map(
@@ -224,8 +220,7 @@ def _partitioned_gradients(
   shards, name = program.shards, program.tensor.name
   with jax.named_scope("zero"):
     weights = shards.working(params, program.tensors)
-  if program.on_cpu:
-    tokens = after(tokens, weights)
+  tokens = after(tokens, weights, program.on_cpu)
   weights = jax.tree.map(lambda x: varying(x, name), weights)
   sinks = jax.tree.map(lambda x: varying(shards.sink(x), name), params)
 
@@ -235,11 +230,9 @@ def _partitioned_gradients(
 
   loss, grads = _accumulated(loss_of, sinks, tokens, accumulation)
 
-  if program.on_cpu:
-    loss, grads = after((loss, grads), (loss, grads))
+  loss, grads = after((loss, grads), (loss, grads), program.on_cpu)
   loss = lax.psum(loss, shards.names)
-  if program.on_cpu:
-    grads = after(grads, loss)
+  grads = after(grads, loss, program.on_cpu)
   with jax.named_scope("zero"):
     return loss, shards.finish(grads)
 
@@ -318,8 +311,7 @@ def _group_norms(grads: Any, program: Program) -> Metrics:
   total = {}
   for names, of_groups in squares.items():
     stacked = jnp.stack(list(of_groups.values()))
-    if program.on_cpu:
-      stacked = after(stacked, total)
+    stacked = after(stacked, total, program.on_cpu)
     summed = lax.psum(stacked, names) if names else stacked
     total |= dict(zip(of_groups, summed, strict=True))
   return {group: jnp.sqrt(square) for group, square in total.items()}

@@ -44,20 +44,28 @@ def communication_per_step(
 def summary(
   entries: list[ledger.Collective], mesh: jax.sharding.Mesh
 ) -> list[dict[str, Any]]:
-  """Operand and ring wire bytes per device, per axis, phase and dtype."""
-  rows = []
-  for axis in mesh.axis_names:
-    for phase in ("forward", "backward", "update"):
-      chosen = ledger.select(entries, axis=axis, phase=phase)
-      for dtype in sorted({c.dtype for c in chosen}):
-        size = ledger.total(chosen, dtype=dtype)
-        if size:
-          row = {"axis": axis, "phase": phase, "dtype": dtype}
-          wire = sum(
-            c.wire_bytes_ring * c.count for c in chosen if c.dtype == dtype
-          )
-          rows.append(row | {"bytes": size, "wire_bytes": wire})
-  return rows
+  """Operand and ring wire bytes per device, per axis, phase and dtype.
+
+  What goes over several axes at once has a row of its own: ``node+gpu``.
+  """
+  phases = ("forward", "backward", "update")
+  order = list(mesh.axis_names)
+  sizes: dict[tuple[Any, ...], np.ndarray] = {}
+  for c in entries:
+    key = (
+      tuple(order.index(axis) for axis in c.axes),
+      phases.index(c.phase),
+      c.dtype,
+      "+".join(c.axes),
+    )
+    size = np.array([c.bytes, c.wire_bytes_ring]) * c.count
+    sizes[key] = sizes.get(key, 0) + size
+  return [
+    {"axis": axes, "phase": phases[phase], "dtype": dtype,
+     "bytes": size[0].item(), "wire_bytes": size[1].item()}
+    for (_, phase, dtype, axes), size in sorted(sizes.items())
+    if axes and size[0]
+  ]
 
 
 def saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:

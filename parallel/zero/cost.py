@@ -13,7 +13,7 @@ over w <= g <= o innermost levels:
     once       scatters over g ... o - 1, an all-reduce over the levels beyond
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import math
 from typing import Literal
@@ -80,7 +80,7 @@ class Memory:
   Attributes:
     stored: float32 weights and two moments.
     weights: Of a step, at depth w; 0 where these are what is stored.
-    gradients: Accumulated; float32 in the trainer.
+    gradients: Accumulated, one copy; float32 in the trainer.
     secondary: The second copy.
   """
 
@@ -171,7 +171,7 @@ def exchanges(
   return merged(e for e in found if e.operand_bytes)
 
 
-def merged(found: Iterator[Exchange]) -> list[Exchange]:
+def merged(found: Iterable[Exchange]) -> list[Exchange]:
   """Adds the bytes of exchanges that are alike."""
   total: dict[tuple, Exchange] = {}
   for e in found:

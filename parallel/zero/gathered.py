@@ -144,11 +144,9 @@ class Gathered:
     self, lifted: Callable[..., Any], tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, Any]:
     """The result, its VJP without parameters, and the secondary copy."""
-    if self.shards.ordered:
-      weights = after(weights, args)
+    weights = after(weights, args, self.shards.ordered)
     whole = self.shards.materialise(weights, tensors)
-    if self.shards.ordered:
-      args = after(args, whole)
+    args = after(args, whole, self.shards.ordered)
     y, vjp = jax.vjp(lifted, self._per_lane(whole), *args)
     copy = None
     if _needs_parameters(vjp):
@@ -173,23 +171,19 @@ class Gathered:
       # Else XLA may keep what the forward gathered for the backward. The
       # barrier's results have one type, so dy is only waited for.
       source, _ = lax.optimization_barrier((source, dy))
-      if shards.ordered:
-        source = after(source, dy)
+      source = after(source, dy, shards.ordered)
       again = (
         shards.materialise
         if shards.partition.secondary is None
         else shards.materialise_copy
       )
       whole = again(source, tensors)
-      if shards.ordered:
-        dy = after(dy, whole)
+      dy = after(dy, whole, shards.ordered)
       vjp.args_res[0] = self._per_lane(whole)
     dwhole, *dargs = vjp(dy)
-    if shards.ordered:
-      dwhole = after(dwhole, (dwhole, dargs))
+    dwhole = after(dwhole, (dwhole, dargs), shards.ordered)
     dsinks = shards.reduce(dwhole, tensors)
-    if shards.ordered:
-      dargs = after(dargs, dsinks)
+    dargs = after(dargs, dsinks, shards.ordered)
     return dsinks, *dargs
 
   def _per_lane(self, whole: Any) -> Any:

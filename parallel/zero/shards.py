@@ -255,7 +255,7 @@ class Shards:
     return tree
 
   def _in_order(self, tree: Any) -> Any:
-    return after(tree, tree) if self.ordered else tree
+    return after(tree, tree, self.ordered)
 
   def _decode(
     self, x: Any, tensor: Tensor, codec: Codec | None, k: int

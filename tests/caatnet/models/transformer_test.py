@@ -16,7 +16,7 @@ import pytest
 
 from caatnet.models.attention import attention
 from caatnet.models.communication import Reduction, tensor_reductions
-from caatnet.models.transformer import TransformerConfig
+from caatnet.models.config import TransformerConfig
 from caatnet.train.state import Program, init_state
 from caatnet.train.step import make_train_step
 from parallel.axes import Axis, divisors, make_mesh

@@ -1,0 +1,110 @@
+"""``config.model`` -> sizes of the transformer, how it syncs and computes."""
+
+import functools
+from typing import Any
+
+from caatnet.checks import one_of, positive
+from caatnet.models import attention
+from caatnet.models.config import TransformerConfig
+from parallel.collectives import ROUTES, Reduction
+from parallel.kernels import selection
+from parallel.partial_sync import PartialSync
+from parallel.schedules import builders
+from parallel.schedules.run import executor
+from parallel.topology import of_size
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def build(
+  model: Any, platform: str, tensor_devices: int
+) -> TransformerConfig:
+  """Checks ``config.model`` and builds what it describes.
+
+  Args:
+    model: ``config.model``.
+    platform: "cpu", "gpu" or "tpu", of the devices that will run it.
+    tensor_devices: Devices along the tensor axis.
+
+  Raises:
+    ValueError: A value that does not fit, with its key and what would.
+  """
+  fields = dict(model)
+  for key in ("vocab_size", "width", "num_layers", "num_heads",
+              "num_kv_heads", "ffn_width", "unroll"):
+    positive(f"config.model.{key}", fields[key])
+  one_of("config.model.dtype", model.dtype, DTYPES)
+  for key in ("forward_dtype", "backward_dtype"):
+    one_of(f"config.model.{key}", fields[key], ("", *DTYPES))
+  one_of(
+    "config.model.attention", model.attention, attention.IMPLEMENTATIONS
+  )
+
+  one_of("config.model.overlap", model.overlap, ("auto", "on", "off"))
+  # On TPUs XLA itself finds more to run under a reduction (LOG.md).
+  overlap = model.overlap == "on" or (
+    model.overlap == "auto" and platform == "gpu"
+  )
+
+  route = _route(model, tensor_devices)
+
+  def syncs(key: str) -> list[PartialSync]:
+    values = fields.pop(key) or (model.p,)
+    values = tuple(values) * (model.num_layers if len(values) == 1 else 1)
+    if len(values) != model.num_layers:
+      raise ValueError(
+        f"config.model.{key} has {len(values)} values; give none, one, or "
+        f"config.model.num_layers={model.num_layers}"
+      )
+    return [
+      PartialSync(
+        float(p),
+        model.private_scale,
+        model.forward_dtype or None,
+        model.backward_dtype or None,
+        overlap,
+        route,
+      )
+      for p in values
+    ]
+
+  doors = tuple(zip(syncs("p_attention"), syncs("p_mlp"), strict=True))
+  for key in ("p", "private_scale", "forward_dtype", "backward_dtype",
+              "overlap", "route", "topology"):
+    del fields[key]
+  fields["attention"] = attention.resolve(
+    model.attention, platform, model.dtype
+  )
+  fields["kernels"] = _kernels("config.model.kernels", model.kernels, platform)
+  return TransformerConfig(syncs=doors, **fields)
+
+
+def _route(
+  model: Any, devices: int
+) -> str | Reduction:
+  """``config.model.route``; a schedule's name becomes what runs it."""
+  kind, _, name = model.route.partition(":")
+  if kind != "schedule":
+    allowed = (*ROUTES, *(f"schedule:{name}" for name in builders.BUILDERS))
+    one_of("config.model.route", model.route, allowed)
+    return model.route
+  try:
+    return _executor(name, model.topology, devices)
+  except ValueError as error:
+    raise ValueError(
+      f"config.model.route={model.route!r} with config.model.topology="
+      f"{model.topology!r} on {devices} devices: {error}"
+    ) from error
+
+
+@functools.cache  # equal configs make equal models
+def _executor(name: str, topology: str, devices: int) -> Reduction:
+  return executor(builders.build(name, of_size(topology, devices)))
+
+
+def _kernels(key: str, value: str, platform: str) -> tuple[str, ...]:
+  """Implementations in order of preference, for a program's platform."""
+  one_of(key, value, ("auto", "reference", "interpret"))
+  if value == "interpret":
+    return ("tpu_interpret", "reference")
+  return selection.preference(value, platform)
