@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import optax
 
-from caatnet.checks import one_of
+from caatnet.checks import one_of, positive
 from caatnet.train.state import Program, is_spec
 from caatnet.train.step import global_norm
 from parallel import quantize
@@ -22,7 +22,12 @@ from parallel.outer.noloco import NoLoCo
 from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
 
-OPTIMIZERS = ("nesterov", "sgd", "adam")
+# Learning rate, momentum -> optimizer.
+OPTIMIZERS = {
+  "nesterov": functools.partial(optax.sgd, nesterov=True),
+  "sgd": lambda rate, _: optax.sgd(rate),
+  "adam": lambda rate, momentum: optax.adam(rate, b1=momentum),
+}
 
 
 def build(config: Any, program: Program, seed: int) -> OuterLoop:
@@ -37,8 +42,7 @@ def build(config: Any, program: Program, seed: int) -> OuterLoop:
     ValueError: A value that does not fit, with its key and what would.
   """
   one_of("config.outer.algorithm", config.algorithm, tuple(BUILDERS))
-  if config.every < 1:
-    raise ValueError(f"config.outer.every={config.every} must be at least 1")
+  positive("config.outer.every", config.every)
   for key, (neutral, users) in _ONLY_OF.items():
     value = config[key]
     value = tuple(value) if isinstance(value, list | tuple) else value
@@ -113,11 +117,7 @@ def _diloco(config: Any, program: Program, seed: int) -> OuterLoop:
 
 
 def _streaming(config: Any, program: Program, seed: int) -> OuterLoop:
-  if config.pattern not in ("strided", "sequential"):
-    raise ValueError(
-      f"config.outer.pattern={config.pattern!r} must be 'strided' or "
-      "'sequential'"
-    )
+  one_of("config.outer.pattern", config.pattern, ("strided", "sequential"))
   return Streaming(
     program.worker, config.every, _optimizer(config),
     _exchange(config, program, seed),
@@ -181,17 +181,8 @@ BUILDERS = {
 
 
 def _optimizer(config: Any) -> optax.GradientTransformation:
-  rate, momentum = config.learning_rate, config.momentum
-  if config.optimizer == "nesterov":
-    return optax.sgd(rate, momentum, nesterov=True)
-  if config.optimizer == "sgd":
-    return optax.sgd(rate)
-  if config.optimizer == "adam":
-    return optax.adam(rate, b1=momentum)
-  raise ValueError(
-    f"config.outer.optimizer={config.optimizer!r} must be one of "
-    f"{', '.join(map(repr, OPTIMIZERS))}"
-  )
+  one_of("config.outer.optimizer", config.optimizer, tuple(OPTIMIZERS))
+  return OPTIMIZERS[config.optimizer](config.learning_rate, config.momentum)
 
 
 def _exchange(

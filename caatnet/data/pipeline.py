@@ -8,6 +8,7 @@ whatever the numbers of devices and lanes, and keeps its share.
 import grain
 import numpy as np
 
+from caatnet.checks import positive
 from caatnet.data import sources
 
 
@@ -53,7 +54,8 @@ def train_batches(
     ValueError: a size is not positive, the seed is out of range, or the text
       is too short for one batch.
   """
-  _check_positive(seq_len=seq_len, batch_size=batch_size)
+  positive("config.data.seq_len", seq_len)
+  positive("config.data.batch_size", batch_size)
   if not 0 <= seed < 2**32:
     raise ValueError(f"config.seed={seed} must be from 0 to {2**32 - 1}")
   needed = batch_size * seq_len + 1
@@ -93,7 +95,7 @@ def validation_windows(
   Raises:
     ValueError: a size is negative, or the text is too short for one window.
   """
-  _check_positive(seq_len=seq_len)
+  positive("config.data.seq_len", seq_len)
   if num_windows < 0:
     raise ValueError(
       f"config.data.validation_windows={num_windows} must be positive, or 0 "
@@ -113,9 +115,3 @@ def validation_windows(
   starts = np.arange(num_windows) * last_start // max(num_windows - 1, 1)
   indices = starts[:, None] + np.arange(seq_len + 1)
   return corpus.validation[indices].astype(np.int32)
-
-
-def _check_positive(**sizes: int) -> None:
-  for key, size in sizes.items():
-    if size < 1:
-      raise ValueError(f"config.data.{key}={size} must be at least 1")
