@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import pathlib
+import re
 from typing import Any
 
 import numpy as np
@@ -126,10 +127,11 @@ def plot_workers(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     path: PNG to write.
   """
   plt = pyplot()
-  figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
   points: dict[str, list[Mapping[str, Any]]] = {}
   for row in rows:
     points.setdefault(row["point"], []).append(row)
+  height = 4.6 + 0.17 * len(points)
+  figure, axes = plt.subplots(figsize=(8, height), layout="constrained")
   marks = "osD^v<>pPX*hd8"
   for index, (point, runs) in enumerate(points.items()):
     losses = [run["validation_loss"] for run in runs]
@@ -142,7 +144,7 @@ def plot_workers(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
       marker=marks[index % len(marks)],
       linestyle="none",
       capsize=3,
-      label=point.replace("outer.", "").replace("parallel.", ""),
+      label=re.sub(r"outer\.(algorithm=)?|parallel\.", "", point),
     )
   axes.set(
     xlabel="operand bytes per worker and token of its own (worker axis)",
@@ -150,7 +152,7 @@ def plot_workers(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   )
   if any(row["worker_bytes"] for row in rows):
     axes.set_xscale("symlog", linthresh=1.0)
-  figure.legend(loc="outside right upper", fontsize="x-small")
+  figure.legend(loc="outside lower left", fontsize="x-small")
   save(figure, path)
 
 
