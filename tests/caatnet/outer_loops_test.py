@@ -159,8 +159,10 @@ def assert_close(a, b):
 
 
 @pytest.mark.parametrize(
-  # The two others run the code of fedavg and diloco.
-  "name", sorted(set(ALGORITHMS) - {"local_sgd", "diloco_all_to_all"})
+  # Two run the code of fedavg and diloco; loop_test.py does it to the third.
+  "name", sorted(
+    set(ALGORITHMS) - {"local_sgd", "diloco_all_to_all", "data_parallel"}
+  )
 )
 def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
   """Stopped between a send and its arrival where there is such a time."""
