@@ -1,5 +1,6 @@
 """What all Pallas calls here share."""
 
+from collections.abc import Iterable, Sequence
 import math
 from typing import Any
 
@@ -39,14 +40,12 @@ def same_axes(*operands: jax.Array) -> list[jax.Array]:
   return list(map(cast, operands, each))
 
 
-def rows_per_block(
-  num_rows: int, row_bytes: int, budget: int = VMEM_BYTES
-) -> int:
-  """Rows that fit the budget: a power of two from 16 on, or all; 0: too few.
+def rows_per_block(num_rows: int, row_bytes: int) -> int:
+  """Rows that fit VMEM: a power of two from 16 on, or all; 0: too few.
 
   Sixteen rows of two-byte elements are one tile of a TPU's registers.
   """
-  fitting = budget // row_bytes
+  fitting = VMEM_BYTES // row_bytes
   if fitting < min(16, num_rows):
     return 0
   return min(num_rows, 1 << (fitting.bit_length() - 1))
@@ -62,3 +61,23 @@ def as_rows(*arrays: jax.Array) -> list[jax.Array]:
   return [x.reshape(leading(x), x.shape[-1]) for x in arrays]
 
 
+def as_arrays(
+  rows: Iterable[jax.Array], like: Sequence[jax.Array]
+) -> list[jax.Array]:
+  """The inverse of `as_rows`; arrays of no channels have no rows there."""
+  rows = iter(rows)
+  return [next(rows).reshape(x.shape) if x.shape[-1] else x for x in like]
+
+
+def spans(parts: Sequence[Any]) -> list[tuple[int, int]]:
+  """(first channel in the whole row, width) of the parts of a row."""
+  found, start = [], 0
+  for part in parts:
+    found.append((start, part.shape[-1]))
+    start += part.shape[-1]
+  return found
+
+
+def scaled(x: jax.Array, scale: float, dtype: Any) -> jax.Array:
+  """float32 ``x * scale``, rounded as a product in ``dtype`` is."""
+  return x if scale == 1.0 else (x * scale).astype(dtype).astype(x.dtype)

@@ -1,10 +1,6 @@
 """Every TPU kernel through Mosaic, for TPUs that are not here."""
 
-import functools
-
 import jax
-import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
@@ -12,8 +8,6 @@ pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
 from caatnet import build
 from configs.caatnet import tiny
-from parallel.axes import Axis, make_mesh
-from parallel.kernels.add_norm import api as add_norm
 from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.codec import api as codec_api
 from parallel.kernels.codec import cases as codec_cases
@@ -25,43 +19,13 @@ from parallel.kernels.ring_all_reduce import cases as ring_cases
 from parallel.kernels.schedule_all_reduce import api as schedule
 from parallel.kernels.schedule_all_reduce import cases as schedule_cases
 from parallel.xla import targets
+from tests.parallel.kernels.ahead_of_time import (
+  compiled,
+  compiled_add_norm,
+  shapes,
+)
 
 TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2")
-
-
-@functools.cache
-def mesh_of(target, devices=1):
-  found = targets.resolve(target).devices
-  return make_mesh({"tensor": Axis("tensor", devices, devices)}, list(found))
-
-
-def compiled(f, target, *operands, devices=1, specs=None):
-  """Under ``shard_map`` with checked varying axes, as the models run it."""
-  mesh = mesh_of(target, devices)
-  specs = specs or (P(),) * len(operands)
-  operands = [
-    jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=jax.sharding.NamedSharding(mesh, spec)
-    )
-    for x, spec in zip(operands, specs, strict=True)
-  ]
-
-  def body(*operands):
-    operands = [
-      x if "tensor" in jax.typeof(x).manual_axis_type.varying
-      else jax.lax.pcast(x, "tensor", to="varying")
-      for x in operands
-    ]
-    return jax.tree.map(lambda x: x[None], f(*operands))
-
-  mapped = jax.shard_map(
-    body, mesh=mesh, in_specs=specs, out_specs=P("tensor")
-  )
-  return jax.jit(mapped).lower(*operands).compile()
-
-
-def shapes(*pairs):
-  return [jax.ShapeDtypeStruct(s, jnp.dtype(d)) for s, d in pairs]
 
 
 def on_targets(cases):
@@ -73,32 +37,14 @@ def on_targets(cases):
 
 @on_targets(add_norm_cases)
 def test_add_norm(target, case):
-  n, width, dtype = case.rows, case.shared + case.private, case.dtype
-  parts = shapes(((n, case.shared), dtype), ((n, case.private), dtype))
-  gain, normed = shapes(((width,), "float32"), ((n, width), dtype))
-  updates = parts if case.update else []
-
-  def both(*operands):
-    cotangents = operands[-3:]
-    *stream, gain = operands[:-3]
-    stream = (*stream, None, None)[:4]
-
-    def run(*stream_and_gain):
-      return add_norm.add_norm(
-        *stream_and_gain, private_scale=case.private_scale,
-        implementation="tpu",
-      )
-
-    out, transpose = jax.vjp(run, *stream, gain)
-    return out, [g for g in transpose(cotangents) if g is not None]
-
-  program = compiled(both, target, *parts, *updates, gain, *parts, normed)
+  program = compiled_add_norm(case, target, "tpu")
   text = program.as_text()
   assert "add_norm" in text
   assert "add_norm_backward" in text
-  if n * width >= 1 << 20:
+  elements = case.rows * (case.shared + case.private)
+  if elements >= 1 << 20:
     # The gain's cotangents of each block, and nothing of a stream's size.
-    stream_bytes = n * width * np.dtype("f2").itemsize
+    stream_bytes = elements * np.dtype("f2").itemsize
     assert program.memory_analysis().temp_size_in_bytes < stream_bytes / 2
 
 
@@ -118,11 +64,16 @@ def test_models_use_the_kernels_of_their_target(target, uses, p):
   assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
 
 
-@on_targets(codec_cases)
-@pytest.mark.parametrize("op", ["plain", "delta", "fed", "mean", "nesterov"])
-def test_codec(target, op, case):
-  if op in ("mean", "nesterov") and case.codec.stochastic:
-    pytest.skip("decodes as without")
+def codec_calls():
+  """Decoding knows no stochastic rounding; 4M elements for one generation."""
+  for case in (*codec_cases.CASES.values(), *codec_cases.LARGE.values()):
+    yield from ((op, case) for op in ("plain", "delta", "fed"))
+    if not case.codec.stochastic:
+      yield from ((op, case) for op in ("mean", "nesterov"))
+
+
+@pytest.mark.parametrize(("op", "case"), codec_calls(), ids=str)
+def test_codec(op, case):
   codec, n = case.codec, case.shape[-1]
   vector, wide, key, weights, payload, scales = shapes(
     (case.shape, case.dtype), (case.shape, "float32"), ((2,), "uint32"),
@@ -167,7 +118,7 @@ def test_codec(target, op, case):
     ),
   }
   f, operands = ops[op]
-  program = compiled(f, target, *operands)
+  program = compiled(f, TARGETS[0], *operands)
   assert "codec_" in program.as_text()
 
 
@@ -197,8 +148,7 @@ def test_reduce_add_norm(target, case):
     assert temporaries < (case.ranks if case.block else 1) * n * k
 
 
-@pytest.mark.parametrize("target", ["tpu:v5e:2x2", "tpu:v5p:2x2x1",
-                                    "tpu:v6e:2x2"])
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", ring_cases.LARGE.values(), ids=str)
 def test_ring_partial_all_reduce(target, case):
   n, k, p = case.rows, case.shared, case.private

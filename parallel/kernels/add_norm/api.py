@@ -47,7 +47,7 @@ def add_norm(
   eps: float = 1e-5,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Adds an update to a stream and normalises the result, in one pass.
+  """See ``reference.add_norm``; kernels do it in one pass.
 
   Bytes with n rows: read 2 n H elements, write 2 n H (n H and n H without an
   update); backward read 3 n H, write n H and, for a scale other than 1, n P.
@@ -56,18 +56,18 @@ def add_norm(
   float32 and round once, where autodiff rounds each term.
 
   Args:
-    shared: ``[..., K]``; K or P may be 0.
-    private: ``[..., P]``, of the same dtype.
-    d_shared: ``[..., K]``; None: no update.
-    d_private: ``[..., P]``; None with ``d_shared``.
-    gain: ``[H]``, H = K + P.
-    private_scale: Multiplies ``d_private``.
-    eps: Added to the mean square.
+    shared: As for the reference; so are the others.
+    private: As for the reference.
+    d_shared: As for the reference.
+    d_private: As for the reference.
+    gain: As for the reference.
+    private_scale: As for the reference.
+    eps: As for the reference.
     implementation: "auto", or names in order of preference: see
       `parallel.kernels.selection`.
 
   Returns:
-    The new shared and private channels, and ``[..., H]``: the normalised row.
+    See the reference.
 
   Raises:
     ValueError: An unknown implementation, or none that takes these operands.
@@ -78,60 +78,54 @@ def add_norm(
       shared, private, d_shared, d_private, gain,
       private_scale=private_scale, eps=eps,
     )
-  dtype = shared.dtype
-  scale = float(np.asarray(private_scale, dtype))
-  stream = [(shared, d_shared, 1.0), (private, d_private, scale)]
-  stream = [part for part in stream if part[0].shape[-1]]
-  parts, updates, scales = zip(*stream, strict=True)
-  updates = () if d_shared is None else updates
-  options = _Options(_KERNELS[chosen.kind], scales, eps, chosen.interpret)
-  operands = calls.same_axes(
+  parts = [x for x in (shared, private) if x.shape[-1]]
+  updates, scale = [], 1.0
+  if d_shared is not None:
+    updates = [d for d in (d_shared, d_private) if d.shape[-1]]
+    if d_private.shape[-1]:
+      scale = float(np.asarray(private_scale, shared.dtype))
+  options = _Options(
+    _KERNELS[chosen.kind], bool(updates), scale, eps, chosen.interpret
+  )
+  *rows, gain = calls.same_axes(
     *calls.as_rows(*parts, *updates), gain.astype(jnp.float32)
   )
-  num = len(parts)
   new, normed = _fused(
-    options,
-    tuple(operands[:num]),
-    tuple(operands[num:-1]),
-    operands[-1],
+    options, tuple(rows[: len(parts)]), tuple(rows[len(parts) :]), gain
   )
-  new = iter(new)
-  results = [
-    next(new).reshape(x.shape) if x.shape[-1] else x
-    for x in (shared, private)
-  ]
-  return *results, normed.reshape(*shared.shape[:-1], normed.shape[-1])
+  return (
+    *calls.as_arrays(new, (shared, private)),
+    normed.reshape(*shared.shape[:-1], normed.shape[-1]),
+  )
 
 
 class _Options(NamedTuple):
   """What is known when the program is traced."""
 
   kernels: ModuleType
-  scales: tuple[float, ...]
+  add: bool
+  scale: float
   eps: float
   interpret: bool
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _fused(options, parts, updates, gain):
-  kernels, scales, eps, interpret = options
-  new, normed = kernels.forward(parts, updates, gain, scales, eps, interpret)
+  kernels, _, *rest = options
+  new, normed = kernels.forward(parts, updates, gain, *rest)
   return tuple(new), normed
 
 
 def _forward(options, parts, updates, gain):
   new, normed = _fused(options, parts, updates, gain)
-  return (new, normed), (new, gain, bool(updates))
+  return (new, normed), (new, gain)
 
 
 def _backward(options, residuals, cotangents):
-  new, gain, add = residuals
-  kernels, scales, eps, interpret = options
-  d_new, d_normed = cotangents
-  d_parts, d_updates, d_gain = kernels.backward(
-    new, gain, d_new, d_normed, scales if add else (), eps, interpret
-  )
-  return tuple(d_parts), tuple(d_updates), d_gain
+  kernels, add, *rest = options
+  d_parts, d_last, d_gain = kernels.backward(*residuals, *cotangents, *rest)
+  d_updates = (*d_parts[:-1], d_last) if add else ()
+  return tuple(d_parts), d_updates, d_gain
 
 
 _fused.defvjp(_forward, _backward)

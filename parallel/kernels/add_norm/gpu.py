@@ -46,7 +46,7 @@ def forward(
   parts: Sequence[jax.Array],
   updates: Sequence[jax.Array],
   gain: jax.Array,
-  scales: Sequence[float],
+  scale: float,
   eps: float,
   interpret: bool = False,
 ) -> tuple[list[jax.Array], jax.Array]:
@@ -55,7 +55,9 @@ def forward(
   width = sum(x.shape[1] for x in parts)
   new_parts = parts if updates else []
   *new, normed = pl.pallas_call(
-    functools.partial(_forward, scales=scales, eps=eps, add=bool(updates)),
+    functools.partial(
+      _forward, num=len(parts), add=bool(updates), scale=scale, eps=eps
+    ),
     grid=(num_rows,),
     out_shape=[
       *(calls.shaped(x.shape, dtype, x) for x in new_parts),
@@ -67,29 +69,23 @@ def forward(
   return new or list(parts), normed
 
 
-def _forward(*refs, scales, eps, add):
-  num = len(scales)
-  x_refs, refs = refs[:num], refs[num:]
-  d_refs, refs = (refs[:num], refs[num:]) if add else ((), refs)
-  gain_ref, *new_refs, normed_ref = refs
-  row = pl.program_id(0)
-  dtype = normed_ref.dtype
-  cuts = _cuts(x_refs)
-  wide = []
-  for index, (x_ref, cut) in enumerate(zip(x_refs, cuts, strict=True)):
-    x = _load(x_ref, cut, row)
-    if add:
-      d = _load(d_refs[index], cut, row)
-      if scales[index] != 1.0:
-        d = (d * scales[index]).astype(dtype).astype(jnp.float32)
-      new = (x + d).astype(dtype)
-      _store(new_refs[index], cut, new, row)
-      x = new.astype(jnp.float32)
-    wide.append(x)
+def _forward(*refs, num, add, scale, eps):
+  x_refs, d_refs = refs[:num], refs[num : 2 * num] if add else ()
+  gain_ref, *new_refs, normed_ref = refs[num + len(d_refs) :]
+  row, dtype = pl.program_id(0), normed_ref.dtype
+  spans = calls.spans(x_refs)
+  wide = [_load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
+  for i, d_ref in enumerate(d_refs):
+    d = _load(d_ref, spans[i], row)
+    if i + 1 == num:
+      d = calls.scaled(d, scale, dtype)
+    new = (wide[i] + d).astype(dtype)
+    _store(new_refs[i], spans[i], new, row)
+    wide[i] = new.astype(jnp.float32)
   rstd = _rstd(wide, normed_ref.shape[1], eps)
-  for x, cut in zip(wide, cuts, strict=True):
-    y = x * rstd * _load(gain_ref, cut, whole=True)
-    _store(normed_ref, cut, y.astype(dtype), row, whole=True)
+  for x, span in zip(wide, spans, strict=True):
+    y = x * rstd * _load(gain_ref, span, whole=True)
+    _store(normed_ref, span, y.astype(dtype), row, whole=True)
 
 
 def backward(
@@ -97,47 +93,40 @@ def backward(
   gain: jax.Array,
   d_parts: Sequence[jax.Array],
   d_normed: jax.Array,
-  scales: Sequence[float],
+  scale: float,
   eps: float,
   interpret: bool = False,
-) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
   """See ``tpu.backward``."""
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   width = sum(x.shape[1] for x in parts)
   programs = min(num_rows, _PROGRAMS)
-  scaled = [i for i, scale in enumerate(scales) if scale != 1.0]
-  results = [*range(len(parts)), *scaled]
+  results = [*parts, *(parts[-1:] if scale != 1.0 else [])]
   *d_x, d_gain = pl.pallas_call(
-    functools.partial(_backward, scales=scales, scaled=scaled, eps=eps),
+    functools.partial(_backward, num=len(parts), scale=scale, eps=eps),
     grid=(programs,),
     out_shape=[
-      *(calls.shaped(parts[i].shape, dtype, d_normed) for i in results),
+      *(calls.shaped(x.shape, dtype, d_normed) for x in results),
       calls.shaped((programs, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
     **_params(width, interpret),
   )(*parts, *d_parts, d_normed, gain.astype(jnp.float32))
-  d_x, extra = d_x[: len(parts)], d_x[len(parts) :]
-  d_updates = list(d_x[: len(scales)])
-  for i, d in zip(scaled, extra, strict=True):
-    d_updates[i] = d
-  return d_x, d_updates, jnp.sum(d_gain, axis=0)
+  return d_x[: len(parts)], d_x[-1], jnp.sum(d_gain, axis=0)
 
 
-def _backward(*refs, scales, scaled, eps):
-  num = (len(refs) - 3 - len(scaled)) // 3
+def _backward(*refs, num, scale, eps):
   x_refs, g_refs = refs[:num], refs[num : 2 * num]
   d_normed_ref, gain_ref, *out_refs, d_gain_ref = refs[2 * num :]
   num_rows, width = d_normed_ref.shape
-  cuts = _cuts(x_refs)
-  gains = [_load(gain_ref, cut, whole=True) for cut in cuts]
-  extra_refs = dict(zip(scaled, out_refs[num:], strict=True))
+  spans = calls.spans(x_refs)
+  gains = [_load(gain_ref, span, whole=True) for span in spans]
   first, programs = pl.program_id(0), d_gain_ref.shape[0]
 
   def one_row(turn, d_gains):
     row = first + turn * programs
-    wide = [_load(r, c, row) for r, c in zip(x_refs, cuts, strict=True)]
-    ds = [_load(d_normed_ref, cut, row, whole=True) for cut in cuts]
+    wide = [_load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
+    ds = [_load(d_normed_ref, span, row, whole=True) for span in spans]
     rstd = _rstd(wide, width, eps)
     dot = sum(
       jnp.sum(d * gain * x)
@@ -145,54 +134,44 @@ def _backward(*refs, scales, scaled, eps):
     )
     common = dot * (rstd * rstd * rstd) / width
     new = []
-    for i, (x, d, cut) in enumerate(zip(wide, ds, cuts, strict=True)):
+    for i, (x, d, span) in enumerate(zip(wide, ds, spans, strict=True)):
       new.append(d_gains[i] + d * (x * rstd))
-      g = _load(g_refs[i], cut, row)
+      g = _load(g_refs[i], span, row)
       g = g + (d * gains[i] * rstd - x * common)
-      _store(out_refs[i], cut, g.astype(out_refs[i].dtype), row)
-      if i in extra_refs:
-        scaled_g = (g * scales[i]).astype(out_refs[i].dtype)
-        _store(extra_refs[i], cut, scaled_g, row)
+      _store(out_refs[i], span, g.astype(out_refs[i].dtype), row)
+    if scale != 1.0:
+      _store(out_refs[num], span, (g * scale).astype(out_refs[num].dtype), row)
     return tuple(new)
 
   turns = (num_rows - first + programs - 1) // programs
   zeros = tuple(jnp.zeros_like(gain) for gain in gains)
   totals = lax.fori_loop(0, turns, one_row, zeros)
-  for cut, total in zip(cuts, totals, strict=True):
-    _store(d_gain_ref, cut, total, first, whole=True)
+  for span, total in zip(spans, totals, strict=True):
+    _store(d_gain_ref, span, total, first, whole=True)
 
 
-def _cuts(refs) -> list[tuple[int, int]]:
-  """(first channel in the whole row, width) of each part."""
-  cuts, start = [], 0
-  for ref in refs:
-    cuts.append((start, ref.shape[1]))
-    start += ref.shape[1]
-  return cuts
-
-
-def _load(ref, cut, row=None, *, whole=False):
+def _load(ref, span, row=None, *, whole=False):
   """A row's part in float32, zeros up to a power of two.
 
   Args:
     ref: A part, or, with ``whole``, an array of whole rows.
-    cut: Which part.
+    span: Which part.
     row: Which row; None: there is but one.
     whole: See ``ref``.
   """
-  index, mask = _where(cut, row, whole)
+  index, mask = _where(span, row, whole)
   return pltriton.load(ref.at[index], mask=mask, other=0.0).astype(
     jnp.float32
   )
 
 
-def _store(ref, cut, value, row, *, whole=False):
-  index, mask = _where(cut, row, whole)
+def _store(ref, span, value, row, *, whole=False):
+  index, mask = _where(span, row, whole)
   pltriton.store(ref.at[index], value, mask=mask)
 
 
-def _where(cut, row, whole):
-  start, width = cut
+def _where(span, row, whole):
+  start, width = span
   channel = jnp.arange(pl.next_power_of_2(width))
   columns = channel + start if whole else channel
   return (columns if row is None else (row, columns)), channel < width

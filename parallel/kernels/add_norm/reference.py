@@ -29,7 +29,7 @@ def add_norm(
   """Adds an update to a stream and normalises the result.
 
   Args:
-    shared: ``[..., K]``.
+    shared: ``[..., K]``; K or P may be 0.
     private: ``[..., P]``, of the same dtype.
     d_shared: ``[..., K]``; None: no update.
     d_private: ``[..., P]``; None with ``d_shared``.

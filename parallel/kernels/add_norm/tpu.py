@@ -13,6 +13,7 @@ cotangents of the new stream and of the normalised row:
 
 from collections.abc import Sequence
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -44,7 +45,7 @@ def forward(
   parts: Sequence[jax.Array],
   updates: Sequence[jax.Array],
   gain: jax.Array,
-  scales: Sequence[float],
+  scale: float,
   eps: float,
   interpret: bool = False,
 ) -> tuple[list[jax.Array], jax.Array]:
@@ -54,7 +55,7 @@ def forward(
     parts: The stream, ``[N, width]`` each, none of width 0.
     updates: One per part, or none at all.
     gain: ``[H]``.
-    scales: What each update is multiplied by, in the stream's dtype.
+    scale: What the last update is multiplied by, in the stream's dtype.
     eps: Added to the mean square.
     interpret: Run on any machine.
 
@@ -69,7 +70,9 @@ def forward(
   whole = pl.BlockSpec((block, width), lambda i: (i, 0))
   new_parts = parts if updates else []
   *new, normed = pl.pallas_call(
-    functools.partial(_forward, scales=scales, eps=eps, add=bool(updates)),
+    functools.partial(
+      _forward, num=len(parts), add=bool(updates), scale=scale, eps=eps
+    ),
     grid=(pl.cdiv(num_rows, block),),
     in_specs=[
       *rows,
@@ -87,30 +90,20 @@ def forward(
   return new or list(parts), normed
 
 
-def _forward(*refs, scales, eps, add):
-  num = len(scales)
-  x_refs, refs = refs[:num], refs[num:]
-  d_refs, refs = (refs[:num], refs[num:]) if add else ((), refs)
-  gain_ref, *new_refs, normed_ref = refs
-  dtype = x_refs[0].dtype
-  wide = []
-  for index, x_ref in enumerate(x_refs):
-    x = x_ref[...].astype(jnp.float32)
-    if add:
-      # Products and sums of bfloat16 in float32, rounded, are bfloat16's.
-      d = d_refs[index][...].astype(jnp.float32)
-      if scales[index] != 1.0:
-        d = (d * scales[index]).astype(dtype).astype(jnp.float32)
-      new = (x + d).astype(dtype)
-      new_refs[index][...] = new
-      x = new.astype(jnp.float32)
-    wide.append(x)
-  rstd = rstd_of(wide, eps)
-  start = 0
-  for x in wide:
-    here = pl.ds(start, x.shape[1])
-    normed_ref[:, here] = (x * rstd * gain_ref[:, here]).astype(dtype)
-    start += x.shape[1]
+def _forward(*refs, num, add, scale, eps):
+  x_refs, d_refs = refs[:num], refs[num : 2 * num] if add else ()
+  gain_ref, *new_refs, normed_ref = refs[num + len(d_refs) :]
+  wide = [ref[...].astype(jnp.float32) for ref in x_refs]
+  if d_refs:
+    for i, d_ref in enumerate(d_refs):
+      d = d_ref[...].astype(jnp.float32)
+      if i + 1 == num:
+        d = calls.scaled(d, scale, d_ref.dtype)
+      # A sum of bfloat16s in float32, rounded, is bfloat16's.
+      new = wide[i] + d
+      new_refs[i][...] = new.astype(new_refs[i].dtype)
+    wide = [ref[...].astype(jnp.float32) for ref in new_refs]
+  write_normed(normed_ref, wide, gain_ref, eps)
 
 
 def backward(
@@ -118,23 +111,24 @@ def backward(
   gain: jax.Array,
   d_parts: Sequence[jax.Array],
   d_normed: jax.Array,
-  scales: Sequence[float],
+  scale: float,
   eps: float,
   interpret: bool = False,
-) -> tuple[list[jax.Array], list[jax.Array], jax.Array]:
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
   """The transpose of `forward`'s derivative.
 
   Args:
     parts: The new stream, as `forward` returned it.
-    gain: As for `forward`; so are ``scales``, ``eps`` and ``interpret``.
+    gain: As for `forward`.
     d_parts: Cotangents of the new stream.
     d_normed: Cotangent of the normalised rows.
-    scales: None of updates: an empty sequence.
-    eps: Added to the mean square.
-    interpret: Run on any machine.
+    scale: As for `forward`.
+    eps: As for `forward`.
+    interpret: As for `forward`.
 
   Returns:
-    Cotangents of the stream and of the updates, and ``[H]`` of the gain.
+    Cotangents of the stream, which are the updates', too, but for the last
+    one; that one; and ``[H]`` of the gain.
   """
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   widths = [x.shape[1] for x in parts]
@@ -142,11 +136,10 @@ def backward(
   block = _block(num_rows, width, dtype)
   num_blocks = pl.cdiv(num_rows, block)
   rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
-  scaled = [i for i, scale in enumerate(scales) if scale != 1.0]
-  results = [*range(len(parts)), *scaled]
+  extra = parts[-1:] if scale != 1.0 else []
   *d_x, d_gain = pl.pallas_call(
     functools.partial(
-      _backward, scales=scales, scaled=scaled, eps=eps, num_rows=num_rows
+      _backward, num=len(parts), scale=scale, eps=eps, num_rows=num_rows
     ),
     grid=(num_blocks,),
     in_specs=[
@@ -156,57 +149,60 @@ def backward(
       pl.BlockSpec((1, width), lambda i: (0, 0)),
     ],
     out_specs=[
-      *(rows[i] for i in results),
+      *rows,
+      *(rows[-1:] if extra else []),
       pl.BlockSpec((None, 1, width), lambda i: (i, 0, 0)),
     ],
     out_shape=[
-      *(calls.shaped(parts[i].shape, dtype, d_normed) for i in results),
+      *(calls.shaped(x.shape, dtype, d_normed) for x in (*parts, *extra)),
       calls.shaped((num_blocks, 1, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
     **calls.tpu_params(interpret, "parallel"),
   )(*parts, *d_parts, d_normed, gain.astype(jnp.float32)[None])
-  d_x, extra = d_x[: len(parts)], d_x[len(parts) :]
-  d_updates = list(d_x[: len(scales)])
-  for i, d in zip(scaled, extra, strict=True):
-    d_updates[i] = d
-  return d_x, d_updates, jnp.sum(d_gain, axis=(0, 1))
+  return d_x[: len(parts)], d_x[-1], jnp.sum(d_gain, axis=(0, 1))
 
 
-def _backward(*refs, scales, scaled, eps, num_rows):
-  num = (len(refs) - 3 - len(scaled)) // 3
+def _backward(*refs, num, scale, eps, num_rows):
   x_refs, g_refs = refs[:num], refs[num : 2 * num]
   d_normed_ref, gain_ref, *out_refs, d_gain_ref = refs[2 * num :]
   wide = [ref[...].astype(jnp.float32) for ref in x_refs]
-  rstd = rstd_of(wide, eps)
+  rstd = _rstd(wide, eps)
   width = gain_ref.shape[1]
   block = rstd.shape[0]
   # Rows past the end hold anything.
   row = lax.broadcasted_iota(jnp.int32, (block, 1), 0)
   inside = row < num_rows - pl.program_id(0) * block
-  slices, start = [], 0
-  for x in wide:
-    slices.append(pl.ds(start, x.shape[1]))
-    start += x.shape[1]
+  spans = [pl.ds(*span) for span in calls.spans(wide)]
   dot = jnp.zeros_like(rstd)
-  for x, here in zip(wide, slices, strict=True):
+  for x, here in zip(wide, spans, strict=True):
     d = d_normed_ref[:, here].astype(jnp.float32)
     dot += jnp.sum(d * gain_ref[:, here] * x, axis=-1, keepdims=True)
     d_gain_ref[:, here] = jnp.sum(
       jnp.where(inside, d * (x * rstd), 0.0), axis=0, keepdims=True
     )
   common = dot * (rstd * rstd * rstd) / width
-  extra_refs = dict(zip(scaled, out_refs[num:], strict=True))
-  for i, (x, here) in enumerate(zip(wide, slices, strict=True)):
+  for i, (x, here) in enumerate(zip(wide, spans, strict=True)):
     d = d_normed_ref[:, here].astype(jnp.float32)
     d = d * gain_ref[:, here] * rstd - x * common
     d = g_refs[i][...].astype(jnp.float32) + d
     out_refs[i][...] = d.astype(out_refs[i].dtype)
-    if i in extra_refs:
-      extra_refs[i][...] = (d * scales[i]).astype(out_refs[i].dtype)
+  if scale != 1.0:
+    out_refs[num][...] = (d * scale).astype(out_refs[num].dtype)
 
 
-def rstd_of(wide: Sequence[jax.Array], eps: float) -> jax.Array:
+def write_normed(
+  normed_ref: Any, wide: Sequence[jax.Array], gain_ref: Any, eps: float
+) -> None:
+  """Normalises rows in parts, side by side into whole ones."""
+  rstd = _rstd(wide, eps)
+  for x, span in zip(wide, calls.spans(wide), strict=True):
+    here = pl.ds(*span)
+    normed = x * rstd * gain_ref[:, here]
+    normed_ref[:, here] = normed.astype(normed_ref.dtype)
+
+
+def _rstd(wide: Sequence[jax.Array], eps: float) -> jax.Array:
   """``[rows, 1]`` of rows in parts."""
   squares = sum(jnp.sum(x * x, axis=-1, keepdims=True) for x in wide)
   return lax.rsqrt(squares / sum(x.shape[1] for x in wide) + eps)

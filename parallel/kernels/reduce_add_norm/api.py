@@ -56,23 +56,22 @@ def reduce_add_norm(
   eps: float = 1e-5,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Sums partial updates of shared channels, adds, normalises, in one pass.
+  """See ``reference.reduce_add_norm``; kernels do it in one pass.
 
   Args:
-    shared: ``[..., K]``, the stream.
-    private: ``[..., P]``, of the same dtype; P may be 0.
-    partial: ``[r, ..., K]``: one block per rank, int8 with scales.
-    scales: float32 ``[r, ..., K / block]``; None: blocks come as they are.
-      Encoded blocks are constants: no derivative goes through them.
-    d_private: ``[..., P]``.
-    gain: ``[H]``.
-    private_scale: Multiplies ``d_private``.
-    eps: Added to the mean square.
+    shared: As for the reference; so are the others.
+    private: As for the reference.
+    partial: As for the reference.
+    scales: As for the reference.
+    d_private: As for the reference.
+    gain: As for the reference.
+    private_scale: As for the reference.
+    eps: As for the reference.
     implementation: "auto", or names in order of preference: see
       `parallel.kernels.selection`.
 
   Returns:
-    The new shared and private channels, and ``[..., H]``: the normalised row.
+    See the reference.
 
   Raises:
     ValueError: Blocks that do not divide K, or no implementation.
@@ -89,10 +88,11 @@ def reduce_add_norm(
       private_scale=private_scale, eps=eps,
     )
   rows = calls.leading(shared)
-  options = _Options(
-    float(np.asarray(private_scale, shared.dtype)), eps, chosen.interpret
-  )
   parts = [x for x in (shared, private) if x.shape[-1]]
+  scale = float(np.asarray(private_scale, shared.dtype))
+  options = _Options(
+    scale if len(parts) > 1 else 1.0, eps, chosen.interpret
+  )
   optional = [] if len(parts) == 1 else calls.as_rows(d_private)
   encoded = [] if scales is None else [_ranks_of_rows(scales, rows)]
   operands = calls.same_axes(
@@ -109,12 +109,10 @@ def reduce_add_norm(
     operands[num] if optional else None,
     gain,
   )
-  new = iter(new)
-  results = [
-    next(new).reshape(x.shape) if x.shape[-1] else x
-    for x in (shared, private)
-  ]
-  return *results, normed.reshape(*shared.shape[:-1], normed.shape[-1])
+  return (
+    *calls.as_arrays(new, (shared, private)),
+    normed.reshape(*shared.shape[:-1], normed.shape[-1]),
+  )
 
 
 def _ranks_of_rows(x: jax.Array, rows: int) -> jax.Array:
@@ -132,8 +130,7 @@ class _Options(NamedTuple):
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _fused(options, parts, partial, scales, d_private, gain):
   new, normed = tpu.forward(
-    parts, partial, scales, d_private, gain, options.private_scale,
-    options.eps, options.interpret,
+    parts, partial, scales, d_private, gain, *options
   )
   return tuple(new), normed
 
@@ -145,20 +142,18 @@ def _forward(options, parts, partial, scales, d_private, gain):
 
 def _backward(options, residuals, cotangents):
   new, gain, partial, scales = residuals
-  d_new, d_normed = cotangents
-  d_parts, d_updates, d_gain = add_norm.backward(
-    new, gain, d_new, d_normed, (1.0, options.private_scale)[: len(new)],
-    options.eps, options.interpret,
+  d_parts, d_private, d_gain = add_norm.backward(
+    new, gain, *cotangents, *options
   )
   if scales is None:
     d_partial = jnp.broadcast_to(
-      d_updates[0].astype(partial.dtype), partial.shape
+      d_parts[0].astype(partial.dtype), partial.shape
     )
     d_scales = None
   else:
     d_partial = np.zeros(partial.shape, jax.dtypes.float0)
     d_scales = jnp.zeros_like(scales)
-  d_private = d_updates[1] if len(new) > 1 else None
+  d_private = d_private if len(new) > 1 else None
   return tuple(d_parts), d_partial, d_scales, d_private, d_gain
 
 

@@ -33,7 +33,7 @@ def reduce_add_norm(
 
   Args:
     shared: ``[..., K]``, the stream.
-    private: ``[..., P]``, of the same dtype.
+    private: ``[..., P]``, of the same dtype; P may be 0.
     partial: ``[r, ..., K]``, int8 with scales.
     scales: float32 ``[r, ..., K / block]``; None: blocks come as they are.
       Encoded blocks are constants: no derivative goes through them.

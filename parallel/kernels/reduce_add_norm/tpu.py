@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from parallel.kernels import calls
-from parallel.kernels.add_norm.tpu import rstd_of
+from parallel.kernels.add_norm.tpu import write_normed
 
 _LANES = 128
 
@@ -85,8 +85,7 @@ def forward(
   extra = [x for x in (scales, d_private) if x is not None]
   *new, normed = pl.pallas_call(
     functools.partial(
-      _forward, block=block, private_scale=private_scale, eps=eps,
-      num_parts=len(parts),
+      _forward, block=block, num_parts=len(parts), scale=private_scale, eps=eps
     ),
     grid=(pl.cdiv(num_rows, rows),),
     in_specs=[
@@ -111,7 +110,7 @@ def forward(
   return new, normed
 
 
-def _forward(gain_ref, *refs, block, private_scale, eps, num_parts):
+def _forward(gain_ref, *refs, block, num_parts, scale, eps):
   parts, refs = refs[:num_parts], refs[num_parts:]
   partial_ref, *refs = refs
   scale_ref = None
@@ -135,13 +134,7 @@ def _forward(gain_ref, *refs, block, private_scale, eps, num_parts):
     new_refs[0][:, here] = (old + update).astype(dtype)
   if num_parts > 1:
     d = d_private_ref[...].astype(jnp.float32)
-    if private_scale != 1.0:
-      d = (d * private_scale).astype(dtype).astype(jnp.float32)
+    d = calls.scaled(d, scale, dtype)
     new_refs[1][...] = (parts[1][...].astype(jnp.float32) + d).astype(dtype)
   wide = [ref[...].astype(jnp.float32) for ref in new_refs]
-  rstd = rstd_of(wide, eps)
-  start = 0
-  for x in wide:
-    here = pl.ds(start, x.shape[1])
-    normed_ref[:, here] = (x * rstd * gain_ref[:, here]).astype(dtype)
-    start += x.shape[1]
+  write_normed(normed_ref, wide, gain_ref, eps)

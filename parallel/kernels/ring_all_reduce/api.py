@@ -52,7 +52,6 @@ def ring_partial_all_reduce(
   private_scale: float = 1.0,
   eps: float = 1e-5,
   implementation: Implementation = "auto",
-  detect_races: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Sums the shared channels of an update over a mesh axis, adds, normalises.
 
@@ -73,7 +72,6 @@ def ring_partial_all_reduce(
     implementation: "auto", or names in order of preference: see
       `parallel.kernels.selection`. The reference is a ``psum``, whose order
       of summation the backend chooses.
-    detect_races: Of the interpreter.
 
   Returns:
     The new shared and private channels, and ``[..., K + P]``: the normalised
@@ -86,7 +84,7 @@ def ring_partial_all_reduce(
     gain.astype(jnp.float32),
   )[1:]
   scale = float(np.asarray(private_scale, shared.dtype))
-  options = _Options(axis_name, scale, eps, chosen.interpret, detect_races)
+  options = _Options(axis_name, scale, eps, chosen.interpret)
   if chosen.name == "reference":
     out = _by_psum(options, *operands)
   else:
@@ -102,7 +100,6 @@ class _Options(NamedTuple):
   private_scale: float
   eps: float
   interpret: bool
-  detect_races: bool
 
 
 def _by_psum(options, shared, private, partial, d_private, gain):
@@ -141,11 +138,12 @@ def _forward(options, *operands):
 def _backward(options, residuals, cotangents):
   *new, gain = residuals
   *d_new, d_normed = cotangents
-  d_parts, (d_shared, d_private), d_gain = add_norm_tpu.backward(
-    new, gain, d_new, d_normed, (1.0, options.private_scale), options.eps,
+  (d_shared, d_private), d_update, d_gain = add_norm_tpu.backward(
+    new, gain, d_new, d_normed, options.private_scale, options.eps,
     options.interpret,
   )
-  return *d_parts, _psum(options.axis_name, d_shared), d_private, d_gain
+  d_partial = _psum(options.axis_name, d_shared)
+  return d_shared, d_private, d_partial, d_update, d_gain
 
 
 _fused.defvjp(_forward, _backward)

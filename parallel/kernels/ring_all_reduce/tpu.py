@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
 from parallel.kernels import calls
-from parallel.kernels.add_norm.tpu import rstd_of
+from parallel.kernels.add_norm.tpu import write_normed
 
 _UP, _DOWN = 0, 1
 
@@ -129,7 +129,7 @@ def ring_partial_all_reduce(
   )
   out = pl.pallas_call(
     functools.partial(
-      _kernel, axis_name=axis_name, n=n, private_scale=private_scale, eps=eps
+      _kernel, axis_name=axis_name, n=n, scale=private_scale, eps=eps
     ),
     grid=(segments,),
     in_specs=[
@@ -160,7 +160,7 @@ def _kernel(
   here_ref, shared_ref, private_ref, partial_ref, d_private_ref, gain_ref,
   new_shared_ref, new_private_ref, normed_ref,
   arrived_ref, sent_ref, arrive_sem, send_sem,
-  *, axis_name, n, private_scale, eps,
+  *, axis_name, n, scale, eps,
 ):
   here = here_ref[0]
   hops = 2 * (n - 1)
@@ -208,7 +208,7 @@ def _kernel(
     # Under the transfers.
     if hop < n - 1:
       _add_private(
-        hop, n, private_ref, d_private_ref, new_private_ref, private_scale
+        hop, n, private_ref, d_private_ref, new_private_ref, scale
       )
     else:
       for way in (_UP, _DOWN):  # what was complete before this hop
@@ -232,14 +232,13 @@ def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _add_private(
-  hop, n, private_ref, d_private_ref, new_private_ref, private_scale
+  hop, n, private_ref, d_private_ref, new_private_ref, scale
 ):
   """A share of the chunks in each hop of the reduce-scatter."""
   hops = n - 1
   for chunk in range(2 * n * hop // hops, 2 * n * (hop + 1) // hops):
     d = d_private_ref[chunk]
-    if private_scale != 1.0:
-      d = (d.astype(jnp.float32) * private_scale).astype(d.dtype)
+    d = calls.scaled(d.astype(jnp.float32), scale, d.dtype).astype(d.dtype)
     new_private_ref[chunk] = _sum(private_ref[chunk], d)
 
 
@@ -252,11 +251,4 @@ def _finish(
   wide = [
     ref[chunk].astype(jnp.float32) for ref in (new_shared_ref, new_private_ref)
   ]
-  rstd = rstd_of(wide, eps)
-  start = 0
-  for x in wide:
-    part = pl.ds(start, x.shape[1])
-    normed_ref[chunk, :, part] = (x * rstd * gain_ref[:, part]).astype(
-      normed_ref.dtype
-    )
-    start += x.shape[1]
+  write_normed(normed_ref.at[chunk], wide, gain_ref, eps)

@@ -9,6 +9,7 @@ import pytest
 
 from parallel.kernels.add_norm import api, reference
 from parallel.kernels.add_norm.cases import CASES, Case
+from tests.parallel.kernels.compare import assert_close
 
 KERNELS = ("tpu_interpret", "gpu_interpret")
 
@@ -40,19 +41,6 @@ def outputs_and_gradients(operands, weights, case, implementation):
 
   out, transpose = jax.vjp(run, operands)
   return out, transpose(tuple(weights))[0]
-
-
-def assert_close(ours, theirs, dtype, rounds=1):
-  """Up to a few units in the last place of the largest entries."""
-  for a, b in zip(
-    jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True
-  ):
-    assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    if a.size:
-      a, b = np.asarray(a, "f8"), np.asarray(b, "f8")
-      unit = rounds * (2.0**-8 if dtype == "bfloat16" else 2.0**-20)
-      largest = np.abs(b[np.isfinite(b)]).max(initial=1.0)
-      np.testing.assert_allclose(a, b, rtol=unit, atol=unit * largest)
 
 
 @pytest.mark.parametrize("implementation", KERNELS)

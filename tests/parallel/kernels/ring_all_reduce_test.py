@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
+from parallel.collectives import varying
 from parallel.kernels.ring_all_reduce import api, reference, tpu
 from parallel.kernels.ring_all_reduce.cases import CASES
 from tests.parallel.kernels.races import races_found
@@ -46,9 +47,7 @@ def test_the_kernel_is_the_reference_without_races(name):
   operands = draw(case)
 
   def ring(shared, private, partial, d_private, gain):
-    shared, gain = (
-      jax.lax.pcast(x, "tensor", to="varying") for x in (shared, gain)
-    )
+    shared, gain = varying(shared, "tensor"), varying(gain, "tensor")
     return tpu.ring_partial_all_reduce(
       shared, private, partial, d_private, gain, axis_name="tensor",
       private_scale=float(np.asarray(case.private_scale, case.dtype)),
@@ -94,17 +93,11 @@ def test_its_gradient_is_that_of_the_psum():
           api.ring_partial_all_reduce, axis_name="tensor", private_scale=2.0,
           implementation=implementation,
         ),
-        *(
-          x if "tensor" in jax.typeof(x).manual_axis_type.varying
-          else jax.lax.pcast(x, "tensor", to="varying")
-          for x in operands
-        ),
+        *(varying(x, "tensor") for x in operands),
       )
       weights = [jnp.cos(jnp.arange(x.size).reshape(x.shape)) for x in out]
       weights = [
-        jax.lax.pcast(w, "tensor", to="varying") * (
-          1.0 + jax.lax.axis_index("tensor")
-        )
+        varying(w, "tensor") * (1.0 + jax.lax.axis_index("tensor"))
         for w in weights
       ]
       return out, transpose(tuple(weights))

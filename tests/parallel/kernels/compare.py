@@ -1,0 +1,17 @@
+"""Up to which differences kernels are the reference."""
+
+import jax
+import numpy as np
+
+
+def assert_close(ours, theirs, dtype, rounds=1):
+  """Up to a few units in the last place of the largest entries."""
+  for a, b in zip(
+    jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True
+  ):
+    assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    if a.size:
+      a, b = np.asarray(a, "f8"), np.asarray(b, "f8")
+      unit = rounds * (2.0**-8 if dtype == "bfloat16" else 2.0**-20)
+      largest = np.abs(b[np.isfinite(b)]).max(initial=1.0)
+      np.testing.assert_allclose(a, b, rtol=unit, atol=unit * largest)
