@@ -122,9 +122,10 @@ def mean(
     weights: ``[N]`` float32, not negative, the same on all devices; uniform
       by default. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank of weight
       zero contributes nothing, NaN included; NaN where all are zero.
-    key: Random key of stochastic rounding, the same on all devices of the
-      axis; ranks derive their own. Fold the round's number in, and the number
-      along other axes where their deltas should round independently.
+    key: Random key of stochastic rounding, of both where there are two; the
+      same on all devices of the axis, ranks derive their own. Fold the round's
+      number in, and the number along other axes where their deltas should
+      round independently.
     block_dims: Number of dims after R that no block crosses: with the lanes
       of other axes there, results do not depend on *their* split either.
 
@@ -139,12 +140,11 @@ def mean(
   if codec is None:
     return _mean_by_all_reduce(x, axis, wire.dtype, weights)
   route = {
-    "all_gather": mean_by_all_gather, "all_to_all": mean_by_all_to_all
+    "all_gather": _mean_by_all_gather, "all_to_all": _mean_by_all_to_all
   }[wire.route]
-  return route(
-    x, axis, codec, weights, key, block_dims=block_dims,
-    implementation=wire.implementation,
-  )
+  rows = _rows(x, axis, block_dims)
+  total = route(rows, axis, codec, weights, key, wire.implementation)
+  return total.reshape(x.shape[1:])
 
 
 def roundtrip(
@@ -181,43 +181,6 @@ def roundtrip(
   return reference.decode(encoded, n, codec).reshape(x.shape)
 
 
-def mean_by_all_gather(
-  x: jax.Array,
-  axis: Axis,
-  codec: Codec,
-  weights: jax.Array | None = None,
-  key: jax.Array | None = None,
-  *,
-  block_dims: int = 0,
-  implementation: Implementation = "reference",
-) -> jax.Array:
-  """The mean of encoded deltas, each sent to all ranks. One rounding.
-
-  Memory beside x: all N encoded deltas, and one decoded.
-
-  Args:
-    x: See `mean`; so are the other arguments.
-    axis: See `mean`.
-    codec: The codec of the deltas.
-    weights: See `mean`.
-    key: See `mean`.
-    block_dims: See `mean`.
-    implementation: See `Wire`.
-
-  Returns:
-    See `mean`.
-  """
-  rows = _rows(x, axis, block_dims)  # [R, *B, n]
-  n = rows.shape[-1]
-  everyones = _gathered(
-    _encode_lanes(rows, axis, codec, key, implementation), axis
-  )
-  total = api.mean(
-    everyones, n, codec, weights, implementation=implementation
-  )
-  return total.reshape(x.shape[1:])
-
-
 def mean_of_encoded(
   encoded: Any,
   axis: Axis,
@@ -238,49 +201,6 @@ def mean_of_encoded(
   return reference.mean_of(_gathered(encoded, axis), decode, weights)
 
 
-def mean_by_all_to_all(
-  x: jax.Array,
-  axis: Axis,
-  codec: Codec,
-  weights: jax.Array | None = None,
-  key: jax.Array | None = None,
-  *,
-  block_dims: int = 0,
-  implementation: Implementation = "reference",
-) -> jax.Array:
-  """The mean, one slice per rank: encoded deltas in, encoded means out.
-
-  Two roundings: of each delta, and of the mean. Deltas are padded to N slices
-  of whole blocks.
-
-  Args:
-    x: See `mean`; so are the other arguments.
-    axis: See `mean`.
-    codec: The codec of both ways.
-    weights: See `mean`.
-    key: See `mean`; the second rounding draws from the same key.
-    block_dims: See `mean`.
-    implementation: See `Wire`.
-
-  Returns:
-    See `mean`.
-  """
-  rows = _rows(x, axis, block_dims)
-  n, dims = rows.shape[-1], rows.ndim - 2
-  s = _slice(n, axis, codec)
-  slices = _pad(rows, axis.size * s).reshape(*rows.shape[:-1], axis.size, s)
-  encoded = _encode_lanes(slices, axis, codec, key, implementation)
-  mine = api.mean(
-    _deliver(encoded, axis), s, codec, weights, implementation=implementation
-  )  # [R, *B, s]
-  again = _encode_lanes(mine, axis, codec, key, implementation, draw=1)
-  everyones = Encoded(
-    *(collectives.all_gather(part, axis, dim=dims) for part in again)
-  )
-  total = reference.decode(everyones, n, codec)
-  return total.reshape(x.shape[1:])
-
-
 def reduce_scatter(x: jax.Array, axis: Axis, codec: Codec) -> jax.Array:
   """`collectives.reduce_scatter` of encoded summands along the last dim.
 
@@ -295,23 +215,13 @@ def reduce_scatter(x: jax.Array, axis: Axis, codec: Codec) -> jax.Array:
   Returns:
     float32 ``[R, ..., k]``: each rank's slice of the sum.
   """
+  if axis.size == 1:  # nobody to send to: nothing to round for
+    return x.astype(jnp.float32)
   slices = x.reshape(*x.shape[:-1], axis.size, -1)
   received = _deliver(reference.encode(slices, codec), axis)
-  return axis.size * reference.mean_of(
+  return reference.sum_of(
     received, lambda part: reference.decode(part, slices.shape[-1], codec)
   )
-
-
-def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
-  """``[R, ..., N receivers, k] -> [N senders, R, ..., k]``."""
-
-  def send(part):
-    received = collectives.all_to_all(
-      jnp.moveaxis(part, -2, 1), axis, split_dim=0, concat_dim=0
-    )
-    return jnp.moveaxis(received, 1, 0)
-
-  return Encoded(*map(send, encoded))
 
 
 def sent_bytes(
@@ -363,6 +273,48 @@ def _mean_by_all_reduce(
   return total.astype(jnp.float32) / divisor
 
 
+def _mean_by_all_gather(
+  rows: jax.Array,
+  axis: Axis,
+  codec: Codec,
+  weights: jax.Array | None,
+  key: jax.Array | None,
+  implementation: Implementation,
+) -> jax.Array:
+  """``[R, *B, n] -> [*B, n]``.
+
+  Memory beside the rows: all N encoded ones, and one decoded.
+  """
+  encoded = _encode_lanes(rows, axis, codec, key, implementation)
+  return api.mean(
+    _gathered(encoded, axis), rows.shape[-1], codec, weights,
+    implementation=implementation,
+  )
+
+
+def _mean_by_all_to_all(
+  rows: jax.Array,
+  axis: Axis,
+  codec: Codec,
+  weights: jax.Array | None,
+  key: jax.Array | None,
+  implementation: Implementation,
+) -> jax.Array:
+  """``[R, *B, n] -> [*B, n]``, padded to N slices of whole blocks."""
+  n, dims = rows.shape[-1], rows.ndim - 2
+  s = _slice(n, axis, codec)
+  slices = _pad(rows, axis.size * s).reshape(*rows.shape[:-1], axis.size, s)
+  encoded = _encode_lanes(slices, axis, codec, key, implementation)
+  mine = api.mean(
+    _deliver(encoded, axis), s, codec, weights, implementation=implementation
+  )  # [R, *B, s]
+  again = _encode_lanes(mine, axis, codec, key, implementation, draw=1)
+  everyones = Encoded(
+    *(collectives.all_gather(part, axis, dim=dims) for part in again)
+  )
+  return reference.decode(everyones, n, codec)
+
+
 def _encode_lanes(
   rows: jax.Array,
   axis: Axis,
@@ -389,6 +341,18 @@ def _gathered(encoded: Any, axis: Axis) -> Any:
   return type(encoded)(
     *(collectives.all_gather(part[:, None], axis) for part in encoded)
   )
+
+
+def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
+  """``[R, ..., N receivers, k] -> [N senders, R, ..., k]``."""
+
+  def send(part):
+    received = collectives.all_to_all(
+      jnp.moveaxis(part, -2, 1), axis, split_dim=0, concat_dim=0
+    )
+    return jnp.moveaxis(received, 1, 0)
+
+  return Encoded(*map(send, encoded))
 
 
 def _rows(x: jax.Array, axis: Axis, block_dims: int) -> jax.Array:

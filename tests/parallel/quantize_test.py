@@ -327,6 +327,28 @@ def test_small_leaves(route, shape):
   np.testing.assert_allclose(y, x.mean(0), atol=0.02)
 
 
+@pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (4, 2)])
+def test_the_reduce_scatter_is_the_sum_of_what_was_seen(ranks, devices):
+  """Slice by slice; one rank tells nobody, and rounds nothing."""
+  axis, codec = Axis("level", ranks, devices), reference.Codec("int4", BLOCK)
+  x = np.random.default_rng(5).normal(size=(ranks, 3, ranks * 20))
+  x = x.astype("f4")
+  y = jax.jit(jax.shard_map(
+    lambda x: quantize.reduce_scatter(x, axis, codec),
+    mesh=make_mesh({"level": axis}), in_specs=P("level"),
+    out_specs=P("level"),
+  ))(x)
+  slices = x.reshape(ranks, 3, ranks, 20)
+  seen = slices
+  if ranks > 1:
+    seen = reference.decode(reference.encode(slices, codec), 20, codec)
+    assert (seen != slices).any()
+  total = np.zeros((3, ranks, 20), "f4")
+  for one in np.asarray(seen):
+    total = total + one
+  np.testing.assert_array_equal(y, np.moveaxis(total, 1, 0))
+
+
 @pytest.mark.parametrize(
   ("values", "message"),
   [

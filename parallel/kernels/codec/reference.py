@@ -30,6 +30,7 @@ padded n / block.
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -251,10 +252,24 @@ def mean_of(
   decode: Callable[[Any], jax.Array],
   weights: jax.Array | None = None,
 ) -> jax.Array:
-  """`mean` of what is encoded in whatever way.
+  """`mean` of what is encoded in whatever way; arguments as of `sum_of`."""
+  if weights is None:
+    divisor = np.float32(len(jax.tree.leaves(encoded)[0]))
+  else:
+    divisor = sum_in_order(weights)
+  # XLA turns a division into this on some numbers of devices: so on all.
+  return sum_of(encoded, decode, weights) * (1 / divisor)
 
-  A loop, and not a sum over a dim: its order is fixed, that of the weights
-  too, and only one decoded vector is alive.
+
+def sum_of(
+  encoded: Any,
+  decode: Callable[[Any], jax.Array],
+  weights: jax.Array | None = None,
+) -> jax.Array:
+  """The (weighted) sum of M encoded vectors.
+
+  A loop, and not a sum over a dim: its order is fixed, and only one decoded
+  vector is alive.
 
   Args:
     encoded: A tuple of arrays ``[M, ...]``.
@@ -262,24 +277,25 @@ def mean_of(
     weights: See `mean`.
   """
 
-  def add(carry, sender):
+  def add(total, sender):
     part, weight = sender
-    values, one = decode(part), 1.0
+    values = decode(part)
     if weight is not None:
-      one = weight
       # To one bit less than float32 has, which block codecs fit: no compiler
       # can fuse the multiplication into the addition across this rounding.
       values = lax.reduce_precision(weighted(values, weight), 8, 22)
-    return (carry[0] + values, carry[1] + one), None
+    return total + values, None
 
+  operands = encoded, weights
   first = jax.eval_shape(decode, jax.tree.map(lambda part: part[0], encoded))
-  total, weight = jnp.zeros(first.shape, jnp.float32), jnp.float32(0)
-  if weights is not None:
-    weight = calls.same_axes(weight, weights)[0]
-  total = calls.same_axes(total, weight, *encoded)[0]
-  (total, weight), _ = lax.scan(add, (total, weight), (encoded, weights))
-  # XLA turns a division into this on some numbers of devices: so on all.
-  return total * (1 / weight)
+  total = jnp.zeros(first.shape, jnp.float32)
+  total = calls.same_axes(total, *jax.tree.leaves(operands))[0]
+  return lax.scan(add, total, operands)[0]
+
+
+def sum_in_order(weights: jax.Array) -> jax.Array:
+  """``[M] -> []``, from the first to the last, however the program is split."""
+  return functools.reduce(jnp.add, list(weights))
 
 
 def nesterov(

@@ -23,6 +23,7 @@ from parallel.kernels.codec.reference import (
   nesterov_step,
   numbers_of,
   scale_of,
+  sum_in_order,
   weighted,
 )
 
@@ -262,7 +263,7 @@ def _over_senders(
   scales = jnp.pad(scales, ((0, 0), (0, padding)))
   scales = scales.reshape(senders, steps, groups, _LANES)
   ones = jnp.ones(senders, jnp.float32) if weights is None else weights
-  numbers = jnp.concatenate([ones, (1 / _sum(ones))[None]])
+  numbers = jnp.concatenate([ones, (1 / sum_in_order(ones))[None]])
   operands = calls.same_axes(numbers, payload, scales, *others)
   return pl.pallas_call(
     functools.partial(kernel, use_weights=weights is not None),
@@ -280,11 +281,6 @@ def _over_senders(
     name=name,
     **calls.tpu_params(interpret, "parallel"),
   )(*operands)
-
-
-def _sum(weights: jax.Array) -> jax.Array:
-  """In order, as the reference adds them."""
-  return functools.reduce(jnp.add, list(weights))
 
 
 def _mean(number_ref, payload_ref, scale_ref, out_ref, *, codec, use_weights):
