@@ -24,6 +24,7 @@ Shape legend: R = lanes, B = batch, T = position, H = width (stream channels),
 K = shared channels, F = features of one rank.
 """
 
+from collections.abc import Callable
 import dataclasses
 import math
 
@@ -35,6 +36,8 @@ import jax.numpy as jnp
 from parallel.axes import Axis
 from parallel.collectives import ROUTES, Reduction, varying, varying_axes
 from parallel.kernels.add_norm import api as kernels
+from parallel.kernels.add_norm.reference import sum_of_squares
+from parallel.kernels.calls import same_axes
 from parallel.kernels.selection import Implementation
 
 PRIVATE_SCALES = ("none", "init", "forward")
@@ -71,9 +74,13 @@ class Stream:
       jnp.concatenate([moved, self.private], axis=-1),
     )
 
+  def aligned(self, other: "Stream") -> tuple["Stream", "Stream"]:
+    """Both, with as many shared channels as the one that has fewer."""
+    num_shared = min(self.shared.shape[-1], other.shared.shape[-1])
+    return self.narrow(num_shared), other.narrow(num_shared)
+
   def __add__(self, update: "Stream") -> "Stream":
-    num_shared = min(self.shared.shape[-1], update.shared.shape[-1])
-    x, y = self.narrow(num_shared), update.narrow(num_shared)
+    x, y = self.aligned(update)
     return Stream(x.shared + y.shared, x.private + y.private)
 
   def per_rank(self) -> jax.Array:
@@ -200,43 +207,33 @@ def add_column_parallel(
     The new stream, and ``[R, B, T, F]``.
   """
   if update is not None:
-    num_shared = min(x.shared.shape[-1], update.shared.shape[-1])
-    x, update = x.narrow(num_shared), update.narrow(num_shared)
-  private = x.private[0]
-  one_stream = w.shape[0] == 1 or not private.shape[-1]
-  if not one_stream or (
-    kernels.choice(x.shared, private, implementation).name == "reference"
-  ):
+    x, update = x.aligned(update)
+  num_private = x.private.shape[-1]
+  if w.shape[0] > 1 and num_private:
     x = x if update is None else x + update
-    return x, _normalised_columns(x, gain, w, eps)
+    return x, _columns_of_lanes(x, gain, w, eps)
   updates = (None, None)
   if update is not None:
     updates = (update.shared, update.private[0])
   shared, private, normed = kernels.add_norm(
-    x.shared, private, *updates, gain, eps=eps, implementation=implementation
+    x.shared, x.private[0], *updates, gain, eps=eps,
+    implementation=implementation,
   )
-  new = x.private if not private.shape[-1] else private[None]
-  return Stream(shared, new), _all_columns(normed, w.astype(normed.dtype))
+  x = Stream(shared, private[None] if num_private else x.private)
+  return x, _all_columns(normed, w.astype(normed.dtype))
 
 
-def _normalised_columns(
+def _columns_of_lanes(
   x: Stream, gain: jax.Array, w: jax.Array, eps: float
 ) -> jax.Array:
-  dtype = x.private.dtype
-  k, width = x.shared.shape[-1], x.width
-  w = w.astype(dtype)
-  if k == width:  # one stream for all ranks: normalised once
-    normed = _normalise(x.shared, _sum_of_squares(x.shared), gain, eps)
-    return _all_columns(normed, w)
-  squares = _sum_of_squares(x.shared) + _sum_of_squares(x.private)
-  if w.shape[0] == 1:  # one lane: one product over both parts
-    both = jnp.concatenate([x.shared, x.private[0]], axis=-1)
-    return _all_columns(_normalise(both, squares[0], gain, eps), w)
-  w = (gain[:, None] * w).astype(dtype)
+  """Of lanes that have a stream each."""
+  dtype, k = x.private.dtype, x.shared.shape[-1]
+  w = (gain[:, None] * w.astype(dtype)).astype(dtype)
   y = _each_rank(x.private, w[:, k:])
   if k:
     y = y + _all_columns(x.shared, w[:, :k])
-  rstd = lax.rsqrt(squares / width + eps)
+  squares = sum_of_squares(x.shared) + sum_of_squares(x.private)
+  rstd = lax.rsqrt(squares / x.width + eps)
   return _times(y, rstd[..., None])
 
 
@@ -326,7 +323,7 @@ def _each_rank(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.stack([product(*lane) for lane in zip(*operands, strict=True)])
 
   products.defvjp(forward, backward)
-  return products(*_same_axes(x, w))
+  return products(*same_axes(x, w))
 
 
 def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
@@ -350,27 +347,7 @@ def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
     return (wide * factor).astype(product.dtype), d_factor
 
   times.defvjp(forward, backward)
-  return times(*_same_axes(y, factor))
-
-
-def _same_axes(*operands: jax.Array) -> list[jax.Array]:
-  """Varying over the same mesh axes, as the operands of a custom_vjp are."""
-  names = frozenset().union(*(varying_axes(x) for x in operands))
-  return [varying(x, *names) for x in operands]
-
-
-def _sum_of_squares(x: jax.Array) -> jax.Array:
-  """Over the channels, in float32."""
-  x = x.astype(jnp.float32)
-  return jnp.sum(x * x, axis=-1)  # the backward of square would keep 2x, too
-
-
-def _normalise(
-  x: jax.Array, squares: jax.Array, gain: jax.Array, eps: float
-) -> jax.Array:
-  """RMSNorm of whole streams ``[..., H]``, given their sums of squares."""
-  rstd = lax.rsqrt(squares / x.shape[-1] + eps)
-  return (x * rstd[..., None] * gain).astype(x.dtype)
+  return times(*same_axes(y, factor))
 
 
 def _sum_over_ranks(
@@ -381,39 +358,31 @@ def _sum_over_ranks(
   The result is device-varying by type (the ranks' cotangents of it differ)
   though equal in value.
   """
-
-  @jax.custom_vjp
-  def reduce(y):
-    return varying(_sum_in(y, name, sync.forward_dtype, sync.route), name)
-
-  def forward(y):
-    return reduce(y), None
-
-  def backward(_, cotangent):
-    total = _sum_in(cotangent, name, sync.backward_dtype, sync.route)
-    return (varying(total, name),)
-
-  reduce.defvjp(forward, backward)
-  return reduce(y)
+  return _with_transpose(
+    lambda y: varying(_sum_in(y, name, sync.forward_dtype, sync.route), name),
+    lambda g: varying(_sum_in(g, name, sync.backward_dtype, sync.route), name),
+    y,
+  )
 
 
 def _cast_to_ranks(
   x: jax.Array, name: str, backward_dtype: str | None
 ) -> jax.Array:
   """Identity; its transpose sums the ranks' cotangents, in one dtype."""
+  return _with_transpose(
+    lambda x: varying(x, name), lambda g: _sum_in(g, name, backward_dtype), x
+  )
 
-  @jax.custom_vjp
-  def cast(x):
-    return varying(x, name)
 
-  def forward(x):
-    return cast(x), None
-
-  def backward(_, cotangent):
-    return (_sum_in(cotangent, name, backward_dtype),)
-
-  cast.defvjp(forward, backward)
-  return cast(x)
+def _with_transpose(
+  f: Callable[[jax.Array], jax.Array],
+  transpose: Callable[[jax.Array], jax.Array],
+  x: jax.Array,
+) -> jax.Array:
+  """``f(x)`` of a linear ``f`` whose transpose is given."""
+  linear = jax.custom_vjp(f)
+  linear.defvjp(lambda x: (f(x), None), lambda _, g: (transpose(g),))
+  return linear(x)
 
 
 def _sum_in(

@@ -233,6 +233,7 @@ def test_wrong_policies(values, message):
     (2, 2, (0.8, 0.29)),
     (2, 2, (1.0, 1.0)),
     (4, 2, (0.5, 0.5)),  # two streams per device: the reference
+    (4, 2, (1.0, 0.5)),  # as soon as there are two
   ],
 )
 def test_kernels_change_nothing(ranks, devices, fractions):
