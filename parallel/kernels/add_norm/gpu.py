@@ -8,6 +8,7 @@ Triton has masked loads of any width. Mathematics as in ``tpu.py``.
 
 from collections.abc import Sequence
 import functools
+from typing import Any
 
 import jax
 from jax import lax
@@ -34,7 +35,8 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
   return None
 
 
-def _params(width: int, interpret: bool):
+def params(width: int, interpret: bool) -> dict[str, Any]:
+  """Keywords of a ``pallas_call`` whose programs have a row each."""
   warps = min(32, max(1, pl.next_power_of_2(width) // 256))
   return {
     "compiler_params": pltriton.CompilerParams(num_warps=warps),
@@ -64,7 +66,7 @@ def forward(
       calls.shaped((num_rows, width), dtype, parts[0]),
     ],
     name="add_norm",
-    **_params(width, interpret),
+    **params(width, interpret),
   )(*parts, *updates, gain.astype(jnp.float32))
   return new or list(parts), normed
 
@@ -74,18 +76,15 @@ def _forward(*refs, num, add, scale, eps):
   gain_ref, *new_refs, normed_ref = refs[num + len(d_refs) :]
   row, dtype = pl.program_id(0), normed_ref.dtype
   spans = calls.spans(x_refs)
-  wide = [_load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
+  wide = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
   for i, d_ref in enumerate(d_refs):
-    d = _load(d_ref, spans[i], row)
+    d = load(d_ref, spans[i], row)
     if i + 1 == num:
       d = calls.scaled(d, scale, dtype)
     new = (wide[i] + d).astype(dtype)
-    _store(new_refs[i], spans[i], new, row)
+    store(new_refs[i], spans[i], new, row)
     wide[i] = new.astype(jnp.float32)
-  rstd = _rstd(wide, normed_ref.shape[1], eps)
-  for x, span in zip(wide, spans, strict=True):
-    y = x * rstd * _load(gain_ref, span, whole=True)
-    _store(normed_ref, span, y.astype(dtype), row, whole=True)
+  write_normed(normed_ref, wide, spans, gain_ref, row, eps)
 
 
 def backward(
@@ -110,7 +109,7 @@ def backward(
       calls.shaped((programs, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
-    **_params(width, interpret),
+    **params(width, interpret),
   )(*parts, *d_parts, d_normed, gain.astype(jnp.float32))
   return d_x[: len(parts)], d_x[-1], jnp.sum(d_gain, axis=0)
 
@@ -120,13 +119,13 @@ def _backward(*refs, num, scale, eps):
   d_normed_ref, gain_ref, *out_refs, d_gain_ref = refs[2 * num :]
   num_rows, width = d_normed_ref.shape
   spans = calls.spans(x_refs)
-  gains = [_load(gain_ref, span, whole=True) for span in spans]
+  gains = [load(gain_ref, span, whole=True) for span in spans]
   first, programs = pl.program_id(0), d_gain_ref.shape[0]
 
   def one_row(turn, d_gains):
     row = first + turn * programs
-    wide = [_load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
-    ds = [_load(d_normed_ref, span, row, whole=True) for span in spans]
+    wide = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
+    ds = [load(d_normed_ref, span, row, whole=True) for span in spans]
     rstd = _rstd(wide, width, eps)
     dot = sum(
       jnp.sum(d * gain * x)
@@ -136,45 +135,74 @@ def _backward(*refs, num, scale, eps):
     new = []
     for i, (x, d, span) in enumerate(zip(wide, ds, spans, strict=True)):
       new.append(d_gains[i] + d * (x * rstd))
-      g = _load(g_refs[i], span, row)
+      g = load(g_refs[i], span, row)
       g = g + (d * gains[i] * rstd - x * common)
-      _store(out_refs[i], span, g.astype(out_refs[i].dtype), row)
+      store(out_refs[i], span, g.astype(out_refs[i].dtype), row)
     if scale != 1.0:
-      _store(out_refs[num], span, (g * scale).astype(out_refs[num].dtype), row)
+      store(out_refs[num], span, (g * scale).astype(out_refs[num].dtype), row)
     return tuple(new)
 
   turns = (num_rows - first + programs - 1) // programs
   zeros = tuple(jnp.zeros_like(gain) for gain in gains)
   totals = lax.fori_loop(0, turns, one_row, zeros)
   for span, total in zip(spans, totals, strict=True):
-    _store(d_gain_ref, span, total, first, whole=True)
+    store(d_gain_ref, span, total, first, whole=True)
 
 
-def _load(ref, span, row=None, *, whole=False):
+def load(
+  ref: Any,
+  span: tuple[int, int],
+  *row: Any,
+  whole: bool = False,
+  share: int = 1,
+) -> jax.Array:
   """A row's part in float32, zeros up to a power of two.
 
   Args:
     ref: A part, or, with ``whole``, an array of whole rows.
     span: Which part.
-    row: Which row; None: there is but one.
+    *row: Which row: one number for each dim before the last.
     whole: See ``ref``.
+    share: Channels that have one element of ``ref`` together.
   """
-  index, mask = _where(span, row, whole)
-  return pltriton.load(ref.at[index], mask=mask, other=0.0).astype(
-    jnp.float32
-  )
+  index, mask = _where(span, row, whole, share)
+  values = pltriton.load(ref.at[index], mask=mask, other=0.0)
+  return values.astype(jnp.float32)
 
 
-def _store(ref, span, value, row, *, whole=False):
+def store(
+  ref: Any,
+  span: tuple[int, int],
+  value: jax.Array,
+  *row: Any,
+  whole: bool = False,
+) -> None:
+  """The inverse of `load`."""
   index, mask = _where(span, row, whole)
   pltriton.store(ref.at[index], value, mask=mask)
 
 
-def _where(span, row, whole):
+def _where(span, row, whole, share=1):
   start, width = span
   channel = jnp.arange(pl.next_power_of_2(width))
   columns = channel + start if whole else channel
-  return (columns if row is None else (row, columns)), channel < width
+  columns = columns if share == 1 else columns // share
+  return (*row, columns), channel < width
+
+
+def write_normed(
+  normed_ref: Any,
+  wide: Sequence[jax.Array],
+  spans: Sequence[tuple[int, int]],
+  gain_ref: Any,
+  row: jax.Array,
+  eps: float,
+) -> None:
+  """Normalises a row in parts, side by side into a whole one."""
+  rstd = _rstd(wide, normed_ref.shape[1], eps)
+  for x, span in zip(wide, spans, strict=True):
+    y = x * rstd * load(gain_ref, span, whole=True)
+    store(normed_ref, span, y.astype(normed_ref.dtype), row, whole=True)
 
 
 def _rstd(wide: Sequence[jax.Array], width: int, eps: float) -> jax.Array:

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from parallel.kernels import calls
-from parallel.kernels.codec import reference, threefry, tpu
+from parallel.kernels.codec import gpu, reference, threefry, tpu
 from parallel.kernels.codec.reference import Codec, Encoded
 from parallel.kernels.selection import Choice, Implementation, choose
 
-_KERNELS: dict[str, ModuleType] = {"tpu": tpu}
+_KERNELS: dict[str, ModuleType] = {"tpu": tpu, "gpu": gpu}
 
 
 def choice(
@@ -35,8 +35,6 @@ def choice(
   num_blocks = math.prod(shape[:-1]) * codec.num_scales(shape[-1])
 
   def refusal(kind):
-    if kind not in _KERNELS:
-      return "no kernel for this platform"
     if key is not None:
       reason = threefry.refusal(key, num_blocks * codec.block)
       if reason:

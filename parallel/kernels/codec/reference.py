@@ -169,7 +169,7 @@ def encode(
   draws = None
   if codec.stochastic:
     draws = jax.random.uniform(key, blocks.shape)
-  scale = scale_of(jnp.max(jnp.abs(blocks), axis=-1, keepdims=True), codec)
+  scale = scale_of(largest_of(blocks), codec)
   codes = codes_of(blocks, scale, codec, draws)
   if codec.bits == 4:
     low, high = jnp.split(codes, 2, axis=-1)
@@ -340,6 +340,20 @@ def _blocks(x: jax.Array, size: int) -> jax.Array:
 # What follows works on tiles of blocks, in kernels too.
 
 
+def largest_of(*parts: jax.Array) -> jax.Array:
+  """Largest magnitude of the last dims, kept; NaN where there is one.
+
+  By bits, whose order is that of magnitudes with the NaNs on top: maxima of
+  floats ignore NaNs on some machines.
+  """
+  bits = [
+    lax.bitcast_convert_type(part, jnp.int32) & 0x7FFFFFFF for part in parts
+  ]
+  each = [jnp.max(part, axis=-1, keepdims=True) for part in bits]
+  largest = functools.reduce(jnp.maximum, each)
+  return lax.bitcast_convert_type(largest, jnp.float32)
+
+
 def scale_of(largest: jax.Array, codec: Codec) -> jax.Array:
   """Scales of blocks with these largest magnitudes.
 
@@ -393,11 +407,14 @@ def _round(
     step = _power_of_two(power)
     inverse = _power_of_two(-power)
   steps = magnitude * inverse
+  low = jnp.floor(steps)
+  share = steps - low
   if codec.stochastic:
-    low = jnp.floor(steps)
-    steps = low + jnp.where(draws < steps - low, 1.0, 0.0)
-  else:
-    steps = jnp.round(steps)
+    up = draws < share
+  else:  # jnp.round, which Triton does not have
+    odd = (low.astype(jnp.int32) & 1) > 0
+    up = (share > 0.5) | ((share == 0.5) & odd)
+  steps = low + jnp.where(up, 1.0, 0.0)
   magnitude = jnp.minimum(steps * step, np.float32(form.top))
   return jnp.where((numbers < 0) & (magnitude > 0), -magnitude, magnitude)
 
@@ -438,6 +455,13 @@ def numbers_of(codes: jax.Array, codec: Codec) -> jax.Array:
 def weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
   """``weight * x``; zero for weight zero, whatever x holds."""
   return jnp.where(weight == 0, 0.0, weight * x)
+
+
+def to_23_bits(x: jax.Array) -> jax.Array:
+  """``lax.reduce_precision(x, 8, 22)``, which Mosaic and Triton lack."""
+  bits = lax.bitcast_convert_type(x, jnp.int32)
+  bits = (bits + ((bits >> 1) & 1)) & ~1
+  return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def nesterov_step(

@@ -20,10 +20,12 @@ from parallel.kernels.codec import threefry
 from parallel.kernels.codec.reference import (
   Codec,
   codes_of,
+  largest_of,
   nesterov_step,
   numbers_of,
   scale_of,
   sum_in_order,
+  to_23_bits,
   weighted,
 )
 
@@ -147,7 +149,7 @@ def _encode(*refs, codec, draws, num_operands):
   if num_operands > 2:
     x = x + operands[2][...].astype(jnp.float32)
   x = x.reshape(*scale_ref.shape, block)
-  scale = scale_of(_largest(x), codec)
+  scale = scale_of(largest_of(x), codec)
   scale_ref[...] = scale[..., 0]
   uniform = None
   if draws:
@@ -167,17 +169,6 @@ def _encode(*refs, codec, draws, num_operands):
   if num_operands > 2:
     left = x - numbers_of(codes, codec) * scale
     results[2][...] = left.reshape(rows, block)
-
-
-def _largest(x: jax.Array) -> jax.Array:
-  """Largest magnitude of the last dim, kept; NaN where there is one.
-
-  By bits, whose order is that of magnitudes with the NaNs on top: maxima of
-  floats ignore NaNs on some machines.
-  """
-  bits = lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
-  largest = jnp.max(bits, axis=-1, keepdims=True)
-  return lax.bitcast_convert_type(largest, jnp.float32)
 
 
 def mean(
@@ -315,7 +306,7 @@ def _means(number_ref, payload_ref, scale_ref, codec, use_weights):
       part = part.reshape(*scale.shape[:-1], num_bytes)
       values = numbers_of(part, codec) * scale
       if use_weights:
-        values = _to_23_bits(weighted(values, number_ref[sender]))
+        values = to_23_bits(weighted(values, number_ref[sender]))
       new.append(total + values.reshape(rows, num_bytes))
     return tuple(new)
 
@@ -326,10 +317,3 @@ def _means(number_ref, payload_ref, scale_ref, codec, use_weights):
     (pl.ds(i * num_bytes, num_bytes), total * number_ref[senders])
     for i, total in enumerate(totals)
   ]
-
-
-def _to_23_bits(x: jax.Array) -> jax.Array:
-  """``lax.reduce_precision(x, 8, 22)``, which Mosaic does not have."""
-  bits = lax.bitcast_convert_type(x, jnp.int32)
-  bits = (bits + ((bits >> 1) & 1)) & ~1
-  return lax.bitcast_convert_type(bits, jnp.float32)

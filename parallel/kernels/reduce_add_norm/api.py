@@ -1,6 +1,7 @@
 """Sum of partial blocks, residual add and RMSNorm, by the best means."""
 
 import functools
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -8,9 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from parallel.kernels import calls
-from parallel.kernels.add_norm import tpu as add_norm
-from parallel.kernels.reduce_add_norm import reference, tpu
+from parallel.kernels.add_norm import gpu as add_norm_gpu
+from parallel.kernels.add_norm import tpu as add_norm_tpu
+from parallel.kernels.reduce_add_norm import gpu, reference, tpu
 from parallel.kernels.selection import Choice, Implementation, choose
+
+# The forward, and add_norm's backward.
+_KERNELS = {"tpu": (tpu, add_norm_tpu), "gpu": (gpu, add_norm_gpu)}
 
 
 def choice(
@@ -35,9 +40,8 @@ def choice(
     block = k // scales.shape[-1]
 
   def refusal(kind):
-    if kind != "tpu":
-      return "no kernel for this platform"
-    return tpu.refusal(
+    kernels, add_norm = _KERNELS[kind]
+    return kernels.refusal(
       rows, k, p, shared.dtype, partial.shape[0], block
     ) or add_norm.refusal(rows, k + p, shared.dtype)
 
@@ -91,7 +95,8 @@ def reduce_add_norm(
   parts = [x for x in (shared, private) if x.shape[-1]]
   scale = float(np.asarray(private_scale, shared.dtype))
   options = _Options(
-    scale if len(parts) > 1 else 1.0, eps, chosen.interpret
+    *_KERNELS[chosen.kind], scale if len(parts) > 1 else 1.0, eps,
+    chosen.interpret,
   )
   optional = [] if len(parts) == 1 else calls.as_rows(d_private)
   encoded = [] if scales is None else [_ranks_of_rows(scales, rows)]
@@ -122,6 +127,8 @@ def _ranks_of_rows(x: jax.Array, rows: int) -> jax.Array:
 class _Options(NamedTuple):
   """What is known when the program is traced."""
 
+  kernels: ModuleType
+  add_norm: ModuleType
   private_scale: float
   eps: float
   interpret: bool
@@ -129,8 +136,9 @@ class _Options(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _fused(options, parts, partial, scales, d_private, gain):
-  new, normed = tpu.forward(
-    parts, partial, scales, d_private, gain, *options
+  kernels, _, *rest = options
+  new, normed = kernels.forward(
+    parts, partial, scales, d_private, gain, *rest
   )
   return tuple(new), normed
 
@@ -142,8 +150,9 @@ def _forward(options, parts, partial, scales, d_private, gain):
 
 def _backward(options, residuals, cotangents):
   new, gain, partial, scales = residuals
+  _, add_norm, *rest = options
   d_parts, d_private, d_gain = add_norm.backward(
-    new, gain, *cotangents, *options
+    new, gain, *cotangents, *rest
   )
   if scales is None:
     d_partial = jnp.broadcast_to(

@@ -11,7 +11,7 @@ from parallel.kernels.codec import api, threefry
 from parallel.kernels.codec.cases import CASES, Case
 from parallel.kernels.codec.reference import Codec
 
-KERNELS = ("tpu_interpret",)
+KERNELS = ("tpu_interpret", "gpu_interpret")
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))

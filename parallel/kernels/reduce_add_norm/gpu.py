@@ -1,0 +1,97 @@
+"""Sum of partial blocks, residual add and RMSNorm in one pass, for GPUs.
+
+A program has one row in registers, as in ``add_norm/gpu.py``, and adds the
+ranks' partial rows to it one after another. int8 blocks are decoded there; a
+block's scale is loaded once per channel, from a cache. The backward is
+``add_norm``'s.
+"""
+
+from collections.abc import Sequence
+import functools
+
+import jax
+from jax.experimental import pallas as pl
+import jax.numpy as jnp
+
+from parallel.kernels import calls
+from parallel.kernels.add_norm.gpu import (
+  load,
+  params,
+  store,
+  write_normed,
+)
+
+# The sum over ranks is unrolled.
+_MAX_RANKS = 64
+
+
+def refusal(
+  num_rows: int,
+  shared: int,
+  private: int,
+  dtype: jnp.dtype,
+  ranks: int,
+  block: int | None,
+) -> str | None:
+  """Why the kernel does not take operands; None: it does."""
+  del num_rows, private, dtype, block  # add_norm's refusals
+  if not shared:
+    return "nothing to sum"
+  if ranks > _MAX_RANKS:
+    return f"{ranks} ranks > {_MAX_RANKS}"
+  return None
+
+
+def forward(
+  parts: Sequence[jax.Array],
+  partial: jax.Array,
+  scales: jax.Array | None,
+  d_private: jax.Array | None,
+  gain: jax.Array,
+  private_scale: float,
+  eps: float,
+  interpret: bool = False,
+) -> tuple[list[jax.Array], jax.Array]:
+  """See ``tpu.forward``."""
+  _, num_rows, shared = partial.shape
+  dtype = parts[0].dtype
+  width = sum(x.shape[1] for x in parts)
+  extra = [x for x in (scales, d_private) if x is not None]
+  *new, normed = pl.pallas_call(
+    functools.partial(
+      _forward, num=len(parts), scale=private_scale, eps=eps,
+      block=None if scales is None else shared // scales.shape[-1],
+    ),
+    grid=(num_rows,),
+    out_shape=[
+      *(calls.shaped(x.shape, dtype, gain) for x in parts),
+      calls.shaped((num_rows, width), dtype, gain),
+    ],
+    name="reduce_add_norm",
+    **params(width, interpret),
+  )(gain, *parts, partial, *extra)
+  return new, normed
+
+
+def _forward(gain_ref, *refs, num, scale, eps, block):
+  x_refs, (partial_ref, *refs) = refs[:num], refs[num:]
+  if block is not None:
+    scale_ref, *refs = refs
+  d_refs, (*new_refs, normed_ref) = refs[: num - 1], refs[num - 1 :]
+  row, dtype = pl.program_id(0), normed_ref.dtype
+  spans = calls.spans(x_refs)
+  update = 0.0
+  for rank in range(partial_ref.shape[0]):
+    part = load(partial_ref, spans[0], rank, row)
+    if block is not None:
+      part = part * load(scale_ref, spans[0], rank, row, share=block)
+    update = update + part
+  updates = [update.astype(dtype).astype(jnp.float32)]
+  for d_ref, span in zip(d_refs, spans[1:], strict=True):
+    updates.append(calls.scaled(load(d_ref, span, row), scale, dtype))
+  wide = []
+  for i, (span, d) in enumerate(zip(spans, updates, strict=True)):
+    new = (load(x_refs[i], span, row) + d).astype(dtype)
+    store(new_refs[i], span, new, row)
+    wide.append(new.astype(jnp.float32))
+  write_normed(normed_ref, wide, spans, gain_ref, row, eps)
