@@ -9,20 +9,45 @@ pytest.importorskip(
 from caatnet import build
 from configs.caatnet import tiny
 from parallel.kernels.add_norm import cases as add_norm_cases
+from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.xla import targets
-from tests.parallel.kernels.ahead_of_time import compiled_add_norm
+from tests.parallel.kernels.ahead_of_time import (
+  codec_calls,
+  compiled_add_norm,
+  compiled_codec,
+  compiled_reduce_add_norm,
+  on_targets,
+)
 
 TARGETS = ("gpu:a100:1x1", "gpu:h200:1x1", "gpu:b200:1x1")
 
 
-@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
-  "case", [*add_norm_cases.CASES.values(), *add_norm_cases.LARGE.values()],
-  ids=str,
+  ("target", "case"), on_targets(add_norm_cases, *TARGETS), ids=str
 )
 def test_add_norm(target, case):
   program = compiled_add_norm(case, target, "gpu")
   assert "add_norm_backward" in program.as_text()
+
+
+@pytest.mark.parametrize(
+  ("target", "op", "case"), codec_calls(*TARGETS), ids=str
+)
+def test_codec(target, op, case):
+  program = compiled_codec(op, case, target, "gpu")
+  assert "codec_" in program.as_text()
+
+
+@pytest.mark.parametrize(
+  ("target", "case"), on_targets(reduce_cases, *TARGETS), ids=str
+)
+def test_reduce_add_norm(target, case):
+  program = compiled_reduce_add_norm(case, target, "gpu")
+  assert "reduce_add_norm" in program.as_text()
+  elements = case.rows * case.shared
+  if elements >= 1 << 20:  # no sum and no decoded blocks
+    temporaries = program.memory_analysis().temp_size_in_bytes
+    assert temporaries < elements
 
 
 @pytest.mark.parametrize("p", [1.0, 0.5])

@@ -1,6 +1,5 @@
 """Every TPU kernel through Mosaic, for TPUs that are not here."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -9,10 +8,6 @@ pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 from caatnet import build
 from configs.caatnet import tiny
 from parallel.kernels.add_norm import cases as add_norm_cases
-from parallel.kernels.codec import api as codec_api
-from parallel.kernels.codec import cases as codec_cases
-from parallel.kernels.codec.reference import Encoded
-from parallel.kernels.reduce_add_norm import api as reduce_add_norm
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.ring_all_reduce import cases as ring_cases
@@ -20,22 +15,21 @@ from parallel.kernels.schedule_all_reduce import api as schedule
 from parallel.kernels.schedule_all_reduce import cases as schedule_cases
 from parallel.xla import targets
 from tests.parallel.kernels.ahead_of_time import (
+  codec_calls,
   compiled,
   compiled_add_norm,
+  compiled_codec,
+  compiled_reduce_add_norm,
+  on_targets,
   shapes,
 )
 
 TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2")
 
 
-def on_targets(cases):
-  """Small cases for one generation, large ones for all."""
-  values = [(TARGETS[0], case) for case in cases.CASES.values()]
-  values += [(t, case) for t in TARGETS for case in cases.LARGE.values()]
-  return pytest.mark.parametrize(("target", "case"), values, ids=str)
-
-
-@on_targets(add_norm_cases)
+@pytest.mark.parametrize(
+  ("target", "case"), on_targets(add_norm_cases, *TARGETS), ids=str
+)
 def test_add_norm(target, case):
   program = compiled_add_norm(case, target, "tpu")
   text = program.as_text()
@@ -64,88 +58,25 @@ def test_models_use_the_kernels_of_their_target(target, uses, p):
   assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
 
 
-def codec_calls():
-  """Decoding knows no stochastic rounding; 4M elements for one generation."""
-  for case in (*codec_cases.CASES.values(), *codec_cases.LARGE.values()):
-    yield from ((op, case) for op in ("plain", "delta", "fed"))
-    if not case.codec.stochastic:
-      yield from ((op, case) for op in ("mean", "nesterov"))
-
-
-@pytest.mark.parametrize(("op", "case"), codec_calls(), ids=str)
-def test_codec(op, case):
-  codec, n = case.codec, case.shape[-1]
-  vector, wide, key, weights, payload, scales = shapes(
-    (case.shape, case.dtype), (case.shape, "float32"), ((2,), "uint32"),
-    ((case.senders,), "float32"),
-    ((case.senders, *case.shape[:-1], codec.payload_bytes(n)), "uint8"),
-    ((case.senders, *case.shape[:-1], codec.num_scales(n)), "float32"),
-  )
-  options = {"implementation": "tpu"}
-
-  def key_of(words):
-    return jax.random.wrap_key_data(words) if codec.stochastic else None
-
-  ops = {
-    "plain": (
-      lambda x, k: codec_api.encode(x, codec, key_of(k), **options),
-      (vector, key),
-    ),
-    "delta": (
-      lambda a, x, k: codec_api.encode_delta(
-        a, x, codec, key_of(k), **options
-      )[0],
-      (vector, vector, key),
-    ),
-    "fed": (
-      lambda a, x, e, k: codec_api.encode_delta(
-        a, x, codec, key_of(k), e, **options
-      ),
-      (vector, vector, wide, key),
-    ),
-    "mean": (
-      lambda p, s, w: codec_api.mean(
-        Encoded(p, s), n, codec, w, **options
-      ),
-      (payload, scales, weights),
-    ),
-    "nesterov": (
-      lambda p, s, w, x, v: codec_api.nesterov(
-        Encoded(p, s), x, v, codec, learning_rate=0.7, decay=0.9,
-        weights=w, **options,
-      ),
-      (payload, scales, weights, wide, wide),
-    ),
-  }
-  f, operands = ops[op]
-  program = compiled(f, TARGETS[0], *operands)
+@pytest.mark.parametrize(
+  ("target", "op", "case"), codec_calls(*TARGETS), ids=str
+)
+def test_codec(target, op, case):
+  program = compiled_codec(op, case, target, "tpu")
   assert "codec_" in program.as_text()
 
 
-@on_targets(reduce_cases)
+@pytest.mark.parametrize(
+  ("target", "case"), on_targets(reduce_cases, *TARGETS), ids=str
+)
 def test_reduce_add_norm(target, case):
-  n, k, p = case.rows, case.shared, case.private
-  blocks = k // case.block if case.block else 1
-  shared, private, partial, scales, gain = shapes(
-    ((n, k), case.dtype), ((n, p), case.dtype),
-    ((case.ranks, n, k), "int8" if case.block else case.dtype),
-    ((case.ranks, n, blocks), "float32"), ((k + p,), "float32"),
-  )
-
-  def f(shared, private, partial, scales, d_private, gain):
-    return reduce_add_norm.reduce_add_norm(
-      shared, private, partial, scales if case.block else None, d_private,
-      gain, private_scale=case.private_scale, implementation="tpu",
-    )
-
-  program = compiled(
-    f, target, shared, private, partial, scales, private, gain
-  )
+  program = compiled_reduce_add_norm(case, target, "tpu")
   assert "reduce_add_norm" in program.as_text()
-  if n * k >= 1 << 20:
+  elements = case.rows * case.shared
+  if elements >= 1 << 20:
     # No sum and no decoded blocks; scales may be padded to rows of lanes.
     temporaries = program.memory_analysis().temp_size_in_bytes
-    assert temporaries < (case.ranks if case.block else 1) * n * k
+    assert temporaries < (case.ranks if case.block else 1) * elements
 
 
 @pytest.mark.parametrize("target", TARGETS)

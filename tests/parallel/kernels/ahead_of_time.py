@@ -10,7 +10,26 @@ from jax.sharding import PartitionSpec as P
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import varying
 from parallel.kernels.add_norm import api as add_norm
+from parallel.kernels.codec import api as codec_api
+from parallel.kernels.codec import cases as codec_cases
+from parallel.kernels.codec.reference import Encoded
+from parallel.kernels.reduce_add_norm import api as reduce_add_norm
 from parallel.xla import targets
+
+
+def on_targets(cases, first, *others):
+  """All cases on one target, and one large case on the others."""
+  all_cases = (*cases.CASES.values(), *cases.LARGE.values())
+  large = next(iter(cases.LARGE.values()))
+  return [(first, case) for case in all_cases] + [(t, large) for t in others]
+
+
+def codec_calls(first, *others):
+  """Those of `on_targets`, with each op; no decoder draws numbers."""
+  for target, case in on_targets(codec_cases, first, *others):
+    yield from ((target, op, case) for op in ("plain", "delta", "fed"))
+    if not case.codec.stochastic:
+      yield from ((target, op, case) for op in ("mean", "nesterov"))
 
 
 @functools.cache
@@ -62,3 +81,71 @@ def compiled_add_norm(case, target, implementation):
     return out, [g for g in gradients if g is not None]
 
   return compiled(both, target, *parts, *updates, gain, *parts, normed)
+
+
+def compiled_codec(op, case, target, implementation):
+  codec, n = case.codec, case.shape[-1]
+  vector, wide, key, weights, payload, scales = shapes(
+    (case.shape, case.dtype), (case.shape, "float32"), ((2,), "uint32"),
+    ((case.senders,), "float32"),
+    ((case.senders, *case.shape[:-1], codec.payload_bytes(n)), "uint8"),
+    ((case.senders, *case.shape[:-1], codec.num_scales(n)), "float32"),
+  )
+  options = {"implementation": implementation}
+
+  def key_of(words):
+    return jax.random.wrap_key_data(words) if codec.stochastic else None
+
+  ops = {
+    "plain": (
+      lambda x, k: codec_api.encode(x, codec, key_of(k), **options),
+      (vector, key),
+    ),
+    "delta": (
+      lambda a, x, k: codec_api.encode_delta(
+        a, x, codec, key_of(k), **options
+      )[0],
+      (vector, vector, key),
+    ),
+    "fed": (
+      lambda a, x, e, k: codec_api.encode_delta(
+        a, x, codec, key_of(k), e, **options
+      ),
+      (vector, vector, wide, key),
+    ),
+    "mean": (
+      lambda p, s, w: codec_api.mean(
+        Encoded(p, s), n, codec, w, **options
+      ),
+      (payload, scales, weights),
+    ),
+    "nesterov": (
+      lambda p, s, w, x, v: codec_api.nesterov(
+        Encoded(p, s), x, v, codec, learning_rate=0.7, decay=0.9,
+        weights=w, **options,
+      ),
+      (payload, scales, weights, wide, wide),
+    ),
+  }
+  f, operands = ops[op]
+  return compiled(f, target, *operands)
+
+
+def compiled_reduce_add_norm(case, target, implementation):
+  n, k, p = case.rows, case.shared, case.private
+  blocks = k // case.block if case.block else 1
+  shared, private, partial, scales, gain = shapes(
+    ((n, k), case.dtype), ((n, p), case.dtype),
+    ((case.ranks, n, k), "int8" if case.block else case.dtype),
+    ((case.ranks, n, blocks), "float32"), ((k + p,), "float32"),
+  )
+
+  def f(shared, private, partial, scales, d_private, gain):
+    return reduce_add_norm.reduce_add_norm(
+      shared, private, partial, scales if case.block else None, d_private,
+      gain, private_scale=case.private_scale, implementation=implementation,
+    )
+
+  return compiled(
+    f, target, shared, private, partial, scales, private, gain
+  )
