@@ -29,7 +29,6 @@ slice, whole blocks.
 
 from collections.abc import Callable
 import dataclasses
-import functools
 import math
 from typing import Any, Literal
 
@@ -136,15 +135,59 @@ def mean(
   Raises:
     ValueError: Stochastic rounding without a key.
   """
+  return mean_difference(
+    None, x, axis, wire, weights=weights, key=key, block_dims=block_dims
+  )[0]
+
+
+def mean_difference(
+  anchor: jax.Array | None,
+  x: jax.Array,
+  axis: Axis,
+  wire: Wire,
+  *,
+  residual: jax.Array | None = None,
+  weights: jax.Array | None = None,
+  key: jax.Array | None = None,
+  block_dims: int = 0,
+) -> tuple[jax.Array, jax.Array | None]:
+  """`mean` of ``anchor - x + residual``, encoded in one pass by kernels.
+
+  Args:
+    anchor: ``[*B, ...]``, the same for all ranks; None: x are differences.
+    x: See `mean`; so are the others.
+    axis: See `mean`.
+    wire: See `mean`.
+    residual: ``[R, *B, ...]`` float32, what the last rounding took from each
+      difference; None: no error feedback.
+    weights: See `mean`.
+    key: See `mean`.
+    block_dims: See `mean`.
+
+  Returns:
+    The mean, and with a residual the new one: by what the differences differ
+    from what `roundtrip` makes of them.
+  """
   codec = wire.block_codec
   if codec is None:
-    return _mean_by_all_reduce(x, axis, wire.dtype, weights)
+    delta = x if anchor is None else anchor - x
+    if residual is None:
+      return _mean_by_all_reduce(delta, axis, wire.dtype, weights), None
+    delta = delta + residual
+    left = delta - roundtrip(delta, axis, wire)
+    return _mean_by_all_reduce(delta, axis, wire.dtype, weights), left
   route = {
     "all_gather": _mean_by_all_gather, "all_to_all": _mean_by_all_to_all
   }[wire.route]
-  rows = _rows(x, axis, block_dims)
-  total = route(rows, axis, codec, weights, key, wire.implementation)
-  return total.reshape(x.shape[1:])
+  if anchor is not None:
+    anchor = jnp.broadcast_to(anchor, x.shape)
+  rows = jax.tree.map(
+    lambda x: _rows(x, axis, block_dims), (anchor, x, residual)
+  )
+  total, left = route(rows, axis, codec, weights, key, wire.implementation)
+  if left is not None:
+    left = left.reshape(x.shape)
+  return total.reshape(x.shape[1:]), left
 
 
 def roundtrip(
@@ -177,7 +220,9 @@ def roundtrip(
   n = rows.shape[-1]
   if wire.route == "all_to_all":
     rows = _pad(rows, axis.size * _slice(n, axis, codec))
-  encoded = _encode_lanes(rows, axis, codec, key, wire.implementation)
+  encoded, _ = _encode_lanes(
+    (None, rows, None), axis, codec, key, wire.implementation
+  )
   return reference.decode(encoded, n, codec).reshape(x.shape)
 
 
@@ -273,67 +318,80 @@ def _mean_by_all_reduce(
   return total.astype(jnp.float32) / divisor
 
 
+# ``[R, *B, n]`` each: an anchor or None, ranks' arrays, a residual or None.
+_Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
+
+
 def _mean_by_all_gather(
-  rows: jax.Array,
+  rows: _Rows,
   axis: Axis,
   codec: Codec,
   weights: jax.Array | None,
   key: jax.Array | None,
   implementation: Implementation,
-) -> jax.Array:
-  """``[R, *B, n] -> [*B, n]``.
+) -> tuple[jax.Array, jax.Array | None]:
+  """The mean ``[*B, n]`` and the residual ``[R, *B, n]``.
 
   Memory beside the rows: all N encoded ones, and one decoded.
   """
-  encoded = _encode_lanes(rows, axis, codec, key, implementation)
-  return api.mean(
-    _gathered(encoded, axis), rows.shape[-1], codec, weights,
+  encoded, left = _encode_lanes(rows, axis, codec, key, implementation)
+  total = api.mean(
+    _gathered(encoded, axis), rows[1].shape[-1], codec, weights,
     implementation=implementation,
   )
+  return total, left
 
 
 def _mean_by_all_to_all(
-  rows: jax.Array,
+  rows: _Rows,
   axis: Axis,
   codec: Codec,
   weights: jax.Array | None,
   key: jax.Array | None,
   implementation: Implementation,
-) -> jax.Array:
-  """``[R, *B, n] -> [*B, n]``, padded to N slices of whole blocks."""
-  n, dims = rows.shape[-1], rows.ndim - 2
-  s = _slice(n, axis, codec)
-  slices = _pad(rows, axis.size * s).reshape(*rows.shape[:-1], axis.size, s)
-  encoded = _encode_lanes(slices, axis, codec, key, implementation)
+) -> tuple[jax.Array, jax.Array | None]:
+  """As by all-gather; rows are padded to N slices of whole blocks."""
+  *lead, n = rows[1].shape
+  dims, s = len(lead) - 1, _slice(n, axis, codec)
+  slices = jax.tree.map(
+    lambda x: _pad(x, axis.size * s).reshape(*lead, axis.size, s), rows
+  )
+  encoded, left = _encode_lanes(slices, axis, codec, key, implementation)
   mine = api.mean(
     _deliver(encoded, axis), s, codec, weights, implementation=implementation
   )  # [R, *B, s]
-  again = _encode_lanes(mine, axis, codec, key, implementation, draw=1)
+  again, _ = _encode_lanes(
+    (None, mine, None), axis, codec, key, implementation, draw=1
+  )
   everyones = Encoded(
     *(collectives.all_gather(part, axis, dim=dims) for part in again)
   )
-  return reference.decode(everyones, n, codec)
+  if left is not None:
+    left = left.reshape(*lead, axis.size * s)[..., :n]
+  return reference.decode(everyones, n, codec), left
 
 
 def _encode_lanes(
-  rows: jax.Array,
+  rows: _Rows,
   axis: Axis,
   codec: Codec,
   key: jax.Array | None,
   implementation: Implementation,
   draw: int = 0,
-) -> Encoded:
-  """Encodes ``[R, *B, n]``; each rank draws from a key of its own."""
-  encode = functools.partial(
-    api.encode, codec=codec, implementation=implementation
-  )
+) -> tuple[Encoded, jax.Array | None]:
+  """Encodes differences; each rank draws from a key of its own."""
+
+  def encode(rows, key=None):
+    anchor, x, residual = rows
+    return api.encode_delta(
+      anchor, x, codec, key, residual, implementation=implementation
+    )
+
   if not codec.stochastic or key is None:
     return encode(rows)
   key = jax.random.fold_in(key, draw)
   keys = jax.vmap(lambda rank: jax.random.fold_in(key, rank))(ranks_here(axis))
-  return collectives.each_lane(
-    lambda row, key: encode(row, key=key), axis, rows, keys
-  )
+  return collectives.each_lane(encode, axis, rows, keys)
 
 
 def _gathered(encoded: Any, axis: Axis) -> Any:

@@ -60,9 +60,9 @@ class DiLoCo(OuterLoop):
     if not plan.program:
       return params, state
     outer = state["params"]
-    deltas = jax.tree.map(jnp.subtract, outer, params)
+    number = plan.numbers[0]
     delta, residual = self.exchange.mean(
-      deltas, state, plan.numbers[0], self._heard(plan.numbers[0])
+      params, state, number, self._heard(number), anchor=outer
     )
     updates, optimizer = self.optimizer.update(
       delta, state["optimizer"], outer

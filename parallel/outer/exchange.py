@@ -45,43 +45,45 @@ class Exchange:
 
   def mean(
     self,
-    deltas: Params,
+    workers: Params,
     state: State,
     number: jax.Array,
     heard: jax.Array | None = None,
+    anchor: Params | None = None,
   ) -> tuple[Params, State]:
-    """Averages ``[W, ...]`` over all workers.
+    """Averages differences ``[W, ...]`` over all workers.
 
     Args:
-      deltas: float32 leaves; a leaf's path ends like its parameter's.
+      workers: float32 leaves; a leaf's path ends like its parameter's. The
+        differences, or with an anchor what is subtracted from it.
       state: Holds ``init``'s part.
       number: int32, of this exchange; decides its random draws.
       heard: float32 ``[workers]`` that multiplies the weights; None: ones.
+      anchor: ``[...]``, the same for all workers.
 
     Returns:
       The mean ``[...]``, the same bits on every device, and the new part of
       the state.
     """
-    if self.error_feedback:
-      residual = state["workers"]["residual"]
-      deltas = jax.tree.map(jnp.add, deltas, residual)
     key = jax.random.fold_in(jax.random.key(self.seed), number)
-    leaves, treedef = jax.tree.flatten_with_path(deltas)
+    leaves, treedef = jax.tree.flatten_with_path(workers)
+    nones = [None] * len(leaves)
+    anchors = nones if anchor is None else jax.tree.leaves(anchor)
+    residuals = nones
+    if self.error_feedback:
+      residuals = jax.tree.leaves(state["workers"]["residual"])
     weights = self._weights(heard)
     means, left = [], []
     for index, (path, leaf) in enumerate(leaves):
-      options = {
-        "key": jax.random.fold_in(key, index),
-        "block_dims": self.num_block_dims(path),
-      }
-      means.append(
-        quantize.mean(
-          leaf, self.worker, self.wire, weights=weights, **options
-        )
+      mean, new = quantize.mean_difference(
+        anchors[index], leaf, self.worker, self.wire,
+        residual=residuals[index],
+        weights=weights,
+        key=jax.random.fold_in(key, index),
+        block_dims=self.num_block_dims(path),
       )
-      if self.error_feedback:
-        seen = quantize.roundtrip(leaf, self.worker, self.wire, **options)
-        left.append(leaf - seen)
+      means.append(mean)
+      left.append(new)
     mean = treedef.unflatten(means)
     if not self.error_feedback:
       return mean, {}

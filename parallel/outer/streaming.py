@@ -187,11 +187,11 @@ class Streaming(OuterLoop):
     numbers = plan.numbers["send"]
     arriving = state[kind][str(slot)] if kind == LAYERS else state[kind]
     if self.pieces == 1:
-      deltas = self._deltas(params, state, kind, numbers["fragment"])
-      arriving, state = self._exchange(deltas, state, kind, numbers)
+      arriving, state = self._exchange(params, state, kind, numbers)
     else:
       if starts:
-        deltas = self._deltas(params, state, kind, numbers["fragment"])
+        outer, mine = self._sides(params, state, kind, numbers["fragment"])
+        deltas = jax.tree.map(jnp.subtract, outer, mine)
         workers = state["workers"]
         sending = workers["sending"] | {kind: deltas}
         state = state | {"workers": workers | {"sending": sending}}
@@ -215,32 +215,32 @@ class Streaming(OuterLoop):
         if min(self.overlap):
           delta = state[kind][str(slot)] if kind == LAYERS else state[kind]
         else:
-          deltas = self._deltas(params, state, kind, numbers["fragment"])
-          delta, state = self._exchange(deltas, state, kind, numbers)
+          delta, state = self._exchange(params, state, kind, numbers)
         state = self._outer_update(delta, state, kind, numbers["fragment"])
       params = self._merge(params, state, kind, numbers)
     return params, state
 
-  def _deltas(
+  def _sides(
     self, params: Params, state: State, kind: str, number: Any
-  ) -> Params:
-    """phi - theta of one fragment ``[W, ...]``, as the parameters are now."""
+  ) -> tuple[Params, Params]:
+    """phi ``[...]`` and theta ``[W, ...]`` of one fragment, as they are now."""
     outer = self.fragments.take(state["params"], kind, number, 0)
-    mine = self.fragments.take(params, kind, number, 1)
-    return jax.tree.map(jnp.subtract, outer, mine)
+    return outer, self.fragments.take(params, kind, number, 1)
 
   def _exchange(
-    self, deltas: Params, state: State, kind: str, numbers: Any
+    self, params: Params, state: State, kind: str, numbers: Any
   ) -> tuple[Params, State]:
-    """The mean of a fragment's differences."""
+    """The mean of a fragment's differences phi - theta."""
     cut, number = self.fragments, numbers["fragment"]
     workers = state.get("workers", {})
-    if "residual" not in workers:
-      return self.exchange.mean(deltas, {}, numbers["exchange"])[0], state
-    part = cut.take(workers["residual"], kind, number, 1)
-    delta, new = self.exchange.mean(
-      deltas, {"workers": {"residual": part}}, numbers["exchange"]
+    outer, mine = self._sides(params, state, kind, number)
+    mean = functools.partial(
+      self.exchange.mean, mine, number=numbers["exchange"], anchor=outer
     )
+    if "residual" not in workers:
+      return mean(state={})[0], state
+    part = cut.take(workers["residual"], kind, number, 1)
+    delta, new = mean(state={"workers": {"residual": part}})
     part = new["workers"]["residual"]
     residual = cut.put(workers["residual"], part, kind, number, 1)
     return delta, state | {"workers": workers | {"residual": residual}}
@@ -331,8 +331,7 @@ class Streaming(OuterLoop):
   ) -> Params:
     """Mixes a fragment into the workers whose tau this is."""
     cut, number = self.fragments, numbers["fragment"]
-    outer = cut.take(state["params"], kind, number, 0)
-    mine = cut.take(params, kind, number, 1)
+    outer, mine = self._sides(params, state, kind, number)
     taus = np.broadcast_to(np.asarray(self.overlap), (self.worker.size,))
     now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers["tau"]
 

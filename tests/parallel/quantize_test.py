@@ -262,6 +262,40 @@ def test_what_was_seen_and_the_residual_are_the_delta():
     assert residual.any() == (wire != NONE)
 
 
+@pytest.mark.parametrize("implementation", ["reference", "tpu_interpret"])
+@pytest.mark.parametrize("route", ["all_gather", "all_to_all"])
+def test_differences_with_feedback_are_their_definition(route, implementation):
+  """In one pass what a subtraction, an addition and a roundtrip are in turn."""
+  axis = Axis("worker", 2, 2)
+  wire = Wire(
+    "int4", 256, route, stochastic=True, implementation=(implementation,)
+  )
+  rng = np.random.default_rng(6)
+  anchor, x, residual = (
+    rng.normal(size=shape).astype("f4")
+    for shape in ((300,), (2, 300), (2, 300))
+  )
+
+  def f(anchor, x, residual):
+    key = jax.random.key(1)
+    mean, left = quantize.mean_difference(
+      anchor, x, axis, wire, residual=residual, key=key
+    )
+    delta = anchor - x + residual
+    seen = quantize.roundtrip(delta, axis, wire, key=key)
+    expected = quantize.mean(delta, axis, wire, key=key), delta - seen
+    return (mean, left), expected
+
+  ours, theirs = jax.jit(jax.shard_map(
+    f, mesh=make_mesh({"worker": axis}),
+    in_specs=(P(), P("worker"), P("worker")),
+    out_specs=((P(), P("worker")),) * 2,
+  ))(anchor, x, residual)
+  np.testing.assert_array_equal(ours[0], theirs[0])
+  np.testing.assert_allclose(ours[1], theirs[1], atol=1e-6)
+  assert np.abs(ours[1]).max() > 0.1
+
+
 def test_error_feedback_lets_nothing_get_lost():
   """The sum of what was seen trails the sum of deltas by one residual."""
   wire = Wire("e3m0", BLOCK)

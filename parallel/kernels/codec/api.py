@@ -60,15 +60,11 @@ def encode(
     key: Random key of the stochastic rounding.
     implementation: See `choice`.
   """
-  key = _key_of(codec, key)
-  chosen = choice(x.shape, codec, implementation, key=key)
-  if chosen.name == "reference":
-    return reference.encode(x, codec, key)
-  return _encode(chosen, (x,), codec, key)[0]
+  return encode_delta(None, x, codec, key, implementation=implementation)[0]
 
 
 def encode_delta(
-  anchor: jax.Array,
+  anchor: jax.Array | None,
   params: jax.Array,
   codec: Codec,
   key: jax.Array | None = None,
@@ -79,7 +75,7 @@ def encode_delta(
   """See ``reference.encode_delta``.
 
   Args:
-    anchor: ``[..., n]``.
+    anchor: ``[..., n]``; None: ``params`` is the difference.
     params: ``[..., n]``.
     codec: The codec.
     key: Random key of the stochastic rounding.
@@ -87,11 +83,11 @@ def encode_delta(
     implementation: See `choice`.
   """
   key = _key_of(codec, key)
-  chosen = choice(anchor.shape, codec, implementation, key=key)
+  chosen = choice(params.shape, codec, implementation, key=key)
   if chosen.name == "reference":
     return reference.encode_delta(anchor, params, codec, key, residual)
-  operands = (anchor, params) + (() if residual is None else (residual,))
-  return _encode(chosen, operands, codec, key)
+  operands = [x for x in (anchor, params, residual) if x is not None]
+  return _encode(chosen, operands, codec, key, residual is not None)
 
 
 def mean(
@@ -171,9 +167,10 @@ def _key_of(codec: Codec, key: jax.Array | None) -> jax.Array | None:
 
 def _encode(
   chosen: Choice,
-  operands: tuple[jax.Array, ...],
+  operands: list[jax.Array],
   codec: Codec,
   key: jax.Array | None,
+  feedback: bool,
 ) -> tuple[Encoded, jax.Array | None]:
   shape = operands[0].shape
   blocks = [_to_blocks(x, codec) for x in operands]
@@ -183,7 +180,7 @@ def _encode(
     words = jax.random.key_data(key) if typed else key
     *blocks, words = calls.same_axes(*blocks, words)
   payload, scales, residual = _KERNELS[chosen.kind].encode(
-    tuple(calls.same_axes(*blocks)), codec, words, chosen.interpret
+    calls.same_axes(*blocks), feedback, codec, words, chosen.interpret
   )
   lead, n = shape[:-1], shape[-1]
   encoded = Encoded(

@@ -8,6 +8,7 @@ division is not correctly rounded: on a GPU a scale may be another than the
 reference's, which all who decode it share.
 """
 
+from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -22,6 +23,7 @@ from parallel.kernels.codec import threefry
 from parallel.kernels.codec.reference import (
   Codec,
   codes_of,
+  difference,
   largest_of,
   nesterov_step,
   numbers_of,
@@ -87,7 +89,8 @@ def _load(ref, index, mask):
 
 
 def encode(
-  operands: tuple[jax.Array, ...],
+  operands: Sequence[jax.Array],
+  feedback: bool,
   codec: Codec,
   key_data: jax.Array | None = None,
   interpret: bool = False,
@@ -96,12 +99,11 @@ def encode(
   num_blocks = operands[0].shape[0]
   tile = _Tile(codec, num_blocks)
   shape = functools.partial(calls.shaped, like=operands[0])
-  feedback = len(operands) == 3
   keys = () if key_data is None else (key_data,)
   payload, scales, *residual = pl.pallas_call(
     functools.partial(
       _encode, codec=codec, tile=tile, draws=bool(keys),
-      num_operands=len(operands),
+      num=len(operands), feedback=feedback,
     ),
     out_shape=[
       shape((num_blocks, codec.block * codec.bits // 8), jnp.uint8),
@@ -114,19 +116,17 @@ def encode(
   return payload, scales, residual[0] if residual else None
 
 
-def _encode(*refs, codec, tile, draws, num_operands):
+def _encode(*refs, codec, tile, draws, num, feedback):
   if draws:
     key_ref, *refs = refs
-  operands, results = refs[:num_operands], refs[num_operands:]
+  operands, results = refs[:num], refs[num:]
   payload_ref, scale_ref, *residual_ref = results
   block, exists = tile.here()
   parts = []
   for part in range(tile.parts):
     where = tile.index(part)
-    x, *others = (_load(ref, *where).astype(jnp.float32) for ref in operands)
-    for sign, other in zip((-1, 1), others, strict=False):
-      x = x + sign * other
-    parts.append(x)
+    loaded = [_load(ref, *where) for ref in operands]
+    parts.append(difference(loaded, feedback))
   scale = scale_of(largest_of(*parts), codec)
   pltriton.store(scale_ref.at[block], scale, mask=exists)
   packed = None

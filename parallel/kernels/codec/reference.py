@@ -28,7 +28,7 @@ Shape legend: n elements; padded n = the next multiple of the block; blocks =
 padded n / block.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -202,7 +202,7 @@ def decode(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
 
 
 def encode_delta(
-  anchor: jax.Array,
+  anchor: jax.Array | None,
   params: jax.Array,
   codec: Codec,
   key: jax.Array | None = None,
@@ -211,7 +211,8 @@ def encode_delta(
   """Encodes ``anchor - params``, with what the last encoding left of it.
 
   Args:
-    anchor: ``[..., n]``; taken as float32, as the others.
+    anchor: ``[..., n]``; taken as float32, as the others. None: ``params``
+      is the difference.
     params: ``[..., n]``.
     codec: The codec.
     key: As for `encode`.
@@ -221,10 +222,10 @@ def encode_delta(
     The codes and scales, and, with a residual, the new one: what rounding
     took, float32.
   """
-  delta = anchor.astype(jnp.float32) - params.astype(jnp.float32)
+  operands = [x for x in (anchor, params, residual) if x is not None]
+  delta = difference(operands, residual is not None)
   if residual is None:
     return encode(delta, codec, key), None
-  delta = delta + residual
   encoded = encode(delta, codec, key)
   return encoded, delta - decode(encoded, delta.shape[-1], codec)
 
@@ -338,6 +339,16 @@ def _blocks(x: jax.Array, size: int) -> jax.Array:
 
 
 # What follows works on tiles of blocks, in kernels too.
+
+
+def difference(
+  operands: Sequence[jax.Array], feedback: bool
+) -> jax.Array:
+  """float32 of ``[x]`` or ``[x, y]``: x or x - y; with feedback one more."""
+  first, *others = (x.astype(jnp.float32) for x in operands)
+  if len(others) > feedback:
+    first = first - others[0]
+  return first + others[-1] if feedback else first
 
 
 def largest_of(*parts: jax.Array) -> jax.Array:

@@ -6,6 +6,7 @@ on tiles, and so are the draws (``threefry.py``): kernels send the reference's
 bits. Decoded values exist in VMEM only.
 """
 
+from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -20,6 +21,7 @@ from parallel.kernels.codec import threefry
 from parallel.kernels.codec.reference import (
   Codec,
   codes_of,
+  difference,
   largest_of,
   nesterov_step,
   numbers_of,
@@ -88,7 +90,8 @@ def _steps(num_blocks: int, groups: int) -> int:
 
 
 def encode(
-  operands: tuple[jax.Array, ...],
+  operands: Sequence[jax.Array],
+  feedback: bool,
   codec: Codec,
   key_data: jax.Array | None = None,
   interpret: bool = False,
@@ -96,8 +99,9 @@ def encode(
   """Encodes a sum of operands.
 
   Args:
-    operands: ``[blocks, block]`` each: ``(x,)``, ``(anchor, params)`` for their
-      difference, or ``(anchor, params, residual)``.
+    operands: ``[blocks, block]`` each: ``[x]``, or ``[anchor, params]`` for
+      their difference; a residual after it.
+    feedback: Whether there is a residual.
     codec: The codec.
     key_data: uint32 ``[2]``, of stochastic rounding.
     interpret: Run on any machine.
@@ -110,13 +114,13 @@ def encode(
   groups = _groups(codec, num_blocks)
   elements, payload, scales = _specs(codec, groups)
   shape = functools.partial(calls.shaped, like=operands[0])
-  feedback = len(operands) == 3
   num_bytes = codec.block * codec.bits // 8
   steps = _steps(num_blocks, groups)
   keys = () if key_data is None else (key_data,)
   out = pl.pallas_call(
     functools.partial(
-      _encode, codec=codec, draws=bool(keys), num_operands=len(operands)
+      _encode, codec=codec, draws=bool(keys), num=len(operands),
+      feedback=feedback,
     ),
     grid=(steps,),
     in_specs=[
@@ -137,17 +141,13 @@ def encode(
   return payload, scales, residual[0] if residual else None
 
 
-def _encode(*refs, codec, draws, num_operands):
+def _encode(*refs, codec, draws, num, feedback):
   if draws:
     key_ref, *refs = refs
-  operands, results = refs[:num_operands], refs[num_operands:]
+  operands, results = refs[:num], refs[num:]
   payload_ref, scale_ref = results[:2]
   rows, block = operands[0].shape
-  x = operands[0][...].astype(jnp.float32)
-  if num_operands > 1:
-    x = x - operands[1][...].astype(jnp.float32)
-  if num_operands > 2:
-    x = x + operands[2][...].astype(jnp.float32)
+  x = difference([ref[...] for ref in operands], feedback)
   x = x.reshape(*scale_ref.shape, block)
   scale = scale_of(largest_of(x), codec)
   scale_ref[...] = scale[..., 0]
@@ -166,7 +166,7 @@ def _encode(*refs, codec, draws, num_operands):
   if codec.bits == 4:
     packed = codes[..., : block // 2] | (codes[..., block // 2 :] << 4)
   payload_ref[...] = packed.reshape(rows, -1).astype(jnp.uint8)
-  if num_operands > 2:
+  if feedback:
     left = x - numbers_of(codes, codec) * scale
     results[2][...] = left.reshape(rows, block)
 
