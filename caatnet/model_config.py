@@ -3,14 +3,18 @@
 import functools
 from typing import Any
 
+import jax
+
 from caatnet.checks import one_of, positive
 from caatnet.models import attention
 from caatnet.models.config import TransformerConfig
 from parallel.collectives import ROUTES, Reduction
 from parallel.kernels import selection
+from parallel.kernels.schedule_all_reduce import api as schedule_kernels
 from parallel.partial_sync import PartialSync
 from parallel.schedules import builders
 from parallel.schedules.run import executor
+from parallel.schedules.table import table
 from parallel.topology import of_size
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -46,7 +50,8 @@ def build(
     model.overlap == "auto" and platform == "gpu"
   )
 
-  route = _route(model, tensor_devices)
+  kernels = _kernels("config.model.kernels", model.kernels, platform)
+  route = _route(model, tensor_devices, kernels)
 
   def syncs(key: str) -> list[PartialSync]:
     values = fields.pop(key) or (model.p,)
@@ -75,12 +80,12 @@ def build(
   fields["attention"] = attention.resolve(
     model.attention, platform, model.dtype
   )
-  fields["kernels"] = _kernels("config.model.kernels", model.kernels, platform)
+  fields["kernels"] = kernels
   return TransformerConfig(syncs=doors, **fields)
 
 
 def _route(
-  model: Any, devices: int
+  model: Any, devices: int, kernels: tuple[str, ...]
 ) -> str | Reduction:
   """``config.model.route``; a schedule's name becomes what runs it."""
   kind, _, name = model.route.partition(":")
@@ -89,7 +94,7 @@ def _route(
     one_of("config.model.route", model.route, allowed)
     return model.route
   try:
-    return _executor(name, model.topology, devices)
+    return _executor(name, model.topology, devices, kernels)
   except ValueError as error:
     raise ValueError(
       f"config.model.route={model.route!r} with config.model.topology="
@@ -98,8 +103,24 @@ def _route(
 
 
 @functools.cache  # equal configs make equal models
-def _executor(name: str, topology: str, devices: int) -> Reduction:
-  return executor(builders.build(name, of_size(topology, devices)))
+def _executor(
+  name: str, topology: str, devices: int, kernels: tuple[str, ...]
+) -> Reduction:
+  """By a kernel where one takes the array, else by permutes."""
+  schedule = builders.build(name, of_size(topology, devices))
+  by_permutes = executor(schedule)
+  if kernels == ("reference",):
+    return by_permutes
+  steps = table(schedule)
+
+  def reduce(x: jax.Array, axis_name: str) -> jax.Array:
+    if schedule_kernels.choice(x, steps, kernels).name == "reference":
+      return by_permutes(x, axis_name)
+    return schedule_kernels.schedule_all_reduce(
+      x, steps, axis_name=axis_name, implementation=kernels
+    )
+
+  return reduce
 
 
 def _kernels(key: str, value: str, platform: str) -> tuple[str, ...]:

@@ -1,0 +1,83 @@
+"""Tables of schedules: every algorithm, one message at a time."""
+
+import jax
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from caatnet import build as experiments
+from configs.caatnet import tiny
+from parallel import topology as topologies
+from parallel.axes import Axis, make_mesh
+from parallel.kernels.schedule_all_reduce import reference
+from parallel.schedules.builders import BUILDERS, build
+from parallel.schedules.schedule import Schedule, Transfer
+from parallel.schedules.table import table
+
+
+def run(steps, x):
+  """``[n, chunks] -> [n, chunks]``."""
+  for turn, heard in enumerate(reference.senders(steps)):
+    new = x.copy()
+    for device, sender in enumerate(heard):
+      if sender >= 0:
+        _, _, received, operation = steps[turn, device]
+        old = x[device, received] if operation == reference.ADD else 0
+        new[device, received] = old + x[sender, steps[turn, sender, 1]]
+    x = new
+  return x
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("grid", [(2,), (2, 2), (2, 4)], ids=str)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_schedule_has_a_table_that_sums(name, grid):
+  where = topologies.torus(grid)
+  if name == "hdrm":
+    where = topologies.bigraph(2, 4)
+  if name == "ring_2d" and len(grid) == 1:
+    pytest.skip("two dims only")
+  schedule = build(name, where)
+  steps = table(schedule)
+  size = (schedule.num_ranks, schedule.num_chunks)
+  x = np.random.default_rng(0).integers(1 << 20, size=size)
+  np.testing.assert_array_equal(run(steps, x), [x.sum(0)] * len(x))
+  sent = (steps[..., reference.SEND_TO] >= 0).sum()
+  assert sent == schedule.num_transfers
+  assert len(steps) >= len(schedule.rounds)
+
+
+def test_only_all_reduces_have_one():
+  gather = build("ring", topologies.torus((4,)), "all_gather")
+  with pytest.raises(ValueError, match="of an all_reduce, not of all_gather"):
+    table(gather)
+
+
+def test_a_round_without_such_an_order_is_said():
+  """Each sends its chunk twice, and is overwritten in the same round."""
+  everyone = tuple(
+    Transfer(a, b, 0, "reduce", (a, b))
+    for a in range(3) for b in range(3) if a != b
+  )
+  schedule = Schedule("all at once", "all_reduce", 3, 1, (everyone,))
+  with pytest.raises(ValueError, match="all at once: round 0 has no order"):
+    table(schedule)
+
+
+@pytest.mark.parametrize("rows", [32, 5])
+def test_a_model_s_schedule_runs_in_a_kernel_where_that_takes_the_rows(rows):
+  """It takes whole tiles; permutes take the rest."""
+  config = experiments.override(
+    tiny.get_config("test"),
+    "model.route=schedule:ring parallel.tensor=4 model.kernels=interpret",
+  )
+  mesh = {"tensor": 4}
+  route = experiments.build(config, mesh).program.config.syncs[0][0].route
+  x = np.random.default_rng(1).integers(9, size=(4, rows, 8)).astype("f4")
+  f = jax.jit(jax.shard_map(
+    lambda x: route(x, "tensor"),
+    mesh=make_mesh({"tensor": Axis("tensor", 4, 4)}),
+    in_specs=P("tensor"), out_specs=P("tensor"),
+  ))
+  assert ("collective_permute" in f.lower(x).as_text()) == (rows == 5)
+  np.testing.assert_array_equal(f(x), [x.sum(0)] * 4)
