@@ -1,12 +1,13 @@
 """What all Pallas calls here share."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import math
 from typing import Any
 
 import jax
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
 
 # Of the 16 MB that a v5e kernel may use; the compiler's own temporaries take
 # the rest.
@@ -26,6 +27,52 @@ def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
   return jax.ShapeDtypeStruct(
     shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type
   )
+
+
+def sends(
+  axis_name: str, messages: int, elements: int, dtype: Any
+) -> dict[str, str]:
+  """``metadata`` of a ``pallas_call`` that sends: for who counts bytes.
+
+  Args:
+    axis_name: The mesh axis that it sends over.
+    messages: That a device sends, at most.
+    elements: Of a message.
+    dtype: Of its elements.
+  """
+  return {
+    "sends_over": axis_name,
+    "messages": str(messages),
+    "elements": str(elements),
+    "dtype": jnp.dtype(dtype).name,
+  }
+
+
+def position(
+  axis_name: str,
+) -> tuple[jax.Array, Callable[[Any, Any], dict[str, Any]]]:
+  """Where this device is on the mesh, and how its kernel calls others.
+
+  Under checked varying axes Mosaic does not find the numbers along other axes
+  itself, nor does the interpreter take an ``axis_index`` beside constants.
+
+  Args:
+    axis_name: The axis along which the kernel sends.
+
+  Returns:
+    int32 ``[axes]``, for SMEM: this device's numbers, along that axis first.
+    ``(ref of them, number) -> device_id``: of another device along the axis.
+  """
+  sizes = jax.sharding.get_abstract_mesh().shape
+  others = [n for n, size in sizes.items() if n != axis_name and size > 1]
+  alone = [n for n, size in sizes.items() if n != axis_name and size == 1]
+  numbers = same_axes(*map(lax.axis_index, (axis_name, *others)))
+
+  def device_id(position_ref, number):
+    along = {n: position_ref[1 + i] for i, n in enumerate(others)}
+    return {axis_name: number} | along | dict.fromkeys(alone, 0)
+
+  return jnp.stack(numbers), device_id
 
 
 def same_axes(*operands: jax.Array) -> list[jax.Array]:

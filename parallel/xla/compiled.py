@@ -78,7 +78,9 @@ class Reader:
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
     """The collective itself, inside what wraps it."""
-    if instruction.opcode.removesuffix("-start") in _KINDS:
+    if instruction.opcode.removesuffix("-start") in _KINDS or (
+      operations.kernel_sends(instruction.attributes)
+    ):
       yield computation, instruction
     elif instruction.opcode == "fusion" or (
       instruction.opcode.endswith("-start")
@@ -92,14 +94,20 @@ class Reader:
   def _entry(
     self, computation: hlo.Computation, found: hlo.Instruction, outer: str
   ) -> Iterator[Collective]:
+    phase, rematted, where = place(found.op_name or outer)
+    if not self.differentiates:
+      phase = "forward"
+    if sent := operations.kernel_sends(found.attributes):
+      yield Collective(
+        "permute", (sent.axis,), self.sizes[sent.axis], sent.dtype, sent.shape,
+        1, phase, rematted, None, where,
+      )
+      return
     kind = _KINDS[found.opcode.removesuffix("-start")]
     if kind == "permute":
       axes, group_size = self._axes_of_pairs(found)
     else:
       axes, group_size = self._axes_of_groups(found)
-    phase, rematted, where = place(found.op_name or outer)
-    if not self.differentiates:
-      phase = "forward"
     reduction = None
     if kind in ("all_reduce", "reduce_scatter"):
       combine = self.module.computations[found.calls("to_apply")[0]].root

@@ -32,6 +32,8 @@ _DTYPES = {
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = (.*)")
 _HEADER = re.compile(r"(ENTRY )?%?([^\s(]+) \(.*\) -> .* \{$")
+# What a kernel says of itself, in JSON over several lines.
+_METADATA = re.compile(r'=\{\n("[^{}]*)\}')
 _CALLS = re.compile(
   r"(calls|to_apply|body|condition|true_computation|false_computation|"
   r"async_wrapped|called_computations|branch_computations)="
@@ -201,6 +203,7 @@ def parse(text: str) -> Module:
   Raises:
     ValueError: The text holds no entry computation.
   """
+  text = _METADATA.sub(lambda m: m[0].replace("\n", " "), text)
   computations, entry = {}, None
   name, lines = "", []
   for line in text.splitlines():

@@ -329,6 +329,9 @@ class _Reader:
       if kind in _KINDS:
         starts = half[2] == "start"
         return self._half(op, kind, (*stacks, stack)) if starts else []
+      sent = operations.kernel_sends(operations.kernel_metadata(op))
+      if sent:
+        return [self._kernel(sent, (*stacks, stack))]
       if _OPAQUE.search(target):
         raise NotImplementedError(
           f"the ledger cannot read the collective {target!r} at {stack!r}"
@@ -361,6 +364,15 @@ class _Reader:
     ]
     reduction = reducers[0] if reducers else None
     return self._entries(op, _KINDS[kind], group, reduction, stacks)
+
+  def _kernel(
+    self, sent: operations.KernelSends, stacks: tuple[str, ...]
+  ) -> Collective:
+    phase, rematted, where = place("/".join(stacks))
+    return Collective(
+      "permute", (sent.axis,), self.sizes[sent.axis], sent.dtype, sent.shape,
+      1, phase, rematted, None, where,
+    )
 
   def _entries(
     self,

@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -123,6 +123,44 @@ def asynchronous_config(op: ir.Operation) -> dict[str, Any]:
   """What an explicit asynchronous collective of jax 0.12 says of itself."""
   attributes = ir.DictAttr(op.attributes["mhlo.frontend_attributes"])
   return json.loads(attributes["async_collective_config"].value)
+
+
+class KernelSends(NamedTuple):
+  """What a Pallas kernel sends; ledgers count it as permutes.
+
+  Attributes:
+    axis: The mesh axis.
+    shape: (messages, elements of one), of a device.
+    dtype: Of the elements.
+  """
+
+  axis: str
+  shape: tuple[int, int]
+  dtype: str
+
+
+def kernel_sends(metadata: str) -> KernelSends | None:
+  """Reads what a kernel says of itself; None: it sends nothing.
+
+  Args:
+    metadata: Text that holds the JSON that ``parallel/kernels/calls.py`` wrote.
+  """
+  pattern = r'"(sends_over|messages|elements|dtype)":\s*"(\w+)"'
+  found = dict(re.findall(pattern, metadata))
+  if "sends_over" not in found:
+    return None
+  shape = int(found["messages"]), int(found["elements"])
+  return KernelSends(found["sends_over"], shape, found["dtype"])
+
+
+def kernel_metadata(op: ir.Operation) -> str:
+  """A custom call's; empty where there is none."""
+  if "mhlo.frontend_attributes" not in op.attributes:
+    return ""
+  attributes = ir.DictAttr(op.attributes["mhlo.frontend_attributes"])
+  if "kernel_metadata" not in attributes:
+    return ""
+  return attributes["kernel_metadata"].value
 
 
 def called(op: ir.Operation) -> list[str]:

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
-from caatnet import build
+from caatnet import build, compilation
 from configs.caatnet import tiny
 from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
@@ -56,6 +56,27 @@ def test_models_use_the_kernels_of_their_target(target, uses, p):
   # Forward and backward of two norms in a block and one at the head.
   assert text.count('kernel_name = "add_norm"') == (3 if uses else 0)
   assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
+
+
+def test_models_reduce_by_a_schedule_s_kernel():
+  """In two doors of a scanned block, forward and backward; bytes as asked."""
+  config = build.override(
+    tiny.get_config("demo"),
+    "parallel.tensor=4 model.p=0.5 model.route=schedule:bidirectional_ring",
+  )
+  target = targets.resolve("tpu:v5p:2x2x1")
+  experiment = build.build(config, {"tensor": 4}, list(target.devices))
+  text = experiment.lower_step().as_text()
+  assert text.count('kernel_name = "schedule_all_reduce"') == 4
+  ledger = compilation.analyse(experiment, target, {})["ledger"]
+  assert not any(row["differs"] for row in ledger), ledger
+  sent = [
+    r["bytes"] for row in ledger for r in row["compiled"]
+    if r["kind"] == "permute"
+  ]
+  # Each door sends 2 (n - 1) / n of the shared half of 2,048 x 128 float32.
+  doors = config.model.num_layers * 2
+  assert sent == [doors * 1.5 * 2048 * 64 * 4] * 2
 
 
 @pytest.mark.parametrize(

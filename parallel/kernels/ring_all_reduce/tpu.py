@@ -93,7 +93,7 @@ def ring_partial_all_reduce(
     partial: ``[T, K]``.
     d_private: ``[T, P]``.
     gain: ``[K + P]``.
-    axis_name: The mesh axis; the only one of the mesh with several devices.
+    axis_name: The mesh axis.
     private_scale: Of ``d_private``, in the stream's dtype.
     eps: Added to the mean square.
     rows: Of a chunk; None: as many as fit.
@@ -127,9 +127,10 @@ def ring_partial_all_reduce(
     has_side_effects=True,
     vmem_limit_bytes=_LIMIT,
   )
+  numbers, device_id = calls.position(axis_name)
   out = pl.pallas_call(
     functools.partial(
-      _kernel, axis_name=axis_name, n=n, scale=private_scale, eps=eps
+      _kernel, device_id=device_id, n=n, scale=private_scale, eps=eps
     ),
     grid=(segments,),
     in_specs=[
@@ -146,11 +147,12 @@ def ring_partial_all_reduce(
       pltpu.SemaphoreType.DMA((2,)),
     ],
     name="ring_partial_all_reduce",
+    metadata=calls.sends(
+      axis_name, 4 * (n - 1), partial.size // (2 * n), partial.dtype
+    ),
     **params,
   )(
-    # An operand: the interpreter's checks of varying axes refuse the result
-    # of axis_index beside constants.
-    lax.axis_index(axis_name)[None],
+    numbers,
     cut(shared), cut(private), cut(partial), cut(d_private), gain[None],
   )
   return tuple(x.reshape(num_rows, x.shape[-1]) for x in out)
@@ -160,7 +162,7 @@ def _kernel(
   here_ref, shared_ref, private_ref, partial_ref, d_private_ref, gain_ref,
   new_shared_ref, new_private_ref, normed_ref,
   arrived_ref, sent_ref, arrive_sem, send_sem,
-  *, axis_name, n, scale, eps,
+  *, device_id, n, scale, eps,
 ):
   here = here_ref[0]
   hops = 2 * (n - 1)
@@ -171,7 +173,7 @@ def _kernel(
     barrier = pltpu.get_barrier_semaphore()
     for neighbour in to:
       pl.semaphore_signal(
-        barrier, 1, device_id={axis_name: neighbour},
+        barrier, 1, device_id=device_id(here_ref, neighbour),
         device_id_type=pl.DeviceIdType.MESH,
       )
     pl.semaphore_wait(barrier, 2)
@@ -183,7 +185,7 @@ def _kernel(
       dst_ref=arrived_ref.at[way, buffer],
       send_sem=send_sem.at[way],
       recv_sem=arrive_sem.at[way, buffer],
-      device_id={axis_name: to[way]},
+      device_id=device_id(here_ref, to[way]),
       device_id_type=pl.DeviceIdType.MESH,
     )
 

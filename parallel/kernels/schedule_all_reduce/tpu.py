@@ -102,7 +102,7 @@ def schedule_all_reduce(
   Args:
     x: ``[T, K]``.
     table: ``[rounds, n, 4]``.
-    axis_name: The mesh axis; the only one of the mesh with several devices.
+    axis_name: The mesh axis.
     rows: Of a chunk in a segment; None: as many as fit.
     interpret: Run on any machine.
     detect_races: Of the interpreter.
@@ -116,7 +116,8 @@ def schedule_all_reduce(
     (None, chunks, rows, x.shape[1]), lambda i: (i, 0, 0, 0)
   )
   whole, first = extended(table)
-  here = lax.axis_index(axis_name)
+  numbers, device_id = calls.position(axis_name)
+  here = numbers[0]
   smem = pl.BlockSpec(memory_space=pltpu.SMEM)
   params = {
     "compiler_params": pltpu.CompilerParams(
@@ -128,7 +129,7 @@ def schedule_all_reduce(
     ),
   }
   out = pl.pallas_call(
-    functools.partial(_kernel, axis_name=axis_name, n=n),
+    functools.partial(_kernel, device_id=device_id, n=n),
     grid=(segments,),
     in_specs=[smem, smem, smem, spec],
     out_specs=spec,
@@ -141,9 +142,13 @@ def schedule_all_reduce(
       pltpu.SemaphoreType.REGULAR((n,)),
     ],
     name="schedule_all_reduce",
+    metadata=calls.sends(
+      axis_name, int((table[..., SEND_TO] >= 0).sum(axis=0).max()),
+      x.size // chunks, x.dtype,
+    ),
     **params,
   )(
-    here[None],
+    numbers,
     jnp.asarray(whole)[:, here],
     jnp.asarray(first)[:, here],
     cut,
@@ -153,13 +158,13 @@ def schedule_all_reduce(
 
 def _kernel(
   here_ref, table_ref, first_ref, x_ref, out_ref,
-  arrived_ref, sent_ref, arrive_sem, send_sem, ready_sem, *, axis_name, n,
+  arrived_ref, sent_ref, arrive_sem, send_sem, ready_sem, *, device_id, n,
 ):
   here = here_ref[0]
 
   def signal(semaphore, device):
     pl.semaphore_signal(
-      semaphore, 1, device_id={axis_name: device},
+      semaphore, 1, device_id=device_id(here_ref, device),
       device_id_type=pl.DeviceIdType.MESH,
     )
 
@@ -194,7 +199,7 @@ def _kernel(
         dst_ref=arrived_ref.at[buffer],
         send_sem=send_sem,
         recv_sem=arrive_sem.at[buffer],
-        device_id={axis_name: device},
+        device_id=device_id(here_ref, device),
         device_id_type=pl.DeviceIdType.MESH,
       )
 

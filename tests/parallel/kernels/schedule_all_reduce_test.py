@@ -8,6 +8,7 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.schedule_all_reduce import api, cases, reference, tpu
+from parallel.xla import ledger
 from tests.parallel.kernels.races import races_found
 
 
@@ -66,3 +67,20 @@ def test_refusals():
   names = ("tpu", "reference")
   assert api.choice(x, cases.ring(4), names).name == "tpu"
   assert "multiple of 40" in api.choice(x, cases.ring(5), names).refused["tpu"]
+
+
+def test_the_ledger_counts_its_messages():
+  """A ring's: 2 (n - 1) / n of the array, on its axis of two."""
+  axes = {"data": Axis("data", 2, 2), "tensor": Axis("tensor", 4, 4)}
+  mesh = make_mesh(axes)
+  f = jax.jit(jax.shard_map(
+    lambda x: api.schedule_all_reduce(
+      x[0], cases.ring(4), axis_name="tensor", implementation="tpu"
+    )[None],
+    mesh=mesh, in_specs=P(("data", "tensor")), out_specs=P(("data", "tensor")),
+  ))
+  x = jax.ShapeDtypeStruct((8, 64, 128), jnp.bfloat16)
+  lowered = f.trace(x).lower(lowering_platforms=("tpu",))
+  [entry] = ledger.collectives(lowered, mesh)
+  assert (entry.kind, entry.axes) == ("permute", ("tensor",))
+  assert entry.bytes == 2 * 3 / 4 * 64 * 128 * 2
