@@ -41,4 +41,4 @@ LARGE = {
     "e3m0": Codec("e3m0"),
     "e3m0, stochastic": Codec("e3m0", 256, True),
   }.items()
-}
+} | {"8192 x 8192": Case((8192 * 8192,), Codec("int8"), 2, "bfloat16")}
