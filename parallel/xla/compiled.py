@@ -78,9 +78,10 @@ class Reader:
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
     """The collective itself, inside what wraps it."""
-    if instruction.opcode.removesuffix("-start") in _KINDS or (
-      operations.kernel_sends(instruction.attributes)
-    ):
+    sends = instruction.opcode.removesuffix("-start") in _KINDS
+    if instruction.opcode == "custom-call":
+      sends = operations.kernel_sends(instruction.attributes) is not None
+    if sends:
       yield computation, instruction
     elif instruction.opcode == "fusion" or (
       instruction.opcode.endswith("-start")
@@ -97,7 +98,8 @@ class Reader:
     phase, rematted, where = place(found.op_name or outer)
     if not self.differentiates:
       phase = "forward"
-    if sent := operations.kernel_sends(found.attributes):
+    if found.opcode == "custom-call":
+      sent = operations.kernel_sends(found.attributes)
       yield Collective(
         "permute", (sent.axis,), self.sizes[sent.axis], sent.dtype, sent.shape,
         1, phase, rematted, None, where,

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import pytest
 
 pytest.importorskip(
@@ -65,3 +66,19 @@ def test_models_use_the_kernels(p):
   # Forward and backward of two norms in a block and one at the head.
   assert text.count('name = "add_norm"') == 3
   assert text.count('name = "add_norm_backward"') == 3
+
+
+@pytest.mark.parametrize("codec", ["int8", "e3m0"])
+def test_outer_loops_use_the_kernels(codec):
+  """For each parameter, in the step that exchanges."""
+  config = build.override(
+    tiny.get_config("demo"),
+    "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco outer.every=3 "
+    f"outer.error_feedback=True outer.codec={codec}",
+  )
+  devices = list(targets.resolve("gpu:h200:1x4").devices)
+  experiment = build.build(config, None, devices)
+  text = experiment.lower_step(experiment.outer.plan(2)).as_text()
+  num_params = len(jax.tree.leaves(experiment.abstract_state().params))
+  for name in ("codec_encode", "codec_mean"):
+    assert text.count(f'name = "{name}"') == num_params

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import numpy as np
 import pytest
 
@@ -58,6 +59,22 @@ def test_models_use_the_kernels_of_their_target(target, uses, p):
   # Forward and backward of two norms in a block and one at the head.
   assert text.count('kernel_name = "add_norm"') == (3 if uses else 0)
   assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
+
+
+@pytest.mark.parametrize("codec", ["int8", "e3m0"])
+def test_outer_loops_use_the_kernels(codec):
+  """For each parameter, in the step that exchanges."""
+  config = build.override(
+    tiny.get_config("demo"),
+    "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco outer.every=3 "
+    f"outer.error_feedback=True outer.codec={codec}",
+  )
+  devices = list(targets.resolve("tpu:v5p:2x2x1").devices)
+  experiment = build.build(config, None, devices)
+  text = experiment.lower_step(experiment.outer.plan(2)).as_text()
+  num_params = len(jax.tree.leaves(experiment.abstract_state().params))
+  for name in ("codec_encode", "codec_mean"):
+    assert text.count(f'kernel_name = "{name}"') == num_params
 
 
 def test_models_reduce_by_a_schedule_s_kernel():
