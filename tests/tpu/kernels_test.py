@@ -105,8 +105,9 @@ def test_codec(target, op, case):
   program = compiled_codec(op, case, target, "tpu")
   assert "codec_" in program.as_text()
   elements = math.prod(case.shape)
-  if elements == 1 << 22:
-    # No difference, no decoded vector. Larger ones XLA copies into blocks.
+  if elements == 1 << 22 and "v5p" not in target:
+    # No difference, no decoded vector. XLA copies larger ones into blocks and
+    # back, and on a v5p these, too.
     assert program.memory_analysis().temp_size_in_bytes < elements / 10
 
 
