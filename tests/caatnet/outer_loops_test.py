@@ -263,7 +263,7 @@ def test_a_sample_of_clients_is_averaged_and_all_receive_it():
   assert_equal(jax.tree.map(lambda x: x[0], sampled.params), sampled.evaluated)
 
 
-@pytest.mark.parametrize("optimizer, momentum, step", [
+@pytest.mark.parametrize(("optimizer", "momentum", "step"), [
   ("sgd", 0.0, lambda d: 0.5 * d),
   ("nesterov", 0.8, lambda d: 0.5 * 1.8 * d),
   ("adam", 0.9, lambda d: 0.5 * d / (np.abs(d) + 1e-8)),
