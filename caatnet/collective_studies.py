@@ -6,17 +6,16 @@ whole messages (`parallel.network.simulate`). `run_one` looks closely at one
 schedule.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import math
 import pathlib
-import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 from caatnet import collective_plots, report
-from parallel import topology as topologies
+from parallel import topologies
 from parallel.network import layout as layouts
 from parallel.network import simulate, trace
 from parallel.schedules import builders, msccl
@@ -26,54 +25,54 @@ from parallel.topology import Topology
 # Huang et al., ISCA 2021, abstract.
 PUBLISHED = {"over ring": 2.3, "over prior art": 1.56}
 
-_SHAPES: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
-  "ring": lambda sizes: {"num_ranks": sizes[0]},
-  "torus": lambda sizes: {"shape": sizes},
-  "mesh": lambda sizes: {"shape": sizes},
-  "fully_connected": lambda sizes: {"num_ranks": sizes[0]},
-  "switch": lambda sizes: {"num_ranks": sizes[0]},
-  "leaf_spine": lambda sizes: dict(
-    zip(("leaves", "spines", "hosts_per_leaf"), sizes, strict=True)
-  ),
-  "fat_tree": lambda sizes: {"ports": sizes[0]},
-  "bigraph": lambda sizes: dict(
-    zip(("ranks_per_switch", "switches"), sizes, strict=True)
-  ),
-}
-
 
 def parse_topology(
   text: str, key: str, bandwidth: float, latency_s: float
 ) -> Topology:
-  """``torus:4x4`` or ``file:PATH`` as a topology.
+  """A config's topology.
 
   Args:
-    text: Name of a builder and its sizes.
+    text: As `parallel.topologies.parse` reads it.
     key: Of the config, for messages.
     bandwidth: Of each link, bytes per second.
     latency_s: Of each link.
 
   Raises:
-    ValueError: Not such a text, or sizes that the builder refuses.
+    ValueError: What is wrong with the text, and the key; or a single rank,
+      which has nobody to send to.
   """
-  name, _, argument = text.partition(":")
-  if name == "file":
-    return topologies.from_file(argument)
-  known = ", ".join([*_SHAPES, "file"])
+  if not 0 < bandwidth < math.inf:
+    raise ValueError(f"config.bandwidth={bandwidth} must be positive")
+  if not 0 <= latency_s < math.inf:
+    raise ValueError(f"config.latency_s={latency_s} must be at least 0")
   try:
-    sizes = tuple(int(part) for part in argument.split("x"))
-    arguments = _SHAPES[name](sizes)
-  except (KeyError, ValueError, IndexError) as error:
-    raise ValueError(
-      f"{key}={text!r} is not NAME:SIZExSIZE as in torus:4x4 or "
-      f"leaf_spine:4x2x8; names: {known}"
-    ) from error
-  try:
-    return topologies.build(
-      name, bandwidth=bandwidth, latency_s=latency_s, **arguments
-    )
+    net = topologies.parse(text, bandwidth=bandwidth, latency_s=latency_s)
   except ValueError as error:
     raise ValueError(f"{key}={text!r}: {error}") from error
+  if net.num_ranks < 2:
+    raise ValueError(f"{key}={text!r} has 1 rank; must have at least 2")
+  return net
+
+
+def check_lists(
+  config: Mapping[str, Any], **allowed: Collection[str]
+) -> None:
+  """Refuses lists that are empty or have unknown names.
+
+  Args:
+    config: With "topologies", "size_bytes", and a list for each keyword.
+    **allowed: The names that may be in that list.
+  """
+  for key in ("topologies", "size_bytes", *allowed):
+    if not config[key]:
+      raise ValueError(f"config.{key}=() must have at least one entry")
+  for key, names in allowed.items():
+    for name in config[key]:
+      if name not in names:
+        raise ValueError(
+          f"config.{key}={tuple(config[key])}: {name!r} must be one of "
+          f"{', '.join(names)}"
+        )
 
 
 def compare(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,16 +87,11 @@ def compare(config: Mapping[str, Any]) -> dict[str, Any]:
     MultiTree, geometric means over sizes and topologies.
 
   Raises:
-    ValueError: An unknown topology or algorithm, or a size that is not a
-      whole number of bytes for each chunk.
+    ValueError: An unknown topology or algorithm, none of them, or a size that
+      is not a whole number of bytes for each chunk.
   """
   sizes, barrier = config["size_bytes"], config["barrier"]
-  for name in config["algorithms"]:
-    if name not in builders.BUILDERS:
-      raise ValueError(
-        f"config.algorithms={tuple(config['algorithms'])}: {name!r} must be "
-        f"one of {', '.join(builders.BUILDERS)}"
-      )
+  check_lists(config, algorithms=builders.BUILDERS)
   nets = [
     parse_topology(
       text, "config.topologies", config["bandwidth"], config["latency_s"]
@@ -106,7 +100,9 @@ def compare(config: Mapping[str, Any]) -> dict[str, Any]:
   ]
   cases = [(net, name) for net in nets for name in config["algorithms"]]
   rows, skipped = [], []
-  for net, name in _progress(cases, "simulating"):
+  for net, name in track(
+    cases, "simulating", transient=True, console=Console(stderr=True)
+  ):
     try:
       schedule = builders.build(name, net)
     except ValueError as error:
@@ -311,7 +307,8 @@ def _of_config(config: Mapping[str, Any]) -> tuple[Topology, Schedule]:
     return net, builders.build(config["algorithm"], net, config["collective"])
   except ValueError as error:
     raise ValueError(
-      f"config.algorithm={config['algorithm']!r}: {error}"
+      f"config.algorithm={config['algorithm']!r}, "
+      f"config.collective={config['collective']!r}: {error}"
     ) from error
 
 
@@ -378,18 +375,3 @@ def export_one(config: Mapping[str, Any], path: pathlib.Path) -> None:
     raise ValueError(
       f"--export={path} must end in .xml (MSCCL) or .json (Chrome trace)"
     )
-
-
-def _progress(items: Sequence[Any], label: str) -> Iterator[Any]:
-  """A bar on stderr once ten seconds have passed."""
-  start = time.monotonic()
-  bar = Progress(console=Console(stderr=True), transient=True)
-  task = bar.add_task(label, total=len(items))
-  try:
-    for done, item in enumerate(items):
-      if time.monotonic() - start > 10 and bar.console.is_terminal:
-        bar.start()
-      bar.update(task, completed=done)
-      yield item
-  finally:
-    bar.stop()

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from caatnet import collective_studies, flow_studies, simulation
-from parallel import topology as topologies
-from parallel.network import flows
+from parallel import topologies
+from parallel.network import flows, traffic
 from parallel.schedules import check, msccl
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -115,29 +115,37 @@ def test_times_scale_with_sizes_and_count_steps():
 def test_patterns_are_a_shift_a_permutation_and_everybody():
   net = flows.fabric(topologies.leaf_spine(3, 2, 2))
   for name, sources in (("shift", 6), ("permutation", 6)):
-    sent = flow_studies.PATTERNS[name](net, 1)
+    sent = traffic.PATTERNS[name](net, 1)
     assert len({f.source for f in sent}) == len(sent) <= sources
     assert len({f.destination for f in sent}) == len(sent)
-  assert len(flow_studies.all_to_all(net, 0)) == 6 * 4
+  assert len(traffic.all_to_all(net, 0)) == 6 * 4
 
 
 @pytest.mark.parametrize(
   ("name", "changes", "message"),
   [
-    ("multitree", {"topologies": ("torus",)}, "config.topologies='torus' is"),
-    ("multitree", {"topologies": ("donut:4x4",)}, "names: ring, torus"),
+    ("multitree", {"topologies": ("torus",)},
+     "config.topologies='torus': .* is"),
+    ("multitree", {"topologies": ("donut:4x4",)}, "one of ring, torus"),
     ("multitree", {"topologies": ("fat_tree:3",)}, "ports=3 must be even"),
     ("multitree", {"algorithms": ("rnig",)}, "'rnig' must be one of ring"),
     ("multitree", {"size_bytes": (1,)}, "config.size_bytes: size_bytes=1"),
+    ("multitree", {"size_bytes": ()}, "config.size_bytes=.. must have"),
+    ("multitree", {"bandwidth": 0.0}, "config.bandwidth=0.0 must be"),
+    ("schedule", {"topology": "ring:1"}, "config.topology='ring:1' has 1 rank"),
     ("schedule", {"algorithm": "hdrm"}, "config.algorithm='hdrm'"),
-    ("schedule", {"collective": "scan"}, "'scan' must be one of all_reduce"),
+    ("schedule", {"collective": "scan"},
+     "config.collective='scan'.* must be one of all_reduce"),
     ("schedule", {"size_bytes": 0}, "config.size_bytes=0"),
     ("spraying", {"routers": ("dice",)}, "config.routers=.*'dice' must be"),
     ("spraying", {"patterns": ("ring",)}, "config.patterns=.*'ring' must be"),
     ("spraying", {"algorithms": ("swing",)}, "config.algorithms: swing"),
     ("spraying", {"topologies": ("ring:4",)}, "ring 4 is no leaf-spine"),
     ("spraying", {"size_bytes": (12,)}, "config.size_bytes=12 must be"),
+    ("spraying", {"size_bytes": (0,)}, "config.size_bytes=0 must be"),
+    ("spraying", {"topologies": ()}, "config.topologies=.. must have"),
     ("spraying", {"failed_uplinks": ((9, 0),)}, r"\(9, 0\) is not a leaf"),
+    ("spraying", {"failed_uplinks": (0, 0)}, "0 is not .leaf, spine"),
     ("spraying", {"failed_uplinks": ((0, 0), (0, 1), (0, 2))},
      "config.failed_uplinks: .*"),
   ],
