@@ -119,6 +119,7 @@ def _memory(
   )
   return {
     **sizes.arguments,
+    **({"of these on the host": sizes.host} if sizes.host else {}),
     "padding by layout": sizes.padding,
     "outputs": sizes.outputs,
     "temporaries": sizes.temporaries,
