@@ -46,7 +46,8 @@ def run(config: Any) -> dict[str, Any]:
   ]
   report.table(
     f"training step, {experiment.program.config.num_params / 1e6:.1f}M "
-    f"parameters, {tokens.size} tokens, {experiment.program.mesh.size} devices",
+    f"parameters, {tokens[:, 1:].size} tokens, "
+    f"{experiment.program.mesh.size} devices",
     ["variant", "median s", "range s", "x first"],
     [
       [r["variant"], f"{r['median_s']:.3f}",
