@@ -117,9 +117,7 @@ class Experiment:
 
   def abstract_state(self) -> TrainState:
     """Shapes, dtypes and shardings of the training state."""
-    shardings = self.program.shardings(
-      self.program.state_specs(self.optimizer, self.outer)
-    )
+    shardings = self.program.state_shardings(self.optimizer, self.outer)
     shapes = jax.eval_shape(self.init_state)
     return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -202,6 +200,7 @@ def build(
     axes["tensor"],
     make_mesh(axes, devices),
     partition,
+    config.zero.offload,
   )
   schedule = _schedule(config.optimizer, train.num_steps)
   return Experiment(

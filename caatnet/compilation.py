@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from caatnet import zero_compiled
 from caatnet.build import Experiment
 from caatnet.report import table
 from parallel.outer.base import OuterLoop
@@ -33,8 +34,8 @@ def analyse(
     step: Which step's program; the outer loop has several.
 
   Returns:
-    Plain data: memory, collectives, overlap, roofline. All bytes per device
-    and step; FLOPs per device and step.
+    Plain data: memory, collectives, partition, overlap, roofline. All bytes
+    and FLOPs per device and step.
   """
   program = experiment.program
   options = target.compiler_options
@@ -79,6 +80,10 @@ def analyse(
       if c.bytes
     ],
   }
+  if program.shards is not None:
+    result["partition"] = zero_compiled.analyse(
+      program, experiment.train.accumulation, asked, made
+    )
   if target.hardware is not None:
     result |= _schedule(experiment, module, target)
   return result
@@ -114,6 +119,7 @@ def _memory(
   )
   return {
     **sizes.arguments,
+    **({"of these on the host": sizes.host} if sizes.host else {}),
     "padding by layout": sizes.padding,
     "outputs": sizes.outputs,
     "temporaries": sizes.temporaries,
@@ -207,6 +213,8 @@ def print_analysis(results: Mapping[str, Mapping[str, Any]]) -> None:
   _print_memory(results)
   for label, result in results.items():
     _print_ledger(label, result)
+    if "partition" in result:
+      zero_compiled.print_analysis(label, result["partition"])
   if others:
     _print_bytes_ratio(results)
   if "roofline" not in first:

@@ -27,6 +27,7 @@ COLUMNS = (
   "forward_bytes",
   "backward_bytes",
   "worker_bytes",
+  "data_bytes",
   "tokens_per_step",
   "tokens_per_second",
   "num_steps",
@@ -95,6 +96,10 @@ def run_point(
       r["bytes"] for r in rows if (r["axis"], r["phase"]) == (axis, phase)
     )
 
+  levels = {axis.name for axis in experiment.program.data}
+  over_levels = sum(
+    r["bytes"] for r in rows if set(r["axis"].split("+")) <= levels
+  )
   facts = json.loads((folder / "environment.json").read_text())
   row = {
     "point": point,
@@ -109,6 +114,7 @@ def run_point(
     "forward_bytes": sent("tensor", "forward"),
     "backward_bytes": sent("tensor", "backward"),
     "worker_bytes": sent("worker", "update"),
+    "data_bytes": over_levels,
     "tokens_per_step": config["data"]["batch_size"]
     * config["data"]["seq_len"],
     "tokens_per_second": result.tokens_per_second,

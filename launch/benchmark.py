@@ -4,6 +4,7 @@
   python -m launch.benchmark --config=configs/benchmark/train_step.py:test
   python -m launch.benchmark --config=configs/benchmark/schedules.py
   python -m launch.benchmark --config=configs/benchmark/kernels.py
+  python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
 """
 
 import json
@@ -18,12 +19,13 @@ flags.DEFINE_string("output", "", "JSON file for the result.")
 
 
 def main() -> None:
-  from launch.benchmarks import kernels, schedules, train_step
+  from launch.benchmarks import kernels, schedules, train_step, zero
 
   bodies = {
     "kernels": kernels.run,
     "schedules": schedules.run,
     "train_step": train_step.run,
+    "zero": zero.run,
   }
   config = FLAGS.config
   name = config.benchmark.name if "benchmark" in config else None

@@ -6,6 +6,7 @@ r"""Trains a grid of config overrides x seeds; run it again to resume.
     --grid="model.p=1.0,0.5 parallel.tensor=2,4" --seeds=0,1
 """
 
+import math
 import pathlib
 
 from absl import flags
@@ -33,21 +34,21 @@ def main() -> None:
     for seed in seeds
     for point in points
   ]
+  everywhere = []  # meshes with a device for each worker and rank
   for _, run_config in runs:  # fail early
-    build.build(run_config, options.mesh())
-  needed = max(c.parallel.worker * c.parallel.tensor for _, c in runs)
+    axes = build.build(run_config, options.mesh()).program.axes
+    everywhere.append({axis.name: axis.size for axis in axes})
+  needed = max(math.prod(mesh.values()) for mesh in everywhere)
   if jax.device_count() < needed:
     raise ValueError(
-      "counting what workers and tensor ranks send needs a device for each: "
+      "counting what workers and ranks send needs a device for each: "
       f"--cpu_devices={needed}"
     )
   rows = []
   for index, (point, run_config) in enumerate(runs):
     print(f"run {index + 1} of {len(runs)}: {point} seed={run_config.seed}")
 
-    def count_bytes(run_config=run_config):
-      sizes = run_config.parallel
-      mesh = {"worker": sizes.worker, "tensor": sizes.tensor}
+    def count_bytes(run_config=run_config, mesh=everywhere[index]):
       experiment = build.build(run_config, mesh)
       return traffic.communication_per_step(
         experiment, traffic.lower_steps(experiment)

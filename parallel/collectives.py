@@ -9,6 +9,7 @@ Shape legend: R = lanes on this device; N = logical ranks.
 """
 
 from collections.abc import Callable, Sequence
+import math
 from typing import Any
 
 import jax
@@ -21,6 +22,9 @@ from parallel.axes import Axis
 # Sums an array over a mesh axis, given the array and the mesh axis's name; or
 # gathers it, where a gather is asked for.
 Reduction = Callable[[jax.Array, str], jax.Array]
+
+# Elements of the minor dim that a TPU keeps together.
+_TILE = 128
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
@@ -208,14 +212,22 @@ def reduce_scatter(
   Returns:
     ``[R, ...]`` with ``dim`` N times shorter.
   """
-  summed = jnp.sum(x, axis=0)
-  if via is None:
-    mine = lax.psum_scatter(
-      summed, axis.name, scatter_dimension=dim, tiled=True
-    )
-  else:
-    mine = jnp.moveaxis(via(jnp.moveaxis(summed, dim, 0), axis.name), 0, dim)
-  return _split_lanes(mine, axis.lanes, dim)
+  summed = jnp.moveaxis(jnp.sum(x, axis=0), dim, 0)
+  mine = (via or _scatter)(summed, axis.name)
+  return _split_lanes(jnp.moveaxis(mine, 0, dim), axis.lanes, dim)
+
+
+def _scatter(x: jax.Array, name: str) -> jax.Array:
+  """``lax.psum_scatter`` of dim 0, laid out so that XLA:TPU keeps it one.
+
+  Along one of the two minor dims, whose elements lie in tiles, or of few rows,
+  it makes a whole all-reduce and takes a slice (LOG.md, "20B").
+  """
+  n = lax.axis_size(name)
+  shape = (x.shape[0] // n, *x.shape[1:])
+  size = math.prod(shape)
+  tiles = x.reshape(n, -1, _TILE) if size % _TILE == 0 else x.reshape(n, -1)
+  return lax.psum_scatter(tiles, name, scatter_dimension=0).reshape(shape)
 
 
 def all_gather(

@@ -53,6 +53,7 @@ class Program:
     tensor: The tensor axis.
     mesh: Carries all of them.
     partition: Which of the levels has which part of a worker's state.
+    offload: Whether the optimizer's state waits in the host's memory.
   """
 
   config: TransformerConfig
@@ -61,6 +62,7 @@ class Program:
   tensor: Axis
   mesh: Mesh
   partition: Partition
+  offload: bool = False
 
   def __post_init__(self) -> None:
     _ = self._abstract  # sizes that do not fit fail here
@@ -197,6 +199,19 @@ class Program:
       key=P(),
     )
 
+  def state_shardings(
+    self, optimizer: optax.GradientTransformation, outer: OuterLoop
+  ) -> TrainState:
+    """Where each leaf of the training state is between steps."""
+    shardings = self.shardings(self.state_specs(optimizer, outer))
+    if not self.offload:
+      return shardings
+    on_host = jax.tree.map(
+      lambda sharding: sharding.with_memory_kind("pinned_host"),
+      shardings.opt_state,
+    )
+    return shardings._replace(opt_state=on_host)
+
   def outer_specs(self, outer: OuterLoop) -> Any:
     """A ``PartitionSpec`` for each leaf of the outer loop's state."""
     params = jax.eval_shape(self.init_params, jax.random.key(0))
@@ -277,7 +292,7 @@ def init_state(
       key=jax.random.key_data(run_key),
     )
 
-  shardings = program.shardings(program.state_specs(optimizer, outer))
+  shardings = program.state_shardings(optimizer, outer)
   return jax.jit(init, out_shardings=shardings)()
 
 

@@ -98,9 +98,17 @@ def make_train_step(
     in_specs=(state_specs, program.batch_spec, P()),
     out_specs=(state_specs, metric_specs),
   )
-  state_shardings = program.shardings(state_specs)
+  state_shardings = program.state_shardings(optimizer, outer)
+  on_device = program.shardings(state_specs.opt_state)
+
+  def offloaded(state: TrainState, tokens: jax.Array, numbers: Any):
+    here = jax.device_put(state.opt_state, on_device)
+    state, metrics = mapped(state._replace(opt_state=here), tokens, numbers)
+    there = jax.device_put(state.opt_state, state_shardings.opt_state)
+    return state._replace(opt_state=there), metrics
+
   return jax.jit(
-    mapped,
+    offloaded if program.offload else mapped,
     donate_argnums=0,
     in_shardings=(
       state_shardings,

@@ -36,6 +36,8 @@ def to_whole(program: Program, stored: Any) -> Any:
     if tensor is None:
       return x
     sharding = _whole_sharding(program, x, tensor)
+    if isinstance(x, jax.Array):  # it may wait in the host's memory
+      x = jax.device_put(x, x.sharding.with_memory_kind("device"))
     return _convert(x, program.shards.restore, tensor, sharding)
 
   return jax.tree.map_with_path(convert, stored)

@@ -141,6 +141,8 @@ def _zero() -> ml_collections.ConfigDict:
   zero.gradient_codec = ""
   zero.secondary_codec = ""
   zero.block = 256
+  # The optimizer's state waits in the host's memory (pinned) between updates.
+  zero.offload = False
   return zero
 
 

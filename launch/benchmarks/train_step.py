@@ -1,16 +1,19 @@
 """Times training steps: ours, on lanes, against a step in plain JAX.
 
-The plain step is written here from nothing but jax and optax, for one device:
-the same architecture, optimizer and scan. All variants take turns, so that a
+The plain step is written here from nothing but jax and optax: the same
+architecture, optimizer and scan. All variants take turns, so that a
 drift of the machine's speed reaches all of them.
 """
 
+from collections.abc import Callable, Mapping
 import functools
 import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 from rich.progress import track
@@ -38,15 +41,9 @@ def run(config: Any) -> dict[str, Any]:
         del base.benchmark
       ours = build.build(build.override(base, overrides), None, device)
       plain = label.startswith("plain")
-      make = _plain_runner if plain else _our_runner
+      make = plain_runner if plain else our_runner
       runners[dtype, label] = make(ours, tokens)
-  seconds: dict[tuple[str, str], list[float]] = {key: [] for key in runners}
-  for _ in track(range(options.rounds), "rounds", transient=True):
-    for key, step in runners.items():
-      step()  # untimed: memory freed since its last turn may be cold
-      start = time.perf_counter()
-      step()
-      seconds[key].append(time.perf_counter() - start)
+  seconds = take_turns(runners, options.rounds)
   rates = {d: matmul_rate(ours.program.mesh, d) for d in options.dtypes}
   count = config.data.batch_size * config.data.seq_len
   flops = count * ours.program.config.flops_per_token(config.data.seq_len)
@@ -88,7 +85,24 @@ def run(config: Any) -> dict[str, Any]:
   return {"environment": facts, "rows": rows}
 
 
-def _our_runner(experiment: build.Experiment, tokens: np.ndarray):
+def take_turns(
+  runners: Mapping[Any, Callable[[], None]], rounds: int
+) -> dict[Any, list[float]]:
+  """Seconds of each runner in each round; all run once per round."""
+  seconds: dict[Any, list[float]] = {key: [] for key in runners}
+  for _ in track(range(rounds), "rounds", transient=True):
+    for key, step in runners.items():
+      step()  # untimed: memory freed since its last turn may be cold
+      start = time.perf_counter()
+      step()
+      seconds[key].append(time.perf_counter() - start)
+  return seconds
+
+
+def our_runner(
+  experiment: build.Experiment, tokens: np.ndarray
+) -> Callable[[], None]:
+  """Runs the training step that `launch.train` would, and waits for it."""
   step = experiment.lower_step().compile()
   batch = put_batch(experiment.program, tokens)
   state = [experiment.init_state()]
@@ -101,8 +115,23 @@ def _our_runner(experiment: build.Experiment, tokens: np.ndarray):
   return run_once
 
 
-def _plain_runner(experiment: build.Experiment, tokens: np.ndarray):
-  """The same model and optimizer, in plain JAX on one device."""
+def plain_runner(
+  experiment: build.Experiment,
+  tokens: np.ndarray,
+  mesh: jax.sharding.Mesh | None = None,
+) -> Callable[[], None]:
+  """The same model and optimizer in plain JAX.
+
+  Args:
+    experiment: What is done again.
+    tokens: The batch.
+    mesh: Of one axis, over which batch and activations are sharded, and every
+      array of the state along its largest dim that divides; XLA does the rest.
+      None: one device.
+
+  Returns:
+    Runs a step and waits for it.
+  """
   config = experiment.program.config
   optimizer = optax.chain(
     optax.clip_by_global_norm(experiment.clip_norm),
@@ -117,16 +146,27 @@ def _plain_runner(experiment: build.Experiment, tokens: np.ndarray):
     ),
   )
   params = _plain_params(config)
-  loss = functools.partial(_plain_loss, config=config)
+  state = [params, optimizer.init(params)]
+  batch = jnp.asarray(tokens)
+  over_batch, shardings = None, (None, None)
+  if mesh is not None:
+    over_batch = NamedSharding(mesh, P(*mesh.axis_names))
+    state = jax.device_put(state, jax.tree.map(
+      lambda x: _along_largest_dim(x, mesh), state
+    ))
+    batch = jax.device_put(batch, over_batch)
+    shardings = tuple(jax.tree.map(lambda x: x.sharding, state))
+  loss = functools.partial(
+    _plain_loss, config=config, over_batch=over_batch
+  )
 
-  @functools.partial(jax.jit, donate_argnums=(0, 1))
+  @functools.partial(
+    jax.jit, donate_argnums=(0, 1), out_shardings=(*shardings, None)
+  )
   def step(params, opt_state, tokens):
     value, grads = jax.value_and_grad(loss)(params, tokens)
     updates, opt_state = optimizer.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, value
-
-  state = [params, optimizer.init(params)]
-  batch = jnp.asarray(tokens)
 
   def run_once():
     *state[:], value = step(*state, batch)
@@ -157,8 +197,28 @@ def _plain_params(config: Any) -> dict[str, Any]:
   }
 
 
-def _plain_loss(params: Any, tokens: jax.Array, config: Any) -> jax.Array:
+def _along_largest_dim(
+  x: jax.Array, mesh: jax.sharding.Mesh
+) -> NamedSharding:
+  fitting = [i for i, n in enumerate(x.shape) if n % mesh.size == 0]
+  spec: list[Any] = [None] * x.ndim
+  if fitting:
+    spec[max(fitting, key=lambda i: x.shape[i])] = mesh.axis_names[0]
+  return NamedSharding(mesh, P(*spec))
+
+
+def _plain_loss(
+  params: Any,
+  tokens: jax.Array,
+  config: Any,
+  over_batch: NamedSharding | None,
+) -> jax.Array:
   dtype = config.dtype
+
+  def apart(x):
+    if over_batch is None:
+      return x
+    return jax.lax.with_sharding_constraint(x, over_batch)
 
   def norm(x, gain):
     wide = x.astype(jnp.float32)
@@ -183,9 +243,10 @@ def _plain_loss(params: Any, tokens: jax.Array, config: Any) -> jax.Array:
     x = x + y.reshape(batch, length, -1) @ w["w_out"].astype(dtype)
     y = norm(x, w["norm_2"]) @ w["w_gate_up"].astype(dtype)
     gate, up = jnp.split(y, 2, -1)
-    return x + (jax.nn.silu(gate) * up) @ w["w_down"].astype(dtype), None
+    x = x + (jax.nn.silu(gate) * up) @ w["w_down"].astype(dtype)
+    return apart(x), None
 
-  x = params["embedding"].astype(dtype)[tokens[:, :-1]]
+  x = apart(params["embedding"].astype(dtype)[tokens[:, :-1]])
   x, _ = jax.lax.scan(block, x, params["blocks"])
   logits = norm(x, params["norm"]) @ params["head"].astype(dtype)
   return optax.softmax_cross_entropy_with_integer_labels(

@@ -2,8 +2,9 @@
 
 The entries are those of `parallel.xla.ledger`, so that what was asked for and
 what will run stand side by side. XLA merges small reductions into one with
-several operands, turns a reduce-scatter into an all-reduce and a slice, pads
-shapes, widens dtypes, and wraps a collective to run beside compute.
+several operands, turns a reduce-scatter into an all-reduce and a slice (in one
+operation of its own or in two), pads shapes, widens dtypes, and wraps a
+collective to run beside compute.
 """
 
 from collections.abc import Iterable, Iterator
@@ -106,6 +107,8 @@ class Reader:
       )
       return
     kind = _KINDS[found.opcode.removesuffix("-start")]
+    if computation.name.startswith("all-reduce-scatter"):
+      kind = "reduce_scatter"  # XLA:TPU's own: its slice alone comes out
     if kind == "permute":
       axes, group_size = self._axes_of_pairs(found)
     else:

@@ -18,6 +18,7 @@ class Memory:
     outputs: Results that do not take an argument's place.
     temporaries: Gradients, activations, copies.
     program: The code.
+    host: Of the arguments, what is in the host's memory and not on the device.
   """
 
   arguments: dict[str, int]
@@ -25,12 +26,13 @@ class Memory:
   outputs: int
   temporaries: int
   program: int
+  host: int = 0
 
   @property
   def total(self) -> int:
     return (
       sum(self.arguments.values()) + self.padding + self.outputs
-      + self.temporaries + self.program
+      + self.temporaries + self.program - self.host
     )
 
 
@@ -52,10 +54,13 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
   }
   return Memory(
     arguments=sizes,
-    padding=analysis.argument_size_in_bytes - sum(sizes.values()),
+    padding=analysis.argument_size_in_bytes
+    + analysis.host_argument_size_in_bytes
+    - sum(sizes.values()),
     outputs=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
     temporaries=analysis.temp_size_in_bytes,
     program=analysis.generated_code_size_in_bytes,
+    host=analysis.host_argument_size_in_bytes,
   )
 
 

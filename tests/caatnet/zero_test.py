@@ -81,6 +81,7 @@ def largest_difference(a, b):
 @pytest.mark.quick
 @pytest.mark.parametrize("scheme", EXACT)
 def test_every_scheme_trains_as_data_parallelism_does(scheme):
+  """With two microbatches per step, where DeepSpeed's differed: #1488."""
   metrics, params, moments = trained(scheme)
   chex.assert_trees_all_close(metrics, trained("ddp")[0], rtol=1e-5)
   chex.assert_trees_all_close(params, trained("ddp")[1], atol=2e-6)
@@ -91,7 +92,7 @@ def test_every_scheme_trains_as_data_parallelism_does(scheme):
 def test_a_quantised_scheme_stays_near(scheme):
   metrics, params, _ = trained(scheme)
   exact = trained("ddp")[0]
-  # The loss sees int8 weights, the norm int4 gradients.
+  # The loss sees int8 weights, the norm int4 gradients (DeepSpeed #6926).
   assert 0 < abs(metrics["loss"] - exact["loss"]).max() < 1e-3
   np.testing.assert_allclose(metrics["grad_norm"], exact["grad_norm"], rtol=0.1)
   # At most a few of Adam's first steps, the learning rate each.
@@ -114,6 +115,7 @@ def test_bfloat16_and_remat_train_as_data_parallelism_does():
 
 
 def test_a_secondary_copy_changes_no_bit():
+  """At the first loss (DeepSpeed #4851, #7164) and after updates (#5059)."""
   chex.assert_trees_all_equal(trained("hpz"), trained("zero3"))
 
 
@@ -221,10 +223,13 @@ def test_the_backward_gathers_again(p):
 
 
 def test_a_run_moves_between_schemes_and_meshes(tmp_path):
-  """First losses after a restore are those of a run that never moved."""
+  """First losses after a restore are those of a run that never moved.
+
+  A second copy is of the restored weights: DeepSpeed #7606.
+  """
   loop.train(make("ddp"), tmp_path / "stays", quiet=True)
   moves = [
-    ("zero3", MESH), ("frontier3", {"gpu": 2}),
+    ("frontier3", MESH), ("hpz zero.offload=True", {"gpu": 2}),
     ("hsdp zero.levels=outer:4,inner:2", {"inner": 2, "tensor": 2}),
   ]
   for last, (scheme, mesh) in zip((2, 4, 6), moves, strict=True):
@@ -243,6 +248,15 @@ def test_a_run_moves_between_schemes_and_meshes(tmp_path):
   np.testing.assert_allclose(
     [x for _, x in moved], [x for _, x in stays], rtol=2e-6
   )
+
+
+def test_an_offloaded_optimizer_waits_on_the_host():
+  state = make("zero3", "zero.offload=True").abstract_state()
+  kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state)}
+  assert kinds == {"pinned_host"}
+  assert state.step.sharding.memory_kind == "device"
+  params = jax.tree.leaves(state.params)
+  assert {x.sharding.memory_kind for x in params} == {"device"}
 
 
 class _StopAt:

@@ -44,7 +44,7 @@ def drawn_partition(draw):
 @settings(max_examples=12, deadline=None)
 @given(drawn_partition(), st.lists(st.integers(1, 7), max_size=3))
 def test_shards_nest_and_pad_to_the_least(drawn, shape):
-  """Small tensors and sizes that divide nothing too: DeepSpeed #4386, #6659."""
+  """Small tensors and sizes that divide nothing too: DeepSpeed #5642, #6659."""
   shards, mesh = shards_of(drawn)
   tensor = Tensor(tuple(shape), "float32")
   x = jnp.arange(2 * tensor.size, dtype=jnp.float32).reshape(2, *shape)
@@ -135,7 +135,10 @@ def test_all_triples_give_the_same_gradients(devices):
 
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_codecs_keep_their_bounds(codec):
-  """One rounding of weights, one of a gradient per level it crosses."""
+  """One rounding of weights, one of a gradient per level it crosses.
+
+  DeepSpeed #4886 had an infinite loss, #4852 crashed on encoded weights.
+  """
   drawn = Partition(
     LEVELS, 3, 3, 3, weight_codec=codec, gradient_codec=codec, block=16
   )

@@ -1,0 +1,43 @@
+r"""ZeRO-3 on 8 devices against the same step that XLA partitions by itself.
+
+  python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
+
+The other step is plain `jax.jit`, no shard_map: batch and activations sharded
+over the 8 devices, every array of the training state along its largest dim. All
+variants take turns in one run. Virtual devices share the machine's cores, so
+this measures what a step computes and copies, not a network. Aim: not slower
+than 1.1x. Expected result: LOG.md.
+"""
+
+import ml_collections
+
+from configs.caatnet import base
+
+
+def get_config(size: str = "6m") -> ml_collections.ConfigDict:
+  """`6m`, or `test` for a model that takes seconds."""
+  config = base.get_config()
+  config.name = "zero_step"
+  config.model.width = 256
+  config.model.num_layers = 8
+  config.model.ffn_width = 704
+  config.parallel.data = 8
+  config.parallel.tensor = 1
+  config.data.seq_len = 256
+  config.data.batch_size = 16
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "zero"
+  config.benchmark.rounds = 9
+  # (label, overrides); the first is what others are compared with.
+  config.benchmark.variants = (
+    ("automatic", ""),
+    ("zero3", "zero.scheme=zero3"),
+    ("ddp", "zero.scheme=ddp"),
+  )
+  if size == "test":
+    config.model.width = 32
+    config.model.num_layers = 2
+    config.model.ffn_width = 48
+    config.data.seq_len = 16
+    config.benchmark.rounds = 2
+  return config

@@ -1,0 +1,44 @@
+r"""The study: loss of quantised partitions at equal tokens, 3 seeds.
+
+300 steps of 1,024 bytes on 8 data-parallel ranks (2 nodes x 2 x 2), 0.87M
+parameters: without a partition, ZeRO-3 with int8 weights or int8 gradients, and
+the two published mixtures of int8 weights and int4 gradients, blocks of 256. A
+run takes about two minutes on a core.
+
+  python -m launch.sweep --config=configs/zero/sweep.py \
+    --cpu_devices=8 --mesh=tensor:1
+
+Resumable: run it again after a stop. `sweep.py:test` is a few steps of it.
+Expected result: LOG.md.
+"""
+
+import ml_collections
+
+from configs.caatnet import tiny
+
+POINTS = (
+  "zero.scheme=ddp",
+  "zero.scheme=zero3 zero.weight_codec=int8",
+  "zero.scheme=zero3 zero.gradient_codec=int8",
+  "zero.scheme=zeropp",
+  "zero.scheme=frontier3_quantised",
+)
+
+
+def get_config(size: str = "study") -> ml_collections.ConfigDict:
+  """`study`, or `test` for a few steps of two points."""
+  config = tiny.get_config("test" if size == "test" else "demo")
+  config.name = "zero_sweep"
+  config.parallel.data = 8
+  config.parallel.tensor = 1
+  config.zero.levels = "node:2,gpu:2,gcd:2"
+  if size != "test":
+    config.train.num_steps = 300
+    config.data.seq_len = 128
+    config.data.validation_windows = 512
+    config.train.eval_every = config.train.num_steps
+    config.train.checkpoint_every = 150
+  config.sweep = ml_collections.ConfigDict()
+  config.sweep.points = POINTS[-2:] if size == "test" else POINTS
+  config.sweep.seeds = (0,) if size == "test" else (0, 1, 2)
+  return config
