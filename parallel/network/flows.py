@@ -29,7 +29,7 @@ import math
 import random
 from typing import NamedTuple
 
-from parallel.network import colouring
+from parallel.schedules import colouring
 from parallel.schedules.schedule import Schedule
 from parallel.topology import Topology
 

@@ -11,7 +11,7 @@ it says who goes first, and others may use ports that are left.
 import collections
 from collections.abc import Sequence
 
-from parallel.schedules.coloring import partial_permutations
+from parallel.schedules.colouring import partial_permutations
 from parallel.schedules.schedule import (
   Collective,
   Round,

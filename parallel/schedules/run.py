@@ -21,7 +21,7 @@ import numpy as np
 from parallel import collectives
 from parallel.axes import Axis
 from parallel.schedules.check import check
-from parallel.schedules.coloring import partial_permutations
+from parallel.schedules.colouring import partial_permutations
 from parallel.schedules.schedule import Round, Schedule
 
 Executor = Callable[[jax.Array, str], jax.Array]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import pytest
 
 from parallel import topology as topologies
-from parallel.network import colouring, flows
+from parallel.network import flows
 from parallel.network.flows import Flow
-from parallel.schedules import builders
+from parallel.schedules import builders, colouring
 
 
 def shift(hosts, n):

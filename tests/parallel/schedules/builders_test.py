@@ -18,7 +18,7 @@ from parallel import topology as t
 from parallel.schedules import exchange, multitree
 from parallel.schedules.builders import BUILDERS, build
 from parallel.schedules.check import check, link_loads
-from parallel.schedules.coloring import partial_permutations
+from parallel.schedules.colouring import partial_permutations
 from parallel.schedules.schedule import COLLECTIVES, Transfer
 
 GRIDS = [

@@ -16,7 +16,7 @@ from parallel import topology as topologies
 from parallel.axes import Axis, make_mesh
 from parallel.schedules import run
 from parallel.schedules.builders import BUILDERS, build
-from parallel.schedules.coloring import partial_permutations
+from parallel.schedules.colouring import partial_permutations
 from parallel.schedules.schedule import COLLECTIVES
 from parallel.xla import ledger
 

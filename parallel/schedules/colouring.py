@@ -1,6 +1,7 @@
 """Edge colourings of bipartite multigraphs that load every vertex evenly.
 
-Sources: de Werra, "Equitable colorations of graphs", 1971 (every bipartite
+Which flow takes which spine (`parallel.network.flows`), and which pairs may
+send at once with one message per port. Sources: de Werra, "Equitable colorations of graphs", 1971 (every bipartite
 multigraph has an equitable colouring); König, 1916 (a regular one is a sum of
 perfect matchings); McNaughton, 1959 (cutting a line of jobs at equal lengths,
 which `even` does with the matchings).
@@ -53,6 +54,22 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
   return colours
 
 
+def partial_permutations(
+  pairs: Sequence[Edge],
+) -> list[list[Edge]]:
+  """Cuts pairs into the fewest sets without a repeated source or destination.
+
+  That is as many as the most often named source or destination has pairs.
+
+  Args:
+    pairs: (source, destination), any number of times.
+  """
+  parts: list[list[Edge]] = [[] for _ in range(_largest_degree(pairs))]
+  for pair, colour in zip(pairs, equitable(pairs, len(parts)), strict=True):
+    parts[colour].append(pair)
+  return parts
+
+
 def even(
   edges: Sequence[Edge], num_colours: int
 ) -> list[tuple[tuple[int, Fraction], ...]]:
@@ -74,8 +91,7 @@ def even(
   places = [{v: i for i, v in enumerate(vs)} for vs in vertices]
   small = {(places[0][u], places[1][v]): list(members)
            for (u, v), members in parallel.items()}
-  degrees = [collections.Counter(e[side] for e in edges) for side in (0, 1)]
-  degree = max((d for side in degrees for d in side.values()), default=0)
+  degree = _largest_degree(edges)
   matrix = _regular(small, max(map(len, vertices)), degree)
   slots: dict[Edge, list[int]] = collections.defaultdict(list)
   start = 0
@@ -118,6 +134,11 @@ def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
   return dict(found)
 
 
+def _largest_degree(edges: Sequence[Edge]) -> int:
+  degrees = [collections.Counter(e[side] for e in edges) for side in (0, 1)]
+  return max((d for side in degrees for d in side.values()), default=0)
+
+
 def _cut(vertices: Sequence[int], degree: int) -> list[int]:
   """A number for each edge; no number more than `degree` times."""
   count: collections.Counter[int] = collections.Counter()
@@ -132,35 +153,42 @@ def _cut(vertices: Sequence[int], degree: int) -> list[int]:
 
 def _regular(
   edges: dict[Edge, list[int]], size: int, degree: int
-) -> np.ndarray:
+) -> sparse.csr_array:
   """Multiplicities int ``[size, size]``, filled up to a degree everywhere."""
-  matrix = np.zeros((size, size), np.int64)
-  for pair, members in edges.items():
-    matrix[pair] = len(members)
-  rows = degree - matrix.sum(1)
-  columns = degree - matrix.sum(0)
+  counts = collections.Counter(
+    {pair: len(members) for pair, members in edges.items()}
+  )
+  rows, columns = [degree] * size, [degree] * size
+  for (u, v), count in counts.items():
+    rows[u] -= count
+    columns[v] -= count
   i = j = 0
   while i < size and j < size:
     fill = min(rows[i], columns[j])
-    matrix[i, j] += fill
+    counts[i, j] += fill
     rows[i] -= fill
     columns[j] -= fill
     i, j = i + (not rows[i]), j + (not columns[j])
-  return matrix
+  pairs = [pair for pair, count in counts.items() if count]
+  places = tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
+  weights = np.array([counts[pair] for pair in pairs], np.int64)
+  return sparse.csr_array((weights, places), (size, size))
 
 
-def _matchings(matrix: np.ndarray) -> Iterator[tuple[list[int], int]]:
+def _matchings(matrix: sparse.csr_array) -> Iterator[tuple[list[int], int]]:
   """Perfect matchings, with multiplicities, that sum to a regular matrix.
 
   Yields:
     The column of each row, and how many times.
   """
   left = matrix.copy()
-  rows = np.arange(len(left))
-  while left.any():
+  while left.nnz:
     columns = sparse.csgraph.maximum_bipartite_matching(
-      sparse.csr_array(left), perm_type="column"
+      left, perm_type="column"
     )
-    weight = int(left[rows, columns].min())
-    left[rows, columns] -= weight
+    rows = np.repeat(np.arange(len(columns)), np.diff(left.indptr))
+    matched = left.indices == columns[rows]
+    weight = int(left.data[matched].min())
+    left.data[matched] -= weight
+    left.eliminate_zeros()
     yield columns.tolist(), weight
