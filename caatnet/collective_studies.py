@@ -6,17 +6,16 @@ whole messages (`parallel.network.simulate`). `run_one` looks closely at one
 schedule.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import math
 import pathlib
-import time
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 from caatnet import collective_plots, report
-from parallel import topology as topologies
+from parallel import topologies
 from parallel.network import layout as layouts
 from parallel.network import simulate, trace
 from parallel.schedules import builders, msccl
@@ -26,52 +25,23 @@ from parallel.topology import Topology
 # Huang et al., ISCA 2021, abstract.
 PUBLISHED = {"over ring": 2.3, "over prior art": 1.56}
 
-_SHAPES: dict[str, Callable[[tuple[int, ...]], dict[str, Any]]] = {
-  "ring": lambda sizes: {"num_ranks": sizes[0]},
-  "torus": lambda sizes: {"shape": sizes},
-  "mesh": lambda sizes: {"shape": sizes},
-  "fully_connected": lambda sizes: {"num_ranks": sizes[0]},
-  "switch": lambda sizes: {"num_ranks": sizes[0]},
-  "leaf_spine": lambda sizes: dict(
-    zip(("leaves", "spines", "hosts_per_leaf"), sizes, strict=True)
-  ),
-  "fat_tree": lambda sizes: {"ports": sizes[0]},
-  "bigraph": lambda sizes: dict(
-    zip(("ranks_per_switch", "switches"), sizes, strict=True)
-  ),
-}
-
 
 def parse_topology(
   text: str, key: str, bandwidth: float, latency_s: float
 ) -> Topology:
-  """``torus:4x4`` or ``file:PATH`` as a topology.
+  """A config's topology.
 
   Args:
-    text: Name of a builder and its sizes.
+    text: As `parallel.topologies.parse` reads it.
     key: Of the config, for messages.
     bandwidth: Of each link, bytes per second.
     latency_s: Of each link.
 
   Raises:
-    ValueError: Not such a text, or sizes that the builder refuses.
+    ValueError: What is wrong with the text, and the key.
   """
-  name, _, argument = text.partition(":")
-  if name == "file":
-    return topologies.from_file(argument)
-  known = ", ".join([*_SHAPES, "file"])
   try:
-    sizes = tuple(int(part) for part in argument.split("x"))
-    arguments = _SHAPES[name](sizes)
-  except (KeyError, ValueError, IndexError) as error:
-    raise ValueError(
-      f"{key}={text!r} is not NAME:SIZExSIZE as in torus:4x4 or "
-      f"leaf_spine:4x2x8; names: {known}"
-    ) from error
-  try:
-    return topologies.build(
-      name, bandwidth=bandwidth, latency_s=latency_s, **arguments
-    )
+    return topologies.parse(text, bandwidth=bandwidth, latency_s=latency_s)
   except ValueError as error:
     raise ValueError(f"{key}={text!r}: {error}") from error
 
@@ -106,7 +76,9 @@ def compare(config: Mapping[str, Any]) -> dict[str, Any]:
   ]
   cases = [(net, name) for net in nets for name in config["algorithms"]]
   rows, skipped = [], []
-  for net, name in _progress(cases, "simulating"):
+  for net, name in track(
+    cases, "simulating", transient=True, console=Console(stderr=True)
+  ):
     try:
       schedule = builders.build(name, net)
     except ValueError as error:
@@ -378,18 +350,3 @@ def export_one(config: Mapping[str, Any], path: pathlib.Path) -> None:
     raise ValueError(
       f"--export={path} must end in .xml (MSCCL) or .json (Chrome trace)"
     )
-
-
-def _progress(items: Sequence[Any], label: str) -> Iterator[Any]:
-  """A bar on stderr once ten seconds have passed."""
-  start = time.monotonic()
-  bar = Progress(console=Console(stderr=True), transient=True)
-  task = bar.add_task(label, total=len(items))
-  try:
-    for done, item in enumerate(items):
-      if time.monotonic() - start > 10 and bar.console.is_terminal:
-        bar.start()
-      bar.update(task, completed=done)
-      yield item
-  finally:
-    bar.stop()

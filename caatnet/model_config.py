@@ -15,7 +15,7 @@ from parallel.partial_sync import PartialSync
 from parallel.schedules import builders
 from parallel.schedules.run import executor
 from parallel.schedules.table import table
-from parallel.topology import of_size
+from parallel.topologies import of_size
 
 DTYPES = ("float32", "bfloat16", "float16")
 

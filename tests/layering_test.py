@@ -14,11 +14,12 @@ NUMPY_ONLY = ("jax", "flax", "optax", "orbax", "ml_collections", "absl")
 LIBRARY = ("flax", "orbax", "ml_collections", "absl")
 RULES = {
   "parallel.hardware": ((), NUMPY_ONLY),
-  "parallel.topology": (("parallel.hardware",), NUMPY_ONLY),
-  "parallel.schedules": (
+  "parallel.topology": ((), NUMPY_ONLY),
+  "parallel.topologies": (
     ("parallel.topology", "parallel.hardware"),
     NUMPY_ONLY,
   ),
+  "parallel.schedules": (("parallel.topology",), NUMPY_ONLY),
   "parallel.schedules.run": (
     ("parallel.axes", "parallel.collectives", "parallel.schedules"),
     LIBRARY,

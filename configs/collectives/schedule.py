@@ -30,7 +30,7 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.name = "schedule"
   config.study = "schedule"
   # picture_round: what --plot draws, from 0.
-  # NAME:SIZExSIZE of a builder in parallel/topology.py, or file:PATH.
+  # NAME:SIZExSIZE of a builder in parallel/topologies.py, or file:PATH.
   config.topology, config.picture_round = topologies[size]
   config.algorithm = "multitree"
   config.collective = "all_reduce"

@@ -10,11 +10,11 @@ import numpy as np
 from rich.progress import track
 
 from caatnet import report
-from parallel import topology as topologies
+from parallel import topologies
 from parallel.schedules import multitree, optimal
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
-from parallel.topology import Topology
+from parallel.topology import Link, Topology
 
 BANDWIDTHS = (25e9, 50e9, 100e9, 200e9)
 
@@ -85,12 +85,12 @@ def run(config: Any) -> dict[str, Any]:
 
 def _multitree(topology: Topology) -> dict[str, Any]:
   start = time.perf_counter()
-  trees = multitree.grow(topology)
+  steps = multitree.grow(topology)
   seconds = time.perf_counter() - start
   n = topology.num_ranks
   ports = min(len(topology.neighbours(rank)) for rank in range(n))
   return {
-    "topology": topology.name, "ranks": n, "steps": trees.num_steps,
+    "topology": topology.name, "ranks": n, "steps": len(steps),
     "bound": -(-(n - 1) // ports), "seconds": seconds,
   }
 
@@ -145,8 +145,7 @@ def random_graph(seed: int, max_nodes: int) -> Topology:
   found = []
   for u, v in sorted(graph.edges):
     bandwidth = rng.choice(BANDWIDTHS)
-    found += [topologies.Link(u, v, bandwidth),
-              topologies.Link(v, u, bandwidth)]
+    found += [Link(u, v, bandwidth), Link(v, u, bandwidth)]
   topology = Topology(f"random {seed}", n, num_switches, tuple(found))
   if seed % 3 == 2:
     for u, v in rng.sample(sorted(graph.edges), 3):

@@ -13,6 +13,7 @@ ports of a torus are as recalled from that paper.
 """
 
 from collections.abc import Callable, Sequence
+import math
 
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology import Topology
@@ -23,8 +24,7 @@ Partner = Callable[[int, int], int]  # (rank, round) -> rank
 def halving_doubling(topology: Topology) -> Schedule:
   """Round s: rank XOR 2^s; the largest messages go to the nearest ranks."""
   ranks = list(range(topology.num_ranks))
-  return _gather("halving_doubling", topology, [(lambda r, s: r ^ 1 << s)],
-                 ranks)
+  return _gather("halving_doubling", topology, [_flip], ranks)
 
 
 def hdrm(topology: Topology) -> Schedule:
@@ -33,8 +33,11 @@ def hdrm(topology: Topology) -> Schedule:
     raise ValueError(
       f"hdrm: {topology.name} is not a BiGraph (or one with failed links)"
     )
-  return _gather("hdrm", topology, [(lambda r, s: r ^ 1 << s)],
-                 bigraph_places(*topology.shape))
+  return _gather("hdrm", topology, [_flip], bigraph_places(*topology.shape))
+
+
+def _flip(rank: int, number: int) -> int:
+  return rank ^ 1 << number
 
 
 def bigraph_places(ranks_per_switch: int, switches: int) -> list[int]:
@@ -79,11 +82,7 @@ def swing(topology: Topology) -> Schedule:
 def _swing_partner(
   shape: Sequence[int], order: Sequence[int], mirror: int
 ) -> Partner:
-  strides = {}
-  stride = 1
-  for dim in reversed(range(len(shape))):
-    strides[dim] = stride
-    stride *= shape[dim]
+  strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
   turns = []  # (dim, which of its rounds), as long as a dim has rounds left
   for step in range(max(shape).bit_length()):
     turns += [(dim, step) for dim in order if 2 << step <= shape[dim]]
@@ -109,15 +108,14 @@ def _gather(
 
   Args:
     name: Of the schedule.
-    topology: Its number of ranks, and each dim of a grid, is a power of two.
+    topology: Its number of ranks is a power of two.
     partners: One exchange each, for equal shares of the data.
     places: Of each rank of the exchange, the rank of the topology.
   """
   n = topology.num_ranks
-  sizes = topology.shape if name == "swing" else (n,)
-  if any(size & (size - 1) for size in sizes):
+  if n & (n - 1):  # n is one if and only if all dims of a grid are
     raise ValueError(
-      f"{name}: {topology.name} has {n} ranks; every dim must be a power of two"
+      f"{name}: {topology.name} has {n} ranks, not a power of two"
     )
   num_rounds = n.bit_length() - 1
   parts = len(partners)

@@ -24,7 +24,8 @@ def bucket_gather(topology: Topology) -> Schedule:
   dims = _dims("bucket", topology)
   n = topology.num_ranks
   flows = _flows(dims)
-  rounds: list[list[Transfer]] = []
+  num_rounds = sum(size - 1 for size, _ in dims)
+  rounds: list[list[Transfer]] = [[] for _ in range(num_rounds)]
   for flow, (order, direction) in enumerate(flows):
     held = [[rank] for rank in range(n)]
     start = 0
@@ -32,7 +33,6 @@ def bucket_gather(topology: Topology) -> Schedule:
       size = dims[dim][0]
       moving = [list(chunks) for chunks in held]
       for step in range(start, start + size - 1):
-        _extend(rounds, step)
         arrived: list[list[int]] = [[] for _ in range(n)]
         for rank in range(n):
           there = _beside(rank, *dims[dim], direction)
@@ -81,13 +81,13 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
   n = topology.num_ranks
   parts = math.lcm(*(size for size, _ in dims))
   flows = _flows(dims)
-  rounds: list[list[Transfer]] = []
+  num_rounds = sum(2 * (size - 1) for size, _ in dims)
+  rounds: list[list[Transfer]] = [[] for _ in range(num_rounds)]
   for flow, (order, direction) in enumerate(flows):
     start = 0
     for dim in order:
       size, stride = dims[dim]
       for step in range(2 * (size - 1)):
-        _extend(rounds, start + step)
         operation = "reduce" if step < size - 1 else "copy"
         for rank in range(n):
           there = _beside(rank, size, stride, direction)
@@ -128,11 +128,6 @@ def _flows(dims: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
     for first in numbers
     for direction in (1, -1)
   ]
-
-
-def _extend(rounds: list[list[Transfer]], step: int) -> None:
-  while len(rounds) <= step:
-    rounds.append([])
 
 
 def _beside(rank: int, size: int, stride: int, direction: int) -> int:

@@ -12,32 +12,15 @@ the paper: a link with q times the slowest one's bandwidth takes q chunks per
 step.
 """
 
-import dataclasses
 from operator import length_hint
 
 from parallel.schedules.schedule import Schedule, Transfer
-from parallel.topology import Topology
-
-Path = tuple[int, ...]
+from parallel.topology import Path, Topology
 
 
-@dataclasses.dataclass(frozen=True)
-class Trees:
-  """A spanning tree for every rank.
-
-  Attributes:
-    steps: ``[step][root]``: paths from a rank of the root's tree to a new one.
-  """
-
-  steps: list[list[list[Path]]]
-
-  @property
-  def num_steps(self) -> int:
-    """T of one phase."""
-    return len(self.steps)
-
-
-def grow(topology: Topology, *, farthest_first: bool = False) -> Trees:
+def grow(
+  topology: Topology, *, farthest_first: bool = False
+) -> list[list[list[Path]]]:
   """Grows the trees of an all-gather.
 
   Args:
@@ -45,6 +28,9 @@ def grow(topology: Topology, *, farthest_first: bool = False) -> Trees:
     farthest_first: From the second round of a step on, let trees take turns in
       the order of their roots' distance to the farthest rank, largest first,
       and not in the order of ranks.
+
+  Returns:
+    ``[step][root]``: paths from a rank of the root's tree to a new one.
   """
   n = topology.num_ranks
   ranks = list(range(n))
@@ -66,19 +52,18 @@ def grow(topology: Topology, *, farthest_first: bool = False) -> Trees:
       added = state.turns(added, grown)
     state.end(grown)
     steps.append(grown)
-  return Trees(steps)
+  return steps
 
 
 def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
   """The all-gather: chunk r goes down the tree of rank r."""
-  trees = grow(topology, farthest_first=farthest_first)
   rounds = tuple(
     tuple(
       Transfer(path[0], path[-1], root, "copy", path)
       for root, paths in enumerate(grown)
       for path in paths
     )
-    for grown in trees.steps
+    for grown in grow(topology, farthest_first=farthest_first)
   )
   n = topology.num_ranks
   return Schedule(

@@ -32,9 +32,7 @@ from parallel.schedules.schedule import (
   from_gather,
 )
 from parallel.schedules.splitting import split_switches
-from parallel.topology import Topology
-
-Path = tuple[int, ...]
+from parallel.topology import Path, Topology
 
 
 @dataclasses.dataclass(frozen=True)

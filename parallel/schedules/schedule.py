@@ -8,7 +8,7 @@ from collections.abc import Callable
 import dataclasses
 from typing import Literal, NamedTuple
 
-from parallel.topology import Topology
+from parallel.topology import Path, Topology
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]
 COLLECTIVES: tuple[Collective, ...] = (
@@ -24,14 +24,14 @@ class Transfer(NamedTuple):
     destination: Rank that receives.
     chunk: Number of the chunk.
     operation: "reduce" adds to what the destination holds, "copy" replaces it.
-    path: Nodes of the topology that it goes through, both ends included.
+    path: Nodes of the topology that it goes through.
   """
 
   source: int
   destination: int
   chunk: int
   operation: Literal["reduce", "copy"]
-  path: tuple[int, ...]
+  path: Path
 
 
 Round = tuple[Transfer, ...]

@@ -14,8 +14,7 @@ import collections
 import numpy as np
 
 from parallel.schedules.cut_bound import SourceFlow
-
-Path = tuple[int, ...]
+from parallel.topology import Path
 
 
 class Pool:

@@ -5,7 +5,8 @@ import json
 import networkx
 import pytest
 
-from parallel import topology as t
+from parallel import topologies as t
+from parallel.topology import LATENCY_S, Link, Topology
 
 # topology -> (ranks, switches, directed links, ranks' diameter in links)
 COUNTS = [
@@ -26,7 +27,7 @@ COUNTS = [
 
 @pytest.mark.parametrize(
   ("topology", "ranks", "switches", "links", "diameter"), COUNTS,
-  ids=lambda x: x.name.replace(" ", "_") if isinstance(x, t.Topology) else None,
+  ids=lambda x: x.name.replace(" ", "_") if isinstance(x, Topology) else None,
 )
 def test_builders(topology, ranks, switches, links, diameter):
   assert (topology.num_ranks, topology.num_switches) == (ranks, switches)
@@ -65,20 +66,32 @@ def test_a_graph_comes_back_from_networkx_and_from_a_file(tmp_path):
     ],
   }))
   read = t.build("file", path=path)
-  assert read.links_by_pair[2, 0] == t.Link(2, 0, 2e9, 0.0)
-  assert read.links_by_pair[1, 2] == t.Link(1, 2)
+  assert read.links_by_pair[2, 0] == Link(2, 0, 2e9, 0.0)
+  assert read.links_by_pair[1, 2] == Link(1, 2)
+
+
+GOOD = {"num_ranks": 2, "links": [{"source": 0, "destination": 1,
+                                   "both_ways": True}]}
+
+
+@pytest.mark.parametrize("kind", t.BUILDERS)
+def test_every_builder_has_a_text(kind, tmp_path):
+  path = tmp_path / "graph.json"
+  path.write_text(json.dumps(GOOD))
+  sizes = {"fat_tree": "4", "file": path, "leaf_spine": "2x3x4"}
+  sizes |= dict.fromkeys(("torus", "mesh", "bigraph", "dgx"), "2x4")
+  net = t.parse(f"{kind}:{sizes.get(kind, 5)}", latency_s=1e-6)
+  assert {x.latency_s for x in net.links} == {
+    LATENCY_S if kind == "file" else 1e-6
+  }
 
 
 def test_failed_links_are_gone():
   torus = t.torus((3, 3))
   failed = torus.without((0, 1), (1, 0))
-  assert set(torus.links) - set(failed.links) == {t.Link(0, 1), t.Link(1, 0)}
+  assert set(torus.links) - set(failed.links) == {Link(0, 1), Link(1, 0)}
   assert len(failed.shortest_path(0, 1)) == 3
   assert failed.reversed().reversed() == failed
-
-
-GOOD = {"num_ranks": 2, "links": [{"source": 0, "destination": 1,
-                                   "both_ways": True}]}
 
 
 @pytest.mark.parametrize(
@@ -92,11 +105,14 @@ GOOD = {"num_ranks": 2, "links": [{"source": 0, "destination": 1,
     (lambda: t.torus((0, 2)), "at least 1"),
     (lambda: t.fat_tree(3), "ports=3"),
     (lambda: t.bigraph(2, 3), "switches=3"),
-    (lambda: t.Topology("x", 2, 0, (t.Link(0, 2),)), "names node 2"),
-    (lambda: t.Topology("x", 2, 0, (t.Link(0, 0),)), "own source"),
-    (lambda: t.Topology("x", 2, 0, (t.Link(0, 1),) * 2), "two links"),
+    (lambda: Topology("x", 2, 0, (Link(0, 2),)), "names node 2"),
+    (lambda: Topology("x", 2, 0, (Link(0, 0),)), "own source"),
+    (lambda: Topology("x", 2, 0, (Link(0, 1),) * 2), "two links"),
     (lambda: t.build("hypercube"), "'hypercube' must be one of ring"),
     (lambda: t.build("ring", ranks=3), "ranks"),
+    (lambda: t.parse("ring:4x4"), "topology 'ring': ring.. takes 1"),
+    (lambda: t.parse("file:nowhere.json"), "nowhere.json: No such file"),
+    (lambda: t.parse("torus"), "'torus' is not NAME:SIZExSIZE"),
     (lambda: t.of_size("dragonfly", 4), "must be one of ring, torus"),
   ],
 )

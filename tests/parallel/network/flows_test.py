@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from parallel import topology as topologies
+from parallel import topologies
 from parallel.network import flows
 from parallel.network.flows import Flow
 from parallel.schedules import builders, colouring

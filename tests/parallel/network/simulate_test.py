@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from parallel import topology as topologies
+from parallel import topologies
 from parallel.network import layout as layouts
 from parallel.network import simulate, trace
 from parallel.schedules import builders
 from parallel.schedules.schedule import Schedule, Transfer
+from parallel.topology import Link, Topology
 
 MIB = 2**20
 # ASTRA-sim's "50 GB/s" are 50 * 2^30 bytes per second; 500 ns.
@@ -191,8 +192,8 @@ def test_any_traffic_is_delivered(seed, per_chunk, shape):
   """Random gossip on links that all differ: all of it, above the bound."""
   draw = np.random.default_rng(seed)
   net = topologies.torus(shape)
-  net = topologies.Topology("random", net.num_ranks, 0, tuple(
-    topologies.Link(x.source, x.destination, draw.uniform(1e9, 9e9),
+  net = Topology("random", net.num_ranks, 0, tuple(
+    Link(x.source, x.destination, draw.uniform(1e9, 9e9),
                     draw.uniform(0, 1e-6))
     for x in net.links
   ))

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from parallel import topology as topologies
+from parallel import topologies
 from parallel.schedules import builders, check, msccl
 
 CASES = [

@@ -8,7 +8,7 @@ import networkx
 import numpy as np
 import pytest
 
-from parallel import topology as t
+from parallel import topologies as t
 from parallel.schedules import optimal
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
@@ -18,6 +18,7 @@ from parallel.schedules.cut_bound import (
   integer_capacities,
   tightest_cut,
 )
+from parallel.topology import BANDWIDTH, Link, Topology
 
 
 def brute_force(topology):
@@ -102,15 +103,15 @@ def test_rounds_add_little_to_the_busiest_link():
   topology = t.torus((4, 4))
   schedule = build("optimal", topology, "all_gather")
   check(schedule, topology)
-  least = cut_bound(topology).seconds_per_byte * t.BANDWIDTH
+  least = cut_bound(topology).seconds_per_byte * BANDWIDTH
   assert least <= len(schedule.rounds) / schedule.num_chunks <= 1.1 * least
 
 
 def funnel(into, out):
   """Three ranks at a switch, with bandwidths of their two directions."""
-  found = [t.Link(rank, 3, bandwidth) for rank, bandwidth in enumerate(into)]
-  found += [t.Link(3, rank, bandwidth) for rank, bandwidth in enumerate(out)]
-  return t.Topology("funnel", 3, 1, tuple(found))
+  found = [Link(rank, 3, bandwidth) for rank, bandwidth in enumerate(into)]
+  found += [Link(3, rank, bandwidth) for rank, bandwidth in enumerate(out)]
+  return Topology("funnel", 3, 1, tuple(found))
 
 
 def test_a_switch_s_directions_may_differ_only_where_no_rank_needs_it():

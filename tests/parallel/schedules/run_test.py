@@ -12,7 +12,7 @@ import pytest
 from caatnet import build as experiments
 from configs.caatnet import tiny
 from parallel import collectives
-from parallel import topology as topologies
+from parallel import topologies
 from parallel.axes import Axis, make_mesh
 from parallel.schedules import run
 from parallel.schedules.builders import BUILDERS, build
