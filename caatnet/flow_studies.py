@@ -7,49 +7,18 @@ come from a packet simulator.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 import json
 import math
 import pathlib
-import random
 from typing import Any
 
 from caatnet import plots, report
 from caatnet.collective_studies import parse_topology, size_text
-from parallel.network import flows
+from parallel.network import flows, traffic
 from parallel.network.flows import Fabric, Flow
 from parallel.schedules import builders
-
-Pattern = Callable[[Fabric, int], list[Flow]]
-
-
-def shift(net: Fabric, _: int) -> list[Flow]:
-  """Every host to the one as far on as a leaf has hosts; bytes are 1."""
-  n = len(net.leaf_of)
-  hosts = net.leaf_of.count(net.leaf_of[0])
-  return [Flow(i, (i + hosts) % n, 1) for i in range(n)]
-
-
-def permutation(net: Fabric, seed: int) -> list[Flow]:
-  """Every host to one host, drawn at random; bytes are 1."""
-  hosts = range(len(net.leaf_of))
-  drawn = random.Random(seed).sample(hosts, len(hosts))
-  return [Flow(i, j, 1) for i, j in zip(hosts, drawn, strict=True) if i != j]
-
-
-def all_to_all(net: Fabric, _: int) -> list[Flow]:
-  """Every host to every host of the other leaves; bytes are 1."""
-  n = len(net.leaf_of)
-  return [
-    Flow(i, j, 1) for i in range(n) for j in range(n)
-    if net.leaf_of[i] != net.leaf_of[j]
-  ]
-
-
-PATTERNS: dict[str, Pattern] = {
-  "shift": shift, "permutation": permutation, "all_to_all": all_to_all
-}
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +35,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: An unknown topology, pattern, router, algorithm or uplink.
   """
   for key, known in (
-    ("routers", flows.ROUTERS), ("patterns", PATTERNS),
+    ("routers", flows.ROUTERS), ("patterns", traffic.PATTERNS),
     ("algorithms", [*builders.BUILDERS, "all_to_all"]),
   ):
     for name in config[key]:
@@ -131,7 +100,7 @@ def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
 def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   rows = []
   for pattern in config["patterns"]:
-    sent = PATTERNS[pattern](net, config["seed"])
+    sent = traffic.PATTERNS[pattern](net, config["seed"])
     least = flows.least_fullest_uplink(net, sent)
     for router in _routers(config, net):
       routes = _route(config, net, router, sent)
@@ -186,13 +155,13 @@ def _steps(
   """Chunks; flows of a step, a byte per chunk -> how many such steps."""
   n = len(net.leaf_of)
   if algorithm == "all_to_all":
-    sent, count = flows.ring_demands("all_to_all", [range(n)], n)
+    sent, count = traffic.ring_demands("all_to_all", [range(n)], n)
     return n, {sent: count}
   try:
     schedule = builders.build(algorithm, net.topology)
   except ValueError as error:
     raise ValueError(f"config.algorithms: {error}") from error
-  rounds = flows.demands(schedule, schedule.num_chunks)
+  rounds = traffic.demands(schedule, schedule.num_chunks)
   return schedule.num_chunks, collections.Counter(rounds)
 
 
@@ -248,7 +217,7 @@ def _entry(
       "or no known count"
     )
   groups = axis_groups(mesh, entry["axes"])
-  sent, count = flows.ring_demands(entry["kind"], groups, entry["bytes"])
+  sent, count = traffic.ring_demands(entry["kind"], groups, entry["bytes"])
   steps = {sent: count * entry["count"]}
   return {
     **{k: entry[k] for k in ("kind", "axes", "phase", "bytes", "count")},

@@ -21,7 +21,7 @@ these, not in loads, look alike here.
 """
 
 import collections
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 import dataclasses
 from fractions import Fraction
 import functools
@@ -30,7 +30,6 @@ import random
 from typing import NamedTuple
 
 from parallel.schedules import colouring
-from parallel.schedules.schedule import Schedule
 from parallel.topology import Topology
 
 
@@ -55,7 +54,7 @@ Route = tuple[Piece, ...]  # empty: the flow stays below its leaf
 
 @dataclasses.dataclass(frozen=True)
 class Fabric:
-  """A topology that is a leaf-spine network, as `routing` sees it.
+  """A topology that is a leaf-spine network, as routers see it.
 
   Attributes:
     topology: All of it.
@@ -67,12 +66,13 @@ class Fabric:
   leaf_of: tuple[int, ...]
   spines: tuple[int, ...]
 
-  def live(self, leaf: int, other: int) -> tuple[int, ...]:
-    """Spines with a link from the one leaf and one to the other."""
-    return self._live[leaf, other]
+  def leaves(self, flow: Flow) -> tuple[int, int]:
+    """The leaves of a flow's source and destination."""
+    return self.leaf_of[flow.source], self.leaf_of[flow.destination]
 
   @functools.cached_property
-  def _live(self) -> dict[tuple[int, int], tuple[int, ...]]:
+  def live(self) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Two leaves -> spines with a link from the one and one to the other."""
     links = self.topology.links_by_pair
     leaves = sorted(set(self.leaf_of))
     return {
@@ -87,7 +87,7 @@ class Fabric:
   @property
   def whole(self) -> bool:
     """Whether no uplink has failed."""
-    return all(live == self.spines for live in self._live.values())
+    return all(live == self.spines for live in self.live.values())
 
 
 def fabric(topology: Topology) -> Fabric:
@@ -118,65 +118,10 @@ def fabric(topology: Topology) -> Fabric:
         f"{'leaves' if ends <= leaves else 'spines'}"
       )
   found = Fabric(topology, tuple(leaf_of), tuple(sorted(spines)))
-  for (a, b), live in found._live.items():
+  for (a, b), live in found.live.items():
     if not live:
       raise ValueError(f"{topology.name}: no spine joins leaves {a} and {b}")
   return found
-
-
-def demands(schedule: Schedule, size_bytes: int) -> list[tuple[Flow, ...]]:
-  """The flows of each round: what one rank sends another is one flow.
-
-  Chunks count size_bytes / num_chunks, which must be whole bytes.
-  """
-  each, rest = divmod(size_bytes, schedule.num_chunks)
-  if rest or not each:
-    raise ValueError(
-      f"size_bytes={size_bytes} must be a multiple of the "
-      f"{schedule.num_chunks} chunks of {schedule.name}"
-    )
-  rounds = []
-  for transfers in schedule.rounds:
-    pairs = collections.Counter((t.source, t.destination) for t in transfers)
-    rounds.append(tuple(
-      Flow(*pair, count * each) for pair, count in sorted(pairs.items())
-    ))
-  return rounds
-
-
-def ring_demands(
-  kind: str, groups: Sequence[Sequence[int]], operand_bytes: int
-) -> tuple[tuple[Flow, ...], int]:
-  """What the ring algorithm makes of a collective of a program.
-
-  Args:
-    kind: As in `parallel.xla.ledger`: "all_reduce", "all_gather",
-      "reduce_scatter", "all_to_all", "permute" or "broadcast".
-    groups: Ranks of each replica group, in ring order.
-    operand_bytes: Of one rank's operand.
-
-  Returns:
-    The flows of a step, and how many such steps follow one another. Bytes
-    that do not divide are rounded up.
-  """
-  size = len(groups[0])
-  steps, parts = {
-    "all_reduce": (2 * (size - 1), size),
-    "reduce_scatter": (size - 1, size),
-    "all_gather": (size - 1, 1),
-    "all_to_all": (1, size),
-    "permute": (1, 1),
-    "broadcast": (1, 1),
-  }.get(kind, (0, 0))
-  if not parts:
-    raise ValueError(f"no ring algorithm for the kind {kind!r}")
-  amount = -(-operand_bytes // parts)
-  flows = []
-  for group in groups:
-    for place, source in enumerate(group):
-      far = range(1, size if kind == "all_to_all" else min(size, 2))
-      flows += [Flow(source, group[(place + k) % size], amount) for k in far]
-  return tuple(flows), steps
 
 
 def ecmp(net: Fabric, flows: Sequence[Flow], seed: int = 0) -> list[Route]:
@@ -208,13 +153,10 @@ def _each(
   flows: Sequence[Flow],
   choose: Callable[[Flow, tuple[int, ...]], Route],
 ) -> list[Route]:
-  routes = []
-  for flow in flows:
-    ends = net.leaf_of[flow.source], net.leaf_of[flow.destination]
-    routes.append(
-      choose(flow, net.live(*ends)) if ends[0] != ends[1] else ()
-    )
-  return routes
+  return [
+    choose(flow, net.live[ends]) if ends in net.live else ()
+    for flow, ends in zip(flows, map(net.leaves, flows), strict=True)
+  ]
 
 
 def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
@@ -230,8 +172,7 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
     net, flows, lambda f: (f.source, net.leaf_of[f.destination], f.bytes)
   )
   for members in groups.values():
-    first = flows[members[0]]
-    live = net.live(net.leaf_of[first.source], net.leaf_of[first.destination])
+    live = net.live[net.leaves(flows[members[0]])]
     split = len(members) % len(live)
     pieces = len(live) // math.gcd(split, len(live))
     turn = 0
@@ -250,7 +191,7 @@ def _groups(
   """Places of the flows that leave their leaf, by a key."""
   groups = collections.defaultdict(list)
   for index, flow in enumerate(flows):
-    if net.leaf_of[flow.source] != net.leaf_of[flow.destination]:
+    if net.leaves(flow) in net.live:
       groups[key(flow)].append(index)
   return groups
 
@@ -261,11 +202,10 @@ def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   Each size of flow is coloured by itself. Flows whose spine has a failed link
   on their way move to the live spine that is least loaded, one by one.
   """
-  routes: list[Route] = [()] * len(flows)
-  for members, ends in _by_size(net, flows):
-    colours = colouring.equitable(ends, len(net.spines))
-    for index, colour in zip(members, colours, strict=True):
-      routes[index] = (Piece(net.spines[colour]),)
+  def whole(ends: Sequence[colouring.Edge], count: int) -> list[_Shares]:
+    return [((c, Fraction(1)),) for c in colouring.equitable(ends, count)]
+
+  routes = _coloured(net, flows, whole)
   if not net.whole:
     _avoid_failures(net, flows, routes)
   return routes
@@ -283,27 +223,27 @@ def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
     raise ValueError(
       f"coordinated_split needs every uplink; {net.topology.name} lacks some"
     )
+  return _coloured(net, flows, colouring.even)
+
+
+_Shares = tuple[tuple[int, Fraction], ...]
+
+
+def _coloured(
+  net: Fabric,
+  flows: Sequence[Flow],
+  colour: Callable[[Sequence[colouring.Edge], int], list[_Shares]],
+) -> list[Route]:
+  """Colours, which are spines, of the flows of each size."""
   routes: list[Route] = [()] * len(flows)
-  for members, ends in _by_size(net, flows):
-    shares = colouring.even(ends, len(net.spines))
+  for members in _groups(net, flows, lambda f: f.bytes).values():
+    ends = [net.leaves(flows[i]) for i in members]
+    shares = colour(ends, len(net.spines))
     for index, parts in zip(members, shares, strict=True):
       routes[index] = tuple(
-        Piece(net.spines[colour], *share.as_integer_ratio())
-        for colour, share in parts
+        Piece(net.spines[c], *share.as_integer_ratio()) for c, share in parts
       )
   return routes
-
-
-def _by_size(
-  net: Fabric, flows: Sequence[Flow]
-) -> Iterable[tuple[list[int], list[tuple[int, int]]]]:
-  """Places and (leaf, leaf) of the flows of each size, largest first."""
-  sizes = _groups(net, flows, lambda f: f.bytes)
-  for _, members in sorted(sizes.items(), reverse=True):
-    yield members, [
-      (net.leaf_of[flows[i].source], net.leaf_of[flows[i].destination])
-      for i in members
-    ]
 
 
 def _avoid_failures(
@@ -314,16 +254,16 @@ def _avoid_failures(
   for index, route in enumerate(routes):
     if not route:
       continue
-    a, b = (net.leaf_of[rank] for rank in flows[index][:2])
+    a, b = net.leaves(flows[index])
     spine = route[0].spine
-    if spine in net.live(a, b):
+    if spine in net.live[a, b]:
       load[a, spine] += flows[index].bytes
       load[spine, b] += flows[index].bytes
     else:
       displaced.append((index, a, b))
   for index, a, b in displaced:
     spine = min(
-      net.live(a, b), key=lambda s: max(load[a, s], load[s, b])
+      net.live[a, b], key=lambda s: max(load[a, s], load[s, b])
     )
     routes[index] = (Piece(spine),)
     load[a, spine] += flows[index].bytes
@@ -352,7 +292,7 @@ def loads(
   found: dict[tuple[int, int], Fraction] = collections.defaultdict(Fraction)
   ways: collections.Counter[tuple[int, int, Route]] = collections.Counter()
   for flow, route in zip(flows, routes, strict=True):
-    a, b = net.leaf_of[flow.source], net.leaf_of[flow.destination]
+    a, b = net.leaves(flow)
     if flow.source != flow.destination:
       found[flow.source, a] += flow.bytes
       found[b, flow.destination] += flow.bytes
@@ -385,13 +325,13 @@ def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
   links = net.topology.links_by_pair
   shared: collections.Counter[tuple[int, int]] = collections.Counter()
   for flow in flows:
-    a, b = net.leaf_of[flow.source], net.leaf_of[flow.destination]
+    a, b = net.leaves(flow)
     if a != b:
       for ends in ((a, -1), (-1, b), (a, b)):
         shared[ends] += flow.bytes
   least = Fraction(0)
   for (a, b), amount in shared.items():
-    ways = len(net.live(a, b)) if -1 not in (a, b) else sum(
+    ways = len(net.live[a, b]) if -1 not in (a, b) else sum(
       ((a, s) in links) if b < 0 else ((s, b) in links) for s in net.spines
     )
     least = max(least, Fraction(amount, ways))

@@ -10,7 +10,7 @@ import pytest
 
 from caatnet import collective_studies, flow_studies, simulation
 from parallel import topologies
-from parallel.network import flows
+from parallel.network import flows, traffic
 from parallel.schedules import check, msccl
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -115,10 +115,10 @@ def test_times_scale_with_sizes_and_count_steps():
 def test_patterns_are_a_shift_a_permutation_and_everybody():
   net = flows.fabric(topologies.leaf_spine(3, 2, 2))
   for name, sources in (("shift", 6), ("permutation", 6)):
-    sent = flow_studies.PATTERNS[name](net, 1)
+    sent = traffic.PATTERNS[name](net, 1)
     assert len({f.source for f in sent}) == len(sent) <= sources
     assert len({f.destination for f in sent}) == len(sent)
-  assert len(flow_studies.all_to_all(net, 0)) == 6 * 4
+  assert len(traffic.all_to_all(net, 0)) == 6 * 4
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import pytest
 
 from parallel import topologies
-from parallel.network import flows
+from parallel.network import flows, traffic
 from parallel.network.flows import Flow
 from parallel.schedules import builders, colouring
 
@@ -84,7 +84,7 @@ def check_routes(net, sent, routes):
     assert bool(route) == (a != b)
     if route:
       assert sum(Fraction(p.numerator, p.denominator) for p in route) == 1
-      assert {p.spine for p in route} <= set(net.live(a, b))
+      assert {p.spine for p in route} <= set(net.live[a, b])
 
 
 @settings(max_examples=40, deadline=None)
@@ -128,7 +128,7 @@ def test_ethereal_loads_every_link_as_spraying_does(shape, seed, broken):
   )
   expected = 0
   for (source, leaf, _), f in groups.items():
-    s = len(net.live(net.leaf_of[source], leaf))
+    s = len(net.live[net.leaf_of[source], leaf])
     r = f % s
     expected += f + r * (s // math.gcd(r, s) - 1)
   assert flows.num_sent(routes) == expected
@@ -221,7 +221,7 @@ def test_coordination_needs_few_splits(
 def test_demands_are_what_a_schedule_sends():
   net = topologies.leaf_spine(4, 2, 2)
   schedule = builders.build("halving_doubling", net)
-  rounds = flows.demands(schedule, 80)
+  rounds = traffic.demands(schedule, 80)
   assert len(rounds) == 2 * 3
   assert sorted({f.bytes for r in rounds for f in r}) == [10, 20, 40]
   for sent in rounds:  # one flow from and to every rank
@@ -238,7 +238,7 @@ def test_demands_are_what_a_schedule_sends():
 )
 def test_rings_of_a_program_send_what_the_ledger_says(kind, per_rank):
   """Thakur et al.: as `Collective.wire_bytes_ring`."""
-  sent, steps = flows.ring_demands(kind, [(0, 2, 4, 6), (1, 3, 5, 7)], 1000)
+  sent, steps = traffic.ring_demands(kind, [(0, 2, 4, 6), (1, 3, 5, 7)], 1000)
   by_rank = collections.Counter()
   for flow in sent:
     by_rank[flow.source] += steps * flow.bytes
@@ -284,8 +284,8 @@ def test_colours_beat_spraying_after_failures():
     (lambda: flows.fabric(topologies.bigraph(2, 4)), "both leaves"),
     (lambda: flows.fabric(topologies.leaf_spine(2, 1, 1).without((2, 4))),
      "not connected|no spine joins"),
-    (lambda: flows.ring_demands("scan", [(0, 1)], 8), "the kind 'scan'"),
-    (lambda: flows.demands(builders.build("ring", topologies.ring(4)), 6),
+    (lambda: traffic.ring_demands("scan", [(0, 1)], 8), "the kind 'scan'"),
+    (lambda: traffic.demands(builders.build("ring", topologies.ring(4)), 6),
      "size_bytes=6 must be a multiple of the 4 chunks"),
     (lambda: flows.coordinated_split(
       flows.fabric(topologies.leaf_spine(2, 2, 1).without((2, 4))), []),
