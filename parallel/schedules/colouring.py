@@ -1,10 +1,11 @@
 """Edge colourings of bipartite multigraphs that load every vertex evenly.
 
 Which flow takes which spine (`parallel.network.flows`), and which pairs may
-send at once with one message per port. Sources: de Werra, "Equitable colorations of graphs", 1971 (every bipartite
-multigraph has an equitable colouring); König, 1916 (a regular one is a sum of
-perfect matchings); McNaughton, 1959 (cutting a line of jobs at equal lengths,
-which `even` does with the matchings).
+send at once with one message per port. Sources: de Werra, "Equitable
+colorations of graphs", 1971 (every bipartite multigraph has an equitable
+colouring); König, 1916 (a regular one is a sum of perfect matchings);
+McNaughton, 1959 (cutting a line of jobs at equal lengths, which `even` does
+with the matchings).
 """
 
 import collections

@@ -124,7 +124,8 @@ def test_patterns_are_a_shift_a_permutation_and_everybody():
 @pytest.mark.parametrize(
   ("name", "changes", "message"),
   [
-    ("multitree", {"topologies": ("torus",)}, "config.topologies='torus': .* is"),
+    ("multitree", {"topologies": ("torus",)},
+     "config.topologies='torus': .* is"),
     ("multitree", {"topologies": ("donut:4x4",)}, "one of ring, torus"),
     ("multitree", {"topologies": ("fat_tree:3",)}, "ports=3 must be even"),
     ("multitree", {"algorithms": ("rnig",)}, "'rnig' must be one of ring"),

@@ -11,8 +11,7 @@ import pytest
 
 from caatnet import build as experiments
 from configs.caatnet import tiny
-from parallel import collectives
-from parallel import topologies
+from parallel import collectives, topologies
 from parallel.axes import Axis, make_mesh
 from parallel.schedules import run
 from parallel.schedules.builders import BUILDERS, build
