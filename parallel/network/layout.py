@@ -54,16 +54,42 @@ class Layout:
     sizes = chunk_bytes(size_bytes, self.num_chunks)
     return sizes[self.chunks][self.hop_transfers]
 
-  def hop_ns(self, size_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """int ``[hop]`` twice: how long the link is busy, and the arrival."""
+  def hop_ns(self, size_bytes: int) -> "HopTimes":
+    """How long hops take, in whole nanoseconds."""
     bytes_per_ns = np.array([link.bandwidth for link in self.links]) / 1e9
     latency_ns = np.array([link.latency_s for link in self.links]) * 1e9
     # A latency of n ns as seconds is not n once multiplied by 1e9.
     near = np.round(latency_ns)
     latency_ns = np.where(np.abs(latency_ns - near) < 1e-6, near, latency_ns)
-    send = self.hop_bytes(size_bytes) / bytes_per_ns[self.hop_links]
-    arrival = latency_ns[self.hop_links] + send
-    return np.floor(send).astype(np.int64), np.floor(arrival).astype(np.int64)
+    sizes, of_chunk = np.unique(
+      chunk_bytes(size_bytes, self.num_chunks), return_inverse=True
+    )
+    send = sizes / bytes_per_ns[:, None]
+    arrival = latency_ns[:, None] + send
+    of_hop = of_chunk[self.chunks][self.hop_transfers]
+    return HopTimes(
+      np.repeat(np.arange(len(self.links)), len(sizes)),
+      np.floor(send).astype(np.int64).ravel(),
+      np.floor(arrival).astype(np.int64).ravel(),
+      self.hop_links * len(sizes) + of_hop,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class HopTimes:
+  """How long hops take; a kind of hop is a link and a size of message.
+
+  Attributes:
+    links: int ``[kind]``, place in the topology's links.
+    busy_ns: int ``[kind]``, how long the link sends.
+    arrival_ns: int ``[kind]``, from the start until the message is there.
+    kinds: int ``[hop]``.
+  """
+
+  links: np.ndarray
+  busy_ns: np.ndarray
+  arrival_ns: np.ndarray
+  kinds: np.ndarray
 
 
 def lay_out(schedule: Schedule, topology: Topology) -> Layout:

@@ -16,6 +16,7 @@ the bytes of the round on its fullest link. `lower_bound` is what no order on
 the links can beat.
 """
 
+import array
 import collections
 import dataclasses
 import heapq
@@ -23,7 +24,7 @@ import heapq
 import numpy as np
 
 from parallel.network import layout as layouts
-from parallel.network.layout import Layout
+from parallel.network.layout import HopTimes, Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,20 +93,17 @@ def events(
 
   Source: astra-network-analytical, congestion_aware (see the module).
   """
-  busy_ns, arrival_ns = layout.hop_ns(size_bytes)
-  segments = _segments(layout, barrier)
-  starts, released = _run(
-    layout, segments, _shared(busy_ns), _shared(arrival_ns)
-  )
-  start_ns = np.array(starts, np.int64)
-  at = start_ns + arrival_ns
+  times, segments = layout.hop_ns(size_bytes), _segments(layout, barrier)
+  starts, released = _run(layout, times, segments)
+  start_ns = np.asarray(starts)
+  at = start_ns + times.arrival_ns[times.kinds]
   requested = np.empty_like(at)
   requested[1:] = at[:-1]  # a later hop, when the one before has arrived
   first = layout.first_hops[:-1]
-  requested[first] = np.array(released, np.int64)[segments.of_send]
+  requested[first] = np.asarray(released)[segments.of_send]
   return Timeline(
     layout, int(size_bytes), int(at.max(initial=0)), requested, start_ns,
-    start_ns + busy_ns, at,
+    start_ns + times.busy_ns[times.kinds], at,
   )
 
 
@@ -115,20 +113,21 @@ class _Segments:
 
   The transfers that touch one buffer (a chunk at a node), by round, make
   segments: some that arrive, then some that leave. Those that leave wait for
-  what arrives in their segment and in the buffer's earlier ones. The last
-  segment has what waits for nothing.
+  what arrives in their segment and in the buffer's earlier ones. Segments are
+  numbered by their first arrival, so that what happens at one time lies close
+  together. The last one has what waits for nothing.
 
   Attributes:
     of_send: int ``[transfer]``, the segment in which it leaves its source.
     of_arrival: int ``[transfer]``, the one in which it reaches the other end.
     waits: int ``[segment]``, arrivals, and one for an earlier segment.
-    continues: bool ``[segment + 1]``, whether it has an earlier one.
+    later: int ``[segment]``, the next one of the buffer; -1: none.
   """
 
   of_send: np.ndarray
   of_arrival: np.ndarray
   waits: np.ndarray
-  continues: np.ndarray
+  later: np.ndarray
 
 
 def _segments(layout: Layout, barrier: bool) -> _Segments:
@@ -155,24 +154,27 @@ def _segments(layout: Layout, barrier: bool) -> _Segments:
   free = np.append(arrivals == 0, True)  # these come first in their buffer
   waits = np.append(arrivals, 1) + continues[:-1]
   waits[1:] -= free[:-1] & continues[1:-1]
+  of_send = np.where(free[of_send], last, of_send)
+  first = np.full(last + 1, count)
+  first[of_arrival[::-1]] = np.arange(count)[::-1]  # the last one written stays
+  order = np.argsort(first, kind="stable")
+  number = np.empty(last + 2, np.int64)
+  number[order], number[-1] = np.arange(last + 1), -1
+  later = np.where(continues[1:], number[1:], -1)
   return _Segments(
-    np.where(free[of_send], last, of_send), of_arrival, waits, continues
+    number[of_send], number[of_arrival], waits[order], later[order]
   )
 
 
-def _shared(values: np.ndarray) -> list[int]:
-  """As a list in which equal numbers are one object: caches hold more."""
-  different, place = np.unique(values, return_inverse=True)
-  return different.astype(object)[place].tolist()
+def _packed(values: np.ndarray, code: str = "i") -> array.array:
+  """Without an object for each number: caches hold more."""
+  return array.array(code, values.astype(code).tobytes())
 
 
 def _run(
-  layout: Layout,
-  segments: _Segments,
-  busy_ns: list[int],
-  arrival_ns: list[int],
-) -> tuple[list[int], list[int]]:
-  """The event loop, on integers and lists only.
+  layout: Layout, times: HopTimes, segments: _Segments
+) -> tuple[array.array, array.array]:
+  """The event loop, on integers only.
 
   An event is a hop, whose message arrives, or the complement of a link, which
   becomes free; a queue holds hops. A bucket holds the events of a nanosecond.
@@ -180,27 +182,30 @@ def _run(
   Returns:
     Start of each hop; release of each segment.
   """
-  hop_links = _shared(~layout.hop_links)
-  then = np.arange(1, len(hop_links) + 2)  # the next hop, or
+  num_hops, num_segments = len(layout.hop_links), len(segments.waits)
+  link_of = (~times.links).tolist()
+  busy_ns, arrival_ns = times.busy_ns.tolist(), times.arrival_ns.tolist()
+  kinds = _packed(times.kinds)
+  then = np.arange(1, num_hops + 2)  # the next hop, or
   then[layout.first_hops[1:] - 1] = ~segments.of_arrival
-  then[-1] = ~(len(segments.waits) - 1)  # of the event that starts it all
-  then = then.tolist()
+  then[-1] = ~(num_segments - 1)  # of the event that starts it all
+  then = _packed(then)
   order = np.argsort(segments.of_send, kind="stable")
-  sends = layout.first_hops[order].tolist()
-  bounds = np.searchsorted(
-    segments.of_send[order], np.arange(len(segments.waits) + 1)
-  ).tolist()
-  waits, continues = segments.waits.tolist(), segments.continues.tolist()
+  sends = _packed(layout.first_hops[order])
+  bounds = _packed(np.searchsorted(
+    segments.of_send[order], np.arange(num_segments + 1)
+  ))
+  waits, later = _packed(segments.waits), _packed(segments.later)
 
-  starts = [0] * len(hop_links)
-  released = [0] * len(waits)
+  starts = _packed(np.zeros(num_hops), "q")
+  released = _packed(np.zeros(num_segments), "q")
   busy = [False] * len(layout.links)
   queues = [collections.deque() for _ in layout.links]
-  pending: dict[int, list[int]] = {0: [len(hop_links)]}
-  times = [0]
+  pending: dict[int, list[int]] = {0: [num_hops]}
+  moments = [0]
   push, pop, bucket_at = heapq.heappush, heapq.heappop, pending.get
-  while times:
-    now = pop(times)
+  while moments:
+    now = pop(moments)
     for event in pending[now]:  # may grow meanwhile
       if event < 0:
         busy[event] = False  # lists by link are read from their end
@@ -217,32 +222,33 @@ def _run(
           continue
         released[segment] = now
         ready = sends[bounds[segment]:bounds[segment + 1]]
-        while continues[segment + 1]:
-          segment += 1
+        while later[segment] >= 0:
+          segment = later[segment]
           waits[segment] -= 1
           if waits[segment]:
             break
           released[segment] = now
           ready += sends[bounds[segment]:bounds[segment + 1]]
       for hop in ready:
-        link = hop_links[hop]
+        kind = kinds[hop]
+        link = link_of[kind]
         if busy[link]:
           queues[link].append(hop)
           continue
         busy[link] = True
         starts[hop] = now
-        at = now + arrival_ns[hop]
+        at = now + arrival_ns[kind]
         bucket = bucket_at(at)
         if bucket is None:
           pending[at] = [hop]
-          push(times, at)
+          push(moments, at)
         else:
           bucket.append(hop)
-        at = now + busy_ns[hop]
+        at = now + busy_ns[kind]
         bucket = bucket_at(at)
         if bucket is None:
           pending[at] = [link]
-          push(times, at)
+          push(moments, at)
         else:
           bucket.append(link)
     del pending[now]
@@ -279,7 +285,9 @@ def lower_bound(layout: Layout, size_bytes: int) -> int:
   The larger of the fullest link's work, up to the last arrival, and of the
   longest chain of transfers that wait for one another, each link free.
   """
-  busy_ns, arrival_ns = layout.hop_ns(size_bytes)
+  times = layout.hop_ns(size_bytes)
+  busy_ns = times.busy_ns[times.kinds]
+  arrival_ns = times.arrival_ns[times.kinds]
   work = layouts.sum_by(layout.hop_links, busy_ns, len(layout.links))
   tail = np.full(len(layout.links), np.iinfo(np.int64).max)
   np.minimum.at(tail, layout.hop_links, arrival_ns - busy_ns)
