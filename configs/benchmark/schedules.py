@@ -1,16 +1,17 @@
-"""Time to build schedules, and how near the optimal ones come to the cut bound.
+r"""Time to build schedules, and how near optimal ones come to the cut bound.
 
   python -m launch.benchmark --config=configs/benchmark/schedules.py \
-    --output=results/schedules.json
+    --config.benchmark.plot=schedules.png --output=results/schedules.json
 
-Three parts: MultiTree on square tori and meshes of growing size; the optimal
-trees on some graphs, one of them with failed links; and on 200 seeded random
-graphs of up to 64 nodes, with links of several speeds, switches in some and
-failed links in some. For each of those the output has the tight cut: its nodes
-and the bandwidth that leaves it, which bound any all-gather from below. Aims:
-MultiTree on 32x32 under 5 s and on a 64x64 torus under 60 s; optimal trees of
-an 8x8 torus under 10 s; on 95% of the random graphs within 5% of the bound.
-`schedules.py:test` is a few small ones.
+Four parts: MultiTree on square tori and meshes of growing size; the event loop
+on all-gathers of 1,024 ranks; the optimal trees on some graphs, one of them
+with failed links; and on 200 seeded random graphs of up to 64 nodes, with links
+of several speeds, switches in some and failed links in some. For each of those
+the output has the tight cut: its nodes and the bandwidth that leaves it, which
+bound any all-gather from below. Aims: MultiTree on 32x32 under 5 s and on a
+64x64 torus under 60 s; 300,000 link traversals per second; optimal trees of an
+8x8 torus under 10 s; on 95% of the random graphs within 5% of the bound.
+MINUTES; `schedules.py:test`, a few small ones, takes seconds.
 """
 
 import ml_collections
@@ -30,14 +31,18 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark.optimal = ("torus 4x4", "torus 8x8", "mesh 8x8",
                               "torus 8x8, 2 links failed", "fat tree 4",
                               "leaf-spine 4x4x4", "dgx 2x8")
+  # All-gathers, by algorithm and topology.
+  config.benchmark.simulated = ("ring, ring 1024", "bucket, torus 32x32",
+                                "multitree, torus 32x32")
   config.benchmark.num_random = 200
   config.benchmark.max_nodes = 64
-  # PNG of MultiTree's time against the number of ranks; "" for none.
+  # PNG of the times against the number of nodes; "" for none.
   config.benchmark.plot = ""
   if size == "test":
     config.benchmark.tori = (4, 8)
     config.benchmark.meshes = (4,)
     config.benchmark.optimal = ("torus 4x4",)
+    config.benchmark.simulated = ("ring, ring 64",)
     config.benchmark.num_random = 4
     config.benchmark.max_nodes = 12
   elif size != "all":

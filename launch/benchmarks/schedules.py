@@ -1,5 +1,10 @@
-"""Times builders of schedules; compares the optimal ones with the cut bound."""
+"""Times builders and the simulator; compares optimal trees with the cut bound.
 
+Seconds are those of the processor, so that neighbours on a machine count less.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import itertools
 import platform
 import random
 import time
@@ -7,10 +12,13 @@ from typing import Any
 
 import networkx
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 
 from caatnet import report
 from parallel import topologies
+from parallel.network import layout as layouts
+from parallel.network import simulate
 from parallel.schedules import multitree, optimal
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
@@ -31,27 +39,42 @@ NAMED = {
 }
 
 
+SIMULATED = {
+  "ring, ring 1024": ("ring", lambda: topologies.ring(1024)),
+  "bucket, torus 32x32": ("bucket", lambda: topologies.torus((32, 32))),
+  "multitree, torus 32x32": ("multitree", lambda: topologies.torus((32, 32))),
+  "ring, ring 64": ("ring", lambda: topologies.ring(64)),
+}
+
+
 def run(config: Any) -> dict[str, Any]:
   """Measures, prints tables, and returns all as plain data."""
   options = config.benchmark
-  unknown = sorted(set(options.optimal) - NAMED.keys())
-  if unknown:
-    raise ValueError(
-      f"config.benchmark.optimal: {unknown[0]!r} must be one of "
-      f"{', '.join(NAMED)}"
-    )
+  for key, known in (("optimal", NAMED), ("simulated", SIMULATED)):
+    for name in options[key]:
+      if name not in known:
+        raise ValueError(
+          f"config.benchmark.{key}: {name!r} must be one of "
+          f"{', '.join(known)}"
+        )
   grids = [topologies.torus((d, d)) for d in options.tori]
   grids += [topologies.mesh((d, d)) for d in options.meshes]
-  scaling = [_multitree(x) for x in track(grids, "MultiTree", transient=True)]
+  scaling = [_multitree(x) for x in _track(grids, "MultiTree")]
   report.table(
     "MultiTree, one phase",
     ["topology", "ranks", "steps", "bound", "s"],
     [[r["topology"], str(r["ranks"]), str(r["steps"]), str(r["bound"]),
       f"{r['seconds']:.2f}"] for r in scaling],
   )
+  simulated = [_simulated(x) for x in _track(options.simulated, "simulation")]
+  report.table(
+    "all-gathers, event by event",
+    ["schedule", "link traversals", "s", "traversals / s"],
+    [[r["schedule"], f"{r['traversals']:,}", f"{r['seconds']:.2f}",
+      f"{r['traversals'] / r['seconds']:,.0f}"] for r in simulated],
+  )
   named = [
-    _optimal(NAMED[name](), name)
-    for name in track(options.optimal, "optimal", transient=True)
+    _optimal(NAMED[name](), name) for name in _track(options.optimal, "optimal")
   ]
   report.table(
     "optimal all-gathers: busiest link over the cut bound",
@@ -63,30 +86,58 @@ def run(config: Any) -> dict[str, Any]:
   )
   drawn = [
     _optimal(random_graph(seed, options.max_nodes), f"random {seed}")
-    for seed in track(range(options.num_random), "random", transient=True)
+    for seed in _track(range(options.num_random), "random graphs")
   ]
-  ratios = np.array([r["ratio"] for r in drawn])
-  near = float(np.mean(ratios <= 1.05))
-  worst = max(drawn, key=lambda r: r["ratio"])
-  print(
-    f"{len(drawn)} random graphs of up to {options.max_nodes} nodes: "
-    f"{near:.1%} within 5% of the cut bound, median {np.median(ratios):.4f}, "
-    f"worst {worst['ratio']:.4f} ({worst['topology']}, tight cut {_cut(worst)})"
-    f", {sum(r['seconds'] for r in drawn):.0f} s in all"
-  )
   if options.plot:
-    _plot(scaling, options.plot)
+    _plot(scaling, drawn, options.plot)
   facts = {"python": platform.python_version(), "numpy": np.__version__}
   return {
-    "environment": facts, "multitree": scaling, "optimal": named,
-    "random": drawn, "within_5_percent": near,
+    "environment": facts, "multitree": scaling, "simulated": simulated,
+    "optimal": named, "random": drawn, "summary": _summary(drawn),
   }
 
 
+def _track(items: Sequence[Any], what: str) -> Iterator[Any]:
+  yield from track(
+    items, what, transient=True, console=Console(stderr=True)
+  )
+
+
+def _summary(drawn: list[dict[str, Any]]) -> dict[str, Any]:
+  """Of the random graphs; printed too."""
+  ratios = np.array([r["ratio"] for r in drawn])
+  seconds = np.array([r["seconds"] for r in drawn])
+  worst = max(drawn, key=lambda r: r["ratio"])
+  found = {
+    "within_5_percent": float(np.mean(ratios <= 1.05)),
+    "within_1_percent": float(np.mean(ratios <= 1.01)),
+    "worst": float(ratios.max()),
+    "median_rounds_ratio": float(np.median([r["rounds_ratio"] for r in drawn])),
+    "median_seconds": float(np.median(seconds)),
+    "most_seconds": float(seconds.max()),
+    "most_multitree_seconds": max(r["multitree_seconds"] for r in drawn),
+  }
+  print(
+    f"{len(drawn)} random graphs of {min(r['nodes'] for r in drawn)} to "
+    f"{max(r['nodes'] for r in drawn)} nodes: {found['within_5_percent']:.1%} "
+    f"within 5% of the cut bound, {found['within_1_percent']:.1%} within 1%, "
+    f"worst {found['worst']:.4f} ({worst['topology']}, tight cut "
+    f"{_cut(worst)})\noptimal: median {found['median_seconds']:.1f} s, longest "
+    f"{found['most_seconds']:.1f} s; MultiTree at most "
+    f"{found['most_multitree_seconds']:.2f} s"
+  )
+  return found
+
+
+def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
+  """A result, and the processor's seconds."""
+  start = time.process_time()
+  result = function()
+  return result, time.process_time() - start
+
+
 def _multitree(topology: Topology) -> dict[str, Any]:
-  start = time.perf_counter()
-  steps = multitree.grow(topology)
-  seconds = time.perf_counter() - start
+  steps, seconds = _timed(lambda: multitree.grow(topology))
   n = topology.num_ranks
   ports = min(len(topology.neighbours(rank)) for rank in range(n))
   return {
@@ -95,37 +146,63 @@ def _multitree(topology: Topology) -> dict[str, Any]:
   }
 
 
+def _simulated(name: str) -> dict[str, Any]:
+  """A row; 64 KiB per chunk, the schedule's building not counted."""
+  builder, topology = SIMULATED[name]
+  net = topology()
+  layout = layouts.lay_out(build(builder, net, "all_gather"), net)
+  timeline, seconds = _timed(
+    lambda: simulate.events(layout, layout.num_chunks * 2**16)
+  )
+  return {
+    "schedule": name, "ranks": net.num_ranks,
+    "traversals": len(layout.hop_links), "finish_us": timeline.finish_ns / 1e3,
+    "seconds": seconds,
+  }
+
+
 def _optimal(topology: Topology, name: str) -> dict[str, Any]:
   """A row; the schedule is proven on the topology."""
-  start = time.perf_counter()
-  forest = optimal.forest(topology)
-  seconds = time.perf_counter() - start
+  forest, seconds = _timed(lambda: optimal.forest(topology))
   schedule = optimal.schedule(topology, forest)
   check(schedule, topology)
-  start = time.perf_counter()
-  build("multitree", topology, "all_gather")
-  multitree_seconds = time.perf_counter() - start
+  _, multitree_seconds = _timed(
+    lambda: build("multitree", topology, "all_gather")
+  )
   bound = forest.bound
   slowest = min(link.bandwidth for link in topology.links)
   rounds_s = len(schedule.rounds) / schedule.num_chunks / slowest
   return {
     "topology": name,
+    "nodes": topology.num_nodes,
     "ranks": topology.num_ranks,
-    "switches": topology.num_switches,
     "links": len(topology.links),
     "trees_per_rank": forest.weight,
     "ratio": forest.ratio,
     "rounds_ratio": rounds_s / bound.seconds_per_byte,
-    "cut": list(bound.cut),
+    "cut": _ranges(bound.cut),
+    "cut_ranks": sum(node < topology.num_ranks for node in bound.cut),
     "leaving_bytes_per_second": bound.leaving,
     "seconds": seconds,
     "multitree_seconds": multitree_seconds,
   }
 
 
+def _ranges(nodes: Iterable[int]) -> str:
+  """``(0, 1, 2, 5) -> "0-2 5"``."""
+  runs = []
+  numbered = enumerate(sorted(nodes))
+  for _, run in itertools.groupby(numbered, lambda x: x[1] - x[0]):
+    members = [node for _, node in run]
+    ends = dict.fromkeys((members[0], members[-1]))
+    runs.append("-".join(map(str, ends)))
+  return " ".join(runs)
+
+
 def _cut(row: dict[str, Any]) -> str:
-  ranks = sum(node < row["ranks"] for node in row["cut"])
-  return f"{ranks} ranks / {row['leaving_bytes_per_second'] / 1e9:g} GB/s"
+  return (
+    f"{row['cut_ranks']} ranks / {row['leaving_bytes_per_second'] / 1e9:g} GB/s"
+  )
 
 
 def random_graph(seed: int, max_nodes: int) -> Topology:
@@ -157,16 +234,29 @@ def random_graph(seed: int, max_nodes: int) -> Topology:
   return topology
 
 
-def _plot(scaling: list[dict[str, Any]], path: str) -> None:
+def _plot(
+  scaling: list[dict[str, Any]], drawn: list[dict[str, Any]], path: str
+) -> None:
+  """Time against size: MultiTree on grids, optimal trees on random graphs."""
   from matplotlib.figure import Figure
 
-  figure = Figure(figsize=(5, 3.5), layout="constrained")
-  axes = figure.subplots()
+  figure = Figure(figsize=(8, 3.5), layout="constrained")
+  left, right = figure.subplots(1, 2)
   for kind in ("torus", "mesh"):
     rows = [r for r in scaling if r["topology"].startswith(kind)]
-    axes.loglog([r["ranks"] for r in rows], [r["seconds"] for r in rows],
+    left.loglog([r["ranks"] for r in rows], [r["seconds"] for r in rows],
                 "o-", label=kind)
-  axes.set_xlabel("ranks")
-  axes.set_ylabel("MultiTree's construction, s")
-  axes.legend()
+  ranks = sorted({r["ranks"] for r in scaling})
+  left.set_xticks(ranks, [f"{n:,}" for n in ranks])
+  left.minorticks_off()
+  left.set(xlabel="ranks", ylabel="s", title="MultiTree on square grids")
+  left.legend()
+  for switched, label in ((False, "ranks only"), (True, "with switches")):
+    rows = [r for r in drawn if (r["nodes"] > r["ranks"]) == switched]
+    right.semilogy([r["nodes"] for r in rows], [r["seconds"] for r in rows],
+                   ".", label=label)
+  right.set(xlabel="nodes", ylabel="s", title="optimal trees on random graphs")
+  right.legend()
+  for axes in (left, right):
+    axes.grid(alpha=0.3)
   figure.savefig(path, dpi=150)

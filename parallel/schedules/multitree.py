@@ -12,7 +12,11 @@ the paper: a link with q times the slowest one's bandwidth takes q chunks per
 step.
 """
 
-from operator import length_hint
+import array
+import itertools
+import operator
+
+import numpy as np
 
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology import Path, Topology
@@ -20,7 +24,7 @@ from parallel.topology import Path, Topology
 
 def grow(
   topology: Topology, *, farthest_first: bool = False
-) -> list[list[list[Path]]]:
+) -> list[tuple[tuple[int, ...], tuple[Path, ...]]]:
   """Grows the trees of an all-gather.
 
   Args:
@@ -30,7 +34,8 @@ def grow(
       and not in the order of ranks.
 
   Returns:
-    ``[step][root]``: paths from a rank of the root's tree to a new one.
+    ``[step]``: roots in the order of their turns, and for each turn the path
+    from a rank of the root's tree to a new one.
   """
   n = topology.num_ranks
   ranks = list(range(n))
@@ -41,17 +46,22 @@ def grow(
   grower = _Direct if topology.num_switches == 0 else _Switched
   state = grower(topology)
   steps = []
-  while state.missing:
+  missing = n * (n - 1)
+  while missing:
     state.begin()
-    grown: list[list[Path]] = [[] for _ in ranks]
-    added = state.turns(ranks, grown)
+    roots, paths = state.turns(ranks)
+    added = roots
     if farthest_first:
       again = set(added)
       added = [rank for rank in order if rank in again]
     while added:
-      added = state.turns(added, grown)
-    state.end(grown)
-    steps.append(grown)
+      added, more = state.turns(added)
+      roots += added
+      paths += more
+    state.end(roots, paths)
+    # Tuples of numbers, unlike lists, are no work for the garbage collector.
+    steps.append((tuple(roots), tuple(paths)))
+    missing -= len(roots)
   return steps
 
 
@@ -60,8 +70,9 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
   rounds = tuple(
     tuple(
       Transfer(path[0], path[-1], root, "copy", path)
-      for root, paths in enumerate(grown)
-      for path in paths
+      for root, path in sorted(
+        zip(*grown, strict=True), key=operator.itemgetter(0)
+      )
     )
     for grown in grow(topology, farthest_first=farthest_first)
   )
@@ -72,65 +83,75 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
 
 
 class _Direct:
-  """Ranks joined by links alone; the frontier of a tree is a list of links.
+  """Ranks joined by links alone; a tree's frontier is the links out of it.
 
   Within a step a link that is taken stays taken, so each tree looks at each
-  link of its frontier once per step.
+  link of its frontier at most once per step. Between steps all frontiers are
+  one array, in the order of roots.
   """
 
   def __init__(self, topology: Topology) -> None:
     n = topology.num_ranks
-    self._paths = [(link.source, link.destination) for link in topology.links]
-    self._heads = [link.destination for link in topology.links]
-    self._out: list[list[int]] = [[] for _ in range(n)]
-    for number, link in enumerate(topology.links):
-      self._out[link.source].append(number)
+    self._paths = list(topology.links_by_pair)
+    self._head_of = [head for _, head in self._paths]
+    self._heads = np.array(self._head_of, np.int32)
+    sources = np.array([source for source, _ in self._paths], np.int32)
+    self._out = np.argsort(sources, kind="stable").astype(np.int32)
+    self._degree = np.bincount(sources, minlength=n)
+    self._ends = np.cumsum(self._degree)
     self._capacity = list(topology.multiples.values())
     self._member = [bytearray(n) for _ in range(n)]
-    for root in range(n):
-      self._member[root][root] = 1
-    self._frontier = [list(self._out[root]) for root in range(n)]
-    self.missing = n * (n - 1)
+    self._roots = self._frontier = np.empty(0, np.int32)
+    self._held = np.zeros((n, n), bool)  # as of the last step
+    self._join(np.arange(n), np.arange(n))
 
   def begin(self) -> None:
     self._free = self._capacity[:]
     self._left = sum(self._free)
-    self._ahead = [iter(frontier) for frontier in self._frontier]
-    self._done: list[list[int]] = [[] for _ in self._frontier]  # places
+    links = array.array("i", self._frontier.tobytes())
+    ranks = np.arange(len(self._member) + 1)
+    bounds = np.searchsorted(self._roots, ranks).tolist()
+    self._ahead = [
+      filter(self._free.__getitem__, links[low:high])
+      for low, high in itertools.pairwise(bounds)
+    ]
 
-  def turns(self, roots: list[int], grown: list[list[Path]]) -> list[int]:
-    """One turn each; returns the roots whose trees grew, in the same order."""
-    free, heads, paths = self._free, self._heads, self._paths
-    left = self._left
-    added = []
+  def turns(self, roots: list[int]) -> tuple[list[int], list[Path]]:
+    """One turn each: the roots whose trees grew, in the same order, and how."""
+    free, heads, left = self._free, self._head_of, self._left
+    added, taken = [], []
     for root in roots:
       if not left:
         break
-      member, ahead = self._member[root], self._ahead[root]
-      for link in ahead:
-        if free[link]:
-          place = -1 - length_hint(ahead)  # from the frontier's end
-          self._done[root].append(place)
-          head = heads[link]
-          if not member[head]:
-            member[head] = 1
-            free[link] -= 1
-            left -= 1
-            grown[root].append(paths[link])
-            added.append(root)
-            break
+      member = self._member[root]
+      for link in self._ahead[root]:
+        head = heads[link]
+        if not member[head]:
+          member[head] = 1
+          free[link] -= 1
+          left -= 1
+          added.append(root)
+          taken.append(link)
+          break
     self._left = left
-    self.missing -= len(added)
-    return added
+    return added, [self._paths[link] for link in taken]
 
-  def end(self, grown: list[list[Path]]) -> None:
-    for frontier, done, paths in zip(
-      self._frontier, self._done, grown, strict=True
-    ):
-      for place in done:  # ascending: those closer to the end stay valid
-        del frontier[place]
-      for path in paths:
-        frontier += self._out[path[1]]
+  def end(self, roots: list[int], paths: list[Path]) -> None:
+    if roots:
+      self._join(np.array(roots), np.array(paths)[:, 1])
+
+  def _join(self, roots: np.ndarray, new: np.ndarray) -> None:
+    """Adds ranks to trees: their links to the frontiers, less those inside."""
+    self._held[roots, new] = True
+    degree = self._degree[new]
+    ends = np.cumsum(degree)
+    # The links out of a rank lie together in `_out`.
+    place = np.repeat(self._ends[new] - ends, degree) + np.arange(ends[-1])
+    roots = np.append(self._roots, np.repeat(roots, degree))
+    links = np.append(self._frontier, self._out[place])
+    live = np.flatnonzero(~self._held[roots, self._heads[links]])
+    live = live[np.argsort(roots[live], kind="stable")]
+    self._roots, self._frontier = roots[live], links[live]
 
 
 class _Switched:
@@ -153,15 +174,14 @@ class _Switched:
     self._capacity = list(topology.multiples.values())
     self._members = [[root] for root in range(n)]  # in the order of joining
     self._joined = [{root} for root in range(n)]
-    self.missing = n * (n - 1)
 
   def begin(self) -> None:
     self._free = self._capacity[:]
     self._parents = [list(members) for members in self._members]
 
-  def turns(self, roots: list[int], grown: list[list[Path]]) -> list[int]:
-    """One turn each; returns the roots whose trees grew, in the same order."""
-    added = []
+  def turns(self, roots: list[int]) -> tuple[list[int], list[Path]]:
+    """One turn each: the roots whose trees grew, in the same order, and how."""
+    added, paths = [], []
     for root in roots:
       best: list[int] = []
       stuck = set()
@@ -182,12 +202,11 @@ class _Switched:
           self._free[link] -= 1
         new = self._heads[best[-1]]
         path = (self._tails[best[0]], *(self._heads[link] for link in best))
-        grown[root].append(path)
+        paths.append(path)
         self._members[root].append(new)
         self._joined[root].add(new)
         added.append(root)
-    self.missing -= len(added)
-    return added
+    return added, paths
 
   def _find(self, parent: int, joined: set[int]) -> list[int]:
     """The fewest free links from a rank to one outside the tree, or none."""
@@ -225,5 +244,5 @@ class _Switched:
       )
     return self._ordered[key]
 
-  def end(self, grown: list[list[Path]]) -> None:
+  def end(self, roots: list[int], paths: list[Path]) -> None:
     """New ranks become parents when the next step begins."""
