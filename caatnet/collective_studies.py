@@ -6,7 +6,7 @@ whole messages (`parallel.network.simulate`). `run_one` looks closely at one
 schedule.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import math
 import pathlib
 from typing import Any
@@ -38,12 +38,41 @@ def parse_topology(
     latency_s: Of each link.
 
   Raises:
-    ValueError: What is wrong with the text, and the key.
+    ValueError: What is wrong with the text, and the key; or a single rank,
+      which has nobody to send to.
   """
+  if not 0 < bandwidth < math.inf:
+    raise ValueError(f"config.bandwidth={bandwidth} must be positive")
+  if not 0 <= latency_s < math.inf:
+    raise ValueError(f"config.latency_s={latency_s} must be at least 0")
   try:
-    return topologies.parse(text, bandwidth=bandwidth, latency_s=latency_s)
+    net = topologies.parse(text, bandwidth=bandwidth, latency_s=latency_s)
   except ValueError as error:
     raise ValueError(f"{key}={text!r}: {error}") from error
+  if net.num_ranks < 2:
+    raise ValueError(f"{key}={text!r} has 1 rank; must have at least 2")
+  return net
+
+
+def check_lists(
+  config: Mapping[str, Any], **allowed: Collection[str]
+) -> None:
+  """Refuses lists that are empty or have unknown names.
+
+  Args:
+    config: With "topologies", "size_bytes", and a list for each keyword.
+    **allowed: The names that may be in that list.
+  """
+  for key in ("topologies", "size_bytes", *allowed):
+    if not config[key]:
+      raise ValueError(f"config.{key}=() must have at least one entry")
+  for key, names in allowed.items():
+    for name in config[key]:
+      if name not in names:
+        raise ValueError(
+          f"config.{key}={tuple(config[key])}: {name!r} must be one of "
+          f"{', '.join(names)}"
+        )
 
 
 def compare(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,16 +87,11 @@ def compare(config: Mapping[str, Any]) -> dict[str, Any]:
     MultiTree, geometric means over sizes and topologies.
 
   Raises:
-    ValueError: An unknown topology or algorithm, or a size that is not a
-      whole number of bytes for each chunk.
+    ValueError: An unknown topology or algorithm, none of them, or a size that
+      is not a whole number of bytes for each chunk.
   """
   sizes, barrier = config["size_bytes"], config["barrier"]
-  for name in config["algorithms"]:
-    if name not in builders.BUILDERS:
-      raise ValueError(
-        f"config.algorithms={tuple(config['algorithms'])}: {name!r} must be "
-        f"one of {', '.join(builders.BUILDERS)}"
-      )
+  check_lists(config, algorithms=builders.BUILDERS)
   nets = [
     parse_topology(
       text, "config.topologies", config["bandwidth"], config["latency_s"]
@@ -283,7 +307,8 @@ def _of_config(config: Mapping[str, Any]) -> tuple[Topology, Schedule]:
     return net, builders.build(config["algorithm"], net, config["collective"])
   except ValueError as error:
     raise ValueError(
-      f"config.algorithm={config['algorithm']!r}: {error}"
+      f"config.algorithm={config['algorithm']!r}, "
+      f"config.collective={config['collective']!r}: {error}"
     ) from error
 
 

@@ -15,7 +15,11 @@ import pathlib
 from typing import Any
 
 from caatnet import plots, report
-from caatnet.collective_studies import parse_topology, size_text
+from caatnet.collective_studies import (
+  check_lists,
+  parse_topology,
+  size_text,
+)
 from parallel.network import flows, traffic
 from parallel.network.flows import Fabric, Flow
 from parallel.schedules import builders
@@ -34,17 +38,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: An unknown topology, pattern, router, algorithm or uplink.
   """
-  for key, known in (
-    ("routers", flows.ROUTERS), ("patterns", traffic.PATTERNS),
-    ("algorithms", [*builders.BUILDERS, "all_to_all"]),
-  ):
-    for name in config[key]:
-      if name not in known:
-        raise ValueError(
-          f"config.{key}={tuple(config[key])}: {name!r} must be one of "
-          f"{', '.join(known)}"
-        )
+  check_lists(
+    config, routers=flows.ROUTERS, patterns=traffic.PATTERNS,
+    algorithms=[*builders.BUILDERS, "all_to_all"],
+  )
   nets = [_fabric(config, text) for text in config["topologies"]]
+  failed = _failed(config, nets[0])
   return {
     "study": "flows",
     "seed": config["seed"],
@@ -52,23 +51,32 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "latency_s": config["latency_s"],
     "patterns": [r for net in nets for r in _loads(config, net)],
     "failed_uplinks": [list(pair) for pair in config["failed_uplinks"]],
-    "failures": _loads(config, _failed(config, nets[0])),
+    "failures": _loads(config, failed),
     "collectives": _times(config, nets[0]),
     "program": _program(config, nets[0]) if config["program"] else [],
   }
 
 
 def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
-  return flows.fabric(parse_topology(
+  net = parse_topology(
     text, "config.topologies", config["bandwidth"], config["latency_s"]
-  ))
+  )
+  try:
+    return flows.fabric(net)
+  except ValueError as error:
+    raise ValueError(f"config.topologies={text!r}: {error}") from error
 
 
 def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
   """The network after its failures, both directions of each link."""
   leaves = sorted(set(net.leaf_of))
   pairs = []
-  for leaf, spine in config["failed_uplinks"]:
+  for pair in config["failed_uplinks"]:
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+      raise ValueError(
+        f"config.failed_uplinks: {pair!r} is not (leaf, spine)"
+      )
+    leaf, spine = pair
     if not (0 <= leaf < len(leaves) and 0 <= spine < len(net.spines)):
       raise ValueError(
         f"config.failed_uplinks: ({leaf}, {spine}) is not a leaf below "
@@ -125,10 +133,10 @@ def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   for name in config["algorithms"]:
     chunks, steps = _steps(net, name)
     for size in config["size_bytes"]:
-      if size % chunks:
+      if size < 1 or size % chunks:
         raise ValueError(
-          f"config.size_bytes={size} must be a multiple of the {chunks} chunks "
-          f"of {name} on {net.topology.name}"
+          f"config.size_bytes={size} must be a positive multiple of the "
+          f"{chunks} chunks of {name} on {net.topology.name}"
         )
     for router in config["routers"]:
       link_loads = _link_loads(config, net, router, steps)

@@ -1,7 +1,10 @@
 """A schedule that runs is the collective, on devices and on lanes."""
 
 import collections
+import pathlib
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +86,21 @@ def test_every_schedule_is_its_collective(n, devices, collective):
   results = lifted(program, axis)(x)
   for (name, _), y in zip(rows, results, strict=True):
     np.testing.assert_array_equal(y, definition(collective, x), err_msg=name)
+
+
+def test_sixteen_devices_reduce_as_sixteen_lanes():
+  """In a process of its own: the tests have eight devices."""
+  lines = [
+    "import jax",
+    "jax.config.update('jax_platforms', 'cpu')",
+    "jax.config.update('jax_num_cpu_devices', 16)",
+    "from tests.parallel.schedules import run_test",
+    "run_test.test_every_schedule_is_its_collective(16, 16, 'all_reduce')",
+  ]
+  subprocess.run(
+    [sys.executable, "-c", "\n".join(lines)],
+    cwd=pathlib.Path(__file__).parents[3], check=True,
+  )
 
 
 @pytest.mark.quick
