@@ -23,6 +23,8 @@ import math
 
 import numpy as np
 
+from parallel.network.checks import positive
+
 FORWARD = "forward"
 BACKWARD_ACTIVATIONS = "backward for activations"
 BACKWARD_PARAMETERS = "backward for parameters"
@@ -49,8 +51,8 @@ class Model:
 
   def __post_init__(self) -> None:
     _check_count("num_layers", self.num_layers, 1)
-    _check_positive("parameters", self.parameters)
-    _check_positive("step_seconds", self.step_seconds)
+    positive("parameters", self.parameters)
+    positive("step_seconds", self.step_seconds)
 
   @property
   def node_seconds(self) -> float:
@@ -86,7 +88,7 @@ class Method:
     _check_count("sync_every", self.sync_every, 1)
     _check_count("num_fragments", self.num_fragments, 1)
     _check_count("overlap_steps", self.overlap_steps, 0)
-    _check_positive("bits", self.bits)
+    positive("bits", self.bits)
     if 1 < self.num_fragments >= self.sync_every:
       raise ValueError(
         f"num_fragments={self.num_fragments} must be less than sync_every="
@@ -225,7 +227,7 @@ def simulate(
   Source: arXiv 2501.18512 for graph and methods; the costs are ours.
   """
   bandwidth = np.atleast_1d(np.asarray(bandwidth, dtype=np.float64))
-  _check_positive("volume_factor", volume_factor)
+  positive("volume_factor", volume_factor)
   if not np.all(bandwidth > 0):
     raise ValueError(f"bandwidth={bandwidth.min():g} must be positive")
   if not 0 <= latency_s < math.inf:
@@ -341,8 +343,3 @@ def lowest_bandwidth(
 def _check_count(key: str, value: int, least: int) -> None:
   if value != int(value) or value < least:
     raise ValueError(f"{key}={value:g} must be an integer, at least {least}")
-
-
-def _check_positive(key: str, value: float) -> None:
-  if not 0 < value < math.inf:
-    raise ValueError(f"{key}={value:g} must be positive")

@@ -37,6 +37,7 @@ import itertools
 import math
 
 from parallel.hardware.clusters import Cluster
+from parallel.network.checks import positive
 from parallel.zero import cost
 from parallel.zero.partition import CODECS, Level, Partition, triples
 
@@ -58,10 +59,10 @@ class Machine:
   memory_bytes: float
 
   def __post_init__(self) -> None:
-    _check_positive("flops", self.flops)
-    _check_positive("memory_bytes", self.memory_bytes)
+    positive("flops", self.flops)
+    positive("memory_bytes", self.memory_bytes)
     for name, bandwidth in self.bandwidths.items():
-      _check_positive(f"bandwidth of {name}", bandwidth)
+      positive(f"bandwidth of {name}", bandwidth)
 
   @property
   def ranks_per_node(self) -> int:
@@ -128,7 +129,7 @@ class Workload:
 
   def __post_init__(self) -> None:
     for key in ("parameters", "num_layers", "tokens", "accumulation"):
-      _check_positive(key, getattr(self, key))
+      positive(key, getattr(self, key))
     for key in ("weight_bytes", "gradient_bytes"):
       if getattr(self, key) not in (2, 4):
         raise ValueError(f"{key}={getattr(self, key)} must be 2 or 4")
@@ -362,8 +363,3 @@ def _order(p: Prediction, reuse: bool) -> tuple[float, int]:
   # To six digits: padding and the order of sums are no reason to choose.
   seconds = p.seconds if reuse else p.direct_seconds
   return float(f"{seconds:.5e}"), p.memory.total
-
-
-def _check_positive(key: str, value: float) -> None:
-  if not 0 < value < math.inf:
-    raise ValueError(f"{key}={value:g} must be positive")

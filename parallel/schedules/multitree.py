@@ -58,7 +58,7 @@ def grow(
       added, more = state.turns(added)
       roots += added
       paths += more
-    state.end(roots, paths)
+    state.end(roots)
     # Tuples of numbers, unlike lists, are no work for the garbage collector.
     steps.append((tuple(roots), tuple(paths)))
     missing -= len(roots)
@@ -103,16 +103,19 @@ class _Direct:
     self._member = [bytearray(n) for _ in range(n)]
     self._roots = self._frontier = np.empty(0, np.int32)
     self._held = np.zeros((n, n), bool)  # as of the last step
-    self._join(np.arange(n), np.arange(n))
+    ranks = np.arange(n, dtype=np.int32)
+    self._join(ranks, ranks)
 
   def begin(self) -> None:
     self._free = self._capacity[:]
     self._left = sum(self._free)
+    self._taken: list[int] = []
     links = array.array("i", self._frontier.tobytes())
     ranks = np.arange(len(self._member) + 1)
     bounds = np.searchsorted(self._roots, ranks).tolist()
+    is_free = self._free.__getitem__
     self._ahead = [
-      filter(self._free.__getitem__, links[low:high])
+      filter(is_free, links[low:high])
       for low, high in itertools.pairwise(bounds)
     ]
 
@@ -134,11 +137,12 @@ class _Direct:
           taken.append(link)
           break
     self._left = left
+    self._taken += taken
     return added, [self._paths[link] for link in taken]
 
-  def end(self, roots: list[int], paths: list[Path]) -> None:
-    if roots:
-      self._join(np.array(roots), np.array(paths)[:, 1])
+  def end(self, roots: list[int]) -> None:
+    """Their new ranks become parents."""
+    self._join(np.array(roots, np.int32), self._heads[self._taken])
 
   def _join(self, roots: np.ndarray, new: np.ndarray) -> None:
     """Adds ranks to trees: their links to the frontiers, less those inside."""
@@ -244,5 +248,5 @@ class _Switched:
       )
     return self._ordered[key]
 
-  def end(self, roots: list[int], paths: list[Path]) -> None:
+  def end(self, roots: list[int]) -> None:
     """New ranks become parents when the next step begins."""
