@@ -3,8 +3,11 @@
 Seconds are those of the processor, so that neighbours on a machine count less.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+import concurrent.futures
+import functools
 import itertools
+import multiprocessing
 import platform
 import random
 import time
@@ -84,10 +87,7 @@ def run(config: Any) -> dict[str, Any]:
       f"{r['rounds_ratio']:.3f}", _cut(r), f"{r['seconds']:.2f}",
       f"{r['multitree_seconds']:.2f}"] for r in named],
   )
-  drawn = [
-    _optimal(random_graph(seed, options.max_nodes), f"random {seed}")
-    for seed in _track(range(options.num_random), "random graphs")
-  ]
+  drawn = _random(options)
   if options.plot:
     _plot(scaling, drawn, options.plot)
   facts = {"python": platform.python_version(), "numpy": np.__version__}
@@ -97,10 +97,26 @@ def run(config: Any) -> dict[str, Any]:
   }
 
 
-def _track(items: Sequence[Any], what: str) -> Iterator[Any]:
+def _track(
+  items: Iterable[Any], what: str, total: int | None = None
+) -> Iterator[Any]:
   yield from track(
-    items, what, transient=True, console=Console(stderr=True)
+    items, what, total, transient=True, console=Console(stderr=True)
   )
+
+
+def _random(options: Any) -> list[dict[str, Any]]:
+  """Rows of the random graphs, each by one of several processes."""
+  seeds = range(options.num_random)
+  draw = functools.partial(_drawn, max_nodes=options.max_nodes)
+  with concurrent.futures.ProcessPoolExecutor(
+    options.processes, multiprocessing.get_context("spawn")
+  ) as pool:
+    return list(_track(pool.map(draw, seeds), "random graphs", len(seeds)))
+
+
+def _drawn(seed: int, max_nodes: int) -> dict[str, Any]:
+  return _optimal(random_graph(seed, max_nodes), f"random {seed}")
 
 
 def _summary(drawn: list[dict[str, Any]]) -> dict[str, Any]:
