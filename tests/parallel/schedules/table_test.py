@@ -7,7 +7,7 @@ import pytest
 
 from caatnet import build as experiments
 from configs.caatnet import tiny
-from parallel import topology as topologies
+from parallel import topologies
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.schedule_all_reduce import reference
 from parallel.schedules.builders import BUILDERS, build
