@@ -201,6 +201,7 @@ def build(
     make_mesh(axes, devices),
     partition,
     config.zero.offload,
+    config.zero.prefetch,
   )
   schedule = _schedule(config.optimizer, train.num_steps)
   return Experiment(

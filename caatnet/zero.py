@@ -34,4 +34,10 @@ def build(config: Any, num_ranks: int) -> Partition:
       depth = 0 if config[key] == "none" else names.index(config[key]) + 1
       changes[key] = None if key == "secondary" and not depth else depth
   changes |= {key: config[key] for key in _CODECS if config[key]}
-  return dataclasses.replace(partition.named(config.scheme, levels), **changes)
+  found = dataclasses.replace(partition.named(config.scheme, levels), **changes)
+  if config.prefetch and not found.weights:
+    raise ValueError(
+      "config.zero.prefetch=True has no effect: config.zero.scheme="
+      f"{config.scheme!r} shards no weights"
+    )
+  return found

@@ -54,6 +54,7 @@ class Program:
     mesh: Carries all of them.
     partition: Which of the levels has which part of a worker's state.
     offload: Whether the optimizer's state waits in the host's memory.
+    prefetch: Whether a layer's weights are gathered beside the layer before.
   """
 
   config: TransformerConfig
@@ -63,6 +64,7 @@ class Program:
   mesh: Mesh
   partition: Partition
   offload: bool = False
+  prefetch: bool = False
 
   def __post_init__(self) -> None:
     _ = self._abstract  # sizes that do not fit fail here

@@ -270,7 +270,7 @@ def _token_losses(
     program.tensors, params, sinks,
   )
   model = nnx.merge(program.graph, params)
-  return model.token_losses(tokens, Gathered(shards))
+  return model.token_losses(tokens, Gathered(shards, program.prefetch))
 
 
 def _accumulated(

@@ -143,6 +143,8 @@ def _zero() -> ml_collections.ConfigDict:
   zero.block = 256
   # The optimizer's state waits in the host's memory (pinned) between updates.
   zero.offload = False
+  # Weights of the next layer are gathered beside a layer; two are whole then.
+  zero.prefetch = False
   return zero
 
 

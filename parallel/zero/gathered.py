@@ -1,9 +1,10 @@
 """Runs functions of partitioned parameters: gathers before, scatters after.
 
 `apply` and `scan` take a function of whole parameters and run it on shards.
-Nothing whole outlives a layer: the forward keeps the function's residuals
-without the parameters, the backward gathers them again, from the shards or
-from the secondary copy, and reduces the parameters' gradients at once.
+Nothing whole outlives a layer (two with prefetch): the forward keeps the
+function's residuals without the parameters, the backward gathers them again,
+from the shards or from the secondary copy, and reduces the parameters'
+gradients at once.
 
 The backward is written out here and not left to the transpose of a gather,
 because gradients are wanted at another depth than weights, summands of lanes
@@ -55,9 +56,12 @@ class Gathered:
 
   Attributes:
     shards: The partition on a mesh.
+    prefetch: Whether a scan gathers a layer beside the one that comes before
+      it; two layers are whole at a time then.
   """
 
   shards: Shards
+  prefetch: bool = False
 
   def apply(
     self, f: Callable[..., Any], params: Any, *args: Any
@@ -114,6 +118,10 @@ class Gathered:
     """
     weights, sinks, tensors = _parts(params)
     lifted = _lifted(f, policy)
+    last = jax.tree.leaves(weights)[0].shape[0] - 1
+    if self.prefetch and last:
+      ahead = self._scan_ahead(lifted, tensors, last, unroll)
+      return ahead(weights, sinks, x)
 
     @jax.custom_vjp
     def call(weights, sinks, x):
@@ -140,20 +148,66 @@ class Gathered:
     call.defvjp(forward, backward)
     return call(weights, sinks, x)
 
+  def _scan_ahead(
+    self, lifted: Callable[..., Any], tensors: Any, last: int, unroll: int
+  ) -> Callable[..., Any]:
+    """`scan` of layers 0 to ``last`` > 0: of weights, sinks and x."""
+
+    def run(weights, x):
+      def layer(carry, i):
+        whole, x = carry
+        ahead, x = self._gather(tensors, _at(weights, i + 1), x)
+        y, kept = self._call(lifted, tensors, whole, x)
+        return (ahead, y), kept
+
+      first = self._gather(tensors, _at(weights, 0), x)
+      (whole, x), kept = lax.scan(
+        layer, first, jnp.arange(last), unroll=unroll
+      )
+      y, kept_last = self._call(lifted, tensors, whole, x)
+      return y, (kept, kept_last)
+
+    @jax.custom_vjp
+    def call(weights, sinks, x):
+      return run(weights, x)[0]
+
+    def forward(weights, sinks, x):
+      y, ((vjps, copies), (vjp, copy)) = run(weights, x)
+      if copy is None:
+        copies, copy = weights, _at(weights, last)
+      return y, (vjps, vjp, copies, copy)
+
+    def backward(residuals, dy):
+      vjps, vjp, sources, source = residuals
+
+      def layer(carry, i):
+        whole, dx, dsinks = carry
+        ahead, dx = self._gather_again(tensors, _at(sources, i - 1), dx)
+        new, dx = self._transpose(tensors, _at(vjps, i), whole, dx)
+        return (ahead, dx, _put(dsinks, new, i)), None
+
+      whole, dy = self._gather_again(tensors, source, dy)
+      ahead, dy = self._gather_again(tensors, _at(sources, last - 1), dy)
+      new, dx = self._transpose(tensors, vjp, whole, dy)
+      dsinks = jax.tree.map(
+        lambda d: jnp.broadcast_to(d, (last + 1, *d.shape)), new
+      )
+      (whole, dx, dsinks), _ = lax.scan(
+        layer, (ahead, dx, dsinks), jnp.arange(1, last), reverse=True,
+        unroll=unroll,
+      )
+      new, dx = self._transpose(tensors, _at(vjps, 0), whole, dx)
+      return None, _put(dsinks, new, 0), dx
+
+    call.defvjp(forward, backward)
+    return call
+
   def _forward(
     self, lifted: Callable[..., Any], tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, Any]:
     """The result, its VJP without parameters, and the secondary copy."""
-    weights = after(weights, args, self.shards.ordered)
-    whole = self.shards.materialise(weights, tensors)
-    args = after(args, whole, self.shards.ordered)
-    y, vjp = jax.vjp(lifted, self._per_lane(whole), *args)
-    copy = None
-    if _needs_parameters(vjp):
-      vjp.args_res[0] = None
-      if self.shards.partition.secondary is not None:
-        copy = self.shards.copy(whole, tensors)
-    return y, (vjp, copy)
+    whole, *args = self._gather(tensors, weights, *args)
+    return self._call(lifted, tensors, whole, *args)
 
   def _backward(
     self, tensors: Any, vjp: Any, source: Any, dy: Any
@@ -166,25 +220,58 @@ class Gathered:
       source: Weights or secondary copies to gather.
       dy: Gradient of the result.
     """
-    shards = self.shards
+    whole = None
     if vjp.args_res[0] is None:
-      # Else XLA may keep what the forward gathered for the backward. The
-      # barrier's results have one type, so dy is only waited for.
-      source, _ = lax.optimization_barrier((source, dy))
-      source = after(source, dy, shards.ordered)
-      again = (
-        shards.materialise
-        if shards.partition.secondary is None
-        else shards.materialise_copy
-      )
-      whole = again(source, tensors)
-      dy = after(dy, whole, shards.ordered)
+      whole, dy = self._gather_again(tensors, source, dy)
+    return self._transpose(tensors, vjp, whole, dy)
+
+  def _gather(
+    self, tensors: Any, weights: Any, *args: Any
+  ) -> tuple[Any, ...]:
+    """Whole parameters, and the arguments: to be used after, on CPUs."""
+    weights = after(weights, args, self.shards.ordered)
+    whole = self.shards.materialise(weights, tensors)
+    return whole, *after(args, whole, self.shards.ordered)
+
+  def _gather_again(
+    self, tensors: Any, source: Any, dy: Any
+  ) -> tuple[Any, Any]:
+    """As `_gather`, from what the forward left for the backward."""
+    shards = self.shards
+    # Else XLA may keep what the forward gathered for the backward. The
+    # barrier's results have one type, so dy is only waited for.
+    source, _ = lax.optimization_barrier((source, dy))
+    source = after(source, dy, shards.ordered)
+    again = (
+      shards.materialise
+      if shards.partition.secondary is None
+      else shards.materialise_copy
+    )
+    whole = again(source, tensors)
+    return whole, after(dy, whole, shards.ordered)
+
+  def _call(
+    self, lifted: Callable[..., Any], tensors: Any, whole: Any, *args: Any
+  ) -> tuple[Any, Any]:
+    """The result, its VJP without parameters, and the secondary copy."""
+    y, vjp = jax.vjp(lifted, self._per_lane(whole), *args)
+    copy = None
+    if _needs_parameters(vjp):
+      vjp.args_res[0] = None
+      if self.shards.partition.secondary is not None:
+        copy = self.shards.copy(whole, tensors)
+    return y, (vjp, copy)
+
+  def _transpose(
+    self, tensors: Any, vjp: Any, whole: Any, dy: Any
+  ) -> tuple[Any, ...]:
+    """Gradients of the sinks and of the arguments."""
+    if vjp.args_res[0] is None:
       vjp.args_res[0] = self._per_lane(whole)
     dwhole, *dargs = vjp(dy)
-    dwhole = after(dwhole, (dwhole, dargs), shards.ordered)
-    dsinks = shards.reduce(dwhole, tensors)
-    dargs = after(dargs, dsinks, shards.ordered)
-    return dsinks, *dargs
+    dwhole = after(dwhole, (dwhole, dargs), self.shards.ordered)
+    dsinks = self.shards.reduce(dwhole, tensors)
+    return dsinks, *after(dargs, dsinks, self.shards.ordered)
 
   def _per_lane(self, whole: Any) -> Any:
     """``[...] -> [D, ...]``: gradients of ranks stay apart."""
@@ -194,6 +281,20 @@ class Gathered:
       return varying(stacked, *self.shards.names)
 
     return jax.tree.map(copies, whole)
+
+
+def _at(tree: Any, i: Any) -> Any:
+  """Layer i of ``[L, ...]``; of what a loop only reads no copy is made."""
+  return jax.tree.map(
+    lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tree
+  )
+
+
+def _put(tree: Any, layer: Any, i: Any) -> Any:
+  """``[L, ...]`` with another layer i."""
+  return jax.tree.map(
+    lambda x, new: lax.dynamic_update_index_in_dim(x, new, i, 0), tree, layer
+  )
 
 
 def _parts(params: Any) -> tuple[Any, Any, Any]:

@@ -119,6 +119,12 @@ def test_a_secondary_copy_changes_no_bit():
   chex.assert_trees_all_equal(trained("hpz"), trained("zero3"))
 
 
+def test_prefetching_changes_nothing():
+  ahead = trained("hpz zero.prefetch=True")
+  chex.assert_trees_all_close(ahead[0], trained("hpz")[0], rtol=1e-6)
+  chex.assert_trees_all_close(ahead[1], trained("hpz")[1], atol=1e-6)
+
+
 def test_lanes_are_devices():
   one = trained("hsdp", ())
   chex.assert_trees_all_close(one[:2], trained("hsdp")[:2], atol=2e-6)
@@ -142,7 +148,8 @@ OTHERWISE = (
 
 @pytest.mark.parametrize(
   ("scheme", "overrides"),
-  [*((scheme, "") for scheme in SCHEMES), ("hpz", OTHERWISE)],
+  [*((scheme, "") for scheme in SCHEMES), ("hpz", OTHERWISE),
+   ("zero3", "zero.prefetch=True")],
 )
 def test_a_step_sends_what_the_formula_says(scheme, overrides):
   program = make(scheme, overrides).program
@@ -179,7 +186,7 @@ def test_arguments_are_what_the_formula_says(scheme):
 @pytest.mark.parametrize(
   ("scheme", "remat"),
   [("zero3", "none"), ("zero3", "full"), ("frontier3", "none"),
-   ("hpz", "none")],
+   ("hpz", "none"), ("zero3 zero.prefetch=True", "none")],
 )
 def test_no_layer_is_whole_for_longer_than_itself(scheme, remat):
   """Memory grows per layer by shards and activations, not by weights."""
@@ -337,6 +344,7 @@ def test_chunks_of_workers_do_not_know_devices():
     ("zero.scheme=zero1 zero.secondary=gcd", "need no copy"),
     ("zero.scheme=zero3 zero.secondary_codec=int8", "without config.zero.sec"),
     ("zero.weight_codec=int8", "nothing is gathered"),
+    ("zero.scheme=zero2 zero.prefetch=True", "shards no weights"),
     ("zero.scheme=zero3 zero.gradient_codec=e3m0", "must be one of 'none'"),
     ("zero.scheme=zero3 zero.block=7", "must be even"),
   ],

@@ -70,9 +70,10 @@ def test_shards_nest_and_pad_to_the_least(drawn, shape):
   np.testing.assert_array_equal(again, x)
 
 
-@pytest.mark.parametrize("devices", [{"node": 2, "gcd": 2}])
-def test_all_triples_give_the_same_gradients(devices):
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_all_triples_give_the_same_gradients(prefetch):
   """Of integers, so exactly; two functions, a scan and its remainder."""
+  devices = {"node": 2, "gcd": 2}
   draw = np.random.default_rng(0)
   layers = draw.integers(-3, 4, (3, 5, 5)).astype(np.float32)
   head = draw.integers(-3, 4, (5,)).astype(np.float32)
@@ -93,7 +94,7 @@ def test_all_triples_give_the_same_gradients(devices):
     shards.append(of_triple)
 
   def gradients(stored, x, of_triple):
-    access = Gathered(of_triple)
+    access = Gathered(of_triple, prefetch)
     weights = of_triple.working(stored, tensors)
     x = x.reshape(-1, 5)
 
