@@ -1,6 +1,6 @@
 """Pictures of runs. Needs the ``plot`` extra (matplotlib)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import pathlib
 import re
 from typing import Any
@@ -119,11 +119,18 @@ def plot_sweep(
   save(figure, path)
 
 
-def plot_workers(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Validation loss against what a worker sends, one mark per point.
+def plot_points(
+  rows: Sequence[Mapping[str, Any]],
+  sent: Callable[[Mapping[str, Any]], float],
+  xlabel: str,
+  path: pathlib.Path,
+) -> None:
+  """Validation loss against what is sent, one mark per point of a sweep.
 
   Args:
     rows: Records of a sweep, as in its CSV; bars are the range of the seeds.
+    sent: Of a record.
+    xlabel: What that is.
     path: PNG to write.
   """
   plt = pyplot()
@@ -136,21 +143,18 @@ def plot_workers(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   for index, (point, runs) in enumerate(points.items()):
     losses = [run["validation_loss"] for run in runs]
     some, mean = runs[0], float(np.mean(losses))
-    sent = some["worker_bytes"] * some["tensor"] * some["worker"]
     axes.errorbar(
-      sent / some["tokens_per_step"],
+      sent(some),
       mean,
       yerr=[[mean - min(losses)], [max(losses) - mean]],
       marker=marks[index % len(marks)],
       linestyle="none",
       capsize=3,
-      label=re.sub(r"outer\.(algorithm=)?|parallel\.", "", point),
+      label=re.sub(r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point),
     )
-  axes.set(
-    xlabel="operand bytes per worker and token of its own (worker axis)",
-    ylabel="validation loss [nats per byte]",
-  )
-  if any(row["worker_bytes"] for row in rows):
+  axes.set(xlabel=xlabel, ylabel="validation loss [nats per byte]")
+  amounts = list(map(sent, rows))
+  if max(amounts) > 10 * min(amounts):
     axes.set_xscale("symlog", linthresh=1.0)
   figure.legend(loc="outside lower left", fontsize="x-small")
   save(figure, path)
