@@ -221,12 +221,12 @@ def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
 
 
 def test_how_a_worker_splits_its_batch_does_not_matter():
-  """Over data ranks, microbatches or both."""
-  common = f"{UNROUNDED} parallel.worker=2 parallel.tensor=1"
-  whole = Runner("diloco", common).run(3)
-  for split in ("parallel.data=4", "parallel.data=2 train.accumulation=2"):
-    assert_close(Runner("diloco", f"{common} {split}").run(3).outer,
-                 whole.outer)
+  """Over data ranks and microbatches."""
+  common = f"{UNROUNDED} parallel.worker=2 parallel.tensor=1 outer.every=1"
+  split = f"{common} parallel.data=2 train.accumulation=2"
+  assert_close(
+    Runner("diloco", split).run(2).outer, Runner("diloco", common).run(2).outer
+  )
 
 
 def test_averaging_is_the_mean_of_workers_that_trained_alone():
@@ -301,7 +301,7 @@ def test_a_worker_that_keeps_everything_hears_nothing():
   assert_equal(deaf.params, alone.params)
 
 
-@pytest.mark.parametrize("tau", [0, 1, 3])
+@pytest.mark.parametrize("tau", [0, 3])
 def test_fragments_are_sent_in_turn_and_arrive_tau_later(tau):
   """2 layers and the rest, H = 6: sent at 6, 8 and 10, each a round apart.
 
@@ -348,9 +348,15 @@ def test_a_fragment_is_what_its_workers_had_when_it_was_sent():
 def test_pieces_make_a_whole():
   """Sent over two steps, what arrives is what one step would have sent."""
   options = f"{PLAIN} outer.every=6 outer.codec=int8 outer.overlap=(2,)"
-  whole = Runner("streaming", options).run(14)
-  pieces = Runner("streaming", f"{options} outer.pieces=2").run(14)
-  assert_close(pieces.outer["params"], whole.outer["params"])
+  whole = Runner("streaming", options)
+  start = whole.outer["params"]["blocks"]
+  arrived = whole.run(8).outer["params"]
+  pieces = Runner("streaming", f"{options} outer.pieces=2").run(8)
+  assert_close(pieces.outer["params"], arrived)
+  for before, after in zip(
+    *map(jax.tree.leaves, (start, arrived["blocks"])), strict=True
+  ):
+    assert (before[0] != after[0]).any()
 
 
 def test_each_worker_merges_at_its_own_time():
