@@ -119,6 +119,34 @@ def plot_sweep(
   save(figure, path)
 
 
+def plot_study(
+  rows: Sequence[Mapping[str, Any]], workdir: pathlib.Path
+) -> None:
+  """Validation loss of a sweep against whatever varied, a PNG each.
+
+  Args:
+    rows: Records of a sweep, as in its CSV.
+    workdir: Folder of the pictures.
+  """
+  if any(row["worker"] > 1 for row in rows):
+    plot_points(
+      rows,
+      lambda row: row["worker_bytes"] * row["tensor"] * row["worker"]
+      / row["tokens_per_step"],
+      "operand bytes per worker and token of its own (worker axis)",
+      workdir / "loss_against_worker_bytes.png",
+    )
+  elif any(row["data_bytes"] for row in rows):
+    plot_points(
+      rows, lambda row: row["data_bytes"],
+      "operand bytes per device and step (data axes)",
+      workdir / "loss_against_data_bytes.png",
+    )
+  for x, label in (("p", "p"), ("backward_bytes", "backward bytes per step")):
+    if len({row[x] for row in rows}) > 1:
+      plot_sweep(rows, x, label, workdir / f"loss_against_{x}.png")
+
+
 def plot_points(
   rows: Sequence[Mapping[str, Any]],
   sent: Callable[[Mapping[str, Any]], float],

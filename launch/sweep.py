@@ -61,23 +61,7 @@ def main() -> None:
     rows.append(row)
     sweep.write_csv(rows, workdir / "sweep.csv")
   report.print_sweep(rows)
-  if any(row["worker"] > 1 for row in rows):
-    plots.plot_points(
-      rows,
-      lambda row: row["worker_bytes"] * row["tensor"] * row["worker"]
-      / row["tokens_per_step"],
-      "operand bytes per worker and token of its own (worker axis)",
-      workdir / "loss_against_worker_bytes.png",
-    )
-  elif any(row["data_bytes"] for row in rows):
-    plots.plot_points(
-      rows, lambda row: row["data_bytes"],
-      "operand bytes per device and step (data axes)",
-      workdir / "loss_against_data_bytes.png",
-    )
-  for x, label in (("p", "p"), ("backward_bytes", "backward bytes per step")):
-    if len({row[x] for row in rows}) > 1:
-      plots.plot_sweep(rows, x, label, workdir / f"loss_against_{x}.png")
+  plots.plot_study(rows, workdir)
   print(f"table and plots: {workdir}")
 
 

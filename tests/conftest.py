@@ -8,7 +8,8 @@ FLAGS = [
   "--xla_backend_optimization_level=0",
   "--xla_llvm_disable_expensive_passes=true",
 ]
-if importlib.metadata.version("jaxlib").startswith("0.10."):  # gone in 0.12
+EMITTERS = importlib.metadata.version("jaxlib").startswith("0.10.")
+if EMITTERS:  # the flag is gone in 0.12
   FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 
@@ -17,6 +18,12 @@ import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture
+def same_bits():
+  """Compiler options with which XLA:CPU rounds two programs alike."""
+  return {"xla_cpu_use_fusion_emitters": True} if EMITTERS else {}
 
 
 @pytest.fixture(autouse=True, scope="module")

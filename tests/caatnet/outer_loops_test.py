@@ -114,7 +114,8 @@ PLAIN = (
 class Runner:
   """Steps of an experiment, its programs compiled when first needed."""
 
-  def __init__(self, name, overrides="", mesh=None):
+  def __init__(self, name, overrides="", mesh=None, options=None):
+    self.options = options
     self.experiment = make(name, overrides, mesh)
     self.state = self.experiment.init_state()
     self.programs = {}
@@ -124,7 +125,7 @@ class Runner:
     plan = outer.plan(int(self.state.step))
     if plan.program not in self.programs:
       lowered = self.experiment.lower_step(plan)
-      self.programs[plan.program] = lowered.compile()
+      self.programs[plan.program] = lowered.compile(self.options)
     numbers = jax.tree.map(np.int32, plan.numbers)
     self.state, metrics = self.programs[plan.program](
       self.state, put_batch(self.experiment.program, batch), numbers
@@ -295,9 +296,11 @@ def test_streaming_with_one_fragment_is_diloco():
   assert_close(streaming.params, diloco.params)
 
 
-def test_a_worker_that_keeps_everything_hears_nothing():
-  alone = Runner("local_sgd", "outer.every=99").run(7)
-  deaf = Runner("streaming", f"{PLAIN} outer.keep=1.0").run(7)
+def test_a_worker_that_keeps_everything_hears_nothing(same_bits):
+  alone = Runner("local_sgd", "outer.every=99", options=same_bits).run(7)
+  deaf = Runner(
+    "streaming", f"{PLAIN} outer.keep=1.0", options=same_bits
+  ).run(7)
   assert_equal(deaf.params, alone.params)
 
 
@@ -359,10 +362,12 @@ def test_pieces_make_a_whole():
     assert (before[0] != after[0]).any()
 
 
-def test_each_worker_merges_at_its_own_time():
+def test_each_worker_merges_at_its_own_time(same_bits):
   """tau = 1 for workers 0 and 3, 2 for the others."""
-  apart = Runner("local_sgd", "outer.every=99").run(4).params
-  runner = Runner("streaming", f"{PLAIN} outer.overlap=(1,2,2,1)")
+  apart = Runner("local_sgd", "outer.every=99", options=same_bits).run(4).params
+  runner = Runner(
+    "streaming", f"{PLAIN} outer.overlap=(1,2,2,1)", options=same_bits
+  )
   runner.run(4)  # H = 3: layer 0 was sent after update 3
   for worker, merged in enumerate((True, False, False, True)):
     for ours, alone, outer in zip(
@@ -396,8 +401,8 @@ def test_eager_applies_every_mean_once():
     assert before["workers"].keys() == runner.outer["workers"].keys()
 
 
-def test_dc_s3gd_workers_differ_by_their_last_updates_only():
-  runner = Runner("dc_s3gd").run(5)
+def test_dc_s3gd_workers_differ_by_their_last_updates_only(same_bits):
+  runner = Runner("dc_s3gd", options=same_bits).run(5)
   updates = runner.outer["workers"]["update"]
   common = runner.outer["params"]
   assert_equal(
