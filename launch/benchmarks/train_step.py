@@ -247,7 +247,7 @@ def _plain_loss(
     return apart(x), None
 
   x = apart(params["embedding"].astype(dtype)[tokens[:, :-1]])
-  x, _ = jax.lax.scan(block, x, params["blocks"])
+  x, _ = jax.lax.scan(block, x, params["blocks"], unroll=config.unroll)
   logits = norm(x, params["norm"]) @ params["head"].astype(dtype)
   return optax.softmax_cross_entropy_with_integer_labels(
     logits.astype(jnp.float32), tokens[:, 1:]

@@ -23,7 +23,7 @@ def run(config: Any) -> dict[str, Any]:
   runners = {}
   for label, overrides in options.variants:
     experiment = build.build(build.override(base, overrides))
-    if overrides:
+    if not label.startswith("automatic"):
       runners[label] = our_runner(experiment, tokens)
     else:
       devices = experiment.program.mesh.devices.ravel()
