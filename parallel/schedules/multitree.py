@@ -163,7 +163,7 @@ class _Switched:
 
   A turn takes the way with the fewest links to a new rank, from the parent
   that joined first. A parent from which no way is free stays without one until
-  the step ends.
+  the step ends; one without a free link out, which is most of them, has none.
   """
 
   def __init__(self, topology: Topology) -> None:
@@ -175,6 +175,7 @@ class _Switched:
     for number, link in enumerate(topology.links):
       self._out[link.source].append(number)
     self._ordered: dict[tuple[int, int], list[int]] = {}
+    self._within = [_ranks_within(topology, rank) for rank in range(n)]
     self._capacity = list(topology.multiples.values())
     self._members = [[root] for root in range(n)]  # in the order of joining
     self._joined = [{root} for root in range(n)]
@@ -182,15 +183,31 @@ class _Switched:
   def begin(self) -> None:
     self._free = self._capacity[:]
     self._parents = [list(members) for members in self._members]
+    self._out_of = [0] * self._num_ranks  # free links, by rank
+    self._into = [0] * self._num_ranks
+    for tail, head, free in zip(
+      self._tails, self._heads, self._free, strict=True
+    ):
+      if tail < self._num_ranks:
+        self._out_of[tail] += free
+      if head < self._num_ranks:
+        self._into[head] += free
 
   def turns(self, roots: list[int]) -> tuple[list[int], list[Path]]:
     """One turn each: the roots whose trees grew, in the same order, and how."""
     added, paths = [], []
+    reachable = {rank for rank, free in enumerate(self._into) if free}
     for root in roots:
+      outside = reachable - self._joined[root]
+      if not outside:
+        continue
       best: list[int] = []
       stuck = set()
       for parent in self._parents[root]:
-        links = self._find(parent, self._joined[root])
+        within = self._within[parent]
+        if best and within[min(len(best), len(within)) - 1].isdisjoint(outside):
+          continue  # no way from here is shorter
+        links = self._out_of[parent] and self._find(parent, outside)
         if not links:
           stuck.add(parent)
         elif not best or len(links) < len(best):
@@ -205,6 +222,10 @@ class _Switched:
         for link in best:
           self._free[link] -= 1
         new = self._heads[best[-1]]
+        self._out_of[self._tails[best[0]]] -= 1
+        self._into[new] -= 1
+        if not self._into[new]:
+          reachable.remove(new)
         path = (self._tails[best[0]], *(self._heads[link] for link in best))
         paths.append(path)
         self._members[root].append(new)
@@ -212,7 +233,7 @@ class _Switched:
         added.append(root)
     return added, paths
 
-  def _find(self, parent: int, joined: set[int]) -> list[int]:
+  def _find(self, parent: int, outside: set[int]) -> list[int]:
     """The fewest free links from a rank to one outside the tree, or none."""
     came = {parent: -1}  # node -> link into it
     queue = [parent]
@@ -224,7 +245,7 @@ class _Switched:
         if head >= self._num_ranks:
           came[head] = link
           queue.append(head)
-        elif head not in joined:
+        elif head in outside:
           links = [link]
           while self._tails[links[-1]] != parent:
             links.append(came[self._tails[links[-1]]])
@@ -250,3 +271,12 @@ class _Switched:
 
   def end(self, roots: list[int]) -> None:
     """New ranks become parents when the next step begins."""
+
+
+def _ranks_within(topology: Topology, source: int) -> list[set[int]]:
+  """``[hops]``: ranks that many links away, or fewer."""
+  hops = [topology.hops(source, rank) for rank in range(topology.num_ranks)]
+  within = [set() for _ in range(max(hops) + 1)]
+  for limit, ranks in enumerate(within):
+    ranks.update(rank for rank, far in enumerate(hops) if 0 <= far <= limit)
+  return within
