@@ -358,6 +358,8 @@ def _sum_over_ranks(
   The result is device-varying by type (the ranks' cotangents of it differ)
   though equal in value.
   """
+  if lax.axis_size(name) == 1:
+    return varying(y, name)
   return _with_transpose(
     lambda y: varying(_sum_in(y, name, sync.forward_dtype, sync.route), name),
     lambda g: varying(_sum_in(g, name, sync.backward_dtype, sync.route), name),

@@ -1,9 +1,9 @@
 r"""The study: loss of quantised partitions at equal tokens, 3 seeds.
 
 300 steps of 1,024 bytes on 8 data-parallel ranks (2 nodes x 2 x 2), 0.87M
-parameters: without a partition, ZeRO-3 with int8 weights or int8 gradients, and
-the two published mixtures of int8 weights and int4 gradients, blocks of 256. A
-run takes about two minutes on a core.
+parameters: without a partition, ZeRO-3, the same with int8 weights or int8
+gradients, and the two published mixtures of int8 weights and int4 gradients,
+blocks of 256. A run takes about two minutes on a core.
 
   python -m launch.sweep --config=configs/zero/sweep.py \
     --cpu_devices=8 --mesh=tensor:1
@@ -18,6 +18,7 @@ from configs.caatnet import tiny
 
 POINTS = (
   "zero.scheme=ddp",
+  "zero.scheme=zero3",
   "zero.scheme=zero3 zero.weight_codec=int8",
   "zero.scheme=zero3 zero.gradient_codec=int8",
   "zero.scheme=zeropp",
