@@ -225,9 +225,14 @@ def _scatter(x: jax.Array, name: str) -> jax.Array:
   """
   n = lax.axis_size(name)
   shape = (x.shape[0] // n, *x.shape[1:])
-  size = math.prod(shape)
-  tiles = x.reshape(n, -1, _TILE) if size % _TILE == 0 else x.reshape(n, -1)
+  tiles = _in_tiles(x, n)
   return lax.psum_scatter(tiles, name, scatter_dimension=0).reshape(shape)
+
+
+def _in_tiles(x: jax.Array, n: int) -> jax.Array:
+  """``[n, rows, tile]``, or ``[n, elements]`` where tiles do not fit."""
+  fits = x.size % (n * _TILE) == 0
+  return x.reshape(n, -1, _TILE) if fits else x.reshape(n, -1)
 
 
 def all_gather(
@@ -281,7 +286,9 @@ def all_to_all(
   )
   # -> [receiving device, receiving lane, sending lane, ...]
   slices = jnp.moveaxis(slices, (split_dim + 1, split_dim + 2), (0, 1))
-  slices = lax.all_to_all(slices, axis.name, 0, 0, tiled=True)
+  wire = _in_tiles(slices, devices)
+  wire = lax.all_to_all(wire, axis.name, 0, 0, tiled=True)
+  slices = wire.reshape(slices.shape)
   # -> [receiving lane, ..., (sending device, sending lane, concat_dim), ...]
   slices = jnp.moveaxis(slices, (0, 2), (concat_dim + 1, concat_dim + 2))
   out = list(slices.shape)

@@ -246,7 +246,12 @@ def mean_of_encoded(
   return reference.mean_of(_gathered(encoded, axis), decode, weights)
 
 
-def reduce_scatter(x: jax.Array, axis: Axis, codec: Codec) -> jax.Array:
+def reduce_scatter(
+  x: jax.Array,
+  axis: Axis,
+  codec: Codec,
+  implementation: Implementation = "reference",
+) -> jax.Array:
   """`collectives.reduce_scatter` of encoded summands along the last dim.
 
   One all-to-all of payloads and one of scales; each rank decodes what it
@@ -256,6 +261,7 @@ def reduce_scatter(x: jax.Array, axis: Axis, codec: Codec) -> jax.Array:
     x: ``[R, ..., N * k]``, one summand per lane.
     axis: The axis to reduce over.
     codec: Of the summands; a slice is padded to whole blocks.
+    implementation: Of the codec, see `Wire`.
 
   Returns:
     float32 ``[R, ..., k]``: each rank's slice of the sum.
@@ -263,9 +269,10 @@ def reduce_scatter(x: jax.Array, axis: Axis, codec: Codec) -> jax.Array:
   if axis.size == 1:  # nobody to send to: nothing to round for
     return x.astype(jnp.float32)
   slices = x.reshape(*x.shape[:-1], axis.size, -1)
-  received = _deliver(reference.encode(slices, codec), axis)
-  return reference.sum_of(
-    received, lambda part: reference.decode(part, slices.shape[-1], codec)
+  encoded = api.encode(slices, codec, implementation=implementation)
+  return api.total(
+    _deliver(encoded, axis), slices.shape[-1], codec,
+    implementation=implementation,
   )
 
 

@@ -97,7 +97,9 @@ class Program:
     """The partition on the mesh; None if every data rank has everything."""
     if not self.partition.optimizer:
       return None
-    return Shards(self.partition, self.data, self.on_cpu)
+    return Shards(
+      self.partition, self.data, self.on_cpu, self.config.kernels
+    )
 
   @functools.cached_property
   def tensors(self) -> Any:

@@ -27,8 +27,9 @@ import jax.numpy as jnp
 from parallel import collectives, quantize
 from parallel.axes import Axis
 from parallel.collectives import after, varying
-from parallel.kernels.codec import reference
+from parallel.kernels.codec import api
 from parallel.kernels.codec.reference import Codec, Encoded
+from parallel.kernels.selection import Implementation
 from parallel.zero.partition import Partition
 
 
@@ -58,11 +59,13 @@ class Shards:
     axes: The levels' axes, outermost first, as the partition has them.
     ordered: Order collectives of different levels by data flow, which XLA:CPU
       needs (`collectives.after`).
+    kernels: Of the codecs, see `parallel.quantize.Wire.implementation`.
   """
 
   partition: Partition
   axes: tuple[Axis, ...]
   ordered: bool = False
+  kernels: Implementation = "reference"
 
   @property
   def inner(self) -> tuple[Axis, ...]:
@@ -109,7 +112,7 @@ class Shards:
     codec = self._codec(self.partition.weight_codec)
 
     def to_wire(x, tensor):
-      return reference.encode(x, codec) if codec else x.astype(tensor.dtype)
+      return self._encode(x, codec) if codec else x.astype(tensor.dtype)
 
     on_wire = jax.tree.map(to_wire, stored, tensors)
     return self._gather(
@@ -150,7 +153,7 @@ class Shards:
         x = lax.dynamic_slice_in_dim(
           x, first, axis.lanes, axis=len(lead) + level
         )
-      return reference.encode(x, codec) if codec else x
+      return self._encode(x, codec) if codec else x
 
     return jax.tree.map(part, tensors, whole)
 
@@ -246,7 +249,7 @@ class Shards:
         dim = x.ndim - 1 - len(self.axes) + level
         x = jnp.moveaxis(x, dim, 0)
         if codec:
-          x = quantize.reduce_scatter(x, axis, codec)
+          x = quantize.reduce_scatter(x, axis, codec, self.kernels)
         else:
           x = collectives.reduce_scatter(x, axis, dim=x.ndim - 2)
         return jnp.moveaxis(x, 0, dim)
@@ -256,6 +259,9 @@ class Shards:
 
   def _in_order(self, tree: Any) -> Any:
     return after(tree, tree, self.ordered)
+
+  def _encode(self, x: jax.Array, codec: Codec) -> Encoded:
+    return api.encode(x, codec, implementation=self.kernels)
 
   def _decode(
     self, x: Any, tensor: Tensor, codec: Codec | None, k: int
@@ -267,8 +273,8 @@ class Shards:
         x.payload.reshape(*lead, -1, codec.payload_bytes(k)),
         x.scales.reshape(*lead, -1, codec.num_scales(k)),
       )
-      x = reference.decode(shards, k, codec).astype(tensor.dtype)
-      x = x.reshape(*lead, -1)
+      x = api.decode(shards, k, codec, implementation=self.kernels)
+      x = x.astype(tensor.dtype).reshape(*lead, -1)
     lead = x.shape[:-1]
     return x[..., : tensor.size].reshape(*lead, *tensor.shape)
 

@@ -107,16 +107,39 @@ def mean(
     weights: float32 ``[M]``.
     implementation: See `choice`.
   """
-  senders, *lead, _ = encoded.scales.shape
-  shape = (*lead, n)
-  chosen = choice(shape, codec, implementation, senders=senders)
+  chosen = _choice_of_many(encoded, n, codec, implementation)
   if chosen.name == "reference":
     return reference.mean(encoded, n, codec, weights)
-  kernels = _KERNELS[chosen.kind]
-  blocks = kernels.mean(
-    *_by_block(encoded, codec), codec, weights, chosen.interpret
-  )
-  return _from_blocks(blocks, shape)
+  return _mean(chosen, encoded, n, codec, weights)
+
+
+def total(
+  encoded: Encoded,
+  n: int,
+  codec: Codec,
+  *,
+  implementation: Implementation = "auto",
+) -> jax.Array:
+  """See ``reference.total``; arguments as of `mean`."""
+  chosen = _choice_of_many(encoded, n, codec, implementation)
+  if chosen.name == "reference":
+    return reference.total(encoded, n, codec)
+  return _mean(chosen, encoded, n, codec, divide=False)
+
+
+def decode(
+  encoded: Encoded,
+  n: int,
+  codec: Codec,
+  *,
+  implementation: Implementation = "auto",
+) -> jax.Array:
+  """See ``reference.decode``; arguments as of `mean`, of one sender."""
+  one = Encoded(*(part[None] for part in encoded))
+  chosen = _choice_of_many(one, n, codec, implementation)
+  if chosen.name == "reference":
+    return reference.decode(encoded, n, codec)
+  return _mean(chosen, one, n, codec, divide=False)
 
 
 def nesterov(
@@ -157,6 +180,27 @@ def nesterov(
   )
   new, momentum = (_from_blocks(x, params.shape) for x in blocks)
   return new, momentum
+
+
+def _choice_of_many(
+  encoded: Encoded, n: int, codec: Codec, implementation: Implementation
+) -> Choice:
+  senders, *lead, _ = encoded.scales.shape
+  return choice((*lead, n), codec, implementation, senders=senders)
+
+
+def _mean(
+  chosen: Choice,
+  encoded: Encoded,
+  n: int,
+  codec: Codec,
+  weights: jax.Array | None = None,
+  divide: bool = True,
+) -> jax.Array:
+  blocks = _KERNELS[chosen.kind].mean(
+    *_by_block(encoded, codec), codec, weights, divide, chosen.interpret
+  )
+  return _from_blocks(blocks, (*encoded.scales.shape[1:-1], n))
 
 
 def _key_of(codec: Codec, key: jax.Array | None) -> jax.Array | None:

@@ -150,13 +150,14 @@ def mean(
   scales: jax.Array,
   codec: Codec,
   weights: jax.Array | None = None,
+  divide: bool = True,
   interpret: bool = False,
 ) -> jax.Array:
   """See ``tpu.mean``."""
   shape = (payload.shape[1], codec.block)
   (out,) = _over_senders(
     _mean, payload, scales, (), codec, weights, [shape], "codec_mean",
-    interpret,
+    interpret, divide,
   )
   return out
 
@@ -193,11 +194,13 @@ def _over_senders(
   results: list[tuple[int, ...]],
   name: str,
   interpret: bool,
+  divide: bool = True,
 ) -> list[jax.Array]:
   senders, num_blocks = scales.shape
   tile = _Tile(codec, num_blocks)
   ones = jnp.ones(senders, jnp.float32) if weights is None else weights
-  numbers = jnp.concatenate([ones, (1 / sum_in_order(ones))[None]])
+  factor = 1 / sum_in_order(ones) if divide else jnp.ones(())
+  numbers = jnp.concatenate([ones, factor[None]])
   operands = calls.same_axes(numbers, payload, scales, *others)
   means = functools.partial(
     _means, codec=codec, tile=tile, use_weights=weights is not None

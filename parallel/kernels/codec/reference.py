@@ -248,6 +248,11 @@ def mean(
   return mean_of(encoded, lambda part: decode(part, n, codec), weights)
 
 
+def total(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
+  """The sum of M encoded vectors; arguments and result as of `mean`."""
+  return sum_of(encoded, lambda part: decode(part, n, codec))
+
+
 def mean_of(
   encoded: Any,
   decode: Callable[[Any], jax.Array],

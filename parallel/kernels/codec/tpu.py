@@ -176,6 +176,7 @@ def mean(
   scales: jax.Array,
   codec: Codec,
   weights: jax.Array | None = None,
+  divide: bool = True,
   interpret: bool = False,
 ) -> jax.Array:
   """The mean of M encoded vectors; see ``reference.mean``.
@@ -185,6 +186,7 @@ def mean(
     scales: ``[M, blocks]``.
     codec: The codec.
     weights: ``[M]``.
+    divide: False: the sum.
     interpret: Run on any machine.
 
   Returns:
@@ -193,7 +195,7 @@ def mean(
   num_blocks = payload.shape[1]
   (out,) = _over_senders(
     functools.partial(_mean, codec=codec), payload, scales, (), codec,
-    weights, [(num_blocks, codec.block)], "codec_mean", interpret,
+    weights, [(num_blocks, codec.block)], "codec_mean", interpret, divide,
   )
   return out
 
@@ -245,6 +247,7 @@ def _over_senders(
   results: list[tuple[int, ...]],
   name: str,
   interpret: bool,
+  divide: bool = True,
 ) -> list[jax.Array]:
   senders, num_blocks = scales.shape
   groups = _groups(codec, num_blocks, senders)
@@ -254,7 +257,8 @@ def _over_senders(
   scales = jnp.pad(scales, ((0, 0), (0, padding)))
   scales = scales.reshape(senders, steps, groups, _LANES)
   ones = jnp.ones(senders, jnp.float32) if weights is None else weights
-  numbers = jnp.concatenate([ones, (1 / sum_in_order(ones))[None]])
+  factor = 1 / sum_in_order(ones) if divide else jnp.ones(())
+  numbers = jnp.concatenate([ones, factor[None]])
   operands = calls.same_axes(numbers, payload, scales, *others)
   return pl.pallas_call(
     functools.partial(kernel, use_weights=weights is not None),
