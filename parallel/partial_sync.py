@@ -241,13 +241,10 @@ def row_column_parallel(
   """`row_parallel`, then `add_column_parallel`: out of a door, into the next.
 
   On devices with one lane the routes "one_shot" and "ring_kernel" sum, scale
-  and add the private channels and normalise in one kernel, where one takes the
-  operands. Where none does, and in a `row_parallel` that no norm follows,
-  "one_shot" adds as `parallel.collectives` does, and "ring_kernel" is a psum.
-  Backward the kernel's route sums cotangents: again a gather, or a psum.
-
-  To rematerialise without reducing again, the new stream and the normalised
-  rows are kept: 2 H channels in place of K.
+  and add the private channels, and normalise in one kernel, where one takes
+  the operands (`door_reductions.kernel_of_norm`). Where none does, and in a
+  `row_parallel` that no norm follows, such as the MLP's before the next layer,
+  "one_shot" adds as `parallel.collectives` does and "ring_kernel" is a psum.
 
   Args:
     x: The residual stream.

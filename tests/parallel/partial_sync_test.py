@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
-from parallel.door_reductions import DOOR_ROUTES, PartialSync
+from parallel.collectives import ROUTES
+from parallel.door_reductions import PartialSync
 from parallel.partial_sync import (
   Stream,
   column_parallel,
@@ -109,7 +110,7 @@ def test_the_doors_are_the_rank_oracle(ranks, devices, fractions, inside):
 @pytest.mark.quick
 @pytest.mark.parametrize("devices", [1, 3, 6])  # 6 rows: 3 and 6 need padding
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("route", DOOR_ROUTES)
+@pytest.mark.parametrize("route", ROUTES)
 def test_every_route_is_the_psum(route, overlap, devices):
   params, x = draw(6)
   results = []
@@ -148,7 +149,7 @@ def test_bytes_of_each_route(route, kinds):
   assert found == {kind: rows * 4 * H // 2 for kind, rows in kinds.items()}
 
 
-@pytest.mark.parametrize("route", DOOR_ROUTES)
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_shared_channels_are_bitwise_equal_and_private_ones_differ(
   devices, route
@@ -266,7 +267,7 @@ def test_kernels_change_nothing(ranks, devices, fractions):
 @pytest.mark.parametrize(
   ("route", "ranks", "devices", "fractions", "dtype", "kernel"),
   [
-    ("one_shot", 2, 2, (0.5, 0.8, 0.5), "bfloat16", "reduce_add_norm"),
+    ("one_shot", 2, 2, (0.8, 0.5, 0.8, 0.5), "bfloat16", "reduce_add_norm"),
     ("one_shot", 4, 4, (1.0, 1.0, 1.0), "float32", "reduce_add_norm"),
     ("one_shot", 4, 2, (0.5, 0.5, 0.5), "float32", None),  # two streams
     ("ring_kernel", 2, 2, (0.5, 0.5, 0.5), "float32",
