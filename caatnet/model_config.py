@@ -8,10 +8,10 @@ import jax
 from caatnet.checks import one_of, positive
 from caatnet.models import attention
 from caatnet.models.config import TransformerConfig
-from parallel.collectives import ROUTES, Reduction
+from parallel.collectives import Reduction
+from parallel.door_reductions import DOOR_ROUTES, PartialSync
 from parallel.kernels import selection
 from parallel.kernels.schedule_all_reduce import api as schedule_kernels
-from parallel.partial_sync import PartialSync
 from parallel.schedules import builders
 from parallel.schedules.run import executor
 from parallel.schedules.table import table
@@ -90,7 +90,8 @@ def _route(
   """``config.model.route``; a schedule's name becomes what runs it."""
   kind, _, name = model.route.partition(":")
   if kind != "schedule":
-    allowed = (*ROUTES, *(f"schedule:{name}" for name in builders.BUILDERS))
+    schedules = (f"schedule:{name}" for name in builders.BUILDERS)
+    allowed = (*DOOR_ROUTES, *schedules)
     one_of("config.model.route", model.route, allowed)
     return model.route
   try:

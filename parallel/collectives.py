@@ -160,6 +160,35 @@ def sum_by_ring(x: jax.Array, name: str) -> jax.Array:
   )
 
 
+def sum_by_one_shot(x: jax.Array, name: str) -> jax.Array:
+  """Sums over a mesh axis: everyone's array goes to everyone, who all add.
+
+  One step in place of two, for n / 2 times the bytes of a ring. Added in the
+  order of devices, in float32 if x is narrower, and rounded once: so all
+  devices hold the same bits.
+
+  Args:
+    x: ``[...]``.
+    name: The mesh axis.
+
+  Returns:
+    The sum, the same on every device.
+  """
+  wide = x.dtype
+  if jnp.issubdtype(wide, jnp.floating):
+    wide = jnp.promote_types(wide, jnp.float32)
+  total = jnp.zeros(x.shape, wide)
+  for part in parts_of_all(x, name):
+    total = total + part.astype(wide)
+  return total.astype(x.dtype)
+
+
+def parts_of_all(x: jax.Array, name: str) -> jax.Array:
+  """``[...] -> [n, ...]``: every device's, the same on all of them."""
+  joined = lax.all_gather(x, name, tiled=True, to="invarying")
+  return joined.reshape(lax.axis_size(name), *x.shape)
+
+
 def _ring(x: jax.Array, name: str, n: int, step: int) -> jax.Array:
   parts = x.reshape(n, -1, x.shape[-1])
   here = lax.axis_index(name)
@@ -195,6 +224,7 @@ ROUTES: dict[str, Reduction] = {
   "psum": lax.psum,
   "scatter_gather": sum_by_scatter_gather,
   "ring": sum_by_ring,
+  "one_shot": sum_by_one_shot,
 }
 
 

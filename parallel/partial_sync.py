@@ -24,26 +24,24 @@ Shape legend: R = lanes, B = batch, T = position, H = width (stream channels),
 K = shared channels, F = features of one rank.
 """
 
-from collections.abc import Callable
 import dataclasses
-import math
 
 import jax
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from parallel.axes import Axis
-from parallel.collectives import ROUTES, Reduction, varying, varying_axes
+from parallel.collectives import varying, varying_axes
+from parallel.door_reductions import (
+  PartialSync,
+  cast_to_ranks,
+  kernel_of_norm,
+  sum_over_ranks,
+)
 from parallel.kernels.add_norm import api as kernels
 from parallel.kernels.add_norm.reference import sum_of_squares
 from parallel.kernels.calls import same_axes
 from parallel.kernels.selection import Implementation
-
-PRIVATE_SCALES = ("none", "init", "forward")
-
-# The name under which remat policies find the reduced activations.
-REDUCED = "reduced"
 
 
 @jax.tree_util.register_dataclass
@@ -88,55 +86,6 @@ class Stream:
     return self.narrow(0).private
 
 
-@dataclasses.dataclass(frozen=True)
-class PartialSync:
-  """How a row door synchronises its update.
-
-  Attributes:
-    p: Fraction of the channels that is summed over all ranks, in [0, 1].
-    private_scale: "forward" multiplies private channels by sqrt(ranks), since
-      one rank's partial output stands in for the sum of ``ranks``; "init"
-      leaves that to the initialisation of the weights; "none" does neither.
-    forward_dtype: dtype of the forward reduction; None: the activations'.
-    backward_dtype: dtype of the backward reduction; None: the cotangents'.
-    overlap: Compute the shared columns of the product first and the private
-      ones under their reduction, where the compiler reduces asynchronously.
-      Otherwise a device with one lane makes one product of both.
-    route: How both reductions go: a key of `parallel.collectives.ROUTES`, or
-      a function in place of ``lax.psum``.
-  """
-
-  p: float = 1.0
-  private_scale: str = "forward"
-  forward_dtype: str | None = None
-  backward_dtype: str | None = "float32"
-  overlap: bool = False
-  route: str | Reduction = "psum"
-
-  def __post_init__(self) -> None:
-    if not 0.0 <= self.p <= 1.0:
-      raise ValueError(
-        f"p={self.p} must lie in [0, 1] (config.model.p, p_attention, p_mlp)"
-      )
-    if isinstance(self.route, str) and self.route not in ROUTES:
-      raise ValueError(
-        f"config.model.route={self.route!r} must be one of {', '.join(ROUTES)}"
-      )
-    if self.private_scale not in PRIVATE_SCALES:
-      raise ValueError(
-        f"config.model.private_scale={self.private_scale!r} must be one of "
-        f"{', '.join(PRIVATE_SCALES)}"
-      )
-
-  def num_shared(self, width: int) -> int:
-    """k, rounded the same way everywhere; ``int(0.29 * 100)`` is 28."""
-    return int(self.p * width)
-
-  def scale(self, axis: Axis) -> float:
-    """What the row door multiplies private channels by."""
-    return math.sqrt(axis.size) if self.private_scale == "forward" else 1.0
-
-
 def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:
   """Starts a residual stream from activations equal on all ranks.
 
@@ -152,7 +101,7 @@ def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:
     The stream that every rank starts with.
   """
   with jax.named_scope("stack_entry"):
-    x = _cast_to_ranks(x, axis.name, sync.backward_dtype)
+    x = cast_to_ranks(x, axis.name, sync.backward_dtype)
   whole = Stream(x, jnp.zeros((axis.lanes, *x.shape[:-1], 0), x.dtype))
   whole = Stream(x, varying(whole.private, *varying_axes(x)))
   return whole.narrow(sync.num_shared(x.shape[-1]))
@@ -251,26 +200,94 @@ def row_parallel(
   Returns:
     The update of the residual stream.
   """
+  shared, private = _row_products(y, w, sync, sync.scale(axis))
+  if shared.shape[-1]:
+    shared = sum_over_ranks(shared, axis.name, sync)
+  return Stream(shared, private)
+
+
+def _row_products(
+  y: jax.Array, w: jax.Array, sync: PartialSync, scale: float
+) -> tuple[jax.Array, jax.Array]:
+  """``[B, T, K]``, summed over lanes, and ``[R, B, T, H - K]``, scaled."""
   width = w.shape[-1]
   k = sync.num_shared(width)
   w = w.astype(y.dtype)
-  scale = jnp.asarray(sync.scale(axis), y.dtype)
+  factor = jnp.asarray(scale, y.dtype)
   if k == width:
     shared = _all_rows(y, w)
     private = jnp.zeros((*y.shape[:-1], 0), y.dtype)
-    private = varying(private, *varying_axes(shared))
-  elif w.shape[0] == 1 and not sync.overlap:  # one product, then split
+    return shared, varying(private, *varying_axes(shared))
+  if w.shape[0] == 1 and not sync.overlap:  # one product, then split
     both = _all_rows(y, w)
-    shared, private = both[..., :k], both[None, ..., k:] * scale
-  else:
-    shared = _all_rows(y, w[..., :k])
-    if sync.overlap:  # or XLA makes one product of the two again
-      shared, y = lax.optimization_barrier((shared, y))
-    private = _each_rank(y, w[..., k:] * scale)
-  if k:
-    shared = _sum_over_ranks(shared, axis.name, sync)
-    shared = checkpoint_name(shared, REDUCED)
-  return Stream(shared, private)
+    return both[..., :k], both[None, ..., k:] * factor
+  shared = _all_rows(y, w[..., :k])
+  if sync.overlap:  # or XLA makes one product of the two again
+    shared, y = lax.optimization_barrier((shared, y))
+  return shared, _each_rank(y, w[..., k:] * factor)
+
+
+def row_column_parallel(
+  x: Stream,
+  y: jax.Array,
+  w_row: jax.Array,
+  gain: jax.Array,
+  w_column: jax.Array,
+  axis: Axis,
+  sync: PartialSync,
+  eps: float = 1e-5,
+  implementation: Implementation = "reference",
+) -> tuple[Stream, jax.Array]:
+  """`row_parallel`, then `add_column_parallel`: out of a door, into the next.
+
+  On devices with one lane the routes "one_shot" and "ring_kernel" sum, scale
+  and add the private channels, and normalise in one kernel, where one takes
+  the operands (`door_reductions.kernel_of_norm`). Where none does, and in a
+  `row_parallel` that no norm follows, such as the MLP's before the next layer,
+  "one_shot" adds as `parallel.collectives` does and "ring_kernel" is a psum.
+
+  Args:
+    x: The residual stream.
+    y: ``[R, B, T, F]``, rank-local activations.
+    w_row: ``[R, F, H]``.
+    gain: ``[H]``, of the norm.
+    w_column: ``[R, H, G]``.
+    axis: The tensor axis.
+    sync: What is shared, and how it is reduced.
+    eps: Added to the mean square.
+    implementation: Of kernels, see `parallel.kernels.selection`.
+
+  Returns:
+    The new stream, and ``[R, B, T, G]``.
+
+  Raises:
+    ValueError: A dtype of the reduction that the route does not have.
+  """
+  reduce_add_norm = None
+  if w_row.shape[0] == 1:
+    reduce_add_norm = kernel_of_norm(
+      x.shared.shape[:-1], x.width, y.dtype, axis, sync, eps, implementation
+    )
+  if reduce_add_norm is None:
+    update = row_parallel(y, w_row, axis, sync)
+    return add_column_parallel(x, update, gain, w_column, eps, implementation)
+  partial, d_private = _row_products(y, w_row, sync, 1.0)
+  k = partial.shape[-1]
+  shared, private, normed = reduce_add_norm(
+    *_split_at(x, k), partial, d_private[0], gain
+  )
+  x = Stream(shared, private[None]).narrow(min(k, x.shared.shape[-1]))
+  return x, _all_columns(normed, w_column.astype(normed.dtype))
+
+
+def _split_at(x: Stream, k: int) -> tuple[jax.Array, jax.Array]:
+  """A rank's stream, its first k channels and the rest."""
+  more = k - x.shared.shape[-1]
+  if more <= 0:
+    x = x.narrow(k)
+    return x.shared, x.private[0]
+  shared = jnp.concatenate([x.shared, x.private[0, ..., :more]], axis=-1)
+  return shared, x.private[0, ..., more:]
 
 
 # The products below are plain two-dim ones: XLA:CPU runs a product with a
@@ -348,57 +365,3 @@ def _times(y: jax.Array, factor: jax.Array) -> jax.Array:
 
   times.defvjp(forward, backward)
   return times(*same_axes(y, factor))
-
-
-def _sum_over_ranks(
-  y: jax.Array, name: str, sync: PartialSync
-) -> jax.Array:
-  """All-reduces each way: F on shared channels, and its transpose F^T.
-
-  The result is device-varying by type (the ranks' cotangents of it differ)
-  though equal in value.
-  """
-  if lax.axis_size(name) == 1:
-    return varying(y, name)
-  return _with_transpose(
-    lambda y: varying(_sum_in(y, name, sync.forward_dtype, sync.route), name),
-    lambda g: varying(_sum_in(g, name, sync.backward_dtype, sync.route), name),
-    y,
-  )
-
-
-def _cast_to_ranks(
-  x: jax.Array, name: str, backward_dtype: str | None
-) -> jax.Array:
-  """Identity; its transpose sums the ranks' cotangents, in one dtype."""
-  return _with_transpose(
-    lambda x: varying(x, name), lambda g: _sum_in(g, name, backward_dtype), x
-  )
-
-
-def _with_transpose(
-  f: Callable[[jax.Array], jax.Array],
-  transpose: Callable[[jax.Array], jax.Array],
-  x: jax.Array,
-) -> jax.Array:
-  """``f(x)`` of a linear ``f`` whose transpose is given."""
-  linear = jax.custom_vjp(f)
-  linear.defvjp(lambda x: (f(x), None), lambda _, g: (transpose(g),))
-  return linear(x)
-
-
-def _sum_in(
-  y: jax.Array, name: str, dtype: str | None, route: str | Reduction = "psum"
-) -> jax.Array:
-  """All-reduces in ``dtype``, in y's own if None; returns y's."""
-  reduce = ROUTES[route] if isinstance(route, str) else route
-  if dtype in (None, y.dtype.name):
-    return reduce(y, name)
-  # XLA:TPU takes casts beside a reduction for free to move, and would reduce in
-  # the narrower of the two dtypes. A barrier keeps the cast before; after it,
-  # where a barrier would make the reduction synchronous, rounding to the
-  # narrower dtype first leaves no cast to move (LOG.md).
-  narrow = min(y.dtype, jnp.dtype(dtype), key=lambda d: d.itemsize)
-  bits = jnp.finfo(narrow)
-  total = reduce(lax.optimization_barrier(y.astype(dtype)), name)
-  return lax.reduce_precision(total, bits.nexp, bits.nmant).astype(y.dtype)

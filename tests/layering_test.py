@@ -37,8 +37,17 @@ RULES = {
   "parallel.axes": ((), LIBRARY),
   "parallel.kernels": ((), LIBRARY),
   "parallel.collectives": (("parallel.axes", "parallel.kernels"), LIBRARY),
-  "parallel.partial_sync": (
+  "parallel.door_reductions": (
     ("parallel.axes", "parallel.collectives", "parallel.kernels"),
+    LIBRARY,
+  ),
+  "parallel.partial_sync": (
+    (
+      "parallel.axes",
+      "parallel.collectives",
+      "parallel.kernels",
+      "parallel.door_reductions",
+    ),
     LIBRARY,
   ),
   "parallel.quantize": (
@@ -71,6 +80,7 @@ RULES = {
     (
       "parallel.axes",
       "parallel.collectives",
+      "parallel.door_reductions",
       "parallel.partial_sync",
       "parallel.kernels",
     ),

@@ -1,6 +1,7 @@
 """What one training step sends, in closed form: the ledger's second opinion.
 
-Per microbatch of n tokens, the tensor axis all-reduces
+Per microbatch of n tokens, the tensor axis all-reduces (by the route
+"one_shot" row doors all-gather operands of the same size)
 
     forward:  n H (embedding) + sum over row doors of n k + O(n) (softmax)
     backward: n H (stack entry) + sum over row doors of n k
@@ -16,19 +17,24 @@ from typing import NamedTuple
 
 from caatnet.models.config import TransformerConfig
 
+# Routes of row doors with one collective each -> its kind.
+_KINDS = {"psum": "all_reduce", "one_shot": "all_gather"}
+
 
 class Reduction(NamedTuple):
-  """An all-reduce over the tensor axis.
+  """An operand of a reduction over the tensor axis.
 
   Attributes:
     phase: "forward", "backward" or "update".
     dtype: On the wire.
     shape: Per device.
+    kind: Of the collective, as in the ledger.
   """
 
   phase: str
   dtype: str
   shape: tuple[int, ...]
+  kind: str = "all_reduce"
 
 
 def tensor_reductions(
@@ -39,7 +45,7 @@ def tensor_reductions(
   seq_len: int,
   accumulation: int = 1,
 ) -> collections.Counter[Reduction]:
-  """All-reduces over the tensor axis in one training step.
+  """Reductions over the tensor axis in one training step.
 
   Args:
     config: The model.
@@ -50,13 +56,16 @@ def tensor_reductions(
 
   Returns:
     How often each is executed per step.
+
+  Raises:
+    ValueError: A route that is not one collective.
   """
   tokens = (data_lanes, batch_size, seq_len)
   width, dtype = config.width, config.dtype
   count: collections.Counter[Reduction] = collections.Counter()
 
-  def add(phase, dtype, *shape):
-    count[Reduction(phase, dtype, tuple(shape))] += accumulation
+  def add(phase, dtype, *shape, kind="all_reduce"):
+    count[Reduction(phase, dtype, tuple(shape), kind)] += accumulation
 
   add("forward", dtype, *tokens, width)
   entry = config.syncs[0][0].backward_dtype or dtype
@@ -65,11 +74,18 @@ def tensor_reductions(
     for door, sync in enumerate(syncs):
       k = sync.num_shared(width)
       if k:
+        if sync.route not in _KINDS:
+          raise ValueError(
+            f"config.model.route={sync.route!r}: the formula has "
+            f"{', '.join(_KINDS)}"
+          )
+        door_kind = _KINDS[sync.route]
         forward = sync.forward_dtype or dtype
-        add("forward", forward, *tokens, k)
-        add("backward", sync.backward_dtype or dtype, *tokens, k)
+        backward = sync.backward_dtype or dtype
+        add("forward", forward, *tokens, k, kind=door_kind)
+        add("backward", backward, *tokens, k, kind=door_kind)
         if config.remat == "full" and door == 0:
-          add("backward", forward, *tokens, k)
+          add("backward", forward, *tokens, k, kind=door_kind)
   add("forward", "float32", *tokens)  # largest logit
   add("forward", "float32", 2, *tokens)  # normaliser, target
   gains = config.num_layers, config.width

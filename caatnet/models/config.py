@@ -5,7 +5,7 @@ import dataclasses
 import jax
 
 from parallel.axes import divisors
-from parallel.partial_sync import REDUCED, PartialSync
+from parallel.door_reductions import REDUCED, PartialSync
 
 REMAT_POLICIES = {
   "none": None,

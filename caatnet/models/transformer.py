@@ -29,12 +29,12 @@ from caatnet.models import layers
 from caatnet.models.access import AS_THEY_ARE, Access
 from caatnet.models.config import REMAT_POLICIES, TransformerConfig
 from parallel.axes import Axis
+from parallel.door_reductions import PartialSync
 from parallel.partial_sync import (
-  PartialSync,
   Stream,
-  add_column_parallel,
   column_parallel,
   enter,
+  row_column_parallel,
   row_parallel,
 )
 
@@ -139,11 +139,11 @@ class Block(nnx.Module):
     options = config.norm_eps, config.kernels
     with jax.named_scope("attention"):
       y = attend(column_parallel(x, norm_1, self.w_qkv[...], *options))
-      update = row_parallel(y, self.w_out[...], axis, sync_attention)
-    with jax.named_scope("mlp"):
-      x, y = add_column_parallel(
-        x, update, norm_2, self.w_gate_up[...], *options
+      x, y = row_column_parallel(
+        x, y, self.w_out[...], norm_2, self.w_gate_up[...], axis,
+        sync_attention, *options,
       )
+    with jax.named_scope("mlp"):
       x = x + row_parallel(swiglu(y), self.w_down[...], axis, sync_mlp)
     return x
 

@@ -54,10 +54,12 @@ def _model() -> ml_collections.ConfigDict:
   # Whether the shared columns of a row-parallel product come first, and the
   # private ones under their reduction: "on", "off", or "auto": on GPUs.
   model.overlap = "auto"
-  # How the doors reduce: "psum", "scatter_gather", "ring" (of permutes), or
-  # "schedule:NAME", made for the tensor axis's devices as joined in a "ring",
-  # "torus", "mesh" (the last two as square as can be), "bigraph", "switch" or
-  # "fully_connected".
+  # How the doors reduce: "psum", "scatter_gather", "ring" (of permutes),
+  # "one_shot" (gathered, then added; with kernels, attention's in one with add
+  # and norm), "ring_kernel" (TPU: attention's in one with add and norm; psum
+  # elsewhere), or "schedule:NAME", made for the tensor axis's devices as joined
+  # in a "ring", "torus", "mesh" (the last two as square as can be), "bigraph",
+  # "switch" or "fully_connected".
   model.route = "psum"
   model.topology = "torus"
   # "auto", "xla", "cudnn" (GPU) or "splash" (TPU).

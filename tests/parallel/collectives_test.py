@@ -1,6 +1,7 @@
 """Every verb = its definition over logical ranks, on any number of devices."""
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
@@ -112,3 +113,16 @@ def test_permute_refuses_ranks_named_twice_or_absent(pairs):
   axis = Axis("a", N, 1)
   with pytest.raises(ValueError, match="appear once"):
     collectives.permute(np.zeros((N, 2), "f4"), axis, pairs)
+
+
+def test_one_shot_adds_in_order_and_rounds_once():
+  """256 + 1 is 256 in bfloat16; integers stay integers."""
+  f = jax.jit(jax.shard_map(
+    lambda x: collectives.sum_by_one_shot(x, "a"),
+    mesh=make_mesh({"a": Axis("a", 4, 4)}), in_specs=P("a"), out_specs=P(),
+  ))
+  x = jnp.asarray([[256.0], [1.0], [-256.0], [2.0**-7]], jnp.bfloat16)
+  assert f(x).dtype == jnp.bfloat16
+  assert float(f(x)[0, 0]) == 1 + 2.0**-7
+  large = jnp.asarray([[1 << 24], [1], [0], [0]])
+  assert int(f(large)[0, 0]) == (1 << 24) + 1

@@ -10,12 +10,12 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import ROUTES
+from parallel.door_reductions import PartialSync
 from parallel.partial_sync import (
-  PartialSync,
   Stream,
-  add_column_parallel,
   column_parallel,
   enter,
+  row_column_parallel,
   row_parallel,
 )
 from parallel.xla import ledger
@@ -31,13 +31,17 @@ def draw(ranks):
   return params, rng.normal(size=(BATCH, LENGTH, H)).astype("f4")
 
 
-def streams(params, x, axis, syncs):
-  """Two MLP blocks; ``[R, B, T, H]`` of this device's lanes."""
+def streams(params, x, axis, syncs, implementation="reference"):
+  """MLP blocks; ``[R, B, T, H]`` of this device's lanes."""
+  gain, w_in, w_out = params["gain"], params["w_in"], params["w_out"]
+  options = {"implementation": implementation}
   x = enter(x, axis, syncs[0])
-  for sync in syncs:
-    y = jnp.tanh(column_parallel(x, params["gain"], params["w_in"]))
-    x = x + row_parallel(y, params["w_out"], axis, sync)
-  return x.per_rank()
+  y = column_parallel(x, gain, w_in, **options)
+  for sync in syncs[:-1]:
+    x, y = row_column_parallel(
+      x, jnp.tanh(y), w_out, gain, w_in, axis, sync, **options
+    )
+  return (x + row_parallel(jnp.tanh(y), w_out, axis, syncs[-1])).per_rank()
 
 
 def on_mesh(f, ranks, devices, out_specs):
@@ -130,6 +134,7 @@ def test_every_route_is_the_psum(route, overlap, devices):
     ("psum", {"all_reduce": 6}),
     ("scatter_gather", {"reduce_scatter": 8, "all_gather": 1}),
     ("ring", {"permute": 2 * 2 * 7}),
+    ("one_shot", {"all_gather": 6}),
   ],
 )
 def test_bytes_of_each_route(route, kinds):
@@ -241,15 +246,7 @@ def test_kernels_change_nothing(ranks, devices, fractions):
   syncs = [PartialSync(p) for p in fractions]
 
   def ours(params, x, axis, implementation):
-    x = enter(x, axis, syncs[0])
-    update = None
-    for sync in syncs:
-      x, y = add_column_parallel(
-        x, update, params["gain"], params["w_in"],
-        implementation=implementation,
-      )
-      update = row_parallel(jnp.tanh(y), params["w_out"], axis, sync)
-    y = (x + update).per_rank()
+    y = streams(params, x, axis, syncs, implementation)
     return jax.lax.psum((y * jnp.cos(jnp.arange(H))).sum(), "tensor")
 
   results = []
@@ -265,3 +262,66 @@ def test_kernels_change_nothing(ranks, devices, fractions):
     results.append(f(params, x))
   for a, b in zip(*map(jax.tree.leaves, results), strict=True):
     np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+  ("route", "ranks", "devices", "fractions", "dtype", "kernel"),
+  [
+    ("one_shot", 2, 2, (0.8, 0.5, 0.8, 0.5), "bfloat16", "reduce_add_norm"),
+    ("one_shot", 4, 4, (1.0, 1.0, 1.0), "float32", "reduce_add_norm"),
+    ("one_shot", 4, 2, (0.5, 0.5, 0.5), "float32", None),  # two streams
+    ("ring_kernel", 2, 2, (0.5, 0.5, 0.5), "float32",
+     "ring_partial_all_reduce"),
+    ("ring_kernel", 2, 2, (1.0, 1.0, 1.0), "float32", None),
+    ("ring_kernel", 4, 2, (0.5, 0.5, 0.5), "float32", None),
+  ],
+)
+def test_kernels_of_routes_are_the_psum(
+  route, ranks, devices, fractions, dtype, kernel
+):
+  """And all devices hold the same bits of what is shared."""
+  params, _ = draw(ranks)
+  x = np.random.default_rng(1).normal(size=(4, 8, H)).astype("f4")
+  x = jnp.asarray(x, dtype)
+
+  def run(params, x, axis, syncs, implementation):
+    def loss(params, x):
+      y = streams(params, x, axis, syncs, implementation)
+      weighted = y.astype("float32") * jnp.cos(jnp.arange(H))
+      return jax.lax.psum(weighted.sum(), "tensor"), y
+
+    (_, y), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
+    return y, grads
+
+  results = []
+  for route_, kernels in (
+    (route, ("tpu_interpret", "reference")), ("psum", "reference")
+  ):
+    syncs = [PartialSync(p, route=route_) for p in fractions]
+    f, _ = on_mesh(
+      functools.partial(run, syncs=syncs, implementation=kernels),
+      ranks, devices, (P("tensor"), (SPECS, P())),
+    )
+    f = jax.jit(f)
+    text = str(f.trace(params, x).jaxpr)
+    for name in ("reduce_add_norm", "ring_partial_all_reduce"):
+      assert (f"name={name}" in text) == (name == kernel and route_ == route)
+    results.append(f(params, x))
+  y = np.asarray(results[0][0], "f4")
+  shared = int(min(fractions) * H)
+  for other in y[1:]:
+    np.testing.assert_array_equal(y[0, ..., :shared], other[..., :shared])
+  unit = 2.0**-6 if dtype == "bfloat16" else 1e-5
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    a, b = np.asarray(a, "f4"), np.asarray(b, "f4")
+    assert np.linalg.norm(a - b) <= unit * np.linalg.norm(b)
+
+
+def test_the_ring_s_kernel_adds_in_the_stream_s_dtype():
+  params, x = draw(2)
+  sync = PartialSync(0.5, forward_dtype="bfloat16", route="ring_kernel")
+  f, _ = on_mesh(
+    functools.partial(streams, syncs=[sync] * 2), 2, 2, P("tensor")
+  )
+  with pytest.raises(ValueError, match="forward_dtype='bfloat16' must be ''"):
+    jax.jit(f).lower(params, x)

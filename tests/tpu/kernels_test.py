@@ -1,5 +1,6 @@
 """Every TPU kernel through Mosaic, for TPUs that are not here."""
 
+import collections
 import math
 
 import jax
@@ -16,7 +17,7 @@ from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.ring_all_reduce import cases as ring_cases
 from parallel.kernels.schedule_all_reduce import api as schedule
 from parallel.kernels.schedule_all_reduce import cases as schedule_cases
-from parallel.xla import targets
+from parallel.xla import ledger, targets
 from tests.parallel.kernels.ahead_of_time import (
   codec_calls,
   compiled,
@@ -87,15 +88,50 @@ def test_models_reduce_by_a_schedule_s_kernel():
   experiment = build.build(config, {"tensor": 4}, list(target.devices))
   text = experiment.lower_step().as_text()
   assert text.count('kernel_name = "schedule_all_reduce"') == 4
-  ledger = compilation.analyse(experiment, target, {})["ledger"]
-  assert not any(row["differs"] for row in ledger), ledger
+  rows = compilation.analyse(experiment, target, {})["ledger"]
+  assert not any(row["differs"] for row in rows), rows
   sent = [
-    r["bytes"] for row in ledger for r in row["compiled"]
+    r["bytes"] for row in rows for r in row["compiled"]
     if r["kind"] == "permute"
   ]
   # Each door sends 2 (n - 1) / n of the shared half of 2,048 x 128 float32.
   doors = config.model.num_layers * 2
   assert sent == [doors * 1.5 * 2048 * 64 * 4] * 2
+
+
+# A door's operand: the shared half of 2,048 x 128 float32.
+SHARED = 2048 * 64 * 4
+
+
+@pytest.mark.parametrize(
+  ("route", "kernel", "forward", "backward"),
+  [
+    # Attention's door and the MLP's; a kernel sends 2 (n - 1) / n in all.
+    ("one_shot", "reduce_add_norm", {"all_gather": 2}, {"all_gather": 2}),
+    ("ring_kernel", "ring_partial_all_reduce",
+     {"permute": 1.5, "all_reduce": 1}, {"all_reduce": 2}),
+  ],
+)
+def test_models_reduce_and_normalise_in_one_kernel(
+  route, kernel, forward, backward
+):
+  """In attention's door of a scanned block, forward."""
+  config = build.override(
+    tiny.get_config("demo"),
+    f"parallel.tensor=4 model.p=0.5 model.num_layers=1 model.route={route}",
+  )
+  target = targets.resolve("tpu:v5e:2x2")
+  experiment = build.build(config, {"tensor": 4}, list(target.devices))
+  lowered = experiment.lower_step()
+  assert lowered.as_text().count(f'kernel_name = "{kernel}"') == 1
+  program = lowered.compile(compiler_options=dict(target.compiler_options))
+  assert kernel in program.as_text()
+  for phase, wanted in (("forward", forward), ("backward", backward)):
+    sent = collections.Counter()
+    for c in ledger.collectives(lowered, experiment.program.mesh):
+      if c.phase == phase and c.where.startswith("blocks"):
+        sent[c.kind] += c.bytes * c.count
+    assert sent == {kind: n * SHARED for kind, n in wanted.items()}
 
 
 @pytest.mark.parametrize(

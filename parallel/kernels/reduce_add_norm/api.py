@@ -42,7 +42,7 @@ def choice(
   def refusal(kind):
     kernels, add_norm = _KERNELS[kind]
     return kernels.refusal(
-      rows, k, p, shared.dtype, partial.shape[0], block
+      rows, k, p, shared.dtype, partial.shape[0], partial.dtype, block
     ) or add_norm.refusal(rows, k + p, shared.dtype)
 
   return choose("reduce_add_norm", implementation, refusal)

@@ -31,10 +31,11 @@ def refusal(
   private: int,
   dtype: jnp.dtype,
   ranks: int,
+  sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
   """Why the kernel does not take operands; None: it does."""
-  del num_rows, private, dtype, block  # add_norm's refusals
+  del num_rows, private, dtype, sent, block  # add_norm's refusals
   if not shared:
     return "nothing to sum"
   if ranks > _MAX_RANKS:

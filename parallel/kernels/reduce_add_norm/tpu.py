@@ -23,16 +23,19 @@ def refusal(
   private: int,
   dtype: jnp.dtype,
   ranks: int,
+  sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
   """Why the kernel does not take operands; None: it does."""
-  if dtype not in (jnp.float32, jnp.bfloat16):
-    return f"dtype {dtype}: float32 or bfloat16"
+  allowed = (jnp.float32, jnp.bfloat16)
+  for found in (dtype, *((sent,) if block is None else ())):
+    if found not in allowed:
+      return f"dtype {found}: float32 or bfloat16"
   if num_rows < 1 or not shared:
     return "nothing to sum"
   if block is not None and block % _LANES:
     return f"{block} channels per scale: a multiple of {_LANES}"
-  if not _rows(num_rows, shared, private, dtype, ranks, block):
+  if not _rows(num_rows, shared, private, dtype, ranks, sent, block):
     return (
       f"{ranks} x {shared} + {private} channels: 16 rows do not fit "
       f"{calls.VMEM_BYTES >> 20} MB"
@@ -40,10 +43,9 @@ def refusal(
   return None
 
 
-def _rows(num_rows, shared, private, dtype, ranks, block) -> int:
-  size = jnp.dtype(dtype).itemsize
-  row_bytes = (shared + private) * (8 * size + 12)
-  row_bytes += 2 * ranks * shared * (size if block is None else 1)
+def _rows(num_rows, shared, private, dtype, ranks, sent, block) -> int:
+  row_bytes = (shared + private) * (8 * jnp.dtype(dtype).itemsize + 12)
+  row_bytes += 2 * ranks * shared * jnp.dtype(sent).itemsize
   if block is not None:  # a row of scales fills rows of lanes
     row_bytes += 2 * ranks * 4 * _LANES * -(-shared // (block * _LANES))
   return calls.rows_per_block(num_rows, row_bytes)
@@ -79,7 +81,9 @@ def forward(
   widths = [x.shape[1] for x in parts]
   width = sum(widths)
   block = None if scales is None else shared // scales.shape[-1]
-  rows = _rows(num_rows, shared, width - shared, dtype, ranks, block)
+  rows = _rows(
+    num_rows, shared, width - shared, dtype, ranks, partial.dtype, block
+  )
   streams = [pl.BlockSpec((rows, w), lambda i: (i, 0)) for w in widths]
   whole = pl.BlockSpec((rows, width), lambda i: (i, 0))
   extra = [x for x in (scales, d_private) if x is not None]

@@ -20,8 +20,8 @@ from caatnet.models.config import TransformerConfig
 from caatnet.train.state import Program, init_state
 from caatnet.train.step import make_train_step
 from parallel.axes import Axis, divisors, make_mesh
+from parallel.door_reductions import PartialSync
 from parallel.outer.data_parallel import DataParallel
-from parallel.partial_sync import PartialSync
 from parallel.xla import ledger
 from parallel.zero.partition import Level, Partition
 from tests.caatnet.models import oracle
@@ -30,7 +30,10 @@ TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 
 
 def make_config(p=0.5, layers=2, **changes):
-  sync = PartialSync(p, changes.pop("private_scale", "forward"))
+  sync = PartialSync(
+    p, changes.pop("private_scale", "forward"),
+    route=changes.pop("route", "psum"),
+  )
   values = {
     "vocab_size": 64, "width": 32, "num_layers": layers, "num_heads": 8,
     "num_kv_heads": 8, "ffn_width": 48, "syncs": ((sync, sync),) * layers,
@@ -149,6 +152,16 @@ def test_p_may_differ_per_layer_and_door(ranks, devices):
   expect_oracle(config, oracle.rank_loss, ranks, devices, inside=True)
 
 
+@pytest.mark.parametrize(
+  ("kernel", "remat"), [("reference", "reduced"), ("tpu_interpret", "none")]
+)
+def test_one_shot_is_the_rank_oracle(kernel, remat):
+  config = make_config(
+    0.5, route="one_shot", kernels=(kernel, "reference"), remat=remat
+  )
+  expect_oracle(config, oracle.rank_loss, 4, 4, inside=True)
+
+
 def test_one_rank_does_not_depend_on_p():
   results = []
   for p in (0.0, 0.4, 1.0):
@@ -263,7 +276,7 @@ def test_splash_attention_lowers_for_tpu_under_the_type_check():
 # What is sent ----------------------------------------------------------------
 
 
-def lower_step(program, batch, length, accumulation=1):
+def lower_step(program, batch, length, accumulation=1, platform="cpu"):
   optimizer = optax.adamw(1e-3)
   outer = DataParallel(program.worker)
   step = make_train_step(program, optimizer, outer, 1.0, accumulation)
@@ -271,16 +284,17 @@ def lower_step(program, batch, length, accumulation=1):
   tokens = jax.ShapeDtypeStruct(
     (1, program.num_data_ranks, batch * accumulation, length + 1), "int32"
   )
-  lowered = step.lower(state, tokens, ())
+  traced = step.trace(state, tokens, ())
+  lowered = traced.lower(lowering_platforms=(platform,))
   return ledger.collectives(lowered, program.mesh)
 
 
 def tensor_counter(entries):
   counter = collections.Counter()
   for entry in ledger.select(entries, axis="tensor"):
-    assert entry.kind == "all_reduce"
     assert entry.axes == ("tensor",)
-    counter[Reduction(entry.phase, entry.dtype, entry.shape)] += entry.count
+    reduction = Reduction(entry.phase, entry.dtype, entry.shape, entry.kind)
+    counter[reduction] += entry.count
   return counter
 
 
@@ -297,6 +311,19 @@ def test_lowered_collectives_equal_the_formula(p, remat, accumulation, data):
   expected = tensor_reductions(
     config, data_lanes=data, batch_size=2, seq_len=8,
     accumulation=accumulation,
+  )
+  assert tensor_counter(entries) == expected
+
+
+@pytest.mark.parametrize("remat", ["none", "full", "reduced"])
+def test_a_kernel_in_the_door_changes_no_collective(remat):
+  """What the policy keeps is not reduced again."""
+  config = make_config(
+    route="one_shot", remat=remat, kernels=("tpu", "reference")
+  )
+  entries = lower_step(make_program(config, 4, 4), 2, 8, platform="tpu")
+  expected = tensor_reductions(
+    config, data_lanes=1, batch_size=2, seq_len=8
   )
   assert tensor_counter(entries) == expected
 
@@ -318,6 +345,7 @@ def drawn_steps(draw):
     dtypes,
     dtypes,
     st.booleans(),
+    st.sampled_from(["psum", "one_shot"]),
   )
   # Few layers of few kinds: each kind is a scan of its own.
   kinds = draw(st.lists(st.tuples(sync, sync), min_size=1, max_size=2))
