@@ -9,7 +9,6 @@ Shape legend: R = lanes on this device; N = logical ranks.
 """
 
 from collections.abc import Callable, Sequence
-import math
 from typing import Any
 
 import jax

@@ -10,10 +10,10 @@ the bucket form of the 2D ring.
   python -m launch.simulate --config=configs/collectives/multitree.py \
     --config.topologies='("torus:6x6",)' --config.latency_s=1e-6
 
-Nothing is trained; ten seconds ("large": a minute). Expected result: in lockstep
-at 64 MiB MultiTree reaches 75 % of the bound on the 4 x 4 torus and 90 % on the
-8 x 8 one, the bucket form 99 and 98 %; by events MultiTree is the fastest on
-all eight networks up to 256 KiB.
+Nothing is trained; ten seconds ("large": a minute). Expected result: in
+lockstep at 64 MiB MultiTree reaches 75 % of the bound on the 4 x 4 torus and
+90 % on the 8 x 8 one, the bucket form 99 and 98 %; by events MultiTree is the
+fastest on all eight networks up to 256 KiB.
 Link constants are those of ASTRA-sim's example; the paper's are not used.
 The two-level fat tree is a leaf-spine network with as many spines as hosts.
 """

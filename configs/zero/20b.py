@@ -9,8 +9,8 @@ Vocabulary, sequences and batch are ours.
     --target=tpu:v5p:4x4x4 --config.zero.scheme=frontier3
 
 Expected result (LOG.md): what the program sends over each level is what
-`parallel/zero/cost.py` says, and it fits. With `--config.zero.scheme=zeropp`
-compilation has not been seen to end.
+`parallel/zero/cost.py` says, and it fits; `--config.zero.scheme=zeropp` takes a
+third of the memory and half of the time on the links. A minute or two each.
 """
 
 import ml_collections
