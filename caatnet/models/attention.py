@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
@@ -80,14 +81,17 @@ def _attend_block(
   q = q.reshape(
     batch, num_queries, num_groups, num_heads // num_groups, head_width
   )
+  # Heads of a group stay beside the queries: so a product leaves them.
   scores = jnp.einsum(
-    "bqkgd,bskd->bkgqs", q, k, preferred_element_type=jnp.float32
+    "bqkgd,bskd->bkqgs", q, k, preferred_element_type=jnp.float32
   )
   query_position = start + jnp.arange(num_queries)[:, None]
   visible = jnp.arange(k.shape[1])[None, :] <= query_position
-  scores = jnp.where(visible, scores * head_width**-0.5, -jnp.inf)
+  visible = jnp.broadcast_to(visible[:, None], scores.shape)
+  hidden = jnp.full_like(scores, -jnp.inf)
+  scores = lax.select(visible, scores * head_width**-0.5, hidden)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  out = jnp.einsum("bkgqs,bskd->bqkgd", weights, v)
+  out = jnp.einsum("bkqgs,bskd->bqkgd", weights, v)
   return out.reshape(batch, num_queries, num_heads, head_width)
 
 

@@ -4,7 +4,8 @@ The entries are those of `parallel.xla.ledger`, so that what was asked for and
 what will run stand side by side. XLA merges small reductions into one with
 several operands, turns a reduce-scatter into an all-reduce and a slice (in one
 operation of its own or in two), pads shapes, widens dtypes, and wraps a
-collective to run beside compute.
+collective to run beside compute, or spreads one over a chain of fusions with
+compute in them: its first fusion sends.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,8 @@ _KINDS = {
   "collective-permute": "permute",
   "collective-broadcast": "broadcast",
 }
+# Of the copies of a collective in a chain of XLA:TPU's fusions.
+_CHAIN = re.compile(r'\bchain_id="(\d+)"')
 _REDUCTIONS = {"add": "add", "maximum": "max", "minimum": "min"}
 
 
@@ -75,6 +78,17 @@ class Reader:
       for entry in self._entry(owner, found, instruction.op_name)
     ]
 
+  def chain(self, instruction: hlo.Instruction) -> str:
+    """Number of the chain of fusions whose link this is; "": of none."""
+    if instruction.opcode != "fusion":
+      return ""
+    found = (
+      _CHAIN.search(inner.attributes)
+      for name in instruction.calls()
+      for inner in self.module.computations[name].instructions
+    )
+    return next((match[1] for match in found if match), "")
+
   def _find(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
@@ -89,6 +103,11 @@ class Reader:
     ):
       for name in instruction.calls():
         inner = self.module.computations[name]
+        starts = any(
+          "AsyncCollectiveStart" in i.attributes for i in inner.instructions
+        )
+        if self.chain(instruction) and not starts:
+          continue
         for wrapped in inner.instructions:
           if not wrapped.opcode.endswith("-done"):
             yield from self._find(inner, wrapped)

@@ -114,7 +114,8 @@ class Schedule:
         continue
       wire = sum(map(self.wire_seconds, entries))
       hidden = 0.0
-      beside = range(index + 1, self._done(computation, index))
+      done = self._done(computation, index)
+      beside = range(index + 1, done)
       for i in beside:
         share = min(left[i], wire - hidden)
         left[i] -= share
@@ -126,7 +127,7 @@ class Schedule:
         Transfer(
           entries=tuple(entries),
           count=count,
-          asynchronous=instruction.opcode.endswith("-start"),
+          asynchronous=done > index,
           wire_seconds=wire,
           beside=sum(costs.values(), Cost()),
           hidden_seconds=hidden,
@@ -139,6 +140,10 @@ class Schedule:
     """Where the instruction that waits for a start stands."""
     order = computation.instructions
     name = order[start].name
+    chain = self.reader.chain(order[start])
+    if chain:
+      links = [i for i, x in enumerate(order) if self.reader.chain(x) == chain]
+      return links[-1]
     if not order[start].opcode.endswith("-start"):
       return start
     for index in range(start + 1, len(order)):

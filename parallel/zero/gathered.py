@@ -28,7 +28,7 @@ from parallel.zero.shards import Shards, Tensor
 # in another form: they are made again, everything else is kept.
 _FORMS = frozenset({
   "reshape", "slice", "squeeze", "transpose", "convert_element_type",
-  "broadcast_in_dim", "expand_dims", "pad", "concatenate", "pcast", "split",
+  "broadcast_in_dim", "expand_dims", "pad", "concatenate", "pcast",
   "dynamic_slice", "copy", "name",
 })
 
@@ -77,7 +77,7 @@ class Gathered:
       The results, ``[D, ...]``.
     """
     weights, sinks, tensors = _parts(params)
-    lifted = _lifted(f)
+    lifted = self._lifted(f)
 
     @jax.custom_vjp
     def call(weights, sinks, *args):
@@ -117,7 +117,7 @@ class Gathered:
       ``[D, ...]`` after the last layer.
     """
     weights, sinks, tensors = _parts(params)
-    lifted = _lifted(f, policy)
+    lifted = self._lifted(f, policy)
     last = jax.tree.leaves(weights)[0].shape[0] - 1
     if self.prefetch and last:
       ahead = self._scan_ahead(lifted, tensors, last, unroll)
@@ -282,6 +282,27 @@ class Gathered:
 
     return jax.tree.map(copies, whole)
 
+  def _lifted(
+    self, f: Callable[..., Any], policy: Callable[..., bool] | None = None
+  ) -> Callable[..., Any]:
+    """f over D, whose residuals have no other forms of its parameters.
+
+    The policy is of no use inside f: one outside decides for all there.
+    """
+
+    def no_forms(primitive, *_, **__):
+      return primitive.name not in _FORMS
+
+    f = jax.checkpoint(f, policy=policy or no_forms, prevent_cse=False)
+    if self.shards.num_lanes > 1:
+      return jax.vmap(f)
+
+    def alone(*args):
+      y = f(*jax.tree.map(lambda x: x[0], args))
+      return jax.tree.map(lambda x: x[None], y)
+
+    return alone
+
 
 def _at(tree: Any, i: Any) -> Any:
   """Layer i of ``[L, ...]``; of what a loop only reads no copy is made."""
@@ -312,19 +333,3 @@ def _parts(params: Any) -> tuple[Any, Any, Any]:
 def _needs_parameters(vjp: Any) -> bool:
   """Whether a VJP reads parameters: that of looking up rows does not."""
   return bool(jax.tree.leaves(vjp.args_res[0]))
-
-
-def _lifted(
-  f: Callable[..., Any], policy: Callable[..., bool] | None = None
-) -> Callable[..., Any]:
-  """f over D, whose residuals have no other forms of its parameters.
-
-  The policy is of no use inside f: one outside decides for all there.
-  """
-
-  def no_forms(primitive, *_, **__):
-    return primitive.name not in _FORMS
-
-  return jax.vmap(
-    jax.checkpoint(f, policy=policy or no_forms, prevent_cse=False)
-  )

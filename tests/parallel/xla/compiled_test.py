@@ -217,6 +217,42 @@ def test_compute_beside_two_transfers_hides_one_of_them():
   assert hidden == pytest.approx([1, 1 / 3, 0], rel=1e-3)
 
 
+def test_a_chain_of_fusions_sends_once():
+  """As XLA:TPU writes a gather in pieces: a copy of it in every piece."""
+
+  def piece(name, role):
+    return "\n".join([
+      f"%{name} (q.1: f32[1000]) -> f32[8000] {{",
+      "  %q.1 = f32[1000]{0} parameter(0)",
+      "  %all = f32[8000]{0} all-gather(%q.1), dimensions={0}, "
+      "replica_groups={{0,1,2,3,4,5,6,7}}, "
+      'frontend_attributes={chain_id="0"}',
+      "  ROOT %r = f32[8000]{0} custom-call(%all), "
+      f'custom_call_target="AsyncCollective{role}"',
+      "}\n\n",
+    ])
+
+  lines = SCHEDULED.splitlines()
+  start = next(s for s in lines if "all-reduce-start" in s)
+  done = next(s for s in lines if "all-reduce-done" in s)
+  fusion = "  %{} = f32[8000]{{0}} fusion({}), kind=kCustom, calls=%{}"
+  text = SCHEDULED.replace(start, fusion.format("start", "%g", "first"))
+  text = text.replace(done, fusion.format("done", "%start", "last"))
+  text = text.replace(
+    "%body (p", piece("first", "Start") + piece("last", "Done") + "%body (p"
+  )
+  module, mesh = hlo.parse(text), make_mesh(a=8)
+  sent = [e for e in compiled_ledger.collectives(module, mesh)
+          if e.kind == "all_gather"]
+  assert [(e.shape, e.count) for e in sent] == [((1000,), 1)]
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
+  schedule = overlap.Schedule(module, mesh, device, lambda _: 4 * product)
+  gather = schedule.transfers()[0]
+  assert gather.asynchronous
+  assert gather.hidden == pytest.approx(0.25, rel=1e-3)
+
+
 def test_an_unscheduled_program_has_no_overlap_to_report():
   module = hlo.parse(SCHEDULED.replace("is_scheduled=true", "x=1"))
   with pytest.raises(ValueError, match="not scheduled"):
