@@ -6,15 +6,20 @@ Shape legend: B = batch, T = position, F = features of one rank.
 """
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from caatnet.models.attention import attention
 
 
-def swiglu(gate_up: jax.Array) -> jax.Array:
-  """``[..., 2F] -> [..., F]``: silu(gate) * up. Shazeer, arXiv 2002.05202."""
-  gate, up = jnp.split(gate_up, 2, axis=-1)
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+  """``[..., F]``: silu(gate) * up. Source: Shazeer, arXiv 2002.05202."""
   return jax.nn.silu(gate) * up
+
+
+def kept(*activations: jax.Array) -> tuple[jax.Array, ...]:
+  """Named as activations: better residuals than what they were made of."""
+  return tuple(checkpoint_name(x, "activation") for x in activations)
 
 
 def rotate(x: jax.Array, base: float) -> jax.Array:
@@ -63,6 +68,6 @@ def attend(
     batch, num_positions, num_heads + 2 * num_kv_heads, -1
   )
   q, k, v = jnp.split(heads, [num_heads, num_heads + num_kv_heads], axis=2)
-  q, k = rotate(q, rope_base), rotate(k, rope_base)
+  q, k, v = kept(rotate(q, rope_base), rotate(k, rope_base), v)
   out = attention(q, k, v, implementation)
   return out.reshape(batch, num_positions, -1)

@@ -144,7 +144,9 @@ class Block(nnx.Module):
         sync_attention, *options,
       )
     with jax.named_scope("mlp"):
-      x = x + row_parallel(swiglu(y), self.w_down[...], axis, sync_mlp)
+      gate_and_up = layers.kept(*jnp.split(y, 2, axis=-1))
+      y = swiglu(*gate_and_up)
+      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp)
     return x
 
 

@@ -25,11 +25,12 @@ from parallel.collectives import after, varying
 from parallel.zero.shards import Shards, Tensor
 
 # Of these a function's backward may need results that are parts of parameters
-# in another form: they are made again, everything else is kept.
+# in another form: they are made again. Everything else is kept, and so is what
+# the function gives a name (`jax.ad_checkpoint.checkpoint_name`).
 _FORMS = frozenset({
   "reshape", "slice", "squeeze", "transpose", "convert_element_type",
-  "broadcast_in_dim", "expand_dims", "pad", "concatenate", "pcast",
-  "dynamic_slice", "copy", "name",
+  "broadcast_in_dim", "expand_dims", "pad", "concatenate", "pcast", "split",
+  "dynamic_slice", "copy",
 })
 
 
@@ -293,15 +294,14 @@ class Gathered:
     def no_forms(primitive, *_, **__):
       return primitive.name not in _FORMS
 
-    f = jax.checkpoint(f, policy=policy or no_forms, prevent_cse=False)
-    if self.shards.num_lanes > 1:
-      return jax.vmap(f)
-
     def alone(*args):
       y = f(*jax.tree.map(lambda x: x[0], args))
       return jax.tree.map(lambda x: x[None], y)
 
-    return alone
+    return jax.checkpoint(
+      jax.vmap(f) if self.shards.num_lanes > 1 else alone,
+      policy=policy or no_forms, prevent_cse=False,
+    )
 
 
 def _at(tree: Any, i: Any) -> Any:
