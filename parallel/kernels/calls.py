@@ -30,7 +30,11 @@ def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
 
 
 def sends(
-  axis_name: str, messages: int, elements: int, dtype: Any
+  axis_name: str,
+  messages: int,
+  elements: int,
+  dtype: Any,
+  results: Sequence[jax.ShapeDtypeStruct],
 ) -> dict[str, str]:
   """``metadata`` of a ``pallas_call`` that sends: for who counts bytes.
 
@@ -39,8 +43,11 @@ def sends(
     messages: That a device sends, at most.
     elements: Of a message.
     dtype: Of its elements.
+    results: Of the call; under ``jax.vmap`` a program has more, and sends so
+      many times as much.
   """
   return {
+    "results": str(sum(math.prod(x.shape) for x in results)),
     "sends_over": axis_name,
     "messages": str(messages),
     "elements": str(elements),

@@ -95,7 +95,7 @@ class Reader:
     """The collective itself, inside what wraps it."""
     sends = instruction.opcode.removesuffix("-start") in _KINDS
     if instruction.opcode == "custom-call":
-      sends = operations.kernel_sends(instruction.attributes) is not None
+      sends = _kernel_sends(instruction) is not None
     if sends:
       yield computation, instruction
     elif instruction.opcode == "fusion" or (
@@ -119,7 +119,7 @@ class Reader:
     if not self.differentiates:
       phase = "forward"
     if found.opcode == "custom-call":
-      sent = operations.kernel_sends(found.attributes)
+      sent = _kernel_sends(found)
       yield Collective(
         "permute", (sent.axis,), self.sizes[sent.axis], sent.dtype, sent.shape,
         1, phase, rematted, None, where,
@@ -172,6 +172,11 @@ class Reader:
     moves = (places[..., 0] != places[..., 1]).any(axis=-1)
     axes = tuple(itertools.compress(self.sizes, moves))
     return axes, math.prod(self.sizes[name] for name in axes)
+
+
+def _kernel_sends(call: hlo.Instruction) -> operations.KernelSends | None:
+  results = sum(math.prod(shape.dims) for shape in call.shapes)
+  return operations.kernel_sends(call.attributes, results)
 
 
 def replica_groups(text: str, num_devices: int) -> list[list[int]]:

@@ -139,17 +139,19 @@ class KernelSends(NamedTuple):
   dtype: str
 
 
-def kernel_sends(metadata: str) -> KernelSends | None:
+def kernel_sends(metadata: str, results: int) -> KernelSends | None:
   """Reads what a kernel says of itself; None: it sends nothing.
 
   Args:
     metadata: Text that holds the JSON that ``parallel/kernels/calls.py`` wrote.
+    results: Elements of the custom call's results.
   """
-  pattern = r'"(sends_over|messages|elements|dtype)":\s*"(\w+)"'
+  pattern = r'"(sends_over|messages|elements|dtype|results)":\s*"(\w+)"'
   found = dict(re.findall(pattern, metadata))
   if "sends_over" not in found:
     return None
-  shape = int(found["messages"]), int(found["elements"])
+  lanes = results // int(found["results"])
+  shape = lanes * int(found["messages"]), int(found["elements"])
   return KernelSends(found["sends_over"], shape, found["dtype"])
 
 

@@ -127,6 +127,7 @@ def ring_partial_all_reduce(
     has_side_effects=True,
     vmem_limit_bytes=_LIMIT,
   )
+  results = [shape(k), shape(p), shape(k + p)]
   numbers, device_id = calls.position(axis_name)
   out = pl.pallas_call(
     functools.partial(
@@ -139,7 +140,7 @@ def ring_partial_all_reduce(
       pl.BlockSpec((1, k + p), lambda i: (0, 0)),
     ],
     out_specs=[spec(k), spec(p), spec(k + p)],
-    out_shape=[shape(k), shape(p), shape(k + p)],
+    out_shape=results,
     scratch_shapes=[
       pltpu.VMEM((2, 2, rows, k), dtype),  # way, buffer: what arrives
       pltpu.VMEM((2, rows, k), dtype),  # way: what is sent
@@ -148,7 +149,7 @@ def ring_partial_all_reduce(
     ],
     name="ring_partial_all_reduce",
     metadata=calls.sends(
-      axis_name, 4 * (n - 1), partial.size // (2 * n), partial.dtype
+      axis_name, 4 * (n - 1), partial.size // (2 * n), partial.dtype, results
     ),
     **params,
   )(

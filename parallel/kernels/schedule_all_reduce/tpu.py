@@ -128,12 +128,13 @@ def schedule_all_reduce(
       pltpu.InterpretParams(detect_races=detect_races) if interpret else False
     ),
   }
+  result = calls.shaped(cut.shape, x.dtype, cut)
   out = pl.pallas_call(
     functools.partial(_kernel, device_id=device_id, n=n),
     grid=(segments,),
     in_specs=[smem, smem, smem, spec],
     out_specs=spec,
-    out_shape=calls.shaped(cut.shape, x.dtype, cut),
+    out_shape=result,
     scratch_shapes=[
       pltpu.VMEM((2, rows, x.shape[1]), x.dtype),
       pltpu.VMEM((rows, x.shape[1]), x.dtype),
@@ -144,7 +145,7 @@ def schedule_all_reduce(
     name="schedule_all_reduce",
     metadata=calls.sends(
       axis_name, int((table[..., SEND_TO] >= 0).sum(axis=0).max()),
-      x.size // chunks, x.dtype,
+      x.size // chunks, x.dtype, [result],
     ),
     **params,
   )(
