@@ -38,6 +38,8 @@ def run(operands, key, weights, case, implementation):
     "fed": fed,
     "mean": api.mean(many, n, codec, **options),
     "weighted": api.mean(many, n, codec, weights, **options),
+    "total": api.total(many, n, codec, **options),
+    "decoded": api.decode(delta, n, codec, **options),
   }
   near = {
     "left": left,

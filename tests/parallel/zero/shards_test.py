@@ -1,5 +1,6 @@
 """Laws of shards: any sizes, any levels, nothing of the model."""
 
+import dataclasses
 import math
 
 from hypothesis import given, settings
@@ -134,16 +135,21 @@ def test_all_triples_give_the_same_gradients(prefetch):
       np.testing.assert_array_equal(ours, theirs, str(of_triple.partition))
 
 
-@pytest.mark.parametrize("codec", ["int8", "int4"])
-def test_codecs_keep_their_bounds(codec):
+@pytest.mark.parametrize(
+  ("codec", "kernels", "block"),
+  [("int8", "reference", 16), ("int4", "reference", 16),
+   ("int4", "tpu_interpret", 256)],
+)
+def test_codecs_keep_their_bounds(codec, kernels, block):
   """One rounding of weights, one of a gradient per level it crosses.
 
   DeepSpeed #4886 had an infinite loss, #4852 crashed on encoded weights.
   """
   drawn = Partition(
-    LEVELS, 3, 3, 3, weight_codec=codec, gradient_codec=codec, block=16
+    LEVELS, 3, 3, 3, weight_codec=codec, gradient_codec=codec, block=block
   )
   shards, mesh = shards_of(drawn)
+  shards = dataclasses.replace(shards, kernels=kernels)
   tensor = Tensor((7, 11), "float32")
   draw = np.random.default_rng(0)
   x = draw.normal(size=(7, 11)).astype(np.float32)
@@ -161,7 +167,7 @@ def test_codecs_keep_their_bounds(codec):
     in_specs=(P(*names), P(("node", "gpu", "gcd"))),
     out_specs=(P(), P(*names)),
   )(shards.store(jnp.asarray(x), tensor), jnp.asarray(summands))
-  bound = max_error(Codec(codec, 16))
+  bound = max_error(Codec(codec, block))
   error = np.abs(whole - x).max()
   assert 0 < error <= bound * np.abs(x).max()
   # Sums of 1, 2 and 4 summands are rounded, 8, 4 and 2 of them.
