@@ -315,6 +315,7 @@ def all_to_all(
   )
   # -> [receiving device, receiving lane, sending lane, ...]
   slices = jnp.moveaxis(slices, (split_dim + 1, split_dim + 2), (0, 1))
+  # Of one long row XLA:TPU makes a program that takes minutes to compile.
   wire = _in_tiles(slices, devices)
   wire = lax.all_to_all(wire, axis.name, 0, 0, tiled=True)
   slices = wire.reshape(slices.shape)

@@ -81,7 +81,8 @@ def _attend_block(
   q = q.reshape(
     batch, num_queries, num_groups, num_heads // num_groups, head_width
   )
-  # Heads of a group stay beside the queries: so a product leaves them.
+  # In the order of the product's own result: nothing is transposed. A select
+  # and not a where, whose mask would be a residual in full.
   scores = jnp.einsum(
     "bqkgd,bskd->bkqgs", q, k, preferred_element_type=jnp.float32
   )
