@@ -5,8 +5,8 @@ r"""ZeRO-3 on 8 devices against the same step that XLA partitions by itself.
 The other step is plain `jax.jit`, no shard_map: batch and activations sharded
 over the 8 devices, every array of the training state along its largest dim. All
 variants take turns in one run. Virtual devices share the machine's cores, so
-this measures what a step computes and copies, not a network. Aim: not slower
-than 1.1x; missed by a little (LOG.md).
+this measures what a step computes and copies, not a network. Aim, and result in
+LOG.md: not slower than 1.1x.
 """
 
 import ml_collections
