@@ -16,7 +16,6 @@ from caatnet import build
 from caatnet.evaluate import put_batch
 from caatnet.train import loop
 from caatnet.train.records import read_metrics
-from caatnet.train.state import check_equal_start
 from caatnet.train.whole import to_stored, to_whole
 from configs.caatnet import tiny
 from parallel.xla import ledger
@@ -289,61 +288,6 @@ def test_what_is_stored_is_restored_bitwise(scheme):
   shardings = program.shardings(program.per_worker(program.specs))
   again = to_whole(program, to_stored(program, state, shardings))
   chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(state))
-
-
-def last_params(scheme, outer, mesh):
-  """Whole parameters of two workers of 2 x 2 ranks after six steps."""
-  experiment = make(
-    f"{scheme} zero.levels=node:2,gpu:2",
-    "parallel.worker=2 parallel.data=4 train.accumulation=1 "
-    f"outer.algorithm={outer}",
-    mesh,
-  )
-  state = experiment.init_state()
-  check_equal_start(experiment.program, state.params)
-  draw = np.random.default_rng(0)
-  programs = {}
-  for number in range(6):
-    plan = experiment.outer.plan(number)
-    if plan.program not in programs:
-      programs[plan.program] = experiment.lower_step(plan).compile()
-    tokens = put_batch(experiment.program, draw.integers(257, size=(16, 9)))
-    numbers = jax.tree.map(np.int32, plan.numbers)
-    state, _ = programs[plan.program](state, tokens, numbers)
-  return jax.device_get(to_whole(experiment.program, state).params)
-
-
-SPREAD = {"worker": 2, "node": 2, "gpu": 2}
-
-
-@pytest.mark.parametrize(
-  "outer",
-  ["streaming outer.every=4 outer.fragment_layers=1 outer.overlap=(1,)",
-   "dc_s3gd optimizer.name=sgd"],
-)
-def test_workers_may_be_partitioned_inside(outer):
-  chex.assert_trees_all_close(
-    last_params("zero3", outer, SPREAD), last_params("ddp", outer, {}),
-    atol=5e-6,
-  )
-
-
-@pytest.mark.parametrize(
-  "outer",
-  ["sparseloco outer.every=3 outer.chunk=8 outer.top_k=4",
-   "diloco outer.every=3 outer.codec=int4 outer.block=8 "
-   "outer.error_feedback=True"],
-)
-def test_what_workers_tell_does_not_know_devices(outer):
-  """Chunks and blocks lie within one rank's shard, and so does what is left.
-
-  A few elements may lie between two codes, and be rounded either way.
-  """
-  spread, lanes = (
-    np.concatenate([x.ravel() for x in jax.tree.leaves(params)])
-    for params in (last_params("zero3", outer, m) for m in (SPREAD, {}))
-  )
-  assert np.mean(np.abs(spread - lanes) > 5e-6) < 1e-3
 
 
 @pytest.mark.parametrize(
