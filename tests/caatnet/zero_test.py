@@ -14,9 +14,7 @@ import pytest
 
 from caatnet import build
 from caatnet.evaluate import put_batch
-from caatnet.train import loop
-from caatnet.train.records import read_metrics
-from caatnet.train.whole import to_stored, to_whole
+from caatnet.train.whole import to_whole
 from configs.caatnet import tiny
 from parallel.xla import ledger
 from parallel.zero import cost, partition
@@ -188,80 +186,6 @@ def test_arguments_are_what_the_formula_says(scheme):
   assert measured == stored + others
 
 
-@pytest.mark.parametrize(
-  ("scheme", "remat"),
-  [("zero3", "none"), ("zero3", "full"), ("frontier3", "none"),
-   ("hpz", "none"), ("zero3 zero.prefetch=True", "none")],
-)
-def test_no_layer_is_whole_for_longer_than_itself(scheme, remat):
-  """Memory grows per layer by shards and activations, not by weights."""
-  wide = (
-    "model.width=96 model.ffn_width=512 model.p=1.0 parallel.tensor=1 "
-    f"train.accumulation=1 model.remat={remat} "
-  )
-
-  def temporaries(num_layers):
-    experiment = make(
-      scheme, f"{wide} model.num_layers={num_layers}", {n: 2 for n in LEVELS}
-    )
-    step = experiment.lower_step().compile()
-    return step.memory_analysis().temp_size_in_bytes, experiment.program
-
-  (small, program), (large, _) = temporaries(3), temporaries(7)
-  one_layer = cost.memory(program.partition, [
-    cost.Parameter(t.size)
-    for t in jax.tree.leaves(program.tensors["blocks"])
-  ])
-  weights = 4 * sum(t.size for t in jax.tree.leaves(program.tensors["blocks"]))
-  # Of two sequences of 8 tokens: eight activations of the widest kind.
-  activations = {"none": 8, "full": 1}[remat] * 2 * 8 * 4 * 512
-  # Zeros to start from, sums, and what scatters read and write.
-  shards = one_layer.weights + 5 * one_layer.gradients + one_layer.secondary
-  growth = (large - small) / 4
-  assert growth < shards + activations
-  assert growth + weights > shards + activations  # it would be seen
-
-
-@pytest.mark.parametrize("p", ["(0.5,)", "(0.5,1.0,0.5)"])
-def test_the_backward_gathers_again(p):
-  """Of layers that share a loop, and of those that have one each."""
-  experiment = make("zero3", f"train.accumulation=1 model.p_mlp={p}")
-  text = experiment.lower_step().compile().as_text()
-  gathers = [line for line in text.splitlines() if " all-gather(" in line]
-  backward = [line for line in gathers if "transpose" in line]
-  embedding = len(LEVELS)  # looking up has no second gather
-  assert len(backward) > embedding
-  assert len(gathers) == 2 * len(backward) + embedding
-
-
-def test_a_run_moves_between_schemes_and_meshes(tmp_path):
-  """First losses after a restore are those of a run that never moved.
-
-  A second copy is of the restored weights: DeepSpeed #7606.
-  """
-  loop.train(make("ddp"), tmp_path / "stays", quiet=True)
-  moves = [
-    ("frontier3", MESH), ("hpz zero.offload=True", {"gpu": 2}),
-    ("hsdp zero.levels=outer:4,inner:2", {"inner": 2, "tensor": 2}),
-  ]
-  for last, (scheme, mesh) in zip((2, 4, 6), moves, strict=True):
-    experiment = make(scheme, "", mesh)
-    run = loop._Run(experiment, tmp_path / "moves", "", None, True)
-    try:
-      run.loop(_StopAt(run, last))
-    finally:
-      run.close()
-  stays, moved = (
-    [(r["step"], r["loss"]) for r in read_metrics(tmp_path / name)
-     if "loss" in r]
-    for name in ("stays", "moves")
-  )
-  assert [s for s, _ in stays] == [s for s, _ in moved] == [1, 2, 3, 4, 5, 6]
-  np.testing.assert_allclose(
-    [x for _, x in moved], [x for _, x in stays], rtol=2e-6
-  )
-
-
 def test_an_offloaded_optimizer_waits_on_the_host():
   state = make("zero3", "zero.offload=True").abstract_state()
   kinds = {x.sharding.memory_kind for x in jax.tree.leaves(state.opt_state)}
@@ -269,25 +193,6 @@ def test_an_offloaded_optimizer_waits_on_the_host():
   assert state.step.sharding.memory_kind == "device"
   params = jax.tree.leaves(state.params)
   assert {x.sharding.memory_kind for x in params} == {"device"}
-
-
-class _StopAt:
-  """A signal that comes when a step is done."""
-
-  def __init__(self, run, step):
-    self.run, self.step = run, step
-
-  def requested(self):
-    return int(self.run.state.step) >= self.step
-
-
-@pytest.mark.parametrize("scheme", EXACT)
-def test_what_is_stored_is_restored_bitwise(scheme):
-  program = make(scheme).program
-  state = make("ddp").init_state().params
-  shardings = program.shardings(program.per_worker(program.specs))
-  again = to_whole(program, to_stored(program, state, shardings))
-  chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(state))
 
 
 @pytest.mark.parametrize(
