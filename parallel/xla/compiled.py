@@ -103,10 +103,9 @@ class Reader:
     ):
       for name in instruction.calls():
         inner = self.module.computations[name]
-        starts = any(
+        if self.chain(instruction) and not any(
           "AsyncCollectiveStart" in i.attributes for i in inner.instructions
-        )
-        if self.chain(instruction) and not starts:
+        ):
           continue
         for wrapped in inner.instructions:
           if not wrapped.opcode.endswith("-done"):

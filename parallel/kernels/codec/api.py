@@ -1,5 +1,6 @@
 """Block codecs, by the best implementation that there is."""
 
+from collections.abc import Callable
 import math
 from types import ModuleType
 
@@ -107,10 +108,10 @@ def mean(
     weights: float32 ``[M]``.
     implementation: See `choice`.
   """
-  chosen = _choice_of_many(encoded, n, codec, implementation)
-  if chosen.name == "reference":
-    return reference.mean(encoded, n, codec, weights)
-  return _mean(chosen, encoded, n, codec, weights)
+  return _over_senders(
+    encoded, n, codec, implementation,
+    lambda: reference.mean(encoded, n, codec, weights), weights,
+  )
 
 
 def total(
@@ -121,10 +122,10 @@ def total(
   implementation: Implementation = "auto",
 ) -> jax.Array:
   """See ``reference.total``; arguments as of `mean`."""
-  chosen = _choice_of_many(encoded, n, codec, implementation)
-  if chosen.name == "reference":
-    return reference.total(encoded, n, codec)
-  return _mean(chosen, encoded, n, codec, divide=False)
+  return _over_senders(
+    encoded, n, codec, implementation,
+    lambda: reference.total(encoded, n, codec), divide=False,
+  )
 
 
 def decode(
@@ -135,11 +136,10 @@ def decode(
   implementation: Implementation = "auto",
 ) -> jax.Array:
   """See ``reference.decode``; arguments as of `mean`, of one sender."""
-  one = Encoded(*(part[None] for part in encoded))
-  chosen = _choice_of_many(one, n, codec, implementation)
-  if chosen.name == "reference":
-    return reference.decode(encoded, n, codec)
-  return _mean(chosen, one, n, codec, divide=False)
+  return _over_senders(
+    Encoded(*(part[None] for part in encoded)), n, codec, implementation,
+    lambda: reference.decode(encoded, n, codec), divide=False,
+  )
 
 
 def nesterov(
@@ -182,25 +182,25 @@ def nesterov(
   return new, momentum
 
 
-def _choice_of_many(
-  encoded: Encoded, n: int, codec: Codec, implementation: Implementation
-) -> Choice:
-  senders, *lead, _ = encoded.scales.shape
-  return choice((*lead, n), codec, implementation, senders=senders)
-
-
-def _mean(
-  chosen: Choice,
+def _over_senders(
   encoded: Encoded,
   n: int,
   codec: Codec,
+  implementation: Implementation,
+  specification: Callable[[], jax.Array],
   weights: jax.Array | None = None,
   divide: bool = True,
 ) -> jax.Array:
+  """A mean or a sum of M encoded vectors by a kernel, or as specified."""
+  senders, *lead, _ = encoded.scales.shape
+  shape = (*lead, n)
+  chosen = choice(shape, codec, implementation, senders=senders)
+  if chosen.name == "reference":
+    return specification()
   blocks = _KERNELS[chosen.kind].mean(
     *_by_block(encoded, codec), codec, weights, divide, chosen.interpret
   )
-  return _from_blocks(blocks, (*encoded.scales.shape[1:-1], n))
+  return _from_blocks(blocks, shape)
 
 
 def _key_of(codec: Codec, key: jax.Array | None) -> jax.Array | None:

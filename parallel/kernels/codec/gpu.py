@@ -24,11 +24,11 @@ from parallel.kernels.codec.reference import (
   Codec,
   codes_of,
   difference,
+  factors,
   largest_of,
   nesterov_step,
   numbers_of,
   scale_of,
-  sum_in_order,
   to_23_bits,
   weighted,
 )
@@ -198,9 +198,7 @@ def _over_senders(
 ) -> list[jax.Array]:
   senders, num_blocks = scales.shape
   tile = _Tile(codec, num_blocks)
-  ones = jnp.ones(senders, jnp.float32) if weights is None else weights
-  factor = 1 / sum_in_order(ones) if divide else jnp.ones(())
-  numbers = jnp.concatenate([ones, factor[None]])
+  numbers = factors(senders, weights, divide)
   operands = calls.same_axes(numbers, payload, scales, *others)
   means = functools.partial(
     _means, codec=codec, tile=tile, use_weights=weights is not None

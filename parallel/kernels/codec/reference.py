@@ -304,6 +304,15 @@ def sum_in_order(weights: jax.Array) -> jax.Array:
   return functools.reduce(jnp.add, list(weights))
 
 
+def factors(
+  senders: int, weights: jax.Array | None, divide: bool
+) -> jax.Array:
+  """float32 ``[M + 1]`` for kernels: of each vector, and of their sum."""
+  each = jnp.ones(senders, jnp.float32) if weights is None else weights
+  whole = 1 / sum_in_order(each) if divide else jnp.ones(())
+  return jnp.concatenate([each, whole[None]])
+
+
 def nesterov(
   encoded: Encoded,
   params: jax.Array,

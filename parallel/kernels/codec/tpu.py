@@ -22,11 +22,11 @@ from parallel.kernels.codec.reference import (
   Codec,
   codes_of,
   difference,
+  factors,
   largest_of,
   nesterov_step,
   numbers_of,
   scale_of,
-  sum_in_order,
   to_23_bits,
   weighted,
 )
@@ -256,9 +256,7 @@ def _over_senders(
   padding = steps * groups * _LANES - num_blocks
   scales = jnp.pad(scales, ((0, 0), (0, padding)))
   scales = scales.reshape(senders, steps, groups, _LANES)
-  ones = jnp.ones(senders, jnp.float32) if weights is None else weights
-  factor = 1 / sum_in_order(ones) if divide else jnp.ones(())
-  numbers = jnp.concatenate([ones, factor[None]])
+  numbers = factors(senders, weights, divide)
   operands = calls.same_axes(numbers, payload, scales, *others)
   return pl.pallas_call(
     functools.partial(kernel, use_weights=weights is not None),
