@@ -16,9 +16,9 @@ from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.xla import targets
 from tests.parallel.kernels.ahead_of_time import (
   codec_calls,
-  compiled_add_norm,
-  compiled_codec,
-  compiled_reduce_add_norm,
+  lowered_add_norm,
+  lowered_codec,
+  lowered_reduce_add_norm,
   on_targets,
 )
 
@@ -29,7 +29,7 @@ TARGETS = ("gpu:a100:1x1", "gpu:h200:1x1", "gpu:b200:1x1")
   ("target", "case"), on_targets(add_norm_cases, *TARGETS), ids=str
 )
 def test_add_norm(target, case):
-  program = compiled_add_norm(case, target, "gpu")
+  program = lowered_add_norm(case, target, "gpu").compile()
   assert "add_norm_backward" in program.as_text()
 
 
@@ -37,7 +37,7 @@ def test_add_norm(target, case):
   ("target", "op", "case"), codec_calls(*TARGETS), ids=str
 )
 def test_codec(target, op, case):
-  program = compiled_codec(op, case, target, "gpu")
+  program = lowered_codec(op, case, target, "gpu").compile()
   assert "codec_" in program.as_text()
   elements = math.prod(case.shape)
   if elements >= 1 << 20:  # no difference, no decoded vector
@@ -48,7 +48,7 @@ def test_codec(target, op, case):
   ("target", "case"), on_targets(reduce_cases, *TARGETS), ids=str
 )
 def test_reduce_add_norm(target, case):
-  program = compiled_reduce_add_norm(case, target, "gpu")
+  program = lowered_reduce_add_norm(case, target, "gpu").compile()
   assert "reduce_add_norm" in program.as_text()
   elements = case.rows * case.shared
   if elements >= 1 << 20:  # no sum and no decoded blocks

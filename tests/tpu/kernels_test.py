@@ -20,10 +20,10 @@ from parallel.kernels.schedule_all_reduce import cases as schedule_cases
 from parallel.xla import ledger, targets
 from tests.parallel.kernels.ahead_of_time import (
   codec_calls,
-  compiled,
-  compiled_add_norm,
-  compiled_codec,
-  compiled_reduce_add_norm,
+  lowered,
+  lowered_add_norm,
+  lowered_codec,
+  lowered_reduce_add_norm,
   on_targets,
   shapes,
 )
@@ -35,7 +35,7 @@ TARGETS = ("tpu:v5e:2x2", "tpu:v5p:2x2x1", "tpu:v6e:2x2")
   ("target", "case"), on_targets(add_norm_cases, *TARGETS), ids=str
 )
 def test_add_norm(target, case):
-  program = compiled_add_norm(case, target, "tpu")
+  program = lowered_add_norm(case, target, "tpu").compile()
   text = program.as_text()
   assert "add_norm" in text
   assert "add_norm_backward" in text
@@ -140,7 +140,7 @@ def test_models_reduce_and_normalise_in_one_kernel(
   ("target", "op", "case"), codec_calls(*TARGETS), ids=str
 )
 def test_codec(target, op, case):
-  program = compiled_codec(op, case, target, "tpu")
+  program = lowered_codec(op, case, target, "tpu").compile()
   assert "codec_" in program.as_text()
   elements = math.prod(case.shape)
   if elements == 1 << 22 and "v5p" not in target:
@@ -153,7 +153,7 @@ def test_codec(target, op, case):
   ("target", "case"), on_targets(reduce_cases, *TARGETS), ids=str
 )
 def test_reduce_add_norm(target, case):
-  program = compiled_reduce_add_norm(case, target, "tpu")
+  program = lowered_reduce_add_norm(case, target, "tpu").compile()
   assert "reduce_add_norm" in program.as_text()
   elements = case.rows * case.shared
   if elements >= 1 << 20:
@@ -176,9 +176,9 @@ def test_ring_partial_all_reduce(target, case):
       implementation="tpu",
     )
 
-  program = compiled(
+  program = lowered(
     f, target, shared, private, shared, private, gain, devices=case.devices
-  )
+  ).compile()
   text = program.as_text()
   assert "ring_partial_all_reduce" in text
   assert "all-reduce(" not in text
@@ -197,5 +197,5 @@ def test_schedule_all_reduce(target):
       x, table, axis_name="tensor", implementation="tpu"
     )
 
-  program = compiled(f, target, x, devices=4)
+  program = lowered(f, target, x, devices=4).compile()
   assert "schedule_all_reduce" in program.as_text()

@@ -50,6 +50,9 @@ CASES = {
   "all private": Case(24, 0, 48, "float32", 2**0.5),
   "no update": Case(24, 16, 32, "bfloat16", 1.0, False),
   "no update, odd": Case(7, 16, 3, "float32", 1.0, False),
+  # More rows than a GPU's backward has programs; the wide ones are read late.
+  "many rows": Case(600, 24, 8, "float32", 2.0),
+  "many wide rows": Case(300, 4096, 20, "float32", 2.0),
 }
 
 # One device's share of the 7B model's step at r = 8, and larger rows.

@@ -20,8 +20,11 @@ from parallel.kernels import calls
 
 # A row's float32 values must fit the registers of 32 warps, a few times.
 _MAX_WIDTH = 32768
-# Programs of the backward: each sums the gain's cotangent over its rows.
-_PROGRAMS = 512
+# Programs of the backward: each sums the gain's cotangent over its rows. Two
+# for each of the 132 multiprocessors of an H100 or H200.
+_PROGRAMS = 264
+# A row of these bytes or fewer is read while the one before is worked on.
+_AHEAD_BYTES = 16384
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
@@ -35,11 +38,22 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
   return None
 
 
-def params(width: int, interpret: bool) -> dict[str, Any]:
-  """Keywords of a ``pallas_call`` whose programs have a row each."""
-  warps = min(32, max(1, pl.next_power_of_2(width) // 256))
+def params(
+  spans: Sequence[tuple[int, int]], interpret: bool
+) -> dict[str, Any]:
+  """Keywords of a ``pallas_call`` whose programs have a row each.
+
+  A thread has 16 channels, so that it reads a part of half a row in bfloat16
+  in words of 16 bytes, the largest that there are.
+
+  Args:
+    spans: Of the row's parts.
+    interpret: Run on any machine.
+  """
+  channels = sum(pl.next_power_of_2(width) for _, width in spans)
+  warps = pl.next_power_of_2(max(1, channels // 512))
   return {
-    "compiler_params": pltriton.CompilerParams(num_warps=warps),
+    "compiler_params": pltriton.CompilerParams(num_warps=min(32, warps)),
     "interpret": interpret,
   }
 
@@ -66,7 +80,7 @@ def forward(
       calls.shaped((num_rows, width), dtype, parts[0]),
     ],
     name="add_norm",
-    **params(width, interpret),
+    **params(calls.spans(parts), interpret),
   )(*parts, *updates, gain.astype(jnp.float32))
   return new or list(parts), normed
 
@@ -76,15 +90,17 @@ def _forward(*refs, num, add, scale, eps):
   gain_ref, *new_refs, normed_ref = refs[num + len(d_refs) :]
   row, dtype = pl.program_id(0), normed_ref.dtype
   spans = calls.spans(x_refs)
+  # All reads come before the first write, which they would have to wait for.
+  gains = [load(gain_ref, span, whole=True) for span in spans]
   wide = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
-  for i, d_ref in enumerate(d_refs):
-    d = load(d_ref, spans[i], row)
+  ds = [load(r, spans[i], row) for i, r in enumerate(d_refs)]
+  for i, d in enumerate(ds):
     if i + 1 == num:
       d = calls.scaled(d, scale, dtype)
     new = (wide[i] + d).astype(dtype)
     store(new_refs[i], spans[i], new, row)
     wide[i] = new.astype(jnp.float32)
-  write_normed(normed_ref, wide, spans, gain_ref, row, eps)
+  write_normed(normed_ref, wide, spans, gains, row, eps)
 
 
 def backward(
@@ -109,7 +125,7 @@ def backward(
       calls.shaped((programs, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
-    **params(width, interpret),
+    **params(calls.spans(parts), interpret),
   )(*parts, *d_parts, d_normed, gain.astype(jnp.float32))
   return d_x[: len(parts)], d_x[-1], jnp.sum(d_gain, axis=0)
 
@@ -119,44 +135,60 @@ def _backward(*refs, num, scale, eps):
   d_normed_ref, gain_ref, *out_refs, d_gain_ref = refs[2 * num :]
   num_rows, width = d_normed_ref.shape
   spans = calls.spans(x_refs)
-  gains = [load(gain_ref, span, whole=True) for span in spans]
   first, programs = pl.program_id(0), d_gain_ref.shape[0]
 
-  def one_row(turn, d_gains):
-    row = first + turn * programs
-    wide = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
-    ds = [load(d_normed_ref, span, row, whole=True) for span in spans]
-    rstd = _rstd(wide, width, eps)
-    dot = sum(
-      jnp.sum(d * gain * x)
-      for d, gain, x in zip(ds, gains, wide, strict=True)
+  def operands(row):
+    """Parts of stream, normed row's cotangent and stream's cotangent."""
+    part = functools.partial(read, exists=row < num_rows)
+    return (
+      [part(ref, span, row) for ref, span in zip(x_refs, spans, strict=True)],
+      [part(d_normed_ref, span, row, whole=True) for span in spans],
+      [part(ref, span, row) for ref, span in zip(g_refs, spans, strict=True)],
     )
+
+  # Where registers hold two rows, the next one is on its way from memory while
+  # one is worked on.
+  ahead = width * d_normed_ref.dtype.itemsize <= _AHEAD_BYTES
+
+  def one_row(turn, carried):
+    here, d_gains = carried
+    row = first + turn * programs
+    following = operands(row + programs) if ahead else ()
+    here = here or operands(row)
+    gains = [load(gain_ref, span, whole=True) for span in spans]
+    xs, ds, gs = jax.tree.map(lambda x: x.astype(jnp.float32), here)
+    rstd = _rstd(xs, width, eps)
+    dot = _sum([
+      d * gain * x for d, gain, x in zip(ds, gains, xs, strict=True)
+    ])
     common = dot * (rstd * rstd * rstd) / width
     new = []
-    for i, (x, d, span) in enumerate(zip(wide, ds, spans, strict=True)):
+    for i, (x, d, g) in enumerate(zip(xs, ds, gs, strict=True)):
       new.append(d_gains[i] + d * (x * rstd))
-      g = load(g_refs[i], span, row)
       g = g + (d * gains[i] * rstd - x * common)
-      store(out_refs[i], span, g.astype(out_refs[i].dtype), row)
+      store(out_refs[i], spans[i], g.astype(out_refs[i].dtype), row)
     if scale != 1.0:
-      store(out_refs[num], span, (g * scale).astype(out_refs[num].dtype), row)
-    return tuple(new)
+      last = out_refs[num]
+      store(last, spans[-1], (g * scale).astype(last.dtype), row)
+    return following, new
 
   turns = (num_rows - first + programs - 1) // programs
-  zeros = tuple(jnp.zeros_like(gain) for gain in gains)
-  totals = lax.fori_loop(0, turns, one_row, zeros)
+  zeros = [jnp.zeros(pl.next_power_of_2(n), jnp.float32) for _, n in spans]
+  start = operands(first) if ahead else ()
+  _, totals = lax.fori_loop(0, turns, one_row, (start, zeros))
   for span, total in zip(spans, totals, strict=True):
     store(d_gain_ref, span, total, first, whole=True)
 
 
-def load(
+def read(
   ref: Any,
   span: tuple[int, int],
   *row: Any,
   whole: bool = False,
   share: int = 1,
+  exists: jax.Array | bool = True,
 ) -> jax.Array:
-  """A row's part in float32, zeros up to a power of two.
+  """A row's part, zeros up to a power of two.
 
   Args:
     ref: A part, or, with ``whole``, an array of whole rows.
@@ -164,10 +196,17 @@ def load(
     *row: Which row: one number for each dim before the last.
     whole: See ``ref``.
     share: Channels that have one element of ``ref`` together.
+    exists: Zeros if false.
   """
   index, mask = _where(span, row, whole, share)
-  values = pltriton.load(ref.at[index], mask=mask, other=0.0)
-  return values.astype(jnp.float32)
+  if exists is not True:
+    mask = mask & exists
+  return pltriton.load(ref.at[index], mask=mask, other=0)
+
+
+def load(*args: Any, **options: Any) -> jax.Array:
+  """`read` in float32."""
+  return read(*args, **options).astype(jnp.float32)
 
 
 def store(
@@ -177,7 +216,7 @@ def store(
   *row: Any,
   whole: bool = False,
 ) -> None:
-  """The inverse of `load`."""
+  """The inverse of `read`."""
   index, mask = _where(span, row, whole)
   pltriton.store(ref.at[index], value, mask=mask)
 
@@ -194,17 +233,24 @@ def write_normed(
   normed_ref: Any,
   wide: Sequence[jax.Array],
   spans: Sequence[tuple[int, int]],
-  gain_ref: Any,
+  gains: Sequence[jax.Array],
   row: jax.Array,
   eps: float,
 ) -> None:
   """Normalises a row in parts, side by side into a whole one."""
   rstd = _rstd(wide, normed_ref.shape[1], eps)
-  for x, span in zip(wide, spans, strict=True):
-    y = x * rstd * load(gain_ref, span, whole=True)
-    store(normed_ref, span, y.astype(normed_ref.dtype), row, whole=True)
+  for x, span, gain in zip(wide, spans, gains, strict=True):
+    y = (x * rstd * gain).astype(normed_ref.dtype)
+    store(normed_ref, span, y, row, whole=True)
 
 
 def _rstd(wide: Sequence[jax.Array], width: int, eps: float) -> jax.Array:
-  squares = sum(jnp.sum(x * x) for x in wide)
-  return lax.rsqrt(squares / width + eps)
+  return lax.rsqrt(_sum([x * x for x in wide]) / width + eps)
+
+
+def _sum(parts: Sequence[jax.Array]) -> jax.Array:
+  """Of all elements; threads meet once for parts of one size."""
+  sizes = {x.shape for x in parts}
+  return sum(
+    jnp.sum(sum(x for x in parts if x.shape == size)) for size in sizes
+  )

@@ -23,7 +23,7 @@ class Case(NamedTuple):
 
 CASES = {
   "int8": Case((1024,), Codec("int8")),
-  "int8, block 128": Case((3, 640), Codec("int8", 128), 3),
+  "int8, block 128": Case((3, 640), Codec("int8", 128), 9),
   "int4, odd": Case((2, 1000), Codec("int4"), 3),
   "e3m0": Case((40_000,), Codec("e3m0"), 4),
   "e3m0, odd, bf16": Case((777,), Codec("e3m0"), 1, "bfloat16"),

@@ -36,6 +36,8 @@ from parallel.kernels.codec.reference import (
 # Elements of a program: sixteen for each thread of eight warps.
 _TILE = 4096
 _MAX_BLOCK = 16384
+# Senders that are read in one turn.
+_UNROLLED = 4
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
@@ -240,7 +242,7 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
     codes = _load(payload_ref, (sender, rows, columns), mask)
     codes = codes.astype(jnp.int32)
     parts = (codes,) if tile.parts == 1 else (codes & 15, codes >> 4)
-    scale = _load(scale_ref, (sender, block), exists)
+    scale = _load(scale_ref, (sender, block[:, 0]), exists[:, 0])[:, None]
     new = []
     for total, part in zip(totals, parts, strict=True):
       values = numbers_of(part, codec) * scale
@@ -249,9 +251,21 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
       new.append(total + values)
     return tuple(new)
 
+  def several(first, count, totals):
+    for i in range(count):
+      totals = add(first + i, totals)
+    return totals
+
   senders = payload_ref.shape[0]
   zeros = jnp.zeros(mask.shape, jnp.float32)
-  totals = lax.fori_loop(0, senders, add, (zeros,) * tile.parts)
+  # Several in a turn: reads do not wait for sums.
+  rest = senders % _UNROLLED
+  totals = several(0, rest, (zeros,) * tile.parts)
+  totals = lax.fori_loop(
+    0, senders // _UNROLLED,
+    lambda turn, totals: several(rest + turn * _UNROLLED, _UNROLLED, totals),
+    totals,
+  )
   return [
     (tile.index(part), total * number_ref[senders])
     for part, total in enumerate(totals)

@@ -69,7 +69,7 @@ def forward(
       calls.shaped((num_rows, width), dtype, gain),
     ],
     name="reduce_add_norm",
-    **params(width, interpret),
+    **params(calls.spans(parts), interpret),
   )(gain, *parts, partial, *extra)
   return new, normed
 
@@ -81,6 +81,10 @@ def _forward(gain_ref, *refs, num, scale, eps, block):
   d_refs, (*new_refs, normed_ref) = refs[: num - 1], refs[num - 1 :]
   row, dtype = pl.program_id(0), normed_ref.dtype
   spans = calls.spans(x_refs)
+  # All reads come before the first write, which they would have to wait for.
+  gains = [load(gain_ref, span, whole=True) for span in spans]
+  xs = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
+  ds = [load(r, span, row) for r, span in zip(d_refs, spans[1:], strict=True)]
   update = 0.0
   for rank in range(partial_ref.shape[0]):
     part = load(partial_ref, spans[0], rank, row)
@@ -88,11 +92,10 @@ def _forward(gain_ref, *refs, num, scale, eps, block):
       part = part * load(scale_ref, spans[0], rank, row, share=block)
     update = update + part
   updates = [update.astype(dtype).astype(jnp.float32)]
-  for d_ref, span in zip(d_refs, spans[1:], strict=True):
-    updates.append(calls.scaled(load(d_ref, span, row), scale, dtype))
+  updates += [calls.scaled(d, scale, dtype) for d in ds]
   wide = []
-  for i, (span, d) in enumerate(zip(spans, updates, strict=True)):
-    new = (load(x_refs[i], span, row) + d).astype(dtype)
-    store(new_refs[i], span, new, row)
+  for new_ref, span, x, d in zip(new_refs, spans, xs, updates, strict=True):
+    new = (x + d).astype(dtype)
+    store(new_ref, span, new, row)
     wide.append(new.astype(jnp.float32))
-  write_normed(normed_ref, wide, spans, gain_ref, row, eps)
+  write_normed(normed_ref, wide, spans, gains, row, eps)

@@ -1,4 +1,4 @@
-"""Kernels compiled for devices that are not here."""
+"""Programs of kernels for devices that are not here."""
 
 import functools
 
@@ -38,7 +38,7 @@ def mesh_of(target, devices):
   return make_mesh({"tensor": Axis("tensor", devices, devices)}, list(found))
 
 
-def compiled(f, target, *operands, devices=1):
+def lowered(f, target, *operands, devices=1):
   """Under ``shard_map`` with checked varying axes, as the models run it."""
   mesh = mesh_of(target, devices)
   operands = [
@@ -53,14 +53,14 @@ def compiled(f, target, *operands, devices=1):
   mapped = jax.shard_map(
     body, mesh=mesh, in_specs=P(), out_specs=P("tensor")
   )
-  return jax.jit(mapped).lower(*operands).compile()
+  return jax.jit(mapped).lower(*operands)
 
 
 def shapes(*pairs):
   return [jax.ShapeDtypeStruct(s, jnp.dtype(d)) for s, d in pairs]
 
 
-def compiled_add_norm(case, target, implementation):
+def lowered_add_norm(case, target, implementation):
   """Forward and backward in one program."""
   n, width, dtype = case.rows, case.shared + case.private, case.dtype
   parts = shapes(((n, case.shared), dtype), ((n, case.private), dtype))
@@ -80,10 +80,10 @@ def compiled_add_norm(case, target, implementation):
     gradients = transpose(operands[-3:])
     return out, [g for g in gradients if g is not None]
 
-  return compiled(both, target, *parts, *updates, gain, *parts, normed)
+  return lowered(both, target, *parts, *updates, gain, *parts, normed)
 
 
-def compiled_codec(op, case, target, implementation):
+def lowered_codec(op, case, target, implementation):
   codec, n = case.codec, case.shape[-1]
   vector, wide, key, weights, payload, scales = shapes(
     (case.shape, case.dtype), (case.shape, "float32"), ((2,), "uint32"),
@@ -128,10 +128,10 @@ def compiled_codec(op, case, target, implementation):
     ),
   }
   f, operands = ops[op]
-  return compiled(f, target, *operands)
+  return lowered(f, target, *operands)
 
 
-def compiled_reduce_add_norm(case, target, implementation):
+def lowered_reduce_add_norm(case, target, implementation):
   n, k, p = case.rows, case.shared, case.private
   blocks = k // case.block if case.block else 1
   shared, private, partial, scales, gain = shapes(
@@ -146,6 +146,6 @@ def compiled_reduce_add_norm(case, target, implementation):
       gain, private_scale=case.private_scale, implementation=implementation,
     )
 
-  return compiled(
+  return lowered(
     f, target, shared, private, partial, scales, private, gain
   )

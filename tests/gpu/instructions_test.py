@@ -1,0 +1,116 @@
+"""How GPU kernels go about their memory, read off their instructions.
+
+A kernel that only streams is as fast as its reads are wide, early and many.
+Without a GPU these can be seen in its PTX and in what ptxas allots.
+"""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+pytest.importorskip(
+  "jax_cuda12_plugin", reason="the cuda extra is not installed"
+)
+
+import nvidia.cuda_nvcc
+
+from parallel.kernels.add_norm import cases as add_norm_cases
+from parallel.kernels.codec import cases as codec_cases
+from parallel.kernels.reduce_add_norm import cases as reduce_cases
+from tests.parallel.kernels.ahead_of_time import (
+  lowered_add_norm,
+  lowered_codec,
+  lowered_reduce_add_norm,
+)
+
+TARGET = "gpu:h200:1x1"
+PTXAS = pathlib.Path(*nvidia.cuda_nvcc.__path__) / "bin" / "ptxas"
+
+ROWS = (
+  *(
+    (lowered_add_norm, "add_norm", case)
+    for case in add_norm_cases.LARGE.values()
+  ),
+  *(
+    (lowered_reduce_add_norm, "reduce_add_norm", case)
+    for case in reduce_cases.LARGE.values()
+  ),
+)
+
+
+@pytest.fixture
+def compiled(tmp_path):
+  """``lowered -> {kernel: (accesses of memory, bytes spilled)}``."""
+
+  def compile_(lowered):
+    lowered.compile({"xla_dump_to": str(tmp_path)})
+    return dict(
+      kernel
+      for path in tmp_path.glob("*.ptx") if path.stat().st_size
+      for kernel in _kernels(path)
+    )
+
+  return compile_
+
+
+def _kernels(path):
+  said = subprocess.run(
+    [PTXAS, "-v", "-arch=sm_90a", path, "-o", "/dev/null"],
+    check=True, capture_output=True, text=True,
+  ).stderr
+  for body in path.read_text().split(".visible .entry ")[1:]:
+    name = body.split("(")[0]
+    about = said.split(f"'{name}'")[1]
+    spilled = re.search(r"(\d+) bytes spill stores", about)[1]
+    # In order: ("ld", 16), a read of 16 bytes by each thread.
+    accesses = [
+      (what, int(count or 1) * int(bits) // 8)
+      for what, count, bits in re.findall(
+        r"(ld|st)\.global(?:\.v(\d))?\.b(\d+)", body
+      )
+    ]
+    yield name, (accesses, int(spilled))
+
+
+@pytest.mark.parametrize(("lower", "name", "case"), ROWS, ids=str)
+def test_rows_are_read_at_once(lower, name, case, compiled):
+  """In the widest words; int8 blocks and a quarter of a row in half of one."""
+  accesses, spilled = compiled(lower(case, TARGET, "gpu"))[name]
+  first_write = accesses.index(("st", accesses[-1][1]))
+  assert all(what == "st" for what, _ in accesses[first_write:])
+  scales = getattr(case, "block", None)
+  narrow = {4, 8} if scales else {8} if case.private > case.shared else set()
+  assert {size for _, size in accesses} - {16} == narrow
+  assert spilled == 0
+
+
+@pytest.mark.parametrize("name", add_norm_cases.LARGE)
+def test_a_row_is_read_while_another_is_worked_on(name, compiled):
+  """All reads, those of the next row too, come before a turn's writes."""
+  case = add_norm_cases.LARGE[name]
+  if case.shared + case.private > 8192:
+    pytest.skip("two rows of this size do not fit the registers")
+  accesses, spilled = compiled(lowered_add_norm(case, TARGET, "gpu"))[
+    "add_norm_backward"
+  ]
+  kinds = [what for what, _ in accesses]
+  assert "ld" not in kinds[kinds.index("st"):]
+  assert {size for _, size in accesses} == {16}
+  assert spilled <= 16  # of 512 bytes of registers of a thread
+
+
+@pytest.mark.parametrize("op", ["plain", "delta", "fed", "mean", "nesterov"])
+@pytest.mark.parametrize("name", ["int8", "int4", "8192 x 8192"])
+def test_codecs_read_vectors_in_wide_words(name, op, compiled):
+  case = codec_cases.LARGE[name]
+  kernels = compiled(lowered_codec(op, case, TARGET, "gpu"))
+  name = f"codec_{op}" if op in ("mean", "nesterov") else "codec_encode"
+  accesses, spilled = kernels[name]
+  reads = [size for what, size in accesses if what == "ld"]
+  # A scale for each sender, its weight, and the factor of the mean.
+  assert sum(size == 4 for size in reads) <= 2 * case.senders + 1
+  codes = 16 if case.codec.bits == 8 else 8
+  assert {size for size in reads if size > 4} <= {16, codes}
+  assert spilled == 0
