@@ -14,7 +14,7 @@ from parallel.collectives import each_lane
 from parallel.outer.base import OuterLoop
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
-from parallel.outer.diloco import DiLoCo
+from parallel.outer.diloco import DiLoCo, Nesterov
 from parallel.outer.eager import Eager
 from parallel.outer.exchange import Exchange
 from parallel.outer.fragments import Fragments
@@ -24,7 +24,7 @@ from parallel.outer.streaming import Streaming
 
 # Learning rate, momentum -> optimizer.
 OPTIMIZERS = {
-  "nesterov": functools.partial(optax.sgd, nesterov=True),
+  "nesterov": Nesterov,
   "sgd": lambda rate, _: optax.sgd(rate),
   "adam": lambda rate, momentum: optax.adam(rate, b1=momentum),
 }

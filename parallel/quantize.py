@@ -30,7 +30,7 @@ slice, whole blocks.
 from collections.abc import Callable
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax import lax
@@ -102,6 +102,22 @@ class Wire:
     return Codec(self.codec, self.block, self.stochastic)
 
 
+class NesterovStep(NamedTuple):
+  """An outer step with a mean, taken where the mean is decoded.
+
+  Attributes:
+    params: float32 ``[*B, ...]``; here and below, or trees of such arrays.
+    momentum: float32 ``[*B, ...]``.
+    learning_rate: Of the step.
+    decay: Of the momentum.
+  """
+
+  params: Any
+  momentum: Any
+  learning_rate: float
+  decay: float
+
+
 def mean(
   x: jax.Array,
   axis: Axis,
@@ -150,7 +166,8 @@ def mean_difference(
   weights: jax.Array | None = None,
   key: jax.Array | None = None,
   block_dims: int = 0,
-) -> tuple[jax.Array, jax.Array | None]:
+  nesterov: NesterovStep | None = None,
+) -> tuple[Any, jax.Array | None]:
   """`mean` of ``anchor - x + residual``, encoded in one pass by kernels.
 
   Args:
@@ -163,31 +180,36 @@ def mean_difference(
     weights: See `mean`.
     key: See `mean`.
     block_dims: See `mean`.
+    nesterov: What is done with the mean.
 
   Returns:
-    The mean, and with a residual the new one: by what the differences differ
-    from what `roundtrip` makes of them.
+    The mean, or new parameters and momentum; and with a residual the new one:
+    by what the differences differ from what `roundtrip` makes of them.
   """
   codec = wire.block_codec
   if codec is None:
+    left = None
     delta = x if anchor is None else anchor - x
-    if residual is None:
-      return _mean_by_all_reduce(delta, axis, wire.dtype, weights), None
-    delta = delta + residual
-    left = delta - roundtrip(delta, axis, wire)
-    return _mean_by_all_reduce(delta, axis, wire.dtype, weights), left
-  route = {
-    "all_gather": _mean_by_all_gather, "all_to_all": _mean_by_all_to_all
-  }[wire.route]
+    if residual is not None:
+      delta = delta + residual
+      left = delta - roundtrip(delta, axis, wire)
+    total = _mean_by_all_reduce(delta, axis, wire.dtype, weights)
+    return _stepped(total, nesterov), left
   if anchor is not None:
     anchor = jnp.broadcast_to(anchor, x.shape)
   rows = jax.tree.map(
     lambda x: _rows(x, axis, block_dims), (anchor, x, residual)
   )
-  total, left = route(rows, axis, codec, weights, key, wire.implementation)
+  options = (axis, codec, weights, key, wire.implementation)
+  if wire.route == "all_to_all":
+    total, left = _mean_by_all_to_all(rows, *options)
+    result = _stepped(total.reshape(x.shape[1:]), nesterov)
+  else:
+    result, left = _mean_by_all_gather(rows, *options, nesterov)
+    result = jax.tree.map(lambda y: y.reshape(x.shape[1:]), result)
   if left is not None:
     left = left.reshape(x.shape)
-  return total.reshape(x.shape[1:]), left
+  return result, left
 
 
 def roundtrip(
@@ -336,17 +358,30 @@ def _mean_by_all_gather(
   weights: jax.Array | None,
   key: jax.Array | None,
   implementation: Implementation,
-) -> tuple[jax.Array, jax.Array | None]:
-  """The mean ``[*B, n]`` and the residual ``[R, *B, n]``.
+  nesterov: NesterovStep | None,
+) -> tuple[Any, jax.Array | None]:
+  """The mean ``[*B, n]`` or what is done with it; the residual ``[R, *B, n]``.
 
   Memory beside the rows: all N encoded ones, and one decoded.
   """
   encoded, left = _encode_lanes(rows, axis, codec, key, implementation)
-  total = api.mean(
-    _gathered(encoded, axis), rows[1].shape[-1], codec, weights,
-    implementation=implementation,
-  )
-  return total, left
+  encoded = _gathered(encoded, axis)
+  shape = rows[1].shape[1:]
+  if nesterov is None:
+    return api.mean(
+      encoded, shape[-1], codec, weights, implementation=implementation
+    ), left
+  return api.nesterov(
+    encoded, nesterov.params.reshape(shape), nesterov.momentum.reshape(shape),
+    codec, learning_rate=nesterov.learning_rate, decay=nesterov.decay,
+    weights=weights, implementation=implementation,
+  ), left
+
+
+def _stepped(total: jax.Array, nesterov: NesterovStep | None) -> Any:
+  if nesterov is None:
+    return total
+  return reference.nesterov_step(total, *nesterov)
 
 
 def _mean_by_all_to_all(

@@ -10,11 +10,13 @@ sample of workers in each round FedAvg (McMahan et al., arXiv 1602.05629).
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from parallel import quantize
 from parallel.outer.base import (
   OuterLoop,
   Params,
@@ -26,18 +28,43 @@ from parallel.outer.exchange import Exchange
 
 
 @dataclasses.dataclass(frozen=True)
+class Nesterov:
+  """``optax.sgd`` with Nesterov momentum, and its numbers.
+
+  Attributes:
+    learning_rate: Of the outer step.
+    momentum: Its decay.
+  """
+
+  learning_rate: float
+  momentum: float
+
+  @property
+  def _optax(self) -> optax.GradientTransformation:
+    return optax.sgd(self.learning_rate, self.momentum, nesterov=True)
+
+  @property
+  def init(self) -> optax.TransformInitFn:
+    return self._optax.init
+
+  @property
+  def update(self) -> optax.TransformUpdateFn:
+    return self._optax.update
+
+
+@dataclasses.dataclass(frozen=True)
 class DiLoCo(OuterLoop):
   """Dense exchange every ``every`` steps.
 
   Attributes:
     every: H, inner steps per round.
-    optimizer: The outer one.
+    optimizer: The outer one; `Nesterov` is applied where the exchange decodes.
     exchange: How the mean over workers is taken.
     clients: Workers that are heard in each round, drawn anew; None: all.
   """
 
   every: int
-  optimizer: optax.GradientTransformation
+  optimizer: optax.GradientTransformation | Nesterov
   exchange: Exchange
   clients: int | None = None
 
@@ -60,14 +87,22 @@ class DiLoCo(OuterLoop):
     if not plan.program:
       return params, state
     outer = state["params"]
+    optimizer = state["optimizer"]
     number = plan.numbers[0]
-    delta, residual = self.exchange.mean(
-      params, state, number, self._heard(number), anchor=outer
+    mean = functools.partial(
+      self.exchange.mean, params, state, number, self._heard(number), outer
     )
-    updates, optimizer = self.optimizer.update(
-      delta, state["optimizer"], outer
-    )
-    outer = optax.apply_updates(outer, updates)
+    if isinstance(self.optimizer, Nesterov):
+      momentum = optax.tree_utils.tree_get(optimizer, "trace")
+      step = quantize.NesterovStep(
+        outer, momentum, self.optimizer.learning_rate, self.optimizer.momentum
+      )
+      (outer, momentum), residual = mean(nesterov=step)
+      optimizer = optax.tree_utils.tree_set(optimizer, trace=momentum)
+    else:
+      delta, residual = mean()
+      updates, optimizer = self.optimizer.update(delta, optimizer, outer)
+      outer = optax.apply_updates(outer, updates)
     state = state | residual | {"params": outer, "optimizer": optimizer}
     return to_workers(outer, self.worker), state
 

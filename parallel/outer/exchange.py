@@ -50,7 +50,8 @@ class Exchange:
     number: jax.Array,
     heard: jax.Array | None = None,
     anchor: Params | None = None,
-  ) -> tuple[Params, State]:
+    nesterov: quantize.NesterovStep | None = None,
+  ) -> tuple[Any, State]:
     """Averages differences ``[W, ...]`` over all workers.
 
     Args:
@@ -60,10 +61,11 @@ class Exchange:
       number: int32, of this exchange; decides its random draws.
       heard: float32 ``[workers]`` that multiplies the weights; None: ones.
       anchor: ``[...]``, the same for all workers.
+      nesterov: Of trees ``[...]``: an outer step with the mean.
 
     Returns:
-      The mean ``[...]``, the same bits on every device, and the new part of
-      the state.
+      The mean ``[...]``, or new parameters and momentum, the same bits on
+      every device; and the new part of the state.
     """
     key = jax.random.fold_in(jax.random.key(self.seed), number)
     leaves, treedef = jax.tree.flatten_with_path(workers)
@@ -72,22 +74,35 @@ class Exchange:
     residuals = nones
     if self.error_feedback:
       residuals = jax.tree.leaves(state["workers"]["residual"])
+    steps = nones
+    if nesterov is not None:
+      steps = [
+        nesterov._replace(params=params, momentum=momentum)
+        for params, momentum in zip(
+          jax.tree.leaves(nesterov.params),
+          jax.tree.leaves(nesterov.momentum), strict=True,
+        )
+      ]
     weights = self._weights(heard)
-    means, left = [], []
+    results, left = [], []
     for index, (path, leaf) in enumerate(leaves):
-      mean, new = quantize.mean_difference(
+      result, new = quantize.mean_difference(
         anchors[index], leaf, self.worker, self.wire,
         residual=residuals[index],
         weights=weights,
         key=jax.random.fold_in(key, index),
         block_dims=self.num_block_dims(path),
+        nesterov=steps[index],
       )
-      means.append(mean)
+      results.append(result)
       left.append(new)
-    mean = treedef.unflatten(means)
+    if nesterov is None:
+      result = treedef.unflatten(results)
+    else:
+      result = tuple(map(treedef.unflatten, zip(*results, strict=True)))
     if not self.error_feedback:
-      return mean, {}
-    return mean, {
+      return result, {}
+    return result, {
       "workers": state["workers"] | {"residual": treedef.unflatten(left)}
     }
 

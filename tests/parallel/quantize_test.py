@@ -5,6 +5,7 @@ import functools
 import jax
 from jax.sharding import PartitionSpec as P
 import numpy as np
+import optax
 import pytest
 
 from parallel import quantize
@@ -294,6 +295,38 @@ def test_differences_with_feedback_are_their_definition(route, implementation):
   np.testing.assert_array_equal(ours[0], theirs[0])
   np.testing.assert_allclose(ours[1], theirs[1], atol=1e-6)
   assert np.abs(ours[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("wire", [
+  NONE,
+  Wire("int8", 256, "all_to_all"),
+  Wire("int4", 256),
+  Wire("int4", 256, implementation=("tpu_interpret",)),
+], ids=str)
+def test_an_outer_step_is_optax_with_the_mean(wire):
+  """Where it is taken in the pass that decodes, and where it is not."""
+  axis = Axis("worker", 4, 2)
+  rng = np.random.default_rng(3)
+  params, momentum = rng.normal(size=(2, 5, 120)).astype("f4")
+  x = rng.normal(size=(4, 5, 120)).astype("f4")
+  optimizer = optax.sgd(0.7, 0.9, nesterov=True)
+
+  def f(params, momentum, x):
+    step = quantize.NesterovStep(params, momentum, 0.7, 0.9)
+    ours, _ = quantize.mean_difference(params, x, axis, wire, nesterov=step)
+    mean, _ = quantize.mean_difference(params, x, axis, wire)
+    state = optax.tree_utils.tree_set(optimizer.init(params), trace=momentum)
+    updates, state = optimizer.update(mean, state)
+    theirs = optax.apply_updates(params, updates)
+    return ours, (theirs, optax.tree_utils.tree_get(state, "trace"))
+
+  ours, theirs = jax.jit(jax.shard_map(
+    f, mesh=make_mesh({"worker": axis}), in_specs=(P(), P(), P("worker")),
+    out_specs=P(),
+  ))(params, momentum, x)
+  for a, b in zip(ours, theirs, strict=True):
+    assert a.shape == params.shape
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
 def test_error_feedback_lets_nothing_get_lost():

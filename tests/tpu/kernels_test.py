@@ -74,7 +74,7 @@ def test_outer_loops_use_the_kernels(codec):
   experiment = build.build(config, None, devices)
   text = experiment.lower_step(experiment.outer.plan(2)).as_text()
   num_params = len(jax.tree.leaves(experiment.abstract_state().params))
-  for name in ("codec_encode", "codec_mean"):
+  for name in ("codec_encode", "codec_nesterov"):
     assert text.count(f'kernel_name = "{name}"') == num_params
 
 
