@@ -198,7 +198,7 @@ def mean_difference(
   if anchor is not None:
     anchor = jnp.broadcast_to(anchor, x.shape)
   rows = jax.tree.map(
-    lambda x: _rows(x, axis, block_dims), (anchor, x, residual)
+    lambda x: _rows(x, axis, wire, block_dims), (anchor, x, residual)
   )
   options = (axis, codec, weights, key, wire.implementation)
   if wire.route == "all_to_all":
@@ -238,7 +238,7 @@ def roundtrip(
   codec = wire.block_codec
   if codec is None:
     return x.astype(wire.dtype).astype(jnp.float32)
-  rows = _rows(x, axis, block_dims)
+  rows = _rows(x, axis, wire, block_dims)
   n = rows.shape[-1]
   if wire.route == "all_to_all":
     rows = _pad(rows, axis.size * _slice(n, axis, codec))
@@ -347,7 +347,7 @@ def _mean_by_all_reduce(
   return total.astype(jnp.float32) / divisor
 
 
-# ``[R, *B, n]`` each: an anchor or None, ranks' arrays, a residual or None.
+# ``[R, *B, ..., n]`` each: an anchor or None, ranks' arrays, a residual or None.
 _Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
 
 
@@ -360,7 +360,7 @@ def _mean_by_all_gather(
   implementation: Implementation,
   nesterov: NesterovStep | None,
 ) -> tuple[Any, jax.Array | None]:
-  """The mean ``[*B, n]`` or what is done with it; the residual ``[R, *B, n]``.
+  """The mean without R, or what is done with it; the residual as rows.
 
   Memory beside the rows: all N encoded ones, and one decoded.
   """
@@ -455,13 +455,18 @@ def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
   return Encoded(*map(send, encoded))
 
 
-def _rows(x: jax.Array, axis: Axis, block_dims: int) -> jax.Array:
-  """``[R, *B, ...] -> [R, *B, n]``, float32."""
+def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
+  """``[R, *B, ...] -> [R, *B, n]``, float32.
+
+  Where all are sent to all and the last dim is whole blocks, ``[R, *B, m, n]``
+  of the same blocks, which on TPUs is no copy.
+  """
   assert x.shape[0] == axis.lanes, (x.shape, str(axis))
   assert 0 <= block_dims < x.ndim, (x.shape, block_dims)
-  kept = x.shape[: 1 + block_dims]
-  n = math.prod(x.shape[1 + block_dims :])
-  return x.astype(jnp.float32).reshape(*kept, n)
+  lead, rest = x.shape[: 1 + block_dims], x.shape[1 + block_dims :]
+  whole = wire.route == "all_gather" and rest and rest[-1] % wire.block == 0
+  last = (-1, rest[-1]) if whole else (math.prod(rest),)
+  return x.astype(jnp.float32).reshape(*lead, *last)
 
 
 def _slice(n: int, axis: Axis, codec: Codec) -> int:

@@ -173,12 +173,12 @@ def nesterov(
       learning_rate=learning_rate, decay=decay, weights=weights,
     )
   kernels = _KERNELS[chosen.kind]
-  blocks = kernels.nesterov(
-    *_by_block(encoded, codec), _to_blocks(params, codec),
-    _to_blocks(momentum, codec), codec, learning_rate, decay, weights,
+  rows = kernels.nesterov(
+    *_rows_of(encoded), _to_rows(params, codec),
+    _to_rows(momentum, codec), codec, learning_rate, decay, weights,
     chosen.interpret,
   )
-  new, momentum = (_from_blocks(x, params.shape) for x in blocks)
+  new, momentum = (_from_rows(x, params.shape) for x in rows)
   return new, momentum
 
 
@@ -197,10 +197,10 @@ def _over_senders(
   chosen = choice(shape, codec, implementation, senders=senders)
   if chosen.name == "reference":
     return specification()
-  blocks = _KERNELS[chosen.kind].mean(
-    *_by_block(encoded, codec), codec, weights, divide, chosen.interpret
+  rows = _KERNELS[chosen.kind].mean(
+    *_rows_of(encoded), codec, weights, divide, chosen.interpret
   )
-  return _from_blocks(blocks, shape)
+  return _from_rows(rows, shape)
 
 
 def _key_of(codec: Codec, key: jax.Array | None) -> jax.Array | None:
@@ -217,14 +217,14 @@ def _encode(
   feedback: bool,
 ) -> tuple[Encoded, jax.Array | None]:
   shape = operands[0].shape
-  blocks = [_to_blocks(x, codec) for x in operands]
+  rows = [_to_rows(x, codec) for x in operands]
   words = None
   if key is not None:
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     words = jax.random.key_data(key) if typed else key
-    *blocks, words = calls.same_axes(*blocks, words)
+    *rows, words = calls.same_axes(*rows, words)
   payload, scales, residual = _KERNELS[chosen.kind].encode(
-    calls.same_axes(*blocks), feedback, codec, words, chosen.interpret
+    calls.same_axes(*rows), feedback, codec, words, chosen.interpret
   )
   lead, n = shape[:-1], shape[-1]
   encoded = Encoded(
@@ -232,27 +232,25 @@ def _encode(
     scales.reshape(*lead, codec.num_scales(n)),
   )
   if residual is not None:
-    residual = _from_blocks(residual, shape)
+    residual = _from_rows(residual, shape)
   return encoded, residual
 
 
-def _to_blocks(x: jax.Array, codec: Codec) -> jax.Array:
-  """``[..., n] -> [blocks, block]``, each vector padded to whole blocks."""
+def _to_rows(x: jax.Array, codec: Codec) -> jax.Array:
+  """``[..., n] -> [rows, n]``, padded to whole blocks."""
   padding = codec.padded(x.shape[-1]) - x.shape[-1]
   if padding:
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-  return x.reshape(-1, codec.block)
+  return x.reshape(-1, x.shape[-1])
 
 
-def _by_block(encoded: Encoded, codec: Codec) -> tuple[jax.Array, jax.Array]:
-  """Payload ``[M, blocks, bytes]`` and scales ``[M, blocks]``."""
-  senders = encoded.scales.shape[0]
-  num_bytes = codec.block * codec.bits // 8
-  return (
-    encoded.payload.reshape(senders, -1, num_bytes),
-    encoded.scales.reshape(senders, -1),
+def _rows_of(encoded: Encoded) -> tuple[jax.Array, jax.Array]:
+  """Payload ``[M, rows, bytes]`` and scales ``[M, rows, blocks]``."""
+  payload, scales = (
+    x.reshape(x.shape[0], -1, x.shape[-1]) for x in encoded
   )
+  return payload, scales
 
 
-def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  return blocks.reshape(*shape[:-1], -1)[..., : shape[-1]]
+def _from_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  return rows.reshape(*shape[:-1], -1)[..., : shape[-1]]

@@ -98,6 +98,7 @@ def encode(
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """See ``tpu.encode``."""
+  operands = [x.reshape(-1, codec.block) for x in operands]
   num_blocks = operands[0].shape[0]
   tile = _Tile(codec, num_blocks)
   shape = functools.partial(calls.shaped, like=operands[0])
@@ -156,10 +157,9 @@ def mean(
   interpret: bool = False,
 ) -> jax.Array:
   """See ``tpu.mean``."""
-  shape = (payload.shape[1], codec.block)
   (out,) = _over_senders(
-    _mean, payload, scales, (), codec, weights, [shape], "codec_mean",
-    interpret, divide,
+    _mean, payload, scales, (), codec, weights, 1, "codec_mean", interpret,
+    divide,
   )
   return out
 
@@ -180,8 +180,8 @@ def nesterov(
     _nesterov, learning_rate=learning_rate, decay=decay
   )
   new, momentum = _over_senders(
-    kernel, payload, scales, (params, momentum), codec, weights,
-    [params.shape] * 2, "codec_nesterov", interpret,
+    kernel, payload, scales, (params, momentum), codec, weights, 2,
+    "codec_nesterov", interpret,
   )
   return new, momentum
 
@@ -193,23 +193,28 @@ def _over_senders(
   others: tuple[jax.Array, ...],
   codec: Codec,
   weights: jax.Array | None,
-  results: list[tuple[int, ...]],
+  results: int,
   name: str,
   interpret: bool,
   divide: bool = True,
 ) -> list[jax.Array]:
-  senders, num_blocks = scales.shape
+  senders = scales.shape[0]
+  scales = scales.reshape(senders, -1)
+  num_blocks = scales.shape[1]
   tile = _Tile(codec, num_blocks)
   numbers = factors(senders, weights, divide)
-  operands = calls.same_axes(numbers, payload, scales, *others)
+  operands = calls.same_axes(
+    numbers, payload.reshape(senders, num_blocks, -1), scales,
+    *(x.reshape(num_blocks, codec.block) for x in others),
+  )
   means = functools.partial(
     _means, codec=codec, tile=tile, use_weights=weights is not None
   )
   return pl.pallas_call(
     functools.partial(kernel, means=means),
     out_shape=[
-      calls.shaped(shape, jnp.float32, operands[0]) for shape in results
-    ],
+      calls.shaped((num_blocks, codec.block), jnp.float32, operands[0])
+    ] * results,
     name=name,
     **tile.params(interpret),
   )(*operands)

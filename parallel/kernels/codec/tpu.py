@@ -1,9 +1,11 @@
 """Block codecs in one pass over HBM, for TPUs.
 
-A grid step has whole blocks in VMEM, 128 or a multiple at a time: their scales
-then fill rows of lanes. The arithmetic is that of ``reference.py``, called here
-on tiles, and so are the draws (``threefry.py``): kernels send the reference's
-bits. Decoded values exist in VMEM only.
+A grid step has whole blocks in VMEM, of 128 rows or a multiple: their scales
+then fill rows of lanes. 128 rows and more stay as they are, several blocks long:
+to fold them to one block each would be a copy in HBM, whose tiles are 8 x 128.
+The arithmetic is that of ``reference.py``, called here on tiles, and so are the
+draws (``threefry.py``): kernels send the reference's bits. Decoded values exist
+in VMEM only.
 """
 
 from collections.abc import Sequence
@@ -54,39 +56,63 @@ def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
   return None
 
 
-def _groups(codec: Codec, num_blocks: int, senders: int = 1) -> int:
+def _groups(codec: Codec, num_rows: int, senders: int = 1) -> int:
   """How many times 128 blocks a grid step takes."""
   # Six arrays of float32, twice each at worst, and every sender's codes.
   element_bytes = 48 + 2 * senders * codec.bits / 8
   group_bytes = int(_LANES * codec.block * element_bytes)
   fitting = min(
-    calls.VMEM_BYTES // group_bytes, -(-num_blocks // _LANES), _MOST_GROUPS
+    calls.VMEM_BYTES // group_bytes, -(-num_rows // _LANES), _MOST_GROUPS
   )
   return 1 << (fitting.bit_length() - 1) if fitting else 0
 
 
-def _specs(codec: Codec, groups: int, senders: int | None = None):
-  """Block specs of elements, payloads and scales."""
-  rows = groups * _LANES
-  num_bytes = codec.block * codec.bits // 8
-  if senders is None:
+class _Tiles:
+  """How ``[rows, n]`` is cut into grid steps.
+
+  Attributes:
+    shape: ``(rows, n)`` as kernels have it.
+    grid: Steps down the rows, and blocks across.
+    scales: Shape of all scales; those past the last row are nobody's.
+  """
+
+  def __init__(
+    self, codec: Codec, shape: tuple[int, ...], senders: int = 1
+  ) -> None:
+    rows, n = shape
+    if rows < _LANES:
+      rows, n = rows * n // codec.block, codec.block
+    groups = _groups(codec, rows, senders)
+    steps, across = -(-rows // (groups * _LANES)), n // codec.block
+    self.shape, self.grid = (rows, n), (steps, across)
+    self.scales = (across, steps, groups, _LANES)
+    self._codec, self._senders, self._rows = codec, senders, groups * _LANES
+
+  def specs(self) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
+    """Block specs of elements, payloads and scales."""
+    block, rows = self._codec.block, self._rows
     return (
-      pl.BlockSpec((rows, codec.block), lambda i: (i, 0)),
-      pl.BlockSpec((rows, num_bytes), lambda i: (i, 0)),
-      pl.BlockSpec((None, groups, _LANES), lambda i: (i, 0, 0)),
+      pl.BlockSpec((rows, block), lambda i, j: (i, j)),
+      pl.BlockSpec((rows, _bytes(block, self._codec)), lambda i, j: (i, j)),
+      pl.BlockSpec((None, None, *self.scales[2:]), lambda i, j: (j, i, 0, 0)),
     )
-  return (
-    pl.BlockSpec((rows, codec.block), lambda i: (i, 0)),
-    pl.BlockSpec((senders, rows, num_bytes), lambda i: (0, i, 0)),
-    pl.BlockSpec(
-      (senders, None, groups, _LANES), lambda i: (0, i, 0, 0)
-    ),
-  )
+
+  def specs_of_senders(self) -> tuple[pl.BlockSpec, pl.BlockSpec]:
+    """Block specs of payloads ``[M, ...]`` and scales ``[M, ...]``."""
+    senders, num_bytes = self._senders, _bytes(self._codec.block, self._codec)
+    return (
+      pl.BlockSpec(
+        (senders, self._rows, num_bytes), lambda i, j: (0, i, j)
+      ),
+      pl.BlockSpec(
+        (senders, None, None, *self.scales[2:]),
+        lambda i, j: (0, j, i, 0, 0),
+      ),
+    )
 
 
-def _steps(num_blocks: int, groups: int) -> int:
-  """Grid steps; scales are ``[steps, groups, 128]``, the last ones nobody's."""
-  return -(-num_blocks // (groups * _LANES))
+def _bytes(n: int, codec: Codec) -> int:
+  return n * codec.bits // 8
 
 
 def encode(
@@ -99,45 +125,43 @@ def encode(
   """Encodes a sum of operands.
 
   Args:
-    operands: ``[blocks, block]`` each: ``[x]``, or ``[anchor, params]`` for
-      their difference; a residual after it.
+    operands: ``[rows, n]`` each, whole blocks: ``[x]``, or ``[anchor, params]``
+      for their difference; a residual after it.
     feedback: Whether there is a residual.
     codec: The codec.
     key_data: uint32 ``[2]``, of stochastic rounding.
     interpret: Run on any machine.
 
   Returns:
-    uint8 payload ``[blocks, bytes]``, scales ``[blocks]``, and with a residual
-    the new one.
+    uint8 payload of ``rows n bits / 8``, as many scales as there are blocks,
+    and with a residual the new one; in the order of the elements, of any shape.
   """
-  num_blocks = operands[0].shape[0]
-  groups = _groups(codec, num_blocks)
-  elements, payload, scales = _specs(codec, groups)
+  tiles = _Tiles(codec, operands[0].shape)
+  elements, payload, scales = tiles.specs()
   shape = functools.partial(calls.shaped, like=operands[0])
-  num_bytes = codec.block * codec.bits // 8
-  steps = _steps(num_blocks, groups)
+  rows, n = tiles.shape
   keys = () if key_data is None else (key_data,)
   out = pl.pallas_call(
     functools.partial(
       _encode, codec=codec, draws=bool(keys), num=len(operands),
       feedback=feedback,
     ),
-    grid=(steps,),
+    grid=tiles.grid,
     in_specs=[
       *(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in keys),
       *(elements for _ in operands),
     ],
     out_specs=[payload, scales, *([elements] if feedback else [])],
     out_shape=[
-      shape((num_blocks, num_bytes), jnp.uint8),
-      shape((steps, groups, _LANES), jnp.float32),
-      *([shape(operands[0].shape, jnp.float32)] if feedback else []),
+      shape((rows, _bytes(n, codec)), jnp.uint8),
+      shape(tiles.scales, jnp.float32),
+      *([shape(tiles.shape, jnp.float32)] if feedback else []),
     ],
     name="codec_encode",
-    **calls.tpu_params(interpret, "parallel"),
-  )(*keys, *operands)
+    **calls.tpu_params(interpret, "parallel", "parallel"),
+  )(*keys, *(x.reshape(tiles.shape) for x in operands))
   payload, scales, *residual = out
-  scales = scales.reshape(-1)[:num_blocks]
+  scales = scales.reshape(tiles.grid[1], -1)[:, :rows].T
   return payload, scales, residual[0] if residual else None
 
 
@@ -153,11 +177,10 @@ def _encode(*refs, codec, draws, num, feedback):
   scale_ref[...] = scale[..., 0]
   uniform = None
   if draws:
-    first = pl.program_id(0) * rows * block
-    number = first + (
-      lax.broadcasted_iota(jnp.int32, (rows, block), 0) * block
-      + lax.broadcasted_iota(jnp.int32, (rows, block), 1)
-    )
+    row = pl.program_id(0) * rows
+    row = row + lax.broadcasted_iota(jnp.int32, (rows, block), 0)
+    number = (row * pl.num_programs(1) + pl.program_id(1)) * block
+    number = number + lax.broadcasted_iota(jnp.int32, (rows, block), 1)
     uniform = threefry.uniform(
       key_ref[0], key_ref[1], number.astype(jnp.uint32)
     ).reshape(x.shape)
@@ -182,20 +205,19 @@ def mean(
   """The mean of M encoded vectors; see ``reference.mean``.
 
   Args:
-    payload: uint8 ``[M, blocks, bytes]``.
-    scales: ``[M, blocks]``.
+    payload: uint8 ``[M, rows, n bits / 8]``.
+    scales: ``[M, rows, n / block]``.
     codec: The codec.
     weights: ``[M]``.
     divide: False: the sum.
     interpret: Run on any machine.
 
   Returns:
-    float32 ``[blocks, block]``.
+    float32, ``rows n`` elements in their order, of any shape.
   """
-  num_blocks = payload.shape[1]
   (out,) = _over_senders(
     functools.partial(_mean, codec=codec), payload, scales, (), codec,
-    weights, [(num_blocks, codec.block)], "codec_mean", interpret, divide,
+    weights, 1, "codec_mean", interpret, divide,
   )
   return out
 
@@ -214,10 +236,10 @@ def nesterov(
   """The outer update; see ``reference.nesterov``; arrays as for `mean`.
 
   Args:
-    payload: uint8 ``[M, blocks, bytes]``.
-    scales: ``[M, blocks]``.
-    params: ``[blocks, block]``.
-    momentum: ``[blocks, block]``.
+    payload: uint8 ``[M, rows, n bits / 8]``.
+    scales: ``[M, rows, n / block]``.
+    params: ``[rows, n]``.
+    momentum: ``[rows, n]``.
     codec: The codec.
     learning_rate: Of the outer optimizer.
     decay: Of the momentum.
@@ -231,8 +253,8 @@ def nesterov(
     _nesterov, codec=codec, learning_rate=learning_rate, decay=decay
   )
   new, momentum = _over_senders(
-    kernel, payload, scales, (params, momentum), codec, weights,
-    [params.shape] * 2, "codec_nesterov", interpret,
+    kernel, payload, scales, (params, momentum), codec, weights, 2,
+    "codec_nesterov", interpret,
   )
   return new, momentum
 
@@ -244,35 +266,37 @@ def _over_senders(
   others: tuple[jax.Array, ...],
   codec: Codec,
   weights: jax.Array | None,
-  results: list[tuple[int, ...]],
+  results: int,
   name: str,
   interpret: bool,
   divide: bool = True,
 ) -> list[jax.Array]:
-  senders, num_blocks = scales.shape
-  groups = _groups(codec, num_blocks, senders)
-  elements, payloads, scale_spec = _specs(codec, groups, senders)
-  steps = _steps(num_blocks, groups)
-  padding = steps * groups * _LANES - num_blocks
-  scales = jnp.pad(scales, ((0, 0), (0, padding)))
-  scales = scales.reshape(senders, steps, groups, _LANES)
+  senders, rows, across = scales.shape
+  tiles = _Tiles(codec, (rows, across * codec.block), senders)
+  rows, n = tiles.shape
+  elements = tiles.specs()[0]
+  across, steps, groups, _ = tiles.scales
+  padding = steps * groups * _LANES - rows
+  scales = scales.reshape(senders, rows, across)
+  scales = jnp.pad(scales, ((0, 0), (0, padding), (0, 0)))
+  scales = jnp.moveaxis(scales, 2, 1).reshape(senders, *tiles.scales)
+  payload = payload.reshape(senders, rows, _bytes(n, codec))
   numbers = factors(senders, weights, divide)
-  operands = calls.same_axes(numbers, payload, scales, *others)
+  operands = calls.same_axes(
+    numbers, payload, scales, *(x.reshape(tiles.shape) for x in others)
+  )
   return pl.pallas_call(
     functools.partial(kernel, use_weights=weights is not None),
-    grid=(steps,),
+    grid=tiles.grid,
     in_specs=[
       pl.BlockSpec(memory_space=pltpu.SMEM),
-      payloads,
-      scale_spec,
+      *tiles.specs_of_senders(),
       *(elements for _ in others),
     ],
-    out_specs=[elements for _ in results],
-    out_shape=[
-      calls.shaped(shape, jnp.float32, operands[0]) for shape in results
-    ],
+    out_specs=[elements] * results,
+    out_shape=[calls.shaped(tiles.shape, jnp.float32, operands[0])] * results,
     name=name,
-    **calls.tpu_params(interpret, "parallel"),
+    **calls.tpu_params(interpret, "parallel", "parallel"),
   )(*operands)
 
 
