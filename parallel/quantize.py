@@ -347,7 +347,7 @@ def _mean_by_all_reduce(
   return total.astype(jnp.float32) / divisor
 
 
-# ``[R, *B, ..., n]`` each: an anchor or None, ranks' arrays, a residual or None.
+# ``[R, *B, ..., n]`` each: anchor or None, ranks' arrays, residual or None.
 _Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
 
 

@@ -34,13 +34,16 @@ CASES = {
   "int8, stochastic, 300 rows": Case((300, 512), Codec("int8", 256, True)),
 }
 
-# Of a 1B model, three layers of which are one fragment.
+# Of a 1B model a layer's weights, and as a vector.
 LARGE = {
-  name: Case((4_194_304,), codec)
+  name: Case((2048, 2048), codec)
   for name, codec in {
     "int8": Codec("int8"),
     "int4": Codec("int4"),
     "e3m0": Codec("e3m0"),
     "e3m0, stochastic": Codec("e3m0", 256, True),
   }.items()
-} | {"8192 x 8192": Case((8192 * 8192,), Codec("int8"), 2, "bfloat16")}
+} | {
+  "int8, vector": Case((2048 * 2048,), Codec("int8")),
+  "8192 x 8192": Case((8192, 8192), Codec("int8"), 2, "bfloat16"),
+}

@@ -1,8 +1,8 @@
 """Block codecs in one pass over HBM, for TPUs.
 
 A grid step has whole blocks in VMEM, of 128 rows or a multiple: their scales
-then fill rows of lanes. 128 rows and more stay as they are, several blocks long:
-to fold them to one block each would be a copy in HBM, whose tiles are 8 x 128.
+then fill rows of lanes. 128 rows and more stay as they are, several blocks
+long: to fold them to one block each would be a copy in HBM, of 8 x 128 tiles.
 The arithmetic is that of ``reference.py``, called here on tiles, and so are the
 draws (``threefry.py``): kernels send the reference's bits. Decoded values exist
 in VMEM only.
