@@ -1,4 +1,7 @@
-"""Times kernels: ours, XLA's fusion of the reference, and its stages apart."""
+"""Times kernels: ours, XLA's fusion of the reference, and its stages apart.
+
+Or, for a target that is not here, counts what their programs move.
+"""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -9,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 import numpy as np
 from rich.progress import track
 
@@ -24,6 +28,7 @@ from parallel.kernels.codec.reference import Encoded
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.kernels.selection import Choice
+from parallel.xla import hlo, roofline, targets
 
 _COPY_BYTES = 1 << 28
 _OUTER = {"learning_rate": 0.7, "decay": 0.9}
@@ -54,7 +59,7 @@ class Subject:
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Checks or measures, prints a table, and returns it as plain data."""
+  """Checks, measures or counts; prints a table, returns it as plain data."""
   options = config.benchmark
   unknown = [op for op in options.ops if op not in _SUBJECTS]
   if unknown:
@@ -62,12 +67,12 @@ def run(config: Any) -> dict[str, Any]:
       f"config.benchmark.ops names {unknown[0]!r}; known: "
       f"{', '.join(_SUBJECTS)}"
     )
+  if options.target:
+    return _count(options)
   platform = jax.default_backend()
   timed = platform != "cpu"
   implementation = platform if timed else "tpu_interpret"
-  subjects = list(itertools.chain.from_iterable(
-    _SUBJECTS[op](timed) for op in options.ops
-  ))
+  subjects = _subjects(options, timed)
   rows = []
   for subject in track(subjects, "kernels", transient=True):
     choice = subject.choose((implementation, "reference"))
@@ -85,6 +90,73 @@ def run(config: Any) -> dict[str, Any]:
   _print(rows, timed)
   mesh = make_mesh({"device": Axis("device", 1)})
   return {"environment": environment(mesh), "rows": rows}
+
+
+def _subjects(options: Any, large: bool) -> list[Subject]:
+  return list(itertools.chain.from_iterable(
+    _SUBJECTS[op](large) for op in options.ops
+  ))
+
+
+def _count(options: Any) -> dict[str, Any]:
+  """Main-memory bytes of large cases' programs, compiled for a target."""
+  target = targets.resolve(options.target)
+  if target.hardware is None:
+    raise ValueError(
+      f"config.benchmark.target={options.target!r}: one of a TPU or GPU, as "
+      "tpu:v5e:2x2 or gpu:h200:1x1"
+    )
+  kind = options.target.split(":")[0]
+  rows = []
+  for subject in track(_subjects(options, True), "compiling", transient=True):
+    choice = subject.choose((kind, "reference"))
+    kernel = _moved(subject, choice.name, target)
+    xla = _moved(subject, "reference", target)
+    rows.append({
+      "op": subject.op, "case": subject.case, "least_bytes": subject.num_bytes,
+      "implementation": choice.name, "refused": choice.refused,
+      "kernel_bytes": kernel[0], "kernel_temporary_bytes": kernel[1],
+      "xla_bytes": xla[0], "xla_temporary_bytes": xla[1],
+    })
+  report.table(
+    f"MB of main memory moved by programs compiled for {options.target}",
+    ["op, case", "least", "with kernel", "by XLA alone", "x kernel's",
+     "temporary MB with kernel", "by XLA alone"],
+    [
+      [f"{r['op']}, {r['case']}"]
+      + [f"{r[k] / 1e6:,.1f}" for k in ("least_bytes", "kernel_bytes",
+                                        "xla_bytes")]
+      + [f"{r['xla_bytes'] / r['kernel_bytes']:.2f}"]
+      + [f"{r[k] / 1e6:,.1f}" for k in ("kernel_temporary_bytes",
+                                        "xla_temporary_bytes")]
+      for r in rows
+    ],
+  )
+  _print_refusals(rows)
+  return {"target": options.target, "jax": jax.__version__, "rows": rows}
+
+
+def _moved(
+  subject: Subject, implementation: str, target: targets.Target
+) -> tuple[float, int]:
+  """Bytes read and written, and bytes of temporaries."""
+  operands = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=SingleDeviceSharding(target.devices[0])
+    ),
+    jax.eval_shape(lambda: subject.draw(0)),
+  )
+  program = jax.jit(
+    functools.partial(subject.run, implementation=implementation)
+  ).lower(*operands).compile()
+  module = hlo.parse(program.as_text())
+  moved = sum(
+    roofline.cost(module, computation, instruction, target.hardware).bytes
+    * times
+    for computation, times in module.runs()
+    for instruction in computation.instructions
+  )
+  return moved, program.memory_analysis().temp_size_in_bytes
 
 
 def _check(
@@ -181,6 +253,10 @@ def _print(rows: list[dict[str, Any]], timed: bool) -> None:
   device = jax.devices()[0].device_kind
   how = "medians" if timed else "interpreted: no times"
   report.table(f"kernels on {device}, {how}", columns, table)
+  _print_refusals(rows)
+
+
+def _print_refusals(rows: list[dict[str, Any]]) -> None:
   for row in rows:
     for name, reason in row["refused"].items():
       print(f"{row['op']}, {row['case']}: no {name} kernel: {reason}")
@@ -202,19 +278,30 @@ def _add_norm(timed: bool, backward: bool = False) -> list[Subject]:
     parts = (((n, k), dtype), ((n, p), dtype))
     updates = parts if case.update else ()
 
-    def forward(shared, private, *rest, case=case, implementation):
+    def call(shared, private, *rest, case=case, implementation):
       *d, gain = rest
       return add_norm.add_norm(
         shared, private, *(d or (None, None)), gain,
         private_scale=case.private_scale, implementation=implementation,
       )
 
-    def both(*operands, forward=forward, implementation):
+    # Left out, since XLA would copy them: a stream without an update, and the
+    # shared update's gradient, which is the stream's.
+
+    def forward(*operands, call=call, case=case, implementation):
+      out = call(*operands, implementation=implementation)
+      return out if case.update else out[-1:]
+
+    def both(*operands, call=call, case=case, implementation):
       operands, cotangents = operands[:-3], operands[-3:]
-      _, transpose = jax.vjp(
-        functools.partial(forward, implementation=implementation), *operands
+      # With the results, or XLA alone would not write the normalised rows.
+      out, transpose = jax.vjp(
+        functools.partial(call, implementation=implementation), *operands
       )
-      return transpose(cotangents)
+      gradients = transpose(cotangents)
+      if not case.update:
+        return out[-1:], gradients
+      return out, gradients[:2] + gradients[3:]
 
     def add(shared, private, *rest, case=case):
       if len(rest) < 3:

@@ -10,7 +10,9 @@ pytest.importorskip(
 )
 
 from caatnet import build
+from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
+from launch.benchmarks import kernels
 from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.xla import targets
@@ -82,3 +84,13 @@ def test_outer_loops_use_the_kernels(codec):
   num_params = len(jax.tree.leaves(experiment.abstract_state().params))
   for name in ("codec_encode", "codec_nesterov"):
     assert text.count(f'name = "{name}"') == num_params
+
+
+def test_kernels_move_what_they_must_and_xla_no_less():
+  """Bytes of main memory; 3% are the gain's partial cotangents."""
+  config = kernels_config.get_config()
+  config.benchmark.target = "gpu:h200:1x1"
+  for row in kernels.run(config)["rows"]:
+    assert row["implementation"] == "gpu", row
+    assert row["kernel_bytes"] <= 1.03 * row["least_bytes"], row
+    assert row["xla_bytes"] >= row["kernel_bytes"], row

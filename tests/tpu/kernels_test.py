@@ -12,7 +12,9 @@ import pytest
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
 from caatnet import build, compilation
+from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
+from launch.benchmarks import kernels
 from parallel import quantize
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.add_norm import cases as add_norm_cases
@@ -231,3 +233,15 @@ def test_schedule_all_reduce(target):
 
   program = lowered(f, target, x, devices=4).compile()
   assert "schedule_all_reduce" in program.as_text()
+
+
+def test_kernels_move_what_they_must_and_xla_no_less():
+  """Bytes of main memory, but for vectors that XLA copies into rows."""
+  config = kernels_config.get_config()
+  config.benchmark.target = "tpu:v5p:2x2x1"
+  config.benchmark.ops = ("add_norm", "reduce_add_norm", "encode", "mean")
+  for row in kernels.run(config)["rows"]:
+    assert row["implementation"] == "tpu", row
+    if "vector" not in row["case"]:
+      assert row["kernel_bytes"] <= 1.02 * row["least_bytes"], row
+    assert row["xla_bytes"] >= row["kernel_bytes"], row
