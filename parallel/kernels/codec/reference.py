@@ -366,17 +366,14 @@ def difference(
 
 
 def largest_of(*parts: jax.Array) -> jax.Array:
-  """Largest magnitude of the last dims, kept; NaN where there is one.
-
-  By bits, whose order is that of magnitudes with the NaNs on top: maxima of
-  floats ignore NaNs on some machines.
-  """
-  bits = [
-    lax.bitcast_convert_type(part, jnp.int32) & 0x7FFFFFFF for part in parts
-  ]
-  each = [jnp.max(part, axis=-1, keepdims=True) for part in bits]
-  largest = functools.reduce(jnp.maximum, each)
-  return lax.bitcast_convert_type(largest, jnp.float32)
+  """Largest magnitude of the last dims, kept; inf where there is a NaN."""
+  largest = []
+  for part in parts:
+    magnitude = jnp.abs(part)
+    # Maxima of floats ignore NaNs on some machines.
+    magnitude = jnp.where(magnitude < jnp.inf, magnitude, jnp.inf)
+    largest.append(jnp.max(magnitude, axis=-1, keepdims=True))
+  return functools.reduce(jnp.maximum, largest)
 
 
 def scale_of(largest: jax.Array, codec: Codec) -> jax.Array:
@@ -414,7 +411,25 @@ def codes_of(
   # Compilers divide by a broadcast scale so, but not everywhere.
   inverse = 1 / jnp.where(scale > 0, scale, 1.0)
   numbers = jnp.where(scale > 0, blocks * inverse, 0.0)
-  return _to_codes(_round(numbers, codec, draws), codec.name)
+  if codec.stochastic or codec.name == "fp8":
+    return _to_codes(_round(numbers, codec, draws), codec.name)
+  if codec.name == "e3m0":
+    return _nearest_powers(numbers)
+  # Where floats are integers, two's complement is in their lowest bits.
+  whole = numbers + np.float32(3 * 2**22)
+  whole = lax.bitcast_convert_type(whole, jnp.int32)
+  return whole & ((1 << codec.bits) - 1)
+
+
+def _nearest_powers(numbers: jax.Array) -> jax.Array:
+  """Codes of the nearest numbers of e3m0: what `_round` makes in more steps."""
+  bits = lax.bitcast_convert_type(numbers, jnp.int32)
+  magnitude = bits & 0x7FFFFFFF
+  # From 1.5 times a power of two on the next one is nearer, or even.
+  exponent = ((magnitude + 0x400000) >> 23) - 127 + 7
+  code = jnp.clip(exponent, 1, 7) | ((bits >> 28) & 8)
+  half_of_least = 0x3C000000  # 2^-7: to the even one, zero
+  return jnp.where(magnitude > half_of_least, code, 0)
 
 
 def _round(
@@ -432,14 +447,12 @@ def _round(
     step = _power_of_two(power)
     inverse = _power_of_two(-power)
   steps = magnitude * inverse
-  low = jnp.floor(steps)
-  share = steps - low
   if codec.stochastic:
-    up = draws < share
-  else:  # jnp.round, which Triton does not have
-    odd = (low.astype(jnp.int32) & 1) > 0
-    up = (share > 0.5) | ((share == 0.5) & odd)
-  steps = low + jnp.where(up, 1.0, 0.0)
+    low = jnp.floor(steps)
+    steps = low + jnp.where(draws < steps - low, 1.0, 0.0)
+  else:  # jnp.round, which Triton does not have: from 2^23 on floats are integers
+    bits = lax.bitcast_convert_type(steps + np.float32(2**23), jnp.int32)
+    steps = (bits - 0x4B000000).astype(jnp.float32)
   magnitude = jnp.minimum(steps * step, np.float32(form.top))
   return jnp.where((numbers < 0) & (magnitude > 0), -magnitude, magnitude)
 
