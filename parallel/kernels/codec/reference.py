@@ -450,7 +450,8 @@ def _round(
   if codec.stochastic:
     low = jnp.floor(steps)
     steps = low + jnp.where(draws < steps - low, 1.0, 0.0)
-  else:  # jnp.round, which Triton does not have: from 2^23 on floats are integers
+  else:  # jnp.round, which Triton does not have
+    # From 2^23 on floats are integers.
     bits = lax.bitcast_convert_type(steps + np.float32(2**23), jnp.int32)
     steps = (bits - 0x4B000000).astype(jnp.float32)
   magnitude = jnp.minimum(steps * step, np.float32(form.top))

@@ -34,7 +34,7 @@ def uniform(
       )
       y = x ^ y
     x = x + keys[(group + 1) % 3]
-    y = y + keys[(group + 2) % 3] + np.uint32(group + 1)
+    y = y + (keys[(group + 2) % 3] + np.uint32(group + 1))
   mantissa = lax.shift_right_logical(x ^ y, np.uint32(9))
   bits = mantissa | np.uint32(0x3F800000)
   return lax.bitcast_convert_type(bits, jnp.float32) - 1.0

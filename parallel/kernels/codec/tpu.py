@@ -8,7 +8,7 @@ draws (``threefry.py``): kernels send the reference's bits. Decoded values exist
 in VMEM only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
@@ -33,10 +33,10 @@ from parallel.kernels.codec.reference import (
   weighted,
 )
 
-_LANES = 128
-
-# Mosaic unrolls a grid step: more would only lengthen the program.
-_MOST_GROUPS = 2
+# Rows worked on at a time: as many as scales of a row of lanes, and as values
+# fit the registers. A grid step has several such groups.
+_GROUP = _LANES = 128
+_MOST_GROUPS = 8
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
@@ -56,13 +56,21 @@ def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
   return None
 
 
-def _groups(codec: Codec, num_rows: int, senders: int = 1) -> int:
-  """How many times 128 blocks a grid step takes."""
-  # Six arrays of float32, twice each at worst, and every sender's codes.
-  element_bytes = 48 + 2 * senders * codec.bits / 8
-  group_bytes = int(_LANES * codec.block * element_bytes)
+def _groups(
+  codec: Codec, num_rows: int, senders: int = 1, arrays: int = 6
+) -> int:
+  """How many groups a grid step takes, twice each; a power of two, or 0.
+
+  Args:
+    codec: The codec.
+    num_rows: There are.
+    senders: Whose codes a step has.
+    arrays: Of float32, as long, beside them; by default the most.
+  """
+  element_bytes = 2 * (4 * arrays + senders * codec.bits / 8)
+  group_bytes = int(_GROUP * codec.block * element_bytes)
   fitting = min(
-    calls.VMEM_BYTES // group_bytes, -(-num_rows // _LANES), _MOST_GROUPS
+    calls.VMEM_BYTES // group_bytes, -(-num_rows // _GROUP), _MOST_GROUPS
   )
   return 1 << (fitting.bit_length() - 1) if fitting else 0
 
@@ -77,12 +85,12 @@ class _Tiles:
   """
 
   def __init__(
-    self, codec: Codec, shape: tuple[int, ...], senders: int = 1
+    self, codec: Codec, shape: tuple[int, ...], arrays: int, senders: int = 1
   ) -> None:
     rows, n = shape
     if rows < _LANES:
       rows, n = rows * n // codec.block, codec.block
-    groups = _groups(codec, rows, senders)
+    groups = _groups(codec, rows, senders, arrays)
     steps, across = -(-rows // (groups * _LANES)), n // codec.block
     self.shape, self.grid = (rows, n), (steps, across)
     self.scales = (across, steps, groups, _LANES)
@@ -136,7 +144,7 @@ def encode(
     uint8 payload of ``rows n bits / 8``, as many scales as there are blocks,
     and with a residual the new one; in the order of the elements, of any shape.
   """
-  tiles = _Tiles(codec, operands[0].shape)
+  tiles = _Tiles(codec, operands[0].shape, len(operands) + feedback)
   elements, payload, scales = tiles.specs()
   shape = functools.partial(calls.shaped, like=operands[0])
   rows, n = tiles.shape
@@ -165,33 +173,46 @@ def encode(
   return payload, scales, residual[0] if residual else None
 
 
+def _each_group(
+  groups: int, work: Callable[[int, pl.Slice], None]
+) -> None:
+  """Calls with the group's number and its rows."""
+
+  def turn(group, _):
+    work(group, pl.ds(pl.multiple_of(group * _GROUP, _GROUP), _GROUP))
+
+  lax.fori_loop(0, groups, turn, None)
+
+
 def _encode(*refs, codec, draws, num, feedback):
   if draws:
     key_ref, *refs = refs
   operands, results = refs[:num], refs[num:]
   payload_ref, scale_ref = results[:2]
-  rows, block = operands[0].shape
-  x = difference([ref[...] for ref in operands], feedback)
-  x = x.reshape(*scale_ref.shape, block)
-  scale = scale_of(largest_of(x), codec)
-  scale_ref[...] = scale[..., 0]
-  uniform = None
-  if draws:
-    row = pl.program_id(0) * rows
-    row = row + lax.broadcasted_iota(jnp.int32, (rows, block), 0)
-    number = (row * pl.num_programs(1) + pl.program_id(1)) * block
-    number = number + lax.broadcasted_iota(jnp.int32, (rows, block), 1)
-    uniform = threefry.uniform(
-      key_ref[0], key_ref[1], number.astype(jnp.uint32)
-    ).reshape(x.shape)
-  codes = codes_of(x, scale, codec, uniform)
-  packed = codes
-  if codec.bits == 4:
-    packed = codes[..., : block // 2] | (codes[..., block // 2 :] << 4)
-  payload_ref[...] = packed.reshape(rows, -1).astype(jnp.uint8)
-  if feedback:
-    left = x - numbers_of(codes, codec) * scale
-    results[2][...] = left.reshape(rows, block)
+  block = operands[0].shape[1]
+
+  def work(group, rows):
+    x = difference([ref[rows] for ref in operands], feedback)[None]
+    scale = scale_of(largest_of(x), codec)
+    scale_ref[pl.ds(group, 1)] = scale[..., 0]
+    uniform = None
+    if draws:
+      row = pl.program_id(0) * operands[0].shape[0] + group * _GROUP
+      row = row + lax.broadcasted_iota(jnp.int32, x.shape, 1)
+      number = (row * pl.num_programs(1) + pl.program_id(1)) * block
+      number = number + lax.broadcasted_iota(jnp.int32, x.shape, 2)
+      uniform = threefry.uniform(
+        key_ref[0], key_ref[1], number.astype(jnp.uint32)
+      )
+    codes = codes_of(x, scale, codec, uniform)
+    packed = codes
+    if codec.bits == 4:
+      packed = codes[..., : block // 2] | (codes[..., block // 2 :] << 4)
+    payload_ref[rows] = packed[0].astype(jnp.uint8)
+    if feedback:
+      results[2][rows] = (x - numbers_of(codes, codec) * scale)[0]
+
+  _each_group(scale_ref.shape[0], work)
 
 
 def mean(
@@ -272,7 +293,8 @@ def _over_senders(
   divide: bool = True,
 ) -> list[jax.Array]:
   senders, rows, across = scales.shape
-  tiles = _Tiles(codec, (rows, across * codec.block), senders)
+  arrays = len(others) + results
+  tiles = _Tiles(codec, (rows, across * codec.block), arrays, senders)
   rows, n = tiles.shape
   elements = tiles.specs()[0]
   across, steps, groups, _ = tiles.scales
@@ -301,45 +323,45 @@ def _over_senders(
 
 
 def _mean(number_ref, payload_ref, scale_ref, out_ref, *, codec, use_weights):
-  for here, part in _means(
-    number_ref, payload_ref, scale_ref, codec, use_weights
-  ):
-    out_ref[:, here] = part
+  def work(here, part):
+    out_ref[here] = part
+
+  _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work)
 
 
 def _nesterov(
   number_ref, payload_ref, scale_ref, params_ref, momentum_ref, new_ref,
   new_momentum_ref, *, codec, use_weights, learning_rate, decay,
 ):
-  for here, delta in _means(
-    number_ref, payload_ref, scale_ref, codec, use_weights
-  ):
-    new_ref[:, here], new_momentum_ref[:, here] = nesterov_step(
-      delta, params_ref[:, here], momentum_ref[:, here], learning_rate, decay
+  def work(here, delta):
+    new_ref[here], new_momentum_ref[here] = nesterov_step(
+      delta, params_ref[here], momentum_ref[here], learning_rate, decay
     )
 
+  _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work)
 
-def _means(number_ref, payload_ref, scale_ref, codec, use_weights):
-  """Channels of a block, and their means: one part, or two of 4 bits."""
-  senders, rows, num_bytes = payload_ref.shape
 
-  def add(sender, totals):
-    codes = payload_ref[sender].astype(jnp.int32)
-    parts = (codes,) if codec.bits == 8 else (codes & 15, codes >> 4)
-    scale = scale_ref[sender][..., None]
-    new = []
-    for total, part in zip(totals, parts, strict=True):
-      part = part.reshape(*scale.shape[:-1], num_bytes)
-      values = numbers_of(part, codec) * scale
-      if use_weights:
-        values = to_23_bits(weighted(values, number_ref[sender]))
-      new.append(total + values.reshape(rows, num_bytes))
-    return tuple(new)
+def _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work):
+  """Calls with rows and channels, and their mean: two parts of 4 bits."""
+  senders, _, num_bytes = payload_ref.shape
 
-  zeros = jnp.zeros((rows, num_bytes), jnp.float32)
-  totals = (zeros,) * (8 // codec.bits)
-  totals = lax.fori_loop(0, senders, add, totals)
-  return [
-    (pl.ds(i * num_bytes, num_bytes), total * number_ref[senders])
-    for i, total in enumerate(totals)
-  ]
+  def work_on_group(group, rows):
+    def add(sender, totals):
+      codes = payload_ref[sender, rows].astype(jnp.int32)[None]
+      parts = (codes,) if codec.bits == 8 else (codes & 15, codes >> 4)
+      scale = scale_ref[sender, pl.ds(group, 1)][..., None]
+      new = []
+      for total, part in zip(totals, parts, strict=True):
+        values = numbers_of(part, codec) * scale
+        if use_weights:
+          values = to_23_bits(weighted(values, number_ref[sender]))
+        new.append(total + values[0])
+      return tuple(new)
+
+    zeros = jnp.zeros((_GROUP, num_bytes), jnp.float32)
+    totals = lax.fori_loop(0, senders, add, (zeros,) * (8 // codec.bits))
+    for i, total in enumerate(totals):
+      channels = pl.ds(i * num_bytes, num_bytes)
+      work((rows, channels), total * number_ref[senders])
+
+  _each_group(scale_ref.shape[1], work_on_group)
