@@ -19,7 +19,7 @@ import jax
 import optax
 
 from parallel import quantize
-from parallel.kernels.codec import reference
+from parallel.kernels.codec import top_k
 from parallel.outer.base import (
   OuterLoop,
   Params,
@@ -101,10 +101,10 @@ class SparseLoCo(OuterLoop):
     """``[W, ...]`` -> what all hear on average, and what of each is heard."""
     n = math.prod(x.shape[1 + block_dims :])
     rows = x.reshape(*x.shape[: 1 + block_dims], n)
-    encoded = reference.encode_top_k(rows, self.chunk, self.top_k)
+    encoded = top_k.encode_top_k(rows, self.chunk, self.top_k)
 
     def decode(encoded):
-      return reference.decode_top_k(encoded, n, self.chunk)
+      return top_k.decode_top_k(encoded, n, self.chunk)
 
     total = quantize.mean_of_encoded(encoded, self.worker, decode)
     own = decode(encoded)

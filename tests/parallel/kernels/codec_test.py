@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from parallel.kernels.codec import reference
+from parallel.kernels.codec import reference, top_k
 from parallel.kernels.codec.reference import Codec, Encoded
 
 N, BLOCK = 100, 16  # padded to 112
@@ -261,8 +261,8 @@ CHUNK, K = 64, 8
 @functools.cache
 def _top_k():
   return (
-    jax.jit(lambda x: reference.encode_top_k(x, CHUNK, K)),
-    jax.jit(lambda e: reference.decode_top_k(e, 150, CHUNK)),
+    jax.jit(lambda x: top_k.encode_top_k(x, CHUNK, K)),
+    jax.jit(lambda e: top_k.decode_top_k(e, 150, CHUNK)),
   )
 
 
@@ -302,9 +302,9 @@ def test_top_k_of_zeros_and_of_what_is_not_finite():
 def test_top_k_reaches_the_last_position_of_the_longest_chunk():
   x = np.zeros((1, 65536), "f4")
   x[0, [0, 7, 65534, 65535]] = [3, -5, 1, -1]
-  e = reference.encode_top_k(x, 65536, 4)
+  e = top_k.encode_top_k(x, 65536, 4)
   np.testing.assert_array_equal(e.indices[0, 0], [0, 7, 65534, 65535])
-  out = np.asarray(reference.decode_top_k(e, 65536, 65536))
+  out = np.asarray(top_k.decode_top_k(e, 65536, 65536))
   np.testing.assert_array_equal(out[0, [0, 7, 65534, 65535]], [4, -4, 1, -1])
 
 
@@ -313,4 +313,4 @@ def test_top_k_reaches_the_last_position_of_the_longest_chunk():
 )
 def test_wrong_top_k(chunk, k):
   with pytest.raises(ValueError, match="top-k"):
-    reference.encode_top_k(np.ones(8, "f4"), chunk, k)
+    top_k.encode_top_k(np.ones(8, "f4"), chunk, k)
