@@ -1,5 +1,6 @@
 """What a run leaves behind: config, environment, metrics, TensorBoard."""
 
+import datetime
 import importlib.metadata
 import json
 import pathlib
@@ -71,7 +72,7 @@ def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
 
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
-  """Versions, devices and commit."""
+  """Date, versions, devices and commit."""
   commit = subprocess.run(
     ["git", "rev-parse", "HEAD"],
     capture_output=True,
@@ -80,7 +81,9 @@ def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     cwd=pathlib.Path(__file__).parent,
   )
   device = mesh.devices.flat[0]
+  now = datetime.datetime.now(datetime.UTC)
   return {
+    "date": now.isoformat(timespec="seconds"),
     "python": platform.python_version(),
     "machine": platform.machine(),
     "versions": {p: importlib.metadata.version(p) for p in _PACKAGES},

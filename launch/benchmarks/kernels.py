@@ -88,8 +88,11 @@ def run(config: Any) -> dict[str, Any]:
       row |= _measure(subject, choice.name, options)
     rows.append(row)
   _print(rows, timed)
-  mesh = make_mesh({"device": Axis("device", 1)})
-  return {"environment": environment(mesh), "rows": rows}
+  return {"environment": _environment(), "rows": rows}
+
+
+def _environment() -> dict[str, Any]:
+  return environment(make_mesh({"device": Axis("device", 1)}))
 
 
 def _subjects(options: Any, large: bool) -> list[Subject]:
@@ -133,13 +136,13 @@ def _count(options: Any) -> dict[str, Any]:
     ],
   )
   _print_refusals(rows)
-  return {"target": options.target, "jax": jax.__version__, "rows": rows}
+  return {"target": options.target, "environment": _environment(), "rows": rows}
 
 
 def _moved(
   subject: Subject, implementation: str, target: targets.Target
 ) -> tuple[float, int]:
-  """Bytes read and written, and bytes of temporaries."""
+  """Bytes read and written (a loop of unknown length: once); temporaries."""
   operands = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=SingleDeviceSharding(target.devices[0])
@@ -152,7 +155,7 @@ def _moved(
   module = hlo.parse(program.as_text())
   moved = sum(
     roofline.cost(module, computation, instruction, target.hardware).bytes
-    * times
+    * (times or 1)
     for computation, times in module.runs()
     for instruction in computation.instructions
   )
