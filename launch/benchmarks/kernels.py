@@ -153,12 +153,16 @@ def _moved(
     functools.partial(subject.run, implementation=implementation)
   ).lower(*operands).compile()
   module = hlo.parse(program.as_text())
-  moved = sum(
-    roofline.cost(module, computation, instruction, target.hardware).bytes
-    * (times or 1)
-    for computation, times in module.runs()
-    for instruction in computation.instructions
-  )
+  moved = 0.0
+  for computation, times in module.runs():
+    for instruction in computation.instructions:
+      cost = roofline.cost(module, computation, instruction, target.hardware)
+      num_bytes = cost.bytes
+      if instruction.opcode == "copy-start":  # beside others, so no cost there
+        (source,) = computation.operands(instruction)
+        ends = source.shapes[0], instruction.shapes[0]
+        num_bytes += sum(x.bytes for x in ends if not x.on_chip)
+      moved += num_bytes * (times or 1)
   return moved, program.memory_analysis().temp_size_in_bytes
 
 
