@@ -413,10 +413,11 @@ def codes_of(
     return _to_codes(_round(numbers, codec, draws), codec.name)
   if codec.name == "e3m0":
     return _nearest_powers(numbers)
-  # Where floats are integers, two's complement is in their lowest bits.
-  whole = numbers + np.float32(3 * 2**22)
-  whole = lax.bitcast_convert_type(whole, jnp.int32)
-  return whole & ((1 << codec.bits) - 1)
+  # From 2^23 on floats are integers. Of magnitudes, since a compiler may fuse a
+  # product, but not its magnitude, with the addition, and round once for twice.
+  whole = jnp.abs(numbers) + np.float32(2**23)
+  whole = lax.bitcast_convert_type(whole, jnp.int32) - 0x4B000000
+  return jnp.where(numbers < 0, -whole, whole) & ((1 << codec.bits) - 1)
 
 
 def _nearest_powers(numbers: jax.Array) -> jax.Array:
