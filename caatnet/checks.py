@@ -1,16 +1,37 @@
-"""Errors that name the config's key and what would do."""
+"""Errors that name what is wrong and what would do.
 
-from collections.abc import Sequence
+Numbers are checked by `parallel.checks`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+import re
+
+# What activations and operands of reductions may be.
+DTYPES = ("float32", "bfloat16", "float16")
 
 
-def positive(key: str, value: int) -> None:
-  """Refuses numbers below 1."""
-  if value < 1:
-    raise ValueError(f"{key}={value} must be at least 1")
-
-
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
   """Refuses what is not in a list."""
   if value not in allowed:
     names = ", ".join(repr(a) for a in allowed)
     raise ValueError(f"{key}={value!r} must be one of {names}")
+
+
+@contextlib.contextmanager
+def naming(prefix: str, keys: Iterable[str]) -> Iterator[None]:
+  """Adds a section to the keys in the message of a ``ValueError``.
+
+  With the prefix "config.outer", ``pieces=3 must be ...`` becomes
+  ``config.outer.pieces=3 must be ...``.
+  """
+  try:
+    yield
+  except ValueError as error:
+    names = "|".join(map(re.escape, keys))
+    if not names:
+      raise
+    text = re.sub(
+      rf"(?<![\w.])({names})(?==)", rf"{prefix}.\1", str(error)
+    )
+    raise ValueError(text) from error

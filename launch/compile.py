@@ -3,7 +3,7 @@ r"""Compiles the training step for machines that are not here, and reads it.
   python -m launch.compile --config=configs/caatnet/7b.py \
     --target=tpu:v5p:4x4x4 --mesh=data:8,tensor:8
   python -m launch.compile --config=configs/caatnet/tiny.py --target=cpu:8 \
-    --compare="config.model.p=0.5"
+    --compare="config.sync.p=0.5"
   python -m launch.compile --config=configs/diloco/streaming.py --target=cpu:8
 
 Targets: tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; extra `tpu`),
@@ -22,7 +22,7 @@ from launch import options
 FLAGS = flags.FLAGS
 flags.DEFINE_string("target", None, "What to compile for; see above.")
 flags.DEFINE_string(
-  "compare", "", 'A second program, as overrides: "config.model.p=0.5 ...".'
+  "compare", "", 'A second program, as overrides: "config.sync.p=0.5 ...".'
 )
 flags.DEFINE_bool(
   "default_options", False, "Compile without the target's compiler options."
@@ -38,7 +38,9 @@ def main() -> None:
   if kind == "cpu" and count.isdigit() and not FLAGS.cpu_devices:
     jax.config.update("jax_num_cpu_devices", int(count))
 
-  from caatnet import build, compilation, plots
+  from caatnet.build import experiments
+  from caatnet.build.override import override
+  from caatnet.studies.compilation import pictures, study, tables
   from parallel.xla import targets
 
   target = targets.resolve(FLAGS.target)
@@ -46,25 +48,25 @@ def main() -> None:
                             else {})
   results = {}
   for label, overrides in changes.items():
-    config = build.override(
+    config = override(
       FLAGS.config, re.sub(r"(^|\s)(--)?config\.", r"\1", overrides)
     )
-    experiment = build.build(config, options.mesh(), list(target.devices))
+    experiment = experiments.build(config, options.mesh(), list(target.devices))
     steps = [FLAGS.step]
     if FLAGS.step is None:
-      steps = compilation.steps_of_programs(experiment.outer)
+      steps = study.steps_of_programs(experiment.outer)
     for step in steps:
       name = label if len(steps) == 1 else f"{label}, step {step}"
       with Console(stderr=True).status(f"compiling {name} for {target.name}"):
-        results[name] = compilation.analyse(
+        results[name] = study.analyse(
           experiment, target, {} if FLAGS.default_options else None, step
         )
   if FLAGS.json:
     print(json.dumps(results))
   else:
-    compilation.print_analysis(results)
+    tables.show(results)
   if FLAGS.plot:
-    plots.plot_compilation(results, pathlib.Path(FLAGS.plot))
+    pictures.plot(results, pathlib.Path(FLAGS.plot))
 
 
 if __name__ == "__main__":

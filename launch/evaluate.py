@@ -15,15 +15,17 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
-  from caatnet import build, evaluate, plots, report
-  from caatnet.checkpoint import Checkpointer
-  from caatnet.data.baselines import text_baselines
+  from caatnet.build import experiments
+  from caatnet.show import pictures, tables
+  from caatnet.train import evaluate
+  from caatnet.train.checkpoint import Checkpointer
 
   workdir = pathlib.Path(FLAGS.workdir)
   path = workdir / "config.json"
   if not path.exists():
     raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
-  experiment = build.from_dict(json.loads(path.read_text()), options.mesh())
+  config = json.loads(path.read_text())
+  experiment = experiments.from_dict(config, options.mesh())
   program = experiment.program
   checkpointer = Checkpointer(workdir, program)
   abstract = experiment.abstract_state()
@@ -32,19 +34,23 @@ def main() -> None:
   )
   checkpointer.close()
   params = experiment.make_evaluated()(params, outer)
-  corpus = experiment.corpus()
-  windows = experiment.validation(corpus)
+  data = experiment.data
+  dataset = data.load(experiment.seed)
   result = evaluate.make_evaluate(program, experiment.data.batch_size)(
-    params, windows
+    params, dataset.validation
   )
   if FLAGS.json:
-    print(json.dumps(report.evaluation_dict(result, step, corpus.sha256)))
+    facts = tables.evaluation_dict(result, data, step, dataset.sha256)
+    print(json.dumps(facts))
   else:
-    report.print_evaluation(
-      result, step, text_baselines(corpus.train, windows)
-    )
+    tables.print_evaluation(result, data, step, dataset.baselines())
   if FLAGS.plot:
-    plots.plot_positions(result.loss_per_position, pathlib.Path(FLAGS.plot))
+    losses = result.per_place["loss"]
+    if not losses.ndim:
+      raise ValueError(
+        f"--plot={FLAGS.plot}: the loss of {data.unit} has no positions"
+      )
+    pictures.plot_positions(losses, pathlib.Path(FLAGS.plot))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file(
   "config",
   None,
-  "Config file, PATH[:argument]; single keys: --config.model.p=0.5",
+  "Config file, PATH[:argument]; single keys: --config.sync.p=0.5",
   lock_config=True,
 )
 flags.DEFINE_string(

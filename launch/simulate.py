@@ -24,10 +24,10 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
-  from caatnet import simulation
+  from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
-  study = simulation.find(config)
+  study = registry.find(config)
   if FLAGS.export and study.export is None:
     raise ValueError(
       f"--export={FLAGS.export}: config.study={config['study']!r} has nothing "

@@ -3,7 +3,7 @@ r"""Trains a grid of config overrides x seeds; run it again to resume.
   python -m launch.sweep --config=configs/caatnet/sweep.py --cpu_devices=8 \
     --mesh=tensor:1
   python -m launch.sweep --config=configs/caatnet/tiny.py:test \
-    --grid="model.p=1.0,0.5 parallel.tensor=2,4" --seeds=0,1
+    --grid="sync.p=1.0,0.5 parallel.tensor=2,4" --seeds=0,1
 """
 
 import math
@@ -21,22 +21,24 @@ flags.DEFINE_list("seeds", None, "Seeds; config.sweep.seeds or 0 if unset.")
 def main() -> None:
   import jax
 
-  from caatnet import build, plots, report, sweep
-  from caatnet.train import traffic
+  from caatnet.build import experiments
+  from caatnet.build.override import override, take_sweep
+  from caatnet.show import pictures, tables
+  from caatnet.train import sweep, traffic
 
   config = FLAGS.config.copy_and_resolve_references()
-  study = build.take_sweep(config)
+  study = take_sweep(config)
   points = sweep.expand(FLAGS.grid) if FLAGS.grid else study.points
   seeds = [int(s) for s in FLAGS.seeds] if FLAGS.seeds else study.seeds
   workdir = pathlib.Path(FLAGS.workdir or f"runs/{config.name}")
   runs = [
-    (point, build.override(config, f"{point} seed={seed}"))
+    (point, override(config, f"{point} seed={seed}"))
     for seed in seeds
     for point in points
   ]
   everywhere = []  # meshes with a device for each worker and rank
   for _, run_config in runs:  # fail early
-    axes = build.build(run_config, options.mesh()).program.axes
+    axes = experiments.build(run_config, options.mesh()).program.layout.axes
     everywhere.append({axis.name: axis.size for axis in axes})
   needed = max(math.prod(mesh.values()) for mesh in everywhere)
   if jax.device_count() < needed:
@@ -49,19 +51,19 @@ def main() -> None:
     print(f"run {index + 1} of {len(runs)}: {point} seed={run_config.seed}")
 
     def count_bytes(run_config=run_config, mesh=everywhere[index]):
-      experiment = build.build(run_config, mesh)
+      experiment = experiments.build(run_config, mesh)
       return traffic.communication_per_step(
         experiment, traffic.lower_steps(experiment)
       )
 
-    experiment = build.build(run_config, options.mesh())
+    experiment = experiments.build(run_config, options.mesh())
     row = sweep.run_point(experiment, point, workdir, count_bytes)
     if row is None:
       return
     rows.append(row)
     sweep.write_csv(rows, workdir / "sweep.csv")
-  report.print_sweep(rows)
-  plots.plot_study(rows, workdir)
+  tables.print_sweep(rows)
+  pictures.plot_study(rows, workdir)
   print(f"table and plots: {workdir}")
 
 

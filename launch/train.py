@@ -2,7 +2,7 @@ r"""Trains a model; run it again to resume.
 
   python -m launch.train --config=configs/caatnet/tiny.py --cpu_devices=8
   python -m launch.train --config=configs/caatnet/tiny.py \
-    --config.model.p=0.5 --workdir=runs/half --mesh=tensor:2 --cpu_devices=2
+    --config.sync.p=0.5 --workdir=runs/half --mesh=tensor:2 --cpu_devices=2
 """
 
 import pathlib
@@ -15,22 +15,24 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
-  from caatnet import build
+  from caatnet.build import experiments
   from caatnet.train import loop
 
   config = FLAGS.config
-  experiment = build.build(config, options.mesh())
+  experiment = experiments.build(config, options.mesh())
   workdir = pathlib.Path(FLAGS.workdir or f"runs/{config.name}")
   result = loop.train(
     experiment, workdir, label=config.name, profile=options.profile()
   )
   if not result.finished:
     return
-  evaluation = result.evaluation
+  data = experiment.data
+  measures = ", ".join(
+    f"{data.labels[key]} {value:.4f}" for key, value in result.measures.items()
+  )
   print(
-    f"step {result.step}: validation loss {evaluation.loss:.4f} nats, "
-    f"{evaluation.bits_per_byte:.4f} bits per byte, "
-    f"{result.tokens_per_second:,.0f} tokens/s; in {workdir}"
+    f"step {result.step}: validation {measures}; "
+    f"{result.units_per_second:,.0f} {data.unit}/s; in {workdir}"
   )
   print(f"evaluate: python -m launch.evaluate --workdir={workdir}")
 

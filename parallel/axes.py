@@ -1,4 +1,4 @@
-"""A parallel axis is lanes x devices, and a mesh is a handful of such axes.
+"""Parallel axes, each of lanes x devices, and meshes made of them.
 
 An experiment has a number of *logical* ranks per axis; a machine has a number
 of devices. Each device hosts ``lanes`` ranks as a leading array dim, so
@@ -18,7 +18,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 import numpy as np
 
-# Outermost first. Ranks that talk most are innermost, on the nearest devices.
+# The axis that gets devices first where several choices use as many: its ranks
+# exchange activations in every layer.
 _PREFERRED = "tensor"
 
 
@@ -27,7 +28,7 @@ class Axis:
   """A logical parallel axis.
 
   Attributes:
-    name: The mesh axis that carries it.
+    name: Name of the axis, and of the mesh axis that carries it.
     size: Number of logical ranks.
     devices: Number of devices along the mesh axis; divides ``size``.
   """
@@ -46,7 +47,7 @@ class Axis:
 
   @property
   def lanes(self) -> int:
-    """Logical ranks that one device hosts."""
+    """The number of logical ranks that one device hosts."""
     return self.size // self.devices
 
   def __str__(self) -> str:
@@ -57,7 +58,7 @@ class Axis:
 
 
 def divisors(n: int) -> list[int]:
-  """The positive divisors of ``n`` in ascending order."""
+  """Returns the positive divisors of ``n`` in ascending order."""
   return [d for d in range(1, n + 1) if n % d == 0]
 
 
@@ -70,8 +71,8 @@ def assign_devices(
 
   Args:
     sizes: Logical size of each axis, outermost axis first.
-    num_devices: Devices that the machine has.
-    requested: Devices per axis, as the user's ``--mesh`` has it; an axis that
+    num_devices: Number of devices that the machine has.
+    requested: Number of devices per axis that the user asks for; an axis that
       it does not name gets one device. None chooses the divisors of the sizes
       with the largest product of devices, ties in favour of the tensor axis
       and then of the innermost ones.
@@ -80,8 +81,8 @@ def assign_devices(
     The axes in the order of ``sizes``.
 
   Raises:
-    ValueError: An unknown axis, a size that does not divide, or more devices
-      than the machine has.
+    ValueError: An axis is unknown, a number of devices does not divide its
+      axis, or they are more than the machine has.
   """
   if requested is None:
     counts = _largest_assignment(sizes, num_devices)
@@ -89,22 +90,19 @@ def assign_devices(
     unknown = [name for name in requested if name not in sizes]
     if unknown:
       raise ValueError(
-        f"--mesh names the axis {unknown[0]!r}; this config has the axes "
-        f"{', '.join(sizes)} (config.parallel)"
+        f"there is no axis {unknown[0]!r}; the axes are {', '.join(sizes)}"
       )
     counts = {name: requested.get(name, 1) for name in sizes}
     for name, count in counts.items():
       if count < 1 or sizes[name] % count:
         raise ValueError(
-          f"--mesh={name}:{count} does not divide "
-          f"config.parallel.{name}={sizes[name]}; use one of "
-          f"{divisors(sizes[name])}"
+          f"{name}:{count} does not divide the axis's size {sizes[name]}; use "
+          f"one of {divisors(sizes[name])}"
         )
     needed = math.prod(counts.values())
     if needed > num_devices:
       raise ValueError(
-        f"--mesh asks for {needed} devices, this machine has {num_devices}; "
-        "virtual CPU devices: --cpu_devices=N"
+        f"{needed} devices are asked for, this machine has {num_devices}"
       )
   return {name: Axis(name, sizes[name], counts[name]) for name in sizes}
 
@@ -112,7 +110,9 @@ def assign_devices(
 def _largest_assignment(
   sizes: Mapping[str, int], num_devices: int
 ) -> dict[str, int]:
+  """Returns the number of devices per axis that `assign_devices` chooses."""
   names = list(sizes)
+  # The sort only brings the preferred axis to the front; the rest is replaced.
   innermost_first = sorted(names, key=lambda n: n != _PREFERRED)
   innermost_first[1:] = [
     n for n in reversed(names) if n != innermost_first[0]
@@ -122,6 +122,7 @@ def _largest_assignment(
     by_name = dict(zip(names, counts, strict=True))
     return (math.prod(counts), *(by_name[n] for n in innermost_first))
 
+  # A handful of axes with few divisors each: small enough to try all.
   candidates = itertools.product(*(divisors(sizes[n]) for n in names))
   fitting = [c for c in candidates if math.prod(c) <= num_devices]
   return dict(zip(names, max(fitting, key=rank), strict=True))
@@ -130,20 +131,25 @@ def _largest_assignment(
 def make_mesh(
   axes: Mapping[str, Axis], devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-  """A mesh with one axis per entry, outermost first.
+  """Makes a mesh with one axis per entry, outermost first.
 
   Args:
-    axes: As ``assign_devices`` returns them.
+    axes: The axes by name, as ``assign_devices`` returns them.
     devices: Devices to use, the first ones of ``jax.devices()`` by default.
 
   Returns:
     A mesh of Auto axis types, for use with ``jax.shard_map``.
+
+  Raises:
+    ValueError: There are fewer devices than the axes need.
   """
   shape = tuple(axis.devices for axis in axes.values())
   count = math.prod(shape)
   devices = list(jax.devices() if devices is None else devices)
   if len(devices) < count:
     raise ValueError(f"the mesh {shape} needs {count} devices")
+  # CPU devices have no links to lay axes along, and the first few devices of a
+  # machine need not form a box of its torus, which jax's placement expects.
   if devices[0].platform == "cpu" or count < len(devices):
     grid = np.asarray(devices[:count]).reshape(shape)
   else:

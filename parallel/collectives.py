@@ -1,11 +1,12 @@
-"""The verbs: collectives on lane-stacked arrays, inside ``jax.shard_map``.
+"""Collectives on lane-stacked arrays, inside ``jax.shard_map``.
 
 A lane-stacked array ``x_R...`` has a leading dim of ``axis.lanes`` logical
-ranks. Every verb works over R first, on the device, and over the mesh axis
-second, so that a rank does not know how many devices there are. A rank's
-number is ``device * lanes + lane``.
+ranks. Every collective works over R first, on the device, and over the mesh
+axis second, so the result does not depend on how many devices carry the ranks.
+A rank's number is ``device * lanes + lane``.
 
-Shape legend: R = lanes on this device; N = logical ranks.
+Shape legend: R = lanes on this device; N = logical ranks; n = devices of the
+mesh axis; K = last dim.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,58 +19,70 @@ from jax.sharding import PartitionSpec as P
 
 from parallel.axes import Axis
 
-# Sums an array over a mesh axis, given the array and the mesh axis's name; or
-# gathers it, where a gather is asked for.
+# Takes an array and the name of a mesh axis, and reduces the array over that
+# axis. As the ``via`` of `reduce_scatter` and `all_gather` it scatters or
+# gathers dim 0 instead.
 Reduction = Callable[[jax.Array, str], jax.Array]
 
-# Elements of the minor dim that a TPU keeps together.
+# Width of a TPU's tiles: a row of 128 elements of the minor dim lies together.
 _TILE = 128
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-  """The mesh axes over which ``x`` may differ between devices, by type."""
+  """Returns the mesh axes over which ``x`` may differ, as its type says."""
   return jax.typeof(x).manual_axis_type.varying
 
 
 def varying(x: jax.Array, *names: str) -> jax.Array:
   """Casts ``x`` to device-varying over the named mesh axes.
 
-  The cast costs nothing forward; its transpose is an all-reduce. An axis over
-  which ``x`` varies already is left alone.
+  The cast costs nothing forward; its transpose is an all-reduce. So a cast
+  before a function is differentiated keeps that all-reduce out of the
+  function's backward. An axis over which ``x`` varies already is left alone.
   """
   missing = tuple(n for n in names if n not in varying_axes(x))
   return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def ranks_here(axis: Axis) -> jax.Array:
-  """int32 ``[R]``: the numbers of this device's logical ranks."""
+  """Returns the numbers of this device's logical ranks, int32 ``[R]``."""
   return lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)
 
 
 def after(tree: Any, results: Any, needed: bool = True) -> Any:
-  """``tree`` itself, by data flow not before ``results`` are computed.
+  """Returns ``tree`` unchanged, but not before ``results`` are computed.
 
-  XLA:CPU runs independent operations of a program in any order, collectives of
-  different groups too; devices that choose differently wait for each other for
-  ever (seen with jax 0.10.2). An ``optimization_barrier`` orders nothing there.
+  XLA:CPU runs independent operations of a program in any order, also two
+  collectives of different groups. Two devices that choose different orders
+  wait for each other until they are aborted (seen with jax 0.10.2). An
+  ``optimization_barrier`` does not help: XLA:CPU removes it before it orders
+  the program. So the order is made a data dependency.
 
   Args:
     tree: Arrays to hold back.
-    results: Arrays to wait for; a NaN at the head of one adds 1 to ``tree``,
-      nothing else changes it.
-    needed: Whether the backend is one that needs it; else ``tree`` as it is.
+    results: Arrays to wait for. If one of them begins with NaN, 1 is added to
+      ``tree``; nothing else changes its values.
+    needed: Whether the backend needs the order; if not, nothing is added.
+
+  Returns:
+    ``tree``.
   """
   if not needed:
     return tree
+  # One element per array is enough to depend on it. What is added is 0, but the
+  # compiler must not know so: whether an element is NaN shows at run time.
   heads = [
     x.ravel()[0].astype(jnp.float32) for x in jax.tree.leaves(results)
     if x.size and x.dtype != jax.dtypes.float0
   ]
   late = jnp.asarray(sum(jnp.isnan(head).astype(jnp.int32) for head in heads))
-  # By type the result would vary wherever ``late`` does; that it is 0 on all
-  # devices, or all is lost, only we know.
+  # ``tree`` must keep its type, but a sum with ``late`` varies over every mesh
+  # axis that ``late`` varies over. We know that ``late`` is 0 on all devices
+  # (or the step is lost to NaN anyway); the type check does not, so the cast
+  # to invarying is one without a check.
   late = jax.shard_map(
-    lambda late: late + 0,  # an argument passed on keeps its type
+    # An argument that is returned as it is would keep its type.
+    lambda late: late + 0,
     axis_names=set(), in_specs=P(), out_specs=P(), check_vma=False,
   )(late)
 
@@ -85,16 +98,18 @@ def each_lane(
 ) -> Any:
   """Runs one rank's function for every lane, one lane after another.
 
-  For whole programs of a rank, whose temporaries should not be there once per
-  lane; cheap functions are lifted with ``jax.vmap``.
+  This is for large functions, such as the whole step of a worker: a loop keeps
+  the temporaries of one lane at a time, where ``jax.vmap`` would keep those of
+  all lanes. Small functions are lifted with ``jax.vmap``.
 
   Args:
-    f: Works on trees ``[...]``; may communicate over other axes.
-    axis: Whose lanes.
-    *trees: ``[R, ...]``.
+    f: A function of one rank's trees ``[...]``; it may communicate over other
+      axes.
+    axis: The axis whose lanes to loop over.
+    *trees: The arguments of f, ``[R, ...]``.
 
   Returns:
-    The results, ``[R, ...]``.
+    The results of f, ``[R, ...]``.
   """
   if axis.lanes > 1:
     return lax.map(lambda args: f(*args), trees)
@@ -110,121 +125,13 @@ def all_reduce(
   Args:
     x: ``[R, ...]``, one summand per lane.
     axis: The axis to reduce over.
-    via: Replaces ``lax.psum`` over the mesh axis, e.g. by a schedule's
-      executor. Its result may be device-varying.
+    via: Replaces ``lax.psum`` over the mesh axis, for example with a
+      schedule's executor. Its result may be device-varying by type.
 
   Returns:
     ``[...]``, the sum, the same on every device.
   """
   return (via or lax.psum)(jnp.sum(x, axis=0), axis.name)
-
-
-def sum_by_scatter_gather(x: jax.Array, name: str) -> jax.Array:
-  """Sums ``[..., K]`` over a mesh axis: reduce-scatter, then all-gather.
-
-  With n devices and b bytes, padded to n rows of K: operands of b and b / n.
-
-  Args:
-    x: ``[..., K]``; its rows are cut into n parts.
-    name: The mesh axis.
-
-  Returns:
-    The sum, the same on every device.
-  """
-  rows, restore = _rows(x, lax.axis_size(name))
-  mine = lax.psum_scatter(rows, name, scatter_dimension=0, tiled=True)
-  return restore(lax.all_gather(mine, name, tiled=True, to="invarying"))
-
-
-def sum_by_ring(x: jax.Array, name: str) -> jax.Array:
-  """Sums ``[..., K]`` over a mesh axis by permutes around a ring, both ways.
-
-  Half of the rows goes each way: reduce-scatter in n - 1 steps, all-gather in
-  n - 1 more, each of b / (2 n) bytes and direction. Each part is summed in the
-  order of one ring and then copied, so all devices hold the same bits. Source:
-  Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69, 2009.
-
-  Args:
-    x: ``[..., K]``; its rows are cut into 2 n parts.
-    name: The mesh axis.
-
-  Returns:
-    The sum; device-varying by type, though equal.
-  """
-  n = lax.axis_size(name)
-  rows, restore = _rows(x, 2 * n)
-  up, down = jnp.split(rows, 2)
-  return restore(
-    jnp.concatenate([_ring(up, name, n, 1), _ring(down, name, n, -1)])
-  )
-
-
-def sum_by_one_shot(x: jax.Array, name: str) -> jax.Array:
-  """Sums over a mesh axis: everyone's array goes to everyone, who all add.
-
-  One step in place of two, for n / 2 times the bytes of a ring. Added in the
-  order of devices, in float32 if x is narrower, and rounded once: so all
-  devices hold the same bits.
-
-  Args:
-    x: ``[...]``.
-    name: The mesh axis.
-
-  Returns:
-    The sum, the same on every device.
-  """
-  wide = x.dtype
-  if jnp.issubdtype(wide, jnp.floating):
-    wide = jnp.promote_types(wide, jnp.float32)
-  total = jnp.zeros(x.shape, wide)
-  for part in parts_of_all(x, name):
-    total = total + part.astype(wide)
-  return total.astype(x.dtype)
-
-
-def parts_of_all(x: jax.Array, name: str) -> jax.Array:
-  """``[...] -> [n, ...]``: every device's, the same on all of them."""
-  joined = lax.all_gather(x, name, tiled=True, to="invarying")
-  return joined.reshape(lax.axis_size(name), *x.shape)
-
-
-def _ring(x: jax.Array, name: str, n: int, step: int) -> jax.Array:
-  parts = x.reshape(n, -1, x.shape[-1])
-  here = lax.axis_index(name)
-  pairs = [(i, (i + step) % n) for i in range(n)]
-
-  def part(number):
-    return lax.dynamic_index_in_dim(parts, number % n, keepdims=False)
-
-  moving = part(here)
-  for hop in range(1, n):
-    moving = lax.ppermute(moving, name, pairs) + part(here - step * hop)
-  # Part ``here + step`` is complete here; the others arrive one by one.
-  total = jnp.zeros_like(parts)
-  for hop in range(n):
-    number = (here + step - step * hop) % n
-    total = lax.dynamic_update_index_in_dim(total, moving, number, 0)
-    if hop < n - 1:
-      moving = lax.ppermute(moving, name, pairs)
-  return total.reshape(x.shape)
-
-
-def _rows(x: jax.Array, parts: int):
-  """``[..., K] -> [rows, K]``, rows padded to a multiple, and the way back."""
-  shape = x.shape
-  rows = x.reshape(-1, shape[-1])
-  padding = -rows.shape[0] % parts
-  padded = jnp.pad(rows, ((0, padding), (0, 0)))
-  return padded, lambda y: y[: rows.shape[0]].reshape(shape)
-
-
-# Ways to sum over a mesh axis, by the names that configs use.
-ROUTES: dict[str, Reduction] = {
-  "psum": lax.psum,
-  "scatter_gather": sum_by_scatter_gather,
-  "ring": sum_by_ring,
-  "one_shot": sum_by_one_shot,
-}
 
 
 def reduce_scatter(
@@ -233,7 +140,8 @@ def reduce_scatter(
   """Sums over all logical ranks and leaves each rank its slice of the sum.
 
   Args:
-    x: ``[R, ...]``; the dim ``dim`` (not counting R) divides by N.
+    x: ``[R, ...]``, one summand per lane; N divides the dim ``dim`` (not
+      counting R).
     axis: The axis to reduce over.
     dim: The dim to scatter, in a rank's own array.
     via: Replaces ``lax.psum_scatter`` of dim 0 over the mesh axis.
@@ -241,16 +149,20 @@ def reduce_scatter(
   Returns:
     ``[R, ...]`` with ``dim`` N times shorter.
   """
+  # A device receives the slices of all its lanes as one: lanes of a device are
+  # neighbours in rank order, so their slices are too.
   summed = jnp.moveaxis(jnp.sum(x, axis=0), dim, 0)
   mine = (via or _scatter)(summed, axis.name)
   return _split_lanes(jnp.moveaxis(mine, 0, dim), axis.lanes, dim)
 
 
 def _scatter(x: jax.Array, name: str) -> jax.Array:
-  """``lax.psum_scatter`` of dim 0, laid out so that XLA:TPU keeps it one.
+  """Reduce-scatters dim 0, in a layout of which XLA:TPU makes one too.
 
-  Along one of the two minor dims, whose elements lie in tiles, or of few rows,
-  it makes a whole all-reduce and takes a slice (LOG.md, "20B").
+  XLA:TPU turns a reduce-scatter along one of the two minor dims, which lie in
+  tiles, or one of few rows, into a whole all-reduce and a slice: twice the
+  bytes on the links (LOG.md, "partitions of 20B"). So devices get a leading
+  dim of their own, which is the one that is scattered.
   """
   n = lax.axis_size(name)
   shape = (x.shape[0] // n, *x.shape[1:])
@@ -259,7 +171,10 @@ def _scatter(x: jax.Array, name: str) -> jax.Array:
 
 
 def _in_tiles(x: jax.Array, n: int) -> jax.Array:
-  """``[n, rows, tile]``, or ``[n, elements]`` where tiles do not fit."""
+  """Reshapes to ``[n, rows, 128]``, or ``[n, elements]`` if tiles do not fit.
+
+  Rows must not cross from one device's slice into the next one's.
+  """
   fits = x.size % (n * _TILE) == 0
   return x.reshape(n, -1, _TILE) if fits else x.reshape(n, -1)
 
@@ -274,7 +189,7 @@ def all_gather(
     axis: The axis to gather over.
     dim: The dim to concatenate along, in a rank's own array.
     via: Replaces ``lax.all_gather`` of dim 0 over the mesh axis. Its result
-      may be device-varying.
+      may be device-varying by type.
 
   Returns:
     ``[...]`` with ``dim`` N times longer, the same on every device.
@@ -293,7 +208,7 @@ def all_to_all(
   """Sends slice ``j`` of every rank's array to rank ``j``.
 
   Args:
-    x: ``[R, ...]``; ``split_dim`` (not counting R) divides by N.
+    x: ``[R, ...]``; N divides the dim ``split_dim`` (not counting R).
     axis: The axis to exchange over.
     split_dim: The dim whose N slices go to the N ranks.
     concat_dim: The dim along which a rank concatenates what it receives, in
@@ -305,6 +220,8 @@ def all_to_all(
   """
   lanes, devices = axis.lanes, axis.devices
   shape = x.shape[1:]
+  # A slice's number is device * lanes + lane: split_dim -> (receiving device,
+  # receiving lane, elements).
   slices = x.reshape(
     lanes,
     *shape[:split_dim],
@@ -315,10 +232,11 @@ def all_to_all(
   )
   # -> [receiving device, receiving lane, sending lane, ...]
   slices = jnp.moveaxis(slices, (split_dim + 1, split_dim + 2), (0, 1))
-  # Of one long row XLA:TPU makes a program that takes minutes to compile.
+  # In tiles, since XLA:TPU takes minutes to compile one long row per device.
   wire = _in_tiles(slices, devices)
   wire = lax.all_to_all(wire, axis.name, 0, 0, tiled=True)
   slices = wire.reshape(slices.shape)
+  # The all-to-all has turned dim 0 into the sending device.
   # -> [receiving lane, ..., (sending device, sending lane, concat_dim), ...]
   slices = jnp.moveaxis(slices, (0, 2), (concat_dim + 1, concat_dim + 2))
   out = list(slices.shape)
@@ -334,15 +252,16 @@ def permute(
   """Moves arrays between logical ranks; zeros where nothing arrives.
 
   Args:
-    x: ``[R, ...]``.
+    x: ``[R, ...]``, what each lane sends.
     axis: The axis whose ranks the pairs name.
-    pairs: (source rank, destination rank); no rank sends or receives twice.
+    pairs: Pairs of source rank and destination rank; no rank sends or receives
+      twice.
 
   Returns:
-    ``[R, ...]``: what each rank received.
+    ``[R, ...]``, what each rank received.
 
   Raises:
-    ValueError: A rank out of range, or named twice on one side.
+    ValueError: A rank is out of range or named twice on one side.
   """
   for side, ranks in zip(("source", "destination"), zip(*pairs, strict=True),
                          strict=False):
@@ -352,11 +271,13 @@ def permute(
         f"[0, {axis.size}) and appear once, got {sorted(ranks)}"
       )
   lanes = axis.lanes
-  if axis.devices == 1:
+  if axis.devices == 1:  # a gather over R; nothing is sent
     came_from = dict((there, source) for source, there in pairs)
     arrived = x[jnp.asarray([came_from.get(m, m) for m in range(lanes)])]
     filled = jnp.asarray([m in came_from for m in range(lanes)])
     return jax.vmap(jnp.where)(filled, arrived, jnp.zeros_like(x))
+  # A mesh permute moves one array per device. Pairs with the same lanes at both
+  # ends name each device at most once per side, so they share one permute.
   routes: dict[tuple[int, int], list[tuple[int, int]]] = {}
   for source, destination in pairs:
     lane_pair = (source % lanes, destination % lanes)
@@ -364,11 +285,14 @@ def permute(
     routes.setdefault(lane_pair, []).append(devices)
   received = [jnp.zeros_like(x[0])] * lanes
   everywhere = {(d, d) for d in range(axis.devices)}
+  # Sorted, so that the program does not depend on the order of the pairs.
   for (source, destination), moves in sorted(routes.items()):
     if set(moves) == everywhere:  # stays on the device: no communication
       arrived = x[source]
     else:
       arrived = lax.ppermute(x[source], axis.name, moves)
+    # Several routes may end in one lane, on different devices; a device that a
+    # route does not reach gets zeros from it, so the sum joins the routes.
     received[destination] = received[destination] + arrived
   return jnp.stack(received)
 

@@ -28,9 +28,8 @@ slice, whole blocks.
 """
 
 from collections.abc import Callable
-import dataclasses
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
@@ -43,85 +42,13 @@ from parallel.collectives import ranks_here, varying
 from parallel.kernels.codec import api, reference
 from parallel.kernels.codec.reference import Codec, Encoded
 from parallel.kernels.selection import Implementation
-
-CODECS = ("none", *reference.NAMES)
-_ROUTES = ("all_gather", "all_to_all")
-_DTYPES = ("float32", "bfloat16")
+from parallel.wire import FLOAT32, MEAN_ITSELF, Use, Wire
 
 
-@dataclasses.dataclass(frozen=True)
-class Wire:
-  """How workers tell each other their deltas.
-
-  Attributes:
-    codec: "none" (an all-reduce in ``dtype``), "int8", "int4", "e3m0", "fp8".
-    block: Elements that share a scale; even.
-    route: "all_gather" (one rounding) or "all_to_all" (two); of a codec.
-    stochastic: Unbiased random rounding instead of nearest; of a codec.
-    dtype: "float32" or "bfloat16", the operands of codec "none". Devices'
-      sums are then rounded to it too, in an order that the backend chooses.
-    implementation: Of the codec, in order of preference; all send the same
-      bits. See `parallel.kernels.selection`.
-  """
-
-  codec: str = "none"
-  block: int = 256
-  route: Literal["all_gather", "all_to_all"] = "all_gather"
-  stochastic: bool = False
-  dtype: Literal["float32", "bfloat16"] = "float32"
-  implementation: tuple[str, ...] = ("reference",)
-
-  def __post_init__(self) -> None:
-    for field, allowed in (
-      ("codec", CODECS), ("route", _ROUTES), ("dtype", _DTYPES)
-    ):
-      value = getattr(self, field)
-      if value not in allowed:
-        raise ValueError(
-          f"wire {field}={value!r} is unknown; use one of "
-          f"{', '.join(allowed)}"
-        )
-    if self.codec == "none" and (self.stochastic or self.route != _ROUTES[0]):
-      raise ValueError(
-        f"wire codec='none' is an all-reduce; stochastic="
-        f"{self.stochastic} and route={self.route!r} need one of "
-        f"{', '.join(reference.NAMES)}"
-      )
-    if self.codec != "none" and self.dtype != "float32":
-      raise ValueError(
-        f"wire dtype={self.dtype!r} is for codec='none'; {self.codec!r} "
-        "sums in float32"
-      )
-    _ = self.block_codec  # refuses wrong blocks
-
-  @property
-  def block_codec(self) -> Codec | None:
-    """The codec itself; None for "none"."""
-    if self.codec == "none":
-      return None
-    return Codec(self.codec, self.block, self.stochastic)
-
-
-class NesterovStep(NamedTuple):
-  """An outer step with a mean, taken where the mean is decoded.
-
-  Attributes:
-    params: float32 ``[*B, ...]``; here and below, or trees of such arrays.
-    momentum: float32 ``[*B, ...]``.
-    learning_rate: Of the step.
-    decay: Of the momentum.
-  """
-
-  params: Any
-  momentum: Any
-  learning_rate: float
-  decay: float
-
-
-def mean(
+def coded_mean(
   x: jax.Array,
   axis: Axis,
-  wire: Wire = Wire(),
+  wire: Wire = FLOAT32,
   *,
   weights: jax.Array | None = None,
   key: jax.Array | None = None,
@@ -151,12 +78,12 @@ def mean(
   Raises:
     ValueError: Stochastic rounding without a key.
   """
-  return mean_difference(
+  return coded_mean_difference(
     None, x, axis, wire, weights=weights, key=key, block_dims=block_dims
   )[0]
 
 
-def mean_difference(
+def coded_mean_difference(
   anchor: jax.Array | None,
   x: jax.Array,
   axis: Axis,
@@ -166,25 +93,25 @@ def mean_difference(
   weights: jax.Array | None = None,
   key: jax.Array | None = None,
   block_dims: int = 0,
-  nesterov: NesterovStep | None = None,
+  use: Use = MEAN_ITSELF,
 ) -> tuple[Any, jax.Array | None]:
-  """`mean` of ``anchor - x + residual``, encoded in one pass by kernels.
+  """`coded_mean` of ``anchor - x + residual``, encoded in one pass by kernels.
 
   Args:
     anchor: ``[*B, ...]``, the same for all ranks; None: x are differences.
-    x: See `mean`; so are the others.
-    axis: See `mean`.
-    wire: See `mean`.
+    x: See `coded_mean`; so are the others.
+    axis: See `coded_mean`.
+    wire: See `coded_mean`.
     residual: ``[R, *B, ...]`` float32, what the last rounding took from each
       difference; None: no error feedback.
-    weights: See `mean`.
-    key: See `mean`.
-    block_dims: See `mean`.
-    nesterov: What is done with the mean.
+    weights: See `coded_mean`.
+    key: See `coded_mean`.
+    block_dims: See `coded_mean`.
+    use: What becomes of the mean.
 
   Returns:
-    The mean, or new parameters and momentum; and with a residual the new one:
-    by what the differences differ from what `roundtrip` makes of them.
+    What becomes of the mean, ``[*B, ...]`` each; and with a residual the new
+    one: by what the differences differ from what `roundtrip` makes of them.
   """
   codec = wire.block_codec
   if codec is None:
@@ -194,7 +121,7 @@ def mean_difference(
       delta = delta + residual
       left = delta - roundtrip(delta, axis, wire)
     total = _mean_by_all_reduce(delta, axis, wire.dtype, weights)
-    return _stepped(total, nesterov), left
+    return use.of_mean(total), left
   if anchor is not None:
     anchor = jnp.broadcast_to(anchor, x.shape)
   rows = jax.tree.map(
@@ -203,9 +130,9 @@ def mean_difference(
   options = (axis, codec, weights, key, wire.implementation)
   if wire.route == "all_to_all":
     total, left = _mean_by_all_to_all(rows, *options)
-    result = _stepped(total.reshape(x.shape[1:]), nesterov)
+    result = use.of_mean(total.reshape(x.shape[1:]))
   else:
-    result, left = _mean_by_all_gather(rows, *options, nesterov)
+    result, left = _mean_by_all_gather(rows, *options, use)
     result = jax.tree.map(lambda y: y.reshape(x.shape[1:]), result)
   if left is not None:
     left = left.reshape(x.shape)
@@ -220,17 +147,17 @@ def roundtrip(
   key: jax.Array | None = None,
   block_dims: int = 0,
 ) -> jax.Array:
-  """Each lane's delta as the other ranks see it in `mean`.
+  """Each lane's delta as the other ranks see it in `coded_mean`.
 
   This is the first rounding. The second one of the all-to-all route is of a
   mean, not of a worker's delta; nor are the roundings of a bfloat16 sum.
 
   Args:
-    x: As for `mean`.
-    axis: As for `mean`.
-    wire: As for `mean`.
-    key: The same key as for `mean`.
-    block_dims: As for `mean`.
+    x: As for `coded_mean`.
+    axis: As for `coded_mean`.
+    wire: As for `coded_mean`.
+    key: The same key as for `coded_mean`.
+    block_dims: As for `coded_mean`.
 
   Returns:
     float32, of the shape of ``x``; x itself without a codec in float32.
@@ -258,12 +185,12 @@ def mean_of_encoded(
 
   Args:
     encoded: A tuple of arrays ``[R, ...]``; each is one all-gather.
-    axis: See `mean`; so are the weights.
+    axis: See `coded_mean`; so are the weights.
     decode: One rank's arrays ``[...]`` -> its delta, float32.
-    weights: See `mean`.
+    weights: See `coded_mean`.
 
   Returns:
-    The mean of the decoded deltas; see `mean`.
+    The mean of the decoded deltas; see `coded_mean`.
   """
   return reference.mean_of(_gathered(encoded, axis), decode, weights)
 
@@ -301,7 +228,7 @@ def reduce_scatter(
 def sent_bytes(
   num_elements: int, axis: Axis, wire: Wire, rows: int = 1
 ) -> dict[str, int]:
-  """Operand bytes of one `mean`, per device, as the ledger counts them.
+  """Operand bytes of one `coded_mean`, per device, as the ledger counts them.
 
   A device sends the payloads and scales of all its lanes. An all-gather sends
   its operand to N - 1 others, an all-to-all a share of it to each.
@@ -358,30 +285,16 @@ def _mean_by_all_gather(
   weights: jax.Array | None,
   key: jax.Array | None,
   implementation: Implementation,
-  nesterov: NesterovStep | None,
+  use: Use,
 ) -> tuple[Any, jax.Array | None]:
-  """The mean without R, or what is done with it; the residual as rows.
+  """What becomes of the mean, without R, and the residual as rows.
 
   Memory beside the rows: all N encoded ones, and one decoded.
   """
   encoded, left = _encode_lanes(rows, axis, codec, key, implementation)
   encoded = _gathered(encoded, axis)
   shape = rows[1].shape[1:]
-  if nesterov is None:
-    return api.mean(
-      encoded, shape[-1], codec, weights, implementation=implementation
-    ), left
-  return api.nesterov(
-    encoded, nesterov.params.reshape(shape), nesterov.momentum.reshape(shape),
-    codec, learning_rate=nesterov.learning_rate, decay=nesterov.decay,
-    weights=weights, implementation=implementation,
-  ), left
-
-
-def _stepped(total: jax.Array, nesterov: NesterovStep | None) -> Any:
-  if nesterov is None:
-    return total
-  return reference.nesterov_step(total, *nesterov)
+  return use.of_encoded(encoded, shape, codec, weights, implementation), left
 
 
 def _mean_by_all_to_all(

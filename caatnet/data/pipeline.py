@@ -5,11 +5,13 @@ the targets its last. Batches are global: every process draws the same ones,
 whatever the numbers of devices and lanes, and keeps its share.
 """
 
+from typing import Any
+
 import grain
 import numpy as np
 
-from caatnet.checks import positive
 from caatnet.data import sources
+from parallel.checks import at_least
 
 
 class _Windows:
@@ -54,10 +56,8 @@ def train_batches(
     ValueError: a size is not positive, the seed is out of range, or the text
       is too short for one batch.
   """
-  positive("config.data.seq_len", seq_len)
-  positive("config.data.batch_size", batch_size)
-  if not 0 <= seed < 2**32:
-    raise ValueError(f"config.seed={seed} must be from 0 to {2**32 - 1}")
+  at_least("config.data.seq_len", seq_len)
+  at_least("config.data.batch_size", batch_size)
   needed = batch_size * seq_len + 1
   if len(corpus.train) < needed:
     raise ValueError(
@@ -65,15 +65,34 @@ def train_batches(
       f"bytes, but config.data.batch_size={batch_size} and "
       f"config.data.seq_len={seq_len} need {needed} for one batch"
     )
+  return shuffled(_Windows(corpus.train, seq_len), batch_size, seed)
+
+
+def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:
+  """Iterates over shuffled batches of a source's examples without end.
+
+  Args:
+    source: Has a length and examples by index, trees of arrays.
+    batch_size: Examples per batch.
+    seed: Decides the order, from 0 to 2^32 - 1.
+
+  Returns:
+    An iterator of trees ``[batch_size, ...]``, as `train_batches` has it.
+
+  Raises:
+    ValueError: The seed is out of range.
+  """
+  if not 0 <= seed < 2**32:
+    raise ValueError(f"config.seed={seed} must be from 0 to {2**32 - 1}")
   # grain shuffles epoch e with the seed plus e: without the hash, run 1 would
   # begin with the second epoch of run 0.
   shuffle_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
   dataset = (
-    grain.MapDataset.source(_Windows(corpus.train, seq_len))
+    grain.MapDataset.source(source)
     .shuffle(shuffle_seed)
     .repeat()
     .batch(batch_size)
-    # Copying a few windows is cheaper than handing them between threads.
+    # Copying a few examples is cheaper than handing them between threads.
     .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
   )
   return iter(dataset)
@@ -95,7 +114,7 @@ def validation_windows(
   Raises:
     ValueError: a size is negative, or the text is too short for one window.
   """
-  positive("config.data.seq_len", seq_len)
+  at_least("config.data.seq_len", seq_len)
   if num_windows < 0:
     raise ValueError(
       f"config.data.validation_windows={num_windows} must be positive, or 0 "

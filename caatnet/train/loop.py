@@ -18,14 +18,15 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
-from caatnet.build import Experiment
-from caatnet.checkpoint import Checkpointer
-from caatnet.evaluate import Evaluation, make_evaluate, put_batch
+from caatnet.data.protocol import Dataset
 from caatnet.train import traffic
+from caatnet.train.checkpoint import Checkpointer
+from caatnet.train.evaluate import Evaluation, make_evaluate, put_batch
+from caatnet.train.experiment import Experiment
 from caatnet.train.progress import TrainProgress
 from caatnet.train.records import (
   MetricsWriter,
-  check_text,
+  check_data,
   environment,
   write_config,
 )
@@ -45,16 +46,18 @@ class TrainResult:
   Attributes:
     step: Updates done.
     finished: Whether all steps are done; False after a signal.
-    evaluation: On the validation windows, at the end; None if not finished.
-    tokens_per_second: Median over this process's steps from the third on; 0
-      if it made fewer.
+    evaluation: Of the validation data, at the end; None if not finished.
+    measures: What that says about the data, by key: loss, accuracy, ...
+    units_per_second: How many of the data's units a second, e.g. tokens: the
+      median over this process's steps from the third on; 0 if it made fewer.
     communication: What one step sends, per axis and phase.
   """
 
   step: int
   finished: bool
   evaluation: Evaluation | None
-  tokens_per_second: float
+  measures: dict[str, float]
+  units_per_second: float
   communication: list[dict[str, Any]]
 
 
@@ -80,7 +83,7 @@ def train(
 
   Raises:
     NonFiniteError: Loss or gradients are not finite.
-    ValueError: The folder holds another run, or the text is too short.
+    ValueError: The folder holds another run, or there are too few data.
   """
   run = _Run(experiment, workdir, label, profile, quiet)
   try:
@@ -104,10 +107,9 @@ class _Run:
     self.experiment, self.workdir = experiment, workdir
     self.profile, self.tracing = profile, False
     program = experiment.program
-    corpus = experiment.corpus()
-    check_text(workdir, corpus.sha256)
-    self.batches = experiment.batches(corpus)
-    self.windows = experiment.validation(corpus)
+    dataset = experiment.data.load(experiment.seed)
+    check_data(workdir, dataset.sha256)
+    self.batches, self.validation = dataset.batches, dataset.validation
     # Only a run that can start marks its folder.
     workdir.mkdir(parents=True, exist_ok=True)
     write_config(workdir, experiment.config)
@@ -117,7 +119,7 @@ class _Run:
     self.state = self._restore_or_init()
     self.first_step = int(self.state.step)
     self.writer = MetricsWriter(workdir, self.first_step)
-    self.rate = matmul_rate(program.mesh, program.config.dtype)
+    self.rate = matmul_rate(program.layout.mesh, program.model.dtype)
     quiet = quiet or jax.process_index() > 0
     self.progress = TrainProgress(
       label, self.first_step, experiment.train.num_steps, quiet
@@ -129,13 +131,13 @@ class _Run:
     self.communication = traffic.communication_per_step(
       experiment, self.lowered
     )
-    self._write_environment(corpus)
+    self._write_environment(dataset)
     self.seconds: list[float] = []
 
   def _restore_or_init(self) -> TrainState:
     if self.checkpointer.latest_step() is None:
       state = self.experiment.init_state()
-      if self.experiment.program.worker.size > 1:
+      if self.experiment.program.layout.worker.size > 1:
         check_equal_start(self.experiment.program, state.params)
       return state
     state, position = self.checkpointer.restore(
@@ -144,13 +146,12 @@ class _Run:
     self.batches.set_state(position)
     return state
 
-  def _write_environment(self, corpus: Any) -> None:
+  def _write_environment(self, dataset: Dataset) -> None:
     program = self.experiment.program
-    data = self.experiment.data
-    self.tokens_per_step = data.batch_size * data.seq_len
-    facts = environment(program.mesh) | {
-      "text": {"name": corpus.name, "sha256": corpus.sha256},
-      "parameters": program.config.num_params,
+    model, layout = program.model, program.layout
+    facts = environment(layout.mesh) | {
+      "data": {"name": dataset.name, "sha256": dataset.sha256},
+      "parameters": model.num_params,
       "matmul_flops_per_second": self.rate,
       "communication_per_step": self.communication,
     }
@@ -158,16 +159,16 @@ class _Run:
       path = self.workdir / "environment.json"
       path.write_text(json.dumps(facts, indent=2) + "\n")
     say = self.progress.say
-    say(f"text      {corpus.name}  sha256 {corpus.sha256[:16]}")
+    say(f"data      {dataset.name}  sha256 {dataset.sha256[:16]}")
     say(
-      f"axes      {';  '.join(map(str, program.axes))};  "
+      f"axes      {';  '.join(map(str, layout.axes))};  "
       f"{facts['devices']} devices"
     )
-    if program.partition.optimizer:
-      say(f"zero      {program.partition}")
+    if layout.partition.optimizer:
+      say(f"zero      {layout.partition}")
     say(
-      f"model     {program.config.num_params / 1e6:.2f}M parameters, "
-      f"{program.config.dtype};  matrix rate {self.rate / 1e9:.0f} GFLOP/s"
+      f"model     {model.num_params / 1e6:.2f}M parameters, "
+      f"{model.dtype};  matrix rate {self.rate / 1e9:.0f} GFLOP/s"
     )
     for row in self.communication:
       unit, scale = ("MB", 1e6) if row["bytes"] >= 1e5 else ("kB", 1e3)
@@ -190,8 +191,8 @@ class _Run:
     step = self.first_step
     while step < options.num_steps and not stop.requested():
       self._profile(step)
-      tokens = put_batch(self.experiment.program, next(self.batches))
-      self.state, metrics = self._step(step, tokens)
+      batch = put_batch(self.experiment.program.layout, next(self.batches))
+      self.state, metrics = self._step(step, batch)
       step += 1
       # The step before is read while this one runs.
       self._record(pending)
@@ -218,23 +219,25 @@ class _Run:
       )
     elif evaluation is None:  # it was finished before
       evaluation = self._validation()
+    measures = self.experiment.data.measures
     return TrainResult(
       step=step,
       finished=finished,
       evaluation=evaluation if finished else None,
-      tokens_per_second=self._tokens_per_second(),
+      measures=measures(evaluation.means) if finished else {},
+      units_per_second=self._units_per_second(),
       communication=self.communication,
     )
 
-  def _step(self, step: int, tokens: jax.Array) -> tuple[TrainState, Any]:
+  def _step(self, step: int, batch: Any) -> tuple[TrainState, Any]:
     """Runs the program that the outer loop's plan asks for."""
     plan = self.experiment.outer.plan(step)
-    if plan.program not in self.programs:
-      lowered = self.lowered.pop(plan.program, None)
+    if plan.variant not in self.programs:
+      lowered = self.lowered.pop(plan.variant, None)
       lowered = lowered or self.experiment.lower_step(plan)
-      self.programs[plan.program] = lowered.compile()
+      self.programs[plan.variant] = lowered.compile()
     numbers = jax.tree.map(np.int32, plan.numbers)
-    return self.programs[plan.program](self.state, tokens, numbers)
+    return self.programs[plan.variant](self.state, batch, numbers)
 
   def _record(self, pending: tuple[int, Any] | None) -> None:
     if pending is None:
@@ -243,14 +246,14 @@ class _Run:
     values = {k: float(np.mean(v)) for k, v in _on_host(metrics).items()}
     if not all(map(math.isfinite, values.values())):
       self._stop_non_finite(step, values)
-    speed = self._tokens_per_second()
-    self.progress.update(step, values["loss"], speed)
+    data = self.experiment.data
+    speed = self._units_per_second()
+    self.progress.update(step, values["loss"], speed, data.unit)
     if step % self.experiment.train.log_every == 0:
-      values["learning_rate"] = float(self.experiment.schedule(step - 1))
-      flops = self.experiment.program.config.flops_per_token(
-        self.experiment.data.seq_len
-      )
-      values["tokens_per_second"] = speed
+      rate = self.experiment.learning_rate(step - 1)
+      flops = self.experiment.flops_per_step / self.experiment.units_per_step
+      values["learning_rate"] = float(rate)
+      values[f"{data.unit}_per_second"] = speed
       values["model_flops_per_second"] = speed * flops
       values["fraction_of_matmul_rate"] = speed * flops / self.rate
       self.writer.write(step, values)
@@ -271,26 +274,25 @@ class _Run:
 
   def _evaluate(self, step: int) -> Evaluation:
     evaluation = self._validation()
+    measures = self.experiment.data.measures(evaluation.means)
     self.writer.write(
-      step,
-      {
-        "validation_loss": evaluation.loss,
-        "validation_bits_per_byte": evaluation.bits_per_byte,
-      },
+      step, {f"validation_{key}": value for key, value in measures.items()}
     )
     return evaluation
 
   def _validation(self) -> Evaluation:
     params = self.evaluated(self.state.params, self.state.outer)
-    return self.evaluate(params, self.windows)
+    return self.evaluate(params, self.validation)
 
   def _save(self) -> None:
     self.checkpointer.save(self.state, self.batches.get_state())
 
-  def _tokens_per_second(self) -> float:
+  def _units_per_second(self) -> float:
     # The first steps only fill the queue: their times are no step's time.
     steady = self.seconds[2:]
-    return self.tokens_per_step / float(np.median(steady)) if steady else 0.0
+    if not steady:
+      return 0.0
+    return self.experiment.units_per_step / float(np.median(steady))
 
   def _profile(self, step: int | None) -> None:
     """Starts and stops the trace; ``None`` at the end of the loop."""

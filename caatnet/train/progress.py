@@ -13,7 +13,7 @@ from rich.progress import (
 
 
 class TrainProgress:
-  """Shows step, loss and tokens/s."""
+  """Shows step, loss and throughput."""
 
   def __init__(
     self, label: str, first_step: int, num_steps: int, quiet: bool = False
@@ -36,11 +36,13 @@ class TrainProgress:
       )
       self._bar.start()
 
-  def update(self, step: int, loss: float, tokens_per_second: float) -> None:
-    """After each step."""
+  def update(
+    self, step: int, loss: float, units_per_second: float, unit: str
+  ) -> None:
+    """Shows a step that is done."""
     status = f"loss {loss:.4f}"
-    if tokens_per_second:  # known from the third step on
-      status += f"  {tokens_per_second:,.0f} tokens/s"
+    if units_per_second:  # known from the third step on
+      status += f"  {units_per_second:,.0f} {unit}/s"
     if self._bar:
       self._bar.update(self._task, completed=step, status=status)
     elif step == self._num_steps or time.monotonic() - self._last_line > 10:

@@ -43,19 +43,19 @@ def write_config(workdir: pathlib.Path, config: dict[str, Any]) -> None:
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
-def check_text(workdir: pathlib.Path, sha256: str) -> None:
-  """A run may not go on with another text, e.g. another Python's library.
+def check_data(workdir: pathlib.Path, sha256: str) -> None:
+  """Refuses to go on with other data, e.g. another Python's library.
 
   Raises:
-    ValueError: The folder's run read another text.
+    ValueError: The folder's run read other data.
   """
   path = workdir / "environment.json"
   if not path.exists():
     return
-  stored = json.loads(path.read_text())["text"]
+  stored = json.loads(path.read_text())["data"]
   if stored["sha256"] != sha256:
     raise ValueError(
-      f"{workdir} was trained on another text ({stored['name']}, sha256 "
+      f"{workdir} was trained on other data ({stored['name']}, sha256 "
       f"{stored['sha256'][:16]}, now {sha256[:16]}); see config.data.path, "
       "or use another --workdir"
     )

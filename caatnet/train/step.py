@@ -6,21 +6,26 @@ layer. The optimizer runs on what each rank has. Workers have their own
 parameters and meet in the outer loop only.
 
 Shape legend: D = data-parallel ranks of this device, all levels, M =
-microbatches, B = batch of one microbatch, T = sequence length.
+microbatches, B = examples of one microbatch.
 """
 
 from collections.abc import Callable, Hashable
 import functools
 from typing import Any
 
-from flax import nnx
 import jax
 from jax import lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import optax
 
-from caatnet.train.state import Program, TrainState, is_spec
+from caatnet.program import Program, is_spec
+from caatnet.train.state import (
+  TrainState,
+  outer_specs,
+  state_shardings,
+  state_specs,
+)
 from parallel.collectives import after, each_lane, varying
 from parallel.outer.base import OuterLoop, Plan
 from parallel.zero.gathered import Gathered, Shard
@@ -34,26 +39,27 @@ def make_train_step(
   outer: OuterLoop,
   clip_norm: float,
   accumulation: int = 1,
-  outer_program: Hashable = (),
+  variant: Hashable = (),
 ) -> Callable[..., tuple[TrainState, Metrics]]:
   """The jitted step; donates the state.
 
   Args:
-    program: Model and mesh.
+    program: The model on a mesh.
     optimizer: Elementwise in the parameters; clipping is done here, since the
       global norm of sliced parameters needs the tensor axis.
     outer: What workers tell each other.
     clip_norm: Largest global gradient norm of a worker; 0 does not clip.
     accumulation: Microbatches per step.
-    outer_program: ``Plan.program`` of the steps that this one is for.
+    variant: ``Plan.variant`` of the steps that this one is for.
 
   Returns:
-    ``(state, tokens, numbers) -> (state, metrics)`` with tokens int
-    ``[workers, *levels, batch per rank, T + 1]``, numbers those of the
-    plan, and the metrics ``[workers]``: loss (mean nats per token) and
-    grad_norm, in all and per parameter group.
+    ``(state, batch, numbers) -> (state, metrics)`` with a batch ``[workers,
+    *levels, batch per rank, ...]``, numbers those of the plan, and metrics
+    ``[workers]``: loss (mean over examples) and grad_norm, in all and per
+    parameter group.
   """
-  worker, on_cpu = program.worker, program.on_cpu
+  layout = program.layout
+  worker, on_cpu = layout.worker, layout.on_cpu
 
   def update(grads, opt_state, params):  # of one worker
     groups = _group_norms(grads, program)
@@ -65,14 +71,14 @@ def make_train_step(
     norms = {f"grad_norm/{group}": n for group, n in groups.items()}
     return updates, opt_state, {"grad_norm": norm} | norms
 
-  def step(state: TrainState, tokens: jax.Array, numbers: Any):
-    plan = Plan(outer_program, numbers)
+  def step(state: TrainState, batch: Any, numbers: Any):
+    plan = Plan(variant, numbers)
     with jax.named_scope("outer"):
       carried = outer.begin(state.params, state.outer, plan)
-    tokens = after(tokens, carried, on_cpu)
+    batch = after(batch, carried, on_cpu)
     loss, grads = each_lane(
       functools.partial(_worker_gradients, program, accumulation),
-      worker, state.params, tokens,
+      worker, state.params, batch,
     )
     with jax.named_scope("outer"):
       grads = outer.gradients(grads, carried)
@@ -87,35 +93,35 @@ def make_train_step(
     )
     return new_state, {"loss": loss} | norms
 
-  state_specs = program.state_specs(optimizer, outer)
+  specs = state_specs(program, optimizer, outer)
   groups = ("loss", "grad_norm") + tuple(
     f"grad_norm/{g}" for g in parameter_groups(program.specs)
   )
   metric_specs = {g: P(worker.name) for g in groups}
   mapped = jax.shard_map(
     step,
-    mesh=program.mesh,
-    in_specs=(state_specs, program.batch_spec, P()),
-    out_specs=(state_specs, metric_specs),
+    mesh=layout.mesh,
+    in_specs=(specs, layout.batch_spec, P()),
+    out_specs=(specs, metric_specs),
   )
-  state_shardings = program.state_shardings(optimizer, outer)
-  on_device = program.shardings(state_specs.opt_state)
+  shardings = state_shardings(program, optimizer, outer)
+  on_device = layout.shardings(specs.opt_state)
 
-  def offloaded(state: TrainState, tokens: jax.Array, numbers: Any):
+  def offloaded(state: TrainState, batch: Any, numbers: Any):
     here = jax.device_put(state.opt_state, on_device)
-    state, metrics = mapped(state._replace(opt_state=here), tokens, numbers)
-    there = jax.device_put(state.opt_state, state_shardings.opt_state)
+    state, metrics = mapped(state._replace(opt_state=here), batch, numbers)
+    there = jax.device_put(state.opt_state, shardings.opt_state)
     return state._replace(opt_state=there), metrics
 
   return jax.jit(
-    offloaded if program.offload else mapped,
+    offloaded if layout.offload else mapped,
     donate_argnums=0,
     in_shardings=(
-      state_shardings,
-      program.shardings(program.batch_spec),
-      program.shardings(P()),
+      shardings,
+      layout.shardings(layout.batch_spec),
+      layout.shardings(P()),
     ),
-    out_shardings=(state_shardings, program.shardings(metric_specs)),
+    out_shardings=(shardings, layout.shardings(metric_specs)),
   )
 
 
@@ -125,47 +131,52 @@ def make_evaluated(
   """The jitted choice of what is evaluated.
 
   Args:
-    program: Model and mesh.
+    program: The model on a mesh.
     outer: Knows which parameters stand for the run.
 
   Returns:
     ``(params, outer state) -> params`` without worker dim.
   """
+  layout = program.layout
   return jax.jit(
     jax.shard_map(
       outer.evaluated,
-      mesh=program.mesh,
-      in_specs=(program.per_worker(program.specs), program.outer_specs(outer)),
+      mesh=layout.mesh,
+      in_specs=(layout.per_worker(program.specs), outer_specs(program, outer)),
       out_specs=program.specs,
     )
   )
 
 
-def make_eval_step(program: Program) -> Callable[[Any, jax.Array], jax.Array]:
+def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
   """The jitted evaluation.
 
   Args:
-    program: Model and mesh.
+    program: The model on a mesh.
 
   Returns:
-    ``(params, tokens) -> losses``: params without worker dim, tokens int
-    ``[workers, *levels, batch per rank, T + 1]``, losses float32
-    ``[workers, *levels, batch per rank, T]``.
+    ``(params, batch) -> scores``: params without worker dim, batch
+    ``[workers, *levels, batch per rank, ...]``, and the model's scores,
+    float32 with the same leading dims.
   """
+  layout = program.layout
 
-  def evaluate(params, tokens):
-    ranks = tokens.reshape(-1, *tokens.shape[-2:])
-    losses = _token_losses(program, params, ranks)
-    return losses.reshape(*tokens.shape[:-1], -1)
+  num_dims = len(layout.batch_dims)
+
+  def evaluate(params, batch):
+    dims = jax.tree.leaves(batch)[0].shape[:num_dims]
+    ranks = _merge_dims(batch, num_dims)
+    scores = _scores(program, params, ranks, num_lead=1)
+    return jax.tree.map(lambda x: x.reshape(*dims, *x.shape[1:]), scores)
 
   return jax.jit(
     jax.shard_map(
       evaluate,
-      mesh=program.mesh,
-      in_specs=(program.specs, program.batch_spec),
-      out_specs=program.batch_spec,
+      mesh=layout.mesh,
+      in_specs=(program.specs, layout.batch_spec),
+      out_specs=layout.batch_spec,
     ),
-    out_shardings=program.shardings(P()),
+    out_shardings=layout.shardings(P()),
   )
 
 
@@ -186,35 +197,41 @@ def _group(path: tuple[Any, ...]) -> str:
   return "/".join(str(key.key) for key in path)
 
 
+def _merge_dims(tree: Any, number: int) -> Any:
+  """The first ``number`` dims of every leaf as one."""
+  return jax.tree.map(lambda x: x.reshape(-1, *x.shape[number:]), tree)
+
+
 def _worker_gradients(
-  program: Program, accumulation: int, params: Any, tokens: jax.Array
+  program: Program, accumulation: int, params: Any, batch: Any
 ) -> tuple[jax.Array, Any]:
-  """Loss and gradients of one worker ``[*levels, M * B, T + 1]``, reduced."""
-  tokens = tokens.reshape(-1, *tokens.shape[-2:])  # [D, ...]
-  names = tuple(axis.name for axis in program.data)
-  if program.shards is None:
+  """Loss and gradients of one worker ``[*levels, M * B, ...]``, reduced."""
+  layout = program.layout
+  batch = _merge_dims(batch, len(layout.data))  # [D, M * B, ...]
+  names = tuple(axis.name for axis in layout.data)
+  if layout.shards is None:
     # Cast so that differentiation inserts no reduction of its own.
     params = jax.tree.map(
-      lambda p: varying(p, *names, program.tensor.name), params
+      lambda p: varying(p, *names, layout.tensor.name), params
     )
     losses, grads = jax.vmap(
       lambda rank: _accumulated(
-        lambda params, batch: _token_losses(program, params, batch).mean(),
+        lambda params, batch: _scores(program, params, batch)["loss"].mean(),
         params, rank, accumulation,
       )
-    )(tokens)
-    losses, grads = after((losses, grads), (losses, grads), program.on_cpu)
+    )(batch)
+    losses, grads = after((losses, grads), (losses, grads), layout.on_cpu)
     loss, grads = jax.tree.map(
       lambda x: lax.psum(jnp.sum(x, axis=0), names), (losses, grads)
     )
   else:
-    loss, grads = _partitioned_gradients(program, params, tokens, accumulation)
+    loss, grads = _partitioned_gradients(program, params, batch, accumulation)
   loss, grads = jax.tree.map(
-    lambda x: x / program.num_data_ranks, (loss, grads)
+    lambda x: x / layout.num_data_ranks, (loss, grads)
   )
-  grads = after(grads, (loss, grads), program.on_cpu)
+  grads = after(grads, (loss, grads), layout.on_cpu)
   # Sums of replicated parameters' gradients over tensor ranks.
-  name = program.tensor.name
+  name = layout.tensor.name
   return loss, jax.tree.map(
     lambda grad, spec: grad if name in spec else lax.psum(grad, name),
     grads, program.specs,
@@ -222,46 +239,54 @@ def _worker_gradients(
 
 
 def _partitioned_gradients(
-  program: Program, params: Any, tokens: jax.Array, accumulation: int
+  program: Program, params: Any, batch: Any, accumulation: int
 ) -> tuple[jax.Array, Any]:
   """Sums over data-parallel ranks, of gradients as they are stored."""
-  shards, name = program.shards, program.tensor.name
+  layout = program.layout
+  shards, name = layout.shards, layout.tensor.name
   with jax.named_scope("zero"):
     weights = shards.working(params, program.tensors)
-  tokens = after(tokens, weights, program.on_cpu)
+  batch = after(batch, weights, layout.on_cpu)
   weights = jax.tree.map(lambda x: varying(x, name), weights)
   sinks = jax.tree.map(lambda x: varying(shards.sink(x), name), params)
 
-  def loss_of(sinks, tokens):
-    losses = _token_losses(program, weights, tokens, sinks)
-    return jnp.sum(losses.mean(axis=(1, 2)))
+  def loss_of(sinks, batch):
+    losses = _scores(program, weights, batch, 1, sinks)["loss"]
+    return jnp.sum(losses.mean(axis=tuple(range(1, losses.ndim))))
 
-  loss, grads = _accumulated(loss_of, sinks, tokens, accumulation)
+  loss, grads = _accumulated(loss_of, sinks, batch, accumulation, num_lead=1)
 
-  loss, grads = after((loss, grads), (loss, grads), program.on_cpu)
+  loss, grads = after((loss, grads), (loss, grads), layout.on_cpu)
   loss = lax.psum(loss, shards.names)
-  grads = after(grads, loss, program.on_cpu)
+  grads = after(grads, loss, layout.on_cpu)
   with jax.named_scope("zero"):
     return loss, shards.finish(grads)
 
 
-def _token_losses(
-  program: Program, params: Any, tokens: jax.Array, sinks: Any = None
-) -> jax.Array:
-  """Losses ``[..., B, T]`` of one worker's parameters on this device.
+def _scores(
+  program: Program,
+  params: Any,
+  batch: Any,
+  num_lead: int = 0,
+  sinks: Any = None,
+) -> Metrics:
+  """The model's scores by one worker's parameters on this device.
 
   Args:
-    program: Model and mesh.
+    program: The model on a mesh.
     params: As stored; of a partition with sinks, the weights of a step.
-    tokens: ``[..., B, T + 1]``; one dim D where there is a partition.
+    batch: Leaves ``[D, B, ...]`` with a lead of 1, which a partition needs, or
+      ``[B, ...]`` with a lead of 0.
+    num_lead: Dims before B.
     sinks: See ``Gathered``; None: nothing is differentiated.
   """
-  shards = program.shards
+  model, shards = program.model, program.layout.shards
   if shards is None:
-    losses = nnx.merge(program.graph, params).token_losses
-    for _ in range(tokens.ndim - 2):
-      losses = jax.vmap(losses)
-    return losses(tokens)
+    def score(batch):
+      return model.scores(params, batch)
+
+    return (jax.vmap(score) if num_lead else score)(batch)
+  assert num_lead == 1
   if sinks is None:
     params = shards.working(params, program.tensors)
     sinks = jax.tree.map(lambda _: None, program.tensors)
@@ -269,29 +294,42 @@ def _token_losses(
     lambda tensor, weight, sink: Shard(weight, sink, tensor),
     program.tensors, params, sinks,
   )
-  model = nnx.merge(program.graph, params)
-  return model.token_losses(tokens, Gathered(shards, program.prefetch))
+  access = Gathered(shards, program.layout.prefetch)
+  return model.scores(params, batch, access)
 
 
 def _accumulated(
-  loss_of: Callable[[Any, jax.Array], jax.Array],
+  loss_of: Callable[[Any, Any], jax.Array],
   params: Any,
-  tokens: jax.Array,
+  batch: Any,
   accumulation: int,
+  num_lead: int = 0,
 ) -> tuple[jax.Array, Any]:
-  """Mean loss and gradients over microbatches of ``[..., M * B, T + 1]``."""
+  """Mean loss and gradients over microbatches of a batch.
+
+  Args:
+    loss_of: ``(params, microbatch) -> loss``.
+    params: What is differentiated.
+    batch: Leaves ``[..., M * B, ...]`` with ``num_lead`` dims in front.
+    accumulation: M.
+    num_lead: Dims before the examples.
+  """
   value_and_grad = jax.value_and_grad(loss_of)
   if accumulation == 1:
-    return value_and_grad(params, tokens)
-  *ranks, _, length = tokens.shape
-  microbatches = jnp.moveaxis(
-    tokens.reshape(*ranks, accumulation, -1, length), -3, 0
-  )
+    return value_and_grad(params, batch)
+
+  def split(x):  # the microbatches first, for the scan
+    lead, rest = x.shape[:num_lead], x.shape[num_lead + 1 :]
+    parts = x.reshape(*lead, accumulation, -1, *rest)
+    return jnp.moveaxis(parts, num_lead, 0)
+
+  microbatches = jax.tree.map(split, batch)
 
   def add(total, microbatch):
     return jax.tree.map(jnp.add, total, value_and_grad(params, microbatch)), ()
 
-  start = jax.eval_shape(value_and_grad, params, microbatches[0])
+  first = jax.tree.map(lambda x: x[0], microbatches)
+  start = jax.eval_shape(value_and_grad, params, first)
   zeros = jax.tree.map(
     lambda x: varying(
       jnp.zeros(x.shape, x.dtype), *x.manual_axis_type.varying
@@ -319,7 +357,7 @@ def _group_norms(grads: Any, program: Program) -> Metrics:
   total = {}
   for names, of_groups in squares.items():
     stacked = jnp.stack(list(of_groups.values()))
-    stacked = after(stacked, total, program.on_cpu)
+    stacked = after(stacked, total, program.layout.on_cpu)
     summed = lax.psum(stacked, names) if names else stacked
     total |= dict(zip(of_groups, summed, strict=True))
   return {group: jnp.sqrt(square) for group, square in total.items()}

@@ -7,16 +7,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.build import Experiment
-from caatnet.train.state import Program
+from caatnet.program import Program
+from caatnet.train.experiment import Experiment
 from parallel.outer.base import float32_bytes
 from parallel.xla import ledger
 
 
 def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
-  """The programs of one period of the outer loop, by ``Plan.program``."""
+  """The programs of one period of the outer loop, by ``Plan.variant``."""
   outer = experiment.outer
-  programs = {(plan := outer.plan(s)).program: plan for s in outer.steady_round}
+  programs = {(plan := outer.plan(s)).variant: plan for s in outer.steady_round}
   return {p: experiment.lower_step(plan) for p, plan in programs.items()}
 
 
@@ -24,9 +24,9 @@ def communication_per_step(
   experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
 ) -> list[dict[str, Any]]:
   """``summary``, as the mean over one period of the outer loop's plans."""
-  outer, mesh = experiment.outer, experiment.program.mesh
+  outer, mesh = experiment.outer, experiment.program.layout.mesh
   counts = collections.Counter(
-    outer.plan(step).program for step in outer.steady_round
+    outer.plan(step).variant for step in outer.steady_round
   )
   totals: dict[tuple[str, str, str], np.ndarray] = {}
   for program, count in counts.items():
@@ -78,13 +78,14 @@ def saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:
   Returns:
     A line; empty where no worker sends anything to another device.
   """
-  rows = [r for r in rows if r["axis"] == program.worker.name]
+  worker = program.layout.worker
+  rows = [r for r in rows if r["axis"] == worker.name]
   sent = sum(row["bytes"] for row in rows)
   wire = sum(row["wire_bytes"] for row in rows)
   if not sent:
     return ""
-  dense = sum(float32_bytes(program.local_params, program.worker).values())
-  devices = program.worker.devices
+  dense = sum(float32_bytes(program.local_params, worker).values())
+  devices = worker.devices
   ring = 2 * (devices - 1) / devices * dense  # of the all-reduce
   return (
     f"saves     worker axis: {dense / sent:,.1f}x fewer operand bytes than "

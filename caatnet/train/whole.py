@@ -12,7 +12,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from caatnet.train.state import Program, by_end_of_path
+from caatnet.program import Program, by_end_of_path
 from parallel.zero.shards import Tensor
 
 
@@ -27,7 +27,7 @@ def to_whole(program: Program, stored: Any) -> Any:
     The same tree; each array of a partitioned parameter, or like one, is
     whole, and lies cut along a dim that divides, where there is one.
   """
-  if program.shards is None:
+  if program.layout.shards is None:
     return stored
   tensor_of = by_end_of_path(program.tensors)
 
@@ -38,14 +38,14 @@ def to_whole(program: Program, stored: Any) -> Any:
     sharding = _whole_sharding(program, x, tensor)
     if isinstance(x, jax.Array):  # it may wait in the host's memory
       x = jax.device_put(x, x.sharding.with_memory_kind("device"))
-    return _convert(x, program.shards.restore, tensor, sharding)
+    return _convert(x, program.layout.shards.restore, tensor, sharding)
 
   return jax.tree.map_with_path(convert, stored)
 
 
 def to_stored(program: Program, whole: Any, shardings: Any) -> Any:
   """The inverse of ``to_whole``, onto the given shardings."""
-  if program.shards is None:
+  if program.layout.shards is None:
     return whole
   tensor_of = by_end_of_path(program.tensors)
 
@@ -53,20 +53,20 @@ def to_stored(program: Program, whole: Any, shardings: Any) -> Any:
     tensor = tensor_of(path)
     if tensor is None:
       return x
-    return _convert(x, program.shards.store, tensor, sharding)
+    return _convert(x, program.layout.shards.store, tensor, sharding)
 
   return jax.tree.map_with_path(convert, whole, shardings)
 
 
 def _whole_sharding(program: Program, x: Any, tensor: Tensor) -> NamedSharding:
-  num_lead = len(x.shape) - program.partition.optimizer - 1
+  num_lead = len(x.shape) - program.layout.partition.optimizer - 1
   lead = [*x.sharding.spec, *[None] * num_lead][:num_lead]
-  num_devices = math.prod(axis.devices for axis in program.data)
+  num_devices = math.prod(axis.devices for axis in program.layout.data)
   cut: list[Any] = [None] * len(tensor.shape)
   fitting = [i for i, n in enumerate(tensor.shape) if n % num_devices == 0]
   if fitting:
-    cut[fitting[0]] = program.shards.names
-  return NamedSharding(program.mesh, P(*lead, *cut))
+    cut[fitting[0]] = program.layout.shards.names
+  return NamedSharding(program.layout.mesh, P(*lead, *cut))
 
 
 def _convert(

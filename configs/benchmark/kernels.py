@@ -18,11 +18,9 @@ and without kernels read and write, from their compiled text:
 
 import ml_collections
 
-from configs.caatnet import base
-
 
 def get_config() -> ml_collections.ConfigDict:
-  config = base.get_config()
+  config = ml_collections.ConfigDict()
   config.name = "kernels"
   config.benchmark = ml_collections.ConfigDict()
   config.benchmark.name = "kernels"

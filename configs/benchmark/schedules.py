@@ -17,12 +17,10 @@ takes seconds. Seconds in the result are those of the processor.
 
 import ml_collections
 
-from configs.caatnet import base
-
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """`all`, or `test` for seconds."""
-  config = base.get_config()
+  config = ml_collections.ConfigDict()
   config.name = "schedules"
   config.benchmark = ml_collections.ConfigDict()
   config.benchmark.name = "schedules"

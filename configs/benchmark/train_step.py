@@ -32,7 +32,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
     ("r=1", "parallel.tensor=1"),
     ("r=1, unrolled", "parallel.tensor=1 model.unroll=8"),
     ("r=8 lanes, p=1", "parallel.tensor=8"),
-    ("r=8 lanes, p=.5", "parallel.tensor=8 model.p=0.5"),
+    ("r=8 lanes, p=.5", "parallel.tensor=8 sync.p=0.5"),
   )
   if size == "test":
     config.model.width = 32

@@ -1,6 +1,6 @@
 """CAAT-Net 1.1B: the paper's model, arXiv 2506.19645 (sizes from its code).
 
-  python -m launch.train --config=configs/caatnet/1b.py --config.model.p=0.5
+  python -m launch.train --config=configs/caatnet/1b.py --config.sync.p=0.5
 
 The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. Until
 a tokenizer comes, `config.data` gives bytes, which use 256 of them: this

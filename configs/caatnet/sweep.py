@@ -17,10 +17,10 @@ from configs.caatnet import tiny
 
 
 def _points() -> tuple[str, ...]:
-  points = ["parallel.tensor=4 model.p=1.0"]
+  points = ["parallel.tensor=4 sync.p=1.0"]
   for scale in ("forward", "none"):
     points += [
-      f"parallel.tensor={r} model.p={p} model.private_scale={scale}"
+      f"parallel.tensor={r} sync.p={p} sync.private_scale={scale}"
       for r, p in ((4, 0.75), (4, 0.5), (4, 0.25), (4, 0.0), (2, 0.5),
                    (8, 0.5))
     ]

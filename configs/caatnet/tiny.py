@@ -1,7 +1,7 @@
 r"""A byte-level model for a laptop CPU: the demo, the tests, first steps.
 
   python -m launch.train --config=configs/caatnet/tiny.py \
-    --config.model.p=0.5 --cpu_devices=8
+    --config.sync.p=0.5 --cpu_devices=8
 
 Expected: a validation loss well under the bigram model's in two minutes on
 two cores. `tiny.py:test` is a few steps of a smaller one.

@@ -12,6 +12,7 @@ hidden width and neither its QK-norm nor its z-loss. Data are bytes, as in
 
 import ml_collections
 
+from configs import sections
 from configs.caatnet import base, tiny
 
 # Layers and heads.
@@ -51,12 +52,13 @@ def get_config(
     config.train.log_every = 10
     config.train.eval_every = 1_000
     config.train.checkpoint_every = 1_000
-    config.outer.fragment_layers = 3
   else:
     raise ValueError(
       f"no size {size!r}; there are tiny, test, {', '.join(SIZES)}"
     )
   config.name = f"{algorithm}_{size}"
   config.parallel.worker = 2
-  config.outer.algorithm = algorithm
+  config.outer = sections.outer(algorithm)
+  if algorithm == "streaming" and size in SIZES:
+    config.outer.fragment_layers = 3
   return config

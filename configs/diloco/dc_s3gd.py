@@ -1,4 +1,4 @@
-"""DC-S3GD, arXiv 1911.02516: one step stale, delay-compensated.
+"""Delay-compensated stale-synchronous SGD, arXiv 1911.02516.
 
   python -m launch.train --config=configs/diloco/dc_s3gd.py --cpu_devices=8
 
@@ -7,13 +7,13 @@ Larger sizes: `dc_s3gd.py:35m`, see `base.py`. Results: LOG.md.
 
 import ml_collections
 
+from configs import sections
 from configs.diloco import base
 
 
 def get_config(size: str = "tiny") -> ml_collections.ConfigDict:
   config = base.get_config("dc_s3gd", size)
-  config.optimizer.name = "sgd"
-  config.optimizer.beta_1 = 0.9
-  config.optimizer.learning_rate = 0.3
-  config.optimizer.weight_decay = 0.0
+  warmup_steps = config.optimizer.warmup_steps
+  config.optimizer = sections.sgd()
+  config.optimizer.warmup_steps = warmup_steps
   return config

@@ -20,14 +20,12 @@ Expected result: LOG.md.
 
 import ml_collections
 
+from configs import sections
 from configs.caatnet import tiny
 
 OVERLAPPED = "outer.algorithm=streaming outer.overlap=(1,)"
 FULL = f"{OVERLAPPED} outer.codec=e3m0"
-SGD = (
-  "optimizer.name=sgd optimizer.beta_1=0.9 optimizer.learning_rate=0.3 "
-  "optimizer.weight_decay=0.0"
-)
+SGD = "optimizer.name=sgd"
 POINTS = (
   "outer.algorithm=data_parallel",
   "outer.algorithm=diloco",
@@ -53,6 +51,18 @@ PAIR = (POINTS[0], FULL)
 SIZES = {"study": (600, 8), "long": (3000, 16)}
 
 
+def _sections(size: str) -> ml_collections.ConfigDict:
+  """The outer loops, with the study's rates."""
+  choices = sections.choices()
+  for loop in choices.outer.values():
+    if size != "test" and "learning_rate" in loop:
+      loop.learning_rate = 1.0
+    if size != "test" and "momentum" in loop:
+      loop.momentum = 0.3
+  choices.outer.noloco.pull = 0.5
+  return choices
+
+
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
   """`study`, `long`, or `test` for a few steps of two points."""
   config = tiny.get_config("test" if size == "test" else "demo")
@@ -65,9 +75,8 @@ def get_config(size: str = "study") -> ml_collections.ConfigDict:
     config.data.validation_windows = 512
     config.train.eval_every = config.train.num_steps
     config.train.checkpoint_every = 300
-    config.outer.learning_rate = 1.0
-    config.outer.momentum = 0.3
   config.sweep = ml_collections.ConfigDict()
+  config.sweep.sections = _sections(size)
   config.sweep.points = POINTS if size == "study" else PAIR
   config.sweep.seeds = (0,) if size == "test" else (0, 1, 2)
   return config

@@ -25,7 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
   """The paper's 20B model on 384 GCDs."""
   config = ml_collections.ConfigDict()
   config.name = "zero_frontier"
-  config.study = "zero"
+  config.study = "partitions"
   # Of parallel/hardware/clusters.py.
   config.cluster = "frontier"
   # As a training run has them: data-parallel ranks, their levels.

@@ -18,14 +18,15 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from caatnet import report
-from parallel import topologies
+from caatnet.show import tables
 from parallel.network import layout as layouts
 from parallel.network import simulate
-from parallel.schedules import multitree, optimal
+from parallel.schedules import multitree
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
-from parallel.topology import Link, Topology
+from parallel.schedules.optimal import trees
+from parallel.topology import builders as topologies
+from parallel.topology.graph import Link, Topology
 
 BANDWIDTHS = (25e9, 50e9, 100e9, 200e9)
 
@@ -63,14 +64,14 @@ def run(config: Any) -> dict[str, Any]:
   grids = [topologies.torus((d, d)) for d in options.tori]
   grids += [topologies.mesh((d, d)) for d in options.meshes]
   scaling = [_multitree(x) for x in _track(grids, "MultiTree")]
-  report.table(
+  tables.table(
     "MultiTree, one phase",
     ["topology", "ranks", "steps", "bound", "s"],
     [[r["topology"], str(r["ranks"]), str(r["steps"]), str(r["bound"]),
       f"{r['seconds']:.2f}"] for r in scaling],
   )
   simulated = [_simulated(x) for x in _track(options.simulated, "simulation")]
-  report.table(
+  tables.table(
     "all-gathers, event by event",
     ["schedule", "link traversals", "s", "traversals / s"],
     [[r["schedule"], f"{r['traversals']:,}", f"{r['seconds']:.2f}",
@@ -79,7 +80,7 @@ def run(config: Any) -> dict[str, Any]:
   named = [
     _optimal(NAMED[name](), name) for name in _track(options.optimal, "optimal")
   ]
-  report.table(
+  tables.table(
     "optimal all-gathers: busiest link over the cut bound",
     ["topology", "k", "over bound", "rounds / bound", "tight cut", "s",
      "MultiTree s"],
@@ -179,8 +180,8 @@ def _simulated(name: str) -> dict[str, Any]:
 
 def _optimal(topology: Topology, name: str) -> dict[str, Any]:
   """A row; the schedule is proven on the topology."""
-  forest, seconds = _timed(lambda: optimal.forest(topology))
-  schedule = optimal.schedule(topology, forest)
+  forest, seconds = _timed(lambda: trees.forest(topology))
+  schedule = trees.schedule(topology, forest)
   check(schedule, topology)
   _, multitree_seconds = _timed(
     lambda: build("multitree", topology, "all_gather")

@@ -18,8 +18,11 @@ import numpy as np
 import optax
 from rich.progress import track
 
-from caatnet import build, report
-from caatnet.evaluate import put_batch
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.show import tables
+from caatnet.train.evaluate import put_batch
+from caatnet.train.experiment import Experiment
 from caatnet.train.records import environment
 from caatnet.train.throughput import matmul_rate
 
@@ -39,14 +42,14 @@ def run(config: Any) -> dict[str, Any]:
       base = config.copy_and_resolve_references()
       with base.unlocked():
         del base.benchmark
-      ours = build.build(build.override(base, overrides), None, device)
+      ours = experiments.build(override(base, overrides), None, device)
       plain = label.startswith("plain")
       make = plain_runner if plain else our_runner
       runners[dtype, label] = make(ours, tokens)
   seconds = take_turns(runners, options.rounds)
-  rates = {d: matmul_rate(ours.program.mesh, d) for d in options.dtypes}
+  rates = {d: matmul_rate(ours.program.layout.mesh, d) for d in options.dtypes}
   count = config.data.batch_size * config.data.seq_len
-  flops = count * ours.program.config.flops_per_token(config.data.seq_len)
+  flops = ours.flops_per_step
   for (dtype, label), times in seconds.items():
     median = float(np.median(times))
     first = np.array(seconds[dtype, options.variants[0][0]])
@@ -62,8 +65,8 @@ def run(config: Any) -> dict[str, Any]:
         "fraction_of_matmul_rate": flops / median / rates[dtype],
       }
     )
-  report.table(
-    f"training step, {ours.program.config.num_params / 1e6:.1f}M parameters, "
+  tables.table(
+    f"training step, {ours.program.model.num_params / 1e6:.1f}M parameters, "
     f"{count} tokens, {device[0].device_kind}; products: "
     + ", ".join(f"{rates[d] / 1e9:.0f} GFLOP/s {d}" for d in rates),
     ["variant", "dtype", "median s", "range s", "x plain", "tokens/s",
@@ -81,7 +84,9 @@ def run(config: Any) -> dict[str, Any]:
       for r in rows
     ],
   )
-  facts = environment(ours.program.mesh) | {"matmul_flops_per_second": rates}
+  facts = environment(ours.program.layout.mesh) | {
+    "matmul_flops_per_second": rates
+  }
   return {"environment": facts, "rows": rows}
 
 
@@ -100,11 +105,11 @@ def take_turns(
 
 
 def our_runner(
-  experiment: build.Experiment, tokens: np.ndarray
+  experiment: Experiment, tokens: np.ndarray
 ) -> Callable[[], None]:
   """Runs the training step that `launch.train` would, and waits for it."""
   step = experiment.lower_step().compile()
-  batch = put_batch(experiment.program, tokens)
+  batch = put_batch(experiment.program.layout, tokens)
   state = [experiment.init_state()]
 
   def run_once():
@@ -116,7 +121,7 @@ def our_runner(
 
 
 def plain_runner(
-  experiment: build.Experiment,
+  experiment: Experiment,
   tokens: np.ndarray,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[], None]:
@@ -132,11 +137,11 @@ def plain_runner(
   Returns:
     Runs a step and waits for it.
   """
-  config = experiment.program.config
+  config = experiment.program.model.config
   optimizer = optax.chain(
     optax.clip_by_global_norm(experiment.clip_norm),
     optax.adamw(
-      experiment.schedule,
+      experiment.learning_rate,
       b1=0.9,
       b2=0.95,
       weight_decay=0.1,

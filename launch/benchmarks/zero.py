@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet import build, report
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.show import tables
 from caatnet.train.records import environment
 from launch.benchmarks.train_step import our_runner, plain_runner, take_turns
 
@@ -22,11 +24,11 @@ def run(config: Any) -> dict[str, Any]:
   )
   runners = {}
   for label, overrides in options.variants:
-    experiment = build.build(build.override(base, overrides))
+    experiment = experiments.build(override(base, overrides))
     if not label.startswith("automatic"):
       runners[label] = our_runner(experiment, tokens)
     else:
-      devices = experiment.program.mesh.devices.ravel()
+      devices = experiment.program.layout.mesh.devices.ravel()
       mesh = jax.make_mesh(
         devices.shape, ("data",), (jax.sharding.AxisType.Auto,),
         devices=devices,
@@ -44,10 +46,10 @@ def run(config: Any) -> dict[str, Any]:
     }
     for label, times in seconds.items()
   ]
-  report.table(
-    f"training step, {experiment.program.config.num_params / 1e6:.1f}M "
+  tables.table(
+    f"training step, {experiment.program.model.num_params / 1e6:.1f}M "
     f"parameters, {tokens[:, 1:].size} tokens, "
-    f"{experiment.program.mesh.size} devices",
+    f"{experiment.program.layout.mesh.size} devices",
     ["variant", "median s", "range s", "x first"],
     [
       [r["variant"], f"{r['median_s']:.3f}",
@@ -55,4 +57,5 @@ def run(config: Any) -> dict[str, Any]:
       for r in rows
     ],
   )
-  return {"environment": environment(experiment.program.mesh), "rows": rows}
+  facts = environment(experiment.program.layout.mesh)
+  return {"environment": facts, "rows": rows}

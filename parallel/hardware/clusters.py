@@ -1,4 +1,7 @@
-"""Machines made of devices: nodes, what joins them, and the host's memory."""
+"""Clusters of devices as plain data: nodes, links, and the host's memory.
+
+A source stands beside every constant.
+"""
 
 import dataclasses
 
@@ -9,14 +12,15 @@ from parallel.hardware.links import Link
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-  """A group of devices and what a device sends through inside it.
+  """A level of a cluster: groups, and the links inside a group.
 
   Attributes:
-    name: Such as "node".
-    size: Groups of the level below (devices, for the first) in one group.
-    link: Joins them.
-    links_per_device: Links of that kind for each device; 1/2 where two
-      devices share one.
+    name: Name of a group, such as "node".
+    size: Number of groups of the level below in one group. For the innermost
+      level, the number of devices.
+    link: The kind of link that joins them.
+    links_per_device: Links of that kind per device; 1/2 where two devices
+      share one.
   """
 
   name: str
@@ -30,9 +34,10 @@ class Cluster:
   """Nested levels of equal devices, innermost first.
 
   Attributes:
-    name: As ``CLUSTERS`` has it.
-    device: What it is made of.
-    levels: The size of the last one is how many a run may use at most.
+    name: Key in ``CLUSTERS``.
+    device: The device that the cluster is made of.
+    levels: Levels, innermost first. The size of the last one is the most that
+      a run may use.
     source: Where the structure comes from.
   """
 
@@ -44,10 +49,10 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class MemoryTier:
-  """Memory beside the device's own.
+  """Memory that a device reaches beside its own.
 
   Attributes:
-    name: Such as "host".
+    name: Name of the memory and of the link to it.
     bandwidth: Bytes per second and direction between it and one device.
     source: Where the number comes from.
   """
@@ -58,6 +63,7 @@ class MemoryTier:
 
 
 def _dgx(name: str, device: Device, network: Link, datasheet: str) -> Cluster:
+  """Returns nodes of eight GPUs, each of which has its own network adapter."""
   return Cluster(
     name,
     device,
@@ -86,6 +92,8 @@ CLUSTERS = {
   c.name: c for c in (DGX_A100, DGX_H100, DGX_H200, DGX_B200, FRONTIER)
 }
 
+# By the bus that joins host and device. PCI Express sends rate x lanes / 8
+# bytes per second, of which its 128b/130b code leaves 128 / 130.
 MEMORY_TIERS = {
   "pcie4": MemoryTier(
     "host, PCIe 4.0 x16", 16e9 * 16 / 8 * 128 / 130,

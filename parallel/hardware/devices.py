@@ -1,7 +1,7 @@
-"""Accelerators: plain data, a source beside every constant.
+"""Accelerators as plain data, with a source beside every constant.
 
-1 GB = 10^9 bytes, 1 GiB = 2^30 bytes. FLOP rates are dense peaks (no
-sparsity); kernels reach less.
+1 GB is 10^9 bytes and 1 GiB is 2^30 bytes. FLOP rates are the peaks for dense
+matrix products, without sparsity. Kernels reach less.
 """
 
 from collections.abc import Mapping
@@ -15,18 +15,19 @@ _GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """One device as XLA sees it: what a program's shard runs on.
+  """One device as XLA sees it, on which one shard of a program runs.
 
   Attributes:
-    name: As ``DEVICES`` has it.
-    flops: FLOP per second by dtype, dense.
+    name: Key in ``DEVICES``.
+    flops: FLOP per second of dense products, by dtype.
     memory_bytes: Capacity of its main memory.
     memory_bandwidth: Bytes per second of its main memory.
-    link: To the devices of its pod or node.
-    num_links: How many of them; a torus has two per dimension.
+    link: The kind of link to the other devices of its pod or node.
+    num_links: Number of such links: two per dim of a TPU's torus, and 1 for a
+      GPU, whose link has the bandwidth of all its ports together.
     source: Where the numbers come from.
-    confidence: "published", or "reported": read in others' copies of the
-      source.
+    confidence: "published" if read in the source, "reported" if read in
+      others' copies of the source.
   """
 
   name: str
@@ -39,14 +40,19 @@ class Device:
   confidence: str = "published"
 
   def peak(self, dtype: str) -> float:
-    """FLOP/s for products of this dtype; the bfloat16 rate where unlisted.
+    """Returns the peak FLOP/s of products of a dtype.
 
-    XLA:TPU multiplies float32 in bfloat16 at jax's default precision.
+    A dtype without a rate of its own has that of bfloat16. For float32 on TPUs
+    this is right at jax's default precision, which multiplies in bfloat16.
+
+    Args:
+      dtype: Name of the dtype, as numpy writes it.
     """
     return self.flops.get(dtype, self.flops["bfloat16"])
 
 
 def _flops(bfloat16: float, **others: float) -> dict[str, float]:
+  """Returns rates by dtype; that of float16 is that of bfloat16."""
   return {"bfloat16": bfloat16, "float16": bfloat16, **others}
 
 

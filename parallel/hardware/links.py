@@ -1,8 +1,8 @@
-"""Links between devices: plain data, a source beside every constant.
+"""Links between devices as plain data, with a source beside every constant.
 
-Bandwidths are bytes per second in one direction, 1 GB = 10^9 bytes; a vendor's
-"bidirectional" figure is halved. Latencies are None where no source gives one:
-nothing here is guessed.
+Bandwidths are bytes per second in one direction, with 1 GB = 10^9 bytes. A
+vendor's "bidirectional" figure is halved. Latencies are None where no source
+gives one: nothing here is guessed.
 """
 
 import dataclasses
@@ -13,11 +13,12 @@ class Link:
   """A kind of link.
 
   Attributes:
-    name: Its name in tables.
-    bandwidth: Bytes per second and direction, of one link.
-    latency: Seconds from sender to receiver; None: not published.
+    name: Name in tables.
+    bandwidth: Bytes per second and direction of one link.
+    latency: Seconds from sender to receiver; None if not published.
     source: Where the numbers come from.
-    confidence: "published", or "range": the lower end of what the source says.
+    confidence: "published", or "range" if the source gives a range, of which
+      this is the lower end.
   """
 
   name: str
@@ -29,7 +30,9 @@ class Link:
 
 _TPU_DOCS = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu"
 
-# A TPU's ICI figure is per chip, both directions, over all ports of its torus.
+# Google's figure of a TPU's inter-chip interconnect (ICI) is the sum over a
+# chip's ports and both directions. So it is divided by 2 and by the ports. The
+# v4 paper gives the bandwidth of one link.
 ICI_V4 = Link(
   "ICI v4", 50e9, None, "Jouppi et al., arXiv 2304.01433, table 4: six links "
   "of 50 GB/s per chip"
@@ -93,11 +96,12 @@ SLINGSHOT_11 = Link(
   "node of eight GCDs"
 )
 
-# For studies of slow links: rates that are defined, not measured.
+# Slow links, for studies of training between sites. The rates are those that
+# standards define, not measured ones.
 ETHERNET_1G = Link("Ethernet 1G", 1e9 / 8, None, "IEEE 802.3ab line rate")
 ETHERNET_10G = Link("Ethernet 10G", 10e9 / 8, None, "IEEE 802.3ae line rate")
 ETHERNET_100G = Link("Ethernet 100G", 1e11 / 8, None, "IEEE 802.3ba line rate")
-# Great-circle light time in fibre (c / 1.468, ITU-T G.652) over 5,570 km.
+# The latency is the time that light in fibre takes along the great circle.
 WIDE_AREA_10G = Link(
   "10G, New York to London", 10e9 / 8, 5.57e6 * 1.468 / 2.998e8,
   "IEEE 802.3ae line rate; latency: 5,570 km at c / 1.468 (group index of "

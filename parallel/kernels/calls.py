@@ -1,4 +1,9 @@
-"""What all Pallas calls here share."""
+"""Functions that the Pallas kernels in these folders share.
+
+They cover parameters of ``pallas_call``, types of results and operands under
+``jax.shard_map``, addresses of other devices, block sizes, and the flattening
+of arrays to rows.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 import math
@@ -9,13 +14,20 @@ from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
-# Of the 16 MB that a v5e kernel may use; the compiler's own temporaries take
-# the rest.
+# Bytes of VMEM that the blocks of one grid step may take. A kernel on a v5e may
+# use 16 MB by default; the other half is left to the compiler's temporaries.
 VMEM_BYTES = 8 << 20
 
 
 def tpu_params(interpret: bool, *semantics: str) -> dict[str, Any]:
-  """Keywords of a TPU ``pallas_call``; ``semantics`` one per grid dim."""
+  """Returns the keywords that every TPU ``pallas_call`` here has.
+
+  Args:
+    interpret: Run on any machine, in the interpreter for TPU kernels.
+    *semantics: One of "parallel" and "arbitrary" for each grid dim. Steps of a
+      "parallel" dim are independent, so that chips with two cores may split
+      them; steps of an "arbitrary" dim run one after another.
+  """
   return {
     "compiler_params": pltpu.CompilerParams(dimension_semantics=semantics),
     "interpret": pltpu.InterpretParams() if interpret else False,
@@ -23,7 +35,11 @@ def tpu_params(interpret: bool, *semantics: str) -> dict[str, Any]:
 
 
 def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
-  """A result's shape, varying over the mesh axes that ``like`` varies over."""
+  """Returns the type of a result that varies over the mesh axes of ``like``.
+
+  Under ``check_vma=True`` a ``pallas_call`` does not infer over which mesh axes
+  its results vary, so each result has to name them.
+  """
   return jax.ShapeDtypeStruct(
     shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type
   )
@@ -36,17 +52,21 @@ def sends(
   dtype: Any,
   results: Sequence[jax.ShapeDtypeStruct],
 ) -> dict[str, str]:
-  """``metadata`` of a ``pallas_call`` that sends: for who counts bytes.
+  """Returns the ``metadata`` by which a kernel declares what it sends.
+
+  A ledger sees a kernel in a lowered program as one opaque custom call.
+  ``parallel.xla`` reads this metadata and counts the messages as permutes.
 
   Args:
-    axis_name: The mesh axis that it sends over.
-    messages: That a device sends, at most.
-    elements: Of a message.
-    dtype: Of its elements.
-    results: Of the call; under ``jax.vmap`` a program has more, and sends so
-      many times as much.
+    axis_name: The mesh axis that the kernel sends over.
+    messages: The most messages that any device sends.
+    elements: Elements in one message.
+    dtype: Dtype of these elements.
+    results: Shapes of the results of the call.
   """
   return {
+    # jax.vmap multiplies the results of a call but leaves its metadata alone.
+    # Readers divide the elements they find by these and multiply the messages.
     "results": str(sum(math.prod(x.shape) for x in results)),
     "sends_over": axis_name,
     "messages": str(messages),
@@ -58,17 +78,21 @@ def sends(
 def position(
   axis_name: str,
 ) -> tuple[jax.Array, Callable[[Any, Any], dict[str, Any]]]:
-  """Where this device is on the mesh, and how its kernel calls others.
+  """Returns this device's mesh coordinates and a way to address other devices.
 
-  Under checked varying axes Mosaic does not find the numbers along other axes
-  itself, nor does the interpreter take an ``axis_index`` beside constants.
+  The coordinates are an operand of the kernel, and not ``axis_index`` calls in
+  it, for two reasons. Under ``check_vma=True`` Mosaic cannot find a device's
+  coordinates along the axes that the kernel does not send over, and the
+  interpreter refuses an ``axis_index`` beside constants.
 
   Args:
-    axis_name: The axis along which the kernel sends.
+    axis_name: The mesh axis along which the kernel sends.
 
   Returns:
-    int32 ``[axes]``, for SMEM: this device's numbers, along that axis first.
-    ``(ref of them, number) -> device_id``: of another device along the axis.
+    The coordinates, int32 ``[axes of size > 1, axis_name first]``, to be passed
+    in SMEM; and a function ``(ref of the coordinates, number) -> device_id``
+    that addresses the device with this number along ``axis_name`` and the same
+    coordinates along all other axes.
   """
   sizes = jax.sharding.get_abstract_mesh().shape
   others = [n for n, size in sizes.items() if n != axis_name and size > 1]
@@ -83,7 +107,11 @@ def position(
 
 
 def same_axes(*operands: jax.Array) -> list[jax.Array]:
-  """Casts operands to vary over the same mesh axes, as kernels ask for."""
+  """Casts operands to vary over the union of the mesh axes they vary over.
+
+  A ``pallas_call`` and a ``custom_vjp`` around it want operands of one varying
+  type. The cast moves no data; its transpose is a ``psum`` over the added axes.
+  """
   each = [jax.typeof(x).manual_axis_type.varying for x in operands]
   names = frozenset().union(*each)
 
@@ -95,36 +123,52 @@ def same_axes(*operands: jax.Array) -> list[jax.Array]:
 
 
 def rows_per_block(num_rows: int, row_bytes: int) -> int:
-  """Rows that fit VMEM: a power of two from 16 on, or all; 0: too few.
+  """Returns how many whole rows a grid step takes; 0 if too few fit VMEM.
 
-  Sixteen rows of two-byte elements are one tile of a TPU's registers.
+  Args:
+    num_rows: Rows in all.
+    row_bytes: VMEM bytes that one row takes in all operands, results and
+      temporaries.
+
+  Returns:
+    The largest power of two that fits, or ``num_rows`` if that is smaller.
   """
   fitting = VMEM_BYTES // row_bytes
+  # A TPU tile is 8 rows of 4-byte elements or 16 rows of 2-byte elements.
+  # Blocks of fewer than 16 rows would leave parts of tiles empty.
   if fitting < min(16, num_rows):
     return 0
   return min(num_rows, 1 << (fitting.bit_length() - 1))
 
 
 def leading(x: jax.Array) -> int:
-  """Product of all dims but the last."""
+  """Returns the product of all dims but the last."""
   return math.prod(x.shape[:-1])
 
 
 def as_rows(*arrays: jax.Array) -> list[jax.Array]:
-  """``[..., n] -> [rows, n]``."""
+  """Flattens each array ``[..., n]`` to ``[rows, n]``."""
   return [x.reshape(leading(x), x.shape[-1]) for x in arrays]
 
 
 def as_arrays(
   rows: Iterable[jax.Array], like: Sequence[jax.Array]
 ) -> list[jax.Array]:
-  """The inverse of `as_rows`; arrays of no channels have no rows there."""
+  """Gives rows the shapes of ``like``; the inverse of `as_rows`.
+
+  Kernels are not given arrays without channels, so ``rows`` has none for them.
+  They are returned as they are in ``like``.
+  """
   rows = iter(rows)
   return [next(rows).reshape(x.shape) if x.shape[-1] else x for x in like]
 
 
 def spans(parts: Sequence[Any]) -> list[tuple[int, int]]:
-  """(first channel in the whole row, width) of the parts of a row."""
+  """Returns where the parts of a row lie in the concatenated row.
+
+  Returns:
+    One ``(first channel, width)`` for each part, in their order.
+  """
   found, start = [], 0
   for part in parts:
     found.append((start, part.shape[-1]))
@@ -133,5 +177,14 @@ def spans(parts: Sequence[Any]) -> list[tuple[int, int]]:
 
 
 def scaled(x: jax.Array, scale: float, dtype: Any) -> jax.Array:
-  """float32 ``x * scale``, rounded as a product in ``dtype`` is."""
+  """Multiplies float32 values as if the product were taken in ``dtype``.
+
+  Args:
+    x: float32, holding values of ``dtype``.
+    scale: A factor that ``dtype`` represents exactly.
+    dtype: The dtype that the product is rounded to.
+
+  Returns:
+    The rounded product, float32.
+  """
   return x if scale == 1.0 else (x * scale).astype(dtype).astype(x.dtype)

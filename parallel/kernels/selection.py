@@ -1,8 +1,9 @@
-"""Which implementation of an op runs, and why the others do not.
+"""Chooses the implementation of an op and says why others were refused.
 
-Every op has a ``reference`` in plain jnp, which is its specification, and
-Pallas kernels "tpu" and "gpu". "tpu_interpret" and "gpu_interpret" run those
-on any machine, slowly: for tests, and for looking at numbers.
+Every op has a "reference" in plain jnp, which is its specification, and Pallas
+kernels "tpu" or "gpu" or both. "tpu_interpret" and "gpu_interpret" interpret
+these kernels on any machine. That is slow, and meant for tests and for looking
+at numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +17,12 @@ Implementation = str | Sequence[str]
 
 
 class Choice(NamedTuple):
-  """What runs.
+  """The implementation that runs.
 
   Attributes:
     name: One of ``NAMES``.
-    refused: What was preferred to it -> why it does not run.
+    refused: Maps each implementation that was preferred to this one to the
+      reason why it does not run.
   """
 
   name: str
@@ -28,30 +30,32 @@ class Choice(NamedTuple):
 
   @property
   def kind(self) -> str:
-    """"tpu", "gpu" or "reference"."""
+    """The name without "_interpret": "tpu", "gpu" or "reference"."""
     return self.name.partition("_")[0]
 
   @property
   def interpret(self) -> bool:
+    """Whether the kernel is interpreted instead of compiled."""
     return self.name.endswith("_interpret")
 
 
 def preference(
   implementation: Implementation, platform: str | None = None
 ) -> tuple[str, ...]:
-  """What "auto" and single names mean, as a list of names.
+  """Turns "auto", a name or several names into a list of names.
 
   Args:
-    implementation: "auto", a name, or names in order of preference. "auto" is
-      the platform's kernel and then the reference; on CPUs the reference.
-    platform: That the program is compiled for; None: of this process's
-      default devices.
+    implementation: "auto", a name, or names in order of preference. "auto"
+      stands for the platform's kernel and then the reference, and on CPUs for
+      the reference alone.
+    platform: The platform that the program is compiled for; None takes that of
+      this process's default devices.
 
   Returns:
-    Names, first choice first.
+    Names in order of preference, first choice first.
 
   Raises:
-    ValueError: An unknown name.
+    ValueError: A name is unknown, or there is none.
   """
   if implementation == "auto":
     platform = platform or jax.default_backend()
@@ -73,15 +77,17 @@ def choose(
   implementation: Implementation,
   refusal: Callable[[str], str | None],
 ) -> Choice:
-  """The first implementation that takes the operands.
+  """Returns the first preferred implementation that takes the operands.
 
   Args:
-    op: Name of the op, for the message.
-    implementation: See `preference`.
-    refusal: "tpu" or "gpu" -> why that kernel cannot take them; None: it can.
+    op: Name of the op, for the error message.
+    implementation: "auto", a name, or names in order of preference.
+    refusal: Maps "tpu" or "gpu" to the reason why that kernel cannot take the
+      operands, or to None if it can. The reference takes any operands.
 
   Raises:
-    ValueError: None of them can.
+    ValueError: A name is unknown, or no preferred implementation takes the
+      operands.
   """
   refused = {}
   for name in preference(implementation):

@@ -1,23 +1,26 @@
-"""Flows on a leaf-spine network: exact loads under several ways of routing.
+"""Exact link loads of flows on a leaf-spine network, for several routers.
 
-A flow between hosts of different leaves takes one spine, or pieces of it take
-several. Routers decide which:
+A flow between hosts of different leaves takes one spine, or its pieces take
+several. A router decides which:
 
-- `ecmp`: each flow hashed onto one spine.
-- `single_path`: the spine is a function of the destination (D-mod-k).
-- `spray`: every packet to the next spine, so equal parts to all of them.
-- `ethereal`: whole flows in turn, only the last few of each (source host,
-  destination leaf) in as few equal pieces as even loads need (Ethereal, arXiv
-  2407.00550). Every link carries what `spray` gives it.
-- `coordinated` (ours): no splits at all. The flows of all hosts together are
-  an equitable edge colouring of the multigraph of leaves (de Werra 1971), a
-  colour for each spine: the fullest uplink carries ceil(degree / spines).
-- `coordinated_split` (ours): the load of `spray` where spines do not divide
-  the degree, with the fewest splits if all leaves have the same degree.
+- `ecmp` hashes each flow onto one spine.
+- `single_path` derives the spine from the destination (D-mod-k).
+- `spray` sends each packet to the next spine, so all spines get equal parts.
+- `ethereal` gives whole flows to spines in turn. Only the last few flows of
+  each source host and destination leaf are split, into as few equal pieces as
+  even loads need (Ethereal, arXiv 2407.00550). Every link carries what `spray`
+  gives it.
+- `coordinated` (ours) splits nothing. It colours the flows of all hosts, as
+  edges of the multigraph of leaves, by an equitable edge colouring (de Werra
+  1971) with a colour per spine. The fullest uplink carries ceil(degree /
+  spines) flows.
+- `coordinated_split` (ours) reaches the loads of `spray` also if the number of
+  spines does not divide the degree, with the fewest splits if all leaves have
+  the same degree.
 
 Loads are exact rationals. A link's time is its load over its bandwidth: the
-fluid limit, without packets, queues or reordering, so routers that differ in
-these, not in loads, look alike here.
+fluid limit, without packets, queues or reordering. So two routers that differ
+in these and not in loads look alike here.
 """
 
 import collections
@@ -30,11 +33,11 @@ import random
 from typing import NamedTuple
 
 from parallel.schedules import colouring
-from parallel.topology import Topology
+from parallel.topology.graph import Topology
 
 
 class Flow(NamedTuple):
-  """A message from a rank to another, in bytes."""
+  """A message of some bytes from one rank to another."""
 
   source: int
   destination: int
@@ -42,14 +45,15 @@ class Flow(NamedTuple):
 
 
 class Piece(NamedTuple):
-  """The part numerator / denominator of a flow, by way of a spine."""
+  """A part of a flow, numerator / denominator of it, that takes one spine."""
 
   spine: int
   numerator: int = 1
   denominator: int = 1
 
 
-Route = tuple[Piece, ...]  # empty: the flow stays below its leaf
+# The pieces of one flow; empty if it stays below its leaf and takes no spine.
+Route = tuple[Piece, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +61,9 @@ class Fabric:
   """A topology that is a leaf-spine network, as routers see it.
 
   Attributes:
-    topology: All of it.
-    leaf_of: Of each rank, its leaf's node.
-    spines: Nodes.
+    topology: The whole topology.
+    leaf_of: Rank -> number of its leaf's node.
+    spines: Numbers of the spines' nodes, ascending.
   """
 
   topology: Topology
@@ -67,12 +71,15 @@ class Fabric:
   spines: tuple[int, ...]
 
   def leaves(self, flow: Flow) -> tuple[int, int]:
-    """The leaves of a flow's source and destination."""
+    """Returns the leaves of a flow's source and destination."""
     return self.leaf_of[flow.source], self.leaf_of[flow.destination]
 
   @functools.cached_property
   def live(self) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Two leaves -> spines with a link from the one and one to the other."""
+    """(leaf, other leaf) -> spines with a link from the one and to the other.
+
+    Failed links are those that the topology lacks.
+    """
     links = self.topology.links_by_pair
     leaves = sorted(set(self.leaf_of))
     return {
@@ -86,16 +93,19 @@ class Fabric:
 
   @property
   def whole(self) -> bool:
-    """Whether no uplink has failed."""
+    """Whether no link between a leaf and a spine has failed."""
     return all(live == self.spines for live in self.live.values())
 
 
 def fabric(topology: Topology) -> Fabric:
-  """Reads leaves and spines off a topology.
+  """Finds the leaves and spines of a topology.
+
+  Args:
+    topology: Switches that ranks are joined to are leaves, the others spines.
 
   Raises:
-    ValueError: A rank that does not have exactly one switch, links between
-      leaves or between spines, or two leaves that no spine joins.
+    ValueError: A rank is not joined to exactly one switch, a link joins two
+      leaves or two spines, or no spine joins some two leaves.
   """
   leaf_of = []
   for rank in range(topology.num_ranks):
@@ -125,7 +135,7 @@ def fabric(topology: Topology) -> Fabric:
 
 
 def ecmp(net: Fabric, flows: Sequence[Flow], seed: int = 0) -> list[Route]:
-  """A pseudo-random spine for each flow, drawn in the order of the flows."""
+  """Routes each flow over a pseudo-random spine, drawn in the flows' order."""
   draw = random.Random(seed)
   return _each(
     net, flows, lambda _, live: (Piece(live[draw.randrange(len(live))]),)
@@ -133,14 +143,16 @@ def ecmp(net: Fabric, flows: Sequence[Flow], seed: int = 0) -> list[Route]:
 
 
 def single_path(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
-  """Live spine number destination mod their count."""
+  """Routes each flow over the live spine number destination mod their count."""
   return _each(
     net, flows, lambda flow, live: (Piece(live[flow.destination % len(live)]),)
   )
 
 
 def spray(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
-  """Equal parts of every flow over all live spines."""
+  """Routes equal parts of every flow over all live spines."""
+  # One tuple per set of spines, shared by all flows: `loads` adds up flows of
+  # equal routes before it does exact arithmetic.
   @functools.cache
   def parts(live: tuple[int, ...]) -> Route:
     return tuple(Piece(spine, 1, len(live)) for spine in live)
@@ -153,6 +165,7 @@ def _each(
   flows: Sequence[Flow],
   choose: Callable[[Flow, tuple[int, ...]], Route],
 ) -> list[Route]:
+  """Routes each flow between two leaves by itself, given its live spines."""
   return [
     choose(flow, net.live[ends]) if ends in net.live else ()
     for flow, ends in zip(flows, map(net.leaves, flows), strict=True)
@@ -160,12 +173,15 @@ def _each(
 
 
 def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
-  """The paper's splits: f + r (s / g - 1) pieces of f flows.
+  """Routes whole flows over the spines in turn, and splits as few as needed.
 
-  Of the f equal flows from one host to one leaf, over s spines, the last r =
-  f mod s split into s / g pieces each, g = gcd(r, s); all pieces take the
-  spines in turn. Flows of other sizes are groups of their own, which the
-  paper, with one size per step, does not need.
+  Let f flows of equal size go from one host to one leaf, over s spines. The
+  last r = f mod s flows are split into s / g pieces each, g = gcd(r, s), and
+  all pieces take the spines in turn. This makes f + r (s / g - 1) pieces.
+  Flows of another size are a group of their own, which the paper, with one
+  size per step, does not need.
+
+  Source: Ethereal, arXiv 2407.00550.
   """
   routes: list[Route] = [()] * len(flows)
   groups = _groups(
@@ -176,6 +192,8 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
     split = len(members) % len(live)
     pieces = len(live) // math.gcd(split, len(live))
     turn = 0
+    # The last r flows make r s / g pieces, a multiple of s since g divides r.
+    # So the turn through the spines ends where it began, and loads are even.
     for place, index in enumerate(members):
       parts = pieces if place >= len(members) - split else 1
       routes[index] = tuple(
@@ -188,7 +206,7 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 def _groups(
   net: Fabric, flows: Sequence[Flow], key: Callable[[Flow], Hashable]
 ) -> dict[Hashable, list[int]]:
-  """Places of the flows that leave their leaf, by a key."""
+  """Groups the flows that leave their leaf by a key; returns their places."""
   groups = collections.defaultdict(list)
   for index, flow in enumerate(flows):
     if net.leaves(flow) in net.live:
@@ -197,10 +215,11 @@ def _groups(
 
 
 def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
-  """One spine for each flow, by an equitable edge colouring of the leaves.
+  """Routes each flow over one spine, by an equitable edge colouring.
 
-  Each size of flow is coloured by itself. Flows whose spine has a failed link
-  on their way move to the live spine that is least loaded, one by one.
+  Flows are edges of the multigraph of leaves and colours are spines. The flows
+  of each size are coloured by themselves. A flow whose spine has a failed link
+  on its way moves to the live spine that is least loaded, one flow at a time.
   """
   def whole(ends: Sequence[colouring.Edge], count: int) -> list[_Shares]:
     return [((c, Fraction(1)),) for c in colouring.equitable(ends, count)]
@@ -212,12 +231,12 @@ def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 
 
 def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
-  """The least fullest uplink there is, with few splits.
+  """Routes flows so that the fullest uplink has least, with few splits.
 
-  Each size of flow is spread by itself.
+  The flows of each size are routed by themselves.
 
   Raises:
-    ValueError: A failed uplink.
+    ValueError: An uplink has failed.
   """
   if not net.whole:
     raise ValueError(
@@ -226,6 +245,7 @@ def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   return _coloured(net, flows, colouring.even)
 
 
+# (colour, part of the edge) pairs of one edge; the parts sum to 1.
 _Shares = tuple[tuple[int, Fraction], ...]
 
 
@@ -234,7 +254,7 @@ def _coloured(
   flows: Sequence[Flow],
   colour: Callable[[Sequence[colouring.Edge], int], list[_Shares]],
 ) -> list[Route]:
-  """Colours, which are spines, of the flows of each size."""
+  """Routes the flows of each size by a colouring whose colours are spines."""
   routes: list[Route] = [()] * len(flows)
   for members in _groups(net, flows, lambda f: f.bytes).values():
     ends = [net.leaves(flows[i]) for i in members]
@@ -249,6 +269,7 @@ def _coloured(
 def _avoid_failures(
   net: Fabric, flows: Sequence[Flow], routes: list[Route]
 ) -> None:
+  """Moves flows, in place, whose spine lacks a link to one of their leaves."""
   load: collections.Counter[tuple[int, int]] = collections.Counter()
   displaced = []
   for index, route in enumerate(routes):
@@ -261,6 +282,8 @@ def _avoid_failures(
       load[spine, b] += flows[index].bytes
     else:
       displaced.append((index, a, b))
+  # After all others are counted: each goes where the fuller of its two links,
+  # up to the spine and down from it, is least full.
   for index, a, b in displaced:
     spine = min(
       net.live[a, b], key=lambda s: max(load[a, s], load[s, b])
@@ -281,14 +304,23 @@ ROUTERS: dict[str, Callable[[Fabric, Sequence[Flow]], list[Route]]] = {
 
 
 def num_sent(routes: Sequence[Route]) -> int:
-  """Flows and pieces of flows between leaves."""
+  """Counts the flows and pieces of flows between leaves."""
   return sum(map(len, routes))
 
 
 def loads(
   net: Fabric, flows: Sequence[Flow], routes: Sequence[Route]
 ) -> dict[tuple[int, int], Fraction]:
-  """Bytes on each link that carries any, hosts' links included."""
+  """Returns the bytes on each link that carries any, hosts' links included.
+
+  Args:
+    net: The network.
+    flows: What is sent.
+    routes: The route of each flow, as a router returned them.
+
+  Returns:
+    (source node, destination node) -> bytes.
+  """
   found: dict[tuple[int, int], Fraction] = collections.defaultdict(Fraction)
   ways: collections.Counter[tuple[int, int, Route]] = collections.Counter()
   for flow, route in zip(flows, routes, strict=True):
@@ -297,6 +329,7 @@ def loads(
       found[flow.source, a] += flow.bytes
       found[b, flow.destination] += flow.bytes
     ways[a, b, route] += flow.bytes
+  # Fractions only now, once per pair of leaves and route: they are slow.
   for (a, b, route), amount in ways.items():
     for piece in route:
       part = Fraction(amount * piece.numerator, piece.denominator)
@@ -308,7 +341,12 @@ def loads(
 def fullest_uplink(
   net: Fabric, link_loads: Mapping[tuple[int, int], Fraction]
 ) -> Fraction:
-  """Bytes on the fullest link between a leaf and a spine, either way."""
+  """Returns the bytes on the fullest link between a leaf and a spine.
+
+  Args:
+    net: The network.
+    link_loads: Bytes on each link, from `loads`. Both directions count.
+  """
   spines = set(net.spines)
   return max(
     (x for pair, x in link_loads.items() if spines & set(pair)),
@@ -317,11 +355,15 @@ def fullest_uplink(
 
 
 def least_fullest_uplink(net: Fabric, flows: Sequence[Flow]) -> Fraction:
-  """What no routing beats: the bytes that some links share, evenly.
+  """Returns a lower bound of `fullest_uplink` that no routing beats.
 
-  A leaf's links to all live spines, from them, and those of two leaves to the
-  spines that join the two.
+  Bytes that must cross one of several links load the fullest of these at least
+  with their equal share. Three such sets of links are tried: a leaf's links to
+  all spines, its links from all spines, and, for the flows between two leaves,
+  the links to the spines that join the two.
   """
+  # Bytes by (leaf, -1): all that leave a leaf; by (-1, leaf): all that reach
+  # it; by (leaf, leaf): those between two leaves.
   links = net.topology.links_by_pair
   shared: collections.Counter[tuple[int, int]] = collections.Counter()
   for flow in flows:
@@ -343,12 +385,15 @@ def step_seconds(
   link_loads: Mapping[tuple[int, int], Fraction],
   scale: int = 1,
 ) -> float:
-  """Until the last byte of a step: the slowest link, and one path's latency.
+  """Returns the seconds until a step's last byte arrives.
+
+  This is the time of the slowest link plus the latency of one path: four links
+  between hosts of two leaves, two below one leaf.
 
   Args:
-    net: Of the links.
-    link_loads: Of one step, from `loads`.
-    scale: Bytes for each byte of the loads.
+    net: The network, with bandwidth and latency of its links.
+    link_loads: Bytes on each link in one step, from `loads`.
+    scale: Number of bytes that each byte of the loads stands for.
   """
   links = net.topology.links_by_pair
   slowest = max(

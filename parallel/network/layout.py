@@ -1,7 +1,7 @@
-"""A schedule laid out over the links of a topology, as arrays.
+"""Lays a schedule out over the links of a topology, as arrays.
 
-What `parallel.network.simulate` times. A hop is one transfer on one link of
-its path; hops are numbered transfer by transfer, along the path.
+`parallel.network.simulate` times these arrays. A hop is one transfer on one
+link of its path; hops are numbered transfer by transfer, along the path.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import operator
 import numpy as np
 
 from parallel.schedules.schedule import Schedule
-from parallel.topology import Link, Topology
+from parallel.topology.graph import Link, Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,16 +20,17 @@ class Layout:
   """A schedule laid out over the links of a topology.
 
   Attributes:
-    links: Of the topology.
-    num_chunks: Of the schedule.
-    num_nodes: Of the topology, switches included.
-    rounds: int ``[transfer]``, from 0.
-    sources: int ``[transfer]``.
-    destinations: int ``[transfer]``.
-    chunks: int ``[transfer]``.
-    first_hops: int ``[transfer + 1]``.
-    hop_links: int ``[hop]``, place in ``links``.
-    hop_transfers: int ``[hop]``.
+    links: The topology's links.
+    num_chunks: Number of chunks of the schedule.
+    num_nodes: Number of the topology's nodes, switches included.
+    rounds: int ``[transfer]``, number of its round, from 0, ascending.
+    sources: int ``[transfer]``, rank that sends.
+    destinations: int ``[transfer]``, rank that receives.
+    chunks: int ``[transfer]``, number of its chunk.
+    first_hops: int ``[transfer + 1]``, number of its first hop; then the
+      number of all hops.
+    hop_links: int ``[hop]``, place of its link in ``links``.
+    hop_transfers: int ``[hop]``, number of its transfer.
   """
 
   links: tuple[Link, ...]
@@ -44,27 +45,32 @@ class Layout:
   hop_transfers: np.ndarray
 
   def link_bytes(self, size_bytes: int) -> np.ndarray:
-    """int ``[link]``: what crosses each link in all."""
+    """Returns the bytes that cross each link in all, int ``[link]``."""
     return sum_by(
       self.hop_links, self.hop_bytes(size_bytes), len(self.links)
     )
 
   def hop_bytes(self, size_bytes: int) -> np.ndarray:
-    """int ``[hop]``: of each message."""
+    """Returns the bytes of each message, int ``[hop]``."""
     sizes = chunk_bytes(size_bytes, self.num_chunks)
     return sizes[self.chunks][self.hop_transfers]
 
   def hop_ns(self, size_bytes: int) -> "HopTimes":
-    """How long hops take, in whole nanoseconds."""
+    """Returns how long hops take, in whole nanoseconds.
+
+    Args:
+      size_bytes: Bytes of the collective's buffer, all chunks together.
+    """
     bytes_per_ns = np.array([link.bandwidth for link in self.links]) / 1e9
     latency_ns = np.array([link.latency_s for link in self.links]) * 1e9
-    # A latency of n ns as seconds is not n once multiplied by 1e9.
+    # n ns in seconds, times 1e9, may be a little less than n, and the floor
+    # below would make it n - 1.
     near = np.round(latency_ns)
     latency_ns = np.where(np.abs(latency_ns - near) < 1e-6, near, latency_ns)
     sizes, of_chunk = np.unique(
       chunk_bytes(size_bytes, self.num_chunks), return_inverse=True
     )
-    send = sizes / bytes_per_ns[:, None]
+    send = sizes / bytes_per_ns[:, None]  # [link, size of message]
     arrival = latency_ns[:, None] + send
     of_hop = of_chunk[self.chunks][self.hop_transfers]
     return HopTimes(
@@ -77,13 +83,17 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True)
 class HopTimes:
-  """How long hops take; a kind of hop is a link and a size of message.
+  """How long hops take.
+
+  Hops on the same link with messages of the same size are of one kind and take
+  equally long. There are few kinds, so times per kind stay in caches.
 
   Attributes:
     links: int ``[kind]``, place in the topology's links.
-    busy_ns: int ``[kind]``, how long the link sends.
-    arrival_ns: int ``[kind]``, from the start until the message is there.
-    kinds: int ``[hop]``.
+    busy_ns: int ``[kind]``, time for which the link sends.
+    arrival_ns: int ``[kind]``, time from the start of sending until the message
+      is at the link's far end.
+    kinds: int ``[hop]``, the kind of each hop.
   """
 
   links: np.ndarray
@@ -93,15 +103,15 @@ class HopTimes:
 
 
 def lay_out(schedule: Schedule, topology: Topology) -> Layout:
-  """Looks the paths of a schedule up in a topology.
+  """Finds the links of a topology that a schedule's transfers take.
 
   Args:
     schedule: What is sent.
-    topology: Over what.
+    topology: The links over which it is sent.
 
   Raises:
-    ValueError: More ranks than the topology has, a path that does not join
-      source and destination, or a link that is not there.
+    ValueError: The schedule has more ranks than the topology, a path does not
+      join its source and destination, or the topology lacks one of its links.
   """
   if schedule.num_ranks > topology.num_ranks:
     raise ValueError(
@@ -135,13 +145,23 @@ def _links_of(
   paths: Sequence[tuple[int, ...]],
   lengths: np.ndarray,
 ) -> np.ndarray:
-  """int ``[hop]``: the places in the topology of the links of all paths."""
+  """Returns the places of all paths' links in the topology, int ``[hop]``.
+
+  Args:
+    schedule: Named in errors.
+    topology: Has the links.
+    parts: Rounds, sources, destinations and chunks, each ``[transfer]``.
+    paths: The nodes of each transfer's path.
+    lengths: int ``[transfer]``, the number of nodes of each path.
+  """
+  # All paths one after another; ``last`` is where each of them ends.
   nodes = np.fromiter(
     itertools.chain.from_iterable(paths), np.int64, lengths.sum()
   )
   last = np.cumsum(lengths) - 1
   rounds, sources, destinations, _ = parts
   joins = lengths > 1
+  # An empty path has no ends that could be compared.
   if joins.all():
     first = last - lengths + 1
     joins = (nodes[first] == sources) & (nodes[last] == destinations)
@@ -151,17 +171,22 @@ def _links_of(
       f"{schedule.name}, round {rounds[t]}: path {paths[t]} must lead from "
       f"{sources[t]} to {destinations[t]}"
     )
+  # Every node but the last of a path leads on by a link to the next node.
   leads_on = np.ones(len(nodes), bool)
   leads_on[last] = False
   place = np.flatnonzero(leads_on)
   ends = np.stack([nodes[place], nodes[place + 1]])
   there = np.all((ends >= 0) & (ends < topology.num_nodes), axis=0)
+  # A pair of nodes as one number, so that links can be found by binary search;
+  # -1, which no link has, for nodes that the topology does not have.
   codes = np.where(there, ends[0] * topology.num_nodes + ends[1], -1)
   known = np.array(
     [x.source * topology.num_nodes + x.destination for x in topology.links],
     np.int64,
   )
   order = np.argsort(known)
+  # The remainder keeps the place of a code beyond the last link within bounds;
+  # the comparison below shows that it is no link's.
   found = order[np.searchsorted(known[order], codes) % max(len(order), 1)]
   missing = np.flatnonzero(known[found] != codes)
   if len(missing):
@@ -173,7 +198,11 @@ def _links_of(
 
 
 def chunk_bytes(size_bytes: int, num_chunks: int) -> np.ndarray:
-  """int ``[chunk]``: a buffer cut as evenly as whole bytes allow."""
+  """Returns bytes of chunks as equal as whole bytes allow, int ``[chunk]``.
+
+  Raises:
+    ValueError: There are fewer bytes than chunks, or not a whole number.
+  """
   if size_bytes < num_chunks or size_bytes != int(size_bytes):
     raise ValueError(
       f"size_bytes={size_bytes} must be an integer, at least one byte for "
@@ -183,7 +212,17 @@ def chunk_bytes(size_bytes: int, num_chunks: int) -> np.ndarray:
 
 
 def sum_by(groups: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:
-  """Exact sums of integers by group; bincount's weights are floats."""
+  """Sums integers by group, exactly.
+
+  Args:
+    groups: int ``[value]``, the group of each value.
+    values: int ``[value]``.
+    count: Number of groups.
+
+  Returns:
+    int ``[group]``.
+  """
+  # Not `np.bincount`, which sums weights as floats.
   sums = np.zeros(count, np.int64)
   np.add.at(sums, groups, values)
   return sums

@@ -1,19 +1,21 @@
-"""Times a schedule on a topology: whole messages, one at a time on each link.
+"""Times a schedule on a topology, event by event and by closed formulas.
 
-`events` is event-driven. A message is stored at every node of its path and
-sent on whole; a link sends one message at a time, first come first served. A
-transfer starts when the transfers of earlier rounds have brought its chunk to
-its source; with ``barrier=True`` when all of them have arrived everywhere.
-The arithmetic is that of ASTRA-sim's congestion-aware analytical network
-(astra-network-analytical, Link.cpp): a message of s bytes keeps a link of B
-bytes per nanosecond for floor(s / B) ns and arrives after floor(latency + s /
-B) ns; events of the same nanosecond happen in the order of their making. It
-differs in taking any graph, and the schedule's own paths.
+`events` is event-driven. A node receives a whole message before it sends it
+on. A link sends one message at a time, first come first served. A transfer
+starts when the transfers of earlier rounds have brought its chunk to its
+source; with ``barrier=True``, when all transfers of earlier rounds have
+arrived. The arithmetic is that of ASTRA-sim's congestion-aware analytical
+network (astra-network-analytical, Link.cpp): a message of s bytes occupies a
+link of B bytes per nanosecond for floor(s / B) ns and arrives after
+floor(latency + s / B) ns. Events of the same nanosecond happen in the order in
+which they were made. It differs from ASTRA-sim in taking any graph, and the
+schedule's own paths.
 
 `lockstep` is the alpha-beta model of a machine that waits after every round
-and cuts through switches: a round lasts as long as the latency of a path plus
-the bytes of the round on its fullest link. `lower_bound` is what no order on
-the links can beat.
+and whose switches send a message on while it arrives: a round lasts as long as
+the latency of a path plus the time of the round's bytes on its fullest link.
+
+`lower_bound` is the time that no order of messages on the links can beat.
 """
 
 import array
@@ -32,13 +34,13 @@ class Timeline:
   """When each hop happens, in ns from the start.
 
   Attributes:
-    layout: What ran.
-    size_bytes: Of the collective's buffer.
-    finish_ns: Last arrival.
-    requested_ns: int ``[hop]``: the message stands before the link.
-    start_ns: int ``[hop]``: the link begins to send it.
-    end_ns: int ``[hop]``: the link is free again.
-    arrival_ns: int ``[hop]``: the message is at the link's far end.
+    layout: The schedule over the links, as it was run.
+    size_bytes: Bytes of the collective's buffer, all chunks together.
+    finish_ns: Time of the last arrival.
+    requested_ns: int ``[hop]``, when the message is ready to be sent.
+    start_ns: int ``[hop]``, when the link begins to send it.
+    end_ns: int ``[hop]``, when the link is free again.
+    arrival_ns: int ``[hop]``, when the message is at the link's far end.
   """
 
   layout: Layout
@@ -51,30 +53,33 @@ class Timeline:
 
   @property
   def utilisation(self) -> np.ndarray:
-    """float ``[link]`` in [0, 1]: the share of the time that it sends."""
+    """The part of the time that each link sends, float ``[link]`` in [0, 1]."""
     busy = self._by_link(self.end_ns - self.start_ns)
     return busy / max(self.finish_ns, 1)
 
   @property
   def waiting_ns(self) -> np.ndarray:
-    """int ``[link]``: what messages stood before it, all together."""
+    """The time that messages waited for each link, summed, int ``[link]``."""
     return self._by_link(self.start_ns - self.requested_ns)
 
   @property
   def longest_queues(self) -> np.ndarray:
-    """int ``[link]``: most messages that stood before it at a time."""
+    """The most messages that waited for each link at a time, int ``[link]``."""
+    # A message that waits joins the queue (+1) and leaves it again (-1).
     links = self.layout.hop_links
     waits = self.start_ns > self.requested_ns
     at = np.concatenate([self.requested_ns[waits], self.start_ns[waits]])
     link = np.concatenate([links[waits]] * 2)
     step = np.repeat([1, -1], waits.sum())
-    order = np.lexsort((step, at, link))  # leaves before it joins
+    # By link, then time; at one time, messages leave before others join.
+    order = np.lexsort((step, at, link))
     longest = np.zeros(len(self.layout.links), np.int64)
     # Each link's steps sum to 0, so one running sum serves all of them.
     np.maximum.at(longest, link[order], np.cumsum(step[order]))
     return longest
 
   def _by_link(self, values: np.ndarray) -> np.ndarray:
+    """Sums int ``[hop]`` over the hops of each link."""
     return layouts.sum_by(self.layout.hop_links, values, len(self.layout.links))
 
 
@@ -85,20 +90,25 @@ def events(
 
   Args:
     layout: What is sent over which links.
-    size_bytes: Of the collective's buffer: all chunks together.
-    barrier: Whether a round waits for all of the one before.
+    size_bytes: Bytes of the collective's buffer, all chunks together.
+    barrier: Whether a round waits for all transfers of the rounds before.
+
+  Returns:
+    When each hop happens.
 
   Raises:
-    ValueError: Fewer bytes than chunks.
+    ValueError: There are fewer bytes than chunks.
 
-  Source: astra-network-analytical, congestion_aware (see the module).
+  Source: astra-network-analytical, congestion_aware.
   """
   times, segments = layout.hop_ns(size_bytes), _segments(layout, barrier)
   starts, released = _run(layout, times, segments)
   start_ns = np.asarray(starts)
   at = start_ns + times.arrival_ns[times.kinds]
   requested = np.empty_like(at)
-  requested[1:] = at[:-1]  # a later hop, when the one before has arrived
+  # A message is ready for a later hop of its path when the hop before has
+  # arrived, and for the first hop when its segment is released.
+  requested[1:] = at[:-1]
   first = layout.first_hops[:-1]
   requested[first] = np.asarray(released)[segments.of_send]
   return Timeline(
@@ -109,19 +119,24 @@ def events(
 
 @dataclasses.dataclass(frozen=True)
 class _Segments:
-  """What waits for what.
+  """Which transfers wait for which others.
 
-  The transfers that touch one buffer (a chunk at a node), by round, make
-  segments: some that arrive, then some that leave. Those that leave wait for
-  what arrives in their segment and in the buffer's earlier ones. Segments are
-  numbered by their first arrival, so that what happens at one time lies close
-  together. The last one has what waits for nothing.
+  A buffer is a chunk at a node. The transfers that touch it, in the order of
+  rounds, are cut into segments: some that arrive, then some that leave. Those
+  that leave wait for what arrives in their segment and in the buffer's earlier
+  segments; a segment whose wait is over is released. So dependencies are kept
+  per segment, and not for each pair of transfers.
+
+  Segments are numbered by their first arrival, so that what happens at one
+  time lies close together in memory. The last segment holds the transfers that
+  wait for nothing.
 
   Attributes:
     of_send: int ``[transfer]``, the segment in which it leaves its source.
-    of_arrival: int ``[transfer]``, the one in which it reaches the other end.
-    waits: int ``[segment]``, arrivals, and one for an earlier segment.
-    later: int ``[segment]``, the next one of the buffer; -1: none.
+    of_arrival: int ``[transfer]``, the segment in which it arrives.
+    waits: int ``[segment]``, how many events it waits for: its arrivals, and
+      the release of the buffer's segment before, if there is one.
+    later: int ``[segment]``, the next segment of the buffer; -1: none.
   """
 
   of_send: np.ndarray
@@ -131,34 +146,47 @@ class _Segments:
 
 
 def _segments(layout: Layout, barrier: bool) -> _Segments:
+  """Cuts the transfers at each buffer into segments."""
   count = len(layout.rounds)
+  # Each transfer twice, [2 * transfer]: where it leaves, then where it arrives.
   nodes = np.concatenate([layout.sources, layout.destinations])
   buffers = nodes * layout.num_chunks + np.tile(layout.chunks, 2)
   if barrier:
-    buffers[:] = 0
+    buffers[:] = 0  # one buffer: who leaves waits for all earlier rounds
   rounds = np.tile(layout.rounds, 2)
   arrives = np.repeat([False, True], count)
-  # Stable, so a round's sends come before its arrivals.
+  # By buffer and round. The sort is stable, so a round's sends come before its
+  # arrivals: transfers of a round read the state before it.
   order = np.lexsort((rounds, buffers))
   buffers, arrives = buffers[order], arrives[order]
   new_buffer = np.ones(2 * count, bool)
   new_buffer[1:] = buffers[1:] != buffers[:-1]
+  # A segment begins with a buffer, and with each arrival that follows a send.
   begins = new_buffer.copy()
   begins[1:] |= arrives[1:] & ~arrives[:-1]
   segment = np.empty(2 * count, np.int64)
   segment[order] = np.cumsum(begins) - 1
   of_send, of_arrival = segment[:count], segment[count:]
+  # One more segment, number ``last``, for what waits for nothing. It waits for
+  # the event that starts it all.
   last = int(begins.sum())
+  # Whether a segment has one before it in its buffer; a second entry beyond the
+  # end lets ``continues[1:]`` say of every segment whether one comes after it.
   continues = np.append(~new_buffer[begins], [False, False])
   arrivals = np.bincount(of_arrival, minlength=last)
-  free = np.append(arrivals == 0, True)  # these come first in their buffer
+  # Segments without arrivals are the first of their buffers. Their sends move
+  # to segment ``last``. They are never released, so nothing may wait for them.
+  free = np.append(arrivals == 0, True)
   waits = np.append(arrivals, 1) + continues[:-1]
   waits[1:] -= free[:-1] & continues[1:-1]
   of_send = np.where(free[of_send], last, of_send)
+  # Each segment's first transfer to arrive: written backwards, so that the
+  # smallest number is written last and stays. Segments without arrivals, and
+  # ``last`` behind them, keep the largest number and so come at the end.
   first = np.full(last + 1, count)
-  first[of_arrival[::-1]] = np.arange(count)[::-1]  # the last one written stays
+  first[of_arrival[::-1]] = np.arange(count)[::-1]
   order = np.argsort(first, kind="stable")
-  number = np.empty(last + 2, np.int64)
+  number = np.empty(last + 2, np.int64)  # old -> new
   number[order], number[-1] = np.arange(last + 1), -1
   later = np.where(continues[1:], number[1:], -1)
   return _Segments(
@@ -167,34 +195,58 @@ def _segments(layout: Layout, barrier: bool) -> _Segments:
 
 
 def _packed(values: np.ndarray, code: str = "i") -> array.array:
-  """Without an object for each number: caches hold more."""
+  """Packs values without an object for each, so that caches hold more."""
   return array.array(code, values.astype(code).tobytes())
 
 
-def _run(
-  layout: Layout, times: HopTimes, segments: _Segments
-) -> tuple[array.array, array.array]:
-  """The event loop, on integers only.
-
-  An event is a hop, whose message arrives, or the complement of a link, which
-  becomes free; a queue holds hops. A bucket holds the events of a nanosecond.
+def _successors(
+  layout: Layout, segments: _Segments
+) -> tuple[array.array, array.array, array.array]:
+  """What follows an arrival, and what follows the release of a segment.
 
   Returns:
-    Start of each hop; release of each segment.
+    For each hop the next hop, or the complement of the segment that waits for
+    its arrival; first hops in the order of the segments that release them; and
+    where each segment's begin among these.
   """
   num_hops, num_segments = len(layout.hop_links), len(segments.waits)
-  link_of = (~times.links).tolist()
-  busy_ns, arrival_ns = times.busy_ns.tolist(), times.arrival_ns.tolist()
-  kinds = _packed(times.kinds)
-  then = np.arange(1, num_hops + 2)  # the next hop, or
+  # What follows an arrival: the next hop of the path, or after the last one the
+  # complement of the segment that waits for it. Hop number num_hops, which is
+  # no hop, is the event that starts it all: the last segment waits for it.
+  then = np.arange(1, num_hops + 2)
   then[layout.first_hops[1:] - 1] = ~segments.of_arrival
-  then[-1] = ~(num_segments - 1)  # of the event that starts it all
+  then[-1] = ~(num_segments - 1)
   then = _packed(then)
+  # The first hops that a segment's release makes ready, segment by segment:
+  # sends[bounds[s]:bounds[s + 1]], in the order of transfers.
   order = np.argsort(segments.of_send, kind="stable")
   sends = _packed(layout.first_hops[order])
   bounds = _packed(np.searchsorted(
     segments.of_send[order], np.arange(num_segments + 1)
   ))
+  return then, sends, bounds
+
+
+def _run(
+  layout: Layout, times: HopTimes, segments: _Segments
+) -> tuple[array.array, array.array]:
+  """Runs the event loop, on integers only.
+
+  An event is the number of a hop, whose message arrives, or the complement
+  ~link of a link, which becomes free. A link's queue holds the hops that wait.
+  A bucket holds the events of one nanosecond in the order of their making; a
+  heap holds the nanoseconds that have a bucket.
+
+  Returns:
+    When each hop starts; when each segment is released.
+  """
+  num_hops, num_segments = len(layout.hop_links), len(segments.waits)
+  # A link is written as its complement, a negative number. As an index into a
+  # list by link it counts from the end; each link still has its own item.
+  link_of = (~times.links).tolist()
+  busy_ns, arrival_ns = times.busy_ns.tolist(), times.arrival_ns.tolist()
+  kinds = _packed(times.kinds)
+  then, sends, bounds = _successors(layout, segments)
   waits, later = _packed(segments.waits), _packed(segments.later)
 
   starts = _packed(np.zeros(num_hops), "q")
@@ -206,9 +258,10 @@ def _run(
   push, pop, bucket_at = heapq.heappush, heapq.heappop, pending.get
   while moments:
     now = pop(moments)
-    for event in pending[now]:  # may grow meanwhile
+    # The bucket may grow meanwhile, by hops that take no time.
+    for event in pending[now]:
       if event < 0:
-        busy[event] = False  # lists by link are read from their end
+        busy[event] = False
         queue = queues[event]
         if not queue:
           continue
@@ -222,6 +275,7 @@ def _run(
           continue
         released[segment] = now
         ready = sends[bounds[segment]:bounds[segment + 1]]
+        # A release may end the wait of the buffer's next segment, and so on.
         while later[segment] >= 0:
           segment = later[segment]
           waits[segment] -= 1
@@ -237,6 +291,8 @@ def _run(
           continue
         busy[link] = True
         starts[hop] = now
+        # Arrival and free link are made in this order, which counts where both
+        # happen in one nanosecond. Written out twice: this is the inner loop.
         at = now + arrival_ns[kind]
         bucket = bucket_at(at)
         if bucket is None:
@@ -257,10 +313,15 @@ def _run(
 
 
 def lockstep(layout: Layout, size_bytes: int) -> float:
-  """Seconds if every round waits for the one before: alpha-beta.
+  """Returns the seconds of a schedule by the alpha-beta model.
 
-  A round lasts as long as its slowest transfer: the latencies of its path,
-  and the bytes that the round sends over the fullest link of it.
+  Every round waits for the one before. A round lasts as long as its slowest
+  transfer, which takes the latencies of its path plus the time of the bytes
+  that the round sends over the slowest link of that path.
+
+  Args:
+    layout: What is sent over which links.
+    size_bytes: Bytes of the collective's buffer, all chunks together.
   """
   inverse_bandwidth = 1 / np.array([link.bandwidth for link in layout.links])
   latency = np.array([link.latency_s for link in layout.links])
@@ -280,14 +341,21 @@ def lockstep(layout: Layout, size_bytes: int) -> float:
 
 
 def lower_bound(layout: Layout, size_bytes: int) -> int:
-  """ns that `events` takes at least, whatever the order on the links.
+  """Returns the ns that `events` takes at least, in any order on the links.
 
-  The larger of the fullest link's work, up to the last arrival, and of the
-  longest chain of transfers that wait for one another, each link free.
+  It is the larger of two times: that of the link with the most to send, until
+  its last message has arrived; and that of the longest chain of transfers that
+  wait for one another, if none of them had to wait for a link.
+
+  Args:
+    layout: What is sent over which links.
+    size_bytes: Bytes of the collective's buffer, all chunks together.
   """
   times = layout.hop_ns(size_bytes)
   busy_ns = times.busy_ns[times.kinds]
   arrival_ns = times.arrival_ns[times.kinds]
+  # After its last byte a link needs at least the shortest latency of its
+  # messages, whichever of them comes last.
   work = layouts.sum_by(layout.hop_links, busy_ns, len(layout.links))
   tail = np.full(len(layout.links), np.iinfo(np.int64).max)
   np.minimum.at(tail, layout.hop_links, arrival_ns - busy_ns)
@@ -295,9 +363,11 @@ def lower_bound(layout: Layout, size_bytes: int) -> int:
   transfer_ns = layouts.sum_by(
     layout.hop_transfers, arrival_ns, len(layout.rounds)
   )
+  # When each buffer (a chunk at a node) has all that earlier rounds bring.
   ready = np.zeros(layout.num_nodes * layout.num_chunks, np.int64)
   sources = layout.sources * layout.num_chunks + layout.chunks
   destinations = layout.destinations * layout.num_chunks + layout.chunks
+  # Place of the last transfer of each round.
   ends = np.flatnonzero(np.diff(layout.rounds, append=-1))
   for low, high in zip([0, *ends + 1], ends + 1, strict=False):
     at = ready[sources[low:high]] + transfer_ns[low:high]

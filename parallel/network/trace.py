@@ -1,4 +1,4 @@
-"""Timelines as Chrome traces, which https://ui.perfetto.dev shows.
+"""Writes timelines as Chrome traces, which https://ui.perfetto.dev shows.
 
 Format: "Trace Event Format", Google, complete events ("ph": "X").
 """
@@ -12,15 +12,15 @@ MAX_EVENTS = 1_000_000  # about 150 MB; viewers do not take more
 
 
 def write(timeline: Timeline, path: pathlib.Path, name: str = "") -> None:
-  """Writes a row for every link, a bar for every message on it.
+  """Writes a trace with a row per link and a bar per message on it.
 
   Args:
-    timeline: Of `parallel.network.simulate.events`.
-    path: JSON file; its folder is made.
-    name: Of the whole.
+    timeline: What `parallel.network.simulate.events` returned.
+    path: JSON file to write; its folder is created.
+    name: Title of the trace.
 
   Raises:
-    ValueError: More messages than a viewer takes.
+    ValueError: There are more messages than a viewer takes.
   """
   layout = timeline.layout
   if len(layout.hop_links) > MAX_EVENTS:
@@ -28,6 +28,7 @@ def write(timeline: Timeline, path: pathlib.Path, name: str = "") -> None:
       f"{path}: {len(layout.hop_links)} messages on links are more than a "
       f"trace may have ({MAX_EVENTS}): take fewer ranks"
     )
+  # Metadata events ("M") name the process and its threads: one per link.
   rows = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}]
   rows += [
     {
@@ -44,6 +45,7 @@ def write(timeline: Timeline, path: pathlib.Path, name: str = "") -> None:
   for link, start, end, arrival, requested, size, t in zip(
     *(column.tolist() for column in columns), strict=True
   ):
+    # The format counts microseconds.
     rows.append({
       "ph": "X", "pid": 0, "tid": link, "ts": start / 1e3,
       "dur": (end - start) / 1e3, "name": f"chunk {layout.chunks[t]}",

@@ -1,4 +1,4 @@
-"""Flows to route: of patterns, of schedules, of a program's collectives."""
+"""Makes flows to route: of patterns, schedules and programs' collectives."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -11,21 +11,21 @@ Pattern = Callable[[Fabric, int], list[Flow]]
 
 
 def shift(net: Fabric, _: int) -> list[Flow]:
-  """Every host to the one as far on as a leaf has hosts; bytes are 1."""
+  """Sends 1 byte from every host to the host in the same place one leaf on."""
   n = len(net.leaf_of)
   hosts = net.leaf_of.count(net.leaf_of[0])
   return [Flow(i, (i + hosts) % n, 1) for i in range(n)]
 
 
 def permutation(net: Fabric, seed: int) -> list[Flow]:
-  """Every host to one host, drawn at random; bytes are 1."""
+  """Sends 1 byte from every host to one, by a random permutation."""
   hosts = range(len(net.leaf_of))
   drawn = random.Random(seed).sample(hosts, len(hosts))
   return [Flow(i, j, 1) for i, j in zip(hosts, drawn, strict=True) if i != j]
 
 
 def all_to_all(net: Fabric, _: int) -> list[Flow]:
-  """Every host to every host of the other leaves; bytes are 1."""
+  """Sends 1 byte from every host to every host of the other leaves."""
   n = len(net.leaf_of)
   return [
     Flow(i, j, 1) for i in range(n) for j in range(n)
@@ -39,9 +39,19 @@ PATTERNS: dict[str, Pattern] = {
 
 
 def demands(schedule: Schedule, size_bytes: int) -> list[tuple[Flow, ...]]:
-  """The flows of each round: what one rank sends another is one flow.
+  """Returns the flows of each round of a schedule.
 
-  Chunks count size_bytes / num_chunks, which must be whole bytes.
+  All chunks that one rank sends another in a round are one flow.
+
+  Args:
+    schedule: What is sent.
+    size_bytes: Bytes of the collective's buffer, all chunks together.
+
+  Returns:
+    One tuple of flows per round.
+
+  Raises:
+    ValueError: A chunk would not have a whole number of bytes.
   """
   each, rest = divmod(size_bytes, schedule.num_chunks)
   if rest or not each:
@@ -61,18 +71,24 @@ def demands(schedule: Schedule, size_bytes: int) -> list[tuple[Flow, ...]]:
 def ring_demands(
   kind: str, groups: Sequence[Sequence[int]], operand_bytes: int
 ) -> tuple[tuple[Flow, ...], int]:
-  """What the ring algorithm makes of a collective of a program.
+  """Returns the flows of a program's collective under the ring algorithm.
 
   Args:
-    kind: As in `parallel.xla.ledger`: "all_reduce", "all_gather",
-      "reduce_scatter", "all_to_all", "permute" or "broadcast".
+    kind: Kind of the collective, in the words of `parallel.xla.ledger`:
+      "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute" or
+      "broadcast".
     groups: Ranks of each replica group, in ring order.
-    operand_bytes: Of one rank's operand.
+    operand_bytes: Bytes of one rank's operand.
 
   Returns:
     The flows of a step, and how many such steps follow one another. Bytes
     that do not divide are rounded up.
+
+  Raises:
+    ValueError: The kind is unknown.
   """
+  # Kind -> (steps, parts into which the operand is cut). An all-gather passes
+  # its whole operand on, which is one rank's slice of the result.
   size = len(groups[0])
   steps, parts = {
     "all_reduce": (2 * (size - 1), size),
@@ -85,6 +101,7 @@ def ring_demands(
   if not parts:
     raise ValueError(f"no ring algorithm for the kind {kind!r}")
   amount = -(-operand_bytes // parts)
+  # Each rank sends to the next one; in an all-to-all to all others at once.
   flows = []
   for group in groups:
     for place, source in enumerate(group):

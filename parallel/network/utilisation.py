@@ -23,7 +23,8 @@ import math
 
 import numpy as np
 
-from parallel.network.checks import positive
+from parallel.checks import at_least, positive
+from parallel.outer.fragment_plan import FragmentTimes
 
 FORWARD = "forward"
 BACKWARD_ACTIVATIONS = "backward for activations"
@@ -50,7 +51,7 @@ class Model:
   name: str = ""
 
   def __post_init__(self) -> None:
-    _check_count("num_layers", self.num_layers, 1)
+    at_least("num_layers", self.num_layers)
     positive("parameters", self.parameters)
     positive("step_seconds", self.step_seconds)
 
@@ -85,9 +86,9 @@ class Method:
   bits: float = 16
 
   def __post_init__(self) -> None:
-    _check_count("sync_every", self.sync_every, 1)
-    _check_count("num_fragments", self.num_fragments, 1)
-    _check_count("overlap_steps", self.overlap_steps, 0)
+    at_least("sync_every", self.sync_every)
+    at_least("num_fragments", self.num_fragments)
+    at_least("overlap_steps", self.overlap_steps, 0)
     positive("bits", self.bits)
     if 1 < self.num_fragments >= self.sync_every:
       raise ValueError(
@@ -100,15 +101,18 @@ class Method:
         f"{self.sync_every}: a fragment arrives before it is sent again"
       )
 
+  @property
+  def times(self) -> FragmentTimes:
+    """When which fragment is sent; one more fragment holds what is no layer."""
+    several = self.num_fragments > 1
+    return FragmentTimes(self.sync_every, self.num_fragments + several)
+
   def layers_sent(self, step: int, num_layers: int) -> frozenset[int]:
     """The layers that are reduced after a step, counted from 0."""
-    stride = self.sync_every // (self.num_fragments + 1)
-    return frozenset(
-      layer
-      for p in range(self.num_fragments)
-      if step % self.sync_every == p * stride
-      for layer in range(p, num_layers, self.num_fragments)
-    )
+    fragment = self.times.in_round(step)
+    if fragment is None or fragment >= self.num_fragments:
+      return frozenset()  # nothing, or all that is in no layer
+    return frozenset(range(fragment, num_layers, self.num_fragments))
 
 
 def data_parallel() -> Method:
@@ -178,7 +182,7 @@ def step_graph(num_layers: int) -> tuple[Node, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline:
+class Period:
   """A period of H steps in the steady state.
 
   Attributes:
@@ -205,7 +209,7 @@ def simulate(
   *,
   volume_factor: float = 1.0,
   latency_s: float = 0.0,
-) -> Timeline:
+) -> Period:
   """Runs three periods on links of several bandwidths at once.
 
   Args:
@@ -242,7 +246,7 @@ def simulate(
   # A link with more work than time falls behind period by period before
   # anybody waits for it; in the end its work sets the pace.
   elapsed = np.maximum(run.device - start, busy)
-  return Timeline(elapsed, period * model.compute_seconds, busy)
+  return Period(elapsed, period * model.compute_seconds, busy)
 
 
 class _Run:
@@ -338,8 +342,3 @@ def lowest_bandwidth(
   )
   reached = [np.flatnonzero(timeline.utilisation >= t) for t in targets]
   return [int(places[0]) if len(places) else None for places in reached]
-
-
-def _check_count(key: str, value: int, least: int) -> None:
-  if value != int(value) or value < least:
-    raise ValueError(f"{key}={value:g} must be an integer, at least {least}")

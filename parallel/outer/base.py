@@ -18,6 +18,7 @@ only ``finish`` reads it, then or some steps later.
 
 from collections.abc import Hashable
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -36,11 +37,11 @@ class Plan(NamedTuple):
   """What an outer loop does in one step.
 
   Attributes:
-    program: Steps with equal values share a compiled program.
+    variant: Which compiled program runs: steps with equal values share one.
     numbers: What differs between them: int32s that the program is given.
   """
 
-  program: Hashable = ()
+  variant: Hashable = ()
   numbers: Any = ()
 
 
@@ -97,7 +98,7 @@ class OuterLoop:
 
   def evaluated(self, params: Params, state: State) -> Params:
     """The parameters that stand for the run, without worker dim."""
-    return mean(params, self.worker)
+    return mean_over_workers(params, self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     """What a device sends over the worker axis in one period.
@@ -112,7 +113,7 @@ class OuterLoop:
     return {}
 
 
-def mean(tree: Params, worker: Axis) -> Params:
+def mean_over_workers(tree: Params, worker: Axis) -> Params:
   """``[W, ...] -> [...]``, the mean over all workers, by one all-reduce."""
   return jax.tree.map(lambda x: all_reduce(x, worker) / worker.size, tree)
 
@@ -146,6 +147,11 @@ def stacked(tree: Params, worker: Axis) -> Params:
 def stacked_zeros(params: Params, worker: Axis) -> Params:
   """Zeros ``[workers, ...]`` for every parameter ``[...]``."""
   return jax.tree.map(jnp.zeros_like, stacked(params, worker))
+
+
+def at_path(tree: Any, path: tuple[Any, ...]) -> Any:
+  """The leaf of a nested dict at a path, as ``jax.tree`` functions give it."""
+  return functools.reduce(lambda part, key: part[key.key], path, tree)
 
 
 def float32_bytes(shapes: Params, worker: Axis) -> dict[str, int]:

@@ -10,7 +10,7 @@ from parallel.outer.base import (
   Params,
   State,
   float32_bytes,
-  mean,
+  mean_over_workers,
   of_first,
   to_workers,
 )
@@ -23,7 +23,7 @@ class DataParallel(OuterLoop):
   def gradients(self, grads: Params, state: State) -> Params:
     if self.worker.size == 1:
       return grads
-    return to_workers(mean(grads, self.worker), self.worker)
+    return to_workers(mean_over_workers(grads, self.worker), self.worker)
 
   def evaluated(self, params: Params, state: State) -> Params:
     return of_first(params, self.worker)

@@ -10,13 +10,11 @@ sample of workers in each round FedAvg (McMahan et al., arXiv 1602.05629).
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from parallel import quantize
 from parallel.outer.base import (
   OuterLoop,
   Params,
@@ -25,31 +23,7 @@ from parallel.outer.base import (
   to_workers,
 )
 from parallel.outer.exchange import Exchange
-
-
-@dataclasses.dataclass(frozen=True)
-class Nesterov:
-  """``optax.sgd`` with Nesterov momentum, and its numbers.
-
-  Attributes:
-    learning_rate: Of the outer step.
-    momentum: Its decay.
-  """
-
-  learning_rate: float
-  momentum: float
-
-  @property
-  def _optax(self) -> optax.GradientTransformation:
-    return optax.sgd(self.learning_rate, self.momentum, nesterov=True)
-
-  @property
-  def init(self) -> optax.TransformInitFn:
-    return self._optax.init
-
-  @property
-  def update(self) -> optax.TransformUpdateFn:
-    return self._optax.update
+from parallel.outer.optimizers import OuterOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +32,13 @@ class DiLoCo(OuterLoop):
 
   Attributes:
     every: H, inner steps per round.
-    optimizer: The outer one; `Nesterov` is applied where the exchange decodes.
+    optimizer: The outer one.
     exchange: How the mean over workers is taken.
     clients: Workers that are heard in each round, drawn anew; None: all.
   """
 
   every: int
-  optimizer: optax.GradientTransformation | Nesterov
+  optimizer: OuterOptimizer
   exchange: Exchange
   clients: int | None = None
 
@@ -84,27 +58,19 @@ class DiLoCo(OuterLoop):
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
     params = optax.apply_updates(params, updates)
-    if not plan.program:
+    if not plan.variant:
       return params, state
     outer = state["params"]
     optimizer = state["optimizer"]
     number = plan.numbers[0]
-    mean = functools.partial(
-      self.exchange.mean, params, state, number, self._heard(number), outer
-    )
-    if isinstance(self.optimizer, Nesterov):
-      momentum = optax.tree_utils.tree_get(optimizer, "trace")
-      step = quantize.NesterovStep(
-        outer, momentum, self.optimizer.learning_rate, self.optimizer.momentum
+    def exchange(uses):
+      return self.exchange.mean(
+        params, state, number, self._heard(number), outer, uses
       )
-      (outer, momentum), residual = mean(nesterov=step)
-      optimizer = optax.tree_utils.tree_set(optimizer, trace=momentum)
-    else:
-      delta, residual = mean()
-      updates, optimizer = self.optimizer.update(delta, optimizer, outer)
-      outer = optax.apply_updates(outer, updates)
-    state = state | residual | {"params": outer, "optimizer": optimizer}
-    return to_workers(outer, self.worker), state
+
+    new, optimizer, residual = self.optimizer.step(outer, optimizer, exchange)
+    state = state | residual | {"params": new, "optimizer": optimizer}
+    return to_workers(new, self.worker), state
 
   def _heard(self, number: jax.Array) -> jax.Array | None:
     """float32 ``[workers]`` of ones and zeros; None if all are heard."""

@@ -25,11 +25,12 @@ from parallel.outer.base import (
   Params,
   Plan,
   State,
-  mean,
+  mean_over_workers,
   stacked,
   stacked_zeros,
 )
 from parallel.outer.exchange import Exchange
+from parallel.outer.optimizers import OuterOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Eager(OuterLoop):
   """
 
   every: int
-  optimizer: optax.GradientTransformation
+  optimizer: OuterOptimizer
   exchange: Exchange
 
   @property
@@ -65,7 +66,7 @@ class Eager(OuterLoop):
     return Plan((begins, ends), (step // self.every,))
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
-    begins, _ = plan.program
+    begins, _ = plan.variant
     if not begins:
       return state
     arriving, new = self.exchange.mean(
@@ -77,7 +78,7 @@ class Eager(OuterLoop):
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
     params = optax.apply_updates(params, updates)
-    _, ends = plan.program
+    _, ends = plan.variant
     if not ends:
       return params, state
     own = state["workers"]
@@ -95,7 +96,7 @@ class Eager(OuterLoop):
     return outer, state | {"workers": own}
 
   def evaluated(self, params: Params, state: State) -> Params:
-    return mean(state["workers"]["params"], self.worker)
+    return mean_over_workers(state["workers"]["params"], self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     return self.exchange.sent_bytes(shapes)

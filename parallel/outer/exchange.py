@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -11,7 +10,8 @@ import jax.numpy as jnp
 
 from parallel import quantize
 from parallel.axes import Axis
-from parallel.outer.base import Params, State, stacked_zeros
+from parallel.outer.base import Params, State, at_path, stacked_zeros
+from parallel.wire import MEAN_ITSELF, Wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Exchange:
   """
 
   worker: Axis
-  wire: quantize.Wire
+  wire: Wire
   block_dims: Any
   weights: tuple[float, ...] = ()
   error_feedback: bool = False
@@ -50,7 +50,7 @@ class Exchange:
     number: jax.Array,
     heard: jax.Array | None = None,
     anchor: Params | None = None,
-    nesterov: quantize.NesterovStep | None = None,
+    uses: Any = None,
   ) -> tuple[Any, State]:
     """Averages differences ``[W, ...]`` over all workers.
 
@@ -61,11 +61,12 @@ class Exchange:
       number: int32, of this exchange; decides its random draws.
       heard: float32 ``[workers]`` that multiplies the weights; None: ones.
       anchor: ``[...]``, the same for all workers.
-      nesterov: Of trees ``[...]``: an outer step with the mean.
+      uses: A `Use` for each leaf: what becomes of its mean; None: the
+        means themselves.
 
     Returns:
-      The mean ``[...]``, or new parameters and momentum, the same bits on
-      every device; and the new part of the state.
+      A tree of means ``[...]``, or of what their uses make of them, the same
+      bits on every device; and the new part of the state.
     """
     key = jax.random.fold_in(jax.random.key(self.seed), number)
     leaves, treedef = jax.tree.flatten_with_path(workers)
@@ -74,32 +75,24 @@ class Exchange:
     residuals = nones
     if self.error_feedback:
       residuals = jax.tree.leaves(state["workers"]["residual"])
-    steps = nones
-    if nesterov is not None:
-      steps = [
-        nesterov._replace(params=params, momentum=momentum)
-        for params, momentum in zip(
-          jax.tree.leaves(nesterov.params),
-          jax.tree.leaves(nesterov.momentum), strict=True,
-        )
-      ]
+    if uses is None:
+      uses = [MEAN_ITSELF] * len(leaves)
+    else:
+      uses = jax.tree.leaves(uses)
     weights = self._weights(heard)
     results, left = [], []
     for index, (path, leaf) in enumerate(leaves):
-      result, new = quantize.mean_difference(
+      result, new = quantize.coded_mean_difference(
         anchors[index], leaf, self.worker, self.wire,
         residual=residuals[index],
         weights=weights,
         key=jax.random.fold_in(key, index),
         block_dims=self.num_block_dims(path),
-        nesterov=steps[index],
+        use=uses[index],
       )
       results.append(result)
       left.append(new)
-    if nesterov is None:
-      result = treedef.unflatten(results)
-    else:
-      result = tuple(map(treedef.unflatten, zip(*results, strict=True)))
+    result = treedef.unflatten(results)
     if not self.error_feedback:
       return result, {}
     return result, {
@@ -124,8 +117,8 @@ class Exchange:
     return dict(total)
 
   def num_block_dims(self, path: tuple[Any, ...]) -> int:
-    """Of the leaf at a path, which may be in a part of the parameters."""
-    return functools.reduce(lambda tree, k: tree[k.key], path, self.block_dims)
+    """Block dims of the leaf at a path, in the parameters or a part of them."""
+    return at_path(self.block_dims, path)
 
   def _weights(self, heard: jax.Array | None) -> jax.Array | None:
     """float32 ``[workers]``; None: equal."""

@@ -28,7 +28,7 @@ from parallel.outer.base import (
   Plan,
   State,
   float32_bytes,
-  mean,
+  mean_over_workers,
   stacked,
   stacked_zeros,
 )
@@ -72,10 +72,10 @@ class NoLoCo(OuterLoop):
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
     params = optax.apply_updates(params, updates)
-    if plan.program is None:
+    if plan.variant is None:
       return params, state
     own = state["workers"]
-    partners = partners_of_round(self.worker.size, plan.program)
+    partners = partners_of_round(self.worker.size, plan.variant)
     pairs = [(partner, i) for i, partner in enumerate(partners)]
 
     def step(momentum, phi, theta):
@@ -93,7 +93,7 @@ class NoLoCo(OuterLoop):
     return outer, {"workers": {"params": outer, "momentum": momentum}}
 
   def evaluated(self, params: Params, state: State) -> Params:
-    return mean(state["workers"]["params"], self.worker)
+    return mean_over_workers(state["workers"]["params"], self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     """Where each device has one worker; lanes meet within a device, too."""

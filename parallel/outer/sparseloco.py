@@ -14,6 +14,7 @@ SparseLoCo", arXiv 2508.15706.
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import optax
@@ -25,10 +26,10 @@ from parallel.outer.base import (
   Params,
   Plan,
   State,
+  at_path,
   stacked_zeros,
   to_workers,
 )
-from parallel.outer.exchange import Exchange
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,8 @@ class SparseLoCo(OuterLoop):
   Attributes:
     every: H, inner steps per round.
     rate: Outer learning rate.
-    exchange: Gives the rows that chunks do not cross.
+    block_dims: In the shape of the parameters: how many leading dims of each no
+      chunk crosses.
     decay: What remains of e_m in each round.
     chunk: Elements per chunk.
     top_k: Kept elements per chunk.
@@ -46,7 +48,7 @@ class SparseLoCo(OuterLoop):
 
   every: int
   rate: float
-  exchange: Exchange
+  block_dims: Any
   decay: float
   chunk: int
   top_k: int
@@ -54,8 +56,8 @@ class SparseLoCo(OuterLoop):
   def __post_init__(self) -> None:
     if not 4 <= self.top_k <= self.chunk <= 65536 or self.top_k % 4:
       raise ValueError(
-        f"config.outer.top_k={self.top_k} must be a multiple of 4 in "
-        f"[4, config.outer.chunk={self.chunk}], and the chunk at most 65536"
+        f"top_k={self.top_k} must be a multiple of 4 in "
+        f"[4, chunk={self.chunk}], and the chunk at most 65536"
       )
 
   @property
@@ -75,7 +77,7 @@ class SparseLoCo(OuterLoop):
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
     params = optax.apply_updates(params, updates)
-    if not plan.program:
+    if not plan.variant:
       return params, state
     outer = state["params"]
     total = jax.tree.map(
@@ -85,7 +87,7 @@ class SparseLoCo(OuterLoop):
     leaves, treedef = jax.tree.flatten_with_path(total)
     means, left = [], []
     for path, leaf in leaves:
-      mean, own = self._mean(leaf, self.exchange.num_block_dims(path))
+      mean, own = self._mean(leaf, at_path(self.block_dims, path))
       means.append(mean)
       left.append(leaf - own)
     outer = jax.tree.map(
@@ -118,7 +120,7 @@ class SparseLoCo(OuterLoop):
       return {}
     chunks = 0
     for path, leaf in jax.tree.leaves_with_path(shapes):
-      dims = self.exchange.num_block_dims(path)
+      dims = at_path(self.block_dims, path)
       row = math.prod(leaf.shape[dims:])
       chunks += math.prod(leaf.shape[:dims]) * -(-row // self.chunk)
     chunks *= self.worker.lanes

@@ -13,7 +13,7 @@ Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
 arXiv 2501.18512, Algorithm 2 (``keep`` is its alpha). The fragments and the
 outer momentum are in memory whole. An exchange with tau >= 1 is sent at the
 head of the step after update t, so that it runs under that step, or in pieces
-at the heads of several.
+at the heads of several. When what is sent is `parallel.outer.fragment_plan`.
 """
 
 import collections
@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from parallel.checks import fraction
 from parallel.collectives import ranks_here
 from parallel.outer.base import (
   OuterLoop,
@@ -37,7 +38,17 @@ from parallel.outer.base import (
   stacked_zeros,
 )
 from parallel.outer.exchange import Exchange
-from parallel.outer.fragments import LAYERS, Fragments
+from parallel.outer.fragment_plan import (
+  FragmentTimes,
+  Numbers,
+  ReceiveNumbers,
+  ReceiveVariant,
+  SendNumbers,
+  SendVariant,
+  Variant,
+)
+from parallel.outer.fragments import Fragments
+from parallel.outer.optimizers import OuterOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Streaming(OuterLoop):
   """
 
   every: int
-  optimizer: optax.GradientTransformation
+  optimizer: OuterOptimizer
   exchange: Exchange
   fragments: Fragments
   overlap: tuple[int, ...] = (0,)
@@ -65,34 +76,31 @@ class Streaming(OuterLoop):
   pieces: int = 1
 
   def __post_init__(self) -> None:
-    many = self.fragments.num_layer_fragments + 1
-    if self.every < many:
-      raise ValueError(
-        f"config.outer.every={self.every} is less than the {many} fragments; "
-        "raise it, or config.outer.fragment_layers"
-      )
+    spacing = self.times.spacing  # refuses more fragments than steps
     if len(self.overlap) not in (1, self.worker.size):
       raise ValueError(
-        f"config.outer.overlap={self.overlap} must have one value, or one for "
-        f"each of config.parallel.worker={self.worker.size}"
+        f"overlap={self.overlap} must have one value, or one for each of the "
+        f"{self.worker.size} workers"
       )
     if min(self.overlap) < 0 or max(self.overlap) >= self.every:
       raise ValueError(
-        f"config.outer.overlap={self.overlap} must lie in "
-        f"[0, config.outer.every={self.every})"
+        f"overlap={self.overlap} must lie in [0, every={self.every})"
       )
     if min(self.overlap) == 0 < max(self.overlap):
       raise ValueError(
-        f"config.outer.overlap={self.overlap}: either none or all overlap"
+        f"overlap={self.overlap}: either none or all overlap"
       )
-    if not 1 <= self.pieces <= max(1, min(min(self.overlap), self.spacing)):
+    if not 1 <= self.pieces <= max(1, min(min(self.overlap), spacing)):
       raise ValueError(
-        f"config.outer.pieces={self.pieces} must be at least 1 and at most "
-        f"config.outer.overlap={self.overlap} and the {self.spacing} steps "
-        "between two sends"
+        f"pieces={self.pieces} must be at least 1 and at most "
+        f"overlap={self.overlap} and the {spacing} steps between two sends"
       )
-    if not 0.0 <= self.keep <= 1.0:
-      raise ValueError(f"config.outer.keep={self.keep} must lie in [0, 1]")
+    fraction("keep", self.keep)
+
+  @property
+  def times(self) -> FragmentTimes:
+    """When which fragment is sent."""
+    return FragmentTimes(self.every, self.fragments.num_layer_fragments + 1)
 
   @property
   def period(self) -> int:
@@ -101,15 +109,10 @@ class Streaming(OuterLoop):
     return self.every * math.lcm(many, max(1, self.slots)) // many
 
   @property
-  def spacing(self) -> int:
-    """Steps between the sends of two fragments."""
-    return self.every // (self.fragments.num_layer_fragments + 1)
-
-  @property
   def slots(self) -> int:
     """Fragments of layers that can be under way at once."""
     most = max(1, self.fragments.num_layer_fragments)
-    return min(most, -(-min(self.overlap) // self.spacing))
+    return min(most, -(-min(self.overlap) // self.times.spacing))
 
   def init(self, params: Params) -> State:
     optimizer = jax.tree.map(
@@ -117,20 +120,22 @@ class Streaming(OuterLoop):
       lambda x: x if x.ndim else jnp.broadcast_to(x, self._counts),
       self.optimizer.init(params),
     )
+    cut, last = self.fragments, self.fragments.last_kind
     state = {"params": params, "optimizer": optimizer}
-    if min(self.overlap):
-      cut, last = self.fragments, self.fragments.num_layer_fragments
+    if min(self.overlap):  # means wait here from their send to their receive
       zeros = jax.tree.map(jnp.zeros_like, params)
-      if last:
-        layers = cut.take(zeros, LAYERS, 0, 0)
-        state[LAYERS] = {str(slot): layers for slot in range(self.slots)}
-      state[cut.kind(last)] = cut.take(zeros, cut.kind(last), 0, 0)
+      arriving = {last: {"0": cut.take(zeros, last, 0, 0)}}
+      for kind in cut.stack_kinds:
+        layers = cut.take(zeros, kind, 0, 0)
+        arriving[kind] = {str(slot): layers for slot in range(self.slots)}
+      state["arriving"] = arriving
     state |= self.exchange.init(params)
     if self.pieces > 1:
-      last = self.fragments.num_layer_fragments
-      kinds = {self.fragments.kind(0), self.fragments.kind(last)}
       stacked = stacked_zeros(params, self.worker)
-      sending = {k: self.fragments.take(stacked, k, 0, 1) for k in kinds}
+      sending = {
+        kind: cut.take(stacked, kind, 0, 1)
+        for kind in (*cut.stack_kinds, last)
+      }
       state["workers"] = state.get("workers", {}) | {"sending": sending}
     return state
 
@@ -138,111 +143,104 @@ class Streaming(OuterLoop):
   def _counts(self) -> tuple[int]:
     return (self.fragments.num_layer_fragments + 1,)
 
-  def sent(self, step: int) -> int | None:
-    """Which fragment is sent after update number ``step``; REST is last."""
-    fragment, left = divmod(step % self.every, self.spacing)
-    last = self.fragments.num_layer_fragments
-    started = step >= self.every
-    return fragment if started and not left and fragment <= last else None
-
   def plan(self, step: int) -> Plan:
     now = step + 1  # updates when the step ends
-    piece = (step % self.every) % self.spacing
-    sends = None
+    # A fragment's pieces go at the heads of the steps from its turn on.
+    piece = (step % self.every) % self.times.spacing
+    send, send_numbers = None, None
     if min(self.overlap) and piece < self.pieces:
-      sends = self.sent(step - piece)
-    receives = []
-    for tau in sorted(set(self.overlap)):
-      fragment = self.sent(now - tau)
+      sent_at = step - piece
+      fragment = self.times.sent(sent_at)
       if fragment is not None:
+        kind, place = self.fragments.place(fragment)
+        send = SendVariant(kind, self._slot(fragment, sent_at), piece == 0)
+        send_numbers = SendNumbers(place, sent_at, piece)
+    receives, receive_numbers = [], []
+    for tau in sorted(set(self.overlap)):
+      sent_at = now - tau
+      fragment = self.times.sent(sent_at)
+      if fragment is not None:
+        kind, place = self.fragments.place(fragment)
+        slot = self._slot(fragment, sent_at)
         first = tau == min(self.overlap)
-        numbers = self._numbers(fragment, now - tau)
-        receives.append(
-          ((self.fragments.kind(fragment), numbers.pop("slot"), first),
-           numbers | {"tau": tau})
-        )
-    program = tuple(static for static, _ in receives)
-    numbers = {"receive": tuple(n for _, n in receives)}
-    if sends is None:
-      return Plan((None, program), numbers)
-    sending = self._numbers(sends, step - piece)
-    static = (self.fragments.kind(sends), sending.pop("slot"), piece == 0)
-    sending["piece"] = piece
-    return Plan((static, program), numbers | {"send": sending})
+        receives.append(ReceiveVariant(kind, slot, first))
+        receive_numbers.append(ReceiveNumbers(place, sent_at, tau))
+    return Plan(
+      Variant(send, tuple(receives)),
+      Numbers(send_numbers, tuple(receive_numbers)),
+    )
 
-  def _numbers(self, fragment: int, sent_at: int) -> dict[str, int]:
+  def _slot(self, fragment: int, sent_at: int) -> int:
+    """Where the mean of a send waits; the rest is never sent twice at once."""
     many = self.fragments.num_layer_fragments
-    layer_send = (sent_at // self.every) * many + fragment
-    return {
-      "fragment": fragment,
-      "slot": layer_send % self.slots if self.slots else 0,
-      "exchange": sent_at,
-    }
+    if not self.slots or fragment >= many:
+      return 0
+    return ((sent_at // self.every) * many + fragment) % self.slots
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
-    sends, _ = plan.program
-    if sends is None:
+    send, numbers = plan.variant.send, plan.numbers.send
+    if send is None:
       return state
-    kind, slot, starts = sends
-    numbers = plan.numbers["send"]
-    arriving = state[kind][str(slot)] if kind == LAYERS else state[kind]
     if self.pieces == 1:
-      arriving, state = self._exchange(params, state, kind, numbers)
-    else:
-      if starts:
-        outer, mine = self._sides(params, state, kind, numbers["fragment"])
-        deltas = jax.tree.map(jnp.subtract, outer, mine)
-        workers = state["workers"]
-        sending = workers["sending"] | {kind: deltas}
-        state = state | {"workers": workers | {"sending": sending}}
-      deltas = state["workers"]["sending"][kind]
-      arriving, state = self._exchange_piece(
-        deltas, arriving, state, kind, numbers
+      arrived, state = self._exchange(
+        params, state, send.kind, numbers.place, numbers.exchange
       )
-    if kind == LAYERS:
-      arriving = state[LAYERS] | {str(slot): arriving}
-    return state | {kind: arriving}
+      return _with_arriving(state, send, arrived)
+    if send.starts:  # later pieces are of what is sent now
+      outer, mine = self._sides(params, state, send.kind, numbers.place)
+      deltas = jax.tree.map(jnp.subtract, outer, mine)
+      workers = state["workers"]
+      sending = workers["sending"] | {send.kind: deltas}
+      state = state | {"workers": workers | {"sending": sending}}
+    arrived, state = self._exchange_piece(
+      state["workers"]["sending"][send.kind], _arriving(state, send), state,
+      send.kind, numbers,
+    )
+    return _with_arriving(state, send, arrived)
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
     params = optax.apply_updates(params, updates)
-    _, receives = plan.program
-    for (kind, slot, first), numbers in zip(
-      receives, plan.numbers["receive"], strict=True
+    for receive, numbers in zip(
+      plan.variant.receives, plan.numbers.receives, strict=True
     ):
-      if first:
+      kind, place = receive.kind, numbers.place
+      if receive.first:
         if min(self.overlap):
-          delta = state[kind][str(slot)] if kind == LAYERS else state[kind]
-        else:
-          delta, state = self._exchange(params, state, kind, numbers)
-        state = self._outer_update(delta, state, kind, numbers["fragment"])
+          delta = _arriving(state, receive)
+        else:  # nothing overlaps: sent and received at once
+          delta, state = self._exchange(
+            params, state, kind, place, numbers.exchange
+          )
+        state = self._outer_update(delta, state, kind, place)
       params = self._merge(params, state, kind, numbers)
     return params, state
 
   def _sides(
-    self, params: Params, state: State, kind: str, number: Any
+    self, params: Params, state: State, kind: str, place: Any
   ) -> tuple[Params, Params]:
     """phi ``[...]`` and theta ``[W, ...]`` of one fragment, as they are now."""
-    outer = self.fragments.take(state["params"], kind, number, 0)
-    return outer, self.fragments.take(params, kind, number, 1)
+    outer = self.fragments.take(state["params"], kind, place, 0)
+    return outer, self.fragments.take(params, kind, place, 1)
 
   def _exchange(
-    self, params: Params, state: State, kind: str, numbers: Any
+    self, params: Params, state: State, kind: str, place: Any, exchange: Any
   ) -> tuple[Params, State]:
     """The mean of a fragment's differences phi - theta."""
-    cut, number = self.fragments, numbers["fragment"]
+    cut = self.fragments
     workers = state.get("workers", {})
-    outer, mine = self._sides(params, state, kind, number)
+    outer, mine = self._sides(params, state, kind, place)
     mean = functools.partial(
-      self.exchange.mean, mine, number=numbers["exchange"], anchor=outer
+      self.exchange.mean, mine, number=exchange, anchor=outer
     )
     if "residual" not in workers:
       return mean(state={})[0], state
-    part = cut.take(workers["residual"], kind, number, 1)
+    # Error feedback: this fragment's part of what was rounded away before.
+    part = cut.take(workers["residual"], kind, place, 1)
     delta, new = mean(state={"workers": {"residual": part}})
     part = new["workers"]["residual"]
-    residual = cut.put(workers["residual"], part, kind, number, 1)
+    residual = cut.put(workers["residual"], part, kind, place, 1)
     return delta, state | {"workers": workers | {"residual": residual}}
 
   def _exchange_piece(
@@ -251,24 +249,23 @@ class Streaming(OuterLoop):
     arriving: Params,
     state: State,
     kind: str,
-    numbers: Any,
+    numbers: SendNumbers,
   ) -> tuple[Params, State]:
     """The mean of one piece, put where it belongs among what has arrived."""
-    cut, number = self.fragments, numbers["fragment"]
-    piece = numbers["piece"]
+    cut, place, piece = self.fragments, numbers.place, numbers.piece
     take = functools.partial(self._piece, number=piece)
-    draw = numbers["exchange"] * self.pieces + piece
+    draw = numbers.exchange * self.pieces + piece
     workers = state["workers"]
     old = {}
     if "residual" in workers:
-      residual = cut.take(workers["residual"], kind, number, 1)
+      residual = cut.take(workers["residual"], kind, place, 1)
       old = {"workers": {"residual": take(residual, dim=1)}}
     mean, new = self.exchange.mean(take(deltas, dim=1), old, draw)
     arriving = self._put_piece(arriving, mean, piece, 0)
     if old:
       part = new["workers"]["residual"]
       part = self._put_piece(residual, part, piece, 1)
-      whole = cut.put(workers["residual"], part, kind, number, 1)
+      whole = cut.put(workers["residual"], part, kind, place, 1)
       state = state | {"workers": workers | {"residual": whole}}
     return arriving, state
 
@@ -304,36 +301,37 @@ class Streaming(OuterLoop):
     return jnp.pad(rows, [(0, 0)] * lead + [(0, padding)]), size
 
   def _outer_update(
-    self, delta: Params, state: State, kind: str, number: Any
+    self, delta: Params, state: State, kind: str, place: Any
   ) -> State:
+    """Takes the outer step of one fragment, with its own part of the state."""
     cut = self.fragments
-    index = number if kind == LAYERS else cut.num_layer_fragments
+    index = cut.first_of(kind) + place  # among the counts of all fragments
     whole = state["optimizer"]
     is_tree = _in_shape_of(state["params"])
     part = jax.tree.map(
-      lambda x: cut.take(x, kind, number, 0) if is_tree(x) else x[index],
+      lambda x: cut.take(x, kind, place, 0) if is_tree(x) else x[index],
       whole, is_leaf=is_tree,
     )
-    outer = cut.take(state["params"], kind, number, 0)
+    outer = cut.take(state["params"], kind, place, 0)
     updates, part = self.optimizer.update(delta, part, outer)
     outer = optax.apply_updates(outer, updates)
     optimizer = jax.tree.map(
-      lambda x, y: cut.put(x, y, kind, number, 0)
+      lambda x, y: cut.put(x, y, kind, place, 0)
       if is_tree(x)
       else x.at[index].set(y),
       whole, part, is_leaf=is_tree,
     )
-    params = cut.put(state["params"], outer, kind, number, 0)
+    params = cut.put(state["params"], outer, kind, place, 0)
     return state | {"params": params, "optimizer": optimizer}
 
   def _merge(
-    self, params: Params, state: State, kind: str, numbers: Any
+    self, params: Params, state: State, kind: str, numbers: ReceiveNumbers
   ) -> Params:
     """Mixes a fragment into the workers whose tau this is."""
-    cut, number = self.fragments, numbers["fragment"]
-    outer, mine = self._sides(params, state, kind, number)
+    cut, place = self.fragments, numbers.place
+    outer, mine = self._sides(params, state, kind, place)
     taus = np.broadcast_to(np.asarray(self.overlap), (self.worker.size,))
-    now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers["tau"]
+    now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers.tau
 
     @jax.vmap
     def choose(now, mixed, own):
@@ -345,9 +343,7 @@ class Streaming(OuterLoop):
         mixed = self.keep * x + (1.0 - self.keep) * y
       return choose(now, mixed, x)
 
-    return cut.put(
-      params, jax.tree.map(mix, mine, outer), kind, number, 1
-    )
+    return cut.put(params, jax.tree.map(mix, mine, outer), kind, place, 1)
 
   def evaluated(self, params: Params, state: State) -> Params:
     return state["params"]
@@ -356,7 +352,7 @@ class Streaming(OuterLoop):
     cut = self.fragments
     total: collections.Counter[str] = collections.Counter()
     for number in range(cut.num_layer_fragments + 1):
-      kind = cut.kind(number)
+      kind, _ = cut.place(number)
       part = jax.eval_shape(lambda t, k=kind: cut.take(t, k, 0, 0), shapes)
       if self.pieces > 1:
         part = jax.eval_shape(lambda t: self._piece(t, 0, 0), part)
@@ -370,3 +366,16 @@ def _in_shape_of(params: Params):
   """Whether something is a tree with the structure of the parameters."""
   treedef = jax.tree.structure(params)
   return lambda x: jax.tree.structure(x) == treedef
+
+
+def _arriving(state: State, variant: SendVariant | ReceiveVariant) -> Params:
+  """What has arrived of a fragment that is under way."""
+  return state["arriving"][variant.kind][str(variant.slot)]
+
+
+def _with_arriving(
+  state: State, variant: SendVariant, arrived: Params
+) -> State:
+  """The state with that replaced."""
+  of_kind = state["arriving"][variant.kind] | {str(variant.slot): arrived}
+  return state | {"arriving": state["arriving"] | {variant.kind: of_kind}}

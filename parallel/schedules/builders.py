@@ -1,4 +1,4 @@
-"""The builders, by the names that configs use."""
+"""Builders of schedules, by the names that configs use."""
 
 from collections.abc import Callable
 import functools
@@ -7,25 +7,25 @@ from typing import Any
 from parallel.schedules import (
   direct,
   double_tree,
-  exchange,
   grid,
   multitree,
-  optimal,
+  pairwise,
   ring,
 )
+from parallel.schedules.optimal import trees
 from parallel.schedules.schedule import (
   COLLECTIVES,
   Collective,
   Schedule,
   from_gather,
 )
-from parallel.topology import Topology
+from parallel.topology.graph import Topology
 
 Builder = Callable[..., Schedule]
 
 
 def _of(gather: Callable[..., Schedule]) -> Builder:
-  """A builder of three collectives, given one of all-gathers."""
+  """Returns a builder of all three collectives, given one of all-gathers."""
 
   def build(
     topology: Topology, collective: Collective, **options: Any
@@ -42,13 +42,13 @@ BUILDERS: dict[str, Builder] = {
   "bidirectional_ring": _of(ring.gather_both_ways),
   "ring_2d": grid.two_pass,
   "bucket": _of(grid.bucket_gather),
-  "halving_doubling": _of(exchange.halving_doubling),
-  "hdrm": _of(exchange.hdrm),
+  "halving_doubling": _of(pairwise.halving_doubling),
+  "hdrm": _of(pairwise.hdrm),
   "double_tree": double_tree.build,
-  "swing": _of(exchange.swing),
+  "swing": _of(pairwise.swing),
   "direct": _of(direct.gather),
   "multitree": _of(multitree.gather),
-  "optimal": optimal.build,
+  "optimal": trees.build,
 }
 
 
@@ -58,17 +58,17 @@ def build(
   collective: Collective = "all_reduce",
   **options: Any,
 ) -> Schedule:
-  """A schedule by the name of its builder.
+  """Builds a schedule with the builder of that name.
 
   Args:
     name: A key of ``BUILDERS``.
-    topology: What it runs on.
-    collective: Which of the three.
-    **options: The builder's own.
+    topology: The network that the schedule runs on.
+    collective: "all_reduce", "reduce_scatter" or "all_gather".
+    **options: Keyword arguments of that builder.
 
   Raises:
-    ValueError: An unknown name, collective or option, or a topology that the
-      builder does not take.
+    ValueError: The name, collective or an option is unknown, or the builder
+      does not take the topology.
   """
   if name not in BUILDERS:
     raise ValueError(f"schedule {name!r} must be one of {', '.join(BUILDERS)}")
@@ -79,6 +79,7 @@ def build(
   try:
     return BUILDERS[name](topology, collective, **options)
   except TypeError as error:
+    # Without options a TypeError is a bug of the builder, not of the config.
     if not options:
       raise
     raise ValueError(f"schedule {name!r}: {error}") from error

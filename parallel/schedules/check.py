@@ -1,28 +1,30 @@
 """Proves that a schedule is the collective that it says it is.
 
-Every rank's copy of every chunk is the set of ranks whose summands are in it,
-a bit mask. A rank may send only what it held before the round, a reduction
-must join disjoint sets, and a copy must not lose a summand; so each summand is
-counted once where it ends.
+The proof runs the schedule on sets. A rank's copy of a chunk is represented by
+the set of ranks whose summands it contains, stored as a bit mask. Three rules
+make sure that each summand is counted exactly once in the result: a rank sends
+only what it held before the round, a reduction joins disjoint sets, and a copy
+does not lose a summand.
 """
 
 import collections
 import itertools
 
 from parallel.schedules.schedule import COLLECTIVES, Schedule, Transfer
-from parallel.topology import Topology
+from parallel.topology.graph import Topology
 
 
 def check(schedule: Schedule, topology: Topology | None = None) -> None:
-  """Runs a schedule on sets of ranks.
+  """Proves a schedule by running it on sets of ranks.
 
   Args:
-    schedule: To be proven.
+    schedule: The schedule to prove.
     topology: If given, paths must follow its links, and the schedule's claim
       of a `link_capacity` is proven too.
 
   Raises:
-    ValueError: The first thing that is wrong, with round and transfer.
+    ValueError: The schedule is wrong. The message names the first wrong
+      transfer and its round.
   """
   _check_fields(schedule, topology)
   held = _start(schedule)
@@ -36,7 +38,15 @@ def check(schedule: Schedule, topology: Topology | None = None) -> None:
 def link_loads(
   transfers: tuple[Transfer, ...],
 ) -> collections.Counter[tuple[int, int]]:
-  """Chunks that a round sends over each link, along whole paths."""
+  """Counts the chunks that a round sends over each link.
+
+  Args:
+    transfers: The transfers of one round.
+
+  Returns:
+    (source node, destination node) -> number of chunks. A transfer counts on
+    every link of its path.
+  """
   return collections.Counter(
     pair
     for t in transfers
@@ -45,6 +55,7 @@ def link_loads(
 
 
 def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
+  """Checks sizes and owners, without looking at the rounds."""
   n, chunks = schedule.num_ranks, schedule.num_chunks
   name = schedule.name
   if schedule.collective not in COLLECTIVES:
@@ -74,13 +85,18 @@ def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
 
 
 def _start(schedule: Schedule) -> list[list[int]]:
-  """``[rank][chunk]``: the ranks whose summands are in that copy."""
+  """Returns the bit masks before the first round, ``[rank][chunk]``.
+
+  Bit r of a mask says that the copy contains the summand of rank r.
+  """
   n, chunks = schedule.num_ranks, schedule.num_chunks
   if schedule.collective != "all_gather":
     return [[1 << rank] * chunks for rank in range(n)]
   held = [[0] * chunks for _ in range(n)]
   for chunk, owner in enumerate(schedule.owners):
-    held[owner][chunk] = (1 << n) - 1  # complete, whatever it was
+    # A gathered chunk is complete from the start: what it is the sum of does
+    # not matter, so it has all bits. Ranks that do not own it hold nothing.
+    held[owner][chunk] = (1 << n) - 1
   return held
 
 
@@ -90,8 +106,10 @@ def _check_round(
   transfers: tuple[Transfer, ...],
   held: list[list[int]],
 ) -> None:
-  """Applies a round to ``held``."""
+  """Applies a round to ``held`` in place, and checks every transfer."""
   n, chunks = schedule.num_ranks, schedule.num_chunks
+  # Two passes: everything that is sent is read before anything is written, as
+  # the transfers of a round see the state before it.
   sent = []
   for place, t in enumerate(transfers):
     if not (0 <= t.source < n and 0 <= t.destination < n) or (
@@ -105,13 +123,16 @@ def _check_round(
     ends = (t.path[0], t.path[-1]) if t.path else None
     if ends != (t.source, t.destination):
       raise _wrong(schedule, number, place, f"its path is {t.path}")
-    sent.append(held[t.source][t.chunk])  # before the round
+    sent.append(held[t.source][t.chunk])
     if not sent[-1]:
       raise _wrong(schedule, number, place, "the source holds nothing of it")
   reduced, copied = set(), set()
   for place, (t, mask) in enumerate(zip(transfers, sent, strict=True)):
     copy = (t.destination, t.chunk)
     mine = held[t.destination][t.chunk]
+    # Several reductions may reach one copy in a round, since sums commute. A
+    # copy must be alone: with another transfer the result would depend on
+    # which one arrives last.
     if copy in copied or (t.operation == "copy" and copy in reduced):
       raise _wrong(
         schedule, number, place,
@@ -138,6 +159,7 @@ def _check_paths(
   transfers: tuple[Transfer, ...],
   topology: Topology,
 ) -> None:
+  """Checks that paths follow links, and the claim of `link_capacity`."""
   pairs = topology.links_by_pair
   for place, t in enumerate(transfers):
     for pair in itertools.pairwise(t.path):
@@ -163,6 +185,7 @@ def _check_paths(
 
 
 def _check_end(schedule: Schedule, held: list[list[int]]) -> None:
+  """Checks that every rank ends with complete sums of what it must have."""
   everyone = (1 << schedule.num_ranks) - 1
   for rank, copies in enumerate(held):
     wanted = range(schedule.num_chunks)
@@ -189,5 +212,6 @@ def _wrong(
 
 
 def _ranks(mask: int) -> str:
+  """Lists the ranks of a bit mask for a message, eight at most."""
   found = [i for i in range(mask.bit_length()) if mask >> i & 1]
   return ", ".join(map(str, found[:8])) + (" ..." if len(found) > 8 else "")

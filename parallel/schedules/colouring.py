@@ -1,11 +1,14 @@
 """Edge colourings of bipartite multigraphs that load every vertex evenly.
 
-Which flow takes which spine (`parallel.network.flows`), and which pairs may
-send at once with one message per port. Sources: de Werra, "Equitable
-colorations of graphs", 1971 (every bipartite multigraph has an equitable
-colouring); König, 1916 (a regular one is a sum of perfect matchings);
-McNaughton, 1959 (cutting a line of jobs at equal lengths, which `even` does
-with the matchings).
+`parallel.network.flows` uses them to choose a spine for each flow, and the
+schedules to find pairs of ranks that can send at once with one message per
+port. Sources:
+
+- de Werra, "Equitable colorations of graphs", 1971: every bipartite multigraph
+  has an equitable colouring.
+- König, 1916: a regular bipartite multigraph is a sum of perfect matchings.
+- McNaughton, 1959: jobs laid end to end and cut at equal lengths. `even` does
+  this with the matchings.
 """
 
 import collections
@@ -19,25 +22,30 @@ Edge = tuple[int, int]  # left vertex, right vertex
 
 
 def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
-  """Colours edges so that no vertex has one colour two times more than another.
+  """Colours edges so that each vertex has nearly as many of every colour.
 
   Args:
-    edges: Of a multigraph; left and right vertices may share numbers.
-    num_colours: Of any number.
+    edges: Edges of a bipartite multigraph. Left and right vertices are
+      numbered apart, so the same number may name one of each.
+    num_colours: Number of colours, at least 1 if there are edges.
 
   Returns:
     A colour in [0, num_colours) for each edge. A vertex of degree d has
-    floor(d / num_colours) or ceil(d / num_colours) edges of each.
+    floor(d / num_colours) or ceil(d / num_colours) edges of each colour.
   """
   colours = [0] * len(edges)
   rest: list[int] = []
+  # Parallel edges in numbers that the colours divide are dealt out evenly at
+  # once. Few edges are left for the matchings, which take the time.
   for members in _parallel(edges).values():
     whole = len(members) - len(members) % num_colours
     for place, index in enumerate(members[:whole]):
       colours[index] = place % num_colours
     rest += members[whole:]
-  # Vertices are cut into ones of degree num_colours, at most one less each:
-  # a perfect matching of those gives each of them a colour once.
+  # Each vertex is cut into parts of degree num_colours, and one of at most that
+  # degree. Filled up, the graph of these parts is a sum of num_colours perfect
+  # matchings. With one colour per matching, a full part has every colour once
+  # and the other part has every colour at most once.
   left, right = (
     _cut([edges[i][side] for i in rest], num_colours) for side in (0, 1)
   )
@@ -47,6 +55,8 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
   colour = 0
   for columns, weight in _matchings(matrix):
     for pair in enumerate(columns):
+      # A matching that is repeated `weight` times stands for as many colours.
+      # Edges that only fill the graph up are in no list.
       for turn in range(weight):
         if small.get(pair):
           colours[rest[small[pair].pop()]] = colour + turn
@@ -58,13 +68,17 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
 def partial_permutations(
   pairs: Sequence[Edge],
 ) -> list[list[Edge]]:
-  """Cuts pairs into the fewest sets without a repeated source or destination.
-
-  That is as many as the most often named source or destination has pairs.
+  """Splits pairs into the fewest sets that name no rank twice on a side.
 
   Args:
-    pairs: (source, destination), any number of times.
+    pairs: (source, destination); a pair may occur several times.
+
+  Returns:
+    Sets of pairs, each with distinct sources and distinct destinations. There
+    are as many sets as the busiest source or destination has pairs.
   """
+  # With as many colours as the largest degree, ceil(degree / colours) is 1: no
+  # vertex has a colour twice.
   parts: list[list[Edge]] = [[] for _ in range(_largest_degree(pairs))]
   for pair, colour in zip(pairs, equitable(pairs, len(parts)), strict=True):
     parts[colour].append(pair)
@@ -74,18 +88,26 @@ def partial_permutations(
 def even(
   edges: Sequence[Edge], num_colours: int
 ) -> list[tuple[tuple[int, Fraction], ...]]:
-  """Shares of colours, degree / num_colours of each at the largest vertices.
+  """Gives each edge shares of colours, so that the colours' loads are equal.
 
   A regular graph of degree d on n + n vertices is a sum of d perfect
-  matchings; laid end to end and cut at the multiples of d / num_colours they
-  are the colours. That splits edges into n (num_colours - gcd(d,
-  num_colours)) more pieces than there are edges, and fewer cannot do: at a
-  vertex, groups of edges that fill a group of colours hold num_colours / gcd
-  colours at least. Other graphs are filled up to regular ones; then no vertex
-  has more of a colour than the largest degree over num_colours.
+  matchings. They are laid end to end on a line of length d. The line is cut at
+  the multiples of d / num_colours, and each piece is one colour. An edge that
+  lies across a cut gets shares of several colours.
+
+  This makes n (num_colours - gcd(d, num_colours)) more pieces than there are
+  edges. Fewer are not possible: at a vertex, whole edges can fill a group of
+  whole colours only if the group has at least num_colours / gcd colours.
+
+  A graph that is not regular is filled up to a regular one. Then no vertex has
+  more of a colour than the largest degree over num_colours.
+
+  Args:
+    edges: Edges of a bipartite multigraph, as in `equitable`.
+    num_colours: Number of colours.
 
   Returns:
-    For each edge (colour, share) with shares that sum to 1.
+    For each edge its (colour, share) pairs. The shares sum to 1.
   """
   parallel = _parallel(edges)
   vertices = [sorted({e[side] for e in edges}) for side in (0, 1)]
@@ -103,7 +125,9 @@ def even(
   shares: list[tuple[tuple[int, Fraction], ...]] = [()] * len(edges)
   for pair, members in small.items():
     parts = [_parts(slot, degree, num_colours) for slot in slots[pair]]
-    parts.sort(key=len)  # what fills the graph up takes the cuts
+    # There may be more slots than edges, as some only fill the graph up. Real
+    # edges take the slots with the fewest cuts.
+    parts.sort(key=len)
     for index, part in zip(members, parts, strict=False):
       shares[index] = part
   return shares
@@ -112,7 +136,9 @@ def even(
 def _parts(
   slot: int, degree: int, num_colours: int
 ) -> tuple[tuple[int, Fraction], ...]:
-  """The colours of [slot, slot + 1) when [0, degree) is cut evenly."""
+  """Returns the colours of [slot, slot + 1) when [0, degree) is cut evenly."""
+  # In units of 1 / num_colours all borders are integers: a slot is num_colours
+  # long and a colour is degree long.
   low, high = slot * num_colours, (slot + 1) * num_colours
   first, last = low // degree, -(-high // degree)
   return tuple(
@@ -128,7 +154,7 @@ def _parts(
 
 
 def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
-  """Places of the edges between each pair of vertices."""
+  """Returns the places in the list of the edges between each two vertices."""
   found = collections.defaultdict(list)
   for index, edge in enumerate(edges):
     found[edge].append(index)
@@ -136,12 +162,21 @@ def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
 
 
 def _largest_degree(edges: Sequence[Edge]) -> int:
+  """Returns the largest number of edges at one vertex, of either side."""
   degrees = [collections.Counter(e[side] for e in edges) for side in (0, 1)]
   return max((d for side in degrees for d in side.values()), default=0)
 
 
 def _cut(vertices: Sequence[int], degree: int) -> list[int]:
-  """A number for each edge; no number more than `degree` times."""
+  """Cuts the vertices of one side into parts of at most that degree.
+
+  Args:
+    vertices: The vertex of each edge.
+    degree: The largest degree of a part.
+
+  Returns:
+    The part of each edge, numbered from 0.
+  """
   count: collections.Counter[int] = collections.Counter()
   numbers: dict[tuple[int, int], int] = {}
   cut = []
@@ -155,7 +190,16 @@ def _cut(vertices: Sequence[int], degree: int) -> list[int]:
 def _regular(
   edges: dict[Edge, list[int]], size: int, degree: int
 ) -> sparse.csr_array:
-  """Multiplicities int ``[size, size]``, filled up to a degree everywhere."""
+  """Fills a bipartite multigraph up so that all vertices have one degree.
+
+  Args:
+    edges: (left vertex, right vertex) -> the edges between the two.
+    size: Number of vertices on each side.
+    degree: The degree to fill up to, at least the largest one there is.
+
+  Returns:
+    The multiplicity of each pair of vertices, int ``[size, size]``.
+  """
   counts = collections.Counter(
     {pair: len(members) for pair, members in edges.items()}
   )
@@ -163,6 +207,8 @@ def _regular(
   for (u, v), count in counts.items():
     rows[u] -= count
     columns[v] -= count
+  # What is missing on the left is as much as on the right in all. Both are
+  # walked through once, and each step completes a vertex.
   i = j = 0
   while i < size and j < size:
     fill = min(rows[i], columns[j])
@@ -177,16 +223,24 @@ def _regular(
 
 
 def _matchings(matrix: sparse.csr_array) -> Iterator[tuple[list[int], int]]:
-  """Perfect matchings, with multiplicities, that sum to a regular matrix.
+  """Takes a regular matrix apart into perfect matchings.
+
+  Args:
+    matrix: Multiplicities, with one sum in all rows and columns.
 
   Yields:
-    The column of each row, and how many times.
+    The column that each row is matched with, and how many times the matching
+    is in the sum.
   """
   left = matrix.copy()
+  # Taking a perfect matching out leaves the matrix regular, so there is another
+  # one until nothing is left. Each is taken as often as it fits: then at least
+  # one entry becomes zero, which bounds the number of matchings.
   while left.nnz:
     columns = sparse.csgraph.maximum_bipartite_matching(
       left, perm_type="column"
     )
+    # The row of each stored entry, from the compressed row pointers.
     rows = np.repeat(np.arange(len(columns)), np.diff(left.indptr))
     matched = left.indices == columns[rows]
     weight = int(left.data[matched].min())

@@ -1,11 +1,14 @@
-"""Double binary tree: two trees, half of the data each, in small pieces.
+"""Double binary tree: two trees that carry half of the data each, in pieces.
 
-For an even n every rank has children in one of the trees only, so that both
-together keep all ports busy. Source: Sanders, Speck and Traeff, "Two-tree
-algorithms for full bandwidth broadcast, reduction and scan", Parallel
-Computing 35, 2009; the trees are those of MultiTree's simulator. There a
-2-colouring of the edges says in which rounds a piece moves down an edge; here
-it says who goes first, and others may use ports that are left.
+For an even number of ranks, every rank has children in only one of the trees.
+So both trees together keep all ports busy, where one tree would leave half of
+the ranks, its leaves, without anything to send down.
+
+Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth
+broadcast, reduction and scan", Parallel Computing 35, 2009. The trees are those
+of MultiTree's published simulator. In the paper a 2-colouring of the edges
+fixes the rounds in which pieces move down an edge. Here it only gives these
+edges precedence, and other edges may use the ports that are left.
 """
 
 import collections
@@ -20,21 +23,28 @@ from parallel.schedules.schedule import (
   from_gather,
   reversed_rounds,
 )
-from parallel.topology import Topology
+from parallel.topology.graph import Topology
 
 
 def build(topology: Topology, collective: Collective) -> Schedule:
-  """An all-reduce to the roots and back, in n pieces (n + 1 if n is odd).
+  """Builds any of the three collectives on the double binary tree.
 
-  In an all-gather each rank's slice spreads along the edges from there, half
-  of it in either tree; a reduce-scatter is its reverse.
+  The all-reduce sums towards the roots and copies back, in n pieces (n + 1 if
+  n is odd). In the all-gather, each rank's slice spreads from that rank along
+  the edges, half of it in either tree. The reduce-scatter is the all-gather
+  walked back.
+
+  Args:
+    topology: The network that the schedule runs on.
+    collective: The collective to build.
   """
   if collective != "all_reduce":
     return from_gather(_gather, topology, collective)
   n = topology.num_ranks
-  num_chunks = n + n % 2
+  num_chunks = n + n % 2  # even, so that both trees carry equally many
   trees = _trees(n)
   starts = [(c % 2, trees[c % 2].index(-1)) for c in range(num_chunks)]
+  # The sums walk this spread back, so its paths are built on reversed links.
   back = topology.reversed()
   rounds = reversed_rounds(_spread(back, trees, starts))
   rounds += _spread(topology, trees, starts)
@@ -42,6 +52,7 @@ def build(topology: Topology, collective: Collective) -> Schedule:
 
 
 def _gather(topology: Topology) -> Schedule:
+  """Builds the all-gather; each rank has one chunk for either tree."""
   n = topology.num_ranks
   starts = [(c % 2, c // 2) for c in range(2 * n)]
   return Schedule(
@@ -52,8 +63,12 @@ def _gather(topology: Topology) -> Schedule:
 
 
 def _trees(n: int) -> list[list[int]]:
-  """Of each rank its parent in either tree; the root's is -1."""
+  """Returns the parent of each rank, ``[tree][rank]``; -1 at the root."""
   first = [_parent(rank, n) for rank in range(n)]
+  # In the first tree odd ranks are leaves. For an even n, mirroring the order
+  # of the ranks makes the even ones leaves. For an odd n that would keep the
+  # parities, and the tree is shifted by one rank instead; rank 0 then takes the
+  # place of the last rank, first[-1].
   if n % 2 == 0:
     second = [n - 1 - first[n - 1 - rank] for rank in range(n)]
     second = [-1 if parent == n else parent for parent in second]
@@ -66,7 +81,12 @@ def _trees(n: int) -> list[list[int]]:
 
 
 def _parent(rank: int, n: int) -> int:
-  """With b the lowest set bit: (rank XOR b) OR 2 b, or rank XOR b."""
+  """Returns a rank's parent in the first tree.
+
+  With b the lowest set bit of the rank, the parent is (rank XOR b) OR 2 b, or
+  rank XOR b where no rank has that number. So b grows from a rank to its
+  parent, and ranks with b = 1, the odd ones, are leaves.
+  """
   if rank == 0:
     return -1
   low = rank & -rank
@@ -79,16 +99,17 @@ def _spread(
   trees: Sequence[Sequence[int]],
   starts: Sequence[tuple[int, int]],
 ) -> tuple[Round, ...]:
-  """Copies chunks along the edges of their trees to all ranks.
+  """Spreads chunks along the edges of their trees to all ranks.
 
   Args:
-    topology: For the paths.
-    trees: Parents.
-    starts: Of each chunk its tree and the rank that has it.
+    topology: The network, on which the paths are looked up.
+    trees: ``[tree][rank]``: the rank's parent; -1 at the root.
+    starts: ``[chunk]``: its tree and the rank that has it at first.
 
   Returns:
     Rounds in which a rank sends at most one chunk and receives at most one.
   """
+  # A chunk may start anywhere in its tree, so it goes up edges as well as down.
   beside: list[dict[int, list[int]]] = [
     collections.defaultdict(list) for _ in trees
   ]
@@ -102,7 +123,11 @@ def _spread(
     for parents in trees
     for rank, parent in enumerate(parents) if parent >= 0
   ]
+  # Each rank has at most two edges down to children and two from parents, so
+  # this gives two sets of edges, each of which loads a port once at most. Their
+  # edges go first in alternate rounds.
   turns = [set(edges) for edges in partial_permutations(down)]
+  # (chunk, sender, receiver): moves whose sender has the chunk.
   waiting = [
     (chunk, rank, there)
     for chunk, (tree, rank) in enumerate(starts)
@@ -121,6 +146,7 @@ def _spread(
       sending.add(source)
       receiving.add(there)
       moved.append((chunk, source, there))
+      # What has arrived may go on from the next round.
       left += [
         (chunk, there, further)
         for further in beside[starts[chunk][0]][there] if further != source

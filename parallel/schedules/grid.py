@@ -1,11 +1,17 @@
-"""2D rings on tori and meshes: rings along one dim after another.
+"""Rings on tori and meshes, along one dim after another.
 
-Two forms. *Bucket*: each dim gathers what the one before has gathered, so a
-reduce-scatter's second dim works on 1/d of the data (Jain and Sabharwal,
-"Optimal bucket algorithms for large MPI collectives on torus interconnects",
-ICS 2010). *2D ring*, as MultiTree's simulator has it: a whole all-reduce in
-rows, then one in columns. In both, every dim order and both directions carry
-an equal share of the data. On a mesh a ring closes back along its line.
+There are two forms:
+
+- *Bucket*: each dim gathers what the dims before it have gathered. The second
+  dim of the reduce-scatter then works on 1/d of the data only, with d the size
+  of the first dim. Source: Jain and Sabharwal, "Optimal bucket algorithms for
+  large MPI collectives on torus interconnects", ICS 2010.
+- *2D ring*: a whole all-reduce along rows, then one along columns, as in
+  MultiTree's published simulator.
+
+In both forms the data are split into equal *flows*, one for each rotation of
+the dims and each direction, so that all links work at once. On a mesh, the
+last rank of a line sends to the first one back along the line.
 """
 
 import math
@@ -16,21 +22,32 @@ from parallel.schedules.schedule import (
   Transfer,
   from_gather,
 )
-from parallel.topology import Topology
+from parallel.topology.graph import Topology
 
 
 def bucket_gather(topology: Topology) -> Schedule:
-  """The bucket form's all-gather on a grid of any number of dims."""
+  """Builds the bucket all-gather on a grid of any number of dims.
+
+  Args:
+    topology: The network that the schedule runs on.
+
+  Raises:
+    ValueError: The topology is not a ring, torus or mesh, or has failed links.
+  """
   dims = _dims("bucket", topology)
   n = topology.num_ranks
   flows = _flows(dims)
   num_rounds = sum(size - 1 for size, _ in dims)
   rounds: list[list[Transfer]] = [[] for _ in range(num_rounds)]
   for flow, (order, direction) in enumerate(flows):
-    held = [[rank] for rank in range(n)]
+    held = [[rank] for rank in range(n)]  # whose slices each rank has
     start = 0
+    # The reduce-scatter is this walked back, and should take the dims in
+    # `order`. So the gather takes the last one first.
     for dim in reversed(order):
       size = dims[dim][0]
+      # Around the ring, a rank first sends all that it has, and then always
+      # what it received in the round before.
       moving = [list(chunks) for chunks in held]
       for step in range(start, start + size - 1):
         arrived: list[list[int]] = [[] for _ in range(n)]
@@ -53,22 +70,39 @@ def bucket_gather(topology: Topology) -> Schedule:
 
 
 def _capacity(topology: Topology, dims: list[tuple[int, int]]) -> int | None:
-  """Chunks of the last dim's messages; None where rings share links."""
+  """Returns the most chunks that a link carries in a round of the bucket form.
+
+  Returns:
+    The chunks in a message of the last dim, the largest ones; None where the
+    rings of several flows share links.
+  """
   size = dims[0][0]
   closed = all(
     (node, _beside(node, *dim, 1)) in topology.links_by_pair
     for dim in dims for node in range(topology.num_ranks)
   )
+  # If all dims have equal size, flows of different rotations are in different
+  # dims at any time. If not, one flow enters a dim in which another still is.
+  # In a dim of two ranks both directions go over the same link.
   if not closed or size == 2 or any(dim[0] != size for dim in dims):
     return None
   return size ** (len(dims) - 1)
 
 
 def two_pass(topology: Topology, collective: Collective) -> Schedule:
-  """The 2D ring; a reduce-scatter or all-gather of it is the bucket's.
+  """Builds the 2D ring's all-reduce; other collectives take the bucket form.
 
-  A flow's quarter of the data is all-reduced along each row in as many parts
-  as the row has ranks, and then along each column: 4 (d - 1) rounds.
+  Each of four flows has a quarter of the data. The quarter is all-reduced along
+  one dim, in as many parts as the dim has ranks, and then along the other dim.
+  On a d x d torus this takes 4 (d - 1) rounds. The 2D ring has no
+  reduce-scatter or all-gather of its own.
+
+  Args:
+    topology: A torus or mesh with two dims of at least 2 ranks.
+    collective: The collective to build.
+
+  Raises:
+    ValueError: The topology is not such a torus or mesh, or has failed links.
   """
   dims = _dims("ring_2d", topology)
   if len(dims) != 2:
@@ -79,6 +113,7 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
   if collective != "all_reduce":
     return from_gather(bucket_gather, topology, collective)
   n = topology.num_ranks
+  # Both the rows' and the columns' number of ranks must divide the parts.
   parts = math.lcm(*(size for size, _ in dims))
   flows = _flows(dims)
   num_rounds = sum(2 * (size - 1) for size, _ in dims)
@@ -92,12 +127,17 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
         for rank in range(n):
           there = _beside(rank, size, stride, direction)
           path = _path(topology, rank, there, size, stride, direction)
+          # At step 0 a rank sends the part of its own place in the ring, then
+          # the one that has just arrived. After size - 1 steps of reducing,
+          # the part that arrives is complete, and the same formula goes on
+          # with copies of it.
           part = (rank // stride - direction * step) % size
           rounds[start + step] += [
             Transfer(rank, there, flow * parts + chunk, operation, path)
             for chunk in range(part, parts, size)
           ]
       start += 2 * (size - 1)
+  # With equal dims, parts = size, and each message is one chunk.
   capacity = None if _capacity(topology, dims) is None else 1
   return Schedule(
     "ring_2d", "all_reduce", n, len(flows) * parts, tuple(map(tuple, rounds)),
@@ -106,7 +146,14 @@ def two_pass(topology: Topology, collective: Collective) -> Schedule:
 
 
 def _dims(name: str, topology: Topology) -> list[tuple[int, int]]:
-  """(size, stride) of the dims of more than one rank."""
+  """Returns (size, stride) of each dim of more than one rank.
+
+  The stride is the difference between the numbers of neighbouring ranks. A
+  grid of a single rank has the one dim (1, 1).
+
+  Raises:
+    ValueError: The topology is not a grid, or has failed links.
+  """
   shape = topology.shape
   if topology.num_switches or math.prod(shape) != topology.num_ranks or (
     not shape
@@ -121,7 +168,7 @@ def _dims(name: str, topology: Topology) -> list[tuple[int, int]]:
 
 
 def _flows(dims: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
-  """(order of dims, direction): every rotation, both ways."""
+  """Returns (order of dims, direction): every rotation, in both directions."""
   numbers = list(range(len(dims)))
   return [
     (numbers[first:] + numbers[:first], direction)
@@ -131,6 +178,7 @@ def _flows(dims: list[tuple[int, int]]) -> list[tuple[list[int], int]]:
 
 
 def _beside(rank: int, size: int, stride: int, direction: int) -> int:
+  """Returns the next rank along a dim, around the end of its line."""
   place = rank // stride % size
   return rank + ((place + direction) % size - place) * stride
 
@@ -143,9 +191,11 @@ def _path(
   stride: int,
   direction: int,
 ) -> tuple[int, ...]:
+  """Returns the path between two ranks that are neighbours on a ring."""
   if (source, destination) in topology.links_by_pair:
     return (source, destination)
-  path = [source]  # the end of a mesh's line, back to its start
+  # Only the ring that closes a mesh's line has no link: walk the line back.
+  path = [source]
   while path[-1] != destination:
     path.append(_beside(path[-1], size, stride, -direction))
   return tuple(path)

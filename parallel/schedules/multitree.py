@@ -1,15 +1,17 @@
-"""MultiTree: one spanning tree per rank, grown together step by step.
+"""MultiTree: one spanning tree per rank, all grown together step by step.
 
-Every step restores all links. The trees take turns; in a turn a tree gains one
-rank, over free links, from a rank that it held when the step began. A step
-ends when a whole round of turns adds nothing. The trees are those of an
-all-gather; a reduce-scatter walks them back.
+At the start of a step all links are free. The trees take turns. In its turn, a
+tree gains one rank, over free links, from a rank that it held when the step
+began, and these links are then taken. A step ends when a whole round of turns
+adds nothing. The trees are those of an all-gather, and each step is a round of
+the schedule. A reduce-scatter walks the trees back.
 
 Source: Huang et al., "Communication Algorithm-Architecture Co-Design for
-Distributed Deep Learning", ISCA 2021, and its published simulator, which ends
-a step when the last tree of a round adds nothing: more steps on meshes. Not in
-the paper: a link with q times the slowest one's bandwidth takes q chunks per
-step.
+Distributed Deep Learning", ISCA 2021, and its published simulator.
+
+Deviations: the simulator ends a step when the last tree of a round adds
+nothing, which takes more steps on meshes. That a link with q times the
+bandwidth of the slowest one takes q chunks per step is not in the paper.
 """
 
 import array
@@ -19,7 +21,7 @@ import operator
 import numpy as np
 
 from parallel.schedules.schedule import Schedule, Transfer
-from parallel.topology import Path, Topology
+from parallel.topology.graph import Path, Topology
 
 
 def grow(
@@ -28,14 +30,16 @@ def grow(
   """Grows the trees of an all-gather.
 
   Args:
-    topology: Any; ranks reach each other over links or through switches.
-    farthest_first: From the second round of a step on, let trees take turns in
-      the order of their roots' distance to the farthest rank, largest first,
-      and not in the order of ranks.
+    topology: Any topology; ranks reach each other over links or through
+      switches.
+    farthest_first: Whether trees take their turns in the order of their roots'
+      distance to the farthest rank, largest first, from the second round of a
+      step on. Otherwise they take them in the order of ranks.
 
   Returns:
-    ``[step]``: roots in the order of their turns, and for each turn the path
-    from a rank of the root's tree to a new one.
+    For each step the roots of the trees that grew, in the order of their
+    turns, and for each of these turns the path from a rank of the tree to its
+    new rank.
   """
   n = topology.num_ranks
   ranks = list(range(n))
@@ -46,10 +50,13 @@ def grow(
   grower = _Direct if topology.num_switches == 0 else _Switched
   state = grower(topology)
   steps = []
-  missing = n * (n - 1)
+  missing = n * (n - 1)  # ranks that trees lack, all trees together
   while missing:
     state.begin()
     roots, paths = state.turns(ranks)
+    # Within a step links are only taken, and new ranks are no parents yet. So
+    # a tree that could not grow in one round cannot in the next, and only the
+    # trees that grew take another turn.
     added = roots
     if farthest_first:
       again = set(added)
@@ -66,7 +73,12 @@ def grow(
 
 
 def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
-  """The all-gather: chunk r goes down the tree of rank r."""
+  """Builds the all-gather: chunk r goes down the tree of rank r.
+
+  Args:
+    topology: The network that the schedule runs on.
+    farthest_first: The order of turns, as in `grow`.
+  """
   rounds = tuple(
     tuple(
       Transfer(path[0], path[-1], root, "copy", path)
@@ -83,11 +95,15 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
 
 
 class _Direct:
-  """Ranks joined by links alone; a tree's frontier is the links out of it.
+  """Grows trees where ranks are joined by links, without switches.
 
+  A tree's frontier consists of the links from its ranks to ranks outside it.
   Within a step a link that is taken stays taken, so each tree looks at each
-  link of its frontier at most once per step. Between steps all frontiers are
-  one array, in the order of roots.
+  link of its frontier at most once per step. Between steps the frontiers of
+  all trees are one array, sorted by root.
+
+  This runs through n (n - 1) turns in Python, so the inner loop works on lists
+  and bytearrays, and numpy does what happens once per step.
   """
 
   def __init__(self, topology: Topology) -> None:
@@ -96,23 +112,32 @@ class _Direct:
     self._head_of = [head for _, head in self._paths]
     self._heads = np.array(self._head_of, np.int32)
     sources = np.array([source for source, _ in self._paths], np.int32)
+    # Links sorted by source: those out of a rank lie together and end before
+    # `_ends[rank]`. The stable sort keeps the order of directions that grids
+    # have at every rank. It matters: sorted by the neighbours' numbers, a
+    # 32x32 torus takes 261 steps in place of 256.
     self._out = np.argsort(sources, kind="stable").astype(np.int32)
     self._degree = np.bincount(sources, minlength=n)
     self._ends = np.cumsum(self._degree)
     self._capacity = list(topology.multiples.values())
     self._member = [bytearray(n) for _ in range(n)]
     self._roots = self._frontier = np.empty(0, np.int32)
-    self._held = np.zeros((n, n), bool)  # as of the last step
+    self._held = np.zeros((n, n), bool)  # [root, rank] as of the last step
+    # Each tree starts with its root.
     ranks = np.arange(n, dtype=np.int32)
     self._join(ranks, ranks)
 
   def begin(self) -> None:
+    """Starts a step: all links are free, all frontiers are looked at anew."""
     self._free = self._capacity[:]
     self._left = sum(self._free)
     self._taken: list[int] = []
+    # Iterating over an array.array gives Python's integers, faster than numpy.
     links = array.array("i", self._frontier.tobytes())
     ranks = np.arange(len(self._member) + 1)
     bounds = np.searchsorted(self._roots, ranks).tolist()
+    # One iterator per tree, which goes on in the next turn where it stopped in
+    # this one. It asks whether a link is free only when it reaches it.
     is_free = self._free.__getitem__
     self._ahead = [
       filter(is_free, links[low:high])
@@ -120,7 +145,15 @@ class _Direct:
     ]
 
   def turns(self, roots: list[int]) -> tuple[list[int], list[Path]]:
-    """One turn each: the roots whose trees grew, in the same order, and how."""
+    """Gives each tree one turn.
+
+    Args:
+      roots: Roots of the trees, in the order of their turns.
+
+    Returns:
+      The roots of the trees that grew, in the same order, and the path to each
+      tree's new rank.
+    """
     free, heads, left = self._free, self._head_of, self._left
     added, taken = [], []
     for root in roots:
@@ -141,34 +174,51 @@ class _Direct:
     return added, [self._paths[link] for link in taken]
 
   def end(self, roots: list[int]) -> None:
-    """Their new ranks become parents."""
+    """Ends a step: the new ranks become parents.
+
+    Args:
+      roots: The root of each turn that added a rank, in the order of turns.
+    """
     self._join(np.array(roots, np.int32), self._heads[self._taken])
 
   def _join(self, roots: np.ndarray, new: np.ndarray) -> None:
-    """Adds ranks to trees: their links to the frontiers, less those inside."""
+    """Adds ranks to trees and updates the frontiers.
+
+    Args:
+      roots: int ``[addition]``: the tree's root.
+      new: int ``[addition]``: the rank that the tree gains.
+    """
     self._held[roots, new] = True
     degree = self._degree[new]
     ends = np.cumsum(degree)
-    # The links out of a rank lie together in `_out`.
+    # Places in `_out` of all links out of the new ranks, rank after rank. An
+    # addition's links are numbers ends - degree to ends - 1 of this list, and
+    # lie at `_ends` - degree to `_ends` - 1 in `_out`.
     place = np.repeat(self._ends[new] - ends, degree) + np.arange(ends[-1])
     roots = np.append(self._roots, np.repeat(roots, degree))
     links = np.append(self._frontier, self._out[place])
+    # Links whose head is in the tree by now are of no more use to it. The
+    # stable sort puts the trees in order and keeps, within a tree, the links
+    # of the ranks that joined first in front.
     live = np.flatnonzero(~self._held[roots, self._heads[links]])
     live = live[np.argsort(roots[live], kind="stable")]
     self._roots, self._frontier = roots[live], links[live]
 
 
 class _Switched:
-  """Ranks joined through switches too.
+  """Grows trees where ranks are joined through switches, too.
 
-  A turn takes the way with the fewest links to a new rank, from the parent
-  that joined first. A parent from which no way is free stays without one until
-  the step ends; one without a free link out, which is most of them, has none.
+  A turn takes the way with the fewest links from any parent to a new rank;
+  among equally short ways, that of the parent that joined first. It stops at a
+  way of two links, the shortest one through a switch. A parent from which no
+  way is free has none until the step ends, and is not asked again. Most of
+  these have no free link out, which is known without a search.
   """
 
   def __init__(self, topology: Topology) -> None:
     n = topology.num_ranks
     self._num_ranks = n
+    # By the number of the link, as `Topology.links` has them.
     self._tails = [link.source for link in topology.links]
     self._heads = [link.destination for link in topology.links]
     self._out: list[list[int]] = [[] for _ in range(topology.num_nodes)]
@@ -177,13 +227,17 @@ class _Switched:
     self._ordered: dict[tuple[int, int], list[int]] = {}
     self._within = [_ranks_within(topology, rank) for rank in range(n)]
     self._capacity = list(topology.multiples.values())
-    self._members = [[root] for root in range(n)]  # in the order of joining
+    # Each tree's ranks in the order of joining, and as a set.
+    self._members = [[root] for root in range(n)]
     self._joined = [{root} for root in range(n)]
 
   def begin(self) -> None:
+    """Starts a step: all links are free, all ranks of a tree are parents."""
     self._free = self._capacity[:]
+    # Copies: ranks that join in this step are not parents before the next one.
     self._parents = [list(members) for members in self._members]
-    self._out_of = [0] * self._num_ranks  # free links, by rank
+    # Free capacity of the links out of each rank, and of those into it.
+    self._out_of = [0] * self._num_ranks
     self._into = [0] * self._num_ranks
     for tail, head, free in zip(
       self._tails, self._heads, self._free, strict=True
@@ -194,7 +248,15 @@ class _Switched:
         self._into[head] += free
 
   def turns(self, roots: list[int]) -> tuple[list[int], list[Path]]:
-    """One turn each: the roots whose trees grew, in the same order, and how."""
+    """Gives each tree one turn.
+
+    Args:
+      roots: Roots of the trees, in the order of their turns.
+
+    Returns:
+      The roots of the trees that grew, in the same order, and the path to each
+      tree's new rank.
+    """
     added, paths = [], []
     reachable = {rank for rank, free in enumerate(self._into) if free}
     for root in roots:
@@ -204,15 +266,20 @@ class _Switched:
       best: list[int] = []
       stuck = set()
       for parent in self._parents[root]:
+        # A search costs most, so it is left out where it cannot help: if no
+        # rank outside the tree is nearer to this parent than `best` is long,
+        # even with all links free.
         within = self._within[parent]
         if best and within[min(len(best), len(within)) - 1].isdisjoint(outside):
-          continue  # no way from here is shorter
+          continue
         links = self._out_of[parent] and self._find(parent, outside)
         if not links:
           stuck.add(parent)
         elif not best or len(links) < len(best):
           best = links
-        if 0 < len(best) <= 2:  # two links: beside the same switch
+        # Two links join ranks at the same switch: no way through switches is
+        # shorter.
+        if 0 < len(best) <= 2:
           break
       if stuck:
         self._parents[root] = [
@@ -221,6 +288,8 @@ class _Switched:
       if best:
         for link in best:
           self._free[link] -= 1
+        # Ranks do not forward, so only the first link leaves a rank and only
+        # the last one enters a rank.
         new = self._heads[best[-1]]
         self._out_of[self._tails[best[0]]] -= 1
         self._into[new] -= 1
@@ -234,7 +303,15 @@ class _Switched:
     return added, paths
 
   def _find(self, parent: int, outside: set[int]) -> list[int]:
-    """The fewest free links from a rank to one outside the tree, or none."""
+    """Searches breadth-first for a way over free links to a new rank.
+
+    Args:
+      parent: The rank to start from.
+      outside: Ranks that may be joined.
+
+    Returns:
+      The links of a shortest way, from the parent on; [] if there is none.
+    """
     came = {parent: -1}  # node -> link into it
     queue = [parent]
     for node in queue:
@@ -242,6 +319,8 @@ class _Switched:
         head = self._heads[link]
         if not self._free[link] or head in came:
           continue
+        # Switches are searched further. A rank is either a destination or of
+        # no use, since it does not forward.
         if head >= self._num_ranks:
           came[head] = link
           queue.append(head)
@@ -253,9 +332,11 @@ class _Switched:
     return []
 
   def _links(self, node: int, parent: int) -> list[int]:
-    """Out of a node: to ranks, from the parent's number on, then to switches.
+    """Returns the links out of a node in the order in which to try them.
 
-    So the ranks at a switch look for children at different ranks.
+    Links to ranks come first, beginning after the parent's number, and then
+    links to switches. So parents at the same switch try different ranks first,
+    and do not all compete for the link to the lowest number.
     """
     key = (node, parent)
     if key not in self._ordered:
@@ -270,11 +351,15 @@ class _Switched:
     return self._ordered[key]
 
   def end(self, roots: list[int]) -> None:
-    """New ranks become parents when the next step begins."""
+    """Ends a step. New ranks become parents when the next step begins.
+
+    Args:
+      roots: The root of each turn that added a rank; not needed here.
+    """
 
 
 def _ranks_within(topology: Topology, source: int) -> list[set[int]]:
-  """``[hops]``: ranks that many links away, or fewer."""
+  """Returns ``[hops]``: the ranks at most that many links away."""
   hops = [topology.hops(source, rank) for rank in range(topology.num_ranks)]
   within = [set() for _ in range(max(hops) + 1)]
   for limit, ranks in enumerate(within):

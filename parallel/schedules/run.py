@@ -1,12 +1,13 @@
-"""Runs schedules inside ``jax.shard_map``, by permutes.
+"""Runs schedules inside ``jax.shard_map`` as a series of permutes.
 
-A round's pairs are coloured into partial permutations, and each becomes one
-permute of the chunks that its pairs send; which chunks these are is a constant
-table indexed by rank. So what the program sends is what the schedule says, no
-chunk more. Every step is linear and differentiates to its transpose.
+The (source, destination) pairs of a round are split into partial permutations:
+sets in which no rank sends twice or receives twice. Each set becomes one
+permute. Which chunks a rank sends in it is looked up in a constant table by the
+rank's number. So the program sends exactly the chunks of the schedule. Every
+step is linear, so jax differentiates the whole to its transpose.
 
-Shape legend: R = lanes on this device; C = chunks; K = elements of a chunk; S =
-chunks in a rank's slice.
+Shape legend: N = ranks of the schedule; R = lanes on this device; C = chunks;
+K = elements of a chunk; S = chunks in a rank's slice; s = rows of a slice.
 """
 
 from collections.abc import Callable
@@ -24,24 +25,28 @@ from parallel.schedules.check import check
 from parallel.schedules.colouring import partial_permutations
 from parallel.schedules.schedule import Round, Schedule
 
-Executor = Callable[[jax.Array, str], jax.Array]
+Executor = Callable[[jax.Array, str], jax.Array]  # (array, mesh axis's name)
 
 
 def executor(schedule: Schedule) -> Executor:
-  """A schedule as a function of a device's array and a mesh axis's name.
+  """Returns a function that runs the schedule over a mesh axis.
 
   Args:
-    schedule: Proven first; its ranks are the devices of the mesh axis.
+    schedule: The schedule, which is proven here. Its ranks are the devices of
+      the mesh axis.
 
   Returns:
-    For an all-reduce, what ``lax.psum`` computes; for a reduce-scatter,
-    ``lax.psum_scatter(..., tiled=True)`` of dim 0; for an all-gather,
-    ``lax.all_gather(..., tiled=True)`` along dim 0. Each fits as ``via=`` of
-    the verb in `parallel.collectives`. The result is device-varying by type.
+    A function of a device's array and the name of a mesh axis. It computes
+    what ``lax.psum`` does for an all-reduce, ``lax.psum_scatter(...,
+    tiled=True)`` of dim 0 for a reduce-scatter, and ``lax.all_gather(...,
+    tiled=True)`` along dim 0 for an all-gather. It fits as the argument
+    ``via`` of the collective's function in `parallel.collectives`. Its result
+    is device-varying by type.
 
   Raises:
-    ValueError: The schedule is not what it says; when traced, an axis of
-      another size, or a dim that does not divide.
+    ValueError: The schedule is not the collective that it claims to be. The
+      function raises it, when traced, for an axis of another size or a dim
+      that the ranks do not divide.
   """
   check(schedule)
   steps = _steps(schedule)
@@ -54,15 +59,21 @@ def executor(schedule: Schedule) -> Executor:
 
 
 def on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
-  """Runs a schedule between logical ranks, of which a device may host several.
+  """Runs a schedule between logical ranks, several of which may share a device.
 
   Args:
-    schedule: Proven first; its ranks are the logical ones.
-    x: ``[R, ...]``: what each lane would give to `executor`.
-    axis: Whose ranks.
+    schedule: The schedule, which is proven here. Its ranks are the logical
+      ranks of the axis.
+    x: ``[R, ...]``: the array of each lane. A lane's array has the shape that
+      a device's array has in `executor`.
+    axis: The axis whose ranks take part.
 
   Returns:
-    ``[R, ...]``: what each rank ends with.
+    ``[R, ...]``: the result of each lane.
+
+  Raises:
+    ValueError: The schedule is not the collective that it claims to be, the
+      axis has another size, or the ranks do not divide a dim.
   """
   check(schedule)
   return _run(schedule, _steps(schedule), x, axis)
@@ -70,13 +81,15 @@ def on_lanes(schedule: Schedule, x: jax.Array, axis: Axis) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-  """One permute.
+  """One permute of k chunks per pair.
 
   Attributes:
-    pairs: (source, destination).
-    reads: int ``[rank, k]``: chunks that a rank sends.
-    writes: int ``[rank, k]``: where they go at the receiver; C at others.
-    reduces: Whether they are added there.
+    pairs: (source, destination) of each message.
+    reads: int ``[rank, k]``: the chunks that a rank sends; any at ranks that
+      do not send.
+    writes: int ``[rank, k]``: the chunks that a rank receives; C, which is out
+      of range, at ranks that do not receive.
+    reduces: Whether a receiver adds what arrives, or replaces what it holds.
   """
 
   pairs: tuple[tuple[int, int], ...]
@@ -90,7 +103,12 @@ def _steps(schedule: Schedule) -> list[list[_Step]]:
 
 
 def _round_steps(schedule: Schedule, transfers: Round) -> list[_Step]:
-  """Pairs of one step send equally many chunks, so that none are padding."""
+  """Groups a round's transfers into permutes.
+
+  All pairs of a permute send arrays of one shape. So only pairs that send
+  equally many chunks are put together, and no chunk is padding.
+  """
+  # All chunks that go from one rank to another in this round are one message.
   chunks: dict[tuple[int, int, bool], list[int]] = {}
   for t in transfers:
     key = (t.source, t.destination, t.operation == "reduce")
@@ -101,6 +119,9 @@ def _round_steps(schedule: Schedule, transfers: Round) -> list[_Step]:
   steps = []
   for (reduces, count), pairs in kinds.items():
     for part in partial_permutations(pairs):
+      # Ranks that do not send read chunk 0, which then goes nowhere. Ranks
+      # that do not receive get zeros from the permute and drop them: their
+      # writes are out of range.
       reads = np.zeros((schedule.num_ranks, count), np.int32)
       writes = np.full_like(reads, schedule.num_chunks)
       for source, there in part:
@@ -127,32 +148,38 @@ def _run(
 def _round(
   before: jax.Array, permutes: list[_Step], axis: Axis
 ) -> jax.Array:
-  """One round on ``[R, C, K]``."""
+  """Runs one round on ``[R, C, K]``."""
   ranks = collectives.ranks_here(axis)
   chunks = before
   for step in permutes:
-    sent = _take(before, jnp.asarray(step.reads)[ranks])
-    arrived = collectives.permute(sent, axis, step.pairs)
+    # What is sent is taken from `before`, not from `chunks`: the transfers of
+    # a round read the state before it, also where an earlier permute of the
+    # same round has already written that chunk.
+    sent = _take(before, jnp.asarray(step.reads)[ranks])  # [R, k, K]
+    arrived = collectives.permute(sent, axis, step.pairs)  # [R, k, K]
     writes = jnp.asarray(step.writes)[ranks]
     chunks = jax.vmap(_add if step.reduces else _put)(chunks, arrived, writes)
   return chunks
 
 
 def _add(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
+  """Adds ``[k, K]`` to the named chunks of ``[C, K]``; C names none."""
   return chunks.at[where].add(arrived, mode="drop")
 
 
 def _put(chunks: jax.Array, arrived: jax.Array, where: jax.Array) -> jax.Array:
+  """Writes ``[k, K]`` over the named chunks of ``[C, K]``; C names none."""
   return chunks.at[where].set(arrived, mode="drop")
 
 
 @jax.vmap
 def _take(chunks: jax.Array, where: jax.Array) -> jax.Array:
+  """Takes chunks from each lane: ``[R, C, K]``, ``[R, k] -> [R, k, K]``."""
   return chunks[where]
 
 
 def _all_reduce_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """``[R, ...] -> [R, C, K]`` and the way back."""
+  """Returns ``[R, ...]`` as ``[R, C, K]``, and the function that undoes it."""
   del axis
   size = math.prod(x.shape[1:])
   chunks = _cut(x.reshape(x.shape[0], size), schedule.num_chunks)
@@ -160,7 +187,11 @@ def _all_reduce_layout(schedule: Schedule, x: jax.Array, axis: Axis):
 
 
 def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """``[R, N s, ...] -> [R, C, K]``, and back to ``[R, s, ...]``."""
+  """Returns ``[R, N s, ...]`` as ``[R, C, K]``, and what takes the slices out.
+
+  The returned function turns ``[R, C, K]`` into each lane's slice,
+  ``[R, s, ...]``.
+  """
   n, lanes = schedule.num_ranks, x.shape[0]
   if x.ndim < 2 or x.shape[1] % n:
     raise ValueError(
@@ -169,30 +200,41 @@ def _reduce_scatter_layout(schedule: Schedule, x: jax.Array, axis: Axis):
     )
   shape = (lanes, x.shape[1] // n, *x.shape[2:])
   size = math.prod(shape[1:])
+  # [R, N, S, K]: each slice is cut, and padded, by itself, since chunk borders
+  # must not cross the border between two ranks' slices.
   slices = _cut(x.reshape(lanes, n, size), schedule.num_chunks // n)
   owned = _owned(schedule)
-  places = np.argsort(owned.reshape(-1))  # of chunks, among all slices'
+  # `owned` lists the chunks in the order of slices. Its inverse permutation
+  # says where each chunk lies among the slices.
+  places = np.argsort(owned.reshape(-1))
   chunks = slices.reshape(lanes, schedule.num_chunks, -1)[:, places]
-  mine = jnp.asarray(owned)[collectives.ranks_here(axis)]
+  mine = jnp.asarray(owned)[collectives.ranks_here(axis)]  # [R, S]
   return chunks, lambda y: _join(_take(y, mine), size).reshape(shape)
 
 
 def _all_gather_layout(schedule: Schedule, x: jax.Array, axis: Axis):
-  """``[R, s, ...] -> [R, C, K]``, and back to ``[R, N s, ...]``."""
+  """Returns ``[R, s, ...]`` as ``[R, C, K]``, and what joins all slices.
+
+  A lane's own chunks are in place, the others are zero. The returned function
+  turns ``[R, C, K]`` into all slices in rank order, ``[R, N s, ...]``.
+  """
   if x.ndim < 2:
     raise ValueError(f"{schedule.name}: an all-gather needs a dim to join")
   n, lanes = schedule.num_ranks, x.shape[0]
   shape = (lanes, n * x.shape[1], *x.shape[2:])
   size = math.prod(x.shape[1:])
+  # [R, S, K]
   slices = _cut(x.reshape(lanes, size), schedule.num_chunks // n)
   owned = _owned(schedule)
   zeros = jnp.zeros(
     (lanes, schedule.num_chunks, slices.shape[-1]), slices.dtype
   )
+  # A scatter needs both operands to vary over the same mesh axes, by type.
   zeros = collectives.varying(zeros, *collectives.varying_axes(x))
   mine = jnp.asarray(owned)[collectives.ranks_here(axis)]
 
   def restore(y):
+    # [R, C, K] -> [R, N, S, K], chunks in the order of the ranks' slices.
     y = y[:, owned.reshape(-1)].reshape(lanes, n, *slices.shape[1:])
     return _join(y, size).reshape(shape)
 
@@ -207,19 +249,21 @@ _LAYOUTS = {
 
 
 def _owned(schedule: Schedule) -> np.ndarray:
-  """int ``[rank, S]``: chunks of each rank's slice."""
+  """Returns the chunks of each rank's slice, int ``[rank, S]``."""
+  # The stable sort by owner keeps a rank's chunks in ascending order, and
+  # `check` has proven that all ranks own equally many.
   return np.argsort(schedule.owners, kind="stable").reshape(
     schedule.num_ranks, -1
   )
 
 
 def _cut(x: jax.Array, parts: int) -> jax.Array:
-  """``[..., size] -> [..., parts, K]``, padded with zeros."""
+  """Cuts ``[..., size]`` into ``[..., parts, K]``, padded with zeros."""
   padding = -x.shape[-1] % parts
   x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
   return x.reshape(*x.shape[:-1], parts, -1)
 
 
 def _join(x: jax.Array, size: int) -> jax.Array:
-  """``[..., parts, K] -> [..., size]``."""
+  """Joins ``[..., parts, K]`` to ``[..., size]``, without the padding."""
   return x.reshape(*x.shape[:-2], -1)[..., :size]

@@ -1,14 +1,18 @@
 """A collective as data: who sends which chunk to whom, round by round.
 
-The same value is proven by `parallel.schedules.check`, timed by
-`parallel.network` and run by `parallel.schedules.run`.
+`parallel.schedules.check` proves such a schedule, `parallel.network` times it
+and `parallel.schedules.run` executes it. All three read the same value, so
+what is timed is what runs.
+
+Builders make all-gathers. The reduce-scatter is the all-gather walked back,
+and the all-reduce is the reduce-scatter followed by the all-gather.
 """
 
 from collections.abc import Callable
 import dataclasses
 from typing import Literal, NamedTuple
 
-from parallel.topology import Path, Topology
+from parallel.topology.graph import Path, Topology
 
 Collective = Literal["all_reduce", "reduce_scatter", "all_gather"]
 COLLECTIVES: tuple[Collective, ...] = (
@@ -17,14 +21,15 @@ COLLECTIVES: tuple[Collective, ...] = (
 
 
 class Transfer(NamedTuple):
-  """One chunk from one rank to another.
+  """One chunk that one rank sends to another.
 
   Attributes:
-    source: Rank that sends what it holds of the chunk before the round.
-    destination: Rank that receives.
-    chunk: Number of the chunk.
+    source: Rank that sends the value it held of the chunk before the round.
+    destination: Rank that receives the chunk.
+    chunk: Number of the chunk, from 0.
     operation: "reduce" adds to what the destination holds, "copy" replaces it.
-    path: Nodes of the topology that it goes through.
+    path: Nodes of the topology that the chunk goes through, source and
+      destination included.
   """
 
   source: int
@@ -39,22 +44,25 @@ Round = tuple[Transfer, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """Rounds of transfers; those of a round read the state before it.
+  """A collective as a sequence of rounds of transfers.
 
-  Chunks are equal parts of the data. A rank's slice in a reduce-scatter or
-  all-gather is made of the chunks that it owns, in ascending order.
+  All transfers of a round read the state from before the round. Chunks are
+  equal parts of the data. In a reduce-scatter or all-gather, a rank's slice
+  consists of the chunks that it owns, in ascending order.
 
   Attributes:
-    name: Of the algorithm.
+    name: Name of the algorithm.
     collective: "all_reduce", "reduce_scatter" or "all_gather".
-    num_ranks: n.
-    num_chunks: Parts into which the data are cut.
-    rounds: One after the other.
-    owners: Of each chunk, the rank that ends with its sum (reduce-scatter) or
-      starts with it (all-gather); () for an all-reduce.
-    link_capacity: A claim that `check` proves: in no round does a link carry
-      more than this many chunks, for each multiple of the slowest link's
-      bandwidth that it has. None: transfers may share links.
+    num_ranks: Number of ranks, n.
+    num_chunks: Number of parts into which the data are cut.
+    rounds: Rounds, in the order in which they happen.
+    owners: ``[chunk]``: the rank that ends with the chunk's sum
+      (reduce-scatter) or starts with the chunk (all-gather). It is () for an
+      all-reduce.
+    link_capacity: A claim that `check` proves. In no round does a link carry
+      more than this many chunks times its entry in `Topology.multiples` (its
+      bandwidth over the slowest link's). None claims nothing: transfers may
+      share links.
   """
 
   name: str
@@ -67,27 +75,34 @@ class Schedule:
 
   @property
   def num_transfers(self) -> int:
-    """Of all rounds."""
+    """Number of transfers in all rounds together."""
     return sum(map(len, self.rounds))
 
   def owned(self, rank: int) -> tuple[int, ...]:
-    """Chunks of a rank's slice, in the order of the slice."""
+    """Returns the chunks of a rank's slice, in the order of the slice."""
     return tuple(c for c, owner in enumerate(self.owners) if owner == rank)
 
 
 def reversed_gather(gather: Schedule) -> Schedule:
-  """The reduce-scatter that sends every copy of an all-gather back.
+  """Returns the reduce-scatter that sends every copy of an all-gather back.
 
-  Its rounds are the gather's from last to first, every path walked the other
-  way, so it needs links in both directions.
+  Its rounds are the gather's from last to first, with every path walked the
+  other way. So the topology needs the reverse of every link that is used.
   """
+  # Each link's load moves to the reverse link, so the claim `link_capacity`
+  # stays true where both directions have the same bandwidth.
   return dataclasses.replace(
     gather, collective="reduce_scatter", rounds=reversed_rounds(gather.rounds)
   )
 
 
 def reversed_rounds(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
-  """Copies as reductions, from last to first, every path the other way."""
+  """Turns copies into reductions, from last to first, along reversed paths.
+
+  Where the gather copies a chunk from a tree's parent to a child, the scatter
+  adds the child's partial sum to the parent's. Going from last to first, a
+  child has heard from all of its own children before it sends.
+  """
   return tuple(
     tuple(
       Transfer(t.destination, t.source, t.chunk, "reduce", t.path[::-1])
@@ -98,7 +113,12 @@ def reversed_rounds(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
 
 
 def scatter_then_gather(scatter: Schedule, gather: Schedule) -> Schedule:
-  """The all-reduce that a reduce-scatter and an all-gather make."""
+  """Returns the all-reduce: a reduce-scatter and then an all-gather.
+
+  Args:
+    scatter: The reduce-scatter.
+    gather: An all-gather in which each chunk has the same owner.
+  """
   assert scatter.owners == gather.owners, "both must cut the data alike"
   return dataclasses.replace(
     gather,
@@ -113,13 +133,18 @@ def from_gather(
   topology: Topology,
   collective: Collective,
 ) -> Schedule:
-  """Any of the three collectives, given a builder of all-gathers.
+  """Builds any of the three collectives with a builder of all-gathers.
 
-  The reduce-scatter is the all-gather walked back, or where links lack one
-  back, an all-gather on the turned links.
+  Args:
+    gather: Builds the all-gather on a topology.
+    topology: The network that the schedule runs on.
+    collective: The collective to build.
   """
   if collective == "all_gather":
     return gather(topology)
+  # Walking back uses the reverse of each link. Where a link has no reverse of
+  # the same bandwidth, the gather is built on the reversed graph, so that its
+  # walk back runs over links that exist.
   turned = gather(topology if topology.symmetric else topology.reversed())
   scatter = reversed_gather(turned)
   if collective == "reduce_scatter":

@@ -1,9 +1,10 @@
-"""A schedule of an all-reduce as a table of integers.
+"""A schedule of an all-reduce as a table of integers, which a kernel runs.
 
 In a round of the table a device sends at most one chunk and receives at most
-one, so a schedule's round may become several. Their order keeps its meaning,
-that all transfers of a round read the state before it: no chunk is written
-before it has been sent.
+one chunk. So a round of the schedule may become several rounds of the table.
+They are put in an order that keeps the meaning of the schedule's round, in
+which all transfers read the state before it: no rank's chunk is overwritten
+before that rank has sent it.
 """
 
 import numpy as np
@@ -15,18 +16,20 @@ _OPERATIONS = {"reduce": 0, "copy": 1}
 
 
 def table(schedule: Schedule) -> np.ndarray:
-  """What each device does in each round.
+  """Returns what each device does in each round.
 
   Args:
-    schedule: Proven first; of an all-reduce.
+    schedule: An all-reduce, which is proven here.
 
   Returns:
-    int32 ``[rounds, n, 4]``: to whom it sends, which chunk; into which chunk
-    it receives, and whether it adds (0) or copies (1); -1 where it does not.
+    int32 ``[rounds, n, 4]``: for each round and device, the device that it
+    sends to, the chunk that it sends, the chunk that it receives into, and
+    whether it adds (0) or copies (1) what arrives. The first two are -1 where
+    the device does not send, the last two where it does not receive.
 
   Raises:
-    ValueError: Another collective, or a round whose transfers cannot be put in
-      such an order.
+    ValueError: The schedule is another collective, or a round's transfers
+      cannot be put in such an order.
   """
   check(schedule)
   if schedule.collective != "all_reduce":
@@ -50,7 +53,16 @@ def table(schedule: Schedule) -> np.ndarray:
 
 
 def _together(transfers: list[Transfer]) -> list[Transfer]:
-  """As many as can go at once, none of which writes what others still read."""
+  """Chooses transfers for one round of the table, greedily.
+
+  Args:
+    transfers: The transfers of a schedule's round that have no place yet.
+
+  Returns:
+    Transfers in which each rank sends at most once and receives at most once.
+    None of them overwrites a chunk that a transfer left for later must read.
+    Empty if no transfer can go first.
+  """
   readers: dict[tuple[int, int], list[Transfer]] = {}
   for t in transfers:
     readers.setdefault((t.source, t.chunk), []).append(t)
@@ -59,13 +71,17 @@ def _together(transfers: list[Transfer]) -> list[Transfer]:
   receiving: set[int] = set()
   for transfer in transfers:
     more = [transfer]
-    for t in more:  # and all that must not come later
+    # A transfer writes its chunk at the destination. Transfers that send this
+    # chunk from there must not come later, so they join, and so do those that
+    # wait for what these overwrite. The list grows while it is read.
+    for t in more:
       more += [
         other for other in readers.get((t.destination, t.chunk), ())
         if other not in more and other not in chosen
       ]
     sources = {t.source for t in more}
     destinations = {t.destination for t in more}
+    # All of them must go in this round, or none.
     fits = len(sources) == len(destinations) == len(more)
     if fits and not sources & sending and not destinations & receiving:
       chosen += more
@@ -75,6 +91,7 @@ def _together(transfers: list[Transfer]) -> list[Transfer]:
 
 
 def _row(transfers: list[Transfer], num_ranks: int) -> np.ndarray:
+  """Writes the transfers of one round as int32 ``[n, 4]``."""
   row = np.full((num_ranks, 4), -1, np.int32)
   for t in transfers:
     row[t.source, :2] = t.destination, t.chunk

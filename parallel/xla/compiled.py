@@ -1,11 +1,15 @@
-"""Ledger of a compiled program: the collectives that XLA made of it.
+"""Lists the collectives of a compiled program: what XLA made of a lowered one.
 
-The entries are those of `parallel.xla.ledger`, so that what was asked for and
-what will run stand side by side. XLA merges small reductions into one with
-several operands, turns a reduce-scatter into an all-reduce and a slice (in one
-operation of its own or in two), pads shapes, widens dtypes, and wraps a
-collective to run beside compute, or spreads one over a chain of fusions with
-compute in them: its first fusion sends.
+The entries have the type of `parallel.xla.ledger`, so that what was asked for
+and what will run can be compared. XLA changes collectives:
+
+- It merges small reductions into one with several operands.
+- It turns a reduce-scatter into an all-reduce and a slice, in two operations
+  or in a fusion of its own.
+- It pads shapes and widens dtypes.
+- It wraps a collective so that it runs beside compute, or spreads it over a
+  chain of fusions with compute in them. Each fusion of a chain holds a copy of
+  the collective; only the first one sends.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,7 +33,7 @@ _KINDS = {
   "collective-permute": "permute",
   "collective-broadcast": "broadcast",
 }
-# Of the copies of a collective in a chain of XLA:TPU's fusions.
+# XLA:TPU gives the copies of a collective in a chain of fusions one number.
 _CHAIN = re.compile(r'\bchain_id="(\d+)"')
 _REDUCTIONS = {"add": "add", "maximum": "max", "minimum": "min"}
 
@@ -44,7 +48,8 @@ def collectives(
     mesh: The mesh it was compiled for; names the axes.
 
   Returns:
-    One entry per operand of each collective; counts as in the lowered ledger.
+    One entry per operand of each collective, with its executions per run of
+    the program as the count; None where that is not known.
   """
   reader = Reader(module, mesh)
   return [
@@ -62,6 +67,8 @@ class Reader:
     self.module = module
     self.sizes = dict(mesh.shape)
     self.axes_of_groups = dict(operations.groups_of_axes(self.sizes))
+    # As in the lowered ledger: in a program that differentiates nothing, all is
+    # forward.
     self.differentiates = any(
       "jvp(" in instruction.op_name
       for computation in module.computations.values()
@@ -71,7 +78,10 @@ class Reader:
   def entries(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> list[Collective]:
-    """What an instruction sends; for an asynchronous pair, its start does."""
+    """Returns what an instruction sends, with counts of one.
+
+    In an asynchronous pair the start sends and the done does not.
+    """
     return [
       entry
       for owner, found in self._find(computation, instruction)
@@ -79,7 +89,7 @@ class Reader:
     ]
 
   def chain(self, instruction: hlo.Instruction) -> str:
-    """Number of the chain of fusions whose link this is; "": of none."""
+    """Returns the number of an instruction's chain of fusions, "" if none."""
     if instruction.opcode != "fusion":
       return ""
     found = (
@@ -92,8 +102,13 @@ class Reader:
   def _find(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Iterator[tuple[hlo.Computation, hlo.Instruction]]:
-    """The collective itself, inside what wraps it."""
+    """Finds the collectives in an instruction and in what it wraps.
+
+    Yields:
+      A collective (or a kernel that sends), after the computation it is in.
+    """
     sends = instruction.opcode.removesuffix("-start") in _KINDS
+    # Most custom calls send nothing; kernels that do say so in their metadata.
     if instruction.opcode == "custom-call":
       sends = _kernel_sends(instruction) is not None
     if sends:
@@ -103,6 +118,7 @@ class Reader:
     ):
       for name in instruction.calls():
         inner = self.module.computations[name]
+        # Only the first fusion of a chain has this mark.
         if self.chain(instruction) and not any(
           "AsyncCollectiveStart" in i.attributes for i in inner.instructions
         ):
@@ -114,6 +130,14 @@ class Reader:
   def _entry(
     self, computation: hlo.Computation, found: hlo.Instruction, outer: str
   ) -> Iterator[Collective]:
+    """Yields one ledger entry per operand of a collective.
+
+    Args:
+      computation: Where the collective is.
+      found: The collective.
+      outer: jax's name stack of the instruction that wraps it.
+    """
+    # XLA leaves some wrapped collectives without a name stack.
     phase, rematted, where = place(found.op_name or outer)
     if not self.differentiates:
       phase = "forward"
@@ -126,7 +150,8 @@ class Reader:
       return
     kind = _KINDS[found.opcode.removesuffix("-start")]
     if computation.name.startswith("all-reduce-scatter"):
-      kind = "reduce_scatter"  # XLA:TPU's own: its slice alone comes out
+      # A fusion in which XLA:TPU reduces and slices: only the slice leaves it.
+      kind = "reduce_scatter"
     if kind == "permute":
       axes, group_size = self._axes_of_pairs(found)
     else:
@@ -135,6 +160,7 @@ class Reader:
     if kind in ("all_reduce", "reduce_scatter"):
       combine = self.module.computations[found.calls("to_apply")[0]].root
       reduction = _REDUCTIONS.get(combine.opcode, combine.opcode)
+    # Operands, not results: that is what the lowered ledger counts.
     shapes = itertools.chain.from_iterable(
       operand.shapes for operand in computation.operands(found)
     )
@@ -147,6 +173,10 @@ class Reader:
   def _axes_of_groups(
     self, found: hlo.Instruction
   ) -> tuple[tuple[str, ...], int]:
+    """Returns the mesh axes of an instruction's groups, and the group size.
+
+    HLO writes groups as names of mesh axes or as device numbers.
+    """
     named = re.search(
       r"replica_groups=mesh\[[^\]]*\]\s*\{([^}]*)\}", found.attributes
     )
@@ -165,6 +195,11 @@ class Reader:
   def _axes_of_pairs(
     self, found: hlo.Instruction
   ) -> tuple[tuple[str, ...], int]:
+    """Returns the axes of a permute, and the number of devices along them.
+
+    They are those along which some source and its target have different
+    coordinates.
+    """
     numbers = re.findall(r"\d+", found.attribute("source_target_pairs"))
     pairs = np.array(numbers, int).reshape(-1, 2)
     places = np.stack(np.unravel_index(pairs, tuple(self.sizes.values())))
@@ -179,15 +214,16 @@ def _kernel_sends(call: hlo.Instruction) -> operations.KernelSends | None:
 
 
 def replica_groups(text: str, num_devices: int) -> list[list[int]]:
-  """Device numbers of each group, from either form that HLO writes.
+  """Reads the device numbers of each group from either form that HLO writes.
 
   Args:
-    text: ``{{0,1},{2,3}}``, ``{}`` (all in one) or an iota such as
-      ``[4,2]<=[2,4]T(1,0)``.
-    num_devices: Of the program.
+    text: ``{{0,1},{2,3}}``, ``{}`` (all devices in one group) or an iota such
+      as ``[4,2]<=[2,4]T(1,0)``: the numbers 0 to 7 as 2 x 4, transposed, and
+      read off as 4 groups of 2.
+    num_devices: Number of devices that the program runs on.
 
   Returns:
-    The groups.
+    The device numbers of each group.
   """
   iota = re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
   if iota:
@@ -205,13 +241,16 @@ def replica_groups(text: str, num_devices: int) -> list[list[int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """What the lowered and the compiled program send on one axis in one phase.
+  """What the lowered and the compiled program send over some axes in a phase.
 
   Attributes:
-    axes: Mesh axes; empty: groups that no axes describe.
-    phase: As in ``Collective``.
-    lowered: (kind, dtype) -> (executions, operand bytes) per step.
-    compiled: The same; executions count operands, not merged operations.
+    axes: Mesh axes; empty for groups that no set of axes describes.
+    phase: "forward", "backward" or "update", as ``Collective`` defines them.
+    lowered: (kind, dtype) -> (executions, operand bytes) per run of the
+      lowered program; (None, None) where a count is not known.
+    compiled: (kind, dtype) -> (executions, operand bytes) per run of the
+      compiled program. Each operand counts as an execution, so that merging
+      collectives does not change the number.
   """
 
   axes: tuple[str, ...]
@@ -221,7 +260,10 @@ class Difference:
 
   @property
   def differs(self) -> bool:
-    """Whether kinds, dtypes or bytes are not the same."""
+    """Whether kinds, dtypes or bytes are not the same.
+
+    Numbers of executions may differ: XLA splits and merges collectives.
+    """
     return {k: b for k, (_, b) in self.lowered.items()} != {
       k: b for k, (_, b) in self.compiled.items()
     }
@@ -230,7 +272,16 @@ class Difference:
 def compare(
   lowered: Iterable[Collective], compiled: Iterable[Collective]
 ) -> list[Difference]:
-  """Puts two ledgers side by side; entries without bytes are left out."""
+  """Compares what a lowered and a compiled program send.
+
+  Args:
+    lowered: Entries of the lowered program; those without bytes are left out.
+    compiled: Entries of the compiled program, likewise.
+
+  Returns:
+    One `Difference` per set of axes and phase, equal ones included, in the
+    order in which they first appear.
+  """
   sides = []
   for entries in (lowered, compiled):
     side: dict = {}
@@ -239,6 +290,7 @@ def compare(
         continue
       place_of = side.setdefault((entry.axes, entry.phase), {})
       count, total = place_of.get((entry.kind, entry.dtype), (0, 0))
+      # One unknown count makes the sum unknown.
       known = entry.count is not None and count is not None
       place_of[entry.kind, entry.dtype] = (
         (count + entry.count, total + entry.count * entry.bytes)

@@ -1,4 +1,4 @@
-"""Compiled programs as data: a reader of XLA's HLO text.
+"""Reads compiled programs from XLA's HLO text.
 
 `compiled.as_text()` lists, for one device, computations of instructions; in a
 scheduled module (`is_scheduled=true`) their order is the order of execution.
@@ -32,7 +32,7 @@ _DTYPES = {
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = (.*)")
 _HEADER = re.compile(r"(ENTRY )?%?([^\s(]+) \(.*\) -> .* \{$")
-# What a kernel says of itself, in JSON over several lines.
+# A kernel's metadata, JSON over several lines; all else is one line each.
 _METADATA = re.compile(r'=\{\n("[^{}]*)\}')
 _CALLS = re.compile(
   r"(calls|to_apply|body|condition|true_computation|false_computation|"
@@ -43,12 +43,12 @@ _CALLS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """An array.
+  """Shape and dtype of an array on one device.
 
   Attributes:
-    dtype: Its numpy name; "token" and "opaque" hold nothing.
-    dims: On one device.
-    bits: Per element.
+    dtype: Numpy name of the dtype; "token" and "opaque" hold nothing.
+    dims: Sizes of its dims on one device.
+    bits: Bits per element.
     on_chip: Whether it lies in a TPU's vector memory and not in HBM.
   """
 
@@ -72,13 +72,14 @@ class Instruction:
   """One line of a computation.
 
   Attributes:
-    name: Unique in the module.
-    opcode: Such as "fusion" or "all-reduce-start".
+    name: Its name, unique in the module.
+    opcode: What it does, such as "fusion" or "all-reduce-start".
     shapes: The arrays of its result, tuples flattened.
-    operands: Names of instructions of the same computation.
-    literal: What stands in the brackets of a parameter or constant.
-    attributes: The rest of the line.
-    op_name: jax's name stack; empty where XLA made the instruction.
+    operands: Names of its operands, instructions of the same computation.
+    literal: The text between the brackets after the opcode: the number of a
+      parameter, the value of a constant.
+    attributes: The rest of the line, after these brackets.
+    op_name: jax's name stack; empty if XLA made the instruction.
     root: Whether it is the computation's result.
   """
 
@@ -92,12 +93,16 @@ class Instruction:
   root: bool
 
   def attribute(self, name: str) -> str:
-    """The text of ``name=...``: a word, or what stands in its brackets."""
+    """Returns the text after ``name=``: a word or a bracket; "" if absent."""
     match = re.search(rf"\b{name}=", self.attributes)
     return _value(self.attributes[match.end():]) if match else ""
 
   def calls(self, *keys: str) -> list[str]:
-    """Names of the computations it calls; all of them without keys."""
+    """Returns the names of the computations that the instruction calls.
+
+    Args:
+      *keys: Attributes to read, such as "body"; all of them by default.
+    """
     names = []
     for key, value in _CALLS.findall(self.attributes):
       if not keys or key in keys:
@@ -107,7 +112,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """Instructions in the order of execution (if the module is scheduled)."""
+  """A list of instructions, in the order of execution if it is scheduled."""
 
   name: str
   instructions: tuple[Instruction, ...]
@@ -129,9 +134,9 @@ class Module:
   """A compiled program.
 
   Attributes:
-    computations: By name.
-    entry: Name of the one that runs.
-    scheduled: Whether the order of instructions is that of execution.
+    computations: Its computations by name.
+    entry: Name of the computation that a run starts with.
+    scheduled: Whether instructions are in the order of execution.
   """
 
   computations: dict[str, Computation]
@@ -139,10 +144,11 @@ class Module:
   scheduled: bool
 
   def runs(self) -> Iterator[tuple[Computation, int | None]]:
-    """Every computation that is executed, with how often; None: unknown.
+    """Yields every computation that is executed, and how often per run.
 
-    A computation called from two places comes twice. Fusions, reducers and
-    what asynchronous instructions wrap are not entered.
+    The number is None where it is not known. A computation that is called from
+    two places comes twice. Fusions, reducers and what asynchronous instructions
+    wrap are not entered: each is part of the instruction that calls it.
     """
     yield from self._runs(self.entry, 1)
 
@@ -163,7 +169,16 @@ class Module:
   def trip_count(
     self, computation: Computation, loop: Instruction
   ) -> int | None:
-    """Trips of a while loop, as XLA notes it or its counter shows it."""
+    """Returns the trips of a while loop; None where they are not known.
+
+    XLA notes them in the loop's attributes on some platforms. Elsewhere they
+    follow if a counter of the loop's state starts at a constant, moves up by a
+    constant and is compared with a constant by "less than".
+
+    Args:
+      computation: Where the loop is.
+      loop: The while instruction.
+    """
     noted = re.search(
       r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes
     )
@@ -172,13 +187,17 @@ class Module:
     condition = self.computations[loop.calls("condition")[0]]
     body = self.computations[loop.calls("body")[0]]
     test = condition.root
+    # Any other form of loop has an unknown number of trips.
     if test.opcode != "compare" or test.attribute("direction") != "LT":
       return None
     counter, bound = condition.operands(test)
     last = _integer(condition, bound)
     if counter.opcode != "get-tuple-element" or last is None:
       return None
+    # The counter is one element of the tuple that is the loop's state.
     index = int(counter.attribute("index"))
+    # The state before the first trip is the loop's operand, the state after a
+    # trip the root of its body.
     start = computation.by_name.get(loop.operands[0])
     if start is None or start.opcode != "tuple":
       return None
@@ -188,7 +207,7 @@ class Module:
     step = _step(body, body.by_name[body.root.operands[index]], index)
     if first is None or step is None or step < 1:
       return None
-    return max(0, -((first - last) // step))
+    return max(0, -((first - last) // step))  # rounded up
 
 
 def parse(text: str) -> Module:
@@ -203,6 +222,7 @@ def parse(text: str) -> Module:
   Raises:
     ValueError: The text holds no entry computation.
   """
+  # Metadata on one line, so that each instruction is a line.
   text = _METADATA.sub(lambda m: m[0].replace("\n", " "), text)
   computations, entry = {}, None
   name, lines = "", []
@@ -222,7 +242,9 @@ def parse(text: str) -> Module:
 
 
 def _instruction(match: re.Match) -> Instruction:
+  """Reads ``name = shapes opcode(operands), attributes``."""
   root, name, rest = bool(match[1]), match[2], match[3]
+  # A tuple of shapes has spaces in it, a single shape has none.
   end = _balanced(rest) if rest.startswith("(") else rest.index(" ")
   result, rest = rest[:end], rest[end:].lstrip()
   opcode, rest = rest.split("(", 1)
@@ -242,7 +264,7 @@ def _instruction(match: re.Match) -> Instruction:
 
 
 def _balanced(text: str) -> int:
-  """Where the bracket that ``text`` starts with has closed."""
+  """Returns the place behind the bracket that ``text`` starts with."""
   depth = 0
   for index, letter in enumerate(text):
     depth += (letter in "({[") - (letter in ")}]")
@@ -252,6 +274,7 @@ def _balanced(text: str) -> int:
 
 
 def _value(text: str) -> str:
+  """Returns the value that ``text`` starts with: a bracket or a word."""
   if text[:1] in ("{", "["):
     end = _balanced(text)
     # An iota list of replica groups goes on: [8,8]<=[8,8]T(1,0).
@@ -261,17 +284,20 @@ def _value(text: str) -> str:
 
 
 def _shapes(result: str) -> tuple[Shape, ...]:
+  """Reads all arrays of a result, such as ``(f32[8]{0:T(8)S(1)}, s32[])``."""
   shapes = []
   for name, dims, layout in _SHAPE.findall(result):
-    if name not in _DTYPES:
+    if name not in _DTYPES:  # a word of a layout, not an array
       continue
     dtype, bits = _DTYPES[name]
     numbers = tuple(int(d.lstrip("<=")) for d in dims.split(",") if d)
+    # In a layout of XLA:TPU, S(1) is the memory space of vector memory.
     shapes.append(Shape(dtype, numbers, bits, "S(1)" in layout))
   return tuple(shapes)
 
 
 def _integer(computation: Computation, value: Instruction) -> int | None:
+  """Returns the value of an integer constant; None for all else."""
   value = _original(computation, value)
   if value.opcode != "constant":
     return None
@@ -280,6 +306,7 @@ def _integer(computation: Computation, value: Instruction) -> int | None:
 
 
 def _original(computation: Computation, value: Instruction) -> Instruction:
+  """Returns what an instruction is a copy of, or the instruction itself."""
   while value.opcode == "copy":
     value = computation.by_name[value.operands[0]]
   return value
@@ -288,7 +315,7 @@ def _original(computation: Computation, value: Instruction) -> Instruction:
 def _step(
   body: Computation, value: Instruction, index: int
 ) -> int | None:
-  """How far element ``index`` of the loop's state moves in one trip."""
+  """Returns what one trip adds to element ``index`` of the loop's state."""
   value = _original(body, value)
   if value.opcode != "add":
     return None
@@ -298,4 +325,5 @@ def _step(
     o for o in operands
     if o.opcode == "get-tuple-element" and int(o.attribute("index")) == index
   ]
+  # Exactly one constant and one old value of the element, in either order.
   return sizes[0] if len(sizes) == len(moved) == 1 else None

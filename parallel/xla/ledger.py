@@ -1,10 +1,10 @@
-"""Ledger of communication: every collective that a lowered program executes.
+"""Lists every collective that a lowered program executes.
 
 `collectives` walks the StableHLO module of a `jax.stages.Lowered` and returns
 one `Collective` per operand of each collective operation: kind, mesh axes,
-dtype, shape per device, executions per run of the program and where in the
-model it stands. StableHLO is what the program asks for, before a backend
-widens dtypes, merges or splits collectives.
+dtype, shape per device, executions per run of the program and its place in the
+model. StableHLO is what the program asks for, before a backend widens dtypes,
+or merges and splits collectives.
 
 Rules of counting:
 
@@ -18,10 +18,13 @@ Rules of counting:
 - Size-1 axes communicate nothing and are left out of `axes`; the operations
   that jax emits for them, and those on empty operands, stay listed with zero
   bytes.
+- A Pallas kernel that sends to other devices says so in its metadata; its
+  messages are listed as permutes.
 
 Not seen here: communication that XLA itself adds for axes that are not manual
 in `jax.shard_map` (within a region that is manual over a part of the mesh,
-shapes are those before that partitioning), and remote copies inside kernels.
+shapes are those before that partitioning), and remote copies of kernels whose
+metadata do not name them.
 
 Source: StableHLO specification, https://openxla.org/stablehlo/spec
 """
@@ -32,7 +35,6 @@ import dataclasses
 import itertools
 import math
 import re
-from typing import Literal
 
 import jax
 from jax.extend.mlir import ir
@@ -40,8 +42,10 @@ from jax.extend.mlir.dialects import stablehlo
 import numpy as np
 
 from parallel.xla import operations
+from parallel.xla.entries import Collective, Phase, merge, select, total
 
-Phase = Literal["forward", "backward", "update"]
+# What users of the ledger need of its entries, too.
+__all__ = ["Collective", "Phase", "collectives", "merge", "select", "total"]
 
 _KINDS = {
   "stablehlo.all_reduce": "all_reduce",
@@ -52,11 +56,12 @@ _KINDS = {
   "stablehlo.collective_broadcast": "broadcast",
 }
 
-# Operations that continue in another function, and the attribute naming it.
+# Operations that run another function, and the attribute that names it.
 _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 
-# Collectives that jax writes as custom calls: the explicit asynchronous ones,
-# in two halves, and what it gives a layout of its own.
+# Collectives that jax writes as custom calls. Explicit asynchronous ones have a
+# start and a done, which the ledger reads. Any other custom call with the name
+# of a collective is refused, since to miss one would make the totals wrong.
 _HALF = re.compile(r"([a-z-]+)-(start|done)")
 _OPAQUE = re.compile(
   r"all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|"
@@ -70,76 +75,6 @@ _STRUCTURE = re.compile(
   r"custom_(jvp|vjp)_call"
 )
 _TRANSFORM = re.compile(r"(jvp|transpose|vmap)\((.*)\)")
-
-
-@dataclasses.dataclass(frozen=True)
-class Collective:
-  """One operand of a collective operation.
-
-  Attributes:
-    kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"
-      or "broadcast".
-    axes: the mesh axes over which it communicates, in mesh order, without
-      those of size 1. Empty with `group_size` > 1: the devices talk in groups
-      that no set of mesh axes describes.
-    group_size: number of devices in one replica group.
-    dtype: numpy name of the element type, such as "bfloat16".
-    shape: shape of the operand on one device.
-    count: executions per run of the program; None where it is not known.
-    phase: "backward" for what runs in the backward pass, recomputation
-      included; "forward" for the differentiated function otherwise; "update"
-      for the rest of a program that differentiates (gradient reduction,
-      clipping). All of a program that does not differentiate is "forward".
-    rematted: whether it repeats a forward collective in the backward pass.
-    reduction: "add", "max", ...; None where nothing is reduced.
-    where: `jax.named_scope` names from the outermost in, joined by "/".
-  """
-
-  kind: str
-  axes: tuple[str, ...]
-  group_size: int
-  dtype: str
-  shape: tuple[int, ...]
-  count: int | None
-  phase: Phase
-  rematted: bool
-  reduction: str | None
-  where: str
-
-  @property
-  def elements(self) -> int:
-    """Number of elements of the operand on one device."""
-    return math.prod(self.shape)
-
-  @property
-  def bytes(self) -> int:
-    """Operand bytes per device and execution; 0 where nobody else listens.
-
-    Types narrower than a byte count one byte each, unless packed by hand.
-    """
-    if self.group_size == 1:
-      return 0
-    return self.elements * np.dtype(self.dtype).itemsize
-
-  @property
-  def wire_bytes_ring(self) -> float:
-    """Bytes that a device sends per execution under the ring algorithm.
-
-    With n devices in a group and b operand bytes: all-reduce 2(n-1)/n b,
-    all-gather (n-1) b, reduce-scatter and all-to-all (n-1)/n b, permute and
-    broadcast (a pipeline along the ring) b.
-
-    Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective
-    Communication Operations in MPICH", 2005, section 4.
-    """
-    n = self.group_size
-    if self.kind == "all_reduce":
-      return 2 * (n - 1) * self.bytes / n
-    if self.kind == "all_gather":
-      return float((n - 1) * self.bytes)
-    if self.kind in ("reduce_scatter", "all_to_all"):
-      return (n - 1) * self.bytes / n
-    return float(self.bytes)
 
 
 def collectives(
@@ -163,105 +98,12 @@ def collectives(
   return _Reader(lowered.compiler_ir("stablehlo"), mesh).read()
 
 
-def select(
-  entries: Iterable[Collective],
-  *,
-  kind: str | None = None,
-  axis: str | tuple[str, ...] | None = None,
-  phase: Phase | None = None,
-  dtype: str | None = None,
-  rematted: bool | None = None,
-) -> list[Collective]:
-  """Keeps the entries that agree with every argument given.
-
-  Args:
-    entries: what `collectives` returned.
-    kind: kind to keep.
-    axis: a name keeps what communicates over that axis, alone or with others
-      (so that a reduction over two axes answers to both names); a tuple of
-      names keeps what communicates over exactly these.
-    phase: phase to keep.
-    dtype: numpy name of the dtype to keep.
-    rematted: whether to keep the recomputed ones or the others.
-
-  Returns:
-    The entries kept, in their order.
-  """
-
-  def keep(entry: Collective) -> bool:
-    if isinstance(axis, str) and axis not in entry.axes:
-      return False
-    if isinstance(axis, tuple) and set(axis) != set(entry.axes):
-      return False
-    return (
-      kind in (None, entry.kind)
-      and phase in (None, entry.phase)
-      and dtype in (None, entry.dtype)
-      and rematted in (None, entry.rematted)
-    )
-
-  return [entry for entry in entries if keep(entry)]
-
-
-def total(
-  entries: Iterable[Collective],
-  *,
-  kind: str | None = None,
-  axis: str | tuple[str, ...] | None = None,
-  phase: Phase | None = None,
-  dtype: str | None = None,
-  rematted: bool | None = None,
-) -> int:
-  """Sums operand bytes per device over one run of the program.
-
-  Args:
-    entries: what `collectives` returned.
-    kind: as in `select`; so are `axis`, `phase`, `dtype` and `rematted`.
-    axis: see `select`.
-    phase: see `select`.
-    dtype: see `select`.
-    rematted: see `select`.
-
-  Returns:
-    The sum of `bytes * count` over the selected entries.
-
-  Raises:
-    ValueError: if a selected entry that carries bytes has an unknown count.
-  """
-  selected = select(
-    entries, kind=kind, axis=axis, phase=phase, dtype=dtype, rematted=rematted
-  )
-  unknown = [c for c in selected if c.count is None and c.bytes]
-  if unknown:
-    raise ValueError(
-      f"{len(unknown)} collectives run an unknown number of times (in a loop "
-      "without constant trip count, or in one branch of a conditional), so "
-      f"that there is no total; the first: {unknown[0]}"
-    )
-  return sum(c.bytes * c.count for c in selected if c.count is not None)
-
-
-def merge(entries: Iterable[Collective]) -> list[Collective]:
-  """Joins entries that differ in nothing but their count.
-
-  Args:
-    entries: what `collectives` returned.
-
-  Returns:
-    Distinct entries in order of first appearance, counts added; the sum with
-    an unknown count is unknown.
-  """
-  counts: dict[Collective, int | None] = {}
-  for entry in entries:
-    key = dataclasses.replace(entry, count=None)
-    before = counts.get(key, 0)
-    known = before is not None and entry.count is not None
-    counts[key] = before + entry.count if known else None
-  return [dataclasses.replace(key, count=n) for key, n in counts.items()]
-
-
 class _Reader:
-  """Walks one module; counts are relative to one run of what is walked."""
+  """Walks one module.
+
+  Each method returns the collectives of one run of the region or operation
+  that it reads; who runs a region several times multiplies the counts.
+  """
 
   def __init__(self, module: ir.Module, mesh: jax.sharding.Mesh):
     self.sizes = dict(mesh.shape)
@@ -284,12 +126,17 @@ class _Reader:
         f"the program was lowered for the meshes {list(self.meshes.values())}, "
         f"not for {self.sizes}"
       )
+    # Replica groups -> the axes that make them: a program lists device numbers,
+    # the entries name axes.
     self.axes_of_groups = dict(operations.groups_of_axes(self.sizes))
 
   def read(self) -> list[Collective]:
+    """Returns the collectives of one run of the module."""
     entries = self._region(self.functions["main"].regions[0], ())
     if self.differentiates:
       return entries
+    # Only now is it known that nothing is differentiated, so that there is no
+    # backward and no update to tell apart from the forward.
     return [dataclasses.replace(c, phase="forward") for c in entries]
 
   def _region(
@@ -305,8 +152,17 @@ class _Reader:
   def _operation(
     self, op: ir.Operation, stacks: tuple[str, ...]
   ) -> list[Collective]:
-    # Name stacks start anew in a function and in a manual computation.
+    """Returns the collectives of an operation and of what it runs.
+
+    Args:
+      op: The operation.
+      stacks: jax's name stacks of the calls that lead here, outermost first.
+    """
+    # Name stacks start anew in a function and in a manual computation, so
+    # those of the callers are handed down to be joined in front.
     stack = getattr(op.location, "name_str", "")
+    # Every name stack counts, not only those of collectives: a loss may
+    # communicate nothing and its gradients be reduced all the same.
     self.differentiates |= "jvp(" in stack
     if op.name in _KINDS:
       return self._collective(op, (*stacks, stack))
@@ -318,6 +174,7 @@ class _Reader:
     if op.name == "stablehlo.while":
       condition, body = (self._region(r, stacks) for r in op.regions)
       trips = operations.trip_count(op)
+      # The condition runs once more than the body: the last time it is false.
       checks = None if trips is None else trips + 1
       return _repeat(condition, checks) + _repeat(body, trips)
     if op.name in ("stablehlo.case", "stablehlo.if"):
@@ -327,7 +184,7 @@ class _Reader:
       half = _HALF.fullmatch(target)
       kind = "stablehlo." + half[1].replace("-", "_") if half else ""
       if kind in _KINDS:
-        starts = half[2] == "start"
+        starts = half[2] == "start"  # the done sends nothing more
         return self._half(op, kind, (*stacks, stack)) if starts else []
       sent = None
       metadata = operations.kernel_metadata(op)
@@ -356,7 +213,7 @@ class _Reader:
   def _half(
     self, op: ir.Operation, kind: str, stacks: tuple[str, ...]
   ) -> list[Collective]:
-    """The start of an explicit asynchronous collective (jax 0.12)."""
+    """Reads the start of an explicit asynchronous collective (jax 0.12)."""
     config = operations.asynchronous_config(op)
     if "permutation" in config:
       group = self._axes_of_pairs(np.array(config["permutation"]))
@@ -372,6 +229,7 @@ class _Reader:
   def _kernel(
     self, sent: operations.KernelSends, stacks: tuple[str, ...]
   ) -> Collective:
+    """Returns the messages of a Pallas kernel as one permute."""
     phase, rematted, where = place("/".join(stacks))
     return Collective(
       "permute", (sent.axis,), self.sizes[sent.axis], sent.dtype, sent.shape,
@@ -386,6 +244,7 @@ class _Reader:
     reduction: str | None,
     stacks: tuple[str, ...],
   ) -> list[Collective]:
+    """Returns one entry per operand of a collective operation."""
     axes, group_size = group
     phase, rematted, where = place("/".join(stacks))
     return [
@@ -401,13 +260,17 @@ class _Reader:
         reduction=reduction,
         where=where,
       )
-      for operand in op.operands
+      for operand in op.operands  # one operation may reduce several arrays
     ]
 
   def _axes_of_replica_groups(
     self, op: ir.Operation
   ) -> tuple[tuple[str, ...], int]:
-    """jax 0.10 numbers the devices of each group, jax 0.12 names mesh axes."""
+    """Returns the axes and the group size of an operation's replica groups.
+
+    jax 0.10 writes the device numbers of each group, jax 0.12 names mesh axes
+    of the program's mesh, or parts of them.
+    """
     groups = op.attributes["replica_groups"]
     if isinstance(groups, ir.DenseIntElementsAttr):
       return self._axes_of_sets(np.array(groups))
@@ -420,6 +283,8 @@ class _Reader:
       for ref, part in zip(refs, parts, strict=True)
     )
     names = {ref.name for ref in refs}
+    # A part of an axis, or an axis that our mesh does not have: no set of our
+    # axes describes such groups.
     if any(parts) or any(self.sizes.get(n) != sizes[n] for n in names):
       return (), group_size
     return tuple(n for n, s in self.sizes.items() if n in names and s > 1), (
@@ -429,12 +294,19 @@ class _Reader:
   def _axes_of_sets(
     self, groups: Iterable[Iterable[int]]
   ) -> tuple[tuple[str, ...], int]:
+    """Returns the axes whose groups hold these device numbers, and the size."""
+    # Where groups differ in size, StableHLO fills the shorter ones up with -1.
     sets = frozenset(frozenset(int(i) for i in g if i >= 0) for g in groups)
     return self.axes_of_groups.get(sets, ()), max(map(len, sets), default=1)
 
   def _axes_of_pairs(self, pairs: np.ndarray) -> tuple[tuple[str, ...], int]:
-    """The axes along which a source and its target have different places."""
+    """Returns the axes of a permute, and the number of devices along them.
+
+    A permute has no groups. Its axes are those along which some source and its
+    target have different coordinates.
+    """
     pairs = pairs.reshape(-1, 2)
+    # Device numbers beyond our mesh have no coordinates on it.
     if pairs.size and pairs.max() >= math.prod(self.sizes.values()):
       return (), len(np.unique(pairs))
     places = np.stack(np.unravel_index(pairs, tuple(self.sizes.values())))
@@ -444,15 +316,17 @@ class _Reader:
 
 
 def place(path: str) -> tuple[Phase, bool, str]:
-  """What jax's name stack of a collective says about it.
+  """Reads the phase and the place of a collective from jax's name stack.
 
   Args:
     path: The stack, such as ``jit(step)/transpose(jvp(blocks))/while/...``.
 
   Returns:
-    ``phase``, ``rematted`` and ``where`` of a ``Collective``; the phase as for
-    a program that differentiates.
+    ``phase``, ``rematted`` and ``where`` of a ``Collective``. The phase holds
+    for a program that differentiates; in others all is "forward".
   """
+  # jax writes jvp(...) around what it differentiates, transpose(jvp(...))
+  # around the backward made of it, and a name of its own around recomputation.
   rematted = "rematted_computation" in path
   phase: Phase = "forward" if "jvp(" in path else "update"
   if rematted or "transpose(" in path:
@@ -461,7 +335,7 @@ def place(path: str) -> tuple[Phase, bool, str]:
 
 
 def _repeat(entries: Sequence[Collective], trips: int | None):
-  """Entries of a region that runs `trips` times."""
+  """Returns the entries of a region that runs `trips` times."""
   return [
     dataclasses.replace(
       c, count=None if None in (c.count, trips) else c.count * trips
@@ -471,7 +345,8 @@ def _repeat(entries: Sequence[Collective], trips: int | None):
 
 
 def _either(branches: Sequence[Sequence[Collective]]) -> list[Collective]:
-  """Entries of a conditional, of which one branch runs."""
+  """Returns the entries of a conditional, of which one branch runs."""
+  # Branches that send the same at differently named places are alike.
   contents = [
     collections.Counter(dataclasses.replace(c, where="") for c in branch)
     for branch in branches
@@ -482,9 +357,9 @@ def _either(branches: Sequence[Sequence[Collective]]) -> list[Collective]:
 
 
 def _readable(path: str) -> str:
-  """The named scopes in a name stack that ends with its primitive."""
+  """Returns the named scopes in a name stack, joined by "/"."""
   names = []
-  for name in path.split("/")[:-1]:
+  for name in path.split("/")[:-1]:  # the last one is the primitive
     while match := _TRANSFORM.fullmatch(name):
       name = match[2]
     if not _STRUCTURE.fullmatch(name):

@@ -1,4 +1,4 @@
-"""Memory per device of a compiled program, to the byte of XLA's own account."""
+"""Memory per device of a compiled program, equal to XLA's own analysis."""
 
 import dataclasses
 import math
@@ -13,12 +13,13 @@ class Memory:
   """Bytes on one device while the program runs.
 
   Attributes:
-    arguments: Name -> bytes of each group of arguments, unpadded.
-    padding: What their layout on the device adds.
-    outputs: Results that do not take an argument's place.
-    temporaries: Gradients, activations, copies.
-    program: The code.
-    host: Of the arguments, what is in the host's memory and not on the device.
+    arguments: Name -> bytes of each group of arguments, without padding.
+    padding: Bytes that the layout of the arguments on the device adds.
+    outputs: Results that are not written in place of a donated argument.
+    temporaries: Gradients, activations and copies.
+    program: The compiled code.
+    host: The part of ``arguments`` and ``padding`` that lies in the host's
+      memory and not on the device.
   """
 
   arguments: dict[str, int]
@@ -41,17 +42,20 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
 
   Args:
     compiled: The program.
-    arguments: Name -> pytree of abstract arrays with shardings; together all
-      arguments of the program.
+    arguments: Name -> pytree of abstract arrays with shardings. Together they
+      are all arguments of the program.
 
   Returns:
-    The bytes; their total is that of ``compiled.memory_analysis()``.
+    The bytes of each part. Their total is that of
+    ``compiled.memory_analysis()``.
   """
   analysis = compiled.memory_analysis()
   sizes = {
     name: sum(map(_bytes_per_device, jax.tree.leaves(tree)))
     for name, tree in arguments.items()
   }
+  # XLA counts all arguments as one number, as they are laid out on the device:
+  # what is left of it after the logical sizes is padding.
   return Memory(
     arguments=sizes,
     padding=analysis.argument_size_in_bytes
@@ -65,5 +69,6 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
 
 
 def _bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
+  """Returns the bytes of one device's shard, without padding."""
   shape = x.sharding.shard_shape(x.shape)
   return math.prod(shape) * np.dtype(x.dtype).itemsize

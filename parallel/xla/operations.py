@@ -1,6 +1,6 @@
-"""What single StableHLO operations say: meshes, groups, loops, types.
+"""Reads single StableHLO operations: meshes, groups, loops, types.
 
-Differences between jax versions in the text of a module end here.
+How jax versions differ in writing these is known here and in the ledger only.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,10 @@ _REDUCTIONS = {
 
 
 def mesh_sizes(mesh: ir.Attribute) -> dict[str, int]:
-  """Axis sizes; a typed attribute from jax 0.12 on, a dictionary before."""
+  """Returns the axis sizes of a mesh.
+
+  The mesh is a typed attribute from jax 0.12 on, a dictionary before.
+  """
   if isinstance(mesh, ir.DictAttr):
     axes = [ir.DictAttr(axis) for axis in ir.ArrayAttr(mesh["axes"])]
     return {axis["name"].value: axis["size"].value for axis in axes}
@@ -32,12 +35,22 @@ def mesh_sizes(mesh: ir.Attribute) -> dict[str, int]:
 def groups_of_axes(
   sizes: dict[str, int],
 ) -> Iterator[tuple[frozenset[frozenset[int]], tuple[str, ...]]]:
-  """Yields each set of mesh axes, after the replica groups that it makes."""
+  """Yields the replica groups that each set of mesh axes makes, and the set.
+
+  Args:
+    sizes: Mesh axes and their sizes, in the order that numbers the devices.
+
+  Yields:
+    The groups as sets of device numbers, and the names of the axes. Axes of
+    size 1 are left out, so that no two sets make the same groups.
+  """
   devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
   dims = [dim for dim, size in enumerate(sizes.values()) if size > 1]
   for chosen in itertools.chain.from_iterable(
     itertools.combinations(dims, n) for n in range(len(dims) + 1)
   ):
+    # The chosen dims go last: then each row is a group, whose devices differ in
+    # these coordinates only.
     last = range(devices.ndim - len(chosen), devices.ndim)
     group_size = math.prod(devices.shape[dim] for dim in chosen)
     rows = np.moveaxis(devices, chosen, tuple(last)).reshape(-1, group_size)
@@ -46,11 +59,18 @@ def groups_of_axes(
 
 
 def trip_count(loop: ir.Operation) -> int | None:
-  """Trips of a while loop that counts between constants, else None."""
+  """Returns the trips of a while loop that counts between constants.
+
+  Returns None for any other loop. The pattern is that of `lax.scan` and
+  `lax.fori_loop`: an integer of the loop's state starts at a constant, the body
+  adds a constant to it, and the condition compares it with a constant.
+  """
+  # The results of the body are the loop's state of the next trip.
   condition, body = (region.blocks[0] for region in loop.regions)
   new_values = list(body.operations)[-1].operands
 
   def constant(value: ir.Value) -> np.integer | None:
+    """Returns a constant, also one that the loop's state passes through."""
     if isinstance(value, ir.BlockArgument):
       n = value.arg_number
       if value.owner not in (condition, body):
@@ -66,12 +86,14 @@ def trip_count(loop: ir.Operation) -> int | None:
     return number[()] if number.ndim == 0 else None
 
   def step(value: ir.Value, counter: ir.Value) -> int | None:
+    """Returns n if a value of the body is the counter plus a constant n."""
     if isinstance(value, ir.BlockArgument):
       return None
     op = value.owner
     if op.name not in ("stablehlo.add", "stablehlo.subtract"):
       return None
     left, right = op.operands
+    # n + i is i + n; n - i counts nothing.
     if op.name == "stablehlo.add" and right == counter:
       left, right = right, left
     size = constant(right)
@@ -88,6 +110,7 @@ def trip_count(loop: ir.Operation) -> int | None:
     test.owner.attributes["comparison_direction"]
   ).value
   counter, bound = test.owner.operands
+  # With the constant on the left, n > i is i < n.
   if constant(counter) is not None:
     counter, bound = bound, counter
     direction = direction.translate(str.maketrans("LG", "GL"))
@@ -101,13 +124,18 @@ def trip_count(loop: ir.Operation) -> int | None:
   trips = _trips(direction, int(first), int(last), by)
   if trips is None:
     return None
+  # A counter that wraps around would not stop where the formula says.
   limits = np.iinfo(first.dtype)
   stays = limits.min <= int(first) + trips * by <= limits.max
   return trips if stays else None
 
 
 def _trips(direction: str, first: int, last: int, by: int) -> int | None:
-  """Trips of `while first <direction> last: first += by`; None if endless."""
+  """Returns the trips of `while first <direction> last: first += by`.
+
+  Returns None for a loop without end and for other comparisons (EQ, NE).
+  """
+  # Counting down is counting up with all signs turned.
   if direction in ("GT", "GE"):
     first, last, by = -first, -last, -by
   elif direction not in ("LT", "LE"):
@@ -116,11 +144,12 @@ def _trips(direction: str, first: int, last: int, by: int) -> int | None:
     last += 1
   if first >= last:
     return 0
+  # (last - first) / by, rounded up.
   return -((first - last) // by) if by > 0 else None
 
 
 def asynchronous_config(op: ir.Operation) -> dict[str, Any]:
-  """What an explicit asynchronous collective of jax 0.12 says of itself."""
+  """Returns the settings of an explicit asynchronous collective (jax 0.12)."""
   attributes = ir.DictAttr(op.attributes["mhlo.frontend_attributes"])
   return json.loads(attributes["async_collective_config"].value)
 
@@ -129,9 +158,9 @@ class KernelSends(NamedTuple):
   """What a Pallas kernel sends; ledgers count it as permutes.
 
   Attributes:
-    axis: The mesh axis.
-    shape: (messages, elements of one), of a device.
-    dtype: Of the elements.
+    axis: The mesh axis that it sends over.
+    shape: ``(messages that a device sends, elements of one message)``.
+    dtype: Dtype of these elements.
   """
 
   axis: str
@@ -140,23 +169,25 @@ class KernelSends(NamedTuple):
 
 
 def kernel_sends(metadata: str, results: int) -> KernelSends | None:
-  """Reads what a kernel says of itself; None: it sends nothing.
+  """Reads from a kernel's metadata what it sends; None if it sends nothing.
 
   Args:
     metadata: Text that holds the JSON that ``parallel/kernels/calls.py`` wrote.
-    results: Elements of the custom call's results.
+    results: Number of elements of all results of the custom call.
   """
   pattern = r'"(sends_over|messages|elements|dtype|results)":\s*"(\w+)"'
   found = dict(re.findall(pattern, metadata))
   if "sends_over" not in found:
     return None
+  # jax.vmap turns a call into one with larger results and leaves its metadata
+  # alone, so the lanes show in the results only.
   lanes = results // int(found["results"])
   shape = lanes * int(found["messages"]), int(found["elements"])
   return KernelSends(found["sends_over"], shape, found["dtype"])
 
 
 def kernel_metadata(op: ir.Operation) -> str:
-  """A custom call's; empty where there is none."""
+  """Returns the metadata text of a custom call, or "" if it has none."""
   if "mhlo.frontend_attributes" not in op.attributes:
     return ""
   attributes = ir.DictAttr(op.attributes["mhlo.frontend_attributes"])
@@ -166,7 +197,7 @@ def kernel_metadata(op: ir.Operation) -> str:
 
 
 def called(op: ir.Operation) -> list[str]:
-  """Names of the functions that a custom call is given."""
+  """Returns the names of the functions that a custom call is given."""
   if "called_computations" not in op.attributes:
     return []
   names = ir.ArrayAttr(op.attributes["called_computations"])
@@ -174,8 +205,9 @@ def called(op: ir.Operation) -> list[str]:
 
 
 def reduction(region: ir.Region) -> str:
-  """What a collective reduces with: "add", "max", ..."""
-  # A region that is manual over some axes only adds sharding constraints.
+  """Returns what a collective reduces with: "add", "max", ... or "custom"."""
+  # In a `shard_map` that is manual over some axes only, jax puts sharding
+  # constraints (sdy.*) into the reducer; they compute nothing.
   names = [inner.operation.name for inner in region.blocks[0].operations]
   *body, _ = [name for name in names if not name.startswith("sdy.")]
   if len(body) != 1:
@@ -184,7 +216,7 @@ def reduction(region: ir.Region) -> str:
 
 
 def dtype_name(element_type: ir.Type) -> str:
-  """The numpy name of an MLIR type: bf16 is bfloat16, ui8 is uint8."""
+  """Returns the numpy name of an MLIR type: bf16 is bfloat16, ui8 uint8."""
   name = str(element_type)
   if name == "i1":
     return "bool"

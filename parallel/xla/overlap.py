@@ -1,10 +1,13 @@
-"""What runs beside communication: the schedule of a compiled program.
+"""How much communication of a compiled program runs under its compute.
 
-In a scheduled module the order of instructions is the order of execution. A
-synchronous collective has nothing beside it. An asynchronous one has what
-stands between its start and its done, and hides as much of its time as that
-compute takes by the roofline (`parallel.xla.roofline`). Compute beside several
-transfers at once counts for one of them, the oldest that is not covered yet.
+In a scheduled module the order of instructions is the order of execution.
+Nothing runs beside a synchronous collective. Beside an asynchronous one run the
+instructions between its start and its done; it is hidden for as long as they
+take by the roofline (`parallel.xla.roofline`). Where several collectives of one
+computation are under way at once, an instruction's time counts for one of them
+only: the one that started first, as long as it is not hidden entirely.
+
+All times are bounds from peak rates of a device and its links.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,17 +26,18 @@ from parallel.xla.targets import Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Transfer:
-  """One communicating instruction.
+class ScheduledCollective:
+  """One communicating instruction, or a start and its done.
 
   Attributes:
-    entries: What it sends, of count one each.
-    count: Executions per run; None: unknown.
+    entries: What it sends, one entry per operand, each with a count of one.
+    count: Executions per run of the program; None: unknown.
     asynchronous: Whether it has a start and a done.
-    wire_seconds: Of one execution, by the rate of its links.
-    beside: Cost of what runs between start and done.
-    hidden_seconds: The part of ``beside`` that counts for this transfer.
-    between: Names of the costliest instructions there.
+    wire_seconds: Time of one execution on the links, in seconds.
+    beside: Cost of all that runs between start and done.
+    hidden_seconds: How much of ``wire_seconds`` is hidden under that compute.
+    between: Names of up to three instructions between start and done, those
+      that take longest.
   """
 
   entries: tuple[Collective, ...]
@@ -46,18 +50,18 @@ class Transfer:
 
   @property
   def bytes(self) -> int:
-    """Operand bytes of one execution."""
+    """Operand bytes of one execution, per device."""
     return sum(entry.bytes for entry in self.entries)
 
   @property
   def hidden(self) -> float:
-    """The part of its time, 0 to 1, that compute beside it takes."""
-    if not self.wire_seconds:
+    """The part of its time, 0 to 1, that is hidden under compute."""
+    if not self.wire_seconds:  # nothing to hide
       return 1.0
     return self.hidden_seconds / self.wire_seconds
 
 
-class Schedule:
+class ScheduledProgram:
   """A compiled program's instructions, timed by the roofline of a device."""
 
   def __init__(
@@ -67,13 +71,13 @@ class Schedule:
     device: Device,
     wire_seconds: Callable[[Collective], float],
   ) -> None:
-    """Reads the schedule.
+    """Takes a compiled program and the rates by which to time it.
 
     Args:
       module: The compiled program.
       mesh: The mesh it was compiled for.
-      device: Whose roofline it is.
-      wire_seconds: Collective -> seconds on its links.
+      device: The device whose roofline gives the time of compute.
+      wire_seconds: A function from a collective to its seconds on the links.
 
     Raises:
       ValueError: The module is not scheduled.
@@ -85,7 +89,11 @@ class Schedule:
     self.wire_seconds = wire_seconds
 
   def total(self) -> Cost:
-    """Of all compute in one run; a loop of unknown length counts once."""
+    """Returns the cost of all compute in one run of the program.
+
+    A loop of unknown length counts as one trip, and so does each branch of a
+    conditional.
+    """
     cost = Cost()
     for computation, count in self.module.runs():
       inside = sum(
@@ -94,8 +102,8 @@ class Schedule:
       cost += inside * (1 if count is None else count)
     return cost
 
-  def transfers(self) -> list[Transfer]:
-    """All communicating instructions in the order of execution."""
+  def collectives(self) -> list[ScheduledCollective]:
+    """Returns all communicating instructions in the order of execution."""
     return [
       transfer
       for computation, count in self.module.runs()
@@ -104,9 +112,16 @@ class Schedule:
 
   def _transfers(
     self, computation: hlo.Computation, count: int | None
-  ) -> list[Transfer]:
+  ) -> list[ScheduledCollective]:
+    """Returns the communicating instructions of one computation.
+
+    Args:
+      computation: Instructions in the order of execution.
+      count: Executions of the computation per run; None: unknown.
+    """
     order = computation.instructions
     found = []
+    # Seconds of each instruction that no transfer has been hidden under yet.
     left = [self._inclusive(computation, i).seconds for i in order]
     for index, instruction in enumerate(order):
       entries = self.reader.entries(computation, instruction)
@@ -116,6 +131,8 @@ class Schedule:
       hidden = 0.0
       done = self._done(computation, index)
       beside = range(index + 1, done)
+      # Transfers come in the order of their starts, so the oldest one takes
+      # what it can of each instruction, and leaves the rest to later ones.
       for i in beside:
         share = min(left[i], wire - hidden)
         left[i] -= share
@@ -124,7 +141,7 @@ class Schedule:
                for i in beside}
       costly = sorted(costs, key=lambda n: -costs[n].seconds)
       found.append(
-        Transfer(
+        ScheduledCollective(
           entries=tuple(entries),
           count=count,
           asynchronous=done > index,
@@ -137,15 +154,27 @@ class Schedule:
     return found
 
   def _done(self, computation: hlo.Computation, start: int) -> int:
-    """Where the instruction that waits for a start stands."""
+    """Returns the index of the instruction that waits for a start.
+
+    Args:
+      computation: Instructions in the order of execution.
+      start: Index of the instruction that sends.
+
+    Returns:
+      The index of the done; ``start`` itself for a synchronous collective.
+    """
     order = computation.instructions
     name = order[start].name
+    # XLA:TPU may spread a collective over a chain of fusions with compute in
+    # them. The first sends and the last has the result.
     chain = self.reader.chain(order[start])
     if chain:
       links = [i for i, x in enumerate(order) if self.reader.chain(x) == chain]
       return links[-1]
     if not order[start].opcode.endswith("-start"):
-      return start
+      return start  # synchronous: done where it starts
+    # start -> update -> ... -> done, each the operand of the next. An update
+    # lets an asynchronous call go on; what waits is the user of the last one.
     for index in range(start + 1, len(order)):
       if name in order[index].operands:
         if not order[index].opcode.endswith("-update"):
@@ -156,9 +185,14 @@ class Schedule:
   def _inclusive(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Cost:
-    """Of an instruction with the loop or call that it runs."""
+    """Returns an instruction's cost with that of the loop or call it runs.
+
+    Transfers around a loop are hidden under all of its trips. Branches of a
+    conditional count nothing: which of them runs is not known.
+    """
     times = 1
     if instruction.opcode == "while":
+      # Of unknown length: one trip, so that nothing is hidden that may not be.
       times = self.module.trip_count(computation, instruction) or 1
       names = instruction.calls("body")
     elif instruction.opcode == "call":
@@ -175,7 +209,10 @@ class Schedule:
   def cost(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Cost:
-    """Of one instruction; nothing for communication and for loops."""
+    """Returns the cost of one instruction, without the loop that it may run.
+
+    Communication has no cost as compute; its time is ``wire_seconds``.
+    """
     if self.reader.entries(computation, instruction):
       return Cost()
     return roofline.cost(self.module, computation, instruction, self.device)
@@ -184,12 +221,16 @@ class Schedule:
 def wire_seconds(
   target: Target, mesh: jax.sharding.Mesh
 ) -> Callable[[Collective], float]:
-  """Seconds of a collective: ring bytes over the links that it can use.
+  """Returns a function that gives the seconds of a collective on its links.
 
-  On a torus a collective uses, in each dimension that its group spans, both
-  links of a device where that dimension closes to a ring, one where it does
-  not; all dimensions at once. Elsewhere a device sends through the link of the
-  innermost level that holds the whole group. Latency is left out.
+  The time is the bytes that a device sends under the ring algorithm, over the
+  rate of the links that it can use at once:
+
+  - On a torus these are links along every dimension that the group spans: two
+    where the dimension closes to a ring, one where it does not.
+  - Elsewhere it is the link of the innermost level that holds the whole group.
+
+  Latency is left out.
 
   Source: Austin et al., "How to Scale Your Model", 2025, chapter "Sharded
   matrices": bandwidth multiplies with the axes of the torus; a v4, v5p or 7x
@@ -197,17 +238,20 @@ def wire_seconds(
   those of size 16.
 
   Args:
-    target: What is compiled for; has hardware.
-    mesh: Of its devices.
+    target: What the program is compiled for. It must have hardware, so it
+      cannot be a CPU.
+    mesh: The mesh of the target's devices that the program was compiled for.
 
   Returns:
-    The function.
+    A function from a collective to the seconds of one execution.
   """
   hardware = target.hardware
   devices = mesh.devices
 
   def group(entry: Collective) -> np.ndarray:
-    """The devices of the first group."""
+    """Returns the devices of the first group; the others are alike."""
+    # Along the entry's axes all devices, along the others the first one. Groups
+    # that no set of axes describes may lie anywhere: take all devices.
     index = tuple(
       slice(None) if name in entry.axes or not entry.axes else 0
       for name in mesh.axis_names
@@ -215,12 +259,16 @@ def wire_seconds(
     return devices[index].ravel()
 
   def links_of_torus(entry: Collective) -> int:
+    """Returns how many links of a device a collective can use at once."""
     everywhere = np.array([d.coords for d in target.devices])
     extent = everywhere.max(axis=0) + 1
     places = np.array([d.coords for d in group(entry)])
     spanned = np.ptp(places, axis=0) + 1
+    # Six links: a torus of three dimensions (v4, v5p, 7x), else of two (v5e,
+    # v6e); the source above says which sizes have links that wrap around.
     unit = 4 if hardware.num_links == 6 else 16
     closed = (spanned == extent) & (extent % unit == 0)
+    # At least one link: two devices of a chip have the same coordinates.
     return max(1, int(np.sum((spanned > 1) * (1 + closed))))
 
   def seconds(entry: Collective) -> float:
@@ -229,6 +277,8 @@ def wire_seconds(
     if hardware.num_links > 1:
       rate = links_of_torus(entry) * hardware.link.bandwidth
     else:
+      # Devices are numbered level by level, so a group lies in one unit of
+      # ``size`` devices if its first and its last device do.
       numbers = [target.devices.index(d) for d in group(entry)]
       size = 1
       for level in target.levels:
@@ -242,15 +292,22 @@ def wire_seconds(
 
 
 def by_axis(
-  transfers: list[Transfer],
+  collectives: list[ScheduledCollective],
 ) -> Mapping[tuple[str, ...], dict[str, float]]:
-  """Sums per set of axes: operand bytes in all, asynchronous, hidden; seconds.
+  """Sums bytes and seconds of one run over transfers with the same axes.
 
-  A transfer of unknown count is left out; bytes hidden are those of an
-  asynchronous transfer times the part of its time that is hidden.
+  Args:
+    collectives: What `ScheduledProgram.collectives` returned. Transfers of
+      unknown count are left out.
+
+  Returns:
+    Mesh axes -> a row of ``bytes`` (operand bytes per device),
+    ``asynchronous`` (those of asynchronous transfers), ``hidden`` (those, each
+    times the hidden part of its time), ``seconds`` (on the links) and
+    ``exposed_seconds`` (the part of it that is not hidden).
   """
   table: dict[tuple[str, ...], dict[str, float]] = {}
-  for t in transfers:
+  for t in collectives:
     if t.count is None or not t.bytes:
       continue
     row = table.setdefault(
@@ -260,6 +317,8 @@ def by_axis(
     )
     row["bytes"] += t.bytes * t.count
     row["seconds"] += t.wire_seconds * t.count
+    # A transfer that takes no time is entirely hidden by definition, but a
+    # synchronous one is not, whatever it takes.
     hidden = t.hidden if t.asynchronous else 0.0
     if t.asynchronous:
       row["asynchronous"] += t.bytes * t.count

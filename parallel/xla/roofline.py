@@ -2,10 +2,11 @@
 
     seconds = max(FLOPs / peak, bytes read and written / memory bandwidth)
 
-FLOPs are those of products (``dot``, ``convolution``), bytes those of operands
-and results that lie in main memory; a slice counts what is sliced. A custom
-kernel's FLOPs are not in the program's text: it counts by its bytes alone, so
-that communication hidden beside it is rather under- than overstated.
+FLOPs are those of products (``dot``, ``convolution``). Bytes are those of
+operands and results that lie in main memory; a slice counts only the elements
+that it takes. The program's text does not say what a custom kernel multiplies,
+so a kernel counts its bytes only. Its time, and with it the communication that
+is hidden beside it, is then too low rather than too high.
 
 Source: Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 """
@@ -18,7 +19,8 @@ import re
 from parallel.hardware.devices import Device
 from parallel.xla import hlo
 
-# They move no data, or (the last ones) only wait for what has been counted.
+# These move no data themselves. What a loop, branch or call runs is counted by
+# who asks for it (`overlap.ScheduledProgram`).
 _FREE = {
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while",
   "conditional", "call", "after-all", "partition-id", "replica-id", "iota",
@@ -28,7 +30,13 @@ _FREE = {
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """Of one instruction or more: FLOPs, main-memory bytes, roofline seconds."""
+  """The cost of one or more instructions.
+
+  Attributes:
+    flops: FLOPs of products.
+    bytes: Bytes read from and written to main memory.
+    seconds: Time by the roofline; of several instructions, the sum.
+  """
 
   flops: float = 0.0
   bytes: float = 0.0
@@ -51,7 +59,16 @@ def cost(
   instruction: hlo.Instruction,
   device: Device,
 ) -> Cost:
-  """Of one instruction that does not communicate; nothing for loops."""
+  """Returns the cost of one instruction that does not communicate.
+
+  Args:
+    module: The compiled program.
+    computation: Where the instruction is.
+    instruction: The instruction; what a loop or call runs is not included.
+    device: The device whose peaks give the time.
+  """
+  # Starts and dones are collectives, which are timed on their links, or copies,
+  # which run beside compute.
   if instruction.opcode in _FREE or instruction.opcode.endswith(
     ("-start", "-done", "-update")
   ):
@@ -67,6 +84,11 @@ def _flops(
   computation: hlo.Computation,
   instruction: hlo.Instruction,
 ) -> tuple[float, str]:
+  """Returns the FLOPs of products in an instruction, and their dtype.
+
+  The dtype is that of the left operand of the last product; without a product
+  it does not matter.
+  """
   if instruction.opcode in ("dot", "convolution"):
     return (
       _product_flops(computation, instruction),
@@ -88,9 +110,12 @@ def _bytes(
   computation: hlo.Computation,
   instruction: hlo.Instruction,
 ) -> float:
+  """Returns the main-memory bytes that an instruction reads and writes."""
   operands = computation.operands(instruction)
   if instruction.opcode != "fusion":
     return _moved(computation, instruction)
+  # What is inside a fusion stays in registers or on-chip memory: only its
+  # parameters and its result are moved.
   inner = module.computations[instruction.calls()[0]]
   total = 0.0
   for parameter in inner.instructions:
@@ -98,6 +123,7 @@ def _bytes(
       continue
     operand = operands[int(parameter.literal)]
     if not _on_chip(operand):
+      # Several slices may overlap: never more than the whole operand.
       total += min(_read(inner, parameter), _size(operand))
   if not _on_chip(instruction):
     total += _written(inner, inner.root)
@@ -105,10 +131,12 @@ def _bytes(
 
 
 def _size(instruction: hlo.Instruction) -> int:
+  """Returns the bytes of a result that lie in main memory."""
   return sum(s.bytes for s in instruction.shapes if not s.on_chip)
 
 
 def _on_chip(instruction: hlo.Instruction) -> bool:
+  """Returns whether all of a result lies in a TPU's vector memory."""
   return bool(instruction.shapes) and all(
     s.on_chip for s in instruction.shapes
   )
@@ -117,7 +145,10 @@ def _on_chip(instruction: hlo.Instruction) -> bool:
 def _moved(
   computation: hlo.Computation, instruction: hlo.Instruction
 ) -> float:
+  """Returns the main-memory bytes that one operation reads and writes."""
   operands = computation.operands(instruction)
+  # A slice is read and written. An update in place reads and writes the update
+  # and leaves the rest where it is.
   if instruction.opcode in ("dynamic-slice", "slice", "gather"):
     return 2 * _size(instruction)
   if instruction.opcode == "dynamic-update-slice":
@@ -129,11 +160,12 @@ def _moved(
 def _users(
   computation: hlo.Computation, name: str
 ) -> tuple[hlo.Instruction, ...]:
+  """Returns the instructions of a computation that read ``name``."""
   return tuple(i for i in computation.instructions if name in i.operands)
 
 
 def _read(computation: hlo.Computation, value: hlo.Instruction) -> float:
-  """Bytes of a fusion's parameter that it reads."""
+  """Returns how many bytes of a fusion's parameter the fusion reads."""
   total = 0.0
   for user in _users(computation, value.name):
     if user.opcode in ("dynamic-slice", "slice", "gather"):
@@ -150,7 +182,7 @@ def _read(computation: hlo.Computation, value: hlo.Instruction) -> float:
 
 
 def _written(computation: hlo.Computation, root: hlo.Instruction) -> float:
-  """Bytes of a fusion's result that it writes."""
+  """Returns how many bytes of a fusion's result the fusion writes."""
   if root.opcode == "tuple":
     return sum(_written(computation, o) for o in computation.operands(root))
   if root.opcode == "bitcast":
@@ -164,13 +196,19 @@ def _written(computation: hlo.Computation, root: hlo.Instruction) -> float:
 def _product_flops(
   computation: hlo.Computation, product: hlo.Instruction
 ) -> float:
-  """2 per multiplication and addition; padding is not counted."""
+  """Returns the FLOPs of a product: 2 per multiplication and addition.
+
+  XLA:TPU writes matrix products as convolutions, often with a window over a
+  batch dim and much padding. So only positions that meet an element count.
+  """
   left, right = (o.shapes[0] for o in computation.operands(product)[:2])
   output = product.shapes[0]
   if product.opcode == "dot":
     dims = re.findall(r"\d+", product.attribute("lhs_contracting_dims"))
     contracted = math.prod(left.dims[int(d)] for d in dims)
     return 2.0 * output.elements * contracted
+  # Such as b01f_01io->b01f: batch, spatial dims and features of the input,
+  # spatial dims, input and output features of the kernel, dims of the result.
   lhs, rhs, out = re.fullmatch(
     r"(\w+)_(\w+)->(\w+)", product.attribute("dim_labels")
   ).groups()
@@ -180,6 +218,7 @@ def _product_flops(
     name: value.split("x")
     for name, value in re.findall(r"(\w+)=([\dx_\-]+)", window)
   }
+  # Spatial dims are independent, so the pairs of all dims multiply.
   pairs = 1.0
   for number, label in enumerate(spatial):
 
@@ -195,6 +234,7 @@ def _product_flops(
       base_dilation=int(setting("lhs_dilate") or 1),
       window_dilation=int(setting("rhs_dilate") or 1),
     )
+  # Feature groups need no factor: the kernel's "i" counts those of one group.
   groups = int(product.attribute("batch_group_count") or 1)
   batch_and_features = (
     output.dims[out.index("b")] * output.dims[out.index("f")]
@@ -214,7 +254,21 @@ def _valid_pairs(
   base_dilation: int,
   window_dilation: int,
 ) -> int:
-  """(output, window) positions of one dim that meet an element."""
+  """Counts the multiplications along one spatial dim of a convolution.
+
+  Args:
+    size: Elements of the input.
+    outputs: Elements of the result.
+    window: Elements of the kernel.
+    stride: Step of the window from one output to the next.
+    padding: Zeros before the first element.
+    base_dilation: Distance of neighbouring elements; the holes are zeros.
+    window_dilation: Distance of neighbouring kernel elements.
+
+  Returns:
+    The number of pairs of an output and a kernel element that meet an element
+    of the input, and not padding or a hole.
+  """
   count = 0
   for w in range(window):
     for o in range(outputs):

@@ -1,7 +1,7 @@
-"""Devices to compile for without having them.
+"""Devices that programs can be compiled for on a machine without them.
 
-XLA compiles real code for a target: memory analysis, collectives and schedule
-are what the machine would run. Nothing here says how fast.
+XLA compiles real code for a target, so memory analysis, collectives and
+schedule are those that the target would run. How fast it runs is not known.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,9 @@ SYNTAX = (
   "gpu:h200:1x8, or cpu:N"
 )
 
-# Generation -> (an accelerator type, which configuration of a chip), as libtpu
-# wants them; "megacore" makes one device of a chip's two cores.
+# Generation -> (accelerator type, configuration of a chip), in libtpu's names.
+# The type names some slice of the generation; the topology asked for replaces
+# its shape. "megacore" makes one device of a chip's two cores.
 _TPUS = {
   "v4": ("v4-8", "megacore"),
   "v5e": ("v5litepod-4", "default"),
@@ -42,12 +43,15 @@ class Target:
   """What to compile for.
 
   Attributes:
-    name: As the user wrote it.
-    devices: Descriptions that `jax.sharding.Mesh` takes.
-    hardware: Of one device; None for CPUs, of which nothing is claimed.
-    levels: What joins devices, innermost first; a TPU slice is one torus.
-    compiler_options: What XLA needs to run reductions beside compute, as far
-      as the platform can (LOG.md, "Reductions under compute").
+    name: The target's name as the user wrote it.
+    devices: Descriptions of the devices, of which `jax.sharding.Mesh` can make
+      a mesh.
+    hardware: Rates and sizes of one device; None for CPUs, which have no
+      record.
+    levels: The groups of devices and the links in each, innermost first. A TPU
+      slice is one level.
+    compiler_options: Options with which XLA runs reductions beside compute, as
+      far as the platform can (LOG.md, "Reductions under compute").
   """
 
   name: str
@@ -57,7 +61,8 @@ class Target:
   compiler_options: Mapping[str, bool | str]
 
 
-# Chosen by measurement: LOG.md, "Reductions under compute".
+# With these XLA:TPU makes all-reduces asynchronous. Chosen by compiling with
+# them and without: LOG.md, "Reductions under compute".
 _SPARSE_CORE = {
   "xla_tpu_enable_sparse_core_collective_offload_all_reduce": "true",
   "xla_tpu_use_tc_device_shape_on_sc": "true",
@@ -67,18 +72,18 @@ _GPU_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 
 
 def resolve(name: str) -> Target:
-  """The devices that a target names.
+  """Returns the target of a name.
 
   Args:
-    name: See ``SYNTAX``.
+    name: The name, as ``SYNTAX`` describes it.
 
   Returns:
-    The target. For ``cpu:N`` the devices are this process's first N, which
-    jax must have been told to have (``--cpu_devices``).
+    The target. For ``cpu:N`` its devices are the first N of this process,
+    which needs ``--cpu_devices=N`` to have them.
 
   Raises:
-    ValueError: An unknown name, a topology that does not exist, or an extra
-      that is not installed.
+    ValueError: The name is unknown, the topology does not exist, or an extra of
+      this package is not installed.
   """
   kind, *rest = name.split(":")
   if kind == "tpu" and len(rest) == 2:
@@ -97,6 +102,7 @@ def resolve(name: str) -> Target:
 
 
 def _tpu(name: str, generation: str, topology: str) -> Target:
+  """Returns a slice of TPUs, described by libtpu."""
   if generation not in _TPUS:
     raise ValueError(
       f"--target={name}: no TPU generation {generation!r}; known: "
@@ -110,6 +116,8 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
     raise ValueError(
       f"--target={name} needs libtpu: pip install -e '.[tpu]' (no TPU needed)"
     )
+  # libtpu reads the environment: without these it asks the metadata server of
+  # Google Cloud for the machine and waits for an answer.
   accelerator, chip = _TPUS[generation]
   os.environ |= {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -140,10 +148,15 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
 
 
 def _wait_for_libtpu() -> None:
-  """One process at a time may load libtpu: it exits where another holds it."""
+  """Waits until no other process holds libtpu.
+
+  libtpu lets one process in at a time and ends any other one that loads it.
+  """
   told = False
   while os.path.exists(_TPU_LOCK):
     try:
+      # A shared lock succeeds only if nobody has libtpu's exclusive one. It is
+      # given up at once, since libtpu takes the lock itself.
       with open(_TPU_LOCK) as lock:
         fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return
@@ -157,7 +170,8 @@ def _wait_for_libtpu() -> None:
       time.sleep(1)
 
 
-# What XLA has to know of a GPU, beside its name: a GpuTargetConfigProto.
+# What XLA has to know of a GPU, beside its name, as text of its
+# GpuTargetConfigProto. Sizes in bytes, the clock in GHz.
 # Source: NVIDIA CUDA programming guide, table of compute capabilities.
 _GPU_LIMITS = """
   threads_per_block_limit: 1024 threads_per_warp: 32
@@ -183,6 +197,7 @@ _GPUS = {
 
 
 def _gpu(name: str, gpu: str, shape: str) -> Target:
+  """Returns nodes of GPUs, described by a `GpuTargetConfigProto`."""
   if gpu not in _GPUS:
     raise ValueError(
       f"--target={name}: no GPU {gpu!r}; known: {', '.join(_GPUS)}"
@@ -200,6 +215,8 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
       f"--target={name} needs the CUDA plugin: pip install -e '.[cuda]' "
       "(5.5 GB; no GPU needed)"
     )
+  # The plugin would look for the CUDA driver and libraries of a machine with
+  # GPUs and fail without them; compiling needs none of these.
   os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
   nodes, gpus = int(match[1]), int(match[2])
   hardware = DEVICES[gpu]

@@ -1,16 +1,17 @@
-"""What a partition costs: bytes on a device and bytes per level and step.
+"""What a partition costs: bytes on a device, and bytes per level and step.
 
-One closed form for trainer, simulator and planner; no jax here. The tests hold
-it equal to the lowered programs.
+Trainer, simulator and planner share this closed form, so there is no jax here.
+The tests hold it equal to the lowered programs.
 
-Per step of m microbatches, with weights, gradients and optimizer state sharded
-over w <= g <= o innermost levels:
+A step has m microbatches. Weights, gradients and optimizer state are sharded
+over the w <= g <= o innermost levels; level 0 is the innermost. A step sends
 
     once       gathers of weights over levels o - 1 ... w
-    m times    gathers over w - 1 ... 0, in the forward and in the backward (or,
-               with a secondary copy, from its depth in the backward)
-    m times    scatters of gradients over 0 ... g - 1
-    once       scatters over g ... o - 1, an all-reduce over the levels beyond
+    m times    gathers over levels w - 1 ... 0, in the forward and again in the
+               backward; with a secondary copy the backward's start at its depth
+    m times    reduce-scatters of gradients over levels 0 ... g - 1
+    once       reduce-scatters over levels g ... o - 1, then one all-reduce over
+               the levels beyond o
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,21 +25,25 @@ Kind = Literal["all_gather", "reduce_scatter", "all_to_all", "all_reduce"]
 
 # Bits of a code on the wire; a float32 scale goes with every block.
 _BITS = {"int8": 8, "int4": 4}
+# Bytes of an element -> dtype on the wire.
 _DTYPES = {2: "bfloat16", 4: "float32"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """Equal tensors on a device, each partitioned by itself.
+  """Tensors of one size on a device, each partitioned by itself.
 
   Attributes:
-    size: Elements of one.
-    count: How many (layers x lanes of the tensor axis).
-    wire_bytes: Of an element on the wire and gathered: 2 for bfloat16.
-    uses: Functions of the model that read it, each with its own gather.
-    regathered: Those whose backward needs it too; looking up rows does not.
-    gradient_bytes: Of an element of its gradient, accumulated and, without a
-      codec, on the wire; the trainer's are 4, papers count 2.
+    size: Elements of one tensor.
+    count: Number of tensors (layers x lanes of the tensor axis).
+    wire_bytes: Bytes of an element as it is sent without a codec and as it is
+      gathered: 2 for bfloat16.
+    uses: Number of functions of the model that read it; each has its own
+      gather and its own reduce-scatter.
+    regathered: Number of these whose backward needs it too; that of looking
+      up rows does not.
+    gradient_bytes: Bytes of an element of the gradient as it is accumulated
+      and, without a codec, sent; 4 in the trainer, while papers count 2.
   """
 
   size: int
@@ -50,18 +55,19 @@ class Parameter:
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
-  """Equal collectives over one level, of all parameters.
+class LevelCollective:
+  """All collectives of one kind, phase and dtype over one level.
 
   Attributes:
-    levels: Names of the axes; several for an all-reduce.
-    ranks: Logical ranks that take part.
+    levels: Name of the level's axis; several names for an all-reduce.
+    ranks: Number of logical ranks that take part.
     kind: The collective.
     when: "step" (once), "forward" or "backward" (per microbatch).
-    dtype: On the wire.
-    operand_bytes: Per step and device, of all operations, as a ledger counts.
-    received_bytes: Per step, what one rank with a device of its own receives
-      in a bandwidth-optimal algorithm.
+    dtype: Dtype on the wire.
+    operand_bytes: Operand bytes of all operations, per step and device, as
+      `parallel.xla.ledger` counts them.
+    received_bytes: Bytes per step that one rank with a device of its own
+      receives in a bandwidth-optimal algorithm.
   """
 
   levels: tuple[str, ...]
@@ -75,13 +81,15 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes on a device; the first is arguments, the rest temporaries.
+  """Bytes of the training state on a device.
+
+  What is stored is an argument of the step; the rest are its temporaries.
 
   Attributes:
-    stored: float32 weights and two moments.
-    weights: Of a step, at depth w; 0 where these are what is stored.
-    gradients: Accumulated, one copy; float32 in the trainer.
-    secondary: The second copy.
+    stored: float32 weights and two moments, at depth o.
+    weights: Weights of a step, at depth w; 0 if they are the stored ones.
+    gradients: One copy of the accumulated gradients, at depth g.
+    secondary: The secondary copy of the weights.
   """
 
   stored: int
@@ -99,17 +107,20 @@ def memory(
   parameters: Sequence[Parameter],
   lanes: Mapping[str, int] | None = None,
 ) -> Memory:
-  """The training state on one device, activations excluded.
+  """Returns the bytes of the training state on one device.
 
   Args:
-    partition: The partition.
-    parameters: All of the model's on a device.
-    lanes: Ranks per device along levels, 1 by default.
+    partition: How the state is sharded.
+    parameters: All parameters of the model on a device.
+    lanes: Level's name -> ranks per device along it, 1 by default.
+
+  Returns:
+    The bytes, without activations and gathered layers.
   """
   lanes = lanes or {}
 
   def shards(depth: int) -> int:
-    """Shards at a depth that a device hosts."""
+    """Returns the number of shards at a depth that a device hosts."""
     inner = partition.inner[:depth]
     return math.prod(lanes.get(level.name, 1) for level in inner)
 
@@ -118,19 +129,24 @@ def memory(
   stored = weights = gradients = secondary = 0
   for p in parameters:
     padded = partition.padded(p.size)
+    # 12 bytes: float32 weight and two float32 moments.
     stored += 12 * p.count * shards(o) * partition.shard(p.size)
-    if o:  # else gradients are reduced in place of their lanes
+    # `Shards.reduce` leaves each lane of the device a gradient of its own. With
+    # nothing sharded (o = 0), which needs no `Shards`, one gradient is counted.
+    if o:
       elements = padded // partition.degree(partition.gradients)
       gradients += p.gradient_bytes * p.count * all_lanes * elements
     else:
       gradients += p.gradient_bytes * p.count * p.size
     if partition.weight_codec != "none":
+      # Encoded once, as stored shards, each filled up to whole blocks; gathered
+      # to depth w they stay that, several to a shard of depth w.
       units = p.count * shards(w) * partition.degree(o) // partition.degree(w)
       weights += units * sum(
         _encoded(partition.shard(p.size), partition.weight_codec,
                  partition.block).values()
       )
-    elif w < o or p.wire_bytes != 4:
+    elif w < o or p.wire_bytes != 4:  # else the stored weights serve
       elements = shards(w) * padded // partition.degree(w)
       weights += p.wire_bytes * p.count * elements
     if partition.secondary is not None:
@@ -145,24 +161,24 @@ def memory(
   return Memory(stored, weights, gradients, secondary)
 
 
-def exchanges(
+def level_collectives(
   partition: Partition,
   parameters: Sequence[Parameter],
   *,
   accumulation: int = 1,
   lanes: Mapping[str, int] | None = None,
-) -> list[Exchange]:
-  """All that one step sends over the levels.
+) -> list[LevelCollective]:
+  """Returns all that one step sends over the levels.
 
   Args:
-    partition: The partition.
-    parameters: All of the model's on a device.
+    partition: How the state is sharded.
+    parameters: All parameters of the model on a device.
     accumulation: Microbatches per step.
-    lanes: Ranks per device along levels, 1 by default; a level that lies on
-      one device sends nothing.
+    lanes: Level's name -> ranks per device along it, 1 by default. A level
+      that lies on one device sends nothing.
 
   Returns:
-    Exchanges with bytes; empty ones are left out.
+    The collectives that send bytes.
   """
   found = []
   for p in parameters:
@@ -171,9 +187,9 @@ def exchanges(
   return merged(e for e in found if e.operand_bytes)
 
 
-def merged(found: Iterable[Exchange]) -> list[Exchange]:
-  """Adds the bytes of exchanges that are alike."""
-  total: dict[tuple, Exchange] = {}
+def merged(found: Iterable[LevelCollective]) -> list[LevelCollective]:
+  """Adds up the bytes of collectives of equal levels, kind, phase and dtype."""
+  total: dict[tuple, LevelCollective] = {}
   for e in found:
     key = (e.levels, e.kind, e.when, e.dtype)
     old = total.get(key)
@@ -190,7 +206,8 @@ def _weights(
   p: Parameter,
   accumulation: int,
   lanes: Mapping[str, int],
-) -> Iterator[Exchange]:
+) -> Iterator[LevelCollective]:
+  """Yields the gathers of weights and of the secondary copy in one step."""
   w, o, s = partition.weights, partition.optimizer, partition.secondary
   stored = partition.shard(p.size), partition.weight_codec
   yield from _gathers(partition, p, lanes, o, w, stored, 1, "step", o)
@@ -220,8 +237,21 @@ def _gathers(
   times: int,
   when: str,
   depth: int,
-) -> Iterator[Exchange]:
-  """Gathers from depth to depth of shards that were made at ``depth``."""
+) -> Iterator[LevelCollective]:
+  """Yields the gathers of a parameter from one depth to another.
+
+  Args:
+    partition: How the state is sharded.
+    p: The parameter.
+    lanes: Level's name -> ranks per device along it.
+    upper: Depth of the shards before.
+    lower: Depth of the shards after.
+    shard: Elements and codec of a shard as it was made (and encoded).
+    times: Executions per step.
+    when: "step", "forward" or "backward".
+    depth: Depth at which the shards were made. Encoded shards are padded to
+      whole blocks there, so bytes are counted in these shards at every level.
+  """
   elements, codec = shard
   sizes = (
     {_DTYPES[p.wire_bytes]: elements * p.wire_bytes}
@@ -231,7 +261,9 @@ def _gathers(
   for j in range(lower, upper):
     level = partition.inner[j]
     here = lanes.get(level.name, 1)
-    # Shards of the outer levels have been gathered, lanes inside have not.
+    # A rank's operand at level j is its shard of depth j + 1, which is as many
+    # of the shards that were made as the levels outside have gathered. Levels
+    # inside are not gathered yet, so each of their lanes has an operand.
     units = partition.degree(depth) // partition.degree(j + 1)
     inside = math.prod(
       lanes.get(level.name, 1) for level in partition.inner[:j]
@@ -239,7 +271,7 @@ def _gathers(
     for dtype, size in sizes.items():
       rank = times * p.count * units * size
       sent = rank * here * inside if here < level.size else 0
-      yield Exchange(
+      yield LevelCollective(
         (level.name,), level.size, "all_gather", when, dtype, sent,
         rank * (level.size - 1),
       )
@@ -250,7 +282,8 @@ def _gradients(
   p: Parameter,
   accumulation: int,
   lanes: Mapping[str, int],
-) -> Iterator[Exchange]:
+) -> Iterator[LevelCollective]:
+  """Yields the reductions of a parameter's gradients in one step."""
   g, o = partition.gradients, partition.optimizer
   all_lanes = math.prod(
     lanes.get(level.name, 1) for level in partition.levels
@@ -261,23 +294,28 @@ def _gradients(
     times, when = 1, "step"
     if j < g:
       times, when = accumulation * p.uses, "backward"
+    # What a rank scatters at level j: the levels inside have left it this much.
     whole = partition.padded(p.size) // partition.degree(j)
     apart = here < level.size
     if partition.gradient_codec == "none":
       size = times * p.count * p.gradient_bytes * whole
-      yield Exchange(
+      yield LevelCollective(
         (level.name,), level.size, "reduce_scatter", when,
         _DTYPES[p.gradient_bytes],
+        # A device sums its lanes of this level before it sends.
         size * all_lanes // here if apart else 0,
         size * (level.size - 1) / level.size,
       )
       continue
+    # With a codec, an all-to-all of encoded slices, one for each receiver; the
+    # sums are taken in float32 by who receives them, so lanes are not summed
+    # before.
     slices = _encoded(
       whole // level.size, partition.gradient_codec, partition.block
     )
     for dtype, size in slices.items():
       size *= times * p.count * level.size
-      yield Exchange(
+      yield LevelCollective(
         (level.name,), level.size, "all_to_all", when, dtype,
         size * all_lanes if apart else 0,
         size * (level.size - 1) / level.size,
@@ -290,7 +328,7 @@ def _gradients(
     ranks = math.prod(level.size for level in beyond)
     devices = ranks // math.prod(lanes.get(e.name, 1) for e in beyond)
     size = p.count * p.gradient_bytes * partition.shard(p.size)
-    yield Exchange(
+    yield LevelCollective(
       tuple(level.name for level in beyond[::-1]), ranks, "all_reduce", "step",
       _DTYPES[p.gradient_bytes], size * inside if devices > 1 else 0,
       2 * size * (ranks - 1) / ranks,
@@ -298,6 +336,6 @@ def _gradients(
 
 
 def _encoded(elements: int, codec: str, block: int) -> dict[str, int]:
-  """Bytes by dtype of encoded elements, padded to whole blocks."""
+  """Returns the bytes by dtype of encoded elements, padded to whole blocks."""
   blocks = -(-elements // block)
   return {"uint8": blocks * block * _BITS[codec] // 8, "float32": 4 * blocks}

@@ -1,14 +1,21 @@
 """Runs functions of partitioned parameters: gathers before, scatters after.
 
-`apply` and `scan` take a function of whole parameters and run it on shards.
-Nothing whole outlives a layer (two with prefetch): the forward keeps the
-function's residuals without the parameters, the backward gathers them again,
-from the shards or from the secondary copy, and reduces the parameters'
-gradients at once.
+`Gathered.apply` and `Gathered.scan` take a function of whole parameters and
+run it on shards. The forward gathers a layer's parameters, runs the layer and
+keeps its residuals without the parameters. The backward gathers the parameters
+again, from the shards or from the secondary copy, runs the layer's VJP, and
+reduces the parameters' gradients at once. So one layer's parameters are whole
+at a time, or two layers' with prefetch.
 
-The backward is written out here and not left to the transpose of a gather,
-because gradients are wanted at another depth than weights, summands of lanes
-apart for their codec, and parameters must not be among the residuals.
+The backward is written by hand (`jax.custom_vjp`). The transpose of the gather
+would not do, for three reasons:
+
+- It would give gradients at the depth of the weights; a partition may keep
+  them at another one.
+- It would sum the lanes of a device first; a gradient codec needs each lane's
+  summand by itself.
+- The gathered parameters would be among the residuals, so every layer would
+  stay whole until its backward.
 
 Shape legend: D = data-parallel ranks of this device; L = layers.
 """
@@ -24,9 +31,14 @@ import jax.numpy as jnp
 from parallel.collectives import after, varying
 from parallel.zero.shards import Shards, Tensor
 
-# Of these a function's backward may need results that are parts of parameters
-# in another form: they are made again. Everything else is kept, and so is what
-# the function gives a name (`jax.ad_checkpoint.checkpoint_name`).
+# Primitives whose results the forward does not keep. A layer's backward often
+# needs a parameter in another form: a slice of it, its transpose, or a copy in
+# bfloat16. Kept, that form would be a whole parameter among the residuals, and
+# no remat policy by name can tell it from an activation. So the results of
+# these primitives are made again in the backward, from the parameters gathered
+# there; that they are cheap makes it harmless for activations too. Results of
+# all other primitives are kept, also what the function gives a name
+# (`jax.ad_checkpoint.checkpoint_name`).
 _FORMS = frozenset({
   "reshape", "slice", "squeeze", "transpose", "convert_element_type",
   "broadcast_in_dim", "expand_dims", "pad", "concatenate", "pcast", "split",
@@ -40,10 +52,14 @@ class Shard:
   """A partitioned parameter, in place of the parameter.
 
   Attributes:
-    weight: A leaf (or encoded leaf) of `Shards.working`.
-    sink: Zeros; the derivative with respect to it is the parameter's gradient
-      as `Shards.reduce` gives it. None where nothing is differentiated.
-    tensor: The parameter.
+    weight: This device's shard, one leaf (or encoded leaf) of what
+      `Shards.working` returns.
+    sink: Zeros, whose values nothing reads. The derivative with respect to an
+      argument must have the argument's shape, and a reduced gradient may lie
+      at another depth than the weight; so the parameter's gradient, as
+      `Shards.reduce` returns it, is the derivative with respect to the sink.
+      None where nothing is differentiated.
+    tensor: Shape and dtype of the whole parameter.
   """
 
   weight: Any
@@ -55,30 +71,38 @@ class Shard:
 class Gathered:
   """How a model reads partitioned parameters.
 
+  It has the methods of the `Access` through which a model reads parameters.
+
   Attributes:
     shards: The partition on a mesh.
-    prefetch: Whether a scan gathers a layer beside the one that comes before
-      it; two layers are whole at a time then.
+    prefetch: Whether a scan gathers the next layer's parameters while the
+      current layer runs. Two layers are whole at a time then.
   """
 
   shards: Shards
   prefetch: bool = False
 
   def apply(
-    self, f: Callable[..., Any], params: Any, *args: Any
+    self,
+    f: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    policy: Callable[..., bool] | None = None,
   ) -> Any:
-    """``f(params, *args)`` for every data-parallel rank of this device.
+    """Runs ``f(params, *args)`` for every data-parallel rank of this device.
 
     Args:
-      f: Of whole parameters and one rank's arguments.
+      f: A function of whole parameters and of one rank's arguments.
       params: Tree of `Shard`.
-      *args: ``[D, ...]``.
+      *args: Trees of arrays ``[D, ...]``, one slice per rank.
+      policy: A `jax.checkpoint` policy that says what the forward keeps; None
+        keeps everything but parameters.
 
     Returns:
-      The results, ``[D, ...]``.
+      The results of f, ``[D, ...]``.
     """
     weights, sinks, tensors = _parts(params)
-    lifted = self._lifted(f)
+    lifted = self._lifted(f, policy)
 
     @jax.custom_vjp
     def call(weights, sinks, *args):
@@ -91,6 +115,8 @@ class Gathered:
     def backward(residuals, dy):
       vjp, source = residuals
       dsinks, *dargs = self._backward(tensors, vjp, source, dy)
+      # The gradient of the parameters leaves by the sinks; the weights' own
+      # cotangent is zero, which None says.
       return None, dsinks, *dargs
 
     call.defvjp(forward, backward)
@@ -104,23 +130,24 @@ class Gathered:
     unroll: int = 1,
     policy: Callable[..., bool] | None = None,
   ) -> Any:
-    """``x = f(layer's params, x)`` over all layers.
+    """Runs ``x = f(one layer's params, x)`` over all layers in turn.
 
     Args:
-      f: Of one layer's whole parameters and one rank's activations.
+      f: A function of one layer's whole parameters and one rank's activations;
+        returns activations of the same shapes and dtypes.
       params: Tree of `Shard`, every leaf ``[L, ...]``.
-      x: ``[D, ...]``, as f returns it.
-      unroll: Layers per iteration.
-      policy: Of `jax.checkpoint`, what to keep of a layer; None: all but
-        parameters.
+      x: Tree of activations ``[D, ...]`` before the first layer.
+      unroll: Layers per iteration of the loop.
+      policy: A `jax.checkpoint` policy that says what the forward keeps of a
+        layer. None keeps everything but parameters and their forms.
 
     Returns:
-      ``[D, ...]`` after the last layer.
+      The activations ``[D, ...]`` after the last layer.
     """
     weights, sinks, tensors = _parts(params)
     lifted = self._lifted(f, policy)
     last = jax.tree.leaves(weights)[0].shape[0] - 1
-    if self.prefetch and last:
+    if self.prefetch and last:  # one layer has no layer before it
       ahead = self._scan_ahead(lifted, tensors, last, unroll)
       return ahead(weights, sinks, x)
 
@@ -135,6 +162,7 @@ class Gathered:
       def layer(x, weights):
         return self._forward(lifted, tensors, weights, x)
 
+      # vjps, copies: residuals and secondary copies stacked to [L, ...].
       y, (vjps, copies) = lax.scan(layer, x, weights, unroll=unroll)
       return y, (vjps, weights if copies is None else copies)
 
@@ -152,11 +180,29 @@ class Gathered:
   def _scan_ahead(
     self, lifted: Callable[..., Any], tensors: Any, last: int, unroll: int
   ) -> Callable[..., Any]:
-    """`scan` of layers 0 to ``last`` > 0: of weights, sinks and x."""
+    """Builds the form of `scan` that gathers one layer ahead.
+
+    The loop carries the whole parameters of the layer that runs next. An
+    iteration gathers the layer after that one; nothing in the layer's own
+    compute depends on this gather, so XLA may run the two side by side. The
+    layer at the end of each direction (the last in the forward, the first in
+    the backward) has nothing left to gather and runs outside the loop.
+
+    Args:
+      lifted: The layer's function, as `_lifted` returns it.
+      tensors: Tree of `Tensor`.
+      last: Number of the last layer, at least 1.
+      unroll: Layers per iteration of the loop.
+
+    Returns:
+      A function of weights, sinks and x, with a derivative.
+    """
 
     def run(weights, x):
       def layer(carry, i):
         whole, x = carry
+        # Layers are read by index, since iteration i reads layer i + 1: as the
+        # loop's input, weights would be sliced and copied first.
         ahead, x = self._gather(tensors, _at(weights, i + 1), x)
         y, kept = self._call(lifted, tensors, whole, x)
         return (ahead, y), kept
@@ -173,6 +219,7 @@ class Gathered:
       return run(weights, x)[0]
 
     def forward(weights, sinks, x):
+      # vjps and copies: layers 0 to last - 1, stacked; vjp and copy: the last.
       y, ((vjps, copies), (vjp, copy)) = run(weights, x)
       if copy is None:
         copies, copy = weights, _at(weights, last)
@@ -181,15 +228,22 @@ class Gathered:
     def backward(residuals, dy):
       vjps, vjp, sources, source = residuals
 
+      # Gradients are carried as one [L, ...] and written in place. As stacked
+      # outputs, the loop's layers would be joined with the first and the last
+      # layer afterwards, which copies the gradients of the whole model.
       def layer(carry, i):
         whole, dx, dsinks = carry
         ahead, dx = self._gather_again(tensors, _at(sources, i - 1), dx)
         new, dx = self._transpose(tensors, _at(vjps, i), whole, dx)
         return (ahead, dx, _put(dsinks, new, i)), None
 
+      # Both gathers come before the last layer's VJP, so that the second one
+      # can run beside it.
       whole, dy = self._gather_again(tensors, source, dy)
       ahead, dy = self._gather_again(tensors, _at(sources, last - 1), dy)
       new, dx = self._transpose(tensors, vjp, whole, dy)
+      # [L, ...], of which only the last layer is right so far; the copies of
+      # its gradient give the others a shape and a varying type.
       dsinks = jax.tree.map(
         lambda d: jnp.broadcast_to(d, (last + 1, *d.shape)), new
       )
@@ -206,21 +260,22 @@ class Gathered:
   def _forward(
     self, lifted: Callable[..., Any], tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, Any]:
-    """The result, its VJP without parameters, and the secondary copy."""
+    """Gathers, then runs the function as `_call` does, and returns as much."""
     whole, *args = self._gather(tensors, weights, *args)
     return self._call(lifted, tensors, whole, *args)
 
   def _backward(
     self, tensors: Any, vjp: Any, source: Any, dy: Any
   ) -> tuple[Any, ...]:
-    """Gradients of the sinks and of the arguments.
+    """Returns the gradients of the sinks and of the arguments.
 
     Args:
       tensors: Tree of `Tensor`.
-      vjp: As `_forward` left it.
-      source: Weights or secondary copies to gather.
+      vjp: The VJP that `_forward` returned, without its parameters.
+      source: Weights or secondary copies, from which to gather again.
       dy: Gradient of the result.
     """
+    # `_call` has put None here where the VJP needs parameters.
     whole = None
     if vjp.args_res[0] is None:
       whole, dy = self._gather_again(tensors, source, dy)
@@ -229,7 +284,11 @@ class Gathered:
   def _gather(
     self, tensors: Any, weights: Any, *args: Any
   ) -> tuple[Any, ...]:
-    """Whole parameters, and the arguments: to be used after, on CPUs."""
+    """Gathers whole parameters; returns them and the arguments.
+
+    On CPUs the gather waits for the arguments, and what reads the arguments
+    that are returned waits for the gather (`collectives.after`).
+    """
     weights = after(weights, args, self.shards.ordered)
     whole = self.shards.materialise(weights, tensors)
     return whole, *after(args, whole, self.shards.ordered)
@@ -237,10 +296,22 @@ class Gathered:
   def _gather_again(
     self, tensors: Any, source: Any, dy: Any
   ) -> tuple[Any, Any]:
-    """As `_gather`, from what the forward left for the backward."""
+    """Gathers whole parameters for the backward; returns them and dy.
+
+    Args:
+      tensors: Tree of `Tensor`.
+      source: What the forward left for the backward: the weights, or this
+        device's part of the secondary copy.
+      dy: The cotangent that the layer's VJP will be called with.
+    """
     shards = self.shards
-    # Else XLA may keep what the forward gathered for the backward. The
-    # barrier's results have one type, so dy is only waited for.
+    # This gather has the operands of the forward's. Without a barrier XLA may
+    # find the two equal, run one, and keep its result until the backward:
+    # exactly the memory that the partition is there to save. Behind the
+    # barrier the source is another value, which exists only once dy does.
+    # The barrier gives all its results the type of the operand that varies
+    # over most mesh axes. A cotangent must keep its type, so the dy that comes
+    # out of the barrier is dropped.
     source, _ = lax.optimization_barrier((source, dy))
     source = after(source, dy, shards.ordered)
     again = (
@@ -254,10 +325,19 @@ class Gathered:
   def _call(
     self, lifted: Callable[..., Any], tensors: Any, whole: Any, *args: Any
   ) -> tuple[Any, Any]:
-    """The result, its VJP without parameters, and the secondary copy."""
+    """Runs a function of whole parameters and keeps what its backward needs.
+
+    Returns:
+      The result; and a pair of its VJP without parameters and of the secondary
+      copy. The copy is None where the partition has none, or where the VJP
+      reads no parameters.
+    """
     y, vjp = jax.vjp(lifted, self._per_lane(whole), *args)
     copy = None
     if _needs_parameters(vjp):
+      # `jax.vjp` keeps the arguments that its backward reads in `args_res`, in
+      # their order and apart from other residuals. Parameters are the first
+      # argument. None drops them; `_transpose` puts gathered ones in place.
       vjp.args_res[0] = None
       if self.shards.partition.secondary is not None:
         copy = self.shards.copy(whole, tensors)
@@ -266,7 +346,17 @@ class Gathered:
   def _transpose(
     self, tensors: Any, vjp: Any, whole: Any, dy: Any
   ) -> tuple[Any, ...]:
-    """Gradients of the sinks and of the arguments."""
+    """Runs a VJP and reduces the gradients of the parameters.
+
+    Args:
+      tensors: Tree of `Tensor`.
+      vjp: The VJP that `_call` returned.
+      whole: Whole parameters; not read if the VJP reads no parameters.
+      dy: Gradient of the result.
+
+    Returns:
+      The gradients of the sinks, then that of each argument.
+    """
     if vjp.args_res[0] is None:
       vjp.args_res[0] = self._per_lane(whole)
     dwhole, *dargs = vjp(dy)
@@ -275,10 +365,16 @@ class Gathered:
     return dsinks, *after(dargs, dsinks, self.shards.ordered)
 
   def _per_lane(self, whole: Any) -> Any:
-    """``[...] -> [D, ...]``: gradients of ranks stay apart."""
+    """Repeats whole parameters per rank of this device, ``[D, ...]``.
+
+    The ranks read the same values, but each has a gradient of its own, which
+    `Shards.reduce` encodes and sums.
+    """
 
     def copies(x):
       stacked = jnp.broadcast_to(x, (self.shards.num_lanes, *x.shape))
+      # If parameters were equal on all devices by type, the VJP itself would
+      # sum their gradients over the mesh: an all-reduce of whole tensors.
       return varying(stacked, *self.shards.names)
 
     return jax.tree.map(copies, whole)
@@ -286,9 +382,14 @@ class Gathered:
   def _lifted(
     self, f: Callable[..., Any], policy: Callable[..., bool] | None = None
   ) -> Callable[..., Any]:
-    """f over D, whose residuals have no other forms of its parameters.
+    """Lifts f over D, with no other forms of parameters as residuals.
 
-    The policy is of no use inside f: one outside decides for all there.
+    Args:
+      f: A function of one rank's parameters and arguments.
+      policy: What the forward keeps; None keeps everything but ``_FORMS``.
+
+    Returns:
+      f on arrays ``[D, ...]``.
     """
 
     def no_forms(primitive, *_, **__):
@@ -298,6 +399,11 @@ class Gathered:
       y = f(*jax.tree.map(lambda x: x[0], args))
       return jax.tree.map(lambda x: x[None], y)
 
+    # The model's policy replaces ours here, in one checkpoint. Nested ones
+    # would not combine: the outermost policy decides for all that is inside.
+    # One lane needs no vmap, which would give every operation of the layer a
+    # batch dim of 1. CSE need not be prevented: the backward starts from
+    # parameters behind the barrier of `_gather_again`.
     return jax.checkpoint(
       jax.vmap(f) if self.shards.num_lanes > 1 else alone,
       policy=policy or no_forms, prevent_cse=False,
@@ -305,21 +411,21 @@ class Gathered:
 
 
 def _at(tree: Any, i: Any) -> Any:
-  """Layer i of ``[L, ...]``; of what a loop only reads no copy is made."""
+  """Returns layer i of a tree of ``[L, ...]``."""
   return jax.tree.map(
     lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tree
   )
 
 
 def _put(tree: Any, layer: Any, i: Any) -> Any:
-  """``[L, ...]`` with another layer i."""
+  """Returns a tree of ``[L, ...]`` whose layer i is replaced by ``layer``."""
   return jax.tree.map(
     lambda x, new: lax.dynamic_update_index_in_dim(x, new, i, 0), tree, layer
   )
 
 
 def _parts(params: Any) -> tuple[Any, Any, Any]:
-  """Trees of the weights, sinks and tensors of a tree of `Shard`."""
+  """Splits a tree of `Shard` into trees of weights, sinks and tensors."""
 
   def part(field):
     return jax.tree.map(
@@ -331,5 +437,6 @@ def _parts(params: Any) -> tuple[Any, Any, Any]:
 
 
 def _needs_parameters(vjp: Any) -> bool:
-  """Whether a VJP reads parameters: that of looking up rows does not."""
+  """Returns whether a VJP reads parameters; looking up rows needs none."""
+  # In place of an argument that is not read there is an object without leaves.
   return bool(jax.tree.leaves(vjp.args_res[0]))

@@ -75,43 +75,44 @@ class Partition:
     depths = [getattr(self, state) for state in _STATES]
     if not 0 <= depths[0] <= depths[1] <= depths[2] <= len(self.levels):
       raise ValueError(
-        f"config.zero shards weights over {depths[0]}, gradients over "
-        f"{depths[1]} and optimizer over {depths[2]} of {len(self.levels)} "
-        "levels; these must not decrease: a rank updates what it has "
-        "gradients of"
+        f"weights={depths[0]}, gradients={depths[1]} and optimizer="
+        f"{depths[2]} of {len(self.levels)} levels must not decrease: a rank "
+        "updates what it has gradients of"
       )
     for key in ("weight_codec", "gradient_codec", "secondary_codec"):
       if getattr(self, key) not in CODECS:
         raise ValueError(
-          f"config.zero.{key}={getattr(self, key)!r} must be one of "
+          f"{key}={getattr(self, key)!r} must be one of "
           f"{', '.join(map(repr, CODECS))}"
         )
     if self.secondary is None:
       if self.secondary_codec != "none":
         raise ValueError(
-          f"config.zero.secondary_codec={self.secondary_codec!r} has no "
-          "effect without config.zero.secondary"
+          f"secondary_codec={self.secondary_codec!r} has no effect without a "
+          "second copy"
         )
     elif not 1 <= self.secondary <= self.optimizer:
       raise ValueError(
-        f"config.zero.secondary shards the second copy over {self.secondary} "
-        f"levels; it must be 1 to {self.optimizer}, those of the optimizer"
+        f"secondary={self.secondary} must be 1 to {self.optimizer}: the second "
+        "copy is sharded over levels of the optimizer"
       )
     elif not self.weights:
       raise ValueError(
-        "config.zero.secondary: weights that are not sharded need no copy"
+        f"secondary={self.secondary} has no effect: weights that are not "
+        "sharded need no copy"
       )
     if self.weight_codec != "none" and not self.optimizer:
       raise ValueError(
-        f"config.zero.weight_codec={self.weight_codec!r}: nothing is gathered"
+        f"weight_codec={self.weight_codec!r} has no effect: nothing is "
+        "gathered"
       )
     if self.gradient_codec != "none" and not self.optimizer:
       raise ValueError(
-        f"config.zero.gradient_codec={self.gradient_codec!r}: nothing is "
+        f"gradient_codec={self.gradient_codec!r} has no effect: nothing is "
         "scattered, and all-reduces are float32"
       )
     if self.block < 2 or self.block % 2:
-      raise ValueError(f"config.zero.block={self.block} must be even")
+      raise ValueError(f"block={self.block} must be even")
 
   @property
   def inner(self) -> tuple[Level, ...]:
@@ -187,15 +188,15 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
   """
   if scheme not in SCHEMES:
     raise ValueError(
-      f"config.zero.scheme={scheme!r} must be one of "
+      f"scheme={scheme!r} must be one of "
       f"{', '.join(map(repr, SCHEMES))}"
     )
   *states, special = _named()[scheme]
   groups = {*states, special.get("secondary")}
   if len(levels) < 2 and groups & {"inner", "first"}:
     raise ValueError(
-      f"config.zero.scheme={scheme!r} needs two levels or more, config.zero."
-      f"levels has {len(levels)}: e.g. config.zero.levels=node:2,gpu:4"
+      f"scheme={scheme!r} needs two levels or more, and there are "
+      f"{len(levels)}: e.g. levels=node:2,gpu:4"
     )
   depths = {
     "none": 0, "first": 1, "inner": len(levels) - 1, "all": len(levels)
@@ -212,11 +213,11 @@ def triples(levels: Sequence[Level]) -> Iterator[Partition]:
 
 
 def parse_levels(text: str, num_ranks: int) -> tuple[Level, ...]:
-  """Reads ``config.zero.levels``.
+  """Reads nested levels from text.
 
   Args:
     text: ``"node:2,gpu:4"``, outermost first; "" is one level named data.
-    num_ranks: ``config.parallel.data``, the product of the sizes.
+    num_ranks: Data-parallel ranks, the product of the sizes.
 
   Raises:
     ValueError: Not of this form, a name twice, or another product.
@@ -228,21 +229,16 @@ def parse_levels(text: str, num_ranks: int) -> tuple[Level, ...]:
     name, _, size = (piece.strip() for piece in part.partition(":"))
     if not name.isidentifier() or not size.isdigit() or int(size) < 1:
       raise ValueError(
-        f"config.zero.levels={text!r}: {part!r} is not name:size, as in "
-        "node:2,gpu:4"
+        f"levels={text!r}: {part!r} is not name:size, as in node:2,gpu:4"
       )
     levels.append(Level(name, int(size)))
   names = [level.name for level in levels]
-  taken = {"worker", "tensor"} & set(names)
-  if len(set(names)) < len(names) or taken:
-    raise ValueError(
-      f"config.zero.levels={text!r}: names must differ, from worker and "
-      "tensor too"
-    )
+  if len(set(names)) < len(names):
+    raise ValueError(f"levels={text!r}: names must differ")
   product = math.prod(level.size for level in levels)
   if product != num_ranks:
     raise ValueError(
-      f"config.zero.levels={text!r} has {product} ranks, "
-      f"config.parallel.data={num_ranks}"
+      f"levels={text!r} have {product} ranks, not the {num_ranks} "
+      "data-parallel ones"
     )
   return tuple(levels)

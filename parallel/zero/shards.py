@@ -1,19 +1,24 @@
 """Moves tensors between the depths of a partition: gather, scatter, store.
 
-A tensor of a layer or of a rank of another axis is cut along its flattened
-elements, padded with zeros. Its shard at depth d lies on this device as
+A tensor is partitioned along its flattened elements, padded with zeros to equal
+shards. Each layer, and each lane of another axis, is partitioned by itself.
+The shard at depth d lies on this device as
 
     [*lead, lanes of level 0, ..., lanes of level d - 1, elements]
 
-with level 0 the innermost: shards nest, so the shard at depth d + 1 of a rank
-is a slice of its shard at depth d. Gathers go from the outermost level
-inwards, scatters from the innermost outwards, one collective per level: what
-crosses the outer levels is a shard, not the tensor (MiCS, arXiv 2205.00119).
+with level 0 the innermost. Shards nest: a rank's shard at depth d + 1 is a
+slice of its shard at depth d. Gathers go from the outermost level inwards,
+scatters from the innermost level outwards, with one collective per level. So
+only a shard crosses the outer levels, which have the slowest links, and never
+the whole tensor (MiCS, arXiv 2205.00119).
 
-All trees here have one leaf per tensor, and a tree of `Tensor` beside them.
+Trees here have one leaf per tensor; a tree of `Tensor` of the same structure
+goes with them.
 
 Shape legend: lead = dims that are not partitioned (layers, tensor ranks); l_j =
-lanes of level j, innermost first; n = elements of a tensor; k = of a shard.
+lanes of level j, innermost first; w, g, o, s = depths of weights, gradients,
+optimizer and secondary copy; D = data-parallel ranks of this device; n =
+elements of a tensor; k = elements of a shard.
 """
 
 import dataclasses
@@ -38,8 +43,8 @@ class Tensor:
   """What a partition must know of a parameter.
 
   Attributes:
-    shape: The dims that are partitioned, as one.
-    dtype: Of the gathered parameter, and on the wire without a codec.
+    shape: The dims that are partitioned; shards are cut from them flattened.
+    dtype: Dtype of the gathered parameter, and of what is sent without a codec.
   """
 
   shape: tuple[int, ...]
@@ -55,11 +60,12 @@ class Shards:
   """A partition on a mesh.
 
   Attributes:
-    partition: Which level has which part.
-    axes: The levels' axes, outermost first, as the partition has them.
-    ordered: Order collectives of different levels by data flow, which XLA:CPU
-      needs (`collectives.after`).
-    kernels: Of the codecs, see `parallel.quantize.Wire.implementation`.
+    partition: Over which levels each part of the state is sharded.
+    axes: One axis per level, outermost first, in the partition's order.
+    ordered: Whether to order collectives of different levels by data flow,
+      which XLA:CPU needs (`collectives.after`).
+    kernels: Implementations of the codecs, in order of preference; all send
+      the same bits.
   """
 
   partition: Partition
@@ -69,36 +75,57 @@ class Shards:
 
   @property
   def inner(self) -> tuple[Axis, ...]:
-    """Innermost first."""
+    """The axes innermost first: ``inner[:depth]`` shard at that depth."""
     return self.axes[::-1]
 
   @property
   def names(self) -> tuple[str, ...]:
-    """The mesh axes, outermost first."""
+    """The names of the mesh axes, outermost first."""
     return tuple(axis.name for axis in self.axes)
 
   @property
   def num_lanes(self) -> int:
-    """Data-parallel ranks of this device."""
+    """The number of data-parallel ranks of this device, D."""
     return math.prod(axis.lanes for axis in self.axes)
 
   def store(self, x: jax.Array, tensor: Tensor) -> jax.Array:
-    """``[*lead, *shape] -> [*lead, sizes of inner levels, k]``, logical."""
+    """Lays a whole tensor out in the shards that are stored between steps.
+
+    It works on arrays of logical shape, outside ``jax.shard_map``, where a
+    level's dim has all its ranks and not a device's lanes.
+
+    Args:
+      x: ``[*lead, *shape]``.
+      tensor: Shape and dtype of the parameter.
+
+    Returns:
+      ``[*lead, size of level 0, ..., size of level o - 1, k]``.
+    """
     partition = self.partition
     lead = x.shape[: x.ndim - len(tensor.shape)]
     flat = _pad(x.reshape(*lead, tensor.size), partition.padded(tensor.size))
+    # The innermost level is the leftmost dim and so has the largest strides:
+    # its slices are contiguous, and each is cut again by the levels outside.
     sizes = [level.size for level in partition.inner[: partition.optimizer]]
     return flat.reshape(*lead, *sizes, -1)
 
   def restore(self, x: jax.Array, tensor: Tensor) -> jax.Array:
-    """The inverse of ``store``."""
+    """Puts stored shards together again; the inverse of `store`.
+
+    Args:
+      x: ``[*lead, size of level 0, ..., size of level o - 1, k]``.
+      tensor: Shape and dtype of the parameter.
+
+    Returns:
+      ``[*lead, *shape]`` without the padding.
+    """
     lead = x.shape[: x.ndim - self.partition.optimizer - 1]
     return x.reshape(*lead, -1)[..., : tensor.size].reshape(
       *lead, *tensor.shape
     )
 
   def working(self, stored: Any, tensors: Any) -> Any:
-    """Stored shards -> weights for a step, at depth ``weights``.
+    """Gathers stored shards to the weights of a step, once per step.
 
     Args:
       stored: Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32.
@@ -106,11 +133,13 @@ class Shards:
 
     Returns:
       Tree of ``[*lead, l_0 ... l_{w-1}, k']`` in the tensors' dtypes, or of
-      `Encoded` with such payloads and scales; the same on all ranks of a level
-      that was gathered.
+      `Encoded` with such payloads and scales. All ranks of a level that was
+      gathered hold the same.
     """
     codec = self._codec(self.partition.weight_codec)
 
+    # Weights are encoded before the first gather and stay encoded at depth w:
+    # one rounding in all, and few bits on every level and in memory.
     def to_wire(x, tensor):
       return self._encode(x, codec) if codec else x.astype(tensor.dtype)
 
@@ -120,7 +149,12 @@ class Shards:
     )
 
   def materialise(self, weights: Any, tensors: Any) -> Any:
-    """What ``working`` gave (or a slice of its lead) -> whole tensors.
+    """Gathers the weights of a step to whole tensors.
+
+    Args:
+      weights: What `working` returned, or slices of its leading dims, such as
+        one layer.
+      tensors: Tree of `Tensor`.
 
     Returns:
       Tree of ``[*lead, *shape]``, equal on all data-parallel ranks.
@@ -128,16 +162,23 @@ class Shards:
     whole = self._gather(weights, self.partition.weights, 0)
     codec = self._codec(self.partition.weight_codec)
 
+    # What was encoded is the stored shard, so blocks of codes end with it,
+    # whatever depths it has been gathered through since.
     def decode(tensor, x):
       return self._decode(x, tensor, codec, self.partition.shard(tensor.size))
 
     return jax.tree.map(decode, tensors, whole)
 
   def copy(self, whole: Any, tensors: Any) -> Any:
-    """This device's part of the secondary copy of whole tensors.
+    """Cuts this device's part of the secondary copy out of whole tensors.
+
+    Args:
+      whole: Tree of ``[*lead, *shape]``, as `materialise` returns it.
+      tensors: Tree of `Tensor`.
 
     Returns:
-      Tree of ``[*lead, l_0 ... l_{s-1}, k]`` or of `Encoded` ones.
+      Tree of ``[*lead, l_0 ... l_{s-1}, k]``, or of `Encoded` with such
+      payloads and scales.
     """
     depth = self.partition.secondary
     codec = self._codec(self.partition.secondary_codec)
@@ -148,6 +189,7 @@ class Shards:
       x = _pad(x.reshape(*lead, tensor.size), size)
       sizes = [axis.size for axis in self.inner[:depth]]
       x = x.reshape(*lead, *sizes, -1)
+      # Nothing is sent: each device has the whole tensor and takes its lanes.
       for level, axis in enumerate(self.inner[:depth]):
         first = lax.axis_index(axis.name) * axis.lanes
         x = lax.dynamic_slice_in_dim(
@@ -158,7 +200,15 @@ class Shards:
     return jax.tree.map(part, tensors, whole)
 
   def materialise_copy(self, copies: Any, tensors: Any) -> Any:
-    """What ``copy`` gave -> whole tensors; as ``materialise``."""
+    """Gathers the secondary copy to whole tensors.
+
+    Args:
+      copies: What `copy` returned, or slices of its leading dims.
+      tensors: Tree of `Tensor`.
+
+    Returns:
+      Tree of ``[*lead, *shape]``, equal on all data-parallel ranks.
+    """
     depth = self.partition.secondary
     codec = self._codec(self.partition.secondary_codec)
     whole = self._gather(copies, depth, 0)
@@ -170,10 +220,15 @@ class Shards:
     return jax.tree.map(decode, tensors, whole)
 
   def sink(self, stored: jax.Array) -> jax.Array:
-    """Zeros of the shape that ``reduce`` gives, for a stored shard."""
+    """Returns zeros of the shape and varying type that `reduce` returns.
+
+    Args:
+      stored: ``[*lead, l_0 ... l_{o-1}, k]``, the parameter's stored shard.
+    """
     depth = self.partition.optimizer
     lead = stored.shape[: stored.ndim - depth - 1]
     lanes = [axis.lanes for axis in self.inner]
+    # A gradient at depth g is as long as this many shards at depth o >= g.
     parts = self.partition.degree(depth) // self.partition.degree(
       self.partition.gradients
     )
@@ -181,7 +236,7 @@ class Shards:
     return varying(zeros, *collectives.varying_axes(stored), *self.names)
 
   def reduce(self, gradients: Any, tensors: Any) -> Any:
-    """Sums gradients of whole tensors over the innermost g levels.
+    """Reduce-scatters gradients of whole tensors over the g inner levels.
 
     Args:
       gradients: Tree of ``[D, *lead, *shape]``, one summand per lane of this
@@ -189,8 +244,9 @@ class Shards:
       tensors: Tree of `Tensor`.
 
     Returns:
-      Tree of ``[*lead, l_0, l_1, ..., k]`` float32 with the lanes of *all*
-      levels: of those beyond g, each rank's own sum.
+      Tree of ``[*lead, l_0, l_1, ..., k]`` float32, with the lanes of *all*
+      levels. Along a level beyond g, each rank has a sum of its own, which
+      `finish` adds up.
     """
     num_levels = len(self.axes)
     lanes = [axis.lanes for axis in self.axes]
@@ -199,6 +255,7 @@ class Shards:
       lead = x.shape[1 : x.ndim - len(tensor.shape)]
       x = x.astype(jnp.float32).reshape(*lanes, *lead, tensor.size)
       x = _pad(x, self.partition.padded(tensor.size))
+      # [*lanes outermost first, *lead, n] -> [*lead, l_0, l_1, ..., n]
       innermost_first = range(num_levels - 1, -1, -1)
       return jnp.moveaxis(
         x, list(innermost_first), [len(lead) + i for i in range(num_levels)]
@@ -208,10 +265,17 @@ class Shards:
     return self._scatter(laid_out, 0, self.partition.gradients)
 
   def finish(self, gradients: Any) -> Any:
-    """Sums what ``reduce`` gave over the other levels, once per step.
+    """Sums reduced gradients over the other levels, once per step.
+
+    Levels between g and o take a reduce-scatter each. The levels beyond o hold
+    replicas of the optimizer state and take one all-reduce together.
+
+    Args:
+      gradients: What `reduce` returned, or sums of it over microbatches.
 
     Returns:
-      Tree of ``[*lead, l_0 ... l_{o-1}, k]``: the sums, as weights are stored.
+      Tree of ``[*lead, l_0 ... l_{o-1}, k]`` float32, sums over all
+      data-parallel ranks, with the layout of stored weights.
     """
     depth, num_levels = self.partition.optimizer, len(self.axes)
     tree = self._scatter(gradients, self.partition.gradients, depth)
@@ -220,19 +284,28 @@ class Shards:
     names = tuple(axis.name for axis in self.inner[depth:])
 
     def all_reduce(x):
+      # x: [*lead, l_0, l_1, ..., k]; the lanes of the levels beyond o are the
+      # last dims before k.
       beyond = tuple(range(x.ndim - 1 - (num_levels - depth), x.ndim - 1))
       return lax.psum(jnp.sum(x, axis=beyond), names)
 
     return jax.tree.map(all_reduce, tree)
 
   def _codec(self, name: str) -> Codec | None:
+    """Returns the codec of a name; None for "none"."""
     return None if name == "none" else Codec(name, self.partition.block)
 
   def _gather(self, tree: Any, upper: int, lower: int) -> Any:
-    """Along the last dim, from depth ``upper`` to ``lower``."""
+    """Gathers along the last dim, from depth ``upper`` to ``lower``.
+
+    Outermost level first: its ranks hold the slices of one shard of the next
+    level inwards, so the slices join to that shard in rank order.
+    """
     for axis in self.inner[lower:upper][::-1]:
 
-      def gather(x, axis=axis):  # [..., l, k] -> [..., size * k]
+      # The level that is gathered has the last dim of lanes: [..., l, k] ->
+      # [..., size * k]. The same holds for payloads and scales of `Encoded`.
+      def gather(x, axis=axis):
         return collectives.all_gather(
           jnp.moveaxis(x, -2, 0), axis, dim=x.ndim - 2
         )
@@ -241,10 +314,16 @@ class Shards:
     return tree
 
   def _scatter(self, tree: Any, lower: int, upper: int) -> Any:
-    """``[*lead, l_0, l_1, ..., k]``, reduce-scatter from depth to depth."""
+    """Reduce-scatters ``[*lead, l_0, l_1, ..., k]`` between two depths.
+
+    Innermost level first, so that what goes out to the next level is a shard
+    that is already summed. Each level adds one rounding if there is a codec.
+    """
     codec = self._codec(self.partition.gradient_codec)
     for level, axis in enumerate(self.inner[lower:upper], lower):
 
+      # The dim of the level's lanes stays where it is and k gets shorter:
+      # before, lanes are the summands, afterwards the slices of the sum.
       def scatter(x, level=level, axis=axis):
         dim = x.ndim - 1 - len(self.axes) + level
         x = jnp.moveaxis(x, dim, 0)
@@ -258,16 +337,31 @@ class Shards:
     return tree
 
   def _in_order(self, tree: Any) -> Any:
+    """Lets each leaf wait for all leaves, where XLA:CPU needs an order."""
     return after(tree, tree, self.ordered)
 
   def _encode(self, x: jax.Array, codec: Codec) -> Encoded:
+    """Encodes along the last dim, in blocks that end with a shard."""
     return api.encode(x, codec, implementation=self.kernels)
 
   def _decode(
     self, x: Any, tensor: Tensor, codec: Codec | None, k: int
   ) -> jax.Array:
-    """``[*lead, n padded]`` or encoded shards of k -> ``[*lead, *shape]``."""
+    """Makes whole tensors of gathered elements.
+
+    Args:
+      x: ``[*lead, padded n]``; with a codec, `Encoded` with the payloads and
+        scales of all shards side by side in the last dims.
+      tensor: Shape and dtype of the parameter.
+      codec: The codec that x is encoded with, or None.
+      k: Elements of a shard when it was encoded.
+
+    Returns:
+      ``[*lead, *shape]``.
+    """
     if codec:
+      # A shard fills up its last block, so shards are told apart and decoded
+      # one by one: [*lead, shards, bytes] -> [*lead, shards, k].
       lead = x.scales.shape[:-1]
       shards = Encoded(
         x.payload.reshape(*lead, -1, codec.payload_bytes(k)),
@@ -280,5 +374,5 @@ class Shards:
 
 
 def _pad(x: jax.Array, size: int) -> jax.Array:
-  """Zeros after the last dim's elements."""
+  """Pads the last dim with zeros at its end to ``size`` elements."""
   return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])

@@ -6,22 +6,24 @@ pytest.importorskip(
   "jax_cuda12_plugin", reason="the cuda extra is not installed"
 )
 
-from caatnet import build, compilation
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.studies.compilation import study
 from configs.caatnet import tiny
 from parallel.xla import targets
 
 # Large enough that compute can hide a reduction.
 SIZES = (
-  "model.width=1024 model.ffn_width=2816 model.p=0.5 model.dtype=bfloat16 "
+  "model.width=1024 model.ffn_width=2816 sync.p=0.5 model.dtype=bfloat16 "
   "data.batch_size=64"
 )
 
 
 def analyse(target, overrides="", mesh=None, options=None):
   target = targets.resolve(target)
-  config = build.override(tiny.get_config("demo"), f"{SIZES} {overrides}")
-  experiment = build.build(config, mesh, list(target.devices))
-  return experiment, compilation.analyse(experiment, target, options)
+  config = override(tiny.get_config("demo"), f"{SIZES} {overrides}")
+  experiment = experiments.build(config, mesh, list(target.devices))
+  return experiment, study.analyse(experiment, target, options)
 
 
 def hidden(result):
@@ -32,15 +34,15 @@ def hidden(result):
 @pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "b200"])
 def test_bytes_and_dtypes_survive_the_compiler(gpu):
   experiment, result = analyse(f"gpu:{gpu}:1x8")
-  assert experiment.program.config.attention == "cudnn"
+  assert experiment.program.model.config.attention == "cudnn"
   assert not any(row["differs"] for row in result["ledger"]), result["ledger"]
   (row,) = result["overlap"]
   assert row["asynchronous"] > 0.99 * row["bytes"]
 
 
 def test_shared_columns_first_hide_more():
-  first = analyse("gpu:h200:1x8", "model.overlap=on")[1]
-  together = analyse("gpu:h200:1x8", "model.overlap=off")[1]
+  first = analyse("gpu:h200:1x8", "sync.overlap=on")[1]
+  together = analyse("gpu:h200:1x8", "sync.overlap=off")[1]
   assert hidden(first) > hidden(together)
 
 

@@ -9,7 +9,9 @@ pytest.importorskip(
   "jax_cuda12_plugin", reason="the cuda extra is not installed"
 )
 
-from caatnet import build
+from caatnet.build import experiments
+from caatnet.build.override import override
+from configs import sections
 from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
 from launch.benchmarks import kernels
@@ -60,11 +62,11 @@ def test_reduce_add_norm(target, case):
 
 @pytest.mark.parametrize("p", [1.0, 0.5])
 def test_models_use_the_kernels(p):
-  config = build.override(
-    tiny.get_config("demo"), f"parallel.tensor=4 model.p={p}"
+  config = override(
+    tiny.get_config("demo"), f"parallel.tensor=4 sync.p={p}"
   )
   devices = list(targets.resolve("gpu:h200:1x4").devices)
-  text = build.build(config, None, devices).lower_step().as_text()
+  text = experiments.build(config, None, devices).lower_step().as_text()
   # Forward and backward of two norms in a block and one at the head.
   assert text.count('name = "add_norm"') == 3
   assert text.count('name = "add_norm_backward"') == 3
@@ -73,13 +75,14 @@ def test_models_use_the_kernels(p):
 @pytest.mark.parametrize("codec", ["int8", "e3m0"])
 def test_outer_loops_use_the_kernels(codec):
   """For each parameter, in the step that exchanges."""
-  config = build.override(
+  config = override(
     tiny.get_config("demo"),
     "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco outer.every=3 "
     f"outer.error_feedback=True outer.codec={codec}",
+    sections.choices(),
   )
   devices = list(targets.resolve("gpu:h200:1x4").devices)
-  experiment = build.build(config, None, devices)
+  experiment = experiments.build(config, None, devices)
   text = experiment.lower_step(experiment.outer.plan(2)).as_text()
   num_params = len(jax.tree.leaves(experiment.abstract_state().params))
   for name in ("codec_encode", "codec_nesterov"):

@@ -42,17 +42,17 @@ FLAGS = [
   ("train", ["--config=LICENSE"], "--config=LICENSE: "),
   ("train", [TINY, "--config.model.widht=64"],
    "did you mean --config.model.width?"),
-  ("train", [TINY, "--config.modle.p=1"], "did you mean --config.model.p?"),
+  ("train", [TINY, "--config.modle.p=1"], "did you mean --config.sync.p?"),
   ("train", [TINY, "--config.model.width=wide"], "'wide'"),
-  ("train", [TINY, "--config.model.p=half"], "'half'"),
-  ("train", ["--config.model.p=1"], "needs --config=PATH"),
+  ("train", [TINY, "--config.sync.p=half"], "'half'"),
+  ("train", ["--config.sync.p=1"], "needs --config=PATH"),
   ("train", [TINY, "--mesh=tensor"], "'tensor' is not AXIS:DEVICES"),
   ("train", [TINY, "--mesh=tensor:2,tensor:4"], "'tensor' twice"),
   ("train", [TINY, "--profile=5"], "--profile=5 is not FIRST:LAST"),
   ("train", [TINY, "--cpu_devices=0"], "--cpu_devices=0"),
   ("train", [TINY, "--process_id=0"], "go together"),
   ("evaluate", [], "--workdir is required"),
-  ("sweep", ["--grid=model.p=1"], "--config is required"),
+  ("sweep", ["--grid=sync.p=1"], "--config is required"),
   ("compile", [TINY], "--target is required"),
   ("simulate", [], "--config is required"),
   ("simulate", [UTILISATION, "--config.recommend.lnk=wifi_6"],
@@ -66,15 +66,15 @@ VALUES = [
   ("train", [TINY, "--mesh=pipeline:2"], "the axes worker, data, tensor"),
   ("train", [TINY, "--config.parallel.tensor=0"],
    "config.parallel.tensor=0 must be at least 1"),
-  ("train", [TINY, "--config.model.p=1.5"], "p=1.5 must lie in [0, 1]"),
-  ("train", [TINY, "--config.model.p_mlp=(.5,.5,.5)"],
-   "config.model.p_mlp has 3 values"),
+  ("train", [TINY, "--config.sync.p=1.5"], "p=1.5 must lie in [0, 1]"),
+  ("train", [TINY, "--config.sync.p_mlp=(.5,.5,.5)"],
+   "config.sync.p_mlp has 3 values"),
   ("train", [TINY, "--config.model.num_heads=5",
              "--config.model.num_kv_heads=5"],
    "num_heads=5 does not divide config.model.width=32"),
   ("train", [TINY, "--config.model.num_kv_heads=2"],
    "config.model.num_kv_heads=2 leaves a rank"),
-  ("train", [TINY, "--config.model.private_scale=sqrt"],
+  ("train", [TINY, "--config.sync.private_scale=sqrt"],
    "must be one of none, init, forward"),
   ("train", [TINY, "--config.model.dtype=float8"], "config.model.dtype"),
   ("train", [TINY, "--config.model.remat=all"], "none, full, reduced"),
@@ -123,8 +123,8 @@ VALUES = [
   ("train", [TINY, "--workdir={tmp}/other"], "use another --workdir"),
   ("evaluate", ["--workdir={tmp}"], "holds no run"),
   ("evaluate", ["--workdir={tmp}/empty"], "no checkpoint in"),
-  ("sweep", [TINY, "--grid=model.p"], "is not key=value,value"),
-  ("sweep", [TINY, "--grid=model.q=1"], "did you mean model.p?"),
+  ("sweep", [TINY, "--grid=sync.p"], "is not key=value,value"),
+  ("sweep", [TINY, "--grid=model.q=1"], "did you mean sync.p?"),
   ("sweep", [TINY, "--seeds=one"], "'one'"),
   ("compile", [TINY, "--target=v5p"], "is not tpu:GENERATION:TOPOLOGY"),
   ("compile", [TINY, "--target=tpu:v9:2x2"], "known: v4, v5e, v5p, v6e, tpu7x"),
@@ -134,7 +134,7 @@ VALUES = [
   ("compile", [TINY, "--target=cpu:2", "--mesh=tensor:8"],
    "asks for 8 devices, this machine has 2"),
   ("compile", [TINY, "--target=cpu:8", "--compare=config.model.q=1"],
-   "did you mean model.p?"),
+   "did you mean sync.p?"),
   ("simulate", [TINY], "config.study=None must be one of utilisation"),
   ("simulate", [UTILISATION, "--config.study=x"],
    "config.study='x' must be one of utilisation"),
@@ -155,7 +155,7 @@ def folders(tmp_path_factory):
   tmp = tmp_path_factory.mktemp("mistakes")
   config = tiny.get_config("test")
   for name, p in (("other", 0.125), ("empty", 1.0)):
-    config.model.p = p
+    config.sync.p = p
     (tmp / name).mkdir()
     (tmp / name / "config.json").write_text(config.to_json())
   return tmp
@@ -178,7 +178,7 @@ def test_one_line_and_exit_code_2(script, args, message, folders):
 
 
 def test_debug_shows_the_traceback():
-  result = launch("train", TINY, "--config.model.p=2.0", "--debug")
+  result = launch("train", TINY, "--config.sync.p=2.0", "--debug")
   assert result.returncode == 1
   assert "Traceback" in result.stderr
 

@@ -3,7 +3,7 @@
 import csv
 import json
 
-from caatnet import sweep
+from caatnet.train import sweep
 from tests.launch.mistakes_test import TINY, launch
 
 
@@ -18,7 +18,7 @@ def test_a_sweep_trains_what_is_missing(tmp_path):
     TINY, "--cpu_devices=4", "--mesh=tensor:1", f"--workdir={tmp_path}",
     "--seeds=3",
   ]
-  grid = "--grid=model.p={} parallel.tensor=4"
+  grid = "--grid=sync.p={} parallel.tensor=4"
   result = launch("sweep", *flags, grid.format("1.0"))
   assert result.returncode == 0, result.stderr
   stored = sorted((tmp_path / "runs").glob("*/result.json"))

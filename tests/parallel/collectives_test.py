@@ -6,7 +6,7 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from parallel import collectives
+from parallel import collectives, routes
 from parallel.axes import Axis, make_mesh
 
 N = 8
@@ -118,7 +118,7 @@ def test_permute_refuses_ranks_named_twice_or_absent(pairs):
 def test_one_shot_adds_in_order_and_rounds_once():
   """256 + 1 is 256 in bfloat16; integers stay integers."""
   f = jax.jit(jax.shard_map(
-    lambda x: collectives.sum_by_one_shot(x, "a"),
+    lambda x: routes.sum_by_one_shot(x, "a"),
     mesh=make_mesh({"a": Axis("a", 4, 4)}), in_specs=P("a"), out_specs=P(),
   ))
   x = jnp.asarray([[256.0], [1.0], [-256.0], [2.0**-7]], jnp.bfloat16)

@@ -11,7 +11,7 @@ import pytest
 from parallel import quantize
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.codec import reference
-from parallel.quantize import Wire
+from parallel.wire import NesterovStep, Wire
 from parallel.xla import ledger
 
 SHAPE, BLOCK = (7, 30), 16  # 210 elements: neither blocks nor slices fit
@@ -42,7 +42,7 @@ def both(x, weights, axis, wire):
   """Mean, and what the others saw of each delta."""
   key = jax.random.key(KEY)
   return (
-    quantize.mean(x, axis, wire, weights=weights, key=key),
+    quantize.coded_mean(x, axis, wire, weights=weights, key=key),
     quantize.roundtrip(x, axis, wire, key=key),
   )
 
@@ -221,7 +221,7 @@ def test_bytes_are_the_formula(wire, ranks, devices):
   axis = Axis("worker", ranks, devices)
   mesh = make_mesh({"worker": axis})
   f = jax.shard_map(
-    lambda x: quantize.mean(x, axis, wire), mesh=mesh,
+    lambda x: quantize.coded_mean(x, axis, wire), mesh=mesh,
     in_specs=P("worker"), out_specs=P(),
   )
   entries = ledger.collectives(jax.jit(f).lower(draw(ranks)), mesh)
@@ -279,12 +279,12 @@ def test_differences_with_feedback_are_their_definition(route, implementation):
 
   def f(anchor, x, residual):
     key = jax.random.key(1)
-    mean, left = quantize.mean_difference(
+    mean, left = quantize.coded_mean_difference(
       anchor, x, axis, wire, residual=residual, key=key
     )
     delta = anchor - x + residual
     seen = quantize.roundtrip(delta, axis, wire, key=key)
-    expected = quantize.mean(delta, axis, wire, key=key), delta - seen
+    expected = quantize.coded_mean(delta, axis, wire, key=key), delta - seen
     return (mean, left), expected
 
   ours, theirs = jax.jit(jax.shard_map(
@@ -312,9 +312,11 @@ def test_an_outer_step_is_optax_with_the_mean(wire):
   optimizer = optax.sgd(0.7, 0.9, nesterov=True)
 
   def f(params, momentum, x):
-    step = quantize.NesterovStep(params, momentum, 0.7, 0.9)
-    ours, _ = quantize.mean_difference(params, x, axis, wire, nesterov=step)
-    mean, _ = quantize.mean_difference(params, x, axis, wire)
+    step = NesterovStep(params, momentum, 0.7, 0.9)
+    ours, _ = quantize.coded_mean_difference(
+      params, x, axis, wire, nesterov=step
+    )
+    mean, _ = quantize.coded_mean_difference(params, x, axis, wire)
     state = optax.tree_utils.tree_set(optimizer.init(params), trace=momentum)
     updates, state = optimizer.update(mean, state)
     theirs = optax.apply_updates(params, updates)
@@ -362,7 +364,7 @@ def test_another_axis_keeps_its_own_values_and_its_split(route):
     # Noise by tensor rank would need a key per tensor lane: nearest here.
     def f(x, axis=axis):
       nearest = Wire(wire.codec, BLOCK, route)
-      return quantize.mean(x, axis, nearest, block_dims=1)
+      return quantize.coded_mean(x, axis, nearest, block_dims=1)
 
     f = jax.jit(jax.shard_map(
       f, mesh=mesh, in_specs=P("worker", "tensor"), out_specs=P("tensor")
@@ -386,7 +388,7 @@ def test_small_leaves(route, shape):
   axis = Axis("worker", 4, 2)
   x = np.random.default_rng(4).normal(size=(4, *shape)).astype("f4")
   f = jax.shard_map(
-    lambda x: quantize.mean(x, axis, Wire("int8", 256, route)),
+    lambda x: quantize.coded_mean(x, axis, Wire("int8", 256, route)),
     mesh=make_mesh({"worker": axis}), in_specs=P("worker"), out_specs=P(),
   )
   y = jax.jit(f)(x)
@@ -450,12 +452,12 @@ def test_kernels_send_the_same_bits(route, stochastic):
   x = np.random.default_rng(0).normal(size=(4, 600)).astype("f4")
   results = []
   for name in ("reference", "tpu_interpret"):
-    wire = quantize.Wire("int4", 256, route, stochastic, implementation=(name,))
+    wire = Wire("int4", 256, route, stochastic, implementation=(name,))
 
     def f(x, wire=wire):
       key = jax.random.key(0)
       return (
-        quantize.mean(x, axis, wire, key=key),
+        quantize.coded_mean(x, axis, wire, key=key),
         quantize.roundtrip(x, axis, wire, key=key),
       )
 

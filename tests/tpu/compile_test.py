@@ -8,8 +8,10 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
-from caatnet import build, compilation
-from caatnet.models.communication import tensor_reductions
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.studies.compilation import study
 from configs.caatnet import tiny
 from parallel.xla import targets
 
@@ -18,9 +20,9 @@ SMALL = "model.width=256 model.num_heads=8 model.ffn_width=512"
 
 def analyse(target, overrides, mesh, options=None):
   target = targets.resolve(target)
-  config = build.override(tiny.get_config("demo"), f"{SMALL} {overrides}")
-  experiment = build.build(config, mesh, list(target.devices))
-  return experiment, compilation.analyse(experiment, target, options)
+  config = override(tiny.get_config("demo"), f"{SMALL} {overrides}")
+  experiment = experiments.build(config, mesh, list(target.devices))
+  return experiment, study.analyse(experiment, target, options)
 
 
 def total(result, side, phase, axis="tensor"):
@@ -40,10 +42,10 @@ def total(result, side, phase, axis="tensor"):
 def test_bytes_and_dtypes_survive_the_compiler(target, options, dtype):
   """What was asked for is what is sent, wider reductions included."""
   experiment, result = analyse(
-    target, f"model.p=0.5 model.dtype={dtype}", {"tensor": 8}, options
+    target, f"sync.p=0.5 model.dtype={dtype}", {"tensor": 8}, options
   )
   assert not any(row["differs"] for row in result["ledger"]), result["ledger"]
-  config = experiment.program.config
+  config = experiment.program.model.config
   expected = tensor_reductions(
     config,
     data_lanes=1,
@@ -81,7 +83,7 @@ def test_memory_equals_the_compilers_own_account():
 
 @pytest.mark.parametrize("target", ["tpu:v5p:2x2x2", "tpu:v6e:2x4"])
 def test_the_target_s_options_make_reductions_asynchronous(target):
-  overrides = "model.p=0.5 model.dtype=bfloat16"
+  overrides = "sync.p=0.5 model.dtype=bfloat16"
   _, quiet = analyse(target, overrides, {"tensor": 8}, {})
   _, chosen = analyse(target, overrides, {"tensor": 8})
   fraction = [
@@ -99,7 +101,7 @@ def test_the_command_compares_two_programs(tmp_path):
   result = subprocess.run(
     [sys.executable, "-m", "launch.compile",
      "--config=configs/caatnet/tiny.py", "--target=tpu:v5e:2x4",
-     "--mesh=tensor:8", "--compare=config.model.p=0.5", "--json",
+     "--mesh=tensor:8", "--compare=config.sync.p=0.5", "--json",
      f"--plot={picture}"],
     capture_output=True, text=True, timeout=300, check=False,
   )

@@ -11,7 +11,10 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
-from caatnet import build, compilation
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.studies.compilation.study import analyse
+from configs import sections
 from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
 from launch.benchmarks import kernels
@@ -23,6 +26,7 @@ from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.ring_all_reduce import cases as ring_cases
 from parallel.kernels.schedule_all_reduce import api as schedule
 from parallel.kernels.schedule_all_reduce import cases as schedule_cases
+from parallel.wire import NesterovStep, Wire
 from parallel.xla import ledger, targets
 from tests.parallel.kernels.ahead_of_time import (
   codec_calls,
@@ -58,11 +62,11 @@ def test_add_norm(target, case):
 )
 def test_models_use_the_kernels_of_their_target(target, uses, p):
   """Decided by the devices compiled for, and not by this machine's."""
-  config = build.override(
-    tiny.get_config("demo"), f"parallel.tensor=4 model.p={p}"
+  config = override(
+    tiny.get_config("demo"), f"parallel.tensor=4 sync.p={p}"
   )
   devices = list(targets.resolve(target).devices)
-  text = build.build(config, None, devices).lower_step().as_text()
+  text = experiments.build(config, None, devices).lower_step().as_text()
   # Forward and backward of two norms in a block and one at the head.
   assert text.count('kernel_name = "add_norm"') == (3 if uses else 0)
   assert text.count('kernel_name = "add_norm_backward"') == (3 if uses else 0)
@@ -71,13 +75,14 @@ def test_models_use_the_kernels_of_their_target(target, uses, p):
 @pytest.mark.parametrize("codec", ["int8", "e3m0"])
 def test_outer_loops_use_the_kernels(codec):
   """For each parameter, in the step that exchanges."""
-  config = build.override(
+  config = override(
     tiny.get_config("demo"),
     "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco outer.every=3 "
     f"outer.error_feedback=True outer.codec={codec}",
+    sections.choices(),
   )
   devices = list(targets.resolve("tpu:v5p:2x2x1").devices)
-  experiment = build.build(config, None, devices)
+  experiment = experiments.build(config, None, devices)
   text = experiment.lower_step(experiment.outer.plan(2)).as_text()
   num_params = len(jax.tree.leaves(experiment.abstract_state().params))
   for name in ("codec_encode", "codec_nesterov"):
@@ -87,16 +92,16 @@ def test_outer_loops_use_the_kernels(codec):
 @pytest.mark.parametrize("data", [1, 2])
 def test_models_reduce_by_a_schedule_s_kernel(data):
   """In two doors of a scanned block, forward and backward; bytes as asked."""
-  config = build.override(
+  config = override(
     tiny.get_config("demo"),
-    "parallel.tensor=4 model.p=0.5 model.route=schedule:bidirectional_ring "
+    "parallel.tensor=4 sync.p=0.5 sync.route=schedule:bidirectional_ring "
     f"parallel.data={data}",
   )
   target = targets.resolve("tpu:v5p:2x2x1")
-  experiment = build.build(config, {"tensor": 4}, list(target.devices))
+  experiment = experiments.build(config, {"tensor": 4}, list(target.devices))
   text = experiment.lower_step().as_text()
   assert text.count('kernel_name = "schedule_all_reduce"') == 4
-  rows = compilation.analyse(experiment, target, {})["ledger"]
+  rows = analyse(experiment, target, {})["ledger"]
   assert not any(row["differs"] for row in rows), rows
   sent = [
     r["bytes"] for row in rows for r in row["compiled"]
@@ -124,19 +129,19 @@ def test_models_reduce_and_normalise_in_one_kernel(
   route, kernel, forward, backward
 ):
   """In attention's door of a scanned block, forward."""
-  config = build.override(
+  config = override(
     tiny.get_config("demo"),
-    f"parallel.tensor=4 model.p=0.5 model.num_layers=1 model.route={route}",
+    f"parallel.tensor=4 sync.p=0.5 model.num_layers=1 sync.route={route}",
   )
   target = targets.resolve("tpu:v5e:2x2")
-  experiment = build.build(config, {"tensor": 4}, list(target.devices))
+  experiment = experiments.build(config, {"tensor": 4}, list(target.devices))
   lowered = experiment.lower_step()
   assert lowered.as_text().count(f'kernel_name = "{kernel}"') == 1
-  rows = compilation.analyse(experiment, target)["ledger"]
+  rows = analyse(experiment, target)["ledger"]
   assert not any(r["differs"] for r in rows if r["phase"] != "update"), rows
   for phase, wanted in (("forward", forward), ("backward", backward)):
     sent = collections.Counter()
-    for c in ledger.collectives(lowered, experiment.program.mesh):
+    for c in ledger.collectives(lowered, experiment.program.layout.mesh):
       if c.phase == phase and c.where.startswith("blocks"):
         sent[c.kind] += c.bytes * c.count
     assert sent == {kind: n * SHARED for kind, n in wanted.items()}
@@ -160,11 +165,11 @@ def test_exchanges_copy_no_weights(target):
   layers, rows, columns = shape = 2, 2048, 5632
   worker = Axis("worker", 4, 4)
   mesh = make_mesh({"worker": worker}, list(targets.resolve(target).devices))
-  wire = quantize.Wire("int4", implementation=("tpu",))
+  wire = Wire("int4", implementation=("tpu",))
 
   def f(params, momentum, workers):
-    step = quantize.NesterovStep(params, momentum, 0.7, 0.9)
-    return quantize.mean_difference(
+    step = NesterovStep(params, momentum, 0.7, 0.9)
+    return quantize.coded_mean_difference(
       params, workers, worker, wire, block_dims=1, nesterov=step
     )[0]
 

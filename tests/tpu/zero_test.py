@@ -7,7 +7,9 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
-from caatnet import build, compilation
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.studies.compilation import study
 from configs.caatnet import tiny
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import reduce_scatter
@@ -22,11 +24,11 @@ THREE_LEVELS = (
 
 def analyse(overrides):
   target = targets.resolve("tpu:v5p:2x2x2")
-  config = build.override(
+  config = override(
     tiny.get_config("demo"), f"{THREE_LEVELS} {overrides}"
   )
-  experiment = build.build(config, None, list(target.devices))
-  return compilation.analyse(experiment, target)
+  experiment = experiments.build(config, None, list(target.devices))
+  return study.analyse(experiment, target)
 
 
 @pytest.mark.parametrize("scheme", ["frontier3", "zeropp"])

@@ -1,4 +1,7 @@
-"""Residual add and RMSNorm, by the best implementation that there is."""
+"""Residual add and RMSNorm, by the preferred implementation that is available.
+
+Shape legend: n = rows, K = shared channels, P = private channels, H = K + P.
+"""
 
 import functools
 from types import ModuleType
@@ -20,12 +23,16 @@ def choice(
   private: jax.Array,
   implementation: Implementation = "auto",
 ) -> Choice:
-  """Which implementation `add_norm` uses, and why not another.
+  """Returns which implementation `add_norm` uses, and why others do not run.
 
   Args:
-    shared: As for `add_norm`; so are the others. Shapes and dtypes suffice.
-    private: As for `add_norm`.
-    implementation: As for `add_norm`.
+    shared: Shared channels of the stream, ``[..., K]``. Only shape and dtype
+      are read, so a ``jax.ShapeDtypeStruct`` will do.
+    private: Private channels, ``[..., P]``, or their type likewise.
+    implementation: "auto", or names in order of preference.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
   width = shared.shape[-1] + private.shape[-1]
   rows = calls.leading(shared)
@@ -47,30 +54,35 @@ def add_norm(
   eps: float = 1e-5,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """See ``reference.add_norm``; kernels do it in one pass.
+  """Adds an update to a stream and normalises the result.
 
-  Bytes with n rows: read 2 n H elements, write 2 n H (n H and n H without an
-  update); backward read 3 n H, write n H and, for a scale other than 1, n P.
+  ``reference.add_norm`` specifies the result. Kernels make one pass over
+  memory: the forward reads 2 n H elements and writes 2 n H, or n H and n H
+  without an update; the backward reads 3 n H and writes n H, and n P more if
+  ``private_scale`` is not 1.
 
-  The derivative is the reference's in exact arithmetic; kernels sum it in
-  float32 and round once, where autodiff rounds each term.
+  In exact arithmetic the derivative is that of the reference. Kernels sum its
+  terms in float32 and round once, where autodiff of the reference rounds each.
 
   Args:
-    shared: As for the reference; so are the others.
-    private: As for the reference.
-    d_shared: As for the reference.
-    d_private: As for the reference.
-    gain: As for the reference.
-    private_scale: As for the reference.
-    eps: As for the reference.
-    implementation: "auto", or names in order of preference: see
+    shared: Shared channels of the stream, ``[..., K]``; K or P may be 0.
+    private: Private channels, ``[..., P]``, of the same dtype.
+    d_shared: Update of the shared channels, ``[..., K]``; None if the stream is
+      only normalised.
+    d_private: Update of the private channels, ``[..., P]``; None exactly where
+      ``d_shared`` is.
+    gain: Gain of the norm, float32 ``[H]``.
+    private_scale: Factor of ``d_private``.
+    eps: Added to the mean square.
+    implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`.
 
   Returns:
-    See the reference.
+    The new shared channels ``[..., K]``, the new private channels ``[..., P]``
+    and the normalised row ``[..., H]``.
 
   Raises:
-    ValueError: An unknown implementation, or none that takes these operands.
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
   chosen = choice(shared, private, implementation)
   if chosen.name == "reference":
@@ -78,15 +90,20 @@ def add_norm(
       shared, private, d_shared, d_private, gain,
       private_scale=private_scale, eps=eps,
     )
+  # Kernels get only parts that have channels. The last part is the scaled one:
+  # scale stays 1 if there are no private channels or no update.
   parts = [x for x in (shared, private) if x.shape[-1]]
   updates, scale = [], 1.0
   if d_shared is not None:
     updates = [d for d in (d_shared, d_private) if d.shape[-1]]
     if d_private.shape[-1]:
+      # Rounded to the stream's dtype, as the reference does.
       scale = float(np.asarray(private_scale, shared.dtype))
   options = _Options(
     _KERNELS[chosen.kind], bool(updates), scale, eps, chosen.interpret
   )
+  # Cast outside the custom derivative, so that jax transposes the casts: the
+  # cotangent of a replicated gain is then summed over the mesh axes.
   *rows, gain = calls.same_axes(
     *calls.as_rows(*parts, *updates), gain.astype(jnp.float32)
   )
@@ -100,7 +117,15 @@ def add_norm(
 
 
 class _Options(NamedTuple):
-  """What is known when the program is traced."""
+  """What is known when the program is traced.
+
+  Attributes:
+    kernels: The module with the kernels ``forward`` and ``backward``.
+    add: Whether there is an update.
+    scale: Factor of the last update.
+    eps: Added to the mean square.
+    interpret: Whether the kernels are interpreted.
+  """
 
   kernels: ModuleType
   add: bool
@@ -118,12 +143,16 @@ def _fused(options, parts, updates, gain):
 
 def _forward(options, parts, updates, gain):
   new, normed = _fused(options, parts, updates, gain)
+  # Neither the update nor the statistics are residuals: the backward computes
+  # the statistics again from the new stream.
   return (new, normed), (new, gain)
 
 
 def _backward(options, residuals, cotangents):
   kernels, add, *rest = options
   d_parts, d_last, d_gain = kernels.backward(*residuals, *cotangents, *rest)
+  # An addition passes its cotangent on to both operands. The last update has a
+  # cotangent of its own, since it was scaled before it was added.
   d_updates = (*d_parts[:-1], d_last) if add else ()
   return tuple(d_parts), d_updates, d_gain
 

@@ -1,9 +1,18 @@
 """Residual add and RMSNorm in one pass over memory, for GPUs, in Triton.
 
-A program has one row in registers, its parts padded to powers of two. Triton
-and not Mosaic GPU: the op streams rows and multiplies no matrices, so that
-there is nothing for Mosaic's asynchronous copies and tensor cores to gain, and
-Triton has masked loads of any width. Mathematics as in ``tpu.py``.
+A program holds one row at a time in registers. The row's parts are padded to
+powers of two, the only sizes that Triton has. The formula of the derivative is
+in ``tpu.py``.
+
+The kernels are in Triton and not in Mosaic GPU because the op streams rows and
+multiplies no matrices: Mosaic's asynchronous copies and tensor cores have
+nothing to gain here, and Triton has masked loads of any width.
+
+In each program all reads come before the first write. The compiler does not
+know that operands and results lie apart, so a read that comes after a write has
+to wait for it.
+
+Shape legend: N = rows, H = channels of a whole row.
 """
 
 from collections.abc import Sequence
@@ -18,17 +27,29 @@ import jax.numpy as jnp
 
 from parallel.kernels import calls
 
-# A row's float32 values must fit the registers of 32 warps, a few times.
+# Channels of a row. The largest program has 32 warps of 32 threads, which share
+# 65,536 registers: here a thread has 32 channels and 64 registers, so that two
+# float32 copies of the row fill them.
 _MAX_WIDTH = 32768
-# Programs of the backward: each sums the gain's cotangent over its rows. Two
-# for each of the 132 multiprocessors of an H100 or H200.
+# Programs of the backward, two for each of the 132 multiprocessors of an H100
+# or H200. Each takes many rows and writes its own sum of the gain's cotangent,
+# H float32 values: more programs would write more bytes (with 512 of them 5.6%
+# of all at 8192 x 8192, with 264 2.9%), fewer would leave processors idle.
 _PROGRAMS = 264
-# A row of these bytes or fewer is read while the one before is worked on.
+# The backward reads the next row while it works on one, where a row has at most
+# so many bytes: 8,192 channels of bfloat16. Two longer rows would not fit the
+# registers.
 _AHEAD_BYTES = 16384
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Why the kernel does not take a stream; None: it does."""
+  """Returns why the kernels do not take a stream, or None if they do.
+
+  Args:
+    num_rows: Rows of the stream, N.
+    width: Channels per row, H.
+    dtype: Dtype of the stream.
+  """
   if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {dtype}: float32, bfloat16 or float16"
   if num_rows < 1:
@@ -41,16 +62,16 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
 def params(
   spans: Sequence[tuple[int, int]], interpret: bool
 ) -> dict[str, Any]:
-  """Keywords of a ``pallas_call`` whose programs have a row each.
-
-  A thread has 16 channels, so that it reads a part of half a row in bfloat16
-  in words of 16 bytes, the largest that there are.
+  """Returns the keywords of a ``pallas_call`` whose programs take whole rows.
 
   Args:
-    spans: Of the row's parts.
-    interpret: Run on any machine.
+    spans: ``(first channel, width)`` of each part of a row.
+    interpret: Run on any machine, in the interpreter.
   """
   channels = sum(pl.next_power_of_2(width) for _, width in spans)
+  # 16 channels for each thread, 512 for a warp. Of a part that is half of a row
+  # a thread then has 8 channels: in bfloat16 one read of 16 bytes, the widest
+  # that there is.
   warps = pl.next_power_of_2(max(1, channels // 512))
   return {
     "compiler_params": pltriton.CompilerParams(num_warps=min(32, warps)),
@@ -66,7 +87,10 @@ def forward(
   eps: float,
   interpret: bool = False,
 ) -> tuple[list[jax.Array], jax.Array]:
-  """See ``tpu.forward``."""
+  """Adds an update to a stream and normalises the result.
+
+  Arguments and results are those of ``tpu.forward``.
+  """
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   width = sum(x.shape[1] for x in parts)
   new_parts = parts if updates else []
@@ -90,13 +114,14 @@ def _forward(*refs, num, add, scale, eps):
   gain_ref, *new_refs, normed_ref = refs[num + len(d_refs) :]
   row, dtype = pl.program_id(0), normed_ref.dtype
   spans = calls.spans(x_refs)
-  # All reads come before the first write, which they would have to wait for.
+  # All reads, before the first write: see the module.
   gains = [load(gain_ref, span, whole=True) for span in spans]
   wide = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
   ds = [load(r, spans[i], row) for i, r in enumerate(d_refs)]
   for i, d in enumerate(ds):
     if i + 1 == num:
       d = calls.scaled(d, scale, dtype)
+    # Rounded once: the statistics below are those of the new stream.
     new = (wide[i] + d).astype(dtype)
     store(new_refs[i], spans[i], new, row)
     wide[i] = new.astype(jnp.float32)
@@ -112,10 +137,14 @@ def backward(
   eps: float,
   interpret: bool = False,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-  """See ``tpu.backward``."""
+  """Takes the cotangents of the results of `forward` back to its operands.
+
+  Arguments and results are those of ``tpu.backward``.
+  """
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   width = sum(x.shape[1] for x in parts)
   programs = min(num_rows, _PROGRAMS)
+  # With a scale the last update's cotangent is another than the stream's.
   results = [*parts, *(parts[-1:] if scale != 1.0 else [])]
   *d_x, d_gain = pl.pallas_call(
     functools.partial(_backward, num=len(parts), scale=scale, eps=eps),
@@ -138,7 +167,10 @@ def _backward(*refs, num, scale, eps):
   first, programs = pl.program_id(0), d_gain_ref.shape[0]
 
   def operands(row):
-    """Parts of stream, normed row's cotangent and stream's cotangent."""
+    """Reads a row of the stream and of both cotangents, in parts.
+
+    Returns zeros past the last row, where a program reads ahead in vain.
+    """
     part = functools.partial(read, exists=row < num_rows)
     return (
       [part(ref, span, row) for ref, span in zip(x_refs, spans, strict=True)],
@@ -152,26 +184,31 @@ def _backward(*refs, num, scale, eps):
 
   def one_row(turn, carried):
     here, d_gains = carried
+    # The rows of a program are `programs` apart, so that programs that run at
+    # the same time read neighbouring rows.
     row = first + turn * programs
     following = operands(row + programs) if ahead else ()
     here = here or operands(row)
+    # Read again in each turn: held across turns the gain would take a register
+    # per channel, and as all programs read the same one it is in a cache.
     gains = [load(gain_ref, span, whole=True) for span in spans]
     xs, ds, gs = jax.tree.map(lambda x: x.astype(jnp.float32), here)
     rstd = _rstd(xs, width, eps)
     dot = _sum([
       d * gain * x for d, gain, x in zip(ds, gains, xs, strict=True)
     ])
-    common = dot * (rstd * rstd * rstd) / width
+    common = dot * (rstd * rstd * rstd) / width  # r^3 mean(x gain h)
     new = []
     for i, (x, d, g) in enumerate(zip(xs, ds, gs, strict=True)):
       new.append(d_gains[i] + d * (x * rstd))
       g = g + (d * gains[i] * rstd - x * common)
       store(out_refs[i], spans[i], g.astype(out_refs[i].dtype), row)
-    if scale != 1.0:
+    if scale != 1.0:  # g is still that of the last part, and not yet rounded
       last = out_refs[num]
       store(last, spans[-1], (g * scale).astype(last.dtype), row)
     return following, new
 
+  # Rows first, first + programs, ... below num_rows; at least one.
   turns = (num_rows - first + programs - 1) // programs
   zeros = [jnp.zeros(pl.next_power_of_2(n), jnp.float32) for _, n in spans]
   start = operands(first) if ahead else ()
@@ -188,15 +225,18 @@ def read(
   share: int = 1,
   exists: jax.Array | bool = True,
 ) -> jax.Array:
-  """A row's part, zeros up to a power of two.
+  """Reads one part of a row, padded with zeros to a power of two.
+
+  Zeros change neither the sums of squares nor the dot products over a row.
 
   Args:
-    ref: A part, or, with ``whole``, an array of whole rows.
-    span: Which part.
-    *row: Which row: one number for each dim before the last.
-    whole: See ``ref``.
-    share: Channels that have one element of ``ref`` together.
-    exists: Zeros if false.
+    ref: An array of this part alone, or of whole rows if ``whole`` is set.
+    span: ``(first channel in the whole row, width)`` of the part.
+    *row: Index of the row, one number for each dim of ``ref`` but the last.
+    whole: Whether ``ref`` has whole rows.
+    share: How many neighbouring channels have one element of ``ref`` in common:
+      the block of a codec, where ``ref`` has the scales.
+    exists: Whether there is such a row; if not, zeros are returned.
   """
   index, mask = _where(span, row, whole, share)
   if exists is not True:
@@ -205,7 +245,7 @@ def read(
 
 
 def load(*args: Any, **options: Any) -> jax.Array:
-  """`read` in float32."""
+  """Reads like `read` and casts to float32."""
   return read(*args, **options).astype(jnp.float32)
 
 
@@ -216,12 +256,21 @@ def store(
   *row: Any,
   whole: bool = False,
 ) -> None:
-  """The inverse of `read`."""
+  """Writes one part of a row; the inverse of `read`.
+
+  Args:
+    ref: An array of this part alone, or of whole rows if ``whole`` is set.
+    span: ``(first channel in the whole row, width)`` of the part.
+    value: The part, padded to a power of two; the padding is not written.
+    *row: Index of the row, one number for each dim of ``ref`` but the last.
+    whole: Whether ``ref`` has whole rows.
+  """
   index, mask = _where(span, row, whole)
   pltriton.store(ref.at[index], value, mask=mask)
 
 
 def _where(span, row, whole, share=1):
+  """Returns the index of a part's padded channels, and which of them exist."""
   start, width = span
   channel = jnp.arange(pl.next_power_of_2(width))
   columns = channel + start if whole else channel
@@ -237,7 +286,16 @@ def write_normed(
   row: jax.Array,
   eps: float,
 ) -> None:
-  """Normalises a row in parts, side by side into a whole one."""
+  """Writes a normalised row, its parts side by side.
+
+  Args:
+    normed_ref: Where to, ``[N, H]``.
+    wide: The parts of the row, float32, padded with zeros to powers of two.
+    spans: ``(first channel, width)`` of each part.
+    gains: The gain's parts, padded likewise.
+    row: Number of the row.
+    eps: Added to the mean square.
+  """
   rstd = _rstd(wide, normed_ref.shape[1], eps)
   for x, span, gain in zip(wide, spans, gains, strict=True):
     y = (x * rstd * gain).astype(normed_ref.dtype)
@@ -249,7 +307,11 @@ def _rstd(wide: Sequence[jax.Array], width: int, eps: float) -> jax.Array:
 
 
 def _sum(parts: Sequence[jax.Array]) -> jax.Array:
-  """Of all elements; threads meet once for parts of one size."""
+  """Sums all elements of all parts of a row.
+
+  A sum over threads is a barrier. So parts of one padded size are added element
+  by element first, and two halves of a row need one barrier in place of two.
+  """
   sizes = {x.shape for x in parts}
   return sum(
     jnp.sum(sum(x for x in parts if x.shape == size)) for size in sizes

@@ -1,14 +1,21 @@
 """Residual add and RMSNorm in one pass over HBM, for TPUs.
 
-A grid step has whole rows of all operands in VMEM. The two parts are written
-side by side into the normalised row there, so they are nowhere concatenated.
-The backward reads the new stream, which the forward returned, and finds the
-statistics again: rows are there as a whole, so that costs no bytes.
+A grid step has whole rows of all operands in VMEM. There the shared and the
+private part are written side by side into the normalised row, so that XLA never
+concatenates them in HBM. The backward reads the new stream that the forward
+returned and computes the statistics again: whole rows are in VMEM anyway, so
+this costs no bytes.
 
-Per row with x the new stream, r = 1 / sqrt(mean(x^2) + eps), and g and h the
-cotangents of the new stream and of the normalised row:
+Derivative of one row: let x be the new stream, r = 1 / sqrt(mean(x^2) + eps),
+and g and h the cotangents of the new stream and of the normalised row. Then
 
     dx = g + r gain h - x r^3 mean(x gain h);  d gain = sum over rows of r x h
+
+Each grid step writes a partial sum of ``d gain`` over its own rows, and XLA
+adds these up. A sum carried from step to step would force the steps into one
+order, and a chip with two cores could not split them.
+
+Shape legend: N = rows, K = shared channels, P = private channels, H = K + P.
 """
 
 from collections.abc import Sequence
@@ -24,7 +31,13 @@ from parallel.kernels import calls
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Why the kernel does not take a stream; None: it does."""
+  """Returns why the kernels do not take a stream, or None if they do.
+
+  Args:
+    num_rows: Rows of the stream, N.
+    width: Channels per row, H.
+    dtype: Dtype of the stream.
+  """
   if dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {dtype}: float32 or bfloat16"
   if num_rows < 1:
@@ -35,8 +48,9 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
 
 
 def _block(num_rows: int, width: int, dtype: jnp.dtype) -> int:
-  # The backward has five streams, twice each while the next block loads, and
-  # keeps about three in float32.
+  # The backward, which needs the most, moves five streams: x, its cotangent,
+  # that of the normalised row, and two results. Each has two buffers, as the
+  # next block loads while one is worked on. About three more are in float32.
   row_bytes = width * (10 * jnp.dtype(dtype).itemsize + 12)
   return calls.rows_per_block(num_rows, row_bytes)
 
@@ -49,18 +63,23 @@ def forward(
   eps: float,
   interpret: bool = False,
 ) -> tuple[list[jax.Array], jax.Array]:
-  """See ``reference.add_norm``.
+  """Adds an update to a stream and normalises the result.
+
+  ``reference.add_norm`` specifies the result.
 
   Args:
-    parts: The stream, ``[N, width]`` each, none of width 0.
-    updates: One per part, or none at all.
-    gain: ``[H]``.
-    scale: What the last update is multiplied by, in the stream's dtype.
+    parts: Shared and private channels of the stream, ``[N, K]`` and ``[N, P]``,
+      without a part of width 0.
+    updates: One update per part, of its shape; empty if the stream is only
+      normalised.
+    gain: Gain of the norm, ``[H]``.
+    scale: Factor of the last update, a value of the stream's dtype.
     eps: Added to the mean square.
-    interpret: Run on any machine.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
 
   Returns:
-    The new parts (the old ones without updates), and ``[N, H]``.
+    The new parts (without updates the old ones), and the normalised rows
+    ``[N, H]``.
   """
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   widths = [x.shape[1] for x in parts]
@@ -68,6 +87,7 @@ def forward(
   block = _block(num_rows, width, dtype)
   rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
   whole = pl.BlockSpec((block, width), lambda i: (i, 0))
+  # Without an update the stream does not change, so it is not written again.
   new_parts = parts if updates else []
   *new, normed = pl.pallas_call(
     functools.partial(
@@ -99,9 +119,11 @@ def _forward(*refs, num, add, scale, eps):
       d = d_ref[...].astype(jnp.float32)
       if i + 1 == num:
         d = calls.scaled(d, scale, d_ref.dtype)
-      # A sum of bfloat16s in float32, rounded, is bfloat16's.
+      # The sum of two bfloat16s in float32, once rounded, has the bits of
+      # their sum in bfloat16, which is what the reference computes.
       new = wide[i] + d
       new_refs[i][...] = new.astype(new_refs[i].dtype)
+    # Read back what was rounded: the statistics are those of the new stream.
     wide = [ref[...].astype(jnp.float32) for ref in new_refs]
   write_normed(normed_ref, wide, gain_ref, eps)
 
@@ -115,20 +137,21 @@ def backward(
   eps: float,
   interpret: bool = False,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-  """The transpose of `forward`'s derivative.
+  """Takes the cotangents of the results of `forward` back to its operands.
 
   Args:
-    parts: The new stream, as `forward` returned it.
-    gain: As for `forward`.
-    d_parts: Cotangents of the new stream.
-    d_normed: Cotangent of the normalised rows.
-    scale: As for `forward`.
-    eps: As for `forward`.
-    interpret: As for `forward`.
+    parts: The new parts of the stream, as `forward` returned them.
+    gain: Gain of the norm, ``[H]``.
+    d_parts: Cotangents of the new parts, of their shapes.
+    d_normed: Cotangent of the normalised rows, ``[N, H]``.
+    scale: Factor of the last update, a value of the stream's dtype.
+    eps: Added to the mean square.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
 
   Returns:
-    Cotangents of the stream, which are the updates', too, but for the last
-    one; that one; and ``[H]`` of the gain.
+    The cotangents of the stream's parts, which are those of all updates but the
+    last; the cotangent of the last update; and that of the gain, float32
+    ``[H]``.
   """
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   widths = [x.shape[1] for x in parts]
@@ -136,6 +159,8 @@ def backward(
   block = _block(num_rows, width, dtype)
   num_blocks = pl.cdiv(num_rows, block)
   rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
+  # The last update's cotangent, scale times the stream's: one result less where
+  # both are the same.
   extra = parts[-1:] if scale != 1.0 else []
   *d_x, d_gain = pl.pallas_call(
     functools.partial(
@@ -151,6 +176,8 @@ def backward(
     out_specs=[
       *rows,
       *(rows[-1:] if extra else []),
+      # [num_blocks, 1, H], as a block's last two dims must be whole tiles or
+      # the array's own.
       pl.BlockSpec((None, 1, width), lambda i: (i, 0, 0)),
     ],
     out_shape=[
@@ -170,11 +197,16 @@ def _backward(*refs, num, scale, eps, num_rows):
   rstd = _rstd(wide, eps)
   width = gain_ref.shape[1]
   block = rstd.shape[0]
-  # Rows past the end hold anything.
+  # The last block may reach past the end. What lies there is undefined and may
+  # be NaN, so it is left out of the gain's sum over rows. Its own rows of dx
+  # need no mask: Pallas does not write them.
   row = lax.broadcasted_iota(jnp.int32, (block, 1), 0)
   inside = row < num_rows - pl.program_id(0) * block
   spans = [pl.ds(*span) for span in calls.spans(wide)]
-  dot = jnp.zeros_like(rstd)
+  # Two loops over the parts: dx of any channel needs the mean over the whole
+  # row. The second loop reads d_normed from VMEM again instead of keeping a
+  # float32 copy.
+  dot = jnp.zeros_like(rstd)  # [block, 1]
   for x, here in zip(wide, spans, strict=True):
     d = d_normed_ref[:, here].astype(jnp.float32)
     dot += jnp.sum(d * gain_ref[:, here] * x, axis=-1, keepdims=True)
@@ -187,14 +219,21 @@ def _backward(*refs, num, scale, eps, num_rows):
     d = d * gain_ref[:, here] * rstd - x * common
     d = g_refs[i][...].astype(jnp.float32) + d
     out_refs[i][...] = d.astype(out_refs[i].dtype)
-  if scale != 1.0:
+  if scale != 1.0:  # d is still that of the last part, and not yet rounded
     out_refs[num][...] = (d * scale).astype(out_refs[num].dtype)
 
 
 def write_normed(
   normed_ref: Any, wide: Sequence[jax.Array], gain_ref: Any, eps: float
 ) -> None:
-  """Normalises rows in parts, side by side into whole ones."""
+  """Writes the normalised rows, their parts side by side.
+
+  Args:
+    normed_ref: Where to, ``[rows, H]``.
+    wide: The parts of the rows, float32 ``[rows, K]`` and ``[rows, P]``.
+    gain_ref: Gain of the norm, ``[1, H]``.
+    eps: Added to the mean square.
+  """
   rstd = _rstd(wide, eps)
   for x, span in zip(wide, calls.spans(wide), strict=True):
     here = pl.ds(*span)
@@ -203,6 +242,6 @@ def write_normed(
 
 
 def _rstd(wide: Sequence[jax.Array], eps: float) -> jax.Array:
-  """``[rows, 1]`` of rows in parts."""
+  """Returns ``1 / sqrt(mean(x^2) + eps)`` of each row, ``[rows, 1]``."""
   squares = sum(jnp.sum(x * x, axis=-1, keepdims=True) for x in wide)
   return lax.rsqrt(squares / sum(x.shape[1] for x in wide) + eps)

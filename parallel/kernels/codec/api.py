@@ -1,4 +1,11 @@
-"""Block codecs, by the best implementation that there is."""
+"""Block codecs, by the preferred implementation that is available.
+
+``reference.py`` specifies every function here. Encoding and means have the same
+bits by every implementation (but see ``gpu.py`` on scales). The residual and
+the outer step may differ in the last place.
+
+Shape legend: n = elements of the last dim; M = encoded arrays (senders).
+"""
 
 from collections.abc import Callable
 import math
@@ -23,15 +30,18 @@ def choice(
   key: jax.Array | None = None,
   senders: int = 1,
 ) -> Choice:
-  """Which implementation runs, and why not another.
+  """Returns which implementation is used, and why others do not run.
 
   Args:
-    shape: Of what is encoded or decoded, without senders.
+    shape: Shape of what is encoded or decoded, without the dim of senders.
     codec: The codec.
-    implementation: "auto", or names in order of preference: see
+    implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`.
-    key: Of stochastic rounding.
-    senders: M, of means.
+    key: Random key of the stochastic rounding; None if nothing is drawn.
+    senders: How many encoded arrays are summed, M.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
   num_blocks = math.prod(shape[:-1]) * codec.num_scales(shape[-1])
 
@@ -52,14 +62,23 @@ def encode(
   *,
   implementation: Implementation = "auto",
 ) -> Encoded:
-  """See ``reference.encode``: the same bits by every implementation.
+  """Encodes blocks of the last dim, padded with zeros to whole blocks.
+
+  Kernels read each element once, and write ``bits / 8`` bytes for it and the
+  scales. Where n is not a multiple of the block, x is copied before, to pad it.
 
   Args:
-    x: ``[..., n]``. Bytes: n elements read, ``n bits / 8`` and scales written.
-      Kernels copy x first where n is not a multiple of the block.
+    x: What is encoded, ``[..., n]``; cast to float32.
     codec: The codec.
-    key: Random key of the stochastic rounding.
-    implementation: See `choice`.
+    key: Random key of the stochastic rounding; not used by other codecs.
+    implementation: "auto", or names in order of preference.
+
+  Returns:
+    Packed codes, and one scale per block.
+
+  Raises:
+    ValueError: The codec rounds stochastically and there is no key, a name is
+      unknown, or no preferred kernel takes the operands.
   """
   return encode_delta(None, x, codec, key, implementation=implementation)[0]
 
@@ -73,15 +92,27 @@ def encode_delta(
   *,
   implementation: Implementation = "auto",
 ) -> tuple[Encoded, jax.Array | None]:
-  """See ``reference.encode_delta``.
+  """Encodes ``anchor - params + residual``, and returns what rounding took.
+
+  Kernels do so in one pass, without writing the difference to memory.
 
   Args:
-    anchor: ``[..., n]``; None: ``params`` is the difference.
+    anchor: ``[..., n]``, cast to float32 as the others are; None if ``params``
+      already is the difference.
     params: ``[..., n]``.
     codec: The codec.
-    key: Random key of the stochastic rounding.
-    residual: ``[..., n]``; None: no error feedback.
-    implementation: See `choice`.
+    key: Random key of the stochastic rounding; not used by other codecs.
+    residual: What the last call's rounding took, ``[..., n]``; None for no
+      error feedback.
+    implementation: "auto", or names in order of preference.
+
+  Returns:
+    Packed codes and scales; and the new residual, float32 ``[..., n]``, or None
+    if none was given.
+
+  Raises:
+    ValueError: The codec rounds stochastically and there is no key, a name is
+      unknown, or no preferred kernel takes the operands.
   """
   key = _key_of(codec, key)
   chosen = choice(params.shape, codec, implementation, key=key)
@@ -99,14 +130,21 @@ def mean(
   *,
   implementation: Implementation = "auto",
 ) -> jax.Array:
-  """See ``reference.mean``: the same bits by every implementation.
+  """Returns the mean of M encoded arrays, added one after another.
 
   Args:
-    encoded: ``[M, ...]`` each.
-    n: Elements without padding.
-    codec: The codec.
-    weights: float32 ``[M]``.
-    implementation: See `choice`.
+    encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
+    n: Elements of the last dim, without padding.
+    codec: The codec that encoded.
+    weights: float32 ``[M]``, not negative; None for equal weights. An array of
+      weight zero contributes nothing, NaN included.
+    implementation: "auto", or names in order of preference.
+
+  Returns:
+    float32 ``[..., n]``.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
   return _over_senders(
     encoded, n, codec, implementation,
@@ -121,7 +159,20 @@ def total(
   *,
   implementation: Implementation = "auto",
 ) -> jax.Array:
-  """See ``reference.total``; arguments as of `mean`."""
+  """Returns the sum of M encoded arrays, added one after another.
+
+  Args:
+    encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
+    n: Elements of the last dim, without padding.
+    codec: The codec that encoded.
+    implementation: "auto", or names in order of preference.
+
+  Returns:
+    float32 ``[..., n]``.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
+  """
   return _over_senders(
     encoded, n, codec, implementation,
     lambda: reference.total(encoded, n, codec), divide=False,
@@ -135,7 +186,20 @@ def decode(
   *,
   implementation: Implementation = "auto",
 ) -> jax.Array:
-  """See ``reference.decode``; arguments as of `mean`, of one sender."""
+  """Decodes one encoded array: the sum over a single sender.
+
+  Args:
+    encoded: Payload ``[..., bytes]`` and scales ``[..., blocks]``.
+    n: Elements of the last dim, without padding.
+    codec: The codec that encoded.
+    implementation: "auto", or names in order of preference.
+
+  Returns:
+    float32 ``[..., n]``.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
+  """
   return _over_senders(
     Encoded(*(part[None] for part in encoded)), n, codec, implementation,
     lambda: reference.decode(encoded, n, codec), divide=False,
@@ -153,17 +217,27 @@ def nesterov(
   weights: jax.Array | None = None,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array]:
-  """See ``reference.nesterov``.
+  """Takes DiLoCo's outer step with the mean of encoded outer gradients.
+
+      v <- decay v + mean;  params <- params - learning_rate (mean + decay v)
+
+  Kernels do so in one pass, without writing the mean to memory.
 
   Args:
-    encoded: ``[M, ...]`` each.
-    params: float32 ``[..., n]``.
-    momentum: float32 ``[..., n]``.
-    codec: The codec.
-    learning_rate: Of the outer optimizer.
-    decay: Of the momentum.
-    weights: float32 ``[M]``.
-    implementation: See `choice`.
+    encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
+    params: The outer parameters, float32 ``[..., n]``.
+    momentum: v, float32 ``[..., n]``.
+    codec: The codec that encoded.
+    learning_rate: Learning rate of the outer optimizer.
+    decay: Decay of the momentum.
+    weights: float32 ``[M]``, not negative; None for equal weights.
+    implementation: "auto", or names in order of preference.
+
+  Returns:
+    The new parameters and the new momentum, float32 ``[..., n]`` each.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
   senders = encoded.scales.shape[0]
   chosen = choice(params.shape, codec, implementation, senders=senders)
@@ -191,7 +265,7 @@ def _over_senders(
   weights: jax.Array | None = None,
   divide: bool = True,
 ) -> jax.Array:
-  """A mean or a sum of M encoded vectors by a kernel, or as specified."""
+  """Averages or adds M encoded arrays, in a kernel or by ``specification``."""
   senders, *lead, _ = encoded.scales.shape
   shape = (*lead, n)
   chosen = choice(shape, codec, implementation, senders=senders)
@@ -204,6 +278,7 @@ def _over_senders(
 
 
 def _key_of(codec: Codec, key: jax.Array | None) -> jax.Array | None:
+  """Returns the key if the codec draws, else None."""
   if codec.stochastic and key is None:
     raise ValueError(f"{codec}: stochastic rounding needs a key")
   return key if codec.stochastic else None
@@ -216,10 +291,12 @@ def _encode(
   key: jax.Array | None,
   feedback: bool,
 ) -> tuple[Encoded, jax.Array | None]:
+  """Encodes in a kernel, and gives its results the shapes of the operands."""
   shape = operands[0].shape
   rows = [_to_rows(x, codec) for x in operands]
   words = None
   if key is not None:
+    # Kernels take a key as its two uint32 words.
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     words = jax.random.key_data(key) if typed else key
     *rows, words = calls.same_axes(*rows, words)
@@ -237,7 +314,7 @@ def _encode(
 
 
 def _to_rows(x: jax.Array, codec: Codec) -> jax.Array:
-  """``[..., n] -> [rows, n]``, padded to whole blocks."""
+  """Flattens ``[..., n]`` to ``[rows, padded n]``, in whole blocks."""
   padding = codec.padded(x.shape[-1]) - x.shape[-1]
   if padding:
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
@@ -245,7 +322,7 @@ def _to_rows(x: jax.Array, codec: Codec) -> jax.Array:
 
 
 def _rows_of(encoded: Encoded) -> tuple[jax.Array, jax.Array]:
-  """Payload ``[M, rows, bytes]`` and scales ``[M, rows, blocks]``."""
+  """Returns payloads ``[M, rows, bytes]`` and scales ``[M, rows, blocks]``."""
   payload, scales = (
     x.reshape(x.shape[0], -1, x.shape[-1]) for x in encoded
   )
@@ -253,4 +330,5 @@ def _rows_of(encoded: Encoded) -> tuple[jax.Array, jax.Array]:
 
 
 def _from_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  """Gives flattened elements a shape, and drops the padding of the last dim."""
   return rows.reshape(*shape[:-1], -1)[..., : shape[-1]]

@@ -1,4 +1,4 @@
-"""Named shapes, shared by tests and benchmarks."""
+"""Named shapes of the codec, shared by tests and benchmarks."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ class Case(NamedTuple):
   """Sizes of one call.
 
   Attributes:
-    shape: Of what is encoded.
+    shape: Shape of the array that is encoded.
     codec: The codec.
-    senders: M, of means.
-    dtype: Of parameters and anchor.
+    senders: How many encoded arrays are averaged, M.
+    dtype: Dtype of parameters and anchor.
   """
 
   shape: tuple[int, ...]
@@ -34,7 +34,8 @@ CASES = {
   "int8, stochastic, 300 rows": Case((300, 512), Codec("int8", 256, True)),
 }
 
-# Of a 1B model a layer's weights, and as a vector.
+# One weight matrix of a 1B model, the same number of elements as a vector, and
+# a larger matrix.
 LARGE = {
   name: Case((2048, 2048), codec)
   for name, codec in {

@@ -1,11 +1,17 @@
 """Block codecs in one pass over memory, for GPUs, in Triton.
 
-A program has a tile of whole blocks in registers, a 4-bit codec's in the two
-halves that share bytes. Arithmetic and draws are ``reference.py``'s and
-``threefry.py``'s, called here on tiles; decoded values exist in registers only.
-Triton and not Mosaic GPU for the reason given in ``add_norm/gpu.py``. Triton's
-division is not correctly rounded: on a GPU a scale may be another than the
-reference's, which all who decode it share.
+A program has a tile of whole blocks in registers. For a 4-bit codec these are
+two arrays, the lower and the upper halves of the blocks, since element i shares
+a byte with element i + block / 2 and Triton cannot slice arrays in registers.
+The arithmetic is that of ``reference.py`` and the draws are those of
+``threefry.py``, called here on tiles. Decoded values exist in registers only.
+
+The kernels are in Triton and not in Mosaic GPU for the reason that
+``add_norm/gpu.py`` gives. Triton's division is not correctly rounded, so on a
+GPU a scale may differ from the reference's in its last place. This is safe: the
+scale is sent, and all who decode a block use the same one.
+
+Shape legend: M = encoded arrays (senders).
 """
 
 from collections.abc import Sequence
@@ -33,28 +39,48 @@ from parallel.kernels.codec.reference import (
   weighted,
 )
 
-# Elements of a program: sixteen for each thread of eight warps.
+# Elements of a program: 16 for each thread of 8 warps. Their int8 codes are one
+# word of 16 bytes, the widest that a thread can read.
 _TILE = 4096
+# The largest block: 16 elements for each thread of 32 warps, which is the
+# largest program.
 _MAX_BLOCK = 16384
-# Senders that are read in one turn.
+# Senders that are read in one turn of the loop over them.
 _UNROLLED = 4
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
-  """Why the kernels do not take operands; None: they do."""
+  """Returns why the kernels do not take the operands, or None if they do.
+
+  Args:
+    codec: The codec.
+    num_blocks: Blocks of one array.
+    senders: How many encoded arrays are summed, M.
+  """
   if codec.name == "fp8":
     return "codec fp8: int8, int4 and e3m0 only"
   if codec.block > _MAX_BLOCK:
     return f"block={codec.block} > {_MAX_BLOCK}: it must fit the registers"
   if num_blocks < 1:
     return "no elements"
+  # Offsets have 31 bits. Payloads have at most one byte per sender and element,
+  # arrays of float32 have 4 bytes per element.
   if max(senders, 4) * num_blocks * codec.block >= 2**31:
     return f"{senders} x {num_blocks} blocks: offsets of 31 bits"
   return None
 
 
 class _Tile:
-  """Which blocks a program has, and where their halves are in memory."""
+  """Which blocks a program has, and where their parts are in memory.
+
+  Attributes:
+    parts: Arrays that a block is held in: 2 for a 4-bit codec, which packs two
+      elements into a byte, else 1.
+    width: Elements of a part, which are also the bytes of a block's payload.
+    rows: Blocks of a program, a power of two as Triton requires.
+    grid: Number of programs.
+    num_blocks: Blocks of one array.
+  """
 
   def __init__(self, codec: Codec, num_blocks: int) -> None:
     self.parts = 8 // codec.bits
@@ -65,6 +91,7 @@ class _Tile:
     self.num_blocks = num_blocks
 
   def params(self, interpret: bool) -> dict[str, Any]:
+    """Returns the keywords of a ``pallas_call`` over all tiles."""
     elements = self.rows * self.parts * pl.next_power_of_2(self.width)
     warps = min(32, max(1, elements // 512))
     return {
@@ -74,12 +101,22 @@ class _Tile:
     }
 
   def here(self) -> tuple[jax.Array, jax.Array]:
-    """Numbers of this program's blocks ``[rows, 1]``, and which there are."""
+    """Returns this program's blocks ``[rows, 1]``, and which of them exist."""
     block = pl.program_id(0) * self.rows + jnp.arange(self.rows)[:, None]
     return block, block < self.num_blocks
 
   def index(self, part: int = 0) -> tuple[tuple[Any, Any], jax.Array]:
-    """Of a part's elements in ``[blocks, block]``, and which there are."""
+    """Returns where a part's elements are, and which of them exist.
+
+    Part 0 also says where the payload's bytes are.
+
+    Args:
+      part: 0, or 1 for the upper halves of the blocks.
+
+    Returns:
+      The index of ``[rows, width]`` elements, padded to powers of two, in an
+      array ``[num_blocks, block]``; and a mask of the same shape.
+    """
     block, mask = self.here()
     element = jnp.arange(pl.next_power_of_2(self.width))[None]
     mask = mask & (element < self.width)
@@ -87,6 +124,7 @@ class _Tile:
 
 
 def _load(ref, index, mask):
+  """Reads elements; zero where the mask is not set."""
   return pltriton.load(ref.at[index], mask=mask, other=0)
 
 
@@ -97,7 +135,10 @@ def encode(
   key_data: jax.Array | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """See ``tpu.encode``."""
+  """Encodes a difference plus a residual.
+
+  Arguments and results are those of ``tpu.encode``.
+  """
   operands = [x.reshape(-1, codec.block) for x in operands]
   num_blocks = operands[0].shape[0]
   tile = _Tile(codec, num_blocks)
@@ -125,21 +166,25 @@ def _encode(*refs, codec, tile, draws, num, feedback):
   operands, results = refs[:num], refs[num:]
   payload_ref, scale_ref, *residual_ref = results
   block, exists = tile.here()
+  # Both halves are read before anything is written: the scale is that of the
+  # whole block.
   parts = []
   for part in range(tile.parts):
     where = tile.index(part)
     loaded = [_load(ref, *where) for ref in operands]
     parts.append(difference(loaded, feedback))
-  scale = scale_of(largest_of(*parts), codec)
+  scale = scale_of(largest_of(*parts), codec)  # [rows, 1]
   pltriton.store(scale_ref.at[block], scale, mask=exists)
   packed = None
   for part, x in enumerate(parts):
     where, mask = tile.index(part)
     uniform = None
     if draws:
+      # The element's position in the flattened array, as the reference draws.
       number = (where[0] * codec.block + where[1]).astype(jnp.uint32)
       uniform = threefry.uniform(key_ref[0], key_ref[1], number)
     codes = codes_of(x, scale, codec, uniform)
+    # The second part, the upper half of a block, goes to the bytes' high half.
     packed = codes if packed is None else packed | (codes << 4)
     for ref in residual_ref:
       left = x - numbers_of(codes, codec) * scale
@@ -156,7 +201,10 @@ def mean(
   divide: bool = True,
   interpret: bool = False,
 ) -> jax.Array:
-  """See ``tpu.mean``."""
+  """Returns the mean or the sum of M encoded arrays.
+
+  Arguments and results are those of ``tpu.mean``.
+  """
   (out,) = _over_senders(
     _mean, payload, scales, (), codec, weights, 1, "codec_mean", interpret,
     divide,
@@ -175,7 +223,10 @@ def nesterov(
   weights: jax.Array | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-  """See ``tpu.nesterov``."""
+  """Takes DiLoCo's outer step with the mean of encoded outer gradients.
+
+  Arguments and results are those of ``tpu.nesterov``.
+  """
   kernel = functools.partial(
     _nesterov, learning_rate=learning_rate, decay=decay
   )
@@ -198,6 +249,24 @@ def _over_senders(
   interpret: bool,
   divide: bool = True,
 ) -> list[jax.Array]:
+  """Runs a kernel that sums over senders.
+
+  Args:
+    kernel: `_mean` or `_nesterov`, to be given ``means``, which computes the
+      means of a tile.
+    payload: uint8 ``[M, ...]``.
+    scales: float32 ``[M, ...]``.
+    others: Further operands, float32, of as many elements as the results.
+    codec: The codec.
+    weights: float32 ``[M]``, or None.
+    results: Number of results.
+    name: Name of the kernel in the program.
+    interpret: Run on any machine, in the interpreter.
+    divide: Whether the sum is divided by the sum of the weights.
+
+  Returns:
+    The results, float32 ``[blocks, block]`` each.
+  """
   senders = scales.shape[0]
   scales = scales.reshape(senders, -1)
   num_blocks = scales.shape[1]
@@ -239,7 +308,16 @@ def _nesterov(
 
 
 def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
-  """Where the parts of this program's blocks are, and their means."""
+  """Returns one ``((index, mask), mean)`` for each part of a tile.
+
+  Args:
+    number_ref: The factors of each sender and of the sum, ``[M + 1]``.
+    payload_ref: uint8 ``[M, blocks, bytes of a block]``.
+    scale_ref: float32 ``[M, blocks]``.
+    codec: The codec.
+    tile: Which blocks this program has.
+    use_weights: Whether senders have factors other than 1.
+  """
   block, exists = tile.here()
   (rows, columns), mask = tile.index()
 
@@ -247,11 +325,14 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
     codes = _load(payload_ref, (sender, rows, columns), mask)
     codes = codes.astype(jnp.int32)
     parts = (codes,) if tile.parts == 1 else (codes & 15, codes >> 4)
+    # Read once per block, and spread over its elements in registers.
     scale = _load(scale_ref, (sender, block[:, 0]), exists[:, 0])[:, None]
     new = []
     for total, part in zip(totals, parts, strict=True):
       values = numbers_of(part, codec) * scale
       if use_weights:
+        # Rounded to 23 bits, so that product and sum cannot be fused: see
+        # ``reference.sum_of``.
         values = to_23_bits(weighted(values, number_ref[sender]))
       new.append(total + values)
     return tuple(new)
@@ -263,7 +344,8 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
 
   senders = payload_ref.shape[0]
   zeros = jnp.zeros(mask.shape, jnp.float32)
-  # Several in a turn: reads do not wait for sums.
+  # Several senders in a turn, so that their reads are under way together. They
+  # are still added in order, 0 to M - 1: the remainder comes first.
   rest = senders % _UNROLLED
   totals = several(0, rest, (zeros,) * tile.parts)
   totals = lax.fori_loop(
@@ -271,6 +353,7 @@ def _means(number_ref, payload_ref, scale_ref, *, codec, tile, use_weights):
     lambda turn, totals: several(rest + turn * _UNROLLED, _UNROLLED, totals),
     totals,
   )
+  # The last number is the factor of the sum.
   return [
     (tile.index(part), total * number_ref[senders])
     for part, total in enumerate(totals)

@@ -1,8 +1,8 @@
-"""Block codecs for what goes over slow links, in plain jnp.
+"""Block codecs for what goes over slow links: the specification.
 
 A vector is cut into blocks of ``codec.block`` elements. A block is sent as one
-scale (float32) and one code per element, which stands for a small number; an
-element decodes to ``scale * number``:
+float32 scale and one code per element. A code stands for a small number, and
+the element decodes to ``scale * number``:
 
   int8  integers -127 ... 127, two's complement
   int4  integers -7 ... 7, two's complement
@@ -10,20 +10,25 @@ element decodes to ``scale * number``:
         e = 1 ... 7 are the magnitudes 2^-6, 2^-5, ... 2^-1, 1
   fp8   float8_e4m3fn, -448 ... 448
 
-The scale is the block's largest magnitude over the codec's largest number,
-rounded up to 16 significant bits: then every product is exact in float32, so
-that a fused multiply-add or a reassociating compiler cannot change a sum of
-decoded values, and encoding a decoded block again changes nothing. Zero has
-the code 0; -128, -8, negative zero and the NaN codes are never sent. A block
-whose largest magnitude is below 2^-100 has the scale 0 and decodes to zeros;
-one of 2^126 or more counts as infinite.
+The scale is the block's largest magnitude divided by the codec's largest
+number, rounded up to 16 significant bits. A number has at most 7 significant
+bits, so every product ``scale * number`` is exact in float32. So no fused
+multiply-add can change a sum of decoded values, and encoding a decoded block
+again changes nothing.
 
-Sources: E3M0 for outer gradients: Streaming DiLoCo, arXiv 2501.18512, section
-2.3, which specifies neither the scale nor the zero code: both are choices made
-here. E4M3: arXiv 2209.05433.
+Zero has the code 0. The codes of -128, -8, negative zero and NaN are never
+sent. A block whose largest magnitude is below 2^-100 has the scale 0 and
+decodes to zeros; one of 2^126 or more counts as infinite and decodes to NaN.
 
-Shape legend: n elements; padded n = the next multiple of the block; blocks =
-padded n / block.
+The functions from `difference` on work on tiles of blocks. Kernels call them,
+too, so that all implementations send the same bits.
+
+Sources: E3M0 for outer gradients is from Streaming DiLoCo, arXiv 2501.18512,
+section 2.3. The paper specifies neither the scale nor the code of zero; both
+are choices made here. E4M3 is from arXiv 2209.05433.
+
+Shape legend: n = elements; padded n = n rounded up to a multiple of the block;
+blocks = padded n / block; M = encoded vectors that are summed (senders).
 """
 
 from collections.abc import Callable, Sequence
@@ -44,11 +49,11 @@ class _Format:
   """The numbers that codes stand for.
 
   Attributes:
-    bits: Width of a code.
+    bits: Width of a code in bits.
     top: The largest number.
     mantissa: Mantissa bits of a floating-point format; None for integers.
-    exponent: Smallest exponent of a floating-point format; below it the
-      numbers are evenly spaced down to zero.
+    exponent: Smallest exponent of a floating-point format. Numbers below
+      2^exponent are evenly spaced down to zero.
   """
 
   bits: int
@@ -74,10 +79,10 @@ class Codec:
   Attributes:
     name: "int8", "int4", "e3m0" or "fp8".
     block: Elements that share a scale; even.
-    stochastic: Round up or down at random, such that the expectation of what
-      is decoded is what was encoded. Otherwise to the nearest value, ties to
-      the even multiple of the spacing (so for e3m0 1.5 * 2^k goes up and 2^-7
-      goes to zero).
+    stochastic: If set, elements are rounded up or down at random, such that the
+      expectation of what is decoded is what was encoded. Otherwise they are
+      rounded to the nearest number, ties to the even multiple of the spacing
+      there (so in e3m0 1.5 * 2^k goes up and 2^-7 goes to zero).
   """
 
   name: str
@@ -97,19 +102,19 @@ class Codec:
 
   @property
   def bits(self) -> int:
-    """Bits of one code."""
+    """Width of a code in bits."""
     return _FORMATS[self.name].bits
 
   def padded(self, n: int) -> int:
-    """``n`` rounded up to whole blocks."""
+    """Returns ``n`` rounded up to whole blocks."""
     return -(-n // self.block) * self.block
 
   def payload_bytes(self, n: int) -> int:
-    """Bytes of the codes of ``n`` elements, padding included."""
+    """Returns the bytes of the codes of ``n`` elements, padding included."""
     return self.padded(n) * self.bits // 8
 
   def num_scales(self, n: int) -> int:
-    """Scales (float32) of ``n`` elements."""
+    """Returns the number of scales (float32) of ``n`` elements."""
     return self.padded(n) // self.block
 
 
@@ -117,9 +122,10 @@ class Encoded(NamedTuple):
   """What goes over the wire.
 
   Attributes:
-    payload: uint8 ``[..., padded n * bits / 8]``. A byte of a 4-bit codec
-      holds element i of a block in its low and element i + block / 2 in its
-      high half.
+    payload: The codes, uint8 ``[..., padded n * bits / 8]``. A byte of a 4-bit
+      codec holds element i of a block in its low half and element
+      i + block / 2 in its high half: so the two halves of a block are unpacked
+      without moving an element to another lane.
     scales: float32 ``[..., blocks]``; NaN where a block holds an infinity or
       a NaN.
   """
@@ -129,16 +135,23 @@ class Encoded(NamedTuple):
 
 
 def max_error(codec: Codec) -> float:
-  """Bound of ``|decode(encode(x)) - x|`` per largest magnitude of the block.
+  """Bounds ``|decode(encode(x)) - x|`` by the block's largest magnitude.
 
-  Half of the widest spacing of numbers over the largest one, all of it with
-  stochastic rounding: 0.5 / 127, 0.5 / 7, 1 / 4 (e3m0, between 1/2 and 1) and
-  16 / 448 (fp8); 2^-15 of that for the rounding of the scale and 2^-22 for
-  float32 arithmetic. It holds for blocks that are not flushed to zero.
+  The error of rounding is half of the widest spacing between neighbouring
+  numbers: 0.5 / 127 (int8), 0.5 / 7 (int4), 1 / 4 (e3m0, between 1/2 and 1) and
+  16 / 448 (fp8) of the largest number. With stochastic rounding it is twice
+  that. The scale is rounded up by at most 2^-15 of itself, which widens all
+  spacings. 2^-22 is added for the arithmetic in float32.
+
+  Returns:
+    The bound as a fraction of the largest magnitude in the block. It holds for
+    blocks that are not flushed to zero.
   """
   form = _FORMATS[codec.name]
   spacing = 1.0
   if form.mantissa is not None:
+    # The spacing just below the largest number: of [256, 512] in fp8 and of
+    # [1/2, 1] in e3m0, which has no number above 1.
     exponent = int(np.ceil(np.log2(form.top))) - 1
     spacing = 2.0 ** (exponent - form.mantissa)
   share = 1.0 if codec.stochastic else 0.5
@@ -151,25 +164,25 @@ def encode(
   """Encodes blocks of the last dim, padded with zeros to whole blocks.
 
   Args:
-    x: ``[..., n]``; taken as float32.
+    x: What is encoded, ``[..., n]``; cast to float32.
     codec: The codec.
-    key: Random key of the stochastic rounding; unused without it.
+    key: Random key of the stochastic rounding; not used by other codecs.
 
   Returns:
-    The codes and scales. A block of zeros has scale 0.
+    Packed codes, and one scale per block. A block of zeros has the scale 0.
 
   Raises:
-    ValueError: Stochastic rounding without a key.
+    ValueError: The codec rounds stochastically and there is no key.
   """
   if codec.stochastic and key is None:
     raise ValueError(f"{codec}: stochastic rounding needs a key")
-  blocks = in_blocks(x.astype(jnp.float32), codec.block)
+  blocks = in_blocks(x.astype(jnp.float32), codec.block)  # [..., blocks, block]
   draws = None
   if codec.stochastic:
     draws = jax.random.uniform(key, blocks.shape)
-  scale = scale_of(largest_of(blocks), codec)
+  scale = scale_of(largest_of(blocks), codec)  # [..., blocks, 1]
   codes = codes_of(blocks, scale, codec, draws)
-  if codec.bits == 4:
+  if codec.bits == 4:  # [..., blocks, block] -> [..., blocks, block / 2]
     low, high = jnp.split(codes, 2, axis=-1)
     codes = low | (high << 4)
   payload = codes.astype(jnp.uint8).reshape(
@@ -179,11 +192,11 @@ def encode(
 
 
 def decode(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
-  """The float32 values that the codes stand for.
+  """Decodes what `encode` made of an array ``[..., n]``.
 
   Args:
-    encoded: What `encode` made of ``[..., n]``.
-    n: Elements without padding.
+    encoded: Packed codes and scales.
+    n: Elements of the last dim, without padding.
     codec: The codec that encoded.
 
   Returns:
@@ -192,7 +205,7 @@ def decode(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
   """
   payload, scales = encoded
   codes = payload.reshape(*scales.shape, codec.block * codec.bits // 8)
-  codes = codes.astype(jnp.int32)
+  codes = codes.astype(jnp.int32)  # [..., blocks, bytes of a block]
   if codec.bits == 4:
     codes = jnp.concatenate([codes & 15, codes >> 4], axis=-1)
   values = numbers_of(codes, codec) * scales[..., None]
@@ -206,19 +219,26 @@ def encode_delta(
   key: jax.Array | None = None,
   residual: jax.Array | None = None,
 ) -> tuple[Encoded, jax.Array | None]:
-  """Encodes ``anchor - params``, with what the last encoding left of it.
+  """Encodes ``anchor - params + residual``, and returns what rounding took.
+
+  With error feedback the residual of one call is added in the next one, so that
+  what rounding took from one message is sent with the next.
 
   Args:
-    anchor: ``[..., n]``; taken as float32, as the others. None: ``params``
-      is the difference.
+    anchor: ``[..., n]``, cast to float32 as the others are; None if ``params``
+      already is the difference.
     params: ``[..., n]``.
     codec: The codec.
-    key: As for `encode`.
-    residual: ``[..., n]``, added to the difference; None: no error feedback.
+    key: Random key of the stochastic rounding; not used by other codecs.
+    residual: What the last call's rounding took, ``[..., n]``; None for no
+      error feedback.
 
   Returns:
-    The codes and scales, and, with a residual, the new one: what rounding
-    took, float32.
+    Packed codes and scales; and the new residual, float32 ``[..., n]``, or None
+    if none was given.
+
+  Raises:
+    ValueError: The codec rounds stochastically and there is no key.
   """
   operands = [x for x in (anchor, params, residual) if x is not None]
   delta = difference(operands, residual is not None)
@@ -231,23 +251,30 @@ def encode_delta(
 def mean(
   encoded: Encoded, n: int, codec: Codec, weights: jax.Array | None = None
 ) -> jax.Array:
-  """The (weighted) mean of M encoded vectors, summed one after another.
+  """Returns the mean of M encoded vectors, added one after another.
 
   Args:
-    encoded: ``[M, ...]`` each.
-    n: Elements without padding.
+    encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
+    n: Elements of the last dim, without padding.
     codec: The codec that encoded.
-    weights: float32 ``[M]``, not negative; a vector of weight zero counts for
-      nothing, NaN included.
+    weights: float32 ``[M]``, not negative; None for equal weights. A vector of
+      weight zero contributes nothing, NaN included.
 
   Returns:
-    float32 ``[..., n]``. Its bits do not depend on how the program is split.
+    float32 ``[..., n]``. Its bits do not depend on how a program is split over
+    devices.
   """
   return mean_of(encoded, lambda part: decode(part, n, codec), weights)
 
 
 def total(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
-  """The sum of M encoded vectors; arguments and result as of `mean`."""
+  """Returns the sum, float32 ``[..., n]``, of M encoded vectors.
+
+  Args:
+    encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
+    n: Elements of the last dim, without padding.
+    codec: The codec that encoded.
+  """
   return sum_of(encoded, lambda part: decode(part, n, codec))
 
 
@@ -256,12 +283,19 @@ def mean_of(
   decode: Callable[[Any], jax.Array],
   weights: jax.Array | None = None,
 ) -> jax.Array:
-  """`mean` of what is encoded in whatever way; arguments as of `sum_of`."""
+  """Returns the mean, float32, of M vectors that are encoded in any way.
+
+  Args:
+    encoded: A tuple of arrays ``[M, ...]``.
+    decode: Maps one vector's arrays ``[...]`` to its float32 values.
+    weights: float32 ``[M]``, not negative; None for equal weights.
+  """
   if weights is None:
     divisor = np.float32(len(jax.tree.leaves(encoded)[0]))
   else:
     divisor = sum_in_order(weights)
-  # XLA turns a division into this on some numbers of devices: so on all.
+  # XLA replaces a division by this product in some programs and not in others.
+  # Written as a product it has the same bits on any number of devices.
   return sum_of(encoded, decode, weights) * (1 / divisor)
 
 
@@ -270,42 +304,49 @@ def sum_of(
   decode: Callable[[Any], jax.Array],
   weights: jax.Array | None = None,
 ) -> jax.Array:
-  """The (weighted) sum of M encoded vectors.
+  """Returns the sum, float32, of M vectors that are encoded in any way.
 
-  A loop, and not a sum over a dim: its order is fixed, and only one decoded
-  vector is alive.
+  This is a loop and not a sum over a dim, so that the order of the additions is
+  fixed and only one decoded vector is in memory at a time.
 
   Args:
     encoded: A tuple of arrays ``[M, ...]``.
-    decode: One vector's arrays ``[...]`` -> float32.
-    weights: See `mean`.
+    decode: Maps one vector's arrays ``[...]`` to its float32 values.
+    weights: float32 ``[M]``, not negative; None for a plain sum.
   """
 
   def add(total, sender):
     part, weight = sender
     values = decode(part)
     if weight is not None:
-      # To one bit less than float32 has, which block codecs fit: no compiler
-      # can fuse the multiplication into the addition across this rounding.
+      # A weighted value is not exact, so a compiler that fused product and sum
+      # would round once in place of twice. It cannot fuse them across this
+      # rounding to 23 significant bits, one less than float32 has. Decoded
+      # values have no more than 23, so a weight of 1 changes nothing.
       values = lax.reduce_precision(weighted(values, weight), 8, 22)
     return total + values, None
 
   operands = encoded, weights
   first = jax.eval_shape(decode, jax.tree.map(lambda part: part[0], encoded))
   total = jnp.zeros(first.shape, jnp.float32)
+  # The carry of a scan must vary over the same mesh axes before and after.
   total = calls.same_axes(total, *jax.tree.leaves(operands))[0]
   return lax.scan(add, total, operands)[0]
 
 
 def sum_in_order(weights: jax.Array) -> jax.Array:
-  """``[M] -> []``, from the first to the last, however the program is split."""
+  """Sums ``[M]`` in this order, so that the bits are the same everywhere."""
   return functools.reduce(jnp.add, list(weights))
 
 
 def factors(
   senders: int, weights: jax.Array | None, divide: bool
 ) -> jax.Array:
-  """float32 ``[M + 1]`` for kernels: of each vector, and of their sum."""
+  """Returns what kernels multiply by, float32 ``[M + 1]``.
+
+  The first M factors are those of the vectors (``weights``, or ones). The last
+  is that of their sum, which makes it a mean, or 1 without ``divide``.
+  """
   each = jnp.ones(senders, jnp.float32) if weights is None else weights
   whole = 1 / sum_in_order(each) if divide else jnp.ones(())
   return jnp.concatenate([each, whole[None]])
@@ -321,42 +362,53 @@ def nesterov(
   decay: float,
   weights: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """The outer update of DiLoCo with the mean of encoded outer gradients.
+  """Takes DiLoCo's outer step with the mean of encoded outer gradients.
 
       v <- decay v + mean;  params <- params - learning_rate (mean + decay v)
 
   Args:
-    encoded: ``[M, ...]`` each.
-    params: float32 ``[..., n]``, the outer parameters.
-    momentum: float32 ``[..., n]``, v.
+    encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
+    params: The outer parameters, float32 ``[..., n]``.
+    momentum: v, float32 ``[..., n]``.
     codec: The codec that encoded.
-    learning_rate: Of the outer optimizer.
-    decay: Of the momentum.
-    weights: See `mean`.
+    learning_rate: Learning rate of the outer optimizer.
+    decay: Decay of the momentum.
+    weights: float32 ``[M]``, not negative; None for equal weights. A vector of
+      weight zero contributes nothing, NaN included.
 
   Returns:
-    The new parameters and momentum. Source: arXiv 2311.08105, in the form of
-    ``optax.sgd(learning_rate, decay, nesterov=True)``.
+    The new parameters and the new momentum, float32 ``[..., n]`` each.
+
+  Source: DiLoCo, arXiv 2311.08105, in the form of
+  ``optax.sgd(learning_rate, decay, nesterov=True)``.
   """
   delta = mean(encoded, params.shape[-1], codec, weights)
   return nesterov_step(delta, params, momentum, learning_rate, decay)
 
 
 def in_blocks(x: jax.Array, size: int) -> jax.Array:
-  """``[..., n] -> [..., blocks, size]``, padded with zeros."""
+  """Cuts ``[..., n]`` into ``[..., blocks, size]``, padded with zeros."""
   n = x.shape[-1]
   count = -(-n // size)
   widths = [(0, 0)] * (x.ndim - 1) + [(0, count * size - n)]
   return jnp.pad(x, widths).reshape(*x.shape[:-1], count, size)
 
 
-# What follows works on tiles of blocks, in kernels too.
+# The functions below work on tiles of blocks, [..., block] of elements beside
+# [..., 1] of scales. Kernels call them, too; so, fp8 aside, they use only
+# operations that Mosaic and Triton have.
 
 
 def difference(
   operands: Sequence[jax.Array], feedback: bool
 ) -> jax.Array:
-  """float32 of ``[x]`` or ``[x, y]``: x or x - y; with feedback one more."""
+  """Returns what is encoded, in float32: a difference plus a residual.
+
+  Args:
+    operands: ``[x]`` for x itself or ``[x, y]`` for x - y, followed by the
+      residual if ``feedback`` is set.
+    feedback: Whether the last operand is a residual, which is added.
+  """
   first, *others = (x.astype(jnp.float32) for x in operands)
   if len(others) > feedback:
     first = first - others[0]
@@ -364,27 +416,36 @@ def difference(
 
 
 def largest_of(*parts: jax.Array) -> jax.Array:
-  """Largest magnitude of the last dims, kept; inf where there is a NaN."""
+  """Returns each block's largest magnitude ``[..., 1]``; infinity for a NaN.
+
+  Args:
+    *parts: float32 ``[..., block]``, or the two halves of the blocks.
+  """
   largest = []
   for part in parts:
     magnitude = jnp.abs(part)
-    # Maxima of floats ignore NaNs on some machines.
+    # Some machines ignore NaNs in a maximum of floats. An infinity is kept, and
+    # the comparison is false for a NaN.
     magnitude = jnp.where(magnitude < jnp.inf, magnitude, jnp.inf)
     largest.append(jnp.max(magnitude, axis=-1, keepdims=True))
   return functools.reduce(jnp.maximum, largest)
 
 
 def scale_of(largest: jax.Array, codec: Codec) -> jax.Array:
-  """Scales of blocks with these largest magnitudes.
+  """Returns the scales of blocks with these largest magnitudes.
 
-  ``largest / top``, rounded up to 16 significant bits; 0 below 2^-100, NaN
-  from 2^126 on: the inverse of a scale is a normal number.
+  A scale is ``largest / top``, rounded up to 16 significant bits; 0 where
+  ``largest`` is below 2^-100, and NaN where it is 2^126 or more.
   """
   quotient = largest / np.float32(_FORMATS[codec.name].top)
+  # Adding 255 and clearing the lowest 8 of 24 significant bits would round up,
+  # with a carry out of the mantissa into the exponent. Adding 251 rounds an
+  # excess of up to 4 units in the last place down: so a decoded block gets the
+  # scale that it was decoded with even where a division is inexact.
   bits = lax.bitcast_convert_type(quotient, jnp.int32)
-  # Four units in the last place stay below, so that the scale of a decoded
-  # block is found again even where division is inexact.
   rounded = lax.bitcast_convert_type((bits + 251) & ~255, jnp.float32)
+  # Both limits keep scale and 1 / scale normal numbers, which no machine
+  # flushes to zero. largest is infinite where the block holds a NaN.
   scale = jnp.where(largest < 2.0**-100, 0.0, rounded)
   return jnp.where(largest < 2.0**126, scale, jnp.nan)
 
@@ -395,86 +456,102 @@ def codes_of(
   codec: Codec,
   draws: jax.Array | None = None,
 ) -> jax.Array:
-  """The codes of elements.
+  """Returns the codes of elements.
 
   Args:
-    blocks: float32.
-    scale: Of each element's block; broadcasts.
+    blocks: float32 ``[..., block]``.
+    scale: float32 ``[..., 1]``, of the block.
     codec: The codec.
-    draws: For stochastic rounding: in [0, 1), one per element.
+    draws: For stochastic rounding, float32 in [0, 1), one per element.
 
   Returns:
-    int32, in [0, 2^bits).
+    int32 ``[..., block]``, in [0, 2^bits).
   """
-  # Compilers divide by a broadcast scale so, but not everywhere.
+  # Some compilers turn a division by a broadcast scale into this product and
+  # others do not. Written out it has the same bits everywhere. Scales of 0 and
+  # NaN fail the comparison: such blocks send codes of zero, and the scale alone
+  # says that they decode to zeros or to NaN.
   inverse = 1 / jnp.where(scale > 0, scale, 1.0)
   numbers = jnp.where(scale > 0, blocks * inverse, 0.0)
   if codec.stochastic or codec.name == "fp8":
     return _to_codes(_round(numbers, codec, draws), codec.name)
   if codec.name == "e3m0":
     return _nearest_powers(numbers)
-  # From 2^23 on floats are integers. Of magnitudes, since a compiler may fuse a
-  # product, but not its magnitude, with the addition, and round once for twice.
+  # int8 and int4. Floats from 2^23 to 2^24 are the integers, so adding 2^23
+  # rounds to the nearest integer, ties to even, and leaves it in the mantissa
+  # bits. The magnitude is rounded and not the number itself: a compiler may
+  # fuse a product with an addition and round once in place of twice, but not
+  # the magnitude of a product.
   whole = jnp.abs(numbers) + np.float32(2**23)
-  whole = lax.bitcast_convert_type(whole, jnp.int32) - 0x4B000000
+  whole = lax.bitcast_convert_type(whole, jnp.int32) - 0x4B000000  # 2^23's bits
   return jnp.where(numbers < 0, -whole, whole) & ((1 << codec.bits) - 1)
 
 
 def _nearest_powers(numbers: jax.Array) -> jax.Array:
-  """Codes of the nearest numbers of e3m0: what `_round` makes in more steps."""
+  """Returns the codes of the nearest numbers of e3m0."""
   bits = lax.bitcast_convert_type(numbers, jnp.int32)
-  magnitude = bits & 0x7FFFFFFF
-  # From 1.5 times a power of two on the next one is nearer, or even.
+  magnitude = bits & 0x7FFFFFFF  # without the sign bit
+  # Adding half a mantissa carries into the exponent from 1.5 * 2^k on, where
+  # 2^(k+1) is nearer than 2^k, or as near and the even multiple of the spacing.
+  # 127 is float32's exponent bias; e3m0's code e stands for 2^(e - 7).
   exponent = ((magnitude + 0x400000) >> 23) - 127 + 7
+  # Bit 31, the sign, goes to bit 3. Between 2^-7 and 2^-6 the exponent may come
+  # out as 0, but 2^-6 is nearest: clip to 1.
   code = jnp.clip(exponent, 1, 7) | ((bits >> 28) & 8)
-  half_of_least = 0x3C000000  # 2^-7: to the even one, zero
+  half_of_least = 0x3C000000  # the bits of 2^-7, which is a tie and goes to 0
   return jnp.where(magnitude > half_of_least, code, 0)
 
 
 def _round(
   numbers: jax.Array, codec: Codec, draws: jax.Array | None
 ) -> jax.Array:
-  """Rounds to the numbers that codes stand for; of fp8, or stochastically."""
+  """Rounds to numbers that have a code; for fp8 and stochastic rounding."""
   form = _FORMATS[codec.name]
   magnitude = jnp.abs(numbers)
   if form.mantissa is None:
     step = inverse = jnp.float32(1)
   else:
-    # The spacing of numbers here: a power of two, read off the exponent bits.
+    # The spacing of the format's numbers around an element, a power of two that
+    # is read off the exponent bits; constant below the smallest exponent.
     bits = lax.bitcast_convert_type(magnitude, jnp.int32) >> 23
     power = jnp.maximum(bits - 127, form.exponent) - form.mantissa
     step = _power_of_two(power)
     inverse = _power_of_two(-power)
-  steps = magnitude * inverse
+  steps = magnitude * inverse  # exact: the inverse is a power of two
   if codec.stochastic:
+    # Up with the probability of the fraction, so that the expectation is steps.
     low = jnp.floor(steps)
     steps = low + jnp.where(draws < steps - low, 1.0, 0.0)
   else:
     steps = jnp.round(steps)  # halves to even
+  # The scale may be four units in the last place too small for the largest
+  # element, which must not become the next number above the top.
   magnitude = jnp.minimum(steps * step, np.float32(form.top))
+  # Zero stays positive: negative zero has no code.
   return jnp.where((numbers < 0) & (magnitude > 0), -magnitude, magnitude)
 
 
 def _power_of_two(exponent: jax.Array) -> jax.Array:
+  """Returns float32 2^exponent, made of its exponent bits."""
   return lax.bitcast_convert_type((exponent + 127) << 23, jnp.float32)
 
 
 def _to_codes(values: jax.Array, name: str) -> jax.Array:
-  """Numbers that codes stand for -> codes, int32."""
-  if name == "fp8":  # exact: rounded before
+  """Returns the codes, int32, of numbers that have one."""
+  if name == "fp8":  # the cast is exact, as the values are rounded already
     bits = lax.bitcast_convert_type(
       values.astype(jnp.float8_e4m3fn), jnp.uint8
     )
     return bits.astype(jnp.int32)
   if name == "e3m0":
     bits = lax.bitcast_convert_type(jnp.abs(values), jnp.int32) >> 23
-    exponent = jnp.where(values == 0, 0, bits - 127 + 7)
+    exponent = jnp.where(values == 0, 0, bits - 127 + 7)  # e: 2^(e - 7)
     return exponent | jnp.where(values < 0, 8, 0)
   return values.astype(jnp.int32) & (15 if name == "int4" else 255)
 
 
 def numbers_of(codes: jax.Array, codec: Codec) -> jax.Array:
-  """Codes, int32 -> the numbers that they stand for, float32."""
+  """Returns the numbers, float32, that codes in [0, 2^bits) stand for."""
   if codec.name == "fp8":
     values = lax.bitcast_convert_type(
       codes.astype(jnp.uint8), jnp.float8_e4m3fn
@@ -484,18 +561,25 @@ def numbers_of(codes: jax.Array, codec: Codec) -> jax.Array:
     exponent = codes & 7
     magnitude = jnp.where(exponent == 0, 0.0, _power_of_two(exponent - 7))
     return jnp.where(codes > 7, -magnitude, magnitude)
-  spare = 32 - codec.bits  # the sign bit to the top and back
+  # Two's complement: the sign bit goes to the top of the word, and comes back
+  # with copies of itself.
+  spare = 32 - codec.bits
   return ((codes << spare) >> spare).astype(jnp.float32)
 
 
 def weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
-  """``weight * x``; zero for weight zero, whatever x holds."""
+  """Returns ``weight * x``; zero where the weight is zero, even if x is NaN."""
   return jnp.where(weight == 0, 0.0, weight * x)
 
 
 def to_23_bits(x: jax.Array) -> jax.Array:
-  """``lax.reduce_precision(x, 8, 22)``, which Mosaic and Triton lack."""
+  """Rounds finite values to 23 significant bits, ties to even.
+
+  ``lax.reduce_precision(x, 8, 22)`` does the same; Mosaic and Triton lack it.
+  """
   bits = lax.bitcast_convert_type(x, jnp.int32)
+  # Only bit 0 is dropped: where it is set, the value is a tie. Adding bit 1 to
+  # it carries if bit 1 is set, which is where the kept mantissa is odd.
   bits = (bits + ((bits >> 1) & 1)) & ~1
   return lax.bitcast_convert_type(bits, jnp.float32)
 
@@ -507,6 +591,9 @@ def nesterov_step(
   learning_rate: float,
   decay: float,
 ) -> tuple[jax.Array, jax.Array]:
-  """The outer update itself; see `nesterov`."""
+  """Returns new parameters and momentum, given the mean outer gradient.
+
+  The formula is that of `nesterov`; all arrays are float32 of one shape.
+  """
   momentum = delta + decay * momentum
   return params - learning_rate * (delta + decay * momentum), momentum

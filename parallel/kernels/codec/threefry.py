@@ -1,8 +1,9 @@
-"""The draws of ``jax.random.uniform``, inside of kernels.
+"""Draws inside of kernels the numbers that ``jax.random.uniform`` draws.
 
+With ``jax_threefry_partitionable`` jax draws an element's random bits by
 Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", SC 2011) of an element's number, as jax draws with
-``jax_threefry_partitionable``: so kernels round as the reference does.
+as 1, 2, 3", SC 2011) from the key and the element's position alone. The same is
+done here, so that stochastic rounding in a kernel sends the reference's bits.
 """
 
 import jax
@@ -10,21 +11,27 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+# The rotations of Threefry-2x32's rounds, for groups of four rounds in turn.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def uniform(
   key_0: jax.Array, key_1: jax.Array, index: jax.Array
 ) -> jax.Array:
-  """float32 in [0, 1), as ``jax.random.uniform(key, shape)`` has it.
+  """Returns elements of ``jax.random.uniform(key, shape)``.
 
   Args:
-    key_0: uint32, first word of the key's data.
-    key_1: uint32, the second.
-    index: uint32, numbers of elements in the flattened ``shape``, which has
-      fewer than 2^32.
+    key_0: First word of the key's data, uint32.
+    key_1: Second word of the key's data, uint32.
+    index: Positions of the elements in the flattened ``shape``, uint32 of any
+      shape. ``shape`` has fewer than 2^32 elements.
+
+  Returns:
+    float32 in [0, 1), of the shape of ``index``.
   """
+  # Threefry's third key word; the constant is the paper's.
   keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
+  # What is encrypted is a position of 64 bits, whose high word is zero.
   x, y = jnp.zeros_like(index) + keys[0], index + keys[1]
   for group in range(5):
     for rotation in _ROTATIONS[group % 2]:
@@ -33,15 +40,22 @@ def uniform(
         y, np.uint32(32 - rotation)
       )
       y = x ^ y
+    # After every four rounds the key words are added in turn, with a counter.
     x = x + keys[(group + 1) % 3]
     y = y + (keys[(group + 2) % 3] + np.uint32(group + 1))
+  # As jax does: 23 random bits are the mantissa of a float in [1, 2).
   mantissa = lax.shift_right_logical(x ^ y, np.uint32(9))
-  bits = mantissa | np.uint32(0x3F800000)
+  bits = mantissa | np.uint32(0x3F800000)  # the exponent bits of 1.0
   return lax.bitcast_convert_type(bits, jnp.float32) - 1.0
 
 
 def refusal(key: jax.Array, num_elements: int) -> str | None:
-  """Why these draws cannot be made here; None: they can."""
+  """Returns why kernels cannot draw what jax draws, or None if they can.
+
+  Args:
+    key: The random key, typed or as its uint32 words.
+    num_elements: How many numbers are drawn.
+  """
   if not jax.config.jax_threefry_partitionable:
     return "jax_threefry_partitionable is off"
   if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):

@@ -1,7 +1,7 @@
-"""The largest elements of each chunk of a vector, at two bits each.
+"""Keeps the largest elements of each chunk of a vector, at two bits each.
 
-Source: SparseLoCo, arXiv 2508.15706; the paper's levels are not specified to
-us, ours are described in `encode_top_k`.
+Source: SparseLoCo, arXiv 2508.15706. The paper's two-bit levels are not
+specified to us; `encode_top_k` describes those chosen here.
 """
 
 from typing import NamedTuple
@@ -14,14 +14,16 @@ from parallel.kernels.codec.reference import in_blocks
 
 
 class EncodedTopK(NamedTuple):
-  """The largest elements of each chunk.
+  """The largest elements of each chunk, as they go over the wire.
 
   Attributes:
-    indices: uint16 ``[..., chunks, k]``, positions in the chunk, ascending.
-    codes: uint8 ``[..., chunks, k / 4]``, two bits per element: 1 for the
-      upper of the two magnitudes, 2 for the sign. Byte i holds the elements
-      i, i + k / 4, i + k / 2, i + 3 k / 4, the first in its lowest bits.
-    scales: float32 ``[..., chunks, 2]``, the lower and the upper magnitude.
+    indices: Positions of the kept elements in their chunk, ascending, uint16
+      ``[..., chunks, k]``.
+    codes: uint8 ``[..., chunks, k / 4]``, two bits per kept element: bit 0 is
+      set for the upper of the two magnitudes, bit 1 for a negative sign. Byte i
+      holds the elements i, i + k / 4, i + k / 2 and i + 3 k / 4, the first in
+      its lowest bits.
+    scales: The lower and the upper magnitude, float32 ``[..., chunks, 2]``.
   """
 
   indices: jax.Array
@@ -34,14 +36,15 @@ def encode_top_k(
 ) -> EncodedTopK:
   """Keeps the k elements of largest magnitude of each chunk, at two bits each.
 
-  The kept elements of a chunk are ordered by magnitude (among equals the
-  earlier is the larger). Each of the upper k / 2 becomes their mean magnitude
-  with its own sign, each of the lower k / 2 theirs; so the sum of kept
-  magnitudes is preserved. A zero that is kept because a chunk has fewer than k
-  others counts as positive.
+  The kept elements of a chunk are ordered by magnitude, and of equal ones the
+  earlier counts as larger. Each of the upper k / 2 keeps its sign and gets the
+  mean magnitude of these k / 2; the lower k / 2 likewise get theirs. So the sum
+  of the kept magnitudes is preserved. A zero that is kept because a chunk has
+  fewer than k other elements counts as positive.
 
   Args:
-    x: ``[..., n]``, padded with zeros to whole chunks; taken as float32.
+    x: What is encoded, ``[..., n]``; cast to float32, and padded with zeros to
+      whole chunks.
     chunk: Elements per chunk, at most 65536.
     k: Elements kept per chunk; a multiple of 4, at most ``chunk``.
 
@@ -50,7 +53,7 @@ def encode_top_k(
     holds an infinity or a NaN.
 
   Raises:
-    ValueError: A chunk or a k that the format cannot hold.
+    ValueError: The format cannot hold such a chunk or such a k.
   """
   if not 1 <= chunk <= 65536:
     raise ValueError(
@@ -62,14 +65,19 @@ def encode_top_k(
       f"[4, chunk={chunk}]"
     )
   chunks = in_blocks(x.astype(jnp.float32), chunk)
+  # Both [..., chunks, k], in descending order of magnitude.
   magnitude, position = lax.top_k(jnp.abs(chunks), k)
   halves = magnitude.reshape(*magnitude.shape[:-1], 2, k // 2)
+  # Flipped: the lower magnitude comes first, so that bit 0 of a code selects.
   scales = jnp.flip(jnp.mean(halves, axis=-1), axis=-1)
-  # A NaN sorts above everything, so what is not finite is among the kept.
+  # top_k sorts NaN above everything, so if a chunk holds anything that is not
+  # finite, it is among the kept elements.
   finite = jnp.all(jnp.isfinite(magnitude), axis=-1, keepdims=True)
   upper = (jnp.arange(k) < k // 2).astype(jnp.int32)
   negative = jnp.take_along_axis(chunks, position, axis=-1) < 0
   codes = upper + 2 * negative
+  # On the wire kept elements are in the order of their positions, not of their
+  # magnitudes.
   order = jnp.argsort(position, axis=-1)
   position = jnp.take_along_axis(position, order, axis=-1)
   codes = jnp.take_along_axis(codes, order, axis=-1).astype(jnp.uint8)
@@ -84,18 +92,19 @@ def encode_top_k(
 def decode_top_k(
   encoded: EncodedTopK, n: int, chunk: int = 4096
 ) -> jax.Array:
-  """The vector of kept elements, zero elsewhere.
+  """Decodes to the kept elements, with zeros elsewhere.
 
   Args:
     encoded: What `encode_top_k` made of ``[..., n]``.
-    n: Elements without padding.
-    chunk: As encoded.
+    n: Elements of the last dim, without padding.
+    chunk: Elements per chunk, as in the call that encoded.
 
   Returns:
     float32 ``[..., n]``. In a chunk that held an infinity or a NaN the kept
     elements are NaN.
   """
   indices, packed, scales = encoded
+  # [..., chunks, k / 4] bytes -> [..., chunks, k] codes
   codes = jnp.concatenate(
     [(packed >> shift) & 3 for shift in (0, 2, 4, 6)], axis=-1
   )

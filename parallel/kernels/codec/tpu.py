@@ -1,11 +1,20 @@
 """Block codecs in one pass over HBM, for TPUs.
 
-A grid step has whole blocks in VMEM, of 128 rows or a multiple: their scales
-then fill rows of lanes. 128 rows and more stay as they are, several blocks
-long: to fold them to one block each would be a copy in HBM, of 8 x 128 tiles.
-The arithmetic is that of ``reference.py``, called here on tiles, and so are the
-draws (``threefry.py``): kernels send the reference's bits. Decoded values exist
-in VMEM only.
+A grid step takes one block of each of 128 rows, or of a multiple of 128. The
+scales of 128 rows fill a row of lanes, so that they are read and written
+without padding.
+
+Arrays of 128 rows and more keep their shape, and the grid goes down the rows
+and across the blocks of a row. To fold them to one block per row would be a
+copy in HBM, where arrays lie in tiles of 8 x 128. Arrays of fewer rows are
+folded nevertheless, to fill the 128 rows.
+
+The arithmetic is that of ``reference.py`` and the draws are those of
+``threefry.py``, called here on tiles, so that kernels send the reference's
+bits. Decoded values exist in VMEM and registers only.
+
+Shape legend: rows = product of all dims but the last; n = elements of a row,
+whole blocks; M = encoded arrays (senders).
 """
 
 from collections.abc import Callable, Sequence
@@ -33,16 +42,25 @@ from parallel.kernels.codec.reference import (
   weighted,
 )
 
-# Rows worked on at a time: as many as scales of a row of lanes, and as values
-# fit the registers. A grid step has several such groups.
+# A group is the rows that are worked on at a time: as many as a row of lanes
+# has scales, and few enough for values to stay in registers (128 rows of 256
+# float32 are 32 vector registers of 8 x 128). A grid step takes several groups,
+# since each step costs time of its own.
 _GROUP = _LANES = 128
 _MOST_GROUPS = 8
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
-  """Why the kernels do not take operands; None: they do."""
+  """Returns why the kernels do not take the operands, or None if they do.
+
+  Args:
+    codec: The codec.
+    num_blocks: Blocks of one array.
+    senders: How many encoded arrays are summed, M.
+  """
   if codec.name == "fp8":
     return "codec fp8: int8, int4 and e3m0 only"
+  # The payload of a block, too, must fill whole rows of lanes.
   unit = _LANES * 8 // codec.bits
   if codec.block % unit:
     return f"block={codec.block}: a multiple of {unit} for {codec.bits} bits"
@@ -59,14 +77,16 @@ def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
 def _groups(
   codec: Codec, num_rows: int, senders: int = 1, arrays: int = 6
 ) -> int:
-  """How many groups a grid step takes, twice each; a power of two, or 0.
+  """Returns how many groups a grid step takes: a power of two, or 0.
 
   Args:
     codec: The codec.
-    num_rows: There are.
-    senders: Whose codes a step has.
-    arrays: Of float32, as long, beside them; by default the most.
+    num_rows: Rows of one array.
+    senders: Arrays of codes in a step.
+    arrays: Arrays of float32 in a step. The default is more than any call has,
+      for `refusal`, which does not know the call.
   """
+  # Each array has two buffers, as the next block loads while one is worked on.
   element_bytes = 2 * (4 * arrays + senders * codec.bits / 8)
   group_bytes = int(_GROUP * codec.block * element_bytes)
   fitting = min(
@@ -76,19 +96,20 @@ def _groups(
 
 
 class _Tiles:
-  """How ``[rows, n]`` is cut into grid steps.
+  """Says how an array ``[rows, n]`` is cut into grid steps.
 
   Attributes:
-    shape: ``(rows, n)`` as kernels have it.
-    grid: Steps down the rows, and blocks across.
-    scales: Shape of all scales; those past the last row are nobody's.
+    shape: ``(rows, n)`` as kernels see it, folded if there are few rows.
+    grid: Steps down the rows, and blocks across a row.
+    scales: Shape of all scales, ``[blocks of a row, steps, groups, 128]``. The
+      last step may have more rows than there are; their scales are not used.
   """
 
   def __init__(
     self, codec: Codec, shape: tuple[int, ...], arrays: int, senders: int = 1
   ) -> None:
     rows, n = shape
-    if rows < _LANES:
+    if rows < _LANES:  # one block per row
       rows, n = rows * n // codec.block, codec.block
     groups = _groups(codec, rows, senders, arrays)
     steps, across = -(-rows // (groups * _LANES)), n // codec.block
@@ -97,7 +118,10 @@ class _Tiles:
     self._codec, self._senders, self._rows = codec, senders, groups * _LANES
 
   def specs(self) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
-    """Block specs of elements, payloads and scales."""
+    """Returns the block specs of elements, payloads and scales.
+
+    The scales of one step are ``[groups, 128]``.
+    """
     block, rows = self._codec.block, self._rows
     return (
       pl.BlockSpec((rows, block), lambda i, j: (i, j)),
@@ -106,7 +130,10 @@ class _Tiles:
     )
 
   def specs_of_senders(self) -> tuple[pl.BlockSpec, pl.BlockSpec]:
-    """Block specs of payloads ``[M, ...]`` and scales ``[M, ...]``."""
+    """Returns the block specs of payloads ``[M, ...]`` and scales ``[M, ...]``.
+
+    A step has the same rows of all senders.
+    """
     senders, num_bytes = self._senders, _bytes(self._codec.block, self._codec)
     return (
       pl.BlockSpec(
@@ -120,6 +147,7 @@ class _Tiles:
 
 
 def _bytes(n: int, codec: Codec) -> int:
+  """Returns the payload bytes of ``n`` elements."""
   return n * codec.bits // 8
 
 
@@ -130,19 +158,22 @@ def encode(
   key_data: jax.Array | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Encodes a sum of operands.
+  """Encodes a difference plus a residual.
 
   Args:
-    operands: ``[rows, n]`` each, whole blocks: ``[x]``, or ``[anchor, params]``
-      for their difference; a residual after it.
-    feedback: Whether there is a residual.
+    operands: Arrays ``[rows, n]`` of whole blocks: ``[x]`` for x itself, or
+      ``[anchor, params]`` for anchor - params, followed by the residual if
+      ``feedback`` is set.
+    feedback: Whether the last operand is a residual, which is added.
     codec: The codec.
-    key_data: uint32 ``[2]``, of stochastic rounding.
-    interpret: Run on any machine.
+    key_data: The two words of the key of stochastic rounding, uint32 ``[2]``;
+      None if nothing is drawn.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
 
   Returns:
-    uint8 payload of ``rows n bits / 8``, as many scales as there are blocks,
-    and with a residual the new one; in the order of the elements, of any shape.
+    The payload, uint8, ``rows n bits / 8`` bytes; one float32 scale per block;
+    and the new residual, float32, or None without ``feedback``. All are in the
+    order of the elements; callers give them their shapes.
   """
   tiles = _Tiles(codec, operands[0].shape, len(operands) + feedback)
   elements, payload, scales = tiles.specs()
@@ -169,6 +200,7 @@ def encode(
     **calls.tpu_params(interpret, "parallel", "parallel"),
   )(*keys, *(x.reshape(tiles.shape) for x in operands))
   payload, scales, *residual = out
+  # [blocks of a row, steps, groups, 128] -> [rows, blocks of a row].
   scales = scales.reshape(tiles.grid[1], -1)[:, :rows].T
   return payload, scales, residual[0] if residual else None
 
@@ -176,9 +208,10 @@ def encode(
 def _each_group(
   groups: int, work: Callable[[int, pl.Slice], None]
 ) -> None:
-  """Calls with the group's number and its rows."""
+  """Calls ``work(number, rows)`` for each group of a grid step."""
 
   def turn(group, _):
+    # multiple_of tells Mosaic that a group begins with a whole tile.
     work(group, pl.ds(pl.multiple_of(group * _GROUP, _GROUP), _GROUP))
 
   lax.fori_loop(0, groups, turn, None)
@@ -192,11 +225,15 @@ def _encode(*refs, codec, draws, num, feedback):
   block = operands[0].shape[1]
 
   def work(group, rows):
+    # [1, 128, block]: the leading dim makes the scales of the group [1, 128],
+    # which is a row of lanes.
     x = difference([ref[rows] for ref in operands], feedback)[None]
-    scale = scale_of(largest_of(x), codec)
+    scale = scale_of(largest_of(x), codec)  # [1, 128, 1]
     scale_ref[pl.ds(group, 1)] = scale[..., 0]
     uniform = None
     if draws:
+      # The element's position in the flattened array, as the reference draws:
+      # (row * blocks of a row + this block) * block + element of the block.
       row = pl.program_id(0) * operands[0].shape[0] + group * _GROUP
       row = row + lax.broadcasted_iota(jnp.int32, x.shape, 1)
       number = (row * pl.num_programs(1) + pl.program_id(1)) * block
@@ -206,7 +243,7 @@ def _encode(*refs, codec, draws, num, feedback):
       )
     codes = codes_of(x, scale, codec, uniform)
     packed = codes
-    if codec.bits == 4:
+    if codec.bits == 4:  # the halves of the block share bytes
       packed = codes[..., : block // 2] | (codes[..., block // 2 :] << 4)
     payload_ref[rows] = packed[0].astype(jnp.uint8)
     if feedback:
@@ -223,18 +260,20 @@ def mean(
   divide: bool = True,
   interpret: bool = False,
 ) -> jax.Array:
-  """The mean of M encoded vectors; see ``reference.mean``.
+  """Returns the mean or the sum of M encoded arrays.
+
+  ``reference.mean`` and ``reference.total`` specify the result.
 
   Args:
     payload: uint8 ``[M, rows, n bits / 8]``.
-    scales: ``[M, rows, n / block]``.
-    codec: The codec.
-    weights: ``[M]``.
-    divide: False: the sum.
-    interpret: Run on any machine.
+    scales: float32 ``[M, rows, n / block]``.
+    codec: The codec that encoded.
+    weights: float32 ``[M]``; None for equal weights.
+    divide: Whether the result is a mean; False for a sum.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
 
   Returns:
-    float32, ``rows n`` elements in their order, of any shape.
+    float32, ``rows n`` elements in their order; callers give them their shape.
   """
   (out,) = _over_senders(
     functools.partial(_mean, codec=codec), payload, scales, (), codec,
@@ -254,21 +293,24 @@ def nesterov(
   weights: jax.Array | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-  """The outer update; see ``reference.nesterov``; arrays as for `mean`.
+  """Takes DiLoCo's outer step with the mean of encoded outer gradients.
+
+  ``reference.nesterov`` specifies the result.
 
   Args:
     payload: uint8 ``[M, rows, n bits / 8]``.
-    scales: ``[M, rows, n / block]``.
-    params: ``[rows, n]``.
-    momentum: ``[rows, n]``.
-    codec: The codec.
-    learning_rate: Of the outer optimizer.
-    decay: Of the momentum.
-    weights: ``[M]``.
-    interpret: Run on any machine.
+    scales: float32 ``[M, rows, n / block]``.
+    params: The outer parameters, float32 ``[rows, n]``.
+    momentum: float32 ``[rows, n]``.
+    codec: The codec that encoded.
+    learning_rate: Learning rate of the outer optimizer.
+    decay: Decay of the momentum.
+    weights: float32 ``[M]``; None for equal weights.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
 
   Returns:
-    The new parameters and momentum.
+    The new parameters and the new momentum, float32, ``rows n`` elements each
+    in their order; callers give them their shape.
   """
   kernel = functools.partial(
     _nesterov, codec=codec, learning_rate=learning_rate, decay=decay
@@ -292,11 +334,29 @@ def _over_senders(
   interpret: bool,
   divide: bool = True,
 ) -> list[jax.Array]:
+  """Runs a kernel that sums over senders.
+
+  Args:
+    kernel: `_mean` or `_nesterov`.
+    payload: uint8 ``[M, rows, n bits / 8]``.
+    scales: float32 ``[M, rows, n / block]``.
+    others: Further operands, float32 ``[rows, n]`` each.
+    codec: The codec.
+    weights: float32 ``[M]``, or None.
+    results: Number of results.
+    name: Name of the kernel in the program.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
+    divide: Whether the sum is divided by the sum of the weights.
+
+  Returns:
+    The results, float32, ``rows n`` elements each.
+  """
   senders, rows, across = scales.shape
   arrays = len(others) + results
   tiles = _Tiles(codec, (rows, across * codec.block), arrays, senders)
   rows, n = tiles.shape
   elements = tiles.specs()[0]
+  # [M, rows, blocks of a row] -> [M, blocks of a row, steps, groups, 128].
   across, steps, groups, _ = tiles.scales
   padding = steps * groups * _LANES - rows
   scales = scales.reshape(senders, rows, across)
@@ -342,25 +402,32 @@ def _nesterov(
 
 
 def _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work):
-  """Calls with rows and channels, and their mean: two parts of 4 bits."""
+  """Calls ``work`` with the mean of each part of a tile.
+
+  ``work(here, mean)`` gets the part's index in the tile and its float32 values.
+  A part is the block of each row of a group, or for a 4-bit codec a half of it:
+  the first half is in the low and the second in the high bits of the bytes.
+  """
   senders, _, num_bytes = payload_ref.shape
 
   def work_on_group(group, rows):
     def add(sender, totals):
       codes = payload_ref[sender, rows].astype(jnp.int32)[None]
       parts = (codes,) if codec.bits == 8 else (codes & 15, codes >> 4)
-      scale = scale_ref[sender, pl.ds(group, 1)][..., None]
+      scale = scale_ref[sender, pl.ds(group, 1)][..., None]  # [1, 128, 1]
       new = []
       for total, part in zip(totals, parts, strict=True):
         values = numbers_of(part, codec) * scale
         if use_weights:
+          # Rounded to 23 bits, so that product and sum cannot be fused: see
+          # ``reference.sum_of``.
           values = to_23_bits(weighted(values, number_ref[sender]))
         new.append(total + values[0])
       return tuple(new)
 
     zeros = jnp.zeros((_GROUP, num_bytes), jnp.float32)
     totals = lax.fori_loop(0, senders, add, (zeros,) * (8 // codec.bits))
-    for i, total in enumerate(totals):
+    for i, total in enumerate(totals):  # number_ref ends in the sum's factor
       channels = pl.ds(i * num_bytes, num_bytes)
       work((rows, channels), total * number_ref[senders])
 

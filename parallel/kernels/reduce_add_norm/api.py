@@ -1,4 +1,7 @@
-"""Sum of partial blocks, residual add and RMSNorm, by the best means."""
+"""Sum over ranks, residual add and RMSNorm, by the preferred implementation.
+
+Shape legend: r = ranks, K = shared channels, P = private channels, H = K + P.
+"""
 
 import functools
 from types import ModuleType
@@ -14,7 +17,8 @@ from parallel.kernels.add_norm import tpu as add_norm_tpu
 from parallel.kernels.reduce_add_norm import gpu, reference, tpu
 from parallel.kernels.selection import Choice, Implementation, choose
 
-# The forward, and add_norm's backward.
+# Modules of the forward and of the backward, which is add_norm's: a sum passes
+# its cotangent on to all summands, so nothing but the norm is left to do.
 _KERNELS = {"tpu": (tpu, add_norm_tpu), "gpu": (gpu, add_norm_gpu)}
 
 
@@ -25,14 +29,20 @@ def choice(
   scales: jax.Array | None,
   implementation: Implementation = "auto",
 ) -> Choice:
-  """Which implementation `reduce_add_norm` uses, and why not another.
+  """Returns which implementation is used, and why others do not run.
+
+  Only shapes and dtypes of the arrays are read, so each may be a
+  ``jax.ShapeDtypeStruct``.
 
   Args:
-    shared: As for `reduce_add_norm`; shapes and dtypes suffice.
-    private: As for `reduce_add_norm`.
-    partial: As for `reduce_add_norm`.
-    scales: As for `reduce_add_norm`.
-    implementation: As for `reduce_add_norm`.
+    shared: Shared channels of the stream, ``[..., K]``.
+    private: Private channels, ``[..., P]``.
+    partial: Every rank's partial sum, ``[r, ..., K]``.
+    scales: Scales of encoded partial sums, ``[r, ..., K / block]``, or None.
+    implementation: "auto", or names in order of preference.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
   rows, k, p = calls.leading(shared), shared.shape[-1], private.shape[-1]
   block = None
@@ -60,25 +70,32 @@ def reduce_add_norm(
   eps: float = 1e-5,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """See ``reference.reduce_add_norm``; kernels do it in one pass.
+  """Sums the ranks' partial sums, adds them to the stream and normalises it.
+
+  ``reference.reduce_add_norm`` specifies the result. Kernels make one pass over
+  memory.
 
   Args:
-    shared: As for the reference; so are the others.
-    private: As for the reference.
-    partial: As for the reference.
-    scales: As for the reference.
-    d_private: As for the reference.
-    gain: As for the reference.
-    private_scale: As for the reference.
-    eps: As for the reference.
-    implementation: "auto", or names in order of preference: see
+    shared: Shared channels of the stream, ``[..., K]``.
+    private: Private channels, ``[..., P]``, of the same dtype; P may be 0.
+    partial: Every rank's partial sum of the shared channels' update,
+      ``[r, ..., K]``; int8 codes if there are scales.
+    scales: float32 ``[r, ..., K / block]``; None if ``partial`` is not encoded.
+      Encoded partial sums are constants: no derivative goes through them.
+    d_private: Update of the private channels, ``[..., P]``.
+    gain: Gain of the norm, float32 ``[H]``.
+    private_scale: Factor of ``d_private``.
+    eps: Added to the mean square.
+    implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`.
 
   Returns:
-    See the reference.
+    The new shared channels ``[..., K]``, the new private channels ``[..., P]``
+    and the normalised row ``[..., H]``.
 
   Raises:
-    ValueError: Blocks that do not divide K, or no implementation.
+    ValueError: The number of scales does not divide K, an implementation is
+      unknown, or no preferred kernel takes the operands.
   """
   if scales is not None and shared.shape[-1] % scales.shape[-1]:
     raise ValueError(
@@ -92,7 +109,9 @@ def reduce_add_norm(
       private_scale=private_scale, eps=eps,
     )
   rows = calls.leading(shared)
+  # Kernels get only parts that have channels; scale belongs to the private one.
   parts = [x for x in (shared, private) if x.shape[-1]]
+  # Rounded to the stream's dtype, as the reference does.
   scale = float(np.asarray(private_scale, shared.dtype))
   options = _Options(
     *_KERNELS[chosen.kind], scale if len(parts) > 1 else 1.0, eps,
@@ -100,6 +119,8 @@ def reduce_add_norm(
   )
   optional = [] if len(parts) == 1 else calls.as_rows(d_private)
   encoded = [] if scales is None else [_ranks_of_rows(scales, rows)]
+  # Cast outside the custom derivative, so that jax transposes the casts: the
+  # cotangent of a replicated gain is then summed over the mesh axes.
   operands = calls.same_axes(
     gain.astype(jnp.float32), _ranks_of_rows(partial, rows),
     *calls.as_rows(*parts), *optional, *encoded,
@@ -121,11 +142,21 @@ def reduce_add_norm(
 
 
 def _ranks_of_rows(x: jax.Array, rows: int) -> jax.Array:
+  """Flattens ``[r, ..., n]`` to ``[r, rows, n]``."""
   return x.reshape(x.shape[0], rows, x.shape[-1])
 
 
 class _Options(NamedTuple):
-  """What is known when the program is traced."""
+  """What is known when the program is traced.
+
+  Attributes:
+    kernels: The module with the kernel ``forward``.
+    add_norm: The module with the kernel ``backward``.
+    private_scale: Factor of the private update; 1 if there are no private
+      channels.
+    eps: Added to the mean square.
+    interpret: Whether the kernels are interpreted.
+  """
 
   kernels: ModuleType
   add_norm: ModuleType
@@ -155,11 +186,14 @@ def _backward(options, residuals, cotangents):
     new, gain, *cotangents, *rest
   )
   if scales is None:
+    # Each rank's partial sum is a summand of the new shared channels, so each
+    # has their cotangent.
     d_partial = jnp.broadcast_to(
       d_parts[0].astype(partial.dtype), partial.shape
     )
     d_scales = None
   else:
+    # Constants: float0 is what jax wants as the cotangent of integers.
     d_partial = np.zeros(partial.shape, jax.dtypes.float0)
     d_scales = jnp.zeros_like(scales)
   d_private = d_private if len(new) > 1 else None

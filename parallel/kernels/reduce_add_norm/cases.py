@@ -1,4 +1,7 @@
-"""Named shapes, shared by tests and benchmarks."""
+"""Named shapes of reduce_add_norm, shared by tests and benchmarks.
+
+Shape legend: r = ranks, K = shared channels, P = private channels.
+"""
 
 from typing import NamedTuple
 
@@ -7,13 +10,14 @@ class Case(NamedTuple):
   """Sizes of one call.
 
   Attributes:
-    rows: Tokens.
-    shared: K.
-    private: P.
-    ranks: r.
-    dtype: Of the stream, and of partial blocks that are not encoded.
-    block: Channels per scale of int8 blocks; None: not encoded.
-    private_scale: Of the private update.
+    rows: Number of rows (tokens).
+    shared: Shared channels per row, K.
+    private: Private channels per row, P.
+    ranks: Partial sums that are added, r.
+    dtype: Dtype of the stream, and of partial sums that are not encoded.
+    block: Channels per scale of int8 partial sums; None if they are not
+      encoded.
+    private_scale: Factor of the update of the private channels.
   """
 
   rows: int
@@ -26,13 +30,15 @@ class Case(NamedTuple):
 
   @property
   def forward_bytes(self) -> int:
-    """That must be moved."""
+    """Bytes that the forward has to read and write once."""
     width = self.shared + self.private
     size = 2 if self.dtype == "bfloat16" else 4
+    # The stream and the private update in, stream and normalised row out.
     per_row = size * (3 * width + self.private)
     per_rank = size * self.shared
     if self.block:
-      per_rank = self.shared + 4 * self.shared // self.block
+      per_rank = self.shared + 4 * self.shared // self.block  # codes, scales
+    # The last term is the gain.
     return self.rows * (per_row + self.ranks * per_rank) + 4 * width
 
 
@@ -45,6 +51,7 @@ CASES = {
   "int8, float32": Case(9, 512, 10, 2, "float32", 256),
 }
 
+# What one of r = 8 devices has of a step of the 7B model, and larger rows.
 LARGE = {
   "7B, p=.5": Case(8192, 2048, 2048, 8),
   "7B, p=.5, int8": Case(8192, 2048, 2048, 8, "bfloat16", 256),

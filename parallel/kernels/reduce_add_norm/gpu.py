@@ -1,9 +1,9 @@
-"""Sum of partial blocks, residual add and RMSNorm in one pass, for GPUs.
+"""Sum over ranks, residual add and RMSNorm in one pass, for GPUs, in Triton.
 
-A program has one row in registers, as in ``add_norm/gpu.py``, and adds the
-ranks' partial rows to it one after another. int8 blocks are decoded there; a
-block's scale is loaded once per channel, from a cache. The backward is
-``add_norm``'s.
+A program has one row in registers, as in ``add_norm/gpu.py``, and sums the
+ranks' partial rows there, one after another. int8 codes are decoded in
+registers. A block's scale is read once per channel; a cache answers the reads
+after the first. The backward is that of ``add_norm``.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from parallel.kernels.add_norm.gpu import (
   write_normed,
 )
 
-# The sum over ranks is unrolled.
+# The sum over ranks is unrolled, so the program grows with their number.
 _MAX_RANKS = 64
 
 
@@ -34,8 +34,21 @@ def refusal(
   sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
-  """Why the kernel does not take operands; None: it does."""
-  del num_rows, private, dtype, sent, block  # add_norm's refusals
+  """Returns why the kernel does not take the operands, or None if it does.
+
+  ``add_norm``'s kernel, which is asked too, refuses rows that are too wide and
+  streams of other dtypes.
+
+  Args:
+    num_rows: Rows of the stream.
+    shared: Shared channels per row, K.
+    private: Private channels per row, P.
+    dtype: Dtype of the stream.
+    ranks: Partial sums that are added, r.
+    sent: Dtype of the partial sums.
+    block: Channels per scale; None if the partial sums are not encoded.
+  """
+  del num_rows, private, dtype, sent, block
   if not shared:
     return "nothing to sum"
   if ranks > _MAX_RANKS:
@@ -53,7 +66,10 @@ def forward(
   eps: float,
   interpret: bool = False,
 ) -> tuple[list[jax.Array], jax.Array]:
-  """See ``tpu.forward``."""
+  """Sums the ranks' partial sums, adds them to the stream and normalises it.
+
+  Arguments and results are those of ``tpu.forward``.
+  """
   _, num_rows, shared = partial.shape
   dtype = parts[0].dtype
   width = sum(x.shape[1] for x in parts)
@@ -81,16 +97,18 @@ def _forward(gain_ref, *refs, num, scale, eps, block):
   d_refs, (*new_refs, normed_ref) = refs[: num - 1], refs[num - 1 :]
   row, dtype = pl.program_id(0), normed_ref.dtype
   spans = calls.spans(x_refs)
-  # All reads come before the first write, which they would have to wait for.
+  # All reads come before the first write: later ones would wait for it.
   gains = [load(gain_ref, span, whole=True) for span in spans]
   xs = [load(r, span, row) for r, span in zip(x_refs, spans, strict=True)]
   ds = [load(r, span, row) for r, span in zip(d_refs, spans[1:], strict=True)]
+  # In float32 and in the order of the ranks, as the reference adds.
   update = 0.0
   for rank in range(partial_ref.shape[0]):
     part = load(partial_ref, spans[0], rank, row)
     if block is not None:
       part = part * load(scale_ref, spans[0], rank, row, share=block)
     update = update + part
+  # As in the reference the sum over ranks is rounded before it is added.
   updates = [update.astype(dtype).astype(jnp.float32)]
   updates += [calls.scaled(d, scale, dtype) for d in ds]
   wide = []

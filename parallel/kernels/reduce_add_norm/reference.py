@@ -1,12 +1,14 @@
 """The local half of a one-shot partial all-reduce: the specification.
 
-Every rank has sent its partial sum of the shared channels to every other. What
-is left on a device: sum the r partial blocks, add sum and private update to the
-residual stream, normalise (``add_norm``).
+In a one-shot all-reduce every rank sends its partial sum of the shared channels
+to every other rank. What is left to each device is to sum these r arrays, to
+add the sum and the private update to the residual stream, and to normalise
+(``add_norm``).
 
-Blocks come as they are, or in int8 with one float32 scale per ``block``
-channels (``codec``): then an element is ``scale * code``. They are summed in
-float32, in the order of the ranks, and rounded to the stream's dtype once.
+The partial sums come in a floating-point dtype, or in int8 with one float32
+scale per ``block`` channels (``codec``), where an element is ``scale * code``.
+They are added in float32, in the order of the ranks, so that the sum is the
+same on all devices. It is rounded once, to the stream's dtype.
 
 Shape legend: r = ranks, K = shared channels, P = private channels, H = K + P.
 """
@@ -29,21 +31,23 @@ def reduce_add_norm(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Sums partial updates of shared channels, adds, normalises.
+  """Sums the ranks' partial sums, adds them to the stream and normalises it.
 
   Args:
-    shared: ``[..., K]``, the stream.
-    private: ``[..., P]``, of the same dtype; P may be 0.
-    partial: ``[r, ..., K]``, int8 with scales.
-    scales: float32 ``[r, ..., K / block]``; None: blocks come as they are.
-      Encoded blocks are constants: no derivative goes through them.
-    d_private: ``[..., P]``.
-    gain: float32 ``[H]``.
-    private_scale: Multiplies ``d_private``.
+    shared: Shared channels of the stream, ``[..., K]``.
+    private: Private channels, ``[..., P]``, of the same dtype; P may be 0.
+    partial: Every rank's partial sum of the shared channels' update,
+      ``[r, ..., K]``; int8 codes if there are scales.
+    scales: float32 ``[r, ..., K / block]``; None if ``partial`` is not encoded.
+      Encoded partial sums are constants: no derivative goes through them.
+    d_private: Update of the private channels, ``[..., P]``.
+    gain: Gain of the norm, float32 ``[H]``.
+    private_scale: Factor of ``d_private``.
     eps: Added to the mean square.
 
   Returns:
-    The new shared and private channels, and ``[..., H]``: the normalised row.
+    The new shared channels ``[..., K]``, the new private channels ``[..., P]``
+    and the normalised row ``[..., H]``.
   """
   total = jnp.zeros(shared.shape, jnp.float32)
   for rank in range(partial.shape[0]):

@@ -1,7 +1,11 @@
-"""Sum of partial blocks, residual add and RMSNorm in one pass, for TPUs.
+"""Sum over ranks, residual add and RMSNorm in one pass, for TPUs.
 
-A grid step has whole rows in VMEM, those of all ranks. int8 blocks are decoded
-there, a block of channels at a time. The backward is ``add_norm``'s.
+A grid step has the same rows of the stream and of all ranks' partial sums in
+VMEM. int8 codes are decoded there, one block of channels at a time. The
+backward is that of ``add_norm``.
+
+Shape legend: N = rows, r = ranks, K = shared channels, P = private channels,
+H = K + P.
 """
 
 from collections.abc import Sequence
@@ -14,6 +18,7 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.add_norm.tpu import write_normed
 
+# Lanes of a TPU's vector register: blocks of channels are cut along them.
 _LANES = 128
 
 
@@ -26,7 +31,17 @@ def refusal(
   sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
-  """Why the kernel does not take operands; None: it does."""
+  """Returns why the kernel does not take the operands, or None if it does.
+
+  Args:
+    num_rows: Rows of the stream, N.
+    shared: Shared channels per row, K.
+    private: Private channels per row, P.
+    dtype: Dtype of the stream.
+    ranks: Partial sums that are added, r.
+    sent: Dtype of the partial sums.
+    block: Channels per scale; None if the partial sums are not encoded.
+  """
   allowed = (jnp.float32, jnp.bfloat16)
   for found in (dtype, *((sent,) if block is None else ())):
     if found not in allowed:
@@ -44,9 +59,14 @@ def refusal(
 
 
 def _rows(num_rows, shared, private, dtype, ranks, sent, block) -> int:
+  """Returns how many rows a grid step takes; 0 if too few fit VMEM."""
+  # Four streams: old, new, normalised, and the private update. Each has two
+  # buffers, as the next block loads while one is worked on. About three more
+  # are in float32.
   row_bytes = (shared + private) * (8 * jnp.dtype(dtype).itemsize + 12)
   row_bytes += 2 * ranks * shared * jnp.dtype(sent).itemsize
-  if block is not None:  # a row of scales fills rows of lanes
+  if block is not None:
+    # In VMEM a row of scales is padded to a multiple of 128 lanes.
     row_bytes += 2 * ranks * 4 * _LANES * -(-shared // (block * _LANES))
   return calls.rows_per_block(num_rows, row_bytes)
 
@@ -61,20 +81,25 @@ def forward(
   eps: float,
   interpret: bool = False,
 ) -> tuple[list[jax.Array], jax.Array]:
-  """See ``reference.reduce_add_norm``.
+  """Sums the ranks' partial sums, adds them to the stream and normalises it.
+
+  ``reference.reduce_add_norm`` specifies the result.
 
   Args:
-    parts: ``[N, K]`` and, unless it has no channels, ``[N, P]``.
-    partial: ``[r, N, K]``.
-    scales: ``[r, N, K / block]``.
-    d_private: ``[N, P]``; None without private channels.
-    gain: ``[H]``.
-    private_scale: Of ``d_private``, in the stream's dtype.
+    parts: Shared channels of the stream ``[N, K]`` and, if there are any, its
+      private channels ``[N, P]``.
+    partial: Every rank's partial sum of the shared channels' update,
+      ``[r, N, K]``.
+    scales: float32 ``[r, N, K / block]``; None if ``partial`` is not encoded.
+    d_private: Update of the private channels, ``[N, P]``; None if there are
+      none.
+    gain: Gain of the norm, float32 ``[H]``.
+    private_scale: Factor of ``d_private``, a value of the stream's dtype.
     eps: Added to the mean square.
-    interpret: Run on any machine.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
 
   Returns:
-    The new parts, and ``[N, H]``.
+    The new parts of the stream, and the normalised rows ``[N, H]``.
   """
   ranks, num_rows, shared = partial.shape
   dtype = parts[0].dtype
@@ -124,6 +149,8 @@ def _forward(gain_ref, *refs, block, num_parts, scale, eps):
     d_private_ref, *refs = refs
   *new_refs, normed_ref = refs
   dtype, shared = parts[0].dtype, parts[0].shape[1]
+  # Codes are decoded block by block, so that one column of the scales applies
+  # to a whole tile. Without codes all shared channels are one block.
   step = block or shared
   for start in range(0, shared, step):
     here = pl.ds(start, step)
@@ -131,8 +158,9 @@ def _forward(gain_ref, *refs, block, num_parts, scale, eps):
     for rank in range(partial_ref.shape[0]):
       part = partial_ref[rank, :, here].astype(jnp.float32)
       if scale_ref is not None:
-        part = part * scale_ref[rank, :, pl.ds(start // step, 1)]
+        part = part * scale_ref[rank, :, pl.ds(start // step, 1)]  # [rows, 1]
       total = total + part
+    # As in the reference the sum over ranks is rounded before it is added.
     update = total.astype(dtype).astype(jnp.float32)
     old = parts[0][:, here].astype(jnp.float32)
     new_refs[0][:, here] = (old + update).astype(dtype)
@@ -140,5 +168,6 @@ def _forward(gain_ref, *refs, block, num_parts, scale, eps):
     d = d_private_ref[...].astype(jnp.float32)
     d = calls.scaled(d, scale, dtype)
     new_refs[1][...] = (parts[1][...].astype(jnp.float32) + d).astype(dtype)
+  # Read back what was rounded: the statistics are those of the new stream.
   wide = [ref[...].astype(jnp.float32) for ref in new_refs]
   write_normed(normed_ref, wide, gain_ref, eps)

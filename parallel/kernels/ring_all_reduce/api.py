@@ -1,4 +1,8 @@
-"""Partial all-reduce of an update, residual add and RMSNorm in one kernel."""
+"""Partial all-reduce of an update, residual add and RMSNorm in one kernel.
+
+Shape legend: n = devices of the axis, K = shared channels, P = private
+channels.
+"""
 
 import functools
 from typing import NamedTuple
@@ -21,13 +25,17 @@ def choice(
   devices: int,
   implementation: Implementation = "auto",
 ) -> Choice:
-  """Which implementation runs, and why not another.
+  """Returns which implementation is used, and why others do not run.
 
   Args:
-    shared: As for `ring_partial_all_reduce`; shapes and dtypes suffice.
-    private: As for `ring_partial_all_reduce`.
-    devices: Of the axis.
-    implementation: As for `ring_partial_all_reduce`.
+    shared: Shared channels of the stream, ``[..., K]``. Only shape and dtype
+      are read, so a ``jax.ShapeDtypeStruct`` will do.
+    private: Private channels, ``[..., P]``, or their type likewise.
+    devices: Devices of the axis, n.
+    implementation: "auto", or names in order of preference.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
   rows, k, p = calls.leading(shared), shared.shape[-1], private.shape[-1]
 
@@ -53,36 +61,44 @@ def ring_partial_all_reduce(
   eps: float = 1e-5,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Sums the shared channels of an update over a mesh axis, adds, normalises.
+  """Sums partial sums over a mesh axis, adds them to the stream, normalises it.
 
-  Inside ``jax.shard_map``. Sent per device: ``2 (n - 1) / n`` of ``partial``,
-  half of it each way around a ring. Device i + 1 should be a neighbour of
-  device i. The backward sums the cotangents of ``partial`` over the axis, as
-  CAAT-Net's row door does.
+  It is called inside ``jax.shard_map``. A device sends ``2 (n - 1) / n`` of the
+  bytes of ``partial``, half of them in each direction of a ring, in which
+  device i + 1 should be a neighbour of device i. The backward sums the
+  cotangents of ``partial`` over the axis, as CAAT-Net's row door does.
 
   Args:
-    shared: ``[..., K]``, the stream, equal on all devices.
-    private: ``[..., P]``, of the same dtype.
-    partial: ``[..., K]``, this device's partial sum.
-    d_private: ``[..., P]``.
-    gain: ``[K + P]``.
-    axis_name: The mesh axis.
-    private_scale: Multiplies ``d_private``.
+    shared: Shared channels of the stream, ``[..., K]``, equal on all devices.
+    private: Private channels, ``[..., P]``, of the same dtype.
+    partial: This device's partial sum of the shared channels' update,
+      ``[..., K]``.
+    d_private: Update of the private channels, ``[..., P]``.
+    gain: Gain of the norm, ``[K + P]``.
+    axis_name: The mesh axis to sum over.
+    private_scale: Factor of ``d_private``.
     eps: Added to the mean square.
-    implementation: "auto", or names in order of preference: see
+    implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`. The reference is a ``psum``, whose order
       of summation the backend chooses.
 
   Returns:
-    The new shared and private channels, and ``[..., K + P]``: the normalised
-    row. All vary over the axis by type.
+    The new shared channels ``[..., K]``, the new private channels ``[..., P]``
+    and the normalised row ``[..., K + P]``. All of them vary over the axis by
+    type, though the shared channels are equal in value.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
   chosen = choice(shared, private, lax.axis_size(axis_name), implementation)
+  # The index is there for its type only: with it all operands are cast to vary
+  # over the axis, even if each of them is replicated.
   operands = calls.same_axes(
     lax.axis_index(axis_name).astype(jnp.float32),
     *calls.as_rows(shared, private, partial, d_private),
     gain.astype(jnp.float32),
   )[1:]
+  # Rounded to the stream's dtype, as the reference does.
   scale = float(np.asarray(private_scale, shared.dtype))
   options = _Options(axis_name, scale, eps, chosen.interpret)
   if chosen.name == "reference":
@@ -94,7 +110,14 @@ def ring_partial_all_reduce(
 
 
 class _Options(NamedTuple):
-  """What is known when the program is traced."""
+  """What is known when the program is traced.
+
+  Attributes:
+    axis_name: The mesh axis to sum over.
+    private_scale: Factor of the private update.
+    eps: Added to the mean square.
+    interpret: Whether the kernels are interpreted.
+  """
 
   axis_name: str
   private_scale: float
@@ -103,6 +126,7 @@ class _Options(NamedTuple):
 
 
 def _by_psum(options, shared, private, partial, d_private, gain):
+  """Computes the result without a kernel."""
   return add_norm.add_norm(
     shared, private, _psum(options.axis_name, partial), d_private, gain,
     private_scale=options.private_scale, eps=options.eps,
@@ -111,7 +135,11 @@ def _by_psum(options, shared, private, partial, d_private, gain):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _psum(name, x):
-  """Whose transpose sums, too: cotangents are partial sums."""
+  """Sums over a mesh axis; the transpose sums the cotangents likewise.
+
+  Each device has a cotangent of its own, since its private channels are its
+  own. The cotangent of every device's partial sum is the total of these.
+  """
   return lax.pcast(lax.psum(x, name), name, to="varying")
 
 
@@ -129,6 +157,7 @@ def _fused(options, shared, private, partial, d_private, gain):
 
 
 def _forward(options, *operands):
+  # The backward computes the statistics again from the new stream.
   new_shared, new_private, normed = _fused(options, *operands)
   return (new_shared, new_private, normed), (
     new_shared, new_private, operands[-1]
@@ -142,6 +171,7 @@ def _backward(options, residuals, cotangents):
     new, gain, d_new, d_normed, options.private_scale, options.eps,
     options.interpret,
   )
+  # The ring's kernel is for the forward; XLA reduces the cotangents.
   d_partial = _psum(options.axis_name, d_shared)
   return d_shared, d_private, d_partial, d_update, d_gain
 

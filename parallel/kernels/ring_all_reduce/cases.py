@@ -1,4 +1,7 @@
-"""Named shapes, shared by tests and benchmarks."""
+"""Named shapes of the ring all-reduce, shared by tests and benchmarks.
+
+Shape legend: n = devices, T = rows, K = shared channels, P = private channels.
+"""
 
 from typing import NamedTuple
 
@@ -7,13 +10,13 @@ class Case(NamedTuple):
   """Sizes of one call.
 
   Attributes:
-    devices: n.
-    rows: T.
-    shared: K.
-    private: P.
-    dtype: Of all operands.
-    private_scale: Of the private update.
-    chunk: Rows of a chunk; None: as many as fit.
+    devices: Devices of the ring, n.
+    rows: Number of rows (tokens), T.
+    shared: Shared channels per row, K.
+    private: Private channels per row, P.
+    dtype: Dtype of all operands but the gain.
+    private_scale: Factor of the update of the private channels.
+    chunk: Rows of one message; None for as many as fit VMEM.
   """
 
   devices: int
@@ -34,6 +37,7 @@ CASES = {
   "eight devices": Case(8, 128, 8, 8, "float32"),
 }
 
+# What one of four devices has of a step of the 7B model.
 LARGE = {
   "7B, p=.5": Case(4, 8192, 2048, 2048, "bfloat16", 8**0.5),
   "7B, p=.25": Case(4, 8192, 1024, 3072, "bfloat16", 8**0.5),

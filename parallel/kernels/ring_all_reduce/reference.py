@@ -1,11 +1,14 @@
-"""Ring all-reduce of the shared channels with add and norm: specification.
+"""Ring all-reduce of shared channels, with add and norm: the specification.
 
-The rows of each device's partial sum are cut into 2 n chunks for n devices.
-Chunk c of the first n goes up the ring (to device + 1), chunk c of the others
-down. Reduce-scatter: chunk c starts at device c and is added up hop by hop,
-``own + arrived``, rounded to the stream's dtype at each, until it has passed
-all; all-gather: the sum goes around once more. Then ``add_norm``. Source of the
-ring: Patarasuk and Yuan, JPDC 69, 2009.
+The rows of each device's partial sum are cut into 2 n chunks for n devices. The
+first n chunks go up the ring (to device + 1) and the others down, so that links
+carry both directions at once. In the reduce-scatter chunk c of either direction
+starts at device c. Each device that it reaches adds its own chunk, ``own +
+arrived``, rounded to the stream's dtype, until all have. In the all-gather the
+sum goes around once more, unchanged. Then comes ``add_norm``.
+
+Source of the ring: Patarasuk and Yuan, JPDC 69, 2009. Both directions at once
+are an addition.
 
 Shape legend: n = devices, T = rows, K = shared channels, P = private channels.
 """
@@ -17,15 +20,16 @@ from parallel.kernels.add_norm import reference as add_norm
 
 
 def ring_sum(partials: jax.Array) -> jax.Array:
-  """What all devices hold after the ring.
+  """Returns the sum that all devices hold after the ring.
 
   Args:
-    partials: ``[n, T, K]``, every device's; 2 n divides T.
+    partials: Every device's partial sum, ``[n, T, K]``; 2 n divides T.
 
   Returns:
-    ``[T, K]``, in their dtype.
+    ``[T, K]``, in the dtype of ``partials``.
   """
   n = partials.shape[0]
+  # [device, direction, chunk, rows of a chunk, K].
   chunks = partials.reshape(n, 2, n, -1, partials.shape[-1])
   sums = []
   for way, step in enumerate((1, -1)):
@@ -47,19 +51,23 @@ def ring_partial_all_reduce(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Of all devices at once; see ``api.ring_partial_all_reduce``.
+  """Sums partial sums, adds them to the streams and normalises, on one device.
+
+  This computes what ``api.ring_partial_all_reduce`` computes on n devices.
 
   Args:
-    shared: ``[T, K]``, equal on all devices.
-    privates: ``[n, T, P]``.
-    partials: ``[n, T, K]``, partial sums of the shared channels.
-    d_privates: ``[n, T, P]``.
-    gain: float32 ``[K + P]``.
-    private_scale: Multiplies ``d_privates``.
+    shared: Shared channels of the stream, ``[T, K]``, equal on all devices.
+    privates: Every device's private channels, ``[n, T, P]``.
+    partials: Every device's partial sum of the shared channels' update,
+      ``[n, T, K]``; 2 n divides T.
+    d_privates: Every device's update of the private channels, ``[n, T, P]``.
+    gain: Gain of the norm, float32 ``[K + P]``.
+    private_scale: Factor of ``d_privates``.
     eps: Added to the mean square.
 
   Returns:
-    Every device's new shared and private channels and normalised rows.
+    Every device's new shared channels ``[n, T, K]``, new private channels
+    ``[n, T, P]`` and normalised rows ``[n, T, K + P]``.
   """
   n = partials.shape[0]
   update = jnp.broadcast_to(ring_sum(partials), partials.shape)

@@ -1,16 +1,24 @@
 """Ring all-reduce over remote DMA, with add and norm under the transfers.
 
-The grid cuts the rows into segments that fit VMEM; Pallas loads the next one
-while this one's ring turns. In a segment 2 n chunks of rows go around, half of
-them each way at once (``reference.py``). A way is a stream of messages numbered
-through reduce-scatter, all-gather and all segments; message t goes into buffer
-t % 2 of the receiver. Two buffers need no credits: a device sends message t + 2
-up after it has received t + 1 from above, which was sent after its sender had
-read t. The same holds downwards.
+The grid cuts the rows into segments that fit VMEM, and Pallas loads the next
+segment while the ring of this one turns. In a segment 2 n chunks of rows go
+around, n of them up and n down at the same time (``reference.py``).
 
-While reduce-scatter messages are under way the private channels of one chunk of
-rows per hop are added; while all-gather messages are, the rows that arrived
-before are added and normalised.
+Buffers: in each direction a device numbers the messages that it sends through
+the reduce-scatter, the all-gather and all segments. Message t goes into buffer
+t % 2 of the receiver. Nothing is overwritten unread, though no receiver ever
+says that a buffer is free. Let device i + 1 be above device i. Before device i
+sends message t + 2 up, it has waited for message t + 1 that comes down from
+device i + 1. And device i + 1 sent that one only after it had read message t
+from below. The same holds downwards. So both directions must go hop by hop
+together, as they do here.
+
+Compute under the transfers: the updates of the private channels, which are in
+no message, are added during the n - 1 hops of the reduce-scatter. During each
+hop of the all-gather the rows whose sum came with the hop before are added and
+normalised.
+
+Shape legend: n = devices, T = rows, K = shared channels, P = private channels.
 """
 
 import functools
@@ -24,10 +32,12 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.add_norm.tpu import write_normed
 
+# The directions of the ring: to device + 1 and to device - 1.
 _UP, _DOWN = 0, 1
 
-# A segment is a chunk of rows per device and way, so it needs more VMEM than a
-# v5e gives by default; v5e, v5p and v6e have 64 MB or more.
+# VMEM for a segment, and for the kernel with the compiler's temporaries. A
+# segment has a chunk of rows per device and direction, so it needs more than
+# the 16 MB that a v5e gives by default; v5e, v5p and v6e have 64 MB or more.
 _BUDGET = 24 << 20
 _LIMIT = 48 << 20
 
@@ -35,7 +45,15 @@ _LIMIT = 48 << 20
 def refusal(
   num_rows: int, shared: int, private: int, dtype: jnp.dtype, devices: int
 ) -> str | None:
-  """Why the kernel does not take operands; None: it does."""
+  """Returns why the kernel does not take the operands, or None if it does.
+
+  Args:
+    num_rows: Rows, T.
+    shared: Shared channels per row, K.
+    private: Private channels per row, P.
+    dtype: Dtype of the stream and of the partial sums.
+    devices: Devices of the ring, n.
+  """
   if dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {dtype}: float32 or bfloat16"
   if devices < 2:
@@ -51,15 +69,31 @@ def refusal(
 
 
 def _tile(dtype: jnp.dtype) -> int:
+  """Returns the rows of a TPU tile: 8 of 4-byte elements, 16 of 2-byte ones."""
   return 32 // jnp.dtype(dtype).itemsize
 
 
 def chunk_rows(
   num_rows: int, shared: int, private: int, dtype: jnp.dtype, devices: int
 ) -> int:
-  """Rows of a chunk: the most that fit and divide; 0: none."""
+  """Returns the rows of one message, or 0 if no number of them is possible.
+
+  These are the most whole tiles of rows with which a segment fits VMEM and
+  segments divide the rows.
+
+  Args:
+    num_rows: Rows, T.
+    shared: Shared channels per row, K.
+    private: Private channels per row, P.
+    dtype: Dtype of the stream and of the partial sums.
+    devices: Devices of the ring, n.
+  """
   size = jnp.dtype(dtype).itemsize
-  # Four streams and the partial sum, twice each; float32 values of a chunk.
+  # VMEM bytes for each row of a segment of 2 n chunks. Four streams (old
+  # stream, update, new stream, normalised rows) have two buffers each, as the
+  # next segment loads while this one is worked on. 2 K elements for each row
+  # are enough for the 6 message buffers, which have one chunk of K channels
+  # each. The last term is for four float32 arrays of the chunk at work.
   row_bytes = size * (2 * (4 * (shared + private)) + 2 * shared)
   row_bytes += 2 * 4 * (shared + private) // devices
   per_device = num_rows // (2 * devices)
@@ -85,31 +119,30 @@ def ring_partial_all_reduce(
   interpret: bool = False,
   detect_races: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """See ``api.ring_partial_all_reduce``; rows ``[T, ...]``.
+  """Sums partial sums over a mesh axis, adds them to the stream, normalises it.
 
   Args:
-    shared: ``[T, K]``.
-    private: ``[T, P]``.
-    partial: ``[T, K]``.
-    d_private: ``[T, P]``.
-    gain: ``[K + P]``.
-    axis_name: The mesh axis.
-    private_scale: Of ``d_private``, in the stream's dtype.
+    shared: Shared channels of the stream, ``[T, K]``.
+    private: Private channels, ``[T, P]``.
+    partial: This device's partial sum for the shared channels, ``[T, K]``.
+    d_private: Update of the private channels, ``[T, P]``.
+    gain: Gain of the norm, ``[K + P]``.
+    axis_name: The mesh axis to sum over.
+    private_scale: Factor of ``d_private``, a value of the stream's dtype.
     eps: Added to the mean square.
-    rows: Of a chunk; None: as many as fit.
-    interpret: Run on any machine.
-    detect_races: Of the interpreter.
+    rows: Rows of one message; None for as many as fit VMEM.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
+    detect_races: Whether the interpreter looks for races.
 
   Returns:
-    New shared and private channels, normalised rows.
+    The new shared and private channels, and normalised rows ``[T, K + P]``.
   """
   (num_rows, k), p, dtype = shared.shape, private.shape[1], shared.dtype
   n = lax.axis_size(axis_name)
   rows = rows or chunk_rows(num_rows, k, p, dtype, n)
   segments = num_rows // (2 * n * rows)
 
-  # A segment has chunk c of each device's share, of both ways.
-  def cut(x):
+  def cut(x):  # a segment has 2 n chunks of neighbouring rows, n each way
     return x.reshape(segments, 2 * n, rows, x.shape[-1])
 
   def spec(width):
@@ -123,8 +156,8 @@ def ring_partial_all_reduce(
     params["interpret"] = pltpu.InterpretParams(detect_races=detect_races)
   params["compiler_params"] = pltpu.CompilerParams(
     dimension_semantics=("arbitrary",),
-    collective_id=0,
-    has_side_effects=True,
+    collective_id=0,  # of the barrier; another than that of other kernels
+    has_side_effects=True,  # neighbours wait for the messages
     vmem_limit_bytes=_LIMIT,
   )
   results = [shape(k), shape(p), shape(k + p)]
@@ -142,10 +175,12 @@ def ring_partial_all_reduce(
     out_specs=[spec(k), spec(p), spec(k + p)],
     out_shape=results,
     scratch_shapes=[
-      pltpu.VMEM((2, 2, rows, k), dtype),  # way, buffer: what arrives
-      pltpu.VMEM((2, rows, k), dtype),  # way: what is sent
-      pltpu.SemaphoreType.DMA((2, 2)),
-      pltpu.SemaphoreType.DMA((2,)),
+      pltpu.VMEM((2, 2, rows, k), dtype),  # [way, buffer]: what arrives
+      # [way]: what is sent. Mosaic refuses a DMA out of an operand's block, as
+      # this has a squeezed dim.
+      pltpu.VMEM((2, rows, k), dtype),
+      pltpu.SemaphoreType.DMA((2, 2)),  # [way, buffer]: a message arrived
+      pltpu.SemaphoreType.DMA((2,)),  # [way]: a message was read out and sent
     ],
     name="ring_partial_all_reduce",
     metadata=calls.sends(
@@ -166,11 +201,15 @@ def _kernel(
   *, device_id, n, scale, eps,
 ):
   here = here_ref[0]
-  hops = 2 * (n - 1)
-  to = lax.rem(here + 1, n), lax.rem(here + n - 1, n)  # each way
+  hops = 2 * (n - 1)  # n - 1 of the reduce-scatter, n - 1 of the all-gather
+  to = lax.rem(here + 1, n), lax.rem(here + n - 1, n)  # [way]: the receiver
 
+  # A message may only go to a device that is in this kernel already: until then
+  # its VMEM and its semaphores belong to something else. So each device signals
+  # both neighbours once, in the first segment, and waits for two signals. On a
+  # ring of two both come from the same neighbour.
   @pl.when(pl.program_id(0) == 0)
-  def _():  # both neighbours are in the kernel before anything is sent
+  def _():
     barrier = pltpu.get_barrier_semaphore()
     for neighbour in to:
       pl.semaphore_signal(
@@ -180,7 +219,8 @@ def _kernel(
     pl.semaphore_wait(barrier, 2)
 
   def message(way, hop):
-    buffer = hop % 2  # the number of hops in a segment is even
+    # t % 2 of the module's message t: a segment has an even number of hops.
+    buffer = hop % 2
     return buffer, pltpu.make_async_remote_copy(
       src_ref=sent_ref.at[way],
       dst_ref=arrived_ref.at[way, buffer],
@@ -191,7 +231,12 @@ def _kernel(
     )
 
   def chunk_at(way, hop):
-    """Which chunk arrives with a hop's message."""
+    """Returns the number of the chunk that arrives with a hop's message.
+
+    A device starts with the chunk of its own number. What arrives upwards at
+    hop h started h + 1 devices below, downwards h + 1 devices above. 2 n is
+    added since the remainder of a negative number would be negative.
+    """
     step = -1 if way == _UP else 1
     return way * n + lax.rem(here + step * (hop + 1) + 2 * n, n)
 
@@ -208,15 +253,19 @@ def _kernel(
       buffer, copy = message(way, hop)
       copy.start()
       under_way.append((way, buffer, copy))
-    # Under the transfers.
+    # Under the transfers. What is read here, sent_ref included, is only read by
+    # the transfers, too.
     if hop < n - 1:
       _add_private(
         hop, n, private_ref, d_private_ref, new_private_ref, scale
       )
     else:
-      for way in (_UP, _DOWN):  # what was complete before this hop
+      # The chunks that the hop before completed, and which are being sent on.
+      for way in (_UP, _DOWN):
         finish(chunk_at(way, hop - 1), sent_ref[way])
     for way, buffer, copy in under_way:
+      # Waits until this device's message has left sent_ref, which is written
+      # below, and until the message from the other neighbour has arrived.
       copy.wait()
       arrived = arrived_ref[way, buffer]
       if hop < n - 1:
@@ -224,12 +273,13 @@ def _kernel(
         sent_ref[way] = _sum(own, arrived)
       else:
         sent_ref[way] = arrived
+  # What the last hop brought has been everywhere and is not sent on.
   for way in (_UP, _DOWN):
     finish(chunk_at(way, hops - 1), sent_ref[way])
 
 
 def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
-  """In float32, rounded: for two bfloat16s what a bfloat16 sum is."""
+  """Adds in float32 and rounds, which gives the bits of a bfloat16 sum."""
   wide = a.astype(jnp.float32) + b.astype(jnp.float32)
   return wide.astype(a.dtype)
 
@@ -237,7 +287,11 @@ def _sum(a: jax.Array, b: jax.Array) -> jax.Array:
 def _add_private(
   hop, n, private_ref, d_private_ref, new_private_ref, scale
 ):
-  """A share of the chunks in each hop of the reduce-scatter."""
+  """Adds the private update of some chunks: all 2 n of them in n - 1 hops.
+
+  So all private channels are new when the all-gather begins, and with it the
+  norm of whole rows.
+  """
   hops = n - 1
   for chunk in range(2 * n * hop // hops, 2 * n * (hop + 1) // hops):
     d = d_private_ref[chunk]
@@ -249,7 +303,7 @@ def _finish(
   chunk, update, *, shared_ref, new_shared_ref, new_private_ref, normed_ref,
   gain_ref, eps,
 ):
-  """Adds and normalises a chunk of rows whose sum is complete."""
+  """Adds the sum of a chunk to the stream, and normalises its rows."""
   new_shared_ref[chunk] = _sum(shared_ref[chunk], update)
   wide = [
     ref[chunk].astype(jnp.float32) for ref in (new_shared_ref, new_private_ref)

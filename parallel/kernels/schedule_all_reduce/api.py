@@ -1,4 +1,4 @@
-"""Any schedule of an all-reduce, from its table of integers."""
+"""Runs any schedule of an all-reduce from its table of integers."""
 
 import jax
 from jax import lax
@@ -16,7 +16,17 @@ from parallel.kernels.selection import Choice, Implementation, choose
 def choice(
   x: jax.Array, table: np.ndarray, implementation: Implementation = "auto"
 ) -> Choice:
-  """Which implementation runs, and why not another; arguments as below."""
+  """Returns which implementation is used, and why others do not run.
+
+  Args:
+    x: This device's summand, ``[..., K]``. Only shape and dtype are read, so a
+      ``jax.ShapeDtypeStruct`` will do.
+    table: int32 ``[rounds, n, 4]`` for n devices.
+    implementation: "auto", or names in order of preference.
+
+  Raises:
+    ValueError: A name is unknown, or no preferred kernel takes the operands.
+  """
 
   def refusal(kind):
     if kind != "tpu":
@@ -35,25 +45,28 @@ def schedule_all_reduce(
   axis_name: str,
   implementation: Implementation = "auto",
 ) -> jax.Array:
-  """Sums over a mesh axis as a schedule says, inside ``jax.shard_map``.
+  """Sums over a mesh axis in the steps that a schedule's table lists.
 
-  That the schedule is an all-reduce is for its maker to prove; this runs it.
+  It is called inside ``jax.shard_map``. That the schedule is an all-reduce has
+  to be proven by whoever makes the table; here it is only run.
 
   Args:
-    x: ``[..., K]``, this device's summand; its rows are cut into chunks.
+    x: This device's summand, ``[..., K]``; its rows are cut into chunks.
     table: int32 ``[rounds, n, 4]`` of (send to, chunk sent, chunk received,
-      operation): see ``reference.py``.
-    axis_name: The mesh axis.
-    implementation: "auto", or names in order of preference: see
+      operation) for n devices, as ``reference.py`` describes it.
+    axis_name: The mesh axis to sum over.
+    implementation: "auto", or names in order of preference; see
       `parallel.kernels.selection`. The reference is a ``psum``, whose order
       of summation the backend chooses.
 
   Returns:
-    The sum; device-varying by type, though equal.
+    The sum, ``[..., K]``; device-varying by type, though equal in value.
 
   Raises:
-    ValueError: A table that is none, or of another number of devices.
+    ValueError: The array is not a table, the table is for another number of
+      devices, a name is unknown, or no preferred kernel takes the operands.
   """
+  # Only for its check: a wrong table would make the kernel wait forever.
   senders(table)
   if table.shape[1] != lax.axis_size(axis_name):
     raise ValueError(

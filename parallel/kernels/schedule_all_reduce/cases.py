@@ -1,4 +1,7 @@
-"""Tables of textbook schedules, shared by tests and benchmarks."""
+"""Tables of textbook schedules, shared by tests and benchmarks.
+
+``reference.py`` says what a table is. n = devices.
+"""
 
 import numpy as np
 
@@ -6,9 +9,11 @@ from parallel.kernels.schedule_all_reduce.reference import ADD, COPY
 
 
 def ring(n: int) -> np.ndarray:
-  """Reduce-scatter and all-gather around a ring; n chunks."""
+  """Returns a reduce-scatter and an all-gather around a ring, with n chunks."""
   table = np.zeros((2 * (n - 1), n, 4), np.int32)
   for turn, device in np.ndindex(2 * (n - 1), n):
+    # A device starts with the chunk of its number and passes on what it got in
+    # the round before.
     sent = (device - turn) % n
     operation = ADD if turn < n - 1 else COPY
     table[turn, device] = (device + 1) % n, sent, (sent - 1) % n, operation
@@ -16,7 +21,10 @@ def ring(n: int) -> np.ndarray:
 
 
 def recursive_doubling(n: int) -> np.ndarray:
-  """Everything to the partner at distance 1, 2, 4, ...; one chunk."""
+  """Returns exchanges with partners at distance 1, 2, 4, ...; one chunk.
+
+  n is a power of two.
+  """
   rounds = n.bit_length() - 1
   table = np.zeros((rounds, n, 4), np.int32)
   for turn, device in np.ndindex(rounds, n):
@@ -25,7 +33,10 @@ def recursive_doubling(n: int) -> np.ndarray:
 
 
 def chain(n: int) -> np.ndarray:
-  """Down to device 0 and up again, one device at a time; one chunk."""
+  """Returns a sum down to device 0 and copies up again, hop by hop; one chunk.
+
+  In each round all devices but two have nothing to do.
+  """
   table = np.full((2 * (n - 1), n, 4), -1, np.int32)
   for turn in range(n - 1):
     down, up = n - 1 - turn, turn

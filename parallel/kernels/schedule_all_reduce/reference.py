@@ -1,10 +1,13 @@
-"""Any schedule of an all-reduce, from its table: the specification.
+"""Runs any schedule of an all-reduce from its table: the specification.
 
-A table is int32 ``[rounds, n, 4]``: in a round, device i sends chunk ``[i, 1]``
-of its array to device ``[i, 0]``, receives into chunk ``[i, 2]``, and, by
-``[i, 3]``, adds what arrives or copies it; -1 where it sends or receives
-nothing. All sends of a round read what was there before it. Sums are rounded
-to the array's dtype at each addition.
+A table is int32 ``[rounds, n, 4]``. In each round, device i
+
+  - sends chunk ``[i, 1]`` of its array to device ``[i, 0]``, or has -1 in both;
+  - receives into chunk ``[i, 2]`` and, by ``[i, 3]``, adds what arrives (0) or
+    copies it (1), or has -1 in both.
+
+All sends of a round read what was there before the round. Sums are rounded to
+the array's dtype at each addition.
 
 Shape legend: n = devices, C = chunks of rows, T = rows, K = channels.
 """
@@ -12,20 +15,28 @@ Shape legend: n = devices, C = chunks of rows, T = rows, K = channels.
 import jax
 import numpy as np
 
+# Columns of a table, and the values of the last one.
 SEND_TO, SENT, RECEIVED, OPERATION = range(4)
 ADD, COPY = 0, 1
 
 
 def num_chunks(table: np.ndarray) -> int:
-  """The largest chunk that is named, plus one."""
+  """Returns how many chunks a table has: the largest number in it plus one."""
   return int(table[..., [SENT, RECEIVED]].max()) + 1
 
 
 def senders(table: np.ndarray) -> np.ndarray:
-  """int32 ``[rounds, n]``: from whom each device receives; -1: nobody.
+  """Checks a table, and returns from whom each device receives.
+
+  Args:
+    table: int32 ``[rounds, n, 4]``.
+
+  Returns:
+    int32 ``[rounds, n]``; -1 where a device receives nothing.
 
   Raises:
-    ValueError: A table that is none, with the round and device.
+    ValueError: The array is not a table. The message names the round and the
+      device where sends and receives do not match.
   """
   table = np.asarray(table)
   if table.ndim != 3 or table.shape[-1] != 4 or table.dtype != np.int32:
@@ -53,6 +64,8 @@ def senders(table: np.ndarray) -> np.ndarray:
           f"{where}: {to} hears {heard[turn, to]} in this round, too"
         )
       heard[turn, to] = device
+  # Every message must have a receiver that expects it, and the other way round:
+  # a kernel would wait forever, or leave a message behind.
   silent = (heard < 0) != (table[..., RECEIVED] < 0)
   if silent.any():
     turn, device = np.argwhere(silent)[0]
@@ -67,20 +80,20 @@ def schedule_all_reduce(x: jax.Array, table: np.ndarray) -> jax.Array:
   """Runs a schedule on all devices' arrays.
 
   Args:
-    x: ``[n, T, K]``; the number of chunks divides T.
-    table: See the module.
+    x: Every device's array, ``[n, T, K]``; the number of chunks C divides T.
+    table: int32 ``[rounds, n, 4]``.
 
   Returns:
-    ``[n, T, K]``.
+    Every device's array after the last round, ``[n, T, K]``.
 
   Raises:
-    ValueError: See `senders`.
+    ValueError: The array is not a table.
   """
   heard = senders(table)
   n, shape = x.shape[0], x.shape
-  x = x.reshape(n, num_chunks(table), -1, shape[-1])
+  x = x.reshape(n, num_chunks(table), -1, shape[-1])  # [n, C, rows, K]
   for turn in range(len(table)):
-    new = x
+    new = x  # x stays as it was before the round, since all sends read that
     for device in range(n):
       sender = heard[turn, device]
       if sender < 0:

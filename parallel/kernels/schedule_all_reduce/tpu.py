@@ -1,10 +1,24 @@
-"""Any schedule of an all-reduce, from its table, over remote DMA.
+"""Runs any schedule of an all-reduce from its table, over remote DMA.
 
-The grid cuts the rows into segments that fit VMEM; each runs all rounds. What
-arrives goes into two buffers in turn. A receiver tells the sender of each of
-its messages when the buffer is free, two messages ahead, on a semaphore that
-the sender has for this receiver alone: so a device with nothing to do may be
-rounds ahead of others, and nothing is overwritten unread.
+The grid cuts the rows into segments that fit VMEM, and each segment runs all
+rounds of the table.
+
+Devices are not in step: one that has nothing to do in a round goes on, and may
+be rounds ahead of others. So each message needs a free buffer at its receiver,
+by this handshake:
+
+  - What a device receives goes into its two buffers in turn.
+  - At the start of a segment both are free. The device grants them to the
+    senders of its first two messages; after it has read message m, it grants
+    the buffer of m to the sender of message m + 2.
+  - A grant is a signal on a semaphore of the sender. A sender has one semaphore
+    for each receiver, so that grants of two receivers are not confused, and
+    waits for a grant before each message.
+
+Grants and messages match one to one, so at the end of a segment all semaphores
+are back at zero.
+
+Shape legend: n = devices, C = chunks of rows, T = rows, K = channels.
 """
 
 import functools
@@ -27,14 +41,21 @@ from parallel.kernels.schedule_all_reduce.reference import (
   senders,
 )
 
-# Columns that follow the table's own four.
+# Columns that `extended` adds to the table's own four.
 _MINE, _THEIRS, _NEXT_SENDER = range(4, 7)
 
 
 def refusal(
   num_rows: int, width: int, dtype: jnp.dtype, chunks: int
 ) -> str | None:
-  """Why the kernel does not take an array; None: it does."""
+  """Returns why the kernel does not take an array, or None if it does.
+
+  Args:
+    num_rows: Rows, T.
+    width: Channels per row, K.
+    dtype: Dtype of the array.
+    chunks: Chunks of the table, C.
+  """
   if dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {dtype}: float32 or bfloat16"
   unit = chunks * (32 // jnp.dtype(dtype).itemsize)
@@ -46,10 +67,16 @@ def refusal(
 
 
 def _chunk_rows(num_rows, width, dtype, chunks) -> int:
-  """Rows of a chunk in a segment: the most that fit and divide; 0: none."""
+  """Returns the rows of one message, or 0 if no number of them is possible.
+
+  These are the most whole tiles of rows with which a segment fits VMEM and
+  segments divide the rows.
+  """
   tile = 32 // jnp.dtype(dtype).itemsize
   per_chunk = num_rows // chunks
-  # In and out, twice each, two buffers and a chunk in float32.
+  # All C chunks of operand and result have two buffers each, as the next
+  # segment loads while this one is worked on. One chunk each: two arrival
+  # buffers, what is sent, and both summands in float32.
   row_bytes = width * ((4 * chunks + 3) * jnp.dtype(dtype).itemsize + 8)
   fitting = [
     rows
@@ -60,15 +87,18 @@ def _chunk_rows(num_rows, width, dtype, chunks) -> int:
 
 
 def extended(table: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """What a device has to know beside its rows of the table.
+  """Adds to a table what the handshake needs.
 
   Args:
-    table: ``[rounds, n, 4]``.
+    table: int32 ``[rounds, n, 4]``.
 
   Returns:
-    ``[rounds, n, 7]``: the table, the buffer that this round's message arrives
-    in, the one that it is sent to, and whose message after the next comes
-    then (-1: nobody's); and ``[2, n]``: whose come first.
+    int32 ``[rounds, n, 7]``: the table's four columns; the device's own buffer
+    that this round's message arrives in; the receiver's buffer that this
+    round's message is sent to; and the device that is granted the own buffer
+    once it is read, the sender of the message after the next. And int32
+    ``[2, n]``: the senders of a device's first two messages. -1 stands for
+    none.
   """
   heard = senders(table)
   rounds, n = heard.shape
@@ -97,20 +127,25 @@ def schedule_all_reduce(
   interpret: bool = False,
   detect_races: bool = False,
 ) -> jax.Array:
-  """See ``api.schedule_all_reduce``.
+  """Sums over a mesh axis in the steps that a schedule's table lists.
 
   Args:
-    x: ``[T, K]``.
-    table: ``[rounds, n, 4]``.
-    axis_name: The mesh axis.
-    rows: Of a chunk in a segment; None: as many as fit.
-    interpret: Run on any machine.
-    detect_races: Of the interpreter.
+    x: This device's summand, ``[T, K]``.
+    table: int32 ``[rounds, n, 4]``.
+    axis_name: The mesh axis to sum over.
+    rows: Rows of one message; None for as many as fit VMEM.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
+    detect_races: Whether the interpreter looks for races.
+
+  Returns:
+    The sum, ``[T, K]``.
   """
   chunks, n = num_chunks(table), table.shape[1]
   rows = rows or _chunk_rows(*x.shape, x.dtype, chunks)
   segments = x.shape[0] // (chunks * rows)
-  # Each segment is cut into all chunks: their order of summation is by segment.
+  # Each segment has rows of all C chunks, so that it can run all rounds. Which
+  # chunk a row is in, and so in which order it is summed, depends on its place
+  # in its segment. [segments, C, rows, K]
   cut = x.reshape(segments, chunks, rows, x.shape[1])
   spec = pl.BlockSpec(
     (None, chunks, rows, x.shape[1]), lambda i: (i, 0, 0, 0)
@@ -121,6 +156,8 @@ def schedule_all_reduce(
   smem = pl.BlockSpec(memory_space=pltpu.SMEM)
   params = {
     "compiler_params": pltpu.CompilerParams(
+      # Segments run in order. The barrier is another than the ring kernel's.
+      # Others wait for the messages, so XLA must not drop the call.
       dimension_semantics=("arbitrary",), collective_id=1,
       has_side_effects=True,
     ),
@@ -136,11 +173,11 @@ def schedule_all_reduce(
     out_specs=spec,
     out_shape=result,
     scratch_shapes=[
-      pltpu.VMEM((2, rows, x.shape[1]), x.dtype),
-      pltpu.VMEM((rows, x.shape[1]), x.dtype),
-      pltpu.SemaphoreType.DMA((2,)),
-      pltpu.SemaphoreType.DMA,
-      pltpu.SemaphoreType.REGULAR((n,)),
+      pltpu.VMEM((2, rows, x.shape[1]), x.dtype),  # [buffer]: what arrives
+      pltpu.VMEM((rows, x.shape[1]), x.dtype),  # what is sent
+      pltpu.SemaphoreType.DMA((2,)),  # [buffer]: a message arrived
+      pltpu.SemaphoreType.DMA,  # a message was read out and sent
+      pltpu.SemaphoreType.REGULAR((n,)),  # [receiver]: its grants
     ],
     name="schedule_all_reduce",
     metadata=calls.sends(
@@ -170,12 +207,15 @@ def _kernel(
     )
 
   def grant(sender):
+    """Tells a sender that it may send to this device once more."""
     @pl.when(sender >= 0)
     def _():
       signal(ready_sem.at[here], sender)
 
   @pl.when(pl.program_id(0) == 0)
-  def _():  # everyone is in the kernel before anything is sent
+  def _():
+    # A signal or a message may only go to a device that is in this kernel
+    # already. A table may let any two devices talk, so all wait for all.
     barrier = pltpu.get_barrier_semaphore()
     for device in range(n):
 
@@ -185,6 +225,8 @@ def _kernel(
 
     pl.semaphore_wait(barrier, n - 1)
 
+  # The rounds work in place on the result. Both buffers are free: the segment
+  # before has read all of its messages.
   out_ref[...] = x_ref[...]
   grant(first_ref[0])
   grant(first_ref[1])
@@ -195,6 +237,8 @@ def _kernel(
     sends, receives = to >= 0, received >= 0
 
     def message(buffer, device):
+      # To wait for a message takes the same description; there only the
+      # semaphore and the size matter.
       return pltpu.make_async_remote_copy(
         src_ref=sent_ref,
         dst_ref=arrived_ref.at[buffer],
@@ -207,7 +251,9 @@ def _kernel(
     @pl.when(sends)
     def _():
       pl.semaphore_wait(ready_sem.at[to], 1)
-      sent_ref[...] = out_ref[sent]  # which may be added to below
+      # A copy, since the chunk may be added to below while the message leaves.
+      # Besides, Mosaic refuses a DMA out of a block with a squeezed dim.
+      sent_ref[...] = out_ref[sent]
       message(table_ref[turn, _THEIRS], to).start()
 
     @pl.when(receives)
@@ -215,6 +261,7 @@ def _kernel(
       buffer = table_ref[turn, _MINE]
       message(buffer, here).wait_recv()
 
+      # In float32, rounded: of two bfloat16s this is their bfloat16 sum.
       @pl.when(table_ref[turn, OPERATION] == ADD)
       def _():
         old = out_ref[received].astype(jnp.float32)
@@ -225,8 +272,9 @@ def _kernel(
       def _():
         out_ref[received] = arrived_ref[buffer]
 
-      grant(table_ref[turn, _NEXT_SENDER])
+      grant(table_ref[turn, _NEXT_SENDER])  # the buffer has been read
 
+    # The next round writes sent_ref.
     @pl.when(sends)
     def _():
       message(table_ref[turn, _THEIRS], to).wait_send()

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 
 import chex
-from flax import nnx
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 import jax
@@ -14,14 +13,17 @@ import numpy as np
 import optax
 import pytest
 
-from caatnet.models.attention import attention
-from caatnet.models.communication import Reduction, tensor_reductions
-from caatnet.models.config import TransformerConfig
-from caatnet.train.state import Program, init_state
+from caatnet.models.protocol import Reduction
+from caatnet.models.transformer.attention import attention
+from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.models.transformer.config import TransformerConfig
+from caatnet.models.transformer.model import TransformerModel
+from caatnet.program import Layout, Program
+from caatnet.train.state import init_state
 from caatnet.train.step import make_train_step
 from parallel.axes import Axis, divisors, make_mesh
-from parallel.door_reductions import PartialSync
 from parallel.outer.data_parallel import DataParallel
+from parallel.tensor.partial_sync import PartialSync
 from parallel.xla import ledger
 from parallel.zero.partition import Level, Partition
 from tests.caatnet.models import oracle
@@ -48,10 +50,11 @@ def make_program(config, ranks=8, devices=1, data=1, data_devices=1):
     "data": Axis("data", data, data_devices),
     "tensor": Axis("tensor", ranks, devices),
   }
-  return Program(
-    config, axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
+  layout = Layout(
+    axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
     Partition((Level("data", data),)),
   )
+  return Program(TransformerModel(config, axes["tensor"]), layout)
 
 
 def draw_tokens(batch=2, length=9, vocab=64):
@@ -65,8 +68,8 @@ def _init(config, ranks, seed):
 
 
 def init_params(program, seed=0):
-  config = dataclasses.replace(program.config, remat="none")
-  return _init(config, program.tensor.size, seed)
+  config = dataclasses.replace(program.model.config, remat="none")
+  return _init(config, program.layout.tensor.size, seed)
 
 
 def draw_params(program):
@@ -84,12 +87,12 @@ def loss_and_grads(program, params, tokens, inside=False):
   """Through shard_map, the gradient taken inside or outside of it."""
 
   def loss(params, tokens):
-    model = nnx.merge(program.graph, params)
-    return jax.lax.pmean(model.token_losses(tokens).mean(), "data")
+    losses = program.model.scores(params, tokens)["loss"]
+    return jax.lax.pmean(losses.mean(), "data")
 
   mapped = functools.partial(
     jax.shard_map,
-    mesh=program.mesh,
+    mesh=program.layout.mesh,
     in_specs=(program.specs, P("data")),
   )
   if inside:
@@ -162,6 +165,18 @@ def test_one_shot_is_the_rank_oracle(kernel, remat):
   expect_oracle(config, oracle.rank_loss, 4, 4, inside=True)
 
 
+def test_an_update_may_wait_for_the_next_layer():
+  """Across the scan, and across a border between two policies."""
+  syncs = tuple(
+    (PartialSync(a, route="one_shot"), PartialSync(b, route="one_shot"))
+    for a, b in ((0.75, 0.5), (0.25, 0.5), (0.25, 0.5), (0.25, 0.5))
+  )
+  config = make_config(
+    layers=4, syncs=syncs, kernels=("tpu_interpret", "reference"), carry=True
+  )
+  expect_oracle(config, oracle.rank_loss, 4, 4, inside=True)
+
+
 def test_one_rank_does_not_depend_on_p():
   results = []
   for p in (0.0, 0.4, 1.0):
@@ -218,10 +233,8 @@ def test_a_loss_depends_on_no_later_token():
   def losses(tokens):
     return jax.jit(
       jax.shard_map(
-        lambda params, tokens: nnx.merge(
-          program.graph, params
-        ).token_losses(tokens),
-        mesh=program.mesh,
+        lambda params, tokens: program.model.scores(params, tokens)["loss"],
+        mesh=program.layout.mesh,
         in_specs=(program.specs, P("data")),
         out_specs=P("data"),
       )
@@ -278,15 +291,16 @@ def test_splash_attention_lowers_for_tpu_under_the_type_check():
 
 def lower_step(program, batch, length, accumulation=1, platform="cpu"):
   optimizer = optax.adamw(1e-3)
-  outer = DataParallel(program.worker)
+  outer = DataParallel(program.layout.worker)
   step = make_train_step(program, optimizer, outer, 1.0, accumulation)
   state = jax.eval_shape(lambda: init_state(program, optimizer, outer, 0))
+  ranks = program.layout.num_data_ranks
   tokens = jax.ShapeDtypeStruct(
-    (1, program.num_data_ranks, batch * accumulation, length + 1), "int32"
+    (1, ranks, batch * accumulation, length + 1), "int32"
   )
   traced = step.trace(state, tokens, ())
   lowered = traced.lower(lowering_platforms=(platform,))
-  return ledger.collectives(lowered, program.mesh)
+  return ledger.collectives(lowered, program.layout.mesh)
 
 
 def tensor_counter(entries):
@@ -315,11 +329,13 @@ def test_lowered_collectives_equal_the_formula(p, remat, accumulation, data):
   assert tensor_counter(entries) == expected
 
 
+@pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize("remat", ["none", "full", "reduced"])
-def test_a_kernel_in_the_door_changes_no_collective(remat):
+def test_a_kernel_in_the_door_sends_what_the_formula_says(remat, carry):
   """What the policy keeps is not reduced again."""
   config = make_config(
-    route="one_shot", remat=remat, kernels=("tpu", "reference")
+    layers=3, route="one_shot", remat=remat, kernels=("tpu", "reference"),
+    carry=carry,
   )
   entries = lower_step(make_program(config, 4, 4), 2, 8, platform="tpu")
   expected = tensor_reductions(
@@ -384,12 +400,12 @@ def drawn_steps(draw):
 def test_drawn_steps_send_what_the_formula_says(drawn):
   program, sizes = drawn
   entries = lower_step(program, **sizes)
-  if program.tensor.devices == 1:
+  if program.layout.tensor.devices == 1:
     assert ledger.total(entries, axis="tensor") == 0
     return
   expected = tensor_reductions(
-    program.config,
-    data_lanes=program.data[0].lanes,
+    program.model.config,
+    data_lanes=program.layout.data[0].lanes,
     batch_size=sizes["batch"],
     seq_len=sizes["length"],
     accumulation=sizes["accumulation"],
@@ -468,7 +484,7 @@ def test_a_rank_without_work_is_an_error(changes, ranks):
 def test_gains_stay_bitwise_equal_on_all_ranks():
   program = make_program(make_config(0.5), 8, 8)
   optimizer = optax.adamw(1e-2)
-  outer = DataParallel(program.worker)
+  outer = DataParallel(program.layout.worker)
   state = init_state(program, optimizer, outer, 0)
   before = np.array(state.params["norm"])
   step = make_train_step(program, optimizer, outer, 1.0)

@@ -14,13 +14,14 @@ import time
 import numpy as np
 import pytest
 
-from caatnet import build
+from caatnet.build import experiments
+from caatnet.build.override import override
 from caatnet.train import loop
 from caatnet.train.records import read_metrics
 from configs.caatnet import tiny
 
 ROOT = pathlib.Path(__file__).parents[3]
-OVERRIDES = "model.p=0.5 parallel.data=2 parallel.tensor=4"
+OVERRIDES = "sync.p=0.5 parallel.data=2 parallel.tensor=4"
 # What depends on the clock.
 TIMES = ("tokens_per_second", "model_flops_per_second",
          "fraction_of_matmul_rate")
@@ -34,10 +35,10 @@ def facts(workdir):
 
 
 def train(workdir, mesh, overrides=""):
-  config = build.override(
+  config = override(
     tiny.get_config("test"), f"{OVERRIDES} {overrides}"
   )
-  return loop.train(build.build(config, mesh), workdir, quiet=True)
+  return loop.train(experiments.build(config, mesh), workdir, quiet=True)
 
 
 def launch(workdir, *args, num_steps=60):
@@ -98,10 +99,10 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_its_records(finished):
   workdir, result = finished
   assert result.finished
-  assert json.loads((workdir / "config.json").read_text())["model"]["p"] == 0.5
+  assert json.loads((workdir / "config.json").read_text())["sync"]["p"] == 0.5
   environment = json.loads((workdir / "environment.json").read_text())
   assert environment["mesh"] == {"worker": 1, "data": 2, "tensor": 4}
-  assert len(environment["text"]["sha256"]) == 64
+  assert len(environment["data"]["sha256"]) == 64
   assert list((workdir / "tensorboard").iterdir())
   steps = sorted(p.name for p in (workdir / "checkpoints").iterdir())
   assert steps == ["12", "4", "8"]
@@ -123,8 +124,8 @@ def test_resumes_on_other_devices(finished, mesh, tmp_path):
     for key, value in ours.items():
       np.testing.assert_allclose(value, theirs[key], rtol=5e-4)
   np.testing.assert_allclose(
-    resumed.evaluation.loss_per_position,
-    result.evaluation.loss_per_position,
+    resumed.evaluation.per_place["loss"],
+    result.evaluation.per_place["loss"],
     rtol=1e-3,
   )
 
@@ -134,9 +135,9 @@ def test_another_text_does_not_resume(finished, tmp_path):
   shutil.copytree(workdir, tmp_path / "run")
   path = tmp_path / "run" / "environment.json"
   changed = json.loads(path.read_text())
-  changed["text"]["sha256"] = "0" * 64
+  changed["data"]["sha256"] = "0" * 64
   path.write_text(json.dumps(changed))
-  with pytest.raises(ValueError, match="another text"):
+  with pytest.raises(ValueError, match="other data"):
     train(tmp_path / "run", None, "train.keep_checkpoints=9")
 
 

@@ -6,15 +6,16 @@ import numpy as np
 import optax
 import pytest
 
-from caatnet import build
-from caatnet.evaluate import put_batch
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.train.evaluate import put_batch
 from caatnet.train.step import make_train_step
 from configs.caatnet import tiny
 
 
 def make_experiment(mesh, overrides=""):
-  config = build.override(tiny.get_config("test"), overrides)
-  return build.build(config, mesh)
+  config = override(tiny.get_config("test"), overrides)
+  return experiments.build(config, mesh)
 
 
 def run_steps(experiment, num_steps=3):
@@ -29,7 +30,8 @@ def run_steps(experiment, num_steps=3):
   tokens = np.random.default_rng(0).integers(256, size=(num_steps, 8, 33))
   losses = []
   for batch in tokens:
-    state, metrics = step(state, put_batch(experiment.program, batch), ())
+    laid_out = put_batch(experiment.program.layout, batch)
+    state, metrics = step(state, laid_out, ())
     losses.append(metrics["loss"].item())
   return jax.device_get(state), jax.device_get(metrics), losses
 
@@ -40,7 +42,7 @@ def run_steps(experiment, num_steps=3):
   [{"tensor": 4}, {"data": 2, "tensor": 2}, {"data": 4}],
 )
 def test_lanes_are_devices(mesh):
-  sizes = "parallel.data=4 parallel.tensor=4 model.p=0.5"
+  sizes = "parallel.data=4 parallel.tensor=4 sync.p=0.5"
   one = run_steps(make_experiment({}, sizes))
   many = run_steps(make_experiment(mesh, sizes))
   chex.assert_trees_all_close(one, many, rtol=2e-4, atol=2e-5)
@@ -48,7 +50,7 @@ def test_lanes_are_devices(mesh):
 
 @pytest.mark.parametrize("sizes", ["parallel.data=4", "train.accumulation=4"])
 def test_data_shards_and_microbatches_change_no_update(sizes):
-  base = "parallel.tensor=2 model.p=0.5"
+  base = "parallel.tensor=2 sync.p=0.5"
   whole = run_steps(make_experiment({}, base))
   split = run_steps(make_experiment({}, f"{base} {sizes}"))
   chex.assert_trees_all_close(whole, split, rtol=2e-4, atol=2e-5)
@@ -57,7 +59,7 @@ def test_data_shards_and_microbatches_change_no_update(sizes):
 def test_the_norm_counts_each_logical_parameter_once():
   """Also over ranks: clipping equals optax's on the undivided arrays."""
   experiment = make_experiment(
-    {"tensor": 4}, "parallel.tensor=4 model.p=0.5 optimizer.clip_norm=0.0"
+    {"tensor": 4}, "parallel.tensor=4 sync.p=0.5 optimizer.clip_norm=0.0"
   )
   program = experiment.program
   sgd = optax.sgd(1.0)
@@ -68,7 +70,7 @@ def test_the_norm_counts_each_logical_parameter_once():
     state = init_state(program, sgd, experiment.outer, 0)
     before = jax.device_get(state.params)
     step = make_train_step(program, sgd, experiment.outer, clip_norm)
-    state, metrics = step(state, put_batch(program, tokens), ())
+    state, metrics = step(state, put_batch(program.layout, tokens), ())
     after = jax.device_get(state.params)
     grads = jax.tree.map(lambda a, b: a - b, before, after)
     return grads, metrics["grad_norm"].item()
@@ -94,7 +96,7 @@ def test_only_matrices_decay():
 def test_the_schedule_warms_up_and_ends_at_a_tenth():
   schedule = make_experiment(
     {}, "train.num_steps=100 optimizer.warmup_steps=10"
-  ).schedule
+  ).learning_rate
   rates = np.array([schedule(step) for step in range(101)])
   assert rates[0] == 0
   assert rates.argmax() == 10

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from parallel import topologies
 from parallel.network import flows, traffic
 from parallel.network.flows import Flow
 from parallel.schedules import builders, colouring
+from parallel.topology import builders as topologies
 
 
 def shift(hosts, n):

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from parallel import topologies
 from parallel.network import layout as layouts
 from parallel.network import simulate, trace
 from parallel.schedules import builders
 from parallel.schedules.schedule import Schedule, Transfer
-from parallel.topology import Link, Topology
+from parallel.topology import builders as topologies
+from parallel.topology.graph import Link, Topology
 
 MIB = 2**20
 # ASTRA-sim's "50 GB/s" are 50 * 2^30 bytes per second; 500 ns.

@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from parallel.network import recommendation, utilisation_table
+from caatnet.studies.utilisation import published
 from parallel.network import utilisation as u
+from parallel.planner import links
 
 MODEL = u.Model(1e9, 12, 0.1)
 GRID = np.logspace(8, 12, 25)
@@ -26,11 +27,11 @@ each_method = pytest.mark.parametrize(
 
 @pytest.mark.parametrize(
   ("factor", "exact", "near"),
-  [(1.0, 3, 72), (utilisation_table.FITTED_VOLUME_FACTOR, 70, 75)],
+  [(1.0, 3, 72), (published.FITTED_VOLUME_FACTOR, 70, 75)],
   ids=["nothing fitted", "fitted"],
 )
 def test_table_4(factor, exact, near):
-  cells = utilisation_table.compare(factor)
+  cells = published.compare(factor)
   assert len(cells) == 75
   assert sum(c.notches == 0 for c in cells) == exact
   assert sum(abs(c.notches) <= 1 for c in cells) == near
@@ -39,8 +40,8 @@ def test_table_4(factor, exact, near):
 
 def test_the_published_cells_are_points_of_the_grid():
   """A misprint in our copy would most likely not be one."""
-  printed = {utilisation_table.printed_gbit_s(x) for x in u.bandwidth_grid()}
-  for rows in utilisation_table.PUBLISHED.values():
+  printed = {published.printed_gbit_s(x) for x in u.bandwidth_grid()}
+  for rows in published.PUBLISHED.values():
     assert {x for row in rows for x in row} <= printed
     for row in rows:
       assert list(row) == sorted(row)  # a higher target needs more
@@ -252,7 +253,7 @@ CHOICES = {
 def test_the_recommendation_is_the_first_that_reaches(
   bandwidth, target, latency_s
 ):
-  found = recommendation.recommend(
+  found = links.recommend(
     MODEL, bandwidth, target, latency_s=latency_s, **CHOICES
   )
   everything = [
@@ -279,8 +280,8 @@ def test_the_recommendation_is_the_first_that_reaches(
 
 
 def test_no_recommendation_where_the_link_has_no_time():
-  assert recommendation.recommend(MODEL, 1e7, 0.5, **CHOICES) is None
-  fewest = recommendation.fewest_steps(MODEL, 1e7, 0.5, bits=4)
+  assert links.recommend(MODEL, 1e7, 0.5, **CHOICES) is None
+  fewest = links.fewest_steps(MODEL, 1e7, 0.5, bits=4)
   method = u.Method(fewest - 1, 4, fewest - 2, 4)  # hides what can be hidden
   assert u.simulate(MODEL, method, 1e7).utilisation[0] < 0.5
   method = u.Method(fewest, 4, fewest - 1, 4)
@@ -293,14 +294,14 @@ def test_no_recommendation_where_the_link_has_no_time():
     (lambda: u.Model(0, 12, 0.1), "parameters=0 must be positive"),
     (lambda: u.Model(1e9, 1.5, 0.1), "num_layers=1.5 must be an integer"),
     (lambda: u.Model(1e9, 12, math.nan), "step_seconds=nan"),
-    (lambda: u.Method(0), "sync_every=0 must be an integer, at least 1"),
+    (lambda: u.Method(0), "sync_every=0 must be at least 1"),
     (lambda: u.Method(10, 10), "num_fragments=10 must be less than"),
     (lambda: u.Method(10, 2, 10), "overlap_steps=10 must be less than"),
     (lambda: u.Method(bits=0), "bits=0 must be positive"),
     (lambda: u.simulate(MODEL, u.Method(), [1.0, 0.0]), "bandwidth=0 must"),
     (lambda: u.simulate(MODEL, u.Method(), 1.0, latency_s=-1), "latency_s=-1"),
-    (lambda: recommendation.recommend(MODEL, 1e9, 1.0), r"target=1 must lie"),
-    (lambda: recommendation.recommend(MODEL, 1e9, 0.5, bits=()), r"bits=\(\)"),
+    (lambda: links.recommend(MODEL, 1e9, 1.0), r"target=1 must lie"),
+    (lambda: links.recommend(MODEL, 1e9, 0.5, bits=()), r"bits=\(\)"),
   ],
 )
 def test_wrong_numbers_are_named(call, message):

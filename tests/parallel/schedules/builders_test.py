@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
-from parallel import topologies as t
-from parallel.schedules import exchange, multitree
+from parallel.schedules import multitree, pairwise
 from parallel.schedules.builders import BUILDERS, build
 from parallel.schedules.check import check, link_loads
 from parallel.schedules.colouring import partial_permutations
 from parallel.schedules.schedule import COLLECTIVES, Transfer
+from parallel.topology import builders as t
 
 GRIDS = [
   t.ring(1), t.ring(2), t.ring(5), t.ring(8), t.torus((4, 4)), t.torus((3, 5)),
@@ -118,7 +118,7 @@ def test_hdrm_s_load():
         load for pair, load in loads.items() if min(pair) >= topology.num_ranks
       ]
       assert max(between) == max(1, 2 * m // s), (m, s)
-  assert sorted(exchange.bigraph_places(4, 8)) == list(range(32))
+  assert sorted(pairwise.bigraph_places(4, 8)) == list(range(32))
 
 
 def test_double_tree_keeps_one_port():

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from parallel import topologies
 from parallel.schedules import builders, check, msccl
+from parallel.topology import builders as topologies
 
 CASES = [
   (topologies.ring(5), "ring"),

@@ -8,17 +8,18 @@ import networkx
 import numpy as np
 import pytest
 
-from parallel import topologies as t
-from parallel.schedules import optimal
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
-from parallel.schedules.cut_bound import (
+from parallel.schedules.optimal import trees
+from parallel.schedules.optimal.cut_bound import (
   SourceFlow,
   cut_bound,
   integer_capacities,
   tightest_cut,
 )
-from parallel.topology import BANDWIDTH, Link, Topology
+from parallel.topology import builders as t
+from parallel.topology import files
+from parallel.topology.graph import BANDWIDTH, Link, Topology
 
 
 def brute_force(topology):
@@ -45,7 +46,7 @@ def drawn(seed):
   graph.add_edges_from((i, (i + 1) % n) for i in range(n))
   for edge in graph.edges:
     graph.edges[edge]["bandwidth"] = rng.choice([1e9, 2e9, 2.5e9, 7e9])
-  return t.from_networkx(graph, name=f"drawn {seed}")
+  return files.from_networkx(graph, name=f"drawn {seed}")
 
 
 SMALL = [
@@ -90,7 +91,7 @@ def test_bounds_of_grids(builder, d, expected):
   ids=lambda x: x.name,
 )
 def test_the_busiest_link_is_as_busy_as_the_bound(topology):
-  forest = optimal.forest(topology)
+  forest = trees.forest(topology)
   assert 1 - 1e-9 <= forest.ratio <= 1.05
   for chunk, paths in enumerate(forest.trees):
     tree = networkx.DiGraph((path[0], path[-1]) for path in paths)
@@ -115,9 +116,9 @@ def funnel(into, out):
 
 
 def test_a_switch_s_directions_may_differ_only_where_no_rank_needs_it():
-  assert optimal.forest(funnel((1e9, 4e9, 4e9), (4e9, 2e9, 2e9))).ratio < 1.01
+  assert trees.forest(funnel((1e9, 4e9, 4e9), (4e9, 2e9, 2e9))).ratio < 1.01
   with pytest.raises(ValueError, match="in and out differ in bandwidth"):
-    optimal.forest(funnel((2e9, 2e9, 2e9), (4e9, 4e9, 4e9)))
+    trees.forest(funnel((2e9, 2e9, 2e9), (4e9, 4e9, 4e9)))
 
 
 def test_one_rank_has_no_bound():

@@ -12,14 +12,16 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from caatnet import build as experiments
+from caatnet.build import experiments
+from caatnet.build.override import override
 from configs.caatnet import tiny
-from parallel import collectives, topologies
+from parallel import collectives
 from parallel.axes import Axis, make_mesh
 from parallel.schedules import run
 from parallel.schedules.builders import BUILDERS, build
 from parallel.schedules.colouring import partial_permutations
 from parallel.schedules.schedule import COLLECTIVES
+from parallel.topology import builders as topologies
 from parallel.xla import ledger
 from tests.parallel.schedules.builders_test import ACCEPTED
 
@@ -198,13 +200,13 @@ def test_the_program_sends_what_the_schedule_says(name, collective):
 
 def test_a_model_s_doors_reduce_by_a_schedule():
   """As many permutes as the schedule has, forward and backward, per door."""
-  config = experiments.override(
+  config = override(
     tiny.get_config("test"),
-    "model.route=schedule:multitree parallel.tensor=8 model.num_layers=1",
+    "sync.route=schedule:multitree parallel.tensor=8 model.num_layers=1",
   )
   experiment = experiments.build(config, {"tensor": 4})
   entries = ledger.collectives(
-    experiment.lower_step(), experiment.program.mesh
+    experiment.lower_step(), experiment.program.layout.mesh
   )
   doors = [c for c in entries if c.where.startswith("blocks")]
   schedule = build("multitree", topologies.torus((2, 2)))
@@ -220,13 +222,13 @@ def test_a_model_s_doors_reduce_by_a_schedule():
   ("route", "message"),
   [
     ("multitree", "'multitree' must be one of 'psum', .*'schedule:multitree'"),
-    ("schedule:tree", "config.model.route='schedule:tree'.* one of ring, "),
+    ("schedule:tree", "config.sync.route='schedule:tree'.* one of ring, "),
     ("schedule:hdrm", "hdrm: torus 2x2 is not a BiGraph"),
   ],
 )
 def test_a_config_s_wrong_route_is_said(route, message):
-  config = experiments.override(
-    tiny.get_config(), f"model.route={route} parallel.tensor=4 parallel.data=1"
+  config = override(
+    tiny.get_config(), f"sync.route={route} parallel.tensor=4 parallel.data=1"
   )
   with pytest.raises(ValueError, match=message):
     experiments.build(config, {"tensor": 4})

@@ -5,14 +5,15 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from caatnet import build as experiments
+from caatnet.build import experiments
+from caatnet.build.override import override
 from configs.caatnet import tiny
-from parallel import topologies
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.schedule_all_reduce import reference
 from parallel.schedules.builders import build
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.schedules.table import table
+from parallel.topology import builders as topologies
 from tests.parallel.schedules.builders_test import ACCEPTED
 
 
@@ -66,12 +67,12 @@ def test_a_round_without_such_an_order_is_said():
 @pytest.mark.parametrize("rows", [32, 5])
 def test_a_model_s_schedule_runs_in_a_kernel_where_that_takes_the_rows(rows):
   """It takes whole tiles; permutes take the rest."""
-  config = experiments.override(
+  config = override(
     tiny.get_config("test"),
-    "model.route=schedule:ring parallel.tensor=4 model.kernels=interpret",
+    "sync.route=schedule:ring parallel.tensor=4 kernels=interpret",
   )
   mesh = {"tensor": 4}
-  route = experiments.build(config, mesh).program.config.syncs[0][0].route
+  route = experiments.build(config, mesh).program.model.config.syncs[0][0].route
   x = np.random.default_rng(1).integers(9, size=(4, rows, 8)).astype("f4")
   f = jax.jit(jax.shard_map(
     lambda x: route(x, "tensor"),

@@ -131,7 +131,7 @@ def test_product_flops_and_trips():
 
   compiled = jax.jit(f).lower(jnp.ones((32, 16))).compile()
   module = hlo.parse(compiled.as_text())
-  schedule = overlap.Schedule(
+  schedule = overlap.ScheduledProgram(
     module, make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
   )
   assert schedule.total().flops == 6 * 2 * 32 * 16 * 16
@@ -183,10 +183,10 @@ def test_what_stands_between_start_and_done_hides_the_transfer():
   mesh = make_mesh(a=8)
   device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
   product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
-  schedule = overlap.Schedule(
+  schedule = overlap.ScheduledProgram(
     hlo.parse(SCHEDULED), mesh, device, lambda _: 4 * product
   )
-  first, last = schedule.transfers()
+  first, last = schedule.collectives()
   assert first.asynchronous
   assert not last.asynchronous
   assert first.entries[0].where == "block"
@@ -210,10 +210,10 @@ def test_compute_beside_two_transfers_hides_one_of_them():
   )
   device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
   product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
-  schedule = overlap.Schedule(
+  schedule = overlap.ScheduledProgram(
     hlo.parse(text), make_mesh(a=8), device, lambda _: 0.75 * product
   )
-  hidden = [t.hidden for t in schedule.transfers()]
+  hidden = [t.hidden for t in schedule.collectives()]
   assert hidden == pytest.approx([1, 1 / 3, 0], rel=1e-3)
 
 
@@ -247,8 +247,10 @@ def test_a_chain_of_fusions_sends_once():
   assert [(e.shape, e.count) for e in sent] == [((1000,), 1)]
   device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
   product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
-  schedule = overlap.Schedule(module, mesh, device, lambda _: 4 * product)
-  gather = schedule.transfers()[0]
+  schedule = overlap.ScheduledProgram(
+    module, mesh, device, lambda _: 4 * product
+  )
+  gather = schedule.collectives()[0]
   assert gather.asynchronous
   assert gather.hidden == pytest.approx(0.25, rel=1e-3)
 
@@ -256,7 +258,9 @@ def test_a_chain_of_fusions_sends_once():
 def test_an_unscheduled_program_has_no_overlap_to_report():
   module = hlo.parse(SCHEDULED.replace("is_scheduled=true", "x=1"))
   with pytest.raises(ValueError, match="not scheduled"):
-    overlap.Schedule(module, make_mesh(a=8), DEVICES["h100"], lambda _: 0.0)
+    overlap.ScheduledProgram(
+      module, make_mesh(a=8), DEVICES["h100"], lambda _: 0.0
+    )
 
 
 def test_slices_count_what_is_sliced_and_on_chip_operands_nothing():
@@ -264,7 +268,7 @@ def test_slices_count_what_is_sliced_and_on_chip_operands_nothing():
   compiled = jax.jit(
     lambda s, i: lax.dynamic_index_in_dim(s, i, keepdims=False) * 2
   ).lower(stack, 3).compile()
-  schedule = overlap.Schedule(
+  schedule = overlap.ScheduledProgram(
     hlo.parse(compiled.as_text()), make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
   )
   moved = schedule.total().bytes

@@ -1,0 +1,50 @@
+"""``config.model`` with the name "convolutional"."""
+
+from caatnet.build.context import Context
+from caatnet.checks import DTYPES, one_of
+from caatnet.data.images import ImageData
+from caatnet.models.convolutional import ConvolutionalModel
+from parallel.checks import positive
+
+
+def build(
+  context: Context,
+  *,
+  widths: tuple[int, ...],
+  blocks: int,
+  groups: int,
+  dtype: str,
+) -> ConvolutionalModel:
+  """Checks the section and builds the model; it has no doors.
+
+  Raises:
+    ValueError: A value that does not fit, or one that is for models whose
+      tensor ranks synchronise.
+  """
+  if context.tensor.size > 1:
+    raise ValueError(
+      f"config.parallel.tensor={context.tensor.size} must be 1 with "
+      "config.model.name='convolutional', which tensor ranks do not share"
+    )
+  if context.sync is not None:
+    raise ValueError(
+      "config.sync has no effect with config.model.name='convolutional', "
+      "which has no doors to synchronise: take the section out"
+    )
+  if not isinstance(context.data, ImageData):
+    raise ValueError(
+      "config.data.name must be 'images' with "
+      "config.model.name='convolutional'"
+    )
+  one_of("dtype", dtype, DTYPES)
+  for width in widths:
+    positive("widths", width)
+  return ConvolutionalModel(
+    shape=tuple(context.data.shape),
+    num_classes=context.data.num_classes,
+    widths=tuple(widths),
+    blocks=blocks,
+    groups=groups,
+    dtype=dtype,
+    tensor=context.tensor,
+  )

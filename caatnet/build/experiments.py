@@ -1,0 +1,166 @@
+"""From a config to objects: the last place that knows ml_collections.
+
+Everything below takes frozen dataclasses. Each section of a config is read by
+the file here that has its name.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+from typing import Any
+
+import jax
+import ml_collections
+
+from caatnet.build import sections
+from caatnet.build.context import Context
+from caatnet.build.data import DATA
+from caatnet.build.model import MODELS
+from caatnet.build.optimizer import OPTIMIZERS, Inner
+from caatnet.build.outer import OUTER
+from caatnet.build.zero import Zero, build_zero
+from caatnet.checks import naming, one_of
+from caatnet.data.protocol import Data
+from caatnet.program import Layout, Program
+from caatnet.train.experiment import Experiment, TrainOptions
+from parallel.axes import Axis, assign_devices, make_mesh
+from parallel.checks import at_least
+from parallel.kernels import selection
+
+# Outermost first; data may be several levels (config.zero).
+AXES = ("worker", "data", "tensor")
+_SECTIONS = (
+  "name", "seed", "kernels", "model", "sync", "parallel", "outer", "zero",
+  "data", "optimizer", "train",
+)
+
+
+def build(
+  config: ml_collections.ConfigDict,
+  requested_mesh: Mapping[str, int] | None = None,
+  devices: list[jax.Device] | None = None,
+) -> Experiment:
+  """Checks a config and builds what it describes.
+
+  Args:
+    config: As ``configs/caatnet/base.py`` has it.
+    requested_mesh: Devices per axis (``--mesh``); None chooses.
+    devices: Devices to use; all of this machine's by default.
+
+  Returns:
+    The experiment, nothing of it run yet.
+
+  Raises:
+    ValueError: A value that does not fit, with its key and what would.
+  """
+  _check_sections(config)
+  devices = devices or jax.devices()
+  platform = devices[0].platform
+  zero: Zero = sections.call(
+    "zero", build_zero, config.zero, config.parallel.data
+  )
+  axes = _axes(config.parallel, zero, len(devices), requested_mesh)
+  kernels = _kernels(config.kernels, platform)
+  data = sections.choose("data", "name", DATA, config.data)
+  train = sections.call("train", TrainOptions, config.train)
+  _check_batch(data, train, axes["worker"].size * zero.partition.num_ranks)
+  context = Context(
+    platform, axes["tensor"], kernels, data, config.get("sync", None)
+  )
+  model = sections.choose("model", "name", MODELS, config.model, context)
+  layout = Layout(
+    axes["worker"],
+    tuple(axes[level.name] for level in zero.partition.levels),
+    axes["tensor"],
+    make_mesh(axes, devices),
+    zero.partition,
+    kernels,
+    zero.offload,
+    zero.prefetch,
+  )
+  with naming("config.model", sections.keys_of(MODELS[config.model.name])):
+    program = Program(model, layout)
+  inner: Inner = sections.choose(
+    "optimizer", "name", OPTIMIZERS, config.optimizer,
+    train.num_steps, program.decays,
+  )
+  outer = sections.choose(
+    "outer", "algorithm", OUTER, config.outer, program, config.seed
+  )
+  return Experiment(
+    config=json.loads(config.to_json()),
+    program=program,
+    optimizer=inner.optimizer,
+    outer=outer,
+    learning_rate=inner.learning_rate,
+    clip_norm=inner.clip_norm,
+    data=data,
+    train=train,
+    seed=config.seed,
+  )
+
+
+def from_dict(
+  config: dict[str, Any], requested_mesh: Mapping[str, int] | None = None
+) -> Experiment:
+  """Builds from the plain data of a run's ``config.json``."""
+  return build(ml_collections.ConfigDict(config), requested_mesh)
+
+
+def _check_sections(config: ml_collections.ConfigDict) -> None:
+  for key in config:
+    if key not in _SECTIONS:
+      raise ValueError(
+        f"config.{key} has no effect on a training run; its sections are "
+        f"{', '.join(_SECTIONS)}"
+      )
+  for key in _SECTIONS:
+    if key not in config and key != "sync":  # not all models have doors
+      raise ValueError(
+        f"config.{key} is missing: the config is not one of a training run, "
+        "or of an older version"
+      )
+
+
+def _axes(
+  parallel: Mapping[str, int],
+  zero: Zero,
+  num_devices: int,
+  requested_mesh: Mapping[str, int] | None,
+) -> dict[str, Axis]:
+  """All axes by name, outermost first; levels in place of data."""
+  for name in AXES:
+    at_least(f"config.parallel.{name}", parallel[name])
+  sizes = (
+    {"worker": parallel["worker"]}
+    | {level.name: level.size for level in zero.partition.levels}
+    | {"tensor": parallel["tensor"]}
+  )
+  try:
+    return assign_devices(sizes, num_devices, requested_mesh)
+  except ValueError as error:
+    raise ValueError(
+      f"--mesh: {error}; sizes are those of config.parallel and "
+      "config.zero.levels"
+    ) from error
+
+
+def _kernels(value: str, platform: str) -> tuple[str, ...]:
+  """Implementations in order of preference, for a program's platform."""
+  one_of("config.kernels", value, ("auto", "reference", "interpret"))
+  if value == "interpret":
+    return ("tpu_interpret", "reference")
+  return selection.preference(value, platform)
+
+
+def _check_batch(data: Data, train: TrainOptions, num_ranks: int) -> None:
+  at_least("config.data.batch_size", data.batch_size)
+  for field in dataclasses.fields(train):
+    at_least(f"config.train.{field.name}", getattr(train, field.name))
+  unit = num_ranks * train.accumulation
+  if data.batch_size % unit:
+    raise ValueError(
+      f"config.data.batch_size={data.batch_size} must be a multiple of "
+      "config.parallel.worker x config.parallel.data x "
+      f"config.train.accumulation = {unit}"
+    )

@@ -1,0 +1,86 @@
+"""``config.optimizer``: the inner optimizer and its learning rate."""
+
+import dataclasses
+from typing import Any
+
+import optax
+
+from parallel.checks import positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+  """The inner optimizer of every worker.
+
+  Attributes:
+    optimizer: Elementwise in the parameters; it does not clip.
+    learning_rate: Step -> learning rate.
+    clip_norm: Largest gradient norm of a worker; 0 does not clip.
+  """
+
+  optimizer: optax.GradientTransformation
+  learning_rate: optax.Schedule
+  clip_norm: float
+
+
+def _adamw(
+  num_steps: int,
+  decays: Any,
+  *,
+  learning_rate: float,
+  warmup_steps: int,
+  final_fraction: float,
+  beta_1: float,
+  beta_2: float,
+  eps: float,
+  weight_decay: float,
+  clip_norm: float,
+) -> Inner:
+  rate = _warmup_cosine(num_steps, learning_rate, warmup_steps, final_fraction)
+  optimizer = optax.adamw(
+    rate, b1=beta_1, b2=beta_2, eps=eps, weight_decay=weight_decay, mask=decays
+  )
+  return Inner(optimizer, rate, clip_norm)
+
+
+def _sgd(
+  num_steps: int,
+  decays: Any,
+  *,
+  learning_rate: float,
+  warmup_steps: int,
+  final_fraction: float,
+  momentum: float,
+  weight_decay: float,
+  clip_norm: float,
+) -> Inner:
+  rate = _warmup_cosine(num_steps, learning_rate, warmup_steps, final_fraction)
+  optimizer = optax.chain(
+    optax.add_decayed_weights(weight_decay, mask=decays),
+    optax.sgd(rate, momentum or None),
+  )
+  return Inner(optimizer, rate, clip_norm)
+
+
+# Positional arguments: config.train.num_steps, and whether weight decay
+# applies, for each parameter.
+OPTIMIZERS = {"adamw": _adamw, "sgd": _sgd}
+
+
+def _warmup_cosine(
+  num_steps: int, peak: float, warmup_steps: int, final_fraction: float
+) -> optax.Schedule:
+  """Linear warm-up to ``peak``, then a cosine down to a fraction of it."""
+  positive("learning_rate", peak)
+  if not 0 <= warmup_steps < num_steps:
+    raise ValueError(
+      f"warmup_steps={warmup_steps} must lie in "
+      f"[0, config.train.num_steps={num_steps})"
+    )
+  return optax.warmup_cosine_decay_schedule(
+    init_value=0.0 if warmup_steps else peak,
+    peak_value=peak,
+    warmup_steps=warmup_steps,
+    decay_steps=num_steps,
+    end_value=peak * final_fraction,
+  )

@@ -1,0 +1,257 @@
+"""``config.outer``: an outer loop.
+
+An algorithm's keys are the fields of its class here, which inherits those that
+it has in common with others.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import optax
+
+from caatnet.checks import one_of
+from caatnet.program import Program, is_spec
+from caatnet.train.step import global_norm
+from parallel.checks import at_least, positive
+from parallel.collectives import each_lane
+from parallel.outer.base import OuterLoop
+from parallel.outer.data_parallel import DataParallel
+from parallel.outer.dc_s3gd import DCS3GD
+from parallel.outer.diloco import DiLoCo
+from parallel.outer.eager import Eager
+from parallel.outer.exchange import Exchange
+from parallel.outer.fragments import fragments
+from parallel.outer.noloco import NoLoCo
+from parallel.outer.optimizers import Nesterov, Optax, OuterOptimizer
+from parallel.outer.sparseloco import SparseLoCo
+from parallel.outer.streaming import Streaming
+from parallel.wire import Wire
+
+DEFAULT_BLOCK = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rounds:
+  """Keys of loops that exchange every H steps."""
+
+  every: int
+
+  def __post_init__(self) -> None:
+    at_least("every", self.every)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OuterStep:
+  """Keys of loops with an outer optimizer."""
+
+  optimizer: str
+  learning_rate: float
+  momentum: float
+
+  def outer_optimizer(self) -> OuterOptimizer:
+    one_of("optimizer", self.optimizer, ("nesterov", "sgd", "adam"))
+    positive("learning_rate", self.learning_rate)
+    match self.optimizer:
+      case "nesterov":
+        return Nesterov(self.learning_rate, self.momentum)
+      case "adam":
+        return Optax(optax.adam(self.learning_rate, b1=self.momentum))
+    if self.momentum:
+      raise ValueError(
+        f"momentum={self.momentum} has no effect with optimizer="
+        f"{self.optimizer!r}; set it to 0"
+      )
+    return Optax(optax.sgd(self.learning_rate))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Exchanging:
+  """Keys of loops that send a mean in few bits."""
+
+  codec: str
+  block: int
+  route: str
+  stochastic_rounding: bool
+  error_feedback: bool
+
+  def exchange(
+    self, program: Program, seed: int, weights: tuple[float, ...] = ()
+  ) -> Exchange:
+    return Exchange(
+      program.layout.worker, self._wire(program.layout.kernels),
+      _block_dims(program), weights, self.error_feedback, seed,
+    )
+
+  def _wire(self, kernels: tuple[str, ...]) -> Wire:
+    if self.codec not in ("float32", "bfloat16"):
+      return Wire(
+        self.codec, self.block or DEFAULT_BLOCK, self.route,
+        self.stochastic_rounding, implementation=kernels,
+      )
+    # An all-reduce: nothing is cut into blocks, and float32 loses nothing.
+    neutral = {"block": 0, "route": "all_gather", "stochastic_rounding": False}
+    if self.codec == "float32":
+      neutral["error_feedback"] = False
+    for key, value in neutral.items():
+      if getattr(self, key) != value:
+        raise ValueError(
+          f"{key}={getattr(self, key)!r} has no effect with codec="
+          f"{self.codec!r}"
+        )
+    return Wire(dtype=self.codec)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _DataParallel:
+  def build(self, program: Program, seed: int) -> OuterLoop:
+    return DataParallel(program.layout.worker)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LocalSGD(_Rounds, _Exchanging):
+  """Plain averages of parameters: outer SGD at rate 1."""
+
+  def build(self, program: Program, seed: int) -> OuterLoop:
+    return DiLoCo(
+      program.layout.worker, self.every, Optax(optax.sgd(1.0)),
+      self.exchange(program, seed),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _FedAvg(_Rounds, _Exchanging):
+  """Weighted averages of the parameters of a sample of workers."""
+
+  weights: tuple[float, ...]
+  clients: int
+
+  def build(self, program: Program, seed: int) -> OuterLoop:
+    worker = program.layout.worker
+    if not 0 <= self.clients <= worker.size:
+      raise ValueError(
+        f"clients={self.clients} must lie in "
+        f"[0, config.parallel.worker={worker.size}]"
+      )
+    weights = tuple(map(float, self.weights))
+    if len(weights) not in (0, worker.size) or any(w <= 0 for w in weights):
+      raise ValueError(
+        f"weights={weights} must be config.parallel.worker={worker.size} "
+        "positive numbers, or none"
+      )
+    if self.clients and self.error_feedback:
+      raise ValueError(
+        f"error_feedback=True with clients={self.clients}: a worker that is "
+        "not heard has nothing to correct"
+      )
+    return DiLoCo(
+      worker, self.every, Optax(optax.sgd(1.0)),
+      self.exchange(program, seed, weights), self.clients or None,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _DiLoCo(_Rounds, _OuterStep, _Exchanging):
+  def build(self, program: Program, seed: int) -> OuterLoop:
+    return DiLoCo(
+      program.layout.worker, self.every, self.outer_optimizer(),
+      self.exchange(program, seed),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Streaming(_Rounds, _OuterStep, _Exchanging):
+  fragment_layers: int
+  pattern: str
+  overlap: tuple[int, ...]
+  keep: float
+  pieces: int
+
+  def build(self, program: Program, seed: int) -> OuterLoop:
+    one_of("pattern", self.pattern, ("strided", "sequential"))
+    cut = fragments(
+      program.model.stacks, self.fragment_layers, self.pattern == "strided"
+    )
+    return Streaming(
+      program.layout.worker, self.every, self.outer_optimizer(),
+      self.exchange(program, seed), cut, tuple(self.overlap), self.keep,
+      self.pieces,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Eager(_Rounds, _OuterStep, _Exchanging):
+  def build(self, program: Program, seed: int) -> OuterLoop:
+    return Eager(
+      program.layout.worker, self.every, self.outer_optimizer(),
+      self.exchange(program, seed),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _DCS3GD(_Exchanging):
+  compensation: float
+
+  def build(self, program: Program, seed: int) -> OuterLoop:
+    if self.compensation < 0:
+      raise ValueError(
+        f"compensation={self.compensation} must not be negative"
+      )
+    worker = program.layout.worker
+    norm = functools.partial(
+      each_lane, lambda tree: global_norm(tree, program), worker
+    )
+    return DCS3GD(
+      worker, self.exchange(program, seed), self.compensation, norm
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _SparseLoCo(_Rounds):
+  learning_rate: float
+  chunk: int
+  top_k: int
+  error_decay: float
+
+  def build(self, program: Program, seed: int) -> OuterLoop:
+    return SparseLoCo(
+      program.layout.worker, self.every, self.learning_rate,
+      _block_dims(program), self.error_decay, self.chunk, self.top_k,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _NoLoCo(_Rounds):
+  learning_rate: float
+  momentum: float
+  pull: float
+
+  def build(self, program: Program, seed: int) -> OuterLoop:
+    return NoLoCo(
+      program.layout.worker, self.every, self.learning_rate, self.momentum,
+      self.pull, seed,
+    )
+
+
+# By the names that config.outer.algorithm has. ``build`` takes the program and
+# the seed of draws: clients, pairs, stochastic rounding.
+OUTER = {
+  "data_parallel": _DataParallel,
+  "local_sgd": _LocalSGD,
+  "fedavg": _FedAvg,
+  "diloco": _DiLoCo,
+  "streaming": _Streaming,
+  "eager": _Eager,
+  "dc_s3gd": _DCS3GD,
+  "sparseloco": _SparseLoCo,
+  "noloco": _NoLoCo,
+}
+
+
+def _block_dims(program: Program) -> Any:
+  """For each parameter, how many leading dims no block crosses.
+
+  Specs end with the last dim that is cut, so no block crosses a rank's slice.
+  """
+  return jax.tree.map(len, program.specs, is_leaf=is_spec)

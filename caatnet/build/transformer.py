@@ -1,0 +1,76 @@
+"""``config.model`` with the name "transformer", and its ``config.sync``."""
+
+from caatnet.build import sections
+from caatnet.build.context import Context
+from caatnet.build.sync import Sync, build_sync
+from caatnet.checks import DTYPES, one_of
+from caatnet.data.text import TextData
+from caatnet.models.transformer import attention as attentions
+from caatnet.models.transformer.config import TransformerConfig
+from caatnet.models.transformer.model import TransformerModel
+from parallel.checks import positive
+
+
+def build(
+  context: Context,
+  *,
+  vocab_size: int,
+  width: int,
+  num_layers: int,
+  num_heads: int,
+  num_kv_heads: int,
+  ffn_width: int,
+  rope_base: float,
+  norm_eps: float,
+  tied_embeddings: bool,
+  init_std: float,
+  dtype: str,
+  remat: str,
+  unroll: int,
+  attention: str,
+) -> TransformerModel:
+  """Checks both sections and builds the model that they describe.
+
+  Raises:
+    ValueError: A value that does not fit, with what would.
+  """
+  for key, value in (
+    ("vocab_size", vocab_size), ("width", width), ("num_layers", num_layers),
+    ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
+    ("ffn_width", ffn_width), ("unroll", unroll),
+  ):
+    positive(key, value)
+  one_of("dtype", dtype, DTYPES)
+  one_of("attention", attention, attentions.IMPLEMENTATIONS)
+  if not isinstance(context.data, TextData):
+    raise ValueError(
+      "config.data.name must be 'text' with config.model.name='transformer'"
+    )
+  if context.sync is None:
+    raise ValueError(
+      "config.sync is missing: config.model.name='transformer' needs it "
+      "(configs/sections.py)"
+    )
+  sync: Sync = sections.call(
+    "sync", build_sync, context.sync, context, num_layers, remat
+  )
+  config = TransformerConfig(
+    vocab_size=vocab_size,
+    width=width,
+    num_layers=num_layers,
+    num_heads=num_heads,
+    num_kv_heads=num_kv_heads,
+    ffn_width=ffn_width,
+    syncs=sync.doors,
+    rope_base=rope_base,
+    norm_eps=norm_eps,
+    tied_embeddings=tied_embeddings,
+    dtype=dtype,
+    remat=remat,
+    attention=attentions.resolve(attention, context.platform, dtype),
+    kernels=context.kernels,
+    init_std=init_std,
+    unroll=unroll,
+    carry=sync.carry,
+  )
+  return TransformerModel(config, context.tensor)

@@ -1,0 +1,196 @@
+"""Labelled images: the digits that scikit-learn ships, or a file of one's own.
+
+Which images are held out is decided by a hash of each image's content alone,
+as for text: no seed and no order changes it, and copies stay together.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import hashlib
+import math
+import pathlib
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from caatnet.data import pipeline
+from caatnet.data.protocol import Dataset
+
+Examples = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageData:
+  """``config.data`` of a classifier.
+
+  Attributes:
+    path: An .npz file with "images", uint8 or float ``[N, H, W]`` or
+      ``[N, H, W, C]``, and "labels", int ``[N]``; "": scikit-learn's digits.
+    shape: Height, width and channels of an image.
+    num_classes: Labels are 0 to num_classes - 1.
+    batch_size: Images per step, over all workers and data-parallel ranks.
+    validation_percent: Expected share of the images that is held out.
+  """
+
+  path: str
+  shape: tuple[int, int, int]
+  num_classes: int
+  batch_size: int
+  validation_percent: float
+
+  @property
+  def example(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """float32 ``[H, W, C]`` with values from 0 to 1, and an int32 label."""
+    return {
+      "image": jax.ShapeDtypeStruct(tuple(self.shape), jnp.float32),
+      "label": jax.ShapeDtypeStruct((), jnp.int32),
+    }
+
+  @property
+  def unit(self) -> str:
+    return "images"
+
+  @property
+  def units_per_example(self) -> int:
+    return 1
+
+  @property
+  def labels(self) -> Mapping[str, str]:
+    return {"loss": "cross-entropy, nats", "accuracy": "accuracy"}
+
+  def measures(self, means: Mapping[str, float]) -> dict[str, float]:
+    return {"loss": means["loss"], "accuracy": means["accuracy"]}
+
+  def load(self, seed: int) -> Dataset:
+    name, images, labels = _read(self.path)
+    self._check(images, labels)
+    images = np.ascontiguousarray(images, np.float32)
+    held_out = [_place(x) < self.validation_percent / 100 for x in images]
+    held_out = np.array(held_out)
+    if held_out.all() or not held_out.any():
+      raise ValueError(
+        f"config.data.validation_percent={self.validation_percent} leaves no "
+        f"{'training' if held_out.all() else 'validation'} images of {name}"
+      )
+    train, validation = (
+      {"image": images[where], "label": labels[where].astype(np.int32)}
+      for where in (~held_out, held_out)
+    )
+    if len(train["label"]) < self.batch_size:
+      raise ValueError(
+        f"config.data.path: {name} has {len(train['label'])} training images, "
+        f"fewer than config.data.batch_size={self.batch_size}"
+      )
+    digest = hashlib.sha256(images.tobytes())
+    digest.update(np.ascontiguousarray(labels, np.int64).tobytes())
+    return Dataset(
+      name=name,
+      sha256=digest.hexdigest(),
+      batches=pipeline.shuffled(_Rows(train), self.batch_size, seed),
+      validation=validation,
+      baselines=lambda: _baselines(train, validation, self.num_classes),
+    )
+
+  def _check(self, images: np.ndarray, labels: np.ndarray) -> None:
+    if tuple(images.shape[1:]) != tuple(self.shape):
+      raise ValueError(
+        f"config.data.shape={tuple(self.shape)}, but the images have "
+        f"{tuple(images.shape[1:])} (height, width, channels)"
+      )
+    if not np.isfinite(images).all():
+      raise ValueError(f"config.data.path={self.path!r}: a pixel is not finite")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= self.num_classes:
+      raise ValueError(
+        f"config.data.num_classes={self.num_classes}, but the labels are "
+        f"{low} to {high}"
+      )
+
+
+class _Rows:
+  """Random access to single examples."""
+
+  def __init__(self, examples: Examples) -> None:
+    self._examples = examples
+
+  def __len__(self) -> int:
+    return len(self._examples["label"])
+
+  def __getitem__(self, index: int) -> Examples:
+    return {key: value[index] for key, value in self._examples.items()}
+
+
+def _read(path: str) -> tuple[str, np.ndarray, np.ndarray]:
+  """Name, images ``[N, H, W, C]`` with values from 0 to 1, labels ``[N]``."""
+  if not path:
+    try:
+      from sklearn import datasets
+    except ImportError as error:
+      raise ValueError(
+        "config.data.path='' reads the digits of scikit-learn: "
+        'pip install "caatnet[images]", or name an .npz file'
+      ) from error
+    digits = datasets.load_digits()
+    # Pixels count the 4 x 4 cells that were inked, 0 to 16.
+    return "scikit-learn-digits", digits.images[..., None] / 16, digits.target
+  file = pathlib.Path(path).expanduser()
+  try:
+    with np.load(file, allow_pickle=False) as arrays:
+      images, labels = arrays["images"], arrays["labels"]
+  except (
+    OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile
+  ) as error:
+    raise ValueError(
+      f"config.data.path={path!r} must be an .npz file with the arrays "
+      f'"images" and "labels": {error}'
+    ) from error
+  if images.ndim == 3:
+    images = images[..., None]
+  if images.ndim != 4 or labels.shape != images.shape[:1] or not labels.size:
+    raise ValueError(
+      f"config.data.path={path!r}: images {images.shape} and labels "
+      f"{labels.shape} must be [N, H, W(, C)] and [N]"
+    )
+  if not np.issubdtype(labels.dtype, np.integer):
+    raise ValueError(
+      f"config.data.path={path!r}: labels are {labels.dtype}, not integers"
+    )
+  scale = 255 if images.dtype == np.uint8 else 1
+  return file.name, images / scale, labels
+
+
+def _place(image: np.ndarray) -> float:
+  """An image's place in [0, 1), uniform over contents."""
+  digest = hashlib.sha256(image.tobytes()).digest()
+  return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+
+
+def _baselines(
+  train: Examples, validation: Examples, num_classes: int
+) -> dict[str, dict[str, float]]:
+  """What label frequencies, and the nearest mean of a class, reach."""
+  counts = np.bincount(train["label"], minlength=num_classes) + 1
+  log_probs = np.log(counts / counts.sum())
+  flat = {k: v["image"].reshape(len(v["image"]), -1)
+          for k, v in (("train", train), ("validation", validation))}
+  means = np.stack([
+    flat["train"][train["label"] == c].mean(axis=0)
+    if (train["label"] == c).any() else np.full(flat["train"].shape[1], np.inf)
+    for c in range(num_classes)
+  ])
+  distances = np.stack([
+    np.square(flat["validation"] - mean).sum(axis=1) for mean in means
+  ])
+  truth = validation["label"]
+  return {
+    "label frequencies": {
+      "loss": -float(log_probs[truth].mean()),
+      "accuracy": float((truth == counts.argmax()).mean()),
+    },
+    "nearest class mean": {
+      "loss": math.nan,  # it gives no probabilities
+      "accuracy": float((distances.argmin(axis=0) == truth).mean()),
+    },
+  }

@@ -1,0 +1,249 @@
+"""A residual convolutional network for small images.
+
+Pre-activation blocks (He et al., arXiv 1603.05027) with GroupNorm in place of
+batch norm (Wu and He, arXiv 1803.08494): statistics are of one example, so the
+network is a function of its parameters and outer loops may average them. A
+stage is a stack of equal blocks, scanned; a stage after the first begins with a
+2 x 2 convolution of stride 2 that halves height and width.
+
+Tensor ranks do not share it: the tensor axis has one rank.
+
+Shape legend: L = blocks of a stage, B = batch, H, W = height and width, C =
+channels.
+"""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.protocol import Parameter, Reduction
+from parallel.axes import Axis
+
+_STAGE = "stage_"
+_HE_NORMAL = nnx.initializers.he_normal()
+
+
+class Block(nnx.Module):
+  """``x + conv(relu(norm(conv(relu(norm(x))))))``, widths unchanged."""
+
+  def __init__(
+    self, width: int, groups: int, dtype: str, rngs: nnx.Rngs
+  ) -> None:
+    norm = functools.partial(
+      nnx.GroupNorm, width, num_groups=groups, dtype=dtype, rngs=rngs
+    )
+    conv = functools.partial(
+      _conv, width, width, (3, 3), dtype=dtype, rngs=rngs
+    )
+    self.norm_1, self.norm_2 = norm(), norm()
+    self.conv_1 = conv()
+    # A block begins as the identity, so that depth costs nothing at first.
+    self.conv_2 = conv(kernel_init=nnx.initializers.zeros)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """``[B, H, W, C] -> [B, H, W, C]``."""
+    y = self.conv_1(jax.nn.relu(self.norm_1(x)))
+    return x + self.conv_2(jax.nn.relu(self.norm_2(y)))
+
+
+class Head(nnx.Module):
+  """Norm, mean over places, and a linear layer."""
+
+  def __init__(
+    self, width: int, num_classes: int, groups: int, dtype: str, rngs: nnx.Rngs
+  ) -> None:
+    self.norm = nnx.GroupNorm(width, num_groups=groups, dtype=dtype, rngs=rngs)
+    self.linear = nnx.Linear(width, num_classes, dtype=dtype, rngs=rngs)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """``[B, H, W, C] -> [B, classes]``, float32 logits."""
+    y = jax.nn.relu(self.norm(x)).mean(axis=(1, 2))
+    return self.linear(y).astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionalModel:
+  """The network as `caatnet.models.protocol.Model`.
+
+  An example is ``{"image": float [H, W, C], "label": int}``.
+
+  Attributes:
+    shape: Height, width and channels of an image.
+    num_classes: Labels are 0 to num_classes - 1.
+    widths: Channels of each stage.
+    blocks: L, blocks of each stage.
+    groups: Groups of channels that are normalised together.
+    dtype: Of activations; parameters are float32.
+    tensor: The tensor axis, of one rank.
+  """
+
+  shape: tuple[int, int, int]
+  num_classes: int
+  widths: tuple[int, ...]
+  blocks: int
+  groups: int
+  dtype: str
+  tensor: Axis
+
+  def __post_init__(self) -> None:
+    if self.blocks < 1 or not self.widths:
+      raise ValueError(
+        f"blocks={self.blocks} and widths={self.widths}: there must be a block"
+      )
+    for width in self.widths:
+      if self.groups < 1 or width % self.groups:
+        raise ValueError(
+          f"groups={self.groups} must divide all of widths={self.widths}"
+        )
+    halvings = 2 ** (len(self.widths) - 1)
+    if any(side % halvings for side in self.shape[:2]):
+      raise ValueError(
+        f"widths={self.widths} has {len(self.widths)} stages, which halve "
+        f"height and width {len(self.widths) - 1} times: {self.shape[:2]} "
+        "cannot be halved so often"
+      )
+
+  @property
+  def stacks(self) -> Mapping[str, int]:
+    return {f"{_STAGE}{i}": self.blocks for i in range(len(self.widths))}
+
+  @functools.cached_property
+  def _parts(self) -> dict[str, tuple[Any, Any]]:
+    """Graph and abstract parameters of each top-level part."""
+    return {
+      name: nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))
+      for name, make in self._makers().items()
+    }
+
+  def _makers(self) -> dict[str, Any]:
+    """What makes each part from random streams, in the order of layers."""
+    widths, dtype = self.widths, self.dtype
+    makers: dict[str, Any] = {}
+    for stage, width in enumerate(widths):
+      before = widths[stage - 1] if stage else self.shape[2]
+      size, stride = ((2, 2), 2) if stage else ((3, 3), 1)
+      makers[f"enter_{stage}"] = functools.partial(
+        _conv, before, width, size, stride, dtype
+      )
+      block = functools.partial(Block, width, self.groups, dtype)
+      makers[f"{_STAGE}{stage}"] = lambda rngs, block=block: nnx.vmap(
+        lambda rngs: block(rngs=rngs), in_axes=0
+      )(rngs.fork(split=self.blocks))
+    makers["head"] = functools.partial(
+      Head, widths[-1], self.num_classes, self.groups, dtype
+    )
+    return {
+      name: make
+      if name in self.stacks
+      else (lambda rngs, make=make: make(rngs=rngs))
+      for name, make in makers.items()
+    }
+
+  @property
+  def num_params(self) -> int:
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+  @property
+  def parameters(self) -> Any:
+    """A `Parameter` each: kernels decay, gains and biases stay float32."""
+
+    def parameter(part: str, path: tuple[Any, ...]) -> Parameter:
+      is_kernel = path[-1].key == "kernel"
+      return Parameter(
+        P(),
+        num_lead=int(part in self.stacks),
+        dtype=self.dtype if is_kernel else "float32",
+        decays=is_kernel,
+      )
+
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    return {
+      part: jax.tree.map_with_path(
+        lambda path, _, part=part: parameter(part, path), tree
+      )
+      for part, tree in shapes.items()
+    }
+
+  def init(self, key: jax.Array) -> Any:
+    rngs = nnx.Rngs(params=key)
+    return {
+      name: nnx.to_pure_dict(nnx.split(make(rngs))[1])
+      for name, make in self._makers().items()
+    }
+
+  def scores(
+    self, params: Any, batch: Any, access: Access = AS_THEY_ARE
+  ) -> dict[str, jax.Array]:
+    """``{"loss": nats, "accuracy": 0 or 1}``, float32 ``[B]`` each."""
+
+    def run(part: str):
+      graph = self._parts[part][0]
+      return lambda params, x: nnx.merge(graph, params)(x)
+
+    x = access.apply(
+      lambda _, image: image.astype(self.dtype), None, batch["image"]
+    )
+    for stage in range(len(self.widths)):
+      enter, stack = f"enter_{stage}", f"{_STAGE}{stage}"
+      x = access.apply(run(enter), params[enter], x)
+      x = access.scan(run(stack), params[stack], x, 1, None)
+    logits = access.apply(run("head"), params["head"], x)
+    return access.apply(self._judge, None, logits, batch["label"])
+
+  def _judge(
+    self, _: None, logits: jax.Array, labels: jax.Array
+  ) -> dict[str, jax.Array]:
+    log_probs = jax.nn.log_softmax(logits)
+    chosen = jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
+    right = (jnp.argmax(logits, axis=1) == labels).astype(jnp.float32)
+    scores = {"loss": -chosen, "accuracy": right}
+    # One rank: the sum is each itself, and by type the same on all ranks.
+    return jax.tree.map(lambda x: lax.psum(x, self.tensor.name), scores)
+
+  def flops(self, example: Any) -> float:
+    """Six per weight of a convolution and place, as for matrix products."""
+    height, width, channels = example["image"].shape
+    forward, places = 0.0, height * width
+    for stage, channels_out in enumerate(self.widths):
+      taps = 4 if stage else 9  # of the convolution that enters
+      places //= 4 if stage else 1
+      forward += 2 * places * taps * channels * channels_out
+      forward += self.blocks * 2 * 2 * places * 9 * channels_out**2
+      channels = channels_out
+    return 3 * (forward + 2 * channels * self.num_classes)
+
+  def reductions(
+    self,
+    example: Any,
+    *,
+    batch_size: int,
+    data_lanes: int,
+    accumulation: int = 1,
+  ) -> collections.Counter[Reduction]:
+    return collections.Counter()
+
+
+def _conv(
+  inputs: int,
+  outputs: int,
+  size: tuple[int, int],
+  stride: int = 1,
+  dtype: str = "float32",
+  *,
+  rngs: nnx.Rngs,
+  kernel_init: Any = _HE_NORMAL,
+) -> nnx.Conv:
+  return nnx.Conv(
+    inputs, outputs, size, strides=stride, padding="SAME", use_bias=False,
+    dtype=dtype, kernel_init=kernel_init, rngs=rngs,
+  )

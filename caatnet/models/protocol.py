@@ -1,0 +1,135 @@
+"""What everything outside `caatnet.models` knows of a model.
+
+Training, partitions of the state, outer loops, checkpoints, ledgers and the
+compiler's readers see a model through this protocol only. A model is a function
+of its parameters: it carries no other state from step to step (no running
+means), so that averaging parameters averages models, and a partition of the
+parameters is a partition of the model.
+
+A new architecture is one file or folder here with a class that has these
+members, and one row in `caatnet.build.model`.
+"""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from jax.sharding import PartitionSpec
+
+from caatnet.models.access import AS_THEY_ARE, Access
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+  """What a layout, a partition and an optimizer must know of one parameter.
+
+  Attributes:
+    spec: The dims that are cut into one slice per tensor rank, before any
+      partition; ``PartitionSpec()`` where every rank has the whole parameter.
+    num_lead: How many leading dims stay apart: layers of a stack, then tensor
+      ranks. What follows them is one tensor, which a partition cuts.
+    dtype: The dtype in which the model's functions read it, and in which a
+      partition gathers it; the stored parameter is float32.
+    decays: Whether weight decay applies: to matrices, not to gains and biases.
+    uses: How many functions of the model read it in a forward pass; a
+      partition gathers it for each.
+    regathered: How many of those need it again in the backward pass. Looking
+      up rows of a table does not.
+  """
+
+  spec: PartitionSpec
+  num_lead: int
+  dtype: str
+  decays: bool = True
+  uses: int = 1
+  regathered: int = 1
+
+
+class Reduction(NamedTuple):
+  """A collective over the tensor axis that a step runs, by closed formula.
+
+  Attributes:
+    phase: "forward", "backward" or "update".
+    dtype: The dtype on the wire.
+    shape: The operand's shape on one device.
+    kind: The kind of collective, as in the ledger.
+  """
+
+  phase: str
+  dtype: str
+  shape: tuple[int, ...]
+  kind: str = "all_reduce"
+
+
+class Model(Protocol):
+  """A model; its parameters are a nested dict of arrays.
+
+  Attributes:
+    dtype: The dtype of its products, for peak rates.
+    num_params: How many logical parameters it has, padding not counted.
+    stacks: Top-level keys of the parameters whose leaves are stacked over
+      equal layers, ``[layers, ...]``, with their number of layers. Outer loops
+      that exchange fragments cut there, and partitions gather layer by layer.
+    parameters: A `Parameter` for each leaf of the parameters.
+  """
+
+  dtype: str
+  num_params: int
+  stacks: Mapping[str, int]
+  parameters: Any
+
+  def init(self, key: jax.Array) -> Any:
+    """Draws float32 parameters with all tensor ranks: ``[..., ranks, ...]``.
+
+    Args:
+      key: Random key; equal keys give equal parameters on every mesh.
+    """
+    ...
+
+  def scores(
+    self, params: Any, batch: Any, access: Access = AS_THEY_ARE
+  ) -> dict[str, jax.Array]:
+    """Judges examples; runs inside ``jax.shard_map``.
+
+    Args:
+      params: This device's slices of the parameters, or what ``access`` reads.
+      batch: Tree of arrays ``[B, ...]``, one row per example; with an access
+        of its own a partition adds a leading dim of data-parallel ranks.
+      access: How the model's functions read their parameters.
+
+    Returns:
+      float32 arrays ``[B, ...]`` by name, the same on all tensor ranks. The
+      mean of "loss" is what training minimises; evaluations report all means.
+    """
+    ...
+
+  def flops(self, example: Any) -> float:
+    """Floating-point operations to train on one example.
+
+    Args:
+      example: Tree of ``jax.ShapeDtypeStruct``, one example of a batch.
+    """
+    ...
+
+  def reductions(
+    self,
+    example: Any,
+    *,
+    batch_size: int,
+    data_lanes: int,
+    accumulation: int = 1,
+  ) -> collections.Counter[Reduction]:
+    """What one training step reduces over the tensor axis, in closed form.
+
+    Args:
+      example: Tree of ``jax.ShapeDtypeStruct``, one example of a batch.
+      batch_size: Examples of one microbatch of one data-parallel rank.
+      data_lanes: Data-parallel ranks on one device.
+      accumulation: Microbatches per step.
+
+    Returns:
+      How often each reduction runs; empty for a model without a tensor axis.
+    """
+    ...

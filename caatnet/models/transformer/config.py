@@ -1,0 +1,114 @@
+"""Sizes of a transformer, and how its layers are computed."""
+
+import dataclasses
+
+import jax
+
+from parallel.axes import divisors
+from parallel.tensor.partial_sync import PartialSync
+from parallel.tensor.reductions import REDUCED
+
+REMAT_POLICIES = {
+  "none": None,
+  "full": jax.checkpoint_policies.nothing_saveable,
+  "reduced": jax.checkpoint_policies.save_only_these_names(REDUCED),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+  """Sizes are logical: of the whole model, before any cut into ranks.
+
+  Attributes:
+    vocab_size: Number of tokens.
+    width: Channels of the residual stream.
+    num_layers: Number of blocks.
+    num_heads: Query heads.
+    num_kv_heads: Key/value heads; divides ``num_heads``.
+    ffn_width: Hidden width of the MLP.
+    syncs: For each layer, how attention's and the MLP's output synchronise.
+    rope_base: Longest rotary wavelength / 2 pi.
+    norm_eps: Added to the mean square.
+    tied_embeddings: The head is the embedding's transpose.
+    dtype: Of activations; parameters are float32.
+    remat: A key of ``REMAT_POLICIES``.
+    attention: See ``attention.attention``; not "auto".
+    kernels: Of the norms, in order of preference; not "auto". See
+      ``parallel.kernels.selection``.
+    init_std: Standard deviation of all matrices; output projections are
+      smaller by sqrt(2 layers), as in GPT-2 and Megatron-LM.
+    unroll: Layers per iteration of the scan.
+    carry: Whether a route whose kernel fuses with a norm may leave the MLP's
+      update to the next layer's.
+  """
+
+  vocab_size: int
+  width: int
+  num_layers: int
+  num_heads: int
+  num_kv_heads: int
+  ffn_width: int
+  syncs: tuple[tuple[PartialSync, PartialSync], ...]
+  rope_base: float = 10_000.0
+  norm_eps: float = 1e-5
+  tied_embeddings: bool = False
+  dtype: str = "float32"
+  remat: str = "none"
+  attention: str = "xla"
+  kernels: tuple[str, ...] = ("reference",)
+  init_std: float = 0.02
+  unroll: int = 1
+  carry: bool = False
+
+  def __post_init__(self) -> None:
+    _check(self.num_heads, "num_heads", self.num_kv_heads, "num_kv_heads")
+    _check(self.width, "width", self.num_heads, "num_heads")
+    if self.head_width % 2:
+      raise ValueError(
+        f"config.model.width / num_heads = {self.head_width} must be even "
+        "for rotary positions"
+      )
+    if self.remat not in REMAT_POLICIES:
+      raise ValueError(
+        f"config.model.remat={self.remat!r} must be one of "
+        f"{', '.join(REMAT_POLICIES)}"
+      )
+    if len(self.syncs) != self.num_layers:
+      raise ValueError(
+        f"p is given for {len(self.syncs)} layers, but "
+        f"config.model.num_layers={self.num_layers}"
+      )
+
+  @property
+  def head_width(self) -> int:
+    return self.width // self.num_heads
+
+  @property
+  def num_params(self) -> int:
+    """Logical parameters, without padding."""
+    heads = self.num_heads + self.num_kv_heads
+    block = 2 * self.width * heads * self.head_width
+    block += 3 * self.width * self.ffn_width + 2 * self.width
+    tables = 1 if self.tied_embeddings else 2
+    table = self.vocab_size * self.width
+    return self.num_layers * block + tables * table + self.width
+
+  def flops_per_token(self, seq_len: int) -> float:
+    """Training FLOPs per token: 6 per weight of a product, and attention.
+
+    Source: Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B; attention
+    counted as causal (half of the score matrix).
+    """
+    products = self.num_params - self.vocab_size * self.width
+    if self.tied_embeddings:
+      products += self.vocab_size * self.width
+    attention = 6 * self.num_layers * self.width * seq_len
+    return 6 * products + attention
+
+
+def _check(value: int, key: str, divisor: int, divisor_key: str) -> None:
+  if divisor < 1 or value % divisor:
+    raise ValueError(
+      f"config.model.{divisor_key}={divisor} does not divide "
+      f"config.model.{key}={value}; use one of {divisors(value)}"
+    )

@@ -1,0 +1,109 @@
+"""The transformer as `caatnet.models.protocol.Model`."""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import Any
+
+from flax import nnx
+import jax
+from jax.sharding import PartitionSpec as P
+
+from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.protocol import Parameter, Reduction
+from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.models.transformer.config import TransformerConfig
+from caatnet.models.transformer.module import Sharded, Transformer
+from parallel.axes import Axis
+
+# The key of the subtree whose leaves are stacked over layers.
+BLOCKS = "blocks"
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerModel:
+  """Next-token prediction; an example is int ``[T + 1]``.
+
+  Attributes:
+    config: Sizes, and how the doors synchronise.
+    tensor: The tensor axis.
+  """
+
+  config: TransformerConfig
+  tensor: Axis
+
+  @functools.cached_property
+  def _abstract(self) -> tuple[Any, Any]:
+    """The module's graph and its abstract parameters."""
+    return nnx.split(
+      nnx.eval_shape(lambda: Transformer(self.config, self.tensor, nnx.Rngs(0)))
+    )
+
+  @property
+  def dtype(self) -> str:
+    return self.config.dtype
+
+  @property
+  def num_params(self) -> int:
+    return self.config.num_params
+
+  @property
+  def stacks(self) -> Mapping[str, int]:
+    return {BLOCKS: self.config.num_layers}
+
+  @property
+  def parameters(self) -> Any:
+    """A `Parameter` each: matrices are cut over ranks, gains are not."""
+
+    def parameter(path: tuple[Any, ...], variable: Any) -> Parameter:
+      in_block = path[0] == BLOCKS
+      looked_up = path[0] == "embedding"
+      if not isinstance(variable, Sharded):  # the gain of a norm
+        return Parameter(P(), int(in_block), "float32", decays=False)
+      ranks = (self.tensor.name,)
+      tied = looked_up and self.config.tied_embeddings
+      return Parameter(
+        P(None, *ranks) if in_block else P(*ranks),
+        1 + in_block,
+        self.config.dtype,
+        uses=2 if tied else 1,  # a tied table is the head, too
+        regathered=1 if tied or not looked_up else 0,
+      )
+
+    flat = {
+      path: parameter(path, variable)
+      for path, variable in nnx.to_flat_state(self._abstract[1])
+    }
+    return nnx.traversals.unflatten_mapping(flat)
+
+  def init(self, key: jax.Array) -> Any:
+    model = Transformer(self.config, self.tensor, nnx.Rngs(params=key))
+    return nnx.to_pure_dict(nnx.split(model)[1])
+
+  def scores(
+    self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
+  ) -> dict[str, jax.Array]:
+    """Cross-entropy in nats: ``{"loss": float32 [B, T]}``."""
+    model = nnx.merge(self._abstract[0], params)
+    return {"loss": model.token_losses(batch, access)}
+
+  def flops(self, example: jax.ShapeDtypeStruct) -> float:
+    seq_len = example.shape[-1] - 1
+    return seq_len * self.config.flops_per_token(seq_len)
+
+  def reductions(
+    self,
+    example: jax.ShapeDtypeStruct,
+    *,
+    batch_size: int,
+    data_lanes: int,
+    accumulation: int = 1,
+  ) -> collections.Counter[Reduction]:
+    return tensor_reductions(
+      self.config,
+      data_lanes=data_lanes,
+      batch_size=batch_size,
+      seq_len=example.shape[-1] - 1,
+      accumulation=accumulation,
+    )

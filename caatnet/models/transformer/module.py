@@ -1,0 +1,340 @@
+"""A Llama-style transformer under partially synchronised tensor parallelism.
+
+RMSNorm, rotary positions, grouped-query attention, SwiGLU; embedding, head
+and cross-entropy are vocabulary-parallel. Source: Touvron et al., arXiv
+2302.13971, and for the placement of the reductions arXiv 2506.19645: one full
+reduction at the embedding, its transpose at the entry of the stack, two
+partial ones per block, none at the head.
+
+Every parameter is defined by its *dense* form and then cut into one slice per
+rank, so at p = 1 the number of ranks is only a layout.
+
+Shape legend: L = layers, R = lanes (ranks outside shard_map), B = batch,
+T = position, H = width, V = vocabulary of one rank.
+"""
+
+import functools
+import itertools
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.transformer import layers
+from caatnet.models.transformer.config import REMAT_POLICIES, TransformerConfig
+from parallel.axes import Axis
+from parallel.tensor.doors import (
+  column_parallel,
+  row_parallel,
+)
+from parallel.tensor.partial_sync import FUSED_ROUTES, PartialSync
+from parallel.tensor.stream import Stream, enter
+
+
+class Sharded(nnx.Param):
+  """A parameter with one slice per tensor rank, ``[R, ...]``."""
+
+
+def _cut(size: int, ranks: int) -> int:
+  """Slice of one rank when ``size`` is padded to a multiple of ``ranks``."""
+  return math.ceil(size / ranks)
+
+
+def _cut_columns(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
+  """``[H, features] -> [R, H, cut]``, zero-padded at the end."""
+  padding = ranks * cut - dense.shape[1]
+  padded = jnp.pad(dense, ((0, 0), (0, padding)))
+  return jnp.moveaxis(padded.reshape(-1, ranks, cut), 1, 0)
+
+
+class Block(nnx.Module):
+  """One layer: attention and MLP, each behind a column and a row door."""
+
+  def __init__(
+    self,
+    config: TransformerConfig,
+    axis: Axis,
+    row_scales: jax.Array,
+    rngs: nnx.Rngs,
+  ) -> None:
+    """Draws the parameters.
+
+    Args:
+      config: Sizes.
+      axis: The tensor axis.
+      row_scales: ``[2, H]``, multiplies the columns of ``w_out``, ``w_down``.
+      rngs: Random streams.
+    """
+    self.config, self.axis = config, axis
+    ranks, width = axis.size, config.width
+    # A padded group of heads (or feature of the MLP) is zero in its column
+    # and its row weights, so its output and all its gradients stay zero.
+    kv_heads = _cut(config.num_kv_heads, ranks)
+    group = config.num_heads // config.num_kv_heads
+    self.num_heads, self.num_kv_heads = kv_heads * group, kv_heads
+    std = config.init_std
+    out_std = std / math.sqrt(2 * config.num_layers)
+
+    def columns(size, cut, std):
+      dense = std * jax.random.normal(rngs.params(), (width, size))
+      return _cut_columns(dense, ranks, cut)
+
+    def rows(size, cut, scale):
+      dense = out_std * jax.random.normal(rngs.params(), (size, width)) * scale
+      return jnp.swapaxes(_cut_columns(dense.T, ranks, cut), 1, 2)
+
+    def projection(num_heads, cut):
+      d = config.head_width
+      return columns(num_heads * d, cut * d, std)
+
+    num_heads, head_width = config.num_heads, config.head_width
+    ffn, ffn_cut = config.ffn_width, _cut(config.ffn_width, ranks)
+    self.norm_1 = nnx.Param(jnp.ones(width))
+    self.w_qkv = Sharded(
+      jnp.concatenate(
+        [
+          projection(num_heads, self.num_heads),
+          projection(config.num_kv_heads, kv_heads),
+          projection(config.num_kv_heads, kv_heads),
+        ],
+        axis=-1,
+      )
+    )
+    self.w_out = Sharded(
+      rows(
+        num_heads * head_width, self.num_heads * head_width, row_scales[0]
+      )
+    )
+    self.norm_2 = nnx.Param(jnp.ones(width))
+    self.w_gate_up = Sharded(
+      jnp.concatenate(
+        [columns(ffn, ffn_cut, std), columns(ffn, ffn_cut, std)], axis=-1
+      )
+    )
+    self.w_down = Sharded(rows(ffn, ffn_cut, row_scales[1]))
+
+  def __call__(
+    self, x: Stream, sync_attention: PartialSync, sync_mlp: PartialSync
+  ) -> Stream:
+    """The stream after both halves; see `carries` for what may be pending."""
+    config, axis = self.config, self.axis
+    attend = jax.vmap(
+      functools.partial(
+        layers.attend,
+        num_heads=self.num_heads,
+        num_kv_heads=self.num_kv_heads,
+        rope_base=config.rope_base,
+        implementation=config.attention,
+      )
+    )
+    swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
+    norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
+    eps, kernels = config.norm_eps, config.kernels
+    with jax.named_scope("attention"):
+      x, qkv = column_parallel(x, norm_1, self.w_qkv[...], eps, kernels)
+      y = attend(qkv)
+      x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
+      # The norm that follows adds the update, so it is attention's, too.
+      x, gate_and_up = column_parallel(
+        x, norm_2, self.w_gate_up[...], eps, kernels
+      )
+    with jax.named_scope("mlp"):
+      y = swiglu(*layers.kept(*jnp.split(gate_and_up, 2, axis=-1)))
+      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
+      return x if self.carries(sync_mlp) and x.is_pending else x.resolved()
+
+  def carries(self, sync_mlp: PartialSync) -> bool:
+    """Whether the MLP's update may wait for the next layer's first norm."""
+    return (
+      self.config.carry
+      and sync_mlp.route in FUSED_ROUTES
+      and self.config.kernels != ("reference",)
+    )
+
+
+class Transformer(nnx.Module):
+  """Embedding, a scanned stack of blocks, norm, head.
+
+  Call it inside ``jax.shard_map``: it communicates over the tensor axis. Its
+  parameters then have this device's lanes as their leading dim.
+  """
+
+  def __init__(
+    self, config: TransformerConfig, axis: Axis, rngs: nnx.Rngs
+  ) -> None:
+    """Draws the parameters, with all ranks, from a seed.
+
+    Raises:
+      ValueError: A rank would own no head, feature or token.
+    """
+    for key in ("num_kv_heads", "ffn_width", "vocab_size"):
+      _check_every_rank_owns(getattr(config, key), key, axis.size)
+    self.config, self.axis = config, axis
+    std, width = config.init_std, config.width
+    vocab, cut = config.vocab_size, _cut(config.vocab_size, axis.size)
+
+    def table():
+      dense = std * jax.random.normal(rngs.params(), (width, vocab))
+      return _cut_columns(dense, axis.size, cut)
+
+    self.embedding = Sharded(jnp.swapaxes(table(), 1, 2))
+    self.head = None if config.tied_embeddings else Sharded(table())
+    self.norm = nnx.Param(jnp.ones(width))
+    make_block = nnx.vmap(
+      lambda scales, rngs: Block(config, axis, scales, rngs), in_axes=(0, 0)
+    )
+    self.blocks = make_block(
+      _row_scales(config, axis), rngs.fork(split=config.num_layers)
+    )
+
+  def token_losses(
+    self, tokens: jax.Array, access: Access = AS_THEY_ARE
+  ) -> jax.Array:
+    """Next-token cross-entropy, vocabulary-parallel.
+
+    Args:
+      tokens: int ``[B, T + 1]``, or what ``access`` takes.
+      access: How the model's functions read parameters.
+
+    Returns:
+      float32 ``[B, T]``, nats, the same on every tensor rank.
+    """
+    params = nnx.to_pure_dict(nnx.split(self)[1])
+    x = access.apply(self._enter, params["embedding"], tokens)
+    x = self._through_blocks(params["blocks"], x, access)
+    table = params.get("head", params["embedding"])
+    last = {"norm": params["norm"], "table": table}
+    return access.apply(self._losses, last, x, tokens)
+
+  def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
+    """``[B, T + 1]`` -> the residual stream before the first block."""
+    inputs = tokens[..., :-1]
+    return enter(
+      self._embed(table, inputs), self.axis, self.config.syncs[0][0]
+    )
+
+  def _through_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
+    """The residual stream after the last block, before the final norm.
+
+    Layers that synchronise alike are scanned together. Where a layer leaves
+    its update pending, the first of them runs before the scan: what it finds
+    pending, nothing or an update of another policy, has another type than what
+    the scan carries.
+    """
+    config, policy = self.config, REMAT_POLICIES[self.config.remat]
+    graph = nnx.graphdef(self.blocks)
+    for syncs, group in itertools.groupby(
+      range(config.num_layers), key=lambda layer: config.syncs[layer]
+    ):
+      start, *others = group
+      stop = start + 1 + len(others)
+
+      def block(params, x, syncs=syncs):
+        return nnx.merge(graph, params)(x, *syncs)
+
+      num_shared = min(s.num_shared(config.width) for s in syncs)
+      x = access.apply(
+        lambda _, x, k=num_shared: x.narrow(min(x.shared.shape[-1], k)),
+        None, x,
+      )
+      with jax.named_scope("blocks"):
+        if self.blocks.carries(syncs[1]):
+          first = jax.tree.map(lambda p, i=start: p[i], params)
+          x = access.apply(block, first, x, policy=policy)
+          start += 1
+        if start < stop:
+          chosen = params
+          if stop - start < config.num_layers:
+            chosen = jax.tree.map(lambda p: p[start:stop], params)  # noqa: B023
+          x = access.scan(block, chosen, x, config.unroll, policy)
+    return x
+
+  def _losses(
+    self, params: Any, x: Stream, tokens: jax.Array
+  ) -> jax.Array:
+    """Cross-entropy ``[B, T]`` from the stream after the last block."""
+    table = params["table"]
+    if self.config.tied_embeddings:
+      table = jnp.swapaxes(table, 1, 2)
+    logits = self._logits(params["norm"], table, x)
+    name = self.axis.name
+    with jax.named_scope("cross_entropy"):
+      # The barrier keeps XLA:TPU from reducing in the logits' dtype.
+      largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
+      largest = lax.pmax(lax.optimization_barrier(largest), name)
+      shifted = logits - largest[None, :, :, None]
+      is_target = (
+        self._token_ids()[:, None, None, :] == tokens[None, :, 1:, None]
+      )
+      sums = jnp.stack(
+        [
+          jnp.sum(jnp.exp(shifted), axis=(0, 3)),
+          jnp.sum(jnp.where(is_target, shifted, 0.0), axis=(0, 3)),
+        ]
+      )
+      normaliser, target = lax.psum(sums, name)
+      return jnp.log(normaliser) - target
+
+  def _logits(
+    self, norm: jax.Array, head: jax.Array, x: Stream
+  ) -> jax.Array:
+    """float32 ``[R, B, T, V]``: each rank's slice, from its own stream."""
+    with jax.named_scope("head"):
+      _, y = column_parallel(
+        x, norm, head, self.config.norm_eps, self.config.kernels
+      )
+    y = y.astype(jnp.float32)
+    if head.shape[-1] * self.axis.size > self.config.vocab_size:
+      padded = self._token_ids() >= self.config.vocab_size
+      y = jnp.where(padded[:, None, None, :], -jnp.inf, y)
+    return y
+
+  def _embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """``[B, T, H]``: each rank looks up the tokens it owns; summed in full."""
+    lanes, num_tokens, width = table.shape
+    rows = table.reshape(lanes * num_tokens, width)
+    first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
+    local = tokens - first
+    mine = (local >= 0) & (local < lanes * num_tokens)
+    with jax.named_scope("embedding"):
+      # Its transpose adds thousands of rows into one: never in bfloat16.
+      found = jnp.take(
+        rows.astype(jnp.float32), jnp.where(mine, local, 0), axis=0
+      )
+      found = jnp.where(mine[..., None], found, 0.0)
+      return lax.psum(found.astype(self.config.dtype), self.axis.name)
+
+  def _token_ids(self) -> jax.Array:
+    """int ``[R, V]``: which token each of this device's logits stands for."""
+    lanes = self.axis.lanes
+    num_tokens = _cut(self.config.vocab_size, self.axis.size)
+    first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
+    return first + jnp.arange(lanes * num_tokens).reshape(lanes, num_tokens)
+
+
+def _row_scales(config: TransformerConfig, axis: Axis) -> np.ndarray:
+  """``[L, 2, H]``: sqrt(ranks) on private columns, where init carries it."""
+  scales = np.ones((config.num_layers, 2, config.width), np.float32)
+  for layer, syncs in enumerate(config.syncs):
+    for door, sync in enumerate(syncs):
+      if sync.private_scale == "init":
+        first_private = sync.num_shared(config.width)
+        scales[layer, door, first_private:] = math.sqrt(axis.size)
+  return scales
+
+
+def _check_every_rank_owns(size: int, key: str, ranks: int) -> None:
+  """With ceil(size / ranks) each, no rank may be left with padding only."""
+  if _cut(size, ranks) * (ranks - 1) < size:
+    return
+  fitting = [r for r in range(1, size + 1) if _cut(size, r) * (r - 1) < size]
+  raise ValueError(
+    f"config.model.{key}={size} leaves a rank of "
+    f"config.parallel.tensor={ranks} with nothing but padding; use a tensor "
+    f"size in {fitting[:16]}, or config.model.{key} a multiple of {ranks}"
+  )

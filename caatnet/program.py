@@ -1,0 +1,226 @@
+"""A model laid out on a mesh: what steps, evaluations and ledgers share.
+
+A `Layout` is axes, mesh and partition: where ranks are and which part of a
+worker's state each of them has. A `Program` is a model on a layout. The state
+that a run carries from step to step is in `caatnet.train.state`.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from caatnet.models.protocol import Model, Parameter
+from parallel.axes import Axis
+from parallel.zero import cost
+from parallel.zero.partition import Partition
+from parallel.zero.shards import Shards, Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """Which rank is where, and which part of a worker's state it has.
+
+  Attributes:
+    worker: The axis of workers, each with parameters of its own.
+    data: The levels of data-parallel ranks within a worker, outermost first.
+    tensor: The tensor axis.
+    mesh: The devices; one mesh axis for each of the axes.
+    partition: Which of the levels has which part of a worker's state.
+    kernels: Implementations of norms and codecs in order of preference, see
+      `parallel.kernels.selection`.
+    offload: Whether the optimizer's state waits in the host's memory.
+    prefetch: Whether a layer's weights are gathered beside the layer before.
+  """
+
+  worker: Axis
+  data: tuple[Axis, ...]
+  tensor: Axis
+  mesh: Mesh
+  partition: Partition
+  kernels: tuple[str, ...] = ("reference",)
+  offload: bool = False
+  prefetch: bool = False
+
+  @property
+  def axes(self) -> tuple[Axis, ...]:
+    """All axes, outermost first."""
+    return (self.worker, *self.data, self.tensor)
+
+  @property
+  def on_cpu(self) -> bool:
+    """Whether collectives need an order; see ``collectives.after``."""
+    return self.mesh.devices.flat[0].platform == "cpu"
+
+  @property
+  def num_data_ranks(self) -> int:
+    """Data-parallel ranks of one worker."""
+    return self.partition.num_ranks
+
+  @property
+  def shards(self) -> Shards | None:
+    """The partition on the mesh; None if every data rank has everything."""
+    if not self.partition.optimizer:
+      return None
+    return Shards(self.partition, self.data, self.on_cpu, self.kernels)
+
+  @property
+  def batch_spec(self) -> P:
+    """The spec of batches ``[workers, *levels, B, ...]``."""
+    return P(self.worker.name, *(axis.name for axis in self.data))
+
+  @property
+  def batch_dims(self) -> tuple[int, ...]:
+    """Logical sizes of the dims before B: workers, then levels."""
+    return (self.worker.size, *(axis.size for axis in self.data))
+
+  def per_worker(self, specs: Any) -> Any:
+    """Specs of the same arrays with a leading worker dim."""
+    return jax.tree.map(
+      lambda spec: P(self.worker.name, *spec), specs, is_leaf=is_spec
+    )
+
+  def shardings(self, specs: Any) -> Any:
+    """The same tree with a ``NamedSharding`` on this mesh for each spec."""
+    return jax.tree.map(
+      lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=is_spec
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A model on a layout.
+
+  Attributes:
+    model: The architecture and its sizes.
+    layout: Axes, mesh and partition.
+  """
+
+  model: Model
+  layout: Layout
+
+  def __post_init__(self) -> None:
+    _ = self._whole_shapes  # sizes that do not fit fail here
+
+  @functools.cached_property
+  def _whole_shapes(self) -> Any:
+    return jax.eval_shape(self.model.init, jax.random.key(0))
+
+  @functools.cached_property
+  def _parameters(self) -> Any:
+    return self.model.parameters
+
+  def _map(self, f: Callable[..., Any], *trees: Any) -> Any:
+    """``f(parameter, leaf, ...)`` for every parameter of the model."""
+    return jax.tree.map(f, self._parameters, *trees, is_leaf=_is_parameter)
+
+  @functools.cached_property
+  def tensors(self) -> Any:
+    """A `Tensor` for each parameter: the dims after layers and ranks."""
+    return self._map(
+      lambda p, x: Tensor(x.shape[p.num_lead :], p.dtype), self._whole_shapes
+    )
+
+  @property
+  def decays(self) -> Any:
+    """Whether weight decay applies, for each parameter."""
+    return self._map(lambda p: p.decays)
+
+  @property
+  def whole_specs(self) -> Any:
+    """A ``PartitionSpec`` per parameter of one worker, not partitioned."""
+    return self._map(lambda p: p.spec)
+
+  @functools.cached_property
+  def specs(self) -> Any:
+    """A ``PartitionSpec`` per parameter of one worker as it is stored."""
+    layout = self.layout
+    if layout.shards is None:
+      return self.whole_specs
+    inner = layout.shards.inner[: layout.partition.optimizer]
+    levels = [axis.name for axis in inner]
+    return self._map(
+      lambda p: P(*p.spec, *[None] * (p.num_lead - len(p.spec)), *levels)
+    )
+
+  @property
+  def cost_parameters(self) -> list[cost.Parameter]:
+    """One device's parameters, as `parallel.zero.cost` prices them."""
+    tensor = self.layout.tensor
+
+    def parameter(p: Parameter, x: jax.ShapeDtypeStruct) -> cost.Parameter:
+      count = math.prod(x.shape[: p.num_lead])
+      if tensor.name in p.spec:
+        count //= tensor.devices
+      return cost.Parameter(
+        math.prod(x.shape[p.num_lead :]), count, jnp.dtype(p.dtype).itemsize,
+        uses=p.uses, regathered=p.regathered,
+      )
+
+    return jax.tree.leaves(self._map(parameter, self._whole_shapes))
+
+  @property
+  def local_params(self) -> Any:
+    """Shapes of one worker's parameters as they lie on one device."""
+    return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(s.shard_shape(x.shape), x.dtype),
+      self.stored_shapes,
+      self.layout.shardings(self.specs),
+    )
+
+  @functools.cached_property
+  def stored_shapes(self) -> Any:
+    """Shapes of one worker's parameters as they are stored, logical."""
+    return jax.eval_shape(self.init_params, jax.random.key(0))
+
+  def init_params(self, key: jax.Array) -> Any:
+    """The parameters that belong to a key, as they are stored."""
+    whole = self.model.init(key)
+    if self.layout.shards is None:
+      return whole
+    return jax.tree.map(self.layout.shards.store, whole, self.tensors)
+
+  def specs_like_params(self, tree: Any) -> Any:
+    """Specs of a tree whose leaves lie like the parameters they belong to.
+
+    Args:
+      tree: A leaf whose path ends like a parameter's belongs to it; all others
+        are the same on every device.
+    """
+    find = by_end_of_path(self.specs)
+    return jax.tree.map_with_path(
+      lambda path, _: P() if (spec := find(path)) is None else spec, tree
+    )
+
+
+def is_spec(x: Any) -> bool:
+  """Whether ``x`` is a leaf of a tree of specs."""
+  return isinstance(x, P)
+
+
+def _is_parameter(x: Any) -> bool:
+  return isinstance(x, Parameter)
+
+
+def by_end_of_path(of_parameters: Any) -> Callable[[tuple[Any, ...]], Any]:
+  """Finds the parameter like whose path another one ends; None if none."""
+
+  def names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(str(getattr(key, "key", key)) for key in path)
+
+  leaves = {
+    names(path): leaf
+    for path, leaf in jax.tree.leaves_with_path(of_parameters, is_leaf=is_spec)
+  }
+
+  def find(path: tuple[Any, ...]) -> Any:
+    ends = (names(path)[i:] for i in range(len(path)))
+    return next((leaves[end] for end in ends if end in leaves), None)
+
+  return find

@@ -1,0 +1,200 @@
+"""Pictures of runs. Needs the ``plot`` extra (matplotlib)."""
+
+from collections.abc import Callable, Mapping, Sequence
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+
+from caatnet.train.records import read_metrics
+
+
+def pyplot() -> Any:
+  """matplotlib.pyplot without a display, or an error that says what to do."""
+  try:
+    import matplotlib
+  except ImportError as error:
+    raise ValueError(
+      'plots need matplotlib: pip install "caatnet[plot]"'
+    ) from error
+  matplotlib.use("Agg")
+  from matplotlib import pyplot as plt
+
+  return plt
+
+
+def plot_losses(
+  runs: Mapping[str, pathlib.Path],
+  path: pathlib.Path,
+  reference: Mapping[str, float] | None = None,
+) -> None:
+  """Training and validation loss of several runs in one picture.
+
+  Args:
+    runs: Label -> the run's folder.
+    path: PNG to write.
+    reference: Label -> loss in nats, drawn as horizontal lines.
+  """
+  plt = pyplot()
+  figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+  for label, workdir in runs.items():
+    records = read_metrics(workdir)
+    training = [(r["step"], r["loss"]) for r in records if "loss" in r]
+    validation = [
+      (r["step"], r["validation_loss"])
+      for r in records
+      if "validation_loss" in r
+    ]
+    steps, losses = zip(*training, strict=True)
+    (line,) = axes.plot(steps, losses, alpha=0.35, linewidth=1)
+    axes.plot(
+      *zip(*validation, strict=True),
+      marker="o",
+      color=line.get_color(),
+      label=f"{label} (validation)",
+    )
+  for label, loss in (reference or {}).items():
+    axes.axhline(loss, color="gray", linestyle="--", linewidth=1)
+    axes.annotate(
+      label,
+      (1, loss),
+      xycoords=("axes fraction", "data"),
+      xytext=(-4, 3),
+      textcoords="offset points",
+      ha="right",
+      color="gray",
+    )
+  axes.set(xlabel="step", ylabel="loss [nats per byte]")
+  axes.legend()
+  save(figure, path)
+
+
+def plot_positions(losses: np.ndarray, path: pathlib.Path) -> None:
+  """Loss at each position of the context, float ``[T]`` in nats."""
+  plt = pyplot()
+  figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+  axes.plot(np.arange(1, len(losses) + 1), losses, linewidth=1)
+  axes.set(
+    xlabel="bytes of context", ylabel="loss [nats per byte]", xscale="log"
+  )
+  save(figure, path)
+
+
+def plot_sweep(
+  rows: Sequence[Mapping[str, Any]], x: str, xlabel: str, path: pathlib.Path
+) -> None:
+  """Validation loss against a column; mean of the seeds, bars their range.
+
+  Args:
+    rows: Records of a sweep, as in its CSV.
+    x: The column on the horizontal axis.
+    xlabel: What to call it, with its unit.
+    path: PNG to write.
+  """
+  plt = pyplot()
+  figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
+  for line in sorted({_line(row) for row in rows}):
+    groups: dict[tuple[float, float], list[float]] = {}
+    for row in rows:
+      # p = 1 has no private channels, so it belongs to every scale.
+      same = _line(row) == line
+      if same or (row["p"] == 1.0 and row["tensor"] == line[0]):
+        key = (row["p"], row[x])
+        groups.setdefault(key, []).append(row["validation_loss"])
+    points = sorted((key[1], values) for key, values in groups.items())
+    means = np.array([np.mean(values) for _, values in points])
+    low = means - [min(values) for _, values in points]
+    high = np.array([max(values) for _, values in points]) - means
+    axes.errorbar(
+      [position for position, _ in points],
+      means,
+      yerr=[low, high],
+      marker="o",
+      capsize=3,
+      label=f"r={line[0]}, private scale: {line[1]}",
+    )
+  axes.set(xlabel=xlabel, ylabel="validation loss [nats per byte]")
+  axes.legend()
+  save(figure, path)
+
+
+def plot_study(
+  rows: Sequence[Mapping[str, Any]], workdir: pathlib.Path
+) -> None:
+  """Validation loss of a sweep against whatever varied, a PNG each.
+
+  Args:
+    rows: Records of a sweep, as in its CSV.
+    workdir: Folder of the pictures.
+  """
+  if any(row["worker"] > 1 for row in rows):
+    plot_points(
+      rows,
+      lambda row: row["worker_bytes"] * row["tensor"] * row["worker"]
+      / row["units_per_step"],
+      f"operand bytes per worker and {rows[0]['unit'][:-1]} of its own "
+      "(worker axis)",
+      workdir / "loss_against_worker_bytes.png",
+    )
+  elif any(row["data_bytes"] for row in rows):
+    plot_points(
+      rows, lambda row: row["data_bytes"],
+      "operand bytes per device and step (data axes)",
+      workdir / "loss_against_data_bytes.png",
+    )
+  for x, label in (("p", "p"), ("backward_bytes", "backward bytes per step")):
+    if len({row[x] for row in rows}) > 1:
+      plot_sweep(rows, x, label, workdir / f"loss_against_{x}.png")
+
+
+def plot_points(
+  rows: Sequence[Mapping[str, Any]],
+  sent: Callable[[Mapping[str, Any]], float],
+  xlabel: str,
+  path: pathlib.Path,
+) -> None:
+  """Validation loss against what is sent, one mark per point of a sweep.
+
+  Args:
+    rows: Records of a sweep, as in its CSV; bars are the range of the seeds.
+    sent: Of a record.
+    xlabel: What that is.
+    path: PNG to write.
+  """
+  plt = pyplot()
+  points: dict[str, list[Mapping[str, Any]]] = {}
+  for row in rows:
+    points.setdefault(row["point"], []).append(row)
+  height = 4.6 + 0.17 * len(points)
+  figure, axes = plt.subplots(figsize=(8, height), layout="constrained")
+  marks = "osD^v<>pPX*hd8"
+  for index, (point, runs) in enumerate(points.items()):
+    losses = [run["validation_loss"] for run in runs]
+    some, mean = runs[0], float(np.mean(losses))
+    axes.errorbar(
+      sent(some),
+      mean,
+      yerr=[[mean - min(losses)], [max(losses) - mean]],
+      marker=marks[index % len(marks)],
+      linestyle="none",
+      capsize=3,
+      label=re.sub(r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point),
+    )
+  axes.set(xlabel=xlabel, ylabel="validation loss [nats per byte]")
+  amounts = list(map(sent, rows))
+  if max(amounts) > 10 * min(amounts):
+    axes.set_xscale("symlog", linthresh=1.0)
+  figure.legend(loc="outside lower left", fontsize="x-small")
+  save(figure, path)
+
+
+def _line(row: Mapping[str, Any]) -> tuple[int, str]:
+  return (row["tensor"], row["private_scale"])
+
+
+def save(figure: Any, path: pathlib.Path) -> None:
+  """Writes a figure, making its folder, and closes it."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=150)
+  pyplot().close(figure)

@@ -1,0 +1,151 @@
+"""Tables for the terminal."""
+
+from collections.abc import Mapping, Sequence
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from caatnet.data.protocol import Data
+from caatnet.train.evaluate import Evaluation
+
+
+def table(
+  title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+  """Prints a table; the first column left, the others right."""
+  grid = Table(title=title, title_justify="left")
+  for index, column in enumerate(columns):
+    grid.add_column(column, justify="right" if index else "left")
+  for row in rows:
+    grid.add_row(*row)
+  console = Console()
+  if not console.is_terminal:  # a log file has no width to respect
+    console = Console(width=130)
+  console.print(grid)
+
+
+def measure_rows(
+  measures: Mapping[str, Mapping[str, float]], labels: Mapping[str, str]
+) -> list[list[str]]:
+  """Name of a model and its measures, in the order of the labels."""
+  return [
+    [name, *(_number(values.get(key, math.nan)) for key in labels)]
+    for name, values in measures.items()
+  ]
+
+
+def _number(value: float) -> str:
+  return "-" if math.isnan(value) else f"{value:.4f}"
+
+
+def evaluation_dict(
+  evaluation: Evaluation, data: Data, step: int, sha256: str
+) -> dict[str, Any]:
+  """An evaluation as plain data."""
+  measures = data.measures(evaluation.means)
+  return {
+    "step": step,
+    **{f"validation_{key}": value for key, value in measures.items()},
+    "num_examples": evaluation.num_examples,
+    f"num_{data.unit}": evaluation.num_examples * data.units_per_example,
+    "data_sha256": sha256,
+    "loss_per_place": evaluation.per_place["loss"].tolist(),
+  }
+
+
+def print_evaluation(
+  evaluation: Evaluation,
+  data: Data,
+  step: int,
+  baselines: Mapping[str, Mapping[str, float]],
+) -> None:
+  """Prints the validation measures beside what simple models reach.
+
+  Args:
+    evaluation: Of the checkpoint.
+    data: What the measures mean, and what they are called.
+    step: The checkpoint's step.
+    baselines: Name of a simple model -> its measures.
+  """
+  measures = {
+    f"checkpoint of step {step}": data.measures(evaluation.means)
+  } | dict(baselines)
+  count = evaluation.num_examples * data.units_per_example
+  table(
+    f"validation, {count:,} {data.unit}",
+    ["model", *data.labels.values()],
+    measure_rows(measures, data.labels),
+  )
+  positions = evaluation.per_place["loss"]
+  if not positions.ndim:  # one number for an example
+    return
+  rows, start = [], 0
+  while start < len(positions):
+    stop = min(max(2 * start, 8), len(positions))
+    mean = float(positions[start:stop].mean())
+    rows.append([f"{start + 1} to {stop}", f"{mean:.4f}"])
+    start = stop
+  table(
+    "loss by position", [f"{data.unit} of context", data.labels["loss"]], rows
+  )
+
+
+def communication_text(rows: Sequence[Mapping[str, Any]], phase: str) -> str:
+  """Tensor-axis bytes of one phase, e.g. "4.46 MB float32"."""
+  chosen = [r for r in rows if r["axis"] == "tensor" and r["phase"] == phase]
+  parts = [f"{r['bytes'] / 1e6:.2f} MB {r['dtype']}" for r in chosen]
+  return ", ".join(parts) or "0"
+
+
+def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
+  """Mean and range over seeds, per point, and against the first point.
+
+  A seed decides parameters and order of the data, so the difference is taken
+  seed by seed: what all points share cancels.
+  """
+  points: dict[str, dict[int, Mapping[str, Any]]] = {}
+  for row in rows:
+    points.setdefault(row["point"], {})[row["seed"]] = row
+  first = next(iter(points.values()))
+  lines = []
+  for point, runs in points.items():
+    losses = [run["validation_loss"] for run in runs.values()]
+    differences = [
+      run["validation_loss"] - first[seed]["validation_loss"]
+      for seed, run in runs.items()
+      if seed in first
+    ]
+    some = next(iter(runs.values()))
+    lines.append(
+      [
+        point or "base",
+        str(len(losses)),
+        f"{sum(losses) / len(losses):.4f}",
+        f"{min(losses):.3f} to {max(losses):.3f}",
+        f"{sum(differences) / len(differences):+.4f}" if differences else "",
+        f"{min(differences):+.3f} to {max(differences):+.3f}"
+        if differences
+        else "",
+        f"{some['forward_bytes'] / 1e6:.2f}",
+        f"{some['backward_bytes'] / 1e6:.2f}",
+        f"{some.get('worker_bytes', 0.0) / 1e3:,.1f}",
+      ]
+    )
+  table(
+    "validation loss in nats, and its difference from the first point "
+    "seed by seed; operand bytes per device and step: MB of the tensor axis, "
+    "kB of the worker axis",
+    ["point", "seeds", "mean", "range", "diff", "range", "forward MB",
+     "backward MB", "worker kB"],
+    lines,
+  )
+
+
+def size_text(size_bytes: int) -> str:
+  """``65536 -> "64 KiB"``."""
+  for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    if size_bytes >= unit:
+      return f"{size_bytes / unit:g} {name}"
+  return f"{size_bytes} B"

@@ -1,0 +1,129 @@
+"""Studies of collective algorithms on topologies: times, bounds, tables.
+
+`compare` times all-reduce algorithms over sizes and topologies, as in figures
+of MultiTree (Huang et al., ISCA 2021), whose simulator sends flits; ours sends
+whole messages (`parallel.network.simulate`). `run_one` looks closely at one
+schedule.
+"""
+
+from collections.abc import Mapping, Sequence
+import math
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from caatnet.studies.inputs import check_lists, parse_topology
+from parallel.network import layout as layouts
+from parallel.network import simulate
+from parallel.schedules import builders
+from parallel.topology.graph import Topology
+
+# Huang et al., ISCA 2021, abstract.
+PUBLISHED = {"over ring": 2.3, "over prior art": 1.56}
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Times every algorithm on every topology.
+
+  Args:
+    config: As configs/collectives/multitree.py has it, as nested dicts.
+
+  Returns:
+    Plain data: "rows", one for each topology, algorithm and size, in us;
+    "skipped", algorithms that do not run on a topology, and why; "speedups" of
+    MultiTree, geometric means over sizes and topologies.
+
+  Raises:
+    ValueError: An unknown topology or algorithm, none of them, or a size that
+      is not a whole number of bytes for each chunk.
+  """
+  sizes, barrier = config["size_bytes"], config["barrier"]
+  check_lists(config, algorithms=builders.BUILDERS)
+  nets = [
+    parse_topology(
+      text, "config.topologies", config["bandwidth"], config["latency_s"]
+    )
+    for text in config["topologies"]
+  ]
+  cases = [(net, name) for net in nets for name in config["algorithms"]]
+  rows, skipped = [], []
+  for net, name in track(
+    cases, "simulating", transient=True, console=Console(stderr=True)
+  ):
+    try:
+      schedule = builders.build(name, net)
+    except ValueError as error:
+      skipped.append(
+        {"topology": net.name, "algorithm": name, "why": str(error)}
+      )
+      continue
+    layout = layouts.lay_out(schedule, net)
+    for size in sizes:
+      try:
+        timeline = simulate.events(layout, size, barrier=barrier)
+      except ValueError as error:
+        raise ValueError(f"config.size_bytes: {error}") from error
+      rows.append({
+        "topology": net.name,
+        "num_ranks": net.num_ranks,
+        "algorithm": name,
+        "num_rounds": len(schedule.rounds),
+        "size_bytes": size,
+        "events_us": timeline.finish_ns / 1e3,
+        "lockstep_us": simulate.lockstep(layout, size) * 1e6,
+        "bound_us": injection_bound(net, size) * 1e6,
+        "mean_utilisation": float(timeline.utilisation.mean()),
+      })
+  return {
+    "study": "collectives",
+    "bandwidth": config["bandwidth"],
+    "latency_s": config["latency_s"],
+    "barrier": barrier,
+    "rows": rows,
+    "skipped": skipped,
+    "speedups": _speedups(rows),
+    "published": PUBLISHED,
+  }
+
+
+def injection_bound(net: Topology, size_bytes: int) -> float:
+  """Seconds that an all-reduce takes at least, by one rank's own links.
+
+  Each rank sends and receives 2 (n - 1) / n of the buffer; latency left out.
+  """
+  out = [0.0] * net.num_nodes
+  into = [0.0] * net.num_nodes
+  for link in net.links:
+    out[link.source] += link.bandwidth
+    into[link.destination] += link.bandwidth
+  slowest = min(min(out[: net.num_ranks]), min(into[: net.num_ranks]))
+  return 2 * (net.num_ranks - 1) / net.num_ranks * size_bytes / slowest
+
+
+def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """MultiTree over ring, and over the best of the others, per model."""
+  cells: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
+  for row in rows:
+    cell = cells.setdefault((row["topology"], row["size_bytes"]), {})
+    cell[row["algorithm"]] = row
+  found: dict[str, Any] = {}
+  for model in ("events_us", "lockstep_us"):
+    over: dict[str, list[float]] = {"over ring": [], "over the best other": []}
+    for cell in cells.values():
+      ours = cell.get("multitree")
+      others = [r[model] for name, r in cell.items() if name != "multitree"]
+      if ours and "ring" in cell:
+        over["over ring"].append(cell["ring"][model] / ours[model])
+      if ours and others:
+        over["over the best other"].append(min(others) / ours[model])
+    found[model] = {
+      name: {
+        "mean": math.exp(sum(map(math.log, values)) / len(values)),
+        "least": min(values),
+        "most": max(values),
+      }
+      for name, values in over.items()
+      if values
+    }
+  return found

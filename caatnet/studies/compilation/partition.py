@@ -1,0 +1,64 @@
+"""A partition in a program: what its closed form, the step and XLA say."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from caatnet.program import Program
+from parallel.xla.ledger import Collective
+from parallel.zero import cost
+
+SIDES = ("formula", "lowered", "compiled")
+
+
+def analyse(
+  program: Program,
+  accumulation: int,
+  lowered: Iterable[Collective],
+  compiled: Iterable[Collective],
+) -> dict[str, Any]:
+  """Puts memory and bytes of `parallel.zero.cost` beside a program's.
+
+  Args:
+    program: With a partition.
+    accumulation: Microbatches per step.
+    lowered: What the step asks for.
+    compiled: What XLA made of it.
+
+  Returns:
+    "memory" (bytes of a device, by formula) and "bytes": a row for each set of
+    levels, kind of collective and dtype, of operands per device and step. The
+    program's have norms and losses, too.
+  """
+  layout = program.layout
+  lanes = {axis.name: axis.lanes for axis in layout.data}
+  arguments = layout.partition, program.cost_parameters
+  memory = cost.memory(*arguments, lanes)
+  rows: dict[tuple[str, ...], dict[str, int]] = {}
+
+  def add(side, axes, kind, dtype, size):
+    key = ",".join(axes), kind, dtype
+    rows.setdefault(key, dict.fromkeys(SIDES, 0))[side] += size
+
+  for e in cost.level_collectives(
+    *arguments, accumulation=accumulation, lanes=lanes
+  ):
+    axes = [name for name in e.levels if layout.mesh.shape[name] > 1]
+    add("formula", axes, e.kind, e.dtype, e.operand_bytes)
+  levels = {axis.name for axis in layout.data}
+  for side, entries in (("lowered", lowered), ("compiled", compiled)):
+    for e in entries:
+      if set(e.axes) & levels and e.bytes and e.count is not None:
+        add(side, e.axes, e.kind, e.dtype, e.count * e.bytes)
+  return {
+    "partition": str(layout.partition),
+    "memory": {
+      "state (arguments)": memory.stored,
+      "weights of a step": memory.weights,
+      "gradients": memory.gradients,
+      "second copy": memory.secondary,
+    },
+    "bytes": [
+      {"axes": axes, "kind": kind, "dtype": dtype, **row}
+      for (axes, kind, dtype), row in sorted(rows.items())
+    ],
+  }

@@ -1,0 +1,228 @@
+"""Tables of compiled training steps, one or two side by side."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from caatnet.show.tables import table
+from caatnet.studies.compilation import partition
+
+
+def show(results: Mapping[str, Mapping[str, Any]]) -> None:
+  """Tables of one program, or of two with the ratio of the second.
+
+  Args:
+    results: Label -> what `analyse` returned.
+  """
+  first, *others = results.values()
+  _print_memory(results)
+  for label, result in results.items():
+    _print_ledger(label, result)
+    if "partition" in result:
+      _print_partition(label, result["partition"])
+  if others:
+    _print_bytes_ratio(results)
+  if "roofline" not in first:
+    return
+  for label, result in results.items():
+    _print_transfers(label, result)
+  _print_overlap(results)
+  _print_roofline(results)
+  table(
+    "constants",
+    ["", "value", "source"],
+    [[name, *values] for name, values in first["constants"].items()],
+  )
+
+
+def _gb(size: float) -> str:
+  return f"{size / 1e9:.3f}" if size >= 1e8 else f"{size / 1e9:.6f}"
+
+
+def _ratio(values: list[float]) -> list[str]:
+  if len(values) != 2:
+    return []
+  return [f"{values[1] / values[0]:.3f}" if values[0] else "-"]
+
+
+def _ratio_column(results: Mapping[str, Any]) -> list[str]:
+  return ["ratio"] if len(results) == 2 else []
+
+
+def _print_memory(results: Mapping[str, Mapping[str, Any]]) -> None:
+  sides = [r["memory"] for r in results.values()]
+  rows = []
+  for name in sides[0]:
+    if name == "capacity":
+      continue
+    values = [side[name] for side in sides]
+    rows.append([name, *map(_gb, values), *_ratio(values)])
+  capacity = sides[0]["capacity"]
+  if capacity:
+    rows.append(["capacity", *(_gb(capacity) for _ in sides)])
+    verdicts = []
+    for side in sides:
+      free = capacity - side["total"]
+      verdicts.append(
+        f"fits, {_gb(free)} free" if free >= 0 else f"{_gb(-free)} too much"
+      )
+    rows.append(["", *verdicts])
+  target = next(iter(results.values()))["target"]
+  table(
+    f"memory per device, GB ({target})",
+    ["", *results, *_ratio_column(results)],
+    [row + [""] * (1 + len(sides) - len(row)) for row in rows],
+  )
+
+
+def _print_ledger(label: str, result: Mapping[str, Any]) -> None:
+  def cell(side):
+    return "\n".join(
+      f"{r['count'] if r['count'] is not None else '?'} x {r['kind']} "
+      f"{r['dtype']}  "
+      + (f"{r['bytes'] / 1e6:,.3f} MB" if r["bytes"] is not None else "?")
+      for r in side
+    )
+
+  table(
+    f"collectives of {label}: operand MB per device and step, as asked for and "
+    "as compiled",
+    ["axes", "phase", "lowered", "compiled", ""],
+    [
+      [
+        ",".join(row["axes"]) or "(no axes)",
+        row["phase"],
+        cell(row["lowered"]),
+        cell(row["compiled"]),
+        "differs" if row["differs"] else "",
+      ]
+      for row in result["ledger"]
+    ],
+  )
+  table(
+    f"collectives of {label}, compiled, by place",
+    ["where", "phase", "axes", "kind", "dtype", "count", "MB each",
+     "wire MB per step (ring)"],
+    [
+      [
+        c["where"] or "-",
+        c["phase"] + (", again" if c["rematted"] else ""),
+        ",".join(c["axes"]),
+        c["kind"],
+        c["dtype"],
+        "?" if c["count"] is None else str(c["count"]),
+        f"{c['bytes'] / 1e6:,.3f}",
+        "?"
+        if c["count"] is None
+        else f"{c['wire_bytes_ring'] * c['count'] / 1e6:,.3f}",
+      ]
+      for c in result["collectives"]
+    ],
+  )
+
+
+def _print_bytes_ratio(results: Mapping[str, Mapping[str, Any]]) -> None:
+  totals: dict[tuple, list[float]] = {}
+  for index, result in enumerate(results.values()):
+    for row in result["ledger"]:
+      for side in ("lowered", "compiled"):
+        key = (",".join(row["axes"]), row["phase"], side)
+        cells = totals.setdefault(key, [0.0] * len(results))
+        cells[index] += sum(r["bytes"] or 0 for r in row[side])
+  table(
+    "operand MB per device and step",
+    ["axes", "phase", "", *results, *_ratio_column(results)],
+    [
+      [*key, *(f"{v / 1e6:,.3f}" for v in values), *_ratio(values)]
+      for key, values in totals.items()
+    ],
+  )
+
+
+def _print_transfers(label: str, result: Mapping[str, Any]) -> None:
+  table(
+    f"schedule of {label}: what runs between start and done",
+    ["where", "phase", "axes", "count", "MB", "", "wire us",
+     "compute beside, us", "hidden", "the costliest beside"],
+    [
+      [
+        t["where"] or "-",
+        t["phase"],
+        ",".join(t["axes"]),
+        "?" if t["count"] is None else str(t["count"]),
+        f"{t['bytes'] / 1e6:,.2f}",
+        "async" if t["asynchronous"] else "sync",
+        f"{t['wire_seconds'] * 1e6:,.0f}",
+        f"{t['beside_seconds'] * 1e6:,.0f}",
+        f"{t['hidden']:.0%}",
+        t["beside"][0] if t["beside"] else "",
+      ]
+      for t in result["transfers"]
+    ],
+  )
+
+
+def _print_overlap(results: Mapping[str, Mapping[str, Any]]) -> None:
+  rows = []
+  for label, result in results.items():
+    for row in result["overlap"]:
+      size = row["bytes"]
+      rows.append(
+        [
+          label,
+          ",".join(row["axes"]) or "(no axes)",
+          f"{size / 1e6:,.2f}",
+          f"{row['asynchronous'] / size:.1%}",
+          f"{row['hidden'] / size:.1%}",
+          f"{(size - row['hidden']) / 1e6:,.2f}",
+        ]
+      )
+  table(
+    "overlap: operand bytes per device and step",
+    ["", "axes", "MB", "asynchronous", "hidden by the roofline", "exposed MB"],
+    rows,
+  )
+
+
+def _print_roofline(results: Mapping[str, Mapping[str, Any]]) -> None:
+  names = {
+    "model_flops": ("model FLOPs, 10^12", 1e-12),
+    "product_flops": ("FLOPs of XLA's products, 10^12", 1e-12),
+    "memory_bytes": ("main-memory GB moved", 1e-9),
+    "model_flops_seconds": ("ms of model FLOPs at peak", 1e3),
+    "memory_seconds": ("ms of main memory at full rate", 1e3),
+    "compute_seconds": ("ms of compute, roofline by instruction", 1e3),
+    "wire_seconds": ("ms on the links", 1e3),
+    "exposed_seconds": ("ms on the links, not hidden", 1e3),
+    "step_if_all_overlaps": ("step, ms: all overlapped", 1e3),
+    "step_as_scheduled": ("step, ms: overlapped as scheduled", 1e3),
+    "step_if_none_overlaps": ("step, ms: nothing overlapped", 1e3),
+  }
+  rows = []
+  for key, (name, unit) in names.items():
+    values = [r["roofline"][key] * unit for r in results.values()]
+    rows.append([name, *(f"{v:,.3f}" for v in values), *_ratio(values)])
+  table(
+    "bounds per device and step, not a measurement: peak rates, ring "
+    "algorithms, no latency",
+    ["", *results, *_ratio_column(results)],
+    rows,
+  )
+
+
+def _print_partition(label: str, result: Mapping[str, Any]) -> None:
+  """Tables of what ``analyse`` returned."""
+  table(
+    f"training state of {label} by formula, GB per device",
+    list(result["memory"]),
+    [[f"{size / 1e9:.3f}" for size in result["memory"].values()]],
+  )
+  table(
+    f"levels of {label} ({result['partition']}): operand MB per device and "
+    "step",
+    ["axes", "kind", "dtype", *partition.SIDES],
+    [
+      [r["axes"], r["kind"], r["dtype"],
+       *(f"{r[side] / 1e6:,.3f}" for side in partition.SIDES)]
+      for r in result["bytes"]
+    ],
+  )

@@ -1,0 +1,251 @@
+"""The study of routing flows over leaf-spine networks: result, tables, picture.
+
+Fullest uplinks of traffic patterns, completion times of collectives, failures,
+and the collectives of a compiled program. The models:
+`parallel.network.flows`. After Ethereal (arXiv 2407.00550), whose own times
+come from a packet simulator.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+import json
+import math
+import pathlib
+from typing import Any
+
+from caatnet.studies.inputs import (
+  check_lists,
+  parse_topology,
+)
+from parallel.network import flows, traffic
+from parallel.network.flows import Fabric, Flow
+from parallel.schedules import builders
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Computes the study.
+
+  Args:
+    config: As configs/collectives/spraying.py has it, as nested dicts.
+
+  Returns:
+    Plain data: "patterns", "failures" (loads in flows, exact as text and as
+    floats), "collectives" and "program" (us).
+
+  Raises:
+    ValueError: An unknown topology, pattern, router, algorithm or uplink.
+  """
+  check_lists(
+    config, routers=flows.ROUTERS, patterns=traffic.PATTERNS,
+    algorithms=[*builders.BUILDERS, "all_to_all"],
+  )
+  nets = [_fabric(config, text) for text in config["topologies"]]
+  failed = _failed(config, nets[0])
+  return {
+    "study": "flows",
+    "seed": config["seed"],
+    "bandwidth": config["bandwidth"],
+    "latency_s": config["latency_s"],
+    "patterns": [r for net in nets for r in _loads(config, net)],
+    "failed_uplinks": [list(pair) for pair in config["failed_uplinks"]],
+    "failures": _loads(config, failed),
+    "collectives": _times(config, nets[0]),
+    "program": _program(config, nets[0]) if config["program"] else [],
+  }
+
+
+def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
+  net = parse_topology(
+    text, "config.topologies", config["bandwidth"], config["latency_s"]
+  )
+  try:
+    return flows.fabric(net)
+  except ValueError as error:
+    raise ValueError(f"config.topologies={text!r}: {error}") from error
+
+
+def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
+  """The network after its failures, both directions of each link."""
+  leaves = sorted(set(net.leaf_of))
+  pairs = []
+  for pair in config["failed_uplinks"]:
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+      raise ValueError(
+        f"config.failed_uplinks: {pair!r} is not (leaf, spine)"
+      )
+    leaf, spine = pair
+    if not (0 <= leaf < len(leaves) and 0 <= spine < len(net.spines)):
+      raise ValueError(
+        f"config.failed_uplinks: ({leaf}, {spine}) is not a leaf below "
+        f"{len(leaves)} and a spine below {len(net.spines)}"
+      )
+    ends = (leaves[leaf], net.spines[spine])
+    pairs += [ends, ends[::-1]]
+  try:
+    return flows.fabric(net.topology.without(*pairs))
+  except ValueError as error:
+    raise ValueError(f"config.failed_uplinks: {error}") from error
+
+
+def _route(
+  config: Mapping[str, Any], net: Fabric, router: str, sent: Sequence[Flow]
+) -> list[flows.Route]:
+  options = {"seed": config["seed"]} if router == "ecmp" else {}
+  return flows.ROUTERS[router](net, sent, **options)
+
+
+def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
+  """Those that take the network as it is."""
+  return [
+    name for name in config["routers"]
+    if net.whole or name != "coordinated_split"
+  ]
+
+
+def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
+  rows = []
+  for pattern in config["patterns"]:
+    sent = traffic.PATTERNS[pattern](net, config["seed"])
+    least = flows.least_fullest_uplink(net, sent)
+    for router in _routers(config, net):
+      routes = _route(config, net, router, sent)
+      fullest = flows.fullest_uplink(net, flows.loads(net, sent, routes))
+      rows.append({
+        "topology": net.topology.name,
+        "pattern": pattern,
+        "router": router,
+        "num_flows": len(sent),
+        "num_sent": flows.num_sent(routes),
+        "fullest_uplink": str(fullest),
+        "fullest_uplink_flows": float(fullest),
+        "over_bound": float(fullest / least) if least else 1.0,
+        "bound": str(least),
+      })
+  return rows
+
+
+def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
+  """Completion times; routes are those of one byte per chunk, scaled."""
+  rows = []
+  for name in config["algorithms"]:
+    chunks, steps = _steps(net, name)
+    for size in config["size_bytes"]:
+      if size < 1 or size % chunks:
+        raise ValueError(
+          f"config.size_bytes={size} must be a positive multiple of the "
+          f"{chunks} chunks of {name} on {net.topology.name}"
+        )
+    for router in config["routers"]:
+      link_loads = _link_loads(config, net, router, steps)
+      rows += [
+        {
+          "topology": net.topology.name,
+          "algorithm": name,
+          "size_bytes": size,
+          "router": router,
+          "num_steps": sum(steps.values()),
+          "us": 1e6 * sum(
+            count * flows.step_seconds(net, loads, size // chunks)
+            for loads, count in link_loads
+          ),
+        }
+        for size in config["size_bytes"]
+      ]
+  return rows
+
+
+def _steps(
+  net: Fabric, algorithm: str
+) -> tuple[int, Mapping[tuple[Flow, ...], int]]:
+  """Chunks; flows of a step, a byte per chunk -> how many such steps."""
+  n = len(net.leaf_of)
+  if algorithm == "all_to_all":
+    sent, count = traffic.ring_demands("all_to_all", [range(n)], n)
+    return n, {sent: count}
+  try:
+    schedule = builders.build(algorithm, net.topology)
+  except ValueError as error:
+    raise ValueError(f"config.algorithms: {error}") from error
+  rounds = traffic.demands(schedule, schedule.num_chunks)
+  return schedule.num_chunks, collections.Counter(rounds)
+
+
+def _link_loads(
+  config: Mapping[str, Any],
+  net: Fabric,
+  router: str,
+  steps: Mapping[tuple[Flow, ...], int],
+) -> list[tuple[dict[tuple[int, int], Fraction], int]]:
+  """Loads of each kind of step, and how often; equal steps, equal paths."""
+  return [
+    (flows.loads(net, sent, _route(config, net, router, sent)), count)
+    for sent, count in steps.items()
+  ]
+
+
+def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
+  """The collectives that `launch.compile --json` found, as rings.
+
+  Device d of the program's mesh, in row-major order, is rank d.
+  """
+  path = pathlib.Path(config["program"])
+  key = f"config.program={path}"
+  rows = []
+  try:
+    for label, compiled in json.loads(path.read_text()).items():
+      mesh = compiled["mesh"]
+      size = math.prod(mesh.values())
+      if size > len(net.leaf_of):
+        raise ValueError(
+          f"{key} has {size} devices, {net.topology.name} only "
+          f"{len(net.leaf_of)} hosts"
+        )
+      for entry in compiled["collectives"]:
+        rows.append({"program": label, **_entry(config, net, mesh, entry)})
+  except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+    raise ValueError(
+      f"{key}: not what `launch.compile --json` prints ({error!r})"
+    ) from error
+  return rows
+
+
+def _entry(
+  config: Mapping[str, Any],
+  net: Fabric,
+  mesh: Mapping[str, int],
+  entry: Mapping[str, Any],
+) -> dict[str, Any]:
+  """Microseconds of one collective of a program, all its executions."""
+  if not entry["axes"] or entry["count"] is None:
+    raise ValueError(
+      f"config.program: a {entry['kind']} at {entry['where']!r} has no axes "
+      "or no known count"
+    )
+  groups = axis_groups(mesh, entry["axes"])
+  sent, count = traffic.ring_demands(entry["kind"], groups, entry["bytes"])
+  steps = {sent: count * entry["count"]}
+  return {
+    **{k: entry[k] for k in ("kind", "axes", "phase", "bytes", "count")},
+    "us": {
+      router: 1e6 * sum(
+        count * flows.step_seconds(net, loads)
+        for loads, count in _link_loads(config, net, router, steps)
+      )
+      for router in config["routers"]
+    },
+  }
+
+
+def axis_groups(
+  mesh: Mapping[str, int], axes: Sequence[str]
+) -> list[list[int]]:
+  """Devices that differ in some axes only; numbered in row-major order."""
+  groups: dict[tuple[int, ...], list[int]] = {}
+  for device in range(math.prod(mesh.values())):
+    rest, place = device, {}
+    for axis, size in reversed(mesh.items()):
+      rest, place[axis] = divmod(rest, size)
+    key = tuple(place[axis] for axis in mesh if axis not in axes)
+    groups.setdefault(key, []).append(device)
+  return list(groups.values())

@@ -1,0 +1,341 @@
+"""The study of partitions: memory, bytes per level, step time, their front.
+
+Every named scheme and all partitions of nested levels on a cluster, priced by
+`parallel.network.zero`; the best one under a memory cap, for several numbers
+of microbatches and for every model size; for the setting of Xu et al. (arXiv
+2501.04266) its published speedups beside ours, which it does not reproduce.
+Tables: `caatnet.zero_tables`; the picture: `caatnet.zero_plot`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import difflib
+import math
+from typing import Any
+
+from caatnet.checks import naming
+from parallel.hardware import clusters
+from parallel.planner import partitions
+from parallel.planner.partitions import Machine, Prediction, Workload
+from parallel.zero import partition
+from parallel.zero.partition import CODECS, Partition
+
+SOURCE = "arXiv 2501.04266: 20B parameters, 384 GCDs"
+# As published: TFLOPS per GPU of one scheme over another's, and of one on all
+# nodes over itself on few.
+_SPEEDUPS = (
+  ("frontier3_quantised", "zeropp", 1.71),
+  ("zeropp", "zero3", 1.405),
+)
+_SCALING = ("frontier3_quantised", 0.94)
+
+# Both ways to count what crosses a level.
+REUSE = {"reuse": True, "no reuse": False}
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Computes the study.
+
+  Args:
+    config: As configs/zero/frontier.py has it, as nested dicts.
+
+  Returns:
+    Plain data: "assumptions", "schemes" (the named ones), "candidates" (all
+    partitions), "fronts" (of any memory), "best" (by microbatches per step)
+    and "published" (None for a setting that is not the paper's). Sizes in
+    bytes, times in seconds per step.
+
+  Raises:
+    ValueError: An unknown cluster, levels that are not the cluster's, or a
+      number out of its range.
+  """
+  machine, workload = _machine(config), _workload(config)
+  space = _space(config, machine)
+  schemes = _schemes(machine, config["zero"]["block"])
+
+  def priced(work: Workload) -> list[Prediction]:
+    return [
+      partitions.predict(part, machine, work, overlap=config["overlap"])
+      for part in space
+    ]
+
+  def row(prediction: Prediction) -> dict[str, Any]:
+    return _row(prediction, machine) | {
+      "largest_model": partitions.largest_model(
+        prediction.partition, workload, machine.memory_bytes
+      )
+    }
+
+  candidates = priced(workload)
+  return {
+    "study": "partitions",
+    "assumptions": _assumptions(config, machine, workload),
+    "schemes": {
+      name: row(
+        partitions.predict(part, machine, workload, overlap=config["overlap"])
+      )
+      for name, part in schemes.items()
+    },
+    "candidates": [_row(p, machine) for p in candidates],
+    "fronts": {
+      key: [row(p) for p in partitions.front(chosen, math.inf, reuse)]
+      for key, reuse, chosen in _questions(candidates)
+    },
+    "best": [
+      {
+        "accumulation": count,
+        "answers": {
+          key: found and _row(found, machine)
+          for key, reuse, chosen in _questions(
+            priced(dataclasses.replace(workload, accumulation=count))
+          )
+          for found in [partitions.best(chosen, machine.memory_bytes, reuse)]
+        },
+      }
+      for count in config["accumulations"]
+    ],
+    "published": _published(config, machine, workload)
+    if _is_published(machine, workload, config["cluster"]) else None,
+  }
+
+
+def _machine(config: Mapping[str, Any]) -> Machine:
+  name = config["cluster"]
+  if name not in clusters.CLUSTERS:
+    near = difflib.get_close_matches(name, clusters.CLUSTERS, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(
+      f"config.cluster={name!r} must be one of {', '.join(clusters.CLUSTERS)}"
+      f"{hint}"
+    )
+  if not 0 < config["utilisation"] <= 1:
+    raise ValueError(
+      f"config.utilisation={config['utilisation']:g} must lie in (0, 1]"
+    )
+  if not config["memory_gb"] > 0:
+    raise ValueError(
+      f"config.memory_gb={config['memory_gb']:g} must be positive"
+    )
+  text, cluster = config["zero"]["levels"], clusters.CLUSTERS[name]
+  with naming("config.zero", ("levels",)):
+    levels = partition.parse_levels(text, config["parallel"]["data"])
+  flops = cluster.device.peak("bfloat16") * config["utilisation"]
+  try:
+    machine = partitions.machine(
+      cluster, levels, flops=flops, memory_bytes=1e9 * config["memory_gb"]
+    )
+  except ValueError as error:
+    raise ValueError(f"config.zero.levels={text!r}: {error}") from error
+  return dataclasses.replace(
+    machine,
+    bandwidths=machine.bandwidths
+    | _overrides(config["bandwidths"], machine.bandwidths),
+  )
+
+
+def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
+  """``"gpu:100" -> {"gpu": 100e9}``."""
+  found = {}
+  for part in filter(None, text.split(",")):
+    name, _, value = (piece.strip() for piece in part.partition(":"))
+    try:
+      found[name] = 1e9 * float(value)
+    except ValueError:
+      found[name] = 0.0
+    if name not in known or not found[name] > 0:
+      raise ValueError(
+        f"config.bandwidths={text!r}: {part!r} is not level:GB/s, with a level "
+        f"of {', '.join(known)}"
+      )
+  return found
+
+
+def _workload(config: Mapping[str, Any]) -> Workload:
+  if not config["accumulations"]:
+    raise ValueError("config.accumulations=() must have a value")
+  for count in config["accumulations"]:
+    if count != int(count) or count < 1:
+      raise ValueError(
+        f"config.accumulations={tuple(config['accumulations'])}: {count} must "
+        "be an integer, at least 1"
+      )
+  names = [field.name for field in dataclasses.fields(Workload)]
+  try:
+    return Workload(**{name: config[name] for name in names})
+  except ValueError as error:
+    raise ValueError(f"config.{error}") from error
+
+
+def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
+  keys = ("weight_codecs", "gradient_codecs", "secondary_codecs")
+  for key in keys:
+    for codec in config[key]:
+      if codec not in CODECS:
+        raise ValueError(
+          f"config.{key}: {codec!r} must be one of "
+          f"{', '.join(map(repr, CODECS))}"
+        )
+    if "none" not in config[key] and key != "secondary_codecs":
+      raise ValueError(f"config.{key}={tuple(config[key])} lacks 'none'")
+  return list(partitions.candidates(
+    machine.levels, block=config["zero"]["block"],
+    **{key: config[key] for key in keys},
+  ))
+
+
+def _schemes(machine: Machine, block: int) -> dict[str, Partition]:
+  """The named ones that this many levels have."""
+  found = {}
+  for name in partition.SCHEMES:
+    try:
+      found[name] = dataclasses.replace(
+        partition.named(name, machine.levels), block=block
+      )
+    except ValueError:
+      if len(machine.levels) > 1:
+        raise
+  return found
+
+
+def _questions(
+  candidates: Sequence[Prediction],
+) -> Iterator[tuple[str, bool, list[Prediction]]]:
+  """With and without reuse: all, and those that change no bit of a number."""
+  plain = [
+    p for p in candidates
+    if p.partition.weight_codec == p.partition.gradient_codec
+    == p.partition.secondary_codec == "none"
+  ]
+  for way, reuse in REUSE.items():
+    yield f"{way}, coded or not", reuse, list(candidates)
+    yield f"{way}, not coded", reuse, plain
+
+
+def _row(p: Prediction, machine: Machine) -> dict[str, Any]:
+  """A prediction as plain data."""
+  part = p.partition
+  received = dict(zip(REUSE, (p.received, p.direct), strict=True))
+  return {
+    "partition": str(part),
+    "degrees": [
+      part.degree(depth)
+      for depth in (part.weights, part.gradients, part.optimizer)
+    ],
+    "secondary": part.secondary and part.degree(part.secondary),
+    "weight_codec": part.weight_codec,
+    "gradient_codec": part.gradient_codec,
+    "secondary_codec": part.secondary_codec,
+    "memory": dataclasses.asdict(p.memory) | {"total": p.memory.total},
+    "fits": p.memory.total <= machine.memory_bytes,
+    "received": {
+      way: {
+        level.name: sum(
+          size for (name, _), size in sizes.items() if name == level.name
+        )
+        for level in machine.levels
+      }
+      for way, sizes in received.items()
+    },
+    "node": {
+      way: partitions.node_bytes(sizes, machine)
+      for way, sizes in received.items()
+    },
+    "seconds": dict(zip(REUSE, (p.seconds, p.direct_seconds), strict=True)),
+  }
+
+
+def _assumptions(
+  config: Mapping[str, Any], machine: Machine, workload: Workload
+) -> dict[str, Any]:
+  cluster = clusters.CLUSTERS[config["cluster"]]
+  device = cluster.device
+  used = zip(machine.levels[::-1], cluster.levels, strict=False)
+  return {
+    "cluster": cluster.name,
+    "devices": config["parallel"]["data"],
+    "levels": [
+      {
+        "name": level.name,
+        "size": level.size,
+        "bandwidth": machine.bandwidths[level.name],
+        "overridden": machine.bandwidths[level.name]
+        != place.link.bandwidth * place.links_per_device,
+        "link": place.link.name,
+        "source": place.link.source,
+        "confidence": place.link.confidence,
+      }
+      for level, place in used
+    ],
+    "peak_flops": device.peak("bfloat16"),
+    "peak_source": device.source,
+    "peak_confidence": device.confidence,
+    "utilisation": config["utilisation"],
+    "memory_bytes": machine.memory_bytes,
+    "compute_seconds": partitions.compute_seconds(machine, workload),
+    "overlap": config["overlap"],
+    **dataclasses.asdict(workload),
+  }
+
+
+def _is_published(machine: Machine, workload: Workload, cluster: str) -> bool:
+  sizes = [level.size for level in machine.levels]
+  setting = (cluster, sizes, workload.parameters)
+  return setting == ("frontier", [48, 4, 2], 20e9)
+
+
+def _published(
+  config: Mapping[str, Any], machine: Machine, workload: Workload
+) -> dict[str, Any]:
+  """The paper's ratios beside ours, for every count of microbatches."""
+  rows = []
+  for count in config["accumulations"]:
+    work = dataclasses.replace(workload, accumulation=count)
+    for faster, slower, paper in _SPEEDUPS:
+      pair = [_times(s, machine, work, config) for s in (slower, faster)]
+      rows.append((f"{faster} / {slower}", count, paper, pair))
+    scheme, paper = _SCALING
+    few = _fewest(scheme, machine, work, config)
+    pair = [_times(scheme, m, work, config) for m in (few, machine)]
+    nodes = f"{machine.levels[0].size} / {few.levels[0].size} nodes"
+    rows.append((f"{scheme}, {nodes}", count, paper, pair))
+  return {
+    "source": SOURCE,
+    "rows": [
+      {
+        "ratio": label,
+        "accumulation": count,
+        "paper": paper,
+        "ours": {key: slow[key] / fast[key] for key in fast},
+      }
+      for label, count, paper, (slow, fast) in rows
+    ],
+  }
+
+
+def _times(
+  scheme: str, machine: Machine, workload: Workload, config: Mapping[str, Any]
+) -> dict[str, float]:
+  """Seconds of a step under each pair of assumptions."""
+  part = _schemes(machine, config["zero"]["block"])[scheme]
+  found = {}
+  for overlap in (False, True):
+    p = partitions.predict(part, machine, workload, overlap=overlap)
+    for way, seconds in zip(REUSE, (p.seconds, p.direct_seconds), strict=True):
+      found[f"{way}, {'overlap' if overlap else 'no overlap'}"] = seconds
+  return found
+
+
+def _fewest(
+  scheme: str, machine: Machine, workload: Workload, config: Mapping[str, Any]
+) -> Machine:
+  """With as few nodes as the scheme's state fits into, or as there are."""
+  outermost, *inside = machine.levels
+  for size in range(1, outermost.size):
+    levels = (dataclasses.replace(outermost, size=size), *inside)
+    fewer = dataclasses.replace(machine, levels=levels)
+    part = _schemes(fewer, config["zero"]["block"])[scheme]
+    if partitions.predict(part, fewer, workload).memory.total <= (
+      machine.memory_bytes
+    ):
+      return fewer
+  return machine

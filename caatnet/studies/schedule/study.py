@@ -1,0 +1,104 @@
+"""A close look at one schedule on one topology: times, links, its export."""
+
+from collections.abc import Mapping
+import pathlib
+from typing import Any
+
+from caatnet.studies.inputs import parse_topology
+from parallel.network import layout as layouts
+from parallel.network import simulate, trace
+from parallel.schedules import builders, msccl
+from parallel.schedules.schedule import Schedule
+from parallel.topology.graph import Topology
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Looks closely at one schedule.
+
+  Args:
+    config: As configs/collectives/schedule.py has it, as nested dicts.
+
+  Returns:
+    Plain data: times in us, and the links by utilisation.
+  """
+  net, schedule = of_config(config)
+  layout = layouts.lay_out(schedule, net)
+  size = config["size_bytes"]
+  try:
+    free = simulate.events(layout, size)
+    barrier = simulate.events(layout, size, barrier=True)
+  except ValueError as error:
+    raise ValueError(f"config.{error}") from error
+  share, waiting, queues = (
+    free.utilisation.tolist(), free.waiting_ns.tolist(),
+    free.longest_queues.tolist(),
+  )
+  sent = layout.link_bytes(size).tolist()
+  order = sorted(range(len(net.links)), key=lambda i: (-share[i], -waiting[i]))
+  return {
+    "study": "schedule",
+    "topology": net.name,
+    "algorithm": schedule.name,
+    "collective": schedule.collective,
+    "size_bytes": size,
+    "num_ranks": schedule.num_ranks,
+    "num_rounds": len(schedule.rounds),
+    "num_transfers": schedule.num_transfers,
+    "events_us": free.finish_ns / 1e3,
+    "barrier_us": barrier.finish_ns / 1e3,
+    "lockstep_us": simulate.lockstep(layout, size) * 1e6,
+    "lower_bound_us": simulate.lower_bound(layout, size) / 1e3,
+    "mean_utilisation": sum(share) / len(share),
+    "links": [
+      {
+        "source": net.links[i].source,
+        "destination": net.links[i].destination,
+        "bytes": sent[i],
+        "utilisation": share[i],
+        "waiting_us": waiting[i] / 1e3,
+        "longest_queue": queues[i],
+      }
+      for i in order
+    ],
+    "config": dict(config),
+  }
+
+
+def of_config(config: Mapping[str, Any]) -> tuple[Topology, Schedule]:
+  net = parse_topology(
+    config["topology"], "config.topology", config["bandwidth"],
+    config["latency_s"],
+  )
+  if config["msccl"]:
+    path = pathlib.Path(config["msccl"])
+    try:
+      return net, msccl.import_xml(path.read_text(), net)
+    except ValueError as error:
+      raise ValueError(f"config.msccl={path}: {error}") from error
+  try:
+    return net, builders.build(config["algorithm"], net, config["collective"])
+  except ValueError as error:
+    raise ValueError(
+      f"config.algorithm={config['algorithm']!r}, "
+      f"config.collective={config['collective']!r}: {error}"
+    ) from error
+
+
+def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
+  """Writes the schedule as MSCCL XML, or its timeline as a Chrome trace.
+
+  Raises:
+    ValueError: A file that ends neither in .xml nor in .json.
+  """
+  net, schedule = of_config(config)
+  if path.suffix == ".xml":
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(msccl.export_xml(schedule))
+  elif path.suffix == ".json":
+    layout = layouts.lay_out(schedule, net)
+    timeline = simulate.events(layout, config["size_bytes"])
+    trace.write(timeline, path, f"{schedule.name} on {net.name}")
+  else:
+    raise ValueError(
+      f"--export={path} must end in .xml (MSCCL) or .json (Chrome trace)"
+    )

@@ -1,0 +1,38 @@
+"""Pictures of the study of compute utilisation. Needs the ``plot`` extra."""
+
+from collections.abc import Mapping
+import pathlib
+from typing import Any
+
+from caatnet.show import pictures
+
+
+def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
+  """Draws utilisation against bandwidth, the paper's cells as points."""
+  plt = pictures.pyplot()
+  curves, cells = result["curves"], result["table"]["cells"]
+  figure, axes = plt.subplots(
+    1, len(curves["utilisation"]), figsize=(13, 4.2), sharey=True,
+    layout="constrained",
+  )
+  for panel, (model, lines) in zip(
+    axes, curves["utilisation"].items(), strict=True
+  ):
+    for name, values in lines.items():
+      (line,) = panel.plot(curves["gbit_s"], values, label=name)
+      own = [c for c in cells if (c["model"], c["method"]) == (model, name)]
+      panel.plot(
+        [c["published"] for c in own], [c["target"] for c in own],
+        linestyle="", marker="o", markersize=4, color=line.get_color(),
+      )
+    panel.plot([], [], "o", color="gray", markersize=4, label="paper, table 4")
+    panel.set(xscale="log", xlabel="bandwidth [Gbit/s]", title=model)
+    panel.grid(alpha=0.3)
+  axes[0].set(ylabel="compute utilisation")
+  axes[-1].legend(fontsize=8, loc="lower right")
+  fitted = result["fitted_on_this_table"]
+  figure.suptitle(
+    f"volume factor {result['volume_factor']:.4f}"
+    + (", fitted on the points shown" if fitted else ", nothing fitted")
+  )
+  pictures.save(figure, path)

@@ -1,0 +1,150 @@
+"""Checkpoints: asynchronous, atomic, in logical shape.
+
+A parameter's array has all workers and tensor ranks in it and is whole,
+whatever number of devices and partition wrote it, so that a run moves between
+meshes and partitions. Parameters and the outer loop's state are items of their
+own, which an evaluation reads without the optimizer's state.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from caatnet.program import Program
+from caatnet.train.state import TrainState
+from caatnet.train.whole import to_stored, to_whole
+
+
+class Checkpointer:
+  """Reads and writes the checkpoints of one run."""
+
+  def __init__(
+    self, workdir: pathlib.Path, program: Program, keep: int = 1
+  ) -> None:
+    """Opens ``workdir/checkpoints``, which need not exist.
+
+    Args:
+      workdir: The run's folder.
+      program: Knows how arrays are stored on its mesh.
+      keep: How many checkpoints to keep, the newest ones.
+    """
+    self._program = program
+    self.directory = pathlib.Path(workdir).absolute() / "checkpoints"
+    self._manager = ocp.CheckpointManager(
+      self.directory,
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=keep, cleanup_tmp_directories=True
+      ),
+    )
+
+  def latest_step(self) -> int | None:
+    """The newest complete checkpoint's step."""
+    return self._manager.latest_step()
+
+  def path(self, step: int | None) -> str:
+    """What to tell the user about a checkpoint."""
+    return "none yet" if step is None else str(self.directory / str(step))
+
+  def save(self, state: TrainState, position: dict[str, Any]) -> None:
+    """Starts writing; the state may be donated right after.
+
+    Args:
+      state: The state after ``state.step`` updates.
+      position: Where the data iterator stands, as plain data.
+    """
+    step = int(state.step)
+    if step in self._manager.all_steps():
+      return
+    state = to_whole(self._program, state)
+    rest = {"opt_state": state.opt_state, "key": state.key}
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        **_items(ocp.args.StandardSave, state.params, state.outer),
+        rest=ocp.args.StandardSave(rest | {"step": state.step}),
+        position=ocp.args.JsonSave(position),
+      ),
+    )
+
+  def restore(
+    self, abstract: TrainState, step: int | None = None
+  ) -> tuple[TrainState, dict[str, Any]]:
+    """Reads a whole training state onto the mesh of ``abstract``.
+
+    Args:
+      abstract: Shapes and shardings of the result.
+      step: Which checkpoint; None: the newest.
+
+    Returns:
+      The state and the data iterator's position.
+
+    Raises:
+      FileNotFoundError: There is no such checkpoint.
+    """
+    step = self._existing(step)
+    shardings = jax.tree.map(lambda x: x.sharding, abstract)
+    abstract = to_whole(self._program, abstract)
+    rest = {"opt_state": abstract.opt_state, "key": abstract.key}
+    read = self._manager.restore(
+      step,
+      args=ocp.args.Composite(
+        **_items(ocp.args.StandardRestore, abstract.params, abstract.outer),
+        rest=ocp.args.StandardRestore(rest | {"step": abstract.step}),
+        position=ocp.args.JsonRestore(),
+      ),
+    )
+    state = TrainState(
+      step=read.rest["step"],
+      params=read.params,
+      opt_state=read.rest["opt_state"],
+      outer=read["outer"] if abstract.outer else abstract.outer,
+      key=read.rest["key"],
+    )
+    return to_stored(self._program, state, shardings), read.position
+
+  def restore_params(
+    self, params: Any, outer: Any, step: int | None = None
+  ) -> tuple[Any, Any, int]:
+    """Reads what an evaluation needs; see ``restore``.
+
+    Args:
+      params: Shapes and shardings of the workers' parameters.
+      outer: Of the outer loop's state.
+      step: Which checkpoint; None: the newest.
+
+    Returns:
+      Both, and the step at which they were saved.
+    """
+    step = self._existing(step)
+    shardings = jax.tree.map(lambda x: x.sharding, (params, outer))
+    whole = to_whole(self._program, (params, outer))
+    args = _items(ocp.args.StandardRestore, *whole)
+    read = self._manager.restore(step, args=ocp.args.Composite(**args))
+    found = read.params, read["outer"] if outer else outer
+    return *to_stored(self._program, found, shardings), step
+
+  def close(self) -> None:
+    """Waits for what is being written."""
+    self._manager.close()
+
+  def wait(self) -> None:
+    """Waits until the last save is on disk."""
+    self._manager.wait_until_finished()
+
+  def _existing(self, step: int | None) -> int:
+    steps = sorted(self._manager.all_steps())
+    if not steps:
+      raise FileNotFoundError(f"no checkpoint in {self.directory}")
+    if step is not None and step not in steps:
+      raise FileNotFoundError(
+        f"no checkpoint of step {step} in {self.directory}; "
+        f"there are {', '.join(map(str, steps))}"
+      )
+    return steps[-1] if step is None else step
+
+
+def _items(make: Any, params: Any, outer: Any) -> dict[str, Any]:
+  """Orbax writes no empty trees: many outer loops carry nothing."""
+  return {"params": make(params)} | ({"outer": make(outer)} if outer else {})

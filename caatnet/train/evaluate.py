@@ -1,0 +1,102 @@
+"""Scores of given parameters on validation data, on any mesh."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from caatnet.program import Layout, Program
+from caatnet.train.step import make_eval_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """The mean scores of an evaluation.
+
+  Attributes:
+    means: By name, over examples and what a score has beside them.
+    per_place: By name, float32 ``[...]``, over examples only: the loss at each
+      position of a text ``[T]``, one number ``[]`` for an image.
+    num_examples: How many were judged.
+  """
+
+  means: Mapping[str, float]
+  per_place: Mapping[str, np.ndarray]
+  num_examples: int
+
+  @property
+  def loss(self) -> float:
+    """Mean loss, in nats."""
+    return self.means["loss"]
+
+
+def put_batch(layout: Layout, batch: Any) -> Any:
+  """Lays a global batch out on the mesh; every process has all of it.
+
+  Args:
+    layout: Gives mesh, workers and data-parallel ranks.
+    batch: Tree of arrays ``[batch, ...]``.
+
+  Returns:
+    The same tree ``[workers, *levels, batch per rank, ...]``; integers int32.
+  """
+
+  def put(x: np.ndarray) -> jax.Array:
+    if np.issubdtype(x.dtype, np.integer):
+      x = x.astype(np.int32)
+    shaped = x.reshape(*layout.batch_dims, -1, *x.shape[1:])
+    return jax.make_array_from_callback(
+      shaped.shape,
+      layout.shardings(layout.batch_spec),
+      lambda index: shaped[index],
+    )
+
+  return jax.tree.map(put, batch)
+
+
+def make_evaluate(
+  program: Program, batch_size: int
+) -> Callable[[Any, Any], Evaluation]:
+  """A function that evaluates parameters on examples.
+
+  Args:
+    program: The model on a mesh.
+    batch_size: Examples at a time; a multiple of workers x data ranks.
+
+  Returns:
+    ``(params, examples) -> Evaluation``, examples a tree ``[N, ...]``.
+  """
+  step = make_eval_step(program)
+  num_dims = len(program.layout.batch_dims)
+
+  def evaluate(params: Any, examples: Any) -> Evaluation:
+    num_examples = len(jax.tree.leaves(examples)[0])
+    found: list[dict[str, np.ndarray]] = []
+    for start in range(0, num_examples, batch_size):
+      rows = jax.tree.map(lambda x: x[start : start + batch_size], examples)  # noqa: B023
+      count = min(batch_size, num_examples - start)
+      padded = jax.tree.map(
+        lambda x: np.pad(
+          x, [(0, batch_size - count), *[(0, 0)] * (x.ndim - 1)]  # noqa: B023
+        ),
+        rows,
+      )
+      scores = jax.device_get(step(params, put_batch(program.layout, padded)))
+      found.append({
+        name: x.reshape(batch_size, *x.shape[num_dims + 1 :])[:count]
+        for name, x in scores.items()
+      })
+    scores = {
+      name: np.concatenate([part[name] for part in found]) for name in found[0]
+    }
+    return Evaluation(
+      means={
+        name: float(x.mean(dtype=np.float64)) for name, x in scores.items()
+      },
+      per_place={name: x.mean(axis=0) for name, x in scores.items()},
+      num_examples=num_examples,
+    )
+
+  return evaluate

@@ -1,0 +1,128 @@
+"""Sweeps: config overrides x seeds, resumable, one CSV.
+
+Each run has a folder of its own; a finished one is not trained again, a
+killed one goes on from its checkpoint.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import csv
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+from caatnet.train import loop, records
+from caatnet.train.experiment import Experiment
+
+
+def expand(grid: str) -> list[str]:
+  """``"a=1,2 b=3,4" -> ["a=1 b=3", "a=1 b=4", "a=2 b=3", "a=2 b=4"]``.
+
+  Raises:
+    ValueError: A part without "=".
+  """
+  points = [""]
+  for part in grid.split():
+    key, separator, values = part.partition("=")
+    if not separator or not values:
+      raise ValueError(
+        f"--grid: {part!r} is not key=value,value; "
+        'example: --grid="sync.p=1.0,0.5 parallel.tensor=2,4"'
+      )
+    points = [
+      f"{point} {key}={value}".strip()
+      for point in points
+      for value in values.split(",")
+    ]
+  return points
+
+
+def run_point(
+  experiment: Experiment,
+  point: str,
+  workdir: pathlib.Path,
+  count_bytes: Callable[[], Sequence[Mapping[str, Any]]],
+) -> dict[str, Any] | None:
+  """Trains one point, or reads its result if that is there.
+
+  Args:
+    experiment: What to train.
+    point: The overrides that it has, for folder name and CSV.
+    workdir: The sweep's folder.
+    count_bytes: What a step sends, as ``TrainResult.communication`` has it,
+      on a mesh where every worker and rank has a device.
+
+  Returns:
+    A CSV row, or None if a signal stopped the run.
+  """
+  seed = experiment.seed
+  digest = hashlib.sha256(point.encode()).hexdigest()[:6]
+  name = point.replace(" ", "_").replace("/", "-") or "base"
+  folder = workdir / "runs" / f"{name[:80]}_{digest}_seed{seed}"
+  stored = folder / "result.json"
+  if stored.exists():
+    records.write_config(folder, experiment.config)  # checks it
+    return json.loads(stored.read_text())
+  result = loop.train(experiment, folder, label=f"{point} seed={seed}")
+  if not result.finished:
+    return None
+  config, data = experiment.config, experiment.data
+  rows = count_bytes()
+
+  def sent(axis: str, phase: str) -> float:
+    return sum(
+      r["bytes"] for r in rows if (r["axis"], r["phase"]) == (axis, phase)
+    )
+
+  levels = {axis.name for axis in experiment.program.layout.data}
+  over_levels = sum(
+    r["bytes"] for r in rows if set(r["axis"].split("+")) <= levels
+  )
+  facts = json.loads((folder / "environment.json").read_text())
+  sync = config.get("sync", {})  # a model without doors has none
+  row = {
+    "point": point,
+    "seed": seed,
+    "p": sync.get("p", 1.0),
+    "tensor": config["parallel"]["tensor"],
+    "private_scale": sync.get("private_scale", "none"),
+    "algorithm": config["outer"]["algorithm"],
+    "worker": config["parallel"]["worker"],
+    **{f"validation_{key}": value for key, value in result.measures.items()},
+    "forward_bytes": sent("tensor", "forward"),
+    "backward_bytes": sent("tensor", "backward"),
+    "worker_bytes": sent("worker", "update"),
+    "data_bytes": over_levels,
+    "unit": data.unit,
+    "units_per_step": experiment.units_per_step,
+    "units_per_second": result.units_per_second,
+    "num_steps": result.step,
+    "parameters": facts["parameters"],
+    "data_sha256": facts["data"]["sha256"],
+    "workdir": str(folder),
+  }
+  stored.write_text(json.dumps(row, indent=2) + "\n")
+  return row
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Replaces the sweep's CSV by all rows so far, which have equal keys."""
+  temporary = path.with_suffix(".tmp")
+  with temporary.open("w", newline="") as file:
+    writer = csv.DictWriter(file, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+  temporary.replace(path)
+
+
+def read_csv(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The rows of a sweep's CSV, numbers as numbers."""
+  with path.open(newline="") as file:
+    rows: list[dict[str, Any]] = list(csv.DictReader(file))
+  for row in rows:
+    for key, value in row.items():
+      try:
+        row[key] = json.loads(value)
+      except json.JSONDecodeError:
+        continue  # text
+  return rows

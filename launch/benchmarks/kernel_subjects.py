@@ -1,0 +1,252 @@
+"""What the benchmark of kernels runs: each kernel beside its rivals."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from parallel.kernels.add_norm import api as add_norm
+from parallel.kernels.add_norm import cases as add_norm_cases
+from parallel.kernels.codec import api as codec
+from parallel.kernels.codec import cases as codec_cases
+from parallel.kernels.codec import reference as codec_reference
+from parallel.kernels.codec.reference import Encoded
+from parallel.kernels.reduce_add_norm import api as reduce_add_norm
+from parallel.kernels.reduce_add_norm import cases as reduce_cases
+from parallel.kernels.selection import Choice
+
+_OUTER = {"learning_rate": 0.7, "decay": 0.9}
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """One op on one case.
+
+  Attributes:
+    op: See ``config.benchmark.ops``.
+    case: Its label.
+    num_bytes: That must be moved.
+    choose: Implementation -> which one takes the operands.
+    run: ``(*operands, implementation=...)``.
+    stages: The reference as functions, each of the results of the one before
+      and then of the operands.
+    draw: Seed -> operands.
+  """
+
+  op: str
+  case: str
+  num_bytes: int
+  choose: Callable[[Any], Choice]
+  run: Callable[..., Any]
+  stages: Sequence[Callable[..., Any]]
+  draw: Callable[[int], tuple[jax.Array, ...]]
+
+
+def _normal(seed: int, *shapes: tuple[tuple[int, ...], str]):
+  keys = jax.random.split(jax.random.key(seed), len(shapes))
+  return tuple(
+    jax.random.normal(key, shape).astype(dtype)
+    for key, (shape, dtype) in zip(keys, shapes, strict=True)
+  )
+
+
+def _add_norm(timed: bool, backward: bool = False) -> list[Subject]:
+  cases = add_norm_cases.LARGE if timed else add_norm_cases.CASES
+  subjects = []
+  for name, case in cases.items():
+    n, k, p, dtype = case.rows, case.shared, case.private, case.dtype
+    parts = (((n, k), dtype), ((n, p), dtype))
+    updates = parts if case.update else ()
+
+    def call(shared, private, *rest, case=case, implementation):
+      *d, gain = rest
+      return add_norm.add_norm(
+        shared, private, *(d or (None, None)), gain,
+        private_scale=case.private_scale, implementation=implementation,
+      )
+
+    # Left out, since XLA would copy them: a stream without an update, and the
+    # shared update's gradient, which is the stream's.
+
+    def forward(*operands, call=call, case=case, implementation):
+      out = call(*operands, implementation=implementation)
+      return out if case.update else out[-1:]
+
+    def both(*operands, call=call, case=case, implementation):
+      operands, cotangents = operands[:-3], operands[-3:]
+      # With the results, or XLA alone would not write the normalised rows.
+      out, transpose = jax.vjp(
+        functools.partial(call, implementation=implementation), *operands
+      )
+      gradients = transpose(cotangents)
+      if not case.update:
+        return out[-1:], gradients
+      return out, gradients[:2] + gradients[3:]
+
+    def add(shared, private, *rest, case=case):
+      if len(rest) < 3:
+        return shared, private
+      scale = jnp.asarray(case.private_scale, private.dtype)
+      return shared + rest[0], private + rest[1] * scale
+
+    def norm(shared, private, *rest):
+      return add_norm.add_norm(
+        shared, private, None, None, rest[-1], implementation="reference"
+      )
+
+    operands = (*parts, *updates, ((k + p,), "float32"))
+    if backward:
+      operands += (*parts, ((n, k + p), dtype))
+    subjects.append(Subject(
+      "add_norm_backward" if backward else "add_norm",
+      name,
+      case.forward_bytes + (case.backward_bytes if backward else 0),
+      functools.partial(
+        add_norm.choice, *(jax.ShapeDtypeStruct(*x) for x in parts)
+      ),
+      both if backward else forward,
+      (functools.partial(both, implementation="reference"),)
+      if backward
+      else (add, norm),
+      lambda seed, operands=operands: _normal(seed, *operands),
+    ))
+  return subjects
+
+
+def _reduce(timed: bool) -> list[Subject]:
+  cases = reduce_cases.LARGE if timed else reduce_cases.CASES
+  subjects = []
+  for name, case in cases.items():
+    n, k, p, r, dtype = (
+      case.rows, case.shared, case.private, case.ranks, case.dtype
+    )
+    blocks = k // case.block if case.block else 1
+
+    def draw(seed, n=n, k=k, p=p, r=r, dtype=dtype, blocks=blocks, case=case):
+      shared, private, d_private, partial, scales, gain = _normal(
+        seed, ((n, k), dtype), ((n, p), dtype), ((n, p), dtype),
+        ((r, n, k), dtype), ((r, n, blocks), "float32"),
+        ((k + p,), "float32"),
+      )
+      if case.block:
+        partial = (32 * partial).astype(jnp.int8)
+      return shared, private, partial, scales, d_private, gain
+
+    def run(
+      shared, private, partial, scales, d_private, gain, *, case=case,
+      implementation,
+    ):
+      return reduce_add_norm.reduce_add_norm(
+        shared, private, partial, scales if case.block else None, d_private,
+        gain, private_scale=case.private_scale, implementation=implementation,
+      )
+
+    def total(shared, private, partial, scales, *_, case=case):
+      wide = partial.astype(jnp.float32)
+      if case.block:
+        wide = wide * jnp.repeat(scales, case.block, axis=-1)
+      return (wide.sum(0).astype(shared.dtype),)
+
+    def add(update, shared, private, partial, scales, d_private, _, case=case):
+      scale = jnp.asarray(case.private_scale, private.dtype)
+      return shared + update, private + d_private * scale
+
+    def norm(shared, private, *rest):
+      return add_norm.add_norm(
+        shared, private, None, None, rest[-1], implementation="reference"
+      )
+
+    shapes = jax.eval_shape(draw, 0)
+    scales = shapes[3] if case.block else None
+    subjects.append(Subject(
+      "reduce_add_norm", name, case.forward_bytes,
+      functools.partial(reduce_add_norm.choice, *shapes[:3], scales),
+      run, (total, add, norm), draw,
+    ))
+  return subjects
+
+
+def _codec(timed: bool, op: str) -> list[Subject]:
+  cases = codec_cases.LARGE if timed else codec_cases.CASES
+  subjects = []
+  for name, case in cases.items():
+    c, n, m = case.codec, case.shape[-1], case.senders
+    if c.stochastic and op != "encode":
+      continue
+    elements = int(np.prod(case.shape))
+    rows = elements // n
+    wire = rows * (c.payload_bytes(n) + 4 * c.num_scales(n))
+    size = jnp.dtype(case.dtype).itemsize
+    key = jax.random.key(7) if c.stochastic else None
+
+    def draw(seed, case=case, op=op):
+      a, b, e, v = _normal(
+        seed,
+        *((case.shape, case.dtype) for _ in range(2)),
+        *((case.shape, "float32") for _ in range(2)),
+      )
+      if op == "encode":
+        return a, b, e
+      one = codec_reference.encode(a, case.codec)
+      many = jax.tree.map(lambda x: jnp.stack([x] * case.senders), one)
+      return (*many, e, v) if op == "nesterov" else tuple(many)
+
+    def run(*operands, c=c, n=n, op=op, key=key, implementation):
+      if op == "encode":
+        a, b, e = operands
+        return codec.encode_delta(
+          a, b, c, key, e, implementation=implementation
+        )
+      encoded = Encoded(*operands[:2])
+      if op == "mean":
+        return codec.mean(encoded, n, c, implementation=implementation)
+      return codec.nesterov(
+        encoded, *operands[2:], c, implementation=implementation, **_OUTER
+      )
+
+    def delta(a, b, e):
+      return (a.astype(jnp.float32) - b.astype(jnp.float32) + e,)
+
+    def encode(x, *_, c=c, key=key):
+      return (x, *codec_reference.encode(x, c, key))
+
+    def subtract(x, payload, scales, *_, c=c, n=n):
+      decoded = codec_reference.decode(Encoded(payload, scales), n, c)
+      return payload, scales, x - decoded
+
+    def mean(payload, scales, *_, c=c, n=n):
+      return (codec_reference.mean(Encoded(payload, scales), n, c),)
+
+    def step(mean, payload, scales, x, v):
+      return codec_reference.nesterov_step(mean, x, v, *_OUTER.values())
+
+    stages = {
+      "encode": (delta, encode, subtract),
+      "mean": (mean,),
+      "nesterov": (mean, step),
+    }[op]
+    num_bytes = {
+      "encode": elements * (2 * size + 8) + wire,
+      "mean": m * wire + 4 * elements,
+      "nesterov": m * wire + 16 * elements,
+    }[op]
+    choose = functools.partial(
+      codec.choice, case.shape, c, key=key,
+      senders=1 if op == "encode" else m,
+    )
+    subjects.append(Subject(op, name, num_bytes, choose, run, stages, draw))
+  return subjects
+
+
+SUBJECTS: dict[str, Callable[[bool], list[Subject]]] = {
+  "add_norm": _add_norm,
+  "add_norm_backward": functools.partial(_add_norm, backward=True),
+  "reduce_add_norm": _reduce,
+  "encode": functools.partial(_codec, op="encode"),
+  "mean": functools.partial(_codec, op="mean"),
+  "nesterov": functools.partial(_codec, op="nesterov"),
+}

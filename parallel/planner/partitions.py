@@ -1,0 +1,413 @@
+"""Predicts step time and memory of every partition of a training state.
+
+`parallel.zero.cost` says what a partition stores and sends. Here these bytes
+become seconds on a machine, for all partitions at once: the 20 triples of
+three levels, times the secondary copies, times the codecs. The space is small,
+so the best partition under a memory cap is found by trying all.
+
+The time of a step is
+
+    join(m 2 P T / F, forward) + join(m 4 P T / F, backward) + once a step
+
+with P parameters, T tokens in a device's microbatch, m microbatches, and F the
+assumed FLOP/s of a device. "forward", "backward" and "once a step" are the
+times of communication: the sum, over levels, of the bytes that a rank receives
+over a level, divided by its bandwidth there. join(a, b) is a + b, or max(a, b)
+with overlap. Left out are latency, encoding and decoding, the optimizer's own
+time, and collectives of a tensor axis.
+
+What crosses a level depends on the algorithm:
+
+    reuse     The exchange goes level by level, as `parallel.zero.shards` does
+              it: what a node receives once, its ranks pass on to each other.
+    no reuse  One flat exchange runs over all levels: every rank gets each
+              shard, or slice, from its owner, so a node receives the same
+              bytes once per rank. Coded gradients go level by level all the
+              same, since the two hops of ZeRO++ are made for that.
+
+All times are proportional to P, and so is memory except for padding. So the
+front (the partitions that no other beats in both time and memory) of one model
+size is also that of every other. Each partition of it is the best one for the
+models that fit with it and do not fit with the faster one before.
+
+Sources: the space, AMSP (arXiv 2311.00257) and PaRO (arXiv 2310.06003); the
+machine, Xu et al., arXiv 2501.04266. The model of time is ours.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+import math
+
+from parallel.checks import positive
+from parallel.hardware.clusters import Cluster
+from parallel.zero import cost
+from parallel.zero.partition import CODECS, Level, Partition, triples
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """What the model knows of a cluster.
+
+  Attributes:
+    levels: The levels of data-parallel ranks, outermost first.
+    bandwidths: Level's name -> bytes per second that a rank receives over it.
+    flops: FLOP/s that a rank reaches.
+    memory_bytes: Bytes that a rank has for its training state.
+  """
+
+  levels: tuple[Level, ...]
+  bandwidths: Mapping[str, float]
+  flops: float
+  memory_bytes: float
+
+  def __post_init__(self) -> None:
+    positive("flops", self.flops)
+    positive("memory_bytes", self.memory_bytes)
+    for name, bandwidth in self.bandwidths.items():
+      positive(f"bandwidth of {name}", bandwidth)
+
+  @property
+  def ranks_per_node(self) -> int:
+    """The number of ranks within one rank of the outermost level."""
+    return math.prod(level.size for level in self.levels[1:])
+
+
+def machine(
+  cluster: Cluster,
+  levels: Sequence[Level],
+  *,
+  flops: float,
+  memory_bytes: float,
+) -> Machine:
+  """Makes the model of the part of a cluster that a run uses.
+
+  Args:
+    cluster: The cluster; it has a link for each level.
+    levels: The levels of data-parallel ranks, outermost first. They use all
+      devices of the cluster's inner levels.
+    flops: FLOP/s that a device reaches.
+    memory_bytes: Bytes that a device has for the training state.
+
+  Raises:
+    ValueError: The levels are not the cluster's, or a number is out of range.
+  """
+  # Both innermost first. Only the outermost level in use may be used in part.
+  sizes = [level.size for level in levels[::-1]]
+  theirs = [level.size for level in cluster.levels]
+  if (
+    not 1 <= len(sizes) <= len(theirs)
+    or sizes[:-1] != theirs[: len(sizes) - 1]
+    or sizes[-1] > theirs[len(sizes) - 1]
+  ):
+    raise ValueError(
+      f"{' x '.join(map(str, sizes[::-1]))} ranks do not fit the cluster "
+      f"{cluster.name!r}: it has {' x '.join(map(str, theirs[::-1]))}, of "
+      "which the outermost level in use may have fewer"
+    )
+  bandwidths = {
+    level.name: place.link.bandwidth * place.links_per_device
+    for level, place in zip(levels[::-1], cluster.levels, strict=False)
+  }
+  return Machine(tuple(levels), bandwidths, flops, memory_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """What is trained, and how.
+
+  Attributes:
+    parameters: Number of parameters P, spread evenly over the layers.
+    num_layers: Number of layers; each is partitioned by itself.
+    tokens: Tokens T in a device's microbatch.
+    accumulation: Microbatches m per step.
+    weight_bytes: Bytes of a weight as it is gathered.
+    gradient_bytes: Bytes of a gradient as it is accumulated and, without a
+      codec, sent.
+  """
+
+  parameters: float
+  num_layers: int
+  tokens: int
+  accumulation: int = 1
+  weight_bytes: int = 2
+  gradient_bytes: int = 4
+
+  def __post_init__(self) -> None:
+    for key in ("parameters", "num_layers", "tokens", "accumulation"):
+      positive(key, getattr(self, key))
+    for key in ("weight_bytes", "gradient_bytes"):
+      if getattr(self, key) not in (2, 4):
+        raise ValueError(f"{key}={getattr(self, key)} must be 2 or 4")
+
+  @property
+  def tensors(self) -> list[cost.Parameter]:
+    """The parameters as the cost model takes them: one tensor per layer."""
+    return [
+      cost.Parameter(
+        math.ceil(self.parameters / self.num_layers), self.num_layers,
+        self.weight_bytes, gradient_bytes=self.gradient_bytes,
+      )
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+  """What a partition costs on a machine.
+
+  Attributes:
+    partition: The partition.
+    memory: Bytes of a rank's training state, without activations and gathered
+      layers.
+    received: Bytes that a rank receives per step with reuse, by (level, when);
+      "when" is "step", "forward" or "backward".
+    direct: Bytes that a rank receives per step without reuse, by (level, when).
+    seconds: Time of a step with reuse.
+    direct_seconds: Time of a step without reuse.
+  """
+
+  partition: Partition
+  memory: cost.Memory
+  received: Mapping[tuple[str, str], float]
+  direct: Mapping[tuple[str, str], float]
+  seconds: float
+  direct_seconds: float
+
+
+def predict(
+  partition: Partition,
+  machine: Machine,
+  workload: Workload,
+  *,
+  overlap: bool = False,
+) -> Prediction:
+  """Predicts memory, bytes and seconds of one partition.
+
+  Args:
+    partition: A partition over the machine's levels.
+    machine: The machine that it runs on.
+    workload: What is trained.
+    overlap: Whether the gathers and scatters of microbatches run under their
+      compute; what is sent once a step never does.
+  """
+  found = cost.level_collectives(
+    partition, workload.tensors, accumulation=workload.accumulation
+  )
+  both = [received(found, partition, reuse) for reuse in (True, False)]
+  return Prediction(
+    partition,
+    cost.memory(partition, workload.tensors),
+    *both,
+    *(step_seconds(sizes, machine, workload, overlap) for sizes in both),
+  )
+
+
+def received(
+  exchanges: Sequence[cost.LevelCollective], partition: Partition, reuse: bool
+) -> dict[tuple[str, str], float]:
+  """Returns the bytes that a rank receives per step, by (level, when).
+
+  Args:
+    exchanges: The partition's collectives, from `cost.level_collectives`.
+    partition: The partition, which has the levels.
+    reuse: Whether exchanges go level by level, or all at once over all levels.
+      A rank receives the same in total either way, but without reuse more of
+      it crosses the outer levels.
+  """
+  sizes = {level.name: level.size for level in partition.inner}
+  totals: dict[tuple[str, str], float] = {}
+
+  def add(level: str, when: str, size: float) -> None:
+    totals[level, when] = totals.get((level, when), 0.0) + size
+
+  # Collectives of one kind and phase on several levels are one exchange, a
+  # chain of levels, over which its bytes are spread anew.
+  chains: dict[tuple[str, str, str], dict[str, float]] = {}
+  for e in exchanges:
+    if e.kind == "all_to_all" or (reuse and e.kind != "all_reduce"):
+      add(e.levels[0], e.when, e.received_bytes)
+      continue
+    chain = chains.setdefault((e.kind, e.when, e.dtype), {})
+    for name in e.levels:
+      chain[name] = chain.get(name, 0.0) + e.received_bytes / len(e.levels)
+  for (_, when, _), chain in chains.items():
+    inner = [name for name in sizes if name in chain]
+    ranks = math.prod(sizes[name] for name in inner)
+    inside = 1
+    for name in inner:
+      # Of all other ranks' parts, those that cross this level. Without reuse a
+      # rank receives one part from every rank that shares its unit of this
+      # level but not that of the level inside. With reuse (only all-reduces get
+      # here) the levels inside have reduced and scattered first, so what is
+      # left to exchange is their number of ranks times smaller. Either way it
+      # is ranks - 1 in sum over the levels.
+      others = (sizes[name] - 1) * (
+        ranks / inside / sizes[name] if reuse else inside
+      )
+      add(name, when, sum(chain.values()) * others / (ranks - 1))
+      inside *= sizes[name]
+  return totals
+
+
+def step_seconds(
+  sizes: Mapping[tuple[str, str], float],
+  machine: Machine,
+  workload: Workload,
+  overlap: bool,
+) -> float:
+  """Returns the seconds of a step.
+
+  Args:
+    sizes: Bytes that a rank receives per step, by (level, when).
+    machine: The machine, with bandwidths and FLOP/s.
+    workload: What is trained.
+    overlap: Whether communication of microbatches runs under their compute.
+  """
+  phases = {"forward": 0.0, "backward": 0.0, "step": 0.0}
+  for (level, when), size in sizes.items():
+    phases[when] += size / machine.bandwidths[level]
+  # The forward takes 2 of the 6 FLOP per parameter and token, the backward 4.
+  forward = compute_seconds(machine, workload) / 3
+  join = max if overlap else float.__add__
+  return (
+    join(forward, phases["forward"])
+    + join(2 * forward, phases["backward"])
+    + phases["step"]
+  )
+
+
+def compute_seconds(machine: Machine, workload: Workload) -> float:
+  """Returns the seconds of a step's compute: 6 FLOP per parameter and token."""
+  tokens = workload.accumulation * workload.tokens
+  return 6 * workload.parameters * tokens / machine.flops
+
+
+def node_bytes(
+  sizes: Mapping[tuple[str, str], float], machine: Machine
+) -> float:
+  """Returns the bytes per step that a node receives from other nodes.
+
+  Args:
+    sizes: Bytes that a rank receives per step, by (level, when).
+    machine: The machine; a node is a rank of its outermost level.
+  """
+  outermost = machine.levels[0].name
+  return machine.ranks_per_node * sum(
+    size for (level, _), size in sizes.items() if level == outermost
+  )
+
+
+def candidates(
+  levels: Sequence[Level],
+  *,
+  weight_codecs: Sequence[str] = CODECS,
+  gradient_codecs: Sequence[str] = CODECS,
+  secondary_codecs: Sequence[str] = ("none", "int8"),
+  block: int = 256,
+) -> Iterator[Partition]:
+  """Yields all combinations of triples, secondary copies and codecs.
+
+  Args:
+    levels: The levels of data-parallel ranks, outermost first.
+    weight_codecs: Codecs of weights on the wire to try.
+    gradient_codecs: Codecs of gradients on the wire to try.
+    secondary_codecs: Codecs of the secondary copy to try; () tries no copy.
+    block: Elements that share a scale.
+
+  Yields:
+    Every valid partition once.
+  """
+  for triple in triples(levels):
+    depth = triple.optimizer
+    # A copy needs weights that are sharded, and codecs need something to send.
+    copies: list[tuple[int | None, str]] = [(None, "none")]
+    if triple.weights:
+      copies += itertools.product(range(1, depth + 1), secondary_codecs)
+    for weights, gradients, (secondary, codec) in itertools.product(
+      weight_codecs if depth else ("none",),
+      gradient_codecs if depth else ("none",),
+      copies,
+    ):
+      yield dataclasses.replace(
+        triple, secondary=secondary, weight_codec=weights,
+        gradient_codec=gradients, secondary_codec=codec, block=block,
+      )
+
+
+def best(
+  predictions: Sequence[Prediction], cap: float, reuse: bool = True
+) -> Prediction | None:
+  """Returns the fastest partition that fits into memory, or None.
+
+  Args:
+    predictions: Predictions of one workload on one machine.
+    cap: Bytes of memory that a rank has for the training state.
+    reuse: Whether to compare step times with reuse or without. Among times that
+      are equal to six digits the least memory wins.
+  """
+  fitting = [p for p in predictions if p.memory.total <= cap]
+  return min(fitting, key=lambda p: _order(p, reuse), default=None)
+
+
+def front(
+  predictions: Sequence[Prediction], cap: float, reuse: bool = True
+) -> list[Prediction]:
+  """Returns those that no other beats in both step time and memory.
+
+  Step times that are equal to six digits count as equal.
+
+  Args:
+    predictions: Predictions of one workload on one machine.
+    cap: Bytes of memory; partitions that do not fit are left out.
+    reuse: Whether to compare step times with reuse or without.
+
+  Returns:
+    The front, fastest first.
+  """
+  chosen: list[Prediction] = []
+  # From the fastest on, a partition is on the front if it needs less memory
+  # than all faster ones; of these the one chosen last needs least.
+  for p in sorted(predictions, key=lambda p: _order(p, reuse)):
+    smaller = not chosen or p.memory.total < chosen[-1].memory.total
+    if p.memory.total <= cap and smaller:
+      chosen.append(p)
+  return chosen
+
+
+def largest_model(
+  partition: Partition, workload: Workload, cap: float
+) -> float:
+  """Returns the parameters of the largest model whose state fits.
+
+  Args:
+    partition: How the state is sharded.
+    workload: What is trained; its number of parameters does not matter.
+    cap: Bytes of memory that a rank has for the training state.
+
+  Raises:
+    ValueError: Not even one parameter per layer fits.
+  """
+
+  def fits(size: int) -> bool:
+    (tensor,) = workload.tensors
+    tensor = dataclasses.replace(tensor, size=size)
+    return cost.memory(partition, [tensor]).total <= cap
+
+  if not fits(1):
+    raise ValueError(f"nothing fits into {cap:g} bytes")
+  # Memory never falls with size: double until it does not fit, then bisect.
+  low, high = 1, 2
+  while fits(high):
+    low, high = high, 2 * high
+  while high - low > 1:
+    middle = (low + high) // 2
+    low, high = (middle, high) if fits(middle) else (low, middle)
+  return low * workload.num_layers
+
+
+def _order(p: Prediction, reuse: bool) -> tuple[float, int]:
+  """Returns the key that sorts by step time, then by memory."""
+  # To six digits: differences by padding or by the order of sums are no reason
+  # to prefer a partition.
+  seconds = p.seconds if reuse else p.direct_seconds
+  return float(f"{seconds:.5e}"), p.memory.total

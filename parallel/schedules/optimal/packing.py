@@ -1,0 +1,191 @@
+"""Packs spanning trees, k units of every rank, into integer capacities.
+
+A tree of weight w stands for w equal trees and takes w units of capacity on
+each of its edges. Trees grow one at a time, breadth-first. Each set S of ranks
+must keep enough capacity into it for all trees that still have to enter it, one
+unit for each unit of a root outside S. So a new tree edge x -> y may carry at
+most
+
+    min over S with y in S, x not in S of  in(S) - (units of roots outside S)
+
+units, where in(S) is the capacity that is left into S. This is a max-flow from
+x to y, less the units of all roots: x also feeds every root the units that this
+root still has to send.
+
+Source: Edmonds' theorem, as ForestColl (arXiv 2402.06787) and Berczi and Frank,
+"Packing arborescences", 2009, use it. Unlike in ForestColl, a tree that cannot
+grow with all its units gives some back to its root, and these start again as a
+tree of their own. So there is never more than one unfinished tree.
+"""
+
+import dataclasses
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse import csgraph
+
+# Each try is a max-flow. After this many edges, the best one so far is taken,
+# and no longer search is made for an edge that carries all units.
+_TRIES = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+  """A spanning tree of the ranks.
+
+  Attributes:
+    root: The rank whose data go down the tree.
+    weight: Units of capacity that the tree takes on each of its edges.
+    edges: (parent, child) pairs. A rank is a child before it is a parent.
+  """
+
+  root: int
+  weight: int
+  edges: tuple[tuple[int, int], ...]
+
+
+def pack(capacities: np.ndarray, weight: int) -> list[Tree]:
+  """Packs trees of ``weight`` units for every root.
+
+  Args:
+    capacities: int ``[rank, rank]``: units of capacity from one rank to
+      another. With ``weight`` units from a source to each rank, every rank's
+      max-flow from it must be at least n times ``weight``.
+    weight: Units of each root, k.
+
+  Returns:
+    Trees whose weights sum to k for each root.
+  """
+  state = _State(capacities, weight)
+  trees = []
+  while state.waiting.any():
+    # The root with the most units left comes next. So roots take turns, and
+    # none is left with what the others did not want.
+    trees.append(_grow(state, int(np.argmax(state.waiting))))
+  return trees
+
+
+class _State:
+  """What is left of capacities and units, and the graph for the max-flows.
+
+  Attributes:
+    capacities: int ``[rank, rank]``: capacity that no tree has taken.
+    waiting: int ``[rank]``: units of a root that are in no tree yet.
+  """
+
+  def __init__(self, capacities: np.ndarray, weight: int) -> None:
+    n = len(capacities)
+    self.capacities = capacities.copy()
+    self.waiting = np.full(n, weight)
+    # The flow's source x feeds the roots through a hub, node n, so that a new
+    # x changes one entry and not n. The matrix is built once, with an entry for
+    # every edge that may ever be used, and zeros are kept in it. From one flow
+    # to the next only its data change.
+    rows, columns = np.nonzero(capacities)
+    edges = len(rows)
+    rows = np.concatenate([rows, np.arange(n), np.full(n, n)])
+    columns = np.concatenate([columns, np.full(n, n), np.arange(n)])
+    places = sparse.csr_matrix(
+      (np.arange(1, len(rows) + 1, dtype=np.int32), (rows, columns)),
+      shape=(n + 1, n + 1),
+    )
+    # The data are the edges' numbers in the order of storage; sorting inverts
+    # that: order[i] is where edge i is stored.
+    order = np.argsort(places.data)
+    self._graph = places
+    self._graph.data = np.zeros(len(rows), np.int32)
+    self._edge = {
+      (int(u), int(v)): int(order[i])
+      for i, (u, v) in enumerate(zip(rows, columns, strict=True))
+    }
+    self._edges = order[:edges]
+    self._to_hub, self._from_hub = order[edges : edges + n], order[edges + n :]
+    self._graph.data[self._edges] = capacities[rows[:edges], columns[:edges]]
+
+  def take(self, source: int, there: int, units: int) -> None:
+    """Takes units of an edge's capacity; negative units are given back."""
+    self.capacities[source, there] -= units
+    self._graph.data[self._edge[source, there]] -= units
+
+  def room(self, source: int, there: int, wanted: int) -> int:
+    """Returns how many of the ``wanted`` units a tree may send along an edge.
+
+    Args:
+      source: The edge's tail, x, a rank of the tree.
+      there: The edge's head, y, which the tree lacks.
+      wanted: Units of the tree.
+    """
+    caps, waiting = self.capacities, self.waiting
+    total = int(waiting.sum())
+    most = min(
+      wanted,
+      int(caps[source, there]),
+      # The two smallest sets, {there} and all but {source}, need no flow.
+      int(caps[:, there].sum() + waiting[there]) - total,
+      int(caps[source].sum() - waiting[source]),
+    )
+    if most <= 0:
+      return 0
+    # A cut of this flow costs in(S) + (units of roots in S). Less the units of
+    # all roots, this is in(S) - (units of roots outside S).
+    data = self._graph.data
+    data[self._from_hub] = waiting
+    data[self._to_hub[source]] = total
+    flow = csgraph.maximum_flow(self._graph, source, there).flow_value
+    data[self._to_hub[source]] = 0
+    return max(0, min(most, int(flow) - total))
+
+
+def _grow(state: _State, root: int) -> Tree:
+  """Grows one tree with as many of the root's waiting units as possible."""
+  n = len(state.capacities)
+  weight = int(state.waiting[root])
+  state.waiting[root] = 0
+  joined = np.zeros(n, bool)
+  joined[root] = True
+  members, edges = [root], []
+  while len(members) < n:
+    source, there, units = _next(state, members, joined, weight)
+    # If this edge cannot carry all units, the tree becomes lighter. The edges
+    # that it has already give the difference back.
+    if units < weight:
+      for edge in edges:
+        state.take(*edge, units - weight)
+      state.waiting[root] += weight - units
+      weight = units
+    state.take(source, there, weight)
+    edges.append((source, there))
+    members.append(there)
+    joined[there] = True
+  return Tree(root, weight, tuple(edges))
+
+
+def _next(
+  state: _State, members: list[int], joined: np.ndarray, weight: int
+) -> tuple[int, int, int]:
+  """Finds the next edge of a tree: one for all its units, or the best of a few.
+
+  Args:
+    state: What is left.
+    members: Ranks of the tree, in the order of joining.
+    joined: bool ``[rank]``: whether the tree has the rank.
+    weight: Units of the tree.
+
+  Returns:
+    Parent, child, and the units that the edge can carry, at least 1.
+  """
+  best, tries = (0, 0, 0), 0
+  for source in members:
+    ahead = np.flatnonzero((state.capacities[source] > 0) & ~joined)
+    # Edges with more capacity left come first. Taking from these leaves more
+    # ways for the other trees.
+    for there in ahead[np.argsort(-state.capacities[source, ahead],
+                                  kind="stable")]:
+      units = state.room(source, int(there), weight)
+      if units > best[2]:
+        best = (source, int(there), units)
+      tries += 1
+      if best[2] == weight or (best[2] and tries >= _TRIES):
+        return best
+  assert best[2], "the capacities do not hold the trees"
+  return best

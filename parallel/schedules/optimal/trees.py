@@ -1,0 +1,294 @@
+"""Throughput-optimal trees for any graph, and the cut that proves them so.
+
+There are four steps. The capacities are multiplied by a scale U and rounded
+down to integers, with U just large enough that every rank can be the root of k
+trees. The switches are split off. The trees are packed. Then their transfers
+are put into rounds.
+
+A chunk of 1 / (n k) of the data goes down each tree. A link of capacity c is
+part of at most U c trees, so the busiest link needs at most M U / (n k) seconds
+for M bytes of all slices together. This is the cut bound T* if U / k is as
+small as the bound allows, 1 / y.
+
+Source: ForestColl, arXiv 2402.06787. Unlike there, k is the smallest one within
+a tolerance of the bound, at most `max_weight`. The rounds are ours, too, and
+cost about a tree's depth more than the busiest link.
+"""
+
+import collections
+import dataclasses
+from fractions import Fraction
+import heapq
+import itertools
+
+import numpy as np
+
+from parallel.schedules.optimal.cut_bound import (
+  CutBound,
+  SourceFlow,
+  bound_of,
+  integer_capacities,
+  tightest_cut,
+)
+from parallel.schedules.optimal.packing import pack
+from parallel.schedules.optimal.splitting import split_switches
+from parallel.schedules.schedule import (
+  Collective,
+  Schedule,
+  Transfer,
+  from_gather,
+)
+from parallel.topology.graph import Path, Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Forest:
+  """k spanning trees for every rank.
+
+  Attributes:
+    bound: The lower bound T* and the cut that gives it.
+    weight: Trees of each rank, k.
+    trees: ``[chunk]``: the tree that the chunk goes down, as the paths of its
+      edges, parents first. The k chunks of a root are in a row.
+    seconds_per_byte: Seconds that the busiest link needs, over M.
+  """
+
+  bound: CutBound
+  weight: int
+  trees: tuple[tuple[Path, ...], ...]
+  seconds_per_byte: float
+
+  @property
+  def ratio(self) -> float:
+    """The busiest link's time divided by the bound, at least 1."""
+    return self.seconds_per_byte / self.bound.seconds_per_byte
+
+
+def forest(
+  topology: Topology,
+  *,
+  weight: int | None = None,
+  max_weight: int | None = None,
+  tolerance: float = 0.01,
+) -> Forest:
+  """Finds the trees of an all-gather.
+
+  Args:
+    topology: A topology of at least two ranks. A switch should have the same
+      bandwidth in and out.
+    weight: Trees of each rank, k. None chooses the smallest k within the
+      tolerance, or the best one if none is.
+    max_weight: The largest k that is tried. None stands for 8, or for what
+      makes 128 chunks if that is more.
+    tolerance: How far the busiest link's time may be above the bound, as a
+      fraction of the bound.
+
+  Raises:
+    ValueError: The topology has one rank only, or a switch's bandwidths in and
+      out differ where the ranks need it.
+  """
+  n = topology.num_ranks
+  y, cut = tightest_cut(topology)
+  capacities = integer_capacities(topology)
+  # A larger k rounds capacities less, but makes more and smaller chunks.
+  tried = range(1, (max_weight or max(8, 128 // n)) + 1)
+  best: tuple[Fraction, int] | None = None  # (U y / k, k)
+  for k in tried if weight is None else (weight,):
+    limit = None if best is None else best[0]
+    ratio = _smallest_scale(capacities, n, k, y, limit)
+    if ratio is not None:
+      best = (ratio, k)
+    if best is not None and best[0] <= 1 + tolerance:
+      break
+  ratio, k = best
+  # ratio = U y / k, so U = ratio k / y.
+  scaled = _scaled(capacities, ratio * k / y)
+  between_ranks, pool = split_switches(scaled, n, k)
+  chunks: list[list[Path]] = [[] for _ in range(n * k)]
+  # A packed tree of weight w becomes w trees with the same edges. Each takes
+  # its own path for an edge, since a pair's capacity may lie on several paths
+  # through switches.
+  used = [0] * n
+  for tree in pack(between_ranks, k):
+    first = tree.root * k + used[tree.root]
+    used[tree.root] += tree.weight
+    for edge in tree.edges:
+      for i, path in enumerate(pool.take(edge, tree.weight)):
+        chunks[first + i].append(path)
+  # The time is that of the real bandwidths, not of the rounded capacities.
+  loads = collections.Counter(
+    pair
+    for paths in chunks for path in paths
+    for pair in itertools.pairwise(path)
+  )
+  links = topology.links_by_pair
+  busiest = max(load / links[pair].bandwidth for pair, load in loads.items())
+  return Forest(
+    bound_of(topology, cut), k, tuple(map(tuple, chunks)), busiest / (n * k)
+  )
+
+
+def _scaled(capacities: np.ndarray, scale: Fraction) -> np.ndarray:
+  """Multiplies capacities by a fraction and rounds down, exactly."""
+  return capacities * scale.numerator // scale.denominator
+
+
+def _smallest_scale(
+  capacities: np.ndarray, n: int, k: int, y: Fraction, limit: Fraction | None
+) -> Fraction | None:
+  """Finds the smallest scale U at which the capacities hold k trees per root.
+
+  Args:
+    capacities: int ``[node, node]``: capacities, not scaled.
+    n: Number of ranks.
+    k: Trees of each rank.
+    y: The bound's rate. At U = k / y the trees would just fit, if nothing were
+      rounded.
+    limit: A ratio that must be beaten; None for no limit.
+
+  Returns:
+    The ratio U y / k, at least 1; None if the limit is not beaten.
+  """
+  def suffices(scale: Fraction) -> bool:
+    flow = SourceFlow(_scaled(capacities, scale), n, k)
+    return flow.reaches(n * k)
+
+  least = Fraction(k) / y
+  if suffices(least):
+    return Fraction(1)
+  values = sorted({int(c) for c in capacities[capacities > 0]})
+  # U c grows by 1 at least for every capacity c. So none is below its value
+  # before rounding any more, and the trees fit.
+  most = least + Fraction(1, values[0])
+  if limit is not None:
+    most = min(most, limit * least)
+  # A rounded capacity changes only where U times the capacity is an integer.
+  # So these U are the only ones to try, and the largest decides if any fits.
+  steps = sorted({
+    Fraction(i, c)
+    for c in values
+    for i in range(int(least * c) + 1, int(most * c) + 1)
+  })
+  if limit is not None:
+    steps = [u for u in steps if u < limit * least]
+  if not steps or not suffices(steps[-1]):
+    return None
+  # Rounded capacities grow with U, so a binary search finds the smallest U.
+  low, high = -1, len(steps) - 1
+  while high - low > 1:
+    middle = (low + high) // 2
+    if suffices(steps[middle]):
+      high = middle
+    else:
+      low = middle
+  return steps[high] / least
+
+
+def build(
+  topology: Topology, collective: Collective, **options: float | None
+) -> Schedule:
+  """Builds any of the three collectives.
+
+  Args:
+    topology: The network that the schedule runs on.
+    collective: The collective to build.
+    **options: `weight`, `max_weight` and `tolerance`, as in `forest`.
+  """
+  # Where links have no equal reverse, the all-reduce's two halves have forests
+  # of their own. Both must cut the data into equally many chunks, so the larger
+  # of the two k is used for both.
+  if (
+    collective == "all_reduce"
+    and topology.num_ranks > 1
+    and not topology.symmetric
+    and options.get("weight") is None
+  ):
+    halves = (topology, topology.reversed())
+    options |= {"weight": max(forest(x, **options).weight for x in halves)}
+  return from_gather(lambda x: gather(x, **options), topology, collective)
+
+
+def gather(topology: Topology, **options: float | None) -> Schedule:
+  """Builds the all-gather in which each chunk goes down its own tree.
+
+  Args:
+    topology: The network that the schedule runs on.
+    **options: `weight`, `max_weight` and `tolerance`, as in `forest`.
+  """
+  n = topology.num_ranks
+  if n == 1:
+    return Schedule("optimal", "all_gather", 1, 1, (), (0,), link_capacity=1)
+  return schedule(topology, forest(topology, **options))
+
+
+def schedule(topology: Topology, found: Forest) -> Schedule:
+  """Builds the all-gather of trees that are found already.
+
+  Args:
+    topology: The network that the schedule runs on.
+    found: What `forest` found on that network.
+  """
+  n = topology.num_ranks
+  return Schedule(
+    "optimal",
+    "all_gather",
+    n,
+    n * found.weight,
+    _rounds(topology, found.trees),
+    tuple(rank for rank in range(n) for _ in range(found.weight)),
+    link_capacity=1,
+  )
+
+
+def _rounds(
+  topology: Topology, trees: tuple[tuple[Path, ...], ...]
+) -> tuple[tuple[Transfer, ...], ...]:
+  """Puts transfers into rounds, each as early as its links are free.
+
+  Among the transfers that are ready, those whose child has the longest chain of
+  tree edges below it go first: these chains decide when the last round ends.
+
+  Args:
+    topology: The network, which gives the links' capacities.
+    trees: ``[chunk]``: paths along the edges of its tree, parents first.
+  """
+  # (minus the child's height, chunk, path): the heap pops the smallest first.
+  ready: list[tuple[int, int, Path]] = []
+  below: list[dict[int, int]] = []  # [chunk]: rank -> height in the tree
+  # [chunk]: rank -> paths to its children
+  children: list[dict[int, list[Path]]] = []
+  for chunk, paths in enumerate(trees):
+    height: dict[int, int] = collections.defaultdict(int)
+    after: dict[int, list[Path]] = collections.defaultdict(list)
+    # Children before parents, so that a child's height is final when it counts.
+    for path in reversed(paths):
+      parent, child = path[0], path[-1]
+      height[parent] = max(height[parent], height[child] + 1)
+      after[parent].append(path)
+    below.append(height)
+    children.append(after)
+    root = paths[0][0]
+    ready += [(-height[p[-1]], chunk, p) for p in after[root]]
+  rounds = []
+  while ready:
+    heapq.heapify(ready)
+    room = dict(topology.multiples)
+    sent, later = [], []
+    while ready:
+      order, chunk, path = heapq.heappop(ready)
+      pairs = list(itertools.pairwise(path))
+      if any(room[pair] == 0 for pair in pairs):
+        later.append((order, chunk, path))
+        continue
+      for pair in pairs:
+        room[pair] -= 1
+      there = path[-1]
+      sent.append(Transfer(path[0], there, chunk, "copy", path))
+      # A round's transfers read the state before it, so the child can send the
+      # chunk on from the next round.
+      later += [
+        (-below[chunk][p[-1]], chunk, p) for p in children[chunk][there]
+      ]
+    rounds.append(tuple(sent))
+    ready = later
+  return tuple(rounds)

@@ -1,0 +1,251 @@
+"""Graphs of ranks, switches and directed links: plain data.
+
+Nodes are numbered, ranks first and then switches. Default bandwidth and latency
+are those of ASTRA-sim's examples, 50 GB/s and 500 ns
+(astra-network-analytical). `parallel.topology.builders` makes the usual graphs.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+
+import networkx
+
+BANDWIDTH = 50e9  # bytes per second
+LATENCY_S = 500e-9
+
+Path = tuple[int, ...]  # nodes, both ends included
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+  """One direction of a link.
+
+  Attributes:
+    source: Node that sends.
+    destination: Node that receives.
+    bandwidth: Bandwidth in bytes per second.
+    latency_s: Seconds from the start of a message until its first byte arrives.
+  """
+
+  source: int
+  destination: int
+  bandwidth: float = BANDWIDTH
+  latency_s: float = LATENCY_S
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+  """A network: ranks and switches, and the links that join them.
+
+  Attributes:
+    name: Name in tables and messages.
+    num_ranks: Number of ranks. Ranks are nodes 0 to num_ranks - 1.
+    num_switches: Number of switches. They are the nodes after the ranks; they
+      forward messages and do not compute.
+    links: Links, at most one per ordered pair of nodes.
+    shape: Sizes of the dims of a ring, torus or mesh, whose ranks are in
+      row-major order; (ranks per switch, switches) of a BiGraph; () otherwise.
+
+  Raises:
+    ValueError: A link names an unknown node, is given twice, or joins a node
+      to itself; a bandwidth is not positive or a latency is negative; or some
+      rank cannot reach another one.
+  """
+
+  name: str
+  num_ranks: int
+  num_switches: int
+  links: tuple[Link, ...]
+  shape: tuple[int, ...] = ()
+
+  def __post_init__(self) -> None:
+    if self.num_ranks < 1 or self.num_switches < 0:
+      raise ValueError(
+        f"{self.name}: num_ranks={self.num_ranks} must be at least 1, "
+        f"num_switches={self.num_switches} at least 0"
+      )
+    seen = set()
+    for link in self.links:
+      pair = (link.source, link.destination)
+      for node in pair:
+        if not 0 <= node < self.num_nodes:
+          raise ValueError(
+            f"{self.name}: {link} names node {node}; nodes are 0 to "
+            f"{self.num_nodes - 1}"
+          )
+      if pair[0] == pair[1]:
+        raise ValueError(f"{self.name}: {link} leads to its own source")
+      if pair in seen:
+        raise ValueError(f"{self.name}: two links from {pair[0]} to {pair[1]}")
+      seen.add(pair)
+      if not 0 < link.bandwidth < math.inf:
+        raise ValueError(f"{self.name}: {link}: bandwidth must be positive")
+      if not 0 <= link.latency_s < math.inf:
+        raise ValueError(f"{self.name}: {link}: latency_s must be at least 0")
+    self._check_connected()
+
+  def _check_connected(self) -> None:
+    """Checks that every rank can reach every other one."""
+    graph = self.graph()
+    # If all can be reached from rank 0 and all can reach it, then any rank can
+    # reach any other by way of rank 0.
+    for view, text in (
+      (graph, "from rank 0 to"),
+      (graph.reverse(copy=False), "to rank 0 from"),
+    ):
+      reached = networkx.descendants(view, 0) | {0}
+      lost = sorted(set(range(self.num_ranks)) - reached)
+      if lost:
+        raise ValueError(
+          f"{self.name} is not connected: no way {text} "
+          f"{'rank' if len(lost) == 1 else 'ranks'} "
+          f"{', '.join(map(str, lost[:8]))}{' ...' if len(lost) > 8 else ''}"
+        )
+
+  @property
+  def num_nodes(self) -> int:
+    """Number of ranks and switches together."""
+    return self.num_ranks + self.num_switches
+
+  @functools.cached_property
+  def links_by_pair(self) -> dict[tuple[int, int], Link]:
+    """(source, destination) -> link, in the order of `links`."""
+    return {(link.source, link.destination): link for link in self.links}
+
+  @functools.cached_property
+  def multiples(self) -> dict[tuple[int, int], int]:
+    """(source, destination) -> bandwidth over the slowest link's, rounded down.
+
+    The order is that of `links`.
+    """
+    slowest = min((link.bandwidth for link in self.links), default=1.0)
+    # The small factor keeps a ratio that a rounding error has put just below
+    # an integer from being rounded down.
+    return {
+      pair: int(link.bandwidth / slowest * (1 + 1e-9))
+      for pair, link in self.links_by_pair.items()
+    }
+
+  @functools.cached_property
+  def _neighbours(self) -> tuple[tuple[int, ...], ...]:
+    found: list[list[int]] = [[] for _ in range(self.num_nodes)]
+    for link in self.links:
+      found[link.source].append(link.destination)
+    return tuple(tuple(sorted(nodes)) for nodes in found)
+
+  def neighbours(self, node: int) -> tuple[int, ...]:
+    """Returns the nodes that a node's links lead to, in ascending order."""
+    return self._neighbours[node]
+
+  @functools.cached_property
+  def _hops_to(self) -> dict[int, list[int]]:
+    """The results of `_hops` so far, by destination."""
+    return {}
+
+  def _hops(self, destination: int) -> list[int]:
+    """Returns each node's distance to the destination in links; -1: no way."""
+    if destination not in self._hops_to:
+      sources: list[list[int]] = [[] for _ in range(self.num_nodes)]
+      for link in self.links:
+        sources[link.destination].append(link.source)
+      hops = [-1] * self.num_nodes
+      hops[destination] = 0
+      queue = collections.deque([destination])
+      while queue:
+        node = queue.popleft()
+        for source in sources[node]:
+          if hops[source] < 0:
+            hops[source] = hops[node] + 1
+            queue.append(source)
+      self._hops_to[destination] = hops
+    return self._hops_to[destination]
+
+  def hops(self, source: int, destination: int) -> int:
+    """Returns the number of links of a shortest path; -1 if there is none."""
+    return self._hops(destination)[source]
+
+  def shortest_path(self, source: int, destination: int) -> Path:
+    """Returns a path with the fewest links.
+
+    If m next nodes are equally near to the destination, number (destination mod
+    m) of them is taken, in ascending order. This is D-mod-k routing, as in fat
+    trees: it spreads the ways to different destinations over the links.
+
+    Args:
+      source: The path's first node.
+      destination: The path's last node.
+
+    Raises:
+      ValueError: No path leads from the source to the destination.
+    """
+    hops = self._hops(destination)
+    if hops[source] < 0:
+      raise ValueError(f"{self.name}: no way from {source} to {destination}")
+    path = [source]
+    while path[-1] != destination:
+      node = path[-1]
+      near = [
+        v for v in self.neighbours(node) if hops[v] == hops[node] - 1
+      ]
+      path.append(near[destination % len(near)])
+    return tuple(path)
+
+  def without(self, *pairs: tuple[int, int]) -> "Topology":
+    """Returns the topology that is left after links have failed.
+
+    It has no `shape` any more, so that builders of schedules do not take it for
+    a whole grid.
+
+    Args:
+      *pairs: (source, destination) of each failed link. If both directions
+        fail, name both orders.
+
+    Raises:
+      ValueError: There is no such link, or a rank is cut off.
+    """
+    for pair in pairs:
+      if pair not in self.links_by_pair:
+        raise ValueError(f"{self.name} has no link from {pair[0]} to {pair[1]}")
+    left = tuple(
+      link for link in self.links
+      if (link.source, link.destination) not in pairs
+    )
+    name = f"{self.name} without {len(pairs)} links"
+    return Topology(name, self.num_ranks, self.num_switches, left)
+
+  @functools.cached_property
+  def symmetric(self) -> bool:
+    """Whether every link has a reverse link of the same bandwidth."""
+    links = self.links_by_pair
+    return all(
+      (v, u) in links and links[v, u].bandwidth == link.bandwidth
+      for (u, v), link in links.items()
+    )
+
+  def reversed(self) -> "Topology":
+    """Returns the topology with the direction of every link reversed."""
+    turned = tuple(
+      dataclasses.replace(x, source=x.destination, destination=x.source)
+      for x in self.links
+    )
+    return dataclasses.replace(self, links=turned)
+
+  def graph(self) -> networkx.DiGraph:
+    """Returns a networkx graph of the same nodes and links.
+
+    Nodes have the attribute `switch`, a bool; edges have `bandwidth` in bytes
+    per second and `latency_s`.
+    """
+    graph = networkx.DiGraph()
+    for node in range(self.num_nodes):
+      graph.add_node(node, switch=node >= self.num_ranks)
+    for link in self.links:
+      graph.add_edge(
+        link.source,
+        link.destination,
+        bandwidth=link.bandwidth,
+        latency_s=link.latency_s,
+      )
+    return graph

@@ -1,0 +1,178 @@
+"""Studies of collectives and flows: plain data, tables, pictures, exports."""
+
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from caatnet.studies import registry
+from caatnet.studies.collectives import study as collectives
+from caatnet.studies.flows import study as flow_study
+from parallel.network import flows, traffic
+from parallel.schedules import check, msccl
+from parallel.topology import builders as topologies
+
+ROOT = pathlib.Path(__file__).parents[3]
+NAMES = ("multitree", "schedule", "spraying")
+
+
+def small(name, **changes):
+  module = importlib.import_module(f"configs.collectives.{name}")
+  return module.get_config("test").to_dict() | changes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_is_json_and_has_tables_and_a_picture(name, tmp_path, capsys):
+  config = small(name)
+  study = registry.find(config)
+  result = json.loads(json.dumps(study.run(config)))
+  study.show(result)
+  assert "us" in capsys.readouterr().out
+  study.plot(result, tmp_path / "new" / "picture.png")
+  assert (tmp_path / "new" / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_algorithms_do_not_beat_the_bound_and_some_do_not_run():
+  result = collectives.run(small("multitree"))
+  for row in result["rows"]:
+    assert row["lockstep_us"] > row["bound_us"]
+    assert row["events_us"] > row["bound_us"]
+  assert {(r["topology"], r["algorithm"]) for r in result["skipped"]} == {
+    ("torus 2x2", "hdrm"), ("BiGraph 2x4", "ring_2d"),
+    ("BiGraph 2x4", "bucket"),
+  }
+  barrier = collectives.run(small("multitree", barrier=True))
+  assert sum(r["events_us"] for r in barrier["rows"]) > (
+    sum(r["events_us"] for r in result["rows"])
+  )
+
+
+@pytest.mark.parametrize(
+  ("net", "share"),
+  [
+    (topologies.torus((4, 4)), 15 / 32),
+    (topologies.mesh((4, 4)), 15 / 16),
+    (topologies.bigraph(2, 4), 7 / 4),
+  ],
+)
+def test_bound_of_a_rank_s_links(net, share):
+  """2 (n - 1) / n of the buffer over the four, two or one links of a rank."""
+  assert collectives.injection_bound(net, 2**20) == pytest.approx(
+    share * 2**20 / 50e9
+  )
+
+
+def test_exports_can_be_read_again(tmp_path):
+  config = small("schedule")
+  study = registry.find(config)
+  study.export(config, tmp_path / "x" / "m.xml")
+  check.check(msccl.import_xml((tmp_path / "x" / "m.xml").read_text()))
+  again = small("schedule", msccl=str(tmp_path / "x" / "m.xml"))
+  for key in ("events_us", "barrier_us", "lockstep_us", "num_transfers"):
+    assert study.run(again)[key] == study.run(config)[key]
+  study.export(config, tmp_path / "m.json")
+  assert json.loads((tmp_path / "m.json").read_text())["traceEvents"]
+  with pytest.raises(ValueError, match=r"must end in .xml"):
+    study.export(config, tmp_path / "m.txt")
+
+
+def test_a_program_s_collectives_take_their_ring(tmp_path):
+  """Two leaves of two hosts; axis b crosses leaves, axis a does not."""
+  entry = {"kind": "all_reduce", "phase": "forward", "bytes": 800, "count": 3,
+           "where": ""}
+  compiled = {"base": {
+    "mesh": {"b": 2, "a": 2},
+    "collectives": [{**entry, "axes": ["a"]}, {**entry, "axes": ["b"]}],
+  }}
+  path = tmp_path / "compiled.json"
+  path.write_text(json.dumps(compiled))
+  config = small(
+    "spraying", topologies=("leaf_spine:2x1x2",), program=str(path),
+    failed_uplinks=(), routers=("spray",), bandwidth=1e9, latency_s=1e-6,
+  )
+  inside, across = flow_study.run(config)["program"]
+  # 3 x 2 steps of 400 bytes at 1 byte/ns; two hosts share the one uplink.
+  assert inside["us"]["spray"] == pytest.approx(6 * (0.4 + 2 * 1))
+  assert across["us"]["spray"] == pytest.approx(6 * (0.8 + 4 * 1))
+  assert flow_study.axis_groups({"b": 2, "a": 2}, ["b"]) == [[0, 2], [1, 3]]
+  path.write_text('{"base": 3}')
+  with pytest.raises(ValueError, match=r"not what `launch\.compile"):
+    flow_study.run(config)
+
+
+def test_times_scale_with_sizes_and_count_steps():
+  config = small("spraying", size_bytes=(2**20, 2**21), latency_s=0.0)
+  rows = flow_study.run(config)["collectives"]
+  cells = {(r["algorithm"], r["size_bytes"], r["router"]): r for r in rows}
+  for (name, size, router), row in cells.items():
+    if size == 2**20:
+      assert cells[name, 2**21, router]["us"] == pytest.approx(2 * row["us"])
+  steps = {r["algorithm"]: r["num_steps"] for r in rows}
+  assert steps == {"ring": 14, "halving_doubling": 6, "all_to_all": 1}
+
+
+def test_patterns_are_a_shift_a_permutation_and_everybody():
+  net = flows.fabric(topologies.leaf_spine(3, 2, 2))
+  for name, sources in (("shift", 6), ("permutation", 6)):
+    sent = traffic.PATTERNS[name](net, 1)
+    assert len({f.source for f in sent}) == len(sent) <= sources
+    assert len({f.destination for f in sent}) == len(sent)
+  assert len(traffic.all_to_all(net, 0)) == 6 * 4
+
+
+@pytest.mark.parametrize(
+  ("name", "changes", "message"),
+  [
+    ("multitree", {"topologies": ("torus",)},
+     "config.topologies='torus': .* is"),
+    ("multitree", {"topologies": ("donut:4x4",)}, "one of ring, torus"),
+    ("multitree", {"topologies": ("fat_tree:3",)}, "ports=3 must be even"),
+    ("multitree", {"algorithms": ("rnig",)}, "'rnig' must be one of ring"),
+    ("multitree", {"size_bytes": (1,)}, "config.size_bytes: size_bytes=1"),
+    ("multitree", {"size_bytes": ()}, "config.size_bytes=.. must have"),
+    ("multitree", {"bandwidth": 0.0}, "config.bandwidth=0.0 must be"),
+    ("schedule", {"topology": "ring:1"}, "config.topology='ring:1' has 1 rank"),
+    ("schedule", {"algorithm": "hdrm"}, "config.algorithm='hdrm'"),
+    ("schedule", {"collective": "scan"},
+     "config.collective='scan'.* must be one of all_reduce"),
+    ("schedule", {"size_bytes": 0}, "config.size_bytes=0"),
+    ("spraying", {"routers": ("dice",)}, "config.routers=.*'dice' must be"),
+    ("spraying", {"patterns": ("ring",)}, "config.patterns=.*'ring' must be"),
+    ("spraying", {"algorithms": ("swing",)}, "config.algorithms: swing"),
+    ("spraying", {"topologies": ("ring:4",)}, "ring 4 is no leaf-spine"),
+    ("spraying", {"size_bytes": (12,)}, "config.size_bytes=12 must be"),
+    ("spraying", {"size_bytes": (0,)}, "config.size_bytes=0 must be"),
+    ("spraying", {"topologies": ()}, "config.topologies=.. must have"),
+    ("spraying", {"failed_uplinks": ((9, 0),)}, r"\(9, 0\) is not a leaf"),
+    ("spraying", {"failed_uplinks": (0, 0)}, "0 is not .leaf, spine"),
+    ("spraying", {"failed_uplinks": ((0, 0), (0, 1), (0, 2))},
+     "config.failed_uplinks: .*"),
+  ],
+)
+def test_wrong_keys_are_named(name, changes, message):
+  config = small(name, **changes)
+  with pytest.raises(ValueError, match=message):
+    registry.find(config).run(config)
+
+
+@pytest.mark.parametrize(
+  ("args", "code", "message"),
+  [
+    (["schedule.py:test", "--json", "--export={tmp}/m.xml"], 0, '"links"'),
+    (["spraying.py:test", "--export={tmp}/m.xml"], 2, "nothing to export"),
+    (["multitree.py:huge"], 2, "the sizes are test, small, large"),
+  ],
+)
+def test_from_the_command_line(args, code, message, tmp_path):
+  args = [a.replace("{tmp}", str(tmp_path)) for a in args]
+  args[0] = f"--config=configs/collectives/{args[0]}"
+  result = subprocess.run(
+    [sys.executable, "-m", "launch.simulate", *args],
+    cwd=ROOT, capture_output=True, text=True, check=False,
+  )
+  assert result.returncode == code, result.stderr
+  assert message in result.stdout + result.stderr
+  assert (tmp_path / "m.xml").exists() == (code == 0)

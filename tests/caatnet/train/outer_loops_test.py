@@ -1,0 +1,571 @@
+"""Laws of the outer loops, through the real training loop on the real model.
+
+One table of algorithms; a new one inherits the suite by adding a row.
+"""
+
+import functools
+import shutil
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from caatnet.build import experiments
+from caatnet.build.outer import OUTER
+from caatnet.build.override import override
+from caatnet.train import loop
+from caatnet.train.checkpoint import Checkpointer
+from caatnet.train.evaluate import put_batch
+from caatnet.train.records import read_metrics
+from caatnet.train.state import check_equal_start, outer_specs
+from configs import sections
+from configs.caatnet import tiny
+from parallel.outer import noloco
+from parallel.xla import ledger
+
+WORKERS = 4
+SMALL = (
+  f"parallel.worker={WORKERS} parallel.tensor=2 sync.p=0.5 model.width=16 "
+  "model.num_heads=2 model.num_kv_heads=2 model.ffn_width=24 "
+  "model.vocab_size=256 data.seq_len=8 data.batch_size=8 "
+  "data.validation_windows=8 outer.every=3 outer.chunk=64 "
+  "outer.top_k=8 train.num_steps=9 train.checkpoint_every=4 "
+  "train.keep_checkpoints=9 train.eval_every=9 optimizer.warmup_steps=2 "
+)
+ALGORITHMS = {
+  "data_parallel": "",
+  "local_sgd": "",
+  "fedavg": "outer.weights=(1,2,3,4) outer.clients=3",
+  "diloco": "outer.codec=e3m0 outer.block=16 outer.error_feedback=True "
+            "outer.stochastic_rounding=True",
+  "diloco_all_to_all": "outer.codec=int8 outer.block=16 "
+                       "outer.route=all_to_all",
+  # Stopped after the first of two pieces.
+  "streaming": "outer.every=6 outer.fragment_layers=2 outer.codec=e3m0 "
+               "outer.block=16 "
+               "outer.overlap=(2,3,3,2) outer.pieces=2 outer.keep=0.5 "
+               "outer.error_feedback=True train.checkpoint_every=7",
+  "eager": "",
+  "dc_s3gd": "",
+  "sparseloco": "",
+  "noloco": "",
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_once(tmp_path_factory):
+  """Runs of one algorithm share their programs."""
+  options = {
+    "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
+    "jax_persistent_cache_min_compile_time_secs": 0.1,
+  }
+  before = {name: getattr(jax.config, name) for name in options}
+  for name, value in options.items():
+    jax.config.update(name, value)
+  yield
+  for name, value in before.items():
+    jax.config.update(name, value)
+
+
+def make(name, overrides="", mesh=None):
+  """An experiment; keys that the algorithm does not have are left out."""
+  algorithm = name if name in OUTER else name.partition("_")[0]
+  keys = {f"outer.{key}" for key in sections.outer(algorithm)}
+  parts = f"{SMALL} {ALGORITHMS[name]} {overrides}".split()
+  known = [
+    part for part in parts
+    if not part.startswith("outer.") or part.partition("=")[0] in keys
+  ]
+  config = override(
+    tiny.get_config("test"),
+    f"outer.algorithm={algorithm} {' '.join(known)}",
+    sections.choices(),
+  )
+  return experiments.build(config, mesh)
+
+
+def train(workdir, name, overrides="", mesh=None):
+  return loop.train(make(name, overrides, mesh), workdir, quiet=True)
+
+
+def losses(workdir):
+  return [
+    {k: r[k] for k in ("step", "loss", "grad_norm", "validation_loss",
+                       "learning_rate") if k in r}
+    for r in read_metrics(workdir)
+  ]
+
+
+def final_state(workdir, name, overrides):
+  experiment = make(name, overrides)
+  checkpointer = Checkpointer(workdir, experiment.program)
+  abstract = experiment.abstract_state()
+  state, _ = checkpointer.restore(abstract)
+  checkpointer.close()
+  return jax.device_get(state)
+
+
+@functools.cache
+def tokens(num_steps):
+  draw = np.random.default_rng(0)
+  return draw.integers(256, size=(num_steps, 8, 9))
+
+
+# Without what the rows above turn on.
+UNROUNDED = (
+  "outer.codec=float32 outer.block=0 outer.error_feedback=False "
+  "outer.stochastic_rounding=False "
+)
+PLAIN = (
+  "outer.every=3 outer.fragment_layers=1 outer.overlap=(0,) outer.pieces=1 "
+  f"outer.keep=0.0 {UNROUNDED}"
+)
+
+
+class Runner:
+  """Steps of an experiment, its programs compiled when first needed."""
+
+  def __init__(self, name, overrides="", mesh=None, options=None):
+    self.options = options
+    self.experiment = make(name, overrides, mesh)
+    self.state = self.experiment.init_state()
+    self.programs = {}
+
+  def step(self, batch):
+    outer = self.experiment.outer
+    plan = outer.plan(int(self.state.step))
+    if plan.variant not in self.programs:
+      lowered = self.experiment.lower_step(plan)
+      self.programs[plan.variant] = lowered.compile(self.options)
+    numbers = jax.tree.map(np.int32, plan.numbers)
+    self.state, metrics = self.programs[plan.variant](
+      self.state, put_batch(self.experiment.program.layout, batch), numbers
+    )
+    return metrics
+
+  def run(self, num_steps):
+    for batch in tokens(num_steps):
+      self.step(batch)
+    return self
+
+  @property
+  def params(self):
+    return jax.device_get(self.state.params)
+
+  @property
+  def outer(self):
+    return jax.device_get(self.state.outer)
+
+  @property
+  def evaluated(self):
+    evaluated = self.experiment.make_evaluated()
+    return jax.device_get(evaluated(self.state.params, self.state.outer))
+
+
+def assert_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def assert_close(a, b):
+  chex.assert_trees_all_close(a, b, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+  # Two run the code of fedavg and diloco; loop_test.py does it to the third.
+  "name", sorted(
+    set(ALGORITHMS) - {"local_sgd", "diloco_all_to_all", "data_parallel"}
+  )
+)
+def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
+  """Stopped between a send and its arrival where there is such a time."""
+  # One rank compiles faster; with two the other tests run, and this one does.
+  options = "" if name == "streaming" else "parallel.tensor=1"
+  train(tmp_path / "whole", name, options)
+  shutil.copytree(tmp_path / "whole", tmp_path / "again")
+  paths = sorted(
+    (tmp_path / "again" / "checkpoints").iterdir(), key=lambda p: int(p.name)
+  )
+  assert len(paths) > 1
+  for path in paths[1:]:
+    shutil.rmtree(path)
+  shutil.copytree(tmp_path / "again", tmp_path / "lanes")
+  train(tmp_path / "again", name, options)
+  assert losses(tmp_path / "again") == losses(tmp_path / "whole")
+  whole = final_state(tmp_path / "whole", name, options)
+  assert_equal(final_state(tmp_path / "again", name, options), whole)
+  train(tmp_path / "lanes", name, options, {"worker": 2})
+  for ours, theirs in zip(
+    losses(tmp_path / "lanes"), losses(tmp_path / "whole"), strict=True
+  ):
+    assert ours.keys() == theirs.keys()
+    np.testing.assert_allclose(
+      list(ours.values()), list(theirs.values()), rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+  # SparseLoCo's two bits change what they carry, with one worker, too.
+  "name", sorted(set(OUTER) - {"sparseloco"})
+)
+def test_one_worker_degenerates(name):
+  """Alone, averaging is nothing; with outer SGD(1) nothing else is left."""
+  rate = "outer.learning_rate=1.0 outer.momentum=0.0 outer.keep=0.0"
+  changes = (
+    "parallel.worker=1 data.batch_size=8 outer.weights=() outer.clients=0 "
+    f"outer.overlap=(0,) outer.pieces=1 {UNROUNDED} {rate}"
+  )
+  alone = Runner(name, changes).run(6)
+  plain = Runner("data_parallel", "parallel.worker=1").run(6)
+  assert_close(alone.params, plain.params)
+  if name != "streaming":  # whose fragments are of different times
+    assert_close(alone.evaluated, jax.tree.map(lambda x: x[0], plain.params))
+
+
+def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
+  sgd = (
+    "optimizer.name=sgd optimizer.momentum=0.0 optimizer.clip_norm=0.0 "
+    "optimizer.warmup_steps=2 optimizer.learning_rate=0.003"
+  )
+  one = Runner("data_parallel", sgd).run(4)
+  for name in ("local_sgd", "diloco"):
+    changes = (
+      "outer.every=1 outer.learning_rate=1.0 outer.momentum=0.0 "
+      f"{UNROUNDED}"
+    )
+    assert_close(Runner(name, f"{sgd} {changes}").run(4).params, one.params)
+
+
+def test_how_a_worker_splits_its_batch_does_not_matter():
+  """Over data ranks and microbatches."""
+  common = f"{UNROUNDED} parallel.worker=2 parallel.tensor=1 outer.every=1"
+  split = f"{common} parallel.data=2 train.accumulation=2"
+  assert_close(
+    Runner("diloco", split).run(2).outer, Runner("diloco", common).run(2).outer
+  )
+
+
+def test_averaging_is_the_mean_of_workers_that_trained_alone():
+  """One round from a common start, against a run that never communicates."""
+  alone = Runner("local_sgd", "outer.every=99").run(3)
+  apart = alone.params
+  assert any((x[0] != x[1]).any() for x in jax.tree.leaves(apart))
+  together = Runner("local_sgd").run(3)
+  mean = jax.tree.map(lambda x: x.mean(axis=0), apart)
+  assert_close(together.evaluated, mean)
+  assert_equal(
+    jax.tree.map(lambda x: x[1], together.params), together.evaluated
+  )
+  weighted = Runner("fedavg", "outer.clients=0").run(3)
+  weights = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+  assert_close(
+    weighted.evaluated,
+    jax.tree.map(lambda x: np.tensordot(weights, x, 1), apart),
+  )
+
+
+def test_a_sample_of_clients_is_averaged_and_all_receive_it():
+  apart = Runner("local_sgd", "outer.every=99").run(3).params
+  sampled = Runner("fedavg", "outer.clients=2 outer.weights=()").run(3)
+  pairs = [(i, j) for i in range(4) for j in range(i)]
+  distances = [
+    max(jax.tree.leaves(jax.tree.map(
+      lambda x, y, i=i, j=j: np.abs((x[i] + x[j]) / 2 - y).max(),
+      apart, sampled.evaluated,
+    )))
+    for i, j in pairs
+  ]
+  assert sorted(distances)[0] < 1e-5 < 1e-4 < sorted(distances)[1]
+  assert_equal(jax.tree.map(lambda x: x[0], sampled.params), sampled.evaluated)
+
+
+@pytest.mark.parametrize(("optimizer", "momentum", "step"), [
+  ("sgd", 0.0, lambda d: 0.5 * d),
+  ("nesterov", 0.8, lambda d: 0.5 * 1.8 * d),
+  ("adam", 0.9, lambda d: 0.5 * d / (np.abs(d) + 1e-8)),
+])
+def test_the_outer_gradient_points_from_where_workers_went(
+  optimizer, momentum, step
+):
+  """phi - theta, not theta - phi: a first step goes towards the mean."""
+  start = jax.tree.map(lambda x: x[0], Runner("diloco").params)
+  mean = Runner("local_sgd").run(3).evaluated
+  far = Runner(
+    "diloco", f"{UNROUNDED} outer.optimizer={optimizer} "
+    f"outer.learning_rate=0.5 outer.momentum={momentum}"
+  ).run(3).evaluated
+  for s, m, f in zip(*map(jax.tree.leaves, (start, mean, far)), strict=True):
+    # Of a difference that is all rounding Adam makes a whole step.
+    told = np.abs(m - s) > 1e-4
+    assert told.any()
+    np.testing.assert_allclose(
+      (f - s)[told], step(m - s)[told], rtol=2e-3, atol=2e-5
+    )
+
+
+def test_streaming_with_one_fragment_is_diloco():
+  """No overlap, nothing kept, nothing rounded."""
+  diloco = Runner("diloco", f"{UNROUNDED} outer.every=3").run(9)
+  streaming = Runner("streaming", f"{PLAIN} outer.fragment_layers=0").run(9)
+  assert_close(streaming.evaluated, diloco.evaluated)
+  assert_close(streaming.params, diloco.params)
+
+
+def test_a_worker_that_keeps_everything_hears_nothing(same_bits):
+  alone = Runner("local_sgd", "outer.every=99", options=same_bits).run(7)
+  deaf = Runner(
+    "streaming", f"{PLAIN} outer.keep=1.0", options=same_bits
+  ).run(7)
+  assert_equal(deaf.params, alone.params)
+
+
+@pytest.mark.parametrize("tau", [0, 3])
+def test_fragments_are_sent_in_turn_and_arrive_tau_later(tau):
+  """2 layers and the rest, H = 6: sent at 6, 8 and 10, each a round apart.
+
+  With tau = 3 two are on their way at once.
+  """
+  runner = Runner(
+    "streaming",
+    f"{PLAIN} outer.every=6 outer.overlap=({tau},)",
+  )
+  arrivals = []
+  before = runner.outer["params"]
+  for step, batch in enumerate(tokens(13), 1):
+    runner.step(batch)
+    after = runner.outer["params"]
+    changed = jax.tree.map(lambda a, b: a != b, before, after)
+    layers = np.any(
+      [x.reshape(2, -1).any(1) for x in jax.tree.leaves(changed["blocks"])], 0
+    )
+    rest = any(
+      x.any() for k, v in changed.items() if k != "blocks"
+      for x in jax.tree.leaves(v)
+    )
+    arrivals += [(step, "layer", i) for i in np.flatnonzero(layers)]
+    arrivals += [(step, "rest", 0)] * rest
+    before = after
+  sends = [(6, "layer", 0), (8, "layer", 1), (10, "rest", 0), (12, "layer", 0)]
+  expected = [(t + tau, *what) for t, *what in sends if t + tau <= 13]
+  assert arrivals == expected
+
+
+def test_a_fragment_is_what_its_workers_had_when_it_was_sent():
+  """With tau = 2 the mean is of the parameters two updates ago."""
+  options = (
+    f"{PLAIN} outer.every=6 outer.learning_rate=1.0 outer.momentum=0.0"
+  )
+  alone = Runner("local_sgd", "outer.every=99").run(6).params
+  late = Runner("streaming", f"{options} outer.overlap=(2,)").run(8)
+  first = jax.tree.map(lambda x: x[:, 0].mean(axis=0), alone["blocks"])
+  got = jax.tree.map(lambda x: x[0], late.outer["params"]["blocks"])
+  assert_close(got, first)
+  assert_equal(jax.tree.map(lambda x: x[3, 0], late.params["blocks"]), got)
+
+
+def test_pieces_make_a_whole():
+  """Sent over two steps, what arrives is what one step would have sent."""
+  options = (
+    f"{PLAIN} outer.every=6 outer.codec=int8 outer.overlap=(2,) "
+    "outer.block=16"
+  )
+  whole = Runner("streaming", options)
+  start = whole.outer["params"]["blocks"]
+  arrived = whole.run(8).outer["params"]
+  pieces = Runner("streaming", f"{options} outer.pieces=2").run(8)
+  assert_close(pieces.outer["params"], arrived)
+  for before, after in zip(
+    *map(jax.tree.leaves, (start, arrived["blocks"])), strict=True
+  ):
+    assert (before[0] != after[0]).any()
+
+
+def test_each_worker_merges_at_its_own_time(same_bits):
+  """tau = 1 for workers 0 and 3, 2 for the others."""
+  apart = Runner("local_sgd", "outer.every=99", options=same_bits).run(4).params
+  runner = Runner(
+    "streaming", f"{PLAIN} outer.overlap=(1,2,2,1)", options=same_bits
+  )
+  runner.run(4)  # H = 3: layer 0 was sent after update 3
+  for worker, merged in enumerate((True, False, False, True)):
+    for ours, alone, outer in zip(
+      *map(jax.tree.leaves, (runner.params["blocks"], apart["blocks"],
+                             runner.outer["params"]["blocks"])),
+      strict=True,
+    ):
+      expected = outer[0] if merged else alone[worker, 0]
+      np.testing.assert_array_equal(ours[worker, 0], expected)
+
+
+def test_eager_applies_every_mean_once():
+  """With outer SGD(1): phi_m = start - the means before - own delta / M."""
+  runner = Runner(
+    "eager", "outer.every=2 outer.learning_rate=1.0 outer.momentum=0.0"
+  )
+  start = jax.tree.map(lambda x: x[0], runner.params)
+  total = jax.tree.map(np.zeros_like, start)
+  for number, batch in enumerate(tokens(8), 1):
+    before = runner.outer
+    runner.step(batch)
+    if number % 2:
+      continue
+    deltas = runner.outer["workers"]["delta"]
+    expected = jax.tree.map(
+      lambda s, t, d: s - t - d / WORKERS, start, total, deltas
+    )
+    assert_close(runner.outer["workers"]["params"], expected)
+    mean = jax.tree.map(lambda d: d.mean(axis=0), deltas)
+    total = jax.tree.map(np.add, total, mean)
+    assert before["workers"].keys() == runner.outer["workers"].keys()
+
+
+def test_dc_s3gd_workers_differ_by_their_last_updates_only(same_bits):
+  runner = Runner("dc_s3gd", options=same_bits).run(5)
+  updates = runner.outer["workers"]["update"]
+  common = runner.outer["params"]
+  assert_equal(
+    runner.params, jax.tree.map(lambda w, u: w + u, common, updates)
+  )
+  for leaf in jax.tree.leaves(runner.state.outer["params"]):
+    first, *others = [np.asarray(s.data) for s in leaf.addressable_shards
+                      if s.index == leaf.addressable_shards[0].index]
+    for other in others:
+      np.testing.assert_array_equal(first, other)
+  distances = jax.tree.map(
+    lambda u: np.abs((u.mean(0) - u).sum(0)).max(), updates
+  )
+  assert max(jax.tree.leaves(distances)) < 1e-6
+
+
+def test_the_compensation_has_the_size_that_it_is_told():
+  """|l g g D| = l_0 |g| for each worker; nothing at first, where D = 0."""
+  runner = Runner("dc_s3gd", "outer.compensation=0.3").run(3)
+  program, outer = runner.experiment.program, runner.experiment.outer
+  grads = jax.tree.map(
+    lambda x: jnp.asarray(np.random.default_rng(1).normal(size=x.shape),
+                          jnp.float32),
+    runner.params,
+  )
+
+  def change(grads, params, state):
+    state = outer.begin(params, state, outer.plan(3))
+    new = outer.gradients(grads, state)
+    difference = jax.tree.map(jnp.subtract, new, grads)
+    return outer.norm(difference), outer.norm(grads)
+
+  specs = program.layout.per_worker(program.specs)
+  worker = jax.sharding.PartitionSpec("worker")
+  f = jax.jit(jax.shard_map(
+    change, mesh=program.layout.mesh,
+    in_specs=(specs, specs, outer_specs(program, outer)),
+    out_specs=(worker, worker),
+  ))
+  changed, size = f(grads, runner.state.params, runner.state.outer)
+  np.testing.assert_allclose(changed, 0.3 * np.asarray(size), rtol=1e-3)
+  zero = Runner("dc_s3gd", "outer.compensation=0.3")
+  changed, _ = f(grads, zero.state.params, zero.state.outer)
+  np.testing.assert_array_equal(changed, 0)
+
+
+def test_without_compensation_it_is_stale_sgd():
+  """w moves by the mean of updates that were made one step before."""
+  runner = Runner("dc_s3gd", "outer.compensation=0.0")
+  for batch in tokens(4):
+    before = runner.outer
+    runner.step(batch)
+    mean = jax.tree.map(lambda u: u.mean(0), before["workers"]["update"])
+    assert_close(
+      runner.outer["params"], jax.tree.map(np.add, before["params"], mean)
+    )
+
+
+@pytest.mark.parametrize("name", ["diloco", "sparseloco"])
+def test_error_feedback_loses_nothing(name):
+  """What was heard and what is left is what there was, summed over rounds."""
+  options = "outer.learning_rate=1.0 outer.momentum=0.0 outer.error_decay=1.0"
+  runner = Runner(name, options)
+  start = jax.tree.map(lambda x: x[0], runner.params)
+  gone = jax.tree.map(np.zeros_like, start)
+  apart = Runner(name, f"{options} outer.every=99")
+  for round_number in range(2):
+    outer = runner.outer["params"]
+    apart.state = jax.tree.map(jnp.copy, runner.state)
+    for batch in tokens(6)[3 * round_number : 3 * round_number + 3]:
+      apart.step(batch)
+      runner.step(batch)
+    went = jax.tree.map(
+      lambda o, x: (o - x).mean(0), outer, apart.params
+    )
+    gone = jax.tree.map(np.add, gone, went)
+    left = jax.tree.map(
+      lambda x: x.mean(0), runner.outer["workers"]["residual"]
+    )
+    heard = jax.tree.map(np.subtract, start, runner.outer["params"])
+    assert_close(jax.tree.map(np.add, heard, left), gone)
+
+
+@pytest.mark.parametrize("workers", range(1, 9))
+def test_a_tournament_pairs_everyone_with_everyone_once(workers):
+  met = []
+  for number in range(noloco.num_rounds(workers)):
+    partners = noloco.partners_of_round(workers, number)
+    assert all(partners[partners[i]] == i for i in range(workers))
+    met += [(i, p) for i, p in enumerate(partners) if i < p]
+  assert sorted(met) == [
+    (i, j) for i in range(workers) for j in range(i + 1, workers)
+  ]
+
+
+def test_noloco_pairs_meet_half_way_and_others_do_not_matter():
+  options = "outer.learning_rate=1.0 outer.momentum=0.0 outer.pull=1.0"
+  apart = Runner("local_sgd", "outer.every=99").run(3).params
+  runner = Runner("noloco", options).run(3)
+  plan = runner.experiment.outer.plan(2)
+  partners = noloco.partners_of_round(WORKERS, plan.variant)
+  assert_close(
+    runner.params,
+    jax.tree.map(lambda x: (x + x[np.array(partners)]) / 2, apart),
+  )
+
+
+@pytest.mark.parametrize("mesh", [{}, {"worker": 4, "tensor": 2}])
+def test_workers_that_start_apart_are_an_error(mesh):
+  runner = Runner("diloco", mesh=mesh)
+  program = runner.experiment.program
+  check_equal_start(program, runner.state.params)
+  params = dict(runner.state.params)
+  params["head"] = params["head"].at[2, 0, 3, 5].add(1e-7)
+  with pytest.raises(ValueError, match="worker 2"):
+    check_equal_start(program, params)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_is_sent_is_what_the_formula_says(name):
+  """Every program of a round, on a device per worker and per rank."""
+  experiment = make(name)
+  outer = experiment.outer
+  expected = outer.sent_bytes(experiment.program.local_params)
+  mesh = experiment.program.layout.mesh
+  assert mesh.shape["worker"] == WORKERS
+  found = {}
+  plans = [outer.plan(step) for step in outer.steady_round]
+  lowered = {
+    p: ledger.select(
+      ledger.collectives(
+        experiment.lower_step(next(q for q in plans if q.variant == p)), mesh
+      ),
+      axis="worker",
+    )
+    for p in {plan.variant for plan in plans}
+  }
+  for plan in plans:
+    for c in lowered[plan.variant]:
+      assert c.axes == ("worker",)
+      found[c.dtype] = found.get(c.dtype, 0) + c.bytes
+  assert found == expected
+  if name == "diloco":
+    parameters = sum(x.size for x in jax.tree.leaves(
+      experiment.program.local_params
+    ))
+    assert parameters / 2 <= found["uint8"] < 0.55 * parameters

@@ -1,0 +1,60 @@
+"""What a partitioned run stores: whole parameters, for any other to restore."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from caatnet.train import loop
+from caatnet.train.records import read_metrics
+from caatnet.train.whole import to_stored, to_whole
+from tests.caatnet.train.zero_test import EXACT, MESH, make
+
+
+class _StopAt:
+  """A signal that comes when a step is done."""
+
+  def __init__(self, run, step):
+    self.run, self.step = run, step
+
+  def requested(self):
+    return int(self.run.state.step) >= self.step
+
+
+def test_a_run_moves_between_schemes_and_meshes(tmp_path):
+  """First losses after a restore are those of a run that never moved.
+
+  A second copy is of the restored weights: DeepSpeed #7606.
+  """
+  loop.train(make("ddp"), tmp_path / "stays", quiet=True)
+  moves = [
+    ("frontier3", MESH), ("hpz zero.offload=True", {"gpu": 2}),
+    ("hsdp zero.levels=outer:4,inner:2", {"inner": 2, "tensor": 2}),
+  ]
+  for last, (scheme, mesh) in zip((2, 4, 6), moves, strict=True):
+    experiment = make(scheme, "", mesh)
+    run = loop._Run(experiment, tmp_path / "moves", "", None, True)
+    try:
+      run.loop(_StopAt(run, last))
+    finally:
+      run.close()
+  stays, moved = (
+    [(r["step"], r["loss"]) for r in read_metrics(tmp_path / name)
+     if "loss" in r]
+    for name in ("stays", "moves")
+  )
+  assert [s for s, _ in stays] == [s for s, _ in moved] == [1, 2, 3, 4, 5, 6]
+  np.testing.assert_allclose(
+    [x for _, x in moved], [x for _, x in stays], rtol=2e-6
+  )
+
+
+@pytest.mark.parametrize("scheme", EXACT)
+def test_what_is_stored_is_restored_bitwise(scheme):
+  program = make(scheme).program
+  state = make("ddp").init_state().params
+  shardings = program.layout.shardings(
+    program.layout.per_worker(program.specs)
+  )
+  again = to_whole(program, to_stored(program, state, shardings))
+  chex.assert_trees_all_equal(jax.device_get(again), jax.device_get(state))

@@ -1,0 +1,53 @@
+"""Layers of a partitioned step, in the compiled program: gathered, and gone."""
+
+import jax
+import pytest
+
+from parallel.zero import cost
+from tests.caatnet.train.zero_test import LEVELS, make
+
+
+@pytest.mark.parametrize(
+  ("scheme", "remat"),
+  [("zero3", "none"), ("zero3", "full"), ("frontier3", "none"),
+   ("hpz", "none"), ("zero3 zero.prefetch=True", "none")],
+)
+def test_no_layer_is_whole_for_longer_than_itself(scheme, remat):
+  """Memory grows per layer by shards and activations, not by weights."""
+  wide = (
+    "model.width=96 model.ffn_width=512 sync.p=1.0 parallel.tensor=1 "
+    f"train.accumulation=1 model.remat={remat} "
+  )
+
+  def temporaries(num_layers):
+    experiment = make(
+      scheme, f"{wide} model.num_layers={num_layers}", {n: 2 for n in LEVELS}
+    )
+    step = experiment.lower_step().compile()
+    return step.memory_analysis().temp_size_in_bytes, experiment.program
+
+  (small, program), (large, _) = temporaries(3), temporaries(7)
+  one_layer = cost.memory(program.layout.partition, [
+    cost.Parameter(t.size)
+    for t in jax.tree.leaves(program.tensors["blocks"])
+  ])
+  weights = 4 * sum(t.size for t in jax.tree.leaves(program.tensors["blocks"]))
+  # Of two sequences of 8 tokens: eight activations of the widest kind.
+  activations = {"none": 8, "full": 1}[remat] * 2 * 8 * 4 * 512
+  # Zeros to start from, sums, and what scatters read and write.
+  shards = one_layer.weights + 5 * one_layer.gradients + one_layer.secondary
+  growth = (large - small) / 4
+  assert growth < shards + activations
+  assert growth + weights > shards + activations  # it would be seen
+
+
+@pytest.mark.parametrize("p", ["(0.5,)", "(0.5,1.0,0.5)"])
+def test_the_backward_gathers_again(p):
+  """Of layers that share a loop, and of those that have one each."""
+  experiment = make("zero3", f"train.accumulation=1 sync.p_mlp={p}")
+  text = experiment.lower_step().compile().as_text()
+  gathers = [line for line in text.splitlines() if " all-gather(" in line]
+  backward = [line for line in gathers if "transpose" in line]
+  embedding = len(LEVELS)  # looking up has no second gather
+  assert len(backward) > embedding
+  assert len(gathers) == 2 * len(backward) + embedding

@@ -1,0 +1,67 @@
+"""Outer loops between workers whose training state is partitioned inside."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from caatnet.train.evaluate import put_batch
+from caatnet.train.state import check_equal_start
+from caatnet.train.whole import to_whole
+from tests.caatnet.train.zero_test import make
+
+
+def last_params(scheme, outer, mesh, num_steps=6):
+  """Whole parameters of two workers of 2 x 2 ranks after some steps."""
+  experiment = make(
+    f"{scheme} zero.levels=node:2,gpu:2",
+    "parallel.worker=2 parallel.data=4 train.accumulation=1 "
+    f"outer.algorithm={outer}",
+    mesh,
+  )
+  state = experiment.init_state()
+  check_equal_start(experiment.program, state.params)
+  draw = np.random.default_rng(0)
+  programs = {}
+  for number in range(num_steps):
+    plan = experiment.outer.plan(number)
+    if plan.variant not in programs:
+      programs[plan.variant] = experiment.lower_step(plan).compile()
+    batch = draw.integers(257, size=(16, 9))
+    tokens = put_batch(experiment.program.layout, batch)
+    numbers = jax.tree.map(np.int32, plan.numbers)
+    state, _ = programs[plan.variant](state, tokens, numbers)
+  return jax.device_get(to_whole(experiment.program, state).params)
+
+
+SPREAD = {"worker": 2, "node": 2, "gpu": 2}
+
+
+@pytest.mark.parametrize(
+  "outer",
+  ["streaming outer.every=4 outer.fragment_layers=1 outer.overlap=(1,)",
+   "dc_s3gd optimizer.name=sgd optimizer.warmup_steps=2"],
+)
+def test_workers_may_be_partitioned_inside(outer):
+  chex.assert_trees_all_close(
+    last_params("zero3", outer, SPREAD), last_params("ddp", outer, {}),
+    atol=5e-6,
+  )
+
+
+@pytest.mark.parametrize(
+  "outer",
+  ["sparseloco outer.every=1 outer.chunk=8 outer.top_k=4",
+   "diloco outer.every=1 outer.codec=int4 outer.block=8 "
+   "outer.error_feedback=True"],
+)
+def test_what_workers_tell_does_not_know_devices(outer):
+  """Chunks and blocks lie within one rank's shard, and so does what is left.
+
+  A few elements may lie between two codes, and be rounded either way.
+  """
+  spread, lanes = (
+    np.concatenate([x.ravel() for x in jax.tree.leaves(params)])
+    for params in (last_params("zero3", outer, m, 2) for m in (SPREAD, {}))
+  )
+  assert np.mean(np.abs(spread - lanes) > 5e-6) < 1e-3

@@ -1,0 +1,142 @@
+"""Graphs have the links that their definitions say, and refuse bad input."""
+
+import json
+
+import networkx
+import pytest
+
+from parallel.topology import builders as t
+from parallel.topology import files
+from parallel.topology.graph import LATENCY_S, Link, Topology
+
+# topology -> (ranks, switches, directed links, ranks' diameter in links)
+COUNTS = [
+  (t.ring(5), 5, 0, 10, 2),
+  (t.ring(2), 2, 0, 2, 1),
+  (t.torus((4, 4)), 16, 0, 64, 4),
+  (t.torus((2, 3, 4)), 24, 0, 24 * 5, 4),
+  (t.mesh((3, 4)), 12, 0, 2 * (3 * 3 + 2 * 4), 5),
+  (t.mesh((7,)), 7, 0, 12, 6),
+  (t.fully_connected(4), 4, 0, 12, 1),
+  (t.switch(4), 4, 1, 8, 2),
+  (t.leaf_spine(4, 2, 3), 12, 6, 2 * (12 + 8), 4),
+  (t.fat_tree(4), 16, 20, 2 * 48, 6),
+  (t.bigraph(4, 8), 32, 8, 2 * (32 + 16), 4),
+  (t.dgx(2, 4), 8, 6, 2 * 16, 4),
+]
+
+
+@pytest.mark.parametrize(
+  ("topology", "ranks", "switches", "links", "diameter"), COUNTS,
+  ids=lambda x: x.name.replace(" ", "_") if isinstance(x, Topology) else None,
+)
+def test_builders(topology, ranks, switches, links, diameter):
+  assert (topology.num_ranks, topology.num_switches) == (ranks, switches)
+  assert len(topology.links) == len(topology.links_by_pair) == links
+  paths = [
+    topology.shortest_path(u, v) for u in range(ranks) for v in range(ranks)
+  ]
+  graph = topology.graph()
+  for path in paths:
+    assert networkx.is_path(graph, path)
+    assert len(path) - 1 == networkx.shortest_path_length(
+      graph, path[0], path[-1]
+    )
+  assert max(len(path) for path in paths) - 1 == diameter
+
+
+def test_equal_paths_are_spread_by_destination():
+  """From one leaf to another, as many spines as there are hosts to reach."""
+  topology = t.leaf_spine(2, 4, 4)
+  spines = {topology.shortest_path(0, there)[2] for there in range(4, 8)}
+  assert len(spines) == 4
+
+
+def test_a_graph_comes_back_from_networkx_and_from_a_file(tmp_path):
+  topology = t.dgx(2, 4)
+  again = files.from_networkx(topology.graph(), name=topology.name)
+  assert set(again.links) == set(topology.links)
+  path = tmp_path / "graph.json"
+  path.write_text(json.dumps({
+    "num_ranks": 2,
+    "num_switches": 1,
+    "links": [
+      {"source": 0, "destination": 2, "bandwidth": 2e9, "latency_s": 0,
+       "both_ways": True},
+      {"source": 1, "destination": 2, "both_ways": True},
+    ],
+  }))
+  read = t.build("file", path=path)
+  assert read.links_by_pair[2, 0] == Link(2, 0, 2e9, 0.0)
+  assert read.links_by_pair[1, 2] == Link(1, 2)
+
+
+GOOD = {"num_ranks": 2, "links": [{"source": 0, "destination": 1,
+                                   "both_ways": True}]}
+
+
+@pytest.mark.parametrize("kind", t.BUILDERS)
+def test_every_builder_has_a_text(kind, tmp_path):
+  path = tmp_path / "graph.json"
+  path.write_text(json.dumps(GOOD))
+  sizes = {"fat_tree": "4", "file": path, "leaf_spine": "2x3x4"}
+  sizes |= dict.fromkeys(("torus", "mesh", "bigraph", "dgx"), "2x4")
+  net = t.parse(f"{kind}:{sizes.get(kind, 5)}", latency_s=1e-6)
+  assert {x.latency_s for x in net.links} == {
+    LATENCY_S if kind == "file" else 1e-6
+  }
+
+
+def test_failed_links_are_gone():
+  torus = t.torus((3, 3))
+  failed = torus.without((0, 1), (1, 0))
+  assert set(torus.links) - set(failed.links) == {Link(0, 1), Link(1, 0)}
+  assert len(failed.shortest_path(0, 1)) == 3
+  assert failed.reversed().reversed() == failed
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda: t.mesh((2, 2)).without((0, 1), (0, 2)), "not connected.*rank"),
+    (lambda: t.mesh((2,)).without((1, 0)), "no way to rank 0 from rank 1"),
+    (lambda: t.ring(3).without((0, 5)), "no link from 0 to 5"),
+    (lambda: t.ring(4, bandwidth=0.0), "bandwidth must be positive"),
+    (lambda: t.ring(4, latency_s=-1.0), "latency_s"),
+    (lambda: t.torus((0, 2)), "at least 1"),
+    (lambda: t.fat_tree(3), "ports=3"),
+    (lambda: t.bigraph(2, 3), "switches=3"),
+    (lambda: Topology("x", 2, 0, (Link(0, 2),)), "names node 2"),
+    (lambda: Topology("x", 2, 0, (Link(0, 0),)), "own source"),
+    (lambda: Topology("x", 2, 0, (Link(0, 1),) * 2), "two links"),
+    (lambda: t.build("hypercube"), "'hypercube' must be one of ring"),
+    (lambda: t.build("ring", ranks=3), "ranks"),
+    (lambda: t.parse("ring:4x4"), "topology 'ring': ring.. takes 1"),
+    (lambda: t.parse("file:nowhere.json"), "nowhere.json: No such file"),
+    (lambda: t.parse("torus"), "'torus' is not NAME:SIZExSIZE"),
+    (lambda: t.of_size("dragonfly", 4), "must be one of ring, torus"),
+  ],
+)
+def test_what_is_wrong_is_said(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("{", "is not JSON"),
+    ("[]", "must be an object"),
+    (json.dumps({"links": []}), "lacks num_ranks"),
+    (json.dumps(GOOD | {"nodes": 3}), "the key 'nodes'"),
+    (json.dumps(GOOD | {"num_ranks": "2"}), "num_ranks='2' must be of type"),
+    (json.dumps(GOOD | {"links": [{"source": 0}]}), r"links\[0\] lacks dest"),
+    (json.dumps(GOOD | {"num_ranks": 3}), "not connected"),
+  ],
+)
+def test_a_malformed_file_is_refused_by_name(tmp_path, text, message):
+  path = tmp_path / "graph.json"
+  path.write_text(text)
+  with pytest.raises(ValueError, match=message) as error:
+    files.from_file(path)
+  assert str(path) in str(error.value)
