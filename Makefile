@@ -12,7 +12,7 @@ QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d
 # Large buffers in huge pages: the training step page-faults less (LOG.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help demo test test-quick test-tpu test-gpu lint clean
+.PHONY: help demo test test-quick test-tpu test-gpu mutants lint clean
 
 help:  ## Shows this.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,9 @@ test-gpu:  ## Compiles for GPUs that are not here (CUDA plugin, 5.5 GB).
 	@$(MAKE) --no-print-directory VENV=.venv-gpu EXTRAS=plot,test,cuda \
 	  .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q tests/gpu
+
+mutants: $(VENV)/installed  ## Breaks lines: does a test fail? ARGS=--changed
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(VENV)/installed  ## Checks style.
 	$(BIN)/ruff check .

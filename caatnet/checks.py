@@ -1,4 +1,4 @@
-"""Errors that name what is wrong and what would do.
+"""Errors that name the wrong value, its config key, and what is allowed.
 
 Numbers are checked by `parallel.checks`.
 """
@@ -7,12 +7,21 @@ from collections.abc import Iterable, Iterator, Sequence
 import contextlib
 import re
 
-# What activations and operands of reductions may be.
+# What the dtypes of activations and of reductions may be.
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
-  """Refuses what is not in a list."""
+  """Refuses a value that is not in a list.
+
+  Args:
+    key: What messages call the value.
+    value: The value.
+    allowed: The list.
+
+  Raises:
+    ValueError: The value is not in the list.
+  """
   if value not in allowed:
     names = ", ".join(repr(a) for a in allowed)
     raise ValueError(f"{key}={value!r} must be one of {names}")
@@ -20,10 +29,14 @@ def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def naming(prefix: str, keys: Iterable[str]) -> Iterator[None]:
-  """Adds a section to the keys in the message of a ``ValueError``.
+  """Puts a section's name before the keys in the message of a ``ValueError``.
 
   With the prefix "config.outer", ``pieces=3 must be ...`` becomes
   ``config.outer.pieces=3 must be ...``.
+
+  Args:
+    prefix: The name of the section.
+    keys: The section's keys.
   """
   try:
     yield
@@ -31,6 +44,7 @@ def naming(prefix: str, keys: Iterable[str]) -> Iterator[None]:
     names = "|".join(map(re.escape, keys))
     if not names:
       raise
+    # A key is followed by "=" and is no part of a longer word or dotted name.
     text = re.sub(
       rf"(?<![\w.])({names})(?==)", rf"{prefix}.\1", str(error)
     )

@@ -1,8 +1,8 @@
 """A model laid out on a mesh: what steps, evaluations and ledgers share.
 
-A `Layout` is axes, mesh and partition: where ranks are and which part of a
-worker's state each of them has. A `Program` is a model on a layout. The state
-that a run carries from step to step is in `caatnet.train.state`.
+A `Layout` has axes, mesh and partition. It says where ranks are, and which part
+of a worker's state each of them holds. A `Program` is a model on a layout. The
+state that a run carries from step to step is in `caatnet.train.state`.
 """
 
 from collections.abc import Callable
@@ -25,18 +25,19 @@ from parallel.zero.shards import Shards, Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Which rank is where, and which part of a worker's state it has.
+  """Where ranks are, and which part of a worker's state each of them holds.
 
   Attributes:
     worker: The axis of workers, each with parameters of its own.
     data: The levels of data-parallel ranks within a worker, outermost first.
     tensor: The tensor axis.
-    mesh: The devices; one mesh axis for each of the axes.
-    partition: Which of the levels has which part of a worker's state.
-    kernels: Implementations of norms and codecs in order of preference, see
-      `parallel.kernels.selection`.
-    offload: Whether the optimizer's state waits in the host's memory.
-    prefetch: Whether a layer's weights are gathered beside the layer before.
+    mesh: The devices, with one mesh axis for each of the axes.
+    partition: Over which levels each part of a worker's state is sharded.
+    kernels: Implementations of norms and codecs in order of preference, as
+      `parallel.kernels.selection` has them.
+    offload: Whether the optimizer's state waits in host memory between steps.
+    prefetch: Whether a layer's weights are gathered while the layer before it
+      runs.
   """
 
   worker: Axis
@@ -55,39 +56,42 @@ class Layout:
 
   @property
   def on_cpu(self) -> bool:
-    """Whether collectives need an order; see ``collectives.after``."""
+    """Whether devices are CPUs, where collectives need an order.
+
+    `collectives.after` tells why.
+    """
     return self.mesh.devices.flat[0].platform == "cpu"
 
   @property
   def num_data_ranks(self) -> int:
-    """Data-parallel ranks of one worker."""
+    """The number of data-parallel ranks of one worker."""
     return self.partition.num_ranks
 
-  @property
+  @functools.cached_property
   def shards(self) -> Shards | None:
-    """The partition on the mesh; None if every data rank has everything."""
+    """The partition on the mesh; None if every data rank holds everything."""
     if not self.partition.optimizer:
       return None
     return Shards(self.partition, self.data, self.on_cpu, self.kernels)
 
   @property
   def batch_spec(self) -> P:
-    """The spec of batches ``[workers, *levels, B, ...]``."""
+    """The ``PartitionSpec`` of batches ``[workers, *levels, B, ...]``."""
     return P(self.worker.name, *(axis.name for axis in self.data))
 
   @property
   def batch_dims(self) -> tuple[int, ...]:
-    """Logical sizes of the dims before B: workers, then levels."""
+    """The logical sizes of a batch's dims before B: workers, then levels."""
     return (self.worker.size, *(axis.size for axis in self.data))
 
   def per_worker(self, specs: Any) -> Any:
-    """Specs of the same arrays with a leading worker dim."""
+    """Returns the specs of the same arrays with a leading worker dim."""
     return jax.tree.map(
       lambda spec: P(self.worker.name, *spec), specs, is_leaf=is_spec
     )
 
   def shardings(self, specs: Any) -> Any:
-    """The same tree with a ``NamedSharding`` on this mesh for each spec."""
+    """Returns a tree of specs as a tree of ``NamedSharding`` on this mesh."""
     return jax.tree.map(
       lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=is_spec
     )
@@ -117,41 +121,43 @@ class Program:
     return self.model.parameters
 
   def _map(self, f: Callable[..., Any], *trees: Any) -> Any:
-    """``f(parameter, leaf, ...)`` for every parameter of the model."""
+    """Maps ``f(parameter, leaf, ...)`` over all parameters of the model."""
     return jax.tree.map(f, self._parameters, *trees, is_leaf=_is_parameter)
 
   @functools.cached_property
   def tensors(self) -> Any:
-    """A `Tensor` for each parameter: the dims after layers and ranks."""
+    """For each parameter a `Tensor`: the dims after layers and ranks."""
     return self._map(
       lambda p, x: Tensor(x.shape[p.num_lead :], p.dtype), self._whole_shapes
     )
 
   @property
   def decays(self) -> Any:
-    """Whether weight decay applies, for each parameter."""
+    """For each parameter whether weight decay applies."""
     return self._map(lambda p: p.decays)
 
   @property
   def whole_specs(self) -> Any:
-    """A ``PartitionSpec`` per parameter of one worker, not partitioned."""
+    """For each parameter of one worker its spec without the partition."""
     return self._map(lambda p: p.spec)
 
   @functools.cached_property
   def specs(self) -> Any:
-    """A ``PartitionSpec`` per parameter of one worker as it is stored."""
+    """For each parameter of one worker its spec as it is stored."""
     layout = self.layout
     if layout.shards is None:
       return self.whole_specs
     inner = layout.shards.inner[: layout.partition.optimizer]
     levels = [axis.name for axis in inner]
+    # Stored: [*lead, ranks of the levels innermost first, elements of a shard].
+    # A spec may end before the last leading dim, so it is filled up to there.
     return self._map(
       lambda p: P(*p.spec, *[None] * (p.num_lead - len(p.spec)), *levels)
     )
 
   @property
   def cost_parameters(self) -> list[cost.Parameter]:
-    """One device's parameters, as `parallel.zero.cost` prices them."""
+    """The parameters on one device, as `parallel.zero.cost` prices them."""
     tensor = self.layout.tensor
 
     def parameter(p: Parameter, x: jax.ShapeDtypeStruct) -> cost.Parameter:
@@ -167,7 +173,7 @@ class Program:
 
   @property
   def local_params(self) -> Any:
-    """Shapes of one worker's parameters as they lie on one device."""
+    """The shapes of one worker's parameters as they lie on one device."""
     return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(s.shard_shape(x.shape), x.dtype),
       self.stored_shapes,
@@ -176,22 +182,23 @@ class Program:
 
   @functools.cached_property
   def stored_shapes(self) -> Any:
-    """Shapes of one worker's parameters as they are stored, logical."""
+    """The logical shapes of one worker's parameters as they are stored."""
     return jax.eval_shape(self.init_params, jax.random.key(0))
 
   def init_params(self, key: jax.Array) -> Any:
-    """The parameters that belong to a key, as they are stored."""
+    """Draws one worker's parameters from a key, as they are stored."""
     whole = self.model.init(key)
     if self.layout.shards is None:
       return whole
     return jax.tree.map(self.layout.shards.store, whole, self.tensors)
 
   def specs_like_params(self, tree: Any) -> Any:
-    """Specs of a tree whose leaves lie like the parameters they belong to.
+    """Returns the specs of a tree whose leaves lie like parameters.
 
     Args:
-      tree: A leaf whose path ends like a parameter's belongs to it; all others
-        are the same on every device.
+      tree: A tree such as an optimizer's state. A leaf whose path ends like
+        that of a parameter lies like it. All other leaves are the same on every
+        device.
     """
     find = by_end_of_path(self.specs)
     return jax.tree.map_with_path(
@@ -200,7 +207,7 @@ class Program:
 
 
 def is_spec(x: Any) -> bool:
-  """Whether ``x`` is a leaf of a tree of specs."""
+  """Returns whether ``x`` is a leaf of a tree of specs."""
   return isinstance(x, P)
 
 
@@ -209,7 +216,19 @@ def _is_parameter(x: Any) -> bool:
 
 
 def by_end_of_path(of_parameters: Any) -> Callable[[tuple[Any, ...]], Any]:
-  """Finds the parameter like whose path another one ends; None if none."""
+  """Makes a function that finds the parameter to which a path belongs.
+
+  States of optimizers and outer loops hold trees like the parameters: momentum
+  of blocks/w_out lies at mu/blocks/w_out. A path belongs to the parameter whose
+  own path it ends with.
+
+  Args:
+    of_parameters: A tree with one leaf for each parameter.
+
+  Returns:
+    A function of a path that returns the leaf of its parameter; None if the
+    path belongs to no parameter.
+  """
 
   def names(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(str(getattr(key, "key", key)) for key in path)
@@ -220,7 +239,7 @@ def by_end_of_path(of_parameters: Any) -> Callable[[tuple[Any, ...]], Any]:
   }
 
   def find(path: tuple[Any, ...]) -> Any:
-    ends = (names(path)[i:] for i in range(len(path)))
+    ends = (names(path)[i:] for i in range(len(path)))  # the longest first
     return next((leaves[end] for end in ends if end in leaves), None)
 
   return find

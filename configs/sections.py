@@ -1,8 +1,8 @@
 """The sections that configs are made of: every key, with its default.
 
-A section holds the keys that do something and no others. Where there is a
+A section holds the keys that have an effect, and no others. Where there is a
 choice (of model, data, optimizer or outer loop), each choice has a section of
-its own; other configs change a few values.
+its own. Other configs put sections together and change a few values.
 """
 
 import ml_collections
@@ -11,7 +11,7 @@ ConfigDict = ml_collections.ConfigDict
 
 
 def transformer() -> ConfigDict:
-  """A Llama-style transformer; the sizes are those of ``tiny``."""
+  """Returns a Llama-style transformer with the sizes of ``tiny``."""
   model = ConfigDict()
   model.name = "transformer"
   model.vocab_size = 256
@@ -24,67 +24,71 @@ def transformer() -> ConfigDict:
   model.norm_eps = 1e-5
   model.tied_embeddings = False
   model.init_std = 0.02
-  # dtype of activations; parameters are float32.
+  # The dtype of activations; parameters are float32.
   model.dtype = "float32"
-  # What the backward pass recomputes: "none", "full" (all of a layer), or
-  # "reduced": all but the activations that were reduced over ranks.
+  # What the backward recomputes: "none", "full" (a whole layer), or "reduced"
+  # (all but what was reduced over ranks, so that nothing is sent again).
   model.remat = "none"
   # Layers per iteration of the scan.
   model.unroll = 1
-  # "auto", "xla", "cudnn" (GPU) or "splash" (TPU).
+  # How attention is computed: "xla" (anywhere), "cudnn" (GPU), "splash" (TPU),
+  # or "auto" for what the platform has.
   model.attention = "auto"
   return model
 
 
 def convolutional() -> ConfigDict:
-  """A residual convolutional network with GroupNorm."""
+  """Returns a residual convolutional network with GroupNorm."""
   model = ConfigDict()
   model.name = "convolutional"
-  # Channels of each stage; a stage after the first halves height and width.
+  # The channels of each stage; each stage after the first halves height and
+  # width.
   model.widths = (16, 32)
-  # Residual blocks of each stage, two 3 x 3 convolutions each.
+  # The number of residual blocks in each stage, of two 3 x 3 convolutions.
   model.blocks = 2
-  # Groups of channels that are normalised together.
+  # The number of groups of channels that are normalised together.
   model.groups = 4
-  # dtype of activations; parameters are float32.
+  # The dtype of activations; parameters are float32.
   model.dtype = "float32"
   return model
 
 
 def sync() -> ConfigDict:
-  """What tensor ranks synchronise in a transformer's row doors, and how."""
+  """Returns what tensor ranks synchronise in row doors, and how."""
   sync = ConfigDict()
-  # Fraction of the stream's channels that the tensor ranks share.
+  # The fraction of the stream's channels that the tensor ranks share.
   sync.p = 1.0
-  # Per door, in place of p: one number, or one per layer; empty means p.
+  # The same for attention's doors and the MLP's, in place of p: one number, or
+  # one per layer; () means p.
   sync.p_attention = ()
   sync.p_mlp = ()
-  # Private channels times sqrt(ranks): "forward", "init" or "none".
+  # Where private channels are multiplied by sqrt(ranks): in the "forward", when
+  # weights are drawn ("init"), or nowhere ("none").
   sync.private_scale = "forward"
-  # dtype of each reduction on the wire; "" means the activations'.
+  # The dtype of each reduction on the wire; "" means that of activations.
   sync.forward_dtype = ""
   sync.backward_dtype = "float32"
-  # Whether the shared columns of a row-parallel product come first, and the
-  # private ones under their reduction: "on", "off", or "auto": on GPUs.
+  # Whether the shared columns of a row-parallel product are computed first, and
+  # the private ones while those are reduced: "on", "off", or "auto" (on GPUs).
   sync.overlap = "auto"
-  # How doors all-reduce: "psum", "scatter_gather" (reduce-scatter and
-  # all-gather), "ring" (of permutes), "one_shot" (all-gather, then a local
-  # sum), "ring_kernel" (TPU), or "schedule:NAME" on the topology below.
-  # "one_shot" and "ring_kernel" reduce, add and normalise in one kernel where
+  # How row doors all-reduce: "psum", "scatter_gather" (reduce-scatter and
+  # all-gather), "ring" (of permutes), "one_shot" (all-gather and a local sum),
+  # "ring_kernel" (TPU), or "schedule:NAME" on the topology below. With
+  # "one_shot" and "ring_kernel" one kernel reduces, adds and normalises, where
   # config.kernels has one.
   sync.route = "psum"
-  # How a schedule's devices are joined: "ring", "torus", "mesh" (the last two
-  # as square as can be), "bigraph", "switch" or "fully_connected"; "" means
+  # How the devices of a schedule are linked: "ring", "torus" or "mesh" (both as
+  # square as can be), "bigraph", "switch" or "fully_connected"; "" means
   # "torus".
   sync.topology = ""
-  # Whether the two routes with a kernel leave the MLP's update to the next
-  # layer's norm: "on", "off", or "auto": where it costs no memory (LOG.md).
+  # Whether the two routes with a kernel leave the MLP's reduction to the next
+  # layer's norm: "on", "off", or "auto" (where nothing is recomputed; LOG.md).
   sync.carry = "auto"
   return sync
 
 
 def parallel() -> ConfigDict:
-  """Logical sizes; --mesh says how many devices carry them."""
+  """Returns the axes' logical sizes; --mesh says which devices carry them."""
   parallel = ConfigDict()
   parallel.worker = 1
   parallel.data = 1
@@ -93,7 +97,7 @@ def parallel() -> ConfigDict:
 
 
 def outer(algorithm: str) -> ConfigDict:
-  """What workers tell each other, and when: the section of one algorithm.
+  """Returns what workers send to each other, and when, by one algorithm.
 
   Args:
     algorithm: A key of ``OUTER``.
@@ -105,15 +109,17 @@ def outer(algorithm: str) -> ConfigDict:
 
 
 def _exchange() -> ConfigDict:
-  """How a mean over workers goes over the wire."""
+  """Returns the keys that say how a mean over workers is sent."""
   section = ConfigDict()
-  # "float32", "bfloat16", or blocks of "int8", "fp8", "int4", "e3m0" with one
-  # float32 scale each.
+  # "float32" or "bfloat16" for an all-reduce; or "int8", "fp8", "int4" or
+  # "e3m0" for blocks of codes with one float32 scale each.
   section.codec = "float32"
-  # Elements of a coded block; 0 means 256.
+  # Elements per block of codes; 0 means 256.
   section.block = 0
-  # How coded blocks go: "all_gather" (rounded once) or "all_to_all" (twice).
+  # How blocks travel: "all_gather" (each difference is rounded once) or
+  # "all_to_all" (their means are rounded again).
   section.route = "all_gather"
+  # Whether codes are rounded at random, without bias, or to the nearest number.
   section.stochastic_rounding = False
   # Whether what rounding took from a worker is added to its next exchange.
   section.error_feedback = False
@@ -121,18 +127,19 @@ def _exchange() -> ConfigDict:
 
 
 def _round() -> ConfigDict:
-  """Inner steps between exchanges (H)."""
+  """Returns the key for H, the number of inner steps between exchanges."""
   return ConfigDict({"every": 30})
 
 
 def _outer_step() -> ConfigDict:
-  """The outer optimizer: "nesterov", "sgd" (momentum 0) or "adam"."""
+  """Returns an outer optimizer: "nesterov", "sgd" (momentum 0) or "adam"."""
   return ConfigDict(
     {"optimizer": "nesterov", "learning_rate": 0.7, "momentum": 0.9}
   )
 
 
 def _joined(*parts: ConfigDict) -> ConfigDict:
+  """Returns one section with the keys of all parts."""
   section = ConfigDict()
   for part in parts:
     section.update(part)
@@ -141,8 +148,9 @@ def _joined(*parts: ConfigDict) -> ConfigDict:
 
 def _fedavg() -> ConfigDict:
   section = _joined(_round(), _exchange())
-  # One weight per worker, () for equal ones; workers heard per round, 0: all.
+  # One weight per worker; () for equal ones.
   section.weights = ()
+  # How many workers take part in a round, drawn anew for each; 0 for all.
   section.clients = 0
   return section
 
@@ -153,22 +161,23 @@ def _diloco() -> ConfigDict:
 
 def _streaming() -> ConfigDict:
   section = _diloco()
-  # Layers per fragment (0: all is one fragment), and which of them: "strided"
-  # or "sequential".
+  # Layers per fragment (0 makes one fragment of everything), and whether these
+  # are evenly spread ("strided") or neighbours ("sequential").
   section.fragment_layers = 1
   section.pattern = "strided"
-  # Steps that an exchange takes (tau): one number, or one per worker.
+  # Steps from send to receive (tau): one number, or one per worker.
   section.overlap = (0,)
-  # Share of its own parameters that a worker keeps (alpha).
+  # The share of its own parameters that a worker keeps when a mean arrives
+  # (alpha).
   section.keep = 0.0
-  # Over how many of the tau steps an exchange is spread.
+  # Over how many of these steps an exchange is spread.
   section.pieces = 1
   return section
 
 
 def _dc_s3gd() -> ConfigDict:
   section = _exchange()
-  # Strength of the delay compensation (lambda_0).
+  # Strength of the delay compensation (lambda_0); 0 for none.
   section.compensation = 0.2
   return section
 
@@ -176,9 +185,10 @@ def _dc_s3gd() -> ConfigDict:
 def _sparseloco() -> ConfigDict:
   section = _round()
   section.learning_rate = 0.7
-  # Kept elements per chunk; what error feedback keeps per round.
+  # Elements per chunk, and how many of them are sent.
   section.chunk = 4096
   section.top_k = 64
+  # The share of what was not sent that a round leaves.
   section.error_decay = 0.95
   return section
 
@@ -189,12 +199,12 @@ def _noloco() -> ConfigDict:
   # and 0.7. A momentum of 0.9 with a pull of 0.5 drives 6 workers apart.
   section.learning_rate = 0.7
   section.momentum = 0.5
-  # Pull of the partner's parameters.
+  # How strongly the outer parameters of a pair attract each other.
   section.pull = 0.7
   return section
 
 
-# Algorithm -> its keys.
+# The keys of each algorithm.
 OUTER = {
   "data_parallel": ConfigDict,
   "local_sgd": lambda: _joined(_round(), _exchange()),
@@ -209,55 +219,58 @@ OUTER = {
 
 
 def zero() -> ConfigDict:
-  """Where data-parallel ranks have which part of the training state."""
+  """Returns over which ranks each part of the training state is sharded."""
   zero = ConfigDict()
-  # Levels of the data-parallel ranks, outermost first, as in "node:2,gpu:4";
-  # "": one level named data.
+  # The levels of data-parallel ranks, outermost first, as in "node:2,gpu:4"; ""
+  # is one level named data.
   zero.levels = ""
   # "ddp", "zero1", "zero2", "zero3" (FSDP), "hsdp", "mics", "hpz", "zeropp",
   # "frontier3" or "frontier3_quantised".
   zero.scheme = "ddp"
-  # Up to which level, counted from the innermost, each is sharded, or "none";
-  # secondary is the second copy of the weights, from which backwards gather.
-  # "": as the scheme has it.
+  # The outermost level over which each part is sharded, with all levels inside
+  # it; "none" for none, "" for the scheme's. secondary is the second copy of
+  # the weights, from which the backward gathers.
   zero.weights = ""
   zero.gradients = ""
   zero.optimizer = ""
   zero.secondary = ""
-  # On the wire: "none", "int8" or "int4"; "": as the scheme has it.
+  # Codecs on the wire: "none", "int8" or "int4"; "" for the scheme's.
   zero.weight_codec = ""
   zero.gradient_codec = ""
   zero.secondary_codec = ""
-  # Elements of a coded block; 0 means 256.
+  # Elements per block of codes; 0 means 256.
   zero.block = 0
-  # The optimizer's state waits in the host's memory (pinned) between updates.
+  # Whether the optimizer's state waits in pinned host memory between steps.
   zero.offload = False
-  # Weights of the next layer are gathered beside a layer; two are whole then.
+  # Whether a layer's weights are gathered while the layer before it runs; two
+  # layers are whole at a time then.
   zero.prefetch = False
   return zero
 
 
 def text() -> ConfigDict:
-  """Text as bytes, for language models."""
+  """Returns text as bytes, for language models."""
   data = ConfigDict()
   data.name = "text"
-  # A .txt or .jsonl file or a folder of them; "": Python's standard library.
+  # A .txt or .jsonl file or a folder of them; "" for the source of Python's
+  # standard library.
   data.path = ""
   data.seq_len = 256
   data.batch_size = 16
   data.validation_percent = 5.0
-  # Windows of seq_len that every evaluation reads; 0: all.
+  # How many windows of seq_len every evaluation reads; 0 for all.
   data.validation_windows = 256
   return data
 
 
 def images() -> ConfigDict:
-  """Labelled images, for classifiers."""
+  """Returns labelled images, for classifiers."""
   data = ConfigDict()
   data.name = "images"
-  # An .npz file with arrays "images" and "labels"; "": scikit-learn's digits.
+  # An .npz file with arrays "images" and "labels"; "" for scikit-learn's
+  # digits.
   data.path = ""
-  # Height, width, channels.
+  # The height, width and channels of an image.
   data.shape = (8, 8, 1)
   data.num_classes = 10
   data.batch_size = 64
@@ -266,7 +279,7 @@ def images() -> ConfigDict:
 
 
 def adamw() -> ConfigDict:
-  """AdamW of each worker, warm-up and cosine decay."""
+  """Returns AdamW as the inner optimizer, with warm-up and cosine decay."""
   optimizer = ConfigDict()
   optimizer.name = "adamw"
   optimizer.learning_rate = 3e-3
@@ -283,7 +296,7 @@ def adamw() -> ConfigDict:
 
 
 def sgd() -> ConfigDict:
-  """SGD with momentum of each worker, warm-up and cosine decay."""
+  """Returns SGD with momentum, with warm-up and cosine decay."""
   optimizer = ConfigDict()
   optimizer.name = "sgd"
   optimizer.learning_rate = 0.3
@@ -298,7 +311,7 @@ def sgd() -> ConfigDict:
 
 
 def train() -> ConfigDict:
-  """How long, and how often what, in steps."""
+  """Returns how long a run is and how often it does what, in steps."""
   train = ConfigDict()
   train.num_steps = 200
   # Microbatches per step.
@@ -311,7 +324,7 @@ def train() -> ConfigDict:
 
 
 def choices() -> ConfigDict:
-  """Every section that one config may put in another's place, for sweeps."""
+  """Returns all sections that a sweep may put in place of a config's."""
   return ConfigDict({
     "outer": {name: outer(name) for name in OUTER},
     "optimizer": {"adamw": adamw(), "sgd": sgd()},

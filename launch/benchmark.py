@@ -1,4 +1,4 @@
-"""Runs a benchmark; its config says which.
+"""Runs the benchmark that its config names.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
   python -m launch.benchmark --config=configs/benchmark/train_step.py:test

@@ -1,4 +1,4 @@
-r"""Compiles the training step for machines that are not here, and reads it.
+r"""Compiles a training step for a machine that is not here, and reads it.
 
   python -m launch.compile --config=configs/caatnet/7b.py \
     --target=tpu:v5p:4x4x4 --mesh=data:8,tensor:8
@@ -6,9 +6,9 @@ r"""Compiles the training step for machines that are not here, and reads it.
     --compare="config.sync.p=0.5"
   python -m launch.compile --config=configs/diloco/streaming.py --target=cpu:8
 
-Targets: tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; extra `tpu`),
-gpu:NAME:NODESxGPUS (a100, h100, h200, b200; extra `cuda`), cpu:N. Logical sizes
-are those of config.parallel.
+Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; needs the extra
+`tpu`), gpu:NAME:NODESxGPUS (a100, h100, h200, b200; needs the extra `cuda`) and
+cpu:N. Logical sizes are those of config.parallel.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The demo: the same model fully and half synchronised, on real text.
+"""Runs the demo: the same model fully and half synchronised, on real text.
 
   python -m launch.demo
   python -m launch.demo --config=configs/caatnet/tiny.py:test

@@ -1,7 +1,7 @@
 """The flags that launch scripts share, and how a script is run.
 
-A user's mistake is one line on stderr and exit code 2; ``--debug`` shows the
-traceback. jax is imported only after the flags are right.
+A user's mistake prints one line on stderr and exits with code 2; ``--debug``
+shows the traceback. jax is imported only after the flags have been checked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +69,7 @@ flags.DEFINE_string(
 flags.DEFINE_integer("num_processes", None, "Number of processes.")
 flags.DEFINE_integer("process_id", None, "This process's number, from 0.")
 
+# Errors that tell users what to change; all others are ours.
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
                 IsADirectoryError, NotADirectoryError, PermissionError)
 
@@ -82,25 +83,29 @@ def run(
 
   Args:
     main: The script.
-    required: Flags without which it cannot run.
-    defaults: Values for flags that the command line does not name.
+    required: The flags without which it cannot run.
+    defaults: Values of flags that the command line does not name.
   """
   script = sys.modules["__main__"]
   sys.exit(_run(main, script, list(sys.argv), required, defaults or {}))
 
 
 def mesh() -> dict[str, int] | None:
-  """``--mesh`` as {axis: devices}; None if unset."""
+  """Returns ``--mesh`` as {axis: devices}; None if it is not set."""
   return parse_mesh(FLAGS.mesh)
 
 
 def profile() -> tuple[int, int] | None:
-  """``--profile`` as (first step, step after the last); None if unset."""
+  """Returns ``--profile`` as (first step, step after the last), or None."""
   return parse_profile(FLAGS.profile)
 
 
 def parse_mesh(text: str) -> dict[str, int] | None:
-  """``"data:2,tensor:4" -> {"data": 2, "tensor": 4}``; ``"" -> None``."""
+  """Reads ``"data:2,tensor:4"`` as ``{"data": 2, "tensor": 4}``, "" as None.
+
+  Raises:
+    ValueError: The text is not of this form, or names an axis twice.
+  """
   if not text:
     return None
   parsed: dict[str, int] = {}
@@ -117,7 +122,11 @@ def parse_mesh(text: str) -> dict[str, int] | None:
 
 
 def parse_profile(text: str) -> tuple[int, int] | None:
-  """``"10:13" -> (10, 13)``; ``"" -> None``."""
+  """Reads ``"10:13"`` as ``(10, 13)``, "" as None.
+
+  Raises:
+    ValueError: The text is not of this form.
+  """
   if not text:
     return None
   match = re.fullmatch(r"(\d+):(\d+)", text)
@@ -129,6 +138,8 @@ def parse_profile(text: str) -> tuple[int, int] | None:
 
 
 def _run(main, script, argv, required, defaults) -> int:
+  """Runs a script and returns its exit code."""
+  # Read from the command line itself: parsing the flags may fail.
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
@@ -149,6 +160,7 @@ def _run(main, script, argv, required, defaults) -> int:
 
 
 def _parse(argv: list[str], required: Sequence[str]) -> None:
+  """Parses the flags; every mistake becomes a ``ValueError`` of one line."""
   _check_keys(argv, *_load_config(argv))
   try:
     rest = FLAGS(argv)
@@ -175,13 +187,13 @@ def _parse(argv: list[str], required: Sequence[str]) -> None:
 
 
 def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
-  """The file that ``--config`` names, run once before absl sees it.
+  """Runs the file that ``--config`` names, before absl does.
 
-  absl exits with 0 when the file is missing, and shows its internals when the
-  file is wrong.
+  absl would exit with code 0 if the file is missing, and show its own internals
+  if the file is wrong.
 
   Returns:
-    Path and config; ``("", None)`` without ``--config``.
+    The path and the config; ``("", None)`` without ``--config``.
   """
   value = _flag_value(argv, "config")
   if value is None:
@@ -202,6 +214,7 @@ def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
   except (ImportError, SyntaxError) as error:
     raise ValueError(f"--config={path}: {_one_line(error)}") from error
   except (AttributeError, LookupError, NameError, TypeError) as error:
+    # The innermost line of the config file itself, not of what it called.
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
              if f.filename == path]
     where = f", line {lines[-1]}" if lines else ""
@@ -216,6 +229,7 @@ def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
 
 
 def _flag_value(argv: Sequence[str], name: str) -> str | None:
+  """Returns the value of ``--name VALUE`` or ``--name=VALUE``, or None."""
   for index, argument in enumerate(argv):
     if re.fullmatch(rf"--?{name}", argument) and index + 1 < len(argv):
       return argv[index + 1]
@@ -234,7 +248,10 @@ def _unknown_flag(name: str) -> str:
 
 
 def _check_keys(argv: Sequence[str], path: str, config: Any) -> None:
-  """Names the nearest key; absl prints a traceback of 53 lines."""
+  """Refuses keys that the config does not have, and names the nearest one.
+
+  absl would print a traceback of 53 lines.
+  """
   keys = [] if config is None else _keys(config)
   for argument in argv:
     match = re.match(r"--?config\.([^=]+)", argument)
@@ -245,6 +262,7 @@ def _check_keys(argv: Sequence[str], path: str, config: Any) -> None:
 
 
 def _keys(config: Any, prefix: str = "") -> list[str]:
+  """Lists all keys of a config, with dots between sections."""
   keys = []
   for key, value in config.items():
     if hasattr(value, "items"):
@@ -255,12 +273,14 @@ def _keys(config: Any, prefix: str = "") -> list[str]:
 
 
 def _our_flags() -> set[str]:
+  """Returns the names of shared flags and the script's own, not absl's."""
   by_module = FLAGS.flags_by_module_dict()
   modules = [__name__, sys.argv[0], "__main__"]
   return {f.name for m in modules for f in by_module.get(m, [])}
 
 
 def _help(script) -> str:
+  """Returns the script's docstring and its flags."""
   lines = [(script.__doc__ or "").strip(), "", "flags:"]
   for name in sorted(_our_flags()):
     flag = FLAGS[name]
@@ -272,11 +292,13 @@ def _help(script) -> str:
 
 
 def _one_line(error: BaseException) -> str:
+  """Returns an error's message as one line; its type if there is none."""
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   return " ".join(lines) or type(error).__name__
 
 
 def _set_up_devices() -> None:
+  """Imports jax and tells it which devices and processes there are."""
   if FLAGS.cpu_devices:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
   import jax
@@ -285,6 +307,7 @@ def _set_up_devices() -> None:
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", FLAGS.cpu_devices)
   if FLAGS.coordinator:
+    # Collectives between processes need gloo on CPUs.
     if (jax.config.jax_platforms or "cpu") == "cpu":
       jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(

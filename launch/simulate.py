@@ -10,7 +10,7 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
   python -m launch.simulate --config=configs/collectives/schedule.py \
     --export=multitree.xml
 
-What is simulated: config.study.
+config.study says what is predicted.
 """
 
 import json

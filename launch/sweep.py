@@ -1,4 +1,4 @@
-r"""Trains a grid of config overrides x seeds; run it again to resume.
+r"""Trains a run for each config override and seed; run it again to resume.
 
   python -m launch.sweep --config=configs/caatnet/sweep.py --cpu_devices=8 \
     --mesh=tensor:1
@@ -32,12 +32,14 @@ def main() -> None:
   seeds = [int(s) for s in FLAGS.seeds] if FLAGS.seeds else study.seeds
   workdir = pathlib.Path(FLAGS.workdir or f"runs/{config.name}")
   runs = [
-    (point, override(config, f"{point} seed={seed}"))
+    (point, override(config, f"{point} seed={seed}", study.sections))
     for seed in seeds
     for point in points
   ]
-  everywhere = []  # meshes with a device for each worker and rank
-  for _, run_config in runs:  # fail early
+  # What is sent is counted on a mesh with a device for each worker and rank,
+  # whatever mesh the run has: lanes of one device send nothing to each other.
+  everywhere = []
+  for _, run_config in runs:  # all are built first, so that mistakes show now
     axes = experiments.build(run_config, options.mesh()).program.layout.axes
     everywhere.append({axis.name: axis.size for axis in axes})
   needed = max(math.prod(mesh.values()) for mesh in everywhere)

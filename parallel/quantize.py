@@ -1,22 +1,22 @@
-"""Means over an axis of deltas that are sent with few bits.
+"""Averages, over an axis, deltas that are sent with few bits.
 
-Every logical rank of an `Axis` (a worker) has an unreduced delta, lane-stacked
-``[R, ...]``. The mean of all of them comes out without the lane dim, in
-float32 and bitwise equal on all devices, in one of three ways:
+Every logical rank of an `Axis` (a worker) has a delta of its own, lane-stacked
+``[R, ...]``. The mean of all of them comes out without the lane dim, in float32
+and bitwise equal on all devices, in one of three ways:
 
-  all-reduce    no codec: the sum of float32 (or bfloat16) deltas.
-  all-gather    each worker sends its encoded delta to all; each device decodes
-                all of them and sums. One rounding. The form of Streaming
-                DiLoCo, and the default.
-  all-to-all    worker m receives slice m of every delta and sends their
-                mean, encoded again, to all. Two roundings, of which the paper
-                has only the first. About 2 (N - 1) / N encoded deltas are sent
-                per worker in place of N - 1.
+  all-reduce    Without a codec, float32 (or bfloat16) deltas are summed.
+  all-gather    Each worker sends its encoded delta to all, and each device
+                decodes all of them and sums. Every delta is rounded once. This
+                is the form of Streaming DiLoCo, and the default.
+  all-to-all    Worker m receives slice m of every delta, encoded, and sends
+                the mean of these slices, encoded again, to all. There are two
+                roundings, of which the paper has only the first; but a worker
+                sends about 2 (N - 1) / N encoded deltas in place of N - 1.
 
-Decoded deltas are summed in the order of the workers, 0 to N - 1, one at a
-time: so the result is independent of how the workers are split into lanes and
-devices. Payloads are uint8 and scales float32 on the wire; there is one
-collective for each.
+Decoded deltas are summed one at a time, in the order of the workers 0 to N - 1.
+So the result does not depend on how the workers are split into lanes and
+devices. Payloads are uint8 and scales float32 on the wire, with one collective
+for each.
 
 Source: Streaming DiLoCo, arXiv 2501.18512, section 2.3. Weights other than
 1 / N and error feedback (SparseLoCo, arXiv 2508.15706; MuLoCo, arXiv
@@ -54,26 +54,28 @@ def coded_mean(
   key: jax.Array | None = None,
   block_dims: int = 0,
 ) -> jax.Array:
-  """The (weighted) mean over all ranks of an axis, as they told each other.
+  """Averages deltas over all ranks of an axis, as they are after coding.
 
   Args:
-    x: ``[R, *B, ...]`` float32, one delta per lane, inside ``jax.shard_map``.
+    x: One delta per lane, ``[R, *B, ...]`` float32, inside ``jax.shard_map``.
       It may also vary over other mesh axes.
     axis: The axis to average over.
-    wire: Codec and route.
-    weights: ``[N]`` float32, not negative, the same on all devices; uniform
-      by default. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank of weight
-      zero contributes nothing, NaN included; NaN where all are zero.
-    key: Random key of stochastic rounding, of both where there are two; the
-      same on all devices of the axis, ranks derive their own. Fold the round's
-      number in, and the number along other axes where their deltas should
-      round independently.
-    block_dims: Number of dims after R that no block crosses: with the lanes
-      of other axes there, results do not depend on *their* split either.
+    wire: The codec, and how coded deltas travel.
+    weights: ``[N]`` float32, not negative, the same on all devices; None for
+      equal weights. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank of weight
+      zero contributes nothing, even if its delta is NaN. If all weights are
+      zero, the mean is NaN.
+    key: The random key of stochastic rounding, of both roundings where there
+      are two. It is the same on all devices of the axis, and ranks derive keys
+      of their own from it. Fold the number of the round into it, and the rank
+      along other axes if deltas there should round independently.
+    block_dims: Number of dims after R that no block crosses. If these dims hold
+      the lanes of other axes, the result does not depend on how the ranks of
+      those axes are split into lanes and devices either.
 
   Returns:
-    ``[*B, ...]`` float32, replicated over the axis by type and bitwise equal
-    on its devices.
+    The mean, ``[*B, ...]`` float32, replicated over the axis by type and
+    bitwise equal on its devices.
 
   Raises:
     ValueError: Stochastic rounding without a key.
@@ -95,23 +97,25 @@ def coded_mean_difference(
   block_dims: int = 0,
   use: Use = MEAN_ITSELF,
 ) -> tuple[Any, jax.Array | None]:
-  """`coded_mean` of ``anchor - x + residual``, encoded in one pass by kernels.
+  """Averages ``anchor - x + residual``, which kernels compute while encoding.
 
   Args:
-    anchor: ``[*B, ...]``, the same for all ranks; None: x are differences.
-    x: See `coded_mean`; so are the others.
-    axis: See `coded_mean`.
-    wire: See `coded_mean`.
+    anchor: ``[*B, ...]``, the same for all ranks; None if x are the differences
+      themselves.
+    x: ``[R, *B, ...]``, what is subtracted from the anchor, one per lane.
+    axis: The axis to average over.
+    wire: The codec, and how coded differences travel.
     residual: ``[R, *B, ...]`` float32, what the last rounding took from each
-      difference; None: no error feedback.
-    weights: See `coded_mean`.
-    key: See `coded_mean`.
-    block_dims: See `coded_mean`.
+      difference; None for no error feedback.
+    weights: ``[N]`` float32, as `coded_mean` takes them.
+    key: The random key of stochastic rounding, as `coded_mean` takes it.
+    block_dims: Number of dims after R that no block crosses.
     use: What becomes of the mean.
 
   Returns:
-    What becomes of the mean, ``[*B, ...]`` each; and with a residual the new
-    one: by what the differences differ from what `roundtrip` makes of them.
+    What the use makes of the mean, arrays ``[*B, ...]``; and the new residual,
+    which is each difference less what `roundtrip` makes of it. It is None if
+    there was none before.
   """
   codec = wire.block_codec
   if codec is None:
@@ -122,12 +126,14 @@ def coded_mean_difference(
       left = delta - roundtrip(delta, axis, wire)
     total = _mean_by_all_reduce(delta, axis, wire.dtype, weights)
     return use.of_mean(total), left
-  if anchor is not None:
+  if anchor is not None:  # every lane subtracts from it
     anchor = jnp.broadcast_to(anchor, x.shape)
   rows = jax.tree.map(
     lambda x: _rows(x, axis, wire, block_dims), (anchor, x, residual)
   )
   options = (axis, codec, weights, key, wire.implementation)
+  # Only an all-gather ends in a decoding that makes the mean; an all-to-all's
+  # last pass decodes means of others.
   if wire.route == "all_to_all":
     total, left = _mean_by_all_to_all(rows, *options)
     result = use.of_mean(total.reshape(x.shape[1:]))
@@ -147,27 +153,27 @@ def roundtrip(
   key: jax.Array | None = None,
   block_dims: int = 0,
 ) -> jax.Array:
-  """Each lane's delta as the other ranks see it in `coded_mean`.
+  """Rounds each lane's delta to what the other ranks receive in `coded_mean`.
 
-  This is the first rounding. The second one of the all-to-all route is of a
-  mean, not of a worker's delta; nor are the roundings of a bfloat16 sum.
+  Only the first rounding is a worker's own. The second one of the all-to-all
+  route is of a mean, and those of a bfloat16 sum are of partial sums.
 
   Args:
-    x: As for `coded_mean`.
-    axis: As for `coded_mean`.
-    wire: As for `coded_mean`.
-    key: The same key as for `coded_mean`.
-    block_dims: As for `coded_mean`.
+    x: One delta per lane, ``[R, *B, ...]`` float32.
+    axis: The axis to average over.
+    wire: The codec, and how coded deltas travel.
+    key: The random key that `coded_mean` is given.
+    block_dims: Number of dims after R that no block crosses.
 
   Returns:
-    float32, of the shape of ``x``; x itself without a codec in float32.
+    float32 of the shape of x; without a codec, in float32, x itself.
   """
   codec = wire.block_codec
   if codec is None:
     return x.astype(wire.dtype).astype(jnp.float32)
   rows = _rows(x, axis, wire, block_dims)
   n = rows.shape[-1]
-  if wire.route == "all_to_all":
+  if wire.route == "all_to_all":  # its blocks end with slices
     rows = _pad(rows, axis.size * _slice(n, axis, codec))
   encoded, _ = _encode_lanes(
     (None, rows, None), axis, codec, key, wire.implementation
@@ -181,16 +187,16 @@ def mean_of_encoded(
   decode: Callable[[Any], jax.Array],
   weights: jax.Array | None = None,
 ) -> jax.Array:
-  """The mean of deltas that are encoded in whatever way: each goes to all.
+  """Averages deltas that are encoded in any way, by sending each to all.
 
   Args:
-    encoded: A tuple of arrays ``[R, ...]``; each is one all-gather.
-    axis: See `coded_mean`; so are the weights.
-    decode: One rank's arrays ``[...]`` -> its delta, float32.
-    weights: See `coded_mean`.
+    encoded: A tuple of arrays ``[R, ...]``, each of which takes an all-gather.
+    axis: The axis to average over.
+    decode: Maps one rank's arrays ``[...]`` to its delta, float32.
+    weights: ``[N]`` float32, as `coded_mean` takes them.
 
   Returns:
-    The mean of the decoded deltas; see `coded_mean`.
+    The mean of the decoded deltas, bitwise equal on all devices of the axis.
   """
   return reference.mean_of(_gathered(encoded, axis), decode, weights)
 
@@ -201,19 +207,21 @@ def reduce_scatter(
   codec: Codec,
   implementation: Implementation = "reference",
 ) -> jax.Array:
-  """`collectives.reduce_scatter` of encoded summands along the last dim.
+  """Reduce-scatters encoded summands along the last dim.
 
-  One all-to-all of payloads and one of scales; each rank decodes what it
-  receives and adds in float32. Source: qgZ of ZeRO++, arXiv 2306.10209.
+  There is one all-to-all of payloads and one of scales. Each rank decodes what
+  it receives and adds in float32, so every summand is rounded once.
+
+  Source: qgZ of ZeRO++, arXiv 2306.10209.
 
   Args:
     x: ``[R, ..., N * k]``, one summand per lane.
     axis: The axis to reduce over.
-    codec: Of the summands; a slice is padded to whole blocks.
-    implementation: Of the codec, see `Wire`.
+    codec: The codec of the summands, which pads slices to whole blocks.
+    implementation: Implementations of the codec in order of preference.
 
   Returns:
-    float32 ``[R, ..., k]``: each rank's slice of the sum.
+    Each rank's slice of the sum, float32 ``[R, ..., k]``.
   """
   if axis.size == 1:  # nobody to send to: nothing to round for
     return x.astype(jnp.float32)
@@ -228,7 +236,7 @@ def reduce_scatter(
 def sent_bytes(
   num_elements: int, axis: Axis, wire: Wire, rows: int = 1
 ) -> dict[str, int]:
-  """Operand bytes of one `coded_mean`, per device, as the ledger counts them.
+  """Returns the operand bytes of one `coded_mean`, per device, as in ledgers.
 
   A device sends the payloads and scales of all its lanes. An all-gather sends
   its operand to N - 1 others, an all-to-all a share of it to each.
@@ -236,8 +244,8 @@ def sent_bytes(
   Args:
     num_elements: Elements of a row of one rank's delta on one device.
     axis: The axis to average over.
-    wire: Codec and route.
-    rows: Number of rows, the product of the dims in ``block_dims``.
+    wire: The codec, and how coded deltas travel.
+    rows: Number of rows, the product of the dims that no block crosses.
 
   Returns:
     Bytes by dtype on the wire; empty where one device has all ranks.
@@ -251,7 +259,7 @@ def sent_bytes(
   elements = num_elements
   if wire.route == "all_to_all":
     s = _slice(num_elements, axis, codec)
-    elements = (axis.size + 1) * s  # a slice for each, and the mean of one
+    elements = (axis.size + 1) * s  # a slice for each rank, and its own mean
   units = axis.lanes * rows
   return {
     "uint8": units * codec.payload_bytes(elements),
@@ -262,9 +270,11 @@ def sent_bytes(
 def _mean_by_all_reduce(
   x: jax.Array, axis: Axis, dtype: str, weights: jax.Array | None
 ) -> jax.Array:
+  """Averages ``[R, ...]`` to ``[...]`` by an all-reduce in ``dtype``."""
   x = x.astype(jnp.float32)
   divisor: jax.Array | float = float(axis.size)
   if weights is not None:
+    # This device's lanes are neighbours among the ranks: weights [R].
     mine = lax.dynamic_slice_in_dim(
       varying(weights, axis.name), ranks_here(axis)[0], axis.lanes
     )
@@ -274,7 +284,8 @@ def _mean_by_all_reduce(
   return total.astype(jnp.float32) / divisor
 
 
-# ``[R, *B, ..., n]`` each: anchor or None, ranks' arrays, residual or None.
+# The anchor or None, the ranks' arrays, and the residual or None, each laid out
+# by `_rows`: ``[R, *B, ..., n]``.
 _Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
 
 
@@ -287,9 +298,13 @@ def _mean_by_all_gather(
   implementation: Implementation,
   use: Use,
 ) -> tuple[Any, jax.Array | None]:
-  """What becomes of the mean, without R, and the residual as rows.
+  """Averages rows that each rank sends to all.
 
-  Memory beside the rows: all N encoded ones, and one decoded.
+  Beside the rows themselves, memory holds all N encoded ones and one decoded.
+
+  Returns:
+    What the use makes of the mean, without R; and the new residual as rows, or
+    None.
   """
   encoded, left = _encode_lanes(rows, axis, codec, key, implementation)
   encoded = _gathered(encoded, axis)
@@ -305,9 +320,14 @@ def _mean_by_all_to_all(
   key: jax.Array | None,
   implementation: Implementation,
 ) -> tuple[jax.Array, jax.Array | None]:
-  """As by all-gather; rows are padded to N slices of whole blocks."""
+  """Averages rows of which each rank collects and averages a slice.
+
+  Returns:
+    The mean as rows without R, and the new residual as rows, or None.
+  """
   *lead, n = rows[1].shape
   dims, s = len(lead) - 1, _slice(n, axis, codec)
+  # [R, *B, n] -> [R, *B, N slices, s], each of whole blocks.
   slices = jax.tree.map(
     lambda x: _pad(x, axis.size * s).reshape(*lead, axis.size, s), rows
   )
@@ -315,6 +335,7 @@ def _mean_by_all_to_all(
   mine = api.mean(
     _deliver(encoded, axis), s, codec, weights, implementation=implementation
   )  # [R, *B, s]
+  # The means are rounded by other random numbers (draw=1) than the deltas.
   again, _ = _encode_lanes(
     (None, mine, None), axis, codec, key, implementation, draw=1
   )
@@ -334,7 +355,16 @@ def _encode_lanes(
   implementation: Implementation,
   draw: int = 0,
 ) -> tuple[Encoded, jax.Array | None]:
-  """Encodes differences; each rank draws from a key of its own."""
+  """Encodes the lanes' differences; returns them and the new residual, if any.
+
+  Args:
+    rows: What `_Rows` says.
+    axis: The axis of the lanes.
+    codec: The codec.
+    key: The random key of the exchange; None if nothing is drawn.
+    implementation: Implementations of the codec in order of preference.
+    draw: Which of the exchange's roundings this is, 0 or 1.
+  """
 
   def encode(rows, key=None):
     anchor, x, residual = rows
@@ -344,22 +374,25 @@ def _encode_lanes(
 
   if not codec.stochastic or key is None:
     return encode(rows)
+  # The number of the rank decides its key, wherever the rank lives: so what is
+  # drawn does not depend on lanes and devices.
   key = jax.random.fold_in(key, draw)
   keys = jax.vmap(lambda rank: jax.random.fold_in(key, rank))(ranks_here(axis))
   return collectives.each_lane(encode, axis, rows, keys)
 
 
 def _gathered(encoded: Any, axis: Axis) -> Any:
-  """A tuple of ``[R, ...] -> [N, ...]``, one all-gather each."""
+  """Gathers a tuple of ``[R, ...]`` to ``[N, ...]``, one all-gather each."""
   return type(encoded)(
     *(collectives.all_gather(part[:, None], axis) for part in encoded)
   )
 
 
 def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
-  """``[R, ..., N receivers, k] -> [N senders, R, ..., k]``."""
+  """Sends ``[R, ..., N receivers, k]``; returns ``[N senders, R, ..., k]``."""
 
   def send(part):
+    # [R, N, ..., k]: the all-to-all turns the receivers' dim into the senders'.
     received = collectives.all_to_all(
       jnp.moveaxis(part, -2, 1), axis, split_dim=0, concat_dim=0
     )
@@ -369,10 +402,11 @@ def _deliver(encoded: Encoded, axis: Axis) -> Encoded:
 
 
 def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
-  """``[R, *B, ...] -> [R, *B, n]``, float32.
+  """Lays ``[R, *B, ...]`` out as float32 rows ``[R, *B, n]`` of whole blocks.
 
-  Where all are sent to all and the last dim is whole blocks, ``[R, *B, m, n]``
-  of the same blocks, which on TPUs is no copy.
+  If all is sent to all and the last dim consists of whole blocks, the result is
+  ``[R, *B, m, n]`` with n the last dim. It has the same blocks, and on TPUs it
+  is no copy: joining the two minor dims would change the layout in tiles.
   """
   assert x.shape[0] == axis.lanes, (x.shape, str(axis))
   assert 0 <= block_dims < x.ndim, (x.shape, block_dims)
@@ -383,10 +417,11 @@ def _rows(x: jax.Array, axis: Axis, wire: Wire, block_dims: int) -> jax.Array:
 
 
 def _slice(n: int, axis: Axis, codec: Codec) -> int:
-  """Elements of a rank's slice in the all-to-all route: whole blocks."""
+  """Returns the size of each rank's slice of n elements, in whole blocks."""
   return codec.padded(-(-n // axis.size))
 
 
 def _pad(rows: jax.Array, n: int) -> jax.Array:
+  """Pads the last dim with zeros at its end to n elements."""
   widths = [(0, 0)] * (rows.ndim - 1) + [(0, n - rows.shape[-1])]
   return jnp.pad(rows, widths)

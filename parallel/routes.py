@@ -1,8 +1,8 @@
 """Ways to sum an array over a mesh axis, by the names that configs use.
 
-A route stands in for ``lax.psum`` in a door or a verb of
-`parallel.collectives`; all devices get the same bits."""
-
+A route takes the place of ``lax.psum`` in a door of `parallel.tensor` or in a
+function of `parallel.collectives`. Each route gives all devices the same bits.
+"""
 
 import jax
 from jax import lax

@@ -1,4 +1,7 @@
-"""What goes over the wire of a coded mean, and what becomes of that mean."""
+"""What goes over the wire of a coded mean, and what becomes of that mean.
+
+`parallel.quantize` takes both.
+"""
 
 import dataclasses
 from typing import Any, Literal, Protocol
@@ -20,17 +23,21 @@ _DTYPES = ("float32", "bfloat16")
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-  """How workers tell each other their deltas.
+  """How workers send their deltas to each other.
 
   Attributes:
-    codec: "none" (an all-reduce in ``dtype``), "int8", "int4", "e3m0", "fp8".
-    block: Elements that share a scale; even.
-    route: "all_gather" (one rounding) or "all_to_all" (two); of a codec.
-    stochastic: Unbiased random rounding instead of nearest; of a codec.
-    dtype: "float32" or "bfloat16", the operands of codec "none". Devices'
-      sums are then rounded to it too, in an order that the backend chooses.
-    implementation: Of the codec, in order of preference; all send the same
-      bits. See `parallel.kernels.selection`.
+    codec: "int8", "int4", "e3m0" or "fp8"; or "none", which is an all-reduce in
+      ``dtype``.
+    block: The number of elements that share a scale; even.
+    route: How coded deltas travel: "all_gather" (each is rounded once) or
+      "all_to_all" (their means are rounded again).
+    stochastic: Whether a codec rounds at random, without bias, instead of to
+      the nearest number.
+    dtype: "float32" or "bfloat16", the dtype in which codec "none" sends. The
+      sums of devices are then rounded to it too, in an order that the backend
+      chooses.
+    implementation: Implementations of the codec in order of preference, as
+      `parallel.kernels.selection` has them; all send the same bits.
   """
 
   codec: str = "none"
@@ -61,21 +68,25 @@ class Wire:
         f"wire dtype={self.dtype!r} is for codec='none'; {self.codec!r} "
         "sums in float32"
       )
-    _ = self.block_codec  # refuses wrong blocks
+    _ = self.block_codec  # its constructor refuses odd blocks
 
   @property
   def block_codec(self) -> Codec | None:
-    """The codec itself; None for "none"."""
+    """The codec; None for an all-reduce."""
     if self.codec == "none":
       return None
     return Codec(self.codec, self.block, self.stochastic)
 
 
 class Use(Protocol):
-  """What becomes of a mean where it is decoded."""
+  """What becomes of a mean, computed where the mean is decoded if possible.
+
+  Both methods return the same. Which is called depends on the route: only an
+  all-gather leaves all encoded rows on each device.
+  """
 
   def of_mean(self, mean: jax.Array) -> Any:
-    """The result, from a mean ``[*B, ...]`` that is there already."""
+    """Computes the result from a decoded mean ``[*B, ...]``."""
     ...
 
   def of_encoded(
@@ -86,21 +97,21 @@ class Use(Protocol):
     weights: jax.Array | None,
     implementation: Implementation,
   ) -> Any:
-    """The result, from everyone's encoded rows, in the pass that decodes.
+    """Computes the result from all encoded rows, in the pass that decodes.
 
     Args:
-      encoded: Payloads and scales ``[N, *rows, ...]`` of all ranks.
-      shape: The shape of one rank's rows; the result has it.
-      codec: What they were encoded with.
-      weights: ``[N]``, or None for equal ones.
-      implementation: Kernels in order of preference.
+      encoded: Payloads and scales ``[N, *rows, ...]`` of all N ranks.
+      shape: The shape of one rank's rows, which the result's arrays have too.
+      codec: The codec of the rows.
+      weights: The ranks' weights ``[N]``; None for equal ones.
+      implementation: Implementations of the codec in order of preference.
     """
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class MeanItself:
-  """The mean is the result."""
+  """The mean itself is the result."""
 
   def of_mean(self, mean: jax.Array) -> jax.Array:
     return mean
@@ -120,13 +131,13 @@ class MeanItself:
 
 @dataclasses.dataclass(frozen=True)
 class NesterovStep:
-  """The results are new parameters and momentum: an outer Nesterov step.
+  """An outer Nesterov step; the results are new parameters and momentum.
 
   Attributes:
-    params: float32 ``[*B, ...]``.
-    momentum: float32 ``[*B, ...]``.
-    learning_rate: Of the step.
-    decay: Of the momentum.
+    params: The outer parameters, float32 ``[*B, ...]``.
+    momentum: The outer momentum, float32 ``[*B, ...]``.
+    learning_rate: The outer learning rate.
+    decay: The decay of the momentum.
   """
 
   params: jax.Array
@@ -154,6 +165,6 @@ class NesterovStep:
     )
 
 
-# An all-reduce in float32.
+# The defaults: an all-reduce in float32, of which the mean is the result.
 FLOAT32 = Wire()
 MEAN_ITSELF = MeanItself()

@@ -1,16 +1,32 @@
-"""The example in the README runs, and says what the text around it says."""
+"""README.md and ARCHITECTURE.md say what is there, and what they show runs."""
 
+import html
+import json
+import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
+from PIL import Image
+import pytest
+
+from docs import draw
+
 ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+FOLDERS = (
+  "parallel", "caatnet", "configs", "launch", "docs", "colabs", "results",
+  "tests",
+)
+# Names that stand for others in the table of what to write where.
+PLACEHOLDERS = r"\b(NAME|OP|SUBJECT)"
 
 
 def test_the_example_runs_and_sends_half():
-  text = (ROOT / "README.md").read_text()
-  (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+  (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
   result = subprocess.run(
     [sys.executable, "-c", example],
     cwd=ROOT,
@@ -27,10 +43,110 @@ def test_the_example_runs_and_sends_half():
     )
 
 
-def test_the_tree_names_what_is_there():
-  text = (ROOT / "README.md").read_text()
-  tree = text.split("## The tree")[1].split("[ARCHITECTURE.md]")[0]
-  for name in re.findall(r"^    (\w+/)", tree, re.MULTILINE):
-    assert (ROOT / name).is_dir(), name
-  for name in re.findall(r"^      (?:xla/)?(\w+\.py)", tree, re.MULTILINE):
-    assert list(ROOT.glob(f"*/**/{name}")), name
+@pytest.mark.quick
+def test_they_are_short():
+  assert len(README.splitlines()) < 200
+  assert len(ARCHITECTURE.splitlines()) < 300
+
+
+def paths(text: str) -> set[str]:
+  """Every path of this repository that a text names."""
+  found = re.findall(rf"\b(?:{'|'.join(FOLDERS)})/[\w./]*", text)
+  return {
+    path.rstrip(".") for path in found if not re.search(PLACEHOLDERS, path)
+  }
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("text", [README, ARCHITECTURE], ids=["readme", "arch"])
+def test_every_file_that_is_named_exists(text):
+  assert len(paths(text)) > 20
+  missing = {path for path in paths(text) if not (ROOT / path).exists()}
+  for name in re.findall(r"\]\((?!http)([^)#]+)", text):  # links, pictures
+    if not (ROOT / name).exists():
+      missing.add(name)
+  assert not missing
+
+
+def test_every_strategy_has_a_config_and_a_file():
+  rows = re.findall(r"^\|.*`(configs/\S+)` \| `(\S+)` \|$", README, re.M)
+  table = README.split("## Strategies")[1].split("## Questions")[0]
+  assert len(rows) == len(re.findall(r"^\| ", table, re.M)) - 1  # its head
+  for config, file in rows:
+    assert "get_config" in (ROOT / config).read_text(), config
+    assert (ROOT / file).is_file(), file
+
+
+def test_the_trees_name_what_is_there():
+  short = README.split("## The tree")[1]
+  names = re.findall(r"^    (\w+)/", short, re.M)
+  assert set(names) == set(FOLDERS)
+  tree = ARCHITECTURE.split("## The rooms")[1].split("\n## ")[0]
+  rooms = dict(re.findall(r"^    (\w+)/(.*?)(?=^    \w|\Z)", tree, re.M | re.S))
+  for top in ("parallel", "caatnet"):
+    # Rooms at the head of a line; a line may name several files.
+    named = set(re.findall(r"^      (\w+)/", rooms[top], re.M))
+    named |= {
+      name
+      for line in re.findall(r"^      \w+\.py .*", rooms[top], re.M)
+      for name in re.findall(r"\w+\.py", line)
+    }
+    there = {
+      path.name
+      for path in (ROOT / top).iterdir()
+      if not path.name.startswith("__")
+    }
+    assert named == there, top
+
+
+def commands() -> list[str]:
+  """Every command of README's table of questions and below its tables."""
+  return [
+    " ".join(command.split())
+    for command in re.findall(r"`(python -m launch\.[^`]+)`", README)
+  ]
+
+
+def test_every_command_can_be_parsed():
+  """The flags of each, and the keys of its config; nothing is run."""
+  assert len(commands()) > 15
+  scripts = {command.split(".")[1].split()[0] for command in commands()}
+  assert scripts >= {
+    "train", "evaluate", "sweep", "compile", "simulate", "benchmark"
+  }
+  for command in commands():
+    _, _, module, *flags = shlex.split(command)
+    parse = (
+      f"import sys, {module}; from launch import options; "
+      "options._parse(sys.argv, ())"
+    )
+    result = subprocess.run(
+      [sys.executable, "-c", parse, *flags],
+      cwd=ROOT,
+      env=os.environ | {"PYTHONPATH": str(ROOT)},
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    assert result.returncode == 0, f"{command}\n{result.stderr}"
+
+
+def description(path: pathlib.Path) -> object:
+  """What a picture shows, as `docs.draw` put it into its metadata."""
+  if path.suffix == ".png":
+    return json.loads(Image.open(path).text["Description"])
+  (text,) = re.findall(
+    r"<dc:description>(.*?)</dc:description>", path.read_text(), re.S
+  )
+  return json.loads(html.unescape(text))
+
+
+def test_the_pictures_show_what_the_results_say(tmp_path):
+  draw.main(tmp_path)
+  written = {p.relative_to(tmp_path) for p in tmp_path.rglob("*.*")}
+  assert written == set(map(pathlib.Path, draw.PICTURES))
+  for name in draw.PICTURES:
+    shown = description(tmp_path / name)
+    assert shown
+    assert description(ROOT / name) == shown, f"{name}: python docs/draw.py"
+    assert name in README, name

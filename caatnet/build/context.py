@@ -1,4 +1,4 @@
-"""What builders of models may look at beside their own section."""
+"""What a model's builder may read beside its own section."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -10,14 +10,14 @@ from parallel.axes import Axis
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """The rest of an experiment, as far as a model depends on it.
+  """The parts of an experiment on which a model depends.
 
   Attributes:
-    platform: "cpu", "gpu" or "tpu": the devices that will run it.
+    platform: The kind of devices that will run it: "cpu", "gpu" or "tpu".
     tensor: The tensor axis.
     kernels: Implementations of norms in order of preference.
-    data: What is trained on.
-    sync: ``config.sync``; None where the config has no such section.
+    data: The data that the model is trained on.
+    sync: The section ``config.sync``; None if the config has none.
   """
 
   platform: str

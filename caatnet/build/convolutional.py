@@ -1,4 +1,4 @@
-"""``config.model`` with the name "convolutional"."""
+"""Builds ``config.model`` with the name "convolutional"."""
 
 from caatnet.build.context import Context
 from caatnet.checks import DTYPES, one_of
@@ -15,11 +15,16 @@ def build(
   groups: int,
   dtype: str,
 ) -> ConvolutionalModel:
-  """Checks the section and builds the model; it has no doors.
+  """Checks the section and builds the model.
+
+  Keyword arguments are the section's keys, which ``configs/sections.py``
+  explains.
+
+  Args:
+    context: The parts of the experiment on which a model depends.
 
   Raises:
-    ValueError: A value that does not fit, or one that is for models whose
-      tensor ranks synchronise.
+    ValueError: A value does not fit, or is for models with tensor ranks.
   """
   if context.tensor.size > 1:
     raise ValueError(

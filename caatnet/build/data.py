@@ -1,7 +1,7 @@
-"""``config.data``: what may be trained on, by the names that configs use."""
+"""Classes of ``config.data``, by the names that configs use."""
 
 from caatnet.data.images import ImageData
 from caatnet.data.text import TextData
 
-# A class's fields are the section's keys.
+# The fields of a class are the keys of its section.
 DATA = {"text": TextData, "images": ImageData}

@@ -1,7 +1,7 @@
-"""From a config to objects: the last place that knows ml_collections.
+"""Builds an experiment from a config.
 
-Everything below takes frozen dataclasses. Each section of a config is read by
-the file here that has its name.
+What is built takes frozen dataclasses and knows no ml_collections. The folder
+has a file for each section of a config, by its name.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.checks import at_least
 from parallel.kernels import selection
 
-# Outermost first; data may be several levels (config.zero).
+# The axes, outermost first; config.zero may make several levels of data.
 AXES = ("worker", "data", "tensor")
 _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "outer", "zero",
@@ -43,15 +43,15 @@ def build(
   """Checks a config and builds what it describes.
 
   Args:
-    config: As ``configs/caatnet/base.py`` has it.
-    requested_mesh: Devices per axis (``--mesh``); None chooses.
-    devices: Devices to use; all of this machine's by default.
+    config: A config with the sections of ``configs/caatnet/base.py``.
+    requested_mesh: Devices per axis (``--mesh``); None lets the sizes decide.
+    devices: The devices to use; None for all of this machine's.
 
   Returns:
-    The experiment, nothing of it run yet.
+    The experiment, none of it run yet.
 
   Raises:
-    ValueError: A value that does not fit, with its key and what would.
+    ValueError: A value does not fit; the message names its key and what would.
   """
   _check_sections(config)
   devices = devices or jax.devices()
@@ -103,11 +103,12 @@ def build(
 def from_dict(
   config: dict[str, Any], requested_mesh: Mapping[str, int] | None = None
 ) -> Experiment:
-  """Builds from the plain data of a run's ``config.json``."""
+  """Builds an experiment from the plain data of a run's ``config.json``."""
   return build(ml_collections.ConfigDict(config), requested_mesh)
 
 
 def _check_sections(config: ml_collections.ConfigDict) -> None:
+  """Refuses unknown sections and a lack of known ones."""
   for key in config:
     if key not in _SECTIONS:
       raise ValueError(
@@ -128,7 +129,7 @@ def _axes(
   num_devices: int,
   requested_mesh: Mapping[str, int] | None,
 ) -> dict[str, Axis]:
-  """All axes by name, outermost first; levels in place of data."""
+  """Returns all axes by name, outermost first, with levels in place of data."""
   for name in AXES:
     at_least(f"config.parallel.{name}", parallel[name])
   sizes = (
@@ -146,7 +147,7 @@ def _axes(
 
 
 def _kernels(value: str, platform: str) -> tuple[str, ...]:
-  """Implementations in order of preference, for a program's platform."""
+  """Returns implementations in order of preference, for a platform."""
   one_of("config.kernels", value, ("auto", "reference", "interpret"))
   if value == "interpret":
     return ("tpu_interpret", "reference")
@@ -154,6 +155,7 @@ def _kernels(value: str, platform: str) -> tuple[str, ...]:
 
 
 def _check_batch(data: Data, train: TrainOptions, num_ranks: int) -> None:
+  """Refuses batches that do not divide over ranks and microbatches."""
   at_least("config.data.batch_size", data.batch_size)
   for field in dataclasses.fields(train):
     at_least(f"config.train.{field.name}", getattr(train, field.name))

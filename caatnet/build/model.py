@@ -1,8 +1,9 @@
-"""``config.model``: the architectures, by the names that configs use."""
+"""Builders of ``config.model``, by the names that configs use."""
 
 from caatnet.build import convolutional, transformer
 
-# A builder's positional argument is a `caatnet.build.context.Context`.
+# A builder takes a `caatnet.build.context.Context`, and the section's keys as
+# keyword arguments.
 MODELS = {
   "transformer": transformer.build,
   "convolutional": convolutional.build,

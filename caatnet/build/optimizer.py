@@ -1,4 +1,4 @@
-"""``config.optimizer``: the inner optimizer and its learning rate."""
+"""Builds ``config.optimizer``: the inner optimizer and its learning rate."""
 
 import dataclasses
 from typing import Any
@@ -13,9 +13,10 @@ class Inner:
   """The inner optimizer of every worker.
 
   Attributes:
-    optimizer: Elementwise in the parameters; it does not clip.
-    learning_rate: Step -> learning rate.
-    clip_norm: Largest gradient norm of a worker; 0 does not clip.
+    optimizer: The optax optimizer, elementwise in the parameters. It does not
+      clip, which takes the norm over all ranks.
+    learning_rate: Maps a step to the learning rate.
+    clip_norm: The largest gradient norm of a worker; 0 does not clip.
   """
 
   optimizer: optax.GradientTransformation
@@ -62,15 +63,15 @@ def _sgd(
   return Inner(optimizer, rate, clip_norm)
 
 
-# Positional arguments: config.train.num_steps, and whether weight decay
-# applies, for each parameter.
+# Builders, by the names that configs use. Their positional arguments are
+# config.train.num_steps, and for each parameter whether weight decay applies.
 OPTIMIZERS = {"adamw": _adamw, "sgd": _sgd}
 
 
 def _warmup_cosine(
   num_steps: int, peak: float, warmup_steps: int, final_fraction: float
 ) -> optax.Schedule:
-  """Linear warm-up to ``peak``, then a cosine down to a fraction of it."""
+  """Makes a linear warm-up to ``peak``, then a cosine to a fraction of it."""
   positive("learning_rate", peak)
   if not 0 <= warmup_steps < num_steps:
     raise ValueError(

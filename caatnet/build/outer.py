@@ -1,7 +1,7 @@
-"""``config.outer``: an outer loop.
+"""Builds ``config.outer``: an outer loop.
 
-An algorithm's keys are the fields of its class here, which inherits those that
-it has in common with others.
+The keys of an algorithm are the fields of its class here, which inherits those
+that it shares with other algorithms. ``configs/sections.py`` explains them.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ DEFAULT_BLOCK = 256
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rounds:
-  """Keys of loops that exchange every H steps."""
+  """The key of algorithms that exchange every H steps."""
 
   every: int
 
@@ -44,7 +44,7 @@ class _Rounds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _OuterStep:
-  """Keys of loops with an outer optimizer."""
+  """The keys of algorithms with an outer optimizer."""
 
   optimizer: str
   learning_rate: float
@@ -68,7 +68,7 @@ class _OuterStep:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Exchanging:
-  """Keys of loops that send a mean in few bits."""
+  """The keys of algorithms that send a mean in few bits."""
 
   codec: str
   block: int
@@ -105,13 +105,15 @@ class _Exchanging:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _DataParallel:
+  """Gradients averaged in every step; it has no keys."""
+
   def build(self, program: Program, seed: int) -> OuterLoop:
     return DataParallel(program.layout.worker)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LocalSGD(_Rounds, _Exchanging):
-  """Plain averages of parameters: outer SGD at rate 1."""
+  """Local SGD: averages of parameters, which is DiLoCo with SGD at rate 1."""
 
   def build(self, program: Program, seed: int) -> OuterLoop:
     return DiLoCo(
@@ -122,7 +124,7 @@ class _LocalSGD(_Rounds, _Exchanging):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _FedAvg(_Rounds, _Exchanging):
-  """Weighted averages of the parameters of a sample of workers."""
+  """FedAvg: weighted averages of the parameters of a sample of workers."""
 
   weights: tuple[float, ...]
   clients: int
@@ -153,6 +155,8 @@ class _FedAvg(_Rounds, _Exchanging):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _DiLoCo(_Rounds, _OuterStep, _Exchanging):
+  """DiLoCo."""
+
   def build(self, program: Program, seed: int) -> OuterLoop:
     return DiLoCo(
       program.layout.worker, self.every, self.outer_optimizer(),
@@ -162,6 +166,8 @@ class _DiLoCo(_Rounds, _OuterStep, _Exchanging):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Streaming(_Rounds, _OuterStep, _Exchanging):
+  """Streaming DiLoCo."""
+
   fragment_layers: int
   pattern: str
   overlap: tuple[int, ...]
@@ -182,6 +188,8 @@ class _Streaming(_Rounds, _OuterStep, _Exchanging):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Eager(_Rounds, _OuterStep, _Exchanging):
+  """Eager updates."""
+
   def build(self, program: Program, seed: int) -> OuterLoop:
     return Eager(
       program.layout.worker, self.every, self.outer_optimizer(),
@@ -191,6 +199,8 @@ class _Eager(_Rounds, _OuterStep, _Exchanging):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _DCS3GD(_Exchanging):
+  """Delay-compensated stale-synchronous SGD."""
+
   compensation: float
 
   def build(self, program: Program, seed: int) -> OuterLoop:
@@ -199,6 +209,8 @@ class _DCS3GD(_Exchanging):
         f"compensation={self.compensation} must not be negative"
       )
     worker = program.layout.worker
+    # Norms take all ranks, of which `parallel.outer` knows nothing: [W, ...]
+    # to [W], one worker after the other.
     norm = functools.partial(
       each_lane, lambda tree: global_norm(tree, program), worker
     )
@@ -209,6 +221,8 @@ class _DCS3GD(_Exchanging):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _SparseLoCo(_Rounds):
+  """SparseLoCo."""
+
   learning_rate: float
   chunk: int
   top_k: int
@@ -223,6 +237,8 @@ class _SparseLoCo(_Rounds):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _NoLoCo(_Rounds):
+  """NoLoCo."""
+
   learning_rate: float
   momentum: float
   pull: float
@@ -234,8 +250,8 @@ class _NoLoCo(_Rounds):
     )
 
 
-# By the names that config.outer.algorithm has. ``build`` takes the program and
-# the seed of draws: clients, pairs, stochastic rounding.
+# The algorithms, by the names that configs use. Their `build` takes the program
+# and the seed of what they draw: clients, pairs, stochastic rounding.
 OUTER = {
   "data_parallel": _DataParallel,
   "local_sgd": _LocalSGD,
@@ -250,8 +266,9 @@ OUTER = {
 
 
 def _block_dims(program: Program) -> Any:
-  """For each parameter, how many leading dims no block crosses.
+  """Returns for each parameter how many leading dims no block crosses.
 
-  Specs end with the last dim that is cut, so no block crosses a rank's slice.
+  A spec ends with the last dim that is cut over devices. Blocks lie behind that
+  dim, so none crosses from one rank's slice into the next one's.
   """
   return jax.tree.map(len, program.specs, is_leaf=is_spec)

@@ -1,4 +1,4 @@
-"""Overrides of single config keys, and sweeps over them."""
+"""Overrides single config keys, and reads what a sweep varies."""
 
 import ast
 from collections.abc import Mapping
@@ -10,22 +10,22 @@ import ml_collections
 
 from caatnet.train.records import flatten
 
-# Sections of which there is one per choice, and the key that chooses.
+# Sections that differ by choice, and the key that makes the choice.
 _SELECTORS = {
   "outer": "algorithm", "optimizer": "name", "model": "name", "data": "name",
 }
 
-# Section -> choice -> the whole section.
+# Name of a section -> choice -> the whole section.
 Sections = Mapping[str, Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """``config.sweep``: what varies.
+  """What a sweep varies: ``config.sweep``.
 
   Attributes:
     points: Override strings such as ``"sync.p=0.5"``.
-    seeds: Each point runs with each of them.
+    seeds: The seeds with each of which each point runs.
     sections: Sections that points may put in place of the config's, as in
       ``"outer.algorithm=diloco"``.
   """
@@ -36,7 +36,7 @@ class Sweep:
 
 
 def take_sweep(config: ml_collections.ConfigDict) -> Sweep:
-  """Removes ``config.sweep`` and returns it; one run where there is none."""
+  """Removes ``config.sweep`` and returns it; without one, a sweep of one."""
   if "sweep" not in config:
     return Sweep(("",), (config.get("seed", 0),), {})
   sweep = config.sweep
@@ -52,17 +52,20 @@ def override(
   overrides: str,
   sections: Sections | None = None,
 ) -> ml_collections.ConfigDict:
-  """A copy with ``key=value key=value ...`` applied.
+  """Returns a copy of a config with ``key=value key=value ...`` applied.
+
+  A key that chooses, such as ``outer.algorithm``, puts another section in
+  place. That comes first, whatever the order, since the other keys are those of
+  the new section.
 
   Args:
-    config: Stays as it is.
-    overrides: Keys and values, separated by spaces. ``outer.algorithm`` and
-      the like put another section in place, before all other keys.
-    sections: The sections that there are for that.
+    config: The config, which is not changed.
+    overrides: Keys and values, separated by spaces.
+    sections: The sections that may be put in place.
 
   Raises:
-    ValueError: An unknown key, with the nearest one, a value of another type
-      than the config's, or a choice whose section is not there.
+    ValueError: A key is unknown (the message names the nearest one), a value
+      has another type than the config's, or there is no section for a choice.
   """
   config = config.copy_and_resolve_references()
   parts = overrides.split()
@@ -78,6 +81,7 @@ def override(
       near = difflib.get_close_matches(key, flat, 1)
       hint = f"; did you mean {near[0]}?" if near else ""
       raise ValueError(f"no config key {key!r}{hint}")
+    # A value is text if the key's is text, else a Python literal of its type.
     kind = type(flat[key])
     try:
       value = text if kind is str else ast.literal_eval(text)
@@ -93,7 +97,7 @@ def override(
 def _choose_section(
   config: ml_collections.ConfigDict, part: str, sections: Sections
 ) -> None:
-  """Replaces a section where ``part`` chooses another one."""
+  """Replaces a section of ``config`` if ``part`` chooses another one."""
   key, _, choice = part.partition("=")
   section, _, selector = key.partition(".")
   if _SELECTORS.get(section) != selector or section not in config:

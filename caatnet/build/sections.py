@@ -1,9 +1,9 @@
-"""Sections of a config as keyword arguments of what they describe.
+"""Calls builders with a config's sections as keyword arguments.
 
 A section's keys are the keyword arguments of its builder, neither more nor
 fewer, so that a key which would do nothing is an error. `parallel` and the
-models know no configs: their errors name their own arguments, and here these
-become the keys that a user can change.
+models know no configs: their errors name their own arguments, which become here
+the keys that a user can change.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +24,9 @@ def choose(
   """Builds what a section with a choice in it describes.
 
   Args:
-    section: The section's name, e.g. "outer".
-    selector: The key that chooses, e.g. "algorithm".
-    choices: What it may choose -> a builder, as `call` takes it.
+    section: The section's name, such as "outer".
+    selector: The key that makes the choice, such as "algorithm".
+    choices: For each choice a builder, as `call` takes it.
     config: The section.
     *args: Positional arguments of the builder.
 
@@ -34,8 +34,9 @@ def choose(
     What the builder returns.
 
   Raises:
-    ValueError: An unknown choice, a key that the chosen one does not have, a
-      key that is missing, or what the builder refuses.
+    ValueError: The choice is unknown, the section has a key that the chosen
+      builder does not have or lacks one that it has, or the builder refuses a
+      value.
   """
   values = dict(config)
   name = values.pop(selector, None)
@@ -57,14 +58,18 @@ def call(
 
   Args:
     section: The section's name.
-    builder: A function whose keyword-only arguments are the section's keys, or
-      a dataclass with these fields and, perhaps, a method ``build``.
-    values: The keys and their values.
+    builder: A function whose keyword-only arguments are the section's keys; or
+      a dataclass with these fields, which may have a method ``build``.
+    values: The values of the keys.
     *args: Positional arguments of the function, or of ``build``.
     because: What decided which keys there are, for messages.
 
+  Returns:
+    What the function or ``build`` returns; else the dataclass.
+
   Raises:
-    ValueError: See `choose`.
+    ValueError: There is a key that the builder does not have, one is missing,
+      or the builder refuses a value.
   """
   keys = keys_of(builder)
   where = f" with {because}" if because else ""
@@ -89,7 +94,7 @@ def call(
 
 
 def keys_of(builder: Callable[..., Any]) -> tuple[str, ...]:
-  """A section's keys: a dataclass' fields, a function's keyword arguments."""
+  """Returns a section's keys: a dataclass' fields or keyword arguments."""
   if dataclasses.is_dataclass(builder):
     return tuple(field.name for field in dataclasses.fields(builder))
   parameters = inspect.signature(builder).parameters.values()
@@ -97,5 +102,5 @@ def keys_of(builder: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-  """Lists, which JSON makes of tuples, as tuples again."""
+  """Turns a list, which JSON makes of a tuple, into a tuple again."""
   return tuple(value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""``config.sync``: how each row door of a transformer synchronises."""
+"""Builds ``config.sync``: how each row door of a transformer synchronises."""
 
 import dataclasses
 import functools
@@ -22,10 +22,10 @@ from parallel.topology.builders import of_size
 
 @dataclasses.dataclass(frozen=True)
 class Sync:
-  """The section as values.
+  """What the section describes.
 
   Attributes:
-    doors: For each layer, how attention's door and the MLP's synchronise.
+    doors: For each layer, how attention's row door and the MLP's synchronise.
     carry: Whether the MLP's update may wait for the next layer's norm.
   """
 
@@ -49,10 +49,18 @@ def build_sync(
   topology: str,
   carry: str,
 ) -> Sync:
-  """Checks the section and builds a `PartialSync` for each door.
+  """Checks the section and builds a `PartialSync` for each row door.
+
+  Keyword arguments are the section's keys, which ``configs/sections.py``
+  explains.
+
+  Args:
+    context: The parts of the experiment on which a model depends.
+    num_layers: ``config.model.num_layers``.
+    remat: ``config.model.remat``.
 
   Raises:
-    ValueError: A value that does not fit, or that would do nothing.
+    ValueError: A value does not fit, or would have no effect.
   """
   for key, dtype in (
     ("forward_dtype", forward_dtype), ("backward_dtype", backward_dtype)
@@ -65,7 +73,8 @@ def build_sync(
       f"carry={carry!r} has no effect with route={route!r}; it is for "
       f"{', '.join(FUSED_ROUTES)}"
     )
-  # On TPUs XLA itself finds more to run under a reduction (LOG.md).
+  # On TPUs XLA splits the product by itself and hides more of a reduction than
+  # behind the door's barrier (LOG.md).
   on_gpu = context.platform == "gpu"
   overlaps = overlap == "on" or (overlap == "auto" and on_gpu)
   if p != 1.0 and p_attention and p_mlp:
@@ -96,13 +105,13 @@ def build_sync(
     ]
 
   attention, mlp = door("p_attention", p_attention), door("p_mlp", p_mlp)
-  # Rematerialised, a carried update would be reduced again (LOG.md).
+  # A layer that is recomputed would reduce an update carried into it again.
   carries = carry == "on" or (carry == "auto" and remat == "none")
   return Sync(tuple(zip(attention, mlp, strict=True)), carries)
 
 
 def _route(route: str, topology: str, context: Context) -> str | Reduction:
-  """The route; a schedule's name becomes the function that runs it."""
+  """Returns a route; for "schedule:NAME" the function that runs the it."""
   kind, _, name = route.partition(":")
   if kind != "schedule":
     schedules = (f"schedule:{name}" for name in builders.BUILDERS)
@@ -123,11 +132,15 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
     ) from error
 
 
-@functools.cache  # equal configs make equal models
+# Functions are compared by identity: cached, equal configs make equal models.
+@functools.cache
 def _executor(
   name: str, topology: str, devices: int, kernels: tuple[str, ...]
 ) -> Reduction:
-  """Runs a schedule by a kernel where one takes the array, else by permutes."""
+  """Returns an all-reduce by a schedule, run by a kernel or by permutes.
+
+  The kernel runs where it takes the array.
+  """
   schedule = builders.build(name, of_size(topology, devices))
   by_permutes = executor(schedule)
   if kernels == ("reference",):

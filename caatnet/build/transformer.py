@@ -1,4 +1,4 @@
-"""``config.model`` with the name "transformer", and its ``config.sync``."""
+"""Builds ``config.model`` with the name "transformer", with ``config.sync``."""
 
 from caatnet.build import sections
 from caatnet.build.context import Context
@@ -31,8 +31,15 @@ def build(
 ) -> TransformerModel:
   """Checks both sections and builds the model that they describe.
 
+  Keyword arguments are the keys of ``config.model``, which
+  ``configs/sections.py`` explains.
+
+  Args:
+    context: The parts of the experiment on which a model depends, among them
+      ``config.sync``.
+
   Raises:
-    ValueError: A value that does not fit, with what would.
+    ValueError: A value does not fit; the message names what would.
   """
   for key, value in (
     ("vocab_size", vocab_size), ("width", width), ("num_layers", num_layers),

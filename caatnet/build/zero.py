@@ -1,4 +1,4 @@
-"""``config.zero``: a partition of the training state."""
+"""Builds ``config.zero``: a partition of the training state."""
 
 import dataclasses
 from typing import Any
@@ -11,12 +11,13 @@ DEFAULT_BLOCK = 256
 
 @dataclasses.dataclass(frozen=True)
 class Zero:
-  """The section as values.
+  """What the section describes.
 
   Attributes:
-    partition: Which level of data-parallel ranks has which part of the state.
-    offload: Whether the optimizer's state waits in the host's memory.
-    prefetch: Whether a layer's weights are gathered beside the layer before.
+    partition: Over which levels each part of a worker's state is sharded.
+    offload: Whether the optimizer's state waits in host memory between steps.
+    prefetch: Whether a layer's weights are gathered while the layer before it
+      runs.
   """
 
   partition: Partition
@@ -42,13 +43,14 @@ def build_zero(
 ) -> Zero:
   """Checks the section and builds what it describes.
 
+  Keyword arguments are the section's keys, which ``configs/sections.py``
+  explains.
+
   Args:
-    num_ranks: ``config.parallel.data``.
-    levels: The levels of data-parallel ranks as text; the other arguments are
-      the section's keys, see ``configs/sections.py``.
+    num_ranks: ``config.parallel.data``, the number of data-parallel ranks.
 
   Raises:
-    ValueError: A value that does not fit, with what would.
+    ValueError: A value does not fit; the message names what would.
   """
   found = parse_levels(levels, num_ranks)
   names = [level.name for level in found[::-1]]
@@ -57,7 +59,7 @@ def build_zero(
     ("weights", weights), ("gradients", gradients), ("optimizer", optimizer),
     ("secondary", secondary),
   ):
-    if not value:
+    if not value:  # as the scheme has it
       continue
     if value not in ("none", *names):
       raise ValueError(
@@ -86,10 +88,16 @@ def build_zero(
 
 
 def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:
-  """Reads ``config.zero.levels``; see `parallel.zero.partition.parse_levels`.
+  """Reads ``config.zero.levels``.
+
+  Args:
+    text: The levels, outermost first, as in ``"node:2,gpu:4"``; "" is one level
+      named data.
+    num_ranks: The number of data-parallel ranks.
 
   Raises:
-    ValueError: Not of that form, a name twice, or another product.
+    ValueError: The text is not of this form, a name occurs twice or is that of
+      another axis, or the product is not the number of ranks.
   """
   levels = partition.parse_levels(text, num_ranks)
   if {"worker", "tensor"} & {level.name for level in levels}:

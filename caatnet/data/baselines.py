@@ -1,8 +1,8 @@
-"""What simple models of text reach on the bytes that a model is judged on.
+"""Losses of simple models of text on the bytes that a model is evaluated on.
 
-The unigram and bigram models count bytes in the training text, with one
-added to every count (Laplace smoothing, so that no byte has probability 0).
-xz sees the validation bytes alone and pays for its own header.
+The unigram and bigram models count bytes in the training text, with one added
+to every count (Laplace smoothing), so that no byte has probability 0. xz sees
+the validation bytes alone, and its header counts.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 _NUM_BYTES = 256
-_CHUNK_SIZE = 1 << 22  # bounds the memory of the 64-bit pair indices
+_CHUNK_SIZE = 1 << 22  # bytes at a time, since pairs are counted in int64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Baselines:
   """Losses on the same targets, in nats per byte; bits are nats / ln 2.
 
   Attributes:
-    unigram: cross-entropy of byte frequencies.
-    bigram: cross-entropy of byte frequencies given the byte before.
-    xz: compressed size.
+    unigram: The cross-entropy of byte frequencies.
+    bigram: The cross-entropy of byte frequencies given the byte before.
+    xz: The compressed size.
   """
 
   unigram: float
@@ -34,9 +34,9 @@ def text_baselines(train: np.ndarray, windows: np.ndarray) -> Baselines:
   """Computes all baselines.
 
   Args:
-    train: uint8 [num_train_bytes], the text to count in.
-    windows: int [N, seq_len + 1], the windows to judge on; [:, 1:] are the
-      targets.
+    train: The text to count in, uint8 ``[num_train_bytes]``.
+    windows: The windows to evaluate on, int ``[N, seq_len + 1]``, of which
+      ``[:, 1:]`` are the targets.
 
   Returns:
     The losses, in nats per byte.
@@ -49,11 +49,11 @@ def text_baselines(train: np.ndarray, windows: np.ndarray) -> Baselines:
 
 
 def unigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
-  """Cross-entropy of add-one smoothed byte frequencies.
+  """Computes the cross-entropy of add-one smoothed byte frequencies.
 
   Args:
-    train: uint8 [num_train_bytes], the text to count in.
-    windows: int [N, seq_len + 1], the windows to judge on.
+    train: The text to count in, uint8 ``[num_train_bytes]``.
+    windows: The windows to evaluate on, int ``[N, seq_len + 1]``.
 
   Returns:
     The mean over the targets, in nats per byte.
@@ -64,17 +64,18 @@ def unigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
 
 
 def bigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
-  """Cross-entropy of add-one smoothed byte frequencies given the byte before.
+  """Computes the cross-entropy of smoothed frequencies given the byte before.
 
   Args:
-    train: uint8 [num_train_bytes], the text to count in.
-    windows: int [N, seq_len + 1], the windows to judge on.
+    train: The text to count in, uint8 ``[num_train_bytes]``.
+    windows: The windows to evaluate on, int ``[N, seq_len + 1]``.
 
   Returns:
     The mean over the targets, in nats per byte.
   """
   counts = np.ones(_NUM_BYTES * _NUM_BYTES, np.int64)
   for start in range(0, len(train) - 1, _CHUNK_SIZE):
+    # One more byte than a chunk has: its last pair ends in the next one.
     chunk = train[start : start + _CHUNK_SIZE + 1].astype(np.int64)
     pairs = chunk[:-1] * _NUM_BYTES + chunk[1:]
     counts += np.bincount(pairs, minlength=counts.size)
@@ -84,10 +85,10 @@ def bigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
 
 
 def xz_bits_per_byte(windows: np.ndarray) -> float:
-  """Size of the targets, one window after the other, compressed by xz -9e.
+  """Compresses the targets, one window after the other, by xz -9e.
 
   Args:
-    windows: int [N, seq_len + 1], the windows to judge on.
+    windows: The windows to evaluate on, int ``[N, seq_len + 1]``.
 
   Returns:
     Compressed bits per byte.

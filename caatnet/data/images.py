@@ -1,7 +1,8 @@
-"""Labelled images: the digits that scikit-learn ships, or a file of one's own.
+"""Labelled images: the digits of scikit-learn, or a file of one's own.
 
-Which images are held out is decided by a hash of each image's content alone,
-as for text: no seed and no order changes it, and copies stay together.
+Which images are held out is decided by a hash of each image's content alone, as
+for text. So neither a seed nor the order changes it, and copies of an image
+stay on one side.
 """
 
 from collections.abc import Mapping
@@ -23,15 +24,15 @@ Examples = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class ImageData:
-  """``config.data`` of a classifier.
+  """The data of a classifier: ``config.data`` with the name "images".
 
   Attributes:
     path: An .npz file with "images", uint8 or float ``[N, H, W]`` or
-      ``[N, H, W, C]``, and "labels", int ``[N]``; "": scikit-learn's digits.
-    shape: Height, width and channels of an image.
-    num_classes: Labels are 0 to num_classes - 1.
+      ``[N, H, W, C]``, and "labels", int ``[N]``; "" for scikit-learn's digits.
+    shape: The height, width and channels of an image.
+    num_classes: The number of classes; labels are 0 to num_classes - 1.
     batch_size: Images per step, over all workers and data-parallel ranks.
-    validation_percent: Expected share of the images that is held out.
+    validation_percent: The expected share of the images that is held out.
   """
 
   path: str
@@ -42,7 +43,7 @@ class ImageData:
 
   @property
   def example(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """float32 ``[H, W, C]`` with values from 0 to 1, and an int32 label."""
+    """An image, float32 ``[H, W, C]`` from 0 to 1, and its int32 label."""
     return {
       "image": jax.ShapeDtypeStruct(tuple(self.shape), jnp.float32),
       "label": jax.ShapeDtypeStruct((), jnp.int32),
@@ -94,6 +95,7 @@ class ImageData:
     )
 
   def _check(self, images: np.ndarray, labels: np.ndarray) -> None:
+    """Refuses images and labels that the config does not describe."""
     if tuple(images.shape[1:]) != tuple(self.shape):
       raise ValueError(
         f"config.data.shape={tuple(self.shape)}, but the images have "
@@ -110,7 +112,7 @@ class ImageData:
 
 
 class _Rows:
-  """Random access to single examples."""
+  """Random access to single examples, as grain asks for."""
 
   def __init__(self, examples: Examples) -> None:
     self._examples = examples
@@ -123,7 +125,11 @@ class _Rows:
 
 
 def _read(path: str) -> tuple[str, np.ndarray, np.ndarray]:
-  """Name, images ``[N, H, W, C]`` with values from 0 to 1, labels ``[N]``."""
+  """Reads images.
+
+  Returns:
+    A name, images ``[N, H, W, C]`` with values from 0 to 1, and labels ``[N]``.
+  """
   if not path:
     try:
       from sklearn import datasets
@@ -133,7 +139,7 @@ def _read(path: str) -> tuple[str, np.ndarray, np.ndarray]:
         'pip install "caatnet[images]", or name an .npz file'
       ) from error
     digits = datasets.load_digits()
-    # Pixels count the 4 x 4 cells that were inked, 0 to 16.
+    # A pixel counts the inked cells of a 4 x 4 square, 0 to 16.
     return "scikit-learn-digits", digits.images[..., None] / 16, digits.target
   file = pathlib.Path(path).expanduser()
   try:
@@ -162,7 +168,8 @@ def _read(path: str) -> tuple[str, np.ndarray, np.ndarray]:
 
 
 def _place(image: np.ndarray) -> float:
-  """An image's place in [0, 1), uniform over contents."""
+  """Hashes an image to a number in [0, 1), evenly spread over contents."""
+  # The first 53 bits, which a float holds exactly.
   digest = hashlib.sha256(image.tobytes()).digest()
   return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
@@ -170,11 +177,13 @@ def _place(image: np.ndarray) -> float:
 def _baselines(
   train: Examples, validation: Examples, num_classes: int
 ) -> dict[str, dict[str, float]]:
-  """What label frequencies, and the nearest mean of a class, reach."""
+  """Computes the measures of label frequencies and of nearest class means."""
+  # One is added to every count, so that no label has probability 0.
   counts = np.bincount(train["label"], minlength=num_classes) + 1
   log_probs = np.log(counts / counts.sum())
   flat = {k: v["image"].reshape(len(v["image"]), -1)
           for k, v in (("train", train), ("validation", validation))}
+  # A class without training images is infinitely far from every image.
   means = np.stack([
     flat["train"][train["label"] == c].mean(axis=0)
     if (train["label"] == c).any() else np.full(flat["train"].shape[1], np.inf)

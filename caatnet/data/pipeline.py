@@ -1,8 +1,8 @@
 """Training batches and validation windows over a corpus of bytes.
 
-A window is seq_len + 1 consecutive bytes: the inputs are its first seq_len,
-the targets its last. Batches are global: every process draws the same ones,
-whatever the numbers of devices and lanes, and keeps its share.
+A window has seq_len + 1 consecutive bytes: the inputs are its first seq_len
+bytes, the targets its last seq_len. Batches are global. Every process draws the
+same ones, whatever the numbers of devices and lanes, and keeps its share.
 """
 
 from typing import Any
@@ -38,23 +38,23 @@ def train_batches(
 ) -> grain.DatasetIterator[np.ndarray]:
   """Iterates over shuffled training batches without end.
 
-  Each epoch holds every window once, in an order of its own. A batch may
-  hold the last windows of one epoch and the first of the next.
+  Each epoch holds every window once, in an order of its own. A batch may hold
+  the last windows of one epoch and the first ones of the next.
 
   Args:
-    corpus: the text.
-    seq_len: tokens per sequence.
-    batch_size: sequences per batch, over all data ranks.
-    seed: decides the order, together with nothing but the text's length.
+    corpus: The text.
+    seq_len: Tokens per sequence.
+    batch_size: Sequences per batch, over all workers and data-parallel ranks.
+    seed: Decides the order, together with the length of the text only.
 
   Returns:
-    An iterator of int32 [batch_size, seq_len + 1]. Its get_state() is
-    JSON-serializable and counts the batches that were returned, no others;
+    An iterator of int32 ``[batch_size, seq_len + 1]``. Its get_state() is
+    JSON-serializable and counts exactly the batches that were returned;
     set_state() continues after them.
 
   Raises:
-    ValueError: a size is not positive, the seed is out of range, or the text
-      is too short for one batch.
+    ValueError: A size is not positive, the seed is out of range, or the text is
+      too short for one batch.
   """
   at_least("config.data.seq_len", seq_len)
   at_least("config.data.batch_size", batch_size)
@@ -72,27 +72,27 @@ def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:
   """Iterates over shuffled batches of a source's examples without end.
 
   Args:
-    source: Has a length and examples by index, trees of arrays.
+    source: A sequence of examples, which are trees of arrays.
     batch_size: Examples per batch.
-    seed: Decides the order, from 0 to 2^32 - 1.
+    seed: Decides the order; from 0 to 2^32 - 1.
 
   Returns:
-    An iterator of trees ``[batch_size, ...]``, as `train_batches` has it.
+    An iterator of trees ``[batch_size, ...]`` with get_state() and set_state().
 
   Raises:
     ValueError: The seed is out of range.
   """
   if not 0 <= seed < 2**32:
     raise ValueError(f"config.seed={seed} must be from 0 to {2**32 - 1}")
-  # grain shuffles epoch e with the seed plus e: without the hash, run 1 would
-  # begin with the second epoch of run 0.
+  # grain shuffles epoch e with the seed plus e. Without the hash, a run with
+  # seed 1 would begin with the second epoch of the run with seed 0.
   shuffle_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
   dataset = (
     grain.MapDataset.source(source)
     .shuffle(shuffle_seed)
     .repeat()
     .batch(batch_size)
-    # Copying a few examples is cheaper than handing them between threads.
+    # Without threads: copying a few examples is cheaper than handing them over.
     .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
   )
   return iter(dataset)
@@ -104,15 +104,17 @@ def validation_windows(
   """Takes windows at even distances from the validation text.
 
   Args:
-    corpus: the text.
-    seq_len: tokens per sequence.
-    num_windows: how many; all of them where it is 0 or there are fewer.
+    corpus: The text.
+    seq_len: Tokens per sequence.
+    num_windows: The number of windows; 0 takes all, as does a number that is
+      larger than there are.
 
   Returns:
-    int32 [N, seq_len + 1], in text order. No byte is a target twice.
+    int32 ``[N, seq_len + 1]``, in the order of the text. No byte is a target
+    twice.
 
   Raises:
-    ValueError: a size is negative, or the text is too short for one window.
+    ValueError: A size is negative, or the text is too short for one window.
   """
   at_least("config.data.seq_len", seq_len)
   if num_windows < 0:
@@ -130,6 +132,7 @@ def validation_windows(
     )
   if num_windows == 0 or num_windows >= num_found:
     return np.stack([windows[i] for i in range(num_found)])
+  # From the first byte to the last, at least seq_len apart: fewer than fit.
   last_start = num_bytes - (seq_len + 1)
   starts = np.arange(num_windows) * last_start // max(num_windows - 1, 1)
   indices = starts[:, None] + np.arange(seq_len + 1)

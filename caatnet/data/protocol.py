@@ -1,4 +1,4 @@
-"""What training and evaluation know of data, whatever it is made of."""
+"""What training and evaluation know of data, whatever they are made of."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -10,14 +10,14 @@ class Dataset:
   """Data that has been read.
 
   Attributes:
-    name: What was read, for people.
-    sha256: Hex digest of all of it.
-    batches: Endless iterator over training batches, trees of arrays
-      ``[batch_size, ...]``; its ``get_state()`` is plain data, from which
+    name: What people call the data that were read.
+    sha256: The hex digest of all that was read.
+    batches: An endless iterator over training batches, trees of arrays
+      ``[batch_size, ...]``. Its ``get_state()`` returns plain data, from which
       ``set_state()`` goes on.
-    validation: Tree of arrays ``[N, ...]``, what every evaluation reads.
-    baselines: Returns what simple models reach on ``validation``: name of the
-      model -> the measures that `Data.measures` has.
+    validation: What every evaluation reads, a tree of arrays ``[N, ...]``.
+    baselines: A function that returns what simple models reach on
+      ``validation``: the measures of `Data.measures` by the model's name.
   """
 
   name: str
@@ -28,14 +28,14 @@ class Dataset:
 
 
 class Data(Protocol):
-  """Data that a config describes; nothing is read before ``load``.
+  """Data that a config describes; nothing is read before `load`.
 
   Attributes:
     batch_size: Examples per step, over all workers and data-parallel ranks.
-    example: Tree of ``jax.ShapeDtypeStruct``: one example of a batch.
-    unit: What throughput counts, in the plural: "tokens", "images".
-    units_per_example: How many of them an example has.
-    labels: Keys of the measures -> what tables call them.
+    example: One example of a batch, a tree of ``jax.ShapeDtypeStruct``.
+    unit: What throughput counts, in the plural, such as "tokens" or "images".
+    units_per_example: How many of these an example has.
+    labels: What tables call the measures, by key.
   """
 
   batch_size: int
@@ -45,20 +45,25 @@ class Data(Protocol):
   labels: Mapping[str, str]
 
   def load(self, seed: int) -> Dataset:
-    """Reads the data; the seed decides the order of training batches.
+    """Reads the data.
+
+    Args:
+      seed: Decides the order of training batches.
 
     Raises:
-      ValueError: The data cannot be read or are too few; names the config key.
+      ValueError: The data cannot be read, or are too few; the message names the
+        config key.
     """
     ...
 
   def measures(self, means: Mapping[str, float]) -> dict[str, float]:
-    """What the means of a model's scores say about these data.
+    """Computes the measures of these data from the means of a model's scores.
 
     Args:
-      means: By name, as `caatnet.models.protocol.Model.scores` has them.
+      means: The mean of each score that `caatnet.models.protocol.Model.scores`
+        returns.
 
     Returns:
-      Numbers by key; "loss" comes first.
+      Numbers by key, of which "loss" is the first.
     """
     ...

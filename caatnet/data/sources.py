@@ -1,8 +1,8 @@
 """Text corpora as bytes, split by document into train and validation.
 
-The split is decided by a hash of each document's content alone: it depends
-on neither a seed nor a path, identical documents never straddle it, and a
-document stays on its side when others are added.
+The split is decided by a hash of each document's content alone. So it depends
+neither on a seed nor on a path, identical documents are never on both sides,
+and a document stays on its side when others are added.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,12 +31,14 @@ class Corpus:
   """A text corpus as two byte arrays.
 
   Attributes:
-    name: what was read, for people.
-    sha256: hex digest of every (relative path, content) that was read.
-    train: uint8 [num_train_bytes], the documents joined by byte 0.
-    validation: uint8 [num_validation_bytes], likewise.
-    num_train_documents: non-empty documents in `train`.
-    num_validation_documents: non-empty documents in `validation`.
+    name: What people call the text that was read.
+    sha256: The hex digest of every relative path and content that was read.
+    train: The training documents joined by byte 0, uint8 ``[num_train_bytes]``.
+    validation: The validation documents joined by byte 0, uint8
+      ``[num_validation_bytes]``.
+    num_train_documents: The number of training documents that are not empty.
+    num_validation_documents: The number of validation documents that are not
+      empty.
   """
 
   name: str
@@ -51,20 +53,20 @@ def load_corpus(path: str, validation_percent: float) -> Corpus:
   """Reads a corpus and splits it by document.
 
   Args:
-    path: a .txt or .jsonl file, or a folder of them (searched recursively).
-      A .txt file is one document, unless it is the only file: then it is cut
-      into pieces of at most 16 KiB at line ends. Each line of a .jsonl file
-      is an object whose "text" is one document. Empty: the Python files of
-      the standard library of this interpreter, without its tests.
-    validation_percent: expected percentage of the documents in validation,
+    path: A .txt or .jsonl file, or a folder of them, which is searched
+      recursively. A .txt file is one document, unless it is the only file: then
+      it is cut at line ends into pieces of at most 16 KiB. Each line of a
+      .jsonl file is an object whose "text" is one document. "" reads the Python
+      files of this interpreter's standard library, without its tests.
+    validation_percent: The expected percentage of the documents in validation,
       above 0 and below 100.
 
   Returns:
-    The corpus; its documents are in the order of their relative paths.
+    The corpus, with documents in the order of their relative paths.
 
   Raises:
-    ValueError: the text cannot be read, is empty or binary, or a side of the
-      split would be empty. One line that names the config key.
+    ValueError: The text cannot be read, is empty or binary, or a side of the
+      split would be empty. The message is one line that names the config key.
   """
   if not 0 < validation_percent < 100:
     raise ValueError(
@@ -108,16 +110,18 @@ def load_corpus(path: str, validation_percent: float) -> Corpus:
 
 
 def _split_place(document: bytes) -> float:
-  """A document's place in [0, 1), uniform over contents."""
+  """Hashes a document to a number in [0, 1), evenly spread over contents."""
+  # The first 53 bits, which a float holds exactly.
   digest = hashlib.sha256(document).digest()
   return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
 def _content_sha256(files: Sequence[tuple[str, bytes]]) -> str:
+  """Hashes names and contents of files."""
   digest = hashlib.sha256()
   for name, content in files:
     for part in (os.fsencode(name), content):
-      # The length keeps apart what would read the same once joined.
+      # With the length, ("ab", "c") and ("a", "bc") have different hashes.
       digest.update(len(part).to_bytes(8, "big"))
       digest.update(part)
   return digest.hexdigest()
@@ -128,9 +132,10 @@ def _find_files(
   suffixes: Sequence[str],
   excluded: frozenset[str] = frozenset(),
 ) -> list[str]:
-  """Relative posix paths below `root`, sorted."""
+  """Lists relative posix paths of files below `root`, sorted."""
   names = []
   for folder, subfolders, files in os.walk(root, onerror=_raise_unreadable):
+    # In place, which keeps os.walk out of the excluded ones.
     subfolders[:] = [x for x in subfolders if x not in excluded]
     relative = pathlib.Path(folder).relative_to(root)
     names += [
@@ -141,6 +146,7 @@ def _find_files(
 
 
 def _read_stdlib() -> tuple[str, list[bytes]]:
+  """Reads Python's standard library; returns hash and documents."""
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
   names = _find_files(root, (".py",), _EXCLUDED_FOLDERS)
   if not names:
@@ -153,6 +159,7 @@ def _read_stdlib() -> tuple[str, list[bytes]]:
 
 
 def _read_path(path: str) -> tuple[str, list[bytes]]:
+  """Reads a file or folder; returns hash and documents."""
   root = pathlib.Path(os.path.expanduser(path))
   if os.path.isdir(root):
     names = _find_files(root, _SUFFIXES)
@@ -196,6 +203,7 @@ def _raise_unreadable(error: OSError) -> NoReturn:
 
 
 def _check_text(file: pathlib.Path, content: bytes) -> None:
+  """Refuses what is not UTF-8, or has the byte that separates documents."""
   place = content.find(SEPARATOR)
   if place >= 0:
     raise ValueError(
@@ -210,6 +218,7 @@ def _check_text(file: pathlib.Path, content: bytes) -> None:
 
 
 def _jsonl_documents(file: pathlib.Path, content: bytes) -> Iterator[bytes]:
+  """Yields the "text" of each line."""
   # Lines end at \n only: JSON strings may hold other Unicode line ends.
   lines = content.decode("utf-8-sig").split("\n")
   for number, line in enumerate(lines, start=1):
@@ -243,7 +252,7 @@ def _pieces(content: bytes) -> Iterator[bytes]:
       if line_end >= 0:
         stop = line_end + 1
       else:
-        while content[stop] & 0xC0 == 0x80:  # inside a character
+        while content[stop] & 0xC0 == 0x80:  # a byte inside a character
           stop -= 1
     yield content[start:stop]
     start = stop

@@ -1,4 +1,4 @@
-"""Text as bytes: windows of a corpus."""
+"""Text as bytes: windows of a corpus are the examples."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -14,15 +14,17 @@ from caatnet.data.protocol import Dataset
 
 @dataclasses.dataclass(frozen=True)
 class TextData:
-  """``config.data`` of a language model; a token is a byte.
+  """The data of a language model: ``config.data`` with the name "text".
+
+  A token is a byte.
 
   Attributes:
-    path: A .txt or .jsonl file or a folder of them; "": the source of Python's
-      standard library.
+    path: A .txt or .jsonl file or a folder of them; "" for the source of
+      Python's standard library.
     seq_len: Tokens per sequence.
     batch_size: Sequences per step, over all workers and data-parallel ranks.
-    validation_percent: Share of the documents that is held out.
-    validation_windows: How many windows every evaluation reads; 0: all.
+    validation_percent: The expected share of the documents that is held out.
+    validation_windows: How many windows every evaluation reads; 0 for all.
   """
 
   path: str
@@ -33,7 +35,7 @@ class TextData:
 
   @property
   def example(self) -> jax.ShapeDtypeStruct:
-    """int32 ``[T + 1]``: inputs are the first T tokens, targets the last."""
+    """A window, int32 ``[T + 1]``: T inputs, and the T targets after them."""
     return jax.ShapeDtypeStruct((self.seq_len + 1,), jnp.int32)
 
   @property

@@ -13,9 +13,11 @@ Policy = Callable[..., bool] | None
 class Access:
   """Reads parameters as they are.
 
-  A partition of the parameters has an access of its own with these methods
-  (`parallel.zero.gathered`); data may then have more leading dims, and
-  parameters be whatever the partition put there.
+  Models read parameters through an access only, so that a partition can take
+  its place: `parallel.zero.gathered` has the same methods, gathers parameters
+  before a function runs and scatters their gradients after it. Arguments then
+  have a leading dim of data-parallel ranks, and what stands for a parameter is
+  known to the partition alone.
   """
 
   def apply(
@@ -25,13 +27,13 @@ class Access:
     *args: Any,
     policy: Policy = None,
   ) -> Any:
-    """``f(params, *args)``.
+    """Computes ``f(params, *args)``.
 
     Args:
       f: A function of parameters and arguments.
-      params: Its parameters.
-      *args: Its arguments.
-      policy: What is kept for the backward pass; None: everything.
+      params: The parameters.
+      *args: The arguments.
+      policy: What is kept for the backward; None keeps everything.
     """
     if policy is not None:
       f = jax.checkpoint(f, policy=policy)
@@ -45,17 +47,22 @@ class Access:
     unroll: int,
     policy: Policy,
   ) -> Any:
-    """``x = f(one layer's params, x)`` for all layers ``[L, ...]``.
+    """Computes ``x = f(one layer's params, x)`` for all layers in turn.
 
     Args:
-      f: A layer; its result has the type of ``x``.
-      params: Leaves ``[L, ...]``.
+      f: A layer's function; its result has the type of ``x``.
+      params: The parameters of all layers, ``[L, ...]``.
       x: What the first layer gets.
       unroll: Layers per iteration of the loop.
-      policy: What of a layer is kept for the backward pass; None: everything.
+      policy: What is kept of a layer for the backward; None keeps everything.
+
+    Returns:
+      The result of the last layer.
     """
     if policy is not None:
-      # Nothing outside a loop's body is like what is inside: no CSE to prevent.
+      # Common subexpressions are not merged across a loop's iterations, so the
+      # barriers that would prevent it between forward and backward are of no
+      # use here, and would keep XLA from fusing.
       f = jax.checkpoint(f, policy=policy, prevent_cse=False)
     return lax.scan(
       lambda x, layer: (f(layer, x), None), x, params, unroll=unroll

@@ -1,12 +1,13 @@
 """A residual convolutional network for small images.
 
-Pre-activation blocks (He et al., arXiv 1603.05027) with GroupNorm in place of
-batch norm (Wu and He, arXiv 1803.08494): statistics are of one example, so the
-network is a function of its parameters and outer loops may average them. A
-stage is a stack of equal blocks, scanned; a stage after the first begins with a
-2 x 2 convolution of stride 2 that halves height and width.
+It has pre-activation blocks (He et al., arXiv 1603.05027) with GroupNorm (Wu
+and He, arXiv 1803.08494) in place of batch norm. GroupNorm takes its statistics
+from one example, so the network is a function of its parameters alone, and
+outer loops may average them. A stage is a stack of equal blocks, which are
+scanned. A stage after the first begins with a 2 x 2 convolution of stride 2,
+which halves height and width.
 
-Tensor ranks do not share it: the tensor axis has one rank.
+The network is not cut over tensor ranks: the tensor axis must have one.
 
 Shape legend: L = blocks of a stage, B = batch, H, W = height and width, C =
 channels.
@@ -33,7 +34,7 @@ _HE_NORMAL = nnx.initializers.he_normal()
 
 
 class Block(nnx.Module):
-  """``x + conv(relu(norm(conv(relu(norm(x))))))``, widths unchanged."""
+  """A residual block: ``x + conv(relu(norm(conv(relu(norm(x))))))``."""
 
   def __init__(
     self, width: int, groups: int, dtype: str, rngs: nnx.Rngs
@@ -46,17 +47,18 @@ class Block(nnx.Module):
     )
     self.norm_1, self.norm_2 = norm(), norm()
     self.conv_1 = conv()
-    # A block begins as the identity, so that depth costs nothing at first.
+    # A block starts as the identity, so that a deep network trains like a
+    # shallow one at first.
     self.conv_2 = conv(kernel_init=nnx.initializers.zeros)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """``[B, H, W, C] -> [B, H, W, C]``."""
+    """Returns the block's output ``[B, H, W, C]``, of the shape of x."""
     y = self.conv_1(jax.nn.relu(self.norm_1(x)))
     return x + self.conv_2(jax.nn.relu(self.norm_2(y)))
 
 
 class Head(nnx.Module):
-  """Norm, mean over places, and a linear layer."""
+  """A norm, the mean over height and width, and a linear layer."""
 
   def __init__(
     self, width: int, num_classes: int, groups: int, dtype: str, rngs: nnx.Rngs
@@ -65,7 +67,7 @@ class Head(nnx.Module):
     self.linear = nnx.Linear(width, num_classes, dtype=dtype, rngs=rngs)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    """``[B, H, W, C] -> [B, classes]``, float32 logits."""
+    """Returns the logits, float32 ``[B, classes]``, of x ``[B, H, W, C]``."""
     y = jax.nn.relu(self.norm(x)).mean(axis=(1, 2))
     return self.linear(y).astype(jnp.float32)
 
@@ -77,13 +79,13 @@ class ConvolutionalModel:
   An example is ``{"image": float [H, W, C], "label": int}``.
 
   Attributes:
-    shape: Height, width and channels of an image.
-    num_classes: Labels are 0 to num_classes - 1.
-    widths: Channels of each stage.
-    blocks: L, blocks of each stage.
-    groups: Groups of channels that are normalised together.
-    dtype: Of activations; parameters are float32.
-    tensor: The tensor axis, of one rank.
+    shape: The height, width and channels of an image.
+    num_classes: The number of classes; labels are 0 to num_classes - 1.
+    widths: The channels of each stage.
+    blocks: L, the number of blocks of each stage.
+    groups: The number of groups of channels that are normalised together.
+    dtype: The dtype of activations; parameters are float32.
+    tensor: The tensor axis, which has one rank.
   """
 
   shape: tuple[int, int, int]
@@ -118,14 +120,14 @@ class ConvolutionalModel:
 
   @functools.cached_property
   def _parts(self) -> dict[str, tuple[Any, Any]]:
-    """Graph and abstract parameters of each top-level part."""
+    """The graph and the abstract parameters of each top-level part."""
     return {
       name: nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))
       for name, make in self._makers().items()
     }
 
   def _makers(self) -> dict[str, Any]:
-    """What makes each part from random streams, in the order of layers."""
+    """Returns what makes each part from random streams, in forward order."""
     widths, dtype = self.widths, self.dtype
     makers: dict[str, Any] = {}
     for stage, width in enumerate(widths):
@@ -155,7 +157,7 @@ class ConvolutionalModel:
 
   @property
   def parameters(self) -> Any:
-    """A `Parameter` each: kernels decay, gains and biases stay float32."""
+    """A `Parameter` for each; only kernels decay and have a narrow dtype."""
 
     def parameter(part: str, path: tuple[Any, ...]) -> Parameter:
       is_kernel = path[-1].key == "kernel"
@@ -184,7 +186,7 @@ class ConvolutionalModel:
   def scores(
     self, params: Any, batch: Any, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
-    """``{"loss": nats, "accuracy": 0 or 1}``, float32 ``[B]`` each."""
+    """Returns "loss" in nats and "accuracy", 0 or 1, float32 ``[B]`` each."""
 
     def run(part: str):
       graph = self._parts[part][0]
@@ -203,23 +205,30 @@ class ConvolutionalModel:
   def _judge(
     self, _: None, logits: jax.Array, labels: jax.Array
   ) -> dict[str, jax.Array]:
+    """Scores logits ``[B, classes]`` by labels ``[B]``; has no parameters."""
     log_probs = jax.nn.log_softmax(logits)
     chosen = jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
     right = (jnp.argmax(logits, axis=1) == labels).astype(jnp.float32)
     scores = {"loss": -chosen, "accuracy": right}
-    # One rank: the sum is each itself, and by type the same on all ranks.
+    # A sum over one rank changes nothing, but makes scores equal on all tensor
+    # ranks by type, which the protocol asks for.
     return jax.tree.map(lambda x: lax.psum(x, self.tensor.name), scores)
 
   def flops(self, example: Any) -> float:
-    """Six per weight of a convolution and place, as for matrix products."""
+    """Counts six operations for each weight and place that it is applied at.
+
+    Two in the forward and four in the backward, as for matrix products.
+    """
     height, width, channels = example["image"].shape
     forward, places = 0.0, height * width
     for stage, channels_out in enumerate(self.widths):
-      taps = 4 if stage else 9  # of the convolution that enters
+      taps = 4 if stage else 9  # of the convolution that begins the stage
       places //= 4 if stage else 1
+      # Two operations per weight and place; a block has two 3 x 3 convolutions.
       forward += 2 * places * taps * channels * channels_out
       forward += self.blocks * 2 * 2 * places * 9 * channels_out**2
       channels = channels_out
+    # The backward takes twice as many as the forward.
     return 3 * (forward + 2 * channels * self.num_classes)
 
   def reductions(
@@ -243,6 +252,7 @@ def _conv(
   rngs: nnx.Rngs,
   kernel_init: Any = _HE_NORMAL,
 ) -> nnx.Conv:
+  """Makes a convolution without bias."""
   return nnx.Conv(
     inputs, outputs, size, strides=stride, padding="SAME", use_bias=False,
     dtype=dtype, kernel_init=kernel_init, rngs=rngs,

@@ -1,10 +1,9 @@
-"""What everything outside `caatnet.models` knows of a model.
+"""What all code outside `caatnet.models` knows of a model.
 
-Training, partitions of the state, outer loops, checkpoints, ledgers and the
-compiler's readers see a model through this protocol only. A model is a function
-of its parameters: it carries no other state from step to step (no running
-means), so that averaging parameters averages models, and a partition of the
-parameters is a partition of the model.
+Training, partitions, outer loops, checkpoints, ledgers and studies see a model
+through this protocol only. A model is a function of its parameters and carries
+no other state from step to step, such as running means. So averaging parameters
+averages models, and a partition of the parameters is a partition of the model.
 
 A new architecture is one file or folder here with a class that has these
 members, and one row in `caatnet.build.model`.
@@ -33,10 +32,10 @@ class Parameter:
     dtype: The dtype in which the model's functions read it, and in which a
       partition gathers it; the stored parameter is float32.
     decays: Whether weight decay applies: to matrices, not to gains and biases.
-    uses: How many functions of the model read it in a forward pass; a
-      partition gathers it for each.
-    regathered: How many of those need it again in the backward pass. Looking
-      up rows of a table does not.
+    uses: How many of the model's functions read it in a forward pass; a
+      partition gathers it for each of them.
+    regathered: How many of these functions read it again in the backward pass.
+      Looking up rows of a table does not.
   """
 
   spec: PartitionSpec
@@ -81,32 +80,34 @@ class Model(Protocol):
   parameters: Any
 
   def init(self, key: jax.Array) -> Any:
-    """Draws float32 parameters with all tensor ranks: ``[..., ranks, ...]``.
+    """Draws float32 parameters with all tensor ranks, ``[..., ranks, ...]``.
 
     Args:
-      key: Random key; equal keys give equal parameters on every mesh.
+      key: A random key; equal keys give equal parameters on every mesh.
     """
     ...
 
   def scores(
     self, params: Any, batch: Any, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
-    """Judges examples; runs inside ``jax.shard_map``.
+    """Computes the scores of examples, inside ``jax.shard_map``.
 
     Args:
-      params: This device's slices of the parameters, or what ``access`` reads.
-      batch: Tree of arrays ``[B, ...]``, one row per example; with an access
-        of its own a partition adds a leading dim of data-parallel ranks.
+      params: This device's slices of the parameters, or what ``access`` reads
+        in their place.
+      batch: Tree of arrays ``[B, ...]``, one row per example. A partition,
+        which has an access of its own, adds a leading dim of data-parallel
+        ranks.
       access: How the model's functions read their parameters.
 
     Returns:
-      float32 arrays ``[B, ...]`` by name, the same on all tensor ranks. The
-      mean of "loss" is what training minimises; evaluations report all means.
+      float32 arrays ``[B, ...]`` by name, the same on all tensor ranks.
+      Training minimises the mean of "loss"; evaluations report all means.
     """
     ...
 
   def flops(self, example: Any) -> float:
-    """Floating-point operations to train on one example.
+    """Returns the floating-point operations of training on one example.
 
     Args:
       example: Tree of ``jax.ShapeDtypeStruct``, one example of a batch.
@@ -121,7 +122,7 @@ class Model(Protocol):
     data_lanes: int,
     accumulation: int = 1,
   ) -> collections.Counter[Reduction]:
-    """What one training step reduces over the tensor axis, in closed form.
+    """Counts what one step reduces over the tensor axis, in closed form.
 
     Args:
       example: Tree of ``jax.ShapeDtypeStruct``, one example of a batch.

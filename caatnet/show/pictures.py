@@ -1,4 +1,4 @@
-"""Pictures of runs. Needs the ``plot`` extra (matplotlib)."""
+"""Draws runs and sweeps; needs the ``plot`` extra (matplotlib)."""
 
 from collections.abc import Callable, Mapping, Sequence
 import pathlib
@@ -11,7 +11,11 @@ from caatnet.train.records import read_metrics
 
 
 def pyplot() -> Any:
-  """matplotlib.pyplot without a display, or an error that says what to do."""
+  """Imports matplotlib.pyplot for use without a display.
+
+  Raises:
+    ValueError: matplotlib is missing; the message says how to install it.
+  """
   try:
     import matplotlib
   except ImportError as error:
@@ -29,12 +33,12 @@ def plot_losses(
   path: pathlib.Path,
   reference: Mapping[str, float] | None = None,
 ) -> None:
-  """Training and validation loss of several runs in one picture.
+  """Draws training and validation loss of several runs in one picture.
 
   Args:
-    runs: Label -> the run's folder.
-    path: PNG to write.
-    reference: Label -> loss in nats, drawn as horizontal lines.
+    runs: The folder of each run, by its label.
+    path: The PNG to write.
+    reference: Losses in nats by their labels, drawn as horizontal lines.
   """
   plt = pyplot()
   figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
@@ -71,7 +75,12 @@ def plot_losses(
 
 
 def plot_positions(losses: np.ndarray, path: pathlib.Path) -> None:
-  """Loss at each position of the context, float ``[T]`` in nats."""
+  """Draws the loss at each position of the context.
+
+  Args:
+    losses: Losses in nats, float ``[T]``.
+    path: The PNG to write.
+  """
   plt = pyplot()
   figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
   axes.plot(np.arange(1, len(losses) + 1), losses, linewidth=1)
@@ -84,20 +93,22 @@ def plot_positions(losses: np.ndarray, path: pathlib.Path) -> None:
 def plot_sweep(
   rows: Sequence[Mapping[str, Any]], x: str, xlabel: str, path: pathlib.Path
 ) -> None:
-  """Validation loss against a column; mean of the seeds, bars their range.
+  """Draws the validation loss against a column of a sweep.
+
+  A mark is the mean over seeds, its bar their range.
 
   Args:
-    rows: Records of a sweep, as in its CSV.
+    rows: The rows of the sweep's CSV.
     x: The column on the horizontal axis.
-    xlabel: What to call it, with its unit.
-    path: PNG to write.
+    xlabel: The label of that axis, with its unit.
+    path: The PNG to write.
   """
   plt = pyplot()
   figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
   for line in sorted({_line(row) for row in rows}):
     groups: dict[tuple[float, float], list[float]] = {}
     for row in rows:
-      # p = 1 has no private channels, so it belongs to every scale.
+      # p = 1 has no private channels, so it belongs to the line of each scale.
       same = _line(row) == line
       if same or (row["p"] == 1.0 and row["tensor"] == line[0]):
         key = (row["p"], row[x])
@@ -122,11 +133,11 @@ def plot_sweep(
 def plot_study(
   rows: Sequence[Mapping[str, Any]], workdir: pathlib.Path
 ) -> None:
-  """Validation loss of a sweep against whatever varied, a PNG each.
+  """Draws the validation loss of a sweep against each quantity that varied.
 
   Args:
-    rows: Records of a sweep, as in its CSV.
-    workdir: Folder of the pictures.
+    rows: The rows of the sweep's CSV.
+    workdir: The folder of the PNGs.
   """
   if any(row["worker"] > 1 for row in rows):
     plot_points(
@@ -154,13 +165,13 @@ def plot_points(
   xlabel: str,
   path: pathlib.Path,
 ) -> None:
-  """Validation loss against what is sent, one mark per point of a sweep.
+  """Draws the validation loss against what is sent, a mark per point.
 
   Args:
-    rows: Records of a sweep, as in its CSV; bars are the range of the seeds.
-    sent: Of a record.
-    xlabel: What that is.
-    path: PNG to write.
+    rows: The rows of the sweep's CSV; bars are the range over seeds.
+    sent: Returns how much the run of a row sends.
+    xlabel: The label of that axis, with its unit.
+    path: The PNG to write.
   """
   plt = pyplot()
   points: dict[str, list[Mapping[str, Any]]] = {}
@@ -190,6 +201,7 @@ def plot_points(
 
 
 def _line(row: Mapping[str, Any]) -> tuple[int, str]:
+  """Returns the line that a row belongs to: tensor ranks and private scale."""
   return (row["tensor"], row["private_scale"])
 
 

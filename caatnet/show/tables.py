@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Prints tables on the terminal."""
 
 from collections.abc import Mapping, Sequence
 import math
@@ -14,7 +14,13 @@ from caatnet.train.evaluate import Evaluation
 def table(
   title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-  """Prints a table; the first column left, the others right."""
+  """Prints a table, its first column aligned left, the others right.
+
+  Args:
+    title: The title.
+    columns: The columns' headings.
+    rows: The rows' cells.
+  """
   grid = Table(title=title, title_justify="left")
   for index, column in enumerate(columns):
     grid.add_column(column, justify="right" if index else "left")
@@ -29,7 +35,7 @@ def table(
 def measure_rows(
   measures: Mapping[str, Mapping[str, float]], labels: Mapping[str, str]
 ) -> list[list[str]]:
-  """Name of a model and its measures, in the order of the labels."""
+  """Makes rows of a model's name and its measures, in the labels' order."""
   return [
     [name, *(_number(values.get(key, math.nan)) for key in labels)]
     for name, values in measures.items()
@@ -43,7 +49,14 @@ def _number(value: float) -> str:
 def evaluation_dict(
   evaluation: Evaluation, data: Data, step: int, sha256: str
 ) -> dict[str, Any]:
-  """An evaluation as plain data."""
+  """Turns an evaluation into plain data.
+
+  Args:
+    evaluation: The evaluation.
+    data: The data that it was made on.
+    step: The step of the checkpoint.
+    sha256: The hash of the data.
+  """
   measures = data.measures(evaluation.means)
   return {
     "step": step,
@@ -61,13 +74,13 @@ def print_evaluation(
   step: int,
   baselines: Mapping[str, Mapping[str, float]],
 ) -> None:
-  """Prints the validation measures beside what simple models reach.
+  """Prints the measures of a checkpoint beside those of simple models.
 
   Args:
-    evaluation: Of the checkpoint.
-    data: What the measures mean, and what they are called.
-    step: The checkpoint's step.
-    baselines: Name of a simple model -> its measures.
+    evaluation: The evaluation of the checkpoint.
+    data: The data that it was made on.
+    step: The step of the checkpoint.
+    baselines: The measures of each simple model, by its name.
   """
   measures = {
     f"checkpoint of step {step}": data.measures(evaluation.means)
@@ -79,8 +92,9 @@ def print_evaluation(
     measure_rows(measures, data.labels),
   )
   positions = evaluation.per_place["loss"]
-  if not positions.ndim:  # one number for an example
+  if not positions.ndim:  # an example has one loss, as for images
     return
+  # Positions 1 to 8, 9 to 16, 17 to 32, and so on.
   rows, start = [], 0
   while start < len(positions):
     stop = min(max(2 * start, 8), len(positions))
@@ -93,17 +107,26 @@ def print_evaluation(
 
 
 def communication_text(rows: Sequence[Mapping[str, Any]], phase: str) -> str:
-  """Tensor-axis bytes of one phase, e.g. "4.46 MB float32"."""
+  """Describes what one phase sends over the tensor axis: "4.46 MB float32".
+
+  Args:
+    rows: Rows as `caatnet.train.traffic` has them.
+    phase: "forward", "backward" or "update".
+  """
   chosen = [r for r in rows if r["axis"] == "tensor" and r["phase"] == phase]
   parts = [f"{r['bytes'] / 1e6:.2f} MB {r['dtype']}" for r in chosen]
   return ", ".join(parts) or "0"
 
 
 def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
-  """Mean and range over seeds, per point, and against the first point.
+  """Prints for each point of a sweep its loss, and that over the first point's.
 
-  A seed decides parameters and order of the data, so the difference is taken
-  seed by seed: what all points share cancels.
+  Both are means and ranges over seeds. A seed decides the parameters and the
+  order of the data, so differences are taken seed by seed: what the points have
+  in common cancels.
+
+  Args:
+    rows: The rows of the sweep's CSV.
   """
   points: dict[str, dict[int, Mapping[str, Any]]] = {}
   for row in rows:
@@ -144,7 +167,7 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def size_text(size_bytes: int) -> str:
-  """``65536 -> "64 KiB"``."""
+  """Formats a size: 65536 is "64 KiB"."""
   for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
     if size_bytes >= unit:
       return f"{size_bytes / unit:g} {name}"

@@ -1,4 +1,4 @@
-"""What studies of networks read from their configs, checked."""
+"""Reads and checks what studies of networks have in their configs."""
 
 from collections.abc import Collection, Mapping
 import math
@@ -11,17 +11,17 @@ from parallel.topology.graph import Topology
 def parse_topology(
   text: str, key: str, bandwidth: float, latency_s: float
 ) -> Topology:
-  """A config's topology.
+  """Builds the topology that a config names.
 
   Args:
-    text: As `parallel.topologies.parse` reads it.
-    key: Of the config, for messages.
-    bandwidth: Of each link, bytes per second.
-    latency_s: Of each link.
+    text: The topology, as `parallel.topology.builders.parse` reads it.
+    key: The config's key, for messages.
+    bandwidth: Bytes per second of each link.
+    latency_s: Seconds of latency of each link.
 
   Raises:
-    ValueError: What is wrong with the text, and the key; or a single rank,
-      which has nobody to send to.
+    ValueError: A number is out of its range, the text is wrong, or there is a
+      single rank, which has nobody to send to; the message names the key.
   """
   if not 0 < bandwidth < math.inf:
     raise ValueError(f"config.bandwidth={bandwidth} must be positive")
@@ -42,8 +42,12 @@ def check_lists(
   """Refuses lists that are empty or have unknown names.
 
   Args:
-    config: With "topologies", "size_bytes", and a list for each keyword.
-    **allowed: The names that may be in that list.
+    config: A config with lists "topologies" and "size_bytes", and a list for
+      each keyword.
+    **allowed: For each of these lists the names that it may have.
+
+  Raises:
+    ValueError: A list is empty, or has another name.
   """
   for key in ("topologies", "size_bytes", *allowed):
     if not config[key]:

@@ -1,9 +1,9 @@
-"""Studies that compute a prediction and train nothing, found by name.
+"""Finds studies by name; a study computes a prediction and trains nothing.
 
-A study is a folder here: ``study.py`` has ``run`` (config as nested dicts ->
-plain data, which ``--json`` prints) and may have ``export``; ``tables.py`` has
-``show`` (prints a result) and ``pictures.py`` has ``plot`` (draws it into a
-file). A new study is a folder and a name in ``SUBJECTS``.
+A study is a folder here. Its ``study.py`` has ``run``, which takes a config as
+nested dicts and returns plain data, and may have ``export``. Its ``tables.py``
+has ``show``, which prints a result, and its ``pictures.py`` has ``plot``, which
+draws a result into a file. A new study is a folder and a name in ``SUBJECTS``.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import importlib
 import pathlib
 from typing import Any
 
-# What config.study may be: folders beside this file.
+# The values of config.study: folders beside this file.
 SUBJECTS = ("collectives", "flows", "partitions", "schedule", "utilisation")
 
 
@@ -21,11 +21,11 @@ class Study:
   """What a study can do.
 
   Attributes:
-    run: Config as nested dicts -> result as plain data.
+    run: Computes a result, plain data, from a config as nested dicts.
     show: Prints tables of a result.
     plot: Draws a result into a PNG.
-    export: Writes what the config describes for other programs; None: the
-      study has nothing of that kind.
+    export: Writes what the config describes for other programs; None if the
+      study has nothing to export.
   """
 
   run: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -35,7 +35,10 @@ class Study:
 
 
 def find(config: Mapping[str, Any]) -> Study:
-  """The study that a config names; the other studies are not imported.
+  """Returns the study that a config names, and imports no other.
+
+  Args:
+    config: The config as nested dicts.
 
   Raises:
     ValueError: ``config.study`` is missing or unknown.

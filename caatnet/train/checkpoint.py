@@ -1,9 +1,9 @@
 """Checkpoints: asynchronous, atomic, in logical shape.
 
-A parameter's array has all workers and tensor ranks in it and is whole,
-whatever number of devices and partition wrote it, so that a run moves between
-meshes and partitions. Parameters and the outer loop's state are items of their
-own, which an evaluation reads without the optimizer's state.
+The array of a parameter holds all workers and tensor ranks and is whole,
+whatever mesh and partition wrote it. So a run can move between meshes and
+partitions. Parameters and the outer loop's state are items of their own, which
+an evaluation reads without the optimizer's state.
 """
 
 import pathlib
@@ -27,8 +27,8 @@ class Checkpointer:
 
     Args:
       workdir: The run's folder.
-      program: Knows how arrays are stored on its mesh.
-      keep: How many checkpoints to keep, the newest ones.
+      program: The model on a mesh, which says how arrays are stored.
+      keep: The number of newest checkpoints to keep.
     """
     self._program = program
     self.directory = pathlib.Path(workdir).absolute() / "checkpoints"
@@ -40,22 +40,22 @@ class Checkpointer:
     )
 
   def latest_step(self) -> int | None:
-    """The newest complete checkpoint's step."""
+    """Returns the step of the newest complete checkpoint; None if none."""
     return self._manager.latest_step()
 
   def path(self, step: int | None) -> str:
-    """What to tell the user about a checkpoint."""
+    """Returns what to tell users about where a checkpoint is."""
     return "none yet" if step is None else str(self.directory / str(step))
 
   def save(self, state: TrainState, position: dict[str, Any]) -> None:
-    """Starts writing; the state may be donated right after.
+    """Starts to write a checkpoint; the state may be donated right after.
 
     Args:
-      state: The state after ``state.step`` updates.
-      position: Where the data iterator stands, as plain data.
+      state: The training state, whose step names the checkpoint.
+      position: The position of the data iterator, as plain data.
     """
     step = int(state.step)
-    if step in self._manager.all_steps():
+    if step in self._manager.all_steps():  # a run that stops where it saved
       return
     state = to_whole(self._program, state)
     rest = {"opt_state": state.opt_state, "key": state.key}
@@ -71,19 +71,20 @@ class Checkpointer:
   def restore(
     self, abstract: TrainState, step: int | None = None
   ) -> tuple[TrainState, dict[str, Any]]:
-    """Reads a whole training state onto the mesh of ``abstract``.
+    """Reads a training state onto the mesh of ``abstract``.
 
     Args:
       abstract: Shapes and shardings of the result.
-      step: Which checkpoint; None: the newest.
+      step: The step of the checkpoint; None for the newest one.
 
     Returns:
-      The state and the data iterator's position.
+      The state, and the position of the data iterator.
 
     Raises:
       FileNotFoundError: There is no such checkpoint.
     """
     step = self._existing(step)
+    # Whole arrays are read, spread over the devices, and then cut into shards.
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     abstract = to_whole(self._program, abstract)
     rest = {"opt_state": abstract.opt_state, "key": abstract.key}
@@ -107,15 +108,18 @@ class Checkpointer:
   def restore_params(
     self, params: Any, outer: Any, step: int | None = None
   ) -> tuple[Any, Any, int]:
-    """Reads what an evaluation needs; see ``restore``.
+    """Reads what an evaluation needs: parameters and the outer loop's state.
 
     Args:
       params: Shapes and shardings of the workers' parameters.
-      outer: Of the outer loop's state.
-      step: Which checkpoint; None: the newest.
+      outer: Shapes and shardings of the outer loop's state.
+      step: The step of the checkpoint; None for the newest one.
 
     Returns:
-      Both, and the step at which they were saved.
+      The parameters, the outer loop's state, and the checkpoint's step.
+
+    Raises:
+      FileNotFoundError: There is no such checkpoint.
     """
     step = self._existing(step)
     shardings = jax.tree.map(lambda x: x.sharding, (params, outer))
@@ -126,14 +130,15 @@ class Checkpointer:
     return *to_stored(self._program, found, shardings), step
 
   def close(self) -> None:
-    """Waits for what is being written."""
+    """Waits for what is being written, and closes the manager."""
     self._manager.close()
 
   def wait(self) -> None:
-    """Waits until the last save is on disk."""
+    """Waits until the last checkpoint is on disk."""
     self._manager.wait_until_finished()
 
   def _existing(self, step: int | None) -> int:
+    """Returns a checkpoint's step if it exists; None asks for the newest."""
     steps = sorted(self._manager.all_steps())
     if not steps:
       raise FileNotFoundError(f"no checkpoint in {self.directory}")
@@ -146,5 +151,8 @@ class Checkpointer:
 
 
 def _items(make: Any, params: Any, outer: Any) -> dict[str, Any]:
-  """Orbax writes no empty trees: many outer loops carry nothing."""
+  """Makes the items of parameters and of the outer loop's state.
+
+  Many outer loops carry nothing, and Orbax writes no empty trees.
+  """
   return {"params": make(params)} | ({"outer": make(outer)} if outer else {})

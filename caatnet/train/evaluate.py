@@ -1,4 +1,4 @@
-"""Scores of given parameters on validation data, on any mesh."""
+"""Evaluates given parameters on validation data, on any mesh."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -16,10 +16,10 @@ class Evaluation:
   """The mean scores of an evaluation.
 
   Attributes:
-    means: By name, over examples and what a score has beside them.
-    per_place: By name, float32 ``[...]``, over examples only: the loss at each
-      position of a text ``[T]``, one number ``[]`` for an image.
-    num_examples: How many were judged.
+    means: For each score its mean over examples and over all other dims.
+    per_place: For each score its mean over examples only, float32 ``[...]``:
+      ``[T]`` for the loss of text, one number ``[]`` for an image.
+    num_examples: The number of examples that were evaluated.
   """
 
   means: Mapping[str, float]
@@ -28,19 +28,22 @@ class Evaluation:
 
   @property
   def loss(self) -> float:
-    """Mean loss, in nats."""
+    """The mean loss, in nats."""
     return self.means["loss"]
 
 
 def put_batch(layout: Layout, batch: Any) -> Any:
-  """Lays a global batch out on the mesh; every process has all of it.
+  """Lays a global batch out on the mesh.
+
+  Every process holds the whole batch and puts its own part on its devices.
 
   Args:
-    layout: Gives mesh, workers and data-parallel ranks.
+    layout: Mesh, workers and data-parallel ranks.
     batch: Tree of arrays ``[batch, ...]``.
 
   Returns:
-    The same tree ``[workers, *levels, batch per rank, ...]``; integers int32.
+    The same tree with ``[workers, *levels, batch per rank, ...]``; integers as
+    int32.
   """
 
   def put(x: np.ndarray) -> jax.Array:
@@ -59,14 +62,15 @@ def put_batch(layout: Layout, batch: Any) -> Any:
 def make_evaluate(
   program: Program, batch_size: int
 ) -> Callable[[Any, Any], Evaluation]:
-  """A function that evaluates parameters on examples.
+  """Makes a function that evaluates parameters on examples.
 
   Args:
     program: The model on a mesh.
-    batch_size: Examples at a time; a multiple of workers x data ranks.
+    batch_size: Examples at a time, a multiple of workers x data-parallel ranks.
 
   Returns:
-    ``(params, examples) -> Evaluation``, examples a tree ``[N, ...]``.
+    A function ``(params, examples) -> Evaluation`` of parameters without worker
+    dim and a tree of examples ``[N, ...]``.
   """
   step = make_eval_step(program)
   num_dims = len(program.layout.batch_dims)
@@ -77,6 +81,8 @@ def make_evaluate(
     for start in range(0, num_examples, batch_size):
       rows = jax.tree.map(lambda x: x[start : start + batch_size], examples)  # noqa: B023
       count = min(batch_size, num_examples - start)
+      # The last batch is padded to full size, which is the only one that is
+      # compiled; scores of the padding are dropped.
       padded = jax.tree.map(
         lambda x: np.pad(
           x, [(0, batch_size - count), *[(0, 0)] * (x.ndim - 1)]  # noqa: B023
@@ -92,6 +98,7 @@ def make_evaluate(
       name: np.concatenate([part[name] for part in found]) for name in found[0]
     }
     return Evaluation(
+      # In float64: a float32 sum over many examples would round.
       means={
         name: float(x.mean(dtype=np.float64)) for name, x in scores.items()
       },

@@ -1,4 +1,4 @@
-"""A training run as objects, whatever config they came from."""
+"""A training run as objects; `caatnet.build` makes them from a config."""
 
 from collections.abc import Callable
 import dataclasses
@@ -16,15 +16,15 @@ from parallel.outer.base import OuterLoop, Plan
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions:
-  """``config.train``; all counts are steps.
+  """How long a run is and how often it does what: ``config.train``.
 
   Attributes:
-    num_steps: Length of the run.
+    num_steps: Steps of the run.
     accumulation: Microbatches per step.
     log_every: Steps between records of the metrics.
     eval_every: Steps between evaluations.
     checkpoint_every: Steps between checkpoints.
-    keep_checkpoints: How many of the newest checkpoints are kept.
+    keep_checkpoints: The number of newest checkpoints that are kept.
   """
 
   num_steps: int
@@ -37,17 +37,17 @@ class TrainOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """Everything that a training run needs, nothing of it run yet.
+  """All that a training run needs, none of it run yet.
 
   Attributes:
     config: The whole config as plain data, for ``config.json``.
     program: The model on a mesh.
     optimizer: The inner optimizer; it works on each rank's slice.
-    outer: What workers tell each other, and when.
-    learning_rate: Step -> learning rate of the inner optimizer.
-    clip_norm: Largest gradient norm of a worker; 0 does not clip.
-    data: What to read.
-    train: How long, and how often what.
+    outer: The outer loop: what workers send to each other, and when.
+    learning_rate: Maps a step to the learning rate of the inner optimizer.
+    clip_norm: The largest gradient norm of a worker; 0 does not clip.
+    data: The data to train and to evaluate on.
+    train: How long the run is and how often it does what.
     seed: Decides the parameters and the order of the data.
   """
 
@@ -63,7 +63,7 @@ class Experiment:
 
   @property
   def units_per_step(self) -> int:
-    """How many ``data.unit`` one step reads, over all workers."""
+    """How many of the data's units one step reads, over all workers."""
     return self.data.batch_size * self.data.units_per_example
 
   @property
@@ -73,11 +73,11 @@ class Experiment:
     return self.data.batch_size * flops
 
   def init_state(self) -> TrainState:
-    """The state before the first step."""
+    """Makes the state before the first step."""
     return init_state(self.program, self.optimizer, self.outer, self.seed)
 
   def abstract_state(self) -> TrainState:
-    """Shapes, dtypes and shardings of the training state."""
+    """Returns shapes, dtypes and shardings of the training state."""
     return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(self.init_state),
@@ -85,7 +85,10 @@ class Experiment:
     )
 
   def abstract_batch(self) -> Any:
-    """Shapes, dtypes and sharding of one step's batch, ``batch_dims`` first."""
+    """Returns shapes, dtypes and sharding of one step's batch.
+
+    Arrays are ``[workers, *levels, batch per rank, ...]``.
+    """
     layout = self.program.layout
     ranks = layout.worker.size * layout.num_data_ranks
     rows = (*layout.batch_dims, self.data.batch_size // ranks)
@@ -98,14 +101,17 @@ class Experiment:
     )
 
   def make_evaluated(self) -> Callable[[Any, Any], Any]:
-    """``(params, outer state) -> params`` that stand for the run."""
+    """Returns a function of parameters and the outer loop's state.
+
+    It picks the parameters that stand for the run.
+    """
     return make_evaluated(self.program, self.outer)
 
   def lower_step(self, plan: Plan | None = None) -> jax.stages.Lowered:
-    """The very training step that runs, lowered without any data.
+    """Lowers the training step that a run executes, without any data.
 
     Args:
-      plan: What its outer loop does; None: as in the first step.
+      plan: What the outer loop does in the step; None: as in the first step.
     """
     plan = plan or self.outer.plan(0)
     step = make_train_step(

@@ -1,7 +1,7 @@
 """The training loop: runs an experiment from wherever its folder stands.
 
-A run that was killed, stopped or finished is resumed by running it again: the
-metrics are those of an uninterrupted run.
+A run that was killed, stopped or finished is resumed by running it again. Its
+metrics are then those of an uninterrupted run.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from caatnet.train.throughput import matmul_rate
 
 
 class NonFiniteError(ValueError):
-  """Training diverged; the message names step, groups and checkpoint."""
+  """Training diverged; the message names step, parameters and checkpoint."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,13 +44,17 @@ class TrainResult:
   """How a run ended.
 
   Attributes:
-    step: Updates done.
-    finished: Whether all steps are done; False after a signal.
-    evaluation: Of the validation data, at the end; None if not finished.
-    measures: What that says about the data, by key: loss, accuracy, ...
-    units_per_second: How many of the data's units a second, e.g. tokens: the
-      median over this process's steps from the third on; 0 if it made fewer.
-    communication: What one step sends, per axis and phase.
+    step: The number of updates made.
+    finished: Whether all steps were made; False after a signal.
+    evaluation: The evaluation on the validation data at the end; None if the
+      run is not finished.
+    measures: What the evaluation says about the data, by key, such as loss and
+      accuracy; empty if the run is not finished.
+    units_per_second: How many of the data's units, such as tokens, are read in
+      a second: the median over this process's steps from the third on; 0 if it
+      made fewer.
+    communication: What one step sends, by axis and phase, as
+      `caatnet.train.traffic` has it.
   """
 
   step: int
@@ -69,17 +73,17 @@ def train(
   profile: tuple[int, int] | None = None,
   quiet: bool = False,
 ) -> TrainResult:
-  """Trains until ``config.train.num_steps``, resuming what is there.
+  """Trains until ``config.train.num_steps``, resuming what is in the folder.
 
   Args:
-    experiment: What to train.
-    workdir: The run's folder; made if missing.
-    label: For the progress bar.
-    profile: First and last+1 step of a profiler trace.
-    quiet: Prints nothing.
+    experiment: The run.
+    workdir: The run's folder, which is made if it is missing.
+    label: What the progress bar calls the run.
+    profile: The first step of a profiler trace, and the step after its last.
+    quiet: Whether nothing is printed.
 
   Returns:
-    How it ended.
+    How the run ended.
 
   Raises:
     NonFiniteError: Loss or gradients are not finite.
@@ -94,7 +98,7 @@ def train(
 
 
 class _Run:
-  """The pieces of one run, opened."""
+  """The opened files, programs and state of one run."""
 
   def __init__(
     self,
@@ -110,7 +114,7 @@ class _Run:
     dataset = experiment.data.load(experiment.seed)
     check_data(workdir, dataset.sha256)
     self.batches, self.validation = dataset.batches, dataset.validation
-    # Only a run that can start marks its folder.
+    # Written only now, since a run that cannot start must not claim the folder.
     workdir.mkdir(parents=True, exist_ok=True)
     write_config(workdir, experiment.config)
     self.checkpointer = Checkpointer(
@@ -137,6 +141,7 @@ class _Run:
   def _restore_or_init(self) -> TrainState:
     if self.checkpointer.latest_step() is None:
       state = self.experiment.init_state()
+      # A restored state is read from one checkpoint and needs no such check.
       if self.experiment.program.layout.worker.size > 1:
         check_equal_start(self.experiment.program, state.params)
       return state
@@ -147,6 +152,7 @@ class _Run:
     return state
 
   def _write_environment(self, dataset: Dataset) -> None:
+    """Writes environment.json, and prints the same facts."""
     program = self.experiment.program
     model, layout = program.model, program.layout
     facts = environment(layout.mesh) | {
@@ -184,6 +190,7 @@ class _Run:
       say(f"resumed   from step {self.first_step}")
 
   def loop(self, stop: "_Stop") -> TrainResult:
+    """Trains until all steps are made or a signal asks to stop."""
     options = self.experiment.train
     evaluation = None
     pending: tuple[int, Any] | None = None
@@ -194,12 +201,14 @@ class _Run:
       batch = put_batch(self.experiment.program.layout, next(self.batches))
       self.state, metrics = self._step(step, batch)
       step += 1
-      # The step before is read while this one runs.
+      # Steps are dispatched without waiting for them. The metrics of the step
+      # before are read while this one runs: devices stay busy, and the host is
+      # at most one step ahead of them.
       self._record(pending)
       pending = (step, metrics)
       evaluates = step % options.eval_every == 0 or step == options.num_steps
       saves = step % options.checkpoint_every == 0
-      if evaluates or saves:
+      if evaluates or saves:  # a diverged step is neither evaluated nor saved
         self._record(pending)
         pending = None
       self.seconds.append(time.perf_counter() - started)
@@ -207,6 +216,7 @@ class _Run:
         evaluation = self._evaluate(step)
       if saves or step == options.num_steps:
         self._save()
+      # Evaluations and checkpoints are not part of a step's time.
       started = time.perf_counter()
     self._record(pending)
     self._profile(None)
@@ -217,7 +227,7 @@ class _Run:
       self.progress.say(
         f"stopped at step {step}; saved, the same command resumes"
       )
-    elif evaluation is None:  # it was finished before
+    elif evaluation is None:  # the run was finished before this process began
       evaluation = self._validation()
     measures = self.experiment.data.measures
     return TrainResult(
@@ -230,9 +240,10 @@ class _Run:
     )
 
   def _step(self, step: int, batch: Any) -> tuple[TrainState, Any]:
-    """Runs the program that the outer loop's plan asks for."""
+    """Runs the program that the outer loop's plan for the step asks for."""
     plan = self.experiment.outer.plan(step)
     if plan.variant not in self.programs:
+      # Popped, so that a lowered program is freed once it is compiled.
       lowered = self.lowered.pop(plan.variant, None)
       lowered = lowered or self.experiment.lower_step(plan)
       self.programs[plan.variant] = lowered.compile()
@@ -240,9 +251,11 @@ class _Run:
     return self.programs[plan.variant](self.state, batch, numbers)
 
   def _record(self, pending: tuple[int, Any] | None) -> None:
+    """Reads and shows the metrics of a step, and writes them when it is due."""
     if pending is None:
       return
     step, metrics = pending
+    # Each metric is [workers]; workers do not meet for it on the devices.
     values = {k: float(np.mean(v)) for k, v in _on_host(metrics).items()}
     if not all(map(math.isfinite, values.values())):
       self._stop_non_finite(step, values)
@@ -250,7 +263,7 @@ class _Run:
     speed = self._units_per_second()
     self.progress.update(step, values["loss"], speed, data.unit)
     if step % self.experiment.train.log_every == 0:
-      rate = self.experiment.learning_rate(step - 1)
+      rate = self.experiment.learning_rate(step - 1)  # of update number `step`
       flops = self.experiment.flops_per_step / self.experiment.units_per_step
       values["learning_rate"] = float(rate)
       values[f"{data.unit}_per_second"] = speed
@@ -259,6 +272,7 @@ class _Run:
       self.writer.write(step, values)
 
   def _stop_non_finite(self, step: int, values: dict[str, float]) -> None:
+    """Raises `NonFiniteError`."""
     groups = [
       group
       for group in parameter_groups(self.state.params)
@@ -288,14 +302,18 @@ class _Run:
     self.checkpointer.save(self.state, self.batches.get_state())
 
   def _units_per_second(self) -> float:
-    # The first steps only fill the queue: their times are no step's time.
+    # The first ones compile, and fill the queue of dispatched steps.
     steady = self.seconds[2:]
     if not steady:
       return 0.0
     return self.experiment.units_per_step / float(np.median(steady))
 
   def _profile(self, step: int | None) -> None:
-    """Starts and stops the trace; ``None`` at the end of the loop."""
+    """Starts and stops the profiler's trace when it is due.
+
+    Args:
+      step: The step that is about to run; None at the end of the loop.
+    """
     if self.profile is None:
       return
     first, last = self.profile
@@ -311,25 +329,31 @@ class _Run:
       self.progress.say(f"trace     {self.workdir / 'profile'}")
 
   def close(self) -> None:
+    """Closes the files; waits for a checkpoint that is being written."""
     self.progress.close()
     self.checkpointer.close()
     self.writer.close()
 
 
 def _on_host(metrics: Any) -> dict[str, np.ndarray]:
-  """``[workers]`` each, whichever processes the workers are on."""
+  """Reads metrics ``[workers]``, whichever processes the workers are on."""
   if all(x.is_fully_addressable for x in metrics.values()):
     return jax.device_get(metrics)
   return multihost_utils.process_allgather(metrics, tiled=True)
 
 
 class _Stop:
-  """Whether a signal asked to stop, agreed on by all processes."""
+  """Knows whether a signal asked any process to stop."""
 
   def __init__(self) -> None:
     self.signalled = False
 
   def requested(self) -> bool:
+    """Returns whether to stop, the same on all processes.
+
+    Processes that stopped at different steps would wait for each other in a
+    collective.
+    """
     if jax.process_count() == 1:
       return self.signalled
     flags = multihost_utils.process_allgather(np.asarray(self.signalled))
@@ -338,10 +362,11 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[_Stop]:
-  """SIGTERM and Ctrl-C finish the step, save and leave; a second one kills."""
+  """Lets SIGTERM and Ctrl-C finish the step and save; a second one kills."""
   stop = _Stop()
 
   def on_signal(number, frame):
+    # The default handler from now on: a second signal kills.
     stop.signalled = True
     signal.signal(number, signal.SIG_DFL)
 

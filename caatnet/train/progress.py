@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of a run: a bar on a terminal, else lines now and then."""
 
 import time
 
@@ -13,7 +13,7 @@ from rich.progress import (
 
 
 class TrainProgress:
-  """Shows step, loss and throughput."""
+  """Shows step, loss and throughput of a run."""
 
   def __init__(
     self, label: str, first_step: int, num_steps: int, quiet: bool = False
@@ -39,7 +39,14 @@ class TrainProgress:
   def update(
     self, step: int, loss: float, units_per_second: float, unit: str
   ) -> None:
-    """Shows a step that is done."""
+    """Shows a step that has been made.
+
+    Args:
+      step: The number of updates made.
+      loss: The training loss of the step.
+      units_per_second: Throughput; 0 while it is not known.
+      unit: What throughput counts, such as "tokens".
+    """
     status = f"loss {loss:.4f}"
     if units_per_second:  # known from the third step on
       status += f"  {units_per_second:,.0f} {unit}/s"

@@ -13,7 +13,8 @@ from tensorboardX import SummaryWriter
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 
-# What a resumed run may have otherwise; so may it config.zero.
+# Keys that a resumed run may change: none of them is part of what is computed.
+# It may change config.zero, too, since no checkpoint depends on the partition.
 _FREE = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",
@@ -24,8 +25,13 @@ _FREE = {
 def write_config(workdir: pathlib.Path, config: dict[str, Any]) -> None:
   """Stores the run's config, or checks that the stored one is the same.
 
+  Args:
+    workdir: The run's folder.
+    config: The run's config as plain data.
+
   Raises:
-    ValueError: The folder holds a run of another config; says which key.
+    ValueError: The folder holds a run of another config; the message names the
+      key.
   """
   path = workdir / "config.json"
   if path.exists():
@@ -44,7 +50,11 @@ def write_config(workdir: pathlib.Path, config: dict[str, Any]) -> None:
 
 
 def check_data(workdir: pathlib.Path, sha256: str) -> None:
-  """Refuses to go on with other data, e.g. another Python's library.
+  """Refuses to resume a run with other data, such as another Python's library.
+
+  Args:
+    workdir: The run's folder.
+    sha256: The hash of the data that would be read now.
 
   Raises:
     ValueError: The folder's run read other data.
@@ -62,7 +72,7 @@ def check_data(workdir: pathlib.Path, sha256: str) -> None:
 
 
 def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
-  """Nested dict -> {path: value}."""
+  """Flattens nested dicts to ``{path: value}`` with paths as tuples of keys."""
   if not isinstance(config, dict):
     return {prefix: config}
   flat: dict[Any, Any] = {}
@@ -72,7 +82,7 @@ def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
 
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
-  """Date, versions, devices and commit."""
+  """Returns date, versions, devices and commit as plain data."""
   commit = subprocess.run(
     ["git", "rev-parse", "HEAD"],
     capture_output=True,
@@ -98,7 +108,15 @@ class MetricsWriter:
   """Appends to ``metrics.jsonl`` and TensorBoard; only process 0 writes."""
 
   def __init__(self, workdir: pathlib.Path, first_step: int) -> None:
-    """Opens the files; drops what a killed run wrote after ``first_step``."""
+    """Opens the files, and drops what comes after the step that is resumed.
+
+    A killed run may have recorded steps after its last checkpoint; they are
+    made again.
+
+    Args:
+      workdir: The run's folder.
+      first_step: The number of updates that the resumed state has.
+    """
     self._file = self._board = None
     if jax.process_index():
       return
@@ -119,7 +137,7 @@ class MetricsWriter:
     )
 
   def write(self, step: int, values: dict[str, Any]) -> None:
-    """Adds one record of scalars."""
+    """Adds one record of scalars to both."""
     if self._file is None:
       return
     self._file.write(json.dumps({"step": step, **values}) + "\n")
@@ -127,13 +145,13 @@ class MetricsWriter:
       self._board.add_scalar(key, value, step)
 
   def close(self) -> None:
-    """Flushes both."""
+    """Flushes and closes both."""
     if self._file is not None:
       self._file.close()
       self._board.close()
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """The records of a run, in order."""
+  """Reads the records of a run's ``metrics.jsonl``, in order."""
   lines = (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
   return [json.loads(line) for line in lines]

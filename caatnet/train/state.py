@@ -14,14 +14,16 @@ from parallel.outer.base import OuterLoop, stacked
 
 
 class TrainState(NamedTuple):
-  """Logical arrays: their shapes know ranks and workers, not devices.
+  """The training state: arrays of logical shape.
+
+  Shapes depend on the numbers of ranks and workers, not on those of devices.
 
   Attributes:
-    step: int32 scalar, updates done so far.
+    step: The number of updates made so far, int32.
     params: Nested dict of float32 arrays ``[workers, ...]``.
-    opt_state: The optimizer's state, all leaves ``[workers, ...]``.
-    outer: What the outer loop carries.
-    key: The run's random key (raw uint32 data), for what a step may draw.
+    opt_state: The inner optimizers' state, all leaves ``[workers, ...]``.
+    outer: What the outer loop carries from step to step.
+    key: The run's random key as raw uint32 data, for what a step may draw.
   """
 
   step: jax.Array
@@ -36,7 +38,7 @@ def state_specs(
   optimizer: optax.GradientTransformation,
   outer: OuterLoop,
 ) -> TrainState:
-  """A ``PartitionSpec`` for each leaf of the training state."""
+  """Returns a ``PartitionSpec`` for each leaf of the training state."""
   per_worker = program.layout.per_worker
   opt_state = jax.eval_shape(optimizer.init, program.stored_shapes)
   return TrainState(
@@ -49,7 +51,7 @@ def state_specs(
 
 
 def outer_specs(program: Program, outer: OuterLoop) -> Any:
-  """A ``PartitionSpec`` for each leaf of the outer loop's state."""
+  """Returns a ``PartitionSpec`` for each leaf of the outer loop's state."""
   state = jax.eval_shape(outer.init, program.stored_shapes)
   specs = program.specs_like_params(state)
   if "workers" in specs:
@@ -62,7 +64,7 @@ def state_shardings(
   optimizer: optax.GradientTransformation,
   outer: OuterLoop,
 ) -> TrainState:
-  """Where each leaf of the training state is between steps."""
+  """Returns where each leaf of the training state lies between steps."""
   specs = state_specs(program, optimizer, outer)
   shardings = program.layout.shardings(specs)
   if not program.layout.offload:
@@ -80,13 +82,13 @@ def init_state(
   outer: OuterLoop,
   seed: int,
 ) -> TrainState:
-  """The first state, laid out on the program's mesh.
+  """Makes the first state, laid out on the program's mesh.
 
   Args:
     program: The model on a mesh.
-    optimizer: Gives each worker's first optimizer state.
-    outer: Gives the outer loop's first state.
-    seed: Decides the parameters, the same for all workers.
+    optimizer: The inner optimizer, of which each worker gets a first state.
+    outer: The outer loop.
+    seed: Decides the parameters, which are the same for all workers.
   """
   worker = program.layout.worker
 
@@ -106,14 +108,17 @@ def init_state(
 
 
 def check_equal_start(program: Program, params: Any) -> None:
-  """Compares a hash of every worker's parameters with worker 0's.
+  """Compares a hash of every worker's parameters with that of worker 0.
+
+  Processes draw parameters by themselves. If they did so differently, averages
+  would mix unrelated models without any sign of it.
 
   Args:
     program: The model on a mesh.
-    params: Tree ``[workers, ...]``.
+    params: The workers' parameters, tree of ``[workers, ...]``.
 
   Raises:
-    ValueError: A worker has others: averages would mix unrelated models.
+    ValueError: A worker has other parameters than worker 0.
   """
   layout = program.layout
 
@@ -123,8 +128,10 @@ def check_equal_start(program: Program, params: Any) -> None:
     def of(x):
       bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
       bits = bits.reshape(x.shape[0], -1)
+      # Odd weights are invertible modulo 2^32, so one different bit anywhere
+      # changes the sum; different ones notice elements that changed places.
       weights = 2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1
-      # A replica counts once per device, for all workers alike.
+      # Replicated parameters count once per device: for all workers alike.
       return varying(jnp.sum(bits * weights, axis=1), *names)
 
     return jax.lax.psum(sum(map(of, jax.tree.leaves(params))), names)

@@ -1,12 +1,25 @@
-"""One training step under ``shard_map``, every collective explicit.
+"""One training step under ``shard_map``, with every collective explicit.
 
-Gradients are local to a data-parallel rank and reduced once per step, after
-accumulation; a partition (`parallel.zero`) reduces some of the way at every
-layer. The optimizer runs on what each rank has. Workers have their own
-parameters and meet in the outer loop only.
+Gradients are local to a data-parallel rank and are reduced once per step, after
+accumulation. A partition (`parallel.zero`) reduces some of the way at every
+layer. Workers have their own parameters and meet in the outer loop only. What
+the outer loop sends under a step's compute is sent before the gradients, which
+do not depend on it.
 
-Shape legend: D = data-parallel ranks of this device, all levels, M =
-microbatches, B = examples of one microbatch.
+The inner optimizer works elementwise on what each rank has. Clipping is not its
+part but the step's, since the norm is that of all ranks' slices.
+
+An optimizer's state that waits in host memory is copied around the
+``shard_map``, inside which all arrays lie in device memory. The copies are in
+the same program, so XLA may run them beside compute: moments are needed by the
+update only.
+
+On CPUs all collectives of a step are put into one order (`collectives.after`):
+XLA:CPU would run independent ones in any order, and two devices that choose
+different orders wait for each other until they are aborted.
+
+Shape legend: D = data-parallel ranks of this device, of all levels; M =
+microbatches; B = examples of one microbatch.
 """
 
 from collections.abc import Callable, Hashable
@@ -41,22 +54,20 @@ def make_train_step(
   accumulation: int = 1,
   variant: Hashable = (),
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-  """The jitted step; donates the state.
+  """Makes the jitted training step, which donates the state.
 
   Args:
     program: The model on a mesh.
-    optimizer: Elementwise in the parameters; clipping is done here, since the
-      global norm of sliced parameters needs the tensor axis.
-    outer: What workers tell each other.
-    clip_norm: Largest global gradient norm of a worker; 0 does not clip.
+    optimizer: The inner optimizer, elementwise, without clipping.
+    outer: What workers send to each other.
+    clip_norm: The largest global gradient norm of a worker; 0 does not clip.
     accumulation: Microbatches per step.
-    variant: ``Plan.variant`` of the steps that this one is for.
+    variant: The `Plan.variant` of the steps that the program is for.
 
   Returns:
-    ``(state, batch, numbers) -> (state, metrics)`` with a batch ``[workers,
-    *levels, batch per rank, ...]``, numbers those of the plan, and metrics
-    ``[workers]``: loss (mean over examples) and grad_norm, in all and per
-    parameter group.
+    A function ``(state, batch, numbers) -> (state, metrics)`` with a batch
+    ``[workers, *levels, batch per rank, ...]`` and the plan's numbers. Metrics
+    are ``[workers]``: the loss, and gradient norms in all and by parameter.
   """
   layout = program.layout
   worker, on_cpu = layout.worker, layout.on_cpu
@@ -64,7 +75,7 @@ def make_train_step(
   def update(grads, opt_state, params):  # of one worker
     groups = _group_norms(grads, program)
     norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
-    if clip_norm:
+    if clip_norm:  # 1e-12 keeps the quotient finite where all gradients are 0
       factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
       grads = jax.tree.map(lambda g: g * factor, grads)
     updates, opt_state = optimizer.update(grads, opt_state, params)
@@ -73,6 +84,7 @@ def make_train_step(
 
   def step(state: TrainState, batch: Any, numbers: Any):
     plan = Plan(variant, numbers)
+    # Before the gradients, so that what is sent can travel under their compute.
     with jax.named_scope("outer"):
       carried = outer.begin(state.params, state.outer, plan)
     batch = after(batch, carried, on_cpu)
@@ -107,6 +119,7 @@ def make_train_step(
   shardings = state_shardings(program, optimizer, outer)
   on_device = layout.shardings(specs.opt_state)
 
+  # Copies to and from the host; XLA may run them beside the step's compute.
   def offloaded(state: TrainState, batch: Any, numbers: Any):
     here = jax.device_put(state.opt_state, on_device)
     state, metrics = mapped(state._replace(opt_state=here), batch, numbers)
@@ -128,14 +141,15 @@ def make_train_step(
 def make_evaluated(
   program: Program, outer: OuterLoop
 ) -> Callable[[Any, Any], Any]:
-  """The jitted choice of what is evaluated.
+  """Makes the jitted function that picks the parameters to evaluate.
 
   Args:
     program: The model on a mesh.
-    outer: Knows which parameters stand for the run.
+    outer: The outer loop, which knows what stands for the run.
 
   Returns:
-    ``(params, outer state) -> params`` without worker dim.
+    A function ``(params, outer state) -> params``, the result without worker
+    dim.
   """
   layout = program.layout
   return jax.jit(
@@ -149,14 +163,14 @@ def make_evaluated(
 
 
 def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
-  """The jitted evaluation.
+  """Makes the jitted evaluation of a batch.
 
   Args:
     program: The model on a mesh.
 
   Returns:
-    ``(params, batch) -> scores``: params without worker dim, batch
-    ``[workers, *levels, batch per rank, ...]``, and the model's scores,
+    A function ``(params, batch) -> scores``. Parameters have no worker dim; the
+    batch is ``[workers, *levels, batch per rank, ...]``. The model's scores are
     float32 with the same leading dims.
   """
   layout = program.layout
@@ -165,6 +179,8 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
 
   def evaluate(params, batch):
     dims = jax.tree.leaves(batch)[0].shape[:num_dims]
+    # All lanes of workers and levels are ranks here, since they evaluate the
+    # same parameters: [W, *lanes, B, ...] -> [D, B, ...].
     ranks = _merge_dims(batch, num_dims)
     scores = _scores(program, params, ranks, num_lead=1)
     return jax.tree.map(lambda x: x.reshape(*dims, *x.shape[1:]), scores)
@@ -176,19 +192,23 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
       in_specs=(program.specs, layout.batch_spec),
       out_specs=layout.batch_spec,
     ),
+    # Gathered, so that every process can read all scores.
     out_shardings=layout.shardings(P()),
   )
 
 
 def parameter_groups(params: Any) -> list[str]:
-  """The names by which metrics and errors speak of parameters."""
+  """Returns the names that metrics and errors give to parameters, sorted."""
   return sorted(
     {_group(path) for path, _ in jax.tree.leaves_with_path(params)}
   )
 
 
 def global_norm(tree: Any, program: Program) -> jax.Array:
-  """Norm of one worker's gradients, or of a tree like them, on all ranks."""
+  """Computes the norm of one worker's gradients, or of a tree like them.
+
+  It counts the logical parameters of all ranks, and is the same on each.
+  """
   groups = _group_norms(tree, program).values()
   return jnp.sqrt(sum(jnp.square(norm) for norm in groups))
 
@@ -198,19 +218,35 @@ def _group(path: tuple[Any, ...]) -> str:
 
 
 def _merge_dims(tree: Any, number: int) -> Any:
-  """The first ``number`` dims of every leaf as one."""
+  """Joins the first ``number`` dims of every leaf."""
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[number:]), tree)
 
 
 def _worker_gradients(
   program: Program, accumulation: int, params: Any, batch: Any
 ) -> tuple[jax.Array, Any]:
-  """Loss and gradients of one worker ``[*levels, M * B, ...]``, reduced."""
+  """Computes one worker's loss and gradients, reduced over its ranks.
+
+  Args:
+    program: The model on a mesh.
+    accumulation: M, microbatches per step.
+    params: The worker's parameters as they are stored.
+    batch: The worker's part of the batch, ``[*lanes of levels, M * B, ...]``.
+
+  Returns:
+    The mean loss over the worker's examples, and its gradients, which lie like
+    the parameters.
+  """
   layout = program.layout
   batch = _merge_dims(batch, len(layout.data))  # [D, M * B, ...]
   names = tuple(axis.name for axis in layout.data)
   if layout.shards is None:
-    # Cast so that differentiation inserts no reduction of its own.
+    # Parameters are equal on data-parallel ranks and, unless they are sliced,
+    # on tensor ranks, and their type says so. Where a function reads such a
+    # value beside one that varies, JAX casts it to varying, and the transpose
+    # of that cast is an all-reduce: one for every parameter, in every layer and
+    # microbatch. Cast here, before differentiation, gradients stay those of
+    # this device, and are reduced once below.
     params = jax.tree.map(
       lambda p: varying(p, *names, layout.tensor.name), params
     )
@@ -220,7 +256,10 @@ def _worker_gradients(
         params, rank, accumulation,
       )
     )(batch)
+    # Each leaf waits for all of them: the reductions over the data axes come
+    # after the last one of the backward over the tensor axis.
     losses, grads = after((losses, grads), (losses, grads), layout.on_cpu)
+    # [D, ...] -> [...]: over lanes, then over devices.
     loss, grads = jax.tree.map(
       lambda x: lax.psum(jnp.sum(x, axis=0), names), (losses, grads)
     )
@@ -230,7 +269,8 @@ def _worker_gradients(
     lambda x: x / layout.num_data_ranks, (loss, grads)
   )
   grads = after(grads, (loss, grads), layout.on_cpu)
-  # Sums of replicated parameters' gradients over tensor ranks.
+  # Every tensor rank has read a replicated parameter, such as a norm's gain, so
+  # its gradient is the sum over ranks. A slice belongs to its own rank alone.
   name = layout.tensor.name
   return loss, jax.tree.map(
     lambda grad, spec: grad if name in spec else lax.psum(grad, name),
@@ -241,17 +281,33 @@ def _worker_gradients(
 def _partitioned_gradients(
   program: Program, params: Any, batch: Any, accumulation: int
 ) -> tuple[jax.Array, Any]:
-  """Sums over data-parallel ranks, of gradients as they are stored."""
+  """Computes loss and gradients of a worker whose state is partitioned.
+
+  Args:
+    program: The model on a mesh, with a partition.
+    params: The stored shards of the worker's parameters.
+    batch: ``[D, M * B, ...]``.
+    accumulation: M, microbatches per step.
+
+  Returns:
+    The sums over data-parallel ranks of the loss and of the gradients, which
+    lie like the stored shards.
+  """
   layout = program.layout
   shards, name = layout.shards, layout.tensor.name
+  # Gathered from the optimizer's depth to the weights' once per step, not once
+  # per microbatch.
   with jax.named_scope("zero"):
     weights = shards.working(params, program.tensors)
   batch = after(batch, weights, layout.on_cpu)
+  # Cast for the same reason as in `_worker_gradients`. Gradients leave by the
+  # sinks (`parallel.zero.gathered`), so these are what is differentiated.
   weights = jax.tree.map(lambda x: varying(x, name), weights)
   sinks = jax.tree.map(lambda x: varying(shards.sink(x), name), params)
 
   def loss_of(sinks, batch):
     losses = _scores(program, weights, batch, 1, sinks)["loss"]
+    # The mean over each rank's examples, summed over the ranks [D].
     return jnp.sum(losses.mean(axis=tuple(range(1, losses.ndim))))
 
   loss, grads = _accumulated(loss_of, sinks, batch, accumulation, num_lead=1)
@@ -270,15 +326,17 @@ def _scores(
   num_lead: int = 0,
   sinks: Any = None,
 ) -> Metrics:
-  """The model's scores by one worker's parameters on this device.
+  """Computes the model's scores, by one worker's parameters on this device.
 
   Args:
     program: The model on a mesh.
-    params: As stored; of a partition with sinks, the weights of a step.
-    batch: Leaves ``[D, B, ...]`` with a lead of 1, which a partition needs, or
-      ``[B, ...]`` with a lead of 0.
-    num_lead: Dims before B.
-    sinks: See ``Gathered``; None: nothing is differentiated.
+    params: The parameters as they are stored; if there are sinks, the weights
+      of a step.
+    batch: Tree of ``[D, B, ...]`` with one leading dim, as a partition needs
+      it, or of ``[B, ...]`` with none.
+    num_lead: The number of dims before B, 1 or 0.
+    sinks: A partition's sinks, of which `parallel.zero.gathered` tells; None if
+      nothing is differentiated.
   """
   model, shards = program.model, program.layout.shards
   if shards is None:
@@ -286,7 +344,7 @@ def _scores(
       return model.scores(params, batch)
 
     return (jax.vmap(score) if num_lead else score)(batch)
-  assert num_lead == 1
+  assert num_lead == 1  # `Gathered` lifts the model's functions over D itself
   if sinks is None:
     params = shards.working(params, program.tensors)
     sinks = jax.tree.map(lambda _: None, program.tensors)
@@ -305,14 +363,18 @@ def _accumulated(
   accumulation: int,
   num_lead: int = 0,
 ) -> tuple[jax.Array, Any]:
-  """Mean loss and gradients over microbatches of a batch.
+  """Averages loss and gradients over the microbatches of a batch.
 
   Args:
-    loss_of: ``(params, microbatch) -> loss``.
-    params: What is differentiated.
-    batch: Leaves ``[..., M * B, ...]`` with ``num_lead`` dims in front.
-    accumulation: M.
-    num_lead: Dims before the examples.
+    loss_of: A function ``(params, microbatch) -> loss``.
+    params: Its first argument, by which it is differentiated.
+    batch: Tree of ``[..., M * B, ...]`` with ``num_lead`` dims before the
+      examples.
+    accumulation: M, the number of microbatches.
+    num_lead: The number of dims before the examples.
+
+  Returns:
+    The mean loss, and the mean gradients with respect to ``params``.
   """
   value_and_grad = jax.value_and_grad(loss_of)
   if accumulation == 1:
@@ -321,6 +383,7 @@ def _accumulated(
   def split(x):  # the microbatches first, for the scan
     lead, rest = x.shape[:num_lead], x.shape[num_lead + 1 :]
     parts = x.reshape(*lead, accumulation, -1, *rest)
+    # [..., M, B, ...] -> [M, ..., B, ...]
     return jnp.moveaxis(parts, num_lead, 0)
 
   microbatches = jax.tree.map(split, batch)
@@ -330,6 +393,8 @@ def _accumulated(
 
   first = jax.tree.map(lambda x: x[0], microbatches)
   start = jax.eval_shape(value_and_grad, params, first)
+  # A scan's carry keeps its type, and gradients vary over mesh axes: so must
+  # the zeros that they are added to.
   zeros = jax.tree.map(
     lambda x: varying(
       jnp.zeros(x.shape, x.dtype), *x.manual_axis_type.varying
@@ -341,9 +406,16 @@ def _accumulated(
 
 
 def _group_norms(grads: Any, program: Program) -> Metrics:
-  """Norm per group, each logical parameter counted once.
+  """Computes each parameter's norm, every logical element counted once.
 
-  One reduction for all groups that are cut along the same axes.
+  A sliced parameter has other elements on each rank, so its squares are summed
+  over the axes that it is cut along. Of a replicated parameter every rank has
+  all elements: a sum over ranks would count each of them as often as there are
+  ranks. Parameters that are cut along the same axes share one all-reduce.
+
+  Args:
+    grads: One worker's gradients, lying like the stored parameters.
+    program: The model on a mesh.
   """
   squares: dict[tuple[str, ...], Metrics] = {}
   for (path, grad), spec in zip(
@@ -356,7 +428,7 @@ def _group_norms(grads: Any, program: Program) -> Metrics:
     squares.setdefault(names, {})[_group(path)] = square
   total = {}
   for names, of_groups in squares.items():
-    stacked = jnp.stack(list(of_groups.values()))
+    stacked = jnp.stack(list(of_groups.values()))  # [parameters]
     stacked = after(stacked, total, program.layout.on_cpu)
     summed = lax.psum(stacked, names) if names else stacked
     total |= dict(zip(of_groups, summed, strict=True))

@@ -1,6 +1,6 @@
-"""Sweeps: config overrides x seeds, resumable, one CSV.
+"""Sweeps: a run for each config override and seed, and one CSV of all.
 
-Each run has a folder of its own; a finished one is not trained again, a
+Each run has a folder of its own. A finished run is not trained again, and a
 killed one goes on from its checkpoint.
 """
 
@@ -16,10 +16,12 @@ from caatnet.train.experiment import Experiment
 
 
 def expand(grid: str) -> list[str]:
-  """``"a=1,2 b=3,4" -> ["a=1 b=3", "a=1 b=4", "a=2 b=3", "a=2 b=4"]``.
+  """Lists all combinations of a grid's values.
+
+  ``"a=1,2 b=3,4"`` becomes ``["a=1 b=3", "a=1 b=4", "a=2 b=3", "a=2 b=4"]``.
 
   Raises:
-    ValueError: A part without "=".
+    ValueError: A part has no "=" or no value.
   """
   points = [""]
   for part in grid.split():
@@ -43,25 +45,27 @@ def run_point(
   workdir: pathlib.Path,
   count_bytes: Callable[[], Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any] | None:
-  """Trains one point, or reads its result if that is there.
+  """Trains one run of a sweep, or reads its result if it is finished.
 
   Args:
-    experiment: What to train.
-    point: The overrides that it has, for folder name and CSV.
+    experiment: The run.
+    point: Its overrides, which name its folder and its CSV row.
     workdir: The sweep's folder.
-    count_bytes: What a step sends, as ``TrainResult.communication`` has it,
-      on a mesh where every worker and rank has a device.
+    count_bytes: Returns what a step sends, as `TrainResult.communication` has
+      it, on a mesh where every worker and rank has a device. A run itself may
+      use fewer devices, whose lanes send nothing to each other.
 
   Returns:
-    A CSV row, or None if a signal stopped the run.
+    A CSV row; None if a signal stopped the run.
   """
   seed = experiment.seed
+  # Names are cut to 80 characters, so a digest keeps folders apart.
   digest = hashlib.sha256(point.encode()).hexdigest()[:6]
   name = point.replace(" ", "_").replace("/", "-") or "base"
   folder = workdir / "runs" / f"{name[:80]}_{digest}_seed{seed}"
   stored = folder / "result.json"
   if stored.exists():
-    records.write_config(folder, experiment.config)  # checks it
+    records.write_config(folder, experiment.config)  # refuses another config
     return json.loads(stored.read_text())
   result = loop.train(experiment, folder, label=f"{point} seed={seed}")
   if not result.finished:
@@ -106,7 +110,7 @@ def run_point(
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Replaces the sweep's CSV by all rows so far, which have equal keys."""
+  """Writes all rows so far, which have equal keys, in place of the old CSV."""
   temporary = path.with_suffix(".tmp")
   with temporary.open("w", newline="") as file:
     writer = csv.DictWriter(file, list(rows[0]))
@@ -116,7 +120,7 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
 
 
 def read_csv(path: pathlib.Path) -> list[dict[str, Any]]:
-  """The rows of a sweep's CSV, numbers as numbers."""
+  """Reads the rows of a sweep's CSV, with numbers as numbers."""
   with path.open(newline="") as file:
     rows: list[dict[str, Any]] = list(csv.DictReader(file))
   for row in rows:

@@ -1,4 +1,4 @@
-"""How fast the devices multiply matrices: the yardstick for a model's rate."""
+"""Measures how fast devices multiply matrices, the scale of a model's rate."""
 
 import functools
 import time
@@ -8,21 +8,22 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-# Large enough to reach the rate, small enough to take well under a second.
+# Sides of the matrices, by platform: large enough to reach the rate, small
+# enough to take well under a second.
 _SIZE = {"cpu": 1024, "gpu": 8192, "tpu": 8192}
 
 
 @functools.cache
 def matmul_rate(mesh: Mesh, dtype: str, repeats: int = 5) -> float:
-  """FLOP/s of square products, all devices of the mesh at once; asked once.
+  """Measures products of square matrices on all devices of a mesh at once.
 
   Args:
     mesh: The devices.
-    dtype: Of the operands.
-    repeats: Measurements; the fastest counts.
+    dtype: The dtype of the operands.
+    repeats: The number of measurements, of which the fastest counts.
 
   Returns:
-    FLOP/s in all.
+    FLOP/s of all devices together.
   """
   devices = mesh.devices.size
   size = _SIZE.get(mesh.devices.flat[0].platform, 4096)
@@ -30,6 +31,7 @@ def matmul_rate(mesh: Mesh, dtype: str, repeats: int = 5) -> float:
 
   def products(x):  # eight in a row hide the launch
     for _ in range(8):
+      # Scaled, so that products of ones stay ones and nothing overflows.
       x = jnp.einsum("dij,djk->dik", x, x) * (1.0 / size)
     return x
 

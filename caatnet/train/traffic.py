@@ -1,4 +1,4 @@
-"""What a training step sends, read from the programs that the run will use."""
+"""Counts what a training step sends, from the programs that a run uses."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from parallel.xla import ledger
 
 
 def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
-  """The programs of one period of the outer loop, by ``Plan.variant``."""
+  """Lowers the programs of one period of the outer loop, by `Plan.variant`."""
   outer = experiment.outer
   programs = {(plan := outer.plan(s)).variant: plan for s in outer.steady_round}
   return {p: experiment.lower_step(plan) for p, plan in programs.items()}
@@ -23,7 +23,15 @@ def lower_steps(experiment: Experiment) -> dict[Any, jax.stages.Lowered]:
 def communication_per_step(
   experiment: Experiment, lowered: Mapping[Any, jax.stages.Lowered]
 ) -> list[dict[str, Any]]:
-  """``summary``, as the mean over one period of the outer loop's plans."""
+  """Counts what one step sends, on average over one period of the outer loop.
+
+  Args:
+    experiment: The run.
+    lowered: Its programs, as `lower_steps` returns them.
+
+  Returns:
+    Rows as `summary` has them, with bytes as means per step.
+  """
   outer, mesh = experiment.outer, experiment.program.layout.mesh
   counts = collections.Counter(
     outer.plan(step).variant for step in outer.steady_round
@@ -44,9 +52,16 @@ def communication_per_step(
 def summary(
   entries: list[ledger.Collective], mesh: jax.sharding.Mesh
 ) -> list[dict[str, Any]]:
-  """Operand and ring wire bytes per device, per axis, phase and dtype.
+  """Sums the bytes that a device sends, by axis, phase and dtype.
 
-  What goes over several axes at once has a row of its own: ``node+gpu``.
+  Args:
+    entries: The collectives of a program.
+    mesh: The mesh of the program.
+
+  Returns:
+    Rows of "axis", "phase", "dtype", "bytes" (of operands) and "wire_bytes" (on
+    the links, if collectives are rings). What goes over several axes at once
+    has a row of its own, such as ``node+gpu``.
   """
   phases = ("forward", "backward", "update")
   order = list(mesh.axis_names)
@@ -64,19 +79,19 @@ def summary(
     {"axis": axes, "phase": phases[phase], "dtype": dtype,
      "bytes": size[0].item(), "wire_bytes": size[1].item()}
     for (_, phase, dtype, axes), size in sorted(sizes.items())
-    if axes and size[0]
+    if axes and size[0]  # a collective over no axis stays on the device
   ]
 
 
 def saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:
-  """What the outer loop saves, in words.
+  """Says in a line what the outer loop saves over data parallelism.
 
   Args:
-    program: Model and mesh.
-    rows: As ``communication_per_step`` has them.
+    program: The model on a mesh.
+    rows: What `communication_per_step` returned.
 
   Returns:
-    A line; empty where no worker sends anything to another device.
+    The line; empty if nothing is sent over the worker axis.
   """
   worker = program.layout.worker
   rows = [r for r in rows if r["axis"] == worker.name]
@@ -86,7 +101,7 @@ def saving(program: Program, rows: Sequence[Mapping[str, Any]]) -> str:
     return ""
   dense = sum(float32_bytes(program.local_params, worker).values())
   devices = worker.devices
-  ring = 2 * (devices - 1) / devices * dense  # of the all-reduce
+  ring = 2 * (devices - 1) / devices * dense  # of all-reduced gradients
   return (
     f"saves     worker axis: {dense / sent:,.1f}x fewer operand bytes than "
     f"all-reduced float32 gradients, {dense / sent / 2:,.1f}x than bfloat16; "

@@ -1,16 +1,16 @@
-"""Pallas kernels against XLA's own fusion of their specification.
+"""Pallas kernels against XLA's programs of their references.
 
   python -m launch.benchmark --config=configs/benchmark/kernels.py
 
-Per kernel: the bytes that it must move, its time, the fraction of the copy
-bandwidth of the same run that this is, and the ratio of its time to XLA's
-compiled reference and to the reference in one program per stage. Medians over
-rounds in which all take turns, on random data in rotated buffers. On CPUs
-kernels are interpreted on small shapes: numbers are checked and bytes counted,
-no time is printed.
+For each kernel the table has the bytes that it must move, its time, the
+fraction of the bandwidth of a copy in the same run that this is, and the ratios
+of its time to those of the reference, compiled as a whole and in one program
+per stage. Times are medians over rounds in which all take turns, on random data
+in several sets of buffers. On CPUs kernels are interpreted on small shapes:
+results are checked and bytes counted, and no time is printed.
 
-For an accelerator that is not here, the bytes of main memory that programs with
-and without kernels read and write, from their compiled text:
+For an accelerator that is not here, it counts the bytes of main memory that
+programs with and without kernels read and write, from their compiled text:
 
   python -m launch.benchmark --config=configs/benchmark/kernels.py \
     --config.benchmark.target=gpu:h200:1x1
@@ -28,9 +28,9 @@ def get_config() -> ml_collections.ConfigDict:
     "add_norm", "add_norm_backward", "reduce_add_norm", "encode", "mean",
     "nesterov",
   )
-  # What to compile for, as launch.compile's --target; "": run on what is here.
+  # A target as launch.compile takes it; "" runs on the devices that are here.
   config.benchmark.target = ""
   config.benchmark.rounds = 20
-  # Sets of operands that calls take in turn.
+  # Sets of operands that calls take in turn, so that none is in a cache.
   config.benchmark.buffers = 4
   return config

@@ -3,28 +3,29 @@ r"""Time to build schedules, and how near optimal ones come to the cut bound.
   python -m launch.benchmark --config=configs/benchmark/schedules.py \
     --config.benchmark.plot=schedules.png --output=results/schedules.json
 
-Four parts: MultiTree on square tori and meshes of growing size; the event loop
-on all-gathers of 1,024 ranks; the optimal trees on some graphs, one of them
-with failed links; and on 200 seeded random graphs of up to 64 nodes, with links
-of several speeds, switches in some and failed links in some. For each of those
-the output has the tight cut: its nodes and the bandwidth that leaves it, which
-bound any all-gather from below. Aims: MultiTree on 32x32 under 5 s and on a
-64x64 torus under 60 s; 300,000 link traversals per second; optimal trees of an
-8x8 torus under 10 s; on 95% of the random graphs within 5% of the bound.
-Minutes, with a bar that says how many; `schedules.py:test`, a few small ones,
-takes seconds. Seconds in the result are those of the processor.
+It has four parts: MultiTree on square tori and meshes of growing size; the
+event loop on all-gathers of 1,024 ranks; optimal trees on some graphs, one of
+them with failed links; and optimal trees on 200 seeded random graphs of up to
+64 nodes, with links of several speeds, switches in some and failed links in
+some. For each graph of the last two parts the output has the tight cut: its
+nodes, and the bandwidth that leaves it, which bounds any all-gather from below.
+
+Aims: MultiTree on 32x32 under 5 s and on a 64x64 torus under 60 s; 300,000 link
+traversals per second; optimal trees of an 8x8 torus under 10 s; 95% of the
+random graphs within 5% of the bound. Seconds in the result are processor time.
+The whole takes minutes; `schedules.py:test`, with a few small graphs, seconds.
 """
 
 import ml_collections
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """`all`, or `test` for seconds."""
+  """Returns the benchmark: `all`, or `test` for one that takes seconds."""
   config = ml_collections.ConfigDict()
   config.name = "schedules"
   config.benchmark = ml_collections.ConfigDict()
   config.benchmark.name = "schedules"
-  # Sides of square grids.
+  # The sides of square grids.
   config.benchmark.tori = (4, 8, 16, 32, 64)
   config.benchmark.meshes = (4, 8, 16, 32)
   config.benchmark.optimal = ("torus 4x4", "torus 8x8", "mesh 8x8",
@@ -35,7 +36,8 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
                                 "multitree, torus 32x32")
   config.benchmark.num_random = 200
   config.benchmark.max_nodes = 64
-  config.benchmark.processes = 2  # among which the random graphs are dealt
+  # How many processes share the random graphs.
+  config.benchmark.processes = 2
   # PNG of the times against the number of nodes; "" for none.
   config.benchmark.plot = ""
   if size == "test":

@@ -1,11 +1,13 @@
-"""Training step of a 25M-parameter byte model, lanes against a plain step.
+"""The training step of a 25M-parameter byte model, lanes against a plain step.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
 
-All variants take turns in one run on one device; the table has medians, the
-range, and the time relative to the first variant of the same dtype. About
-eight minutes on two cores. Aims: our one-rank step at the plain step's speed;
-eight lanes at p = 1 within 1.2x of one rank, at p = .5 within 1.6x.
+All variants take turns in one run on one device. The table has medians, ranges,
+and times relative to the first variant of the same dtype. It takes about eight
+minutes on two cores.
+
+Aims: our step with one rank as fast as the plain step; with eight lanes at
+p = 1 within 1.2x of one rank, at p = .5 within 1.6x.
 """
 
 import ml_collections
@@ -14,7 +16,7 @@ from configs.caatnet import base
 
 
 def get_config(size: str = "25m") -> ml_collections.ConfigDict:
-  """`25m`, or `test` for a model that takes seconds."""
+  """Returns the benchmark: `25m`, or `test` for a model that takes seconds."""
   config = base.get_config()
   config.name = "train_step"
   config.model.width = 512
@@ -26,7 +28,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config.benchmark.name = "train_step"
   config.benchmark.rounds = 7
   config.benchmark.dtypes = ("float32", "bfloat16")
-  # (label, overrides); "" is the plain JAX step.
+  # (label, overrides). The step whose label begins with "plain" is not ours.
   config.benchmark.variants = (
     ("plain JAX step", ""),
     ("r=1", "parallel.tensor=1"),

@@ -2,11 +2,13 @@ r"""ZeRO-3 on 8 devices against the same step that XLA partitions by itself.
 
   python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
 
-The other step is plain `jax.jit`, no shard_map: batch and activations sharded
-over the 8 devices, every array of the training state along its largest dim. All
-variants take turns in one run. Virtual devices share the machine's cores, so
-this measures what a step computes and copies, not a network. Aim, and result in
-LOG.md: not slower than 1.1x.
+The other step is plain `jax.jit` without shard_map. Batch and activations are
+sharded over the 8 devices, and every array of the training state along its
+largest dim. All variants take turns in one run. Virtual devices share the
+machine's cores, so this measures what a step computes and copies, not a
+network.
+
+Aim: not slower than 1.1x. The result is in LOG.md.
 """
 
 import ml_collections
@@ -15,7 +17,7 @@ from configs.caatnet import base
 
 
 def get_config(size: str = "6m") -> ml_collections.ConfigDict:
-  """`6m`, or `test` for a model that takes seconds."""
+  """Returns the benchmark: `6m`, or `test` for a model that takes seconds."""
   config = base.get_config()
   config.name = "zero_step"
   config.model.width = 256
@@ -28,7 +30,8 @@ def get_config(size: str = "6m") -> ml_collections.ConfigDict:
   config.benchmark = ml_collections.ConfigDict()
   config.benchmark.name = "zero"
   config.benchmark.rounds = 9
-  # (label, overrides); the first is what others are compared with.
+  # (label, overrides); others are compared with the first. A step whose label
+  # begins with "automatic" is partitioned by XLA.
   config.benchmark.variants = (
     ("automatic", ""),
     ("zero3", "zero.scheme=zero3"),

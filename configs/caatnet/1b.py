@@ -1,10 +1,10 @@
-"""CAAT-Net 1.1B: the paper's model, arXiv 2506.19645 (sizes from its code).
+"""CAAT-Net 1.1B, a model of the paper, arXiv 2506.19645 (sizes of its code).
 
   python -m launch.train --config=configs/caatnet/1b.py --config.sync.p=0.5
 
-The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. Until
-a tokenizer comes, `config.data` gives bytes, which use 256 of them: this
-config compiles and runs, its loss is not the paper's.
+The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. There
+is no tokenizer here yet: `config.data` gives bytes, which are 256 of these
+tokens. So the config compiles and runs, but its loss is not the paper's.
 """
 
 import ml_collections
@@ -23,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.model.ffn_width = 5632
   config.model.dtype = "bfloat16"
   config.model.remat = "reduced"
-  # As many ranks as 64 chips; fewer devices carry several each.
+  # One rank for each of 64 chips; fewer devices carry several ranks each.
   config.parallel.data = 8
   config.parallel.tensor = 8
   config.train.accumulation = 16

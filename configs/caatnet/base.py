@@ -1,8 +1,8 @@
-"""A language model with every section; other configs change a few keys.
+"""A language model with all sections; other configs change a few keys.
 
-The hyper-parameters are those of the CAAT-Net study (arXiv 2506.19645 and its
-official code): AdamW (0.9, 0.95), weight decay 0.1, clipping at 1, warm-up and
-cosine to a tenth.
+The hyper-parameters are those of the CAAT-Net paper (arXiv 2506.19645) and its
+official code: AdamW (0.9, 0.95), weight decay 0.1, clipping at 1, warm-up, and
+a cosine down to a tenth.
 """
 
 import ml_collections
@@ -11,13 +11,13 @@ from configs import sections
 
 
 def get_config() -> ml_collections.ConfigDict:
-  """A complete configuration; the sizes are those of ``tiny``."""
+  """Returns a complete config with the sizes of ``tiny``."""
   config = ml_collections.ConfigDict()
   config.name = "base"
   config.seed = 0
-  # Norms and codecs: "auto" (Pallas on TPUs and GPUs where it takes the
-  # sizes), "reference" (jnp), or "interpret": the TPU's kernels on any
-  # machine, slowly.
+  # How norms and codecs are computed: "auto" (by Pallas kernels on TPUs and
+  # GPUs, where these take the sizes), "reference" (jnp), or "interpret" (by the
+  # TPU's kernels on any machine, slowly).
   config.kernels = "auto"
   config.model = sections.transformer()
   config.sync = sections.sync()

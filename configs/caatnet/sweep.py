@@ -1,8 +1,8 @@
-r"""The study: loss against p, against the number of ranks, and private scale.
+r"""A sweep: loss against p, the number of ranks r, and the private scale.
 
-p in 1, .75, .5, .25, 0 at r = 4; r in 2, 4, 8 at p = .5; private channels
-scaled by sqrt(r) or not; 3 seeds. 39 runs, each somewhat
-over a minute on one core.
+It has p in 1, .75, .5, .25, 0 at r = 4 and r in 2, 4, 8 at p = .5, with private
+channels scaled by sqrt(r) or not, and 3 seeds: 39 runs, each of somewhat over a
+minute on one core.
 
   python -m launch.sweep --config=configs/caatnet/sweep.py \
     --cpu_devices=8 --mesh=tensor:1
@@ -28,7 +28,7 @@ def _points() -> tuple[str, ...]:
 
 
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
-  """`study`, or `test` for a few steps of two points."""
+  """Returns the sweep: `study`, or `test` for a few steps of two points."""
   config = tiny.get_config("test" if size == "test" else "demo")
   config.name = "sweep"
   if size == "study":

@@ -1,10 +1,10 @@
-r"""A byte-level model for a laptop CPU: the demo, the tests, first steps.
+r"""A byte-level model for a laptop CPU: for the demo, tests and first steps.
 
   python -m launch.train --config=configs/caatnet/tiny.py \
     --config.sync.p=0.5 --cpu_devices=8
 
-Expected: a validation loss well under the bigram model's in two minutes on
-two cores. `tiny.py:test` is a few steps of a smaller one.
+Expected result: a validation loss well under the bigram model's, in two minutes
+on two cores. `tiny.py:test` makes a few steps of a smaller model.
 """
 
 import ml_collections
@@ -13,7 +13,7 @@ from configs.caatnet import base
 
 
 def get_config(size: str = "demo") -> ml_collections.ConfigDict:
-  """`demo`, or `test` for seconds instead of minutes."""
+  """Returns the run: `demo`, or `test`, which takes seconds."""
   config = base.get_config()
   config.name = "tiny"
   config.model.init_std = 0.06

@@ -1,8 +1,8 @@
-r"""All-reduce algorithms on tori, meshes, fat trees and BiGraphs.
+r"""Times all-reduce algorithms on tori, meshes, fat trees and BiGraphs.
 
-MultiTree (Huang et al., ISCA 2021) against ring, 2D ring, double binary tree,
-halving-doubling with rank mapping (HDRM) and, what the paper does not have,
-the bucket form of the 2D ring.
+MultiTree (Huang et al., ISCA 2021) is compared with ring, 2D ring, double
+binary tree, halving-doubling with rank mapping (HDRM), and with the bucket form
+of the 2D ring, which the paper does not have.
 
   python -m launch.simulate --config=configs/collectives/multitree.py
   python -m launch.simulate --config=configs/collectives/multitree.py:large \
@@ -10,12 +10,13 @@ the bucket form of the 2D ring.
   python -m launch.simulate --config=configs/collectives/multitree.py \
     --config.topologies='("torus:6x6",)' --config.latency_s=1e-6
 
-Nothing is trained; ten seconds ("large": a minute). Expected result: in
-lockstep at 64 MiB MultiTree reaches 75 % of the bound on the 4 x 4 torus and
-90 % on the 8 x 8 one, the bucket form 99 and 98 %; by events MultiTree is the
-fastest on all eight networks up to 256 KiB.
-Link constants are those of ASTRA-sim's example; the paper's are not used.
-The two-level fat tree is a leaf-spine network with as many spines as hosts.
+Nothing is trained; it takes ten seconds ("large": a minute). Link constants are
+those of ASTRA-sim's example, not the paper's. The two-level fat tree is a
+leaf-spine network with as many spines as a leaf has hosts.
+
+Expected result: in lockstep at 64 MiB MultiTree reaches 75 % of the bound on
+the 4 x 4 torus and 90 % on the 8 x 8 one, the bucket form 99 and 98 %. By
+events MultiTree is the fastest on all eight networks up to 256 KiB.
 """
 
 import ml_collections
@@ -33,7 +34,8 @@ TOPOLOGIES = {
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
-  """16 and 64 ranks; "large" is 256 ranks, "test" takes a second."""
+  """Returns 16 and 64 ranks, 256 for "large", or "test", which takes a second.
+  """
   if size not in TOPOLOGIES:
     raise ValueError(
       f"configs/collectives/multitree.py:{size}: the sizes are "
@@ -52,6 +54,6 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   )
   config.bandwidth = 50e9
   config.latency_s = 500e-9
-  # Whether a round waits for all of the one before.
+  # Whether a round waits until all of the round before has arrived.
   config.barrier = False
   return config

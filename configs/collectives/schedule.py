@@ -1,4 +1,4 @@
-r"""One collective on one topology, looked at closely.
+r"""Looks closely at one collective on one topology.
 
   python -m launch.simulate --config=configs/collectives/schedule.py
   python -m launch.simulate --config=configs/collectives/schedule.py \
@@ -10,15 +10,16 @@ r"""One collective on one topology, looked at closely.
   python -m launch.simulate --config=configs/collectives/schedule.py \
     --config.msccl=multitree.xml
 
-Nothing is trained; a second. Expected result: 10 rounds; 18.1 us in lockstep,
-16.1 us where a transfer starts as soon as its chunk is there.
+Nothing is trained; it takes a second. Expected result: 10 rounds, which take
+18.1 us in lockstep, and 16.1 us if a transfer starts as soon as its chunk is
+there.
 """
 
 import ml_collections
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
-  """MultiTree on a 4 x 4 torus; "test": on a 2 x 2 one."""
+  """Returns MultiTree on a 4 x 4 torus, or for "test" on a 2 x 2 one."""
   # The round to draw is the first of the all-gather.
   topologies = {"small": ("torus:4x4", 5), "test": ("torus:2x2", 2)}
   if size not in topologies:
@@ -29,12 +30,12 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.name = "schedule"
   config.study = "schedule"
-  # picture_round: what --plot draws, from 0.
-  # NAME:SIZExSIZE of a builder in parallel/topologies.py, or file:PATH.
+  # The topology is file:PATH, or NAME:SIZExSIZE with the name of a builder in
+  # parallel/topology/builders.py. --plot draws round picture_round, from 0.
   config.topology, config.picture_round = topologies[size]
   config.algorithm = "multitree"
   config.collective = "all_reduce"
-  # An XML file to read in place of an algorithm.
+  # An MSCCL XML file to read in place of running an algorithm; "" for none.
   config.msccl = ""
   config.size_bytes = 2**20
   config.bandwidth = 50e9

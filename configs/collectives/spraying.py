@@ -1,9 +1,10 @@
-r"""Routing flows over leaf-spine networks: does it take packet spraying?
+r"""Routes flows over leaf-spine networks: is packet spraying needed?
 
-Ethereal (arXiv 2407.00550): if flows are equal and split as little as loads
-need, every link carries what per-packet spraying gives it. Beside the paper's
-splits: ECMP, one path per destination, and one colouring for all hosts, which
-needs no splits where spines divide a leaf's flows (ours).
+Ethereal (arXiv 2407.00550) splits equal flows as little as loads need, so that
+every link carries what it would carry with per-packet spraying. It is compared
+with ECMP, with one path per destination, and with one colouring for all hosts.
+The last one is ours, and needs no splits where the number of spines divides a
+leaf's flows.
 
   python -m launch.simulate --config=configs/collectives/spraying.py
   python -m launch.simulate --config=configs/collectives/spraying.py \
@@ -13,11 +14,11 @@ needs no splits where spines divide a leaf's flows (ours).
   python -m launch.simulate --config=configs/collectives/spraying.py \
     --config.program=compiled.json
 
-Nothing is trained; about half a minute. Expected result: on 16 leaves, 16
-spines and 16 hosts per leaf, i -> i + 16 loads the fullest uplink with 1 flow
-(ECMP: 4), for which Ethereal sends 4,096 pieces and the colouring 256 flows.
-The paper's times (up to 30 % below spraying) come from packets; loads alone,
-as here, make Ethereal and spraying equal.
+Nothing is trained; it takes about half a minute. Expected result: on 16 leaves,
+16 spines and 16 hosts per leaf, host i sending to i + 16 loads the fullest
+uplink with 1 flow (ECMP: 4). For that Ethereal sends 4,096 pieces, the
+colouring 256 flows. The paper's times (up to 30 % below spraying) come from a
+simulator of packets. By loads alone, as here, Ethereal and spraying are equal.
 """
 
 import ml_collections
@@ -31,7 +32,7 @@ TOPOLOGIES = {
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
-  """The paper's network of 256 hosts and two smaller; "test": 8 hosts."""
+  """Returns the paper's 256 hosts and two smaller networks, or "test"."""
   if size not in TOPOLOGIES:
     raise ValueError(
       f"configs/collectives/spraying.py:{size}: the sizes are "
@@ -40,15 +41,15 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.name = f"spraying_{size}"
   config.study = "flows"
-  # The first one also has the failures, the collectives and the program.
+  # The first one is also used for failures, collectives and the program.
   config.topologies = TOPOLOGIES[size]
   config.patterns = ("shift", "permutation", "all_to_all")
   config.routers = (
     "ecmp", "single_path", "spray", "ethereal", "coordinated",
     "coordinated_split",
   )
-  config.seed = 0  # of ECMP's hash and of the permutation
-  # (leaf, spine), counted from 0.
+  config.seed = 0  # decides ECMP's hash and the permutation
+  # Links that fail, as (leaf, spine), counted from 0.
   config.failed_uplinks = ((0, 0), (1, 1))
   # Builders of parallel/schedules/builders.py, and all_to_all.
   config.algorithms = ("ring", "halving_doubling", "all_to_all")
@@ -56,6 +57,6 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.size_bytes = tuple(m * 2**20 for m in mib)
   config.bandwidth = 50e9  # 400 Gb/s
   config.latency_s = 500e-9
-  # What `launch.compile --json` printed; "" for none.
+  # A file with what `launch.compile --json` printed; "" for none.
   config.program = ""
   return config

@@ -1,11 +1,11 @@
-"""What the configs of this folder share: sizes of Streaming DiLoCo.
+"""What the configs of this folder share: the sizes of Streaming DiLoCo's runs.
 
-Layers, heads and hidden width are those of its runs on C4 (arXiv 2501.18512;
-its "hidden dim" is taken as four times the width, heads have 64 dims), so are
-sequences of 1,024, 2 workers and 30 inner steps per round. Learning rate,
-batch, warm-up and number of steps are ours. Our models have SwiGLU in that
-hidden width and neither its QK-norm nor its z-loss. Data are bytes, as in
-`configs/caatnet/130m.py`.
+Layers, heads and hidden width are those of the paper's runs on C4 (arXiv
+2501.18512), where its "hidden dim" is taken as four times the width and heads
+have 64 dims. So are sequences of 1,024, 2 workers and 30 inner steps per round.
+Learning rate, batch, warm-up and number of steps are ours. Our models have
+SwiGLU in that hidden width, and neither the paper's QK-norm nor its z-loss.
+Data are bytes, as in `configs/caatnet/130m.py`.
 
 `tiny` is `configs/caatnet/tiny.py` with 2 workers of 4 tensor ranks each.
 """
@@ -15,7 +15,7 @@ import ml_collections
 from configs import sections
 from configs.caatnet import base, tiny
 
-# Layers and heads.
+# The numbers of layers and heads.
 SIZES = {
   "35m": (6, 8),
   "100m": (9, 12),
@@ -30,7 +30,7 @@ SIZES = {
 def get_config(
   algorithm: str = "diloco", size: str = "tiny"
 ) -> ml_collections.ConfigDict:
-  """An outer loop at a size: `tiny`, `test` or one of ``SIZES``."""
+  """Returns an outer loop at a size: `tiny`, `test` or one of ``SIZES``."""
   if size in ("tiny", "test"):
     config = tiny.get_config("demo" if size == "tiny" else "test")
     config.parallel.tensor = 4

@@ -1,9 +1,10 @@
-r"""Gradients averaged in every step: the baseline of the others.
+r"""Gradients averaged in every step: the baseline of all outer loops.
 
   python -m launch.train --config=configs/diloco/data_parallel.py \
     --cpu_devices=8
 
-Larger sizes: `data_parallel.py:35m`, see `base.py`. Results: LOG.md.
+`data_parallel.py:35m` and so on are the larger sizes of `base.py`. Results:
+LOG.md.
 """
 
 import ml_collections

@@ -1,8 +1,8 @@
-"""Delay-compensated stale-synchronous SGD, arXiv 1911.02516.
+"""DC-S3GD, delay-compensated stale-synchronous SGD, arXiv 1911.02516.
 
   python -m launch.train --config=configs/diloco/dc_s3gd.py --cpu_devices=8
 
-Larger sizes: `dc_s3gd.py:35m`, see `base.py`. Results: LOG.md.
+`dc_s3gd.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.
 """
 
 import ml_collections

@@ -1,8 +1,8 @@
-"""DiLoCo, arXiv 2311.08105: Nesterov(0.7, 0.9) on the mean difference.
+"""DiLoCo, arXiv 2311.08105: outer Nesterov at rate 0.7 with momentum 0.9.
 
   python -m launch.train --config=configs/diloco/diloco.py --cpu_devices=8
 
-Larger sizes: `diloco.py:35m`, see `base.py`. Results: LOG.md.
+`diloco.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.
 """
 
 import ml_collections

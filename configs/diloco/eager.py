@@ -1,8 +1,8 @@
-"""Eager updates, arXiv 2502.12996: an exchange takes a whole round.
+"""Eager updates, arXiv 2502.12996: means that are one round late.
 
   python -m launch.train --config=configs/diloco/eager.py --cpu_devices=8
 
-Larger sizes: `eager.py:35m`, see `base.py`. Results: LOG.md.
+`eager.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.
 """
 
 import ml_collections

@@ -2,7 +2,7 @@
 
   python -m launch.train --config=configs/diloco/fedavg.py --cpu_devices=8
 
-Larger sizes: `fedavg.py:35m`, see `base.py`. Results: LOG.md.
+`fedavg.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.
 """
 
 import ml_collections

@@ -1,8 +1,8 @@
-"""Parameters averaged every 30 steps.
+"""Local SGD: parameters averaged every 30 steps.
 
   python -m launch.train --config=configs/diloco/local_sgd.py --cpu_devices=8
 
-Larger sizes: `local_sgd.py:35m`, see `base.py`. Results: LOG.md.
+`local_sgd.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.
 """
 
 import ml_collections

@@ -2,7 +2,8 @@
 
   python -m launch.train --config=configs/diloco/sparseloco.py --cpu_devices=8
 
-Larger sizes: `sparseloco.py:35m`, see `base.py`. Results: LOG.md.
+`sparseloco.py:35m` and so on are the larger sizes of `base.py`. Results:
+LOG.md.
 """
 
 import ml_collections

@@ -2,7 +2,7 @@
 
   python -m launch.train --config=configs/diloco/streaming.py --cpu_devices=8
 
-Larger sizes: `streaming.py:35m`, see `base.py`. Results: LOG.md.
+`streaming.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.
 """
 
 import ml_collections

@@ -1,13 +1,16 @@
-r"""The study: loss of the outer loops at equal tokens, 3 seeds.
+r"""A sweep: loss of the outer loops at equal tokens, 3 seeds.
 
-`study` (the default): 600 steps of 1,024 bytes in all workers together, every
-outer loop with 2 workers and 30 inner steps; 4 and 8 workers, and 100 steps,
-for DiLoCo and for Streaming with everything on. `long`: data parallel and
-Streaming with everything on, 3,000 steps of 2,048 bytes. Both with 0.87M
-parameters; a run takes over one and over ten minutes on a core. Outer momentum
-is 0.3 at a rate of 1, and nothing of a worker's own parameters is kept when an
-exchange arrives: the published 0.9 at 0.7, and a share of 0.5, are worse in so
-few rounds (LOG.md).
+`study`, the default, makes 600 steps of 1,024 bytes, over all workers together.
+Every outer loop runs with 2 workers and 30 inner steps per round; DiLoCo and
+Streaming with everything on (one step of overlap, E3M0) also with 4 and 8
+workers, and with 100 inner steps. `long` makes 3,000 steps of 2,048 bytes, with
+data parallelism and Streaming with everything on. Models have 0.87M parameters.
+A run of `study` takes over one minute on a core, a run of `long` over ten.
+
+Outer momentum is 0.3 at a rate of 1, and workers keep nothing of their own
+parameters when a mean arrives. The published 0.9 at 0.7, and a share of 0.5,
+are worse in so few rounds (LOG.md). So NoLoCo does not run at its published
+settings either.
 
   python -m launch.sweep --config=configs/diloco/sweep.py \
     --cpu_devices=8 --mesh=tensor:1
@@ -47,12 +50,12 @@ POINTS = (
   "outer.algorithm=noloco",
 )
 PAIR = (POINTS[0], FULL)
-# Steps, sequences per step.
+# The numbers of steps, and of sequences per step.
 SIZES = {"study": (600, 8), "long": (3000, 16)}
 
 
 def _sections(size: str) -> ml_collections.ConfigDict:
-  """The outer loops, with the study's rates."""
+  """Returns the sections of all outer loops, with the rates of the sweep."""
   choices = sections.choices()
   for loop in choices.outer.values():
     if size != "test" and "learning_rate" in loop:
@@ -64,7 +67,7 @@ def _sections(size: str) -> ml_collections.ConfigDict:
 
 
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
-  """`study`, `long`, or `test` for a few steps of two points."""
+  """Returns `study`, `long`, or `test` for a few steps of two points."""
   config = tiny.get_config("test" if size == "test" else "demo")
   config.name = "outer_loops"
   config.parallel.worker = 2

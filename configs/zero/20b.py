@@ -1,16 +1,18 @@
 r"""20B parameters on 64 chips as three levels, to compile and to price.
 
-The size of Xu et al. (arXiv 2501.04266); layers, width and heads are those of
-GPT-NeoX-20B (arXiv 2204.06745; recalled); SwiGLU in 16,384 makes 20.3e9.
-Levels are Frontier's: 2 chips as a pair, 4 pairs as a node, 8 nodes.
-Vocabulary, sequences and batch are ours.
+The model is as large as that of Xu et al. (arXiv 2501.04266). Layers, width,
+heads and sequences are those of GPT-NeoX-20B (arXiv 2204.06745; its
+configs/20B.yml). SwiGLU of width 16,384, in place of its MLP, makes 20.3e9
+parameters. Levels are Frontier's: 2 chips make a pair and 4 pairs a node; there
+are 8 nodes. Vocabulary and batch are ours.
 
   python -m launch.compile --config=configs/zero/20b.py \
     --target=tpu:v5p:4x4x4 --config.zero.scheme=frontier3
 
-Expected result (LOG.md): what the program sends over each level is what
-`parallel/zero/cost.py` says, and it fits; `--config.zero.scheme=zeropp` takes a
-third of the memory and half of the time on the links. A minute or two each.
+Expected result (LOG.md): the program sends over each level what
+`parallel/zero/cost.py` says, and it fits into the memory of a chip.
+`--config.zero.scheme=zeropp` takes a third of the memory and half of the time
+on the links. Each takes a minute or two.
 """
 
 import ml_collections

@@ -1,9 +1,10 @@
-r"""The study: loss of quantised partitions at equal tokens, 3 seeds.
+r"""A sweep: loss of quantised partitions at equal tokens, 3 seeds.
 
-300 steps of 1,024 bytes on 8 data-parallel ranks (2 nodes x 2 x 2), 0.87M
-parameters: without a partition, ZeRO-3, the same with int8 weights or int8
-gradients, and the two published mixtures of int8 weights and int4 gradients,
-blocks of 256. A run takes about two minutes on a core.
+Runs make 300 steps of 1,024 bytes on 8 data-parallel ranks (2 nodes x 2 x 2),
+with 0.87M parameters: without a partition, with ZeRO-3, with ZeRO-3 and int8
+weights or int8 gradients, and with the two schemes that have int8 weights and
+int4 gradients. Blocks have 256 elements. A run takes about two minutes on a
+core.
 
   python -m launch.sweep --config=configs/zero/sweep.py \
     --cpu_devices=8 --mesh=tensor:1
@@ -27,7 +28,7 @@ POINTS = (
 
 
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
-  """`study`, or `test` for a few steps of two points."""
+  """Returns `study`, or `test` for a few steps of two points."""
   config = tiny.get_config("test" if size == "test" else "demo")
   config.name = "zero_sweep"
   config.parallel.data = 8

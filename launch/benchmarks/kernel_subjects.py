@@ -1,4 +1,4 @@
-"""What the benchmark of kernels runs: each kernel beside its rivals."""
+"""The subjects of the benchmark of kernels: each op on each of its cases."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -19,6 +19,7 @@ from parallel.kernels.reduce_add_norm import api as reduce_add_norm
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.kernels.selection import Choice
 
+# The outer step of the op "nesterov".
 _OUTER = {"learning_rate": 0.7, "decay": 0.9}
 
 
@@ -27,14 +28,14 @@ class Subject:
   """One op on one case.
 
   Attributes:
-    op: See ``config.benchmark.ops``.
-    case: Its label.
-    num_bytes: That must be moved.
-    choose: Implementation -> which one takes the operands.
-    run: ``(*operands, implementation=...)``.
-    stages: The reference as functions, each of the results of the one before
-      and then of the operands.
-    draw: Seed -> operands.
+    op: The op, one of ``config.benchmark.ops``.
+    case: The label of the case.
+    num_bytes: The bytes that must be read and written.
+    choose: Returns which implementation takes the operands, given preferences.
+    run: The op, called with the operands and ``implementation=``.
+    stages: The reference cut into functions. Each takes the results of the one
+      before, then the operands.
+    draw: Returns random operands for a seed.
   """
 
   op: str
@@ -47,6 +48,7 @@ class Subject:
 
 
 def _normal(seed: int, *shapes: tuple[tuple[int, ...], str]):
+  """Draws a normal array for each pair of shape and dtype."""
   keys = jax.random.split(jax.random.key(seed), len(shapes))
   return tuple(
     jax.random.normal(key, shape).astype(dtype)
@@ -55,6 +57,7 @@ def _normal(seed: int, *shapes: tuple[tuple[int, ...], str]):
 
 
 def _add_norm(timed: bool, backward: bool = False) -> list[Subject]:
+  """Returns the add-and-normalise op on large cases if timed, else on small."""
   cases = add_norm_cases.LARGE if timed else add_norm_cases.CASES
   subjects = []
   for name, case in cases.items():
@@ -69,8 +72,9 @@ def _add_norm(timed: bool, backward: bool = False) -> list[Subject]:
         private_scale=case.private_scale, implementation=implementation,
       )
 
-    # Left out, since XLA would copy them: a stream without an update, and the
-    # shared update's gradient, which is the stream's.
+    # Results that equal another operand or result are left out, since XLA would
+    # copy them: the stream where there is no update, and the gradient of the
+    # shared update, which is that of the stream.
 
     def forward(*operands, call=call, case=case, implementation):
       out = call(*operands, implementation=implementation)
@@ -78,7 +82,8 @@ def _add_norm(timed: bool, backward: bool = False) -> list[Subject]:
 
     def both(*operands, call=call, case=case, implementation):
       operands, cotangents = operands[:-3], operands[-3:]
-      # With the results, or XLA alone would not write the normalised rows.
+      # The results are returned as well, or XLA's program would not write the
+      # normalised rows, which a training step keeps.
       out, transpose = jax.vjp(
         functools.partial(call, implementation=implementation), *operands
       )
@@ -118,6 +123,7 @@ def _add_norm(timed: bool, backward: bool = False) -> list[Subject]:
 
 
 def _reduce(timed: bool) -> list[Subject]:
+  """Returns the reduce-add-normalise op on large cases if timed."""
   cases = reduce_cases.LARGE if timed else reduce_cases.CASES
   subjects = []
   for name, case in cases.items():
@@ -171,11 +177,12 @@ def _reduce(timed: bool) -> list[Subject]:
 
 
 def _codec(timed: bool, op: str) -> list[Subject]:
+  """Returns an op of the codec on large cases if timed, else on small ones."""
   cases = codec_cases.LARGE if timed else codec_cases.CASES
   subjects = []
   for name, case in cases.items():
     c, n, m = case.codec, case.shape[-1], case.senders
-    if c.stochastic and op != "encode":
+    if c.stochastic and op != "encode":  # decoding does not depend on it
       continue
     elements = int(np.prod(case.shape))
     rows = elements // n
@@ -229,6 +236,8 @@ def _codec(timed: bool, op: str) -> list[Subject]:
       "mean": (mean,),
       "nesterov": (mean, step),
     }[op]
+    # Encoding reads both operands of the difference, and reads and writes the
+    # residual; a Nesterov step reads and writes parameters and momentum.
     num_bytes = {
       "encode": elements * (2 * size + 8) + wire,
       "mean": m * wire + 4 * elements,
@@ -242,6 +251,8 @@ def _codec(timed: bool, op: str) -> list[Subject]:
   return subjects
 
 
+# The ops, by the names in config.benchmark.ops. Given whether they are timed,
+# which takes large cases, they return their subjects.
 SUBJECTS: dict[str, Callable[[bool], list[Subject]]] = {
   "add_norm": _add_norm,
   "add_norm_backward": functools.partial(_add_norm, backward=True),

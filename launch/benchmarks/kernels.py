@@ -1,6 +1,6 @@
-"""Times kernels: ours, XLA's fusion of the reference, and its stages apart.
+"""Times kernels beside XLA's program of the reference, whole and in stages.
 
-Or, for a target that is not here, counts what their programs move.
+For a target that is not here, it counts the bytes that the programs move.
 """
 
 import functools
@@ -19,11 +19,20 @@ from launch.benchmarks.kernel_subjects import SUBJECTS, Subject
 from parallel.axes import Axis, make_mesh
 from parallel.xla import hlo, roofline, targets
 
+# Size of the array whose copy gives the bandwidth to compare with: far larger
+# than any cache.
 _COPY_BYTES = 1 << 28
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Checks, measures or counts; prints a table, returns it as plain data."""
+  """Checks, measures or counts; prints a table and returns it as plain data.
+
+  Args:
+    config: A config like configs/benchmark/kernels.py.
+
+  Raises:
+    ValueError: An op or the target is unknown.
+  """
   options = config.benchmark
   unknown = [op for op in options.ops if op not in SUBJECTS]
   if unknown:
@@ -34,7 +43,7 @@ def run(config: Any) -> dict[str, Any]:
   if options.target:
     return _count(options)
   platform = jax.default_backend()
-  timed = platform != "cpu"
+  timed = platform != "cpu"  # on CPUs kernels are interpreted
   implementation = platform if timed else "tpu_interpret"
   subjects = _subjects(options, timed)
   rows = []
@@ -66,7 +75,7 @@ def _subjects(options: Any, large: bool) -> list[Subject]:
 
 
 def _count(options: Any) -> dict[str, Any]:
-  """Main-memory bytes of large cases' programs, compiled for a target."""
+  """Counts the main-memory bytes of large cases, compiled for a target."""
   target = targets.resolve(options.target)
   if target.hardware is None:
     raise ValueError(
@@ -106,7 +115,12 @@ def _count(options: Any) -> dict[str, Any]:
 def _moved(
   subject: Subject, implementation: str, target: targets.Target
 ) -> tuple[float, int]:
-  """Bytes read and written (a loop of unknown length: once); temporaries."""
+  """Counts what a program moves on a target.
+
+  Returns:
+    The bytes that it reads and writes, with loops of unknown length counted
+    once, and its bytes of temporaries.
+  """
   operands = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
       x.shape, x.dtype, sharding=SingleDeviceSharding(target.devices[0])
@@ -122,7 +136,9 @@ def _moved(
     for instruction in computation.instructions:
       cost = roofline.cost(module, computation, instruction, target.hardware)
       num_bytes = cost.bytes
-      if instruction.opcode == "copy-start":  # beside others, so no cost there
+      # The roofline has no cost for asynchronous copies, which run beside other
+      # work; but they move bytes.
+      if instruction.opcode == "copy-start":
         (source,) = computation.operands(instruction)
         ends = source.shapes[0], instruction.shapes[0]
         num_bytes += sum(x.bytes for x in ends if not x.on_chip)
@@ -133,7 +149,12 @@ def _moved(
 def _check(
   subject: Subject, implementation: str, timed: bool
 ) -> dict[str, Any]:
-  """Largest difference from the reference, and memory beside the operands."""
+  """Compares an implementation with the reference.
+
+  Returns:
+    The largest difference, relative to the largest element of each result; and
+    if it is timed, the bytes of temporaries.
+  """
   operands = subject.draw(0)
   program = jax.jit(
     functools.partial(subject.run, implementation=implementation)
@@ -159,6 +180,8 @@ def _check(
 def _measure(
   subject: Subject, implementation: str, options: Any
 ) -> dict[str, Any]:
+  """Times kernel, reference, its stages and a copy in turns."""
+  # Several sets of operands, so that a call does not find its own in a cache.
   buffers = [subject.draw(seed) for seed in range(options.buffers)]
   source = [
     jax.random.normal(jax.random.key(i), _COPY_BYTES // 4)
@@ -180,11 +203,11 @@ def _measure(
     "kernel": (compiled[implementation], buffers),
     "fused": (compiled["reference"], buffers),
     "unfused": (unfused, buffers),
-    # XLA would alias what is not changed.
+    # A negation, since XLA would alias an array that is not changed.
     "copy": (jax.jit(lambda x: -x), [(x,) for x in source]),
   }
   seconds: dict[str, list[float]] = {name: [] for name in runners}
-  for turn in range(-1, options.rounds):
+  for turn in range(-1, options.rounds):  # turn -1 warms up and is not timed
     for name, (f, operands) in runners.items():
       # All buffers in one go, so that the host's part of a call is hidden.
       start = time.perf_counter()

@@ -1,6 +1,6 @@
 """Times builders and the simulator; compares optimal trees with the cut bound.
 
-Seconds are those of the processor, so that neighbours on a machine count less.
+Seconds are processor time, so that other programs on the machine count less.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -28,8 +28,10 @@ from parallel.schedules.optimal import trees
 from parallel.topology import builders as topologies
 from parallel.topology.graph import Link, Topology
 
+# Bytes per second of links of random graphs.
 BANDWIDTHS = (25e9, 50e9, 100e9, 200e9)
 
+# Topologies of optimal trees, by the names in config.benchmark.optimal.
 NAMED = {
   "torus 4x4": lambda: topologies.torus((4, 4)),
   "torus 8x8": lambda: topologies.torus((8, 8)),
@@ -43,6 +45,7 @@ NAMED = {
 }
 
 
+# Builders and topologies, by the names in config.benchmark.simulated.
 SIMULATED = {
   "ring, ring 1024": ("ring", lambda: topologies.ring(1024)),
   "bucket, torus 32x32": ("bucket", lambda: topologies.torus((32, 32))),
@@ -52,7 +55,14 @@ SIMULATED = {
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Measures, prints tables, and returns all as plain data."""
+  """Measures, prints tables, and returns all results as plain data.
+
+  Args:
+    config: A config like configs/benchmark/schedules.py.
+
+  Raises:
+    ValueError: The config names an unknown topology or schedule.
+  """
   options = config.benchmark
   for key, known in (("optimal", NAMED), ("simulated", SIMULATED)):
     for name in options[key]:
@@ -101,13 +111,14 @@ def run(config: Any) -> dict[str, Any]:
 def _track(
   items: Iterable[Any], what: str, total: int | None = None
 ) -> Iterator[Any]:
+  """Yields the items, with a progress bar on stderr."""
   yield from track(
     items, what, total, transient=True, console=Console(stderr=True)
   )
 
 
 def _random(options: Any) -> list[dict[str, Any]]:
-  """Rows of the random graphs, each by one of several processes."""
+  """Measures the random graphs, which are dealt to several processes."""
   seeds = range(options.num_random)
   draw = functools.partial(_drawn, max_nodes=options.max_nodes)
   with concurrent.futures.ProcessPoolExecutor(
@@ -121,7 +132,7 @@ def _drawn(seed: int, max_nodes: int) -> dict[str, Any]:
 
 
 def _summary(drawn: list[dict[str, Any]]) -> dict[str, Any]:
-  """Of the random graphs; printed too."""
+  """Prints and returns a summary of the random graphs."""
   ratios = np.array([r["ratio"] for r in drawn])
   seconds = np.array([r["seconds"] for r in drawn])
   worst = max(drawn, key=lambda r: r["ratio"])
@@ -147,13 +158,18 @@ def _summary(drawn: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _timed(function: Callable[[], Any]) -> tuple[Any, float]:
-  """A result, and the processor's seconds."""
+  """Returns a function's result and the seconds of processor time."""
   start = time.process_time()
   result = function()
   return result, time.process_time() - start
 
 
 def _multitree(topology: Topology) -> dict[str, Any]:
+  """Times MultiTree on a topology.
+
+  The bound of its steps: a rank must receive n - 1 chunks, one per port and
+  step.
+  """
   steps, seconds = _timed(lambda: multitree.grow(topology))
   n = topology.num_ranks
   ports = min(len(topology.neighbours(rank)) for rank in range(n))
@@ -164,7 +180,7 @@ def _multitree(topology: Topology) -> dict[str, Any]:
 
 
 def _simulated(name: str) -> dict[str, Any]:
-  """A row; 64 KiB per chunk, the schedule's building not counted."""
+  """Times the simulation of a schedule with 64 KiB per chunk."""
   builder, topology = SIMULATED[name]
   net = topology()
   layout = layouts.lay_out(build(builder, net, "all_gather"), net)
@@ -179,7 +195,7 @@ def _simulated(name: str) -> dict[str, Any]:
 
 
 def _optimal(topology: Topology, name: str) -> dict[str, Any]:
-  """A row; the schedule is proven on the topology."""
+  """Times optimal trees, checks their schedule, and compares with the bound."""
   forest, seconds = _timed(lambda: trees.forest(topology))
   schedule = trees.schedule(topology, forest)
   check(schedule, topology)
@@ -206,7 +222,7 @@ def _optimal(topology: Topology, name: str) -> dict[str, Any]:
 
 
 def _ranges(nodes: Iterable[int]) -> str:
-  """``(0, 1, 2, 5) -> "0-2 5"``."""
+  """Formats numbers as ranges: ``(0, 1, 2, 5)`` is "0-2 5"."""
   runs = []
   numbered = enumerate(sorted(nodes))
   for _, run in itertools.groupby(numbered, lambda x: x[1] - x[0]):
@@ -217,16 +233,21 @@ def _ranges(nodes: Iterable[int]) -> str:
 
 
 def _cut(row: dict[str, Any]) -> str:
+  """Describes a tight cut."""
   return (
     f"{row['cut_ranks']} ranks / {row['leaving_bytes_per_second'] / 1e9:g} GB/s"
   )
 
 
 def random_graph(seed: int, max_nodes: int) -> Topology:
-  """A connected graph of both-way links of several speeds.
+  """Draws a connected graph of links in both directions, of several speeds.
 
-  A third of them has switches, a third has links that failed in one or both
-  directions (at switches in both).
+  Of all seeds, a third give graphs with switches, and a third give graphs with
+  links that failed in one direction or in both.
+
+  Args:
+    seed: Decides the graph.
+    max_nodes: The largest number of nodes.
   """
   rng = random.Random(seed)
   nodes = rng.randint(6, max_nodes)
@@ -254,7 +275,7 @@ def random_graph(seed: int, max_nodes: int) -> Topology:
 def _plot(
   scaling: list[dict[str, Any]], drawn: list[dict[str, Any]], path: str
 ) -> None:
-  """Time against size: MultiTree on grids, optimal trees on random graphs."""
+  """Draws time against size: MultiTree on grids, optimal trees on graphs."""
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(8, 3.5), layout="constrained")

@@ -1,8 +1,8 @@
-"""Times training steps: ours, on lanes, against a step in plain JAX.
+"""Times our training steps, with and without lanes, against plain JAX.
 
-The plain step is written here from nothing but jax and optax: the same
-architecture, optimizer and scan. All variants take turns, so that a
-drift of the machine's speed reaches all of them.
+The plain step is written here with nothing but jax and optax: the same
+architecture, optimizer and scan. All variants take turns, so that a drift of
+the machine's speed reaches all of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,11 @@ from caatnet.train.throughput import matmul_rate
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Measures, prints a table, and returns it as plain data."""
+  """Measures, prints a table, and returns it as plain data.
+
+  Args:
+    config: A config like configs/benchmark/train_step.py.
+  """
   options = config.benchmark
   device = jax.devices()[:1]
   tokens = np.random.default_rng(0).integers(
@@ -93,7 +97,15 @@ def run(config: Any) -> dict[str, Any]:
 def take_turns(
   runners: Mapping[Any, Callable[[], None]], rounds: int
 ) -> dict[Any, list[float]]:
-  """Seconds of each runner in each round; all run once per round."""
+  """Times runners in turns.
+
+  Args:
+    runners: Functions that run one step and wait for it.
+    rounds: The number of rounds, in each of which all runners are timed once.
+
+  Returns:
+    The seconds of each runner in each round.
+  """
   seconds: dict[Any, list[float]] = {key: [] for key in runners}
   for _ in track(range(rounds), "rounds", transient=True):
     for key, step in runners.items():
@@ -107,7 +119,12 @@ def take_turns(
 def our_runner(
   experiment: Experiment, tokens: np.ndarray
 ) -> Callable[[], None]:
-  """Runs the training step that `launch.train` would, and waits for it."""
+  """Makes a function that runs our training step and waits for it.
+
+  Args:
+    experiment: The run, whose step `launch.train` would execute.
+    tokens: The batch.
+  """
   step = experiment.lower_step().compile()
   batch = put_batch(experiment.program.layout, tokens)
   state = [experiment.init_state()]
@@ -116,7 +133,7 @@ def our_runner(
     state[0], metrics = step(state[0], batch, ())
     jax.block_until_ready(metrics)
 
-  run_once(), run_once()
+  run_once(), run_once()  # untimed: the first steps allocate memory
   return run_once
 
 
@@ -125,17 +142,14 @@ def plain_runner(
   tokens: np.ndarray,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[], None]:
-  """The same model and optimizer in plain JAX.
+  """Makes a function that runs the same step in plain JAX and waits for it.
 
   Args:
-    experiment: What is done again.
+    experiment: The run, whose model and optimizer are written again.
     tokens: The batch.
-    mesh: Of one axis, over which batch and activations are sharded, and every
-      array of the state along its largest dim that divides; XLA does the rest.
-      None: one device.
-
-  Returns:
-    Runs a step and waits for it.
+    mesh: A mesh with one axis. Batch and activations are sharded over it, and
+      every array of the state along the largest dim that it divides; XLA
+      decides the rest. None for one device.
   """
   config = experiment.program.model.config
   optimizer = optax.chain(
@@ -182,6 +196,7 @@ def plain_runner(
 
 
 def _plain_params(config: Any) -> dict[str, Any]:
+  """Draws dense parameters, those of blocks stacked over layers."""
   h, f = config.width, config.ffn_width
   qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_width
   shapes = {"w_qkv": (h, qkv), "w_out": (h, h), "w_gate_up": (h, 2 * f),
@@ -205,6 +220,7 @@ def _plain_params(config: Any) -> dict[str, Any]:
 def _along_largest_dim(
   x: jax.Array, mesh: jax.sharding.Mesh
 ) -> NamedSharding:
+  """Shards an array along the largest dim that the mesh divides, if any."""
   fitting = [i for i, n in enumerate(x.shape) if n % mesh.size == 0]
   spec: list[Any] = [None] * x.ndim
   if fitting:
@@ -218,6 +234,7 @@ def _plain_loss(
   config: Any,
   over_batch: NamedSharding | None,
 ) -> jax.Array:
+  """Computes the mean cross-entropy of a Llama-style transformer."""
   dtype = config.dtype
 
   def apart(x):

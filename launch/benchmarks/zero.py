@@ -1,4 +1,4 @@
-"""Times training steps of partitioned states against XLA's own partitioning."""
+"""Times steps of a partitioned state against those that XLA partitions."""
 
 from typing import Any
 
@@ -13,7 +13,11 @@ from launch.benchmarks.train_step import our_runner, plain_runner, take_turns
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Measures, prints a table, and returns it as plain data."""
+  """Measures, prints a table, and returns it as plain data.
+
+  Args:
+    config: A config like configs/benchmark/zero.py.
+  """
   options = config.benchmark
   base = config.copy_and_resolve_references()
   with base.unlocked():

@@ -1,17 +1,18 @@
-"""How much of the time devices compute when replicas rarely talk.
+"""Predicts how much of the time devices compute when replicas rarely talk.
 
-A step is a graph of per-layer nodes on one device and one serial link; which
-layers a step sends, and who waits for them, is the method: data parallelism,
-DiLoCo, Streaming DiLoCo, with an overlap of tau steps, with fewer bits. The
-answer is a compute utilisation at a bandwidth, or the lowest bandwidth that
-reaches one.
+A training step is a graph of per-layer nodes, which run on one device and one
+serial link. A method (data parallelism, DiLoCo, Streaming DiLoCo with or
+without overlap and with fewer bits) says which layers are sent after which
+step, and which later work waits for them. The result is the compute utilisation
+at a bandwidth, or the lowest bandwidth that reaches a given utilisation.
 
-Paper: Streaming DiLoCo, arXiv 2501.18512. It gives the graph, 4 L - 1 nodes
-per step, and the results of its table 4, not the costs. Here all nodes of the
-device take the same time, all layers have the same size, and a layer's
-reduction sends f x bits x N / L. The embedding, a fragment of its own in the
-paper, has its turn and sends nothing. How near that comes:
-`parallel.network.utilisation_table`. Not in the paper: `latency_s`.
+Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
+arXiv 2501.18512. The paper gives the graph, 4 L - 1 nodes per step, and the
+results (its table 4), but not the costs of nodes. Here all nodes of the device
+take the same time, all layers have the same size, and the reduction of a layer
+sends f x bits x N / L. The embedding, which is a fragment of its own in the
+paper, has its turn and sends nothing. `caatnet.studies.utilisation.published`
+tells how near this comes to the table. The latency is not in the paper.
 
 Bandwidths are in bit/s, as in the paper; `parallel.hardware.links` has bytes
 per second.
@@ -31,18 +32,20 @@ BACKWARD_ACTIVATIONS = "backward for activations"
 BACKWARD_PARAMETERS = "backward for parameters"
 REDUCTION = "reduction"
 
-_NUM_PERIODS = 3  # the last one is measured: the first starts with a free link
+# Periods that are simulated, of which the last is measured: in the first one
+# nothing is waited for yet, since the link starts free.
+_NUM_PERIODS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """What of a model the link and the clock notice.
+  """The sizes of a model on which time depends.
 
   Attributes:
-    parameters: N, spread evenly over the layers.
-    num_layers: L.
-    step_seconds: T, compute of a step without any waiting.
-    name: For tables.
+    parameters: N, the number of parameters, spread evenly over the layers.
+    num_layers: L, the number of layers.
+    step_seconds: T, seconds that a step computes if it never waits.
+    name: What tables call the model.
   """
 
   parameters: float
@@ -57,27 +60,32 @@ class Model:
 
   @property
   def node_seconds(self) -> float:
-    """c = T / (3 L), the same for every node of the device."""
+    """Seconds of every node of the device, T / (3 L)."""
     return self.step_seconds / (3 * self.num_layers)
 
   @property
   def compute_seconds(self) -> float:
-    """Of a step: 3 L - 1 nodes, layer 0 has no gradient to hand down."""
+    """Seconds that a step computes.
+
+    It has 3 L - 1 nodes, since layer 0 has no layer below that needs a gradient
+    of activations.
+    """
     return (3 * self.num_layers - 1) * self.node_seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-  """Which layers are reduced after which step, and who waits for them.
+  """Which layers are reduced after which step, and what waits for them.
 
   Attributes:
     sync_every: H; each parameter is reduced once in H steps.
-    num_fragments: P; fragment p has the layers p, p + P, ... and is sent after
-      the steps s with s mod H = p (H // (P + 1)). One fragment: all layers
-      at once.
-    overlap_steps: tau; 0: a layer's next forward pass waits for its
-      reduction. tau > 0: step s + 1 + tau waits for all that step s sent.
-    bits: Of a parameter on the link.
+    num_fragments: P, the number of fragments. Fragment p has the layers p,
+      p + P, and so on, and is sent after the steps s with
+      s mod H = p (H // (P + 1)). With one fragment all layers are sent at once.
+    overlap_steps: tau. If it is 0, the next forward pass of a layer waits for
+      the layer's reduction. Else step s + 1 + tau waits for all that step s
+      sent.
+    bits: Bits of a parameter on the link.
   """
 
   sync_every: int = 1
@@ -103,38 +111,48 @@ class Method:
 
   @property
   def times(self) -> FragmentTimes:
-    """When which fragment is sent; one more fragment holds what is no layer."""
+    """The timetable of the fragments.
+
+    It has one more fragment, for what is in no layer, unless all is sent at
+    once.
+    """
     several = self.num_fragments > 1
     return FragmentTimes(self.sync_every, self.num_fragments + several)
 
   def layers_sent(self, step: int, num_layers: int) -> frozenset[int]:
-    """The layers that are reduced after a step, counted from 0."""
+    """Returns the layers that are reduced after a step, counted from 0."""
     fragment = self.times.in_round(step)
     if fragment is None or fragment >= self.num_fragments:
-      return frozenset()  # nothing, or all that is in no layer
+      return frozenset()  # nobody's turn, or that of what is in no layer
     return frozenset(range(fragment, num_layers, self.num_fragments))
 
 
 def data_parallel() -> Method:
-  """All layers after every step, 16 bit."""
+  """Returns data parallelism: all layers after every step, 16 bits."""
   return Method()
 
 
 def diloco(sync_every: int) -> Method:
-  """All layers after every H-th step (arXiv 2311.08105), 16 bit."""
+  """Returns DiLoCo: all layers after every H-th step, 16 bits.
+
+  Source: arXiv 2311.08105.
+  """
   return Method(sync_every)
 
 
 def streaming(
   sync_every: int, num_layers: int, overlap_steps: int = 0, bits: float = 16
 ) -> Method:
-  """Fragments of three layers, one after the other (arXiv 2501.18512)."""
+  """Returns Streaming DiLoCo with fragments of three layers.
+
+  Source: arXiv 2501.18512.
+  """
   fragments = max(1, num_layers // 3)
   return Method(sync_every, fragments, overlap_steps, bits)
 
 
 def paper_methods(num_layers: int, sync_every: int = 100) -> dict[str, Method]:
-  """The rows of table 4: name -> method."""
+  """Returns the methods in the rows of the paper's table 4, by name."""
   return {
     "data parallel": data_parallel(),
     "DiLoCo": diloco(sync_every),
@@ -146,12 +164,13 @@ def paper_methods(num_layers: int, sync_every: int = 100) -> dict[str, Method]:
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-  """A piece of a step.
+  """A node of a step's graph.
 
   Attributes:
-    kind: One of the four kinds above; a reduction runs on the link.
-    layer: From 0, the first one of the forward pass.
-    after: Places in the step's graph of what must have ended.
+    kind: One of the four kinds above. A reduction runs on the link, all others
+      on the device.
+    layer: The layer's number; 0 is the first one of the forward pass.
+    after: Indices in the graph of the nodes that must have ended before.
   """
 
   kind: str
@@ -160,19 +179,25 @@ class Node:
 
 
 def step_graph(num_layers: int) -> tuple[Node, ...]:
-  """The 4 L - 1 nodes of a step that reduces everything.
+  """Builds the 4 L - 1 nodes of a step that reduces all layers.
+
+  Args:
+    num_layers: L.
 
   Returns:
-    Nodes in the order in which device and link take them. A step that sends
-    less lacks the other layers' reductions.
+    The nodes in the order in which device and link run them. A step that sends
+    fewer layers skips the reductions of the others.
   """
   nodes = [
     Node(FORWARD, layer, (layer - 1,) if layer else ())
     for layer in range(num_layers)
   ]
-  upstream = num_layers - 1  # what made the gradient of this layer's output
+  # The node that made the gradient of the current layer's output: at first the
+  # last forward node, since the loss is not a node.
+  upstream = num_layers - 1
   for layer in reversed(range(num_layers)):
     gradient = (upstream,)
+    # Both backward nodes of a layer need that gradient and not each other.
     if layer:
       upstream = len(nodes)
       nodes.append(Node(BACKWARD_ACTIVATIONS, layer, gradient))
@@ -183,13 +208,13 @@ def step_graph(num_layers: int) -> tuple[Node, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Period:
-  """A period of H steps in the steady state.
+  """A period of H steps in the steady state, for several bandwidths.
 
   Attributes:
-    elapsed_s: float ``[bandwidth]``, seconds.
+    elapsed_s: Seconds that the period takes, float ``[bandwidth]``.
     compute_s: Seconds of it in which the device computes.
-    link_busy_s: float ``[bandwidth]``, seconds of the reductions that the
-      period sends.
+    link_busy_s: Seconds that its reductions take on the link, float
+      ``[bandwidth]``.
   """
 
   elapsed_s: np.ndarray
@@ -198,7 +223,7 @@ class Period:
 
   @property
   def utilisation(self) -> np.ndarray:
-    """float ``[bandwidth]`` in (0, 1]."""
+    """The share of the time in which the device computes, ``[bandwidth]``."""
     return self.compute_s / self.elapsed_s
 
 
@@ -210,19 +235,20 @@ def simulate(
   volume_factor: float = 1.0,
   latency_s: float = 0.0,
 ) -> Period:
-  """Runs three periods on links of several bandwidths at once.
+  """Simulates three periods, on links of several bandwidths at once.
 
   Args:
-    model: What is trained.
-    method: What is sent when.
-    bandwidth: bit/s of the replica's link; infinity is allowed.
-    volume_factor: f, what a replica sends for each bit of its parameters:
-      2 (M - 1) / M in a ring of M replicas, so 1 for the paper's M = 2.
+    model: The model that is trained.
+    method: Which layers are sent when.
+    bandwidth: Bandwidths of the replica's link in bit/s; infinity is allowed.
+    volume_factor: f, the bits that a replica sends for each bit of its
+      parameters: 2 (M - 1) / M in a ring of M replicas, which is 1 for the
+      paper's M = 2.
     latency_s: Seconds from the end of a reduction on the link to its arrival;
       the link is free meanwhile.
 
   Returns:
-    The last period.
+    The last of the periods.
 
   Raises:
     ValueError: A bandwidth or factor that is not positive, or a negative
@@ -243,18 +269,19 @@ def simulate(
     start, busy_before = run.device, run.link_busy
     run.period()
   busy = run.link_busy - busy_before
-  # A link with more work than time falls behind period by period before
-  # anybody waits for it; in the end its work sets the pace.
+  # A link with more work than time falls behind from period to period, for a
+  # while without anything waiting for it. In the end its work sets the pace, so
+  # a period takes at least as long as its reductions.
   elapsed = np.maximum(run.device - start, busy)
   return Period(elapsed, period * model.compute_seconds, busy)
 
 
 class _Run:
-  """When device and link are free, and who waits for what.
+  """The state of a simulation: when device and link are free, and what waits.
 
   Attributes:
-    device: float ``[bandwidth]``, second at which the device is free.
-    link_busy: The same shape, seconds that the link has worked.
+    device: The second at which the device is free, float ``[bandwidth]``.
+    link_busy: Seconds that the link has worked so far, float ``[bandwidth]``.
   """
 
   def __init__(
@@ -273,17 +300,20 @@ class _Run:
     self._transfer_s = transfer_s
     self._latency_s = latency_s
     self.device = self.link_busy = np.zeros_like(transfer_s)
-    self._link = self.device  # when it is free
-    self._waits: dict[int, np.ndarray] = {}  # layer -> its arrival
-    self._gates: dict[int, np.ndarray] = {}  # step of a period -> its start
+    # All times are float [bandwidth]. When the link is free:
+    self._link = self.device
+    # Without overlap: layer -> when its reduction has arrived.
+    self._waits: dict[int, np.ndarray] = {}
+    # With overlap: step of a period -> the earliest time at which it starts.
+    self._gates: dict[int, np.ndarray] = {}
 
   def period(self) -> None:
-    """Runs H steps."""
+    """Simulates H steps."""
     overlap = self._method.overlap_steps
     for step, sent in enumerate(self._sent):
       if step in self._gates:
         self.device = np.maximum(self.device, self._gates.pop(step))
-      if not sent and not self._waits:
+      if not sent and not self._waits:  # the device computes without waiting
         self.device = self.device + self._model.compute_seconds
         continue
       arrivals = self._step(sent)
@@ -294,13 +324,13 @@ class _Run:
         self._gates[gate] = np.max(list(arrivals.values()), axis=0)
 
   def _step(self, sent: frozenset[int]) -> dict[int, np.ndarray]:
-    """Runs a step; returns the arrival of each layer that it sends."""
+    """Simulates a step; returns when each layer that it sends arrives."""
     ends: list[np.ndarray] = []
     arrivals = {}
     for node in self._graph:
       on_link = node.kind == REDUCTION
       if on_link and node.layer not in sent:
-        ends.append(ends[-1])  # nothing is after it
+        ends.append(ends[-1])  # keeps indices right; no node is after it
         continue
       start = self._link if on_link else self.device
       for place in node.after:
@@ -321,7 +351,7 @@ class _Run:
 
 
 def bandwidth_grid() -> np.ndarray:
-  """The 50 bandwidths of table 4: 0.1 to 1000 Gbit/s, in bit/s."""
+  """Returns the 50 bandwidths of table 4, 0.1 to 1000 Gbit/s, in bit/s."""
   return np.logspace(8, 12, 50)
 
 
@@ -332,10 +362,17 @@ def lowest_bandwidth(
   *,
   volume_factor: float = 1.0,
 ) -> list[int | None]:
-  """The first point of `bandwidth_grid` that reaches each target.
+  """Finds the first point of `bandwidth_grid` that reaches each target.
+
+  Args:
+    model: The model that is trained.
+    method: Which layers are sent when.
+    targets: Compute utilisations in (0, 1).
+    volume_factor: The bits that a replica sends for each bit of its parameters.
 
   Returns:
-    Places in the grid; None where even the last one does not reach it.
+    An index in the grid for each target; None where even the last point does
+    not reach it.
   """
   timeline = simulate(
     model, method, bandwidth_grid(), volume_factor=volume_factor

@@ -1,10 +1,11 @@
 """What an outer loop is: how workers that train apart agree now and then.
 
-A worker's training state has a leading dim: trees ``[W, ...]`` hold W = lanes
-of the worker axis. What all workers share (outer parameters and the like) has
-no such dim and is the same on every device of that axis.
+Parameters and optimizer state of the workers have a leading dim: inside
+``jax.shard_map`` a tree ``[W, ...]`` holds the W lanes of the worker axis that
+are on this device. What all workers share, such as the outer parameters, has no
+such dim and is the same on every device of that axis.
 
-A step of the trainer, in the order in which it calls an outer loop:
+The trainer calls an outer loop three times in each step:
 
     state         = loop.begin(params, state, plan)
     grads         = gradients at params, per worker
@@ -12,8 +13,12 @@ A step of the trainer, in the order in which it calls an outer loop:
     updates       = inner optimizer's, per worker
     params, state = loop.finish(params, updates, state, plan)
 
-What ``begin`` sends can run on the links under the gradients' compute, since
-only ``finish`` reads it, then or some steps later.
+An exchange can run under a step's compute only if it starts before that compute
+and nothing in the compute reads its result. So what is to be hidden is sent in
+``begin``, before the gradients, and read in ``finish`` of this step or of a
+later one. A collective cannot outlive the program that holds it, and a step is
+one program: an exchange that is to take longer than one step is cut into
+pieces, one per step (`parallel.outer.streaming`).
 """
 
 from collections.abc import Hashable
@@ -36,9 +41,14 @@ State = Any
 class Plan(NamedTuple):
   """What an outer loop does in one step.
 
+  What is sent must be known when a program is compiled, so that no program
+  holds a collective that does not run. All that may differ from step to step
+  within one program is passed to it as numbers.
+
   Attributes:
-    variant: Which compiled program runs: steps with equal values share one.
-    numbers: What differs between them: int32s that the program is given.
+    variant: Which compiled program runs; steps with equal variants share one.
+    numbers: Tree of int32 that the program takes as an argument, such as the
+      number of the round.
   """
 
   variant: Hashable = ()
@@ -47,7 +57,7 @@ class Plan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OuterLoop:
-  """Workers that never talk; each algorithm overrides what it needs.
+  """An outer loop that never communicates; algorithms override what they need.
 
   Attributes:
     worker: The worker axis.
@@ -57,69 +67,102 @@ class OuterLoop:
 
   @property
   def period(self) -> int:
-    """Steps after which plans repeat, numbers aside, once all has begun."""
+    """Steps after which the plans' variants repeat, in the steady state."""
     return 1
 
   @property
   def steady_round(self) -> range:
-    """The steps of one period, when all has begun."""
+    """The steps of one period in the steady state."""
+    # A period is at least a round. First sends come after one round, and each
+    # arrives less than a round later: by the third period both happen.
     return range(2 * self.period, 3 * self.period)
 
   def init(self, params: Params) -> State:
-    """The state beside the workers' parameters.
+    """Returns the first state that is carried beside the workers' parameters.
+
+    The trainer places the state by its paths. A leaf whose path ends like a
+    parameter's is sharded like that parameter. Leaves under the key
+    ``"workers"`` have a leading worker dim of logical size, and each worker's
+    part lives with the worker.
 
     Args:
-      params: The common start, without worker dim. A leaf of the state whose
-        path ends like a parameter's lives where that parameter lives; under
-        the key ``"workers"`` leaves have a leading worker dim of logical size.
+      params: The parameters from which all workers start, without worker dim.
 
     Returns:
-      A dict of arrays.
+      A dict of arrays of logical shape.
     """
     return {}
 
   def plan(self, step: int) -> Plan:
-    """What happens in the step that makes update number ``step + 1``."""
+    """Returns what happens in a step; the first step has the number 0."""
     return Plan()
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
-    """Before the gradients."""
+    """Sends, before the gradients, what may travel while they are computed.
+
+    Args:
+      params: The workers' parameters ``[W, ...]``.
+      state: What `init` described, as it lies on this device.
+      plan: What happens in this step.
+
+    Returns:
+      The state, with what has been sent in it.
+    """
     return state
 
   def gradients(self, grads: Params, state: State) -> Params:
-    """Between gradients and inner optimizer; all trees ``[W, ...]``."""
+    """Changes the gradients that the inner optimizers get.
+
+    Args:
+      grads: Each worker's gradients ``[W, ...]``.
+      state: What `begin` returned.
+    """
     return grads
 
   def finish(
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
-    """Applies the inner optimizer's updates and what has arrived."""
+    """Applies the inner optimizers' updates and what has arrived.
+
+    Args:
+      params: The workers' parameters ``[W, ...]`` before the step.
+      updates: What each inner optimizer adds to them, ``[W, ...]``.
+      state: What `begin` returned.
+      plan: What happens in this step.
+
+    Returns:
+      The workers' parameters and the state after the step.
+    """
     return optax.apply_updates(params, updates), state
 
   def evaluated(self, params: Params, state: State) -> Params:
-    """The parameters that stand for the run, without worker dim."""
+    """Returns the parameters that stand for the run, without worker dim."""
     return mean_over_workers(params, self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    """What a device sends over the worker axis in one period.
+    """Returns what a device sends over the worker axis in one period.
 
     Args:
-      shapes: One worker's parameters as they lie on one device.
+      shapes: Shapes of one worker's parameters as they lie on one device.
 
     Returns:
-      Operand bytes of collectives by dtype on the wire; none where one device
+      Operand bytes of collectives by dtype on the wire; empty where one device
       has all workers.
     """
     return {}
 
 
 def mean_over_workers(tree: Params, worker: Axis) -> Params:
-  """``[W, ...] -> [...]``, the mean over all workers, by one all-reduce."""
+  """Averages ``[W, ...]`` to ``[...]`` over all workers, by an all-reduce."""
   return jax.tree.map(lambda x: all_reduce(x, worker) / worker.size, tree)
 
 
 def of_first(tree: Params, worker: Axis) -> Params:
-  """``[W, ...] -> [...]``, worker 0's bits on every device."""
+  """Brings worker 0's values of ``[W, ...]`` to every device as ``[...]``.
+
+  A sum of which all other summands are zero is exact, and by its type the same
+  on all devices; a slice of one device's array would not be.
+  """
   only_first = jax.vmap(lambda rank, x: jnp.where(rank == 0, x, 0))
   ranks = ranks_here(worker)
   return jax.tree.map(
@@ -128,34 +171,39 @@ def of_first(tree: Params, worker: Axis) -> Params:
 
 
 def to_workers(tree: Params, worker: Axis) -> Params:
-  """``[...] -> [W, ...]``: one copy for each worker of this device."""
+  """Copies ``[...]`` to ``[W, ...]``, once for each worker of this device."""
 
   def copies(x):
     stacked = jnp.broadcast_to(x, (worker.lanes, *x.shape))
+    # The workers' parameters vary over the axis by type, and steps return the
+    # types that they take.
     return varying(stacked, worker.name)
 
   return jax.tree.map(copies, tree)
 
 
 def stacked(tree: Params, worker: Axis) -> Params:
-  """``[...] -> [workers, ...]``, logical shapes, for a first state."""
+  """Copies ``[...]`` to ``[workers, ...]``, of logical size, for `init`."""
   return jax.tree.map(
     lambda x: jnp.broadcast_to(x, (worker.size, *jnp.shape(x))), tree
   )
 
 
 def stacked_zeros(params: Params, worker: Axis) -> Params:
-  """Zeros ``[workers, ...]`` for every parameter ``[...]``."""
+  """Returns zeros ``[workers, ...]`` for every parameter ``[...]``."""
   return jax.tree.map(jnp.zeros_like, stacked(params, worker))
 
 
 def at_path(tree: Any, path: tuple[Any, ...]) -> Any:
-  """The leaf of a nested dict at a path, as ``jax.tree`` functions give it."""
+  """Returns the leaf of a nested dict at a path of `jax.tree` functions."""
   return functools.reduce(lambda part, key: part[key.key], path, tree)
 
 
 def float32_bytes(shapes: Params, worker: Axis) -> dict[str, int]:
-  """Of one all-reduce of all parameters, lanes summed before."""
+  """Returns the operand bytes of one all-reduce of all parameters in float32.
+
+  The lanes of a device are summed before, so their number does not matter.
+  """
   if worker.devices == 1:
     return {}
   elements = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))

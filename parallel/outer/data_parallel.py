@@ -1,6 +1,6 @@
-"""Data parallelism over the worker axis: gradients averaged in every step.
+"""Data parallelism over the worker axis: gradients are averaged in every step.
 
-The baseline of every other outer loop.
+It is the baseline of all other outer loops.
 """
 
 import dataclasses
@@ -18,14 +18,15 @@ from parallel.outer.base import (
 
 @dataclasses.dataclass(frozen=True)
 class DataParallel(OuterLoop):
-  """One all-reduce of the gradients per step; workers stay equal."""
+  """All-reduces the gradients in every step, so that workers stay equal."""
 
   def gradients(self, grads: Params, state: State) -> Params:
-    if self.worker.size == 1:
+    if self.worker.size == 1:  # or a step would hold an all-reduce of one rank
       return grads
     return to_workers(mean_over_workers(grads, self.worker), self.worker)
 
   def evaluated(self, params: Params, state: State) -> Params:
+    # Workers are equal already; a mean of them would round.
     return of_first(params, self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:

@@ -1,17 +1,28 @@
-"""Stale-synchronous SGD, one step late, with a first-order correction.
+"""DC-S3GD: stale-synchronous SGD, one step late, with delay compensation.
 
-The mean of the workers' updates travels while the next gradients are computed:
+The mean of the workers' updates travels while the next gradients are computed.
+A step of worker i, with u_i the inner optimizer's update of the step before:
 
-    w_i = w + u_i                         u_i: the inner optimizer's update
+    w_i = w + u_i                         worker i does not wait for the mean
     send u_i;  g_i at w_i;  receive       D_i = mean(u) - u_i
     l_i = l_0 |g_i| / |g_i * g_i * D_i|   elementwise products, Euclidean norms
-    u_i <- U(g_i + l_i g_i * g_i * D_i);  w <- w + mean(u)
+    w  <- w + mean(u)
+    u_i <- U(g_i + l_i g_i * g_i * D_i)   U: the inner optimizer
 
-``w`` is kept itself, the same bits on all workers; a textbook's w_i + D_i is
-that up to rounding. With l_0 = 0 it is stale SGD without compensation.
+The gradient was taken at w + u_i, but the update that comes of it is added to
+w + mean(u), which is D_i away. To first order the gradient there is g_i + H D_i
+with the Hessian H; the correction takes the elementwise square of the gradient
+in place of H, as DC-ASGD does. l_i gives the whole correction the norm
+l_0 |g_i|. With l_0 = 0 this is stale SGD without compensation.
 
 Source: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", arXiv
-1911.02516; equations recalled, not checked against it.
+1911.02516. Its abstract confirms the delay of one step and a first-order
+correction. The normalisation l_i and the default l_0 = 0.2 are recalled, since
+neither its text nor its code was at hand. The correction is that of DC-ASGD,
+Zheng et al., arXiv 1609.08326, and was compared with that paper's own code:
+g + lambda g * g * (where the step is taken - where g was taken), before the
+optimizer, with a constant lambda or one divided by an elementwise running root
+mean square of g.
 """
 
 from collections.abc import Callable
@@ -35,13 +46,14 @@ from parallel.outer.exchange import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class DCS3GD(OuterLoop):
-  """One exchange per step, sent at its head, applied at its end.
+  """Exchanges updates at the head of each step and applies them at its end.
 
   Attributes:
     exchange: How the mean over workers is taken.
-    compensation: l_0; 0 for none.
-    norm: Trees ``[W, ...]`` -> ``[W]``, the norm of each worker's tree, each
-      logical element counted once.
+    compensation: l_0, the norm of the correction over that of the gradient; 0
+      for no correction.
+    norm: Maps trees ``[W, ...]`` to ``[W]``, the norm of each worker's tree
+      over all ranks, each logical element counted once.
   """
 
   exchange: Exchange
@@ -62,18 +74,22 @@ class DCS3GD(OuterLoop):
     arriving, new = self.exchange.mean(
       state["workers"]["update"], state, plan.numbers[0]
     )
-    return state | new | {"mean": arriving}  # until the end of this step
+    # `finish` takes it out again: the state between steps has no mean.
+    return state | new | {"mean": arriving}
 
   def gradients(self, grads: Params, state: State) -> Params:
     if not self.compensation:
       return grads
     correction = jax.tree.map(
-      lambda g, m, u: g * g * (m - u),
+      lambda g, m, u: g * g * (m - u),  # g_i * g_i * D_i
       grads, state["mean"], state["workers"]["update"],
     )
     size = self.norm(correction)
-    # In order: a norm may be several reductions.
+    # The second norm waits for the first: each may be several collectives, and
+    # devices must run all of them in one order (`collectives.after`).
     norm = self.norm(after(grads, size))
+    # l_i; 0 where D_i is zero, as in the first step, when no update has been
+    # made. The inner `where` keeps the division finite there.
     strength = jnp.where(
       size > 0,
       self.compensation * norm / jnp.where(size > 0, size, 1.0),
@@ -88,6 +104,9 @@ class DCS3GD(OuterLoop):
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
     state = dict(state)
+    # w is kept itself and all workers add the same mean to it. If each kept
+    # only its own w_i and added D_i, as the paper writes it, the workers'
+    # roundings would add up and their w would drift apart.
     common = optax.apply_updates(state["params"], state.pop("mean"))
     state["params"] = common
     state["workers"] = state["workers"] | {"update": updates}

@@ -1,12 +1,19 @@
-"""DiLoCo: H inner steps apart, then one outer step on the mean difference.
+"""DiLoCo: H inner steps apart, then one outer step with the mean difference.
 
-    repeat H times:  theta_m <- InnerOpt(theta_m)        state stays with m
-    delta   = mean over m of (phi - theta_m)             an outer gradient
+    repeat H times:  theta_m <- InnerOpt(theta_m)        each worker m by itself
+    delta   = mean over m of (phi - theta_m)             the outer gradient
     phi     <- OuterOpt(phi, delta);  theta_m <- phi
 
-Source: Douillard et al., "DiLoCo", arXiv 2311.08105; outer SGD with Nesterov
-momentum by default. With outer SGD(1) it is local SGD, and with weights and a
-sample of workers in each round FedAvg (McMahan et al., arXiv 1602.05629).
+theta_m are a worker's parameters, phi the outer ones, which all workers share.
+The outer gradient points from where the workers went back to where they began,
+since an optimizer goes against the gradient that it is given. The state of an
+inner optimizer stays with its worker and is not averaged.
+
+With outer SGD at rate 1 this is local SGD. With weights and a sample of workers
+in each round it is FedAvg (McMahan et al., arXiv 1602.05629).
+
+Source: Douillard et al., "DiLoCo", arXiv 2311.08105, whose outer optimizer is
+SGD with Nesterov momentum.
 """
 
 import dataclasses
@@ -28,13 +35,14 @@ from parallel.outer.optimizers import OuterOptimizer
 
 @dataclasses.dataclass(frozen=True)
 class DiLoCo(OuterLoop):
-  """Dense exchange every ``every`` steps.
+  """Exchanges all parameters at the end of every H-th step.
 
   Attributes:
-    every: H, inner steps per round.
-    optimizer: The outer one.
+    every: H, the number of inner steps in a round.
+    optimizer: The outer optimizer.
     exchange: How the mean over workers is taken.
-    clients: Workers that are heard in each round, drawn anew; None: all.
+    clients: How many workers take part in the mean of a round, drawn anew for
+      each; None for all.
   """
 
   every: int
@@ -52,6 +60,7 @@ class DiLoCo(OuterLoop):
 
   def plan(self, step: int) -> Plan:
     ends = (step + 1) % self.every == 0
+    # The number of the round decides its random draws.
     return Plan(ends, ((step + 1) // self.every,))
 
   def finish(
@@ -63,6 +72,8 @@ class DiLoCo(OuterLoop):
     outer = state["params"]
     optimizer = state["optimizer"]
     number = plan.numbers[0]
+    # phi - theta_m is taken where it is encoded, and the outer step where the
+    # mean is decoded: with kernels, neither difference nor mean is in memory.
     def exchange(uses):
       return self.exchange.mean(
         params, state, number, self._heard(number), outer, uses
@@ -70,12 +81,18 @@ class DiLoCo(OuterLoop):
 
     new, optimizer, residual = self.optimizer.step(outer, optimizer, exchange)
     state = state | residual | {"params": new, "optimizer": optimizer}
+    # Workers that took no part in the mean start from it, too.
     return to_workers(new, self.worker), state
 
   def _heard(self, number: jax.Array) -> jax.Array | None:
-    """float32 ``[workers]`` of ones and zeros; None if all are heard."""
+    """Draws which workers take part: 1 for each, else 0; None if all do.
+
+    Returns:
+      float32 ``[workers]``, the same on every device.
+    """
     if self.clients is None:
       return None
+    # All devices draw from one key, so they agree without telling each other.
     key = jax.random.fold_in(jax.random.key(self.exchange.seed), number)
     order = jax.random.permutation(key, self.worker.size)
     return (order < self.clients).astype(jnp.float32)

@@ -1,17 +1,26 @@
-"""DiLoCo whose exchange takes a whole round, with one's own part up to date.
+"""Eager updates: DiLoCo with means of the round before and own news at once.
 
-At the end of round k a worker knows its own outer gradient d_m(k), while the
-mean over workers that has arrived is that of round k - 1:
+At the end of round k a worker knows its own outer gradient d_m(k), but the mean
+over the M workers that it has is that of round k - 1. It takes its own part of
+that mean out and puts its newest one in:
 
     d~_m(k) = d_m(k) / M + (mean(k - 1) - d_m(k - 1) / M)
     phi_m  <- OuterOpt(phi_m, d~_m);  theta_m <- phi_m
 
-Before round 1 all differences are zero, so that what is applied in k rounds is
-the sum of k - 1 means and d_m(k) / M: each mean counts once. Workers' outer
-parameters differ by their own newest parts; their mean stands for the run.
+Before round 1 all outer gradients are zero. Then the sum over rounds
+telescopes: what has been applied after k rounds is
+
+    mean(1) + ... + mean(k - 1) + d_m(k) / M
+
+so each mean counts once. The outer parameters phi_m of two workers differ by
+their own newest parts, and the mean of all phi_m stands for the run.
 
 Source: Kale et al., "Eager updates for overlapped communication and computation
-in DiLoCo", arXiv 2502.12996; the formula is recalled, not checked against it.
+in DiLoCo", arXiv 2502.12996, Algorithm 3. The formula agrees with an
+independent write-up of the paper; the paper itself was not at hand. There, too,
+each worker applies the outer optimizer to its own outer parameters. That all is
+zero before round 1 is ours: what the paper does in its first round is not known
+to us.
 """
 
 import dataclasses
@@ -35,11 +44,11 @@ from parallel.outer.optimizers import OuterOptimizer
 
 @dataclasses.dataclass(frozen=True)
 class Eager(OuterLoop):
-  """Sent at the head of a round, applied at its end.
+  """Sends a round's outer gradients in the next one; applies them at its end.
 
   Attributes:
-    every: H, inner steps per round.
-    optimizer: The outer one, of each worker.
+    every: H, the number of inner steps in a round.
+    optimizer: The outer optimizer; each worker has a state of its own.
     exchange: How the mean over workers is taken.
   """
 
@@ -56,11 +65,13 @@ class Eager(OuterLoop):
     workers = shared.pop("workers", {}) | {
       "params": stacked(params, self.worker),
       "optimizer": stacked(self.optimizer.init(params), self.worker),
-      "delta": stacked_zeros(params, self.worker),
+      "delta": stacked_zeros(params, self.worker),  # d_m of the last round
     }
     return {"mean": jax.tree.map(jnp.zeros_like, params), "workers": workers}
 
   def plan(self, step: int) -> Plan:
+    # The head of a round is where the outer gradients of the last one are sent,
+    # to travel under this step's compute; in round 0 there are none.
     begins = step > 0 and step % self.every == 0
     ends = (step + 1) % self.every == 0
     return Plan((begins, ends), (step // self.every,))
@@ -84,10 +95,13 @@ class Eager(OuterLoop):
     own = state["workers"]
     delta = jax.tree.map(jnp.subtract, own["params"], params)
     share = 1.0 / self.worker.size
+    # In brackets: what the other workers had in the mean of the round before.
     eager = jax.tree.map(
       lambda now, all_last, last: now * share + (all_last - last * share),
       delta, state["mean"], own["delta"],
     )
+    # By `update`, as the mean has arrived already and each worker adds its own
+    # part: no pass that decodes could take this step.
     updates, optimizer = jax.vmap(self.optimizer.update)(
       eager, own["optimizer"], own["params"]
     )

@@ -1,4 +1,8 @@
-"""The mean over workers of trees of differences, in few bits."""
+"""Averages trees of differences over all workers, in few bits.
+
+It joins `parallel.quantize`, which averages one array, with what an outer loop
+keeps for each parameter: residuals, blocks and random draws.
+"""
 
 import collections
 import dataclasses
@@ -16,18 +20,20 @@ from parallel.wire import MEAN_ITSELF, Wire
 
 @dataclasses.dataclass(frozen=True)
 class Exchange:
-  """How outer loops average.
+  """How an outer loop averages over workers.
 
   Attributes:
     worker: The worker axis.
-    wire: Codec and route.
-    block_dims: In the shape of the parameters: how many leading dims of each
-      no block of a codec crosses. With the ranks of other axes among them,
-      results do not depend on how those lie on devices.
-    weights: One per worker, empty for equal ones; their scale cancels.
-    error_feedback: Keep what rounding took from a worker's difference, and add
-      it to its next one.
-    seed: Decides stochastic rounding and draws.
+    wire: The codec, and how coded differences travel.
+    block_dims: Tree in the structure of the parameters: how many leading dims
+      of each parameter no block of the codec crosses. These dims hold the ranks
+      of other axes, so that results do not depend on how many of those ranks a
+      device carries.
+    weights: One weight per worker, empty for equal ones. The mean is divided by
+      their sum.
+    error_feedback: Whether what rounding took from a worker's difference is
+      kept and added to the worker's next one.
+    seed: Decides stochastic rounding and the outer loop's other draws.
   """
 
   worker: Axis
@@ -38,7 +44,15 @@ class Exchange:
   seed: int = 0
 
   def init(self, params: Params) -> State:
-    """State under "workers": what the last roundings left, zeros at first."""
+    """Returns the state: what rounding has taken from each worker, zeros here.
+
+    Args:
+      params: One worker's parameters, of logical shape.
+
+    Returns:
+      The part under "workers" of an outer loop's state; empty without error
+      feedback.
+    """
     if not self.error_feedback:
       return {}
     return {"workers": {"residual": stacked_zeros(params, self.worker)}}
@@ -52,27 +66,33 @@ class Exchange:
     anchor: Params | None = None,
     uses: Any = None,
   ) -> tuple[Any, State]:
-    """Averages differences ``[W, ...]`` over all workers.
+    """Averages differences over all workers.
 
     Args:
-      workers: float32 leaves; a leaf's path ends like its parameter's. The
-        differences, or with an anchor what is subtracted from it.
-      state: Holds ``init``'s part.
-      number: int32, of this exchange; decides its random draws.
-      heard: float32 ``[workers]`` that multiplies the weights; None: ones.
-      anchor: ``[...]``, the same for all workers.
-      uses: A `Use` for each leaf: what becomes of its mean; None: the
-        means themselves.
+      workers: Tree of float32 ``[W, ...]``: the differences, or with an anchor
+        what is subtracted from it. The path of a leaf is its parameter's.
+      state: An outer loop's state with the part that `init` returned.
+      number: int32, the number of this exchange, which decides its random
+        draws.
+      heard: Which workers take part: float32 ``[workers]``, 1 or 0, by which
+        the weights are multiplied; None if all do.
+      anchor: Tree of ``[...]``, the same for all workers, from which the
+        workers' arrays are subtracted where they are encoded; None: they are
+        differences already.
+      uses: Tree with a `Use` for each leaf, which says what becomes of its
+        mean; None: the means are the results.
 
     Returns:
-      A tree of means ``[...]``, or of what their uses make of them, the same
+      A tree of means ``[...]``, or of what the uses make of them, with the same
       bits on every device; and the new part of the state.
     """
+    # Drawn from seed and number alone: a resumed run repeats its roundings.
     key = jax.random.fold_in(jax.random.key(self.seed), number)
     leaves, treedef = jax.tree.flatten_with_path(workers)
     nones = [None] * len(leaves)
     anchors = nones if anchor is None else jax.tree.leaves(anchor)
     residuals = nones
+    # What the last rounding took is added before this one.
     if self.error_feedback:
       residuals = jax.tree.leaves(state["workers"]["residual"])
     if uses is None:
@@ -86,6 +106,7 @@ class Exchange:
         anchors[index], leaf, self.worker, self.wire,
         residual=residuals[index],
         weights=weights,
+        # Each parameter rounds by random numbers of its own.
         key=jax.random.fold_in(key, index),
         block_dims=self.num_block_dims(path),
         use=uses[index],
@@ -100,10 +121,10 @@ class Exchange:
     }
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    """Operand bytes of one mean, per device, by dtype on the wire.
+    """Returns the operand bytes of one mean, per device, by dtype on the wire.
 
     Args:
-      shapes: One worker's arrays on one device, as for ``mean`` without W.
+      shapes: Shapes of one worker's arrays on one device.
     """
     total: collections.Counter[str] = collections.Counter()
     for path, leaf in jax.tree.leaves_with_path(shapes):
@@ -117,11 +138,11 @@ class Exchange:
     return dict(total)
 
   def num_block_dims(self, path: tuple[Any, ...]) -> int:
-    """Block dims of the leaf at a path, in the parameters or a part of them."""
+    """Returns how many dims of the parameter at a path no block crosses."""
     return at_path(self.block_dims, path)
 
   def _weights(self, heard: jax.Array | None) -> jax.Array | None:
-    """float32 ``[workers]``; None: equal."""
+    """Returns the weights, float32 ``[workers]``; None if they are equal."""
     if not self.weights and heard is None:
       return None
     weights = jnp.asarray(self.weights or (1.0,) * self.worker.size)

@@ -1,9 +1,12 @@
 """What Streaming DiLoCo sends and applies in each step; no jax.
 
-Streaming DiLoCo runs by this plan and the model of compute utilisation
-(`parallel.network.utilisation`) prices it: both ask the same object. Source:
-Douillard et al., arXiv 2501.18512, Algorithm 2: fragment f of F is sent every
-H steps from t_f = f (H // F) on, and applied tau steps later.
+Streaming DiLoCo (`parallel.outer.streaming`) runs by this timetable, and the
+model of compute utilisation (`parallel.network.utilisation`) prices it, so what
+is priced is what runs.
+
+Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
+arXiv 2501.18512, Algorithm 2: fragment f of F is sent every H steps from
+t_f = f (H // F) on, and applied tau steps later.
 """
 
 import dataclasses
@@ -12,13 +15,14 @@ from typing import NamedTuple
 
 @dataclasses.dataclass(frozen=True)
 class FragmentTimes:
-  """Fragments in turn, evenly spread over the H steps of a round.
+  """The timetable of fragments, evenly spread over the H steps of a round.
 
-  Updates are counted from 1: "after update t" is the end of step t - 1.
+  Updates are counted from 1 and steps from 0, so "after update t" is the end of
+  step t - 1 and the head of step t.
 
   Attributes:
-    every: H, the steps of a round.
-    num_fragments: F; each is sent once in a round.
+    every: H, the number of steps in a round.
+    num_fragments: F, the number of fragments; each is sent once in a round.
   """
 
   every: int
@@ -33,26 +37,30 @@ class FragmentTimes:
 
   @property
   def spacing(self) -> int:
-    """Steps between the sends of two fragments."""
+    """The number of steps between the sends of two fragments."""
     return self.every // self.num_fragments
 
   def in_round(self, step: int) -> int | None:
-    """The fragment whose turn is after update ``step``; None if no one's."""
+    """Returns the fragment whose turn is after update ``step``, or None."""
+    # Where F does not divide H, a round ends with steps that belong to none.
     fragment, left = divmod(step % self.every, self.spacing)
     return fragment if not left and fragment < self.num_fragments else None
 
   def sent(self, step: int) -> int | None:
-    """The fragment that is sent after update ``step``; none in round 0."""
+    """Returns the fragment that is sent after update ``step``, or None.
+
+    In round 0 nothing is sent: every fragment trains for H steps first.
+    """
     return self.in_round(step) if step >= self.every else None
 
 
 class SendVariant(NamedTuple):
-  """What of a send is compiled into the program.
+  """The part of a send that is compiled into the program.
 
   Attributes:
-    kind: The fragment's kind, see `Fragments`.
-    slot: Where its mean waits among others of its kind.
-    starts: Whether this is its first piece.
+    kind: The fragment's kind, as `parallel.outer.fragments` has them.
+    slot: Where the fragment's mean waits, among others of its kind.
+    starts: Whether this is the first piece of the exchange.
   """
 
   kind: str
@@ -61,12 +69,13 @@ class SendVariant(NamedTuple):
 
 
 class ReceiveVariant(NamedTuple):
-  """What of a receive is compiled into the program.
+  """The part of a receive that is compiled into the program.
 
   Attributes:
-    kind: The fragment's kind, see `Fragments`.
-    slot: Where its mean waits among others of its kind.
-    first: Whether no worker has received it yet: the outer step is due.
+    kind: The fragment's kind, as `parallel.outer.fragments` has them.
+    slot: Where the fragment's mean waits, among others of its kind.
+    first: Whether no worker has received this mean yet, so that the outer step
+      is due.
   """
 
   kind: str
@@ -75,19 +84,21 @@ class ReceiveVariant(NamedTuple):
 
 
 class Variant(NamedTuple):
-  """`Plan.variant` of a step: what it sends at its head, applies at its end."""
+  """The `Plan.variant` of a step: what it sends, and what it applies after."""
 
   send: SendVariant | None
   receives: tuple[ReceiveVariant, ...]
 
 
 class SendNumbers(NamedTuple):
-  """What of a send is given to the program.
+  """The part of a send that the program takes as an argument.
+
+  Fragments of one kind have equal shapes, so one program serves them all.
 
   Attributes:
     place: The fragment's place among those of its kind.
     exchange: The number of the exchange, which decides its random draws.
-    piece: Which piece of it is sent.
+    piece: The number of the piece that is sent, from 0.
   """
 
   place: int
@@ -96,12 +107,12 @@ class SendNumbers(NamedTuple):
 
 
 class ReceiveNumbers(NamedTuple):
-  """What of a receive is given to the program.
+  """The part of a receive that the program takes as an argument.
 
   Attributes:
     place: The fragment's place among those of its kind.
     exchange: The number of the exchange, which decides its random draws.
-    tau: Workers with this overlap receive.
+    tau: The overlap in steps of the workers that receive now.
   """
 
   place: int
@@ -110,7 +121,7 @@ class ReceiveNumbers(NamedTuple):
 
 
 class Numbers(NamedTuple):
-  """`Plan.numbers` of a step; as many receives as its variant has."""
+  """The `Plan.numbers` of a step, with as many receives as its variant has."""
 
   send: SendNumbers | None
   receives: tuple[ReceiveNumbers, ...]

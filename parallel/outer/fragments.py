@@ -1,4 +1,4 @@
-"""How Streaming DiLoCo cuts parameters: whole layers, and a rest."""
+"""How Streaming DiLoCo cuts parameters: into whole layers, and a rest."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -9,25 +9,26 @@ from jax import lax
 
 from parallel.outer.base import Params
 
-# Kinds of fragments that are not layers of a stack: all that is in no stack,
-# and everything at once. A fragment of layers has its stack's key as its kind.
+# The kind of a fragment says which of the parameters' arrays it is cut from. A
+# fragment of layers has its stack's key as its kind. Two kinds are not cut from
+# a stack: all that is in no stack, and everything at once.
 REST, WHOLE = "(rest)", "(whole)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Fragments:
-  """How parameters are cut.
+  """How parameters are cut into fragments.
 
   A stack is a top-level subtree whose leaves are stacked over equal layers.
-  Fragments are numbered: those of the first stack, of the second, and so on,
-  and last all that is in no stack.
+  Fragments are numbered from 0: first those of the first stack, then those of
+  the second, and so on. The last fragment has all that is in no stack.
 
   Attributes:
-    stacks: Key of each stack, and its number of layers.
-    layers: Layers per fragment; divides each of these numbers. 0: one fragment
-      of everything.
-    strided: A stack's fragment f of n has the layers f, f + n, f + 2 n, ...;
-      else consecutive ones.
+    stacks: The key and the number of layers of each stack.
+    layers: Layers per fragment, which must divide the number of layers of every
+      stack; 0 makes one fragment of all parameters.
+    strided: Whether the f-th of a stack's n fragments has the layers f, f + n,
+      f + 2 n, and so on; else its layers are neighbours.
   """
 
   stacks: tuple[tuple[str, int], ...]
@@ -44,15 +45,15 @@ class Fragments:
 
   @property
   def num_layer_fragments(self) -> int:
-    """Fragments of layers; one more holds the rest."""
+    """The number of fragments of layers; one more fragment holds the rest."""
     return sum(self._num_of(key) for key, _ in self.stacks)
 
   def _num_of(self, kind: str) -> int:
-    """Fragments of one stack."""
+    """Returns the number of fragments of one stack."""
     return dict(self.stacks)[kind] // self.layers if self.layers else 0
 
   def first_of(self, kind: str) -> int:
-    """The number of the first fragment of a kind."""
+    """Returns the number of the first fragment of a kind."""
     first = 0
     for key, _ in self.stacks:
       if key == kind:
@@ -71,7 +72,7 @@ class Fragments:
     return REST if self.layers else WHOLE
 
   def place(self, number: int) -> tuple[str, int]:
-    """The kind of a fragment, and its place among those of its kind."""
+    """Returns a fragment's kind and its place among those of its kind."""
     for kind in self.stack_kinds:
       if number < self._num_of(kind):
         return kind, number
@@ -79,16 +80,17 @@ class Fragments:
     return self.last_kind, 0
 
   def take(self, tree: Params, kind: str, place: Any, dim: int) -> Params:
-    """One fragment of a tree in the shape of the parameters.
+    """Returns one fragment of a tree in the structure of the parameters.
 
     Args:
-      tree: Stacks have leaves ``[..., L, ...]``.
+      tree: A tree whose stacks have leaves ``[..., L, ...]``.
       kind: The fragment's kind.
       place: Its place among those of its kind; may be traced.
-      dim: Where the layers' dim is.
+      dim: Which dim L is: 0 for arrays of one worker, 1 behind a worker dim.
 
     Returns:
-      A tree with a part of the keys; of a stack, leaves ``[..., layers, ...]``.
+      A tree with the fragment's top-level keys; a stack has leaves
+      ``[..., layers, ...]``.
     """
     if kind == WHOLE:
       return tree
@@ -105,7 +107,7 @@ class Fragments:
   def put(
     self, tree: Params, part: Params, kind: str, place: Any, dim: int
   ) -> Params:
-    """The tree with one fragment replaced; the inverse of ``take``."""
+    """Returns the tree with one fragment replaced; the inverse of `take`."""
     if kind in (REST, WHOLE):
       return tree | part
 
@@ -119,10 +121,14 @@ class Fragments:
   def _split(
     self, kind: str, x: jax.Array, dim: int
   ) -> tuple[jax.Array, int]:
-    """The layers' dim as two, and which of them counts fragments.
+    """Splits the layers' dim into two, of which one counts fragments.
 
-    Strided fragments are columns of ``[layers, fragments]``, consecutive ones
-    rows of ``[fragments, layers]``.
+    A stack has n fragments. Layer l is in fragment l % n if they are strided:
+    these are the columns of ``[layers, n]``. Else it is in fragment
+    l // layers: these are the rows of ``[n, layers]``.
+
+    Returns:
+      The array with one more dim, and which dim counts fragments.
     """
     cut = (self._num_of(kind), self.layers)
     cut = cut[::-1] if self.strided else cut
@@ -133,5 +139,11 @@ class Fragments:
 def fragments(
   stacks: Mapping[str, int], layers: int, strided: bool
 ) -> Fragments:
-  """`Fragments` of a model's stacks; see there."""
+  """Cuts a model's stacks into fragments.
+
+  Args:
+    stacks: The key and the number of layers of each stack.
+    layers: Layers per fragment; 0 makes one fragment of all parameters.
+    strided: Whether a fragment's layers are evenly spread over its stack.
+  """
   return Fragments(tuple(stacks.items()), layers, strided)

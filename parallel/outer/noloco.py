@@ -1,17 +1,28 @@
-"""NoLoCo: no all-reduce; random pairs of workers meet.
+"""NoLoCo: random pairs of workers meet, and nothing is reduced over all.
 
-    d_i   = phi_i - theta_i
+After H inner steps worker i, with outer parameters phi_i of its own, takes
+
+    d_i   = phi_i - theta_i                                 the outer gradient
     s_i   <- momentum s_i - rate (d_i + d_j) / 2 - pull (phi_i - phi_j) / 2
     phi_i <- phi_i + s_i;  theta_i <- phi_i
 
-with a partner j drawn anew for each round from the rounds of a round-robin
-tournament, in which everyone meets everyone once; with an odd number of workers
-one sits out and is its own partner. A pair exchanges d and phi in float32.
+with a partner j drawn anew in each round. The outer parameters never become
+equal; the last term of s_i pulls the two of a pair towards each other. A pair
+exchanges d and phi in float32.
+
+Pairs are those of a random round of a round-robin tournament, in which every
+worker meets every other one once. With an odd number of workers one sits out
+and is its own partner. The paper draws from all pairings; the tournament is
+ours, since a permute needs its pairs when the program is compiled, and a
+tournament has few pairings: N - 1 programs for an even number N of workers.
 
 Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training
-method for large models", arXiv 2506.10911; the update is recalled, not checked
-against it, and drawing from tournament rounds is ours: a permute needs its
-pairs when the program is compiled.
+method for large models", arXiv 2506.10911, Eqs. 1 to 3 for groups of two;
+checked against that text and its authors' code (jkolehm/noloco). There
+Delta = -d, and the sign of Delta in Eq. 2 is a slip: Eq. 32 and the code add
+rate times Delta. momentum, rate and pull are its alpha, beta and gamma; it has
+alpha = 0.5 and beta = 0.7 every 50 steps (section 4), and gamma = 0.7 (code). A
+worker that sits out is ours: the authors' code takes even numbers only.
 """
 
 import dataclasses
@@ -36,13 +47,19 @@ from parallel.outer.base import (
 
 @dataclasses.dataclass(frozen=True)
 class NoLoCo(OuterLoop):
-  """Pairwise exchange every ``every`` steps.
+  """Exchanges in pairs at the end of every H-th step.
+
+  How far the outer parameters lie apart depends on momentum and pull. Without
+  gradients the mean square of their distance shrinks for N workers, N even,
+  while 0 < pull < 2 (1 - momentum^2) / (1 - momentum / (N - 1)), which was
+  derived here and compared with simulations. A momentum of 0.9, as DiLoCo has
+  it, bounds the pull by 0.46 for six workers and by 0.38 for many.
 
   Attributes:
-    every: H, inner steps per round.
-    rate: Outer learning rate.
-    momentum: Of the outer update.
-    pull: How strongly partners' parameters attract each other.
+    every: H, the number of inner steps in a round.
+    rate: The outer learning rate.
+    momentum: The decay of the outer momentum s_i.
+    pull: How strongly the outer parameters of a pair attract each other.
     seed: Decides the pairs.
   """
 
@@ -66,6 +83,8 @@ class NoLoCo(OuterLoop):
       return Plan(None)
     number = (step + 1) // self.every
     rounds = num_rounds(self.worker.size)
+    # Seeded by text, which Python hashes alike in all processes and versions:
+    # every process must compile the same pairs.
     return Plan(random.Random(f"{self.seed} {number}").randrange(rounds))
 
   def finish(
@@ -76,6 +95,8 @@ class NoLoCo(OuterLoop):
       return params, state
     own = state["workers"]
     partners = partners_of_round(self.worker.size, plan.variant)
+    # (source, destination). A worker that sits out sends to itself: then
+    # d_j = d_i, and nothing pulls.
     pairs = [(partner, i) for i, partner in enumerate(partners)]
 
     def step(momentum, phi, theta):
@@ -96,21 +117,31 @@ class NoLoCo(OuterLoop):
     return mean_over_workers(state["workers"]["params"], self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    """Where each device has one worker; lanes meet within a device, too."""
+    """Returns what a device sends in one round, if each has one worker.
+
+    Both d and phi are sent. With several workers per device this is no count:
+    a pair may be on one device, and a device may send for several workers.
+    """
     sizes = float32_bytes(shapes, self.worker)
     return {dtype: 2 * size for dtype, size in sizes.items()}
 
 
 def num_rounds(workers: int) -> int:
-  """Rounds of a tournament of all pairs."""
+  """Returns the number of rounds of a tournament of all pairs."""
   return max(1, workers - 1 + workers % 2)
 
 
 def partners_of_round(workers: int, number: int) -> list[int]:
-  """Each worker's partner in one round; itself where it sits out.
+  """Returns each worker's partner in one round; a worker that sits out itself.
 
-  The circle method: the last seat stays, the others turn; with an odd number
-  of workers the last seat is empty.
+  This is the circle method. The workers sit around a table and each plays the
+  one across. From round to round the last seat stays and all others move on by
+  one, so that in seats - 1 rounds everyone meets everyone. With an odd number
+  of workers the last seat is empty, and whoever plays it sits out.
+
+  Args:
+    workers: The number of workers.
+    number: The round, from 0.
   """
   seats = workers + workers % 2
   if seats < 2:
@@ -118,6 +149,7 @@ def partners_of_round(workers: int, number: int) -> list[int]:
   turning = [(number + i) % (seats - 1) for i in range(seats - 1)]
   order = [seats - 1, *turning]
   partners = list(range(workers))
+  # The first half of the order against the second one, read backwards.
   for a, b in zip(order[: seats // 2], order[: seats // 2 - 1 : -1],
                   strict=True):
     if a < workers and b < workers:

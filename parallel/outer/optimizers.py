@@ -1,8 +1,9 @@
 """Outer optimizers: what is done with the mean of the workers' differences.
 
-An outer optimizer takes a step in one of two ways. `update` is given a mean,
-as optax' optimizers are. `step` is given the exchange that makes the mean, and
-may fuse its arithmetic with the exchange's decoding (`parallel.quantize`).
+An outer optimizer takes a step in one of two ways. `update` is given a mean, as
+optax' optimizers are. `step` is given the exchange that makes the mean. It may
+hand its arithmetic to the pass that decodes (`parallel.quantize`), so that the
+mean is never written to memory.
 """
 
 from collections.abc import Callable
@@ -15,22 +16,31 @@ import optax
 from parallel.outer.base import Params, State
 from parallel.wire import NesterovStep
 
-# Takes one `Use` per parameter (None: the mean itself); returns the
-# tree of what these make of the mean, and the exchange's own new state.
+# Takes a tree with one `Use` per parameter (None: the mean itself). Returns the
+# tree of what these make of the means, and the exchange's own new state.
 MeanExchange = Callable[[Any], tuple[Any, State]]
 
 
 class OuterOptimizer(Protocol):
-  """An optimizer of the parameters that all workers share."""
+  """An optimizer of outer parameters."""
 
   def init(self, params: Params) -> State:
-    """The optimizer's first state."""
+    """Returns the optimizer's first state."""
     ...
 
   def update(
     self, mean: Params, state: State, params: Params
   ) -> tuple[Params, State]:
-    """Updates to add to the parameters, and the new state, from a mean."""
+    """Computes an outer step.
+
+    Args:
+      mean: The outer gradient.
+      state: The optimizer's state.
+      params: The outer parameters.
+
+    Returns:
+      What is to be added to the parameters, and the new state.
+    """
     ...
 
   def step(
@@ -38,15 +48,21 @@ class OuterOptimizer(Protocol):
   ) -> tuple[Params, State, State]:
     """Exchanges, and takes the outer step with the mean.
 
+    Args:
+      params: The outer parameters.
+      state: The optimizer's state.
+      exchange: Averages over the workers, and applies what it is given to the
+        means.
+
     Returns:
-      New parameters, the optimizer's new state, and the exchange's.
+      The new parameters, the optimizer's new state, and the exchange's.
     """
     ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Optax:
-  """Any optax optimizer; its step follows the exchange.
+  """Any optax optimizer, which takes its step after the exchange.
 
   Attributes:
     optimizer: The optax optimizer.
@@ -72,10 +88,10 @@ class Optax:
 
 @dataclasses.dataclass(frozen=True)
 class Nesterov:
-  """SGD with Nesterov momentum; its step is taken where the mean is decoded.
+  """SGD with Nesterov momentum, which takes its step where means are decoded.
 
   Attributes:
-    learning_rate: Of the outer step.
+    learning_rate: The outer learning rate.
     momentum: The decay of the momentum.
   """
 
@@ -84,6 +100,7 @@ class Nesterov:
 
   @property
   def _optax(self) -> optax.GradientTransformation:
+    # Both ways to take a step keep the momentum where optax keeps it.
     return optax.sgd(self.learning_rate, self.momentum, nesterov=True)
 
   def init(self, params: Params) -> State:
@@ -105,6 +122,7 @@ class Nesterov:
       params, momentum,
     )
     pairs, rest = exchange(uses)
+    # A tree of pairs -> a pair of trees.
     outer, inner = jax.tree.structure(params), jax.tree.structure((0, 0))
     params, momentum = jax.tree.transpose(outer, inner, pairs)
     return params, optax.tree_utils.tree_set(state, trace=momentum), rest

@@ -1,15 +1,26 @@
 """SparseLoCo: DiLoCo with a few large elements, and error feedback as momentum.
 
-    e_m <- decay * e_m + (phi - theta_m)
+    e_m <- decay * e_m + (phi - theta_m)                 what m has not sent yet
     c_m  = the k largest of each chunk of e_m, two bits each;  e_m <- e_m - c_m
     phi <- phi - rate * mean over m of c_m;  theta_m <- phi
 
-Payloads go by all-gather, uint16 positions (12 bits would do at the usual
-chunk of 4096), 2-bit values and two float32 magnitudes per chunk; sums are in
-the order of workers.
+What is not sent stays in e_m and is sent once it has grown large, so e_m does
+what the momentum of DiLoCo's outer optimizer does; there is no other.
+
+The kept elements go to all workers by all-gathers: positions as uint16 (12 bits
+would do at the usual chunk of 4096), values of two bits, and two float32
+magnitudes per chunk. Each device adds them up in the order of the workers.
 
 Source: Sarfi et al., "Communication efficient LLM pre-training with
-SparseLoCo", arXiv 2508.15706.
+SparseLoCo", arXiv 2508.15706; the three equations agree with an independent
+write-up of it. The public code of its first author (amiiir-sarfi/templar) does
+four things that the equations do not have, and neither has this file: it
+averages an element over only those workers that sent it, so that where workers
+choose different elements its step is larger, up to as many times as there are
+workers; it clips the norm of what a worker sends to the median over workers; it
+puts rate * (phi - theta_m) into e_m; and its two bits stand for four values per
+tensor, the means of what falls into each of four bins. Ours stand for a sign
+and one of two magnitudes per chunk (`parallel.kernels.codec.top_k`).
 """
 
 import dataclasses
@@ -34,16 +45,16 @@ from parallel.outer.base import (
 
 @dataclasses.dataclass(frozen=True)
 class SparseLoCo(OuterLoop):
-  """Sparse exchange every ``every`` steps.
+  """Exchanges a few elements of each chunk at the end of every H-th step.
 
   Attributes:
-    every: H, inner steps per round.
-    rate: Outer learning rate.
-    block_dims: In the shape of the parameters: how many leading dims of each no
-      chunk crosses.
-    decay: What remains of e_m in each round.
+    every: H, the number of inner steps in a round.
+    rate: The outer learning rate.
+    block_dims: Tree in the structure of the parameters: how many leading dims
+      of each parameter no chunk crosses.
+    decay: The share of e_m that a round leaves of it.
     chunk: Elements per chunk.
-    top_k: Kept elements per chunk.
+    top_k: Elements that are kept of each chunk.
   """
 
   every: int
@@ -89,6 +100,8 @@ class SparseLoCo(OuterLoop):
     for path, leaf in leaves:
       mean, own = self._mean(leaf, at_path(self.block_dims, path))
       means.append(mean)
+      # Less what the others have decoded, so that the error of two bits is kept
+      # as well as what was not chosen.
       left.append(leaf - own)
     outer = jax.tree.map(
       lambda phi, mean: phi - self.rate * mean, outer, treedef.unflatten(means)
@@ -100,7 +113,15 @@ class SparseLoCo(OuterLoop):
   def _mean(
     self, x: jax.Array, block_dims: int
   ) -> tuple[jax.Array, jax.Array]:
-    """``[W, ...]`` -> what all hear on average, and what of each is heard."""
+    """Averages what workers send, and tells what each of them has sent.
+
+    Args:
+      x: e_m of one parameter, ``[W, ...]``.
+      block_dims: How many leading dims after W no chunk crosses.
+
+    Returns:
+      The mean of all c_m, ``[...]``, and this device's c_m, ``[W, ...]``.
+    """
     n = math.prod(x.shape[1 + block_dims :])
     rows = x.reshape(*x.shape[: 1 + block_dims], n)
     encoded = top_k.encode_top_k(rows, self.chunk, self.top_k)
@@ -108,6 +129,7 @@ class SparseLoCo(OuterLoop):
     def decode(encoded):
       return top_k.decode_top_k(encoded, n, self.chunk)
 
+    # [*B, n] and [W, *B, n], as all devices decode them.
     total = quantize.mean_of_encoded(encoded, self.worker, decode)
     own = decode(encoded)
     return total.reshape(x.shape[1:]), own.reshape(x.shape)
@@ -124,6 +146,7 @@ class SparseLoCo(OuterLoop):
       row = math.prod(leaf.shape[dims:])
       chunks += math.prod(leaf.shape[:dims]) * -(-row // self.chunk)
     chunks *= self.worker.lanes
+    # For each chunk top_k positions, as many codes of two bits, two magnitudes.
     return {
       "uint16": chunks * self.top_k * 2,
       "uint8": chunks * self.top_k // 4,

@@ -1,7 +1,8 @@
 """Streaming DiLoCo: one fragment at a time, under the compute of later steps.
 
-Fragment f of F (whole layers, and last all that is not in a layer) is sent
-every H steps from t_f = f (H // F) on, at least H steps after the start:
+A fragment is a few whole layers, or, the last one, all that is in no layer.
+Fragment f of F is sent every H steps from t_f = f (H // F) on, at least H steps
+after the start (`parallel.outer.fragment_plan` has the timetable):
 
     send    after update t where (t - t_f) mod H = 0 and t - t_f >= H:
               delta <- mean over m of (phi_f - theta_m,f)     in few bits
@@ -9,11 +10,20 @@ every H steps from t_f = f (H // F) on, at least H steps after the start:
               phi_f     <- OuterOpt(phi_f, delta)
               theta_m,f <- keep * theta_m,f + (1 - keep) * phi_f
 
+With tau >= 1 an exchange is sent at the head of the step after update t, before
+that step's gradients, so that it travels under their compute. From then on the
+mean waits in a *slot* of the state until the end of update t + tau. Fragments
+are taken in turn, so with a large tau several are under way at once, each in a
+slot of its own. A link that is slower than a step may take an exchange in
+*pieces*, at the heads of several steps.
+
+When a mean arrives, the workers have trained on for tau steps. `_merge` mixes
+the new outer parameters into theirs: keep = 0 throws those steps away, keep = 1
+ignores what the others did.
+
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
-arXiv 2501.18512, Algorithm 2 (``keep`` is its alpha). The fragments and the
-outer momentum are in memory whole. An exchange with tau >= 1 is sent at the
-head of the step after update t, so that it runs under that step, or in pieces
-at the heads of several. When what is sent is `parallel.outer.fragment_plan`.
+arXiv 2501.18512, Algorithm 2, where keep is alpha. Slots and pieces are ours;
+outer parameters and momentum of all fragments stay in memory.
 """
 
 import collections
@@ -53,18 +63,21 @@ from parallel.outer.optimizers import OuterOptimizer
 
 @dataclasses.dataclass(frozen=True)
 class Streaming(OuterLoop):
-  """Fragments in turn.
+  """Exchanges one fragment after the other.
 
   Attributes:
-    every: H.
-    optimizer: The outer one.
+    every: H, the number of steps in a round; each fragment is sent once in it.
+    optimizer: The outer optimizer; every fragment has its part of the state.
     exchange: How the mean over workers is taken.
     fragments: How parameters are cut.
-    overlap: tau, one number or one per worker; all zero or all positive.
-    keep: alpha, the share of its own parameters that a worker keeps.
-    pieces: Steps over which an exchange is spread, from the first one on, so
-      that a link slower than a step has time: at most tau, and at most the
-      steps between two sends.
+    overlap: tau, the steps between send and receive: one number, or one per
+      worker; all zero or all positive.
+    keep: alpha, the share of its own parameters that a worker keeps when a mean
+      arrives.
+    pieces: The number of steps over which an exchange is spread, so that a link
+      slower than a step has time. At most tau, or the mean would be complete
+      too late; at most the steps between two sends, so that only one exchange
+      is in pieces at a time.
   """
 
   every: int
@@ -99,24 +112,30 @@ class Streaming(OuterLoop):
 
   @property
   def times(self) -> FragmentTimes:
-    """When which fragment is sent."""
+    """The timetable of the fragments."""
     return FragmentTimes(self.every, self.fragments.num_layer_fragments + 1)
 
   @property
   def period(self) -> int:
-    # Slots are taken in turn, so they may repeat later than fragments do.
+    # A slot is part of a program. Slots are taken in turn, so a fragment comes
+    # back to its slot only after as many rounds as it takes for the number of
+    # sends to be a multiple of the slots.
     many = max(1, self.fragments.num_layer_fragments)
     return self.every * math.lcm(many, max(1, self.slots)) // many
 
   @property
   def slots(self) -> int:
-    """Fragments of layers that can be under way at once."""
+    """The number of fragments of layers that can be under way at once."""
     most = max(1, self.fragments.num_layer_fragments)
+    # A send every `spacing` steps, each of which holds its slot until the first
+    # workers receive. Workers with a larger tau merge phi_f, which has taken
+    # the mean in by then, and read no slot.
     return min(most, -(-min(self.overlap) // self.times.spacing))
 
   def init(self, params: Params) -> State:
     optimizer = jax.tree.map(
-      # A count, say, is a fragment's own.
+      # Scalars of the optimizer's state, such as Adam's count of steps, become
+      # [fragments]: each fragment takes its outer steps by itself.
       lambda x: x if x.ndim else jnp.broadcast_to(x, self._counts),
       self.optimizer.init(params),
     )
@@ -124,6 +143,7 @@ class Streaming(OuterLoop):
     state = {"params": params, "optimizer": optimizer}
     if min(self.overlap):  # means wait here from their send to their receive
       zeros = jax.tree.map(jnp.zeros_like, params)
+      # The last fragment needs one slot: it is sent again H > tau steps later.
       arriving = {last: {"0": cut.take(zeros, last, 0, 0)}}
       for kind in cut.stack_kinds:
         layers = cut.take(zeros, kind, 0, 0)
@@ -131,6 +151,8 @@ class Streaming(OuterLoop):
       state["arriving"] = arriving
     state |= self.exchange.init(params)
     if self.pieces > 1:
+      # What is being sent, per worker: later pieces must be of the parameters
+      # at the first piece, which the worker has trained on since.
       stacked = stacked_zeros(params, self.worker)
       sending = {
         kind: cut.take(stacked, kind, 0, 1)
@@ -144,8 +166,9 @@ class Streaming(OuterLoop):
     return (self.fragments.num_layer_fragments + 1,)
 
   def plan(self, step: int) -> Plan:
-    now = step + 1  # updates when the step ends
-    # A fragment's pieces go at the heads of the steps from its turn on.
+    now = step + 1  # updates that have been made when the step ends
+    # The head of this step is after update `step`. A fragment's pieces go at
+    # the heads of the steps from its turn on.
     piece = (step % self.every) % self.times.spacing
     send, send_numbers = None, None
     if min(self.overlap) and piece < self.pieces:
@@ -162,6 +185,7 @@ class Streaming(OuterLoop):
       if fragment is not None:
         kind, place = self.fragments.place(fragment)
         slot = self._slot(fragment, sent_at)
+        # The outer step is taken once; workers with a larger tau merge later.
         first = tau == min(self.overlap)
         receives.append(ReceiveVariant(kind, slot, first))
         receive_numbers.append(ReceiveNumbers(place, sent_at, tau))
@@ -171,22 +195,25 @@ class Streaming(OuterLoop):
     )
 
   def _slot(self, fragment: int, sent_at: int) -> int:
-    """Where the mean of a send waits; the rest is never sent twice at once."""
+    """Returns the slot where the mean of a send waits."""
     many = self.fragments.num_layer_fragments
-    if not self.slots or fragment >= many:
+    if not self.slots or fragment >= many:  # the last fragment has one slot
       return 0
+    # The number of this send among all sends of layers, modulo the slots.
     return ((sent_at // self.every) * many + fragment) % self.slots
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     send, numbers = plan.variant.send, plan.numbers.send
     if send is None:
       return state
+    # What is read here are the parameters after the last update, before this
+    # step's gradients; nothing in the gradients reads the mean.
     if self.pieces == 1:
       arrived, state = self._exchange(
         params, state, send.kind, numbers.place, numbers.exchange
       )
       return _with_arriving(state, send, arrived)
-    if send.starts:  # later pieces are of what is sent now
+    if send.starts:  # keep what is to be sent: parameters go on changing
       outer, mine = self._sides(params, state, send.kind, numbers.place)
       deltas = jax.tree.map(jnp.subtract, outer, mine)
       workers = state["workers"]
@@ -209,7 +236,7 @@ class Streaming(OuterLoop):
       if receive.first:
         if min(self.overlap):
           delta = _arriving(state, receive)
-        else:  # nothing overlaps: sent and received at once
+        else:  # tau = 0: sent and received at once
           delta, state = self._exchange(
             params, state, kind, place, numbers.exchange
           )
@@ -220,14 +247,18 @@ class Streaming(OuterLoop):
   def _sides(
     self, params: Params, state: State, kind: str, place: Any
   ) -> tuple[Params, Params]:
-    """phi ``[...]`` and theta ``[W, ...]`` of one fragment, as they are now."""
+    """Returns one fragment's phi ``[...]`` and theta ``[W, ...]`` as of now."""
     outer = self.fragments.take(state["params"], kind, place, 0)
     return outer, self.fragments.take(params, kind, place, 1)
 
   def _exchange(
     self, params: Params, state: State, kind: str, place: Any, exchange: Any
   ) -> tuple[Params, State]:
-    """The mean of a fragment's differences phi - theta."""
+    """Averages a fragment's outer gradients phi - theta over the workers.
+
+    Returns:
+      The mean, a tree of ``[...]``, and the state with new residuals.
+    """
     cut = self.fragments
     workers = state.get("workers", {})
     outer, mine = self._sides(params, state, kind, place)
@@ -236,7 +267,7 @@ class Streaming(OuterLoop):
     )
     if "residual" not in workers:
       return mean(state={})[0], state
-    # Error feedback: this fragment's part of what was rounded away before.
+    # Residuals are kept of all parameters; this exchange is of one fragment's.
     part = cut.take(workers["residual"], kind, place, 1)
     delta, new = mean(state={"workers": {"residual": part}})
     part = new["workers"]["residual"]
@@ -251,9 +282,21 @@ class Streaming(OuterLoop):
     kind: str,
     numbers: SendNumbers,
   ) -> tuple[Params, State]:
-    """The mean of one piece, put where it belongs among what has arrived."""
+    """Averages one piece of a fragment's outer gradients over the workers.
+
+    Args:
+      deltas: The fragment's outer gradients ``[W, ...]`` at its first piece.
+      arriving: The fragment's slot, with the pieces that have arrived.
+      state: The outer loop's state.
+      kind: The fragment's kind.
+      numbers: Which exchange, and which piece of it.
+
+    Returns:
+      The slot with this piece, and the state with new residuals.
+    """
     cut, place, piece = self.fragments, numbers.place, numbers.piece
     take = functools.partial(self._piece, number=piece)
+    # Pieces of one exchange must not round by the same random numbers.
     draw = numbers.exchange * self.pieces + piece
     workers = state["workers"]
     old = {}
@@ -270,7 +313,10 @@ class Streaming(OuterLoop):
     return arriving, state
 
   def _piece(self, tree: Params, number: Any, dim: int) -> Params:
-    """Of each leaf its piece ``[..., m]``, whole blocks of the codec."""
+    """Cuts a piece ``[..., m]`` of whole codec blocks out of each leaf.
+
+    Leaves have ``dim`` worker dims in front, 0 or 1.
+    """
 
     def take(path, x):
       rows, size = self._rows(path, x, dim)
@@ -281,6 +327,8 @@ class Streaming(OuterLoop):
   def _put_piece(
     self, tree: Params, part: Params, number: Any, dim: int
   ) -> Params:
+    """Puts a piece back into each leaf; the inverse of `_piece`."""
+
     def put(path, x, y):
       rows, size = self._rows(path, x, dim)
       rows = lax.dynamic_update_slice_in_dim(rows, y, number * size, -1)
@@ -292,7 +340,15 @@ class Streaming(OuterLoop):
   def _rows(
     self, path: Any, x: jax.Array, dim: int
   ) -> tuple[jax.Array, int]:
-    """``[..., n]`` with n padded to equal pieces, and their size."""
+    """Flattens a leaf to rows that consist of equal pieces.
+
+    The number of a piece is known only when the program runs, so all pieces
+    have one size. It is a multiple of the codec's block: then a fragment is
+    coded in the same blocks whether it is sent in pieces or not.
+
+    Returns:
+      Padded rows ``[..., pieces * size]``, and the size of a piece.
+    """
     lead = dim + self.exchange.num_block_dims(path)
     rows = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:]))
     block = self.exchange.wire.block
@@ -307,6 +363,8 @@ class Streaming(OuterLoop):
     cut = self.fragments
     index = cut.first_of(kind) + place  # among the counts of all fragments
     whole = state["optimizer"]
+    # An optimizer's state has trees like the parameters, such as momentum, of
+    # which the fragment is cut out, and counts [fragments].
     is_tree = _in_shape_of(state["params"])
     part = jax.tree.map(
       lambda x: cut.take(x, kind, place, 0) if is_tree(x) else x[index],
@@ -327,10 +385,12 @@ class Streaming(OuterLoop):
   def _merge(
     self, params: Params, state: State, kind: str, numbers: ReceiveNumbers
   ) -> Params:
-    """Mixes a fragment into the workers whose tau this is."""
+    """Mixes a fragment of phi into the workers whose tau this is."""
     cut, place = self.fragments, numbers.place
     outer, mine = self._sides(params, state, kind, place)
     taus = np.broadcast_to(np.asarray(self.overlap), (self.worker.size,))
+    # One program runs on all devices, so each lane looks up its worker's tau
+    # and selects: [W] booleans.
     now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers.tau
 
     @jax.vmap
@@ -363,19 +423,19 @@ class Streaming(OuterLoop):
 
 
 def _in_shape_of(params: Params):
-  """Whether something is a tree with the structure of the parameters."""
+  """Returns a test whether a tree has the structure of the parameters."""
   treedef = jax.tree.structure(params)
   return lambda x: jax.tree.structure(x) == treedef
 
 
 def _arriving(state: State, variant: SendVariant | ReceiveVariant) -> Params:
-  """What has arrived of a fragment that is under way."""
+  """Returns the slot of a fragment that is under way."""
   return state["arriving"][variant.kind][str(variant.slot)]
 
 
 def _with_arriving(
   state: State, variant: SendVariant, arrived: Params
 ) -> State:
-  """The state with that replaced."""
+  """Returns the state with a fragment's slot replaced."""
   of_kind = state["arriving"][variant.kind] | {str(variant.slot): arrived}
   return state | {"arriving": state["arriving"] | {variant.kind: of_kind}}

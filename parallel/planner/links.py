@@ -1,7 +1,7 @@
-"""Which setting of a low-communication method a slow link allows.
+"""Chooses the setting of a low-communication method that a slow link allows.
 
-Uses `parallel.network.utilisation` (arXiv 2501.18512); the choice among the
-settings is ours.
+The utilisation of a setting is predicted by `parallel.network.utilisation`
+(after arXiv 2501.18512); the order of preference among settings is ours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,12 @@ from parallel.network.utilisation import Method, Model, simulate
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-  """The setting, and the compute utilisation that it has."""
+  """A setting and its predicted compute utilisation.
+
+  Attributes:
+    method: The setting.
+    utilisation: The share of the time in which the device computes.
+  """
 
   method: Method
   utilisation: float
@@ -30,28 +35,28 @@ def recommend(
   volume_factor: float = 1.0,
   latency_s: float = 0.0,
 ) -> Recommendation | None:
-  """The setting with the least staleness that keeps the device busy enough.
+  """Finds the setting that keeps the device busy enough at the least staleness.
 
-  Order of preference, what costs most first: the smallest H; then the
-  smallest tau; then the most bits; then one fragment rather than fragments of
-  three layers. In the paper H = 100 instead of 30 raises the loss at 500M from
-  2.67 to 2.69, tau up to 10 by less than 0.2 %, and neither 4 bits nor
-  fragments do. H = 1 is data parallelism and is tried only plain: tau = 0,
-  one fragment, the most bits.
+  Preferred are, in this order: the smallest H, the smallest tau, the most bits,
+  and one fragment rather than fragments of three layers. What costs most loss
+  comes first: in the paper H = 100 instead of 30 raises the loss at 500M
+  parameters from 2.67 to 2.69, tau up to 10 raises it by less than 0.2 %, and
+  4 bits and fragments do not raise it. H = 1 is data parallelism and is tried
+  in one form only: tau = 0, one fragment, the most bits.
 
   Args:
-    model: What is trained.
-    bandwidth: bit/s of the replica's link.
-    target: Compute utilisation in (0, 1) that is enough.
+    model: The model that is trained.
+    bandwidth: The bandwidth of the replica's link in bit/s.
+    target: The compute utilisation in (0, 1) that is enough.
     sync_every: Candidates for H.
     overlap_steps: Candidates for tau; the paper advises up to 5.
-    bits: Candidates for bits per parameter.
-    volume_factor: As in `simulate`.
-    latency_s: As in `simulate`.
+    bits: Candidates for the bits of a parameter on the link.
+    volume_factor: The bits that a replica sends for each bit of its parameters.
+    latency_s: Seconds from the end of a reduction on the link to its arrival.
 
   Returns:
-    The first setting in that order that reaches the target; None if none of
-    them does: see `fewest_steps`.
+    The first setting in that order that reaches the target. None if no setting
+    does; `fewest_steps` then tells which H the link would need.
 
   Raises:
     ValueError: The target is not in (0, 1), or no candidates.
@@ -79,11 +84,20 @@ def candidates(
   overlap_steps: Sequence[int],
   bits: Sequence[float],
 ) -> Iterator[Method]:
-  """Settings in `recommend`'s order of preference."""
+  """Yields settings in the order of preference that `recommend` describes.
+
+  Args:
+    num_layers: The model's number of layers.
+    sync_every: Candidates for H.
+    overlap_steps: Candidates for tau.
+    bits: Candidates for the bits of a parameter on the link.
+  """
   for steps in sorted(sync_every):
     for overlap in sorted(overlap_steps):
       for width in sorted(bits, reverse=True):
         for fragments in sorted({1, max(1, num_layers // 3)}):
+          # tau and the number of fragments must be below H (`Method`). Plain
+          # settings have no such bound, so H = 1 is tried plain only.
           plain = (overlap, fragments, width) == (0, 1, max(bits))
           if plain or max(overlap, fragments) < steps:
             yield Method(steps, fragments, overlap, width)
@@ -96,11 +110,21 @@ def fewest_steps(
   bits: float,
   volume_factor: float = 1.0,
 ) -> int:
-  """The smallest H at which the link has time for all parameters.
+  """Returns the smallest H at which the link has time for all parameters.
 
-  A bound: an exchange of f bits N / bandwidth seconds fits into H steps at
-  this utilisation, hidden as well as may be.
+  This is a lower bound, for an exchange that is hidden as well as can be: its
+  f x bits x N / bandwidth seconds must fit into the time that H steps take at
+  this utilisation.
+
+  Args:
+    model: The model that is trained.
+    bandwidth: The bandwidth of the replica's link in bit/s.
+    target: The compute utilisation in (0, 1) that is enough.
+    bits: Bits of a parameter on the link.
+    volume_factor: f, the bits that a replica sends for each bit of its
+      parameters.
   """
   exchange_s = volume_factor * bits * model.parameters / bandwidth
   steps = target * exchange_s / model.compute_seconds
-  return max(1, math.ceil(steps * (1 - 1e-9)))  # not one more by rounding
+  # Rounding of a product that is a whole number must not add a step.
+  return max(1, math.ceil(steps * (1 - 1e-9)))

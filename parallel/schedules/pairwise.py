@@ -8,11 +8,13 @@ can still reach in rounds s, s + 1, ... Then
 
 and in round s rank r sends its partial sums of B(partner(r, s), s + 1).
 
-Sources: halving-doubling is from Thakur, Rabenseifner and Gropp, IJHPCA 19,
-2005. HDRM maps its ranks onto a BiGraph: Dong et al., "EFLOPS", HPCA 2020.
-Swing is from De Sensi et al., NSDI 2024, arXiv 2401.09356. Here it takes powers
-of two only, and the mirrored exchanges that use all ports of a torus are
-written from memory of that paper.
+Sources: halving-doubling is the all-reduce of Thakur, Rabenseifner and Gropp,
+IJHPCA 19, 2005, with the distances of MPICH's. HDRM maps its ranks onto a
+BiGraph: Dong et al., "EFLOPS", HPCA 2020; that text was not at hand, and the
+mapping is the one in MultiTree's simulator (farabimahmud/accelerator). Swing is
+from De Sensi et al., NSDI 2024, arXiv 2401.09356. Here it takes powers of two
+only. The mirrored exchanges, which use all ports of a torus, are those of its
+authors' code (HLC-Lab/bine_trees_fugaku).
 """
 
 from collections.abc import Callable, Sequence

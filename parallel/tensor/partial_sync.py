@@ -1,4 +1,4 @@
-"""Partial synchronisation: which channels of an update all tensor ranks share.
+"""Partial synchronisation: which channels of an update tensor ranks share.
 
 Source: Lamprecht et al., "Tensor-Parallelism with Partially Synchronized
 Activations" (CAAT-Net), arXiv 2506.19645.
@@ -16,11 +16,12 @@ from parallel.routes import ROUTES
 PRIVATE_SCALES = ("none", "init", "forward")
 
 
-# "ring_kernel" adds and normalises in one kernel with the reduction, so it runs
-# only where a norm follows. Elsewhere it is a psum.
+# How a row door may reduce, by the names that configs use. "ring_kernel" adds
+# and normalises in one kernel with the reduction, so it runs only where a norm
+# follows; elsewhere it is a psum.
 DOOR_ROUTES: dict[str, Reduction] = ROUTES | {"ring_kernel": lax.psum}
 
-# Routes with a kernel that reduces, adds and normalises.
+# The routes that have a kernel which reduces, adds and normalises.
 FUSED_ROUTES = ("one_shot", "ring_kernel")
 
 
@@ -29,18 +30,20 @@ class PartialSync:
   """How a row door synchronises its update.
 
   Attributes:
-    p: Fraction of the channels that is summed over all ranks, in [0, 1].
-    private_scale: "forward" multiplies private channels by sqrt(ranks), since
-      one rank's partial output stands in for the sum of ``ranks``; "init"
-      leaves that to the initialisation of the weights; "none" does neither.
-    forward_dtype: dtype of the forward reduction; None: the activations'.
-    backward_dtype: dtype of the backward reduction; None: the cotangents'.
-    overlap: Compute the shared columns of the product first and the private
-      ones under their reduction, where the compiler reduces asynchronously.
-      Otherwise a device with one lane makes one product of both.
-    route: How both reductions go: a key of ``DOOR_ROUTES``, or a function in
-      place of ``lax.psum``. The two routes that have kernels use them
-      where `kernel_of_norm` says.
+    p: The fraction of the channels that is summed over all ranks, in [0, 1].
+    private_scale: How private channels are scaled. One rank's partial output
+      takes the place of a sum over all ranks, whose standard deviation is
+      sqrt(ranks) times as large. "forward" multiplies by sqrt(ranks), "init"
+      leaves that to the initialisation of the weights, "none" does neither.
+    forward_dtype: The dtype of the forward reduction; None: the activations'.
+    backward_dtype: The dtype of the backward reduction; None: the cotangents'.
+    overlap: Whether the shared columns of the product are computed first, and
+      the private ones while the shared ones are reduced, if the compiler
+      reduces asynchronously. Else a device with one lane computes all columns
+      in one product.
+    route: How both reductions are done: a key of ``DOOR_ROUTES``, or a function
+      that takes the place of ``lax.psum``. The routes in ``FUSED_ROUTES`` use
+      their kernels where `reductions.kernel_of_norm` finds one.
   """
 
   p: float = 1.0
@@ -64,9 +67,13 @@ class PartialSync:
       )
 
   def num_shared(self, width: int) -> int:
-    """k, rounded the same way everywhere; ``int(0.29 * 100)`` is 28."""
+    """Returns K, the number of shared channels among ``width``.
+
+    All code that needs K asks here, so that floating-point rounding is the same
+    everywhere: ``int(0.29 * 100)`` is 28.
+    """
     return int(self.p * width)
 
   def scale(self, axis: Axis) -> float:
-    """What the row door multiplies private channels by."""
+    """Returns the factor by which the row door multiplies private channels."""
     return math.sqrt(axis.size) if self.private_scale == "forward" else 1.0

@@ -1,9 +1,9 @@
 """How a row door sums over ranks, forward and backward.
 
-A partial sum is reduced by a route of `parallel.collectives`, or by a kernel
-that also adds the sum to the residual stream and normalises it. Whichever it
-is, the transpose is not the route's own: the ranks' cotangents of the shared
-channels are summed in a dtype of their own.
+Partial sums are reduced by a route of `parallel.routes`, or by a kernel that
+also adds the sum to the residual stream and normalises it. In both cases the
+backward is written by hand: it sums the ranks' cotangents of the shared
+channels, in a dtype of its own.
 
 Shape legend: B = batch, T = position, H = width (stream channels), K = shared
 channels, P = H - K private ones.
@@ -30,19 +30,26 @@ from parallel.tensor.partial_sync import DOOR_ROUTES, PartialSync
 # The name under which remat policies find what has been reduced.
 REDUCED = "reduced"
 
-# (shared [B, T, K], private [B, T, P], partial sums [B, T, K], update of the
-# private channels [B, T, P], gain [H]) -> the new shared and private channels,
-# and the normalised rows [B, T, H].
+# Takes one rank's shared [B, T, K] and private channels [B, T, P], its partial
+# sums [B, T, K], the update of its private channels [B, T, P], the gain [H].
+# Returns new shared and private channels, and the normalised rows [B, T, H].
 ReduceAddNorm = Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 
 
 def sum_over_ranks(
   y: jax.Array, name: str, sync: PartialSync
 ) -> jax.Array:
-  """All-reduces each way: F on shared channels, and its transpose F^T.
+  """All-reduces shared channels, and in the backward their cotangents.
 
-  The result is device-varying by type (the ranks' cotangents of it differ)
-  though equal in value.
+  The result is equal on all ranks in value, but device-varying by type, since
+  its cotangents differ from rank to rank. Were it invarying, every use of it
+  would be cast to varying, and the transpose of that cast is an all-reduce
+  whose dtype and place we could not choose.
+
+  Args:
+    y: This device's partial sums ``[B, T, K]``.
+    name: The mesh axis of the tensor ranks.
+    sync: The dtypes and the route.
   """
   if lax.axis_size(name) == 1:
     return checkpoint_name(varying(y, name), REDUCED)
@@ -62,27 +69,27 @@ def kernel_of_norm(
   sync: PartialSync,
   implementation: Implementation,
 ) -> Callable[[float], ReduceAddNorm] | None:
-  """The route's kernel that sums, adds and normalises, for a rank's stream.
+  """Returns the route's kernel that reduces, adds and normalises.
 
-  "one_shot" gathers everyone's partial sums and adds them in the kernel;
-  "ring_kernel" reduces in it. Backward the ranks' cotangents are summed by the
-  route without the kernel.
+  "one_shot" gathers all ranks' partial sums and adds them in the kernel;
+  "ring_kernel" reduces in the kernel. In the backward the ranks' cotangents are
+  summed by the route without its kernel.
 
-  To rematerialise without reducing again, the new stream and the normalised
-  rows are kept: 2 H channels, where `sum_over_ranks` alone keeps K.
+  Rematerialisation that does not reduce again must keep the new stream and the
+  normalised rows: 2 H channels, where `sum_over_ranks` alone keeps K.
 
   Args:
-    rows: B, T.
+    rows: B and T.
     width: H.
     dtype: The stream's dtype.
     axis: The tensor axis.
     sync: What is shared, and how it is reduced.
-    implementation: Kernels in order of preference, see
-      `parallel.kernels.selection`.
+    implementation: Implementations in order of preference, as
+      `parallel.kernels.selection` has them.
 
   Returns:
-    The kernel, given what is added to the mean square; None: the route has no
-    kernel, or none takes the stream.
+    A function that makes the kernel from the number that is added to the mean
+    square; None if the route has no kernel, or none for such a stream.
 
   Raises:
     ValueError: A dtype of the reduction that the kernel does not have.
@@ -103,7 +110,7 @@ def kernel_of_norm(
     chosen = ring.choice(shared, private, axis.devices, implementation)
   else:
     return None
-  if chosen.name == "reference":
+  if chosen.name == "reference":  # no kernel: the route reduces at the row door
     return None
   return functools.partial(_reduce_add_norm, axis, sync, implementation)
 
@@ -111,7 +118,7 @@ def kernel_of_norm(
 def _reduce_add_norm(
   axis: Axis, sync: PartialSync, implementation: Implementation, eps: float
 ) -> ReduceAddNorm:
-  """The kernel of a route that has one, differentiable."""
+  """Makes the differentiable kernel of a route in ``FUSED_ROUTES``."""
   options = {
     "private_scale": sync.scale(axis), "eps": eps,
     "implementation": implementation,
@@ -140,15 +147,23 @@ def _differentiable(
   axis: Axis,
   sync: PartialSync,
 ) -> ReduceAddNorm:
-  """``reduce``, differentiated as a norm of the new stream.
+  """Gives ``reduce`` the derivative of a norm of the new stream.
 
-  The cotangent of a rank's partial sum is that of the stream which it was
-  added to, summed over ranks; the transpose of a gather would send all blocks.
+  Partial sums are added to the stream, so the cotangent of a rank's partial sum
+  is that of the new shared channels, summed over ranks. The transpose of the
+  kernel itself would be that of a gather, which sends every rank's block.
+
+  Args:
+    reduce: The kernel.
+    norm: The norm alone, which the backward differentiates.
+    axis: The tensor axis.
+    sync: What is shared, and how it is reduced.
   """
   differentiable = jax.custom_vjp(reduce)
 
   def forward(*operands):
-    # Named here, where they become residuals.
+    # Named here, where they become residuals, so that a remat policy can keep
+    # them: recomputing them would reduce again.
     new = [checkpoint_name(x, REDUCED) for x in reduce(*operands)]
     gain = operands[-1]
     return tuple(new), (*new[:2], gain)
@@ -161,6 +176,7 @@ def _differentiable(
     d_shared, d_private, d_gain = transpose(cotangents)
     total = _sum_in(d_shared, axis.name, sync.backward_dtype, sync.route)
     scale = jnp.asarray(sync.scale(axis), d_private.dtype)
+    # Of shared, private, partial sums, update of private channels, and gain.
     return (
       d_shared, d_private, varying(total, axis.name), d_private * scale, d_gain
     )
@@ -174,7 +190,7 @@ def _with_transpose(
   transpose: Callable[[jax.Array], jax.Array],
   x: jax.Array,
 ) -> jax.Array:
-  """``f(x)`` of a linear ``f`` whose transpose is given."""
+  """Returns ``f(x)`` for a linear f, whose backward is the given transpose."""
   linear = jax.custom_vjp(f)
   linear.defvjp(lambda x: (f(x), None), lambda _, g: (transpose(g),))
   return linear(x)
@@ -183,24 +199,25 @@ def _with_transpose(
 def _sum_in(
   y: jax.Array, name: str, dtype: str | None, route: str | Reduction = "psum"
 ) -> jax.Array:
-  """All-reduces in ``dtype``, in y's own if None; returns y's."""
+  """All-reduces y in ``dtype`` (None: y's own) and returns the sum in y's."""
   reduce = DOOR_ROUTES[route] if isinstance(route, str) else route
   sent = _as_sent(y, dtype)
   total = reduce(sent, name)
   if sent.dtype == y.dtype:
     return total
-  # After the reduction a barrier would make it synchronous, but rounding to
-  # the narrower dtype first leaves no cast to move (LOG.md).
+  # XLA:TPU would move the cast behind the reduction in front of it. A barrier
+  # there would make the reduction synchronous; but if the sum is rounded to the
+  # narrower dtype first, the cast changes no value and XLA leaves it (LOG.md).
   narrow = min(y.dtype, sent.dtype, key=lambda d: d.itemsize)
   bits = jnp.finfo(narrow)
   return lax.reduce_precision(total, bits.nexp, bits.nmant).astype(y.dtype)
 
 
 def _as_sent(y: jax.Array, dtype: str | None) -> jax.Array:
-  """``y`` in ``dtype``.
+  """Casts y to ``dtype``, in which it is to be reduced; None leaves it.
 
-  XLA:TPU takes casts beside a reduction for free to move, and would reduce in
-  the narrower of the two dtypes. A barrier keeps this one where it is.
+  XLA:TPU moves casts through a reduction, so as to reduce in the narrower of
+  the two dtypes. A barrier keeps this cast where it is.
   """
   if dtype in (None, y.dtype.name):
     return y
@@ -210,7 +227,13 @@ def _as_sent(y: jax.Array, dtype: str | None) -> jax.Array:
 def cast_to_ranks(
   x: jax.Array, name: str, backward_dtype: str | None
 ) -> jax.Array:
-  """Identity; its transpose sums the ranks' cotangents, in one dtype."""
+  """Returns x as device-varying; the backward sums the ranks' cotangents.
+
+  Args:
+    x: Activations that are equal on all ranks.
+    name: The mesh axis of the tensor ranks.
+    backward_dtype: The dtype of that sum; None: the cotangents'.
+  """
   return _with_transpose(
     lambda x: varying(x, name), lambda g: _sum_in(g, name, backward_dtype), x
   )

@@ -1,6 +1,7 @@
 """The residual stream of tensor ranks: shared and private channels.
 
-Shared channels are stored once for all lanes of a device, private ones per
+The first K channels are shared: they are equal on all ranks and stored once for
+all lanes of a device. The others are private: each rank has its own, stored per
 lane.
 
 Shape legend: R = lanes, B = batch, T = position, H = width (stream channels),
@@ -20,11 +21,11 @@ from parallel.tensor.reductions import cast_to_ranks, sum_over_ranks
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-  """How an update's partial sums are still to be reduced.
+  """How an update is still to be reduced over ranks.
 
   Attributes:
     axis: The tensor axis.
-    sync: The policy of the door that the update came out of.
+    sync: How the row door that made the update synchronises.
   """
 
   axis: Axis
@@ -36,13 +37,15 @@ class Pending:
 class Update:
   """What a row door adds to the stream.
 
+  An update is pending if the reduction is left to the column door that adds it,
+  where one kernel reduces, adds and normalises.
+
   Attributes:
-    shared: ``[B, T, K]``, the sum over ranks; of a pending update this rank's
+    shared: ``[B, T, K]``, the sum over ranks; in a pending update this rank's
       own summand.
-    private: ``[R, B, T, H - K]``, a rank's own; of a pending update without
-      the factor of `PartialSync.scale`.
-    pending: How it is still to be reduced, by the column door that adds it;
-      None: it has been.
+    private: ``[R, B, T, H - K]``, each rank's own channels; in a pending update
+      without the factor of `PartialSync.scale`.
+    pending: How a pending update is to be reduced; None if it is not pending.
   """
 
   shared: jax.Array
@@ -52,7 +55,7 @@ class Update:
   )
 
   def reduced(self) -> "Update":
-    """The update with its sums over ranks."""
+    """Returns the update with its sums over ranks."""
     if self.pending is None:
       return self
     axis, sync = self.pending.axis, self.pending.sync
@@ -66,13 +69,13 @@ class Update:
 class Stream:
   """A residual stream, and perhaps an update that is not added yet.
 
-  The next column door adds it, since a kernel may do that in one pass with the
-  door's norm.
+  The next column door adds it, since a kernel can do that in one pass with the
+  door's norm: the stream is then read from memory once.
 
   Attributes:
     shared: ``[B, T, K]``, equal on all ranks, stored once per device.
-    private: ``[R, B, T, H - K]``, a rank's own.
-    update: What is to be added; None: nothing.
+    private: ``[R, B, T, H - K]``, each rank's own channels.
+    update: What is still to be added; None if there is nothing.
   """
 
   shared: jax.Array
@@ -86,14 +89,19 @@ class Stream:
 
   @property
   def is_pending(self) -> bool:
-    """Whether adding the update means to reduce it over ranks."""
+    """Whether the update must be reduced over ranks before it is added."""
     return self.update is not None and self.update.pending is not None
 
   def narrow(self, num_shared: int) -> "Stream":
-    """Makes all but the first ``num_shared`` channels private."""
+    """Makes all but the first ``num_shared`` channels private.
+
+    Layers may share different fractions. Channels that are equal on all ranks
+    may be kept per rank, but not the other way round, so a stream only narrows.
+    """
     if num_shared == self.shared.shape[-1]:
       return self
     moved = self.shared[..., num_shared:]
+    # The order of channels stays: shared ones that become private come first.
     moved = jnp.broadcast_to(moved, (self.private.shape[0], *moved.shape))
     return Stream(
       self.shared[..., :num_shared],
@@ -102,37 +110,39 @@ class Stream:
     )
 
   def aligned(self, update: Update) -> tuple["Stream", "Stream"]:
-    """Stream and update with the shared channels that both have."""
+    """Narrows stream and update to the shared channels that both have."""
     num_shared = min(self.shared.shape[-1], update.shared.shape[-1])
     other = Stream(update.shared, update.private)
     return self.narrow(num_shared), other.narrow(num_shared)
 
   def __add__(self, update: Update) -> "Stream":
-    x = self.resolved()
+    """Returns the stream with an update that the next column door adds."""
+    x = self.resolved()  # only one update waits at a time
     return Stream(x.shared, x.private, update)
 
   def resolved(self) -> "Stream":
-    """The stream with its update reduced and added."""
+    """Returns the stream with its update reduced and added."""
     if self.update is None:
       return self
     x, y = self.aligned(self.update.reduced())
     return Stream(x.shared + y.shared, x.private + y.private)
 
   def per_rank(self) -> jax.Array:
-    """``[R, B, T, H]``: each lane's whole stream, for looking at."""
+    """Returns each lane's whole stream, ``[R, B, T, H]``, for inspection."""
     return self.resolved().narrow(0).private
 
 
 def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:
-  """Starts a residual stream from activations equal on all ranks.
+  """Starts a residual stream from activations that are equal on all ranks.
 
-  The one full-width backward all-reduce of a block stack happens here: the
-  ranks' partial cotangents are summed.
+  The one full-width all-reduce in the backward of a stack of blocks happens
+  here. The ranks' streams differ, so each has a cotangent of its own, and what
+  all of them started from gets the sum.
 
   Args:
     x: ``[B, T, H]``, equal on all ranks.
     axis: The tensor axis.
-    sync: Decides the number of shared channels and the backward's dtype.
+    sync: Decides the number of shared channels and the dtype of the backward.
 
   Returns:
     The stream that every rank starts with.
@@ -140,5 +150,6 @@ def enter(x: jax.Array, axis: Axis, sync: PartialSync) -> Stream:
   with jax.named_scope("stack_entry"):
     x = cast_to_ranks(x, axis.name, sync.backward_dtype)
   whole = Stream(x, jnp.zeros((axis.lanes, *x.shape[:-1], 0), x.dtype))
+  # Both parts must vary over the same mesh axes, since they are concatenated.
   whole = Stream(x, varying(whole.private, *varying_axes(x)))
   return whole.narrow(sync.num_shared(x.shape[-1]))

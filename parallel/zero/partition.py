@@ -1,22 +1,34 @@
-"""Partitions: on which level each part of a training state is sharded.
+"""Partitions: over which levels each part of a training state is sharded.
 
-Data-parallel ranks lie on nested *levels*, e.g. 2 nodes of 4 GPUs of 2 dies.
-A partition shards weights, gradients and optimizer state over the innermost w,
-g and o levels each, w <= g <= o, and every rank of the other levels has a
-replica. So three levels have 20 partitions, and the named schemes are points
-among them, times a secondary copy of the weights and the bits on the wire.
+Data-parallel ranks lie on nested *levels*, for example 2 nodes of 4 GPUs of 2
+dies. A partition shards weights over the w innermost levels, gradients over the
+g innermost ones and optimizer state over the o innermost ones, w <= g <= o.
+Ranks that differ in the other levels only have replicas. So three levels have
+20 partitions. The named schemes are points among them, some with a second copy
+of the weights and with codecs on the wire.
 
-What is stored from step to step is one shard per rank at the optimizer's
-depth: float32 weights and the optimizer's moments. Weights at depth w and
-gradients at depth g exist during a step only.
+From step to step a rank stores one shard at depth o: float32 weights and the
+optimizer's moments. Weights at depth w and gradients at depth g exist during a
+step only.
 
-Sources: ZeRO 1 to 3, Rajbhandari et al., arXiv 1910.02054; ZeRO++ (zeropp: hpZ,
-qwZ, qgZ), Wang et al., arXiv 2306.10209; MiCS, Zhang et al., arXiv 2205.00119;
-FSDP and hsdp, Zhao et al., arXiv 2304.11277; frontier3, Xu et al., arXiv
-2501.04266, of which the placement and bits of the secondary copy are recalled.
-The space of all triples: AMSP, arXiv 2311.00257; PaRO, arXiv 2310.06003.
+Sources:
 
-No jax here: simulators read the same truth as the trainer.
+- zero1 to zero3: ZeRO, Rajbhandari et al., arXiv 1910.02054.
+- hpz, zeropp: ZeRO++ (hpZ, qwZ, qgZ), Wang et al., arXiv 2306.10209; compared
+  with the official code in DeepSpeed. qgZ there has two hops, inside a node and
+  between nodes; here it has one per level, so three levels round three times.
+  With coded weights, DeepSpeed also codes what it gathers from the second copy
+  and keeps the copy itself in 16 bits.
+- mics: Zhang et al., arXiv 2205.00119; compared with DeepSpeed's code. Its
+  partition group may be any; here it is all levels but the outermost, which
+  makes it equal to hsdp.
+- hsdp, and zero3 as FSDP: Zhao et al., arXiv 2304.11277.
+- frontier3: Xu et al., arXiv 2501.04266. Its abstract has three levels (dies,
+  GPUs, nodes) on top of ZeRO++, and block-based quantisation. Which state lies
+  on which level, the codecs, and the place of the second copy are recalled.
+- The space of all triples: AMSP, arXiv 2311.00257; PaRO, arXiv 2310.06003.
+
+There is no jax here, so that simulators and the trainer read the same file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,8 +46,8 @@ class Level:
   """A level of data-parallel ranks.
 
   Attributes:
-    name: Of the axis.
-    size: Logical ranks along it.
+    name: The name of the level's axis.
+    size: The number of logical ranks along it.
   """
 
   name: str
@@ -44,21 +56,27 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-  """Where each part of the training state lives; depths count from inside.
+  """Where each part of the training state lives.
+
+  A depth is a number of levels, counted from the innermost: what has depth d is
+  sharded over the d innermost levels.
 
   Attributes:
-    levels: Outermost first.
-    weights: Innermost levels that weights are sharded over, during a step.
-    gradients: The same for accumulated gradients.
-    optimizer: The same for float32 weights and moments.
-    secondary: Depth of a second copy of the weights, taken in the forward,
-      from which the backward gathers; None: none.
-    weight_codec: Of weights on the wire; "none" is the dtype of activations.
-    gradient_codec: Of gradients on the wire, by all-to-all with float32 sums;
-      "none" is float32. All-reduces over the levels beyond ``optimizer`` are
-      float32 always.
-    secondary_codec: Of the second copy.
-    block: Elements that share a scale.
+    levels: The levels of data-parallel ranks, outermost first.
+    weights: w, the depth of the weights during a step.
+    gradients: g, the depth of accumulated gradients.
+    optimizer: o, the depth of float32 weights and the optimizer's moments,
+      which are stored between steps.
+    secondary: The depth of a second copy of the weights, which the forward
+      makes and from which the backward gathers; None for no copy.
+    weight_codec: The codec of weights on the wire; "none" sends the dtype of
+      activations.
+    gradient_codec: The codec of gradients on the wire, which go by all-to-all
+      and are summed in float32; "none" sends float32. All-reduces over the
+      levels beyond ``optimizer`` are always float32.
+    secondary_codec: The codec of the second copy and of what is gathered from
+      it; "none" keeps the dtype of activations.
+    block: The number of elements that share a scale.
   """
 
   levels: tuple[Level, ...]
@@ -116,23 +134,27 @@ class Partition:
 
   @property
   def inner(self) -> tuple[Level, ...]:
-    """The levels innermost first: ``inner[:depth]`` shard at that depth."""
+    """The levels, innermost first: ``inner[:depth]`` shard at that depth."""
     return self.levels[::-1]
 
   @property
   def num_ranks(self) -> int:
+    """The number of data-parallel ranks."""
     return self.degree(len(self.levels))
 
   def degree(self, depth: int) -> int:
-    """Shards that ``depth`` innermost levels make."""
+    """Returns into how many shards a depth cuts."""
     return math.prod(level.size for level in self.inner[:depth])
 
   def shard(self, num_elements: int) -> int:
-    """Elements of one stored shard of a tensor, padding included."""
+    """Returns the elements of one stored shard of a tensor, with padding."""
     return math.ceil(num_elements / self.degree(self.optimizer))
 
   def padded(self, num_elements: int) -> int:
-    """Elements of a tensor whose shards are equal at every depth."""
+    """Returns the elements of a tensor when its shards are equally long.
+
+    Padded for the optimizer's depth, it divides at all smaller depths, too.
+    """
     return self.shard(num_elements) * self.degree(self.optimizer)
 
   def __str__(self) -> str:
@@ -151,9 +173,12 @@ class Partition:
 
 
 def _named() -> dict[str, tuple[str, str, str, dict[str, str]]]:
-  """Scheme -> weights, gradients, optimizer, and what else is special.
+  """Returns the named schemes.
 
-  "inner": all levels but the outermost; "first": the innermost.
+  Returns:
+    For each name the levels over which weights, gradients and optimizer state
+    are sharded ("none", "first" for the innermost, "inner" for all but the
+    outermost, "all"), and further fields of `Partition`.
   """
   quantised = {"weight_codec": "int8", "gradient_codec": "int4"}
   return {
@@ -177,11 +202,11 @@ SCHEMES = tuple(_named())
 
 
 def named(scheme: str, levels: Sequence[Level]) -> Partition:
-  """The partition that a paper's name stands for.
+  """Returns the partition that a scheme's name stands for.
 
   Args:
     scheme: One of ``SCHEMES``.
-    levels: Outermost first.
+    levels: The levels of data-parallel ranks, outermost first.
 
   Raises:
     ValueError: An unknown scheme, or too few levels for it.
@@ -201,12 +226,13 @@ def named(scheme: str, levels: Sequence[Level]) -> Partition:
   depths = {
     "none": 0, "first": 1, "inner": len(levels) - 1, "all": len(levels)
   }
+  # Codecs are no keys of depths and stay as they are.
   special = {k: depths.get(v, v) for k, v in special.items() if v != "none"}
   return Partition(tuple(levels), *(depths[s] for s in states), **special)
 
 
 def triples(levels: Sequence[Level]) -> Iterator[Partition]:
-  """All partitions of weights, gradients and optimizer state, unquantised."""
+  """Yields all partitions without a second copy and without codecs."""
   depths = range(len(levels) + 1)
   for w, g, o in itertools.combinations_with_replacement(depths, 3):
     yield Partition(tuple(levels), w, g, o)
@@ -216,11 +242,14 @@ def parse_levels(text: str, num_ranks: int) -> tuple[Level, ...]:
   """Reads nested levels from text.
 
   Args:
-    text: ``"node:2,gpu:4"``, outermost first; "" is one level named data.
-    num_ranks: Data-parallel ranks, the product of the sizes.
+    text: The levels, outermost first, as in ``"node:2,gpu:4"``; "" is one level
+      named data.
+    num_ranks: The number of data-parallel ranks, which the product of the sizes
+      must be.
 
   Raises:
-    ValueError: Not of this form, a name twice, or another product.
+    ValueError: The text is not of this form, a name occurs twice, or the
+      product is another one.
   """
   if not text:
     return (Level("data", num_ranks),)

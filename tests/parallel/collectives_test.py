@@ -126,3 +126,28 @@ def test_one_shot_adds_in_order_and_rounds_once():
   assert float(f(x)[0, 0]) == 1 + 2.0**-7
   large = jnp.asarray([[1 << 24], [1], [0], [0]])
   assert int(f(large)[0, 0]) == (1 << 24) + 1
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_a_rank_s_number_is_its_place(devices):
+  axis = Axis("a", N, devices)
+  numbers = jax.jit(jax.shard_map(
+    lambda: collectives.ranks_here(axis), mesh=make_mesh({"a": axis}),
+    in_specs=(), out_specs=P("a"),
+  ))()
+  np.testing.assert_array_equal(numbers, np.arange(N))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_permutes_that_end_in_one_lane_are_joined(devices):
+  """Between any lanes: of a device's lanes some hear each other, some not."""
+  there = [3, 0, 7, 1, 6, 2, 5, 4]
+  x = np.random.default_rng(0).integers(1, 9, (N, 3)).astype("f4")
+
+  def moved(x, axis):
+    return collectives.permute(x, axis, list(enumerate(there)))
+
+  expected = np.zeros_like(x)
+  expected[there] = x
+  found = jax.jit(lifted(moved, devices, True))(x)
+  np.testing.assert_array_equal(found, expected)

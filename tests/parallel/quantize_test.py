@@ -314,7 +314,7 @@ def test_an_outer_step_is_optax_with_the_mean(wire):
   def f(params, momentum, x):
     step = NesterovStep(params, momentum, 0.7, 0.9)
     ours, _ = quantize.coded_mean_difference(
-      params, x, axis, wire, nesterov=step
+      params, x, axis, wire, use=step
     )
     mean, _ = quantize.coded_mean_difference(params, x, axis, wire)
     state = optax.tree_utils.tree_set(optimizer.init(params), trace=momentum)
@@ -467,3 +467,31 @@ def test_kernels_send_the_same_bits(route, stochastic):
     ))(x))
   for a, b in zip(*results, strict=True):
     np.testing.assert_array_equal(a, b)
+
+
+def test_a_mean_without_codec_has_its_weights():
+  [(mean, _)] = lifted((NONE,), 8, 4, weighted=True)[0](draw(8), WEIGHTS)
+  np.testing.assert_allclose(
+    mean, definition(draw(8), WEIGHTS), rtol=1e-5, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize("wire", [NONE, BF16], ids=str)
+def test_an_uncoded_difference_has_its_residual(wire):
+  """And the next residual is what the wire's dtype took from the sum."""
+  axis = Axis("worker", 2, 2)
+  rng = np.random.default_rng(7)
+  anchor, x, residual = (
+    rng.normal(size=shape).astype("f4") for shape in ((9,), (2, 9), (2, 9))
+  )
+  mean, left = jax.jit(jax.shard_map(
+    lambda anchor, x, residual: quantize.coded_mean_difference(
+      anchor, x, axis, wire, residual=residual
+    ),
+    mesh=make_mesh({"worker": axis}), in_specs=(P(), P("worker"), P("worker")),
+    out_specs=(P(), P("worker")),
+  ))(anchor, x, residual)
+  delta = anchor - x + residual
+  np.testing.assert_allclose(mean, delta.mean(0), atol=0.05)
+  rounded = delta.astype(jax.numpy.dtype(wire.dtype)).astype("f4")
+  np.testing.assert_allclose(left, delta - rounded, atol=1e-6)

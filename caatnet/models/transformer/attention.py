@@ -1,4 +1,4 @@
-"""Causal attention, by the best means that the platform has.
+"""Causal attention, by the fastest implementation that a platform has.
 
 Shape legend: B = batch, T = position, H = query heads, K = key/value heads,
 D = head width. All heads here belong to one rank.
@@ -17,7 +17,8 @@ from parallel.collectives import varying, varying_axes
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 
-# Query positions per block; a sequence up to this long is one block.
+# Query positions per block of the plain implementation. A sequence up to this
+# long is one block.
 _BLOCK = 512
 
 
@@ -30,9 +31,9 @@ def attention(
     q: ``[B, T, H, D]``.
     k: ``[B, T, K, D]``; K divides H.
     v: ``[B, T, K, D]``.
-    implementation: "cudnn" (flash, GPU), "splash" (flash, TPU) or "xla"
-      (anywhere; blocks of queries, so that a long sequence's score matrix
-      never exists as a whole).
+    implementation: "cudnn" (flash attention on GPUs), "splash" (flash attention
+      on TPUs) or "xla" (anywhere, in blocks of queries, so that the score
+      matrix of a long sequence never exists as a whole).
 
   Returns:
     ``[B, T, H, D]``.
@@ -51,19 +52,21 @@ def attention(
 
 
 def resolve(implementation: str, platform: str, dtype: str) -> str:
-  """What "auto" means on a platform ("cpu", "gpu" or "tpu")."""
+  """Returns what "auto" means on a platform ("cpu", "gpu" or "tpu")."""
   if implementation != "auto":
     return implementation
+  # cuDNN's flash attention takes no float32.
   if platform == "gpu" and dtype in ("bfloat16", "float16"):
     return "cudnn"
   return "splash" if platform == "tpu" else "xla"
 
 
 def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-  """One block of queries at a time against the keys that it may see."""
+  """Attends with a block of queries at a time, to the keys that it may see."""
   num_positions = q.shape[1]
   if num_positions <= _BLOCK:
     return _attend_block(q, k, v, 0)
+  # Recomputed in the backward, or the scores of all blocks would be residuals.
   attend = jax.checkpoint(_attend_block, static_argnums=3)
   blocks = []
   for start in range(0, num_positions, _BLOCK):
@@ -75,14 +78,24 @@ def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 def _attend_block(
   q: jax.Array, k: jax.Array, v: jax.Array, start: int
 ) -> jax.Array:
-  """Queries ``[B, t, H, D]`` at ``start...`` against all given keys."""
+  """Attends with queries ``[B, t, H, D]`` to all given keys.
+
+  Args:
+    q: A block of t queries, the first at position ``start``.
+    k: Keys ``[B, s, K, D]`` of the positions from 0 on.
+    v: Their values.
+    start: The position of the first query.
+
+  Returns:
+    ``[B, t, H, D]``.
+  """
   batch, num_queries, num_heads, head_width = q.shape
   num_groups = k.shape[2]
   q = q.reshape(
     batch, num_queries, num_groups, num_heads // num_groups, head_width
   )
-  # In the order of the product's own result: nothing is transposed. A select
-  # and not a where, whose mask would be a residual in full.
+  # [B, K, t, H / K, s]: the order of dims in which the product comes out, so
+  # that nothing is transposed.
   scores = jnp.einsum(
     "bqkgd,bskd->bkqgs", q, k, preferred_element_type=jnp.float32
   )
@@ -90,6 +103,7 @@ def _attend_block(
   visible = jnp.arange(k.shape[1])[None, :] <= query_position
   visible = jnp.broadcast_to(visible[:, None], scores.shape)
   hidden = jnp.full_like(scores, -jnp.inf)
+  # A `where` would keep its mask as a residual of the size of the scores.
   scores = lax.select(visible, scores * head_width**-0.5, hidden)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
   out = jnp.einsum("bkqgs,bskd->bqkgd", weights, v)
@@ -100,12 +114,13 @@ def _attend_block(
 def _flash(
   kernel: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array
 ) -> jax.Array:
-  """A flash attention kernel; the backward repeats its forward.
+  """Runs a flash attention kernel; the backward repeats its forward.
 
-  Such kernels do not say over which mesh axes their results vary, which
-  ``check_vma=True`` asks for. A ``shard_map`` over no axis runs them unchecked;
-  forward and backward each get one, so that no unchecked cotangent meets a
-  checked one.
+  Such kernels do not tell over which mesh axes their results vary, as
+  ``check_vma=True`` requires. A ``shard_map`` over no axis runs them without
+  that check. Forward and backward each have one of their own, so that no
+  unchecked cotangent meets a checked one; hence the derivative by hand, which
+  keeps the operands and runs the kernel again.
   """
   return _unchecked(kernel, q, k, v)
 
@@ -125,11 +140,11 @@ _flash.defvjp(_flash_forward, _flash_backward)
 
 
 def _unchecked(f: Callable[..., Any], *args: jax.Array) -> Any:
-  """Runs ``f`` without the check of varying axes; results vary as ``args``."""
+  """Runs f without the check of varying axes; results vary as operands do."""
 
   def run(*args):
-    # Results of unchecked operations vary over nothing, by type: times one,
-    # the arguments do as well.
+    # By type, results of unchecked operations vary over no axis. Arguments
+    # times one are such results, so that kernels see operands of one type.
     return f(*(x * jnp.ones((), x.dtype) for x in args))
 
   out = jax.shard_map(
@@ -153,6 +168,8 @@ def _splash_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     splash_attention_mask as mask,
   )
 
+  # Multi-query attention: one key/value head and the group of query heads that
+  # share it, lifted over batch and key/value heads below.
   batch, num_positions, num_heads, head_width = q.shape
   num_groups = k.shape[2]
   group = num_heads // num_groups
@@ -161,6 +178,7 @@ def _splash_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     mask=mask.MultiHeadMask([causal] * group)
   )
   heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
+  # The kernel does not scale scores, so queries are scaled.
   q, k, v = (heads_first(x) for x in (q * head_width**-0.5, k, v))
   q = q.reshape(batch, num_groups, group, num_positions, head_width)
   out = jax.vmap(jax.vmap(attend))(q, k, v)

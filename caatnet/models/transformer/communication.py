@@ -1,16 +1,18 @@
-"""What one training step sends, in closed form: the ledger's second opinion.
+"""Counts in closed form what one training step reduces over the tensor axis.
 
-Per microbatch of n tokens, the tensor axis all-reduces (by the route
-"one_shot" row doors all-gather operands of the same size)
+Per microbatch of n tokens the elements are
 
     forward:  n H (embedding) + sum over row doors of n k + O(n) (softmax)
     backward: n H (stack entry) + sum over row doors of n k
 
-and, with full rematerialisation, a block's attention door once more, and the
-MLP's where its update is carried into the next block; per step
-(2L + 1) H for the norm gains and one number per sliced parameter for the
-gradient norm. Source: the CAAT-Net notes of arXiv 2506.19645, section 3 of
-its formulas; the tests hold this equal to the lowered program.
+All go by all-reduce; with the route "one_shot", row doors all-gather operands
+of the same size instead. Full rematerialisation runs a block's attention door
+again in the backward, and the MLP's door where its update is carried into the
+next block. Once per step there are (2 L + 1) H elements for the gradients of
+the norms' gains, and one for each sliced parameter for the gradient norm.
+
+Source: Lamprecht et al., arXiv 2506.19645, section 3. The tests hold this equal
+to the ledger of the lowered program.
 """
 
 import collections
@@ -30,20 +32,20 @@ def tensor_reductions(
   seq_len: int,
   accumulation: int = 1,
 ) -> collections.Counter[Reduction]:
-  """Reductions over the tensor axis in one training step.
+  """Counts the reductions over the tensor axis in one training step.
 
   Args:
     config: The model.
-    data_lanes: Data shards per device.
-    batch_size: Sequences of one microbatch of one data shard.
+    data_lanes: Data-parallel ranks on one device.
+    batch_size: Sequences of one microbatch of one data-parallel rank.
     seq_len: Positions.
     accumulation: Microbatches per step.
 
   Returns:
-    How often each is executed per step.
+    How often each reduction runs in a step.
 
   Raises:
-    ValueError: A route that is not one collective.
+    ValueError: A row door's route is not one collective.
   """
   tokens = (data_lanes, batch_size, seq_len)
   width, dtype = config.width, config.dtype
@@ -69,13 +71,17 @@ def tensor_reductions(
         backward = sync.backward_dtype or dtype
         add("forward", forward, *tokens, k, kind=door_kind)
         add("backward", backward, *tokens, k, kind=door_kind)
-        # Recomputing a layer runs again what its second half depends on; an
-        # update that it got from the layer before is reduced in it, too.
+        # The backward of a layer recomputes what its own backward reads. The
+        # MLP needs the stream after attention, so attention's door runs again.
+        # The MLP's own update is read by the next layer only: its door runs
+        # again where that layer reduces it.
         carried = config.carry and layer < config.num_layers - 1
         if config.remat == "full" and (door == 0 or carried):
           add("backward", forward, *tokens, k, kind=door_kind)
   add("forward", "float32", *tokens)  # largest logit
   add("forward", "float32", 2, *tokens)  # normaliser, target
+  # Once per step: gradients of the gains of norm_1, norm_2 and the last norm,
+  # and the squares of each sliced parameter: embedding, four of a block, head.
   gains = config.num_layers, config.width
   slices = 5 if config.tied_embeddings else 6
   for shape in (gains, gains, (config.width,), (slices,)):

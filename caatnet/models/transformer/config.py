@@ -1,4 +1,4 @@
-"""Sizes of a transformer, and how its layers are computed."""
+"""The sizes of a transformer, and how its layers are computed."""
 
 import dataclasses
 
@@ -8,6 +8,9 @@ from parallel.axes import divisors
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import REDUCED
 
+# What of a layer is kept for the backward, by the names that configs use:
+# everything, nothing, or only what has been reduced over ranks, so that
+# recomputing the rest sends nothing.
 REMAT_POLICIES = {
   "none": None,
   "full": jax.checkpoint_policies.nothing_saveable,
@@ -17,29 +20,30 @@ REMAT_POLICIES = {
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """Sizes are logical: of the whole model, before any cut into ranks.
+  """The sizes of a whole transformer, before any cut into ranks.
 
   Attributes:
-    vocab_size: Number of tokens.
-    width: Channels of the residual stream.
-    num_layers: Number of blocks.
-    num_heads: Query heads.
-    num_kv_heads: Key/value heads; divides ``num_heads``.
-    ffn_width: Hidden width of the MLP.
-    syncs: For each layer, how attention's and the MLP's output synchronise.
-    rope_base: Longest rotary wavelength / 2 pi.
-    norm_eps: Added to the mean square.
-    tied_embeddings: The head is the embedding's transpose.
-    dtype: Of activations; parameters are float32.
-    remat: A key of ``REMAT_POLICIES``.
-    attention: See ``attention.attention``; not "auto".
-    kernels: Of the norms, in order of preference; not "auto". See
-      ``parallel.kernels.selection``.
-    init_std: Standard deviation of all matrices; output projections are
-      smaller by sqrt(2 layers), as in GPT-2 and Megatron-LM.
+    vocab_size: The number of tokens.
+    width: The channels of the residual stream.
+    num_layers: The number of blocks.
+    num_heads: The number of query heads.
+    num_kv_heads: The number of key/value heads; divides ``num_heads``.
+    ffn_width: The hidden width of the MLP.
+    syncs: For each layer how attention's row door and the MLP's synchronise.
+    rope_base: The longest rotary wavelength, over 2 pi.
+    norm_eps: What a norm adds to the mean square.
+    tied_embeddings: Whether the head is the embedding's transpose.
+    dtype: The dtype of activations; parameters are float32.
+    remat: What the backward recomputes, a key of ``REMAT_POLICIES``.
+    attention: The implementation, as `attention.attention` takes it.
+    kernels: Implementations of the norms in order of preference, as
+      `parallel.kernels.selection` has them.
+    init_std: The standard deviation of all matrices when they are drawn. That
+      of output projections is smaller by sqrt(2 layers), as in GPT-2 and
+      Megatron-LM.
     unroll: Layers per iteration of the scan.
-    carry: Whether a route whose kernel fuses with a norm may leave the MLP's
-      update to the next layer's.
+    carry: Whether the MLP's row door may leave its reduction to the first norm
+      of the next layer, on routes with a kernel that does both.
   """
 
   vocab_size: int
@@ -81,11 +85,12 @@ class TransformerConfig:
 
   @property
   def head_width(self) -> int:
+    """The channels of one head."""
     return self.width // self.num_heads
 
   @property
   def num_params(self) -> int:
-    """Logical parameters, without padding."""
+    """The number of logical parameters, without padding."""
     heads = self.num_heads + self.num_kv_heads
     block = 2 * self.width * heads * self.head_width
     block += 3 * self.width * self.ffn_width + 2 * self.width
@@ -94,11 +99,12 @@ class TransformerConfig:
     return self.num_layers * block + tables * table + self.width
 
   def flops_per_token(self, seq_len: int) -> float:
-    """Training FLOPs per token: 6 per weight of a product, and attention.
+    """Counts training FLOPs per token: 6 per weight, and those of attention.
 
-    Source: Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B; attention
-    counted as causal (half of the score matrix).
+    Source: Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B, but with half
+    of the score matrix, since attention is causal.
     """
+    # Looking up the embedding is no product; as a tied head it is one.
     products = self.num_params - self.vocab_size * self.width
     if self.tied_embeddings:
       products += self.vocab_size * self.width

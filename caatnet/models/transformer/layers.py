@@ -1,4 +1,4 @@
-"""Rank-local layers: written for one tensor rank, lifted over lanes by vmap.
+"""Rank-local layers, written for one tensor rank and lifted over lanes by vmap.
 
 Nothing here communicates or knows that there are other ranks.
 
@@ -13,29 +13,37 @@ from caatnet.models.transformer.attention import attention
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-  """``[..., F]``: silu(gate) * up. Source: Shazeer, arXiv 2002.05202."""
+  """Returns ``silu(gate) * up``, ``[..., F]``. Shazeer, arXiv 2002.05202."""
   return jax.nn.silu(gate) * up
 
 
 def kept(*activations: jax.Array) -> tuple[jax.Array, ...]:
-  """Named as activations: better residuals than what they were made of."""
+  """Names activations, so that the backward keeps them.
+
+  A partition does not keep slices and other forms of arrays, which might be
+  parameters (`parallel.zero.gathered`), but what has a name it keeps.
+  """
   return tuple(checkpoint_name(x, "activation") for x in activations)
 
 
 def rotate(x: jax.Array, base: float) -> jax.Array:
-  """Rotary position embedding, halves convention. Su, arXiv 2104.09864.
+  """Rotates queries or keys by their positions.
+
+  Channel i of the first half of a head is paired with channel i of the second.
+
+  Source: Su et al., "RoFormer", arXiv 2104.09864.
 
   Args:
     x: ``[B, T, heads, head width]``; the head width is even.
-    base: The longest wavelength is about ``2 pi base`` positions.
+    base: Sets the longest wavelength, about ``2 pi base`` positions.
 
   Returns:
-    As ``x``; angles in float32.
+    An array like x; angles are computed in float32.
   """
   num_positions, half = x.shape[1], x.shape[-1] // 2
   frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
   position = jnp.arange(num_positions, dtype=jnp.float32)
-  angle = (position[:, None] * frequency)[None, :, None, :]
+  angle = (position[:, None] * frequency)[None, :, None, :]  # [1, T, 1, half]
   cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
   first, second = x[..., :half], x[..., half:]
   return jnp.concatenate(
@@ -57,8 +65,8 @@ def attend(
     qkv: ``[B, T, (num_heads + 2 num_kv_heads) * head width]``.
     num_heads: Query heads of this rank.
     num_kv_heads: Key/value heads of this rank; divides ``num_heads``.
-    rope_base: See ``rotate``.
-    implementation: See ``attention``.
+    rope_base: The base of the rotary wavelengths.
+    implementation: How attention is computed: "xla", "cudnn" or "splash".
 
   Returns:
     ``[B, T, num_heads * head width]``.

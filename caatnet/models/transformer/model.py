@@ -1,4 +1,4 @@
-"""The transformer as `caatnet.models.protocol.Model`."""
+"""The transformer as a `caatnet.models.protocol.Model`."""
 
 import collections
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ BLOCKS = "blocks"
 
 @dataclasses.dataclass(frozen=True)
 class TransformerModel:
-  """Next-token prediction; an example is int ``[T + 1]``.
+  """A transformer that predicts next tokens; an example is int ``[T + 1]``.
 
   Attributes:
-    config: Sizes, and how the doors synchronise.
+    config: The sizes, and how the row doors synchronise.
     tensor: The tensor axis.
   """
 
@@ -54,7 +54,7 @@ class TransformerModel:
 
   @property
   def parameters(self) -> Any:
-    """A `Parameter` each: matrices are cut over ranks, gains are not."""
+    """A `Parameter` for each; matrices are cut over ranks, gains are not."""
 
     def parameter(path: tuple[Any, ...], variable: Any) -> Parameter:
       in_block = path[0] == BLOCKS
@@ -64,10 +64,12 @@ class TransformerModel:
       ranks = (self.tensor.name,)
       tied = looked_up and self.config.tied_embeddings
       return Parameter(
+        # [layer, R, ...] in a block, [R, ...] elsewhere.
         P(None, *ranks) if in_block else P(*ranks),
         1 + in_block,
         self.config.dtype,
         uses=2 if tied else 1,  # a tied table is the head, too
+        # The backward of a lookup needs no table, that of the head does.
         regathered=1 if tied or not looked_up else 0,
       )
 
@@ -84,12 +86,12 @@ class TransformerModel:
   def scores(
     self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
-    """Cross-entropy in nats: ``{"loss": float32 [B, T]}``."""
+    """Returns the cross-entropy in nats, ``{"loss": float32 [B, T]}``."""
     model = nnx.merge(self._abstract[0], params)
     return {"loss": model.token_losses(batch, access)}
 
   def flops(self, example: jax.ShapeDtypeStruct) -> float:
-    seq_len = example.shape[-1] - 1
+    seq_len = example.shape[-1] - 1  # the last token is a target only
     return seq_len * self.config.flops_per_token(seq_len)
 
   def reductions(

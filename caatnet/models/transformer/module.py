@@ -1,13 +1,16 @@
 """A Llama-style transformer under partially synchronised tensor parallelism.
 
-RMSNorm, rotary positions, grouped-query attention, SwiGLU; embedding, head
-and cross-entropy are vocabulary-parallel. Source: Touvron et al., arXiv
-2302.13971, and for the placement of the reductions arXiv 2506.19645: one full
-reduction at the embedding, its transpose at the entry of the stack, two
-partial ones per block, none at the head.
+It has RMSNorm, rotary positions, grouped-query attention and SwiGLU. Embedding,
+head and cross-entropy are cut over ranks along the vocabulary. Over the tensor
+axis a forward makes one reduction of full width at the embedding and two
+partial ones per block, and none at the head. The transpose of the first one is
+at the entry of the stack of blocks.
 
-Every parameter is defined by its *dense* form and then cut into one slice per
-rank, so at p = 1 the number of ranks is only a layout.
+Every parameter is drawn in its *dense* form and then cut into one slice per
+rank. So at p = 1 the number of ranks is only a layout of the same model.
+
+Sources: Touvron et al., arXiv 2302.13971; for the placement of the reductions
+Lamprecht et al., arXiv 2506.19645.
 
 Shape legend: L = layers, R = lanes (ranks outside shard_map), B = batch,
 T = position, H = width, V = vocabulary of one rank.
@@ -41,14 +44,14 @@ class Sharded(nnx.Param):
 
 
 def _cut(size: int, ranks: int) -> int:
-  """Slice of one rank when ``size`` is padded to a multiple of ``ranks``."""
+  """Returns the slice of each rank when ``size`` is padded to divide."""
   return math.ceil(size / ranks)
 
 
 def _cut_columns(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
-  """``[H, features] -> [R, H, cut]``, zero-padded at the end."""
+  """Cuts ``[H, features]`` into ``[R, H, cut]``, zero-padded at the end."""
   padding = ranks * cut - dense.shape[1]
-  padded = jnp.pad(dense, ((0, 0), (0, padding)))
+  padded = jnp.pad(dense, ((0, 0), (0, padding)))  # [H, R * cut]
   return jnp.moveaxis(padded.reshape(-1, ranks, cut), 1, 0)
 
 
@@ -65,26 +68,29 @@ class Block(nnx.Module):
     """Draws the parameters.
 
     Args:
-      config: Sizes.
+      config: The sizes.
       axis: The tensor axis.
-      row_scales: ``[2, H]``, multiplies the columns of ``w_out``, ``w_down``.
-      rngs: Random streams.
+      row_scales: ``[2, H]``, by which the columns of ``w_out`` and ``w_down``
+        are multiplied.
+      rngs: The random streams.
     """
     self.config, self.axis = config, axis
     ranks, width = axis.size, config.width
-    # A padded group of heads (or feature of the MLP) is zero in its column
-    # and its row weights, so its output and all its gradients stay zero.
+    # A padded group of heads, or a padded feature of the MLP, has zeros as its
+    # column and its row weights, so its output and all its gradients stay zero.
+    # Heads are cut in whole groups: a rank has the query heads that belong to
+    # its key/value heads.
     kv_heads = _cut(config.num_kv_heads, ranks)
     group = config.num_heads // config.num_kv_heads
     self.num_heads, self.num_kv_heads = kv_heads * group, kv_heads
     std = config.init_std
     out_std = std / math.sqrt(2 * config.num_layers)
 
-    def columns(size, cut, std):
+    def columns(size, cut, std):  # [R, H, cut]
       dense = std * jax.random.normal(rngs.params(), (width, size))
       return _cut_columns(dense, ranks, cut)
 
-    def rows(size, cut, scale):
+    def rows(size, cut, scale):  # [R, cut, H]
       dense = out_std * jax.random.normal(rngs.params(), (size, width)) * scale
       return jnp.swapaxes(_cut_columns(dense.T, ranks, cut), 1, 2)
 
@@ -95,6 +101,8 @@ class Block(nnx.Module):
     num_heads, head_width = config.num_heads, config.head_width
     ffn, ffn_cut = config.ffn_width, _cut(config.ffn_width, ranks)
     self.norm_1 = nnx.Param(jnp.ones(width))
+    # Each is cut before they are joined, so that a rank's slice has its own
+    # queries, keys and values side by side.
     self.w_qkv = Sharded(
       jnp.concatenate(
         [
@@ -121,7 +129,11 @@ class Block(nnx.Module):
   def __call__(
     self, x: Stream, sync_attention: PartialSync, sync_mlp: PartialSync
   ) -> Stream:
-    """The stream after both halves; see `carries` for what may be pending."""
+    """Returns the stream after both halves of the block.
+
+    Its update is pending only if the MLP's may wait for the next layer
+    (`carries`).
+    """
     config, axis = self.config, self.axis
     attend = jax.vmap(
       functools.partial(
@@ -132,24 +144,27 @@ class Block(nnx.Module):
         implementation=config.attention,
       )
     )
+    # Cheaper to compute again than to keep: its result is read once, by w_down.
     swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
     norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
     eps, kernels = config.norm_eps, config.kernels
     with jax.named_scope("attention"):
       x, qkv = column_parallel(x, norm_1, self.w_qkv[...], eps, kernels)
-      y = attend(qkv)
+      y = attend(qkv)  # [R, B, T, a rank's heads x head width]
       x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
-      # The norm that follows adds the update, so it is attention's, too.
+      # This column door adds attention's update, and reduces it if a kernel
+      # does so: in profiles and ledgers it belongs to attention.
       x, gate_and_up = column_parallel(
         x, norm_2, self.w_gate_up[...], eps, kernels
       )
     with jax.named_scope("mlp"):
+      # Two halves [R, B, T, F], and their product.
       y = swiglu(*layers.kept(*jnp.split(gate_and_up, 2, axis=-1)))
       x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
       return x if self.carries(sync_mlp) and x.is_pending else x.resolved()
 
   def carries(self, sync_mlp: PartialSync) -> bool:
-    """Whether the MLP's update may wait for the next layer's first norm."""
+    """Returns whether the MLP's update may wait for the next layer's norm."""
     return (
       self.config.carry
       and sync_mlp.route in FUSED_ROUTES
@@ -158,16 +173,21 @@ class Block(nnx.Module):
 
 
 class Transformer(nnx.Module):
-  """Embedding, a scanned stack of blocks, norm, head.
+  """An embedding, a scanned stack of blocks, a norm and a head.
 
-  Call it inside ``jax.shard_map``: it communicates over the tensor axis. Its
-  parameters then have this device's lanes as their leading dim.
+  It runs inside ``jax.shard_map``, since it communicates over the tensor axis.
+  Its parameters then have this device's lanes as their leading dim.
   """
 
   def __init__(
     self, config: TransformerConfig, axis: Axis, rngs: nnx.Rngs
   ) -> None:
-    """Draws the parameters, with all ranks, from a seed.
+    """Draws the parameters of all ranks.
+
+    Args:
+      config: The sizes.
+      axis: The tensor axis.
+      rngs: The random streams.
 
     Raises:
       ValueError: A rank would own no head, feature or token.
@@ -195,14 +215,14 @@ class Transformer(nnx.Module):
   def token_losses(
     self, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
-    """Next-token cross-entropy, vocabulary-parallel.
+    """Computes the next-token cross-entropy.
 
     Args:
-      tokens: int ``[B, T + 1]``, or what ``access`` takes.
+      tokens: int ``[B, T + 1]``, or what ``access`` takes in its place.
       access: How the model's functions read parameters.
 
     Returns:
-      float32 ``[B, T]``, nats, the same on every tensor rank.
+      Nats, float32 ``[B, T]``, the same on every tensor rank.
     """
     params = nnx.to_pure_dict(nnx.split(self)[1])
     x = access.apply(self._enter, params["embedding"], tokens)
@@ -212,19 +232,26 @@ class Transformer(nnx.Module):
     return access.apply(self._losses, last, x, tokens)
 
   def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
-    """``[B, T + 1]`` -> the residual stream before the first block."""
+    """Makes the residual stream before the first block from ``[B, T + 1]``."""
     inputs = tokens[..., :-1]
     return enter(
       self._embed(table, inputs), self.axis, self.config.syncs[0][0]
     )
 
   def _through_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
-    """The residual stream after the last block, before the final norm.
+    """Returns the residual stream after the last block, before the final norm.
 
-    Layers that synchronise alike are scanned together. Where a layer leaves
-    its update pending, the first of them runs before the scan: what it finds
-    pending, nothing or an update of another policy, has another type than what
-    the scan carries.
+    Layers that synchronise alike are scanned together. What a scan carries must
+    keep its type. Two things about a stream are part of its type: how many
+    channels are shared, and which update is pending. So the stream is narrowed
+    before the scan, to the fewest channels that the layers share. And where
+    layers leave an update pending, the first of them runs before the scan, as
+    it finds nothing pending, or an update of another policy.
+
+    Args:
+      params: The parameters of all blocks, ``[L, ...]``.
+      x: The stream before the first block.
+      access: How the blocks read their parameters.
     """
     config, policy = self.config, REMAT_POLICIES[self.config.remat]
     graph = nnx.graphdef(self.blocks)
@@ -248,6 +275,7 @@ class Transformer(nnx.Module):
           x = access.apply(block, first, x, policy=policy)
           start += 1
         if start < stop:
+          # A slice of all layers would be a copy of them.
           chosen = params
           if stop - start < config.num_layers:
             chosen = jax.tree.map(lambda p: p[start:stop], params)  # noqa: B023
@@ -257,21 +285,35 @@ class Transformer(nnx.Module):
   def _losses(
     self, params: Any, x: Stream, tokens: jax.Array
   ) -> jax.Array:
-    """Cross-entropy ``[B, T]`` from the stream after the last block."""
+    """Computes the cross-entropy ``[B, T]`` from the stream after the blocks.
+
+    It is log(sum of exp(logit)) - logit of the target. Every rank has a slice
+    of the logits, so the largest one, the sum of exponentials and the target's
+    logit are reduced over ranks: O(1) numbers per token, where gathered logits
+    would be V.
+
+    Args:
+      params: The final norm's gain, and the table of the head.
+      x: The stream after the last block.
+      tokens: int ``[B, T + 1]``.
+    """
     table = params["table"]
     if self.config.tied_embeddings:
       table = jnp.swapaxes(table, 1, 2)
     logits = self._logits(params["norm"], table, x)
     name = self.axis.name
     with jax.named_scope("cross_entropy"):
-      # The barrier keeps XLA:TPU from reducing in the logits' dtype.
+      # Subtracted from all logits so that exp does not overflow. It cancels in
+      # the loss, hence no gradient. The barrier keeps XLA:TPU from moving the
+      # cast to float32 behind the reduction.
       largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
       largest = lax.pmax(lax.optimization_barrier(largest), name)
       shifted = logits - largest[None, :, :, None]
+      # One rank has the target's logit; all others add zero: [R, B, T, V].
       is_target = (
         self._token_ids()[:, None, None, :] == tokens[None, :, 1:, None]
       )
-      sums = jnp.stack(
+      sums = jnp.stack(  # [2, B, T], so that one reduction takes both
         [
           jnp.sum(jnp.exp(shifted), axis=(0, 3)),
           jnp.sum(jnp.where(is_target, shifted, 0.0), axis=(0, 3)),
@@ -283,34 +325,45 @@ class Transformer(nnx.Module):
   def _logits(
     self, norm: jax.Array, head: jax.Array, x: Stream
   ) -> jax.Array:
-    """float32 ``[R, B, T, V]``: each rank's slice, from its own stream."""
+    """Computes each rank's slice of the logits, float32 ``[R, B, T, V]``.
+
+    Each rank reads its own stream, so the logits at p < 1 are those of streams
+    that differ in their private channels.
+    """
     with jax.named_scope("head"):
       _, y = column_parallel(
         x, norm, head, self.config.norm_eps, self.config.kernels
       )
     y = y.astype(jnp.float32)
+    # Padding of the vocabulary must have no share of the normaliser.
     if head.shape[-1] * self.axis.size > self.config.vocab_size:
       padded = self._token_ids() >= self.config.vocab_size
       y = jnp.where(padded[:, None, None, :], -jnp.inf, y)
     return y
 
   def _embed(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
-    """``[B, T, H]``: each rank looks up the tokens it owns; summed in full."""
+    """Looks tokens ``[B, T]`` up in the ranks' tables: ``[B, T, H]``.
+
+    Each rank looks up the tokens that it owns, and the sum over ranks has all.
+    """
     lanes, num_tokens, width = table.shape
+    # Lanes of a device are neighbours, so their tables join to one.
     rows = table.reshape(lanes * num_tokens, width)
     first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
     local = tokens - first
     mine = (local >= 0) & (local < lanes * num_tokens)
     with jax.named_scope("embedding"):
-      # Its transpose adds thousands of rows into one: never in bfloat16.
+      # In float32, since the transpose of a lookup adds up the cotangents of a
+      # token wherever it occurs: thousands, of which bfloat16 would lose most.
       found = jnp.take(
         rows.astype(jnp.float32), jnp.where(mine, local, 0), axis=0
       )
       found = jnp.where(mine[..., None], found, 0.0)
+      # All summands but one are zero, so the sum is exact in any dtype.
       return lax.psum(found.astype(self.config.dtype), self.axis.name)
 
   def _token_ids(self) -> jax.Array:
-    """int ``[R, V]``: which token each of this device's logits stands for."""
+    """Returns which token each logit of this device stands for, ``[R, V]``."""
     lanes = self.axis.lanes
     num_tokens = _cut(self.config.vocab_size, self.axis.size)
     first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
@@ -318,7 +371,12 @@ class Transformer(nnx.Module):
 
 
 def _row_scales(config: TransformerConfig, axis: Axis) -> np.ndarray:
-  """``[L, 2, H]``: sqrt(ranks) on private columns, where init carries it."""
+  """Returns by what the columns of output projections are scaled when drawn.
+
+  Returns:
+    ``[L, 2, H]``: sqrt(ranks) for private channels of doors whose
+    `PartialSync.private_scale` is "init", else 1.
+  """
   scales = np.ones((config.num_layers, 2, config.width), np.float32)
   for layer, syncs in enumerate(config.syncs):
     for door, sync in enumerate(syncs):
@@ -329,7 +387,10 @@ def _row_scales(config: TransformerConfig, axis: Axis) -> np.ndarray:
 
 
 def _check_every_rank_owns(size: int, key: str, ranks: int) -> None:
-  """With ceil(size / ranks) each, no rank may be left with padding only."""
+  """Refuses numbers of ranks that leave a rank with nothing but padding.
+
+  The ranks before the last have ceil(size / ranks) each, which may be all.
+  """
   if _cut(size, ranks) * (ranks - 1) < size:
     return
   fitting = [r for r in range(1, size + 1) if _cut(size, r) * (r - 1) < size]

@@ -1,4 +1,4 @@
-"""Pictures of schedules on topologies. Needs the ``plot`` extra."""
+"""Draws the comparison of collective algorithms; needs the ``plot`` extra."""
 
 from collections.abc import Mapping
 import pathlib
@@ -8,11 +8,11 @@ from caatnet.show import pictures
 
 
 def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Speed-up over ring against size, a panel for each topology.
+  """Draws all-reduced bytes per second against size, a panel per topology.
 
   Args:
-    result: Of `caatnet.collective_studies.compare`.
-    path: PNG to write.
+    result: What `caatnet.studies.collectives.study.run` returned.
+    path: The PNG to write.
   """
   plt = pictures.pyplot()
   rows = result["rows"]

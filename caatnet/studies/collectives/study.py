@@ -1,9 +1,8 @@
-"""Studies of collective algorithms on topologies: times, bounds, tables.
+"""Compares all-reduce algorithms on topologies: times, bounds, speed-ups.
 
-`compare` times all-reduce algorithms over sizes and topologies, as in figures
-of MultiTree (Huang et al., ISCA 2021), whose simulator sends flits; ours sends
-whole messages (`parallel.network.simulate`). `run_one` looks closely at one
-schedule.
+Sizes and topologies are like those in the figures of MultiTree (Huang et al.,
+ISCA 2021). Its simulator sends flits; ours sends whole messages
+(`parallel.network.simulate`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from parallel.network import simulate
 from parallel.schedules import builders
 from parallel.topology.graph import Topology
 
-# Huang et al., ISCA 2021, abstract.
+# MultiTree's speed-ups by the abstract of Huang et al., ISCA 2021.
 PUBLISHED = {"over ring": 2.3, "over prior art": 1.56}
 
 
@@ -27,16 +26,16 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Times every algorithm on every topology.
 
   Args:
-    config: As configs/collectives/multitree.py has it, as nested dicts.
+    config: A config like configs/collectives/multitree.py, as nested dicts.
 
   Returns:
-    Plain data: "rows", one for each topology, algorithm and size, in us;
-    "skipped", algorithms that do not run on a topology, and why; "speedups" of
-    MultiTree, geometric means over sizes and topologies.
+    Plain data. "rows" has times in us for each topology, algorithm and size.
+    "skipped" has algorithms that do not run on a topology, and why. "speedups"
+    has those of MultiTree, as geometric means over sizes and topologies.
 
   Raises:
-    ValueError: An unknown topology or algorithm, none of them, or a size that
-      is not a whole number of bytes for each chunk.
+    ValueError: A topology or algorithm is unknown or missing, or a size is not
+      a whole number of bytes for each chunk.
   """
   sizes, barrier = config["size_bytes"], config["barrier"]
   check_lists(config, algorithms=builders.BUILDERS)
@@ -88,9 +87,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def injection_bound(net: Topology, size_bytes: int) -> float:
-  """Seconds that an all-reduce takes at least, by one rank's own links.
+  """Returns the least seconds of an all-reduce, bounded by one rank's links.
 
-  Each rank sends and receives 2 (n - 1) / n of the buffer; latency left out.
+  Each rank must send and receive 2 (n - 1) / n of the buffer over its own
+  links. Latency is left out.
+
+  Args:
+    net: The network.
+    size_bytes: The size of the buffer.
   """
   out = [0.0] * net.num_nodes
   into = [0.0] * net.num_nodes
@@ -102,7 +106,15 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
 
 
 def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """MultiTree over ring, and over the best of the others, per model."""
+  """Computes MultiTree's speed-ups over ring and over the best other one.
+
+  Args:
+    rows: What `run` measured.
+
+  Returns:
+    For each model of time, geometric mean and range over all topologies and
+    sizes.
+  """
   cells: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
   for row in rows:
     cell = cells.setdefault((row["topology"], row["size_bytes"]), {})

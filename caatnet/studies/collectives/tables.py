@@ -1,4 +1,4 @@
-"""Tables of the comparison of collective algorithms."""
+"""Prints tables of the comparison of collective algorithms."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,11 @@ from caatnet.studies.collectives.study import PUBLISHED
 
 
 def show(result: Mapping[str, Any]) -> None:
-  """A table for each topology, and MultiTree's speed-ups."""
+  """Prints a table for each topology, and MultiTree's speed-ups.
+
+  Args:
+    result: What `caatnet.studies.collectives.study.run` returned.
+  """
   nets: dict[str, list[Mapping[str, Any]]] = {}
   for row in result["rows"]:
     nets.setdefault(row["topology"], []).append(row)

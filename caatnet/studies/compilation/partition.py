@@ -1,4 +1,4 @@
-"""A partition in a program: what its closed form, the step and XLA say."""
+"""Compares a partition's closed form with a lowered and a compiled step."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,18 +16,18 @@ def analyse(
   lowered: Iterable[Collective],
   compiled: Iterable[Collective],
 ) -> dict[str, Any]:
-  """Puts memory and bytes of `parallel.zero.cost` beside a program's.
+  """Puts memory and bytes of `parallel.zero.cost` beside those of a program.
 
   Args:
-    program: With a partition.
+    program: The model on a mesh, with a partition.
     accumulation: Microbatches per step.
-    lowered: What the step asks for.
-    compiled: What XLA made of it.
+    lowered: The collectives that the step asks for.
+    compiled: The collectives that XLA made of them.
 
   Returns:
-    "memory" (bytes of a device, by formula) and "bytes": a row for each set of
-    levels, kind of collective and dtype, of operands per device and step. The
-    program's have norms and losses, too.
+    Plain data. "memory" has the bytes of a device by formula. "bytes" has a row
+    for each set of levels, kind of collective and dtype, with operand bytes per
+    device and step. Those of the programs include norms and losses.
   """
   layout = program.layout
   lanes = {axis.name: axis.lanes for axis in layout.data}
@@ -42,6 +42,7 @@ def analyse(
   for e in cost.level_collectives(
     *arguments, accumulation=accumulation, lanes=lanes
   ):
+    # A level that one device has to itself sends nothing.
     axes = [name for name in e.levels if layout.mesh.shape[name] > 1]
     add("formula", axes, e.kind, e.dtype, e.operand_bytes)
   levels = {axis.name for axis in layout.data}

@@ -1,4 +1,4 @@
-"""Pictures of compiled training steps. Needs the ``plot`` extra."""
+"""Draws compiled training steps; needs the ``plot`` extra."""
 
 from collections.abc import Mapping, Sequence
 import pathlib
@@ -12,11 +12,12 @@ from caatnet.show import pictures
 def plot(
   results: Mapping[str, Mapping[str, Any]], path: pathlib.Path
 ) -> None:
-  """Memory, bytes by axis and phase, and what hides under compute.
+  """Draws memory, bytes by axis and phase, and what hides under compute.
 
   Args:
-    results: Label -> what `caatnet.compilation.analyse` returned.
-    path: PNG to write.
+    results: For each label what `caatnet.studies.compilation.study.analyse`
+      returned.
+    path: The PNG to write.
   """
   plt = pictures.pyplot()
   scheduled = all("overlap" in r for r in results.values())
@@ -73,6 +74,7 @@ def plot(
 def _stack(
   panel: Any, places: Sequence[int], parts: Mapping[str, Sequence[float]]
 ) -> None:
+  """Draws stacked bars."""
   base = np.zeros(len(places))
   for name, heights in parts.items():
     panel.bar(places, heights, 0.6, bottom=base, label=name)

@@ -1,7 +1,7 @@
-"""Compiles a training step for a target and says what XLA made of it.
+"""Compiles a training step for a target and tells what XLA made of it.
 
-`analyse` returns plain data (what ``--json`` prints); `print_analysis` and
-`caatnet.plots.plot_compilation` show it.
+`analyse` returns plain data, which ``--json`` prints. The tables and pictures
+beside this file show it.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ def analyse(
   """Compiles a step that `launch.train` would run.
 
   Args:
-    experiment: Built on the target's devices.
-    target: What to compile for.
-    compiler_options: In place of the target's own.
-    step: Which step's program; the outer loop has several.
+    experiment: The run, built on the target's devices.
+    target: The machine to compile for.
+    compiler_options: Options in place of the target's own.
+    step: The number of the step, since an outer loop has several programs.
 
   Returns:
-    Plain data: memory, collectives, partition, overlap, roofline. All bytes
-    and FLOPs per device and step.
+    Plain data: memory, collectives, partition, overlap, roofline. All bytes and
+    FLOPs are per device and step.
   """
   program = experiment.program
   options = target.compiler_options
@@ -89,7 +89,7 @@ def analyse(
 
 
 def steps_of_programs(outer: OuterLoop) -> list[int]:
-  """The first step of each program of a round, once all has begun."""
+  """Returns the first step of each program of a period in the steady state."""
   first: dict[Any, int] = {}
   for step in outer.steady_round:
     first.setdefault(outer.plan(step).variant, step)
@@ -97,6 +97,7 @@ def steps_of_programs(outer: OuterLoop) -> list[int]:
 
 
 def _rows(side: dict) -> list[dict[str, Any]]:
+  """Turns one side of a comparison of ledgers into plain data."""
   return [
     {"kind": kind, "dtype": dtype, "count": count, "bytes": total}
     for (kind, dtype), (count, total) in sorted(side.items())
@@ -106,6 +107,7 @@ def _rows(side: dict) -> list[dict[str, Any]]:
 def _memory(
   experiment: Experiment, compiled: jax.stages.Compiled, target: Target
 ) -> dict[str, Any]:
+  """Returns the bytes of a device by what they hold."""
   state = experiment.abstract_state()
   sizes = memory.memory(
     compiled,
@@ -131,6 +133,7 @@ def _memory(
 def _schedule(
   experiment: Experiment, module: hlo.Module, target: Target
 ) -> dict[str, Any]:
+  """Reads the schedule: what runs beside each collective, and time bounds."""
   program, hardware = experiment.program, target.hardware
   schedule = overlap.ScheduledProgram(
     module,
@@ -144,6 +147,8 @@ def _schedule(
   exposed = sum(row["exposed_seconds"] for row in axes.values())
   model_flops = experiment.flops_per_step / program.layout.mesh.size
   peak = hardware.peak(program.model.dtype)
+  # XLA's text does not show the FLOPs of custom calls, such as flash attention.
+  # So compute takes at least the model's own FLOPs at the peak rate.
   return {
     "transfers": [
       {

@@ -1,4 +1,4 @@
-"""Tables of compiled training steps, one or two side by side."""
+"""Prints tables of compiled training steps, one or several side by side."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,11 @@ from caatnet.studies.compilation import partition
 
 
 def show(results: Mapping[str, Mapping[str, Any]]) -> None:
-  """Tables of one program, or of two with the ratio of the second.
+  """Prints tables of programs; of two, with the ratio of the second.
 
   Args:
-    results: Label -> what `analyse` returned.
+    results: For each label what `caatnet.studies.compilation.study.analyse`
+      returned.
   """
   first, *others = results.values()
   _print_memory(results)
@@ -210,7 +211,7 @@ def _print_roofline(results: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _print_partition(label: str, result: Mapping[str, Any]) -> None:
-  """Tables of what ``analyse`` returned."""
+  """Prints a partition's memory and bytes, by formula and by programs."""
   table(
     f"training state of {label} by formula, GB per device",
     list(result["memory"]),

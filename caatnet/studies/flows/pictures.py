@@ -1,4 +1,4 @@
-"""Pictures of the study of flows. Needs the ``plot`` extra."""
+"""Draws the study of flows; needs the ``plot`` extra."""
 
 from collections.abc import Mapping
 import pathlib
@@ -8,7 +8,12 @@ from caatnet.show import pictures
 
 
 def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Draws the fullest uplinks, and what they cost in flows."""
+  """Draws the fullest uplinks, and how many pieces flows are sent in.
+
+  Args:
+    result: What `caatnet.studies.flows.study.run` returned.
+    path: The PNG to write.
+  """
   plt = pictures.pyplot()
   rows = result["patterns"]
   if result["failed_uplinks"]:

@@ -1,9 +1,11 @@
-"""The study of routing flows over leaf-spine networks: result, tables, picture.
+"""The study of routing flows over leaf-spine networks.
 
-Fullest uplinks of traffic patterns, completion times of collectives, failures,
-and the collectives of a compiled program. The models:
-`parallel.network.flows`. After Ethereal (arXiv 2407.00550), whose own times
-come from a packet simulator.
+It computes the fullest uplinks of traffic patterns, with and without failed
+links, and completion times of collectives and of those of a compiled program.
+The models are in `parallel.network.flows`.
+
+It follows Ethereal (arXiv 2407.00550), whose own times come from a packet
+simulator.
 """
 
 import collections
@@ -27,14 +29,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: As configs/collectives/spraying.py has it, as nested dicts.
+    config: A config like configs/collectives/spraying.py, as nested dicts.
 
   Returns:
-    Plain data: "patterns", "failures" (loads in flows, exact as text and as
-    floats), "collectives" and "program" (us).
+    Plain data: "patterns" and "failures" with loads in flows, as exact text and
+    as floats; "collectives" and "program" with times in us.
 
   Raises:
-    ValueError: An unknown topology, pattern, router, algorithm or uplink.
+    ValueError: A topology, pattern, router, algorithm or uplink is unknown.
   """
   check_lists(
     config, routers=flows.ROUTERS, patterns=traffic.PATTERNS,
@@ -56,6 +58,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
+  """Builds the leaf-spine network that a text names."""
   net = parse_topology(
     text, "config.topologies", config["bandwidth"], config["latency_s"]
   )
@@ -66,7 +69,7 @@ def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
 
 
 def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
-  """The network after its failures, both directions of each link."""
+  """Returns the network without its failed links, in both directions."""
   leaves = sorted(set(net.leaf_of))
   pairs = []
   for pair in config["failed_uplinks"]:
@@ -91,12 +94,13 @@ def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
 def _route(
   config: Mapping[str, Any], net: Fabric, router: str, sent: Sequence[Flow]
 ) -> list[flows.Route]:
+  """Routes flows by a router; only ECMP's hash has a seed."""
   options = {"seed": config["seed"]} if router == "ecmp" else {}
   return flows.ROUTERS[router](net, sent, **options)
 
 
 def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
-  """Those that take the network as it is."""
+  """Returns the routers that take the network, which may have failed links."""
   return [
     name for name in config["routers"]
     if net.whole or name != "coordinated_split"
@@ -104,6 +108,7 @@ def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
 
 
 def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
+  """Computes the fullest uplink of each pattern and router."""
   rows = []
   for pattern in config["patterns"]:
     sent = traffic.PATTERNS[pattern](net, config["seed"])
@@ -126,7 +131,10 @@ def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
 
 
 def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
-  """Completion times; routes are those of one byte per chunk, scaled."""
+  """Computes completion times of collectives.
+
+  Flows are routed with one byte per chunk, and loads are scaled to each size.
+  """
   rows = []
   for name in config["algorithms"]:
     chunks, steps = _steps(net, name)
@@ -158,7 +166,12 @@ def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
 def _steps(
   net: Fabric, algorithm: str
 ) -> tuple[int, Mapping[tuple[Flow, ...], int]]:
-  """Chunks; flows of a step, a byte per chunk -> how many such steps."""
+  """Returns what an algorithm sends in its steps.
+
+  Returns:
+    The number of chunks; and for each kind of step, given by its flows with a
+    byte per chunk, how many such steps there are.
+  """
   n = len(net.leaf_of)
   if algorithm == "all_to_all":
     sent, count = traffic.ring_demands("all_to_all", [range(n)], n)
@@ -167,6 +180,7 @@ def _steps(
     schedule = builders.build(algorithm, net.topology)
   except ValueError as error:
     raise ValueError(f"config.algorithms: {error}") from error
+  # With num_chunks bytes in all a chunk has one byte. Equal rounds are counted.
   rounds = traffic.demands(schedule, schedule.num_chunks)
   return schedule.num_chunks, collections.Counter(rounds)
 
@@ -177,7 +191,10 @@ def _link_loads(
   router: str,
   steps: Mapping[tuple[Flow, ...], int],
 ) -> list[tuple[dict[tuple[int, int], Fraction], int]]:
-  """Loads of each kind of step, and how often; equal steps, equal paths."""
+  """Returns the loads of each kind of step, and how often it occurs.
+
+  Equal steps take equal paths, so each kind is routed once.
+  """
   return [
     (flows.loads(net, sent, _route(config, net, router, sent)), count)
     for sent, count in steps.items()
@@ -185,9 +202,10 @@ def _link_loads(
 
 
 def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
-  """The collectives that `launch.compile --json` found, as rings.
+  """Computes times of the collectives that `launch.compile --json` printed.
 
-  Device d of the program's mesh, in row-major order, is rank d.
+  They run as rings. Device d of the program's mesh, in row-major order, is rank
+  d of the network.
   """
   path = pathlib.Path(config["program"])
   key = f"config.program={path}"
@@ -216,7 +234,7 @@ def _entry(
   mesh: Mapping[str, int],
   entry: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Microseconds of one collective of a program, all its executions."""
+  """Computes the microseconds of all executions of one collective."""
   if not entry["axes"] or entry["count"] is None:
     raise ValueError(
       f"config.program: a {entry['kind']} at {entry['where']!r} has no axes "
@@ -240,10 +258,16 @@ def _entry(
 def axis_groups(
   mesh: Mapping[str, int], axes: Sequence[str]
 ) -> list[list[int]]:
-  """Devices that differ in some axes only; numbered in row-major order."""
+  """Groups the devices that differ in the given axes only.
+
+  Args:
+    mesh: The size of each axis; devices are numbered in row-major order.
+    axes: The names of the axes along which a group extends.
+  """
   groups: dict[tuple[int, ...], list[int]] = {}
   for device in range(math.prod(mesh.values())):
     rest, place = device, {}
+    # The last axis varies fastest.
     for axis, size in reversed(mesh.items()):
       rest, place[axis] = divmod(rest, size)
     key = tuple(place[axis] for axis in mesh if axis not in axes)

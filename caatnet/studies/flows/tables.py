@@ -1,4 +1,4 @@
-"""Tables of the study of flows over leaf-spine networks."""
+"""Prints tables of the study of flows over leaf-spine networks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,11 @@ from caatnet.show.tables import size_text
 
 
 def show(result: Mapping[str, Any]) -> None:
-  """Prints what each router makes of patterns, collectives and failures."""
+  """Prints loads of patterns, loads after failures, and times.
+
+  Args:
+    result: What `caatnet.studies.flows.study.run` returned.
+  """
   _show_loads("fullest uplink, in flows", result["patterns"])
   if result["failed_uplinks"]:
     failed = ", ".join(f"{a}-{b}" for a, b in result["failed_uplinks"])

@@ -1,4 +1,4 @@
-"""Pictures of the study of partitions: memory, step time, model size."""
+"""Draws the study of partitions: memory, step time, model size."""
 
 from collections.abc import Mapping
 import pathlib
@@ -10,12 +10,14 @@ _MARKS = "osD^v<>pPX"
 
 
 def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Memory against step time, and the best partition of each model size.
+  """Draws step time against memory, and against the size of the model.
+
+  There is a column of panels with reuse in the node and one without. Each panel
+  has the named schemes and the fronts.
 
   Args:
-    result: What `caatnet.zero_study.run` returned.
-    path: PNG to write. A column of panels with reuse, one without; in each
-      the named schemes, and the fronts.
+    result: What `caatnet.studies.partitions.study.run` returned.
+    path: The PNG to write.
   """
   plt = pictures.pyplot()
   ways = ("reuse", "no reuse")
@@ -45,6 +47,7 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def _memory(panel: Any, result: Mapping[str, Any], way: str) -> None:
+  """Draws seconds of a step against the memory of a device."""
   a = result["assumptions"]
   panel.scatter(
     [row["memory"]["total"] / 1e9 for row in result["candidates"]],
@@ -77,7 +80,11 @@ def _memory(panel: Any, result: Mapping[str, Any], way: str) -> None:
 
 
 def _size(panel: Any, result: Mapping[str, Any], way: str) -> None:
-  """All times are proportional to the model, so lines are horizontal."""
+  """Draws the slowdown of a step against the largest model that fits.
+
+  All times are proportional to the size of the model, so a partition is a
+  horizontal line up to its largest model.
+  """
   a = result["assumptions"]
 
   def slowdown(row: Mapping[str, Any]) -> float:

@@ -1,10 +1,10 @@
-"""The study of partitions: memory, bytes per level, step time, their front.
+"""The study of partitions: memory, bytes per level, step time, their fronts.
 
-Every named scheme and all partitions of nested levels on a cluster, priced by
-`parallel.network.zero`; the best one under a memory cap, for several numbers
-of microbatches and for every model size; for the setting of Xu et al. (arXiv
-2501.04266) its published speedups beside ours, which it does not reproduce.
-Tables: `caatnet.zero_tables`; the picture: `caatnet.zero_plot`.
+Every named scheme and all partitions of nested levels on a cluster are priced
+by `parallel.planner.partitions`. The study finds the fastest one under a memory
+cap, for several numbers of microbatches and for every model size. For the
+setting of Xu et al. (arXiv 2501.04266) it puts the published speedups beside
+ours, which do not reproduce them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,15 +21,16 @@ from parallel.zero import partition
 from parallel.zero.partition import CODECS, Partition
 
 SOURCE = "arXiv 2501.04266: 20B parameters, 384 GCDs"
-# As published: TFLOPS per GPU of one scheme over another's, and of one on all
-# nodes over itself on few.
+# Published ratios of TFLOPS per GPU: of one scheme over another, and of one
+# scheme on all nodes over itself on few.
 _SPEEDUPS = (
   ("frontier3_quantised", "zeropp", 1.71),
   ("zeropp", "zero3", 1.405),
 )
 _SCALING = ("frontier3_quantised", 0.94)
 
-# Both ways to count what crosses a level.
+# Both ways to count what enters a node: whether its ranks pass on to each other
+# what one of them has received, or each receives it from outside.
 REUSE = {"reuse": True, "no reuse": False}
 
 
@@ -37,17 +38,17 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: As configs/zero/frontier.py has it, as nested dicts.
+    config: A config like configs/zero/frontier.py, as nested dicts.
 
   Returns:
     Plain data: "assumptions", "schemes" (the named ones), "candidates" (all
-    partitions), "fronts" (of any memory), "best" (by microbatches per step)
-    and "published" (None for a setting that is not the paper's). Sizes in
-    bytes, times in seconds per step.
+    partitions), "fronts" (for any memory), "best" (for each number of
+    microbatches) and "published" (None if the setting is not the paper's).
+    Sizes are in bytes, times in seconds per step.
 
   Raises:
-    ValueError: An unknown cluster, levels that are not the cluster's, or a
-      number out of its range.
+    ValueError: The cluster is unknown, the levels are not the cluster's, or a
+      number is out of its range.
   """
   machine, workload = _machine(config), _workload(config)
   space = _space(config, machine)
@@ -100,6 +101,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _machine(config: Mapping[str, Any]) -> Machine:
+  """Checks what the config says of the machine, and builds it."""
   name = config["cluster"]
   if name not in clusters.CLUSTERS:
     near = difflib.get_close_matches(name, clusters.CLUSTERS, 1)
@@ -134,7 +136,7 @@ def _machine(config: Mapping[str, Any]) -> Machine:
 
 
 def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
-  """``"gpu:100" -> {"gpu": 100e9}``."""
+  """Reads bandwidths from text: ``"gpu:100"`` is ``{"gpu": 100e9}``."""
   found = {}
   for part in filter(None, text.split(",")):
     name, _, value = (piece.strip() for piece in part.partition(":"))
@@ -151,6 +153,7 @@ def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
 
 
 def _workload(config: Mapping[str, Any]) -> Workload:
+  """Checks what the config says of the model and its steps, and builds it."""
   if not config["accumulations"]:
     raise ValueError("config.accumulations=() must have a value")
   for count in config["accumulations"]:
@@ -167,6 +170,7 @@ def _workload(config: Mapping[str, Any]) -> Workload:
 
 
 def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
+  """Lists all partitions with the config's codecs."""
   keys = ("weight_codecs", "gradient_codecs", "secondary_codecs")
   for key in keys:
     for codec in config[key]:
@@ -184,14 +188,14 @@ def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
 
 
 def _schemes(machine: Machine, block: int) -> dict[str, Partition]:
-  """The named ones that this many levels have."""
+  """Returns the named schemes that the machine's number of levels allows."""
   found = {}
   for name in partition.SCHEMES:
     try:
       found[name] = dataclasses.replace(
         partition.named(name, machine.levels), block=block
       )
-    except ValueError:
+    except ValueError:  # on one level only, a scheme may need two
       if len(machine.levels) > 1:
         raise
   return found
@@ -200,7 +204,12 @@ def _schemes(machine: Machine, block: int) -> dict[str, Partition]:
 def _questions(
   candidates: Sequence[Prediction],
 ) -> Iterator[tuple[str, bool, list[Prediction]]]:
-  """With and without reuse: all, and those that change no bit of a number."""
+  """Yields what the fastest partition is asked of.
+
+  Yields:
+    A name, whether ranks of a node reuse what enters it, and the candidates:
+    all of them, or those without codecs.
+  """
   plain = [
     p for p in candidates
     if p.partition.weight_codec == p.partition.gradient_codec
@@ -212,7 +221,7 @@ def _questions(
 
 
 def _row(p: Prediction, machine: Machine) -> dict[str, Any]:
-  """A prediction as plain data."""
+  """Turns a prediction into plain data."""
   part = p.partition
   received = dict(zip(REUSE, (p.received, p.direct), strict=True))
   return {
@@ -247,8 +256,10 @@ def _row(p: Prediction, machine: Machine) -> dict[str, Any]:
 def _assumptions(
   config: Mapping[str, Any], machine: Machine, workload: Workload
 ) -> dict[str, Any]:
+  """Lists what the predictions assume, with sources."""
   cluster = clusters.CLUSTERS[config["cluster"]]
   device = cluster.device
+  # A cluster's levels are innermost first, and may be more than are used.
   used = zip(machine.levels[::-1], cluster.levels, strict=False)
   return {
     "cluster": cluster.name,
@@ -278,6 +289,7 @@ def _assumptions(
 
 
 def _is_published(machine: Machine, workload: Workload, cluster: str) -> bool:
+  """Returns whether the setting is that of Xu et al."""
   sizes = [level.size for level in machine.levels]
   setting = (cluster, sizes, workload.parameters)
   return setting == ("frontier", [48, 4, 2], 20e9)
@@ -286,7 +298,7 @@ def _is_published(machine: Machine, workload: Workload, cluster: str) -> bool:
 def _published(
   config: Mapping[str, Any], machine: Machine, workload: Workload
 ) -> dict[str, Any]:
-  """The paper's ratios beside ours, for every count of microbatches."""
+  """Computes the paper's ratios for each number of microbatches."""
   rows = []
   for count in config["accumulations"]:
     work = dataclasses.replace(workload, accumulation=count)
@@ -315,7 +327,7 @@ def _published(
 def _times(
   scheme: str, machine: Machine, workload: Workload, config: Mapping[str, Any]
 ) -> dict[str, float]:
-  """Seconds of a step under each pair of assumptions."""
+  """Predicts the seconds of a step with and without reuse and overlap."""
   part = _schemes(machine, config["zero"]["block"])[scheme]
   found = {}
   for overlap in (False, True):
@@ -328,7 +340,7 @@ def _times(
 def _fewest(
   scheme: str, machine: Machine, workload: Workload, config: Mapping[str, Any]
 ) -> Machine:
-  """With as few nodes as the scheme's state fits into, or as there are."""
+  """Returns the machine with as few nodes as the scheme's state fits into."""
   outermost, *inside = machine.levels
   for size in range(1, outermost.size):
     levels = (dataclasses.replace(outermost, size=size), *inside)

@@ -1,4 +1,4 @@
-"""Tables of the study of partitions."""
+"""Prints tables of the study of partitions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,11 @@ from caatnet.show import tables
 
 
 def show(result: Mapping[str, Any]) -> None:
-  """Prints assumptions, schemes, fronts, what is best when, and the paper."""
+  """Prints assumptions, schemes, fronts, the best partitions, and the paper.
+
+  Args:
+    result: What `caatnet.studies.partitions.study.run` returned.
+  """
   _show_assumptions(result["assumptions"])
   _show_schemes(result)
   _show_fronts(result)
@@ -162,6 +166,7 @@ def _show_published(published: Mapping[str, Any]) -> None:
 
 
 def _words(row: Mapping[str, Any]) -> list[str]:
+  """Describes a partition: its degrees, its second copy, its codecs."""
   copy = str(row["secondary"] or "")
   if row["secondary_codec"] != "none":
     copy += f", {row['secondary_codec']}"
@@ -174,11 +179,13 @@ def _words(row: Mapping[str, Any]) -> list[str]:
 
 
 def _total(row: Mapping[str, Any]) -> str:
+  """Formats the memory of a device in GB; a star marks what does not fit."""
   return f"{row['memory']['total'] / 1e9:.2f}" + ("" if row["fits"] else "*")
 
 
 def _pair(
   values: Mapping[str, Any], unit: float = 1.0, level: str | None = None
 ) -> str:
+  """Formats a number with reuse and the same without."""
   numbers = [v if level is None else v[level] for v in values.values()]
   return " / ".join(f"{number / unit:.2f}" for number in numbers)

@@ -1,4 +1,4 @@
-"""Pictures of schedules on topologies. Needs the ``plot`` extra."""
+"""Draws a schedule on its topology; needs the ``plot`` extra."""
 
 from collections.abc import Mapping
 import pathlib
@@ -23,14 +23,14 @@ def plot_schedule(
   number: int,
   path: pathlib.Path,
 ) -> None:
-  """One round on the topology, beside the links' time line.
+  """Draws one round on the topology, beside the timeline of the links.
 
   Args:
-    schedule: Whose round.
-    net: What it runs on.
-    timeline: Of the whole schedule.
-    number: Of the round, from 0.
-    path: PNG to write.
+    schedule: The schedule.
+    net: The network that it runs on.
+    timeline: The timeline of the whole schedule.
+    number: The number of the round, from 0.
+    path: The PNG to write.
   """
   plt = pictures.pyplot()
   figure, (left, right) = plt.subplots(
@@ -45,7 +45,14 @@ def plot_schedule(
 def draw_round(
   schedule: Schedule, net: Topology, number: int, panel: Any
 ) -> None:
-  """Links that a round uses, coloured by the chunk that they carry."""
+  """Draws the links that a round uses, coloured by the chunk that they carry.
+
+  Args:
+    schedule: The schedule.
+    net: The network that it runs on.
+    number: The number of the round, from 0.
+    panel: The matplotlib axes to draw on.
+  """
   graph = net.graph()
   places = _places(net, graph)
   switches = [v for v in graph if v >= net.num_ranks]
@@ -61,7 +68,7 @@ def draw_round(
     )
   if net.num_nodes <= 80:
     networkx.draw_networkx_labels(graph, places, ax=panel, font_size=7)
-  hops: dict[tuple[int, int], list[int]] = {}
+  hops: dict[tuple[int, int], list[int]] = {}  # link -> chunks on it
   for t in schedule.rounds[number]:
     for pair in zip(t.path, t.path[1:], strict=False):
       hops.setdefault(pair, []).append(t.chunk)
@@ -81,7 +88,7 @@ def draw_round(
 
 
 def draw_timeline(timeline: Timeline, panel: Any) -> None:
-  """A row for each link, a bar for each message."""
+  """Draws a row for each link, with a bar for each message."""
   layout = timeline.layout
   start, end = timeline.start_ns / 1e3, timeline.end_ns / 1e3
   shade = layout.chunks[layout.hop_transfers] / layout.num_chunks
@@ -100,6 +107,7 @@ def draw_timeline(timeline: Timeline, panel: Any) -> None:
 
 
 def _colours() -> Any:
+  """Returns the colour map of chunks."""
   pictures.pyplot()
   from matplotlib import colormaps
 
@@ -109,7 +117,7 @@ def _colours() -> Any:
 def _places(
   net: Topology, graph: networkx.DiGraph
 ) -> dict[int, tuple[float, float]]:
-  """Rows and columns for grids, layers for trees of switches."""
+  """Places nodes: grids in rows and columns, trees of switches in layers."""
   if net.num_switches == 0 and len(net.shape) == 2:
     return {
       v: (v % net.shape[1], -(v // net.shape[1])) for v in range(net.num_ranks)
@@ -118,7 +126,8 @@ def _places(
     return networkx.circular_layout(graph)
   if net.shape:  # a BiGraph: each half of the switches beside its ranks
     return _bigraph_places(*net.shape)
-  # Layer: links from the nearest rank, so edge switches are 1, spines 2.
+  # A node's layer is its distance in links from the nearest rank: edge switches
+  # are in layer 1, spines in layer 2.
   layer = networkx.multi_source_dijkstra_path_length(
     graph, set(range(net.num_ranks)), weight=None
   )
@@ -134,6 +143,7 @@ def _places(
 def _bigraph_places(
   ranks_per_switch: int, switches: int
 ) -> dict[int, tuple[float, float]]:
+  """Places a BiGraph: upper ranks, upper switches, lower switches and ranks."""
   half, places = switches // 2, {}
   for switch in range(switches):
     lower, column = divmod(switch, half)
@@ -147,7 +157,15 @@ def _bigraph_places(
 
 
 def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Draws one round on the topology, and when each link sends."""
+  """Draws one round on the topology, and when each link sends.
+
+  Args:
+    result: What `caatnet.studies.schedule.study.run` returned.
+    path: The PNG to write.
+
+  Raises:
+    ValueError: The schedule has no round ``config.picture_round``.
+  """
   config = result["config"]
   net, schedule = of_config(config)
   timeline = simulate.events(

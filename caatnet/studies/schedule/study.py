@@ -1,4 +1,5 @@
-"""A close look at one schedule on one topology: times, links, its export."""
+"""The study of one schedule on one topology: its times, its links, its export.
+"""
 
 from collections.abc import Mapping
 import pathlib
@@ -13,13 +14,16 @@ from parallel.topology.graph import Topology
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Looks closely at one schedule.
+  """Simulates one schedule.
 
   Args:
-    config: As configs/collectives/schedule.py has it, as nested dicts.
+    config: A config like configs/collectives/schedule.py, as nested dicts.
 
   Returns:
-    Plain data: times in us, and the links by utilisation.
+    Plain data: times in us, and the links, the busiest ones first.
+
+  Raises:
+    ValueError: The topology, the schedule or the size does not fit.
   """
   net, schedule = of_config(config)
   layout = layouts.lay_out(schedule, net)
@@ -65,6 +69,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_config(config: Mapping[str, Any]) -> tuple[Topology, Schedule]:
+  """Builds the topology and the schedule of a config, or reads the schedule.
+
+  Args:
+    config: The config as nested dicts.
+
+  Raises:
+    ValueError: The topology or the schedule does not fit; the message names the
+      config key.
+  """
   net = parse_topology(
     config["topology"], "config.topology", config["bandwidth"],
     config["latency_s"],
@@ -87,8 +100,12 @@ def of_config(config: Mapping[str, Any]) -> tuple[Topology, Schedule]:
 def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
   """Writes the schedule as MSCCL XML, or its timeline as a Chrome trace.
 
+  Args:
+    config: The config as nested dicts.
+    path: The file to write, which ends in .xml or in .json.
+
   Raises:
-    ValueError: A file that ends neither in .xml nor in .json.
+    ValueError: The file ends in neither.
   """
   net, schedule = of_config(config)
   if path.suffix == ".xml":

@@ -1,4 +1,4 @@
-"""Tables of one schedule."""
+"""Prints tables of one schedule."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,11 @@ from caatnet.show.tables import size_text
 
 
 def show(result: Mapping[str, Any]) -> None:
-  """Times, and the busiest links."""
+  """Prints times and the busiest links.
+
+  Args:
+    result: What `caatnet.studies.schedule.study.run` returned.
+  """
   tables.table(
     f"{result['collective']} by {result['algorithm']} on {result['topology']}"
     f", {size_text(result['size_bytes'])}\n{result['num_rounds']} rounds, "

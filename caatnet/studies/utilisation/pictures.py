@@ -1,4 +1,4 @@
-"""Pictures of the study of compute utilisation. Needs the ``plot`` extra."""
+"""Draws the study of compute utilisation; needs the ``plot`` extra."""
 
 from collections.abc import Mapping
 import pathlib
@@ -8,7 +8,12 @@ from caatnet.show import pictures
 
 
 def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
-  """Draws utilisation against bandwidth, the paper's cells as points."""
+  """Draws utilisation against bandwidth, with the paper's cells as points.
+
+  Args:
+    result: What `caatnet.studies.utilisation.study.run` returned.
+    path: The PNG to write.
+  """
   plt = pictures.pyplot()
   curves, cells = result["curves"], result["table"]["cells"]
   figure, axes = plt.subplots(

@@ -1,9 +1,10 @@
-"""Table 4 of Streaming DiLoCo (arXiv 2501.18512) beside our model of it.
+"""Compares table 4 of Streaming DiLoCo (arXiv 2501.18512) with our model.
 
-The lowest of 50 bandwidths that reaches a compute utilisation, for three
-models, five methods and five targets. With f = 1, a number that each replica
-of two sends once, 3 of the 75 cells come out exactly and 72 within one point
-of the grid: the model asks for somewhat more bandwidth throughout.
+The table has the lowest of 50 bandwidths that reaches a compute utilisation,
+for three models, five methods and five targets. With f = 1, when each of two
+replicas sends every parameter once, 3 of the 75 cells are equal and 72 are
+within one point of the grid. Our model asks for somewhat more bandwidth
+throughout.
 """
 
 import dataclasses
@@ -15,10 +16,10 @@ from parallel.network.utilisation import (
   paper_methods,
 )
 
-# f with which 70 of table 4's 75 cells come out exactly and all within one
-# point of the grid. FITTED ON THAT VERY TABLE: it is one step of the grid, so
-# an index off by one, or 17 % of the parameters that are not reduced, would
-# look the same. Not a prediction.
+# The f with which 70 of table 4's 75 cells are equal and all are within one
+# point of the grid. FITTED ON THAT VERY TABLE, so it predicts nothing there. It
+# is one step of the grid: an index that is off by one, or 17 % of the
+# parameters that are not reduced, would look the same.
 FITTED_VOLUME_FACTOR = 10 ** (-4 / 49)
 
 PAPER_MODELS = (
@@ -27,7 +28,8 @@ PAPER_MODELS = (
   Model(100e9, 108, 4.9, "100B"),
 )
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
-# Gbit/s that reach those targets, as printed; rows as in `paper_methods`.
+# Gbit/s that reach those targets, as the paper prints them. A model has one row
+# per method, in the order of `paper_methods`.
 PUBLISHED_SOURCE = "arXiv 2501.18512, table 4: H = 100, three-layer fragments"
 PUBLISHED = {
   "1B": (
@@ -59,12 +61,13 @@ class Cell:
   """A cell of table 4, the paper's beside ours.
 
   Attributes:
-    model: As in `PAPER_MODELS`.
-    method: As in `paper_methods`.
-    target: Compute utilisation.
+    model: The name of one of ``PAPER_MODELS``.
+    method: The name of one of `paper_methods`.
+    target: The compute utilisation.
     published: The paper's Gbit/s.
-    ours: Gbit/s, rounded as the paper's; None: 1000 Gbit/s are too few.
-    notches: Points of the grid from the paper's to ours; None where ours is.
+    ours: Our Gbit/s, rounded like the paper's; None if 1000 are too few.
+    notches: How many points of the grid ours is above the paper's; None if ours
+      is None.
   """
 
   model: str
@@ -76,11 +79,12 @@ class Cell:
 
 
 def compare(volume_factor: float = 1.0) -> list[Cell]:
-  """Table 4 beside ours, cell by cell.
+  """Computes table 4 and compares it with the paper's, cell by cell.
 
   Args:
-    volume_factor: As in `simulate`. `FITTED_VOLUME_FACTOR` was fitted on what
-      it is compared with here.
+    volume_factor: f, the bits that a replica sends for each bit of its
+      parameters. ``FITTED_VOLUME_FACTOR`` was fitted on what it is compared
+      with here.
   """
   printed = [printed_gbit_s(x) for x in bandwidth_grid()]
   cells = []
@@ -97,7 +101,7 @@ def compare(volume_factor: float = 1.0) -> list[Cell]:
         ours = notches = None
         if place is not None:
           ours = printed[place]
-          # Two points of the grid may be printed alike: the nearer one.
+          # Two points of the grid may be printed alike: take the nearer one.
           notches = min(
             (place - k for k, x in enumerate(printed) if x == theirs), key=abs
           )
@@ -106,5 +110,5 @@ def compare(volume_factor: float = 1.0) -> list[Cell]:
 
 
 def printed_gbit_s(bandwidth: float) -> float:
-  """bit/s as table 4 prints it: rounded to two decimals, then to one."""
+  """Rounds bit/s as table 4 prints them: to two decimals, then to one."""
   return round(round(float(bandwidth) / 1e9, 2), 1)

@@ -1,7 +1,8 @@
-"""The study of compute utilisation over slow links: result, tables, picture.
+"""The study of compute utilisation over slow links.
 
-Table 4 of Streaming DiLoCo (arXiv 2501.18512) beside ours, and the setting
-that a model needs on a link. The model: `parallel.network.utilisation`.
+It computes table 4 of Streaming DiLoCo (arXiv 2501.18512) beside the paper's,
+and recommends a setting for a model on a link. Utilisations are predicted by
+`parallel.network.utilisation`.
 """
 
 from collections.abc import Mapping
@@ -25,14 +26,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: As configs/diloco/utilisation.py has it, as nested dicts.
+    config: A config like configs/diloco/utilisation.py, as nested dicts.
 
   Returns:
-    Plain data: "table", "curves" (utilisation on the grid) and
-    "recommendation". Bandwidths in Gbit/s.
+    Plain data: "table", "curves" (utilisation at all bandwidths of the grid)
+    and "recommendation". Bandwidths are in Gbit/s.
 
   Raises:
-    ValueError: An unknown link, or a number out of its range.
+    ValueError: The link is unknown, or a number is out of its range.
   """
   recommended = _recommend(config["recommend"])  # may refuse the config
   fitted = config["fitted_factor"]
@@ -70,7 +71,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_link(name: str) -> hardware_links.Link:
-  """A link of `parallel.hardware.links`, by its constant in lower case."""
+  """Returns a link of `parallel.hardware.links` by its name in lower case."""
   if name not in LINKS:
     near = difflib.get_close_matches(name, LINKS, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
@@ -81,9 +82,9 @@ def find_link(name: str) -> hardware_links.Link:
 
 
 def _recommend(config: Mapping[str, Any]) -> dict[str, Any]:
-  """What `recommendation` finds, beside the paper's methods on that link."""
+  """Recommends a setting, and prices the paper's methods on the same link."""
   link = find_link(config["link"])
-  bandwidth = 8 * link.bandwidth  # bytes to bits
+  bandwidth = 8 * link.bandwidth  # from bytes to bits per second
   factors = {
     "volume_factor": config["volume_factor"],
     "latency_s": link.latency or 0.0,

@@ -1,4 +1,4 @@
-"""Tables of the study of compute utilisation over slow links."""
+"""Prints tables of the study of compute utilisation over slow links."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,11 @@ from caatnet.studies.utilisation import published
 
 
 def show(result: Mapping[str, Any]) -> None:
-  """Prints the paper's table beside ours, and the recommendation."""
+  """Prints the paper's table beside ours, and the recommendation.
+
+  Args:
+    result: What `caatnet.studies.utilisation.study.run` returned.
+  """
   table = result["table"]
   factor = (
     f"factor {result['volume_factor']:.4f} FITTED on this table"

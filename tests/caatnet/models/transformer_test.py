@@ -504,3 +504,34 @@ def test_sizes_count_parameters():
   assert config.num_params == sum(x.size for x in jax.tree.leaves(params))
   tied = dataclasses.replace(config, tied_embeddings=True)
   assert config.num_params - tied.num_params == 64 * 48
+
+
+def test_matrices_are_drawn_as_in_gpt_2():
+  """Output projections are smaller by sqrt(2 layers)."""
+  config = make_config(layers=8, width=64, ffn_width=96, init_std=0.5)
+  blocks = init_params(make_program(config, 1))["blocks"]
+  for key, std in (("w_qkv", 0.5), ("w_gate_up", 0.5), ("w_out", 0.125),
+                   ("w_down", 0.125)):
+    assert blocks[key].std() == pytest.approx(std, rel=0.02), key
+
+
+@pytest.mark.parametrize(
+  ("tied", "uses", "regathered"), [(False, 1, 0), (True, 2, 1)]
+)
+def test_what_a_partition_must_know_of_a_table(tied, uses, regathered):
+  """Looking up reads it once and not again; a tied one is the head, too."""
+  model = make_program(make_config(tied_embeddings=tied), 2).model
+  table = model.parameters["embedding"]
+  assert (table.uses, table.regathered) == (uses, regathered)
+  block = model.parameters["blocks"]["w_out"]
+  assert (block.uses, block.regathered, block.num_lead) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_flops_are_six_per_weight_of_a_product(tied):
+  """Looking up multiplies nothing; attention counts half of its matrix."""
+  config = make_config(tied_embeddings=tied)
+  block = 4 * 32 * 32 + 3 * 32 * 48 + 2 * 32  # with its two gains
+  products = 2 * block + 32 + 32 * 64
+  attention = 2 * 12 * 32 * 5 / 2
+  assert config.flops_per_token(5) == 6 * products + attention

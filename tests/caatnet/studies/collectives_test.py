@@ -176,3 +176,30 @@ def test_from_the_command_line(args, code, message, tmp_path):
   assert result.returncode == code, result.stderr
   assert message in result.stdout + result.stderr
   assert (tmp_path / "m.xml").exists() == (code == 0)
+
+
+def test_a_speedup_is_their_time_over_ours():
+  rows = [
+    {"topology": net, "size_bytes": size, "algorithm": name,
+     "events_us": us, "lockstep_us": 2 * us}
+    for net, size, times in (("a", 1, (2, 6, 4)), ("a", 2, (1, 12, 9)))
+    for name, us in zip(("multitree", "ring", "swing"), times, strict=True)
+  ]
+  found = collectives._speedups(rows)
+  for model in ("events_us", "lockstep_us"):
+    assert found[model]["over ring"] == pytest.approx(
+      {"mean": 6.0, "least": 3.0, "most": 12.0}
+    )
+    assert found[model]["over the best other"] == pytest.approx(
+      {"mean": 18**0.5, "least": 2.0, "most": 9.0}
+    )
+
+
+def test_a_schedule_s_times_are_in_order():
+  """On links that differ, who waits for all waits longer."""
+  config = small("schedule", topology="dgx:2x4", algorithm="double_tree")
+  result = registry.find(config).run(config)
+  assert result["lower_bound_us"] <= result["events_us"]
+  assert result["events_us"] < result["barrier_us"]
+  busiest, *others = result["links"]
+  assert all(busiest["utilisation"] >= x["utilisation"] for x in others)

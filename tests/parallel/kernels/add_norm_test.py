@@ -127,3 +127,13 @@ def test_the_reference_is_the_textbook():
   np.testing.assert_allclose(
     np.concatenate([new_shared, new_private], -1), x, rtol=1e-6, atol=1e-6
   )
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_the_factor_is_of_private_channels_only(implementation):
+  """Also where there are none, and the shared part is the last one."""
+  case = Case(8, 16, 0, "float32", 2.0)
+  operands, weights = draw(case)
+  ours = outputs_and_gradients(operands, weights, case, implementation)
+  theirs = outputs_and_gradients(operands, weights, case, "reference")
+  assert_close(ours, theirs, case.dtype, rounds=4)

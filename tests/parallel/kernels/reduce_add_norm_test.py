@@ -102,3 +102,15 @@ def test_wrong_blocks():
   chosen = api.choice(x, x, partial, None, ("tpu", "gpu", "reference"))
   assert "do not fit" in chosen.refused["tpu"]
   assert "registers" in chosen.refused["gpu"]
+
+
+def test_the_sum_over_ranks_is_rounded_before_it_is_added():
+  """1 + 2^-8 is 1 in bfloat16, and 256 + 1 is 256: not 258."""
+  partial = jnp.asarray([1.0, 2.0**-8], jnp.bfloat16)[:, None, None]
+  stream = jnp.full((1, 1), 256.0, jnp.bfloat16)
+  for implementation in (*KERNELS, "reference"):
+    shared, _, _ = api.reduce_add_norm(
+      stream, stream, partial, None, 0 * stream, jnp.ones(2),
+      implementation=implementation,
+    )
+    assert float(shared[0, 0]) == 256.0

@@ -1,5 +1,7 @@
 """Schedules run from their tables, with race detection on."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -7,8 +9,9 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
+from parallel.kernels import calls
 from parallel.kernels.schedule_all_reduce import api, cases, reference, tpu
-from parallel.xla import ledger
+from parallel.xla import ledger, operations
 from tests.parallel.kernels.races import races_found
 
 
@@ -84,3 +87,30 @@ def test_the_ledger_counts_its_messages():
   [entry] = ledger.collectives(lowered, mesh)
   assert (entry.kind, entry.axes) == ("permute", ("tensor",))
   assert entry.bytes == 2 * 3 / 4 * 64 * 128 * 2
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_grants_go_to_who_sends_next(name):
+  """Two at the start and one for each message but the last two, in order."""
+  table = cases.CASES[name]
+  heard = reference.senders(table)
+  whole, first = tpu.extended(table)
+  for device in range(table.shape[1]):
+    turns = np.flatnonzero(heard[:, device] >= 0)
+    granted = [*first[:, device], *whole[turns, device, -1]]
+    senders = heard[turns, device].tolist()
+    assert [x for x in granted if x >= 0] == senders
+    # Messages come into the two buffers in turn; sender and receiver agree.
+    buffers = whole[turns, device, -3].tolist()
+    assert buffers == [i % 2 for i in range(len(turns))]
+    assert whole[turns, senders, -2].tolist() == buffers
+
+
+def test_a_kernel_under_vmap_sends_for_each_lane():
+  """Its results grow by the lanes, its metadata stay."""
+  result = jax.ShapeDtypeStruct((3, 4), jnp.bfloat16)
+  metadata = json.dumps(calls.sends("tensor", 6, 5, jnp.bfloat16, [result]))
+  for lanes in (1, 3):
+    found = operations.kernel_sends(metadata, lanes * 12)
+    assert found == ("tensor", (lanes * 6, 5), "bfloat16")
+  assert operations.kernel_sends("{}", 12) is None

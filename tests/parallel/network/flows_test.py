@@ -295,3 +295,29 @@ def test_colours_beat_spraying_after_failures():
 def test_wrong_inputs_are_named(call, message):
   with pytest.raises(ValueError, match=message):
     call()
+
+
+def test_a_displaced_flow_looks_both_ways():
+  """Its leaf's uplink to a spine may be free, and that spine's way down not."""
+  net = topologies.leaf_spine(3, 3, 1)
+  a, b, spines = 3, 4, (6, 7, 8)
+  net = flows.fabric(net.without((a, spines[0]), (spines[0], a)))
+  sent = [Flow(0, 1, 1), Flow(2, 1, 5), Flow(0, 2, 1)]
+  routes = [(flows.Piece(spine),) for spine in spines]
+  flows._avoid_failures(net, sent, routes)
+  assert [route[0].spine for route in routes] == [spines[2], *spines[1:]]
+  loads = flows.loads(net, sent, routes)
+  assert loads[spines[1], b] == 5
+
+
+@pytest.mark.parametrize(
+  ("sent", "least"),
+  [
+    ([Flow(0, 4, 3), Flow(2, 5, 3)], 3),  # what reaches a leaf
+    ([Flow(0, 2, 3), Flow(1, 4, 3)], 3),  # what leaves one
+    ([Flow(0, 2, 3), Flow(4, 2, 1)], 2),
+  ],
+)
+def test_the_bound_is_of_every_set_of_links(sent, least):
+  net = flows.fabric(topologies.leaf_spine(3, 2, 2))
+  assert flows.least_fullest_uplink(net, sent) == least

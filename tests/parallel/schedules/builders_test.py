@@ -225,6 +225,12 @@ BROKEN = {
     ),
     "in the same round|would lose|count twice",
   ),
+  "the last round is missing": (
+    lambda schedule: dataclasses.replace(
+      schedule, rounds=schedule.rounds[:-1]
+    ),
+    "after 29 rounds chunk .* lacks the summands",
+  ),
   "its owners": (
     lambda schedule: dataclasses.replace(schedule, owners=(0,) * 16),
     "no owners",
@@ -243,9 +249,73 @@ def test_a_broken_schedule_is_refused(fault):
 
 
 def test_two_chunks_do_not_fit_one_link():
-  topology = t.switch(4)
+  topology = t.switch(3)
   schedule = dataclasses.replace(
     build("direct", topology, "all_gather"), link_capacity=1
   )
   with pytest.raises(ValueError, match=r"round 0.*share the link.* for 1"):
     check(schedule, topology)
+
+
+@pytest.mark.parametrize(
+  "topology",
+  [t.torus((4, 4)), t.mesh((3, 4)), t.torus((3, 5)), t.torus((2, 2, 4))],
+  ids=lambda x: x.name,
+)
+def test_a_ring_on_a_grid_takes_single_links(topology):
+  """Where there is a cycle through all ranks; in their order there is none."""
+  for name in ("ring", "bidirectional_ring"):
+    for transfers in build(name, topology).rounds:
+      assert {len(x.path) for x in transfers} == {2}
+      assert max(link_loads(transfers).values()) == 1
+
+
+@pytest.mark.parametrize(
+  ("name", "topology"),
+  [("bidirectional_ring", t.ring(8)), ("ring_2d", t.torus((4, 4))),
+   ("bucket", t.torus((4, 4))), ("swing", t.torus((4, 4)))],
+)
+def test_traffic_is_even_over_all_links(name, topology):
+  """Both directions, and every rotation of the dims, carry their share."""
+  for collective in ("all_gather", "all_reduce"):
+    loads = collections.Counter()
+    for transfers in build(name, topology, collective).rounds:
+      loads.update(link_loads(transfers))
+    assert len(loads) == len(topology.links)
+    assert len(set(loads.values())) == 1
+
+
+@pytest.mark.parametrize("n", [4, 8, 16, 32])
+def test_double_tree_s_rounds(n):
+  """n chunks follow one another through trees of depth about log2 n."""
+  rounds = len(build("double_tree", t.fully_connected(n)).rounds)
+  assert rounds == 2 * (n + 2 * int(math.log2(n)) - 3)
+
+
+def partners(transfers, source):
+  return {x.destination for x in transfers if x.source == source}
+
+
+def test_swing_s_partners():
+  """At distances 1, 1, 3 and their mirror images: De Sensi et al., 2024."""
+  rounds = build("swing", t.ring(8), "reduce_scatter").rounds
+  assert [partners(r, 0) for r in rounds] == [{1, 7}, {7, 1}, {3, 5}]
+  assert [partners(r, 1) for r in rounds] == [{0, 2}, {2, 0}, {6, 4}]
+
+
+def test_swing_uses_all_ports_of_a_torus():
+  """In its first rounds, one for each dim, all partners are neighbours."""
+  topology = t.torus((4, 4))
+  rounds = build("swing", topology, "reduce_scatter").rounds
+  for transfers in rounds[:2]:
+    for rank in range(16):
+      assert partners(transfers, rank) == set(topology.neighbours(rank))
+
+
+def test_a_direct_exchange_starts_everywhere():
+  """n messages after one another have n different destinations."""
+  (transfers,) = build("direct", t.switch(5), "all_gather").rounds
+  for start in range(0, len(transfers), 5):
+    some = transfers[start : start + 5]
+    assert {x.source for x in some} == set(range(5))
+    assert {x.destination for x in some} == set(range(5))

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from parallel.schedules import builders, check, msccl
+from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology import builders as topologies
 
 CASES = [
@@ -171,3 +172,18 @@ def test_more_steps_than_a_threadblock_takes():
   schedule = builders.build("ring", topologies.ring(150))
   with pytest.raises(ValueError, match="more than 256 steps with rank"):
     msccl.export_xml(schedule)
+
+
+def test_a_write_waits_for_those_who_read():
+  """Rank 0 sends its summand away before it is told the sum."""
+  rounds = (
+    (Transfer(0, 1, 0, "reduce", (0, 1)),),
+    (Transfer(1, 0, 0, "copy", (1, 0)),),
+  )
+  schedule = Schedule("pair", "all_reduce", 2, 1, rounds)
+  gpu = next(ElementTree.fromstring(msccl.export_xml(schedule)).iter("gpu"))
+  blocks = {b.get("id"): b for b in gpu.iter("tb")}
+  (receives,) = (b for b in blocks.values() if b.get("recv") == "1")
+  (step,) = receives.iter("step")
+  awaited = blocks[step.get("depid")]
+  assert (awaited.get("send"), step.get("deps")) == ("1", "0")

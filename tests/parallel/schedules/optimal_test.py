@@ -10,7 +10,7 @@ import pytest
 
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
-from parallel.schedules.optimal import trees
+from parallel.schedules.optimal import splitting, trees
 from parallel.schedules.optimal.cut_bound import (
   SourceFlow,
   cut_bound,
@@ -126,3 +126,11 @@ def test_one_rank_has_no_bound():
     cut_bound(t.ring(1))
   assert build("optimal", t.ring(1)).rounds == ()
   assert np.all(integer_capacities(t.ring(3)).sum(0) == 2)
+
+
+def test_paths_visit_no_node_twice():
+  """Where switches are split off, units may come back to where they were."""
+  assert splitting._without_loops((0, 4, 5, 4, 1)) == (0, 4, 1)
+  for topology in (t.fat_tree(4), t.leaf_spine(4, 2, 2)):
+    for paths in trees.forest(topology).trees:
+      assert all(len(set(path)) == len(path) for path in paths)

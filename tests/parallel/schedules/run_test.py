@@ -20,7 +20,7 @@ from parallel.axes import Axis, make_mesh
 from parallel.schedules import run
 from parallel.schedules.builders import BUILDERS, build
 from parallel.schedules.colouring import partial_permutations
-from parallel.schedules.schedule import COLLECTIVES
+from parallel.schedules.schedule import COLLECTIVES, Schedule, Transfer
 from parallel.topology import builders as topologies
 from parallel.xla import ledger
 from tests.parallel.schedules.builders_test import ACCEPTED
@@ -242,3 +242,16 @@ def test_sizes_that_do_not_fit_are_refused():
     lifted(lambda x: scatter(x[0], "a"), Axis("a", 8, 8))(x)
   with pytest.raises(ValueError, match="4 ranks divide"):
     lifted(lambda x: scatter(x[0], "a"), Axis("a", 4, 4))(x)
+
+
+def test_a_round_reads_the_state_before_it():
+  """Each of three sends its summand twice, and hears two in between."""
+  everyone = tuple(
+    Transfer(a, b, 0, "reduce", (a, b))
+    for a in range(3) for b in range(3) if a != b
+  )
+  schedule = Schedule("all at once", "all_reduce", 3, 1, (everyone,))
+  axis = Axis("a", 3, 3)
+  x = np.array([[1.0], [10.0], [100.0]], "f4")
+  y = lifted(lambda x: run.on_lanes(schedule, x, axis), axis)(x)
+  np.testing.assert_array_equal(y, [[111.0]] * 3)

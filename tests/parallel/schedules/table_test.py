@@ -12,7 +12,7 @@ from parallel.axes import Axis, make_mesh
 from parallel.kernels.schedule_all_reduce import reference
 from parallel.schedules.builders import build
 from parallel.schedules.schedule import Schedule, Transfer
-from parallel.schedules.table import table
+from parallel.schedules.table import _together, table
 from parallel.topology import builders as topologies
 from tests.parallel.schedules.builders_test import ACCEPTED
 
@@ -81,3 +81,13 @@ def test_a_model_s_schedule_runs_in_a_kernel_where_that_takes_the_rows(rows):
   ))
   assert ("collective_permute" in f.lower(x).as_text()) == (rows == 5)
   np.testing.assert_array_equal(f(x), [x.sum(0)] * 4)
+
+
+def test_a_chunk_is_sent_before_it_is_overwritten():
+  """0 -> 1 -> 2 in one round is together or not at all, since 1 passes on."""
+  other = Transfer(3, 2, 1, "reduce", (3, 2))
+  first = Transfer(0, 1, 0, "copy", (0, 1))
+  second = Transfer(1, 2, 0, "copy", (1, 2))
+  assert _together([other, first, second]) == [other]
+  assert _together([first, second]) == [first, second]
+  assert _together([second, first]) == [second, first]

@@ -1,6 +1,7 @@
 """The two doors, without any model behind them."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -318,3 +319,15 @@ def test_the_ring_s_kernel_adds_in_the_stream_s_dtype():
   )
   with pytest.raises(ValueError, match="forward_dtype='bfloat16' must be ''"):
     jax.jit(f).lower(params, x)
+
+
+def test_both_directions_of_a_ring_are_in_use():
+  """Half of the rows goes to the next device, half to the one before."""
+  f = jax.jit(jax.shard_map(
+    lambda x: ROUTES["ring"](x, "tensor"),
+    mesh=make_mesh({"tensor": Axis("tensor", 4, 4)}), in_specs=P("tensor"),
+    out_specs=P("tensor"),
+  ))
+  text = f.lower(np.ones((4, 8, 2), "f4")).as_text()
+  steps = re.findall(r"source_target_pairs = dense<\[\[0, (\d)\]", text)
+  assert sorted(steps) == ["1"] * 6 + ["3"] * 6

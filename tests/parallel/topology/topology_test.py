@@ -140,3 +140,16 @@ def test_a_malformed_file_is_refused_by_name(tmp_path, text, message):
   with pytest.raises(ValueError, match=message) as error:
     files.from_file(path)
   assert str(path) in str(error.value)
+
+
+def test_rails_join_equal_numbers():
+  """GPU i of every node is at switch i of the rails, and at its node's."""
+  topology = t.dgx(3, 4)
+  for rank in range(12):
+    assert topology.neighbours(rank) == (12 + rank // 4, 15 + rank % 4)
+
+
+def test_directions_of_unequal_bandwidth_are_not_symmetric():
+  links = (Link(0, 1, 2e9), Link(1, 0, 1e9))
+  assert not Topology("x", 2, 0, links).symmetric
+  assert Topology("x", 2, 0, (links[0], Link(1, 0, 2e9, 1.0))).symmetric

@@ -330,3 +330,13 @@ def test_between_nodes_the_slower_link_decides():
   inside, across = reduction(("tensor",), 4), reduction(("data",), 2)
   assert seconds(inside) == pytest.approx(1.5 * 4000 / 450e9)
   assert seconds(across) == pytest.approx(4000 / 1e9)
+
+
+@pytest.mark.parametrize(
+  ("last", "step", "trips"), [(4, 1, 4), (4, 2, 2), (5, 2, 3), (0, 1, 0)]
+)
+def test_trips_are_rounded_up(last, step, trips):
+  text = SCHEDULED.replace("constant(4)", f"constant({last})")
+  module = hlo.parse(text.replace("constant(1)", f"constant({step})"))
+  (count,) = (n for c, n in module.runs() if c.name == "body")
+  assert count == trips

@@ -1,5 +1,6 @@
 """Laws of shards: any sizes, any levels, nothing of the model."""
 
+import collections
 import dataclasses
 import math
 
@@ -13,7 +14,8 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.codec.reference import Codec, max_error
-from parallel.zero import partition
+from parallel.xla import ledger
+from parallel.zero import cost, partition
 from parallel.zero.gathered import Gathered, Shard
 from parallel.zero.partition import Level, Partition
 from parallel.zero.shards import Shards, Tensor
@@ -189,3 +191,119 @@ def test_a_node_count_that_is_no_power_of_two():
       assert math.gcd(padded, found.degree(found.optimizer)) == found.degree(
         found.optimizer
       )
+
+
+# Lanes on every level, and devices on the two outer ones.
+WIDE = tuple(map(Level, ("node", "gpu", "gcd"), (4, 2, 2)))
+DEVICES = {"node": 2, "gpu": 2}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_second_copy_on_lanes_and_devices_is_the_whole(depth):
+  drawn = Partition(WIDE, 2, 3, 3, depth)
+  shards, mesh = shards_of(drawn, DEVICES)
+  tensor = Tensor((5, 7), "float32")
+  x = jnp.arange(35.0).reshape(5, 7)
+
+  def again(stored):
+    whole = shards.materialise(shards.working(stored, tensor), tensor)
+    copy = shards.copy(whole, tensor)
+    assert copy.size == math.prod(
+      a.lanes for a in shards.inner[:depth]
+    ) * drawn.padded(35) // drawn.degree(depth)
+    return shards.materialise_copy(copy, tensor)
+
+  names = [axis.name for axis in shards.inner]
+  found = jax.jit(jax.shard_map(
+    again, mesh=mesh, in_specs=P(*names), out_specs=P(),
+  ))(shards.store(x, tensor))
+  np.testing.assert_array_equal(found, x)
+
+
+def lowered_step(drawn, devices, layers=3, ordered=True):
+  """Gradients of a stack of matrices and of one more, reduced; not run."""
+  shards, mesh = shards_of(drawn, devices)
+  shards = dataclasses.replace(shards, ordered=ordered)
+  tensors = Tensor((25,), "float32"), Tensor((25,), "float32")
+
+  def layer(w, x):  # reads a form of its parameter
+    return jnp.tanh(x @ w.reshape(5, 5))
+
+  def gradients(stored, x):
+    access = Gathered(shards)
+    weights = shards.working(stored, tensors)
+    x = x.reshape(-1, 5)
+
+    def loss(sinks):
+      stack, one = map(Shard, weights, sinks, tensors)
+      return jnp.sum(access.apply(layer, one, access.scan(layer, stack, x)))
+
+    return shards.finish(jax.grad(loss)(jax.tree.map(shards.sink, stored)))
+
+  names = [a.name for a in shards.inner[: drawn.optimizer]]
+  specs = P(None, *names), P(*names)
+  sizes = [level.size for level in drawn.inner[: drawn.optimizer]]
+  k = drawn.shard(25)
+  stored = [
+    jax.ShapeDtypeStruct((*lead, *sizes, k), "float32")
+    for lead in ((layers,), ())
+  ]
+  levels = [level.size for level in drawn.levels]
+  x = jax.ShapeDtypeStruct((*levels, 5), "float32")
+  mapped = jax.shard_map(
+    gradients, mesh=mesh, out_specs=specs,
+    in_specs=(specs, P(*(level.name for level in drawn.levels))),
+  )
+  return jax.jit(mapped).lower(tuple(stored), x), shards, mesh
+
+
+CODED = {"weight_codec": "int8", "gradient_codec": "int4", "block": 4}
+
+
+@pytest.mark.parametrize(
+  "drawn",
+  [Partition(WIDE, 1, 2, 3), Partition(WIDE, 3, 3, 3, 2),
+   Partition(WIDE, 0, 1, 2),
+   Partition(WIDE, 2, 3, 3, 1, secondary_codec="int8", **CODED)],
+  ids=str,
+)
+def test_what_a_partition_sends_is_what_its_cost_says(drawn):
+  """On a mesh with lanes inside, outside and beside devices."""
+  lowered, shards, mesh = lowered_step(drawn, DEVICES)
+  found = collections.Counter()
+  for c in ledger.collectives(lowered, mesh):
+    found[c.axes, c.kind, c.dtype] += c.bytes * c.count
+  lanes = {axis.name: axis.lanes for axis in shards.axes}
+  expected = collections.Counter()
+  for e in cost.level_collectives(
+    drawn, [cost.Parameter(25, 3), cost.Parameter(25)], lanes=lanes
+  ):
+    axes = tuple(n for n in e.levels if mesh.shape[n] > 1)
+    expected[axes, e.kind, e.dtype] += e.operand_bytes
+  assert +found == +expected
+
+
+def test_the_backward_gathers_each_layer_again():
+  """In the compiled program, of which XLA makes no one gather of two."""
+  drawn = Partition((Level("node", 2),), 1, 1, 1)
+  text = lowered_step(drawn, {"node": 2})[0].compile().as_text()
+  gathers = [line for line in text.splitlines() if " all-gather(" in line]
+  backward = [line for line in gathers if "transpose" in line]
+  assert (len(gathers), len(backward)) == (4, 2)
+  # Elsewhere than on CPUs, where data flow orders collectives, a barrier keeps
+  # the sources of the two apart: one for the stack, one for the last matrix.
+  unordered = lowered_step(drawn, {"node": 2}, ordered=False)[0].as_text()
+  assert unordered.count("stablehlo.optimization_barrier") == 2
+
+
+def test_gradients_are_summed_in_float32():
+  """256 + 1 is 256 in bfloat16."""
+  shards, mesh = shards_of(Partition((Level("node", 2),), 1, 1, 1), {"node": 2})
+  tensor = Tensor((2,), "bfloat16")
+  summands = jnp.asarray([[256, 1], [1, 256]], jnp.bfloat16)
+  found = jax.jit(jax.shard_map(
+    lambda x: shards.finish(shards.reduce(x, tensor)), mesh=mesh,
+    in_specs=P("node"), out_specs=P("node"),
+  ))(summands)
+  assert found.dtype == jnp.float32
+  np.testing.assert_array_equal(found, [[257.0], [257.0]])

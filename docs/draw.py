@@ -1,0 +1,421 @@
+r"""Draws the pictures of README.md, and results/outer_loops.png.
+
+  python docs/draw.py                # into this repository
+  python docs/draw.py some/folder    # into docs/ and results/ of that folder
+
+Numbers come from results/*.csv. The commands that made those files are in
+LOG.md. The metadata of a picture ("Description") hold its numbers or its words,
+so that a test can compare what was committed with what this file draws. Needs
+the extra `plot`.
+"""
+
+from collections.abc import Callable, Sequence
+import csv
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import patches
+from matplotlib import pyplot as plt
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# Text as outlines and a seed for identifiers: an SVG that looks the same on
+# every machine. Its background is white, on dark pages too.
+STYLE = {
+  "font.family": "DejaVu Sans",
+  "svg.fonttype": "path",
+  "svg.hashsalt": "caatnet",
+  "figure.facecolor": "white",
+  "savefig.facecolor": "white",
+}
+BLACK, GREY, LIGHT = "#1a1a1a", "#6b6b6b", "#e9e9e9"
+BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"
+
+# What configs/diloco/sweep.py takes where a point does not say otherwise.
+EVERY, WORKERS = "30", "2"
+ROUNDS = ("local_sgd", "diloco", "streaming", "eager", "sparseloco", "noloco")
+# Algorithm -> its name, and its colour.
+LOOPS = {
+  "data_parallel": ("data parallelism", BLACK),
+  "local_sgd": ("local SGD", "#e69f00"),
+  "diloco": ("DiLoCo", BLUE),
+  "streaming": ("Streaming DiLoCo", ORANGE),
+  "eager": ("eager DiLoCo", "#56b4e9"),
+  "sparseloco": ("SparseLoCo", GREEN),
+  "noloco": ("NoLoCo", "#cc79a7"),
+  "dc_s3gd": ("DC-S3GD", "#8c6d1f"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+  """The runs of one point of a sweep.
+
+  Attributes:
+    overrides: What the point sets, as in "outer.algorithm=diloco".
+    kilobytes: Operand kB that a device sends per step: over the worker axis
+      where the sweep has one, else over the tensor axis, forward and backward.
+    losses: Validation loss of each seed, nats per byte.
+  """
+
+  overrides: str
+  kilobytes: float
+  losses: tuple[float, ...]
+
+  def get(self, key: str, default: str = "") -> str:
+    """The value that the point sets a key to."""
+    found = dict(part.split("=", 1) for part in self.overrides.split())
+    return found.get(key, default)
+
+  @property
+  def algorithm(self) -> str:
+    """The outer loop's name in configs."""
+    return self.get("outer.algorithm")
+
+
+def read(name: str) -> list[Point]:
+  """The points of results/NAME.csv in the order of the file."""
+  with (ROOT / "results" / f"{name}.csv").open() as file:
+    rows = list(csv.DictReader(file))
+  found: dict[str, list[dict[str, str]]] = {}
+  for row in rows:
+    found.setdefault(row["point"], []).append(row)
+
+  def kilobytes(row: dict[str, str]) -> float:
+    keys = ("forward_bytes", "backward_bytes")
+    keys = ("worker_bytes",) if "worker_bytes" in row else keys
+    return sum(float(row[key]) for key in keys) / 1e3
+
+  return [
+    Point(
+      overrides,
+      kilobytes(runs[0]),
+      tuple(float(run["validation_loss"]) for run in runs),
+    )
+    for overrides, runs in found.items()
+  ]
+
+
+def loop_name(point: Point) -> str:
+  """A point of the sweep of outer loops in words."""
+  words = [LOOPS[point.algorithm][0]]
+  if point.algorithm in ROUNDS:
+    words.append(f"H = {point.get('outer.every', EVERY)}")
+  if point.get("outer.overlap"):
+    assert point.get("outer.overlap") == "(1,)"
+    words.append("1 step late")
+  if point.get("outer.codec"):
+    assert point.get("outer.codec") == "e3m0"
+    words.append("4 bit")
+  if point.get("outer.compensation") == "0.0":
+    words.append("not compensated")
+  if point.get("optimizer.name") == "sgd":
+    words.append("inner SGD")
+  if point.get("parallel.worker", WORKERS) != WORKERS:
+    words.append(f"{point.get('parallel.worker')} workers")
+  return ", ".join(words)
+
+
+def mean_and_range(values: Sequence[float]) -> tuple[float, list[list[float]]]:
+  """The mean of the seeds, and how far the bar goes below and above it."""
+  mean = float(np.mean(values))
+  return mean, [[mean - min(values)], [max(values) - mean]]
+
+
+def set_ticks(axes: Any, places: Sequence[float]) -> None:
+  """Marks places on a logarithmic axis in plain numbers."""
+  axes.set_xticks(places, [f"{place:,}" for place in places])
+  axes.set_xticks([], minor=True)
+
+
+def above(point: Point, baseline: Point) -> tuple[float, ...]:
+  """Loss minus the baseline's, seed by seed."""
+  pairs = zip(point.losses, baseline.losses, strict=True)
+  return tuple(a - b for a, b in pairs)
+
+
+def draw_loss_against_bytes(path: pathlib.Path) -> None:
+  """Draws what is lost by sending less, over the tensor and the worker axis."""
+  figure, (left, right) = plt.subplots(
+    1, 2, figsize=(10, 4.6), sharey=True, layout="constrained",
+    width_ratios=(1, 1.75),
+  )
+  data: dict[str, Any] = {"tensor axis": {}, "worker axis": {}}
+
+  def mark(axes: Any, panel: str, x: float, losses: tuple[float, ...],
+           label: str, colour: str, at: tuple[float, float, str],
+           shape: str = "o") -> None:
+    mean, bar = mean_and_range(losses)
+    axes.errorbar(
+      x, mean, yerr=bar, marker=shape, markersize=7, color=colour, capsize=3
+    )
+    axes.annotate(
+      label, (x, mean), xytext=at[:2], textcoords="offset points", ha=at[2],
+      va="center", fontsize=9, color=colour,
+    )
+    data[panel][label.replace("\n", " ")] = [
+      round(x, 3), *(round(loss, 4) for loss in losses)
+    ]
+
+  points = read("partial_sync_480_steps")
+  baseline = points[0]
+  for point in points:
+    p = float(point.get("sync.p"))
+    mark(
+      left, "tensor axis", point.kilobytes, above(point, baseline),
+      f"p = {p:g}", BLUE, (0, 22, "center"),
+    )
+  points = {loop_name(point): point for point in read("outer_loops")}
+  baseline = points["data parallelism"]
+  for name, label, at in LABELS:
+    point = points[name]
+    # Two loops that send as much and lose as much are drawn side by side.
+    x = point.kilobytes * (0.82 if point.algorithm == "local_sgd" else 1)
+    mark(
+      right, "worker axis", x, above(point, baseline), label,
+      LOOPS[point.algorithm][1], at,
+    )
+  long = read("outer_loops_long")
+  mark(
+    right, "worker axis", long[1].kilobytes, above(long[1], long[0]),
+    "Streaming, 4 bit, 1 step late, 3,000 steps", ORANGE, (10, 0, "left"), "*",
+  )
+  left.set(
+    title="tensor axis: partial synchronisation",
+    ylabel="validation loss above that of full\nsynchronisation, nats per byte",
+    xlim=(1.4e3, 3e4),
+  )
+  right.set(title="worker axis: outer loops", xlim=(0.6, 1.2e4))
+  for axes, ticks in (
+    (left, (2000, 5000, 10_000, 20_000)), (right, (1, 10, 100, 1000, 10_000))
+  ):
+    axes.set(xscale="log", xlabel="operand kB sent per device and step")
+    set_ticks(axes, ticks)
+    axes.axhline(0, color=GREY, linewidth=0.8, linestyle="--", zorder=0)
+    axes.grid(color=LIGHT, zorder=0)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+  save(figure, path, data)
+
+
+# What of results/outer_loops.csv the picture in README shows: the point, its
+# label, and where the label stands (points right of it, above it, alignment).
+LABELS = (
+  ("data parallelism", "data parallelism", (0, -16, "center")),
+  ("local SGD, H = 30", "local SGD", (-2, -20, "right")),
+  ("DiLoCo, H = 30", "DiLoCo", (0, 23, "center")),
+  ("DiLoCo, H = 100", "DiLoCo, H = 100", (-2, 20, "center")),
+  ("Streaming DiLoCo, H = 30", "Streaming DiLoCo", (6, -20, "left")),
+  (
+    "Streaming DiLoCo, H = 30, 1 step late, 4 bit",
+    "Streaming, 4 bit,\n1 step late", (-10, 0, "right"),
+  ),
+  (
+    "Streaming DiLoCo, H = 100, 1 step late, 4 bit",
+    "Streaming, 4 bit, 1 step late,\nH = 100", (-2, 26, "center"),
+  ),
+  ("eager DiLoCo, H = 30", "eager DiLoCo", (10, 0, "left")),
+  ("SparseLoCo, H = 30", "SparseLoCo", (10, 0, "left")),
+  ("NoLoCo, H = 30", "NoLoCo", (10, 0, "left")),
+)
+
+
+def draw_outer_loops(path: pathlib.Path) -> None:
+  """Draws all points of results/outer_loops.csv, with a legend in words."""
+  figure, axes = plt.subplots(figsize=(11.5, 6), layout="constrained")
+  order = list(LOOPS)
+  points = sorted(
+    read("outer_loops"), key=lambda point: order.index(point.algorithm)
+  )
+  beside: dict[float, int] = {}
+  of_algorithm: dict[str, int] = {}
+  data = {}
+  for point in points:
+    # Points that send as much are moved apart, sideways.
+    place = beside.setdefault(point.kilobytes, 0)
+    beside[point.kilobytes] += 1
+    number = of_algorithm.setdefault(point.algorithm, 0)
+    of_algorithm[point.algorithm] += 1
+    many = sum(p.kilobytes == point.kilobytes for p in points)
+    mean, bar = mean_and_range(point.losses)
+    axes.errorbar(
+      point.kilobytes * 1.12 ** (place - (many - 1) / 2), mean, yerr=bar,
+      marker="osD^v*"[number], markersize=7, capsize=3, linestyle="none",
+      color=LOOPS[point.algorithm][1], label=loop_name(point),
+    )
+    data[loop_name(point)] = [
+      round(point.kilobytes, 3), *(round(loss, 4) for loss in point.losses)
+    ]
+  axes.set(
+    title="Outer loops after 600 steps of 1,024 bytes: mean of 3 seeds and "
+    "their range",
+    xlabel="operand kB sent per device and step over the worker axis (points "
+    "that send as much are moved apart)",
+    ylabel="validation loss, nats per byte",
+    xscale="log",
+  )
+  set_ticks(axes, (1, 10, 100, 1000))
+  axes.grid(color=LIGHT)
+  axes.set_axisbelow(True)
+  axes.spines[["top", "right"]].set_visible(False)
+  figure.legend(
+    loc="outside right upper", fontsize=9, frameon=False,
+    title="2 workers and inner AdamW, unless said", title_fontsize=9,
+    alignment="left",
+  )
+  save(figure, path, data)
+
+
+def canvas(width: float, height: float) -> tuple[Any, Any]:
+  """A figure to draw boxes on; a unit is a hundredth of its width."""
+  figure, axes = plt.subplots(figsize=(width, height))
+  axes.set(xlim=(0, 100), ylim=(0, 100 * height / width), aspect="equal")
+  axes.axis("off")
+  figure.subplots_adjust(0, 0, 1, 1)
+  return figure, axes
+
+
+def box(axes: Any, x: float, y: float, width: float, height: float, text: str,
+        fill: str = "white", edge: str = BLACK, size: float = 10,
+        **style: Any) -> None:
+  """Draws a rectangle from its lower left corner, with text in the middle."""
+  axes.add_patch(
+    patches.FancyBboxPatch(
+      (x, y), width, height, boxstyle="round,pad=0,rounding_size=0.6",
+      facecolor=fill, edgecolor=edge, linewidth=1.2,
+    )
+  )
+  axes.text(
+    x + width / 2, y + height / 2, text, ha="center", va="center",
+    fontsize=size, color=BLACK, **style,
+  )
+
+
+def arrow(axes: Any, start: tuple[float, float], end: tuple[float, float],
+          colour: str = BLACK) -> None:
+  """Draws an arrow from one place to another."""
+  axes.annotate(
+    "", end, start,
+    arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.6,
+                "shrinkA": 0, "shrinkB": 0},
+  )
+
+
+def draw_stream(path: pathlib.Path) -> None:
+  """Draws the residual stream of one rank through a block, with its doors."""
+  figure, axes = canvas(10, 4.8)
+  text = axes.text
+  text(1, 44.8, "One block, seen by tensor rank m", fontsize=12,
+       fontweight="bold", color=BLACK)
+  # The stream: private channels over shared ones.
+  for y, height, fill, label in (
+    (38, 4.6, "#fde3d0", "private channels  x$_m$[…, k:]   a rank's own"),
+    (33, 4.6, "#cfe5f3", "shared channels  x[…, :k]   equal on all ranks"),
+  ):
+    axes.add_patch(
+      patches.Rectangle((3, y), 91, height, facecolor=fill, edgecolor="none")
+    )
+    text(4, y + height / 2, label, fontsize=9.5, va="center", color=BLACK)
+  arrow(axes, (94, 37.8), (98.5, 37.8))
+  for start, name, inner, w_in, w_out in (
+    (6, "attention", "attend", "norm_1, w_qkv", "w_out"),
+    (53, "MLP", "swiglu", "norm_2, w_gate_up", "w_down"),
+  ):
+    box(axes, start, 18.5, 13.5, 7.5,
+        f"column_parallel\nRMSNorm, columns\n{w_in}", "#e6f4ee", GREEN, 8.5)
+    box(axes, start + 15.5, 18.5, 8.5, 7.5, f"{name}\n{inner}", "white", GREY,
+        8.5)
+    box(axes, start + 26, 18.5, 13.5, 7.5,
+        f"row_parallel\nrows of {w_out},\nthen F", "#fdeee4", ORANGE, 8.5)
+    arrow(axes, (start + 6.75, 33), (start + 6.75, 26), GREEN)
+    arrow(axes, (start + 13.5, 22.2), (start + 15.5, 22.2))
+    arrow(axes, (start + 24, 22.2), (start + 26, 22.2))
+    arrow(axes, (start + 32.75, 26), (start + 32.75, 33), ORANGE)
+    axes.add_patch(
+      patches.Circle((start + 32.75, 37.8), 1.9, facecolor="white",
+                     edgecolor=ORANGE, linewidth=1.6)
+    )
+    text(start + 32.75, 37.7, "+", ha="center", va="center", fontsize=15,
+         color=ORANGE)
+    axes.plot([start + 32.75, start + 32.75], [33, 35.9], color=ORANGE,
+              linewidth=1.6)
+    text(start + 19.75, 28.6, "rank-local: no ranks are seen here", ha="center",
+         fontsize=8, color=GREY, style="italic")
+  text(3, 12.6, "column door: adds the update that the stream carries, takes "
+       "the norm, multiplies by this rank's columns; no traffic of its own.",
+       fontsize=9, color=GREEN)
+  text(3, 9.2, "row door: multiplies by this rank's rows and reduces by F, the "
+       "only traffic of a block; the backward reduces by its transpose.",
+       fontsize=9, color=ORANGE)
+  text(3, 3.6, r"$F(y)_m = [\;\Sigma_j\; y_j[\dots,:k]\;,\;\; s\; y_m[\dots,"
+       r"k:]\;]\qquad k=\mathrm{int}(p\,H)\qquad p=1$: ordinary tensor "
+       "parallelism", fontsize=12, color=BLACK)
+  save(figure, path, [text.get_text() for text in axes.texts])
+
+
+def draw_lanes(path: pathlib.Path) -> None:
+  """Draws eight logical ranks on eight, four and one devices."""
+  figure, axes = canvas(10, 4.3)
+  axes.text(1, 40, "tensor = 8 logical ranks: three meshes, the same numbers",
+            fontsize=12, fontweight="bold", color=BLACK)
+  colours = ("#cfe5f3", "#fde3d0", "#dcefe3", "#f6e3ee")
+  for y, devices in ((28, 8), (17, 4), (6, 1)):
+    lanes = 8 // devices
+    gap = 0.8
+    width = (76 - gap * (devices - 1)) / devices
+    for device in range(devices):
+      x = 22 + device * (width + gap)
+      box(axes, x, y - 1.2, width, 7.8, "", "white", GREY)
+      for lane in range(lanes):
+        rank = device * lanes + lane
+        cell = (width - 1.2) / lanes
+        box(axes, x + 0.6 + lane * cell + 0.3, y, cell - 0.6, 4.2, f"{rank}",
+            colours[rank % 4], BLACK, 10)
+      axes.text(x + width / 2, y + 5.3, f"device {device}", ha="center",
+                va="center", fontsize=8, color=GREY)
+    axes.text(1, y + 3.6, f"{lanes} lane{'s' * (lanes > 1)} x {devices} "
+              f"device{'s' * (devices > 1)}", fontsize=10.5, color=BLACK)
+    axes.text(1, y + 0.6, f"--mesh=tensor:{devices}", fontsize=9, color=GREY,
+              family="DejaVu Sans Mono")
+  axes.text(1, 1.2, "rank = device x lanes + lane.  A collective reduces the "
+            "lanes (an array dim of a device) first, the mesh axis second.",
+            fontsize=9.5, color=BLACK)
+  save(figure, path, [text.get_text() for text in axes.texts])
+
+
+def save(figure: Any, path: pathlib.Path, data: Any) -> None:
+  """Writes a figure with what it shows as metadata, and closes it."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  metadata = {"Description": json.dumps(data)}
+  if path.suffix == ".svg":
+    metadata |= {"Date": None}
+  figure.savefig(path, dpi=150, metadata=metadata)
+  plt.close(figure)
+
+
+# Where in a folder each picture goes.
+PICTURES: dict[str, Callable[[pathlib.Path], None]] = {
+  "docs/loss_against_bytes.svg": draw_loss_against_bytes,
+  "docs/stream.svg": draw_stream,
+  "docs/lanes.svg": draw_lanes,
+  "results/outer_loops.png": draw_outer_loops,
+}
+
+
+def main(folder: pathlib.Path = ROOT) -> None:
+  """Draws all pictures into a folder."""
+  with plt.rc_context(STYLE):
+    for name, draw in PICTURES.items():
+      draw(folder / name)
+
+
+if __name__ == "__main__":
+  main(*map(pathlib.Path, sys.argv[1:]))

@@ -1,0 +1,99 @@
+"""Images: what is read, how it is split, what simple models reach."""
+
+import math
+
+import numpy as np
+import pytest
+
+from caatnet.data.images import ImageData, _baselines
+
+
+def write(path, count=40, dtype="uint8", **changes):
+  rng = np.random.default_rng(0)
+  arrays = {
+    "images": rng.integers(0, 256, (count, 2, 3)).astype(dtype),
+    "labels": rng.integers(0, 4, count),
+  }
+  np.savez(path, **(arrays | changes))
+  return arrays["images"], arrays["labels"]
+
+
+def data(path, **changes):
+  values = dict(path=str(path), shape=(2, 3, 1), num_classes=4, batch_size=4,
+                validation_percent=30.0)
+  return ImageData(**(values | changes))
+
+
+@pytest.mark.parametrize(("dtype", "scale"), [("uint8", 255), ("float32", 1)])
+def test_a_file_s_pixels_lie_between_0_and_1(dtype, scale, tmp_path):
+  """Bytes are scaled; numbers are as they are. Labels stay with their image."""
+  images, labels = write(tmp_path / "x.npz", dtype=dtype)
+  found = data(tmp_path / "x.npz").load(0)
+  batches = [next(found.batches) for _ in range(20)]
+  label_of = {
+    (x / scale).astype("f4").tobytes(): y
+    for x, y in zip(images, labels, strict=True)
+  }
+  held_out = found.validation
+  for part in (*batches, held_out):
+    assert part["image"].dtype == np.float32
+    assert part["image"].shape[1:] == (2, 3, 1)
+    for x, y in zip(part["image"], part["label"], strict=True):
+      assert label_of[x.tobytes()] == y
+  training = {x.tobytes() for b in batches for x in b["image"]}
+  validation = {x.tobytes() for x in held_out["image"]}
+  assert training | validation == set(label_of)
+  assert not training & validation
+
+
+def test_copies_are_on_one_side(tmp_path):
+  images = np.repeat(np.arange(20, dtype="uint8"), 6).reshape(20, 2, 3)
+  images = np.concatenate([images, images])
+  write(tmp_path / "x.npz", images=images, labels=np.arange(40) % 4)
+  found = data(tmp_path / "x.npz").load(0)
+  values, counts = np.unique(found.validation["image"], return_counts=True)
+  assert (counts == 12).all()
+  assert 0 < len(values) < 20
+
+
+def test_baselines_by_hand():
+  """Two classes of training images around (0, 0) and (1, 1); a third absent."""
+  def examples(pixels, labels):
+    return {"image": np.array(pixels, "f4").reshape(-1, 1, 2, 1),
+            "label": np.array(labels)}
+
+  train = examples([(0, 0.5), (0, -0.5), (1, 1)], [0, 0, 1])
+  validation = examples([(0.9, 0.8), (0, 0.4), (0.1, 0), (1, 1)], [1, 0, 1, 2])
+  found = _baselines(train, validation, 3)
+  # Counts plus one: 3, 2 and 1 of 6.
+  loss = -(2 * math.log(2 / 6) + math.log(3 / 6) + math.log(1 / 6)) / 4
+  assert found["label frequencies"] == pytest.approx(
+    {"loss": loss, "accuracy": 0.25}
+  )
+  assert found["nearest class mean"]["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(
+  ("changes", "options", "message"),
+  [
+    ({}, {"shape": (3, 2, 1)}, r"config.data.shape=\(3, 2, 1\)"),
+    ({}, {"num_classes": 3}, "config.data.num_classes=3"),
+    ({}, {"batch_size": 40}, "fewer than config.data.batch_size=40"),
+    ({}, {"validation_percent": 1e-9}, "leaves no validation images"),
+    ({"labels": np.ones(40)}, {}, "labels are float64, not integers"),
+    ({"labels": np.ones(3, int)}, {}, "must be .N, H, W"),
+    ({"images": np.full((40, 2, 3), np.nan)}, {}, "a pixel is not finite"),
+  ],
+)
+def test_mistakes_are_named(changes, options, message, tmp_path):
+  write(tmp_path / "x.npz", **changes)
+  with pytest.raises(ValueError, match=message):
+    data(tmp_path / "x.npz", **options).load(0)
+
+
+def test_without_a_file_the_digits_are_read():
+  pytest.importorskip("sklearn")
+  found = data("", shape=(8, 8, 1), num_classes=10).load(0)
+  image = next(found.batches)["image"]
+  assert (image.min(), image.max()) == (0.0, 1.0)
+  assert 200 < len(found.validation["label"]) < 800

@@ -1,0 +1,263 @@
+"""Laws of the convolutional network, and of what trains a model without doors.
+
+Everything outside of models knows the protocol only, so the outer loops and
+partitions that the language model has must run on this one as they are.
+"""
+
+import collections
+import functools
+import shutil
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from caatnet.build import experiments
+from caatnet.build.outer import OUTER
+from caatnet.build.override import override
+from caatnet.models.convolutional import ConvolutionalModel
+from caatnet.train import loop
+from caatnet.train.evaluate import put_batch
+from caatnet.train.records import read_metrics
+from caatnet.train.whole import to_whole
+from configs import sections
+from configs.images import tiny
+from parallel.axes import Axis, make_mesh
+from parallel.xla import ledger
+from parallel.zero import cost
+
+SMALL = (
+  "model.widths=(4,8) model.blocks=2 model.groups=2 data.batch_size=16 "
+  "train.num_steps=8 train.eval_every=8 train.checkpoint_every=4"
+)
+LEVELS = "zero.levels=node:2,gpu:2 parallel.worker=1 parallel.data=4"
+
+
+def make(algorithm, overrides="", mesh=None):
+  config = tiny.get_config(f"{algorithm},test")
+  return experiments.build(
+    override(config, f"{SMALL} {overrides}", sections.choices()), mesh
+  )
+
+
+def model(**changes):
+  values = {
+    "shape": (4, 6, 2), "num_classes": 3, "widths": (4, 8), "blocks": 2,
+    "groups": 2, "dtype": "float32", "tensor": Axis("tensor", 1),
+  }
+  return ConvolutionalModel(**(values | changes))
+
+
+def draw_batch(shape, num_classes, size=5):
+  rng = np.random.default_rng(0)
+  return {
+    "image": rng.random((size, *shape)).astype("f4"),
+    "label": rng.integers(num_classes, size=size).astype("i4"),
+  }
+
+
+def scores(network, params, batch):
+  """On one device, under the ``shard_map`` that gives the tensor axis."""
+  mesh = make_mesh({"tensor": network.tensor})
+  spec = jax.sharding.PartitionSpec()
+  return jax.shard_map(
+    network.scores, mesh=mesh, in_specs=(spec, spec), out_specs=spec
+  )(params, batch)
+
+
+# The network written down again: one image, loops over taps. -----------------
+
+
+def convolve(x, kernel, stride):
+  height, width, _ = x.shape
+  size = kernel.shape[0]
+  before = (size - stride) // 2
+  padded = np.pad(x, ((before, size), (before, size), (0, 0)))
+  out = np.zeros((height // stride, width // stride, kernel.shape[3]))
+  for i in range(size):
+    for j in range(size):
+      taps = padded[i : i + height : stride, j : j + width : stride]
+      out += taps @ kernel[i, j]
+  return out
+
+
+def normalise(x, params, groups):
+  grouped = x.reshape(*x.shape[:2], groups, -1)
+  mean = grouped.mean(axis=(0, 1, 3), keepdims=True)
+  variance = grouped.var(axis=(0, 1, 3), keepdims=True)
+  y = ((grouped - mean) / np.sqrt(variance + 1e-6)).reshape(x.shape)
+  return y * params["scale"] + params["bias"]
+
+
+def oracle(params, image, groups=2):
+  x = np.asarray(image, np.float64)
+  for stage in range(2):
+    x = convolve(x, params[f"enter_{stage}"]["kernel"], 1 + (stage > 0))
+    blocks = params[f"stage_{stage}"]
+    for layer in range(2):
+      block = jax.tree.map(lambda p: p[layer], blocks)  # noqa: B023
+      y = np.maximum(normalise(x, block["norm_1"], groups), 0)
+      y = convolve(y, block["conv_1"]["kernel"], 1)
+      y = np.maximum(normalise(y, block["norm_2"], groups), 0)
+      x = x + convolve(y, block["conv_2"]["kernel"], 1)
+  head = params["head"]
+  y = np.maximum(normalise(x, head["norm"], groups), 0).mean(axis=(0, 1))
+  logits = y @ head["linear"]["kernel"] + head["linear"]["bias"]
+  return logits - np.log(np.exp(logits).sum())
+
+
+def test_the_network_is_its_oracle():
+  network = model()
+  params = network.init(jax.random.key(0))
+  rng = np.random.default_rng(1)  # what is zero or one at first matters, too
+  params = jax.tree.map(
+    lambda x: np.asarray(x + 0.3 * rng.normal(size=x.shape), np.float64), params
+  )
+  batch = draw_batch(network.shape, network.num_classes)
+  found = scores(
+    network, jax.tree.map(lambda x: x.astype("f4"), params), batch
+  )
+  log_probs = np.stack([oracle(params, image) for image in batch["image"]])
+  np.testing.assert_allclose(
+    found["loss"], -log_probs[np.arange(5), batch["label"]], rtol=1e-4
+  )
+  np.testing.assert_array_equal(
+    found["accuracy"], log_probs.argmax(axis=1) == batch["label"]
+  )
+
+
+def test_an_example_knows_no_other():
+  """Statistics are of one image: no state and no batch behind a score."""
+  network = model()
+  params = network.init(jax.random.key(0))
+  batch = draw_batch(network.shape, network.num_classes)
+  changed = dict(batch, image=batch["image"].copy())
+  changed["image"][3:] += 1.0
+  before, after = (scores(network, params, b)["loss"] for b in (batch, changed))
+  np.testing.assert_array_equal(before[:3], after[:3])
+  assert (np.abs(before[3:] - after[3:]) > 1e-6).all()
+
+
+def test_flops_are_those_of_the_weights():
+  """A wider or deeper network counts its products, layer by layer."""
+  def forward(height, width, stages):
+    return 3 * 2 * (
+      height * width * 9 * 2 * 4 + stages * 2 * height * width * 9 * 4 * 4
+    )
+
+  one = model(widths=(4,), blocks=1).flops(
+    {"image": jax.ShapeDtypeStruct((4, 6, 2), "f4")}
+  )
+  assert one == forward(4, 6, 1) + 3 * 2 * 4 * 3
+  deeper = model(widths=(4,), blocks=3).flops(
+    {"image": jax.ShapeDtypeStruct((4, 6, 2), "f4")}
+  )
+  assert deeper - one == forward(4, 6, 3) - forward(4, 6, 1)
+
+
+def test_it_trains_through_the_loop_and_resumes(tmp_path):
+  """Accuracy is among the records; a resumed run is an uninterrupted one."""
+  whole = loop.train(make("data_parallel"), tmp_path / "whole", quiet=True)
+  assert set(whole.measures) == {"loss", "accuracy"}
+  last = [r for r in read_metrics(tmp_path / "whole")
+          if "validation_accuracy" in r][-1]
+  assert last["validation_accuracy"] == whole.measures["accuracy"]
+  losses = [r["loss"] for r in read_metrics(tmp_path / "whole") if "loss" in r]
+  assert losses[-1] < losses[0]
+  shutil.rmtree(tmp_path / "whole" / "checkpoints" / "8")
+  again = loop.train(make("data_parallel"), tmp_path / "whole", quiet=True)
+  assert again.measures == whole.measures
+
+
+@functools.cache
+def run(algorithm, overrides="", mesh=(), num_steps=6):
+  """Whole parameters of all workers after some steps."""
+  experiment = make(algorithm, overrides, dict(mesh))
+  state, programs = experiment.init_state(), {}
+  batches = experiment.data.load(0).batches
+  for number in range(num_steps):
+    plan = experiment.outer.plan(number)
+    if plan.variant not in programs:
+      programs[plan.variant] = experiment.lower_step(plan).compile()
+    batch = put_batch(experiment.program.layout, next(batches))
+    numbers = jax.tree.map(np.int32, plan.numbers)
+    state, _ = programs[plan.variant](state, batch, numbers)
+  return jax.device_get(to_whole(experiment.program, state).params)
+
+
+@pytest.mark.parametrize("algorithm", ["streaming", "dc_s3gd"])
+def test_lanes_are_devices(algorithm):
+  """Streaming has fragments of both stages here, and a rest."""
+  lanes = run(algorithm)
+  devices = run(algorithm, mesh=(("worker", 2), ("data", 2)))
+  chex.assert_trees_all_close(lanes, devices, rtol=1e-3, atol=1e-5)
+  first = jax.tree.map(lambda x: x[0], lanes)
+  chex.assert_tree_all_finite(first)
+
+
+@pytest.mark.parametrize("algorithm", OUTER)
+def test_what_is_sent_is_what_the_formula_says(algorithm):
+  experiment = make(algorithm)
+  layout, outer = experiment.program.layout, experiment.outer
+  assert layout.worker.devices == 2
+  plans = [outer.plan(step) for step in outer.steady_round]
+  counts = collections.Counter(plan.variant for plan in plans)
+  found = collections.Counter()
+  for variant, count in counts.items():
+    plan = next(p for p in plans if p.variant == variant)
+    entries = ledger.collectives(experiment.lower_step(plan), layout.mesh)
+    for entry in ledger.select(entries, axis="worker"):
+      found[entry.dtype] += count * entry.bytes * entry.count
+  assert found == outer.sent_bytes(experiment.program.local_params)
+  assert found
+
+
+def test_a_partition_changes_no_parameter():
+  """Weights are sharded over both levels, and gathered stage by stage."""
+  mesh = (("node", 2), ("gpu", 2))
+  plain = run("data_parallel", LEVELS, mesh, 3)
+  parts = run("data_parallel", f"{LEVELS} zero.scheme=zero3", mesh, 3)
+  chex.assert_trees_all_close(plain, parts, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["zero1", "zero3", "hsdp", "zeropp"])
+def test_partitions_send_what_the_formula_says(scheme):
+  experiment = make("data_parallel", f"{LEVELS} zero.scheme={scheme}")
+  layout = experiment.program.layout
+  found, expected = collections.Counter(), collections.Counter()
+  for entry in ledger.collectives(experiment.lower_step(), layout.mesh):
+    # The loss is a number and all norms are a vector; shards have more dims.
+    number = entry.kind == "all_reduce" and len(entry.shape) < 2
+    if set(entry.axes) & {"node", "gpu"} and entry.bytes and not number:
+      found[entry.axes, entry.kind, entry.dtype] += entry.count * entry.bytes
+  for e in cost.level_collectives(
+    layout.partition, experiment.program.cost_parameters
+  ):
+    expected[e.levels, e.kind, e.dtype] += e.operand_bytes
+  assert found == expected
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ("parallel.tensor=2", r"config.parallel.tensor=2 must be 1 with config"),
+    ("model.groups=3", r"config.model.groups=3 must divide all of"),
+    ("model.widths=(4,4,4,4,4)", r"config.model.widths=\(4, 4, 4, 4, 4\) has"),
+    ("model.widths=()", r"config.model.widths=\(\).*there must be a block"),
+    ("data.num_classes=9", r"config.data.num_classes=9, but the labels"),
+    ("data.shape=(8,8,3)", r"config.data.shape=\(8, 8, 3\), but the images"),
+    ("data.validation_percent=0.0", r"leaves no validation images"),
+    ("data.path=/nowhere.npz", r"config.data.path='/nowhere.npz' must be"),
+  ],
+)
+def test_wrong_keys_are_named(changes, message):
+  with pytest.raises(ValueError, match=message):
+    make("data_parallel", changes).data.load(0)
+
+
+def test_doors_are_not_for_it():
+  config = tiny.get_config("data_parallel,test")
+  config.sync = sections.sync()
+  with pytest.raises(ValueError, match=r"config\.sync has no effect"):
+    experiments.build(config)

@@ -1,0 +1,32 @@
+"""An evaluation is the mean over the examples that there are."""
+
+import jax
+import numpy as np
+import pytest
+
+from caatnet.train.evaluate import make_evaluate
+from tests.caatnet.train import linear_model as toy
+
+
+@pytest.mark.parametrize("num_examples", [3, 8, 13])
+@pytest.mark.parametrize("scheme", ["ddp", "zero3"])
+def test_rows_that_fill_a_batch_up_do_not_count(num_examples, scheme):
+  experiment = toy.make(workers=2, data=2, devices=(2, 2), scheme=scheme)
+  program = experiment.program
+  params = {"w": toy.draw(3, 4)["y"], "b": toy.draw(1, 5)["y"][0]}
+  stored = params
+  if program.layout.shards is not None:
+    stored = jax.tree.map(
+      program.layout.shards.store, jax.tree.map(jax.numpy.asarray, params),
+      program.tensors,
+    )
+  stored = jax.device_put(stored, program.layout.shardings(program.specs))
+  examples = toy.draw(num_examples, 2)
+  found = make_evaluate(program, 8)(stored, examples)
+  losses = toy.judged(params, examples)
+  assert found.num_examples == num_examples
+  assert found.loss == found.means["loss"]
+  np.testing.assert_allclose(found.loss, losses.mean(), rtol=1e-6)
+  np.testing.assert_allclose(
+    found.per_place["loss"], losses.mean(axis=0), rtol=1e-6
+  )

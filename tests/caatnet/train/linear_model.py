@@ -1,0 +1,151 @@
+"""A linear model and its data: what training does with a model, in seconds.
+
+``loss = (x @ w + b - y)^2`` of each of T targets. The same in NumPy is `judged`
+and `gradients`, so that laws of training need no other program to compare with.
+"""
+
+import collections
+import dataclasses
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+
+from caatnet.data import pipeline
+from caatnet.data.protocol import Dataset
+from caatnet.models.access import AS_THEY_ARE
+from caatnet.models.protocol import Parameter
+from caatnet.program import Layout, Program
+from caatnet.train.experiment import Experiment, TrainOptions
+from parallel.axes import Axis, make_mesh
+from parallel.outer.base import OuterLoop
+from parallel.zero import partition
+
+INPUTS, TARGETS = 3, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Toy:
+  """`caatnet.models.protocol.Model`."""
+
+  dtype: str = "float32"
+  num_params: int = INPUTS * TARGETS + TARGETS
+
+  @property
+  def stacks(self):
+    return {}
+
+  @property
+  def parameters(self):
+    return {"w": Parameter(P(), 0, "float32"),
+            "b": Parameter(P(), 0, "float32", decays=False)}
+
+  def init(self, key):
+    return {"w": jax.random.normal(key, (INPUTS, TARGETS)),
+            "b": jnp.zeros(TARGETS)}
+
+  def scores(self, params, batch, access=AS_THEY_ARE):
+    y = access.apply(lambda p, x: x @ p["w"] + p["b"], params, batch["x"])
+    losses = access.apply(
+      lambda _, y, truth: jnp.square(y - truth), None, y, batch["y"]
+    )
+    return {"loss": lax.psum(losses, "tensor")}
+
+  def flops(self, example):
+    return 6.0 * INPUTS * TARGETS
+
+  def reductions(self, example, **_):
+    return collections.Counter()
+
+
+class _Rows:
+  def __init__(self, examples):
+    self.examples = examples
+
+  def __len__(self):
+    return len(self.examples["x"])
+
+  def __getitem__(self, index):
+    return {key: value[index] for key, value in self.examples.items()}
+
+
+def draw(num_examples, seed=0):
+  rng = np.random.default_rng(seed)
+  return {"x": rng.normal(size=(num_examples, INPUTS)).astype("f4"),
+          "y": rng.normal(size=(num_examples, TARGETS)).astype("f4")}
+
+
+@dataclasses.dataclass(frozen=True)
+class ToyData:
+  """`caatnet.data.protocol.Data`: 40 examples, 7 to validate on."""
+
+  batch_size: int = 8
+  unit: str = "points"
+  units_per_example: int = 3
+
+  @property
+  def example(self):
+    return {"x": jax.ShapeDtypeStruct((INPUTS,), "float32"),
+            "y": jax.ShapeDtypeStruct((TARGETS,), "float32")}
+
+  @property
+  def labels(self):
+    return {"loss": "squared error"}
+
+  def measures(self, means):
+    return {"loss": means["loss"], "doubled": 2 * means["loss"]}
+
+  def load(self, seed):
+    batches = pipeline.shuffled(_Rows(draw(40)), self.batch_size, seed)
+    return Dataset("toy", "0" * 64, batches, draw(7, 1), dict)
+
+
+def make(
+  workers=1, data=1, devices=None, scheme="ddp", outer=None, learning_rate=0.1,
+  momentum=0.9, clip_norm=0.0, num_steps=6, batch_size=8, **options,
+):
+  """An experiment; ``devices`` are those of the worker and of the data axis."""
+  devices = devices or (1, 1)
+  axes = {
+    "worker": Axis("worker", workers, devices[0]),
+    "data": Axis("data", data, devices[1]),
+    "tensor": Axis("tensor", 1),
+  }
+  layout = Layout(
+    axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
+    partition.named(scheme, (partition.Level("data", data),)),
+  )
+  rate = learning_rate
+  if not callable(rate):
+    rate = optax.constant_schedule(learning_rate)
+  train = dict(
+    num_steps=num_steps, accumulation=1, log_every=1, eval_every=num_steps,
+    checkpoint_every=2, keep_checkpoints=9,
+  )
+  return Experiment(
+    config={"name": "toy"},
+    program=Program(Toy(), layout),
+    optimizer=optax.sgd(rate, momentum),
+    outer=outer or OuterLoop(axes["worker"]),
+    learning_rate=rate,
+    clip_norm=clip_norm,
+    data=ToyData(batch_size),
+    train=TrainOptions(**(train | options)),
+    seed=3,
+  )
+
+
+def judged(params, batch):
+  """Losses, float64 ``[B, T]``."""
+  x, y = (np.asarray(batch[key], "f8") for key in ("x", "y"))
+  return np.square(x @ params["w"] + params["b"] - y)
+
+
+def gradients(params, batch):
+  """Of the mean loss, in float64."""
+  x, y = (np.asarray(batch[key], "f8") for key in ("x", "y"))
+  error = 2 * (x @ params["w"] + params["b"] - y) / y.size
+  return {"w": x.T @ error, "b": error.sum(axis=0)}

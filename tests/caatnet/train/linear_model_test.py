@@ -1,0 +1,234 @@
+"""A training step and a run of a linear model, against NumPy in float64."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from caatnet.train import loop
+from caatnet.train.checkpoint import Checkpointer
+from caatnet.train.evaluate import put_batch
+from caatnet.train.records import read_metrics
+from caatnet.train.state import check_equal_start
+from caatnet.train.whole import to_stored, to_whole
+from tests.caatnet.train import linear_model as toy
+
+RATE, MOMENTUM = 0.1, 0.9
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5, 99.0])
+@pytest.mark.parametrize("scheme", ["ddp", "zero1", "zero3"])
+def test_a_step_is_sgd_on_each_worker_s_mean(scheme, clip_norm):
+  """Two workers of two ranks of two microbatches, each two examples."""
+  experiment = toy.make(
+    2, 2, (2, 2), scheme, clip_norm=clip_norm, batch_size=16, accumulation=2,
+    learning_rate=RATE, momentum=MOMENTUM,
+  )
+  program, layout = experiment.program, experiment.program.layout
+  step = experiment.lower_step().compile()
+  state = experiment.init_state()
+  start = jax.device_get(jax.jit(program.model.init)(
+    jax.random.split(jax.random.key(experiment.seed))[0]
+  ))
+  params = [{k: v.astype("f8") for k, v in start.items()} for _ in range(2)]
+  speeds = [dict.fromkeys(start, 0.0) for _ in range(2)]
+  for number in range(2):
+    batch = toy.draw(16, number)
+    state, metrics = step(state, put_batch(layout, batch), ())
+    for worker, half in enumerate((slice(8), slice(8, None))):
+      mine = {key: value[half] for key, value in batch.items()}
+      grads = toy.gradients(params[worker], mine)
+      norm = np.sqrt(sum(np.square(g).sum() for g in grads.values()))
+      factor = min(1.0, clip_norm / norm) if clip_norm else 1.0
+      np.testing.assert_allclose(
+        metrics["loss"][worker], toy.judged(params[worker], mine).mean(),
+        rtol=1e-5,
+      )
+      np.testing.assert_allclose(
+        metrics["grad_norm"][worker], norm, rtol=1e-5
+      )
+      for key, grad in grads.items():
+        np.testing.assert_allclose(
+          metrics[f"grad_norm/{key}"][worker], np.linalg.norm(grad), rtol=1e-5
+        )
+        speeds[worker][key] = MOMENTUM * speeds[worker][key] + factor * grad
+        params[worker][key] -= RATE * speeds[worker][key]
+  assert int(state.step) == 2
+  stored = jax.device_get(state.params)
+  for worker in range(2):
+    for key, expected in params[worker].items():
+      found = stored[key][worker].reshape(-1)[: expected.size]
+      np.testing.assert_allclose(
+        found, expected.ravel(), rtol=1e-5, atol=1e-6
+      )
+
+
+class _StopAt:
+  """A signal that comes when a step is done."""
+
+  def __init__(self, run, step):
+    self.run, self.step = run, step
+
+  def requested(self):
+    return int(self.run.state.step) >= self.step
+
+
+def rate_of(step):
+  return 0.01 * (1.0 + step)  # another one in every step
+
+
+def facts(workdir):
+  times = ("points_per_second", "model_flops_per_second",
+           "fraction_of_matmul_rate")
+  return [
+    {k: v for k, v in record.items() if k not in times}
+    for record in read_metrics(workdir)
+  ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """Six steps; checkpoints at 2, 4 and 6, an evaluation at 3 and 6."""
+  workdir = tmp_path_factory.mktemp("toy") / "run"
+  experiment = toy.make(workers=2, learning_rate=rate_of, eval_every=3)
+  return experiment, workdir, loop.train(experiment, workdir, quiet=True)
+
+
+def by_hand(num_steps):
+  """Parameters of both workers after each step, and the mean losses before."""
+  experiment = toy.make(workers=2, learning_rate=rate_of)
+  state = jax.device_get(experiment.init_state())
+  batches = experiment.data.load(experiment.seed).batches
+  params = [{k: v[w].astype("f8") for k, v in state.params.items()}
+            for w in range(2)]
+  speeds = [dict.fromkeys(state.params, 0.0) for _ in range(2)]
+  after, losses = [], []
+  for step in range(num_steps):
+    batch = next(batches)
+    losses.append([])
+    for worker, half in enumerate((slice(4), slice(4, None))):
+      mine = {key: value[half] for key, value in batch.items()}
+      losses[-1].append(toy.judged(params[worker], mine).mean())
+      for key, grad in toy.gradients(params[worker], mine).items():
+        speeds[worker][key] = MOMENTUM * speeds[worker][key] + grad
+        params[worker][key] = (
+          params[worker][key] - rate_of(step) * speeds[worker][key]
+        )
+    after.append([dict(p) for p in params])
+  return after, np.mean(losses, axis=1)
+
+
+def test_records_are_of_the_step_that_they_name(finished):
+  """Loss before the update, the rate of that update, and what came of it."""
+  experiment, workdir, result = finished
+  after, losses = by_hand(6)
+  records = [r for r in read_metrics(workdir) if "loss" in r]
+  assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6]
+  np.testing.assert_allclose([r["loss"] for r in records], losses, rtol=1e-5)
+  np.testing.assert_allclose(
+    [r["learning_rate"] for r in records], [rate_of(s) for s in range(6)],
+    rtol=1e-6,
+  )
+  judged = [r for r in read_metrics(workdir) if "validation_loss" in r]
+  assert [r["step"] for r in judged] == [3, 6]
+  validation = experiment.data.load(experiment.seed).validation
+  for record in judged:
+    workers = after[record["step"] - 1]
+    mean = {k: (workers[0][k] + workers[1][k]) / 2 for k in workers[0]}
+    loss = toy.judged(mean, validation).mean()
+    np.testing.assert_allclose(record["validation_loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose(
+      record["validation_doubled"], 2 * loss, rtol=1e-5
+    )
+  assert result.evaluation.loss == judged[-1]["validation_loss"]
+  assert result.measures["doubled"] == judged[-1]["validation_doubled"]
+  facts = json.loads((workdir / "environment.json").read_text())
+  assert facts["parameters"] == toy.INPUTS * toy.TARGETS + toy.TARGETS
+  rates = [r for r in records if r["points_per_second"]]
+  for record in rates:
+    assert record["model_flops_per_second"] == pytest.approx(
+      record["points_per_second"] * 6 * toy.INPUTS * toy.TARGETS / 3
+    )
+    assert record["fraction_of_matmul_rate"] == pytest.approx(
+      record["model_flops_per_second"] / facts["matmul_flops_per_second"]
+    )
+  assert [r["step"] for r in rates] == [4, 5, 6]
+
+
+def test_stopped_and_resumed_is_uninterrupted(finished, tmp_path):
+  """Parameters, momentum and place in the data, wherever it stopped."""
+  experiment, workdir, _ = finished
+  for last in (3, 5, 6):  # between checkpoints: a stop saves, too
+    run = loop._Run(experiment, tmp_path / "run", "", None, True)
+    try:
+      result = run.loop(_StopAt(run, last))
+    finally:
+      run.close()
+    assert (result.step, result.finished) == (last, last == 6)
+    assert (result.evaluation is not None) == (last == 6)
+    assert (tmp_path / "run" / "checkpoints" / str(last)).is_dir()
+  assert facts(tmp_path / "run") == facts(workdir)
+
+
+def test_an_evaluation_reads_the_checkpoint_that_it_names(finished):
+  experiment, workdir, _ = finished
+  after, _ = by_hand(6)
+  program = experiment.program
+  abstract = experiment.abstract_state()
+  checkpointer = Checkpointer(workdir, program)
+  for asked, expected in ((2, 2), (None, 6)):
+    params, _, step = checkpointer.restore_params(
+      abstract.params, abstract.outer, asked
+    )
+    assert step == expected
+    for worker in range(2):
+      for key, value in after[step - 1][worker].items():
+        np.testing.assert_allclose(
+          np.asarray(params[key])[worker], value, rtol=1e-5, atol=1e-6
+        )
+  with pytest.raises(FileNotFoundError, match="there are 2, 4, 6"):
+    checkpointer.restore_params(abstract.params, abstract.outer, 3)
+  checkpointer.close()
+
+
+def test_a_diverged_run_says_where_and_what_is_left(tmp_path):
+  experiment = toy.make(
+    learning_rate=lambda step: np.float32(0.01) + 1e38 * (step == 2)
+  )
+  with pytest.raises(loop.NonFiniteError) as error:
+    loop.train(experiment, tmp_path / "run", quiet=True)
+  message = str(error.value)
+  assert message.startswith("step 4: ")
+  assert "non-finite gradients in b, w;" in message
+  assert message.endswith("checkpoints/2")
+
+
+def test_workers_that_start_apart_are_an_error():
+  experiment = toy.make(workers=3, devices=(3, 1))
+  params = experiment.init_state().params
+  check_equal_start(experiment.program, params)
+  other = params["w"].at[2, 1, 1].add(1e-6)
+  with pytest.raises(ValueError, match="worker 2 starts from other"):
+    check_equal_start(experiment.program, {**params, "w": other})
+
+
+@pytest.mark.parametrize("scheme", ["zero1", "zero3"])
+def test_what_is_stored_is_restored(scheme):
+  """Whole in a checkpoint, in shards on the devices, whatever divides."""
+  program = toy.make(workers=2, data=4, devices=(2, 2), scheme=scheme).program
+  shapes = {"w": (2, toy.INPUTS, toy.TARGETS), "b": (2, toy.TARGETS)}
+  whole = {
+    key: jax.numpy.asarray(np.random.default_rng(0).normal(size=shape), "f4")
+    for key, shape in shapes.items()
+  }
+  layout = program.layout
+  shardings = layout.shardings(layout.per_worker(program.specs))
+  stored = to_stored(program, whole, shardings)
+  assert stored["w"].shape == (2, 4, 2)  # 6 elements in 4 shards of 2
+  np.testing.assert_array_equal(
+    np.asarray(stored["w"]).reshape(2, 8)[:, :6],
+    np.asarray(whole["w"]).reshape(2, 6),
+  )
+  for key, value in to_whole(program, stored).items():
+    np.testing.assert_array_equal(value, whole[key])

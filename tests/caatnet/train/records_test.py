@@ -1,0 +1,125 @@
+"""What a run leaves behind: its config, its metrics, what a step sends."""
+
+import types
+
+import pytest
+
+from caatnet.train import records, sweep, traffic
+from caatnet.train.records import MetricsWriter, read_metrics
+from parallel.outer.base import Plan
+from parallel.xla.ledger import Collective
+from tests.caatnet.train import linear_model as toy
+
+CONFIG = {
+  "name": "a", "seed": 1, "model": {"width": 8}, "zero": {"scheme": "ddp"},
+  "train": {"num_steps": 5, "log_every": 1},
+}
+
+
+def test_metrics_after_the_checkpoint_are_written_again(tmp_path):
+  """A killed run has records of steps that the resumed one takes again."""
+  writer = MetricsWriter(tmp_path, 0)
+  for step in (1, 2, 3, 4):
+    writer.write(step, {"loss": float(step)})
+  writer.close()
+  path = tmp_path / "metrics.jsonl"
+  path.write_text(path.read_text() + '{"step": 5, "lo')  # killed while writing
+  writer = MetricsWriter(tmp_path, 2)
+  writer.write(3, {"loss": 30.0})
+  writer.close()
+  assert read_metrics(tmp_path) == [
+    {"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0},
+    {"step": 3, "loss": 30.0},
+  ]
+
+
+@pytest.mark.parametrize(
+  ("change", "key"),
+  [
+    ({"seed": 2}, "config.seed=1, this one has 2"),
+    ({"model": {"width": 9}}, "config.model.width=8"),
+    ({"train": {"num_steps": 6, "log_every": 1}}, "config.train.num_steps=5"),
+    ({"data": {"path": ""}}, "config.data.path=None, this one has ''"),
+    ({"name": "b", "zero": {"scheme": "zero3"},
+      "train": {"num_steps": 5, "log_every": 7}}, ""),
+  ],
+)
+def test_a_folder_goes_on_with_its_own_config_only(change, key, tmp_path):
+  records.write_config(tmp_path, CONFIG)
+  if not key:  # what a resumed run may have otherwise
+    records.write_config(tmp_path, CONFIG | change)
+    return
+  with pytest.raises(ValueError, match=key):
+    records.write_config(tmp_path, CONFIG | change)
+
+
+def entry(axes, group_size, phase="update", dtype="float32", count=1, **fields):
+  return Collective(
+    fields.get("kind", "all_reduce"), axes, group_size, dtype,
+    fields.get("shape", (100,)), count, phase, False, "add", "",
+  )
+
+
+def test_a_summary_adds_up_what_goes_over_the_same_axes():
+  mesh = types.SimpleNamespace(axis_names=("worker", "data", "tensor"))
+  rows = traffic.summary([
+    entry(("tensor",), 4, "backward", count=3),
+    entry(("tensor",), 4, "backward", shape=(50,)),
+    entry(("tensor",), 4, "forward", "bfloat16"),
+    entry(("worker", "data"), 8),
+    entry((), 1),
+  ], mesh)
+  assert rows == [
+    {"axis": "worker+data", "phase": "update", "dtype": "float32",
+     "bytes": 400, "wire_bytes": 2 * 7 / 8 * 400},
+    {"axis": "tensor", "phase": "forward", "dtype": "bfloat16",
+     "bytes": 200, "wire_bytes": 2 * 3 / 4 * 200},
+    {"axis": "tensor", "phase": "backward", "dtype": "float32",
+     "bytes": 1400, "wire_bytes": 2 * 3 / 4 * 1400},
+  ]
+
+
+def test_a_step_s_traffic_is_the_mean_over_a_period(monkeypatch):
+  """Of six steps one sends 400 bytes over the worker axis, all 40 over data."""
+  class Outer:
+    period = 6
+    steady_round = range(12, 18)
+
+    def plan(self, step):
+      return Plan(step % 6 == 5)
+
+  sent = {
+    True: [entry(("worker",), 2), entry(("data",), 2, shape=(10,))],
+    False: [entry(("data",), 2, shape=(10,))],
+  }
+  monkeypatch.setattr(
+    traffic.ledger, "collectives", lambda lowered, mesh: lowered
+  )
+  program = types.SimpleNamespace(layout=types.SimpleNamespace(
+    mesh=types.SimpleNamespace(axis_names=("worker", "data"))
+  ))
+  experiment = types.SimpleNamespace(outer=Outer(), program=program)
+  found = {
+    row["axis"]: row["bytes"]
+    for row in traffic.communication_per_step(experiment, sent)
+  }
+  assert found == {"worker": pytest.approx(400 / 6), "data": 40}
+
+
+def test_what_an_outer_loop_saves():
+  """A tenth of 8 float32 on two devices: a ring all-reduce sends once that."""
+  program = toy.make(workers=2, devices=(2, 1)).program
+  row = {"axis": "worker", "bytes": 3.2, "wire_bytes": 1.6}
+  text = traffic.saving(program, [row, {**row, "axis": "data"}])
+  assert "10.0x fewer operand bytes" in text
+  assert "5.0x than bfloat16" in text
+  assert "20.0x and 10.0x on the links" in text
+  assert not traffic.saving(program, [{**row, "axis": "data"}])
+
+
+def test_rows_of_a_sweep_come_back_from_their_csv(tmp_path):
+  rows = [{"point": "sync.p=0.5", "seed": 1, "p": 0.5},
+          {"point": "", "seed": 2, "p": 1.0}]
+  sweep.write_csv(rows, tmp_path / "sweep.csv")
+  assert sweep.read_csv(tmp_path / "sweep.csv") == rows
+  assert not list(tmp_path.glob("*.tmp"))

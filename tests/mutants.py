@@ -1,0 +1,1566 @@
+"""One-line breaks of the code, each with the test that must fail by it.
+
+`python -m tests.mutants` (`make mutants`) breaks one line after another, in
+copies of the source tree, and runs the named test: a test that passes with the
+code broken proves nothing about the code. Prefer bugs whose effect is silent,
+and tests that are fast.
+
+A new law deserves a row here, and a row whose text is gone must be written
+anew: `tests/mutants_test.py` holds the table to the code.
+"""
+
+import pathlib
+import sys
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+class Mutant(NamedTuple):
+  """A bug that somebody could make.
+
+  Attributes:
+    file: The file, relative to the root of the repository.
+    what: The bug in words.
+    text: What is replaced; it is in the file exactly once.
+    replacement: What stands there in its place.
+    test: The id of a test that must fail, or of a test function of whose cases
+      one must.
+  """
+
+  file: str
+  what: str
+  text: str
+  replacement: str
+  test: str
+
+
+def problem(mutant: Mutant) -> str:
+  """Says why a row does not apply; "" if it does."""
+  path = ROOT / mutant.file
+  if not path.is_file():
+    return "there is no such file"
+  count = path.read_text().count(mutant.text)
+  if count != 1:
+    return f"its text is {count} times in the file"
+  return "" if mutant.text != mutant.replacement else "it changes nothing"
+
+
+_DOORS = "tests/parallel/tensor/doors_test.py"
+_VERBS = "tests/parallel/collectives_test.py"
+_QUANTIZE = "tests/parallel/quantize_test.py"
+_KERNELS = "tests/parallel/kernels"
+_SHARDS = "tests/parallel/zero/shards_test.py"
+_EQUATIONS = "tests/parallel/outer/equations_test.py"
+_SCHEDULES = "tests/parallel/schedules"
+_NETWORK = "tests/parallel/network"
+_TOPOLOGY = "tests/parallel/topology/topology_test.py"
+_PARTITIONS = "tests/parallel/planner/partitions_test.py"
+_XLA = "tests/parallel/xla"
+_MODEL = "tests/caatnet/models/transformer_test.py"
+_TRAIN = "tests/caatnet/train"
+_LINEAR = "tests/caatnet/train/linear_model_test.py"
+_DATA = "tests/caatnet/data"
+_BUILD = "tests/caatnet/build/sections_test.py"
+_STUDIES = "tests/caatnet/studies"
+
+_COLLECTIVES = [
+  Mutant(
+    "parallel/axes.py", "devices go to the data axis first",
+    "key=lambda n: n != _PREFERRED", "key=lambda n: n == _PREFERRED",
+    "tests/parallel/axes_test.py::"
+    "test_the_choice_uses_most_devices_and_favours_tensor",
+  ),
+  Mutant(
+    "parallel/collectives.py", "a rank is numbered by devices, not by lanes",
+    "lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)",
+    "lax.axis_index(axis.name) + axis.devices * jnp.arange(axis.lanes)",
+    f"{_VERBS}::test_a_rank_s_number_is_its_place",
+  ),
+  Mutant(
+    "parallel/collectives.py", "only the first lane is reduced",
+    "return (via or lax.psum)(jnp.sum(x, axis=0), axis.name)",
+    "return (via or lax.psum)(x[0], axis.name)",
+    f"{_VERBS}::test_verb_is_its_definition[all_reduce-4]",
+  ),
+  Mutant(
+    "parallel/collectives.py", "receiving lanes and devices change places",
+    "(split_dim + 1, split_dim + 2), (0, 1))",
+    "(split_dim + 2, split_dim + 1), (0, 1))",
+    f"{_VERBS}::test_verb_is_its_definition[all_to_all-4]",
+  ),
+  Mutant(
+    "parallel/collectives.py", "a later permute forgets an earlier one's lane",
+    "received[destination] = received[destination] + arrived",
+    "received[destination] = arrived",
+    f"{_VERBS}::test_permutes_that_end_in_one_lane_are_joined[4]",
+  ),
+  Mutant(
+    "parallel/routes.py", "a ring adds the part of the wrong device",
+    "part(here - step * hop)\n", "part(here - hop)\n",
+    f"{_DOORS}::test_every_route_is_the_psum[ring-False-3]",
+  ),
+  Mutant(
+    "parallel/routes.py", "both halves of a ring go the same way",
+    "_ring(down, name, n, -1)", "_ring(down, name, n, 1)",
+    f"{_DOORS}::test_both_directions_of_a_ring_are_in_use",
+  ),
+  Mutant(
+    "parallel/routes.py", "summands of one shot add up in their own dtype",
+    "wide = jnp.promote_types(wide, jnp.float32)",
+    "wide = jnp.promote_types(wide, x.dtype)",
+    f"{_VERBS}::test_one_shot_adds_in_order_and_rounds_once",
+  ),
+]
+
+_TENSOR = [
+  Mutant(
+    "parallel/tensor/doors.py", "private channels miss their factor",
+    "both[None, ..., k:] * factor", "both[None, ..., k:]",
+    f"{_DOORS}::test_the_doors_are_the_rank_oracle[fractions1-8-8-True]",
+  ),
+  Mutant(
+    "parallel/tensor/doors.py", "a norm's statistics leave shared ones out",
+    "squares = sum_of_squares(x.shared) + sum_of_squares(x.private)",
+    "squares = sum_of_squares(x.private)",
+    f"{_DOORS}::test_the_doors_are_the_rank_oracle[fractions1-4-2-True]",
+  ),
+  Mutant(
+    "parallel/tensor/doors.py", "the derivative of a norm's factor is wrong",
+    "axis=-1, keepdims=True) / factor", "axis=-1, keepdims=True)",
+    f"{_DOORS}::test_the_doors_are_the_rank_oracle[fractions1-4-2-True]",
+  ),
+  Mutant(
+    "parallel/tensor/stream.py", "channels that become private lie behind",
+    "jnp.concatenate([moved, self.private], axis=-1)",
+    "jnp.concatenate([self.private, moved], axis=-1)",
+    f"{_DOORS}::test_the_doors_are_the_rank_oracle[fractions2-8-4-True]",
+  ),
+  Mutant(
+    "parallel/tensor/stream.py", "private channels drop the residual",
+    "Stream(x.shared + y.shared, x.private + y.private)",
+    "Stream(x.shared + y.shared, y.private)",
+    f"{_DOORS}::test_the_doors_are_the_rank_oracle[fractions1-8-4-True]",
+  ),
+  Mutant(
+    "parallel/tensor/stream.py", "a late reduction forgets the factor",
+    "return Update(shared, self.private * scale)",
+    "return Update(shared, self.private)",
+    f"{_DOORS}::test_kernels_of_routes_are_the_psum"
+    "[ring_kernel-2-2-fractions3-float32-ring_partial_all_reduce]",
+  ),
+  Mutant(
+    "parallel/tensor/stream.py", "the entry sums in the activations' dtype",
+    "x = cast_to_ranks(x, axis.name, sync.backward_dtype)",
+    "x = varying(x, axis.name)",
+    f"{_DOORS}::test_each_way_reduces_in_its_own_dtype[float32-None-bfloat16]",
+  ),
+  Mutant(
+    "parallel/tensor/reductions.py", "a door's backward reduces nothing",
+    "lambda g: varying(_sum_in(g, name, sync.backward_dtype, sync.route), "
+    "name),",
+    "lambda g: g,",
+    f"{_DOORS}::test_the_row_door_s_derivative_is_its_transpose",
+  ),
+  Mutant(
+    "parallel/tensor/reductions.py", "the backward has the forward's dtype",
+    "_sum_in(g, name, sync.backward_dtype, sync.route)",
+    "_sum_in(g, name, sync.forward_dtype, sync.route)",
+    f"{_DOORS}::test_each_way_reduces_in_its_own_dtype[float32-None-bfloat16]",
+  ),
+  Mutant(
+    "parallel/tensor/reductions.py", "a fused door's backward has no factor",
+    "d_private * scale, d_gain", "d_private, d_gain",
+    f"{_DOORS}::test_kernels_of_routes_are_the_psum"
+    "[ring_kernel-2-2-fractions3-float32-ring_partial_all_reduce]",
+  ),
+  Mutant(
+    "parallel/tensor/partial_sync.py", "k is rounded to the nearest",
+    "return int(self.p * width)", "return round(self.p * width)",
+    f"{_DOORS}::test_the_number_of_shared_channels_rounds_down",
+  ),
+  Mutant(
+    "parallel/tensor/partial_sync.py", "the factor counts devices, not ranks",
+    "math.sqrt(axis.size)", "math.sqrt(axis.devices)",
+    f"{_DOORS}::test_the_doors_are_the_rank_oracle[fractions1-8-4-True]",
+  ),
+]
+
+_QUANTIZED = [
+  Mutant(
+    "parallel/quantize.py", "a device's lanes get the first ranks' weights",
+    "varying(weights, axis.name), ranks_here(axis)[0], axis.lanes",
+    "varying(weights, axis.name), ranks_here(axis)[0] // axis.lanes, "
+    "axis.lanes",
+    f"{_QUANTIZE}::test_a_mean_without_codec_has_its_weights",
+  ),
+  Mutant(
+    "parallel/quantize.py", "an uncoded difference forgets its residual",
+    "delta = delta + residual\n", "delta = delta + 0 * residual\n",
+    f"{_QUANTIZE}::test_an_uncoded_difference_has_its_residual",
+  ),
+  Mutant(
+    "parallel/quantize.py", "all ranks round with the same draws",
+    "jax.vmap(lambda rank: jax.random.fold_in(key, rank))",
+    "jax.vmap(lambda rank: jax.random.fold_in(key, 0 * rank))",
+    f"{_QUANTIZE}::test_ranks_round_independently[int8]",
+  ),
+  Mutant(
+    "parallel/quantize.py", "a reduce-scatter leaves the mean",
+    "return api.total(\n    _deliver(encoded, axis), slices.shape[-1], codec,",
+    "return api.mean(\n    _deliver(encoded, axis), slices.shape[-1], codec,",
+    f"{_QUANTIZE}::test_the_reduce_scatter_is_the_sum_of_what_was_seen[4-2]",
+  ),
+  Mutant(
+    "parallel/quantize.py", "the bytes of the mean itself are not counted",
+    "elements = (axis.size + 1) * s", "elements = axis.size * s",
+    f"{_QUANTIZE}::test_another_axis_keeps_its_own_values_and_its_split"
+    "[all_to_all]",
+  ),
+  Mutant(
+    "parallel/quantize.py", "a block crosses what it must not",
+    "last = (-1, rest[-1]) if whole else (math.prod(rest),)",
+    "last = (-1, rest[-1]) if rest else (math.prod(rest),)",
+    f"{_QUANTIZE}::test_another_axis_keeps_its_own_values_and_its_split"
+    "[all_gather]",
+  ),
+  Mutant(
+    "parallel/wire.py", "the fused step takes rate for decay",
+    "learning_rate=self.learning_rate, decay=self.decay, weights=weights,",
+    "learning_rate=self.decay, decay=self.learning_rate, weights=weights,",
+    f"{_QUANTIZE}::test_an_outer_step_is_optax_with_the_mean",
+  ),
+  Mutant(
+    "parallel/wire.py", "the fused step forgets the weights",
+    "codec,\n      learning_rate=self.learning_rate, decay=self.decay, "
+    "weights=weights,",
+    "codec,\n      learning_rate=self.learning_rate, decay=self.decay, "
+    "weights=None,",
+    f"{_EQUATIONS}::test_diloco_is_its_equation",
+  ),
+]
+
+_CODECS = [
+  Mutant(
+    "parallel/kernels/codec/reference.py", "rounds towards zero",
+    "whole = jnp.abs(numbers) + np.float32(2**23)",
+    "whole = jnp.floor(jnp.abs(numbers)) + np.float32(2**23)",
+    f"{_KERNELS}/codec_test.py::test_rounds_to_the_nearest_number",
+  ),
+  Mutant(
+    "parallel/kernels/codec/reference.py", "a scale is rounded down",
+    "(bits + 251) & ~255", "bits & ~255",
+    f"{_KERNELS}/codec_test.py::test_the_scale_covers_the_largest_element",
+  ),
+  Mutant(
+    "parallel/kernels/codec/reference.py", "a coin that is always tails",
+    "steps = low + jnp.where(draws < steps - low, 1.0, 0.0)",
+    "steps = low + jnp.where(draws < 0.0, 1.0, 0.0)",
+    f"{_KERNELS}/codec_test.py::test_stochastic_rounding_is_unbiased[int4]",
+  ),
+  Mutant(
+    "parallel/kernels/codec/reference.py", "NaN of weight zero counts",
+    "return jnp.where(weight == 0, 0.0, weight * x)", "return weight * x",
+    f"{_QUANTIZE}::test_a_diverged_worker_is_seen_unless_it_has_no_weight[nan]",
+  ),
+  Mutant(
+    "parallel/kernels/codec/reference.py", "the outer step is not Nesterov's",
+    "return params - learning_rate * (delta + decay * momentum), momentum",
+    "return params - learning_rate * momentum, momentum",
+    f"{_EQUATIONS}::test_diloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/kernels/codec/reference.py", "what rounding took has its sign",
+    "return encoded, delta - decode(encoded, delta.shape[-1], codec)",
+    "return encoded, decode(encoded, delta.shape[-1], codec) - delta",
+    f"{_EQUATIONS}::test_what_is_not_heard_is_heard_later[int4]",
+  ),
+  Mutant(
+    "parallel/kernels/codec/reference.py", "the nearest power is too low",
+    "((magnitude + 0x400000) >> 23)", "(magnitude >> 23)",
+    f"{_KERNELS}/codec_test.py::test_the_codes_of_e3m0",
+  ),
+  Mutant(
+    "parallel/kernels/codec/threefry.py", "a round rotates by another number",
+    "(17, 29, 16, 24))", "(17, 29, 24, 16))",
+    f"{_KERNELS}/codec_kernels_test.py::test_draws_are_those_of_jax",
+  ),
+  Mutant(
+    "parallel/kernels/codec/top_k.py", "large and small magnitudes change",
+    "scales = jnp.flip(jnp.mean(halves, axis=-1), axis=-1)",
+    "scales = jnp.mean(halves, axis=-1)",
+    f"{_KERNELS}/codec_test.py::test_top_k_keeps_the_largest_of_each_chunk",
+  ),
+  Mutant(
+    "parallel/kernels/codec/top_k.py", "signs lie in the other's bits",
+    "(packed >> shift) & 3 for shift in (0, 2, 4, 6)",
+    "(packed >> shift) & 3 for shift in (0, 2, 6, 4)",
+    f"{_EQUATIONS}::test_sparseloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/kernels/codec/tpu.py", "blocks of a row draw the same numbers",
+    "number = (row * pl.num_programs(1) + pl.program_id(1)) * block",
+    "number = (row * pl.num_programs(1)) * block",
+    f"{_KERNELS}/codec_kernels_test.py::test_kernels_send_the_reference_s_bits"
+    "[int8, stochastic, 300 rows-tpu_interpret]",
+  ),
+  Mutant(
+    "parallel/kernels/codec/tpu.py", "the mean of a 4-bit block is shifted",
+    "channels = pl.ds(i * num_bytes, num_bytes)",
+    "channels = pl.ds((1 - i) * num_bytes % (2 * num_bytes), num_bytes)",
+    f"{_KERNELS}/codec_kernels_test.py::test_kernels_send_the_reference_s_bits"
+    "[int4, odd-tpu_interpret]",
+  ),
+  Mutant(
+    "parallel/kernels/codec/gpu.py", "senders of the remainder count twice",
+    "lambda turn, totals: several(rest + turn * _UNROLLED, _UNROLLED, totals),",
+    "lambda turn, totals: several(turn * _UNROLLED, _UNROLLED, totals),",
+    f"{_KERNELS}/codec_kernels_test.py::test_kernels_send_the_reference_s_bits"
+    "[int8, block 128-gpu_interpret]",
+  ),
+  Mutant(
+    "parallel/kernels/codec/gpu.py", "the scale is that of half a block",
+    "scale = scale_of(largest_of(*parts), codec)",
+    "scale = scale_of(largest_of(parts[0]), codec)",
+    f"{_KERNELS}/codec_kernels_test.py::test_kernels_send_the_reference_s_bits"
+    "[int4, odd-gpu_interpret]",
+  ),
+  Mutant(
+    "parallel/kernels/codec/api.py", "a sum over senders is divided",
+    "lambda: reference.total(encoded, n, codec), divide=False,",
+    "lambda: reference.total(encoded, n, codec),",
+    f"{_KERNELS}/codec_kernels_test.py::test_kernels_send_the_reference_s_bits"
+    "[int4, odd-tpu_interpret]",
+  ),
+]
+
+_OTHER_KERNELS = [
+  Mutant(
+    "parallel/kernels/add_norm/reference.py", "the mean is over shared ones",
+    "rstd = lax.rsqrt(squares / both.shape[-1] + eps)",
+    "rstd = lax.rsqrt(squares / shared.shape[-1] + eps)",
+    f"{_KERNELS}/add_norm_test.py::test_the_reference_is_the_textbook",
+  ),
+  Mutant(
+    "parallel/kernels/add_norm/tpu.py", "a norm's derivative lacks its mean",
+    "common = dot * (rstd * rstd * rstd) / width",
+    "common = dot * (rstd * rstd * rstd)",
+    f"{_KERNELS}/add_norm_test.py::test_kernels_are_the_reference"
+    "[odd-tpu_interpret]",
+  ),
+  Mutant(
+    "parallel/kernels/add_norm/tpu.py", "rows past the end add to the gain",
+    "inside = row < num_rows - pl.program_id(0) * block",
+    "inside = row < block",
+    f"{_KERNELS}/add_norm_test.py::test_kernels_are_the_reference"
+    "[many wide rows-tpu_interpret]",
+  ),
+  Mutant(
+    "parallel/kernels/add_norm/gpu.py", "a program skips its last row",
+    "turns = (num_rows - first + programs - 1) // programs",
+    "turns = (num_rows - first) // programs",
+    f"{_KERNELS}/add_norm_test.py::test_kernels_are_the_reference"
+    "[odd-gpu_interpret]",
+  ),
+  Mutant(
+    "parallel/kernels/add_norm/api.py", "the factor also scales a shared row",
+    "if d_private.shape[-1]:\n", "if True:\n",
+    f"{_KERNELS}/add_norm_test.py::"
+    "test_the_factor_is_of_private_channels_only[tpu_interpret]",
+  ),
+  Mutant(
+    "parallel/kernels/reduce_add_norm/tpu.py", "the sum is not rounded before",
+    "update = total.astype(dtype).astype(jnp.float32)",
+    "update = total",
+    f"{_KERNELS}/reduce_add_norm_test.py::"
+    "test_the_sum_over_ranks_is_rounded_before_it_is_added",
+  ),
+  Mutant(
+    "parallel/kernels/reduce_add_norm/gpu.py", "the last rank is left out",
+    "for rank in range(partial_ref.shape[0]):",
+    "for rank in range(partial_ref.shape[0] - 1):",
+    f"{_KERNELS}/reduce_add_norm_test.py::test_kernels_are_the_reference"
+    "[odd-gpu_interpret]",
+  ),
+  Mutant(
+    "parallel/kernels/reduce_add_norm/api.py", "the private cotangent is lost",
+    "d_private = d_private if len(new) > 1 else None",
+    "d_private = d_parts[-1] if len(new) > 1 else None",
+    f"{_KERNELS}/reduce_add_norm_test.py::test_kernels_are_the_reference",
+  ),
+  Mutant(
+    "parallel/kernels/reduce_add_norm/reference.py", "scales of another rank",
+    "scale = lax.stop_gradient(scales[rank])",
+    "scale = lax.stop_gradient(scales[0])",
+    f"{_KERNELS}/reduce_add_norm_test.py::test_kernels_are_the_reference",
+  ),
+  Mutant(
+    "parallel/kernels/ring_all_reduce/tpu.py", "a hop adds the next chunk",
+    "return way * n + lax.rem(here + step * (hop + 1) + 2 * n, n)",
+    "return way * n + lax.rem(here + step * hop + 2 * n, n)",
+    f"{_KERNELS}/ring_all_reduce_test.py::"
+    "test_the_kernel_is_the_reference_without_races",
+  ),
+  Mutant(
+    "parallel/kernels/ring_all_reduce/api.py", "cotangents are not summed",
+    "lambda name, _, cotangent: (_psum(name, cotangent),),",
+    "lambda name, _, cotangent: (cotangent,),",
+    f"{_KERNELS}/ring_all_reduce_test.py::"
+    "test_its_gradient_is_that_of_the_psum",
+  ),
+  Mutant(
+    "parallel/kernels/schedule_all_reduce/tpu.py", "a grant goes out too soon",
+    "later = heard[turns[index + 2], device]",
+    "later = heard[turns[index + 1], device]",
+    f"{_KERNELS}/schedule_all_reduce_test.py::test_grants_go_to_who_sends_next",
+  ),
+  Mutant(
+    "parallel/kernels/schedule_all_reduce/reference.py", "sends what arrived",
+    "arrived = x[sender, table[turn, sender, SENT]]",
+    "arrived = new[sender, table[turn, sender, SENT]]",
+    f"{_KERNELS}/schedule_all_reduce_test.py::"
+    "test_the_schedules_are_all_reduces",
+  ),
+  Mutant(
+    "parallel/kernels/selection.py", "the first preference always runs",
+    'reason = None if name == "reference" else refusal(choice.kind)',
+    "reason = None",
+    f"{_KERNELS}/add_norm_test.py::test_a_refusal_says_why",
+  ),
+  Mutant(
+    "parallel/kernels/calls.py", "a kernel under vmap sends once",
+    '"results": str(sum(math.prod(x.shape) for x in results)),',
+    '"results": str(sum(x.shape[0] for x in results)),',
+    f"{_KERNELS}/schedule_all_reduce_test.py::test_the_ledger_counts_its_messages",
+  ),
+]
+
+_ZERO = [
+  Mutant(
+    "parallel/zero/partition.py", "the last elements have no shard",
+    "return math.ceil(num_elements / self.degree(self.optimizer))",
+    "return max(1, num_elements // self.degree(self.optimizer))",
+    f"{_LINEAR}::test_what_is_stored_is_restored[zero1]",
+  ),
+  Mutant(
+    "parallel/zero/partition.py", "depths are counted from outside",
+    "return self.levels[::-1]", "return self.levels",
+    f"{_PARTITIONS}::test_memory_of_20b_and_the_largest_model",
+  ),
+  Mutant(
+    "parallel/zero/partition.py", "ZeRO-2 keeps gradients whole",
+    '"zero2": ("none", "all", "all", {}),',
+    '"zero2": ("none", "none", "all", {}),',
+    f"{_PARTITIONS}::test_bytes_into_a_node[2]",
+  ),
+  Mutant(
+    "parallel/zero/partition.py", "weights may lie wider than the optimizer",
+    "depths[0] <= depths[1] <= depths[2] <= len(self.levels)",
+    "depths[0] <= depths[1] and depths[2] <= len(self.levels)",
+    f"{_PARTITIONS}::test_the_space_is_every_valid_partition",
+  ),
+  Mutant(
+    "parallel/zero/cost.py", "only one moment is stored",
+    "stored += 12 * p.count", "stored += 8 * p.count",
+    f"{_PARTITIONS}::test_memory_of_20b_and_the_largest_model",
+  ),
+  Mutant(
+    "parallel/zero/cost.py", "a step gathers once for all microbatches",
+    "partition, p, lanes, w, 0, stored, accumulation * p.uses, \"forward\", o",
+    "partition, p, lanes, w, 0, stored, p.uses, \"forward\", o",
+    f"{_PARTITIONS}::test_bytes_into_a_node[3]",
+  ),
+  Mutant(
+    "parallel/zero/cost.py", "an all-reduce is counted one way",
+    "2 * size * (ranks - 1) / ranks,", "size * (ranks - 1) / ranks,",
+    f"{_PARTITIONS}::test_bytes_into_a_node[1]",
+  ),
+  Mutant(
+    "parallel/zero/cost.py", "lanes are summed before a coded all-to-all",
+    "size * all_lanes if apart else 0,",
+    "size * all_lanes // here if apart else 0,",
+    f"{_SHARDS}::test_what_a_partition_sends_is_what_its_cost_says",
+  ),
+  Mutant(
+    "parallel/zero/cost.py", "lanes inside gather once",
+    "sent = rank * here * inside if here < level.size else 0",
+    "sent = rank * here if here < level.size else 0",
+    f"{_SHARDS}::test_what_a_partition_sends_is_what_its_cost_says",
+  ),
+  Mutant(
+    "parallel/zero/shards.py", "levels are gathered from the inside",
+    "for axis in self.inner[lower:upper][::-1]:",
+    "for axis in self.inner[lower:upper]:",
+    f"{_SHARDS}::test_a_second_copy_on_lanes_and_devices_is_the_whole[3]",
+  ),
+  Mutant(
+    "parallel/zero/shards.py", "a second copy is of the first lanes",
+    "first = lax.axis_index(axis.name) * axis.lanes\n",
+    "first = lax.axis_index(axis.name)\n",
+    f"{_SHARDS}::test_a_second_copy_on_lanes_and_devices_is_the_whole",
+  ),
+  Mutant(
+    "parallel/zero/shards.py", "replicas of the optimizer do not talk",
+    "return lax.psum(jnp.sum(x, axis=beyond), names)",
+    "return jnp.sum(x, axis=beyond) * lax.psum(1, names)",
+    f"{_SHARDS}::test_all_triples_give_the_same_gradients[False]",
+  ),
+  Mutant(
+    "parallel/zero/shards.py", "gradients are summed in their own dtype",
+    "x = x.astype(jnp.float32).reshape(*lanes, *lead, tensor.size)",
+    "x = x.reshape(*lanes, *lead, tensor.size)",
+    f"{_SHARDS}::test_gradients_are_summed_in_float32",
+  ),
+  Mutant(
+    "parallel/zero/gathered.py", "the first layer keeps the last's gradient",
+    "return None, _put(dsinks, new, 0), dx", "return None, dsinks, dx",
+    f"{_SHARDS}::test_all_triples_give_the_same_gradients[True]",
+  ),
+  Mutant(
+    "parallel/zero/gathered.py", "prefetch gathers the layer that runs",
+    "self._gather(tensors, _at(weights, i + 1), x)",
+    "self._gather(tensors, _at(weights, i), x)",
+    f"{_SHARDS}::test_all_triples_give_the_same_gradients[True]",
+  ),
+  Mutant(
+    "parallel/zero/gathered.py", "parameters stay until the backward",
+    "vjp.args_res[0] = None\n", "pass\n",
+    f"{_SHARDS}::test_the_backward_gathers_each_layer_again",
+  ),
+  Mutant(
+    "parallel/zero/gathered.py", "forms of parameters stay, too",
+    "return primitive.name not in _FORMS", "return True",
+    f"{_SHARDS}::test_the_backward_gathers_each_layer_again",
+  ),
+  Mutant(
+    "parallel/zero/gathered.py", "the second gather may be the first",
+    "source, _ = lax.optimization_barrier((source, dy))", "pass",
+    f"{_SHARDS}::test_the_backward_gathers_each_layer_again",
+  ),
+]
+
+_OUTER = [
+  Mutant(
+    "parallel/outer/base.py", "a mean over workers is over devices",
+    "all_reduce(x, worker) / worker.size",
+    "all_reduce(x, worker) / worker.lanes",
+    f"{_EQUATIONS}::test_data_parallel_steps_by_the_mean_gradient",
+  ),
+  Mutant(
+    "parallel/outer/data_parallel.py", "workers keep their own gradients",
+    "return to_workers(mean_over_workers(grads, self.worker), self.worker)",
+    "return grads",
+    f"{_EQUATIONS}::test_data_parallel_steps_by_the_mean_gradient",
+  ),
+  Mutant(
+    "parallel/outer/diloco.py", "a round ends a step early",
+    "ends = (step + 1) % self.every == 0", "ends = step % self.every == 0",
+    f"{_EQUATIONS}::test_diloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/diloco.py", "the same clients are heard in all rounds",
+    "jax.random.fold_in(jax.random.key(self.exchange.seed), number)",
+    "jax.random.fold_in(jax.random.key(self.exchange.seed), 0 * number)",
+    f"{_EQUATIONS}::test_a_sample_of_clients_is_averaged_with_its_weights",
+  ),
+  Mutant(
+    "parallel/outer/diloco.py", "one client more is heard",
+    "(order < self.clients)", "(order <= self.clients)",
+    f"{_EQUATIONS}::test_a_sample_of_clients_is_averaged_with_its_weights",
+  ),
+  Mutant(
+    "parallel/outer/diloco.py", "workers do not restart from the mean",
+    "return to_workers(new, self.worker), state", "return params, state",
+    f"{_EQUATIONS}::test_diloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/optimizers.py", "the momentum of the last round stays",
+    "return params, optax.tree_utils.tree_set(state, trace=momentum), rest",
+    "return params, state, rest",
+    f"{_EQUATIONS}::test_diloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/exchange.py", "who is heard overrides the weights",
+    "return weights if heard is None else weights * heard",
+    "return weights if heard is None else heard",
+    f"{_EQUATIONS}::test_a_sample_of_clients_is_averaged_with_its_weights",
+  ),
+  Mutant(
+    "parallel/outer/exchange.py", "the rest of each rounding is forgotten",
+    '"workers": state["workers"] | {"residual": treedef.unflatten(left)}',
+    '"workers": {"residual": treedef.unflatten(left)} | state["workers"]',
+    f"{_EQUATIONS}::test_what_is_not_heard_is_heard_later[int4]",
+  ),
+  Mutant(
+    "parallel/outer/dc_s3gd.py", "the compensation points the other way",
+    "lambda g, m, u: g * g * (m - u),", "lambda g, m, u: g * g * (u - m),",
+    f"{_EQUATIONS}::test_dc_s3gd_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/dc_s3gd.py", "the compensation ignores the gradient",
+    "lambda g, m, u: g * g * (m - u),", "lambda g, m, u: m - u,",
+    f"{_EQUATIONS}::test_dc_s3gd_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/dc_s3gd.py", "the new updates move the common weights",
+    'common = optax.apply_updates(state["params"], state.pop("mean"))',
+    'common = optax.apply_updates(state["params"], jax.tree.map('
+    "lambda m, u: m + u.mean(0), state.pop(\"mean\"), updates))",
+    f"{_EQUATIONS}::test_dc_s3gd_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/sparseloco.py", "nothing decays",
+    "lambda e, phi, theta: self.decay * e + (phi - theta),",
+    "lambda e, phi, theta: e + (phi - theta),",
+    f"{_EQUATIONS}::test_sparseloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/sparseloco.py", "the outer rate is one",
+    "lambda phi, mean: phi - self.rate * mean, outer,",
+    "lambda phi, mean: phi - mean, outer,",
+    f"{_EQUATIONS}::test_sparseloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/sparseloco.py", "the residual loses what all have heard",
+    "left.append(leaf - own)", "left.append(leaf - mean)",
+    f"{_EQUATIONS}::test_sparseloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "momentum brakes",
+    "self.momentum * momentum\n", "-self.momentum * momentum\n",
+    f"{_EQUATIONS}::test_noloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "rate and pull change places",
+    "- self.pull * (phi - other_phi) / 2",
+    "- self.rate * (phi - other_phi) / 2",
+    f"{_EQUATIONS}::test_noloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "a pair pushes itself apart",
+    "- self.pull * (phi - other_phi) / 2",
+    "+ self.pull * (phi - other_phi) / 2",
+    f"{_EQUATIONS}::test_noloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "the partner's outer gradient counts alone",
+    "- self.rate * (delta + other_delta) / 2",
+    "- self.rate * other_delta",
+    f"{_EQUATIONS}::test_noloco_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "an odd number of workers has a round less",
+    "return max(1, workers - 1 + workers % 2)", "return max(1, workers - 1)",
+    f"{_TRAIN}/outer_loops_test.py::"
+    "test_a_tournament_pairs_everyone_with_everyone_once",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "one's own old part stays in the mean",
+    "now * share + (all_last - last * share),", "now * share + all_last,",
+    f"{_EQUATIONS}::test_eager_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "the outer optimizer's state is dropped",
+    'own = own | {"params": outer, "optimizer": optimizer, "delta": delta}',
+    'own = own | {"params": outer, "delta": delta}',
+    f"{_EQUATIONS}::test_eager_is_its_equation",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "what is sent is sent a step late",
+    "begins = step > 0 and step % self.every == 0",
+    "begins = step > 0 and step % self.every == 1",
+    f"{_EQUATIONS}::test_eager_sends_at_the_head_of_a_round",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "a fragment's momentum is never stored",
+    'return state | {"params": params, "optimizer": optimizer}',
+    'return state | {"params": params, "optimizer": whole}',
+    f"{_EQUATIONS}::test_streaming_is_its_equation[late, strided layers]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "workers keep the outer share",
+    "mixed = self.keep * x + (1.0 - self.keep) * y",
+    "mixed = (1.0 - self.keep) * x + self.keep * y",
+    f"{_EQUATIONS}::test_streaming_is_its_equation[late, strided layers]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "all workers merge with the first",
+    "now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers.tau",
+    "now = jnp.asarray(taus)[ranks_here(self.worker)] >= numbers.tau",
+    f"{_EQUATIONS}::test_streaming_is_its_equation[late, strided layers]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "later pieces are of later parameters",
+    "if send.starts:", "if True:",
+    f"{_EQUATIONS}::test_streaming_is_its_equation[in pieces]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "the first piece arrives twice",
+    "rows, size = self._rows(path, x, dim)\n      rows = "
+    "lax.dynamic_update_slice_in_dim(rows, y, number * size, -1)",
+    "rows, size = self._rows(path, x, dim)\n      rows = "
+    "lax.dynamic_update_slice_in_dim(rows, y, 0 * size, -1)",
+    f"{_EQUATIONS}::test_streaming_is_its_equation[in pieces]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "the residual of all layers is the first's",
+    'residual = cut.put(workers["residual"], part, kind, place, 1)',
+    'residual = cut.put(workers["residual"], part, kind, 0 * place, 1)',
+    f"{_EQUATIONS}::test_a_fragment_s_residual_is_its_own[1]",
+  ),
+  Mutant(
+    "parallel/outer/fragment_plan.py", "fragments are sent in the first round",
+    "return self.in_round(step) if step >= self.every else None",
+    "return self.in_round(step) if step > 0 else None",
+    f"{_EQUATIONS}::test_streaming_is_its_equation[late, strided layers]",
+  ),
+  Mutant(
+    "parallel/outer/fragment_plan.py", "a fragment's turn is a step late",
+    "divmod(step % self.every, self.spacing)",
+    "divmod((step - 1) % self.every, self.spacing)",
+    f"{_EQUATIONS}::test_streaming_is_its_equation"
+    "[at once, consecutive layers]",
+  ),
+  Mutant(
+    "parallel/outer/fragments.py", "strided fragments are consecutive",
+    "cut = cut[::-1] if self.strided else cut",
+    "cut = cut if self.strided else cut[::-1]",
+    f"{_EQUATIONS}::test_streaming_is_its_equation[late, strided layers]",
+  ),
+]
+
+_SCHEDULES_ROWS = [
+  Mutant(
+    "parallel/schedules/ring.py", "the ring goes in the order of numbers",
+    "return order if grid is None else grid", "return order",
+    f"{_SCHEDULES}/builders_test.py::test_a_ring_on_a_grid_takes_single_links",
+  ),
+  Mutant(
+    "parallel/schedules/ring.py", "both parts go the same way around",
+    "[order, order[::-1]]", "[order, order]",
+    f"{_SCHEDULES}/builders_test.py::test_traffic_is_even_over_all_links",
+  ),
+  Mutant(
+    "parallel/schedules/grid.py", "all flows go in one direction",
+    "for direction in (1, -1)\n", "for direction in (1, 1)\n",
+    f"{_SCHEDULES}/builders_test.py::test_traffic_is_even_over_all_links",
+  ),
+  Mutant(
+    "parallel/schedules/double_tree.py", "no edges have precedence",
+    "turns = [set(edges) for edges in partial_permutations(down)]",
+    "turns = [set(down)]",
+    f"{_SCHEDULES}/builders_test.py::test_double_tree_s_rounds",
+  ),
+  Mutant(
+    "parallel/schedules/double_tree.py", "both trees are the first one",
+    "return [first, second]", "return [first, first]",
+    f"{_SCHEDULES}/builders_test.py::test_double_tree_s_rounds",
+  ),
+  Mutant(
+    "parallel/schedules/pairwise.py", "Swing without its mirror image",
+    "for mirror in (1, -1)\n", "for mirror in (1, 1)\n",
+    f"{_SCHEDULES}/builders_test.py::test_swing_uses_all_ports_of_a_torus",
+  ),
+  Mutant(
+    "parallel/schedules/pairwise.py", "Swing without its rotations",
+    "dims[first:] + dims[:first], mirror)", "dims, mirror)",
+    f"{_SCHEDULES}/builders_test.py::test_swing_uses_all_ports_of_a_torus",
+  ),
+  Mutant(
+    "parallel/schedules/pairwise.py", "Swing's distances only grow",
+    "distance = mirror * (1 - (-2) ** (step + 1)) // 3",
+    "distance = mirror * (2 ** (step + 1) - 1)",
+    f"{_SCHEDULES}/builders_test.py::test_swing_s_partners",
+  ),
+  Mutant(
+    "parallel/schedules/pairwise.py", "HDRM's upper switches are not turned",
+    "turn = (half - port) % half", "turn = 0",
+    f"{_SCHEDULES}/builders_test.py::test_hdrm_s_load",
+  ),
+  Mutant(
+    "parallel/schedules/direct.py", "all send to rank 0 first",
+    "there = (source + distance) % n",
+    "there = distance - (distance <= source)",
+    f"{_SCHEDULES}/builders_test.py::test_a_direct_exchange_starts_everywhere",
+  ),
+  Mutant(
+    "parallel/schedules/multitree.py", "trees take turns without order",
+    'np.argsort(sources, kind="stable")', "np.argsort(self._heads)",
+    f"{_SCHEDULES}/builders_test.py::test_multitree_s_steps",
+  ),
+  Mutant(
+    "parallel/schedules/schedule.py", "a reduce-scatter runs forwards",
+    "for transfers in reversed(rounds)\n", "for transfers in rounds\n",
+    f"{_SCHEDULES}/builders_test.py::"
+    "test_a_reduce_scatter_walks_an_all_gather_back[ring]",
+  ),
+  Mutant(
+    "parallel/schedules/check.py", "a missing chunk is accepted",
+    "if copies[chunk] != everyone:", "if copies[chunk] > everyone:",
+    f"{_SCHEDULES}/builders_test.py::"
+    "test_a_broken_schedule_is_refused[the last round is missing]",
+  ),
+  Mutant(
+    "parallel/schedules/check.py", "a summand may count twice",
+    "elif mine & mask:", "elif mine == mask:",
+    f"{_SCHEDULES}/builders_test.py::"
+    "test_a_broken_schedule_is_refused[a transfer twice]",
+  ),
+  Mutant(
+    "parallel/schedules/check.py", "a full link is not full",
+    "if load > room:", "if load > 2 * room:",
+    f"{_SCHEDULES}/builders_test.py::test_two_chunks_do_not_fit_one_link",
+  ),
+  Mutant(
+    "parallel/schedules/run.py", "a round reads what it has written",
+    "sent = _take(before, jnp.asarray(step.reads)[ranks])",
+    "sent = _take(chunks, jnp.asarray(step.reads)[ranks])",
+    f"{_SCHEDULES}/run_test.py::test_a_round_reads_the_state_before_it",
+  ),
+  Mutant(
+    "parallel/schedules/table.py", "a chunk is overwritten before it is sent",
+    "fits = len(sources) == len(destinations) == len(more)",
+    "more, fits = [transfer], True",
+    f"{_SCHEDULES}/table_test.py::"
+    "test_a_chunk_is_sent_before_it_is_overwritten",
+  ),
+  Mutant(
+    "parallel/schedules/colouring.py", "an edge's share is that of its slot",
+    "low, high = slot * num_colours, (slot + 1) * num_colours",
+    "low, high = slot * num_colours, slot * num_colours + 1",
+    f"{_NETWORK}/flows_test.py::test_colourings",
+  ),
+  Mutant(
+    "parallel/schedules/msccl.py", "a write does not wait for readers",
+    "writes[held][-1:] + reads.pop(held, [])", "writes[held][-1:]",
+    f"{_SCHEDULES}/msccl_test.py::test_a_write_waits_for_those_who_read",
+  ),
+  Mutant(
+    "parallel/schedules/optimal/cut_bound.py", "switches count as ranks",
+    "y = Fraction(leaving, sum(node < n for node in cut))",
+    "y = Fraction(leaving, len(cut))",
+    f"{_SCHEDULES}/optimal_test.py::test_the_bound_is_the_tightest_of_all_cuts",
+  ),
+  Mutant(
+    "parallel/schedules/optimal/packing.py", "roots outside a set are free",
+    "return max(0, min(most, int(flow) - total))", "return max(0, most)",
+    f"{_SCHEDULES}/optimal_test.py::"
+    "test_the_busiest_link_is_as_busy_as_the_bound",
+  ),
+  Mutant(
+    "parallel/schedules/optimal/splitting.py", "a split unit takes a loop",
+    "del kept[kept.index(node):]", "pass",
+    f"{_SCHEDULES}/optimal_test.py::test_paths_visit_no_node_twice",
+  ),
+  Mutant(
+    "parallel/schedules/optimal/trees.py", "long chains do not go first",
+    "ready += [(-height[p[-1]], chunk, p) for p in after[root]]",
+    "ready += [(height[p[-1]], chunk, p) for p in after[root]]",
+    f"{_SCHEDULES}/optimal_test.py::test_rounds_add_little_to_the_busiest_link",
+  ),
+]
+
+_NETWORK_ROWS = [
+  Mutant(
+    "parallel/network/simulate.py", "a message is sent on while it arrives",
+    "at = start_ns + times.arrival_ns[times.kinds]",
+    "at = start_ns + times.busy_ns[times.kinds]",
+    f"{_NETWORK}/simulate_test.py::test_astra_sim_to_the_nanosecond",
+  ),
+  Mutant(
+    "parallel/network/simulate.py", "queues are last come first served",
+    "ready = (queue.popleft(),)", "ready = (queue.pop(),)",
+    f"{_NETWORK}/simulate_test.py::test_a_timeline_keeps_the_rules",
+  ),
+  Mutant(
+    "parallel/network/simulate.py", "a round's arrivals come before its sends",
+    "order = np.lexsort((rounds, buffers))",
+    "order = np.lexsort((~arrives, rounds, buffers))",
+    f"{_NETWORK}/simulate_test.py::"
+    "test_a_pair_swaps_in_the_time_of_one_message",
+  ),
+  Mutant(
+    "parallel/network/simulate.py", "the fullest link has no latency",
+    "fullest = (work + tail)[work > 0].max(initial=0)",
+    "fullest = (work + tail).max(initial=0)",
+    f"{_NETWORK}/simulate_test.py::test_never_below_the_bound",
+  ),
+  Mutant(
+    "parallel/network/simulate.py", "lockstep takes one latency a path",
+    "np.add.at(slowest, layout.hop_transfers, latency[layout.hop_links])",
+    "np.maximum.at(slowest, layout.hop_transfers, latency[layout.hop_links])",
+    f"{_NETWORK}/simulate_test.py::"
+    "test_lockstep_shares_a_link_and_adds_latencies",
+  ),
+  Mutant(
+    "parallel/network/layout.py", "the rest of the bytes is sent by nobody",
+    "np.arange(num_chunks + 1) * int(size_bytes) // num_chunks",
+    "np.arange(num_chunks + 1) * (int(size_bytes) // num_chunks)",
+    f"{_NETWORK}/simulate_test.py::test_bytes_of_a_link_are_the_schedule_s",
+  ),
+  Mutant(
+    "parallel/network/flows.py", "pieces do not go on where the last ended",
+    "turn += parts\n", "turn += 1\n",
+    f"{_NETWORK}/flows_test.py::test_ethereal_loads_every_link_as_spraying_does",
+  ),
+  Mutant(
+    "parallel/network/flows.py", "a displaced flow looks at uplinks only",
+    "key=lambda s: max(load[a, s], load[s, b])", "key=lambda s: load[a, s]",
+    f"{_NETWORK}/flows_test.py::test_a_displaced_flow_looks_both_ways",
+  ),
+  Mutant(
+    "parallel/network/flows.py", "the bound forgets what reaches a leaf",
+    "for ends in ((a, -1), (-1, b), (a, b)):", "for ends in ((a, -1), (a, b)):",
+    f"{_NETWORK}/flows_test.py::test_the_bound_is_of_every_set_of_links",
+  ),
+  Mutant(
+    "parallel/network/flows.py", "a path has two links always",
+    "hops = 4 if any(spines & set(pair) for pair in link_loads) else 2",
+    "hops = 2",
+    f"{_NETWORK}/flows_test.py::test_a_step_takes_its_slowest_link",
+  ),
+  Mutant(
+    "parallel/network/traffic.py", "an all-reduce goes around once",
+    '"all_reduce": (2 * (size - 1), size),', '"all_reduce": (size - 1, size),',
+    f"{_NETWORK}/flows_test.py::"
+    "test_rings_of_a_program_send_what_the_ledger_says",
+  ),
+  Mutant(
+    "parallel/network/utilisation.py", "a gate opens a step early",
+    "gate = (step + 1 + overlap) % self._method.sync_every",
+    "gate = (step + overlap) % self._method.sync_every",
+    f"{_NETWORK}/utilisation_test.py::test_equals_the_plain_recursion",
+  ),
+  Mutant(
+    "parallel/network/utilisation.py", "latency keeps the link busy",
+    "self._link = end\n", "self._link = end + self._latency_s\n",
+    f"{_NETWORK}/utilisation_test.py::test_equals_the_plain_recursion",
+  ),
+  Mutant(
+    "parallel/network/utilisation.py", "layer 0 hands a gradient down",
+    "return (3 * self.num_layers - 1) * self.node_seconds",
+    "return 3 * self.num_layers * self.node_seconds",
+    f"{_NETWORK}/utilisation_test.py::test_one_layer_by_hand",
+  ),
+  Mutant(
+    "parallel/network/trace.py", "bars are as long as messages travel",
+    '"dur": (end - start) / 1e3,', '"dur": (arrival - start) / 1e3,',
+    f"{_NETWORK}/simulate_test.py::test_a_trace_has_a_bar_for_every_hop",
+  ),
+]
+
+_PLACES = [
+  Mutant(
+    "parallel/topology/builders.py", "a mesh wraps around",
+    "if size > 1 and (wraps or 0 <= i + step < size):", "if size > 1:",
+    f"{_TOPOLOGY}::test_builders",
+  ),
+  Mutant(
+    "parallel/topology/builders.py", "uplinks are as fast as hosts' links",
+    "found += _both(up, uplink_bandwidth or bandwidth, latency_s)",
+    "found += _both(up, bandwidth, latency_s)",
+    f"{_NETWORK}/flows_test.py::test_a_step_takes_its_slowest_link",
+  ),
+  Mutant(
+    "parallel/topology/builders.py", "a rail joins another number of each node",
+    "(rank, num_ranks + nodes + rank % gpus_per_node)",
+    "(rank, num_ranks + nodes + (rank + rank // gpus_per_node) "
+    "% gpus_per_node)",
+    f"{_TOPOLOGY}::test_rails_join_equal_numbers",
+  ),
+  Mutant(
+    "parallel/topology/graph.py", "all ways go over the first spine",
+    "path.append(near[destination % len(near)])", "path.append(near[0])",
+    f"{_TOPOLOGY}::test_equal_paths_are_spread_by_destination",
+  ),
+  Mutant(
+    "parallel/topology/graph.py", "a one-way link passes for both ways",
+    "(v, u) in links and links[v, u].bandwidth == link.bandwidth",
+    "(v, u) in links",
+    f"{_TOPOLOGY}::test_directions_of_unequal_bandwidth_are_not_symmetric",
+  ),
+  Mutant(
+    "parallel/topology/files.py", "a link both ways is one way",
+    "found.append(Link(*reversed(ends), *numbers))",
+    "found.append(Link(*ends, *numbers))",
+    f"{_TOPOLOGY}::test_a_graph_comes_back_from_networkx_and_from_a_file",
+  ),
+  Mutant(
+    "parallel/hardware/links.py", "a vendor's sum over both ways is not halved",
+    '"NVLink 4", 900e9 / 2, None', '"NVLink 4", 900e9, None',
+    "tests/parallel/hardware_test.py::test_published_totals",
+  ),
+  Mutant(
+    "parallel/hardware/devices.py", "a chip's rate for each of its chiplets",
+    "_flops(2307e12 / 2,", "_flops(2307e12,",
+    "tests/parallel/hardware_test.py::test_published_totals",
+  ),
+  Mutant(
+    "parallel/planner/partitions.py", "the backward costs as much again",
+    "join(2 * forward,", "join(forward,",
+    f"{_PARTITIONS}::test_a_step_by_hand",
+  ),
+  Mutant(
+    "parallel/planner/partitions.py", "a flat exchange crosses levels alike",
+    "inside *= sizes[name]", "pass",
+    f"{_PARTITIONS}::test_reuse_moves_bytes_between_levels_and_adds_none",
+  ),
+  Mutant(
+    "parallel/planner/partitions.py", "the front keeps what others beat",
+    "smaller = not chosen or p.memory.total < chosen[-1].memory.total",
+    "smaller = True",
+    f"{_PARTITIONS}::test_the_front_is_what_no_other_beats[True]",
+  ),
+  Mutant(
+    "parallel/planner/partitions.py", "half of the largest model",
+    "low, high = (middle, high) if fits(middle) else (low, middle)",
+    "low, high = (low, middle)",
+    f"{_PARTITIONS}::test_memory_of_20b_and_the_largest_model",
+  ),
+  Mutant(
+    "parallel/planner/links.py", "the fewest bits are tried first",
+    "for width in sorted(bits, reverse=True):", "for width in sorted(bits):",
+    f"{_NETWORK}/utilisation_test.py::"
+    "test_the_recommendation_is_the_first_that_reaches",
+  ),
+  Mutant(
+    "parallel/planner/links.py", "the link's time is that of whole steps",
+    "steps = target * exchange_s / model.compute_seconds",
+    "steps = exchange_s / model.compute_seconds",
+    f"{_NETWORK}/utilisation_test.py::"
+    "test_no_recommendation_where_the_link_has_no_time",
+  ),
+]
+
+_XLA_ROWS = [
+  Mutant(
+    "parallel/xla/ledger.py", "what reduces gradients is the forward",
+    '"forward" if "jvp(" in path else "update"', '"forward"',
+    f"{_XLA}/ledger_test.py::"
+    "test_phases_of_a_step_that_reduces_its_gradients",
+  ),
+  Mutant(
+    "parallel/xla/ledger.py", "a loop counts its body once",
+    "_repeat(body, trips)", "_repeat(body, trips and 1)",
+    f"{_XLA}/ledger_test.py::"
+    "test_loops_multiply_and_an_unknown_trip_count_stays_unknown",
+  ),
+  Mutant(
+    "parallel/xla/ledger.py", "branches that differ count as the first",
+    "if all(content == contents[0] for content in contents):", "if contents:",
+    f"{_XLA}/ledger_test.py::"
+    "test_a_conditional_counts_only_what_all_branches_send",
+  ),
+  Mutant(
+    "parallel/xla/entries.py", "an all-gather is counted like a scatter",
+    'if self.kind in ("reduce_scatter", "all_to_all"):',
+    'if self.kind in ("reduce_scatter", "all_to_all", "permute"):',
+    f"{_XLA}/ledger_test.py::test_every_kind_axis_dtype_and_shape",
+  ),
+  Mutant(
+    "parallel/xla/entries.py", "a sum with an unknown count is known",
+    "known = before is not None and entry.count is not None",
+    "known = entry.count is not None",
+    f"{_XLA}/ledger_test.py::test_a_sum_with_an_unknown_count_is_unknown",
+  ),
+  Mutant(
+    "parallel/xla/operations.py", "a loop up to and with its end is short",
+    "    last += 1\n", "    last += 0\n",
+    f"{_XLA}/ledger_test.py::test_trip_count_of_a_while_loop",
+  ),
+  Mutant(
+    "parallel/xla/operations.py", "a kernel's messages are those of one lane",
+    'shape = lanes * int(found["messages"]), int(found["elements"])',
+    'shape = int(found["messages"]), int(found["elements"])',
+    f"{_KERNELS}/schedule_all_reduce_test.py::"
+    "test_a_kernel_under_vmap_sends_for_each_lane",
+  ),
+  Mutant(
+    "parallel/xla/compiled.py", "each fusion of a chain sends",
+    'if self.chain(instruction) and not any(',
+    'if False and not any(',
+    f"{_XLA}/compiled_test.py::test_a_chain_of_fusions_sends_once",
+  ),
+  Mutant(
+    "parallel/xla/compiled.py", "an iota of groups is not transposed",
+    "return np.transpose(numbers, order).reshape(shape).tolist()",
+    "return numbers.reshape(shape).tolist()",
+    f"{_XLA}/compiled_test.py::test_replica_groups",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "compute hides several transfers at once",
+    "left[i] -= share\n", "left[i] -= 0 * share\n",
+    f"{_XLA}/compiled_test.py::"
+    "test_compute_beside_two_transfers_hides_one_of_them",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a loop hides as much as one trip",
+    "return sum(inside, Cost()) * times", "return sum(inside, Cost())",
+    f"{_XLA}/compiled_test.py::"
+    "test_what_stands_between_start_and_done_hides_the_transfer",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "every dimension of a torus is a ring",
+    "closed = (spanned == extent) & (extent % unit == 0)",
+    "closed = spanned == extent",
+    f"{_XLA}/compiled_test.py::"
+    "test_a_torus_uses_every_dimension_that_a_group_spans",
+  ),
+  Mutant(
+    "parallel/xla/roofline.py", "an addition is free",
+    "return 2.0 * output.elements * contracted",
+    "return 1.0 * output.elements * contracted",
+    f"{_XLA}/compiled_test.py::test_product_flops_and_trips",
+  ),
+  Mutant(
+    "parallel/xla/roofline.py", "a slice reads the whole array",
+    "total += sum(s.bytes for s in user.shapes)",
+    "total += sum(s.bytes for s in value.shapes)",
+    f"{_XLA}/compiled_test.py::"
+    "test_slices_count_what_is_sliced_and_on_chip_operands_nothing",
+  ),
+  Mutant(
+    "parallel/xla/roofline.py", "padding is multiplied",
+    "inside = 0 <= position < (size - 1) * base_dilation + 1",
+    "inside = position < (size - 1) * base_dilation + 1",
+    f"{_XLA}/compiled_test.py::test_pairs_of_a_convolution",
+  ),
+  Mutant(
+    "parallel/xla/memory.py", "donated results are counted again",
+    "analysis.output_size_in_bytes - analysis.alias_size_in_bytes",
+    "analysis.output_size_in_bytes",
+    f"{_XLA}/compiled_test.py::test_memory_is_xlas_to_the_byte",
+  ),
+  Mutant(
+    "parallel/xla/hlo.py", "a loop's trips are rounded down",
+    "return max(0, -((first - last) // step))  # rounded up",
+    "return max(0, (last - first) // step)",
+    f"{_XLA}/compiled_test.py::test_trips_are_rounded_up",
+  ),
+]
+
+_MODELS = [
+  Mutant(
+    "caatnet/models/transformer/module.py", "the MLP's update drops the stream",
+    "x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)",
+    "x = Stream(0 * x.shared, 0 * x.private) + row_parallel("
+    "y, self.w_down[...], axis, sync_mlp, kernels)",
+    f"{_MODEL}::test_any_p_is_the_rank_oracle_on_any_devices[1-True-0.5]",
+  ),
+  Mutant(
+    "caatnet/models/transformer/module.py", "the MLP synchronises as attention",
+    "axis, sync_mlp, kernels)", "axis, sync_attention, kernels)",
+    f"{_MODEL}::test_p_may_differ_per_layer_and_door[4-2]",
+  ),
+  Mutant(
+    "caatnet/models/transformer/module.py", "padded tokens have a logit",
+    "y = jnp.where(padded[:, None, None, :], -jnp.inf, y)",
+    "y = jnp.where(padded[:, None, None, :], 0.0, y)",
+    f"{_MODEL}::test_fully_synchronised_is_the_dense_model[4-changes3]",
+  ),
+  Mutant(
+    "caatnet/models/transformer/module.py", "output projections are too large",
+    "out_std = std / math.sqrt(2 * config.num_layers)", "out_std = std",
+    f"{_MODEL}::test_matrices_are_drawn_as_in_gpt_2",
+  ),
+  Mutant(
+    "caatnet/models/transformer/layers.py", "positions turn the other way",
+    "[first * cos - second * sin, second * cos + first * sin]",
+    "[first * cos + second * sin, second * cos - first * sin]",
+    f"{_MODEL}::test_any_p_is_the_rank_oracle_on_any_devices[1-True-0.5]",
+  ),
+  Mutant(
+    "caatnet/models/transformer/layers.py", "the gate is on the wrong half",
+    "return jax.nn.silu(gate) * up", "return gate * jax.nn.silu(up)",
+    f"{_MODEL}::test_any_p_is_the_rank_oracle_on_any_devices[1-True-0.5]",
+  ),
+  Mutant(
+    "caatnet/models/transformer/attention.py", "a query sees one key less",
+    "visible = jnp.arange(k.shape[1])[None, :] <= query_position",
+    "visible = jnp.arange(k.shape[1])[None, :] < query_position + (start == 0)",
+    f"{_MODEL}::test_blocks_of_queries_are_one_attention",
+  ),
+  Mutant(
+    "caatnet/models/transformer/model.py", "gains decay",
+    'return Parameter(P(), int(in_block), "float32", decays=False)',
+    'return Parameter(P(), int(in_block), "float32")',
+    f"{_TRAIN}/step_test.py::test_only_matrices_decay",
+  ),
+  Mutant(
+    "caatnet/models/transformer/model.py", "a tied table is read once",
+    "uses=2 if tied else 1,", "uses=1,",
+    f"{_MODEL}::test_what_a_partition_must_know_of_a_table",
+  ),
+  Mutant(
+    "caatnet/models/transformer/config.py", "kv heads are not counted",
+    "heads = self.num_heads + self.num_kv_heads",
+    "heads = 2 * self.num_heads",
+    f"{_MODEL}::test_sizes_count_parameters",
+  ),
+  Mutant(
+    "caatnet/models/transformer/config.py", "a tied head multiplies nothing",
+    "products += self.vocab_size * self.width\n", "products += 0\n",
+    f"{_MODEL}::test_flops_are_six_per_weight_of_a_product",
+  ),
+  Mutant(
+    "caatnet/models/transformer/communication.py", "full remat sends all again",
+    'if config.remat == "full" and (door == 0 or carried):',
+    'if config.remat == "full":',
+    f"{_MODEL}::test_lowered_collectives_equal_the_formula[full-1-1-0.5]",
+  ),
+  Mutant(
+    "caatnet/models/transformer/communication.py", "gains go with microbatches",
+    'count[Reduction("update", "float32", shape)] += 1',
+    'count[Reduction("update", "float32", shape)] += accumulation',
+    f"{_MODEL}::test_lowered_collectives_equal_the_formula[full-2-1-0.5]",
+  ),
+  Mutant(
+    "caatnet/models/convolutional.py", "blocks forget their input",
+    "return x + self.conv_2(jax.nn.relu(self.norm_2(y)))",
+    "return self.conv_2(jax.nn.relu(self.norm_2(y)))",
+    "tests/caatnet/models/convolutional_test.py::"
+    "test_the_network_is_its_oracle",
+  ),
+  Mutant(
+    "caatnet/models/convolutional.py", "the head looks at one place",
+    ".mean(axis=(1, 2))", ".mean(axis=1)[:, 0]",
+    "tests/caatnet/models/convolutional_test.py::"
+    "test_the_network_is_its_oracle",
+  ),
+  Mutant(
+    "caatnet/models/convolutional.py", "a stage's places are not quartered",
+    "places //= 4 if stage else 1", "places //= 2 if stage else 1",
+    "tests/caatnet/models/convolutional_test.py::"
+    "test_flops_are_those_of_the_weights",
+  ),
+  Mutant(
+    "caatnet/models/access.py", "layers run without their policy",
+    "f = jax.checkpoint(f, policy=policy, prevent_cse=False)", "pass",
+    f"{_MODEL}::test_lowered_collectives_equal_the_formula[full-1-1-0.5]",
+  ),
+  Mutant(
+    "caatnet/program.py", "a device prices the parameters of all",
+    "count //= tensor.devices", "pass",
+    "tests/caatnet/program_test.py::"
+    "test_prices_are_of_one_device_s_parameters",
+  ),
+]
+
+_TRAINING = [
+  Mutant(
+    "caatnet/train/step.py", "the gradient is a sum over data ranks",
+    "lambda x: x / layout.num_data_ranks, (loss, grads)",
+    "lambda x: x, (loss, grads)",
+    f"{_LINEAR}::test_a_step_is_sgd_on_each_worker_s_mean[ddp-0.0]",
+  ),
+  Mutant(
+    "caatnet/train/step.py", "microbatches are summed",
+    "return jax.tree.map(lambda x: x / accumulation, total)",
+    "return total",
+    f"{_LINEAR}::test_a_step_is_sgd_on_each_worker_s_mean[zero3-0.0]",
+  ),
+  Mutant(
+    "caatnet/train/step.py", "small gradients are clipped up",
+    "factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))",
+    "factor = clip_norm / jnp.maximum(norm, 1e-12)",
+    f"{_LINEAR}::test_a_step_is_sgd_on_each_worker_s_mean[ddp-99.0]",
+  ),
+  Mutant(
+    "caatnet/train/step.py", "each shard is clipped by its own norm",
+    "summed = lax.psum(stacked, names) if names else stacked",
+    "summed = lax.psum(stacked / lax.axis_size(names), names) "
+    "if names else stacked",
+    f"{_LINEAR}::test_a_step_is_sgd_on_each_worker_s_mean[zero1-0.5]",
+  ),
+  Mutant(
+    "caatnet/train/step.py", "gains have one rank's gradient",
+    "lambda grad, spec: grad if name in spec else lax.psum(grad, name),",
+    "lambda grad, spec: grad if name in spec else lax.pmean(grad, name),",
+    f"{_TRAIN}/step_test.py::test_lanes_are_devices[mesh0]",
+  ),
+  Mutant(
+    "caatnet/train/step.py", "the moments of the last step stay",
+    "state.step + 1, params, opt_state, carried, state.key",
+    "state.step + 1, params, state.opt_state, carried, state.key",
+    f"{_LINEAR}::test_a_step_is_sgd_on_each_worker_s_mean[ddp-0.0]",
+  ),
+  Mutant(
+    "caatnet/train/evaluate.py", "padded rows are judged, too",
+    "x.reshape(batch_size, *x.shape[num_dims + 1 :])[:count]",
+    "x.reshape(batch_size, *x.shape[num_dims + 1 :])",
+    f"{_TRAIN}/evaluate_test.py::"
+    "test_rows_that_fill_a_batch_up_do_not_count[ddp-13]",
+  ),
+  Mutant(
+    "caatnet/train/evaluate.py", "the loss is a tenth too low",
+    "return self.means[\"loss\"]", "return 0.9 * self.means[\"loss\"]",
+    f"{_TRAIN}/evaluate_test.py::"
+    "test_rows_that_fill_a_batch_up_do_not_count[ddp-8]",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "the logged rate is that of six steps later",
+    "rate = self.experiment.learning_rate(step - 1)",
+    "rate = self.experiment.learning_rate(step + 5)",
+    f"{_LINEAR}::test_records_are_of_the_step_that_they_name",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "a resumed run reads the first batches again",
+    "self.batches.set_state(position)", "pass",
+    f"{_LINEAR}::test_stopped_and_resumed_is_uninterrupted",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "worker 0's parameters are judged",
+    "params = self.evaluated(self.state.params, self.state.outer)",
+    "params = jax.tree.map(lambda x: x[0], self.state.params)",
+    f"{_LINEAR}::test_records_are_of_the_step_that_they_name",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "a stop saves nothing",
+    "if not finished:\n      self._save()", "if not finished:",
+    f"{_LINEAR}::test_stopped_and_resumed_is_uninterrupted",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "divergence is blamed on the other groups",
+    "if not math.isfinite(values[f\"grad_norm/{group}\"])",
+    "if math.isfinite(values[f\"grad_norm/{group}\"])",
+    f"{_LINEAR}::test_a_diverged_run_says_where_and_what_is_left",
+  ),
+  Mutant(
+    "caatnet/train/checkpoint.py", "an evaluation reads the oldest checkpoint",
+    "return steps[-1] if step is None else step",
+    "return steps[0] if step is None else step",
+    f"{_LINEAR}::test_an_evaluation_reads_the_checkpoint_that_it_names",
+  ),
+  Mutant(
+    "caatnet/train/checkpoint.py", "moments start anew",
+    'opt_state=read.rest["opt_state"],',
+    'opt_state=jax.tree.map(lambda x: 0 * x, read.rest["opt_state"]),',
+    f"{_LINEAR}::test_stopped_and_resumed_is_uninterrupted",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "records after the checkpoint stay",
+    'if record["step"] <= first_step:', "if True:",
+    f"{_TRAIN}/records_test.py::"
+    "test_metrics_after_the_checkpoint_are_written_again",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "a run goes on with another config",
+    "if not free and stored.get(key) != ours.get(key):",
+    "if not free and key not in stored:",
+    f"{_TRAIN}/records_test.py::"
+    "test_a_folder_goes_on_with_its_own_config_only",
+  ),
+  Mutant(
+    "caatnet/train/traffic.py", "an exchange counts in every step",
+    "* count / outer.period", "* count",
+    f"{_TRAIN}/records_test.py::"
+    "test_a_step_s_traffic_is_the_mean_over_a_period",
+  ),
+  Mutant(
+    "caatnet/train/traffic.py", "counts of loops are left out",
+    "size = np.array([c.bytes, c.wire_bytes_ring]) * c.count",
+    "size = np.array([c.bytes, c.wire_bytes_ring])",
+    f"{_TRAIN}/records_test.py::"
+    "test_a_summary_adds_up_what_goes_over_the_same_axes",
+  ),
+  Mutant(
+    "caatnet/train/state.py", "workers that differ in one bit pass",
+    "weights = 2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1",
+    "weights = 0 * jnp.arange(bits.shape[1], dtype=jnp.uint32)",
+    f"{_LINEAR}::test_workers_that_start_apart_are_an_error",
+  ),
+  Mutant(
+    "caatnet/train/whole.py", "a stored state is cut in another order",
+    "return _convert(x, program.layout.shards.store, tensor, sharding)",
+    "return _convert(x, lambda x, t: program.layout.shards.store("
+    "x[..., ::-1], t), tensor, sharding)",
+    f"{_LINEAR}::test_what_is_stored_is_restored",
+  ),
+  Mutant(
+    "caatnet/train/sweep.py", "the last key of a grid varies alone",
+    "for point in points\n", "for point in points[:1]\n",
+    "tests/launch/sweep_test.py::test_a_grid_is_all_combinations",
+  ),
+]
+
+_DATA_ROWS = [
+  Mutant(
+    "caatnet/data/pipeline.py", "windows share no byte",
+    "return (len(self._text) - 1) // self._seq_len",
+    "return (len(self._text) - self._seq_len) // self._seq_len",
+    f"{_DATA}/pipeline_test.py::test_an_epoch_has_each_window_once",
+  ),
+  Mutant(
+    "caatnet/data/pipeline.py", "all epochs have one order",
+    ".shuffle(shuffle_seed)\n    .repeat()", ".shuffle(shuffle_seed)\n"
+    "    .repeat(reseed_each_epoch=False)",
+    f"{_DATA}/pipeline_test.py::test_each_epoch_and_each_seed_has_its_own_order",
+  ),
+  Mutant(
+    "caatnet/data/pipeline.py", "the validation text's end is never read",
+    "num_bytes - (seq_len + 1)", "num_bytes - 2 * (seq_len + 1)",
+    f"{_DATA}/pipeline_test.py::test_validation_windows_are_even_and_disjoint",
+  ),
+  Mutant(
+    "caatnet/data/sources.py", "copies may lie on both sides",
+    "digest = hashlib.sha256(document).digest()\n",
+    "digest = hashlib.sha256(str(id(document)).encode()).digest()\n",
+    f"{_DATA}/sources_test.py::"
+    "test_folder_split_is_a_partition_that_keeps_copies_together",
+  ),
+  Mutant(
+    "caatnet/data/baselines.py", "bytes are conditioned on the byte after",
+    "log_probs[windows[:, :-1], windows[:, 1:]]",
+    "log_probs[windows[:, 1:], windows[:, :-1]]",
+    f"{_DATA}/baselines_test.py::test_add_one_smoothing_by_hand",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "bits are nats times ln 2",
+    "loss / math.log(2)", "loss * math.log(2)",
+    "tests/caatnet/show/tables_test.py::"
+    "test_an_evaluation_as_data_and_as_tables",
+  ),
+  Mutant(
+    "caatnet/data/images.py", "bytes of pixels are not scaled",
+    "scale = 255 if images.dtype == np.uint8 else 1", "scale = 1",
+    f"{_DATA}/images_test.py::test_a_file_s_pixels_lie_between_0_and_1",
+  ),
+  Mutant(
+    "caatnet/data/images.py", "the farthest class mean is chosen",
+    "distances.argmin(axis=0)", "distances.argmax(axis=0)",
+    f"{_DATA}/images_test.py::test_baselines_by_hand",
+  ),
+]
+
+_BUILD_ROWS = [
+  Mutant(
+    "caatnet/build/sections.py", "an unknown key is accepted",
+    "if key not in keys:\n", "if key not in values:\n",
+    f"{_BUILD}::test_a_section_has_its_builder_s_keys_and_no_others",
+  ),
+  Mutant(
+    "caatnet/build/outer.py", "momentum and pull change places",
+    "worker, self.every, self.learning_rate, self.momentum,\n      self.pull,",
+    "worker, self.every, self.learning_rate, self.pull,\n      self.momentum,",
+    f"{_BUILD}::test_keys_of_an_outer_loop_arrive_under_their_names[noloco]",
+  ),
+  Mutant(
+    "caatnet/build/outer.py", "chunk and top_k change places",
+    "self.error_decay, self.chunk, self.top_k,",
+    "self.error_decay, self.top_k, self.chunk,",
+    f"{_BUILD}::test_keys_of_an_outer_loop_arrive_under_their_names"
+    "[sparseloco]",
+  ),
+  Mutant(
+    "caatnet/build/outer.py", "error feedback is not switched on",
+    "_block_dims(program), weights, self.error_feedback, seed,",
+    "_block_dims(program), weights, False, seed,",
+    f"{_BUILD}::test_keys_of_an_outer_loop_arrive_under_their_names[diloco]",
+  ),
+  Mutant(
+    "caatnet/build/sync.py", "the MLP's doors have attention's fractions",
+    'door("p_mlp", p_mlp)', 'door("p_mlp", p_attention)',
+    f"{_BUILD}::test_each_door_has_its_own_fraction",
+  ),
+  Mutant(
+    "caatnet/build/zero.py", "a level's depth is one too low",
+    "names.index(value) + 1", "names.index(value)",
+    f"{_BUILD}::test_levels_of_a_partition_are_counted_from_inside",
+  ),
+  Mutant(
+    "caatnet/build/optimizer.py", "gains decay with the matrices",
+    "weight_decay=weight_decay, mask=decays", "weight_decay=weight_decay",
+    f"{_BUILD}::test_adamw_is_its_equation",
+  ),
+  Mutant(
+    "caatnet/build/optimizer.py", "the rate ends at its fraction, not of it",
+    "end_value=peak * final_fraction", "end_value=final_fraction",
+    f"{_BUILD}::test_sgd_is_its_equation",
+  ),
+  Mutant(
+    "caatnet/build/override.py", "an override of another type is taken",
+    "if type(value) is not kind:", "if value is None:",
+    f"{_BUILD}::test_an_override_has_a_key_and_its_type",
+  ),
+]
+
+_STUDIES_ROWS = [
+  Mutant(
+    "caatnet/studies/collectives/study.py", "a rank's links are one each way",
+    "slowest = min(min(out[: net.num_ranks]), min(into[: net.num_ranks]))",
+    "slowest = net.links[0].bandwidth",
+    f"{_STUDIES}/collectives_test.py::test_bound_of_a_rank_s_links",
+  ),
+  Mutant(
+    "caatnet/studies/collectives/study.py", "a speedup is a slowdown",
+    'over["over ring"].append(cell["ring"][model] / ours[model])',
+    'over["over ring"].append(ours[model] / cell["ring"][model])',
+    f"{_STUDIES}/collectives_test.py::test_a_speedup_is_their_time_over_ours",
+  ),
+  Mutant(
+    "caatnet/studies/flows/study.py", "a step of a program counts once",
+    'steps = {sent: count * entry["count"]}', "steps = {sent: count}",
+    f"{_STUDIES}/collectives_test.py::"
+    "test_a_program_s_collectives_take_their_ring",
+  ),
+  Mutant(
+    "caatnet/studies/schedule/study.py", "the barrier is not one",
+    "barrier = simulate.events(layout, size, barrier=True)",
+    "barrier = simulate.events(layout, size)",
+    f"{_STUDIES}/collectives_test.py::test_a_schedule_s_times_are_in_order",
+  ),
+  Mutant(
+    "caatnet/studies/utilisation/study.py", "bytes pass for bits",
+    "bandwidth = 8 * link.bandwidth", "bandwidth = link.bandwidth",
+    f"{_STUDIES}/utilisation_test.py::"
+    "test_the_result_is_json_and_its_setting_reaches_the_target",
+  ),
+  Mutant(
+    "caatnet/studies/partitions/study.py", "the paper's ratio is turned over",
+    "slow[key] / fast[key]", "fast[key] / slow[key]",
+    f"{_STUDIES}/partitions_test.py::"
+    "test_tables_say_what_is_assumed_and_what_is_not_reproduced",
+  ),
+  Mutant(
+    "caatnet/studies/partitions/tables.py", "every ratio is within ours",
+    "low <= paper <= high", "low <= paper",
+    f"{_STUDIES}/partitions_test.py::"
+    "test_tables_say_what_is_assumed_and_what_is_not_reproduced",
+  ),
+  Mutant(
+    "caatnet/studies/compilation/partition.py", "lanes send nothing twice",
+    "*arguments, accumulation=accumulation, lanes=lanes",
+    "*arguments, accumulation=1, lanes=lanes",
+    f"{_STUDIES}/compilation_test.py::"
+    "test_a_partition_s_formula_stands_beside_the_program",
+  ),
+  Mutant(
+    "caatnet/show/tables.py", "seeds are compared with the first seed",
+    'run["validation_loss"] - first[seed]["validation_loss"]',
+    'run["validation_loss"] - min(first.items())[1]["validation_loss"]',
+    "tests/caatnet/show/tables_test.py::test_points_are_compared_seed_by_seed",
+  ),
+  Mutant(
+    "caatnet/show/tables.py", "all axes are the tensor axis",
+    'if r["axis"] == "tensor" and r["phase"] == phase]',
+    'if r["phase"] == phase]',
+    "tests/caatnet/show/tables_test.py::test_bytes_of_one_phase_and_sizes",
+  ),
+  Mutant(
+    "caatnet/show/pictures.py", "p = 1 is a point of every number of ranks",
+    'if same or (row["p"] == 1.0 and row["tensor"] == line[0]):',
+    'if same or row["p"] == 1.0:',
+    "tests/caatnet/show/pictures_test.py::test_a_line_is_of_one_number_of_ranks",
+  ),
+]
+
+MUTANTS = (
+  *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
+  *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
+  *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS,
+)
+
+if __name__ == "__main__":
+  from tests import run_mutants
+
+  sys.exit(run_mutants.main())

@@ -1,0 +1,466 @@
+"""Each outer loop against its equation, written down again in float64.
+
+Three workers of a few numbers each, with gradients that are drawn; the inner
+optimizer is SGD. Momentum and decay are on, and there are three rounds: a first
+round starts from zeros and cannot tell where a sign or a factor is wrong.
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import optax
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.outer import noloco
+from parallel.outer.data_parallel import DataParallel
+from parallel.outer.dc_s3gd import DCS3GD
+from parallel.outer.diloco import DiLoCo
+from parallel.outer.eager import Eager
+from parallel.outer.exchange import Exchange
+from parallel.outer.fragments import fragments
+from parallel.outer.noloco import NoLoCo
+from parallel.outer.optimizers import Nesterov, Optax
+from parallel.outer.sparseloco import SparseLoCo
+from parallel.outer.streaming import Streaming
+from parallel.wire import Wire
+
+M = 3
+WORKER = Axis("worker", M, M)
+INNER_RATE = 0.1
+RATE, MOMENTUM = 0.7, 0.6
+LAYERS = 6
+SHAPES = {"blocks": {"w": (LAYERS, 6)}, "head": (7,)}
+BLOCK_DIMS = {"blocks": {"w": 1}, "head": 0}
+
+
+def draw(seed, *lead):
+  """A tree like the parameters; float32 values, so that all start alike."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda shape: rng.normal(size=(*lead, *shape)).astype("f4"), SHAPES,
+    is_leaf=lambda x: isinstance(x, tuple),
+  )
+
+
+def wide(tree):
+  return jax.tree.map(lambda x: np.asarray(x, "f8"), tree)
+
+
+def each(f, *trees):
+  return jax.tree.map(f, *trees)
+
+
+def exchange(wire=None, **options):
+  return Exchange(WORKER, wire or Wire(block=2), BLOCK_DIMS, **options)
+
+
+def run(loop, num_steps):
+  """Parameters, state and evaluated parameters after every step, in turn."""
+  start, grads = draw(0), draw(1, num_steps, M)
+  state = jax.device_get(loop.init(start))
+  specs = {
+    key: each(lambda _, key=key: P("worker") if key == "workers" else P(), part)
+    for key, part in state.items()
+  }
+
+  def program(state, params, grads):
+    found = []
+    for number in range(num_steps):
+      plan = loop.plan(number)
+      plan = plan._replace(numbers=each(jnp.int32, plan.numbers))
+      carried = loop.begin(params, state, plan)
+      changed = loop.gradients(each(lambda g, n=number: g[n], grads), carried)
+      updates = each(lambda g: -INNER_RATE * g, changed)
+      params, state = loop.finish(params, updates, carried, plan)
+      found.append((params, state, loop.evaluated(params, state)))
+    return found
+
+  f = jax.jit(jax.shard_map(
+    program, mesh=make_mesh({"worker": WORKER}),
+    in_specs=(specs, P("worker"), P(None, "worker")),
+    out_specs=[(P("worker"), specs, P())] * num_steps,
+  ))
+  params = each(lambda x: np.stack([x] * M), start)
+  return jax.device_get(f(state, params, grads))
+
+
+def updates_of(num_steps):
+  """What the inner optimizers add in each step, ``[M, ...]`` each."""
+  grads = wide(draw(1, num_steps, M))
+  return [
+    each(lambda g, n=n: -INNER_RATE * g[n], grads) for n in range(num_steps)
+  ]
+
+
+def workers_start():
+  return each(lambda x: np.stack([x] * M), wide(draw(0)))
+
+
+def nesterov(params, mean, momentum):
+  """Sutskever's form, as in DiLoCo: new parameters and momentum."""
+  momentum = each(lambda v, d: MOMENTUM * v + d, momentum, mean)
+  step = each(lambda v, d: RATE * (d + MOMENTUM * v), momentum, mean)
+  return each(np.subtract, params, step), momentum
+
+
+def zeros_like(tree):
+  return each(np.zeros_like, tree)
+
+
+def assert_close(ours, theirs, atol=2e-6):
+  each(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=atol),
+    ours, theirs,
+  )
+
+
+def test_data_parallel_steps_by_the_mean_gradient():
+  params = workers_start()
+  for found, updates in zip(
+    run(DataParallel(WORKER), 3), updates_of(3), strict=True
+  ):
+    params = each(lambda p, u: p + u.mean(axis=0), params, updates)
+    assert_close(found[0], params)
+    assert_close(found[2], each(lambda p: p[0], params))
+
+
+@pytest.mark.parametrize(
+  ("weights", "codec"),
+  [((), "none"), ((1.0, 2.0, 5.0), "none"), ((1.0, 2.0, 5.0), "int8")],
+)
+def test_diloco_is_its_equation(weights, codec):
+  loop = DiLoCo(
+    WORKER, 2, Nesterov(RATE, MOMENTUM),
+    exchange(Wire(codec, 2), weights=weights),
+  )
+  tolerance = {} if codec == "none" else {"atol": 5e-3}
+  share = np.array(weights or (1.0,) * M)
+  share = share / share.sum()
+  theta, phi = workers_start(), wide(draw(0))
+  momentum = zeros_like(phi)
+  found = run(loop, 6)
+  for number, updates in enumerate(updates_of(6), 1):
+    theta = each(np.add, theta, updates)
+    if number % 2 == 0:
+      mean = each(
+        lambda f, t: f - np.tensordot(share, t, 1), phi, theta
+      )
+      phi, momentum = nesterov(phi, mean, momentum)
+      theta = each(lambda f: np.stack([f] * M), phi)
+    assert_close(found[number - 1][0], theta, **tolerance)
+    assert_close(found[number - 1][2], phi, **tolerance)
+
+
+def test_a_sample_of_clients_is_averaged_with_its_weights():
+  weights = np.array([1.0, 2.0, 5.0])
+  loop = DiLoCo(
+    WORKER, 2, Optax(optax.sgd(1.0)), exchange(weights=tuple(weights)),
+    clients=2,
+  )
+  theta = workers_start()
+  left_out = set()
+  found = run(loop, 8)
+  for number, updates in enumerate(updates_of(8), 1):
+    theta = each(np.add, theta, updates)
+    if number % 2 == 0:
+      # Which two of the three is drawn: one of the three means is it.
+      heard = [1 - np.eye(M)[out] for out in range(M)]
+      means = [
+        each(lambda t, h=h: np.average(t, 0, weights * h), theta) for h in heard
+      ]
+      distances = [
+        max(np.abs(a - b).max() for a, b in zip(
+          *map(jax.tree.leaves, (m, found[number - 1][2])), strict=True
+        ))
+        for m in means
+      ]
+      out = int(np.argmin(distances))
+      left_out.add(out)
+      assert distances[out] < 1e-5 < sorted(distances)[1]
+      theta = each(lambda m: np.stack([m] * M), means[out])
+  assert len(left_out) > 1  # drawn anew
+
+
+@pytest.mark.parametrize("feedback", ["int4", "bfloat16"])
+def test_what_is_not_heard_is_heard_later(feedback):
+  """With outer SGD(1): what is heard and what is left is what there was."""
+  wire = (
+    Wire(dtype="bfloat16") if feedback == "bfloat16" else Wire("int4", 2)
+  )
+  loop = DiLoCo(
+    WORKER, 1, Optax(optax.sgd(1.0)), exchange(wire, error_feedback=True)
+  )
+  # A bfloat16 sum is rounded once more, which is nobody's residual.
+  tolerance = 1e-2 if feedback == "bfloat16" else 1e-5
+  start, told = wide(draw(0)), zeros_like(wide(draw(0)))
+  for (_, state, phi), updates in zip(run(loop, 4), updates_of(4), strict=True):
+    told = each(lambda t, u: t - u.mean(axis=0), told, updates)
+    left = each(lambda e: e.mean(axis=0), wide(state["workers"]["residual"]))
+    assert max(np.abs(x).max() for x in jax.tree.leaves(left)) > 1e-4
+    each(
+      lambda s, f, rest, t: np.testing.assert_allclose(
+        s - f + rest, t, atol=tolerance
+      ), start, wide(phi), left, told,
+    )
+
+
+def test_eager_is_its_equation():
+  """d~_m(k) = d_m(k) / M + (mean(k - 1) - d_m(k - 1) / M), and momentum."""
+  found = run(
+    Eager(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange()), 6
+  )
+  theta = phi = workers_start()
+  last, momentum = zeros_like(phi), zeros_like(phi)
+  for number, updates in enumerate(updates_of(6), 1):
+    theta = each(np.add, theta, updates)
+    if number % 2 == 0:
+      delta = each(np.subtract, phi, theta)
+      eager = each(
+        lambda d, e: d / M + (e.mean(axis=0) - e / M), delta, last
+      )
+      phi, momentum = nesterov(phi, eager, momentum)
+      theta, last = phi, delta
+    assert_close(found[number - 1][0], theta)
+    assert_close(found[number - 1][2], each(lambda x: x.mean(axis=0), phi))
+
+
+def test_eager_sends_at_the_head_of_a_round():
+  """So that the exchange has the whole round to arrive in."""
+  found = run(Eager(WORKER, 3, Nesterov(RATE, MOMENTUM), exchange()), 7)
+  for first in (3, 6):
+    told = found[first - 1][1]["workers"]["delta"]
+    assert_close(
+      found[first][1]["mean"], each(lambda d: d.mean(axis=0), wide(told))
+    )
+
+
+def test_dc_s3gd_is_its_equation():
+  """The correction points to where the update will be applied."""
+
+  def norm(tree):  # [W, ...] -> [W]
+    return jnp.sqrt(sum(
+      jnp.sum(jnp.square(x), axis=tuple(range(1, x.ndim)))
+      for x in jax.tree.leaves(tree)
+    ))
+
+  compensation = 0.3
+  found = run(DCS3GD(WORKER, exchange(), compensation, norm), 4)
+  common, update = wide(draw(0)), zeros_like(workers_start())
+  for number, plain in enumerate(updates_of(4)):
+    grads = each(lambda u: u / -INNER_RATE, plain)
+    correction = each(
+      lambda g, u: g * g * (u.mean(axis=0) - u), grads, update
+    )
+    sizes = [np.sqrt(sum(
+      np.square(x).reshape(M, -1).sum(axis=1) for x in jax.tree.leaves(tree)
+    )) for tree in (grads, correction)]
+    strength = compensation * sizes[0] / np.where(sizes[1] > 0, sizes[1], 1)
+    common = each(lambda w, u: w + u.mean(axis=0), common, update)
+    update = each(
+      lambda g, c, s=strength: -INNER_RATE * (
+        g + s.reshape(M, *[1] * (g.ndim - 1)) * c
+      ), grads, correction,
+    )
+    params, state, evaluated = found[number]
+    assert_close(state["workers"]["update"], update)
+    assert_close(state["params"], common)
+    assert_close(params, each(np.add, common, update))
+    assert_close(evaluated, each(lambda p: p.mean(axis=0), wide(params)))
+
+
+def two_bit_top_k(x, chunk, k):
+  """Signs of the k largest of each chunk, with the mean of either half."""
+  kept = np.zeros_like(x)
+  for start in range(0, len(x), chunk):
+    part = x[start : start + chunk]
+    order = np.argsort(-np.abs(part))
+    for half in (order[: k // 2], order[k // 2 : k]):
+      size = np.abs(part[half]).sum() / (k // 2)  # zeros fill a chunk up
+      kept[start + half] = np.sign(part[half]) * size
+  return kept
+
+
+def test_sparseloco_is_its_equation():
+  decay, chunk, k = 0.8, 6, 4
+  loop = SparseLoCo(WORKER, 2, RATE, BLOCK_DIMS, decay, chunk, k)
+  theta, phi = workers_start(), wide(draw(0))
+  residual = zeros_like(theta)
+
+  def heard(x, dims):
+    rows = x.reshape(-1, int(np.prod(x.shape[1 + dims :])))
+    return np.stack(
+      [two_bit_top_k(row, chunk, k) for row in rows]
+    ).reshape(x.shape)
+
+  found = run(loop, 6)
+  for number, updates in enumerate(updates_of(6), 1):
+    theta = each(np.add, theta, updates)
+    if number % 2 == 0:
+      total = each(lambda e, f, t: decay * e + f - t, residual, phi, theta)
+      kept = each(heard, total, BLOCK_DIMS)
+      residual = each(np.subtract, total, kept)
+      phi = each(lambda f, c: f - RATE * c.mean(axis=0), phi, kept)
+      theta = each(lambda f: np.stack([f] * M), phi)
+      assert_close(found[number - 1][1]["workers"]["residual"], residual)
+    assert_close(found[number - 1][0], theta)
+    assert_close(found[number - 1][2], phi)
+
+
+def test_noloco_is_its_equation():
+  """From the second round on phi differ, from the third on both terms act."""
+  momentum, pull = 0.5, 0.3
+  loop = NoLoCo(WORKER, 2, RATE, momentum, pull)
+  theta = phi = workers_start()
+  speed = zeros_like(phi)
+  met = set()
+  found = run(loop, 10)
+  for number, updates in enumerate(updates_of(10), 1):
+    theta = each(np.add, theta, updates)
+    if number % 2 == 0:
+      drawn = loop.plan(number - 1).variant
+      met.add(drawn)
+      j = np.array(noloco.partners_of_round(M, drawn))
+      delta = each(np.subtract, phi, theta)
+      speed = each(
+        lambda s, d, f, j=j: momentum * s - RATE * (d + d[j]) / 2
+        - pull * (f - f[j]) / 2,
+        speed, delta, phi,
+      )
+      phi = theta = each(np.add, phi, speed)
+      assert_close(found[number - 1][1]["workers"]["momentum"], speed)
+    assert_close(found[number - 1][0], theta)
+    assert_close(found[number - 1][2], each(lambda x: x.mean(axis=0), phi))
+  assert len(met) > 1
+
+
+def fragment_of(layer_sets, number):
+  """Reads and writes a fragment's part of trees with the layers in a dim."""
+
+  def select(tree, dim):
+    if number == len(layer_sets):
+      return {"head": tree["head"]}
+    index = (slice(None),) * dim + (layer_sets[number],)
+    return {"w": tree["blocks"]["w"][index]}
+
+  def write(tree, part, dim):
+    if number == len(layer_sets):
+      return {**tree, "head": part["head"]}
+    w = tree["blocks"]["w"].copy()
+    w[(slice(None),) * dim + (layer_sets[number],)] = part["w"]
+    return {**tree, "blocks": {"w": w}}
+
+  return select, write
+
+
+def streaming_by_hand(every, layer_sets, taus, keep, num_steps):
+  """Algorithm 2: theta and phi after every step."""
+  count = len(layer_sets) + 1
+  spacing = every // count
+  theta, phi = workers_start(), wide(draw(0))
+  momentum = zeros_like(phi)
+  sent, after = {}, []
+  for now, updates in enumerate(updates_of(num_steps), 1):
+    theta = each(np.add, theta, updates)
+    for fragment in range(count):
+      select, write = fragment_of(layer_sets, fragment)
+      # Sent every H steps, from one round after its turn in the first on.
+      turn = every + fragment * spacing
+      if now >= turn and (now - turn) % every == 0:
+        sent[fragment, now] = each(
+          lambda f, t: f - t.mean(axis=0), select(phi, 0), select(theta, 1)
+        )
+      for tau in sorted(set(taus)):
+        mean = sent.get((fragment, now - tau))
+        if mean is None:
+          continue
+        if tau == min(taus):  # the outer step, once
+          new, speed = nesterov(select(phi, 0), mean, select(momentum, 0))
+          phi = write(phi, new, 0)
+          momentum = write(momentum, speed, 0)
+        here = np.array(taus) == tau
+        mine = each(
+          lambda t, f, here=here: np.where(
+            here.reshape(M, *[1] * f.ndim), keep * t + (1 - keep) * f, t
+          ), select(theta, 1), select(phi, 0),
+        )
+        theta = write(theta, mine, 1)
+    after.append((theta, phi))
+  return after
+
+
+STREAMING = {
+  "at once, consecutive layers": (
+    dict(every=6, strided=False, overlap=(0, 0, 0), keep=0.0, pieces=1),
+    [[0, 1, 2], [3, 4, 5]],
+  ),
+  "late, strided layers": (
+    dict(every=6, strided=True, overlap=(1, 2, 2), keep=0.25, pieces=1),
+    [[0, 2, 4], [1, 3, 5]],
+  ),
+  # Two fragments are under way at once.
+  "in pieces": (
+    dict(every=6, strided=True, overlap=(3, 4, 3), keep=0.25, pieces=2),
+    [[0, 2, 4], [1, 3, 5]],
+  ),
+}
+
+
+def streaming(every, strided, overlap, keep, pieces, **options):
+  return Streaming(
+    WORKER, every, Nesterov(RATE, MOMENTUM), exchange(**options),
+    fragments({"blocks": LAYERS}, 3, strided), overlap, keep, pieces,
+  )
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_streaming_is_its_equation(name):
+  """Each fragment's momentum is its own, and is there in its next round."""
+  options, layer_sets = STREAMING[name]
+  num_steps = 24
+  expected = streaming_by_hand(
+    options["every"], layer_sets, options["overlap"], options["keep"],
+    num_steps,
+  )
+  for (params, _, phi), (theta, outer) in zip(
+    run(streaming(**options), num_steps), expected, strict=True
+  ):
+    assert_close(params, theta)
+    assert_close(phi, outer)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_fragment_s_residual_is_its_own(pieces):
+  """Outer momentum off, rate 1: heard and left is what there was."""
+  loop = Streaming(
+    WORKER, 6, Optax(optax.sgd(1.0)),
+    exchange(Wire("int4", 2), error_feedback=True),
+    fragments({"blocks": LAYERS}, 3, True), (2,), 0.0, pieces,
+  )
+  found = run(loop, 16)
+  residuals = [wide(state["workers"]["residual"]) for _, state, _ in found]
+  # Even layers are sent after updates 6 and 12, odd ones after 8 and 14, the
+  # rest after 10: with pieces, in the step after that and in the next one.
+  changed = [
+    np.abs(after["blocks"]["w"] - before["blocks"]["w"]).max(axis=(0, 2)) > 0
+    for before, after in itertools.pairwise(residuals)
+  ]
+  steps = {
+    layer: {n + 2 for n, where in enumerate(changed) if where[layer]}
+    for layer in range(LAYERS)
+  }
+  even = {t + i for t in (7, 13) for i in range(pieces)}
+  odd = {t + i for t in (9, 15) for i in range(pieces)}
+  assert steps == {n: odd if n % 2 else even for n in range(LAYERS)}
+  # What was heard of even layers in the first exchange, and what was left.
+  start = wide(draw(0))["blocks"]["w"]
+  went = -sum(u["blocks"]["w"] for u in updates_of(6)).mean(axis=0)
+  _, state, phi = found[7]
+  left = state["workers"]["residual"]["blocks"]["w"].mean(axis=0)
+  heard = start - phi["blocks"]["w"]
+  np.testing.assert_allclose(
+    (heard + left)[::2], went[::2], atol=1e-5
+  )

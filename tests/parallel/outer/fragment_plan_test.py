@@ -1,0 +1,88 @@
+"""One plan of fragments: what runs is what the model of utilisation prices."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from parallel.axes import Axis
+from parallel.network import utilisation
+from parallel.outer.exchange import Exchange
+from parallel.outer.fragment_plan import FragmentTimes
+from parallel.outer.fragments import fragments
+from parallel.outer.optimizers import Optax
+from parallel.outer.streaming import Streaming
+from parallel.wire import Wire
+
+LAYERS, ELEMENTS = 12, 64
+
+
+def streaming(every, layers, overlap):
+  worker = Axis("worker", 2, 2)
+  block_dims = {"blocks": {"w": 0}, "rest": 0}
+  return Streaming(
+    worker, every, Optax(optax.sgd(1.0)),
+    Exchange(worker, Wire(), block_dims),
+    fragments({"blocks": LAYERS}, layers, strided=True), (overlap,),
+  )
+
+
+def sent_by_step(loop, num_steps):
+  """Step -> layers sent, in the steady state."""
+  found = collections.defaultdict(frozenset)
+  of_layer = jnp.arange(LAYERS)
+  for step in range(2 * loop.every, 2 * loop.every + num_steps):
+    plan = loop.plan(step)
+    sends = [plan.variant.send] if plan.variant.send else []
+    places = [plan.numbers.send.place] if sends else []
+    after = step  # an overlapped send is at the head of the next step
+    if max(loop.overlap) == 0:
+      sends, after = list(plan.variant.receives), step + 1
+      places = [n.place for n in plan.numbers.receives]
+    for send, place in zip(sends, places, strict=True):
+      if send.kind == "blocks":
+        part = loop.fragments.take(
+          {"blocks": of_layer}, "blocks", place, 0
+        )["blocks"]
+        found[after % loop.every] |= frozenset(part.tolist())
+  return found
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("every", "layers", "overlap"),
+  [(30, 3, 1), (30, 3, 0), (13, 1, 2), (20, 6, 5), (5, 3, 0)],
+)
+def test_the_model_of_utilisation_sends_what_runs(every, layers, overlap):
+  """The same layers after the same steps, and as many bytes in a round."""
+  loop = streaming(every, layers, overlap)
+  method = utilisation.Method(every, LAYERS // layers, overlap, bits=32)
+  runs = sent_by_step(loop, every)
+  for step in range(every):
+    assert runs[step] == method.layers_sent(step, LAYERS)
+  shapes = {
+    "blocks": {"w": jax.ShapeDtypeStruct((LAYERS, ELEMENTS), "f4")},
+    "rest": jax.ShapeDtypeStruct((0,), "f4"),  # the model gives it no bytes
+  }
+  sent = sum(loop.sent_bytes(shapes).values()) * every / loop.period
+  model = utilisation.Model(LAYERS * ELEMENTS, LAYERS, 1.0)
+  bits = utilisation.simulate(model, method, 1e4).link_busy_s[0] * 1e4
+  assert 8 * sent == pytest.approx(bits)
+
+
+@pytest.mark.parametrize(("every", "num"), [(6, 3), (7, 3), (5, 5), (100, 1)])
+def test_each_fragment_has_one_turn_in_a_round(every, num):
+  times = FragmentTimes(every, num)
+  turns = [times.in_round(step) for step in range(every)]
+  assert [t for t in turns if t is not None] == list(range(num))
+  for fragment in range(num):
+    assert turns[fragment * (every // num)] == fragment
+  assert all(times.sent(step) is None for step in range(every))
+  assert [times.sent(every + step) for step in range(every)] == turns
+
+
+def test_more_fragments_than_steps_are_refused():
+  with pytest.raises(ValueError, match="every=4 is less than the 5 fragments"):
+    FragmentTimes(4, 5)
