@@ -213,6 +213,18 @@ def test_imports_go_one_way():
   assert not found, "\n".join(found)
 
 
+def test_parallel_names_no_config_keys():
+  """Who knows the config adds its sections to messages."""
+  found = [
+    f"{name}: {node.value!r}"
+    for name, path in _modules().items() if name.startswith("parallel.")
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    and "config." in node.value.replace("jax.config.", "")
+  ]
+  assert not found, "\n".join(found)
+
+
 def test_packages_import_nothing():
   for top in OURS:
     assert not (ROOT / top / "__init__.py").read_text().strip()

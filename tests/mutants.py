@@ -1231,7 +1231,7 @@ _MODELS = [
     "caatnet/models/convolutional.py", "a stage's places are not quartered",
     "places //= 4 if stage else 1", "places //= 2 if stage else 1",
     "tests/caatnet/models/convolutional_test.py::"
-    "test_flops_are_those_of_the_weights",
+    "test_flops_are_of_the_places_of_a_stage",
   ),
   Mutant(
     "caatnet/models/access.py", "layers run without their policy",

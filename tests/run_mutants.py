@@ -13,7 +13,7 @@ says nothing.
 
 import argparse
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import compileall
 import contextlib
 import dataclasses
@@ -57,6 +57,7 @@ class Outcome:
     seconds: How long it took.
     failed: Ids of the tests that failed.
     durations: Id of a test -> its seconds.
+    error: The first line of the first failed test's error.
     output: What pytest printed, its end.
   """
 
@@ -64,6 +65,7 @@ class Outcome:
   seconds: float
   failed: tuple[str, ...] = ()
   durations: tuple[tuple[str, float], ...] = ()
+  error: str = ""
   output: str = ""
 
 
@@ -133,9 +135,9 @@ def _forked(
     return Outcome("out of time", seconds, output=text)
   if not found.exists():
     return Outcome("crashed", seconds, output=text)
-  word, failed, durations = json.loads(found.read_text())
+  word, failed, durations, error = json.loads(found.read_text())
   shutil.rmtree(folder)
-  return Outcome(word, seconds, tuple(failed), tuple(durations), text)
+  return Outcome(word, seconds, tuple(failed), tuple(durations), error, text)
 
 
 def _child(
@@ -176,7 +178,9 @@ def _child(
   sys.stdout.flush()
   durations = sorted(reports.durations.items())
   temporary = folder / "temporary"
-  temporary.write_text(json.dumps([word, reports.failed, durations]))
+  temporary.write_text(
+    json.dumps([word, reports.failed, durations, reports.error])
+  )
   temporary.rename(folder / "found")
   os._exit(0)
 
@@ -188,6 +192,7 @@ class _Reports:
     self.failed: list[str] = []
     self.durations: collections.Counter[str] = collections.Counter()
     self.not_collected = False
+    self.error = ""
 
   def pytest_collectreport(self, report: Any) -> None:
     self.not_collected |= report.failed
@@ -196,6 +201,9 @@ class _Reports:
     self.durations[report.nodeid] += report.duration
     if report.failed and report.nodeid not in self.failed:
       self.failed.append(report.nodeid)
+      crash = getattr(report.longrepr, "reprcrash", None)
+      if crash and not self.error:
+        self.error = " ".join(crash.message.split())[:100]
 
 
 # The runner -------------------------------------------------------------------
@@ -295,8 +303,11 @@ class Run:
     killed: How many mutants failed their tests.
   """
 
-  def __init__(self, mutants: Sequence[Any], servers: Sequence[Server]) -> None:
-    self._mutants, self._servers = mutants, servers
+  def __init__(
+    self, mutants: Sequence[Any], servers: Sequence[Server],
+    say: Callable[[str], None],
+  ) -> None:
+    self._mutants, self._servers, self._say = mutants, servers, say
     self.problems: list[tuple[Any, str]] = []
     self.killed = 0
     self._seconds: dict[str, float] = {}
@@ -369,6 +380,7 @@ class Run:
       found = server.run([m.test], bound, change)
       if found.word == "failed":
         self.killed += 1
+        self._say(f"{m.file}: {m.what}\n    {found.error}")
       else:
         why = f"{found.word}: {_last_line(found.output)}"
         self.problems.append((m, "survives" if found.word == "passed" else why))
@@ -390,6 +402,9 @@ def main() -> int:
     help="only mutants with this in their file, test or description",
   )
   parser.add_argument("--list", action="store_true", help="runs nothing")
+  parser.add_argument(
+    "--verbose", action="store_true", help="says how each mutant is noticed"
+  )
   parser.add_argument("--serve", help=argparse.SUPPRESS)
   options = parser.parse_args()
   if options.serve:
@@ -409,10 +424,13 @@ def main() -> int:
     print(f"{len(chosen)} mutants")
     return 0
   rotten = [(m, why) for m in chosen if (why := problem(m))]
-  return _run([m for m in chosen if not problem(m)], rotten)
+  applying = [m for m in chosen if not problem(m)]
+  return _run(applying, rotten, options.verbose)
 
 
-def _run(mutants: Sequence[Any], rotten: Sequence[tuple[Any, str]]) -> int:
+def _run(
+  mutants: Sequence[Any], rotten: Sequence[tuple[Any, str]], verbose: bool
+) -> int:
   from rich.console import Console
   from rich.progress import (
     BarColumn,
@@ -433,7 +451,7 @@ def _run(mutants: Sequence[Any], rotten: Sequence[tuple[Any, str]]) -> int:
       tree = pathlib.Path(folder, str(number), "tree")
       copy_tree(tree)
       servers.append(Server(tree, pathlib.Path(folder, "programs")))
-    run = Run(mutants, servers)
+    run = Run(mutants, servers, console.print if verbose else lambda _: None)
     try:
       with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),

@@ -156,6 +156,23 @@ def test_flops_are_those_of_the_weights():
   assert deeper - one == forward(4, 6, 3) - forward(4, 6, 1)
 
 
+def test_flops_are_of_the_places_of_a_stage():
+  """Six per weight of every kernel and place; each stage has a quarter."""
+  network = model(widths=(4, 8, 12), shape=(8, 16, 3))
+  shapes = jax.eval_shape(network.init, jax.random.key(0))
+  places = {"head": 1}
+  for stage in range(3):
+    number = 8 * 16 // 4**stage
+    places |= {f"enter_{stage}": number, f"stage_{stage}": number}
+  expected = sum(
+    6 * x.size * places[path[0].key]
+    for path, x in jax.tree.leaves_with_path(shapes)
+    if path[-1].key == "kernel"
+  )
+  image = jax.ShapeDtypeStruct((8, 16, 3), "f4")
+  assert network.flops({"image": image}) == expected
+
+
 def test_it_trains_through_the_loop_and_resumes(tmp_path):
   """Accuracy is among the records; a resumed run is an uninterrupted one."""
   whole = loop.train(make("data_parallel"), tmp_path / "whole", quiet=True)
