@@ -269,7 +269,7 @@ def copy_tree(target: pathlib.Path) -> None:
     compileall.compile_dir(target / top, quiet=2)
 
 
-def test_file(test: str) -> str:
+def _file_of(test: str) -> str:
   return test.partition("::")[0]
 
 
@@ -289,10 +289,13 @@ def of_changed_files(mutants: Iterable[Any]) -> list[Any]:
     ["diff", "--name-only", "HEAD~1"],
     ["ls-files", "--others", "--exclude-standard"],
   ):
-    names |= set(subprocess.run(
-      ["git", *command], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split())
-  return [m for m in mutants if names & {m.file, test_file(m.test)}]
+    listed = subprocess.run(
+      ["git", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+      sys.exit(f"error: --changed: git {command[0]}: {listed.stderr.strip()}")
+    names |= set(listed.stdout.split())
+  return [m for m in mutants if names & {m.file, _file_of(m.test)}]
 
 
 class Run:
@@ -347,7 +350,7 @@ class Run:
     """Runs all named tests without mutants, file by file."""
     files: dict[str, list[str]] = {}
     for m in self._mutants:
-      of_file = files.setdefault(test_file(m.test), [])
+      of_file = files.setdefault(_file_of(m.test), [])
       if m.test not in of_file:
         of_file.append(m.test)
 

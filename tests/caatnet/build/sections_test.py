@@ -180,3 +180,4 @@ def test_an_override_has_a_key_and_its_type(overrides, message):
                      configs.choices())
   assert (changed.sync.p, type(changed.sync.p)) == (1.0, float)
   assert changed.outer.every == 3
+  assert config.outer.algorithm == "data_parallel"

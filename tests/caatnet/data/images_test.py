@@ -39,7 +39,7 @@ def test_a_file_s_pixels_lie_between_0_and_1(dtype, scale, tmp_path):
     assert part["image"].dtype == np.float32
     assert part["image"].shape[1:] == (2, 3, 1)
     for x, y in zip(part["image"], part["label"], strict=True):
-      assert label_of[x.tobytes()] == y
+      assert label_of.get(x.tobytes()) == y
   training = {x.tobytes() for b in batches for x in b["image"]}
   validation = {x.tobytes() for x in held_out["image"]}
   assert training | validation == set(label_of)

@@ -185,5 +185,6 @@ def test_a_write_waits_for_those_who_read():
   blocks = {b.get("id"): b for b in gpu.iter("tb")}
   (receives,) = (b for b in blocks.values() if b.get("recv") == "1")
   (step,) = receives.iter("step")
+  assert step.get("depid") in blocks
   awaited = blocks[step.get("depid")]
   assert (awaited.get("send"), step.get("deps")) == ("1", "0")
