@@ -19,6 +19,7 @@ flags.DEFINE_string("output", "", "JSON file for the result.")
 
 
 def main() -> None:
+  from caatnet import ranges
   from launch.benchmarks import kernels, schedules, train_step, zero
 
   bodies = {
@@ -34,6 +35,7 @@ def main() -> None:
       f"config.benchmark.name={name!r} must be one of {', '.join(bodies)}; "
       "the configs are in configs/benchmark/"
     )
+  ranges.check(config)
   result = bodies[name](config)
   if FLAGS.output:
     path = pathlib.Path(FLAGS.output)

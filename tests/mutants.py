@@ -62,6 +62,7 @@ _TRAIN = "tests/caatnet/train"
 _LINEAR = "tests/caatnet/train/linear_model_test.py"
 _DATA = "tests/caatnet/data"
 _BUILD = "tests/caatnet/build/sections_test.py"
+_RANGES = "tests/caatnet/ranges_test.py"
 _STUDIES = "tests/caatnet/studies"
 
 _COLLECTIVES = [
@@ -1480,6 +1481,23 @@ _BUILD_ROWS = [
     "caatnet/build/override.py", "an override changes the config itself",
     "config = config.copy_and_resolve_references()", "pass",
     f"{_BUILD}::test_an_override_has_a_key_and_its_type",
+  ),
+  Mutant(
+    "caatnet/build/experiments.py", "a run's numbers are not checked",
+    "  ranges.check(config)\n", "",
+    f"{_RANGES}::test_nothing_is_built_of_a_number_out_of_its_range",
+  ),
+  Mutant(
+    "caatnet/ranges.py", "infinite numbers are in every open range",
+    "and math.isfinite(value)", "and not math.isnan(value)",
+    f"{_RANGES}::test_no_number_is_negative_infinite_or_no_number"
+    "[optimizer.clip_norm]",
+  ),
+  Mutant(
+    "caatnet/ranges.py", "a decay may be 1",
+    "(value < self.high if self.below else value <= self.high)",
+    "(value <= self.high)",
+    f"{_RANGES}::test_bounds",
   ),
 ]
 

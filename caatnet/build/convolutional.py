@@ -4,7 +4,6 @@ from caatnet.build.context import Context
 from caatnet.checks import DTYPES, one_of
 from caatnet.data.images import ImageData
 from caatnet.models.convolutional import ConvolutionalModel
-from parallel.checks import positive
 
 
 def build(
@@ -42,8 +41,6 @@ def build(
       "config.model.name='convolutional'"
     )
   one_of("dtype", dtype, DTYPES)
-  for width in widths:
-    positive("widths", width)
   return ConvolutionalModel(
     shape=tuple(context.data.shape),
     num_classes=context.data.num_classes,

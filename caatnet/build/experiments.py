@@ -5,13 +5,13 @@ has a file for each section of a config, by its name.
 """
 
 from collections.abc import Mapping
-import dataclasses
 import json
 from typing import Any
 
 import jax
 import ml_collections
 
+from caatnet import ranges
 from caatnet.build import sections
 from caatnet.build.context import Context
 from caatnet.build.data import DATA
@@ -24,7 +24,6 @@ from caatnet.data.protocol import Data
 from caatnet.program import Layout, Program
 from caatnet.train.experiment import Experiment, TrainOptions
 from parallel.axes import Axis, assign_devices, make_mesh
-from parallel.checks import at_least
 from parallel.kernels import selection
 
 # The axes, outermost first; config.zero may make several levels of data.
@@ -54,6 +53,7 @@ def build(
     ValueError: A value does not fit; the message names its key and what would.
   """
   _check_sections(config)
+  ranges.check(config)
   devices = devices or jax.devices()
   platform = devices[0].platform
   zero: Zero = sections.call(
@@ -130,8 +130,6 @@ def _axes(
   requested_mesh: Mapping[str, int] | None,
 ) -> dict[str, Axis]:
   """Returns all axes by name, outermost first, with levels in place of data."""
-  for name in AXES:
-    at_least(f"config.parallel.{name}", parallel[name])
   sizes = (
     {"worker": parallel["worker"]}
     | {level.name: level.size for level in zero.partition.levels}
@@ -156,9 +154,6 @@ def _kernels(value: str, platform: str) -> tuple[str, ...]:
 
 def _check_batch(data: Data, train: TrainOptions, num_ranks: int) -> None:
   """Refuses batches that do not divide over ranks and microbatches."""
-  at_least("config.data.batch_size", data.batch_size)
-  for field in dataclasses.fields(train):
-    at_least(f"config.train.{field.name}", getattr(train, field.name))
   unit = num_ranks * train.accumulation
   if data.batch_size % unit:
     raise ValueError(

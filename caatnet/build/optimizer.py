@@ -5,8 +5,6 @@ from typing import Any
 
 import optax
 
-from parallel.checks import positive
-
 
 @dataclasses.dataclass(frozen=True)
 class Inner:
@@ -72,7 +70,6 @@ def _warmup_cosine(
   num_steps: int, peak: float, warmup_steps: int, final_fraction: float
 ) -> optax.Schedule:
   """Makes a linear warm-up to ``peak``, then a cosine to a fraction of it."""
-  positive("learning_rate", peak)
   if not 0 <= warmup_steps < num_steps:
     raise ValueError(
       f"warmup_steps={warmup_steps} must lie in "

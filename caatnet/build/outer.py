@@ -14,7 +14,6 @@ import optax
 from caatnet.checks import one_of
 from caatnet.program import Program, is_spec
 from caatnet.train.step import global_norm
-from parallel.checks import at_least, positive
 from parallel.collectives import each_lane
 from parallel.outer.base import OuterLoop
 from parallel.outer.data_parallel import DataParallel
@@ -38,9 +37,6 @@ class _Rounds:
 
   every: int
 
-  def __post_init__(self) -> None:
-    at_least("every", self.every)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _OuterStep:
@@ -52,7 +48,6 @@ class _OuterStep:
 
   def outer_optimizer(self) -> OuterOptimizer:
     one_of("optimizer", self.optimizer, ("nesterov", "sgd", "adam"))
-    positive("learning_rate", self.learning_rate)
     match self.optimizer:
       case "nesterov":
         return Nesterov(self.learning_rate, self.momentum)
@@ -131,16 +126,16 @@ class _FedAvg(_Rounds, _Exchanging):
 
   def build(self, program: Program, seed: int) -> OuterLoop:
     worker = program.layout.worker
-    if not 0 <= self.clients <= worker.size:
+    if self.clients > worker.size:
       raise ValueError(
         f"clients={self.clients} must lie in "
         f"[0, config.parallel.worker={worker.size}]"
       )
     weights = tuple(map(float, self.weights))
-    if len(weights) not in (0, worker.size) or any(w <= 0 for w in weights):
+    if len(weights) not in (0, worker.size):
       raise ValueError(
         f"weights={weights} must be config.parallel.worker={worker.size} "
-        "positive numbers, or none"
+        "numbers, or none"
       )
     if self.clients and self.error_feedback:
       raise ValueError(
@@ -204,10 +199,6 @@ class _DCS3GD(_Exchanging):
   compensation: float
 
   def build(self, program: Program, seed: int) -> OuterLoop:
-    if self.compensation < 0:
-      raise ValueError(
-        f"compensation={self.compensation} must not be negative"
-      )
     worker = program.layout.worker
     # Norms take all ranks, of which `parallel.outer` knows nothing: [W, ...]
     # to [W], one worker after the other.

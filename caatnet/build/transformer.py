@@ -8,7 +8,6 @@ from caatnet.data.text import TextData
 from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
-from parallel.checks import positive
 
 
 def build(
@@ -41,12 +40,6 @@ def build(
   Raises:
     ValueError: A value does not fit; the message names what would.
   """
-  for key, value in (
-    ("vocab_size", vocab_size), ("width", width), ("num_layers", num_layers),
-    ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
-    ("ffn_width", ffn_width), ("unroll", unroll),
-  ):
-    positive(key, value)
   one_of("dtype", dtype, DTYPES)
   one_of("attention", attention, attentions.IMPLEMENTATIONS)
   if not isinstance(context.data, TextData):

@@ -12,6 +12,8 @@ import importlib
 import pathlib
 from typing import Any
 
+from caatnet import ranges
+
 # The values of config.study: folders beside this file.
 SUBJECTS = ("collectives", "flows", "partitions", "schedule", "utilisation")
 
@@ -41,7 +43,8 @@ def find(config: Mapping[str, Any]) -> Study:
     config: The config as nested dicts.
 
   Raises:
-    ValueError: ``config.study`` is missing or unknown.
+    ValueError: ``config.study`` is missing or unknown, or a number is out of
+      its range.
   """
   name = config.get("study")
   if name not in SUBJECTS:
@@ -49,6 +52,7 @@ def find(config: Mapping[str, Any]) -> Study:
       f"config.study={name!r} must be one of {', '.join(SUBJECTS)}; a config "
       "with a study: configs/diloco/utilisation.py"
     )
+  ranges.check(config)
   study, tables, pictures = (
     importlib.import_module(f"caatnet.studies.{name}.{part}")
     for part in ("study", "tables", "pictures")

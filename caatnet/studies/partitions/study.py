@@ -110,14 +110,6 @@ def _machine(config: Mapping[str, Any]) -> Machine:
       f"config.cluster={name!r} must be one of {', '.join(clusters.CLUSTERS)}"
       f"{hint}"
     )
-  if not 0 < config["utilisation"] <= 1:
-    raise ValueError(
-      f"config.utilisation={config['utilisation']:g} must lie in (0, 1]"
-    )
-  if not config["memory_gb"] > 0:
-    raise ValueError(
-      f"config.memory_gb={config['memory_gb']:g} must be positive"
-    )
   text, cluster = config["zero"]["levels"], clusters.CLUSTERS[name]
   with naming("config.zero", ("levels",)):
     levels = partition.parse_levels(text, config["parallel"]["data"])
@@ -156,12 +148,6 @@ def _workload(config: Mapping[str, Any]) -> Workload:
   """Checks what the config says of the model and its steps, and builds it."""
   if not config["accumulations"]:
     raise ValueError("config.accumulations=() must have a value")
-  for count in config["accumulations"]:
-    if count != int(count) or count < 1:
-      raise ValueError(
-        f"config.accumulations={tuple(config['accumulations'])}: {count} must "
-        "be an integer, at least 1"
-      )
   names = [field.name for field in dataclasses.fields(Workload)]
   try:
     return Workload(**{name: config[name] for name in names})

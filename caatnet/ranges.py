@@ -1,0 +1,198 @@
+"""The range of every number in a config, in one table.
+
+What depends on other values, such as that a rank's share is whole, is checked
+where these meet. Here is what a number must be whatever the others are.
+"""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+import math
+import numbers
+from typing import Any
+
+# Sizes and counts are int32 in compiled programs.
+_LARGEST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """Finite numbers between two bounds.
+
+  Attributes:
+    low: The lower bound.
+    high: The upper bound; infinity for none.
+    above: Whether the lower bound itself is refused.
+    below: Whether the upper bound itself is refused.
+    whole: Whether only integers are in the range.
+  """
+
+  low: float
+  high: float = math.inf
+  above: bool = False
+  below: bool = False
+  whole: bool = False
+
+  def __contains__(self, value: Any) -> bool:
+    kind = numbers.Integral if self.whole else numbers.Real
+    if not isinstance(value, kind) or isinstance(value, bool):
+      return False
+    return (
+      (self.low < value if self.above else self.low <= value)
+      and (value < self.high if self.below else value <= self.high)
+      and math.isfinite(value)
+    )
+
+  def __str__(self) -> str:
+    """Says what a number must, as in "be an integer from 1 to 9"."""
+    if self.whole:
+      return f"be an integer from {self.low} to {self.high}"
+    if self.high == math.inf:
+      bound = "positive" if self.above else f"at least {self.low}"
+      return f"be {bound} and finite"
+    left, right = "(" if self.above else "[", ")" if self.below else "]"
+    return f"lie in {left}{self.low}, {self.high}{right}"
+
+
+COUNT = Range(1, _LARGEST, whole=True)
+COUNT_OR_NONE = Range(0, _LARGEST, whole=True)
+BYTES = Range(1, 2**53, whole=True)  # times are computed in float64
+SEED = Range(0, 2**32 - 1, whole=True)
+POSITIVE = Range(0, above=True)
+NOT_NEGATIVE = Range(0)
+FRACTION = Range(0, 1)
+POSITIVE_FRACTION = Range(0, 1, above=True)
+DECAY = Range(0, 1, below=True)
+# What float32 tells from 0: it keeps a quotient finite.
+EPSILON = Range(1e-37)
+
+# Keys without their choices: equal keys of two models, optimizers or outer
+# loops have equal ranges. All values of a tuple must be in its range.
+RANGES = {
+  "seed": SEED,
+  "model.vocab_size": COUNT,
+  "model.width": COUNT,
+  "model.num_layers": COUNT,
+  "model.num_heads": COUNT,
+  "model.num_kv_heads": COUNT,
+  "model.ffn_width": COUNT,
+  "model.rope_base": Range(1),
+  "model.norm_eps": EPSILON,
+  "model.init_std": POSITIVE,
+  "model.unroll": COUNT,
+  "model.widths": COUNT,
+  "model.blocks": COUNT,
+  "model.groups": COUNT,
+  "sync.p": FRACTION,
+  "sync.p_attention": FRACTION,
+  "sync.p_mlp": FRACTION,
+  "parallel.worker": COUNT,
+  "parallel.data": COUNT,
+  "parallel.tensor": COUNT,
+  "outer.every": COUNT,
+  "outer.learning_rate": POSITIVE,
+  "outer.momentum": DECAY,
+  "outer.block": COUNT_OR_NONE,
+  "outer.weights": POSITIVE,
+  "outer.clients": COUNT_OR_NONE,
+  "outer.fragment_layers": COUNT_OR_NONE,
+  "outer.overlap": COUNT_OR_NONE,
+  "outer.keep": FRACTION,
+  "outer.pieces": COUNT,
+  "outer.compensation": NOT_NEGATIVE,
+  "outer.chunk": COUNT,
+  "outer.top_k": COUNT,
+  "outer.error_decay": FRACTION,
+  # A pull of 2 or more drives pairs apart (`parallel.outer.noloco`).
+  "outer.pull": Range(0, 2, below=True),
+  "zero.block": COUNT_OR_NONE,
+  "data.seq_len": COUNT,
+  "data.batch_size": COUNT,
+  "data.validation_percent": Range(0, 100, above=True, below=True),
+  "data.validation_windows": COUNT_OR_NONE,
+  "data.shape": COUNT,
+  "data.num_classes": COUNT,
+  "optimizer.learning_rate": POSITIVE,
+  "optimizer.warmup_steps": COUNT_OR_NONE,
+  "optimizer.final_fraction": FRACTION,
+  "optimizer.beta_1": DECAY,
+  "optimizer.beta_2": DECAY,
+  "optimizer.eps": EPSILON,
+  "optimizer.weight_decay": NOT_NEGATIVE,
+  "optimizer.clip_norm": NOT_NEGATIVE,
+  "optimizer.momentum": DECAY,
+  "train.num_steps": COUNT,
+  "train.accumulation": COUNT,
+  "train.log_every": COUNT,
+  "train.eval_every": COUNT,
+  "train.checkpoint_every": COUNT,
+  "train.keep_checkpoints": COUNT,
+  "sweep.seeds": SEED,
+  "benchmark.rounds": COUNT,
+  "benchmark.buffers": COUNT,
+  "benchmark.tori": COUNT,
+  "benchmark.meshes": COUNT,
+  "benchmark.num_random": COUNT,
+  "benchmark.max_nodes": COUNT,
+  "benchmark.processes": COUNT,
+  # Studies have their keys at the top.
+  "bandwidth": POSITIVE,
+  "latency_s": NOT_NEGATIVE,
+  "size_bytes": BYTES,
+  "picture_round": COUNT_OR_NONE,
+  "failed_uplinks": COUNT_OR_NONE,
+  "memory_gb": POSITIVE,
+  "utilisation": POSITIVE_FRACTION,
+  "parameters": POSITIVE,
+  "num_layers": COUNT,
+  "tokens": COUNT,
+  "accumulation": COUNT,
+  "accumulations": COUNT,
+  "weight_bytes": COUNT,
+  "gradient_bytes": COUNT,
+  "recommend.parameters": POSITIVE,
+  "recommend.num_layers": COUNT,
+  "recommend.step_seconds": POSITIVE,
+  "recommend.target": Range(0, 1, above=True, below=True),
+  "recommend.volume_factor": POSITIVE,
+  "recommend.sync_every": COUNT,
+  "recommend.overlap_steps": COUNT_OR_NONE,
+  "recommend.bits": POSITIVE,
+}
+
+
+def check(config: Mapping[str, Any]) -> None:
+  """Refuses numbers that are out of their range.
+
+  Args:
+    config: A config, or its sections as nested dicts. Keys that the table does
+      not have are left to whoever reads them.
+
+  Raises:
+    ValueError: A number is not in its range, or is no number; the message has
+      key, value and range.
+  """
+  for key, value in _leaves(config):
+    allowed = RANGES.get(key)
+    for number in () if allowed is None else _flat(value):
+      if number not in allowed:
+        raise ValueError(f"config.{key}={number!r} must {allowed}")
+
+
+def _leaves(
+  config: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+  """Yields all values of a config with their keys, dots between sections."""
+  for key, value in config.items():
+    if hasattr(value, "items"):
+      yield from _leaves(value, f"{prefix}{key}.")
+    else:
+      yield prefix + key, value
+
+
+def _flat(value: Any) -> Iterator[Any]:
+  """Yields a number, or all numbers of a tuple or of tuples in it."""
+  if isinstance(value, tuple | list):
+    for part in value:
+      yield from _flat(part)
+  else:
+    yield value
