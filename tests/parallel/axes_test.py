@@ -38,9 +38,9 @@ def test_an_axis_that_the_mesh_does_not_name_gets_one_device():
 @pytest.mark.parametrize(
   ("requested", "message"),
   [
-    ({"pipe": 2}, "the axes data, tensor"),
+    ({"pipe": 2}, "the axes are data, tensor"),
     ({"tensor": 3}, r"use one of \[1, 2, 4, 8\]"),
-    ({"tensor": 8, "data": 2}, "16 devices, this machine has 8"),
+    ({"tensor": 8, "data": 2}, "16 devices are asked for, this machine has 8"),
   ],
 )
 def test_an_impossible_mesh_says_why(requested, message):

@@ -1,0 +1,63 @@
+"""Launch scripts as users run them, each in a process of its own."""
+
+import multiprocessing
+import os
+import pathlib
+import runpy
+import sys
+import traceback
+from typing import NamedTuple
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# What scripts import that is not ours: imported once, in the server that each
+# script's process is forked from.
+PRELOADED = [
+  "jax", "jax.experimental.pallas.tpu", "jax.experimental.pallas.triton",
+  "flax.nnx", "optax", "grain", "orbax.checkpoint", "scipy.sparse.csgraph",
+  "networkx", "rich.progress", "ml_collections.config_flags", "pytest",
+]
+
+
+class Ended(NamedTuple):
+  """How a process ended, and what it printed."""
+
+  returncode: int | None
+  stdout: str
+  stderr: str
+
+
+def _script(name, args, out, err):
+  """Runs a script as ``python -m launch.NAME ARGS`` would."""
+  for stream, path in ((1, out), (2, err)):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
+  os.chdir(ROOT)
+  sys.path.insert(0, str(ROOT))
+  sys.argv = [f"launch/{name}.py", *args]
+  try:
+    runpy.run_module(f"launch.{name}", run_name="__main__", alter_sys=True)
+  except SystemExit:
+    raise
+  except BaseException:
+    traceback.print_exc()
+    sys.exit(1)
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory):
+  """Runs a launch script in a process of its own, forked from a server."""
+  server = multiprocessing.get_context("forkserver")
+  server.set_forkserver_preload(PRELOADED)
+
+  def run(name, *args):
+    folder = tmp_path_factory.mktemp("printed")
+    out, err = folder / "out", folder / "err"
+    process = server.Process(target=_script, args=(name, args, out, err))
+    process.start()
+    process.join(300)
+    process.kill()
+    return Ended(process.exitcode, out.read_text(), err.read_text())
+
+  return run
