@@ -44,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main)
+  options.run(main, uses=("config", "cpu_devices"))

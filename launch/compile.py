@@ -35,7 +35,7 @@ def main() -> None:
 
   jax.config.update("jax_platforms", "cpu")  # the machine itself stays unused
   kind, _, count = FLAGS.target.partition(":")
-  if kind == "cpu" and count.isdigit() and not FLAGS.cpu_devices:
+  if kind == "cpu" and count.isdigit():
     jax.config.update("jax_num_cpu_devices", int(count))
 
   from caatnet.build import experiments
@@ -70,4 +70,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main, required=("config", "target"))
+  options.run(
+    main,
+    uses=("config", "mesh", "json", "plot", "step"),
+    required=("config", "target"),
+  )

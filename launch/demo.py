@@ -66,6 +66,7 @@ def main() -> None:
 if __name__ == "__main__":
   options.run(
     main,
+    uses=("config", "workdir", "mesh", "cpu_devices"),
     defaults={
       "config": "configs/caatnet/tiny.py",
       "cpu_devices": "8",

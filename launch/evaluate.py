@@ -54,4 +54,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main, required=("workdir",))
+  options.run(
+    main,
+    uses=(
+      "workdir", "mesh", "cpu_devices", "json", "plot", "step", "coordinator",
+      "num_processes", "process_id",
+    ),
+    required=("workdir",),
+  )

@@ -1,7 +1,8 @@
 """The flags that launch scripts share, and how a script is run.
 
-A user's mistake prints one line on stderr and exits with code 2; ``--debug``
-shows the traceback. jax is imported only after the flags have been checked.
+A script says which of them it uses; another one is a mistake. A user's mistake
+prints one line on stderr and exits with code 2; ``--debug`` shows the
+traceback. jax is imported only after the flags have been checked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +41,7 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
   "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13."
 )
-flags.DEFINE_bool(
-  "json", False, "evaluate, compile, simulate: one JSON object, not tables."
-)
+flags.DEFINE_bool("json", False, "Print one JSON object, not tables.")
 flags.DEFINE_string(
   "plot",
   "",
@@ -52,8 +51,8 @@ flags.DEFINE_string(
 flags.DEFINE_string(
   "export",
   "",
-  "simulate: file to write a schedule to, .xml for MSCCL, .json for a Chrome "
-  "trace of its timeline.",
+  "File to write a schedule to, .xml for MSCCL, .json for a Chrome trace of "
+  "its timeline.",
 )
 flags.DEFINE_integer(
   "step",
@@ -69,6 +68,8 @@ flags.DEFINE_string(
 flags.DEFINE_integer("num_processes", None, "Number of processes.")
 flags.DEFINE_integer("process_id", None, "This process's number, from 0.")
 
+_SHARED = {f.name for f in FLAGS.flags_by_module_dict()[__name__]}
+
 # Errors that tell users what to change; all others are ours.
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
                 IsADirectoryError, NotADirectoryError, PermissionError)
@@ -76,6 +77,7 @@ _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
 
 def run(
   main: Callable[[], None],
+  uses: Sequence[str],
   required: Sequence[str] = ("config",),
   defaults: Mapping[str, str] | None = None,
 ) -> NoReturn:
@@ -83,11 +85,14 @@ def run(
 
   Args:
     main: The script.
+    uses: The shared flags that have an effect on it, beside ``--debug``.
     required: The flags without which it cannot run.
     defaults: Values of flags that the command line does not name.
   """
   script = sys.modules["__main__"]
-  sys.exit(_run(main, script, list(sys.argv), required, defaults or {}))
+  sys.exit(
+    _run(main, script, list(sys.argv), uses, required, defaults or {})
+  )
 
 
 def mesh() -> dict[str, int] | None:
@@ -137,18 +142,18 @@ def parse_profile(text: str) -> tuple[int, int] | None:
   return int(match[1]), int(match[2])
 
 
-def _run(main, script, argv, required, defaults) -> int:
+def _run(main, script, argv, uses, required, defaults) -> int:
   """Runs a script and returns its exit code."""
   # Read from the command line itself: parsing the flags may fail.
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
-      print(_help(script))
+      print(_help(script, uses))
       return 0
     for name, value in defaults.items():
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
         argv.insert(1, f"--{name}={value}")
-    _parse(argv, required)
+    _parse(argv, uses, required)
     _set_up_devices()
     main()
     return 0
@@ -159,13 +164,22 @@ def _run(main, script, argv, required, defaults) -> int:
     return 2
 
 
-def _parse(argv: list[str], required: Sequence[str]) -> None:
+def _parse(
+  argv: list[str], uses: Sequence[str], required: Sequence[str]
+) -> None:
   """Parses the flags; every mistake becomes a ``ValueError`` of one line."""
+  for argument in argv[1:]:
+    match = re.match(r"--?(?:no)?(\w+)", argument)
+    if match and match[1] in _SHARED - {"debug", *uses}:
+      raise ValueError(
+        f"--{match[1]} has no effect on {pathlib.Path(argv[0]).stem} (--help "
+        "lists its flags)"
+      )
   _check_keys(argv, *_load_config(argv))
   try:
     rest = FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
-    raise ValueError(_unknown_flag(error.flagname)) from error
+    raise ValueError(_unknown_flag(error.flagname, uses)) from error
   except (flags.Error, AttributeError, KeyError, TypeError) as error:
     raise ValueError(_one_line(error)) from error
   if rest[1:]:
@@ -213,7 +227,9 @@ def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
     config = get_config(*([argument] if argument else []))
   except (ImportError, SyntaxError) as error:
     raise ValueError(f"--config={path}: {_one_line(error)}") from error
-  except (AttributeError, LookupError, NameError, TypeError) as error:
+  except _USER_ERRORS:
+    raise
+  except (Exception, SystemExit) as error:
     # The innermost line of the config file itself, not of what it called.
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__)
              if f.filename == path]
@@ -239,10 +255,10 @@ def _flag_value(argv: Sequence[str], name: str) -> str | None:
   return None
 
 
-def _unknown_flag(name: str) -> str:
+def _unknown_flag(name: str, uses: Sequence[str]) -> str:
   if name.startswith("config."):
     return f"--{name} needs --config=PATH"
-  near = difflib.get_close_matches(name, _our_flags(), 1)
+  near = difflib.get_close_matches(name, _our_flags(uses), 1)
   hint = f"; did you mean --{near[0]}?" if near else " (--help lists them)"
   return f"unknown flag --{name}{hint}"
 
@@ -272,17 +288,18 @@ def _keys(config: Any, prefix: str = "") -> list[str]:
   return keys
 
 
-def _our_flags() -> set[str]:
-  """Returns the names of shared flags and the script's own, not absl's."""
+def _our_flags(uses: Sequence[str]) -> set[str]:
+  """Returns the shared flags that a script uses and its own, not absl's."""
   by_module = FLAGS.flags_by_module_dict()
-  modules = [__name__, sys.argv[0], "__main__"]
-  return {f.name for m in modules for f in by_module.get(m, [])}
+  modules = [sys.argv[0], "__main__"]
+  own = {f.name for m in modules for f in by_module.get(m, [])}
+  return own | {"debug", *uses}
 
 
-def _help(script) -> str:
+def _help(script, uses: Sequence[str]) -> str:
   """Returns the script's docstring and its flags."""
   lines = [(script.__doc__ or "").strip(), "", "flags:"]
-  for name in sorted(_our_flags()):
+  for name in sorted(_our_flags(uses)):
     flag = FLAGS[name]
     default = "" if flag.default in (None, "", False) else (
       f" (default: {flag.default})"

@@ -45,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main)
+  options.run(main, uses=("config", "json", "plot", "export"))

@@ -70,4 +70,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main)
+  options.run(
+    main,
+    uses=(
+      "config", "workdir", "mesh", "cpu_devices", "coordinator",
+      "num_processes", "process_id",
+    ),
+  )

@@ -38,4 +38,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main)
+  options.run(
+    main,
+    uses=(
+      "config", "workdir", "mesh", "cpu_devices", "profile", "coordinator",
+      "num_processes", "process_id",
+    ),
+  )

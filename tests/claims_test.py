@@ -161,7 +161,7 @@ def _pytest_faults(words: Sequence[str]) -> list[str]:
 def _parse(script: str, arguments: Sequence[str]) -> None:
   """Parses a command line as the script would; raises what it reports."""
   importlib.import_module(f"launch.{script}")
-  required, defaults = _run_arguments(script)
+  uses, required, defaults = run_arguments(script)
   values = flags.FlagValues()  # not absl's own, which all tests share
   config_flags.DEFINE_config_file(
     "config", None, flag_values=values, lock_config=True
@@ -178,7 +178,7 @@ def _parse(script: str, arguments: Sequence[str]) -> None:
   # ml_collections looks for overrides in sys.argv.
   with (mock.patch.object(options, "FLAGS", values),
         mock.patch.object(sys, "argv", argv)):
-    options._parse(argv, required)
+    options._parse(argv, uses, required)
   if script == "compile":
     override(values.config, re.sub(r"(^|\s)(--)?config\.", r"\1",
                                    values.compare))
@@ -189,14 +189,17 @@ def _parse(script: str, arguments: Sequence[str]) -> None:
       override(config, point, study.sections)
 
 
-def _run_arguments(script: str) -> tuple[Sequence[str], dict[str, str]]:
-  """What the script passes to `options.run`: required flags, defaults."""
+def run_arguments(
+  script: str,
+) -> tuple[Sequence[str], Sequence[str], dict[str, str]]:
+  """What a script passes to `options.run`: uses, required and defaults."""
   tree = ast.parse((ROOT / "launch" / f"{script}.py").read_text())
   given: dict[str, Any] = {}
   for node in ast.walk(tree):
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "options.run":
       given = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
-  return given.get("required", ("config",)), given.get("defaults", {})
+  required = given.get("required", ("config",))
+  return given["uses"], required, given.get("defaults", {})
 
 
 def claim_faults(text: str) -> list[str]:

@@ -1488,6 +1488,11 @@ _BUILD_ROWS = [
     f"{_RANGES}::test_nothing_is_built_of_a_number_out_of_its_range",
   ),
   Mutant(
+    "caatnet/studies/registry.py", "a study's numbers are not checked",
+    "  ranges.check(config)\n", "",
+    f"{_RANGES}::test_nothing_is_built_of_a_number_out_of_its_range",
+  ),
+  Mutant(
     "caatnet/ranges.py", "infinite numbers are in every open range",
     "and math.isfinite(value)", "and not math.isnan(value)",
     f"{_RANGES}::test_no_number_is_negative_infinite_or_no_number"

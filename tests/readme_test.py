@@ -13,6 +13,7 @@ from PIL import Image
 import pytest
 
 from docs import draw
+from tests.claims_test import run_arguments
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -116,9 +117,10 @@ def test_every_command_can_be_parsed():
   }
   for command in commands():
     _, _, module, *flags = shlex.split(command)
+    uses, _, _ = run_arguments(module.removeprefix("launch."))
     parse = (
       f"import sys, {module}; from launch import options; "
-      "options._parse(sys.argv, ())"
+      f"options._parse(sys.argv, {uses}, ())"
     )
     result = subprocess.run(
       [sys.executable, "-c", parse, *flags],

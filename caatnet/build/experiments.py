@@ -32,6 +32,8 @@ _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "outer", "zero",
   "data", "optimizer", "train",
 )
+# Sections of other configs, and what runs these.
+_OTHERS = {"study": "simulate", "sweep": "sweep", "benchmark": "benchmark"}
 
 
 def build(
@@ -109,6 +111,12 @@ def from_dict(
 
 def _check_sections(config: ml_collections.ConfigDict) -> None:
   """Refuses unknown sections and a lack of known ones."""
+  for key, script in _OTHERS.items():
+    if key in config:
+      raise ValueError(
+        f"config.{key} has no effect on a training run; for this config there "
+        f"is python -m launch.{script}"
+      )
   for key in config:
     if key not in _SECTIONS:
       raise ValueError(

@@ -5,6 +5,7 @@ import pytest
 TINY = "--config=configs/caatnet/tiny.py:test"
 STREAMING = "--config=configs/diloco/streaming.py:test"
 UTILISATION = "--config=configs/diloco/utilisation.py"
+KERNELS = "--config=configs/benchmark/kernels.py"
 
 # Found before jax is imported: quick.
 FLAGS = [
@@ -29,7 +30,16 @@ FLAGS = [
   ("train", [TINY, "--profile=5"], "--profile=5 is not FIRST:LAST"),
   ("train", [TINY, "--cpu_devices=0"], "--cpu_devices=0"),
   ("train", [TINY, "--process_id=0"], "go together"),
+  ("train", ["--config={tmp}/exits.py"], "exits.py, line 2: SystemExit: 0"),
+  ("train", ["--config={tmp}/divides.py"], "line 2: ZeroDivisionError: "),
+  ("train", [TINY, "--json"], "--json has no effect on train (--help lists"),
+  ("train", [TINY, "--stp=3"], "unknown flag --stp (--help lists them)"),
   ("evaluate", [], "--workdir is required"),
+  ("evaluate", [TINY], "--config has no effect on evaluate"),
+  ("evaluate", ["--config.sync.p=1"], "--config has no effect on evaluate"),
+  ("compile", [TINY, "-workdir", "x"], "--workdir has no effect on compile"),
+  ("simulate", [UTILISATION, "--mesh=tensor:2"], "--mesh has no effect on sim"),
+  ("benchmark", [KERNELS, "--nojson"], "--json has no effect on benchmark"),
   ("sweep", ["--grid=sync.p=1"], "--config is required"),
   ("compile", [TINY], "--target is required"),
   ("simulate", [], "--config is required"),
@@ -43,7 +53,7 @@ VALUES = [
    "--mesh: 8 devices are asked for, this machine has 2"),
   ("train", [TINY, "--mesh=pipeline:2"], "the axes are worker, data, tensor"),
   ("train", [TINY, "--config.parallel.tensor=0"],
-   "config.parallel.tensor=0 must be at least 1"),
+   "config.parallel.tensor=0 must be an integer from 1 to"),
   ("train", [TINY, "--config.sync.p=1.5"], "p=1.5 must lie in [0, 1]"),
   ("train", [TINY, "--config.sync.p_mlp=(.5,.5,.5)"],
    "config.sync.p_mlp=(0.5, 0.5, 0.5) has 3 values"),
@@ -63,7 +73,7 @@ VALUES = [
   ("train", [TINY, "--config.outer.algorithm=dilocco"],
    "config.outer.algorithm='dilocco' must be one of 'data_parallel'"),
   ("train", [STREAMING, "--config.outer.every=0"],
-   "config.outer.every=0 must be at least 1"),
+   "config.outer.every=0 must be an integer from 1 to"),
   ("train", [STREAMING, "--config.outer.every=2"],
    "config.outer.every=2 is less than the 3 fragments"),
   ("train", [STREAMING, "--config.outer.overlap=(30,)"],
@@ -77,7 +87,7 @@ VALUES = [
   ("train", [STREAMING, "--config.outer.pieces=2"],
    "config.outer.pieces=2 must be at least 1 and at most"),
   ("train", [STREAMING, "--config.outer.keep=2.0"],
-   "config.outer.keep=2 must lie in [0, 1]"),
+   "config.outer.keep=2.0 must lie in [0, 1]"),
   ("train", [STREAMING, "--config.outer.codec=int3"], "'int3'"),
   ("train", [STREAMING, "--config.outer.optimizer=lion"],
    "config.outer.optimizer='lion' must be one of"),
@@ -91,11 +101,23 @@ VALUES = [
   ("train", ["--config=configs/diloco/sparseloco.py:test",
              "--config.outer.top_k=6"],
    "config.outer.top_k=6 must be a multiple of 4"),
-  ("train", [TINY, "--config.train.num_steps=0"], "must be at least 1"),
+  ("train", [TINY, "--config.train.num_steps=0"],
+   "config.train.num_steps=0 must be an integer from 1 to"),
+  ("train", [TINY, "--config.optimizer.clip_norm=-1"],
+   "config.optimizer.clip_norm=-1.0 must be at least 0 and finite"),
+  ("train", [TINY, "--config.optimizer.eps=nan"],
+   "config.optimizer.eps=nan must be at least 1e-37 and finite"),
+  ("benchmark", [KERNELS, "--config.benchmark.rounds=0"],
+   "config.benchmark.rounds=0 must be an integer from 1 to"),
   ("train", [TINY, "--config.data.path=/nowhere", "--workdir={tmp}/run"],
    "/nowhere"),
   ("train", [TINY, "--config.data.seq_len=9999999", "--workdir={tmp}/run"],
    "config.data.seq_len=9999999"),
+  ("train", [UTILISATION], "config.study has no effect on a training run; for "
+   "this config there is python -m launch.simulate"),
+  ("train", ["--config=configs/caatnet/sweep.py:test"],
+   "config.sweep has no effect on a training run; for this config there is "
+   "python -m launch.sweep"),
   ("train", [TINY, "--workdir={tmp}/other"], "use another --workdir"),
   ("evaluate", ["--workdir={tmp}"], "holds no run"),
   ("evaluate", ["--workdir={tmp}/empty"], "no checkpoint in"),
@@ -117,7 +139,7 @@ VALUES = [
   ("simulate", [UTILISATION, "--config.recommend.link=wifi_7"],
    "did you mean wifi_6?"),
   ("simulate", [UTILISATION, "--config.recommend.target=1.0"],
-   "config.recommend.target=1 must lie in (0, 1)"),
+   "config.recommend.target=1.0 must lie in (0, 1)"),
   ("simulate", [UTILISATION, "--config.recommend.sync_every=(0.5,)"],
    "config.recommend.sync_every=0.5 must be an integer"),
 ]
@@ -125,7 +147,7 @@ VALUES = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-  """A folder that holds another run, and one without a checkpoint."""
+  """Folders of another run and of one without a checkpoint; wrong configs."""
   from configs.caatnet import tiny
 
   tmp = tmp_path_factory.mktemp("mistakes")
@@ -134,6 +156,8 @@ def folders(tmp_path_factory):
     config.sync.p = p
     (tmp / name).mkdir()
     (tmp / name / "config.json").write_text(config.to_json())
+  for name, line in (("exits", "raise SystemExit(0)"), ("divides", "1 / 0")):
+    (tmp / f"{name}.py").write_text(f"def get_config():\n  {line}\n")
   return tmp
 
 
@@ -167,8 +191,10 @@ def test_help_explains(script, launch):
   ended = launch(script, "--help")
   assert ended.returncode == 0
   assert f"python -m launch.{script}" in ended.stdout
-  assert "--mesh" in ended.stdout
+  assert "--debug" in ended.stdout
   assert "--logtostderr" not in ended.stdout
+  assert ("--config" in ended.stdout) == (script != "evaluate")
+  assert ("--mesh" in ended.stdout) == (script not in ("benchmark", "simulate"))
 
 
 def test_text_that_is_no_text(tmp_path, launch):

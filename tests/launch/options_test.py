@@ -17,7 +17,8 @@ def main():
   raise KeyError("a mistake of ours")
 
 if __name__ == "__main__":
-  options.run(main)
+  options.run(main, uses=("config", "mesh", "coordinator", "num_processes",
+                          "process_id"))
 """
 HEAD = "from ml_collections import ConfigDict\ndef get_config():\n"
 GOOD = HEAD + "  return ConfigDict({'seed': 1})\n"
