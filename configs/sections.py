@@ -14,6 +14,7 @@ def transformer() -> ConfigDict:
   """Returns a Llama-style transformer with the sizes of ``tiny``."""
   model = ConfigDict()
   model.name = "transformer"
+  # More than the largest token of the data.
   model.vocab_size = 256
   model.width = 128
   model.num_layers = 4
@@ -31,8 +32,8 @@ def transformer() -> ConfigDict:
   model.remat = "none"
   # Layers per iteration of the scan.
   model.unroll = 1
-  # How attention is computed: "xla" (anywhere), "cudnn" (GPU), "splash" (TPU),
-  # or "auto" for what the platform has.
+  # How attention is computed: "xla" (anywhere), "cudnn" (GPU, 16 bits),
+  # "splash" (TPU, seq_len a multiple of 128), or "auto" for what fits best.
   model.attention = "auto"
   return model
 

@@ -1488,6 +1488,24 @@ _BUILD_ROWS = [
     f"{_RANGES}::test_nothing_is_built_of_a_number_out_of_its_range",
   ),
   Mutant(
+    "caatnet/models/transformer/attention.py", "splash takes any sequence",
+    "seq_len % 128 == 0,", "seq_len >= 128,",
+    f"{_MODEL}::test_attention_is_the_fastest_that_fits",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "a token may equal the size of the vocabulary",
+    "self.vocab_size <= largest:", "self.vocab_size < largest:",
+    f"{_DATA}/text_test.py"
+    "::test_a_vocabulary_has_the_largest_token_of_the_data",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "tokens that are held out need no row",
+    "largest = max(int(corpus.train.max()), int(corpus.validation.max()))",
+    "largest = int(corpus.train.max())",
+    f"{_DATA}/text_test.py"
+    "::test_a_vocabulary_has_the_largest_token_of_the_data",
+  ),
+  Mutant(
     "caatnet/studies/registry.py", "a study's numbers are not checked",
     "  ranges.check(config)\n", "",
     f"{_RANGES}::test_nothing_is_built_of_a_number_out_of_its_range",

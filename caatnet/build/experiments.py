@@ -5,6 +5,7 @@ has a file for each section of a config, by its name.
 """
 
 from collections.abc import Mapping
+import dataclasses
 import json
 from typing import Any
 
@@ -21,6 +22,7 @@ from caatnet.build.outer import OUTER
 from caatnet.build.zero import Zero, build_zero
 from caatnet.checks import naming, one_of
 from caatnet.data.protocol import Data
+from caatnet.data.text import TextData
 from caatnet.program import Layout, Program
 from caatnet.train.experiment import Experiment, TrainOptions
 from parallel.axes import Axis, assign_devices, make_mesh
@@ -70,6 +72,8 @@ def build(
     platform, axes["tensor"], kernels, data, config.get("sync", None)
   )
   model = sections.choose("model", "name", MODELS, config.model, context)
+  if isinstance(data, TextData):
+    data = dataclasses.replace(data, vocab_size=config.model.vocab_size)
   layout = Layout(
     axes["worker"],
     tuple(axes[level.name] for level in zero.partition.levels),

@@ -59,7 +59,8 @@ def call(
   Args:
     section: The section's name.
     builder: A function whose keyword-only arguments are the section's keys; or
-      a dataclass with these fields, which may have a method ``build``.
+      a dataclass with these fields, others having defaults, which may have a
+      method ``build``.
     values: The values of the keys.
     *args: Positional arguments of the function, or of ``build``.
     because: What decided which keys there are, for messages.
@@ -94,9 +95,15 @@ def call(
 
 
 def keys_of(builder: Callable[..., Any]) -> tuple[str, ...]:
-  """Returns a section's keys: a dataclass' fields or keyword arguments."""
+  """Returns a section's keys: a dataclass' fields or keyword arguments.
+
+  A field with a default is no key: others set it.
+  """
   if dataclasses.is_dataclass(builder):
-    return tuple(field.name for field in dataclasses.fields(builder))
+    return tuple(
+      field.name for field in dataclasses.fields(builder)
+      if field.default is dataclasses.MISSING
+    )
   parameters = inspect.signature(builder).parameters.values()
   return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 

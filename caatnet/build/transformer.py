@@ -67,7 +67,10 @@ def build(
     tied_embeddings=tied_embeddings,
     dtype=dtype,
     remat=remat,
-    attention=attentions.resolve(attention, context.platform, dtype),
+    attention=attentions.resolve(
+      attention, context.platform, dtype, context.data.seq_len,
+      width // num_heads,
+    ),
     kernels=context.kernels,
     init_std=init_std,
     unroll=unroll,

@@ -25,6 +25,8 @@ class TextData:
     batch_size: Sequences per step, over all workers and data-parallel ranks.
     validation_percent: The expected share of the documents that is held out.
     validation_windows: How many windows every evaluation reads; 0 for all.
+    vocab_size: How many tokens the model has that reads the text, a key of its
+      section and not of this one; None for any number.
   """
 
   path: str
@@ -32,6 +34,7 @@ class TextData:
   batch_size: int
   validation_percent: float
   validation_windows: int
+  vocab_size: int | None = None
 
   @property
   def example(self) -> jax.ShapeDtypeStruct:
@@ -56,6 +59,12 @@ class TextData:
 
   def load(self, seed: int) -> Dataset:
     corpus = sources.load_corpus(self.path, self.validation_percent)
+    largest = max(int(corpus.train.max()), int(corpus.validation.max()))
+    if self.vocab_size is not None and self.vocab_size <= largest:
+      raise ValueError(
+        f"config.model.vocab_size={self.vocab_size} must be above {largest}, "
+        f"the largest token of {corpus.name}"
+      )
     windows = pipeline.validation_windows(
       corpus, seq_len=self.seq_len, num_windows=self.validation_windows
     )

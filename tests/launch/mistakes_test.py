@@ -65,6 +65,8 @@ VALUES = [
   ("train", [TINY, "--config.sync.private_scale=sqrt"],
    "must be one of none, init, forward"),
   ("train", [TINY, "--config.model.dtype=float8"], "config.model.dtype"),
+  ("train", [TINY, "--config.model.attention=cudnn"],
+   "config.model.attention='cudnn' needs a GPU"),
   ("train", [TINY, "--config.model.remat=all"], "none, full, reduced"),
   ("train", [TINY, "--config.data.batch_size=6",
              "--config.train.accumulation=4"], "must be a multiple of"),

@@ -64,6 +64,16 @@ def test_bytes_and_dtypes_survive_the_compiler(target, options, dtype):
     assert total(result, "compiled", phase) == formula
 
 
+@pytest.mark.parametrize(
+  ("seq_len", "attention"), [(32, "xla"), (384, "splash")]
+)
+def test_attention_that_is_chosen_compiles(seq_len, attention):
+  experiment, _ = analyse(
+    "tpu:v5e:2x4", f"data.seq_len={seq_len}", {"tensor": 8}, {}
+  )
+  assert experiment.program.model.config.attention == attention
+
+
 def test_memory_equals_the_compilers_own_account():
   experiment, result = analyse("tpu:v5e:2x4", "", {"tensor": 8})
   target = targets.resolve("tpu:v5e:2x4")

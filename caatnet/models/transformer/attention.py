@@ -51,14 +51,52 @@ def attention(
   )
 
 
-def resolve(implementation: str, platform: str, dtype: str) -> str:
-  """Returns what "auto" means on a platform ("cpu", "gpu" or "tpu")."""
-  if implementation != "auto":
-    return implementation
-  # cuDNN's flash attention takes no float32.
-  if platform == "gpu" and dtype in ("bfloat16", "float16"):
-    return "cudnn"
-  return "splash" if platform == "tpu" else "xla"
+def resolve(
+  implementation: str,
+  platform: str,
+  dtype: str,
+  seq_len: int,
+  head_width: int,
+) -> str:
+  """Returns the implementation that runs: "auto" takes the fastest that fits.
+
+  Args:
+    implementation: One of ``IMPLEMENTATIONS``.
+    platform: The kind of devices: "cpu", "gpu" or "tpu".
+    dtype: The dtype of queries, keys and values.
+    seq_len: The number of positions, T.
+    head_width: The channels of a head, D.
+
+  Raises:
+    ValueError: The implementation does not run on such devices, or does not
+      take such arrays.
+  """
+  # What the kernels of the supported jax versions take: cuDNN's of
+  # `jax.nn.dot_product_attention`, and blocks of splash attention.
+  needs = {
+    "cudnn": {
+      "a GPU": platform == "gpu",
+      f"config.model.dtype={dtype!r} to be bfloat16 or float16":
+        dtype in ("bfloat16", "float16"),
+      f"config.model.width / num_heads = {head_width} to be a multiple of 8, "
+      "at most 256":
+        head_width % 8 == 0 and head_width <= 256,
+    },
+    "splash": {
+      "a TPU": platform == "tpu",
+      f"config.data.seq_len={seq_len} to be a multiple of 128":
+        seq_len % 128 == 0,
+    },
+    "xla": {},
+  }
+  if implementation == "auto":
+    return next(name for name, need in needs.items() if all(need.values()))
+  for need, is_met in needs[implementation].items():
+    if not is_met:
+      raise ValueError(
+        f"attention={implementation!r} needs {need}; 'auto' takes what fits"
+      )
+  return implementation
 
 
 def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ import optax
 import pytest
 
 from caatnet.models.protocol import Reduction
-from caatnet.models.transformer.attention import attention
+from caatnet.models.transformer.attention import attention, resolve
 from caatnet.models.transformer.communication import tensor_reductions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
@@ -265,6 +265,29 @@ def test_blocks_of_queries_are_one_attention():
       lambda *x: attention(*x, "xla"))(q, k, v).eqns), default=0)
   assert widest < 4 * 1200 * 1200  # the score matrix never exists as a whole
   chex.assert_tree_all_finite(f(q, k, v))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("platform", "dtype", "seq_len", "head_width", "expected"),
+  [
+    ("cpu", "bfloat16", 256, 64, "xla"),
+    ("gpu", "bfloat16", 100, 64, "cudnn"),
+    ("gpu", "float32", 256, 64, "xla"),
+    ("gpu", "float16", 256, 4, "xla"),
+    ("gpu", "float16", 256, 264, "xla"),
+    ("tpu", "float32", 384, 4, "splash"),
+    ("tpu", "bfloat16", 192, 128, "xla"),
+  ],
+)
+def test_attention_is_the_fastest_that_fits(
+  platform, dtype, seq_len, head_width, expected
+):
+  where = platform, dtype, seq_len, head_width
+  assert resolve("auto", *where) == resolve(expected, *where) == expected
+  for other in {"cudnn", "splash"} - {expected}:
+    with pytest.raises(ValueError, match=f"attention='{other}' needs "):
+      resolve(other, *where)
 
 
 def test_splash_attention_lowers_for_tpu_under_the_type_check():
