@@ -1451,6 +1451,20 @@ _BUILD_ROWS = [
     "[sparseloco]",
   ),
   Mutant(
+    "caatnet/build/outer.py", "the strength of the compensation is ignored",
+    "self.exchange(program, seed), self.compensation, norm",
+    "self.exchange(program, seed), 0.2, norm",
+    "tests/caatnet/build/keys_test.py"
+    "::test_every_key_of_an_outer_loop_changes_it[dc_s3gd-changes6]",
+  ),
+  Mutant(
+    "caatnet/build/outer.py", "Adam has its own momentum",
+    "optax.adam(self.learning_rate, b1=self.momentum)",
+    "optax.adam(self.learning_rate)",
+    "tests/caatnet/build/keys_test.py"
+    "::test_every_key_of_an_outer_loop_changes_it[diloco-changes9]",
+  ),
+  Mutant(
     "caatnet/build/outer.py", "error feedback is not switched on",
     "_block_dims(program), weights, self.error_feedback, seed,",
     "_block_dims(program), weights, False, seed,",
@@ -1491,6 +1505,18 @@ _BUILD_ROWS = [
     "caatnet/models/transformer/attention.py", "splash takes any sequence",
     "seq_len % 128 == 0,", "seq_len >= 128,",
     f"{_MODEL}::test_attention_is_the_fastest_that_fits",
+  ),
+  Mutant(
+    "caatnet/models/transformer/attention.py", "keys have no gradient",
+    "k[:, :stop], v[:, :stop], start))",
+    "lax.stop_gradient(k[:, :stop]), v[:, :stop], start))",
+    f"{_MODEL}::test_blocks_of_queries_are_one_attention",
+  ),
+  Mutant(
+    "caatnet/models/transformer/attention.py", "a kernel's gradient is of ones",
+    "return jax.vjp(kernel, q, k, v)[1](cotangent)",
+    "return jax.vjp(kernel, q, k, v)[1](jnp.ones_like(cotangent))",
+    f"{_MODEL}::test_a_flash_kernel_has_its_own_gradient",
   ),
   Mutant(
     "caatnet/data/text.py", "a token may equal the size of the vocabulary",

@@ -1,5 +1,10 @@
 """Laws of configs: a key does something, or it is an error that names it."""
 
+import dataclasses
+import functools
+import re
+
+import jax.numpy as jnp
 import pytest
 
 from caatnet.build import experiments
@@ -14,6 +19,7 @@ from caatnet.build.zero import build_zero
 from caatnet.train.experiment import TrainOptions
 from configs import sections
 from configs.caatnet import tiny
+from parallel.outer.optimizers import Optax
 
 # Every section that configs offer, its selector, and what reads it.
 SECTIONS = [
@@ -90,6 +96,72 @@ def test_every_choice_has_a_section():
 def test_a_key_that_does_nothing_is_an_error(overrides, changes, message):
   with pytest.raises(ValueError, match=message):
     build(overrides, **changes)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("algorithm", OUTER)
+def test_a_key_of_another_outer_loop_is_an_error(algorithm):
+  own = dict(sections.outer(algorithm))
+  every = {k: v for name in OUTER for k, v in sections.outer(name).items()}
+  assert set(every) > set(own)
+  for key in set(every) - set(own):
+    section = own | {key: every[key]}
+    with pytest.raises(ValueError, match=f"config.outer.{key}=.* has no effec"):
+      builders.choose("outer", "algorithm", OUTER, section, None, 0)
+
+
+# With these values all keys of outer loops have an effect; and others for each.
+BASE = {"codec": "int8", "overlap": (4,), "every": 10}
+CHANGED = {
+  "optimizer": "adam", "codec": "int4", "block": 64, "route": "all_to_all",
+  "weights": (1.0, 3.0), "clients": 1, "pattern": "sequential",
+  "overlap": (3,), "top_k": 32,
+}
+
+
+@functools.cache
+def two_workers():
+  return build("parallel.worker=2 parallel.tensor=4").program
+
+
+def described(value):
+  """All that an outer loop is made of, as text without addresses."""
+  if isinstance(value, Optax):  # closures: described by two of its steps
+    optimizer, steps = value.optimizer, []
+    state = optimizer.init(jnp.zeros(()))
+    for gradient in (1.0, -0.25):
+      step, state = optimizer.update(jnp.float32(gradient), state)
+      steps.append(float(step))
+    return str(steps)
+  if dataclasses.is_dataclass(value):
+    return type(value).__name__ + str({
+      field.name: described(getattr(value, field.name))
+      for field in dataclasses.fields(value)
+    })
+  return re.sub(" at 0x[0-9a-f]+", "", repr(value))
+
+
+@pytest.mark.parametrize(
+  ("algorithm", "changes"),
+  [*((name, {}) for name in OUTER), ("diloco", {"optimizer": "adam"})],
+)
+def test_every_key_of_an_outer_loop_changes_it(algorithm, changes):
+  section = dict(sections.outer(algorithm))
+  section |= {k: v for k, v in (BASE | changes).items() if k in section}
+
+  def outer(**changes):
+    return described(builders.choose(
+      "outer", "algorithm", OUTER, section | changes, two_workers(), 0
+    ))
+
+  before = outer()
+  assert outer() == before
+  for key in set(section) - {"algorithm"} - set(changes):
+    value = section[key]
+    other = not value if isinstance(value, bool) else CHANGED.get(key)
+    if other is None:
+      other = value * 2 if isinstance(value, int) else (value + 2) / 4
+    assert outer(**{key: other}) != before, key
 
 
 def test_a_section_that_does_nothing_is_an_error():
