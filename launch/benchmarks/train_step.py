@@ -7,6 +7,7 @@ the machine's speed reaches all of them.
 
 from collections.abc import Callable, Mapping
 import functools
+import math
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from rich.progress import track
 
 from caatnet.build import experiments
 from caatnet.build.override import override
+from caatnet.checks import one_of
 from caatnet.show import tables
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
@@ -145,20 +147,28 @@ def plain_runner(
   """Makes a function that runs the same step in plain JAX and waits for it.
 
   Args:
-    experiment: The run, whose model and optimizer are written again.
+    experiment: The run, whose model and optimizer, AdamW, are written again.
     tokens: The batch.
     mesh: A mesh with one axis. Batch and activations are sharded over it, and
       every array of the state along the largest dim that it divides; XLA
       decides the rest. None for one device.
+
+  Raises:
+    ValueError: The config asks for what is not written here.
   """
   config = experiment.program.model.config
+  keys = experiment.config["optimizer"]
+  one_of("config.optimizer.name", keys["name"], ("adamw",))
+  if config.tied_embeddings:
+    raise ValueError("config.model.tied_embeddings must be False")
   optimizer = optax.chain(
-    optax.clip_by_global_norm(experiment.clip_norm),
+    optax.clip_by_global_norm(experiment.clip_norm or math.inf),
     optax.adamw(
       experiment.learning_rate,
-      b1=0.9,
-      b2=0.95,
-      weight_decay=0.1,
+      b1=keys["beta_1"],
+      b2=keys["beta_2"],
+      eps=keys["eps"],
+      weight_decay=keys["weight_decay"],
       mask=lambda params: jax.tree_util.tree_map_with_path(
         lambda path, _: "norm" not in path[-1].key, params
       ),
@@ -235,7 +245,7 @@ def _plain_loss(
   over_batch: NamedSharding | None,
 ) -> jax.Array:
   """Computes the mean cross-entropy of a Llama-style transformer."""
-  dtype = config.dtype
+  dtype, eps = config.dtype, config.norm_eps
 
   def apart(x):
     if over_batch is None:
@@ -244,7 +254,7 @@ def _plain_loss(
 
   def norm(x, gain):
     wide = x.astype(jnp.float32)
-    rstd = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-5)
+    rstd = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + eps)
     return (wide * rstd * gain).astype(dtype)
 
   def rope(x):

@@ -2,12 +2,14 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 from launch import options
+from tests.claims_test import run_arguments
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
@@ -52,6 +54,25 @@ def test_parse_profile():
   for text in ("10", "13:10", "3:3", "a:b"):
     with pytest.raises(ValueError, match=f"--profile={text} is not"):
       options.parse_profile(text)
+
+
+# Which devices and processes there are is set up before a script begins.
+SET_UP = {"cpu_devices", "coordinator", "num_processes", "process_id"}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
+                                    "benchmark", "compile", "simulate"])
+def test_a_script_reads_the_flags_that_it_declares(script):
+  text = (ROOT / "launch" / f"{script}.py").read_text()
+  uses, _, _ = run_arguments(script)
+  read = {
+    *re.findall(r"\bFLAGS\.(\w+)", text),
+    *re.findall(r"\boptions\.(mesh|profile)\(\)", text),
+  }
+  own = set(re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', text))
+  assert set(uses) - SET_UP == read - own
+  assert own <= read
 
 
 def run_script(folder, config, *args):
