@@ -887,13 +887,13 @@ _NETWORK_ROWS = [
   ),
   Mutant(
     "parallel/network/simulate.py", "lockstep takes one latency a path",
-    "np.add.at(slowest, layout.hop_transfers, latency[layout.hop_links])",
-    "np.maximum.at(slowest, layout.hop_transfers, latency[layout.hop_links])",
+    "np.add.at(slowest, routed.hop_transfers, latency[routed.hop_links])",
+    "np.maximum.at(slowest, routed.hop_transfers, latency[routed.hop_links])",
     f"{_NETWORK}/simulate_test.py::"
     "test_lockstep_shares_a_link_and_adds_latencies",
   ),
   Mutant(
-    "parallel/network/layout.py", "the rest of the bytes is sent by nobody",
+    "parallel/network/routed.py", "the rest of the bytes is sent by nobody",
     "np.arange(num_chunks + 1) * int(size_bytes) // num_chunks",
     "np.arange(num_chunks + 1) * (int(size_bytes) // num_chunks)",
     f"{_NETWORK}/simulate_test.py::test_bytes_of_a_link_are_the_schedule_s",
@@ -1504,8 +1504,8 @@ _STUDIES_ROWS = [
   ),
   Mutant(
     "caatnet/studies/schedule/study.py", "the barrier is not one",
-    "barrier = simulate.events(layout, size, barrier=True)",
-    "barrier = simulate.events(layout, size)",
+    "barrier = simulate.events(routed, size, barrier=True)",
+    "barrier = simulate.events(routed, size)",
     f"{_STUDIES}/collectives_test.py::test_a_schedule_s_times_are_in_order",
   ),
   Mutant(

@@ -6,8 +6,8 @@ import pathlib
 from typing import Any
 
 from caatnet.studies.inputs import parse_topology
-from parallel.network import layout as layouts
 from parallel.network import simulate, trace
+from parallel.network.routed import on_links
 from parallel.schedules import builders, msccl
 from parallel.schedules.schedule import Schedule
 from parallel.topology.graph import Topology
@@ -26,18 +26,18 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: The topology, the schedule or the size does not fit.
   """
   net, schedule = of_config(config)
-  layout = layouts.lay_out(schedule, net)
+  routed = on_links(schedule, net)
   size = config["size_bytes"]
   try:
-    free = simulate.events(layout, size)
-    barrier = simulate.events(layout, size, barrier=True)
+    free = simulate.events(routed, size)
+    barrier = simulate.events(routed, size, barrier=True)
   except ValueError as error:
     raise ValueError(f"config.{error}") from error
   share, waiting, queues = (
     free.utilisation.tolist(), free.waiting_ns.tolist(),
     free.longest_queues.tolist(),
   )
-  sent = layout.link_bytes(size).tolist()
+  sent = routed.link_bytes(size).tolist()
   order = sorted(range(len(net.links)), key=lambda i: (-share[i], -waiting[i]))
   return {
     "study": "schedule",
@@ -50,8 +50,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "num_transfers": schedule.num_transfers,
     "events_us": free.finish_ns / 1e3,
     "barrier_us": barrier.finish_ns / 1e3,
-    "lockstep_us": simulate.lockstep(layout, size) * 1e6,
-    "lower_bound_us": simulate.lower_bound(layout, size) / 1e3,
+    "lockstep_us": simulate.lockstep(routed, size) * 1e6,
+    "lower_bound_us": simulate.lower_bound(routed, size) / 1e3,
     "mean_utilisation": sum(share) / len(share),
     "links": [
       {
@@ -112,8 +112,8 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(msccl.export_xml(schedule))
   elif path.suffix == ".json":
-    layout = layouts.lay_out(schedule, net)
-    timeline = simulate.events(layout, config["size_bytes"])
+    routed = on_links(schedule, net)
+    timeline = simulate.events(routed, config["size_bytes"])
     trace.write(timeline, path, f"{schedule.name} on {net.name}")
   else:
     raise ValueError(

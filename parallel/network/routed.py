@@ -1,4 +1,4 @@
-"""Lays a schedule out over the links of a topology, as arrays.
+"""A schedule on the links of a topology, as arrays.
 
 `parallel.network.simulate` times these arrays. A hop is one transfer on one
 link of its path; hops are numbered transfer by transfer, along the path.
@@ -16,8 +16,8 @@ from parallel.topology.graph import Link, Topology
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-  """A schedule laid out over the links of a topology.
+class RoutedSchedule:
+  """A schedule whose transfers are cut into hops, one on each link.
 
   Attributes:
     links: The topology's links.
@@ -102,7 +102,7 @@ class HopTimes:
   kinds: np.ndarray
 
 
-def lay_out(schedule: Schedule, topology: Topology) -> Layout:
+def on_links(schedule: Schedule, topology: Topology) -> RoutedSchedule:
   """Finds the links of a topology that a schedule's transfers take.
 
   Args:
@@ -131,7 +131,7 @@ def lay_out(schedule: Schedule, topology: Topology) -> Layout:
   paths = [t.path for t in transfers]
   lengths = np.fromiter(map(len, paths), np.int64, len(paths))
   first_hops = np.append(0, np.cumsum(lengths - 1))
-  return Layout(
+  return RoutedSchedule(
     topology.links, schedule.num_chunks, topology.num_nodes, *parts,
     first_hops, _links_of(schedule, topology, parts, paths, lengths),
     np.repeat(np.arange(len(paths)), lengths - 1),
