@@ -831,7 +831,7 @@ _SCHEDULES_ROWS = [
     f"{_NETWORK}/flows_test.py::test_colourings",
   ),
   Mutant(
-    "parallel/schedules/msccl.py", "a write does not wait for readers",
+    "parallel/schedules/msccl/exporter.py", "a write does not wait for readers",
     "writes[held][-1:] + reads.pop(held, [])", "writes[held][-1:]",
     f"{_SCHEDULES}/msccl_test.py::test_a_write_waits_for_those_who_read",
   ),
@@ -894,8 +894,8 @@ _NETWORK_ROWS = [
   ),
   Mutant(
     "parallel/network/routed.py", "the rest of the bytes is sent by nobody",
-    "np.arange(num_chunks + 1) * int(size_bytes) // num_chunks",
-    "np.arange(num_chunks + 1) * (int(size_bytes) // num_chunks)",
+    "return each + np.diff(np.arange(num_chunks + 1) * rest // num_chunks)",
+    "return np.full(num_chunks, each)",
     f"{_NETWORK}/simulate_test.py::test_bytes_of_a_link_are_the_schedule_s",
   ),
   Mutant(

@@ -52,12 +52,12 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   ):
     try:
       schedule = builders.build(name, net)
+      routed = on_links(schedule, net)
     except ValueError as error:
       skipped.append(
         {"topology": net.name, "algorithm": name, "why": str(error)}
       )
       continue
-    routed = on_links(schedule, net)
     for size in sizes:
       try:
         timeline = simulate.events(routed, size, barrier=barrier)

@@ -10,7 +10,6 @@ import numpy as np
 from caatnet.show import pictures
 from caatnet.studies.schedule.study import of_config
 from parallel.network import simulate
-from parallel.network.routed import on_links
 from parallel.network.simulate import Timeline
 from parallel.schedules.schedule import Schedule
 from parallel.topology.graph import Topology
@@ -167,8 +166,8 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
     ValueError: The schedule has no round ``config.picture_round``.
   """
   config = result["config"]
-  net, schedule = of_config(config)
-  timeline = simulate.events(on_links(schedule, net), config["size_bytes"])
+  net, schedule, routed = of_config(config)
+  timeline = simulate.events(routed, config["size_bytes"])
   number = config["picture_round"]
   if not 0 <= number < len(schedule.rounds):
     raise ValueError(

@@ -1,6 +1,7 @@
 """Timing of schedules: ASTRA-sim's figures, conservation, bounds."""
 
 import collections
+import dataclasses
 import itertools
 import json
 
@@ -174,7 +175,7 @@ def test_lockstep_shares_a_link_and_adds_latencies():
     Transfer(path[0], path[-1], path[0], "copy", path) for path in paths
   ),)
   schedule = Schedule("two", "all_gather", 4, 4, rounds, (0, 1, 2, 3))
-  routed = on_links(schedule, net)
+  routed = on_links(schedule, net, prove=False)
   assert simulate.lockstep(routed, 4 * 1600) == pytest.approx(
     2 * 100e-9 + 4 * 64e-9
   )
@@ -206,7 +207,8 @@ def test_any_traffic_is_delivered(seed, per_chunk, shape):
       for u, v in pairs
     ))
   routed = on_links(
-    Schedule("gossip", "all_gather", net.num_ranks, 3, tuple(rounds)), net
+    Schedule("gossip", "all_gather", net.num_ranks, 3, tuple(rounds)), net,
+    prove=False,
   )
   size = 3 * per_chunk
   barrier = simulate.events(routed, size, barrier=True)
@@ -249,22 +251,63 @@ def _one(path, chunks=1, ranks=4):
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda net: on_links(_one((0, 1), ranks=5), net),
+    (lambda net: on_links(_one((0, 1), ranks=5), net, prove=False),
      "one has 5 ranks, ring 4 only 4"),
-    (lambda net: on_links(_one((0, 2)), net),
+    (lambda net: on_links(_one((0, 2)), net, prove=False),
      r"round 0: path \(0, 2\) must lead from 0 to 1"),
-    (lambda net: on_links(_one(()), net), r"path \(\) must lead"),
-    (lambda net: on_links(_one((0, 2, 1)), net),
+    (lambda net: on_links(_one(()), net, prove=False), r"path \(\) must lead"),
+    (lambda net: on_links(_one((0, 2, 1)), net, prove=False),
      "ring 4 has no link from 0 to 2"),
-    (lambda net: on_links(_one((0, 9, 1)), net),
-     "ring 4 has no link from 0 to 9"),  # would be 2 -> 1, wrapped around
-    (lambda net: simulate.events(on_links(_one((0, 1), 8), net), 7),
+    # 0 to 9 would be 2 to 1, wrapped around.
+    (lambda net: on_links(_one((0, 9, 1)), net, prove=False),
+     "ring 4 has no link from 0 to 9"),
+    (lambda net: on_links(_one((0, 1), 8), net, prove=False).link_bytes(7),
      "size_bytes=7 must be an integer, at least one byte for each of 8"),
+    (lambda net: _finish(net, size_bytes=float("inf")), "size_bytes=inf must"),
+    (lambda _: _direct(topologies.switch(4)).link_bytes(2**62),
+     "so few that a link carries at most"),
+    (lambda _: _finish(topologies.ring(4, bandwidth=1e-5)),
+     "bandwidth=1e-05 and latency_s=5e-07 from .* clock cannot count"),
+    (lambda _: _finish(topologies.ring(4, latency_s=1e12)),
+     "bandwidth=5e.10 and latency_s=1e.12 from"),
   ],
 )
 def test_wrong_inputs_are_named(call, message):
   with pytest.raises(ValueError, match=message):
     call(topologies.ring(4))
+
+
+def _direct(net):
+  return on_links(builders.build("direct", net), net)
+
+
+def _finish(net, size_bytes=2**20):
+  """Times an all-reduce."""
+  return simulate.events(on_links(builders.build("ring", net), net), size_bytes)
+
+
+def test_what_is_no_collective_is_not_timed():
+  """Without its last round, a schedule takes less time, and is refused."""
+  net = topologies.ring(4)
+  whole = builders.build("ring", net)
+  short = dataclasses.replace(whole, rounds=whole.rounds[:-1])
+  on_links(whole, net)
+  with pytest.raises(ValueError, match="after 5 rounds chunk"):
+    on_links(short, net)
+
+
+@pytest.mark.parametrize("size_bytes", [6 * 10**17, 10**18 + 7])
+def test_no_size_makes_a_negative_time(size_bytes):
+  net = topologies.torus((4, 4))
+  routed = on_links(builders.build("multitree", net), net)
+  sent = routed.link_bytes(size_bytes)
+  rounds = simulate.events(routed, size_bytes)
+  assert sent.min() > 0
+  # Every copy of every byte.
+  assert sum(sent.tolist()) == 2 * 15 * size_bytes
+  assert rounds.utilisation.min() > 0
+  assert rounds.utilisation.max() <= 1
+  assert simulate.lockstep(routed, size_bytes) > rounds.finish_ns / 2e9
 
 
 @pytest.mark.parametrize("barrier", [False, True])
