@@ -832,7 +832,7 @@ _SCHEDULES_ROWS = [
     f"{_NETWORK}/flows_test.py::test_colourings",
   ),
   Mutant(
-    "parallel/schedules/msccl.py", "a write does not wait for readers",
+    "parallel/schedules/msccl/exporter.py", "a write does not wait for readers",
     "writes[held][-1:] + reads.pop(held, [])", "writes[held][-1:]",
     f"{_SCHEDULES}/msccl_test.py::test_a_write_waits_for_those_who_read",
   ),
@@ -888,15 +888,15 @@ _NETWORK_ROWS = [
   ),
   Mutant(
     "parallel/network/simulate.py", "lockstep takes one latency a path",
-    "np.add.at(slowest, layout.hop_transfers, latency[layout.hop_links])",
-    "np.maximum.at(slowest, layout.hop_transfers, latency[layout.hop_links])",
+    "np.add.at(slowest, routed.hop_transfers, latency[routed.hop_links])",
+    "np.maximum.at(slowest, routed.hop_transfers, latency[routed.hop_links])",
     f"{_NETWORK}/simulate_test.py::"
     "test_lockstep_shares_a_link_and_adds_latencies",
   ),
   Mutant(
-    "parallel/network/layout.py", "the rest of the bytes is sent by nobody",
-    "np.arange(num_chunks + 1) * int(size_bytes) // num_chunks",
-    "np.arange(num_chunks + 1) * (int(size_bytes) // num_chunks)",
+    "parallel/network/routed.py", "the rest of the bytes is sent by nobody",
+    "return each + np.diff(np.arange(num_chunks + 1) * rest // num_chunks)",
+    "return np.full(num_chunks, each)",
     f"{_NETWORK}/simulate_test.py::test_bytes_of_a_link_are_the_schedule_s",
   ),
   Mutant(
@@ -1571,8 +1571,8 @@ _STUDIES_ROWS = [
   ),
   Mutant(
     "caatnet/studies/schedule/study.py", "the barrier is not one",
-    "barrier = simulate.events(layout, size, barrier=True)",
-    "barrier = simulate.events(layout, size)",
+    "barrier = simulate.events(routed, size, barrier=True)",
+    "barrier = simulate.events(routed, size)",
     f"{_STUDIES}/collectives_test.py::test_a_schedule_s_times_are_in_order",
   ),
   Mutant(

@@ -37,6 +37,13 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.collective = "all_reduce"
   # An MSCCL XML file to read in place of running an algorithm; "" for none.
   config.msccl = ""
+  # What --export writes as MSCCL XML: for which runtime ("nccl", "rccl" or
+  # "msccl"), which protocol ("Simple", "LL" or "LL128"), and which buffers.
+  config.export = ml_collections.ConfigDict()
+  config.export.runtime = "nccl"
+  config.export.protocol = "Simple"
+  config.export.min_bytes = 0
+  config.export.max_bytes = 2**63 - 1
   config.size_bytes = 2**20
   config.bandwidth = 50e9
   config.latency_s = 500e-9

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.show import tables
-from parallel.network import layout as layouts
 from parallel.network import simulate
+from parallel.network.routed import on_links
 from parallel.schedules import multitree
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
@@ -183,13 +183,13 @@ def _simulated(name: str) -> dict[str, Any]:
   """Times the simulation of a schedule with 64 KiB per chunk."""
   builder, topology = SIMULATED[name]
   net = topology()
-  layout = layouts.lay_out(build(builder, net, "all_gather"), net)
+  routed = on_links(build(builder, net, "all_gather"), net)
   timeline, seconds = _timed(
-    lambda: simulate.events(layout, layout.num_chunks * 2**16)
+    lambda: simulate.events(routed, routed.num_chunks * 2**16)
   )
   return {
     "schedule": name, "ranks": net.num_ranks,
-    "traversals": len(layout.hop_links), "finish_us": timeline.finish_ns / 1e3,
+    "traversals": len(routed.hop_links), "finish_us": timeline.finish_ns / 1e3,
     "seconds": seconds,
   }
 

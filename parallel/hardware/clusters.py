@@ -7,7 +7,7 @@ import dataclasses
 
 from parallel.hardware import devices, links
 from parallel.hardware.devices import Device
-from parallel.hardware.links import Link
+from parallel.hardware.links import LinkKind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Level:
 
   name: str
   size: int
-  link: Link
+  link: LinkKind
   links_per_device: float = 1.0
 
 
@@ -62,7 +62,9 @@ class MemoryTier:
   source: str
 
 
-def _dgx(name: str, device: Device, network: Link, datasheet: str) -> Cluster:
+def _dgx(
+  name: str, device: Device, network: LinkKind, datasheet: str
+) -> Cluster:
   """Returns nodes of eight GPUs, each of which has its own network adapter."""
   return Cluster(
     name,

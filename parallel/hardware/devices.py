@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import dataclasses
 
 from parallel.hardware import links
-from parallel.hardware.links import Link
+from parallel.hardware.links import LinkKind
 
 _GIB = 2**30
 
@@ -34,7 +34,7 @@ class Device:
   flops: Mapping[str, float]
   memory_bytes: int
   memory_bandwidth: float
-  link: Link
+  link: LinkKind
   num_links: int
   source: str
   confidence: str = "published"

@@ -9,13 +9,13 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class Link:
+class LinkKind:
   """A kind of link.
 
   Attributes:
     name: Name in tables.
     bandwidth: Bytes per second and direction of one link.
-    latency: Seconds from sender to receiver; None if not published.
+    latency_s: Seconds from sender to receiver; None if not published.
     source: Where the numbers come from.
     confidence: "published", or "range" if the source gives a range, of which
       this is the lower end.
@@ -23,7 +23,7 @@ class Link:
 
   name: str
   bandwidth: float
-  latency: float | None
+  latency_s: float | None
   source: str
   confidence: str = "published"
 
@@ -33,44 +33,44 @@ _TPU_DOCS = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu"
 # Google's figure of a TPU's inter-chip interconnect (ICI) is the sum over a
 # chip's ports and both directions. So it is divided by 2 and by the ports. The
 # v4 paper gives the bandwidth of one link.
-ICI_V4 = Link(
+ICI_V4 = LinkKind(
   "ICI v4", 50e9, None, "Jouppi et al., arXiv 2304.01433, table 4: six links "
   "of 50 GB/s per chip"
 )
-ICI_V5E = Link(
+ICI_V5E = LinkKind(
   "ICI v5e", 400e9 / 2 / 4, None, f"{_TPU_DOCS}/docs/v5e: 400 GB/s per chip "
   "both ways, 4 ports"
 )
-ICI_V5P = Link(
+ICI_V5P = LinkKind(
   "ICI v5p", 1200e9 / 2 / 6, None, f"{_TPU_DOCS}/docs/v5p: 1,200 GB/s per chip "
   "both ways; 3D torus, so 6 ports"
 )
-ICI_V6E = Link(
+ICI_V6E = LinkKind(
   "ICI v6e", 800e9 / 2 / 4, None, f"{_TPU_DOCS}/docs/v6e: 800 GB/s per chip "
   "both ways, 4 ports"
 )
-ICI_7X = Link(
+ICI_7X = LinkKind(
   "ICI 7x", 1200e9 / 2 / 6, None, f"{_TPU_DOCS}/docs/tpu7x: 1,200 GB/s per "
   "chip both ways; 3D torus, so 6 ports"
 )
 
-NVLINK_3 = Link(
+NVLINK_3 = LinkKind(
   "NVLink 3", 600e9 / 2, None, "NVIDIA A100 datasheet: 600 GB/s per GPU both "
   "ways (all links together, through NVSwitch)"
 )
-NVLINK_4 = Link(
+NVLINK_4 = LinkKind(
   "NVLink 4", 900e9 / 2, None, "NVIDIA H100 and H200 datasheets: 900 GB/s per "
   "GPU both ways (all links together, through NVSwitch)"
 )
-NVLINK_5 = Link(
+NVLINK_5 = LinkKind(
   "NVLink 5", 1800e9 / 2, None, "NVIDIA DGX B200 datasheet: 14.4 TB/s over 8 "
   "GPUs both ways"
 )
-INFINIBAND_HDR = Link(
+INFINIBAND_HDR = LinkKind(
   "InfiniBand HDR", 200e9 / 8, None, "NVIDIA DGX A100 datasheet: 200 Gb/s per "
   "adapter, one per GPU"
 )
-INFINIBAND_NDR = Link(
+INFINIBAND_NDR = LinkKind(
   "InfiniBand NDR", 400e9 / 8, None, "NVIDIA DGX H100, H200 and B200 "
   "datasheets: 400 Gb/s per adapter, one per GPU"
 )
@@ -79,38 +79,42 @@ _FRONTIER = (
   "Frontier user guide, https://docs.olcf.ornl.gov/systems/"
   "frontier_user_guide.html"
 )
-FABRIC_GCD_PAIR = Link(
+FABRIC_GCD_PAIR = LinkKind(
   "Infinity Fabric, GCD pair", 200e9, None, f"{_FRONTIER}: 200 GB/s each way "
   "between the two GCDs of an MI250X"
 )
-FABRIC_NODE = Link(
+FABRIC_NODE = LinkKind(
   "Infinity Fabric, node", 50e9, None, f"{_FRONTIER}: 50 to 100 GB/s each way "
   "between GCDs of different MI250X; the lower one", "range"
 )
-FABRIC_HOST = Link(
+FABRIC_HOST = LinkKind(
   "Infinity Fabric, host", 36e9, None, f"{_FRONTIER}: 36 GB/s each way between "
   "a GCD and the CPU"
 )
-SLINGSHOT_11 = Link(
+SLINGSHOT_11 = LinkKind(
   "Slingshot 11", 200e9 / 8, None, f"{_FRONTIER}: four 200 Gb/s adapters per "
   "node of eight GCDs"
 )
 
 # Slow links, for studies of training between sites. The rates are those that
 # standards define, not measured ones.
-ETHERNET_1G = Link("Ethernet 1G", 1e9 / 8, None, "IEEE 802.3ab line rate")
-ETHERNET_10G = Link("Ethernet 10G", 10e9 / 8, None, "IEEE 802.3ae line rate")
-ETHERNET_100G = Link("Ethernet 100G", 1e11 / 8, None, "IEEE 802.3ba line rate")
+ETHERNET_1G = LinkKind("Ethernet 1G", 1e9 / 8, None, "IEEE 802.3ab line rate")
+ETHERNET_10G = LinkKind(
+  "Ethernet 10G", 10e9 / 8, None, "IEEE 802.3ae line rate"
+)
+ETHERNET_100G = LinkKind(
+  "Ethernet 100G", 1e11 / 8, None, "IEEE 802.3ba line rate"
+)
 # The latency is the time that light in fibre takes along the great circle.
-WIDE_AREA_10G = Link(
+WIDE_AREA_10G = LinkKind(
   "10G, New York to London", 10e9 / 8, 5.57e6 * 1.468 / 2.998e8,
   "IEEE 802.3ae line rate; latency: 5,570 km at c / 1.468 (group index of "
   "ITU-T G.652 fibre), without routers"
 )
-LTE_UPLINK = Link(
+LTE_UPLINK = LinkKind(
   "LTE category 4 uplink", 50e6 / 8, None, "3GPP TS 36.306: 50 Mb/s peak"
 )
-WIFI_6 = Link(
+WIFI_6 = LinkKind(
   "Wi-Fi 6, 80 MHz, one stream", 600.5e6 / 8, None, "IEEE 802.11ax MCS 11, "
   "0.8 us guard interval: 600.5 Mb/s line rate"
 )

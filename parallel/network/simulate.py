@@ -25,8 +25,7 @@ import heapq
 
 import numpy as np
 
-from parallel.network import layout as layouts
-from parallel.network.layout import HopTimes, Layout
+from parallel.network.routed import HopTimes, RoutedSchedule, sum_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Timeline:
   """When each hop happens, in ns from the start.
 
   Attributes:
-    layout: The schedule over the links, as it was run.
+    routed: The schedule over the links, as it was run.
     size_bytes: Bytes of the collective's buffer, all chunks together.
     finish_ns: Time of the last arrival.
     requested_ns: int ``[hop]``, when the message is ready to be sent.
@@ -43,7 +42,7 @@ class Timeline:
     arrival_ns: int ``[hop]``, when the message is at the link's far end.
   """
 
-  layout: Layout
+  routed: RoutedSchedule
   size_bytes: int
   finish_ns: int
   requested_ns: np.ndarray
@@ -66,30 +65,30 @@ class Timeline:
   def longest_queues(self) -> np.ndarray:
     """The most messages that waited for each link at a time, int ``[link]``."""
     # A message that waits joins the queue (+1) and leaves it again (-1).
-    links = self.layout.hop_links
+    links = self.routed.hop_links
     waits = self.start_ns > self.requested_ns
     at = np.concatenate([self.requested_ns[waits], self.start_ns[waits]])
     link = np.concatenate([links[waits]] * 2)
     step = np.repeat([1, -1], waits.sum())
     # By link, then time; at one time, messages leave before others join.
     order = np.lexsort((step, at, link))
-    longest = np.zeros(len(self.layout.links), np.int64)
+    longest = np.zeros(len(self.routed.links), np.int64)
     # Each link's steps sum to 0, so one running sum serves all of them.
     np.maximum.at(longest, link[order], np.cumsum(step[order]))
     return longest
 
   def _by_link(self, values: np.ndarray) -> np.ndarray:
     """Sums int ``[hop]`` over the hops of each link."""
-    return layouts.sum_by(self.layout.hop_links, values, len(self.layout.links))
+    return sum_by(self.routed.hop_links, values, len(self.routed.links))
 
 
 def events(
-  layout: Layout, size_bytes: int, *, barrier: bool = False
+  routed: RoutedSchedule, size_bytes: int, *, barrier: bool = False
 ) -> Timeline:
   """Runs a schedule event by event.
 
   Args:
-    layout: What is sent over which links.
+    routed: What is sent over which links.
     size_bytes: Bytes of the collective's buffer, all chunks together.
     barrier: Whether a round waits for all transfers of the rounds before.
 
@@ -101,18 +100,18 @@ def events(
 
   Source: astra-network-analytical, congestion_aware.
   """
-  times, segments = layout.hop_ns(size_bytes), _segments(layout, barrier)
-  starts, released = _run(layout, times, segments)
+  times, segments = routed.hop_ns(size_bytes), _segments(routed, barrier)
+  starts, released = _run(routed, times, segments)
   start_ns = np.asarray(starts)
   at = start_ns + times.arrival_ns[times.kinds]
   requested = np.empty_like(at)
   # A message is ready for a later hop of its path when the hop before has
   # arrived, and for the first hop when its segment is released.
   requested[1:] = at[:-1]
-  first = layout.first_hops[:-1]
+  first = routed.first_hops[:-1]
   requested[first] = np.asarray(released)[segments.of_send]
   return Timeline(
-    layout, int(size_bytes), int(at.max(initial=0)), requested, start_ns,
+    routed, int(size_bytes), int(at.max(initial=0)), requested, start_ns,
     start_ns + times.busy_ns[times.kinds], at,
   )
 
@@ -145,15 +144,15 @@ class _Segments:
   later: np.ndarray
 
 
-def _segments(layout: Layout, barrier: bool) -> _Segments:
+def _segments(routed: RoutedSchedule, barrier: bool) -> _Segments:
   """Cuts the transfers at each buffer into segments."""
-  count = len(layout.rounds)
+  count = len(routed.rounds)
   # Each transfer twice, [2 * transfer]: where it leaves, then where it arrives.
-  nodes = np.concatenate([layout.sources, layout.destinations])
-  buffers = nodes * layout.num_chunks + np.tile(layout.chunks, 2)
+  nodes = np.concatenate([routed.sources, routed.destinations])
+  buffers = nodes * routed.num_chunks + np.tile(routed.chunks, 2)
   if barrier:
     buffers[:] = 0  # one buffer: who leaves waits for all earlier rounds
-  rounds = np.tile(layout.rounds, 2)
+  rounds = np.tile(routed.rounds, 2)
   arrives = np.repeat([False, True], count)
   # By buffer and round. The sort is stable, so a round's sends come before its
   # arrivals: transfers of a round read the state before it.
@@ -200,7 +199,7 @@ def _packed(values: np.ndarray, code: str = "i") -> array.array:
 
 
 def _successors(
-  layout: Layout, segments: _Segments
+  routed: RoutedSchedule, segments: _Segments
 ) -> tuple[array.array, array.array, array.array]:
   """What follows an arrival, and what follows the release of a segment.
 
@@ -209,18 +208,18 @@ def _successors(
     its arrival; first hops in the order of the segments that release them; and
     where each segment's begin among these.
   """
-  num_hops, num_segments = len(layout.hop_links), len(segments.waits)
+  num_hops, num_segments = len(routed.hop_links), len(segments.waits)
   # What follows an arrival: the next hop of the path, or after the last one the
   # complement of the segment that waits for it. Hop number num_hops, which is
   # no hop, is the event that starts it all: the last segment waits for it.
   then = np.arange(1, num_hops + 2)
-  then[layout.first_hops[1:] - 1] = ~segments.of_arrival
+  then[routed.first_hops[1:] - 1] = ~segments.of_arrival
   then[-1] = ~(num_segments - 1)
   then = _packed(then)
   # The first hops that a segment's release makes ready, segment by segment:
   # sends[bounds[s]:bounds[s + 1]], in the order of transfers.
   order = np.argsort(segments.of_send, kind="stable")
-  sends = _packed(layout.first_hops[order])
+  sends = _packed(routed.first_hops[order])
   bounds = _packed(np.searchsorted(
     segments.of_send[order], np.arange(num_segments + 1)
   ))
@@ -228,7 +227,7 @@ def _successors(
 
 
 def _run(
-  layout: Layout, times: HopTimes, segments: _Segments
+  routed: RoutedSchedule, times: HopTimes, segments: _Segments
 ) -> tuple[array.array, array.array]:
   """Runs the event loop, on integers only.
 
@@ -240,19 +239,19 @@ def _run(
   Returns:
     When each hop starts; when each segment is released.
   """
-  num_hops, num_segments = len(layout.hop_links), len(segments.waits)
+  num_hops, num_segments = len(routed.hop_links), len(segments.waits)
   # A link is written as its complement, a negative number. As an index into a
   # list by link it counts from the end; each link still has its own item.
   link_of = (~times.links).tolist()
   busy_ns, arrival_ns = times.busy_ns.tolist(), times.arrival_ns.tolist()
   kinds = _packed(times.kinds)
-  then, sends, bounds = _successors(layout, segments)
+  then, sends, bounds = _successors(routed, segments)
   waits, later = _packed(segments.waits), _packed(segments.later)
 
   starts = _packed(np.zeros(num_hops), "q")
   released = _packed(np.zeros(num_segments), "q")
-  busy = [False] * len(layout.links)
-  queues = [collections.deque() for _ in layout.links]
+  busy = [False] * len(routed.links)
+  queues = [collections.deque() for _ in routed.links]
   pending: dict[int, list[int]] = {0: [num_hops]}
   moments = [0]
   push, pop, bucket_at = heapq.heappush, heapq.heappop, pending.get
@@ -312,7 +311,7 @@ def _run(
   return starts, released
 
 
-def lockstep(layout: Layout, size_bytes: int) -> float:
+def lockstep(routed: RoutedSchedule, size_bytes: int) -> float:
   """Returns the seconds of a schedule by the alpha-beta model.
 
   Every round waits for the one before. A round lasts as long as its slowest
@@ -320,27 +319,27 @@ def lockstep(layout: Layout, size_bytes: int) -> float:
   that the round sends over the slowest link of that path.
 
   Args:
-    layout: What is sent over which links.
+    routed: What is sent over which links.
     size_bytes: Bytes of the collective's buffer, all chunks together.
   """
-  inverse_bandwidth = 1 / np.array([link.bandwidth for link in layout.links])
-  latency = np.array([link.latency_s for link in layout.links])
-  sizes = layout.hop_bytes(size_bytes)
-  num_links, num_transfers = len(layout.links), len(layout.rounds)
+  inverse_bandwidth = 1 / np.array([link.bandwidth for link in routed.links])
+  latency = np.array([link.latency_s for link in routed.links])
+  sizes = routed.hop_bytes(size_bytes)
+  num_links, num_transfers = len(routed.links), len(routed.rounds)
   # A link in one round is a slot: its bytes are what all of them share.
-  slots = layout.rounds[layout.hop_transfers] * num_links + layout.hop_links
+  slots = routed.rounds[routed.hop_transfers] * num_links + routed.hop_links
   used, slot_of_hop = np.unique(slots, return_inverse=True)
-  sums = layouts.sum_by(slot_of_hop, sizes, len(used))
+  sums = sum_by(slot_of_hop, sizes, len(used))
   seconds = sums * inverse_bandwidth[used % num_links]
   slowest = np.zeros(num_transfers)
-  np.maximum.at(slowest, layout.hop_transfers, seconds[slot_of_hop])
-  np.add.at(slowest, layout.hop_transfers, latency[layout.hop_links])
-  rounds = np.zeros(layout.rounds.max(initial=-1) + 1)
-  np.maximum.at(rounds, layout.rounds, slowest)
+  np.maximum.at(slowest, routed.hop_transfers, seconds[slot_of_hop])
+  np.add.at(slowest, routed.hop_transfers, latency[routed.hop_links])
+  rounds = np.zeros(routed.rounds.max(initial=-1) + 1)
+  np.maximum.at(rounds, routed.rounds, slowest)
   return float(rounds.sum())
 
 
-def lower_bound(layout: Layout, size_bytes: int) -> int:
+def lower_bound(routed: RoutedSchedule, size_bytes: int) -> int:
   """Returns the ns that `events` takes at least, in any order on the links.
 
   It is the larger of two times: that of the link with the most to send, until
@@ -348,27 +347,27 @@ def lower_bound(layout: Layout, size_bytes: int) -> int:
   wait for one another, if none of them had to wait for a link.
 
   Args:
-    layout: What is sent over which links.
+    routed: What is sent over which links.
     size_bytes: Bytes of the collective's buffer, all chunks together.
   """
-  times = layout.hop_ns(size_bytes)
+  times = routed.hop_ns(size_bytes)
   busy_ns = times.busy_ns[times.kinds]
   arrival_ns = times.arrival_ns[times.kinds]
   # After its last byte a link needs at least the shortest latency of its
   # messages, whichever of them comes last.
-  work = layouts.sum_by(layout.hop_links, busy_ns, len(layout.links))
-  tail = np.full(len(layout.links), np.iinfo(np.int64).max)
-  np.minimum.at(tail, layout.hop_links, arrival_ns - busy_ns)
+  work = sum_by(routed.hop_links, busy_ns, len(routed.links))
+  tail = np.full(len(routed.links), np.iinfo(np.int64).max)
+  np.minimum.at(tail, routed.hop_links, arrival_ns - busy_ns)
   fullest = (work + tail)[work > 0].max(initial=0)
-  transfer_ns = layouts.sum_by(
-    layout.hop_transfers, arrival_ns, len(layout.rounds)
+  transfer_ns = sum_by(
+    routed.hop_transfers, arrival_ns, len(routed.rounds)
   )
   # When each buffer (a chunk at a node) has all that earlier rounds bring.
-  ready = np.zeros(layout.num_nodes * layout.num_chunks, np.int64)
-  sources = layout.sources * layout.num_chunks + layout.chunks
-  destinations = layout.destinations * layout.num_chunks + layout.chunks
+  ready = np.zeros(routed.num_nodes * routed.num_chunks, np.int64)
+  sources = routed.sources * routed.num_chunks + routed.chunks
+  destinations = routed.destinations * routed.num_chunks + routed.chunks
   # Place of the last transfer of each round.
-  ends = np.flatnonzero(np.diff(layout.rounds, append=-1))
+  ends = np.flatnonzero(np.diff(routed.rounds, append=-1))
   for low, high in zip([0, *ends + 1], ends + 1, strict=False):
     at = ready[sources[low:high]] + transfer_ns[low:high]
     np.maximum.at(ready, destinations[low:high], at)

@@ -22,10 +22,10 @@ def write(timeline: Timeline, path: pathlib.Path, name: str = "") -> None:
   Raises:
     ValueError: There are more messages than a viewer takes.
   """
-  layout = timeline.layout
-  if len(layout.hop_links) > MAX_EVENTS:
+  routed = timeline.routed
+  if len(routed.hop_links) > MAX_EVENTS:
     raise ValueError(
-      f"{path}: {len(layout.hop_links)} messages on links are more than a "
+      f"{path}: {len(routed.hop_links)} messages on links are more than a "
       f"trace may have ({MAX_EVENTS}): take fewer ranks"
     )
   # Metadata events ("M") name the process and its threads: one per link.
@@ -35,12 +35,12 @@ def write(timeline: Timeline, path: pathlib.Path, name: str = "") -> None:
       "ph": "M", "pid": 0, "tid": place, "name": "thread_name",
       "args": {"name": f"{link.source} -> {link.destination}"},
     }
-    for place, link in enumerate(layout.links)
+    for place, link in enumerate(routed.links)
   ]
-  sizes = layout.hop_bytes(timeline.size_bytes)
+  sizes = routed.hop_bytes(timeline.size_bytes)
   columns = (
-    layout.hop_links, timeline.start_ns, timeline.end_ns, timeline.arrival_ns,
-    timeline.requested_ns, sizes, layout.hop_transfers,
+    routed.hop_links, timeline.start_ns, timeline.end_ns, timeline.arrival_ns,
+    timeline.requested_ns, sizes, routed.hop_transfers,
   )
   for link, start, end, arrival, requested, size, t in zip(
     *(column.tolist() for column in columns), strict=True
@@ -48,11 +48,11 @@ def write(timeline: Timeline, path: pathlib.Path, name: str = "") -> None:
     # The format counts microseconds.
     rows.append({
       "ph": "X", "pid": 0, "tid": link, "ts": start / 1e3,
-      "dur": (end - start) / 1e3, "name": f"chunk {layout.chunks[t]}",
-      "cat": f"round {layout.rounds[t]}",
+      "dur": (end - start) / 1e3, "name": f"chunk {routed.chunks[t]}",
+      "cat": f"round {routed.rounds[t]}",
       "args": {
-        "source": int(layout.sources[t]),
-        "destination": int(layout.destinations[t]), "bytes": size,
+        "source": int(routed.sources[t]),
+        "destination": int(routed.destinations[t]), "bytes": size,
         "waited_ns": start - requested, "arrival_ns": arrival,
       },
     })

@@ -4,7 +4,7 @@ import pytest
 
 from parallel.hardware import clusters, devices, links
 
-LINKS = [v for v in vars(links).values() if isinstance(v, links.Link)]
+LINKS = [v for v in vars(links).values() if isinstance(v, links.LinkKind)]
 
 
 @pytest.mark.parametrize("thing", [

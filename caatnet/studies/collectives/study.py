@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.studies.inputs import check_lists, parse_topology
-from parallel.network import layout as layouts
 from parallel.network import simulate
+from parallel.network.routed import on_links
 from parallel.schedules import builders
 from parallel.topology.graph import Topology
 
@@ -52,15 +52,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   ):
     try:
       schedule = builders.build(name, net)
+      routed = on_links(schedule, net)
     except ValueError as error:
       skipped.append(
         {"topology": net.name, "algorithm": name, "why": str(error)}
       )
       continue
-    layout = layouts.lay_out(schedule, net)
     for size in sizes:
       try:
-        timeline = simulate.events(layout, size, barrier=barrier)
+        timeline = simulate.events(routed, size, barrier=barrier)
       except ValueError as error:
         raise ValueError(f"config.size_bytes: {error}") from error
       rows.append({
@@ -70,7 +70,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_rounds": len(schedule.rounds),
         "size_bytes": size,
         "events_us": timeline.finish_ns / 1e3,
-        "lockstep_us": simulate.lockstep(layout, size) * 1e6,
+        "lockstep_us": simulate.lockstep(routed, size) * 1e6,
         "bound_us": injection_bound(net, size) * 1e6,
         "mean_utilisation": float(timeline.utilisation.mean()),
       })

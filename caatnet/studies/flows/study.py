@@ -23,6 +23,7 @@ from caatnet.studies.inputs import (
 from parallel.network import flows, traffic
 from parallel.network.flows import Fabric, Flow
 from parallel.schedules import builders
+from parallel.schedules.check import check
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,6 +179,7 @@ def _steps(
     return n, {sent: count}
   try:
     schedule = builders.build(algorithm, net.topology)
+    check(schedule, net.topology)
   except ValueError as error:
     raise ValueError(f"config.algorithms: {error}") from error
   # With num_chunks bytes in all a chunk has one byte. Equal rounds are counted.

@@ -9,7 +9,6 @@ import numpy as np
 
 from caatnet.show import pictures
 from caatnet.studies.schedule.study import of_config
-from parallel.network import layout as layouts
 from parallel.network import simulate
 from parallel.network.simulate import Timeline
 from parallel.schedules.schedule import Schedule
@@ -89,16 +88,16 @@ def draw_round(
 
 def draw_timeline(timeline: Timeline, panel: Any) -> None:
   """Draws a row for each link, with a bar for each message."""
-  layout = timeline.layout
+  routed = timeline.routed
   start, end = timeline.start_ns / 1e3, timeline.end_ns / 1e3
-  shade = layout.chunks[layout.hop_transfers] / layout.num_chunks
+  shade = routed.chunks[routed.hop_transfers] / routed.num_chunks
   panel.barh(
-    layout.hop_links, end - start, left=start, height=0.8,
+    routed.hop_links, end - start, left=start, height=0.8,
     color=_colours()(shade), linewidth=0,
   )
   panel.set(
     xlabel="us", ylabel="link", xlim=(0, timeline.finish_ns / 1e3),
-    ylim=(len(layout.links) - 0.5, -0.5),
+    ylim=(len(routed.links) - 0.5, -0.5),
   )
   panel.set_title(
     f"by events: {timeline.finish_ns / 1e3:,.1f} us, colour is the chunk",
@@ -167,10 +166,8 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
     ValueError: The schedule has no round ``config.picture_round``.
   """
   config = result["config"]
-  net, schedule = of_config(config)
-  timeline = simulate.events(
-    layouts.lay_out(schedule, net), config["size_bytes"]
-  )
+  net, schedule, routed = of_config(config)
+  timeline = simulate.events(routed, config["size_bytes"])
   number = config["picture_round"]
   if not 0 <= number < len(schedule.rounds):
     raise ValueError(

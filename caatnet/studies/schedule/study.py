@@ -5,10 +5,12 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any
 
+from caatnet.checks import naming
 from caatnet.studies.inputs import parse_topology
-from parallel.network import layout as layouts
 from parallel.network import simulate, trace
-from parallel.schedules import builders, msccl
+from parallel.network.routed import RoutedSchedule, on_links
+from parallel.schedules import builders
+from parallel.schedules.msccl import exporter, importer
 from parallel.schedules.schedule import Schedule
 from parallel.topology.graph import Topology
 
@@ -25,19 +27,18 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: The topology, the schedule or the size does not fit.
   """
-  net, schedule = of_config(config)
-  layout = layouts.lay_out(schedule, net)
+  net, schedule, routed = of_config(config)
   size = config["size_bytes"]
   try:
-    free = simulate.events(layout, size)
-    barrier = simulate.events(layout, size, barrier=True)
+    free = simulate.events(routed, size)
+    barrier = simulate.events(routed, size, barrier=True)
   except ValueError as error:
     raise ValueError(f"config.{error}") from error
   share, waiting, queues = (
     free.utilisation.tolist(), free.waiting_ns.tolist(),
     free.longest_queues.tolist(),
   )
-  sent = layout.link_bytes(size).tolist()
+  sent = routed.link_bytes(size).tolist()
   order = sorted(range(len(net.links)), key=lambda i: (-share[i], -waiting[i]))
   return {
     "study": "schedule",
@@ -50,8 +51,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "num_transfers": schedule.num_transfers,
     "events_us": free.finish_ns / 1e3,
     "barrier_us": barrier.finish_ns / 1e3,
-    "lockstep_us": simulate.lockstep(layout, size) * 1e6,
-    "lower_bound_us": simulate.lower_bound(layout, size) / 1e3,
+    "lockstep_us": simulate.lockstep(routed, size) * 1e6,
+    "lower_bound_us": simulate.lower_bound(routed, size) / 1e3,
     "mean_utilisation": sum(share) / len(share),
     "links": [
       {
@@ -68,15 +69,17 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def of_config(config: Mapping[str, Any]) -> tuple[Topology, Schedule]:
-  """Builds the topology and the schedule of a config, or reads the schedule.
+def of_config(
+  config: Mapping[str, Any],
+) -> tuple[Topology, Schedule, RoutedSchedule]:
+  """Builds or reads the topology and the schedule of a config, and proves it.
 
   Args:
     config: The config as nested dicts.
 
   Raises:
-    ValueError: The topology or the schedule does not fit; the message names the
-      config key.
+    ValueError: The topology or the schedule does not fit, or the schedule is
+      not the collective that it says it is; the message names the config key.
   """
   net = parse_topology(
     config["topology"], "config.topology", config["bandwidth"],
@@ -85,11 +88,15 @@ def of_config(config: Mapping[str, Any]) -> tuple[Topology, Schedule]:
   if config["msccl"]:
     path = pathlib.Path(config["msccl"])
     try:
-      return net, msccl.import_xml(path.read_text(), net)
+      schedule = importer.import_xml(path.read_text(), net)
+      return net, schedule, on_links(schedule, net)
+    except OSError as error:
+      raise ValueError(f"config.msccl={path}: {error.strerror}") from error
     except ValueError as error:
       raise ValueError(f"config.msccl={path}: {error}") from error
   try:
-    return net, builders.build(config["algorithm"], net, config["collective"])
+    schedule = builders.build(config["algorithm"], net, config["collective"])
+    return net, schedule, on_links(schedule, net)
   except ValueError as error:
     raise ValueError(
       f"config.algorithm={config['algorithm']!r}, "
@@ -107,13 +114,15 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
   Raises:
     ValueError: The file ends in neither.
   """
-  net, schedule = of_config(config)
+  net, schedule, routed = of_config(config)
   if path.suffix == ".xml":
+    options = config["export"]
+    with naming("config.export", options):
+      text = exporter.export_xml(schedule, **options)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(msccl.export_xml(schedule))
+    path.write_text(text)
   elif path.suffix == ".json":
-    layout = layouts.lay_out(schedule, net)
-    timeline = simulate.events(layout, config["size_bytes"])
+    timeline = simulate.events(routed, config["size_bytes"])
     trace.write(timeline, path, f"{schedule.name} on {net.name}")
   else:
     raise ValueError(

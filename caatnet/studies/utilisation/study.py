@@ -18,7 +18,7 @@ from parallel.planner import links
 LINKS = {
   name.lower(): link
   for name, link in vars(hardware_links).items()
-  if isinstance(link, hardware_links.Link)
+  if isinstance(link, hardware_links.LinkKind)
 }
 
 
@@ -70,7 +70,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def find_link(name: str) -> hardware_links.Link:
+def find_link(name: str) -> hardware_links.LinkKind:
   """Returns a link of `parallel.hardware.links` by its name in lower case."""
   if name not in LINKS:
     near = difflib.get_close_matches(name, LINKS, 1)
@@ -87,7 +87,7 @@ def _recommend(config: Mapping[str, Any]) -> dict[str, Any]:
   bandwidth = 8 * link.bandwidth  # from bytes to bits per second
   factors = {
     "volume_factor": config["volume_factor"],
-    "latency_s": link.latency or 0.0,
+    "latency_s": link.latency_s or 0.0,
   }
   choices = {k: config[k] for k in ("sync_every", "overlap_steps", "bits")}
   target = config["target"]
@@ -111,7 +111,7 @@ def _recommend(config: Mapping[str, Any]) -> dict[str, Any]:
     "link": {
       "name": link.name,
       "gbit_s": bandwidth / 1e9,
-      "latency_s": link.latency,
+      "latency_s": link.latency_s,
       "source": link.source,
     },
     "volume_factor": factors["volume_factor"],

@@ -12,7 +12,8 @@ from caatnet.studies import registry
 from caatnet.studies.collectives import study as collectives
 from caatnet.studies.flows import study as flow_study
 from parallel.network import flows, traffic
-from parallel.schedules import check, msccl
+from parallel.schedules import check
+from parallel.schedules.msccl import importer
 from parallel.topology import builders as topologies
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -69,10 +70,27 @@ def test_exports_can_be_read_again(tmp_path):
   config = small("schedule")
   study = registry.find(config)
   study.export(config, tmp_path / "x" / "m.xml")
-  check.check(msccl.import_xml((tmp_path / "x" / "m.xml").read_text()))
+  text = (tmp_path / "x" / "m.xml").read_text()
+  check.check(importer.import_xml(text))
   again = small("schedule", msccl=str(tmp_path / "x" / "m.xml"))
   for key in ("events_us", "barrier_us", "lockstep_us", "num_transfers"):
     assert study.run(again)[key] == study.run(config)[key]
+  # What runs is timed; what is no all-reduce is not.
+  for wrong, message in (
+    (text.replace('"rrc"', '"r"', 1), "would lose the summands"),
+    (text.replace('"rrc"', '"nop"', 1), "times"),
+    ('<algo coll="allreduce" ngpus="4" nchunksperloop="4"/>', "ngpus=4"),
+    ("not a file", "no XML"),
+  ):
+    (tmp_path / "wrong.xml").write_text(wrong)
+    with pytest.raises(ValueError, match=rf"config.msccl=.*: .*{message}"):
+      study.run(small("schedule", msccl=str(tmp_path / "wrong.xml")))
+  with pytest.raises(ValueError, match=r"config.msccl=nowhere: No such file"):
+    study.run(small("schedule", msccl="nowhere"))
+  with pytest.raises(ValueError, match=r"config.export.runtime='gpu' must be"):
+    study.export(
+      config | {"export": {"runtime": "gpu"}}, tmp_path / "gpu.xml"
+    )
   study.export(config, tmp_path / "m.json")
   assert json.loads((tmp_path / "m.json").read_text())["traceEvents"]
   with pytest.raises(ValueError, match=r"must end in .xml"):

@@ -1,6 +1,7 @@
 """Timing of schedules: ASTRA-sim's figures, conservation, bounds."""
 
 import collections
+import dataclasses
 import itertools
 import json
 
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from parallel.network import layout as layouts
 from parallel.network import simulate, trace
+from parallel.network.routed import chunk_bytes, on_links
 from parallel.schedules import builders
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology import builders as topologies
@@ -56,8 +57,8 @@ def everybody_to_everybody(net, rotated=False):
 def test_astra_sim_to_the_nanosecond(name, rotated, finish_ns):
   """1 MiB from each of 16 to each other; astra-network-analytical."""
   net = NETS[name]
-  layout = layouts.lay_out(everybody_to_everybody(net, rotated), net)
-  assert simulate.events(layout, 16 * MIB).finish_ns == finish_ns
+  routed = on_links(everybody_to_everybody(net, rotated), net)
+  assert simulate.events(routed, 16 * MIB).finish_ns == finish_ns
 
 
 # 16 bytes per ns and 64 ns: whole nanoseconds for what is sent below.
@@ -81,17 +82,17 @@ each_case = pytest.mark.parametrize(
 @each_case
 def test_bytes_of_a_link_are_the_schedule_s(net, name, collective):
   schedule = builders.build(name, net, collective)
-  layout = layouts.lay_out(schedule, net)
+  routed = on_links(schedule, net)
   # Some chunks have a byte more.
   size = schedule.num_chunks * 1000 + schedule.num_chunks // 2
-  sizes = layouts.chunk_bytes(size, schedule.num_chunks)
+  sizes = chunk_bytes(size, schedule.num_chunks)
   assert sizes.sum() == size
   assert set(sizes) == {1000, 1001}
   expected = collections.Counter()
   for t in itertools.chain(*schedule.rounds):
     for pair in itertools.pairwise(t.path):
       expected[pair] += int(sizes[t.chunk])
-  got = layout.link_bytes(size)
+  got = routed.link_bytes(size)
   assert {
     (x.source, x.destination): b
     for x, b in zip(net.links, got.tolist(), strict=True) if b
@@ -102,25 +103,25 @@ def test_bytes_of_a_link_are_the_schedule_s(net, name, collective):
 def test_a_timeline_keeps_the_rules(net, name, collective):
   """Nothing is early, links send one at a time, first come first served."""
   schedule = builders.build(name, net, collective)
-  layout = layouts.lay_out(schedule, net)
-  t = simulate.events(layout, schedule.num_chunks * 1600)
+  routed = on_links(schedule, net)
+  t = simulate.events(routed, schedule.num_chunks * 1600)
   assert np.all(t.requested_ns <= t.start_ns)
   assert np.all(t.end_ns <= t.arrival_ns)
   for link in range(len(net.links)):
-    own = np.flatnonzero(layout.hop_links == link)
+    own = np.flatnonzero(routed.hop_links == link)
     own = own[np.argsort(t.start_ns[own], kind="stable")]
     assert np.all(t.end_ns[own][:-1] <= t.start_ns[own][1:])
     assert np.all(np.diff(t.requested_ns[own]) >= 0)
     # A link does not rest while somebody waits.
     late = t.start_ns[own][1:] > t.requested_ns[own][1:]
     assert np.all((t.start_ns[own][1:] == t.end_ns[own][:-1])[late])
-  arrivals = t.arrival_ns[layout.first_hops[1:] - 1]
-  starts = t.requested_ns[layout.first_hops[:-1]]
+  arrivals = t.arrival_ns[routed.first_hops[1:] - 1]
+  starts = t.requested_ns[routed.first_hops[:-1]]
   for i in range(len(starts)):  # as soon as its chunk is there, not before
     needs = (
-      (layout.destinations == layout.sources[i])
-      & (layout.chunks == layout.chunks[i])
-      & (layout.rounds < layout.rounds[i])
+      (routed.destinations == routed.sources[i])
+      & (routed.chunks == routed.chunks[i])
+      & (routed.rounds < routed.rounds[i])
     )
     assert starts[i] == arrivals[needs].max(initial=0)
   assert 0 < t.utilisation.max() <= 1
@@ -130,24 +131,24 @@ def test_a_timeline_keeps_the_rules(net, name, collective):
 @each_case
 def test_a_barrier_waits_for_everybody(net, name, collective):
   schedule = builders.build(name, net, collective)
-  layout = layouts.lay_out(schedule, net)
-  t = simulate.events(layout, schedule.num_chunks * 1600, barrier=True)
+  routed = on_links(schedule, net)
+  t = simulate.events(routed, schedule.num_chunks * 1600, barrier=True)
   ends = np.zeros(len(schedule.rounds) + 1, np.int64)
-  arrivals = t.arrival_ns[layout.first_hops[1:] - 1]
-  np.maximum.at(ends, layout.rounds + 1, arrivals)
-  first = t.requested_ns[layout.first_hops[:-1]]
-  np.testing.assert_array_equal(first, ends[layout.rounds])
+  arrivals = t.arrival_ns[routed.first_hops[1:] - 1]
+  np.maximum.at(ends, routed.rounds + 1, arrivals)
+  first = t.requested_ns[routed.first_hops[:-1]]
+  np.testing.assert_array_equal(first, ends[routed.rounds])
 
 
 @each_case
 @pytest.mark.parametrize("barrier", [False, True])
 def test_never_below_the_bound(net, name, collective, barrier):
-  layout = layouts.lay_out(builders.build(name, net, collective), net)
+  routed = on_links(builders.build(name, net, collective), net)
   for per_chunk in (16, 160, 16000):
-    size = layout.num_chunks * per_chunk
-    finish = simulate.events(layout, size, barrier=barrier).finish_ns
-    bound = simulate.lower_bound(layout, size)
-    fullest = layout.link_bytes(size) / [x.bandwidth for x in net.links]
+    size = routed.num_chunks * per_chunk
+    finish = simulate.events(routed, size, barrier=barrier).finish_ns
+    bound = simulate.lower_bound(routed, size)
+    fullest = routed.link_bytes(size) / [x.bandwidth for x in net.links]
     assert finish >= bound
     if net.links[0].bandwidth == EXACT["bandwidth"]:
       assert bound >= 1e9 * fullest.max() * (1 - 1e-12)
@@ -157,13 +158,13 @@ def test_never_below_the_bound(net, name, collective, barrier):
 def test_a_ring_takes_what_the_formula_says(n):
   """2 (n - 1) (alpha + M / (n B)), in every model: nothing shares a link."""
   net = topologies.ring(n, **EXACT)
-  layout = layouts.lay_out(builders.build("ring", net), net)
+  routed = on_links(builders.build("ring", net), net)
   expected_ns = 2 * (n - 1) * (64 + 1600 // 16)
   size = n * 1600
-  assert simulate.events(layout, size).finish_ns == expected_ns
-  assert simulate.events(layout, size, barrier=True).finish_ns == expected_ns
-  assert simulate.lower_bound(layout, size) == expected_ns
-  assert simulate.lockstep(layout, size) == pytest.approx(expected_ns / 1e9)
+  assert simulate.events(routed, size).finish_ns == expected_ns
+  assert simulate.events(routed, size, barrier=True).finish_ns == expected_ns
+  assert simulate.lower_bound(routed, size) == expected_ns
+  assert simulate.lockstep(routed, size) == pytest.approx(expected_ns / 1e9)
 
 
 def test_lockstep_shares_a_link_and_adds_latencies():
@@ -174,12 +175,12 @@ def test_lockstep_shares_a_link_and_adds_latencies():
     Transfer(path[0], path[-1], path[0], "copy", path) for path in paths
   ),)
   schedule = Schedule("two", "all_gather", 4, 4, rounds, (0, 1, 2, 3))
-  layout = layouts.lay_out(schedule, net)
-  assert simulate.lockstep(layout, 4 * 1600) == pytest.approx(
+  routed = on_links(schedule, net, prove=False)
+  assert simulate.lockstep(routed, 4 * 1600) == pytest.approx(
     2 * 100e-9 + 4 * 64e-9
   )
   # Stored whole at three switches; the second message waits once.
-  assert simulate.events(layout, 4 * 1600).finish_ns == 4 * (100 + 64) + 100
+  assert simulate.events(routed, 4 * 1600).finish_ns == 4 * (100 + 64) + 100
 
 
 @settings(max_examples=30, deadline=None)
@@ -205,33 +206,34 @@ def test_any_traffic_is_delivered(seed, per_chunk, shape):
       Transfer(u, v, int(draw.integers(3)), "copy", net.shortest_path(u, v))
       for u, v in pairs
     ))
-  layout = layouts.lay_out(
-    Schedule("gossip", "all_gather", net.num_ranks, 3, tuple(rounds)), net
+  routed = on_links(
+    Schedule("gossip", "all_gather", net.num_ranks, 3, tuple(rounds)), net,
+    prove=False,
   )
   size = 3 * per_chunk
-  barrier = simulate.events(layout, size, barrier=True)
-  free = simulate.events(layout, size)
+  barrier = simulate.events(routed, size, barrier=True)
+  free = simulate.events(routed, size)
   for timeline in (free, barrier):
-    assert timeline.finish_ns >= simulate.lower_bound(layout, size)
+    assert timeline.finish_ns >= simulate.lower_bound(routed, size)
     assert timeline.finish_ns == timeline.arrival_ns.max()
     busy = timeline.end_ns - timeline.start_ns
-    rate = np.array([x.bandwidth for x in net.links])[layout.hop_links] / 1e9
+    rate = np.array([x.bandwidth for x in net.links])[routed.hop_links] / 1e9
     np.testing.assert_array_equal(busy, np.floor(per_chunk / rate))
 
 
 def test_a_trace_has_a_bar_for_every_hop(tmp_path):
   net = topologies.bigraph(2, 4)
-  layout = layouts.lay_out(builders.build("hdrm", net), net)
-  timeline = simulate.events(layout, 8 * 1600)
+  routed = on_links(builders.build("hdrm", net), net)
+  timeline = simulate.events(routed, 8 * 1600)
   trace.write(timeline, tmp_path / "new" / "trace.json", "hdrm")
   rows = json.loads((tmp_path / "new" / "trace.json").read_text())
   bars = [r for r in rows["traceEvents"] if r["ph"] == "X"]
-  assert len(bars) == len(layout.hop_links)
+  assert len(bars) == len(routed.hop_links)
   sent = collections.Counter()
   for bar in bars:
     sent[bar["tid"]] += bar["args"]["bytes"]
   np.testing.assert_array_equal(
-    [sent[i] for i in range(len(net.links))], layout.link_bytes(8 * 1600)
+    [sent[i] for i in range(len(net.links))], routed.link_bytes(8 * 1600)
   )
   # A bar is as long as its link is busy; the message arrives later.
   np.testing.assert_allclose(
@@ -249,22 +251,63 @@ def _one(path, chunks=1, ranks=4):
 @pytest.mark.parametrize(
   ("call", "message"),
   [
-    (lambda net: layouts.lay_out(_one((0, 1), ranks=5), net),
+    (lambda net: on_links(_one((0, 1), ranks=5), net, prove=False),
      "one has 5 ranks, ring 4 only 4"),
-    (lambda net: layouts.lay_out(_one((0, 2)), net),
+    (lambda net: on_links(_one((0, 2)), net, prove=False),
      r"round 0: path \(0, 2\) must lead from 0 to 1"),
-    (lambda net: layouts.lay_out(_one(()), net), r"path \(\) must lead"),
-    (lambda net: layouts.lay_out(_one((0, 2, 1)), net),
+    (lambda net: on_links(_one(()), net, prove=False), r"path \(\) must lead"),
+    (lambda net: on_links(_one((0, 2, 1)), net, prove=False),
      "ring 4 has no link from 0 to 2"),
-    (lambda net: layouts.lay_out(_one((0, 9, 1)), net),
-     "ring 4 has no link from 0 to 9"),  # would be 2 -> 1, wrapped around
-    (lambda net: simulate.events(layouts.lay_out(_one((0, 1), 8), net), 7),
+    # 0 to 9 would be 2 to 1, wrapped around.
+    (lambda net: on_links(_one((0, 9, 1)), net, prove=False),
+     "ring 4 has no link from 0 to 9"),
+    (lambda net: on_links(_one((0, 1), 8), net, prove=False).link_bytes(7),
      "size_bytes=7 must be an integer, at least one byte for each of 8"),
+    (lambda net: _finish(net, size_bytes=float("inf")), "size_bytes=inf must"),
+    (lambda _: _direct(topologies.switch(4)).link_bytes(2**62),
+     "so few that a link carries at most"),
+    (lambda _: _finish(topologies.ring(4, bandwidth=1e-5)),
+     "bandwidth=1e-05 and latency_s=5e-07 from .* clock cannot count"),
+    (lambda _: _finish(topologies.ring(4, latency_s=1e12)),
+     "bandwidth=5e.10 and latency_s=1e.12 from"),
   ],
 )
 def test_wrong_inputs_are_named(call, message):
   with pytest.raises(ValueError, match=message):
     call(topologies.ring(4))
+
+
+def _direct(net):
+  return on_links(builders.build("direct", net), net)
+
+
+def _finish(net, size_bytes=2**20):
+  """Times an all-reduce."""
+  return simulate.events(on_links(builders.build("ring", net), net), size_bytes)
+
+
+def test_what_is_no_collective_is_not_timed():
+  """Without its last round, a schedule takes less time, and is refused."""
+  net = topologies.ring(4)
+  whole = builders.build("ring", net)
+  short = dataclasses.replace(whole, rounds=whole.rounds[:-1])
+  on_links(whole, net)
+  with pytest.raises(ValueError, match="after 5 rounds chunk"):
+    on_links(short, net)
+
+
+@pytest.mark.parametrize("size_bytes", [6 * 10**17, 10**18 + 7])
+def test_no_size_makes_a_negative_time(size_bytes):
+  net = topologies.torus((4, 4))
+  routed = on_links(builders.build("multitree", net), net)
+  sent = routed.link_bytes(size_bytes)
+  rounds = simulate.events(routed, size_bytes)
+  assert sent.min() > 0
+  # Every copy of every byte.
+  assert sum(sent.tolist()) == 2 * 15 * size_bytes
+  assert rounds.utilisation.min() > 0
+  assert rounds.utilisation.max() <= 1
+  assert simulate.lockstep(routed, size_bytes) > rounds.finish_ns / 2e9
 
 
 @pytest.mark.parametrize("barrier", [False, True])
@@ -274,7 +317,7 @@ def test_a_pair_swaps_in_the_time_of_one_message(barrier):
   swap = tuple(
     Transfer(a, 1 - a, 0, "reduce", (a, 1 - a)) for a in range(2)
   )
-  layout = layouts.lay_out(Schedule("swap", "all_reduce", 2, 1, (swap,)), net)
-  timeline = simulate.events(layout, 1600, barrier=barrier)
+  routed = on_links(Schedule("swap", "all_reduce", 2, 1, (swap,)), net)
+  timeline = simulate.events(routed, 1600, barrier=barrier)
   assert timeline.finish_ns == 64 + 1600 // 16
   assert timeline.requested_ns.tolist() == [0, 0]

@@ -6,7 +6,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from parallel.schedules import builders, check, msccl
+from parallel.schedules import builders, check
+from parallel.schedules.msccl.exporter import MAX_PEERS, export_xml
+from parallel.schedules.msccl.importer import import_xml
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology import builders as topologies
 
@@ -32,14 +34,14 @@ def transfers(schedule):
 @each_schedule
 def test_round_trip(net, name, collective):
   schedule = builders.build(name, net, collective)
-  text = msccl.export_xml(schedule)
-  back = msccl.import_xml(text, net)
+  text = export_xml(schedule)
+  back = import_xml(text, net)
   check.check(back, net)
   if all(a <= b for a, b in zip(schedule.owners, schedule.owners[1:],
                                 strict=False)):  # slices are in place
     assert transfers(back) == transfers(schedule)
     assert back.owners == schedule.owners
-  assert msccl.export_xml(back) == text
+  assert export_xml(back) == text
   for field in ("name", "collective", "num_ranks", "num_chunks"):
     assert getattr(back, field) == getattr(schedule, field)
 
@@ -48,21 +50,21 @@ def test_round_trip(net, name, collective):
 def test_dependencies_alone_give_the_collective(net, name, collective):
   """Without our labels rounds follow from threadblocks and depid, deps."""
   schedule = builders.build(name, net, collective)
-  text = re.sub(r' round="\d+"', "", msccl.export_xml(schedule))
-  back = msccl.import_xml(text, net)
+  text = re.sub(r' round="\d+"', "", export_xml(schedule))
+  back = import_xml(text, net)
   check.check(back, net)
   assert sum(map(len, back.rounds)) == schedule.num_transfers
   broken = re.sub(r'depid="\d+" deps="\d+"', 'depid="-1" deps="-1"', text)
-  if name == "multitree" and collective != "all_gather":
-    with pytest.raises(ValueError, match="multitree"):
-      check.check(msccl.import_xml(broken, net))
+  if broken != text:
+    with pytest.raises(ValueError, match=r"neither waits|holds nothing"):
+      import_xml(broken, net)
 
 
 @each_schedule
 def test_the_rules_of_a_threadblock(net, name, collective):
   """Steps are numbered; waits are for earlier, marked steps of others."""
   schedule = builders.build(name, net, collective)
-  for gpu in ElementTree.fromstring(msccl.export_xml(schedule)).iter("gpu"):
+  for gpu in ElementTree.fromstring(export_xml(schedule)).iter("gpu"):
     blocks = {b.get("id"): list(b) for b in gpu.iter("tb")}
     peers = collections.Counter(
       (b.get("send"), b.get("recv")) for b in gpu.iter("tb")
@@ -80,7 +82,8 @@ def test_the_rules_of_a_threadblock(net, name, collective):
         assert other.get("type") != "nop"
 
 
-# Two ranks, fused steps and a local copy, as msccl-tools writes them.
+# Two ranks and local copies, as msccl-tools writes them: out of place, the
+# output has nothing at first.
 FOREIGN = """
 <algo name="pair" proto="LL" nchannels="1" nchunksperloop="4" ngpus="2"
       coll="allgather" inplace="0">
@@ -102,6 +105,8 @@ FOREIGN = """
             depid="-1" deps="-1" hasdep="0"/>
       <step s="1" type="r" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="2"
             depid="-1" deps="-1" hasdep="0"/>
+      <step s="2" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="2"
+            cnt="2" depid="-1" deps="-1" hasdep="0"/>
     </tb>
   </gpu>
 </algo>
@@ -111,7 +116,7 @@ FOREIGN = """
 def fused(coll, first, second):
   """0 -> 1 -> 2 -> 1 -> 0, rank 1 receives and sends in one step."""
   step = ('<step s="{s}" type="{t}" srcbuf="i" srcoff="0" dstbuf="i" '
-          'dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/>')
+          'dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="1"/>')
   blocks = {
     0: [(1, -1, "s"), (-1, 1, "r")],
     1: [(2, 0, first), (0, 2, second)],
@@ -131,12 +136,12 @@ def fused(coll, first, second):
 
 
 def test_files_of_others():
-  pair = msccl.import_xml(FOREIGN)
+  pair = import_xml(FOREIGN)
   check.check(pair)
   assert transfers(pair) == [[
     (0, 1, 0, "copy"), (0, 1, 1, "copy"), (1, 0, 2, "copy"), (1, 0, 3, "copy")
   ]]
-  chain = msccl.import_xml(fused("allreduce", "rrs", "rcs"))
+  chain = import_xml(fused("allreduce", "rrs", "rcs"))
   check.check(chain)
   assert transfers(chain) == [
     [(0, 1, 0, "reduce")], [(1, 2, 0, "reduce")], [(2, 1, 0, "copy")],
@@ -144,34 +149,174 @@ def test_files_of_others():
   ]
 
 
+def algo(coll, chunks, gpus):
+  """Writes a file: gpus -> threadblocks (send, recv, steps), each one channel.
+
+  A step is (type, source, destination), places as in "i3".
+  """
+  text = (f'<algo name="text" coll="{coll}" ngpus="{len(gpus)}" inplace="1" '
+          f'nchunksperloop="{chunks}">')
+  for rank, blocks in enumerate(gpus):
+    text += f'<gpu id="{rank}">'
+    for number, (send, recv, steps) in enumerate(blocks):
+      text += f'<tb id="{number}" send="{send}" recv="{recv}" chan="0">'
+      for place, (kind, source, destination) in enumerate(steps):
+        text += (
+          f'<step s="{place}" type="{kind}" srcbuf="{source[0]}" '
+          f'srcoff="{source[1:]}" dstbuf="{destination[0]}" '
+          f'dstoff="{destination[1:]}" cnt="1" depid="-1" deps="-1" '
+          'hasdep="0"/>'
+        )
+      text += "</tb>"
+    text += "</gpu>"
+  return text + "</algo>"
+
+
+def ring_gather(n):
+  """The textbook's: send the own chunk, pass n - 2 on, receive the last."""
+  def chunk(rank):
+    return [f"o{rank % n}"] * 2
+
+  return algo("allgather", n, [
+    [(
+      (r + 1) % n, (r - 1) % n,
+      [("s", *chunk(r)), *(("rcs", *chunk(r - k)) for k in range(1, n - 1)),
+       ("r", *chunk(r + 1))],
+    )]
+    for r in range(n)
+  ])
+
+
+def swap(last="re"):
+  """A chunk goes each way, and is added or copied when it waits in scratch."""
+  return algo("allreduce", 1, [
+    [(1 - r, 1 - r, [("s", "i0", "s0"), ("r", "s0", "s5"), (last, "s5", "i0")])]
+    for r in range(2)
+  ])
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_a_ring_in_one_threadblock_is_no_circle(n):
+  schedule = import_xml(ring_gather(n))
+  check.check(schedule)
+  assert transfers(schedule) == [
+    sorted((r, (r + 1) % n, (r - k) % n, "copy") for r in range(n))
+    for k in range(n - 1)
+  ]
+
+
+def test_an_answer_puts_steps_of_two_threadblocks_in_order():
+  schedule = import_xml(algo("allreduce", 1, [
+    [(1, -1, [("s", "i0", "i0")]), (-1, 1, [("r", "i0", "i0")])],
+    [(0, 0, [("rrc", "i0", "i0"), ("s", "i0", "i0")])],
+  ]))
+  check.check(schedule)
+  assert len(schedule.rounds) == 2
+
+
+def test_what_waits_in_scratch_is_received_when_it_is_added():
+  schedule = import_xml(swap())
+  check.check(schedule)
+  assert transfers(schedule) == [[(0, 1, 0, "reduce"), (1, 0, 0, "reduce")]]
+
+
 @pytest.mark.parametrize(
   ("text", "message"),
   [
     ("<algo", "no XML"),
     ("<gpu/>", "must be <algo>"),
-    (fused("alltoall", "rrs", "rcs"), "coll one of allreduce"),
-    (fused("allreduce", "re", "rcs"), "type 're' is not read"),
+    (fused("alltoall", "rrs", "rcs"), "coll one of all_reduce, allreduce"),
+    (fused("allreduce", "rs", "rcs"), "type 'rs' is not read"),
     (fused("allreduce", "rrs", "r"), "rank 0 receives from rank 1"),
-    (fused("allreduce", "rrs", "rcs").replace('srcbuf="i"', 'srcbuf="s"'),
-     "buffer 's' is not read"),
+    (fused("allreduce", "rrs", "rcs").replace('srcbuf="i"', 'srcbuf="t"'),
+     "buffer 't' is not read"),
+    (fused("allreduce", "rrs", "rcs").replace('hasdep="1"', 'hasdep="0"'),
+     "tells nobody that it is done"),
     (FOREIGN.replace('dstoff="2" cnt="2"\n            depid', 'dstoff="1" '
-                     'cnt="2" depid', 1), "stores them as"),
+                     'cnt="2" depid', 1), "both use place 1 of buffer 'o'"),
     (FOREIGN.replace('ngpus="2"', 'ngpus="two"'), "ngpus='two'"),
-    (FOREIGN.replace('depid="-1" deps="-1"', 'depid="1" deps="0"', 1).replace(
-      'dstoff="2" cnt="2"\n            depid="-1" deps="-1"',
-      'dstoff="2" cnt="2"\n            depid="0" deps="1"', 1),
-     "in a circle|^$"),
+    (FOREIGN.replace('ngpus="2"', 'ngpus="999999999"'), "there are 2"),
+    (FOREIGN.replace('<algo', '<algo x="' + "y" * 9 + '"').replace(
+      'nchunksperloop="4"', 'nchunksperloop="999999998"'), "from 1 to 32767"),
+    (FOREIGN.replace("cpy", "nop", 1), "output does not end with chunk 0"),
+    (algo("allreduce", 2, [[], []]), "after 0 rounds chunk 0 at rank 0 lacks"),
+    (algo("allgather", 2, [[], []]), "gpu 0: place 1 of the output"),
+    (algo("allgather", 2, [
+      [(1, 1, [("r", "o1", "o1"), ("s", "o0", "o0")])],
+      [(0, 0, [("r", "o0", "o0"), ("s", "o1", "o1")])],
+    ]), "in a circle: gpu"),
+    (swap("cpy"), "would lose the summands of ranks"),
+    (swap("s"), "sends 2 times"),
+    (algo("allgather", 2, [
+      [(1, 1, [("s", "o0", "o0"), ("r", "o0", "o0")])],
+      [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],
+    ]), "chunk 1 in the place of chunk 0"),
+    # The send and the receive of one place run side by side.
+    (algo("allreduce", 1, [
+      [(1, -1, [("s", "i0", "i0")]), (-1, 1, [("rrc", "i0", "i0")])],
+      [(0, -1, [("s", "i0", "i0")]), (-1, 0, [("rrc", "i0", "i0")])],
+    ]), "both use place 0 of buffer 'i', and neither waits"),
   ],
 )
 def test_wrong_files_are_named(text, message):
+  with pytest.raises(ValueError, match=message) as error:
+    check.check(import_xml(text))
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("name", "ranks", "runtime", "message"),
+  [
+    ("ring", 70, "nccl", "69 steps with rank 69 are more than the 64"),
+    ("direct", 34, "rccl", "66 threadblocks are more than the 64"),
+    ("ring", 70, "msccl", None),
+    ("ring", 4, "nvls", "must be one of nccl, rccl, msccl"),
+  ],
+)
+def test_what_a_runtime_does_not_take(name, ranks, runtime, message):
+  net = topologies.switch(ranks)
+  schedule = builders.build(name, net, "all_gather")
+  if message is None:
+    assert export_xml(schedule, runtime=runtime)
+    return
   with pytest.raises(ValueError, match=message):
-    check.check(msccl.import_xml(text))
+    export_xml(schedule, runtime=runtime)
 
 
-def test_more_steps_than_a_threadblock_takes():
-  schedule = builders.build("ring", topologies.ring(150))
-  with pytest.raises(ValueError, match="more than 256 steps with rank"):
-    msccl.export_xml(schedule)
+def test_no_channel_has_more_peers_than_a_runtime_takes():
+  schedule = builders.build("direct", topologies.switch(40), "all_gather")
+  text = export_xml(schedule)
+  root = ElementTree.fromstring(text)
+  assert root.get("nchannels") == "2"
+  for gpu in root.iter("gpu"):
+    for side in ("send", "recv"):
+      peers = collections.Counter(
+        b.get("chan") for b in gpu.iter("tb") if b.get(side) != "-1"
+      )
+      assert sum(peers.values()) == 39
+      assert max(peers.values()) <= MAX_PEERS == 32
+  assert transfers(import_xml(text)) == transfers(schedule)
+
+
+def test_a_file_says_for_which_sizes_it_is():
+  """The loaders of two runtimes refuse a file that does not."""
+  schedule = builders.build("ring", topologies.ring(3), "reduce_scatter")
+  for runtime, name in (("nccl", "reducescatter"), ("msccl", "reduce_scatter")):
+    text = export_xml(schedule, runtime=runtime, min_bytes=8, max_bytes=2**20)
+    root = ElementTree.fromstring(text)
+    assert (root.get("minBytes"), root.get("maxBytes")) == ("8", "1048576")
+    assert root.get("coll") == name
+    assert import_xml(text).collective == "reduce_scatter"
+  assert int(ElementTree.fromstring(export_xml(schedule)).get("maxBytes")) > (
+    2**40
+  )
+  with pytest.raises(ValueError, match="min_bytes=9 and max_bytes=8"):
+    export_xml(schedule, min_bytes=9, max_bytes=8)
+
+
+def test_what_is_wrong_is_not_written():
+  with pytest.raises(ValueError, match="lacks the summands"):
+    export_xml(Schedule("empty", "all_reduce", 2, 1, ()))
 
 
 def test_a_write_waits_for_those_who_read():
@@ -181,7 +326,7 @@ def test_a_write_waits_for_those_who_read():
     (Transfer(1, 0, 0, "copy", (1, 0)),),
   )
   schedule = Schedule("pair", "all_reduce", 2, 1, rounds)
-  gpu = next(ElementTree.fromstring(msccl.export_xml(schedule)).iter("gpu"))
+  gpu = next(ElementTree.fromstring(export_xml(schedule)).iter("gpu"))
   blocks = {b.get("id"): b for b in gpu.iter("tb")}
   (receives,) = (b for b in blocks.values() if b.get("recv") == "1")
   (step,) = receives.iter("step")

@@ -1,4 +1,4 @@
-"""Lays a schedule out over the links of a topology, as arrays.
+"""A schedule on the links of a topology, as arrays.
 
 `parallel.network.simulate` times these arrays. A hop is one transfer on one
 link of its path; hops are numbered transfer by transfer, along the path.
@@ -11,13 +11,17 @@ import operator
 
 import numpy as np
 
+from parallel.schedules.check import check
 from parallel.schedules.schedule import Schedule
 from parallel.topology.graph import Link, Topology
 
+# Sums of bytes and of nanoseconds stay below it, and so within 64 bits.
+_MOST = 2**62
+
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-  """A schedule laid out over the links of a topology.
+class RoutedSchedule:
+  """A schedule whose transfers are cut into hops, one on each link.
 
   Attributes:
     links: The topology's links.
@@ -51,15 +55,30 @@ class Layout:
     )
 
   def hop_bytes(self, size_bytes: int) -> np.ndarray:
-    """Returns the bytes of each message, int ``[hop]``."""
+    """Returns the bytes of each message, int ``[hop]``.
+
+    Raises:
+      ValueError: There are fewer bytes than chunks, or more in all than can be
+        counted.
+    """
     sizes = chunk_bytes(size_bytes, self.num_chunks)
-    return sizes[self.chunks][self.hop_transfers]
+    hops = sizes[self.chunks][self.hop_transfers]
+    if np.bincount(self.hop_links, hops).max(initial=0) > _MOST:
+      raise ValueError(
+        f"size_bytes={size_bytes} must be so few that a link carries at most "
+        f"{_MOST} bytes in all"
+      )
+    return hops
 
   def hop_ns(self, size_bytes: int) -> "HopTimes":
     """Returns how long hops take, in whole nanoseconds.
 
     Args:
       size_bytes: Bytes of the collective's buffer, all chunks together.
+
+    Raises:
+      ValueError: There are fewer bytes than chunks, or the clock cannot count
+        so many nanoseconds.
     """
     bytes_per_ns = np.array([link.bandwidth for link in self.links]) / 1e9
     latency_ns = np.array([link.latency_s for link in self.links]) * 1e9
@@ -73,11 +92,21 @@ class Layout:
     send = sizes / bytes_per_ns[:, None]  # [link, size of message]
     arrival = latency_ns[:, None] + send
     of_hop = of_chunk[self.chunks][self.hop_transfers]
+    kinds = self.hop_links * len(sizes) + of_hop
+    # No order of hops takes longer than one after another.
+    if arrival.ravel()[kinds].sum() > _MOST:
+      link = self.links[self.hop_links[arrival.ravel()[kinds].argmax()]]
+      raise ValueError(
+        f"bandwidth={link.bandwidth:g} and latency_s={link.latency_s:g} from "
+        f"{link.source} to {link.destination} make {size_bytes} bytes take "
+        f"more than {_MOST / 1e9:.0e} s, which the clock cannot count"
+      )
     return HopTimes(
       np.repeat(np.arange(len(self.links)), len(sizes)),
-      np.floor(send).astype(np.int64).ravel(),
-      np.floor(arrival).astype(np.int64).ravel(),
-      self.hop_links * len(sizes) + of_hop,
+      # A link without hops may be too slow to count.
+      np.floor(np.minimum(send, _MOST)).astype(np.int64).ravel(),
+      np.floor(np.minimum(arrival, _MOST)).astype(np.int64).ravel(),
+      kinds,
     )
 
 
@@ -102,17 +131,24 @@ class HopTimes:
   kinds: np.ndarray
 
 
-def lay_out(schedule: Schedule, topology: Topology) -> Layout:
-  """Finds the links of a topology that a schedule's transfers take.
+def on_links(
+  schedule: Schedule, topology: Topology, *, prove: bool = True
+) -> RoutedSchedule:
+  """Proves a schedule and finds the links that its transfers take.
 
   Args:
     schedule: What is sent.
     topology: The links over which it is sent.
+    prove: Whether the schedule is a collective, which is proven first. False is
+      for other traffic.
 
   Raises:
-    ValueError: The schedule has more ranks than the topology, a path does not
-      join its source and destination, or the topology lacks one of its links.
+    ValueError: The schedule is wrong or has more ranks than the topology, a
+      path does not join its source and destination, or the topology lacks one
+      of its links.
   """
+  if prove:
+    check(schedule, topology)
   if schedule.num_ranks > topology.num_ranks:
     raise ValueError(
       f"{schedule.name} has {schedule.num_ranks} ranks, {topology.name} only "
@@ -131,7 +167,7 @@ def lay_out(schedule: Schedule, topology: Topology) -> Layout:
   paths = [t.path for t in transfers]
   lengths = np.fromiter(map(len, paths), np.int64, len(paths))
   first_hops = np.append(0, np.cumsum(lengths - 1))
-  return Layout(
+  return RoutedSchedule(
     topology.links, schedule.num_chunks, topology.num_nodes, *parts,
     first_hops, _links_of(schedule, topology, parts, paths, lengths),
     np.repeat(np.arange(len(paths)), lengths - 1),
@@ -203,12 +239,13 @@ def chunk_bytes(size_bytes: int, num_chunks: int) -> np.ndarray:
   Raises:
     ValueError: There are fewer bytes than chunks, or not a whole number.
   """
-  if size_bytes < num_chunks or size_bytes != int(size_bytes):
+  if not num_chunks <= size_bytes <= _MOST or size_bytes != int(size_bytes):
     raise ValueError(
       f"size_bytes={size_bytes} must be an integer, at least one byte for "
-      f"each of {num_chunks} chunks"
+      f"each of {num_chunks} chunks and at most {_MOST}"
     )
-  return np.diff(np.arange(num_chunks + 1) * int(size_bytes) // num_chunks)
+  each, rest = divmod(int(size_bytes), num_chunks)
+  return each + np.diff(np.arange(num_chunks + 1) * rest // num_chunks)
 
 
 def sum_by(groups: np.ndarray, values: np.ndarray, count: int) -> np.ndarray:

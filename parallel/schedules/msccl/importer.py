@@ -1,0 +1,427 @@
+"""Reads MSCCL's XML as schedules: files of `exporter`, and those of others.
+
+A file is a program: threadblocks run side by side, each its own steps in order.
+So it is run here on names of values, and two things are shown that a schedule
+cannot say: no step waits for itself, and no two steps use the same place of a
+buffer, one of them writing, without one having waited for the other. Then there
+is only one thing that the program can do. What is left is a schedule, which
+`parallel.schedules.check` proves.
+
+A rank of a schedule has one copy of each chunk. So the input and the output
+buffer must hold chunks in their own places. A scratch buffer may keep what has
+arrived until a step adds it or copies it; then it is received.
+"""
+
+import collections
+from collections.abc import Callable
+import dataclasses
+import graphlib
+import itertools
+from xml.etree import ElementTree
+
+import networkx
+
+from parallel.schedules.msccl.exporter import MAX_CHUNKS
+from parallel.schedules.msccl.steps import (
+  Message,
+  Step,
+  Value,
+  connections,
+  integer,
+  read_steps,
+)
+from parallel.schedules.schedule import COLLECTIVES, Schedule, Transfer
+from parallel.topology.graph import Topology
+
+# Both ways to write them: one runtime has an underscore in "reduce_scatter".
+_COLLECTIVES = {
+  text: name for name in COLLECTIVES for text in (name, name.replace("_", ""))
+}
+_Place = tuple[int, str, int]  # rank, buffer, offset
+
+
+def import_xml(text: str, topology: Topology | None = None) -> Schedule:
+  """Reads an MSCCL algorithm.
+
+  Rounds are those of the attribute `round` if all steps have it, as in files
+  that `export_xml` wrote. In other files they are the earliest ones: a chunk is
+  sent on in a later round than it arrives, a connection sends one message per
+  round, and a message arrives after the steps before its receive.
+
+  Args:
+    text: XML in MSCCL's old format, in which steps are ``step`` elements.
+    topology: The network, in which messages take shortest paths. None gives
+      every pair of ranks a link of its own.
+
+  Returns:
+    The schedule. It is not proven yet: `parallel.schedules.check` does that.
+
+  Raises:
+    ValueError: The text is not such XML or is another collective; sends and
+      receives do not match; steps wait for one another in a circle, or use a
+      place of a buffer without waiting; a chunk is stored in the place of
+      another one; or no rounds have the same effect.
+  """
+  try:
+    root = ElementTree.fromstring(text)
+  except ElementTree.ParseError as error:
+    raise ValueError(f"no XML: {error}") from error
+  program = _Program(root)
+  program.run()
+  rounds = _earliest_rounds(program)
+  found: dict[int, list[Transfer]] = {number: [] for number in sorted(rounds)}
+  for message, chunk, operation in program.transfers:
+    ends = (message.source.rank, message.destination.rank)
+    path = topology.shortest_path(*ends) if topology else ends
+    found[rounds[message.number]].append(
+      Transfer(*ends, chunk, operation, path)
+    )
+  owners = () if program.collective == "all_reduce" else tuple(
+    chunk // program.each for chunk in range(program.num_chunks)
+  )
+  return Schedule(
+    root.get("name", "msccl"), program.collective, program.num_ranks,
+    program.num_chunks, tuple(map(tuple, found.values())), owners,
+  )
+
+
+class _Program:
+  """A file's steps and messages, and what becomes of them.
+
+  Attributes:
+    collective: Name of the collective.
+    num_ranks: Number of GPUs.
+    num_chunks: Number of chunks of the longer buffer.
+    each: Chunks of a rank's slice.
+    steps: All steps, by number.
+    messages: All messages, by number.
+    connections: Messages of each connection, in order.
+    transfers: What `run` found: (message, chunk, operation).
+    writes: (rank, chunk) -> the messages that changed the rank's copy, each
+      with its operation, in order.
+    reads: (rank, chunk, version) -> messages that the value was sent in.
+  """
+
+  def __init__(self, root: ElementTree.Element) -> None:
+    if root.tag != "algo" or root.get("coll") not in _COLLECTIVES:
+      raise ValueError(
+        f"<{root.tag} coll={root.get('coll')!r}>: must be <algo> with coll one "
+        f"of {', '.join(_COLLECTIVES)}"
+      )
+    self.collective = _COLLECTIVES[root.get("coll")]
+    self.num_ranks = integer(root, "ngpus")
+    self.num_chunks = integer(root, "nchunksperloop")
+    numbers = [integer(gpu, "id") for gpu in root.iter("gpu")]
+    if self.num_ranks != len(numbers) or sorted(numbers) != (
+      list(range(len(numbers))) or [0]
+    ):
+      raise ValueError(
+        f"ngpus={self.num_ranks}: there must be a <gpu> for each id from 0, "
+        f"there are {len(numbers)}"
+      )
+    self.each, rest = divmod(self.num_chunks, self.num_ranks)
+    if not 1 <= self.num_chunks <= MAX_CHUNKS or (
+      rest and self.collective != "all_reduce"
+    ):
+      raise ValueError(
+        f"nchunksperloop={self.num_chunks} must be from 1 to {MAX_CHUNKS}, and "
+        f"a multiple of ngpus={self.num_ranks} unless coll is allreduce"
+      )
+    # The buffer that is only as long as a rank's slice.
+    self._short = {"all_gather": "i", "reduce_scatter": "o"}.get(
+      self.collective
+    )
+    # In place, that is a part of the other one.
+    self._in_place = root.get("inplace", "1") != "0"
+    self.steps, ends = read_steps(root)
+    self.connections = connections(ends)
+    self.messages = [m for queue in self.connections for m in queue]
+    for number, message in enumerate(self.messages):
+      message.number = number
+    self.transfers: list[tuple[Message, int, str]] = []
+    self.writes: dict[tuple[int, int], list[tuple[Message, str]]] = (
+      collections.defaultdict(list)
+    )
+    self.reads: dict[tuple[int, int, int], list[Message]] = (
+      collections.defaultdict(list)
+    )
+    self._held: dict[_Place, Value] = {}
+
+  def run(self) -> None:
+    """Runs the steps in an order in which nobody waits.
+
+    Raises:
+      ValueError: There is no such order, it is not the only one that counts, or
+        a step does what no schedule can say.
+    """
+    before = {
+      step.number: [
+        *step.after, *([step.receives.source.number] if step.receives else [])
+      ]
+      for step in self.steps
+    }
+    try:
+      order = list(graphlib.TopologicalSorter(before).static_order())
+    except graphlib.CycleError as error:
+      circle = [str(self.steps[number]) for number in error.args[1]]
+      raise ValueError(
+        f"steps wait for one another in a circle: {circle[0]} and {circle[1]}"
+      ) from error
+    races = _Races(before)
+    for number in order:
+      races.begin(number)
+      self._run_step(self.steps[number], races)
+    for rank in range(self.num_ranks):
+      for offset in range(
+        self.each if self._short == "o" else self.num_chunks
+      ):
+        chunk = self._chunk(rank, "o", offset)
+        value = self._held_at((rank, "o", offset))
+        newest = Value(chunk, len(self.writes[rank, chunk]))
+        if value != newest:
+          raise ValueError(
+            f"gpu {rank}: place {offset} of the output does not end with chunk "
+            f"{chunk}"
+          )
+
+  def _chunk(self, rank: int, buffer: str, offset: int) -> int | None:
+    """Returns the chunk that belongs into a place; None in scratch."""
+    if buffer == "s":
+      return None
+    return offset + rank * self.each * (buffer == self._short)
+
+  def _canonical(self, place: _Place) -> _Place:
+    """Returns one name of a place that two buffers share."""
+    if self._in_place and place[1] != "s":
+      return place[0], "io", self._chunk(*place)
+    return place
+
+  def _held_at(self, place: _Place) -> Value | None:
+    """Returns what a place holds; at first, the input's own chunks."""
+    rank, buffer, _ = place
+    canonical = self._canonical(place)
+    if canonical in self._held or buffer == "s":
+      return self._held.get(canonical)
+    chunk = self._chunk(*place)
+    if self.collective == "all_gather" and chunk // self.each != rank:
+      return None
+    # Out of place, the output holds nothing at first.
+    return Value(chunk, 0) if self._in_place or buffer == "i" else None
+
+  def _run_step(self, step: Step, races: "_Races") -> None:
+    """Runs a step on values; writes down what it sends and receives."""
+    if step.kind == "nop":
+      return
+    if step.receives and len(step.receives.values) != step.count:
+      raise ValueError(
+        f"{step} receives {step.count} chunks, {step.receives.source} sends "
+        f"{len(step.receives.values)}"
+      )
+    for index in range(step.count):
+      source, destination = (
+        (step.rank, buffer, offset + index)
+        for buffer, offset in (step.source, step.destination)
+      )
+      arrived = step.receives and dataclasses.replace(
+        step.receives.values[index], message=step.receives
+      )
+      if step.kind in ("s", "cpy", "re", "rrc", "rrs", "rrcs"):
+        self._use(races.read, step, source)
+        value = self._held_at(source)
+        if value is None:
+          raise ValueError(f"{step} uses {_text(source)}, which holds nothing")
+      if step.kind == "re":
+        self._use(races.read, step, destination)
+        arrived, value = value, self._held_at(destination)
+      if step.kind in ("re", "rrc", "rrs", "rrcs"):
+        value = self._sum(step, value, arrived)
+      elif step.kind in ("r", "rcs"):
+        value = arrived
+      if step.kind not in ("s", "rrs"):
+        self._use(races.write, step, destination)
+        value = self._store(step, value, destination)
+      if step.sends:
+        if value.message:
+          raise ValueError(
+            f"{step} sends on from scratch what it has neither added nor copied"
+          )
+        step.sends.values.append(value)
+        self.reads[step.rank, value.chunk, value.version].append(step.sends)
+
+  def _use(
+    self,
+    access: Callable[[int, _Place], int | None],
+    step: Step,
+    place: _Place,
+  ) -> None:
+    """Checks that a place is there, and that the step has waited for it."""
+    chunk = self._chunk(*place)
+    if place[2] < 0 or (chunk is not None and chunk >= self.num_chunks):
+      raise ValueError(f"{step} uses {_text(place)}, which is not there")
+    other = access(step.number, self._canonical(place))
+    if other is not None:
+      raise ValueError(
+        f"{step} and {self.steps[other]} both use {_text(place)}, and neither "
+        "waits for the other"
+      )
+
+  def _sum(
+    self, step: Step, value: Value | None, arrived: Value
+  ) -> Value:
+    """Returns what a rank holds after adding what has arrived to its copy."""
+    if arrived.message is None:
+      raise ValueError(f"{step} adds a value of its own gpu")
+    newest = Value(
+      arrived.chunk, len(self.writes[step.rank, arrived.chunk])
+    )
+    if value != newest:
+      raise ValueError(
+        f"{step} adds chunk {arrived.chunk} to what is not the newest value of "
+        "that chunk"
+      )
+    return self._received(step, arrived, "reduce")
+
+  def _received(self, step: Step, value: Value, operation: str) -> Value:
+    """Writes down that a message has changed the rank's copy of a chunk."""
+    writes = self.writes[step.rank, value.chunk]
+    writes.append((value.message, operation))
+    self.transfers.append((value.message, value.chunk, operation))
+    return Value(value.chunk, len(writes))
+
+  def _store(self, step: Step, value: Value, place: _Place) -> Value:
+    """Stores a value; returns it, received if it lies in its own place now."""
+    chunk = self._chunk(*place)
+    if chunk is not None:
+      if chunk != value.chunk:
+        raise ValueError(
+          f"{step} stores chunk {value.chunk} in the place of chunk {chunk}"
+        )
+      if value.message:
+        value = self._received(step, value, "copy")
+    self._held[self._canonical(place)] = value
+    return value
+
+
+def _text(place: _Place) -> str:
+  """Names a place for messages."""
+  return f"place {place[2]} of buffer {place[1]!r}"
+
+
+class _Races:
+  """Finds uses of one place that no wait puts in order.
+
+  Steps begin in an order in which each comes after those that it waits for.
+  """
+
+  def __init__(self, before: dict[int, list[int]]) -> None:
+    self._before = before
+    # Bit n of a mask: step n is done when this one begins. A mask is kept until
+    # the last step that waits for its step has begun.
+    self._done: dict[int, int] = {}
+    self._needed = collections.Counter(
+      p for waits in before.values() for p in waits
+    )
+    # Place -> the step that wrote it last, and those that read it since.
+    self._written: dict[_Place, int] = {}
+    self._read: dict[_Place, set[int]] = collections.defaultdict(set)
+
+  def begin(self, number: int) -> None:
+    """Lets a step begin."""
+    mask = 1 << number  # a step is in order with itself
+    for other in self._before[number]:
+      mask |= self._done[other]
+      self._needed[other] -= 1
+      if not self._needed[other]:
+        del self._done[other]
+    self._mask = mask
+    if self._needed[number]:
+      self._done[number] = mask
+
+  def read(self, number: int, place: _Place) -> int | None:
+    """Notes a read; returns a step that writes at the same time, if any."""
+    self._read[place].add(number)
+    return self._unordered([self._written.get(place, number)])
+
+  def write(self, number: int, place: _Place) -> int | None:
+    """Notes a write; returns a step that uses the place at the same time."""
+    others = [self._written.get(place, number), *self._read.pop(place, ())]
+    self._written[place] = number
+    return self._unordered(others)
+
+  def _unordered(self, others: list[int]) -> int | None:
+    return next((n for n in others if not self._mask >> n & 1), None)
+
+
+def _earliest_rounds(program: _Program) -> list[int]:
+  """Returns the earliest round of each message that has the program's effect.
+
+  Raises:
+    ValueError: There are no such rounds: a message is still on its way when its
+      receiver has done what comes after it.
+  """
+  # Nodes are messages, by number, for their rounds; and steps, by ~number, for
+  # the first round after them. An edge (a, b) of weight w means b >= a + w.
+  graph = networkx.DiGraph()
+  graph.add_nodes_from(range(len(program.messages)))
+
+  def follows(a: int, b: int, weight: int) -> None:
+    if a != b and weight >= graph.get_edge_data(a, b, {"w": 0})["w"]:
+      graph.add_edge(a, b, w=weight)
+
+  labels = [message.label for message in program.messages]
+  if None in labels:
+    labels = [0] * len(labels)
+    _follow_waits(program, follows)
+  _follow_values(program, follows)
+  # All in a circle of edges are equal, so its weights must be 0.
+  whole = networkx.condensation(graph)
+  group = whole.graph["mapping"]
+  first = dict.fromkeys(whole, 0)
+  for number, label in enumerate(labels):
+    first[group[number]] = max(first[group[number]], label)
+  for a, b, weight in graph.edges(data="w"):
+    if group[a] != group[b]:
+      edge = whole.edges[group[a], group[b]]
+      edge["w"] = max(edge.get("w", 0), weight)
+    elif weight:
+      raise ValueError("no order of rounds has the effect of these steps")
+  for node in networkx.topological_sort(whole):
+    for _, other, weight in whole.edges(node, data="w"):
+      first[other] = max(first[other], first[node] + weight)
+  return [first[group[number]] for number in range(len(labels))]
+
+
+def _follow_waits(
+  program: _Program, follows: Callable[[int, int, int], None]
+) -> None:
+  """Adds the edges of threadblocks, waits and connections."""
+  for step in program.steps:
+    messages = [m.number for m in (step.receives, step.sends) if m]
+    for before in step.after:
+      for number in (*messages, ~step.number):
+        follows(~before, number, 0)
+    if step.receives:
+      # What it has received it sends in a later round.
+      for number in (*messages[1:], ~step.number):
+        follows(step.receives.number, number, 1)
+  for queue in program.connections:
+    for a, b in itertools.pairwise(queue):
+      follows(a.number, b.number, 1)
+
+
+def _follow_values(
+  program: _Program, follows: Callable[[int, int, int], None]
+) -> None:
+  """Adds the edges of values: written, read, and replaced."""
+  for (rank, chunk), writes in program.writes.items():
+    for version, (message, _) in enumerate(writes):
+      # Transfers of a round read the state before it, so a value may be read in
+      # the round that replaces it.
+      for reader in program.reads[rank, chunk, version]:
+        follows(reader.number, message.number, 0)
+      for reader in program.reads[rank, chunk, version + 1]:
+        follows(message.number, reader.number, 1)
+    for (a, before), (b, operation) in itertools.pairwise(writes):
+      # Sums of one round commute.
+      sums = before == operation == "reduce"
+      follows(a.number, b.number, 0 if sums else 1)

@@ -1,0 +1,202 @@
+"""The steps and messages of an MSCCL file, as its XML has them."""
+
+from collections.abc import Sequence
+import dataclasses
+import re
+from xml.etree import ElementTree
+
+# Type of a step -> whether it receives, and whether it sends. In a name, r is
+# receive, s send, rr receive and reduce, c store at the destination; re adds
+# and cpy copies on the same GPU.
+TYPES = {
+  "s": (False, True), "r": (True, False), "rcs": (True, True),
+  "rrc": (True, False), "rrs": (True, True), "rrcs": (True, True),
+  "re": (False, False), "cpy": (False, False), "nop": (False, False),
+}
+
+
+@dataclasses.dataclass(eq=False)
+class Step:
+  """A step of a threadblock.
+
+  Attributes:
+    number: Its number among all steps.
+    rank: Its GPU.
+    block: The number of its threadblock.
+    place: Its number in the threadblock.
+    kind: A key of ``TYPES``.
+    source: The buffer and offset that it reads.
+    destination: The buffer and offset that it writes.
+    count: How many chunks, from there on.
+    label: The attribute `round`; None without one.
+    awaited: Whether it tells others that it is done.
+    after: Numbers of the steps of the same rank that must be done before it.
+    receives: The message that it receives, and `sends` the one that it sends.
+  """
+
+  number: int
+  rank: int
+  block: int
+  place: int
+  kind: str
+  source: tuple[str, int]
+  destination: tuple[str, int]
+  count: int
+  label: int | None
+  awaited: bool
+  after: list[int]
+  receives: "Message | None" = None
+  sends: "Message | None" = None
+
+  def __str__(self) -> str:
+    return f"gpu {self.rank}, threadblock {self.block}, step {self.place}"
+
+
+@dataclasses.dataclass(eq=False)
+class Message:
+  """A send and the receive that it meets.
+
+  Attributes:
+    number: Its number among all messages.
+    source: The step that sends it.
+    destination: The step that receives it.
+    label: The round that the file gives it; None if it gives none.
+    values: What is sent, once that is known.
+  """
+
+  number: int
+  source: Step
+  destination: Step
+  label: int | None
+  values: list["Value"] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+  """What a place of a buffer holds.
+
+  Attributes:
+    chunk: The chunk of which it is a copy or a partial sum.
+    version: How often the rank's copy of the chunk had changed when it was
+      read there.
+    message: In scratch, the message that brought it and that is not received
+      yet; None if it is the rank's own copy.
+  """
+
+  chunk: int
+  version: int
+  message: Message | None = None
+
+
+# A step; a connection (source, destination, channel) on which it sends or
+# receives; and whether it sends.
+_End = tuple[Step, tuple[int, int, int], bool]
+
+
+def read_steps(root: ElementTree.Element) -> tuple[list[Step], list[_End]]:
+  """Reads all steps, and their ends of connections.
+
+  Raises:
+    ValueError: An attribute is missing or wrong, or a step waits for one that
+      is not there.
+  """
+  steps: list[Step] = []
+  ends: list[_End] = []
+  numbers: dict[tuple[int, int, int], int] = {}
+  waits: list[tuple[int, int, int]] = []
+  for gpu in root.iter("gpu"):
+    rank = integer(gpu, "id")
+    for block in gpu.iter("tb"):
+      number = integer(block, "id")
+      for place, element in enumerate(block.iter("step")):
+        key = (rank, number, place)
+        kind = element.get("type", "")
+        if kind not in TYPES:
+          raise ValueError(
+            f"gpu {rank}: a step of type {kind!r} is not read; types read: "
+            f"{', '.join(TYPES)}"
+          )
+        if integer(element, "s") != place or key in numbers:
+          raise ValueError(
+            f"gpu {rank}: the steps of threadblock {number} must be numbered "
+            "from 0, and no other threadblock have its id"
+          )
+        numbers[key] = len(steps)
+        waits.append((
+          rank, integer(element, "depid"), integer(element, "deps")
+        ))
+        step = Step(
+          len(steps), *key, kind, _where(element, "src", rank),
+          _where(element, "dst", rank), integer(element, "cnt"),
+          integer(element, "round") if "round" in element.attrib else None,
+          element.get("hasdep") == "1",
+          [len(steps) - 1] if place else [],
+        )
+        steps.append(step)
+        channel = integer(block, "chan")
+        receives, sends = TYPES[kind]
+        if receives:
+          ends.append((step, (integer(block, "recv"), rank, channel), False))
+        if sends:
+          ends.append((step, (rank, integer(block, "send"), channel), True))
+  for step, wait in zip(steps, waits, strict=True):
+    if wait[1] < 0:
+      continue
+    if wait not in numbers:
+      raise ValueError(
+        f"{step} waits for step {wait[2]} of threadblock {wait[1]}, which is "
+        "not there"
+      )
+    if not steps[numbers[wait]].awaited:
+      raise ValueError(
+        f"{step} waits for {steps[numbers[wait]]}, which tells nobody that it "
+        'is done: it must have hasdep="1"'
+      )
+    step.after.append(numbers[wait])
+  return steps, ends
+
+
+def _where(
+  element: ElementTree.Element, side: str, rank: int
+) -> tuple[str, int]:
+  """Returns the buffer and offset of a step's side, "src" or "dst"."""
+  buffer = element.get(f"{side}buf")
+  if buffer not in ("i", "o", "s"):
+    raise ValueError(
+      f"gpu {rank}: the buffer {buffer!r} is not read, only i, o and s"
+    )
+  return buffer, integer(element, f"{side}off")
+
+
+def connections(ends: Sequence[_End]) -> list[list[Message]]:
+  """Matches sends and receives: on one connection, the i-th with the i-th."""
+  sent: dict[tuple[int, int, int], list[Step]] = {}
+  received: dict[tuple[int, int, int], list[Step]] = {}
+  for step, connection, sends in ends:
+    (sent if sends else received).setdefault(connection, []).append(step)
+  queues = []
+  for (source, destination, channel), sends in sent.items():
+    receives = received.pop((source, destination, channel), [])
+    if len(sends) != len(receives):
+      raise ValueError(
+        f"rank {source} sends {len(sends)} times to rank {destination} on "
+        f"channel {channel}, which receives {len(receives)} times"
+      )
+    queue = []
+    for a, b in zip(sends, receives, strict=True):
+      message = a.sends = b.receives = Message(0, a, b, a.label)
+      queue.append(message)
+    queues.append(queue)
+  if received:
+    source, destination, _ = next(iter(received))
+    raise ValueError(f"rank {destination} receives from rank {source}, "
+                     "which does not send")
+  return queues
+
+
+def integer(element: ElementTree.Element, key: str) -> int:
+  """Reads an attribute that must be an integer."""
+  text = element.get(key, "")
+  if not re.fullmatch(r"-?[0-9]{1,9}", text):
+    raise ValueError(f"<{element.tag}>: {key}={text!r} must be an integer")
+  return int(text)
