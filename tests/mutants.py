@@ -1187,6 +1187,17 @@ _XLA_ROWS = [
     f"{_XLA}/compiled_test.py::test_pairs_of_a_convolution",
   ),
   Mutant(
+    "parallel/hardware/slices.py", "a slice has as many chips as one likes",
+    "if chips > self.most_chips:", "if chips > self.most_chips**2:",
+    "tests/parallel/hardware_test.py::test_slices_are_those_that_exist",
+  ),
+  Mutant(
+    "parallel/hardware/slices.py", "a slice of cubes has any dims",
+    "if max(topology) > 4 and any(size % 4 for size in topology):",
+    "if max(topology) > 4 and all(size % 4 for size in topology):",
+    "tests/parallel/hardware_test.py::test_slices_are_those_that_exist",
+  ),
+  Mutant(
     "parallel/xla/memory.py", "donated results are counted again",
     "analysis.output_size_in_bytes - analysis.alias_size_in_bytes",
     "analysis.output_size_in_bytes",
