@@ -1046,8 +1046,8 @@ _XLA_ROWS = [
     "test_loops_multiply_and_an_unknown_trip_count_stays_unknown",
   ),
   Mutant(
-    "parallel/xla/ledger.py", "branches that differ count as the first",
-    "if all(content == contents[0] for content in contents):", "if contents:",
+    "parallel/xla/entries.py", "branches that differ count as the first",
+    "return all(other == first for other in others)", "return True",
     f"{_XLA}/ledger_test.py::"
     "test_a_conditional_counts_only_what_all_branches_send",
   ),
@@ -1059,8 +1059,9 @@ _XLA_ROWS = [
   ),
   Mutant(
     "parallel/xla/entries.py", "an unknown count is forgotten",
-    "before = counts.get(key, 0)", "before = counts.get(key) or 0",
-    f"{_XLA}/ledger_test.py::test_a_sum_with_an_unknown_count_is_unknown",
+    "key = dataclasses.replace(entry, count=0), entry.count is None",
+    "key = dataclasses.replace(entry, count=0), False",
+    f"{_XLA}/ledger_test.py::test_merging_keeps_what_is_known",
   ),
   Mutant(
     "parallel/xla/operations.py", "a loop up to and with its end is short",
@@ -1078,31 +1079,93 @@ _XLA_ROWS = [
     "parallel/xla/compiled.py", "each fusion of a chain sends",
     'if self.chain(instruction) and not any(',
     'if False and not any(',
-    f"{_XLA}/compiled_test.py::test_a_chain_of_fusions_sends_once",
+    f"{_XLA}/overlap_test.py::test_a_chain_of_fusions_sends_once",
   ),
   Mutant(
-    "parallel/xla/compiled.py", "an iota of groups is not transposed",
-    "return np.transpose(numbers, order).reshape(shape).tolist()",
-    "return numbers.reshape(shape).tolist()",
+    "parallel/xla/groups.py", "an iota of groups is not transposed",
+    "return np.transpose(numbers, order).ravel()", "return numbers.ravel()",
     f"{_XLA}/compiled_test.py::test_replica_groups",
+  ),
+  Mutant(
+    "parallel/xla/groups.py", "groups in an order of XLA's are in the mesh's",
+    "if order is not None:", "if False:",
+    f"{_XLA}/gspmd_test.py::"
+    "test_automatic_sharding_sends_what_the_explicit_program_does",
+  ),
+  Mutant(
+    "parallel/xla/groups.py", "a part of an axis is all of it",
+    "if any(begin <= first < end for begin, end in spans):", "if spans:",
+    f"{_XLA}/compiled_test.py::test_replica_groups",
+  ),
+  Mutant(
+    "parallel/xla/groups.py", "groups that are not understood are one",
+    """  if not groups:
+    raise ValueError(f"the replica groups {text!r} have an unknown form")
+""",
+    "  groups = groups or [list(range(num_devices))]\n",
+    f"{_XLA}/compiled_test.py::"
+    "test_groups_of_an_unknown_form_are_an_error",
+  ),
+  Mutant(
+    "parallel/xla/groups.py", "groups of a part of the mesh are of all of it",
+    "if sets and numbers != set(range(self.num_devices)):",
+    "if sets and max(numbers) >= self.num_devices:",
+    f"{_XLA}/compiled_test.py::test_devices_of_another_mesh_are_an_error",
+  ),
+  Mutant(
+    "parallel/xla/compiled.py", "branches alike have an unknown count",
+    "lambda branches: alike(map(self.collectives, branches))",
+    "lambda branches: False",
+    f"{_XLA}/compiled_test.py::"
+    "test_a_conditional_counts_where_its_branches_send_the_same",
+  ),
+  Mutant(
+    "parallel/xla/compiled.py", "an unknown count makes no difference",
+    "sent = Sent(count, known, unknown + entry.bytes)",
+    "sent = Sent(count, known, unknown)",
+    f"{_STUDIES}/compilation_test.py::"
+    "test_tables_show_what_runs_an_unknown_number_of_times",
+  ),
+  Mutant(
+    "parallel/xla/hlo.py", "a loop's condition runs as often as its body",
+    '(("condition", 1), ("body", 0))', '(("condition", 0), ("body", 0))',
+    f"{_XLA}/overlap_test.py::"
+    "test_the_condition_of_a_loop_sends_once_more_than_its_body",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a loop's compute hides transfers twice",
+    "return times * self._schedule(name)[1]",
+    "return self._inclusive(computation, instruction).seconds",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_loop_hides_its_own_transfers_or_those_around_it",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "transfers of unknown count run once",
+    """      row["unknown_bytes"] += t.bytes
+      continue
+""",
+    """      row["unknown_bytes"] += t.bytes
+      t = dataclasses.replace(t, count=1)
+""",
+    f"{_XLA}/overlap_test.py::test_transfers_of_unknown_count_are_told_apart",
   ),
   Mutant(
     "parallel/xla/overlap.py", "compute hides several transfers at once",
     "left[i] -= share\n", "left[i] -= 0 * share\n",
-    f"{_XLA}/compiled_test.py::"
+    f"{_XLA}/overlap_test.py::"
     "test_compute_beside_two_transfers_hides_one_of_them",
   ),
   Mutant(
     "parallel/xla/overlap.py", "a loop hides as much as one trip",
     "return sum(inside, Cost()) * times", "return sum(inside, Cost())",
-    f"{_XLA}/compiled_test.py::"
+    f"{_XLA}/overlap_test.py::"
     "test_what_stands_between_start_and_done_hides_the_transfer",
   ),
   Mutant(
     "parallel/xla/overlap.py", "every dimension of a torus is a ring",
     "closed = (spanned == extent) & (extent % unit == 0)",
     "closed = spanned == extent",
-    f"{_XLA}/compiled_test.py::"
+    f"{_XLA}/overlap_test.py::"
     "test_a_torus_uses_every_dimension_that_a_group_spans",
   ),
   Mutant(
@@ -1115,7 +1178,7 @@ _XLA_ROWS = [
     "parallel/xla/roofline.py", "a slice reads the whole array",
     "total += sum(s.bytes for s in user.shapes)",
     "total += sum(s.bytes for s in value.shapes)",
-    f"{_XLA}/compiled_test.py::"
+    f"{_XLA}/overlap_test.py::"
     "test_slices_count_what_is_sliced_and_on_chip_operands_nothing",
   ),
   Mutant(
@@ -1123,6 +1186,17 @@ _XLA_ROWS = [
     "inside = 0 <= position < (size - 1) * base_dilation + 1",
     "inside = position < (size - 1) * base_dilation + 1",
     f"{_XLA}/compiled_test.py::test_pairs_of_a_convolution",
+  ),
+  Mutant(
+    "parallel/hardware/slices.py", "a slice has as many chips as one likes",
+    "if chips > self.most_chips:", "if chips > self.most_chips**2:",
+    "tests/parallel/hardware_test.py::test_slices_are_those_that_exist",
+  ),
+  Mutant(
+    "parallel/hardware/slices.py", "a slice of cubes has any dims",
+    "if max(topology) > 4 and any(size % 4 for size in topology):",
+    "if max(topology) > 4 and all(size % 4 for size in topology):",
+    "tests/parallel/hardware_test.py::test_slices_are_those_that_exist",
   ),
   Mutant(
     "parallel/xla/memory.py", "donated results are counted again",
@@ -1134,7 +1208,7 @@ _XLA_ROWS = [
     "parallel/xla/hlo.py", "a loop's trips are rounded down",
     "return max(0, -((first - last) // step))  # rounded up",
     "return max(0, (last - first) // step)",
-    f"{_XLA}/compiled_test.py::test_trips_are_rounded_up",
+    f"{_XLA}/overlap_test.py::test_trips_are_rounded_up",
   ),
 ]
 

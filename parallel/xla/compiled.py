@@ -17,11 +17,14 @@ import dataclasses
 import itertools
 import math
 import re
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from parallel.xla import hlo, operations
+from parallel.xla.entries import alike
+from parallel.xla.groups import MeshAxes, replica_groups
 from parallel.xla.ledger import Collective, place
 
 _KINDS = {
@@ -50,14 +53,12 @@ def collectives(
   Returns:
     One entry per operand of each collective, with its executions per run of
     the program as the count; None where that is not known.
+
+  Raises:
+    ValueError: The mesh is not the program's.
+    NotImplementedError: A collective has a form that is not read.
   """
-  reader = Reader(module, mesh)
-  return [
-    dataclasses.replace(entry, count=count)
-    for computation, count in module.runs()
-    for instruction in computation.instructions
-    for entry in reader.entries(computation, instruction)
-  ]
+  return Reader(module, mesh).collectives()
 
 
 class Reader:
@@ -66,13 +67,38 @@ class Reader:
   def __init__(self, module: hlo.Module, mesh: jax.sharding.Mesh) -> None:
     self.module = module
     self.sizes = dict(mesh.shape)
-    self.axes_of_groups = dict(operations.groups_of_axes(self.sizes))
+    self.mesh_axes = MeshAxes(self.sizes)
     # As in the lowered ledger: in a program that differentiates nothing, all is
     # forward.
     self.differentiates = any(
       "jvp(" in instruction.op_name
       for computation in module.computations.values()
       for instruction in computation.instructions
+    )
+
+  def collectives(self, start: str | None = None) -> list[Collective]:
+    """Returns what a run of a computation sends, with its counts.
+
+    Args:
+      start: The computation's name; None for the whole program.
+    """
+    return [
+      dataclasses.replace(entry, count=count)
+      for computation, count in self.runs(start)
+      for instruction in computation.instructions
+      for entry in self.entries(computation, instruction)
+    ]
+
+  def runs(
+    self, start: str | None = None
+  ) -> Iterator[tuple[hlo.Computation, int | None]]:
+    """Yields computations and how often they run, as `hlo.Module.runs` does.
+
+    Of a conditional whose branches send the same, the first one is as good as
+    all, so that its count is known.
+    """
+    return self.module.runs(
+      start, lambda branches: alike(map(self.collectives, branches))
     )
 
   def entries(
@@ -107,6 +133,10 @@ class Reader:
     Yields:
       A collective (or a kernel that sends), after the computation it is in.
     """
+    if instruction.opcode in ("send", "recv") and (
+      "is_host_transfer=true" not in instruction.attributes
+    ):
+      raise NotImplementedError(f"the ledger cannot read {instruction.opcode}")
     sends = instruction.opcode.removesuffix("-start") in _KINDS
     # Most custom calls send nothing; kernels that do say so in their metadata.
     if instruction.opcode == "custom-call":
@@ -152,10 +182,7 @@ class Reader:
     if computation.name.startswith("all-reduce-scatter"):
       # A fusion in which XLA:TPU reduces and slices: only the slice leaves it.
       kind = "reduce_scatter"
-    if kind == "permute":
-      axes, group_size = self._axes_of_pairs(found)
-    else:
-      axes, group_size = self._axes_of_groups(found)
+    axes, group_size = self._axes(found)
     reduction = None
     if kind in ("all_reduce", "reduce_scatter"):
       combine = self.module.computations[found.calls("to_apply")[0]].root
@@ -170,42 +197,16 @@ class Reader:
         reduction, where,
       )
 
-  def _axes_of_groups(
-    self, found: hlo.Instruction
-  ) -> tuple[tuple[str, ...], int]:
-    """Returns the mesh axes of an instruction's groups, and the group size.
-
-    HLO writes groups as names of mesh axes or as device numbers.
-    """
-    named = re.search(
-      r"replica_groups=mesh\[[^\]]*\]\s*\{([^}]*)\}", found.attributes
+  def _axes(self, found: hlo.Instruction) -> tuple[tuple[str, ...], int]:
+    """Returns the axes of a collective, and the devices of a group."""
+    pairs = found.attribute("source_target_pairs")
+    if pairs:
+      numbers = re.findall(r"\d+", pairs)
+      return self.mesh_axes.of_pairs(np.array(numbers, int))
+    groups = found.attribute("replica_groups")
+    return self.mesh_axes.of_groups(
+      replica_groups(groups, self.mesh_axes.num_devices)
     )
-    if named:
-      names = set(re.findall(r"'([^']+)'", named[1]))
-      if ":" in named[1] or not names <= set(self.sizes):  # a part of an axis
-        return (), 0
-      axes = tuple(n for n, s in self.sizes.items() if n in names and s > 1)
-      return axes, math.prod(self.sizes[n] for n in axes)
-    groups = replica_groups(
-      found.attribute("replica_groups"), math.prod(self.sizes.values())
-    )
-    key = frozenset(frozenset(row) for row in groups)
-    return self.axes_of_groups.get(key, ()), max(map(len, groups), default=1)
-
-  def _axes_of_pairs(
-    self, found: hlo.Instruction
-  ) -> tuple[tuple[str, ...], int]:
-    """Returns the axes of a permute, and the number of devices along them.
-
-    They are those along which some source and its target have different
-    coordinates.
-    """
-    numbers = re.findall(r"\d+", found.attribute("source_target_pairs"))
-    pairs = np.array(numbers, int).reshape(-1, 2)
-    places = np.stack(np.unravel_index(pairs, tuple(self.sizes.values())))
-    moves = (places[..., 0] != places[..., 1]).any(axis=-1)
-    axes = tuple(itertools.compress(self.sizes, moves))
-    return axes, math.prod(self.sizes[name] for name in axes)
 
 
 def _kernel_sends(call: hlo.Instruction) -> operations.KernelSends | None:
@@ -213,30 +214,20 @@ def _kernel_sends(call: hlo.Instruction) -> operations.KernelSends | None:
   return operations.kernel_sends(call.attributes, results)
 
 
-def replica_groups(text: str, num_devices: int) -> list[list[int]]:
-  """Reads the device numbers of each group from either form that HLO writes.
+class Sent(NamedTuple):
+  """What some collectives of a program send.
 
-  Args:
-    text: ``{{0,1},{2,3}}``, ``{}`` (all devices in one group) or an iota such
-      as ``[4,2]<=[2,4]T(1,0)``: the numbers 0 to 7 as 2 x 4, transposed, and
-      read off as 4 groups of 2.
-    num_devices: Number of devices that the program runs on.
-
-  Returns:
-    The device numbers of each group.
+  Attributes:
+    count: Executions per run. Each operand counts as an execution, so that
+      merging collectives does not change the number.
+    bytes: Operand bytes per run.
+    unknown_bytes: Operand bytes of those whose number of executions is not
+      known, if each ran once. They are in none of the others.
   """
-  iota = re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
-  if iota:
-    shape, source, order = (
-      [int(n) for n in part.split(",")] if part else None
-      for part in iota.groups()
-    )
-    numbers = np.arange(math.prod(source)).reshape(source)
-    return np.transpose(numbers, order).reshape(shape).tolist()
-  rows = re.findall(r"\{([\d,]+)\}", text)
-  if not rows:
-    return [list(range(num_devices))]
-  return [[int(n) for n in row.split(",")] for row in rows]
+
+  count: int = 0
+  bytes: int = 0
+  unknown_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,17 +237,14 @@ class Difference:
   Attributes:
     axes: Mesh axes; empty for groups that no set of axes describes.
     phase: "forward", "backward" or "update", as ``Collective`` defines them.
-    lowered: (kind, dtype) -> (executions, operand bytes) per run of the
-      lowered program; (None, None) where a count is not known.
-    compiled: (kind, dtype) -> (executions, operand bytes) per run of the
-      compiled program. Each operand counts as an execution, so that merging
-      collectives does not change the number.
+    lowered: (kind, dtype) -> what the lowered program sends.
+    compiled: (kind, dtype) -> what the compiled program sends.
   """
 
   axes: tuple[str, ...]
   phase: str
-  lowered: dict[tuple[str, str], tuple[int, int]]
-  compiled: dict[tuple[str, str], tuple[int, int]]
+  lowered: dict[tuple[str, str], Sent]
+  compiled: dict[tuple[str, str], Sent]
 
   @property
   def differs(self) -> bool:
@@ -264,9 +252,11 @@ class Difference:
 
     Numbers of executions may differ: XLA splits and merges collectives.
     """
-    return {k: b for k, (_, b) in self.lowered.items()} != {
-      k: b for k, (_, b) in self.compiled.items()
-    }
+    lowered, compiled = (
+      {key: sent._replace(count=0) for key, sent in side.items()}
+      for side in (self.lowered, self.compiled)
+    )
+    return lowered != compiled
 
 
 def compare(
@@ -288,15 +278,14 @@ def compare(
     for entry in entries:
       if not entry.bytes:
         continue
-      place_of = side.setdefault((entry.axes, entry.phase), {})
-      count, total = place_of.get((entry.kind, entry.dtype), (0, 0))
-      # One unknown count makes the sum unknown.
-      known = entry.count is not None and count is not None
-      place_of[entry.kind, entry.dtype] = (
-        (count + entry.count, total + entry.count * entry.bytes)
-        if known
-        else (None, None)
-      )
+      sums = side.setdefault((entry.axes, entry.phase), {})
+      count, known, unknown = sums.get((entry.kind, entry.dtype), Sent())
+      if entry.count is None:
+        sent = Sent(count, known, unknown + entry.bytes)
+      else:
+        more = entry.count * entry.bytes
+        sent = Sent(count + entry.count, known + more, unknown)
+      sums[entry.kind, entry.dtype] = sent
     sides.append(side)
   keys = list(dict.fromkeys([*sides[0], *sides[1]]))
   return [

@@ -1,5 +1,6 @@
 """Entries of a ledger: one collective each, chosen, added up, merged."""
 
+import collections
 from collections.abc import Iterable
 import dataclasses
 import math
@@ -159,6 +160,18 @@ def total(
   return sum(c.bytes * c.count for c in selected if c.count is not None)
 
 
+def alike(branches: Iterable[Iterable[Collective]]) -> bool:
+  """Tells whether the branches of a conditional send the same.
+
+  The named scopes may differ.
+  """
+  first, *others = (
+    collections.Counter(dataclasses.replace(c, where="") for c in branch)
+    for branch in branches
+  )
+  return all(other == first for other in others)
+
+
 def merge(entries: Iterable[Collective]) -> list[Collective]:
   """Joins entries that differ in nothing but their count.
 
@@ -167,12 +180,13 @@ def merge(entries: Iterable[Collective]) -> list[Collective]:
 
   Returns:
     Distinct entries in the order of their first appearance, with counts added
-    up. A sum with an unknown count in it is unknown.
+    up. Those of unknown count are joined among themselves and stay unknown.
   """
-  counts: dict[Collective, int | None] = {}
+  counts: dict[tuple[Collective, bool], int] = {}
   for entry in entries:
-    key = dataclasses.replace(entry, count=None)
-    before = counts.get(key, 0)
-    known = before is not None and entry.count is not None
-    counts[key] = before + entry.count if known else None
-  return [dataclasses.replace(key, count=n) for key, n in counts.items()]
+    key = dataclasses.replace(entry, count=0), entry.count is None
+    counts[key] = counts.get(key, 0) + (entry.count or 0)
+  return [
+    dataclasses.replace(entry, count=None if unknown else count)
+    for (entry, unknown), count in counts.items()
+  ]

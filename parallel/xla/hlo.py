@@ -8,7 +8,7 @@ called computations, trip counts and names.
 Source of the syntax: https://openxla.org/xla/hlo_format (jax 0.10 to 0.12).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 import math
@@ -143,28 +143,43 @@ class Module:
   entry: str
   scheduled: bool
 
-  def runs(self) -> Iterator[tuple[Computation, int | None]]:
+  def runs(
+    self,
+    start: str | None = None,
+    alike: Callable[[list[str]], bool] = lambda branches: False,
+  ) -> Iterator[tuple[Computation, int | None]]:
     """Yields every computation that is executed, and how often per run.
 
     The number is None where it is not known. A computation that is called from
     two places comes twice. Fusions, reducers and what asynchronous instructions
     wrap are not entered: each is part of the instruction that calls it.
-    """
-    yield from self._runs(self.entry, 1)
 
-  def _runs(self, name: str, times: int | None):
+    Args:
+      start: Name of the computation that is run; the entry if None.
+      alike: Tells of the branches of a conditional, by their names, whether the
+        first may stand for all. If not, all are yielded with None.
+    """
+    yield from self._runs(start or self.entry, 1, alike)
+
+  def _runs(self, name: str, times: int | None, alike):
     computation = self.computations[name]
     yield computation, times
     for instruction in computation.instructions:
       if instruction.opcode == "while":
         trips = self.trip_count(computation, instruction)
-        inside = None if None in (trips, times) else trips * times
-        yield from self._runs(instruction.calls("body")[0], inside)
+        # The condition runs once more than the body: the last time it is false.
+        for key, more in (("condition", 1), ("body", 0)):
+          inside = None if None in (trips, times) else (trips + more) * times
+          yield from self._runs(instruction.calls(key)[0], inside, alike)
       elif instruction.opcode == "conditional":
-        for branch in instruction.calls():
-          yield from self._runs(branch, None)
+        branches = instruction.calls()
+        if alike(branches):
+          yield from self._runs(branches[0], times, alike)
+        else:
+          for branch in branches:
+            yield from self._runs(branch, None, alike)
       elif instruction.opcode == "call":
-        yield from self._runs(instruction.calls("to_apply")[0], times)
+        yield from self._runs(instruction.calls("to_apply")[0], times, alike)
 
   def trip_count(
     self, computation: Computation, loop: Instruction
@@ -275,6 +290,9 @@ def _balanced(text: str) -> int:
 
 def _value(text: str) -> str:
   """Returns the value that ``text`` starts with: a bracket or a word."""
+  # Replica groups as axes of a mesh: mesh['a'=2], device_ids=([2]) {'a'}.
+  if mesh := re.match(r"mesh\[[^{]*\{[^}]*\}", text):
+    return mesh[0]
   if text[:1] in ("{", "["):
     end = _balanced(text)
     # An iota list of replica groups goes on: [8,8]<=[8,8]T(1,0).

@@ -29,8 +29,7 @@ metadata do not name them.
 Source: StableHLO specification, https://openxla.org/stablehlo/spec
 """
 
-import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import itertools
 import math
@@ -42,7 +41,15 @@ from jax.extend.mlir.dialects import stablehlo
 import numpy as np
 
 from parallel.xla import operations
-from parallel.xla.entries import Collective, Phase, merge, select, total
+from parallel.xla.entries import (
+  Collective,
+  Phase,
+  alike,
+  merge,
+  select,
+  total,
+)
+from parallel.xla.groups import MeshAxes
 
 # What users of the ledger need of its entries, too.
 __all__ = ["Collective", "Phase", "collectives", "merge", "select", "total"]
@@ -126,9 +133,7 @@ class _Reader:
         f"the program was lowered for the meshes {list(self.meshes.values())}, "
         f"not for {self.sizes}"
       )
-    # Replica groups -> the axes that make them: a program lists device numbers,
-    # the entries name axes.
-    self.axes_of_groups = dict(operations.groups_of_axes(self.sizes))
+    self.mesh_axes = MeshAxes(self.sizes)
 
   def read(self) -> list[Collective]:
     """Returns the collectives of one run of the module."""
@@ -204,7 +209,7 @@ class _Reader:
   ) -> list[Collective]:
     if "source_target_pairs" in op.attributes:
       pairs = np.array(op.attributes["source_target_pairs"])
-      group = self._axes_of_pairs(pairs)
+      group = self.mesh_axes.of_pairs(pairs)
     else:
       group = self._axes_of_replica_groups(op)
     reduction = operations.reduction(op.regions[0]) if op.regions else None
@@ -216,9 +221,9 @@ class _Reader:
     """Reads the start of an explicit asynchronous collective (jax 0.12)."""
     config = operations.asynchronous_config(op)
     if "permutation" in config:
-      group = self._axes_of_pairs(np.array(config["permutation"]))
+      group = self.mesh_axes.of_pairs(np.array(config["permutation"]))
     else:
-      group = self._axes_of_sets(config["replica_groups"])
+      group = self.mesh_axes.of_groups(config["replica_groups"])
     reducers = [
       operations.reduction(self.functions[name].regions[0])
       for name in operations.called(op)
@@ -273,7 +278,7 @@ class _Reader:
     """
     groups = op.attributes["replica_groups"]
     if isinstance(groups, ir.DenseIntElementsAttr):
-      return self._axes_of_sets(np.array(groups))
+      return self.mesh_axes.of_groups(np.array(groups))
     groups = stablehlo.ReplicaGroupMeshAxesAttr(groups)
     sizes = self.meshes[ir.FlatSymbolRefAttr(groups.mesh).value]
     refs = [stablehlo.AxisRefAttr(axis) for axis in groups.axes]
@@ -290,29 +295,6 @@ class _Reader:
     return tuple(n for n, s in self.sizes.items() if n in names and s > 1), (
       group_size
     )
-
-  def _axes_of_sets(
-    self, groups: Iterable[Iterable[int]]
-  ) -> tuple[tuple[str, ...], int]:
-    """Returns the axes whose groups hold these device numbers, and the size."""
-    # Where groups differ in size, StableHLO fills the shorter ones up with -1.
-    sets = frozenset(frozenset(int(i) for i in g if i >= 0) for g in groups)
-    return self.axes_of_groups.get(sets, ()), max(map(len, sets), default=1)
-
-  def _axes_of_pairs(self, pairs: np.ndarray) -> tuple[tuple[str, ...], int]:
-    """Returns the axes of a permute, and the number of devices along them.
-
-    A permute has no groups. Its axes are those along which some source and its
-    target have different coordinates.
-    """
-    pairs = pairs.reshape(-1, 2)
-    # Device numbers beyond our mesh have no coordinates on it.
-    if pairs.size and pairs.max() >= math.prod(self.sizes.values()):
-      return (), len(np.unique(pairs))
-    places = np.stack(np.unravel_index(pairs, tuple(self.sizes.values())))
-    moves = (places[..., 0] != places[..., 1]).any(axis=-1)
-    axes = tuple(itertools.compress(self.sizes, moves))
-    return axes, math.prod(self.sizes[name] for name in axes)
 
 
 def place(path: str) -> tuple[Phase, bool, str]:
@@ -346,12 +328,7 @@ def _repeat(entries: Sequence[Collective], trips: int | None):
 
 def _either(branches: Sequence[Sequence[Collective]]) -> list[Collective]:
   """Returns the entries of a conditional, of which one branch runs."""
-  # Branches that send the same at differently named places are alike.
-  contents = [
-    collections.Counter(dataclasses.replace(c, where="") for c in branch)
-    for branch in branches
-  ]
-  if all(content == contents[0] for content in contents):
+  if alike(branches):
     return list(branches[0])
   return _repeat(list(itertools.chain.from_iterable(branches)), None)
 

@@ -3,10 +3,7 @@
 How jax versions differ in writing these is known here and in the ledger only.
 """
 
-from collections.abc import Iterator
-import itertools
 import json
-import math
 import re
 from typing import Any, NamedTuple
 
@@ -30,32 +27,6 @@ def mesh_sizes(mesh: ir.Attribute) -> dict[str, int]:
     return {axis["name"].value: axis["size"].value for axis in axes}
   axes = [stablehlo.MeshAxisAttr(a) for a in stablehlo.MeshAttr(mesh).axes]
   return {axis.name: axis.size for axis in axes}
-
-
-def groups_of_axes(
-  sizes: dict[str, int],
-) -> Iterator[tuple[frozenset[frozenset[int]], tuple[str, ...]]]:
-  """Yields the replica groups that each set of mesh axes makes, and the set.
-
-  Args:
-    sizes: Mesh axes and their sizes, in the order that numbers the devices.
-
-  Yields:
-    The groups as sets of device numbers, and the names of the axes. Axes of
-    size 1 are left out, so that no two sets make the same groups.
-  """
-  devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-  dims = [dim for dim, size in enumerate(sizes.values()) if size > 1]
-  for chosen in itertools.chain.from_iterable(
-    itertools.combinations(dims, n) for n in range(len(dims) + 1)
-  ):
-    # The chosen dims go last: then each row is a group, whose devices differ in
-    # these coordinates only.
-    last = range(devices.ndim - len(chosen), devices.ndim)
-    group_size = math.prod(devices.shape[dim] for dim in chosen)
-    rows = np.moveaxis(devices, chosen, tuple(last)).reshape(-1, group_size)
-    groups = frozenset(frozenset(row) for row in rows.tolist())
-    yield groups, tuple(list(sizes)[dim] for dim in chosen)
 
 
 def trip_count(loop: ir.Operation) -> int | None:

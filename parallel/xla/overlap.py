@@ -3,9 +3,10 @@
 In a scheduled module the order of instructions is the order of execution.
 Nothing runs beside a synchronous collective. Beside an asynchronous one run the
 instructions between its start and its done; it is hidden for as long as they
-take by the roofline (`parallel.xla.roofline`). Where several collectives of one
-computation are under way at once, an instruction's time counts for one of them
-only: the one that started first, as long as it is not hidden entirely.
+take by the roofline (`parallel.xla.roofline`). Where several collectives are
+under way at once, an instruction's time counts for one of them only. Within a
+computation this is the one that started first, as long as it is not hidden
+entirely. Collectives inside a loop come before those that span the loop.
 
 All times are bounds from peak rates of a device and its links.
 """
@@ -87,6 +88,7 @@ class ScheduledProgram:
     self.module, self.device = module, device
     self.reader = Reader(module, mesh)
     self.wire_seconds = wire_seconds
+    self._schedules: dict[str, tuple[list[ScheduledCollective], float]] = {}
 
   def total(self) -> Cost:
     """Returns the cost of all compute in one run of the program.
@@ -103,26 +105,33 @@ class ScheduledProgram:
     return cost
 
   def collectives(self) -> list[ScheduledCollective]:
-    """Returns all communicating instructions in the order of execution."""
+    """Returns all communicating instructions in the order of execution.
+
+    If the branches of a conditional send the same, those of the first one.
+    """
     return [
-      transfer
-      for computation, count in self.module.runs()
-      for transfer in self._transfers(computation, count)
+      dataclasses.replace(transfer, count=count)
+      for computation, count in self.reader.runs()
+      for transfer in self._schedule(computation.name)[0]
     ]
 
-  def _transfers(
-    self, computation: hlo.Computation, count: int | None
-  ) -> list[ScheduledCollective]:
-    """Returns the communicating instructions of one computation.
+  def _schedule(self, name: str) -> tuple[list[ScheduledCollective], float]:
+    """Times the communicating instructions of one run of a computation.
 
     Args:
-      computation: Instructions in the order of execution.
-      count: Executions of the computation per run; None: unknown.
+      name: The computation's name.
+
+    Returns:
+      The instructions, with counts of one, and the seconds of compute, loops
+      and calls included, under which none of them was hidden.
     """
+    if name in self._schedules:
+      return self._schedules[name]
+    computation = self.module.computations[name]
     order = computation.instructions
     found = []
     # Seconds of each instruction that no transfer has been hidden under yet.
-    left = [self._inclusive(computation, i).seconds for i in order]
+    left = [self._left(computation, i) for i in order]
     for index, instruction in enumerate(order):
       entries = self.reader.entries(computation, instruction)
       if not entries:
@@ -143,7 +152,7 @@ class ScheduledProgram:
       found.append(
         ScheduledCollective(
           entries=tuple(entries),
-          count=count,
+          count=1,
           asynchronous=done > index,
           wire_seconds=wire,
           beside=sum(costs.values(), Cost()),
@@ -151,7 +160,8 @@ class ScheduledProgram:
           between=tuple(n for n in costly[:3] if costs[n].seconds),
         )
       )
-    return found
+    self._schedules[name] = found, sum(left)
+    return self._schedules[name]
 
   def _done(self, computation: hlo.Computation, start: int) -> int:
     """Returns the index of the instruction that waits for a start.
@@ -182,29 +192,40 @@ class ScheduledProgram:
         name = order[index].name
     return start
 
+  def _left(
+    self, computation: hlo.Computation, instruction: hlo.Instruction
+  ) -> float:
+    """Returns the seconds of an instruction that hide no transfer within it."""
+    times, name = self._runs(computation, instruction)
+    if name is None:
+      return self.cost(computation, instruction).seconds
+    return times * self._schedule(name)[1]
+
   def _inclusive(
     self, computation: hlo.Computation, instruction: hlo.Instruction
   ) -> Cost:
-    """Returns an instruction's cost with that of the loop or call it runs.
+    """Returns an instruction's cost with that of the loop or call it runs."""
+    times, name = self._runs(computation, instruction)
+    if name is None:
+      return self.cost(computation, instruction)
+    inner = self.module.computations[name]
+    inside = (self._inclusive(inner, i) for i in inner.instructions)
+    return sum(inside, Cost()) * times
 
-    Transfers around a loop are hidden under all of its trips. Branches of a
-    conditional count nothing: which of them runs is not known.
+  def _runs(
+    self, computation: hlo.Computation, instruction: hlo.Instruction
+  ) -> tuple[int, str | None]:
+    """Returns how often a loop or call runs what; (1, None) for all else.
+
+    Branches of a conditional hide nothing: which of them runs is not known.
     """
-    times = 1
     if instruction.opcode == "while":
       # Of unknown length: one trip, so that nothing is hidden that may not be.
-      times = self.module.trip_count(computation, instruction) or 1
-      names = instruction.calls("body")
-    elif instruction.opcode == "call":
-      names = instruction.calls("to_apply")
-    else:
-      return self.cost(computation, instruction)
-    inside = [
-      self._inclusive(self.module.computations[name], i)
-      for name in names
-      for i in self.module.computations[name].instructions
-    ]
-    return sum(inside, Cost()) * times
+      trips = self.module.trip_count(computation, instruction)
+      return 1 if trips is None else trips, instruction.calls("body")[0]
+    if instruction.opcode == "call":
+      return 1, instruction.calls("to_apply")[0]
+    return 1, None
 
   def cost(
     self, computation: hlo.Computation, instruction: hlo.Instruction
@@ -297,24 +318,29 @@ def by_axis(
   """Sums bytes and seconds of one run over transfers with the same axes.
 
   Args:
-    collectives: What `ScheduledProgram.collectives` returned. Transfers of
-      unknown count are left out.
+    collectives: What `ScheduledProgram.collectives` returned.
 
   Returns:
     Mesh axes -> a row of ``bytes`` (operand bytes per device),
     ``asynchronous`` (those of asynchronous transfers), ``hidden`` (those, each
-    times the hidden part of its time), ``seconds`` (on the links) and
-    ``exposed_seconds`` (the part of it that is not hidden).
+    times the hidden part of its time), ``seconds`` (on the links),
+    ``exposed_seconds`` (the part of it that is not hidden), and, of transfers
+    whose count is not known and which are in none of the others, ``unknown``
+    (how many there are) and ``unknown_bytes`` (operand bytes, each run once).
   """
   table: dict[tuple[str, ...], dict[str, float]] = {}
   for t in collectives:
-    if t.count is None or not t.bytes:
+    if not t.bytes:
       continue
     row = table.setdefault(
       t.entries[0].axes,
       dict(bytes=0, asynchronous=0, hidden=0.0, seconds=0.0,
-           exposed_seconds=0.0),
+           exposed_seconds=0.0, unknown=0, unknown_bytes=0),
     )
+    if t.count is None:
+      row["unknown"] += 1
+      row["unknown_bytes"] += t.bytes
+      continue
     row["bytes"] += t.bytes * t.count
     row["seconds"] += t.wire_seconds * t.count
     # A transfer that takes no time is entirely hidden by definition, but a

@@ -19,6 +19,7 @@ from jax.experimental import topologies
 
 from parallel.hardware.clusters import CLUSTERS, Level
 from parallel.hardware.devices import DEVICES, Device
+from parallel.hardware.slices import SLICES
 
 SYNTAX = (
   "tpu:GENERATION:TOPOLOGY as in tpu:v5p:4x4x4, gpu:NAME:NODESxGPUS as in "
@@ -111,6 +112,11 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
   if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", topology):
     raise ValueError(
       f"--target={name}: {topology!r} is no topology; 4x4x4 is one"
+    )
+  refusal = SLICES[generation].refusal([int(n) for n in topology.split("x")])
+  if refusal:
+    raise ValueError(
+      f"--target={name}: there is no {generation} slice {topology}: {refusal}"
     )
   if importlib.util.find_spec("libtpu") is None:
     raise ValueError(

@@ -129,6 +129,7 @@ VALUES = [
   ("compile", [TINY, "--target=v5p"], "is not tpu:GENERATION:TOPOLOGY"),
   ("compile", [TINY, "--target=tpu:v9:2x2"], "known: v4, v5e, v5p, v6e, tpu7x"),
   ("compile", [TINY, "--target=tpu:v5p:big"], "'big' is no topology"),
+  ("compile", [TINY, "--target=tpu:v5e:2x2x2"], "its slices have 2 dims"),
   ("compile", [TINY, "--target=gpu:h300:1x8"], "known: a100, h100, h200, b200"),
   ("compile", [TINY, "--target=gpu:h100:1x9"], "at most 8 GPUs in a node"),
   ("compile", [TINY, "--target=cpu:2", "--mesh=tensor:8"],

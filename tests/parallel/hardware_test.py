@@ -2,15 +2,15 @@
 
 import pytest
 
-from parallel.hardware import clusters, devices, links
+from parallel.hardware import clusters, devices, links, slices
 
 LINKS = [v for v in vars(links).values() if isinstance(v, links.LinkKind)]
 
 
 @pytest.mark.parametrize("thing", [
   *LINKS, *devices.DEVICES.values(), *clusters.CLUSTERS.values(),
-  *clusters.MEMORY_TIERS.values(),
-], ids=lambda t: t.name)
+  *clusters.MEMORY_TIERS.values(), *slices.SLICES.values(),
+], ids=lambda t: getattr(t, "name", "slices"))
 def test_every_constant_names_its_source(thing):
   assert len(thing.source) > 10
 
@@ -33,3 +33,20 @@ def test_published_totals():
   per_node = node[0].size * node[1].size
   injection = per_node * node[2].link.bandwidth * node[2].links_per_device
   assert injection == pytest.approx(100e9)
+
+
+@pytest.mark.parametrize(
+  ("generation", "topology", "reason"),
+  [
+    ("v5e", (16, 16), None), ("v6e", (4, 2), None), ("v4", (12, 12, 24), None),
+    ("v5p", (2, 2, 1), None), ("v5p", (16, 16, 24), None),
+    ("tpu7x", (16, 16, 36), None),
+    ("v5e", (2, 2, 2), "2 dims"), ("v5p", (4, 4), "3 dims"),
+    ("v5e", (16, 32), "256 chips, not 512"), ("v6e", (3, 4), "2x2, 2x4"),
+    ("v5p", (16, 20, 20), "6144 chips, not 6400"),
+    ("v4", (4, 4, 6), "multiples of 4"), ("v4", (2, 4, 8), "multiples of 4"),
+  ],
+)
+def test_slices_are_those_that_exist(generation, topology, reason):
+  found = slices.SLICES[generation].refusal(topology)
+  assert reason in found if reason else found is None

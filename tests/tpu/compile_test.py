@@ -126,6 +126,6 @@ def test_the_command_compares_two_programs(tmp_path):
   assert picture.stat().st_size > 10_000
 
 
-def test_a_topology_that_does_not_exist():
+def test_a_topology_that_libtpu_refuses():
   with pytest.raises(ValueError, match="v5p:3x3x3"):
     targets.resolve("tpu:v5p:3x3x3")

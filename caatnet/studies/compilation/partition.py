@@ -27,17 +27,19 @@ def analyse(
   Returns:
     Plain data. "memory" has the bytes of a device by formula. "bytes" has a row
     for each set of levels, kind of collective and dtype, with operand bytes per
-    device and step. Those of the programs include norms and losses.
+    device and step; None where a count is not known. Those of the programs
+    include norms and losses.
   """
   layout = program.layout
   lanes = {axis.name: axis.lanes for axis in layout.data}
   arguments = layout.partition, program.cost_parameters
   memory = cost.memory(*arguments, lanes)
-  rows: dict[tuple[str, ...], dict[str, int]] = {}
+  rows: dict[tuple[str, ...], dict[str, int | None]] = {}
 
   def add(side, axes, kind, dtype, size):
     key = ",".join(axes), kind, dtype
-    rows.setdefault(key, dict.fromkeys(SIDES, 0))[side] += size
+    row = rows.setdefault(key, dict.fromkeys(SIDES, 0))
+    row[side] = None if None in (row[side], size) else row[side] + size
 
   for e in cost.level_collectives(
     *arguments, accumulation=accumulation, lanes=lanes
@@ -48,8 +50,9 @@ def analyse(
   levels = {axis.name for axis in layout.data}
   for side, entries in (("lowered", lowered), ("compiled", compiled)):
     for e in entries:
-      if set(e.axes) & levels and e.bytes and e.count is not None:
-        add(side, e.axes, e.kind, e.dtype, e.count * e.bytes)
+      if set(e.axes) & levels and e.bytes:
+        size = None if e.count is None else e.count * e.bytes
+        add(side, e.axes, e.kind, e.dtype, size)
   return {
     "partition": str(layout.partition),
     "memory": {

@@ -46,7 +46,7 @@ def plot(
     for row in result["ledger"]:
       name = f"{','.join(row['axes'])} {row['phase']}"
       cells = totals.setdefault(name, [0.0] * len(labels))
-      cells[index] += sum(r["bytes"] or 0 for r in row["compiled"]) / 1e9
+      cells[index] += sum(r["bytes"] for r in row["compiled"]) / 1e9
   _stack(axes[1], places, totals)
   axes[1].set(
     ylabel="operand GB per device and step", title="collectives, compiled"

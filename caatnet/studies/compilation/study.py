@@ -99,8 +99,8 @@ def steps_of_programs(outer: OuterLoop) -> list[int]:
 def _rows(side: dict) -> list[dict[str, Any]]:
   """Turns one side of a comparison of ledgers into plain data."""
   return [
-    {"kind": kind, "dtype": dtype, "count": count, "bytes": total}
-    for (kind, dtype), (count, total) in sorted(side.items())
+    {"kind": kind, "dtype": dtype, **sent._asdict()}
+    for (kind, dtype), sent in sorted(side.items())
   ]
 
 
@@ -143,12 +143,16 @@ def _schedule(
   )
   cost, transfers = schedule.total(), schedule.collectives()
   axes = overlap.by_axis(transfers)
-  wire = sum(row["seconds"] for row in axes.values())
+  wire = [row["seconds"] for row in axes.values()]
+  # Different axes may have links of their own, so that only the busiest ones
+  # are a bound.
+  busiest = max(wire, default=0.0)
   exposed = sum(row["exposed_seconds"] for row in axes.values())
   model_flops = experiment.flops_per_step / program.layout.mesh.size
   peak = hardware.peak(program.model.dtype)
   # XLA's text does not show the FLOPs of custom calls, such as flash attention.
   # So compute takes at least the model's own FLOPs at the peak rate.
+  compute = max(cost.seconds, model_flops / peak)
   return {
     "transfers": [
       {
@@ -177,14 +181,14 @@ def _schedule(
       "memory_bytes": cost.bytes,
       "model_flops_seconds": model_flops / peak,
       "memory_seconds": cost.bytes / hardware.memory_bandwidth,
-      "compute_seconds": max(cost.seconds, model_flops / peak),
-      "wire_seconds": wire,
+      "compute_seconds": compute,
+      "wire_seconds": sum(wire),
+      "busiest_axes_seconds": busiest,
       "exposed_seconds": exposed,
-      "step_if_all_overlaps": max(
-        cost.seconds, model_flops / peak, wire
-      ),
-      "step_as_scheduled": max(cost.seconds, model_flops / peak) + exposed,
-      "step_if_none_overlaps": max(cost.seconds, model_flops / peak) + wire,
+      "unknown_transfers": sum(row["unknown"] for row in axes.values()),
+      "step_if_all_overlaps": max(compute, busiest),
+      "step_as_scheduled": compute + exposed,
+      "step_if_none_overlaps": compute + sum(wire),
     },
     "constants": {
       f"{program.model.dtype} peak": [f"{peak / 1e12:g} TFLOP/s",

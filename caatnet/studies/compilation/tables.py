@@ -35,6 +35,10 @@ def show(results: Mapping[str, Mapping[str, Any]]) -> None:
   )
 
 
+# Of titles of tables in which transfers are missing.
+_LEFT_OUT = ", without transfers of unknown count"
+
+
 def _gb(size: float) -> str:
   return f"{size / 1e9:.3f}" if size >= 1e8 else f"{size / 1e9:.6f}"
 
@@ -77,12 +81,14 @@ def _print_memory(results: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _print_ledger(label: str, result: Mapping[str, Any]) -> None:
   def cell(side):
-    return "\n".join(
-      f"{r['count'] if r['count'] is not None else '?'} x {r['kind']} "
-      f"{r['dtype']}  "
-      + (f"{r['bytes'] / 1e6:,.3f} MB" if r["bytes"] is not None else "?")
-      for r in side
-    )
+    lines = []
+    for r in side:
+      name = f"{r['kind']} {r['dtype']}"
+      if r["count"]:
+        lines.append(f"{r['count']} x {name}  {r['bytes'] / 1e6:,.3f} MB")
+      if r["unknown_bytes"]:
+        lines.append(f"? x {name}  {r['unknown_bytes'] / 1e6:,.3f} MB each")
+    return "\n".join(lines)
 
   table(
     f"collectives of {label}: operand MB per device and step, as asked for and "
@@ -123,14 +129,16 @@ def _print_ledger(label: str, result: Mapping[str, Any]) -> None:
 
 def _print_bytes_ratio(results: Mapping[str, Mapping[str, Any]]) -> None:
   totals: dict[tuple, list[float]] = {}
+  unknown = False
   for index, result in enumerate(results.values()):
     for row in result["ledger"]:
       for side in ("lowered", "compiled"):
         key = (",".join(row["axes"]), row["phase"], side)
         cells = totals.setdefault(key, [0.0] * len(results))
-        cells[index] += sum(r["bytes"] or 0 for r in row[side])
+        cells[index] += sum(r["bytes"] for r in row[side])
+        unknown |= any(r["unknown_bytes"] for r in row[side])
   table(
-    "operand MB per device and step",
+    "operand MB per device and step" + _LEFT_OUT * unknown,
     ["axes", "phase", "", *results, *_ratio_column(results)],
     [
       [*key, *(f"{v / 1e6:,.3f}" for v in values), *_ratio(values)]
@@ -167,20 +175,25 @@ def _print_overlap(results: Mapping[str, Mapping[str, Any]]) -> None:
   for label, result in results.items():
     for row in result["overlap"]:
       size = row["bytes"]
+      mb = row["unknown_bytes"] / 1e6
       rows.append(
         [
           label,
           ",".join(row["axes"]) or "(no axes)",
           f"{size / 1e6:,.2f}",
-          f"{row['asynchronous'] / size:.1%}",
-          f"{row['hidden'] / size:.1%}",
+          *(f"{row[k] / size:.1%}" if size else "-"
+            for k in ("asynchronous", "hidden")),
           f"{(size - row['hidden']) / 1e6:,.2f}",
+          f"{row['unknown']}, {mb:,.2f} MB each time" if mb else "",
         ]
       )
+  unknown = any(row[-1] for row in rows)
+  columns = ["", "axes", "MB", "asynchronous", "hidden by the roofline",
+             "exposed MB", "of unknown count, besides"]
   table(
     "overlap: operand bytes per device and step",
-    ["", "axes", "MB", "asynchronous", "hidden by the roofline", "exposed MB"],
-    rows,
+    columns if unknown else columns[:-1],
+    rows if unknown else [row[:-1] for row in rows],
   )
 
 
@@ -192,9 +205,10 @@ def _print_roofline(results: Mapping[str, Mapping[str, Any]]) -> None:
     "model_flops_seconds": ("ms of model FLOPs at peak", 1e3),
     "memory_seconds": ("ms of main memory at full rate", 1e3),
     "compute_seconds": ("ms of compute, roofline by instruction", 1e3),
-    "wire_seconds": ("ms on the links", 1e3),
+    "wire_seconds": ("ms on the links, one axis after another", 1e3),
+    "busiest_axes_seconds": ("ms on the links of the busiest axes", 1e3),
     "exposed_seconds": ("ms on the links, not hidden", 1e3),
-    "step_if_all_overlaps": ("step, ms: all overlapped", 1e3),
+    "step_if_all_overlaps": ("step, ms: all overlapped, axes too", 1e3),
     "step_as_scheduled": ("step, ms: overlapped as scheduled", 1e3),
     "step_if_none_overlaps": ("step, ms: nothing overlapped", 1e3),
   }
@@ -202,9 +216,10 @@ def _print_roofline(results: Mapping[str, Mapping[str, Any]]) -> None:
   for key, (name, unit) in names.items():
     values = [r["roofline"][key] * unit for r in results.values()]
     rows.append([name, *(f"{v:,.3f}" for v in values), *_ratio(values)])
+  unknown = any(r["roofline"]["unknown_transfers"] for r in results.values())
   table(
     "bounds per device and step, not a measurement: peak rates, ring "
-    "algorithms, no latency",
+    "algorithms, no latency" + _LEFT_OUT * unknown,
     ["", *results, *_ratio_column(results)],
     rows,
   )
@@ -223,7 +238,8 @@ def _print_partition(label: str, result: Mapping[str, Any]) -> None:
     ["axes", "kind", "dtype", *partition.SIDES],
     [
       [r["axes"], r["kind"], r["dtype"],
-       *(f"{r[side] / 1e6:,.3f}" for side in partition.SIDES)]
+       *("?" if r[side] is None else f"{r[side] / 1e6:,.3f}"
+         for side in partition.SIDES)]
       for r in result["bytes"]
     ],
   )

@@ -2,8 +2,9 @@
 
 import collections
 
-from caatnet.studies.compilation import partition, tables
-from parallel.xla import ledger
+from caatnet.studies.compilation import partition, study, tables
+from parallel.xla import compiled, ledger, overlap
+from parallel.xla.roofline import Cost
 from tests.caatnet.train import linear_model
 
 
@@ -33,3 +34,33 @@ def test_a_partition_s_formula_stands_beside_the_program(capsys):
   tables._print_partition("it", found)
   printed = capsys.readouterr().out
   assert "reduce_scatter" in printed
+
+
+def test_tables_show_what_runs_an_unknown_number_of_times(capsys):
+  entries = [
+    ledger.Collective(
+      "all_reduce", ("a",), 8, "float32", (1000,), count, "forward", False,
+      "add", "",
+    )
+    for count in (2, None)
+  ]
+  (difference,) = compiled.compare(entries[:1], entries)
+  assert difference.differs
+  tables._print_ledger("it", {"collectives": [], "ledger": [{
+    "axes": ["a"], "phase": "forward", "differs": True,
+    "lowered": study._rows(difference.lowered),
+    "compiled": study._rows(difference.compiled),
+  }]})
+  transfers = [
+    overlap.ScheduledCollective((e,), e.count, False, 1.0, Cost(), 0.0, ())
+    for e in entries
+  ]
+  for found in (transfers, transfers[1:]):
+    rows = overlap.by_axis(found)
+    tables._print_overlap(
+      {"it": {"overlap": [{"axes": ["a"], **row} for row in rows.values()]}}
+    )
+  printed = capsys.readouterr().out
+  assert printed.count("2 x all_reduce float32  0.008 MB") == 2
+  assert printed.count("? x all_reduce float32  0.004 MB each") == 1
+  assert printed.count("1, 0.00 MB each time") == 2

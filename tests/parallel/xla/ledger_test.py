@@ -395,11 +395,11 @@ def test_a_region_manual_over_some_axes_reduces_alike():
   assert [(c.axes, c.reduction) for c in found] == [(("a",), "add")]
 
 
-def test_a_sum_with_an_unknown_count_is_unknown():
+def test_merging_keeps_what_is_known():
   entries = [
     ledger.Collective("all_reduce", ("a",), 4, "float32", shape, count,
                       "forward", False, "add", "")
     for shape, count in (((2,), 1), ((2,), None), ((2,), 3), ((3,), 1),
                          ((3,), 4))
   ]
-  assert [c.count for c in ledger.merge(entries)] == [None, 5]
+  assert [c.count for c in ledger.merge(entries)] == [4, None, 5]

@@ -1,0 +1,254 @@
+"""What runs beside a compiled program's transfers, and their time on links."""
+
+import dataclasses
+import math
+import pathlib
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+import numpy as np
+import pytest
+
+from parallel.hardware.clusters import Level
+from parallel.hardware.devices import DEVICES
+from parallel.hardware.links import NVLINK_4
+from parallel.xla import compiled as compiled_ledger
+from parallel.xla import hlo, ledger, overlap, roofline
+from parallel.xla.targets import Target
+
+
+def make_mesh(**sizes):
+  return jax.make_mesh(
+    tuple(sizes.values()),
+    tuple(sizes),
+    axis_types=(AxisType.Auto,) * len(sizes),
+  )
+
+
+# A schedule written by hand: a product of 2 x 512 x 256 x 128 FLOPs, in a loop
+# of four, between the start and the done of a reduction.
+SCHEDULED = (pathlib.Path(__file__).parent / "scheduled.hlo.txt").read_text()
+
+
+@pytest.mark.quick
+def test_what_stands_between_start_and_done_hides_the_transfer():
+  mesh = make_mesh(a=8)
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(SCHEDULED), mesh, device, lambda _: 4 * product
+  )
+  first, last = schedule.collectives()
+  assert first.asynchronous
+  assert not last.asynchronous
+  assert first.entries[0].where == "block"
+  assert first.beside.seconds == pytest.approx(product, rel=1e-3)
+  assert first.hidden == pytest.approx(0.25, rel=1e-3)
+  assert last.hidden == 0
+  (row,) = overlap.by_axis([first, last]).values()
+  assert row["bytes"] == 8000
+  assert row["asynchronous"] == 4000
+  assert row["hidden"] == pytest.approx(1000, rel=1e-3)
+  assert row["exposed_seconds"] == pytest.approx(7 * product, rel=1e-3)
+
+
+def test_compute_beside_two_transfers_hides_one_of_them():
+  start = next(s for s in SCHEDULED.splitlines() if "all-reduce-start" in s)
+  done = next(s for s in SCHEDULED.splitlines() if "all-reduce-done" in s)
+  second = start.replace("%start", "%again").replace("(%g)", "(%done)")
+  text = SCHEDULED.replace(start, f"{start}\n{second.replace('%done', '%g')}")
+  text = text.replace(
+    done, f"{done}\n{done.replace('%start', '%again').replace('%done', '%d')}"
+  )
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(text), make_mesh(a=8), device, lambda _: 0.75 * product
+  )
+  hidden = [t.hidden for t in schedule.collectives()]
+  assert hidden == pytest.approx([1, 1 / 3, 0], rel=1e-3)
+
+
+def in_the_loop(size):
+  """The loop's body reduces ``size`` elements under its product."""
+  product = next(s for s in SCHEDULED.splitlines() if " dot(" in s)
+  start = (
+    f"  %s = f32[{size}]{{0}} all-reduce-start(%c), "
+    "replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add"
+  )
+  return SCHEDULED.replace(product, "\n".join([
+    f"  %c = f32[{size}]{{0}} constant({{...}})", start, product,
+    f"  %t = f32[{size}]{{0}} all-reduce-done(%s)",
+  ]))
+
+
+@pytest.mark.parametrize("inner", [0.0, 0.25, 2.0])
+def test_a_loop_hides_its_own_transfers_or_those_around_it(inner):
+  """Per trip one product: ``inner`` of its time takes the loop's transfer."""
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  product = 2 * 512 * 256 * 128 / device.peak("bfloat16")
+  times = {2000: inner * product, 1000: 4 * product}
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(in_the_loop(2000)), make_mesh(a=8), device,
+    lambda entry: times[entry.shape[0]],
+  )
+  transfers = {t.entries[0].shape[0]: t for t in schedule.collectives()
+               if t.asynchronous}
+  around, within = transfers[1000], transfers[2000]
+  assert (around.count, within.count) == (1, 4)
+  assert within.hidden_seconds == pytest.approx(
+    min(inner, 1) * product, rel=1e-3
+  )
+  # All that is hidden is as long as what there is to hide it.
+  hidden = around.hidden_seconds + 4 * within.hidden_seconds
+  assert hidden == pytest.approx(4 * product, rel=1e-3)
+
+
+def test_transfers_of_unknown_count_are_told_apart():
+  known = overlap.ScheduledCollective(
+    (reduction(("a",), 8),), 2, False, 1.0, roofline.Cost(), 0.0, ()
+  )
+  unknown = dataclasses.replace(known, count=None)
+  (row,) = overlap.by_axis([known, unknown]).values()
+  (alone,) = overlap.by_axis([unknown]).values()
+  assert (row["bytes"], row["exposed_seconds"]) == (8000, 2)
+  assert (alone["bytes"], alone["exposed_seconds"]) == (0, 0)
+  for found in (row, alone):
+    assert (found["unknown"], found["unknown_bytes"]) == (1, 4000)
+
+
+def test_a_chain_of_fusions_sends_once():
+  """As XLA:TPU writes a gather in pieces: a copy of it in every piece."""
+
+  def piece(name, role):
+    return "\n".join([
+      f"%{name} (q.1: f32[1000]) -> f32[8000] {{",
+      "  %q.1 = f32[1000]{0} parameter(0)",
+      "  %all = f32[8000]{0} all-gather(%q.1), dimensions={0}, "
+      "replica_groups={{0,1,2,3,4,5,6,7}}, "
+      'frontend_attributes={chain_id="0"}',
+      "  ROOT %r = f32[8000]{0} custom-call(%all), "
+      f'custom_call_target="AsyncCollective{role}"',
+      "}\n\n",
+    ])
+
+  lines = SCHEDULED.splitlines()
+  start = next(s for s in lines if "all-reduce-start" in s)
+  done = next(s for s in lines if "all-reduce-done" in s)
+  fusion = "  %{} = f32[8000]{{0}} fusion({}), kind=kCustom, calls=%{}"
+  text = SCHEDULED.replace(start, fusion.format("start", "%g", "first"))
+  text = text.replace(done, fusion.format("done", "%start", "last"))
+  text = text.replace(
+    "%body (p", piece("first", "Start") + piece("last", "Done") + "%body (p"
+  )
+  module, mesh = hlo.parse(text), make_mesh(a=8)
+  sent = [e for e in compiled_ledger.collectives(module, mesh)
+          if e.kind == "all_gather"]
+  assert [(e.shape, e.count) for e in sent] == [((1000,), 1)]
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
+  schedule = overlap.ScheduledProgram(
+    module, mesh, device, lambda _: 4 * product
+  )
+  gather = schedule.collectives()[0]
+  assert gather.asynchronous
+  assert gather.hidden == pytest.approx(0.25, rel=1e-3)
+
+
+def test_an_unscheduled_program_has_no_overlap_to_report():
+  module = hlo.parse(SCHEDULED.replace("is_scheduled=true", "x=1"))
+  with pytest.raises(ValueError, match="not scheduled"):
+    overlap.ScheduledProgram(
+      module, make_mesh(a=8), DEVICES["h100"], lambda _: 0.0
+    )
+
+
+def test_slices_count_what_is_sliced_and_on_chip_operands_nothing():
+  stack = jnp.ones((64, 128, 128))
+  compiled = jax.jit(
+    lambda s, i: lax.dynamic_index_in_dim(s, i, keepdims=False) * 2
+  ).lower(stack, 3).compile()
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(compiled.as_text()), make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
+  )
+  moved = schedule.total().bytes
+  assert 2 * 128 * 128 * 4 <= moved <= 2 * 128 * 128 * 4 + 64
+  (shape, on_chip) = hlo._shapes("(f32[8]{0:T(8)}, bf16[4,2]{1,0:T(8)S(1)})")
+  assert (shape.on_chip, on_chip.on_chip) == (False, True)
+  assert on_chip.bytes == 16
+
+
+# Rates of links -------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What a mesh needs of a torus's device."""
+
+  coords: tuple[int, ...]
+
+
+def reduction(axes, group_size):
+  return ledger.Collective(
+    "all_reduce", axes, group_size, "float32", (1000,), 1, "forward", False,
+    "add", "",
+  )
+
+
+class Grid:
+  """The part of a mesh that rates read."""
+
+  def __init__(self, devices, names):
+    self.devices, self.axis_names = devices, names
+
+
+@pytest.mark.parametrize(
+  ("axes", "links"),
+  [(("z",), 2), (("y",), 1), (("y", "z"), 3), (("x", "y", "z"), 5)],
+)
+def test_a_torus_uses_every_dimension_that_a_group_spans(axes, links):
+  # 4 x 2 x 4 chips of v5p: dimensions of 4 close to a ring, that of 2 does not.
+  chips = np.empty((4, 2, 4), object)
+  for place in np.ndindex(4, 2, 4):
+    chips[place] = Chip(place)
+  hardware = DEVICES["v5p"]
+  target = Target("t", tuple(chips.ravel()), hardware, (), {})
+  seconds = overlap.wire_seconds(target, Grid(chips, ("x", "y", "z")))
+  n = math.prod(chips.shape["xyz".index(a)] for a in axes)
+  entry = reduction(axes, n)
+  expected = 2 * (n - 1) / n * 4000 / (links * hardware.link.bandwidth)
+  assert seconds(entry) == pytest.approx(expected)
+
+
+def test_between_nodes_the_slower_link_decides():
+  hardware = DEVICES["h200"]
+  slow = dataclasses.replace(NVLINK_4, bandwidth=1e9)
+  levels = (Level("node", 4, hardware.link), Level("cluster", 2, slow))
+  target = Target("t", tuple(range(8)), hardware, levels, {})
+  grid = Grid(np.arange(8).reshape(2, 4), ("data", "tensor"))
+  seconds = overlap.wire_seconds(target, grid)
+  inside, across = reduction(("tensor",), 4), reduction(("data",), 2)
+  assert seconds(inside) == pytest.approx(1.5 * 4000 / 450e9)
+  assert seconds(across) == pytest.approx(4000 / 1e9)
+
+
+def test_the_condition_of_a_loop_sends_once_more_than_its_body():
+  every = (
+    "  %k = f32[10]{0} constant({...})\n  %every = f32[10]{0} all-reduce(%k), "
+    "replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add\n  %four ="
+  )
+  module = hlo.parse(SCHEDULED.replace("  %four =", every))
+  made = compiled_ledger.collectives(module, make_mesh(a=8))
+  assert [c.count for c in made if c.shape == (10,)] == [4 + 1]
+
+
+@pytest.mark.parametrize(
+  ("last", "step", "trips"), [(4, 1, 4), (4, 2, 2), (5, 2, 3), (0, 1, 0)]
+)
+def test_trips_are_rounded_up(last, step, trips):
+  text = SCHEDULED.replace("constant(4)", f"constant({last})")
+  module = hlo.parse(text.replace("constant(1)", f"constant({step})"))
+  (count,) = (n for c, n in module.runs() if c.name == "body")
+  assert count == trips

@@ -1,0 +1,25 @@
+"""Programs of automatic sharding on TPUs that are not here: `make test-tpu`."""
+
+import pytest
+
+pytest.importorskip("libtpu", reason="the tpu extra is not installed")
+
+from parallel.xla import targets
+from tests.parallel.xla.gspmd_test import MESHES
+from tests.parallel.xla.sharded_programs import PROGRAMS, sent
+
+CASES = [
+  *(("tpu:v5p:2x2x2", sizes) for sizes in MESHES),
+  ("tpu:v5e:2x4", MESHES[0]),
+]
+
+
+@pytest.mark.parametrize(("target", "sizes"), CASES, ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_automatic_sharding_sends_what_the_explicit_program_does(
+  name, target, sizes
+):
+  devices = targets.resolve(target).devices
+  automatic, explicit = sent(PROGRAMS[name], sizes, devices, "bfloat16")
+  assert automatic == explicit
+  assert explicit or 1 in sizes.values()
