@@ -284,7 +284,9 @@ def adamw() -> ConfigDict:
   optimizer.name = "adamw"
   optimizer.learning_rate = 3e-3
   optimizer.warmup_steps = 20
-  # The learning rate of the last step, as a fraction of the highest.
+  # The step at which the cosine ends; 0 means train.num_steps.
+  optimizer.decay_steps = 0
+  # The learning rate from there on, as a fraction of the highest.
   optimizer.final_fraction = 0.1
   optimizer.beta_1 = 0.9
   optimizer.beta_2 = 0.95
@@ -301,7 +303,9 @@ def sgd() -> ConfigDict:
   optimizer.name = "sgd"
   optimizer.learning_rate = 0.3
   optimizer.warmup_steps = 20
-  # The learning rate of the last step, as a fraction of the highest.
+  # The step at which the cosine ends; 0 means train.num_steps.
+  optimizer.decay_steps = 0
+  # The learning rate from there on, as a fraction of the highest.
   optimizer.final_fraction = 0.1
   optimizer.momentum = 0.9
   optimizer.weight_decay = 0.0

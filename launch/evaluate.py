@@ -17,15 +17,15 @@ FLAGS = flags.FLAGS
 def main() -> None:
   from caatnet.build import experiments
   from caatnet.show import pictures, tables
-  from caatnet.train import evaluate
+  from caatnet.train import evaluate, files, records
   from caatnet.train.checkpoint import Checkpointer
 
-  workdir = pathlib.Path(FLAGS.workdir)
-  path = workdir / "config.json"
-  if not path.exists():
-    raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
-  config = json.loads(path.read_text())
-  experiment = experiments.from_dict(config, options.mesh())
+  workdir = files.folder(FLAGS.workdir)
+  config = records.read_config(workdir)
+  try:
+    experiment = experiments.from_dict(config, options.mesh())
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
+    raise ValueError(f"{workdir / 'config.json'}: {error}") from error
   program = experiment.program
   checkpointer = Checkpointer(workdir, program)
   abstract = experiment.abstract_state()
