@@ -152,7 +152,8 @@ RULES = {
   ),
   "configs": ((), ("jax", "numpy", "flax", "absl")),
   "launch": (("caatnet", "parallel", "launch.options"), ("flax", "orbax")),
-  "launch.options": ((), ("flax", "orbax")),
+  "launch.options": (("launch.processes",), ("flax", "orbax")),
+  "launch.processes": ((), ("flax", "orbax")),
   "launch.benchmarks": (("caatnet", "parallel"), ()),
 }
 

@@ -107,14 +107,17 @@ def train(
     with contextlib.closing(run), stop_signals() as stop:
       try:
         return run.loop(stop)
-      except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
-          raise
-        run.opened.pop_all()  # to close the files would wait for the others
-        raise LostProcessError(
-          f"lost another process ({str(error).splitlines()[0][:99]}); the same "
-          "commands on all of them resume the run"
-        ) from error
+      except jax.errors.JaxRuntimeError:
+        if jax.process_count() > 1:
+          run.opened.pop_all()  # to close the files would wait for the others
+        raise
+  except jax.errors.JaxRuntimeError as error:
+    if jax.process_count() == 1:
+      raise
+    raise LostProcessError(
+      f"lost another process ({str(error).splitlines()[0][:99]}); the same "
+      "commands on all of them resume the run"
+    ) from error
   except OSError as error:
     if error.errno is None:  # ours
       raise

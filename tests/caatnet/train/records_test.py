@@ -40,8 +40,6 @@ def test_metrics_after_the_checkpoint_are_written_again(tmp_path):
     ({"seed": 2}, "config.seed=1, this one has 2"),
     ({"model": {"width": 9}}, "config.model.width=8"),
     ({"train": {"num_steps": 4, "log_every": 1}}, "config.train.num_steps=5"),
-    ({"optimizer": {"name": "sgd", "decay_steps": 9}},
-     "config.optimizer.name='adamw'"),
     ({"optimizer": {"name": "adamw", "decay_steps": 9}},
      "config.optimizer.decay_steps=0, this one has 9"),
     ({"data": {"path": ""}}, "config.data.path=None, this one has ''"),
