@@ -258,6 +258,8 @@ def text() -> ConfigDict:
   data.seq_len = 256
   data.batch_size = 16
   data.validation_percent = 5.0
+  # A file or folder to validate on, in place of a share of path; "" for none.
+  data.validation_path = ""
   # How many windows of seq_len every evaluation reads; 0 for all.
   data.validation_windows = 256
   return data
@@ -275,6 +277,8 @@ def images() -> ConfigDict:
   data.num_classes = 10
   data.batch_size = 64
   data.validation_percent = 20.0
+  # A file to validate on, in place of a share of path; "" for none.
+  data.validation_path = ""
   return data
 
 

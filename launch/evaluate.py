@@ -17,17 +17,12 @@ FLAGS = flags.FLAGS
 def main() -> None:
   from caatnet.build import experiments
   from caatnet.show import pictures, tables
-  from caatnet.train import evaluate, files, records
+  from caatnet.train import evaluate
   from caatnet.train.checkpoint import Checkpointer
 
-  workdir = files.folder(FLAGS.workdir)
-  config = records.read_config(workdir)
-  try:
-    experiment = experiments.from_dict(config, options.mesh())
-  except (AttributeError, LookupError, TypeError, ValueError) as error:
-    raise ValueError(f"{workdir / 'config.json'}: {error}") from error
+  experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
   program = experiment.program
-  checkpointer = Checkpointer(workdir, program)
+  checkpointer = Checkpointer(FLAGS.workdir, program)
   abstract = experiment.abstract_state()
   params, outer, step = checkpointer.restore_params(
     abstract.params, abstract.outer, FLAGS.step

@@ -24,6 +24,8 @@ class TextData:
     seq_len: Tokens per sequence.
     batch_size: Sequences per step, over all workers and data-parallel ranks.
     validation_percent: The expected share of the documents that is held out.
+    validation_path: A file or folder like ``path`` to validate on, in place of
+      a share of the documents; "" for none.
     validation_windows: How many windows every evaluation reads; 0 for all.
   """
 
@@ -31,6 +33,7 @@ class TextData:
   seq_len: int
   batch_size: int
   validation_percent: float
+  validation_path: str
   validation_windows: int
 
   @property
@@ -55,7 +58,9 @@ class TextData:
     return {"loss": loss, "bits_per_byte": loss / math.log(2)}
 
   def load(self, seed: int) -> Dataset:
-    corpus = sources.load_corpus(self.path, self.validation_percent)
+    corpus = sources.load_corpus(
+      self.path, self.validation_percent, self.validation_path
+    )
     windows = pipeline.validation_windows(
       corpus, seq_len=self.seq_len, num_windows=self.validation_windows
     )

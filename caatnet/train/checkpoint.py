@@ -39,21 +39,23 @@ class Checkpointer:
     self.directory = files.folder(workdir) / "checkpoints"
     if not files.is_cloud(self.directory):
       self.directory = self.directory.absolute()
-    if keep is None:
-      options = ocp.CheckpointManagerOptions(read_only=True)
-    else:
-      options = ocp.CheckpointManagerOptions(
-        max_to_keep=keep, cleanup_tmp_directories=True
+    self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    self._manager = None
+    if keep is not None:
+      self._manager = ocp.CheckpointManager(
+        self.directory,
+        options=ocp.CheckpointManagerOptions(
+          max_to_keep=keep, cleanup_tmp_directories=True
+        ),
       )
-    self._manager = ocp.CheckpointManager(self.directory, options=options)
 
   def steps(self) -> list[int]:
     """Returns the steps of all complete checkpoints there are now, in order."""
-    return sorted(self._manager.all_steps(read=True))
+    return sorted(ocp.utils.checkpoint_steps(self.directory))
 
   def latest_step(self) -> int | None:
     """Returns the step of the newest complete checkpoint; None if none."""
-    return self._manager.latest_step()
+    return max(self.steps(), default=None)
 
   def path(self, step: int | None) -> str:
     """Returns what to tell users about where a checkpoint is."""
@@ -153,8 +155,10 @@ class Checkpointer:
     return *to_stored(self._program, found, shardings), step
 
   def close(self) -> None:
-    """Waits for what is being written, and closes the manager."""
-    self._manager.close()
+    """Waits for what is being written, and closes the files."""
+    if self._manager is not None:
+      self._manager.close()
+    self._reader.close()
 
   def wait(self) -> None:
     """Waits until the last checkpoint is on disk."""
@@ -170,7 +174,7 @@ class Checkpointer:
         "version or outer loop"
       )
     try:
-      return self._manager.restore(step, args=ocp.args.Composite(**items))
+      return self._reader.restore(path, args=ocp.args.Composite(**items))
     except (KeyError, OSError, TypeError, ValueError) as error:
       line = next(iter(str(error).splitlines()), type(error).__name__)
       raise ValueError(f"{path} cannot be read: {line[:300]}") from error
