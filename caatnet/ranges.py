@@ -113,6 +113,7 @@ RANGES = {
   "data.num_classes": COUNT,
   "optimizer.learning_rate": POSITIVE,
   "optimizer.warmup_steps": COUNT_OR_NONE,
+  "optimizer.decay_steps": COUNT_OR_NONE,
   "optimizer.final_fraction": FRACTION,
   "optimizer.beta_1": DECAY,
   "optimizer.beta_2": DECAY,
@@ -140,6 +141,9 @@ RANGES = {
   "size_bytes": BYTES,
   "picture_round": COUNT_OR_NONE,
   "failed_uplinks": COUNT_OR_NONE,
+  # Sizes of messages in MSCCL files, which are int64.
+  "export.min_bytes": Range(0, 2**63 - 1, whole=True),
+  "export.max_bytes": Range(0, 2**63 - 1, whole=True),
   "memory_gb": POSITIVE,
   "utilisation": POSITIVE_FRACTION,
   "parameters": POSITIVE,

@@ -259,6 +259,8 @@ def text() -> ConfigDict:
   data.seq_len = 256
   data.batch_size = 16
   data.validation_percent = 5.0
+  # A file or folder to validate on, in place of a share of path; "" for none.
+  data.validation_path = ""
   # How many windows of seq_len every evaluation reads; 0 for all.
   data.validation_windows = 256
   return data
@@ -276,6 +278,8 @@ def images() -> ConfigDict:
   data.num_classes = 10
   data.batch_size = 64
   data.validation_percent = 20.0
+  # A file to validate on, in place of a share of path; "" for none.
+  data.validation_path = ""
   return data
 
 
@@ -285,7 +289,9 @@ def adamw() -> ConfigDict:
   optimizer.name = "adamw"
   optimizer.learning_rate = 3e-3
   optimizer.warmup_steps = 20
-  # The learning rate of the last step, as a fraction of the highest.
+  # The step at which the cosine ends; 0 means train.num_steps.
+  optimizer.decay_steps = 0
+  # The learning rate from there on, as a fraction of the highest.
   optimizer.final_fraction = 0.1
   optimizer.beta_1 = 0.9
   optimizer.beta_2 = 0.95
@@ -302,7 +308,9 @@ def sgd() -> ConfigDict:
   optimizer.name = "sgd"
   optimizer.learning_rate = 0.3
   optimizer.warmup_steps = 20
-  # The learning rate of the last step, as a fraction of the highest.
+  # The step at which the cosine ends; 0 means train.num_steps.
+  optimizer.decay_steps = 0
+  # The learning rate from there on, as a fraction of the highest.
   optimizer.final_fraction = 0.1
   optimizer.momentum = 0.9
   optimizer.weight_decay = 0.0

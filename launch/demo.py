@@ -4,8 +4,6 @@
   python -m launch.demo --config=configs/caatnet/tiny.py:test
 """
 
-import pathlib
-
 from absl import flags
 
 from launch import options
@@ -18,9 +16,9 @@ def main() -> None:
   from caatnet.build import experiments
   from caatnet.build.override import override
   from caatnet.show import pictures, tables
-  from caatnet.train import loop
+  from caatnet.train import files, loop
 
-  workdir = pathlib.Path(FLAGS.workdir or "runs/demo")
+  workdir = files.folder(FLAGS.workdir or "runs/demo", local=True)
   folders, rows = {}, []
   for p in FRACTIONS:
     config = override(FLAGS.config, f"sync.p={p}")

@@ -20,14 +20,9 @@ def main() -> None:
   from caatnet.train import evaluate
   from caatnet.train.checkpoint import Checkpointer
 
-  workdir = pathlib.Path(FLAGS.workdir)
-  path = workdir / "config.json"
-  if not path.exists():
-    raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
-  config = json.loads(path.read_text())
-  experiment = experiments.from_dict(config, options.mesh())
+  experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
   program = experiment.program
-  checkpointer = Checkpointer(workdir, program)
+  checkpointer = Checkpointer(FLAGS.workdir, program)
   abstract = experiment.abstract_state()
   params, outer, step = checkpointer.restore_params(
     abstract.params, abstract.outer, FLAGS.step

@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from absl import flags
 from ml_collections import config_flags
 
+from launch import processes
+
 FLAGS = flags.FLAGS
 
 config_flags.DEFINE_config_file(
@@ -90,9 +92,9 @@ def run(
     defaults: Values of flags that the command line does not name.
   """
   script = sys.modules["__main__"]
-  sys.exit(
-    _run(main, script, list(sys.argv), uses, required, defaults or {})
-  )
+  code = _run(main, script, list(sys.argv), uses, required, defaults or {})
+  several = FLAGS.is_parsed() and FLAGS.coordinator is not None
+  processes.leave(code, several)
 
 
 def mesh() -> dict[str, int] | None:
@@ -327,6 +329,6 @@ def _set_up_devices() -> None:
     # Collectives between processes need gloo on CPUs.
     if (jax.config.jax_platforms or "cpu") == "cpu":
       jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
+    processes.initialize(
       FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id
     )

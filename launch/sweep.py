@@ -7,7 +7,6 @@ r"""Trains a run for each config override and seed; run it again to resume.
 """
 
 import math
-import pathlib
 
 from absl import flags
 
@@ -24,13 +23,13 @@ def main() -> None:
   from caatnet.build import experiments
   from caatnet.build.override import override, take_sweep
   from caatnet.show import pictures, tables
-  from caatnet.train import sweep, traffic
+  from caatnet.train import files, sweep, traffic
 
   config = FLAGS.config.copy_and_resolve_references()
   study = take_sweep(config)
   points = sweep.expand(FLAGS.grid) if FLAGS.grid else study.points
   seeds = [int(s) for s in FLAGS.seeds] if FLAGS.seeds else study.seeds
-  workdir = pathlib.Path(FLAGS.workdir or f"runs/{config.name}")
+  workdir = files.folder(FLAGS.workdir or f"runs/{config.name}", local=True)
   runs = [
     (point, override(config, f"{point} seed={seed}", study.sections))
     for seed in seeds

@@ -5,8 +5,6 @@ r"""Trains a model; run it again to resume.
     --config.sync.p=0.5 --workdir=runs/half --mesh=tensor:2 --cpu_devices=2
 """
 
-import pathlib
-
 from absl import flags
 
 from launch import options
@@ -16,11 +14,11 @@ FLAGS = flags.FLAGS
 
 def main() -> None:
   from caatnet.build import experiments
-  from caatnet.train import loop
+  from caatnet.train import files, loop
 
   config = FLAGS.config
   experiment = experiments.build(config, options.mesh())
-  workdir = pathlib.Path(FLAGS.workdir or f"runs/{config.name}")
+  workdir = files.folder(FLAGS.workdir or f"runs/{config.name}")
   result = loop.train(
     experiment, workdir, label=config.name, profile=options.profile()
   )

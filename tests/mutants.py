@@ -1412,7 +1412,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/records.py", "records after the checkpoint stay",
-    'if record["step"] <= first_step:', "if True:",
+    'if record["step"] <= first_step', "if True",
     f"{_TRAIN}/records_test.py::"
     "test_metrics_after_the_checkpoint_are_written_again",
   ),

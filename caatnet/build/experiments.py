@@ -7,7 +7,7 @@ has a file for each section of a config, by its name.
 from collections.abc import Mapping
 import dataclasses
 import json
-from typing import Any
+import os
 
 import jax
 import ml_collections
@@ -24,6 +24,7 @@ from caatnet.checks import naming, one_of
 from caatnet.data.protocol import Data
 from caatnet.data.text import TextData
 from caatnet.program import Layout, Program
+from caatnet.train import files, records
 from caatnet.train.experiment import Experiment, TrainOptions
 from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.kernels import selection
@@ -106,11 +107,22 @@ def build(
   )
 
 
-def from_dict(
-  config: dict[str, Any], requested_mesh: Mapping[str, int] | None = None
+def from_folder(
+  workdir: str | os.PathLike[str],
+  requested_mesh: Mapping[str, int] | None = None,
 ) -> Experiment:
-  """Builds an experiment from the plain data of a run's ``config.json``."""
-  return build(ml_collections.ConfigDict(config), requested_mesh)
+  """Builds the experiment of a run's folder.
+
+  Raises:
+    FileNotFoundError: The folder holds no run.
+    ValueError: Its config is damaged, or one of another version of this code.
+  """
+  workdir = files.folder(workdir)
+  config = ml_collections.ConfigDict(records.read_config(workdir))
+  try:
+    return build(config, requested_mesh)
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
+    raise ValueError(f"{workdir / 'config.json'}: {error}") from error
 
 
 def _check_sections(config: ml_collections.ConfigDict) -> None:

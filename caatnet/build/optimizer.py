@@ -28,6 +28,7 @@ def _adamw(
   *,
   learning_rate: float,
   warmup_steps: int,
+  decay_steps: int,
   final_fraction: float,
   beta_1: float,
   beta_2: float,
@@ -35,7 +36,9 @@ def _adamw(
   weight_decay: float,
   clip_norm: float,
 ) -> Inner:
-  rate = _warmup_cosine(num_steps, learning_rate, warmup_steps, final_fraction)
+  rate = _warmup_cosine(
+    num_steps, learning_rate, warmup_steps, decay_steps, final_fraction
+  )
   optimizer = optax.adamw(
     rate, b1=beta_1, b2=beta_2, eps=eps, weight_decay=weight_decay, mask=decays
   )
@@ -48,12 +51,15 @@ def _sgd(
   *,
   learning_rate: float,
   warmup_steps: int,
+  decay_steps: int,
   final_fraction: float,
   momentum: float,
   weight_decay: float,
   clip_norm: float,
 ) -> Inner:
-  rate = _warmup_cosine(num_steps, learning_rate, warmup_steps, final_fraction)
+  rate = _warmup_cosine(
+    num_steps, learning_rate, warmup_steps, decay_steps, final_fraction
+  )
   optimizer = optax.chain(
     optax.add_decayed_weights(weight_decay, mask=decays),
     optax.sgd(rate, momentum or None),
@@ -67,18 +73,27 @@ OPTIMIZERS = {"adamw": _adamw, "sgd": _sgd}
 
 
 def _warmup_cosine(
-  num_steps: int, peak: float, warmup_steps: int, final_fraction: float
+  num_steps: int,
+  peak: float,
+  warmup_steps: int,
+  decay_steps: int,
+  final_fraction: float,
 ) -> optax.Schedule:
-  """Makes a linear warm-up to ``peak``, then a cosine to a fraction of it."""
-  if not 0 <= warmup_steps < num_steps:
+  """Makes a linear warm-up to ``peak``, then a cosine to a fraction of it.
+
+  The cosine ends at step ``decay_steps``, or ``num_steps`` if that is 0, and
+  its last value stays.
+  """
+  end = decay_steps or num_steps
+  if not 0 <= warmup_steps < end:
+    name = "decay_steps" if decay_steps else "config.train.num_steps"
     raise ValueError(
-      f"warmup_steps={warmup_steps} must lie in "
-      f"[0, config.train.num_steps={num_steps})"
+      f"warmup_steps={warmup_steps} must lie in [0, {name}={end})"
     )
   return optax.warmup_cosine_decay_schedule(
     init_value=0.0 if warmup_steps else peak,
     peak_value=peak,
     warmup_steps=warmup_steps,
-    decay_steps=num_steps,
+    decay_steps=end,
     end_value=peak * final_fraction,
   )

@@ -33,6 +33,8 @@ class ImageData:
     num_classes: The number of classes; labels are 0 to num_classes - 1.
     batch_size: Images per step, over all workers and data-parallel ranks.
     validation_percent: The expected share of the images that is held out.
+    validation_path: A file like ``path`` to validate on, in place of a share of
+      the images; "" for none. Images that are in both are not trained on.
   """
 
   path: str
@@ -40,6 +42,7 @@ class ImageData:
   num_classes: int
   batch_size: int
   validation_percent: float
+  validation_path: str
 
   @property
   def example(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -65,27 +68,37 @@ class ImageData:
     return {"loss": means["loss"], "accuracy": means["accuracy"]}
 
   def load(self, seed: int) -> Dataset:
-    name, images, labels = _read(self.path)
-    self._check(images, labels)
-    images = np.ascontiguousarray(images, np.float32)
-    held_out = [_place(x) < self.validation_percent / 100 for x in images]
-    held_out = np.array(held_out)
-    if held_out.all() or not held_out.any():
+    name, images, labels = self._read("path", self.path)
+    digest = hashlib.sha256(images.tobytes())
+    digest.update(np.ascontiguousarray(labels, np.int64).tobytes())
+    if self.validation_path:
+      _, *own = self._read("validation_path", self.validation_path)
+      for array in own:
+        digest.update(np.ascontiguousarray(array).tobytes())
+      known = {image.tobytes() for image in own[0]}
+      held_out = np.array([image.tobytes() in known for image in images])
+    else:
+      own = None
+      share = self.validation_percent / 100
+      held_out = np.array([_place(image) < share for image in images])
+    if held_out.all() or not (held_out.any() or own):
+      key = "validation_path" if own else "validation_percent"
       raise ValueError(
-        f"config.data.validation_percent={self.validation_percent} leaves no "
+        f"config.data.{key}={getattr(self, key)} leaves no "
         f"{'training' if held_out.all() else 'validation'} images of {name}"
       )
     train, validation = (
-      {"image": images[where], "label": labels[where].astype(np.int32)}
-      for where in (~held_out, held_out)
+      {"image": images, "label": labels.astype(np.int32)}
+      for images, labels in (
+        (images[~held_out], labels[~held_out]),
+        own or (images[held_out], labels[held_out]),
+      )
     )
     if len(train["label"]) < self.batch_size:
       raise ValueError(
         f"config.data.path: {name} has {len(train['label'])} training images, "
         f"fewer than config.data.batch_size={self.batch_size}"
       )
-    digest = hashlib.sha256(images.tobytes())
-    digest.update(np.ascontiguousarray(labels, np.int64).tobytes())
     return Dataset(
       name=name,
       sha256=digest.hexdigest(),
@@ -93,6 +106,12 @@ class ImageData:
       validation=validation,
       baselines=lambda: _baselines(train, validation, self.num_classes),
     )
+
+  def _read(self, key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
+    """Reads the images of a key, float32, if they are what the config says."""
+    name, images, labels = _read(key, path)
+    self._check(images, labels)
+    return name, np.ascontiguousarray(images, np.float32), labels
 
   def _check(self, images: np.ndarray, labels: np.ndarray) -> None:
     """Refuses images and labels that the config does not describe."""
@@ -124,7 +143,7 @@ class _Rows:
     return {key: value[index] for key, value in self._examples.items()}
 
 
-def _read(path: str) -> tuple[str, np.ndarray, np.ndarray]:
+def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
   """Reads images.
 
   Returns:
@@ -143,25 +162,27 @@ def _read(path: str) -> tuple[str, np.ndarray, np.ndarray]:
     return "scikit-learn-digits", digits.images[..., None] / 16, digits.target
   file = pathlib.Path(path).expanduser()
   try:
+    if file.exists() and not file.is_file():  # a FIFO would wait for a writer
+      raise ValueError("it is no regular file")
     with np.load(file, allow_pickle=False) as arrays:
       images, labels = arrays["images"], arrays["labels"]
   except (
     OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile
   ) as error:
     raise ValueError(
-      f"config.data.path={path!r} must be an .npz file with the arrays "
+      f"config.data.{key}={path!r} must be an .npz file with the arrays "
       f'"images" and "labels": {error}'
     ) from error
   if images.ndim == 3:
     images = images[..., None]
   if images.ndim != 4 or labels.shape != images.shape[:1] or not labels.size:
     raise ValueError(
-      f"config.data.path={path!r}: images {images.shape} and labels "
+      f"config.data.{key}={path!r}: images {images.shape} and labels "
       f"{labels.shape} must be [N, H, W(, C)] and [N]"
     )
   if not np.issubdtype(labels.dtype, np.integer):
     raise ValueError(
-      f"config.data.path={path!r}: labels are {labels.dtype}, not integers"
+      f"config.data.{key}={path!r}: labels are {labels.dtype}, not integers"
     )
   scale = 255 if images.dtype == np.uint8 else 1
   return file.name, images / scale, labels

@@ -2,10 +2,12 @@
 
 The split is decided by a hash of each document's content alone. So it depends
 neither on a seed nor on a path, identical documents are never on both sides,
-and a document stays on its side when others are added.
+and a document stays on its side when others are added. A validation text of the
+user's own takes the place of the split; what is in it is not trained on.
 """
 
 from collections.abc import Iterator, Sequence
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -49,7 +51,9 @@ class Corpus:
   num_validation_documents: int
 
 
-def load_corpus(path: str, validation_percent: float) -> Corpus:
+def load_corpus(
+  path: str, validation_percent: float, validation_path: str = ""
+) -> Corpus:
   """Reads a corpus and splits it by document.
 
   Args:
@@ -60,6 +64,9 @@ def load_corpus(path: str, validation_percent: float) -> Corpus:
       files of this interpreter's standard library, without its tests.
     validation_percent: The expected percentage of the documents in validation,
       above 0 and below 100.
+    validation_path: A file or folder like ``path`` whose documents are the
+      validation text, in place of a part of ``path``. Training documents that
+      are among them are left out. "" for none.
 
   Returns:
     The corpus, with documents in the order of their relative paths.
@@ -75,7 +82,7 @@ def load_corpus(path: str, validation_percent: float) -> Corpus:
     )
   if path:
     name = os.path.basename(os.path.abspath(os.path.expanduser(path)))
-    sha256, documents = _read_path(path)
+    sha256, documents = _read_path("config.data.path", path)
   else:
     name = f"python-{platform.python_version()}-stdlib"
     sha256, documents = _read_stdlib()
@@ -83,6 +90,36 @@ def load_corpus(path: str, validation_percent: float) -> Corpus:
   if not documents:
     raise ValueError(f"config.data.path={path!r} is empty: no text in it")
 
+  if validation_path:
+    key = "config.data.validation_path"
+    other, validation = _read_path(key, validation_path)
+    validation = [document for document in validation if document]
+    if not validation:
+      raise ValueError(f"{key}={validation_path!r} is empty: no text in it")
+    sha256 = hashlib.sha256(f"{sha256} {other}".encode()).hexdigest()
+    held_out = frozenset(validation)
+    train = [document for document in documents if document not in held_out]
+    if not train:
+      raise ValueError(
+        f"{key}={validation_path!r} has all documents of "
+        f"config.data.path={path!r}"
+      )
+  else:
+    train, validation = _split(path, documents, validation_percent)
+  return Corpus(
+    name=name,
+    sha256=sha256,
+    train=np.frombuffer(SEPARATOR.join(train), np.uint8),
+    validation=np.frombuffer(SEPARATOR.join(validation), np.uint8),
+    num_train_documents=len(train),
+    num_validation_documents=len(validation),
+  )
+
+
+def _split(
+  path: str, documents: Sequence[bytes], validation_percent: float
+) -> tuple[list[bytes], list[bytes]]:
+  """Returns the training and the validation documents; neither is empty."""
   train, validation = [], []
   places = [100 * _split_place(document) for document in documents]
   for document, place in zip(documents, places, strict=True):
@@ -99,14 +136,7 @@ def load_corpus(path: str, validation_percent: float) -> Corpus:
       f"text: config.data.path={path!r} has {len(documents)} documents; "
       f"{advice}"
     )
-  return Corpus(
-    name=name,
-    sha256=sha256,
-    train=np.frombuffer(SEPARATOR.join(train), np.uint8),
-    validation=np.frombuffer(SEPARATOR.join(validation), np.uint8),
-    num_train_documents=len(train),
-    num_validation_documents=len(validation),
-  )
+  return train, validation
 
 
 def _split_place(document: bytes) -> float:
@@ -148,48 +178,62 @@ def _find_files(
 def _read_stdlib() -> tuple[str, list[bytes]]:
   """Reads Python's standard library; returns hash and documents."""
   root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-  names = _find_files(root, (".py",), _EXCLUDED_FOLDERS)
+  with _of("config.data.path"):
+    names = _find_files(root, (".py",), _EXCLUDED_FOLDERS)
+    files = [(name, _read_bytes(root / name)) for name in names]
   if not names:
     raise ValueError(
       f"config.data.path='' reads the Python standard library, but {root} "
       "has no .py files; name a .txt or .jsonl file or folder"
     )
-  files = [(name, _read_bytes(root / name)) for name in names]
   return _content_sha256(files), [content for _, content in files]
 
 
-def _read_path(path: str) -> tuple[str, list[bytes]]:
-  """Reads a file or folder; returns hash and documents."""
+def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:
+  """Reads the file or folder of a key; returns hash and documents."""
   root = pathlib.Path(os.path.expanduser(path))
   if os.path.isdir(root):
-    names = _find_files(root, _SUFFIXES)
+    with _of(key):
+      names = _find_files(root, _SUFFIXES)
     if not names:
       what = "has no .txt or .jsonl files" if os.listdir(root) else "is empty"
-      raise ValueError(f"config.data.path={path!r} is a folder that {what}")
+      raise ValueError(f"{key}={path!r} is a folder that {what}")
   elif not os.path.exists(root):
-    raise ValueError(f"config.data.path={path!r} does not exist")
+    raise ValueError(f"{key}={path!r} does not exist")
   elif root.suffix.lower() not in _SUFFIXES or not root.is_file():
     raise ValueError(
-      f"config.data.path={path!r} must be a .txt file, a .jsonl file or a "
-      "folder of them"
+      f"{key}={path!r} must be a .txt file, a .jsonl file or a folder of them"
     )
   else:
     root, names = root.parent, [root.name]
 
-  files = [(name, _read_bytes(root / name)) for name in names]
   documents = []
-  for name, content in files:
-    _check_text(root / name, content)
-    if name.lower().endswith(".jsonl"):
-      documents += _jsonl_documents(root / name, content)
-    elif len(files) == 1:
-      documents += _pieces(content)
-    else:
-      documents.append(content)
+  with _of(key):
+    files = [(name, _read_bytes(root / name)) for name in names]
+    for name, content in files:
+      _check_text(root / name, content)
+      if name.lower().endswith(".jsonl"):
+        documents += _jsonl_documents(root / name, content)
+      elif len(files) == 1:
+        documents += _pieces(content)
+      else:
+        documents.append(content)
   return _content_sha256(files), documents
 
 
+@contextlib.contextmanager
+def _of(key: str) -> Iterator[None]:
+  """Puts the key that named a file before what is wrong with the file."""
+  try:
+    yield
+  except ValueError as error:
+    raise ValueError(f"{key}: {error}") from error
+
+
 def _read_bytes(file: pathlib.Path) -> bytes:
+  # Whoever opens a FIFO waits for its writer.
+  if file.exists() and not file.is_file():
+    raise ValueError(f"{file} is no regular file")
   try:
     return file.read_bytes()
   except OSError as error:
@@ -198,7 +242,7 @@ def _read_bytes(file: pathlib.Path) -> bytes:
 
 def _raise_unreadable(error: OSError) -> NoReturn:
   raise ValueError(
-    f"config.data.path: cannot read {error.filename}: {error.strerror}"
+    f"cannot read {error.filename}: {error.strerror}"
   ) from error
 
 
@@ -206,14 +250,12 @@ def _check_text(file: pathlib.Path, content: bytes) -> None:
   """Refuses what is not UTF-8, or has the byte that separates documents."""
   place = content.find(SEPARATOR)
   if place >= 0:
-    raise ValueError(
-      f"config.data.path: {file} is binary: NUL byte at offset {place}"
-    )
+    raise ValueError(f"{file} is binary: NUL byte at offset {place}")
   try:
     content.decode("utf-8")
   except UnicodeDecodeError as error:
     raise ValueError(
-      f"config.data.path: {file} is binary: not UTF-8 at offset {error.start}"
+      f"{file} is binary: not UTF-8 at offset {error.start}"
     ) from error
 
 
@@ -224,7 +266,7 @@ def _jsonl_documents(file: pathlib.Path, content: bytes) -> Iterator[bytes]:
   for number, line in enumerate(lines, start=1):
     if not line.strip():
       continue
-    where = f"config.data.path: {file}:{number}"
+    where = f"{file}:{number}"
     try:
       record = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -24,6 +24,8 @@ class TextData:
     seq_len: Tokens per sequence.
     batch_size: Sequences per step, over all workers and data-parallel ranks.
     validation_percent: The expected share of the documents that is held out.
+    validation_path: A file or folder like ``path`` to validate on, in place of
+      a share of the documents; "" for none.
     validation_windows: How many windows every evaluation reads; 0 for all.
     vocab_size: How many tokens the model has that reads the text, a key of its
       section and not of this one; None for any number.
@@ -33,6 +35,7 @@ class TextData:
   seq_len: int
   batch_size: int
   validation_percent: float
+  validation_path: str
   validation_windows: int
   vocab_size: int | None = None
 
@@ -58,7 +61,9 @@ class TextData:
     return {"loss": loss, "bits_per_byte": loss / math.log(2)}
 
   def load(self, seed: int) -> Dataset:
-    corpus = sources.load_corpus(self.path, self.validation_percent)
+    corpus = sources.load_corpus(
+      self.path, self.validation_percent, self.validation_path
+    )
     largest = max(int(corpus.train.max()), int(corpus.validation.max()))
     if self.vocab_size is not None and self.vocab_size <= largest:
       raise ValueError(

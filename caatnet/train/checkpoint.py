@@ -6,13 +6,14 @@ partitions. Parameters and the outer loop's state are items of their own, which
 an evaluation reads without the optimizer's state.
 """
 
-import pathlib
+import os
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
 from caatnet.program import Program
+from caatnet.train import files
 from caatnet.train.state import TrainState
 from caatnet.train.whole import to_stored, to_whole
 
@@ -21,27 +22,40 @@ class Checkpointer:
   """Reads and writes the checkpoints of one run."""
 
   def __init__(
-    self, workdir: pathlib.Path, program: Program, keep: int = 1
+    self,
+    workdir: str | os.PathLike[str],
+    program: Program,
+    keep: int | None = None,
   ) -> None:
     """Opens ``workdir/checkpoints``, which need not exist.
 
     Args:
       workdir: The run's folder.
       program: The model on a mesh, which says how arrays are stored.
-      keep: The number of newest checkpoints to keep.
+      keep: The number of newest checkpoints to keep. None only reads: it
+        changes nothing, whoever may be writing there.
     """
     self._program = program
-    self.directory = pathlib.Path(workdir).absolute() / "checkpoints"
-    self._manager = ocp.CheckpointManager(
-      self.directory,
-      options=ocp.CheckpointManagerOptions(
-        max_to_keep=keep, cleanup_tmp_directories=True
-      ),
-    )
+    self.directory = files.folder(workdir) / "checkpoints"
+    if not files.is_cloud(self.directory):
+      self.directory = self.directory.absolute()
+    self._reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    self._manager = None
+    if keep is not None:
+      self._manager = ocp.CheckpointManager(
+        self.directory,
+        options=ocp.CheckpointManagerOptions(
+          max_to_keep=keep, cleanup_tmp_directories=True
+        ),
+      )
+
+  def steps(self) -> list[int]:
+    """Returns the steps of all complete checkpoints there are now, in order."""
+    return sorted(ocp.utils.checkpoint_steps(self.directory))
 
   def latest_step(self) -> int | None:
     """Returns the step of the newest complete checkpoint; None if none."""
-    return self._manager.latest_step()
+    return max(self.steps(), default=None)
 
   def path(self, step: int | None) -> str:
     """Returns what to tell users about where a checkpoint is."""
@@ -82,19 +96,18 @@ class Checkpointer:
 
     Raises:
       FileNotFoundError: There is no such checkpoint.
+      ValueError: It is damaged, or one of another program.
     """
     step = self._existing(step)
     # Whole arrays are read, spread over the devices, and then cut into shards.
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     abstract = to_whole(self._program, abstract)
     rest = {"opt_state": abstract.opt_state, "key": abstract.key}
-    read = self._manager.restore(
+    read = self._read(
       step,
-      args=ocp.args.Composite(
-        **_items(ocp.args.StandardRestore, abstract.params, abstract.outer),
-        rest=ocp.args.StandardRestore(rest | {"step": abstract.step}),
-        position=ocp.args.JsonRestore(),
-      ),
+      **_items(ocp.args.StandardRestore, abstract.params, abstract.outer),
+      rest=ocp.args.StandardRestore(rest | {"step": abstract.step}),
+      position=ocp.args.JsonRestore(),
     )
     state = TrainState(
       step=read.rest["step"],
@@ -110,6 +123,9 @@ class Checkpointer:
   ) -> tuple[Any, Any, int]:
     """Reads what an evaluation needs: parameters and the outer loop's state.
 
+    A trainer may be at work. If it deletes the newest checkpoint while that is
+    read, the one that came in its place is read.
+
     Args:
       params: Shapes and shardings of the workers' parameters.
       outer: Shapes and shardings of the outer loop's state.
@@ -120,26 +136,52 @@ class Checkpointer:
 
     Raises:
       FileNotFoundError: There is no such checkpoint.
+      ValueError: It is damaged, or one of another program.
     """
-    step = self._existing(step)
     shardings = jax.tree.map(lambda x: x.sharding, (params, outer))
     whole = to_whole(self._program, (params, outer))
     args = _items(ocp.args.StandardRestore, *whole)
-    read = self._manager.restore(step, args=ocp.args.Composite(**args))
+    asked, step = step, self._existing(step)
+    while True:
+      try:
+        read = self._read(step, **args)
+        break
+      except ValueError:
+        newest = self._existing(None)
+        if asked is not None or newest == step:
+          raise
+        step = newest
     found = read.params, read["outer"] if outer else outer
     return *to_stored(self._program, found, shardings), step
 
   def close(self) -> None:
-    """Waits for what is being written, and closes the manager."""
-    self._manager.close()
+    """Waits for what is being written, and closes the files."""
+    if self._manager is not None:
+      self._manager.close()
+    self._reader.close()
 
   def wait(self) -> None:
     """Waits until the last checkpoint is on disk."""
     self._manager.wait_until_finished()
 
+  def _read(self, step: int, **items: Any) -> ocp.args.Composite:
+    """Reads items of a checkpoint; whatever is wrong with it is one line."""
+    path = self.directory / str(step)
+    missing = [name for name in items if not (path / name).exists()]
+    if missing:
+      raise ValueError(
+        f"{path} has no {', '.join(missing)}: it is damaged, or of another "
+        "version or outer loop"
+      )
+    try:
+      return self._reader.restore(path, args=ocp.args.Composite(**items))
+    except (KeyError, OSError, TypeError, ValueError) as error:
+      line = next(iter(str(error).splitlines()), type(error).__name__)
+      raise ValueError(f"{path} cannot be read: {line[:300]}") from error
+
   def _existing(self, step: int | None) -> int:
     """Returns a checkpoint's step if it exists; None asks for the newest."""
-    steps = sorted(self._manager.all_steps())
+    steps = self.steps()
     if not steps:
       raise FileNotFoundError(f"no checkpoint in {self.directory}")
     if step is not None and step not in steps:

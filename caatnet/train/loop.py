@@ -4,39 +4,50 @@ A run that was killed, stopped or finished is resumed by running it again. Its
 metrics are then those of an uninterrupted run.
 """
 
-from collections.abc import Iterator
+import collections
 import contextlib
 import dataclasses
-import json
 import math
-import pathlib
-import signal
+import os
 import time
 from typing import Any
 
 import jax
-from jax.experimental import multihost_utils
 import numpy as np
 
 from caatnet.data.protocol import Dataset
-from caatnet.train import traffic
+from caatnet.train import files, traffic
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.evaluate import Evaluation, make_evaluate, put_batch
 from caatnet.train.experiment import Experiment
+from caatnet.train.metrics import LateMetrics
 from caatnet.train.progress import TrainProgress
 from caatnet.train.records import (
   MetricsWriter,
   check_data,
   environment,
   write_config,
+  write_json,
 )
-from caatnet.train.state import TrainState, check_equal_start
+from caatnet.train.state import (
+  TrainState,
+  check_equal_start,
+  make_count_non_finite,
+)
 from caatnet.train.step import parameter_groups
+from caatnet.train.stop import Stop, stop_signals
 from caatnet.train.throughput import matmul_rate
+
+# The steps over which throughput is measured.
+_WINDOW = 50
 
 
 class NonFiniteError(ValueError):
   """Training diverged; the message names step, parameters and checkpoint."""
+
+
+class LostProcessError(ValueError):
+  """Another process of this run has ended, or cannot be reached."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +62,8 @@ class TrainResult:
     measures: What the evaluation says about the data, by key, such as loss and
       accuracy; empty if the run is not finished.
     units_per_second: How many of the data's units, such as tokens, are read in
-      a second: the median over this process's steps from the third on; 0 if it
-      made fewer.
+      a second: the median over this process's last 50 steps, its first two
+      left out; 0 if it made no more than these.
     communication: What one step sends, by axis and phase, as
       `caatnet.train.traffic` has it.
   """
@@ -67,7 +78,7 @@ class TrainResult:
 
 def train(
   experiment: Experiment,
-  workdir: pathlib.Path,
+  workdir: str | os.PathLike[str],
   *,
   label: str = "train",
   profile: tuple[int, int] | None = None,
@@ -86,15 +97,31 @@ def train(
     How the run ended.
 
   Raises:
-    NonFiniteError: Loss or gradients are not finite.
-    ValueError: The folder holds another run, or there are too few data.
+    NonFiniteError: Loss, gradients or parameters are not finite.
+    LostProcessError: Another process of this run has ended.
+    ValueError: The folder holds another run, is in use, or cannot be written;
+      or there are too few data.
   """
-  run = _Run(experiment, workdir, label, profile, quiet)
   try:
-    with _stop_signals() as stop:
-      return run.loop(stop)
-  finally:
-    run.close()
+    run = _Run(experiment, workdir, label, profile, quiet)
+    with contextlib.closing(run), stop_signals() as stop:
+      try:
+        return run.loop(stop)
+      except jax.errors.JaxRuntimeError:
+        if jax.process_count() > 1:
+          run.opened.pop_all()  # to close the files would wait for the others
+        raise
+  except jax.errors.JaxRuntimeError as error:
+    if jax.process_count() == 1:
+      raise
+    raise LostProcessError(
+      f"lost another process ({str(error).splitlines()[0][:99]}); the same "
+      "commands on all of them resume the run"
+    ) from error
+  except OSError as error:
+    if error.errno is None:  # ours
+      raise
+    raise ValueError(f"--workdir={workdir}: {error}") from error
 
 
 class _Run:
@@ -103,40 +130,59 @@ class _Run:
   def __init__(
     self,
     experiment: Experiment,
-    workdir: pathlib.Path,
+    workdir: str | os.PathLike[str],
     label: str,
     profile: tuple[int, int] | None,
     quiet: bool,
   ) -> None:
-    self.experiment, self.workdir = experiment, workdir
+    self.experiment, self.workdir = experiment, files.folder(workdir)
     self.profile, self.tracing = profile, False
-    program = experiment.program
     dataset = experiment.data.load(experiment.seed)
-    check_data(workdir, dataset.sha256)
+    check_data(self.workdir, dataset.sha256)
     self.batches, self.validation = dataset.batches, dataset.validation
-    # Written only now, since a run that cannot start must not claim the folder.
-    workdir.mkdir(parents=True, exist_ok=True)
-    write_config(workdir, experiment.config)
+    # Made only now, since a run that cannot start must not claim the folder.
+    self.workdir.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as opened:
+      opened.enter_context(files.lock(self.workdir))
+      self._open(dataset, label, quiet or jax.process_index() > 0, opened)
+      self.opened = opened.pop_all()
+
+  def _open(
+    self,
+    dataset: Dataset,
+    label: str,
+    quiet: bool,
+    opened: contextlib.ExitStack,
+  ) -> None:
+    """Opens all files, restores the state and lowers the programs."""
+    experiment, program = self.experiment, self.experiment.program
+    notice = write_config(self.workdir, experiment.config)
     self.checkpointer = Checkpointer(
-      workdir, program, experiment.train.keep_checkpoints
+      self.workdir, program, experiment.train.keep_checkpoints
     )
+    opened.callback(self.checkpointer.close)
     self.state = self._restore_or_init()
     self.first_step = int(self.state.step)
-    self.writer = MetricsWriter(workdir, self.first_step)
+    self.writer = MetricsWriter(self.workdir, self.first_step)
+    opened.callback(self.writer.close)
     self.rate = matmul_rate(program.layout.mesh, program.model.dtype)
-    quiet = quiet or jax.process_index() > 0
     self.progress = TrainProgress(
       label, self.first_step, experiment.train.num_steps, quiet
     )
+    opened.callback(self.progress.close)
     self.evaluate = make_evaluate(program, experiment.data.batch_size)
     self.evaluated = experiment.make_evaluated()
+    self.count_non_finite = make_count_non_finite(program)
     self.lowered = traffic.lower_steps(experiment)
     self.programs: dict[Any, jax.stages.Compiled] = {}
     self.communication = traffic.communication_per_step(
       experiment, self.lowered
     )
     self._write_environment(dataset)
-    self.seconds: list[float] = []
+    if notice:
+      self.progress.say(f"longer    {notice}")
+    self.metrics = LateMetrics()
+    self.seconds = collections.deque[float](maxlen=_WINDOW)
 
   def _restore_or_init(self) -> TrainState:
     if self.checkpointer.latest_step() is None:
@@ -162,8 +208,7 @@ class _Run:
       "communication_per_step": self.communication,
     }
     if jax.process_index() == 0:
-      path = self.workdir / "environment.json"
-      path.write_text(json.dumps(facts, indent=2) + "\n")
+      write_json(self.workdir / "environment.json", facts)
     say = self.progress.say
     say(f"data      {dataset.name}  sha256 {dataset.sha256[:16]}")
     say(
@@ -189,12 +234,11 @@ class _Run:
     if self.first_step:
       say(f"resumed   from step {self.first_step}")
 
-  def loop(self, stop: "_Stop") -> TrainResult:
+  def loop(self, stop: Stop) -> TrainResult:
     """Trains until all steps are made or a signal asks to stop."""
     options = self.experiment.train
     evaluation = None
-    pending: tuple[int, Any] | None = None
-    started = time.perf_counter()
+    self.started = time.perf_counter()
     step = self.first_step
     while step < options.num_steps and not stop.requested():
       self._profile(step)
@@ -204,21 +248,20 @@ class _Run:
       # Steps are dispatched without waiting for them. The metrics of the step
       # before are read while this one runs: devices stay busy, and the host is
       # at most one step ahead of them.
-      self._record(pending)
-      pending = (step, metrics)
+      self._record()
       evaluates = step % options.eval_every == 0 or step == options.num_steps
       saves = step % options.checkpoint_every == 0
+      logs = step % options.log_every == 0
+      self.metrics.add(step, metrics, logs or evaluates or saves)
       if evaluates or saves:  # a diverged step is neither evaluated nor saved
-        self._record(pending)
-        pending = None
-      self.seconds.append(time.perf_counter() - started)
+        self._record()
       if evaluates:
         evaluation = self._evaluate(step)
       if saves or step == options.num_steps:
         self._save()
-      # Evaluations and checkpoints are not part of a step's time.
-      started = time.perf_counter()
-    self._record(pending)
+      if evaluates or saves:  # which are not part of a step's time
+        self.started = time.perf_counter()
+    self._record()
     self._profile(None)
     finished = step >= options.num_steps
     if not finished:
@@ -250,15 +293,35 @@ class _Run:
     numbers = jax.tree.map(np.int32, plan.numbers)
     return self.programs[plan.variant](self.state, batch, numbers)
 
-  def _record(self, pending: tuple[int, Any] | None) -> None:
-    """Reads and shows the metrics of a step, and writes them when it is due."""
-    if pending is None:
+  def _record(self) -> None:
+    """Reads the metrics that are due, and shows, writes and checks them."""
+    found = self.metrics.take()
+    if not found:
       return
-    step, metrics = pending
-    # Each metric is [workers]; workers do not meet for it on the devices.
-    values = {k: float(np.mean(v)) for k, v in _on_host(metrics).items()}
+    now = time.perf_counter()
+    for step, _ in found:
+      # The first ones compile, and fill the queue of dispatched steps.
+      if step > self.first_step + 2:
+        self.seconds.append((now - self.started) / len(found))
+    self.started = now
+    for step, metrics in found:  # each is [workers]
+      means = {key: float(np.mean(x)) for key, x in metrics.items()}
+      self._record_step(step, means)
+
+  def _record_step(self, step: int, values: dict[str, float]) -> None:
+    """Shows a step's metrics, and writes them when it is time."""
     if not all(map(math.isfinite, values.values())):
-      self._stop_non_finite(step, values)
+      groups = [
+        group
+        for group in parameter_groups(self.state.params)
+        if not math.isfinite(values[f"grad_norm/{group}"])
+      ]
+      # Parameters from which no step was good are not good themselves.
+      raise self._diverged(
+        f"step {step}: loss {values['loss']}, gradient norm "
+        f"{values['grad_norm']}; non-finite gradients in "
+        f"{', '.join(groups) or 'no group'}", step - 2,
+      )
     data = self.experiment.data
     speed = self._units_per_second()
     self.progress.update(step, values["loss"], speed, data.unit)
@@ -271,24 +334,24 @@ class _Run:
       values["fraction_of_matmul_rate"] = speed * flops / self.rate
       self.writer.write(step, values)
 
-  def _stop_non_finite(self, step: int, values: dict[str, float]) -> None:
-    """Raises `NonFiniteError`."""
-    groups = [
-      group
-      for group in parameter_groups(self.state.params)
-      if not math.isfinite(values[f"grad_norm/{group}"])
-    ]
+  def _diverged(self, what: str, last_good: int) -> NonFiniteError:
+    """Makes the error; no checkpoint after ``last_good`` is called good."""
     self.checkpointer.wait()
-    last = self.checkpointer.path(self.checkpointer.latest_step())
-    raise NonFiniteError(
-      f"step {step}: loss {values['loss']}, gradient norm "
-      f"{values['grad_norm']}; non-finite gradients in "
-      f"{', '.join(groups) or 'no group'}; last good checkpoint: {last}"
+    steps = self.checkpointer.steps()
+    good = max((s for s in steps if s <= last_good), default=None)
+    bad = [self.checkpointer.path(s) for s in steps if s > last_good]
+    return NonFiniteError(
+      f"{what}; last good checkpoint: {self.checkpointer.path(good)}"
+      + (f"; diverged, to be removed: {', '.join(bad)}" if bad else "")
     )
 
   def _evaluate(self, step: int) -> Evaluation:
     evaluation = self._validation()
     measures = self.experiment.data.measures(evaluation.means)
+    if not math.isfinite(evaluation.loss):
+      raise self._diverged(
+        f"step {step}: validation loss {evaluation.loss}", step - 1
+      )
     self.writer.write(
       step, {f"validation_{key}": value for key, value in measures.items()}
     )
@@ -299,14 +362,20 @@ class _Run:
     return self.evaluate(params, self.validation)
 
   def _save(self) -> None:
+    step = int(self.state.step)
+    bad = self.count_non_finite(self.state.params)
+    groups = [group for group, count in bad.items() if count]
+    if groups:
+      raise self._diverged(
+        f"step {step}: non-finite parameters in {', '.join(groups)}", step - 1
+      )
+    self.writer.flush()  # no checkpoint without the records before it
     self.checkpointer.save(self.state, self.batches.get_state())
 
   def _units_per_second(self) -> float:
-    # The first ones compile, and fill the queue of dispatched steps.
-    steady = self.seconds[2:]
-    if not steady:
+    if not self.seconds:
       return 0.0
-    return self.experiment.units_per_step / float(np.median(steady))
+    return self.experiment.units_per_step / float(np.median(self.seconds))
 
   def _profile(self, step: int | None) -> None:
     """Starts and stops the profiler's trace when it is due.
@@ -330,55 +399,4 @@ class _Run:
 
   def close(self) -> None:
     """Closes the files; waits for a checkpoint that is being written."""
-    self.progress.close()
-    self.checkpointer.close()
-    self.writer.close()
-
-
-def _on_host(metrics: Any) -> dict[str, np.ndarray]:
-  """Reads metrics ``[workers]``, whichever processes the workers are on."""
-  if all(x.is_fully_addressable for x in metrics.values()):
-    return jax.device_get(metrics)
-  return multihost_utils.process_allgather(metrics, tiled=True)
-
-
-class _Stop:
-  """Knows whether a signal asked any process to stop."""
-
-  def __init__(self) -> None:
-    self.signalled = False
-
-  def requested(self) -> bool:
-    """Returns whether to stop, the same on all processes.
-
-    Processes that stopped at different steps would wait for each other in a
-    collective.
-    """
-    if jax.process_count() == 1:
-      return self.signalled
-    flags = multihost_utils.process_allgather(np.asarray(self.signalled))
-    return bool(np.any(flags))
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[_Stop]:
-  """Lets SIGTERM and Ctrl-C finish the step and save; a second one kills."""
-  stop = _Stop()
-
-  def on_signal(number, frame):
-    # The default handler from now on: a second signal kills.
-    stop.signalled = True
-    signal.signal(number, signal.SIG_DFL)
-
-  try:
-    previous = {
-      number: signal.signal(number, on_signal)
-      for number in (signal.SIGTERM, signal.SIGINT)
-    }
-  except ValueError:  # not the main thread, e.g. in a notebook's kernel
-    previous = {}
-  try:
-    yield stop
-  finally:
-    for number, handler in previous.items():
-      signal.signal(number, handler)
+    self.opened.close()

@@ -1,17 +1,24 @@
 """What a run leaves behind: config, environment, metrics, TensorBoard."""
 
+import contextlib
 import datetime
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import subprocess
 from typing import Any
 
+from etils import epath
 import jax
 from tensorboardX import SummaryWriter
 
+from caatnet.train import files
+
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
+
+_NUM_STEPS, _DECAY_STEPS = ("train", "num_steps"), ("optimizer", "decay_steps")
 
 # Keys that a resumed run may change: none of them is part of what is computed.
 # It may change config.zero, too, since no checkpoint depends on the partition.
@@ -22,34 +29,58 @@ _FREE = {
 } | {("name",)}
 
 
-def write_config(workdir: pathlib.Path, config: dict[str, Any]) -> None:
+def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
   """Stores the run's config, or checks that the stored one is the same.
+
+  A run may be made longer. If its learning rate decays over all of its steps,
+  it goes on by the schedule of the longer run.
 
   Args:
     workdir: The run's folder.
     config: The run's config as plain data.
+
+  Returns:
+    What has become of the schedule, to tell users; "" if it is the same.
 
   Raises:
     ValueError: The folder holds a run of another config; the message names the
       key.
   """
   path = workdir / "config.json"
+  notice = ""
   if path.exists():
-    stored = flatten(json.loads(path.read_text()))
+    stored = flatten(_read_json(path))
     ours = flatten(json.loads(json.dumps(config)))
+    old, new = _decay_steps(stored), _decay_steps(ours)
+    longer = ours.get(_NUM_STEPS, 0) > stored.get(_NUM_STEPS, 0)
     for key in sorted(stored.keys() | ours.keys()):
-      free = key in _FREE or key[0] == "zero"
+      free = (
+        key in _FREE or key[0] == "zero"
+        or (key == _NUM_STEPS and longer)
+        or (key == _DECAY_STEPS and old == new)
+      )
       if not free and stored.get(key) != ours.get(key):
         raise ValueError(
           f"{workdir} holds a run with config.{'.'.join(key)}="
           f"{stored.get(key)!r}, this one has {ours.get(key)!r}; "
           "use another --workdir"
         )
+    if old != new:
+      notice = (
+        f"the learning rate now decays over {new} steps in place of {old}; "
+        f"--config.optimizer.decay_steps={old} would keep the old schedule"
+      )
   if jax.process_index() == 0:
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    write_json(path, config)
+  return notice
 
 
-def check_data(workdir: pathlib.Path, sha256: str) -> None:
+def _decay_steps(flat: dict[Any, Any]) -> int | None:
+  """Returns over how many steps the learning rate decays."""
+  return flat.get(_DECAY_STEPS) or flat.get(_NUM_STEPS)
+
+
+def check_data(workdir: epath.Path, sha256: str) -> None:
   """Refuses to resume a run with other data, such as another Python's library.
 
   Args:
@@ -62,13 +93,38 @@ def check_data(workdir: pathlib.Path, sha256: str) -> None:
   path = workdir / "environment.json"
   if not path.exists():
     return
-  stored = json.loads(path.read_text())["data"]
+  stored = _read_json(path)["data"]
   if stored["sha256"] != sha256:
     raise ValueError(
       f"{workdir} was trained on other data ({stored['name']}, sha256 "
       f"{stored['sha256'][:16]}, now {sha256[:16]}); see config.data.path, "
       "or use another --workdir"
     )
+
+
+def read_config(workdir: epath.Path) -> dict[str, Any]:
+  """Reads the config of a run's folder as plain data.
+
+  Raises:
+    FileNotFoundError: The folder holds no run.
+    ValueError: The file is damaged; the message names it.
+  """
+  path = workdir / "config.json"
+  if not path.exists():
+    raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
+  return _read_json(path)
+
+
+def write_json(path: epath.Path, facts: Any) -> None:
+  """Writes plain data as a file in place of the old one."""
+  files.replace(path, json.dumps(facts, indent=2) + "\n")
+
+
+def _read_json(path: epath.Path) -> dict[str, Any]:
+  try:
+    return json.loads(path.read_text())
+  except ValueError as error:
+    raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
@@ -83,13 +139,15 @@ def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
 
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
   """Returns date, versions, devices and commit as plain data."""
-  commit = subprocess.run(
-    ["git", "rev-parse", "HEAD"],
-    capture_output=True,
-    text=True,
-    check=False,
-    cwd=pathlib.Path(__file__).parent,
-  )
+  commit = ""
+  with contextlib.suppress(OSError):  # no git on this machine
+    commit = subprocess.run(
+      ["git", "rev-parse", "HEAD"],
+      capture_output=True,
+      text=True,
+      check=False,
+      cwd=pathlib.Path(__file__).parent,
+    ).stdout.strip()
   device = mesh.devices.flat[0]
   now = datetime.datetime.now(datetime.UTC)
   return {
@@ -100,14 +158,17 @@ def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
     "devices": f"{mesh.devices.size} x {device.device_kind}",
     "processes": jax.process_count(),
     "mesh": dict(mesh.shape),
-    "commit": commit.stdout.strip() or "unknown",
+    "commit": commit or "unknown",
   }
 
 
 class MetricsWriter:
-  """Appends to ``metrics.jsonl`` and TensorBoard; only process 0 writes."""
+  """Appends to ``metrics.jsonl`` and TensorBoard; only process 0 writes.
 
-  def __init__(self, workdir: pathlib.Path, first_step: int) -> None:
+  To a file on a cloud nothing can be appended: it is written anew by `flush`.
+  """
+
+  def __init__(self, workdir: epath.Path, first_step: int) -> None:
     """Opens the files, and drops what comes after the step that is resumed.
 
     A killed run may have recorded steps after its last checkpoint; they are
@@ -116,42 +177,76 @@ class MetricsWriter:
     Args:
       workdir: The run's folder.
       first_step: The number of updates that the resumed state has.
+
+    Raises:
+      ValueError: A line is damaged; the message names it.
     """
     self._file = self._board = None
     if jax.process_index():
       return
-    path = workdir / "metrics.jsonl"
-    kept = []
-    if path.exists():
-      for line in path.read_text().splitlines():
-        try:
-          record = json.loads(line)
-        except json.JSONDecodeError:
-          break  # the line during which the run was killed
-        if record["step"] <= first_step:
-          kept.append(line)
-    path.write_text("".join(line + "\n" for line in kept))
-    self._file = path.open("a", buffering=1)
+    self._path = workdir / "metrics.jsonl"
+    text = self._path.read_text() if self._path.exists() else ""
+    self._lines = [
+      line for line, record in _records(self._path, text)
+      if record["step"] <= first_step
+    ]
+    kept = "".join(self._lines)
+    if kept != text:
+      files.replace(self._path, kept)
+    if not files.is_cloud(self._path):
+      self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
     self._board = SummaryWriter(
-      str(workdir / "tensorboard"), purge_step=first_step + 1
+      os.fspath(self._path.parent / "tensorboard"), purge_step=first_step + 1
     )
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Adds one record of scalars to both."""
-    if self._file is None:
+    if self._board is None:
       return
-    self._file.write(json.dumps({"step": step, **values}) + "\n")
+    line = json.dumps({"step": step, **values}) + "\n"
+    if self._file is not None:
+      self._file.write(line)
+    else:
+      self._lines.append(line)
     for key, value in values.items():
       self._board.add_scalar(key, value, step)
 
+  def flush(self) -> None:
+    """Makes sure that all records so far outlive this process."""
+    if self._board is not None and self._file is None:
+      files.replace(self._path, "".join(self._lines))
+
   def close(self) -> None:
     """Flushes and closes both."""
+    if self._board is not None:
+      self.flush()
+      self._board.close()
     if self._file is not None:
       self._file.close()
-      self._board.close()
 
 
-def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """Reads the records of a run's ``metrics.jsonl``, in order."""
-  lines = (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
+def read_metrics(workdir: os.PathLike[str] | str) -> list[dict[str, Any]]:
+  """Reads the records of a run's ``metrics.jsonl``, in order.
+
+  Raises:
+    ValueError: A line is damaged; the message names it.
+  """
+  path = epath.Path(workdir) / "metrics.jsonl"
+  return [record for _, record in _records(path, path.read_text())]
+
+
+def _records(path: epath.Path, text: str) -> list[tuple[str, dict[str, Any]]]:
+  """Splits ``metrics.jsonl`` into lines and what they record.
+
+  The last line may have no end: it is being written, or the run was killed
+  while it was. Such a line is left out.
+  """
+  found = []
+  for number, line in enumerate(text.splitlines(keepends=True), 1):
+    if not line.endswith("\n"):
+      break
+    try:
+      found.append((line, json.loads(line)))
+    except json.JSONDecodeError as error:
+      raise ValueError(f"{path}:{number} is damaged: {error}") from error
+  return found

@@ -1,5 +1,6 @@
 """What a training run carries from step to step, and where it lives."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -105,6 +106,43 @@ def init_state(
 
   shardings = state_shardings(program, optimizer, outer)
   return jax.jit(init, out_shardings=shardings)()
+
+
+def make_count_non_finite(program: Program) -> Callable[[Any], dict[str, int]]:
+  """Makes a function that counts what is not finite in the parameters.
+
+  Args:
+    program: The model on a mesh.
+
+  Returns:
+    A function of the workers' parameters, tree of ``[workers, ...]``. It
+    returns for each parameter, by its path, a count over workers and ranks.
+  """
+  layout = program.layout
+  names = layout.mesh.axis_names
+
+  def count(params):  # int32 [parameters]
+    counts = [
+      varying(jnp.sum(~jnp.isfinite(x)), *names)
+      for x in jax.tree.leaves(params)
+    ]
+    return jax.lax.psum(jnp.stack(counts), names)
+
+  counted = jax.jit(
+    jax.shard_map(
+      count, mesh=layout.mesh,
+      in_specs=(layout.per_worker(program.specs),), out_specs=P(),
+    )
+  )
+
+  def named(params: Any) -> dict[str, int]:
+    groups = [
+      jax.tree_util.keystr(path, simple=True, separator="/")
+      for path, _ in jax.tree.leaves_with_path(params)
+    ]
+    return dict(zip(groups, np.asarray(counted(params)).tolist(), strict=True))
+
+  return named
 
 
 def check_equal_start(program: Program, params: Any) -> None:

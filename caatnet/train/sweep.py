@@ -7,11 +7,13 @@ killed one goes on from its checkpoint.
 from collections.abc import Callable, Mapping, Sequence
 import csv
 import hashlib
+import io
 import json
-import pathlib
 from typing import Any
 
-from caatnet.train import loop, records
+from etils import epath
+
+from caatnet.train import files, loop, records
 from caatnet.train.experiment import Experiment
 
 
@@ -42,7 +44,7 @@ def expand(grid: str) -> list[str]:
 def run_point(
   experiment: Experiment,
   point: str,
-  workdir: pathlib.Path,
+  workdir: epath.Path,
   count_bytes: Callable[[], Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any] | None:
   """Trains one run of a sweep, or reads its result if it is finished.
@@ -105,23 +107,22 @@ def run_point(
     "data_sha256": facts["data"]["sha256"],
     "workdir": str(folder),
   }
-  stored.write_text(json.dumps(row, indent=2) + "\n")
+  records.write_json(stored, row)
   return row
 
 
-def write_csv(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+def write_csv(rows: Sequence[Mapping[str, Any]], path: epath.Path) -> None:
   """Writes all rows so far, which have equal keys, in place of the old CSV."""
-  temporary = path.with_suffix(".tmp")
-  with temporary.open("w", newline="") as file:
-    writer = csv.DictWriter(file, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-  temporary.replace(path)
+  text = io.StringIO(newline="")
+  writer = csv.DictWriter(text, list(rows[0]))
+  writer.writeheader()
+  writer.writerows(rows)
+  files.replace(path, text.getvalue())
 
 
-def read_csv(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_csv(path: epath.Path) -> list[dict[str, Any]]:
   """Reads the rows of a sweep's CSV, with numbers as numbers."""
-  with path.open(newline="") as file:
+  with open(path, newline="") as file:
     rows: list[dict[str, Any]] = list(csv.DictReader(file))
   for row in rows:
     for key, value in row.items():

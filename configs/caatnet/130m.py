@@ -30,6 +30,9 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.batch_size = 256
   config.optimizer.learning_rate = 6e-4
   config.optimizer.warmup_steps = 2_000
+  # Scheduled for 500,000 steps and stopped at 30,010, at .993 of the highest
+  # rate.
+  config.optimizer.decay_steps = 500_000
   config.train.num_steps = 30_010
   config.train.log_every = 10
   config.train.eval_every = 1_000

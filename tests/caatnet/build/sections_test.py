@@ -82,8 +82,8 @@ def second_step(optimizer, decays=True):
   """The update after gradients of 1 and then 2, of a parameter of 4."""
   params = {"w": jnp.float32(4)}
   inner = OPTIMIZERS[optimizer["name"]](
-    9, {"w": decays}, learning_rate=0.5, warmup_steps=2, final_fraction=0.25,
-    clip_norm=3.0, weight_decay=0.125,
+    9, {"w": decays}, learning_rate=0.5, warmup_steps=2, decay_steps=0,
+    final_fraction=0.25, clip_norm=3.0, weight_decay=0.125,
     **{k: v for k, v in optimizer.items() if k != "name"},
   )
   assert inner.clip_norm == 3.0

@@ -6,7 +6,7 @@ from caatnet.data.text import TextData
 from caatnet.show import tables
 from caatnet.train.evaluate import Evaluation
 
-DATA = TextData("", 4, 8, 5.0, 16)
+DATA = TextData("", 4, 8, 5.0, "", 16)
 
 
 def row(point, seed, loss, **fields):

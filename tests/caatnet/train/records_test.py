@@ -13,6 +13,7 @@ from tests.caatnet.train import linear_model as toy
 CONFIG = {
   "name": "a", "seed": 1, "model": {"width": 8}, "zero": {"scheme": "ddp"},
   "train": {"num_steps": 5, "log_every": 1},
+  "optimizer": {"name": "adamw", "decay_steps": 0},
 }
 
 
@@ -38,7 +39,9 @@ def test_metrics_after_the_checkpoint_are_written_again(tmp_path):
   [
     ({"seed": 2}, "config.seed=1, this one has 2"),
     ({"model": {"width": 9}}, "config.model.width=8"),
-    ({"train": {"num_steps": 6, "log_every": 1}}, "config.train.num_steps=5"),
+    ({"train": {"num_steps": 4, "log_every": 1}}, "config.train.num_steps=5"),
+    ({"optimizer": {"name": "adamw", "decay_steps": 9}},
+     "config.optimizer.decay_steps=0, this one has 9"),
     ({"data": {"path": ""}}, "config.data.path=None, this one has ''"),
     ({"name": "b", "zero": {"scheme": "zero3"},
       "train": {"num_steps": 5, "log_every": 7}}, ""),

@@ -1,0 +1,113 @@
+"""The files of a run's folder: whole at any time, and written by one trainer.
+
+A folder may be on a cloud. It is a path of `etils.epath`, as in Orbax, which
+writes the checkpoints there. Objects of a cloud appear whole, but nothing can
+be appended to them, and there are no locks.
+"""
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import socket
+from typing import IO, Any
+
+from etils import epath
+import jax
+
+# What reads and writes files and TensorBoard events on a cloud, by the start of
+# its addresses. Arrays go without: TensorStore has both.
+_PACKAGES = {
+  "gs://": {"gcsfs": "gcsfs", "google.cloud.storage": "google-cloud-storage"},
+  "s3://": {"s3fs": "s3fs", "boto3": "boto3"},
+}
+
+
+def folder(path: str | os.PathLike[str], *, local: bool = False) -> epath.Path:
+  """Returns the path of a run's folder, which need not exist.
+
+  Args:
+    path: A path of this machine, or an address such as ``gs://bucket/run``.
+    local: Whether only a path of this machine will do.
+
+  Raises:
+    ValueError: The path is on a cloud of another kind, on any cloud if it has
+      to be local, or a package is missing that reads and writes there.
+  """
+  if not is_cloud(path):
+    return epath.Path(path)
+  packages = _PACKAGES.get(f"{str(path).partition('://')[0]}://")
+  if local or packages is None:
+    kinds = "" if local else f", or start with {' or '.join(_PACKAGES)}"
+    raise ValueError(f"--workdir={path} must be on this machine{kinds}")
+  missing = [
+    package for module, package in packages.items() if not _is_there(module)
+  ]
+  if missing:
+    raise ValueError(f"--workdir={path} needs pip install {' '.join(missing)}")
+  return epath.Path(path)
+
+
+def is_cloud(path: os.PathLike[str]) -> bool:
+  """Says whether a path is an address such as ``gs://bucket/run``."""
+  return "://" in os.fspath(path)
+
+
+def replace(path: epath.Path, text: str) -> None:
+  """Writes a file in place of the old one.
+
+  Whoever reads it, and whenever this process is killed, there is the old text
+  or the new one, and never a part of it.
+  """
+  if is_cloud(path):
+    path.write_text(text)
+    return
+  temporary = path.with_name(f"{path.name}.tmp")
+  with open(temporary, "w", encoding="utf-8") as file:
+    file.write(text)
+    file.flush()
+    # Without this a machine that loses power may have the name and no text.
+    os.fsync(file.fileno())
+  os.replace(temporary, path)
+
+
+def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:
+  """Makes this process the only trainer of a folder until the lock is closed.
+
+  The operating system gives the lock back when a process ends, however it does:
+  a dead process is never in the way. On NFS it keeps other hosts out, too. Of
+  several processes of a run, process 0 has the lock, since it writes the files.
+  Where there are no locks, as on a cloud, nobody is kept out.
+
+  Args:
+    workdir: The folder, which exists.
+
+  Raises:
+    ValueError: Another process has the lock; the message names it.
+  """
+  if is_cloud(workdir) or jax.process_index():
+    return contextlib.nullcontext()
+  file: IO[str] = open(workdir / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    file.seek(0)
+    holder = file.read().strip() or "another process"
+    file.close()
+    raise ValueError(
+      f"--workdir={workdir} is in use: {holder} is training there; wait for "
+      "it, stop it, or use another --workdir"
+    ) from error
+  except OSError:  # a file system without locks
+    pass
+  file.truncate(0)
+  file.write(f"process {os.getpid()} on {socket.gethostname()}")
+  file.flush()
+  return file
+
+
+def _is_there(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ModuleNotFoundError:  # a package above it is missing
+    return False

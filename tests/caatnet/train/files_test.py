@@ -1,0 +1,307 @@
+"""A run's folder is whole after a kill at any write, and has one trainer."""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+
+from etils import epath
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+import numpy as np
+import pytest
+from tensorboardX import record_writer
+
+from caatnet.build import experiments
+from caatnet.train import files, loop, records
+from caatnet.train.checkpoint import Checkpointer
+from configs.caatnet import tiny
+from tests.caatnet.train import linear_model as toy
+from tests.caatnet.train.linear_model_test import facts
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+class Killed(BaseException):
+  """What stands for the signal."""
+
+
+class Writes:
+  """What Python does to files below a folder, by its audit events.
+
+  From number ``kill_at`` on nothing more is done. A file that this one opens is
+  emptied before, if that is how it is opened: the worst moment.
+  """
+
+  def __init__(self):
+    self.folder, self.kill_at, self.seen = None, None, []
+
+  def __call__(self, event, args):
+    if self.folder is None or event not in (
+      "open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate"
+    ):
+      return
+    path = str(args[0])
+    reads = event == "open" and not args[2] & (os.O_WRONLY | os.O_RDWR)
+    if reads or not path.startswith(self.folder):
+      return
+    self.seen.append((event, path))
+    # Orbax writes checkpoints, and is trusted.
+    ours = [x for x in self.seen if "/checkpoints" not in x[1]]
+    if self.kill_at is None or len(ours) < self.kill_at:
+      return
+    if "/checkpoints" in path:
+      return
+    if len(ours) == self.kill_at and event == "open":
+      self.kill_at = 0  # opened here, and audited again
+      os.close(os.open(args[0], args[2], 0o644))
+    self.kill_at = 0
+    raise Killed(event, path)
+
+
+WRITES = Writes()
+sys.addaudithook(WRITES)  # for good: Python takes none away
+
+
+@contextlib.contextmanager
+def watched(folder, kill_at=None):
+  WRITES.folder, WRITES.kill_at, WRITES.seen = str(folder), kill_at, []
+  try:
+    yield WRITES.seen
+  finally:
+    WRITES.folder = None
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """Six steps, checkpoints at 2, 4 and 6."""
+  workdir = tmp_path_factory.mktemp("files") / "run"
+  experiment = toy.make(eval_every=3)
+  loop.train(experiment, workdir, quiet=True)
+  return experiment, workdir
+
+
+def test_killed_at_any_write_a_run_goes_on(finished, tmp_path):
+  """One run, killed at its first write, resumed, killed at the second, ..."""
+  experiment, whole = finished
+  run = tmp_path / "run"
+  shutil.copytree(whole, run)
+  for step in ("4", "6"):  # so there are records to drop
+    shutil.rmtree(run / "checkpoints" / step)
+  kept = [r for r in facts(whole) if r["step"] <= 2]
+  for number in itertools.count(1):
+    try:
+      with watched(run, number):
+        loop.train(experiment, run, quiet=True)
+      break
+    except Killed:
+      assert facts(run)[: len(kept)] == kept, WRITES.seen
+      assert records.read_config(run) == experiment.config, WRITES.seen
+  assert number > 8
+  assert facts(run) == facts(whole)
+
+
+def test_a_reader_of_a_run_writes_nothing(finished):
+  experiment, workdir = finished
+  abstract = experiment.abstract_state()
+  with watched(workdir) as seen:
+    checkpointer = Checkpointer(workdir, experiment.program)
+    checkpointer.restore_params(abstract.params, abstract.outer)
+    checkpointer.close()
+  assert not seen
+
+
+LIVE = """
+import sys
+from caatnet.train import loop
+from tests.caatnet.train import linear_model as toy
+loop.train(toy.make(num_steps=40, checkpoint_every=1, keep_checkpoints=1),
+           sys.argv[1], quiet=True)
+"""
+
+
+def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
+  """A trainer that keeps one checkpoint, beside a reader of the newest."""
+  trainer = subprocess.Popen(
+    [sys.executable, "-c", LIVE, tmp_path / "run"], cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"}, stderr=subprocess.PIPE,
+  )
+  experiment = toy.make(num_steps=40, checkpoint_every=1, keep_checkpoints=99)
+  loop.train(experiment, tmp_path / "whole", quiet=True)
+  abstract = experiment.abstract_state()
+  reader = Checkpointer(tmp_path / "whole", experiment.program)
+  expected = {
+    step: reader.restore_params(abstract.params, abstract.outer, step)[0]
+    for step in reader.steps()
+  }
+  reader.close()
+  seen = set()
+  while trainer.poll() is None:
+    reader = Checkpointer(tmp_path / "run", experiment.program)
+    with contextlib.suppress(FileNotFoundError):  # none yet
+      params, _, step = reader.restore_params(abstract.params, abstract.outer)
+      seen.add(step)
+      for key, value in params.items():
+        np.testing.assert_array_equal(value, expected[step][key])
+    reader.close()
+  assert trainer.returncode == 0, trainer.stderr.read()
+  assert len(seen) > 1
+  assert facts(tmp_path / "run") == facts(tmp_path / "whole")
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a+")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write("process 7 on far")
+file.flush()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_has_one_trainer(finished, tmp_path):
+  experiment, _ = finished
+  run = tmp_path / "run"
+  run.mkdir()
+  holder = subprocess.Popen(
+    [sys.executable, "-c", HOLD, run / "lock"],
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+  )
+  assert holder.stdout.readline()
+  with pytest.raises(ValueError, match="is in use: process 7 on far is train"):
+    loop.train(experiment, run, quiet=True)
+  assert [p.name for p in run.iterdir()] == ["lock"]
+  holder.send_signal(signal.SIGKILL)
+  holder.wait()
+  with files.lock(epath.Path(run)):  # the dead one's words are in nobody's way
+    us = f"process {os.getpid()} on {socket.gethostname()} is"
+    with pytest.raises(ValueError, match=us):
+      loop.train(experiment, run, quiet=True)
+  (run / "config.json").write_text('{"name": "other", "seed": 1}')
+  for _ in range(2):  # a run that cannot start gives the lock back
+    with pytest.raises(ValueError, match=r"config\.seed=1"):
+      loop.train(experiment, run, quiet=True)
+
+
+def test_a_full_disk_is_one_line(finished, tmp_path):
+  experiment, workdir = finished
+  shutil.copytree(workdir, tmp_path / "run")
+  (tmp_path / "run" / "environment.json.tmp").symlink_to("/dev/full")
+  with pytest.raises(ValueError, match=r"^--workdir=.*No space left .*$"):
+    loop.train(experiment, tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(
+  ("damage", "message"),
+  [
+    (lambda p: shutil.rmtree(p / "position"), r"checkpoints/6 has no position"),
+    (lambda p: shutil.rmtree(p / "params"), r"checkpoints/6 has no params"),
+    (lambda p: (p / "rest/manifest.ocdbt").write_bytes(b"x" * 9),
+     r"checkpoints/6 cannot be read: .+$"),
+    (lambda p: [f.unlink() for f in (p / "params").rglob("d/*")],
+     r"checkpoints/6 cannot be read: .+$"),
+    (lambda p: (p / "../../config.json").write_text('{"name": '),
+     r"config.json is damaged: "),
+    (lambda p: (p / "../../metrics.jsonl").write_text('{"st\n{"step": 1}\n'),
+     r"metrics.jsonl:1 is damaged: "),
+  ],
+)
+def test_what_is_damaged_is_named_in_one_line(
+  finished, damage, message, tmp_path
+):
+  experiment, workdir = finished
+  shutil.copytree(workdir, tmp_path / "run")
+  damage(tmp_path / "run/checkpoints/6")
+  with pytest.raises(ValueError, match=message) as error:
+    loop.train(experiment, tmp_path / "run", quiet=True)
+  assert "\n" not in str(error.value)
+
+
+def test_an_older_run_s_config_names_what_it_lacks(tmp_path):
+  config = tiny.get_config("test")
+  with config.unlocked():
+    del config.optimizer.decay_steps
+  (tmp_path / "config.json").write_text(config.to_json())
+  with pytest.raises(ValueError, match=r"config\.json: config\.optim.* lacks"):
+    experiments.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("path", "local", "message"),
+  [
+    ("gs://bucket/run", False, "needs pip install .*gcsfs"),
+    ("s3://bucket/run", False, "needs pip install .*s3fs"),
+    ("gs://bucket/run", True, "must be on this machine$"),
+    ("ftp://host/run", False, "on this machine, or start with gs:// or s3://"),
+  ],
+)
+def test_a_folder_that_cannot_be_reached_is_one_line(path, local, message):
+  with pytest.raises(ValueError, match=message):
+    files.folder(path, local=local)
+
+
+class Bucket(MemoryFileSystem):
+  """Stands for what gcsfs gives."""
+
+  protocol = "gcs"
+  store, pseudo_dirs = {}, [""]
+
+  @classmethod
+  def _strip_protocol(cls, path):
+    return "/" + str(path).removeprefix("gs://").strip("/")
+
+
+class Events:
+  """Stands for TensorBoard's writer on a cloud."""
+
+  def __init__(self):
+    self.paths = []
+
+  def directory_check(self, path):
+    pass
+
+  def open(self, path):
+    self.paths.append(path)
+    return self
+
+  def write(self, data):
+    pass
+
+  flush = close = lambda self: None
+
+
+def test_records_of_a_folder_on_a_cloud(monkeypatch):
+  """Written anew by each flush, and read by the run that goes on."""
+  fsspec.register_implementation("gcs", Bucket, clobber=True)
+  events = Events()
+  monkeypatch.setitem(record_writer.REGISTERED_FACTORIES, "gs", events)
+  workdir = epath.Path("gs://bucket/run")
+  records.write_config(workdir, {"seed": 1})
+  assert records.read_config(workdir) == {"seed": 1}
+  with files.lock(workdir):
+    writer = records.MetricsWriter(workdir, 0)
+    for step in (1, 2, 3):
+      writer.write(step, {"loss": step / 2})
+      if step == 2:
+        writer.flush()
+    assert [r["step"] for r in records.read_metrics(workdir)] == [1, 2]
+    writer.close()
+  assert [r["step"] for r in records.read_metrics(workdir)] == [1, 2, 3]
+  records.MetricsWriter(workdir, 2).close()
+  assert records.read_metrics(workdir) == [
+    {"step": 1, "loss": 0.5}, {"step": 2, "loss": 1.0},
+  ]
+  assert events.paths[0].startswith("gs://bucket/run/tensorboard/")
+  assert not pathlib.Path("gs:").exists()
+
+
+def test_a_run_needs_no_git(monkeypatch):
+  monkeypatch.setenv("PATH", "")
+  mesh = toy.make().program.layout.mesh
+  assert records.environment(mesh)["commit"] == "unknown"
