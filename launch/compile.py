@@ -40,6 +40,7 @@ def main() -> None:
 
   from caatnet.build import experiments
   from caatnet.build.override import override
+  from caatnet.show import results as results_files
   from caatnet.studies.compilation import pictures, study, tables
   from parallel.xla import targets
 
@@ -65,6 +66,8 @@ def main() -> None:
     print(json.dumps(results))
   else:
     tables.show(results)
+  if FLAGS.output:
+    results_files.write(pathlib.Path(FLAGS.output), {'programs': results})
   if FLAGS.plot:
     pictures.plot(results, pathlib.Path(FLAGS.plot))
 

@@ -17,7 +17,7 @@ FRACTIONS = (1.0, 0.5)
 def main() -> None:
   from caatnet.build import experiments
   from caatnet.build.override import override
-  from caatnet.show import pictures, tables
+  from caatnet.show import pictures, results, tables
   from caatnet.train import loop
 
   workdir = pathlib.Path(FLAGS.workdir or "runs/demo")
@@ -42,14 +42,18 @@ def main() -> None:
     )
   data = experiment.data
   baselines = data.load(experiment.seed).baselines()
-  tables.table(
-    "validation loss, and what a device sends over the tensor axis per step",
-    ["model", "nats/byte", "bits/byte", "forward", "backward", "tokens/s"],
-    rows
-    + [
+  table = {
+    "title": "validation loss, and what a device sends over the tensor axis "
+    "per step",
+    "columns": ["model", "nats/byte", "bits/byte", "forward", "backward",
+                "tokens/s"],
+    "rows": rows + [
       [*row, "", "", ""] for row in tables.measure_rows(baselines, data.labels)
     ],
-  )
+  }
+  tables.table(**table)
+  if FLAGS.output:
+    results.write(pathlib.Path(FLAGS.output), table)
   picture = workdir / "loss.png"
   references = {"bigram": baselines["bigram"]["loss"]}
   pictures.plot_losses(folders, picture, references)

@@ -43,6 +43,15 @@ flags.DEFINE_string(
 flags.DEFINE_bool(
   "json", False, "evaluate, compile, simulate: one JSON object, not tables."
 )
+flags.DEFINE_bool(
+  "check", False, "tables, notebooks: write nothing; what is stale is an error."
+)
+flags.DEFINE_string(
+  "output",
+  "",
+  "benchmark, compile, simulate: JSON file to write the result to, with "
+  "command, date and versions.",
+)
 flags.DEFINE_string(
   "plot",
   "",

@@ -148,5 +148,5 @@ def test_the_pictures_show_what_the_results_say(tmp_path):
   for name in draw.PICTURES:
     shown = description(tmp_path / name)
     assert shown
-    assert description(ROOT / name) == shown, f"{name}: python docs/draw.py"
+    assert description(ROOT / name) == shown, f"{name}: python -m docs.draw"
     assert name in README, name
