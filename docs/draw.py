@@ -1,7 +1,7 @@
 r"""Draws the pictures of README.md, and results/outer_loops.png.
 
-  python docs/draw.py                # into this repository
-  python docs/draw.py some/folder    # into docs/ and results/ of that folder
+  python -m docs.draw                # into this repository
+  python -m docs.draw some/folder    # into docs/ and results/ of that folder
 
 Numbers come from results/*.csv. The commands that made those files are in
 LOG.md. The metadata of a picture ("Description") hold its numbers or its words,
@@ -10,8 +10,6 @@ the extra `plot`.
 """
 
 from collections.abc import Callable, Sequence
-import csv
-import dataclasses
 import json
 import pathlib
 import sys
@@ -25,7 +23,17 @@ from matplotlib import patches
 from matplotlib import pyplot as plt
 import numpy as np
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from docs.points import (
+  BLACK,
+  BLUE,
+  GREEN,
+  LOOPS,
+  ORANGE,
+  ROOT,
+  above,
+  loop_name,
+  read,
+)
 
 # Text as outlines and a seed for identifiers: an SVG that looks the same on
 # every machine. Its background is white, on dark pages too.
@@ -36,92 +44,7 @@ STYLE = {
   "figure.facecolor": "white",
   "savefig.facecolor": "white",
 }
-BLACK, GREY, LIGHT = "#1a1a1a", "#6b6b6b", "#e9e9e9"
-BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"
-
-# What configs/diloco/sweep.py takes where a point does not say otherwise.
-EVERY, WORKERS = "30", "2"
-ROUNDS = ("local_sgd", "diloco", "streaming", "eager", "sparseloco", "noloco")
-# Algorithm -> its name, and its colour.
-LOOPS = {
-  "data_parallel": ("data parallelism", BLACK),
-  "local_sgd": ("local SGD", "#e69f00"),
-  "diloco": ("DiLoCo", BLUE),
-  "streaming": ("Streaming DiLoCo", ORANGE),
-  "eager": ("eager DiLoCo", "#56b4e9"),
-  "sparseloco": ("SparseLoCo", GREEN),
-  "noloco": ("NoLoCo", "#cc79a7"),
-  "dc_s3gd": ("DC-S3GD", "#8c6d1f"),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-  """The runs of one point of a sweep.
-
-  Attributes:
-    overrides: What the point sets, as in "outer.algorithm=diloco".
-    kilobytes: Operand kB that a device sends per step: over the worker axis
-      where the sweep has one, else over the tensor axis, forward and backward.
-    losses: Validation loss of each seed, nats per byte.
-  """
-
-  overrides: str
-  kilobytes: float
-  losses: tuple[float, ...]
-
-  def get(self, key: str, default: str = "") -> str:
-    """The value that the point sets a key to."""
-    found = dict(part.split("=", 1) for part in self.overrides.split())
-    return found.get(key, default)
-
-  @property
-  def algorithm(self) -> str:
-    """The outer loop's name in configs."""
-    return self.get("outer.algorithm")
-
-
-def read(name: str) -> list[Point]:
-  """The points of results/NAME.csv in the order of the file."""
-  with (ROOT / "results" / f"{name}.csv").open() as file:
-    rows = list(csv.DictReader(file))
-  found: dict[str, list[dict[str, str]]] = {}
-  for row in rows:
-    found.setdefault(row["point"], []).append(row)
-
-  def kilobytes(row: dict[str, str]) -> float:
-    keys = ("forward_bytes", "backward_bytes")
-    keys = ("worker_bytes",) if "worker_bytes" in row else keys
-    return sum(float(row[key]) for key in keys) / 1e3
-
-  return [
-    Point(
-      overrides,
-      kilobytes(runs[0]),
-      tuple(float(run["validation_loss"]) for run in runs),
-    )
-    for overrides, runs in found.items()
-  ]
-
-
-def loop_name(point: Point) -> str:
-  """A point of the sweep of outer loops in words."""
-  words = [LOOPS[point.algorithm][0]]
-  if point.algorithm in ROUNDS:
-    words.append(f"H = {point.get('outer.every', EVERY)}")
-  if point.get("outer.overlap"):
-    assert point.get("outer.overlap") == "(1,)"
-    words.append("1 step late")
-  if point.get("outer.codec"):
-    assert point.get("outer.codec") == "e3m0"
-    words.append("4 bit")
-  if point.get("outer.compensation") == "0.0":
-    words.append("not compensated")
-  if point.get("optimizer.name") == "sgd":
-    words.append("inner SGD")
-  if point.get("parallel.worker", WORKERS) != WORKERS:
-    words.append(f"{point.get('parallel.worker')} workers")
-  return ", ".join(words)
+GREY, LIGHT = "#6b6b6b", "#e9e9e9"
 
 
 def mean_and_range(values: Sequence[float]) -> tuple[float, list[list[float]]]:
@@ -134,12 +57,6 @@ def set_ticks(axes: Any, places: Sequence[float]) -> None:
   """Marks places on a logarithmic axis in plain numbers."""
   axes.set_xticks(places, [f"{place:,}" for place in places])
   axes.set_xticks([], minor=True)
-
-
-def above(point: Point, baseline: Point) -> tuple[float, ...]:
-  """Loss minus the baseline's, seed by seed."""
-  pairs = zip(point.losses, baseline.losses, strict=True)
-  return tuple(a - b for a, b in pairs)
 
 
 def draw_loss_against_bytes(path: pathlib.Path) -> None:

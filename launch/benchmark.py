@@ -5,9 +5,9 @@
   python -m launch.benchmark --config=configs/benchmark/schedules.py
   python -m launch.benchmark --config=configs/benchmark/kernels.py
   python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
+  python -m launch.benchmark --config=configs/benchmark/programs.py
 """
 
-import json
 import pathlib
 
 from absl import flags
@@ -15,15 +15,21 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("output", "", "JSON file for the result.")
-
 
 def main() -> None:
   from caatnet import ranges
-  from launch.benchmarks import kernels, schedules, train_step, zero
+  from caatnet.show import results
+  from launch.benchmarks import (
+    kernels,
+    programs,
+    schedules,
+    train_step,
+    zero,
+  )
 
   bodies = {
     "kernels": kernels.run,
+    "programs": programs.run,
     "schedules": schedules.run,
     "train_step": train_step.run,
     "zero": zero.run,
@@ -38,10 +44,8 @@ def main() -> None:
   ranges.check(config)
   result = bodies[name](config)
   if FLAGS.output:
-    path = pathlib.Path(FLAGS.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    results.write(pathlib.Path(FLAGS.output), result)
 
 
 if __name__ == "__main__":
-  options.run(main, uses=("config", "cpu_devices"))
+  options.run(main, uses=("config", "cpu_devices", "output"))

@@ -40,14 +40,14 @@ def main() -> None:
 
   from caatnet.build import experiments
   from caatnet.build.override import override
+  from caatnet.show import results as results_files
   from caatnet.studies.compilation import pictures, study, tables
   from parallel.xla import targets
 
   target = targets.resolve(FLAGS.target)
-  changes = {"base": ""} | ({FLAGS.compare: FLAGS.compare} if FLAGS.compare
-                            else {})
   results = {}
-  for label, overrides in changes.items():
+  for overrides in dict.fromkeys(["", FLAGS.compare]):
+    label = overrides or "base"
     config = override(
       FLAGS.config, re.sub(r"(^|\s)(--)?config\.", r"\1", overrides)
     )
@@ -65,6 +65,8 @@ def main() -> None:
     print(json.dumps(results))
   else:
     tables.show(results)
+  if FLAGS.output:
+    results_files.write(pathlib.Path(FLAGS.output), {"programs": results})
   if FLAGS.plot:
     pictures.plot(results, pathlib.Path(FLAGS.plot))
 
@@ -72,6 +74,6 @@ def main() -> None:
 if __name__ == "__main__":
   options.run(
     main,
-    uses=("config", "mesh", "json", "plot", "step"),
+    uses=("config", "mesh", "json", "plot", "step", "output"),
     required=("config", "target"),
   )

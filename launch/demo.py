@@ -4,6 +4,8 @@
   python -m launch.demo --config=configs/caatnet/tiny.py:test
 """
 
+import pathlib
+
 from absl import flags
 
 from launch import options
@@ -15,7 +17,7 @@ FRACTIONS = (1.0, 0.5)
 def main() -> None:
   from caatnet.build import experiments
   from caatnet.build.override import override
-  from caatnet.show import pictures, tables
+  from caatnet.show import pictures, results, tables
   from caatnet.train import files, loop
 
   workdir = files.folder(FLAGS.workdir or "runs/demo", local=True)
@@ -40,14 +42,18 @@ def main() -> None:
     )
   data = experiment.data
   baselines = data.load(experiment.seed).baselines()
-  tables.table(
-    "validation loss, and what a device sends over the tensor axis per step",
-    ["model", "nats/byte", "bits/byte", "forward", "backward", "tokens/s"],
-    rows
-    + [
+  table = {
+    "title": "validation loss, and what a device sends over the tensor axis "
+    "per step",
+    "columns": ["model", "nats/byte", "bits/byte", "forward", "backward",
+                "tokens/s"],
+    "rows": rows + [
       [*row, "", "", ""] for row in tables.measure_rows(baselines, data.labels)
     ],
-  )
+  }
+  tables.table(**table)
+  if FLAGS.output:
+    results.write(pathlib.Path(FLAGS.output), table)
   picture = workdir / "loss.png"
   references = {"bigram": baselines["bigram"]["loss"]}
   pictures.plot_losses(folders, picture, references)
@@ -64,7 +70,7 @@ def main() -> None:
 if __name__ == "__main__":
   options.run(
     main,
-    uses=("config", "workdir", "mesh", "cpu_devices"),
+    uses=("config", "workdir", "mesh", "cpu_devices", "output"),
     defaults={
       "config": "configs/caatnet/tiny.py",
       "cpu_devices": "8",

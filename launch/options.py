@@ -44,6 +44,12 @@ flags.DEFINE_string(
   "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13."
 )
 flags.DEFINE_bool("json", False, "Print one JSON object, not tables.")
+flags.DEFINE_bool("check", False, "Write nothing; what is stale is an error.")
+flags.DEFINE_string(
+  "output",
+  "",
+  "JSON file to write the result to, with command, date and versions.",
+)
 flags.DEFINE_string(
   "plot",
   "",

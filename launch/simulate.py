@@ -24,6 +24,7 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
+  from caatnet.show import results
   from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
@@ -38,6 +39,8 @@ def main() -> None:
     print(json.dumps(result))
   else:
     study.show(result)
+  if FLAGS.output:
+    results.write(pathlib.Path(FLAGS.output), result)
   if FLAGS.plot:
     study.plot(result, pathlib.Path(FLAGS.plot))
   if FLAGS.export:
@@ -45,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main, uses=("config", "json", "plot", "export"))
+  options.run(main, uses=("config", "json", "plot", "export", "output"))

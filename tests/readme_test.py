@@ -47,7 +47,7 @@ def test_the_example_runs_and_sends_half():
 @pytest.mark.quick
 def test_they_are_short():
   assert len(README.splitlines()) < 200
-  assert len(ARCHITECTURE.splitlines()) < 300
+  assert len(ARCHITECTURE.splitlines()) < 360
 
 
 def paths(text: str) -> set[str]:
@@ -150,5 +150,5 @@ def test_the_pictures_show_what_the_results_say(tmp_path):
   for name in draw.PICTURES:
     shown = description(tmp_path / name)
     assert shown
-    assert description(ROOT / name) == shown, f"{name}: python docs/draw.py"
+    assert description(ROOT / name) == shown, f"{name}: python -m docs.draw"
     assert name in README, name

@@ -15,7 +15,9 @@ class Context:
   Attributes:
     platform: The kind of devices that will run it: "cpu", "gpu" or "tpu".
     tensor: The tensor axis.
-    kernels: Implementations of norms in order of preference.
+    kernels: Implementations of all kernels in order of preference.
+    evidence_of: The kind of device whose evidence decides where norms take
+      their kernel; None to take it everywhere.
     data: The data that the model is trained on.
     sync: The section ``config.sync``; None if the config has none.
   """
@@ -23,5 +25,6 @@ class Context:
   platform: str
   tensor: Axis
   kernels: tuple[str, ...]
+  evidence_of: str | None
   data: Data
   sync: Mapping[str, Any] | None

@@ -70,7 +70,12 @@ def build(
   train = sections.call("train", TrainOptions, config.train)
   _check_batch(data, train, axes["worker"].size * zero.partition.num_ranks)
   context = Context(
-    platform, axes["tensor"], kernels, data, config.get("sync", None)
+    platform,
+    axes["tensor"],
+    kernels,
+    devices[0].device_kind if config.kernels == "auto" else None,
+    data,
+    config.get("sync", None),
   )
   model = sections.choose("model", "name", MODELS, config.model, context)
   if isinstance(data, TextData):
@@ -170,10 +175,11 @@ def _axes(
 
 def _kernels(value: str, platform: str) -> tuple[str, ...]:
   """Returns implementations in order of preference, for a platform."""
-  one_of("config.kernels", value, ("auto", "reference", "interpret"))
+  one_of("config.kernels", value, ("auto", "pallas", "reference", "interpret"))
   if value == "interpret":
     return ("tpu_interpret", "reference")
-  return selection.preference(value, platform)
+  # What "auto" leaves out beside is decided where a model is built.
+  return selection.preference("auto" if value == "pallas" else value, platform)
 
 
 def _check_batch(data: Data, train: TrainOptions, num_ranks: int) -> None:

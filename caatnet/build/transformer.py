@@ -8,6 +8,7 @@ from caatnet.data.text import TextData
 from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
+from parallel.kernels import evidence
 
 
 def build(
@@ -71,9 +72,27 @@ def build(
       attention, context.platform, dtype, context.data.seq_len,
       width // num_heads,
     ),
-    kernels=context.kernels,
+    kernels=_kernels_of_norms(context, sync),
     init_std=init_std,
     unroll=unroll,
     carry=sync.carry,
   )
   return TransformerModel(config, context.tensor)
+
+
+# The op whose kernel normalises, by the route of a row door; others have none
+# of their own, and add_norm normalises.
+_OPS = {"one_shot": "reduce_add_norm", "ring_kernel": "ring_all_reduce"}
+
+
+def _kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
+  """Returns implementations of the norms, without kernels that do not help.
+
+  One choice is made for all layers, by their mean p if it differs.
+  """
+  doors = [door for layer in sync.doors for door in layer]
+  p = sum(door.p for door in doors) / len(doors)
+  op = _OPS.get(doors[0].route, "add_norm")
+  if context.evidence_of is None or evidence.helps(context.evidence_of, op, p):
+    return context.kernels
+  return ("reference",)

@@ -21,15 +21,22 @@ def table(
     columns: The columns' headings.
     rows: The rows' cells.
   """
-  grid = Table(title=title, title_justify="left")
-  for index, column in enumerate(columns):
-    grid.add_column(column, justify="right" if index else "left")
-  for row in rows:
-    grid.add_row(*row)
   console = Console()
   if not console.is_terminal:  # a log file has no width to respect
     console = Console(width=130)
-  console.print(grid)
+  console.print(grid(title, columns, rows))
+
+
+def grid(
+  title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> Table:
+  """Returns a table as `table` prints it."""
+  made = Table(title=title, title_justify="left")
+  for index, column in enumerate(columns):
+    made.add_column(column, justify="right" if index else "left")
+  for row in rows:
+    made.add_row(*row)
+  return made
 
 
 def measure_rows(

@@ -15,9 +15,10 @@ def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.name = "base"
   config.seed = 0
-  # How norms and codecs are computed: "auto" (by Pallas kernels on TPUs and
-  # GPUs, where these take the sizes), "reference" (jnp), or "interpret" (by the
-  # TPU's kernels on any machine, slowly).
+  # How norms and codecs are computed: "pallas" (by kernels on TPUs and GPUs,
+  # where these take the sizes), "auto" (the same without those that make a
+  # model slower: parallel/kernels/evidence.py), "reference" (jnp), or
+  # "interpret" (by the TPU's kernels on any machine, slowly).
   config.kernels = "auto"
   config.model = sections.transformer()
   config.sync = sections.sync()

@@ -17,7 +17,7 @@ from caatnet.show import tables
 from caatnet.train.records import environment
 from launch.benchmarks.kernel_subjects import SUBJECTS, Subject
 from parallel.axes import Axis, make_mesh
-from parallel.xla import hlo, roofline, targets
+from parallel.xla import fingerprint, hlo, roofline, targets
 
 # Size of the array whose copy gives the bandwidth to compare with: far larger
 # than any cache.
@@ -86,10 +86,12 @@ def _count(options: Any) -> dict[str, Any]:
   rows = []
   for subject in track(_subjects(options, True), "compiling", transient=True):
     choice = subject.choose((kind, "reference"))
-    kernel = _moved(subject, choice.name, target)
-    xla = _moved(subject, "reference", target)
+    lowered = _lowered(subject, choice.name, target)
+    kernel = _moved(lowered, target)
+    xla = _moved(_lowered(subject, "reference", target), target)
     rows.append({
       "op": subject.op, "case": subject.case, "least_bytes": subject.num_bytes,
+      "fingerprint": fingerprint.fingerprint(lowered),
       "implementation": choice.name, "refused": choice.refused,
       "kernel_bytes": kernel[0], "kernel_temporary_bytes": kernel[1],
       "xla_bytes": xla[0], "xla_temporary_bytes": xla[1],
@@ -109,11 +111,46 @@ def _count(options: Any) -> dict[str, Any]:
     ],
   )
   _print_refusals(rows)
-  return {"target": options.target, "environment": _environment(), "rows": rows}
+  return {
+    "target": options.target,
+    "versions": fingerprint.versions(target.devices[0].platform),
+    "environment": _environment(),
+    "rows": rows,
+  }
+
+
+def fingerprints(options: Any) -> dict[tuple[str, str], str]:
+  """Returns the fingerprint of each op and case with its kernel, by lowering.
+
+  Args:
+    options: The section ``config.benchmark``, with a target.
+  """
+  target = targets.resolve(options.target)
+  kind = options.target.split(":")[0]
+  return {
+    (subject.op, subject.case): fingerprint.fingerprint(
+      _lowered(subject, subject.choose((kind, "reference")).name, target)
+    )
+    for subject in _subjects(options, True)
+  }
+
+
+def _lowered(
+  subject: Subject, implementation: str, target: targets.Target
+) -> jax.stages.Lowered:
+  """Lowers a subject for one device of a target."""
+  operands = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=SingleDeviceSharding(target.devices[0])
+    ),
+    jax.eval_shape(lambda: subject.draw(0)),
+  )
+  run = jax.jit(functools.partial(subject.run, implementation=implementation))
+  return fingerprint.lowered_without_locations(lambda: run.lower(*operands))
 
 
 def _moved(
-  subject: Subject, implementation: str, target: targets.Target
+  lowered: jax.stages.Lowered, target: targets.Target
 ) -> tuple[float, int]:
   """Counts what a program moves on a target.
 
@@ -121,15 +158,7 @@ def _moved(
     The bytes that it reads and writes, with loops of unknown length counted
     once, and its bytes of temporaries.
   """
-  operands = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=SingleDeviceSharding(target.devices[0])
-    ),
-    jax.eval_shape(lambda: subject.draw(0)),
-  )
-  program = jax.jit(
-    functools.partial(subject.run, implementation=implementation)
-  ).lower(*operands).compile()
+  program = lowered.compile()
   module = hlo.parse(program.as_text())
   moved = 0.0
   for computation, times in module.runs():

@@ -14,6 +14,7 @@ from caatnet.studies.compilation import partition
 from caatnet.train.experiment import Experiment
 from parallel.outer.base import OuterLoop
 from parallel.xla import compiled as compiled_ledger
+from parallel.xla import fingerprint as fingerprints
 from parallel.xla import hlo, ledger, memory, overlap
 from parallel.xla.targets import Target
 
@@ -33,14 +34,14 @@ def analyse(
     step: The number of the step, since an outer loop has several programs.
 
   Returns:
-    Plain data: memory, collectives, partition, overlap, roofline. All bytes and
-    FLOPs are per device and step.
+    Plain data: fingerprint of the lowered program, memory, collectives,
+    partition, overlap, roofline. All bytes and FLOPs are per device and step.
   """
   program = experiment.program
   options = target.compiler_options
   options = dict(options if compiler_options is None else compiler_options)
   start = time.perf_counter()
-  lowered = experiment.lower_step(experiment.outer.plan(step))
+  lowered = lower(experiment, step)
   compiled = lowered.compile(compiler_options=options)
   seconds = time.perf_counter() - start
   module = hlo.parse(compiled.as_text())
@@ -48,9 +49,12 @@ def analyse(
   made = compiled_ledger.collectives(module, program.layout.mesh)
   result = {
     "target": target.name,
+    "device": target.devices[0].device_kind,
     "mesh": dict(program.layout.mesh.shape),
     "compiler_options": options,
     "compile_seconds": seconds,
+    "fingerprint": fingerprints.fingerprint(lowered),
+    "versions": fingerprints.versions(target.devices[0].platform),
     "memory": _memory(experiment, compiled, target),
     "ledger": [
       {
@@ -86,6 +90,14 @@ def analyse(
   if target.hardware is not None:
     result |= _schedule(experiment, module, target)
   return result
+
+
+def lower(experiment: Experiment, step: int = 0) -> jax.stages.Lowered:
+  """Lowers the program of a step, so that its fingerprint can be taken."""
+  plan = experiment.outer.plan(step)
+  return fingerprints.lowered_without_locations(
+    lambda: experiment.lower_step(plan)
+  )
 
 
 def steps_of_programs(outer: OuterLoop) -> list[int]:

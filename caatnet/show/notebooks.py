@@ -1,0 +1,102 @@
+"""Notebooks that are kept with what they print and draw.
+
+All begin with the same cell. On Colab it clones the repository, whose address
+is ``url`` in setup.cfg, and installs it. Needs the extra ``colab``.
+"""
+
+import base64
+import configparser
+import hashlib
+import importlib.metadata
+import io
+import pathlib
+import platform
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parents[2]
+FIRST_CELL = '''\
+REPOSITORY = "{url}"
+
+import os
+import pathlib
+import subprocess
+import sys
+
+if "google.colab" in sys.modules:  # else this folder is in the repository
+  if not REPOSITORY:
+    raise ValueError("REPOSITORY is empty: give it the repository's address")
+  if not pathlib.Path("caatnet").exists():
+    subprocess.run(["git", "clone", "-q", REPOSITORY, "caatnet"], check=True)
+  os.chdir("caatnet")
+  install = [sys.executable, "-m", "pip", "install", "-q", "-e", ".[plot]"]
+  subprocess.run(install, check=True)
+root = pathlib.Path.cwd()
+root = root.parent if root.name == "colabs" else root
+os.chdir(root)
+sys.path.insert(0, str(root))'''
+
+
+def prepared(path: pathlib.Path) -> Any:
+  """Reads a notebook and gives it today's first cell, without executing it."""
+  import nbformat
+
+  config = configparser.ConfigParser()
+  config.read(ROOT / "setup.cfg")
+  notebook = nbformat.read(path, as_version=4)
+  first = next(c for c in notebook.cells if c.cell_type == "code")
+  first.source = FIRST_CELL.format(url=config["metadata"].get("url", ""))
+  return notebook
+
+
+def sources(notebook: Any) -> str:
+  """Returns a hash of all that a notebook runs."""
+  cells = [c.source for c in notebook.cells if c.cell_type == "code"]
+  return hashlib.sha256("\n\n".join(cells).encode()).hexdigest()
+
+
+def is_stale(path: pathlib.Path) -> bool:
+  """Returns whether what a notebook keeps is of other cells than it has."""
+  import nbformat
+
+  kept = nbformat.read(path, as_version=4)
+  return kept.metadata.get("caatnet", {}).get("sources") != (
+    sources(prepared(path))
+  ) or sources(kept) != sources(prepared(path))
+
+
+def executed(path: pathlib.Path) -> Any:
+  """Executes a notebook; returns it with outputs, hash and versions."""
+  import nbclient
+
+  notebook = prepared(path)
+  nbclient.NotebookClient(
+    notebook,
+    timeout=600,
+    record_timing=False,
+    resources={"metadata": {"path": str(path.parent)}},
+  ).execute()
+  for cell in notebook.cells:
+    for output in cell.get("outputs", []):
+      if "image/png" in output.get("data", {}):
+        output.data["image/png"] = _small(output.data["image/png"])
+  notebook.metadata["caatnet"] = {
+    "sources": sources(notebook),
+    "versions": versions(),
+  }
+  return notebook
+
+
+def _small(png: str) -> str:
+  """Returns a drawing, a PNG in base64, with 64 colours: much smaller."""
+  from PIL import Image
+
+  picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+  out = io.BytesIO()
+  picture.quantize(64, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+  return base64.b64encode(out.getvalue()).decode()
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions on which a notebook's numbers depend."""
+  jax = importlib.metadata.version("jax")
+  return {"python": platform.python_version(), "jax": jax}

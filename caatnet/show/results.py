@@ -1,0 +1,41 @@
+"""Files of results: JSON with the command, date and versions that made them."""
+
+from collections.abc import Mapping
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import shlex
+import sys
+from typing import Any
+
+# Of these, what is installed made the result.
+_PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "scipy")
+
+
+def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
+  """Writes a result, in place of what is at the path as soon as it is whole.
+
+  Args:
+    path: The JSON file; folders on the way are made.
+    result: Plain data.
+  """
+  installed = {d.name: d.version for d in importlib.metadata.distributions()}
+  now = datetime.datetime.now(datetime.UTC)
+  facts = {
+    "command": _command(),
+    "date": now.isoformat(timespec="seconds"),
+    "versions": {p: installed[p] for p in _PACKAGES if p in installed},
+  }
+  path.parent.mkdir(parents=True, exist_ok=True)
+  part = path.with_name(path.name + ".part")
+  part.write_text(json.dumps(facts | dict(result), indent=1) + "\n")
+  os.replace(part, path)
+
+
+def _command() -> str:
+  """Returns the command line of this process, with the script's module."""
+  spec = sys.modules["__main__"].__spec__
+  script = f"-m {spec.name}" if spec else sys.argv[0]
+  return f"python {script} {shlex.join(sys.argv[1:])}".strip()

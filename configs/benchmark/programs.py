@@ -1,0 +1,53 @@
+"""The 7B step compiled for TPUs, with kernels in its norms and without.
+
+  python -m launch.benchmark --config=configs/benchmark/programs.py
+
+Nothing is run: times are bounds, from peak rates and no latency, with transfers
+overlapped as XLA schedules them. A program takes a minute or two; its row is in
+`config.benchmark.results` as soon as it has been read. These rows decide in
+which norms `config.kernels="auto"` takes a kernel: `python -m launch.tables`
+writes them into parallel/kernels/evidence.py. Needs the extra `tpu`.
+"""
+
+import importlib
+
+import ml_collections
+
+
+def get_config(size: str = "7b") -> ml_collections.ConfigDict:
+  """Returns the benchmark: `7b`, or `test` for programs that take seconds."""
+  if size not in ("7b", "test"):
+    raise ValueError(f"programs.py:{size}: the sizes are 7b and test")
+  # A name that begins with a digit is no name to import.
+  config = importlib.import_module("configs.caatnet.7b").get_config()
+  config.name = "programs"
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "programs"
+  # JSON file of the rows; "" writes none.
+  config.benchmark.results = "results/programs.json"
+  # Whether rows of that file are kept whose lowered program and versions are
+  # still the same, as after a run that was stopped.
+  config.benchmark.keep = False
+  # (target, overrides); each is compiled with all values of kernels.
+  v5p, v6e, v5e = "tpu:v5p:4x4x4", "tpu:v6e:8x8", "tpu:v5e:8x8"
+  config.benchmark.programs = (
+    *((v5p, f"sync.p={p}") for p in (1.0, 0.5, 0.25)),
+    *((v6e, f"sync.p={p}") for p in (1.0, 0.5)),
+    *((v5e, f"sync.p={p}") for p in (1.0, 0.5)),
+    (v5p, "sync.p=0.5 sync.route=one_shot"),
+    (v5p, "sync.p=0.5 sync.route=ring_kernel"),
+  )
+  config.benchmark.kernels = ("pallas", "reference")
+  if size == "test":
+    config.model.width = 128
+    config.model.num_layers = 2
+    config.model.num_heads = config.model.num_kv_heads = 8
+    config.model.ffn_width = 352
+    config.model.vocab_size = 256
+    config.data.seq_len = 64
+    config.data.batch_size = 8
+    config.train.accumulation = 1
+    config.parallel.data = 1
+    config.benchmark.results = ""
+    config.benchmark.programs = (("cpu:4", "sync.p=0.5"),)
+  return config

@@ -1,0 +1,102 @@
+"""The results of sweeps: results/*.csv, read for pictures and tables.
+
+The commands that made the files are in LOG.md.
+"""
+
+import csv
+import dataclasses
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+BLACK, BLUE, ORANGE, GREEN = "#1a1a1a", "#0072b2", "#d55e00", "#009e73"
+
+# What configs/diloco/sweep.py takes where a point does not say otherwise.
+EVERY, WORKERS = "30", "2"
+ROUNDS = ("local_sgd", "diloco", "streaming", "eager", "sparseloco", "noloco")
+# Algorithm -> its name, and its colour.
+LOOPS = {
+  "data_parallel": ("data parallelism", BLACK),
+  "local_sgd": ("local SGD", "#e69f00"),
+  "diloco": ("DiLoCo", BLUE),
+  "streaming": ("Streaming DiLoCo", ORANGE),
+  "eager": ("eager DiLoCo", "#56b4e9"),
+  "sparseloco": ("SparseLoCo", GREEN),
+  "noloco": ("NoLoCo", "#cc79a7"),
+  "dc_s3gd": ("DC-S3GD", "#8c6d1f"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+  """The runs of one point of a sweep.
+
+  Attributes:
+    overrides: What the point sets, as in "outer.algorithm=diloco".
+    kilobytes: Operand kB that a device sends per step: over the worker axis and
+      the data axis where the sweep has them, else over the tensor axis, forward
+      and backward.
+    losses: Validation loss of each seed, nats per byte.
+  """
+
+  overrides: str
+  kilobytes: float
+  losses: tuple[float, ...]
+
+  def get(self, key: str, default: str = "") -> str:
+    """The value that the point sets a key to."""
+    found = dict(part.split("=", 1) for part in self.overrides.split())
+    return found.get(key, default)
+
+  @property
+  def algorithm(self) -> str:
+    """The outer loop's name in configs."""
+    return self.get("outer.algorithm")
+
+
+def read(name: str) -> list[Point]:
+  """The points of results/NAME.csv in the order of the file."""
+  with (ROOT / "results" / f"{name}.csv").open() as file:
+    rows = list(csv.DictReader(file))
+  found: dict[str, list[dict[str, str]]] = {}
+  for row in rows:
+    found.setdefault(row["point"], []).append(row)
+
+  def kilobytes(row: dict[str, str]) -> float:
+    over_tensor = ("forward_bytes", "backward_bytes")
+    over_others = [k for k in ("worker_bytes", "data_bytes") if k in row]
+    return sum(float(row[key]) for key in over_others or over_tensor) / 1e3
+
+  return [
+    Point(
+      overrides,
+      kilobytes(runs[0]),
+      tuple(float(run["validation_loss"]) for run in runs),
+    )
+    for overrides, runs in found.items()
+  ]
+
+
+def loop_name(point: Point) -> str:
+  """A point of the sweep of outer loops in words."""
+  words = [LOOPS[point.algorithm][0]]
+  if point.algorithm in ROUNDS:
+    words.append(f"H = {point.get('outer.every', EVERY)}")
+  if point.get("outer.overlap"):
+    assert point.get("outer.overlap") == "(1,)"
+    words.append("1 step late")
+  if point.get("outer.codec"):
+    assert point.get("outer.codec") == "e3m0"
+    words.append("4 bit")
+  if point.get("outer.compensation") == "0.0":
+    words.append("not compensated")
+  if point.get("optimizer.name") == "sgd":
+    words.append("inner SGD")
+  if point.get("parallel.worker", WORKERS) != WORKERS:
+    words.append(f"{point.get('parallel.worker')} workers")
+  return ", ".join(words)
+
+
+def above(point: Point, baseline: Point) -> tuple[float, ...]:
+  """Loss minus the baseline's, seed by seed."""
+  pairs = zip(point.losses, baseline.losses, strict=True)
+  return tuple(a - b for a, b in pairs)

@@ -1,0 +1,425 @@
+"""The tables of numbers in the documents, each from files in results/.
+
+`python -m launch.tables` writes them between the lines that mark them
+(`caatnet/show/documents.py`). Words of such tables stand here, beside the
+numbers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import io
+import json
+from typing import Any
+
+from rich.console import Console
+
+from caatnet.show.documents import Table, markdown
+from caatnet.show.tables import grid
+from docs.points import ROOT, Point, above, loop_name, read
+
+# Each document with tables, by its path.
+DOCUMENTS = (
+  "README.md", "LOG.md", "CLAIMS.md", "parallel/kernels/evidence.py",
+)
+
+
+def result(name: str) -> dict[str, Any]:
+  """The content of results/NAME.json."""
+  return json.loads((ROOT / "results" / f"{name}.json").read_text())
+
+
+def mean(values: Sequence[float]) -> float:
+  """The arithmetic mean."""
+  return sum(values) / len(values)
+
+
+def spread(differences: Sequence[float], digits: int = 3) -> str:
+  """Differences of losses, seed by seed: their mean and their range."""
+  middle, least, most = (
+    signed(f(differences), digits) for f in (mean, min, max)
+  )
+  return f"{middle} ({least} to {most})"
+
+
+def signed(number: float, digits: int = 3) -> str:
+  """A number with its sign, and what is rounded to zero without one."""
+  text = f"{number:+.{digits}f}"
+  return text if float(text) else text[1:]
+
+
+def names(points: Sequence[Point]) -> dict[str, Point]:
+  """Points of a sweep of outer loops by their names."""
+  return {loop_name(point): point for point in points}
+
+
+def _losses(
+  points: Sequence[Point], name: Callable[[Point], str], digits: int = 3
+) -> str:
+  """Losses of each seed, compared with the first point's."""
+  first, *_ = points
+  return markdown(
+    ["", *(f"seed {i}" for i in range(len(first.losses))), "mean",
+     f"minus {name(first)}", "operand kB"],
+    [
+      [
+        name(point),
+        *(f"{loss:.4f}" for loss in point.losses),
+        f"{mean(point.losses):.4f}",
+        "" if point is first else spread(above(point, first), digits),
+        f"{point.kilobytes:,.1f}",
+      ]
+      for point in points
+    ],
+  )
+
+
+def outer_loops(_: str) -> str:
+  return _losses(read("outer_loops"), loop_name)
+
+
+def outer_loops_long(_: str) -> str:
+  return _losses(read("outer_loops_long"), loop_name, 4)
+
+
+def zero(_: str) -> str:
+  def name(point: Point) -> str:
+    words = [point.get("zero.scheme")]
+    words += [
+      f"{point.get(f'zero.{part}_codec')} {part}s"
+      for part in ("weight", "gradient") if point.get(f"zero.{part}_codec")
+    ]
+    return ", ".join(words)
+
+  return _losses(read("zero"), name)
+
+
+def _partial_sync(points: Sequence[Point], ranks: str) -> str:
+  """Losses against p, ranks and private scale; the first point has p = 1."""
+  first, *_ = points
+  scales = {"forward": "sqrt(r)", "none": "none"}
+  rows = []
+  for point in points:
+    p = float(point.get("sync.p"))
+    scale = scales[point.get("sync.private_scale", "forward")]
+    rows.append([
+      point.get("parallel.tensor", ranks), f"{p:g}",
+      "-" if p == 1 else scale,
+      f"{mean(point.losses):.4f}",
+      f"{min(point.losses):.3f} to {max(point.losses):.3f}",
+      "" if point is first else spread(above(point, first), 4),
+      f"{point.kilobytes / 1e3:.2f}",
+    ])
+  return markdown(
+    ["r", "p", "private scale", "mean", "range", "minus p = 1", "MB"], rows
+  )
+
+
+def partial_sync(_: str) -> str:
+  return _partial_sync(read("partial_sync"), "")
+
+
+def partial_sync_480_steps(_: str) -> str:
+  return _partial_sync(read("partial_sync_480_steps"), "4")
+
+
+def zero_step(_: str) -> str:
+  return markdown(
+    ["variant", "median, s", "range, s",
+     "ratio to automatic, median of rounds"],
+    [
+      [row["variant"], f"{row['median_s']:.3f}",
+       f"{row['min_s']:.3f} to {row['max_s']:.3f}", f"{row['relative']:.3f}"]
+      for row in result("zero_step")["rows"]
+    ],
+  )
+
+
+def training_step(_: str) -> str:
+  return markdown(
+    ["variant", "dtype", "median s", "range s", "x plain", "tokens/s",
+     "of products"],
+    [
+      [
+        row["variant"], row["dtype"], f"{row['median_s']:.3f}",
+        f"{row['min_s']:.3f} to {row['max_s']:.3f}", f"{row['relative']:.3f}",
+        f"{row['tokens_per_second']:,.0f}",
+        f"{row['fraction_of_matmul_rate']:.1%}",
+      ]
+      for row in result("train_step")["rows"]
+    ],
+  )
+
+
+def _in_words(overrides: str) -> str:
+  """Overrides of a program in words: "p = 0.5, route = one_shot"."""
+  words = overrides.replace("sync.", "").removesuffix(".0")
+  return words.replace(" ", ", ").replace("=", " = ")
+
+
+def _bounds(row: Mapping[str, Any]) -> str:
+  bounds = row["roofline"]
+  return " / ".join(
+    f"{bounds[key]:.2f}" for key in (
+      "step_if_none_overlaps", "step_as_scheduled", "step_if_all_overlaps"
+    )
+  )
+
+
+def _over_tensor(row: Mapping[str, Any], key: str) -> str:
+  """How much of the tensor axis's bytes is asynchronous, or hidden."""
+  (axis,) = [r for r in row["overlap"] if r["axes"] == ["tensor"]]
+  return f"{axis[key] / axis['bytes']:.1%}"
+
+
+def overlap(_: str) -> str:
+  """The 7B step compiled for TPUs, all programs."""
+  return markdown(
+    ["target", "program", "kernels", "asynchronous", "hidden",
+     "main memory, GB", "step, s: none / as scheduled / all overlapped"],
+    [
+      [
+        row["target"].removeprefix("tpu:"), _in_words(row["overrides"]),
+        "on" if row["kernels"] == "pallas" else "off",
+        _over_tensor(row, "asynchronous"), _over_tensor(row, "hidden"),
+        f"{row['roofline']['memory_bytes'] / 1e9:,.0f}", _bounds(row),
+      ]
+      for row in result("programs")["rows"]
+    ],
+  )
+
+
+def _evidence() -> Iterator[tuple[tuple[str, str], float, float]]:
+  """(kind of device, op), p, and how much longer the step is with kernels."""
+  seconds = {
+    (row["device"], row["overrides"], row["kernels"]):
+      row["roofline"]["step_as_scheduled"]
+    for row in result("programs")["rows"]
+  }
+  ops = {"one_shot": "reduce_add_norm", "ring_kernel": "ring_all_reduce"}
+  for (device, overrides, kernels), alone in seconds.items():
+    with_kernel = seconds.get((device, overrides, "pallas"))
+    if kernels == "reference" and with_kernel is not None:
+      keys = dict(part.split("=") for part in overrides.split())
+      op = ops.get(keys.get("sync.route", ""), "add_norm")
+      yield (device, op), float(keys["sync.p"]), with_kernel / alone
+
+
+def kernels(_: str) -> str:
+  """The dict of parallel/kernels/evidence.py."""
+  found: dict[tuple[str, str], dict[float, float]] = {}
+  for key, p, ratio in _evidence():
+    found.setdefault(key, {})[p] = round(ratio, 3)
+  lines = [
+    f'  ("{device}", "{op}"): {ratios},\n'
+    for (device, op), ratios in found.items()
+  ]
+  head = "STEP_WITH_KERNEL: dict[tuple[str, str], Mapping[float, float]] = {\n"
+  return head + "".join(lines) + "}\n"
+
+
+def _auto() -> dict[tuple[str, float], Mapping[str, Any]]:
+  """(target, p) -> the row of what config.kernels="auto" runs, by a psum."""
+  slower = {
+    (device, p) for (device, op), p, ratio in _evidence()
+    if op == "add_norm" and ratio >= 1
+  }
+  found = {}
+  for row in result("programs")["rows"]:
+    key, _, p = row["overrides"].partition("=")
+    if key == "sync.p" and " " not in p:
+      on = (row["device"], float(p)) not in slower
+      if on == (row["kernels"] == "pallas"):
+        found[row["target"].removeprefix("tpu:"), float(p)] = row
+  return found
+
+
+def bounds_of_a_step(_: str) -> str:
+  """CLAIMS 1.5: what a step takes by the compiled program."""
+  return markdown(
+    ["64 chips", "p", "hidden",
+     "step, s: none / as scheduled / all overlapped"],
+    [
+      [target, f"{p:g}", _over_tensor(row, "hidden"), _bounds(row)]
+      for (target, p), row in _auto().items()
+    ],
+  )
+
+
+def strategies(present: str) -> str:
+  """README: puts what is known from results into two columns of its table."""
+  figures = dict(_figures())
+  lines = []
+  for line in present.splitlines():
+    cells = line.split(" | ")
+    name = cells[0].removeprefix("| ")
+    if name in figures:
+      cells[2:4] = figures.pop(name)
+    lines.append(" | ".join(cells) + "\n")
+  if figures:
+    raise ValueError(f"no row {', '.join(figures)} in the table of strategies")
+  return "".join(lines)
+
+
+def _figures() -> Iterator[tuple[str, tuple[str, str]]]:
+  """Name of a strategy, and its cells: what it saves, and what it costs."""
+  full, half, quarter, *_ = read("partial_sync_480_steps")
+  yield "partial synchronisation, p = .5; .25", (
+    "50%; 75% of a block's all-reduces",
+    f"{spread(above(half, full))}; {spread(above(quarter, full))} [a]",
+  )
+  loops = names(read("outer_loops"))
+  base = loops["data parallelism"]
+
+  def fewer(name: str) -> str:
+    return f"{base.kilobytes / loops[name].kilobytes:,.0f}x"
+
+  def cost(name: str, against: str = "data parallelism") -> str:
+    return spread(above(loops[name], loops[against]))
+
+  yield "local SGD, H = 30", (
+    f"{fewer('local SGD, H = 30')} fewer bytes",
+    f"{cost('local SGD, H = 30')} [b]",
+  )
+  yield "DiLoCo, H = 30; 100", (
+    f"{fewer('DiLoCo, H = 30')}; {fewer('DiLoCo, H = 100')}",
+    f"{cost('DiLoCo, H = 30')}; {cost('DiLoCo, H = 100')} [b]",
+  )
+  late = "Streaming DiLoCo, H = 30, 1 step late"
+  long = read("outer_loops_long")
+  yield "Streaming DiLoCo, 1 step late, 4 bit", (
+    f"{fewer(f'{late}, 4 bit')}, under compute",
+    f"{cost(f'{late}, 4 bit')} [b]; {spread(above(long[1], long[0]))} after "
+    "100 rounds [c]",
+  )
+  yield "eager DiLoCo", (
+    f"{fewer('eager DiLoCo, H = 30')}, under a round's compute",
+    f"{cost('eager DiLoCo, H = 30')} [b]",
+  )
+  yield "SparseLoCo", (
+    fewer("SparseLoCo, H = 30"), f"{cost('SparseLoCo, H = 30')} [b]"
+  )
+  yield "NoLoCo", (
+    f"{fewer('NoLoCo, H = 30')}, pairs in place of an all-reduce",
+    f"{cost('NoLoCo, H = 30')} [b]",
+  )
+  sgd = "data parallelism, inner SGD"
+  yield "DC-S3GD", (
+    "no bytes; all under the next step's compute",
+    f"{cost('DC-S3GD, inner SGD', sgd)} against data parallelism with the same "
+    "SGD [b]",
+  )
+  times = loops[late].kilobytes / loops[f"{late}, 4 bit"].kilobytes
+  yield "block codecs: int8, fp8, int4, E3M0", (
+    f"{times:.1f}x of an exchange, by E3M0",
+    f"{cost(f'{late}, 4 bit', late)} against Streaming in float32 [b]",
+  )
+  yield from _partitions()
+  yield from _collectives()
+  alone = [
+    row["xla_bytes"] / row["kernel_bytes"]
+    for target in ("h200", "v5p")
+    for row in result(f"kernels_bytes_{target}")["rows"]
+    if row["op"] == "reduce_add_norm"
+  ]
+  yield "reduce, add and norm in one kernel", (
+    f"XLA's fusion moves {min(alone):.2f} to {max(alone):.1f}x its memory "
+    "bytes [i]",
+    "never run on an accelerator",
+  )
+
+
+def _partitions() -> Iterator[tuple[str, tuple[str, str]]]:
+  """The rows of partitions of a training state."""
+  ddp, zero3, _, _, zeropp, frontier3 = read("zero")
+
+  def state(scheme: str) -> str:
+    size = result("partitions")["schemes"][scheme]["memory"]["total"] / 1e9
+    return f"{size:.2g}" if size < 10 else f"{size:.0f}"
+
+  yield "ZeRO-1; 2; 3 (FSDP)", (
+    f"{state('ddp')} GB of state become {state('zero1')}; {state('zero2')}; "
+    f"{state('zero3')} [d]",
+    f"zero3: {signed(mean(above(zero3, ddp)))}, with "
+    f"{zero3.kilobytes / ddp.kilobytes:.1f}x the bytes of ddp [e]",
+  )
+  yield "HSDP, MiCS", (
+    f"{state('ddp')} GB become {state('hsdp')}, gathers stay in a node [d]", "-"
+  )
+  part = zeropp.kilobytes / zero3.kilobytes
+  yield "ZeRO++ (hpZ, qwZ, qgZ)", (
+    f"{state('zeropp')} GB [d]; {part:.0%} of zero3's bytes [e]",
+    f"{spread(above(zeropp, ddp))} [e]",
+  )
+  yield "three levels; quantised", (
+    f"{state('frontier3')}; {state('frontier3_quantised')} GB [d]",
+    f"-; {spread(above(frontier3, ddp))} [e]",
+  )
+
+
+def _collectives() -> Iterator[tuple[str, tuple[str, str]]]:
+  """The rows of collectives and of flows, all predicted."""
+  predicted = result("multitree")
+  ring, others = (
+    predicted["speedups"]["events_us"][f"over {key}"]
+    for key in ("ring", "the best other")
+  )
+  yield "MultiTree", (
+    f"{ring['mean']:.1f}x faster than a ring ({ring['least']:.1f}x to "
+    f"{ring['most']:.0f}x), predicted [f]",
+    f"{others['least']:.2f}x to {others['most']:.2f}x the speed of the best "
+    "other [f]",
+  )
+  us = {
+    row["algorithm"]: row["events_us"] for row in predicted["rows"]
+    if (row["topology"], row["size_bytes"]) == ("torus 4x4", 2**26)
+  }
+  yield "bucket rings, 2D rings", (
+    f"{us['ring'] / us['bucket']:.1f}x; {us['ring'] / us['ring_2d']:.1f}x "
+    "faster than a ring, predicted: torus 4x4, 64 MiB [f]",
+    "-",
+  )
+  trees = result("schedules")
+  rounds = [row["rounds_ratio"] for row in trees["optimal"]]
+  worst = trees["summary"]["worst"]
+  yield "throughput-optimal trees", (
+    f"busiest link within {worst - 1:.1%} of the cut bound on "
+    f"{len(trees['random'])} random graphs [g]",
+    f"in rounds, {min(rounds):.2f} to {max(rounds):.1f}x the bound [g]",
+  )
+  sent = {
+    row["router"]: row["num_sent"] for row in result("spraying")["patterns"]
+    if (row["topology"], row["pattern"]) == (
+      "leaf-spine 16x16x16", "all_to_all"
+    )
+  }
+  yield "whole flows, not sprayed packets", (
+    f"spraying's loads with {sent['ethereal']:,} flows, not "
+    f"{sent['spray']:,} pieces: all-to-all, 256 hosts [h]",
+    "-",
+  )
+
+
+def demo(_: str) -> str:
+  """README: what `make demo` prints in the end."""
+  printed = result("demo")
+  out = io.StringIO()
+  Console(file=out, width=130).print(
+    grid(printed["title"], printed["columns"], printed["rows"])
+  )
+  lines = [line.rstrip() for line in out.getvalue().splitlines()]
+  return "```\n" + "\n".join(lines) + "\n```\n"
+
+
+TABLES: dict[str, Table] = {
+  "demo": demo,
+  "strategies": strategies,
+  "outer_loops": outer_loops,
+  "outer_loops_long": outer_loops_long,
+  "zero": zero,
+  "zero_step": zero_step,
+  "partial_sync": partial_sync,
+  "partial_sync_480_steps": partial_sync_480_steps,
+  "training_step": training_step,
+  "overlap": overlap,
+  "bounds_of_a_step": bounds_of_a_step,
+  "kernels": kernels,
+}

@@ -1,0 +1,42 @@
+"""Executes the notebooks of colabs/ and keeps what they print and draw.
+
+  python -m launch.notebooks
+  python -m launch.notebooks --only=routes
+  python -m launch.notebooks --check    # exits with 2 and names what is stale
+
+Needs the extra `colab`.
+"""
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("only", "", "Name of one notebook; all if unset.")
+
+
+def main() -> None:
+  import nbformat
+
+  from caatnet.show import notebooks
+
+  folder = notebooks.ROOT / "colabs"
+  paths = sorted(folder.glob(f"{FLAGS.only or '*'}.ipynb"))
+  if not paths:
+    names = ", ".join(sorted(path.stem for path in folder.glob("*.ipynb")))
+    raise ValueError(f"--only={FLAGS.only}: the notebooks are {names}")
+  if FLAGS.check:
+    stale = [path.name for path in paths if notebooks.is_stale(path)]
+    if stale:
+      raise ValueError(
+        f"cells changed since they were executed: {', '.join(stale)}; "
+        "python -m launch.notebooks executes them"
+      )
+    return
+  for path in paths:
+    nbformat.write(notebooks.executed(path), path)
+    print(path.name)
+
+
+if __name__ == "__main__":
+  options.run(main, uses=("check",), required=())

@@ -1,0 +1,39 @@
+"""Writes the tables of README, LOG and CLAIMS from the files in results/.
+
+  python -m launch.tables
+  python -m launch.tables --check    # exits with 2 and names what differs
+
+Documents mark where a table stands; what is in it, docs/tables.py says.
+"""
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+
+
+def main() -> None:
+  from caatnet.show import documents
+  from docs import tables
+
+  stale = []
+  for name in tables.DOCUMENTS:
+    path = tables.ROOT / name
+    try:
+      text, changed = documents.rewritten(path.read_text(), tables.TABLES)
+    except ValueError as error:
+      raise ValueError(f"{name}: {error}") from error
+    stale += [f"{table} in {name}" for table in changed]
+    if changed and not FLAGS.check:
+      path.write_text(text)
+  if stale and FLAGS.check:
+    raise ValueError(
+      f"tables that are not what results/ says: {', '.join(stale)}; "
+      "python -m launch.tables writes them"
+    )
+  print("\n".join(stale) or "all tables are what results/ says")
+
+
+if __name__ == "__main__":
+  options.run(main, uses=("check",), required=())

@@ -1,0 +1,96 @@
+"""Tables and figures in documents are those of the files in results/."""
+
+import itertools
+import re
+
+import pytest
+
+from caatnet.show import documents
+from docs import tables
+from docs.points import ROOT, above, read
+from parallel.kernels import evidence
+
+TEXTS = {name: (ROOT / name).read_text() for name in tables.DOCUMENTS}
+TABLE = re.compile(r"(?:<!--|#) table: (\w+).*?end of table", re.DOTALL)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", tables.DOCUMENTS)
+def test_tables_are_what_results_say(name):
+  _, changed = documents.rewritten(TEXTS[name], tables.TABLES)
+  assert changed == [], "python -m launch.tables"
+
+
+def test_every_table_is_in_a_document():
+  found = [t for text in TEXTS.values() for t in TABLE.findall(text)]
+  assert sorted(found) == sorted(tables.TABLES)
+
+
+def numbers():
+  """A document, a table in it, and where in the document its last number is."""
+  for name, text in TEXTS.items():
+    for match in TABLE.finditer(text):
+      # "p = 1" of a head or a ".0" of a key may be words: take a figure.
+      *_, last = re.finditer(r"\d\.\d\d+", match[0])
+      yield pytest.param(
+        name, match[1], match.start() + last.end() - 1, id=match[1]
+      )
+
+
+@pytest.mark.parametrize(("name", "table", "place"), numbers())
+def test_a_figure_that_was_changed_is_named_and_put_right(name, table, place):
+  text = TEXTS[name]
+  wrong = str((int(text[place]) + 1) % 10)
+  wrong = text[:place] + wrong + text[place + 1 :]
+  right, changed = documents.rewritten(wrong, tables.TABLES)
+  assert changed == [table]
+  assert right == text
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    ("<!-- table: none -->\n<!-- end of table -->\n", "no table 'none'; known"),
+    ("<!-- table: zero -->\n", "begins or ends"),
+    ("<!-- table: zero -->\n<!-- table: zero -->\n<!-- end of table -->\n",
+     "begins or ends"),
+    ("<!-- end of table -->\n", "begins or ends"),
+  ],
+)
+def test_marks_that_are_wrong_are_errors(text, message):
+  with pytest.raises(ValueError, match=message):
+    documents.rewritten(text, {"zero": lambda _: ""})
+
+
+SPREAD = r"(?<![\d.])[-+]?0\.\d{3} \([-+]?0\.\d{3}\s+to\s+[-+]?0\.\d{3}\)"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CLAIMS.md", "LOG.md"])
+def test_differences_of_losses_are_those_of_a_sweep(name):
+  """Each "mean (least to most)" is of two points of one file."""
+  known = set()
+  for path in (ROOT / "results").glob("*.csv"):
+    for point, other in itertools.permutations(read(path.stem), 2):
+      known.add(tables.spread(above(point, other)))
+  text = (ROOT / name).read_text()
+  found = {" ".join(spread.split()) for spread in re.findall(SPREAD, text)}
+  assert len(found) > 10
+  assert {s for s in found if _signed(s) not in known} == set()
+
+
+def _signed(text):
+  """A difference as `tables.spread` writes it."""
+  return re.sub(
+    r"[-+]?0\.\d{3}",
+    lambda m: tables.signed(float(m[0])) if float(m[0]) else "0.000", text,
+  )
+
+
+def test_kernels_are_taken_where_they_make_a_step_faster(monkeypatch):
+  steps = {("chip", "op"): {1.0: 0.9, 0.5: 1.1, 0.25: 0.95}}
+  monkeypatch.setattr(evidence, "STEP_WITH_KERNEL", steps)
+  helps = [evidence.helps("chip", "op", p) for p in (1.0, 0.99, 0.4, 0.3, 0.0)]
+  # p = 1 is a case of its own; others follow the nearest that is known.
+  assert helps == [True, False, False, True, True]
+  assert evidence.helps("chip", "another", 0.5)
+  assert evidence.helps("another", "op", 0.5)

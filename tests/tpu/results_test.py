@@ -1,0 +1,51 @@
+"""Results read off programs for TPUs are those of today's programs."""
+
+import json
+import pathlib
+
+import jax
+import pytest
+
+pytest.importorskip("libtpu", reason="the tpu extra is not installed")
+
+from configs.benchmark import kernels as kernels_config
+from configs.benchmark import programs as programs_config
+from launch.benchmarks import kernels, programs
+from parallel.xla import fingerprint
+
+RESULTS = pathlib.Path(__file__).parents[2] / "results"
+
+
+def read(name):
+  """A result; without those that other versions made, which may differ."""
+  result = json.loads((RESULTS / name).read_text())
+  made_by = result["rows"][0].get("versions") or result["versions"]
+  if made_by != fingerprint.versions("tpu"):
+    pytest.skip(f"results/{name} was made by {made_by}")
+  # What this process has lowered for other tests keeps its locations.
+  jax.clear_caches()
+  return result
+
+
+def test_programs():
+  config = programs_config.get_config()
+  stale = []
+  for row in read("programs.json")["rows"]:
+    program = {key: row[key] for key in programs.KEYS}
+    if not programs.identity(*programs.build(config, program)).items() <= (
+      row.items()
+    ):
+      stale.append(" ".join(program.values()))
+  assert not stale, "launch.benchmark --config=configs/benchmark/programs.py"
+
+
+def test_kernels():
+  config = kernels_config.get_config()
+  result = read("kernels_bytes_v5p.json")
+  config.benchmark.target = result["target"]
+  now = kernels.fingerprints(config.benchmark)
+  stale = [
+    f"{row['op']}, {row['case']}" for row in result["rows"]
+    if now.pop((row["op"], row["case"]), None) != row["fingerprint"]
+  ]
+  assert not stale + list(now), result["command"]
