@@ -129,6 +129,7 @@ RANGES = {
   "train.keep_checkpoints": COUNT,
   "sweep.seeds": SEED,
   "benchmark.rounds": COUNT,
+  "benchmark.size_bytes": BYTES,
   "benchmark.buffers": COUNT,
   "benchmark.tori": COUNT,
   "benchmark.meshes": COUNT,
@@ -140,6 +141,7 @@ RANGES = {
   "latency_s": NOT_NEGATIVE,
   "size_bytes": BYTES,
   "picture_round": COUNT_OR_NONE,
+  "pieces": COUNT_OR_NONE,
   "failed_uplinks": COUNT_OR_NONE,
   # Sizes of messages in MSCCL files, which are int64.
   "export.min_bytes": Range(0, 2**63 - 1, whole=True),

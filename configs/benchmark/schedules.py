@@ -5,15 +5,18 @@ r"""Time to build schedules, and how near optimal ones come to the cut bound.
 
 It has four parts: MultiTree on square tori and meshes of growing size; the
 event loop on all-gathers of 1,024 ranks; optimal trees on some graphs, one of
-them with failed links; and optimal trees on 200 seeded random graphs of up to
-64 nodes, with links of several speeds, switches in some and failed links in
-some. For each graph of the last two parts the output has the tight cut: its
-nodes, and the bandwidth that leaves it, which bounds any all-gather from below.
+them with failed links; and optimal trees on twice 200 seeded random graphs,
+with switches in some and failed links in some. Links are of 25, 50, 100 and 200
+GB/s in the first 200, and anything from 25 to 200 GB/s in the others. For each
+graph of the last two parts the output has the tight cut: its nodes, and the
+bandwidth that leaves it, which bounds any all-gather from below; the busiest
+link of packed trees over this bound; and the time, over the bound, of the
+schedule that `parallel.planner.schedules` chooses for a size, by two models.
 
 Aims: MultiTree on 32x32 under 5 s and on a 64x64 torus under 60 s; 300,000 link
-traversals per second; optimal trees of an 8x8 torus under 10 s; 95% of the
-random graphs within 5% of the bound. Seconds in the result are processor time.
-The whole takes minutes; `schedules.py:test`, with a few small graphs, seconds.
+traversals per second; packed trees of an 8x8 torus under 10 s. Seconds in the
+result are processor time. The whole takes minutes; `schedules.py:test`, with a
+few small graphs, seconds.
 """
 
 import ml_collections
@@ -34,8 +37,10 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   # All-gathers, by algorithm and topology.
   config.benchmark.simulated = ("ring, ring 1024", "bucket, torus 32x32",
                                 "multitree, torus 32x32")
+  # Sizes of all-gathers; random graphs are timed at the last one.
+  config.benchmark.size_bytes = (2**15, 2**20, 2**26)
   config.benchmark.num_random = 200
-  config.benchmark.max_nodes = 64
+  config.benchmark.max_nodes = 32
   # How many processes share the random graphs.
   config.benchmark.processes = 2
   # PNG of the times against the number of nodes; "" for none.

@@ -1,8 +1,11 @@
 r"""Times all-reduce algorithms on tori, meshes, fat trees and BiGraphs.
 
-MultiTree (Huang et al., ISCA 2021) is compared with ring, 2D ring, double
-binary tree, halving-doubling with rank mapping (HDRM), and with the bucket form
-of the 2D ring, which the paper does not have.
+MultiTree (Huang et al., ISCA 2021) is compared with every other builder that
+runs on a network: those of its paper (ring, 2D ring, double binary tree,
+halving-doubling with rank mapping, HDRM) and those that the paper does not have
+(rings both ways, the bucket form of the 2D ring, halving-doubling without
+mapping, Swing, direct exchange). Chunks are cut into as many pieces as suit an
+algorithm best.
 
   python -m launch.simulate --config=configs/collectives/multitree.py
   python -m launch.simulate --config=configs/collectives/multitree.py:large \
@@ -45,9 +48,14 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.name = f"multitree_{size}"
   config.study = "collectives"
   config.topologies = TOPOLOGIES[size]
+  # All builders: an algorithm looks good beside few rivals.
   config.algorithms = (
-    "ring", "ring_2d", "bucket", "double_tree", "hdrm", "multitree"
+    "ring", "bidirectional_ring", "ring_2d", "bucket", "halving_doubling",
+    "hdrm", "double_tree", "swing", "direct", "multitree", "optimal",
   )
+  # Pieces of each chunk, which follow one another; 0: for each size and model
+  # of time as many as are fastest.
+  config.pieces = 0
   kib = {"test": (32, 512, 8192), "large": (32, 2048, 65536)}
   config.size_bytes = tuple(
     k * 2**10 for k in kib.get(size, (32, 256, 2048, 16384, 65536))

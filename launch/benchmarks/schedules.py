@@ -21,6 +21,7 @@ from rich.progress import track
 from caatnet.show import tables
 from parallel.network import simulate
 from parallel.network.routed import on_links
+from parallel.planner import schedules
 from parallel.schedules import multitree
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
@@ -28,8 +29,12 @@ from parallel.schedules.optimal import trees
 from parallel.topology import builders as topologies
 from parallel.topology.graph import Link, Topology
 
-# Bytes per second of links of random graphs.
-BANDWIDTHS = (25e9, 50e9, 100e9, 200e9)
+# Bytes per second of links of random graphs: in powers of two, and any.
+SPEEDS: dict[str, Callable[[random.Random], float]] = {
+  "doubling": lambda rng: rng.choice((25e9, 50e9, 100e9, 200e9)),
+  "uneven": lambda rng: rng.uniform(25e9, 200e9),
+}
+MODELS = ("events", "lockstep")
 
 # Topologies of optimal trees, by the names in config.benchmark.optimal.
 NAMED = {
@@ -88,24 +93,45 @@ def run(config: Any) -> dict[str, Any]:
       f"{r['traversals'] / r['seconds']:,.0f}"] for r in simulated],
   )
   named = [
-    _optimal(NAMED[name](), name) for name in _track(options.optimal, "optimal")
+    _optimal(NAMED[name](), name, options.size_bytes)
+    for name in _track(options.optimal, "optimal")
   ]
+  _show_optimal(named)
+  drawn = {kind: _random(options, kind) for kind in SPEEDS}
+  if options.plot:
+    _plot(scaling, drawn["doubling"], options.plot)
+  facts = {"python": platform.python_version(), "numpy": np.__version__}
+  return {
+    "environment": facts, "multitree": scaling, "simulated": simulated,
+    "optimal": named, "random": drawn,
+    "summary": {kind: _summary(kind, rows) for kind, rows in drawn.items()},
+  }
+
+
+def _show_optimal(named: list[dict[str, Any]]) -> None:
+  """Prints tables of packed trees, and of times at sizes, over the bounds."""
   tables.table(
-    "optimal all-gathers: busiest link over the cut bound",
+    "packed trees of all-gathers: busiest link over the cut bound",
     ["topology", "k", "over bound", "rounds / bound", "tight cut", "s",
      "MultiTree s"],
     [[r["topology"], str(r["trees_per_rank"]), f"{r['ratio']:.4f}",
       f"{r['rounds_ratio']:.3f}", _cut(r), f"{r['seconds']:.2f}",
       f"{r['multitree_seconds']:.2f}"] for r in named],
   )
-  drawn = _random(options)
-  if options.plot:
-    _plot(scaling, drawn, options.plot)
-  facts = {"python": platform.python_version(), "numpy": np.__version__}
-  return {
-    "environment": facts, "multitree": scaling, "simulated": simulated,
-    "optimal": named, "random": drawn, "summary": _summary(drawn),
-  }
+  tables.table(
+    "all-gathers chosen for a size: time over the bound (of the tightest cut, "
+    "or of latencies)",
+    ["topology", "size", "bound us", "by events", "with", "in lockstep",
+     "with"],
+    [
+      [r["topology"], tables.size_text(x["size_bytes"]),
+       f"{x['bound_us']:,.2f}",
+       *(text for model in MODELS for text in (
+         f"{x[model]['ratio']:.3f}", x[model]["trees"]
+       ))]
+      for r in named for x in r["times"]
+    ],
+  )
 
 
 def _track(
@@ -117,22 +143,27 @@ def _track(
   )
 
 
-def _random(options: Any) -> list[dict[str, Any]]:
+def _random(options: Any, kind: str) -> list[dict[str, Any]]:
   """Measures the random graphs, which are dealt to several processes."""
   seeds = range(options.num_random)
-  draw = functools.partial(_drawn, max_nodes=options.max_nodes)
+  draw = functools.partial(
+    _drawn, max_nodes=options.max_nodes, kind=kind,
+    sizes=tuple(options.size_bytes)[-1:],
+  )
   with concurrent.futures.ProcessPoolExecutor(
     options.processes, multiprocessing.get_context("spawn")
   ) as pool:
-    return list(_track(pool.map(draw, seeds), "random graphs", len(seeds)))
+    return list(_track(pool.map(draw, seeds), f"{kind} links", len(seeds)))
 
 
-def _drawn(seed: int, max_nodes: int) -> dict[str, Any]:
-  return _optimal(random_graph(seed, max_nodes), f"random {seed}")
+def _drawn(
+  seed: int, max_nodes: int, kind: str, sizes: tuple[int, ...]
+) -> dict[str, Any]:
+  return _optimal(random_graph(seed, max_nodes, kind), f"random {seed}", sizes)
 
 
-def _summary(drawn: list[dict[str, Any]]) -> dict[str, Any]:
-  """Prints and returns a summary of the random graphs."""
+def _summary(kind: str, drawn: list[dict[str, Any]]) -> dict[str, Any]:
+  """Prints and returns a summary of random graphs with links of one kind."""
   ratios = np.array([r["ratio"] for r in drawn])
   seconds = np.array([r["seconds"] for r in drawn])
   worst = max(drawn, key=lambda r: r["ratio"])
@@ -147,13 +178,29 @@ def _summary(drawn: list[dict[str, Any]]) -> dict[str, Any]:
   }
   print(
     f"{len(drawn)} random graphs of {min(r['nodes'] for r in drawn)} to "
-    f"{max(r['nodes'] for r in drawn)} nodes: {found['within_5_percent']:.1%} "
+    f"{max(r['nodes'] for r in drawn)} nodes, {kind} links.\n"
+    f"Busiest link of packed trees: {found['within_5_percent']:.1%} "
     f"within 5% of the cut bound, {found['within_1_percent']:.1%} within 1%, "
     f"worst {found['worst']:.4f} ({worst['topology']}, tight cut "
-    f"{_cut(worst)})\noptimal: median {found['median_seconds']:.1f} s, longest "
+    f"{_cut(worst)}); median {found['median_seconds']:.1f} s, longest "
     f"{found['most_seconds']:.1f} s; MultiTree at most "
     f"{found['most_multitree_seconds']:.2f} s"
   )
+  for model in MODELS:
+    times = np.array([r["times"][-1][model]["ratio"] for r in drawn])
+    found[model] = {
+      "within_5_percent": float(np.mean(times <= 1.05)),
+      "within_10_percent": float(np.mean(times <= 1.1)),
+      "median": float(np.median(times)),
+      "worst": float(times.max()),
+    }
+    size = tables.size_text(drawn[0]["times"][-1]["size_bytes"])
+    print(
+      f"Time of the schedule at {size}, {model}: "
+      f"{found[model]['within_5_percent']:.1%} within 5% of the bound, "
+      f"{found[model]['within_10_percent']:.1%} within 10%, median "
+      f"{found[model]['median']:.3f}, worst {found[model]['worst']:.3f}"
+    )
   return found
 
 
@@ -194,8 +241,10 @@ def _simulated(name: str) -> dict[str, Any]:
   }
 
 
-def _optimal(topology: Topology, name: str) -> dict[str, Any]:
-  """Times optimal trees, checks their schedule, and compares with the bound."""
+def _optimal(
+  topology: Topology, name: str, sizes: Iterable[int]
+) -> dict[str, Any]:
+  """Times optimal trees, checks their schedules, and compares with bounds."""
   forest, seconds = _timed(lambda: trees.forest(topology))
   schedule = trees.schedule(topology, forest)
   check(schedule, topology)
@@ -218,7 +267,35 @@ def _optimal(topology: Topology, name: str) -> dict[str, Any]:
     "leaving_bytes_per_second": bound.leaving,
     "seconds": seconds,
     "multitree_seconds": multitree_seconds,
+    "times": [_times(topology, bound.seconds_per_byte, x) for x in sizes],
   }
+
+
+def _times(
+  topology: Topology, seconds_per_byte: float, size_bytes: int
+) -> dict[str, Any]:
+  """Compares the schedules that are chosen for a size with the bound.
+
+  No all-gather is faster than the tightest cut allows, nor than the latencies
+  of a shortest path between the two ranks that are farthest apart.
+  """
+  latency_s = min(link.latency_s for link in topology.links)
+  ranks = range(topology.num_ranks)
+  far = max(topology.hops(a, b) for a in ranks for b in ranks)
+  bound_s = max(seconds_per_byte * size_bytes, far * latency_s)
+  found: dict[str, Any] = {"size_bytes": size_bytes, "bound_us": bound_s * 1e6}
+  for model in MODELS:
+    chosen = schedules.fastest(
+      "optimal", topology, "all_gather", size_bytes, model=model
+    )
+    kind = chosen.options.get("trees", chosen.builder)
+    found[model] = {
+      "ratio": chosen.seconds / bound_s,
+      "trees": {"optimal": "packed"}.get(kind, kind),
+      "chunks_per_rank": chosen.schedule.num_chunks // topology.num_ranks,
+      "num_rounds": len(chosen.schedule.rounds),
+    }
+  return found
 
 
 def _ranges(nodes: Iterable[int]) -> str:
@@ -239,7 +316,9 @@ def _cut(row: dict[str, Any]) -> str:
   )
 
 
-def random_graph(seed: int, max_nodes: int) -> Topology:
+def random_graph(
+  seed: int, max_nodes: int, kind: str = "doubling"
+) -> Topology:
   """Draws a connected graph of links in both directions, of several speeds.
 
   Of all seeds, a third give graphs with switches, and a third give graphs with
@@ -248,6 +327,7 @@ def random_graph(seed: int, max_nodes: int) -> Topology:
   Args:
     seed: Decides the graph.
     max_nodes: The largest number of nodes.
+    kind: A key of ``SPEEDS``.
   """
   rng = random.Random(seed)
   nodes = rng.randint(6, max_nodes)
@@ -259,7 +339,7 @@ def random_graph(seed: int, max_nodes: int) -> Topology:
   networkx.add_cycle(graph, order)
   found = []
   for u, v in sorted(graph.edges):
-    bandwidth = rng.choice(BANDWIDTHS)
+    bandwidth = SPEEDS[kind](rng)
     found += [Link(u, v, bandwidth), Link(v, u, bandwidth)]
   topology = Topology(f"random {seed}", n, num_switches, tuple(found))
   if seed % 3 == 2:

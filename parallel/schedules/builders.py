@@ -4,6 +4,7 @@ from collections.abc import Callable
 import functools
 from typing import Any
 
+from parallel.checks import at_least
 from parallel.schedules import (
   direct,
   double_tree,
@@ -13,6 +14,7 @@ from parallel.schedules import (
   ring,
 )
 from parallel.schedules.optimal import trees
+from parallel.schedules.pipeline import pipelined
 from parallel.schedules.schedule import (
   COLLECTIVES,
   Collective,
@@ -56,14 +58,21 @@ def build(
   name: str,
   topology: Topology,
   collective: Collective = "all_reduce",
+  *,
+  pieces: int = 1,
   **options: Any,
 ) -> Schedule:
   """Builds a schedule with the builder of that name.
+
+  How many pieces are best depends on the size of the message:
+  `parallel.planner.schedules` chooses them.
 
   Args:
     name: A key of ``BUILDERS``.
     topology: The network that the schedule runs on.
     collective: "all_reduce", "reduce_scatter" or "all_gather".
+    pieces: Pieces into which each chunk is cut, which follow one another
+      (`parallel.schedules.pipeline`); 1 for whole chunks.
     **options: Keyword arguments of that builder.
 
   Raises:
@@ -76,10 +85,12 @@ def build(
     raise ValueError(
       f"collective {collective!r} must be one of {', '.join(COLLECTIVES)}"
     )
+  at_least("pieces", pieces)
   try:
-    return BUILDERS[name](topology, collective, **options)
+    schedule = BUILDERS[name](topology, collective, **options)
   except TypeError as error:
     # Without options a TypeError is a bug of the builder, not of the config.
     if not options:
       raise
     raise ValueError(f"schedule {name!r}: {error}") from error
+  return pipelined(schedule, topology, pieces)

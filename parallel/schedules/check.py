@@ -10,7 +10,12 @@ does not lose a summand.
 import collections
 import itertools
 
-from parallel.schedules.schedule import COLLECTIVES, Schedule, Transfer
+from parallel.schedules.schedule import (
+  COLLECTIVES,
+  Schedule,
+  Transfer,
+  link_loads,
+)
 from parallel.topology.graph import Topology
 
 
@@ -28,30 +33,14 @@ def check(schedule: Schedule, topology: Topology | None = None) -> None:
   """
   _check_fields(schedule, topology)
   held = _start(schedule)
+  rooms = None
+  if topology is not None and schedule.link_capacity is not None:
+    rooms = topology.rooms(schedule.link_capacity)
   for number, transfers in enumerate(schedule.rounds):
     _check_round(schedule, number, transfers, held)
     if topology is not None:
-      _check_paths(schedule, number, transfers, topology)
+      _check_paths(schedule, number, transfers, topology, rooms)
   _check_end(schedule, held)
-
-
-def link_loads(
-  transfers: tuple[Transfer, ...],
-) -> collections.Counter[tuple[int, int]]:
-  """Counts the chunks that a round sends over each link.
-
-  Args:
-    transfers: The transfers of one round.
-
-  Returns:
-    (source node, destination node) -> number of chunks. A transfer counts on
-    every link of its path.
-  """
-  return collections.Counter(
-    pair
-    for t in transfers
-    for pair in itertools.pairwise(t.path)
-  )
 
 
 def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
@@ -158,8 +147,9 @@ def _check_paths(
   number: int,
   transfers: tuple[Transfer, ...],
   topology: Topology,
+  rooms: dict[tuple[int, int], int] | None,
 ) -> None:
-  """Checks that paths follow links, and the claim of `link_capacity`."""
+  """Checks that paths follow links, and the room on links if it is claimed."""
   pairs = topology.links_by_pair
   for place, t in enumerate(transfers):
     for pair in itertools.pairwise(t.path):
@@ -168,11 +158,10 @@ def _check_paths(
           schedule, number, place,
           f"{topology.name} has no link from {pair[0]} to {pair[1]}",
         )
-  if schedule.link_capacity is None:
+  if rooms is None:
     return
   for pair, load in link_loads(transfers).items():
-    room = schedule.link_capacity * topology.multiples[pair]
-    if load > room:
+    if load > rooms[pair]:
       place = next(
         place for place, t in enumerate(transfers)
         if pair in itertools.pairwise(t.path)
@@ -180,7 +169,7 @@ def _check_paths(
       raise _wrong(
         schedule, number, place,
         f"{load} chunks share the link from {pair[0]} to {pair[1]}, which has "
-        f"room for {room}",
+        f"room for {rooms[pair]}",
       )
 
 

@@ -10,8 +10,9 @@ Source: Huang et al., "Communication Algorithm-Architecture Co-Design for
 Distributed Deep Learning", ISCA 2021, and its published simulator.
 
 Deviations: the simulator ends a step when the last tree of a round adds
-nothing, which takes more steps on meshes. That a link with q times the
-bandwidth of the slowest one takes q chunks per step is not in the paper.
+nothing, which takes more steps on meshes. The paper has links of one bandwidth.
+Where they differ, a step would last as long as the slowest link takes, so trees
+do not grow in steps then, but in time (`parallel.schedules.growth`).
 """
 
 import array
@@ -20,6 +21,7 @@ import operator
 
 import numpy as np
 
+from parallel.schedules import growth
 from parallel.schedules.schedule import Schedule, Transfer
 from parallel.topology.graph import Path, Topology
 
@@ -30,8 +32,8 @@ def grow(
   """Grows the trees of an all-gather.
 
   Args:
-    topology: Any topology; ranks reach each other over links or through
-      switches.
+    topology: A topology with links of one bandwidth; ranks reach each other
+      over links or through switches.
     farthest_first: Whether trees take their turns in the order of their roots'
       distance to the farthest rank, largest first, from the second round of a
       step on. Otherwise they take them in the order of ranks.
@@ -78,7 +80,17 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
   Args:
     topology: The network that the schedule runs on.
     farthest_first: The order of turns, as in `grow`.
+
+  Raises:
+    ValueError: `farthest_first`, and bandwidths differ: there are no turns.
   """
+  if not topology.even:
+    if farthest_first:
+      raise ValueError(
+        f"multitree: farthest_first=True needs links of one bandwidth; those "
+        f"of {topology.name} differ"
+      )
+    return _in_time(topology)
   rounds = tuple(
     tuple(
       Transfer(path[0], path[-1], root, "copy", path)
@@ -91,6 +103,27 @@ def gather(topology: Topology, *, farthest_first: bool = False) -> Schedule:
   n = topology.num_ranks
   return Schedule(
     "multitree", "all_gather", n, n, rounds, tuple(range(n)), link_capacity=1
+  )
+
+
+def _in_time(topology: Topology) -> Schedule:
+  """Builds the all-gather where links differ: trees grow in time, not in steps.
+
+  It is also tried without the slowest links, where the ranks do not need them:
+  a round with one chunk on such a link lasts long for all others.
+  """
+  found = []
+  for speed in growth.speeds(topology):
+    try:
+      left = topology.without(*(
+        pair for pair, link in topology.links_by_pair.items()
+        if link.bandwidth < speed
+      ))
+    except ValueError:  # some rank is cut off
+      break
+    found.append(growth.schedule("multitree", left, growth.grow(left, 1)))
+  return min(
+    found, key=lambda schedule: growth.seconds(schedule.rounds, topology)
   )
 
 
@@ -119,7 +152,7 @@ class _Direct:
     self._out = np.argsort(sources, kind="stable").astype(np.int32)
     self._degree = np.bincount(sources, minlength=n)
     self._ends = np.cumsum(self._degree)
-    self._capacity = list(topology.multiples.values())
+    self._capacity = [1] * len(topology.links)
     self._member = [bytearray(n) for _ in range(n)]
     self._roots = self._frontier = np.empty(0, np.int32)
     self._held = np.zeros((n, n), bool)  # [root, rank] as of the last step
@@ -209,9 +242,9 @@ class _Switched:
   """Grows trees where ranks are joined through switches, too.
 
   A turn takes the way with the fewest links from any parent to a new rank;
-  among equally short ways, that of the parent that joined first. It stops at a
-  way of two links, the shortest one through a switch. A parent from which no
-  way is free has none until the step ends, and is not asked again. Most of
+  among equally short ways, that of the parent that joined first. It stops at
+  one of as many links as the nearest two ranks are apart. A parent from which
+  no way is free has none until the step ends, and is not asked again. Most of
   these have no free link out, which is known without a search.
   """
 
@@ -226,7 +259,11 @@ class _Switched:
       self._out[link.source].append(number)
     self._ordered: dict[tuple[int, int], list[int]] = {}
     self._within = [_ranks_within(topology, rank) for rank in range(n)]
-    self._capacity = list(topology.multiples.values())
+    # No way has fewer links: one between ranks, two through a switch.
+    self._shortest = 1 if any(
+      max(link.source, link.destination) < n for link in topology.links
+    ) else 2
+    self._capacity = [1] * len(topology.links)
     # Each tree's ranks in the order of joining, and as a set.
     self._members = [[root] for root in range(n)]
     self._joined = [{root} for root in range(n)]
@@ -277,9 +314,7 @@ class _Switched:
           stuck.add(parent)
         elif not best or len(links) < len(best):
           best = links
-        # Two links join ranks at the same switch: no way through switches is
-        # shorter.
-        if 0 < len(best) <= 2:
+        if 0 < len(best) <= self._shortest:
           break
       if stuck:
         self._parents[root] = [

@@ -41,7 +41,6 @@ def _gather(
     cycles: Orders of all ranks. Each carries an equal part of every slice.
   """
   n, parts = topology.num_ranks, len(cycles)
-  links = topology.links_by_pair
   # The last rank that a chunk reaches is the one before its owner. It does not
   # send the chunk on, so there are n - 1 rounds and not n.
   rounds: list[list[Transfer]] = [[] for _ in range(n - 1)]
@@ -57,9 +56,7 @@ def _gather(
         rounds[step].append(
           Transfer(source, destination, chunk, "copy", path)
         )
-  order = cycles[0]
-  direct = all(pair in links for pair in zip(order, order[1:] + order[:1],
-                                             strict=True))
+  direct = all(len(t.path) == 2 for transfers in rounds for t in transfers)
   return Schedule(
     name,
     "all_gather",

@@ -8,8 +8,10 @@ Builders make all-gathers. The reduce-scatter is the all-gather walked back,
 and the all-reduce is the reduce-scatter followed by the all-gather.
 """
 
+import collections
 from collections.abc import Callable
 import dataclasses
+import itertools
 from typing import Literal, NamedTuple
 
 from parallel.topology.graph import Path, Topology
@@ -60,9 +62,9 @@ class Schedule:
       (reduce-scatter) or starts with the chunk (all-gather). It is () for an
       all-reduce.
     link_capacity: A claim that `check` proves. In no round does a link carry
-      more than this many chunks times its entry in `Topology.multiples` (its
-      bandwidth over the slowest link's). None claims nothing: transfers may
-      share links.
+      more than this many chunks times its bandwidth over the slowest link's,
+      rounded down (`Topology.rooms`). None claims nothing: transfers may share
+      links.
   """
 
   name: str
@@ -81,6 +83,25 @@ class Schedule:
   def owned(self, rank: int) -> tuple[int, ...]:
     """Returns the chunks of a rank's slice, in the order of the slice."""
     return tuple(c for c, owner in enumerate(self.owners) if owner == rank)
+
+
+def link_loads(
+  transfers: tuple[Transfer, ...],
+) -> collections.Counter[tuple[int, int]]:
+  """Counts the chunks that a round sends over each link.
+
+  Args:
+    transfers: The transfers of one round.
+
+  Returns:
+    (source node, destination node) -> number of chunks. A transfer counts on
+    every link of its path.
+  """
+  return collections.Counter(
+    pair
+    for t in transfers
+    for pair in itertools.pairwise(t.path)
+  )
 
 
 def reversed_gather(gather: Schedule) -> Schedule:
@@ -120,11 +141,14 @@ def scatter_then_gather(scatter: Schedule, gather: Schedule) -> Schedule:
     gather: An all-gather in which each chunk has the same owner.
   """
   assert scatter.owners == gather.owners, "both must cut the data alike"
+  capacities = (scatter.link_capacity, gather.link_capacity)
   return dataclasses.replace(
     gather,
     collective="all_reduce",
     rounds=scatter.rounds + gather.rounds,
     owners=(),
+    # Where a network's two directions differ, so may the halves' claims.
+    link_capacity=None if None in capacities else max(capacities),
   )
 
 

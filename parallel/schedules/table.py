@@ -49,6 +49,8 @@ def table(schedule: Schedule) -> np.ndarray:
         )
       left = [t for t in left if t not in chosen]
       rows.append(_row(chosen, schedule.num_ranks))
+  if not rows:  # one rank
+    return np.empty((0, schedule.num_ranks, 4), np.int32)
   return np.stack(rows)
 
 

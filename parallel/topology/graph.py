@@ -120,11 +120,23 @@ class Topology:
 
     The order is that of `links`.
     """
+    return self.rooms(1)
+
+  def rooms(self, amount: float) -> dict[tuple[int, int], int]:
+    """Returns what each link carries in the time of a round, rounded down.
+
+    Args:
+      amount: How much the slowest link carries.
+
+    Returns:
+      (source, destination) -> ``amount`` times the link's bandwidth over the
+      slowest link's, in the order of `links`.
+    """
     slowest = min((link.bandwidth for link in self.links), default=1.0)
     # The small factor keeps a ratio that a rounding error has put just below
     # an integer from being rounded down.
     return {
-      pair: int(link.bandwidth / slowest * (1 + 1e-9))
+      pair: int(amount * link.bandwidth / slowest * (1 + 1e-9))
       for pair, link in self.links_by_pair.items()
     }
 
@@ -223,6 +235,11 @@ class Topology:
       (v, u) in links and links[v, u].bandwidth == link.bandwidth
       for (u, v), link in links.items()
     )
+
+  @functools.cached_property
+  def even(self) -> bool:
+    """Whether all links have the same bandwidth."""
+    return len({link.bandwidth for link in self.links}) < 2
 
   def reversed(self) -> "Topology":
     """Returns the topology with the direction of every link reversed."""

@@ -15,6 +15,7 @@ from rich.progress import track
 from caatnet.studies.inputs import check_lists, parse_topology
 from parallel.network import simulate
 from parallel.network.routed import on_links
+from parallel.planner import schedules
 from parallel.schedules import builders
 from parallel.topology.graph import Topology
 
@@ -31,7 +32,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Returns:
     Plain data. "rows" has times in us for each topology, algorithm and size.
     "skipped" has algorithms that do not run on a topology, and why. "speedups"
-    has those of MultiTree, as geometric means over sizes and topologies.
+    has those of MultiTree, as geometric means over sizes and topologies: over
+    the ring, over the best of the others in the config, and over "optimal".
 
   Raises:
     ValueError: A topology or algorithm is unknown or missing, or a size is not
@@ -51,8 +53,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     cases, "simulating", transient=True, console=Console(stderr=True)
   ):
     try:
-      schedule = builders.build(name, net)
-      routed = on_links(schedule, net)
+      builders.build(name, net)
     except ValueError as error:
       skipped.append(
         {"topology": net.name, "algorithm": name, "why": str(error)}
@@ -60,29 +61,47 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       continue
     for size in sizes:
       try:
-        timeline = simulate.events(routed, size, barrier=barrier)
+        rows.append(_row(net, name, size, barrier, config["pieces"]))
       except ValueError as error:
         raise ValueError(f"config.size_bytes: {error}") from error
-      rows.append({
-        "topology": net.name,
-        "num_ranks": net.num_ranks,
-        "algorithm": name,
-        "num_rounds": len(schedule.rounds),
-        "size_bytes": size,
-        "events_us": timeline.finish_ns / 1e3,
-        "lockstep_us": simulate.lockstep(routed, size) * 1e6,
-        "bound_us": injection_bound(net, size) * 1e6,
-        "mean_utilisation": float(timeline.utilisation.mean()),
-      })
   return {
     "study": "collectives",
     "bandwidth": config["bandwidth"],
     "latency_s": config["latency_s"],
     "barrier": barrier,
+    "pieces": config["pieces"],
     "rows": rows,
     "skipped": skipped,
     "speedups": _speedups(rows),
     "published": PUBLISHED,
+  }
+
+
+def _row(
+  net: Topology, name: str, size_bytes: int, barrier: bool, pieces: int
+) -> dict[str, Any]:
+  """Times an algorithm; for each model in as many pieces as suit it best."""
+  found = {}
+  for model in ("barrier" if barrier else "events", "lockstep"):
+    found[model] = schedules.fastest(
+      name, net, "all_reduce", size_bytes, model=model, pieces=pieces or None
+    )
+  by_events, in_lockstep = found.values()
+  timeline = simulate.events(
+    on_links(by_events.schedule, net), size_bytes, barrier=barrier
+  )
+  return {
+    "topology": net.name,
+    "num_ranks": net.num_ranks,
+    "algorithm": name,
+    "num_rounds": len(in_lockstep.schedule.rounds),
+    "size_bytes": size_bytes,
+    "events_us": timeline.finish_ns / 1e3,
+    "events_chunks": by_events.schedule.num_chunks,
+    "lockstep_us": in_lockstep.seconds * 1e6,
+    "lockstep_chunks": in_lockstep.schedule.num_chunks,
+    "bound_us": injection_bound(net, size_bytes) * 1e6,
+    "mean_utilisation": float(timeline.utilisation.mean()),
   }
 
 
@@ -106,14 +125,14 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
 
 
 def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """Computes MultiTree's speed-ups over ring and over the best other one.
+  """Computes MultiTree's speed-ups over ring, the best other one and optimal.
 
   Args:
     rows: What `run` measured.
 
   Returns:
     For each model of time, geometric mean and range over all topologies and
-    sizes.
+    sizes, and of how many of these cells it is the fastest ("wins").
   """
   cells: dict[tuple[str, int], dict[str, Mapping[str, Any]]] = {}
   for row in rows:
@@ -121,19 +140,29 @@ def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     cell[row["algorithm"]] = row
   found: dict[str, Any] = {}
   for model in ("events_us", "lockstep_us"):
-    over: dict[str, list[float]] = {"over ring": [], "over the best other": []}
+    over: dict[str, list[float]] = {
+      "over ring": [], "over the best other": [], "over optimal": []
+    }
     for cell in cells.values():
       ours = cell.get("multitree")
-      others = [r[model] for name, r in cell.items() if name != "multitree"]
+      # "optimal" chooses among others, MultiTree's trees too.
+      others = [
+        r[model] for name, r in cell.items()
+        if name not in ("multitree", "optimal")
+      ]
       if ours and "ring" in cell:
         over["over ring"].append(cell["ring"][model] / ours[model])
       if ours and others:
         over["over the best other"].append(min(others) / ours[model])
+      if ours and "optimal" in cell:
+        over["over optimal"].append(cell["optimal"][model] / ours[model])
     found[model] = {
       name: {
         "mean": math.exp(sum(map(math.log, values)) / len(values)),
         "least": min(values),
         "most": max(values),
+        "wins": sum(value >= 1 for value in values),
+        "cells": len(values),
       }
       for name, values in over.items()
       if values

@@ -209,7 +209,7 @@ def _pair_by_pair(
       # does not. All of it is tried first: if it fits, the search ends.
       low, high = 0, most + 1
       amount = most
-      while high - low > 1 or amount == most > low:
+      while high - low > 1:
         tried = left.copy()
         tried[source, switch] -= amount
         tried[switch, there] -= amount

@@ -10,19 +10,28 @@ part of at most U c trees, so the busiest link needs at most M U / (n k) seconds
 for M bytes of all slices together. This is the cut bound T* if U / k is as
 small as the bound allows, 1 / y.
 
+This bounds the busiest link, not the schedule that runs: trees are deep, and a
+chunk has to go all the way down. Cutting the chunks into pieces
+(`parallel.schedules.pipeline`) brings the time near to that of the busiest
+link for large messages. For others, trees that are grown with latencies in mind
+(`parallel.schedules.growth`) are sooner done.
+
 Source: ForestColl, arXiv 2402.06787. Unlike there, k is the smallest one within
-a tolerance of the bound, at most `max_weight`. The rounds are ours, too, and
-cost about a tree's depth more than the busiest link.
+a tolerance of the bound, at most `max_weight`. The rounds are ours, too.
 """
 
 import collections
 import dataclasses
 from fractions import Fraction
+import functools
 import heapq
 import itertools
+from typing import Literal
 
 import numpy as np
 
+from parallel.checks import at_least
+from parallel.schedules import growth
 from parallel.schedules.optimal.cut_bound import (
   CutBound,
   SourceFlow,
@@ -64,6 +73,7 @@ class Forest:
     return self.seconds_per_byte / self.bound.seconds_per_byte
 
 
+@functools.lru_cache(maxsize=8)
 def forest(
   topology: Topology,
   *,
@@ -185,15 +195,61 @@ def _smallest_scale(
 
 
 def build(
-  topology: Topology, collective: Collective, **options: float | None
+  topology: Topology,
+  collective: Collective,
+  *,
+  trees: Literal["packed", "grown"] = "packed",
+  weight: int | None = None,
+  max_weight: int | None = None,
+  tolerance: float = 0.01,
+  size_bytes: float | None = None,
+  link_capacity: int = 1,
 ) -> Schedule:
   """Builds any of the three collectives.
+
+  Packed trees load no link more than the cut bound allows, but may be deep:
+  they are for large messages, cut into pieces. Grown trees weigh depth against
+  load for messages of a size. `parallel.planner.schedules` chooses.
 
   Args:
     topology: The network that the schedule runs on.
     collective: The collective to build.
-    **options: `weight`, `max_weight` and `tolerance`, as in `forest`.
+    trees: "packed" (`forest`) or "grown" (`parallel.schedules.growth`).
+    weight: Trees of each rank, k. None chooses it as `forest` says, and 1 for
+      grown trees.
+    max_weight: For packed trees, as in `forest`.
+    tolerance: For packed trees, as in `forest`.
+    size_bytes: For grown trees, the bytes of the buffer. None leaves latencies
+      out.
+    link_capacity: For grown trees, the chunks that the slowest link carries in
+      a round.
+
+  Raises:
+    ValueError: An option has no effect on these trees, or is out of its range.
   """
+  if trees not in ("packed", "grown"):
+    raise ValueError(f"trees={trees!r} must be one of packed, grown")
+  given = {
+    "max_weight": ("packed", max_weight is not None),
+    "tolerance": ("packed", tolerance != 0.01),
+    "size_bytes": ("grown", size_bytes is not None),
+    "link_capacity": ("grown", link_capacity != 1),
+  }
+  for key, (needed, is_given) in given.items():
+    if is_given and trees != needed:
+      raise ValueError(f"{key} has no effect on trees={trees!r}")
+  if weight is not None:
+    at_least("weight", weight)
+  at_least("link_capacity", link_capacity)
+  if trees == "grown":
+    return from_gather(
+      lambda x: growth.schedule(
+        "optimal", x, growth.grow(x, weight or 1, size_bytes), link_capacity
+      ),
+      topology,
+      collective,
+    )
+  options = {"max_weight": max_weight, "tolerance": tolerance}
   # Where links have no equal reverse, the all-reduce's two halves have forests
   # of their own. Both must cut the data into equally many chunks, so the larger
   # of the two k is used for both.
@@ -201,15 +257,17 @@ def build(
     collective == "all_reduce"
     and topology.num_ranks > 1
     and not topology.symmetric
-    and options.get("weight") is None
+    and weight is None
   ):
     halves = (topology, topology.reversed())
-    options |= {"weight": max(forest(x, **options).weight for x in halves)}
-  return from_gather(lambda x: gather(x, **options), topology, collective)
+    weight = max(forest(x, **options).weight for x in halves)
+  return from_gather(
+    lambda x: gather(x, weight=weight, **options), topology, collective
+  )
 
 
 def gather(topology: Topology, **options: float | None) -> Schedule:
-  """Builds the all-gather in which each chunk goes down its own tree.
+  """Builds the all-gather in which each chunk goes down its own packed tree.
 
   Args:
     topology: The network that the schedule runs on.

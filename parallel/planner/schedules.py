@@ -1,0 +1,194 @@
+"""Chooses how a collective is scheduled, by its time at a message's size.
+
+Small messages want few rounds and shallow trees, large ones want every link
+busy and so many small pieces. What is best in between depends on links,
+latencies and switches, so candidates are built and timed by the simulator.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+import functools
+from typing import Any, Literal
+
+from parallel.network import simulate
+from parallel.network.routed import RoutedSchedule, on_links
+from parallel.schedules import builders
+from parallel.schedules.check import check
+from parallel.schedules.pipeline import pipelined
+from parallel.schedules.schedule import Collective, Schedule
+from parallel.topology.graph import Topology
+
+Model = Literal["events", "barrier", "lockstep"]
+
+# Candidates beyond these are not tried, but whole chunks always are. Below some
+# size a message costs more than its latency and its bytes, which is all that
+# the models know.
+MOST_TRANSFERS = 2**15
+MOST_TREES = 160  # grown ones, of all ranks together
+LEAST_CHUNK_BYTES = 2**12
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """A schedule, what it was built with, and its time.
+
+  Attributes:
+    schedule: The schedule.
+    builder: The key of `builders.BUILDERS` that made it.
+    options: The builder's keyword arguments.
+    pieces: Pieces of each chunk.
+    seconds: The time of the schedule.
+  """
+
+  schedule: Schedule
+  builder: str
+  options: dict[str, Any]
+  pieces: int
+  seconds: float
+
+
+def fastest(
+  name: str,
+  topology: Topology,
+  collective: Collective,
+  size_bytes: int,
+  *,
+  model: Model = "events",
+  pieces: int | None = None,
+) -> Choice:
+  """Finds the schedule of a builder that takes least time for a message.
+
+  Every builder is tried with several numbers of pieces. "optimal" stands for
+  packed trees, grown trees and those of "multitree".
+
+  Args:
+    name: A key of `builders.BUILDERS`.
+    topology: The network that the schedule runs on.
+    collective: "all_reduce", "reduce_scatter" or "all_gather".
+    size_bytes: Bytes of the buffer.
+    model: "events" for machines that send a chunk on as soon as they have it
+      (`simulate.events`); for those that wait after each round, as
+      `parallel.schedules.run` does, "lockstep" (`simulate.lockstep`) or
+      "barrier" (`simulate.events`, in which switches wait for whole messages).
+
+    pieces: Pieces of each chunk. None chooses them, and the trees of "optimal".
+
+  Returns:
+    The fastest candidate, proven.
+
+  Raises:
+    ValueError: The builder does not take the topology, or there are fewer
+      bytes than chunks.
+  """
+  kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, {})]]
+  if name == "optimal" and topology.num_ranks > 1 and pieces is None:
+    kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
+
+  def timed(
+    builder: str, options: dict[str, Any], pieces: int, capacity: int | None
+  ) -> Choice:
+    schedule, layout = _laid_out(
+      topology, collective, builder, tuple(options.items()), pieces, capacity
+    )
+    if model == "lockstep":
+      seconds = simulate.lockstep(layout, size_bytes)
+    else:
+      barrier = model == "barrier"
+      timeline = simulate.events(layout, size_bytes, barrier=barrier)
+      seconds = timeline.finish_ns / 1e9
+    return Choice(schedule, builder, options, pieces, seconds)
+
+  found = []
+  for kind in kinds:
+    whole: list[Choice] = []
+    for builder, options in kind:
+      # Whole chunks are tried whatever their size.
+      if not whole or _fits(topology, options, size_bytes):
+        whole.append(timed(builder, options, 1, None))
+    best = soonest(whole)
+    if pieces is None:
+      found += [best, *_cut(best, topology, size_bytes, model, timed)]
+    else:
+      found.append(timed(name, {}, pieces, None))
+  best = soonest(found)
+  check(best.schedule, topology)
+  return best
+
+
+@functools.lru_cache(maxsize=16)
+def _laid_out(
+  topology: Topology,
+  collective: Collective,
+  builder: str,
+  options: tuple[tuple[str, Any], ...],
+  pieces: int,
+  capacity: int | None,
+) -> tuple[Schedule, RoutedSchedule]:
+  """Builds a candidate; kept for a few, since sizes and models share them."""
+  if pieces == 1:
+    schedule = builders.build(builder, topology, collective, **dict(options))
+  else:
+    whole = _laid_out(topology, collective, builder, options, 1, None)[0]
+    schedule = pipelined(whole, topology, pieces, capacity)
+  return schedule, on_links(schedule, topology)
+
+
+def _fits(
+  topology: Topology, options: dict[str, Any], size_bytes: int
+) -> bool:
+  """Says whether as many grown trees make no chunks that are too small."""
+  num_chunks = options.get("weight", 1) * topology.num_ranks
+  return num_chunks * LEAST_CHUNK_BYTES <= size_bytes
+
+
+def soonest(choices: Iterable[Choice]) -> Choice:
+  """Returns the first one of the least time."""
+  return min(choices, key=lambda choice: choice.seconds)
+
+
+def _cut(
+  whole: Choice,
+  topology: Topology,
+  size_bytes: int,
+  model: Model,
+  timed: Callable[..., Choice],
+) -> Iterator[Choice]:
+  """Yields a schedule in more and more pieces, as long as this is of use."""
+  schedule, least, in_vain = whole.schedule, whole.seconds, 0
+  for pieces in (2, 4, 8, 16, 32, 64):
+    chunk_bytes = size_bytes / schedule.num_chunks / pieces
+    num_transfers = schedule.num_transfers * pieces
+    if num_transfers > MOST_TRANSFERS or chunk_bytes < LEAST_CHUNK_BYTES:
+      return
+    # Links that differ carry what is due to them only in rounds of several. By
+    # events it does not matter which transfers are in one round.
+    capacities = [schedule.link_capacity]
+    if model != "events" and not topology.even and schedule.link_capacity:
+      capacities += [
+        max(1, schedule.link_capacity * pieces // parts) for parts in (8, 2)
+      ]
+    choice = soonest([
+      timed(whole.builder, whole.options, pieces, capacity)
+      for capacity in dict.fromkeys(capacities)
+    ])
+    yield choice
+    # Twice the pieces for less than 1% is not worth it, twice in a row.
+    in_vain = 0 if choice.seconds < 0.99 * least else in_vain + 1
+    if in_vain == 2:
+      return
+    least = min(least, choice.seconds)
+
+
+def _grown(
+  topology: Topology, size_bytes: int, model: Model
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields the options of grown trees, with more and more of them."""
+  for weight in (1, 2, 4, 8, 16):
+    if weight > 1 and weight * topology.num_ranks > MOST_TREES:
+      return
+    # By events it does not matter which transfers are in one round.
+    for capacity in (1,) if model == "events" else (1, 2, 16):
+      yield "optimal", {
+        "trees": "grown", "weight": weight, "size_bytes": size_bytes,
+        "link_capacity": capacity,
+      }
