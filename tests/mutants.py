@@ -957,7 +957,7 @@ _PLACES = [
   ),
   Mutant(
     "parallel/topology/builders.py", "uplinks are as fast as hosts' links",
-    "found += _both(up, uplink_bandwidth or bandwidth, latency_s)",
+    "found += _both(up, uplink_bandwidth, latency_s)",
     "found += _both(up, bandwidth, latency_s)",
     f"{_NETWORK}/flows_test.py::test_a_step_takes_its_slowest_link",
   ),
@@ -981,7 +981,7 @@ _PLACES = [
   ),
   Mutant(
     "parallel/topology/files.py", "a file's bandwidths are ignored",
-    'float(entry.get("bandwidth", BANDWIDTH))', "float(BANDWIDTH)",
+    "_number(place, key, entry.get(key, default))", "default",
     f"{_TOPOLOGY}::test_a_graph_comes_back_from_networkx_and_from_a_file",
   ),
   Mutant(

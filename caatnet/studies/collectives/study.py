@@ -12,10 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from caatnet.studies.inputs import check_lists, parse_topology
+from caatnet.studies.inputs import (
+  build_schedule,
+  check_lists,
+  parse_topology,
+)
 from parallel.network import simulate
 from parallel.network.routed import on_links
-from parallel.schedules import builders
 from parallel.topology.graph import Topology
 
 # MultiTree's speed-ups by the abstract of Huang et al., ISCA 2021.
@@ -38,12 +41,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       a whole number of bytes for each chunk.
   """
   sizes, barrier = config["size_bytes"], config["barrier"]
-  check_lists(config, algorithms=builders.BUILDERS)
+  check_lists(config)
   nets = [
-    parse_topology(
-      text, "config.topologies", config["bandwidth"], config["latency_s"]
-    )
-    for text in config["topologies"]
+    parse_topology(config, "topologies", text) for text in config["topologies"]
   ]
   cases = [(net, name) for net in nets for name in config["algorithms"]]
   rows, skipped = [], []
@@ -51,7 +51,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     cases, "simulating", transient=True, console=Console(stderr=True)
   ):
     try:
-      schedule = builders.build(name, net)
+      schedule = build_schedule(name, net)
       routed = on_links(schedule, net)
     except ValueError as error:
       skipped.append(
@@ -62,7 +62,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       try:
         timeline = simulate.events(routed, size, barrier=barrier)
       except ValueError as error:
-        raise ValueError(f"config.size_bytes: {error}") from error
+        raise ValueError(f"config.{error}") from error
       rows.append({
         "topology": net.name,
         "num_ranks": net.num_ranks,
