@@ -228,6 +228,21 @@ def test_a_speedup_is_their_time_over_ours():
     )
 
 
+def test_a_topology_has_its_own_links_unless_the_config_says_so():
+  """Inside a DGX links are 9 times as fast as what joins nodes."""
+  def microseconds(**changes):
+    config = small("schedule", topology="dgx:1x4", latency_s=0.0, **changes)
+    return registry.find(config).run(config)["lockstep_us"]
+
+  assert microseconds(bandwidth=50e9) == pytest.approx(
+    9 * microseconds()
+  )
+  assert microseconds(bandwidth="infiniband_ndr") == microseconds(
+    bandwidth=50e9
+  )
+  assert microseconds(algorithm="multitree,farthest_first=True") > 0
+
+
 def test_a_schedule_s_times_are_in_order():
   """On links that differ, who waits for all waits longer."""
   config = small("schedule", topology="dgx:2x4", algorithm="double_tree")
