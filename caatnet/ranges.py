@@ -137,8 +137,6 @@ RANGES = {
   "benchmark.max_nodes": COUNT,
   "benchmark.processes": COUNT,
   # Studies have their keys at the top.
-  "bandwidth": POSITIVE,
-  "latency_s": NOT_NEGATIVE,
   "size_bytes": BYTES,
   "picture_round": COUNT_OR_NONE,
   "pieces": COUNT_OR_NONE,

@@ -837,6 +837,54 @@ _SCHEDULES_ROWS = [
     f"{_SCHEDULES}/msccl_test.py::test_a_write_waits_for_those_who_read",
   ),
   Mutant(
+    "parallel/schedules/msccl/exporter.py", "what is wrong is written",
+    "  check(schedule)\n", "",
+    f"{_SCHEDULES}/msccl_test.py::test_what_is_wrong_is_not_written",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "one channel for all peers",
+    "count = max(1, -(-most // MAX_PEERS))", "count = 1",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_no_channel_has_more_peers_than_a_runtime_takes",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "a file is for no size",
+    '"maxBytes": str(max_bytes)', '"maxBytes": str(min_bytes)',
+    f"{_SCHEDULES}/msccl_test.py::test_a_file_says_for_which_sizes_it_is",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/importer.py", "writers do not wait for readers",
+    "others = [self._written.get(place, number), *self._read.pop(place, ())]",
+    "others = [self._written.get(place, number)]",
+    f"{_SCHEDULES}/msccl_test.py::test_wrong_files_are_named",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/importer.py", "readers do not wait for writers",
+    "return self._unordered([self._written.get(place, number)])", "return None",
+    f"{_SCHEDULES}/msccl_test.py::test_wrong_files_are_named",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/importer.py", "an output may lack its chunks",
+    "if value != newest:\n          raise ValueError(\n"
+    '            f"gpu {rank}: place',
+    "if value is newest:\n          raise ValueError(\n"
+    '            f"gpu {rank}: place',
+    f"{_SCHEDULES}/msccl_test.py::test_wrong_files_are_named",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/importer.py", "sums of a round wait in line",
+    "follows(a.number, b.number, 0 if sums else 1)",
+    "follows(a.number, b.number, 1)",
+    f"{_SCHEDULES}/msccl_test.py::test_sums_of_one_round_arrive_in_any_order",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/importer.py", "a value is read as it arrives",
+    "follows(message.number, reader.number, 1)",
+    "follows(message.number, reader.number, 0)",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_rounds_that_values_do_not_allow_are_put_right",
+  ),
+  Mutant(
     "parallel/schedules/optimal/cut_bound.py", "switches count as ranks",
     "y = Fraction(leaving, sum(node < n for node in cut))",
     "y = Fraction(leaving, len(cut))",
@@ -900,6 +948,17 @@ _NETWORK_ROWS = [
     f"{_NETWORK}/simulate_test.py::test_bytes_of_a_link_are_the_schedule_s",
   ),
   Mutant(
+    "parallel/network/routed.py", "what was never proven is timed",
+    "  if prove:\n", "  if not prove:\n",
+    f"{_NETWORK}/simulate_test.py::test_what_is_no_collective_is_not_timed",
+  ),
+  Mutant(
+    "parallel/network/routed.py", "chunks times bytes overflow",
+    "return each + np.diff(np.arange(num_chunks + 1) * rest // num_chunks)",
+    "return np.diff(np.arange(num_chunks + 1) * int(size_bytes) // num_chunks)",
+    f"{_NETWORK}/simulate_test.py::test_no_size_makes_a_negative_time",
+  ),
+  Mutant(
     "parallel/network/flows.py", "pieces do not go on where the last ended",
     "turn += parts\n", "turn += 1\n",
     f"{_NETWORK}/flows_test.py::test_ethereal_loads_every_link_as_spraying_does",
@@ -958,7 +1017,7 @@ _PLACES = [
   ),
   Mutant(
     "parallel/topology/builders.py", "uplinks are as fast as hosts' links",
-    "found += _both(up, uplink_bandwidth or bandwidth, latency_s)",
+    "found += _both(up, uplink_bandwidth, latency_s)",
     "found += _both(up, bandwidth, latency_s)",
     f"{_NETWORK}/flows_test.py::test_a_step_takes_its_slowest_link",
   ),
@@ -968,6 +1027,28 @@ _PLACES = [
     "(rank, num_ranks + nodes + (rank + rank // gpus_per_node) "
     "% gpus_per_node)",
     f"{_TOPOLOGY}::test_rails_join_equal_numbers",
+  ),
+  Mutant(
+    "parallel/topology/text.py", "a config's bandwidth beats the text's",
+    "options = {k: v for k, v in given.items() if v is not None} | options",
+    "options |= {k: v for k, v in given.items() if v is not None}",
+    f"{_TOPOLOGY}::test_a_text_says_what_its_links_are",
+  ),
+  Mutant(
+    "parallel/topology/text.py", "one direction of a failed link stays",
+    "pairs.append(pair[::-1])", "pass",
+    f"{_TOPOLOGY}::test_a_text_says_what_its_links_are",
+  ),
+  Mutant(
+    "parallel/topology/builders.py", "oversubscription counts no hosts",
+    "hosts_per_leaf * bandwidth / spines / oversubscription",
+    "bandwidth / oversubscription",
+    f"{_TOPOLOGY}::test_a_text_says_what_its_links_are",
+  ),
+  Mutant(
+    "parallel/topology/files.py", "numbered nodes are numbered anew",
+    "    nodes = list(range(len(nodes)))\n", "    pass\n",
+    f"{_TOPOLOGY}::test_a_graph_keeps_its_numbers_or_says_that_it_has_others",
   ),
   Mutant(
     "parallel/topology/graph.py", "all ways go over the first spine",
@@ -982,7 +1063,7 @@ _PLACES = [
   ),
   Mutant(
     "parallel/topology/files.py", "a file's bandwidths are ignored",
-    'float(entry.get("bandwidth", BANDWIDTH))', "float(BANDWIDTH)",
+    "_number(place, key, entry.get(key, default))", "default",
     f"{_TOPOLOGY}::test_a_graph_comes_back_from_networkx_and_from_a_file",
   ),
   Mutant(
@@ -1648,6 +1729,12 @@ _STUDIES_ROWS = [
     "barrier = simulate.events(routed, size, barrier=True)",
     "barrier = simulate.events(routed, size)",
     f"{_STUDIES}/collectives_test.py::test_a_schedule_s_times_are_in_order",
+  ),
+  Mutant(
+    "caatnet/studies/utilisation/study.py", "one's own factor is left out",
+    "[(own, own_factor)]", "[(own, 1.0)]",
+    f"{_STUDIES}/utilisation_test.py::"
+    "test_a_model_of_one_s_own_has_the_paper_s_table_and_curves",
   ),
   Mutant(
     "caatnet/studies/utilisation/study.py", "bytes pass for bits",

@@ -1,57 +1,89 @@
 """Reads and checks what studies of networks have in their configs."""
 
 from collections.abc import Collection, Mapping
-import math
 from typing import Any
 
-from parallel.topology import builders as topologies
+from caatnet.checks import naming
+from parallel import checks
+from parallel.schedules import builders
+from parallel.schedules.schedule import Schedule
+from parallel.topology import text as topologies
 from parallel.topology.graph import Topology
 
+# A schedule of that many ranks has two million transfers.
+MAX_RANKS = 1024
 
-def parse_topology(
-  text: str, key: str, bandwidth: float, latency_s: float
-) -> Topology:
-  """Builds the topology that a config names.
+
+def parse_topology(config: Mapping[str, Any], key: str, text: str) -> Topology:
+  """Builds a topology that a config names.
 
   Args:
-    text: The topology, as `parallel.topology.builders.parse` reads it.
-    key: The config's key, for messages.
-    bandwidth: Bytes per second of each link.
-    latency_s: Seconds of latency of each link.
+    config: A config with the keys "bandwidth" and "latency_s", which are "" for
+      those of the builder or file.
+    key: The key of the text, for messages.
+    text: The topology, as `parallel.topology.text.parse` reads it.
 
   Raises:
-    ValueError: A number is out of its range, the text is wrong, or there is a
-      single rank, which has nobody to send to; the message names the key.
+    ValueError: A number is out of its range, the text is wrong, or there are
+      too many ranks or only one, which has nobody to send to; the message names
+      the key.
   """
-  if not 0 < bandwidth < math.inf:
-    raise ValueError(f"config.bandwidth={bandwidth} must be positive")
-  if not 0 <= latency_s < math.inf:
-    raise ValueError(f"config.latency_s={latency_s} must be at least 0")
+  with naming("config", ("bandwidth", "latency_s")):
+    given = {
+      name: topologies.quantity(name, config[name])
+      for name in ("bandwidth", "latency_s") if config[name] != ""
+    }
+    checks.positive("bandwidth", given.get("bandwidth", 1.0))
+    checks.not_negative("latency_s", given.get("latency_s", 0.0))
   try:
-    net = topologies.parse(text, bandwidth=bandwidth, latency_s=latency_s)
+    net = topologies.parse(text, **given)
   except ValueError as error:
-    raise ValueError(f"{key}={text!r}: {error}") from error
-  if net.num_ranks < 2:
-    raise ValueError(f"{key}={text!r} has 1 rank; must have at least 2")
+    raise ValueError(f"config.{key}={text!r}: {error}") from error
+  if not 2 <= net.num_ranks <= MAX_RANKS:
+    raise ValueError(
+      f"config.{key}={text!r} has {net.num_ranks} ranks; must have 2 to "
+      f"{MAX_RANKS}"
+    )
   return net
 
 
+def build_schedule(
+  text: str, net: Topology, collective: str = "all_reduce"
+) -> Schedule:
+  """Builds the schedule that a text like "multitree,farthest_first=True" names.
+
+  Raises:
+    ValueError: The text is wrong, or the builder does not take the topology.
+  """
+  name, options = builders.named(text)
+  return builders.build(name, net, collective, **options)
+
+
 def check_lists(
-  config: Mapping[str, Any], **allowed: Collection[str]
+  config: Mapping[str, Any],
+  other_algorithms: Collection[str] = (),
+  **allowed: Collection[str],
 ) -> None:
   """Refuses lists that are empty or have unknown names.
 
   Args:
-    config: A config with lists "topologies" and "size_bytes", and a list for
-      each keyword.
+    config: A config with lists "topologies", "size_bytes" and "algorithms",
+      and a list for each keyword.
+    other_algorithms: Algorithms that no builder of schedules builds.
     **allowed: For each of these lists the names that it may have.
 
   Raises:
     ValueError: A list is empty, or has another name.
   """
-  for key in ("topologies", "size_bytes", *allowed):
+  for key in ("topologies", "size_bytes", "algorithms", *allowed):
     if not config[key]:
       raise ValueError(f"config.{key}=() must have at least one entry")
+  for text in config["algorithms"]:
+    if text not in other_algorithms:
+      try:
+        builders.named(text)
+      except ValueError as error:
+        raise ValueError(f"config.algorithms: {error}") from error
   for key, names in allowed.items():
     for name in config[key]:
       if name not in names:

@@ -60,8 +60,10 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.size_bytes = tuple(
     k * 2**10 for k in kib.get(size, (32, 256, 2048, 16384, 65536))
   )
-  config.bandwidth = 50e9
-  config.latency_s = 500e-9
+  # Bytes per second of links and their latency, or a kind of link of
+  # parallel/hardware/links.py ("nvlink_4"); "" for the topology's own.
+  config.bandwidth = ""
+  config.latency_s = ""
   # Whether a round waits until all of the round before has arrived.
   config.barrier = False
   return config

@@ -31,8 +31,12 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.name = "schedule"
   config.study = "schedule"
   # The topology is file:PATH, or NAME:SIZExSIZE with the name of a builder in
-  # parallel/topology/builders.py. --plot draws round picture_round, from 0.
+  # parallel/topology/builders.py. Options of the builder may follow, as in
+  # "dgx:2x8,network_bandwidth=infiniband_hdr", and links that have failed, as
+  # in "torus:4x4,failed=0-1". --plot draws round picture_round, from 0.
   config.topology, config.picture_round = topologies[size]
+  # The name of a builder in parallel/schedules/builders.py; options may follow,
+  # as in "multitree,farthest_first=True" or "optimal,weight=2".
   config.algorithm = "multitree"
   config.collective = "all_reduce"
   # An MSCCL XML file to read in place of running an algorithm; "" for none.
@@ -45,6 +49,8 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.export.min_bytes = 0
   config.export.max_bytes = 2**63 - 1
   config.size_bytes = 2**20
-  config.bandwidth = 50e9
-  config.latency_s = 500e-9
+  # Bytes per second of links and their latency, or a kind of link of
+  # parallel/hardware/links.py ("nvlink_4"); "" for the topology's own.
+  config.bandwidth = ""
+  config.latency_s = ""
   return config

@@ -55,8 +55,10 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.algorithms = ("ring", "halving_doubling", "all_to_all")
   mib = (1, 16, 128)
   config.size_bytes = tuple(m * 2**20 for m in mib)
-  config.bandwidth = 50e9  # 400 Gb/s
-  config.latency_s = 500e-9
+  # Bytes per second of links and their latency, or a kind of link of
+  # parallel/hardware/links.py ("nvlink_4"); "" for the topology's own.
+  config.bandwidth = ""
+  config.latency_s = ""
   # A file with what `launch.compile --json` printed; "" for none.
   config.program = ""
   return config

@@ -2,8 +2,8 @@ r"""Predicts the compute utilisation of replicas on a slow link.
 
 It computes table 4 of "Streaming DiLoCo with overlapping communication" (arXiv
 2501.18512): the bandwidths at which data parallelism, DiLoCo and Streaming
-DiLoCo keep devices busy. It also recommends the setting that a model needs on a
-link.
+DiLoCo keep devices busy. It computes the same table for Llama-405B, DeepSeek-V3
+and a model of your own, and recommends the setting that yours needs on a link.
 
   python -m launch.simulate --config=configs/diloco/utilisation.py
   python -m launch.simulate --config=configs/diloco/utilisation.py \
@@ -28,6 +28,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.recommend = ml_collections.ConfigDict()
   # The name of a link in parallel/hardware/links.py, in lower case.
   config.recommend.link = "wide_area_10g"
+  # Your model: its number of parameters and of layers, and the seconds of a
+  # step that never waits.
   config.recommend.parameters = 10e9
   config.recommend.num_layers = 48
   config.recommend.step_seconds = 0.8

@@ -118,3 +118,10 @@ WIFI_6 = LinkKind(
   "Wi-Fi 6, 80 MHz, one stream", 600.5e6 / 8, None, "IEEE 802.11ax MCS 11, "
   "0.8 us guard interval: 600.5 Mb/s line rate"
 )
+
+# By the names that configs use: "nvlink_4".
+KINDS = {
+  name.lower(): kind
+  for name, kind in list(globals().items())
+  if isinstance(kind, LinkKind)
+}

@@ -55,11 +55,12 @@ def fastest(
   *,
   model: Model = "events",
   pieces: int | None = None,
+  **options: Any,
 ) -> Choice:
   """Finds the schedule of a builder that takes least time for a message.
 
-  Every builder is tried with several numbers of pieces. "optimal" stands for
-  packed trees, grown trees and those of "multitree".
+  Every builder is tried with several numbers of pieces. "optimal" without
+  options stands for packed trees, grown trees and those of "multitree".
 
   Args:
     name: A key of `builders.BUILDERS`.
@@ -70,8 +71,8 @@ def fastest(
       (`simulate.events`); for those that wait after each round, as
       `parallel.schedules.run` does, "lockstep" (`simulate.lockstep`) or
       "barrier" (`simulate.events`, in which switches wait for whole messages).
-
     pieces: Pieces of each chunk. None chooses them, and the trees of "optimal".
+    **options: Keyword arguments of the builder.
 
   Returns:
     The fastest candidate, proven.
@@ -80,8 +81,9 @@ def fastest(
     ValueError: The builder does not take the topology, or there are fewer
       bytes than chunks.
   """
-  kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, {})]]
-  if name == "optimal" and topology.num_ranks > 1 and pieces is None:
+  kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, options)]]
+  chosen = pieces is not None or options
+  if name == "optimal" and topology.num_ranks > 1 and not chosen:
     kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
 
   def timed(
@@ -109,7 +111,7 @@ def fastest(
     if pieces is None:
       found += [best, *_cut(best, topology, size_bytes, model, timed)]
     else:
-      found.append(timed(name, {}, pieces, None))
+      found.append(timed(name, options, pieces, None))
   best = soonest(found)
   check(best.schedule, topology)
   return best

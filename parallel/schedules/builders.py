@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 import functools
+import inspect
 from typing import Any
 
-from parallel.checks import at_least
+from parallel import checks
 from parallel.schedules import (
   direct,
   double_tree,
@@ -29,6 +30,7 @@ Builder = Callable[..., Schedule]
 def _of(gather: Callable[..., Schedule]) -> Builder:
   """Returns a builder of all three collectives, given one of all-gathers."""
 
+  @functools.wraps(gather)  # keeps its signature
   def build(
     topology: Topology, collective: Collective, **options: Any
   ) -> Schedule:
@@ -52,6 +54,25 @@ BUILDERS: dict[str, Builder] = {
   "multitree": _of(multitree.gather),
   "optimal": trees.build,
 }
+
+
+def named(text: str) -> tuple[str, dict[str, Any]]:
+  """Reads a builder and its options: ``"multitree,farthest_first=True"``.
+
+  Raises:
+    ValueError: The name or an option is unknown.
+  """
+  name, options = checks.options(text)
+  checks.known("schedule", name, BUILDERS)
+  takes = {"optimal": trees.forest}.get(name, BUILDERS[name])
+  known = [
+    p.name for f in (build, takes)
+    for p in inspect.signature(f).parameters.values()
+    if p.kind == p.KEYWORD_ONLY
+  ]
+  for option in options:
+    checks.known(f"{name}'s option", option, known)
+  return name, options
 
 
 def build(
@@ -85,7 +106,7 @@ def build(
     raise ValueError(
       f"collective {collective!r} must be one of {', '.join(COLLECTIVES)}"
     )
-  at_least("pieces", pieces)
+  checks.at_least("pieces", pieces)
   try:
     schedule = BUILDERS[name](topology, collective, **options)
   except TypeError as error:

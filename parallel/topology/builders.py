@@ -1,7 +1,8 @@
 """Builders of topologies: standard networks, by name, from files and graphs.
 
 All builders of standard networks take `bandwidth`, the bytes per second of each
-direction of each link, and `latency_s`, the latency of each link.
+direction of each link, and `latency_s`, the latency of each link. From a config
+they are texts, which `parallel.topology.text` reads.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,9 +10,16 @@ import itertools
 import math
 from typing import Any
 
+from parallel import checks
 from parallel.hardware import links as hardware
 from parallel.topology.files import from_file
-from parallel.topology.graph import BANDWIDTH, LATENCY_S, Link, Topology
+from parallel.topology.graph import (
+  BANDWIDTH,
+  LATENCY_S,
+  MAX_LINKS,
+  Link,
+  Topology,
+)
 
 
 def ring(
@@ -59,6 +67,14 @@ def mesh(
   return _grid(name, tuple(shape), False, bandwidth, latency_s)
 
 
+def _check_size(name: str, num_links: int) -> None:
+  """Refuses a topology before more links are made than it may have."""
+  if num_links > MAX_LINKS:
+    raise ValueError(
+      f"{name} has {num_links} links; at most {MAX_LINKS} are allowed"
+    )
+
+
 def _by(shape: Sequence[int]) -> str:
   """Writes a shape as in "4x4"."""
   return "x".join(map(str, shape))
@@ -73,6 +89,7 @@ def _grid(
 ) -> Topology:
   if not shape or min(shape) < 1:
     raise ValueError(f"{name}: every dim must be at least 1")
+  _check_size(name, 2 * len(shape) * math.prod(shape))
   strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
   # Every node's links are in the same order of directions, because MultiTree
   # tries them in this order: in the order of node numbers it takes 66 steps on
@@ -92,9 +109,11 @@ def fully_connected(
   num_ranks: int, *, bandwidth: float = BANDWIDTH, latency_s: float = LATENCY_S
 ) -> Topology:
   """Builds a network with a link for every ordered pair of ranks."""
+  name = f"fully connected {num_ranks}"
+  _check_size(name, num_ranks * (num_ranks - 1))
   pairs = itertools.permutations(range(num_ranks), 2)
   return Topology(
-    f"fully connected {num_ranks}",
+    name,
     num_ranks,
     0,
     tuple(Link(*pair, bandwidth, latency_s) for pair in pairs),
@@ -116,9 +135,11 @@ def switch(
   num_ranks: int, *, bandwidth: float = BANDWIDTH, latency_s: float = LATENCY_S
 ) -> Topology:
   """Builds a network of one switch, to which every rank has one link."""
+  name = f"switch {num_ranks}"
+  _check_size(name, 2 * num_ranks)
   pairs = [(rank, num_ranks) for rank in range(num_ranks)]
   found = _both(pairs, bandwidth, latency_s)
-  return Topology(f"switch {num_ranks}", num_ranks, 1, tuple(found))
+  return Topology(name, num_ranks, 1, tuple(found))
 
 
 def leaf_spine(
@@ -128,6 +149,7 @@ def leaf_spine(
   *,
   bandwidth: float = BANDWIDTH,
   uplink_bandwidth: float | None = None,
+  oversubscription: float | None = None,
   latency_s: float = LATENCY_S,
 ) -> Topology:
   """Builds a network of two levels of switches, leaves and spines.
@@ -142,9 +164,24 @@ def leaf_spine(
     bandwidth: Bytes per second of a link between a host and its leaf.
     uplink_bandwidth: Bytes per second of a link between a leaf and a spine.
       None takes that of the hosts.
+    oversubscription: The bandwidth of a leaf's hosts over that of its links to
+      the spines, in place of `uplink_bandwidth`.
     latency_s: Latency of each link.
+
+  Raises:
+    ValueError: Both bandwidth and oversubscription of the uplinks are given.
   """
+  name = f"leaf-spine {leaves}x{spines}x{hosts_per_leaf}"
   num_ranks = leaves * hosts_per_leaf
+  _check_size(name, 2 * (num_ranks + leaves * spines))
+  if oversubscription is not None:
+    if uplink_bandwidth is not None:
+      raise ValueError(
+        f"{name}: uplink_bandwidth={uplink_bandwidth:g} and oversubscription="
+        f"{oversubscription:g} cannot both be given"
+      )
+    checks.positive("oversubscription", oversubscription)
+    uplink_bandwidth = hosts_per_leaf * bandwidth / spines / oversubscription
   hosts = [(rank, num_ranks + rank // hosts_per_leaf)
            for rank in range(num_ranks)]
   up = [
@@ -153,9 +190,11 @@ def leaf_spine(
     for spine in range(spines)
   ]
   found = _both(hosts, bandwidth, latency_s)
-  found += _both(up, uplink_bandwidth or bandwidth, latency_s)
+  if uplink_bandwidth is None:
+    uplink_bandwidth = bandwidth
+  found += _both(up, uplink_bandwidth, latency_s)
   return Topology(
-    f"leaf-spine {leaves}x{spines}x{hosts_per_leaf}",
+    name,
     num_ranks,
     leaves + spines,
     tuple(found),
@@ -180,6 +219,7 @@ def fat_tree(
   """
   if ports < 2 or ports % 2:
     raise ValueError(f"fat tree: ports={ports} must be even, at least 2")
+  _check_size(f"fat tree {ports}", 3 * ports**3 // 2)
   # Each pod has `half` edge and `half` aggregation switches, and an edge switch
   # has `half` ranks. Aggregation switch i of every pod is joined to core
   # switches i half to i half + half - 1.
@@ -222,6 +262,8 @@ def bigraph(
   if switches < 2 or switches % 2:
     raise ValueError(f"BiGraph: switches={switches} must be even, at least 2")
   num_ranks = ranks_per_switch * switches
+  name = f"BiGraph {ranks_per_switch}x{switches}"
+  _check_size(name, 2 * num_ranks + switches**2 // 2)
   pairs = [(rank, num_ranks + rank // ranks_per_switch)
            for rank in range(num_ranks)]
   upper, lower = range(switches // 2), range(switches // 2, switches)
@@ -230,7 +272,7 @@ def bigraph(
   ]
   found = _both(pairs, bandwidth, latency_s)
   return Topology(
-    f"BiGraph {ranks_per_switch}x{switches}",
+    name,
     num_ranks,
     switches,
     tuple(found),
@@ -259,6 +301,8 @@ def dgx(
     latency_s: Latency of each link.
   """
   num_ranks = nodes * gpus_per_node
+  name = f"dgx {nodes}x{gpus_per_node}"
+  _check_size(name, 4 * num_ranks)
   inside = [(rank, num_ranks + rank // gpus_per_node)
             for rank in range(num_ranks)]
   rails = [
@@ -268,9 +312,7 @@ def dgx(
   found = _both(inside, bandwidth, latency_s)
   found += _both(rails, network_bandwidth, latency_s)
   num_switches = nodes + (gpus_per_node if rails else 0)
-  return Topology(
-    f"dgx {nodes}x{gpus_per_node}", num_ranks, num_switches, tuple(found)
-  )
+  return Topology(name, num_ranks, num_switches, tuple(found))
 
 
 # Builders by the names that configs use.
@@ -286,7 +328,7 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
   "dgx": dgx,
   "file": from_file,
 }
-_SHAPED = ("torus", "mesh")  # they take all their sizes as one argument
+SHAPED = ("torus", "mesh")  # they take all their sizes as one argument
 
 
 def build(name: str, *args: Any, **kwargs: Any) -> Topology:
@@ -300,38 +342,11 @@ def build(name: str, *args: Any, **kwargs: Any) -> Topology:
   Raises:
     ValueError: The name is unknown, or the builder does not take the arguments.
   """
-  if name not in BUILDERS:
-    raise ValueError(
-      f"topology {name!r} must be one of {', '.join(BUILDERS)}"
-    )
+  checks.known("topology", name, BUILDERS)
   try:
     return BUILDERS[name](*args, **kwargs)
   except TypeError as error:
     raise ValueError(f"topology {name!r}: {error}") from error
-
-
-def parse(text: str, **kwargs: Any) -> Topology:
-  """Builds the topology that a text like ``torus:4x4`` names.
-
-  Args:
-    text: A builder and its sizes, in the order of the builder's arguments, as
-      in ``torus:4x4`` or ``leaf_spine:4x2x8``; or ``file:PATH``.
-    **kwargs: Other arguments of the builder. They are ignored for a file,
-      which has its own bandwidths and latencies.
-
-  Raises:
-    ValueError: The text is not of this form, or the builder refuses the sizes.
-  """
-  name, _, argument = text.partition(":")
-  if name == "file":
-    return from_file(argument)
-  try:
-    sizes = tuple(int(part) for part in argument.split("x"))
-  except ValueError as error:
-    raise ValueError(
-      f"{text!r} is not NAME:SIZExSIZE as in torus:4x4 or leaf_spine:4x2x8"
-    ) from error
-  return build(name, *((sizes,) if name in _SHAPED else sizes), **kwargs)
 
 
 def of_size(name: str, num_ranks: int) -> Topology:
@@ -349,14 +364,14 @@ def of_size(name: str, num_ranks: int) -> Topology:
     ValueError: The name is unknown, or a BiGraph's number of switches would be
       odd.
   """
-  kinds = ("ring", *_SHAPED, "bigraph", "switch", "fully_connected")
+  kinds = ("ring", *SHAPED, "bigraph", "switch", "fully_connected")
   if name not in kinds:
     raise ValueError(f"topology {name!r} must be one of {', '.join(kinds)}")
   short = max(
     d for d in range(1, math.isqrt(num_ranks) + 1) if num_ranks % d == 0
   )
   shape = (short, num_ranks // short)
-  if name in _SHAPED:
+  if name in SHAPED:
     return build(name, shape)
   if name == "bigraph":
     return bigraph(*shape)

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 import json
 import pathlib
 from typing import Any
+import warnings
 
 import networkx
 
+from parallel.checks import known
 from parallel.topology.graph import BANDWIDTH, LATENCY_S, Link, Topology
 
 
@@ -19,8 +21,10 @@ def from_networkx(
 ) -> Topology:
   """Builds a topology from a networkx graph.
 
-  Nodes keep their order, but those with a true attribute `switch` become
-  switches and come after the ranks.
+  Nodes that are numbered from 0, those with a true attribute `switch` last,
+  keep their numbers. Others are numbered in the graph's order, switches after
+  the ranks; `Topology.labels` has what the graph calls them, and a warning says
+  so if the graph has numbers, too, since a rank is not its node then.
 
   Args:
     graph: The graph. Its edges may have the attributes `bandwidth` and
@@ -28,24 +32,48 @@ def from_networkx(
     name: Name of the topology.
     bandwidth: Bytes per second of edges without the attribute.
     latency_s: Latency of edges without the attribute.
+
+  Raises:
+    ValueError: A node or an edge has another attribute, or an attribute is no
+      number.
   """
+  for node, data in graph.nodes(data=True):
+    for key in data:
+      known(f"{name}: node {node!r}: the attribute", key, ["switch"])
   # The sort is stable: ranks stay in the graph's order, and so do switches.
   nodes = sorted(graph, key=lambda node: bool(graph.nodes[node].get("switch")))
-  number = {node: i for i, node in enumerate(nodes)}
   num_switches = sum(bool(graph.nodes[n].get("switch")) for n in nodes)
-  found = tuple(
-    Link(
-      number[u],
-      number[v],
-      float(data.get("bandwidth", bandwidth)),
-      float(data.get("latency_s", latency_s)),
+  num_ranks = len(nodes) - num_switches
+  numbered = set(nodes) == set(range(len(nodes)))
+  if numbered and set(nodes[:num_ranks]) == set(range(num_ranks)):
+    nodes = list(range(len(nodes)))
+  elif any(isinstance(node, int) for node in nodes):
+    warnings.warn(
+      f"{name}: the graph's node {nodes[0]!r} is rank 0 here, and so on; "
+      "Topology.labels has the graph's nodes",
+      stacklevel=2,
     )
-    for u, v, data in graph.to_directed().edges(data=True)
-  )
-  return Topology(name, len(nodes) - num_switches, num_switches, found)
+  number = {node: i for i, node in enumerate(nodes)}
+  found = []
+  for u, v, data in graph.to_directed().edges(data=True):
+    place = f"{name}: edge {u!r} to {v!r}"
+    for key in data:
+      known(f"{place}: the attribute", key, ["bandwidth", "latency_s"])
+    found.append(Link(
+      number[u], number[v],
+      _number(place, "bandwidth", data.get("bandwidth", bandwidth)),
+      _number(place, "latency_s", data.get("latency_s", latency_s)),
+    ))
+  labels = () if nodes == list(range(len(nodes))) else tuple(nodes)
+  return Topology(name, num_ranks, num_switches, tuple(found), labels=labels)
 
 
-def from_file(path: str | pathlib.Path) -> Topology:
+def from_file(
+  path: str | pathlib.Path,
+  *,
+  bandwidth: float | None = None,
+  latency_s: float | None = None,
+) -> Topology:
   """Reads a JSON object with the fields of `Topology`.
 
   A link is ``{"source": 0, "destination": 1, "bandwidth": 5e10,
@@ -54,20 +82,20 @@ def from_file(path: str | pathlib.Path) -> Topology:
 
   Args:
     path: Path of the JSON file.
+    bandwidth: Bytes per second of links without one; None for ``BANDWIDTH``.
+    latency_s: Latency of links without one; None for ``LATENCY_S``.
 
   Raises:
     ValueError: There is no such file, or it is not such an object. The message
-      names the file and the place in it.
+      names the file and the place in it. Or a bandwidth or latency is given,
+      and all links have one.
   """
   path = pathlib.Path(path)
-  try:
-    data = json.loads(path.read_text())
-  except OSError as error:
-    raise ValueError(f"{path}: {error.strerror}") from error
-  except json.JSONDecodeError as error:
-    raise ValueError(f"{path} is not JSON: {error}") from error
+  data = read_json(path)
   keys = {"name": str, "num_ranks": int, "num_switches": int, "links": list}
   _check_fields(str(path), data, keys, {"num_ranks", "links"})
+  defaults = {"bandwidth": bandwidth, "latency_s": latency_s}
+  lacking = set()
   found: list[Link] = []
   for number, entry in enumerate(data["links"]):
     kinds = {
@@ -76,20 +104,51 @@ def from_file(path: str | pathlib.Path) -> Topology:
     }
     place = f"{path}: links[{number}]"
     _check_fields(place, entry, kinds, {"source", "destination"})
+    lacking |= defaults.keys() - entry.keys()
     ends = (entry["source"], entry["destination"])
-    numbers = (
-      float(entry.get("bandwidth", BANDWIDTH)),
-      float(entry.get("latency_s", LATENCY_S)),
-    )
+    numbers = []
+    for key, usual in (("bandwidth", BANDWIDTH), ("latency_s", LATENCY_S)):
+      default = usual if defaults[key] is None else defaults[key]
+      numbers.append(_number(place, key, entry.get(key, default)))
     found.append(Link(*ends, *numbers))
     if entry.get("both_ways", False):
       found.append(Link(*reversed(ends), *numbers))
+  for key, value in defaults.items():
+    if value is not None and key not in lacking:
+      raise ValueError(
+        f"{key}={value:g} has no effect: every link of {path} has its own"
+      )
   name = data.get("name", path.stem)
   switches = data.get("num_switches", 0)
   try:
     return Topology(name, data["num_ranks"], switches, tuple(found))
   except ValueError as error:
     raise ValueError(f"{path}: {error}") from error
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """Reads a JSON file.
+
+  Raises:
+    ValueError: There is no such file, or it is not JSON that Python can read;
+      the message names the file.
+  """
+  try:
+    return json.loads(path.read_text())
+  except OSError as error:
+    raise ValueError(f"{path}: {error.strerror}") from error
+  except ValueError as error:
+    raise ValueError(f"{path} is not JSON: {error}") from error
+  except RecursionError as error:
+    raise ValueError(f"{path} is nested too deeply") from error
+
+
+def _number(place: str, key: str, value: Any) -> float:
+  """Reads a number that an edge or a link has."""
+  try:
+    return float(value)
+  except (OverflowError, TypeError, ValueError) as error:
+    raise ValueError(f"{place}: {key}={value!r} must be a number") from error
 
 
 def _check_fields(

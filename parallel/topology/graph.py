@@ -6,6 +6,7 @@ are those of ASTRA-sim's examples, 50 GB/s and 500 ns
 """
 
 import collections
+from collections.abc import Hashable
 import dataclasses
 import functools
 import math
@@ -14,6 +15,7 @@ import networkx
 
 BANDWIDTH = 50e9  # bytes per second
 LATENCY_S = 500e-9
+MAX_NODES = MAX_LINKS = 2**20  # a gigabyte of Python objects
 
 Path = tuple[int, ...]  # nodes, both ends included
 
@@ -47,6 +49,8 @@ class Topology:
     links: Links, at most one per ordered pair of nodes.
     shape: Sizes of the dims of a ring, torus or mesh, whose ranks are in
       row-major order; (ranks per switch, switches) of a BiGraph; () otherwise.
+    labels: ``[node]``: what the graph that it was made from calls the node; ()
+      if its nodes have these numbers.
 
   Raises:
     ValueError: A link names an unknown node, is given twice, or joins a node
@@ -59,12 +63,18 @@ class Topology:
   num_switches: int
   links: tuple[Link, ...]
   shape: tuple[int, ...] = ()
+  labels: tuple[Hashable, ...] = ()
 
   def __post_init__(self) -> None:
     if self.num_ranks < 1 or self.num_switches < 0:
       raise ValueError(
         f"{self.name}: num_ranks={self.num_ranks} must be at least 1, "
         f"num_switches={self.num_switches} at least 0"
+      )
+    if self.num_nodes > MAX_NODES or len(self.links) > MAX_LINKS:
+      raise ValueError(
+        f"{self.name} has {self.num_nodes} nodes and {len(self.links)} links; "
+        f"at most {MAX_NODES} and {MAX_LINKS} are allowed"
       )
     seen = set()
     for link in self.links:
@@ -225,7 +235,7 @@ class Topology:
       if (link.source, link.destination) not in pairs
     )
     name = f"{self.name} without {len(pairs)} links"
-    return Topology(name, self.num_ranks, self.num_switches, left)
+    return dataclasses.replace(self, name=name, links=left, shape=())
 
   @functools.cached_property
   def symmetric(self) -> bool:

@@ -148,8 +148,8 @@ def test_bounds(key, inside, outside):
   [
     (experiments.build, tiny.get_config("test"), "optimizer.clip_norm",
      "config.optimizer.clip_norm=-1.0 must be at least 0 and finite"),
-    (registry.find, multitree.get_config("test"), "bandwidth",
-     "config.bandwidth=-1.0 must be positive and finite"),
+    (registry.find, multitree.get_config("test"), "pieces",
+     "config.pieces=-1 must be an integer from 0 to 2147483647"),
   ],
 )
 def test_nothing_is_built_of_a_number_out_of_its_range(
@@ -159,7 +159,7 @@ def test_nothing_is_built_of_a_number_out_of_its_range(
   section = config
   for name in path:
     section = section[name]
-  section[last] = -1.0
+  section[last] = type(section[last])(-1)
   with pytest.raises(ValueError) as error:
     enter(config)
   assert str(error.value) == message

@@ -12,7 +12,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from caatnet.studies.inputs import check_lists, parse_topology
+from caatnet.studies.inputs import (
+  build_schedule,
+  check_lists,
+  parse_topology,
+)
 from parallel.network import simulate
 from parallel.network.routed import on_links
 from parallel.planner import schedules
@@ -40,12 +44,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       a whole number of bytes for each chunk.
   """
   sizes, barrier = config["size_bytes"], config["barrier"]
-  check_lists(config, algorithms=builders.BUILDERS)
+  check_lists(config)
   nets = [
-    parse_topology(
-      text, "config.topologies", config["bandwidth"], config["latency_s"]
-    )
-    for text in config["topologies"]
+    parse_topology(config, "topologies", text) for text in config["topologies"]
   ]
   cases = [(net, name) for net in nets for name in config["algorithms"]]
   rows, skipped = [], []
@@ -53,7 +54,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     cases, "simulating", transient=True, console=Console(stderr=True)
   ):
     try:
-      builders.build(name, net)
+      build_schedule(name, net)
     except ValueError as error:
       skipped.append(
         {"topology": net.name, "algorithm": name, "why": str(error)}
@@ -63,7 +64,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       try:
         rows.append(_row(net, name, size, barrier, config["pieces"]))
       except ValueError as error:
-        raise ValueError(f"config.size_bytes: {error}") from error
+        raise ValueError(f"config.{error}") from error
   return {
     "study": "collectives",
     "bandwidth": config["bandwidth"],
@@ -81,10 +82,12 @@ def _row(
   net: Topology, name: str, size_bytes: int, barrier: bool, pieces: int
 ) -> dict[str, Any]:
   """Times an algorithm; for each model in as many pieces as suit it best."""
+  builder, options = builders.named(name)
+  options = {"pieces": pieces or None, **options}
   found = {}
   for model in ("barrier" if barrier else "events", "lockstep"):
     found[model] = schedules.fastest(
-      name, net, "all_reduce", size_bytes, model=model, pieces=pieces or None
+      builder, net, "all_reduce", size_bytes, model=model, **options
     )
   by_events, in_lockstep = found.values()
   timeline = simulate.events(

@@ -11,19 +11,19 @@ simulator.
 import collections
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-import json
 import math
 import pathlib
 from typing import Any
 
 from caatnet.studies.inputs import (
+  build_schedule,
   check_lists,
   parse_topology,
 )
 from parallel.network import flows, traffic
 from parallel.network.flows import Fabric, Flow
-from parallel.schedules import builders
 from parallel.schedules.check import check
+from parallel.topology.files import read_json
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,8 +40,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: A topology, pattern, router, algorithm or uplink is unknown.
   """
   check_lists(
-    config, routers=flows.ROUTERS, patterns=traffic.PATTERNS,
-    algorithms=[*builders.BUILDERS, "all_to_all"],
+    config, ("all_to_all",), routers=flows.ROUTERS, patterns=traffic.PATTERNS
   )
   nets = [_fabric(config, text) for text in config["topologies"]]
   failed = _failed(config, nets[0])
@@ -60,9 +59,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
   """Builds the leaf-spine network that a text names."""
-  net = parse_topology(
-    text, "config.topologies", config["bandwidth"], config["latency_s"]
-  )
+  net = parse_topology(config, "topologies", text)
   try:
     return flows.fabric(net)
   except ValueError as error:
@@ -178,7 +175,7 @@ def _steps(
     sent, count = traffic.ring_demands("all_to_all", [range(n)], n)
     return n, {sent: count}
   try:
-    schedule = builders.build(algorithm, net.topology)
+    schedule = build_schedule(algorithm, net.topology)
     check(schedule, net.topology)
   except ValueError as error:
     raise ValueError(f"config.algorithms: {error}") from error
@@ -213,7 +210,7 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   key = f"config.program={path}"
   rows = []
   try:
-    for label, compiled in json.loads(path.read_text()).items():
+    for label, compiled in read_json(path).items():
       mesh = compiled["mesh"]
       size = math.prod(mesh.values())
       if size > len(net.leaf_of):
@@ -223,7 +220,7 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
         )
       for entry in compiled["collectives"]:
         rows.append({"program": label, **_entry(config, net, mesh, entry)})
-  except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:
+  except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(
       f"{key}: not what `launch.compile --json` prints ({error!r})"
     ) from error

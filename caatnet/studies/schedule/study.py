@@ -6,10 +6,9 @@ import pathlib
 from typing import Any
 
 from caatnet.checks import naming
-from caatnet.studies.inputs import parse_topology
+from caatnet.studies.inputs import build_schedule, parse_topology
 from parallel.network import simulate, trace
 from parallel.network.routed import RoutedSchedule, on_links
-from parallel.schedules import builders
 from parallel.schedules.msccl import exporter, importer
 from parallel.schedules.schedule import Schedule
 from parallel.topology.graph import Topology
@@ -81,10 +80,7 @@ def of_config(
     ValueError: The topology or the schedule does not fit, or the schedule is
       not the collective that it says it is; the message names the config key.
   """
-  net = parse_topology(
-    config["topology"], "config.topology", config["bandwidth"],
-    config["latency_s"],
-  )
+  net = parse_topology(config, "topology", config["topology"])
   if config["msccl"]:
     path = pathlib.Path(config["msccl"])
     try:
@@ -95,7 +91,7 @@ def of_config(
     except ValueError as error:
       raise ValueError(f"config.msccl={path}: {error}") from error
   try:
-    schedule = builders.build(config["algorithm"], net, config["collective"])
+    schedule = build_schedule(config["algorithm"], net, config["collective"])
     return net, schedule, on_links(schedule, net)
   except ValueError as error:
     raise ValueError(

@@ -16,13 +16,12 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
   """
   plt = pictures.pyplot()
   curves, cells = result["curves"], result["table"]["cells"]
+  models = curves["utilisation"]
   figure, axes = plt.subplots(
-    1, len(curves["utilisation"]), figsize=(13, 4.2), sharey=True,
+    2, -(-len(models) // 2), figsize=(13, 7.6), sharex=True, sharey=True,
     layout="constrained",
   )
-  for panel, (model, lines) in zip(
-    axes, curves["utilisation"].items(), strict=True
-  ):
+  for panel, (model, lines) in zip(axes.flat, models.items(), strict=True):
     for name, values in lines.items():
       (line,) = panel.plot(curves["gbit_s"], values, label=name)
       own = [c for c in cells if (c["model"], c["method"]) == (model, name)]
@@ -30,14 +29,20 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
         [c["published"] for c in own], [c["target"] for c in own],
         linestyle="", marker="o", markersize=4, color=line.get_color(),
       )
-    panel.plot([], [], "o", color="gray", markersize=4, label="paper, table 4")
-    panel.set(xscale="log", xlabel="bandwidth [Gbit/s]", title=model)
+    if own:
+      panel.plot(
+        [], [], "o", color="gray", markersize=4, label="paper, table 4"
+      )
+    panel.set(xscale="log", title=model)
     panel.grid(alpha=0.3)
-  axes[0].set(ylabel="compute utilisation")
-  axes[-1].legend(fontsize=8, loc="lower right")
+  for panel in axes[-1]:
+    panel.set(xlabel="bandwidth [Gbit/s]")
+  for panel in axes[:, 0]:
+    panel.set(ylabel="compute utilisation")
+  axes[0, -1].legend(fontsize=8, loc="lower right")
   fitted = result["fitted_on_this_table"]
   figure.suptitle(
-    f"volume factor {result['volume_factor']:.4f}"
+    f"1B to 100B: volume factor {result['volume_factor']:.4f}"
     + (", fitted on the points shown" if fitted else ", nothing fitted")
   )
   pictures.save(figure, path)

@@ -27,6 +27,16 @@ PAPER_MODELS = (
   Model(10e9, 48, 0.8, "10B"),
   Model(100e9, 108, 4.9, "100B"),
 )
+# Two models whose step times the paper gives, without a table. Parameters and
+# layers are those of the models' own papers.
+LARGE_MODELS = (
+  Model(405e9, 126, 26.9, "Llama-405B"),
+  Model(671e9, 61, 20.1, "DeepSeek-V3"),
+)
+LARGE_SOURCE = (
+  "step times: arXiv 2501.18512, which synchronises all 671e9 parameters of "
+  "DeepSeek-V3; layers: arXiv 2407.21783 and 2412.19437"
+)
 TARGETS = (0.5, 0.8, 0.9, 0.95, 0.99)
 # Gbit/s that reach those targets, as the paper prints them. A model has one row
 # per method, in the order of `paper_methods`.

@@ -1,25 +1,24 @@
 """The study of compute utilisation over slow links.
 
 It computes table 4 of Streaming DiLoCo (arXiv 2501.18512) beside the paper's,
-and recommends a setting for a model on a link. Utilisations are predicted by
+the same table for larger models and for one of the user's own, and recommends a
+setting for that model on a link. Utilisations are predicted by
 `parallel.network.utilisation`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
-import difflib
 from typing import Any
 
+import numpy as np
+
+from caatnet.checks import naming
 from caatnet.studies.utilisation import published
+from parallel.checks import known
 from parallel.hardware import links as hardware_links
 from parallel.network import utilisation
+from parallel.network.utilisation import Model
 from parallel.planner import links
-
-LINKS = {
-  name.lower(): link
-  for name, link in vars(hardware_links).items()
-  if isinstance(link, hardware_links.LinkKind)
-}
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,18 +28,26 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     config: A config like configs/diloco/utilisation.py, as nested dicts.
 
   Returns:
-    Plain data: "table", "curves" (utilisation at all bandwidths of the grid)
-    and "recommendation". Bandwidths are in Gbit/s.
+    Plain data: "table" (the paper's), "models" (the bandwidths that other
+    models need), "curves" (utilisation at all bandwidths of the grid) and
+    "recommendation". Bandwidths are in Gbit/s.
 
   Raises:
     ValueError: The link is unknown, or a number is out of its range.
   """
-  recommended = _recommend(config["recommend"])  # may refuse the config
+  own = _own_model(config["recommend"])  # may refuse the config
+  recommended = _recommend(config["recommend"], own)
   fitted = config["fitted_factor"]
   factor = published.FITTED_VOLUME_FACTOR if fitted else 1.0
   cells = published.compare(factor)
   distances = [abs(c.notches) for c in cells if c.notches is not None]
-  grid = utilisation.bandwidth_grid()
+  grid = utilisation.bandwidth_grid() / 1e9
+  own_factor = config["recommend"]["volume_factor"]
+  others = [(m, 1.0) for m in published.LARGE_MODELS] + [(own, own_factor)]
+  curves = {
+    model.name: _curves(model, f)
+    for model, f in [*((m, factor) for m in published.PAPER_MODELS), *others]
+  }
   return {
     "study": "utilisation",
     "source": published.PUBLISHED_SOURCE,
@@ -52,38 +59,65 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       "exact": distances.count(0),
       "within_one_notch": sum(d <= 1 for d in distances),
     },
+    "models": [
+      {
+        **dataclasses.asdict(model),
+        "volume_factor": f,
+        "cells": list(_cells(curves[model.name], grid)),
+      }
+      for model, f in others
+    ],
+    "models_source": published.LARGE_SOURCE,
     "curves": {
-      "gbit_s": (grid / 1e9).tolist(),
+      "gbit_s": grid.tolist(),
       "utilisation": {
-        model.name: {
-          name: utilisation.simulate(
-            model, method, grid, volume_factor=factor
-          ).utilisation.tolist()
-          for name, method in utilisation.paper_methods(
-            model.num_layers
-          ).items()
-        }
-        for model in published.PAPER_MODELS
+        name: {method: x.tolist() for method, x in lines.items()}
+        for name, lines in curves.items()
       },
     },
     "recommendation": recommended,
   }
 
 
-def find_link(name: str) -> hardware_links.LinkKind:
-  """Returns a link of `parallel.hardware.links` by its name in lower case."""
-  if name not in LINKS:
-    near = difflib.get_close_matches(name, LINKS, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(
-      f"config.recommend.link={name!r} must be one of {', '.join(LINKS)}{hint}"
+def _own_model(config: Mapping[str, Any]) -> Model:
+  """Builds the user's model."""
+  keys = ("parameters", "num_layers", "step_seconds")
+  with naming("config.recommend", keys):
+    return Model(
+      *(config[key] for key in keys), f"yours, {config['parameters'] / 1e9:g}B"
     )
-  return LINKS[name]
 
 
-def _recommend(config: Mapping[str, Any]) -> dict[str, Any]:
+def _curves(model: Model, volume_factor: float) -> dict[str, np.ndarray]:
+  """Returns each method's utilisation at all bandwidths of the grid."""
+  grid = utilisation.bandwidth_grid()
+  with naming("config.recommend", ("volume_factor",)):
+    return {
+      name: utilisation.simulate(
+        model, method, grid, volume_factor=volume_factor
+      ).utilisation
+      for name, method in utilisation.paper_methods(model.num_layers).items()
+    }
+
+
+def _cells(
+  curves: Mapping[str, np.ndarray], gbit_s: np.ndarray
+) -> Iterator[dict[str, Any]]:
+  """Yields the least Gbit/s of each method and target; None if all fail."""
+  for name, values in curves.items():
+    for target in published.TARGETS:
+      reached = gbit_s[values >= target]
+      yield {
+        "method": name,
+        "target": target,
+        "gbit_s": float(reached[0]) if len(reached) else None,
+      }
+
+
+def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
   """Recommends a setting, and prices the paper's methods on the same link."""
-  link = find_link(config["link"])
+  known("config.recommend.link:", config["link"], hardware_links.KINDS)
+  link = hardware_links.KINDS[config["link"]]
   bandwidth = 8 * link.bandwidth  # from bytes to bits per second
   factors = {
     "volume_factor": config["volume_factor"],
@@ -92,9 +126,6 @@ def _recommend(config: Mapping[str, Any]) -> dict[str, Any]:
   choices = {k: config[k] for k in ("sync_every", "overlap_steps", "bits")}
   target = config["target"]
   try:
-    model = utilisation.Model(
-      config["parameters"], config["num_layers"], config["step_seconds"]
-    )
     found = links.recommend(
       model, bandwidth, target, **choices, **factors
     )

@@ -8,7 +8,7 @@ from caatnet.studies.utilisation import published
 
 
 def show(result: Mapping[str, Any]) -> None:
-  """Prints the paper's table beside ours, and the recommendation.
+  """Prints the paper's table beside ours, other models, the recommendation.
 
   Args:
     result: What `caatnet.studies.utilisation.study.run` returned.
@@ -32,7 +32,32 @@ def show(result: Mapping[str, Any]) -> None:
     ["model, method", *(f"{t:.0%}" for t in published.TARGETS)],
     [[", ".join(key), *row] for key, row in rows.items()],
   )
+  _show_models(result)
   _show_recommendation(result["recommendation"])
+
+
+def _show_models(result: Mapping[str, Any]) -> None:
+  lines = []
+  for model in result["models"]:
+    rows: dict[str, list[str]] = {}
+    for cell in model["cells"]:
+      least = cell["gbit_s"]
+      rows.setdefault(cell["method"], []).append(
+        "> 1000" if least is None else f"{least:.1f}"
+      )
+    lines += [[f"{model['name']}, {name}", *row] for name, row in rows.items()]
+  sizes = "\n".join(
+    f"{m['name']}: {m['parameters'] / 1e9:g}e9 parameters, {m['num_layers']} "
+    f"layers, {m['step_seconds']:g} s a step, volume factor "
+    f"{m['volume_factor']:g}"
+    for m in result["models"]
+  )
+  tables.table(
+    "Gbit/s that reach a compute utilisation (predicted, not measured)\n"
+    f"{sizes}\n({result['models_source']})",
+    ["model, method", *(f"{t:.0%}" for t in published.TARGETS)],
+    lines,
+  )
 
 
 def _show_recommendation(result: Mapping[str, Any]) -> None:

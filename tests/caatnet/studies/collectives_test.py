@@ -149,10 +149,25 @@ def test_patterns_are_a_shift_a_permutation_and_everybody():
     ("multitree", {"topologies": ("donut:4x4",)}, "one of ring, torus"),
     ("multitree", {"topologies": ("fat_tree:3",)}, "ports=3 must be even"),
     ("multitree", {"algorithms": ("rnig",)}, "'rnig' must be one of ring"),
-    ("multitree", {"size_bytes": (1,)}, "config.size_bytes: size_bytes=1"),
+    ("multitree", {"size_bytes": (1,)}, "config.size_bytes=1 must be"),
     ("multitree", {"size_bytes": ()}, "config.size_bytes=.. must have"),
-    ("multitree", {"bandwidth": 0.0}, "config.bandwidth=0.0 must be"),
+    ("multitree", {"bandwidth": 0.0}, "config.bandwidth=0 must be"),
+    ("multitree", {"latency_s": "nvlink_4"}, "config.latency_s=nvlink_4: NVLi"),
+    ("multitree", {"latency_s": -1.0}, "config.latency_s=-1 must be at least"),
+    ("multitree", {"bandwidth": "fast"}, "config.bandwidth=fast is no number"),
+    ("multitree", {"topologies": ("ring:10000",)}, "must have 2 to 1024"),
+    ("multitree", {"bandwidth": 1e-5}, "config.bandwidth=1e-05 and latency_s"),
+    ("multitree", {"topologies": ("dgx:2x8,bandwith=1",)},
+     "config.topologies='dgx:.*did you mean bandwidth"),
+    ("multitree", {"algorithms": ("optimal,wieght=2",)},
+     "config.algorithms: optimal's option 'wieght' .* did you mean weight"),
+    ("multitree", {"algorithms": ("ring,order=1",)},
+     "ring's option 'order' must be"),
+    ("schedule", {"bandwidth": 1e-5}, "config.bandwidth=1e-05 and latency_s"),
+    ("schedule", {"latency_s": 1e12}, "config.bandwidth=5e.10 and latency_s="),
     ("schedule", {"topology": "ring:1"}, "config.topology='ring:1' has 1 rank"),
+    ("schedule", {"topology": "ring:1000000000000"}, "at most 1048576 are"),
+
     ("schedule", {"algorithm": "hdrm"}, "config.algorithm='hdrm'"),
     ("schedule", {"collective": "scan"},
      "config.collective='scan'.* must be one of all_reduce"),
@@ -211,6 +226,21 @@ def test_a_speedup_is_their_time_over_ours():
     assert found[model]["over the best other"] == pytest.approx(
       {"mean": 18**0.5, "least": 2.0, "most": 9.0}
     )
+
+
+def test_a_topology_has_its_own_links_unless_the_config_says_so():
+  """Inside a DGX links are 9 times as fast as what joins nodes."""
+  def microseconds(**changes):
+    config = small("schedule", topology="dgx:1x4", latency_s=0.0, **changes)
+    return registry.find(config).run(config)["lockstep_us"]
+
+  assert microseconds(bandwidth=50e9) == pytest.approx(
+    9 * microseconds()
+  )
+  assert microseconds(bandwidth="infiniband_ndr") == microseconds(
+    bandwidth=50e9
+  )
+  assert microseconds(algorithm="multitree,farthest_first=True") > 0
 
 
 def test_a_schedule_s_times_are_in_order():

@@ -1,16 +1,20 @@
 """The study of utilisation: plain data, its tables and its picture."""
 
+import functools
 import json
 
 import pytest
 
 from caatnet.studies import registry
-from caatnet.studies.utilisation import pictures, tables
+from caatnet.studies.utilisation import pictures, published, tables
 from configs.diloco import utilisation as config_file
 
 
-def run(**recommend):
+@functools.cache
+def run(fitted_factor=False, **recommend):
+  """Returns the study's result, which no test may change."""
   config = config_file.get_config().to_dict()
+  config["fitted_factor"] = fitted_factor
   config["recommend"] |= recommend
   return registry.find(config).run(config)
 
@@ -22,17 +26,45 @@ def test_the_result_is_json_and_its_setting_reaches_the_target():
   assert result["recommendation"]["link"]["gbit_s"] == 10  # not GB/s
 
 
+def test_a_model_of_one_s_own_has_the_paper_s_table_and_curves():
+  """With the sizes of a model of the paper, its rows of our table 4."""
+  result = run(parameters=1e9, num_layers=24, step_seconds=0.1)
+  own = result["models"][-1]
+  theirs = [c["ours"] for c in result["table"]["cells"] if c["model"] == "1B"]
+  got = [published.printed_gbit_s(c["gbit_s"] * 1e9) for c in own["cells"]]
+  assert got == theirs
+  curves = result["curves"]["utilisation"]
+  assert curves[own["name"]] == curves["1B"]
+  assert len(curves) == 6
+  twice = run(
+    parameters=1e9, num_layers=24, step_seconds=0.1, volume_factor=2.0
+  )["models"][-1]
+  assert all(
+    b["gbit_s"] is None or b["gbit_s"] > a["gbit_s"]
+    for a, b in zip(own["cells"], twice["cells"], strict=True)
+  )
+
+
+def test_what_the_paper_says_of_deepseek_is_near():
+  """Near 100 % at 4 Gbit/s, for which data parallelism needs 1 Tbit/s."""
+  model = next(m for m in run()["models"] if m["name"] == "DeepSeek-V3")
+  cells = {(c["method"], c["target"]): c["gbit_s"] for c in model["cells"]}
+  assert 3.5 < cells["+ 4 bit", 0.95] < 5
+  least = cells["data parallel", 0.99]
+  assert least is None or least > 800
+
+
 @pytest.mark.parametrize("fitted", [False, True])
 def test_the_tables_say_what_is_fitted(fitted, capsys):
-  config = config_file.get_config().to_dict() | {"fitted_factor": fitted}
-  study = registry.find(config)
-  study.show(study.run(config))
+  tables.show(run(fitted))
   printed = capsys.readouterr().out
   assert ("FITTED on this table" in printed) == fitted
   assert ("nothing fitted" in printed) != fitted
   counts = "70 of 75 cells are equal, 75" if fitted else "3 of 75"
   assert counts in printed
   assert "recommended" in printed
+  assert "yours, 10B, + 4 bit" in printed
+  assert "Llama-405B: 405e9 parameters, 126 layers, 26.9 s a step" in printed
 
 
 def test_it_says_that_no_setting_reaches(capsys):

@@ -60,6 +60,15 @@ def test_dependencies_alone_give_the_collective(net, name, collective):
       import_xml(broken, net)
 
 
+def test_rounds_that_values_do_not_allow_are_put_right():
+  """A file may say any round; what it does is what is proven."""
+  schedule = builders.build("multitree", topologies.torus((3, 3)))
+  text = re.sub(r' round="\d+"', ' round="0"', export_xml(schedule))
+  back = import_xml(text)
+  check.check(back)
+  assert 1 < len(back.rounds) <= len(schedule.rounds)
+
+
 @each_schedule
 def test_the_rules_of_a_threadblock(net, name, collective):
   """Steps are numbered; waits are for earlier, marked steps of others."""
@@ -152,7 +161,8 @@ def test_files_of_others():
 def algo(coll, chunks, gpus):
   """Writes a file: gpus -> threadblocks (send, recv, steps), each one channel.
 
-  A step is (type, source, destination), places as in "i3".
+  A step is (type, source, destination), places as in "i3", and may end with
+  the threadblock and step that it waits for.
   """
   text = (f'<algo name="text" coll="{coll}" ngpus="{len(gpus)}" inplace="1" '
           f'nchunksperloop="{chunks}">')
@@ -160,12 +170,13 @@ def algo(coll, chunks, gpus):
     text += f'<gpu id="{rank}">'
     for number, (send, recv, steps) in enumerate(blocks):
       text += f'<tb id="{number}" send="{send}" recv="{recv}" chan="0">'
-      for place, (kind, source, destination) in enumerate(steps):
+      for place, (kind, source, destination, *wait) in enumerate(steps):
+        block, after = wait or (-1, -1)
         text += (
           f'<step s="{place}" type="{kind}" srcbuf="{source[0]}" '
           f'srcoff="{source[1:]}" dstbuf="{destination[0]}" '
-          f'dstoff="{destination[1:]}" cnt="1" depid="-1" deps="-1" '
-          'hasdep="0"/>'
+          f'dstoff="{destination[1:]}" cnt="1" depid="{block}" '
+          f'deps="{after}" hasdep="1"/>'
         )
       text += "</tb>"
     text += "</gpu>"
@@ -220,6 +231,23 @@ def test_what_waits_in_scratch_is_received_when_it_is_added():
   assert transfers(schedule) == [[(0, 1, 0, "reduce"), (1, 0, 0, "reduce")]]
 
 
+def test_sums_of_one_round_arrive_in_any_order():
+  """Everyone's summand goes to all others, before any of them is added."""
+  chunk = "i0", "s0"
+  schedule = import_xml(algo("allreduce", 1, [
+    [*((peer, peer, [("s", *chunk), ("r", "s0", f"s{peer}")])
+       for peer in range(3) if peer != rank),
+     (-1, -1, [("nop", *chunk, 0, 1), *(
+       ("re", f"s{peer}", "i0", 1, 1) for peer in range(3) if peer != rank
+     )])]
+    for rank in range(3)
+  ]))
+  check.check(schedule)
+  assert transfers(schedule) == [[
+    (a, b, 0, "reduce") for a in range(3) for b in range(3) if a != b
+  ]]
+
+
 @pytest.mark.parametrize(
   ("text", "message"),
   [
@@ -255,6 +283,12 @@ def test_what_waits_in_scratch_is_received_when_it_is_added():
     (algo("allreduce", 1, [
       [(1, -1, [("s", "i0", "i0")]), (-1, 1, [("rrc", "i0", "i0")])],
       [(0, -1, [("s", "i0", "i0")]), (-1, 0, [("rrc", "i0", "i0")])],
+    ]), "both use place 0 of buffer 'i', and neither waits"),
+    # What is sent on comes late, but nobody has waited for it.
+    (algo("allreduce", 1, [
+      [(1, -1, [("s", "i0", "i0")]), (-1, 1, [("r", "i0", "i0", 0, 0)])],
+      [(-1, 0, [("rrc", "i0", "i0")]),
+       (0, -1, [*[("nop", "i0", "i0")] * 3, ("s", "i0", "i0")])],
     ]), "both use place 0 of buffer 'i', and neither waits"),
   ],
 )

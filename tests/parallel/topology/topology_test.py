@@ -6,8 +6,8 @@ import networkx
 import pytest
 
 from parallel.topology import builders as t
-from parallel.topology import files
-from parallel.topology.graph import LATENCY_S, Link, Topology
+from parallel.topology import files, text
+from parallel.topology.graph import MAX_LINKS, Link, Topology
 
 # topology -> (ranks, switches, directed links, ranks' diameter in links)
 COUNTS = [
@@ -81,10 +81,81 @@ def test_every_builder_has_a_text(kind, tmp_path):
   path.write_text(json.dumps(GOOD))
   sizes = {"fat_tree": "4", "file": path, "leaf_spine": "2x3x4"}
   sizes |= dict.fromkeys(("torus", "mesh", "bigraph", "dgx"), "2x4")
-  net = t.parse(f"{kind}:{sizes.get(kind, 5)}", latency_s=1e-6)
-  assert {x.latency_s for x in net.links} == {
-    LATENCY_S if kind == "file" else 1e-6
-  }
+  net = text.parse(f"{kind}:{sizes.get(kind, 5)}", latency_s=1e-6)
+  assert {x.latency_s for x in net.links} == {1e-6}
+
+
+@pytest.mark.parametrize("kind", [k for k in t.BUILDERS if k != "file"])
+def test_no_builder_begins_what_is_too_large(kind):
+  count = {"leaf_spine": 3} | dict.fromkeys(("bigraph", "dgx", "torus"), 2)
+  sizes = "x".join(["1000000000000"] * count.get(kind, 1))
+  with pytest.raises(ValueError, match=rf"links; at most {MAX_LINKS}"):
+    text.parse(f"{kind}:{sizes}")
+
+
+def bandwidths(net):
+  return {x.bandwidth for x in net.links}
+
+
+def test_a_text_says_what_its_links_are(tmp_path):
+  """Nothing said: the builder's own links; what is said replaces them."""
+  own = t.dgx(2, 8)
+  assert bandwidths(own) == {450e9, 50e9}
+  assert text.parse("dgx:2x8") == own
+  faster = text.parse("dgx:2x8,bandwidth=nvlink_5", bandwidth=1e9)
+  assert bandwidths(faster) == {900e9, 50e9}
+  assert bandwidths(text.parse("dgx:2x8", bandwidth="1e9")) == {1e9, 50e9}
+  slower = text.parse("dgx:2x8,network_bandwidth=infiniband_hdr")
+  assert bandwidths(slower) == {450e9, 25e9}
+  assert text.parse("ring:3,latency_s=wide_area_10g").links[0].latency_s > 0.02
+  tapered = text.parse("leaf_spine:4x2x8,oversubscription=4", bandwidth=1e9)
+  up = {x.bandwidth for x in tapered.links if min(x.source, x.destination) > 31}
+  assert up == {1e9}  # 8 hosts' bytes per second over 2 x 4
+  failed = text.parse("torus:3x3,failed=0-1+2>5")
+  assert failed == t.torus((3, 3)).without((0, 1), (1, 0), (2, 5))
+  path = tmp_path / "a,b.json"
+  path.write_text(json.dumps(GOOD))
+  net = text.parse(f"file:{path},bandwidth=3e9", bandwidth=7.0, latency_s=0)
+  assert {(x.bandwidth, x.latency_s) for x in net.links} == {(3e9, 0.0)}
+  entry = GOOD["links"][0] | {"bandwidth": 2.0}
+  path.write_text(json.dumps(GOOD | {"links": [entry]}))
+  assert bandwidths(text.parse(f"file:{path}")) == {2.0}
+  with pytest.raises(ValueError, match=r"bandwidth=7 has no effect: every"):
+    text.parse(f"file:{path}", bandwidth=7.0)
+
+
+def test_a_graph_keeps_its_numbers_or_says_that_it_has_others(recwarn):
+  graph = networkx.Graph()
+  graph.add_edge(2, 0, bandwidth=2e9)
+  graph.add_edge(0, 1)
+  kept = files.from_networkx(graph)
+  assert kept.links_by_pair[2, 0].bandwidth == 2e9
+  assert not kept.labels
+  named = files.from_networkx(networkx.path_graph(["a", "b", "c"]))
+  assert named.labels == ("a", "b", "c")
+  assert named.without().reversed().labels == named.labels
+  assert not recwarn
+  graph.nodes[0]["switch"] = True
+  with pytest.warns(UserWarning, match="node 2 is rank 0 here"):
+    moved = files.from_networkx(graph)
+  assert moved.labels == (2, 1, 0)
+  assert moved.links_by_pair[0, 2].bandwidth == 2e9
+
+
+@pytest.mark.parametrize(
+  ("edge", "node", "message"),
+  [
+    ({"bandwith": 1e9}, {}, "edge 0 to 1: .*'bandwith'.*you mean bandwidth"),
+    ({"bandwidth": "fast"}, {}, "bandwidth='fast' must be a number"),
+    ({}, {"swich": True}, "node 0: the attribute 'swich' must be one of"),
+  ],
+)
+def test_a_graph_s_attributes_are_known(edge, node, message):
+  graph = networkx.Graph()
+  graph.add_edge(0, 1, **edge)
+  graph.add_node(0, **node)
+  with pytest.raises(ValueError, match=message):
+    files.from_networkx(graph)
 
 
 def test_failed_links_are_gone():
@@ -111,9 +182,25 @@ def test_failed_links_are_gone():
     (lambda: Topology("x", 2, 0, (Link(0, 1),) * 2), "two links"),
     (lambda: t.build("hypercube"), "'hypercube' must be one of ring"),
     (lambda: t.build("ring", ranks=3), "ranks"),
-    (lambda: t.parse("ring:4x4"), "topology 'ring': ring.. takes 1"),
-    (lambda: t.parse("file:nowhere.json"), "nowhere.json: No such file"),
-    (lambda: t.parse("torus"), "'torus' is not NAME:SIZExSIZE"),
+    (lambda: text.parse("ring:4x4"), "topology 'ring': ring.. takes 1"),
+    (lambda: text.parse("file:nowhere.json"), "nowhere.json: No such file"),
+    (lambda: text.parse("torus"), "'torus' is not NAME:SIZExSIZE"),
+    (lambda: text.parse("trous:4x4"), "one of ring, .*; did you mean torus"),
+    (lambda: text.parse("dgx:2x8,network_bandwith=1e9"),
+     "dgx's option 'network_bandwith' .* did you mean network_bandwidth"),
+    (lambda: text.parse("ring:4,uplink_bandwidth=1e9"),
+     "ring's option 'uplink_bandwidth' must be one of bandwidth, latency_s"),
+    (lambda: text.parse("ring:4,bandwidth=nvlink4"), "did you mean nvlink_4"),
+    (lambda: text.parse("ring:4,latency_s=nvlink_4"), "no published latency"),
+    (lambda: text.parse("ring:4,bandwidth=True"), "is no number"),
+    (lambda: text.parse("ring:4,failed=0"), "failed=0: '0' is not NODE-NODE"),
+    (lambda: text.parse("ring:4,failed=0-2"), "no link from 0 to 2"),
+    (lambda: text.parse("ring:4,failed=0-1+1-2"), "not connected"),
+    (lambda: text.parse("leaf_spine:2x2x2,oversubscription=0"),
+     "oversubscription=0 must be positive"),
+    (lambda: t.leaf_spine(2, 2, 2, uplink_bandwidth=1.0, oversubscription=2.0),
+     "cannot both be given"),
+    (lambda: t.leaf_spine(2, 2, 2, uplink_bandwidth=0.0), "must be positive"),
     (lambda: t.of_size("dragonfly", 4), "must be one of ring, torus"),
   ],
 )
@@ -123,9 +210,14 @@ def test_what_is_wrong_is_said(call, message):
 
 
 @pytest.mark.parametrize(
-  ("text", "message"),
+  ("written", "message"),
   [
     ("{", "is not JSON"),
+    ("[" * 100_000, "is nested too deeply|is not JSON"),
+    (json.dumps(GOOD | {"num_ranks": 10**9}), "has 1000000000 nodes"),
+    (json.dumps(GOOD | {"links": [
+      {"source": 0, "destination": 1, "bandwidth": 10**400}
+    ]}), r"links\[0\]: bandwidth=10+ must be a number"),
     ("[]", "must be an object"),
     (json.dumps({"links": []}), "lacks num_ranks"),
     (json.dumps(GOOD | {"nodes": 3}), "the key 'nodes'"),
@@ -134,9 +226,9 @@ def test_what_is_wrong_is_said(call, message):
     (json.dumps(GOOD | {"num_ranks": 3}), "not connected"),
   ],
 )
-def test_a_malformed_file_is_refused_by_name(tmp_path, text, message):
+def test_a_malformed_file_is_refused_by_name(tmp_path, written, message):
   path = tmp_path / "graph.json"
-  path.write_text(text)
+  path.write_text(written)
   with pytest.raises(ValueError, match=message) as error:
     files.from_file(path)
   assert str(path) in str(error.value)
