@@ -10,13 +10,20 @@ import math
 import numbers
 from typing import Any
 
+import numpy as np
+
+_TINY = float(np.finfo(np.float32).tiny)
+_HUGE = float(np.finfo(np.float32).max)
 # Sizes and counts are int32 in compiled programs.
 _LARGEST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """Finite numbers between two bounds.
+  """Numbers between two bounds, finite and as float32 has them.
+
+  A rate that float32 takes for 0 trains nothing, and a decay that it takes for
+  1 divides by 0.
 
   Attributes:
     low: The lower bound.
@@ -36,10 +43,13 @@ class Range:
     kind = numbers.Integral if self.whole else numbers.Real
     if not isinstance(value, kind) or isinstance(value, bool):
       return False
+    if not self.whole:
+      if not abs(value) <= _HUGE:
+        return False
+      value = np.float32(value) if abs(value) >= _TINY else 0
     return (
       (self.low < value if self.above else self.low <= value)
       and (value < self.high if self.below else value <= self.high)
-      and math.isfinite(value)
     )
 
   def __str__(self) -> str:
@@ -48,7 +58,7 @@ class Range:
       return f"be an integer from {self.low} to {self.high}"
     if self.high == math.inf:
       bound = "positive" if self.above else f"at least {self.low}"
-      return f"be {bound} and finite"
+      return f"be {bound} and finite (float32)"
     left, right = "(" if self.above else "[", ")" if self.below else "]"
     return f"lie in {left}{self.low}, {self.high}{right}"
 
@@ -62,8 +72,6 @@ NOT_NEGATIVE = Range(0)
 FRACTION = Range(0, 1)
 POSITIVE_FRACTION = Range(0, 1, above=True)
 DECAY = Range(0, 1, below=True)
-# What float32 tells from 0: it keeps a quotient finite.
-EPSILON = Range(1e-37)
 
 # Keys without their choices: equal keys of two models, optimizers or outer
 # loops have equal ranges. All values of a tuple must be in its range.
@@ -76,7 +84,7 @@ RANGES = {
   "model.num_kv_heads": COUNT,
   "model.ffn_width": COUNT,
   "model.rope_base": Range(1),
-  "model.norm_eps": EPSILON,
+  "model.norm_eps": POSITIVE,
   "model.init_std": POSITIVE,
   "model.unroll": COUNT,
   "model.widths": COUNT,
@@ -117,7 +125,7 @@ RANGES = {
   "optimizer.final_fraction": FRACTION,
   "optimizer.beta_1": DECAY,
   "optimizer.beta_2": DECAY,
-  "optimizer.eps": EPSILON,
+  "optimizer.eps": POSITIVE,
   "optimizer.weight_decay": NOT_NEGATIVE,
   "optimizer.clip_norm": NOT_NEGATIVE,
   "optimizer.momentum": DECAY,

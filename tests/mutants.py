@@ -1693,9 +1693,14 @@ _BUILD_ROWS = [
   ),
   Mutant(
     "caatnet/ranges.py", "infinite numbers are in every open range",
-    "and math.isfinite(value)", "and not math.isnan(value)",
+    "if not abs(value) <= _HUGE:", "if value != value:",
     f"{_RANGES}::test_no_number_is_negative_infinite_or_no_number"
     "[optimizer.clip_norm]",
+  ),
+  Mutant(
+    "caatnet/ranges.py", "what float32 takes for 1 is below 1",
+    "value = np.float32(value) if", "value = value if",
+    f"{_RANGES}::test_bounds",
   ),
   Mutant(
     "caatnet/ranges.py", "a decay may be 1",

@@ -101,7 +101,7 @@ def test_no_number_is_negative_infinite_or_no_number(key):
 BOUNDS = [
   ("seed", [0, 2**32 - 1], [2**32]),
   ("model.width", [1], [0, 2**31]),
-  ("model.rope_base", [1, 1e6], [0, 0.5]),
+  ("model.rope_base", [1, 1e6], [0, 0.5, 1e39, 10**400]),
   ("model.norm_eps", [1e-12], [0, 1e-50]),
   ("model.init_std", [1e-3], [0]),
   ("sync.p", [0, 1], [1.5]),
@@ -121,8 +121,8 @@ BOUNDS = [
   ("optimizer.warmup_steps", [0], []),
   ("optimizer.final_fraction", [0, 1], [1.5]),
   ("optimizer.beta_1", [0, 0.999], [1, 1.5]),
-  ("optimizer.beta_2", [0, 0.999], [1, 1.5]),
-  ("optimizer.eps", [1e-16], [0, 1e-50]),
+  ("optimizer.beta_2", [0, 0.999], [1, 1.5, 1 - 1e-9]),
+  ("optimizer.eps", [1e-16, 2e-38], [0, 1e-38]),
   ("optimizer.weight_decay", [0, 1], []),
   ("optimizer.clip_norm", [0, 100], []),
   ("optimizer.momentum", [0, 0.999], [1, 1.5]),
@@ -147,7 +147,7 @@ def test_bounds(key, inside, outside):
   ("enter", "config", "key", "message"),
   [
     (experiments.build, tiny.get_config("test"), "optimizer.clip_norm",
-     "config.optimizer.clip_norm=-1.0 must be at least 0 and finite"),
+     "config.optimizer.clip_norm=-1.0 must be at least 0 and finite (float32)"),
     (registry.find, multitree.get_config("test"), "pieces",
      "config.pieces=-1 must be an integer from 0 to 2147483647"),
   ],
