@@ -120,7 +120,7 @@ LIVE = """
 import sys
 from caatnet.train import loop
 from tests.caatnet.train import linear_model as toy
-loop.train(toy.make(num_steps=40, checkpoint_every=1, keep_checkpoints=1),
+loop.train(toy.make(num_steps=25, checkpoint_every=1, keep_checkpoints=1),
            sys.argv[1], quiet=True)
 """
 
@@ -131,7 +131,7 @@ def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
     [sys.executable, "-c", LIVE, tmp_path / "run"], cwd=ROOT,
     env=os.environ | {"JAX_PLATFORMS": "cpu"}, stderr=subprocess.PIPE,
   )
-  experiment = toy.make(num_steps=40, checkpoint_every=1, keep_checkpoints=99)
+  experiment = toy.make(num_steps=25, checkpoint_every=1, keep_checkpoints=99)
   loop.train(experiment, tmp_path / "whole", quiet=True)
   abstract = experiment.abstract_state()
   reader = Checkpointer(tmp_path / "whole", experiment.program)

@@ -1,5 +1,6 @@
 """A training step and a run of a linear model, against NumPy in float64."""
 
+import dataclasses
 import json
 
 import jax
@@ -171,6 +172,29 @@ def test_stopped_and_resumed_is_uninterrupted(finished, tmp_path):
   assert facts(tmp_path / "run") == facts(workdir)
 
 
+def test_a_run_that_is_made_longer_is_the_longer_run(finished, tmp_path):
+  _, workdir, _ = finished
+  for num_steps in (3, 6):
+    experiment = dataclasses.replace(
+      toy.make(workers=2, learning_rate=rate_of, eval_every=3,
+               num_steps=num_steps),
+      config={"train": {"num_steps": num_steps}},
+    )
+    result = loop.train(experiment, tmp_path / "run", quiet=True)
+    assert (result.step, result.finished) == (num_steps, True)
+  assert facts(tmp_path / "run") == facts(workdir)
+
+
+def test_throughput_is_that_of_the_last_steps(finished, tmp_path):
+  """A run that has become ten times slower says so 50 steps later."""
+  experiment, _, _ = finished
+  run = loop._Run(experiment, tmp_path / "run", "", None, True)
+  run.close()
+  for seconds, count in ((0.01, 1000), (0.1, 50)):
+    run.seconds.extend([seconds] * count)
+    assert run._units_per_second() == pytest.approx(8 * 3 / seconds)
+
+
 def test_an_evaluation_reads_the_checkpoint_that_it_names(finished):
   experiment, workdir, _ = finished
   after, _ = by_hand(6)
@@ -202,6 +226,40 @@ def test_a_diverged_run_says_where_and_what_is_left(tmp_path):
   assert message.startswith("step 4: ")
   assert "non-finite gradients in b, w;" in message
   assert message.endswith("checkpoints/2")
+
+
+@pytest.mark.parametrize(
+  ("rate", "what", "bad"),
+  [
+    # Parameters after step 3: infinite, or so large that the next loss is.
+    (np.inf, "step 3: non-finite parameters in b, w;", False),
+    (1e30, "step 4: loss inf", True),
+  ],
+)
+def test_a_checkpoint_is_good_if_its_loss_is_finite(rate, what, bad, tmp_path):
+  experiment = toy.make(
+    workers=2, checkpoint_every=1, eval_every=99,
+    learning_rate=lambda step: jax.numpy.where(step == 2, rate, 0.01),
+  )
+  with pytest.raises(loop.NonFiniteError) as error:
+    loop.train(experiment, tmp_path / "run", quiet=True)
+  checkpoints = tmp_path / "run" / "checkpoints"
+  message = str(error.value)
+  assert message.startswith(what)
+  end = f"; last good checkpoint: {checkpoints / '2'}"
+  if bad:
+    end += f"; diverged, to be removed: {checkpoints / '3'}"
+  assert message.endswith(end)
+  assert (checkpoints / "3").exists() == bad
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path):
+  experiment = toy.make(
+    learning_rate=lambda step: np.float32(0.01) + 1e30 * (step == 2),
+    eval_every=3,
+  )
+  with pytest.raises(loop.NonFiniteError, match="step 3: validation loss inf"):
+    loop.train(experiment, tmp_path / "run", quiet=True)
 
 
 def test_workers_that_start_apart_are_an_error():
