@@ -1,5 +1,6 @@
 """Several processes are one run: they train, stop and end together."""
 
+import contextlib
 import io
 import os
 import pathlib
@@ -38,7 +39,9 @@ loop.train(
 WAIT = JOIN + "time.sleep(99)"
 
 
-def start(script, *args):
+@contextlib.contextmanager
+def pair_of(script, *args):
+  """Two processes, which are killed in the end."""
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -46,7 +49,7 @@ def start(script, *args):
     "JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
     "JAX_NUM_CPU_DEVICES": "1",
   }
-  return [
+  pair = [
     subprocess.Popen(
       [sys.executable, "-c", script, address, str(i), *map(str, args)],
       cwd=ROOT, env=environment, stdout=subprocess.PIPE,
@@ -54,19 +57,25 @@ def start(script, *args):
     )
     for i in range(2)
   ]
+  try:
+    yield pair
+  finally:
+    for process in pair:
+      process.kill()
+      process.wait()
 
 
 def test_workers_on_two_processes_train_and_stop_as_one(tmp_path):
   """Metrics are sent three steps at a time, and a signal to one stops both."""
-  pair = start(TRAIN, tmp_path / "pair")
-  path = tmp_path / "pair" / "metrics.jsonl"
-  while not (path.exists() and path.read_text().count("\n") > 2):
-    assert all(process.poll() is None for process in pair)
-    time.sleep(0.01)
-  pair[1].send_signal(signal.SIGTERM)
-  for process in pair:
-    error = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, error
+  with pair_of(TRAIN, tmp_path / "pair") as pair:
+    path = tmp_path / "pair" / "metrics.jsonl"
+    while not (path.exists() and path.read_text().count("\n") > 2):
+      assert all(process.poll() is None for process in pair)
+      time.sleep(0.01)
+    pair[1].send_signal(signal.SIGTERM)
+    for process in pair:
+      error = process.communicate(timeout=60)[1]
+      assert process.returncode == 0, error
   found = facts(tmp_path / "pair")
   (checkpoint,) = (tmp_path / "pair" / "checkpoints").iterdir()
   assert 0 <= int(checkpoint.name) - found[-1]["step"] < 3
@@ -84,12 +93,12 @@ def test_workers_on_two_processes_train_and_stop_as_one(tmp_path):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_a_process_dies_the_other_ends_with_one_line(victim):
-  pair = start(WAIT)
-  for process in pair:
-    assert process.stdout.readline() == "joined\n"
-  pair[victim].kill()
-  error = pair[1 - victim].communicate(timeout=60)[1]
-  assert pair[1 - victim].returncode
+  with pair_of(WAIT) as pair:
+    for process in pair:
+      assert process.stdout.readline() == "joined\n"
+    pair[victim].kill()
+    error = pair[1 - victim].communicate(timeout=60)[1]
+    assert pair[1 - victim].returncode
   assert len(error.splitlines()) == 1
   assert "another process of this run has ended" in error
 

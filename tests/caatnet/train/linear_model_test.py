@@ -11,7 +11,7 @@ from caatnet.train import loop
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
-from caatnet.train.state import check_equal_start
+from caatnet.train.state import check_equal_start, make_count_non_finite
 from caatnet.train.whole import to_stored, to_whole
 from tests.caatnet.train import linear_model as toy
 
@@ -251,6 +251,24 @@ def test_a_checkpoint_is_good_if_its_loss_is_finite(rate, what, bad, tmp_path):
     end += f"; diverged, to be removed: {checkpoints / '3'}"
   assert message.endswith(end)
   assert (checkpoints / "3").exists() == bad
+
+
+@pytest.mark.parametrize("scheme", ["ddp", "zero3"])
+def test_what_is_not_finite_is_found_wherever_it_lies(scheme):
+  """In one element of one worker, on whatever device."""
+  experiment = toy.make(workers=2, data=2, devices=(2, 2), scheme=scheme)
+  program = experiment.program
+  count = make_count_non_finite(program)
+  params = experiment.init_state().params
+  assert count(params) == {"b": 0, "w": 0}
+  copies = 4 if scheme == "ddp" else 1
+  for worker in range(2):
+    for place in (0, -1):
+      bad = np.array(params["w"])
+      bad[worker].reshape(-1)[place] = (np.nan, np.inf)[worker]
+      bad = jax.device_put(bad, params["w"].sharding)
+      assert 0 < count({**params, "w": bad})["w"] <= copies
+      assert count({**params, "w": bad})["b"] == 0
 
 
 def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path):
