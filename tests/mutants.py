@@ -1379,7 +1379,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/records.py", "a torn last line is an error",
-    'if not line.endswith("\n"):', "if not line:",
+    'if not line.endswith("\\n"):', "if not line:",
     f"{_TRAIN}/records_test.py::"
     "test_metrics_after_the_checkpoint_are_written_again",
   ),
