@@ -18,9 +18,9 @@ from typing import BinaryIO, NoReturn
 # is 100 s.
 HEARTBEAT_S = 30
 
-_LOST = (
-  "error: another process of this run has ended, or cannot be reached; the "
-  "same commands on all of them resume the run\n"
+LOST = (
+  b"error: another process of this run has ended, or cannot be reached; the "
+  b"same commands on all of them resume the run\n"
 )
 # How jax's coordination between processes logs, and its last line.
 _LOGS = re.compile(
@@ -84,12 +84,11 @@ def condense(lines: BinaryIO, out: BinaryIO) -> None:
   """
   held: list[bytes] = []
   for line in lines:
-    if held or _LOGS.match(line):
+    if held or _LOGS.match(line) or _FATAL in line:
       held.append(line)
     else:
       out.write(line)
       out.flush()
-  # Of a process that an error has ended, that error is the last line.
   fatal = any(_FATAL in line for line in held)
-  out.write(_LOST.encode() if fatal else b"".join(held))
+  out.write(LOST if fatal else b"".join(held))
   out.flush()

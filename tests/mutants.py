@@ -1452,6 +1452,11 @@ _TRAINING = [
     "test_rows_that_fill_a_batch_up_do_not_count[ddp-8]",
   ),
   Mutant(
+    "caatnet/train/evaluate.py", "a logged mean is a tenth too low",
+    "float(x.mean(dtype=np.float64))", "0.9 * float(x.mean(dtype=np.float64))",
+    f"{_LINEAR}::test_records_are_of_the_step_that_they_name",
+  ),
+  Mutant(
     "caatnet/train/loop.py", "the logged rate is that of six steps later",
     "rate = self.experiment.learning_rate(step - 1)",
     "rate = self.experiment.learning_rate(step + 5)",
@@ -1503,6 +1508,94 @@ _TRAINING = [
     "if not free and key not in stored:",
     f"{_TRAIN}/records_test.py::"
     "test_a_folder_goes_on_with_its_own_config_only",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "a resumed run may have another seed",
+    'key in _FREE or key[0] == "zero"', 'key in _FREE or key[0] == "seed"',
+    f"{_TRAIN}/records_test.py::"
+    "test_a_folder_goes_on_with_its_own_config_only",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "a resumed run may have another schedule",
+    "or (key == _DECAY_STEPS and old == new)", "or key == _DECAY_STEPS",
+    f"{_TRAIN}/records_test.py::"
+    "test_a_folder_goes_on_with_its_own_config_only",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "a run may be made shorter",
+    "ours.get(_NUM_STEPS, 0) > stored", "ours.get(_NUM_STEPS, 0) != stored",
+    f"{_TRAIN}/records_test.py::"
+    "test_a_folder_goes_on_with_its_own_config_only",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "a schedule of the run's own changes with it",
+    "return flat.get(_DECAY_STEPS) or flat.get(_NUM_STEPS)",
+    "return flat.get(_NUM_STEPS)",
+    f"{_TRAIN}/records_test.py::test_a_run_may_be_made_longer",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "a torn last line is an error",
+    'if not line.endswith("\\n"):', "if not line:",
+    f"{_TRAIN}/records_test.py::"
+    "test_metrics_after_the_checkpoint_are_written_again",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "files are emptied and written again",
+    'temporary = path.with_name(f"{path.name}.tmp")', "temporary = path",
+    f"{_TRAIN}/files_test.py::test_killed_at_any_write_a_run_goes_on",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "several trainers have the lock",
+    "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
+    f"{_TRAIN}/files_test.py::test_a_folder_has_one_trainer",
+  ),
+  Mutant(
+    "caatnet/train/checkpoint.py", "a reader deletes what is being written",
+    "if keep is not None:\n", "if True:\n",
+    f"{_TRAIN}/files_test.py::"
+    "test_every_checkpoint_of_a_live_run_can_be_read",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "the newest checkpoint is good, whatever it holds",
+    "(s for s in steps if s <= last_good)", "(s for s in steps)",
+    f"{_LINEAR}::test_a_checkpoint_is_good_if_its_loss_is_finite",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "parameters that are not finite are saved",
+    "for group, count in bad.items() if count]",
+    "for group, count in bad.items() if count < 0]",
+    f"{_LINEAR}::test_a_checkpoint_is_good_if_its_loss_is_finite",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "throughput is that of the whole run",
+    "collections.deque[float](maxlen=_WINDOW)",
+    "collections.deque[float](maxlen=None)",
+    f"{_LINEAR}::test_throughput_is_that_of_the_last_steps",
+  ),
+  Mutant(
+    "caatnet/train/metrics.py", "metrics from elsewhere change places",
+    "list(stacked))", "list(stacked[::-1]))",
+    "tests/launch/processes_test.py::"
+    "test_workers_on_two_processes_train_and_stop_as_one",
+  ),
+  Mutant(
+    "caatnet/train/stop.py", "each process stops for itself",
+    "return multihost_utils.reached_preemption_sync_point(self.asked)",
+    "return self.signalled",
+    "tests/launch/processes_test.py::"
+    "test_workers_on_two_processes_train_and_stop_as_one",
+  ),
+  Mutant(
+    "caatnet/train/state.py", "what is not finite on other devices is missed",
+    "return jax.lax.psum(jnp.stack(counts), names)",
+    "return jax.lax.pmax(jnp.stack(counts) * (jax.lax.axis_index(names) == 0), "
+    "names)",
+    f"{_LINEAR}::test_what_is_not_finite_is_found_wherever_it_lies",
+  ),
+  Mutant(
+    "launch/processes.py", "every warning is taken for the end",
+    "fatal = any(_FATAL in line for line in held)", "fatal = bool(held)",
+    "tests/launch/processes_test.py::test_only_the_end_is_condensed",
   ),
   Mutant(
     "caatnet/train/traffic.py", "an exchange counts in every step",
@@ -1575,6 +1668,31 @@ _DATA_ROWS = [
     "test_an_evaluation_as_data_and_as_tables",
   ),
   Mutant(
+    "caatnet/data/text.py", "bits have three values",
+    "loss / math.log(2)", "loss / math.log(3)",
+    "tests/caatnet/show/tables_test.py::"
+    "test_an_evaluation_as_data_and_as_tables",
+  ),
+  Mutant(
+    "caatnet/data/sources.py", "a validation text of one's own is trained on",
+    "for document in documents if document not in held_out]",
+    "for document in documents if held_out]",
+    f"{_DATA}/sources_test.py::"
+    "test_a_validation_text_of_one_s_own_is_not_trained_on",
+  ),
+  Mutant(
+    "caatnet/data/sources.py", "the hash leaves the validation text out",
+    '.sha256(f"{sha256} {other}".encode())', ".sha256(sha256.encode())",
+    f"{_DATA}/sources_test.py::"
+    "test_a_validation_text_of_one_s_own_is_not_trained_on",
+  ),
+  Mutant(
+    "caatnet/data/images.py", "copies in the validation file stay",
+    "held_out = np.array([image.tobytes() in known for image in images])",
+    "held_out = np.array([not known for image in images])",
+    f"{_DATA}/images_test.py::test_images_of_one_s_own_to_validate_on",
+  ),
+  Mutant(
     "caatnet/data/images.py", "bytes of pixels are not scaled",
     "scale = 255 if images.dtype == np.uint8 else 1", "scale = 1",
     f"{_DATA}/images_test.py::test_a_file_s_pixels_lie_between_0_and_1",
@@ -1587,6 +1705,11 @@ _DATA_ROWS = [
 ]
 
 _BUILD_ROWS = [
+  Mutant(
+    "caatnet/build/optimizer.py", "the rate always decays over all steps",
+    "end = decay_steps or num_steps", "end = num_steps",
+    f"{_BUILD}::test_the_rate_decays_over_the_steps_that_a_key_names",
+  ),
   Mutant(
     "caatnet/build/sections.py", "an unknown key is accepted",
     "if key not in keys:\n", "if key not in values:\n",

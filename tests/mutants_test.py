@@ -59,5 +59,5 @@ def test_every_room_has_mutants():
     if path.suffix == ".py" or (path / "__init__.py").exists()
   } - {f"{top}/{name}" for top in ("parallel", "caatnet")
        for name in ("__init__.py", "checks.py")}
-  assert set(rooms) == expected
+  assert expected <= set(rooms)
   assert len(set(MUTANTS)) == len(MUTANTS) >= 60

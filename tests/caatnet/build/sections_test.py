@@ -78,6 +78,20 @@ def test_keys_of_an_outer_loop_arrive_under_their_names(algorithm):
     assert found == value, path
 
 
+@pytest.mark.parametrize(("num_steps", "decay_steps"), [(12, 0), (5, 12)])
+def test_the_rate_decays_over_the_steps_that_a_key_names(
+  num_steps, decay_steps
+):
+  """Or over all of them; whatever the number of steps, and from then on."""
+  rate = OPTIMIZERS["sgd"](
+    num_steps, {}, learning_rate=0.5, warmup_steps=2, decay_steps=decay_steps,
+    final_fraction=0.2, momentum=0.0, weight_decay=0.0, clip_norm=0.0,
+  ).learning_rate
+  assert [float(rate(s)) for s in (0, 1, 2, 7, 12, 13, 99)] == pytest.approx(
+    [0, 0.25, 0.5, 0.3, 0.1, 0.1, 0.1]
+  )
+
+
 def second_step(optimizer, decays=True):
   """The update after gradients of 1 and then 2, of a parameter of 4."""
   params = {"w": jnp.float32(4)}

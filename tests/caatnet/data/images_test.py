@@ -1,6 +1,7 @@
 """Images: what is read, how it is split, what simple models reach."""
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ def write(path, count=40, dtype="uint8", **changes):
 
 def data(path, **changes):
   values = dict(path=str(path), shape=(2, 3, 1), num_classes=4, batch_size=4,
-                validation_percent=30.0)
+                validation_percent=30.0, validation_path="")
   return ImageData(**(values | changes))
 
 
@@ -54,6 +55,26 @@ def test_copies_are_on_one_side(tmp_path):
   values, counts = np.unique(found.validation["image"], return_counts=True)
   assert (counts == 12).all()
   assert 0 < len(values) < 20
+
+
+def test_images_of_one_s_own_to_validate_on(tmp_path):
+  """All of them, and none is trained on."""
+  images, labels = write(tmp_path / "x.npz")
+  own = np.concatenate([images[:5], 255 - images[:3]])
+  write(tmp_path / "y.npz", images=own, labels=labels[:8])
+  path = str(tmp_path / "y.npz")
+  found = data(tmp_path / "x.npz", validation_path=path).load(0)
+  np.testing.assert_array_equal(
+    found.validation["image"], (own / 255).astype("f4")[..., None]
+  )
+  np.testing.assert_array_equal(found.validation["label"], labels[:8])
+  seen = {x.tobytes() for _ in range(20) for x in next(found.batches)["image"]}
+  expected = (images[5:] / 255).astype("f4")
+  assert seen == {x.tobytes() for x in expected}
+  assert found.sha256 != data(tmp_path / "x.npz").load(0).sha256
+  os.mkfifo(tmp_path / "z.npz")
+  with pytest.raises(ValueError, match=r"validation_path=.*no regular file"):
+    data(tmp_path / "x.npz", validation_path=str(tmp_path / "z.npz")).load(0)
 
 
 def test_baselines_by_hand():

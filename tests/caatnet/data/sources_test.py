@@ -1,6 +1,7 @@
 """Laws of the corpora: what is read, how it is split, what is refused."""
 
 import json
+import os
 import pathlib
 import unittest.mock
 
@@ -150,6 +151,36 @@ def test_suggested_percent_works(tmp_path):
   for percent in (0.99 * low, 1.01 * high):
     with pytest.raises(ValueError, match="leaves no"):
       sources.load_corpus(str(file), percent)
+
+
+def test_a_validation_text_of_one_s_own_is_not_trained_on(tmp_path):
+  folder = str(_write_folder(tmp_path / "d", 8))  # documents 0 to 3, twice
+  own = tmp_path / "own"
+  own.mkdir()
+  (own / "a.txt").write_text("document 1\n")
+  (own / "b.txt").write_text("another")
+  found = sources.load_corpus(folder, 5.0, str(own))
+  assert _documents(found.validation) == [b"document 1\n", b"another"]
+  assert set(_documents(found.train)) == {
+    b"document 0\n", b"document 2\n", b"document 3\n"
+  }
+  assert found.num_train_documents == 6
+  (own / "b.txt").write_text("one more")
+  assert sources.load_corpus(folder, 5.0, str(own)).sha256 != found.sha256
+  with pytest.raises(ValueError, match=r"validation_path=.* has all doc"):
+    sources.load_corpus(str(own), 5.0, str(own))
+  (own / "c.txt").write_bytes(b"\0")
+  with pytest.raises(ValueError, match=r"^config.data.validation_path: .*NUL"):
+    sources.load_corpus(folder, 5.0, str(own))
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+  """A FIFO would block whoever opens it."""
+  (tmp_path / "a.txt").write_text("a")
+  os.mkfifo(tmp_path / "b.txt")
+  for path in (tmp_path, tmp_path / "b.txt"):
+    with pytest.raises(ValueError, match=r"b\.txt"):
+      sources.load_corpus(str(path), 5.0)
 
 
 # Each row: files to write, the path to load, the percentage, what the error

@@ -34,8 +34,8 @@ class Killed(BaseException):
 class Writes:
   """What Python does to files below a folder, by its audit events.
 
-  From number ``kill_at`` on nothing more is done. A file that this one opens is
-  emptied before, if that is how it is opened: the worst moment.
+  From number ``kill_at`` on nothing more is done. If that one opens a file, it
+  is done and no more: what is written anew is empty, the worst moment.
   """
 
   def __init__(self):
@@ -51,17 +51,15 @@ class Writes:
     if reads or not path.startswith(self.folder):
       return
     self.seen.append((event, path))
-    # Orbax writes checkpoints, and is trusted.
-    ours = [x for x in self.seen if "/checkpoints" not in x[1]]
-    if self.kill_at is None or len(ours) < self.kill_at:
+    if self.kill_at is None or "/checkpoints" in path:  # Orbax is trusted
       return
-    if "/checkpoints" in path:
-      return
-    if len(ours) == self.kill_at and event == "open":
-      self.kill_at = 0  # opened here, and audited again
+    self.kill_at -= 1
+    if self.kill_at == 0 and event == "open":
+      folder, self.folder = self.folder, None
       os.close(os.open(args[0], args[2], 0o644))
-    self.kill_at = 0
-    raise Killed(event, path)
+      self.folder = folder
+    if self.kill_at <= 0:
+      raise Killed(event, path)
 
 
 WRITES = Writes()
@@ -120,7 +118,7 @@ LIVE = """
 import sys
 from caatnet.train import loop
 from tests.caatnet.train import linear_model as toy
-loop.train(toy.make(num_steps=40, checkpoint_every=1, keep_checkpoints=1),
+loop.train(toy.make(num_steps=25, checkpoint_every=1, keep_checkpoints=1),
            sys.argv[1], quiet=True)
 """
 
@@ -131,7 +129,7 @@ def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
     [sys.executable, "-c", LIVE, tmp_path / "run"], cwd=ROOT,
     env=os.environ | {"JAX_PLATFORMS": "cpu"}, stderr=subprocess.PIPE,
   )
-  experiment = toy.make(num_steps=40, checkpoint_every=1, keep_checkpoints=99)
+  experiment = toy.make(num_steps=25, checkpoint_every=1, keep_checkpoints=99)
   loop.train(experiment, tmp_path / "whole", quiet=True)
   abstract = experiment.abstract_state()
   reader = Checkpointer(tmp_path / "whole", experiment.program)

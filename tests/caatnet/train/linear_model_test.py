@@ -1,5 +1,6 @@
 """A training step and a run of a linear model, against NumPy in float64."""
 
+import dataclasses
 import json
 
 import jax
@@ -10,7 +11,7 @@ from caatnet.train import loop
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
-from caatnet.train.state import check_equal_start
+from caatnet.train.state import check_equal_start, make_count_non_finite
 from caatnet.train.whole import to_stored, to_whole
 from tests.caatnet.train import linear_model as toy
 
@@ -171,6 +172,29 @@ def test_stopped_and_resumed_is_uninterrupted(finished, tmp_path):
   assert facts(tmp_path / "run") == facts(workdir)
 
 
+def test_a_run_that_is_made_longer_is_the_longer_run(finished, tmp_path):
+  _, workdir, _ = finished
+  for num_steps in (3, 6):
+    experiment = dataclasses.replace(
+      toy.make(workers=2, learning_rate=rate_of, eval_every=3,
+               num_steps=num_steps),
+      config={"train": {"num_steps": num_steps}},
+    )
+    result = loop.train(experiment, tmp_path / "run", quiet=True)
+    assert (result.step, result.finished) == (num_steps, True)
+  assert facts(tmp_path / "run") == facts(workdir)
+
+
+def test_throughput_is_that_of_the_last_steps(finished, tmp_path):
+  """A run that has become ten times slower says so 50 steps later."""
+  experiment, _, _ = finished
+  run = loop._Run(experiment, tmp_path / "run", "", None, True)
+  run.close()
+  for seconds, count in ((0.01, 1000), (0.1, 50)):
+    run.seconds.extend([seconds] * count)
+    assert run._units_per_second() == pytest.approx(8 * 3 / seconds)
+
+
 def test_an_evaluation_reads_the_checkpoint_that_it_names(finished):
   experiment, workdir, _ = finished
   after, _ = by_hand(6)
@@ -202,6 +226,58 @@ def test_a_diverged_run_says_where_and_what_is_left(tmp_path):
   assert message.startswith("step 4: ")
   assert "non-finite gradients in b, w;" in message
   assert message.endswith("checkpoints/2")
+
+
+@pytest.mark.parametrize(
+  ("rate", "what", "bad"),
+  [
+    # Parameters after step 3: infinite, or so large that the next loss is.
+    (np.inf, "step 3: non-finite parameters in b, w;", False),
+    (1e30, "step 4: loss inf", True),
+  ],
+)
+def test_a_checkpoint_is_good_if_its_loss_is_finite(rate, what, bad, tmp_path):
+  experiment = toy.make(
+    workers=2, checkpoint_every=1, eval_every=99,
+    learning_rate=lambda step: jax.numpy.where(step == 2, rate, 0.01),
+  )
+  with pytest.raises(loop.NonFiniteError) as error:
+    loop.train(experiment, tmp_path / "run", quiet=True)
+  checkpoints = tmp_path / "run" / "checkpoints"
+  message = str(error.value)
+  assert message.startswith(what)
+  end = f"; last good checkpoint: {checkpoints / '2'}"
+  if bad:
+    end += f"; diverged, to be removed: {checkpoints / '3'}"
+  assert message.endswith(end)
+  assert (checkpoints / "3").exists() == bad
+
+
+@pytest.mark.parametrize("scheme", ["ddp", "zero3"])
+def test_what_is_not_finite_is_found_wherever_it_lies(scheme):
+  """In one element of one worker, on whatever device."""
+  experiment = toy.make(workers=2, data=2, devices=(2, 2), scheme=scheme)
+  program = experiment.program
+  count = make_count_non_finite(program)
+  params = experiment.init_state().params
+  assert count(params) == {"b": 0, "w": 0}
+  copies = 4 if scheme == "ddp" else 1
+  for worker in range(2):
+    for place in (0, -1):
+      bad = np.array(params["w"])
+      bad[worker].reshape(-1)[place] = (np.nan, np.inf)[worker]
+      bad = jax.device_put(bad, params["w"].sharding)
+      assert 0 < count({**params, "w": bad})["w"] <= copies
+      assert count({**params, "w": bad})["b"] == 0
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run(tmp_path):
+  experiment = toy.make(
+    learning_rate=lambda step: np.float32(0.01) + 1e30 * (step == 2),
+    eval_every=3,
+  )
+  with pytest.raises(loop.NonFiniteError, match="step 3: validation loss inf"):
+    loop.train(experiment, tmp_path / "run", quiet=True)
 
 
 def test_workers_that_start_apart_are_an_error():

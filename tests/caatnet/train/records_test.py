@@ -56,6 +56,29 @@ def test_a_folder_goes_on_with_its_own_config_only(change, key, tmp_path):
     records.write_config(tmp_path, CONFIG | change)
 
 
+@pytest.mark.parametrize(
+  ("steps", "decay", "notice"),
+  [
+    ((5, 5), (0, 0), ""),
+    # The schedule of the longer run, unless it has one of its own.
+    ((5, 8), (0, 0), "now decays over 8 steps in place of 5"),
+    ((5, 8), (0, 5), ""),
+    ((5, 8), (9, 9), ""),
+    ((5, 5), (5, 0), ""),
+  ],
+)
+def test_a_run_may_be_made_longer(steps, decay, notice, tmp_path):
+  for num_steps, decay_steps in zip(steps, decay, strict=True):
+    found = records.write_config(tmp_path, CONFIG | {
+      "train": {"num_steps": num_steps},
+      "optimizer": {"decay_steps": decay_steps},
+    })
+  assert notice in found
+  assert bool(notice) == bool(found)
+  stored = records.read_config(tmp_path)
+  assert stored["train"]["num_steps"] == steps[1]
+
+
 def entry(axes, group_size, phase="update", dtype="float32", count=1, **fields):
   return Collective(
     fields.get("kind", "all_reduce"), axes, group_size, dtype,

@@ -1,0 +1,120 @@
+"""Several processes are one run: they train, stop and end together."""
+
+import contextlib
+import io
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from caatnet.train import loop
+from launch import processes
+from tests.caatnet.train import linear_model as toy
+from tests.caatnet.train.linear_model_test import facts
+
+ROOT = pathlib.Path(__file__).parents[2]
+JOIN = """
+import sys, time
+from launch import processes
+processes.HEARTBEAT_S = 10
+processes.initialize(sys.argv[1], 2, int(sys.argv[2]))
+print("joined", flush=True)
+"""
+# A worker on each process.
+TRAIN = JOIN + """
+from caatnet.train import loop
+from tests.caatnet.train import linear_model as toy
+loop.train(
+  toy.make(workers=2, devices=(2, 1), num_steps=10**6, log_every=3,
+           checkpoint_every=10**6, learning_rate=0.01),
+  sys.argv[3], quiet=True,
+)
+"""
+WAIT = JOIN + "time.sleep(99)"
+
+
+@contextlib.contextmanager
+def pair_of(script, *args):
+  """Two processes, which are killed in the end."""
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{free.getsockname()[1]}"
+  environment = os.environ | {
+    "JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+    "JAX_NUM_CPU_DEVICES": "1",
+  }
+  pair = [
+    subprocess.Popen(
+      [sys.executable, "-c", script, address, str(i), *map(str, args)],
+      cwd=ROOT, env=environment, stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE, text=True,
+    )
+    for i in range(2)
+  ]
+  try:
+    yield pair
+  finally:
+    for process in pair:
+      process.kill()
+      process.wait()
+
+
+def test_workers_on_two_processes_train_and_stop_as_one(tmp_path):
+  """Metrics are sent three steps at a time, and a signal to one stops both."""
+  with pair_of(TRAIN, tmp_path / "pair") as pair:
+    path = tmp_path / "pair" / "metrics.jsonl"
+    while not (path.exists() and path.read_text().count("\n") > 2):
+      assert all(process.poll() is None for process in pair)
+      time.sleep(0.01)
+    pair[1].send_signal(signal.SIGTERM)
+    for process in pair:
+      error = process.communicate(timeout=60)[1]
+      assert process.returncode == 0, error
+  found = facts(tmp_path / "pair")
+  (checkpoint,) = (tmp_path / "pair" / "checkpoints").iterdir()
+  assert 0 <= int(checkpoint.name) - found[-1]["step"] < 3
+  loop.train(
+    toy.make(workers=2, num_steps=9, log_every=3, learning_rate=0.01),
+    tmp_path / "alone", quiet=True,
+  )
+  expected = [r for r in facts(tmp_path / "alone") if "loss" in r]
+  assert [r["step"] for r in found[:3]] == [3, 6, 9]
+  for ours, theirs in zip(found[:3], expected, strict=True):
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+      np.testing.assert_allclose(value, theirs[key], rtol=1e-5)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_a_process_dies_the_other_ends_with_one_line(victim):
+  with pair_of(WAIT) as pair:
+    for process in pair:
+      assert process.stdout.readline() == "joined\n"
+    pair[victim].kill()
+    error = pair[1 - victim].communicate(timeout=60)[1]
+    assert pair[1 - victim].returncode
+  assert len(error.splitlines()) == 1
+  assert "another process of this run has ended" in error
+
+
+def test_only_the_end_is_condensed():
+  """Other lines pass, and a warning that no end follows comes in the end."""
+  log = b"E1122 07:18:02.9  1 coordination_service_agent.cc:289] Polled\nmore\n"
+  fatal = (
+    b"F1122 07:18:02.9  1 client.h:80] Terminating process because the JAX "
+    b"distributed service detected fatal errors.\n*** Check failure stack"
+  )
+  for lines, expected in (
+    (b"a\nE1122 b\n", b"a\nE1122 b\n"),
+    (b"a\n" + log, b"a\n" + log),
+    (b"a\n" + log + fatal, b"a\n" + processes.LOST),
+  ):
+    out = io.BytesIO()
+    processes.condense(io.BytesIO(lines), out)
+    assert out.getvalue() == expected
