@@ -244,6 +244,46 @@ def bounds_of_a_step(_: str) -> str:
   )
 
 
+# Op of the benchmark of kernels -> its name in LOG, and the cases shown there.
+_MOVED = {
+  "add_norm": ("add_norm", ("7B, p=.5", "8192 x 8192")),
+  "add_norm_backward": (
+    "add_norm, forward and backward", ("7B, p=.5", "8192 x 8192")
+  ),
+  "reduce_add_norm": (
+    "reduce_add_norm", ("7B, p=.5", "7B, p=.5, int8", "8192 x 8192")
+  ),
+  "encode": (
+    "codec, delta with feedback", ("int4", "int8, vector", "8192 x 8192")
+  ),
+  "mean": ("codec, mean of 2", ("int4", "8192 x 8192")),
+  "nesterov": ("codec, outer update of 2", ("int4", "8192 x 8192")),
+}
+
+
+def kernels_bytes(_: str) -> str:
+  h200, v5p = (
+    {
+      (row["op"], row["case"]): row
+      for row in result(f"kernels_bytes_{target}")["rows"]
+    }
+    for target in ("h200", "v5p")
+  )
+  rows = []
+  for op, (name, cases) in _MOVED.items():
+    for case in cases:
+      least = h200[op, case]["least_bytes"]
+      rows.append([f"{name}: {case}", f"{least / 1e6:,.1f}"] + [
+        f"{target[op, case][f'{key}_bytes'] / least:.{digits}f}"
+        for target in (h200, v5p) for key, digits in (("kernel", 3), ("xla", 2))
+      ])
+  return markdown(
+    ["op: case", "least, MB", "H200, kernel / least", "XLA / least",
+     "v5p, kernel / least", "XLA / least"],
+    rows,
+  )
+
+
 def strategies(present: str) -> str:
   """README: puts what is known from results into two columns of its table."""
   figures = dict(_figures())
@@ -420,6 +460,7 @@ TABLES: dict[str, Table] = {
   "partial_sync_480_steps": partial_sync_480_steps,
   "training_step": training_step,
   "overlap": overlap,
+  "kernels_bytes": kernels_bytes,
   "bounds_of_a_step": bounds_of_a_step,
   "kernels": kernels,
 }

@@ -2,12 +2,14 @@
 
 import itertools
 import re
+import types
 
 import pytest
 
 from caatnet.show import documents
 from docs import tables
 from docs.points import ROOT, above, read
+from launch import tables as script
 from parallel.kernels import evidence
 
 TEXTS = {name: (ROOT / name).read_text() for name in tables.DOCUMENTS}
@@ -60,6 +62,20 @@ def test_a_figure_that_was_changed_is_named_and_put_right(name, table, place):
 def test_marks_that_are_wrong_are_errors(text, message):
   with pytest.raises(ValueError, match=message):
     documents.rewritten(text, {"zero": lambda _: ""})
+
+
+def test_the_command_names_what_differs_and_writes_it(tmp_path, monkeypatch):
+  copy = tmp_path / "README.md"
+  wrong = TEXTS["README.md"].replace("nats/byte ┃", "nats/bite ┃")
+  copy.write_text(wrong)
+  monkeypatch.setattr(tables, "DOCUMENTS", (str(copy),))
+  monkeypatch.setattr(script, "FLAGS", types.SimpleNamespace(check=True))
+  with pytest.raises(ValueError, match=r"demo in .*; python -m"):
+    script.main()
+  assert copy.read_text() == wrong
+  script.FLAGS.check = False
+  script.main()
+  assert copy.read_text() == TEXTS["README.md"]
 
 
 SPREAD = r"(?<![\d.])[-+]?0\.\d{3} \([-+]?0\.\d{3}\s+to\s+[-+]?0\.\d{3}\)"

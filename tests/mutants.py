@@ -64,6 +64,7 @@ _DATA = "tests/caatnet/data"
 _BUILD = "tests/caatnet/build/sections_test.py"
 _RANGES = "tests/caatnet/ranges_test.py"
 _STUDIES = "tests/caatnet/studies"
+_DOCUMENTS = "tests/documents_test.py"
 
 _COLLECTIVES = [
   Mutant(
@@ -1909,10 +1910,68 @@ _STUDIES_ROWS = [
   ),
 ]
 
+_DOCUMENTS_ROWS = [
+  Mutant(
+    "caatnet/show/documents.py", "a table that differs is not named",
+    "if body != match[\"body\"]:", "if not body:",
+    f"{_DOCUMENTS}::test_a_figure_that_was_changed_is_named_and_put_right",
+  ),
+  Mutant(
+    "caatnet/show/documents.py", "a mark without the other is passed over",
+    "if len(marks) != 2 * len(_TABLE.findall(text)):", "if not marks:",
+    f"{_DOCUMENTS}::test_marks_that_are_wrong_are_errors",
+  ),
+  Mutant(
+    "docs/tables.py", "the range of seeds is the first and the last",
+    "for f in (mean, min, max)",
+    "for f in (mean, lambda d: d[0], lambda d: d[-1])",
+    f"{_DOCUMENTS}::test_tables_are_what_results_say",
+  ),
+  Mutant(
+    "parallel/kernels/evidence.py", "p = 1 is like any other p",
+    "if (q == 1.0) == (p == 1.0)]", "]",
+    f"{_DOCUMENTS}::test_kernels_are_taken_where_they_make_a_step_faster",
+  ),
+  Mutant(
+    "caatnet/build/transformer.py", "a route's kernel goes by add_norm's steps",
+    '"one_shot": "reduce_add_norm"', '"one_shot": "add_norm"',
+    "tests/caatnet/build/kernels_test.py::"
+    "test_auto_takes_the_kernels_that_help",
+  ),
+  Mutant(
+    "parallel/xla/fingerprint.py", "a kernel's lines are in its fingerprint",
+    'jax.config.update("jax_traceback_in_locations_limit", 0)', "pass",
+    "tests/parallel/xla/fingerprint_test.py::"
+    "test_a_line_above_a_kernel_changes_nothing",
+  ),
+  Mutant(
+    "parallel/xla/fingerprint.py", "all programs have one fingerprint",
+    "lowered.as_text().encode()", 'b""',
+    "tests/parallel/xla/fingerprint_test.py::"
+    "test_another_kernel_has_another_fingerprint",
+  ),
+  Mutant(
+    "launch/benchmarks/programs.py", "a row of another target is taken",
+    '    "target": target.name,\n', "",
+    "tests/launch/programs_test.py::"
+    "test_a_row_is_known_until_its_program_is_another",
+  ),
+  Mutant(
+    "caatnet/show/notebooks.py", "today's first cell is not asked for",
+    ") or sources(kept) != sources(prepared(path))", ")",
+    "tests/colabs_test.py::test_a_changed_cell_is_stale",
+  ),
+  Mutant(
+    "caatnet/show/notebooks.py", "a clone is made again, into the old one",
+    'if not pathlib.Path("caatnet").exists():', "if True:",
+    "tests/colabs_test.py::test_on_colab_the_first_cell_clones_and_installs",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
-  *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS,
+  *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
 )
 
 if __name__ == "__main__":

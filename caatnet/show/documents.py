@@ -57,5 +57,5 @@ def rewritten(
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
   """Returns a table as Markdown's lines."""
-  lines = [columns, ["---"] * len(columns), *rows]
-  return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+  head, *body = (f"| {' | '.join(cells)} |\n" for cells in (columns, *rows))
+  return "".join([head, f"|{'---|' * len(columns)}\n", *body])

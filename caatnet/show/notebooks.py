@@ -87,12 +87,16 @@ def executed(path: pathlib.Path) -> Any:
 
 
 def _small(png: str) -> str:
-  """Returns a drawing, a PNG in base64, with 64 colours: much smaller."""
+  """Returns a drawing, a PNG in base64, with 256 colours: much smaller."""
   from PIL import Image
 
   picture = Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
   out = io.BytesIO()
-  picture.quantize(64, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+  # This method keeps colours that few points have.
+  method = Image.Quantize.MAXCOVERAGE
+  picture.quantize(256, method, dither=Image.Dither.NONE).save(
+    out, "PNG", optimize=True
+  )
   return base64.b64encode(out.getvalue()).decode()
 
 

@@ -31,20 +31,19 @@ def get_config(size: str = "7b") -> ml_collections.ConfigDict:
   # (target, overrides); each is compiled with all values of kernels.
   v5p, v6e, v5e = "tpu:v5p:4x4x4", "tpu:v6e:8x8", "tpu:v5e:8x8"
   config.benchmark.programs = (
-    *((v5p, f"sync.p={p}") for p in (1.0, 0.5, 0.25)),
-    *((v6e, f"sync.p={p}") for p in (1.0, 0.5)),
-    *((v5e, f"sync.p={p}") for p in (1.0, 0.5)),
+    *((t, f"sync.p={p}") for t in (v5p, v6e, v5e) for p in (1.0, 0.5)),
+    (v5p, "sync.p=0.25"),
     (v5p, "sync.p=0.5 sync.route=one_shot"),
     (v5p, "sync.p=0.5 sync.route=ring_kernel"),
   )
   config.benchmark.kernels = ("pallas", "reference")
   if size == "test":
-    config.model.width = 128
+    config.model.width = 32
     config.model.num_layers = 2
     config.model.num_heads = config.model.num_kv_heads = 8
-    config.model.ffn_width = 352
+    config.model.ffn_width = 48
     config.model.vocab_size = 256
-    config.data.seq_len = 64
+    config.data.seq_len = 16
     config.data.batch_size = 8
     config.train.accumulation = 1
     config.parallel.data = 1

@@ -4,7 +4,7 @@ Each row has the fingerprint of its program, so that `stale` can tell by
 lowering alone, in seconds, which rows are not of today's programs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import itertools
 import json
 import pathlib
@@ -43,8 +43,7 @@ def run(config: Any) -> dict[str, Any]:
   ]
   for program in track(programs, "compiling", transient=True):
     experiment, target = build(config, program)
-    same = identity(experiment, target)
-    row = next((r for r in kept if same.items() <= r.items()), None)
+    row = known(kept, identity(experiment, target))
     row = row or _read(study.analyse(experiment, target))
     result["rows"].append(program | {k: row[k] for k in row.keys() - KEYS})
     if path is not None:
@@ -70,11 +69,22 @@ def build(
 def identity(
   experiment: Experiment, target: targets.Target
 ) -> dict[str, Any]:
-  """Lowers a program; returns by what a row shows that it is the program's."""
+  """Lowers a program; returns by what a row shows that it is the program's.
+
+  Two targets may compile the same lowered program.
+  """
   return {
+    "target": target.name,
     "fingerprint": fingerprint.fingerprint(study.lower(experiment)),
     "versions": fingerprint.versions(target.devices[0].platform),
   }
+
+
+def known(
+  rows: Iterable[Mapping[str, Any]], same: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+  """Returns the row of a program with this `identity`; None if none has it."""
+  return next((row for row in rows if same.items() <= row.items()), None)
 
 
 def _read(analysis: Mapping[str, Any]) -> dict[str, Any]:

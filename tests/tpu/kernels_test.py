@@ -20,6 +20,7 @@ from configs.caatnet import tiny
 from launch.benchmarks import kernels
 from parallel import quantize
 from parallel.axes import Axis, make_mesh
+from parallel.kernels import evidence
 from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.kernels.ring_all_reduce import api as ring
@@ -57,15 +58,18 @@ def test_add_norm(target, case):
 
 
 @pytest.mark.parametrize("p", [1.0, 0.5])
-@pytest.mark.parametrize(
-  ("target", "uses"), [("tpu:v5p:2x2x1", True), ("cpu:4", False)]
-)
-def test_models_use_the_kernels_of_their_target(target, uses, p):
+@pytest.mark.parametrize("kernels", ["auto", "pallas"])
+@pytest.mark.parametrize("target", ["tpu:v5p:2x2x1", "cpu:4"])
+def test_models_use_the_kernels_of_their_target(target, kernels, p):
   """Decided by the devices compiled for, and not by this machine's."""
   config = override(
-    tiny.get_config("demo"), f"parallel.tensor=4 sync.p={p}"
+    tiny.get_config("demo"), f"parallel.tensor=4 sync.p={p} kernels={kernels}"
   )
   devices = list(targets.resolve(target).devices)
+  uses = target != "cpu:4" and (
+    kernels == "pallas"
+    or evidence.helps(devices[0].device_kind, "add_norm", p)
+  )
   text = experiments.build(config, None, devices).lower_step().as_text()
   # Forward and backward of two norms in a block and one at the head.
   assert text.count('kernel_name = "add_norm"') == (3 if uses else 0)
