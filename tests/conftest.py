@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import tempfile
 
 # Tests compile far more than they compute: two thirds of the time are XLA's.
 FLAGS = [
@@ -12,6 +13,16 @@ EMITTERS = importlib.metadata.version("jaxlib").startswith("0.10.")
 if EMITTERS:  # the flag is gone in 0.12
   FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+
+# One cache of compiled programs for the run: xdist's workers and the processes
+# that tests start have it from the environment. A folder that is given stays.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+  PROGRAMS = tempfile.TemporaryDirectory(prefix="programs_")  # goes at exit
+  os.environ |= {
+    "JAX_COMPILATION_CACHE_DIR": PROGRAMS.name,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+  }
 
 import jax
 import pytest

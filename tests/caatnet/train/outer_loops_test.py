@@ -3,6 +3,7 @@
 One table of algorithms; a new one inherits the suite by adding a row.
 """
 
+import dataclasses
 import functools
 import shutil
 
@@ -15,6 +16,7 @@ import pytest
 from caatnet.build import experiments
 from caatnet.build.outer import OUTER
 from caatnet.build.override import override
+from caatnet.build.sections import choose
 from caatnet.train import loop
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.evaluate import put_batch
@@ -24,6 +26,7 @@ from configs import sections
 from configs.caatnet import tiny
 from parallel.outer import noloco
 from parallel.xla import ledger
+from tests.caatnet.train import linear_model as toy
 
 WORKERS = 4
 SMALL = (
@@ -54,23 +57,8 @@ ALGORITHMS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _compile_once(tmp_path_factory):
-  """Runs of one algorithm share their programs."""
-  options = {
-    "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("programs")),
-    "jax_persistent_cache_min_compile_time_secs": 0.1,
-  }
-  before = {name: getattr(jax.config, name) for name in options}
-  for name, value in options.items():
-    jax.config.update(name, value)
-  yield
-  for name, value in before.items():
-    jax.config.update(name, value)
-
-
-def make(name, overrides="", mesh=None):
-  """An experiment; keys that the algorithm does not have are left out."""
+def configured(name, overrides=""):
+  """A config; keys that the algorithm does not have are left out."""
   algorithm = name if name in OUTER else name.partition("_")[0]
   keys = {f"outer.{key}" for key in sections.outer(algorithm)}
   parts = f"{SMALL} {ALGORITHMS[name]} {overrides}".split()
@@ -78,16 +66,28 @@ def make(name, overrides="", mesh=None):
     part for part in parts
     if not part.startswith("outer.") or part.partition("=")[0] in keys
   ]
-  config = override(
+  return override(
     tiny.get_config("test"),
     f"outer.algorithm={algorithm} {' '.join(known)}",
     sections.choices(),
   )
-  return experiments.build(config, mesh)
 
 
-def train(workdir, name, overrides="", mesh=None):
-  return loop.train(make(name, overrides, mesh), workdir, quiet=True)
+def make(name, overrides="", mesh=None):
+  return experiments.build(configured(name, overrides), mesh)
+
+
+def make_linear(name, overrides="", workers=WORKERS, devices=None, **options):
+  """The outer loop of a config with a linear model, which compiles fast.
+
+  The loop knows of a model what the protocol says, as all that trains does.
+  """
+  config = configured(name, f"outer.chunk=6 outer.top_k=4 {overrides}")
+  experiment = toy.make(workers, devices=(devices or workers, 1), **options)
+  outer = choose(
+    "outer", "algorithm", OUTER, config.outer, experiment.program, config.seed
+  )
+  return dataclasses.replace(experiment, outer=outer)
 
 
 def losses(workdir):
@@ -98,8 +98,7 @@ def losses(workdir):
   ]
 
 
-def final_state(workdir, name, overrides):
-  experiment = make(name, overrides)
+def final_state(workdir, experiment):
   checkpointer = Checkpointer(workdir, experiment.program)
   abstract = experiment.abstract_state()
   state, _ = checkpointer.restore(abstract)
@@ -127,9 +126,9 @@ PLAIN = (
 class Runner:
   """Steps of an experiment, its programs compiled when first needed."""
 
-  def __init__(self, name, overrides="", mesh=None, options=None):
+  def __init__(self, name, overrides="", options=None, build=make, **changes):
     self.options = options
-    self.experiment = make(name, overrides, mesh)
+    self.experiment = build(name, overrides, **changes)
     self.state = self.experiment.init_state()
     self.programs = {}
 
@@ -146,7 +145,11 @@ class Runner:
     return metrics
 
   def run(self, num_steps):
-    for batch in tokens(num_steps):
+    if self.experiment.data.unit == "tokens":
+      batches = tokens(num_steps)
+    else:
+      batches = [toy.draw(8, number) for number in range(num_steps)]
+    for batch in batches:
       self.step(batch)
     return self
 
@@ -179,10 +182,21 @@ def assert_close(a, b):
   )
 )
 def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
-  """Stopped between a send and its arrival where there is such a time."""
-  # One rank compiles faster; with two the other tests run, and this one does.
-  options = "" if name == "streaming" else "parallel.tensor=1"
-  train(tmp_path / "whole", name, options)
+  """Stopped between a send and its arrival where there is such a time.
+
+  Streaming, whose fragments are layers, with the real model.
+  """
+  def experiment(devices):
+    if name == "streaming":
+      return make(name, "", None if devices == WORKERS else {"worker": 2})
+    return make_linear(
+      name, devices=devices, num_steps=9, checkpoint_every=4
+    )
+
+  def train(folder, devices=WORKERS):
+    loop.train(experiment(devices), tmp_path / folder, quiet=True)
+
+  train("whole")
   shutil.copytree(tmp_path / "whole", tmp_path / "again")
   paths = sorted(
     (tmp_path / "again" / "checkpoints").iterdir(), key=lambda p: int(p.name)
@@ -191,11 +205,14 @@ def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
   for path in paths[1:]:
     shutil.rmtree(path)
   shutil.copytree(tmp_path / "again", tmp_path / "lanes")
-  train(tmp_path / "again", name, options)
+  train("again")
   assert losses(tmp_path / "again") == losses(tmp_path / "whole")
-  whole = final_state(tmp_path / "whole", name, options)
-  assert_equal(final_state(tmp_path / "again", name, options), whole)
-  train(tmp_path / "lanes", name, options, {"worker": 2})
+  whole, again = (
+    final_state(tmp_path / folder, experiment(WORKERS))
+    for folder in ("whole", "again")
+  )
+  assert_equal(again, whole)
+  train("lanes", 2)
   for ours, theirs in zip(
     losses(tmp_path / "lanes"), losses(tmp_path / "whole"), strict=True
   ):
@@ -211,13 +228,16 @@ def test_resumed_is_uninterrupted_and_lanes_are_devices(name, tmp_path):
 )
 def test_one_worker_degenerates(name):
   """Alone, averaging is nothing; with outer SGD(1) nothing else is left."""
+  build = make
+  if name != "streaming":  # whose fragments are layers
+    build = functools.partial(make_linear, workers=1)
   rate = "outer.learning_rate=1.0 outer.momentum=0.0 outer.keep=0.0"
   changes = (
     "parallel.worker=1 data.batch_size=8 outer.weights=() outer.clients=0 "
     f"outer.overlap=(0,) outer.pieces=1 {UNROUNDED} {rate}"
   )
-  alone = Runner(name, changes).run(6)
-  plain = Runner("data_parallel", "parallel.worker=1").run(6)
+  alone = Runner(name, changes, build=build).run(6)
+  plain = Runner("data_parallel", "parallel.worker=1", build=build).run(6)
   assert_close(alone.params, plain.params)
   if name != "streaming":  # whose fragments are of different times
     assert_close(alone.evaluated, jax.tree.map(lambda x: x[0], plain.params))

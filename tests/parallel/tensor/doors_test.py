@@ -65,17 +65,19 @@ def oracle(params, x, ranks, syncs):
   return x
 
 
+FRACTIONS = [(1.0, 1.0), (0.5, 0.5), (0.29, 0.8), (0.0, 0.0)]
+PLACES = [(1, 1), (4, 2), (8, 1), (8, 4), (8, 8)]
+
+
 @pytest.mark.quick
-@pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize(
-  ("ranks", "devices"), [(1, 1), (4, 2), (8, 1), (8, 4), (8, 8)]
+  ("p_1", "p_2", "ranks", "devices", "inside"),
+  # All fractions in all places; each of both with both gradients.
+  [(*fractions, *place, (i + j) % 2 == 1)
+   for i, fractions in enumerate(FRACTIONS) for j, place in enumerate(PLACES)],
 )
-@pytest.mark.parametrize(
-  "fractions", [(1.0, 1.0), (0.5, 0.5), (0.29, 0.8), (0.0, 0.0)]
-)
-def test_the_doors_are_the_rank_oracle(ranks, devices, fractions, inside):
-  syncs = [PartialSync(p, s) for p, s in zip(fractions, ("forward", "none"),
-                                             strict=True)]
+def test_the_doors_are_the_rank_oracle(p_1, p_2, ranks, devices, inside):
+  syncs = [PartialSync(p_1, "forward"), PartialSync(p_2, "none")]
   params, x = draw(ranks)
 
   def loss(y):  # weighs every rank and channel differently
@@ -102,9 +104,13 @@ def test_the_doors_are_the_rank_oracle(ranks, devices, fractions, inside):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("devices", [1, 3, 6])  # 6 rows: 3 and 6 need padding
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+  ("route", "overlap", "devices"),
+  # All routes on all devices; each of both with and without overlap.
+  [(route, (i + j) % 2 == 0, devices)
+   for i, route in enumerate(ROUTES)
+   for j, devices in enumerate([1, 3, 6])],  # 6 rows: 3 and 6 need padding
+)
 def test_every_route_is_the_psum(route, overlap, devices):
   params, x = draw(6)
   results = []
