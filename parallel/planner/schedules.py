@@ -102,9 +102,7 @@ def fastest(
   for kind in kinds:
     whole: list[Choice] = []
     for builder, options in kind:
-      # Whole chunks are tried whatever their size.
-      if not whole or _fits(topology, options, size_bytes):
-        whole.append(timed(builder, options, 1, None))
+      whole.append(timed(builder, options, 1, None))
     best = soonest(whole)
     if pieces is None:
       found += [best, *_cut(best, topology, size_bytes, model, timed)]
@@ -131,14 +129,6 @@ def _laid_out(
     whole = _laid_out(topology, collective, builder, options, 1, None)[0]
     schedule = pipelined(whole, topology, pieces, capacity)
   return schedule, layouts.lay_out(schedule, topology)
-
-
-def _fits(
-  topology: Topology, options: dict[str, Any], size_bytes: int
-) -> bool:
-  """Says whether as many grown trees make no chunks that are too small."""
-  num_chunks = options.get("weight", 1) * topology.num_ranks
-  return num_chunks * LEAST_CHUNK_BYTES <= size_bytes
 
 
 def soonest(choices: Iterable[Choice]) -> Choice:
@@ -184,7 +174,9 @@ def _grown(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields the options of grown trees, with more and more of them."""
   for weight in (1, 2, 4, 8, 16):
-    if weight > 1 and weight * topology.num_ranks > MOST_TREES:
+    num_trees = weight * topology.num_ranks
+    small = size_bytes < num_trees * LEAST_CHUNK_BYTES
+    if weight > 1 and (small or num_trees > MOST_TREES):
       return
     # By events it does not matter which transfers are in one round.
     for capacity in (1,) if model == "events" else (1, 2, 16):

@@ -9,6 +9,7 @@ import itertools
 import math
 from typing import Any
 
+from parallel.checks import at_least
 from parallel.hardware import links as hardware
 from parallel.topology.files import from_file
 from parallel.topology.graph import BANDWIDTH, LATENCY_S, Link, Topology
@@ -346,9 +347,10 @@ def of_size(name: str, num_ranks: int) -> Topology:
     num_ranks: Number of ranks.
 
   Raises:
-    ValueError: The name is unknown, or a BiGraph's number of switches would be
-      odd.
+    ValueError: The name is unknown, there are no ranks, or a BiGraph's number
+      of switches would be odd.
   """
+  at_least("num_ranks", num_ranks)
   kinds = ("ring", *_SHAPED, "bigraph", "switch", "fully_connected")
   if name not in kinds:
     raise ValueError(f"topology {name!r} must be one of {', '.join(kinds)}")
