@@ -40,8 +40,8 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   # Sizes of all-gathers; random graphs are timed at the last one.
   config.benchmark.size_bytes = (2**15, 2**20, 2**26)
   config.benchmark.num_random = 200
-  config.benchmark.max_nodes = 32
-  # How many processes share the random graphs.
+  config.benchmark.max_nodes = 24
+  # How many processes share the graphs.
   config.benchmark.processes = 2
   # PNG of the times against the number of nodes; "" for none.
   config.benchmark.plot = ""

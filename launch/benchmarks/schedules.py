@@ -3,7 +3,7 @@
 Seconds are processor time, so that other programs on the machine count less.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import concurrent.futures
 import functools
 import itertools
@@ -92,12 +92,23 @@ def run(config: Any) -> dict[str, Any]:
     [[r["schedule"], f"{r['traversals']:,}", f"{r['seconds']:.2f}",
       f"{r['traversals'] / r['seconds']:,.0f}"] for r in simulated],
   )
-  named = [
-    _optimal(NAMED[name](), name, options.size_bytes)
-    for name in _track(options.optimal, "optimal")
-  ]
+  named = _shared(
+    options, functools.partial(_named, sizes=tuple(options.size_bytes)),
+    tuple(options.optimal), "optimal",
+  )
   _show_optimal(named)
-  drawn = {kind: _random(options, kind) for kind in SPEEDS}
+  drawn = {
+    kind: _shared(
+      options,
+      functools.partial(
+        _drawn, max_nodes=options.max_nodes, kind=kind,
+        sizes=tuple(options.size_bytes)[-1:],
+      ),
+      range(options.num_random),
+      f"{kind} links",
+    )
+    for kind in SPEEDS
+  }
   if options.plot:
     _plot(scaling, drawn["doubling"], options.plot)
   facts = {"python": platform.python_version(), "numpy": np.__version__}
@@ -143,17 +154,21 @@ def _track(
   )
 
 
-def _random(options: Any, kind: str) -> list[dict[str, Any]]:
-  """Measures the random graphs, which are dealt to several processes."""
-  seeds = range(options.num_random)
-  draw = functools.partial(
-    _drawn, max_nodes=options.max_nodes, kind=kind,
-    sizes=tuple(options.size_bytes)[-1:],
-  )
+def _shared(
+  options: Any,
+  measure: Callable[[Any], dict[str, Any]],
+  items: Sequence[Any],
+  what: str,
+) -> list[dict[str, Any]]:
+  """Measures graphs, which are dealt to several processes."""
   with concurrent.futures.ProcessPoolExecutor(
     options.processes, multiprocessing.get_context("spawn")
   ) as pool:
-    return list(_track(pool.map(draw, seeds), f"{kind} links", len(seeds)))
+    return list(_track(pool.map(measure, items), what, len(items)))
+
+
+def _named(name: str, sizes: tuple[int, ...]) -> dict[str, Any]:
+  return _optimal(NAMED[name](), name, sizes)
 
 
 def _drawn(

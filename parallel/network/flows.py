@@ -14,9 +14,9 @@ several. A router decides which:
   edges of the multigraph of leaves, by an equitable edge colouring (de Werra
   1971) with a colour per spine. The fullest uplink carries ceil(degree /
   spines) flows.
-- `coordinated_split` (ours) reaches the loads of `spray` also if the number of
-  spines does not divide the degree, with the fewest splits if all leaves have
-  the same degree.
+- `coordinated_split` (ours) loads the fullest uplink as little as `spray` does,
+  whatever the sizes of flows, with the fewest splits if all leaves have the
+  same degree and all flows the same size.
 
 Loads are exact rationals. A link's time is its load over its bandwidth: the
 fluid limit, without packets, queues or reordering. So two routers that differ
@@ -221,10 +221,13 @@ def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   of each size are coloured by themselves. A flow whose spine has a failed link
   on its way moves to the live spine that is least loaded, one flow at a time.
   """
-  def whole(ends: Sequence[colouring.Edge], count: int) -> list[_Shares]:
+  def whole(
+    ends: Sequence[colouring.Edge], count: int, sizes: Sequence[int]
+  ) -> list[_Shares]:
+    del sizes  # all equal
     return [((c, Fraction(1)),) for c in colouring.equitable(ends, count)]
 
-  routes = _coloured(net, flows, whole)
+  routes = _coloured(net, flows, _groups(net, flows, lambda f: f.bytes), whole)
   if not net.whole:
     _avoid_failures(net, flows, routes)
   return routes
@@ -233,7 +236,8 @@ def coordinated(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
 def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   """Routes flows so that the fullest uplink has least, with few splits.
 
-  The flows of each size are routed by themselves.
+  The fullest uplink carries what `least_fullest_uplink` says. Flows of one size
+  are split as little as that allows if all leaves send and receive as many.
 
   Raises:
     ValueError: An uplink has failed.
@@ -242,7 +246,12 @@ def coordinated_split(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
     raise ValueError(
       f"coordinated_split needs every uplink; {net.topology.name} lacks some"
     )
-  return _coloured(net, flows, colouring.even)
+  return _coloured(
+    net,
+    flows,
+    _groups(net, flows, lambda _: None),
+    colouring.even,
+  )
 
 
 # (colour, part of the edge) pairs of one edge; the parts sum to 1.
@@ -252,13 +261,16 @@ _Shares = tuple[tuple[int, Fraction], ...]
 def _coloured(
   net: Fabric,
   flows: Sequence[Flow],
-  colour: Callable[[Sequence[colouring.Edge], int], list[_Shares]],
+  groups: Mapping[Hashable, Sequence[int]],
+  colour: Callable[[Sequence[colouring.Edge], int, Sequence[int]],
+                   list[_Shares]],
 ) -> list[Route]:
-  """Routes the flows of each size by a colouring whose colours are spines."""
+  """Routes each group of flows by a colouring whose colours are spines."""
   routes: list[Route] = [()] * len(flows)
-  for members in _groups(net, flows, lambda f: f.bytes).values():
+  for members in groups.values():
     ends = [net.leaves(flows[i]) for i in members]
-    shares = colour(ends, len(net.spines))
+    sizes = [flows[i].bytes for i in members]
+    shares = colour(ends, len(net.spines), sizes)
     for index, parts in zip(members, shares, strict=True):
       routes[index] = tuple(
         Piece(net.spines[c], *share.as_integer_ratio()) for c, share in parts

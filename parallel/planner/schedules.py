@@ -89,14 +89,14 @@ def fastest(
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
   ) -> Choice:
-    schedule, layout = _laid_out(
+    schedule, routed = _routed(
       topology, collective, builder, tuple(options.items()), pieces, capacity
     )
     if model == "lockstep":
-      seconds = simulate.lockstep(layout, size_bytes)
+      seconds = simulate.lockstep(routed, size_bytes)
     else:
       barrier = model == "barrier"
-      timeline = simulate.events(layout, size_bytes, barrier=barrier)
+      timeline = simulate.events(routed, size_bytes, barrier=barrier)
       seconds = timeline.finish_ns / 1e9
     return Choice(schedule, builder, options, pieces, seconds)
 
@@ -104,9 +104,7 @@ def fastest(
   for kind in kinds:
     whole: list[Choice] = []
     for builder, options in kind:
-      # Whole chunks are tried whatever their size.
-      if not whole or _fits(topology, options, size_bytes):
-        whole.append(timed(builder, options, 1, None))
+      whole.append(timed(builder, options, 1, None))
     best = soonest(whole)
     if pieces is None:
       found += [best, *_cut(best, topology, size_bytes, model, timed)]
@@ -118,7 +116,7 @@ def fastest(
 
 
 @functools.lru_cache(maxsize=16)
-def _laid_out(
+def _routed(
   topology: Topology,
   collective: Collective,
   builder: str,
@@ -130,17 +128,9 @@ def _laid_out(
   if pieces == 1:
     schedule = builders.build(builder, topology, collective, **dict(options))
   else:
-    whole = _laid_out(topology, collective, builder, options, 1, None)[0]
+    whole = _routed(topology, collective, builder, options, 1, None)[0]
     schedule = pipelined(whole, topology, pieces, capacity)
   return schedule, on_links(schedule, topology)
-
-
-def _fits(
-  topology: Topology, options: dict[str, Any], size_bytes: int
-) -> bool:
-  """Says whether as many grown trees make no chunks that are too small."""
-  num_chunks = options.get("weight", 1) * topology.num_ranks
-  return num_chunks * LEAST_CHUNK_BYTES <= size_bytes
 
 
 def soonest(choices: Iterable[Choice]) -> Choice:
@@ -186,7 +176,9 @@ def _grown(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
   """Yields the options of grown trees, with more and more of them."""
   for weight in (1, 2, 4, 8, 16):
-    if weight > 1 and weight * topology.num_ranks > MOST_TREES:
+    num_trees = weight * topology.num_ranks
+    small = size_bytes < num_trees * LEAST_CHUNK_BYTES
+    if weight > 1 and (small or num_trees > MOST_TREES):
       return
     # By events it does not matter which transfers are in one round.
     for capacity in (1,) if model == "events" else (1, 2, 16):

@@ -12,8 +12,9 @@ port. Sources:
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+import math
 
 import numpy as np
 from scipy import sparse
@@ -51,7 +52,8 @@ def equitable(edges: Sequence[Edge], num_colours: int) -> list[int]:
   )
   size = max([0, *left, *right]) + 1
   small = _parallel(list(zip(left, right, strict=True)))
-  matrix = _regular(small, size, num_colours)
+  counts = {pair: len(members) for pair, members in small.items()}
+  matrix = _regular(counts, size, num_colours)
   colour = 0
   for columns, weight in _matchings(matrix):
     for pair in enumerate(columns):
@@ -79,14 +81,17 @@ def partial_permutations(
   """
   # With as many colours as the largest degree, ceil(degree / colours) is 1: no
   # vertex has a colour twice.
-  parts: list[list[Edge]] = [[] for _ in range(_largest_degree(pairs))]
+  num_parts = _largest_degree(pairs, [1] * len(pairs))
+  parts: list[list[Edge]] = [[] for _ in range(num_parts)]
   for pair, colour in zip(pairs, equitable(pairs, len(parts)), strict=True):
     parts[colour].append(pair)
   return parts
 
 
 def even(
-  edges: Sequence[Edge], num_colours: int
+  edges: Sequence[Edge],
+  num_colours: int,
+  weights: Sequence[int] | None = None,
 ) -> list[tuple[tuple[int, Fraction], ...]]:
   """Gives each edge shares of colours, so that the colours' loads are equal.
 
@@ -100,57 +105,80 @@ def even(
   whole colours only if the group has at least num_colours / gcd colours.
 
   A graph that is not regular is filled up to a regular one. Then no vertex has
-  more of a colour than the largest degree over num_colours.
+  more of a colour than the largest degree over num_colours. An edge of weight w
+  counts as w edges, and the loads are as even. But it may be cut more often
+  than need be: the fewest pieces are promised for edges of one weight only.
 
   Args:
     edges: Edges of a bipartite multigraph, as in `equitable`.
     num_colours: Number of colours.
+    weights: The weight of each edge, at least 1; None for 1 each.
 
   Returns:
     For each edge its (colour, share) pairs. The shares sum to 1.
   """
-  parallel = _parallel(edges)
+  weights = [1] * len(edges) if weights is None else weights
+  unit = math.gcd(*weights)
+  sizes = [weight // unit for weight in weights]
   vertices = [sorted({e[side] for e in edges}) for side in (0, 1)]
   places = [{v: i for i, v in enumerate(vs)} for vs in vertices]
-  small = {(places[0][u], places[1][v]): list(members)
-           for (u, v), members in parallel.items()}
-  degree = _largest_degree(edges)
-  matrix = _regular(small, max(map(len, vertices)), degree)
-  slots: dict[Edge, list[int]] = collections.defaultdict(list)
+  small = {(places[0][u], places[1][v]): members
+           for (u, v), members in _parallel(edges).items()}
+  counts = {
+    pair: sum(sizes[i] for i in members) for pair, members in small.items()
+  }
+  degree = _largest_degree(edges, sizes)
+  # Parts of the line: what a matching that is repeated takes is one part.
+  lines: dict[Edge, list[Edge]] = collections.defaultdict(list)
   start = 0
+  matrix = _regular(counts, max(map(len, vertices)), degree)
   for columns, weight in _matchings(matrix):
     for pair in enumerate(columns):
-      slots[pair] += range(start, start + weight)
+      lines[pair].append((start, start + weight))
     start += weight
   shares: list[tuple[tuple[int, Fraction], ...]] = [()] * len(edges)
   for pair, members in small.items():
-    parts = [_parts(slot, degree, num_colours) for slot in slots[pair]]
-    # There may be more slots than edges, as some only fill the graph up. Real
-    # edges take the slots with the fewest cuts.
-    parts.sort(key=len)
-    for index, part in zip(members, parts, strict=False):
-      shares[index] = part
+    slots = lines[pair]
+    if max(sizes) == 1:
+      # There may be more slots than edges, as some only fill the graph up. Real
+      # edges take the slots with the fewest cuts.
+      slots = [(x, x + 1) for low, high in slots for x in range(low, high)]
+      slots.sort(key=lambda slot: len(_parts([slot], degree, num_colours)))
+    left = collections.deque(slots)
+    for index in members:
+      taken = _taken(left, sizes[index])
+      shares[index] = _parts(taken, degree, num_colours)
   return shares
 
 
+def _taken(slots: collections.deque[Edge], length: int) -> list[Edge]:
+  """Takes the first ``length`` off slots, which are (start, end) pairs."""
+  taken = []
+  while length:
+    low, high = slots.popleft()
+    if high - low > length:
+      slots.appendleft((low + length, high))
+      high = low + length
+    taken.append((low, high))
+    length -= high - low
+  return taken
+
+
 def _parts(
-  slot: int, degree: int, num_colours: int
+  slots: Sequence[Edge], degree: int, num_colours: int
 ) -> tuple[tuple[int, Fraction], ...]:
-  """Returns the colours of [slot, slot + 1) when [0, degree) is cut evenly."""
-  # In units of 1 / num_colours all borders are integers: a slot is num_colours
-  # long and a colour is degree long.
-  low, high = slot * num_colours, (slot + 1) * num_colours
-  first, last = low // degree, -(-high // degree)
-  return tuple(
-    (
-      colour,
-      Fraction(
-        min(high, (colour + 1) * degree) - max(low, colour * degree),
-        num_colours,
-      ),
-    )
-    for colour in range(first, last)
-  )
+  """Returns the colours of slots when [0, degree) is cut evenly."""
+  # In units of 1 / num_colours all borders are integers: 1 is num_colours long
+  # and a colour is degree long.
+  total = num_colours * sum(high - low for low, high in slots)
+  parts: dict[int, Fraction] = collections.defaultdict(Fraction)
+  for slot in slots:
+    low, high = slot[0] * num_colours, slot[1] * num_colours
+    for colour in range(low // degree, -(-high // degree)):
+      parts[colour] += Fraction(
+        min(high, (colour + 1) * degree) - max(low, colour * degree), total
+      )
+  return tuple(parts.items())
 
 
 def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
@@ -161,10 +189,13 @@ def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
   return dict(found)
 
 
-def _largest_degree(edges: Sequence[Edge]) -> int:
-  """Returns the largest number of edges at one vertex, of either side."""
-  degrees = [collections.Counter(e[side] for e in edges) for side in (0, 1)]
-  return max((d for side in degrees for d in side.values()), default=0)
+def _largest_degree(edges: Sequence[Edge], weights: Sequence[int]) -> int:
+  """Returns the largest weight of the edges at one vertex, of either side."""
+  degrees: collections.Counter[tuple[int, int]] = collections.Counter()
+  for edge, weight in zip(edges, weights, strict=True):
+    for side in (0, 1):
+      degrees[side, edge[side]] += weight
+  return max(degrees.values(), default=0)
 
 
 def _cut(vertices: Sequence[int], degree: int) -> list[int]:
@@ -188,21 +219,19 @@ def _cut(vertices: Sequence[int], degree: int) -> list[int]:
 
 
 def _regular(
-  edges: dict[Edge, list[int]], size: int, degree: int
+  edges: Mapping[Edge, int], size: int, degree: int
 ) -> sparse.csr_array:
   """Fills a bipartite multigraph up so that all vertices have one degree.
 
   Args:
-    edges: (left vertex, right vertex) -> the edges between the two.
+    edges: (left vertex, right vertex) -> the number of edges between the two.
     size: Number of vertices on each side.
     degree: The degree to fill up to, at least the largest one there is.
 
   Returns:
     The multiplicity of each pair of vertices, int ``[size, size]``.
   """
-  counts = collections.Counter(
-    {pair: len(members) for pair, members in edges.items()}
-  )
+  counts = collections.Counter(edges)
   rows, columns = [degree] * size, [degree] * size
   for (u, v), count in counts.items():
     rows[u] -= count

@@ -361,9 +361,10 @@ def of_size(name: str, num_ranks: int) -> Topology:
     num_ranks: Number of ranks.
 
   Raises:
-    ValueError: The name is unknown, or a BiGraph's number of switches would be
-      odd.
+    ValueError: The name is unknown, there are no ranks, or a BiGraph's number
+      of switches would be odd.
   """
+  checks.at_least("num_ranks", num_ranks)
   kinds = ("ring", *SHAPED, "bigraph", "switch", "fully_connected")
   if name not in kinds:
     raise ValueError(f"topology {name!r} must be one of {', '.join(kinds)}")

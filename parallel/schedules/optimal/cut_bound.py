@@ -26,10 +26,10 @@ from scipy.sparse import csgraph
 
 from parallel.topology.graph import Topology
 
-# The largest integer bandwidth. Scipy's max-flow takes 32-bit capacities, and
-# `tightest_cut` multiplies bandwidths by up to n - 1: this leaves room for
-# 2,000 ranks.
-_LARGEST = 1_000_000
+# Bandwidths are rounded to a millionth of the fastest one at the finest, and
+# scipy's max-flow takes 32-bit capacities.
+_FINEST = 1_000_000
+_LARGEST = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +79,8 @@ def bound_of(topology: Topology, nodes: frozenset[int]) -> CutBound:
 def integer_capacities(topology: Topology) -> np.ndarray:
   """Returns the bandwidths as integers in a common unit.
 
-  If no unit divides all of them, the unit is a millionth of the fastest one,
-  and bandwidths are rounded down: by less than a millionth of the fastest.
+  If no unit divides all of them, the unit is a millionth of the fastest one, or
+  as fine as max-flows allow, and bandwidths are rounded down, to 1 at least.
 
   Returns:
     int ``[node, node]``: the bandwidth of the link from the first node to the
@@ -88,6 +88,13 @@ def integer_capacities(topology: Topology) -> np.ndarray:
   """
   slowest = min(link.bandwidth for link in topology.links)
   fastest = max(link.bandwidth for link in topology.links)
+  # `tightest_cut` multiplies capacities by up to n - 1, and gives each rank a
+  # link from the source with at most what the links into some rank carry.
+  into = [0.0] * topology.num_nodes
+  for link in topology.links:
+    into[link.destination] += link.bandwidth / fastest
+  n = topology.num_ranks
+  largest = min(_FINEST, _LARGEST // max(n, math.ceil(max(into[:n]))))
   # Ratios like 1, 2.5 or 1/3 are found as fractions, despite their rounding.
   ratios = {
     link.bandwidth: Fraction(link.bandwidth / slowest).limit_denominator(64)
@@ -97,8 +104,10 @@ def integer_capacities(topology: Topology) -> np.ndarray:
     abs(float(r) * slowest / b - 1) < 1e-9 for b, r in ratios.items()
   )
   unit = math.lcm(*(r.denominator for r in ratios.values()))
-  if not exact or unit * fastest / slowest > _LARGEST:
-    ratios = {b: Fraction(int(b / fastest * _LARGEST)) for b in ratios}
+  if not exact or unit * fastest / slowest > largest:
+    ratios = {
+      b: Fraction(max(1, int(b / fastest * largest))) for b in ratios
+    }
     unit = 1
   found = np.zeros((topology.num_nodes,) * 2, np.int64)
   for link in topology.links:
@@ -163,6 +172,7 @@ class SourceFlow:
   ) -> None:
     # The source is one more node, after all others.
     size = len(capacities)
+    assert max(capacities.max(), weight) <= _LARGEST, "32 bits overflow"
     self._source = size
     whole = np.zeros((size + 1, size + 1), np.int32)
     whole[:size, :size] = capacities

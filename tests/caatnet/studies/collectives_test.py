@@ -215,16 +215,22 @@ def test_a_speedup_is_their_time_over_ours():
   rows = [
     {"topology": net, "size_bytes": size, "algorithm": name,
      "events_us": us, "lockstep_us": 2 * us}
-    for net, size, times in (("a", 1, (2, 6, 4)), ("a", 2, (1, 12, 9)))
-    for name, us in zip(("multitree", "ring", "swing"), times, strict=True)
+    for net, size, times in (("a", 1, (2, 6, 2, 2)), ("a", 2, (2, 24, 18, 1)))
+    for name, us in zip(
+      ("multitree", "ring", "swing", "optimal"), times, strict=True
+    )
   ]
   found = collectives._speedups(rows)
   for model in ("events_us", "lockstep_us"):
     assert found[model]["over ring"] == pytest.approx(
-      {"mean": 6.0, "least": 3.0, "most": 12.0}
+      {"mean": 6.0, "least": 3.0, "most": 12.0, "wins": 2, "cells": 2}
     )
     assert found[model]["over the best other"] == pytest.approx(
-      {"mean": 18**0.5, "least": 2.0, "most": 9.0}
+      {"mean": 3.0, "least": 1.0, "most": 9.0, "wins": 2, "cells": 2}
+    )
+    # "optimal" may be MultiTree's trees, and is no rival.
+    assert found[model]["over optimal"] == pytest.approx(
+      {"mean": 0.5**0.5, "least": 0.5, "most": 1.0, "wins": 1, "cells": 2}
     )
 
 

@@ -107,9 +107,10 @@ def test_laws_of_every_router(shape, seed, broken):
     check_routes(net, sent, routes)
     loads = flows.loads(net, sent, routes)
     assert sum(x for pair, x in loads.items() if pair in ups) == between
-    assert flows.fullest_uplink(net, loads) >= (
-      flows.least_fullest_uplink(net, sent)
-    )
+    fullest = flows.fullest_uplink(net, loads)
+    least = flows.least_fullest_uplink(net, sent)
+    # Sizes are mixed, and the promise holds all the same.
+    assert fullest == least if name == "coordinated_split" else fullest >= least
 
 
 @settings(max_examples=40, deadline=None)

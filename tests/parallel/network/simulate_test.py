@@ -321,3 +321,14 @@ def test_a_pair_swaps_in_the_time_of_one_message(barrier):
   timeline = simulate.events(routed, 1600, barrier=barrier)
   assert timeline.finish_ns == 64 + 1600 // 16
   assert timeline.requested_ns.tolist() == [0, 0]
+
+
+def test_a_queue_is_as_long_as_there_are_messages_waiting():
+  """Four at once for one link, one of which is sent: three wait."""
+  net = topologies.ring(3, **EXACT)
+  rounds = (tuple(Transfer(0, 1, c, "copy", (0, 1)) for c in range(4)),)
+  routed = on_links(Schedule("four", "all_gather", 3, 4, rounds), net)
+  timeline = simulate.events(routed, 4 * 1600)
+  queues = dict(zip(net.links_by_pair, timeline.longest_queues, strict=True))
+  assert queues == dict.fromkeys(net.links_by_pair, 0) | {(0, 1): 3}
+  assert timeline.waiting_ns.max() == 100 + 200 + 300

@@ -18,8 +18,10 @@ from parallel.schedules import multitree, pairwise
 from parallel.schedules.builders import BUILDERS, build
 from parallel.schedules.check import check, link_loads
 from parallel.schedules.colouring import partial_permutations
-from parallel.schedules.schedule import COLLECTIVES, Transfer
+from parallel.schedules.pipeline import pipelined
+from parallel.schedules.schedule import COLLECTIVES, Schedule, Transfer
 from parallel.topology import builders as t
+from parallel.topology.graph import Link, Topology
 
 GRIDS = [
   t.ring(1), t.ring(2), t.ring(5), t.ring(8), t.torus((4, 4)), t.torus((3, 5)),
@@ -29,7 +31,7 @@ GRIDS = [
 OTHERS = [
   t.fully_connected(6), t.switch(5), t.leaf_spine(2, 2, 4), t.fat_tree(4),
   t.bigraph(2, 4), t.dgx(2, 4), t.torus((4, 4)).without((0, 1)),
-  t.torus((4, 4)).without((5, 6), (6, 5)),
+  t.torus((4, 4)).without((5, 6), (6, 5)), t.ring(5).without((1, 0)),
 ]
 POWERS = [x for x in GRIDS if math.log2(x.num_ranks) % 1 == 0]
 ACCEPTED = dict.fromkeys(BUILDERS, GRIDS + OTHERS) | {
@@ -50,6 +52,10 @@ def test_every_builder_is_proven(name, collective):
     schedule = build(name, topology, collective)
     assert schedule.collective == collective
     check(schedule, topology)
+    if collective == "all_reduce":
+      pieces = pipelined(schedule, topology, 3)
+      check(pieces, topology)
+      assert pieces.num_transfers == 3 * schedule.num_transfers
 
 
 # (builder, topology) -> rounds of an all-reduce
@@ -86,6 +92,7 @@ STEPS = [
     [(4, 5), (6, 10), (8, 17), (10, 26), (12, 37), (14, 49), (16, 64)]),
   *((t.mesh((d, d)), steps) for d, steps in [(6, 18), (8, 32), (16, 128)]),
   (t.bigraph(4, 8), 31),
+  (t.switch(6), 5), (t.leaf_spine(4, 4, 4), 15),  # n - 1: the least
 ]
 
 
@@ -160,6 +167,28 @@ def test_what_does_not_fit_is_said(name, topology, message):
     build(name, topology)
   with pytest.raises(ValueError, match="'gather' must be one of all_reduce"):
     build("ring", topology, "gather")
+
+
+@pytest.mark.parametrize(
+  ("name", "topology", "options", "message"),
+  [
+    ("ring", t.ring(4), {"pieces": 0}, "pieces=0 must be at least 1"),
+    ("ring", t.ring(4), {"weight": 2}, "unexpected keyword argument 'weight'"),
+    ("optimal", t.ring(1), {"wieght": 2}, "unexpected keyword .* 'wieght'"),
+    ("optimal", t.ring(4), {"trees": "tall"}, "must be one of packed, grown"),
+    ("optimal", t.ring(4), {"trees": "grown", "tolerance": 0.1},
+     "tolerance has no effect on trees='grown'"),
+    ("optimal", t.ring(4), {"size_bytes": 64},
+     "size_bytes has no effect on trees='packed'"),
+    ("optimal", t.ring(4), {"trees": "grown", "weight": 0},
+     "weight=0 must be at least 1"),
+    ("multitree", t.leaf_spine(2, 2, 2, uplink_bandwidth=1e9),
+     {"farthest_first": True}, "needs links of one bandwidth"),
+  ],
+)
+def test_wrong_options_are_named(name, topology, options, message):
+  with pytest.raises(ValueError, match=message):
+    build(name, topology, **options)
 
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=40)
@@ -319,3 +348,66 @@ def test_a_direct_exchange_starts_everywhere():
     some = transfers[start : start + 5]
     assert {x.source for x in some} == set(range(5))
     assert {x.destination for x in some} == set(range(5))
+
+
+def test_pieces_follow_one_another():
+  """Down a chain of three links: each piece one round after the one before."""
+  net = t.mesh((4,))
+  chain = Schedule(
+    "chain", "all_gather", 4, 4,
+    tuple((Transfer(i, i + 1, 0, "copy", (i, i + 1)),) for i in range(3)),
+    (0, 1, 2, 3),
+  )
+  for pieces in (2, 7):
+    rounds = pipelined(chain, net, pieces).rounds
+    assert len(rounds) == pieces + 2
+    for transfers in rounds:
+      assert max(link_loads(transfers).values()) == 1
+  # Twice as many a round, if that is allowed.
+  assert len(pipelined(chain, net, 8, 2).rounds) == 4 + 2
+
+
+def test_a_round_of_pieces_carries_no_more_than_one_of_chunks():
+  """Halving-doubling's largest round has 4 chunks on a link of a switch."""
+  net = t.switch(8)
+  whole = build("halving_doubling", net, "all_gather")
+  pieces = pipelined(whole, net, 4)
+  assert pieces.link_capacity == 4
+  loads = [max(link_loads(x).values()) for x in pieces.rounds]
+  assert max(loads) == 4
+  assert sum(loads) == 4 * (1 + 2 + 4)
+
+
+def test_what_is_sent_and_heard_at_once_is_not_cut():
+  swap = tuple(Transfer(a, 1 - a, 0, "reduce", (a, 1 - a)) for a in range(2))
+  schedule = Schedule("swap", "all_reduce", 2, 1, (swap,))
+  with pytest.raises(ValueError, match="swap, round 0: rank 0 sends chunk 0"):
+    pipelined(schedule, t.ring(2), 2)
+
+
+def test_two_rings_on_a_one_way_link_claim_no_room():
+  """Only one of the two cycles has a link for each of its steps."""
+  net = t.ring(5).without((1, 0))
+  for collective in COLLECTIVES:
+    assert build("bidirectional_ring", net, collective).link_capacity is None
+  assert build("bidirectional_ring", t.ring(5)).link_capacity == 1
+
+
+def test_the_farthest_roots_take_their_turns_first():
+  """From the second turn on: those in the corners of a mesh."""
+  net = t.mesh((4, 4))
+  roots, _ = multitree.grow(net, farthest_first=True)[0]
+  assert roots[:16] == tuple(range(16))
+  assert set(roots[16:20]) == {0, 3, 12, 15}
+
+
+def test_multitree_takes_the_way_with_the_fewest_links():
+  """Also a later parent's single link, where an earlier one's takes two."""
+  pairs = [(rank, 3) for rank in range(3)] + [(1, 2)]
+  net = Topology("mixed", 3, 1, tuple(
+    Link(*pair) for a, b in pairs for pair in ((a, b), (b, a))
+  ))
+  steps = multitree.grow(net)
+  ways = [path for roots, paths in steps
+          for root, path in zip(roots, paths, strict=True) if root == 0]
+  assert ways == [(0, 3, 1), (1, 2)]

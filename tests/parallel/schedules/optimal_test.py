@@ -1,5 +1,6 @@
 """Trees are as fast as the tightest cut allows, on graphs of many kinds."""
 
+import dataclasses
 from fractions import Fraction
 import itertools
 import random
@@ -134,3 +135,15 @@ def test_paths_visit_no_node_twice():
   for topology in (t.fat_tree(4), t.leaf_spine(4, 2, 2)):
     for paths in trees.forest(topology).trees:
       assert all(len(set(path)) == len(path) for path in paths)
+
+
+def test_capacities_of_many_ranks_fit_32_bits():
+  """The search for the bound multiplies them by up to n - 1."""
+  n = 3000
+  whole = t.ring(n)
+  net = dataclasses.replace(whole, links=tuple(
+    dataclasses.replace(x, bandwidth=x.bandwidth * (1 + 0.7**i))
+    for i, x in enumerate(whole.links)
+  ))
+  largest = int(integer_capacities(net).max())
+  assert 2**30 < largest * (n - 1) < 2**31

@@ -88,6 +88,23 @@ def test_every_schedule_is_its_collective(n, devices, collective):
     )
 
 
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_schedule_in_pieces_is_its_collective(collective):
+  """Trees in which each piece of a chunk goes down in rounds of its own."""
+  n = 3
+  x = np.random.default_rng(0).integers(-9, 9, (n, n * 5, 3)).astype("i4")
+  axis = Axis("a", n, 1)
+  for name, options in (
+    ("double_tree", {"pieces": 2}),
+    ("optimal", {"trees": "grown", "weight": 2, "pieces": 2}),
+  ):
+    schedule = build(name, topologies.ring(n), collective, **options)
+    y = lifted(lambda x, s=schedule: run.on_lanes(s, x, axis), axis)(x)
+    np.testing.assert_array_equal(
+      y, definition(collective, x), err_msg=f"{name}, {options}"
+    )
+
+
 def test_every_schedule_on_sixteen_devices():
   """In a process of its own: the tests have eight devices."""
   lines = [

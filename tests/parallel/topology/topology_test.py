@@ -202,6 +202,7 @@ def test_failed_links_are_gone():
      "cannot both be given"),
     (lambda: t.leaf_spine(2, 2, 2, uplink_bandwidth=0.0), "must be positive"),
     (lambda: t.of_size("dragonfly", 4), "must be one of ring, torus"),
+    (lambda: t.of_size("torus", 0), "num_ranks=0 must be at least 1"),
   ],
 )
 def test_what_is_wrong_is_said(call, message):
@@ -245,3 +246,17 @@ def test_directions_of_unequal_bandwidth_are_not_symmetric():
   links = (Link(0, 1, 2e9), Link(1, 0, 1e9))
   assert not Topology("x", 2, 0, links).symmetric
   assert Topology("x", 2, 0, (links[0], Link(1, 0, 2e9, 1.0))).symmetric
+
+
+def test_a_link_has_room_for_what_its_bandwidth_carries_whole():
+  """Rounded down, but not below an integer by an error of rounding."""
+  speeds = (1.0, 1.9, 3 * 0.1 / 0.1, 7.5)
+  net = Topology("chain", 5, 0, tuple(
+    Link(*pair, 0.1 * speed) for i, speed in enumerate(speeds)
+    for pair in ((i, i + 1), (i + 1, i))
+  ))
+  assert list(net.multiples.values()) == [1, 1, 1, 1, 3, 3, 7, 7]
+  assert list(net.rooms(2).values()) == [2, 2, 3, 3, 6, 6, 15, 15]
+  assert list(net.rooms(0.5).values()) == [0, 0, 0, 0, 1, 1, 3, 3]
+  assert not net.even
+  assert t.ring(4).even

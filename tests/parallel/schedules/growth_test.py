@@ -1,0 +1,122 @@
+"""Trees grown in time: shallow where latency counts, wide where links differ.
+"""
+
+import collections
+import dataclasses
+import itertools
+
+import networkx
+import pytest
+
+from parallel.network import simulate
+from parallel.network.routed import on_links
+from parallel.schedules import growth
+from parallel.schedules.builders import build
+from parallel.schedules.check import check
+from parallel.schedules.optimal.cut_bound import cut_bound
+from parallel.topology import builders as t
+from tests.parallel.schedules.optimal_test import SMALL
+
+MIB = 2**20
+
+
+def seconds(schedule, topology, size_bytes):
+  routed = on_links(schedule, topology)
+  return simulate.events(routed, size_bytes).finish_ns / 1e9
+
+
+@pytest.mark.parametrize("topology", SMALL, ids=lambda x: x.name)
+def test_every_chunk_goes_down_a_tree_of_its_own(topology):
+  n = topology.num_ranks
+  messages = growth.grow(topology, 3, MIB)
+  edges = collections.defaultdict(list)
+  for chunk, path in messages:
+    assert all(node >= n for node in path[1:-1])  # ranks do not only forward
+    edges[chunk].append((path[0], path[-1]))
+  assert sorted(edges) == list(range(3 * n))
+  for chunk, pairs in edges.items():
+    tree = networkx.DiGraph(pairs)
+    assert networkx.is_arborescence(tree)
+    assert len(tree) == n
+    assert next(networkx.topological_sort(tree)) == chunk // 3
+  for collective in ("all_reduce", "reduce_scatter"):
+    schedule = build("optimal", topology, collective, trees="grown", weight=3)
+    check(schedule, topology)
+
+
+@pytest.mark.parametrize(
+  "topology", [t.torus((4, 4)), t.mesh((3, 4)), t.leaf_spine(2, 2, 4)],
+  ids=lambda x: x.name,
+)
+def test_small_messages_go_by_the_fewest_links(topology):
+  """Of a byte, only latency counts: every rank is as near as it can be."""
+  far = {chunk: {chunk: 0} for chunk in range(topology.num_ranks)}
+  for chunk, path in growth.grow(topology, 1, topology.num_ranks):
+    far[chunk][path[-1]] = far[chunk][path[0]] + len(path) - 1
+  for root, hops in far.items():
+    assert hops == {
+      rank: topology.hops(root, rank) for rank in range(topology.num_ranks)
+    }
+
+
+def test_it_is_as_fast_as_the_growth_says():
+  """Links send one message at a time, and switches store it whole."""
+  net = t.leaf_spine(2, 2, 2, bandwidth=16e9, latency_s=64e-9)
+  schedule = build(
+    "optimal", net, "all_gather", trees="grown", size_bytes=4 * 1600
+  )
+  # A rank's one link brings it three chunks, each 100 ns after the other. The
+  # first one has come over its sender's link, too, and the spines are wide.
+  assert seconds(schedule, net, 4 * 1600) >= (64 + 100 + 3 * 100 + 64) * 1e-9
+  assert seconds(schedule, net, 4 * 1600) <= (4 * 64 + 6 * 100) * 1e-9
+
+
+def with_slow_link(topology, pair, factor):
+  return dataclasses.replace(topology, links=tuple(
+    dataclasses.replace(x, bandwidth=x.bandwidth / factor)
+    if (x.source, x.destination) in (pair, pair[::-1]) else x
+    for x in topology.links
+  ))
+
+
+@pytest.mark.parametrize(
+  ("topology", "pair"),
+  [(t.torus((4, 4)), (0, 1)), (t.torus((3, 5)), (6, 7)),
+   (t.mesh((4, 4)), (5, 6)), (t.leaf_spine(4, 4, 4), (16, 20))],
+  ids=lambda x: getattr(x, "name", ""),
+)
+@pytest.mark.parametrize("factor", [8, 50])
+def test_a_slow_link_costs_multitree_little_more_than_none(
+  topology, pair, factor
+):
+  """In either model of time, with whole chunks of 4 MiB."""
+  slow = with_slow_link(topology, pair, factor)
+  schedule = build("multitree", slow, "all_gather")
+  check(schedule, slow)
+  size = 4 * MIB * topology.num_ranks
+  bound = cut_bound(slow).seconds_per_byte * size
+  without = topology.without(pair, pair[::-1])
+  rival = seconds(build("multitree", without, "all_gather"), without, size)
+  assert seconds(schedule, slow, size) <= 1.1 * max(rival, 1.7 * bound)
+  routed = on_links(schedule, slow)
+  assert simulate.lockstep(routed, size) <= 1.4 * bound
+
+
+def test_rounds_of_uneven_links_are_not_all_as_long_as_the_slowest_takes():
+  """One chunk on a link of 1 byte/s, and others that do not wait for it."""
+  slow = with_slow_link(t.torus((4, 4), bandwidth=50.0), (0, 1), 50)
+  messages = growth.grow(slow, 1)
+  schedule = growth.schedule("grown", slow, messages)
+  check(schedule, slow)
+  assert growth.seconds(schedule.rounds, slow) <= 1.4 * (
+    cut_bound(slow).seconds_per_byte * 16
+  )
+
+
+def test_messages_are_in_an_order_that_can_be_made():
+  held = {(chunk, chunk // 2) for chunk in range(32)}
+  for chunk, path in growth.grow(t.torus((4, 4)), 2, MIB):
+    assert (chunk, path[0]) in held
+    assert all(a != b for a, b in itertools.pairwise(path))
+    held.add((chunk, path[-1]))
+  assert len(held) == 32 * 16
