@@ -65,11 +65,16 @@ def options(text: str) -> tuple[str, dict[str, Any]]:
   Args:
     text: A name, then options as ``,OPTION=VALUE``. A value is a number, True,
       False or None as Python writes them, or else text.
+
+  Raises:
+    ValueError: An option is given twice.
   """
   name, *parts = re.split(r",\s*(?=[a-z_]+=)", text)
   found = {}
   for part in parts:
     option, _, value = part.partition("=")
+    if option in found:
+      raise ValueError(f"{text!r} has the option {option} twice")
     try:
       found[option] = ast.literal_eval(value)
     except (ValueError, SyntaxError):

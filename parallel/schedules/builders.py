@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import functools
 import inspect
+import typing
 from typing import Any
 
 from parallel import checks
@@ -60,18 +61,32 @@ def named(text: str) -> tuple[str, dict[str, Any]]:
   """Reads a builder and its options: ``"multitree,farthest_first=True"``.
 
   Raises:
-    ValueError: The name or an option is unknown.
+    ValueError: The name or an option is unknown, or a value is of another type
+      than the builder takes.
   """
   name, options = checks.options(text)
   checks.known("schedule", name, BUILDERS)
-  takes = {"optimal": trees.forest}.get(name, BUILDERS[name])
-  known = [
-    p.name for f in (build, takes)
-    for p in inspect.signature(f).parameters.values()
+  functions = [build, BUILDERS[name]]
+  if functions[1] is trees.build:  # which passes its options on
+    functions.append(trees.forest)
+  taken = {
+    p.name: typing.get_args(p.annotation) or (p.annotation,)
+    for function in functions
+    for p in inspect.signature(function).parameters.values()
     if p.kind == p.KEYWORD_ONLY
-  ]
-  for option in options:
-    checks.known(f"{name}'s option", option, known)
+  }
+  for option, value in options.items():
+    checks.known(f"{name}'s option", option, taken)
+    # The values of a Literal, or types.
+    allowed = taken[option]
+    fits = value in allowed or type(value) in allowed or (
+      type(value) is int and float in allowed
+    )
+    if not fits:
+      names = ", ".join(
+        a.__name__ if isinstance(a, type) else repr(a) for a in allowed
+      )
+      raise ValueError(f"{name}'s {option}={value!r} must be of {names}")
   return name, options
 
 

@@ -210,7 +210,11 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   key = f"config.program={path}"
   rows = []
   try:
-    for label, compiled in read_json(path).items():
+    programs = read_json(path)
+  except ValueError as error:
+    raise ValueError(f"{key}: {error}") from error
+  try:
+    for label, compiled in programs.items():
       mesh = compiled["mesh"]
       size = math.prod(mesh.values())
       if size > len(net.leaf_of):

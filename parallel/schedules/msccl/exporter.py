@@ -63,7 +63,7 @@ MAX_ELEMENTS = 4096
 # "never".
 NO_LIMIT = 2**63 - 1
 
-
+# A threadblock: the peers (send to, receive from), -1 for none; the channel.
 _Block = tuple[int, int, int]
 
 
@@ -76,8 +76,7 @@ class _Step:
     round: Number of its round.
     sends: Whether this is the sending end.
     after: Steps of the same rank that must be done before this one.
-    block: Its threadblock: the peers (send to, receive from), -1 for none,
-      and the channel.
+    block: Its threadblock.
     place: Its number in the threadblock, nops counted.
     awaited: Whether another threadblock's step waits for it.
   """
@@ -86,7 +85,7 @@ class _Step:
   round: int
   sends: bool
   after: list["_Step"]
-  block: "_Block" = (-1, -1, 0)
+  block: _Block = (-1, -1, 0)
   place: int = -1
   awaited: bool = False
 

@@ -7,6 +7,7 @@ buffer, one of them writing, without one having waited for the other. Then there
 is only one thing that the program can do. What is left is a schedule, which
 `parallel.schedules.check` proves.
 
+A connection is taken to hold any number of messages that are not received yet.
 A rank of a schedule has one copy of each chunk. So the input and the output
 buffer must hold chunks in their own places. A scratch buffer may keep what has
 arrived until a step adds it or copies it; then it is received.
@@ -112,8 +113,8 @@ class _Program:
     self.num_ranks = integer(root, "ngpus")
     self.num_chunks = integer(root, "nchunksperloop")
     numbers = [integer(gpu, "id") for gpu in root.iter("gpu")]
-    if self.num_ranks != len(numbers) or sorted(numbers) != (
-      list(range(len(numbers))) or [0]
+    if not 1 <= self.num_ranks == len(numbers) or (
+      sorted(numbers) != list(range(len(numbers)))
     ):
       raise ValueError(
         f"ngpus={self.num_ranks}: there must be a <gpu> for each id from 0, "
@@ -255,8 +256,9 @@ class _Program:
     place: _Place,
   ) -> None:
     """Checks that a place is there, and that the step has waited for it."""
-    chunk = self._chunk(*place)
-    if place[2] < 0 or (chunk is not None and chunk >= self.num_chunks):
+    _, buffer, offset = place
+    size = self.each if buffer == self._short else self.num_chunks
+    if offset < 0 or (buffer != "s" and offset >= size):
       raise ValueError(f"{step} uses {_text(place)}, which is not there")
     other = access(step.number, self._canonical(place))
     if other is not None:
@@ -356,8 +358,8 @@ def _earliest_rounds(program: _Program) -> list[int]:
   """Returns the earliest round of each message that has the program's effect.
 
   Raises:
-    ValueError: There are no such rounds: a message is still on its way when its
-      receiver has done what comes after it.
+    ValueError: There are no such rounds: what a message overwrites is still on
+      its way to someone who has to wait for what comes later.
   """
   # Nodes are messages, by number, for their rounds; and steps, by ~number, for
   # the first round after them. An edge (a, b) of weight w means b >= a + w.

@@ -129,7 +129,7 @@ def read_steps(root: ElementTree.Element) -> tuple[list[Step], list[_End]]:
           len(steps), *key, kind, _where(element, "src", rank),
           _where(element, "dst", rank), integer(element, "cnt"),
           integer(element, "round") if "round" in element.attrib else None,
-          element.get("hasdep") == "1",
+          kind != "nop" and element.get("hasdep") == "1",
           [len(steps) - 1] if place else [],
         )
         steps.append(step)

@@ -275,6 +275,9 @@ def test_sums_of_one_round_arrive_in_any_order():
     ]), "in a circle: gpu"),
     (swap("cpy"), "would lose the summands of ranks"),
     (swap("s"), "sends 2 times"),
+    (algo("reducescatter", 2, [[(1, -1, [("s", "o1", "o1")])], [
+      (-1, 0, [("rrc", "i1", "i1")])
+    ]]), "place 1 of buffer 'o', which is not there"),
     (algo("allgather", 2, [
       [(1, 1, [("s", "o0", "o0"), ("r", "o0", "o0")])],
       [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],

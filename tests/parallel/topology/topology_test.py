@@ -193,6 +193,7 @@ def test_failed_links_are_gone():
     (lambda: text.parse("ring:4,bandwidth=nvlink4"), "did you mean nvlink_4"),
     (lambda: text.parse("ring:4,latency_s=nvlink_4"), "no published latency"),
     (lambda: text.parse("ring:4,bandwidth=True"), "is no number"),
+    (lambda: text.parse("ring:4,failed=0-1,failed=1-2"), "failed twice"),
     (lambda: text.parse("ring:4,failed=0"), "failed=0: '0' is not NODE-NODE"),
     (lambda: text.parse("ring:4,failed=0-2"), "no link from 0 to 2"),
     (lambda: text.parse("ring:4,failed=0-1+1-2"), "not connected"),
