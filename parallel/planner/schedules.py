@@ -70,7 +70,6 @@ def fastest(
       (`simulate.events`); for those that wait after each round, as
       `parallel.schedules.run` does, "lockstep" (`simulate.lockstep`) or
       "barrier" (`simulate.events`, in which switches wait for whole messages).
-
     pieces: Pieces of each chunk. None chooses them, and the trees of "optimal".
 
   Returns:
@@ -80,10 +79,6 @@ def fastest(
     ValueError: The builder does not take the topology, or there are fewer
       bytes than chunks.
   """
-  kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, {})]]
-  if name == "optimal" and topology.num_ranks > 1 and pieces is None:
-    kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
-
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
   ) -> Choice:
@@ -98,17 +93,17 @@ def fastest(
       seconds = timeline.finish_ns / 1e9
     return Choice(schedule, builder, options, pieces, seconds)
 
-  found = []
-  for kind in kinds:
-    whole: list[Choice] = []
-    for builder, options in kind:
-      whole.append(timed(builder, options, 1, None))
-    best = soonest(whole)
-    if pieces is None:
-      found += [best, *_cut(best, topology, size_bytes, model, timed)]
-    else:
-      found.append(timed(name, {}, pieces, None))
-  best = soonest(found)
+  if pieces is not None:
+    best = timed(name, {}, pieces, None)
+  else:
+    kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, {})]]
+    if name == "optimal" and topology.num_ranks > 1:
+      kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
+    found = []
+    for kind in kinds:
+      whole = soonest([timed(*x, 1, None) for x in kind])
+      found += [whole, *_cut(whole, topology, size_bytes, model, timed)]
+    best = soonest(found)
   check(best.schedule, topology)
   return best
 
