@@ -810,7 +810,7 @@ _SCHEDULES_ROWS = [
   ),
   Mutant(
     "parallel/schedules/check.py", "a full link is not full",
-    "if load > room:", "if load > 2 * room:",
+    "if load > rooms[pair]:", "if load > 2 * rooms[pair]:",
     f"{_SCHEDULES}/builders_test.py::test_two_chunks_do_not_fit_one_link",
   ),
   Mutant(
@@ -828,8 +828,8 @@ _SCHEDULES_ROWS = [
   ),
   Mutant(
     "parallel/schedules/colouring.py", "an edge's share is that of its slot",
-    "low, high = slot * num_colours, (slot + 1) * num_colours",
-    "low, high = slot * num_colours, slot * num_colours + 1",
+    "low, high = slot[0] * num_colours, slot[1] * num_colours",
+    "low, high = slot[0] * num_colours, slot[0] * num_colours + 1",
     f"{_NETWORK}/flows_test.py::test_colourings",
   ),
   Mutant(
@@ -908,6 +908,99 @@ _SCHEDULES_ROWS = [
     "ready += [(height[p[-1]], chunk, p) for p in after[root]]",
     f"{_SCHEDULES}/optimal_test.py::test_rounds_add_little_to_the_busiest_link",
   ),
+  Mutant(
+    "parallel/schedules/ring.py", "one cycle's links vouch for the other's",
+    "direct = all(len(t.path) == 2 for transfers in rounds for t in transfers)",
+    "direct = all(len(t.path) == 2 for t in rounds[0][:n])",
+    f"{_SCHEDULES}/builders_test.py::"
+    "test_two_rings_on_a_one_way_link_claim_no_room",
+  ),
+  Mutant(
+    "parallel/schedules/schedule.py", "the gather's claim is the scatter's",
+    "link_capacity=None if None in capacities else max(capacities),",
+    "link_capacity=gather.link_capacity,",
+    f"{_SCHEDULES}/builders_test.py::test_every_builder_is_proven",
+  ),
+  Mutant(
+    "parallel/schedules/multitree.py", "the nearest roots take turns first",
+    "(-far[rank], -rank)", "(far[rank], -rank)",
+    f"{_SCHEDULES}/builders_test.py::"
+    "test_the_farthest_roots_take_their_turns_first",
+  ),
+  Mutant(
+    "parallel/schedules/multitree.py", "all parents try the lowest rank first",
+    "else (self._heads[link] - parent) % n", "else self._heads[link] - n",
+    f"{_SCHEDULES}/builders_test.py::test_multitree_s_steps",
+  ),
+  Mutant(
+    "parallel/schedules/multitree.py", "a way of two links is short enough",
+    "if 0 < len(best) <= self._shortest:", "if 0 < len(best) <= 2:",
+    f"{_SCHEDULES}/builders_test.py::"
+    "test_multitree_takes_the_way_with_the_fewest_links",
+  ),
+  Mutant(
+    "parallel/schedules/multitree.py", "steps last as long as the slowest link",
+    "  if not topology.even:\n", "  if False:\n",
+    f"{_SCHEDULES}/growth_test.py::"
+    "test_a_slow_link_costs_multitree_little_more_than_none",
+  ),
+  Mutant(
+    "parallel/schedules/growth.py", "links are free always",
+    "(max(has[tails[link]], free[link]) + cost[link], link) for link in ahead",
+    "(has[tails[link]] + cost[link], link) for link in ahead",
+    f"{_SCHEDULES}/growth_test.py::"
+    "test_a_slow_link_costs_multitree_little_more_than_none",
+  ),
+  Mutant(
+    "parallel/schedules/growth.py", "trees grow as if there were no latency",
+    "taken + (link.latency_s if size_bytes else 0.0)", "taken",
+    f"{_SCHEDULES}/growth_test.py::"
+    "test_small_messages_go_by_the_fewest_links",
+  ),
+  Mutant(
+    "parallel/schedules/growth.py", "rounds are as long as the slowest takes",
+    "key=lambda rounds: seconds(rounds, topology)", "key=len",
+    f"{_SCHEDULES}/growth_test.py::"
+    "test_rounds_of_uneven_links_are_not_all_as_long_as_the_slowest_takes",
+  ),
+  Mutant(
+    "parallel/schedules/pipeline.py", "a piece waits for the one before",
+    "ready: dict[Pair, int] = collections.defaultdict(int)",
+    "ready: dict[Pair, int] = collections.defaultdict(lambda: len(rounds))",
+    f"{_SCHEDULES}/builders_test.py::test_pieces_follow_one_another",
+  ),
+  Mutant(
+    "parallel/schedules/pipeline.py", "a copy overwrites what is still sent",
+    "number = max(ready[t.source, t.chunk], sent[copy])",
+    "number = ready[t.source, t.chunk]",
+    f"{_SCHEDULES}/builders_test.py::test_every_builder_is_proven",
+  ),
+  Mutant(
+    "parallel/schedules/pipeline.py", "a piece goes on in the round it arrives",
+    "ready[copy] = max(ready[copy], number + 1)",
+    "ready[copy] = max(ready[copy], number)",
+    f"{_SCHEDULES}/builders_test.py::test_every_builder_is_proven",
+  ),
+  Mutant(
+    "parallel/schedules/pipeline.py", "a round carries a piece a link",
+    "for transfers in schedule.rounds\n    for pair, load in",
+    "for transfers in schedule.rounds[:1]\n    for pair, load in",
+    f"{_SCHEDULES}/builders_test.py::"
+    "test_a_round_of_pieces_carries_no_more_than_one_of_chunks",
+  ),
+  Mutant(
+    "parallel/schedules/optimal/cut_bound.py", "capacities of 33 bits",
+    "largest = min(_FINEST, _LARGEST // max(n, math.ceil(max(into[:n]))))",
+    "largest = _FINEST",
+    f"{_SCHEDULES}/optimal_test.py::"
+    "test_capacities_of_many_ranks_fit_32_bits",
+  ),
+  Mutant(
+    "parallel/schedules/colouring.py", "heavy edges count as light ones",
+    "sizes = [weight // unit for weight in weights]",
+    "sizes = [1 for weight in weights]",
+    f"{_NETWORK}/flows_test.py::test_laws_of_every_router",
+  ),
 ]
 
 _NETWORK_ROWS = [
@@ -941,6 +1034,12 @@ _NETWORK_ROWS = [
     "np.maximum.at(slowest, routed.hop_transfers, latency[routed.hop_links])",
     f"{_NETWORK}/simulate_test.py::"
     "test_lockstep_shares_a_link_and_adds_latencies",
+  ),
+  Mutant(
+    "parallel/network/simulate.py", "queues are five messages longer",
+    "    return longest\n", "    return longest + 5 * (longest > 0)\n",
+    f"{_NETWORK}/simulate_test.py::"
+    "test_a_queue_is_as_long_as_there_are_messages_waiting",
   ),
   Mutant(
     "parallel/network/routed.py", "the rest of the bytes is sent by nobody",
@@ -1057,6 +1156,13 @@ _PLACES = [
     f"{_TOPOLOGY}::test_equal_paths_are_spread_by_destination",
   ),
   Mutant(
+    "parallel/topology/graph.py", "multiples are rounded up",
+    "pair: int(amount * link.bandwidth / slowest * (1 + 1e-9))",
+    "pair: math.ceil(amount * link.bandwidth / slowest * (1 - 1e-9))",
+    f"{_TOPOLOGY}::"
+    "test_a_link_has_room_for_what_its_bandwidth_carries_whole",
+  ),
+  Mutant(
     "parallel/topology/graph.py", "a one-way link passes for both ways",
     "(v, u) in links and links[v, u].bandwidth == link.bandwidth",
     "(v, u) in links",
@@ -1098,6 +1204,26 @@ _PLACES = [
     "low, high = (middle, high) if fits(middle) else (low, middle)",
     "low, high = (low, middle)",
     f"{_PARTITIONS}::test_memory_of_20b_and_the_largest_model",
+  ),
+  Mutant(
+    "parallel/planner/schedules.py", "the slowest candidate is chosen",
+    "return min(choices, key=lambda choice: choice.seconds)",
+    "return max(choices, key=lambda choice: choice.seconds)",
+    "tests/parallel/planner/schedules_test.py::"
+    "test_what_is_chosen_is_no_slower_than_what_it_is_chosen_from",
+  ),
+  Mutant(
+    "parallel/planner/schedules.py", "no schedule is cut into pieces",
+    "for pieces in (2, 4, 8, 16, 32, 64):", "for pieces in ():",
+    "tests/parallel/planner/schedules_test.py::"
+    "test_pieces_make_up_for_depth[leaf-spine 4x4x4]",
+  ),
+  Mutant(
+    "parallel/planner/schedules.py", "every machine has rounds of one chunk",
+    'for capacity in (1,) if model == "events" else (1, 2, 16):',
+    "for capacity in (1,):",
+    "tests/parallel/planner/schedules_test.py::"
+    "test_small_messages_want_few_rounds_and_large_ones_many",
   ),
   Mutant(
     "parallel/planner/links.py", "the fewest bits are tried first",
@@ -1846,6 +1972,13 @@ _STUDIES_ROWS = [
     'over["over ring"].append(cell["ring"][model] / ours[model])',
     'over["over ring"].append(ours[model] / cell["ring"][model])',
     f"{_STUDIES}/collectives_test.py::test_a_speedup_is_their_time_over_ours",
+  ),
+  Mutant(
+    "caatnet/studies/collectives/study.py", "the rival is the worst of all",
+    "over[\"over the best other\"].append(min(others) / ours[model])",
+    "over[\"over the best other\"].append(max(others) / ours[model])",
+    f"{_STUDIES}/collectives_test.py::"
+    "test_a_speedup_is_their_time_over_ours",
   ),
   Mutant(
     "caatnet/studies/flows/study.py", "a step of a program counts once",

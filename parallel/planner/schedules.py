@@ -81,11 +81,6 @@ def fastest(
     ValueError: The builder does not take the topology, or there are fewer
       bytes than chunks.
   """
-  kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, options)]]
-  chosen = pieces is not None or options
-  if name == "optimal" and topology.num_ranks > 1 and not chosen:
-    kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
-
   def timed(
     builder: str, options: dict[str, Any], pieces: int, capacity: int | None
   ) -> Choice:
@@ -100,17 +95,17 @@ def fastest(
       seconds = timeline.finish_ns / 1e9
     return Choice(schedule, builder, options, pieces, seconds)
 
-  found = []
-  for kind in kinds:
-    whole: list[Choice] = []
-    for builder, options in kind:
-      whole.append(timed(builder, options, 1, None))
-    best = soonest(whole)
-    if pieces is None:
-      found += [best, *_cut(best, topology, size_bytes, model, timed)]
-    else:
-      found.append(timed(name, options, pieces, None))
-  best = soonest(found)
+  if pieces is not None:
+    best = timed(name, options, pieces, None)
+  else:
+    kinds: list[Iterable[tuple[str, dict[str, Any]]]] = [[(name, options)]]
+    if name == "optimal" and topology.num_ranks > 1 and not options:
+      kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
+    found = []
+    for kind in kinds:
+      whole = soonest([timed(*x, 1, None) for x in kind])
+      found += [whole, *_cut(whole, topology, size_bytes, model, timed)]
+    best = soonest(found)
   check(best.schedule, topology)
   return best
 

@@ -324,11 +324,18 @@ def test_a_pair_swaps_in_the_time_of_one_message(barrier):
 
 
 def test_a_queue_is_as_long_as_there_are_messages_waiting():
-  """Four at once for one link, one of which is sent: three wait."""
+  """Four at once for each link, one of which is sent: three wait."""
   net = topologies.ring(3, **EXACT)
-  rounds = (tuple(Transfer(0, 1, c, "copy", (0, 1)) for c in range(4)),)
-  routed = on_links(Schedule("four", "all_gather", 3, 4, rounds), net)
-  timeline = simulate.events(routed, 4 * 1600)
+  rounds = (
+    tuple(
+      Transfer(a, b, 4 * a + c, "copy", (a, b))
+      for a, b in net.links_by_pair for c in range(4)
+    ),
+  )
+  owners = tuple(c // 4 for c in range(12))
+  four = Schedule("four", "all_gather", 3, 12, rounds, owners)
+  routed = on_links(four, net)
+  timeline = simulate.events(routed, 12 * 1600)
   queues = dict(zip(net.links_by_pair, timeline.longest_queues, strict=True))
-  assert queues == dict.fromkeys(net.links_by_pair, 0) | {(0, 1): 3}
+  assert queues == dict.fromkeys(net.links_by_pair, 3)
   assert timeline.waiting_ns.max() == 100 + 200 + 300
