@@ -264,7 +264,7 @@ def test_partitions_send_what_the_formula_says(scheme):
     ("model.widths=()", r"config.model.widths=\(\).*there must be a block"),
     ("data.num_classes=9", r"config.data.num_classes=9, but the labels"),
     ("data.shape=(8,8,3)", r"config.data.shape=\(8, 8, 3\), but the images"),
-    ("data.validation_percent=0.0", r"leaves no validation images"),
+    ("data.validation_percent=1e-9", r"leaves no validation images"),
     ("data.path=/nowhere.npz", r"config.data.path='/nowhere.npz' must be"),
   ],
 )
