@@ -15,7 +15,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from absl import flags
+from absl import flags, logging
 from ml_collections import config_flags
 
 from launch import processes
@@ -326,6 +326,8 @@ def _set_up_devices() -> None:
   """Imports jax and tells it which devices and processes there are."""
   if FLAGS.cpu_devices:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+  if not FLAGS.debug:  # what Orbax logs as an error it raises, too
+    logging.set_verbosity(logging.FATAL)
   import jax
 
   if FLAGS.cpu_devices:

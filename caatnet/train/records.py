@@ -8,11 +8,15 @@ import os
 import pathlib
 import platform
 import subprocess
+import time
 from typing import Any
 
 from etils import epath
 import jax
-from tensorboardX import SummaryWriter
+from tensorboardX import summary
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import directory_check
 
 from caatnet.train import files
 
@@ -195,8 +199,8 @@ class MetricsWriter:
       files.replace(self._path, kept)
     if not files.is_cloud(self._path):
       self._file = open(self._path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-    self._board = SummaryWriter(
-      os.fspath(self._path.parent / "tensorboard"), purge_step=first_step + 1
+    self._board = _Board(
+      os.fspath(self._path.parent / "tensorboard"), first_step
     )
 
   def write(self, step: int, values: dict[str, Any]) -> None:
@@ -208,21 +212,55 @@ class MetricsWriter:
       self._file.write(line)
     else:
       self._lines.append(line)
-    for key, value in values.items():
-      self._board.add_scalar(key, value, step)
+    self._board.add(step, values)
 
   def flush(self) -> None:
     """Makes sure that all records so far outlive this process."""
-    if self._board is not None and self._file is None:
+    if self._board is None:
+      return
+    if self._file is None:
       files.replace(self._path, "".join(self._lines))
+    self._board.flush()
 
   def close(self) -> None:
     """Flushes and closes both."""
-    if self._board is not None:
-      self.flush()
-      self._board.close()
+    self.flush()
     if self._file is not None:
       self._file.close()
+
+
+class _Board:
+  """Writes TensorBoard's events, without a thread: its errors reach the run."""
+
+  def __init__(self, folder: str, first_step: int) -> None:
+    """Opens a new file; what others say of later steps is hidden.
+
+    Args:
+      folder: Where the files are.
+      first_step: The number of updates that the resumed state has.
+    """
+    directory_check(folder)
+    # A name for every start: those of one second would be one file.
+    suffix = f".{os.getpid()}.{time.time_ns()}"
+    self._events = EventsWriter(os.path.join(folder, "events"), suffix)
+    log = SessionLog(status=SessionLog.START)
+    self._events.write_event(Event(step=first_step + 1, session_log=log))
+    self.flush()
+
+  def add(self, step: int, values: dict[str, Any]) -> None:
+    """Adds scalars; they are on the disk some seconds later."""
+    now = time.time()
+    for key, value in values.items():
+      self._events.write_event(
+        Event(wall_time=now, step=step, summary=summary.scalar(key, value))
+      )
+    if now > self._flushed + 30:
+      self.flush()
+
+  def flush(self) -> None:
+    """Writes what was added."""
+    self._flushed = time.time()
+    self._events.flush()
 
 
 def read_metrics(workdir: os.PathLike[str] | str) -> list[dict[str, Any]]:

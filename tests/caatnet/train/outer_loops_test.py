@@ -450,6 +450,7 @@ def test_dc_s3gd_workers_differ_by_their_last_updates_only(same_bits):
   for leaf in jax.tree.leaves(runner.state.outer["params"]):
     first, *others = [np.asarray(s.data) for s in leaf.addressable_shards
                       if s.index == leaf.addressable_shards[0].index]
+    assert others  # copies, on other devices
     for other in others:
       np.testing.assert_array_equal(first, other)
   distances = jax.tree.map(
