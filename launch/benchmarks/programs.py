@@ -1,7 +1,7 @@
 """Compiles a model's step for several targets, with kernels and without.
 
-Each row has the fingerprint of its program, so that `stale` can tell by
-lowering alone, in seconds, which rows are not of today's programs.
+Each row has the fingerprint of its program, so that `known` tells by lowering
+alone, in seconds, whether it is of today's program.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,21 +31,23 @@ def run(config: Any) -> dict[str, Any]:
   """
   benchmark = config.benchmark
   path = pathlib.Path(benchmark.results) if benchmark.results else None
-  kept = []
+  rows: dict[tuple[str, ...], dict[str, Any]] = {}
   if benchmark.keep and path is not None and path.exists():
     kept = json.loads(path.read_text())["rows"]
-  result: dict[str, Any] = {"rows": []}
-  programs = [
-    dict(zip(KEYS, (*program, kernels), strict=True))
-    for program, kernels in itertools.product(
+    rows = {tuple(row[key] for key in KEYS): row for row in kept}
+  names = [
+    (*program, kernels) for program, kernels in itertools.product(
       benchmark.programs, benchmark.kernels
     )
   ]
-  for program in track(programs, "compiling", transient=True):
+  result = {"rows": []}
+  for name in track(names, "compiling", transient=True):
+    program = dict(zip(KEYS, name, strict=True))
     experiment, target = build(config, program)
-    row = known(kept, identity(experiment, target))
+    row = known(rows.values(), identity(experiment, target))
     row = row or _read(study.analyse(experiment, target))
-    result["rows"].append(program | {k: row[k] for k in row.keys() - KEYS})
+    rows[name] = program | {k: v for k, v in row.items() if k not in KEYS}
+    result["rows"] = [rows[name] for name in names if name in rows]
     if path is not None:
       results.write(path, result)
   _print(result["rows"])
