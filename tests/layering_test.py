@@ -235,7 +235,7 @@ def test_launch_scripts_are_short():
   lengths = {
     path.name: len(path.read_text().splitlines())
     for path in (ROOT / "launch").glob("*.py")
-    if path.name != "options.py"
+    if path.name not in ("options.py", "processes.py")  # no scripts
   }
   assert {k: v for k, v in lengths.items() if v >= 80} == {}
 
