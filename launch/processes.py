@@ -83,12 +83,17 @@ def condense(lines: BinaryIO, out: BinaryIO) -> None:
   whether that was the beginning of the end.
   """
   held: list[bytes] = []
+  last = b""  # of what was passed on
   for line in lines:
     if held or _LOGS.match(line) or _FATAL in line:
       held.append(line)
     else:
+      last = line
       out.write(line)
       out.flush()
   fatal = any(_FATAL in line for line in held)
-  out.write(LOST if fatal else b"".join(held))
+  if not fatal:
+    out.write(b"".join(held))
+  elif not last.startswith(b"error: "):  # which says it already
+    out.write(LOST)
   out.flush()

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import time
 from typing import Any
 
@@ -107,12 +108,12 @@ def train(
     with contextlib.closing(run), stop_signals() as stop:
       try:
         return run.loop(stop)
-      except jax.errors.JaxRuntimeError:
-        if jax.process_count() > 1:
+      except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if _is_lost(error):
           run.opened.pop_all()  # to close the files would wait for the others
         raise
-  except jax.errors.JaxRuntimeError as error:
-    if jax.process_count() == 1:
+  except (jax.errors.JaxRuntimeError, ValueError) as error:
+    if not _is_lost(error):
       raise
     raise LostProcessError(
       f"lost another process ({str(error).splitlines()[0][:99]}); the same "
@@ -122,6 +123,13 @@ def train(
     if error.errno is None:  # ours
       raise
     raise ValueError(f"--workdir={workdir}: {error}") from error
+
+
+def _is_lost(error: Exception) -> bool:
+  """Says whether a connection to another process is why jax failed."""
+  states = "UNKNOWN|INTERNAL|UNAVAILABLE|ABORTED|CANCELLED|DEADLINE_EXCEEDED"
+  state = re.match(f"({states}|FAILED_PRECONDITION): ", str(error))
+  return jax.process_count() > 1 and state is not None
 
 
 class _Run:
@@ -137,6 +145,8 @@ class _Run:
   ) -> None:
     self.experiment, self.workdir = experiment, files.folder(workdir)
     self.profile, self.tracing = profile, False
+    if profile is not None and files.is_cloud(self.workdir):
+      raise ValueError("--profile needs a --workdir on this machine")
     dataset = experiment.data.load(experiment.seed)
     check_data(self.workdir, dataset.sha256)
     self.batches, self.validation = dataset.batches, dataset.validation

@@ -114,6 +114,7 @@ def test_only_the_end_is_condensed():
     (b"a\nE1122 b\n", b"a\nE1122 b\n"),
     (b"a\n" + log, b"a\n" + log),
     (b"a\n" + log + fatal, b"a\n" + processes.LOST),
+    (b"error: a\n" + fatal, b"error: a\n"),
   ):
     out = io.BytesIO()
     processes.condense(io.BytesIO(lines), out)
