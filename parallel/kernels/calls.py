@@ -1,37 +1,121 @@
 """Functions that the Pallas kernels in these folders share.
 
-They cover parameters of ``pallas_call``, types of results and operands under
+They cover ``pallas_call`` for TPUs, types of results and operands under
 ``jax.shard_map``, addresses of other devices, block sizes, and the flattening
 of arrays to rows.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
+
+# Kernels with a barrier semaphore, one for each axis of a mesh.
+BARRIERS = ("ring_partial_all_reduce", "schedule_all_reduce")
 
 # Bytes of VMEM that the blocks of one grid step may take. A kernel on a v5e may
 # use 16 MB by default; the other half is left to the compiler's temporaries.
 VMEM_BYTES = 8 << 20
 
 
-def tpu_params(interpret: bool, *semantics: str) -> dict[str, Any]:
-  """Returns the keywords that every TPU ``pallas_call`` here has.
+class Sends(NamedTuple):
+  """What a kernel sends to other devices.
+
+  Attributes:
+    axis_name: The mesh axis that it sends over.
+    messages: The most messages that any device sends.
+    elements: Elements in one message.
+    dtype: Dtype of these elements.
+  """
+
+  axis_name: str
+  messages: int
+  elements: int
+  dtype: Any
+
+
+def tpu_call(
+  kernel: Callable[..., None],
+  *semantics: str,
+  name: str,
+  interpret: bool,
+  sends: Sends | None = None,
+  detect_races: bool = False,
+  vmem_limit_bytes: int | None = None,
+  **options: Any,
+) -> Callable[..., Any]:
+  """Returns the ``pallas_call`` of a TPU kernel.
+
+  `jax.vmap` would make a dim of the grid of what it maps, and XLA may split
+  that dim over the two cores of a chip. Both would run a kernel that sends at
+  once, on one set of barriers and message buffers. So such a kernel is called
+  once per lane, one call after another. So is an interpreted one: jax's
+  interpreter does not know whether that dim is parallel.
 
   Args:
-    interpret: Run on any machine, in the interpreter for TPU kernels.
+    kernel: The body.
     *semantics: One of "parallel" and "arbitrary" for each grid dim. Steps of a
       "parallel" dim are independent, so that chips with two cores may split
       them; steps of an "arbitrary" dim run one after another.
+    name: The kernel's name in the program.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
+    sends: What it sends; None for a kernel without remote copies.
+    detect_races: Whether the interpreter looks for races.
+    vmem_limit_bytes: VMEM that it may use; None for the platform's default.
+    **options: Further keywords of ``pallas_call``.
   """
-  return {
-    "compiler_params": pltpu.CompilerParams(dimension_semantics=semantics),
-    "interpret": pltpu.InterpretParams() if interpret else False,
-  }
+  if sends is None:
+    params, metadata = {}, None
+  else:
+    # Others wait for the messages, so XLA must not drop the call.
+    params = {
+      "collective_id": barrier(name, sends.axis_name),
+      "has_side_effects": True,
+    }
+    # A ledger sees a kernel in a program as one opaque custom call.
+    # `parallel.xla` reads this and counts the messages as permutes.
+    metadata = {
+      "sends_over": sends.axis_name,
+      "messages": str(sends.messages),
+      "elements": str(sends.elements),
+      "dtype": jnp.dtype(sends.dtype).name,
+    }
+  call = pl.pallas_call(
+    kernel,
+    name=name,
+    metadata=metadata,
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=semantics, vmem_limit_bytes=vmem_limit_bytes,
+      **params,
+    ),
+    interpret=(
+      pltpu.InterpretParams(detect_races=detect_races) if interpret else False
+    ),
+    **options,
+  )
+  if interpret or sends is not None:
+    return jax.custom_batching.sequential_vmap(call)
+  return call
+
+
+def barrier(kernel: str, axis_name: str) -> int:
+  """Returns the number of a kernel's barrier semaphore on an axis.
+
+  A device that is done with a kernel goes on to the next one, which may send
+  over another axis, to devices that still wait in the first. With one number
+  for both, its signal would be taken for one of the first kernel's.
+
+  Args:
+    kernel: One of ``BARRIERS``.
+    axis_name: The mesh axis that it sends over.
+  """
+  axes = jax.sharding.get_abstract_mesh().axis_names
+  return axes.index(axis_name) * len(BARRIERS) + BARRIERS.index(kernel)
 
 
 def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
@@ -43,36 +127,6 @@ def shaped(shape: tuple[int, ...], dtype: Any, like: jax.Array):
   return jax.ShapeDtypeStruct(
     shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type
   )
-
-
-def sends(
-  axis_name: str,
-  messages: int,
-  elements: int,
-  dtype: Any,
-  results: Sequence[jax.ShapeDtypeStruct],
-) -> dict[str, str]:
-  """Returns the ``metadata`` by which a kernel declares what it sends.
-
-  A ledger sees a kernel in a lowered program as one opaque custom call.
-  ``parallel.xla`` reads this metadata and counts the messages as permutes.
-
-  Args:
-    axis_name: The mesh axis that the kernel sends over.
-    messages: The most messages that any device sends.
-    elements: Elements in one message.
-    dtype: Dtype of these elements.
-    results: Shapes of the results of the call.
-  """
-  return {
-    # jax.vmap multiplies the results of a call but leaves its metadata alone.
-    # Readers divide the elements they find by these and multiply the messages.
-    "results": str(sum(math.prod(x.shape) for x in results)),
-    "sends_over": axis_name,
-    "messages": str(messages),
-    "elements": str(elements),
-    "dtype": jnp.dtype(dtype).name,
-  }
 
 
 def position(
@@ -134,11 +188,11 @@ def rows_per_block(num_rows: int, row_bytes: int) -> int:
     The largest power of two that fits, or ``num_rows`` if that is smaller.
   """
   fitting = VMEM_BYTES // row_bytes
-  # A TPU tile is 8 rows of 4-byte elements or 16 rows of 2-byte elements.
-  # Blocks of fewer than 16 rows would leave parts of tiles empty.
+  # A TPU tile is 8 rows of 4-byte elements or 16 rows of 2-byte elements. So a
+  # block has whole tiles of either, or all rows: Mosaic takes no others.
   if fitting < min(16, num_rows):
     return 0
-  return min(num_rows, 1 << (fitting.bit_length() - 1))
+  return min(num_rows, max(16, 1 << (fitting.bit_length() - 1)))
 
 
 def leading(x: jax.Array) -> int:

@@ -4,6 +4,12 @@ Every op has a "reference" in plain jnp, which is its specification, and Pallas
 kernels "tpu" or "gpu" or both. "tpu_interpret" and "gpu_interpret" interpret
 these kernels on any machine. That is slow, and meant for tests and for looking
 at numbers.
+
+On several devices jax 0.10's interpreter of TPU kernels waits forever if a
+block has 100 KiB or more and XLA no more threads than there are devices: each
+device holds a thread, and such blocks are copied in another one. XLA has a
+thread per core, or as many as the environment variable NPROC says, which the
+scripts of ``launch/`` set.
 """
 
 from collections.abc import Callable, Sequence

@@ -15,7 +15,6 @@ and what will run can be compared. XLA changes collectives:
 from collections.abc import Iterable, Iterator
 import dataclasses
 import itertools
-import math
 import re
 from typing import NamedTuple
 
@@ -140,7 +139,7 @@ class Reader:
     sends = instruction.opcode.removesuffix("-start") in _KINDS
     # Most custom calls send nothing; kernels that do say so in their metadata.
     if instruction.opcode == "custom-call":
-      sends = _kernel_sends(instruction) is not None
+      sends = operations.kernel_sends(instruction.attributes) is not None
     if sends:
       yield computation, instruction
     elif instruction.opcode == "fusion" or (
@@ -172,7 +171,7 @@ class Reader:
     if not self.differentiates:
       phase = "forward"
     if found.opcode == "custom-call":
-      sent = _kernel_sends(found)
+      sent = operations.kernel_sends(found.attributes)
       yield Collective(
         "permute", (sent.axis,), self.sizes[sent.axis], sent.dtype, sent.shape,
         1, phase, rematted, None, where,
@@ -207,11 +206,6 @@ class Reader:
     return self.mesh_axes.of_groups(
       replica_groups(groups, self.mesh_axes.num_devices)
     )
-
-
-def _kernel_sends(call: hlo.Instruction) -> operations.KernelSends | None:
-  results = sum(math.prod(shape.dims) for shape in call.shapes)
-  return operations.kernel_sends(call.attributes, results)
 
 
 class Sent(NamedTuple):

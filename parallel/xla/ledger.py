@@ -191,11 +191,7 @@ class _Reader:
       if kind in _KINDS:
         starts = half[2] == "start"  # the done sends nothing more
         return self._half(op, kind, (*stacks, stack)) if starts else []
-      sent = None
-      metadata = operations.kernel_metadata(op)
-      if metadata:
-        shapes = [ir.ShapedType(result.type).shape for result in op.results]
-        sent = operations.kernel_sends(metadata, sum(map(math.prod, shapes)))
+      sent = operations.kernel_sends(operations.kernel_metadata(op))
       if sent:
         return [self._kernel(sent, (*stacks, stack))]
       if _OPAQUE.search(target):

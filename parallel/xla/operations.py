@@ -139,21 +139,17 @@ class KernelSends(NamedTuple):
   dtype: str
 
 
-def kernel_sends(metadata: str, results: int) -> KernelSends | None:
+def kernel_sends(metadata: str) -> KernelSends | None:
   """Reads from a kernel's metadata what it sends; None if it sends nothing.
 
   Args:
     metadata: Text that holds the JSON that ``parallel/kernels/calls.py`` wrote.
-    results: Number of elements of all results of the custom call.
   """
-  pattern = r'"(sends_over|messages|elements|dtype|results)":\s*"(\w+)"'
+  pattern = r'"(sends_over|messages|elements|dtype)":\s*"(\w+)"'
   found = dict(re.findall(pattern, metadata))
   if "sends_over" not in found:
     return None
-  # jax.vmap turns a call into one with larger results and leaves its metadata
-  # alone, so the lanes show in the results only.
-  lanes = results // int(found["results"])
-  shape = lanes * int(found["messages"]), int(found["elements"])
+  shape = int(found["messages"]), int(found["elements"])
   return KernelSends(found["sends_over"], shape, found["dtype"])
 
 

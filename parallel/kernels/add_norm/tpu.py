@@ -89,10 +89,11 @@ def forward(
   whole = pl.BlockSpec((block, width), lambda i: (i, 0))
   # Without an update the stream does not change, so it is not written again.
   new_parts = parts if updates else []
-  *new, normed = pl.pallas_call(
+  *new, normed = calls.tpu_call(
     functools.partial(
       _forward, num=len(parts), add=bool(updates), scale=scale, eps=eps
     ),
+    "parallel",
     grid=(pl.cdiv(num_rows, block),),
     in_specs=[
       *rows,
@@ -105,7 +106,7 @@ def forward(
       calls.shaped((num_rows, width), dtype, parts[0]),
     ],
     name="add_norm",
-    **calls.tpu_params(interpret, "parallel"),
+    interpret=interpret,
   )(*parts, *updates, gain.astype(jnp.float32)[None])
   return new or list(parts), normed
 
@@ -162,10 +163,11 @@ def backward(
   # The last update's cotangent, scale times the stream's: one result less where
   # both are the same.
   extra = parts[-1:] if scale != 1.0 else []
-  *d_x, d_gain = pl.pallas_call(
+  *d_x, d_gain = calls.tpu_call(
     functools.partial(
       _backward, num=len(parts), scale=scale, eps=eps, num_rows=num_rows
     ),
+    "parallel",
     grid=(num_blocks,),
     in_specs=[
       *rows,
@@ -185,7 +187,7 @@ def backward(
       calls.shaped((num_blocks, 1, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
-    **calls.tpu_params(interpret, "parallel"),
+    interpret=interpret,
   )(*parts, *d_parts, d_normed, gain.astype(jnp.float32)[None])
   return d_x[: len(parts)], d_x[-1], jnp.sum(d_gain, axis=(0, 1))
 

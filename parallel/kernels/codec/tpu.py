@@ -75,7 +75,7 @@ def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
 
 
 def _groups(
-  codec: Codec, num_rows: int, senders: int = 1, arrays: int = 6
+  codec: Codec, num_rows: int, senders: int = 1, arrays: int = 4
 ) -> int:
   """Returns how many groups a grid step takes: a power of two, or 0.
 
@@ -83,8 +83,9 @@ def _groups(
     codec: The codec.
     num_rows: Rows of one array.
     senders: Arrays of codes in a step.
-    arrays: Arrays of float32 in a step. The default is more than any call has,
-      for `refusal`, which does not know the call.
+    arrays: Arrays of float32 in a step. The default is the most that any call
+      has, for `refusal`, which does not know the call: three operands and a
+      residual, or parameters and momentum before and after.
   """
   # Each array has two buffers, as the next block loads while one is worked on.
   element_bytes = 2 * (4 * arrays + senders * codec.bits / 8)
@@ -180,11 +181,12 @@ def encode(
   shape = functools.partial(calls.shaped, like=operands[0])
   rows, n = tiles.shape
   keys = () if key_data is None else (key_data,)
-  out = pl.pallas_call(
+  out = calls.tpu_call(
     functools.partial(
       _encode, codec=codec, draws=bool(keys), num=len(operands),
       feedback=feedback,
     ),
+    "parallel", "parallel",
     grid=tiles.grid,
     in_specs=[
       *(pl.BlockSpec(memory_space=pltpu.SMEM) for _ in keys),
@@ -197,7 +199,7 @@ def encode(
       *([shape(tiles.shape, jnp.float32)] if feedback else []),
     ],
     name="codec_encode",
-    **calls.tpu_params(interpret, "parallel", "parallel"),
+    interpret=interpret,
   )(*keys, *(x.reshape(tiles.shape) for x in operands))
   payload, scales, *residual = out
   # [blocks of a row, steps, groups, 128] -> [rows, blocks of a row].
@@ -367,8 +369,9 @@ def _over_senders(
   operands = calls.same_axes(
     numbers, payload, scales, *(x.reshape(tiles.shape) for x in others)
   )
-  return pl.pallas_call(
+  return calls.tpu_call(
     functools.partial(kernel, use_weights=weights is not None),
+    "parallel", "parallel",
     grid=tiles.grid,
     in_specs=[
       pl.BlockSpec(memory_space=pltpu.SMEM),
@@ -378,7 +381,7 @@ def _over_senders(
     out_specs=[elements] * results,
     out_shape=[calls.shaped(tiles.shape, jnp.float32, operands[0])] * results,
     name=name,
-    **calls.tpu_params(interpret, "parallel", "parallel"),
+    interpret=interpret,
   )(*operands)
 
 

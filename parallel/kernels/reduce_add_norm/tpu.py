@@ -112,10 +112,11 @@ def forward(
   streams = [pl.BlockSpec((rows, w), lambda i: (i, 0)) for w in widths]
   whole = pl.BlockSpec((rows, width), lambda i: (i, 0))
   extra = [x for x in (scales, d_private) if x is not None]
-  *new, normed = pl.pallas_call(
+  *new, normed = calls.tpu_call(
     functools.partial(
       _forward, block=block, num_parts=len(parts), scale=private_scale, eps=eps
     ),
+    "parallel",
     grid=(pl.cdiv(num_rows, rows),),
     in_specs=[
       pl.BlockSpec((1, width), lambda i: (0, 0)),
@@ -134,7 +135,7 @@ def forward(
       calls.shaped((num_rows, width), dtype, gain),
     ],
     name="reduce_add_norm",
-    **calls.tpu_params(interpret, "parallel"),
+    interpret=interpret,
   )(gain[None], *parts, partial, *extra)
   return new, normed
 

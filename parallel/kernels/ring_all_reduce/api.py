@@ -133,20 +133,14 @@ def _by_psum(options, shared, private, partial, d_private, gain):
   )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _psum(name, x):
   """Sums over a mesh axis; the transpose sums the cotangents likewise.
 
   Each device has a cotangent of its own, since its private channels are its
-  own. The cotangent of every device's partial sum is the total of these.
+  own. The cotangent of every device's partial sum is the total of these: the
+  transpose of the cast to varying is a psum.
   """
   return lax.pcast(lax.psum(x, name), name, to="varying")
-
-
-_psum.defvjp(
-  lambda name, x: (_psum(name, x), None),
-  lambda name, _, cotangent: (_psum(name, cotangent),),
-)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -151,21 +151,12 @@ def ring_partial_all_reduce(
   def shape(width):
     return calls.shaped((segments, 2 * n, rows, width), dtype, partial)
 
-  params = calls.tpu_params(interpret, "arbitrary")
-  if interpret:
-    params["interpret"] = pltpu.InterpretParams(detect_races=detect_races)
-  params["compiler_params"] = pltpu.CompilerParams(
-    dimension_semantics=("arbitrary",),
-    collective_id=0,  # of the barrier; another than that of other kernels
-    has_side_effects=True,  # neighbours wait for the messages
-    vmem_limit_bytes=_LIMIT,
-  )
-  results = [shape(k), shape(p), shape(k + p)]
   numbers, device_id = calls.position(axis_name)
-  out = pl.pallas_call(
+  out = calls.tpu_call(
     functools.partial(
       _kernel, device_id=device_id, n=n, scale=private_scale, eps=eps
     ),
+    "arbitrary",
     grid=(segments,),
     in_specs=[
       pl.BlockSpec(memory_space=pltpu.SMEM),
@@ -173,7 +164,7 @@ def ring_partial_all_reduce(
       pl.BlockSpec((1, k + p), lambda i: (0, 0)),
     ],
     out_specs=[spec(k), spec(p), spec(k + p)],
-    out_shape=results,
+    out_shape=[shape(k), shape(p), shape(k + p)],
     scratch_shapes=[
       pltpu.VMEM((2, 2, rows, k), dtype),  # [way, buffer]: what arrives
       # [way]: what is sent. Mosaic refuses a DMA out of an operand's block, as
@@ -183,10 +174,12 @@ def ring_partial_all_reduce(
       pltpu.SemaphoreType.DMA((2,)),  # [way]: a message was read out and sent
     ],
     name="ring_partial_all_reduce",
-    metadata=calls.sends(
-      axis_name, 4 * (n - 1), partial.size // (2 * n), partial.dtype, results
+    sends=calls.Sends(
+      axis_name, 4 * (n - 1), partial.size // (2 * n), partial.dtype
     ),
-    **params,
+    interpret=interpret,
+    detect_races=detect_races,
+    vmem_limit_bytes=_LIMIT,
   )(
     numbers,
     cut(shared), cut(private), cut(partial), cut(d_private), gain[None],

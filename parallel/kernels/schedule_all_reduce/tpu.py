@@ -154,24 +154,13 @@ def schedule_all_reduce(
   numbers, device_id = calls.position(axis_name)
   here = numbers[0]
   smem = pl.BlockSpec(memory_space=pltpu.SMEM)
-  params = {
-    "compiler_params": pltpu.CompilerParams(
-      # Segments run in order. The barrier is another than the ring kernel's.
-      # Others wait for the messages, so XLA must not drop the call.
-      dimension_semantics=("arbitrary",), collective_id=1,
-      has_side_effects=True,
-    ),
-    "interpret": (
-      pltpu.InterpretParams(detect_races=detect_races) if interpret else False
-    ),
-  }
-  result = calls.shaped(cut.shape, x.dtype, cut)
-  out = pl.pallas_call(
+  out = calls.tpu_call(
     functools.partial(_kernel, device_id=device_id, n=n),
+    "arbitrary",  # segments run in order
     grid=(segments,),
     in_specs=[smem, smem, smem, spec],
     out_specs=spec,
-    out_shape=result,
+    out_shape=calls.shaped(cut.shape, x.dtype, cut),
     scratch_shapes=[
       pltpu.VMEM((2, rows, x.shape[1]), x.dtype),  # [buffer]: what arrives
       pltpu.VMEM((rows, x.shape[1]), x.dtype),  # what is sent
@@ -180,11 +169,12 @@ def schedule_all_reduce(
       pltpu.SemaphoreType.REGULAR((n,)),  # [receiver]: its grants
     ],
     name="schedule_all_reduce",
-    metadata=calls.sends(
+    sends=calls.Sends(
       axis_name, int((table[..., SEND_TO] >= 0).sum(axis=0).max()),
-      x.size // chunks, x.dtype, [result],
+      x.size // chunks, x.dtype,
     ),
-    **params,
+    interpret=interpret,
+    detect_races=detect_races,
   )(
     numbers,
     jnp.asarray(whole)[:, here],

@@ -137,3 +137,23 @@ def test_the_factor_is_of_private_channels_only(implementation):
   ours = outputs_and_gradients(operands, weights, case, implementation)
   theirs = outputs_and_gradients(operands, weights, case, "reference")
   assert_close(ours, theirs, case.dtype, rounds=4)
+
+
+@pytest.mark.parametrize("implementation", KERNELS)
+def test_a_kernel_is_mapped_over_lanes(implementation):
+  """As models with more ranks than devices do."""
+  case = CASES["odd"]
+  (x, p, d_x, d_p, gain), _ = draw(case)
+  lanes = [jnp.stack([y, -y, 2 * y]) for y in (x, p, d_x, d_p)]
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def run(implementation, *lanes):
+    return jax.vmap(
+      lambda *parts: api.add_norm(
+        *parts, gain, implementation=implementation
+      )
+    )(*lanes)
+
+  assert_close(
+    run(implementation, *lanes), run("reference", *lanes), case.dtype
+  )

@@ -115,6 +115,9 @@ def test_a_refusal_says_why(codec, reason):
   chosen = api.choice((4096,), codec, ("tpu", "reference"))
   assert chosen.name == "reference"
   assert reason in chosen.refused["tpu"]
+  # Four float32 arrays of 128 blocks, twice, and their codes: 7.6 of 8 MB.
+  widest = Codec("int8", 1792)
+  assert api.choice((4096,), widest, ("tpu", "reference")).name == "tpu"
   key = jax.random.key(0, impl="rbg")
   chosen = api.choice((512,), Codec("int8"), ("tpu", "reference"), key=key)
   assert "rbg" in chosen.refused["tpu"]

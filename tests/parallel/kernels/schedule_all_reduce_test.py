@@ -1,6 +1,7 @@
 """Schedules run from their tables, with race detection on."""
 
-import json
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
-from parallel.kernels import calls
+from parallel.collectives import varying
+from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.schedule_all_reduce import api, cases, reference, tpu
-from parallel.xla import ledger, operations
+from parallel.xla import ledger
 from tests.parallel.kernels.races import races_found
 
 
@@ -106,11 +108,54 @@ def test_grants_go_to_who_sends_next(name):
     assert whole[turns, senders, -2].tolist() == buffers
 
 
-def test_a_kernel_under_vmap_sends_for_each_lane():
-  """Its results grow by the lanes, its metadata stay."""
-  result = jax.ShapeDtypeStruct((3, 4), jnp.bfloat16)
-  metadata = json.dumps(calls.sends("tensor", 6, 5, jnp.bfloat16, [result]))
-  for lanes in (1, 3):
-    found = operations.kernel_sends(metadata, lanes * 12)
-    assert found == ("tensor", (lanes * 6, 5), "bfloat16")
-  assert operations.kernel_sends("{}", 12) is None
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_lanes_call_the_kernel_one_after_another(lanes):
+  """A mapped grid may be split over two cores, and messages be mixed up."""
+  table = cases.ring(4)
+  mesh = make_mesh({"tensor": Axis("tensor", 4, 4)})
+
+  def reduce(x, implementation):
+    reduced = functools.partial(
+      api.schedule_all_reduce, table=table, axis_name="tensor",
+      implementation=implementation,
+    )
+    return jax.shard_map(
+      lambda x: jax.vmap(reduced)(x[0])[None], mesh=mesh,
+      in_specs=P("tensor"), out_specs=P("tensor"),
+    )(x)
+
+  x = np.random.default_rng(0).normal(size=(4, lanes, 64, 8)).astype("f4")
+  ours = jax.jit(reduce, static_argnums=1)(x, "tpu_interpret")
+  np.testing.assert_allclose(
+    ours, np.broadcast_to(x.sum(0), x.shape), rtol=1e-5, atol=1e-5
+  )
+  lowered = jax.jit(reduce, static_argnums=1).trace(x, "tpu").lower(
+    lowering_platforms=("tpu",)
+  )
+  [entry] = ledger.collectives(lowered, mesh)
+  assert (entry.count, entry.bytes) == (lanes, 2 * 3 / 4 * 64 * 8 * 4)
+
+
+def test_kernels_have_a_barrier_for_each_axis():
+  """Devices that run ahead must not be heard in another kernel."""
+  axes = {n: Axis(n, 2, 2) for n in ("worker", "data", "tensor")}
+  x = jax.ShapeDtypeStruct((64, 8), jnp.float32)
+
+  def program(x):
+    wide = varying(x, "worker", "data", "tensor")
+    for name in ("data", "tensor"):
+      wide = api.schedule_all_reduce(
+        wide, cases.ring(2), axis_name=name, implementation="tpu"
+      )
+      wide, *_ = ring.ring_partial_all_reduce(
+        wide, wide, wide, wide, jnp.ones(16), axis_name=name,
+        implementation="tpu",
+      )
+    return wide[None]
+
+  lowered = jax.jit(jax.shard_map(
+    program, mesh=make_mesh(axes), in_specs=P(),
+    out_specs=P(("worker", "data", "tensor")),
+  )).trace(x).lower(lowering_platforms=("tpu",))
+  numbers = re.findall(r"collective_id\\?22?\W+(\d+)", lowered.as_text())
+  assert len(numbers) == len(set(numbers)) == 4
