@@ -326,17 +326,14 @@ def _set_up_devices() -> None:
   """Imports jax and tells it which devices and processes there are."""
   if FLAGS.cpu_devices:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-<<<<<<< HEAD
-  if not FLAGS.debug:  # what Orbax logs as an error it raises, too
-    logging.set_verbosity(logging.FATAL)
-=======
     if FLAGS.config is not None and FLAGS.config.get("kernels") == "interpret":
       # An interpreted kernel holds a thread of XLA's on each device, and needs
       # another one to be handed blocks of 100 KiB and more (jax 0.10): without
       # it, all wait forever. XLA has as many threads as this number says.
       threads = FLAGS.cpu_devices + (os.cpu_count() or 1)
       os.environ.setdefault("NPROC", str(threads))
->>>>>>> xla
+  if not FLAGS.debug:  # what Orbax logs as an error it raises, too
+    logging.set_verbosity(logging.FATAL)
   import jax
 
   if FLAGS.cpu_devices:
