@@ -52,6 +52,7 @@ _QUANTIZE = "tests/parallel/quantize_test.py"
 _KERNELS = "tests/parallel/kernels"
 _SHARDS = "tests/parallel/zero/shards_test.py"
 _EQUATIONS = "tests/parallel/outer/equations_test.py"
+_HEALTH = "tests/parallel/outer/health_test.py"
 _SCHEDULES = "tests/parallel/schedules"
 _NETWORK = "tests/parallel/network"
 _TOPOLOGY = "tests/parallel/topology/topology_test.py"
@@ -565,7 +566,7 @@ _OUTER = [
   ),
   Mutant(
     "parallel/outer/diloco.py", "one client more is heard",
-    "(order < self.clients)", "(order <= self.clients)",
+    "(place < self.clients)", "(place <= self.clients)",
     f"{_EQUATIONS}::test_a_sample_of_clients_is_averaged_with_its_weights",
   ),
   Mutant(
@@ -580,15 +581,70 @@ _OUTER = [
     f"{_EQUATIONS}::test_diloco_is_its_equation",
   ),
   Mutant(
-    "parallel/outer/exchange.py", "who is heard overrides the weights",
-    "return weights if heard is None else weights * heard",
-    "return weights if heard is None else heard",
+    "parallel/outer/health.py", "who is heard overrides the weights",
+    "return found if heard is None else found * heard",
+    "return found if heard is None else heard",
     f"{_EQUATIONS}::test_a_sample_of_clients_is_averaged_with_its_weights",
   ),
   Mutant(
+    "parallel/outer/health.py", "the upper of two norms is the median",
+    "jnp.sum(finite, axis=0, keepdims=True) - 1, 0) // 2",
+    "jnp.sum(finite, axis=0, keepdims=True), 0) // 2",
+    f"{_HEALTH}::test_a_norm_is_judged_by_the_lower_median",
+  ),
+  Mutant(
+    "parallel/outer/health.py", "nobody is far out",
+    "return finite & ((norms", "return finite | ((norms",
+    f"{_HEALTH}::test_a_norm_is_judged_by_the_lower_median",
+  ),
+  Mutant(
+    "parallel/outer/exchange.py", "who is left out loses its residual to NaN",
+    "heard[ranks_here(self.worker)] > 0, residual,",
+    "heard[ranks_here(self.worker)] >= 0, residual,",
+    f"{_HEALTH}::test_the_others_are_as_if_it_had_not_been_there"
+    "[diloco int4-3]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "who is left out keeps its other fragments",
+    "params = health.choose(mine, params, outer)", "pass",
+    f"{_HEALTH}::test_the_others_are_as_if_it_had_not_been_there[streaming-3]",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "who is left out has a share all the same",
+    'state["workers"]["delta"], state, plan.numbers[0], state["heard"]',
+    'state["workers"]["delta"], state, plan.numbers[0]',
+    f"{_HEALTH}::test_the_others_are_as_if_it_had_not_been_there[eager-3]",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "one of a pair hears its own difference alone",
+    "delta, jnp.where(other, other_delta, 0.0))", "delta, 0.0)",
+    f"{_HEALTH}::test_of_a_pair_the_healthy_one_is_heard",
+  ),
+  Mutant(
+    "parallel/collectives.py", "a NaN that is waited for changes what waits",
+    "(head * (head + 1)) & 1", "(head * (head + 2)) & 1",
+    f"{_HEALTH}::test_waiting_for_nan_changes_nothing",
+  ),
+  Mutant(
+    "caatnet/train/state.py", "a new optimizer starts its schedule anew",
+    "lambda old, new: old if is_schedule(old) else new,",
+    "lambda old, new: new,",
+    f"{_LINEAR}::test_a_worker_that_diverges_is_left_out_and_named",
+  ),
+  Mutant(
+    "caatnet/train/state.py", "diverged moments stay with the worker",
+    'choose(told["just_left_out"] > 0,', 'choose(told["just_left_out"] > 1,',
+    f"{_LINEAR}::test_a_worker_that_diverges_is_left_out_and_named",
+  ),
+  Mutant(
+    "caatnet/train/workers.py", "a diverged worker counts in the mean",
+    "counted = self.finite\n", "counted = self.finite | True\n",
+    f"{_LINEAR}::test_a_worker_that_diverges_is_left_out_and_named",
+  ),
+  Mutant(
     "parallel/outer/exchange.py", "the rest of each rounding is forgotten",
-    '"workers": state["workers"] | {"residual": treedef.unflatten(left)}',
-    '"workers": {"residual": treedef.unflatten(left)} | state["workers"]',
+    '{"workers": state["workers"] | {"residual": residual}}',
+    '{"workers": {"residual": residual} | state["workers"]}',
     f"{_EQUATIONS}::test_what_is_not_heard_is_heard_later[int4]",
   ),
   Mutant(
@@ -609,8 +665,7 @@ _OUTER = [
   ),
   Mutant(
     "parallel/outer/sparseloco.py", "nothing decays",
-    "lambda e, phi, theta: self.decay * e + (phi - theta),",
-    "lambda e, phi, theta: e + (phi - theta),",
+    "lambda e, d: self.decay * e + d,", "lambda e, d: e + d,",
     f"{_EQUATIONS}::test_sparseloco_is_its_equation",
   ),
   Mutant(
@@ -643,8 +698,8 @@ _OUTER = [
   ),
   Mutant(
     "parallel/outer/noloco.py", "the partner's outer gradient counts alone",
-    "- self.rate * (delta + other_delta) / 2",
-    "- self.rate * other_delta",
+    "return (first + jnp.where(other, other_delta, first)) / 2",
+    "return jnp.where(other, other_delta, first)",
     f"{_EQUATIONS}::test_noloco_is_its_equation",
   ),
   Mutant(
@@ -655,7 +710,8 @@ _OUTER = [
   ),
   Mutant(
     "parallel/outer/eager.py", "one's own old part stays in the mean",
-    "now * share + (all_last - last * share),", "now * share + all_last,",
+    "return now * share + (all_last - last * last_share)",
+    "return now * share + all_last",
     f"{_EQUATIONS}::test_eager_is_its_equation",
   ),
   Mutant(
@@ -690,15 +746,13 @@ _OUTER = [
   ),
   Mutant(
     "parallel/outer/streaming.py", "later pieces are of later parameters",
-    "if send.starts:", "if True:",
+    "if send.starts:  # keep", "if True:  # keep",
     f"{_EQUATIONS}::test_streaming_is_its_equation[in pieces]",
   ),
   Mutant(
-    "parallel/outer/streaming.py", "the first piece arrives twice",
-    "rows, size = self._rows(path, x, dim)\n      rows = "
-    "lax.dynamic_update_slice_in_dim(rows, y, number * size, -1)",
-    "rows, size = self._rows(path, x, dim)\n      rows = "
-    "lax.dynamic_update_slice_in_dim(rows, y, 0 * size, -1)",
+    "parallel/outer/pieces.py", "the first piece arrives twice",
+    "rows = lax.dynamic_update_slice_in_dim(rows, y, number * size, -1)",
+    "rows = lax.dynamic_update_slice_in_dim(rows, y, 0 * size, -1)",
     f"{_EQUATIONS}::test_streaming_is_its_equation[in pieces]",
   ),
   Mutant(
@@ -1264,7 +1318,7 @@ _TRAINING = [
     f"{_LINEAR}::test_a_step_is_sgd_on_each_worker_s_mean[ddp-99.0]",
   ),
   Mutant(
-    "caatnet/train/step.py", "each shard is clipped by its own norm",
+    "caatnet/train/norms.py", "each shard is clipped by its own norm",
     "summed = lax.psum(stacked, names) if names else stacked",
     "summed = lax.psum(stacked / lax.axis_size(names), names) "
     "if names else stacked",
@@ -1451,8 +1505,7 @@ _BUILD_ROWS = [
   ),
   Mutant(
     "caatnet/build/outer.py", "error feedback is not switched on",
-    "_block_dims(program), weights, self.error_feedback, seed,",
-    "_block_dims(program), weights, False, seed,",
+    "self.error_feedback, seed, **self", "False, seed, **self",
     f"{_BUILD}::test_keys_of_an_outer_loop_arrive_under_their_names[diloco]",
   ),
   Mutant(

@@ -33,6 +33,7 @@ from caatnet.train.records import (
 from caatnet.train.state import TrainState, check_equal_start
 from caatnet.train.step import parameter_groups
 from caatnet.train.throughput import matmul_rate
+from caatnet.train.workers import WorkerMetrics
 
 
 class NonFiniteError(ValueError):
@@ -137,6 +138,7 @@ class _Run:
     )
     self._write_environment(dataset)
     self.seconds: list[float] = []
+    self.diverged: set[int] = set()  # workers that users know of
 
   def _restore_or_init(self) -> TrainState:
     if self.checkpointer.latest_step() is None:
@@ -256,9 +258,12 @@ class _Run:
       return
     step, metrics = pending
     # Each metric is [workers]; workers do not meet for it on the devices.
-    values = {k: float(np.mean(v)) for k, v in _on_host(metrics).items()}
+    workers = WorkerMetrics(_on_host(metrics))
+    values = workers.means
     if not all(map(math.isfinite, values.values())):
-      self._stop_non_finite(step, values)
+      self._stop_non_finite(step, values, workers.names())
+    for notice in workers.notices(step, self.diverged):
+      self.progress.say(notice)
     data = self.experiment.data
     speed = self._units_per_second()
     self.progress.update(step, values["loss"], speed, data.unit)
@@ -269,9 +274,11 @@ class _Run:
       values[f"{data.unit}_per_second"] = speed
       values["model_flops_per_second"] = speed * flops
       values["fraction_of_matmul_rate"] = speed * flops / self.rate
-      self.writer.write(step, values)
+      self.writer.write(step, values | workers.of_workers)
 
-  def _stop_non_finite(self, step: int, values: dict[str, float]) -> None:
+  def _stop_non_finite(
+    self, step: int, values: dict[str, float], names: str
+  ) -> None:
     """Raises `NonFiniteError`."""
     groups = [
       group
@@ -282,7 +289,7 @@ class _Run:
     last = self.checkpointer.path(self.checkpointer.latest_step())
     raise NonFiniteError(
       f"step {step}: loss {values['loss']}, gradient norm "
-      f"{values['grad_norm']}; non-finite gradients in "
+      f"{values['grad_norm']}{names}; non-finite gradients in "
       f"{', '.join(groups) or 'no group'}; last good checkpoint: {last}"
     )
 

@@ -142,7 +142,8 @@ class MetricsWriter:
       return
     self._file.write(json.dumps({"step": step, **values}) + "\n")
     for key, value in values.items():
-      self._board.add_scalar(key, value, step)
+      if value is not None:  # it was not finite
+        self._board.add_scalar(key, value, step)
 
   def close(self) -> None:
     """Flushes and closes both."""

@@ -1,5 +1,6 @@
 """What a training run carries from step to step, and where it lives."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,7 @@ import optax
 from caatnet.program import Program
 from parallel.collectives import varying
 from parallel.outer.base import OuterLoop, stacked
+from parallel.outer.health import choose
 
 
 class TrainState(NamedTuple):
@@ -105,6 +107,49 @@ def init_state(
 
   shardings = state_shardings(program, optimizer, outer)
   return jax.jit(init, out_shardings=shardings)()
+
+
+def restarted(
+  optimizer: optax.GradientTransformation,
+  opt_state: Any,
+  params: Any,
+  told: Mapping[str, jax.Array],
+) -> Any:
+  """Gives workers that have just been left out a new inner optimizer.
+
+  The place in the schedule of the learning rate stays that of the run.
+
+  Args:
+    optimizer: The inner optimizer.
+    opt_state: The workers' states ``[W, ...]``.
+    params: The workers' parameters ``[W, ...]``.
+    told: What the outer loop tells of each worker; without "just_left_out",
+      none is left out.
+
+  Returns:
+    The workers' states ``[W, ...]``.
+  """
+  if "just_left_out" not in told:
+    return opt_state
+  new = with_schedule_of(opt_state, jax.vmap(optimizer.init)(params))
+  return choose(told["just_left_out"] > 0, new, opt_state)
+
+
+def with_schedule_of(opt_state: Any, new: Any) -> Any:
+  """Returns a new state of an inner optimizer, at the old place in schedules.
+
+  Args:
+    opt_state: The old state.
+    new: The new one, of the same structure.
+  """
+
+  def is_schedule(x):
+    return isinstance(x, optax.ScaleByScheduleState)
+
+  return jax.tree.map(
+    lambda old, new: old if is_schedule(old) else new,
+    opt_state, new, is_leaf=is_schedule,
+  )
 
 
 def check_equal_start(program: Program, params: Any) -> None:

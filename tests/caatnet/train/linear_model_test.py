@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from caatnet.train import loop
@@ -12,6 +13,11 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
 from caatnet.train.state import check_equal_start
 from caatnet.train.whole import to_stored, to_whole
+from parallel.axes import Axis
+from parallel.outer.diloco import DiLoCo
+from parallel.outer.exchange import Exchange
+from parallel.outer.optimizers import Nesterov
+from parallel.wire import Wire
 from tests.caatnet.train import linear_model as toy
 
 RATE, MOMENTUM = 0.1, 0.9
@@ -232,3 +238,52 @@ def test_what_is_stored_is_restored(scheme):
   )
   for key, value in to_whole(program, stored).items():
     np.testing.assert_array_equal(value, whole[key])
+
+
+def test_a_worker_that_diverges_is_left_out_and_named(tmp_path, capsys):
+  """In the middle of a round; the others' losses are what is recorded."""
+  worker = Axis("worker", 3, 3)
+  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, ordered=True)
+  experiment = toy.make(
+    3, devices=(3, 1), batch_size=12,
+    outer=DiLoCo(worker, 3, Nesterov(0.7, 0.5), exchange),
+    learning_rate=optax.constant_schedule(0.05),
+  )
+  workdir = tmp_path / "run"
+  run = loop._Run(experiment, workdir, "toy", None, False)
+  run.loop(_StopAt(run, 4))
+  run.first_step = 4
+  run.state = run.state._replace(
+    params={k: v.at[1].set(np.nan) for k, v in run.state.params.items()}
+  )
+  run.loop(_StopAt(run, 6))
+  momentum, schedule = jax.device_get(run.state.opt_state)
+  assert all((x[1] == 0).all() for x in momentum.trace.values())
+  assert all(x[0].all() for x in momentum.trace.values())
+  np.testing.assert_array_equal(schedule.count, [6, 6, 6])
+  run.close()
+  records = read_metrics(workdir)
+  for record in (r for r in records if "loss" in r):
+    losses = [record[f"loss/worker_{w}"] for w in range(3)]
+    sick = record["step"] in (5, 6)
+    assert [loss is None for loss in losses] == [False, sick, False]
+    assert record["loss"] == pytest.approx(
+      np.mean([loss for loss in losses if loss is not None])
+    )
+    left_out = [record[f"left_out/worker_{w}"] for w in range(3)]
+    assert left_out == [0, record["step"] >= 6, 0]
+  said = capsys.readouterr().out
+  assert said.count("worker 1") == 2
+  assert "step 5: worker 1 has diverged, loss nan" in said
+  assert "step 6: worker 1 left out of the exchange" in said
+
+
+def test_workers_that_all_diverge_end_the_run(tmp_path):
+  worker = Axis("worker", 2)
+  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0})
+  experiment = toy.make(
+    2, outer=DiLoCo(worker, 2, Nesterov(0.7, 0.5), exchange),
+    learning_rate=lambda step: np.float32(0.01) + 1e38 * (step == 2),
+  )
+  with pytest.raises(loop.NonFiniteError, match=r"step 4: .*worker 0, 1 of 2"):
+    loop.train(experiment, tmp_path / "run", quiet=True)

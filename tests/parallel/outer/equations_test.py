@@ -9,83 +9,35 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
 
-from parallel.axes import Axis, make_mesh
 from parallel.outer import noloco
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.eager import Eager
-from parallel.outer.exchange import Exchange
 from parallel.outer.fragments import fragments
 from parallel.outer.noloco import NoLoCo
 from parallel.outer.optimizers import Nesterov, Optax
 from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
 from parallel.wire import Wire
+from tests.parallel.outer.small_run import (
+  BLOCK_DIMS,
+  INNER_RATE,
+  LAYERS,
+  WORKER,
+  M,
+  draw,
+  each,
+  exchange,
+  run,
+  wide,
+)
 
-M = 3
-WORKER = Axis("worker", M, M)
-INNER_RATE = 0.1
 RATE, MOMENTUM = 0.7, 0.6
-LAYERS = 6
-SHAPES = {"blocks": {"w": (LAYERS, 6)}, "head": (7,)}
-BLOCK_DIMS = {"blocks": {"w": 1}, "head": 0}
-
-
-def draw(seed, *lead):
-  """A tree like the parameters; float32 values, so that all start alike."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda shape: rng.normal(size=(*lead, *shape)).astype("f4"), SHAPES,
-    is_leaf=lambda x: isinstance(x, tuple),
-  )
-
-
-def wide(tree):
-  return jax.tree.map(lambda x: np.asarray(x, "f8"), tree)
-
-
-def each(f, *trees):
-  return jax.tree.map(f, *trees)
-
-
-def exchange(wire=None, **options):
-  return Exchange(WORKER, wire or Wire(block=2), BLOCK_DIMS, **options)
-
-
-def run(loop, num_steps):
-  """Parameters, state and evaluated parameters after every step, in turn."""
-  start, grads = draw(0), draw(1, num_steps, M)
-  state = jax.device_get(loop.init(start))
-  specs = {
-    key: each(lambda _, key=key: P("worker") if key == "workers" else P(), part)
-    for key, part in state.items()
-  }
-
-  def program(state, params, grads):
-    found = []
-    for number in range(num_steps):
-      plan = loop.plan(number)
-      plan = plan._replace(numbers=each(jnp.int32, plan.numbers))
-      carried = loop.begin(params, state, plan)
-      changed = loop.gradients(each(lambda g, n=number: g[n], grads), carried)
-      updates = each(lambda g: -INNER_RATE * g, changed)
-      params, state = loop.finish(params, updates, carried, plan)
-      found.append((params, state, loop.evaluated(params, state)))
-    return found
-
-  f = jax.jit(jax.shard_map(
-    program, mesh=make_mesh({"worker": WORKER}),
-    in_specs=(specs, P("worker"), P(None, "worker")),
-    out_specs=[(P("worker"), specs, P())] * num_steps,
-  ))
-  params = each(lambda x: np.stack([x] * M), start)
-  return jax.device_get(f(state, params, grads))
 
 
 def updates_of(num_steps):
@@ -248,7 +200,7 @@ def test_dc_s3gd_is_its_equation():
     ))
 
   compensation = 0.3
-  found = run(DCS3GD(WORKER, exchange(), compensation, norm), 4)
+  found = run(DCS3GD(WORKER, exchange(norm=norm), compensation), 4)
   common, update = wide(draw(0)), zeros_like(workers_start())
   for number, plain in enumerate(updates_of(4)):
     grads = each(lambda u: u / -INNER_RATE, plain)
