@@ -238,7 +238,7 @@ def zero() -> ConfigDict:
   # is one level named data.
   zero.levels = ""
   # "ddp", "zero1", "zero2", "zero3" (FSDP), "hsdp", "mics", "hpz", "zeropp",
-  # "frontier3" or "frontier3_quantised".
+  # "zeropp_by_level", "frontier3" or "frontier3_quantised".
   zero.scheme = "ddp"
   # The outermost level over which each part is sharded, with all levels inside
   # it; "none" for none, "" for the scheme's. secondary is the second copy of
@@ -253,6 +253,13 @@ def zero() -> ConfigDict:
   zero.secondary_codec = ""
   # Elements per block of codes; 0 means 256.
   zero.block = 0
+  # How many blocks a rank's shard of a parameter must fill for the parameter to
+  # be coded; smaller ones are sent as without codecs. 0 codes all.
+  zero.coded_blocks = 1
+  # Whether coded gradients are reduced in one hop per level ("by_level"), or in
+  # one over all levels inside the outermost and one over that ("two"); "" for
+  # the scheme's.
+  zero.gradient_hops = ""
   # Whether the optimizer's state waits in pinned host memory between steps.
   zero.offload = False
   # Whether a layer's weights are gathered while the layer before it runs; two

@@ -637,6 +637,29 @@ _OUTER = [
     f"{_LINEAR}::test_a_worker_that_diverges_is_left_out_and_named",
   ),
   Mutant(
+    "caatnet/train/membership.py", "who joins starts the schedule anew",
+    "new = with_schedule_of(jax.tree.map(lambda x: x[0], opt_state), new)",
+    "pass",
+    f"{_LINEAR}::test_workers_join_and_leave_between_rounds",
+  ),
+  Mutant(
+    "parallel/outer/base.py", "who joins is the first that was there",
+    "lambda x, y: x.at[first:].set(y), tree, new",
+    "lambda x, y: x.at[first:].set(x[0]), tree, new",
+    f"{_LINEAR}::test_workers_join_and_leave_between_rounds",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "who joins an eager run has sent nothing",
+    'for key in ("params", "optimizer", "delta", "share")',
+    'for key in ("params", "optimizer", "share")',
+    f"{_HEALTH}::test_who_joins_starts_from_the_outer_parameters[eager]",
+  ),
+  Mutant(
+    "parallel/outer/diloco.py", "workers may join in the middle of a round",
+    "return step % self.every == 0\n", "return True\n",
+    f"{_LINEAR}::test_workers_join_and_leave_between_rounds",
+  ),
+  Mutant(
     "caatnet/train/workers.py", "a diverged worker counts in the mean",
     "counted = self.finite\n", "counted = self.finite | True\n",
     f"{_LINEAR}::test_a_worker_that_diverges_is_left_out_and_named",

@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from caatnet.data.protocol import Dataset
-from caatnet.train import traffic
+from caatnet.train import membership, traffic
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.evaluate import Evaluation, make_evaluate, put_batch
 from caatnet.train.experiment import Experiment
@@ -117,10 +117,11 @@ class _Run:
     self.batches, self.validation = dataset.batches, dataset.validation
     # Written only now, since a run that cannot start must not claim the folder.
     workdir.mkdir(parents=True, exist_ok=True)
-    write_config(workdir, experiment.config)
     self.checkpointer = Checkpointer(
       workdir, program, experiment.train.keep_checkpoints
     )
+    self.joined = membership.check(experiment, self.checkpointer)
+    write_config(workdir, experiment.config)
     self.state = self._restore_or_init()
     self.first_step = int(self.state.step)
     self.writer = MetricsWriter(workdir, self.first_step)
@@ -151,7 +152,9 @@ class _Run:
       self.experiment.abstract_state()
     )
     self.batches.set_state(position)
-    return state
+    return membership.state_of_all(
+      self.experiment, state, self.checkpointer.num_workers()
+    )
 
   def _write_environment(self, dataset: Dataset) -> None:
     """Writes environment.json, and prints the same facts."""
@@ -190,6 +193,8 @@ class _Run:
       say(saving)
     if self.first_step:
       say(f"resumed   from step {self.first_step}")
+    if self.joined:
+      say(f"workers   {self.joined}")
 
   def loop(self, stop: "_Stop") -> TrainResult:
     """Trains until all steps are made or a signal asks to stop."""

@@ -21,6 +21,11 @@ _FREE = {
               "keep_checkpoints")
 } | {("name",)}
 
+# Workers may join and leave (`caatnet.train.membership`), and with them what is
+# said of each of them.
+_WORKER = ("parallel", "worker")
+_OF_WORKERS = tuple(("outer", key) for key in ("weights", "clients", "overlap"))
+
 
 def write_config(workdir: pathlib.Path, config: dict[str, Any]) -> None:
   """Stores the run's config, or checks that the stored one is the same.
@@ -37,8 +42,10 @@ def write_config(workdir: pathlib.Path, config: dict[str, Any]) -> None:
   if path.exists():
     stored = flatten(json.loads(path.read_text()))
     ours = flatten(json.loads(json.dumps(config)))
+    moved = stored.get(_WORKER) != ours.get(_WORKER)
     for key in sorted(stored.keys() | ours.keys()):
       free = key in _FREE or key[0] == "zero"
+      free = free or (moved and key in (_WORKER, *_OF_WORKERS))
       if not free and stored.get(key) != ours.get(key):
         raise ValueError(
           f"{workdir} holds a run with config.{'.'.join(key)}="

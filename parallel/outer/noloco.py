@@ -155,8 +155,8 @@ class NoLoCo(OuterLoop):
       key: of_joined(own[key], mean_of_first(own[key], first), first)
       for key in ("params", "momentum")
     }
-    # At the border of a round, theta is phi.
-    return filled["params"], state | {"workers": own | filled}
+    params = of_joined(params, mean_of_first(own["params"], first), first)
+    return params, state | {"workers": own | filled}
 
   def evaluated(self, params: Params, state: State) -> Params:
     return mean_over_workers(state["workers"]["params"], self.worker)
@@ -171,7 +171,9 @@ class NoLoCo(OuterLoop):
     plan = self.plan(self.steady_round[-1])
     routes = permute_routes(self.worker, self._pairs(plan.variant)).values()
     elements = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-    sent = sum(moves is not None for moves in routes)
+    sent = sum(
+      any(source != there for source, there in moves or ()) for moves in routes
+    )
     return {"float32": sent * (2 * elements + 1) * 4} if sent else {}
 
 

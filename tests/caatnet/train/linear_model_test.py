@@ -287,3 +287,50 @@ def test_workers_that_all_diverge_end_the_run(tmp_path):
   )
   with pytest.raises(loop.NonFiniteError, match=r"step 4: .*worker 0, 1 of 2"):
     loop.train(experiment, tmp_path / "run", quiet=True)
+
+
+def changing(workers, wire=None, **options):
+  """A run of some workers, 12 examples a step and 3 steps a round."""
+  worker = Axis("worker", workers, workers)
+  exchange = Exchange(
+    worker, wire or Wire(), {"w": 0, "b": 0}, ordered=True, **options
+  )
+  return toy.make(
+    workers, devices=(workers, 1), batch_size=12, num_steps=12,
+    outer=DiLoCo(worker, 3, Nesterov(0.7, 0.5), exchange),
+    learning_rate=lambda step: 0.02 * (1.0 + step), keep_checkpoints=99,
+  )
+
+
+def test_workers_join_and_leave_between_rounds(tmp_path, capsys):
+  """2, 3 and 2 workers: the outer parameters keep their bits."""
+  outer, codec = None, Wire("int8", 2)
+  for workers, last in ((2, 3), (3, 6), (2, 8)):
+    experiment = changing(workers, codec, error_feedback=True)
+    run = loop._Run(experiment, tmp_path / "run", "toy", None, False)
+    state = jax.device_get(run.state)
+    if outer is not None:
+      for key in ("params", "optimizer"):
+        assert_equal(state.outer[key], outer[key])
+    for key, phi in state.outer["params"].items():
+      for worker in range(workers):
+        np.testing.assert_array_equal(state.params[key][worker], phi)
+    momentum, schedule = state.opt_state
+    assert set(schedule.count.tolist()) == {int(state.step)}
+    if workers == 3:
+      assert all((x[2] == 0).all() for x in momentum.trace.values())
+      assert all(x[1].any() for x in momentum.trace.values())
+      rest = state.outer["workers"]["residual"]
+      assert all((x[2] == 0).all() and x[1].any() for x in rest.values())
+    run.loop(_StopAt(run, last))
+    run.close()
+    outer = jax.device_get(run.state.outer)
+  said = capsys.readouterr().out
+  assert "2 -> 3 at step 3: worker 2 starts from the outer" in said
+  assert "3 -> 2 at step 6: worker 2 leaves" in said
+  with pytest.raises(ValueError, match=r"worker=3: .*step 8 .* to step 9"):
+    loop._Run(changing(3, codec), tmp_path / "run", "toy", None, True)
+
+
+def assert_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)

@@ -5,15 +5,19 @@ optimizer is SGD. Momentum and decay are on, and there are three rounds: a first
 round starts from zeros and cannot tell where a sign or a factor is wrong.
 """
 
+import collections
 import itertools
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 import pytest
 
+from parallel.axes import Axis, make_mesh
 from parallel.outer import noloco
+from parallel.outer.base import of_first
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
@@ -24,6 +28,7 @@ from parallel.outer.optimizers import Nesterov, Optax
 from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
 from parallel.wire import Wire
+from parallel.xla import ledger
 from tests.parallel.outer.small_run import (
   BLOCK_DIMS,
   INNER_RATE,
@@ -416,3 +421,37 @@ def test_a_fragment_s_residual_is_its_own(pieces):
   np.testing.assert_allclose(
     (heard + left)[::2], went[::2], atol=1e-5
   )
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_worker_0_s_values_come_with_their_sign(devices):
+  """A sum of floats would make 0 of -0."""
+  worker = Axis("worker", 4, devices)
+  x = np.array([[-0.0, 0.0, -1.5], *np.ones((3, 3))], "f4")
+  found = jax.jit(jax.shard_map(
+    lambda x: of_first(x, worker), mesh=make_mesh({"worker": worker}),
+    in_specs=P("worker"), out_specs=P(),
+  ))(x)
+  np.testing.assert_array_equal(found.view("u4"), x[0].view("u4"))
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(3, 3), (6, 3), (6, 2)])
+def test_noloco_sends_what_its_formula_says(workers, devices):
+  """With an odd number of workers, and with several on a device."""
+  worker = Axis("worker", workers, devices)
+  mesh = make_mesh({"worker": worker})
+  for seed in range(3):
+    loop = NoLoCo(worker, 2, RATE, 0.5, 0.3, seed)
+    start = draw(0)
+    state = loop.init(start)
+    plan = loop.plan(loop.steady_round[-1])
+    specs = {"workers": each(lambda _: P("worker"), state["workers"])}
+    f = jax.shard_map(
+      lambda p, s, loop=loop, plan=plan: loop.finish(p, p, s, plan), mesh=mesh,
+      in_specs=(P("worker"), specs), out_specs=(P("worker"), specs),
+    )
+    params = each(lambda x: np.stack([x] * workers), start)
+    found = collections.Counter()
+    for c in ledger.collectives(jax.jit(f).lower(params, state), mesh):
+      found[c.dtype] += c.bytes * c.count
+    assert +found == loop.sent_bytes(start)

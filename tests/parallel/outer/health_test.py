@@ -10,6 +10,7 @@ from parallel import collectives
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import ranks_here
 from parallel.outer import health
+from parallel.outer.base import OuterLoop
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.eager import Eager
@@ -189,3 +190,54 @@ def test_waiting_for_nan_changes_nothing():
   ))(jnp.full(2, jnp.nan))
   np.testing.assert_array_equal(found["x"], [0, 1, 2])
   np.testing.assert_array_equal(found["y"], [1, 1])
+
+
+MEAN = {"eager": ("params", "optimizer", "delta", "share"),
+        "noloco": ("params", "momentum"), "nothing": ()}
+
+
+@pytest.mark.parametrize("name", [*LOOPS, *set(MEAN) - set(LOOPS)])
+def test_who_joins_starts_from_the_outer_parameters(name):
+  """Or from the mean, where each worker has its own; the others stay."""
+  worker = Axis("worker", M)
+  others = {
+    "noloco": lambda w: NoLoCo(w, 2, 0.7, 0.5, 0.3), "nothing": OuterLoop
+  }
+  loop = (others.get(name) or LOOPS[name][0])(worker)
+  rng = np.random.default_rng(0)
+
+  def some(x):
+    return jnp.asarray(rng.normal(size=x.shape), x.dtype)
+
+  def without_last(x):
+    return x.at[SICK:].set(0)
+
+  start = draw(0)
+  state = each(some, loop.init(start))
+  state |= {
+    key: each(without_last, state[key])
+    for key in ("workers", "heard") if key in state
+  }
+  params = each(lambda x: without_last(some(np.stack([x] * M))), start)
+  new, after = loop.joined(params, state, SICK)
+  first = each(lambda x: x[:SICK], (params, state.get("workers", {})))
+  each(
+    np.testing.assert_array_equal,
+    each(lambda x: x[:SICK], (new, after.get("workers", {}))), first,
+  )
+  own = state.get("workers", {}).get("params", params)
+  expected = state.get("params") or each(lambda x: x[:SICK].mean(0), own)
+  each(
+    lambda x, y: np.testing.assert_allclose(x[SICK], y, rtol=1e-6),
+    new, expected,
+  )
+  for key, part in after.get("workers", {}).items():
+    for x, y in zip(*map(jax.tree.leaves, (part, state["workers"][key])),
+                    strict=True):
+      mean = y[:SICK].mean(0) if key in MEAN.get(name, ()) else 0 * y[0]
+      np.testing.assert_allclose(x[SICK], mean, rtol=1e-6)
+  each(
+    np.testing.assert_array_equal,
+    {k: v for k, v in after.items() if k != "workers"},
+    {k: v for k, v in state.items() if k != "workers"},
+  )
