@@ -538,6 +538,76 @@ _ZERO = [
     "source, _ = lax.optimization_barrier((source, dy))", "pass",
     f"{_SHARDS}::test_the_backward_gathers_each_layer_again",
   ),
+  Mutant(
+    "parallel/zero/gathered.py", "a layer is gathered for a VJP without it",
+    "reads = vjp.args_res[0] is None", "reads = True",
+    f"{_SHARDS}::test_a_backward_that_reads_no_parameters_gathers_none[True]",
+  ),
+  Mutant(
+    "parallel/zero/shards.py", "lanes and devices of a hop change places",
+    "for part in (0, 1) for i in front", "for part in (1, 0) for i in front",
+    f"{_SHARDS}::test_a_hop_over_several_levels_is_the_sum[two]",
+  ),
+  Mutant(
+    "parallel/zero/shards.py", "the levels of a hop change places",
+    "for part in (0, 1) for i in front[::-1]]",
+    "for part in (0, 1) for i in front]",
+    f"{_SHARDS}::test_a_hop_over_several_levels_is_the_sum[two]",
+  ),
+  Mutant(
+    "parallel/zero/partition.py", "small tensors are coded",
+    "return shard >= self.coded_blocks * self.block", "return True",
+    f"{_SHARDS}::test_small_tensors_are_not_coded",
+  ),
+  Mutant(
+    "parallel/zero/cost.py", "a hop is priced as one of its levels",
+    "names, ranks, \"all_to_all\", when, dtype,\n        size * all_lanes",
+    "names, ranks, \"all_to_all\", when, dtype,\n        size * here",
+    f"{_SHARDS}::test_what_a_partition_sends_is_what_its_cost_says",
+  ),
+  Mutant(
+    "parallel/zero/cost.py", "lanes share a gradient",
+    "gradients += p.gradient_bytes * p.count * all_lanes * elements",
+    "gradients += p.gradient_bytes * p.count * elements",
+    f"{_SHARDS}::"
+    "test_gradients_of_all_lanes_are_counted_where_nothing_is_sharded",
+  ),
+  Mutant(
+    "parallel/planner/partitions.py", "a hop over levels crosses the outer one",
+    "for name in e.levels[::-1]:", "for name in e.levels[:1]:",
+    f"{_PARTITIONS}::"
+    "test_two_hops_send_more_between_the_devices_of_a_node",
+  ),
+  Mutant(
+    "parallel/axes.py", "ties go to the outermost axis",
+    "sorted(reversed(names), key", "sorted(names, key",
+    "tests/parallel/axes_test.py::"
+    "test_ties_go_to_the_innermost_axis_where_there_is_no_tensor_axis",
+  ),
+  Mutant(
+    "parallel/kernels/codec/reference.py", "a NaN of all ones becomes -0",
+    "return jnp.where(x == x, lax.bitcast_convert_type(bits, jnp.float32), x)",
+    "return lax.bitcast_convert_type(bits, jnp.float32)",
+    f"{_KERNELS}/codec_test.py::test_rounding_to_23_bits_keeps_nan",
+  ),
+  Mutant(
+    "parallel/outer/base.py", "worker 0's -0 becomes 0",
+    "found = all_reduce(only_first(ranks, bits), worker)",
+    "found = lax.bitcast_convert_type(all_reduce(only_first(ranks, x), worker)"
+    ", bits.dtype)",
+    f"{_EQUATIONS}::test_worker_0_s_values_come_with_their_sign",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "what stays on a device counts as sent",
+    "any(source != there for source, there in moves or ()) for moves in routes",
+    "moves is not None for moves in routes",
+    f"{_EQUATIONS}::test_noloco_sends_what_its_formula_says",
+  ),
+  Mutant(
+    "caatnet/train/step.py", "gradients are not corrected",
+    "grads = outer.gradients(grads, carried)", "pass",
+    f"{_LINEAR}::test_a_step_begins_corrects_and_finishes_the_outer_loop",
+  ),
 ]
 
 _OUTER = [

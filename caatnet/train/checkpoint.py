@@ -47,7 +47,7 @@ class Checkpointer:
   def num_workers(self, step: int | None = None) -> int:
     """Returns how many workers a checkpoint has; None asks for the newest."""
     path = self.directory / str(self._existing(step)) / "params"
-    params = ocp.StandardCheckpointer().metadata(path).item_metadata
+    params = ocp.StandardCheckpointHandler().metadata(path)
     return jax.tree.leaves(params)[0].shape[0]
 
   def path(self, step: int | None) -> str:

@@ -230,7 +230,7 @@ def received(
       for name in e.levels[::-1]:
         others = (sizes[name] - 1) * inside / (e.ranks - 1)
         add(name, e.when, e.received_bytes * others)
-        inside *= sizes[name]
+        inside = sizes[name] * inside
       continue
     if reuse and e.kind != "all_reduce":
       add(e.levels[0], e.when, e.received_bytes)

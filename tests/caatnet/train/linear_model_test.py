@@ -14,6 +14,7 @@ from caatnet.train.records import read_metrics
 from caatnet.train.state import check_equal_start
 from caatnet.train.whole import to_stored, to_whole
 from parallel.axes import Axis
+from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.exchange import Exchange
 from parallel.outer.optimizers import Nesterov
@@ -334,3 +335,51 @@ def test_workers_join_and_leave_between_rounds(tmp_path, capsys):
 
 def assert_equal(a, b):
   jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_step_begins_corrects_and_finishes_the_outer_loop():
+  """DC-S3GD does all three: what is sent, gradients, updates."""
+  worker = Axis("worker", 3, 3)
+  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, ordered=True)
+  outer = DCS3GD(worker, exchange, 0.3)
+  experiment = toy.make(
+    3, devices=(3, 1), batch_size=12, outer=outer, learning_rate=RATE,
+    momentum=MOMENTUM,
+  )
+  step = experiment.lower_step().compile()
+  state = experiment.init_state()
+  start = jax.device_get(state.params)
+  common = {k: v[0].astype("f8") for k, v in start.items()}
+  updates = [dict.fromkeys(common, 0.0) for _ in range(3)]
+  speeds = [dict.fromkeys(common, 0.0) for _ in range(3)]
+
+  def norm(tree):
+    return np.sqrt(sum(np.square(x).sum() for x in tree.values()))
+
+  for number in range(4):
+    batch = toy.draw(12, number)
+    plan = jax.tree.map(np.int32, outer.plan(number).numbers)
+    state, metrics = step(
+      state, put_batch(experiment.program.layout, batch), plan
+    )
+    mean = {k: sum(u[k] for u in updates) / 3 for k in common}
+    new = []
+    for m, update in enumerate(updates):
+      params = {k: common[k] + update[k] for k in common}
+      mine = {k: v[4 * m : 4 * m + 4] for k, v in batch.items()}
+      grads = toy.gradients(params, mine)
+      term = {k: g * g * (mean[k] - update[k]) for k, g in grads.items()}
+      strength = 0.3 * norm(grads) / norm(term) if number else 0.0
+      for k, g in grads.items():
+        speeds[m][k] = MOMENTUM * speeds[m][k] + g + strength * term[k]
+      new.append({k: -RATE * speeds[m][k] for k in common})
+      np.testing.assert_allclose(
+        metrics["delta_norm"][m], norm(new[m]), rtol=1e-4
+      )
+    common, updates = {k: common[k] + mean[k] for k in common}, new
+    stored = jax.device_get(state.params)
+    for m, update in enumerate(updates):
+      for k, value in common.items():
+        np.testing.assert_allclose(
+          stored[k][m], value + update[k], rtol=1e-4, atol=1e-5
+        )
