@@ -100,6 +100,7 @@ RANGES = {
   "outer.learning_rate": POSITIVE,
   "outer.momentum": DECAY,
   "outer.block": COUNT_OR_NONE,
+  "outer.outlier_factor": NOT_NEGATIVE,
   "outer.weights": POSITIVE,
   "outer.clients": COUNT_OR_NONE,
   "outer.fragment_layers": COUNT_OR_NONE,
@@ -113,6 +114,7 @@ RANGES = {
   # A pull of 2 or more drives pairs apart (`parallel.outer.noloco`).
   "outer.pull": Range(0, 2, below=True),
   "zero.block": COUNT_OR_NONE,
+  "zero.coded_blocks": COUNT_OR_NONE,
   "data.seq_len": COUNT,
   "data.batch_size": COUNT,
   "data.validation_percent": Range(0, 100, above=True, below=True),

@@ -109,11 +109,24 @@ def outer(algorithm: str) -> ConfigDict:
   return section
 
 
+def _judging() -> ConfigDict:
+  """Returns the key that says which workers are left out of an exchange.
+
+  A worker whose difference is not finite is left out, or one whose difference
+  has a norm of more than this many times the median of all workers'. 0 leaves
+  out only what is not finite.
+  """
+  return ConfigDict({"outlier_factor": 10.0})
+
+
 def _exchange() -> ConfigDict:
   """Returns the keys that say how a mean over workers is sent."""
-  section = ConfigDict()
+  section = _judging()
+  # One weight per worker, such as its number of tokens; () for equal ones.
+  section.weights = ()
   # "float32" or "bfloat16" for an all-reduce; or "int8", "fp8", "int4" or
-  # "e3m0" for blocks of codes with one float32 scale each.
+  # "e3m0" for blocks of codes with one float32 scale each. "e3m0", rounded to
+  # the nearest number, shrinks Gaussian differences by 3.5 % in blocks of 256.
   section.codec = "float32"
   # Elements per block of codes; 0 means 256.
   section.block = 0
@@ -149,8 +162,6 @@ def _joined(*parts: ConfigDict) -> ConfigDict:
 
 def _fedavg() -> ConfigDict:
   section = _joined(_round(), _exchange())
-  # One weight per worker; () for equal ones.
-  section.weights = ()
   # How many workers take part in a round, drawn anew for each; 0 for all.
   section.clients = 0
   return section
@@ -184,7 +195,9 @@ def _dc_s3gd() -> ConfigDict:
 
 
 def _sparseloco() -> ConfigDict:
-  section = _round()
+  section = _joined(_round(), _judging())
+  # One weight per worker, such as its number of tokens; () for equal ones.
+  section.weights = ()
   section.learning_rate = 0.7
   # Elements per chunk, and how many of them are sent.
   section.chunk = 4096
@@ -195,7 +208,7 @@ def _sparseloco() -> ConfigDict:
 
 
 def _noloco() -> ConfigDict:
-  section = _round()
+  section = _joined(_round(), _judging())
   # Published (arXiv 2506.10911, section 4, and its authors' code): 0.7, 0.5
   # and 0.7. A momentum of 0.9 with a pull of 0.5 drives 6 workers apart.
   section.learning_rate = 0.7
@@ -226,7 +239,7 @@ def zero() -> ConfigDict:
   # is one level named data.
   zero.levels = ""
   # "ddp", "zero1", "zero2", "zero3" (FSDP), "hsdp", "mics", "hpz", "zeropp",
-  # "frontier3" or "frontier3_quantised".
+  # "zeropp_by_level", "frontier3" or "frontier3_quantised".
   zero.scheme = "ddp"
   # The outermost level over which each part is sharded, with all levels inside
   # it; "none" for none, "" for the scheme's. secondary is the second copy of
@@ -241,6 +254,13 @@ def zero() -> ConfigDict:
   zero.secondary_codec = ""
   # Elements per block of codes; 0 means 256.
   zero.block = 0
+  # How many blocks a rank's shard of a parameter must fill for the parameter to
+  # be coded; smaller ones are sent as without codecs. 0 codes all.
+  zero.coded_blocks = 1
+  # Whether coded gradients are reduced in one hop per level ("by_level"), or in
+  # one over all levels inside the outermost and one over that ("two"); "" for
+  # the scheme's.
+  zero.gradient_hops = ""
   # Whether the optimizer's state waits in pinned host memory between steps.
   zero.offload = False
   # Whether a layer's weights are gathered while the layer before it runs; two

@@ -17,7 +17,7 @@ FLAGS = flags.FLAGS
 def main() -> None:
   from caatnet.build import experiments
   from caatnet.show import pictures, tables
-  from caatnet.train import evaluate
+  from caatnet.train import evaluate, membership
   from caatnet.train.checkpoint import Checkpointer
 
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
@@ -26,6 +26,9 @@ def main() -> None:
   abstract = experiment.abstract_state()
   params, outer, step = checkpointer.restore_params(
     abstract.params, abstract.outer, FLAGS.step
+  )
+  params, outer = membership.joined(
+    experiment, params, outer, checkpointer.num_workers(step)
   )
   checkpointer.close()
   params = experiment.make_evaluated()(params, outer)

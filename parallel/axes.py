@@ -112,11 +112,8 @@ def _largest_assignment(
 ) -> dict[str, int]:
   """Returns the number of devices per axis that `assign_devices` chooses."""
   names = list(sizes)
-  # The sort only brings the preferred axis to the front; the rest is replaced.
-  innermost_first = sorted(names, key=lambda n: n != _PREFERRED)
-  innermost_first[1:] = [
-    n for n in reversed(names) if n != innermost_first[0]
-  ]
+  # The sort is stable: it only brings the preferred axis, if any, to the front.
+  innermost_first = sorted(reversed(names), key=lambda n: n != _PREFERRED)
 
   def rank(counts: tuple[int, ...]) -> tuple[int, ...]:
     by_name = dict(zip(names, counts, strict=True))

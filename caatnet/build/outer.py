@@ -6,6 +6,7 @@ that it shares with other algorithms. ``configs/sections.py`` explains them.
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -13,8 +14,7 @@ import optax
 
 from caatnet.checks import one_of
 from caatnet.program import Program, is_spec
-from caatnet.train.step import global_norm
-from parallel.collectives import each_lane
+from caatnet.train.norms import worker_norms
 from parallel.outer.base import OuterLoop
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
@@ -62,7 +62,47 @@ class _OuterStep:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Exchanging:
+class _Judging:
+  """The key of algorithms that leave out a worker that has diverged."""
+
+  outlier_factor: float
+
+  def judging(self, program: Program) -> dict[str, Any]:
+    """Returns how a loop judges, by the names of its fields."""
+    factor = self.outlier_factor
+    if factor and not 1 < factor < math.inf:
+      raise ValueError(
+        f"outlier_factor={factor:g} must be 0 or above 1: a norm over the "
+        "median of all"
+      )
+    return {
+      "norm": functools.partial(worker_norms, program=program),
+      "outlier_factor": factor,
+      "ordered": program.layout.on_cpu,
+    }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Weighted:
+  """The key of algorithms whose means can have weights."""
+
+  weights: tuple[float, ...]
+
+  def checked_weights(self, program: Program) -> tuple[float, ...]:
+    worker = program.layout.worker
+    weights = tuple(map(float, self.weights))
+    if len(weights) not in (0, worker.size) or not all(
+      0 < w < math.inf for w in weights
+    ):
+      raise ValueError(
+        f"weights={weights} must be config.parallel.worker={worker.size} "
+        "positive numbers, or none"
+      )
+    return weights
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Exchanging(_Judging, _Weighted):
   """The keys of algorithms that send a mean in few bits."""
 
   codec: str
@@ -71,12 +111,11 @@ class _Exchanging:
   stochastic_rounding: bool
   error_feedback: bool
 
-  def exchange(
-    self, program: Program, seed: int, weights: tuple[float, ...] = ()
-  ) -> Exchange:
+  def exchange(self, program: Program, seed: int) -> Exchange:
     return Exchange(
       program.layout.worker, self._wire(program.layout.kernels),
-      _block_dims(program), weights, self.error_feedback, seed,
+      _block_dims(program), self.checked_weights(program),
+      self.error_feedback, seed, **self.judging(program),
     )
 
   def _wire(self, kernels: tuple[str, ...]) -> Wire:
@@ -121,7 +160,6 @@ class _LocalSGD(_Rounds, _Exchanging):
 class _FedAvg(_Rounds, _Exchanging):
   """FedAvg: weighted averages of the parameters of a sample of workers."""
 
-  weights: tuple[float, ...]
   clients: int
 
   def build(self, program: Program, seed: int) -> OuterLoop:
@@ -131,12 +169,6 @@ class _FedAvg(_Rounds, _Exchanging):
         f"clients={self.clients} must lie in "
         f"[0, config.parallel.worker={worker.size}]"
       )
-    weights = tuple(map(float, self.weights))
-    if len(weights) not in (0, worker.size):
-      raise ValueError(
-        f"weights={weights} must be config.parallel.worker={worker.size} "
-        "numbers, or none"
-      )
     if self.clients and self.error_feedback:
       raise ValueError(
         f"error_feedback=True with clients={self.clients}: a worker that is "
@@ -144,7 +176,7 @@ class _FedAvg(_Rounds, _Exchanging):
       )
     return DiLoCo(
       worker, self.every, Optax(optax.sgd(1.0)),
-      self.exchange(program, seed, weights), self.clients or None,
+      self.exchange(program, seed), self.clients or None,
     )
 
 
@@ -199,19 +231,13 @@ class _DCS3GD(_Exchanging):
   compensation: float
 
   def build(self, program: Program, seed: int) -> OuterLoop:
-    worker = program.layout.worker
-    # Norms take all ranks, of which `parallel.outer` knows nothing: [W, ...]
-    # to [W], one worker after the other.
-    norm = functools.partial(
-      each_lane, lambda tree: global_norm(tree, program), worker
-    )
     return DCS3GD(
-      worker, self.exchange(program, seed), self.compensation, norm
+      program.layout.worker, self.exchange(program, seed), self.compensation
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _SparseLoCo(_Rounds):
+class _SparseLoCo(_Rounds, _Judging, _Weighted):
   """SparseLoCo."""
 
   learning_rate: float
@@ -223,11 +249,12 @@ class _SparseLoCo(_Rounds):
     return SparseLoCo(
       program.layout.worker, self.every, self.learning_rate,
       _block_dims(program), self.error_decay, self.chunk, self.top_k,
+      self.checked_weights(program), **self.judging(program),
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _NoLoCo(_Rounds):
+class _NoLoCo(_Rounds, _Judging):
   """NoLoCo."""
 
   learning_rate: float
@@ -237,7 +264,7 @@ class _NoLoCo(_Rounds):
   def build(self, program: Program, seed: int) -> OuterLoop:
     return NoLoCo(
       program.layout.worker, self.every, self.learning_rate, self.momentum,
-      self.pull, seed,
+      self.pull, seed, **self.judging(program),
     )
 
 

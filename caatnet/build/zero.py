@@ -38,6 +38,8 @@ def build_zero(
   gradient_codec: str,
   secondary_codec: str,
   block: int,
+  coded_blocks: int,
+  gradient_hops: str,
   offload: bool,
   prefetch: bool,
 ) -> Zero:
@@ -54,7 +56,9 @@ def build_zero(
   """
   found = parse_levels(levels, num_ranks)
   names = [level.name for level in found[::-1]]
-  changes: dict[str, Any] = {"block": block or DEFAULT_BLOCK}
+  changes: dict[str, Any] = {
+    "block": block or DEFAULT_BLOCK, "coded_blocks": coded_blocks
+  }
   for key, value in (
     ("weights", weights), ("gradients", gradients), ("optimizer", optimizer),
     ("secondary", secondary),
@@ -70,7 +74,7 @@ def build_zero(
     changes[key] = None if key == "secondary" and not depth else depth
   for key, value in (
     ("weight_codec", weight_codec), ("gradient_codec", gradient_codec),
-    ("secondary_codec", secondary_codec),
+    ("secondary_codec", secondary_codec), ("gradient_hops", gradient_hops),
   ):
     if value:
       changes[key] = value
@@ -80,6 +84,10 @@ def build_zero(
   )
   if block and set(codecs) == {"none"}:
     raise ValueError(f"block={block} has no effect: nothing is coded")
+  if gradient_hops and chosen.gradient_codec == "none":
+    raise ValueError(
+      f"gradient_hops={gradient_hops!r} has no effect: gradients are not coded"
+    )
   if prefetch and not chosen.weights:
     raise ValueError(
       f"prefetch=True has no effect: scheme={scheme!r} shards no weights"

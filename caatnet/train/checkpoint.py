@@ -6,6 +6,7 @@ partitions. Parameters and the outer loop's state are items of their own, which
 an evaluation reads without the optimizer's state.
 """
 
+import functools
 import os
 from typing import Any
 
@@ -57,6 +58,12 @@ class Checkpointer:
     """Returns the step of the newest complete checkpoint; None if none."""
     return max(self.steps(), default=None)
 
+  def num_workers(self, step: int | None = None) -> int:
+    """Returns how many workers a checkpoint has; None asks for the newest."""
+    path = self.directory / str(self._existing(step)) / "params"
+    params = ocp.StandardCheckpointHandler().metadata(path)
+    return jax.tree.leaves(params)[0].shape[0]
+
   def path(self, step: int | None) -> str:
     """Returns what to tell users about where a checkpoint is."""
     return "none yet" if step is None else str(self.directory / str(step))
@@ -87,6 +94,9 @@ class Checkpointer:
   ) -> tuple[TrainState, dict[str, Any]]:
     """Reads a training state onto the mesh of ``abstract``.
 
+    With another number of workers than the checkpoint's, the result is cut, or
+    has zeros for new workers (`caatnet.train.membership`).
+
     Args:
       abstract: Shapes and shardings of the result.
       step: The step of the checkpoint; None for the newest one.
@@ -103,10 +113,11 @@ class Checkpointer:
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     abstract = to_whole(self._program, abstract)
     rest = {"opt_state": abstract.opt_state, "key": abstract.key}
+    read_args = self._read_args(step)
     read = self._read(
       step,
-      **_items(ocp.args.StandardRestore, abstract.params, abstract.outer),
-      rest=ocp.args.StandardRestore(rest | {"step": abstract.step}),
+      **_items(read_args, abstract.params, abstract.outer),
+      rest=read_args(rest | {"step": abstract.step}),
       position=ocp.args.JsonRestore(),
     )
     state = TrainState(
@@ -140,11 +151,10 @@ class Checkpointer:
     """
     shardings = jax.tree.map(lambda x: x.sharding, (params, outer))
     whole = to_whole(self._program, (params, outer))
-    args = _items(ocp.args.StandardRestore, *whole)
     asked, step = step, self._existing(step)
     while True:
       try:
-        read = self._read(step, **args)
+        read = self._read(step, **_items(self._read_args(step), *whole))
         break
       except ValueError:
         newest = self._existing(None)
@@ -153,6 +163,17 @@ class Checkpointer:
         step = newest
     found = read.params, read["outer"] if outer else outer
     return *to_stored(self._program, found, shardings), step
+
+  def _read_args(self, step: int) -> Any:
+    """Returns what makes an item's arguments for reading.
+
+    Of a checkpoint with another number of workers those that are too many are
+    left out, and zeros stand for those that are missing.
+    """
+    workers = self._program.layout.worker.size
+    return functools.partial(
+      ocp.args.StandardRestore, strict=self.num_workers(step) == workers
+    )
 
   def close(self) -> None:
     """Waits for what is being written, and closes the files."""

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from caatnet.data.protocol import Dataset
-from caatnet.train import files, traffic
+from caatnet.train import files, membership, traffic
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.evaluate import Evaluation, make_evaluate, put_batch
 from caatnet.train.experiment import Experiment
@@ -38,6 +38,7 @@ from caatnet.train.state import (
 from caatnet.train.step import parameter_groups
 from caatnet.train.stop import Stop, stop_signals
 from caatnet.train.throughput import matmul_rate
+from caatnet.train.workers import WorkerMetrics
 
 # The steps over which throughput is measured.
 _WINDOW = 50
@@ -171,6 +172,7 @@ class _Run:
       self.workdir, program, experiment.train.keep_checkpoints
     )
     opened.callback(self.checkpointer.close)
+    self.joined = membership.check(experiment, self.checkpointer)
     self.state = self._restore_or_init()
     self.first_step = int(self.state.step)
     self.writer = MetricsWriter(self.workdir, self.first_step)
@@ -193,6 +195,8 @@ class _Run:
       self.progress.say(f"longer    {notice}")
     self.metrics = LateMetrics()
     self.seconds = collections.deque[float](maxlen=_WINDOW)
+    self.leaves_out = bool(experiment.outer.metrics(self.state.outer))
+    self.diverged: set[int] = set()  # workers that users know of
 
   def _restore_or_init(self) -> TrainState:
     if self.checkpointer.latest_step() is None:
@@ -205,7 +209,9 @@ class _Run:
       self.experiment.abstract_state()
     )
     self.batches.set_state(position)
-    return state
+    return membership.state_of_all(
+      self.experiment, state, self.checkpointer.num_workers()
+    )
 
   def _write_environment(self, dataset: Dataset) -> None:
     """Writes environment.json, and prints the same facts."""
@@ -243,6 +249,8 @@ class _Run:
       say(saving)
     if self.first_step:
       say(f"resumed   from step {self.first_step}")
+    if self.joined:
+      say(f"workers   {self.joined}")
 
   def loop(self, stop: Stop) -> TrainResult:
     """Trains until all steps are made or a signal asks to stop."""
@@ -315,11 +323,11 @@ class _Run:
         self.seconds.append((now - self.started) / len(found))
     self.started = now
     for step, metrics in found:  # each is [workers]
-      means = {key: float(np.mean(x)) for key, x in metrics.items()}
-      self._record_step(step, means)
+      self._record_step(step, WorkerMetrics(metrics))
 
-  def _record_step(self, step: int, values: dict[str, float]) -> None:
+  def _record_step(self, step: int, workers: WorkerMetrics) -> None:
     """Shows a step's metrics, and writes them when it is time."""
+    values = workers.means
     if not all(map(math.isfinite, values.values())):
       groups = [
         group
@@ -327,11 +335,13 @@ class _Run:
         if not math.isfinite(values[f"grad_norm/{group}"])
       ]
       # Parameters from which no step was good are not good themselves.
-      raise self._diverged(
+      raise self._non_finite(
         f"step {step}: loss {values['loss']}, gradient norm "
-        f"{values['grad_norm']}; non-finite gradients in "
+        f"{values['grad_norm']}{workers.names()}; non-finite gradients in "
         f"{', '.join(groups) or 'no group'}", step - 2,
       )
+    for notice in workers.notices(step, self.diverged):
+      self.progress.say(notice)
     data = self.experiment.data
     speed = self._units_per_second()
     self.progress.update(step, values["loss"], speed, data.unit)
@@ -342,9 +352,9 @@ class _Run:
       values[f"{data.unit}_per_second"] = speed
       values["model_flops_per_second"] = speed * flops
       values["fraction_of_matmul_rate"] = speed * flops / self.rate
-      self.writer.write(step, values)
+      self.writer.write(step, values | workers.of_workers)
 
-  def _diverged(self, what: str, last_good: int) -> NonFiniteError:
+  def _non_finite(self, what: str, last_good: int) -> NonFiniteError:
     """Makes the error; no checkpoint after ``last_good`` is called good."""
     self.checkpointer.wait()
     steps = self.checkpointer.steps()
@@ -359,7 +369,7 @@ class _Run:
     evaluation = self._validation()
     measures = self.experiment.data.measures(evaluation.means)
     if not math.isfinite(evaluation.loss):
-      raise self._diverged(
+      raise self._non_finite(
         f"step {step}: validation loss {evaluation.loss}", step - 1
       )
     self.writer.write(
@@ -373,11 +383,13 @@ class _Run:
 
   def _save(self) -> None:
     step = int(self.state.step)
-    bad = self.count_non_finite(self.state.params)
-    groups = [group for group, count in bad.items() if count]
-    if groups:
-      raise self._diverged(
-        f"step {step}: non-finite parameters in {', '.join(groups)}", step - 1
+    counts = self.count_non_finite(self.state.params)
+    of_workers = sum(counts.values())
+    # Who has diverged may be left out of the next exchange, but not all.
+    if of_workers.all() if self.leaves_out else of_workers.any():
+      bad = [name for name, count in counts.items() if count.any()]
+      raise self._non_finite(
+        f"step {step}: non-finite parameters in {', '.join(bad)}", step - 1
       )
     self.writer.flush()  # no checkpoint without the records before it
     self.checkpointer.save(self.state, self.batches.get_state())

@@ -32,6 +32,11 @@ _FREE = {
               "keep_checkpoints")
 } | {("name",)}
 
+# Workers may join and leave (`caatnet.train.membership`), and with them what is
+# said of each of them.
+_WORKER = ("parallel", "worker")
+_OF_WORKERS = tuple(("outer", key) for key in ("weights", "clients", "overlap"))
+
 
 def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
   """Stores the run's config, or checks that the stored one is the same.
@@ -57,11 +62,13 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
     ours = flatten(json.loads(json.dumps(config)))
     old, new = _decay_steps(stored), _decay_steps(ours)
     longer = ours.get(_NUM_STEPS, 0) > stored.get(_NUM_STEPS, 0)
+    moved = stored.get(_WORKER) != ours.get(_WORKER)
     for key in sorted(stored.keys() | ours.keys()):
       free = (
         key in _FREE or key[0] == "zero"
         or (key == _NUM_STEPS and longer)
         or (key == _DECAY_STEPS and old == new)
+        or (moved and key in (_WORKER, *_OF_WORKERS))
       )
       if not free and stored.get(key) != ours.get(key):
         raise ValueError(
@@ -212,7 +219,9 @@ class MetricsWriter:
       self._file.write(line)
     else:
       self._lines.append(line)
-    self._board.add(step, values)
+    self._board.add(
+      step, {key: x for key, x in values.items() if x is not None}
+    )
 
   def flush(self) -> None:
     """Makes sure that all records so far outlive this process."""

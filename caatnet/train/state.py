@@ -1,6 +1,6 @@
 """What a training run carries from step to step, and where it lives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +12,7 @@ import optax
 from caatnet.program import Program
 from parallel.collectives import varying
 from parallel.outer.base import OuterLoop, stacked
+from parallel.outer.health import choose
 
 
 class TrainState(NamedTuple):
@@ -108,7 +109,9 @@ def init_state(
   return jax.jit(init, out_shardings=shardings)()
 
 
-def make_count_non_finite(program: Program) -> Callable[[Any], dict[str, int]]:
+def make_count_non_finite(
+  program: Program,
+) -> Callable[[Any], dict[str, np.ndarray]]:
   """Makes a function that counts what is not finite in the parameters.
 
   Args:
@@ -116,14 +119,17 @@ def make_count_non_finite(program: Program) -> Callable[[Any], dict[str, int]]:
 
   Returns:
     A function of the workers' parameters, tree of ``[workers, ...]``. It
-    returns for each parameter, by its path, a count over workers and ranks.
+    returns for each parameter, by its path, the counts ``[workers]`` over
+    ranks.
   """
   layout = program.layout
-  names = layout.mesh.axis_names
+  names = (*(axis.name for axis in layout.data), layout.tensor.name)
 
-  def count(params):  # int32 [parameters]
+  def count(params):  # int32 [parameters, workers]
     counts = [
-      varying(jnp.sum(~jnp.isfinite(x)), *names)
+      varying(
+        jnp.sum(~jnp.isfinite(x), axis=tuple(range(1, x.ndim))), *names
+      )
       for x in jax.tree.leaves(params)
     ]
     return jax.lax.psum(jnp.stack(counts), names)
@@ -131,19 +137,63 @@ def make_count_non_finite(program: Program) -> Callable[[Any], dict[str, int]]:
   counted = jax.jit(
     jax.shard_map(
       count, mesh=layout.mesh,
-      in_specs=(layout.per_worker(program.specs),), out_specs=P(),
-    )
+      in_specs=(layout.per_worker(program.specs),),
+      out_specs=P(None, layout.worker.name),
+    ),
+    out_shardings=layout.shardings(P()),
   )
 
-  def named(params: Any) -> dict[str, int]:
+  def named(params: Any) -> dict[str, np.ndarray]:
     groups = [
       jax.tree_util.keystr(path, simple=True, separator="/")
       for path, _ in jax.tree.leaves_with_path(params)
     ]
-    return dict(zip(groups, np.asarray(counted(params)).tolist(), strict=True))
+    return dict(zip(groups, np.asarray(counted(params)), strict=True))
 
   return named
 
+
+def restarted(
+  optimizer: optax.GradientTransformation,
+  opt_state: Any,
+  params: Any,
+  told: Mapping[str, jax.Array],
+) -> Any:
+  """Gives workers that have just been left out a new inner optimizer.
+
+  The place in the schedule of the learning rate stays that of the run.
+
+  Args:
+    optimizer: The inner optimizer.
+    opt_state: The workers' states ``[W, ...]``.
+    params: The workers' parameters ``[W, ...]``.
+    told: What the outer loop tells of each worker; without "just_left_out",
+      none is left out.
+
+  Returns:
+    The workers' states ``[W, ...]``.
+  """
+  if "just_left_out" not in told:
+    return opt_state
+  new = with_schedule_of(opt_state, jax.vmap(optimizer.init)(params))
+  return choose(told["just_left_out"] > 0, new, opt_state)
+
+
+def with_schedule_of(opt_state: Any, new: Any) -> Any:
+  """Returns a new state of an inner optimizer, at the old place in schedules.
+
+  Args:
+    opt_state: The old state.
+    new: The new one, of the same structure.
+  """
+
+  def is_schedule(x):
+    return isinstance(x, optax.ScaleByScheduleState)
+
+  return jax.tree.map(
+    lambda old, new: old if is_schedule(old) else new,
+    opt_state, new, is_leaf=is_schedule,
+  )
 
 def check_equal_start(program: Program, params: Any) -> None:
   """Compares a hash of every worker's parameters with that of worker 0.

@@ -18,6 +18,9 @@ On CPUs all collectives of a step are put into one order (`collectives.after`):
 XLA:CPU would run independent ones in any order, and two devices that choose
 different orders wait for each other until they are aborted.
 
+A worker that the others leave out of an exchange, since it has diverged, gets a
+new inner optimizer in that step: the old one's moments have diverged, too.
+
 Shape legend: D = data-parallel ranks of this device, of all levels; M =
 microbatches; B = examples of one microbatch.
 """
@@ -32,10 +35,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import optax
 
-from caatnet.program import Program, is_spec
+from caatnet.program import Program
+from caatnet.train.norms import group_norms, parameter_groups
 from caatnet.train.state import (
   TrainState,
   outer_specs,
+  restarted,
   state_shardings,
   state_specs,
 )
@@ -67,13 +72,14 @@ def make_train_step(
   Returns:
     A function ``(state, batch, numbers) -> (state, metrics)`` with a batch
     ``[workers, *levels, batch per rank, ...]`` and the plan's numbers. Metrics
-    are ``[workers]``: the loss, and gradient norms in all and by parameter.
+    are ``[workers]``: the loss, gradient norms in all and by parameter, and
+    what the outer loop tells of each worker.
   """
   layout = program.layout
   worker, on_cpu = layout.worker, layout.on_cpu
 
   def update(grads, opt_state, params):  # of one worker
-    groups = _group_norms(grads, program)
+    groups = group_norms(grads, program)
     norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
     if clip_norm:  # 1e-12 keeps the quotient finite where all gradients are 0
       factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
@@ -100,16 +106,15 @@ def make_train_step(
     updates = after(updates, (loss, norms), on_cpu)
     with jax.named_scope("outer"):
       params, carried = outer.finish(state.params, updates, carried, plan)
+    told = _told(outer, carried, state.outer)
+    opt_state = restarted(optimizer, opt_state, params, told)
     new_state = TrainState(
       state.step + 1, params, opt_state, carried, state.key
     )
-    return new_state, {"loss": loss} | norms
+    return new_state, {"loss": loss} | norms | told
 
   specs = state_specs(program, optimizer, outer)
-  groups = ("loss", "grad_norm") + tuple(
-    f"grad_norm/{g}" for g in parameter_groups(program.specs)
-  )
-  metric_specs = {g: P(worker.name) for g in groups}
+  metric_specs = _metric_specs(program, outer)
   mapped = jax.shard_map(
     step,
     mesh=layout.mesh,
@@ -136,6 +141,30 @@ def make_train_step(
     ),
     out_shardings=(shardings, layout.shardings(metric_specs)),
   )
+
+
+def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:
+  """Returns a ``PartitionSpec`` for each metric of a step, ``[workers]``."""
+  names = ["loss", "grad_norm"]
+  names += [f"grad_norm/{g}" for g in parameter_groups(program.specs)]
+  first = jax.eval_shape(outer.init, program.stored_shapes)
+  told = jax.eval_shape(functools.partial(_told, outer), first, first)
+  return {name: P(program.layout.worker.name) for name in (*names, *told)}
+
+
+def _told(outer: OuterLoop, after: Any, before: Any) -> Metrics:
+  """Returns what the outer loop tells of each worker at the end of a step.
+
+  Args:
+    outer: The outer loop.
+    after: Its state then.
+    before: Its state before the step.
+  """
+  told = outer.metrics(after)
+  if not told:
+    return {}
+  left_out = told["left_out"] - outer.metrics(before)["left_out"]
+  return told | {"just_left_out": left_out}
 
 
 def make_evaluated(
@@ -195,26 +224,6 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
     # Gathered, so that every process can read all scores.
     out_shardings=layout.shardings(P()),
   )
-
-
-def parameter_groups(params: Any) -> list[str]:
-  """Returns the names that metrics and errors give to parameters, sorted."""
-  return sorted(
-    {_group(path) for path, _ in jax.tree.leaves_with_path(params)}
-  )
-
-
-def global_norm(tree: Any, program: Program) -> jax.Array:
-  """Computes the norm of one worker's gradients, or of a tree like them.
-
-  It counts the logical parameters of all ranks, and is the same on each.
-  """
-  groups = _group_norms(tree, program).values()
-  return jnp.sqrt(sum(jnp.square(norm) for norm in groups))
-
-
-def _group(path: tuple[Any, ...]) -> str:
-  return "/".join(str(key.key) for key in path)
 
 
 def _merge_dims(tree: Any, number: int) -> Any:
@@ -403,33 +412,3 @@ def _accumulated(
   )
   total, _ = lax.scan(add, zeros, microbatches)
   return jax.tree.map(lambda x: x / accumulation, total)
-
-
-def _group_norms(grads: Any, program: Program) -> Metrics:
-  """Computes each parameter's norm, every logical element counted once.
-
-  A sliced parameter has other elements on each rank, so its squares are summed
-  over the axes that it is cut along. Of a replicated parameter every rank has
-  all elements: a sum over ranks would count each of them as often as there are
-  ranks. Parameters that are cut along the same axes share one all-reduce.
-
-  Args:
-    grads: One worker's gradients, lying like the stored parameters.
-    program: The model on a mesh.
-  """
-  squares: dict[tuple[str, ...], Metrics] = {}
-  for (path, grad), spec in zip(
-    jax.tree.leaves_with_path(grads),
-    jax.tree.leaves(program.specs, is_leaf=is_spec),
-    strict=True,
-  ):
-    names = tuple(name for name in spec if name)
-    square = jnp.sum(jnp.square(grad.astype(jnp.float32)))
-    squares.setdefault(names, {})[_group(path)] = square
-  total = {}
-  for names, of_groups in squares.items():
-    stacked = jnp.stack(list(of_groups.values()))  # [parameters]
-    stacked = after(stacked, total, program.layout.on_cpu)
-    summed = lax.psum(stacked, names) if names else stacked
-    total |= dict(zip(of_groups, summed, strict=True))
-  return {group: jnp.sqrt(square) for group, square in total.items()}

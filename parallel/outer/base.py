@@ -13,6 +13,9 @@ The trainer calls an outer loop three times in each step:
     updates       = inner optimizer's, per worker
     params, state = loop.finish(params, updates, state, plan)
 
+A worker that the others did not hear (`parallel.outer.health`) gets a new inner
+optimizer from the trainer after such a step.
+
 An exchange can run under a step's compute only if it starts before that compute
 and nothing in the compute reads its result. So what is to be hidden is sent in
 ``begin``, before the gradients, and read in ``finish`` of this step or of a
@@ -28,6 +31,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import optax
 
@@ -139,6 +143,40 @@ class OuterLoop:
     """Returns the parameters that stand for the run, without worker dim."""
     return mean_over_workers(params, self.worker)
 
+  def metrics(self, state: State) -> dict[str, Any]:
+    """Returns what is told of each worker, arrays ``[workers]`` by name.
+
+    Returns:
+      "delta_norm" and "left_out", as `parallel.outer.health` has them; empty
+      for loops that leave no worker out.
+    """
+    workers = state.get("workers", {})
+    return {
+      key: workers[key] for key in ("delta_norm", "left_out") if key in workers
+    }
+
+  def is_border(self, step: int) -> bool:
+    """Returns whether the number of workers may change before a step."""
+    return True
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    """Fills in what workers start with that join a run.
+
+    It works on arrays of logical shape, outside ``jax.shard_map``.
+
+    Args:
+      params: The workers' parameters ``[workers, ...]``.
+      state: The state, of logical shape.
+      first: The first worker that joins. From there on, all of ``params`` and
+        what is under "workers" in the state is zero.
+
+    Returns:
+      Both, with what a worker that joins starts with.
+    """
+    return of_joined(params, mean_of_first(params, first), first), state
+
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     """Returns what a device sends over the worker axis in one period.
 
@@ -161,13 +199,18 @@ def of_first(tree: Params, worker: Axis) -> Params:
   """Brings worker 0's values of ``[W, ...]`` to every device as ``[...]``.
 
   A sum of which all other summands are zero is exact, and by its type the same
-  on all devices; a slice of one device's array would not be.
+  on all devices; a slice of one device's array would not be. Bits are summed as
+  integers, since a sum of floats makes 0 of -0.
   """
   only_first = jax.vmap(lambda rank, x: jnp.where(rank == 0, x, 0))
   ranks = ranks_here(worker)
-  return jax.tree.map(
-    lambda x: all_reduce(only_first(ranks, x), worker), tree
-  )
+
+  def of_leaf(x):
+    bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    found = all_reduce(only_first(ranks, bits), worker)
+    return lax.bitcast_convert_type(found.astype(bits.dtype), x.dtype)
+
+  return jax.tree.map(of_leaf, tree)
 
 
 def to_workers(tree: Params, worker: Axis) -> Params:
@@ -187,6 +230,22 @@ def stacked(tree: Params, worker: Axis) -> Params:
   return jax.tree.map(
     lambda x: jnp.broadcast_to(x, (worker.size, *jnp.shape(x))), tree
   )
+
+
+def mean_of_first(tree: Params, count: int) -> Params:
+  """Averages the first workers of ``[workers, ...]`` of logical shape."""
+  return jax.tree.map(lambda x: jnp.mean(x[:count], axis=0), tree)
+
+
+def of_joined(tree: Params, new: Params, first: int) -> Params:
+  """Gives the workers from ``first`` on their part, for `OuterLoop.joined`.
+
+  Args:
+    tree: Arrays ``[workers, ...]`` of logical shape.
+    new: What each of these workers gets, ``[...]``.
+    first: The first worker that gets it.
+  """
+  return jax.tree.map(lambda x, y: x.at[first:].set(y), tree, new)
 
 
 def stacked_zeros(params: Params, worker: Axis) -> Params:

@@ -15,6 +15,9 @@ with the Hessian H; the correction takes the elementwise square of the gradient
 in place of H, as DC-ASGD does. l_i gives the whole correction the norm
 l_0 |g_i|. With l_0 = 0 this is stale SGD without compensation.
 
+A worker whose update has diverged (`parallel.outer.health`) has none: u_i = 0,
+which the mean leaves out, so that the worker goes on from w.
+
 Source: Rigazzi, "DC-S3GD: delay-compensated stale-synchronous SGD", arXiv
 1911.02516. Its abstract confirms the delay of one step and a first-order
 correction. The normalisation l_i and the default l_0 = 0.2 are recalled, since
@@ -25,7 +28,6 @@ optimizer, with a constant lambda or one divided by an elementwise running root
 mean square of g.
 """
 
-from collections.abc import Callable
 import dataclasses
 
 import jax
@@ -33,11 +35,13 @@ import jax.numpy as jnp
 import optax
 
 from parallel.collectives import after
+from parallel.outer import health
 from parallel.outer.base import (
   OuterLoop,
   Params,
   Plan,
   State,
+  of_joined,
   stacked_zeros,
   to_workers,
 )
@@ -49,30 +53,29 @@ class DCS3GD(OuterLoop):
   """Exchanges updates at the head of each step and applies them at its end.
 
   Attributes:
-    exchange: How the mean over workers is taken.
+    exchange: How the mean over workers is taken. Its norm is that of the
+      compensation, too.
     compensation: l_0, the norm of the correction over that of the gradient; 0
       for no correction.
-    norm: Maps trees ``[W, ...]`` to ``[W]``, the norm of each worker's tree
-      over all ranks, each logical element counted once.
   """
 
   exchange: Exchange
   compensation: float
-  norm: Callable[[Params], jax.Array]
 
   def init(self, params: Params) -> State:
     shared = self.exchange.init(params)
     workers = shared.pop("workers", {}) | {
       "update": stacked_zeros(params, self.worker)
     }
-    return {"params": params, "workers": workers}
+    heard = jnp.ones(self.worker.size)  # whose updates are sent next
+    return {"params": params, "heard": heard, "workers": workers}
 
   def plan(self, step: int) -> Plan:
     return Plan((), (step,))
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     arriving, new = self.exchange.mean(
-      state["workers"]["update"], state, plan.numbers[0]
+      state["workers"]["update"], state, plan.numbers[0], state["heard"]
     )
     # `finish` takes it out again: the state between steps has no mean.
     return state | new | {"mean": arriving}
@@ -84,10 +87,10 @@ class DCS3GD(OuterLoop):
       lambda g, m, u: g * g * (m - u),  # g_i * g_i * D_i
       grads, state["mean"], state["workers"]["update"],
     )
-    size = self.norm(correction)
+    size = self.exchange.norm(correction)
     # The second norm waits for the first: each may be several collectives, and
     # devices must run all of them in one order (`collectives.after`).
-    norm = self.norm(after(grads, size))
+    norm = self.exchange.norm(after(grads, size))
     # l_i; 0 where D_i is zero, as in the first step, when no update has been
     # made. The inner `where` keeps the division finite there.
     strength = jnp.where(
@@ -109,9 +112,20 @@ class DCS3GD(OuterLoop):
     # roundings would add up and their w would drift apart.
     common = optax.apply_updates(state["params"], state.pop("mean"))
     state["params"] = common
-    state["workers"] = state["workers"] | {"update": updates}
+    verdict = self.exchange.judge(updates)
+    updates = health.choose(
+      verdict.mine, updates, jax.tree.map(jnp.zeros_like, updates)
+    )
+    workers = health.noted(state["workers"], verdict.norms, verdict.mine)
+    state["workers"] = workers | {"update": updates}
+    state["heard"] = verdict.heard
     params = optax.apply_updates(to_workers(common, self.worker), updates)
     return params, state
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    return of_joined(params, state["params"], first), state
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     return self.exchange.sent_bytes(shapes)

@@ -9,6 +9,9 @@ The outer gradient points from where the workers went back to where they began,
 since an optimizer goes against the gradient that it is given. The state of an
 inner optimizer stays with its worker and is not averaged.
 
+The mean may have weights, and leaves out a worker that has diverged
+(`parallel.outer.health`), which goes on from phi as all others do.
+
 With outer SGD at rate 1 this is local SGD. With weights and a sample of workers
 in each round it is FedAvg (McMahan et al., arXiv 1602.05629).
 
@@ -22,15 +25,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from parallel.outer import health
 from parallel.outer.base import (
   OuterLoop,
   Params,
   Plan,
   State,
+  of_joined,
   to_workers,
 )
 from parallel.outer.exchange import Exchange
 from parallel.outer.optimizers import OuterOptimizer
+
+_CLIENTS = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +49,7 @@ class DiLoCo(OuterLoop):
     optimizer: The outer optimizer.
     exchange: How the mean over workers is taken.
     clients: How many workers take part in the mean of a round, drawn anew for
-      each; None for all.
+      each among the healthy ones; None for all.
   """
 
   every: int
@@ -72,30 +79,52 @@ class DiLoCo(OuterLoop):
     outer = state["params"]
     optimizer = state["optimizer"]
     number = plan.numbers[0]
+    verdict = self.exchange.judge(params, outer)
+    heard = self._drawn(number, verdict.heard)
+    state = state | {
+      "workers": health.noted(state["workers"], verdict.norms, verdict.mine)
+    }
+
     # phi - theta_m is taken where it is encoded, and the outer step where the
     # mean is decoded: with kernels, neither difference nor mean is in memory.
     def exchange(uses):
-      return self.exchange.mean(
-        params, state, number, self._heard(number), outer, uses
-      )
+      return self.exchange.mean(params, state, number, heard, outer, uses)
 
-    new, optimizer, residual = self.optimizer.step(outer, optimizer, exchange)
-    state = state | residual | {"params": new, "optimizer": optimizer}
+    new, optimizer, rest = self.optimizer.step(outer, optimizer, exchange)
+    state = state | rest | {"params": new, "optimizer": optimizer}
     # Workers that took no part in the mean start from it, too.
     return to_workers(new, self.worker), state
 
-  def _heard(self, number: jax.Array) -> jax.Array | None:
-    """Draws which workers take part: 1 for each, else 0; None if all do.
+  def _drawn(self, number: jax.Array, healthy: jax.Array) -> jax.Array:
+    """Draws the clients of a round among the healthy workers.
+
+    Args:
+      number: int32, the number of the round.
+      healthy: float32 ``[workers]``, 1 for the healthy ones and else 0.
 
     Returns:
-      float32 ``[workers]``, the same on every device.
+      float32 ``[workers]``, 1 for who takes part and else 0, the same on every
+      device.
     """
     if self.clients is None:
-      return None
+      return healthy
     # All devices draw from one key, so they agree without telling each other.
+    # The exchange folds parameters' numbers into the round's key; no parameter
+    # has this one.
     key = jax.random.fold_in(jax.random.key(self.exchange.seed), number)
+    key = jax.random.fold_in(key, _CLIENTS)
     order = jax.random.permutation(key, self.worker.size)
-    return (order < self.clients).astype(jnp.float32)
+    order = jnp.where(healthy > 0, order, order + self.worker.size)
+    place = jnp.sum(order[:, None] > order, axis=1)  # among all workers
+    return healthy * (place < self.clients)
+
+  def is_border(self, step: int) -> bool:
+    return step % self.every == 0
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    return of_joined(params, state["params"], first), state
 
   def evaluated(self, params: Params, state: State) -> Params:
     return state["params"]

@@ -15,6 +15,10 @@ telescopes: what has been applied after k rounds is
 so each mean counts once. The outer parameters phi_m of two workers differ by
 their own newest parts, and the mean of all phi_m stands for the run.
 
+With weights, 1 / M is the worker's share in the mean of that round. A worker
+that has diverged (`parallel.outer.health`) has no share and tells nothing: its
+d_m is zero, and it goes on from its own phi_m and the others' news.
+
 Source: Kale et al., "Eager updates for overlapped communication and computation
 in DiLoCo", arXiv 2502.12996, Algorithm 3. The formula agrees with an
 independent write-up of the paper; the paper itself was not at hand. There, too,
@@ -24,17 +28,22 @@ to us.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from parallel.collectives import ranks_here
+from parallel.outer import health
 from parallel.outer.base import (
   OuterLoop,
   Params,
   Plan,
   State,
+  mean_of_first,
   mean_over_workers,
+  of_joined,
   stacked,
   stacked_zeros,
 )
@@ -65,9 +74,15 @@ class Eager(OuterLoop):
     workers = shared.pop("workers", {}) | {
       "params": stacked(params, self.worker),
       "optimizer": stacked(self.optimizer.init(params), self.worker),
-      "delta": stacked_zeros(params, self.worker),  # d_m of the last round
+      # Of the last round: d_m, and its share in the mean.
+      "delta": stacked_zeros(params, self.worker),
+      "share": jnp.zeros(self.worker.size),
     }
-    return {"mean": jax.tree.map(jnp.zeros_like, params), "workers": workers}
+    return {
+      "mean": jax.tree.map(jnp.zeros_like, params),
+      "heard": jnp.ones(self.worker.size),  # whose d_m is sent next
+      "workers": workers,
+    }
 
   def plan(self, step: int) -> Plan:
     # The head of a round is where the outer gradients of the last one are sent,
@@ -81,7 +96,7 @@ class Eager(OuterLoop):
     if not begins:
       return state
     arriving, new = self.exchange.mean(
-      state["workers"]["delta"], state, plan.numbers[0]
+      state["workers"]["delta"], state, plan.numbers[0], state["heard"]
     )
     return state | new | {"mean": arriving}
 
@@ -94,11 +109,26 @@ class Eager(OuterLoop):
       return params, state
     own = state["workers"]
     delta = jax.tree.map(jnp.subtract, own["params"], params)
-    share = 1.0 / self.worker.size
-    # In brackets: what the other workers had in the mean of the round before.
+    verdict = self.exchange.judge(delta)
+    own = health.noted(own, verdict.norms, verdict.mine)
+    delta = health.choose(
+      verdict.mine, delta, jax.tree.map(jnp.zeros_like, delta)
+    )
+    weights = health.weights_of(
+      self.exchange.weights, verdict.heard, self.worker
+    )
+    share = (weights / jnp.sum(weights))[ranks_here(self.worker)]
+
+    @functools.partial(jax.vmap, in_axes=(0, 0, 0, 0, None))
+    def eager_mean(now, share, last, last_share, all_last):
+      # In brackets: what the other workers had in the mean of the round before.
+      return now * share + (all_last - last * last_share)
+
     eager = jax.tree.map(
-      lambda now, all_last, last: now * share + (all_last - last * share),
-      delta, state["mean"], own["delta"],
+      lambda now, last, all_last: eager_mean(
+        now, share, last, own["share"], all_last
+      ),
+      delta, own["delta"], state["mean"],
     )
     # By `update`, as the mean has arrived already and each worker adds its own
     # part: no pass that decodes could take this step.
@@ -107,7 +137,25 @@ class Eager(OuterLoop):
     )
     outer = optax.apply_updates(own["params"], updates)
     own = own | {"params": outer, "optimizer": optimizer, "delta": delta}
-    return outer, state | {"workers": own}
+    own = own | {"share": share}
+    return outer, state | {"workers": own, "heard": verdict.heard}
+
+  def is_border(self, step: int) -> bool:
+    return step % self.every == 0
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    # All outer steps but Adam's are linear, so the mean of the workers is what
+    # one would be that had gone the mean way. Its d_m is not sent, as it is
+    # that of the others.
+    own = state["workers"]
+    filled = {
+      key: of_joined(own[key], mean_of_first(own[key], first), first)
+      for key in ("params", "optimizer", "delta", "share")
+    }
+    params = of_joined(params, mean_of_first(own["params"], first), first)
+    return params, state | {"workers": own | filled}
 
   def evaluated(self, params: Params, state: State) -> Params:
     return mean_over_workers(state["workers"]["params"], self.worker)

@@ -1,7 +1,8 @@
-"""Averages trees of differences over all workers, in few bits.
+"""Averages trees of differences over the workers, in few bits.
 
 It joins `parallel.quantize`, which averages one array, with what an outer loop
-keeps for each parameter: residuals, blocks and random draws.
+keeps for each parameter: residuals, blocks and random draws; and with the rule
+that leaves a diverged worker out (`parallel.outer.health`).
 """
 
 import collections
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 
 from parallel import quantize
 from parallel.axes import Axis
+from parallel.collectives import after, ranks_here
+from parallel.outer import health
 from parallel.outer.base import Params, State, at_path, stacked_zeros
 from parallel.wire import MEAN_ITSELF, Wire
 
@@ -29,11 +32,16 @@ class Exchange:
       of each parameter no block of the codec crosses. These dims hold the ranks
       of other axes, so that results do not depend on how many of those ranks a
       device carries.
-    weights: One weight per worker, empty for equal ones. The mean is divided by
-      their sum.
+    weights: One weight per worker, such as its number of tokens; empty for
+      equal ones. The mean is divided by the sum over those who are heard.
     error_feedback: Whether what rounding took from a worker's difference is
       kept and added to the worker's next one.
     seed: Decides stochastic rounding and the outer loop's other draws.
+    norm: Computes the norms by which workers are judged.
+    outlier_factor: How many times the median of all norms a worker's may be;
+      0 for any finite norm.
+    ordered: Whether to order collectives over different axes by data flow,
+      which XLA:CPU needs (`parallel.collectives.after`).
   """
 
   worker: Axis
@@ -42,20 +50,37 @@ class Exchange:
   weights: tuple[float, ...] = ()
   error_feedback: bool = False
   seed: int = 0
+  norm: health.Norm = health.norms_here
+  outlier_factor: float = 0.0
+  ordered: bool = False
 
   def init(self, params: Params) -> State:
-    """Returns the state: what rounding has taken from each worker, zeros here.
+    """Returns the first state.
 
     Args:
       params: One worker's parameters, of logical shape.
 
     Returns:
-      The part under "workers" of an outer loop's state; empty without error
-      feedback.
+      The part "workers" of an outer loop's state: what is told of each worker,
+      and with error feedback what rounding has taken from it, zeros here.
     """
-    if not self.error_feedback:
-      return {}
-    return {"workers": {"residual": stacked_zeros(params, self.worker)}}
+    workers = health.init(self.worker)
+    if self.error_feedback:
+      workers["residual"] = stacked_zeros(params, self.worker)
+    return {"workers": workers}
+
+  def judge(
+    self, workers: Params, anchor: Params | None = None
+  ) -> health.Verdict:
+    """Decides whose differences are heard.
+
+    Args:
+      workers: Tree of float32 ``[W, ...]``, as `mean` takes it.
+      anchor: Tree of ``[...]``, as `mean` takes it.
+    """
+    if anchor is not None:
+      workers = jax.tree.map(jnp.subtract, anchor, workers)
+    return health.judge(workers, self.worker, self.norm, self.outlier_factor)
 
   def mean(
     self,
@@ -75,7 +100,8 @@ class Exchange:
       number: int32, the number of this exchange, which decides its random
         draws.
       heard: Which workers take part: float32 ``[workers]``, 1 or 0, by which
-        the weights are multiplied; None if all do.
+        the weights are multiplied; None if all do. Of the others nothing is
+        read, and they keep their residuals.
       anchor: Tree of ``[...]``, the same for all workers, from which the
         workers' arrays are subtracted where they are encoded; None: they are
         differences already.
@@ -88,6 +114,8 @@ class Exchange:
     """
     # Drawn from seed and number alone: a resumed run repeats its roundings.
     key = jax.random.fold_in(jax.random.key(self.seed), number)
+    if heard is not None:  # what made it has been sent over other axes, too
+      workers = after(workers, heard, self.ordered)
     leaves, treedef = jax.tree.flatten_with_path(workers)
     nones = [None] * len(leaves)
     anchors = nones if anchor is None else jax.tree.leaves(anchor)
@@ -99,7 +127,7 @@ class Exchange:
       uses = [MEAN_ITSELF] * len(leaves)
     else:
       uses = jax.tree.leaves(uses)
-    weights = self._weights(heard)
+    weights = health.weights_of(self.weights, heard, self.worker)
     results, left = [], []
     for index, (path, leaf) in enumerate(leaves):
       result, new = quantize.coded_mean_difference(
@@ -116,17 +144,21 @@ class Exchange:
     result = treedef.unflatten(results)
     if not self.error_feedback:
       return result, {}
-    return result, {
-      "workers": state["workers"] | {"residual": treedef.unflatten(left)}
-    }
+    residual = treedef.unflatten(left)
+    if heard is not None:
+      residual = health.choose(
+        heard[ranks_here(self.worker)] > 0, residual,
+        state["workers"]["residual"],
+      )
+    return result, {"workers": state["workers"] | {"residual": residual}}
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    """Returns the operand bytes of one mean, per device, by dtype on the wire.
+    """Returns the operand bytes of one exchange, per device, by dtype.
 
     Args:
       shapes: Shapes of one worker's arrays on one device.
     """
-    total: collections.Counter[str] = collections.Counter()
+    total = collections.Counter(health.sent_bytes(self.worker))
     for path, leaf in jax.tree.leaves_with_path(shapes):
       dims = self.num_block_dims(path)
       rows = math.prod(leaf.shape[:dims])
@@ -140,10 +172,3 @@ class Exchange:
   def num_block_dims(self, path: tuple[Any, ...]) -> int:
     """Returns how many dims of the parameter at a path no block crosses."""
     return at_path(self.block_dims, path)
-
-  def _weights(self, heard: jax.Array | None) -> jax.Array | None:
-    """Returns the weights, float32 ``[workers]``; None if they are equal."""
-    if not self.weights and heard is None:
-      return None
-    weights = jnp.asarray(self.weights or (1.0,) * self.worker.size)
-    return weights if heard is None else weights * heard

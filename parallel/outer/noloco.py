@@ -10,6 +10,10 @@ with a partner j drawn anew in each round. The outer parameters never become
 equal; the last term of s_i pulls the two of a pair towards each other. A pair
 exchanges d and phi in float32.
 
+Before that, the two exchange the norms of d, 4 bytes each, and judge each other
+(`parallel.outer.health`): the d of one that has diverged gives way to that of
+its partner, or to zero if both have. Its phi is as good as ever, and stays.
+
 Pairs are those of a random round of a round-robin tournament, in which every
 worker meets every other one once. With an odd number of workers one sits out
 and is its own partner. The paper draws from all pairings; the tournament is
@@ -26,20 +30,23 @@ worker that sits out is ours: the authors' code takes even numbers only.
 """
 
 import dataclasses
+import math
 import random
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from parallel.collectives import permute
+from parallel.collectives import after, permute, permute_routes
+from parallel.outer import health
 from parallel.outer.base import (
   OuterLoop,
   Params,
   Plan,
   State,
-  float32_bytes,
+  mean_of_first,
   mean_over_workers,
+  of_joined,
   stacked,
   stacked_zeros,
 )
@@ -61,6 +68,11 @@ class NoLoCo(OuterLoop):
     momentum: The decay of the outer momentum s_i.
     pull: How strongly the outer parameters of a pair attract each other.
     seed: Decides the pairs.
+    norm: Computes the norms by which workers are judged.
+    outlier_factor: How many times its partner's norm a worker's may be; 0 for
+      any finite norm.
+    ordered: Whether to order collectives over different axes by data flow,
+      which XLA:CPU needs (`parallel.collectives.after`).
   """
 
   every: int
@@ -68,6 +80,9 @@ class NoLoCo(OuterLoop):
   momentum: float
   pull: float
   seed: int = 0
+  norm: health.Norm = health.norms_here
+  outlier_factor: float = 0.0
+  ordered: bool = False
 
   @property
   def period(self) -> int:
@@ -76,7 +91,8 @@ class NoLoCo(OuterLoop):
   def init(self, params: Params) -> State:
     momentum = stacked_zeros(params, self.worker)
     copies = stacked(params, self.worker)
-    return {"workers": {"params": copies, "momentum": momentum}}
+    workers = {"params": copies, "momentum": momentum}
+    return {"workers": health.init(self.worker) | workers}
 
   def plan(self, step: int) -> Plan:
     if (step + 1) % self.every:
@@ -94,36 +110,71 @@ class NoLoCo(OuterLoop):
     if plan.variant is None:
       return params, state
     own = state["workers"]
-    partners = partners_of_round(self.worker.size, plan.variant)
-    # (source, destination). A worker that sits out sends to itself: then
-    # d_j = d_i, and nothing pulls.
-    pairs = [(partner, i) for i, partner in enumerate(partners)]
+    pairs = self._pairs(plan.variant)
+    deltas = jax.tree.map(jnp.subtract, own["params"], params)
+    norms = self.norm(deltas)
+    both = jnp.stack([norms, permute(norms, self.worker, pairs)])
+    mine, other = health.healthy(both, self.outlier_factor)  # [W] each
+    deltas = after(deltas, both, self.ordered)
 
-    def step(momentum, phi, theta):
-      delta = phi - theta
+    @jax.vmap
+    def mean_of_healthy(delta, other_delta, mine, other):
+      first = jnp.where(mine, delta, jnp.where(other, other_delta, 0.0))
+      return (first + jnp.where(other, other_delta, first)) / 2
+
+    def step(momentum, phi, delta):
       other_delta = permute(delta, self.worker, pairs)
       other_phi = permute(phi, self.worker, pairs)
       return (
         self.momentum * momentum
-        - self.rate * (delta + other_delta) / 2
+        - self.rate * mean_of_healthy(delta, other_delta, mine, other)
         - self.pull * (phi - other_phi) / 2
       )
 
-    momentum = jax.tree.map(step, own["momentum"], own["params"], params)
+    momentum = jax.tree.map(step, own["momentum"], own["params"], deltas)
     outer = jax.tree.map(jnp.add, own["params"], momentum)
-    return outer, {"workers": {"params": outer, "momentum": momentum}}
+    own = health.noted(own, norms, mine)
+    return outer, {"workers": own | {"params": outer, "momentum": momentum}}
+
+  def _pairs(self, number: int) -> list[tuple[int, int]]:
+    """Returns (source, destination) of all that is sent in a round.
+
+    A worker that sits out sends to itself: then d_j = d_i, and nothing pulls.
+    """
+    partners = partners_of_round(self.worker.size, number)
+    return [(partner, i) for i, partner in enumerate(partners)]
+
+  def is_border(self, step: int) -> bool:
+    return step % self.every == 0
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    own = state["workers"]
+    filled = {
+      key: of_joined(own[key], mean_of_first(own[key], first), first)
+      for key in ("params", "momentum")
+    }
+    params = of_joined(params, mean_of_first(own["params"], first), first)
+    return params, state | {"workers": own | filled}
 
   def evaluated(self, params: Params, state: State) -> Params:
     return mean_over_workers(state["workers"]["params"], self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
-    """Returns what a device sends in one round, if each has one worker.
+    """Returns what a device sends in the round of `steady_round`.
 
-    Both d and phi are sent. With several workers per device this is no count:
-    a pair may be on one device, and a device may send for several workers.
+    Both d and phi are sent, and the norm of d, once for each mesh permute. How
+    many there are depends on the pairs of the round: a pair may be on one
+    device, and a device may send for several workers.
     """
-    sizes = float32_bytes(shapes, self.worker)
-    return {dtype: 2 * size for dtype, size in sizes.items()}
+    plan = self.plan(self.steady_round[-1])
+    routes = permute_routes(self.worker, self._pairs(plan.variant)).values()
+    elements = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    sent = sum(
+      any(source != there for source, there in moves or ()) for moves in routes
+    )
+    return {"float32": sent * (2 * elements + 1) * 4} if sent else {}
 
 
 def num_rounds(workers: int) -> int:

@@ -11,6 +11,9 @@ The kept elements go to all workers by all-gathers: positions as uint16 (12 bits
 would do at the usual chunk of 4096), values of two bits, and two float32
 magnitudes per chunk. Each device adds them up in the order of the workers.
 
+A worker whose phi - theta_m has diverged (`parallel.outer.health`) is not in
+the mean, and keeps the e_m of the round before.
+
 Source: Sarfi et al., "Communication efficient LLM pre-training with
 SparseLoCo", arXiv 2508.15706; the three equations agree with an independent
 write-up of it. The public code of its first author (amiiir-sarfi/templar) does
@@ -28,16 +31,20 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from parallel import quantize
+from parallel.collectives import after
 from parallel.kernels.codec import top_k
+from parallel.outer import health
 from parallel.outer.base import (
   OuterLoop,
   Params,
   Plan,
   State,
   at_path,
+  of_joined,
   stacked_zeros,
   to_workers,
 )
@@ -55,6 +62,13 @@ class SparseLoCo(OuterLoop):
     decay: The share of e_m that a round leaves of it.
     chunk: Elements per chunk.
     top_k: Elements that are kept of each chunk.
+    weights: One weight per worker, such as its number of tokens; empty for
+      equal ones.
+    norm: Computes the norms by which workers are judged.
+    outlier_factor: How many times the median of all norms a worker's may be;
+      0 for any finite norm.
+    ordered: Whether to order collectives over different axes by data flow,
+      which XLA:CPU needs (`parallel.collectives.after`).
   """
 
   every: int
@@ -63,6 +77,10 @@ class SparseLoCo(OuterLoop):
   decay: float
   chunk: int
   top_k: int
+  weights: tuple[float, ...] = ()
+  norm: health.Norm = health.norms_here
+  outlier_factor: float = 0.0
+  ordered: bool = False
 
   def __post_init__(self) -> None:
     if not 4 <= self.top_k <= self.chunk <= 65536 or self.top_k % 4:
@@ -78,7 +96,9 @@ class SparseLoCo(OuterLoop):
   def init(self, params: Params) -> State:
     return {
       "params": params,
-      "workers": {"residual": stacked_zeros(params, self.worker)},
+      "workers": health.init(self.worker) | {
+        "residual": stacked_zeros(params, self.worker)
+      },
     }
 
   def plan(self, step: int) -> Plan:
@@ -91,14 +111,18 @@ class SparseLoCo(OuterLoop):
     if not plan.variant:
       return params, state
     outer = state["params"]
-    total = jax.tree.map(
-      lambda e, phi, theta: self.decay * e + (phi - theta),
-      state["workers"]["residual"], outer, params,
+    deltas = jax.tree.map(jnp.subtract, outer, params)
+    verdict = health.judge(
+      deltas, self.worker, self.norm, self.outlier_factor
     )
+    weights = health.weights_of(self.weights, verdict.heard, self.worker)
+    deltas = after(deltas, weights, self.ordered)
+    old = state["workers"]["residual"]
+    total = jax.tree.map(lambda e, d: self.decay * e + d, old, deltas)
     leaves, treedef = jax.tree.flatten_with_path(total)
     means, left = [], []
     for path, leaf in leaves:
-      mean, own = self._mean(leaf, at_path(self.block_dims, path))
+      mean, own = self._mean(leaf, at_path(self.block_dims, path), weights)
       means.append(mean)
       # Less what the others have decoded, so that the error of two bits is kept
       # as well as what was not chosen.
@@ -106,18 +130,21 @@ class SparseLoCo(OuterLoop):
     outer = jax.tree.map(
       lambda phi, mean: phi - self.rate * mean, outer, treedef.unflatten(means)
     )
-    workers = {"residual": treedef.unflatten(left)}
+    residual = health.choose(verdict.mine, treedef.unflatten(left), old)
+    workers = health.noted(state["workers"], verdict.norms, verdict.mine)
+    workers = workers | {"residual": residual}
     state = state | {"params": outer, "workers": workers}
     return to_workers(outer, self.worker), state
 
   def _mean(
-    self, x: jax.Array, block_dims: int
+    self, x: jax.Array, block_dims: int, weights: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """Averages what workers send, and tells what each of them has sent.
 
     Args:
       x: e_m of one parameter, ``[W, ...]``.
       block_dims: How many leading dims after W no chunk crosses.
+      weights: The workers' weights ``[workers]``.
 
     Returns:
       The mean of all c_m, ``[...]``, and this device's c_m, ``[W, ...]``.
@@ -130,9 +157,17 @@ class SparseLoCo(OuterLoop):
       return top_k.decode_top_k(encoded, n, self.chunk)
 
     # [*B, n] and [W, *B, n], as all devices decode them.
-    total = quantize.mean_of_encoded(encoded, self.worker, decode)
+    total = quantize.mean_of_encoded(encoded, self.worker, decode, weights)
     own = decode(encoded)
     return total.reshape(x.shape[1:]), own.reshape(x.shape)
+
+  def is_border(self, step: int) -> bool:
+    return step % self.every == 0
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    return of_joined(params, state["params"], first), state
 
   def evaluated(self, params: Params, state: State) -> Params:
     return state["params"]
@@ -150,5 +185,5 @@ class SparseLoCo(OuterLoop):
     return {
       "uint16": chunks * self.top_k * 2,
       "uint8": chunks * self.top_k // 4,
-      "float32": chunks * 2 * 4,
+      "float32": chunks * 2 * 4 + health.sent_bytes(self.worker)["float32"],
     }

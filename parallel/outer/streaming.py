@@ -21,6 +21,10 @@ When a mean arrives, the workers have trained on for tau steps. `_merge` mixes
 the new outer parameters into theirs: keep = 0 throws those steps away, keep = 1
 ignores what the others did.
 
+A worker whose fragment has diverged (`parallel.outer.health`) is left out of
+that exchange, and at the end of the step that sent it takes phi for all
+fragments: one healthy fragment among sick ones would be sick after a step.
+
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
 arXiv 2501.18512, Algorithm 2, where keep is alpha. Slots and pieces are ours;
 outer parameters and momentum of all fragments stay in memory.
@@ -33,19 +37,21 @@ import math
 from typing import Any
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from parallel.checks import fraction
 from parallel.collectives import ranks_here
+from parallel.outer import health
 from parallel.outer.base import (
   OuterLoop,
   Params,
   Plan,
   State,
+  of_joined,
   stacked_zeros,
+  to_workers,
 )
 from parallel.outer.exchange import Exchange
 from parallel.outer.fragment_plan import (
@@ -59,6 +65,7 @@ from parallel.outer.fragment_plan import (
 )
 from parallel.outer.fragments import Fragments
 from parallel.outer.optimizers import OuterOptimizer
+from parallel.outer.pieces import Pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +139,10 @@ class Streaming(OuterLoop):
     # the mean in by then, and read no slot.
     return min(most, -(-min(self.overlap) // self.times.spacing))
 
+  @property
+  def _cutter(self) -> Pieces:
+    return Pieces(self.exchange, self.pieces)
+
   def init(self, params: Params) -> State:
     optimizer = jax.tree.map(
       # Scalars of the optimizer's state, such as Adam's count of steps, become
@@ -158,7 +169,7 @@ class Streaming(OuterLoop):
         kind: cut.take(stacked, kind, 0, 1)
         for kind in (*cut.stack_kinds, last)
       }
-      state["workers"] = state.get("workers", {}) | {"sending": sending}
+      state["workers"] = state["workers"] | {"sending": sending}
     return state
 
   @property
@@ -219,9 +230,13 @@ class Streaming(OuterLoop):
       workers = state["workers"]
       sending = workers["sending"] | {send.kind: deltas}
       state = state | {"workers": workers | {"sending": sending}}
+    deltas = state["workers"]["sending"][send.kind]
+    # Judged anew for each piece, of the same differences with the same result.
+    verdict = self.exchange.judge(deltas)
+    if send.starts:
+      state = _noted(state, verdict)
     arrived, state = self._exchange_piece(
-      state["workers"]["sending"][send.kind], _arriving(state, send), state,
-      send.kind, numbers,
+      deltas, _arriving(state, send), state, verdict.heard, send.kind, numbers
     )
     return _with_arriving(state, send, arrived)
 
@@ -229,6 +244,7 @@ class Streaming(OuterLoop):
     self, params: Params, updates: Params, state: State, plan: Plan
   ) -> tuple[Params, State]:
     params = optax.apply_updates(params, updates)
+    state = dict(state)
     for receive, numbers in zip(
       plan.variant.receives, plan.numbers.receives, strict=True
     ):
@@ -242,6 +258,10 @@ class Streaming(OuterLoop):
           )
         state = self._outer_update(delta, state, kind, place)
       params = self._merge(params, state, kind, numbers)
+    # Who was left out of what has been sent in this step, if anything has.
+    if (mine := state.pop("heard_here", None)) is not None:
+      outer = to_workers(state["params"], self.worker)
+      params = health.choose(mine, params, outer)
     return params, state
 
   def _sides(
@@ -257,13 +277,17 @@ class Streaming(OuterLoop):
     """Averages a fragment's outer gradients phi - theta over the workers.
 
     Returns:
-      The mean, a tree of ``[...]``, and the state with new residuals.
+      The mean, a tree of ``[...]``, and the state with new residuals and with
+      who was heard.
     """
     cut = self.fragments
-    workers = state.get("workers", {})
     outer, mine = self._sides(params, state, kind, place)
+    verdict = self.exchange.judge(mine, outer)
+    state = _noted(state, verdict)
+    workers = state["workers"]
     mean = functools.partial(
-      self.exchange.mean, mine, number=exchange, anchor=outer
+      self.exchange.mean, mine, number=exchange, heard=verdict.heard,
+      anchor=outer,
     )
     if "residual" not in workers:
       return mean(state={})[0], state
@@ -279,6 +303,7 @@ class Streaming(OuterLoop):
     deltas: Params,
     arriving: Params,
     state: State,
+    heard: jax.Array,
     kind: str,
     numbers: SendNumbers,
   ) -> tuple[Params, State]:
@@ -288,6 +313,7 @@ class Streaming(OuterLoop):
       deltas: The fragment's outer gradients ``[W, ...]`` at its first piece.
       arriving: The fragment's slot, with the pieces that have arrived.
       state: The outer loop's state.
+      heard: Which workers take part, float32 ``[workers]``.
       kind: The fragment's kind.
       numbers: Which exchange, and which piece of it.
 
@@ -295,7 +321,7 @@ class Streaming(OuterLoop):
       The slot with this piece, and the state with new residuals.
     """
     cut, place, piece = self.fragments, numbers.place, numbers.piece
-    take = functools.partial(self._piece, number=piece)
+    take = functools.partial(self._cutter.take, number=piece)
     # Pieces of one exchange must not round by the same random numbers.
     draw = numbers.exchange * self.pieces + piece
     workers = state["workers"]
@@ -303,58 +329,14 @@ class Streaming(OuterLoop):
     if "residual" in workers:
       residual = cut.take(workers["residual"], kind, place, 1)
       old = {"workers": {"residual": take(residual, dim=1)}}
-    mean, new = self.exchange.mean(take(deltas, dim=1), old, draw)
-    arriving = self._put_piece(arriving, mean, piece, 0)
+    mean, new = self.exchange.mean(take(deltas, dim=1), old, draw, heard)
+    arriving = self._cutter.put(arriving, mean, piece, 0)
     if old:
       part = new["workers"]["residual"]
-      part = self._put_piece(residual, part, piece, 1)
+      part = self._cutter.put(residual, part, piece, 1)
       whole = cut.put(workers["residual"], part, kind, place, 1)
       state = state | {"workers": workers | {"residual": whole}}
     return arriving, state
-
-  def _piece(self, tree: Params, number: Any, dim: int) -> Params:
-    """Cuts a piece ``[..., m]`` of whole codec blocks out of each leaf.
-
-    Leaves have ``dim`` worker dims in front, 0 or 1.
-    """
-
-    def take(path, x):
-      rows, size = self._rows(path, x, dim)
-      return lax.dynamic_slice_in_dim(rows, number * size, size, -1)
-
-    return jax.tree.map_with_path(take, tree)
-
-  def _put_piece(
-    self, tree: Params, part: Params, number: Any, dim: int
-  ) -> Params:
-    """Puts a piece back into each leaf; the inverse of `_piece`."""
-
-    def put(path, x, y):
-      rows, size = self._rows(path, x, dim)
-      rows = lax.dynamic_update_slice_in_dim(rows, y, number * size, -1)
-      lead = rows.ndim - 1
-      return rows[..., : math.prod(x.shape[lead:])].reshape(x.shape)
-
-    return jax.tree.map_with_path(put, tree, part)
-
-  def _rows(
-    self, path: Any, x: jax.Array, dim: int
-  ) -> tuple[jax.Array, int]:
-    """Flattens a leaf to rows that consist of equal pieces.
-
-    The number of a piece is known only when the program runs, so all pieces
-    have one size. It is a multiple of the codec's block: then a fragment is
-    coded in the same blocks whether it is sent in pieces or not.
-
-    Returns:
-      Padded rows ``[..., pieces * size]``, and the size of a piece.
-    """
-    lead = dim + self.exchange.num_block_dims(path)
-    rows = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:]))
-    block = self.exchange.wire.block
-    size = -(-rows.shape[-1] // (self.pieces * block)) * block
-    padding = self.pieces * size - rows.shape[-1]
-    return jnp.pad(rows, [(0, 0)] * lead + [(0, padding)]), size
 
   def _outer_update(
     self, delta: Params, state: State, kind: str, place: Any
@@ -405,6 +387,16 @@ class Streaming(OuterLoop):
 
     return cut.put(params, jax.tree.map(mix, mine, outer), kind, place, 1)
 
+  def is_border(self, step: int) -> bool:
+    # Between rounds no exchange is in pieces. Means that have not arrived yet
+    # are complete, and arrive whoever the workers are by then.
+    return step % self.every == 0
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    return of_joined(params, state["params"], first), state
+
   def evaluated(self, params: Params, state: State) -> Params:
     return state["params"]
 
@@ -415,7 +407,7 @@ class Streaming(OuterLoop):
       kind, _ = cut.place(number)
       part = jax.eval_shape(lambda t, k=kind: cut.take(t, k, 0, 0), shapes)
       if self.pieces > 1:
-        part = jax.eval_shape(lambda t: self._piece(t, 0, 0), part)
+        part = jax.eval_shape(lambda t: self._cutter.take(t, 0, 0), part)
       for _ in range(self.pieces):
         total.update(self.exchange.sent_bytes(part))
     rounds = self.period // self.every
@@ -426,6 +418,12 @@ def _in_shape_of(params: Params):
   """Returns a test whether a tree has the structure of the parameters."""
   treedef = jax.tree.structure(params)
   return lambda x: jax.tree.structure(x) == treedef
+
+
+def _noted(state: State, verdict: health.Verdict) -> State:
+  """Returns the state with a verdict, which the end of the step takes out."""
+  workers = health.noted(state["workers"], verdict.norms, verdict.mine)
+  return state | {"workers": workers, "heard_here": verdict.mine}
 
 
 def _arriving(state: State, variant: SendVariant | ReceiveVariant) -> Params:

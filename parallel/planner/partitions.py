@@ -224,7 +224,15 @@ def received(
   # chain of levels, over which its bytes are spread anew.
   chains: dict[tuple[str, str, str], dict[str, float]] = {}
   for e in exchanges:
-    if e.kind == "all_to_all" or (reuse and e.kind != "all_reduce"):
+    if e.kind == "all_to_all":
+      # Each rank has a part for each other one of the hop's levels.
+      inside = 1
+      for name in e.levels[::-1]:
+        others = (sizes[name] - 1) * inside / (e.ranks - 1)
+        add(name, e.when, e.received_bytes * others)
+        inside = sizes[name] * inside
+      continue
+    if reuse and e.kind != "all_reduce":
       add(e.levels[0], e.when, e.received_bytes)
       continue
     chain = chains.setdefault((e.kind, e.when, e.dtype), {})

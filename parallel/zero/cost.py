@@ -59,7 +59,8 @@ class LevelCollective:
   """All collectives of one kind, phase and dtype over one level.
 
   Attributes:
-    levels: Name of the level's axis; several names for an all-reduce.
+    levels: Name of the level's axis; several names, outermost first, for an
+      all-reduce and for a hop over several levels.
     ranks: Number of logical ranks that take part.
     kind: The collective.
     when: "step" (once), "forward" or "backward" (per microbatch).
@@ -131,14 +132,12 @@ def memory(
     padded = partition.padded(p.size)
     # 12 bytes: float32 weight and two float32 moments.
     stored += 12 * p.count * shards(o) * partition.shard(p.size)
-    # `Shards.reduce` leaves each lane of the device a gradient of its own. With
-    # nothing sharded (o = 0), which needs no `Shards`, one gradient is counted.
-    if o:
-      elements = padded // partition.degree(partition.gradients)
-      gradients += p.gradient_bytes * p.count * all_lanes * elements
-    else:
-      gradients += p.gradient_bytes * p.count * p.size
-    if partition.weight_codec != "none":
+    coded = partition.is_coded(partition.shard(p.size))
+    # Each lane of the device has a gradient of its own until lanes are summed,
+    # also where nothing is sharded.
+    elements = padded // partition.degree(partition.gradients)
+    gradients += p.gradient_bytes * p.count * all_lanes * elements
+    if partition.weight_codec != "none" and coded:
       # Encoded once, as stored shards, each filled up to whole blocks; gathered
       # to depth w they stay that, several to a shard of depth w.
       units = p.count * shards(w) * partition.degree(o) // partition.degree(w)
@@ -153,7 +152,7 @@ def memory(
       s = partition.secondary
       k = padded // partition.degree(s)
       size = p.wire_bytes * k
-      if partition.secondary_codec != "none":
+      if partition.secondary_codec != "none" and coded:
         size = sum(
           _encoded(k, partition.secondary_codec, partition.block).values()
         )
@@ -209,7 +208,9 @@ def _weights(
 ) -> Iterator[LevelCollective]:
   """Yields the gathers of weights and of the secondary copy in one step."""
   w, o, s = partition.weights, partition.optimizer, partition.secondary
-  stored = partition.shard(p.size), partition.weight_codec
+  shard = partition.shard(p.size)
+  coded = partition.is_coded(shard)
+  stored = shard, partition.weight_codec if coded else "none"
   yield from _gathers(partition, p, lanes, o, w, stored, 1, "step", o)
   yield from _gathers(
     partition, p, lanes, w, 0, stored, accumulation * p.uses, "forward", o
@@ -221,9 +222,9 @@ def _weights(
     )
   else:
     copy = partition.padded(p.size) // partition.degree(s)
+    codec = partition.secondary_codec if coded else "none"
     yield from _gathers(
-      partition, p, lanes, s, 0, (copy, partition.secondary_codec), again,
-      "backward", s,
+      partition, p, lanes, s, 0, (copy, codec), again, "backward", s
     )
 
 
@@ -288,37 +289,46 @@ def _gradients(
   all_lanes = math.prod(
     lanes.get(level.name, 1) for level in partition.levels
   )
-  for j in range(o):
-    level = partition.inner[j]
-    here = lanes.get(level.name, 1)
+  coded = (
+    partition.gradient_codec != "none"
+    and partition.is_coded(partition.shard(p.size))
+  )
+  hops = partition.hops(0, g) + partition.hops(g, o)
+  if not coded:
+    hops = [range(j, j + 1) for j in range(o)]
+  for hop in hops:
+    levels = [partition.inner[j] for j in hop]
+    ranks = math.prod(level.size for level in levels)
+    here = math.prod(lanes.get(level.name, 1) for level in levels)
     times, when = 1, "step"
-    if j < g:
+    if hop[0] < g:
       times, when = accumulation * p.uses, "backward"
-    # What a rank scatters at level j: the levels inside have left it this much.
-    whole = partition.padded(p.size) // partition.degree(j)
-    apart = here < level.size
-    if partition.gradient_codec == "none":
+    # What a rank scatters in this hop: the levels inside have left it this
+    # much.
+    whole = partition.padded(p.size) // partition.degree(hop[0])
+    apart = here < ranks
+    names = tuple(level.name for level in levels[::-1])
+    if not coded:
       size = times * p.count * p.gradient_bytes * whole
       yield LevelCollective(
-        (level.name,), level.size, "reduce_scatter", when,
-        _DTYPES[p.gradient_bytes],
+        names, ranks, "reduce_scatter", when, _DTYPES[p.gradient_bytes],
         # A device sums its lanes of this level before it sends.
         size * all_lanes // here if apart else 0,
-        size * (level.size - 1) / level.size,
+        size * (ranks - 1) / ranks,
       )
       continue
     # With a codec, an all-to-all of encoded slices, one for each receiver; the
     # sums are taken in float32 by who receives them, so lanes are not summed
     # before.
     slices = _encoded(
-      whole // level.size, partition.gradient_codec, partition.block
+      whole // ranks, partition.gradient_codec, partition.block
     )
     for dtype, size in slices.items():
-      size *= times * p.count * level.size
+      size *= times * p.count * ranks
       yield LevelCollective(
-        (level.name,), level.size, "all_to_all", when, dtype,
+        names, ranks, "all_to_all", when, dtype,
         size * all_lanes if apart else 0,
-        size * (level.size - 1) / level.size,
+        size * (ranks - 1) / ranks,
       )
   beyond = partition.inner[o:]
   if beyond:

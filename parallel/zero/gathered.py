@@ -227,20 +227,27 @@ class Gathered:
 
     def backward(residuals, dy):
       vjps, vjp, sources, source = residuals
+      # All layers' VJPs are alike: each reads its parameters, or none does.
+      reads = vjp.args_res[0] is None
+
+      def gather(source, dy):
+        if reads:
+          return self._gather_again(tensors, source, dy)
+        return None, dy
 
       # Gradients are carried as one [L, ...] and written in place. As stacked
       # outputs, the loop's layers would be joined with the first and the last
       # layer afterwards, which copies the gradients of the whole model.
       def layer(carry, i):
         whole, dx, dsinks = carry
-        ahead, dx = self._gather_again(tensors, _at(sources, i - 1), dx)
+        ahead, dx = gather(_at(sources, i - 1), dx)
         new, dx = self._transpose(tensors, _at(vjps, i), whole, dx)
         return (ahead, dx, _put(dsinks, new, i)), None
 
       # Both gathers come before the last layer's VJP, so that the second one
       # can run beside it.
-      whole, dy = self._gather_again(tensors, source, dy)
-      ahead, dy = self._gather_again(tensors, _at(sources, last - 1), dy)
+      whole, dy = gather(source, dy)
+      ahead, dy = gather(_at(sources, last - 1), dy)
       new, dx = self._transpose(tensors, vjp, whole, dy)
       # [L, ...], of which only the last layer is right so far; the copies of
       # its gradient give the others a shape and a varying type.

@@ -15,9 +15,11 @@ Sources:
 
 - zero1 to zero3: ZeRO, Rajbhandari et al., arXiv 1910.02054.
 - hpz, zeropp: ZeRO++ (hpZ, qwZ, qgZ), Wang et al., arXiv 2306.10209; compared
-  with the official code in DeepSpeed. qgZ there has two hops, inside a node and
-  between nodes; here it has one per level, so three levels round three times.
-  With coded weights, DeepSpeed also codes what it gathers from the second copy
+  with the official code in DeepSpeed. As there, zeropp reduces gradients (qgZ)
+  in two hops, one over all levels inside the outermost together and one over
+  the outermost, and rounds them twice. zeropp_by_level has a hop for each
+  level: three levels round three times, but less crosses the middle one. With
+  coded weights, DeepSpeed also codes what it gathers from the second copy
   and keeps the copy itself in 16 bits.
 - mics: Zhang et al., arXiv 2205.00119; compared with DeepSpeed's code. Its
   partition group may be any; here it is all levels but the outermost, which
@@ -38,6 +40,9 @@ import math
 
 # Codecs of `parallel.kernels.codec` that weights and gradients can have.
 CODECS = ("none", "int8", "int4")
+# Over which levels a hop of coded gradients goes: one, or all inside the
+# outermost together.
+HOPS = ("by_level", "two")
 _STATES = ("weights", "gradients", "optimizer")
 
 
@@ -77,6 +82,12 @@ class Partition:
     secondary_codec: The codec of the second copy and of what is gathered from
       it; "none" keeps the dtype of activations.
     block: The number of elements that share a scale.
+    coded_blocks: How many whole blocks a rank's shard of a tensor must fill for
+      the tensor to be coded; smaller ones are sent as without codecs. With 0
+      all are coded, and a shard of few elements takes a block.
+    gradient_hops: "by_level" or "two", how coded gradients are reduced: in one
+      hop per level, or in one over all levels inside the outermost together and
+      one over the outermost. Each hop rounds. No hop crosses ``gradients``.
   """
 
   levels: tuple[Level, ...]
@@ -88,6 +99,8 @@ class Partition:
   gradient_codec: str = "none"
   secondary_codec: str = "none"
   block: int = 256
+  coded_blocks: int = 1
+  gradient_hops: str = "by_level"
 
   def __post_init__(self) -> None:
     depths = [getattr(self, state) for state in _STATES]
@@ -103,6 +116,13 @@ class Partition:
           f"{key}={getattr(self, key)!r} must be one of "
           f"{', '.join(map(repr, CODECS))}"
         )
+    if self.gradient_hops not in HOPS:
+      raise ValueError(
+        f"gradient_hops={self.gradient_hops!r} must be one of "
+        f"{', '.join(map(repr, HOPS))}"
+      )
+    if self.coded_blocks < 0:
+      raise ValueError(f"coded_blocks={self.coded_blocks} must be at least 0")
     if self.secondary is None:
       if self.secondary_codec != "none":
         raise ValueError(
@@ -157,6 +177,28 @@ class Partition:
     """
     return self.shard(num_elements) * self.degree(self.optimizer)
 
+  def is_coded(self, shard: int) -> bool:
+    """Returns whether codecs code a tensor with this many elements a shard."""
+    return shard >= self.coded_blocks * self.block
+
+  def hops(self, lower: int, upper: int) -> list[range]:
+    """Returns the levels of each hop of coded gradients between two depths.
+
+    Args:
+      lower: The depth before the first hop.
+      upper: The depth after the last one.
+
+    Returns:
+      Numbers of levels, 0 for the innermost.
+    """
+    if self.gradient_hops == "by_level":
+      return [range(j, j + 1) for j in range(lower, upper)]
+    outermost = len(self.levels) - 1
+    cuts = (
+      range(lower, min(upper, outermost)), range(max(lower, outermost), upper)
+    )
+    return [cut for cut in cuts if cut]
+
   def __str__(self) -> str:
     text = ", ".join(
       f"{state} / {self.degree(getattr(self, state))}" for state in _STATES
@@ -169,6 +211,8 @@ class Partition:
       codec = getattr(self, f"{wire}_codec")
       if codec != "none":
         text += f", {wire}s sent as {codec}"
+    if self.gradient_hops == "two" and len(self.levels) > 2:
+      text += " in two hops"
     return text
 
 
@@ -189,7 +233,13 @@ def _named() -> dict[str, tuple[str, str, str, dict[str, str]]]:
     "hsdp": ("inner", "inner", "inner", {}),
     "mics": ("inner", "inner", "inner", {}),
     "hpz": ("all", "all", "all", {"secondary": "inner"}),
-    "zeropp": ("all", "all", "all", {"secondary": "inner"} | quantised),
+    "zeropp": (
+      "all", "all", "all",
+      {"secondary": "inner", "gradient_hops": "two"} | quantised,
+    ),
+    "zeropp_by_level": (
+      "all", "all", "all", {"secondary": "inner"} | quantised
+    ),
     "frontier3": ("first", "inner", "all", {}),
     "frontier3_quantised": (
       "first", "inner", "all",

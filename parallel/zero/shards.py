@@ -136,11 +136,11 @@ class Shards:
       `Encoded` with such payloads and scales. All ranks of a level that was
       gathered hold the same.
     """
-    codec = self._codec(self.partition.weight_codec)
 
     # Weights are encoded before the first gather and stay encoded at depth w:
     # one rounding in all, and few bits on every level and in memory.
     def to_wire(x, tensor):
+      codec = self._codec(self.partition.weight_codec, tensor)
       return self._encode(x, codec) if codec else x.astype(tensor.dtype)
 
     on_wire = jax.tree.map(to_wire, stored, tensors)
@@ -160,11 +160,11 @@ class Shards:
       Tree of ``[*lead, *shape]``, equal on all data-parallel ranks.
     """
     whole = self._gather(weights, self.partition.weights, 0)
-    codec = self._codec(self.partition.weight_codec)
 
     # What was encoded is the stored shard, so blocks of codes end with it,
     # whatever depths it has been gathered through since.
     def decode(tensor, x):
+      codec = self._codec(self.partition.weight_codec, tensor)
       return self._decode(x, tensor, codec, self.partition.shard(tensor.size))
 
     return jax.tree.map(decode, tensors, whole)
@@ -181,9 +181,9 @@ class Shards:
       payloads and scales.
     """
     depth = self.partition.secondary
-    codec = self._codec(self.partition.secondary_codec)
 
     def part(tensor, x):
+      codec = self._codec(self.partition.secondary_codec, tensor)
       lead = x.shape[: x.ndim - len(tensor.shape)]
       size = self.partition.padded(tensor.size)
       x = _pad(x.reshape(*lead, tensor.size), size)
@@ -210,10 +210,10 @@ class Shards:
       Tree of ``[*lead, *shape]``, equal on all data-parallel ranks.
     """
     depth = self.partition.secondary
-    codec = self._codec(self.partition.secondary_codec)
     whole = self._gather(copies, depth, 0)
 
     def decode(tensor, x):
+      codec = self._codec(self.partition.secondary_codec, tensor)
       k = self.partition.padded(tensor.size) // self.partition.degree(depth)
       return self._decode(x, tensor, codec, k)
 
@@ -291,9 +291,12 @@ class Shards:
 
     return jax.tree.map(all_reduce, tree)
 
-  def _codec(self, name: str) -> Codec | None:
-    """Returns the codec of a name; None for "none"."""
-    return None if name == "none" else Codec(name, self.partition.block)
+  def _codec(self, name: str, tensor: Tensor) -> Codec | None:
+    """Returns the codec of a name for a tensor; None if it is not coded."""
+    shard = self.partition.shard(tensor.size)
+    if name == "none" or not self.partition.is_coded(shard):
+      return None
+    return Codec(name, self.partition.block)
 
   def _gather(self, tree: Any, upper: int, lower: int) -> Any:
     """Gathers along the last dim, from depth ``upper`` to ``lower``.
@@ -317,24 +320,69 @@ class Shards:
     """Reduce-scatters ``[*lead, l_0, l_1, ..., k]`` between two depths.
 
     Innermost level first, so that what goes out to the next level is a shard
-    that is already summed. Each level adds one rounding if there is a codec.
+    that is already summed. Each hop adds one rounding if there is a codec.
     """
-    codec = self._codec(self.partition.gradient_codec)
-    for level, axis in enumerate(self.inner[lower:upper], lower):
+    partition = self.partition
+    codec = None
+    if partition.gradient_codec != "none":
+      codec = Codec(partition.gradient_codec, partition.block)
+    inside = partition.degree(partition.optimizer) // partition.degree(lower)
 
-      # The dim of the level's lanes stays where it is and k gets shorter:
-      # before, lanes are the summands, afterwards the slices of the sum.
-      def scatter(x, level=level, axis=axis):
-        dim = x.ndim - 1 - len(self.axes) + level
-        x = jnp.moveaxis(x, dim, 0)
-        if codec:
-          x = quantize.reduce_scatter(x, axis, codec, self.kernels)
-        else:
-          x = collectives.reduce_scatter(x, axis, dim=x.ndim - 2)
-        return jnp.moveaxis(x, 0, dim)
+    def is_coded(x):  # by its shard at the optimizer's depth
+      return codec is not None and partition.is_coded(x.shape[-1] // inside)
 
-      tree = self._in_order(jax.tree.map(scatter, tree))
+    coded = jax.tree.map(is_coded, tree)
+    hops = partition.hops(lower, upper)
+    if not any(jax.tree.leaves(coded)):
+      hops = [range(j, j + 1) for j in range(lower, upper)]
+    for hop in hops:
+
+      def scatter(x, with_codec, hop=hop):
+        if with_codec:
+          return self._scatter_coded(x, hop, codec)
+        for level in hop:
+          # The dim of the level's lanes stays where it is and k gets shorter:
+          # before, lanes are the summands, afterwards the slices of the sum.
+          dim = x.ndim - 1 - len(self.axes) + level
+          x = collectives.reduce_scatter(
+            jnp.moveaxis(x, dim, 0), self.inner[level], dim=x.ndim - 2
+          )
+          x = jnp.moveaxis(x, 0, dim)
+        return x
+
+      tree = self._in_order(jax.tree.map(scatter, tree, coded))
     return tree
+
+  def _scatter_coded(
+    self, x: jax.Array, hop: range, codec: Codec
+  ) -> jax.Array:
+    """Reduce-scatters encoded ``[*lead, l_0, l_1, ..., k]`` in one hop.
+
+    The ranks of the hop's levels are those of one axis over several mesh axes,
+    whose devices and lanes are numbered outermost level first.
+    """
+    axes = [self.inner[level] for level in hop]
+    dims = [x.ndim - 1 - len(self.axes) + level for level in hop]
+    joint = Axis(
+      axes[0].name if len(axes) == 1 else tuple(a.name for a in axes[::-1]),
+      math.prod(axis.size for axis in axes),
+      math.prod(axis.devices for axis in axes),
+    )
+    lanes = [axis.lanes for axis in axes[::-1]]
+    front = list(range(len(dims)))
+    x = jnp.moveaxis(x, dims[::-1], front)
+    rest = x.shape[len(dims) : -1]
+    # Slices nest with the innermost level outside: [(devices, lanes) of each
+    # level, innermost first, k] -> [devices, lanes, k], outermost level first.
+    places = [n for axis in axes for n in (axis.devices, axis.lanes)]
+    slices = x.reshape(joint.lanes, *rest, *places, -1)
+    first = 1 + len(rest)
+    order = [first + 2 * i + part for part in (0, 1) for i in front[::-1]]
+    slices = slices.transpose(*range(first), *order, slices.ndim - 1)
+    mine = quantize.reduce_scatter(
+      slices.reshape(joint.lanes, *rest, -1), joint, codec, self.kernels
+    )
+    return jnp.moveaxis(mine.reshape(*lanes, *rest, -1), front, dims[::-1])
 
   def _in_order(self, tree: Any) -> Any:
     """Lets each leaf wait for all leaves, where XLA:CPU needs an order."""

@@ -29,6 +29,13 @@ def test_the_choice_uses_most_devices_and_favours_tensor(data, tensor, num):
     assert axis.lanes * axis.devices == axis.size == sizes[name]
 
 
+def test_ties_go_to_the_innermost_axis_where_there_is_no_tensor_axis():
+  axes = assign_devices({"node": 4, "gpu": 4, "gcd": 3}, 8)
+  assert [axes[name].devices for name in axes] == [2, 4, 1]
+  axes = assign_devices({"node": 4, "gpu": 4}, 4)
+  assert [axes[name].devices for name in axes] == [1, 4]
+
+
 def test_an_axis_that_the_mesh_does_not_name_gets_one_device():
   axes = assign_devices({"data": 4, "tensor": 8}, 8, {"tensor": 2})
   assert (axes["data"].devices, axes["data"].lanes) == (1, 4)

@@ -1,7 +1,9 @@
 """Keeps the largest elements of each chunk of a vector, at two bits each.
 
-Source: SparseLoCo, arXiv 2508.15706. The paper's two-bit levels are not
-specified to us; `encode_top_k` describes those chosen here.
+Source: SparseLoCo, arXiv 2508.15706, which sends kept values in two bits. What
+these stand for is a choice made here: a sign, and one of two magnitudes of the
+chunk (`encode_top_k`). The authors' public code has four values per tensor
+instead (`parallel.outer.sparseloco`).
 """
 
 from typing import NamedTuple

@@ -5,6 +5,7 @@ import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from caatnet.train import loop
@@ -13,6 +14,12 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
 from caatnet.train.state import check_equal_start, make_count_non_finite
 from caatnet.train.whole import to_stored, to_whole
+from parallel.axes import Axis
+from parallel.outer.dc_s3gd import DCS3GD
+from parallel.outer.diloco import DiLoCo
+from parallel.outer.exchange import Exchange
+from parallel.outer.optimizers import Nesterov
+from parallel.wire import Wire
 from tests.caatnet.train import linear_model as toy
 
 RATE, MOMENTUM = 0.1, 0.9
@@ -308,3 +315,147 @@ def test_what_is_stored_is_restored(scheme):
   )
   for key, value in to_whole(program, stored).items():
     np.testing.assert_array_equal(value, whole[key])
+
+
+def test_a_worker_that_diverges_is_left_out_and_named(tmp_path, capsys):
+  """In the middle of a round; the others' losses are what is recorded."""
+  worker = Axis("worker", 3, 3)
+  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, ordered=True)
+  experiment = toy.make(
+    3, devices=(3, 1), batch_size=12,
+    outer=DiLoCo(worker, 3, Nesterov(0.7, 0.5), exchange),
+    learning_rate=optax.constant_schedule(0.05),
+  )
+  workdir = tmp_path / "run"
+  run = loop._Run(experiment, workdir, "toy", None, False)
+  run.loop(_StopAt(run, 4))
+  run.first_step = 4
+  run.state = run.state._replace(
+    params={k: v.at[1].set(np.nan) for k, v in run.state.params.items()}
+  )
+  run.loop(_StopAt(run, 6))
+  momentum, schedule = jax.device_get(run.state.opt_state)
+  assert all((x[1] == 0).all() for x in momentum.trace.values())
+  assert all(x[0].all() for x in momentum.trace.values())
+  np.testing.assert_array_equal(schedule.count, [6, 6, 6])
+  run.close()
+  records = read_metrics(workdir)
+  for record in (r for r in records if "loss" in r):
+    losses = [record[f"loss/worker_{w}"] for w in range(3)]
+    sick = record["step"] in (5, 6)
+    assert [loss is None for loss in losses] == [False, sick, False]
+    assert record["loss"] == pytest.approx(
+      np.mean([loss for loss in losses if loss is not None])
+    )
+    left_out = [record[f"left_out/worker_{w}"] for w in range(3)]
+    assert left_out == [0, record["step"] >= 6, 0]
+  said = capsys.readouterr().out
+  assert said.count("worker 1") == 2
+  assert "step 5: worker 1 has diverged, loss nan" in said
+  assert "step 6: worker 1 left out of the exchange" in said
+
+
+def test_workers_that_all_diverge_end_the_run(tmp_path):
+  worker = Axis("worker", 2)
+  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0})
+  experiment = toy.make(
+    2, outer=DiLoCo(worker, 2, Nesterov(0.7, 0.5), exchange),
+    learning_rate=lambda step: np.float32(0.01) + 1e38 * (step == 2),
+  )
+  with pytest.raises(loop.NonFiniteError, match=r"step 4: .*worker 0, 1 of 2"):
+    loop.train(experiment, tmp_path / "run", quiet=True)
+
+
+def changing(workers, wire=None, **options):
+  """A run of some workers, 12 examples a step and 3 steps a round."""
+  worker = Axis("worker", workers, workers)
+  exchange = Exchange(
+    worker, wire or Wire(), {"w": 0, "b": 0}, ordered=True, **options
+  )
+  return toy.make(
+    workers, devices=(workers, 1), batch_size=12, num_steps=12,
+    outer=DiLoCo(worker, 3, Nesterov(0.7, 0.5), exchange),
+    learning_rate=lambda step: 0.02 * (1.0 + step), keep_checkpoints=99,
+  )
+
+
+def test_workers_join_and_leave_between_rounds(tmp_path, capsys):
+  """2, 3 and 2 workers: the outer parameters keep their bits."""
+  outer, codec = None, Wire("int8", 2)
+  for workers, last in ((2, 3), (3, 6), (2, 8)):
+    experiment = changing(workers, codec, error_feedback=True)
+    run = loop._Run(experiment, tmp_path / "run", "toy", None, False)
+    state = jax.device_get(run.state)
+    if outer is not None:
+      for key in ("params", "optimizer"):
+        assert_equal(state.outer[key], outer[key])
+    for key, phi in state.outer["params"].items():
+      for worker in range(workers):
+        np.testing.assert_array_equal(state.params[key][worker], phi)
+    momentum, schedule = state.opt_state
+    assert set(schedule.count.tolist()) == {int(state.step)}
+    if workers == 3:
+      assert all((x[2] == 0).all() for x in momentum.trace.values())
+      assert all(x[1].any() for x in momentum.trace.values())
+      rest = state.outer["workers"]["residual"]
+      assert all((x[2] == 0).all() and x[1].any() for x in rest.values())
+    run.loop(_StopAt(run, last))
+    run.close()
+    outer = jax.device_get(run.state.outer)
+  said = capsys.readouterr().out
+  assert "2 -> 3 at step 3: worker 2 starts from the outer" in said
+  assert "3 -> 2 at step 6: worker 2 leaves" in said
+  with pytest.raises(ValueError, match=r"worker=3: .*step 8 .* to step 9"):
+    loop._Run(changing(3, codec), tmp_path / "run", "toy", None, True)
+
+
+def assert_equal(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_a_step_begins_corrects_and_finishes_the_outer_loop():
+  """DC-S3GD does all three: what is sent, gradients, updates."""
+  worker = Axis("worker", 3, 3)
+  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, ordered=True)
+  outer = DCS3GD(worker, exchange, 0.3)
+  experiment = toy.make(
+    3, devices=(3, 1), batch_size=12, outer=outer, learning_rate=RATE,
+    momentum=MOMENTUM,
+  )
+  step = experiment.lower_step().compile()
+  state = experiment.init_state()
+  start = jax.device_get(state.params)
+  common = {k: v[0].astype("f8") for k, v in start.items()}
+  updates = [dict.fromkeys(common, 0.0) for _ in range(3)]
+  speeds = [dict.fromkeys(common, 0.0) for _ in range(3)]
+
+  def norm(tree):
+    return np.sqrt(sum(np.square(x).sum() for x in tree.values()))
+
+  for number in range(4):
+    batch = toy.draw(12, number)
+    plan = jax.tree.map(np.int32, outer.plan(number).numbers)
+    state, metrics = step(
+      state, put_batch(experiment.program.layout, batch), plan
+    )
+    mean = {k: sum(u[k] for u in updates) / 3 for k in common}
+    new = []
+    for m, update in enumerate(updates):
+      params = {k: common[k] + update[k] for k in common}
+      mine = {k: v[4 * m : 4 * m + 4] for k, v in batch.items()}
+      grads = toy.gradients(params, mine)
+      term = {k: g * g * (mean[k] - update[k]) for k, g in grads.items()}
+      strength = 0.3 * norm(grads) / norm(term) if number else 0.0
+      for k, g in grads.items():
+        speeds[m][k] = MOMENTUM * speeds[m][k] + g + strength * term[k]
+      new.append({k: -RATE * speeds[m][k] for k in common})
+      np.testing.assert_allclose(
+        metrics["delta_norm"][m], norm(new[m]), rtol=1e-4
+      )
+    common, updates = {k: common[k] + mean[k] for k in common}, new
+    stored = jax.device_get(state.params)
+    for m, update in enumerate(updates):
+      for k, value in common.items():
+        np.testing.assert_allclose(
+          stored[k][m], value + update[k], rtol=1e-4, atol=1e-5
+        )

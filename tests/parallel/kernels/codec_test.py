@@ -314,3 +314,11 @@ def test_top_k_reaches_the_last_position_of_the_longest_chunk():
 def test_wrong_top_k(chunk, k):
   with pytest.raises(ValueError, match="top-k"):
     top_k.encode_top_k(np.ones(8, "f4"), chunk, k)
+
+
+def test_rounding_to_23_bits_keeps_nan():
+  """Those of all ones, too, which GPUs make."""
+  bits = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0x7F7FFFFF], "u4")
+  found = np.asarray(reference.to_23_bits(bits.view("f4")))
+  assert np.isnan(found[:3]).all()
+  assert found[3] == np.inf

@@ -5,6 +5,7 @@ optimizer is SGD. Momentum and decay are on, and there are three rounds: a first
 round starts from zeros and cannot tell where a sign or a factor is wrong.
 """
 
+import collections
 import itertools
 
 import jax
@@ -16,76 +17,32 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.outer import noloco
+from parallel.outer.base import of_first
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.eager import Eager
-from parallel.outer.exchange import Exchange
 from parallel.outer.fragments import fragments
 from parallel.outer.noloco import NoLoCo
 from parallel.outer.optimizers import Nesterov, Optax
 from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
 from parallel.wire import Wire
+from parallel.xla import ledger
+from tests.parallel.outer.small_run import (
+  BLOCK_DIMS,
+  INNER_RATE,
+  LAYERS,
+  WORKER,
+  M,
+  draw,
+  each,
+  exchange,
+  run,
+  wide,
+)
 
-M = 3
-WORKER = Axis("worker", M, M)
-INNER_RATE = 0.1
 RATE, MOMENTUM = 0.7, 0.6
-LAYERS = 6
-SHAPES = {"blocks": {"w": (LAYERS, 6)}, "head": (7,)}
-BLOCK_DIMS = {"blocks": {"w": 1}, "head": 0}
-
-
-def draw(seed, *lead):
-  """A tree like the parameters; float32 values, so that all start alike."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda shape: rng.normal(size=(*lead, *shape)).astype("f4"), SHAPES,
-    is_leaf=lambda x: isinstance(x, tuple),
-  )
-
-
-def wide(tree):
-  return jax.tree.map(lambda x: np.asarray(x, "f8"), tree)
-
-
-def each(f, *trees):
-  return jax.tree.map(f, *trees)
-
-
-def exchange(wire=None, **options):
-  return Exchange(WORKER, wire or Wire(block=2), BLOCK_DIMS, **options)
-
-
-def run(loop, num_steps):
-  """Parameters, state and evaluated parameters after every step, in turn."""
-  start, grads = draw(0), draw(1, num_steps, M)
-  state = jax.device_get(loop.init(start))
-  specs = {
-    key: each(lambda _, key=key: P("worker") if key == "workers" else P(), part)
-    for key, part in state.items()
-  }
-
-  def program(state, params, grads):
-    found = []
-    for number in range(num_steps):
-      plan = loop.plan(number)
-      plan = plan._replace(numbers=each(jnp.int32, plan.numbers))
-      carried = loop.begin(params, state, plan)
-      changed = loop.gradients(each(lambda g, n=number: g[n], grads), carried)
-      updates = each(lambda g: -INNER_RATE * g, changed)
-      params, state = loop.finish(params, updates, carried, plan)
-      found.append((params, state, loop.evaluated(params, state)))
-    return found
-
-  f = jax.jit(jax.shard_map(
-    program, mesh=make_mesh({"worker": WORKER}),
-    in_specs=(specs, P("worker"), P(None, "worker")),
-    out_specs=[(P("worker"), specs, P())] * num_steps,
-  ))
-  params = each(lambda x: np.stack([x] * M), start)
-  return jax.device_get(f(state, params, grads))
 
 
 def updates_of(num_steps):
@@ -142,8 +99,8 @@ def test_diloco_is_its_equation(weights, codec):
   share = share / share.sum()
   theta, phi = workers_start(), wide(draw(0))
   momentum = zeros_like(phi)
-  found = run(loop, 6)
-  for number, updates in enumerate(updates_of(6), 1):
+  found = run(loop, 7)
+  for number, updates in enumerate(updates_of(7), 1):
     theta = each(np.add, theta, updates)
     if number % 2 == 0:
       mean = each(
@@ -211,11 +168,11 @@ def test_what_is_not_heard_is_heard_later(feedback):
 def test_eager_is_its_equation():
   """d~_m(k) = d_m(k) / M + (mean(k - 1) - d_m(k - 1) / M), and momentum."""
   found = run(
-    Eager(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange()), 6
+    Eager(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange()), 7
   )
   theta = phi = workers_start()
   last, momentum = zeros_like(phi), zeros_like(phi)
-  for number, updates in enumerate(updates_of(6), 1):
+  for number, updates in enumerate(updates_of(7), 1):
     theta = each(np.add, theta, updates)
     if number % 2 == 0:
       delta = each(np.subtract, phi, theta)
@@ -248,7 +205,7 @@ def test_dc_s3gd_is_its_equation():
     ))
 
   compensation = 0.3
-  found = run(DCS3GD(WORKER, exchange(), compensation, norm), 4)
+  found = run(DCS3GD(WORKER, exchange(norm=norm), compensation), 4)
   common, update = wide(draw(0)), zeros_like(workers_start())
   for number, plain in enumerate(updates_of(4)):
     grads = each(lambda u: u / -INNER_RATE, plain)
@@ -296,8 +253,8 @@ def test_sparseloco_is_its_equation():
       [two_bit_top_k(row, chunk, k) for row in rows]
     ).reshape(x.shape)
 
-  found = run(loop, 6)
-  for number, updates in enumerate(updates_of(6), 1):
+  found = run(loop, 7)
+  for number, updates in enumerate(updates_of(7), 1):
     theta = each(np.add, theta, updates)
     if number % 2 == 0:
       total = each(lambda e, f, t: decay * e + f - t, residual, phi, theta)
@@ -401,9 +358,9 @@ STREAMING = {
     dict(every=6, strided=True, overlap=(1, 2, 2), keep=0.25, pieces=1),
     [[0, 2, 4], [1, 3, 5]],
   ),
-  # Two fragments are under way at once.
+  # Two fragments are under way at once; a round's last two steps are nobody's.
   "in pieces": (
-    dict(every=6, strided=True, overlap=(3, 4, 3), keep=0.25, pieces=2),
+    dict(every=8, strided=True, overlap=(3, 4, 3), keep=0.25, pieces=2),
     [[0, 2, 4], [1, 3, 5]],
   ),
 }
@@ -464,3 +421,37 @@ def test_a_fragment_s_residual_is_its_own(pieces):
   np.testing.assert_allclose(
     (heard + left)[::2], went[::2], atol=1e-5
   )
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_worker_0_s_values_come_with_their_sign(devices):
+  """A sum of floats would make 0 of -0."""
+  worker = Axis("worker", 4, devices)
+  x = np.array([[-0.0, 0.0, -1.5], *np.ones((3, 3))], "f4")
+  found = jax.jit(jax.shard_map(
+    lambda x: of_first(x, worker), mesh=make_mesh({"worker": worker}),
+    in_specs=P("worker"), out_specs=P(),
+  ))(x)
+  np.testing.assert_array_equal(found.view("u4"), x[0].view("u4"))
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(3, 3), (6, 3), (6, 2)])
+def test_noloco_sends_what_its_formula_says(workers, devices):
+  """With an odd number of workers, and with several on a device."""
+  worker = Axis("worker", workers, devices)
+  mesh = make_mesh({"worker": worker})
+  for seed in range(3):
+    loop = NoLoCo(worker, 2, RATE, 0.5, 0.3, seed)
+    start = draw(0)
+    state = loop.init(start)
+    plan = loop.plan(loop.steady_round[-1])
+    specs = {"workers": each(lambda _: P("worker"), state["workers"])}
+    f = jax.shard_map(
+      lambda p, s, loop=loop, plan=plan: loop.finish(p, p, s, plan), mesh=mesh,
+      in_specs=(P("worker"), specs), out_specs=(P("worker"), specs),
+    )
+    params = each(lambda x: np.stack([x] * workers), start)
+    found = collections.Counter()
+    for c in ledger.collectives(jax.jit(f).lower(params, state), mesh):
+      found[c.dtype] += c.bytes * c.count
+    assert +found == loop.sent_bytes(start)

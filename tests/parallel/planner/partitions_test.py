@@ -78,6 +78,7 @@ def test_bytes_into_a_node(k):
     "zero3": 3 * k,
     "hpz": 2 * k,
     "zeropp": (int8 + int4) * k,
+    "zeropp_by_level": (int8 + int4) * k,
     "hsdp": 2,
     "mics": 2,
     "frontier3": 2,
@@ -92,6 +93,20 @@ def test_bytes_into_a_node(k):
   assert predict(triple(2, 2, 3), of(PAPER.parameters, k)).received[
     "node", "step"
   ] * 8 == pytest.approx(2 * unit)
+
+
+def test_two_hops_send_more_between_the_devices_of_a_node():
+  """A hop over both inner levels: each rank of the node has a part for each."""
+  n = PAPER.parameters * INT4 / 2 * 2  # bytes of coded gradients
+  both, by_level = (
+    predict(named(s, LEVELS), of(PAPER.parameters)).received
+    for s in ("zeropp", "zeropp_by_level")
+  )
+  for level, (two, three) in {
+    "gcd": (n / 8, n / 2), "gpu": (n * 6 / 8, n / 2 * 3 / 4), "node": (0, 0)
+  }.items():
+    difference = both[level, "backward"] - by_level[level, "backward"]
+    assert difference == pytest.approx(two - three, rel=1e-9)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
@@ -173,7 +188,10 @@ def test_the_space_is_every_valid_partition():
       continue
   assert len(SPACE) == len(set(SPACE)) == 622
   assert set(SPACE) == found
-  assert {named(s, LEVELS) for s in SCHEMES} <= found
+  assert {
+    dataclasses.replace(named(s, LEVELS), gradient_hops="by_level")
+    for s in SCHEMES
+  } <= found
   assert len(list(partitions.triples(LEVELS))) == 20
 
 

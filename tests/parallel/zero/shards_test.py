@@ -148,7 +148,8 @@ def test_codecs_keep_their_bounds(codec, kernels, block):
   DeepSpeed #4886 had an infinite loss, #4852 crashed on encoded weights.
   """
   drawn = Partition(
-    LEVELS, 3, 3, 3, weight_codec=codec, gradient_codec=codec, block=block
+    LEVELS, 3, 3, 3, weight_codec=codec, gradient_codec=codec, block=block,
+    coded_blocks=0,
   )
   shards, mesh = shards_of(drawn)
   shards = dataclasses.replace(shards, kernels=kernels)
@@ -258,13 +259,17 @@ def lowered_step(drawn, devices, layers=3, ordered=True):
 
 
 CODED = {"weight_codec": "int8", "gradient_codec": "int4", "block": 4}
+ALL_CODED = CODED | {"coded_blocks": 0}
 
 
 @pytest.mark.parametrize(
   "drawn",
   [Partition(WIDE, 1, 2, 3), Partition(WIDE, 3, 3, 3, 2),
    Partition(WIDE, 0, 1, 2),
-   Partition(WIDE, 2, 3, 3, 1, secondary_codec="int8", **CODED)],
+   Partition(WIDE, 2, 3, 3, 1, secondary_codec="int8", **ALL_CODED),
+   Partition(WIDE, 3, 3, 3, gradient_hops="two", **ALL_CODED),
+   # A shard of 25 elements over 4 ranks is a block, one over 16 ranks is not.
+   Partition(WIDE, 2, 2, 2, **CODED), Partition(WIDE, 2, 3, 3, **CODED)],
   ids=str,
 )
 def test_what_a_partition_sends_is_what_its_cost_says(drawn):
@@ -307,3 +312,83 @@ def test_gradients_are_summed_in_float32():
   ))(summands)
   assert found.dtype == jnp.float32
   np.testing.assert_array_equal(found, [[257.0], [257.0]])
+
+
+@pytest.mark.parametrize("hops", partition.HOPS)
+def test_a_hop_over_several_levels_is_the_sum(hops):
+  """Each rank has its slice of it, with lanes and devices in both levels."""
+  drawn = Partition(
+    WIDE, 0, 3, 3, gradient_codec="int8", block=2, coded_blocks=0,
+    gradient_hops=hops,
+  )
+  shards, mesh = shards_of(drawn, {"node": 2, "gpu": 2, "gcd": 2})
+  assert [list(hop) for hop in drawn.hops(0, 3)] == (
+    [[0], [1], [2]] if hops == "by_level" else [[0, 1], [2]]
+  )
+  tensor = Tensor((5, 13), "float32")
+  summands = np.random.default_rng(0).normal(size=(16, 5, 13)).astype("f4")
+  reduced = jax.jit(jax.shard_map(
+    lambda x: shards.finish(shards.reduce(x, tensor)), mesh=mesh,
+    in_specs=P(("node", "gpu", "gcd")), out_specs=P("gcd", "gpu", "node"),
+  ))(summands)
+  found = shards.restore(reduced, tensor)
+  assert 0 < np.abs(found - summands.sum(0)).max() < 0.2
+
+
+def test_small_tensors_are_not_coded():
+  """By the elements of a shard: nothing else tells at all depths."""
+  drawn = Partition(WIDE, 1, 2, 3, **CODED)  # of 16 ranks, blocks of 4
+  for size, coded in ((48, False), (49, True), (64, True)):
+    shards, mesh = shards_of(drawn)
+    tensor = Tensor((size,), "float32")
+    x = jnp.asarray(np.random.default_rng(1).normal(size=size), "float32")
+    names = [axis.name for axis in shards.inner]
+    whole = jax.jit(jax.shard_map(
+      lambda x, t=tensor, s=shards: s.materialise(s.working(x, t), t),
+      mesh=mesh, in_specs=P(*names), out_specs=P(),
+    ))(shards.store(x, tensor))
+    assert (np.asarray(whole) != x).any() == coded
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_backward_that_reads_no_parameters_gathers_none(prefetch):
+  """Not from a second copy either, which the forward has not made then."""
+  drawn = Partition((Level("node", 2), Level("gpu", 2)), 2, 2, 2, 1)
+  shards, mesh = shards_of(drawn, {"node": 2, "gpu": 2})
+  tensor = Tensor((3,), "float32")
+  stored = shards.store(jnp.arange(9.0).reshape(3, 3), tensor)
+
+  def gradients(stored, x):
+    access = Gathered(shards, prefetch)
+    weights = shards.working(stored, tensor)
+
+    def loss(sinks):
+      layers = Shard(weights, sinks, tensor)
+      y = access.scan(lambda w, x: x + w, layers, x.reshape(1, 3))
+      return jnp.sum(y * y)
+
+    return shards.finish(jax.grad(loss)(shards.sink(stored)))
+
+  f = jax.jit(jax.shard_map(
+    gradients, mesh=mesh,
+    in_specs=(P(None, "gpu", "node"), P("node", "gpu")),
+    out_specs=P(None, "gpu", "node"),
+  ))
+  x = jnp.arange(12.0).reshape(2, 2, 3)
+  lowered = f.lower(stored, x)
+  gathers = [
+    c for c in ledger.collectives(lowered, mesh) if c.kind == "all_gather"
+  ]
+  assert sum(c.count for c in gathers) == 3 * 2  # the forward's
+  found = shards.restore(lowered.compile()(stored, x), tensor)
+  y = x.reshape(4, 3) + jnp.arange(9.0).reshape(3, 3).sum(0)
+  np.testing.assert_array_equal(found, np.stack([2 * y.sum(0)] * 3))
+
+
+def test_gradients_of_all_lanes_are_counted_where_nothing_is_sharded():
+  """Each lane has one of its own until they are summed."""
+  plain = Partition((Level("node", 4),))
+  for lanes in (1, 4):
+    found = cost.memory(plain, [cost.Parameter(10, 2)], {"node": lanes})
+    assert found.gradients == 4 * 2 * 10 * lanes
+    assert found.stored == 12 * 2 * 10

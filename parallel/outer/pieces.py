@@ -1,0 +1,70 @@
+"""Cuts what is exchanged into pieces, which are sent in different steps."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from parallel.outer.base import Params
+from parallel.outer.exchange import Exchange
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+  """How a tree is cut into pieces of whole codec blocks.
+
+  The number of a piece is known only when the program runs, so all pieces have
+  one size. It is a multiple of the codec's block: then a tree is coded in the
+  same blocks whether it is sent in pieces or not.
+
+  Attributes:
+    exchange: How pieces are averaged, which says what a block is.
+    count: The number of pieces.
+  """
+
+  exchange: Exchange
+  count: int
+
+  def take(self, tree: Params, number: Any, dim: int) -> Params:
+    """Cuts a piece ``[..., m]`` of whole codec blocks out of each leaf.
+
+    Args:
+      tree: Arrays at the paths of parameters.
+      number: The number of the piece; may be traced.
+      dim: The number of worker dims in front, 0 or 1.
+    """
+
+    def take(path, x):
+      rows, size = self._rows(path, x, dim)
+      return lax.dynamic_slice_in_dim(rows, number * size, size, -1)
+
+    return jax.tree.map_with_path(take, tree)
+
+  def put(self, tree: Params, part: Params, number: Any, dim: int) -> Params:
+    """Puts a piece back into each leaf; the inverse of `take`."""
+
+    def put(path, x, y):
+      rows, size = self._rows(path, x, dim)
+      rows = lax.dynamic_update_slice_in_dim(rows, y, number * size, -1)
+      lead = rows.ndim - 1
+      return rows[..., : math.prod(x.shape[lead:])].reshape(x.shape)
+
+    return jax.tree.map_with_path(put, tree, part)
+
+  def _rows(
+    self, path: Any, x: jax.Array, dim: int
+  ) -> tuple[jax.Array, int]:
+    """Flattens a leaf to rows that consist of equal pieces.
+
+    Returns:
+      Padded rows ``[..., pieces * size]``, and the size of a piece.
+    """
+    lead = dim + self.exchange.num_block_dims(path)
+    rows = x.reshape(*x.shape[:lead], math.prod(x.shape[lead:]))
+    block = self.exchange.wire.block
+    size = -(-rows.shape[-1] // (self.count * block)) * block
+    padding = self.count * size - rows.shape[-1]
+    return jnp.pad(rows, [(0, 0)] * lead + [(0, padding)]), size
