@@ -42,7 +42,7 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
   """Refuses a name that is not in a list, and names the nearest one.
 
   Args:
-    what: What messages say before the name, as in "link".
+    what: What messages say before the name, as in "schedule " or "link=".
     name: The name.
     names: The list.
 
@@ -54,7 +54,7 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
     near = difflib.get_close_matches(name, names, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(
-      f"{what} {name!r} must be "
+      f"{what}{name!r} must be "
       + (f"one of {', '.join(names)}{hint}" if names else "left out")
     )
 

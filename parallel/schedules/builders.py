@@ -65,7 +65,7 @@ def named(text: str) -> tuple[str, dict[str, Any]]:
       than the builder takes.
   """
   name, options = checks.options(text)
-  checks.known("schedule", name, BUILDERS)
+  checks.known("schedule ", name, BUILDERS)
   functions = [build, BUILDERS[name]]
   if functions[1] is trees.build:  # which passes its options on
     functions.append(trees.forest)
@@ -76,7 +76,7 @@ def named(text: str) -> tuple[str, dict[str, Any]]:
     if p.kind == p.KEYWORD_ONLY
   }
   for option, value in options.items():
-    checks.known(f"{name}'s option", option, taken)
+    checks.known(f"{name}'s option ", option, taken)
     # The values of a Literal, or types.
     allowed = taken[option]
     fits = value in allowed or type(value) in allowed or (

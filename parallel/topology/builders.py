@@ -342,7 +342,7 @@ def build(name: str, *args: Any, **kwargs: Any) -> Topology:
   Raises:
     ValueError: The name is unknown, or the builder does not take the arguments.
   """
-  checks.known("topology", name, BUILDERS)
+  checks.known("topology ", name, BUILDERS)
   try:
     return BUILDERS[name](*args, **kwargs)
   except TypeError as error:

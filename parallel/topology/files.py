@@ -39,7 +39,7 @@ def from_networkx(
   """
   for node, data in graph.nodes(data=True):
     for key in data:
-      known(f"{name}: node {node!r}: the attribute", key, ["switch"])
+      known(f"{name}: node {node!r}: the attribute ", key, ["switch"])
   # The sort is stable: ranks stay in the graph's order, and so do switches.
   nodes = sorted(graph, key=lambda node: bool(graph.nodes[node].get("switch")))
   num_switches = sum(bool(graph.nodes[n].get("switch")) for n in nodes)
@@ -58,7 +58,7 @@ def from_networkx(
   for u, v, data in graph.to_directed().edges(data=True):
     place = f"{name}: edge {u!r} to {v!r}"
     for key in data:
-      known(f"{place}: the attribute", key, ["bandwidth", "latency_s"])
+      known(f"{place}: the attribute ", key, ["bandwidth", "latency_s"])
     found.append(Link(
       number[u], number[v],
       _number(place, "bandwidth", data.get("bandwidth", bandwidth)),

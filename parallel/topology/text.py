@@ -34,14 +34,14 @@ def parse(
   """
   head, options = checks.options(text)
   name, _, argument = head.partition(":")
-  checks.known("topology", name, BUILDERS)
+  checks.known("topology ", name, BUILDERS)
   failed = options.pop("failed", None)
   taken = [
     p.name for p in inspect.signature(BUILDERS[name]).parameters.values()
     if p.kind == p.KEYWORD_ONLY
   ]
   for option in options:
-    checks.known(f"{name}'s option", option, [*taken, "failed"])
+    checks.known(f"{name}'s option ", option, [*taken, "failed"])
   given = {"bandwidth": bandwidth, "latency_s": latency_s}
   options = {k: v for k, v in given.items() if v is not None} | options
   options = {
@@ -80,7 +80,7 @@ def quantity(key: str, value: float | str) -> float:
     except OverflowError as error:
       raise ValueError(f"{key}={value} is too large") from error
   checks.known(
-    f"{key}={value} is no number, and the kind of link", str(value),
+    f"{key}={value} is no number, and the kind of link ", str(value),
     hardware.KINDS,
   )
   kind = hardware.KINDS[str(value)]

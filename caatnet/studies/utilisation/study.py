@@ -116,7 +116,7 @@ def _cells(
 
 def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
   """Recommends a setting, and prices the paper's methods on the same link."""
-  known("config.recommend.link:", config["link"], hardware_links.KINDS)
+  known("config.recommend.link=", config["link"], hardware_links.KINDS)
   link = hardware_links.KINDS[config["link"]]
   bandwidth = 8 * link.bandwidth  # from bytes to bits per second
   factors = {
