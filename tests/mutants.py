@@ -1552,6 +1552,12 @@ _XLA_ROWS = [
     f"{_XLA}/compiled_test.py::test_pairs_of_a_convolution",
   ),
   Mutant(
+    "caatnet/studies/compilation/study.py", "all axes share their links",
+    'busiest = max((row["seconds"] for row in rows), default=0.0)',
+    'busiest = sum(row["seconds"] for row in rows)',
+    f"{_STUDIES}/compilation_test.py::test_bounds_of_a_step",
+  ),
+  Mutant(
     "parallel/hardware/slices.py", "a slice has as many chips as one likes",
     "if chips > self.most_chips:", "if chips > self.most_chips**2:",
     "tests/parallel/hardware_test.py::test_slices_are_those_that_exist",

@@ -1,7 +1,9 @@
 """Lists the collectives of a compiled program: what XLA made of a lowered one.
 
 The entries have the type of `parallel.xla.ledger`, so that what was asked for
-and what will run can be compared. XLA changes collectives:
+and what will run can be compared. Programs of automatic sharding (`jit` with
+shardings) have no collectives before they are compiled. In others XLA changes
+them:
 
 - It merges small reductions into one with several operands.
 - It turns a reduce-scatter into an all-reduce and a slice, in two operations

@@ -135,7 +135,8 @@ def test_models_reduce_and_normalise_in_one_kernel(
   """In attention's door of a scanned block, forward."""
   config = override(
     tiny.get_config("demo"),
-    f"parallel.tensor=4 sync.p=0.5 model.num_layers=1 sync.route={route}",
+    f"parallel.tensor=4 sync.p=0.5 model.num_layers=1 sync.route={route} "
+    "sync.carry=off",
   )
   target = targets.resolve("tpu:v5e:2x2")
   experiment = experiments.build(config, {"tensor": 4}, list(target.devices))
@@ -174,7 +175,7 @@ def test_exchanges_copy_no_weights(target):
   def f(params, momentum, workers):
     step = NesterovStep(params, momentum, 0.7, 0.9)
     return quantize.coded_mean_difference(
-      params, workers, worker, wire, block_dims=1, nesterov=step
+      params, workers, worker, wire, block_dims=1, use=step
     )[0]
 
   specs = P(), P(), P("worker")

@@ -4,7 +4,7 @@
 beside this file show it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import time
 from typing import Any
 
@@ -108,6 +108,37 @@ def steps_of_programs(outer: OuterLoop) -> list[int]:
   return sorted(first.values())
 
 
+def bounds(
+  compute_seconds: float, rows: Collection[Mapping[str, float]]
+) -> dict[str, float]:
+  """Bounds the time of a step from that of its compute and its transfers.
+
+  Args:
+    compute_seconds: Time of compute.
+    rows: Transfers over each set of axes, as `overlap.by_axis` sums them up.
+
+  Returns:
+    The time if everything overlaps, as scheduled, and if nothing does; what
+    these are made of; and the number of transfers that are in none of it, since
+    nobody knows how often they run.
+  """
+  wire = sum(row["seconds"] for row in rows)
+  exposed = sum(row["exposed_seconds"] for row in rows)
+  # Different axes may have links of their own, so only the busiest ones bound
+  # the time in which all is sent.
+  busiest = max((row["seconds"] for row in rows), default=0.0)
+  return {
+    "compute_seconds": compute_seconds,
+    "wire_seconds": wire,
+    "busiest_axes_seconds": busiest,
+    "exposed_seconds": exposed,
+    "unknown_transfers": sum(row["unknown"] for row in rows),
+    "step_if_all_overlaps": max(compute_seconds, busiest),
+    "step_as_scheduled": compute_seconds + exposed,
+    "step_if_none_overlaps": compute_seconds + wire,
+  }
+
+
 def _rows(side: dict) -> list[dict[str, Any]]:
   """Turns one side of a comparison of ledgers into plain data."""
   return [
@@ -155,11 +186,6 @@ def _schedule(
   )
   cost, transfers = schedule.total(), schedule.collectives()
   axes = overlap.by_axis(transfers)
-  wire = [row["seconds"] for row in axes.values()]
-  # Different axes may have links of their own, so that only the busiest ones
-  # are a bound.
-  busiest = max(wire, default=0.0)
-  exposed = sum(row["exposed_seconds"] for row in axes.values())
   model_flops = experiment.flops_per_step / program.layout.mesh.size
   peak = hardware.peak(program.model.dtype)
   # XLA's text does not show the FLOPs of custom calls, such as flash attention.
@@ -193,14 +219,7 @@ def _schedule(
       "memory_bytes": cost.bytes,
       "model_flops_seconds": model_flops / peak,
       "memory_seconds": cost.bytes / hardware.memory_bandwidth,
-      "compute_seconds": compute,
-      "wire_seconds": sum(wire),
-      "busiest_axes_seconds": busiest,
-      "exposed_seconds": exposed,
-      "unknown_transfers": sum(row["unknown"] for row in axes.values()),
-      "step_if_all_overlaps": max(compute, busiest),
-      "step_as_scheduled": compute + exposed,
-      "step_if_none_overlaps": compute + sum(wire),
+      **bounds(compute, axes.values()),
     },
     "constants": {
       f"{program.model.dtype} peak": [f"{peak / 1e12:g} TFLOP/s",

@@ -2,6 +2,8 @@
 
 import collections
 
+import pytest
+
 from caatnet.studies.compilation import partition, study, tables
 from parallel.xla import compiled, ledger, overlap
 from parallel.xla.roofline import Cost
@@ -64,3 +66,25 @@ def test_tables_show_what_runs_an_unknown_number_of_times(capsys):
   assert printed.count("2 x all_reduce float32  0.008 MB") == 2
   assert printed.count("? x all_reduce float32  0.004 MB each") == 1
   assert printed.count("1, 0.00 MB each time") == 2
+
+
+def test_bounds_of_a_step():
+  """Axes may send at once; as scheduled, what is not hidden adds up."""
+  entries = [
+    ledger.Collective(
+      "all_reduce", axes, 8, "float32", (1000,), count, "forward", False,
+      "add", "",
+    )
+    for axes, count in ((("a",), 1), (("b",), 2), (("b",), None))
+  ]
+  rows = overlap.by_axis([
+    overlap.ScheduledCollective((e,), e.count, True, 3.0, Cost(), 1.0, ())
+    for e in entries
+  ])
+  found = study.bounds(2.0, rows.values())
+  assert found["busiest_axes_seconds"] == 6
+  assert found["step_if_all_overlaps"] == 6
+  assert found["step_as_scheduled"] == pytest.approx(2 + 3 * 2)
+  assert found["step_if_none_overlaps"] == 2 + 3 * 3
+  assert found["unknown_transfers"] == 1
+  assert study.bounds(7.0, rows.values())["step_if_all_overlaps"] == 7

@@ -157,6 +157,20 @@ def test_a_chain_of_fusions_sends_once():
   assert gather.hidden == pytest.approx(0.25, rel=1e-3)
 
 
+def test_what_cannot_be_read_is_an_error():
+  start = next(s for s in SCHEDULED.splitlines() if "all-reduce-start" in s)
+  for line, error in (
+    ("  %start = f32[1000]{0} send(%g), channel_id=1", NotImplementedError),
+    (start.replace("{{0,1,2,3,4,5,6,7}}", "all"), ValueError),
+  ):
+    module = hlo.parse(SCHEDULED.replace(start, line))
+    with pytest.raises(error):
+      compiled_ledger.collectives(module, make_mesh(a=8))
+  to_host = "  %start = f32[1000]{0} send(%g), is_host_transfer=true"
+  module = hlo.parse(SCHEDULED.replace(start, to_host))
+  assert len(compiled_ledger.collectives(module, make_mesh(a=8))) == 1
+
+
 def test_an_unscheduled_program_has_no_overlap_to_report():
   module = hlo.parse(SCHEDULED.replace("is_scheduled=true", "x=1"))
   with pytest.raises(ValueError, match="not scheduled"):
