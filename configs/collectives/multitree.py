@@ -56,7 +56,7 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   # Pieces of each chunk, which follow one another; 0: for each size and model
   # of time as many as are fastest.
   config.pieces = 0
-  kib = {"test": (32, 512, 8192), "large": (32, 2048, 65536)}
+  kib = {"test": (32, 1024), "large": (32, 2048, 65536)}
   config.size_bytes = tuple(
     k * 2**10 for k in kib.get(size, (32, 256, 2048, 16384, 65536))
   )

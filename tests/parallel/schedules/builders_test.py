@@ -28,10 +28,11 @@ GRIDS = [
   t.torus((3, 3)), t.torus((2, 4)), t.torus((2, 2, 4)), t.mesh((3, 4)),
   t.mesh((3, 3)), t.mesh((4, 4)),
 ]
+ONE_WAY = t.ring(4).without((1, 0), (2, 1), (3, 2), (0, 3))
 OTHERS = [
   t.fully_connected(6), t.switch(5), t.leaf_spine(2, 2, 4), t.fat_tree(4),
   t.bigraph(2, 4), t.dgx(2, 4), t.torus((4, 4)).without((0, 1)),
-  t.torus((4, 4)).without((5, 6), (6, 5)), t.ring(5).without((1, 0)),
+  t.torus((4, 4)).without((5, 6), (6, 5)), t.ring(5).without((1, 0)), ONE_WAY,
 ]
 POWERS = [x for x in GRIDS if math.log2(x.num_ranks) % 1 == 0]
 ACCEPTED = dict.fromkeys(BUILDERS, GRIDS + OTHERS) | {
@@ -391,6 +392,14 @@ def test_two_rings_on_a_one_way_link_claim_no_room():
   for collective in COLLECTIVES:
     assert build("bidirectional_ring", net, collective).link_capacity is None
   assert build("bidirectional_ring", t.ring(5)).link_capacity == 1
+
+
+def test_an_all_reduce_claims_what_both_halves_keep():
+  """Around a one-way ring gathers take single links, and scatters three."""
+  claims = [build("ring", ONE_WAY, c).link_capacity for c in COLLECTIVES]
+  assert dict(zip(COLLECTIVES, claims, strict=True)) == {
+    "all_reduce": None, "reduce_scatter": None, "all_gather": 1
+  }
 
 
 def test_the_farthest_roots_take_their_turns_first():
