@@ -12,6 +12,9 @@ over the w <= g <= o innermost levels; level 0 is the innermost. A step sends
     m times    reduce-scatters of gradients over levels 0 ... g - 1
     once       reduce-scatters over levels g ... o - 1, then one all-reduce over
                the levels beyond o
+
+Coded gradients may be reduced over several levels in one hop
+(`Partition.hops`). Parameters of which a shard fills no block are not coded.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,8 +7,8 @@ the element decodes to ``scale * number``:
   int8  integers -127 ... 127, two's complement
   int4  integers -7 ... 7, two's complement
   e3m0  sign bit, exponent e of three bits, no mantissa: e = 0 is zero,
-        e = 1 ... 7 are the magnitudes 2^-6, 2^-5, ... 2^-1, 1; rounding to the
-        nearest shrinks Gaussian values to 0.965 (blocks of 256; 0.987 of 16)
+        e = 1 ... 7 are the magnitudes 2^-6, 2^-5, ... 2^-1, 1. The nearest of
+        these shrinks Gaussian values by 3.5 % in blocks of 256
   fp8   float8_e4m3fn, -448 ... 448
 
 The scale is the block's largest magnitude divided by the codec's largest
@@ -573,7 +573,7 @@ def weighted(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def to_23_bits(x: jax.Array) -> jax.Array:
-  """Rounds to 23 significant bits, ties to even; NaN stays NaN.
+  """Rounds to 23 significant bits, ties to even; NaN stays, of all ones too.
 
   ``lax.reduce_precision(x, 8, 22)`` does the same; Mosaic and Triton lack it.
   """
