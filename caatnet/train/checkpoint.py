@@ -6,10 +6,13 @@ partitions. Parameters and the outer loop's state are items of their own, which
 an evaluation reads without the optimizer's state.
 """
 
+from collections.abc import Iterable, Iterator
+import contextlib
 import functools
 import os
 from typing import Any
 
+from etils import epath
 import jax
 import orbax.checkpoint as ocp
 
@@ -60,8 +63,8 @@ class Checkpointer:
 
   def num_workers(self, step: int | None = None) -> int:
     """Returns how many workers a checkpoint has; None asks for the newest."""
-    path = self.directory / str(self._existing(step)) / "params"
-    params = ocp.StandardCheckpointHandler().metadata(path)
+    with self._readable(self._existing(step), ["params"]) as path:
+      params = ocp.StandardCheckpointHandler().metadata(path / "params")
     return jax.tree.leaves(params)[0].shape[0]
 
   def path(self, step: int | None) -> str:
@@ -186,7 +189,13 @@ class Checkpointer:
     self._manager.wait_until_finished()
 
   def _read(self, step: int, **items: Any) -> ocp.args.Composite:
-    """Reads items of a checkpoint; whatever is wrong with it is one line."""
+    """Reads items of a checkpoint."""
+    with self._readable(step, items) as path:
+      return self._reader.restore(path, args=ocp.args.Composite(**items))
+
+  @contextlib.contextmanager
+  def _readable(self, step: int, items: Iterable[str]) -> Iterator[epath.Path]:
+    """Gives a checkpoint's path; whatever is wrong with it is one line."""
     path = self.directory / str(step)
     missing = [name for name in items if not (path / name).exists()]
     if missing:
@@ -195,7 +204,7 @@ class Checkpointer:
         "version or outer loop"
       )
     try:
-      return self._reader.restore(path, args=ocp.args.Composite(**items))
+      yield path
     except (KeyError, OSError, TypeError, ValueError) as error:
       line = next(iter(str(error).splitlines()), type(error).__name__)
       raise ValueError(f"{path} cannot be read: {line[:300]}") from error
