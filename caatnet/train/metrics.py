@@ -27,7 +27,7 @@ class LateMetrics:
     self._elsewhere: list[Step] = []
 
   def add(self, step: int, metrics: dict[str, jax.Array], due: bool) -> None:
-    """Adds what a step returned, and waits for nothing.
+    """Adds what a step returned; waits for the step before it at most.
 
     Args:
       step: The number of updates made.
@@ -40,6 +40,8 @@ class LateMetrics:
     ):
       self._here.append((step, metrics))
       return
+    if self._elsewhere:  # keeps the host one step ahead of this device
+      jax.block_until_ready(self._elsewhere[-1])
     self._elsewhere.append((step, metrics))
     if due:
       steps, trees = zip(*self._elsewhere, strict=True)
