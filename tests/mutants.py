@@ -1110,8 +1110,8 @@ _SCHEDULES_ROWS = [
   ),
   Mutant(
     "parallel/schedules/growth.py", "links are free always",
-    "(max(has[tails[link]], free[link]) + cost[link], link) for link in ahead",
-    "(has[tails[link]] + cost[link], link) for link in ahead",
+    "self._free[link] = start + self._taken[link]",
+    "self._free[link] = 0.0",
     f"{_SCHEDULES}/growth_test.py::"
     "test_a_slow_link_costs_multitree_little_more_than_none",
   ),
@@ -2125,9 +2125,15 @@ _BUILD_ROWS = [
 _STUDIES_ROWS = [
   Mutant(
     "caatnet/studies/collectives/study.py", "a rank's links are one each way",
-    "slowest = min(min(out[: net.num_ranks]), min(into[: net.num_ranks]))",
+    "slowest = min(*out[:n], *into[:n])",
     "slowest = net.links[0].bandwidth",
-    f"{_STUDIES}/collectives_test.py::test_bound_of_a_rank_s_links",
+    f"{_STUDIES}/collectives_test.py::test_bound_of_the_ranks_links",
+  ),
+  Mutant(
+    "caatnet/studies/collectives/study.py", "a rank sends all that all send",
+    "max(1 / slowest, 2 * (n - 1) / together)",
+    "max(2 * (n - 1) / n / slowest, 2 * (n - 1) / together)",
+    f"{_STUDIES}/collectives_test.py::test_bound_of_the_ranks_links",
   ),
   Mutant(
     "caatnet/studies/collectives/study.py", "a speedup is a slowdown",

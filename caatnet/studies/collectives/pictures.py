@@ -41,7 +41,7 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
                     for r in own})
     panel.plot(
       [x for x, _ in bound], [y / 1e3 for _, y in bound], "k--", lw=1,
-      label="bound of a rank's links",
+      label="bound of the ranks' links",
     )
     panel.set(title=net, xscale="log", yscale="log")
     panel.grid(alpha=0.3)

@@ -109,22 +109,28 @@ def _row(
 
 
 def injection_bound(net: Topology, size_bytes: int) -> float:
-  """Returns the least seconds of an all-reduce, bounded by one rank's links.
+  """Returns the least seconds of an all-reduce, bounded by the ranks' links.
 
-  Each rank must send and receive 2 (n - 1) / n of the buffer over its own
-  links. Latency is left out.
+  Each rank must send and receive the size of the buffer at least, over its own
+  links. All ranks together must send it 2 (n - 1) times (Patarasuk and Yuan,
+  2009), which binds where all have equal links. A single rank may well send
+  less than 2 (n - 1) / n of it, if it adds up nothing for others: what it sends
+  of the reduce-scatter may then overlap what it receives of the all-gather.
+  Latency is left out.
 
   Args:
     net: The network.
     size_bytes: The size of the buffer.
   """
+  n = net.num_ranks
   out = [0.0] * net.num_nodes
   into = [0.0] * net.num_nodes
   for link in net.links:
     out[link.source] += link.bandwidth
     into[link.destination] += link.bandwidth
-  slowest = min(min(out[: net.num_ranks]), min(into[: net.num_ranks]))
-  return 2 * (net.num_ranks - 1) / net.num_ranks * size_bytes / slowest
+  slowest = min(*out[:n], *into[:n])
+  together = min(sum(out[:n]), sum(into[:n]))
+  return size_bytes * max(1 / slowest, 2 * (n - 1) / together)
 
 
 def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def show(result: Mapping[str, Any]) -> None:
       f"all-reduce on {name}, {rows[0]['num_ranks']} ranks: us by events"
       f"{' with barriers' if result['barrier'] else ''}, speed-up over ring; "
       f"lockstep us of {size_text(sizes[-1])}\nand its bound's share "
-      f"({largest['bound_us']:,.1f} us: every rank's own links)",
+      f"({largest['bound_us']:,.1f} us: the ranks' own links)",
       ["algorithm", "rounds", *map(size_text, sizes), "lockstep", "bound"],
       lines,
     )
