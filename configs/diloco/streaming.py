@@ -1,5 +1,7 @@
 """Streaming DiLoCo, arXiv 2501.18512: strided fragments, tau = 1, 4 bit.
 
+E3M0 shrinks Gaussian differences by 3.5 % (`rounding.py` measures the cost).
+
   python -m launch.train --config=configs/diloco/streaming.py --cpu_devices=8
 
 `streaming.py:35m` and so on are the larger sizes of `base.py`. Results: LOG.md.

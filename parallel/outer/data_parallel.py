@@ -1,9 +1,12 @@
 """Data parallelism over the worker axis: gradients are averaged in every step.
 
-It is the baseline of all other outer loops.
+It is the baseline of all other outer loops. No worker is left out: they are one
+model, and a worker that diverges has nothing to go back to.
 """
 
 import dataclasses
+
+import jax
 
 from parallel.outer.base import (
   OuterLoop,
@@ -12,6 +15,7 @@ from parallel.outer.base import (
   float32_bytes,
   mean_over_workers,
   of_first,
+  of_joined,
   to_workers,
 )
 
@@ -24,6 +28,11 @@ class DataParallel(OuterLoop):
     if self.worker.size == 1:  # or a step would hold an all-reduce of one rank
       return grads
     return to_workers(mean_over_workers(grads, self.worker), self.worker)
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    return of_joined(params, jax.tree.map(lambda x: x[0], params), first), state
 
   def evaluated(self, params: Params, state: State) -> Params:
     # Workers are equal already; a mean of them would round.

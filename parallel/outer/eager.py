@@ -137,8 +137,8 @@ class Eager(OuterLoop):
     )
     outer = optax.apply_updates(own["params"], updates)
     own = own | {"params": outer, "optimizer": optimizer, "delta": delta}
-    own = own | {"share": share}
-    return outer, state | {"workers": own, "heard": verdict.heard}
+    state = state | {"heard": verdict.heard}
+    return outer, state | {"workers": own | {"share": share}}
 
   def is_border(self, step: int) -> bool:
     return step % self.every == 0

@@ -115,7 +115,7 @@ class NoLoCo(OuterLoop):
     norms = self.norm(deltas)
     both = jnp.stack([norms, permute(norms, self.worker, pairs)])
     mine, other = health.healthy(both, self.outlier_factor)  # [W] each
-    deltas = after(deltas, both, self.ordered)
+    deltas, phis = after((deltas, own["params"]), both, self.ordered)
 
     @jax.vmap
     def mean_of_healthy(delta, other_delta, mine, other):
@@ -131,7 +131,7 @@ class NoLoCo(OuterLoop):
         - self.pull * (phi - other_phi) / 2
       )
 
-    momentum = jax.tree.map(step, own["momentum"], own["params"], deltas)
+    momentum = jax.tree.map(step, own["momentum"], phis, deltas)
     outer = jax.tree.map(jnp.add, own["params"], momentum)
     own = health.noted(own, norms, mine)
     return outer, {"workers": own | {"params": outer, "momentum": momentum}}

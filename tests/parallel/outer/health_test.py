@@ -106,8 +106,8 @@ def test_the_others_are_as_if_it_had_not_been_there(name, devices):
     found[: back - 1], alone[: back - 1], strict=True
   ):
     same_numbers(each(lambda x: x[:SICK], ours), theirs)
-    if "params" in state:
-      same_numbers(state["params"], their_state["params"])
+    for key in {"params", "mean"} & state.keys():
+      same_numbers(state[key], their_state[key])
   params, state, _ = found[out - 1]
   np.testing.assert_array_equal(state["workers"]["left_out"], [0, 0, 1])
   # Eager's workers have outer parameters of their own.
