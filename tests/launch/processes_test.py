@@ -69,8 +69,10 @@ def test_workers_on_two_processes_train_and_stop_as_one(tmp_path):
   """Metrics are sent three steps at a time, and a signal to one stops both."""
   with pair_of(TRAIN, tmp_path / "pair") as pair:
     path = tmp_path / "pair" / "metrics.jsonl"
+    latest = time.monotonic() + 300
     while not (path.exists() and path.read_text().count("\n") > 2):
       assert all(process.poll() is None for process in pair)
+      assert time.monotonic() < latest
       time.sleep(0.01)
     pair[1].send_signal(signal.SIGTERM)
     for process in pair:
