@@ -8,6 +8,7 @@ numbers.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import io
 import json
+import re
 from typing import Any
 
 from rich.console import Console
@@ -151,7 +152,7 @@ def training_step(_: str) -> str:
 
 def _in_words(overrides: str) -> str:
   """Overrides of a program in words: "p = 0.5, route = one_shot"."""
-  words = overrides.replace("sync.", "").removesuffix(".0")
+  words = re.sub(r"sync\.|model\.|\.0\b", "", overrides)
   return words.replace(" ", ", ").replace("=", " = ")
 
 
