@@ -725,6 +725,13 @@ _OUTER = [
     f"{_LINEAR}::test_a_worker_that_diverges_is_left_out_and_named",
   ),
   Mutant(
+    "caatnet/train/norms.py", "a worker is judged by one tensor rank's part",
+    "total + (lax.psum(square, names) if names else square)",
+    "total + (lax.pmean(square, names) if names else square)",
+    f"{_TRAIN}/outer_loops_test.py::"
+    "test_the_compensation_has_the_size_that_it_is_told",
+  ),
+  Mutant(
     "caatnet/train/membership.py", "who joins starts the schedule anew",
     "new = with_schedule_of(jax.tree.map(lambda x: x[0], opt_state), new)",
     "pass",

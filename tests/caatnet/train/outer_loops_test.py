@@ -467,7 +467,7 @@ def test_the_compensation_has_the_size_that_it_is_told():
     state = outer.begin(params, state, outer.plan(3))
     new = outer.gradients(grads, state)
     difference = jax.tree.map(jnp.subtract, new, grads)
-    return outer.norm(difference), outer.norm(grads)
+    return outer.exchange.norm(difference), outer.exchange.norm(grads)
 
   specs = program.layout.per_worker(program.specs)
   worker = jax.sharding.PartitionSpec("worker")
@@ -478,6 +478,12 @@ def test_the_compensation_has_the_size_that_it_is_told():
   ))
   changed, size = f(grads, runner.state.params, runner.state.outer)
   np.testing.assert_allclose(changed, 0.3 * np.asarray(size), rtol=1e-3)
+  # Of all tensor ranks, each element once.
+  squares = sum(
+    np.square(x).reshape(WORKERS, -1).sum(axis=1)
+    for x in jax.tree.leaves(grads)
+  )
+  np.testing.assert_allclose(size, np.sqrt(squares), rtol=1e-5)
   zero = Runner("dc_s3gd", "outer.compensation=0.3")
   changed, _ = f(grads, zero.state.params, zero.state.outer)
   np.testing.assert_array_equal(changed, 0)
