@@ -39,6 +39,8 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
                                 "multitree, torus 32x32")
   # Sizes of all-gathers; random graphs are timed at the last one.
   config.benchmark.size_bytes = (2**15, 2**20, 2**26)
+  # Models of time, each of which chooses a schedule of its own.
+  config.benchmark.models = ("events", "lockstep")
   config.benchmark.num_random = 200
   config.benchmark.max_nodes = 24
   # How many processes share the graphs.

@@ -34,7 +34,7 @@ SPEEDS: dict[str, Callable[[random.Random], float]] = {
   "doubling": lambda rng: rng.choice((25e9, 50e9, 100e9, 200e9)),
   "uneven": lambda rng: rng.uniform(25e9, 200e9),
 }
-MODELS = ("events", "lockstep")
+MODELS = ("events", "lockstep")  # of `parallel.planner.schedules.fastest`
 
 # Topologies of optimal trees, by the names in config.benchmark.optimal.
 NAMED = {
@@ -69,7 +69,9 @@ def run(config: Any) -> dict[str, Any]:
     ValueError: The config names an unknown topology or schedule.
   """
   options = config.benchmark
-  for key, known in (("optimal", NAMED), ("simulated", SIMULATED)):
+  for key, known in (
+    ("optimal", NAMED), ("simulated", SIMULATED), ("models", MODELS)
+  ):
     for name in options[key]:
       if name not in known:
         raise ValueError(
@@ -93,16 +95,20 @@ def run(config: Any) -> dict[str, Any]:
       f"{r['traversals'] / r['seconds']:,.0f}"] for r in simulated],
   )
   named = _shared(
-    options, functools.partial(_named, sizes=tuple(options.size_bytes)),
-    tuple(options.optimal), "optimal",
+    options,
+    functools.partial(
+      _named, sizes=tuple(options.size_bytes), models=tuple(options.models)
+    ),
+    tuple(options.optimal),
+    "optimal",
   )
-  _show_optimal(named)
+  _show_optimal(named, options.models)
   drawn = {
     kind: _shared(
       options,
       functools.partial(
         _drawn, max_nodes=options.max_nodes, kind=kind,
-        sizes=tuple(options.size_bytes)[-1:],
+        sizes=tuple(options.size_bytes)[-1:], models=tuple(options.models),
       ),
       range(options.num_random),
       f"{kind} links",
@@ -115,11 +121,15 @@ def run(config: Any) -> dict[str, Any]:
   return {
     "environment": facts, "multitree": scaling, "simulated": simulated,
     "optimal": named, "random": drawn,
-    "summary": {kind: _summary(kind, rows) for kind, rows in drawn.items()},
+    "summary": {
+      kind: _summary(kind, rows, options.models) for kind, rows in drawn.items()
+    },
   }
 
 
-def _show_optimal(named: list[dict[str, Any]]) -> None:
+def _show_optimal(
+  named: list[dict[str, Any]], models: Sequence[str]
+) -> None:
   """Prints tables of packed trees, and of times at sizes, over the bounds."""
   tables.table(
     "packed trees of all-gathers: busiest link over the cut bound",
@@ -132,12 +142,12 @@ def _show_optimal(named: list[dict[str, Any]]) -> None:
   tables.table(
     "all-gathers chosen for a size: time over the bound (of the tightest cut, "
     "or of latencies)",
-    ["topology", "size", "bound us", "by events", "with", "in lockstep",
-     "with"],
+    ["topology", "size", "bound us",
+     *(text for model in models for text in (model, "with"))],
     [
       [r["topology"], tables.size_text(x["size_bytes"]),
        f"{x['bound_us']:,.2f}",
-       *(text for model in MODELS for text in (
+       *(text for model in models for text in (
          f"{x[model]['ratio']:.3f}", x[model]["trees"]
        ))]
       for r in named for x in r["times"]
@@ -167,17 +177,26 @@ def _shared(
     return list(_track(pool.map(measure, items), what, len(items)))
 
 
-def _named(name: str, sizes: tuple[int, ...]) -> dict[str, Any]:
-  return _optimal(NAMED[name](), name, sizes)
+def _named(
+  name: str, sizes: Sequence[int], models: Sequence[str]
+) -> dict[str, Any]:
+  return _optimal(NAMED[name](), name, sizes, models)
 
 
 def _drawn(
-  seed: int, max_nodes: int, kind: str, sizes: tuple[int, ...]
+  seed: int,
+  max_nodes: int,
+  kind: str,
+  sizes: Sequence[int],
+  models: Sequence[str],
 ) -> dict[str, Any]:
-  return _optimal(random_graph(seed, max_nodes, kind), f"random {seed}", sizes)
+  net = random_graph(seed, max_nodes, kind)
+  return _optimal(net, f"random {seed}", sizes, models)
 
 
-def _summary(kind: str, drawn: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(
+  kind: str, drawn: list[dict[str, Any]], models: Sequence[str]
+) -> dict[str, Any]:
   """Prints and returns a summary of random graphs with links of one kind."""
   ratios = np.array([r["ratio"] for r in drawn])
   seconds = np.array([r["seconds"] for r in drawn])
@@ -201,7 +220,7 @@ def _summary(kind: str, drawn: list[dict[str, Any]]) -> dict[str, Any]:
     f"{found['most_seconds']:.1f} s; MultiTree at most "
     f"{found['most_multitree_seconds']:.2f} s"
   )
-  for model in MODELS:
+  for model in models:
     times = np.array([r["times"][-1][model]["ratio"] for r in drawn])
     found[model] = {
       "within_5_percent": float(np.mean(times <= 1.05)),
@@ -257,7 +276,7 @@ def _simulated(name: str) -> dict[str, Any]:
 
 
 def _optimal(
-  topology: Topology, name: str, sizes: Iterable[int]
+  topology: Topology, name: str, sizes: Sequence[int], models: Sequence[str]
 ) -> dict[str, Any]:
   """Times optimal trees, checks their schedules, and compares with bounds."""
   forest, seconds = _timed(lambda: trees.forest(topology))
@@ -282,12 +301,17 @@ def _optimal(
     "leaving_bytes_per_second": bound.leaving,
     "seconds": seconds,
     "multitree_seconds": multitree_seconds,
-    "times": [_times(topology, bound.seconds_per_byte, x) for x in sizes],
+    "times": [
+      _times(topology, bound.seconds_per_byte, x, models) for x in sizes
+    ],
   }
 
 
 def _times(
-  topology: Topology, seconds_per_byte: float, size_bytes: int
+  topology: Topology,
+  seconds_per_byte: float,
+  size_bytes: int,
+  models: Sequence[str],
 ) -> dict[str, Any]:
   """Compares the schedules that are chosen for a size with the bound.
 
@@ -299,7 +323,7 @@ def _times(
   far = max(topology.hops(a, b) for a in ranks for b in ranks)
   bound_s = max(seconds_per_byte * size_bytes, far * latency_s)
   found: dict[str, Any] = {"size_bytes": size_bytes, "bound_us": bound_s * 1e6}
-  for model in MODELS:
+  for model in models:
     chosen = schedules.fastest(
       "optimal", topology, "all_gather", size_bytes, model=model
     )

@@ -103,9 +103,9 @@ def fastest(
       kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
     found = []
     for kind in kinds:
-      whole = soonest([timed(*x, 1, None) for x in kind])
+      whole = _soonest([timed(*x, 1, None) for x in kind])
       found += [whole, *_cut(whole, topology, size_bytes, model, timed)]
-    best = soonest(found)
+    best = _soonest(found)
   check(best.schedule, topology)
   return best
 
@@ -128,7 +128,7 @@ def _routed(
   return schedule, on_links(schedule, topology)
 
 
-def soonest(choices: Iterable[Choice]) -> Choice:
+def _soonest(choices: Iterable[Choice]) -> Choice:
   """Returns the first one of the least time."""
   return min(choices, key=lambda choice: choice.seconds)
 
@@ -154,7 +154,7 @@ def _cut(
       capacities += [
         max(1, schedule.link_capacity * pieces // parts) for parts in (8, 2)
       ]
-    choice = soonest([
+    choice = _soonest([
       timed(whole.builder, whole.options, pieces, capacity)
       for capacity in dict.fromkeys(capacities)
     ])
