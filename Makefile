@@ -21,11 +21,13 @@ demo: $(VENV)/installed  ## Trains p=1 and p=.5 on real text, and compares.
 	$(BIN)/python -m launch.demo $(ARGS)
 
 test: $(VENV)/installed lint  ## Runs all tests (2 cores, no GPU).
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q --durations=10
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	  -q --durations=10
 
 test-quick:  ## Runs a subset of the laws: make test-quick PYTHON=python3.13
 	@$(MAKE) --no-print-directory VENV=$(QUICK_VENV) $(QUICK_VENV)/installed
-	$(QUICK_VENV)/bin/python -m pytest -n 2 --dist loadfile -q -m quick
+	$(QUICK_VENV)/bin/python -m pytest -n 2 --dist loadfile \
+	  --no-loadscope-reorder -q -m quick
 
 test-tpu:  ## Compiles for TPUs that are not here (libtpu, about 200 MB).
 	@$(MAKE) --no-print-directory VENV=.venv-tpu EXTRAS=plot,test,tpu \

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import pathlib
 import tempfile
 
 # Tests compile far more than they compute: two thirds of the time are XLA's.
@@ -29,6 +30,34 @@ import pytest
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+# Files that take longest come first, so that no worker is left with one of them
+# when the others have none. Makefile keeps xdist from sorting files by its own
+# rule, the number of tests.
+LONGEST = (
+  "caatnet/train/loop_test.py",
+  "caatnet/models/transformer_test.py",
+  "caatnet/train/outer_loops_test.py",
+  "caatnet/train/zero_test.py",
+  "parallel/tensor/doors_test.py",
+  "parallel/schedules/run_test.py",
+  "colabs_test.py",
+  "caatnet/models/convolutional_test.py",
+  "launch/processes_test.py",
+  "caatnet/train/zero_workers_test.py",
+  "caatnet/train/zero_layers_test.py",
+  "parallel/zero/shards_test.py",
+  "caatnet/train/linear_model_test.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+  places = {
+    pathlib.Path(__file__).parent / name: place
+    for place, name in enumerate(LONGEST)
+  }
+  items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture
