@@ -196,7 +196,7 @@ MEAN = {"eager": ("params", "optimizer", "delta", "share"),
         "noloco": ("params", "momentum"), "nothing": ()}
 
 
-@pytest.mark.parametrize("name", [*LOOPS, *set(MEAN) - set(LOOPS)])
+@pytest.mark.parametrize("name", [*LOOPS, *sorted(set(MEAN) - set(LOOPS))])
 def test_who_joins_starts_from_the_outer_parameters(name):
   """Or from the mean, where each worker has its own; the others stay."""
   worker = Axis("worker", M)
