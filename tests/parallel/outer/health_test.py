@@ -93,7 +93,7 @@ def same_numbers(ours, theirs):
 
 @pytest.mark.parametrize(
   ("name", "devices"),
-  [*((name, M) for name in LOOPS), ("diloco int4", 1), ("dc_s3gd", 1)],
+  [*((name, M) for name in LOOPS), ("dc_s3gd", 1)],
 )
 def test_the_others_are_as_if_it_had_not_been_there(name, devices):
   """Until it is back; it goes on from the outer parameters."""
