@@ -61,6 +61,32 @@ class Toy:
     return collections.Counter()
 
 
+@dataclasses.dataclass(frozen=True)
+class Deep(Toy):
+  """Behind a stack of two linear layers, ``x + x @ w`` each."""
+
+  num_params: int = Toy.num_params + 2 * INPUTS * INPUTS
+
+  @property
+  def stacks(self):
+    return {"blocks": 2}
+
+  @property
+  def parameters(self):
+    return super().parameters | {"blocks": {"w": Parameter(P(), 1, "float32")}}
+
+  def init(self, key):
+    w = 0.3 * jax.random.normal(key, (2, INPUTS, INPUTS))
+    return super().init(key) | {"blocks": {"w": w}}
+
+  def scores(self, params, batch, access=AS_THEY_ARE):
+    head = {key: params[key] for key in ("w", "b")}
+    # As the parameters of each tensor rank make it.
+    x = lax.pcast(batch["x"], "tensor", to="varying")
+    x = access.scan(lambda p, x: x + x @ p["w"], params["blocks"], x, 1, None)
+    return super().scores(head, batch | {"x": x}, access)
+
+
 class _Rows:
   def __init__(self, examples):
     self.examples = examples
@@ -105,18 +131,21 @@ class ToyData:
 
 def make(
   workers=1, data=1, devices=None, scheme="ddp", outer=None, learning_rate=0.1,
-  momentum=0.9, clip_norm=0.0, num_steps=6, batch_size=8, **options,
+  momentum=0.9, clip_norm=0.0, num_steps=6, batch_size=8, levels=None,
+  offload=False, model=Toy(), **options,
 ):
-  """An experiment; ``devices`` are those of the worker and of the data axis."""
+  """An experiment; ``devices`` are those of the worker and of the data axis.
+
+  Axes in ``levels`` stand in place of that one.
+  """
   devices = devices or (1, 1)
-  axes = {
-    "worker": Axis("worker", workers, devices[0]),
-    "data": Axis("data", data, devices[1]),
-    "tensor": Axis("tensor", 1),
-  }
+  levels = levels or (Axis("data", data, devices[1]),)
+  worker, tensor = Axis("worker", workers, devices[0]), Axis("tensor", 1)
+  sizes = [partition.Level(axis.name, axis.size) for axis in levels]
   layout = Layout(
-    axes["worker"], (axes["data"],), axes["tensor"], make_mesh(axes),
-    partition.named(scheme, (partition.Level("data", data),)),
+    worker, levels, tensor,
+    make_mesh({axis.name: axis for axis in (worker, *levels, tensor)}),
+    partition.named(scheme, sizes), offload=offload,
   )
   rate = learning_rate
   if not callable(rate):
@@ -127,9 +156,9 @@ def make(
   )
   return Experiment(
     config={"name": "toy"},
-    program=Program(Toy(), layout),
+    program=Program(model, layout),
     optimizer=optax.sgd(rate, momentum),
-    outer=outer or OuterLoop(axes["worker"]),
+    outer=outer or OuterLoop(worker),
     learning_rate=rate,
     clip_norm=clip_norm,
     data=ToyData(batch_size),

@@ -8,10 +8,12 @@ import pytest
 from caatnet.train.evaluate import put_batch
 from caatnet.train.state import check_equal_start
 from caatnet.train.whole import to_whole
+from parallel.axes import Axis
+from tests.caatnet.train.outer_loops_test import PLAIN, Runner
 from tests.caatnet.train.zero_test import make
 
 
-def last_params(scheme, outer, mesh, num_steps=6):
+def last_params(scheme, outer, mesh, num_steps):
   """Whole parameters of two workers of 2 x 2 ranks after some steps."""
   experiment = make(
     f"{scheme} zero.levels=node:2,gpu:2",
@@ -38,15 +40,20 @@ SPREAD = {"worker": 2, "node": 2, "gpu": 2}
 
 
 @pytest.mark.parametrize(
-  "outer",
-  ["streaming outer.every=4 outer.fragment_layers=1 outer.overlap=(1,)",
-   "dc_s3gd optimizer.name=sgd optimizer.warmup_steps=2"],
+  ("name", "overrides"),
+  [("streaming", f"{PLAIN} outer.every=4 outer.overlap=(1,)"),
+   ("dc_s3gd", "")],
 )
-def test_workers_may_be_partitioned_inside(outer):
-  chex.assert_trees_all_close(
-    last_params("zero3", outer, SPREAD), last_params("ddp", outer, {}),
-    atol=5e-6,
-  )
+def test_workers_may_be_partitioned_inside(name, overrides):
+  """Fragments are of shards, and norms over them."""
+  def last(scheme, devices):
+    runner = Runner(
+      name, overrides, workers=2, devices=devices, scheme=scheme,
+      levels=tuple(Axis(level, 2, devices) for level in ("node", "gpu")),
+    ).run(8)
+    return to_whole(runner.experiment.program, runner.state).params
+
+  chex.assert_trees_all_close(last("zero3", 2), last("ddp", 1), atol=5e-6)
 
 
 @pytest.mark.parametrize(
