@@ -3,8 +3,8 @@ r"""A sweep: loss of quantised partitions at equal tokens, 3 seeds.
 Runs make 300 steps of 1,024 bytes on 8 data-parallel ranks (2 nodes x 2 x 2),
 with 0.87M parameters: without a partition, with ZeRO-3, with ZeRO-3 and int8
 weights or int8 gradients, and with the two schemes that have int8 weights and
-int4 gradients. Blocks have 256 elements. A run takes about two minutes on a
-core.
+int4 gradients, rounded once per level. Blocks have 256 elements, and parameters
+of any size are coded. A run takes about two minutes on a core.
 
   python -m launch.sweep --config=configs/zero/sweep.py \
     --cpu_devices=8 --mesh=tensor:1
@@ -20,10 +20,10 @@ from configs.caatnet import tiny
 POINTS = (
   "zero.scheme=ddp",
   "zero.scheme=zero3",
-  "zero.scheme=zero3 zero.weight_codec=int8",
-  "zero.scheme=zero3 zero.gradient_codec=int8",
-  "zero.scheme=zeropp",
-  "zero.scheme=frontier3_quantised",
+  "zero.scheme=zero3 zero.weight_codec=int8 zero.coded_blocks=0",
+  "zero.scheme=zero3 zero.gradient_codec=int8 zero.coded_blocks=0",
+  "zero.scheme=zeropp_by_level zero.coded_blocks=0",
+  "zero.scheme=frontier3_quantised zero.coded_blocks=0",
 )
 
 
