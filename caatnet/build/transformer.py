@@ -8,6 +8,7 @@ from caatnet.data.text import TextData
 from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
+from caatnet.models.transformer.positions import parse_scaling
 from parallel.checks import positive
 
 
@@ -20,6 +21,11 @@ def build(
   num_heads: int,
   num_kv_heads: int,
   ffn_width: int,
+  head_width: int,
+  qkv_bias: bool,
+  qk_norm: bool,
+  sliding_window: int,
+  rope_scaling: tuple[str | float, ...],
   rope_base: float,
   norm_eps: float,
   tied_embeddings: bool,
@@ -47,6 +53,11 @@ def build(
     ("ffn_width", ffn_width), ("unroll", unroll),
   ):
     positive(key, value)
+  for key, value in (
+    ("head_width", head_width), ("sliding_window", sliding_window)
+  ):
+    if value < 0:
+      raise ValueError(f"{key}={value} must be at least 0")
   one_of("dtype", dtype, DTYPES)
   one_of("attention", attention, attentions.IMPLEMENTATIONS)
   if not isinstance(context.data, TextData):
@@ -69,6 +80,11 @@ def build(
     num_kv_heads=num_kv_heads,
     ffn_width=ffn_width,
     syncs=sync.doors,
+    head_width=head_width,
+    qkv_bias=qkv_bias,
+    qk_norm=qk_norm,
+    sliding_window=sliding_window,
+    rope_scaling=parse_scaling(rope_scaling),
     rope_base=rope_base,
     norm_eps=norm_eps,
     tied_embeddings=tied_embeddings,
