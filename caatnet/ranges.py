@@ -83,6 +83,8 @@ RANGES = {
   "model.num_heads": COUNT,
   "model.num_kv_heads": COUNT,
   "model.ffn_width": COUNT,
+  "model.head_width": COUNT_OR_NONE,
+  "model.sliding_window": COUNT_OR_NONE,
   "model.rope_base": Range(1),
   "model.norm_eps": POSITIVE,
   "model.init_std": POSITIVE,

@@ -21,7 +21,18 @@ def transformer() -> ConfigDict:
   model.num_heads = 8
   model.num_kv_heads = 8
   model.ffn_width = 352
+  # The channels of one head; 0 means width / num_heads.
+  model.head_width = 0
+  # Biases of queries, keys and values (Qwen2).
+  model.qkv_bias = False
+  # Norms of each head's queries and keys (Qwen3).
+  model.qk_norm = False
+  # How many positions a query sees, its own among them (Mistral); 0 for all.
+  model.sliding_window = 0
   model.rope_base = 10_000.0
+  # How rotary frequencies are changed for longer contexts: (), ("linear",
+  # factor), or ("llama3", factor, low, high, original context).
+  model.rope_scaling = ()
   model.norm_eps = 1e-5
   model.tied_embeddings = False
   model.init_std = 0.02

@@ -59,6 +59,7 @@ _TOPOLOGY = "tests/parallel/topology/topology_test.py"
 _PARTITIONS = "tests/parallel/planner/partitions_test.py"
 _XLA = "tests/parallel/xla"
 _MODEL = "tests/caatnet/models/transformer_test.py"
+_FAMILIES = "tests/caatnet/models/families_test.py"
 _TRAIN = "tests/caatnet/train"
 _LINEAR = "tests/caatnet/train/linear_model_test.py"
 _DATA = "tests/caatnet/data"
@@ -1615,7 +1616,7 @@ _MODELS = [
     f"{_MODEL}::test_matrices_are_drawn_as_in_gpt_2",
   ),
   Mutant(
-    "caatnet/models/transformer/layers.py", "positions turn the other way",
+    "caatnet/models/transformer/positions.py", "positions turn the other way",
     "[first * cos - second * sin, second * cos + first * sin]",
     "[first * cos + second * sin, second * cos - first * sin]",
     f"{_MODEL}::test_any_p_is_the_rank_oracle_on_any_devices[1-True-0.5]",
@@ -1627,9 +1628,34 @@ _MODELS = [
   ),
   Mutant(
     "caatnet/models/transformer/attention.py", "a query sees one key less",
-    "visible = jnp.arange(k.shape[1])[None, :] <= query_position",
-    "visible = jnp.arange(k.shape[1])[None, :] < query_position + (start == 0)",
+    "visible = key_position <= query_position",
+    "visible = key_position < query_position + (start == 0)",
     f"{_MODEL}::test_blocks_of_queries_are_one_attention",
+  ),
+  Mutant(
+    "caatnet/models/transformer/attention.py", "a window is one too wide",
+    "visible &= key_position > query_position - window",
+    "visible &= key_position >= query_position - window",
+    f"{_FAMILIES}::test_blocks_of_queries_see_their_window",
+  ),
+  Mutant(
+    "caatnet/models/transformer/attention.py",
+    "a block of queries begins one key late",
+    "first = max(0, start + 1 - window) if window else 0",
+    "first = max(0, start + 2 - window) if window else 0",
+    f"{_FAMILIES}::test_blocks_of_queries_see_their_window",
+  ),
+  Mutant(
+    "caatnet/models/transformer/positions.py",
+    "short wavelengths are stretched", "(1 - stays) / self.factor",
+    "stays / self.factor",
+    f"{_FAMILIES}::test_llama_3_stretches_long_wavelengths_only",
+  ),
+  Mutant(
+    "caatnet/models/transformer/layers.py", "keys have the gain of queries",
+    "k = rms_norm(k, params.key_gain, heads.eps)",
+    "k = rms_norm(k, params.query_gain, heads.eps)",
+    f"{_FAMILIES}::test_a_family_is_the_dense_model",
   ),
   Mutant(
     "caatnet/models/transformer/model.py", "gains decay",
@@ -1644,8 +1670,8 @@ _MODELS = [
   ),
   Mutant(
     "caatnet/models/transformer/config.py", "kv heads are not counted",
-    "heads = self.num_heads + self.num_kv_heads",
-    "heads = 2 * self.num_heads",
+    "heads, d = self.num_heads + self.num_kv_heads",
+    "heads, d = 2 * self.num_heads, self.head_width",
     f"{_MODEL}::test_sizes_count_parameters",
   ),
   Mutant(
@@ -2082,8 +2108,8 @@ _BUILD_ROWS = [
   ),
   Mutant(
     "caatnet/models/transformer/attention.py", "keys have no gradient",
-    "k[:, :stop], v[:, :stop], start))",
-    "lax.stop_gradient(k[:, :stop]), v[:, :stop], start))",
+    "k[:, first:stop], v[:, first:stop], start - first,",
+    "lax.stop_gradient(k[:, first:stop]), v[:, first:stop], start - first,",
     f"{_MODEL}::test_blocks_of_queries_are_one_attention",
   ),
   Mutant(

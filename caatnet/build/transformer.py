@@ -8,6 +8,7 @@ from caatnet.data.text import TextData
 from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
+from caatnet.models.transformer.positions import parse_scaling
 from parallel.kernels import evidence
 
 
@@ -20,6 +21,11 @@ def build(
   num_heads: int,
   num_kv_heads: int,
   ffn_width: int,
+  head_width: int,
+  qkv_bias: bool,
+  qk_norm: bool,
+  sliding_window: int,
+  rope_scaling: tuple[str | float, ...],
   rope_base: float,
   norm_eps: float,
   tied_embeddings: bool,
@@ -63,6 +69,11 @@ def build(
     num_kv_heads=num_kv_heads,
     ffn_width=ffn_width,
     syncs=sync.doors,
+    head_width=head_width,
+    qkv_bias=qkv_bias,
+    qk_norm=qk_norm,
+    sliding_window=sliding_window,
+    rope_scaling=parse_scaling(rope_scaling),
     rope_base=rope_base,
     norm_eps=norm_eps,
     tied_embeddings=tied_embeddings,
@@ -70,7 +81,7 @@ def build(
     remat=remat,
     attention=attentions.resolve(
       attention, context.platform, dtype, context.data.seq_len,
-      width // num_heads,
+      head_width or width // num_heads,
     ),
     kernels=_kernels_of_norms(context, sync),
     init_std=init_std,

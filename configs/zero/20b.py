@@ -11,8 +11,8 @@ are 8 nodes. Vocabulary and batch are ours.
 
 Expected result (LOG.md): the program sends over each level what
 `parallel/zero/cost.py` says, and it fits into the memory of a chip.
-`--config.zero.scheme=zeropp_by_level` takes a third of the memory and half of the time
-on the links. Each takes a minute or two.
+`--config.zero.scheme=zeropp_by_level` takes a third of the memory and half of
+the time on the links. Each takes a minute or two.
 """
 
 import ml_collections

@@ -15,7 +15,7 @@ from configs.collectives import multitree
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Numbers that have no range, with the reason.
-FREE: dict[str, str] = {}
+FREE = {"model.rope_scaling": "`positions.parse_scaling` checks its numbers"}
 # Keys whose defaults are integers and other values need not be.
 MEANS = {"recommend.bits": "codes may have a fraction of a bit on average"}
 

@@ -23,7 +23,7 @@ _BLOCK = 512
 
 
 def attention(
-  q: jax.Array, k: jax.Array, v: jax.Array, implementation: str
+  q: jax.Array, k: jax.Array, v: jax.Array, implementation: str, window: int = 0
 ) -> jax.Array:
   """Causal grouped-query attention.
 
@@ -34,17 +34,19 @@ def attention(
     implementation: "cudnn" (flash attention on GPUs), "splash" (flash attention
       on TPUs) or "xla" (anywhere, in blocks of queries, so that the score
       matrix of a long sequence never exists as a whole).
+    window: How many positions a query sees, its own among them; 0 for all.
 
   Returns:
     ``[B, T, H, D]``.
   """
+  window = min(window, q.shape[1])
   match implementation:
     case "cudnn":
-      return _flash(_cudnn_kernel, q, k, v)
+      return _flash(functools.partial(_cudnn_kernel, window=window), q, k, v)
     case "splash":
-      return _flash(_splash_kernel, q, k, v)
+      return _flash(functools.partial(_splash_kernel, window=window), q, k, v)
     case "xla":
-      return _blockwise(q, k, v)
+      return _blockwise(q, k, v, window)
   raise ValueError(
     f"config.model.attention={implementation!r} must be one of "
     f"{', '.join(IMPLEMENTATIONS)}"
@@ -99,30 +101,39 @@ def resolve(
   return implementation
 
 
-def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _blockwise(
+  q: jax.Array, k: jax.Array, v: jax.Array, window: int
+) -> jax.Array:
   """Attends with a block of queries at a time, to the keys that it may see."""
   num_positions = q.shape[1]
   if num_positions <= _BLOCK:
-    return _attend_block(q, k, v, 0)
+    return _attend_block(q, k, v, 0, window)
   # Recomputed in the backward, or the scores of all blocks would be residuals.
-  attend = jax.checkpoint(_attend_block, static_argnums=3)
+  attend = jax.checkpoint(_attend_block, static_argnums=(3, 4))
   blocks = []
   for start in range(0, num_positions, _BLOCK):
     stop = min(start + _BLOCK, num_positions)
-    blocks.append(attend(q[:, start:stop], k[:, :stop], v[:, :stop], start))
+    first = max(0, start + 1 - window) if window else 0
+    blocks.append(
+      attend(
+        q[:, start:stop], k[:, first:stop], v[:, first:stop], start - first,
+        window,
+      )
+    )
   return jnp.concatenate(blocks, axis=1)
 
 
 def _attend_block(
-  q: jax.Array, k: jax.Array, v: jax.Array, start: int
+  q: jax.Array, k: jax.Array, v: jax.Array, start: int, window: int
 ) -> jax.Array:
   """Attends with queries ``[B, t, H, D]`` to all given keys.
 
   Args:
-    q: A block of t queries, the first at position ``start``.
-    k: Keys ``[B, s, K, D]`` of the positions from 0 on.
+    q: A block of t queries.
+    k: Keys ``[B, s, K, D]`` of successive positions.
     v: Their values.
-    start: The position of the first query.
+    start: Which of these is the position of the first query.
+    window: How many positions a query sees, its own among them; 0 for all.
 
   Returns:
     ``[B, t, H, D]``.
@@ -138,7 +149,10 @@ def _attend_block(
     "bqkgd,bskd->bkqgs", q, k, preferred_element_type=jnp.float32
   )
   query_position = start + jnp.arange(num_queries)[:, None]
-  visible = jnp.arange(k.shape[1])[None, :] <= query_position
+  key_position = jnp.arange(k.shape[1])[None, :]
+  visible = key_position <= query_position
+  if window:
+    visible &= key_position > query_position - window
   visible = jnp.broadcast_to(visible[:, None], scores.shape)
   hidden = jnp.full_like(scores, -jnp.inf)
   # A `where` would keep its mask as a residual of the size of the scores.
@@ -192,13 +206,18 @@ def _unchecked(f: Callable[..., Any], *args: jax.Array) -> Any:
   return jax.tree.map(lambda x: varying(x, *names), out)
 
 
-def _cudnn_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _cudnn_kernel(
+  q: jax.Array, k: jax.Array, v: jax.Array, window: int
+) -> jax.Array:
   return jax.nn.dot_product_attention(
-    q, k, v, is_causal=True, implementation="cudnn"
+    q, k, v, is_causal=True, implementation="cudnn",
+    local_window_size=(window - 1, 0) if window else None,
   )
 
 
-def _splash_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _splash_kernel(
+  q: jax.Array, k: jax.Array, v: jax.Array, window: int
+) -> jax.Array:
   from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as kernel,
   )
@@ -211,9 +230,12 @@ def _splash_kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
   batch, num_positions, num_heads, head_width = q.shape
   num_groups = k.shape[2]
   group = num_heads // num_groups
-  causal = mask.CausalMask((num_positions, num_positions))
+  square = (num_positions, num_positions)
+  visible = mask.CausalMask(square)
+  if window:
+    visible = mask.LocalMask(square, window_size=(window - 1, 0), offset=0)
   attend = kernel.make_splash_mqa_single_device(
-    mask=mask.MultiHeadMask([causal] * group)
+    mask=mask.MultiHeadMask([visible] * group)
   )
   heads_first = functools.partial(jnp.swapaxes, axis1=1, axis2=2)
   # The kernel does not scale scores, so queries are scaled.

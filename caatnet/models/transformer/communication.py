@@ -9,7 +9,8 @@ All go by all-reduce; with the route "one_shot", row doors all-gather operands
 of the same size instead. Full rematerialisation runs a block's attention door
 again in the backward, and the MLP's door where its update is carried into the
 next block. Once per step there are (2 L + 1) H elements for the gradients of
-the norms' gains, and one for each sliced parameter for the gradient norm.
+the norms' gains, 2 L times the width of a head more where queries and keys are
+normalised, and one for each sliced parameter for the gradient norm.
 
 Source: Lamprecht et al., arXiv 2506.19645, section 3. The tests hold this equal
 to the ledger of the lowered program.
@@ -81,9 +82,11 @@ def tensor_reductions(
   add("forward", "float32", *tokens)  # largest logit
   add("forward", "float32", 2, *tokens)  # normaliser, target
   # Once per step: gradients of the gains of norm_1, norm_2 and the last norm,
-  # and the squares of each sliced parameter: embedding, four of a block, head.
+  # and the squares of each sliced parameter: embedding, four of a block and its
+  # biases, head.
   gains = config.num_layers, config.width
-  slices = 5 if config.tied_embeddings else 6
-  for shape in (gains, gains, (config.width,), (slices,)):
+  slices = 6 - config.tied_embeddings + config.qkv_bias
+  of_heads = [(config.num_layers, config.head_width)] * 2 * config.qk_norm
+  for shape in (gains, gains, *of_heads, (config.width,), (slices,)):
     count[Reduction("update", "float32", shape)] += 1
   return count

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 
+from caatnet.models.transformer.positions import Scaling
 from parallel.axes import divisors
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import REDUCED
@@ -28,9 +29,15 @@ class TransformerConfig:
     num_layers: The number of blocks.
     num_heads: The number of query heads.
     num_kv_heads: The number of key/value heads; divides ``num_heads``.
+    head_width: The channels of one head; 0 means ``width / num_heads``.
     ffn_width: The hidden width of the MLP.
     syncs: For each layer how attention's row door and the MLP's synchronise.
+    qkv_bias: Whether queries, keys and values have biases, as in Qwen2.
+    qk_norm: Whether each head's queries and keys are normalised, as in Qwen3.
+    sliding_window: How many positions a query sees, its own among them, as in
+      Mistral; 0 for all before it.
     rope_base: The longest rotary wavelength, over 2 pi.
+    rope_scaling: How rotary frequencies are changed for longer contexts.
     norm_eps: What a norm adds to the mean square.
     tied_embeddings: Whether the head is the embedding's transpose.
     dtype: The dtype of activations; parameters are float32.
@@ -53,7 +60,12 @@ class TransformerConfig:
   num_kv_heads: int
   ffn_width: int
   syncs: tuple[tuple[PartialSync, PartialSync], ...]
+  head_width: int = 0
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  sliding_window: int = 0
   rope_base: float = 10_000.0
+  rope_scaling: Scaling | None = None
   norm_eps: float = 1e-5
   tied_embeddings: bool = False
   dtype: str = "float32"
@@ -66,11 +78,13 @@ class TransformerConfig:
 
   def __post_init__(self) -> None:
     _check(self.num_heads, "num_heads", self.num_kv_heads, "num_kv_heads")
-    _check(self.width, "width", self.num_heads, "num_heads")
+    if not self.head_width:
+      _check(self.width, "width", self.num_heads, "num_heads")
+      object.__setattr__(self, "head_width", self.width // self.num_heads)
     if self.head_width % 2:
       raise ValueError(
-        f"config.model.width / num_heads = {self.head_width} must be even "
-        "for rotary positions"
+        f"config.model.head_width={self.head_width} (width / num_heads, if 0) "
+        "must be even for rotary positions"
       )
     if self.remat not in REMAT_POLICIES:
       raise ValueError(
@@ -84,15 +98,14 @@ class TransformerConfig:
       )
 
   @property
-  def head_width(self) -> int:
-    """The channels of one head."""
-    return self.width // self.num_heads
-
-  @property
   def num_params(self) -> int:
     """The number of logical parameters, without padding."""
-    heads = self.num_heads + self.num_kv_heads
-    block = 2 * self.width * heads * self.head_width
+    heads, d = self.num_heads + self.num_kv_heads, self.head_width
+    block = 2 * self.width * heads * d
+    if self.qkv_bias:
+      block += (heads + self.num_kv_heads) * d
+    if self.qk_norm:
+      block += 2 * d
     block += 3 * self.width * self.ffn_width + 2 * self.width
     tables = 1 if self.tied_embeddings else 2
     table = self.vocab_size * self.width
@@ -102,13 +115,17 @@ class TransformerConfig:
     """Counts training FLOPs per token: 6 per weight, and those of attention.
 
     Source: Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B, but with half
-    of the score matrix, since attention is causal.
+    of the score matrix, since attention is causal. A sliding window's scores
+    are the same half for the first positions, and a band after them.
     """
     # Looking up the embedding is no product; as a tied head it is one.
     products = self.num_params - self.vocab_size * self.width
     if self.tied_embeddings:
       products += self.vocab_size * self.width
-    attention = 6 * self.num_layers * self.width * seq_len
+    window = min(self.sliding_window or seq_len, seq_len)
+    # On average over positions; twice the positions seen, as seq_len is.
+    seen = window * (2 * seq_len - window) / seq_len
+    attention = 6 * self.num_layers * self.num_heads * self.head_width * seen
     return 6 * products + attention
 
 

@@ -2,14 +2,17 @@
 
 Nothing here communicates or knows that there are other ranks.
 
-Shape legend: B = batch, T = position, F = features of one rank.
+Shape legend: B = batch, T = position, F = features of one rank, D = head width.
 """
+
+from typing import NamedTuple
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from caatnet.models.transformer.attention import attention
+from caatnet.models.transformer.positions import Scaling, rotate
 
 
 def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
@@ -26,56 +29,104 @@ def kept(*activations: jax.Array) -> tuple[jax.Array, ...]:
   return tuple(checkpoint_name(x, "activation") for x in activations)
 
 
-def rotate(x: jax.Array, base: float) -> jax.Array:
-  """Rotates queries or keys by their positions.
+def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:
+  """Normalises the last dim by its root mean square, in float32.
 
-  Channel i of the first half of a head is paired with channel i of the second.
-
-  Source: Su et al., "RoFormer", arXiv 2104.09864.
+  It is for queries and keys of one rank; the residual stream, parts of which
+  lie on other ranks, is normalised by its column doors.
 
   Args:
-    x: ``[B, T, heads, head width]``; the head width is even.
-    base: Sets the longest wavelength, about ``2 pi base`` positions.
+    x: ``[..., D]``.
+    gain: ``[D]``.
+    eps: What is added to the mean square.
 
   Returns:
-    An array like x; angles are computed in float32.
+    An array like x.
   """
-  num_positions, half = x.shape[1], x.shape[-1] // 2
-  frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  position = jnp.arange(num_positions, dtype=jnp.float32)
-  angle = (position[:, None] * frequency)[None, :, None, :]  # [1, T, 1, half]
-  cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
-  first, second = x[..., :half], x[..., half:]
-  return jnp.concatenate(
-    [first * cos - second * sin, second * cos + first * sin], axis=-1
+  wide = x.astype(jnp.float32)
+  mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+  return (wide * jax.lax.rsqrt(mean_square + eps) * gain).astype(x.dtype)
+
+
+class Heads(NamedTuple):
+  """What one rank's attention is made of.
+
+  Attributes:
+    num_queries: The query heads of this rank.
+    num_keys: The key/value heads of this rank; divides ``num_queries``.
+    rope_base: The base of the rotary wavelengths.
+    rope_scaling: How their frequencies are changed for longer contexts.
+    window: How many positions a query sees, its own among them; 0 for all.
+    eps: What norms of queries and keys add to the mean square.
+  """
+
+  num_queries: int
+  num_keys: int
+  rope_base: float
+  rope_scaling: Scaling | None = None
+  window: int = 0
+  eps: float = 1e-5
+
+
+class QkvParams(NamedTuple):
+  """What a layer may have besides the matrix of queries, keys and values.
+
+  Attributes:
+    bias: One rank's biases ``[(num_queries + 2 num_keys) D]``, or None.
+    query_gain: Gain ``[D]`` of the norm of each query head, or None.
+    key_gain: The same of each key head.
+  """
+
+  bias: jax.Array | None = None
+  query_gain: jax.Array | None = None
+  key_gain: jax.Array | None = None
+
+
+def split_heads(
+  qkv: jax.Array, positions: jax.Array, heads: Heads, params: QkvParams
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns queries and keys at their positions, and values.
+
+  Args:
+    qkv: ``[B, T, (num_queries + 2 num_keys) * D]``, one rank's products.
+    positions: int ``[T]`` or ``[B, T]``.
+    heads: How many there are, and how they are rotated.
+    params: Biases, and gains of the norms of queries and keys.
+
+  Returns:
+    ``[B, T, num_queries, D]`` and twice ``[B, T, num_keys, D]``.
+  """
+  if params.bias is not None:
+    qkv = qkv + params.bias.astype(qkv.dtype)
+  num_heads = heads.num_queries + 2 * heads.num_keys
+  split = qkv.reshape(*qkv.shape[:-1], num_heads, -1)
+  q, k, v = jnp.split(
+    split, [heads.num_queries, heads.num_queries + heads.num_keys], axis=-2
   )
+  if params.query_gain is not None:
+    q = rms_norm(q, params.query_gain, heads.eps)
+    k = rms_norm(k, params.key_gain, heads.eps)
+  base, scaling = heads.rope_base, heads.rope_scaling
+  return rotate(q, positions, base, scaling), rotate(
+    k, positions, base, scaling
+  ), v
 
 
 def attend(
-  qkv: jax.Array,
-  *,
-  num_heads: int,
-  num_kv_heads: int,
-  rope_base: float,
-  implementation: str,
+  qkv: jax.Array, params: QkvParams, heads: Heads, implementation: str
 ) -> jax.Array:
-  """Causal self-attention of one rank's heads.
+  """Causal self-attention of one rank's heads, from position 0 on.
 
   Args:
-    qkv: ``[B, T, (num_heads + 2 num_kv_heads) * head width]``.
-    num_heads: Query heads of this rank.
-    num_kv_heads: Key/value heads of this rank; divides ``num_heads``.
-    rope_base: The base of the rotary wavelengths.
+    qkv: ``[B, T, (num_queries + 2 num_keys) * D]``, one rank's products.
+    params: Biases, and gains of the norms of queries and keys.
+    heads: How many there are, and what they see.
     implementation: How attention is computed: "xla", "cudnn" or "splash".
 
   Returns:
-    ``[B, T, num_heads * head width]``.
+    ``[B, T, num_queries * D]``.
   """
-  batch, num_positions, _ = qkv.shape
-  heads = qkv.reshape(
-    batch, num_positions, num_heads + 2 * num_kv_heads, -1
-  )
-  q, k, v = jnp.split(heads, [num_heads, num_heads + num_kv_heads], axis=2)
-  q, k, v = kept(rotate(q, rope_base), rotate(k, rope_base), v)
-  out = attention(q, k, v, implementation)
-  return out.reshape(batch, num_positions, -1)
+  positions = jnp.arange(qkv.shape[1])
+  q, k, v = kept(*split_heads(qkv, positions, heads, params))
+  out = attention(q, k, v, implementation, heads.window)
+  return out.reshape(*qkv.shape[:-1], -1)

@@ -14,7 +14,7 @@ from caatnet.models.access import AS_THEY_ARE, Access
 from caatnet.models.protocol import Parameter, Reduction
 from caatnet.models.transformer.communication import tensor_reductions
 from caatnet.models.transformer.config import TransformerConfig
-from caatnet.models.transformer.module import Sharded, Transformer
+from caatnet.models.transformer.module import Bias, Sharded, Transformer
 from parallel.axes import Axis
 
 # The key of the subtree whose leaves are stacked over layers.
@@ -68,6 +68,7 @@ class TransformerModel:
         P(None, *ranks) if in_block else P(*ranks),
         1 + in_block,
         self.config.dtype,
+        decays=not isinstance(variable, Bias),
         uses=2 if tied else 1,  # a tied table is the head, too
         # The backward of a lookup needs no table, that of the head does.
         regathered=1 if tied or not looked_up else 0,

@@ -43,6 +43,10 @@ class Sharded(nnx.Param):
   """A parameter with one slice per tensor rank, ``[R, ...]``."""
 
 
+class Bias(Sharded):
+  """A bias with one slice per tensor rank; weight decay leaves it alone."""
+
+
 def _cut(size: int, ranks: int) -> int:
   """Returns the slice of each rank when ``size`` is padded to divide."""
   return math.ceil(size / ranks)
@@ -101,6 +105,12 @@ class Block(nnx.Module):
     num_heads, head_width = config.num_heads, config.head_width
     ffn, ffn_cut = config.ffn_width, _cut(config.ffn_width, ranks)
     self.norm_1 = nnx.Param(jnp.ones(width))
+    if config.qk_norm:
+      self.query_norm = nnx.Param(jnp.ones(head_width))
+      self.key_norm = nnx.Param(jnp.ones(head_width))
+    if config.qkv_bias:
+      features = (self.num_heads + 2 * kv_heads) * head_width
+      self.b_qkv = Bias(jnp.zeros((ranks, features)))
     # Each is cut before they are joined, so that a rank's slice has its own
     # queries, keys and values side by side.
     self.w_qkv = Sharded(
@@ -135,14 +145,18 @@ class Block(nnx.Module):
     (`carries`).
     """
     config, axis = self.config, self.axis
+    # Biases are each lane's own; gains are one for all ranks.
+    params = layers.QkvParams(
+      self.b_qkv[...] if config.qkv_bias else None,
+      *(
+        [self.query_norm[...], self.key_norm[...]] if config.qk_norm else []
+      ),
+    )
     attend = jax.vmap(
       functools.partial(
-        layers.attend,
-        num_heads=self.num_heads,
-        num_kv_heads=self.num_kv_heads,
-        rope_base=config.rope_base,
-        implementation=config.attention,
-      )
+        layers.attend, heads=self.heads, implementation=config.attention
+      ),
+      in_axes=(0, layers.QkvParams(0, None, None)),
     )
     # Cheaper to compute again than to keep: its result is read once, by w_down.
     swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
@@ -150,7 +164,7 @@ class Block(nnx.Module):
     eps, kernels = config.norm_eps, config.kernels
     with jax.named_scope("attention"):
       x, qkv = column_parallel(x, norm_1, self.w_qkv[...], eps, kernels)
-      y = attend(qkv)  # [R, B, T, a rank's heads x head width]
+      y = attend(qkv, params)  # [R, B, T, a rank's heads x head width]
       x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
       # This column door adds attention's update, and reduces it if a kernel
       # does so: in profiles and ledgers it belongs to attention.
@@ -162,6 +176,15 @@ class Block(nnx.Module):
       y = swiglu(*layers.kept(*jnp.split(gate_and_up, 2, axis=-1)))
       x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
       return x if self.carries(sync_mlp) and x.is_pending else x.resolved()
+
+  @property
+  def heads(self) -> layers.Heads:
+    """What each rank's attention is made of."""
+    config = self.config
+    return layers.Heads(
+      self.num_heads, self.num_kv_heads, config.rope_base, config.rope_scaling,
+      config.sliding_window, config.norm_eps,
+    )
 
   def carries(self, sync_mlp: PartialSync) -> bool:
     """Returns whether the MLP's update may wait for the next layer's norm."""

@@ -13,26 +13,41 @@ def _norm(x, gain, eps):
   return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * gain
 
 
-def _rope(x, base):
+def _rope(x, config):
   half = x.shape[-1] // 2
-  angle = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
+  frequency = config.rope_base ** (-np.arange(half) / half)
+  if config.rope_scaling:
+    frequency = config.rope_scaling(frequency)
+  angle = np.arange(x.shape[1])[:, None] * frequency
   cos, sin = np.cos(angle)[None, :, None], np.sin(angle)[None, :, None]
   cos, sin = cos.astype(np.float32), sin.astype(np.float32)
   a, b = x[..., :half], x[..., half:]
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def _attention(x, w_qkv, heads, kv_heads, base):
+def _attention(x, w_qkv, heads, kv_heads, config, bias=0.0, gains=None):
   batch, length, _ = x.shape
-  y = (x @ w_qkv).reshape(batch, length, heads + 2 * kv_heads, -1)
-  q = _rope(y[:, :, :heads], base)
-  k = _rope(y[:, :, heads : heads + kv_heads], base)
+  y = (x @ w_qkv + bias).reshape(batch, length, heads + 2 * kv_heads, -1)
+  q, k = y[:, :, :heads], y[:, :, heads : heads + kv_heads]
+  if gains:
+    q, k = (
+      _norm(z, g, config.norm_eps) for z, g in zip((q, k), gains, strict=True)
+    )
+  q, k = _rope(q, config), _rope(k, config)
   v = y[:, :, heads + kv_heads :]
   k, v = (jnp.repeat(z, heads // kv_heads, axis=2) for z in (k, v))
   scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1])
-  scores = jnp.where(np.tril(np.ones((length, length), bool)), scores, -1e30)
+  ones = np.ones((length, length), bool)
+  visible = np.tril(ones)
+  if config.sliding_window:
+    visible &= np.triu(ones, 1 - config.sliding_window)
+  scores = jnp.where(visible, scores, -1e30)
   out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, -1), v)
   return out.reshape(batch, length, -1)
+
+
+def _gains(block):
+  return [block[f"{x}_norm"] for x in ("query", "key") if f"{x}_norm" in block]
 
 
 def _mlp(x, w_gate_up):
@@ -53,9 +68,8 @@ def rank_loss(params, tokens, config, ranks):
   kv_heads = -(-config.num_kv_heads // ranks)
   heads = kv_heads * config.num_heads // config.num_kv_heads
 
-  def attend(x, w_qkv, w_out):
-    y = _attention(x, w_qkv, heads, kv_heads, config.rope_base)
-    return y @ w_out
+  def attend(x, w_qkv, w_out, bias, gains):
+    return _attention(x, w_qkv, heads, kv_heads, config, bias, gains) @ w_out
 
   def mlp(x, w_gate_up, w_down):
     return _mlp(x, w_gate_up) @ w_down
@@ -71,7 +85,10 @@ def rank_loss(params, tokens, config, ranks):
   for layer, (sync_attention, sync_mlp) in enumerate(config.syncs):
     block = {key: value[layer] for key, value in params["blocks"].items()}
     normed = _norm(x, block["norm_1"], eps)
-    partial = jax.vmap(attend)(normed, block["w_qkv"], block["w_out"])
+    bias = block.get("b_qkv", jnp.zeros((ranks, 1)))
+    partial = jax.vmap(attend, (0, 0, 0, 0, None))(
+      normed, block["w_qkv"], block["w_out"], bias, _gains(block)
+    )
     x = x + synchronise(partial, sync_attention)
     normed = _norm(x, block["norm_2"], eps)
     partial = jax.vmap(mlp)(normed, block["w_gate_up"], block["w_down"])
@@ -97,17 +114,21 @@ def dense_loss(params, tokens, config, ranks):
   def rows(w, size):
     return jnp.concatenate(list(w), 0)[:size]
 
+  def dense_qkv(w):  # [R, H, f] -> [H, size]
+    q, k, v = jnp.split(w, [cut * d, (cut + kv_cut) * d], -1)
+    parts = columns(q, heads * d), columns(k, kv_heads * d), columns(
+      v, kv_heads * d
+    )
+    return jnp.concatenate(parts, -1)
+
   x = rows(params["embedding"], config.vocab_size)[tokens[:, :-1]]
   for layer in range(config.num_layers):
     block = {key: value[layer] for key, value in params["blocks"].items()}
-    q, k, v = jnp.split(block["w_qkv"], [cut * d, (cut + kv_cut) * d], -1)
-    qkv = jnp.concatenate(
-      [columns(q, heads * d), columns(k, kv_heads * d),
-       columns(v, kv_heads * d)],
-      -1,
-    )
     y = _attention(
-      _norm(x, block["norm_1"], eps), qkv, heads, kv_heads, config.rope_base
+      _norm(x, block["norm_1"], eps), dense_qkv(block["w_qkv"]), heads,
+      kv_heads, config,
+      dense_qkv(block["b_qkv"][:, None])[0] if "b_qkv" in block else 0.0,
+      _gains(block),
     )
     x = x + y @ rows(block["w_out"], heads * d)
     gate, up = jnp.split(block["w_gate_up"], 2, -1)

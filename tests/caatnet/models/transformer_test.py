@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import itertools
 
 import chex
 from hypothesis import Phase, given, settings
@@ -74,12 +75,15 @@ def init_params(program, seed=0):
 
 
 def draw_params(program):
-  """Parameters with norm gains other than 1, so that they matter."""
+  """Parameters with gains other than 1, biases other than 0: they matter."""
+  numbers = itertools.count()
 
   def draw(x, spec):
-    if "tensor" in spec:
+    if "tensor" in spec and np.any(x):
       return x
-    return x + 0.3 * np.sin(np.arange(x.size, dtype="f4")).reshape(x.shape)
+    number = next(numbers)  # so that no two are alike
+    waves = np.sin(number + np.arange(x.size, dtype="f4"))
+    return x + 0.2 * waves.reshape(x.shape)
 
   return jax.tree.map(draw, init_params(program), program.specs)
 
