@@ -34,8 +34,9 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
       panel.plot(
         [r["size_bytes"] / 2**10 for r in mine],
         [r["size_bytes"] / r["events_us"] / 1e3 for r in mine],
-        marker="osD^v<>pPX"[index % 10], markersize=4, color=f"C{index}",
-        label=name,
+        # There are ten colours and eleven algorithms.
+        marker="osD^v<>pPX*"[index % 11], markersize=4, color=f"C{index}",
+        linestyle="-" if index < 10 else ":", label=name,
       )
     bound = sorted({(r["size_bytes"] / 2**10, r["size_bytes"] / r["bound_us"])
                     for r in own})
