@@ -83,15 +83,18 @@ class QkvParams(NamedTuple):
 
 
 def split_heads(
-  qkv: jax.Array, positions: jax.Array, heads: Heads, params: QkvParams
+  qkv: jax.Array,
+  heads: Heads,
+  params: QkvParams,
+  positions: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns queries and keys at their positions, and values.
 
   Args:
     qkv: ``[B, T, (num_queries + 2 num_keys) * D]``, one rank's products.
-    positions: int ``[T]`` or ``[B, T]``.
     heads: How many there are, and how they are rotated.
     params: Biases, and gains of the norms of queries and keys.
+    positions: int ``[B, T]``; None for 0 to T - 1.
 
   Returns:
     ``[B, T, num_queries, D]`` and twice ``[B, T, num_keys, D]``.
@@ -107,9 +110,8 @@ def split_heads(
     q = rms_norm(q, params.query_gain, heads.eps)
     k = rms_norm(k, params.key_gain, heads.eps)
   base, scaling = heads.rope_base, heads.rope_scaling
-  return rotate(q, positions, base, scaling), rotate(
-    k, positions, base, scaling
-  ), v
+  q, k = (rotate(x, base, scaling, positions) for x in (q, k))
+  return q, k, v
 
 
 def attend(
@@ -126,7 +128,6 @@ def attend(
   Returns:
     ``[B, T, num_queries * D]``.
   """
-  positions = jnp.arange(qkv.shape[1])
-  q, k, v = kept(*split_heads(qkv, positions, heads, params))
+  q, k, v = kept(*split_heads(qkv, heads, params))
   out = attention(q, k, v, implementation, heads.window)
   return out.reshape(*qkv.shape[:-1], -1)

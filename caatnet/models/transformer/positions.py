@@ -105,9 +105,9 @@ def _check(name: str, condition: str, holds: bool) -> None:
 
 def rotate(
   x: jax.Array,
-  positions: jax.Array,
   base: float,
   scaling: Scaling | None = None,
+  positions: jax.Array | None = None,
 ) -> jax.Array:
   """Rotates queries or keys by their positions.
 
@@ -115,9 +115,9 @@ def rotate(
 
   Args:
     x: ``[B, T, heads, head width]``; the head width is even.
-    positions: int ``[T]``, or ``[B, T]`` where sequences stand elsewhere.
     base: Sets the longest wavelength, about ``2 pi base`` positions.
     scaling: How frequencies are changed for longer contexts; None leaves them.
+    positions: int ``[B, T]``; None for 0 to T - 1.
 
   Returns:
     An array like x; angles are computed in float32.
@@ -129,8 +129,12 @@ def rotate(
     frequency = jnp.asarray(
       scaling(base ** (-np.arange(half) / half)), jnp.float32
     )
-  angle = positions.astype(jnp.float32)[..., None] * frequency
-  angle = angle[..., None, :]  # [..., T, 1, half]
+  if positions is None:
+    position = jnp.arange(x.shape[1], dtype=jnp.float32)
+    angle = (position[:, None] * frequency)[None, :, None, :]
+  else:
+    angle = positions.astype(jnp.float32)[:, :, None, None] * frequency
+  # The angles are [1 or B, T, 1, half].
   cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
   first, second = x[..., :half], x[..., half:]
   return jnp.concatenate(
