@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 from etils import epath
 import fsspec
@@ -139,6 +140,9 @@ def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
   }
   reader.close()
   seen = set()
+  # A trainer whose files are taken from it may wait for them for ever.
+  stuck = threading.Timer(100, trainer.kill)
+  stuck.start()
   while trainer.poll() is None:
     reader = Checkpointer(tmp_path / "run", experiment.program)
     with contextlib.suppress(FileNotFoundError):  # none yet
@@ -147,6 +151,7 @@ def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
       for key, value in params.items():
         np.testing.assert_array_equal(value, expected[step][key])
     reader.close()
+  stuck.cancel()
   assert trainer.returncode == 0, trainer.stderr.read()
   assert len(seen) > 1
   assert facts(tmp_path / "run") == facts(tmp_path / "whole")
