@@ -93,6 +93,18 @@ def zero(_: str) -> str:
   return _losses(read("zero"), name)
 
 
+def rounding(_: str) -> str:
+  def name(point: Point) -> str:
+    words = [point.get("outer.codec")]
+    if point.get("outer.stochastic_rounding"):
+      words.append("stochastic rounding")
+    if rate := point.get("outer.learning_rate"):
+      words.append(f"outer rate {rate}")
+    return ", ".join(words)
+
+  return _losses(read("rounding"), name)
+
+
 def _partial_sync(points: Sequence[Point], ranks: str) -> str:
   """Losses against p, ranks and private scale; the first point has p = 1."""
   first, *_ = points
@@ -457,6 +469,7 @@ TABLES: dict[str, Table] = {
   "strategies": strategies,
   "outer_loops": outer_loops,
   "outer_loops_long": outer_loops_long,
+  "rounding": rounding,
   "zero": zero,
   "zero_step": zero_step,
   "partial_sync": partial_sync,
