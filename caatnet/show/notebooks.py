@@ -9,6 +9,7 @@ import configparser
 import hashlib
 import importlib.metadata
 import io
+import os
 import pathlib
 import platform
 from typing import Any
@@ -74,7 +75,8 @@ def executed(path: pathlib.Path) -> Any:
     timeout=600,
     record_timing=False,
     resources={"metadata": {"path": str(path.parent)}},
-  ).execute()
+    # Progress bars would leave a line with a path of this machine.
+  ).execute(env=os.environ | {"PYTHONWARNINGS": "ignore:install"})
   for cell in notebook.cells:
     for output in cell.get("outputs", []):
       if "image/png" in output.get("data", {}):

@@ -126,10 +126,6 @@ loop.train(toy.make(num_steps=25, checkpoint_every=1, keep_checkpoints=1),
 
 def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
   """A trainer that keeps one checkpoint, beside a reader of the newest."""
-  trainer = subprocess.Popen(
-    [sys.executable, "-c", LIVE, tmp_path / "run"], cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"}, stderr=subprocess.PIPE,
-  )
   experiment = toy.make(num_steps=25, checkpoint_every=1, keep_checkpoints=99)
   loop.train(experiment, tmp_path / "whole", quiet=True)
   abstract = experiment.abstract_state()
@@ -139,6 +135,10 @@ def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
     for step in reader.steps()
   }
   reader.close()
+  trainer = subprocess.Popen(
+    [sys.executable, "-c", LIVE, tmp_path / "run"], cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"}, stderr=subprocess.PIPE,
+  )
   seen = set()
   # A trainer whose files are taken from it may wait for them for ever.
   stuck = threading.Timer(100, trainer.kill)
