@@ -746,12 +746,12 @@ _OUTER = [
   ),
   Mutant(
     "parallel/outer/eager.py", "who joins an eager run has sent nothing",
-    'for key in ("params", "optimizer", "delta", "share")',
-    'for key in ("params", "optimizer", "share")',
+    '"params", "optimizer", "delta", "share"\n',
+    '"params", "optimizer", "share"\n',
     f"{_HEALTH}::test_who_joins_starts_from_the_outer_parameters[eager]",
   ),
   Mutant(
-    "parallel/outer/diloco.py", "workers may join in the middle of a round",
+    "parallel/outer/base.py", "workers may join in the middle of a round",
     "return step % self.every == 0\n", "return True\n",
     f"{_LINEAR}::test_workers_join_and_leave_between_rounds",
   ),
@@ -2067,7 +2067,7 @@ _BUILD_ROWS = [
   ),
   Mutant(
     "caatnet/build/outer.py", "error feedback is not switched on",
-    "self.error_feedback, seed, **self", "False, seed, **self",
+    "self.error_feedback, seed, rule", "False, seed, rule",
     f"{_BUILD}::test_keys_of_an_outer_loop_arrive_under_their_names[diloco]",
   ),
   Mutant(

@@ -15,6 +15,7 @@ import optax
 from caatnet.checks import one_of
 from caatnet.program import Program, is_spec
 from caatnet.train.norms import worker_norms
+from parallel.outer import health
 from parallel.outer.base import OuterLoop
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
@@ -67,19 +68,17 @@ class _Judging:
 
   outlier_factor: float
 
-  def judging(self, program: Program) -> dict[str, Any]:
-    """Returns how a loop judges, by the names of its fields."""
+  def rule(self, program: Program) -> health.Rule:
     factor = self.outlier_factor
     if factor and not 1 < factor < math.inf:
       raise ValueError(
         f"outlier_factor={factor:g} must be 0 or above 1: a norm over the "
         "median of all"
       )
-    return {
-      "norm": functools.partial(worker_norms, program=program),
-      "outlier_factor": factor,
-      "ordered": program.layout.on_cpu,
-    }
+    return health.Rule(
+      functools.partial(worker_norms, program=program), factor,
+      program.layout.on_cpu,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +114,7 @@ class _Exchanging(_Judging, _Weighted):
     return Exchange(
       program.layout.worker, self._wire(program.layout.kernels),
       _block_dims(program), self.checked_weights(program),
-      self.error_feedback, seed, **self.judging(program),
+      self.error_feedback, seed, rule=self.rule(program),
     )
 
   def _wire(self, kernels: tuple[str, ...]) -> Wire:
@@ -249,7 +248,7 @@ class _SparseLoCo(_Rounds, _Judging, _Weighted):
     return SparseLoCo(
       program.layout.worker, self.every, self.learning_rate,
       _block_dims(program), self.error_decay, self.chunk, self.top_k,
-      self.checked_weights(program), **self.judging(program),
+      self.checked_weights(program), rule=self.rule(program),
     )
 
 
@@ -264,7 +263,7 @@ class _NoLoCo(_Rounds, _Judging):
   def build(self, program: Program, seed: int) -> OuterLoop:
     return NoLoCo(
       program.layout.worker, self.every, self.learning_rate, self.momentum,
-      self.pull, seed, **self.judging(program),
+      self.pull, seed, rule=self.rule(program),
     )
 
 

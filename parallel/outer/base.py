@@ -28,7 +28,7 @@ from collections.abc import Hashable
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from jax import lax
@@ -188,6 +188,62 @@ class OuterLoop:
       has all workers.
     """
     return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds(OuterLoop):
+  """An outer loop with an exchange at the end of each round.
+
+  Attributes:
+    every: H, the inner steps of a round.
+  """
+
+  every: int
+
+  @property
+  def period(self) -> int:
+    return self.every
+
+  def is_border(self, step: int) -> bool:
+    # Between rounds no exchange is in pieces. Means that have not arrived yet
+    # are complete, and arrive whoever the workers are by then.
+    return step % self.every == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonRounds(Rounds):
+  """Rounds whose outer parameters, "params" in the state, all workers share."""
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    return of_joined(params, state["params"], first), state
+
+  def evaluated(self, params: Params, state: State) -> Params:
+    return state["params"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRounds(Rounds):
+  """Rounds of workers with outer parameters of their own.
+
+  These are "params" under "workers" in the state. They and the other parts in
+  ``averaged`` start, for a worker that joins, from the mean of the workers.
+  """
+
+  averaged: ClassVar[tuple[str, ...]] = ("params",)
+
+  def joined(
+    self, params: Params, state: State, first: int
+  ) -> tuple[Params, State]:
+    own = state["workers"]
+    means = {key: mean_of_first(own[key], first) for key in self.averaged}
+    filled = {key: of_joined(own[key], means[key], first) for key in means}
+    params = of_joined(params, means["params"], first)
+    return params, state | {"workers": own | filled}
+
+  def evaluated(self, params: Params, state: State) -> Params:
+    return mean_over_workers(state["workers"]["params"], self.worker)
 
 
 def mean_over_workers(tree: Params, worker: Axis) -> Params:

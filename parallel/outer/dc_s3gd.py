@@ -87,10 +87,10 @@ class DCS3GD(OuterLoop):
       lambda g, m, u: g * g * (m - u),  # g_i * g_i * D_i
       grads, state["mean"], state["workers"]["update"],
     )
-    size = self.exchange.norm(correction)
+    size = self.exchange.rule.norm(correction)
     # The second norm waits for the first: each may be several collectives, and
     # devices must run all of them in one order (`collectives.after`).
-    norm = self.exchange.norm(after(grads, size))
+    norm = self.exchange.rule.norm(after(grads, size))
     # l_i; 0 where D_i is zero, as in the first step, when no update has been
     # made. The inner `where` keeps the division finite there.
     strength = jnp.where(

@@ -27,11 +27,10 @@ import optax
 
 from parallel.outer import health
 from parallel.outer.base import (
-  OuterLoop,
+  CommonRounds,
   Params,
   Plan,
   State,
-  of_joined,
   to_workers,
 )
 from parallel.outer.exchange import Exchange
@@ -41,7 +40,7 @@ _CLIENTS = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class DiLoCo(OuterLoop):
+class DiLoCo(CommonRounds):
   """Exchanges all parameters at the end of every H-th step.
 
   Attributes:
@@ -52,14 +51,9 @@ class DiLoCo(OuterLoop):
       each among the healthy ones; None for all.
   """
 
-  every: int
   optimizer: OuterOptimizer
   exchange: Exchange
   clients: int | None = None
-
-  @property
-  def period(self) -> int:
-    return self.every
 
   def init(self, params: Params) -> State:
     state = {"params": params, "optimizer": self.optimizer.init(params)}
@@ -117,17 +111,6 @@ class DiLoCo(OuterLoop):
     order = jnp.where(healthy > 0, order, order + self.worker.size)
     place = jnp.sum(order[:, None] > order, axis=1)  # among all workers
     return healthy * (place < self.clients)
-
-  def is_border(self, step: int) -> bool:
-    return step % self.every == 0
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    return of_joined(params, state["params"], first), state
-
-  def evaluated(self, params: Params, state: State) -> Params:
-    return state["params"]
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     return self.exchange.sent_bytes(shapes)

@@ -29,6 +29,7 @@ to us.
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +38,10 @@ import optax
 from parallel.collectives import ranks_here
 from parallel.outer import health
 from parallel.outer.base import (
-  OuterLoop,
+  OwnRounds,
   Params,
   Plan,
   State,
-  mean_of_first,
-  mean_over_workers,
-  of_joined,
   stacked,
   stacked_zeros,
 )
@@ -52,7 +50,7 @@ from parallel.outer.optimizers import OuterOptimizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Eager(OuterLoop):
+class Eager(OwnRounds):
   """Sends a round's outer gradients in the next one; applies them at its end.
 
   Attributes:
@@ -61,13 +59,14 @@ class Eager(OuterLoop):
     exchange: How the mean over workers is taken.
   """
 
-  every: int
   optimizer: OuterOptimizer
   exchange: Exchange
-
-  @property
-  def period(self) -> int:
-    return self.every
+  # All outer steps but Adam's are linear, so the mean of the workers is what
+  # one would be that had gone the mean way. Its d_m is not sent, as it is that
+  # of the others.
+  averaged: ClassVar[tuple[str, ...]] = (
+    "params", "optimizer", "delta", "share"
+  )
 
   def init(self, params: Params) -> State:
     shared = self.exchange.init(params)
@@ -139,26 +138,6 @@ class Eager(OuterLoop):
     own = own | {"params": outer, "optimizer": optimizer, "delta": delta}
     state = state | {"heard": verdict.heard}
     return outer, state | {"workers": own | {"share": share}}
-
-  def is_border(self, step: int) -> bool:
-    return step % self.every == 0
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    # All outer steps but Adam's are linear, so the mean of the workers is what
-    # one would be that had gone the mean way. Its d_m is not sent, as it is
-    # that of the others.
-    own = state["workers"]
-    filled = {
-      key: of_joined(own[key], mean_of_first(own[key], first), first)
-      for key in ("params", "optimizer", "delta", "share")
-    }
-    params = of_joined(params, mean_of_first(own["params"], first), first)
-    return params, state | {"workers": own | filled}
-
-  def evaluated(self, params: Params, state: State) -> Params:
-    return mean_over_workers(state["workers"]["params"], self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     return self.exchange.sent_bytes(shapes)

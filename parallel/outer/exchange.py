@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from parallel import quantize
 from parallel.axes import Axis
-from parallel.collectives import after, ranks_here
+from parallel.collectives import ranks_here
 from parallel.outer import health
 from parallel.outer.base import Params, State, at_path, stacked_zeros
 from parallel.wire import MEAN_ITSELF, Wire
@@ -37,11 +37,7 @@ class Exchange:
     error_feedback: Whether what rounding took from a worker's difference is
       kept and added to the worker's next one.
     seed: Decides stochastic rounding and the outer loop's other draws.
-    norm: Computes the norms by which workers are judged.
-    outlier_factor: How many times the median of all norms a worker's may be;
-      0 for any finite norm.
-    ordered: Whether to order collectives over different axes by data flow,
-      which XLA:CPU needs (`parallel.collectives.after`).
+    rule: By what workers are judged.
   """
 
   worker: Axis
@@ -50,9 +46,7 @@ class Exchange:
   weights: tuple[float, ...] = ()
   error_feedback: bool = False
   seed: int = 0
-  norm: health.Norm = health.norms_here
-  outlier_factor: float = 0.0
-  ordered: bool = False
+  rule: health.Rule = health.ANY_FINITE
 
   def init(self, params: Params) -> State:
     """Returns the first state.
@@ -80,7 +74,7 @@ class Exchange:
     """
     if anchor is not None:
       workers = jax.tree.map(jnp.subtract, anchor, workers)
-    return health.judge(workers, self.worker, self.norm, self.outlier_factor)
+    return self.rule.judge(workers, self.worker)
 
   def mean(
     self,
@@ -114,8 +108,8 @@ class Exchange:
     """
     # Drawn from seed and number alone: a resumed run repeats its roundings.
     key = jax.random.fold_in(jax.random.key(self.seed), number)
-    if heard is not None:  # what made it has been sent over other axes, too
-      workers = after(workers, heard, self.ordered)
+    if heard is not None:
+      workers = self.rule.then(workers, heard)
     leaves, treedef = jax.tree.flatten_with_path(workers)
     nones = [None] * len(leaves)
     anchors = nones if anchor is None else jax.tree.leaves(anchor)

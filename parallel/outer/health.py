@@ -15,13 +15,14 @@ differences once more to compute it.
 """
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from parallel.axes import Axis
-from parallel.collectives import all_gather, ranks_here
+from parallel.collectives import after, all_gather, ranks_here
 from parallel.outer.base import Params, State
 
 # Maps a tree [W, ...], whose leaves have the paths of parameters, to each
@@ -52,20 +53,44 @@ def norms_here(tree: Params) -> jax.Array:
   ))
 
 
-def judge(deltas: Params, worker: Axis, norm: Norm, factor: float) -> Verdict:
-  """Decides whose differences are heard.
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """By what workers are judged.
 
-  Args:
-    deltas: The workers' differences ``[W, ...]``.
-    worker: The worker axis.
+  Attributes:
     norm: Computes their norms.
-    factor: How many times the median a norm may be; 0 for any finite norm.
+    outlier_factor: How many times the median of all norms a worker's may be;
+      0 for any finite norm.
+    ordered: Whether what follows the norms, which are sent over other axes,
+      too, is ordered after them by data flow, which XLA:CPU needs
+      (`parallel.collectives.after`).
   """
-  norms = norm(deltas)
-  heard = healthy(all_gather(norms[:, None], worker), factor)
-  return Verdict(
-    heard.astype(jnp.float32), norms, heard[ranks_here(worker)]
-  )
+
+  norm: Norm = norms_here
+  outlier_factor: float = 0.0
+  ordered: bool = False
+
+  def judge(self, deltas: Params, worker: Axis) -> Verdict:
+    """Decides whose differences are heard.
+
+    Args:
+      deltas: The workers' differences ``[W, ...]``.
+      worker: The worker axis.
+    """
+    norms = self.norm(deltas)
+    norms_of_all = all_gather(norms[:, None], worker)
+    heard = healthy(norms_of_all, self.outlier_factor)
+    return Verdict(
+      heard.astype(jnp.float32), norms, heard[ranks_here(worker)]
+    )
+
+  def then(self, tree: Params, told: jax.Array) -> Params:
+    """Returns the tree, to be sent after what the norms have told."""
+    return after(tree, told, self.ordered)
+
+
+# Only a norm that is not finite is sick.
+ANY_FINITE = Rule()
 
 
 def healthy(norms: jax.Array, factor: float) -> jax.Array:

@@ -32,28 +32,26 @@ worker that sits out is ours: the authors' code takes even numbers only.
 import dataclasses
 import math
 import random
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from parallel.collectives import after, permute, permute_routes
+from parallel.collectives import permute, permute_routes
 from parallel.outer import health
 from parallel.outer.base import (
-  OuterLoop,
+  OwnRounds,
   Params,
   Plan,
   State,
-  mean_of_first,
-  mean_over_workers,
-  of_joined,
   stacked,
   stacked_zeros,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class NoLoCo(OuterLoop):
+class NoLoCo(OwnRounds):
   """Exchanges in pairs at the end of every H-th step.
 
   How far the outer parameters lie apart depends on momentum and pull. Without
@@ -68,25 +66,16 @@ class NoLoCo(OuterLoop):
     momentum: The decay of the outer momentum s_i.
     pull: How strongly the outer parameters of a pair attract each other.
     seed: Decides the pairs.
-    norm: Computes the norms by which workers are judged.
-    outlier_factor: How many times its partner's norm a worker's may be; 0 for
-      any finite norm.
-    ordered: Whether to order collectives over different axes by data flow,
-      which XLA:CPU needs (`parallel.collectives.after`).
+    rule: By what the two of a pair are judged.
   """
 
-  every: int
+  averaged: ClassVar[tuple[str, ...]] = ("params", "momentum")
+
   rate: float
   momentum: float
   pull: float
   seed: int = 0
-  norm: health.Norm = health.norms_here
-  outlier_factor: float = 0.0
-  ordered: bool = False
-
-  @property
-  def period(self) -> int:
-    return self.every
+  rule: health.Rule = health.ANY_FINITE
 
   def init(self, params: Params) -> State:
     momentum = stacked_zeros(params, self.worker)
@@ -112,10 +101,10 @@ class NoLoCo(OuterLoop):
     own = state["workers"]
     pairs = self._pairs(plan.variant)
     deltas = jax.tree.map(jnp.subtract, own["params"], params)
-    norms = self.norm(deltas)
+    norms = self.rule.norm(deltas)
     both = jnp.stack([norms, permute(norms, self.worker, pairs)])
-    mine, other = health.healthy(both, self.outlier_factor)  # [W] each
-    deltas, phis = after((deltas, own["params"]), both, self.ordered)
+    mine, other = health.healthy(both, self.rule.outlier_factor)  # [W] each
+    deltas, phis = self.rule.then((deltas, own["params"]), both)
 
     @jax.vmap
     def mean_of_healthy(delta, other_delta, mine, other):
@@ -143,23 +132,6 @@ class NoLoCo(OuterLoop):
     """
     partners = partners_of_round(self.worker.size, number)
     return [(partner, i) for i, partner in enumerate(partners)]
-
-  def is_border(self, step: int) -> bool:
-    return step % self.every == 0
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    own = state["workers"]
-    filled = {
-      key: of_joined(own[key], mean_of_first(own[key], first), first)
-      for key in ("params", "momentum")
-    }
-    params = of_joined(params, mean_of_first(own["params"], first), first)
-    return params, state | {"workers": own | filled}
-
-  def evaluated(self, params: Params, state: State) -> Params:
-    return mean_over_workers(state["workers"]["params"], self.worker)
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     """Returns what a device sends in the round of `steady_round`.

@@ -35,23 +35,21 @@ import jax.numpy as jnp
 import optax
 
 from parallel import quantize
-from parallel.collectives import after
 from parallel.kernels.codec import top_k
 from parallel.outer import health
 from parallel.outer.base import (
-  OuterLoop,
+  CommonRounds,
   Params,
   Plan,
   State,
   at_path,
-  of_joined,
   stacked_zeros,
   to_workers,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class SparseLoCo(OuterLoop):
+class SparseLoCo(CommonRounds):
   """Exchanges a few elements of each chunk at the end of every H-th step.
 
   Attributes:
@@ -64,23 +62,16 @@ class SparseLoCo(OuterLoop):
     top_k: Elements that are kept of each chunk.
     weights: One weight per worker, such as its number of tokens; empty for
       equal ones.
-    norm: Computes the norms by which workers are judged.
-    outlier_factor: How many times the median of all norms a worker's may be;
-      0 for any finite norm.
-    ordered: Whether to order collectives over different axes by data flow,
-      which XLA:CPU needs (`parallel.collectives.after`).
+    rule: By what workers are judged.
   """
 
-  every: int
   rate: float
   block_dims: Any
   decay: float
   chunk: int
   top_k: int
   weights: tuple[float, ...] = ()
-  norm: health.Norm = health.norms_here
-  outlier_factor: float = 0.0
-  ordered: bool = False
+  rule: health.Rule = health.ANY_FINITE
 
   def __post_init__(self) -> None:
     if not 4 <= self.top_k <= self.chunk <= 65536 or self.top_k % 4:
@@ -88,10 +79,6 @@ class SparseLoCo(OuterLoop):
         f"top_k={self.top_k} must be a multiple of 4 in "
         f"[4, chunk={self.chunk}], and the chunk at most 65536"
       )
-
-  @property
-  def period(self) -> int:
-    return self.every
 
   def init(self, params: Params) -> State:
     return {
@@ -112,11 +99,9 @@ class SparseLoCo(OuterLoop):
       return params, state
     outer = state["params"]
     deltas = jax.tree.map(jnp.subtract, outer, params)
-    verdict = health.judge(
-      deltas, self.worker, self.norm, self.outlier_factor
-    )
+    verdict = self.rule.judge(deltas, self.worker)
     weights = health.weights_of(self.weights, verdict.heard, self.worker)
-    deltas = after(deltas, weights, self.ordered)
+    deltas = self.rule.then(deltas, weights)
     old = state["workers"]["residual"]
     total = jax.tree.map(lambda e, d: self.decay * e + d, old, deltas)
     leaves, treedef = jax.tree.flatten_with_path(total)
@@ -160,17 +145,6 @@ class SparseLoCo(OuterLoop):
     total = quantize.mean_of_encoded(encoded, self.worker, decode, weights)
     own = decode(encoded)
     return total.reshape(x.shape[1:]), own.reshape(x.shape)
-
-  def is_border(self, step: int) -> bool:
-    return step % self.every == 0
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    return of_joined(params, state["params"], first), state
-
-  def evaluated(self, params: Params, state: State) -> Params:
-    return state["params"]
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     if self.worker.devices == 1:

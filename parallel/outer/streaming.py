@@ -45,11 +45,10 @@ from parallel.checks import fraction
 from parallel.collectives import ranks_here
 from parallel.outer import health
 from parallel.outer.base import (
-  OuterLoop,
+  CommonRounds,
   Params,
   Plan,
   State,
-  of_joined,
   stacked_zeros,
   to_workers,
 )
@@ -69,7 +68,7 @@ from parallel.outer.pieces import Pieces
 
 
 @dataclasses.dataclass(frozen=True)
-class Streaming(OuterLoop):
+class Streaming(CommonRounds):
   """Exchanges one fragment after the other.
 
   Attributes:
@@ -87,7 +86,6 @@ class Streaming(OuterLoop):
       is in pieces at a time.
   """
 
-  every: int
   optimizer: OuterOptimizer
   exchange: Exchange
   fragments: Fragments
@@ -386,19 +384,6 @@ class Streaming(OuterLoop):
       return choose(now, mixed, x)
 
     return cut.put(params, jax.tree.map(mix, mine, outer), kind, place, 1)
-
-  def is_border(self, step: int) -> bool:
-    # Between rounds no exchange is in pieces. Means that have not arrived yet
-    # are complete, and arrive whoever the workers are by then.
-    return step % self.every == 0
-
-  def joined(
-    self, params: Params, state: State, first: int
-  ) -> tuple[Params, State]:
-    return of_joined(params, state["params"], first), state
-
-  def evaluated(self, params: Params, state: State) -> Params:
-    return state["params"]
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     cut = self.fragments

@@ -15,6 +15,7 @@ from caatnet.train.records import read_metrics
 from caatnet.train.state import check_equal_start, make_count_non_finite
 from caatnet.train.whole import to_stored, to_whole
 from parallel.axes import Axis
+from parallel.outer import health
 from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.exchange import Exchange
@@ -23,6 +24,7 @@ from parallel.wire import Wire
 from tests.caatnet.train import linear_model as toy
 
 RATE, MOMENTUM = 0.1, 0.9
+ORDERED = health.Rule(ordered=True)
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.5, 99.0])
@@ -324,7 +326,7 @@ def test_what_is_stored_is_restored(scheme):
 def test_a_worker_that_diverges_is_left_out_and_named(tmp_path, capsys):
   """In the middle of a round; the others' losses are what is recorded."""
   worker = Axis("worker", 3, 3)
-  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, ordered=True)
+  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, rule=ORDERED)
   experiment = toy.make(
     3, devices=(3, 1), batch_size=12,
     outer=DiLoCo(worker, 3, Nesterov(0.7, 0.5), exchange),
@@ -374,7 +376,7 @@ def changing(workers, wire=None, **options):
   """A run of some workers, 12 examples a step and 3 steps a round."""
   worker = Axis("worker", workers, workers)
   exchange = Exchange(
-    worker, wire or Wire(), {"w": 0, "b": 0}, ordered=True, **options
+    worker, wire or Wire(), {"w": 0, "b": 0}, rule=ORDERED, **options
   )
   return toy.make(
     workers, devices=(workers, 1), batch_size=12, num_steps=12,
@@ -420,7 +422,7 @@ def assert_equal(a, b):
 def test_a_step_begins_corrects_and_finishes_the_outer_loop():
   """DC-S3GD does all three: what is sent, gradients, updates."""
   worker = Axis("worker", 3, 3)
-  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, ordered=True)
+  exchange = Exchange(worker, Wire(), {"w": 0, "b": 0}, rule=ORDERED)
   outer = DCS3GD(worker, exchange, 0.3)
   experiment = toy.make(
     3, devices=(3, 1), batch_size=12, outer=outer, learning_rate=RATE,

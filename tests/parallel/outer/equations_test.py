@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from parallel.axes import Axis, make_mesh
-from parallel.outer import noloco
+from parallel.outer import health, noloco
 from parallel.outer.base import of_first
 from parallel.outer.data_parallel import DataParallel
 from parallel.outer.dc_s3gd import DCS3GD
@@ -205,7 +205,7 @@ def test_dc_s3gd_is_its_equation():
     ))
 
   compensation = 0.3
-  found = run(DCS3GD(WORKER, exchange(norm=norm), compensation), 4)
+  found = run(DCS3GD(WORKER, exchange(rule=health.Rule(norm)), compensation), 4)
   common, update = wide(draw(0)), zeros_like(workers_start())
   for number, plain in enumerate(updates_of(4)):
     grads = each(lambda u: u / -INNER_RATE, plain)

@@ -34,10 +34,11 @@ from tests.parallel.outer.small_run import (
 SICK = M - 1
 OUTER = Nesterov(0.7, 0.6)
 FACTOR = 10.0
+RULE = health.Rule(outlier_factor=FACTOR)
 
 
 def judging(worker, wire=None, **options):
-  return exchange(wire, worker, outlier_factor=FACTOR, **options)
+  return exchange(wire, worker, rule=RULE, **options)
 
 
 def streaming(worker, wire=None, pieces=1, **options):
@@ -65,7 +66,7 @@ LOOPS = {
   "dc_s3gd": (lambda w: DCS3GD(w, judging(w), 0.3), 0, 1, 3),
   "sparseloco": (
     lambda w: SparseLoCo(
-      w, 2, 0.7, BLOCK_DIMS, 0.8, 6, 4, outlier_factor=FACTOR
+      w, 2, 0.7, BLOCK_DIMS, 0.8, 6, 4, rule=RULE
     ), 1, 2, 4,
   ),
 }
@@ -127,7 +128,7 @@ def test_the_others_are_as_if_it_had_not_been_there(name, devices):
 def test_of_a_pair_the_healthy_one_is_heard(sick):
   """By both; one that sits out has nobody to hear, and stays where it was."""
   worker = Axis("worker", M, M)
-  loop = NoLoCo(worker, 1, 0.7, 0.5, 0.3, outlier_factor=FACTOR)
+  loop = NoLoCo(worker, 1, 0.7, 0.5, 0.3, rule=RULE)
   partners = [
     dict(loop._pairs(loop.plan(n).variant)) for n in range(6)
   ]
