@@ -1,6 +1,6 @@
 """Errors that name the wrong value, its config key, and what is allowed.
 
-Numbers are checked by `parallel.checks`.
+The numbers of configs have their ranges in `caatnet.ranges`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -16,6 +16,7 @@ from rich.console import Console
 from caatnet.show.documents import Table, markdown
 from caatnet.show.tables import grid
 from docs.points import ROOT, Point, above, loop_name, read
+from parallel.tensor.partial_sync import FUSED_ROUTES
 
 # Each document with tables, by its path.
 DOCUMENTS = (
@@ -207,12 +208,11 @@ def _evidence() -> Iterator[tuple[tuple[str, str], float, float]]:
       row["roofline"]["step_as_scheduled"]
     for row in result("programs")["rows"]
   }
-  ops = {"one_shot": "reduce_add_norm", "ring_kernel": "ring_all_reduce"}
   for (device, overrides, kernels), alone in seconds.items():
     with_kernel = seconds.get((device, overrides, "pallas"))
     if kernels == "reference" and with_kernel is not None:
       keys = dict(part.split("=") for part in overrides.split())
-      op = ops.get(keys.get("sync.route", ""), "add_norm")
+      op = FUSED_ROUTES.get(keys.get("sync.route", ""), "add_norm")
       yield (device, op), float(keys["sync.p"]), with_kernel / alone
 
 

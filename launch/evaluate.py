@@ -24,12 +24,10 @@ def main() -> None:
   program = experiment.program
   checkpointer = Checkpointer(FLAGS.workdir, program)
   abstract = experiment.abstract_state()
-  params, outer, step = checkpointer.restore_params(
+  params, outer, step, workers = checkpointer.restore_params(
     abstract.params, abstract.outer, FLAGS.step
   )
-  params, outer = membership.joined(
-    experiment, params, outer, checkpointer.num_workers(step)
-  )
+  params, outer = membership.joined(experiment, params, outer, workers)
   checkpointer.close()
   params = experiment.make_evaluated()(params, outer)
   data = experiment.data

@@ -1015,7 +1015,8 @@ _SCHEDULES_ROWS = [
   ),
   Mutant(
     "parallel/schedules/msccl/exporter.py", "one channel for all peers",
-    "count = max(1, -(-most // MAX_PEERS))", "count = 1",
+    "count = max(1, -(-colouring.largest_degree(pairs) // MAX_PEERS))",
+    "count = 1",
     f"{_SCHEDULES}/msccl_test.py::"
     "test_no_channel_has_more_peers_than_a_runtime_takes",
   ),
@@ -2267,7 +2268,8 @@ _DOCUMENTS_ROWS = [
     f"{_DOCUMENTS}::test_kernels_are_taken_where_they_make_a_step_faster",
   ),
   Mutant(
-    "caatnet/build/transformer.py", "a route's kernel goes by add_norm's steps",
+    "parallel/tensor/partial_sync.py",
+    "a route's kernel goes by add_norm's steps",
     '"one_shot": "reduce_add_norm"', '"one_shot": "add_norm"',
     "tests/caatnet/build/kernels_test.py::"
     "test_auto_takes_the_kernels_that_help",

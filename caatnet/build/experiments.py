@@ -29,8 +29,6 @@ from caatnet.train.experiment import Experiment, TrainOptions
 from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.kernels import selection
 
-# The axes, outermost first; config.zero may make several levels of data.
-AXES = ("worker", "data", "tensor")
 _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "outer", "zero",
   "data", "optimizer", "train",

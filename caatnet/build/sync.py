@@ -111,7 +111,7 @@ def build_sync(
 
 
 def _route(route: str, topology: str, context: Context) -> str | Reduction:
-  """Returns a route; for "schedule:NAME" the function that runs the it."""
+  """Returns a route; for "schedule:NAME" the function that runs it."""
   kind, _, name = route.partition(":")
   if kind != "schedule":
     schedules = (f"schedule:{name}" for name in builders.BUILDERS)

@@ -10,6 +10,7 @@ from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.models.transformer.positions import parse_scaling
 from parallel.kernels import evidence
+from parallel.tensor.partial_sync import FUSED_ROUTES
 
 
 def build(
@@ -91,11 +92,6 @@ def build(
   return TransformerModel(config, context.tensor)
 
 
-# The op whose kernel normalises, by the route of a row door; others have none
-# of their own, and add_norm normalises.
-_OPS = {"one_shot": "reduce_add_norm", "ring_kernel": "ring_all_reduce"}
-
-
 def _kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
   """Returns implementations of the norms, without kernels that do not help.
 
@@ -103,7 +99,7 @@ def _kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
   """
   doors = [door for layer in sync.doors for door in layer]
   p = sum(door.p for door in doors) / len(doors)
-  op = _OPS.get(doors[0].route, "add_norm")
+  op = FUSED_ROUTES.get(doors[0].route, "add_norm")
   if context.evidence_of is None or evidence.helps(context.evidence_of, op, p):
     return context.kernels
   return ("reference",)

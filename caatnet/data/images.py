@@ -18,6 +18,7 @@ import numpy as np
 
 from caatnet.data import pipeline
 from caatnet.data.protocol import Dataset
+from caatnet.data.sources import split_place
 
 Examples = dict[str, np.ndarray]
 
@@ -80,7 +81,9 @@ class ImageData:
     else:
       own = None
       share = self.validation_percent / 100
-      held_out = np.array([_place(image) < share for image in images])
+      held_out = np.array(
+        [split_place(image.tobytes()) < share for image in images]
+      )
     if held_out.all() or not (held_out.any() or own):
       key = "validation_path" if own else "validation_percent"
       raise ValueError(
@@ -186,13 +189,6 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
     )
   scale = 255 if images.dtype == np.uint8 else 1
   return file.name, images / scale, labels
-
-
-def _place(image: np.ndarray) -> float:
-  """Hashes an image to a number in [0, 1), evenly spread over contents."""
-  # The first 53 bits, which a float holds exactly.
-  digest = hashlib.sha256(image.tobytes()).digest()
-  return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
 def _baselines(

@@ -121,7 +121,7 @@ def _split(
 ) -> tuple[list[bytes], list[bytes]]:
   """Returns the training and the validation documents; neither is empty."""
   train, validation = [], []
-  places = [100 * _split_place(document) for document in documents]
+  places = [100 * split_place(document) for document in documents]
   for document, place in zip(documents, places, strict=True):
     (validation if place < validation_percent else train).append(document)
   if not train or not validation:
@@ -139,7 +139,7 @@ def _split(
   return train, validation
 
 
-def _split_place(document: bytes) -> float:
+def split_place(document: bytes) -> float:
   """Hashes a document to a number in [0, 1), evenly spread over contents."""
   # The first 53 bits, which a float holds exactly.
   digest = hashlib.sha256(document).digest()

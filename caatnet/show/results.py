@@ -4,11 +4,12 @@ from collections.abc import Mapping
 import datetime
 import importlib.metadata
 import json
-import os
 import pathlib
 import shlex
 import sys
 from typing import Any
+
+from caatnet.train import files
 
 # Of these, what is installed made the result.
 _PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "scipy")
@@ -29,9 +30,7 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
     "versions": {p: installed[p] for p in _PACKAGES if p in installed},
   }
   path.parent.mkdir(parents=True, exist_ok=True)
-  part = path.with_name(path.name + ".part")
-  part.write_text(json.dumps(facts | dict(result), indent=1) + "\n")
-  os.replace(part, path)
+  files.replace(path, json.dumps(facts | dict(result), indent=1) + "\n")
 
 
 def _command() -> str:

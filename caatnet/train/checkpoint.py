@@ -63,7 +63,8 @@ class Checkpointer:
 
   def num_workers(self, step: int | None = None) -> int:
     """Returns how many workers a checkpoint has; None asks for the newest."""
-    with self._readable(self._existing(step), ["params"]) as path:
+    step = self._existing(None) if step is None else step
+    with self._readable(step, ["params"]) as path:
       params = ocp.StandardCheckpointHandler().metadata(path / "params")
     return jax.tree.leaves(params)[0].shape[0]
 
@@ -116,7 +117,7 @@ class Checkpointer:
     shardings = jax.tree.map(lambda x: x.sharding, abstract)
     abstract = to_whole(self._program, abstract)
     rest = {"opt_state": abstract.opt_state, "key": abstract.key}
-    read_args = self._read_args(step)
+    read_args = self._read_args(self.num_workers(step))
     read = self._read(
       step,
       **_items(read_args, abstract.params, abstract.outer),
@@ -134,7 +135,7 @@ class Checkpointer:
 
   def restore_params(
     self, params: Any, outer: Any, step: int | None = None
-  ) -> tuple[Any, Any, int]:
+  ) -> tuple[Any, Any, int, int]:
     """Reads what an evaluation needs: parameters and the outer loop's state.
 
     A trainer may be at work. If it deletes the newest checkpoint while that is
@@ -146,7 +147,8 @@ class Checkpointer:
       step: The step of the checkpoint; None for the newest one.
 
     Returns:
-      The parameters, the outer loop's state, and the checkpoint's step.
+      The parameters, the outer loop's state, and the checkpoint's step and
+      number of workers.
 
     Raises:
       FileNotFoundError: There is no such checkpoint.
@@ -157,7 +159,8 @@ class Checkpointer:
     asked, step = step, self._existing(step)
     while True:
       try:
-        read = self._read(step, **_items(self._read_args(step), *whole))
+        workers = self.num_workers(step)
+        read = self._read(step, **_items(self._read_args(workers), *whole))
         break
       except ValueError:
         newest = self._existing(None)
@@ -165,18 +168,19 @@ class Checkpointer:
           raise
         step = newest
     found = read.params, read["outer"] if outer else outer
-    return *to_stored(self._program, found, shardings), step
+    return *to_stored(self._program, found, shardings), step, workers
 
-  def _read_args(self, step: int) -> Any:
+  def _read_args(self, workers: int) -> Any:
     """Returns what makes an item's arguments for reading.
 
     Of a checkpoint with another number of workers those that are too many are
     left out, and zeros stand for those that are missing.
+
+    Args:
+      workers: How many the checkpoint has.
     """
-    workers = self._program.layout.worker.size
-    return functools.partial(
-      ocp.args.StandardRestore, strict=self.num_workers(step) == workers
-    )
+    equal = workers == self._program.layout.worker.size
+    return functools.partial(ocp.args.StandardRestore, strict=equal)
 
   def close(self) -> None:
     """Waits for what is being written, and closes the files."""

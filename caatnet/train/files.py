@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import pathlib
 import socket
 from typing import IO, Any
 
@@ -53,7 +54,7 @@ def is_cloud(path: os.PathLike[str]) -> bool:
   return "://" in os.fspath(path)
 
 
-def replace(path: epath.Path, text: str) -> None:
+def replace(path: pathlib.Path | epath.Path, text: str) -> None:
   """Writes a file in place of the old one.
 
   Whoever reads it, and whenever this process is killed, there is the old text

@@ -6,6 +6,7 @@ next exchange (`parallel.outer.health`): means are those of the other workers.
 
 from collections.abc import Iterator, Mapping
 import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -25,7 +26,7 @@ class WorkerMetrics:
 
   metrics: Mapping[str, np.ndarray]
 
-  @property
+  @functools.cached_property
   def finite(self) -> np.ndarray:
     """For each worker whether its own metrics are finite, ``[workers]``."""
     own = [x for key, x in self.metrics.items() if key not in _TOLD]

@@ -22,8 +22,8 @@ What crosses a level depends on the algorithm:
               it: what a node receives once, its ranks pass on to each other.
     no reuse  One flat exchange runs over all levels: every rank gets each
               shard, or slice, from its owner, so a node receives the same
-              bytes once per rank. Coded gradients go level by level all the
-              same, since the two hops of ZeRO++ are made for that.
+              bytes once per rank. Coded gradients go hop by hop all the same
+              (`Partition.hops`), since ZeRO++ is made for that.
 
 All times are proportional to P, and so is memory except for padding. So the
 front (the partitions that no other beats in both time and memory) of one model

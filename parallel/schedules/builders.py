@@ -115,12 +115,8 @@ def build(
     ValueError: The name, collective or an option is unknown, or the builder
       does not take the topology.
   """
-  if name not in BUILDERS:
-    raise ValueError(f"schedule {name!r} must be one of {', '.join(BUILDERS)}")
-  if collective not in COLLECTIVES:
-    raise ValueError(
-      f"collective {collective!r} must be one of {', '.join(COLLECTIVES)}"
-    )
+  checks.known("schedule ", name, BUILDERS)
+  checks.known("collective ", collective, COLLECTIVES)
   checks.at_least("pieces", pieces)
   try:
     schedule = BUILDERS[name](topology, collective, **options)

@@ -81,7 +81,7 @@ def partial_permutations(
   """
   # With as many colours as the largest degree, ceil(degree / colours) is 1: no
   # vertex has a colour twice.
-  num_parts = _largest_degree(pairs, [1] * len(pairs))
+  num_parts = largest_degree(pairs)
   parts: list[list[Edge]] = [[] for _ in range(num_parts)]
   for pair, colour in zip(pairs, equitable(pairs, len(parts)), strict=True):
     parts[colour].append(pair)
@@ -127,7 +127,7 @@ def even(
   counts = {
     pair: sum(sizes[i] for i in members) for pair, members in small.items()
   }
-  degree = _largest_degree(edges, sizes)
+  degree = largest_degree(edges, sizes)
   # Parts of the line: what a matching that is repeated takes is one part.
   lines: dict[Edge, list[Edge]] = collections.defaultdict(list)
   start = 0
@@ -189,10 +189,17 @@ def _parallel(edges: Sequence[Edge]) -> dict[Edge, list[int]]:
   return dict(found)
 
 
-def _largest_degree(edges: Sequence[Edge], weights: Sequence[int]) -> int:
-  """Returns the largest weight of the edges at one vertex, of either side."""
+def largest_degree(
+  edges: Sequence[Edge], weights: Sequence[int] | None = None
+) -> int:
+  """Returns the largest weight of the edges at one vertex, of either side.
+
+  Args:
+    edges: The edges.
+    weights: The weight of each; 1 if None.
+  """
   degrees: collections.Counter[tuple[int, int]] = collections.Counter()
-  for edge, weight in zip(edges, weights, strict=True):
+  for edge, weight in zip(edges, weights or [1] * len(edges), strict=True):
     for side in (0, 1):
       degrees[side, edge[side]] += weight
   return max(degrees.values(), default=0)

@@ -152,7 +152,6 @@ class _Direct:
     self._out = np.argsort(sources, kind="stable").astype(np.int32)
     self._degree = np.bincount(sources, minlength=n)
     self._ends = np.cumsum(self._degree)
-    self._capacity = [1] * len(topology.links)
     self._member = [bytearray(n) for _ in range(n)]
     self._roots = self._frontier = np.empty(0, np.int32)
     self._held = np.zeros((n, n), bool)  # [root, rank] as of the last step
@@ -162,7 +161,7 @@ class _Direct:
 
   def begin(self) -> None:
     """Starts a step: all links are free, all frontiers are looked at anew."""
-    self._free = self._capacity[:]
+    self._free = [1] * len(self._head_of)
     self._left = sum(self._free)
     self._taken: list[int] = []
     # Iterating over an array.array gives Python's integers, faster than numpy.
@@ -263,14 +262,13 @@ class _Switched:
     self._shortest = 1 if any(
       max(link.source, link.destination) < n for link in topology.links
     ) else 2
-    self._capacity = [1] * len(topology.links)
     # Each tree's ranks in the order of joining, and as a set.
     self._members = [[root] for root in range(n)]
     self._joined = [{root} for root in range(n)]
 
   def begin(self) -> None:
     """Starts a step: all links are free, all ranks of a tree are parents."""
-    self._free = self._capacity[:]
+    self._free = [1] * len(self._heads)
     # Copies: ranks that join in this step are not parents before the next one.
     self._parents = [list(members) for members in self._members]
     # Free capacity of the links out of each rank, and of those into it.

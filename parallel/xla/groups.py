@@ -107,12 +107,12 @@ def _groups_of_axes(
   for chosen in itertools.chain.from_iterable(
     itertools.combinations(dims, n) for n in range(len(dims) + 1)
   ):
-    rows = _along(devices, tuple(sizes.values()), chosen)
+    rows = along(devices, tuple(sizes.values()), chosen)
     groups = frozenset(frozenset(row) for row in rows)
     yield groups, tuple(list(sizes)[dim] for dim in chosen)
 
 
-def _along(
+def along(
   devices: np.ndarray, shape: Iterable[int], chosen: Iterable[int]
 ) -> list[list[int]]:
   """Returns the groups of devices that differ along the chosen dims only."""
@@ -168,7 +168,7 @@ def _of_mesh(axes: str, order: str | None, chosen: str) -> list[list[int]]:
   if order is not None:
     listed = re.fullmatch(r"[\d,]+", order)
     devices = np.array(_integers(order)) if listed else _in_order(order)
-  return _along(devices, shape, dims)
+  return along(devices, shape, dims)
 
 
 def _in_order(text: str) -> np.ndarray:

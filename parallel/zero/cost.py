@@ -296,10 +296,7 @@ def _gradients(
     partition.gradient_codec != "none"
     and partition.is_coded(partition.shard(p.size))
   )
-  hops = partition.hops(0, g) + partition.hops(g, o)
-  if not coded:
-    hops = [range(j, j + 1) for j in range(o)]
-  for hop in hops:
+  for hop in partition.hops(0, g, coded) + partition.hops(g, o, coded):
     levels = [partition.inner[j] for j in hop]
     ranks = math.prod(level.size for level in levels)
     here = math.prod(lanes.get(level.name, 1) for level in levels)

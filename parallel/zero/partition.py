@@ -181,17 +181,20 @@ class Partition:
     """Returns whether codecs code a tensor with this many elements a shard."""
     return shard >= self.coded_blocks * self.block
 
-  def hops(self, lower: int, upper: int) -> list[range]:
-    """Returns the levels of each hop of coded gradients between two depths.
+  def hops(
+    self, lower: int, upper: int, coded: bool = True
+  ) -> list[range]:
+    """Returns the levels of each hop of gradients between two depths.
 
     Args:
       lower: The depth before the first hop.
       upper: The depth after the last one.
+      coded: Whether any gradient is coded; others go level by level.
 
     Returns:
       Numbers of levels, 0 for the innermost.
     """
-    if self.gradient_hops == "by_level":
+    if not coded or self.gradient_hops == "by_level":
       return [range(j, j + 1) for j in range(lower, upper)]
     outermost = len(self.levels) - 1
     cuts = (

@@ -8,9 +8,10 @@ The shard at depth d lies on this device as
 
 with level 0 the innermost. Shards nest: a rank's shard at depth d + 1 is a
 slice of its shard at depth d. Gathers go from the outermost level inwards,
-scatters from the innermost level outwards, with one collective per level. So
-only a shard crosses the outer levels, which have the slowest links, and never
-the whole tensor (MiCS, arXiv 2205.00119).
+scatters from the innermost level outwards, with one collective per level, or
+per hop of coded gradients (`Partition.hops`). So only a shard crosses the outer
+levels, which have the slowest links, and never the whole tensor (MiCS, arXiv
+2205.00119).
 
 Trees here have one leaf per tensor; a tree of `Tensor` of the same structure
 goes with them.
@@ -332,10 +333,7 @@ class Shards:
       return codec is not None and partition.is_coded(x.shape[-1] // inside)
 
     coded = jax.tree.map(is_coded, tree)
-    hops = partition.hops(lower, upper)
-    if not any(jax.tree.leaves(coded)):
-      hops = [range(j, j + 1) for j in range(lower, upper)]
-    for hop in hops:
+    for hop in partition.hops(lower, upper, any(jax.tree.leaves(coded))):
 
       def scatter(x, with_codec, hop=hop):
         if with_codec:

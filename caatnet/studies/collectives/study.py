@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from caatnet.checks import naming
 from caatnet.studies.inputs import (
   build_schedule,
   check_lists,
@@ -25,6 +26,10 @@ from parallel.topology.graph import Topology
 
 # MultiTree's speed-ups by the abstract of Huang et al., ISCA 2021.
 PUBLISHED = {"over ring": 2.3, "over prior art": 1.56}
+
+
+# Keys that errors of schedules and their times name.
+_NAMED = ("size_bytes", "bandwidth", "latency_s", "pieces")
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,17 +59,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     cases, "simulating", transient=True, console=Console(stderr=True)
   ):
     try:
-      build_schedule(name, net)
+      on_links(build_schedule(name, net), net)  # proves it
     except ValueError as error:
       skipped.append(
         {"topology": net.name, "algorithm": name, "why": str(error)}
       )
       continue
     for size in sizes:
-      try:
+      with naming("config", _NAMED):
         rows.append(_row(net, name, size, barrier, config["pieces"]))
-      except ValueError as error:
-        raise ValueError(f"config.{error}") from error
   return {
     "study": "collectives",
     "bandwidth": config["bandwidth"],

@@ -15,6 +15,8 @@ import math
 import pathlib
 from typing import Any
 
+import numpy as np
+
 from caatnet.studies.inputs import (
   build_schedule,
   check_lists,
@@ -24,6 +26,7 @@ from parallel.network import flows, traffic
 from parallel.network.flows import Fabric, Flow
 from parallel.schedules.check import check
 from parallel.topology.files import read_json
+from parallel.xla.groups import along
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,7 +246,9 @@ def _entry(
       f"config.program: a {entry['kind']} at {entry['where']!r} has no axes "
       "or no known count"
     )
-  groups = axis_groups(mesh, entry["axes"])
+  sizes = tuple(mesh.values())
+  dims = [d for d, name in enumerate(mesh) if name in entry["axes"]]
+  groups = along(np.arange(math.prod(sizes)), sizes, dims)
   sent, count = traffic.ring_demands(entry["kind"], groups, entry["bytes"])
   steps = {sent: count * entry["count"]}
   return {
@@ -256,23 +261,3 @@ def _entry(
       for router in config["routers"]
     },
   }
-
-
-def axis_groups(
-  mesh: Mapping[str, int], axes: Sequence[str]
-) -> list[list[int]]:
-  """Groups the devices that differ in the given axes only.
-
-  Args:
-    mesh: The size of each axis; devices are numbered in row-major order.
-    axes: The names of the axes along which a group extends.
-  """
-  groups: dict[tuple[int, ...], list[int]] = {}
-  for device in range(math.prod(mesh.values())):
-    rest, place = device, {}
-    # The last axis varies fastest.
-    for axis, size in reversed(mesh.items()):
-      rest, place[axis] = divmod(rest, size)
-    key = tuple(place[axis] for axis in mesh if axis not in axes)
-    groups.setdefault(key, []).append(device)
-  return list(groups.values())

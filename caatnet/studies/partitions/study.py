@@ -9,11 +9,11 @@ ours, which do not reproduce them.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import difflib
 import math
 from typing import Any
 
 from caatnet.checks import naming
+from parallel import checks
 from parallel.hardware import clusters
 from parallel.planner import partitions
 from parallel.planner.partitions import Machine, Prediction, Workload
@@ -103,13 +103,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def _machine(config: Mapping[str, Any]) -> Machine:
   """Checks what the config says of the machine, and builds it."""
   name = config["cluster"]
-  if name not in clusters.CLUSTERS:
-    near = difflib.get_close_matches(name, clusters.CLUSTERS, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(
-      f"config.cluster={name!r} must be one of {', '.join(clusters.CLUSTERS)}"
-      f"{hint}"
-    )
+  checks.known("config.cluster=", name, clusters.CLUSTERS)
   text, cluster = config["zero"]["levels"], clusters.CLUSTERS[name]
   with naming("config.zero", ("levels",)):
     levels = partition.parse_levels(text, config["parallel"]["data"])
@@ -149,10 +143,8 @@ def _workload(config: Mapping[str, Any]) -> Workload:
   if not config["accumulations"]:
     raise ValueError("config.accumulations=() must have a value")
   names = [field.name for field in dataclasses.fields(Workload)]
-  try:
+  with naming("config", names):
     return Workload(**{name: config[name] for name in names})
-  except ValueError as error:
-    raise ValueError(f"config.{error}") from error
 
 
 def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:

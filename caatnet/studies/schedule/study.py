@@ -28,11 +28,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """
   net, schedule, routed = of_config(config)
   size = config["size_bytes"]
-  try:
+  with naming("config", ("size_bytes", "bandwidth", "latency_s")):
     free = simulate.events(routed, size)
     barrier = simulate.events(routed, size, barrier=True)
-  except ValueError as error:
-    raise ValueError(f"config.{error}") from error
   share, waiting, queues = (
     free.utilisation.tolist(), free.waiting_ns.tolist(),
     free.longest_queues.tolist(),

@@ -125,12 +125,10 @@ def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
   }
   choices = {k: config[k] for k in ("sync_every", "overlap_steps", "bits")}
   target = config["target"]
-  try:
+  with naming("config.recommend", config):
     found = links.recommend(
       model, bandwidth, target, **choices, **factors
     )
-  except ValueError as error:  # its names are the config's keys
-    raise ValueError(f"config.recommend.{error}") from error
   rows = {}
   for name, method in utilisation.paper_methods(model.num_layers).items():
     timeline = utilisation.simulate(model, method, bandwidth, **factors)

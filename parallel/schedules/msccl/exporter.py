@@ -299,16 +299,10 @@ def _channels(schedule: Schedule) -> dict[tuple[int, int], int]:
     (source, destination) -> number of the channel.
   """
   pairs = sorted({t[:2] for transfers in schedule.rounds for t in transfers})
-  most = max(
-    (count for side in (0, 1)
-     for count in collections.Counter(p[side] for p in pairs).values()),
-    default=0,
-  )
   # An equitable colouring with k colours cuts each rank's peers into k parts of
   # nearly the same size.
-  count = max(1, -(-most // MAX_PEERS))
-  colours = colouring.equitable(pairs, count) if count > 1 else [0] * len(pairs)
-  return dict(zip(pairs, colours, strict=True))
+  count = max(1, -(-colouring.largest_degree(pairs) // MAX_PEERS))
+  return dict(zip(pairs, colouring.equitable(pairs, count), strict=True))
 
 
 def _add_step(

@@ -146,7 +146,9 @@ def test_every_checkpoint_of_a_live_run_can_be_read(tmp_path):
   while trainer.poll() is None:
     reader = Checkpointer(tmp_path / "run", experiment.program)
     with contextlib.suppress(FileNotFoundError):  # none yet
-      params, _, step = reader.restore_params(abstract.params, abstract.outer)
+      params, _, step, _ = reader.restore_params(
+        abstract.params, abstract.outer
+      )
       seen.add(step)
       for key, value in params.items():
         np.testing.assert_array_equal(value, expected[step][key])

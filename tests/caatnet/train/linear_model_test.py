@@ -211,7 +211,7 @@ def test_an_evaluation_reads_the_checkpoint_that_it_names(finished):
   abstract = experiment.abstract_state()
   checkpointer = Checkpointer(workdir, program)
   for asked, expected in ((2, 2), (None, 6)):
-    params, _, step = checkpointer.restore_params(
+    params, _, step, _ = checkpointer.restore_params(
       abstract.params, abstract.outer, asked
     )
     assert step == expected
