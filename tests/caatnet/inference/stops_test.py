@@ -74,8 +74,10 @@ def test_cuts_do_not_decide_where_a_text_ends(pieces, strings):
   assert (shown, stops.found) == (text, found)
 
 
-@given(st.text(min_size=1, max_size=8), st.lists(st.text(max_size=2, min_size=1),
-                                     max_size=2))
+@given(
+  st.text(min_size=1, max_size=8),
+  st.lists(st.text(min_size=1, max_size=2), max_size=2),
+)
 def test_characters_of_several_bytes_are_whole(text, strings):
   data = text.encode()
   ending = Ending(Stops(len(data), strings=tuple(strings)), Bytes(), 99)
