@@ -16,6 +16,7 @@ Shape legend: L = layers, R = lanes (ranks outside shard_map), B = batch,
 T = position, H = width, V = vocabulary of one rank.
 """
 
+from collections.abc import Callable
 import functools
 import itertools
 import math
@@ -37,6 +38,14 @@ from parallel.tensor.doors import (
 )
 from parallel.tensor.partial_sync import FUSED_ROUTES, PartialSync
 from parallel.tensor.stream import Stream, enter
+
+
+# Attention of all lanes: takes what each rank's is made of, the products
+# [R, B, T, F] of its columns, further parameters and a state; returns the heads'
+# outputs [R, B, T, f] and the state.
+Attend = Callable[
+  [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
+]
 
 
 class Sharded(nnx.Param):
@@ -137,14 +146,26 @@ class Block(nnx.Module):
     self.w_down = Sharded(rows(ffn, ffn_cut, row_scales[1]))
 
   def __call__(
-    self, x: Stream, sync_attention: PartialSync, sync_mlp: PartialSync
-  ) -> Stream:
-    """Returns the stream after both halves of the block.
+    self,
+    x: Stream,
+    state: Any,
+    syncs: tuple[PartialSync, PartialSync],
+    attend: Attend,
+  ) -> tuple[Stream, Any]:
+    """Computes both halves of the block.
 
-    Its update is pending only if the MLP's may wait for the next layer
-    (`carries`).
+    Args:
+      x: The stream.
+      state: What attention carries from layer to layer.
+      syncs: How attention's row door and the MLP's synchronise.
+      attend: Attention.
+
+    Returns:
+      The stream, whose update is pending only if the MLP's may wait for the
+      next layer (`carries`), and attention's state.
     """
     config, axis = self.config, self.axis
+    sync_attention, sync_mlp = syncs
     # Biases are each lane's own; gains are one for all ranks.
     params = layers.QkvParams(
       self.b_qkv[...] if config.qkv_bias else None,
@@ -152,19 +173,14 @@ class Block(nnx.Module):
         [self.query_norm[...], self.key_norm[...]] if config.qk_norm else []
       ),
     )
-    attend = jax.vmap(
-      functools.partial(
-        layers.attend, heads=self.heads, implementation=config.attention
-      ),
-      in_axes=(0, layers.QkvParams(0, None, None)),
-    )
     # Cheaper to compute again than to keep: its result is read once, by w_down.
     swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
     norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
     eps, kernels = config.norm_eps, config.kernels
     with jax.named_scope("attention"):
       x, qkv = column_parallel(x, norm_1, self.w_qkv[...], eps, kernels)
-      y = attend(qkv, params)  # [R, B, T, a rank's heads x head width]
+      # [R, B, T, a rank's heads x head width]
+      y, state = attend(self.heads, qkv, params, state)
       x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
       # This column door adds attention's update, and reduces it if a kernel
       # does so: in profiles and ledgers it belongs to attention.
@@ -175,7 +191,8 @@ class Block(nnx.Module):
       # Two halves [R, B, T, F], and their product.
       y = swiglu(*layers.kept(*jnp.split(gate_and_up, 2, axis=-1)))
       x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
-      return x if self.carries(sync_mlp) and x.is_pending else x.resolved()
+      carries = self.carries(sync_mlp) and x.is_pending
+    return x if carries else x.resolved(), state
 
   @property
   def heads(self) -> layers.Heads:
@@ -249,10 +266,28 @@ class Transformer(nnx.Module):
     """
     params = nnx.to_pure_dict(nnx.split(self)[1])
     x = access.apply(self._enter, params["embedding"], tokens)
-    x = self._through_blocks(params["blocks"], x, access)
+    x, _ = self._through_blocks(
+      params["blocks"], x, (), self._attend_to_all, access
+    )
     table = params.get("head", params["embedding"])
     last = {"norm": params["norm"], "table": table}
     return access.apply(self._losses, last, x, tokens)
+
+  def _attend_to_all(
+    self,
+    heads: layers.Heads,
+    qkv: jax.Array,
+    params: layers.QkvParams,
+    state: Any,
+  ) -> tuple[jax.Array, Any]:
+    """Attends to all positions before a query's own, without any state."""
+    attend = jax.vmap(
+      functools.partial(
+        layers.attend, heads=heads, implementation=self.config.attention
+      ),
+      in_axes=(0, layers.QkvParams(0, None, None)),
+    )
+    return attend(qkv, params), state
 
   def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
     """Makes the residual stream before the first block from ``[B, T + 1]``."""
@@ -261,7 +296,9 @@ class Transformer(nnx.Module):
       self._embed(table, inputs), self.axis, self.config.syncs[0][0]
     )
 
-  def _through_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
+  def _through_blocks(
+    self, params: Any, x: Stream, state: Any, attend: Attend, access: Access
+  ) -> tuple[Stream, Any]:
     """Returns the residual stream after the last block, before the final norm.
 
     Layers that synchronise alike are scanned together. What a scan carries must
@@ -272,9 +309,15 @@ class Transformer(nnx.Module):
     it finds nothing pending, or an update of another policy.
 
     Args:
-      params: The parameters of all blocks, ``[L, ...]``.
+      params: The parameters of all blocks: arrays ``[L, ...]``, or a tuple of
+        each block's own, which ``access`` runs one after another.
       x: The stream before the first block.
+      state: What attention carries from layer to layer.
+      attend: Attention.
       access: How the blocks read their parameters.
+
+    Returns:
+      The stream, and attention's state.
     """
     config, policy = self.config, REMAT_POLICIES[self.config.remat]
     graph = nnx.graphdef(self.blocks)
@@ -284,8 +327,8 @@ class Transformer(nnx.Module):
       start, *others = group
       stop = start + 1 + len(others)
 
-      def block(params, x, syncs=syncs):
-        return nnx.merge(graph, params)(x, *syncs)
+      def block(params, carried, syncs=syncs):
+        return nnx.merge(graph, params)(*carried, syncs, attend)
 
       num_shared = min(s.num_shared(config.width) for s in syncs)
       x = access.apply(
@@ -295,15 +338,19 @@ class Transformer(nnx.Module):
       with jax.named_scope("blocks"):
         if self.blocks.carries(syncs[1]):
           first = jax.tree.map(lambda p, i=start: p[i], params)
-          x = access.apply(block, first, x, policy=policy)
+          x, state = access.apply(block, first, (x, state), policy=policy)
           start += 1
         if start < stop:
           # A slice of all layers would be a copy of them.
           chosen = params
-          if stop - start < config.num_layers:
+          if isinstance(params, tuple):
+            chosen = params[start:stop]
+          elif stop - start < config.num_layers:
             chosen = jax.tree.map(lambda p: p[start:stop], params)  # noqa: B023
-          x = access.scan(block, chosen, x, config.unroll, policy)
-    return x
+          x, state = access.scan(
+            block, chosen, (x, state), config.unroll, policy
+          )
+    return x, state
 
   def _losses(
     self, params: Any, x: Stream, tokens: jax.Array
