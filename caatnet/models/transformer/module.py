@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.transformer import layers
+from caatnet.models.transformer import layers, vocabulary
 from caatnet.models.transformer.config import REMAT_POLICIES, TransformerConfig
 from parallel.axes import Axis
 from parallel.tensor.doors import (
@@ -252,26 +252,60 @@ class Transformer(nnx.Module):
       _row_scales(config, axis), rngs.fork(split=config.num_layers)
     )
 
-  def token_losses(
+  def logits(
     self, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
-    """Computes the next-token cross-entropy.
+    """Computes each rank's slice of the logits.
 
     Args:
+      tokens: int ``[B, T]``, or what ``access`` takes in its place.
+      access: How the model's functions read parameters.
+
+    Returns:
+      float32 ``[R, B, T, V]``; -inf for the padding of the vocabulary.
+    """
+    return access.apply(self._logits, *self._before_head(tokens, access))
+
+  def judge(
+    self,
+    score: Callable[[jax.Array, vocabulary.Targets], Any],
+    tokens: jax.Array,
+    access: Access = AS_THEY_ARE,
+  ) -> Any:
+    """Scores each token by those before it.
+
+    Args:
+      score: A function of `caatnet.models.transformer.vocabulary`, of logits
+        and of the tokens that should have followed.
       tokens: int ``[B, T + 1]``, or what ``access`` takes in its place.
       access: How the model's functions read parameters.
 
     Returns:
-      Nats, float32 ``[B, T]``, the same on every tensor rank.
+      What ``score`` returns for tokens 1 to T.
     """
+
+    def judged(last: Any, x: Stream, targets: jax.Array) -> Any:
+      logits = self._logits(last, x)
+      with jax.named_scope("cross_entropy"):
+        return score(
+          logits,
+          vocabulary.Targets(targets, self._token_ids(), self.axis.name),
+        )
+
+    last, x = self._before_head(tokens[..., :-1], access)
+    return access.apply(judged, last, x, tokens[..., 1:])
+
+  def _before_head(
+    self, tokens: jax.Array, access: Access
+  ) -> tuple[Any, Stream]:
+    """Returns what the head reads: its parameters, and the stream before it."""
     params = nnx.to_pure_dict(nnx.split(self)[1])
     x = access.apply(self._enter, params["embedding"], tokens)
     x, _ = self._through_blocks(
       params["blocks"], x, (), self._attend_to_all, access
     )
     table = params.get("head", params["embedding"])
-    last = {"norm": params["norm"], "table": table}
-    return access.apply(self._losses, last, x, tokens)
+    return {"norm": params["norm"], "table": table}, x
 
   def _attend_to_all(
     self,
@@ -290,10 +324,9 @@ class Transformer(nnx.Module):
     return attend(qkv, params), state
 
   def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
-    """Makes the residual stream before the first block from ``[B, T + 1]``."""
-    inputs = tokens[..., :-1]
+    """Makes the residual stream before the first block from ``[B, T]``."""
     return enter(
-      self._embed(table, inputs), self.axis, self.config.syncs[0][0]
+      self._embed(table, tokens), self.axis, self.config.syncs[0][0]
     )
 
   def _through_blocks(
@@ -352,61 +385,26 @@ class Transformer(nnx.Module):
           )
     return x, state
 
-  def _losses(
-    self, params: Any, x: Stream, tokens: jax.Array
-  ) -> jax.Array:
-    """Computes the cross-entropy ``[B, T]`` from the stream after the blocks.
-
-    It is log(sum of exp(logit)) - logit of the target. Every rank has a slice
-    of the logits, so the largest one, the sum of exponentials and the target's
-    logit are reduced over ranks: O(1) numbers per token, where gathered logits
-    would be V.
-
-    Args:
-      params: The final norm's gain, and the table of the head.
-      x: The stream after the last block.
-      tokens: int ``[B, T + 1]``.
-    """
-    table = params["table"]
-    if self.config.tied_embeddings:
-      table = jnp.swapaxes(table, 1, 2)
-    logits = self._logits(params["norm"], table, x)
-    name = self.axis.name
-    with jax.named_scope("cross_entropy"):
-      # Subtracted from all logits so that exp does not overflow. It cancels in
-      # the loss, hence no gradient. The barrier keeps XLA:TPU from moving the
-      # cast to float32 behind the reduction.
-      largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
-      largest = lax.pmax(lax.optimization_barrier(largest), name)
-      shifted = logits - largest[None, :, :, None]
-      # One rank has the target's logit; all others add zero: [R, B, T, V].
-      is_target = (
-        self._token_ids()[:, None, None, :] == tokens[None, :, 1:, None]
-      )
-      sums = jnp.stack(  # [2, B, T], so that one reduction takes both
-        [
-          jnp.sum(jnp.exp(shifted), axis=(0, 3)),
-          jnp.sum(jnp.where(is_target, shifted, 0.0), axis=(0, 3)),
-        ]
-      )
-      normaliser, target = lax.psum(sums, name)
-      return jnp.log(normaliser) - target
-
-  def _logits(
-    self, norm: jax.Array, head: jax.Array, x: Stream
-  ) -> jax.Array:
+  def _logits(self, last: Any, x: Stream) -> jax.Array:
     """Computes each rank's slice of the logits, float32 ``[R, B, T, V]``.
 
     Each rank reads its own stream, so the logits at p < 1 are those of streams
     that differ in their private channels.
+
+    Args:
+      last: The final norm's gain, and the table of the head.
+      x: The stream after the last block.
     """
+    table = last["table"]
+    if self.config.tied_embeddings:
+      table = jnp.swapaxes(table, 1, 2)
     with jax.named_scope("head"):
       _, y = column_parallel(
-        x, norm, head, self.config.norm_eps, self.config.kernels
+        x, last["norm"], table, self.config.norm_eps, self.config.kernels
       )
     y = y.astype(jnp.float32)
     # Padding of the vocabulary must have no share of the normaliser.
-    if head.shape[-1] * self.axis.size > self.config.vocab_size:
+    if table.shape[-1] * self.axis.size > self.config.vocab_size:
       padded = self._token_ids() >= self.config.vocab_size
       y = jnp.where(padded[:, None, None, :], -jnp.inf, y)
     return y
