@@ -16,6 +16,7 @@ Shape legend: L = layers, R = lanes (ranks outside shard_map), B = batch,
 T = position, H = width, V = vocabulary of one rank.
 """
 
+from collections.abc import Callable
 import functools
 import itertools
 import math
@@ -28,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.transformer import layers
+from caatnet.models.transformer import layers, vocabulary
 from caatnet.models.transformer.config import REMAT_POLICIES, TransformerConfig
 from parallel.axes import Axis
 from parallel.tensor.doors import (
@@ -37,6 +38,14 @@ from parallel.tensor.doors import (
 )
 from parallel.tensor.partial_sync import FUSED_ROUTES, PartialSync
 from parallel.tensor.stream import Stream, enter
+
+
+# Attention of all lanes: takes what each rank's is made of, the products
+# [R, B, T, F] of its columns, further parameters and a state; returns the heads'
+# outputs [R, B, T, f] and the state.
+Attend = Callable[
+  [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
+]
 
 
 class Sharded(nnx.Param):
@@ -137,14 +146,26 @@ class Block(nnx.Module):
     self.w_down = Sharded(rows(ffn, ffn_cut, row_scales[1]))
 
   def __call__(
-    self, x: Stream, sync_attention: PartialSync, sync_mlp: PartialSync
-  ) -> Stream:
-    """Returns the stream after both halves of the block.
+    self,
+    x: Stream,
+    state: Any,
+    syncs: tuple[PartialSync, PartialSync],
+    attend: Attend,
+  ) -> tuple[Stream, Any]:
+    """Computes both halves of the block.
 
-    Its update is pending only if the MLP's may wait for the next layer
-    (`carries`).
+    Args:
+      x: The stream.
+      state: What attention carries from layer to layer.
+      syncs: How attention's row door and the MLP's synchronise.
+      attend: Attention.
+
+    Returns:
+      The stream, whose update is pending only if the MLP's may wait for the
+      next layer (`carries`), and attention's state.
     """
     config, axis = self.config, self.axis
+    sync_attention, sync_mlp = syncs
     # Biases are each lane's own; gains are one for all ranks.
     params = layers.QkvParams(
       self.b_qkv[...] if config.qkv_bias else None,
@@ -152,19 +173,14 @@ class Block(nnx.Module):
         [self.query_norm[...], self.key_norm[...]] if config.qk_norm else []
       ),
     )
-    attend = jax.vmap(
-      functools.partial(
-        layers.attend, heads=self.heads, implementation=config.attention
-      ),
-      in_axes=(0, layers.QkvParams(0, None, None)),
-    )
     # Cheaper to compute again than to keep: its result is read once, by w_down.
     swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
     norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
     eps, kernels = config.norm_eps, config.kernels
     with jax.named_scope("attention"):
       x, qkv = column_parallel(x, norm_1, self.w_qkv[...], eps, kernels)
-      y = attend(qkv, params)  # [R, B, T, a rank's heads x head width]
+      # [R, B, T, a rank's heads x head width]
+      y, state = attend(self.heads, qkv, params, state)
       x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
       # This column door adds attention's update, and reduces it if a kernel
       # does so: in profiles and ledgers it belongs to attention.
@@ -175,7 +191,8 @@ class Block(nnx.Module):
       # Two halves [R, B, T, F], and their product.
       y = swiglu(*layers.kept(*jnp.split(gate_and_up, 2, axis=-1)))
       x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
-      return x if self.carries(sync_mlp) and x.is_pending else x.resolved()
+      carries = self.carries(sync_mlp) and x.is_pending
+    return x if carries else x.resolved(), state
 
   @property
   def heads(self) -> layers.Heads:
@@ -235,33 +252,86 @@ class Transformer(nnx.Module):
       _row_scales(config, axis), rngs.fork(split=config.num_layers)
     )
 
-  def token_losses(
+  def logits(
     self, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
-    """Computes the next-token cross-entropy.
+    """Computes each rank's slice of the logits.
 
     Args:
+      tokens: int ``[B, T]``, or what ``access`` takes in its place.
+      access: How the model's functions read parameters.
+
+    Returns:
+      float32 ``[R, B, T, V]``; -inf for the padding of the vocabulary.
+    """
+    return access.apply(self._logits, *self._before_head(tokens, access))
+
+  def judge(
+    self,
+    score: Callable[[jax.Array, vocabulary.Targets], Any],
+    tokens: jax.Array,
+    access: Access = AS_THEY_ARE,
+  ) -> Any:
+    """Scores each token by those before it.
+
+    Args:
+      score: A function of `caatnet.models.transformer.vocabulary`, of logits
+        and of the tokens that should have followed.
       tokens: int ``[B, T + 1]``, or what ``access`` takes in its place.
       access: How the model's functions read parameters.
 
     Returns:
-      Nats, float32 ``[B, T]``, the same on every tensor rank.
+      What ``score`` returns for tokens 1 to T.
     """
+
+    def judged(last: Any, x: Stream, targets: jax.Array) -> Any:
+      logits = self._logits(last, x)
+      with jax.named_scope("cross_entropy"):
+        return score(
+          logits,
+          vocabulary.Targets(targets, self._token_ids(), self.axis.name),
+        )
+
+    last, x = self._before_head(tokens[..., :-1], access)
+    return access.apply(judged, last, x, tokens[..., 1:])
+
+  def _before_head(
+    self, tokens: jax.Array, access: Access
+  ) -> tuple[Any, Stream]:
+    """Returns what the head reads: its parameters, and the stream before it."""
     params = nnx.to_pure_dict(nnx.split(self)[1])
     x = access.apply(self._enter, params["embedding"], tokens)
-    x = self._through_blocks(params["blocks"], x, access)
+    x, _ = self._through_blocks(
+      params["blocks"], x, (), self._attend_to_all, access
+    )
     table = params.get("head", params["embedding"])
-    last = {"norm": params["norm"], "table": table}
-    return access.apply(self._losses, last, x, tokens)
+    return {"norm": params["norm"], "table": table}, x
+
+  def _attend_to_all(
+    self,
+    heads: layers.Heads,
+    qkv: jax.Array,
+    params: layers.QkvParams,
+    state: Any,
+  ) -> tuple[jax.Array, Any]:
+    """Attends to all positions before a query's own, without any state."""
+    attend = jax.vmap(
+      functools.partial(
+        layers.attend, heads=heads, implementation=self.config.attention
+      ),
+      in_axes=(0, layers.QkvParams(0, None, None)),
+    )
+    return attend(qkv, params), state
 
   def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
-    """Makes the residual stream before the first block from ``[B, T + 1]``."""
-    inputs = tokens[..., :-1]
+    """Makes the residual stream before the first block from ``[B, T]``."""
     return enter(
-      self._embed(table, inputs), self.axis, self.config.syncs[0][0]
+      self._embed(table, tokens), self.axis, self.config.syncs[0][0]
     )
 
-  def _through_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
+  def _through_blocks(
+    self, params: Any, x: Stream, state: Any, attend: Attend, access: Access
+  ) -> tuple[Stream, Any]:
     """Returns the residual stream after the last block, before the final norm.
 
     Layers that synchronise alike are scanned together. What a scan carries must
@@ -272,9 +342,15 @@ class Transformer(nnx.Module):
     it finds nothing pending, or an update of another policy.
 
     Args:
-      params: The parameters of all blocks, ``[L, ...]``.
+      params: The parameters of all blocks: arrays ``[L, ...]``, or a tuple of
+        each block's own, which ``access`` runs one after another.
       x: The stream before the first block.
+      state: What attention carries from layer to layer.
+      attend: Attention.
       access: How the blocks read their parameters.
+
+    Returns:
+      The stream, and attention's state.
     """
     config, policy = self.config, REMAT_POLICIES[self.config.remat]
     graph = nnx.graphdef(self.blocks)
@@ -284,8 +360,8 @@ class Transformer(nnx.Module):
       start, *others = group
       stop = start + 1 + len(others)
 
-      def block(params, x, syncs=syncs):
-        return nnx.merge(graph, params)(x, *syncs)
+      def block(params, carried, syncs=syncs):
+        return nnx.merge(graph, params)(*carried, syncs, attend)
 
       num_shared = min(s.num_shared(config.width) for s in syncs)
       x = access.apply(
@@ -295,71 +371,40 @@ class Transformer(nnx.Module):
       with jax.named_scope("blocks"):
         if self.blocks.carries(syncs[1]):
           first = jax.tree.map(lambda p, i=start: p[i], params)
-          x = access.apply(block, first, x, policy=policy)
+          x, state = access.apply(block, first, (x, state), policy=policy)
           start += 1
         if start < stop:
           # A slice of all layers would be a copy of them.
           chosen = params
-          if stop - start < config.num_layers:
+          if isinstance(params, tuple):
+            chosen = params[start:stop]
+          elif stop - start < config.num_layers:
             chosen = jax.tree.map(lambda p: p[start:stop], params)  # noqa: B023
-          x = access.scan(block, chosen, x, config.unroll, policy)
-    return x
+          x, state = access.scan(
+            block, chosen, (x, state), config.unroll, policy
+          )
+    return x, state
 
-  def _losses(
-    self, params: Any, x: Stream, tokens: jax.Array
-  ) -> jax.Array:
-    """Computes the cross-entropy ``[B, T]`` from the stream after the blocks.
-
-    It is log(sum of exp(logit)) - logit of the target. Every rank has a slice
-    of the logits, so the largest one, the sum of exponentials and the target's
-    logit are reduced over ranks: O(1) numbers per token, where gathered logits
-    would be V.
-
-    Args:
-      params: The final norm's gain, and the table of the head.
-      x: The stream after the last block.
-      tokens: int ``[B, T + 1]``.
-    """
-    table = params["table"]
-    if self.config.tied_embeddings:
-      table = jnp.swapaxes(table, 1, 2)
-    logits = self._logits(params["norm"], table, x)
-    name = self.axis.name
-    with jax.named_scope("cross_entropy"):
-      # Subtracted from all logits so that exp does not overflow. It cancels in
-      # the loss, hence no gradient. The barrier keeps XLA:TPU from moving the
-      # cast to float32 behind the reduction.
-      largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
-      largest = lax.pmax(lax.optimization_barrier(largest), name)
-      shifted = logits - largest[None, :, :, None]
-      # One rank has the target's logit; all others add zero: [R, B, T, V].
-      is_target = (
-        self._token_ids()[:, None, None, :] == tokens[None, :, 1:, None]
-      )
-      sums = jnp.stack(  # [2, B, T], so that one reduction takes both
-        [
-          jnp.sum(jnp.exp(shifted), axis=(0, 3)),
-          jnp.sum(jnp.where(is_target, shifted, 0.0), axis=(0, 3)),
-        ]
-      )
-      normaliser, target = lax.psum(sums, name)
-      return jnp.log(normaliser) - target
-
-  def _logits(
-    self, norm: jax.Array, head: jax.Array, x: Stream
-  ) -> jax.Array:
+  def _logits(self, last: Any, x: Stream) -> jax.Array:
     """Computes each rank's slice of the logits, float32 ``[R, B, T, V]``.
 
     Each rank reads its own stream, so the logits at p < 1 are those of streams
     that differ in their private channels.
+
+    Args:
+      last: The final norm's gain, and the table of the head.
+      x: The stream after the last block.
     """
+    table = last["table"]
+    if self.config.tied_embeddings:
+      table = jnp.swapaxes(table, 1, 2)
     with jax.named_scope("head"):
       _, y = column_parallel(
-        x, norm, head, self.config.norm_eps, self.config.kernels
+        x, last["norm"], table, self.config.norm_eps, self.config.kernels
       )
     y = y.astype(jnp.float32)
     # Padding of the vocabulary must have no share of the normaliser.
-    if head.shape[-1] * self.axis.size > self.config.vocab_size:
+    if table.shape[-1] * self.axis.size > self.config.vocab_size:
       padded = self._token_ids() >= self.config.vocab_size
       y = jnp.where(padded[:, None, None, :], -jnp.inf, y)
     return y
