@@ -46,7 +46,7 @@ def of_whole_text(text, strings):
 
 
 # Few letters, so that strings overlap each other and themselves.
-LETTERS = st.text("ab", min_size=1, max_size=4)
+LETTERS = st.text("ab", min_size=2, max_size=4)
 CUTS = st.lists(st.text("abc", max_size=5), max_size=8)
 
 
