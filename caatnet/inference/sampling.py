@@ -180,8 +180,9 @@ def _noise_if(
     return jnp.where(sampled[:, None], noise, 0.0)
 
   # In a batch without sampling the noise would cost more than all the rest.
-  shape = jax.eval_shape(draw).shape
-  none = _varying_as(jnp.zeros(shape), sampled, seed, positions, token_ids)
+  lanes, num_tokens = token_ids.shape
+  zeros = jnp.zeros((lanes, *positions.shape, num_tokens))
+  none = _varying_as(zeros, sampled, seed, positions, token_ids)
   return lax.cond(jnp.any(sampled), draw, lambda: none)
 
 
