@@ -1865,13 +1865,19 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/files.py", "files are emptied and written again",
-    'temporary = path.with_name(f"{path.name}.tmp")', "temporary = path",
+    'temporary = path.with_name(own)', "temporary = path",
     f"{_TRAIN}/files_test.py::test_killed_at_any_write_a_run_goes_on",
   ),
   Mutant(
     "caatnet/train/files.py", "several trainers have the lock",
     "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
     f"{_TRAIN}/files_test.py::test_a_folder_has_one_trainer",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "two writers share a temporary file",
+    'own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"',
+    'own = f".{path.stem}.tmp{path.suffix}"',
+    f"{_TRAIN}/files_test.py::test_two_writers_of_a_file_leave_one_s_text",
   ),
   Mutant(
     "caatnet/train/checkpoint.py", "a reader deletes what is being written",

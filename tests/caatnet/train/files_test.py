@@ -1,5 +1,6 @@
 """A run's folder is whole after a kill at any write, and has one trainer."""
 
+import concurrent.futures
 import contextlib
 import itertools
 import os
@@ -113,6 +114,24 @@ def test_a_reader_of_a_run_writes_nothing(finished):
     checkpointer.restore_params(abstract.params, abstract.outer)
     checkpointer.close()
   assert not seen
+
+
+def test_two_writers_of_a_file_leave_one_s_text(tmp_path):
+  """None fails, no reader sees a part, and nothing else stays."""
+  path, texts = tmp_path / "new" / "file", [c * 300_000 for c in "ab"]
+  files.replace(path, texts[0])
+
+  def write(text):
+    for _ in range(40):
+      files.replace(path, text)
+
+  with concurrent.futures.ThreadPoolExecutor(2) as writers:
+    written = [writers.submit(write, text) for text in texts]
+    while not all(job.done() for job in written):
+      assert path.read_text() in texts
+  for job in written:
+    job.result()
+  assert [x.name for x in path.parent.iterdir()] == ["file"]
 
 
 LIVE = """

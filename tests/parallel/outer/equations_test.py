@@ -455,3 +455,70 @@ def test_noloco_sends_what_its_formula_says(workers, devices):
     for c in ledger.collectives(jax.jit(f).lower(params, state), mesh):
       found[c.dtype] += c.bytes * c.count
     assert +found == loop.sent_bytes(start)
+
+
+def test_the_seed_decides_who_meets_in_noloco():
+  def drawn(seed):
+    loop = NoLoCo(
+      Axis("worker", 8), every=1, rate=RATE, momentum=0.5, pull=0.3, seed=seed
+    )
+    return [loop.plan(step).variant for step in range(20)]
+
+  assert drawn(0) == drawn(0)
+  assert drawn(0) != drawn(1)
+
+
+@pytest.mark.parametrize("make", [DiLoCo, Eager])
+def test_no_two_rounds_round_by_the_same_draws(make):
+  """The exchange's number decides them."""
+  loop = make(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange())
+  numbers = [
+    plan.numbers for plan in map(loop.plan, range(2, 22))
+    if plan.variant in (True, (True, False))
+  ]
+  assert len(numbers) == len(set(numbers)) == 10
+
+
+def test_no_two_pieces_round_by_the_same_draws(monkeypatch):
+  loop = Streaming(
+    WORKER, 6, Nesterov(RATE, MOMENTUM), exchange(Wire(block=1)),
+    fragments({"blocks": LAYERS}, 3, strided=True), (2,), pieces=2,
+  )
+  drawn = []
+
+  def mean(self, workers, state, number, *_):
+    drawn.append(number)
+    return each(lambda x: x[0], workers), {}
+
+  monkeypatch.setattr(type(loop.exchange), "mean", mean)
+  start = each(jnp.asarray, draw(0))
+  for step in range(6, 24):
+    send, numbers = loop.plan(step).variant.send, loop.plan(step).numbers.send
+    if send is not None:
+      arriving = loop.fragments.take(start, send.kind, numbers.place, 0)
+      deltas = each(lambda x: jnp.stack([x] * M), arriving)
+      loop._exchange_piece(
+        deltas, arriving, {"workers": {}}, jnp.ones(M), send.kind, numbers
+      )
+  assert len(drawn) == len(set(drawn)) == 3 * 3 * 2
+
+
+def test_eager_weighs_one_s_own_part_as_the_mean_does():
+  weights = (1.0, 2.0, 5.0)
+  found = run(
+    Eager(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange(weights=weights)), 6
+  )
+  share = np.array(weights) / sum(weights)
+  theta = phi = workers_start()
+  last, momentum = zeros_like(phi), zeros_like(phi)
+  for number, updates in enumerate(updates_of(6), 1):
+    theta = each(np.add, theta, updates)
+    if number % 2 == 0:
+      delta = each(np.subtract, phi, theta)
+      eager = each(
+        lambda d, e: np.tensordot(share, e, 1) + ((d - e).T * share).T,
+        delta, last,
+      )
+      phi, momentum = nesterov(phi, eager, momentum)
+      theta, last = phi, delta
+    assert_close(found[number - 1][0], theta)
