@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import pathlib
+import secrets
 import shutil
 import signal
 import socket
@@ -213,12 +214,16 @@ def test_a_folder_has_one_trainer(finished, tmp_path):
       loop.train(experiment, run, quiet=True)
 
 
-def test_a_full_disk_is_one_line(finished, tmp_path):
+def test_a_full_disk_is_one_line(finished, tmp_path, monkeypatch):
+  """What is written to the temporary file goes to a device that is full."""
   experiment, workdir = finished
   shutil.copytree(workdir, tmp_path / "run")
-  (tmp_path / "run" / "environment.json.tmp").symlink_to("/dev/full")
+  monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
+  temporary = f".environment.{os.getpid()}_known.json"
+  (tmp_path / "run" / temporary).symlink_to("/dev/full")
   with pytest.raises(ValueError, match=r"^--workdir=.*No space left .*$"):
     loop.train(experiment, tmp_path / "run", quiet=True)
+  assert not os.path.lexists(tmp_path / "run" / temporary)
 
 
 @pytest.mark.parametrize(
