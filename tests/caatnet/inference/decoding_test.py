@@ -5,7 +5,6 @@ and single tokens, many of them in one step, and their pages lie at random. All
 steps of a subject have one shape, so each compiles two programs.
 """
 
-import dataclasses
 import functools
 import itertools
 
