@@ -1596,14 +1596,14 @@ _XLA_ROWS = [
 
 _MODELS = [
   Mutant(
-    "caatnet/models/transformer/module.py", "the MLP's update drops the stream",
+    "caatnet/models/transformer/block.py", "the MLP's update drops the stream",
     "x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)",
     "x = Stream(0 * x.shared, 0 * x.private) + row_parallel("
     "y, self.w_down[...], axis, sync_mlp, kernels)",
     f"{_MODEL}::test_any_p_is_the_rank_oracle_on_any_devices[1-True-0.5]",
   ),
   Mutant(
-    "caatnet/models/transformer/module.py", "the MLP synchronises as attention",
+    "caatnet/models/transformer/block.py", "the MLP synchronises as attention",
     "axis, sync_mlp, kernels)", "axis, sync_attention, kernels)",
     f"{_MODEL}::test_p_may_differ_per_layer_and_door[4-2]",
   ),
@@ -1614,7 +1614,7 @@ _MODELS = [
     f"{_MODEL}::test_fully_synchronised_is_the_dense_model[4-changes3]",
   ),
   Mutant(
-    "caatnet/models/transformer/module.py", "output projections are too large",
+    "caatnet/models/transformer/block.py", "output projections are too large",
     "out_std = std / math.sqrt(2 * config.num_layers)", "out_std = std",
     f"{_MODEL}::test_matrices_are_drawn_as_in_gpt_2",
   ),

@@ -39,6 +39,7 @@ import numpy as np
 from caatnet.models.protocol import Reduction
 from parallel.axes import Axis
 from parallel.collectives import all_gather, varying, varying_axes
+from parallel.kernels.calls import same_axes
 from parallel.kernels.codec import threefry
 
 # The sign bit of a float32, and the first bit that is tried.
@@ -171,6 +172,10 @@ def _noise_if(
   token_ids: jax.Array,
 ) -> jax.Array:
   """Returns Gumbel noise ``[R, S, V]``, 0 where nothing is sampled."""
+  # Within a conditional under vmap jax 0.10 casts an operand a second time.
+  sampled, seed, positions, token_ids = same_axes(
+    sampled, seed, positions, token_ids
+  )
 
   def draw():
     noise = _gumbel(
