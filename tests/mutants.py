@@ -1971,7 +1971,7 @@ _DATA_ROWS = [
   ),
   Mutant(
     "caatnet/data/pipeline.py", "the validation text's end is never read",
-    "num_bytes - (seq_len + 1)", "num_bytes - 2 * (seq_len + 1)",
+    "num_tokens - (seq_len + 1)", "num_tokens - 2 * (seq_len + 1)",
     f"{_DATA}/pipeline_test.py::test_validation_windows_are_even_and_disjoint",
   ),
   Mutant(
