@@ -126,14 +126,30 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  "caatnet.inference": (
+    (
+      "caatnet.checks",
+      "caatnet.data",
+      "caatnet.models",
+      "caatnet.program",
+      "parallel",
+    ),
+    ("flax", "orbax", "ml_collections", "absl", "optax"),
+  ),
   "caatnet.show": (
-    ("caatnet.data.protocol", "caatnet.train"),
+    (
+      "caatnet.data.protocol",
+      "caatnet.data.tokenizers",
+      "caatnet.inference",
+      "caatnet.train",
+    ),
     ("flax", "ml_collections", "absl"),
   ),
   "caatnet.build": (
     (
       "caatnet.checks",
       "caatnet.data",
+      "caatnet.inference",
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",

@@ -2360,7 +2360,7 @@ _GENERATION = [
   ),
   Mutant(
     "caatnet/inference/stops.py", "half a character at the end is lost",
-    "text = self._strings.push(self._decoder.finish())", 'text = ""',
+    "text = self._strings.push(self._stream.flush())", 'text = ""',
     f"{_STOPS}::test_why_a_sequence_ends",
   ),
   Mutant(
