@@ -1,7 +1,5 @@
 """Follows requests while they are answered: their text, and where it ends."""
 
-from collections.abc import Callable, Sequence
-
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.requests import Completion, Request
 from caatnet.inference.stops import Ending
@@ -40,6 +38,11 @@ class Transcript:
     self._ending = Ending(
       request.stops, stream, context - len(request.prompt)
     )
+
+  @property
+  def most_tokens(self) -> int:
+    """How many tokens are drawn at most."""
+    return self._ending.most_tokens
 
   @property
   def ended(self) -> bool:
