@@ -128,13 +128,12 @@ RULES = {
   ),
   "caatnet.inference": (
     (
-      "caatnet.checks",
       "caatnet.data",
       "caatnet.models",
       "caatnet.program",
       "parallel",
     ),
-    ("flax", "orbax", "ml_collections", "absl", "optax"),
+    ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.show": (
     (
