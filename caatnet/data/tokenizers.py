@@ -164,6 +164,7 @@ class LibraryTokenizer:
     ).hexdigest()
 
   def encode(self, text: str) -> np.ndarray:
+    text.encode()  # half a pair of surrogates is an error that says so
     with self._encoding():
       found = self._library.encode(text, add_special_tokens=False)
     return np.array(found.ids, np.int32)
