@@ -23,7 +23,7 @@ class Stream(Protocol):
     """Takes a token; returns the text that is now complete, perhaps ""."""
     ...
 
-  def flush(self) -> str:
+  def finish(self) -> str:
     """Returns the rest of the text, when no token follows."""
     ...
 
@@ -37,7 +37,7 @@ class ByteStream:
   def push(self, token: int) -> str:
     return self._decoder.decode(bytes([token])) if token < 256 else ""
 
-  def flush(self) -> str:
+  def finish(self) -> str:
     return self._decoder.decode(b"", final=True)
 
 
@@ -66,7 +66,7 @@ class TokenStream:
     self._held.append(token)
     return "" if _BYTE.fullmatch(name) else self._take(last=False)
 
-  def flush(self) -> str:
+  def finish(self) -> str:
     return self._take(last=True)
 
   def _take(self, last: bool) -> str:

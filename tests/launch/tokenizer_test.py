@@ -9,8 +9,7 @@ import pytest
 from caatnet.build import experiments
 from caatnet.build.override import override
 from caatnet.data import bpe, sources
-from caatnet.train import loop
-from caatnet.train.checkpoint import Checkpointer
+from caatnet.train import evaluated, loop
 from caatnet.train.evaluate import make_evaluate
 from configs.caatnet import bpe as config
 
@@ -57,19 +56,14 @@ def test_a_tokenizer_is_trained_used_kept_and_demanded(tmp_path):
   workdir = tmp_path / "run"
   for num_steps in (2, 4):  # the second resumes
     result = train(workdir, f"{keys} train.num_steps={num_steps}")
-  assert result.step == 4
   assert {x: (workdir / "tokenizer" / x).read_text() for x in files} == files
   folder.rename(tmp_path / "elsewhere")
   experiment = experiments.from_folder(workdir, {"tensor": 1})
-  checkpointer = Checkpointer(workdir, experiment.program)
-  abstract = experiment.abstract_state()
-  params, outer, *_ = checkpointer.restore_params(
-    abstract.params, abstract.outer
-  )
-  checkpointer.close()
+  params, step = evaluated.read_stored(experiment, workdir)
+  assert step == 4
   dataset = experiment.data.load(experiment.seed)
   found = make_evaluate(experiment.program, experiment.data.batch_size)(
-    experiment.make_evaluated()(params, outer), dataset.validation
+    params, dataset.validation
   )
   assert dataset.measures(found.means) == pytest.approx(result.measures)
 
