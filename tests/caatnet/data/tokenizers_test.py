@@ -38,11 +38,11 @@ def test_a_text_comes_back(name):
   def law(text):
     if name in ("llama", "mistral"):  # to which the two are one
       text = text.replace("\u2581", " ")
+    if name == "mistral":  # which does not tell how many spaces come first
+      text = text.lstrip(" ")
     ids = tokenizer.encode(text)
     assert ids.dtype == np.int32
     assert all(0 <= i < tokenizer.vocab_size for i in ids)
-    if name == "mistral":  # for which a first space is not there
-      text = text.removeprefix(" ")
     if not any(x in text for x in SPECIAL):
       assert tokenizer.decode(ids) == text
 
