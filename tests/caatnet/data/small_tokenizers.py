@@ -43,24 +43,26 @@ def _pieces():
   )
 
 
-def _finished(tokenizer, **config):
-  tokenizer.add_special_tokens(
-    [AddedToken(x, special=True) for x in ("<unk>", "<s>", "</s>")]
-  )
+def _finished(tokenizer, normalized=False):
+  tokenizer.add_special_tokens([
+    *(AddedToken(x, special=True, normalized=normalized)
+      for x in ("<unk>", "<s>")),
+    AddedToken("</s>", special=True),
+  ])
   tokenizer.post_processor = processors.TemplateProcessing(
     single="<s> $A", special_tokens=[("<s>", 1)]
   )
   return {
     "tokenizer.json": tokenizer.to_str(),
     "tokenizer_config.json": json.dumps(
-      {"bos_token": "<s>", "eos_token": {"content": "</s>"}} | config
+      {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
     ),
   }
 
 
 @functools.cache
 def llama_files():
-  """As Llama 2 has them: spaces are put in front by a normalizer."""
+  """As Llama 2 has them: a normalizer puts spaces in front, of "<s>" also."""
   tokenizer = Tokenizer(_pieces())
   tokenizer.normalizer = normalizers.Sequence([
     normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581"),
@@ -69,7 +71,7 @@ def llama_files():
     decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
     decoders.Strip(" ", 1, 0),
   ])
-  return _finished(tokenizer)
+  return _finished(tokenizer, normalized=True)
 
 
 @functools.cache

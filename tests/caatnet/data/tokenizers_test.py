@@ -84,6 +84,12 @@ def test_nothing_that_is_complete_waits(name):
   law()
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_special_tokens_have_no_text(name):
+  a = subject(name).encode("a b")
+  assert subject(name).decode([1, *a[:1], 0, 1, *a[1:], 2]) == "a b"
+
+
 def test_a_prompt_opens_as_the_library_says():
   """Its own tokens come first where it has some, and by add_bos_token."""
   tokenizer = subject("llama")
