@@ -1,11 +1,13 @@
 """Laws of encoded corpora: the same documents, and all of their bytes."""
 
+import json
+
 import numpy as np
 import pytest
 
 from caatnet.data import bpe, encoding, sources
 from caatnet.data.tokenizers import LibraryTokenizer
-from tests.caatnet.data.small_tokenizers import bpe_files, subject
+from tests.caatnet.data.small_tokenizers import bpe_files, llama_files, subject
 
 TRAIN = [b"the cat\n", b"a", "caf\u00e9 \u20ac \U0001f600 .".encode(),
          f"it says {bpe.END} here".encode(), b"  <s> ab </s>"] * 3
@@ -72,6 +74,17 @@ def test_sizes_by_hand(name, text, sizes):
   documents = sources.Documents("x", "", [b"a"], [text.encode()])
   found = encoding.encoded(documents, tokenizer)
   assert found.sizes.tolist() == sizes
+
+
+def test_what_is_left_out_counts_to_what_follows():
+  """Where a normalizer strips spaces; those at the end, to what comes last."""
+  main = json.loads(llama_files()["tokenizer.json"])
+  strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+  main["normalizer"]["normalizers"].insert(0, strip)
+  tokenizer = LibraryTokenizer("x", {"tokenizer.json": json.dumps(main)}, "x")
+  documents = sources.Documents("x", "", [b"a"], [b"  c ab  "])
+  found = encoding.encoded(documents, tokenizer)
+  assert found.sizes.tolist() == [3, 0, 5]  # the first is a space put there
 
 
 def test_without_a_separator_documents_follow_one_another():
