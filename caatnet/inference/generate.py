@@ -239,15 +239,11 @@ class Generation:
     length = _bucket(max(read), _MIN_CHUNK, capacity.chunk, 4)
     if not num_decodes and not length:
       return None
-    ends = [
-      s.num_read + n
-      for group, chunk, count in zip(decodes, chunks, read, strict=True)
-      for s, n in [*((s, 1) for s in group), (chunk, count)]
-      if s is not None
-    ]
+    # All pages that sequences will have, so that they grow without a program of
+    # each size.
     pages = _bucket(
-      -(-max(ends) // capacity.page_size), _MIN_PAGES,
-      capacity.pages_per_sequence, 2,
+      max(len(s.pages) for r in self._replicas for s in r.sequences.values()),
+      _MIN_PAGES, capacity.pages_per_sequence, 2,
     )
     batches, drawn, requests = [], [], []
     for number, replica in enumerate(self._replicas):
