@@ -37,10 +37,9 @@ def trained(replicas=1, devices=1):
   rng = np.random.default_rng(0)
   follows = rng.permutation(VOCAB)
   tokens = rng.integers(0, VOCAB, (150, 8, 17))
-  for t in range(2, 17):  # by the last two, four times of five
+  for t in range(1, 17):
     sure = rng.random((150, 8)) < 0.8
-    sum_of_two = follows[(tokens[..., t - 1] + tokens[..., t - 2]) % VOCAB]
-    tokens[..., t] = np.where(sure, sum_of_two, tokens[..., t])
+    tokens[..., t] = np.where(sure, follows[tokens[..., t - 1]], tokens[..., t])
   optimizer = optax.adam(1e-2)
 
   def loss(params, batch):
@@ -62,11 +61,9 @@ def trained(replicas=1, devices=1):
   return program, jax.device_get(jax.jit(f)(init_params(program), tokens))
 
 
-def make_decoder(program, params, **changes):
-  capacity = Capacity(
-    **{"batch": 3, "context": CONTEXT, "page_size": 4, "chunk": 6} | changes
-  )
-  shape = CacheShape(2, 24, 4, 1, 4, "float32", "heads")
+def make_decoder(program, params, num_pages=24, chunk=6):
+  capacity = Capacity(batch=3, context=CONTEXT, page_size=4, chunk=chunk)
+  shape = CacheShape(2, num_pages, 4, 1, 4, "float32", "heads")
   weights = make_weights(program, put(program, params), True, False)
   return Decoder(program, weights, capacity, shape)
 
@@ -117,7 +114,9 @@ def expected(requests):
       row[: len(text)] = text[:CONTEXT]
     positions = np.array([min(len(t), CONTEXT) - 1 for t in texts], np.int32)
     drawn = without_cache()(tokens, positions, stacked(requests))
-    for text, rows, *values in zip(texts, found, *map(np.asarray, drawn)):
+    for text, rows, *values in zip(
+      texts, found, *map(np.asarray, drawn), strict=True
+    ):
       text.append(int(values[0]))
       rows.append(values)
   return found
@@ -133,7 +132,8 @@ def expect(completions, requests):
       completion.tokens, completion.logprobs, rows, strict=False
     ):
       if token != other:
-        assert request.temperature == 0 and margin <= 2 * TOLERANCE
+        assert request.temperature == 0
+        assert margin <= 2 * TOLERANCE
         ties += 1
         break
       assert logprob == pytest.approx(other_logprob, abs=TOLERANCE)
@@ -141,34 +141,26 @@ def expect(completions, requests):
     assert 7 not in drawn[:-1] or not stops.ids
     assert len(drawn) == min(stops.max_tokens, CONTEXT) or drawn[-1] == 7
   assert ties == 0  # of these few tokens; 1 in 10,000 may be
-  varied = {t for c in completions for t in c.tokens}
-  assert len(varied) > 20
+  assert len({t for c in completions for t in c.tokens}) > 20
+  assert np.mean([p for c in completions for p in c.logprobs]) > -1.5
 
 
-@pytest.mark.parametrize(
-  ("replicas", "devices", "chunk"), [(1, 1, 6), (2, 4, 16)]
-)
-def test_tokens_are_those_drawn_without_a_cache(replicas, devices, chunk):
+def test_tokens_are_those_drawn_without_a_cache():
   requests = make_requests()
-  decoder = make_decoder(*trained(replicas, devices), chunk=chunk)
+  decoder = make_decoder(*trained())
   completions = Generation(decoder, requests, Bytes()).run()
   expect(completions, requests)
   # Few shapes: no, one or all decodes, with a chunk or without.
-  assert len(decoder.shapes) <= 5
-  # A second time nothing is compiled, and what the cache held does not matter.
-  shapes = len(decoder.shapes)
+  shapes = set(decoder.shapes)
+  assert len(shapes) <= 5
+  # What the cache holds of others does not matter, nor does the order.
   again = Generation(decoder, requests[::-1], Bytes()).run()
-  assert again[::-1] == completions
-  assert len(decoder.shapes) <= shapes + 1
+  assert [c.tokens for c in again[::-1]] == [c.tokens for c in completions]
+  assert decoder.shapes == shapes
 
 
-def test_pages_that_are_few_make_requests_wait():
+def test_replicas_with_few_pages_draw_the_same_tokens():
+  # A request of 8 pages waits until all others have ended.
   requests = make_requests()
-  program, params = trained()
-  decoder = make_decoder(program, params)
-  plenty = Generation(decoder, requests, Bytes()).run()
-  few = Decoder(
-    program, make_weights(program, put(program, params), True, False),
-    decoder.capacity, CacheShape(2, 8, 4, 1, 4, "float32", "heads"),
-  )
-  assert Generation(few, requests, Bytes()).run() == plenty
+  decoder = make_decoder(*trained(2, 4), num_pages=8, chunk=16)
+  expect(Generation(decoder, requests, Bytes()).run(), requests)
