@@ -31,7 +31,7 @@ flags.DEFINE_multi_string("stop", [], "Text that ends it. May be repeated.")
 flags.DEFINE_bool("logprobs", False, "Show each token's log-probability.")
 flags.DEFINE_bool("chat", False, "Prompts are messages to an assistant.")
 
-_ASKED = "max_tokens stop temperature top_k top_p min_p seed".split()
+_ASKED = ["max_tokens", "stop", "temperature", "top_k", "top_p", "min_p", "seed"]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The transformer as a `caatnet.models.protocol.Model`."""
+"""The transformer as a `caatnet.models.protocol.LanguageModel`."""
 
 import collections
 from collections.abc import Mapping
@@ -53,7 +53,6 @@ class TransformerModel:
 
   @property
   def vocab_size(self) -> int:
-    """How many tokens the model knows."""
     return self.config.vocab_size
 
   @property
@@ -121,18 +120,6 @@ class TransformerModel:
   def logits(
     self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
-    """Computes the logits of what follows, inside ``jax.shard_map``.
-
-    Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place.
-      tokens: int ``[B, T]``.
-      access: How the model's functions read their parameters.
-
-    Returns:
-      Each rank's slice, float32 ``[R, B, T, V]`` with V tokens per rank. A rank
-      has successive tokens; -inf stands for those beyond the vocabulary.
-    """
     return nnx.merge(self._abstract[0], params).logits(tokens, access)
 
   def decode(
@@ -142,24 +129,10 @@ class TransformerModel:
     batch: Batch,
     access: Access = AS_THEY_ARE,
   ) -> tuple[jax.Array, Cache]:
-    """Reads a step's tokens into a cache, inside ``jax.shard_map``.
-
-    Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place. The parameters of blocks may be a tuple of each block's.
-      cache: Keys and values of earlier tokens.
-      batch: The step's tokens.
-      access: How the model's functions read their parameters.
-
-    Returns:
-      Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
-      and the cache with the keys and values of the step's tokens.
-    """
     module = nnx.merge(*self._abstract)
     return module.decode(params, cache, batch, access)
 
   def token_ids(self) -> jax.Array:
-    """Returns which token each logit of this device stands for, ``[R, V]``."""
     return nnx.merge(*self._abstract).token_ids()
 
   def flops(self, example: jax.ShapeDtypeStruct) -> float:
