@@ -126,6 +126,20 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  "caatnet.inference": (
+    (
+      "caatnet.checks",
+      "caatnet.models",
+      "caatnet.program",
+      "caatnet.train",
+      "parallel",
+    ),
+    ("flax", "ml_collections", "absl"),
+  ),
+  "caatnet.interop": (
+    ("caatnet.checks", "caatnet.inference"),
+    ("flax", "ml_collections", "absl"),
+  ),
   "caatnet.show": (
     ("caatnet.data.protocol", "caatnet.train"),
     ("flax", "ml_collections", "absl"),
