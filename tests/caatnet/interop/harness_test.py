@@ -214,13 +214,13 @@ def test_a_request_to_generate_is_read(how, number, stops, settings):
     asked.extend(requests)
     return [""] * len(requests)
 
-  text = "abcdefghijklmnopq"
+  texts, room = ("abcdefghijklmnopq", "ab", ""), CONTEXT - stops.max_tokens
   adapter = answers(Opened, generate)
-  adapter.generate_until([ask(text, how | number), ask("", how | number)])
-  room = CONTEXT - stops.max_tokens
-  assert asked[0].prompt == tuple([3, *o(text)][-room:])
-  assert asked[1].prompt == (3,)
-  assert [request.seed for request in asked] == [0, 1]
+  adapter.generate_until([ask(text, how | number) for text in texts])
+  assert [request.prompt for request in asked] == [
+    tuple([3, *o(text)][-room:]) for text in texts
+  ]
+  assert [request.seed for request in asked] == [0, 1, 2]
   for request in asked:
     assert request.stops == stops
     expected = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
