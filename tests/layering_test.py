@@ -128,17 +128,15 @@ RULES = {
   ),
   "caatnet.inference": (
     (
-      "caatnet.checks",
       "caatnet.models",
       "caatnet.program",
-      "caatnet.train",
       "parallel",
     ),
-    ("flax", "ml_collections", "absl"),
+    ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.interop": (
-    ("caatnet.checks", "caatnet.inference"),
-    ("flax", "ml_collections", "absl"),
+    ("caatnet.inference",),
+    ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.show": (
     ("caatnet.data.protocol", "caatnet.train"),
@@ -148,6 +146,7 @@ RULES = {
     (
       "caatnet.checks",
       "caatnet.data",
+      "caatnet.inference",
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",

@@ -7,15 +7,16 @@ Shape legend: B = rows, T = position, V = vocabulary of one rank.
 """
 
 from collections.abc import Callable, Sequence
+import functools
 import math
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import PartitionSpec as P
 import numpy as np
 
+from caatnet.inference.weights import Weights
 from caatnet.program import Program
-from caatnet.train.evaluate import put_batch
-from caatnet.train.step import make_eval_step
 
 
 class TargetScores(NamedTuple):
@@ -41,37 +42,42 @@ class Scorer:
   """
 
   def __init__(
-    self, program: Program, params: Any, context: int, batch_size: int
+    self, program: Program, weights: Weights, context: int, batch: int
   ) -> None:
     """Prepares a scorer; nothing is compiled yet.
 
     Args:
-      program: The model on a mesh; workers and data-parallel ranks score rows
-        of their own.
-      params: Its parameters as they are stored, without worker dim.
+      program: The model on a mesh. Data-parallel ranks are replicas, which
+        share the rows.
+      weights: How the model's parameters are stored, and the parameters.
       context: The largest number of tokens before the last one of a row.
-      batch_size: Rows at a time, a multiple of workers x data-parallel ranks.
-
-    Raises:
-      ValueError: The model does not predict tokens.
+      batch: Rows at a time of each replica.
     """
-    if not hasattr(program.model, "target_scores"):
-      raise ValueError(
-        "config.model.name is not that of a model that predicts tokens"
-      )
-    assert batch_size % math.prod(program.layout.batch_dims) == 0
-    self.context = context
-    self.vocab_size: int = program.model.config.vocab_size
-    self._layout, self._params = program.layout, params
-    self._batch_size = batch_size
-    self._judge = make_eval_step(program, program.model.target_scores)
-    self._logits = make_eval_step(
-      program, program.model.logits, (program.layout.tensor.name,)
-    )
+    layout, model = program.layout, program.model
+    self.context, self.vocab_size = context, model.vocab_size
+    self._params = weights.params
+    self._num_rows = batch * math.prod(layout.batch_dims)
     self._lengths = _padded_lengths(
-      context, program.layout.mesh.devices.flat[0].platform
+      context, layout.mesh.devices.flat[0].platform
     )
     self._compiled: dict[tuple[Callable[..., Any], int], Any] = {}
+    # All replicas have the same parameters, so lanes share the rows of their
+    # device, and no dim tells them apart.
+    over_rows = P(tuple(layout.batch_spec))
+    self._rows = layout.shardings(over_rows)
+
+    def make(score: Callable[..., Any], *lead: str) -> Callable[..., Any]:
+      mapped = jax.shard_map(
+        functools.partial(score, access=weights.access),
+        mesh=layout.mesh,
+        in_specs=(weights.specs, over_rows),
+        out_specs=P(*lead, *over_rows),
+      )
+      # Gathered, so that every process can read all results.
+      return jax.jit(mapped, out_shardings=layout.shardings(P()))
+
+    self._judge = make(model.target_scores)
+    self._logits = make(model.logits, layout.tensor.name)
 
   @property
   def num_compilations(self) -> int:
@@ -102,12 +108,9 @@ class Scorer:
     self._check(rows, self.context + 1)
     scores: dict[int, TargetScores] = {}
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    for start in range(0, len(rows), self._batch_size):
-      chosen = longest_first[start : start + self._batch_size]
-      found = jax.tree.map(
-        lambda x: x.reshape(self._batch_size, -1),
-        self._run(self._judge, [rows[i] for i in chosen], 1),
-      )
+    for start in range(0, len(rows), self._num_rows):
+      chosen = longest_first[start : start + self._num_rows]
+      found = self._run(self._judge, [rows[i] for i in chosen], 1)
       for place, index in enumerate(chosen):
         size = len(rows[index]) - 1
         scores[index] = TargetScores(
@@ -132,41 +135,36 @@ class Scorer:
     tokens = np.asarray(tokens, np.int32)
     self._check(tokens, self.context)
     found = []
-    for start in range(0, len(tokens), self._batch_size):
-      rows = tokens[start : start + self._batch_size]
-      # [data ranks, tensor ranks, B, T, V], a rank's slices beside each other.
-      slices = self._run(self._logits, rows, 0)
-      joined = np.moveaxis(slices, 1, 3).reshape(
-        self._batch_size, slices.shape[3], -1
-      )
+    for start in range(0, len(tokens), self._num_rows):
+      rows = tokens[start : start + self._num_rows]
+      slices = self._run(self._logits, rows, 0)  # [ranks, B, T, V]
+      joined = np.moveaxis(slices, 0, 2)  # [B, T, ranks, V]
+      joined = joined.reshape(*joined.shape[:2], -1)
       found.append(joined[: len(rows), : tokens.shape[1], : self.vocab_size])
     return np.concatenate(found)
 
   def _run(
     self, step: Callable[..., Any], rows: Sequence[np.ndarray], targets: int
   ) -> Any:
-    """Runs a step on at most ``batch_size`` rows, which it pads.
+    """Runs a step on rows, which are padded to a full batch.
 
     Args:
-      step: What `make_eval_step` returned.
+      step: `_judge` or `_logits`.
       rows: Tokens ``[T]`` of each row.
       targets: The tokens at the end of a row that are targets only: 1 or 0.
-
-    Returns:
-      The step's results, with all data-parallel ranks in one leading dim.
     """
     longest = max(map(len, rows)) - targets
     length = targets + next(n for n in self._lengths if n >= longest)
-    batch = np.zeros((self._batch_size, length), np.int32)
+    batch = np.zeros((self._num_rows, length), np.int32)
     for place, row in enumerate(rows):
       batch[place, : len(row)] = row
-    placed = put_batch(self._layout, batch)
+    placed = jax.make_array_from_callback(
+      batch.shape, self._rows, lambda index: batch[index]
+    )
     key = (step, length)
     if key not in self._compiled:
       self._compiled[key] = step.lower(self._params, placed).compile()
-    results = jax.device_get(self._compiled[key](self._params, placed))
-    num_dims = len(self._layout.batch_dims)
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[num_dims:]), results)
+    return jax.device_get(self._compiled[key](self._params, placed))
 
   def _check(self, rows: Sequence[np.ndarray], limit: int) -> None:
     """Refuses rows that the model cannot read."""

@@ -191,24 +191,16 @@ def make_evaluated(
   )
 
 
-def make_eval_step(
-  program: Program,
-  score: Callable[..., Any] | None = None,
-  lead: tuple[str, ...] = (),
-) -> Callable[[Any, Any], Any]:
+def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
   """Makes the jitted evaluation of a batch.
 
   Args:
     program: The model on a mesh.
-    score: What is computed of a batch, a function like the model's `scores`;
-      None for that itself.
-    lead: The mesh axes over which dims of its results before the batch's are
-      cut; the model's scores have no such dims.
 
   Returns:
     A function ``(params, batch) -> scores``. Parameters have no worker dim; the
-    batch is ``[workers, *levels, batch per rank, ...]``. Each score has the
-    same leading dims and is gathered, so that every process can read it.
+    batch is ``[workers, *levels, batch per rank, ...]``. The model's scores are
+    float32 with the same leading dims.
   """
   layout = program.layout
 
@@ -219,7 +211,7 @@ def make_eval_step(
     # All lanes of workers and levels are ranks here, since they evaluate the
     # same parameters: [W, *lanes, B, ...] -> [D, B, ...].
     ranks = _merge_dims(batch, num_dims)
-    scores = _scores(program, params, ranks, num_lead=1, score=score)
+    scores = _scores(program, params, ranks, num_lead=1)
     return jax.tree.map(lambda x: x.reshape(*dims, *x.shape[1:]), scores)
 
   return jax.jit(
@@ -227,8 +219,9 @@ def make_eval_step(
       evaluate,
       mesh=layout.mesh,
       in_specs=(program.specs, layout.batch_spec),
-      out_specs=P(*layout.batch_spec, *lead),
+      out_specs=layout.batch_spec,
     ),
+    # Gathered, so that every process can read all scores.
     out_shardings=layout.shardings(P()),
   )
 
@@ -341,8 +334,7 @@ def _scores(
   batch: Any,
   num_lead: int = 0,
   sinks: Any = None,
-  score: Callable[..., Any] | None = None,
-) -> Any:
+) -> Metrics:
   """Computes the model's scores, by one worker's parameters on this device.
 
   Args:
@@ -354,13 +346,13 @@ def _scores(
     num_lead: The number of dims before B, 1 or 0.
     sinks: A partition's sinks, of which `parallel.zero.gathered` tells; None if
       nothing is differentiated.
-    score: A function like the model's `scores`; None for that itself.
   """
-  score = score or program.model.scores
-  shards = program.layout.shards
+  model, shards = program.model, program.layout.shards
   if shards is None:
-    of_params = functools.partial(score, params)
-    return (jax.vmap(of_params) if num_lead else of_params)(batch)
+    def score(batch):
+      return model.scores(params, batch)
+
+    return (jax.vmap(score) if num_lead else score)(batch)
   assert num_lead == 1  # `Gathered` lifts the model's functions over D itself
   if sinks is None:
     params = shards.working(params, program.tensors)
@@ -370,7 +362,7 @@ def _scores(
     program.tensors, params, sinks,
   )
   access = Gathered(shards, program.layout.prefetch)
-  return score(params, batch, access)
+  return model.scores(params, batch, access)
 
 
 def _accumulated(

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("lm_eval", reason="the extra eval is not installed")
 
 import jax
+import jax.numpy as jnp
 import lm_eval
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
@@ -19,6 +20,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from caatnet.inference.scoring import Scorer
+from caatnet.inference.weights import make_weights
 from caatnet.interop import harness
 from tests.caatnet.interop.harness_test import Characters
 from tests.caatnet.models.transformer_test import (
@@ -73,10 +75,9 @@ class Reference(TemplateLM):
 def make():
   config = make_config(0.5, vocab_size=127)
   program = make_program(config, 4, 2, 2, 2)
-  stored = jax.device_put(
-    draw_params(program), program.layout.shardings(program.specs)
-  )
-  scorer = Scorer(program, stored, CONTEXT, 4)
+  params = jax.tree.map(jnp.array, draw_params(program))
+  weights = make_weights(program, params, apart=True, coded=False)
+  scorer = Scorer(program, weights, CONTEXT, 2)
   return scorer, harness.Answers(scorer, Characters(), None)
 
 

@@ -1,6 +1,5 @@
 """Laws of scoring: the oracle's log-softmax, whatever the mesh and the rows."""
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -11,12 +10,11 @@ import numpy as np
 import pytest
 
 from caatnet.inference.scoring import Scorer, _padded_lengths
+from caatnet.inference.weights import make_weights
 from caatnet.models.transformer import vocabulary
 from caatnet.train.evaluate import make_evaluate
-from caatnet.train.step import make_eval_step
 from parallel.axes import Axis, make_mesh
 from parallel.xla import ledger
-from parallel.zero.partition import Level, named
 from tests.caatnet.models import oracle
 from tests.caatnet.models.transformer_test import (
   draw_params,
@@ -35,9 +33,9 @@ class Case(NamedTuple):
   devices: int
   data: int = 1
   data_devices: int = 1
-  scheme: str = "ddp"
   changes: tuple[tuple[str, object], ...] = ()
   context: int = 20
+  layers_apart: bool = False
 
 
 # None of these divides by 4 ranks: all are padded.
@@ -46,8 +44,7 @@ PADDED = (("num_heads", 14), ("num_kv_heads", 7), ("width", 56),
 CASES = [
   Case(1.0, 1, 1, changes=(("tied_embeddings", True),)),
   Case(0.5, 4, 2, 2, 2, context=70),  # rows are padded to 64 or to 70
-  Case(0.25, 4, 4, 2, 1, changes=PADDED),
-  Case(0.5, 2, 2, 4, 2, scheme="zero3"),
+  Case(0.25, 4, 4, 2, 1, changes=PADDED, layers_apart=True),
 ]
 
 
@@ -62,22 +59,14 @@ def draw_rows(case, lengths=None):
 
 @functools.cache
 def make(case):
-  """A scorer of two rows at a time per rank, and the parameters it scores."""
+  """A scorer of two rows at a time per replica, and what it scores with."""
   config = make_config(case.p, **dict(case.changes))
   program = make_program(config, *case[1:5])
   params = draw_params(program)
-  stored = params
-  if case.scheme != "ddp":
-    partition = named(case.scheme, (Level("data", case.data),))
-    layout = dataclasses.replace(program.layout, partition=partition)
-    program = dataclasses.replace(program, layout=layout)
-    stored = jax.tree.map(
-      lambda x, tensor: program.layout.shards.store(jnp.asarray(x), tensor),
-      params, program.tensors,
-    )
-  stored = jax.device_put(stored, program.layout.shardings(program.specs))
-  scorer = Scorer(program, stored, case.context, 2 * case.data)
-  return scorer, params, program, stored
+  weights = make_weights(
+    program, jax.tree.map(jnp.array, params), case.layers_apart, coded=False
+  )
+  return Scorer(program, weights, case.context, 2), params, program, weights
 
 
 def expected_logits(case, rows):
@@ -124,8 +113,8 @@ def test_scores_are_the_log_softmax_of_the_oracle(case):
 
 @pytest.mark.parametrize("case", CASES[2:3])
 def test_logits_are_gathered_without_the_padding_of_the_vocabulary(case):
-  _, _, program, stored = make(case)
-  scorer = Scorer(program, stored, 8, 2 * case.data)
+  _, _, program, weights = make(case)
+  scorer = Scorer(program, weights, 8, 2)
   rows = draw_rows(case, (6,) * 5)
   tokens = np.stack(rows)[:, :-1]
   np.testing.assert_allclose(
@@ -134,9 +123,9 @@ def test_logits_are_gathered_without_the_padding_of_the_vocabulary(case):
 
 
 def test_neither_order_nor_batch_matters():
-  scorer, _, program, stored = make(CASES[1])
+  few, _, program, weights = make(CASES[1])
   rows = draw_rows(CASES[1])
-  few, many = scorer, Scorer(program, stored, 70, 12)
+  many = Scorer(program, weights, 70, 6)
   straight, reverse = few.score(rows), few.score(rows[::-1])[::-1]
   for one, *others in zip(straight, reverse, many.score(rows), strict=True):
     for other in others:
@@ -147,26 +136,29 @@ def test_neither_order_nor_batch_matters():
 
 
 def test_scores_sum_to_the_loss_of_an_evaluation():
-  scorer, _, program, stored = make(CASES[1])
+  scorer, _, program, weights = make(CASES[1])
   windows = np.stack(draw_rows(CASES[1], (71,) * 6))
-  found = make_evaluate(program, 4)(stored, windows)
+  found = make_evaluate(program, 4)(weights.params, windows)
   total = sum(s.log_probabilities.sum() for s in scorer.score(windows))
   np.testing.assert_allclose(total, -found.loss * 6 * 70, rtol=1e-6)
 
 
 def test_scores_send_one_number_per_token_more_than_a_loss():
-  _, _, program, stored = make(CASES[2])
-  batch = jax.ShapeDtypeStruct((1, 2, 3, 9), jnp.int32)
+  _, _, program, weights = make(CASES[1])
+  batch = jax.ShapeDtypeStruct((6, 9), jnp.int32)
   model, mesh = program.model, program.layout.mesh
-  sent = [
-    ledger.total(ledger.collectives(
-      make_eval_step(program, score).lower(stored, batch), mesh
-    ), axis="tensor")
-    for score in (model.scores, model.target_scores)
-  ]
-  rows = 2 * 3  # of the two lanes of the data axis
-  assert sent[1] - sent[0] == 4 * rows * 8
-  assert sent[0] > 0
+
+  def sent(score):
+    mapped = jax.shard_map(
+      score, mesh=mesh, in_specs=(weights.specs, P("data")),
+      out_specs=P("data"),
+    )
+    lowered = jax.jit(mapped).lower(weights.params, batch)
+    return ledger.total(ledger.collectives(lowered, mesh), axis="tensor")
+
+  rows = 6 // 2  # of a device
+  assert sent(model.target_scores) - sent(model.scores) == 4 * rows * 8
+  assert sent(model.scores) > 0
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])

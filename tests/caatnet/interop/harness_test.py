@@ -8,11 +8,13 @@ import importlib.util
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.stops import Stops
+from caatnet.inference.weights import make_weights
 from caatnet.interop import harness
 from caatnet.interop.harness import Answers
 from caatnet.train.evaluate import make_evaluate
@@ -54,8 +56,10 @@ def make():
   config = make_config(0.5, vocab_size=127)
   program = make_program(config, RANKS, 2)
   params = draw_params(program)
-  stored = jax.device_put(params, program.layout.shardings(program.specs))
-  return Scorer(program, stored, CONTEXT, 3), program, stored, params
+  weights = make_weights(
+    program, jax.tree.map(jnp.array, params), apart=True, coded=False
+  )
+  return Scorer(program, weights, CONTEXT, 3), program, params
 
 
 def answers(tokenizer=Characters, generate=None):
@@ -68,7 +72,7 @@ def ask(*args):
 
 def logits(tokens):
   """The oracle's logits after each token; one length, so one program."""
-  _, program, _, params = make()
+  _, program, params = make()
   padded = np.zeros((1, CONTEXT), int)
   padded[0, : len(tokens)] = tokens
   found = _oracle(program.model.config)(params, padded)
@@ -182,13 +186,13 @@ def test_rolling_is_a_text_by_itself():
 
 
 def test_loglikelihoods_sum_to_the_loss_of_an_evaluation():
-  _, program, stored, _ = make()
+  _, program, params = make()
   rng = np.random.default_rng(0)
   windows = rng.integers(ord("!"), 127, (5, CONTEXT + 1))
   windows[windows == ord("t")] = ord("s")  # neither "th" nor " t"
   texts = ["".join(map(chr, row)) for row in windows]
   found = answers().loglikelihood([ask(t[0], t[1:]) for t in texts])
-  loss = make_evaluate(program, 3)(stored, windows).loss
+  loss = make_evaluate(program, 3)(params, windows).loss
   total = sum(log_p for log_p, _ in found)
   np.testing.assert_allclose(total, -loss * 5 * CONTEXT, rtol=1e-6)
 
