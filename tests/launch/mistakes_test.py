@@ -123,6 +123,13 @@ VALUES = [
   ("train", [TINY, "--workdir={tmp}/other"], "use another --workdir"),
   ("evaluate", ["--workdir={tmp}"], "holds no run"),
   ("evaluate", ["--workdir={tmp}/empty"], "no checkpoint in"),
+  ("train", [TINY, "--config.data.tokenizer=configs"],
+   "config.data.tokenizer='configs' has no tokenizer.json"),
+  ("tokenizer", [TINY, "--output={tmp}/tokenizer"],
+   "config.model.vocab_size=256 must be at least 257"),
+  ("tokenizer", [TINY, "--vocab_size=300"], "--output is required"),
+  ("tokenizer", ["--config=configs/images/tiny.py"],
+   "config.data.name='images' must be one of 'text'"),
   ("sweep", [TINY, "--grid=sync.p"], "is not key=value,value"),
   ("sweep", [TINY, "--grid=sync.q=1"], "did you mean sync.p?"),
   ("sweep", [TINY, "--seeds=one"], "'one'"),
@@ -189,7 +196,8 @@ def test_debug_shows_the_traceback(launch):
 
 
 @pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
-                                    "benchmark", "compile", "simulate"])
+                                    "benchmark", "compile", "simulate",
+                                    "tokenizer"])
 def test_help_explains(script, launch):
   ended = launch(script, "--help")
   assert ended.returncode == 0
@@ -197,7 +205,9 @@ def test_help_explains(script, launch):
   assert "--debug" in ended.stdout
   assert "--logtostderr" not in ended.stdout
   assert ("--config" in ended.stdout) == (script != "evaluate")
-  assert ("--mesh" in ended.stdout) == (script not in ("benchmark", "simulate"))
+  assert ("--mesh" in ended.stdout) == (
+    script not in ("benchmark", "simulate", "tokenizer")
+  )
 
 
 def test_text_that_is_no_text(tmp_path, launch):
