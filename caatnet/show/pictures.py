@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from caatnet.train import files
 from caatnet.train.records import read_metrics
 
 
@@ -206,7 +207,7 @@ def _line(row: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def save(figure: Any, path: pathlib.Path) -> None:
-  """Writes a figure, making its folder, and closes it."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  """Writes a figure in place of the old one, and closes it."""
+  with files.whole(path) as temporary:
+    figure.savefig(temporary, dpi=150)
   pyplot().close(figure)
