@@ -43,11 +43,11 @@ def main() -> None:
     )
   data = experiment.data
   baselines = data.load(experiment.seed).baselines()
+  measures = [label.replace(" per ", "/") for label in data.labels.values()]
   table = {
     "title": "validation loss, and what a device sends over the tensor axis "
     "per step",
-    "columns": ["model", "nats/byte", "bits/byte", "forward", "backward",
-                "tokens/s"],
+    "columns": ["model", *measures, "forward", "backward", "tokens/s"],
     "rows": rows + [
       [*row, "", "", ""] for row in tables.measure_rows(baselines, data.labels)
     ],
@@ -56,8 +56,8 @@ def main() -> None:
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), table)
   picture = workdir / "loss.png"
-  references = {"bigram": baselines["bigram"]["loss"]}
-  pictures.plot_losses(folders, picture, references)
+  references = {k: v["loss"] for k, v in baselines.items() if k == "bigram"}
+  pictures.plot_losses(folders, picture, references, data.labels["loss"])
   half = folders["p=0.5"]
   print(f"loss curves  {picture}\ncheckpoints  {half}/checkpoints")
   print(f"evaluate     python -m launch.evaluate --workdir={half}")

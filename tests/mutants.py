@@ -2147,7 +2147,7 @@ _DATA_ROWS = [
   ),
   Mutant(
     "caatnet/data/pipeline.py", "the validation text's end is never read",
-    "num_bytes - (seq_len + 1)", "num_bytes - 2 * (seq_len + 1)",
+    "num_tokens - (seq_len + 1)", "num_tokens - 2 * (seq_len + 1)",
     f"{_DATA}/pipeline_test.py::test_validation_windows_are_even_and_disjoint",
   ),
   Mutant(
@@ -2536,7 +2536,7 @@ _GENERATION = [
   ),
   Mutant(
     "caatnet/inference/stops.py", "half a character at the end is lost",
-    "text = self._strings.push(self._decoder.finish())", 'text = ""',
+    "text = self._strings.push(self._stream.flush())", 'text = ""',
     f"{_STOPS}::test_why_a_sequence_ends",
   ),
   Mutant(
