@@ -31,7 +31,7 @@ flags.DEFINE_multi_string("stop", [], "Text that ends it. May be repeated.")
 flags.DEFINE_bool("logprobs", False, "Show each token's log-probability.")
 flags.DEFINE_bool("chat", False, "Prompts are messages to an assistant.")
 
-_DRAWING = ("temperature", "top_k", "top_p", "min_p")
+_ASKED = "max_tokens stop temperature top_k top_p min_p seed".split()
 
 
 def main() -> None:
@@ -43,15 +43,14 @@ def main() -> None:
 
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)
-  with naming("--", (*_DRAWING, "max_tokens", "seed", "stop"), ""):
+  with naming("--", _ASKED, joint=""):
     ends = stops.Stops(
       FLAGS.max_tokens, frozenset(tokens.stop_ids), tuple(FLAGS.stop)
     )
-    drawing = {name: FLAGS[name].value for name in _DRAWING}
     asked = [
       requests.Request(
-        requests.encoded(text, tokens, FLAGS.chat), ends, **drawing,
-        seed=FLAGS.seed + number,
+        requests.encoded(text, tokens, FLAGS.chat), ends, FLAGS.temperature,
+        FLAGS.top_k, FLAGS.top_p, FLAGS.min_p, FLAGS.seed + number,
       )
       for number, text in enumerate(texts)
     ]

@@ -172,6 +172,8 @@ class Generation:
     """
     self.speed = Speed()
     self._decoder, self._on_text, self._on_end = decoder, on_text, on_end
+    # In all steps if in any, so that no step is compiled twice.
+    self._filters = any(request.filters for request in requests)
     self._replicas = [_Replica(decoder) for _ in range(decoder.num_replicas)]
     context = decoder.capacity.context
     vocab_size = decoder.program.model.vocab_size
@@ -261,7 +263,9 @@ class Generation:
       batches.append(step.batch())
       requests.append(stacked(step.requests))
     stack = functools.partial(jax.tree.map, lambda *x: np.stack(x))
-    result = self._decoder.step(stack(*batches), stack(*requests))
+    result = self._decoder.step(
+      stack(*batches), stack(*requests), self._filters
+    )
     return _Sent(*result, drawn, sum(read))
 
   def _receive(self, sent: _Sent) -> None:
