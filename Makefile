@@ -39,7 +39,7 @@ test-gpu:  ## Compiles for GPUs that are not here (CUDA plugin, 5.8 GB).
 	  .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q tests/gpu
 
-test-eval:  ## Runs lm-evaluation-harness on a local task (760 MB).
+test-eval:  ## Runs lm-evaluation-harness on local tasks (1.4 GB).
 	@$(MAKE) --no-print-directory VENV=.venv-eval EXTRAS=eval,test \
 	  .venv-eval/installed
 	.venv-eval/bin/python -m pytest -q tests/eval

@@ -136,7 +136,7 @@ RULES = {
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.interop": (
-    ("caatnet.inference",),
+    ("caatnet.data.tokenizers", "caatnet.inference"),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.show": (
@@ -153,6 +153,7 @@ RULES = {
       "caatnet.checks",
       "caatnet.data",
       "caatnet.inference",
+      "caatnet.interop",
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",

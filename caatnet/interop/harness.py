@@ -15,6 +15,8 @@ windows, as a text of its own is.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import difflib
+import importlib.util
+import logging
 import os
 import sys
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference import requests
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.stops import Stops
@@ -35,24 +38,6 @@ _NUM_TOKENS = (
 _MAX_TOKENS = 256
 # Resamples for the standard error of a metric that has no formula for it.
 _RESAMPLES = 1000
-
-
-class Tokenizer(Protocol):
-  """What is asked of a tokenizer.
-
-  Attributes:
-    separator: The token between two documents of a corpus; None for none.
-    start_ids: The tokens that open a prompt; () for none.
-    stop_ids: The tokens that end a generated text; () for none.
-  """
-
-  separator: int | None
-  start_ids: tuple[int, ...]
-  stop_ids: tuple[int, ...]
-
-  def encode(self, text: str) -> Sequence[int]:
-    """Returns a text's tokens, without those that open a prompt."""
-    ...
 
 
 class Request(Protocol):
@@ -78,22 +63,30 @@ class Window(NamedTuple):
 
 
 class Answers:
-  """Answers requests by one model."""
+  """Answers requests by one model.
+
+  Attributes:
+    context: By how many tokens one can be scored.
+    num_cut: How many contexts lost their beginning, since they were too long.
+  """
 
   def __init__(
     self,
     scorer: Scorer,
     tokenizer: Tokenizer,
-    generate: Callable[[Sequence[requests.Request]], list[str]],
+    generate: Callable[
+      [Sequence[requests.Request]], Sequence[requests.Completion]
+    ],
   ) -> None:
     """Takes what answers.
 
     Args:
       scorer: The model, which judges tokens.
       tokenizer: Its tokenizer.
-      generate: The same model, which continues prompts; returns the text that
-        follows each, without what ended it.
+      generate: The same model, which continues prompts, in a context at least
+        as long.
     """
+    self.context, self.num_cut = scorer.context, 0
     self._scorer, self._tokenizer = scorer, tokenizer
     self._generate = generate
 
@@ -109,7 +102,13 @@ class Answers:
       For each request the continuation's log-probability in nats, and whether
       each of its tokens is the greedy choice after those before it.
     """
-    return self._judge([self._pair(*request.args) for request in asked])
+    pairs = [self._pair(*request.args) for request in asked]
+    room = self.context + 1
+    self.num_cut += sum(
+      len(context) > max(1, room - len(continuation))
+      for context, continuation in pairs
+    )
+    return self._judge(pairs)
 
   def loglikelihood_rolling(self, asked: Sequence[Request]) -> list[float]:
     """Scores whole texts, each by itself.
@@ -147,10 +146,11 @@ class Answers:
       ValueError: A request asks for what there is not, or leaves no room for
         its context.
     """
-    return self._generate([
+    found = self._generate([
       self._continued(*request.args, seed)
       for seed, request in enumerate(asked)
     ])
+    return [completion.text for completion in found]
 
   def _continued(
     self, context: str, how: Mapping[str, Any], seed: int
@@ -172,13 +172,14 @@ class Answers:
         f"than until, max_gen_toks, do_sample, temperature, top_k, top_p and "
         "min_p, are not supported"
       )
-    room = self._scorer.context - max_tokens
+    room = self.context - max_tokens
     if room < 1:
       raise ValueError(
         f"a task asks for {max_tokens} tokens, which leaves no room for its "
-        f"prompt in the model's context of {self._scorer.context}"
+        f"prompt in the model's context of {self.context}"
       )
     tokens = [*self._tokenizer.start_ids, *self._encode(context)]
+    self.num_cut += len(tokens) > room
     strings = [until] if isinstance(until, str) else until
     return requests.Request(
       tuple(tokens[-room:] or [self._prefix]),
@@ -196,7 +197,7 @@ class Answers:
     self, pairs: Sequence[tuple[list[int], list[int]]]
   ) -> list[tuple[float, bool]]:
     """Scores continuations of contexts, both in tokens."""
-    windows = [list(_windows(*pair, self._scorer.context)) for pair in pairs]
+    windows = [list(_windows(*pair, self.context)) for pair in pairs]
     flat = [window for several in windows for window in several]
     with _progress("scoring", len(flat)) as advance:
       scores = iter(
@@ -305,9 +306,21 @@ class TaskMetric(NamedTuple):
   stderr: float | None
 
 
+def check_installed() -> None:
+  """Checks that the harness is there, without the seconds that it takes.
+
+  Raises:
+    ValueError: It is not; the message says how to install it.
+  """
+  if importlib.util.find_spec("lm_eval") is None:
+    raise ValueError(
+      '--tasks needs lm-evaluation-harness: pip install "caatnet[eval]"'
+    )
+
+
 def evaluate(
   answers: Answers, tasks: Sequence[str], limit: float | None = None
-) -> list[TaskMetric]:
+) -> dict[str, Any]:
   """Runs tasks of the harness.
 
   Args:
@@ -318,26 +331,32 @@ def evaluate(
     limit: How many documents of each task are read; a share of them below 1;
       None for all.
 
-  Raises:
-    ValueError: The harness is not installed, or has no such task.
-  """
-  with contextlib.redirect_stdout(sys.stderr):  # it prints as it goes
-    try:
-      import lm_eval
-      from lm_eval.api.model import LM
-      from lm_eval.tasks import TaskManager
-    except ImportError as error:
-      raise ValueError(
-        '--tasks needs lm-evaluation-harness: pip install "caatnet[eval]"'
-      ) from error
+  Returns:
+    Plain data: "context", the length of the model's; "num_cut", how many
+    requests lost the beginning of their context; "metrics", the fields of each
+    `TaskMetric`.
 
-    class Answering(Answers, LM):
+  Raises:
+    FileNotFoundError: A .yaml file is missing.
+    ValueError: The harness is not installed or has no such task, or the limit
+      leaves no document.
+  """
+  check_installed()
+  if limit is not None and not limit > 0:
+    raise ValueError(f"--limit={limit} must be above 0")
+  with contextlib.redirect_stdout(sys.stderr):  # it prints as it goes
+    import lm_eval
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+
+    class Answering(LM):
       """The class that the harness expects, with our methods."""
 
-      def __init__(self) -> None:
-        LM.__init__(self)
-        self.__dict__.update(vars(answers))
+      loglikelihood = staticmethod(answers.loglikelihood)
+      loglikelihood_rolling = staticmethod(answers.loglikelihood_rolling)
+      generate_until = staticmethod(answers.generate_until)
 
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
     paths = all(task.endswith(".yaml") for task in tasks)
     manager = TaskManager(include_defaults=not paths)
     _check_tasks(tasks, manager.all_tasks)
@@ -347,7 +366,11 @@ def evaluate(
       Answering(), tasks=list(tasks), limit=limit, task_manager=manager,
       log_samples=False, bootstrap_iters=_RESAMPLES,
     )
-  return list(_metrics(results))
+  return {
+    "context": answers.context,
+    "num_cut": answers.num_cut,
+    "metrics": [metric._asdict() for metric in _metrics(results)],
+  }
 
 
 def _check_tasks(tasks: Sequence[str], known: Sequence[str]) -> None:

@@ -5,6 +5,9 @@ windows, scored by whole logits as its models of Hugging Face do.
 """
 
 import functools
+import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -19,9 +22,15 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from caatnet.build import experiments, inference
+from caatnet.build.override import override
+from caatnet.data.tokenizers import Bytes
+from caatnet.inference.generate import Generation
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.weights import make_weights
 from caatnet.interop import harness
+from caatnet.train import loop
+from configs.caatnet import tiny
 from tests.caatnet.interop.harness_test import Characters
 from tests.caatnet.models.transformer_test import (
   draw_params,
@@ -30,7 +39,9 @@ from tests.caatnet.models.transformer_test import (
 )
 
 CONTEXT = 40
-SUMS, TEXT = "tests/eval/sums.yaml", "tests/eval/sums_text.yaml"
+SUMS, TEXT, WRITTEN = (
+  f"tests/eval/{name}.yaml" for name in ("sums", "sums_text", "sums_written")
+)
 
 
 class Reference(TemplateLM):
@@ -84,13 +95,14 @@ def make():
 @pytest.mark.parametrize("task", [SUMS, TEXT])
 @pytest.mark.parametrize("limit", [None, 2, 0.5])
 def test_the_harness_finds_what_it_finds_by_its_own_steps(task, limit):
-  found = harness.evaluate(make()[1], [task], limit)
+  found = harness.evaluate(make()[1], [task], limit)["metrics"]
   expected = lm_eval.simple_evaluate(
     Reference(), tasks=[task], limit=limit, bootstrap_iters=1000,
     task_manager=TaskManager(include_defaults=False), log_samples=False,
   )["results"]
   assert len(found) == 2
   for row in found:
+    row = harness.TaskMetric(**row)
     values = expected[row.task]
     np.testing.assert_allclose(
       row.value, values[f"{row.metric},{row.filter}"], rtol=1e-5
@@ -122,14 +134,77 @@ def test_drawn_requests_are_answered_as_by_the_harness():
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_written_is_the_greedy_choice():
+  """By a decoder, which reads prompts in chunks and has a cache."""
+  config = override(
+    tiny.get_config("test"),
+    "model.init_std=0.3 inference.context=40 inference.batch=4 "
+    "inference.chunk=16",
+  )
+  made = inference.build(config, {"tensor": 2})
+  program = made.program
+  params = jax.jit(
+    program.init_params,
+    out_shardings=program.layout.shardings(program.whole_specs),
+  )(jax.random.key(0))
+  weights = made.weights(params)
+  scorer, asked, completions = made.scorer_of(weights), [], []
+
+  def generate(requests):
+    asked.extend(requests)
+    found = Generation(made.decoder_of(weights), requests, Bytes()).run()
+    completions.extend(found)
+    return found
+
+  found = harness.evaluate(
+    harness.Answers(scorer, Bytes(), generate), [WRITTEN]
+  )
+  assert found["metrics"][0]["metric"] == "exact_match"
+  assert len(completions) == len(asked) == 6
+  rows = [
+    (*request.prompt, *completion.tokens)
+    for request, completion in zip(asked, completions, strict=True)
+  ]
+  scores = scorer.score(rows)
+  for completion, score in zip(completions, scores, strict=True):
+    count = len(completion.tokens)
+    assert 0 < count <= 8
+    assert score.greedy[-count:].all()
+    np.testing.assert_allclose(
+      score.log_probabilities[-count:], completion.logprobs, rtol=1e-4,
+      atol=1e-4,
+    )
+    assert "?" not in completion.text
+    assert "\n" not in completion.text
+
+
 def test_several_tasks_and_what_is_no_task():
-  rows = harness.evaluate(make()[1], [SUMS, TEXT])
-  assert {(row.task, row.metric) for row in rows} == {
+  rows = harness.evaluate(make()[1], [SUMS, TEXT])["metrics"]
+  assert {(row["task"], row["metric"]) for row in rows} == {
     ("sums", "acc"), ("sums", "acc_norm"), ("sums_text", "bits_per_byte"),
     ("sums_text", "word_perplexity"),
   }
-  assert all(row.stderr > 0 for row in rows if row.task == "sums")
+  assert all(row["stderr"] > 0 for row in rows if row["task"] == "sums")
   with pytest.raises(FileNotFoundError, match="no such file"):
     harness.evaluate(make()[1], ["no.yaml"])
   with pytest.raises(ValueError, match="did you mean arc_easy"):
     harness.evaluate(make()[1], ["arc_eazy"])
+
+
+def test_a_run_is_evaluated_from_the_command_line(tmp_path):
+  config = override(
+    tiny.get_config("test"), "train.num_steps=2 optimizer.warmup_steps=1"
+  )
+  loop.train(experiments.build(config), tmp_path / "run")
+  ended = subprocess.run(
+    [sys.executable, "-m", "launch.evaluate", f"--workdir={tmp_path / 'run'}",
+     f"--tasks={SUMS},{TEXT},{WRITTEN}", "--limit=3", "--json",
+     "--cpu_devices=2"],
+    capture_output=True, text=True, check=False,
+  )
+  assert ended.returncode == 0, ended.stderr
+  found = json.loads(ended.stdout)
+  assert (found["step"], found["context"]) == (2, config.data.seq_len)
+  assert found["num_cut"] > 0
+  assert len(found["metrics"]) == 5
+  assert {row["num_documents"] for row in found["metrics"]} == {3}

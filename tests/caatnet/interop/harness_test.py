@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from caatnet.inference.requests import Completion
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
@@ -126,7 +127,9 @@ PAIRS = [
 def test_loglikelihoods_are_sums_by_hand():
   for tokenizer in (Characters, Opened):
     rows = [row for row in PAIRS if row[2] is tokenizer]
-    found = answers(tokenizer).loglikelihood([ask(*row[:2]) for row in rows])
+    adapter = answers(tokenizer)
+    found = adapter.loglikelihood([ask(*row[:2]) for row in rows])
+    assert adapter.num_cut == (2 if tokenizer is Characters else 0)
     for (*pair, _, windows), (total, greedy) in zip(rows, found, strict=True):
       parts = [by_hand(*window) for window in windows]
       expected = sum(part for part, _ in parts)
@@ -216,11 +219,16 @@ def test_a_request_to_generate_is_read(how, number, stops, settings):
 
   def generate(requests):
     asked.extend(requests)
-    return [""] * len(requests)
+    return [
+      Completion(f"answer {len(request.prompt)}", (), (), "max_tokens")
+      for request in requests
+    ]
 
   texts, room = ("abcdefghijklmnopq", "ab", ""), CONTEXT - stops.max_tokens
   adapter = answers(Opened, generate)
-  adapter.generate_until([ask(text, how | number) for text in texts])
+  found = adapter.generate_until([ask(text, how | number) for text in texts])
+  assert found == [f"answer {min(room, n)}" for n in (18, 3, 1)]
+  assert adapter.num_cut == 1
   assert [request.prompt for request in asked] == [
     tuple([3, *o(text)][-room:]) for text in texts
   ]
