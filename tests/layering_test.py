@@ -135,6 +135,10 @@ RULES = {
     ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
+  "caatnet.interop": (
+    ("caatnet.data.tokenizers", "caatnet.inference"),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
   "caatnet.show": (
     (
       "caatnet.data.protocol",
@@ -149,6 +153,7 @@ RULES = {
       "caatnet.checks",
       "caatnet.data",
       "caatnet.inference",
+      "caatnet.interop",
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",

@@ -60,6 +60,8 @@ _PARTITIONS = "tests/parallel/planner/partitions_test.py"
 _XLA = "tests/parallel/xla"
 _MODEL = "tests/caatnet/models/transformer_test.py"
 _FAMILIES = "tests/caatnet/models/families_test.py"
+_SCORING = "tests/caatnet/inference/scoring_test.py"
+_HARNESS = "tests/caatnet/interop/harness_test.py"
 _SAMPLING = "tests/caatnet/inference/sampling_test.py"
 _STOPS = "tests/caatnet/inference/stops_test.py"
 _TRAIN = "tests/caatnet/train"
@@ -2547,6 +2549,79 @@ _GENERATION = [
   ),
 ]
 
+_SCORES = [
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "of equal logits the highest token is greedy",
+    "((a[0] == b[0]) & (a[1] < b[1]))", "((a[0] == b[0]) & (a[1] > b[1]))",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "a lower token of another rank does not count",
+    "choice < targets.tokens, -2.0, vote", "choice < targets.tokens, 0.0, vote",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "each device has a greedy choice",
+    "vote = jnp.where(best == largest, vote, 0.0)",
+    "vote = jnp.where(best <= largest, vote, 0.0)",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "scores come in the order of lengths",
+    "return [scores[index] for index in range(len(rows))]",
+    "return list(scores.values())",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "rows are padded at their beginning",
+    "batch[place, : len(row)] = row", "batch[place, -len(row) :] = row",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "every length is compiled by itself",
+    "next(n for n in self._lengths if n >= longest)", "longest",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "spaces at its end stay with the context",
+    "split = len(self._encode(context.rstrip()))",
+    "split = len(self._encode(context))",
+    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a window is a token too short",
+    "tokens[max(0, stop - limit - 1) : stop]",
+    "tokens[max(0, stop - limit) : stop]",
+    f"{_HARNESS}::test_windows_score_each_token_once",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "one greedy token makes all greedy",
+    "judged.greedy[last].all()", "judged.greedy[last].any()",
+    f"{_HARNESS}::test_a_continuation_is_greedy_if_each_token_is",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a token of the context is scored, too",
+    "slice(len(window.tokens) - 1 - window.num_targets, None)",
+    "slice(max(0, len(window.tokens) - 2 - window.num_targets), None)",
+    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "prompts do not begin with their tokens",
+    "tokens = [*self._tokenizer.start_ids, *self._encode(context)]",
+    "tokens = self._encode(context)",
+    f"{_HARNESS}::test_a_request_to_generate_is_read",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a task that does not sample does",
+    "temperature=0.0 if samples is False else temperature",
+    "temperature=temperature",
+    f"{_HARNESS}::test_a_request_to_generate_is_read",
+  ),
+]
+
 _TOKENIZERS = [
   Mutant(
     "caatnet/data/token_streams.py", "half a run of bytes is given out",
@@ -2704,7 +2779,7 @@ MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
-  *_GENERATION, *_TOKENIZERS,
+  *_GENERATION, *_TOKENIZERS, *_SCORES,
 )
 
 if __name__ == "__main__":

@@ -44,6 +44,11 @@ class TransformerModel:
     )
 
   @property
+  def _module(self) -> Transformer:
+    """The module with the shapes of its parameters in their place."""
+    return nnx.merge(*self._abstract)
+
+  @property
   def dtype(self) -> str:
     return self.config.dtype
 
@@ -95,8 +100,10 @@ class TransformerModel:
     self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
     """Returns the cross-entropy in nats, ``{"loss": float32 [B, T]}``."""
-    model = nnx.merge(self._abstract[0], params)
-    return {"loss": model.judge(vocabulary.cross_entropy, batch, access)}
+    losses = self._module.judge(
+      params, vocabulary.cross_entropy, batch, access
+    )
+    return {"loss": losses}
 
   def target_scores(
     self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
@@ -114,13 +121,14 @@ class TransformerModel:
       on all tensor ranks: of tokens 1 to T in nats, and whether the token has
       the largest logit (the lowest such token, if there are several).
     """
-    model = nnx.merge(self._abstract[0], params)
-    return model.judge(vocabulary.target_scores, batch, access)
+    return self._module.judge(
+      params, vocabulary.target_scores, batch, access
+    )
 
   def logits(
     self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
-    return nnx.merge(self._abstract[0], params).logits(tokens, access)
+    return self._module.logits(params, tokens, access)
 
   def decode(
     self,
@@ -129,11 +137,10 @@ class TransformerModel:
     batch: Batch,
     access: Access = AS_THEY_ARE,
   ) -> tuple[jax.Array, Cache]:
-    module = nnx.merge(*self._abstract)
-    return module.decode(params, cache, batch, access)
+    return self._module.decode(params, cache, batch, access)
 
   def token_ids(self) -> jax.Array:
-    return nnx.merge(*self._abstract).token_ids()
+    return self._module.token_ids()
 
   def flops(self, example: jax.ShapeDtypeStruct) -> float:
     seq_len = example.shape[-1] - 1  # the last token is a target only
