@@ -7,8 +7,8 @@ r"""Compiles a training step for a machine that is not here, and reads it.
   python -m launch.compile --config=configs/diloco/streaming.py --target=cpu:8
 
 Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; needs the extra
-`tpu`), gpu:NAME:NODESxGPUS (a100, h100, h200, b200; needs the extra `cuda`) and
-cpu:N. Logical sizes are those of config.parallel.
+`tpu`), gpu:NAME:NODESxGPUS (a100, a100-pcie, h100, h200, b200; needs the extra
+`cuda`) and cpu:N. Logical sizes are those of config.parallel.
 """
 
 import json

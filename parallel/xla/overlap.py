@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from parallel.hardware.devices import Device
+from parallel.hardware.slices import SLICES
 from parallel.xla import hlo, roofline
 from parallel.xla.compiled import Reader
 from parallel.xla.ledger import Collective
@@ -254,9 +255,7 @@ def wire_seconds(
   Latency is left out.
 
   Source: Austin et al., "How to Scale Your Model", 2025, chapter "Sharded
-  matrices": bandwidth multiplies with the axes of the torus; a v4, v5p or 7x
-  slice closes in dimensions that are multiples of 4, a v5e or v6e slice in
-  those of size 16.
+  matrices": bandwidth multiplies with the axes of the torus.
 
   Args:
     target: What the program is compiled for. It must have hardware, so it
@@ -285,10 +284,8 @@ def wire_seconds(
     extent = everywhere.max(axis=0) + 1
     places = np.array([d.coords for d in group(entry)])
     spanned = np.ptp(places, axis=0) + 1
-    # Six links: a torus of three dimensions (v4, v5p, 7x), else of two (v5e,
-    # v6e); the source above says which sizes have links that wrap around.
-    unit = 4 if hardware.num_links == 6 else 16
-    closed = (spanned == extent) & (extent % unit == 0)
+    closes = [SLICES[hardware.name].closes(int(size)) for size in extent]
+    closed = (spanned == extent) & np.array(closes)
     # At least one link: two devices of a chip have the same coordinates.
     return max(1, int(np.sum((spanned > 1) * (1 + closed))))
 
