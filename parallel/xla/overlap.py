@@ -14,10 +14,12 @@ All times are bounds from peak rates of a device and its links.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+from types import MappingProxyType
 
 import jax
 import numpy as np
 
+from parallel.hardware.clusters import Level
 from parallel.hardware.devices import Device
 from parallel.hardware.slices import SLICES
 from parallel.xla import hlo, roofline
@@ -72,6 +74,7 @@ class ScheduledProgram:
     mesh: jax.sharding.Mesh,
     device: Device,
     wire_seconds: Callable[[Collective], float],
+    reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
   ) -> None:
     """Takes a compiled program and the rates by which to time it.
 
@@ -80,6 +83,7 @@ class ScheduledProgram:
       mesh: The mesh it was compiled for.
       device: The device whose roofline gives the time of compute.
       wire_seconds: A function from a collective to its seconds on the links.
+      reads: What kernels read of arrays, as `roofline.cost` takes it.
 
     Raises:
       ValueError: The module is not scheduled.
@@ -88,7 +92,7 @@ class ScheduledProgram:
       raise ValueError("the program is not scheduled: its order says nothing")
     self.module, self.device = module, device
     self.reader = Reader(module, mesh)
-    self.wire_seconds = wire_seconds
+    self.wire_seconds, self.reads = wire_seconds, reads
     self._schedules: dict[str, tuple[list[ScheduledCollective], float]] = {}
 
   def total(self) -> Cost:
@@ -237,7 +241,9 @@ class ScheduledProgram:
     """
     if self.reader.entries(computation, instruction):
       return Cost()
-    return roofline.cost(self.module, computation, instruction, self.device)
+    return roofline.cost(
+      self.module, computation, instruction, self.device, self.reads
+    )
 
 
 def wire_seconds(
@@ -266,23 +272,12 @@ def wire_seconds(
     A function from a collective to the seconds of one execution.
   """
   hardware = target.hardware
-  devices = mesh.devices
-
-  def group(entry: Collective) -> np.ndarray:
-    """Returns the devices of the first group; the others are alike."""
-    # Along the entry's axes all devices, along the others the first one. Groups
-    # that no set of axes describes may lie anywhere: take all devices.
-    index = tuple(
-      slice(None) if name in entry.axes or not entry.axes else 0
-      for name in mesh.axis_names
-    )
-    return devices[index].ravel()
 
   def links_of_torus(entry: Collective) -> int:
     """Returns how many links of a device a collective can use at once."""
     everywhere = np.array([d.coords for d in target.devices])
     extent = everywhere.max(axis=0) + 1
-    places = np.array([d.coords for d in group(entry)])
+    places = np.array([d.coords for d in group(mesh, entry)])
     spanned = np.ptp(places, axis=0) + 1
     closes = [SLICES[hardware.name].closes(int(size)) for size in extent]
     closed = (spanned == extent) & np.array(closes)
@@ -295,18 +290,35 @@ def wire_seconds(
     if hardware.num_links > 1:
       rate = links_of_torus(entry) * hardware.link.bandwidth
     else:
-      # Devices are numbered level by level, so a group lies in one unit of
-      # ``size`` devices if its first and its last device do.
-      numbers = [target.devices.index(d) for d in group(entry)]
-      size = 1
-      for level in target.levels:
-        size *= level.size
-        if numbers[0] // size == numbers[-1] // size:
-          break
+      level = level_of(target, group(mesh, entry))
       rate = level.link.bandwidth * level.links_per_device
     return entry.wire_bytes_ring / rate
 
   return functools.cache(seconds)
+
+
+def group(mesh: jax.sharding.Mesh, entry: Collective) -> np.ndarray:
+  """Returns the devices of a collective's first group; others are alike."""
+  # Along the entry's axes all devices, along the others the first one. Groups
+  # that no set of axes describes may lie anywhere: take all devices.
+  index = tuple(
+    slice(None) if name in entry.axes or not entry.axes else 0
+    for name in mesh.axis_names
+  )
+  return mesh.devices[index].ravel()
+
+
+def level_of(target: Target, devices: np.ndarray) -> Level:
+  """Returns the innermost level of which one group holds all devices."""
+  # Devices are numbered level by level, so they lie in one unit of ``size``
+  # devices if the first and the last of them do.
+  numbers = [target.devices.index(d) for d in devices]
+  size = 1
+  for level in target.levels:
+    size *= level.size
+    if numbers[0] // size == numbers[-1] // size:
+      break
+  return level
 
 
 def by_axis(
