@@ -132,19 +132,19 @@ def empty_state(
   """
   dims = program.layout.batch_dims[1:]
   lead = (*dims, program.layout.tensor.size)
-  arrays = tuple(
-    jnp.zeros((*lead, *x.shape), x.dtype) for x in cache_shape.arrays()
+  pages = jax.tree.map(
+    lambda x: jnp.zeros((*lead, *x.shape), x.dtype), cache_shape.pages()
   )
   latest = jnp.zeros((*dims, capacity.batch), jnp.int32)
-  return Cache(arrays, cache_shape), latest
+  return Cache(pages, cache_shape), latest
 
 
 def state_specs(program: Program, cache_shape: CacheShape) -> Any:
   """Returns the specs of `empty_state`."""
   levels = replica_spec(program)
   of_cache = P(*levels, program.layout.tensor.name)
-  arrays = tuple(of_cache for _ in cache_shape.arrays())
-  return Cache(arrays, cache_shape), levels
+  pages = jax.tree.map(lambda _: of_cache, cache_shape.pages())
+  return Cache(pages, cache_shape), levels
 
 
 def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
