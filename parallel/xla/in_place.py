@@ -11,7 +11,7 @@ nothing (``bitcast``) make views of it, which are followed. Any other
 instruction with a result of its shape makes another array of that size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import math
 import re
@@ -54,7 +54,7 @@ def uses(
     parts: How many equal parts, such as layers, an array consists of. A slice
       counts if it is as large as one of them.
   """
-  views = _views(module, {array.dims for array in arrays})
+  seen_as = views(module, arrays)
   faults = _not_aliased(module, arrays)
   gathers = []
   seen = set()
@@ -63,23 +63,28 @@ def uses(
       continue
     seen.add(computation.name)
     for instruction in computation.instructions:
-      what = _fault(module, computation, instruction, views, parts)
+      what = _fault(module, computation, instruction, seen_as, parts)
       if what:
         faults.append(
           f"{what} {instruction.name}" + (
             f" ({instruction.op_name})" if instruction.op_name else ""
           )
         )
-      if _gathers(module, computation, instruction, views):
+      if _gathers(module, computation, instruction, seen_as):
         gathers.append(instruction.name)
   return Uses(tuple(faults), tuple(gathers))
 
 
-def _views(
-  module: hlo.Module, dims: set[tuple[int, ...]]
+def views(
+  module: hlo.Module, arrays: Iterable[hlo.Shape]
 ) -> set[tuple[int, ...]]:
-  """Returns the shapes that views of the arrays have anywhere."""
-  found, before = set(dims), 0
+  """Returns the dims that arrays have anywhere in a program.
+
+  Args:
+    module: The compiled program.
+    arrays: Shapes of the arrays where they are parameters.
+  """
+  found, before = {array.dims for array in arrays}, 0
   while len(found) > before:
     before = len(found)
     for computation in module.computations.values():
@@ -132,6 +137,9 @@ def _fault(
       return "a slice:"
   whole = [s for s in instruction.shapes if s.dims in views]
   if not whole or opcode in _PASS_ON | _UPDATES:
+    return ""
+  # An array that fits is brought into a TPU's vector memory, and back.
+  if any(s.on_chip for s in whole):
     return ""
   if opcode == "fusion":
     copies = [
