@@ -14,6 +14,7 @@ Shape legend: D = replicas, S = sequences of a replica in a step.
 import dataclasses
 import functools
 import math
+import time
 from typing import Any
 
 import jax
@@ -56,7 +57,9 @@ class Decoder:
     program: The model on a mesh.
     capacity: How much a replica holds.
     num_replicas: D.
+    cache_shape: One rank's cache.
     shapes: The shapes of batches for which programs have been compiled.
+    compile_seconds: How long that took.
   """
 
   def __init__(
@@ -77,7 +80,9 @@ class Decoder:
     self.program, self.capacity = program, capacity
     self.num_replicas = program.layout.num_data_ranks
     self.shapes: set[Any] = set()
-    self._weights, self._cache_shape = weights, cache_shape
+    self.compile_seconds = 0.0
+    self.cache_shape = cache_shape
+    self._weights = weights
     self._run = make_step(program, weights, cache_shape)
     self._state = jax.jit(
       functools.partial(empty_state, program, capacity, cache_shape),
@@ -101,7 +106,7 @@ class Decoder:
       np.any(sampling.top_k > 0) or np.any(np.asarray(sampling.top_p) < 1)
     )
     sizes = tuple(x.shape for x in jax.tree.leaves(batch))
-    self.shapes.add((sizes, batch.num_decodes, filters))
+    shape = sizes, batch.num_decodes, filters
     layout = self.program.layout
     dims = layout.batch_dims[1:]  # without workers
     sharding = layout.shardings(replica_spec(self.program))
@@ -111,9 +116,13 @@ class Decoder:
       ),
       sharding,
     )
+    start = time.perf_counter()
     tokens, logprobs, self._state = self._run(
       self._weights.params, self._state, batch, sampling, filters=filters
     )
+    if shape not in self.shapes:
+      self.shapes.add(shape)
+      self.compile_seconds += time.perf_counter() - start
     return (x.reshape(self.num_replicas, -1) for x in (tokens, logprobs))
 
 

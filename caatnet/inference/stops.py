@@ -120,6 +120,11 @@ class Ending:
     self._stops, self._decoder, self._room = stops, decoder, room
     self._strings = StopStrings(stops.strings)
 
+  @property
+  def most_tokens(self) -> int:
+    """How many tokens are drawn at most."""
+    return min(self._stops.max_tokens, self._room)
+
   def push(self, token: int) -> str:
     """Takes the next token and returns the text that can be shown.
 

@@ -52,6 +52,11 @@ class TransformerModel:
     return self.config.num_params
 
   @property
+  def vocab_size(self) -> int:
+    """How many tokens the model knows."""
+    return self.config.vocab_size
+
+  @property
   def stacks(self) -> Mapping[str, int]:
     return {BLOCKS: self.config.num_layers}
 
