@@ -5,11 +5,11 @@ end of their context. A step of prefill reads one chunk of a prompt that ends
 there. Nobody asks for top-k or top-p, whose filters gather the logits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ PHASES = ("prefill", "decode")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """What a step of inference is compiled of.
+  """A step of inference.
 
   Attributes:
     phase: One of ``PHASES``.
@@ -103,6 +103,16 @@ class Step:
     dtypes = ("uint32", "float32", "int32", "float32", "float32")
     return batch, Sampling(*(array(sequences, dtype=d) for d in dtypes))
 
+  @property
+  def read_inputs(self) -> Any:
+    """Those of ``inputs`` that are arguments of the compiled program."""
+    batch, sampling = self.inputs
+    # jit drops what a function does not read: without filters, theirs.
+    filters = ("top_k", "top_p")
+    return batch, [
+      x for name, x in sampling._asdict().items() if name not in filters
+    ]
+
   def lower(self) -> jax.stages.Lowered:
     """Lowers the program that the decoder runs for such a step."""
     run = decoder.make_step(self.program, self.weights, self.cache_shape)
@@ -132,6 +142,27 @@ class Step:
       size *= times * self.replicas_per_device
       found[key] = found.get(key, 0) + size
     return found
+
+
+class Built(Protocol):
+  """What a config describes of a language model, but for its parameters."""
+
+  program: Program
+  capacity: Capacity
+  cache_shape: CacheShape
+
+  def abstract_weights(self) -> Weights:
+    """Returns the weights with shapes in place of arrays."""
+    ...
+
+
+def program(phase: str, built: Built) -> Callable[..., dict[str, Any]]:
+  """Returns `analyse` for a phase: a function of target and options."""
+  step = Step(
+    phase, built.program, built.abstract_weights(), built.capacity,
+    built.cache_shape,
+  )
+  return functools.partial(analyse, step)
 
 
 def analyse(
@@ -177,7 +208,7 @@ def analyse(
     "memory": made.memory({
       "parameters": step.params,
       "cache": cache,
-      "batch": (latest, step.inputs),
+      "batch": (latest, step.read_inputs),
     }),
     "inference": {
       "phase": step.phase,
@@ -276,7 +307,7 @@ def _kernel_reads(
   """Returns what a kernel reads of the cache: one layer, all positions."""
   shape, sizes = step.cache_shape, step.sizes
   slots = shape.num_layers * shape.num_pages * shape.page_size
-  part = sizes.sequences * sizes.context / slots
+  part = min(1 / shape.num_layers, sizes.sequences * sizes.context / slots)
   return {
     dims: array.bytes * part
     for array in arrays for dims in in_place.views(module, [array])

@@ -5,7 +5,8 @@ beside this file show it. What inference runs is compiled by
 `caatnet.studies.compilation.decoding`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import functools
 from typing import Any
 
 import jax
@@ -65,6 +66,27 @@ def lower(experiment: Experiment, step: int = 0) -> jax.stages.Lowered:
   return fingerprints.lowered_without_locations(
     lambda: experiment.lower_step(plan)
   )
+
+
+def programs_of_run(
+  label: str, experiment: Experiment, step: int | None = None
+) -> dict[str, Callable[..., dict[str, Any]]]:
+  """Returns the programs of a run by name: functions of target and options.
+
+  Args:
+    label: What the run is called.
+    experiment: The run.
+    step: The step whose program is meant; None for one of each.
+  """
+  steps = [step]
+  if step is None:
+    steps = steps_of_programs(experiment.outer)
+  return {
+    label if len(steps) == 1 else f"{label}, step {s}": functools.partial(
+      analyse, experiment, step=s
+    )
+    for s in steps
+  }
 
 
 def steps_of_programs(outer: OuterLoop) -> list[int]:
