@@ -363,6 +363,30 @@ def train() -> ConfigDict:
   return train
 
 
+def inference() -> ConfigDict:
+  """Returns how a language model continues text (`launch.generate`)."""
+  inference = ConfigDict()
+  # Sequences at a time in each replica; config.parallel.data says how many
+  # replicas there are.
+  inference.batch = 16
+  # The positions of a sequence, those of its prompt among them.
+  inference.context = 1024
+  # The positions of a page of the cache.
+  inference.page_size = 16
+  # The pages of a replica's cache; 0 for as many as the whole batch can fill.
+  inference.pages = 0
+  # How many tokens of a prompt one step reads.
+  inference.chunk = 256
+  # The dtype of weights and activations; "" for config.model.dtype.
+  inference.dtype = ""
+  # How matrices are kept in memory: "float", or "int8" with a scale per block.
+  inference.weights = "float"
+  # How keys and values are kept: "float", or "int8" with a scale per token and
+  # head.
+  inference.cache = "float"
+  return inference
+
+
 def choices() -> ConfigDict:
   """Returns all sections that a sweep may put in place of a config's."""
   return ConfigDict({

@@ -17,19 +17,11 @@ FLAGS = flags.FLAGS
 def main() -> None:
   from caatnet.build import experiments
   from caatnet.show import pictures, tables
-  from caatnet.train import evaluate, membership
-  from caatnet.train.checkpoint import Checkpointer
+  from caatnet.train import evaluate, evaluated
 
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
   program = experiment.program
-  checkpointer = Checkpointer(FLAGS.workdir, program)
-  abstract = experiment.abstract_state()
-  params, outer, step, workers = checkpointer.restore_params(
-    abstract.params, abstract.outer, FLAGS.step
-  )
-  params, outer = membership.joined(experiment, params, outer, workers)
-  checkpointer.close()
-  params = experiment.make_evaluated()(params, outer)
+  params, step = evaluated.read_stored(experiment, FLAGS.workdir, FLAGS.step)
   data = experiment.data
   dataset = data.load(experiment.seed)
   result = evaluate.make_evaluate(program, experiment.data.batch_size)(

@@ -126,6 +126,14 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  "caatnet.inference": (
+    (
+      "caatnet.models",
+      "caatnet.program",
+      "parallel",
+    ),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
   "caatnet.show": (
     ("caatnet.data.protocol", "caatnet.train"),
     ("flax", "ml_collections", "absl"),
@@ -134,6 +142,7 @@ RULES = {
     (
       "caatnet.checks",
       "caatnet.data",
+      "caatnet.inference",
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",
