@@ -34,7 +34,7 @@ test-tpu:  ## Compiles for TPUs that are not here (libtpu, about 200 MB).
 	  .venv-tpu/installed
 	.venv-tpu/bin/python -m pytest -q tests/tpu
 
-test-gpu:  ## Compiles for GPUs that are not here (CUDA plugin, 5.5 GB).
+test-gpu:  ## Compiles for GPUs that are not here (CUDA plugin, 5.8 GB).
 	@$(MAKE) --no-print-directory VENV=.venv-gpu EXTRAS=plot,test,cuda \
 	  .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q tests/gpu

@@ -281,12 +281,15 @@ def zero() -> ConfigDict:
 
 
 def text() -> ConfigDict:
-  """Returns text as bytes, for language models."""
+  """Returns text, for language models."""
   data = ConfigDict()
   data.name = "text"
   # A .txt or .jsonl file or a folder of them; "" for the source of Python's
   # standard library.
   data.path = ""
+  # A tokenizer.json or a folder that has one; "" for tokens that are bytes. The
+  # model's vocab_size must be more than its largest token.
+  data.tokenizer = ""
   data.seq_len = 256
   data.batch_size = 16
   data.validation_percent = 5.0

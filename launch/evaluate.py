@@ -28,17 +28,19 @@ def main() -> None:
     params, dataset.validation
   )
   if FLAGS.json:
-    facts = tables.evaluation_dict(result, data, step, dataset.sha256)
+    facts = tables.evaluation_dict(result, data, dataset, step)
     print(json.dumps(facts))
   else:
-    tables.print_evaluation(result, data, step, dataset.baselines())
+    tables.print_evaluation(result, data, dataset, step)
   if FLAGS.plot:
     losses = result.per_place["loss"]
     if not losses.ndim:
       raise ValueError(
         f"--plot={FLAGS.plot}: the loss of {data.unit} has no positions"
       )
-    pictures.plot_positions(losses, pathlib.Path(FLAGS.plot))
+    pictures.plot_positions(
+      losses, pathlib.Path(FLAGS.plot), data.labels["loss"]
+    )
 
 
 if __name__ == "__main__":

@@ -128,6 +128,7 @@ RULES = {
   ),
   "caatnet.inference": (
     (
+      "caatnet.data",
       "caatnet.models",
       "caatnet.program",
       "parallel",
@@ -135,7 +136,12 @@ RULES = {
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.show": (
-    ("caatnet.data.protocol", "caatnet.train"),
+    (
+      "caatnet.data.protocol",
+      "caatnet.data.tokenizers",
+      "caatnet.inference",
+      "caatnet.train",
+    ),
     ("flax", "ml_collections", "absl"),
   ),
   "caatnet.build": (

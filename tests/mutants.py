@@ -689,6 +689,22 @@ _OUTER = [
     f"{_HEALTH}::test_a_norm_is_judged_by_the_lower_median",
   ),
   Mutant(
+    "parallel/outer/health.py", "a norm is its square",
+    "  return jnp.sqrt(sum(", "  return (sum(",
+    f"{_HEALTH}::test_a_norm_is_that_of_all_of_a_worker_s_parameters",
+  ),
+  Mutant(
+    "parallel/outer/health.py", "a device sends the norm of one worker",
+    '{"float32": 4 * worker.lanes}', '{"float32": 4}',
+    f"{_HEALTH}::test_a_verdict_sends_what_its_formula_says",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "nobody of a pair is far out",
+    "health.healthy(both, self.rule.outlier_factor)",
+    "health.healthy(both, 0.0)",
+    f"{_HEALTH}::test_of_a_pair_the_healthy_one_is_heard",
+  ),
+  Mutant(
     "parallel/outer/exchange.py", "who is left out loses its residual to NaN",
     "heard[ranks_here(self.worker)] > 0, residual,",
     "heard[ranks_here(self.worker)] >= 0, residual,",
@@ -763,6 +779,18 @@ _OUTER = [
     f"{_LINEAR}::test_a_worker_that_diverges_is_left_out_and_named",
   ),
   Mutant(
+    "caatnet/train/workers.py", "who has recovered diverges unseen",
+    "known.intersection_update(bad)", "pass",
+    f"{_TRAIN}/workers_test.py::"
+    "test_a_worker_that_diverges_again_is_named_again",
+  ),
+  Mutant(
+    "caatnet/train/workers.py", "who is left out is one of the others",
+    "np.sort(np.delete(norms, worker))", "np.sort(norms)",
+    f"{_TRAIN}/workers_test.py::"
+    "test_who_is_left_out_is_compared_with_the_others",
+  ),
+  Mutant(
     "parallel/outer/exchange.py", "the rest of each rounding is forgotten",
     '{"workers": state["workers"] | {"residual": residual}}',
     '{"workers": {"residual": residual} | state["workers"]}',
@@ -830,6 +858,11 @@ _OUTER = [
     "test_a_tournament_pairs_everyone_with_everyone_once",
   ),
   Mutant(
+    "parallel/outer/noloco.py", "all seeds pair workers alike",
+    'random.Random(f"{self.seed} {number}")', 'random.Random(f"{number}")',
+    f"{_EQUATIONS}::test_the_seed_decides_who_meets_in_noloco",
+  ),
+  Mutant(
     "parallel/outer/eager.py", "one's own old part stays in the mean",
     "return now * share + (all_last - last * last_share)",
     "return now * share + all_last",
@@ -846,6 +879,18 @@ _OUTER = [
     "begins = step > 0 and step % self.every == 0",
     "begins = step > 0 and step % self.every == 1",
     f"{_EQUATIONS}::test_eager_sends_at_the_head_of_a_round",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "all rounds round by the same draws",
+    "return Plan((begins, ends), (step // self.every,))",
+    "return Plan((begins, ends), (0,))",
+    f"{_EQUATIONS}::test_no_two_rounds_round_by_the_same_draws",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "one's own part weighs as all others do",
+    "self.exchange.weights, verdict.heard, self.worker",
+    "(), verdict.heard, self.worker",
+    f"{_EQUATIONS}::test_eager_weighs_one_s_own_part_as_the_mean_does",
   ),
   Mutant(
     "parallel/outer/streaming.py", "a fragment's momentum is never stored",
@@ -869,6 +914,12 @@ _OUTER = [
     "parallel/outer/streaming.py", "later pieces are of later parameters",
     "if send.starts:  # keep", "if True:  # keep",
     f"{_EQUATIONS}::test_streaming_is_its_equation[in pieces]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "all pieces round by the same draws",
+    "draw = numbers.exchange * self.pieces + piece",
+    "draw = numbers.exchange * self.pieces",
+    f"{_EQUATIONS}::test_no_two_pieces_round_by_the_same_draws",
   ),
   Mutant(
     "parallel/outer/pieces.py", "the first piece arrives twice",
@@ -1028,6 +1079,36 @@ _SCHEDULES_ROWS = [
     f"{_SCHEDULES}/msccl_test.py::test_a_file_says_for_which_sizes_it_is",
   ),
   Mutant(
+    "parallel/schedules/msccl/exporter.py", "nops before a step take no place",
+    "step.place = end + max(len(step.after) - 1, 0)", "step.place = end",
+    f"{_SCHEDULES}/msccl_test.py::test_round_trip",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "threadblocks are no elements",
+    "elements += 1 + count", "elements += count",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_all_elements_that_a_loader_reads_are_counted",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "other GPUs are no elements",
+    "elements = 1 + schedule.num_ranks", "elements = 1",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_all_elements_that_a_loader_reads_are_counted",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "one element too many is written",
+    "MAX_ELEMENTS - 1)", "MAX_ELEMENTS)",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_all_elements_that_a_loader_reads_are_counted",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "a threadblock too far is awaited",
+    '"the last,", number, MAX_AWAITED,',
+    '"the last,", number - 1, MAX_AWAITED,',
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_the_last_threadblock_that_others_wait_for_has_a_number",
+  ),
+  Mutant(
     "parallel/schedules/msccl/importer.py", "writers do not wait for readers",
     "others = [self._written.get(place, number), *self._read.pop(place, ())]",
     "others = [self._written.get(place, number)]",
@@ -1058,6 +1139,13 @@ _SCHEDULES_ROWS = [
     "follows(message.number, reader.number, 0)",
     f"{_SCHEDULES}/msccl_test.py::"
     "test_rounds_that_values_do_not_allow_are_put_right",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/importer.py", "a step without a round is early",
+    "if None in labels:\n    labels = [0] * len(labels)",
+    "if None in labels:\n    labels = [label or 0 for label in labels]",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_rounds_are_the_earliest_unless_all_steps_have_theirs",
   ),
   Mutant(
     "parallel/schedules/optimal/cut_bound.py", "switches count as ranks",
@@ -1137,6 +1225,17 @@ _SCHEDULES_ROWS = [
     "key=lambda rounds: seconds(rounds, topology)", "key=len",
     f"{_SCHEDULES}/growth_test.py::"
     "test_rounds_of_uneven_links_are_not_all_as_long_as_the_slowest_takes",
+  ),
+  Mutant(
+    "parallel/schedules/growth.py", "what was the soonest way is so for ever",
+    "return end == self._planned[tree]", "return True",
+    f"{_SCHEDULES}/growth_test.py::test_it_is_as_fast_as_the_growth_says",
+  ),
+  Mutant(
+    "parallel/schedules/growth.py", "a way ends where the chunk is already",
+    "if there not in came and there not in has:", "if there not in came:",
+    f"{_SCHEDULES}/growth_test.py::"
+    "test_every_chunk_goes_down_a_tree_of_its_own",
   ),
   Mutant(
     "parallel/schedules/pipeline.py", "a piece waits for the one before",
@@ -1401,6 +1500,12 @@ _PLACES = [
     "test_small_messages_want_few_rounds_and_large_ones_many",
   ),
   Mutant(
+    "parallel/planner/schedules.py", "once in vain is the end",
+    "if in_vain == 2:", "if in_vain == 1:",
+    "tests/parallel/planner/schedules_test.py::"
+    "test_pieces_are_doubled_until_it_is_in_vain_twice",
+  ),
+  Mutant(
     "parallel/planner/links.py", "the fewest bits are tried first",
     "for width in sorted(bits, reverse=True):", "for width in sorted(bits):",
     f"{_NETWORK}/utilisation_test.py::"
@@ -1427,6 +1532,12 @@ _XLA_ROWS = [
     "_repeat(body, trips)", "_repeat(body, trips and 1)",
     f"{_XLA}/ledger_test.py::"
     "test_loops_multiply_and_an_unknown_trip_count_stays_unknown",
+  ),
+  Mutant(
+    "parallel/xla/ledger.py", "a condition runs as often as the body",
+    "checks = None if trips is None else trips + 1", "checks = trips",
+    f"{_XLA}/ledger_test.py::"
+    "test_the_condition_of_a_loop_runs_once_more_than_its_body",
   ),
   Mutant(
     "parallel/xla/entries.py", "branches that differ count as the first",
@@ -1545,6 +1656,37 @@ _XLA_ROWS = [
     "test_a_torus_uses_every_dimension_that_a_group_spans",
   ),
   Mutant(
+    "parallel/xla/overlap.py", "a loop of unknown length has nine trips",
+    "return 1 if trips is None else trips, instruction",
+    "return trips or 9, instruction",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_loop_of_unknown_length_hides_as_much_as_one_trip",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a transfer ends where it is updated",
+    'if not order[index].opcode.endswith("-update"):', "if True:",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_transfer_that_is_updated_goes_on_until_its_done",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a plane closes at every multiple of 4",
+    "else 16\n", "else 4\n",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_plane_closes_to_a_ring_where_it_has_16_chips",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "each device has a link of its own",
+    "level.link.bandwidth * level.links_per_device", "level.link.bandwidth",
+    f"{_XLA}/overlap_test.py::"
+    "test_devices_that_share_a_link_or_lie_anywhere_take_longer",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a group that no axes describe is one device",
+    "name in entry.axes or not entry.axes else 0", "name in entry.axes else 0",
+    f"{_XLA}/overlap_test.py::"
+    "test_devices_that_share_a_link_or_lie_anywhere_take_longer",
+  ),
+  Mutant(
     "parallel/xla/roofline.py", "an addition is free",
     "return 2.0 * output.elements * contracted",
     "return 1.0 * output.elements * contracted",
@@ -1655,10 +1797,23 @@ _MODELS = [
     f"{_FAMILIES}::test_llama_3_stretches_long_wavelengths_only",
   ),
   Mutant(
+    "caatnet/models/transformer/positions.py",
+    "stretched wavelengths are the roots of theirs",
+    "scaling(base ** (-np.arange(half) / half))",
+    "scaling(base ** (-np.arange(half) / x.shape[-1]))",
+    f"{_FAMILIES}::test_a_family_is_the_dense_model",
+  ),
+  Mutant(
     "caatnet/models/transformer/layers.py", "keys have the gain of queries",
     "k = rms_norm(k, params.key_gain, heads.eps)",
     "k = rms_norm(k, params.query_gain, heads.eps)",
     f"{_FAMILIES}::test_a_family_is_the_dense_model",
+  ),
+  Mutant(
+    "caatnet/models/transformer/layers.py", "keys have an eps of their own",
+    "k = rms_norm(k, params.key_gain, heads.eps)",
+    "k = rms_norm(k, params.key_gain, 1e-5)",
+    f"{_FAMILIES}::test_norms_of_heads_add_the_config_s_eps",
   ),
   Mutant(
     "caatnet/models/transformer/model.py", "gains decay",
@@ -1860,6 +2015,13 @@ _TRAINING = [
     f"{_TRAIN}/records_test.py::test_a_run_may_be_made_longer",
   ),
   Mutant(
+    "caatnet/train/records.py", "the same workers may have other weights",
+    "or (moved and key in (_WORKER, *_OF_WORKERS))",
+    "or key in (_WORKER, *_OF_WORKERS)",
+    f"{_TRAIN}/records_test.py::"
+    "test_what_is_said_of_workers_changes_with_their_number_only",
+  ),
+  Mutant(
     "caatnet/train/records.py", "a torn last line is an error",
     'if not line.endswith("\\n"):', "if not line:",
     f"{_TRAIN}/records_test.py::"
@@ -1867,13 +2029,25 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/files.py", "files are emptied and written again",
-    'temporary = path.with_name(f"{path.name}.tmp")', "temporary = path",
+    "temporary = path.with_name(own)\n",
+    "yield path\n  return\n  temporary = path.with_name(own)\n",
     f"{_TRAIN}/files_test.py::test_killed_at_any_write_a_run_goes_on",
   ),
   Mutant(
     "caatnet/train/files.py", "several trainers have the lock",
     "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
     f"{_TRAIN}/files_test.py::test_a_folder_has_one_trainer",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "two writers share a temporary file",
+    'own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"',
+    'own = f".{path.stem}.tmp{path.suffix}"',
+    f"{_TRAIN}/files_test.py::test_two_writers_of_a_file_leave_one_s_text",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "what could not be written stays",
+    "temporary.unlink(missing_ok=True)", "pass",
+    f"{_TRAIN}/files_test.py::test_a_full_disk_is_one_line",
   ),
   Mutant(
     "caatnet/train/checkpoint.py", "a reader deletes what is being written",
@@ -1971,7 +2145,7 @@ _DATA_ROWS = [
   ),
   Mutant(
     "caatnet/data/pipeline.py", "the validation text's end is never read",
-    "num_bytes - (seq_len + 1)", "num_bytes - 2 * (seq_len + 1)",
+    "num_tokens - (seq_len + 1)", "num_tokens - 2 * (seq_len + 1)",
     f"{_DATA}/pipeline_test.py::test_validation_windows_are_even_and_disjoint",
   ),
   Mutant(
@@ -2360,7 +2534,7 @@ _GENERATION = [
   ),
   Mutant(
     "caatnet/inference/stops.py", "half a character at the end is lost",
-    "text = self._strings.push(self._decoder.finish())", 'text = ""',
+    "text = self._strings.push(self._stream.flush())", 'text = ""',
     f"{_STOPS}::test_why_a_sequence_ends",
   ),
   Mutant(

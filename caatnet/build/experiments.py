@@ -20,13 +20,12 @@ from caatnet.build.inference_options import InferenceOptions
 from caatnet.build.model import MODELS
 from caatnet.build.optimizer import OPTIMIZERS, Inner
 from caatnet.build.outer import OUTER
-from caatnet.build.override import override
 from caatnet.build.zero import Zero, build_zero
 from caatnet.checks import naming, one_of
 from caatnet.data.protocol import Data
 from caatnet.data.text import TextData
 from caatnet.program import Layout, Program
-from caatnet.train import files, records
+from caatnet.train import files, records, tokenizer
 from caatnet.train.experiment import Experiment, TrainOptions
 from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.kernels import selection
@@ -135,29 +134,24 @@ def build_program(
 def from_folder(
   workdir: str | os.PathLike[str],
   requested_mesh: Mapping[str, int] | None = None,
-  overrides: str = "",
 ) -> Experiment:
-  """Builds the experiment of a run's folder.
-
-  Args:
-    workdir: The folder.
-    requested_mesh: Devices per axis (``--mesh``); None lets the sizes decide.
-    overrides: Keys with other values than the folder's config has, as
-      `caatnet.build.override` takes them.
+  """Builds the experiment of a run's folder, with the tokenizer that it keeps.
 
   Raises:
     FileNotFoundError: The folder holds no run.
     ValueError: Its config is damaged, or one of another version of this code;
-      or a key of the overrides is unknown.
+      or its tokenizer is damaged, gone or another one.
   """
   workdir = files.folder(workdir)
   config = ml_collections.ConfigDict(records.read_config(workdir))
-  if overrides:
-    config = override(config, overrides)
   try:
-    return build(config, requested_mesh)
+    experiment = build(config, requested_mesh)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise ValueError(f"{workdir / 'config.json'}: {error}") from error
+  data = experiment.data
+  if isinstance(data, TextData):
+    data = dataclasses.replace(data, kept=tokenizer.load(workdir))
+  return dataclasses.replace(experiment, data=data)
 
 
 def check(config: ml_collections.ConfigDict) -> None:

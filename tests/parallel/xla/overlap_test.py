@@ -1,6 +1,7 @@
 """What runs beside a compiled program's transfers, and their time on links."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 
@@ -266,3 +267,62 @@ def test_trips_are_rounded_up(last, step, trips):
   module = hlo.parse(text.replace("constant(1)", f"constant({step})"))
   (count,) = (n for c, n in module.runs() if c.name == "body")
   assert count == trips
+
+
+def hidden_beside_the_loop(text):
+  """How much of the first transfer is hidden; it takes as long as 4 trips."""
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(text), make_mesh(a=8), device, lambda _: product
+  )
+  return schedule.collectives()[0].hidden
+
+
+def test_a_loop_of_unknown_length_hides_as_much_as_one_trip():
+  unknown = SCHEDULED.replace("direction=LT", "direction=NE")
+  assert hidden_beside_the_loop(SCHEDULED) == pytest.approx(1, rel=1e-3)
+  assert hidden_beside_the_loop(unknown) == pytest.approx(1 / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_transfer_that_is_updated_goes_on_until_its_done(updates):
+  """An update before the loop is not where the program waits."""
+  start = next(s for s in SCHEDULED.splitlines() if "all-reduce-start" in s)
+  names = ["start", *(f"update.{i}" for i in range(updates))]
+  lines = [
+    f"  %{name} = f32[1000]{{0}} async-update(%{before})"
+    for before, name in itertools.pairwise(names)
+  ]
+  text = SCHEDULED.replace(start, "\n".join([start, *lines]))
+  text = text.replace("-done(%start)", f"-done(%{names[-1]})")
+  assert hidden_beside_the_loop(text) == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("size", "links"), [(4, 1), (8, 1), (16, 2)])
+@pytest.mark.parametrize("generation", ["v5e", "v6e"])
+def test_a_plane_closes_to_a_ring_where_it_has_16_chips(
+  generation, size, links
+):
+  """Slices in three dimensions close at multiples of 4."""
+  chips = np.empty((size, 2), object)
+  for place in np.ndindex(size, 2):
+    chips[place] = Chip(place)
+  hardware = DEVICES[generation]
+  target = Target("t", tuple(chips.ravel()), hardware, (), {})
+  seconds = overlap.wire_seconds(target, Grid(chips, ("x", "y")))
+  expected = 2 * (size - 1) / size * 4000 / (links * hardware.link.bandwidth)
+  assert seconds(reduction(("x",), size)) == pytest.approx(expected)
+
+
+def test_devices_that_share_a_link_or_lie_anywhere_take_longer():
+  """Two nodes of four, each pair of devices with one link to the other node."""
+  hardware = DEVICES["h200"]
+  slow = dataclasses.replace(NVLINK_4, bandwidth=1e9)
+  levels = (Level("node", 4, hardware.link), Level("cluster", 2, slow, 0.5))
+  target = Target("t", tuple(range(8)), hardware, levels, {})
+  grid = Grid(np.arange(8).reshape(2, 4), ("data", "tensor"))
+  seconds = overlap.wire_seconds(target, grid)
+  # Groups that no set of axes describes may cross nodes.
+  for axes in (("data",), ()):
+    assert seconds(reduction(axes, 2)) == pytest.approx(4000 / 0.5e9)
