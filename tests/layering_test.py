@@ -165,6 +165,8 @@ RULES = {
   "caatnet.studies": (
     (
       "caatnet.checks",
+      "caatnet.inference",
+      "caatnet.models.paged",
       "caatnet.program",
       "caatnet.ranges",
       "caatnet.show",

@@ -1709,7 +1709,7 @@ _XLA_ROWS = [
     f"{_XLA}/compiled_test.py::test_pairs_of_a_convolution",
   ),
   Mutant(
-    "caatnet/studies/compilation/study.py", "all axes share their links",
+    "caatnet/studies/compilation/programs.py", "all axes share their links",
     'busiest = max((row["seconds"] for row in rows), default=0.0)',
     'busiest = sum(row["seconds"] for row in rows)',
     f"{_STUDIES}/compilation_test.py::test_bounds_of_a_step",

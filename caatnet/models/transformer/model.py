@@ -15,7 +15,10 @@ from caatnet.models.paged import Batch, Cache
 from caatnet.models.protocol import Parameter, Reduction
 from caatnet.models.transformer import vocabulary
 from caatnet.models.transformer.block import Bias, Sharded
-from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.models.transformer.communication import (
+  decoding_reductions,
+  tensor_reductions,
+)
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.module import Transformer
 from parallel.axes import Axis
@@ -161,3 +164,13 @@ class TransformerModel:
       seq_len=example.shape[-1] - 1,
       accumulation=accumulation,
     )
+
+  def decoding_reductions(
+    self, *, tokens: int
+  ) -> collections.Counter[Reduction]:
+    """Counts what `decode` reduces over the tensor axis, in closed form.
+
+    Args:
+      tokens: The tokens of a batch.
+    """
+    return decoding_reductions(self.config, tokens=tokens)
