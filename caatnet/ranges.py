@@ -161,6 +161,13 @@ RANGES = {
   # Sizes of messages in MSCCL files, which are int64.
   "export.min_bytes": Range(0, 2**63 - 1, whole=True),
   "export.max_bytes": Range(0, 2**63 - 1, whole=True),
+  "p": FRACTION,
+  "every": COUNT,
+  "batch": COUNT,
+  "context": COUNT,
+  "prompt": COUNT_OR_NONE,
+  "compute_factor": POSITIVE,
+  "threshold": FRACTION,
   "memory_gb": POSITIVE,
   "utilisation": POSITIVE_FRACTION,
   "parameters": POSITIVE,

@@ -31,13 +31,14 @@ def main() -> None:
     result = loop.train(experiment, folders[label], label=label)
     if not result.finished:
       return
+    speed = result.units_per_second  # None if nothing was left to do
     rows.append(
       [
         f"{label}, {experiment.program.layout.tensor.size} tensor ranks",
         *(f"{result.measures[key]:.4f}" for key in ("loss", "bits_per_byte")),
         tables.communication_text(result.communication, "forward"),
         tables.communication_text(result.communication, "backward"),
-        f"{result.units_per_second:,.0f}",
+        "-" if speed is None else f"{speed:,.0f}",
       ]
     )
   data = experiment.data

@@ -128,14 +128,24 @@ RULES = {
   ),
   "caatnet.inference": (
     (
+      "caatnet.data",
       "caatnet.models",
       "caatnet.program",
       "parallel",
     ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
+  "caatnet.interop": (
+    ("caatnet.data.tokenizers", "caatnet.inference"),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
   "caatnet.show": (
-    ("caatnet.data.protocol", "caatnet.train"),
+    (
+      "caatnet.data.protocol",
+      "caatnet.data.tokenizers",
+      "caatnet.inference",
+      "caatnet.train",
+    ),
     ("flax", "ml_collections", "absl"),
   ),
   "caatnet.build": (
@@ -143,6 +153,7 @@ RULES = {
       "caatnet.checks",
       "caatnet.data",
       "caatnet.inference",
+      "caatnet.interop",
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",
@@ -154,6 +165,8 @@ RULES = {
   "caatnet.studies": (
     (
       "caatnet.checks",
+      "caatnet.inference",
+      "caatnet.models.paged",
       "caatnet.program",
       "caatnet.ranges",
       "caatnet.show",

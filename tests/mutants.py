@@ -60,6 +60,8 @@ _PARTITIONS = "tests/parallel/planner/partitions_test.py"
 _XLA = "tests/parallel/xla"
 _MODEL = "tests/caatnet/models/transformer_test.py"
 _FAMILIES = "tests/caatnet/models/families_test.py"
+_SCORING = "tests/caatnet/inference/scoring_test.py"
+_HARNESS = "tests/caatnet/interop/harness_test.py"
 _SAMPLING = "tests/caatnet/inference/sampling_test.py"
 _STOPS = "tests/caatnet/inference/stops_test.py"
 _TRAIN = "tests/caatnet/train"
@@ -690,6 +692,22 @@ _OUTER = [
     f"{_HEALTH}::test_a_norm_is_judged_by_the_lower_median",
   ),
   Mutant(
+    "parallel/outer/health.py", "a norm is its square",
+    "  return jnp.sqrt(sum(", "  return (sum(",
+    f"{_HEALTH}::test_a_norm_is_that_of_all_of_a_worker_s_parameters",
+  ),
+  Mutant(
+    "parallel/outer/health.py", "a device sends the norm of one worker",
+    '{"float32": 4 * worker.lanes}', '{"float32": 4}',
+    f"{_HEALTH}::test_a_verdict_sends_what_its_formula_says",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "nobody of a pair is far out",
+    "health.healthy(both, self.rule.outlier_factor)",
+    "health.healthy(both, 0.0)",
+    f"{_HEALTH}::test_of_a_pair_the_healthy_one_is_heard",
+  ),
+  Mutant(
     "parallel/outer/exchange.py", "who is left out loses its residual to NaN",
     "heard[ranks_here(self.worker)] > 0, residual,",
     "heard[ranks_here(self.worker)] >= 0, residual,",
@@ -764,6 +782,18 @@ _OUTER = [
     f"{_LINEAR}::test_a_worker_that_diverges_is_left_out_and_named",
   ),
   Mutant(
+    "caatnet/train/workers.py", "who has recovered diverges unseen",
+    "known.intersection_update(bad)", "pass",
+    f"{_TRAIN}/workers_test.py::"
+    "test_a_worker_that_diverges_again_is_named_again",
+  ),
+  Mutant(
+    "caatnet/train/workers.py", "who is left out is one of the others",
+    "np.sort(np.delete(norms, worker))", "np.sort(norms)",
+    f"{_TRAIN}/workers_test.py::"
+    "test_who_is_left_out_is_compared_with_the_others",
+  ),
+  Mutant(
     "parallel/outer/exchange.py", "the rest of each rounding is forgotten",
     '{"workers": state["workers"] | {"residual": residual}}',
     '{"workers": {"residual": residual} | state["workers"]}',
@@ -831,6 +861,11 @@ _OUTER = [
     "test_a_tournament_pairs_everyone_with_everyone_once",
   ),
   Mutant(
+    "parallel/outer/noloco.py", "all seeds pair workers alike",
+    'random.Random(f"{self.seed} {number}")', 'random.Random(f"{number}")',
+    f"{_EQUATIONS}::test_the_seed_decides_who_meets_in_noloco",
+  ),
+  Mutant(
     "parallel/outer/eager.py", "one's own old part stays in the mean",
     "return now * share + (all_last - last * last_share)",
     "return now * share + all_last",
@@ -847,6 +882,18 @@ _OUTER = [
     "begins = step > 0 and step % self.every == 0",
     "begins = step > 0 and step % self.every == 1",
     f"{_EQUATIONS}::test_eager_sends_at_the_head_of_a_round",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "all rounds round by the same draws",
+    "return Plan((begins, ends), (step // self.every,))",
+    "return Plan((begins, ends), (0,))",
+    f"{_EQUATIONS}::test_no_two_rounds_round_by_the_same_draws",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "one's own part weighs as all others do",
+    "self.exchange.weights, verdict.heard, self.worker",
+    "(), verdict.heard, self.worker",
+    f"{_EQUATIONS}::test_eager_weighs_one_s_own_part_as_the_mean_does",
   ),
   Mutant(
     "parallel/outer/streaming.py", "a fragment's momentum is never stored",
@@ -870,6 +917,12 @@ _OUTER = [
     "parallel/outer/streaming.py", "later pieces are of later parameters",
     "if send.starts:  # keep", "if True:  # keep",
     f"{_EQUATIONS}::test_streaming_is_its_equation[in pieces]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "all pieces round by the same draws",
+    "draw = numbers.exchange * self.pieces + piece",
+    "draw = numbers.exchange * self.pieces",
+    f"{_EQUATIONS}::test_no_two_pieces_round_by_the_same_draws",
   ),
   Mutant(
     "parallel/outer/pieces.py", "the first piece arrives twice",
@@ -1029,6 +1082,36 @@ _SCHEDULES_ROWS = [
     f"{_SCHEDULES}/msccl_test.py::test_a_file_says_for_which_sizes_it_is",
   ),
   Mutant(
+    "parallel/schedules/msccl/exporter.py", "nops before a step take no place",
+    "step.place = end + max(len(step.after) - 1, 0)", "step.place = end",
+    f"{_SCHEDULES}/msccl_test.py::test_round_trip",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "threadblocks are no elements",
+    "elements += 1 + count", "elements += count",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_all_elements_that_a_loader_reads_are_counted",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "other GPUs are no elements",
+    "elements = 1 + schedule.num_ranks", "elements = 1",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_all_elements_that_a_loader_reads_are_counted",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "one element too many is written",
+    "MAX_ELEMENTS - 1)", "MAX_ELEMENTS)",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_all_elements_that_a_loader_reads_are_counted",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "a threadblock too far is awaited",
+    '"the last,", number, MAX_AWAITED,',
+    '"the last,", number - 1, MAX_AWAITED,',
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_the_last_threadblock_that_others_wait_for_has_a_number",
+  ),
+  Mutant(
     "parallel/schedules/msccl/importer.py", "writers do not wait for readers",
     "others = [self._written.get(place, number), *self._read.pop(place, ())]",
     "others = [self._written.get(place, number)]",
@@ -1059,6 +1142,13 @@ _SCHEDULES_ROWS = [
     "follows(message.number, reader.number, 0)",
     f"{_SCHEDULES}/msccl_test.py::"
     "test_rounds_that_values_do_not_allow_are_put_right",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/importer.py", "a step without a round is early",
+    "if None in labels:\n    labels = [0] * len(labels)",
+    "if None in labels:\n    labels = [label or 0 for label in labels]",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_rounds_are_the_earliest_unless_all_steps_have_theirs",
   ),
   Mutant(
     "parallel/schedules/optimal/cut_bound.py", "switches count as ranks",
@@ -1138,6 +1228,17 @@ _SCHEDULES_ROWS = [
     "key=lambda rounds: seconds(rounds, topology)", "key=len",
     f"{_SCHEDULES}/growth_test.py::"
     "test_rounds_of_uneven_links_are_not_all_as_long_as_the_slowest_takes",
+  ),
+  Mutant(
+    "parallel/schedules/growth.py", "what was the soonest way is so for ever",
+    "return end == self._planned[tree]", "return True",
+    f"{_SCHEDULES}/growth_test.py::test_it_is_as_fast_as_the_growth_says",
+  ),
+  Mutant(
+    "parallel/schedules/growth.py", "a way ends where the chunk is already",
+    "if there not in came and there not in has:", "if there not in came:",
+    f"{_SCHEDULES}/growth_test.py::"
+    "test_every_chunk_goes_down_a_tree_of_its_own",
   ),
   Mutant(
     "parallel/schedules/pipeline.py", "a piece waits for the one before",
@@ -1402,6 +1503,12 @@ _PLACES = [
     "test_small_messages_want_few_rounds_and_large_ones_many",
   ),
   Mutant(
+    "parallel/planner/schedules.py", "once in vain is the end",
+    "if in_vain == 2:", "if in_vain == 1:",
+    "tests/parallel/planner/schedules_test.py::"
+    "test_pieces_are_doubled_until_it_is_in_vain_twice",
+  ),
+  Mutant(
     "parallel/planner/links.py", "the fewest bits are tried first",
     "for width in sorted(bits, reverse=True):", "for width in sorted(bits):",
     f"{_NETWORK}/utilisation_test.py::"
@@ -1428,6 +1535,12 @@ _XLA_ROWS = [
     "_repeat(body, trips)", "_repeat(body, trips and 1)",
     f"{_XLA}/ledger_test.py::"
     "test_loops_multiply_and_an_unknown_trip_count_stays_unknown",
+  ),
+  Mutant(
+    "parallel/xla/ledger.py", "a condition runs as often as the body",
+    "checks = None if trips is None else trips + 1", "checks = trips",
+    f"{_XLA}/ledger_test.py::"
+    "test_the_condition_of_a_loop_runs_once_more_than_its_body",
   ),
   Mutant(
     "parallel/xla/entries.py", "branches that differ count as the first",
@@ -1546,6 +1659,37 @@ _XLA_ROWS = [
     "test_a_torus_uses_every_dimension_that_a_group_spans",
   ),
   Mutant(
+    "parallel/xla/overlap.py", "a loop of unknown length has nine trips",
+    "return 1 if trips is None else trips, instruction",
+    "return trips or 9, instruction",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_loop_of_unknown_length_hides_as_much_as_one_trip",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a transfer ends where it is updated",
+    'if not order[index].opcode.endswith("-update"):', "if True:",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_transfer_that_is_updated_goes_on_until_its_done",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a plane closes at every multiple of 4",
+    "else 16\n", "else 4\n",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_plane_closes_to_a_ring_where_it_has_16_chips",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "each device has a link of its own",
+    "level.link.bandwidth * level.links_per_device", "level.link.bandwidth",
+    f"{_XLA}/overlap_test.py::"
+    "test_devices_that_share_a_link_or_lie_anywhere_take_longer",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a group that no axes describe is one device",
+    "name in entry.axes or not entry.axes else 0", "name in entry.axes else 0",
+    f"{_XLA}/overlap_test.py::"
+    "test_devices_that_share_a_link_or_lie_anywhere_take_longer",
+  ),
+  Mutant(
     "parallel/xla/roofline.py", "an addition is free",
     "return 2.0 * output.elements * contracted",
     "return 1.0 * output.elements * contracted",
@@ -1565,7 +1709,7 @@ _XLA_ROWS = [
     f"{_XLA}/compiled_test.py::test_pairs_of_a_convolution",
   ),
   Mutant(
-    "caatnet/studies/compilation/study.py", "all axes share their links",
+    "caatnet/studies/compilation/programs.py", "all axes share their links",
     'busiest = max((row["seconds"] for row in rows), default=0.0)',
     'busiest = sum(row["seconds"] for row in rows)',
     f"{_STUDIES}/compilation_test.py::test_bounds_of_a_step",
@@ -1656,10 +1800,23 @@ _MODELS = [
     f"{_FAMILIES}::test_llama_3_stretches_long_wavelengths_only",
   ),
   Mutant(
+    "caatnet/models/transformer/positions.py",
+    "stretched wavelengths are the roots of theirs",
+    "scaling(base ** (-np.arange(half) / half))",
+    "scaling(base ** (-np.arange(half) / x.shape[-1]))",
+    f"{_FAMILIES}::test_a_family_is_the_dense_model",
+  ),
+  Mutant(
     "caatnet/models/transformer/layers.py", "keys have the gain of queries",
     "k = rms_norm(k, params.key_gain, heads.eps)",
     "k = rms_norm(k, params.query_gain, heads.eps)",
     f"{_FAMILIES}::test_a_family_is_the_dense_model",
+  ),
+  Mutant(
+    "caatnet/models/transformer/layers.py", "keys have an eps of their own",
+    "k = rms_norm(k, params.key_gain, heads.eps)",
+    "k = rms_norm(k, params.key_gain, 1e-5)",
+    f"{_FAMILIES}::test_norms_of_heads_add_the_config_s_eps",
   ),
   Mutant(
     "caatnet/models/transformer/model.py", "gains decay",
@@ -1861,6 +2018,13 @@ _TRAINING = [
     f"{_TRAIN}/records_test.py::test_a_run_may_be_made_longer",
   ),
   Mutant(
+    "caatnet/train/records.py", "the same workers may have other weights",
+    "or (moved and key in (_WORKER, *_OF_WORKERS))",
+    "or key in (_WORKER, *_OF_WORKERS)",
+    f"{_TRAIN}/records_test.py::"
+    "test_what_is_said_of_workers_changes_with_their_number_only",
+  ),
+  Mutant(
     "caatnet/train/records.py", "a torn last line is an error",
     'if not line.endswith("\\n"):', "if not line:",
     f"{_TRAIN}/records_test.py::"
@@ -1868,13 +2032,25 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/files.py", "files are emptied and written again",
-    'temporary = path.with_name(f"{path.name}.tmp")', "temporary = path",
+    "temporary = path.with_name(own)\n",
+    "yield path\n  return\n  temporary = path.with_name(own)\n",
     f"{_TRAIN}/files_test.py::test_killed_at_any_write_a_run_goes_on",
   ),
   Mutant(
     "caatnet/train/files.py", "several trainers have the lock",
     "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
     f"{_TRAIN}/files_test.py::test_a_folder_has_one_trainer",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "two writers share a temporary file",
+    'own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"',
+    'own = f".{path.stem}.tmp{path.suffix}"',
+    f"{_TRAIN}/files_test.py::test_two_writers_of_a_file_leave_one_s_text",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "what could not be written stays",
+    "temporary.unlink(missing_ok=True)", "pass",
+    f"{_TRAIN}/files_test.py::test_a_full_disk_is_one_line",
   ),
   Mutant(
     "caatnet/train/checkpoint.py", "a reader deletes what is being written",
@@ -2361,7 +2537,7 @@ _GENERATION = [
   ),
   Mutant(
     "caatnet/inference/stops.py", "half a character at the end is lost",
-    "text = self._strings.push(self._decoder.finish())", 'text = ""',
+    "text = self._strings.push(self._stream.flush())", 'text = ""',
     f"{_STOPS}::test_why_a_sequence_ends",
   ),
   Mutant(
@@ -2370,6 +2546,79 @@ _GENERATION = [
     '      self.reason = "stop_string"\n      return text\n    return text +',
     "    return text +",
     f"{_STOPS}::test_why_a_sequence_ends",
+  ),
+]
+
+_SCORES = [
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "of equal logits the highest token is greedy",
+    "((a[0] == b[0]) & (a[1] < b[1]))", "((a[0] == b[0]) & (a[1] > b[1]))",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "a lower token of another rank does not count",
+    "choice < targets.tokens, -2.0, vote", "choice < targets.tokens, 0.0, vote",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "each device has a greedy choice",
+    "vote = jnp.where(best == largest, vote, 0.0)",
+    "vote = jnp.where(best <= largest, vote, 0.0)",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "scores come in the order of lengths",
+    "return [scores[index] for index in range(len(rows))]",
+    "return list(scores.values())",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "rows are padded at their beginning",
+    "batch[place, : len(row)] = row", "batch[place, -len(row) :] = row",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "every length is compiled by itself",
+    "next(n for n in self._lengths if n >= longest)", "longest",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "spaces at its end stay with the context",
+    "split = len(self._encode(context.rstrip()))",
+    "split = len(self._encode(context))",
+    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a window is a token too short",
+    "tokens[max(0, stop - limit - 1) : stop]",
+    "tokens[max(0, stop - limit) : stop]",
+    f"{_HARNESS}::test_windows_score_each_token_once",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "one greedy token makes all greedy",
+    "judged.greedy[last].all()", "judged.greedy[last].any()",
+    f"{_HARNESS}::test_a_continuation_is_greedy_if_each_token_is",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a token of the context is scored, too",
+    "slice(len(window.tokens) - 1 - window.num_targets, None)",
+    "slice(max(0, len(window.tokens) - 2 - window.num_targets), None)",
+    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "prompts do not begin with their tokens",
+    "tokens = [*self._tokenizer.start_ids, *self._encode(context)]",
+    "tokens = self._encode(context)",
+    f"{_HARNESS}::test_a_request_to_generate_is_read",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a task that does not sample does",
+    "temperature=0.0 if samples is False else temperature",
+    "temperature=temperature",
+    f"{_HARNESS}::test_a_request_to_generate_is_read",
   ),
 ]
 
@@ -2530,7 +2779,7 @@ MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
-  *_GENERATION, *_TOKENIZERS,
+  *_GENERATION, *_TOKENIZERS, *_SCORES,
 )
 
 if __name__ == "__main__":

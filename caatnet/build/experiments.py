@@ -20,7 +20,6 @@ from caatnet.build.inference_options import InferenceOptions
 from caatnet.build.model import MODELS
 from caatnet.build.optimizer import OPTIMIZERS, Inner
 from caatnet.build.outer import OUTER
-from caatnet.build.override import override
 from caatnet.build.zero import Zero, build_zero
 from caatnet.checks import naming, one_of
 from caatnet.data.protocol import Data
@@ -135,15 +134,8 @@ def build_program(
 def from_folder(
   workdir: str | os.PathLike[str],
   requested_mesh: Mapping[str, int] | None = None,
-  overrides: str = "",
 ) -> Experiment:
   """Builds the experiment of a run's folder, with the tokenizer that it keeps.
-
-  Args:
-    workdir: The folder.
-    requested_mesh: Devices per axis (``--mesh``); None lets the sizes decide.
-    overrides: Keys with other values than the folder's config has, as
-      `caatnet.build.override` takes them.
 
   Raises:
     FileNotFoundError: The folder holds no run.
@@ -153,8 +145,6 @@ def from_folder(
   """
   workdir = files.folder(workdir)
   config = ml_collections.ConfigDict(records.read_config(workdir))
-  if overrides:
-    config = override(config, overrides)
   try:
     experiment = build(config, requested_mesh)
   except (AttributeError, LookupError, TypeError, ValueError) as error:

@@ -24,7 +24,7 @@ class Stream(Protocol):
     """Takes a token; returns the text that is now complete, perhaps ""."""
     ...
 
-  def finish(self) -> str:
+  def flush(self) -> str:
     """Returns the rest of the text, when no token follows."""
     ...
 
@@ -38,7 +38,7 @@ class ByteStream:
   def push(self, token: int) -> str:
     return self._decoder.decode(bytes([token])) if token < 256 else ""
 
-  def finish(self) -> str:
+  def flush(self) -> str:
     return self._decoder.decode(b"", final=True)
 
 
@@ -74,7 +74,7 @@ class TokenStream:
     self._held.append(token)
     return "" if _BYTE.fullmatch(name) else self._take(last=False)
 
-  def finish(self) -> str:
+  def flush(self) -> str:
     return self._take(last=True)
 
   def _take(self, last: bool) -> str:

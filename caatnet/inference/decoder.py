@@ -90,21 +90,19 @@ class Decoder:
     )()
 
   def step(
-    self, batch: Batch, sampling: Sampling
+    self, batch: Batch, sampling: Sampling, filters: bool
   ) -> tuple[jax.Array, jax.Array]:
     """Reads a batch and draws the next token of each of its sequences.
 
     Args:
       batch: Arrays ``[D, ...]`` of numpy.
       sampling: How to draw, arrays ``[D, S]``.
+      filters: Whether top-k and top-p are looked at; a program of its own.
 
     Returns:
       The tokens int32 ``[D, S]`` and their log-probabilities float32
       ``[D, S]``, which may still be computed when this returns.
     """
-    filters = bool(
-      np.any(sampling.top_k > 0) or np.any(np.asarray(sampling.top_p) < 1)
-    )
     sizes = tuple(x.shape for x in jax.tree.leaves(batch))
     shape = sizes, batch.num_decodes, filters
     layout = self.program.layout

@@ -9,7 +9,7 @@ the program keeps the newest token of each sequence. So a sequence that a stop
 id or a stop string ends is in one more step, whose token is dropped.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import time
@@ -18,9 +18,10 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import Completion, Request, stacked
-from caatnet.inference.stops import Ending, TextDecoder
+from caatnet.inference.transcripts import Transcript
 from caatnet.models.paged import Batch
 
 # The shortest chunk, and the fewest pages of a table: of a small model's step
@@ -67,23 +68,18 @@ class _Sequence:
     request: The request.
     slot: Its number among the sequences of its replica.
     pages: Its pages, int32 ``[P]``.
-    ending: Its text, and why it has ended.
+    transcript: The tokens that are known to the host, and their text.
     num_read: How many of its tokens have been read, in steps dispatched so far.
     num_drawn: How many tokens have been drawn in them.
-    tokens: The tokens that are known to the host.
-    logprobs: Their log-probabilities.
   """
 
   index: int
   request: Request
   slot: int
   pages: np.ndarray
-  ending: Ending
+  transcript: Transcript
   num_read: int = 0
   num_drawn: int = 0
-  tokens: list[int] = dataclasses.field(default_factory=list)
-  logprobs: list[float] = dataclasses.field(default_factory=list)
-  text: str = ""
 
   @property
   def unread(self) -> int:
@@ -100,15 +96,16 @@ class _Replica:
     self._pages = list(reversed(range(decoder.cache_shape.num_pages)))
     self._page_size = decoder.capacity.page_size
 
-  def admit(self, index: int, request: Request, ending: Ending) -> bool:
+  def admit(
+    self, index: int, request: Request, transcript: Transcript
+  ) -> bool:
     """Starts a request, if there are a slot and pages for all of it."""
-    total = len(request.prompt) + ending.most_tokens
-    count = -(-total // self._page_size)
+    count = transcript.num_pages(self._page_size)
     if not self._slots or count > len(self._pages):
       return False
     pages = np.array([self._pages.pop() for _ in range(count)], np.int32)
     slot = self._slots.pop()
-    self.sequences[slot] = _Sequence(index, request, slot, pages, ending)
+    self.sequences[slot] = _Sequence(index, request, slot, pages, transcript)
     return True
 
   def release(self, sequence: _Sequence) -> None:
@@ -121,7 +118,7 @@ class _Replica:
     """Returns the sequences that draw from their newest token."""
     return [
       s for s in self.sequences.values()
-      if not s.unread and s.num_drawn < s.ending.most_tokens
+      if not s.unread and s.num_drawn < s.transcript.most_tokens
     ]
 
   def chunk(self) -> _Sequence | None:
@@ -156,58 +153,70 @@ class Generation:
     self,
     decoder: Decoder,
     requests: Sequence[Request],
-    text_decoder: Callable[[], TextDecoder],
+    tokenizer: Tokenizer,
     on_text: Callable[[int, str], None] = lambda index, text: None,
+    on_end: Callable[[int], None] = lambda index: None,
   ) -> None:
     """Checks the requests.
 
     Args:
       decoder: The model and its cache, whose sequences have all ended.
       requests: The prompts, and how each is continued.
-      text_decoder: Makes a text decoder for a sequence.
+      tokenizer: Makes text of tokens.
       on_text: Is called with a request's number and more of its text.
+      on_end: Is called with a request's number when it has ended.
 
     Raises:
       ValueError: The model cannot take a request; the message says which.
     """
     self.speed = Speed()
-    self._decoder, self._on_text = decoder, on_text
+    self._decoder, self._on_text, self._on_end = decoder, on_text, on_end
+    # In all steps if in any, so that no step is compiled twice.
+    self._filters = any(request.filters for request in requests)
     self._replicas = [_Replica(decoder) for _ in range(decoder.num_replicas)]
-    self._completions: list[Completion | None] = [None] * len(requests)
     context = decoder.capacity.context
     vocab_size = decoder.program.model.vocab_size
-    self._waiting = []
     for index, request in enumerate(requests):
       try:
         request.check(vocab_size, context)
       except ValueError as error:
         raise ValueError(f"prompt {index + 1}: {error}") from error
-      ending = Ending(
-        request.stops, text_decoder(), context - len(request.prompt)
-      )
-      self._waiting.append((index, request, ending))
+    self._transcripts = [Transcript(r, tokenizer, context) for r in requests]
+    # The longest sequence decides, so that there is no program of each length.
+    page_size = decoder.capacity.page_size
+    self._num_pages = _bucket(
+      max((t.num_pages(page_size) for t in self._transcripts), default=1),
+      _MIN_PAGES, decoder.capacity.pages_per_sequence, 2,
+    )
+    self._waiting = list(
+      zip(range(len(requests)), requests, self._transcripts, strict=True)
+    )
     self._waiting.reverse()  # the next one is the last
 
-  def run(self) -> list[Completion]:
+  def run(
+    self, interrupted: Callable[[], bool] = lambda: False
+  ) -> list[Completion]:
     """Continues all requests to their ends.
 
-    An interrupt from the keyboard ends those that have not ended.
+    Args:
+      interrupted: Whether to end those that have not ended; asked after each
+        step.
 
     Returns:
       What followed each prompt, in the order of the requests.
     """
     pending: _Sent | None = None
     self._arrived = self._clock()
-    try:
-      while self._going:
-        self._admit()
-        sent = self._send()
-        if pending is not None:
-          self._receive(pending)
-        pending = sent
-    except KeyboardInterrupt:
-      self._interrupt()
-    return self._completions
+    while self._going and not interrupted():
+      self._admit()
+      sent = self._send()
+      if pending is not None:
+        self._receive(pending)
+      pending = sent
+    for index, transcript in enumerate(self._transcripts):
+      if not transcript.ended:
+        self._show(index, transcript.interrupt())
+    return [transcript.completion for transcript in self._transcripts]
 
   def _clock(self) -> float:
     """Returns a time in seconds that stands still while XLA compiles."""
@@ -235,19 +244,9 @@ class Generation:
     length = _bucket(max(read), _MIN_CHUNK, capacity.chunk, 4)
     if not num_decodes and not length:
       return None
-    ends = [
-      s.num_read + n
-      for group, chunk, count in zip(decodes, chunks, read, strict=True)
-      for s, n in [*((s, 1) for s in group), (chunk, count)]
-      if s is not None
-    ]
-    pages = _bucket(
-      -(-max(ends) // capacity.page_size), _MIN_PAGES,
-      capacity.pages_per_sequence, 2,
-    )
     batches, drawn, requests = [], [], []
     for number, replica in enumerate(self._replicas):
-      step = _Rows(capacity.page_size, num_decodes, length, pages)
+      step = _Rows(capacity.page_size, num_decodes, length, self._num_pages)
       for row, sequence in enumerate(decodes[number]):
         step.add_decode(row, sequence)
         drawn.append((replica, sequence, (number, row)))
@@ -259,7 +258,9 @@ class Generation:
       batches.append(step.batch())
       requests.append(stacked(step.requests))
     stack = functools.partial(jax.tree.map, lambda *x: np.stack(x))
-    result = self._decoder.step(stack(*batches), stack(*requests))
+    result = self._decoder.step(
+      stack(*batches), stack(*requests), self._filters
+    )
     return _Sent(*result, drawn, sum(read))
 
   def _receive(self, sent: _Sent) -> None:
@@ -269,36 +270,18 @@ class Generation:
     self.speed.add(sent, now - self._arrived)
     self._arrived = now
     for replica, sequence, row in sent.drawn:
-      if sequence.ending.reason is not None:  # it had ended a step before
+      transcript = sequence.transcript
+      if transcript.ended:  # a step before
         continue
-      token = int(tokens[row])
-      sequence.tokens.append(token)
-      sequence.logprobs.append(float(logprobs[row]))
-      self._show(sequence, sequence.ending.push(token))
-      if sequence.ending.reason is not None:
-        self._end(sequence)
+      text = transcript.push(int(tokens[row]), float(logprobs[row]))
+      self._show(sequence.index, text)
+      if transcript.ended:
+        self._on_end(sequence.index)
         replica.release(sequence)
 
-  def _show(self, sequence: _Sequence, text: str) -> None:
+  def _show(self, index: int, text: str) -> None:
     if text:
-      sequence.text += text
-      self._on_text(sequence.index, text)
-
-  def _end(self, sequence: _Sequence) -> None:
-    self._completions[sequence.index] = Completion(
-      sequence.text, tuple(sequence.tokens), tuple(sequence.logprobs),
-      sequence.ending.reason,
-    )
-
-  def _interrupt(self) -> None:
-    """Ends all that has not ended."""
-    for replica in self._replicas:
-      for sequence in replica.sequences.values():
-        if sequence.ending.reason is None:
-          self._show(sequence, sequence.ending.interrupt())
-          self._end(sequence)
-    for index, _, _ in self._waiting:
-      self._completions[index] = Completion("", (), (), "interrupted")
+      self._on_text(index, text)
 
 
 class _Rows:
@@ -380,12 +363,3 @@ def _bucket(size: int, smallest: int, largest: int, factor: int) -> int:
   while bucket < size:
     bucket *= factor
   return min(bucket, largest)
-
-
-def generate(
-  decoder: Decoder,
-  requests: Iterable[Request],
-  text_decoder: Callable[[], TextDecoder],
-) -> list[Completion]:
-  """Continues requests to their ends; see `Generation`."""
-  return Generation(decoder, list(requests), text_decoder).run()

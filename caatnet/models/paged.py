@@ -97,7 +97,7 @@ class Batch:
 
     Of each the sequences, the tokens, and the tokens per sequence.
     """
-    d, n, s = self.num_decodes, self.tokens.shape[0], self.rows.shape[0]
+    d, n, s = self.num_decodes, self.tokens.shape[0], self.tables.shape[0]
     parts = [(slice(0, d), slice(0, d), 1)] if d else []
     if s > d:
       parts.append((slice(d, s), slice(d, n), (n - d) // (s - d)))

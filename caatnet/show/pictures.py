@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from caatnet.train import files
 from caatnet.train.records import read_metrics
 
 _NATS = "nats per byte"
@@ -218,7 +219,7 @@ def _loss_label(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def save(figure: Any, path: pathlib.Path) -> None:
-  """Writes a figure, making its folder, and closes it."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  """Writes a figure in place of the old one, and closes it."""
+  with files.whole(path) as temporary:
+    figure.savefig(temporary, dpi=150)
   pyplot().close(figure)

@@ -64,7 +64,7 @@ class TrainResult:
       accuracy; empty if the run is not finished.
     units_per_second: How many of the data's units, such as tokens, are read in
       a second: the median over this process's last 50 steps, its first two
-      left out; 0 if it made no more than these.
+      left out; None if it made no more than these.
     communication: What one step sends, by axis and phase, as
       `caatnet.train.traffic` has it.
   """
@@ -73,7 +73,7 @@ class TrainResult:
   finished: bool
   evaluation: Evaluation | None
   measures: dict[str, float]
-  units_per_second: float
+  units_per_second: float | None
   communication: list[dict[str, Any]]
 
 
@@ -350,9 +350,10 @@ class _Run:
       rate = self.experiment.learning_rate(step - 1)  # of update number `step`
       flops = self.experiment.flops_per_step / self.experiment.units_per_step
       values["learning_rate"] = float(rate)
-      values[f"{data.unit}_per_second"] = speed
-      values["model_flops_per_second"] = speed * flops
-      values["fraction_of_matmul_rate"] = speed * flops / self.rate
+      if speed is not None:
+        values[f"{data.unit}_per_second"] = speed
+        values["model_flops_per_second"] = speed * flops
+        values["fraction_of_matmul_rate"] = speed * flops / self.rate
       self.writer.write(step, values | workers.of_workers)
 
   def _non_finite(self, what: str, last_good: int) -> NonFiniteError:
@@ -395,9 +396,9 @@ class _Run:
     self.writer.flush()  # no checkpoint without the records before it
     self.checkpointer.save(self.state, self.batches.get_state())
 
-  def _units_per_second(self) -> float:
+  def _units_per_second(self) -> float | None:
     if not self.seconds:
-      return 0.0
+      return None
     return self.experiment.units_per_step / float(np.median(self.seconds))
 
   def _profile(self, step: int | None) -> None:

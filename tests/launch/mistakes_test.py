@@ -36,7 +36,13 @@ FLAGS = [
   ("train", [TINY, "--stp=3"], "unknown flag --stp (--help lists them)"),
   ("evaluate", [], "--workdir is required"),
   ("evaluate", [TINY], "--config has no effect on evaluate"),
-  ("evaluate", ["--config.sync.p=1"], "--config has no effect on evaluate"),
+  ("evaluate", ["--config.sync.p=1"], "only the keys of config.inference can"),
+  ("evaluate", ["--workdir=x", "--config.inference.batch=2"],
+   "--config has no effect on evaluate without --tasks"),
+  ("evaluate", ["--workdir=x", "--limit=2"],
+   "--limit has no effect on evaluate without --tasks"),
+  ("evaluate", ["--workdir=x", "--tasks=arc_easy", "--plot=x.png"],
+   "--plot=x.png has no effect with --tasks"),
   ("compile", [TINY, "-workdir", "x"], "--workdir has no effect on compile"),
   ("simulate", [UTILISATION, "--mesh=tensor:2"], "--mesh has no effect on sim"),
   ("benchmark", [KERNELS, "--nojson"], "--json has no effect on benchmark"),
@@ -204,7 +210,7 @@ def test_help_explains(script, launch):
   assert f"python -m launch.{script}" in ended.stdout
   assert "--debug" in ended.stdout
   assert "--logtostderr" not in ended.stdout
-  assert ("--config" in ended.stdout) == (script != "evaluate")
+  assert "--config" in ended.stdout
   assert ("--mesh" in ended.stdout) == (
     script not in ("benchmark", "simulate", "tokenizer")
   )

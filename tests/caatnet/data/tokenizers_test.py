@@ -59,9 +59,9 @@ def test_a_stream_gives_the_text_of_all_tokens(name):
     tokens = text if trial % 2 else np.arange(tokenizer.vocab_size + 3)
     ids = rng.choice(tokens, rng.integers(24))
     stream = tokenizer.stream()
-    pieces = [stream.push(int(i)) for i in ids] + [stream.finish()]
+    pieces = [stream.push(int(i)) for i in ids] + [stream.flush()]
     assert "".join(pieces) == tokenizer.decode(ids)
-    assert not stream.finish()
+    assert not stream.flush()
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
