@@ -148,6 +148,8 @@ def test_a_folder_s_experiment_reads_by_the_tokenizer_kept_there(tmp_path):
   assert again.tokenizer.identity == dataset.tokenizer.identity
   assert (again.validation == dataset.validation).all()
   write(source, bpe_files(280))
+  # Of what is other, the tokenizer is named first.
+  experiment = experiments.build(override(config, "seed=5"))
   with pytest.raises(ValueError, match=r"tokenizer source \(.*source \("):
     loop.train(experiment, run, quiet=True)
   change(tmp_path / "run", "identity.json", '"sha256": "', '"sha256": "0')
