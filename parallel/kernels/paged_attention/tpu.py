@@ -10,9 +10,14 @@ Steps past a sequence's end name the page that was loaded last, which the
 pipeline does not load again, and do nothing. Pages that lie out of a window's
 sight are not visited.
 
+Where f narrow heads lie side by side in a row, the queries come f times, each
+time with zeros in the lanes of the others: so one product scores every f-th
+position. Each of these f sets of positions has a softmax of its own, and the
+last step puts them together.
+
 Shape legend: S = sequences, T = new tokens of each, K = kv heads, G = query
-heads per kv head, D = head width, P = pages in a table, R = rows of a block,
-C = positions of a grid step.
+heads per kv head, D = head width, f = tokens in a row of pages, P = pages in a
+table, R = query rows of a block, C = positions of a grid step.
 """
 
 from collections.abc import Sequence
@@ -26,7 +31,7 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 
 from parallel.kernels import calls
-from parallel.kernels.paged_attention.order import Pages
+from parallel.kernels.paged_attention.order import LANES, Pages
 
 # Positions that a grid step aims at: a step then loads 2 x 128 KB for a bfloat16
 # head of 128 channels, which takes longer than to begin the step.
@@ -69,15 +74,20 @@ def refusal(
     tables: ``[S, P]``, likewise.
     window: Positions that a row sees; 0 for all.
   """
-  if pages.order != "heads":
-    return f"pages in the order {pages.order!r}: 'heads'"
+  if pages.order == "interleaved":
+    return "pages in the order 'interleaved': 'packed'"
+  if pages.data[0].shape[-1] % LANES:
+    return (
+      f"heads of {pages.head_width} channels in the order {pages.order!r} do "
+      f"not fill rows of {LANES}, and XLA would copy all pages to pad them"
+    )
   if q.dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {q.dtype}: float32 or bfloat16"
   if pages.dtype not in (q.dtype, jnp.int8):
     return f"pages of {pages.dtype}, queries of {q.dtype}: one dtype, or int8"
-  tile = 32 // pages.dtype.itemsize
-  if pages.page_size % tile:
-    return f"page_size {pages.page_size}: a multiple of {tile} slots"
+  slots = (32 // pages.dtype.itemsize) * pages.packing
+  if pages.page_size % slots:
+    return f"page_size {pages.page_size}: a multiple of {slots} slots"
   size = 4 * (tables.shape[0] * (tables.shape[1] + 2))
   if size > _SCALAR_BYTES:
     return (
@@ -103,15 +113,17 @@ def _blocks(
     reach = min(reach, (window + tokens - 2) // page + 2)
   count = min(reach, _PAGES, max(1, _POSITIONS // page))
   rows, positions = tokens * group, count * page
-  wide = max(128, width)  # a tile has 128 lanes
-  # Two buffers of keys, values and what lies beside them, two of queries and
-  # results, and the accumulator, of each head; the scores of one head, thrice.
+  f, wide = pages.packing, pages.packing * width
+  # Of each head: two buffers of keys, values and scales, two of queries and
+  # results, and the accumulator. Of one head: its keys and values in float32,
+  # and its scores thrice.
   per_head = (
-    4 * positions * wide * pages.dtype.itemsize
-    + (64 * positions if pages.coded else 0)
-    + rows * (4 * wide * q.dtype.itemsize + 4 * wide + 1024)
+    4 * (positions // f) * wide * pages.dtype.itemsize
+    + (128 * positions if pages.coded else 0)
+    + rows * f * (2 * wide * (q.dtype.itemsize + 2) + 1024)
+    + 2 * rows * LANES * q.dtype.itemsize
   )
-  room = calls.VMEM_BYTES - 12 * rows * positions - 8 * positions * wide
+  room = calls.VMEM_BYTES - (12 * rows + 8 * wide) * (positions // f)
   heads = [
     n for n in range(1, pages.num_kv_heads + 1)
     if pages.num_kv_heads % n == 0 and n * per_head <= room
@@ -139,12 +151,17 @@ def paged_attention(
   """
   num_seqs, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads, pages.page_size
-  group = num_heads // k
+  group, f = num_heads // k, pages.packing
   blocks = _blocks(q, pages, tables, window)
   tokens, rows = blocks.tokens, blocks.tokens * group
   # [S, T, H, D] -> [S, K, T G, D]: a kv head's rows side by side.
   heads_first = q.reshape(num_seqs, num_rows, k, group, width).swapaxes(1, 2)
   heads_first = heads_first.reshape(num_seqs, k, num_rows * group, width)
+  # [S, K, f, T G, f D]: in copy i the channels lie where those of token i do.
+  spread = jnp.stack([
+    jnp.pad(heads_first, ((0, 0),) * 3 + ((i * width, (f - 1 - i) * width),))
+    for i in range(f)
+  ], axis=2)
 
   def page_of(i):
     """Returns the index map of a step's i-th page."""
@@ -162,23 +179,19 @@ def paged_attention(
     return index
 
   many = range(blocks.pages)
-  of_data = [
-    pl.BlockSpec((blocks.heads, None, page, width), page_of(i)) for i in many
-  ]
-  of_scales = [
-    pl.BlockSpec((blocks.heads, None, 1, page), page_of(i)) for i in many
-  ]
-  of_rows = pl.BlockSpec(
-    (None, blocks.heads, rows, width), lambda s, h, b, *_: (s, h, b, 0)
+  of_data, of_scales = (
+    [pl.BlockSpec((blocks.heads, None, *x.shape[2:]), page_of(i)) for i in many]
+    for x in (pages.data[0], (pages.scales or pages.data)[0])
   )
-  operands = [x for each in (*pages.data, *pages.scales) for x in [each] * len(
-    many
-  )]
+  operands = [
+    x for each in (*pages.data, *pages.scales) for x in [each] * len(many)
+  ]
   scalars = [tables.astype(jnp.int32), first, lengths]
   scalars = [x.astype(jnp.int32) for x in scalars]
   out = calls.tpu_call(
     functools.partial(
-      _kernel, blocks=blocks, group=group, page=page, window=window,
+      _kernel, blocks=blocks, page=page,
+      sight=_Sight(None, None, None, group, width, f, window),
     ),
     "parallel", "parallel", "parallel", "arbitrary",
     name="paged_attention",
@@ -190,17 +203,24 @@ def paged_attention(
         num_seqs, k // blocks.heads, pl.cdiv(num_rows, tokens), blocks.steps
       ),
       in_specs=[
-        of_rows, *of_data * len(pages.data), *of_scales * len(pages.scales)
+        pl.BlockSpec(
+          (None, blocks.heads, f, rows, f * width),
+          lambda s, h, b, *_: (s, h, 0, b, 0),
+        ),
+        *of_data * len(pages.data),
+        *of_scales * len(pages.scales),
       ],
-      out_specs=of_rows,
+      out_specs=pl.BlockSpec(
+        (None, blocks.heads, rows, width), lambda s, h, b, *_: (s, h, b, 0)
+      ),
       scratch_shapes=[
-        pltpu.VMEM((blocks.heads, rows, 1), jnp.float32),
-        pltpu.VMEM((blocks.heads, rows, 1), jnp.float32),
-        pltpu.VMEM((blocks.heads, rows, width), jnp.float32),
+        pltpu.VMEM((blocks.heads, f, rows, 1), jnp.float32),
+        pltpu.VMEM((blocks.heads, f, rows, 1), jnp.float32),
+        pltpu.VMEM((blocks.heads, f, rows, f * width), jnp.float32),
       ],
     ),
     out_shape=calls.shaped(heads_first.shape, q.dtype, heads_first),
-  )(*scalars, heads_first, *operands)
+  )(*calls.same_axes(*scalars, spread, *operands))
   out = out.reshape(num_seqs, k, num_rows, group, width).swapaxes(1, 2)
   return out.reshape(q.shape)
 
@@ -214,14 +234,64 @@ def _span(first, length, block, tokens, window, page):
   return low, count
 
 
-def _kernel(tables_ref, first_ref, length_ref, q_ref, *refs, blocks, group,
-            page, window):
+class _Sight(NamedTuple):
+  """Who sees what in a grid step.
+
+  Attributes:
+    row: Position of the first query row.
+    place: Position of the first key.
+    length: Positions of the sequence.
+    group: Query rows of one position, G.
+    width: Channels of a head, D.
+    packing: Keys that lie side by side in a row, f.
+    window: Positions that a row sees; 0 for all.
+  """
+
+  row: jax.Array
+  place: jax.Array
+  length: jax.Array
+  group: int
+  width: int
+  packing: int
+  window: int
+
+  def seen(self, shape: tuple[int, int], part: int) -> jax.Array:
+    """Returns which keys ``[R, C / f]`` the rows see, of those at one place.
+
+    Args:
+      shape: Query rows, rows of keys.
+      part: Which of the f keys in each row.
+    """
+    row = self.row + lax.broadcasted_iota(jnp.int32, shape, 0) // self.group
+    column = lax.broadcasted_iota(jnp.int32, shape, 1)
+    place = self.place + self.packing * column + part
+    seen = (place <= row) & (place < self.length)
+    return seen & (place > row - self.window) if self.window else seen
+
+  def _any(self, place: jax.Array) -> jax.Array:
+    alive = place < self.length
+    return alive & (place > self.row - self.window) if self.window else alive
+
+  def alive(self, shape: tuple[int, int]) -> jax.Array:
+    """Returns which elements of rows ``[C / f, f D]`` some query row may see."""
+    row = lax.broadcasted_iota(jnp.int32, shape, 0)
+    part = lax.broadcasted_iota(jnp.int32, shape, 1) // self.width
+    return self._any(self.place + self.packing * row + part)
+
+  def alive_scales(self, shape: tuple[int, int], part: int) -> jax.Array:
+    """Returns the same of scales ``[1, C / f]``."""
+    column = lax.broadcasted_iota(jnp.int32, shape, 1)
+    return self._any(self.place + self.packing * column + part)
+
+
+def _kernel(tables_ref, first_ref, length_ref, q_ref, *refs, blocks, sight,
+            page):
   del tables_ref  # the index maps have read it
   *in_refs, o_ref, top_ref, sum_ref, acc_ref = refs
   n = blocks.pages
   sequence, block, step = (pl.program_id(i) for i in (0, 2, 3))
   first, length = first_ref[sequence], length_ref[sequence]
-  low, count = _span(first, length, block, blocks.tokens, window, page)
+  low, count = _span(first, length, block, blocks.tokens, sight.window, page)
 
   @pl.when(step == 0)
   def start():
@@ -231,35 +301,35 @@ def _kernel(tables_ref, first_ref, length_ref, q_ref, *refs, blocks, group,
 
   @pl.when(step * n < count)
   def pages_in_sight():
-    row0 = first + block * blocks.tokens
-    place0 = (low + step * n) * page
+    here = sight._replace(
+      row=first + block * blocks.tokens, place=(low + step * n) * page,
+      length=length,
+    )
     for head in range(blocks.heads):
       keys, values, *scales = (
         [ref[head] for ref in in_refs[i : i + n]]
         for i in range(0, len(in_refs), n)
       )
       _update(
-        q_ref[head], keys, values, scales, row0, place0, length, group, window,
-        top_ref.at[head], sum_ref.at[head], acc_ref.at[head],
+        q_ref.at[head], keys, values, scales, here, top_ref.at[head],
+        sum_ref.at[head], acc_ref.at[head],
       )
 
   @pl.when(step == pl.num_programs(3) - 1)
   def finish():
-    # Rows of padding see nothing: 0 / 1.
-    total = jnp.where(sum_ref[...] == 0.0, 1.0, sum_ref[...])
-    o_ref[...] = (acc_ref[...] / total).astype(o_ref.dtype)
+    for head in range(blocks.heads):
+      o = _together(
+        top_ref[head], sum_ref[head], acc_ref[head], sight.width
+      )
+      o_ref[head] = o.astype(o_ref.dtype)
 
 
 def _update(
-  q: jax.Array,
+  q_ref: Any,
   keys: Sequence[jax.Array],
   values: Sequence[jax.Array],
   scales: Sequence[Sequence[jax.Array]],
-  row0: jax.Array,
-  place0: jax.Array,
-  length: jax.Array,
-  group: int,
-  window: int,
+  sight: _Sight,
   top_ref: Any,
   sum_ref: Any,
   acc_ref: Any,
@@ -267,58 +337,72 @@ def _update(
   """Adds what one head's rows see in some pages.
 
   Args:
-    q: The rows, ``[R, D]``.
-    keys: Pages ``[page, D]``, C positions together.
+    q_ref: The rows, ``[f, R, f D]``.
+    keys: Pages ``[page / f, f D]``, C positions together.
     values: Likewise.
-    scales: Those of keys and of values, ``[1, page]``; empty for floats.
-    row0: Position of the first row.
-    place0: Position of the first key.
-    length: Positions of the sequence.
-    group: Rows of one position, G.
-    window: Positions that a row sees; 0 for all.
-    top_ref: Largest score so far, ``[R, 1]``.
-    sum_ref: Sum of weights so far, ``[R, 1]``.
-    acc_ref: Weighted sum of values so far, ``[R, D]``.
+    scales: Those of keys and those of values, ``[f, page / f]`` for each page;
+      empty for floats.
+    sight: Who sees what.
+    top_ref: Largest scores so far, ``[f, R, 1]``.
+    sum_ref: Sums of weights so far, ``[f, R, 1]``.
+    acc_ref: Weighted sums of values so far, ``[f, R, f D]``.
   """
-  keys, values = (_joined(x, 0, q.dtype) for x in (keys, values))  # [C, D]
-  shape = q.shape[0], keys.shape[0]
-  row = row0 + lax.broadcasted_iota(jnp.int32, shape, 0) // group
-  place = place0 + lax.broadcasted_iota(jnp.int32, shape, 1)
-  seen = (place <= row) & (place < length)
-  if window:
-    seen &= place > row - window
-  # float32 operands are multiplied in float32, not in bfloat16.
-  exact = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-  scores = lax.dot_general(
-    q, keys, (((1,), (1,)), ((), ())), precision=exact,
-    preferred_element_type=jnp.float32,
-  ) * q.shape[1] ** -0.5  # [R, C]
+  dtype = q_ref.dtype
+  keys, values = (_joined(x, 0, dtype) for x in (keys, values))  # [C / f, f D]
   if scales:
-    scores *= _joined(scales[0], 1, jnp.float32)
-  scores = jnp.where(seen, scores, UNSEEN)
-  top = jnp.maximum(top_ref[...], jnp.max(scores, axis=1, keepdims=True))
-  weights = jnp.exp(scores - top)
-  past = jnp.exp(top_ref[...] - top)  # [R, 1]
-  sum_ref[...] = past * sum_ref[...] + jnp.sum(weights, axis=1, keepdims=True)
-  # A slot that no row sees may hold NaN, and weight 0 times NaN would be NaN.
-  if scales:
-    valid = _alive(place0, (1, shape[1]), 1, row0, length, window)
-    scale = _joined(scales[1], 1, jnp.float32)
-    weights *= jnp.where(valid, scale, 0.0)
+    key_scales, scales = (_joined(x, 1, jnp.float32) for x in scales)  # f, C / f
   else:
-    valid = _alive(place0, values.shape, 0, row0, length, window)
-    values = jnp.where(valid, values, jnp.zeros_like(values))
-  acc_ref[...] = past * acc_ref[...] + jnp.dot(
-    weights.astype(values.dtype), values, precision=exact,
-    preferred_element_type=jnp.float32,
-  )
-  top_ref[...] = top
+    # A slot that no row sees may hold NaN. Weight 0 times NaN would be NaN, and
+    # so would a query's zeros times another key in the same row.
+    alive = sight.alive(values.shape)
+    values = jnp.where(alive, values, jnp.zeros_like(values))
+    if sight.packing > 1:
+      keys = jnp.where(alive, keys, jnp.zeros_like(keys))
+  # float32 operands are multiplied in float32, not in bfloat16.
+  exact = lax.Precision.HIGHEST if dtype == jnp.float32 else None
+  for i in range(sight.packing):
+    scores = lax.dot_general(
+      q_ref[i], keys, (((1,), (1,)), ((), ())), precision=exact,
+      preferred_element_type=jnp.float32,
+    ) * sight.width**-0.5  # [R, C / f]
+    if len(scales):
+      scores *= key_scales[i : i + 1]
+    scores = jnp.where(sight.seen(scores.shape, i), scores, UNSEEN)
+    top = jnp.maximum(top_ref[i], jnp.max(scores, axis=1, keepdims=True))
+    weights = jnp.exp(scores - top)
+    past = jnp.exp(top_ref[i] - top)  # [R, 1]
+    top_ref[i] = top
+    total = jnp.sum(weights, axis=1, keepdims=True)
+    sum_ref[i] = past * sum_ref[i] + total
+    if len(scales):
+      scale = scales[i : i + 1]
+      alive = sight.alive_scales(scale.shape, i)
+      weights *= jnp.where(alive, scale, 0.0)
+    acc_ref[i] = past * acc_ref[i] + jnp.dot(
+      weights.astype(dtype), values, precision=exact,
+      preferred_element_type=jnp.float32,
+    )
 
 
-def _alive(place0, shape, dim, row0, length, window):
-  """Returns which positions some row of the block may see."""
-  place = place0 + lax.broadcasted_iota(jnp.int32, shape, dim)
-  return (place < length) & (place > row0 - window if window else place >= 0)
+def _together(
+  top: jax.Array, total: jax.Array, acc: jax.Array, width: int
+) -> jax.Array:
+  """Returns the result ``[R, D]`` of f softmaxes over parts of the positions.
+
+  Args:
+    top: Largest scores, ``[f, R, 1]``.
+    total: Sums of weights, ``[f, R, 1]``.
+    acc: Weighted sums of values, ``[f, R, f D]``.
+    width: Channels of a head, D.
+  """
+  highest = functools.reduce(jnp.maximum, list(top))
+  o, weight = 0.0, 0.0
+  for i in range(len(top)):
+    share = jnp.exp(top[i] - highest)
+    weight += share * total[i]
+    o += share * acc[i, :, i * width : (i + 1) * width]
+  # Padding sees nothing: 0 / 1.
+  return o / jnp.where(weight == 0.0, 1.0, weight)
 
 
 def _joined(
