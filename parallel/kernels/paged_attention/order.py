@@ -180,10 +180,25 @@ def write(
     dims, window = (1, 2, 3), (0, 3)
     row, part = offset // f, offset % f
     at, scale_at = (page, row, part * pages.head_width), (page, part, row)
+    if pages.order == "packed":
+      # A window for each head: with one over all heads XLA:TPU lays heads and
+      # channels side by side, and copies all pages to get there and back.
+      dims, window = (0, *dims), (3,)
+      heads = jnp.tile(jnp.arange(pages.num_kv_heads), len(slots))
+      at, scale_at = (
+        (heads, *(jnp.repeat(x, pages.num_kv_heads) for x in each))
+        for each in (at, scale_at)
+      )
+      tokens, scales = (
+        [x.reshape(-1, *x.shape[2:]) for x in each] for each in (tokens, scales)
+      )
   return dataclasses.replace(
     pages,
     data=_scatter(pages.data, tokens, at, dims, window),
-    scales=_scatter(pages.scales, scales, scale_at, dims, window[:1]),
+    scales=_scatter(
+      pages.scales, scales, scale_at, dims,
+      tuple(d for d in window if d not in dims),
+    ),
   )
 
 

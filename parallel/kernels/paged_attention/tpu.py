@@ -33,8 +33,8 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.paged_attention.order import LANES, Pages
 
-# Positions that a grid step aims at: a step then loads 2 x 128 KB for a bfloat16
-# head of 128 channels, which takes longer than to begin the step.
+# Positions that a grid step aims at: a step then loads 2 x 128 KB for a head of
+# 128 bfloat16 channels, which takes longer than to begin a step.
 _POSITIONS = 512
 # Blocks of one array in a grid step at most.
 _PAGES = 16
@@ -85,9 +85,12 @@ def refusal(
     return f"dtype {q.dtype}: float32 or bfloat16"
   if pages.dtype not in (q.dtype, jnp.int8):
     return f"pages of {pages.dtype}, queries of {q.dtype}: one dtype, or int8"
-  slots = (32 // pages.dtype.itemsize) * pages.packing
-  if pages.page_size % slots:
-    return f"page_size {pages.page_size}: a multiple of {slots} slots"
+  # Scales fill the lanes, too, or XLA would copy them all.
+  rows = LANES if pages.coded else 8
+  if pages.page_size % (rows * pages.packing):
+    return (
+      f"page_size {pages.page_size}: a multiple of {rows * pages.packing} slots"
+    )
   size = 4 * (tables.shape[0] * (tables.shape[1] + 2))
   if size > _SCALAR_BYTES:
     return (
@@ -273,7 +276,7 @@ class _Sight(NamedTuple):
     return alive & (place > self.row - self.window) if self.window else alive
 
   def alive(self, shape: tuple[int, int]) -> jax.Array:
-    """Returns which elements of rows ``[C / f, f D]`` some query row may see."""
+    """Returns which elements of rows ``[C / f, f D]`` may be seen at all."""
     row = lax.broadcasted_iota(jnp.int32, shape, 0)
     part = lax.broadcasted_iota(jnp.int32, shape, 1) // self.width
     return self._any(self.place + self.packing * row + part)
@@ -350,7 +353,8 @@ def _update(
   dtype = q_ref.dtype
   keys, values = (_joined(x, 0, dtype) for x in (keys, values))  # [C / f, f D]
   if scales:
-    key_scales, scales = (_joined(x, 1, jnp.float32) for x in scales)  # f, C / f
+    # [f, C / f] each
+    key_scales, scales = (_joined(x, 1, jnp.float32) for x in scales)
   else:
     # A slot that no row sees may hold NaN. Weight 0 times NaN would be NaN, and
     # so would a query's zeros times another key in the same row.
