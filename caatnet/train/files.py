@@ -5,11 +5,13 @@ writes the checkpoints there. Objects of a cloud appear whole, but nothing can
 be appended to them, and there are no locks.
 """
 
+from collections.abc import Iterator
 import contextlib
 import fcntl
 import importlib.util
 import os
 import pathlib
+import shutil
 import socket
 from typing import IO, Any
 
@@ -70,6 +72,41 @@ def replace(path: pathlib.Path | epath.Path, text: str) -> None:
     # Without this a machine that loses power may have the name and no text.
     os.fsync(file.fileno())
   os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Gives a folder to write in that gets its name when all is written.
+
+  An error removes it. What a killed process left beside ``path`` is removed by
+  the next one that writes there.
+
+  Args:
+    path: The folder's name, which nothing has yet; its parent is made.
+
+  Raises:
+    FileExistsError: Something has that name.
+    ValueError: Another process is writing the same folder.
+  """
+  if path.exists():
+    raise FileExistsError(f"{path} exists; remove it, or use another name")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_name(f".{path.name}.partial")
+  partial.mkdir(exist_ok=True)
+  with contextlib.ExitStack() as opened:
+    opened.callback(os.close, descriptor := os.open(partial, os.O_RDONLY))
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise ValueError(f"another process is writing {path}") from error
+    try:
+      for left in partial.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+      yield partial
+      os.rename(partial, path)
+    except BaseException:
+      shutil.rmtree(partial)
+      raise
 
 
 def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:
