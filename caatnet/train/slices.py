@@ -153,6 +153,18 @@ class _Handler(type_handlers.TypeHandler):
     infos: Sequence[type_handlers.ParamInfo],
     args: Sequence[type_handlers.SaveArgs] | None = None,
   ) -> Sequence[Any]:
+    """Starts to write, in a thread that first waits for the folder."""
+    return [
+      ocp.future.CommitFutureAwaitingContractedSignals(
+        self._write(values, infos), name="slices"
+      )
+    ]
+
+  async def _write(
+    self,
+    values: Sequence[Sliced],
+    infos: Sequence[type_handlers.ParamInfo],
+  ) -> None:
     """Writes all slices, one after another."""
     for value, info in zip(values, infos, strict=True):
       await info.await_path_creation()
@@ -168,7 +180,6 @@ class _Handler(type_handlers.TypeHandler):
         await store[place].write(part)
         written += part.size
       assert written == math.prod(value.shape), info.name
-    return []
 
   async def deserialize(
     self,
