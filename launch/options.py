@@ -78,6 +78,9 @@ flags.DEFINE_integer("process_id", None, "This process's number, from 0.")
 
 _SHARED = {f.name for f in FLAGS.flags_by_module_dict()[__name__]}
 
+# Keys of the config of ``--workdir``, with the values that they get instead.
+_OVERRIDES: list[str] = []
+
 # Errors that tell users what to change; all others are ours.
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
                 IsADirectoryError, NotADirectoryError, PermissionError)
@@ -88,6 +91,7 @@ def run(
   uses: Sequence[str],
   required: Sequence[str] = ("config",),
   defaults: Mapping[str, str] | None = None,
+  section: str = "",
 ) -> NoReturn:
   """Parses the flags, sets the devices up, runs a script, and exits.
 
@@ -96,9 +100,12 @@ def run(
     uses: The shared flags that have an effect on it, beside ``--debug``.
     required: The flags without which it cannot run.
     defaults: Values of flags that the command line does not name.
+    section: Of a script that reads the config of ``--workdir``: the section
+      whose keys are flags all the same; see `overrides`.
   """
   script = sys.modules["__main__"]
-  code = _run(main, script, list(sys.argv), uses, required, defaults or {})
+  argv = list(sys.argv)
+  code = _run(main, script, argv, uses, required, defaults or {}, section)
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   processes.leave(code, several)
 
@@ -106,6 +113,14 @@ def run(
 def mesh() -> dict[str, int] | None:
   """Returns ``--mesh`` as {axis: devices}; None if it is not set."""
   return parse_mesh(FLAGS.mesh)
+
+
+def overrides() -> str:
+  """Returns ``--config.SECTION.KEY=VALUE ...`` of a script with a section.
+
+  They are what `caatnet.build.override` takes: ``SECTION.KEY=VALUE ...``.
+  """
+  return " ".join(_OVERRIDES)
 
 
 def profile() -> tuple[int, int] | None:
@@ -150,17 +165,19 @@ def parse_profile(text: str) -> tuple[int, int] | None:
   return int(match[1]), int(match[2])
 
 
-def _run(main, script, argv, uses, required, defaults) -> int:
+def _run(main, script, argv, uses, required, defaults, section) -> int:
   """Runs a script and returns its exit code."""
   # Read from the command line itself: parsing the flags may fail.
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
-      print(_help(script, uses))
+      print(_help(script, uses, section))
       return 0
     for name, value in defaults.items():
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
         argv.insert(1, f"--{name}={value}")
+    if section:
+      argv = _take_overrides(argv, section)
     _parse(argv, uses, required)
     _set_up_devices()
     main()
@@ -170,6 +187,20 @@ def _run(main, script, argv, uses, required, defaults) -> int:
       raise
     print(f"error: {_one_line(error)}", file=sys.stderr)
     return 2
+
+
+def _take_overrides(argv: Sequence[str], section: str) -> list[str]:
+  """Notes down the keys of a section, and returns all other arguments."""
+  rest = []
+  for argument in argv:
+    match = re.match(r"--?config\.(.*)", argument)
+    if match and not match[1].startswith(f"{section}."):
+      raise ValueError(
+        f"{argument}: of a run's config only the keys of config.{section} can "
+        "be changed"
+      )
+    (_OVERRIDES if match else rest).append(match[1] if match else argument)
+  return rest
 
 
 def _parse(
@@ -304,7 +335,7 @@ def _our_flags(uses: Sequence[str]) -> set[str]:
   return own | {"debug", *uses}
 
 
-def _help(script, uses: Sequence[str]) -> str:
+def _help(script, uses: Sequence[str], section: str) -> str:
   """Returns the script's docstring and its flags."""
   lines = [(script.__doc__ or "").strip(), "", "flags:"]
   for name in sorted(_our_flags(uses)):
@@ -313,6 +344,11 @@ def _help(script, uses: Sequence[str]) -> str:
       f" (default: {flag.default})"
     )
     lines.append(f"  --{name}\n      {flag.help}{default}")
+  if section:
+    lines.append(
+      f"  --config.{section}.KEY\n      In place of the value in the config of "
+      "--workdir."
+    )
   return "\n".join(lines)
 
 

@@ -60,6 +60,8 @@ _PARTITIONS = "tests/parallel/planner/partitions_test.py"
 _XLA = "tests/parallel/xla"
 _MODEL = "tests/caatnet/models/transformer_test.py"
 _FAMILIES = "tests/caatnet/models/families_test.py"
+_SAMPLING = "tests/caatnet/inference/sampling_test.py"
+_STOPS = "tests/caatnet/inference/stops_test.py"
 _TRAIN = "tests/caatnet/train"
 _LINEAR = "tests/caatnet/train/linear_model_test.py"
 _DATA = "tests/caatnet/data"
@@ -1594,14 +1596,14 @@ _XLA_ROWS = [
 
 _MODELS = [
   Mutant(
-    "caatnet/models/transformer/module.py", "the MLP's update drops the stream",
+    "caatnet/models/transformer/block.py", "the MLP's update drops the stream",
     "x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)",
     "x = Stream(0 * x.shared, 0 * x.private) + row_parallel("
     "y, self.w_down[...], axis, sync_mlp, kernels)",
     f"{_MODEL}::test_any_p_is_the_rank_oracle_on_any_devices[1-True-0.5]",
   ),
   Mutant(
-    "caatnet/models/transformer/module.py", "the MLP synchronises as attention",
+    "caatnet/models/transformer/block.py", "the MLP synchronises as attention",
     "axis, sync_mlp, kernels)", "axis, sync_attention, kernels)",
     f"{_MODEL}::test_p_may_differ_per_layer_and_door[4-2]",
   ),
@@ -1612,7 +1614,7 @@ _MODELS = [
     f"{_MODEL}::test_fully_synchronised_is_the_dense_model[4-changes3]",
   ),
   Mutant(
-    "caatnet/models/transformer/module.py", "output projections are too large",
+    "caatnet/models/transformer/block.py", "output projections are too large",
     "out_std = std / math.sqrt(2 * config.num_layers)", "out_std = std",
     f"{_MODEL}::test_matrices_are_drawn_as_in_gpt_2",
   ),
@@ -2304,10 +2306,77 @@ _DOCUMENTS_ROWS = [
   ),
 ]
 
+_GENERATION = [
+  Mutant(
+    "caatnet/inference/sampling.py", "a token depends on its slot",
+    "seed[:, None], positions[:, None].astype(jnp.uint32),",
+    "seed[:, None], jnp.arange(seed.size, dtype=jnp.uint32)[:, None],",
+    f"{_SAMPLING}::test_slot_and_batch_do_not_decide",
+  ),
+  Mutant(
+    "caatnet/inference/sampling.py", "each rank draws the same noise",
+    "token_ids[:, None].astype(jnp.uint32),\n    )",
+    "(token_ids - token_ids[:, :1])[:, None].astype(jnp.uint32),\n    )",
+    f"{_SAMPLING}::test_ranks_and_devices_do_not_decide",
+  ),
+  Mutant(
+    "caatnet/inference/sampling.py", "top-p weighs what top-k has left out",
+    "weights = jnp.where(z >= floor[:, None], jnp.exp(z), 0.0)",
+    "weights = jnp.exp(z)",
+    f"{_SAMPLING}::test_a_token_is_the_one_drawn_by_hand",
+  ),
+  Mutant(
+    "caatnet/inference/sampling.py", "filters replace min-p",
+    "floor = jnp.maximum(floor, _floor(everyone, sampling))",
+    "floor = _floor(everyone, sampling)",
+    f"{_SAMPLING}::test_a_token_is_the_one_drawn_by_hand",
+  ),
+  Mutant(
+    "caatnet/inference/sampling.py", "log-probabilities are of scaled logits",
+    "at_best(noisy), at_best(shifted),", "at_best(noisy), at_best(scaled),",
+    f"{_SAMPLING}::test_a_token_is_the_one_drawn_by_hand",
+  ),
+  Mutant(
+    "caatnet/inference/sampling.py", "equal logits go to the last rank",
+    "winner = jnp.argmax(noisy, axis=0)[None]",
+    "winner = axis.size - 1 - jnp.argmax(noisy[::-1], axis=0)[None]",
+    f"{_SAMPLING}::test_of_equal_logits_greedy_takes_the_lowest_id",
+  ),
+  Mutant(
+    "caatnet/inference/sampling.py", "a sum is of the compiler's order",
+    "  size = x.shape[-1]\n  width", "  return x.sum(-1)\n  width",
+    f"{_SAMPLING}::test_slot_and_batch_do_not_decide",
+  ),
+  Mutant(
+    "caatnet/inference/stops.py", "the first string of the list ends a text",
+    "self.found = min(ends)", "self.found = ends[0]",
+    f"{_STOPS}::test_cuts_do_not_decide_where_a_text_ends",
+  ),
+  Mutant(
+    "caatnet/inference/stops.py", "the shortest possible beginning is held",
+    "range(min(longest, len(text)), 0, -1)",
+    "range(1, min(longest, len(text)) + 1)",
+    f"{_STOPS}::test_text_is_shown_as_soon_as_it_can_be",
+  ),
+  Mutant(
+    "caatnet/inference/stops.py", "half a character at the end is lost",
+    "text = self._strings.push(self._decoder.finish())", 'text = ""',
+    f"{_STOPS}::test_why_a_sequence_ends",
+  ),
+  Mutant(
+    "caatnet/inference/stops.py", "a stop string may hide in an end's rest",
+    "    if self._strings.found is not None:\n"
+    '      self.reason = "stop_string"\n      return text\n    return text +',
+    "    return text +",
+    f"{_STOPS}::test_why_a_sequence_ends",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
+  *_GENERATION,
 )
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from caatnet.build.data import DATA
 from caatnet.build.model import MODELS
 from caatnet.build.optimizer import OPTIMIZERS, Inner
 from caatnet.build.outer import OUTER
+from caatnet.build.override import override
 from caatnet.build.zero import Zero, build_zero
 from caatnet.checks import naming, one_of
 from caatnet.data.protocol import Data
@@ -113,15 +114,25 @@ def build(
 def from_folder(
   workdir: str | os.PathLike[str],
   requested_mesh: Mapping[str, int] | None = None,
+  overrides: str = "",
 ) -> Experiment:
   """Builds the experiment of a run's folder.
 
+  Args:
+    workdir: The folder.
+    requested_mesh: Devices per axis (``--mesh``); None lets the sizes decide.
+    overrides: Keys with other values than the folder's config has, as
+      `caatnet.build.override` takes them.
+
   Raises:
     FileNotFoundError: The folder holds no run.
-    ValueError: Its config is damaged, or one of another version of this code.
+    ValueError: Its config is damaged, or one of another version of this code;
+      or a key of the overrides is unknown.
   """
   workdir = files.folder(workdir)
   config = ml_collections.ConfigDict(records.read_config(workdir))
+  if overrides:
+    config = override(config, overrides)
   try:
     return build(config, requested_mesh)
   except (AttributeError, LookupError, TypeError, ValueError) as error:

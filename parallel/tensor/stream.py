@@ -127,6 +127,11 @@ class Stream:
     x, y = self.aligned(self.update.reduced())
     return Stream(x.shared + y.shared, x.private + y.private)
 
+  def take(self, positions: jax.Array) -> "Stream":
+    """Returns the stream at some positions, int ``[t]``: ``[B, t, H]``."""
+    x = self.resolved()
+    return Stream(x.shared[:, positions], x.private[:, :, positions])
+
   def per_rank(self) -> jax.Array:
     """Returns each lane's whole stream, ``[R, B, T, H]``, for inspection."""
     return self.resolved().narrow(0).private

@@ -6,9 +6,6 @@ axis a forward makes one reduction of full width at the embedding and two
 partial ones per block, and none at the head. The transpose of the first one is
 at the entry of the stack of blocks.
 
-Every parameter is drawn in its *dense* form and then cut into one slice per
-rank. So at p = 1 the number of ranks is only a layout of the same model.
-
 Sources: Touvron et al., arXiv 2302.13971; for the placement of the reductions
 Lamprecht et al., arXiv 2506.19645.
 
@@ -16,6 +13,7 @@ Shape legend: L = layers, R = lanes (ranks outside shard_map), B = batch,
 T = position, H = width, V = vocabulary of one rank.
 """
 
+from collections.abc import Callable
 import functools
 import itertools
 import math
@@ -28,171 +26,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.transformer import layers
+from caatnet.models.paged import Batch, Cache
+from caatnet.models.transformer import layers, vocabulary
+from caatnet.models.transformer.block import (
+  QKV_AXES,
+  Attend,
+  Block,
+  Sharded,
+  cut_columns,
+  cut_size,
+)
 from caatnet.models.transformer.config import REMAT_POLICIES, TransformerConfig
 from parallel.axes import Axis
-from parallel.tensor.doors import (
-  column_parallel,
-  row_parallel,
-)
-from parallel.tensor.partial_sync import FUSED_ROUTES, PartialSync
+from parallel.tensor.doors import column_parallel
 from parallel.tensor.stream import Stream, enter
-
-
-class Sharded(nnx.Param):
-  """A parameter with one slice per tensor rank, ``[R, ...]``."""
-
-
-class Bias(Sharded):
-  """A bias with one slice per tensor rank; weight decay leaves it alone."""
-
-
-def _cut(size: int, ranks: int) -> int:
-  """Returns the slice of each rank when ``size`` is padded to divide."""
-  return math.ceil(size / ranks)
-
-
-def _cut_columns(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
-  """Cuts ``[H, features]`` into ``[R, H, cut]``, zero-padded at the end."""
-  padding = ranks * cut - dense.shape[1]
-  padded = jnp.pad(dense, ((0, 0), (0, padding)))  # [H, R * cut]
-  return jnp.moveaxis(padded.reshape(-1, ranks, cut), 1, 0)
-
-
-class Block(nnx.Module):
-  """One layer: attention and MLP, each behind a column and a row door."""
-
-  def __init__(
-    self,
-    config: TransformerConfig,
-    axis: Axis,
-    row_scales: jax.Array,
-    rngs: nnx.Rngs,
-  ) -> None:
-    """Draws the parameters.
-
-    Args:
-      config: The sizes.
-      axis: The tensor axis.
-      row_scales: ``[2, H]``, by which the columns of ``w_out`` and ``w_down``
-        are multiplied.
-      rngs: The random streams.
-    """
-    self.config, self.axis = config, axis
-    ranks, width = axis.size, config.width
-    # A padded group of heads, or a padded feature of the MLP, has zeros as its
-    # column and its row weights, so its output and all its gradients stay zero.
-    # Heads are cut in whole groups: a rank has the query heads that belong to
-    # its key/value heads.
-    kv_heads = _cut(config.num_kv_heads, ranks)
-    group = config.num_heads // config.num_kv_heads
-    self.num_heads, self.num_kv_heads = kv_heads * group, kv_heads
-    std = config.init_std
-    out_std = std / math.sqrt(2 * config.num_layers)
-
-    def columns(size, cut, std):  # [R, H, cut]
-      dense = std * jax.random.normal(rngs.params(), (width, size))
-      return _cut_columns(dense, ranks, cut)
-
-    def rows(size, cut, scale):  # [R, cut, H]
-      dense = out_std * jax.random.normal(rngs.params(), (size, width)) * scale
-      return jnp.swapaxes(_cut_columns(dense.T, ranks, cut), 1, 2)
-
-    def projection(num_heads, cut):
-      d = config.head_width
-      return columns(num_heads * d, cut * d, std)
-
-    num_heads, head_width = config.num_heads, config.head_width
-    ffn, ffn_cut = config.ffn_width, _cut(config.ffn_width, ranks)
-    self.norm_1 = nnx.Param(jnp.ones(width))
-    if config.qk_norm:
-      self.query_norm = nnx.Param(jnp.ones(head_width))
-      self.key_norm = nnx.Param(jnp.ones(head_width))
-    if config.qkv_bias:
-      features = (self.num_heads + 2 * kv_heads) * head_width
-      self.b_qkv = Bias(jnp.zeros((ranks, features)))
-    # Each is cut before they are joined, so that a rank's slice has its own
-    # queries, keys and values side by side.
-    self.w_qkv = Sharded(
-      jnp.concatenate(
-        [
-          projection(num_heads, self.num_heads),
-          projection(config.num_kv_heads, kv_heads),
-          projection(config.num_kv_heads, kv_heads),
-        ],
-        axis=-1,
-      )
-    )
-    self.w_out = Sharded(
-      rows(
-        num_heads * head_width, self.num_heads * head_width, row_scales[0]
-      )
-    )
-    self.norm_2 = nnx.Param(jnp.ones(width))
-    self.w_gate_up = Sharded(
-      jnp.concatenate(
-        [columns(ffn, ffn_cut, std), columns(ffn, ffn_cut, std)], axis=-1
-      )
-    )
-    self.w_down = Sharded(rows(ffn, ffn_cut, row_scales[1]))
-
-  def __call__(
-    self, x: Stream, sync_attention: PartialSync, sync_mlp: PartialSync
-  ) -> Stream:
-    """Returns the stream after both halves of the block.
-
-    Its update is pending only if the MLP's may wait for the next layer
-    (`carries`).
-    """
-    config, axis = self.config, self.axis
-    # Biases are each lane's own; gains are one for all ranks.
-    params = layers.QkvParams(
-      self.b_qkv[...] if config.qkv_bias else None,
-      *(
-        [self.query_norm[...], self.key_norm[...]] if config.qk_norm else []
-      ),
-    )
-    attend = jax.vmap(
-      functools.partial(
-        layers.attend, heads=self.heads, implementation=config.attention
-      ),
-      in_axes=(0, layers.QkvParams(0, None, None)),
-    )
-    # Cheaper to compute again than to keep: its result is read once, by w_down.
-    swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
-    norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
-    eps, kernels = config.norm_eps, config.kernels
-    with jax.named_scope("attention"):
-      x, qkv = column_parallel(x, norm_1, self.w_qkv[...], eps, kernels)
-      y = attend(qkv, params)  # [R, B, T, a rank's heads x head width]
-      x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
-      # This column door adds attention's update, and reduces it if a kernel
-      # does so: in profiles and ledgers it belongs to attention.
-      x, gate_and_up = column_parallel(
-        x, norm_2, self.w_gate_up[...], eps, kernels
-      )
-    with jax.named_scope("mlp"):
-      # Two halves [R, B, T, F], and their product.
-      y = swiglu(*layers.kept(*jnp.split(gate_and_up, 2, axis=-1)))
-      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
-      return x if self.carries(sync_mlp) and x.is_pending else x.resolved()
-
-  @property
-  def heads(self) -> layers.Heads:
-    """What each rank's attention is made of."""
-    config = self.config
-    return layers.Heads(
-      self.num_heads, self.num_kv_heads, config.rope_base, config.rope_scaling,
-      config.sliding_window, config.norm_eps,
-    )
-
-  def carries(self, sync_mlp: PartialSync) -> bool:
-    """Returns whether the MLP's update may wait for the next layer's norm."""
-    return (
-      self.config.carry
-      and sync_mlp.route in FUSED_ROUTES
-      and self.config.kernels != ("reference",)
-    )
 
 
 class Transformer(nnx.Module):
@@ -219,11 +66,11 @@ class Transformer(nnx.Module):
       _check_every_rank_owns(getattr(config, key), key, axis.size)
     self.config, self.axis = config, axis
     std, width = config.init_std, config.width
-    vocab, cut = config.vocab_size, _cut(config.vocab_size, axis.size)
+    vocab, cut = config.vocab_size, cut_size(config.vocab_size, axis.size)
 
     def table():
       dense = std * jax.random.normal(rngs.params(), (width, vocab))
-      return _cut_columns(dense, axis.size, cut)
+      return cut_columns(dense, axis.size, cut)
 
     self.embedding = Sharded(jnp.swapaxes(table(), 1, 2))
     self.head = None if config.tied_embeddings else Sharded(table())
@@ -235,33 +82,135 @@ class Transformer(nnx.Module):
       _row_scales(config, axis), rngs.fork(split=config.num_layers)
     )
 
-  def token_losses(
+  def logits(
     self, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
-    """Computes the next-token cross-entropy.
+    """Computes each rank's slice of the logits.
 
     Args:
+      tokens: int ``[B, T]``, or what ``access`` takes in its place.
+      access: How the model's functions read parameters.
+
+    Returns:
+      float32 ``[R, B, T, V]``; -inf for the padding of the vocabulary.
+    """
+    params = nnx.to_pure_dict(nnx.split(self)[1])
+    last, x, _ = self._before_head(
+      params, tokens, (), self._attend_to_all, access
+    )
+    return access.apply(self._logits, last, x)
+
+  def decode(
+    self, params: Any, cache: Cache, batch: Batch, access: Access
+  ) -> tuple[jax.Array, Cache]:
+    """Reads a step's tokens, and what the cache has of their sequences.
+
+    Args:
+      params: The parameters, of which this module has the shapes only. Those
+        of the blocks may be a tuple of each block's.
+      cache: Keys and values of earlier tokens.
+      batch: The tokens.
+      access: How the model's functions read parameters.
+
+    Returns:
+      Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
+      and the cache with the keys and values of the step's tokens.
+    """
+
+    def attend(heads, qkv, params, state):
+      cache, layer = state
+      q, k, v = jax.vmap(
+        lambda qkv, params: layers.split_heads(
+          qkv, heads, params, batch.positions[None]
+        ),
+        in_axes=QKV_AXES,
+      )(qkv, params)
+      cache = cache.write(layer, k[:, 0], v[:, 0], batch)
+      y = cache.attend(layer, q[:, 0], batch, heads.window)
+      return y.reshape(*qkv.shape[:-1], -1), (cache, layer + 1)
+
+    # All tokens are one row of the stream: [1, N, H].
+    last, x, (cache, _) = self._before_head(
+      params, batch.tokens[None], (cache, 0), attend, access
+    )
+    x = access.apply(lambda _, x: x.take(batch.rows), None, x)
+    return access.apply(self._logits, last, x)[:, 0], cache
+
+  def judge(
+    self,
+    score: Callable[[jax.Array, vocabulary.Targets], Any],
+    tokens: jax.Array,
+    access: Access = AS_THEY_ARE,
+  ) -> Any:
+    """Scores each token by those before it.
+
+    Args:
+      score: A function of `caatnet.models.transformer.vocabulary`, of logits
+        and of the tokens that should have followed.
       tokens: int ``[B, T + 1]``, or what ``access`` takes in its place.
       access: How the model's functions read parameters.
 
     Returns:
-      Nats, float32 ``[B, T]``, the same on every tensor rank.
+      What ``score`` returns for tokens 1 to T.
     """
+
+    def judged(last: Any, x: Stream, targets: jax.Array) -> Any:
+      logits = self._logits(last, x)
+      with jax.named_scope("cross_entropy"):
+        return score(
+          logits,
+          vocabulary.Targets(targets, self.token_ids(), self.axis.name),
+        )
+
     params = nnx.to_pure_dict(nnx.split(self)[1])
+    last, x, _ = self._before_head(
+      params, tokens[..., :-1], (), self._attend_to_all, access
+    )
+    return access.apply(judged, last, x, tokens[..., 1:])
+
+  def _before_head(
+    self,
+    params: Any,
+    tokens: jax.Array,
+    state: Any,
+    attend: Attend,
+    access: Access,
+  ) -> tuple[Any, Stream, Any]:
+    """Runs all but the head.
+
+    Returns:
+      The head's parameters, the stream that it reads, and attention's state.
+    """
     x = access.apply(self._enter, params["embedding"], tokens)
-    x = self._through_blocks(params["blocks"], x, access)
+    x, state = self._through_blocks(params["blocks"], x, state, attend, access)
     table = params.get("head", params["embedding"])
-    last = {"norm": params["norm"], "table": table}
-    return access.apply(self._losses, last, x, tokens)
+    return {"norm": params["norm"], "table": table}, x, state
+
+  def _attend_to_all(
+    self,
+    heads: layers.Heads,
+    qkv: jax.Array,
+    params: layers.QkvParams,
+    state: Any,
+  ) -> tuple[jax.Array, Any]:
+    """Attends to all positions before a query's own, without any state."""
+    attend = jax.vmap(
+      functools.partial(
+        layers.attend, heads=heads, implementation=self.config.attention
+      ),
+      in_axes=QKV_AXES,
+    )
+    return attend(qkv, params), state
 
   def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
-    """Makes the residual stream before the first block from ``[B, T + 1]``."""
-    inputs = tokens[..., :-1]
+    """Makes the residual stream before the first block from ``[B, T]``."""
     return enter(
-      self._embed(table, inputs), self.axis, self.config.syncs[0][0]
+      self._embed(table, tokens), self.axis, self.config.syncs[0][0]
     )
 
-  def _through_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
+  def _through_blocks(
+    self, params: Any, x: Stream, state: Any, attend: Attend, access: Access
+  ) -> tuple[Stream, Any]:
     """Returns the residual stream after the last block, before the final norm.
 
     Layers that synchronise alike are scanned together. What a scan carries must
@@ -272,9 +221,15 @@ class Transformer(nnx.Module):
     it finds nothing pending, or an update of another policy.
 
     Args:
-      params: The parameters of all blocks, ``[L, ...]``.
+      params: The parameters of all blocks: arrays ``[L, ...]``, or a tuple of
+        each block's own, which ``access`` runs one after another.
       x: The stream before the first block.
+      state: What attention carries from layer to layer.
+      attend: Attention.
       access: How the blocks read their parameters.
+
+    Returns:
+      The stream, and attention's state.
     """
     config, policy = self.config, REMAT_POLICIES[self.config.remat]
     graph = nnx.graphdef(self.blocks)
@@ -284,8 +239,8 @@ class Transformer(nnx.Module):
       start, *others = group
       stop = start + 1 + len(others)
 
-      def block(params, x, syncs=syncs):
-        return nnx.merge(graph, params)(x, *syncs)
+      def block(params, carried, syncs=syncs):
+        return nnx.merge(graph, params)(*carried, syncs, attend)
 
       num_shared = min(s.num_shared(config.width) for s in syncs)
       x = access.apply(
@@ -295,72 +250,41 @@ class Transformer(nnx.Module):
       with jax.named_scope("blocks"):
         if self.blocks.carries(syncs[1]):
           first = jax.tree.map(lambda p, i=start: p[i], params)
-          x = access.apply(block, first, x, policy=policy)
+          x, state = access.apply(block, first, (x, state), policy=policy)
           start += 1
         if start < stop:
           # A slice of all layers would be a copy of them.
           chosen = params
-          if stop - start < config.num_layers:
+          if isinstance(params, tuple):
+            chosen = params[start:stop]
+          elif stop - start < config.num_layers:
             chosen = jax.tree.map(lambda p: p[start:stop], params)  # noqa: B023
-          x = access.scan(block, chosen, x, config.unroll, policy)
-    return x
+          x, state = access.scan(
+            block, chosen, (x, state), config.unroll, policy
+          )
+    return x, state
 
-  def _losses(
-    self, params: Any, x: Stream, tokens: jax.Array
-  ) -> jax.Array:
-    """Computes the cross-entropy ``[B, T]`` from the stream after the blocks.
-
-    It is log(sum of exp(logit)) - logit of the target. Every rank has a slice
-    of the logits, so the largest one, the sum of exponentials and the target's
-    logit are reduced over ranks: O(1) numbers per token, where gathered logits
-    would be V.
-
-    Args:
-      params: The final norm's gain, and the table of the head.
-      x: The stream after the last block.
-      tokens: int ``[B, T + 1]``.
-    """
-    table = params["table"]
-    if self.config.tied_embeddings:
-      table = jnp.swapaxes(table, 1, 2)
-    logits = self._logits(params["norm"], table, x)
-    name = self.axis.name
-    with jax.named_scope("cross_entropy"):
-      # Subtracted from all logits so that exp does not overflow. It cancels in
-      # the loss, hence no gradient. The barrier keeps XLA:TPU from moving the
-      # cast to float32 behind the reduction.
-      largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
-      largest = lax.pmax(lax.optimization_barrier(largest), name)
-      shifted = logits - largest[None, :, :, None]
-      # One rank has the target's logit; all others add zero: [R, B, T, V].
-      is_target = (
-        self._token_ids()[:, None, None, :] == tokens[None, :, 1:, None]
-      )
-      sums = jnp.stack(  # [2, B, T], so that one reduction takes both
-        [
-          jnp.sum(jnp.exp(shifted), axis=(0, 3)),
-          jnp.sum(jnp.where(is_target, shifted, 0.0), axis=(0, 3)),
-        ]
-      )
-      normaliser, target = lax.psum(sums, name)
-      return jnp.log(normaliser) - target
-
-  def _logits(
-    self, norm: jax.Array, head: jax.Array, x: Stream
-  ) -> jax.Array:
+  def _logits(self, last: Any, x: Stream) -> jax.Array:
     """Computes each rank's slice of the logits, float32 ``[R, B, T, V]``.
 
     Each rank reads its own stream, so the logits at p < 1 are those of streams
     that differ in their private channels.
+
+    Args:
+      last: The final norm's gain, and the table of the head.
+      x: The stream after the last block.
     """
+    table = last["table"]
+    if self.config.tied_embeddings:
+      table = jnp.swapaxes(table, 1, 2)
     with jax.named_scope("head"):
       _, y = column_parallel(
-        x, norm, head, self.config.norm_eps, self.config.kernels
+        x, last["norm"], table, self.config.norm_eps, self.config.kernels
       )
     y = y.astype(jnp.float32)
     # Padding of the vocabulary must have no share of the normaliser.
-    if head.shape[-1] * self.axis.size > self.config.vocab_size:
-      padded = self._token_ids() >= self.config.vocab_size
+    if table.shape[-1] * self.axis.size > self.config.vocab_size:
+      padded = self.token_ids() >= self.config.vocab_size
       y = jnp.where(padded[:, None, None, :], -jnp.inf, y)
     return y
 
@@ -385,10 +309,10 @@ class Transformer(nnx.Module):
       # All summands but one are zero, so the sum is exact in any dtype.
       return lax.psum(found.astype(self.config.dtype), self.axis.name)
 
-  def _token_ids(self) -> jax.Array:
+  def token_ids(self) -> jax.Array:
     """Returns which token each logit of this device stands for, ``[R, V]``."""
     lanes = self.axis.lanes
-    num_tokens = _cut(self.config.vocab_size, self.axis.size)
+    num_tokens = cut_size(self.config.vocab_size, self.axis.size)
     first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
     return first + jnp.arange(lanes * num_tokens).reshape(lanes, num_tokens)
 
@@ -414,9 +338,11 @@ def _check_every_rank_owns(size: int, key: str, ranks: int) -> None:
 
   The ranks before the last have ceil(size / ranks) each, which may be all.
   """
-  if _cut(size, ranks) * (ranks - 1) < size:
+  if cut_size(size, ranks) * (ranks - 1) < size:
     return
-  fitting = [r for r in range(1, size + 1) if _cut(size, r) * (r - 1) < size]
+  fitting = [
+    r for r in range(1, size + 1) if cut_size(size, r) * (r - 1) < size
+  ]
   raise ValueError(
     f"config.model.{key}={size} leaves a rank of "
     f"config.parallel.tensor={ranks} with nothing but padding; use a tensor "

@@ -15,19 +15,18 @@ import numpy as np
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
-def uniform(
+def words(
   key_0: jax.Array, key_1: jax.Array, index: jax.Array
-) -> jax.Array:
-  """Returns elements of ``jax.random.uniform(key, shape)``.
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the 64 random bits of each position, as two words.
 
   Args:
     key_0: First word of the key's data, uint32.
     key_1: Second word of the key's data, uint32.
-    index: Positions of the elements in the flattened ``shape``, uint32 of any
-      shape. ``shape`` has fewer than 2^32 elements.
+    index: Positions, uint32 of any shape.
 
   Returns:
-    float32 in [0, 1), of the shape of ``index``.
+    Two uint32 arrays of the shape of ``index``.
   """
   # Threefry's third key word; the constant is the paper's.
   keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
@@ -43,6 +42,24 @@ def uniform(
     # After every four rounds the key words are added in turn, with a counter.
     x = x + keys[(group + 1) % 3]
     y = y + (keys[(group + 2) % 3] + np.uint32(group + 1))
+  return x, y
+
+
+def uniform(
+  key_0: jax.Array, key_1: jax.Array, index: jax.Array
+) -> jax.Array:
+  """Returns elements of ``jax.random.uniform(key, shape)``.
+
+  Args:
+    key_0: First word of the key's data, uint32.
+    key_1: Second word of the key's data, uint32.
+    index: Positions of the elements in the flattened ``shape``, uint32 of any
+      shape. ``shape`` has fewer than 2^32 elements.
+
+  Returns:
+    float32 in [0, 1), of the shape of ``index``.
+  """
+  x, y = words(key_0, key_1, index)
   # As jax does: 23 random bits are the mantissa of a float in [1, 2).
   mantissa = lax.shift_right_logical(x ^ y, np.uint32(9))
   bits = mantissa | np.uint32(0x3F800000)  # the exponent bits of 1.0

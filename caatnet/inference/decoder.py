@@ -1,0 +1,203 @@
+"""A model with a paged cache on a mesh, and the program that goes one step.
+
+A step reads the tokens of many sequences at once: the newest token of each that
+is being continued, and chunks of prompts (`caatnet.models.paged.Batch`). It
+draws the next token of each sequence. Programs differ by the shapes of the
+batch only, which come in few sizes.
+
+Data-parallel ranks are replicas: each has the whole model, cut over the tensor
+axis, and sequences and a cache of its own. All of them step together.
+
+Shape legend: D = replicas, S = sequences of a replica in a step.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
+from caatnet.inference.sampling import Sampling, sample
+from caatnet.inference.weights import Weights
+from caatnet.models.paged import Batch, Cache, CacheShape
+from caatnet.program import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+  """How much a replica holds.
+
+  Attributes:
+    batch: Sequences at a time.
+    context: Positions of a sequence, those of its prompt among them.
+    page_size: Positions of a page.
+    chunk: Tokens of a prompt that a step reads, at most.
+  """
+
+  batch: int
+  context: int
+  page_size: int
+  chunk: int
+
+  @property
+  def pages_per_sequence(self) -> int:
+    """The pages of a sequence that fills the context."""
+    return -(-self.context // self.page_size)
+
+
+class Decoder:
+  """Continues sequences, step by step.
+
+  Attributes:
+    program: The model on a mesh.
+    capacity: How much a replica holds.
+    num_replicas: D.
+    shapes: The shapes of batches for which programs have been compiled.
+  """
+
+  def __init__(
+    self,
+    program: Program,
+    weights: Weights,
+    capacity: Capacity,
+    cache_shape: CacheShape,
+  ) -> None:
+    """Makes an empty cache; programs are compiled when they are first run.
+
+    Args:
+      program: The model on a mesh, with one worker and no partition.
+      weights: How the model's parameters are stored, and the parameters.
+      capacity: How much a replica holds.
+      cache_shape: One rank's cache.
+    """
+    self.program, self.capacity = program, capacity
+    self.num_replicas = program.layout.num_data_ranks
+    self.shapes: set[Any] = set()
+    self._weights, self._cache_shape = weights, cache_shape
+    self._run = make_step(program, weights, cache_shape)
+    self._state = jax.jit(
+      functools.partial(empty_state, program, capacity, cache_shape),
+      out_shardings=program.layout.shardings(state_specs(program, cache_shape)),
+    )()
+
+  def step(
+    self, batch: Batch, sampling: Sampling
+  ) -> tuple[jax.Array, jax.Array]:
+    """Reads a batch and draws the next token of each of its sequences.
+
+    Args:
+      batch: Arrays ``[D, ...]`` of numpy.
+      sampling: How to draw, arrays ``[D, S]``.
+
+    Returns:
+      The tokens int32 ``[D, S]`` and their log-probabilities float32
+      ``[D, S]``, which may still be computed when this returns.
+    """
+    filters = bool(
+      np.any(sampling.top_k > 0) or np.any(np.asarray(sampling.top_p) < 1)
+    )
+    sizes = tuple(x.shape for x in jax.tree.leaves(batch))
+    self.shapes.add((sizes, batch.num_decodes, filters))
+    layout = self.program.layout
+    dims = layout.batch_dims[1:]  # without workers
+    sharding = layout.shardings(replica_spec(self.program))
+    batch, sampling = jax.device_put(
+      jax.tree.map(
+        lambda x: np.reshape(x, (*dims, *np.shape(x)[1:])), (batch, sampling)
+      ),
+      sharding,
+    )
+    tokens, logprobs, self._state = self._run(
+      self._weights.params, self._state, batch, sampling, filters=filters
+    )
+    return (x.reshape(self.num_replicas, -1) for x in (tokens, logprobs))
+
+
+def replica_spec(program: Program) -> P:
+  """Returns the spec of arrays ``[*levels, ...]``, which differ by replica."""
+  return P(*(axis.name for axis in program.layout.data))
+
+
+def empty_state(
+  program: Program, capacity: Capacity, cache_shape: CacheShape
+) -> tuple[Cache, jax.Array]:
+  """Returns what a decoder carries: cache, and the newest token by sequence.
+
+  Returns:
+    The cache ``[*levels, ranks, ...]`` and tokens int32 ``[*levels, batch]``.
+  """
+  dims = program.layout.batch_dims[1:]
+  lead = (*dims, program.layout.tensor.size)
+  arrays = tuple(
+    jnp.zeros((*lead, *x.shape), x.dtype) for x in cache_shape.arrays()
+  )
+  latest = jnp.zeros((*dims, capacity.batch), jnp.int32)
+  return Cache(arrays, cache_shape), latest
+
+
+def state_specs(program: Program, cache_shape: CacheShape) -> Any:
+  """Returns the specs of `empty_state`."""
+  levels = replica_spec(program)
+  of_cache = P(*levels, program.layout.tensor.name)
+  arrays = tuple(of_cache for _ in cache_shape.arrays())
+  return Cache(arrays, cache_shape), levels
+
+
+def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
+  """Makes the jitted step, which donates cache and newest tokens.
+
+  Returns:
+    A function ``(params, state, batch, sampling, filters) -> (tokens,
+    logprobs, state)``, as `Decoder.step` uses it.
+  """
+  layout, model = program.layout, program.model
+  num_levels = len(layout.data)
+
+  def of_replica(params, state, batch, sampling, filters):
+    cache, latest = state
+    d = batch.num_decodes
+    known = batch.tokens[:d]
+    newest = latest[jnp.maximum(batch.sequences[:d], 0)]
+    tokens = batch.tokens.at[:d].set(jnp.where(known < 0, newest, known))
+    logits, cache = model.decode(
+      params, cache, dataclasses.replace(batch, tokens=tokens), weights.access
+    )
+    drawn, logprobs = sample(
+      logits, model.token_ids(), batch.positions[batch.rows], sampling,
+      layout.tensor, filters,
+    )
+    # What belongs to no sequence is written behind the end, that is, nowhere.
+    kept = jnp.where(batch.sequences < 0, latest.shape[0], batch.sequences)
+    latest = latest.at[kept].set(drawn, mode="drop")
+    return drawn, logprobs, (cache, latest)
+
+  def step(params, state, batch, sampling, filters):
+    f = functools.partial(of_replica, params, filters=filters)
+    args = state, batch, sampling
+    lanes = jax.tree.leaves(batch)[0].shape[:num_levels]
+    if math.prod(lanes) == 1:  # one replica alone is not batched
+      out = f(*jax.tree.map(lambda x: x.reshape(x.shape[num_levels:]), args))
+      return jax.tree.map(lambda x: x.reshape(*lanes, *x.shape), out)
+    merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[num_levels:]), args)
+    out = jax.vmap(f)(*merged)
+    return jax.tree.map(lambda x: x.reshape(*lanes, *x.shape[1:]), out)
+
+  levels = replica_spec(program)
+  specs = state_specs(program, cache_shape)
+
+  @functools.partial(
+    jax.jit, static_argnames="filters", donate_argnums=1,
+  )
+  def run(params, state, batch, sampling, filters):
+    return jax.shard_map(
+      functools.partial(step, filters=filters),
+      mesh=layout.mesh,
+      in_specs=(weights.specs, specs, levels, levels),
+      out_specs=(levels, levels, specs),
+    )(params, state, batch, sampling)
+
+  return run

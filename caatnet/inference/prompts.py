@@ -1,0 +1,69 @@
+"""Reads prompts: from the command line, a file, or standard input."""
+
+from collections.abc import Sequence
+import json
+import pathlib
+import sys
+
+# Stands for standard input.
+STDIN = "-"
+
+
+def read(prompts: Sequence[str], path: str | None) -> list[str]:
+  """Returns the prompts of ``--prompt`` and of ``--prompt_file``, in order.
+
+  Args:
+    prompts: Prompts; "-" stands for all of standard input as one prompt.
+    path: A .jsonl file whose lines are objects with the key "prompt", or a
+      text file with a prompt on each line, where empty lines are left out; "-"
+      is such text on standard input.
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    ValueError: There is no prompt, one is empty, or a line is not as it should
+      be; the message says where.
+  """
+  if [*prompts, path].count(STDIN) > 1:
+    raise ValueError("only one of --prompt and --prompt_file can read '-'")
+  found = [sys.stdin.read() if p == STDIN else p for p in prompts]
+  if "" in found:
+    raise ValueError(f"--prompt number {found.index('') + 1} is empty")
+  if path is not None:
+    lines = _lines(path)
+    if not lines:
+      raise ValueError(f"--prompt_file={path} has no prompt")
+    found += lines
+  if not found:
+    raise ValueError("--prompt=TEXT or --prompt_file=PATH is required (--help)")
+  return found
+
+
+def _lines(path: str) -> list[str]:
+  """Returns the prompts of a file."""
+  try:
+    text = (
+      sys.stdin.read() if path == STDIN
+      else pathlib.Path(path).read_text(encoding="utf-8")
+    )
+  except FileNotFoundError as error:
+    raise FileNotFoundError(f"--prompt_file={path}: no such file") from error
+  except UnicodeDecodeError as error:
+    raise ValueError(f"--prompt_file={path} is no UTF-8 text") from error
+  lines = text.split("\n")
+  if not path.endswith(".jsonl"):
+    return [line for line in lines if line.strip()]
+  return [
+    _prompt(line, f"--prompt_file={path}, line {number}")
+    for number, line in enumerate(lines, 1) if line.strip()
+  ]
+
+
+def _prompt(line: str, where: str) -> str:
+  """Returns the prompt of one line of JSON."""
+  try:
+    prompt = json.loads(line)["prompt"]
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f'{where} is no object with the key "prompt"') from error
+  if not isinstance(prompt, str) or not prompt:
+    raise ValueError(f"{where}: the prompt is {prompt!r}, not text")
+  return prompt

@@ -1,0 +1,110 @@
+"""What is asked of a model, and what it answers."""
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from caatnet.inference.sampling import Sampling
+from caatnet.inference.stops import Reason, Stops
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A prompt, how tokens after it are drawn, and what ends them.
+
+  Attributes:
+    prompt: The tokens of the prompt, at least one.
+    stops: What ends the sequence.
+    temperature: Divides the logits; 0 takes the most probable token.
+    top_k: How many of the most probable tokens are kept; 0 for all.
+    top_p: The probability that the kept tokens have together, in (0, 1].
+    min_p: How probable a kept token is at least, in [0, 1], as a share of the
+      most probable token's probability.
+    seed: Requests with equal prompts and seeds have equal tokens, in [0, 2^32).
+  """
+
+  prompt: tuple[int, ...]
+  stops: Stops
+  temperature: float = 0.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    if not self.prompt:
+      raise ValueError("the prompt is empty: it has no token")
+    for name, fits, bound in (
+      ("temperature", 0 <= self.temperature <= np.finfo("f4").max,
+       "be at least 0 and finite"),
+      ("top_k", 0 <= self.top_k < 2**31, "be an integer from 0 to 2^31 - 1"),
+      ("top_p", 0 < self.top_p <= 1, "lie in (0, 1]"),
+      ("min_p", 0 <= self.min_p <= 1, "lie in [0, 1]"),
+      ("seed", 0 <= self.seed < 2**32, "be an integer from 0 to 2^32 - 1"),
+    ):
+      if not fits:
+        raise ValueError(f"{name}={getattr(self, name)} must {bound}")
+
+  @property
+  def filters(self) -> bool:
+    """Whether the logits of all ranks must be gathered to draw a token."""
+    return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+
+  def check(self, vocab_size: int, context: int) -> None:
+    """Checks that a model can take the prompt.
+
+    Args:
+      vocab_size: How many tokens the model knows.
+      context: How many tokens the prompt and what follows may have.
+
+    Raises:
+      ValueError: It cannot; the message says why.
+    """
+    wrong = [t for t in self.prompt if not 0 <= t < vocab_size]
+    if wrong:
+      raise ValueError(
+        f"the prompt has the token {wrong[0]}, and the model knows those from "
+        f"0 to {vocab_size - 1} (config.model.vocab_size)"
+      )
+    if len(self.prompt) >= context:
+      raise ValueError(
+        f"the prompt has {len(self.prompt)} tokens, which leaves no room in "
+        f"config.inference.context={context}"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """What followed a prompt.
+
+  Attributes:
+    text: The text, without what ended it.
+    tokens: All tokens that were drawn, with the one that ended the sequence.
+    logprobs: Their log-probabilities in nats, those of the model itself: at
+      temperature 1 and with no filter.
+    reason: Why the sequence has ended.
+  """
+
+  text: str
+  tokens: tuple[int, ...]
+  logprobs: tuple[float, ...]
+  reason: Reason
+
+
+def stacked(requests: Sequence[Request | None]) -> Sampling:
+  """Returns how to draw the next token of each request, arrays ``[S]``.
+
+  Args:
+    requests: A request for each slot; None where a slot is free.
+  """
+  idle = Request((0,), Stops(1))
+  rows = [request or idle for request in requests]
+  return Sampling(
+    *(
+      np.array([getattr(row, name) for row in rows], dtype)
+      for name, dtype in zip(
+        Sampling._fields, ("u4", "f4", "i4", "f4", "f4"), strict=True
+      )
+    )
+  )

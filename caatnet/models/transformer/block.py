@@ -1,0 +1,196 @@
+"""One layer of the transformer, and how its parameters are cut over ranks.
+
+Every parameter is drawn in its *dense* form and then cut into one slice per
+rank. So at p = 1 the number of ranks is only a layout of the same model.
+
+Shape legend: R = lanes (ranks outside shard_map), B = batch, T = position, H =
+width.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from caatnet.models.transformer import layers
+from caatnet.models.transformer.config import TransformerConfig
+from parallel.axes import Axis
+from parallel.tensor.doors import column_parallel, row_parallel
+from parallel.tensor.partial_sync import FUSED_ROUTES, PartialSync
+from parallel.tensor.stream import Stream
+
+# Attention of all lanes. It takes what each rank's is made of, the products
+# [R, B, T, F] of its columns, its other parameters, and a state; it returns the
+# outputs of the heads, [R, B, T, f], and the state.
+Attend = Callable[
+  [layers.Heads, jax.Array, layers.QkvParams, Any], tuple[jax.Array, Any]
+]
+
+# Of products and `layers.QkvParams`: biases are each lane's own, gains are not.
+QKV_AXES = (0, layers.QkvParams(0, None, None))
+
+
+class Sharded(nnx.Param):
+  """A parameter with one slice per tensor rank, ``[R, ...]``."""
+
+
+class Bias(Sharded):
+  """A bias with one slice per tensor rank; weight decay leaves it alone."""
+
+
+def cut_size(size: int, ranks: int) -> int:
+  """Returns the slice of each rank when ``size`` is padded to divide."""
+  return math.ceil(size / ranks)
+
+
+def cut_columns(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
+  """Cuts ``[H, features]`` into ``[R, H, cut]``, zero-padded at the end."""
+  padding = ranks * cut - dense.shape[1]
+  padded = jnp.pad(dense, ((0, 0), (0, padding)))  # [H, R * cut]
+  return jnp.moveaxis(padded.reshape(-1, ranks, cut), 1, 0)
+
+
+class Block(nnx.Module):
+  """One layer: attention and MLP, each behind a column and a row door."""
+
+  def __init__(
+    self,
+    config: TransformerConfig,
+    axis: Axis,
+    row_scales: jax.Array,
+    rngs: nnx.Rngs,
+  ) -> None:
+    """Draws the parameters.
+
+    Args:
+      config: The sizes.
+      axis: The tensor axis.
+      row_scales: ``[2, H]``, by which the columns of ``w_out`` and ``w_down``
+        are multiplied.
+      rngs: The random streams.
+    """
+    self.config, self.axis = config, axis
+    ranks, width = axis.size, config.width
+    # A padded group of heads, or a padded feature of the MLP, has zeros as its
+    # column and its row weights, so its output and all its gradients stay zero.
+    # Heads are cut in whole groups: a rank has the query heads that belong to
+    # its key/value heads.
+    kv_heads = cut_size(config.num_kv_heads, ranks)
+    group = config.num_heads // config.num_kv_heads
+    self.num_heads, self.num_kv_heads = kv_heads * group, kv_heads
+    std = config.init_std
+    out_std = std / math.sqrt(2 * config.num_layers)
+
+    def columns(size, cut, std):  # [R, H, cut]
+      dense = std * jax.random.normal(rngs.params(), (width, size))
+      return cut_columns(dense, ranks, cut)
+
+    def rows(size, cut, scale):  # [R, cut, H]
+      dense = out_std * jax.random.normal(rngs.params(), (size, width)) * scale
+      return jnp.swapaxes(cut_columns(dense.T, ranks, cut), 1, 2)
+
+    def projection(num_heads, cut):
+      d = config.head_width
+      return columns(num_heads * d, cut * d, std)
+
+    num_heads, head_width = config.num_heads, config.head_width
+    ffn, ffn_cut = config.ffn_width, cut_size(config.ffn_width, ranks)
+    self.norm_1 = nnx.Param(jnp.ones(width))
+    if config.qk_norm:
+      self.query_norm = nnx.Param(jnp.ones(head_width))
+      self.key_norm = nnx.Param(jnp.ones(head_width))
+    if config.qkv_bias:
+      features = (self.num_heads + 2 * kv_heads) * head_width
+      self.b_qkv = Bias(jnp.zeros((ranks, features)))
+    # Each is cut before they are joined, so that a rank's slice has its own
+    # queries, keys and values side by side.
+    self.w_qkv = Sharded(
+      jnp.concatenate(
+        [
+          projection(num_heads, self.num_heads),
+          projection(config.num_kv_heads, kv_heads),
+          projection(config.num_kv_heads, kv_heads),
+        ],
+        axis=-1,
+      )
+    )
+    self.w_out = Sharded(
+      rows(
+        num_heads * head_width, self.num_heads * head_width, row_scales[0]
+      )
+    )
+    self.norm_2 = nnx.Param(jnp.ones(width))
+    self.w_gate_up = Sharded(
+      jnp.concatenate(
+        [columns(ffn, ffn_cut, std), columns(ffn, ffn_cut, std)], axis=-1
+      )
+    )
+    self.w_down = Sharded(rows(ffn, ffn_cut, row_scales[1]))
+
+  def __call__(
+    self,
+    x: Stream,
+    state: Any,
+    syncs: tuple[PartialSync, PartialSync],
+    attend: Attend,
+  ) -> tuple[Stream, Any]:
+    """Computes both halves of the block.
+
+    Args:
+      x: The stream.
+      state: What attention carries from layer to layer.
+      syncs: How attention's row door and the MLP's synchronise.
+      attend: Attention.
+
+    Returns:
+      The stream, whose update is pending only if the MLP's may wait for the
+      next layer (`carries`), and attention's state.
+    """
+    config, axis = self.config, self.axis
+    sync_attention, sync_mlp = syncs
+    params = layers.QkvParams(
+      self.b_qkv[...] if config.qkv_bias else None,
+      *(
+        [self.query_norm[...], self.key_norm[...]] if config.qk_norm else []
+      ),
+    )
+    # Cheaper to compute again than to keep: its result is read once, by w_down.
+    swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
+    norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
+    eps, kernels = config.norm_eps, config.kernels
+    with jax.named_scope("attention"):
+      x, qkv = column_parallel(x, norm_1, self.w_qkv[...], eps, kernels)
+      # [R, B, T, a rank's heads x head width]
+      y, state = attend(self.heads, qkv, params, state)
+      x = x + row_parallel(y, self.w_out[...], axis, sync_attention, kernels)
+      # This column door adds attention's update, and reduces it if a kernel
+      # does so: in profiles and ledgers it belongs to attention.
+      x, gate_and_up = column_parallel(
+        x, norm_2, self.w_gate_up[...], eps, kernels
+      )
+    with jax.named_scope("mlp"):
+      # Two halves [R, B, T, F], and their product.
+      y = swiglu(*layers.kept(*jnp.split(gate_and_up, 2, axis=-1)))
+      x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
+      carries = self.carries(sync_mlp) and x.is_pending
+    return x if carries else x.resolved(), state
+
+  @property
+  def heads(self) -> layers.Heads:
+    """What each rank's attention is made of."""
+    config = self.config
+    return layers.Heads(
+      self.num_heads, self.num_kv_heads, config.rope_base, config.rope_scaling,
+      config.sliding_window, config.norm_eps,
+    )
+
+  def carries(self, sync_mlp: PartialSync) -> bool:
+    """Returns whether the MLP's update may wait for the next layer's norm."""
+    return (
+      self.config.carry
+      and sync_mlp.route in FUSED_ROUTES
+      and self.config.kernels != ("reference",)
+    )

@@ -1,0 +1,78 @@
+"""Attention over the pages of a cache, in plain jnp: the specification.
+
+A sequence has new tokens, whose keys are in the cache already, and attends to
+them and to what came before: one new token to decode, several in a chunk of a
+prompt. Its pages are gathered into a dense copy, one sequence after another, so
+that the copy of one stays in a CPU's cache while it is used. With the copies of
+all sequences at once, in any order of the pages, 16 sequences took three to
+five times as long (LOG.md, "Attention over pages").
+
+Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
+heads, G = H / K, D = head width, P = pages in a table, C = P * page_size.
+"""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from parallel.kernels.paged_attention import order
+from parallel.kernels.paged_attention.order import Pages
+
+
+def paged_attention(
+  q: jax.Array,
+  pages: Pages,
+  tables: jax.Array,
+  first: jax.Array,
+  lengths: jax.Array,
+  *,
+  window: int = 0,
+) -> jax.Array:
+  """Attends from new tokens to all of their sequence that they may see.
+
+  Row t of a sequence stands at position ``first + t``. It sees the positions up
+  to its own, as far as they are below ``lengths``, and with a window only the
+  last ``window`` of them. Query head h reads kv head ``h // G``. Scores are
+  float32, scaled by ``D**-0.5``.
+
+  Slots that no row sees may hold NaN.
+
+  Args:
+    q: Queries, ``[S, T, H, D]``.
+    pages: Keys and values; the new tokens' are written already.
+    tables: int32 ``[S, P]``, the pages of each sequence. Entries past its last
+      position are not used and may be out of range.
+    first: int32 ``[S]``, the position of row 0; negative for a sequence that is
+      only padding.
+    lengths: int32 ``[S]``, positions of each sequence that hold a key.
+    window: Positions that a row sees, its own included; 0 for all.
+
+  Returns:
+    ``[S, T, H, D]``, of the dtype of q. Padding gives zeros.
+  """
+  # [S, T, H, D] -> [S, K, T, G, D]: a head's rows side by side.
+  num_seqs, num_rows, num_heads, width = q.shape
+  q = q.reshape(num_seqs, num_rows, pages.num_kv_heads, -1, width)
+
+  def one(operands):
+    q, table, first, length = operands
+    keys, values = order.read(pages, table)  # [K, C, D]
+    place = jnp.arange(keys.shape[1])  # [C]
+    row = first + jnp.arange(num_rows)[:, None]  # [T, 1]
+    seen = (place <= row) & (place < length) & (first >= 0)  # [T, C]
+    if window:
+      seen &= place > row - window
+    scores = jnp.einsum(
+      "tkgd,kcd->ktgc", q, keys, preferred_element_type=jnp.float32
+    )
+    # A finite number, so that a row that sees nothing has no NaN.
+    scores = jnp.where(seen[:, None], scores * width**-0.5, -1e30)
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    # Weight 0 times NaN would be NaN.
+    values = jnp.where(seen.any(axis=0)[:, None], values, 0)
+    return jnp.einsum(
+      "ktgc,kcd->tkgd", weights, values, preferred_element_type=jnp.float32
+    ).astype(q.dtype)
+
+  out = lax.map(one, (q, tables, first, lengths))
+  return out.reshape(num_seqs, num_rows, num_heads, width)

@@ -1,0 +1,109 @@
+"""Requests and prompts: what is wrong is named, and what is right is read."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+
+from caatnet.inference import prompts
+from caatnet.inference.requests import Request, stacked
+from caatnet.inference.stops import Stops
+
+
+def request(prompt=(1, 2), **settings):
+  return Request(prompt, Stops(4), **settings)
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"prompt": ()}, "the prompt is empty"),
+    ({"temperature": -1.0}, "temperature=-1.0 must be at least 0 and finite"),
+    ({"temperature": float("nan")}, "temperature=nan must"),
+    ({"temperature": float("inf")}, "temperature=inf must"),
+    ({"top_k": -1}, "top_k=-1 must"),
+    ({"top_p": 0.0}, r"top_p=0.0 must lie in \(0, 1\]"),
+    ({"top_p": 1.5}, r"top_p=1.5 must lie in \(0, 1\]"),
+    ({"min_p": -0.1}, r"min_p=-0.1 must lie in \[0, 1\]"),
+    ({"seed": 2**32}, "seed=4294967296 must"),
+  ],
+)
+def test_wrong_settings_are_refused(settings, message):
+  with pytest.raises(ValueError, match=message):
+    request(**settings)
+
+
+@pytest.mark.parametrize(
+  ("prompt", "message"),
+  [((3, 256), "has the token 256, and the model knows those from 0 to 255"),
+   ((-1,), "has the token -1"),
+   ((0,) * 8, "has 8 tokens, which leaves no room in config.inference.context")]
+)
+def test_prompts_that_no_model_takes_are_refused(prompt, message):
+  request((0,) * 7).check(256, context=8)
+  with pytest.raises(ValueError, match=message):
+    request(prompt).check(256, context=8)
+
+
+def test_filters_are_asked_for_only_where_they_decide():
+  assert request(temperature=1.0, top_k=5).filters
+  assert request(temperature=1.0, top_p=0.5).filters
+  assert not request(temperature=1.0, min_p=0.5).filters
+  assert not request(top_k=5, top_p=0.5).filters  # greedy
+
+
+def test_free_slots_are_greedy():
+  rows = stacked([None, request(temperature=0.5, seed=2**32 - 1, top_k=3)])
+  assert rows.temperature.tolist() == [0.0, 0.5]
+  assert rows.seed.tolist() == [0, 2**32 - 1]
+  assert [x.dtype for x in rows] == [
+    np.uint32, np.float32, np.int32, np.float32, np.float32
+  ]
+
+
+def test_prompts_of_all_places_in_order(tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, "stdin", io.StringIO("c\nd\n"))
+  path = tmp_path / "prompts.txt"
+  path.write_text("e \n\n  f\n")
+  assert prompts.read(["a", "-"], str(path)) == ["a", "c\nd\n", "e ", "  f"]
+
+
+def test_prompts_of_lines(tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, "stdin", io.StringIO("c\nd\n"))
+  assert prompts.read(["a"], "-") == ["a", "c", "d"]
+  path = tmp_path / "prompts.jsonl"
+  path.write_text('{"prompt": "a\\nb", "more": 1}\n\n{"prompt": "c"}')
+  assert prompts.read([], str(path)) == ["a\nb", "c"]
+
+
+@pytest.mark.parametrize(
+  ("flags", "text", "message"),
+  [
+    ([], None, "--prompt=TEXT or --prompt_file=PATH is required"),
+    (["a", ""], None, "--prompt number 2 is empty"),
+    (["-"], None, "--prompt number 1 is empty"),  # of standard input
+    (["-", "-"], None, "only one of"),
+    ([], "\n\n", "prompts.jsonl has no prompt"),
+    ([], '{"prompt": "a"}\n{}', "line 2 is no object with the key"),
+    ([], '["prompt"]', "line 1 is no object with the key"),
+    ([], "a", "line 1 is no object with the key"),
+    ([], '{"prompt": 3}', "line 1: the prompt is 3, not text"),
+    ([], '{"prompt": ""}', "line 1: the prompt is '', not text"),
+  ],
+)
+def test_wrong_prompts_are_named(flags, text, message, tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+  path = tmp_path / "prompts.jsonl"
+  if text is not None:
+    path.write_text(text)
+  with pytest.raises(ValueError, match=message):
+    prompts.read(flags, None if text is None else str(path))
+
+
+def test_a_file_that_is_no_text(tmp_path):
+  (tmp_path / "prompts.txt").write_bytes(b"\xff\xfe")
+  with pytest.raises(ValueError, match=r"prompts\.txt is no UTF-8 text"):
+    prompts.read([], str(tmp_path / "prompts.txt"))
+  with pytest.raises(FileNotFoundError, match="no such file"):
+    prompts.read([], str(tmp_path / "none.txt"))

@@ -1,0 +1,247 @@
+"""Sampling: what is drawn, and that nothing but the sequence decides it."""
+
+import functools
+
+import jax
+from jax.extend import random as jax_random
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+from scipy import special
+
+from caatnet.inference import sampling as lib
+from parallel.axes import Axis, make_mesh
+from parallel.xla import ledger
+
+V, S = 50, 1024  # 3 and 8 ranks pad the vocabulary
+
+
+def rows(settings):
+  """A batch whose rows have these settings in turn, and a seed each."""
+  plain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+  full = [plain | settings[i % len(settings)] for i in range(S)]
+  return lib.Sampling(
+    np.arange(S, dtype=np.uint32) % 5,
+    *(np.array([row[key] for row in full], dtype) for key, dtype in
+      [("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"),
+       ("min_p", "f4")]),
+  )
+
+
+PLAIN = [{}, {"temperature": 0.0}, {"temperature": 0.5}, {"min_p": 0.1}]
+FILTERED = [
+  *PLAIN, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 9, "top_p": 0.5},
+  {"top_k": 20, "top_p": 0.9, "min_p": 0.2, "temperature": 2.0},
+]
+
+
+def batch():
+  rng = np.random.default_rng(0)
+  logits = 3 * rng.normal(size=(S, V)).astype("f4")
+  return logits, rng.integers(0, 1000, S).astype("i4")
+
+
+@functools.cache
+def sampler(ranks, devices, filters):
+  """`sample` on dense logits ``[S, V]``, and the mesh that it runs on."""
+  axis = Axis("tensor", ranks, devices)
+  mesh = make_mesh({"tensor": axis})
+  width = -(-V // ranks)
+
+  def ours(logits, positions, sampling):
+    return lib.sample(
+      logits, jax.lax.axis_index("tensor") * axis.lanes * width
+      + jnp.arange(axis.lanes * width).reshape(axis.lanes, width),
+      positions, sampling, axis, filters,
+    )
+
+  def cut(logits, positions, sampling):
+    padding = ((0, 0), (0, ranks * width - V))
+    padded = jnp.pad(logits, padding, constant_values=-jnp.inf)
+    slices = jnp.moveaxis(padded.reshape(-1, ranks, width), 1, 0)
+    mapped = jax.shard_map(
+      ours, mesh=mesh, in_specs=(P("tensor"), P(), P()), out_specs=P()
+    )
+    return mapped(slices, positions, sampling)
+
+  return jax.jit(cut), mesh
+
+
+def draw(logits, positions, sampling, ranks=1, devices=1, filters=True):
+  return jax.tree.map(
+    np.asarray, sampler(ranks, devices, filters)[0](logits, positions, sampling)
+  )
+
+
+def by_hand(logits, position, row):
+  """What Hugging Face's filters keep, and the noise, in float64."""
+  logits = logits.astype("f8")
+  if row.temperature == 0:
+    return int(np.argmax(logits))
+  z = logits / np.float64(row.temperature)
+  if row.top_k:
+    z = np.where(z >= np.sort(z)[-row.top_k], z, -np.inf)
+  order = np.argsort(-z)
+  before = np.cumsum(special.softmax(z)[order]) - special.softmax(z)[order]
+  kept = np.zeros(V, bool)
+  kept[order[before < np.float64(row.top_p)]] = True
+  if row.top_p < 1:
+    z = np.where(kept, z, -np.inf)
+  share = special.softmax(z)
+  z = np.where(share >= np.float64(row.min_p) * share.max(), z, -np.inf)
+  # 64 bits of which u takes 48, the word of the higher ones first.
+  counts = np.concatenate([np.zeros(V), np.arange(V)]).astype("u4")
+  key = np.array([row.seed, position], np.uint32)
+  words = np.asarray(jax_random.threefry_2x32(key, counts)).astype("u8")
+  bits = (words[:V] << 32 | words[V:]) >> 16
+  u = 1 - (bits.astype("f8") + 0.5) / 2**48
+  return int(np.argmax(z - np.log(-np.log(u))))
+
+
+def test_a_token_is_the_one_drawn_by_hand():
+  logits, positions = batch()
+  sampling = rows(FILTERED)
+  tokens, logprobs = draw(logits, positions, sampling)
+  for i, token in enumerate(tokens[:256]):
+    row = lib.Sampling(*(field[i] for field in sampling))
+    assert token == by_hand(logits[i], positions[i], row), (i, row)
+  # Of the model itself, whatever temperature and filters are.
+  expected = special.log_softmax(logits.astype("f8"), -1)
+  expected = np.take_along_axis(expected, tokens[:, None], -1)[:, 0]
+  np.testing.assert_allclose(logprobs, expected, rtol=0, atol=3e-6)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("ranks", "devices", "filters"),
+  [(2, 1, True), (2, 2, True), (3, 3, False), (8, 4, True)],
+)
+def test_ranks_and_devices_do_not_decide(ranks, devices, filters):
+  logits, positions = batch()
+  sampling = rows(FILTERED if filters else PLAIN)
+  tokens, logprobs = draw(logits, positions, sampling)
+  ours = draw(logits, positions, sampling, ranks, devices, filters)
+  np.testing.assert_array_equal(ours[0], tokens)
+  np.testing.assert_allclose(ours[1], logprobs, rtol=0, atol=2e-6)
+
+
+def test_devices_do_not_change_a_bit():
+  logits, positions = batch()
+  for a, b in zip(
+    *(draw(logits, positions, rows(FILTERED), 2, n) for n in (1, 2)),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_slot_and_batch_do_not_decide():
+  logits, positions = batch()
+  sampling = rows(FILTERED)
+  expected = draw(logits, positions, sampling)
+  order = np.random.default_rng(1).permutation(S)[:17]  # others are gone
+  ours = draw(
+    logits[order], positions[order], jax.tree.map(lambda x: x[order], sampling)
+  )
+  for mine, theirs in zip(ours, expected, strict=True):
+    np.testing.assert_array_equal(mine, theirs[order])
+
+
+def test_filters_that_nobody_uses_change_no_bit():
+  logits, positions = batch()
+  for a, b in zip(
+    *(draw(logits, positions, rows(PLAIN), 2, 2, filters)
+      for filters in (False, True)), strict=True,
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [{"temperature": 1e-38}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0},
+   {"temperature": 1e-38, "top_k": 3, "top_p": 0.1, "min_p": 0.9}],
+)
+def test_the_limit_of_each_is_greedy(settings):
+  logits, positions = batch()
+  greedy = draw(logits, positions, rows([{"temperature": 0.0}]))
+  np.testing.assert_array_equal(greedy[0], np.argmax(logits, -1))
+  ours = draw(logits, positions, rows([settings]))
+  for mine, theirs in zip(ours, greedy, strict=True):
+    np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (8, 4)])
+def test_of_equal_logits_greedy_takes_the_lowest_id(ranks, devices):
+  logits, positions = batch()
+  for i, row in enumerate(logits):
+    row[[i % V, (7 * i + 3) % V, V - 1]] = 20.0
+  tokens, _ = draw(
+    logits, positions, rows([{"temperature": 0.0}]), ranks, devices
+  )
+  np.testing.assert_array_equal(tokens, np.argmax(logits, -1))
+
+
+@pytest.mark.parametrize(
+  "settings", [{}, {"temperature": 2.0}, {"top_k": 20, "top_p": 0.9}]
+)
+def test_tokens_have_the_model_s_distribution(settings):
+  """Over positions and over seeds: a chi-square test with fixed draws."""
+  row = np.random.default_rng(2).normal(size=V).astype("f4")
+  z = row.astype("f8") / settings.get("temperature", 1.0)
+  if "top_k" in settings:
+    z = np.where(z >= np.sort(z)[-20], z, -np.inf)
+    order = np.argsort(-z)
+    probs = special.softmax(z)[order]
+    z[order[np.cumsum(probs) - probs >= 0.9]] = -np.inf
+  probs = special.softmax(z)
+  sampling = rows([settings])
+  one = np.full(S, 3)
+  for seeds, positions in ((one, np.arange(S)), (np.arange(S), one)):
+    tokens, _ = draw(
+      np.tile(row, (S, 1)), positions.astype("i4"),
+      sampling._replace(seed=seeds.astype("u4")),
+    )
+    found = np.bincount(tokens, minlength=V)
+    assert not found[probs == 0].any()
+    possible = probs > 0
+    expected = S * probs[possible]
+    chi_square = np.sum((found[possible] - expected) ** 2 / expected)
+    assert 0.001 < special.chdtr(possible.sum() - 1, chi_square) < 0.999
+
+
+def test_draws_of_neighbours_are_independent():
+  """Tokens at neighbouring positions, and by neighbouring seeds."""
+  logits = np.zeros((S, V), "f4")
+  at = np.arange(S).astype("i4")
+  sampling = rows([{}])
+
+  def drawn(seed, position):
+    seeds = np.broadcast_to(seed, S).astype("u4")
+    return draw(
+      logits, np.broadcast_to(position, S).astype("i4"),
+      sampling._replace(seed=seeds),
+    )[0]
+
+  first = drawn(3, at)
+  for other in (drawn(4, at), np.roll(first, 1), drawn(at, 3)):
+    same = (first == other).mean()  # expected: 1 / V, with a deviation of 0.004
+    assert abs(same - 1 / V) < 0.015
+
+
+@pytest.mark.parametrize(
+  ("ranks", "devices", "filters"), [(3, 3, False), (8, 4, True)]
+)
+def test_the_ledger_is_the_formula(ranks, devices, filters):
+  logits, positions = batch()
+  f, mesh = sampler(ranks, devices, filters)
+  entries = ledger.collectives(
+    f.lower(logits, positions, rows(FILTERED)), mesh
+  )
+  expected = lib.sampling_reductions(
+    Axis("tensor", ranks, devices), num_sequences=S, vocab_size=V,
+    filters=filters,
+  )
+  found = {
+    (e.phase, e.dtype, e.shape, e.kind): e.count for e in ledger.merge(entries)
+  }
+  assert found == {tuple(key): count for key, count in expected.items()}

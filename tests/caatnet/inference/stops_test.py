@@ -1,0 +1,137 @@
+"""Where a sequence ends, however its text is cut into tokens."""
+
+import codecs
+
+from hypothesis import given
+from hypothesis import strategies as st
+import pytest
+
+from caatnet.inference.stops import Ending, Stops, StopStrings
+
+
+class Bytes:
+  """A token is a byte."""
+
+  def __init__(self):
+    self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+  def push(self, token):
+    return self._decoder.decode(bytes([token]))
+
+  def finish(self):
+    return self._decoder.decode(b"", final=True)
+
+
+class Pieces:
+  """A token is a piece of text."""
+
+  def __init__(self, pieces):
+    self._pieces = pieces
+
+  def push(self, token):
+    return self._pieces[token]
+
+  def finish(self):
+    return ""
+
+
+def of_whole_text(text, strings):
+  """The text, and what ended it: what is complete at the fewest characters."""
+  for end in range(len(text) + 1):
+    found = [s for s in strings if text[:end].endswith(s)]
+    if found:
+      longest = max(found, key=len)
+      return text[: end - len(longest)], longest
+  return text, None
+
+
+# Few letters, so that strings overlap each other and themselves.
+LETTERS = st.text("ab", min_size=2, max_size=4)
+CUTS = st.lists(st.text("abc", max_size=5), max_size=8)
+
+
+@given(CUTS, st.lists(LETTERS, max_size=3))
+def test_cuts_do_not_decide_where_a_text_ends(pieces, strings):
+  text, found = of_whole_text("".join(pieces), strings)
+  stops = StopStrings(strings)
+  shown = ""
+  for i, piece in enumerate(pieces):
+    shown += stops.push(piece)
+    assert not any(s in shown for s in strings)
+    if stops.found is not None:
+      break
+    # What is held may begin a stop string, and no more than that is held.
+    all_text = "".join(pieces[: i + 1])
+    held = all_text[len(shown):]
+    assert all_text == shown + held
+    assert not held or any(s.startswith(held) for s in strings)
+    assert not any(
+      s.startswith(all_text[start:])
+      for s in strings for start in range(len(shown))
+    )
+  else:
+    shown += stops.finish()
+  assert (shown, stops.found) == (text, found)
+
+
+@given(
+  st.text(min_size=1, max_size=8),
+  st.lists(st.text(min_size=1, max_size=2), max_size=2),
+)
+def test_characters_of_several_bytes_are_whole(text, strings):
+  data = text.encode()
+  ending = Ending(Stops(len(data), strings=tuple(strings)), Bytes(), 99)
+  shown = []
+  for byte in data:
+    shown.append(ending.push(byte))
+    if ending.reason:
+      break
+  expected, found = of_whole_text(text, strings)
+  assert "".join(shown) == expected
+  assert ending.reason == ("max_tokens" if found is None else "stop_string")
+
+
+@pytest.mark.parametrize(
+  ("stops", "room", "tokens", "text", "reason"),
+  [
+    (Stops(3), 9, "abcdef", "abc", "max_tokens"),
+    (Stops(3), 3, "abcdef", "abc", "max_tokens"),
+    (Stops(9), 3, "abcdef", "abc", "context"),
+    (Stops(9, frozenset({100})), 9, "abcdef", "abc", "stop_id"),
+    (Stops(4, frozenset({100})), 4, "abcdef", "abc", "stop_id"),
+    (Stops(4, strings=("cd",)), 4, "abcdef", "ab", "stop_string"),
+    # Held back as the beginning of a stop string that then cannot come.
+    (Stops(3, strings=("cd",)), 9, "abcdef", "abc", "max_tokens"),
+    (Stops(9, frozenset({100}), ("cd",)), 9, "abcdef", "abc", "stop_id"),
+    # Half a character is replaced, which may complete a stop string.
+    (Stops(2), 9, "a\N{EURO SIGN}", "a\ufffd", "max_tokens"),
+    (Stops(2, strings=("\ufffd",)), 9, "a\N{EURO SIGN}", "a", "stop_string"),
+  ],
+)
+def test_why_a_sequence_ends(stops, room, tokens, text, reason):
+  ending = Ending(stops, Bytes(), room)
+  shown = ""
+  for byte in tokens.encode():
+    assert ending.reason is None
+    shown += ending.push(byte)
+    if ending.reason:
+      break
+  assert (shown, ending.reason) == (text, reason)
+
+
+def test_text_is_shown_as_soon_as_it_can_be():
+  pieces = ["x", "a", "a", "ab", "y"]
+  ending = Ending(Stops(9, strings=("aab!",)), Pieces(pieces), 9)
+  assert [ending.push(i) for i in range(5)] == ["x", "", "", "a", "aaby"]
+  assert ending.interrupt() == ""
+  assert ending.reason == "interrupted"
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [({"max_tokens": 0}, "max_tokens=0"),
+   ({"max_tokens": 1, "strings": ("a", "")}, "stop=''")],
+)
+def test_wrong_stops_are_refused(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    Stops(**arguments)
