@@ -9,6 +9,7 @@ launch.evaluate and launch.generate take its folder as --workdir, launch.train
 starts from its parameters by --config.train.init_from.
 """
 
+import functools
 import pathlib
 
 from absl import flags
@@ -18,10 +19,10 @@ from launch import options
 FLAGS = flags.FLAGS
 flags.DEFINE_string("from", None, "Folder to read.")
 flags.DEFINE_string("to", None, "Folder to write, which must not exist.")
-flags.DEFINE_integer("ranks", 1, "Tensor ranks of the run.", lower_bound=1)
+flags.DEFINE_integer("ranks", None, "Tensor ranks of a run; 1 if unset.", 1)
 flags.DEFINE_string(
   "dtype", "",
-  "Of a run's activations, or of published tensors; as they were if unset.",
+  "Of a run's activations, or of published tensors; what it was if unset.",
 )
 
 
@@ -32,44 +33,37 @@ def main() -> None:
   from caatnet.interop import huggingface
   from caatnet.interop.source import open_source
   from caatnet.show import tables
+  from caatnet.train import files
 
-  source, to = (pathlib.Path(FLAGS[name].value) for name in ("from", "to"))
-  with Progress() as bar:
-    task = bar.add_task(f"{source} to {to}")
-
-    def advance() -> None:
-      bar.advance(task)
-
-    if huggingface.is_run(source):
-      experiment = experiments.from_folder(source)
-      bar.update(task, total=huggingface.num_tensors(experiment))
-      made = huggingface.write_published(
-        experiment, source, to, step=FLAGS.step, dtype=FLAGS.dtype,
-        advance=advance,
-      )
-    else:
-      published = open_source(source, FLAGS.ranks, FLAGS.dtype)
-      bar.update(task, total=published.num_tensors)
-      config = FLAGS.config
-      config.name = to.name
-      config.model.update(published.section)
-      config.parallel.tensor = published.ranks
-      config.data.seq_len = min(config.data.seq_len, published.num_positions)
-      made = huggingface.write_run(
-        published, experiments.build(config), to, advance
-      )
-  before, after = made.cache_bytes
-  tables.table(
-    f"{made.folder}",
-    ["", "published", "run"],
-    [
-      ["parameters", f"{made.parameters:,}", ""],
-      ["bytes of tensors", f"{made.published_bytes:,}", ""],
-      ["tensor ranks", "", str(made.ranks)],
-      ["key/value heads", *map(str, made.kv_heads)],
-      ["bytes of keys and values per token", f"{before:,}", f"{after:,}"],
-    ],
+  source, to = (
+    pathlib.Path(files.folder(FLAGS[name].value, local=True, flag=f"--{name}"))
+    for name in ("from", "to")
   )
+  is_run = huggingface.is_run(source)
+  unused = "ranks" if is_run else "step"
+  if FLAGS[unused].value is not None:
+    what = "a run's folder" if is_run else "no run's folder"
+    raise ValueError(f"--{unused} has no effect: --from={source} is {what}")
+  if is_run:
+    experiment = experiments.from_folder(source)
+    total = huggingface.num_tensors(experiment)
+    write = functools.partial(
+      huggingface.write_published, experiment, source, to, step=FLAGS.step,
+      dtype=FLAGS.dtype,
+    )
+  else:
+    published = open_source(source, FLAGS.ranks or 1, FLAGS.dtype)
+    total, config = published.num_tensors, FLAGS.config
+    config.name = to.name
+    config.model.update(published.section)
+    config.parallel.tensor = published.ranks
+    config.data.seq_len = min(config.data.seq_len, published.num_positions)
+    experiment = experiments.build(config)
+    write = functools.partial(huggingface.write_run, published, experiment, to)
+  with Progress() as bar:
+    task = bar.add_task("tensors", total=total)
+    made = write(advance=lambda: bar.advance(task))
+  tables.table(f"{made.folder}", ["", "published", "run"], made.rows)
 
 
 if __name__ == "__main__":

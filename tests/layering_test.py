@@ -126,6 +126,16 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  "caatnet.interop": (
+    (
+      "caatnet.checks",
+      "caatnet.models",
+      "caatnet.train",
+      "parallel.axes",
+      "parallel.tensor",
+    ),
+    ("flax", "ml_collections", "absl", "torch", "transformers"),
+  ),
   "caatnet.show": (
     ("caatnet.data.protocol", "caatnet.train"),
     ("flax", "ml_collections", "absl"),

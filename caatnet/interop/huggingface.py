@@ -66,6 +66,18 @@ class Conversion:
   kv_heads: tuple[int, int]
   cache_bytes: tuple[int, int]
 
+  @property
+  def rows(self) -> list[list[str]]:
+    """A table of it: what is counted, as it is published, and in the run."""
+    return [
+      ["parameters", f"{self.parameters:,}", ""],
+      ["bytes of tensors", f"{self.published_bytes:,}", ""],
+      ["tensor ranks", "", str(self.ranks)],
+      ["key/value heads", *map(str, self.kv_heads)],
+      ["bytes of keys and values per token",
+       *(f"{size:,}" for size in self.cache_bytes)],
+    ]
+
 
 def is_run(folder: pathlib.Path) -> bool:
   """Says whether a folder is a run's, or one with a published model.

@@ -26,12 +26,15 @@ _PACKAGES = {
 }
 
 
-def folder(path: str | os.PathLike[str], *, local: bool = False) -> epath.Path:
+def folder(
+  path: str | os.PathLike[str], *, local: bool = False, flag: str = "--workdir"
+) -> epath.Path:
   """Returns the path of a run's folder, which need not exist.
 
   Args:
     path: A path of this machine, or an address such as ``gs://bucket/run``.
     local: Whether only a path of this machine will do.
+    flag: What messages call the path.
 
   Raises:
     ValueError: The path is on a cloud of another kind, on any cloud if it has
@@ -42,12 +45,12 @@ def folder(path: str | os.PathLike[str], *, local: bool = False) -> epath.Path:
   packages = _PACKAGES.get(f"{str(path).partition('://')[0]}://")
   if local or packages is None:
     kinds = "" if local else f", or start with {' or '.join(_PACKAGES)}"
-    raise ValueError(f"--workdir={path} must be on this machine{kinds}")
+    raise ValueError(f"{flag}={path} must be on this machine{kinds}")
   missing = [
     package for module, package in packages.items() if not _is_there(module)
   ]
   if missing:
-    raise ValueError(f"--workdir={path} needs pip install {' '.join(missing)}")
+    raise ValueError(f"{flag}={path} needs pip install {' '.join(missing)}")
   return epath.Path(path)
 
 

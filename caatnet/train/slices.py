@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 import math
 import os
+import threading
 from typing import Any
 
 import jax
@@ -98,11 +99,16 @@ def write_params(
     step: The step that names the checkpoint.
     params: Tree of `Sliced`, ``[workers, ...]``.
   """
-  with _checkpointer() as checkpointer:
-    checkpointer.save(
-      os.path.abspath(os.path.join(directory, str(step))),
-      args=ocp.args.Composite(params=ocp.args.PyTreeSave(params)),
-    )
+  handler = _Handler()
+  try:
+    with _checkpointer(handler) as checkpointer:
+      checkpointer.save(
+        os.path.abspath(os.path.join(directory, str(step))),
+        args=ocp.args.Composite(params=ocp.args.PyTreeSave(params)),
+      )
+  except BaseException:
+    handler.stop()  # Ctrl-C reaches this thread, not the one that writes
+    raise
 
 
 def open_params(
@@ -119,7 +125,7 @@ def open_params(
     The same tree with `Stored` leaves, ``[workers, ...]``.
   """
   args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=Sliced), names)
-  with _checkpointer() as checkpointer:
+  with _checkpointer(_Handler()) as checkpointer:
     return checkpointer.restore(
       os.path.abspath(os.path.join(directory, str(step))),
       args=ocp.args.Composite(
@@ -128,8 +134,8 @@ def open_params(
     ).params
 
 
-def _checkpointer() -> ocp.Checkpointer:
-  handlers = type_handlers.create_type_handler_registry((Sliced, _Handler()))
+def _checkpointer(handler: "_Handler") -> ocp.Checkpointer:
+  handlers = type_handlers.create_type_handler_registry((Sliced, handler))
   return ocp.Checkpointer(
     ocp.CompositeCheckpointHandler(
       params=ocp.PyTreeCheckpointHandler(type_handler_registry=handlers)
@@ -139,6 +145,15 @@ def _checkpointer() -> ocp.Checkpointer:
 
 class _Handler(type_handlers.TypeHandler):
   """Tells Orbax how `Sliced` arrays are written and `Stored` ones opened."""
+
+  def __init__(self) -> None:
+    self._stopping, self._idle = threading.Event(), threading.Event()
+    self._idle.set()
+
+  def stop(self) -> None:
+    """Lets the thread that writes end after its slice, and waits for it."""
+    self._stopping.set()
+    self._idle.wait()
 
   def typestr(self) -> str:
     # What Orbax is told of the array in the checkpoint: any reader takes it.
@@ -154,10 +169,10 @@ class _Handler(type_handlers.TypeHandler):
     args: Sequence[type_handlers.SaveArgs] | None = None,
   ) -> Sequence[Any]:
     """Starts to write, in a thread that first waits for the folder."""
+    self._idle.clear()
+    writing = self._write(values, infos)
     return [
-      ocp.future.CommitFutureAwaitingContractedSignals(
-        self._write(values, infos), name="slices"
-      )
+      ocp.future.CommitFutureAwaitingContractedSignals(writing, name="slices")
     ]
 
   async def _write(
@@ -166,20 +181,25 @@ class _Handler(type_handlers.TypeHandler):
     infos: Sequence[type_handlers.ParamInfo],
   ) -> None:
     """Writes all slices, one after another."""
-    for value, info in zip(values, infos, strict=True):
-      await info.await_path_creation()
-      spec = type_handlers.get_json_tspec_write(
-        info, use_ocdbt=True, global_shape=value.shape, dtype=value.dtype,
-        local_shape=value.chunk, process_index=jax.process_index(),
-      )
-      store = await tensorstore.open(
-        tensorstore.Spec(spec), create=True, context=info.ts_context
-      )
-      written = 0
-      for place, part in value.slices():
-        await store[place].write(part)
-        written += part.size
-      assert written == math.prod(value.shape), info.name
+    try:
+      for value, info in zip(values, infos, strict=True):
+        await info.await_path_creation()
+        spec = type_handlers.get_json_tspec_write(
+          info, use_ocdbt=True, global_shape=value.shape, dtype=value.dtype,
+          local_shape=value.chunk, process_index=jax.process_index(),
+        )
+        store = await tensorstore.open(
+          tensorstore.Spec(spec), create=True, context=info.ts_context
+        )
+        written = 0
+        for place, part in value.slices():
+          if self._stopping.is_set():
+            return
+          await store[place].write(part)
+          written += part.size
+        assert written == math.prod(value.shape), info.name
+    finally:
+      self._idle.set()
 
   async def deserialize(
     self,

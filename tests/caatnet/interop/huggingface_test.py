@@ -18,7 +18,7 @@ from caatnet.build import experiments
 from caatnet.interop import huggingface, tensors
 from caatnet.interop.source import open_source
 from caatnet.train.checkpoint import Checkpointer
-from configs.caatnet import base, tiny
+from configs.caatnet import base
 
 FIXTURES = pathlib.Path(__file__).parents[2] / "fixtures/families"
 FAMILIES = sorted(path.name for path in FIXTURES.iterdir())
