@@ -28,7 +28,9 @@ def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def naming(prefix: str, keys: Iterable[str]) -> Iterator[None]:
+def naming(
+  prefix: str, keys: Iterable[str], joint: str = "."
+) -> Iterator[None]:
   """Puts a section's name before the keys in the message of a ``ValueError``.
 
   With the prefix "config.outer", ``pieces=3 must be ...`` becomes
@@ -37,6 +39,7 @@ def naming(prefix: str, keys: Iterable[str]) -> Iterator[None]:
   Args:
     prefix: The name of the section.
     keys: The section's keys.
+    joint: What stands between both; "" for flags, whose prefix is "--".
   """
   try:
     yield
@@ -46,6 +49,6 @@ def naming(prefix: str, keys: Iterable[str]) -> Iterator[None]:
       raise
     # A key is followed by "=" and is no part of a longer word or dotted name.
     text = re.sub(
-      rf"(?<![\w.])({names})(?==)", rf"{prefix}.\1", str(error)
+      rf"(?<![\w.])({names})(?==)", rf"{prefix}{joint}\1", str(error)
     )
     raise ValueError(text) from error

@@ -281,12 +281,15 @@ def zero() -> ConfigDict:
 
 
 def text() -> ConfigDict:
-  """Returns text as bytes, for language models."""
+  """Returns text, for language models."""
   data = ConfigDict()
   data.name = "text"
   # A .txt or .jsonl file or a folder of them; "" for the source of Python's
   # standard library.
   data.path = ""
+  # A tokenizer.json or a folder that has one; "" for tokens that are bytes. The
+  # model's vocab_size must be more than its largest token.
+  data.tokenizer = ""
   data.seq_len = 256
   data.batch_size = 16
   data.validation_percent = 5.0
@@ -364,6 +367,30 @@ def train() -> ConfigDict:
   # same model and ranks; p may differ. "" draws them.
   train.init_from = ""
   return train
+
+
+def inference() -> ConfigDict:
+  """Returns how a language model continues text (`launch.generate`)."""
+  inference = ConfigDict()
+  # Sequences at a time in each replica; config.parallel.data says how many
+  # replicas there are.
+  inference.batch = 16
+  # The positions of a sequence, those of its prompt among them.
+  inference.context = 1024
+  # The positions of a page of the cache.
+  inference.page_size = 16
+  # The pages of a replica's cache; 0 for as many as the whole batch can fill.
+  inference.pages = 0
+  # How many tokens of a prompt one step reads.
+  inference.chunk = 256
+  # The dtype of weights and activations; "" for config.model.dtype.
+  inference.dtype = ""
+  # How matrices are kept in memory: "float", or "int8" with a scale per block.
+  inference.weights = "float"
+  # How keys and values are kept: "float", or "int8" with a scale per token and
+  # head.
+  inference.cache = "float"
+  return inference
 
 
 def choices() -> ConfigDict:

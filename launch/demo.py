@@ -31,22 +31,23 @@ def main() -> None:
     result = loop.train(experiment, folders[label], label=label)
     if not result.finished:
       return
+    speed = result.units_per_second  # None if nothing was left to do
     rows.append(
       [
         f"{label}, {experiment.program.layout.tensor.size} tensor ranks",
         *(f"{result.measures[key]:.4f}" for key in ("loss", "bits_per_byte")),
         tables.communication_text(result.communication, "forward"),
         tables.communication_text(result.communication, "backward"),
-        f"{result.units_per_second:,.0f}",
+        "-" if speed is None else f"{speed:,.0f}",
       ]
     )
   data = experiment.data
   baselines = data.load(experiment.seed).baselines()
+  measures = [label.replace(" per ", "/") for label in data.labels.values()]
   table = {
     "title": "validation loss, and what a device sends over the tensor axis "
     "per step",
-    "columns": ["model", "nats/byte", "bits/byte", "forward", "backward",
-                "tokens/s"],
+    "columns": ["model", *measures, "forward", "backward", "tokens/s"],
     "rows": rows + [
       [*row, "", "", ""] for row in tables.measure_rows(baselines, data.labels)
     ],
@@ -55,8 +56,8 @@ def main() -> None:
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), table)
   picture = workdir / "loss.png"
-  references = {"bigram": baselines["bigram"]["loss"]}
-  pictures.plot_losses(folders, picture, references)
+  references = {k: v["loss"] for k, v in baselines.items() if k == "bigram"}
+  pictures.plot_losses(folders, picture, references, data.labels["loss"])
   half = folders["p=0.5"]
   print(f"loss curves  {picture}\ncheckpoints  {half}/checkpoints")
   print(f"evaluate     python -m launch.evaluate --workdir={half}")

@@ -48,7 +48,8 @@ flags.DEFINE_bool("check", False, "Write nothing; what is stale is an error.")
 flags.DEFINE_string(
   "output",
   "",
-  "JSON file to write the result to, with command, date and versions.",
+  "JSON file to write the result to, with command, date and versions. "
+  "tokenizer: the folder to write; config.data.tokenizer if unset.",
 )
 flags.DEFINE_string(
   "plot",

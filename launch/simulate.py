@@ -34,6 +34,8 @@ def main() -> None:
       f"--export={FLAGS.export}: config.study={config['study']!r} has nothing "
       "to export; configs/collectives/schedule.py has"
     )
+  if FLAGS.export:
+    study.export(config, pathlib.Path(FLAGS.export))
   result = study.run(config)
   if FLAGS.json:
     print(json.dumps(result))
@@ -43,8 +45,6 @@ def main() -> None:
     results.write(pathlib.Path(FLAGS.output), result)
   if FLAGS.plot:
     study.plot(result, pathlib.Path(FLAGS.plot))
-  if FLAGS.export:
-    study.export(config, pathlib.Path(FLAGS.export))
 
 
 if __name__ == "__main__":

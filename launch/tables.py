@@ -15,6 +15,7 @@ FLAGS = flags.FLAGS
 
 def main() -> None:
   from caatnet.show import documents
+  from caatnet.train import files
   from docs import tables
 
   stale = []
@@ -26,7 +27,7 @@ def main() -> None:
       raise ValueError(f"{name}: {error}") from error
     stale += [f"{table} in {name}" for table in changed]
     if changed and not FLAGS.check:
-      path.write_text(text)
+      files.replace(path, text)
   if stale and FLAGS.check:
     raise ValueError(
       f"tables that are not what results/ says: {', '.join(stale)}; "

@@ -28,10 +28,9 @@ def main() -> None:
   measures = ", ".join(
     f"{data.labels[key]} {value:.4f}" for key, value in result.measures.items()
   )
-  print(
-    f"step {result.step}: validation {measures}; "
-    f"{result.units_per_second:,.0f} {data.unit}/s; in {workdir}"
-  )
+  speed = result.units_per_second  # None if few steps were left to make
+  measured = "" if speed is None else f"{speed:,.0f} {data.unit}/s; "
+  print(f"step {result.step}: validation {measures}; {measured}in {workdir}")
   print(f"evaluate: python -m launch.evaluate --workdir={workdir}")
 
 

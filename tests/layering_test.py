@@ -126,9 +126,20 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  "caatnet.inference": (
+    (
+      "caatnet.data",
+      "caatnet.models",
+      "caatnet.program",
+      "parallel",
+    ),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
   "caatnet.interop": (
     (
       "caatnet.checks",
+      "caatnet.data.tokenizers",
+      "caatnet.inference",
       "caatnet.models",
       "caatnet.train",
       "parallel.axes",
@@ -137,13 +148,20 @@ RULES = {
     ("flax", "ml_collections", "absl", "torch", "transformers"),
   ),
   "caatnet.show": (
-    ("caatnet.data.protocol", "caatnet.train"),
+    (
+      "caatnet.data.protocol",
+      "caatnet.data.tokenizers",
+      "caatnet.inference",
+      "caatnet.train",
+    ),
     ("flax", "ml_collections", "absl"),
   ),
   "caatnet.build": (
     (
       "caatnet.checks",
       "caatnet.data",
+      "caatnet.inference",
+      "caatnet.interop",
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",
@@ -155,6 +173,8 @@ RULES = {
   "caatnet.studies": (
     (
       "caatnet.checks",
+      "caatnet.inference",
+      "caatnet.models.paged",
       "caatnet.program",
       "caatnet.ranges",
       "caatnet.show",

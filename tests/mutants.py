@@ -60,11 +60,14 @@ _PARTITIONS = "tests/parallel/planner/partitions_test.py"
 _XLA = "tests/parallel/xla"
 _MODEL = "tests/caatnet/models/transformer_test.py"
 _FAMILIES = "tests/caatnet/models/families_test.py"
+_SCORING = "tests/caatnet/inference/scoring_test.py"
+_HARNESS = "tests/caatnet/interop/harness_test.py"
 _SAMPLING = "tests/caatnet/inference/sampling_test.py"
 _STOPS = "tests/caatnet/inference/stops_test.py"
 _TRAIN = "tests/caatnet/train"
 _LINEAR = "tests/caatnet/train/linear_model_test.py"
 _DATA = "tests/caatnet/data"
+_KEPT = "tests/caatnet/train/tokenizer_test.py"
 _BUILD = "tests/caatnet/build/sections_test.py"
 _RANGES = "tests/caatnet/ranges_test.py"
 _STUDIES = "tests/caatnet/studies"
@@ -689,6 +692,22 @@ _OUTER = [
     f"{_HEALTH}::test_a_norm_is_judged_by_the_lower_median",
   ),
   Mutant(
+    "parallel/outer/health.py", "a norm is its square",
+    "  return jnp.sqrt(sum(", "  return (sum(",
+    f"{_HEALTH}::test_a_norm_is_that_of_all_of_a_worker_s_parameters",
+  ),
+  Mutant(
+    "parallel/outer/health.py", "a device sends the norm of one worker",
+    '{"float32": 4 * worker.lanes}', '{"float32": 4}',
+    f"{_HEALTH}::test_a_verdict_sends_what_its_formula_says",
+  ),
+  Mutant(
+    "parallel/outer/noloco.py", "nobody of a pair is far out",
+    "health.healthy(both, self.rule.outlier_factor)",
+    "health.healthy(both, 0.0)",
+    f"{_HEALTH}::test_of_a_pair_the_healthy_one_is_heard",
+  ),
+  Mutant(
     "parallel/outer/exchange.py", "who is left out loses its residual to NaN",
     "heard[ranks_here(self.worker)] > 0, residual,",
     "heard[ranks_here(self.worker)] >= 0, residual,",
@@ -763,6 +782,18 @@ _OUTER = [
     f"{_LINEAR}::test_a_worker_that_diverges_is_left_out_and_named",
   ),
   Mutant(
+    "caatnet/train/workers.py", "who has recovered diverges unseen",
+    "known.intersection_update(bad)", "pass",
+    f"{_TRAIN}/workers_test.py::"
+    "test_a_worker_that_diverges_again_is_named_again",
+  ),
+  Mutant(
+    "caatnet/train/workers.py", "who is left out is one of the others",
+    "np.sort(np.delete(norms, worker))", "np.sort(norms)",
+    f"{_TRAIN}/workers_test.py::"
+    "test_who_is_left_out_is_compared_with_the_others",
+  ),
+  Mutant(
     "parallel/outer/exchange.py", "the rest of each rounding is forgotten",
     '{"workers": state["workers"] | {"residual": residual}}',
     '{"workers": {"residual": residual} | state["workers"]}',
@@ -830,6 +861,11 @@ _OUTER = [
     "test_a_tournament_pairs_everyone_with_everyone_once",
   ),
   Mutant(
+    "parallel/outer/noloco.py", "all seeds pair workers alike",
+    'random.Random(f"{self.seed} {number}")', 'random.Random(f"{number}")',
+    f"{_EQUATIONS}::test_the_seed_decides_who_meets_in_noloco",
+  ),
+  Mutant(
     "parallel/outer/eager.py", "one's own old part stays in the mean",
     "return now * share + (all_last - last * last_share)",
     "return now * share + all_last",
@@ -846,6 +882,18 @@ _OUTER = [
     "begins = step > 0 and step % self.every == 0",
     "begins = step > 0 and step % self.every == 1",
     f"{_EQUATIONS}::test_eager_sends_at_the_head_of_a_round",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "all rounds round by the same draws",
+    "return Plan((begins, ends), (step // self.every,))",
+    "return Plan((begins, ends), (0,))",
+    f"{_EQUATIONS}::test_no_two_rounds_round_by_the_same_draws",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "one's own part weighs as all others do",
+    "self.exchange.weights, verdict.heard, self.worker",
+    "(), verdict.heard, self.worker",
+    f"{_EQUATIONS}::test_eager_weighs_one_s_own_part_as_the_mean_does",
   ),
   Mutant(
     "parallel/outer/streaming.py", "a fragment's momentum is never stored",
@@ -869,6 +917,12 @@ _OUTER = [
     "parallel/outer/streaming.py", "later pieces are of later parameters",
     "if send.starts:  # keep", "if True:  # keep",
     f"{_EQUATIONS}::test_streaming_is_its_equation[in pieces]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "all pieces round by the same draws",
+    "draw = numbers.exchange * self.pieces + piece",
+    "draw = numbers.exchange * self.pieces",
+    f"{_EQUATIONS}::test_no_two_pieces_round_by_the_same_draws",
   ),
   Mutant(
     "parallel/outer/pieces.py", "the first piece arrives twice",
@@ -1028,6 +1082,36 @@ _SCHEDULES_ROWS = [
     f"{_SCHEDULES}/msccl_test.py::test_a_file_says_for_which_sizes_it_is",
   ),
   Mutant(
+    "parallel/schedules/msccl/exporter.py", "nops before a step take no place",
+    "step.place = end + max(len(step.after) - 1, 0)", "step.place = end",
+    f"{_SCHEDULES}/msccl_test.py::test_round_trip",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "threadblocks are no elements",
+    "elements += 1 + count", "elements += count",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_all_elements_that_a_loader_reads_are_counted",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "other GPUs are no elements",
+    "elements = 1 + schedule.num_ranks", "elements = 1",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_all_elements_that_a_loader_reads_are_counted",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "one element too many is written",
+    "MAX_ELEMENTS - 1)", "MAX_ELEMENTS)",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_all_elements_that_a_loader_reads_are_counted",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/exporter.py", "a threadblock too far is awaited",
+    '"the last,", number, MAX_AWAITED,',
+    '"the last,", number - 1, MAX_AWAITED,',
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_the_last_threadblock_that_others_wait_for_has_a_number",
+  ),
+  Mutant(
     "parallel/schedules/msccl/importer.py", "writers do not wait for readers",
     "others = [self._written.get(place, number), *self._read.pop(place, ())]",
     "others = [self._written.get(place, number)]",
@@ -1058,6 +1142,13 @@ _SCHEDULES_ROWS = [
     "follows(message.number, reader.number, 0)",
     f"{_SCHEDULES}/msccl_test.py::"
     "test_rounds_that_values_do_not_allow_are_put_right",
+  ),
+  Mutant(
+    "parallel/schedules/msccl/importer.py", "a step without a round is early",
+    "if None in labels:\n    labels = [0] * len(labels)",
+    "if None in labels:\n    labels = [label or 0 for label in labels]",
+    f"{_SCHEDULES}/msccl_test.py::"
+    "test_rounds_are_the_earliest_unless_all_steps_have_theirs",
   ),
   Mutant(
     "parallel/schedules/optimal/cut_bound.py", "switches count as ranks",
@@ -1137,6 +1228,17 @@ _SCHEDULES_ROWS = [
     "key=lambda rounds: seconds(rounds, topology)", "key=len",
     f"{_SCHEDULES}/growth_test.py::"
     "test_rounds_of_uneven_links_are_not_all_as_long_as_the_slowest_takes",
+  ),
+  Mutant(
+    "parallel/schedules/growth.py", "what was the soonest way is so for ever",
+    "return end == self._planned[tree]", "return True",
+    f"{_SCHEDULES}/growth_test.py::test_it_is_as_fast_as_the_growth_says",
+  ),
+  Mutant(
+    "parallel/schedules/growth.py", "a way ends where the chunk is already",
+    "if there not in came and there not in has:", "if there not in came:",
+    f"{_SCHEDULES}/growth_test.py::"
+    "test_every_chunk_goes_down_a_tree_of_its_own",
   ),
   Mutant(
     "parallel/schedules/pipeline.py", "a piece waits for the one before",
@@ -1401,6 +1503,12 @@ _PLACES = [
     "test_small_messages_want_few_rounds_and_large_ones_many",
   ),
   Mutant(
+    "parallel/planner/schedules.py", "once in vain is the end",
+    "if in_vain == 2:", "if in_vain == 1:",
+    "tests/parallel/planner/schedules_test.py::"
+    "test_pieces_are_doubled_until_it_is_in_vain_twice",
+  ),
+  Mutant(
     "parallel/planner/links.py", "the fewest bits are tried first",
     "for width in sorted(bits, reverse=True):", "for width in sorted(bits):",
     f"{_NETWORK}/utilisation_test.py::"
@@ -1427,6 +1535,12 @@ _XLA_ROWS = [
     "_repeat(body, trips)", "_repeat(body, trips and 1)",
     f"{_XLA}/ledger_test.py::"
     "test_loops_multiply_and_an_unknown_trip_count_stays_unknown",
+  ),
+  Mutant(
+    "parallel/xla/ledger.py", "a condition runs as often as the body",
+    "checks = None if trips is None else trips + 1", "checks = trips",
+    f"{_XLA}/ledger_test.py::"
+    "test_the_condition_of_a_loop_runs_once_more_than_its_body",
   ),
   Mutant(
     "parallel/xla/entries.py", "branches that differ count as the first",
@@ -1545,6 +1659,37 @@ _XLA_ROWS = [
     "test_a_torus_uses_every_dimension_that_a_group_spans",
   ),
   Mutant(
+    "parallel/xla/overlap.py", "a loop of unknown length has nine trips",
+    "return 1 if trips is None else trips, instruction",
+    "return trips or 9, instruction",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_loop_of_unknown_length_hides_as_much_as_one_trip",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a transfer ends where it is updated",
+    'if not order[index].opcode.endswith("-update"):', "if True:",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_transfer_that_is_updated_goes_on_until_its_done",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a plane closes at every multiple of 4",
+    "else 16\n", "else 4\n",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_plane_closes_to_a_ring_where_it_has_16_chips",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "each device has a link of its own",
+    "level.link.bandwidth * level.links_per_device", "level.link.bandwidth",
+    f"{_XLA}/overlap_test.py::"
+    "test_devices_that_share_a_link_or_lie_anywhere_take_longer",
+  ),
+  Mutant(
+    "parallel/xla/overlap.py", "a group that no axes describe is one device",
+    "name in entry.axes or not entry.axes else 0", "name in entry.axes else 0",
+    f"{_XLA}/overlap_test.py::"
+    "test_devices_that_share_a_link_or_lie_anywhere_take_longer",
+  ),
+  Mutant(
     "parallel/xla/roofline.py", "an addition is free",
     "return 2.0 * output.elements * contracted",
     "return 1.0 * output.elements * contracted",
@@ -1564,7 +1709,7 @@ _XLA_ROWS = [
     f"{_XLA}/compiled_test.py::test_pairs_of_a_convolution",
   ),
   Mutant(
-    "caatnet/studies/compilation/study.py", "all axes share their links",
+    "caatnet/studies/compilation/programs.py", "all axes share their links",
     'busiest = max((row["seconds"] for row in rows), default=0.0)',
     'busiest = sum(row["seconds"] for row in rows)',
     f"{_STUDIES}/compilation_test.py::test_bounds_of_a_step",
@@ -1655,10 +1800,23 @@ _MODELS = [
     f"{_FAMILIES}::test_llama_3_stretches_long_wavelengths_only",
   ),
   Mutant(
+    "caatnet/models/transformer/positions.py",
+    "stretched wavelengths are the roots of theirs",
+    "scaling(base ** (-np.arange(half) / half))",
+    "scaling(base ** (-np.arange(half) / x.shape[-1]))",
+    f"{_FAMILIES}::test_a_family_is_the_dense_model",
+  ),
+  Mutant(
     "caatnet/models/transformer/layers.py", "keys have the gain of queries",
     "k = rms_norm(k, params.key_gain, heads.eps)",
     "k = rms_norm(k, params.query_gain, heads.eps)",
     f"{_FAMILIES}::test_a_family_is_the_dense_model",
+  ),
+  Mutant(
+    "caatnet/models/transformer/layers.py", "keys have an eps of their own",
+    "k = rms_norm(k, params.key_gain, heads.eps)",
+    "k = rms_norm(k, params.key_gain, 1e-5)",
+    f"{_FAMILIES}::test_norms_of_heads_add_the_config_s_eps",
   ),
   Mutant(
     "caatnet/models/transformer/model.py", "gains decay",
@@ -1860,6 +2018,13 @@ _TRAINING = [
     f"{_TRAIN}/records_test.py::test_a_run_may_be_made_longer",
   ),
   Mutant(
+    "caatnet/train/records.py", "the same workers may have other weights",
+    "or (moved and key in (_WORKER, *_OF_WORKERS))",
+    "or key in (_WORKER, *_OF_WORKERS)",
+    f"{_TRAIN}/records_test.py::"
+    "test_what_is_said_of_workers_changes_with_their_number_only",
+  ),
+  Mutant(
     "caatnet/train/records.py", "a torn last line is an error",
     'if not line.endswith("\\n"):', "if not line:",
     f"{_TRAIN}/records_test.py::"
@@ -1867,13 +2032,25 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/files.py", "files are emptied and written again",
-    'temporary = path.with_name(f"{path.name}.tmp")', "temporary = path",
+    "temporary = path.with_name(own)\n",
+    "yield path\n  return\n  temporary = path.with_name(own)\n",
     f"{_TRAIN}/files_test.py::test_killed_at_any_write_a_run_goes_on",
   ),
   Mutant(
     "caatnet/train/files.py", "several trainers have the lock",
     "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
     f"{_TRAIN}/files_test.py::test_a_folder_has_one_trainer",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "two writers share a temporary file",
+    'own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"',
+    'own = f".{path.stem}.tmp{path.suffix}"',
+    f"{_TRAIN}/files_test.py::test_two_writers_of_a_file_leave_one_s_text",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "what could not be written stays",
+    "temporary.unlink(missing_ok=True)", "pass",
+    f"{_TRAIN}/files_test.py::test_a_full_disk_is_one_line",
   ),
   Mutant(
     "caatnet/train/checkpoint.py", "a reader deletes what is being written",
@@ -1971,7 +2148,7 @@ _DATA_ROWS = [
   ),
   Mutant(
     "caatnet/data/pipeline.py", "the validation text's end is never read",
-    "num_bytes - (seq_len + 1)", "num_bytes - 2 * (seq_len + 1)",
+    "num_tokens - (seq_len + 1)", "num_tokens - 2 * (seq_len + 1)",
     f"{_DATA}/pipeline_test.py::test_validation_windows_are_even_and_disjoint",
   ),
   Mutant(
@@ -2360,7 +2537,7 @@ _GENERATION = [
   ),
   Mutant(
     "caatnet/inference/stops.py", "half a character at the end is lost",
-    "text = self._strings.push(self._decoder.finish())", 'text = ""',
+    "text = self._strings.push(self._stream.flush())", 'text = ""',
     f"{_STOPS}::test_why_a_sequence_ends",
   ),
   Mutant(
@@ -2372,11 +2549,237 @@ _GENERATION = [
   ),
 ]
 
+_SCORES = [
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "of equal logits the highest token is greedy",
+    "((a[0] == b[0]) & (a[1] < b[1]))", "((a[0] == b[0]) & (a[1] > b[1]))",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "a lower token of another rank does not count",
+    "choice < targets.tokens, -2.0, vote", "choice < targets.tokens, 0.0, vote",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "each device has a greedy choice",
+    "vote = jnp.where(best == largest, vote, 0.0)",
+    "vote = jnp.where(best <= largest, vote, 0.0)",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "scores come in the order of lengths",
+    "return [scores[index] for index in range(len(rows))]",
+    "return list(scores.values())",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "rows are padded at their beginning",
+    "batch[place, : len(row)] = row", "batch[place, -len(row) :] = row",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "every length is compiled by itself",
+    "next(n for n in self._lengths if n >= longest)", "longest",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "spaces at its end stay with the context",
+    "split = len(self._encode(context.rstrip()))",
+    "split = len(self._encode(context))",
+    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a window is a token too short",
+    "tokens[max(0, stop - limit - 1) : stop]",
+    "tokens[max(0, stop - limit) : stop]",
+    f"{_HARNESS}::test_windows_score_each_token_once",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "one greedy token makes all greedy",
+    "judged.greedy[last].all()", "judged.greedy[last].any()",
+    f"{_HARNESS}::test_a_continuation_is_greedy_if_each_token_is",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a token of the context is scored, too",
+    "slice(len(window.tokens) - 1 - window.num_targets, None)",
+    "slice(max(0, len(window.tokens) - 2 - window.num_targets), None)",
+    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "prompts do not begin with their tokens",
+    "tokens = [*self._tokenizer.start_ids, *self._encode(context)]",
+    "tokens = self._encode(context)",
+    f"{_HARNESS}::test_a_request_to_generate_is_read",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a task that does not sample does",
+    "temperature=0.0 if samples is False else temperature",
+    "temperature=temperature",
+    f"{_HARNESS}::test_a_request_to_generate_is_read",
+  ),
+]
+
+_TOKENIZERS = [
+  Mutant(
+    "caatnet/data/token_streams.py", "half a run of bytes is given out",
+    'return "" if _BYTE.fullmatch(name) else self._take(last=False)',
+    "return self._take(last=False)",
+    f"{_DATA}/tokenizers_test.py::test_a_stream_gives_the_text_of_all_tokens",
+  ),
+  Mutant(
+    "caatnet/data/token_streams.py", "every token is the first of a text",
+    "self._before, self._held = self._held[-1:] or self._before, []",
+    "self._held = []",
+    f"{_DATA}/tokenizers_test.py::test_a_stream_gives_the_text_of_all_tokens",
+  ),
+  Mutant(
+    "caatnet/data/token_streams.py", "half a character is given out",
+    "if not last and text.endswith(_REPLACEMENT):", "if not last and not text:",
+    f"{_DATA}/tokenizers_test.py::test_a_stream_gives_the_text_of_all_tokens",
+  ),
+  Mutant(
+    "caatnet/data/token_streams.py", "a stream gives all at its end",
+    "if not last and text.endswith(_REPLACEMENT):", "if not last:",
+    f"{_DATA}/tokenizers_test.py::test_nothing_that_is_complete_waits",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "special tokens are spelled",
+    "[int(i) for i in ids if i not in self._special_ids]",
+    "[int(i) for i in ids]",
+    f"{_DATA}/tokenizers_test.py::test_special_tokens_have_no_text",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "a document ends where it quotes its end",
+    "library.encode_special_tokens = True", "pass",
+    f"{_DATA}/encoding_test.py::test_between_separators_are_the_documents",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "no prompt has special tokens any more",
+    "library.encode_special_tokens = False", "pass",
+    f"{_DATA}/encoding_test.py::test_between_separators_are_the_documents",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "an identity is of no normalizer",
+    '"truncation", "padding")', '"truncation", "padding", "normalizer")',
+    f"{_DATA}/tokenizers_test.py"
+    "::test_an_identity_is_of_what_decides_the_tokens",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "an identity is of how batches are padded",
+    '"truncation", "padding")', '"truncation")',
+    f"{_DATA}/tokenizers_test.py"
+    "::test_an_identity_is_of_what_decides_the_tokens",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "an identity is not of a document's end",
+    '"separator": self.separator,', '"separator": None,',
+    f"{_DATA}/tokenizers_test.py"
+    "::test_an_identity_is_of_what_decides_the_tokens",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "one token ends a text, whatever is listed",
+    "return tuple(listed)", "return tuple(listed[:1])",
+    f"{_DATA}/tokenizers_test.py::test_what_ends_texts_and_documents",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "all of a template's tokens open a prompt",
+    "count = added.index(0) if 0 in added else 0", "count = sum(added) + 1",
+    f"{_DATA}/tokenizers_test.py::test_a_prompt_opens_as_the_library_says",
+  ),
+  Mutant(
+    "caatnet/data/chat.py", "templates run without a sandbox",
+    "sandbox.ImmutableSandboxedEnvironment(", "jinja2.Environment(",
+    f"{_DATA}/tokenizers_test.py"
+    "::test_a_template_can_refuse_but_not_break_out",
+  ),
+  Mutant(
+    "caatnet/data/encoding.py", "a separator stands for no byte",
+    "join(sizes, [1] * len(between))", "join(sizes, [0] * len(between))",
+    f"{_DATA}/encoding_test.py::test_tokens_stand_for_all_bytes_of_the_text",
+  ),
+  Mutant(
+    "caatnet/data/encoding.py", "no character has four bytes",
+    "(0x80, 0x800, 0x10000)", "(0x80, 0x800)",
+    f"{_DATA}/encoding_test.py::test_sizes_by_hand",
+  ),
+  Mutant(
+    "caatnet/data/encoding.py", "what ends a document is lost",
+    "    reached[-1] = ends[-1]\n", "    pass\n",
+    f"{_DATA}/encoding_test.py::test_what_is_left_out_counts_to_what_follows",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "bits per byte are bits per token",
+    "bits_per_token / bytes_per_token", "bits_per_token",
+    f"{_DATA}/text_test.py"
+    "::test_bits_are_per_byte_of_the_text_that_is_evaluated",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "the text before the targets counts",
+    "targets = places[:, 1:]", "targets = places",
+    f"{_DATA}/text_test.py"
+    "::test_bits_are_per_byte_of_the_text_that_is_evaluated",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "xz sees other text than the model",
+    "ends[places[:, 0]], ends[places[:, -1]]",
+    "ends[places[:, 1]], ends[places[:, -1]]",
+    f"{_DATA}/text_test.py"
+    "::test_bits_are_per_byte_of_the_text_that_is_evaluated",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "a tokenizer's last token needs no row",
+    "(tokenizer.vocab_size - 1, tokenizer.name)",
+    "(tokenizer.vocab_size - 2, tokenizer.name)",
+    f"{_DATA}/text_test.py"
+    "::test_a_vocabulary_has_the_largest_token_of_the_tokenizer",
+  ),
+  Mutant(
+    "caatnet/train/tokenizer.py", "a tokenizer is known by its name",
+    "stored.identity != tokenizer.identity", "stored.name != tokenizer.name",
+    f"{_KEPT}::test_a_run_has_the_whole_tokenizer",
+  ),
+  Mutant(
+    "caatnet/train/tokenizer.py", "copies may change",
+    'recorded["sha256"] != found.identity', 'recorded["sha256"] == ""',
+    f"{_KEPT}::test_what_has_become_of_a_kept_tokenizer",
+  ),
+  Mutant(
+    "caatnet/train/tokenizer.py", "files of a start that was killed stay",
+    "(folder / name).unlink(missing_ok=True)", "pass",
+    f"{_KEPT}::test_killed_at_any_write_it_is_kept",
+  ),
+  Mutant(
+    "caatnet/train/tokenizer.py", "a tokenizer is written over another",
+    "path.read_text() != texts[main]", "False",
+    f"{_KEPT}::test_another_tokenizer_is_not_written_over",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "runs older than a key lack it",
+    'data.setdefault("tokenizer", "")', "pass",
+    f"{_KEPT}::test_a_run_without_one_is_of_bytes",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "any tokenizer goes on with a run",
+    "    tokenizer.check(self.workdir, dataset.tokenizer)\n", "",
+    f"{_KEPT}"
+    "::test_a_folder_s_experiment_reads_by_the_tokenizer_kept_there",
+  ),
+  Mutant(
+    "caatnet/build/experiments.py", "a folder's tokenizer is looked for again",
+    "data = dataclasses.replace(data, kept=tokenizer.load(workdir))", "pass",
+    f"{_KEPT}"
+    "::test_a_folder_s_experiment_reads_by_the_tokenizer_kept_there",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
-  *_GENERATION,
+  *_GENERATION, *_TOKENIZERS, *_SCORES,
 )
 
 if __name__ == "__main__":

@@ -16,23 +16,23 @@ from caatnet import ranges
 from caatnet.build import sections
 from caatnet.build.context import Context
 from caatnet.build.data import DATA
+from caatnet.build.inference_options import InferenceOptions
 from caatnet.build.model import MODELS
 from caatnet.build.optimizer import OPTIMIZERS, Inner
 from caatnet.build.outer import OUTER
-from caatnet.build.override import override
 from caatnet.build.zero import Zero, build_zero
 from caatnet.checks import naming, one_of
 from caatnet.data.protocol import Data
 from caatnet.data.text import TextData
 from caatnet.program import Layout, Program
-from caatnet.train import files, records
+from caatnet.train import files, records, tokenizer
 from caatnet.train.experiment import Experiment, TrainOptions
 from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.kernels import selection
 
 _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "outer", "zero",
-  "data", "optimizer", "train",
+  "data", "optimizer", "train", "inference",
 )
 # Sections of other configs, and what runs these.
 _OTHERS = {"study": "simulate", "sweep": "sweep", "benchmark": "benchmark"}
@@ -56,41 +56,18 @@ def build(
   Raises:
     ValueError: A value does not fit; the message names its key and what would.
   """
-  _check_sections(config)
-  ranges.check(config)
-  devices = devices or jax.devices()
-  platform = devices[0].platform
+  check(config)
   zero: Zero = sections.call(
     "zero", build_zero, config.zero, config.parallel.data
   )
-  axes = _axes(config.parallel, zero, len(devices), requested_mesh)
-  kernels = _kernels(config.kernels, platform)
   data = sections.choose("data", "name", DATA, config.data)
   train = sections.call("train", TrainOptions, config.train)
-  _check_batch(data, train, axes["worker"].size * zero.partition.num_ranks)
-  context = Context(
-    platform,
-    axes["tensor"],
-    kernels,
-    devices[0].device_kind if config.kernels == "auto" else None,
-    data,
-    config.get("sync", None),
+  _check_batch(
+    data, train, config.parallel.worker * zero.partition.num_ranks
   )
-  model = sections.choose("model", "name", MODELS, config.model, context)
+  program = build_program(config, zero, data, requested_mesh, devices)
   if isinstance(data, TextData):
     data = dataclasses.replace(data, vocab_size=config.model.vocab_size)
-  layout = Layout(
-    axes["worker"],
-    tuple(axes[level.name] for level in zero.partition.levels),
-    axes["tensor"],
-    make_mesh(axes, devices),
-    zero.partition,
-    kernels,
-    zero.offload,
-    zero.prefetch,
-  )
-  with naming("config.model", sections.keys_of(MODELS[config.model.name])):
-    program = Program(model, layout)
   inner: Inner = sections.choose(
     "optimizer", "name", OPTIMIZERS, config.optimizer,
     train.num_steps, program.decays,
@@ -111,36 +88,79 @@ def build(
   )
 
 
+def build_program(
+  config: ml_collections.ConfigDict,
+  zero: Zero,
+  data: Data,
+  requested_mesh: Mapping[str, int] | None = None,
+  devices: list[jax.Device] | None = None,
+) -> Program:
+  """Builds a config's model and lays it out on a mesh; see `build`.
+
+  Args:
+    config: The config, which has been checked.
+    zero: The partition.
+    data: What the model reads.
+    requested_mesh: Devices per axis; None lets the sizes decide.
+    devices: The devices to use; None for all of this machine's.
+  """
+  devices = devices or jax.devices()
+  platform = devices[0].platform
+  axes = _axes(config.parallel, zero, len(devices), requested_mesh)
+  kernels = _kernels(config.kernels, platform)
+  context = Context(
+    platform,
+    axes["tensor"],
+    kernels,
+    devices[0].device_kind if config.kernels == "auto" else None,
+    data,
+    config.get("sync", None),
+  )
+  model = sections.choose("model", "name", MODELS, config.model, context)
+  layout = Layout(
+    axes["worker"],
+    tuple(axes[level.name] for level in zero.partition.levels),
+    axes["tensor"],
+    make_mesh(axes, devices),
+    zero.partition,
+    kernels,
+    zero.offload,
+    zero.prefetch,
+  )
+  with naming("config.model", sections.keys_of(MODELS[config.model.name])):
+    return Program(model, layout)
+
+
 def from_folder(
   workdir: str | os.PathLike[str],
   requested_mesh: Mapping[str, int] | None = None,
-  overrides: str = "",
 ) -> Experiment:
-  """Builds the experiment of a run's folder.
-
-  Args:
-    workdir: The folder.
-    requested_mesh: Devices per axis (``--mesh``); None lets the sizes decide.
-    overrides: Keys with other values than the folder's config has, as
-      `caatnet.build.override` takes them.
+  """Builds the experiment of a run's folder, with the tokenizer that it keeps.
 
   Raises:
     FileNotFoundError: The folder holds no run.
     ValueError: Its config is damaged, or one of another version of this code;
-      or a key of the overrides is unknown.
+      a key of the overrides is unknown; or the run's tokenizer is damaged, gone
+      or another one.
   """
   workdir = files.folder(workdir)
   config = ml_collections.ConfigDict(records.read_config(workdir))
-  if overrides:
-    config = override(config, overrides)
   try:
-    return build(config, requested_mesh)
+    experiment = build(config, requested_mesh)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise ValueError(f"{workdir / 'config.json'}: {error}") from error
+  data = experiment.data
+  if isinstance(data, TextData):
+    data = dataclasses.replace(data, kept=tokenizer.load(workdir))
+  return dataclasses.replace(experiment, data=data)
 
 
-def _check_sections(config: ml_collections.ConfigDict) -> None:
-  """Refuses unknown sections and a lack of known ones."""
+def check(config: ml_collections.ConfigDict) -> None:
+  """Refuses unknown sections, a lack of known ones, and numbers out of range.
+
+  Raises:
+    ValueError: Something does not fit; the message names its key.
+  """
   for key, script in _OTHERS.items():
     if key in config:
       raise ValueError(
@@ -154,11 +174,15 @@ def _check_sections(config: ml_collections.ConfigDict) -> None:
         f"{', '.join(_SECTIONS)}"
       )
   for key in _SECTIONS:
-    if key not in config and key != "sync":  # not all models have doors
+    # Not all models have doors, or can be decoded.
+    if key not in config and key not in ("sync", "inference"):
       raise ValueError(
         f"config.{key} is missing: the config is not one of a training run, "
         "or of an older version"
       )
+  ranges.check(config)
+  if "inference" in config:
+    sections.call("inference", InferenceOptions, config.inference)
 
 
 def _axes(

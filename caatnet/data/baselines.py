@@ -1,8 +1,11 @@
-"""Losses of simple models of text on the bytes that a model is evaluated on.
+"""Losses of simple models of text on what a model is evaluated on.
 
 The unigram and bigram models count bytes in the training text, with one added
 to every count (Laplace smoothing), so that no byte has probability 0. xz sees
 the validation bytes alone, and its header counts.
+
+Where tokens are not bytes, the unigram model counts tokens. There is no bigram
+model: a text has so few of all pairs of tokens that the smoothing would decide.
 """
 
 import dataclasses
@@ -48,17 +51,20 @@ def text_baselines(train: np.ndarray, windows: np.ndarray) -> Baselines:
   )
 
 
-def unigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
-  """Computes the cross-entropy of add-one smoothed byte frequencies.
+def unigram_loss(
+  train: np.ndarray, windows: np.ndarray, num_tokens: int = _NUM_BYTES
+) -> float:
+  """Computes the cross-entropy of add-one smoothed frequencies of tokens.
 
   Args:
-    train: The text to count in, uint8 ``[num_train_bytes]``.
+    train: The text to count in, unsigned ``[num_train_tokens]``.
     windows: The windows to evaluate on, int ``[N, seq_len + 1]``.
+    num_tokens: How many tokens there are; those that are bytes are 256.
 
   Returns:
-    The mean over the targets, in nats per byte.
+    The mean over the targets, in nats per token.
   """
-  counts = np.bincount(train, minlength=_NUM_BYTES) + 1
+  counts = np.bincount(train, minlength=num_tokens) + 1
   log_probs = np.log(counts / counts.sum())
   return -float(np.mean(log_probs[windows[:, 1:]]))
 
@@ -93,6 +99,10 @@ def xz_bits_per_byte(windows: np.ndarray) -> float:
   Returns:
     Compressed bits per byte.
   """
-  targets = windows[:, 1:].astype(np.uint8).tobytes()
-  compressed = lzma.compress(targets, preset=9 | lzma.PRESET_EXTREME)
-  return 8 * len(compressed) / len(targets)
+  return compressed_bits_per_byte(windows[:, 1:].astype(np.uint8).tobytes())
+
+
+def compressed_bits_per_byte(text: bytes) -> float:
+  """Compresses a text by xz -9e; returns compressed bits per byte."""
+  compressed = lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
+  return 8 * len(compressed) / len(text)

@@ -65,9 +65,6 @@ class ImageData:
   def labels(self) -> Mapping[str, str]:
     return {"loss": "cross-entropy, nats", "accuracy": "accuracy"}
 
-  def measures(self, means: Mapping[str, float]) -> dict[str, float]:
-    return {"loss": means["loss"], "accuracy": means["accuracy"]}
-
   def load(self, seed: int) -> Dataset:
     name, images, labels = self._read("path", self.path)
     digest = hashlib.sha256(images.tobytes())
@@ -107,6 +104,9 @@ class ImageData:
       sha256=digest.hexdigest(),
       batches=pipeline.shuffled(_Rows(train), self.batch_size, seed),
       validation=validation,
+      measures=lambda means: {
+        "loss": means["loss"], "accuracy": means["accuracy"]
+      },
       baselines=lambda: _baselines(train, validation, self.num_classes),
     )
 

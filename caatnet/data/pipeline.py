@@ -1,7 +1,8 @@
-"""Training batches and validation windows over a corpus of bytes.
+"""Training batches and validation windows over a corpus.
 
-A window has seq_len + 1 consecutive bytes: the inputs are its first seq_len
-bytes, the targets its last seq_len. Batches are global. Every process draws the
+A token is a byte, or what a tokenizer makes of several. A window has
+seq_len + 1 consecutive tokens: the inputs are its first seq_len tokens, the
+targets its last seq_len. Batches are global. Every process draws the
 same ones, whatever the numbers of devices and lanes, and keeps its share.
 """
 
@@ -17,8 +18,8 @@ from parallel.checks import at_least
 class _Windows:
   """Random access to windows that start seq_len apart.
 
-  Each byte after the first is the target of at most one window; fewer than
-  seq_len bytes at the end are the target of none.
+  Each token after the first is the target of at most one window; fewer than
+  seq_len tokens at the end are the target of none.
   """
 
   def __init__(self, text: np.ndarray, seq_len: int):
@@ -62,7 +63,7 @@ def train_batches(
   if len(corpus.train) < needed:
     raise ValueError(
       f"config.data.path: {corpus.name} has {len(corpus.train)} training "
-      f"bytes, but config.data.batch_size={batch_size} and "
+      f"{corpus.unit}, but config.data.batch_size={batch_size} and "
       f"config.data.seq_len={seq_len} need {needed} for one batch"
     )
   return shuffled(_Windows(corpus.train, seq_len), batch_size, seed)
@@ -110,7 +111,7 @@ def validation_windows(
       larger than there are.
 
   Returns:
-    int32 ``[N, seq_len + 1]``, in the order of the text. No byte is a target
+    int32 ``[N, seq_len + 1]``, in the order of the text. No token is a target
     twice.
 
   Raises:
@@ -123,17 +124,17 @@ def validation_windows(
       "for all windows"
     )
   windows = _Windows(corpus.validation, seq_len)
-  num_bytes, num_found = len(corpus.validation), len(windows)
+  num_tokens, num_found = len(corpus.validation), len(windows)
   if num_found < 1:
     raise ValueError(
-      f"config.data.path: {corpus.name} has {num_bytes} validation bytes, but "
-      f"config.data.seq_len={seq_len} needs {seq_len + 1} for one window; "
-      "config.data.validation_percent sets their share"
+      f"config.data.path: {corpus.name} has {num_tokens} validation "
+      f"{corpus.unit}, but config.data.seq_len={seq_len} needs {seq_len + 1} "
+      "for one window; config.data.validation_percent sets their share"
     )
   if num_windows == 0 or num_windows >= num_found:
     return np.stack([windows[i] for i in range(num_found)])
-  # From the first byte to the last, at least seq_len apart: fewer than fit.
-  last_start = num_bytes - (seq_len + 1)
+  # From the first token to the last, at least seq_len apart: fewer than fit.
+  last_start = num_tokens - (seq_len + 1)
   starts = np.arange(num_windows) * last_start // max(num_windows - 1, 1)
   indices = starts[:, None] + np.arange(seq_len + 1)
   return corpus.validation[indices].astype(np.int32)

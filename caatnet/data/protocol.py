@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, Protocol
 
+from caatnet.data.tokenizers import Tokenizer
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
@@ -16,15 +18,21 @@ class Dataset:
       ``[batch_size, ...]``. Its ``get_state()`` returns plain data, from which
       ``set_state()`` goes on.
     validation: What every evaluation reads, a tree of arrays ``[N, ...]``.
+    measures: A function that computes the measures of ``validation`` from the
+      mean of each score that `caatnet.models.protocol.Model.scores` returns:
+      numbers by key, of which "loss" is the first.
     baselines: A function that returns what simple models reach on
-      ``validation``: the measures of `Data.measures` by the model's name.
+      ``validation``: these measures by the model's name.
+    tokenizer: What made tokens of the data; None if they are no text.
   """
 
   name: str
   sha256: str
   batches: Any
   validation: Any
+  measures: Callable[[Mapping[str, float]], dict[str, float]]
   baselines: Callable[[], Mapping[str, Mapping[str, float]]]
+  tokenizer: Tokenizer | None = None
 
 
 class Data(Protocol):
@@ -53,17 +61,5 @@ class Data(Protocol):
     Raises:
       ValueError: The data cannot be read, or are too few; the message names the
         config key.
-    """
-    ...
-
-  def measures(self, means: Mapping[str, float]) -> dict[str, float]:
-    """Computes the measures of these data from the means of a model's scores.
-
-    Args:
-      means: The mean of each score that `caatnet.models.protocol.Model.scores`
-        returns.
-
-    Returns:
-      Numbers by key, of which "loss" is the first.
     """
     ...

@@ -1,4 +1,4 @@
-"""Text corpora as bytes, split by document into train and validation.
+"""Texts of documents, split into train and validation.
 
 The split is decided by a hash of each document's content alone. So it depends
 neither on a seed nor on a path, identical documents are never on both sides,
@@ -29,18 +29,37 @@ _EXCLUDED_FOLDERS = frozenset((
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Corpus:
-  """A text corpus as two byte arrays.
+class Documents:
+  """Texts as they were read, none of them empty.
 
   Attributes:
     name: What people call the text that was read.
     sha256: The hex digest of every relative path and content that was read.
-    train: The training documents joined by byte 0, uint8 ``[num_train_bytes]``.
-    validation: The validation documents joined by byte 0, uint8
-      ``[num_validation_bytes]``.
+    train: The training documents.
+    validation: The validation documents.
+  """
+
+  name: str
+  sha256: str
+  train: Sequence[bytes]
+  validation: Sequence[bytes]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+  """A text corpus as two arrays of tokens, which are bytes or a tokenizer's.
+
+  Attributes:
+    name: What people call the text that was read.
+    sha256: The hex digest of every relative path and content that was read.
+    train: The training documents, joined by a token that separates them,
+      unsigned ``[num_train_tokens]``.
+    validation: The validation documents, joined likewise, unsigned
+      ``[num_validation_tokens]``.
     num_train_documents: The number of training documents that are not empty.
     num_validation_documents: The number of validation documents that are not
       empty.
+    unit: What a token is called, in the plural: "bytes" or "tokens".
   """
 
   name: str
@@ -49,12 +68,39 @@ class Corpus:
   validation: np.ndarray
   num_train_documents: int
   num_validation_documents: int
+  unit: str = "bytes"
 
 
 def load_corpus(
   path: str, validation_percent: float, validation_path: str = ""
 ) -> Corpus:
-  """Reads a corpus and splits it by document.
+  """Reads a corpus of bytes: documents as `load_documents` reads them.
+
+  Returns:
+    The corpus, with uint8 arrays in which byte 0 separates documents.
+
+  Raises:
+    ValueError: As `load_documents` does.
+  """
+  return joined(load_documents(path, validation_percent, validation_path))
+
+
+def joined(documents: Documents) -> Corpus:
+  """Makes a corpus of bytes, in which byte 0 separates documents."""
+  return Corpus(
+    name=documents.name,
+    sha256=documents.sha256,
+    train=np.frombuffer(SEPARATOR.join(documents.train), np.uint8),
+    validation=np.frombuffer(SEPARATOR.join(documents.validation), np.uint8),
+    num_train_documents=len(documents.train),
+    num_validation_documents=len(documents.validation),
+  )
+
+
+def load_documents(
+  path: str, validation_percent: float, validation_path: str = ""
+) -> Documents:
+  """Reads documents and splits them.
 
   Args:
     path: A .txt or .jsonl file, or a folder of them, which is searched
@@ -69,7 +115,7 @@ def load_corpus(
       are among them are left out. "" for none.
 
   Returns:
-    The corpus, with documents in the order of their relative paths.
+    The documents, in the order of their relative paths.
 
   Raises:
     ValueError: The text cannot be read, is empty or binary, or a side of the
@@ -106,14 +152,7 @@ def load_corpus(
       )
   else:
     train, validation = _split(path, documents, validation_percent)
-  return Corpus(
-    name=name,
-    sha256=sha256,
-    train=np.frombuffer(SEPARATOR.join(train), np.uint8),
-    validation=np.frombuffer(SEPARATOR.join(validation), np.uint8),
-    num_train_documents=len(train),
-    num_validation_documents=len(validation),
-  )
+  return Documents(name, sha256, train, validation)
 
 
 def _split(

@@ -1,26 +1,30 @@
-"""Text as bytes: windows of a corpus are the examples."""
+"""Text as tokens: windows of a corpus are the examples."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from caatnet.data import pipeline, sources
-from caatnet.data.baselines import text_baselines
+from caatnet.data import baselines, encoding, pipeline, sources, tokenizers
 from caatnet.data.protocol import Dataset
+
+_Losses = Callable[[], dict[str, float]]
+_XZ = "xz (this text alone)"
 
 
 @dataclasses.dataclass(frozen=True)
 class TextData:
   """The data of a language model: ``config.data`` with the name "text".
 
-  A token is a byte.
-
   Attributes:
     path: A .txt or .jsonl file or a folder of them; "" for the source of
       Python's standard library.
+    tokenizer: A ``tokenizer.json``, or a folder that has one; "" for tokens
+      that are bytes.
     seq_len: Tokens per sequence.
     batch_size: Sequences per step, over all workers and data-parallel ranks.
     validation_percent: The expected share of the documents that is held out.
@@ -29,15 +33,19 @@ class TextData:
     validation_windows: How many windows every evaluation reads; 0 for all.
     vocab_size: How many tokens the model has that reads the text, a key of its
       section and not of this one; None for any number.
+    kept: The tokenizer itself, where a run has kept it; None to read it from
+      ``tokenizer``.
   """
 
   path: str
+  tokenizer: str
   seq_len: int
   batch_size: int
   validation_percent: float
   validation_path: str
   validation_windows: int
   vocab_size: int | None = None
+  kept: tokenizers.Tokenizer | None = None
 
   @property
   def example(self) -> jax.ShapeDtypeStruct:
@@ -54,35 +62,27 @@ class TextData:
 
   @property
   def labels(self) -> Mapping[str, str]:
-    return {"loss": "nats per byte", "bits_per_byte": "bits per byte"}
-
-  def measures(self, means: Mapping[str, float]) -> dict[str, float]:
-    loss = means["loss"]
-    return {"loss": loss, "bits_per_byte": loss / math.log(2)}
+    token = "token" if self.tokenizer else "byte"
+    return {"loss": f"nats per {token}", "bits_per_byte": "bits per byte"}
 
   def load(self, seed: int) -> Dataset:
-    corpus = sources.load_corpus(
+    tokenizer = self.kept or tokenizers.load(self.tokenizer)
+    documents = sources.load_documents(
       self.path, self.validation_percent, self.validation_path
     )
-    largest = max(int(corpus.train.max()), int(corpus.validation.max()))
-    if self.vocab_size is not None and self.vocab_size <= largest:
-      raise ValueError(
-        f"config.model.vocab_size={self.vocab_size} must be above {largest}, "
-        f"the largest token of {corpus.name}"
-      )
-    windows = pipeline.validation_windows(
-      corpus, seq_len=self.seq_len, num_windows=self.validation_windows
-    )
-
-    def baselines() -> dict[str, dict[str, float]]:
-      found = text_baselines(corpus.train, windows)
-      losses = {
-        "unigram": found.unigram,
-        "bigram": found.bigram,
-        "xz (this text alone)": found.xz,
-      }
-      return {k: self.measures({"loss": v}) for k, v in losses.items()}
-
+    if isinstance(tokenizer, tokenizers.LibraryTokenizer):
+      self._check_vocabulary(tokenizer.vocab_size - 1, tokenizer.name)
+      found = encoding.encoded(documents, tokenizer)
+      corpus = found.corpus
+      windows = self._windows(corpus)
+      bytes_per_token, losses = self._by_token(found, tokenizer)
+    else:
+      corpus = sources.joined(documents)
+      largest = max(int(corpus.train.max()), int(corpus.validation.max()))
+      self._check_vocabulary(largest, corpus.name)
+      windows = self._windows(corpus)
+      bytes_per_token, losses = 1.0, lambda: _by_byte(corpus, windows)
+    measures = functools.partial(measured, bytes_per_token=bytes_per_token)
     return Dataset(
       name=corpus.name,
       sha256=corpus.sha256,
@@ -90,5 +90,76 @@ class TextData:
         corpus, seq_len=self.seq_len, batch_size=self.batch_size, seed=seed
       ),
       validation=windows,
-      baselines=baselines,
+      measures=measures,
+      baselines=lambda: {
+        name: measures({"loss": loss}) for name, loss in losses().items()
+      },
+      tokenizer=tokenizer,
     )
+
+  def _check_vocabulary(self, largest: int, name: str) -> None:
+    """Refuses a model that has no row for the largest token."""
+    if self.vocab_size is not None and self.vocab_size <= largest:
+      raise ValueError(
+        f"config.model.vocab_size={self.vocab_size} must be above {largest}, "
+        f"the largest token of {name}"
+      )
+
+  def _windows(self, corpus: sources.Corpus) -> np.ndarray:
+    """Returns what every evaluation reads, int32 ``[N, T + 1]``."""
+    return pipeline.validation_windows(
+      corpus, seq_len=self.seq_len, num_windows=self.validation_windows
+    )
+
+  def _by_token(
+    self, found: encoding.EncodedCorpus, tokenizer: tokenizers.Tokenizer
+  ) -> tuple[float, _Losses]:
+    """Returns the bytes that a target stands for, and losses of simple models.
+
+    A loss in nats per token, times the number of targets, is what the text
+    costs for which all targets of the windows stand, and so much per byte.
+    """
+    corpus = found.corpus
+    numbers = np.arange(len(corpus.validation), dtype=np.int32)
+    places = self._windows(dataclasses.replace(corpus, validation=numbers))
+    targets = places[:, 1:]
+    bytes_per_token = float(found.sizes[targets].mean())
+
+    def losses() -> dict[str, float]:
+      ends = np.cumsum(found.sizes, dtype=np.int64)
+      spans = zip(ends[places[:, 0]], ends[places[:, -1]], strict=True)
+      text = np.concatenate([found.text[start:stop] for start, stop in spans])
+      bits = baselines.compressed_bits_per_byte(text.tobytes())
+      return {
+        "unigram": baselines.unigram_loss(
+          corpus.train, corpus.validation[places], tokenizer.vocab_size
+        ),
+        _XZ: bits * math.log(2) * bytes_per_token,
+      }
+
+    return bytes_per_token, losses
+
+
+def measured(
+  means: Mapping[str, float], bytes_per_token: float = 1.0
+) -> dict[str, float]:
+  """Computes the measures of text.
+
+  Args:
+    means: The mean "loss", in nats per token.
+    bytes_per_token: How many bytes of text a target stands for, in the mean.
+
+  Returns:
+    "loss" and "bits_per_byte".
+  """
+  loss = means["loss"]
+  bits_per_token = loss / math.log(2)
+  return {"loss": loss, "bits_per_byte": bits_per_token / bytes_per_token}
+
+
+def _by_byte(
+  corpus: sources.Corpus, windows: np.ndarray
+) -> dict[str, float]:
+  """Returns losses of simple models of bytes."""
+  found = baselines.text_baselines(corpus.train, windows)
+  return {"unigram": found.unigram, "bigram": found.bigram, _XZ: found.xz}

@@ -11,9 +11,11 @@ axis, and sequences and a cache of its own. All of them step together.
 Shape legend: D = replicas, S = sequences of a replica in a step.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
+import time
 from typing import Any
 
 import jax
@@ -56,7 +58,9 @@ class Decoder:
     program: The model on a mesh.
     capacity: How much a replica holds.
     num_replicas: D.
+    cache_shape: One rank's cache.
     shapes: The shapes of batches for which programs have been compiled.
+    compile_seconds: How long that took.
   """
 
   def __init__(
@@ -77,7 +81,9 @@ class Decoder:
     self.program, self.capacity = program, capacity
     self.num_replicas = program.layout.num_data_ranks
     self.shapes: set[Any] = set()
-    self._weights, self._cache_shape = weights, cache_shape
+    self.compile_seconds = 0.0
+    self.cache_shape = cache_shape
+    self._weights = weights
     self._run = make_step(program, weights, cache_shape)
     self._state = jax.jit(
       functools.partial(empty_state, program, capacity, cache_shape),
@@ -85,23 +91,21 @@ class Decoder:
     )()
 
   def step(
-    self, batch: Batch, sampling: Sampling
+    self, batch: Batch, sampling: Sampling, filters: bool
   ) -> tuple[jax.Array, jax.Array]:
     """Reads a batch and draws the next token of each of its sequences.
 
     Args:
       batch: Arrays ``[D, ...]`` of numpy.
       sampling: How to draw, arrays ``[D, S]``.
+      filters: Whether top-k and top-p are looked at; a program of its own.
 
     Returns:
       The tokens int32 ``[D, S]`` and their log-probabilities float32
       ``[D, S]``, which may still be computed when this returns.
     """
-    filters = bool(
-      np.any(sampling.top_k > 0) or np.any(np.asarray(sampling.top_p) < 1)
-    )
     sizes = tuple(x.shape for x in jax.tree.leaves(batch))
-    self.shapes.add((sizes, batch.num_decodes, filters))
+    shape = sizes, batch.num_decodes, filters
     layout = self.program.layout
     dims = layout.batch_dims[1:]  # without workers
     sharding = layout.shardings(replica_spec(self.program))
@@ -111,9 +115,13 @@ class Decoder:
       ),
       sharding,
     )
+    start = time.perf_counter()
     tokens, logprobs, self._state = self._run(
       self._weights.params, self._state, batch, sampling, filters=filters
     )
+    if shape not in self.shapes:
+      self.shapes.add(shape)
+      self.compile_seconds += time.perf_counter() - start
     return (x.reshape(self.num_replicas, -1) for x in (tokens, logprobs))
 
 
@@ -132,19 +140,19 @@ def empty_state(
   """
   dims = program.layout.batch_dims[1:]
   lead = (*dims, program.layout.tensor.size)
-  arrays = tuple(
-    jnp.zeros((*lead, *x.shape), x.dtype) for x in cache_shape.arrays()
+  pages = jax.tree.map(
+    lambda x: jnp.zeros((*lead, *x.shape), x.dtype), cache_shape.pages()
   )
   latest = jnp.zeros((*dims, capacity.batch), jnp.int32)
-  return Cache(arrays, cache_shape), latest
+  return Cache(pages, cache_shape), latest
 
 
 def state_specs(program: Program, cache_shape: CacheShape) -> Any:
   """Returns the specs of `empty_state`."""
   levels = replica_spec(program)
   of_cache = P(*levels, program.layout.tensor.name)
-  arrays = tuple(of_cache for _ in cache_shape.arrays())
-  return Cache(arrays, cache_shape), levels
+  pages = jax.tree.map(lambda _: of_cache, cache_shape.pages())
+  return Cache(pages, cache_shape), levels
 
 
 def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
@@ -201,3 +209,33 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
     )(params, state, batch, sampling)
 
   return run
+
+
+def make_forward(
+  program: Program, weights: Weights, cache_shape: CacheShape
+) -> Callable[..., tuple[jax.Array, Cache]]:
+  """Makes a step that draws nothing and returns logits.
+
+  Returns:
+    A function ``(params, cache, batch) -> (logits, cache)`` that donates the
+    cache ``[*levels, ranks, ...]``. Logits are float32 ``[*levels, ranks, n,
+    V]``, of the n tokens in ``batch.rows``, however many these are.
+  """
+  levels = replica_spec(program)
+  specs = state_specs(program, cache_shape)[0]
+
+  def forward(params, cache, batch):
+    f = functools.partial(program.model.decode, params, access=weights.access)
+    for _ in program.layout.data:
+      f = jax.vmap(f)
+    return f(cache, batch)
+
+  return jax.jit(
+    jax.shard_map(
+      forward,
+      mesh=program.layout.mesh,
+      in_specs=(weights.specs, specs, levels),
+      out_specs=(P(*levels, program.layout.tensor.name), specs),
+    ),
+    donate_argnums=1,
+  )

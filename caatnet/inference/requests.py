@@ -5,6 +5,7 @@ import dataclasses
 
 import numpy as np
 
+from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.sampling import Sampling
 from caatnet.inference.stops import Reason, Stops
 
@@ -90,6 +91,24 @@ class Completion:
   tokens: tuple[int, ...]
   logprobs: tuple[float, ...]
   reason: Reason
+
+
+def encoded(text: str, tokenizer: Tokenizer, chat: bool) -> tuple[int, ...]:
+  """Returns the tokens of a prompt.
+
+  Args:
+    text: The prompt; with ``chat`` a user's message to an assistant.
+    tokenizer: Makes tokens of text.
+    chat: Whether the tokenizer's chat template writes the prompt.
+
+  Raises:
+    ValueError: The tokenizer has no chat template, or cannot encode the text.
+  """
+  start = tokenizer.start_ids
+  if chat:  # the template writes what opens a prompt, too
+    text = tokenizer.chat([{"role": "user", "content": text}])
+    start = ()
+  return (*start, *tokenizer.encode(text).tolist())
 
 
 def stacked(requests: Sequence[Request | None]) -> Sampling:

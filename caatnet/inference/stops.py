@@ -8,7 +8,9 @@ into tokens.
 
 from collections.abc import Iterable
 import dataclasses
-from typing import Literal, Protocol
+from typing import Literal
+
+from caatnet.data.token_streams import Stream
 
 # Why a sequence has ended: a token of `Stops.ids` was drawn, a string of
 # `Stops.strings` was completed, `Stops.max_tokens` were drawn, the context is
@@ -16,18 +18,6 @@ from typing import Literal, Protocol
 Reason = Literal[
   "stop_id", "stop_string", "max_tokens", "context", "interrupted"
 ]
-
-
-class TextDecoder(Protocol):
-  """Makes text of one sequence's tokens as they come."""
-
-  def push(self, token: int) -> str:
-    """Returns the text that a further token makes certain, maybe none."""
-    ...
-
-  def finish(self) -> str:
-    """Returns the text of what is left, such as half of a character."""
-    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +72,8 @@ class StopStrings:
     self._held = text[len(text) - held :]
     return text[: len(text) - held]
 
-  def finish(self) -> str:
-    """Returns what is held when no more text comes."""
+  def flush(self) -> str:
+    """Returns what is held, when no more text comes."""
     held, self._held = self._held, ""
     return held
 
@@ -106,19 +96,24 @@ class Ending:
   """
 
   def __init__(
-    self, stops: Stops, decoder: TextDecoder, room: int
+    self, stops: Stops, stream: Stream, room: int
   ) -> None:
     """Starts a sequence.
 
     Args:
       stops: What ends it.
-      decoder: Makes text of its tokens.
+      stream: Makes text of its tokens.
       room: How many tokens fit into the context after the prompt.
     """
     self.reason: Reason | None = None
     self.num_tokens = 0
-    self._stops, self._decoder, self._room = stops, decoder, room
+    self._stops, self._stream, self._room = stops, stream, room
     self._strings = StopStrings(stops.strings)
+
+  @property
+  def most_tokens(self) -> int:
+    """How many tokens are drawn at most."""
+    return min(self._stops.max_tokens, self._room)
 
   def push(self, token: int) -> str:
     """Takes the next token and returns the text that can be shown.
@@ -129,7 +124,7 @@ class Ending:
     self.num_tokens += 1
     if token in self._stops.ids:
       return self._end("stop_id")
-    text = self._strings.push(self._decoder.push(token))
+    text = self._strings.push(self._stream.push(token))
     if self._strings.found is not None:
       self.reason = "stop_string"
       return text
@@ -145,8 +140,8 @@ class Ending:
 
   def _end(self, reason: Reason) -> str:
     self.reason = reason
-    text = self._strings.push(self._decoder.finish())
+    text = self._strings.push(self._stream.flush())
     if self._strings.found is not None:
       self.reason = "stop_string"
       return text
-    return text + self._strings.finish()
+    return text + self._strings.flush()

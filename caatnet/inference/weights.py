@@ -3,21 +3,73 @@
 from collections.abc import Callable
 import dataclasses
 from typing import Any
+import warnings
 
 import jax
 from jax.sharding import PartitionSpec as P
 
-from caatnet.models.access import AS_THEY_ARE, Access, Policy
+from caatnet.models.access import Access, Policy
 from caatnet.models.protocol import Parameter
-from caatnet.program import Program
+from caatnet.program import Program, is_spec
+from parallel.kernels.codec import reference as codec
+
+# Elements of a matrix' row that share a scale, at most.
+_BLOCK = 128
 
 
-class LayersApart(Access):
-  """Reads layers that are arrays of their own, one after another.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Coded:
+  """A matrix as int8 codes, with a scale for each block of its rows.
+
+  Attributes:
+    encoded: Codes and scales.
+    width: The length of a row.
+    dtype: The dtype in which the model reads the matrix.
+  """
+
+  encoded: codec.Encoded
+  width: int = dataclasses.field(metadata={"static": True})
+  dtype: str = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def encode(cls, x: jax.Array, dtype: str) -> "Coded":
+    """Encodes ``[..., width]``."""
+    width = x.shape[-1]
+    return cls(codec.encode(x, _codec(width)), width, dtype)
+
+  def decode(self) -> jax.Array:
+    """Returns the matrix ``[..., width]``."""
+    x = codec.decode(self.encoded, self.width, _codec(self.width))
+    return x.astype(self.dtype)
+
+
+def _codec(width: int) -> codec.Codec:
+  return codec.Codec("int8", min(_BLOCK, width + width % 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored(Access):
+  """Reads parameters as inference stores them.
 
   XLA:CPU copies a layer's weights out of a stack before it multiplies by them,
-  which takes longer than the products of a step with few tokens.
+  which takes longer than the products of a step with few tokens. There each
+  layer has arrays of its own.
+
+  Attributes:
+    apart: Whether layers are a tuple of each layer's parameters, not a stack.
   """
+
+  apart: bool
+
+  def apply(
+    self,
+    f: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    policy: Policy = None,
+  ) -> Any:
+    return f(_decoded(params), *args)
 
   def scan(
     self,
@@ -27,9 +79,22 @@ class LayersApart(Access):
     unroll: int,
     policy: Policy,
   ) -> Any:
+    def decoding(layer, x):
+      return f(_decoded(layer), x)
+
+    if not self.apart:
+      return super().scan(decoding, params, x, unroll, policy)
     for layer in params:
-      x = f(layer, x)
+      x = decoding(layer, x)
     return x
+
+
+def _decoded(params: Any) -> Any:
+  """Returns parameters as the model reads them."""
+  return jax.tree.map(
+    lambda x: x.decode() if isinstance(x, Coded) else x, params,
+    is_leaf=lambda x: isinstance(x, Coded),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,44 +113,74 @@ class Weights:
   access: Access
 
 
-def make_weights(program: Program, params: Any, apart: bool) -> Weights:
-  """Casts parameters to what the model reads.
+def make_weights(
+  program: Program, params: Any, apart: bool, coded: bool
+) -> Weights:
+  """Converts parameters to what inference keeps.
 
   Args:
     program: The model on a mesh, without a partition.
     params: float32 parameters as training stores them; they are donated.
     apart: Whether each layer gets arrays of its own.
+    coded: Whether matrices become int8 codes, but for tables in which tokens
+      are looked up.
   """
-  specs = program.whole_specs
-  dtypes = jax.tree.map(
-    lambda p: p.dtype, program.model.parameters,
-    is_leaf=lambda x: isinstance(x, Parameter),
+  convert, specs, access = _conversion(program, apart, coded)
+  convert = jax.jit(
+    convert, out_shardings=program.layout.shardings(specs), donate_argnums=0
   )
+  with warnings.catch_warnings():
+    # What is kept in another dtype cannot take the place of what is donated.
+    warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+    return Weights(convert(params), specs, access)
+
+
+def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
+  """Returns the same as `make_weights`, with shapes in place of arrays."""
+  convert, specs, access = _conversion(program, apart, coded)
+  params = jax.eval_shape(
+    convert, jax.eval_shape(program.model.init, jax.random.key(0))
+  )
+
+  def placed(sharding, tree):  # the codes and scales of a matrix lie alike
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
+
+  shardings = program.layout.shardings(specs)
+  return Weights(jax.tree.map(placed, shardings, params), specs, access)
+
+
+def _conversion(
+  program: Program, apart: bool, coded: bool
+) -> tuple[Callable[[Any], Any], Any, Access]:
+  """Returns what converts parameters, the specs of its result, and an access.
+  """
   stacks = program.model.stacks if apart else {}
 
-  def convert(params):
-    params = jax.tree.map(lambda x, dtype: x.astype(dtype), params, dtypes)
-    return params | {
+  def split(tree, cut):
+    """Puts a tuple of each layer's parameters in place of a stack."""
+    return tree | {
       name: tuple(
-        jax.tree.map(lambda x, i=i: x[i], params[name]) for i in range(layers)
+        jax.tree.map(lambda x, i=i: cut(x, i), tree[name], is_leaf=is_spec)
+        for i in range(layers)
       )
       for name, layers in stacks.items()
     }
 
-  specs = specs | {
-    name: tuple(
-      jax.tree.map(lambda s: P(*s[1:]), specs[name], is_leaf=_is_spec)
-      for _ in range(layers)
+  def store(p: Parameter, x: jax.Array) -> Any:
+    # Whole tables would be decoded to look up a few of their rows.
+    product_only = p.decays and p.uses == p.regathered == 1
+    if coded and product_only:
+      return Coded.encode(x, p.dtype)
+    return x.astype(p.dtype)
+
+  def convert(params):
+    stored = jax.tree.map(
+      store, program.model.parameters, params,
+      is_leaf=lambda x: isinstance(x, Parameter),
     )
-    for name, layers in stacks.items()
-  }
-  convert = jax.jit(
-    convert, out_shardings=program.layout.shardings(specs), donate_argnums=0
-  )
-  return Weights(
-    convert(params), specs, LayersApart() if apart else AS_THEY_ARE
-  )
+    return split(stored, lambda x, i: x[i])
 
-
-def _is_spec(x: Any) -> bool:
-  return isinstance(x, P)
+  specs = split(program.whole_specs, lambda spec, i: P(*spec[1:]))
+  return convert, specs, Stored(apart)

@@ -10,12 +10,15 @@ Shape legend: R = lanes, N = tokens of a step, S = sequences of a step, P =
 pages of a sequence, K = key/value heads of a rank, D = head width.
 """
 
+from collections.abc import Callable
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from parallel.kernels.paged_attention import api, order
+from parallel.kernels.paged_attention.order import Pages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +32,9 @@ class CacheShape:
     num_kv_heads: The key/value heads of one rank.
     head_width: The channels of a head.
     dtype: The dtype of keys and values; "int8" keeps codes and scales.
-    order: How a page is laid out, a name in
-      `parallel.kernels.paged_attention.order`.
-    kernels: Implementations of attention in order of preference, as
-      `parallel.kernels.paged_attention.api` has them.
+    order: How pages are laid out, of `parallel.kernels.paged_attention.order`.
+    kernels: Implementations of attention in order of preference, of
+      `parallel.kernels.paged_attention.api`.
   """
 
   num_layers: int
@@ -44,7 +46,7 @@ class CacheShape:
   order: str
   kernels: tuple[str, ...] = ("reference",)
 
-  def arrays(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+  def pages(self) -> Pages:
     """Returns the shapes of one rank's arrays."""
     return order.shapes(
       self.order, self.num_layers * self.num_pages, self.page_size,
@@ -54,7 +56,8 @@ class CacheShape:
   @property
   def size_bytes(self) -> int:
     """The bytes of one rank's cache."""
-    return sum(x.size * x.dtype.itemsize for x in self.arrays())
+    arrays = jax.tree.leaves(self.pages())
+    return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
 @jax.tree_util.register_dataclass
@@ -94,7 +97,7 @@ class Batch:
 
     Of each the sequences, the tokens, and the tokens per sequence.
     """
-    d, n, s = self.num_decodes, self.tokens.shape[0], self.rows.shape[0]
+    d, n, s = self.num_decodes, self.tokens.shape[0], self.tables.shape[0]
     parts = [(slice(0, d), slice(0, d), 1)] if d else []
     if s > d:
       parts.append((slice(d, s), slice(d, n), (n - d) // (s - d)))
@@ -107,11 +110,11 @@ class Cache:
   """Keys and values of all sequences and layers.
 
   Attributes:
-    arrays: As `CacheShape.arrays`, each with a leading dim of lanes.
+    pages: As `CacheShape.pages`, with a leading dim of lanes.
     shape: The sizes.
   """
 
-  arrays: tuple[jax.Array, ...]
+  pages: Pages
   shape: CacheShape = dataclasses.field(metadata={"static": True})
 
   def write(
@@ -125,17 +128,13 @@ class Cache:
       values: ``[R, N, K, D]``.
       batch: Says where they go.
     """
-    shape = self.shape
-    per_layer = shape.num_pages * shape.page_size
-    slots = jnp.where(
-      batch.places < 0, shape.num_layers * per_layer,
-      layer * per_layer + batch.places,
-    )
+    first = layer * self.shape.num_pages * self.shape.page_size
+    slots = jnp.where(batch.places < 0, -1, first + batch.places)
 
-    def write(arrays, keys, values):
-      return order.write(shape.order, arrays, keys, values, slots)
+    def write(pages, keys, values):
+      return order.write(pages, keys, values, slots)
 
-    return Cache(_each(write, self.arrays, keys, values), shape)
+    return Cache(_each_lane(write, self.pages, keys, values), self.shape)
 
   def attend(
     self, layer: jax.Array, queries: jax.Array, batch: Batch, window: int
@@ -154,24 +153,28 @@ class Cache:
     lanes, _, *heads = queries.shape
     found = []
     for sequences, tokens, length in batch.parts:
-      tables = batch.tables[sequences] + layer * self.shape.num_pages
+      tables = layer * self.shape.num_pages + batch.tables[sequences]
       first = batch.positions[tokens].reshape(-1, length)[:, 0]
+      written = batch.places[tokens].reshape(-1, length) >= 0
 
-      def attend(q, arrays, tables=tables, first=first):
+      def attend(
+        queries, pages, tables=tables, first=first, written=written
+      ):
         return api.paged_attention(
-          q, arrays, tables, first, window=window, order=self.shape.order,
-          implementation=self.shape.kernels,
+          queries, pages, tables, first, first + jnp.sum(written, axis=1),
+          window=window, implementation=self.shape.kernels,
         )
 
-      q = queries[:, tokens].reshape(lanes, -1, length, *heads)
-      found.append(_each(attend, q, self.arrays).reshape(lanes, -1, *heads))
+      part = queries[:, tokens].reshape(lanes, -1, length, *heads)
+      out = _each_lane(attend, part, self.pages)
+      found.append(out.reshape(lanes, -1, *heads))
     return jnp.concatenate(found, axis=1)
 
 
-def _each(f, *trees):
+def _each_lane(f: Callable[..., Any], *trees: Any) -> Any:
   """Lifts a rank's function over lanes; one lane alone is not batched.
 
-  The arrays of several lanes are not sliced either: gathers and scatters take a
+  Pages of several lanes are not sliced either: gathers and scatters take a
   batch dim.
   """
   if jax.tree.leaves(trees)[0].shape[0] > 1:

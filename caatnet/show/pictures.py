@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from caatnet.train import files
 from caatnet.train.records import read_metrics
+
+_NATS = "nats per byte"
 
 
 def pyplot() -> Any:
@@ -32,17 +35,19 @@ def plot_losses(
   runs: Mapping[str, pathlib.Path],
   path: pathlib.Path,
   reference: Mapping[str, float] | None = None,
+  label: str = _NATS,
 ) -> None:
   """Draws training and validation loss of several runs in one picture.
 
   Args:
     runs: The folder of each run, by its label.
     path: The PNG to write.
-    reference: Losses in nats by their labels, drawn as horizontal lines.
+    reference: Losses by their labels, drawn as horizontal lines.
+    label: What losses are called, as in `caatnet.data.protocol.Data.labels`.
   """
   plt = pyplot()
   figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-  for label, workdir in runs.items():
+  for name, workdir in runs.items():
     records = read_metrics(workdir)
     training = [(r["step"], r["loss"]) for r in records if "loss" in r]
     validation = [
@@ -56,12 +61,12 @@ def plot_losses(
       *zip(*validation, strict=True),
       marker="o",
       color=line.get_color(),
-      label=f"{label} (validation)",
+      label=f"{name} (validation)",
     )
-  for label, loss in (reference or {}).items():
+  for name, loss in (reference or {}).items():
     axes.axhline(loss, color="gray", linestyle="--", linewidth=1)
     axes.annotate(
-      label,
+      name,
       (1, loss),
       xycoords=("axes fraction", "data"),
       xytext=(-4, 3),
@@ -69,23 +74,26 @@ def plot_losses(
       ha="right",
       color="gray",
     )
-  axes.set(xlabel="step", ylabel="loss [nats per byte]")
+  axes.set(xlabel="step", ylabel=f"loss [{label}]")
   axes.legend()
   save(figure, path)
 
 
-def plot_positions(losses: np.ndarray, path: pathlib.Path) -> None:
+def plot_positions(
+  losses: np.ndarray, path: pathlib.Path, label: str = _NATS
+) -> None:
   """Draws the loss at each position of the context.
 
   Args:
-    losses: Losses in nats, float ``[T]``.
+    losses: Losses, float ``[T]``.
     path: The PNG to write.
+    label: What losses are called, as in `caatnet.data.protocol.Data.labels`.
   """
   plt = pyplot()
   figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
   axes.plot(np.arange(1, len(losses) + 1), losses, linewidth=1)
   axes.set(
-    xlabel="bytes of context", ylabel="loss [nats per byte]", xscale="log"
+    xlabel="tokens of context", ylabel=f"loss [{label}]", xscale="log"
   )
   save(figure, path)
 
@@ -125,7 +133,7 @@ def plot_sweep(
       capsize=3,
       label=f"r={line[0]}, private scale: {line[1]}",
     )
-  axes.set(xlabel=xlabel, ylabel="validation loss [nats per byte]")
+  axes.set(xlabel=xlabel, ylabel=_loss_label(rows))
   axes.legend()
   save(figure, path)
 
@@ -192,7 +200,7 @@ def plot_points(
       capsize=3,
       label=re.sub(r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point),
     )
-  axes.set(xlabel=xlabel, ylabel="validation loss [nats per byte]")
+  axes.set(xlabel=xlabel, ylabel=_loss_label(rows))
   amounts = list(map(sent, rows))
   if max(amounts) > 10 * min(amounts):
     axes.set_xscale("symlog", linthresh=1.0)
@@ -205,8 +213,13 @@ def _line(row: Mapping[str, Any]) -> tuple[int, str]:
   return (row["tensor"], row["private_scale"])
 
 
+def _loss_label(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns the label of an axis of losses; old sweeps have only bytes."""
+  return f"validation loss [{rows[0].get('loss_label', _NATS)}]"
+
+
 def save(figure: Any, path: pathlib.Path) -> None:
-  """Writes a figure, making its folder, and closes it."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=150)
+  """Writes a figure in place of the old one, and closes it."""
+  with files.whole(path) as temporary:
+    figure.savefig(temporary, dpi=150)
   pyplot().close(figure)

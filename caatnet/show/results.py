@@ -29,7 +29,6 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
     "date": now.isoformat(timespec="seconds"),
     "versions": {p: installed[p] for p in _PACKAGES if p in installed},
   }
-  path.parent.mkdir(parents=True, exist_ok=True)
   files.replace(path, json.dumps(facts | dict(result), indent=1) + "\n")
 
 

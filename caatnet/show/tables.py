@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from caatnet.data.protocol import Data
+from caatnet.data.protocol import Data, Dataset
 from caatnet.train.evaluate import Evaluation
 
 
@@ -54,23 +54,23 @@ def _number(value: float) -> str:
 
 
 def evaluation_dict(
-  evaluation: Evaluation, data: Data, step: int, sha256: str
+  evaluation: Evaluation, data: Data, dataset: Dataset, step: int
 ) -> dict[str, Any]:
   """Turns an evaluation into plain data.
 
   Args:
     evaluation: The evaluation.
-    data: The data that it was made on.
+    data: What the config says of the data that it was made on.
+    dataset: These data.
     step: The step of the checkpoint.
-    sha256: The hash of the data.
   """
-  measures = data.measures(evaluation.means)
+  measures = dataset.measures(evaluation.means)
   return {
     "step": step,
     **{f"validation_{key}": value for key, value in measures.items()},
     "num_examples": evaluation.num_examples,
     f"num_{data.unit}": evaluation.num_examples * data.units_per_example,
-    "data_sha256": sha256,
+    "data_sha256": dataset.sha256,
     "loss_per_place": evaluation.per_place["loss"].tolist(),
   }
 
@@ -78,20 +78,20 @@ def evaluation_dict(
 def print_evaluation(
   evaluation: Evaluation,
   data: Data,
+  dataset: Dataset,
   step: int,
-  baselines: Mapping[str, Mapping[str, float]],
 ) -> None:
   """Prints the measures of a checkpoint beside those of simple models.
 
   Args:
     evaluation: The evaluation of the checkpoint.
-    data: The data that it was made on.
+    data: What the config says of the data that it was made on.
+    dataset: These data.
     step: The step of the checkpoint.
-    baselines: The measures of each simple model, by its name.
   """
   measures = {
-    f"checkpoint of step {step}": data.measures(evaluation.means)
-  } | dict(baselines)
+    f"checkpoint of step {step}": dataset.measures(evaluation.means)
+  } | dict(dataset.baselines())
   count = evaluation.num_examples * data.units_per_example
   table(
     f"validation, {count:,} {data.unit}",
@@ -179,3 +179,36 @@ def size_text(size_bytes: int) -> str:
     if size_bytes >= unit:
       return f"{size_bytes / unit:g} {name}"
   return f"{size_bytes} B"
+
+
+def print_tasks(found: Mapping[str, Any]) -> None:
+  """Prints what an evaluation on tasks found.
+
+  Args:
+    found: What `caatnet.interop.harness.evaluate` returns, and "step", that of
+      the checkpoint.
+  """
+
+  def number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+  table(
+    f"lm-evaluation-harness, checkpoint of step {found['step']}, context of "
+    f"{found['context']:,} tokens",
+    ["task", "version", "documents", "shots", "filter", "metric", "value",
+     "stderr"],
+    [
+      [
+        row["task"], row["version"], f"{row['num_documents']:,}",
+        str(row["num_shots"]), row["filter"], row["metric"],
+        number(row["value"]),
+        "-" if row["stderr"] is None else number(row["stderr"]),
+      ]
+      for row in found["metrics"]
+    ],
+  )
+  if found["num_cut"]:
+    print(
+      f"{found['num_cut']:,} requests were too long, and lost the beginning of "
+      "their context"
+    )

@@ -11,6 +11,7 @@ import fcntl
 import importlib.util
 import os
 import pathlib
+import secrets
 import shutil
 import socket
 from typing import IO, Any
@@ -60,21 +61,38 @@ def is_cloud(path: os.PathLike[str]) -> bool:
 
 
 def replace(path: pathlib.Path | epath.Path, text: str) -> None:
-  """Writes a file in place of the old one.
-
-  Whoever reads it, and whenever this process is killed, there is the old text
-  or the new one, and never a part of it.
-  """
+  """Writes a text in place of the old file; see `whole`."""
   if is_cloud(path):
     path.write_text(text)
     return
-  temporary = path.with_name(f"{path.name}.tmp")
-  with open(temporary, "w", encoding="utf-8") as file:
-    file.write(text)
-    file.flush()
+  with whole(path) as temporary:
+    temporary.write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def whole(path: pathlib.Path | epath.Path) -> Iterator[pathlib.Path]:
+  """Gives a path to write to; the file there then takes the place of another.
+
+  Whoever reads the other or writes it, too, and whenever this process is
+  killed, there is the old file or a new one, and never a part of it. Its folder
+  is made.
+
+  Args:
+    path: The file on this machine. The path that is given has its suffix.
+  """
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  # A name of its own, since others may be writing the same file.
+  own = f".{path.stem}.{os.getpid()}_{secrets.token_hex(4)}{path.suffix}"
+  temporary = path.with_name(own)
+  try:
+    yield temporary
     # Without this a machine that loses power may have the name and no text.
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
+    with open(temporary, "rb") as file:
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  finally:
+    temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.data.protocol import Dataset
-from caatnet.train import files, membership, start, traffic
+from caatnet.train import files, membership, start, tokenizer, traffic
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.evaluate import Evaluation, make_evaluate, put_batch
 from caatnet.train.experiment import Experiment
@@ -66,7 +65,7 @@ class TrainResult:
       accuracy; empty if the run is not finished.
     units_per_second: How many of the data's units, such as tokens, are read in
       a second: the median over this process's last 50 steps, its first two
-      left out; 0 if it made no more than these.
+      left out; None if it made no more than these.
     communication: What one step sends, by axis and phase, as
       `caatnet.train.traffic` has it.
   """
@@ -75,7 +74,7 @@ class TrainResult:
   finished: bool
   evaluation: Evaluation | None
   measures: dict[str, float]
-  units_per_second: float
+  units_per_second: float | None
   communication: list[dict[str, Any]]
 
 
@@ -151,24 +150,25 @@ class _Run:
       raise ValueError("--profile needs a --workdir on this machine")
     dataset = experiment.data.load(experiment.seed)
     check_data(self.workdir, dataset.sha256)
+    tokenizer.check(self.workdir, dataset.tokenizer)
     start.check(experiment, self.workdir)
-    self.batches, self.validation = dataset.batches, dataset.validation
+    self.dataset, self.batches = dataset, dataset.batches
     # Made only now, since a run that cannot start must not claim the folder.
     self.workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
       opened.enter_context(files.lock(self.workdir))
-      self._open(dataset, label, quiet or jax.process_index() > 0, opened)
+      self._open(label, quiet or jax.process_index() > 0, opened)
       self.opened = opened.pop_all()
 
   def _open(
     self,
-    dataset: Dataset,
     label: str,
     quiet: bool,
     opened: contextlib.ExitStack,
   ) -> None:
     """Opens all files, restores the state and lowers the programs."""
     experiment, program = self.experiment, self.experiment.program
+    tokenizer.keep(self.workdir, self.dataset.tokenizer)
     notice = write_config(self.workdir, experiment.config)
     self.checkpointer = Checkpointer(
       self.workdir, program, experiment.train.keep_checkpoints
@@ -193,7 +193,7 @@ class _Run:
     self.communication = traffic.communication_per_step(
       experiment, self.lowered
     )
-    self._write_environment(dataset)
+    self._write_environment()
     if notice:
       self.progress.say(f"longer    {notice}")
     self.metrics = LateMetrics()
@@ -219,9 +219,9 @@ class _Run:
       self.experiment, state, self.checkpointer.num_workers()
     )
 
-  def _write_environment(self, dataset: Dataset) -> None:
+  def _write_environment(self) -> None:
     """Writes environment.json, and prints the same facts."""
-    program = self.experiment.program
+    program, dataset = self.experiment.program, self.dataset
     model, layout = program.model, program.layout
     facts = environment(layout.mesh) | {
       "data": {"name": dataset.name, "sha256": dataset.sha256},
@@ -235,6 +235,8 @@ class _Run:
       write_json(self.workdir / "environment.json", facts)
     say = self.progress.say
     say(f"data      {dataset.name}  sha256 {dataset.sha256[:16]}")
+    if dataset.tokenizer is not None and dataset.tokenizer.files:
+      say(f"tokens    {tokenizer.described(dataset.tokenizer)}")
     say(
       f"axes      {';  '.join(map(str, layout.axes))};  "
       f"{facts['devices']} devices"
@@ -305,12 +307,11 @@ class _Run:
       )
     elif evaluation is None:  # the run was finished before this process began
       evaluation = self._validation()
-    measures = self.experiment.data.measures
     return TrainResult(
       step=step,
       finished=finished,
       evaluation=evaluation if finished else None,
-      measures=measures(evaluation.means) if finished else {},
+      measures=self.dataset.measures(evaluation.means) if finished else {},
       units_per_second=self._units_per_second(),
       communication=self.communication,
     )
@@ -364,9 +365,10 @@ class _Run:
       rate = self.experiment.learning_rate(step - 1)  # of update number `step`
       flops = self.experiment.flops_per_step / self.experiment.units_per_step
       values["learning_rate"] = float(rate)
-      values[f"{data.unit}_per_second"] = speed
-      values["model_flops_per_second"] = speed * flops
-      values["fraction_of_matmul_rate"] = speed * flops / self.rate
+      if speed is not None:
+        values[f"{data.unit}_per_second"] = speed
+        values["model_flops_per_second"] = speed * flops
+        values["fraction_of_matmul_rate"] = speed * flops / self.rate
       self.writer.write(step, values | workers.of_workers)
 
   def _non_finite(self, what: str, last_good: int) -> NonFiniteError:
@@ -382,7 +384,7 @@ class _Run:
 
   def _evaluate(self, step: int) -> Evaluation:
     evaluation = self._validation()
-    measures = self.experiment.data.measures(evaluation.means)
+    measures = self.dataset.measures(evaluation.means)
     if not math.isfinite(evaluation.loss):
       raise self._non_finite(
         f"step {step}: validation loss {evaluation.loss}", step - 1
@@ -394,7 +396,7 @@ class _Run:
 
   def _validation(self) -> Evaluation:
     params = self.evaluated(self.state.params, self.state.outer)
-    return self.evaluate(params, self.validation)
+    return self.evaluate(params, self.dataset.validation)
 
   def _save(self) -> None:
     step = int(self.state.step)
@@ -409,9 +411,9 @@ class _Run:
     self.writer.flush()  # no checkpoint without the records before it
     self.checkpointer.save(self.state, self.batches.get_state())
 
-  def _units_per_second(self) -> float:
+  def _units_per_second(self) -> float | None:
     if not self.seconds:
-      return 0.0
+      return None
     return self.experiment.units_per_step / float(np.median(self.seconds))
 
   def _profile(self, step: int | None) -> None:

@@ -37,14 +37,14 @@ class TrainProgress:
       self._bar.start()
 
   def update(
-    self, step: int, loss: float, units_per_second: float, unit: str
+    self, step: int, loss: float, units_per_second: float | None, unit: str
   ) -> None:
     """Shows a step that has been made.
 
     Args:
       step: The number of updates made.
       loss: The training loss of the step.
-      units_per_second: Throughput; 0 while it is not known.
+      units_per_second: Throughput; None while it is not known.
       unit: What throughput counts, such as "tokens".
     """
     status = f"loss {loss:.4f}"

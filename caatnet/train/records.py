@@ -58,7 +58,7 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
   path = workdir / "config.json"
   notice = ""
   if path.exists():
-    stored = flatten(_read_json(path))
+    stored = flatten(read_config(workdir))
     ours = flatten(json.loads(json.dumps(config)))
     old, new = _decay_steps(stored), _decay_steps(ours)
     longer = ours.get(_NUM_STEPS, 0) > stored.get(_NUM_STEPS, 0)
@@ -113,6 +113,8 @@ def check_data(workdir: epath.Path, sha256: str) -> None:
 def read_config(workdir: epath.Path) -> dict[str, Any]:
   """Reads the config of a run's folder as plain data.
 
+  A key that came later than the run has the value that does what the run did.
+
   Raises:
     FileNotFoundError: The folder holds no run.
     ValueError: The file is damaged; the message names it.
@@ -120,7 +122,11 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
   path = workdir / "config.json"
   if not path.exists():
     raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
-  return _read_json(path)
+  config = _read_json(path)
+  data = config.get("data", {})
+  if data.get("name") == "text":
+    data.setdefault("tokenizer", "")
+  return config
 
 
 def read_environment(workdir: epath.Path) -> dict[str, Any]:

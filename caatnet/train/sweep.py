@@ -95,6 +95,7 @@ def run_point(
     "algorithm": config["outer"]["algorithm"],
     "worker": config["parallel"]["worker"],
     **{f"validation_{key}": value for key, value in result.measures.items()},
+    "loss_label": data.labels["loss"],
     "forward_bytes": sent("tensor", "forward"),
     "backward_bytes": sent("tensor", "backward"),
     "worker_bytes": sent("worker", "update"),

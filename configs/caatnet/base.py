@@ -28,4 +28,5 @@ def get_config() -> ml_collections.ConfigDict:
   config.data = sections.text()
   config.optimizer = sections.adamw()
   config.train = sections.train()
+  config.inference = sections.inference()
   return config

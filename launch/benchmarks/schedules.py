@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.show import tables
+from caatnet.train import files
 from parallel.network import simulate
 from parallel.network.routed import on_links
 from parallel.planner import schedules
@@ -416,4 +417,5 @@ def _plot(
   right.legend()
   for axes in (left, right):
     axes.grid(alpha=0.3)
-  figure.savefig(path, dpi=150)
+  with files.whole(path) as temporary:
+    figure.savefig(temporary, dpi=150)

@@ -1,22 +1,20 @@
-"""Writes timelines as Chrome traces, which https://ui.perfetto.dev shows.
+"""Timelines as Chrome traces, which https://ui.perfetto.dev shows.
 
 Format: "Trace Event Format", Google, complete events ("ph": "X").
 """
 
 import json
-import pathlib
 
 from parallel.network.simulate import Timeline
 
 MAX_EVENTS = 1_000_000  # about 150 MB; viewers do not take more
 
 
-def write(timeline: Timeline, path: pathlib.Path, name: str = "") -> None:
-  """Writes a trace with a row per link and a bar per message on it.
+def to_json(timeline: Timeline, name: str = "") -> str:
+  """Returns a trace with a row per link and a bar per message on it.
 
   Args:
     timeline: What `parallel.network.simulate.events` returned.
-    path: JSON file to write; its folder is created.
     name: Title of the trace.
 
   Raises:
@@ -25,8 +23,8 @@ def write(timeline: Timeline, path: pathlib.Path, name: str = "") -> None:
   routed = timeline.routed
   if len(routed.hop_links) > MAX_EVENTS:
     raise ValueError(
-      f"{path}: {len(routed.hop_links)} messages on links are more than a "
-      f"trace may have ({MAX_EVENTS}): take fewer ranks"
+      f"{len(routed.hop_links)} messages on links are more than a trace may "
+      f"have ({MAX_EVENTS}): take fewer ranks"
     )
   # Metadata events ("M") name the process and its threads: one per link.
   rows = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}]
@@ -56,5 +54,4 @@ def write(timeline: Timeline, path: pathlib.Path, name: str = "") -> None:
         "waited_ns": start - requested, "arrival_ns": arrival,
       },
     })
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": rows}))
+  return json.dumps({"displayTimeUnit": "ns", "traceEvents": rows})

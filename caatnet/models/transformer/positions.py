@@ -95,12 +95,17 @@ def parse_scaling(values: Sequence[str | float]) -> Scaling | None:
     raise ValueError(
       f"rope_scaling={tuple(values)!r} must be () or one of {'; '.join(forms)}"
     )
-  return kind(*numbers)
+  if not all(type(number) in (int, float) for number in numbers):
+    raise ValueError(f"rope_scaling={tuple(values)!r} must have numbers")
+  try:
+    return kind(*numbers)
+  except ValueError as error:
+    raise ValueError(f"rope_scaling={tuple(values)!r}: {error}") from error
 
 
 def _check(name: str, condition: str, holds: bool) -> None:
   if not holds:
-    raise ValueError(f"rope_scaling with {name!r} needs {condition}")
+    raise ValueError(f"{name!r} needs {condition}")
 
 
 def rotate(

@@ -67,8 +67,7 @@ def plot(
   for panel in axes:
     panel.set_xticks(places, labels)
     panel.legend(fontsize=8)
-  figure.savefig(path, dpi=150)
-  plt.close(figure)
+  pictures.save(figure, path)
 
 
 def _stack(

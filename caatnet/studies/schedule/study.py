@@ -7,6 +7,7 @@ from typing import Any
 
 from caatnet.checks import naming
 from caatnet.studies.inputs import build_schedule, parse_topology
+from caatnet.train import files
 from parallel.network import simulate, trace
 from parallel.network.routed import RoutedSchedule, on_links
 from parallel.schedules.msccl import exporter, importer
@@ -78,6 +79,8 @@ def of_config(
     ValueError: The topology or the schedule does not fit, or the schedule is
       not the collective that it says it is; the message names the config key.
   """
+  with naming("config.export", config["export"]):
+    exporter.check_options(**config["export"])
   net = parse_topology(config, "topology", config["topology"])
   if config["msccl"]:
     path = pathlib.Path(config["msccl"])
@@ -113,12 +116,11 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
     options = config["export"]
     with naming("config.export", options):
       text = exporter.export_xml(schedule, **options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
   elif path.suffix == ".json":
     timeline = simulate.events(routed, config["size_bytes"])
-    trace.write(timeline, path, f"{schedule.name} on {net.name}")
+    text = trace.to_json(timeline, f"{schedule.name} on {net.name}")
   else:
     raise ValueError(
       f"--export={path} must end in .xml (MSCCL) or .json (Chrome trace)"
     )
+  files.replace(path, text)

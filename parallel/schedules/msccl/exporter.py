@@ -20,6 +20,7 @@ import collections
 import dataclasses
 from xml.etree import ElementTree
 
+from parallel import checks
 from parallel.schedules import colouring
 from parallel.schedules.check import check
 from parallel.schedules.schedule import Schedule, Transfer
@@ -115,19 +116,7 @@ def export_xml(
       or chunks than the runtime takes; ranks own different numbers of chunks;
       or an option is not as above.
   """
-  if runtime not in RUNTIMES:
-    raise ValueError(
-      f"runtime={runtime!r} must be one of {', '.join(RUNTIMES)}"
-    )
-  if protocol not in PROTOCOLS:
-    raise ValueError(
-      f"protocol={protocol!r} must be one of {', '.join(PROTOCOLS)}"
-    )
-  if not 0 <= min_bytes <= max_bytes <= NO_LIMIT:
-    raise ValueError(
-      f"min_bytes={min_bytes} and max_bytes={max_bytes} must be in order, from "
-      f"0 to {NO_LIMIT}"
-    )
+  check_options(runtime, protocol, min_bytes, max_bytes)
   check(schedule)
   buffer, offsets, sizes = _buffers(schedule)
   blocks = _threadblocks(schedule)
@@ -290,6 +279,19 @@ def _threadblocks(
       writes[held].append(step)
       add(t.destination, (-1, t.source, channels[t[:2]]), step)
   return blocks
+
+
+def check_options(
+  runtime: str, protocol: str, min_bytes: int, max_bytes: int
+) -> None:
+  """Refuses options of `export_xml` that are not as it says."""
+  checks.known("runtime=", runtime, RUNTIMES)
+  checks.known("protocol=", protocol, PROTOCOLS)
+  if not 0 <= min_bytes <= max_bytes <= NO_LIMIT:
+    raise ValueError(
+      f"min_bytes={min_bytes} and max_bytes={max_bytes} must be in order, from "
+      f"0 to {NO_LIMIT}"
+    )
 
 
 def _channels(schedule: Schedule) -> dict[tuple[int, int], int]:

@@ -1,25 +1,11 @@
 """Where a sequence ends, however its text is cut into tokens."""
 
-import codecs
-
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
+from caatnet.data.token_streams import ByteStream
 from caatnet.inference.stops import Ending, Stops, StopStrings
-
-
-class Bytes:
-  """A token is a byte."""
-
-  def __init__(self):
-    self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-  def push(self, token):
-    return self._decoder.decode(bytes([token]))
-
-  def finish(self):
-    return self._decoder.decode(b"", final=True)
 
 
 class Pieces:
@@ -31,7 +17,7 @@ class Pieces:
   def push(self, token):
     return self._pieces[token]
 
-  def finish(self):
+  def flush(self):
     return ""
 
 
@@ -70,7 +56,7 @@ def test_cuts_do_not_decide_where_a_text_ends(pieces, strings):
       for s in strings for start in range(len(shown))
     )
   else:
-    shown += stops.finish()
+    shown += stops.flush()
   assert (shown, stops.found) == (text, found)
 
 
@@ -80,7 +66,7 @@ def test_cuts_do_not_decide_where_a_text_ends(pieces, strings):
 )
 def test_characters_of_several_bytes_are_whole(text, strings):
   data = text.encode()
-  ending = Ending(Stops(len(data), strings=tuple(strings)), Bytes(), 99)
+  ending = Ending(Stops(len(data), strings=tuple(strings)), ByteStream(), 99)
   shown = []
   for byte in data:
     shown.append(ending.push(byte))
@@ -109,7 +95,7 @@ def test_characters_of_several_bytes_are_whole(text, strings):
   ],
 )
 def test_why_a_sequence_ends(stops, room, tokens, text, reason):
-  ending = Ending(stops, Bytes(), room)
+  ending = Ending(stops, ByteStream(), room)
   shown = ""
   for byte in tokens.encode():
     assert ending.reason is None

@@ -4,9 +4,11 @@ The padded heads and features of ranks are in `transformer_test`.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from caatnet.models.transformer import layers
 from caatnet.models.transformer.attention import attention
 from caatnet.models.transformer.communication import tensor_reductions
 from caatnet.models.transformer.positions import Linear, Llama3, parse_scaling
@@ -77,11 +79,25 @@ def test_llama_3_stretches_long_wavelengths_only():
   [
     (("yarn", 4.0), r"rope_scaling=\('yarn', 4.0\) must be"),
     (("linear",), "must be"),
-    (("linear", 0.5), "needs a finite factor >= 1"),
+    (("linear", 0.5), r"rope_scaling=\('linear', 0.5\): .* a finite factor"),
     (("linear", float("nan")), "needs a finite factor >= 1"),
     (("llama3", 8.0, 4.0, 1.0, 8192), "0 < low < high"),
+    (("linear", "x"), r"rope_scaling=\('linear', 'x'\) must have numbers"),
+    (("linear", True), "must have numbers"),
   ],
 )
 def test_a_wrong_scaling_says_what_is_right(values, message):
   with pytest.raises(ValueError, match=message):
     parse_scaling(values)
+
+
+def test_norms_of_heads_add_the_config_s_eps():
+  """Queries and keys; where numbers are small it is most of the norm."""
+  qkv = 0.1 * jax.random.normal(jax.random.key(0), (1, 1, 4 * 6))
+  heads = layers.Heads(2, 1, 1e4, eps=0.5)
+  ones = jnp.ones(6)
+  q, k, _ = layers.split_heads(qkv, heads, layers.QkvParams(None, ones, ones))
+  x = np.asarray(qkv, "f8").reshape(4, 6)  # position 0 is not turned
+  x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 0.5)
+  np.testing.assert_allclose(q[0, 0], x[:2], rtol=1e-5)
+  np.testing.assert_allclose(k[0, 0], x[2:3], rtol=1e-5)

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from caatnet.data.text import TextData
+from caatnet.data.protocol import Dataset
+from caatnet.data.text import TextData, measured
 from caatnet.show import tables
 from caatnet.train.evaluate import Evaluation
 
-DATA = TextData("", 4, 8, 5.0, "", 16)
+DATA = TextData("", "", 4, 8, 5.0, "", 16)
 
 
 def row(point, seed, loss, **fields):
@@ -36,16 +37,18 @@ def test_an_evaluation_as_data_and_as_tables(capsys):
   evaluation = Evaluation(
     {"loss": 2.0}, {"loss": np.array([4.0, 2.0, 1.0, 1.0])}, 5
   )
-  found = tables.evaluation_dict(evaluation, DATA, 7, "f" * 64)
+  dataset = Dataset(
+    "text", "f" * 64, None, None, measured,
+    lambda: {"unigram": measured({"loss": 3.0})},
+  )
+  found = tables.evaluation_dict(evaluation, DATA, dataset, 7)
   assert found == {
     "step": 7, "validation_loss": 2.0,
     "validation_bits_per_byte": 2.0 / np.log(2), "num_examples": 5,
     "num_tokens": 20, "data_sha256": "f" * 64,
     "loss_per_place": [4.0, 2.0, 1.0, 1.0],
   }
-  tables.print_evaluation(
-    evaluation, DATA, 7, {"unigram": DATA.measures({"loss": 3.0})}
-  )
+  tables.print_evaluation(evaluation, DATA, dataset, 7)
   printed = capsys.readouterr().out
   for text in ("validation, 20 tokens", "step 7", "2.0000", "2.8854",
                "unigram", "3.0000", "4.3281", "1 to 4"):

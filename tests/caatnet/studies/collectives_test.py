@@ -93,10 +93,9 @@ def test_exports_can_be_read_again(tmp_path):
       study.run(small("schedule", msccl=str(tmp_path / "wrong.xml")))
   with pytest.raises(ValueError, match=r"config.msccl=nowhere: No such file"):
     study.run(small("schedule", msccl="nowhere"))
+  wrong = config | {"export": config["export"] | {"runtime": "gpu"}}
   with pytest.raises(ValueError, match=r"config.export.runtime='gpu' must be"):
-    study.export(
-      config | {"export": {"runtime": "gpu"}}, tmp_path / "gpu.xml"
-    )
+    study.export(wrong, tmp_path / "gpu.xml")
   study.export(config, tmp_path / "m.json")
   assert json.loads((tmp_path / "m.json").read_text())["traceEvents"]
   with pytest.raises(ValueError, match=r"must end in .xml"):

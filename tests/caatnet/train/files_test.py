@@ -1,9 +1,11 @@
 """A run's folder is whole after a kill at any write, and has one trainer."""
 
+import concurrent.futures
 import contextlib
 import itertools
 import os
 import pathlib
+import secrets
 import shutil
 import signal
 import socket
@@ -115,6 +117,24 @@ def test_a_reader_of_a_run_writes_nothing(finished):
   assert not seen
 
 
+def test_two_writers_of_a_file_leave_one_s_text(tmp_path):
+  """None fails, no reader sees a part, and nothing else stays."""
+  path, texts = tmp_path / "new" / "file", [c * 300_000 for c in "ab"]
+  files.replace(path, texts[0])
+
+  def write(text):
+    for _ in range(40):
+      files.replace(path, text)
+
+  with concurrent.futures.ThreadPoolExecutor(2) as writers:
+    written = [writers.submit(write, text) for text in texts]
+    while not all(job.done() for job in written):
+      assert path.read_text() in texts
+  for job in written:
+    job.result()
+  assert [x.name for x in path.parent.iterdir()] == ["file"]
+
+
 LIVE = """
 import sys
 from caatnet.train import loop
@@ -194,12 +214,16 @@ def test_a_folder_has_one_trainer(finished, tmp_path):
       loop.train(experiment, run, quiet=True)
 
 
-def test_a_full_disk_is_one_line(finished, tmp_path):
+def test_a_full_disk_is_one_line(finished, tmp_path, monkeypatch):
+  """What is written to the temporary file goes to a device that is full."""
   experiment, workdir = finished
   shutil.copytree(workdir, tmp_path / "run")
-  (tmp_path / "run" / "environment.json.tmp").symlink_to("/dev/full")
+  monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
+  temporary = f".environment.{os.getpid()}_known.json"
+  (tmp_path / "run" / temporary).symlink_to("/dev/full")
   with pytest.raises(ValueError, match=r"^--workdir=.*No space left .*$"):
     loop.train(experiment, tmp_path / "run", quiet=True)
+  assert not os.path.lexists(tmp_path / "run" / temporary)
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,13 @@ class ToyData:
   def labels(self):
     return {"loss": "squared error"}
 
-  def measures(self, means):
-    return {"loss": means["loss"], "doubled": 2 * means["loss"]}
-
   def load(self, seed):
     batches = pipeline.shuffled(_Rows(draw(40)), self.batch_size, seed)
-    return Dataset("toy", "0" * 64, batches, draw(7, 1), dict)
+    return Dataset("toy", "0" * 64, batches, draw(7, 1), measures, dict)
+
+
+def measures(means):
+  return {"loss": means["loss"], "doubled": 2 * means["loss"]}
 
 
 def make(

@@ -148,4 +148,16 @@ def test_rows_of_a_sweep_come_back_from_their_csv(tmp_path):
           {"point": "", "seed": 2, "p": 1.0}]
   sweep.write_csv(rows, tmp_path / "sweep.csv")
   assert sweep.read_csv(tmp_path / "sweep.csv") == rows
-  assert not list(tmp_path.glob("*.tmp"))
+  assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
+
+
+def test_what_is_said_of_workers_changes_with_their_number_only(tmp_path):
+  def write(*weights):
+    records.write_config(tmp_path, CONFIG | {
+      "parallel": {"worker": len(weights)}, "outer": {"weights": weights},
+    })
+
+  write(1.0, 2.0)
+  with pytest.raises(ValueError, match=r"config\.outer\.weights=\[1"):
+    write(1.0, 3.0)
+  write(1.0, 2.0, 3.0)

@@ -6,6 +6,7 @@ round starts from zeros and cannot tell where a sign or a factor is wrong.
 """
 
 import collections
+import functools
 import itertools
 
 import jax
@@ -455,3 +456,87 @@ def test_noloco_sends_what_its_formula_says(workers, devices):
     for c in ledger.collectives(jax.jit(f).lower(params, state), mesh):
       found[c.dtype] += c.bytes * c.count
     assert +found == loop.sent_bytes(start)
+
+
+def test_the_seed_decides_who_meets_in_noloco():
+  def drawn(seed):
+    loop = NoLoCo(
+      Axis("worker", 8), every=1, rate=RATE, momentum=0.5, pull=0.3, seed=seed
+    )
+    return [loop.plan(step).variant for step in range(20)]
+
+  assert drawn(0) == drawn(0)
+  assert drawn(0) != drawn(1)
+
+
+@pytest.mark.parametrize("make", [DiLoCo, Eager])
+def test_no_two_rounds_round_by_the_same_draws(make):
+  """The exchange's number decides them."""
+  loop = make(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange())
+  numbers = [
+    plan.numbers for plan in map(loop.plan, range(2, 22))
+    if plan.variant in (True, (True, False))
+  ]
+  assert len(numbers) == len(set(numbers)) == 10
+
+
+def test_no_two_pieces_round_by_the_same_draws():
+  """Differences are equal, so that means of pieces differ by draws only."""
+  loop = Streaming(
+    WORKER, 6, Nesterov(RATE, MOMENTUM),
+    exchange(Wire("int4", 64, stochastic=True)),
+    fragments({"blocks": LAYERS}, 3, strided=True), (2,), pieces=2,
+  )
+  row = np.tile(np.linspace(0.0, 1.0, 64, dtype="f4"), 2)  # a block per piece
+  start = {"blocks": {"w": np.stack([row] * LAYERS)}, "head": row}
+
+  def mean_here(kind, start, numbers):
+    slot = loop.fragments.take(start, kind, numbers.place, 0)
+    deltas = each(
+      lambda x: jax.lax.pcast(x[None], "worker", to="varying"), slot
+    )
+    slot, _ = loop._exchange_piece(
+      deltas, slot, {"workers": {}}, jnp.ones(M), kind, numbers
+    )
+    return loop._cutter.take(slot, numbers.piece, 0)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def mean_of_piece(kind, start, numbers):
+    return jax.shard_map(
+      functools.partial(mean_here, kind), mesh=make_mesh({"worker": WORKER}),
+      in_specs=P(), out_specs=P(),
+    )(start, numbers)
+
+  found = []
+  for plan in map(loop.plan, range(6, 24)):
+    send, numbers = plan.variant.send, plan.numbers.send
+    if send is not None:
+      found.append(mean_of_piece(send.kind, start, numbers))
+  blocks = [
+    tuple(block)
+    for mean in jax.tree.leaves(jax.device_get(found))
+    for block in mean.reshape(-1, 64)
+  ]
+  # Three rounds of two fragments of three layers and the head.
+  assert len(blocks) == len(set(blocks)) == 3 * (2 * 3 + 1) * 2
+
+
+def test_eager_weighs_one_s_own_part_as_the_mean_does():
+  weights = (1.0, 2.0, 5.0)
+  found = run(
+    Eager(WORKER, 2, Nesterov(RATE, MOMENTUM), exchange(weights=weights)), 6
+  )
+  share = np.array(weights) / sum(weights)
+  theta = phi = workers_start()
+  last, momentum = zeros_like(phi), zeros_like(phi)
+  for number, updates in enumerate(updates_of(6), 1):
+    theta = each(np.add, theta, updates)
+    if number % 2 == 0:
+      delta = each(np.subtract, phi, theta)
+      eager = each(
+        lambda d, e: np.tensordot(share, e, 1) + ((d - e).T * share).T,
+        delta, last,
+      )
+      phi, momentum = nesterov(phi, eager, momentum)
+      theta, last = phi, delta
+    assert_close(found[number - 1][0], theta)

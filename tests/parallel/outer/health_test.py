@@ -20,6 +20,7 @@ from parallel.outer.optimizers import Nesterov
 from parallel.outer.sparseloco import SparseLoCo
 from parallel.outer.streaming import Streaming
 from parallel.wire import Wire
+from parallel.xla import ledger
 from tests.parallel.outer.small_run import (
   BLOCK_DIMS,
   INNER_RATE,
@@ -124,8 +125,9 @@ def test_the_others_are_as_if_it_had_not_been_there(name, devices):
   assert any(jax.tree.leaves(differ))
 
 
+@pytest.mark.parametrize("value", [np.nan, 1e4])
 @pytest.mark.parametrize("sick", range(M))
-def test_of_a_pair_the_healthy_one_is_heard(sick):
+def test_of_a_pair_the_healthy_one_is_heard(sick, value):
   """By both; one that sits out has nobody to hear, and stays where it was."""
   worker = Axis("worker", M, M)
   loop = NoLoCo(worker, 1, 0.7, 0.5, 0.3, rule=RULE)
@@ -134,7 +136,7 @@ def test_of_a_pair_the_healthy_one_is_heard(sick):
   ]
   step = next(n for n, p in enumerate(partners) if n and p[sick] != sick)
   other = partners[step][sick]
-  found = run(loop, step + 1, spoiled(worker, step, np.nan, sick))
+  found = run(loop, step + 1, spoiled(worker, step, value, sick))
   before = found[step - 1][1]["workers"]
   after = found[step][1]["workers"]
   grads = draw(1, step + 1, M)
@@ -241,4 +243,26 @@ def test_who_joins_starts_from_the_outer_parameters(name):
     np.testing.assert_array_equal,
     {k: v for k, v in after.items() if k != "workers"},
     {k: v for k, v in state.items() if k != "workers"},
+  )
+
+
+def test_a_norm_is_that_of_all_of_a_worker_s_parameters():
+  tree = draw(5, M)
+  flat = np.concatenate([x.reshape(M, -1) for x in jax.tree.leaves(tree)], 1)
+  np.testing.assert_allclose(
+    health.norms_here(tree), np.linalg.norm(flat, axis=1), rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_a_verdict_sends_what_its_formula_says(devices):
+  """A norm for each of a device's workers."""
+  worker = Axis("worker", 4, devices)
+  lowered = jax.jit(jax.shard_map(
+    lambda tree: exchange(worker=worker).judge(tree).heard,
+    mesh=make_mesh({"worker": worker}), in_specs=P("worker"), out_specs=P(),
+  )).lower(draw(5, 4))
+  sent = ledger.collectives(lowered, make_mesh({"worker": worker}))
+  assert sum(c.bytes * c.count for c in sent if c.axes) == sum(
+    health.sent_bytes(worker).values()
   )

@@ -5,6 +5,7 @@ import pytest
 from launch.benchmarks.schedules import random_graph
 from parallel.network import simulate
 from parallel.network.routed import on_links
+from parallel.planner import schedules
 from parallel.planner.schedules import LEAST_CHUNK_BYTES, fastest
 from parallel.schedules.builders import build
 from parallel.schedules.check import check
@@ -74,3 +75,25 @@ def test_small_messages_want_few_rounds_and_large_ones_many():
   ]
   assert rounds[0] == 4  # the diameter
   assert rounds[1] > 2 * 4
+
+
+@pytest.mark.parametrize(
+  ("seconds", "tried"),
+  [
+    # Of 2, 4, 8, ... pieces: once in vain is no reason to stop, twice is.
+    ([9, 5, 4.9999, 4, 3, 2], [2, 4, 8, 16, 32, 64]),
+    ([9, 5, 4.9999, 4.9998, 1, 1], [2, 4, 8, 16]),
+    ([10, 10, 1, 1, 1, 1], [2, 4]),
+  ],
+)
+def test_pieces_are_doubled_until_it_is_in_vain_twice(seconds, tried):
+  net = t.ring(2)
+  schedule = build("ring", net, "all_gather")
+  after = dict(zip((2, 4, 8, 16, 32, 64), seconds, strict=True))
+
+  def timed(builder, options, pieces, capacity):
+    return schedules.Choice(schedule, builder, options, pieces, after[pieces])
+
+  whole = schedules.Choice(schedule, "ring", {}, 1, 10.0)
+  found = schedules._cut(whole, net, 2**30, "events", timed)
+  assert [choice.pieces for choice in found] == tried

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from parallel.schedules import builders, check
+from parallel.schedules.msccl import exporter
 from parallel.schedules.msccl.exporter import MAX_PEERS, export_xml
 from parallel.schedules.msccl.importer import import_xml
 from parallel.schedules.schedule import Schedule, Transfer
@@ -370,3 +371,36 @@ def test_a_write_waits_for_those_who_read():
   assert step.get("depid") in blocks
   awaited = blocks[step.get("depid")]
   assert (awaited.get("send"), step.get("deps")) == ("1", "0")
+
+
+def test_all_elements_that_a_loader_reads_are_counted(monkeypatch):
+  """All GPUs, and the threadblocks and steps of its own."""
+  schedule = builders.build("ring", topologies.ring(4))
+  text = export_xml(schedule)
+  own = max(len(list(g.iter())) - 1 for g in ElementTree.fromstring(text))
+  count = 1 + 4 + own
+  monkeypatch.setattr(exporter, "MAX_ELEMENTS", count + 1)
+  assert export_xml(schedule) == text
+  monkeypatch.setattr(exporter, "MAX_ELEMENTS", count)
+  with pytest.raises(ValueError, match=f" {count} elements are more"):
+    export_xml(schedule)
+
+
+def test_the_last_threadblock_that_others_wait_for_has_a_number(monkeypatch):
+  schedule = builders.build("ring", topologies.ring(4))
+  text = export_xml(schedule)
+  last = max(map(int, re.findall(r'depid="(\d+)"', text)))
+  monkeypatch.setattr(exporter, "MAX_AWAITED", last)
+  assert export_xml(schedule) == text
+  monkeypatch.setattr(exporter, "MAX_AWAITED", last - 1)
+  with pytest.raises(ValueError, match=f"{last + 1} threadblocks of rank 0"):
+    export_xml(schedule)
+
+
+def test_rounds_are_the_earliest_unless_all_steps_have_theirs():
+  late = Schedule("late", "all_gather", 2, 2, (
+    (Transfer(0, 1, 0, "copy", (0, 1)),), (Transfer(1, 0, 1, "copy", (1, 0)),),
+  ), (0, 1))
+  text = export_xml(late)
+  assert len(import_xml(text).rounds) == 2
+  assert len(import_xml(text.replace(' round="0"', "")).rounds) == 1

@@ -1,6 +1,7 @@
 """What runs beside a compiled program's transfers, and their time on links."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
 
@@ -11,11 +12,12 @@ from jax.sharding import AxisType
 import numpy as np
 import pytest
 
-from parallel.hardware.clusters import Level
+from parallel.hardware import collective_times
+from parallel.hardware.clusters import CLUSTERS, Level
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.links import NVLINK_4
 from parallel.xla import compiled as compiled_ledger
-from parallel.xla import hlo, ledger, overlap, roofline
+from parallel.xla import hlo, latency, ledger, overlap, roofline
 from parallel.xla.targets import Target
 
 
@@ -194,6 +196,41 @@ def test_slices_count_what_is_sliced_and_on_chip_operands_nothing():
   assert on_chip.bytes == 16
 
 
+def test_rows_written_in_place_count_themselves_and_not_the_whole():
+  """The operand and the result of a scatter are the whole array, twice."""
+  table = jnp.ones((4096, 128))
+  compiled = jax.jit(
+    lambda x, rows, new: x.at[rows].set(new, mode="drop"), donate_argnums=0
+  ).lower(table, jnp.arange(4), jnp.ones((4, 128))).compile()
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(compiled.as_text()), make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
+  )
+  row = 4 * 128 * 4
+  assert 2 * row <= schedule.total().bytes <= 4 * row + 256
+
+
+def test_a_kernel_counts_what_it_is_said_to_read():
+  """Text of a kernel that reads a layer of a cache and writes one row."""
+  module = hlo.parse("""HloModule m, is_scheduled=true
+
+ENTRY %main (q: f32[8,128], cache: f32[64,128], scale: f32[4]) -> f32[8,128] {
+  %q = f32[8,128]{1,0} parameter(0)
+  %cache = f32[64,128]{1,0} parameter(1)
+  %scale = f32[4]{0} parameter(2)
+  ROOT %o = (f32[8,128], f32[64,128]) custom-call(%q, %cache, %scale)
+}
+""")
+  device = DEVICES["v5p"]
+  small = 2 * 8 * 128 * 4 + 16
+  for reads, expected in (
+    ({}, small + 2 * 64 * 128 * 4), ({(64, 128): 1000.0}, small + 1000),
+  ):
+    schedule = overlap.ScheduledProgram(
+      module, make_mesh(a=1), device, lambda _: 0.0, reads
+    )
+    assert schedule.total().bytes == expected
+
+
 # Rates of links -------------------------------------------------------------
 
 
@@ -266,3 +303,117 @@ def test_trips_are_rounded_up(last, step, trips):
   module = hlo.parse(text.replace("constant(1)", f"constant({step})"))
   (count,) = (n for c, n in module.runs() if c.name == "body")
   assert count == trips
+
+
+def hidden_beside_the_loop(text):
+  """How much of the first transfer is hidden; it takes as long as 4 trips."""
+  device = dataclasses.replace(DEVICES["h100"], memory_bandwidth=1e30)
+  product = 4 * 2 * 512 * 256 * 128 / device.peak("bfloat16")
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(text), make_mesh(a=8), device, lambda _: product
+  )
+  return schedule.collectives()[0].hidden
+
+
+def test_a_loop_of_unknown_length_hides_as_much_as_one_trip():
+  unknown = SCHEDULED.replace("direction=LT", "direction=NE")
+  assert hidden_beside_the_loop(SCHEDULED) == pytest.approx(1, rel=1e-3)
+  assert hidden_beside_the_loop(unknown) == pytest.approx(1 / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_transfer_that_is_updated_goes_on_until_its_done(updates):
+  """An update before the loop is not where the program waits."""
+  start = next(s for s in SCHEDULED.splitlines() if "all-reduce-start" in s)
+  names = ["start", *(f"update.{i}" for i in range(updates))]
+  lines = [
+    f"  %{name} = f32[1000]{{0}} async-update(%{before})"
+    for before, name in itertools.pairwise(names)
+  ]
+  text = SCHEDULED.replace(start, "\n".join([start, *lines]))
+  text = text.replace("-done(%start)", f"-done(%{names[-1]})")
+  assert hidden_beside_the_loop(text) == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("size", "links"), [(4, 1), (8, 1), (16, 2)])
+@pytest.mark.parametrize("generation", ["v5e", "v6e"])
+def test_a_plane_closes_to_a_ring_where_it_has_16_chips(
+  generation, size, links
+):
+  """Slices in three dimensions close at multiples of 4."""
+  chips = np.empty((size, 2), object)
+  for place in np.ndindex(size, 2):
+    chips[place] = Chip(place)
+  hardware = DEVICES[generation]
+  target = Target("t", tuple(chips.ravel()), hardware, (), {})
+  seconds = overlap.wire_seconds(target, Grid(chips, ("x", "y")))
+  expected = 2 * (size - 1) / size * 4000 / (links * hardware.link.bandwidth)
+  assert seconds(reduction(("x",), size)) == pytest.approx(expected)
+
+
+def test_devices_that_share_a_link_or_lie_anywhere_take_longer():
+  """Two nodes of four, each pair of devices with one link to the other node."""
+  hardware = DEVICES["h200"]
+  slow = dataclasses.replace(NVLINK_4, bandwidth=1e9)
+  levels = (Level("node", 4, hardware.link), Level("cluster", 2, slow, 0.5))
+  target = Target("t", tuple(range(8)), hardware, levels, {})
+  grid = Grid(np.arange(8).reshape(2, 4), ("data", "tensor"))
+  seconds = overlap.wire_seconds(target, grid)
+  # Groups that no set of axes describes may cross nodes.
+  for axes in (("data",), ()):
+    assert seconds(reduction(axes, 2)) == pytest.approx(4000 / 0.5e9)
+
+
+# Latency -------------------------------------------------------------------
+
+
+def node(name, *sizes):
+  """A target of GPUs as numbers, and a grid of them with an axis per level."""
+  cluster = CLUSTERS[name]
+  levels = tuple(
+    dataclasses.replace(level, size=size)
+    for level, size in zip(cluster.levels, sizes, strict=False)
+  )
+  count = math.prod(sizes)
+  target = Target("t", tuple(range(count)), cluster.device, levels, {})
+  return target, Grid(np.arange(count).reshape(sizes[::-1]), ("data", "tensor"))
+
+
+def test_latency_of_a_node_is_what_was_measured():
+  span = latency.seconds(*node("h200", 8, 2))
+  entry = reduction(("tensor",), 8)
+  known = collective_times.between(NVLINK_4, 8)
+  assert span(entry) == known.all_reduce(4000)
+  nothing = dataclasses.replace(entry, shape=(0,))
+  assert span(nothing) == (0, 0)
+  # All-gathers end with eight times what each rank gives.
+  gather = dataclasses.replace(entry, kind="all_gather")
+  whole = known.all_reduce(8 * 4000)
+  assert span(gather) == pytest.approx((whole.least / 2, whole.greatest))
+  with pytest.raises(ValueError, match="InfiniBand NDR were not measured"):
+    span(reduction(("data",), 2))
+
+
+def test_latency_never_hides_what_the_bytes_take():
+  target, grid = node("a100-pcie", 8, 1)
+  wire, span = overlap.wire_seconds(target, grid), latency.seconds(target, grid)
+  for rows in (1, 1000, 10**6):
+    entry = dataclasses.replace(reduction(("tensor",), 8), shape=(rows,))
+    assert wire(entry) < span(entry).least <= span(entry).greatest
+
+
+def test_latency_of_a_torus_is_that_of_its_hops():
+  chips = np.empty((2, 2, 4), object)
+  for place in np.ndindex(2, 2, 4):
+    chips[place] = Chip(place)
+  target = Target("t", tuple(chips.ravel()), DEVICES["v5p"], (), {})
+  grid = Grid(chips, ("x", "y", "z"))
+  span = latency.seconds(target, grid)
+  wire = overlap.wire_seconds(target, grid)
+  # A ring of 4 is closed, so that its farthest chip is two hops away.
+  for axes, hops, n in ((("z",), 2, 4), (("x", "y"), 2, 4),
+                        (("x", "y", "z"), 4, 16)):
+    entry = reduction(axes, n)
+    assert span(entry) == pytest.approx(
+      (wire(entry) + hops * 1e-6, wire(entry) + 2 * (n - 1) * 1e-6)
+    )

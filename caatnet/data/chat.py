@@ -1,0 +1,62 @@
+"""Conversations as prompts, by the chat template of a tokenizer.
+
+A template is a program in the language of jinja2. It comes with a checkpoint,
+from anyone, so it runs in jinja2's sandbox.
+"""
+
+from collections.abc import Mapping, Sequence
+import datetime
+import json
+from typing import Any, NoReturn
+
+
+def written(
+  template: str,
+  messages: Sequence[Mapping[str, Any]],
+  tokens: Mapping[str, str],
+) -> str:
+  """Writes a conversation as the prompt for the assistant's next message.
+
+  Args:
+    template: The template; its variables are those of transformers.
+    messages: The messages, each with a "role" and a "content".
+    tokens: The text of special tokens by names such as "bos_token".
+
+  Raises:
+    ValueError: jinja2 is missing, or the template is damaged or refuses the
+      messages.
+  """
+  try:
+    import jinja2
+    from jinja2 import sandbox
+  except ImportError as error:
+    raise ValueError(
+      'chat templates need jinja2: pip install "caatnet[chat]"'
+    ) from error
+  environment = sandbox.ImmutableSandboxedEnvironment(
+    trim_blocks=True,
+    lstrip_blocks=True,
+    extensions=["jinja2.ext.loopcontrols"],
+  )
+  # jinja2's own filter would escape "<" and ">" for HTML.
+  environment.filters["tojson"] = _json
+  environment.globals["raise_exception"] = _refuse
+  environment.globals["strftime_now"] = _now
+  try:
+    return environment.from_string(template).render(
+      messages=messages, add_generation_prompt=True, **tokens
+    )
+  except (jinja2.TemplateError, TypeError, ValueError) as error:
+    raise ValueError(f"the chat template fails: {error}") from error
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+  return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _now(form: str) -> str:
+  return datetime.datetime.now().strftime(form)
+
+
+def _refuse(message: str) -> NoReturn:
+  raise ValueError(message)

@@ -1,0 +1,145 @@
+"""Documents as tokens of a tokenizer, and how many bytes each token is.
+
+Documents are encoded one by one. Between two of them is the tokenizer's
+`separator`; where it has none, they follow one another.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import sys
+import time
+
+import numpy as np
+
+from caatnet.data import sources
+from caatnet.data.tokenizers import LibraryTokenizer
+
+_BATCH_BYTES = 1 << 20  # the library takes some 100 bytes per token
+_SECONDS_PER_LINE = 10
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EncodedCorpus:
+  """A corpus of tokens with what its validation text is in bytes.
+
+  Attributes:
+    corpus: The tokens.
+    text: The validation documents joined by byte 0, uint8 ``[num_bytes]``.
+    sizes: How many of these bytes each validation token stands for, int32
+      ``[num_validation_tokens]``. A character of which several tokens are parts
+      counts to the first of them. A token between documents is one byte, as it
+      is without a tokenizer. What a normalizer leaves out counts to the token
+      after it.
+  """
+
+  corpus: sources.Corpus
+  text: np.ndarray
+  sizes: np.ndarray
+
+
+def encoded(
+  documents: sources.Documents, tokenizer: LibraryTokenizer
+) -> EncodedCorpus:
+  """Encodes documents; prints a line every ten seconds.
+
+  Args:
+    documents: The documents.
+    tokenizer: The tokenizer.
+
+  Raises:
+    ValueError: A document is not UTF-8, or the tokenizer cannot encode it.
+  """
+  dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
+  progress = _Progress(documents)
+  between = [] if tokenizer.separator is None else [tokenizer.separator]
+
+  def join(parts: list[np.ndarray], separator: list[int]) -> np.ndarray:
+    """Joins arrays of documents, of which there is at least one."""
+    joint = np.array(separator, parts[0].dtype)
+    return np.concatenate([x for part in parts for x in (joint, part)][1:])
+
+  train = [
+    np.array(found.ids, dtype)
+    for batch in _batches(documents.train)
+    for found in tokenizer.encode_documents(progress.texts(batch), False)
+  ]
+  validation, sizes = [], []
+  for batch in _batches(documents.validation):
+    texts = progress.texts(batch)
+    for text, found in zip(
+      texts, tokenizer.encode_documents(texts, True), strict=True
+    ):
+      validation.append(np.array(found.ids, dtype))
+      sizes.append(_sizes(text, [stop for _, stop in found.offsets]))
+  return EncodedCorpus(
+    corpus=sources.Corpus(
+      name=documents.name,
+      sha256=documents.sha256,
+      train=join(train, between),
+      validation=join(validation, between),
+      num_train_documents=len(train),
+      num_validation_documents=len(validation),
+      unit="tokens",
+    ),
+    text=sources.joined(documents).validation,
+    sizes=join(sizes, [1] * len(between)),
+  )
+
+
+def _sizes(text: str, stops: Sequence[int]) -> np.ndarray:
+  """Returns how many bytes of a document each of its tokens stands for.
+
+  Args:
+    text: The document.
+    stops: For each token the number of the character after its last one.
+  """
+  code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+  # UTF-8 takes one byte, and one more from each of these on.
+  longer = sum((code_points >= bound for bound in (0x80, 0x800, 0x10000)), 1)
+  ends = np.concatenate([[0], np.cumsum(longer)])
+  # A token that comes from no character has its end where it likes.
+  reached = np.maximum.accumulate(ends[np.array(stops, np.int64)])
+  if len(reached):
+    reached[-1] = ends[-1]
+  return np.diff(reached, prepend=0).astype(np.int32)
+
+
+def _batches(documents: Sequence[bytes]) -> Iterator[list[bytes]]:
+  """Yields documents in batches of limited size."""
+  batch, size = [], 0
+  for document in documents:
+    batch.append(document)
+    size += len(document)
+    if size >= _BATCH_BYTES:
+      yield batch
+      batch, size = [], 0
+  if batch:
+    yield batch
+
+
+class _Progress:
+  """Decodes bytes, and says now and then how many there were."""
+
+  def __init__(self, documents: sources.Documents) -> None:
+    self._name = documents.name
+    self._total = sum(map(len, (*documents.train, *documents.validation)))
+    self._done = 0
+    self._last_line = time.monotonic()
+
+  def texts(self, documents: Sequence[bytes]) -> list[str]:
+    """Returns the text of documents that are about to be encoded."""
+    if time.monotonic() - self._last_line > _SECONDS_PER_LINE:
+      self._last_line = time.monotonic()
+      print(
+        f"encoding  {self._name}: {self._done / 1e6:.1f} of "
+        f"{self._total / 1e6:.1f} MB",
+        file=sys.stderr,
+        flush=True,
+      )
+    self._done += sum(map(len, documents))
+    try:
+      return [document.decode() for document in documents]
+    except UnicodeDecodeError as error:
+      raise ValueError(
+        f"config.data.path: a document of {self._name} is not UTF-8: {error}"
+      ) from error

@@ -1,0 +1,339 @@
+"""Tokenizers: text to tokens and back, as bytes or by a ``tokenizer.json``.
+
+A ``tokenizer.json`` is that of the library `tokenizers`, which Hugging Face's
+checkpoints have. What else they say of tokens is in files beside it: which
+token ends a document (``tokenizer_config.json``, ``special_tokens_map.json``),
+which ones end a text that is generated (``generation_config.json``), how a
+conversation is written (``tokenizer_config.json``, ``chat_template.jinja``).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import functools
+import hashlib
+import json
+import pathlib
+from typing import Any, NoReturn, Protocol
+
+import numpy as np
+import tokenizers
+
+from caatnet.data import chat
+from caatnet.data.token_streams import ByteStream, Stream, TokenStream
+
+# The files of a tokenizer, of which only the first is needed.
+FILES = (
+  "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+  "generation_config.json", "chat_template.jinja",
+)
+_MAIN, _CONFIG, _SPECIAL, _GENERATION, _TEMPLATE = FILES
+_KEY = "config.data.tokenizer"
+_SENTENCEPIECE = ".model"
+_ADVICE = (
+  "models of sentencepiece are not read; the fast tokenizers of transformers "
+  f"write a {_MAIN} (save_pretrained)"
+)
+# Parts of a tokenizer.json that decide nothing here: no text is cut or padded
+# by the library.
+_IGNORED = ("version", "truncation", "padding")
+
+
+class Tokenizer(Protocol):
+  """What data, generation and evaluation know of a tokenizer.
+
+  Attributes:
+    name: What people call it.
+    identity: What differs if another text or other tokens may come out: a hex
+      digest, or "bytes".
+    vocab_size: One more than the largest token.
+    separator: The token between two documents of a corpus; None for none.
+    start_ids: The tokens that open a prompt, such as Llama's ``<s>``; () for
+      none. `encode` leaves them out.
+    stop_ids: The tokens that end a generated text; () for none.
+    files: The text of each file that it was made from, by its name, to be kept
+      with a run; {} for bytes.
+  """
+
+  name: str
+  identity: str
+  vocab_size: int
+  separator: int | None
+  start_ids: tuple[int, ...]
+  stop_ids: tuple[int, ...]
+  files: Mapping[str, str]
+
+  def encode(self, text: str) -> np.ndarray:
+    """Returns a text's tokens, int32 ``[N]``, and no others.
+
+    Where the text spells a special token, as a conversation does that `chat`
+    has written, there is this token.
+    """
+    ...
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    """Returns the text of tokens ``[N]``.
+
+    Special tokens and numbers that are no token have none. Bytes that are not
+    UTF-8 become U+FFFD.
+    """
+    ...
+
+  def stream(self) -> Stream:
+    """Returns what decodes one token after the other."""
+    ...
+
+  def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    """Writes a conversation as the prompt for the assistant's next message.
+
+    The result says all that there is to say, so that a tokenizer's `start_ids`
+    do not come before it.
+
+    Args:
+      messages: The messages, each with a "role", such as "user", and a
+        "content".
+
+    Raises:
+      ValueError: The tokenizer has no chat template, or its template refuses
+        the messages.
+    """
+    ...
+
+
+class Bytes:
+  """A token is a byte, and byte 0 separates documents."""
+
+  name = "bytes"
+  identity = "bytes"
+  vocab_size = 256
+  separator = 0
+  start_ids: tuple[int, ...] = ()
+  stop_ids = (0,)
+  files: Mapping[str, str] = {}
+
+  def encode(self, text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    return bytes(i for i in ids if i < 256).decode(errors="replace")
+
+  def stream(self) -> Stream:
+    return ByteStream()
+
+  def chat(self, messages: Sequence[Mapping[str, Any]]) -> NoReturn:
+    raise ValueError("bytes have no chat template: the run has no tokenizer")
+
+
+class LibraryTokenizer:
+  """A tokenizer of the library `tokenizers`, with the files beside it."""
+
+  def __init__(self, name: str, files: Mapping[str, str], where: str) -> None:
+    """Makes a tokenizer from the text of its files.
+
+    Args:
+      name: What people call it.
+      files: The files' texts by their names, which are of `FILES`.
+      where: What messages call the place that the files are from.
+
+    Raises:
+      ValueError: A file is damaged, or the files do not fit each other.
+    """
+    self.name = name
+    self.files = dict(files)
+    self._where = where
+    main = self._json(_MAIN)
+    try:
+      self._library = tokenizers.Tokenizer.from_str(files[_MAIN])
+    except Exception as error:  # the library has no class of its own for it
+      raise ValueError(
+        f"{where}: {_MAIN} is no tokenizer: {error}"
+      ) from error
+    self._library.no_truncation()
+    self._library.no_padding()
+    self.vocab_size = 1 + max(self._library.get_vocab(True).values(), default=0)
+    added = self._library.get_added_tokens_decoder()
+    self._special_ids = {i for i, token in added.items() if token.special}
+    end = self._token("eos_token")
+    self.stop_ids = self._stop_ids() or (() if end is None else (end,))
+    self.separator = end if end is not None else next(iter(self.stop_ids), None)
+    self.start_ids = self._start_ids()
+    decides = {
+      "tokenizer": {k: v for k, v in main.items() if k not in _IGNORED},
+      "separator": self.separator,
+      "start": self.start_ids,
+    }
+    self.identity = hashlib.sha256(
+      json.dumps(decides, sort_keys=True).encode()
+    ).hexdigest()
+
+  def encode(self, text: str) -> np.ndarray:
+    text.encode()  # half a pair of surrogates is an error that says so
+    with self._encoding():
+      found = self._library.encode(text, add_special_tokens=False)
+    return np.array(found.ids, np.int32)
+
+  def encode_documents(
+    self, documents: Sequence[str], offsets: bool
+  ) -> list[tokenizers.Encoding]:
+    """Encodes texts in which nothing is special, whatever they spell.
+
+    So a document that quotes the token between documents does not end there.
+
+    Args:
+      documents: The texts.
+      offsets: Whether to find the characters that each token stands for, which
+        takes a third longer.
+    """
+    library = self._library
+    encode = library.encode_batch if offsets else library.encode_batch_fast
+    library.encode_special_tokens = True  # as text like any other
+    try:
+      with self._encoding():
+        return encode(documents, add_special_tokens=False)
+    finally:
+      library.encode_special_tokens = False
+
+  def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+    # Not left to the library: it spells special tokens that a normalizer
+    # changes, as those of early conversions of Llama (tokenizers 0.23).
+    left = [int(i) for i in ids if i not in self._special_ids]
+    return self._library.decode(left, skip_special_tokens=False)
+
+  def stream(self) -> Stream:
+    return TokenStream(self._library, self._special_ids)
+
+  def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    return chat.written(
+      self._template, messages, {name: self._special(name) for name in names}
+    )
+
+  @contextlib.contextmanager
+  def _encoding(self) -> Iterator[None]:
+    """Says whose error it is if a text cannot be encoded."""
+    try:
+      yield
+    except Exception as error:  # as above
+      raise ValueError(f"{self._where} cannot encode: {error}") from error
+
+  @functools.cached_property
+  def _template(self) -> str:
+    """The chat template, a text in Jinja's language."""
+    found = self.files.get(_TEMPLATE) or self._json(_CONFIG).get(
+      "chat_template"
+    )
+    if isinstance(found, list):  # several of them, each with a name
+      named = {x.get("name"): x.get("template") for x in found}
+      found = named.get("default")
+    if not isinstance(found, str):
+      raise ValueError(
+        f"{self._where}: no chat template in {_CONFIG}, nor {_TEMPLATE}"
+      )
+    return found
+
+  def _json(self, file: str) -> dict[str, Any]:
+    """Reads a file as a JSON object; {} if there is none."""
+    try:
+      found = json.loads(self.files.get(file, "{}"))
+    except (ValueError, RecursionError) as error:
+      raise ValueError(f"{self._where}: {file} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+      raise ValueError(f"{self._where}: {file} is no JSON object")
+    return found
+
+  def _special(self, name: str) -> str:
+    """Returns the text of a special token, such as "eos_token"; "" if none."""
+    for file in (_CONFIG, _SPECIAL):
+      found = self._json(file).get(name)
+      if isinstance(found, dict):
+        found = found.get("content")
+      if found is not None and not isinstance(found, str):
+        raise ValueError(f"{self._where}: {file} has {name}={found!r}")
+      if found:
+        return found
+    return ""
+
+  def _token(self, name: str) -> int | None:
+    """Returns a special token; None if the files do not name it."""
+    text = self._special(name)
+    token = self._library.token_to_id(text) if text else None
+    if text and token is None:
+      raise ValueError(
+        f"{self._where}: {name}={text!r} is no token of {_MAIN}"
+      )
+    return token
+
+  def _stop_ids(self) -> tuple[int, ...]:
+    """Returns the tokens of generation_config.json; () if it names none."""
+    found = self._json(_GENERATION).get("eos_token_id")
+    listed = found if isinstance(found, list) else [found]
+    listed = [token for token in listed if token is not None]
+    for token in listed:
+      if type(token) is not int or not 0 <= token < self.vocab_size:
+        raise ValueError(
+          f"{self._where}: {_GENERATION} has eos_token_id={found!r}, but the "
+          f"largest token of {_MAIN} is {self.vocab_size - 1}"
+        )
+    return tuple(listed)
+
+  def _start_ids(self) -> tuple[int, ...]:
+    """Returns what the library puts before a text, if it may."""
+    asked = self._json(_CONFIG).get("add_bos_token")
+    if isinstance(asked, bool):
+      start = self._token("bos_token") if asked else None
+      return () if start is None else (start,)
+    with self._encoding():
+      found = self._library.encode("a")
+    added = found.special_tokens_mask
+    count = added.index(0) if 0 in added else 0
+    return tuple(found.ids[:count])
+
+
+def load(path: str, key: str = _KEY) -> Tokenizer:
+  """Reads a tokenizer.
+
+  Args:
+    path: A ``tokenizer.json``, or a folder that has one; "" for bytes.
+    key: What messages call the path.
+
+  Raises:
+    ValueError: There is no tokenizer, or it is damaged; the message has the
+      path.
+  """
+  if not path:
+    return Bytes()
+  file = pathlib.Path(path).expanduser()
+  where = f"{key}={path!r}"
+  if not file.exists():
+    raise ValueError(f"{where} does not exist")
+  folder = file if file.is_dir() else file.parent
+  if file.is_dir() and not (file / _MAIN).exists():
+    there = sorted(x.name for x in file.iterdir())
+    models = [name for name in there if name.endswith(_SENTENCEPIECE)]
+    what = f"has no {_MAIN}" if there else f"is an empty folder: no {_MAIN}"
+    raise ValueError(
+      f"{where} {what}" + (f" but {models[0]}: {_ADVICE}" if models else "")
+    )
+  if file.name.endswith(_SENTENCEPIECE):
+    raise ValueError(f"{where} is no {_MAIN}: {_ADVICE}")
+  if not (file.is_dir() or file.name == _MAIN):
+    # What lies beside a file of another name may belong to other tokenizers.
+    return LibraryTokenizer(file.name, {_MAIN: _text(file, where)}, where)
+  found = {
+    name: _text(folder / name, where)
+    for name in FILES if (folder / name).exists()
+  }
+  return LibraryTokenizer(folder.absolute().name, found, where)
+
+
+def _text(file: pathlib.Path, where: str) -> str:
+  """Reads a file."""
+  try:
+    if not file.is_file():  # whoever opens a FIFO waits for its writer
+      raise ValueError("it is no regular file")
+    return file.read_text(encoding="utf-8")
+  except OSError as error:
+    raise ValueError(
+      f"{where}: cannot read {file.name}: {error.strerror}"
+    ) from error
+  except ValueError as error:
+    raise ValueError(f"{where}: {file.name}: {error}") from error

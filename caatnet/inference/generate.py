@@ -1,0 +1,365 @@
+"""Continues many prompts at once, each until something ends it.
+
+Up to ``Capacity.batch`` sequences of each replica are going at a time. A step
+reads the newest token of all whose prompt has been read, beside one chunk of a
+prompt. Where a sequence ends, the next prompt takes its slot.
+
+A step is dispatched before the tokens of the step before it are on the host:
+the program keeps the newest token of each sequence. So a sequence that a stop
+id or a stop string ends is in one more step, whose token is dropped.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from caatnet.data.tokenizers import Tokenizer
+from caatnet.inference.decoder import Decoder
+from caatnet.inference.requests import Completion, Request, stacked
+from caatnet.inference.transcripts import Transcript
+from caatnet.models.paged import Batch
+
+# The shortest chunk, and the fewest pages of a table: of a small model's step
+# more of either takes no longer.
+_MIN_CHUNK = 16
+_MIN_PAGES = 4
+
+
+@dataclasses.dataclass
+class Speed:
+  """What generation took, without the time in which XLA compiled.
+
+  Tokens that are drawn in a step which also reads a prompt are not among the
+  decoded ones.
+
+  Attributes:
+    prompt_tokens: Tokens of prompts.
+    prompt_seconds: Time of steps that read parts of prompts.
+    decoded_tokens: Tokens drawn in other steps.
+    decode_seconds: Time of other steps.
+  """
+
+  prompt_tokens: int = 0
+  prompt_seconds: float = 0.0
+  decoded_tokens: int = 0
+  decode_seconds: float = 0.0
+
+  def add(self, sent: "_Sent", seconds: float) -> None:
+    """Counts a step and the time until its tokens came."""
+    if sent.num_read:
+      self.prompt_tokens += sent.num_read
+      self.prompt_seconds += seconds
+    else:
+      self.decoded_tokens += len(sent.drawn)
+      self.decode_seconds += seconds
+
+
+@dataclasses.dataclass(eq=False)
+class _Sequence:
+  """A request on its way.
+
+  Attributes:
+    index: Its place among the requests.
+    request: The request.
+    slot: Its number among the sequences of its replica.
+    pages: Its pages, int32 ``[P]``.
+    transcript: The tokens that are known to the host, and their text.
+    num_read: How many of its tokens have been read, in steps dispatched so far.
+    num_drawn: How many tokens have been drawn in them.
+  """
+
+  index: int
+  request: Request
+  slot: int
+  pages: np.ndarray
+  transcript: Transcript
+  num_read: int = 0
+  num_drawn: int = 0
+
+  @property
+  def unread(self) -> int:
+    """How many tokens of the prompt are still to be read."""
+    return max(0, len(self.request.prompt) - self.num_read)
+
+
+class _Replica:
+  """The sequences and pages of one replica."""
+
+  def __init__(self, decoder: Decoder) -> None:
+    self.sequences: dict[int, _Sequence] = {}
+    self._slots = list(reversed(range(decoder.capacity.batch)))
+    self._pages = list(reversed(range(decoder.cache_shape.num_pages)))
+    self._page_size = decoder.capacity.page_size
+
+  def admit(
+    self, index: int, request: Request, transcript: Transcript
+  ) -> bool:
+    """Starts a request, if there are a slot and pages for all of it."""
+    count = transcript.num_pages(self._page_size)
+    if not self._slots or count > len(self._pages):
+      return False
+    pages = np.array([self._pages.pop() for _ in range(count)], np.int32)
+    slot = self._slots.pop()
+    self.sequences[slot] = _Sequence(index, request, slot, pages, transcript)
+    return True
+
+  def release(self, sequence: _Sequence) -> None:
+    """Takes slot and pages of a sequence back."""
+    del self.sequences[sequence.slot]
+    self._slots.append(sequence.slot)
+    self._pages.extend(sequence.pages.tolist())
+
+  def decodes(self) -> list[_Sequence]:
+    """Returns the sequences that draw from their newest token."""
+    return [
+      s for s in self.sequences.values()
+      if not s.unread and s.num_drawn < s.transcript.most_tokens
+    ]
+
+  def chunk(self) -> _Sequence | None:
+    """Returns the sequence whose prompt is read next."""
+    return next((s for s in self.sequences.values() if s.unread), None)
+
+
+class _Sent(NamedTuple):
+  """A step that has been dispatched.
+
+  Attributes:
+    tokens: int32 ``[D, S]``, maybe still being computed.
+    logprobs: float32 ``[D, S]``.
+    drawn: The sequences that get one of these tokens, and where it is.
+    num_read: How many tokens of prompts the step reads.
+  """
+
+  tokens: jax.Array
+  logprobs: jax.Array
+  drawn: list[tuple[_Replica, _Sequence, tuple[int, int]]]
+  num_read: int
+
+
+class Generation:
+  """Continues requests with a decoder.
+
+  Attributes:
+    speed: What it took so far.
+  """
+
+  def __init__(
+    self,
+    decoder: Decoder,
+    requests: Sequence[Request],
+    tokenizer: Tokenizer,
+    on_text: Callable[[int, str], None] = lambda index, text: None,
+    on_end: Callable[[int], None] = lambda index: None,
+  ) -> None:
+    """Checks the requests.
+
+    Args:
+      decoder: The model and its cache, whose sequences have all ended.
+      requests: The prompts, and how each is continued.
+      tokenizer: Makes text of tokens.
+      on_text: Is called with a request's number and more of its text.
+      on_end: Is called with a request's number when it has ended.
+
+    Raises:
+      ValueError: The model cannot take a request; the message says which.
+    """
+    self.speed = Speed()
+    self._decoder, self._on_text, self._on_end = decoder, on_text, on_end
+    # In all steps if in any, so that no step is compiled twice.
+    self._filters = any(request.filters for request in requests)
+    self._replicas = [_Replica(decoder) for _ in range(decoder.num_replicas)]
+    context = decoder.capacity.context
+    vocab_size = decoder.program.model.vocab_size
+    for index, request in enumerate(requests):
+      try:
+        request.check(vocab_size, context)
+      except ValueError as error:
+        raise ValueError(f"prompt {index + 1}: {error}") from error
+    self._transcripts = [Transcript(r, tokenizer, context) for r in requests]
+    # The longest sequence decides, so that there is no program of each length.
+    page_size = decoder.capacity.page_size
+    self._num_pages = _bucket(
+      max((t.num_pages(page_size) for t in self._transcripts), default=1),
+      _MIN_PAGES, decoder.capacity.pages_per_sequence, 2,
+    )
+    self._waiting = list(
+      zip(range(len(requests)), requests, self._transcripts, strict=True)
+    )
+    self._waiting.reverse()  # the next one is the last
+
+  def run(
+    self, interrupted: Callable[[], bool] = lambda: False
+  ) -> list[Completion]:
+    """Continues all requests to their ends.
+
+    Args:
+      interrupted: Whether to end those that have not ended; asked after each
+        step.
+
+    Returns:
+      What followed each prompt, in the order of the requests.
+    """
+    pending: _Sent | None = None
+    self._arrived = self._clock()
+    while self._going and not interrupted():
+      self._admit()
+      sent = self._send()
+      if pending is not None:
+        self._receive(pending)
+      pending = sent
+    for index, transcript in enumerate(self._transcripts):
+      if not transcript.ended:
+        self._show(index, transcript.interrupt())
+    return [transcript.completion for transcript in self._transcripts]
+
+  def _clock(self) -> float:
+    """Returns a time in seconds that stands still while XLA compiles."""
+    return time.perf_counter() - self._decoder.compile_seconds
+
+  @property
+  def _going(self) -> bool:
+    return bool(self._waiting or any(r.sequences for r in self._replicas))
+
+  def _admit(self) -> None:
+    """Starts waiting requests in turn, where there is most room first."""
+    while self._waiting:
+      replicas = sorted(self._replicas, key=lambda r: len(r.sequences))
+      if not any(r.admit(*self._waiting[-1]) for r in replicas):
+        return
+      self._waiting.pop()
+
+  def _send(self) -> _Sent | None:
+    """Dispatches the next step; None if all that is left is on its way."""
+    capacity = self._decoder.capacity
+    decodes = [r.decodes() for r in self._replicas]
+    chunks = [r.chunk() for r in self._replicas]
+    read = [min(c.unread, capacity.chunk) if c else 0 for c in chunks]
+    num_decodes = _bucket(max(map(len, decodes)), 1, capacity.batch, 4)
+    length = _bucket(max(read), _MIN_CHUNK, capacity.chunk, 4)
+    if not num_decodes and not length:
+      return None
+    batches, drawn, requests = [], [], []
+    for number, replica in enumerate(self._replicas):
+      step = _Rows(capacity.page_size, num_decodes, length, self._num_pages)
+      for row, sequence in enumerate(decodes[number]):
+        step.add_decode(row, sequence)
+        drawn.append((replica, sequence, (number, row)))
+      chunk = chunks[number]
+      if chunk is not None:
+        step.add_chunk(chunk, read[number])
+        if not chunk.unread:
+          drawn.append((replica, chunk, (number, num_decodes)))
+      batches.append(step.batch())
+      requests.append(stacked(step.requests))
+    stack = functools.partial(jax.tree.map, lambda *x: np.stack(x))
+    result = self._decoder.step(
+      stack(*batches), stack(*requests), self._filters
+    )
+    return _Sent(*result, drawn, sum(read))
+
+  def _receive(self, sent: _Sent) -> None:
+    """Waits for the tokens of a step, and hands them to their sequences."""
+    tokens, logprobs = np.asarray(sent.tokens), np.asarray(sent.logprobs)
+    now = self._clock()
+    self.speed.add(sent, now - self._arrived)
+    self._arrived = now
+    for replica, sequence, row in sent.drawn:
+      transcript = sequence.transcript
+      if transcript.ended:  # a step before
+        continue
+      text = transcript.push(int(tokens[row]), float(logprobs[row]))
+      self._show(sequence.index, text)
+      if transcript.ended:
+        self._on_end(sequence.index)
+        replica.release(sequence)
+
+  def _show(self, index: int, text: str) -> None:
+    if text:
+      self._on_text(index, text)
+
+
+class _Rows:
+  """The arrays of one replica's part of a step, which stand for nothing yet."""
+
+  def __init__(
+    self, page_size: int, num_decodes: int, length: int, pages: int
+  ) -> None:
+    """Makes room.
+
+    Args:
+      page_size: Positions of a page.
+      num_decodes: Rows for decodes.
+      length: The length of the chunk; 0 for none.
+      pages: Pages of a table.
+    """
+    num_tokens, num_rows = num_decodes + length, num_decodes + (length > 0)
+    self._page_size, self._num_decodes = page_size, num_decodes
+    self._tokens = np.zeros(num_tokens, np.int32)
+    self._positions = np.full(num_tokens, -1, np.int32)
+    # Padding of a chunk goes on counting from its first position.
+    self._positions[num_decodes:] = np.arange(length)
+    self._places = np.full(num_tokens, -1, np.int32)
+    self._tables = np.zeros((num_rows, pages), np.int32)
+    self._rows = np.arange(num_rows, dtype=np.int32)
+    self._sequences = np.full(num_rows, -1, np.int32)
+    self.requests: list[Request | None] = [None] * num_rows
+
+  def add_decode(self, row: int, sequence: _Sequence) -> None:
+    """Reads the newest token of a sequence, which may not be known yet."""
+    self._tokens[row] = -1
+    self._fill(row, slice(row, row + 1), sequence, 1)
+    self._draws(row, sequence)
+
+  def add_chunk(self, sequence: _Sequence, count: int) -> None:
+    """Reads ``count`` further tokens of a sequence's prompt."""
+    first, prompt = sequence.num_read, sequence.request.prompt
+    d = self._num_decodes
+    self._tokens[d : d + count] = prompt[first : first + count]
+    self._positions[d:] += first
+    self._fill(d, slice(d, d + count), sequence, count)
+    self._rows[d] = d + count - 1
+    if not sequence.unread:
+      self._draws(d, sequence)
+
+  def _fill(
+    self, row: int, tokens: slice, sequence: _Sequence, count: int
+  ) -> None:
+    positions = sequence.num_read + np.arange(count)
+    pages = sequence.pages[positions // self._page_size]
+    self._positions[tokens] = positions
+    self._places[tokens] = (
+      pages * self._page_size + positions % self._page_size
+    )
+    known = sequence.pages[: self._tables.shape[1]]
+    self._tables[row, : len(known)] = known
+    sequence.num_read += count
+
+  def _draws(self, row: int, sequence: _Sequence) -> None:
+    self._sequences[row] = sequence.slot
+    self.requests[row] = sequence.request
+    sequence.num_drawn += 1
+
+  def batch(self) -> Batch:
+    return Batch(
+      self._tokens, self._positions, self._places, self._tables, self._rows,
+      self._sequences, self._num_decodes,
+    )
+
+
+def _bucket(size: int, smallest: int, largest: int, factor: int) -> int:
+  """Rounds a size up to one of few: ``smallest * factor**i``, or ``largest``.
+
+  Nothing stays nothing.
+  """
+  if not size:
+    return 0
+  bucket = smallest
+  while bucket < size:
+    bucket *= factor
+  return min(bucket, largest)

@@ -1,0 +1,158 @@
+"""Shows what a model writes: as it comes, or each text under its prompt."""
+
+from collections.abc import Sequence
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+  BarColumn,
+  MofNCompleteColumn,
+  Progress,
+  TextColumn,
+  TimeRemainingColumn,
+)
+from rich.text import Text
+
+from caatnet.data.tokenizers import Tokenizer
+from caatnet.inference.generate import Speed
+from caatnet.inference.requests import Completion
+from caatnet.show.tables import table
+
+# A terminal would obey what a model writes, such as an escape sequence.
+_CONTROLS = {
+  code: "\N{REPLACEMENT CHARACTER}"
+  for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
+}
+
+
+class Screen:
+  """Shows one prompt's text while it is written, of many how many are done.
+
+  It is entered while texts are written.
+  """
+
+  def __init__(
+    self,
+    prompts: Sequence[str],
+    tokenizer: Tokenizer,
+    as_json: bool,
+    logprobs: bool,
+  ) -> None:
+    """Makes what shows nothing yet.
+
+    Args:
+      prompts: The prompts.
+      tokenizer: Says what text a token has.
+      as_json: Whether each completion is one line of JSON, in the end.
+      logprobs: Whether to show log-probabilities.
+    """
+    self._prompts, self._tokenizer = prompts, tokenizer
+    self._as_json, self._logprobs = as_json, logprobs
+    self._streams = len(prompts) == 1 and not as_json
+    # On a terminal only.
+    self._bar = Progress(
+      TextColumn("{task.description}"),
+      BarColumn(),
+      MofNCompleteColumn(),
+      TimeRemainingColumn(),
+      console=Console(stderr=True),
+      disable=self._streams or not sys.stderr.isatty(),
+      transient=True,
+    )
+    self._task = self._bar.add_task("prompts", total=len(prompts))
+
+  def __enter__(self) -> "Screen":
+    self._bar.start()
+    return self
+
+  def __exit__(self, *error: object) -> None:
+    self._bar.stop()
+
+  def on_text(self, index: int, text: str) -> None:
+    """Takes more of the text that follows a prompt."""
+    if self._streams:
+      _write(text)
+
+  def on_end(self, index: int) -> None:
+    """Learns that nothing more follows a prompt."""
+    self._bar.advance(self._task)
+
+  def show(self, completions: Sequence[Completion]) -> None:
+    """Prints what followed the prompts, as far as it has not been shown."""
+    numbered = enumerate(zip(self._prompts, completions, strict=True), 1)
+    for number, (prompt, completion) in numbered:
+      if self._as_json:
+        print(_line(prompt, completion, self._logprobs))
+        continue
+      if self._streams:
+        _write("\n")
+      else:
+        heading = Text(f"{number}: {prompt!r}", style="bold")
+        Console(soft_wrap=True).print(heading)
+        _write(completion.text + "\n\n")
+      if self._logprobs:
+        _print_logprobs(completion, self._tokenizer)
+    left = sum(c.reason == "interrupted" for c in completions)
+    if left:
+      print(
+        f"interrupted: {len(completions) - left} of {len(completions)} prompts "
+        "had ended", file=sys.stderr,
+      )
+
+
+def print_speed(speed: Speed, num_programs: int, seconds: float) -> None:
+  """Prints on stderr how fast texts were written.
+
+  Args:
+    speed: What it took.
+    num_programs: How many programs were compiled.
+    seconds: How long that took, which is no part of ``speed``.
+  """
+  parts = [
+    f"{what} {tokens:,} tokens, {tokens / took:,.0f} tokens/s"
+    for what, tokens, took in (
+      ("prefill", speed.prompt_tokens, speed.prompt_seconds),
+      ("decode", speed.decoded_tokens, speed.decode_seconds),
+    ) if tokens
+  ]
+  programs = "program" if num_programs == 1 else "programs"
+  parts.append(f"{num_programs} {programs} compiled in {seconds:.1f} s")
+  print("; ".join(parts), file=sys.stderr)
+
+
+def _write(text: str) -> None:
+  """Writes a piece of text to stdout at once.
+
+  What a terminal would obey is replaced there, and left as it is in a file.
+  """
+  sys.stdout.write(text.translate(_CONTROLS) if sys.stdout.isatty() else text)
+  sys.stdout.flush()
+
+
+def _line(prompt: str, completion: Completion, logprobs: bool) -> str:
+  """Returns a completion as one line of JSON."""
+  facts: dict[str, Any] = {
+    "prompt": prompt,
+    "text": completion.text,
+    "reason": completion.reason,
+    "tokens": completion.tokens,
+  }
+  if logprobs:
+    facts["logprobs"] = completion.logprobs
+  return json.dumps(facts)
+
+
+def _print_logprobs(completion: Completion, tokenizer: Tokenizer) -> None:
+  """Prints each token with its text and its log-probability."""
+  table(
+    "log-probabilities in nats, at temperature 1 without filters",
+    ("text", "token", "log-probability"),
+    [
+      [repr(tokenizer.decode([token])), str(token), f"{logprob:.4f}"]
+      for token, logprob in zip(
+        completion.tokens, completion.logprobs, strict=True
+      )
+    ],
+  )

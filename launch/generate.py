@@ -1,0 +1,79 @@
+"""Continues prompts with a run's model, or with converted weights.
+
+  python -m launch.generate --workdir=runs/demo/p0.5 --prompt='def '
+  python -m launch.generate --workdir=runs/tiny --prompt_file=prompts.jsonl \
+    --temperature=0.8 --top_p=0.95 --json --config.inference.batch=32
+
+One prompt's text appears as it is written, that of many in the end. Ctrl-C ends
+all with what there is. How fast it went is on stderr.
+"""
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_multi_string(
+  "prompt", [], "Text to continue; - for standard input. May be repeated."
+)
+flags.DEFINE_string(
+  "prompt_file", None,
+  'A prompt per line, in .jsonl the "prompt" of each object; - for such lines '
+  "on standard input.",
+)
+flags.DEFINE_integer("max_tokens", 256, "Tokens to draw for each prompt.")
+flags.DEFINE_float("temperature", 0.0, "0 takes the most probable token.")
+flags.DEFINE_integer("top_k", 0, "Draw from the k most probable; 0: all.")
+flags.DEFINE_float("top_p", 1.0, "Draw from the fewest that have this share.")
+flags.DEFINE_float("min_p", 0.0, "Draw from what has this share of the best's.")
+flags.DEFINE_integer("seed", 0, "Of the first prompt; the next has one more.")
+flags.DEFINE_multi_string("stop", [], "Text that ends it. May be repeated.")
+flags.DEFINE_bool("logprobs", False, "Show each token's log-probability.")
+flags.DEFINE_bool("chat", False, "Prompts are messages to an assistant.")
+
+_DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed")
+
+
+def main() -> None:
+  from caatnet.build import inference
+  from caatnet.checks import naming
+  from caatnet.inference import generate, prompts, requests, stops
+  from caatnet.show import completions
+  from caatnet.train import stop, tokenizer
+
+  texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
+  tokens = tokenizer.load(FLAGS.workdir)
+  with naming("--", ("max_tokens", "stop", *_DRAWING), ""):
+    ends = stops.Stops(
+      FLAGS.max_tokens, frozenset(tokens.stop_ids), tuple(FLAGS.stop)
+    )
+    asked = [
+      requests.Request(
+        requests.encoded(text, tokens, FLAGS.chat), ends, FLAGS.temperature,
+        FLAGS.top_k, FLAGS.top_p, FLAGS.min_p, FLAGS.seed + number,
+      )
+      for number, text in enumerate(texts)
+    ]
+  made, params, _ = inference.from_folder(
+    FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
+  )
+  decoder = made.decoder(params)
+  screen = completions.Screen(texts, tokens, FLAGS.json, FLAGS.logprobs)
+  generation = generate.Generation(
+    decoder, asked, tokens, screen.on_text, screen.on_end
+  )
+  with stop.stop_signals() as signalled, screen:
+    found = generation.run(signalled.requested)
+  screen.show(found)
+  completions.print_speed(
+    generation.speed, len(decoder.shapes), decoder.compile_seconds
+  )
+
+
+if __name__ == "__main__":
+  options.run(
+    main,
+    uses=("workdir", "mesh", "cpu_devices", "json", "step"),
+    required=("workdir",),
+    section="inference",
+  )

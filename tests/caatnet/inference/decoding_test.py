@@ -1,0 +1,211 @@
+"""Decoding with a cache is scoring without one: one table of laws.
+
+Each subject is a model on a mesh. Its sequences are cut at random into chunks
+and single tokens, many of them in one step, and their pages lie at random. All
+steps of a subject have one shape, so each compiles two programs.
+"""
+
+import functools
+import itertools
+
+import jax
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from caatnet.inference import decoder as decoders
+from caatnet.inference.weights import make_weights
+from caatnet.models.paged import Batch, CacheShape
+from caatnet.models.transformer.positions import Linear, Llama3
+from parallel.tensor.partial_sync import PartialSync
+from tests.caatnet.models.transformer_test import (
+  draw_params,
+  make_config,
+  make_program,
+)
+
+# Logits of this size differ by so much, as float32 sums in another order.
+TOLERANCE = 2e-4
+PAGE_SIZE, PAGES, NUM_PAGES = 4, 5, 24
+DECODES, CHUNK = 3, 6
+LENGTHS = (17, 5, 11, 14)
+
+
+def syncs(*fractions):
+  return tuple((PartialSync(a), PartialSync(b)) for a, b in fractions)
+
+
+# What is changed of the config; ranks, devices, replicas, and their devices.
+CASES = {
+  "one rank": ({}, 1, 1, 1, 1),
+  "p = .5, lanes": ({"p": 0.5}, 8, 1, 1, 1),
+  "p per layer, lanes on devices": (
+    {"syncs": syncs((0.5, 0.0), (1.0, 0.25))}, 4, 2, 1, 1,
+  ),
+  "replicas in lanes": ({"p": 0.5}, 2, 1, 2, 1),
+  "Llama 3, devices": (
+    {"p": 0.5, "num_kv_heads": 4, "rope_base": 100.0,
+     "rope_scaling": Llama3(4.0, 1.0, 3.0, 32)}, 4, 4, 1, 1,
+  ),
+  "Mistral, replicas on devices": (
+    {"p": 0.25, "num_kv_heads": 4, "head_width": 6, "sliding_window": 5},
+    2, 2, 2, 2,
+  ),
+  "Qwen, padded heads": (
+    {"p": 0.5, "qkv_bias": True, "qk_norm": True, "tied_embeddings": True,
+     "rope_scaling": Linear(2.0)}, 3, 1, 1, 1,
+  ),
+}
+
+
+def make(case):
+  changes, ranks, devices, replicas, replica_devices = CASES[case]
+  config = make_config(**changes)
+  program = make_program(config, ranks, devices, replicas, replica_devices)
+  return program, draw_params(program)
+
+
+def put(program, params):
+  return jax.device_put(
+    params, program.layout.shardings(program.whole_specs)
+  )
+
+
+def logits_without_cache(program, params, tokens):
+  """Logits of all positions, float32 ``[B, T, vocabulary]``."""
+  slices = jax.jit(
+    jax.shard_map(
+      program.model.logits, mesh=program.layout.mesh,
+      in_specs=(program.whole_specs, P()),
+      out_specs=P(program.layout.tensor.name),
+    )
+  )(put(program, params), tokens)
+  joined = np.moveaxis(np.asarray(slices), 0, -2)
+  joined = joined.reshape(*tokens.shape, -1)
+  return joined[..., : program.model.config.vocab_size]
+
+
+def make_decode(program, params, cache_shape, apart):
+  """A function of a state and a batch: all tokens' logits, and the state."""
+  weights = make_weights(program, put(program, params), apart, False)
+  f = decoders.make_forward(program, weights, cache_shape)
+  return functools.partial(f, weights.params)
+
+
+def steps(rng, lengths):
+  """Cuts sequences into steps: for each row of a step (sequence, positions)."""
+  done = [0] * len(lengths)
+  while any(d < n for d, n in zip(done, lengths, strict=True)):
+    rows = []
+    order = rng.permutation(len(lengths))
+    for sequence in order:
+      left = lengths[sequence] - done[sequence]
+      if not left or rng.random() < 0.2:
+        continue
+      if len(rows) < DECODES and rng.random() < 0.6:
+        rows.append((len(rows), sequence, 1))
+      elif not any(row == DECODES for row, _, _ in rows):
+        count = int(rng.integers(1, min(left, CHUNK) + 1))
+        rows.append((DECODES, sequence, count))
+    yield [(row, s, range(done[s], done[s] + n)) for row, s, n in rows]
+    for _, sequence, count in rows:
+      done[sequence] += count
+
+
+def make_batch(tokens, tables, rows):
+  """One replica's batch, and where each token's logits are in it."""
+  size = DECODES + CHUNK
+  arrays = {
+    "tokens": np.zeros(size), "positions": np.full(size, -1),
+    "places": np.full(size, -1),
+    # Pages that no cache has: what stands for none must not be read.
+    "tables": np.full((DECODES + 1, PAGES), 10**6),
+    "rows": np.arange(size), "sequences": np.full(DECODES + 1, -1),
+  }
+  arrays["positions"][DECODES:] = np.arange(CHUNK)
+  found = []
+  for row, sequence, positions in rows:
+    at = np.arange(row, row + len(positions))
+    if row == DECODES:
+      arrays["positions"][DECODES:] += positions.start
+    where = np.array(positions)
+    pages = tables[sequence][where // PAGE_SIZE]
+    arrays["tokens"][at] = tokens[sequence, where]
+    arrays["positions"][at] = where
+    arrays["places"][at] = pages * PAGE_SIZE + where % PAGE_SIZE
+    used = positions.stop // PAGE_SIZE + (positions.stop % PAGE_SIZE > 0)
+    arrays["tables"][row, :used] = tables[sequence][:used]
+    found += [(i, sequence, p) for i, p in zip(at, positions, strict=True)]
+  batch = Batch(
+    **{k: v.astype(np.int32) for k, v in arrays.items()}, num_decodes=DECODES
+  )
+  return batch, found
+
+
+def decoded(case, seed, dtype="float32", apart=False, poison=None):
+  """Logits of all sequences, ``[replicas, sequences, T, V]``, NaN behind."""
+  program, params = make(case)
+  config, layout = program.model.config, program.layout
+  replicas = layout.num_data_ranks
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(
+    0, config.vocab_size, (replicas, len(LENGTHS), max(LENGTHS))
+  )
+  tables = [
+    np.split(rng.permutation(NUM_PAGES)[: PAGES * len(LENGTHS)], len(LENGTHS))
+    for _ in range(replicas)
+  ]
+  shape = CacheShape(
+    config.num_layers, NUM_PAGES, PAGE_SIZE,
+    -(-config.num_kv_heads // layout.tensor.size), config.head_width, dtype,
+    "heads",
+  )
+  capacity = decoders.Capacity(len(LENGTHS), PAGES * PAGE_SIZE, PAGE_SIZE, 8)
+  cache, _ = decoders.empty_state(program, capacity, shape)
+  if poison is not None:
+    cache = jax.tree.map(lambda x: np.full(x.shape, poison, x.dtype), cache)
+  decode = make_decode(program, params, shape, apart)
+  out = np.full((*tokens.shape, config.vocab_size), np.nan, np.float32)
+  plans = [list(steps(rng, LENGTHS)) for _ in range(replicas)]
+  for plan in itertools.zip_longest(*plans, fillvalue=[]):
+    made = [
+      make_batch(tokens[d], tables[d], rows) for d, rows in enumerate(plan)
+    ]
+    batch = jax.tree.map(lambda *x: np.stack(x), *(b for b, _ in made))
+    logits, cache = decode(cache, batch)  # [D, R, N, V]
+    joined = np.moveaxis(np.asarray(logits), 1, 2)
+    joined = joined.reshape(*joined.shape[:2], -1)
+    for d, (_, found) in enumerate(made):
+      for row, sequence, position in found:
+        out[d, sequence, position] = joined[d, row, : config.vocab_size]
+  return program, params, tokens, out
+
+
+def expect(program, params, tokens, found, tolerance):
+  """Logits are those without a cache, at every position of every sequence."""
+  flat = tokens.reshape(-1, tokens.shape[-1])
+  expected = logits_without_cache(program, params, flat)
+  expected = expected.reshape(found.shape)
+  for sequence, length in enumerate(LENGTHS):
+    assert not np.isnan(found[:, sequence, :length]).any()
+    np.testing.assert_allclose(
+      found[:, sequence, :length], expected[:, sequence, :length],
+      rtol=0, atol=tolerance,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_without_a_cache(case):
+  # Both ways to keep layers, in turn.
+  apart = bool(list(CASES).index(case) % 2)
+  # Slots that nobody wrote must not matter, whatever they hold.
+  found = decoded(case, seed=1, apart=apart, poison=np.nan)
+  expect(*found, TOLERANCE)
+
+
+def test_logits_of_coded_keys_and_values_are_near():
+  program, params, tokens, found = decoded("p = .5, lanes", 2, "int8")
+  expect(program, params, tokens, found, 0.2)
+  # And coded they are.
+  with pytest.raises(AssertionError):
+    expect(program, params, tokens, found, TOLERANCE)

@@ -1,0 +1,71 @@
+"""A request is followed to its end, and its text is that of all its tokens."""
+
+import pytest
+import tokenizers
+
+from caatnet.data.tokenizers import Bytes, LibraryTokenizer
+from caatnet.inference.requests import Request
+from caatnet.inference.stops import Stops
+from caatnet.inference.transcripts import Transcript
+
+
+def follow(text, stops, context=99):
+  """Pushes a text's bytes until the transcript ends; what it gave out."""
+  transcript = Transcript(Request((1, 2), stops), Bytes(), context)
+  given = [
+    transcript.push(byte, -float(i))
+    for i, byte in enumerate(text.encode()) if not transcript.ended
+  ]
+  return transcript, "".join(given)
+
+
+@pytest.mark.parametrize(
+  ("stops", "context", "text", "num_tokens", "reason"),
+  [
+    (Stops(3), 99, "abc", 3, "max_tokens"),
+    (Stops(9), 5, "abc", 3, "context"),  # the prompt has two tokens
+    (Stops(9, strings=("cd",)), 99, "ab", 4, "stop_string"),
+    (Stops(9, frozenset({ord("d")})), 99, "abc", 4, "stop_id"),
+  ],
+)
+def test_a_completion_has_all_tokens_and_the_text_before_the_end(
+  stops, context, text, num_tokens, reason
+):
+  transcript, given = follow("abcdefghijkl", stops, context)
+  assert given == text
+  completion = transcript.completion
+  assert completion.text == text
+  assert completion.tokens == tuple(b"abcdefghijkl"[:num_tokens])
+  assert completion.logprobs == tuple(-float(i) for i in range(num_tokens))
+  assert completion.reason == reason
+
+
+def test_an_interrupt_gives_what_was_held_back():
+  transcript, given = follow("abc", Stops(9, strings=("cd",)))
+  assert (given, transcript.ended) == ("ab", False)
+  assert transcript.interrupt() == "c"
+  assert transcript.completion.text == "abc"
+  assert transcript.completion.reason == "interrupted"
+  assert transcript.interrupt() == ""  # and nothing twice
+  assert transcript.completion.text == "abc"
+
+
+def test_an_interrupt_does_not_touch_what_has_ended():
+  transcript, _ = follow("abc", Stops(3))
+  transcript.interrupt()
+  assert transcript.completion.reason == "max_tokens"
+
+
+def test_a_first_word_keeps_the_space_before_it():
+  """A text that begins with this word would have none."""
+  vocabulary = {"\u2581a": 0, "\u2581b": 1, "c": 2, "?": 3}
+  library = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(vocabulary, unk_token="?")
+  )
+  library.decoder = tokenizers.decoders.Metaspace()
+  tokenizer = LibraryTokenizer(
+    "words", {"tokenizer.json": library.to_str()}, "words"
+  )
+  assert tokenizer.decode([1, 2]) == "bc"
+  transcript = Transcript(Request((0,), Stops(2)), tokenizer, 99)
+  assert transcript.push(1, 0.0) + transcript.push(2, 0.0) == " bc"
