@@ -19,13 +19,15 @@ import pytest
 import safetensors.numpy
 
 from caatnet.build import experiments
+from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.interop import families, huggingface, layout, tensors
 from caatnet.interop.source import make_config, open_source
-from caatnet.train import slices
+from caatnet.train import slices, tokenizer
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.whole import to_whole
 from configs import sections
 from configs.caatnet import base, tiny
+from tests.caatnet.data.small_tokenizers import llama_files
 
 ROOT = pathlib.Path(__file__).parents[3]
 FIXTURES = ROOT / "tests/fixtures/families"
@@ -152,6 +154,7 @@ def test_a_run_of_ours_is_published_and_read_again(algorithm, tmp_path):
   checkpointer = Checkpointer(tmp_path / "run", ours.program, keep=1)
   checkpointer.save(state, {})
   checkpointer.close()
+  (tmp_path / "run/config.json").write_text(config.to_json())
   huggingface.write_published(
     ours, tmp_path / "run", tmp_path / "out", shard_bytes=30_000
   )
@@ -186,16 +189,31 @@ def test_another_dtype_is_rounded_to(tmp_path):
 
 
 def test_the_tokenizer_goes_with_the_weights(tmp_path):
-  shutil.copytree(FIXTURES / "qwen3", tmp_path / "from")
-  (tmp_path / "from/tokenizer.json").write_text("{}")
-  experiment, _ = convert(tmp_path / "from", tmp_path / "run")
-  names = {"tokenizer.json", "generation_config.json"}
-  copied = tmp_path / "run" / huggingface.TOKENIZER
-  assert {path.name for path in copied.iterdir()} == names
+  folder = tmp_path / "from"
+  shutil.copytree(FIXTURES / "llama_2", folder)
+  texts = llama_files() | {"vocab.json": "{}"}
+  for name, text in texts.items():
+    (folder / name).write_text(text)
+  config = json.loads((folder / "config.json").read_text())
+  size = json.loads((folder / "config.json").read_text())["vocab_size"]
+  assert LibraryTokenizer("x", llama_files(), "x").vocab_size > size
+  with pytest.raises(ValueError, match=f"but vocab_size={size}: it is of anot"):
+    open_source(folder, 1)
+  arrays = safetensors.numpy.load_file(folder / "model.safetensors")
+  for name in ("model.embed_tokens.weight", "lm_head.weight"):
+    arrays[name] = np.resize(arrays[name], (500, 32))
+  safetensors.numpy.save_file(arrays, folder / "model.safetensors")
+  config["vocab_size"] = 500
+  (folder / "config.json").write_text(json.dumps(config))
+  experiment, made = convert(folder, tmp_path / "run")
+  kept = tokenizer.load(tmp_path / "run")
+  assert kept.name == made.tokenizer
+  assert kept.identity == LibraryTokenizer("x", llama_files(), "x").identity
   huggingface.write_published(experiment, tmp_path / "run", tmp_path / "back")
-  for name in names:
-    original = (tmp_path / "from" / name).read_bytes()
-    assert (tmp_path / "back" / name).read_bytes() == original
+  for name in (*texts, "generation_config.json"):
+    assert (tmp_path / "back" / name).read_bytes() == (
+      (folder / name).read_bytes()
+    )
 
 
 def test_a_table_that_is_published_twice_is_so_again(tmp_path):
@@ -263,7 +281,7 @@ def test_a_run_has_its_name_when_it_is_whole(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
   names = {path.name for path in (tmp_path / "run").iterdir()}
   assert names == {"config.json", "checkpoints", huggingface.ORIGIN,
-                   huggingface.TOKENIZER}
+                   tokenizer.FOLDER}
   with pytest.raises(FileExistsError, match="run exists"):
     huggingface.write_run(source, experiment, tmp_path / "run")
 

@@ -11,12 +11,14 @@ import pytest
 
 from caatnet.build import experiments
 from caatnet.build.override import override
+from caatnet.data.tokenizers import Bytes, LibraryTokenizer
 from caatnet.train import loop, start
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.records import read_metrics
 from caatnet.train.whole import to_whole
 from configs import sections
 from configs.caatnet import tiny
+from tests.caatnet.data.small_tokenizers import llama_files
 from tests.caatnet.train import linear_model as toy
 
 CONFIG = {
@@ -98,7 +100,7 @@ def test_at_another_p_all_workers_have_the_same_parameters(tmp_path):
   )
   config.outer = sections.outer("diloco")
   half = experiments.build(config, {"worker": 2, "data": 2})
-  start.check(half, tmp_path / "new")
+  start.check(half, tmp_path / "new", Bytes())
   found, facts = start.start_state(half)
   assert (facts["step"], facts["sync"]["p"]) == (0, 1.0)
   assert int(found.step) == 0
@@ -137,3 +139,21 @@ def test_what_does_not_fit_is_named(ours, theirs, message, tmp_path):
     loop.train(experiments.build(config), tmp_path / "new", quiet=True)
   claimed = (tmp_path / "new").exists()
   assert claimed == ("checkpoint" in message)
+
+
+def test_a_run_older_than_the_key_drew_its_parameters(tmp_path):
+  config = tiny.get_config("test")
+  del config.train.init_from
+  (tmp_path / "config.json").write_text(config.to_json())
+  assert experiments.from_folder(tmp_path).train.init_from == ""
+
+
+def test_another_tokenizer_s_parameters_are_refused(tmp_path):
+  config = tiny.get_config("test")
+  (tmp_path / "config.json").write_text(config.to_json())
+  experiment = experiments.build(
+    override(config, f"train.init_from={tmp_path}")
+  )
+  tokens = LibraryTokenizer("llama", llama_files(), "x")
+  with pytest.raises(ValueError, match=r"tokenizer bytes, this run llama \(sh"):
+    start.check(experiment, tmp_path / "new", tokens)
