@@ -58,6 +58,8 @@ def main() -> None:
     config.model.update(published.section)
     config.parallel.tensor = published.ranks
     config.data.seq_len = min(config.data.seq_len, published.num_positions)
+    if published.tokenizer:
+      config.data.tokenizer = str(source.absolute())
     experiment = experiments.build(config)
     write = functools.partial(huggingface.write_run, published, experiment, to)
   with Progress() as bar:

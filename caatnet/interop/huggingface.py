@@ -2,11 +2,12 @@
 
 A published folder has ``config.json``, safetensors files, and those of its
 tokenizer. A run's folder that was made of one has, beside what every run has, a
-file `ORIGIN` that says what it was made of, and the tokenizer's files in
-`TOKENIZER`. No more than the tensors of one layer's parameter are in memory.
+file `ORIGIN` that says what it was made of, and all of the tokenizer's files.
+No more than the tensors of one layer's parameter are in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import math
@@ -14,11 +15,13 @@ import pathlib
 import shutil
 from typing import Any
 
+from etils import epath
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from caatnet.checks import DTYPES, one_of
+from caatnet.data.tokenizers import FILES
 from caatnet.interop import families, layout, tensors
 from caatnet.interop.source import (
   HEAD,
@@ -28,19 +31,15 @@ from caatnet.interop.source import (
   make_config,
 )
 from caatnet.models.transformer.model import TransformerModel
-from caatnet.train import files, records, slices
+from caatnet.train import evaluated, files, records, slices, tokenizer
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.experiment import Experiment
-from caatnet.train.whole import to_whole
 
 ORIGIN = "huggingface.json"
-TOKENIZER = "tokenizer"
 
 # What is beside the weights and copied as it is.
-_TOKENIZER_FILES = (
-  "tokenizer.json", "tokenizer_config.json", "generation_config.json",
-  "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-  "tokenizer.model", "vocab.json", "merges.txt",
+_BESIDE = (
+  *FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
 )
 
 
@@ -54,6 +53,7 @@ class Conversion:
     published_bytes: The size of the published tensors.
     ranks: The tensor ranks of the run.
     kv_heads: The published key/value heads, and those of the run.
+    tokenizer: The name of the tokenizer; "" for none.
     cache_bytes: What a token's keys and values are, over all layers and ranks,
       in the dtype of activations: by the published heads, and by the run's,
       those that pad the last rank counted.
@@ -64,6 +64,7 @@ class Conversion:
   published_bytes: int
   ranks: int
   kv_heads: tuple[int, int]
+  tokenizer: str
   cache_bytes: tuple[int, int]
 
   @property
@@ -72,6 +73,7 @@ class Conversion:
     return [
       ["parameters", f"{self.parameters:,}", ""],
       ["bytes of tensors", f"{self.published_bytes:,}", ""],
+      ["tokenizer", self.tokenizer, self.tokenizer or "bytes"],
       ["tensor ranks", "", str(self.ranks)],
       ["key/value heads", *map(str, self.kv_heads)],
       ["bytes of keys and values per token",
@@ -153,10 +155,12 @@ def write_run(
   with files.whole_folder(folder) as partial:
     (partial / "checkpoints").mkdir()
     slices.write_params(partial / "checkpoints", 0, params)
+    tokenizer.keep(epath.Path(partial), source.tokenizer)
+    _copy(source.folder, partial / tokenizer.FOLDER)
     records.write_json(partial / "config.json", experiment.config)
     records.write_json(partial / ORIGIN, origin)
-    _copy_tokenizer(source.folder, partial / TOKENIZER)
-  return _conversion(folder, model, source.tensors, source.repeats)
+  name = source.tokenizer.name if source.tokenizer else ""
+  return _conversion(folder, model, source.tensors, source.repeats, name)
 
 
 def write_published(
@@ -184,11 +188,12 @@ def write_published(
   Raises:
     FileExistsError: Something has that name.
     FileNotFoundError: There is no such checkpoint.
-    ValueError: The model has no published form, or a file cannot be written.
+    ValueError: The model has no published form, or a file is damaged.
   """
   model = experiment.program.model
   _check_dense(model)
   one_of("dtype", dtype, ("", *DTYPES))
+  tokens = tokenizer.load(workdir)
   origin = _read_origin(experiment, workdir)
   repeats = origin.get("repeats", 1)
   slots = layout.slots(model.config, model.tensor.size, repeats)
@@ -211,12 +216,12 @@ def write_published(
         if name == TABLE and model.config.tied_embeddings and HEAD in announced:
           writer.write(HEAD, values.astype(announced[HEAD][0]))
     records.write_json(partial / "config.json", fields)
-    if (workdir / TOKENIZER).is_dir():
-      _copy_tokenizer(workdir / TOKENIZER, partial)
+    _copy(workdir / tokenizer.FOLDER, partial)
   written = {
     name: tensors.Tensor(folder, *tensor) for name, tensor in announced.items()
   }
-  return _conversion(folder, model, written, repeats)
+  name = tokens.name if tokens.files else ""
+  return _conversion(folder, model, written, repeats, name)
 
 
 def num_tensors(experiment: Experiment) -> int:
@@ -273,23 +278,14 @@ def _read_params(
 ) -> Any:
   """Opens the parameters that stand for a run, ``[1 or workers, ...]``.
 
-  Of outer loops other than data parallelism, these are no worker's: they are
-  computed, all at once.
+  With data parallelism these are any worker's. With other outer loops they are
+  computed, and all in memory.
   """
-  checkpointer = Checkpointer(workdir, experiment.program)
-  try:
-    if experiment.config["outer"]["algorithm"] == "data_parallel":
-      return checkpointer.open_params(step)[0]
-    abstract = experiment.abstract_state()
-    params, outer, _, workers = checkpointer.restore_params(
-      abstract.params, abstract.outer, step
-    )
-    assert workers == experiment.program.layout.worker.size
-    params = experiment.make_evaluated()(params, outer)
-    whole = to_whole(experiment.program, params)
-    return jax.tree.map(lambda x: slices.InMemory(np.asarray(x)[None]), whole)
-  finally:
-    checkpointer.close()
+  if experiment.config["outer"]["algorithm"] != "data_parallel":
+    params, _ = evaluated.read(experiment, workdir, step)
+    return jax.tree.map(lambda x: slices.InMemory(np.asarray(x)[None]), params)
+  with contextlib.closing(Checkpointer(workdir, experiment.program)) as reader:
+    return reader.open_params(step)[0]
 
 
 def _take_apart(
@@ -321,9 +317,9 @@ def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
   return tree
 
 
-def _copy_tokenizer(source: pathlib.Path, to: pathlib.Path) -> None:
-  """Copies the files of a tokenizer that there are."""
-  for name in _TOKENIZER_FILES:
+def _copy(source: pathlib.Path, to: pathlib.Path) -> None:
+  """Copies what is beside the weights."""
+  for name in _BESIDE:
     if (source / name).is_file():
       to.mkdir(exist_ok=True)
       shutil.copyfile(source / name, to / name)
@@ -334,6 +330,7 @@ def _conversion(
   model: TransformerModel,
   published: Mapping[str, tensors.Tensor],
   repeats: int,
+  tokenizer: str,
 ) -> Conversion:
   config, ranks = model.config, model.tensor.size
   kv_heads = config.num_kv_heads // repeats, config.num_kv_heads
@@ -346,5 +343,6 @@ def _conversion(
     sum(x.size_bytes for x in published.values()),
     ranks,
     kv_heads,
+    tokenizer,
     (kv_heads[0] * width * itemsize, of_ranks * width * itemsize),
   )

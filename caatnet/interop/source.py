@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from caatnet.checks import DTYPES, one_of
+from caatnet.data.tokenizers import FILES, Tokenizer, load
 from caatnet.interop import families, layout, tensors
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.positions import parse_scaling
@@ -31,6 +32,7 @@ class Source:
     ranks: The tensor ranks.
     repeats: How often key/value heads are repeated for the ranks.
     slots: The parameters of the model.
+    tokenizer: Its tokenizer; None if the folder has none that we read.
   """
 
   folder: pathlib.Path
@@ -40,6 +42,7 @@ class Source:
   ranks: int
   repeats: int
   slots: Sequence[layout.Slot]
+  tokenizer: Tokenizer | None
 
   @property
   def num_positions(self) -> int:
@@ -63,7 +66,8 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
   Raises:
     FileNotFoundError: There are no safetensors files.
     ValueError: Something is missing, too much, of another shape or not
-      supported, or a file is damaged; the message says all of it.
+      supported, a file is damaged, or the tokenizer is of another model; the
+      message says all of it.
   """
   fields = tensors.read_json(folder / "config.json")
   if not isinstance(fields, dict):
@@ -84,6 +88,13 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
       wrong.append(str(error))
   if slots and not damaged:
     wrong += _compare(found, slots, section["tied_embeddings"])
+  tokenizer = None
+  if (folder / FILES[0]).is_file():
+    try:
+      tokenizer = load(str(folder), "--from")
+      _check_vocabulary(tokenizer, section.get("vocab_size"))
+    except ValueError as error:
+      wrong.append(str(error))
   if wrong:
     raise ValueError(f"{folder} cannot be converted: {'; '.join(wrong)}")
   said = fields.get("torch_dtype", fields.get("dtype"))
@@ -91,7 +102,9 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
     said if said in DTYPES else found[TABLE].dtype
   )
   one_of("dtype", section["dtype"], DTYPES)
-  return Source(folder, fields, found, section, ranks, repeats, slots)
+  return Source(
+    folder, fields, found, section, ranks, repeats, slots, tokenizer
+  )
 
 
 def make_config(section: Mapping[str, Any]) -> TransformerConfig:
@@ -143,6 +156,15 @@ def _compare(
       f"{_grouped(names)} in {dtype}, which is none of {', '.join(DTYPES)}"
     )
   return wrong
+
+
+def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
+  """Refuses a tokenizer of another model, with tokens that have no row."""
+  if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+    raise ValueError(
+      f"{FILES[0]} has {tokenizer.vocab_size} tokens, but "
+      f"vocab_size={vocab_size}: it is of another model"
+    )
 
 
 def _are_equal(

@@ -107,7 +107,8 @@ def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
   Raises:
     FileExistsError: Something has that name.
-    ValueError: Another process is writing the same folder.
+    ValueError: Another process is writing the same folder, or a file cannot be
+      written.
   """
   if path.exists():
     raise FileExistsError(f"{path} exists; remove it, or use another name")
@@ -125,8 +126,10 @@ def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(left) if left.is_dir() else left.unlink()
       yield partial
       os.rename(partial, path)
-    except BaseException:
+    except BaseException as error:
       shutil.rmtree(partial)
+      if isinstance(error, OSError):  # such as a disk that is full
+        raise ValueError(f"{path} cannot be written: {error}") from error
       raise
 
 

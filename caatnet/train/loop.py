@@ -151,7 +151,7 @@ class _Run:
     dataset = experiment.data.load(experiment.seed)
     check_data(self.workdir, dataset.sha256)
     tokenizer.check(self.workdir, dataset.tokenizer)
-    start.check(experiment, self.workdir)
+    start.check(experiment, self.workdir, dataset.tokenizer)
     self.dataset, self.batches = dataset, dataset.batches
     # Made only now, since a run that cannot start must not claim the folder.
     self.workdir.mkdir(parents=True, exist_ok=True)

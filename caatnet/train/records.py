@@ -126,6 +126,7 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
   data = config.get("data", {})
   if data.get("name") == "text":
     data.setdefault("tokenizer", "")
+  config.get("train", {}).setdefault("init_from", "")
   return config
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from etils import epath
 
-from caatnet.train import files, records
+from caatnet.data.tokenizers import Tokenizer
+from caatnet.train import files, records, tokenizer
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.experiment import Experiment
 from caatnet.train.state import TrainState
@@ -19,17 +20,20 @@ from caatnet.train.state import TrainState
 _FREE = ("dtype", "remat", "unroll", "attention", "init_std")
 
 
-def check(experiment: Experiment, workdir: epath.Path) -> None:
+def check(
+  experiment: Experiment, workdir: epath.Path, tokens: Tokenizer | None
+) -> None:
   """Refuses parameters that do not fit a run, unless it has begun already.
 
   Args:
     experiment: The run.
     workdir: Its folder, which need not exist.
+    tokens: The run's tokenizer; None if its data are no text.
 
   Raises:
     FileNotFoundError: The other folder holds no run.
     ValueError: The other run has another model or other ranks (the message
-      names all keys), or workers that differ.
+      names all keys), another tokenizer, or workers that differ.
   """
   if not experiment.train.init_from:
     return
@@ -48,6 +52,12 @@ def check(experiment: Experiment, workdir: epath.Path) -> None:
     raise ValueError(
       f"{key} has other parameters: {'; '.join(differences)}. launch.convert "
       "cuts published weights for any --ranks, and writes them"
+    )
+  other = tokens and tokenizer.load(folder)
+  if other and other.identity != tokens.identity:
+    raise ValueError(
+      f"{key} has the tokenizer {tokenizer.described(other)}, this run "
+      f"{tokenizer.described(tokens)}; see config.data.tokenizer"
     )
   algorithm = theirs["outer"]["algorithm"]
   if algorithm != "data_parallel":
