@@ -66,8 +66,8 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
   "step",
   None,
-  "evaluate: checkpoint to read; the newest if unset. compile: whose program, "
-  "from 0; one of each that the outer loop runs in a round if unset.",
+  "evaluate, convert: checkpoint to read; the newest if unset. compile: whose "
+  "program, from 0; one of each that the outer loop runs in a round if unset.",
   lower_bound=0,
 )
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")

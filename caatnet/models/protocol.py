@@ -163,6 +163,23 @@ class LanguageModel(Model, Protocol):
     """
     ...
 
+  def target_scores(
+    self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
+  ) -> dict[str, jax.Array]:
+    """Judges each token by those before it, inside ``jax.shard_map``.
+
+    Args:
+      params: As of `logits`.
+      batch: int ``[B, T + 1]``; see `scores`.
+      access: How the model's functions read their parameters.
+
+    Returns:
+      ``{"log_probability": float32 [B, T], "greedy": bool [B, T]}``, the same
+      on all tensor ranks: of tokens 1 to T in nats, and whether the token has
+      the largest logit (the lowest such token, if there are several).
+    """
+    ...
+
   def token_ids(self) -> jax.Array:
     """Returns which token each logit of this device stands for, ``[R, V]``."""
     ...

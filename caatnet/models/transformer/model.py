@@ -111,19 +111,6 @@ class TransformerModel:
   def target_scores(
     self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
-    """Judges each token by those before it, inside ``jax.shard_map``.
-
-    Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place.
-      batch: int ``[B, T + 1]``; see `scores` in `caatnet.models.protocol`.
-      access: How the model's functions read their parameters.
-
-    Returns:
-      ``{"log_probability": float32 [B, T], "greedy": bool [B, T]}``, the same
-      on all tensor ranks: of tokens 1 to T in nats, and whether the token has
-      the largest logit (the lowest such token, if there are several).
-    """
     return self._module.judge(
       params, vocabulary.target_scores, batch, access
     )
