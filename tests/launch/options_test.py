@@ -62,7 +62,8 @@ SET_UP = {"cpu_devices", "coordinator", "num_processes", "process_id"}
 
 @pytest.mark.quick
 @pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
-                                    "benchmark", "compile", "simulate"])
+                                    "benchmark", "compile", "simulate",
+                                    "generate"])
 def test_a_script_reads_the_flags_that_it_declares(script):
   text = (ROOT / "launch" / f"{script}.py").read_text()
   uses, _, _ = run_arguments(script)
