@@ -50,7 +50,8 @@ flags.DEFINE_bool("check", False, "Write nothing; what is stale is an error.")
 flags.DEFINE_string(
   "output",
   "",
-  "JSON file to write the result to, with command, date and versions.",
+  "JSON file to write the result to, with command, date and versions. "
+  "tokenizer: the folder to write; config.data.tokenizer if unset.",
 )
 flags.DEFINE_string(
   "plot",
@@ -67,8 +68,9 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
   "step",
   None,
-  "evaluate, generate: checkpoint to read; the newest if unset. compile: whose "
-  "program, from 0; one of each that the outer loop runs in a round if unset.",
+  "convert, evaluate, generate: checkpoint to read; the newest if unset. "
+  "compile: whose program, from 0; one of each that the outer loop runs in a "
+  "round if unset.",
   lower_bound=0,
 )
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
@@ -167,6 +169,36 @@ def parse_profile(text: str) -> tuple[int, int] | None:
   return int(match[1]), int(match[2])
 
 
+def split_overrides(
+  argv: Sequence[str], changeable: Sequence[str]
+) -> tuple[list[str], list[str]]:
+  """Tells what changes a run's config from the other arguments.
+
+  Args:
+    argv: The arguments.
+    changeable: Sections and keys of the config.
+
+  Returns:
+    The other arguments, and ``SECTION.KEY=VALUE`` of each change.
+
+  Raises:
+    ValueError: A key is not among those that can be changed.
+  """
+  rest, changes = [], []
+  for argument in argv:
+    match = re.match(r"--?config\.(([^=]*).*)", argument)
+    if not match:
+      rest.append(argument)
+      continue
+    if not any(f"{match[2]}.".startswith(f"{name}.") for name in changeable):
+      raise ValueError(
+        f"{argument}: of a run's config only "
+        f"{', '.join(f'config.{name}' for name in changeable)} can be changed"
+      )
+    changes.append(match[1])
+  return rest, changes
+
+
 def _run(main, script, argv, uses, required, defaults, changeable) -> int:
   """Runs a script and returns its exit code."""
   # Read from the command line itself: parsing the flags may fail.
@@ -179,7 +211,7 @@ def _run(main, script, argv, uses, required, defaults, changeable) -> int:
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
         argv.insert(1, f"--{name}={value}")
     if changeable:
-      argv = _take_overrides(argv, changeable)
+      argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     _parse(argv, uses, required)
     _set_up_devices()
     main()
@@ -189,29 +221,6 @@ def _run(main, script, argv, uses, required, defaults, changeable) -> int:
       raise
     print(f"error: {_one_line(error)}", file=sys.stderr)
     return 2
-
-
-def _take_overrides(
-  argv: Sequence[str], changeable: Sequence[str]
-) -> list[str]:
-  """Notes down what is changed of a run's config; returns the other arguments.
-
-  Raises:
-    ValueError: A key is not among those that can be changed.
-  """
-  rest = []
-  for argument in argv:
-    match = re.match(r"--?config\.(([^=]*).*)", argument)
-    if not match:
-      rest.append(argument)
-      continue
-    if not any(f"{match[2]}.".startswith(f"{name}.") for name in changeable):
-      raise ValueError(
-        f"{argument}: of a run's config only "
-        f"{', '.join(f'config.{name}' for name in changeable)} can be changed"
-      )
-    _OVERRIDES.append(match[1])
-  return rest
 
 
 def _parse(

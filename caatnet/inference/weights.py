@@ -8,17 +8,68 @@ import warnings
 import jax
 from jax.sharding import PartitionSpec as P
 
-from caatnet.models.access import AS_THEY_ARE, Access, Policy
+from caatnet.models.access import Access, Policy
 from caatnet.models.protocol import Parameter
 from caatnet.program import Program, is_spec
+from parallel.kernels.codec import reference as codec
+
+# Elements of a matrix' row that share a scale, at most.
+_BLOCK = 128
 
 
-class LayersApart(Access):
-  """Reads layers that are arrays of their own, one after another.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Coded:
+  """A matrix as int8 codes, with a scale for each block of its rows.
+
+  Attributes:
+    encoded: Codes and scales.
+    width: The length of a row.
+    dtype: The dtype in which the model reads the matrix.
+  """
+
+  encoded: codec.Encoded
+  width: int = dataclasses.field(metadata={"static": True})
+  dtype: str = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def encode(cls, x: jax.Array, dtype: str) -> "Coded":
+    """Encodes ``[..., width]``."""
+    width = x.shape[-1]
+    return cls(codec.encode(x, _codec(width)), width, dtype)
+
+  def decode(self) -> jax.Array:
+    """Returns the matrix ``[..., width]``."""
+    x = codec.decode(self.encoded, self.width, _codec(self.width))
+    return x.astype(self.dtype)
+
+
+def _codec(width: int) -> codec.Codec:
+  return codec.Codec("int8", min(_BLOCK, width + width % 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored(Access):
+  """Reads parameters as inference stores them.
 
   XLA:CPU copies a layer's weights out of a stack before it multiplies by them,
-  which takes longer than the products of a step with few tokens.
+  which takes longer than the products of a step with few tokens. There each
+  layer has arrays of its own.
+
+  Attributes:
+    apart: Whether layers are a tuple of each layer's parameters, not a stack.
   """
+
+  apart: bool
+
+  def apply(
+    self,
+    f: Callable[..., Any],
+    params: Any,
+    *args: Any,
+    policy: Policy = None,
+  ) -> Any:
+    return f(_decoded(params), *args)
 
   def scan(
     self,
@@ -28,9 +79,22 @@ class LayersApart(Access):
     unroll: int,
     policy: Policy,
   ) -> Any:
+    def decoding(layer, x):
+      return f(_decoded(layer), x)
+
+    if not self.apart:
+      return super().scan(decoding, params, x, unroll, policy)
     for layer in params:
-      x = f(layer, x)
+      x = decoding(layer, x)
     return x
+
+
+def _decoded(params: Any) -> Any:
+  """Returns parameters as the model reads them."""
+  return jax.tree.map(
+    lambda x: x.decode() if isinstance(x, Coded) else x, params,
+    is_leaf=lambda x: isinstance(x, Coded),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +122,8 @@ def make_weights(
     program: The model on a mesh, without a partition.
     params: float32 parameters as training stores them; they are donated.
     apart: Whether each layer gets arrays of its own.
-    coded: Whether matrices become int8 codes.
+    coded: Whether matrices become int8 codes, but for tables in which tokens
+      are looked up.
   """
   convert, specs, access = _conversion(program, apart, coded)
   convert = jax.jit(
@@ -76,11 +141,14 @@ def abstract_weights(program: Program, apart: bool, coded: bool) -> Weights:
   params = jax.eval_shape(
     convert, jax.eval_shape(program.model.init, jax.random.key(0))
   )
-  params = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    params, program.layout.shardings(specs),
-  )
-  return Weights(params, specs, access)
+
+  def placed(sharding, tree):  # the codes and scales of a matrix lie alike
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
+
+  shardings = program.layout.shardings(specs)
+  return Weights(jax.tree.map(placed, shardings, params), specs, access)
 
 
 def _conversion(
@@ -100,14 +168,19 @@ def _conversion(
       for name, layers in stacks.items()
     }
 
-  dtypes = jax.tree.map(
-    lambda p: p.dtype, program.model.parameters,
-    is_leaf=lambda x: isinstance(x, Parameter),
-  )
+  def store(p: Parameter, x: jax.Array) -> Any:
+    # Whole tables would be decoded to look up a few of their rows.
+    product_only = p.decays and p.uses == p.regathered == 1
+    if coded and product_only:
+      return Coded.encode(x, p.dtype)
+    return x.astype(p.dtype)
 
   def convert(params):
-    params = jax.tree.map(lambda x, dtype: x.astype(dtype), params, dtypes)
-    return split(params, lambda x, i: x[i])
+    stored = jax.tree.map(
+      store, program.model.parameters, params,
+      is_leaf=lambda x: isinstance(x, Parameter),
+    )
+    return split(stored, lambda x, i: x[i])
 
   specs = split(program.whole_specs, lambda spec, i: P(*spec[1:]))
-  return convert, specs, LayersApart() if apart else AS_THEY_ARE
+  return convert, specs, Stored(apart)

@@ -3,8 +3,10 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
+import optax
 import pytest
 
 from caatnet.data.tokenizers import Bytes
@@ -17,7 +19,7 @@ from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
 from tests.caatnet.inference.decoding_test import logits_without_cache, put
 from tests.caatnet.models.transformer_test import (
-  draw_params,
+  init_params,
   make_config,
   make_program,
 )
@@ -54,12 +56,45 @@ SUBJECTS = {
 }
 
 
+CONFIG = make_config(p=0.5, layers=1)
+
+
+@functools.cache
+def trained():
+  """Parameters that know which token follows which, four times of five."""
+  program = make_program(CONFIG, 4)
+  rng = np.random.default_rng(0)
+  follows = rng.permutation(64)
+  tokens = rng.integers(0, 64, (100, 8, 17))
+  for t in range(1, 17):
+    sure = rng.random((100, 8)) < 0.8
+    tokens[..., t] = np.where(sure, follows[tokens[..., t - 1]], tokens[..., t])
+  optimizer = optax.adam(2e-2)
+
+  def loss(params, batch):
+    return jnp.mean(program.model.scores(params, batch)["loss"])
+
+  def step(carry, batch):
+    params, state = carry
+    updates, state = optimizer.update(jax.grad(loss)(params, batch), state)
+    return (optax.apply_updates(params, updates), state), None
+
+  def train(params, batches):
+    state = optimizer.init(params)
+    return jax.lax.scan(step, (params, state), batches)[0][0]
+
+  f = jax.shard_map(
+    train, mesh=program.layout.mesh, in_specs=(program.whole_specs, P()),
+    out_specs=program.whole_specs, check_vma=False,
+  )
+  return jax.device_get(jax.jit(f)(init_params(program), tokens))
+
+
 @functools.cache
 def subject(name):
   """A decoder, its program and parameters; compiled once for all tests."""
   *places, batch, num_pages = SUBJECTS[name]
-  program = make_program(make_config(p=0.5, layers=1), *places)
-  params = draw_params(program)
+  program, params = make_program(CONFIG, *places), trained()
   config = program.model.config
   shape = CacheShape(
     config.num_layers, num_pages, PAGE_SIZE,
@@ -133,6 +168,9 @@ def test_tokens_are_those_drawn_from_logits_without_a_cache():
     assert count == (1 + stopped.index(True) if any(stopped) else most)
     assert (completion.reason == "stop_id") == any(stopped)
   assert {c.reason for c in found} == {"stop_id", "max_tokens", "context"}
+  # Of a model that is sure of most, but not of the same.
+  assert len({t for c in found for t in c.tokens}) > 20
+  assert np.median([p for c in found for p in c.logprobs]) > -1
   speed = generation.speed
   assert speed.prompt_tokens == sum(LENGTHS)
   # A prompt's last chunk gives a token, too. What a stop id has ended before
