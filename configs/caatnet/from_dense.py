@@ -9,9 +9,9 @@ r"""What p = 0.5 costs a dense model: at once, and after as many steps again.
 
 `dense` trains 80 steps at p = 1, and these start with its parameters: `half` at
 p = 0.5, `half_unscaled` without the factor sqrt(ranks) for private channels,
-and `full` at p = 1. Step 0 of their metrics.jsonl is the loss at once. The last two
-are drawn, with the steps of both runs: `half_drawn` at p = 0.5 and `full_drawn`
-at p = 1. The model is that of the demo, on 1,024 bytes per step.
+and `full` at p = 1. Step 0 of their metrics.jsonl is the loss at once. The last
+two are drawn, with the steps of both runs: `half_drawn` at p = 0.5 and
+`full_drawn` at p = 1. The model is that of the demo, on 1,024 bytes per step.
 Expected result: LOG.md.
 """
 
