@@ -74,7 +74,7 @@ def test_what_changes_a_run_s_config_is_told_apart():
                "--config.parallel=1", "--config.inferences.batch=1"]
 )
 def test_other_keys_of_a_run_s_config_stay(argument):
-  with pytest.raises(ValueError, match=r"only config\.inference, config\.paral"):
+  with pytest.raises(ValueError, match=r"only config\.inference, config\.p"):
     options.split_overrides([argument], CHANGEABLE)
 
 
