@@ -12,7 +12,7 @@ QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d
 # Large buffers in huge pages: the training step page-faults less (LOG.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help demo test test-quick test-tpu test-gpu mutants lint clean
+.PHONY: help demo test test-quick test-tpu test-gpu test-eval mutants lint clean
 
 help:  ## Shows this.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -39,6 +39,11 @@ test-gpu:  ## Compiles for GPUs that are not here (CUDA plugin, 5.8 GB).
 	  .venv-gpu/installed
 	.venv-gpu/bin/python -m pytest -q tests/gpu
 
+test-eval:  ## Runs lm-evaluation-harness on local tasks (1.4 GB).
+	@$(MAKE) --no-print-directory VENV=.venv-eval EXTRAS=eval,test \
+	  .venv-eval/installed
+	.venv-eval/bin/python -m pytest -q tests/eval
+
 mutants: $(VENV)/installed  ## Breaks lines: does a test fail? ARGS=--changed
 	$(BIN)/python -m tests.mutants $(ARGS)
 
@@ -46,7 +51,7 @@ lint: $(VENV)/installed  ## Checks style.
 	$(BIN)/ruff check .
 
 clean:  ## Removes virtual environments and caches, not runs/.
-	rm -rf .venv .venv-tpu .venv-gpu .venv-quick-* .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-tpu .venv-gpu .venv-eval .venv-quick-* .pytest_cache .ruff_cache build *.egg-info
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv on PATH; \

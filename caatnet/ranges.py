@@ -146,6 +146,8 @@ RANGES = {
   "inference.chunk": COUNT,
   "sweep.seeds": SEED,
   "benchmark.rounds": COUNT,
+  "benchmark.windows": COUNT,
+  "benchmark.chunk": COUNT,
   "benchmark.size_bytes": BYTES,
   "benchmark.buffers": COUNT,
   "benchmark.tori": COUNT,

@@ -1,7 +1,11 @@
-"""Evaluates a run's checkpoint, on any number of devices.
+r"""Evaluates a run's checkpoint, on any number of devices.
 
   python -m launch.evaluate --workdir=runs/tiny
   python -m launch.evaluate --workdir=runs/tiny --step=200 --cpu_devices=4
+  python -m launch.evaluate --workdir=runs/tiny --tasks=arc_easy,my.yaml \
+    --limit=100 --config.inference.batch=32
+
+The last one needs the extra `eval`.
 """
 
 import json
@@ -12,35 +16,56 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
+flags.DEFINE_list(
+  "tasks", [], "Tasks of lm-evaluation-harness, names or .yaml files."
+)
+flags.DEFINE_float(
+  "limit", None, "Documents of each task; below 1 a share of them."
+)
 
 
 def main() -> None:
+  if FLAGS.tasks:
+    return on_tasks()
+  for name, value in (("limit", FLAGS.limit), ("config", options.overrides())):
+    if value:
+      raise ValueError(f"--{name} has no effect on evaluate without --tasks")
   from caatnet.build import experiments
   from caatnet.show import pictures, tables
   from caatnet.train import evaluate, evaluated
 
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
-  program = experiment.program
   params, step = evaluated.read_stored(experiment, FLAGS.workdir, FLAGS.step)
   data = experiment.data
   dataset = data.load(experiment.seed)
-  result = evaluate.make_evaluate(program, experiment.data.batch_size)(
+  result = evaluate.make_evaluate(experiment.program, data.batch_size)(
     params, dataset.validation
   )
   if FLAGS.json:
-    facts = tables.evaluation_dict(result, data, dataset, step)
-    print(json.dumps(facts))
+    print(json.dumps(tables.evaluation_dict(result, data, dataset, step)))
   else:
     tables.print_evaluation(result, data, dataset, step)
   if FLAGS.plot:
     losses = result.per_place["loss"]
     if not losses.ndim:
-      raise ValueError(
-        f"--plot={FLAGS.plot}: the loss of {data.unit} has no positions"
-      )
-    pictures.plot_positions(
-      losses, pathlib.Path(FLAGS.plot), data.labels["loss"]
-    )
+      raise ValueError(f"--plot: the loss of {data.unit} has no positions")
+    path = pathlib.Path(FLAGS.plot)
+    pictures.plot_positions(losses, path, data.labels["loss"])
+
+
+def on_tasks() -> None:
+  from caatnet.build import answers
+  from caatnet.interop import harness
+  from caatnet.show import tables
+
+  if FLAGS.plot:
+    raise ValueError(f"--plot={FLAGS.plot} has no effect with --tasks")
+  harness.check_installed()
+  made, step = answers.from_folder(
+    FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
+  )
+  found = {"step": step} | harness.evaluate(made, FLAGS.tasks, FLAGS.limit)
+  print(json.dumps(found)) if FLAGS.json else tables.print_tasks(found)
 
 
 if __name__ == "__main__":
@@ -50,5 +75,5 @@ if __name__ == "__main__":
       "workdir", "mesh", "cpu_devices", "json", "plot", "step", "coordinator",
       "num_processes", "process_id",
     ),
-    required=("workdir",),
+    required=("workdir",), section="inference",
   )

@@ -48,7 +48,8 @@ flags.DEFINE_bool("check", False, "Write nothing; what is stale is an error.")
 flags.DEFINE_string(
   "output",
   "",
-  "JSON file to write the result to, with command, date and versions.",
+  "JSON file to write the result to, with command, date and versions. "
+  "tokenizer: the folder to write; config.data.tokenizer if unset.",
 )
 flags.DEFINE_string(
   "plot",
@@ -65,8 +66,8 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
   "step",
   None,
-  "evaluate: checkpoint to read; the newest if unset. compile: whose program, "
-  "from 0; one of each that the outer loop runs in a round if unset.",
+  "evaluate, convert: checkpoint to read; the newest if unset. compile: whose "
+  "program, from 0; one of each that the outer loop runs in a round if unset.",
   lower_bound=0,
 )
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")

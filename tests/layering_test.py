@@ -135,6 +135,18 @@ RULES = {
     ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
+  "caatnet.interop": (
+    (
+      "caatnet.checks",
+      "caatnet.data.tokenizers",
+      "caatnet.inference",
+      "caatnet.models",
+      "caatnet.train",
+      "parallel.axes",
+      "parallel.tensor",
+    ),
+    ("flax", "ml_collections", "absl", "torch", "transformers"),
+  ),
   "caatnet.show": (
     (
       "caatnet.data.protocol",
@@ -149,6 +161,7 @@ RULES = {
       "caatnet.checks",
       "caatnet.data",
       "caatnet.inference",
+      "caatnet.interop",
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",

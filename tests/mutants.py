@@ -60,11 +60,14 @@ _PARTITIONS = "tests/parallel/planner/partitions_test.py"
 _XLA = "tests/parallel/xla"
 _MODEL = "tests/caatnet/models/transformer_test.py"
 _FAMILIES = "tests/caatnet/models/families_test.py"
+_SCORING = "tests/caatnet/inference/scoring_test.py"
+_HARNESS = "tests/caatnet/interop/harness_test.py"
 _SAMPLING = "tests/caatnet/inference/sampling_test.py"
 _STOPS = "tests/caatnet/inference/stops_test.py"
 _TRAIN = "tests/caatnet/train"
 _LINEAR = "tests/caatnet/train/linear_model_test.py"
 _DATA = "tests/caatnet/data"
+_KEPT = "tests/caatnet/train/tokenizer_test.py"
 _BUILD = "tests/caatnet/build/sections_test.py"
 _RANGES = "tests/caatnet/ranges_test.py"
 _STUDIES = "tests/caatnet/studies"
@@ -2546,11 +2549,237 @@ _GENERATION = [
   ),
 ]
 
+_SCORES = [
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "of equal logits the highest token is greedy",
+    "((a[0] == b[0]) & (a[1] < b[1]))", "((a[0] == b[0]) & (a[1] > b[1]))",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "a lower token of another rank does not count",
+    "choice < targets.tokens, -2.0, vote", "choice < targets.tokens, 0.0, vote",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/models/transformer/vocabulary.py",
+    "each device has a greedy choice",
+    "vote = jnp.where(best == largest, vote, 0.0)",
+    "vote = jnp.where(best <= largest, vote, 0.0)",
+    f"{_SCORING}::test_the_greedy_choice_is_that_of_argmax",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "scores come in the order of lengths",
+    "return [scores[index] for index in range(len(rows))]",
+    "return list(scores.values())",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "rows are padded at their beginning",
+    "batch[place, : len(row)] = row", "batch[place, -len(row) :] = row",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/inference/scoring.py", "every length is compiled by itself",
+    "next(n for n in self._lengths if n >= longest)", "longest",
+    f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "spaces at its end stay with the context",
+    "split = len(self._encode(context.rstrip()))",
+    "split = len(self._encode(context))",
+    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a window is a token too short",
+    "tokens[max(0, stop - limit - 1) : stop]",
+    "tokens[max(0, stop - limit) : stop]",
+    f"{_HARNESS}::test_windows_score_each_token_once",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "one greedy token makes all greedy",
+    "judged.greedy[last].all()", "judged.greedy[last].any()",
+    f"{_HARNESS}::test_a_continuation_is_greedy_if_each_token_is",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a token of the context is scored, too",
+    "slice(len(window.tokens) - 1 - window.num_targets, None)",
+    "slice(max(0, len(window.tokens) - 2 - window.num_targets), None)",
+    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "prompts do not begin with their tokens",
+    "tokens = [*self._tokenizer.start_ids, *self._encode(context)]",
+    "tokens = self._encode(context)",
+    f"{_HARNESS}::test_a_request_to_generate_is_read",
+  ),
+  Mutant(
+    "caatnet/interop/harness.py", "a task that does not sample does",
+    "temperature=0.0 if samples is False else temperature",
+    "temperature=temperature",
+    f"{_HARNESS}::test_a_request_to_generate_is_read",
+  ),
+]
+
+_TOKENIZERS = [
+  Mutant(
+    "caatnet/data/token_streams.py", "half a run of bytes is given out",
+    'return "" if _BYTE.fullmatch(name) else self._take(last=False)',
+    "return self._take(last=False)",
+    f"{_DATA}/tokenizers_test.py::test_a_stream_gives_the_text_of_all_tokens",
+  ),
+  Mutant(
+    "caatnet/data/token_streams.py", "every token is the first of a text",
+    "self._before, self._held = self._held[-1:] or self._before, []",
+    "self._held = []",
+    f"{_DATA}/tokenizers_test.py::test_a_stream_gives_the_text_of_all_tokens",
+  ),
+  Mutant(
+    "caatnet/data/token_streams.py", "half a character is given out",
+    "if not last and text.endswith(_REPLACEMENT):", "if not last and not text:",
+    f"{_DATA}/tokenizers_test.py::test_a_stream_gives_the_text_of_all_tokens",
+  ),
+  Mutant(
+    "caatnet/data/token_streams.py", "a stream gives all at its end",
+    "if not last and text.endswith(_REPLACEMENT):", "if not last:",
+    f"{_DATA}/tokenizers_test.py::test_nothing_that_is_complete_waits",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "special tokens are spelled",
+    "[int(i) for i in ids if i not in self._special_ids]",
+    "[int(i) for i in ids]",
+    f"{_DATA}/tokenizers_test.py::test_special_tokens_have_no_text",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "a document ends where it quotes its end",
+    "library.encode_special_tokens = True", "pass",
+    f"{_DATA}/encoding_test.py::test_between_separators_are_the_documents",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "no prompt has special tokens any more",
+    "library.encode_special_tokens = False", "pass",
+    f"{_DATA}/encoding_test.py::test_between_separators_are_the_documents",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "an identity is of no normalizer",
+    '"truncation", "padding")', '"truncation", "padding", "normalizer")',
+    f"{_DATA}/tokenizers_test.py"
+    "::test_an_identity_is_of_what_decides_the_tokens",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "an identity is of how batches are padded",
+    '"truncation", "padding")', '"truncation")',
+    f"{_DATA}/tokenizers_test.py"
+    "::test_an_identity_is_of_what_decides_the_tokens",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "an identity is not of a document's end",
+    '"separator": self.separator,', '"separator": None,',
+    f"{_DATA}/tokenizers_test.py"
+    "::test_an_identity_is_of_what_decides_the_tokens",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "one token ends a text, whatever is listed",
+    "return tuple(listed)", "return tuple(listed[:1])",
+    f"{_DATA}/tokenizers_test.py::test_what_ends_texts_and_documents",
+  ),
+  Mutant(
+    "caatnet/data/tokenizers.py", "all of a template's tokens open a prompt",
+    "count = added.index(0) if 0 in added else 0", "count = sum(added) + 1",
+    f"{_DATA}/tokenizers_test.py::test_a_prompt_opens_as_the_library_says",
+  ),
+  Mutant(
+    "caatnet/data/chat.py", "templates run without a sandbox",
+    "sandbox.ImmutableSandboxedEnvironment(", "jinja2.Environment(",
+    f"{_DATA}/tokenizers_test.py"
+    "::test_a_template_can_refuse_but_not_break_out",
+  ),
+  Mutant(
+    "caatnet/data/encoding.py", "a separator stands for no byte",
+    "join(sizes, [1] * len(between))", "join(sizes, [0] * len(between))",
+    f"{_DATA}/encoding_test.py::test_tokens_stand_for_all_bytes_of_the_text",
+  ),
+  Mutant(
+    "caatnet/data/encoding.py", "no character has four bytes",
+    "(0x80, 0x800, 0x10000)", "(0x80, 0x800)",
+    f"{_DATA}/encoding_test.py::test_sizes_by_hand",
+  ),
+  Mutant(
+    "caatnet/data/encoding.py", "what ends a document is lost",
+    "    reached[-1] = ends[-1]\n", "    pass\n",
+    f"{_DATA}/encoding_test.py::test_what_is_left_out_counts_to_what_follows",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "bits per byte are bits per token",
+    "bits_per_token / bytes_per_token", "bits_per_token",
+    f"{_DATA}/text_test.py"
+    "::test_bits_are_per_byte_of_the_text_that_is_evaluated",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "the text before the targets counts",
+    "targets = places[:, 1:]", "targets = places",
+    f"{_DATA}/text_test.py"
+    "::test_bits_are_per_byte_of_the_text_that_is_evaluated",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "xz sees other text than the model",
+    "ends[places[:, 0]], ends[places[:, -1]]",
+    "ends[places[:, 1]], ends[places[:, -1]]",
+    f"{_DATA}/text_test.py"
+    "::test_bits_are_per_byte_of_the_text_that_is_evaluated",
+  ),
+  Mutant(
+    "caatnet/data/text.py", "a tokenizer's last token needs no row",
+    "(tokenizer.vocab_size - 1, tokenizer.name)",
+    "(tokenizer.vocab_size - 2, tokenizer.name)",
+    f"{_DATA}/text_test.py"
+    "::test_a_vocabulary_has_the_largest_token_of_the_tokenizer",
+  ),
+  Mutant(
+    "caatnet/train/tokenizer.py", "a tokenizer is known by its name",
+    "stored.identity != tokenizer.identity", "stored.name != tokenizer.name",
+    f"{_KEPT}::test_a_run_has_the_whole_tokenizer",
+  ),
+  Mutant(
+    "caatnet/train/tokenizer.py", "copies may change",
+    'recorded["sha256"] != found.identity', 'recorded["sha256"] == ""',
+    f"{_KEPT}::test_what_has_become_of_a_kept_tokenizer",
+  ),
+  Mutant(
+    "caatnet/train/tokenizer.py", "files of a start that was killed stay",
+    "(folder / name).unlink(missing_ok=True)", "pass",
+    f"{_KEPT}::test_killed_at_any_write_it_is_kept",
+  ),
+  Mutant(
+    "caatnet/train/tokenizer.py", "a tokenizer is written over another",
+    "path.read_text() != texts[main]", "False",
+    f"{_KEPT}::test_another_tokenizer_is_not_written_over",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "runs older than a key lack it",
+    'data.setdefault("tokenizer", "")', "pass",
+    f"{_KEPT}::test_a_run_without_one_is_of_bytes",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "any tokenizer goes on with a run",
+    "    tokenizer.check(self.workdir, dataset.tokenizer)\n", "",
+    f"{_KEPT}"
+    "::test_a_folder_s_experiment_reads_by_the_tokenizer_kept_there",
+  ),
+  Mutant(
+    "caatnet/build/experiments.py", "a folder's tokenizer is looked for again",
+    "data = dataclasses.replace(data, kept=tokenizer.load(workdir))", "pass",
+    f"{_KEPT}"
+    "::test_a_folder_s_experiment_reads_by_the_tokenizer_kept_there",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
-  *_GENERATION,
+  *_GENERATION, *_TOKENIZERS, *_SCORES,
 )
 
 if __name__ == "__main__":

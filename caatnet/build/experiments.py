@@ -140,7 +140,8 @@ def from_folder(
   Raises:
     FileNotFoundError: The folder holds no run.
     ValueError: Its config is damaged, or one of another version of this code;
-      or its tokenizer is damaged, gone or another one.
+      a key of the overrides is unknown; or the run's tokenizer is damaged, gone
+      or another one.
   """
   workdir = files.folder(workdir)
   config = ml_collections.ConfigDict(records.read_config(workdir))

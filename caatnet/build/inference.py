@@ -14,7 +14,8 @@ from caatnet.build.inference_options import DEFAULTS, InferenceOptions
 from caatnet.build.override import override
 from caatnet.build.zero import Zero
 from caatnet.inference.decoder import Capacity, Decoder
-from caatnet.inference.weights import abstract_weights, make_weights
+from caatnet.inference.scoring import Scorer
+from caatnet.inference.weights import Weights, abstract_weights, make_weights
 from caatnet.models.paged import CacheShape
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.program import Program
@@ -51,10 +52,20 @@ class Inference:
     Args:
       params: float32 parameters ``[..., ranks, ...]``, which are donated.
     """
-    weights = make_weights(
-      self.program, params, self.layers_apart, self.coded
-    )
+    return self.decoder_of(self.weights(params))
+
+  def decoder_of(self, weights: Weights) -> Decoder:
+    """Makes a decoder of `weights`."""
     return Decoder(self.program, weights, self.capacity, self.cache_shape)
+
+  def scorer_of(self, weights: Weights) -> Scorer:
+    """Makes a scorer of `weights`."""
+    capacity = self.capacity
+    return Scorer(self.program, weights, capacity.context, capacity.batch)
+
+  def weights(self, params: Any) -> Weights:
+    """Converts float32 parameters ``[..., ranks, ...]``, which are donated."""
+    return make_weights(self.program, params, self.layers_apart, self.coded)
 
   def abstract_weights(self) -> Any:
     """Returns the weights with shapes and shardings in place of arrays."""

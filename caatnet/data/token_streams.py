@@ -6,6 +6,7 @@ together are the text of all tokens together.
 """
 
 import codecs
+from collections.abc import Container
 import re
 from typing import Protocol
 
@@ -52,10 +53,17 @@ class TokenStream:
   back until another token ends it.
   """
 
-  def __init__(self, library: tokenizers.Tokenizer) -> None:
+  def __init__(
+    self, library: tokenizers.Tokenizer, special: Container[int]
+  ) -> None:
+    """Starts with no token.
+
+    Args:
+      library: The tokenizer.
+      special: The tokens that have no text.
+    """
     self._library = library
-    added = library.get_added_tokens_decoder()
-    self._special = {i for i, token in added.items() if token.special}
+    self._special = special
     self._before: list[int] = []
     self._held: list[int] = []
 

@@ -150,6 +150,8 @@ class LibraryTokenizer:
     self._library.no_truncation()
     self._library.no_padding()
     self.vocab_size = 1 + max(self._library.get_vocab(True).values(), default=0)
+    added = self._library.get_added_tokens_decoder()
+    self._special_ids = {i for i, token in added.items() if token.special}
     end = self._token("eos_token")
     self.stop_ids = self._stop_ids() or (() if end is None else (end,))
     self.separator = end if end is not None else next(iter(self.stop_ids), None)
@@ -164,6 +166,7 @@ class LibraryTokenizer:
     ).hexdigest()
 
   def encode(self, text: str) -> np.ndarray:
+    text.encode()  # half a pair of surrogates is an error that says so
     with self._encoding():
       found = self._library.encode(text, add_special_tokens=False)
     return np.array(found.ids, np.int32)
@@ -190,10 +193,13 @@ class LibraryTokenizer:
       library.encode_special_tokens = False
 
   def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-    return self._library.decode([int(i) for i in ids])
+    # Not left to the library: it spells special tokens that a normalizer
+    # changes, as those of early conversions of Llama (tokenizers 0.23).
+    left = [int(i) for i in ids if i not in self._special_ids]
+    return self._library.decode(left, skip_special_tokens=False)
 
   def stream(self) -> Stream:
-    return TokenStream(self._library)
+    return TokenStream(self._library, self._special_ids)
 
   def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")

@@ -100,8 +100,7 @@ class _Replica:
     self, index: int, request: Request, transcript: Transcript
   ) -> bool:
     """Starts a request, if there are a slot and pages for all of it."""
-    total = len(request.prompt) + transcript.most_tokens
-    count = -(-total // self._page_size)
+    count = transcript.num_pages(self._page_size)
     if not self._slots or count > len(self._pages):
       return False
     pages = np.array([self._pages.pop() for _ in range(count)], np.int32)
@@ -183,6 +182,12 @@ class Generation:
       except ValueError as error:
         raise ValueError(f"prompt {index + 1}: {error}") from error
     self._transcripts = [Transcript(r, tokenizer, context) for r in requests]
+    # The longest sequence decides, so that there is no program of each length.
+    page_size = decoder.capacity.page_size
+    self._num_pages = _bucket(
+      max((t.num_pages(page_size) for t in self._transcripts), default=1),
+      _MIN_PAGES, decoder.capacity.pages_per_sequence, 2,
+    )
     self._waiting = list(
       zip(range(len(requests)), requests, self._transcripts, strict=True)
     )
@@ -239,19 +244,9 @@ class Generation:
     length = _bucket(max(read), _MIN_CHUNK, capacity.chunk, 4)
     if not num_decodes and not length:
       return None
-    ends = [
-      s.num_read + n
-      for group, chunk, count in zip(decodes, chunks, read, strict=True)
-      for s, n in [*((s, 1) for s in group), (chunk, count)]
-      if s is not None
-    ]
-    pages = _bucket(
-      -(-max(ends) // capacity.page_size), _MIN_PAGES,
-      capacity.pages_per_sequence, 2,
-    )
     batches, drawn, requests = [], [], []
     for number, replica in enumerate(self._replicas):
-      step = _Rows(capacity.page_size, num_decodes, length, pages)
+      step = _Rows(capacity.page_size, num_decodes, length, self._num_pages)
       for row, sequence in enumerate(decodes[number]):
         step.add_decode(row, sequence)
         drawn.append((replica, sequence, (number, row)))

@@ -31,6 +31,7 @@ class Transcript:
     self.tokens: list[int] = []
     self.logprobs: list[float] = []
     self.text = ""
+    self._num_before = len(request.prompt)
     stream = tokenizer.stream()
     for token in request.prompt[-_NUM_BEFORE:]:
       stream.push(token)
@@ -43,6 +44,10 @@ class Transcript:
   def most_tokens(self) -> int:
     """How many tokens are drawn at most."""
     return self._ending.most_tokens
+
+  def num_pages(self, page_size: int) -> int:
+    """Returns how many pages the prompt and all that may follow take."""
+    return -(-(self._num_before + self.most_tokens) // page_size)
 
   @property
   def ended(self) -> bool:

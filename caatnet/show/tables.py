@@ -179,3 +179,36 @@ def size_text(size_bytes: int) -> str:
     if size_bytes >= unit:
       return f"{size_bytes / unit:g} {name}"
   return f"{size_bytes} B"
+
+
+def print_tasks(found: Mapping[str, Any]) -> None:
+  """Prints what an evaluation on tasks found.
+
+  Args:
+    found: What `caatnet.interop.harness.evaluate` returns, and "step", that of
+      the checkpoint.
+  """
+
+  def number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+  table(
+    f"lm-evaluation-harness, checkpoint of step {found['step']}, context of "
+    f"{found['context']:,} tokens",
+    ["task", "version", "documents", "shots", "filter", "metric", "value",
+     "stderr"],
+    [
+      [
+        row["task"], row["version"], f"{row['num_documents']:,}",
+        str(row["num_shots"]), row["filter"], row["metric"],
+        number(row["value"]),
+        "-" if row["stderr"] is None else number(row["stderr"]),
+      ]
+      for row in found["metrics"]
+    ],
+  )
+  if found["num_cut"]:
+    print(
+      f"{found['num_cut']:,} requests were too long, and lost the beginning of "
+      "their context"
+    )

@@ -6,6 +6,7 @@ is read with the tokenizer that it was trained with, wherever that came from.
 A run without this folder is one of bytes.
 """
 
+from collections.abc import Mapping
 import json
 import os
 
@@ -90,14 +91,34 @@ def keep(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
   if (workdir / "config.json").exists():
     return
   folder = workdir / FOLDER
-  folder.mkdir(parents=True, exist_ok=True)
-  for name in FILES:
-    if name in tokenizer.files:
-      files.replace(folder / name, tokenizer.files[name])
-    else:  # of a run that was killed before it had its config
-      (folder / name).unlink(missing_ok=True)
+  for name in FILES:  # of a run that was killed before it had its config
+    (folder / name).unlink(missing_ok=True)
+  write(folder, tokenizer.files)
   facts = {"name": tokenizer.name, "sha256": tokenizer.identity}
   records.write_json(folder / _IDENTITY, facts)
+
+
+def write(folder: epath.Path, texts: Mapping[str, str]) -> None:
+  """Writes a tokenizer's files, each as a whole, to a folder.
+
+  Args:
+    folder: The folder, which is made if it is missing.
+    texts: The text of each file by its name, which is of `FILES`.
+
+  Raises:
+    ValueError: Another tokenizer is there: a run may have it.
+  """
+  main = FILES[0]
+  path = folder / main
+  if path.exists() and path.read_text() != texts[main]:
+    raise ValueError(
+      f"{path} is another tokenizer, which a run may have; remove it, or use "
+      "another folder"
+    )
+  folder.mkdir(parents=True, exist_ok=True)
+  for name in (*(name for name in texts if name != main), main):
+    # The main one last: without it the folder is no tokenizer.
+    files.replace(folder / name, texts[name])
 
 
 def described(tokenizer: Tokenizer) -> str:

@@ -2,9 +2,9 @@
 
   python -m launch.train --config=configs/caatnet/130m.py --config.sync.p=0.5
 
-The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. There
-is no tokenizer here yet: `config.data` gives bytes, which are 256 of these
-tokens. So the config compiles and runs, but its loss is not the paper's.
+The paper trains on RedPajama with a SentencePiece vocabulary of 32,000. Without
+`config.data.tokenizer` a token is a byte, which are 256 of these. So the config
+compiles and runs, but its loss is not the paper's.
 """
 
 import ml_collections

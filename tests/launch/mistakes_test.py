@@ -36,7 +36,13 @@ FLAGS = [
   ("train", [TINY, "--stp=3"], "unknown flag --stp (--help lists them)"),
   ("evaluate", [], "--workdir is required"),
   ("evaluate", [TINY], "--config has no effect on evaluate"),
-  ("evaluate", ["--config.sync.p=1"], "--config has no effect on evaluate"),
+  ("evaluate", ["--config.sync.p=1"], "only the keys of config.inference can"),
+  ("evaluate", ["--workdir=x", "--config.inference.batch=2"],
+   "--config has no effect on evaluate without --tasks"),
+  ("evaluate", ["--workdir=x", "--limit=2"],
+   "--limit has no effect on evaluate without --tasks"),
+  ("evaluate", ["--workdir=x", "--tasks=arc_easy", "--plot=x.png"],
+   "--plot=x.png has no effect with --tasks"),
   ("compile", [TINY, "-workdir", "x"], "--workdir has no effect on compile"),
   ("simulate", [UTILISATION, "--mesh=tensor:2"], "--mesh has no effect on sim"),
   ("benchmark", [KERNELS, "--nojson"], "--json has no effect on benchmark"),
@@ -123,6 +129,13 @@ VALUES = [
   ("train", [TINY, "--workdir={tmp}/other"], "use another --workdir"),
   ("evaluate", ["--workdir={tmp}"], "holds no run"),
   ("evaluate", ["--workdir={tmp}/empty"], "no checkpoint in"),
+  ("train", [TINY, "--config.data.tokenizer=configs"],
+   "config.data.tokenizer='configs' has no tokenizer.json"),
+  ("tokenizer", [TINY, "--output={tmp}/tokenizer"],
+   "config.model.vocab_size=256 must be at least 257"),
+  ("tokenizer", [TINY, "--vocab_size=300"], "--output is required"),
+  ("tokenizer", ["--config=configs/images/tiny.py"],
+   "config.data.name='images' must be one of 'text'"),
   ("sweep", [TINY, "--grid=sync.p"], "is not key=value,value"),
   ("sweep", [TINY, "--grid=sync.q=1"], "did you mean sync.p?"),
   ("sweep", [TINY, "--seeds=one"], "'one'"),
@@ -189,15 +202,18 @@ def test_debug_shows_the_traceback(launch):
 
 
 @pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
-                                    "benchmark", "compile", "simulate"])
+                                    "benchmark", "compile", "simulate",
+                                    "tokenizer"])
 def test_help_explains(script, launch):
   ended = launch(script, "--help")
   assert ended.returncode == 0
   assert f"python -m launch.{script}" in ended.stdout
   assert "--debug" in ended.stdout
   assert "--logtostderr" not in ended.stdout
-  assert ("--config" in ended.stdout) == (script != "evaluate")
-  assert ("--mesh" in ended.stdout) == (script not in ("benchmark", "simulate"))
+  assert "--config" in ended.stdout
+  assert ("--mesh" in ended.stdout) == (
+    script not in ("benchmark", "simulate", "tokenizer")
+  )
 
 
 def test_text_that_is_no_text(tmp_path, launch):

@@ -1,4 +1,4 @@
-"""The transformer as a `caatnet.models.protocol.Model`."""
+"""The transformer as a `caatnet.models.protocol.LanguageModel`."""
 
 import collections
 from collections.abc import Mapping
@@ -47,6 +47,11 @@ class TransformerModel:
     )
 
   @property
+  def _module(self) -> Transformer:
+    """The module with the shapes of its parameters in their place."""
+    return nnx.merge(*self._abstract)
+
+  @property
   def dtype(self) -> str:
     return self.config.dtype
 
@@ -56,7 +61,6 @@ class TransformerModel:
 
   @property
   def vocab_size(self) -> int:
-    """How many tokens the model knows."""
     return self.config.vocab_size
 
   @property
@@ -99,44 +103,22 @@ class TransformerModel:
     self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
     """Returns the cross-entropy in nats, ``{"loss": float32 [B, T]}``."""
-    model = nnx.merge(self._abstract[0], params)
-    return {"loss": model.judge(vocabulary.cross_entropy, batch, access)}
+    losses = self._module.judge(
+      params, vocabulary.cross_entropy, batch, access
+    )
+    return {"loss": losses}
 
   def target_scores(
     self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
-    """Judges each token by those before it, inside ``jax.shard_map``.
-
-    Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place.
-      batch: int ``[B, T + 1]``; see `scores` in `caatnet.models.protocol`.
-      access: How the model's functions read their parameters.
-
-    Returns:
-      ``{"log_probability": float32 [B, T], "greedy": bool [B, T]}``, the same
-      on all tensor ranks: of tokens 1 to T in nats, and whether the token has
-      the largest logit (the lowest such token, if there are several).
-    """
-    model = nnx.merge(self._abstract[0], params)
-    return model.judge(vocabulary.target_scores, batch, access)
+    return self._module.judge(
+      params, vocabulary.target_scores, batch, access
+    )
 
   def logits(
     self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
-    """Computes the logits of what follows, inside ``jax.shard_map``.
-
-    Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place.
-      tokens: int ``[B, T]``.
-      access: How the model's functions read their parameters.
-
-    Returns:
-      Each rank's slice, float32 ``[R, B, T, V]`` with V tokens per rank. A rank
-      has successive tokens; -inf stands for those beyond the vocabulary.
-    """
-    return nnx.merge(self._abstract[0], params).logits(tokens, access)
+    return self._module.logits(params, tokens, access)
 
   def decode(
     self,
@@ -145,25 +127,10 @@ class TransformerModel:
     batch: Batch,
     access: Access = AS_THEY_ARE,
   ) -> tuple[jax.Array, Cache]:
-    """Reads a step's tokens into a cache, inside ``jax.shard_map``.
-
-    Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place. The parameters of blocks may be a tuple of each block's.
-      cache: Keys and values of earlier tokens.
-      batch: The step's tokens.
-      access: How the model's functions read their parameters.
-
-    Returns:
-      Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
-      and the cache with the keys and values of the step's tokens.
-    """
-    module = nnx.merge(*self._abstract)
-    return module.decode(params, cache, batch, access)
+    return self._module.decode(params, cache, batch, access)
 
   def token_ids(self) -> jax.Array:
-    """Returns which token each logit of this device stands for, ``[R, V]``."""
-    return nnx.merge(*self._abstract).token_ids()
+    return self._module.token_ids()
 
   def flops(self, example: jax.ShapeDtypeStruct) -> float:
     seq_len = example.shape[-1] - 1  # the last token is a target only

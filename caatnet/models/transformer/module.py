@@ -25,7 +25,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.access import Access
 from caatnet.models.paged import Batch, Cache
 from caatnet.models.transformer import layers, vocabulary
 from caatnet.models.transformer.block import (
@@ -83,18 +83,18 @@ class Transformer(nnx.Module):
     )
 
   def logits(
-    self, tokens: jax.Array, access: Access = AS_THEY_ARE
+    self, params: Any, tokens: jax.Array, access: Access
   ) -> jax.Array:
     """Computes each rank's slice of the logits.
 
     Args:
+      params: The parameters, as `decode` takes them.
       tokens: int ``[B, T]``, or what ``access`` takes in its place.
       access: How the model's functions read parameters.
 
     Returns:
       float32 ``[R, B, T, V]``; -inf for the padding of the vocabulary.
     """
-    params = nnx.to_pure_dict(nnx.split(self)[1])
     last, x, _ = self._before_head(
       params, tokens, (), self._attend_to_all, access
     )
@@ -138,13 +138,15 @@ class Transformer(nnx.Module):
 
   def judge(
     self,
+    params: Any,
     score: Callable[[jax.Array, vocabulary.Targets], Any],
     tokens: jax.Array,
-    access: Access = AS_THEY_ARE,
+    access: Access,
   ) -> Any:
     """Scores each token by those before it.
 
     Args:
+      params: The parameters, as `decode` takes them.
       score: A function of `caatnet.models.transformer.vocabulary`, of logits
         and of the tokens that should have followed.
       tokens: int ``[B, T + 1]``, or what ``access`` takes in its place.
@@ -162,7 +164,6 @@ class Transformer(nnx.Module):
           vocabulary.Targets(targets, self.token_ids(), self.axis.name),
         )
 
-    params = nnx.to_pure_dict(nnx.split(self)[1])
     last, x, _ = self._before_head(
       params, tokens[..., :-1], (), self._attend_to_all, access
     )

@@ -26,11 +26,6 @@ class Targets(NamedTuple):
   token_ids: jax.Array
   axis_name: str
 
-  @property
-  def found(self) -> jax.Array:
-    """Whether a logit is the target's, bool ``[R, B, T, V]``: one of all."""
-    return self.token_ids[:, None, None, :] == self.tokens[None, :, :, None]
-
 
 def cross_entropy(logits: jax.Array, targets: Targets) -> jax.Array:
   """Computes log(sum of exp(logit)) - logit of the target.
@@ -42,9 +37,10 @@ def cross_entropy(logits: jax.Array, targets: Targets) -> jax.Array:
   Returns:
     Nats, float32 ``[B, T]``, the same on every tensor rank.
   """
-  shifted = _shifted(logits, targets)
+  # Cancels in the loss, hence no gradient.
+  largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
   # [2, B, T], so that one reduction takes both.
-  sums = jnp.stack(_log_probability_terms(shifted, targets))
+  sums = jnp.stack(_sums(logits, _largest(largest, targets), targets))
   normaliser, target = lax.psum(sums, targets.axis_name)
   return jnp.log(normaliser) - target
 
@@ -63,39 +59,63 @@ def target_scores(
     every tensor rank. Among equal logits the lowest token is the greedy choice,
     as it is that of argmax.
   """
-  shifted = _shifted(logits, targets)
-  is_lower = (
-    targets.token_ids[:, None, None, :] < targets.tokens[None, :, :, None]
+  best, choice = _first_largest(  # of this device
+    lax.stop_gradient(logits), targets.token_ids
   )
-  # Lower tokens with the largest logit come before the target.
-  before = jnp.sum(is_lower & (shifted == 0.0), axis=(0, 3))
-  sums = jnp.stack(
-    [*_log_probability_terms(shifted, targets), before.astype(jnp.float32)]
-  )
-  normaliser, target, before = lax.psum(sums, targets.axis_name)
+  largest = _largest(best, targets)
+  # A device whose choice is the target adds 1; one that has a lower token with
+  # the largest logit of all takes away 2. So the sum is 1 for greedy targets
+  # alone. What is compared has been stored: a logit that XLA computes again,
+  # fused with other operations, may differ in its last bit.
+  vote = jnp.where(choice == targets.tokens, 1.0, 0.0)
+  vote = jnp.where(choice < targets.tokens, -2.0, vote)
+  vote = jnp.where(best == largest, vote, 0.0)
+  sums = jnp.stack([*_sums(logits, largest, targets), vote])
+  normaliser, target, votes = lax.psum(sums, targets.axis_name)
   return {
     "log_probability": target - jnp.log(normaliser),
-    "greedy": (target == 0.0) & (before == 0.0),
+    "greedy": votes == 1.0,
   }
 
 
-def _shifted(logits: jax.Array, targets: Targets) -> jax.Array:
-  """Subtracts the largest logit of all ranks, so that exp does not overflow.
+def _first_largest(
+  logits: jax.Array, token_ids: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns this device's largest logits ``[B, T]`` and their lowest tokens."""
 
-  It cancels in a log-probability, hence it has no gradient. The barrier keeps
-  XLA:TPU from moving the cast to float32 behind the reduction.
+  def larger(a, b):
+    first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
+    return tuple(jnp.where(first, x, y) for x, y in zip(a, b, strict=True))
+
+  ids = jnp.broadcast_to(token_ids[:, None, None, :], logits.shape)
+  nothing = jnp.float32(-jnp.inf), jnp.int32(jnp.iinfo(jnp.int32).max)
+  return lax.optimization_barrier(
+    lax.reduce((logits, ids), nothing, larger, (0, 3))
+  )
+
+
+def _largest(of_device: jax.Array, targets: Targets) -> jax.Array:
+  """Returns the largest logit of all ranks, ``[B, T]``.
+
+  The barrier keeps XLA:TPU from moving the cast to float32 behind the
+  reduction.
   """
-  largest = jnp.max(lax.stop_gradient(logits), axis=(0, 3))
-  largest = lax.pmax(lax.optimization_barrier(largest), targets.axis_name)
-  return logits - largest[None, :, :, None]
+  return lax.pmax(lax.optimization_barrier(of_device), targets.axis_name)
 
 
-def _log_probability_terms(
-  shifted: jax.Array, targets: Targets
+def _sums(
+  logits: jax.Array, largest: jax.Array, targets: Targets
 ) -> list[jax.Array]:
-  """Returns this device's part of the normaliser and of the target's logit."""
+  """Returns this device's part of the normaliser and of the target's logit.
+
+  The largest logit is subtracted from all, so that exp does not overflow.
+  """
+  shifted = logits - largest[None, :, :, None]
+  # One rank has the target's logit; all others add zero.
+  is_target = (
+    targets.token_ids[:, None, None, :] == targets.tokens[None, :, :, None]
+  )
   return [
     jnp.sum(jnp.exp(shifted), axis=(0, 3)),
-    # One rank has the target's logit; all others add zero.
-    jnp.sum(jnp.where(targets.found, shifted, 0.0), axis=(0, 3)),
+    jnp.sum(jnp.where(is_target, shifted, 0.0), axis=(0, 3)),
   ]

@@ -1,6 +1,6 @@
 """The model written down again, as plainly as possible, without a mesh.
 
-``rank_loss`` keeps one full stream per rank; ``dense_loss``, which p = 1 must
+``rank_logits`` keeps one full stream per rank; ``dense_loss``, which p = 1 must
 equal, knows no ranks at all. Both take the parameters in the library's layout.
 """
 
@@ -61,10 +61,16 @@ def _cross_entropy(logits, targets):
 
 
 def rank_loss(params, tokens, config, ranks):
-  """Mean next-token loss, one whole stream per rank: ``x[rank, ...]``."""
+  """Mean next-token loss of `rank_logits`."""
+  logits = rank_logits(params, tokens[:, :-1], config, ranks)
+  return _cross_entropy(logits, tokens[:, 1:])
+
+
+def rank_logits(params, tokens, config, ranks):
+  """Logits [B, T, vocabulary], one whole stream per rank: ``x[rank, ...]``."""
   eps = config.norm_eps
   table = params["embedding"].reshape(-1, config.width)
-  x = jnp.stack([table[tokens[:, :-1]]] * ranks)
+  x = jnp.stack([table[tokens]] * ranks)
   kv_heads = -(-config.num_kv_heads // ranks)
   heads = kv_heads * config.num_heads // config.num_kv_heads
 
@@ -97,8 +103,7 @@ def rank_loss(params, tokens, config, ranks):
   if head is None:
     head = jnp.swapaxes(params["embedding"], 1, 2)
   logits = jax.vmap(jnp.matmul)(_norm(x, params["norm"], eps), head)
-  logits = jnp.concatenate(list(logits), -1)[..., : config.vocab_size]
-  return _cross_entropy(logits, tokens[:, 1:])
+  return jnp.concatenate(list(logits), -1)[..., : config.vocab_size]
 
 
 def dense_loss(params, tokens, config, ranks):

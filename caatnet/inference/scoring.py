@@ -1,0 +1,195 @@
+"""Scores tokens by those before them, on any mesh and in few shapes.
+
+No cache is involved: every row of tokens is one forward pass, as in training.
+Rows are padded at their end, which a causal model does not see.
+
+Shape legend: B = rows, T = position, V = vocabulary of one rank.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
+from caatnet.inference.weights import Weights
+from caatnet.program import Program
+
+
+class TargetScores(NamedTuple):
+  """How a model judges the tokens of a row after the first.
+
+  Attributes:
+    log_probabilities: In nats, float32 ``[T]``.
+    greedy: Whether each token has the largest logit, bool ``[T]``; of several,
+      the lowest token is the greedy one.
+  """
+
+  log_probabilities: np.ndarray
+  greedy: np.ndarray
+
+
+class Scorer:
+  """Scores rows of tokens with one model's parameters.
+
+  Attributes:
+    context: By how many tokens the last one of a row can be judged.
+    vocab_size: The number of tokens.
+    num_compilations: How many programs have been compiled so far.
+  """
+
+  def __init__(
+    self, program: Program, weights: Weights, context: int, batch: int
+  ) -> None:
+    """Prepares a scorer; nothing is compiled yet.
+
+    Args:
+      program: The model on a mesh. Data-parallel ranks are replicas, which
+        share the rows.
+      weights: How the model's parameters are stored, and the parameters.
+      context: The largest number of tokens before the last one of a row.
+      batch: Rows at a time of each replica.
+    """
+    layout, model = program.layout, program.model
+    self.context, self.vocab_size = context, model.vocab_size
+    self._params = weights.params
+    self._num_rows = batch * math.prod(layout.batch_dims)
+    self._lengths = _padded_lengths(
+      context, layout.mesh.devices.flat[0].platform
+    )
+    self._compiled: dict[tuple[Callable[..., Any], int], Any] = {}
+    # All replicas have the same parameters, so lanes share the rows of their
+    # device, and no dim tells them apart.
+    over_rows = P(tuple(layout.batch_spec))
+    self._rows = layout.shardings(over_rows)
+
+    def make(score: Callable[..., Any], *lead: str) -> Callable[..., Any]:
+      mapped = jax.shard_map(
+        functools.partial(score, access=weights.access),
+        mesh=layout.mesh,
+        in_specs=(weights.specs, over_rows),
+        out_specs=P(*lead, *over_rows),
+      )
+      # Gathered, so that every process can read all results.
+      return jax.jit(mapped, out_shardings=layout.shardings(P()))
+
+    self._judge = make(model.target_scores)
+    self._logits = make(model.logits, layout.tensor.name)
+
+  @property
+  def num_compilations(self) -> int:
+    return len(self._compiled)
+
+  def score(
+    self,
+    rows: Sequence[Sequence[int]],
+    done: Callable[[int], None] = lambda count: None,
+  ) -> list[TargetScores]:
+    """Judges all tokens of each row but the first.
+
+    The longest rows are scored first, so that what does not fit in memory
+    fails at once.
+
+    Args:
+      rows: Rows of 1 to ``context + 1`` tokens.
+      done: Called after each batch with the number of rows that it scored.
+
+    Returns:
+      Scores of ``[len(row) - 1]`` tokens for each row, in the rows' order.
+
+    Raises:
+      ValueError: A row is empty or too long, or has a token that the model does
+        not have.
+    """
+    rows = [np.asarray(row, np.int32) for row in rows]
+    self._check(rows, self.context + 1)
+    scores: dict[int, TargetScores] = {}
+    longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    for start in range(0, len(rows), self._num_rows):
+      chosen = longest_first[start : start + self._num_rows]
+      found = self._run(self._judge, [rows[i] for i in chosen], 1)
+      for place, index in enumerate(chosen):
+        size = len(rows[index]) - 1
+        scores[index] = TargetScores(
+          found["log_probability"][place, :size], found["greedy"][place, :size]
+        )
+      done(len(chosen))
+    return [scores[index] for index in range(len(rows))]
+
+  def logits(self, tokens: np.ndarray) -> np.ndarray:
+    """Returns the logits of what follows each token, for small models.
+
+    Args:
+      tokens: int ``[B, T]``.
+
+    Returns:
+      float32 ``[B, T, vocab_size]``.
+
+    Raises:
+      ValueError: The rows are empty or too long, or have a token that the model
+        does not have.
+    """
+    tokens = np.asarray(tokens, np.int32)
+    self._check(tokens, self.context)
+    found = []
+    for start in range(0, len(tokens), self._num_rows):
+      rows = tokens[start : start + self._num_rows]
+      slices = self._run(self._logits, rows, 0)  # [ranks, B, T, V]
+      joined = np.moveaxis(slices, 0, 2)  # [B, T, ranks, V]
+      joined = joined.reshape(*joined.shape[:2], -1)
+      found.append(joined[: len(rows), : tokens.shape[1], : self.vocab_size])
+    return np.concatenate(found)
+
+  def _run(
+    self, step: Callable[..., Any], rows: Sequence[np.ndarray], targets: int
+  ) -> Any:
+    """Runs a step on rows, which are padded to a full batch.
+
+    Args:
+      step: `_judge` or `_logits`.
+      rows: Tokens ``[T]`` of each row.
+      targets: The tokens at the end of a row that are targets only: 1 or 0.
+    """
+    longest = max(map(len, rows)) - targets
+    length = targets + next(n for n in self._lengths if n >= longest)
+    batch = np.zeros((self._num_rows, length), np.int32)
+    for place, row in enumerate(rows):
+      batch[place, : len(row)] = row
+    placed = jax.make_array_from_callback(
+      batch.shape, self._rows, lambda index: batch[index]
+    )
+    key = (step, length)
+    if key not in self._compiled:
+      self._compiled[key] = step.lower(self._params, placed).compile()
+    return jax.device_get(self._compiled[key](self._params, placed))
+
+  def _check(self, rows: Sequence[np.ndarray], limit: int) -> None:
+    """Refuses rows that the model cannot read."""
+    for row in rows:
+      if not 0 < len(row) <= limit:
+        raise ValueError(
+          f"a row of {len(row)} tokens: it must have 1 to {limit}, since the "
+          f"model's context is {self.context}"
+        )
+      if row.min() < 0 or row.max() >= self.vocab_size:
+        raise ValueError(
+          f"token {row.min() if row.min() < 0 else row.max()} is not one of "
+          f"config.model.vocab_size={self.vocab_size}"
+        )
+
+
+def _padded_lengths(context: int, platform: str) -> list[int]:
+  """Returns the lengths to which rows are padded, the shortest first.
+
+  Args:
+    context: The longest one.
+    platform: The kind of devices: "cpu", "gpu" or "tpu".
+  """
+  # Flash attention on TPUs takes multiples of 128.
+  lengths = [128 if platform == "tpu" else 64]
+  while lengths[-1] < context:
+    lengths.append(2 * lengths[-1])
+  return [*lengths[:-1], context]

@@ -1,0 +1,75 @@
+"""Trains a tokenizer on the training documents of a config's text.
+
+  python -m launch.tokenizer --config=configs/caatnet/bpe.py
+  python -m launch.tokenizer --config=configs/caatnet/tiny.py \
+    --config.data.path=FILE_OR_FOLDER --vocab_size=8192 --output=FOLDER
+
+The folder then is --config.data.tokenizer=FOLDER of a training run, whose
+config.model.vocab_size must be as large. transformers can read it, too.
+"""
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer(
+  "vocab_size",
+  None,
+  "How many tokens; config.model.vocab_size if unset.",
+  lower_bound=257,
+)
+
+
+def main() -> None:
+  from etils import epath
+
+  from caatnet import ranges
+  from caatnet.build import sections
+  from caatnet.build.data import DATA
+  from caatnet.checks import naming, one_of
+  from caatnet.data import bpe, encoding, sources, tokenizers
+  from caatnet.show import tables
+  from caatnet.train import tokenizer
+
+  config = FLAGS.config
+  one_of("config.data.name", config.data.name, ("text",))
+  ranges.check(config)
+  data = sections.choose("data", "name", DATA, config.data)
+  folder = FLAGS.output or data.tokenizer
+  if not folder:
+    raise ValueError("--output is required where config.data.tokenizer is ''")
+  documents = sources.load_documents(
+    data.path, data.validation_percent, data.validation_path
+  )
+  size = FLAGS.vocab_size or config.model.vocab_size
+  with naming("config.model", ("vocab_size",)):
+    files = bpe.trained((text.decode() for text in documents.train), size)
+  tokenizer.write(epath.Path(folder).expanduser(), files)
+  made = tokenizers.load(folder, "--output")
+  corpus = encoding.encoded(documents, made).corpus
+  sides = {
+    "training": (documents.train, corpus.train),
+    "validation": (documents.validation, corpus.validation),
+  }
+  rows = []
+  for side, (texts, tokens) in sides.items():
+    size_bytes = sum(map(len, texts))
+    rows.append([
+      side, f"{len(texts):,}", f"{size_bytes:,}", f"{len(tokens):,}",
+      f"{size_bytes / len(tokens):.3f}",
+    ])
+  tables.table(
+    f"{made.vocab_size:,} tokens of {documents.name}",
+    ["documents", "number", "bytes", "tokens", "bytes per token"],
+    rows,
+  )
+  print(f"tokenizer {tokenizer.described(made)} in {folder}")
+  print(
+    f"train on it: --config.data.tokenizer={folder} "
+    f"--config.model.vocab_size={made.vocab_size}"
+  )
+
+
+if __name__ == "__main__":
+  options.run(main, uses=("config", "output"))

@@ -1,0 +1,105 @@
+"""Laws of encoded corpora: the same documents, and all of their bytes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from caatnet.data import bpe, encoding, sources
+from caatnet.data.tokenizers import LibraryTokenizer
+from tests.caatnet.data.small_tokenizers import bpe_files, llama_files, subject
+
+TRAIN = [b"the cat\n", b"a", "caf\u00e9 \u20ac \U0001f600 .".encode(),
+         f"it says {bpe.END} here".encode(), b"  <s> ab </s>"] * 3
+VALIDATION = ["the bat \u20ac\u20ac\n".encode(), b" ab.",
+              "\U0001f600".encode(), b"bc"]
+
+
+def encoded(name):
+  documents = sources.Documents("x", "0" * 64, TRAIN, VALIDATION)
+  return encoding.encoded(documents, subject(name))
+
+
+def split(tokens, separator):
+  places = np.flatnonzero(tokens == separator)
+  return [
+    x[x != separator] for x in np.split(tokens, places)
+  ]
+
+
+@pytest.mark.parametrize("name", ["bpe", "llama"])
+def test_between_separators_are_the_documents(name, monkeypatch):
+  """Whatever special token they quote, and however they are batched."""
+  tokenizer, found = subject(name), encoded(name)
+  for side, texts in (
+    (found.corpus.train, TRAIN), (found.corpus.validation, VALIDATION),
+  ):
+    assert side.dtype == np.uint16
+    parts = split(side, tokenizer.separator)
+    assert [tokenizer.decode(x).encode() for x in parts] == texts
+  monkeypatch.setattr(encoding, "_BATCH_BYTES", 9)
+  again = encoded(name)
+  np.testing.assert_array_equal(again.corpus.train, found.corpus.train)
+  np.testing.assert_array_equal(again.sizes, found.sizes)
+  end = bpe.END if name == "bpe" else "</s>"  # in a prompt it is special
+  assert tokenizer.encode(f"a{end}")[-1] == tokenizer.separator
+
+
+@pytest.mark.parametrize("name", ["bpe", "llama", "mistral"])
+def test_tokens_stand_for_all_bytes_of_the_text(name):
+  """Each document's for its own, a separator for one."""
+  tokenizer, found = subject(name), encoded(name)
+  tokens, sizes = found.corpus.validation, found.sizes
+  assert found.text.tobytes() == sources.SEPARATOR.join(VALIDATION)
+  assert sizes.shape == tokens.shape
+  assert (sizes >= 0).all()
+  assert (sizes[tokens == tokenizer.separator] == 1).all()
+  parts = np.split(sizes, np.flatnonzero(tokens == tokenizer.separator))
+  sums = [part.sum() for part in parts]
+  assert sums == [len(VALIDATION[0]), *(1 + len(x) for x in VALIDATION[1:])]
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "sizes"),
+  [
+    ("bpe", "the \u20ac", [3, 4]),  # "the", " \u20ac"
+    ("smallest", "a\u20acb\U0001f600", [1, 3, 0, 0, 1, 4, 0, 0, 0]),
+    # Two spaces, of which the tokenizer put one there; "ab", four bytes, ".".
+    ("llama", " ab\U0001f600.", [1, 2, 4, 0, 0, 0, 1]),
+  ],
+)
+def test_sizes_by_hand(name, text, sizes):
+  """A character counts to the first of its tokens."""
+  tokenizer = subject(name) if name != "smallest" else LibraryTokenizer(
+    "x", bpe_files(257), "x"
+  )
+  documents = sources.Documents("x", "", [b"a"], [text.encode()])
+  found = encoding.encoded(documents, tokenizer)
+  assert found.sizes.tolist() == sizes
+
+
+def test_what_is_left_out_counts_to_what_follows():
+  """Where a normalizer strips spaces; those at the end, to what comes last."""
+  main = json.loads(llama_files()["tokenizer.json"])
+  strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+  main["normalizer"]["normalizers"].insert(0, strip)
+  tokenizer = LibraryTokenizer("x", {"tokenizer.json": json.dumps(main)}, "x")
+  documents = sources.Documents("x", "", [b"a"], [b"  c ab  "])
+  found = encoding.encoded(documents, tokenizer)
+  assert found.sizes.tolist() == [3, 0, 5]  # the first is a space put there
+
+
+def test_without_a_separator_documents_follow_one_another():
+  tokenizer = subject("bpe")
+  files = {"tokenizer.json": tokenizer.files["tokenizer.json"]}
+  alone = type(tokenizer)("x", files, "x")
+  documents = sources.Documents("x", "", TRAIN, VALIDATION)
+  found = encoding.encoded(documents, alone)
+  assert tokenizer.decode(found.corpus.train).encode() == b"".join(TRAIN)
+  assert found.sizes.sum() == sum(map(len, VALIDATION))
+
+
+def test_text_that_is_not_utf_8_is_named():
+  documents = sources.Documents("x", "", [b"a\xff"], VALIDATION)
+  with pytest.raises(ValueError, match=r"config\.data\.path: a document of x"):
+    encoding.encoded(documents, subject("bpe"))

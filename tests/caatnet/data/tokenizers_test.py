@@ -1,0 +1,328 @@
+"""Laws of tokenizers: what is encoded comes back, in pieces or as a whole."""
+
+import json
+import os
+import sys
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from caatnet.data import bpe, tokenizers
+from caatnet.data.tokenizers import LibraryTokenizer
+from tests.caatnet.data.small_tokenizers import (
+  SUBJECTS,
+  TEXTS,
+  bpe_files,
+  llama_files,
+  subject,
+  write,
+)
+
+# Letters that have tokens, that share tokens, and that have several.
+DRAWN = st.text("ab c.\u00e9\u20ac\u2581\U0001f600\n\ufffd") | st.text(
+  st.characters(exclude_categories=["Cs"])
+)
+MANY = settings(max_examples=60, deadline=None)
+SPECIAL = ("<s>", "</s>", "<unk>", bpe.END)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_text_comes_back(name):
+  tokenizer = subject(name)
+
+  @MANY
+  @given(DRAWN)
+  def law(text):
+    if name in ("llama", "mistral"):  # to which the two are one
+      text = text.replace("\u2581", " ")
+    if name == "mistral":  # which does not tell how many spaces come first
+      text = text.lstrip(" ")
+    ids = tokenizer.encode(text)
+    assert ids.dtype == np.int32
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+    if not any(x in text for x in SPECIAL):
+      assert tokenizer.decode(ids) == text
+
+  law()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_stream_gives_the_text_of_all_tokens(name):
+  """Of any tokens, in half of the lists of those that are parts of text."""
+  tokenizer, rng = subject(name), np.random.default_rng(0)
+  text = tokenizer.encode("a\u20ac b.\u00e9 \U0001f600c\ufffd " * 2)
+  for trial in range(600):
+    tokens = text if trial % 2 else np.arange(tokenizer.vocab_size + 3)
+    ids = rng.choice(tokens, rng.integers(24))
+    stream = tokenizer.stream()
+    pieces = [stream.push(int(i)) for i in ids] + [stream.flush()]
+    assert "".join(pieces) == tokenizer.decode(ids)
+    assert not stream.flush()
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_nothing_that_is_complete_waits(name):
+  """Before the end only part of a character is missing, or a run of bytes."""
+  tokenizer = subject(name)
+
+  @MANY
+  @given(st.text("ab c.\u00e9\u20ac"))
+  def law(text):
+    text = f"a{text}"
+    stream, given_out, ids = tokenizer.stream(), "", []
+    for i in tokenizer.encode(text):
+      ids.append(i)
+      given_out += stream.push(int(i))
+      whole = tokenizer.decode(ids)
+      assert given_out == whole or whole.endswith("\ufffd")
+    assert given_out == text
+
+  law()
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_special_tokens_have_no_text(name):
+  a = subject(name).encode("a b")
+  assert subject(name).decode([1, *a[:1], 0, 1, *a[1:], 2]) == "a b"
+
+
+def test_a_prompt_opens_as_the_library_says():
+  """Its own tokens come first where it has some, and by add_bos_token."""
+  tokenizer = subject("llama")
+  assert tokenizer.start_ids == (1,)
+  assert 1 not in tokenizer.encode("a")
+  assert subject("bpe").start_ids == ()
+  for asked, expected in ((False, ()), (True, (1,))):
+    files = dict(llama_files())
+    config = json.loads(files["tokenizer_config.json"])
+    files["tokenizer_config.json"] = json.dumps(
+      config | {"add_bos_token": asked}
+    )
+    assert LibraryTokenizer("x", files, "x").start_ids == expected
+
+
+@pytest.mark.parametrize(
+  ("files", "stop", "separator"),
+  [
+    ({}, (), None),
+    ({"tokenizer_config.json": {"eos_token": "</s>"}}, (2,), 2),
+    ({"special_tokens_map.json": {"eos_token": {"content": "</s>"}}}, (2,), 2),
+    ({"tokenizer_config.json": {"eos_token": None},
+      "generation_config.json": {"eos_token_id": 7}}, (7,), 7),
+    ({"tokenizer_config.json": {"eos_token": "</s>"},
+      "generation_config.json": {"eos_token_id": [7, 2]}}, (7, 2), 2),
+    ({"tokenizer_config.json": {"eos_token": "</s>"},
+      "generation_config.json": {"max_length": 9}}, (2,), 2),
+  ],
+)
+def test_what_ends_texts_and_documents(files, stop, separator):
+  texts = {name: json.dumps(facts) for name, facts in files.items()}
+  texts["tokenizer.json"] = llama_files()["tokenizer.json"]
+  found = LibraryTokenizer("x", texts, "x")
+  assert (found.stop_ids, found.separator) == (stop, separator)
+
+
+def test_an_identity_is_of_what_decides_the_tokens():
+  def identity(change, **others):
+    main = json.loads(llama_files()["tokenizer.json"])
+    change(main)
+    texts = dict(llama_files()) | others
+    texts["tokenizer.json"] = json.dumps(main, indent=7)
+    return LibraryTokenizer("x", texts, "x").identity
+
+  same = [
+    identity(lambda main: None),
+    identity(lambda main: main.update(dict(reversed(main.items())))),
+    identity(lambda main: main.update(padding={
+      "strategy": {"Fixed": 9}, "direction": "Right", "pad_id": 0,
+      "pad_type_id": 0, "pad_token": "<unk>", "pad_to_multiple_of": None,
+    })),
+    identity(
+      lambda main: None, **{"chat_template.jinja": "{{ messages }}"}
+    ),
+    subject("llama").identity,
+  ]
+  assert len(set(same)) == 1
+  others = [
+    identity(lambda main: main["model"]["merges"].pop()),
+    identity(lambda main: main["model"]["vocab"].update({"new": 272})),
+    identity(lambda main: main.update(normalizer=None)),
+    identity(lambda main: main["decoder"]["decoders"].pop()),
+    identity(
+      lambda main: None,
+      **{"tokenizer_config.json": '{"eos_token": "<s>"}'},
+    ),
+    identity(
+      lambda main: None,
+      **{"tokenizer_config.json":
+         '{"eos_token": "</s>", "add_bos_token": false}'},
+    ),
+  ]
+  assert len({*same, *others}) == 1 + len(others)
+
+
+# Conversations ----------------------------------------------------------------
+
+TEMPLATE = """{{ bos_token }}{% for m in messages %}
+{% if m.role not in ["user", "assistant"] %}
+{{ raise_exception("no " + m.role) }}
+{% endif %}
+[{{ m.role }}]{{ m.content | trim }}{{ eos_token }}{% endfor %}
+{% if add_generation_prompt %}[assistant]{% endif %}"""
+
+
+def talking(template, **files):
+  config = json.loads(llama_files()["tokenizer_config.json"])
+  texts = llama_files() | files | {
+    "tokenizer_config.json": json.dumps(config | {"chat_template": template})
+  }
+  return LibraryTokenizer("x", texts, "x")
+
+
+def test_a_conversation_is_what_its_template_says():
+  pytest.importorskip("jinja2")
+  messages = [
+    {"role": "user", "content": " a "}, {"role": "assistant", "content": "b"},
+  ]
+  expected = "<s>[user]a</s>[assistant]b</s>[assistant]"
+  found = talking(TEMPLATE).chat(messages)
+  assert found == expected
+  assert list(subject("llama").encode(found)).count(2) == 2
+  named = [{"name": "tool_use", "template": "x"},
+           {"name": "default", "template": TEMPLATE}]
+  assert talking(named).chat(messages) == expected
+  file = {"chat_template.jinja": "{{ messages | tojson }}<"}
+  assert talking(TEMPLATE, **file).chat([{"a": "<\u20ac>"}]) == (
+    '[{"a": "<\u20ac>"}]<'
+  )
+
+
+@pytest.mark.parametrize(
+  ("template", "message"),
+  [
+    (TEMPLATE, "the chat template fails: no system"),
+    ("{% if", "the chat template fails: "),
+    ("{{ messages[0].x.y }}", "has no attribute 'x'"),
+    ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
+    ("{{ ''.__class__.__mro__ }}", "attribute '__class__' .* is unsafe"),
+    (None, "x: no chat template in tokenizer_config.json"),
+  ],
+)
+def test_a_template_can_refuse_but_not_break_out(template, message):
+  pytest.importorskip("jinja2")
+  with pytest.raises(ValueError, match=message) as error:
+    talking(template).chat([{"role": "system", "content": "a"}])
+  assert "\n" not in str(error.value)
+
+
+def test_without_jinja2_its_extra_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, "jinja2", None)
+  with pytest.raises(ValueError, match=r'pip install "caatnet\[chat\]"'):
+    talking(TEMPLATE).chat([])
+  with pytest.raises(ValueError, match="bytes have no chat template"):
+    subject("bytes").chat([])
+
+
+# Training ---------------------------------------------------------------------
+
+
+def test_equal_texts_give_equal_tokenizers():
+  again = bpe.trained(iter(TEXTS), 300)
+  assert again == bpe_files()
+  assert bpe.trained(TEXTS[::-1], 300) == again
+  assert bpe.trained(TEXTS[:2], 300) != again
+  assert subject("bpe").vocab_size == 300
+
+
+def test_the_smallest_tokenizer_has_all_bytes():
+  smallest = LibraryTokenizer("x", bpe_files(257), "x")
+  assert smallest.vocab_size == 257
+  text = "a\u20ac\0\xff"
+  assert len(smallest.encode(text)) == len(text.encode())
+  assert smallest.decode(smallest.encode(text)) == text
+  assert smallest.stop_ids == (smallest.separator,) == (0,)
+  with pytest.raises(ValueError, match="vocab_size=256 must be at least 257"):
+    bpe.trained(TEXTS, 256)
+
+
+# Mistakes ---------------------------------------------------------------------
+
+MAIN = "tokenizer.json"
+# Each row: files to write, the path to load, what the error says.
+MISTAKES = {
+  "missing": ({}, "no", "='.*no' does not exist"),
+  "empty folder": ({}, "", "='.*' is an empty folder: no tokenizer.json"),
+  "another folder": ({"a.txt": "a"}, "", "='.*' has no tokenizer.json$"),
+  "sentencepiece": (
+    {"tokenizer.model": "a"}, "",
+    "has no tokenizer.json but tokenizer.model: models of sentencepiece are",
+  ),
+  "a sentencepiece file": (
+    {"tokenizer.model": "a"}, "tokenizer.model",
+    "model' is no tokenizer.json: models of sentencepiece are not read",
+  ),
+  "not JSON": ({MAIN: "{"}, "", "tokenizer.json is not JSON: "),
+  "not JSON, a file": ({"x.json": "{"}, "x.json", "x.json.*is not JSON: "),
+  "a list": ({MAIN: "[]"}, "", "tokenizer.json is no JSON object"),
+  "another JSON": ({MAIN: "{}"}, "", "tokenizer.json is no tokenizer: "),
+  "a model of no kind": (
+    {MAIN: '{"model": {"type": "magic"}}'}, MAIN,
+    "tokenizer.json is no tokenizer: ",
+  ),
+  "no text": ({MAIN: b"\xff\xfe"}, "", "tokenizer.json: 'utf-8' codec"),
+  "config that is not JSON": (
+    {MAIN: None, "tokenizer_config.json": "{"}, "",
+    "tokenizer_config.json is not JSON: ",
+  ),
+  "an end that is no token": (
+    {MAIN: None, "tokenizer_config.json": '{"eos_token": "<end>"}'}, "",
+    "eos_token='<end>' is no token of tokenizer.json",
+  ),
+  "an end that is no text": (
+    {MAIN: None, "tokenizer_config.json": '{"eos_token": 2}'}, "",
+    "tokenizer_config.json has eos_token=2",
+  ),
+  "an end beyond the vocabulary": (
+    {MAIN: None, "generation_config.json": '{"eos_token_id": [2, 272]}'}, "",
+    r"eos_token_id=\[2, 272\], but the largest token of .* is 271",
+  ),
+  "an end that is no number": (
+    {MAIN: None, "generation_config.json": '{"eos_token_id": "2"}'}, "",
+    "eos_token_id='2', but",
+  ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_with_the_path(mistake, tmp_path):
+  files, path, message = MISTAKES[mistake]
+  for name, content in files.items():
+    content = llama_files()[MAIN] if content is None else content
+    content = content.encode() if isinstance(content, str) else content
+    (tmp_path / name).write_bytes(content)
+  with pytest.raises(ValueError, match=message) as error:
+    tokenizers.load(str(tmp_path / path))
+  assert str(error.value).startswith(f"config.data.tokenizer='{tmp_path}")
+  assert "\n" not in str(error.value)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
+  os.mkfifo(tmp_path / MAIN)
+  with pytest.raises(ValueError, match="it is no regular file"):
+    tokenizers.load(str(tmp_path))
+
+
+def test_a_file_or_its_folder(tmp_path):
+  """What lies beside a file counts if the file has the usual name."""
+  folder = write(tmp_path / "mine", llama_files())
+  found = tokenizers.load(folder)
+  assert (found.name, found.separator) == ("mine", 2)
+  assert tokenizers.load(f"{folder}/{MAIN}").identity == found.identity
+  (tmp_path / "mine" / MAIN).rename(tmp_path / "mine" / "other.json")
+  alone = tokenizers.load(f"{folder}/other.json")
+  assert (alone.name, alone.separator) == ("other.json", None)
+  assert set(alone.files) == {MAIN}

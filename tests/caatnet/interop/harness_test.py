@@ -1,0 +1,268 @@
+"""Answers to lm-evaluation-harness are by-hand sums of log-softmax.
+
+`tests/eval` holds them to the harness itself.
+"""
+
+import functools
+import importlib.util
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from caatnet.inference.requests import Completion
+from caatnet.inference.scoring import Scorer
+from caatnet.inference.stops import Stops
+from caatnet.inference.weights import make_weights
+from caatnet.interop import harness
+from caatnet.interop.harness import Answers
+from caatnet.train.evaluate import make_evaluate
+from tests.caatnet.models import oracle
+from tests.caatnet.models.transformer_test import (
+  draw_params,
+  make_config,
+  make_program,
+)
+
+CONTEXT, RANKS = 12, 2
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+class Characters:
+  """A token is a character; "th" and " t" are tokens, too."""
+
+  start_ids: tuple[int, ...] = ()
+  stop_ids = (0,)
+  separator: int | None = 0
+
+  def encode(self, text):
+    tokens = []
+    while text:
+      pair = {"th": 1, " t": 2}.get(text[:2])
+      tokens.append(ord(text[0]) if pair is None else pair)
+      text = text[1 if pair is None else 2 :]
+    return tokens
+
+
+class Opened(Characters):
+  """Prompts begin with the token 3."""
+
+  start_ids = (3,)
+
+
+@functools.cache
+def make():
+  config = make_config(0.5, vocab_size=127)
+  program = make_program(config, RANKS, 2)
+  params = draw_params(program)
+  weights = make_weights(
+    program, jax.tree.map(jnp.array, params), apart=True, coded=False
+  )
+  return Scorer(program, weights, CONTEXT, 3), program, params
+
+
+def answers(tokenizer=Characters, generate=None):
+  return Answers(make()[0], tokenizer(), generate)
+
+
+def ask(*args):
+  return types.SimpleNamespace(args=args)
+
+
+def logits(tokens):
+  """The oracle's logits after each token; one length, so one program."""
+  _, program, params = make()
+  padded = np.zeros((1, CONTEXT), int)
+  padded[0, : len(tokens)] = tokens
+  found = _oracle(program.model.config)(params, padded)
+  return np.asarray(found, np.float64)[0, : len(tokens)]
+
+
+@functools.cache
+def _oracle(config):
+  return jax.jit(
+    functools.partial(oracle.rank_logits, config=config, ranks=RANKS)
+  )
+
+
+def by_hand(row, num_targets):
+  """The sum of the last targets' log-softmax, and whether all are argmax."""
+  found, targets = logits(row[:-1])[-num_targets:], row[-num_targets:]
+  log_p = found - np.log(np.exp(found).sum(axis=-1, keepdims=True))
+  total = log_p[np.arange(num_targets), targets].sum()
+  return total, bool((found.argmax(axis=-1) == targets).all())
+
+
+def o(text):
+  return [ord(c) for c in text]
+
+
+# A context, a continuation, a tokenizer; windows of tokens, with their targets.
+PAIRS = [
+  ("ab", "cde", Characters, [(o("abcde"), 3)]),
+  ("ab", "cde", Opened, [([3, *o("abcde")], 3)]),
+  # Spaces go over to the continuation, and join with what is there.
+  ("a  ", "to", Characters, [([*o("a "), 2, *o("o")], 3)]),
+  # A token that lies across the border begins in the context.
+  ("at", "he", Characters, [([*o("a"), 1, *o("e")], 1)]),
+  # No context: what stands before a text does, unless the text has it.
+  ("", "abc", Characters, [([0, *o("abc")], 3)]),
+  ("", "abc", Opened, [([3, *o("abc")], 3)]),
+  ("", "\0bc", Characters, [([0, *o("bc")], 2)]),
+  ("  ", "b", Characters, [([0, *o("  b")], 3)]),
+  # Nothing is certain.
+  ("ab", "", Characters, []),
+  ("", "", Characters, []),
+  # As much of a long context as fits, from its end.
+  ("abcdefghijklmno", "pq", Characters, [(o("efghijklmnopq"), 2)]),
+  ("a", "bcdefghijklm", Characters, [(o("abcdefghijklm"), 12)]),
+  # A continuation that does not fit itself is scored in windows.
+  ("xya", "bcdefghijklmnop", Characters,
+   [(o("abcdefghijklm"), 12), (o("defghijklmnop"), 3)]),
+]
+
+
+def test_loglikelihoods_are_sums_by_hand():
+  for tokenizer in (Characters, Opened):
+    rows = [row for row in PAIRS if row[2] is tokenizer]
+    adapter = answers(tokenizer)
+    found = adapter.loglikelihood([ask(*row[:2]) for row in rows])
+    assert adapter.num_cut == (2 if tokenizer is Characters else 0)
+    for (*pair, _, windows), (total, greedy) in zip(rows, found, strict=True):
+      parts = [by_hand(*window) for window in windows]
+      expected = sum(part for part, _ in parts)
+      np.testing.assert_allclose(total, expected, **TOLERANCE, err_msg=pair)
+      assert greedy == all(part for _, part in parts)
+      assert type(total) is float
+      assert type(greedy) is bool
+
+
+def test_a_continuation_is_greedy_if_each_token_is():
+  text = o("ab")
+  while len(text) < 8:  # the model's own continuation, one character a token
+    text.append(int(logits(text)[-1].argmax()))
+  texts = ["".join(map(chr, text))]
+  # Another token at one place; what follows may be no choice after it.
+  texts += [texts[0][:n] + "~" + texts[0][n + 1 :] for n in (2, 4, 7)]
+  encode = Characters().encode
+  assert encode(texts[0]) == text
+  found = answers().loglikelihood([ask("ab", text[2:]) for text in texts])
+  assert [greedy for _, greedy in found] == [True, False, False, False]
+
+
+def test_the_order_of_requests_does_not_matter():
+  requests = [ask(*row[:2]) for row in PAIRS]
+  straight = answers().loglikelihood(requests)
+  backward = answers().loglikelihood(requests[::-1])[::-1]
+  np.testing.assert_allclose(straight, backward, **TOLERANCE)
+  assert make()[0].num_compilations == 1
+
+
+@pytest.mark.parametrize("num_context", [1, 2, 5, 20])
+def test_windows_score_each_token_once(num_context):
+  for count in range(40):
+    tokens = list(range(num_context + count))
+    windows = list(
+      harness._windows(tokens[:num_context], tokens[num_context:], CONTEXT)
+    )
+    scored = [t for w in windows for t in w.tokens[-w.num_targets :]]
+    assert scored == tokens[num_context:]
+    for window in windows:
+      first = window.tokens[0]
+      assert window.tokens == tokens[first : first + len(window.tokens)]
+      assert window.num_targets < len(window.tokens) <= CONTEXT + 1
+      assert len(window.tokens) == CONTEXT + 1 or first == 0
+
+
+def test_rolling_is_a_text_by_itself():
+  texts = ["", "a", "abcdefghijkl", "abcdefghijklmnopqrstuvwxyz"]
+  windows = [
+    [], [([0, *o("a")], 1)], [([0, *o(texts[2])], 12)],
+    [([0, *o(texts[2])], 12), (o(texts[3][11:24]), 12),
+     (o(texts[3][13:]), 2)],
+  ]
+  found = answers().loglikelihood_rolling([ask(text) for text in texts])
+  expected = [sum(by_hand(*w)[0] for w in several) for several in windows]
+  np.testing.assert_allclose(found, expected, **TOLERANCE)
+
+
+def test_loglikelihoods_sum_to_the_loss_of_an_evaluation():
+  _, program, params = make()
+  rng = np.random.default_rng(0)
+  windows = rng.integers(ord("!"), 127, (5, CONTEXT + 1))
+  windows[windows == ord("t")] = ord("s")  # neither "th" nor " t"
+  texts = ["".join(map(chr, row)) for row in windows]
+  found = answers().loglikelihood([ask(t[0], t[1:]) for t in texts])
+  loss = make_evaluate(program, 3)(params, windows).loss
+  total = sum(log_p for log_p, _ in found)
+  np.testing.assert_allclose(total, -loss * 5 * CONTEXT, rtol=1e-6)
+
+
+# How a task asks; the stops and the settings of the request.
+WAYS = [
+  ({"until": "\n"}, {"max_gen_toks": 8}, Stops(8, {0}, ("\n",)), {}),
+  ({"until": ["a", ""]}, {"max_new_tokens": 3}, Stops(3, {0}, ("a",)), {}),
+  ({"temperature": 0.5, "top_p": 0.9}, {"max_tokens": 2}, Stops(2, {0}),
+   {"temperature": 0.5, "top_p": 0.9}),
+  ({"do_sample": False, "temperature": 0.5, "num_beams": 1},
+   {"max_gen_toks": 2}, Stops(2, {0}), {"temperature": 0.0}),
+  ({"do_sample": True, "top_k": 4, "min_p": 0.1}, {"max_gen_toks": 2},
+   Stops(2, {0}), {"temperature": 1.0, "top_k": 4, "min_p": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("how", "number", "stops", "settings"), WAYS)
+def test_a_request_to_generate_is_read(how, number, stops, settings):
+  asked = []
+
+  def generate(requests):
+    asked.extend(requests)
+    return [
+      Completion(f"answer {len(request.prompt)}", (), (), "max_tokens")
+      for request in requests
+    ]
+
+  texts, room = ("abcdefghijklmnopq", "ab", ""), CONTEXT - stops.max_tokens
+  adapter = answers(Opened, generate)
+  found = adapter.generate_until([ask(text, how | number) for text in texts])
+  assert found == [f"answer {min(room, n)}" for n in (18, 3, 1)]
+  assert adapter.num_cut == 1
+  assert [request.prompt for request in asked] == [
+    tuple([3, *o(text)][-room:]) for text in texts
+  ]
+  assert [request.seed for request in asked] == [0, 1, 2]
+  for request in asked:
+    assert request.stops == stops
+    expected = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert {k: getattr(request, k) for k in expected} == expected | settings
+
+
+@pytest.mark.parametrize(
+  ("how", "message"),
+  [({"num_beams": 4}, "num_beams.: 4.*beams"),
+   ({"penalty": 1.2, "max_gen_toks": 1}, "penalty.*not supported"),
+   ({}, "256 tokens, which leaves no room .* context of 12"),
+   ({"max_gen_toks": 12}, "12 tokens, which leaves no room")],
+)
+def test_what_cannot_be_generated(how, message):
+  with pytest.raises(ValueError, match=message):
+    answers().generate_until([ask("ab", how)])
+
+
+def test_a_tokenizer_without_a_token_before_texts():
+  class Bare(Characters):
+    stop_ids, separator = (), None
+
+  assert answers(Bare).loglikelihood([ask("ab", "c")])
+  with pytest.raises(ValueError, match="no token that stands before a text"):
+    answers(Bare).loglikelihood([ask("", "c")])
+
+
+@pytest.mark.skipif(
+  importlib.util.find_spec("lm_eval") is not None, reason="it is installed"
+)
+def test_the_extra_is_named():
+  with pytest.raises(ValueError, match=r"caatnet\[eval\]"):
+    harness.evaluate(answers(), ["sums"])

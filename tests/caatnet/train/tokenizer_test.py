@@ -1,0 +1,173 @@
+"""A run keeps its tokenizer, and goes on with no other."""
+
+import itertools
+import json
+import shutil
+
+from etils import epath
+import pytest
+
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.data import tokenizers
+from caatnet.data.tokenizers import LibraryTokenizer
+from caatnet.train import loop, records, tokenizer
+from configs.caatnet import bpe
+from configs.images import tiny as images
+from tests.caatnet.data.small_tokenizers import (
+  bpe_files,
+  llama_files,
+  subject,
+  write,
+)
+from tests.caatnet.train.files_test import Killed, watched
+
+CONFIG = {"data": {"name": "text", "tokenizer": "x"}}
+
+
+def begin(workdir, made, config=CONFIG):
+  """What a training run does before its first step."""
+  workdir = epath.Path(workdir)
+  workdir.mkdir(exist_ok=True)
+  tokenizer.check(workdir, made)
+  tokenizer.keep(workdir, made)
+  records.write_config(workdir, config)
+
+
+@pytest.fixture
+def run(tmp_path):
+  """A folder as `begin` leaves it."""
+  begin(tmp_path / "run", subject("llama"))
+  return tmp_path / "run"
+
+
+def change(run, name, old, new):
+  path = run / "tokenizer" / name
+  text = path.read_text()
+  assert old in text
+  path.write_text(text.replace(old, new, 1))
+
+
+def test_a_run_has_the_whole_tokenizer(run):
+  found, expected = tokenizer.load(run), subject("llama")
+  assert found.name == "llama"
+  assert found.files == expected.files
+  assert found.identity == expected.identity
+  assert found.stop_ids == expected.stop_ids
+  begin(run, expected)  # goes on
+  begin(run, LibraryTokenizer("other name", llama_files(), "x"))
+  assert tokenizer.load(run).name == "llama"
+
+
+def test_killed_at_any_write_it_is_kept(tmp_path):
+  """Started by two tokenizers in turn, until one has its config."""
+  run = tmp_path / "run"
+  many = llama_files() | {"generation_config.json": '{"eos_token_id": 2}'}
+  made = [LibraryTokenizer("a", many, "a"), subject("bpe")]
+  for number in itertools.count(1):
+    try:
+      with watched(run, number):
+        begin(run, made[number % 2])
+      break
+    except Killed:
+      assert not (run / "config.json").exists()
+  assert number > 8
+  assert tokenizer.load(run).files == made[number % 2].files
+
+
+def test_another_tokenizer_is_an_error_that_names_both(run):
+  llama = subject("llama").identity[:16]
+  other = subject("bpe").identity[:16]
+  for made, name in (
+    (subject("bpe"), rf"bpe \(sha256 {other}\)"), (subject("bytes"), "bytes"),
+  ):
+    with pytest.raises(ValueError, match=(
+      rf"run was trained with the tokenizer llama \(sha256 {llama}\), this is "
+      rf"{name}; see config\.data\.tokenizer, or use another --workdir"
+    )):
+      begin(run, made)
+
+
+@pytest.mark.parametrize("data", [{"name": "text"},
+                                  {"name": "text", "tokenizer": ""}])
+def test_a_run_without_one_is_of_bytes(data, tmp_path):
+  """Also if it is older than the key."""
+  begin(tmp_path, subject("bytes"), {"data": data})
+  assert not (tmp_path / "tokenizer").exists()
+  assert tokenizer.load(tmp_path).name == "bytes"
+  config = {"data": {"name": "text", "tokenizer": ""}}
+  begin(tmp_path, subject("bytes"), config)
+  with pytest.raises(ValueError, match="with the tokenizer bytes, this is bpe"):
+    begin(tmp_path, subject("bpe"))
+
+
+def test_what_has_become_of_a_kept_tokenizer(run, tmp_path):
+  was = subject("llama").identity[:16]
+  change(run, "tokenizer_config.json", "</s>", "<s>")
+  with pytest.raises(ValueError, match=(
+    rf"tokenizer has changed: the run there has the tokenizer llama \(sha256 "
+    rf"{was}\), its files are sha256 [0-9a-f]{{16}}$"
+  )):
+    tokenizer.load(run)
+  with pytest.raises(ValueError, match="has changed"):
+    begin(run, subject("llama"))
+  change(run, "identity.json", "sha256", "sha")
+  with pytest.raises(ValueError, match=r"identity\.json is damaged: no name"):
+    tokenizer.load(run)
+  # Files that somebody put there, such as a converter of weights.
+  (run / "tokenizer" / "identity.json").unlink()
+  assert tokenizer.load(run).separator == 1
+  (run / "tokenizer" / "tokenizer_config.json").write_bytes(b"\xff")
+  with pytest.raises(ValueError, match="tokenizer has a damaged file: "):
+    tokenizer.load(run)
+  shutil.rmtree(run / "tokenizer")
+  with pytest.raises(ValueError, match=r"tokenizer\.json is gone"):
+    tokenizer.load(run)
+  with pytest.raises(FileNotFoundError, match="holds no run"):
+    tokenizer.load(tmp_path)
+  (run / "config.json").write_text('{"data": {"name": "images"}}')
+  with pytest.raises(ValueError, match="holds a run without text"):
+    tokenizer.load(run)
+
+
+def test_a_folder_s_experiment_reads_by_the_tokenizer_kept_there(tmp_path):
+  """Whatever is where the config says."""
+  source = tmp_path / "source"
+  path = write(source, bpe_files())
+  for number in range(9):
+    (tmp_path / f"{number}.txt").write_text(f"the cat {number} " * 99)
+  config = override(bpe.get_config("test"), (
+    f"data.tokenizer={path} data.path={tmp_path} data.validation_percent=40"
+  ))
+  run = epath.Path(tmp_path / "run")
+  experiment = experiments.build(config)
+  dataset = experiment.data.load(0)
+  begin(run, dataset.tokenizer, experiment.config)
+  shutil.rmtree(source)
+  again = experiments.from_folder(run).data.load(0)
+  assert again.tokenizer.identity == dataset.tokenizer.identity
+  assert (again.validation == dataset.validation).all()
+  write(source, bpe_files(280))
+  # Of what is other, the tokenizer is named first.
+  experiment = experiments.build(override(config, "seed=5"))
+  with pytest.raises(ValueError, match=r"tokenizer source \(.*source \("):
+    loop.train(experiment, run, quiet=True)
+  change(tmp_path / "run", "identity.json", '"sha256": "', '"sha256": "0')
+  with pytest.raises(ValueError, match="has changed"):
+    experiments.from_folder(run)
+
+
+def test_images_have_no_tokenizer(tmp_path):
+  config = json.loads(images.get_config().to_json())
+  begin(tmp_path, None, config)
+  assert records.read_config(tmp_path) == config
+  assert not (tmp_path / "tokenizer").exists()
+
+
+def test_another_tokenizer_is_not_written_over(tmp_path):
+  folder = epath.Path(tmp_path / "made")
+  tokenizer.write(folder, bpe_files())
+  tokenizer.write(folder, bpe_files())
+  with pytest.raises(ValueError, match="is another tokenizer, which a run may"):
+    tokenizer.write(folder, bpe_files(280))
+  assert tokenizers.load(str(folder)).files == bpe_files()

@@ -1,0 +1,210 @@
+"""lm-evaluation-harness itself runs local tasks by the adapter.
+
+Its answers are those of the harness' own steps: its pairs of tokens and rolling
+windows, scored by whole logits as its models of Hugging Face do.
+"""
+
+import functools
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lm_eval", reason="the extra eval is not installed")
+
+import jax
+import jax.numpy as jnp
+import lm_eval
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from caatnet.build import experiments, inference
+from caatnet.build.override import override
+from caatnet.data.tokenizers import Bytes
+from caatnet.inference.generate import Generation
+from caatnet.inference.scoring import Scorer
+from caatnet.inference.weights import make_weights
+from caatnet.interop import harness
+from caatnet.train import loop
+from configs.caatnet import tiny
+from tests.caatnet.interop.harness_test import Characters
+from tests.caatnet.models.transformer_test import (
+  draw_params,
+  make_config,
+  make_program,
+)
+
+CONTEXT = 40
+SUMS, TEXT, WRITTEN = (
+  f"tests/eval/{name}.yaml" for name in ("sums", "sums_text", "sums_written")
+)
+
+
+class Reference(TemplateLM):
+  """The harness' own steps, with the logits of a small model."""
+
+  eot_token_id = 0
+  max_length = CONTEXT
+
+  def tok_encode(self, string, add_special_tokens=None, **kwargs):
+    return Characters().encode(string)
+
+  def _loglikelihood_tokens(self, requests, **kwargs):
+    return [self._score(context, target) for _, context, target in requests]
+
+  def _score(self, context, target):
+    assert len(target) <= self.max_length
+    inputs = (context + target)[-(self.max_length + 1) :][:-1]
+    padded = np.zeros((1, self.max_length), int)
+    padded[0, : len(inputs)] = inputs
+    logits = make()[0].logits(padded)[0, : len(inputs)][-len(target) :]
+    log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    greedy = (logits.argmax(axis=-1) == target).all()
+    return float(log_p[np.arange(len(target)), target].sum()), bool(greedy)
+
+  def loglikelihood_rolling(self, requests, disable_tqdm=False):
+    return [
+      sum(
+        self._score(*make_disjoint_window(window))[0]
+        for window in get_rolling_token_windows(
+          self.tok_encode(*request.args), self.prefix_token_id,
+          self.max_length, 1,
+        )
+      )
+      for request in requests
+    ]
+
+  def generate_until(self, requests, disable_tqdm=False):
+    raise NotImplementedError
+
+
+@functools.cache
+def make():
+  config = make_config(0.5, vocab_size=127)
+  program = make_program(config, 4, 2, 2, 2)
+  params = jax.tree.map(jnp.array, draw_params(program))
+  weights = make_weights(program, params, apart=True, coded=False)
+  scorer = Scorer(program, weights, CONTEXT, 2)
+  return scorer, harness.Answers(scorer, Characters(), None)
+
+
+@pytest.mark.parametrize("task", [SUMS, TEXT])
+@pytest.mark.parametrize("limit", [None, 2, 0.5])
+def test_the_harness_finds_what_it_finds_by_its_own_steps(task, limit):
+  found = harness.evaluate(make()[1], [task], limit)["metrics"]
+  expected = lm_eval.simple_evaluate(
+    Reference(), tasks=[task], limit=limit, bootstrap_iters=1000,
+    task_manager=TaskManager(include_defaults=False), log_samples=False,
+  )["results"]
+  assert len(found) == 2
+  for row in found:
+    row = harness.TaskMetric(**row)
+    values = expected[row.task]
+    np.testing.assert_allclose(
+      row.value, values[f"{row.metric},{row.filter}"], rtol=1e-5
+    )
+    stderr = values[f"{row.metric}_stderr,{row.filter}"]
+    assert (row.stderr is None) == (stderr == "N/A")
+    if row.stderr is not None:
+      np.testing.assert_allclose(row.stderr, stderr, rtol=1e-5)
+    assert row.num_documents == {None: 6, 2: 2, 0.5: 3}[limit]
+
+
+def test_drawn_requests_are_answered_as_by_the_harness():
+  rng = np.random.default_rng(0)
+
+  def draw(longest):
+    return "".join(rng.choice(list("the tea \n"), rng.integers(1, longest)))
+
+  pairs = [(draw(70), draw(40)) for _ in range(40)]
+  pairs = [(c, t) for c, t in pairs if c.strip()]  # the harness has an error
+  pairs += [("", t) for _, t in pairs[:5]] + [("", "\0the tea")]
+  texts = [(draw(150),) for _ in range(10)]
+  for kind, args in (
+    ("loglikelihood", pairs), ("loglikelihood_rolling", texts),
+  ):
+    requests = [Instance(kind, {}, a, i) for i, a in enumerate(args)]
+    ours, theirs = (
+      getattr(model, kind)(requests) for model in (make()[1], Reference())
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_written_is_the_greedy_choice():
+  """By a decoder, which reads prompts in chunks and has a cache."""
+  config = override(
+    tiny.get_config("test"),
+    "model.init_std=0.3 inference.context=40 inference.batch=4 "
+    "inference.chunk=16",
+  )
+  made = inference.build(config, {"tensor": 2})
+  program = made.program
+  params = jax.jit(
+    program.init_params,
+    out_shardings=program.layout.shardings(program.whole_specs),
+  )(jax.random.key(0))
+  weights = made.weights(params)
+  scorer, asked, completions = made.scorer_of(weights), [], []
+
+  def generate(requests):
+    asked.extend(requests)
+    found = Generation(made.decoder_of(weights), requests, Bytes()).run()
+    completions.extend(found)
+    return found
+
+  found = harness.evaluate(
+    harness.Answers(scorer, Bytes(), generate), [WRITTEN]
+  )
+  assert found["metrics"][0]["metric"] == "exact_match"
+  assert len(completions) == len(asked) == 6
+  rows = [
+    (*request.prompt, *completion.tokens)
+    for request, completion in zip(asked, completions, strict=True)
+  ]
+  scores = scorer.score(rows)
+  for completion, score in zip(completions, scores, strict=True):
+    count = len(completion.tokens)
+    assert 0 < count <= 8
+    assert score.greedy[-count:].all()
+    np.testing.assert_allclose(
+      score.log_probabilities[-count:], completion.logprobs, rtol=1e-4,
+      atol=1e-4,
+    )
+    assert "?" not in completion.text
+    assert "\n" not in completion.text
+
+
+def test_several_tasks_and_what_is_no_task():
+  rows = harness.evaluate(make()[1], [SUMS, TEXT])["metrics"]
+  assert {(row["task"], row["metric"]) for row in rows} == {
+    ("sums", "acc"), ("sums", "acc_norm"), ("sums_text", "bits_per_byte"),
+    ("sums_text", "word_perplexity"),
+  }
+  assert all(row["stderr"] > 0 for row in rows if row["task"] == "sums")
+  with pytest.raises(FileNotFoundError, match="no such file"):
+    harness.evaluate(make()[1], ["no.yaml"])
+  with pytest.raises(ValueError, match="did you mean arc_easy"):
+    harness.evaluate(make()[1], ["arc_eazy"])
+
+
+def test_a_run_is_evaluated_from_the_command_line(tmp_path):
+  config = override(
+    tiny.get_config("test"), "train.num_steps=2 optimizer.warmup_steps=1"
+  )
+  loop.train(experiments.build(config), tmp_path / "run")
+  ended = subprocess.run(
+    [sys.executable, "-m", "launch.evaluate", f"--workdir={tmp_path / 'run'}",
+     f"--tasks={SUMS},{TEXT},{WRITTEN}", "--limit=3", "--json",
+     "--cpu_devices=2"],
+    capture_output=True, text=True, check=False,
+  )
+  assert ended.returncode == 0, ended.stderr
+  found = json.loads(ended.stdout)
+  assert (found["step"], found["context"]) == (2, config.data.seq_len)
+  assert found["num_cut"] > 0
+  assert len(found["metrics"]) == 5
+  assert {row["num_documents"] for row in found["metrics"]} == {3}

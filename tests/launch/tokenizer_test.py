@@ -1,0 +1,73 @@
+"""From text to tokenizer, run, resumed run and evaluation."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.data import bpe, sources
+from caatnet.train import evaluated, loop
+from caatnet.train.evaluate import make_evaluate
+from configs.caatnet import bpe as config
+
+ROOT = pathlib.Path(__file__).parents[2]
+SMALL = (
+  "model.num_layers=1 parallel.tensor=2 model.vocab_size=300 "
+  "data.validation_percent=40.0 data.validation_windows=8 "
+  "optimizer.warmup_steps=0"
+)
+
+
+def launch(keys):
+  return subprocess.run(
+    [sys.executable, "-m", "launch.tokenizer",
+     "--config=configs/caatnet/bpe.py:test",
+     *(f"--config.{key}" for key in keys.split())],
+    cwd=ROOT, capture_output=True, text=True, check=False,
+  )
+
+
+def train(workdir, keys):
+  made = override(config.get_config("test"), f"{SMALL} {keys}")
+  return loop.train(
+    experiments.build(made, {"tensor": 1}), workdir, quiet=True
+  )
+
+
+def test_a_tokenizer_is_trained_used_kept_and_demanded(tmp_path):
+  text, folder = tmp_path / "text", tmp_path / "made"
+  text.mkdir()
+  for number in range(12):
+    (text / f"{number}.txt").write_text(
+      f"the cat {number} and the hat {number * 7}: that is that\n" * 20
+      + f"a part has only {'qxz'[number % 3] * 9}\n" * 9
+    )
+  keys = f"data.path={text} data.tokenizer={folder}"
+  ended = launch(f"{SMALL} {keys}")
+  assert ended.returncode == 0, ended.stderr
+  documents = sources.load_documents(str(text), 40.0)
+  files = bpe.trained((x.decode() for x in documents.train), 300)
+  assert {x.name: x.read_text() for x in folder.iterdir()} == files
+  assert f"{sum(map(len, documents.train)):,}" in ended.stdout
+
+  workdir = tmp_path / "run"
+  for num_steps in (2, 4):  # the second resumes
+    result = train(workdir, f"{keys} train.num_steps={num_steps}")
+  assert {x: (workdir / "tokenizer" / x).read_text() for x in files} == files
+  folder.rename(tmp_path / "elsewhere")
+  experiment = experiments.from_folder(workdir, {"tensor": 1})
+  params, step = evaluated.read_stored(experiment, workdir)
+  assert step == 4
+  dataset = experiment.data.load(experiment.seed)
+  found = make_evaluate(experiment.program, experiment.data.batch_size)(
+    params, dataset.validation
+  )
+  assert dataset.measures(found.means) == pytest.approx(result.measures)
+
+  folder.mkdir()
+  (folder / "tokenizer.json").write_text(files["tokenizer.json"])
+  with pytest.raises(ValueError, match=r"tokenizer made \(sha256 .* made \("):
+    train(workdir, f"{keys} train.num_steps=4")  # none between documents
