@@ -2858,7 +2858,7 @@ _WEIGHTS = [
     f"{_WRONG}::test_all_that_is_wrong_is_in_one_error",
   ),
   Mutant(
-    "caatnet/interop/source.py", "a head that differs from a tied table is lost",
+    "caatnet/interop/source.py", "a head unlike a tied table is lost",
     "if not _are_equal(found, HEAD, TABLE):", "if False:",
     f"{_WRONG}::test_a_tied_head_that_differs",
   ),
