@@ -1985,7 +1985,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/records.py", "records after the checkpoint stay",
-    'if record["step"] <= first_step', "if True",
+    'if first_step and record["step"] <= first_step', "if True",
     f"{_TRAIN}/records_test.py::"
     "test_metrics_after_the_checkpoint_are_written_again",
   ),
@@ -2041,7 +2041,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/files.py", "several trainers have the lock",
-    "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
+    "fcntl.flock(file, fcntl.LOCK_EX", "fcntl.flock(file, fcntl.LOCK_SH",
     f"{_TRAIN}/files_test.py::test_a_folder_has_one_trainer",
   ),
   Mutant(
@@ -2823,7 +2823,7 @@ _WEIGHTS = [
     f"{_WRONG}::test_all_that_is_wrong_is_in_one_error",
   ),
   Mutant(
-    "caatnet/interop/source.py", "a head that differs from a tied table is lost",
+    "caatnet/interop/source.py", "a head that differs from its table is lost",
     "if not _are_equal(found, HEAD, TABLE):", "if False:",
     f"{_WRONG}::test_a_tied_head_that_differs",
   ),
