@@ -75,5 +75,5 @@ if __name__ == "__main__":
     main,
     uses=("workdir", "mesh", "cpu_devices", "json", "step"),
     required=("workdir",),
-    section="inference",
+    changeable=("inference", "parallel.data"),
   )

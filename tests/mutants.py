@@ -64,6 +64,7 @@ _SCORING = "tests/caatnet/inference/scoring_test.py"
 _HARNESS = "tests/caatnet/interop/harness_test.py"
 _SAMPLING = "tests/caatnet/inference/sampling_test.py"
 _STOPS = "tests/caatnet/inference/stops_test.py"
+_GENERATE = "tests/caatnet/inference/generate_test.py"
 _TRAIN = "tests/caatnet/train"
 _LINEAR = "tests/caatnet/train/linear_model_test.py"
 _DATA = "tests/caatnet/data"
@@ -2550,6 +2551,40 @@ _GENERATION = [
     "    return text +",
     f"{_STOPS}::test_why_a_sequence_ends",
   ),
+  Mutant(
+    "caatnet/inference/generate.py", "what has ended gets more tokens",
+    "if transcript.ended:  # a step before", "if False:",
+    f"{_GENERATE}::test_tokens_are_those_drawn_from_logits_without_a_cache",
+  ),
+  Mutant(
+    "caatnet/inference/generate.py", "no request has filters",
+    "self._filters = any(request.filters for request in requests)",
+    "self._filters = False",
+    f"{_GENERATE}::test_tokens_are_those_drawn_from_logits_without_a_cache",
+  ),
+  Mutant(
+    "caatnet/inference/transcripts.py", "a text begins after its prompt",
+    "request.prompt[-_NUM_BEFORE:]", "()",
+    "tests/caatnet/inference/transcripts_test.py::"
+    "test_a_first_word_keeps_the_space_before_it",
+  ),
+  Mutant(
+    "caatnet/inference/requests.py", "a conversation is opened twice",
+    "    start = ()\n", "",
+    "tests/caatnet/inference/requests_test.py::test_a_prompt_is_opened_once",
+  ),
+  Mutant(
+    "caatnet/show/completions.py", "a terminal obeys a model",
+    "text.translate(_CONTROLS) if", "text if",
+    "tests/caatnet/show/completions_test.py::"
+    "test_a_terminal_is_not_told_what_to_do",
+  ),
+  Mutant(
+    "launch/options.py", "every key of a run's config can be changed",
+    'if not any(f"{match[2]}.".startswith(f"{name}.") for name in changeable):',
+    "if False:",
+    "tests/launch/options_test.py::test_other_keys_of_a_run_s_config_stay",
+  ),
 ]
 
 _SCORES = [
@@ -2823,7 +2858,7 @@ _WEIGHTS = [
     f"{_WRONG}::test_all_that_is_wrong_is_in_one_error",
   ),
   Mutant(
-    "caatnet/interop/source.py", "a head that differs from its table is lost",
+    "caatnet/interop/source.py", "a head unlike a tied table is lost",
     "if not _are_equal(found, HEAD, TABLE):", "if False:",
     f"{_WRONG}::test_a_tied_head_that_differs",
   ),

@@ -136,7 +136,7 @@ def _bytes(
     operand = operands[int(parameter.literal)]
     if not _on_chip(operand):
       # Several slices may overlap: never more than the whole operand.
-      total += min(_read(inner, parameter), _size(operand))
+      total += min(_read(module, inner, parameter), _size(operand))
   if not _on_chip(instruction):
     total += _written(inner, inner.root)
   return total
@@ -148,7 +148,8 @@ def _bytes_of_kernel(
   reads: Mapping[tuple[int, ...], float],
 ) -> float:
   """Returns the main-memory bytes of a kernel that reads parts of arrays."""
-  operands = computation.operands(kernel)
+  # An array may be several operands, of which each is a part of what is read.
+  operands = [computation.by_name[n] for n in dict.fromkeys(kernel.operands)]
   return sum(
     reads.get(s.dims, s.bytes)
     for operand in operands for s in operand.shapes if not s.on_chip
@@ -191,18 +192,30 @@ def _users(
   return tuple(i for i in computation.instructions if name in i.operands)
 
 
-def _read(computation: hlo.Computation, value: hlo.Instruction) -> float:
+def _read(
+  module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction
+) -> float:
   """Returns how many bytes of a fusion's parameter the fusion reads."""
+  whole = float(sum(s.bytes for s in value.shapes))
+  if value.root:  # a nested fusion that hands on all of it
+    return whole
   total = 0.0
   for user in _users(computation, value.name):
     if user.opcode in ("dynamic-slice", "slice", "gather"):
       total += sum(s.bytes for s in user.shapes)
     elif user.opcode == "bitcast":
-      total += _read(computation, user)
+      total += _read(module, computation, user)
     elif user.opcode in _UPDATES and user.operands[0] == value.name:
       continue  # updated in place
+    elif user.opcode == "fusion":  # XLA:TPU nests them
+      inner = module.computations[user.calls()[0]]
+      for parameter in inner.instructions:
+        if parameter.opcode == "parameter" and (
+          user.operands[int(parameter.literal)] == value.name
+        ):
+          total += _read(module, inner, parameter)
     else:
-      return float(sum(s.bytes for s in value.shapes))
+      return whole
   return total
 
 

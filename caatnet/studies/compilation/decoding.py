@@ -270,6 +270,9 @@ def _schedule(
     "memory_bytes": cost.bytes,
     "model_flops_seconds": flops / peak,
     "memory_seconds": cost.bytes / hardware.memory_bandwidth,
+    "formula_seconds": per_device * sum(
+      o.count * o.seconds(hardware, dtype) for o in operations
+    ),
     **programs.bounds(compute, times["overlap"]),
   }
   try:
@@ -285,9 +288,6 @@ def _schedule(
     ]
   except ValueError as error:
     result["without_latency"] = str(error)
-  result["roofline_of_the_study"] = per_device * sum(
-    o.count * o.seconds(hardware, dtype) for o in operations
-  )
   return result
 
 

@@ -212,6 +212,7 @@ def _print_roofline(results: Mapping[str, Mapping[str, Any]]) -> None:
     "memory_bytes": ("main-memory GB moved", 1e-9),
     "model_flops_seconds": ("ms of model FLOPs at peak", 1e3),
     "memory_seconds": ("ms of main memory at full rate", 1e3),
+    "formula_seconds": ("ms of compute, roofline by closed formula", 1e3),
     "compute_seconds": ("ms of compute, roofline by instruction", 1e3),
     "wire_seconds": ("ms on the links, one axis after another", 1e3),
     "busiest_axes_seconds": ("ms on the links of the busiest axes", 1e3),
@@ -222,6 +223,8 @@ def _print_roofline(results: Mapping[str, Mapping[str, Any]]) -> None:
   }
   rows = []
   for key, (name, unit) in names.items():
+    if not all(key in r["roofline"] for r in results.values()):
+      continue  # there is a formula of inference only
     values = [r["roofline"][key] * unit for r in results.values()]
     rows.append([name, *(f"{v:,.3f}" for v in values), *_ratio(values)])
   rows += _latency_rows(results)

@@ -1,5 +1,6 @@
 """The loop: each request gets the tokens that it would get alone."""
 
+import dataclasses
 import functools
 
 import jax
@@ -248,3 +249,13 @@ def test_prompts_that_do_not_fit_are_refused_before_any_is_read(
     Generation(
       decoder, [Request((1,), Stops(1)), Request(prompt, Stops(1))], Bytes()
     )
+
+
+def test_a_model_that_has_diverged_is_an_error(monkeypatch):
+  decoder, _, _ = subject(ALONE)
+  nan = jax.tree.map(lambda x: x * np.nan, decoder._weights.params)
+  monkeypatch.setattr(
+    decoder, "_weights", dataclasses.replace(decoder._weights, params=nan)
+  )
+  with pytest.raises(ValueError, match="prompt 1: the logits of the model are"):
+    run(ALONE, requests())

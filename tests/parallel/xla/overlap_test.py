@@ -209,21 +209,59 @@ def test_rows_written_in_place_count_themselves_and_not_the_whole():
   assert 2 * row <= schedule.total().bytes <= 4 * row + 256
 
 
+def test_a_slice_in_a_nested_fusion_counts_what_is_sliced():
+  """As XLA:TPU writes a product with one layer of stacked weights."""
+  module = hlo.parse("""HloModule m, is_scheduled=true
+
+%slice (stack: f32[32,64,64], i: s32[]) -> f32[1,64,64] {
+  %stack = f32[32,64,64]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %s = f32[1,64,64]{2,1,0} dynamic-slice(%stack, %i, %i, %i)
+}
+
+%all (x: f32[8,64]) -> f32[8,64] {
+  %x = f32[8,64]{1,0} parameter(0)
+  ROOT %b = f32[8,64]{1,0} bitcast(%x)
+}
+
+%product (x: f32[8,64], stack: f32[32,64,64], i: s32[]) -> f32[8,64] {
+  %x = f32[8,64]{1,0} parameter(0)
+  %left = f32[8,64]{1,0} fusion(%x), kind=kLoop, calls=%all
+  %stack = f32[32,64,64]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %w = f32[1,64,64]{2,1,0} fusion(%stack, %i), kind=kLoop, calls=%slice
+  ROOT %y = f32[8,64]{1,0} add(%left, %w)
+}
+
+ENTRY %main (x: f32[8,64], stack: f32[32,64,64], i: s32[]) -> f32[8,64] {
+  %x = f32[8,64]{1,0} parameter(0)
+  %stack = f32[32,64,64]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %out = f32[8,64] fusion(%x, %stack, %i), kind=kOutput, calls=%product
+}
+""")
+  schedule = overlap.ScheduledProgram(
+    module, make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
+  )
+  # One layer, what is multiplied by it, the result, and the layer's number.
+  assert schedule.total().bytes == 4 * (64 * 64 + 2 * 8 * 64) + 4
+
+
 def test_a_kernel_counts_what_it_is_said_to_read():
-  """Text of a kernel that reads a layer of a cache and writes one row."""
+  """Text of a kernel that takes a cache twice, and writes it in place."""
   module = hlo.parse("""HloModule m, is_scheduled=true
 
 ENTRY %main (q: f32[8,128], cache: f32[64,128], scale: f32[4]) -> f32[8,128] {
   %q = f32[8,128]{1,0} parameter(0)
   %cache = f32[64,128]{1,0} parameter(1)
   %scale = f32[4]{0} parameter(2)
-  ROOT %o = (f32[8,128], f32[64,128]) custom-call(%q, %cache, %scale)
+  ROOT %o = (f32[8,128], f32[64,128]) custom-call(%q, %cache, %cache, %scale)
 }
 """)
   device = DEVICES["v5p"]
   small = 2 * 8 * 128 * 4 + 16
   for reads, expected in (
-    ({}, small + 2 * 64 * 128 * 4), ({(64, 128): 1000.0}, small + 1000),
+    ({}, small + 3 * 64 * 128 * 4), ({(64, 128): 1000.0}, small + 1000),
   ):
     schedule = overlap.ScheduledProgram(
       module, make_mesh(a=1), device, lambda _: 0.0, reads
