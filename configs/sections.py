@@ -363,6 +363,9 @@ def train() -> ConfigDict:
   train.eval_every = 100
   train.checkpoint_every = 100
   train.keep_checkpoints = 2
+  # The folder of a run whose newest parameters this run starts with, of the
+  # same model and ranks; p may differ. "" draws them.
+  train.init_from = ""
   return train
 
 

@@ -1,14 +1,18 @@
-r"""Compiles a training step for a machine that is not here, and reads it.
+r"""Compiles a step for a machine that is not here, and reads the program.
 
   python -m launch.compile --config=configs/caatnet/7b.py \
     --target=tpu:v5p:4x4x4 --mesh=data:8,tensor:8
   python -m launch.compile --config=configs/caatnet/tiny.py --target=cpu:8 \
     --compare="config.sync.p=0.5"
-  python -m launch.compile --config=configs/diloco/streaming.py --target=cpu:8
+  python -m launch.compile --config=configs/caatnet/7b.py --phase=decode \
+    --target=gpu:h200:1x8 --mesh=tensor:8 --config.parallel.data=1 \
+    --config.inference.batch=32 --config.inference.context=2048
 
 Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; needs the extra
-`tpu`), gpu:NAME:NODESxGPUS (a100, h100, h200, b200; needs the extra `cuda`) and
-cpu:N. Logical sizes are those of config.parallel.
+`tpu`), gpu:NAME:NODESxGPUS (a100, a100-pcie, h100, h200, b200; needs the extra
+`cuda`) and cpu:N. Logical sizes are those of config.parallel. --phase says
+which step: of training, or of inference at the end of a context, where prefill
+reads a chunk of one prompt and decode a token of every sequence.
 """
 
 import json
@@ -21,12 +25,11 @@ from launch import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("target", None, "What to compile for; see above.")
+flags.DEFINE_enum("phase", "train", ["train", "prefill", "decode"], "The step.")
 flags.DEFINE_string(
   "compare", "", 'A second program, as overrides: "config.sync.p=0.5 ...".'
 )
-flags.DEFINE_bool(
-  "default_options", False, "Compile without the target's compiler options."
-)
+flags.DEFINE_bool("default_options", False, "Without the target's XLA options.")
 
 
 def main() -> None:
@@ -38,29 +41,27 @@ def main() -> None:
   if kind == "cpu" and count.isdigit():
     jax.config.update("jax_num_cpu_devices", int(count))
 
-  from caatnet.build import experiments
+  from caatnet.build import experiments, inference
   from caatnet.build.override import override
   from caatnet.show import results as results_files
-  from caatnet.studies.compilation import pictures, study, tables
+  from caatnet.studies.compilation import decoding, pictures, study, tables
   from parallel.xla import targets
 
-  target = targets.resolve(FLAGS.target)
-  results = {}
-  for overrides in dict.fromkeys(["", FLAGS.compare]):
-    label = overrides or "base"
-    config = override(
-      FLAGS.config, re.sub(r"(^|\s)(--)?config\.", r"\1", overrides)
-    )
-    experiment = experiments.build(config, options.mesh(), list(target.devices))
-    steps = [FLAGS.step]
-    if FLAGS.step is None:
-      steps = study.steps_of_programs(experiment.outer)
-    for step in steps:
-      name = label if len(steps) == 1 else f"{label}, step {step}"
-      with Console(stderr=True).status(f"compiling {name} for {target.name}"):
-        results[name] = study.analyse(
-          experiment, target, {} if FLAGS.default_options else None, step
-        )
+  target, results, programs = targets.resolve(FLAGS.target), {}, {}
+  if FLAGS.phase != "train" and FLAGS.step is not None:
+    raise ValueError(f"--step has no effect on --phase={FLAGS.phase}")
+  for label in dict.fromkeys(["", FLAGS.compare]):
+    text = re.sub(r"(^|\s)(--)?config\.", r"\1", label)
+    config, where = override(FLAGS.config, text), list(target.devices)
+    if FLAGS.phase == "train":
+      run = experiments.build(config, options.mesh(), where)
+      programs |= study.programs_of_run(label or "base", run, FLAGS.step)
+    else:
+      built = inference.build(config, options.mesh(), where)
+      programs[label or "base"] = decoding.program(FLAGS.phase, built)
+  for name, analyse in programs.items():
+    with Console(stderr=True).status(f"compiling {name} for {target.name}"):
+      results[name] = analyse(target, {} if FLAGS.default_options else None)
   if FLAGS.json:
     print(json.dumps(results))
   else:
@@ -73,7 +74,6 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main,
-    uses=("config", "mesh", "json", "plot", "step", "output"),
+    main, uses=("config", "mesh", "json", "plot", "step", "output"),
     required=("config", "target"),
   )

@@ -31,7 +31,7 @@ flags.DEFINE_multi_string("stop", [], "Text that ends it. May be repeated.")
 flags.DEFINE_bool("logprobs", False, "Show each token's log-probability.")
 flags.DEFINE_bool("chat", False, "Prompts are messages to an assistant.")
 
-_ASKED = "max_tokens stop temperature top_k top_p min_p seed".split()
+_DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)
-  with naming("--", _ASKED, joint=""):
+  with naming("--", ("max_tokens", "stop", *_DRAWING), ""):
     ends = stops.Stops(
       FLAGS.max_tokens, frozenset(tokens.stop_ids), tuple(FLAGS.stop)
     )
@@ -75,5 +75,5 @@ if __name__ == "__main__":
     main,
     uses=("workdir", "mesh", "cpu_devices", "json", "step"),
     required=("workdir",),
-    section="inference",
+    changeable=("inference", "parallel.data"),
   )

@@ -43,7 +43,9 @@ flags.DEFINE_integer(
 flags.DEFINE_string(
   "profile", "", "Steps to trace for Perfetto, FIRST:LAST, e.g. 10:13."
 )
-flags.DEFINE_bool("json", False, "Print one JSON object, not tables.")
+flags.DEFINE_bool(
+  "json", False, "Print JSON, not tables: one object, or one for each prompt."
+)
 flags.DEFINE_bool("check", False, "Write nothing; what is stale is an error.")
 flags.DEFINE_string(
   "output",
@@ -66,8 +68,9 @@ flags.DEFINE_string(
 flags.DEFINE_integer(
   "step",
   None,
-  "evaluate: checkpoint to read; the newest if unset. compile: whose program, "
-  "from 0; one of each that the outer loop runs in a round if unset.",
+  "convert, evaluate, generate: checkpoint to read; the newest if unset. "
+  "compile: whose program, from 0; one of each that the outer loop runs in a "
+  "round if unset.",
   lower_bound=0,
 )
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
@@ -79,7 +82,7 @@ flags.DEFINE_integer("process_id", None, "This process's number, from 0.")
 
 _SHARED = {f.name for f in FLAGS.flags_by_module_dict()[__name__]}
 
-# Keys of the config of ``--workdir``, with the values that they get instead.
+# Keys of the config of ``--workdir`` with the values that they get instead.
 _OVERRIDES: list[str] = []
 
 # Errors that tell users what to change; all others are ours.
@@ -92,7 +95,7 @@ def run(
   uses: Sequence[str],
   required: Sequence[str] = ("config",),
   defaults: Mapping[str, str] | None = None,
-  section: str = "",
+  changeable: Sequence[str] = (),
 ) -> NoReturn:
   """Parses the flags, sets the devices up, runs a script, and exits.
 
@@ -101,12 +104,12 @@ def run(
     uses: The shared flags that have an effect on it, beside ``--debug``.
     required: The flags without which it cannot run.
     defaults: Values of flags that the command line does not name.
-    section: Of a script that reads the config of ``--workdir``: the section
-      whose keys are flags all the same; see `overrides`.
+    changeable: Of a script that reads the config of ``--workdir``: sections
+      and keys of it that are flags all the same; see `overrides`.
   """
   script = sys.modules["__main__"]
   argv = list(sys.argv)
-  code = _run(main, script, argv, uses, required, defaults or {}, section)
+  code = _run(main, script, argv, uses, required, defaults or {}, changeable)
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   processes.leave(code, several)
 
@@ -117,9 +120,9 @@ def mesh() -> dict[str, int] | None:
 
 
 def overrides() -> str:
-  """Returns ``--config.SECTION.KEY=VALUE ...`` of a script with a section.
+  """Returns what the command line changes in the config of ``--workdir``.
 
-  They are what `caatnet.build.override` takes: ``SECTION.KEY=VALUE ...``.
+  It is what `caatnet.build.override` takes: ``SECTION.KEY=VALUE ...``.
   """
   return " ".join(_OVERRIDES)
 
@@ -166,19 +169,49 @@ def parse_profile(text: str) -> tuple[int, int] | None:
   return int(match[1]), int(match[2])
 
 
-def _run(main, script, argv, uses, required, defaults, section) -> int:
+def split_overrides(
+  argv: Sequence[str], changeable: Sequence[str]
+) -> tuple[list[str], list[str]]:
+  """Tells what changes a run's config from the other arguments.
+
+  Args:
+    argv: The arguments.
+    changeable: Sections and keys of the config.
+
+  Returns:
+    The other arguments, and ``SECTION.KEY=VALUE`` of each change.
+
+  Raises:
+    ValueError: A key is not among those that can be changed.
+  """
+  rest, changes = [], []
+  for argument in argv:
+    match = re.match(r"--?config\.(([^=]*).*)", argument)
+    if not match:
+      rest.append(argument)
+      continue
+    if not any(f"{match[2]}.".startswith(f"{name}.") for name in changeable):
+      raise ValueError(
+        f"{argument}: of a run's config only "
+        f"{', '.join(f'config.{name}' for name in changeable)} can be changed"
+      )
+    changes.append(match[1])
+  return rest, changes
+
+
+def _run(main, script, argv, uses, required, defaults, changeable) -> int:
   """Runs a script and returns its exit code."""
   # Read from the command line itself: parsing the flags may fail.
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
-      print(_help(script, uses, section))
+      print(_help(script, uses, changeable))
       return 0
     for name, value in defaults.items():
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
         argv.insert(1, f"--{name}={value}")
-    if section:
-      argv = _take_overrides(argv, section)
+    if changeable:
+      argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     _parse(argv, uses, required)
     _set_up_devices()
     main()
@@ -188,20 +221,6 @@ def _run(main, script, argv, uses, required, defaults, section) -> int:
       raise
     print(f"error: {_one_line(error)}", file=sys.stderr)
     return 2
-
-
-def _take_overrides(argv: Sequence[str], section: str) -> list[str]:
-  """Notes down the keys of a section, and returns all other arguments."""
-  rest = []
-  for argument in argv:
-    match = re.match(r"--?config\.(.*)", argument)
-    if match and not match[1].startswith(f"{section}."):
-      raise ValueError(
-        f"{argument}: of a run's config only the keys of config.{section} can "
-        "be changed"
-      )
-    (_OVERRIDES if match else rest).append(match[1] if match else argument)
-  return rest
 
 
 def _parse(
@@ -336,7 +355,9 @@ def _our_flags(uses: Sequence[str]) -> set[str]:
   return own | {"debug", *uses}
 
 
-def _help(script, uses: Sequence[str], section: str) -> str:
+def _help(
+  script, uses: Sequence[str], changeable: Sequence[str]
+) -> str:
   """Returns the script's docstring and its flags."""
   lines = [(script.__doc__ or "").strip(), "", "flags:"]
   for name in sorted(_our_flags(uses)):
@@ -345,11 +366,8 @@ def _help(script, uses: Sequence[str], section: str) -> str:
       f" (default: {flag.default})"
     )
     lines.append(f"  --{name}\n      {flag.help}{default}")
-  if section:
-    lines.append(
-      f"  --config.{section}.KEY\n      In place of the value in the config of "
-      "--workdir."
-    )
+  for name in changeable:
+    lines.append(f"  --config.{name}\n      In place of the run's own.")
   return "\n".join(lines)
 
 

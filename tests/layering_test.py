@@ -136,8 +136,16 @@ RULES = {
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.interop": (
-    ("caatnet.data.tokenizers", "caatnet.inference"),
-    ("ml_collections", "absl", "optax", "orbax"),
+    (
+      "caatnet.checks",
+      "caatnet.data.tokenizers",
+      "caatnet.inference",
+      "caatnet.models",
+      "caatnet.train",
+      "parallel.axes",
+      "parallel.tensor",
+    ),
+    ("flax", "ml_collections", "absl", "torch", "transformers"),
   ),
   "caatnet.show": (
     (
@@ -165,6 +173,8 @@ RULES = {
   "caatnet.studies": (
     (
       "caatnet.checks",
+      "caatnet.inference",
+      "caatnet.models.paged",
       "caatnet.program",
       "caatnet.ranges",
       "caatnet.show",

@@ -64,6 +64,7 @@ _SCORING = "tests/caatnet/inference/scoring_test.py"
 _ANSWERS = "tests/caatnet/interop/answers_test.py"
 _SAMPLING = "tests/caatnet/inference/sampling_test.py"
 _STOPS = "tests/caatnet/inference/stops_test.py"
+_GENERATE = "tests/caatnet/inference/generate_test.py"
 _TRAIN = "tests/caatnet/train"
 _LINEAR = "tests/caatnet/train/linear_model_test.py"
 _DATA = "tests/caatnet/data"
@@ -71,6 +72,9 @@ _KEPT = "tests/caatnet/train/tokenizer_test.py"
 _BUILD = "tests/caatnet/build/sections_test.py"
 _RANGES = "tests/caatnet/ranges_test.py"
 _STUDIES = "tests/caatnet/studies"
+_PUBLISHED = "tests/caatnet/interop/huggingface_test.py"
+_WRONG = "tests/caatnet/interop/wrong_test.py"
+_START = "tests/caatnet/train/start_test.py"
 _DOCUMENTS = "tests/documents_test.py"
 
 _COLLECTIVES = [
@@ -1709,7 +1713,7 @@ _XLA_ROWS = [
     f"{_XLA}/compiled_test.py::test_pairs_of_a_convolution",
   ),
   Mutant(
-    "caatnet/studies/compilation/study.py", "all axes share their links",
+    "caatnet/studies/compilation/programs.py", "all axes share their links",
     'busiest = max((row["seconds"] for row in rows), default=0.0)',
     'busiest = sum(row["seconds"] for row in rows)',
     f"{_STUDIES}/compilation_test.py::test_bounds_of_a_step",
@@ -2547,6 +2551,40 @@ _GENERATION = [
     "    return text +",
     f"{_STOPS}::test_why_a_sequence_ends",
   ),
+  Mutant(
+    "caatnet/inference/generate.py", "what has ended gets more tokens",
+    "if transcript.ended:  # a step before", "if False:",
+    f"{_GENERATE}::test_tokens_are_those_drawn_from_logits_without_a_cache",
+  ),
+  Mutant(
+    "caatnet/inference/generate.py", "no request has filters",
+    "self._filters = any(request.filters for request in requests)",
+    "self._filters = False",
+    f"{_GENERATE}::test_tokens_are_those_drawn_from_logits_without_a_cache",
+  ),
+  Mutant(
+    "caatnet/inference/transcripts.py", "a text begins after its prompt",
+    "request.prompt[-_NUM_BEFORE:]", "()",
+    "tests/caatnet/inference/transcripts_test.py::"
+    "test_a_first_word_keeps_the_space_before_it",
+  ),
+  Mutant(
+    "caatnet/inference/requests.py", "a conversation is opened twice",
+    "    start = ()\n", "",
+    "tests/caatnet/inference/requests_test.py::test_a_prompt_is_opened_once",
+  ),
+  Mutant(
+    "caatnet/show/completions.py", "a terminal obeys a model",
+    "text.translate(_CONTROLS) if", "text if",
+    "tests/caatnet/show/completions_test.py::"
+    "test_a_terminal_is_not_told_what_to_do",
+  ),
+  Mutant(
+    "launch/options.py", "every key of a run's config can be changed",
+    'if not any(f"{match[2]}.".startswith(f"{name}.") for name in changeable):',
+    "if False:",
+    "tests/launch/options_test.py::test_other_keys_of_a_run_s_config_stay",
+  ),
 ]
 
 _SCORES = [
@@ -2775,11 +2813,133 @@ _TOKENIZERS = [
   ),
 ]
 
+_WEIGHTS = [
+  Mutant(
+    "caatnet/interop/layout.py", "repeated heads are not beside each other",
+    "np.repeat(heads, part.repeats, axis=0)",
+    "np.concatenate([heads] * part.repeats)",
+    f"{_PUBLISHED}::test_any_ranks_compute_the_same",
+  ),
+  Mutant(
+    "caatnet/interop/layout.py", "padding comes first",
+    "[x, np.zeros((missing, *x.shape[1:]), x.dtype)]",
+    "[np.zeros((missing, *x.shape[1:]), x.dtype), x]",
+    f"{_PUBLISHED}::test_any_ranks_compute_the_same",
+  ),
+  Mutant(
+    "caatnet/interop/layout.py", "keys and values change places",
+    """      projection("k", *kv),
+      projection("v", *kv),
+""",
+    """      projection("v", *kv),
+      projection("k", *kv),
+""",
+    f"{_PUBLISHED}::test_a_family_computes_what_the_reference_does",
+  ),
+  Mutant(
+    "caatnet/interop/layout.py", "repeated heads are merged though they differ",
+    "(bits != bits[:, :1]).any()", "False",
+    f"{_PUBLISHED}::test_repeated_heads_that_differ_are_not_merged",
+  ),
+  Mutant(
+    "caatnet/interop/families.py", "null is a window of the default size",
+    'if fields.get("sliding_window", 4096) is None:', "if False:",
+    f"{_WRONG}::test_which_layers_have_a_window",
+  ),
+  Mutant(
+    "caatnet/interop/families.py", "the old form of rotary bases is not read",
+    'base = inner.number("rope_theta", base)',
+    'base = inner.number("rope_theta", 10_000.0)',
+    f"{_PUBLISHED}::test_a_family_computes_what_the_reference_does",
+  ),
+  Mutant(
+    "caatnet/interop/source.py", "what is missing is found later",
+    "if missing := expected.keys() - found.keys():", "if missing := set():",
+    f"{_WRONG}::test_all_that_is_wrong_is_in_one_error",
+  ),
+  Mutant(
+    "caatnet/interop/source.py", "a head unlike a tied table is lost",
+    "if not _are_equal(found, HEAD, TABLE):", "if False:",
+    f"{_WRONG}::test_a_tied_head_that_differs",
+  ),
+  Mutant(
+    "caatnet/interop/source.py", "any tokenizer comes with the weights",
+    "tokenizer.vocab_size > vocab_size", "False",
+    f"{_PUBLISHED}::test_the_tokenizer_goes_with_the_weights",
+  ),
+  Mutant(
+    "caatnet/interop/tensors.py", "the last of two tensors of a name is taken",
+    "if count > 1", "if count > 2",
+    f"{_WRONG}::test_a_header_that_lies",
+  ),
+  Mutant(
+    "caatnet/interop/tensors.py", "an index leads out of its folder",
+    "pathlib.Path(shard).name != shard or not path.is_file()",
+    "not path.is_file()",
+    f"{_WRONG}::test_an_index_that_lies",
+  ),
+  Mutant(
+    "caatnet/interop/huggingface.py", "private channels are published",
+    "if model.tensor.size > 1 and p < 1:", "if p < 0:",
+    f"{_PUBLISHED}::test_one_rank_s_private_channels_are_the_dense_model_s",
+  ),
+  Mutant(
+    "caatnet/interop/huggingface.py", "a worker stands for any run",
+    'experiment.config["outer"]["algorithm"] != "data_parallel"', "False",
+    f"{_PUBLISHED}::test_a_run_of_ours_is_published_and_read_again",
+  ),
+  Mutant(
+    "caatnet/train/slices.py", "rows of a chunk are read again",
+    "for start in range(0, self.shape[dim], step):",
+    "for start in range(0, self.shape[dim]):",
+    f"{_PUBLISHED}"
+    "::test_a_checkpoint_in_slices_is_read_by_rows_and_places",
+  ),
+  Mutant(
+    "caatnet/train/slices.py", "a stored chunk is the whole array",
+    "local_shape=value.chunk", "local_shape=value.shape",
+    f"{_PUBLISHED}::test_memory_holds_a_small_part_of_the_model",
+  ),
+  Mutant(
+    "caatnet/train/files.py", "what a killed process left stays",
+    "shutil.rmtree(left) if left.is_dir() else left.unlink()", "pass",
+    f"{_PUBLISHED}::test_a_run_has_its_name_when_it_is_whole",
+  ),
+  Mutant(
+    "caatnet/train/start.py", "another model's parameters are a start",
+    "    if there != here\n", "    if False\n",
+    f"{_START}::test_what_does_not_fit_is_named",
+  ),
+  Mutant(
+    "caatnet/train/start.py", "another tokenizer's parameters are a start",
+    "if other and other.identity != tokens.identity:", "if False:",
+    f"{_START}::test_another_tokenizer_s_parameters_are_refused",
+  ),
+  Mutant(
+    "caatnet/train/state.py", "a run starts from the last worker's parameters",
+    "params = jax.tree.map(lambda x: x[0], start)",
+    "params = jax.tree.map(lambda x: x[-1], start)",
+    f"{_START}::test_at_another_p_all_workers_have_the_same_parameters",
+  ),
+  Mutant(
+    "caatnet/train/records.py", "the start of a killed run is told twice",
+    'if first_step and record["step"] <= first_step',
+    'if record["step"] <= first_step',
+    f"{_START}::test_steps_before_the_first_checkpoint_are_made_again",
+  ),
+  Mutant(
+    "caatnet/train/loop.py", "a run forgets where it started from",
+    'self.started_from = read_environment(self.workdir).get("started_from")',
+    "self.started_from = None",
+    f"{_START}::test_a_run_that_has_begun_needs_the_other_no_more",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
-  *_GENERATION, *_TOKENIZERS, *_SCORES,
+  *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
 )
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ class TextData:
 
   @property
   def labels(self) -> Mapping[str, str]:
-    token = "token" if self.tokenizer else "byte"
+    has_files = self.tokenizer if self.kept is None else self.kept.files
+    token = "token" if has_files else "byte"
     return {"loss": f"nats per {token}", "bits_per_byte": "bits per byte"}
 
   def load(self, seed: int) -> Dataset:

@@ -9,7 +9,6 @@ conversation is written (``tokenizer_config.json``, ``chat_template.jinja``).
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
-import functools
 import hashlib
 import json
 import pathlib
@@ -204,7 +203,7 @@ class LibraryTokenizer:
   def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     return chat.written(
-      self._template, messages, {name: self._special(name) for name in names}
+      self._template(), messages, {name: self._special(name) for name in names}
     )
 
   @contextlib.contextmanager
@@ -215,15 +214,14 @@ class LibraryTokenizer:
     except Exception as error:  # as above
       raise ValueError(f"{self._where} cannot encode: {error}") from error
 
-  @functools.cached_property
   def _template(self) -> str:
-    """The chat template, a text in Jinja's language."""
+    """Returns the chat template, a text in Jinja's language."""
     found = self.files.get(_TEMPLATE) or self._json(_CONFIG).get(
       "chat_template"
     )
     if isinstance(found, list):  # several of them, each with a name
-      named = {x.get("name"): x.get("template") for x in found}
-      found = named.get("default")
+      named = [x for x in found if isinstance(x, dict)]
+      found = {x.get("name"): x.get("template") for x in named}.get("default")
     if not isinstance(found, str):
       raise ValueError(
         f"{self._where}: no chat template in {_CONFIG}, nor {_TEMPLATE}"

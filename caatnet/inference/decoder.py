@@ -11,6 +11,7 @@ axis, and sequences and a cache of its own. All of them step together.
 Shape legend: D = replicas, S = sequences of a replica in a step.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
@@ -208,3 +209,33 @@ def make_step(program: Program, weights: Weights, cache_shape: CacheShape):
     )(params, state, batch, sampling)
 
   return run
+
+
+def make_forward(
+  program: Program, weights: Weights, cache_shape: CacheShape
+) -> Callable[..., tuple[jax.Array, Cache]]:
+  """Makes a step that draws nothing and returns logits.
+
+  Returns:
+    A function ``(params, cache, batch) -> (logits, cache)`` that donates the
+    cache ``[*levels, ranks, ...]``. Logits are float32 ``[*levels, ranks, n,
+    V]``, of the n tokens in ``batch.rows``, however many these are.
+  """
+  levels = replica_spec(program)
+  specs = state_specs(program, cache_shape)[0]
+
+  def forward(params, cache, batch):
+    f = functools.partial(program.model.decode, params, access=weights.access)
+    for _ in program.layout.data:
+      f = jax.vmap(f)
+    return f(cache, batch)
+
+  return jax.jit(
+    jax.shard_map(
+      forward,
+      mesh=program.layout.mesh,
+      in_specs=(weights.specs, specs, levels),
+      out_specs=(P(*levels, program.layout.tensor.name), specs),
+    ),
+    donate_argnums=1,
+  )

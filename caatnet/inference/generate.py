@@ -204,6 +204,10 @@ class Generation:
 
     Returns:
       What followed each prompt, in the order of the requests.
+
+    Raises:
+      ValueError: The model's logits are NaN: it has diverged, or overflows in
+        the dtype that it has.
     """
     pending: _Sent | None = None
     self._arrived = self._clock()
@@ -273,6 +277,11 @@ class Generation:
       transcript = sequence.transcript
       if transcript.ended:  # a step before
         continue
+      if np.isnan(logprobs[row]):
+        raise ValueError(
+          f"prompt {sequence.index + 1}: the logits of the model are NaN after "
+          f"{len(transcript.tokens)} tokens that it has written"
+        )
       text = transcript.push(int(tokens[row]), float(logprobs[row]))
       self._show(sequence.index, text)
       if transcript.ended:

@@ -18,6 +18,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.paged import Batch, Cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,5 +133,75 @@ class Model(Protocol):
 
     Returns:
       How often each reduction runs; empty for a model without a tensor axis.
+    """
+    ...
+
+
+class LanguageModel(Model, Protocol):
+  """A model that continues text; what inference knows of it.
+
+  Attributes:
+    vocab_size: How many tokens it knows.
+  """
+
+  vocab_size: int
+
+  def logits(
+    self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
+  ) -> jax.Array:
+    """Computes the logits of what follows, inside ``jax.shard_map``.
+
+    Args:
+      params: This device's slices of the parameters, or what ``access`` reads
+        in their place.
+      tokens: int ``[B, T]``.
+      access: How the model's functions read their parameters.
+
+    Returns:
+      Each rank's slice, float32 ``[R, B, T, V]`` with V tokens per rank. A rank
+      has successive tokens; -inf stands for those beyond the vocabulary.
+    """
+    ...
+
+  def target_scores(
+    self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
+  ) -> dict[str, jax.Array]:
+    """Judges each token by those before it, inside ``jax.shard_map``.
+
+    Args:
+      params: As of `logits`.
+      batch: int ``[B, T + 1]``; see `scores`.
+      access: How the model's functions read their parameters.
+
+    Returns:
+      ``{"log_probability": float32 [B, T], "greedy": bool [B, T]}``, the same
+      on all tensor ranks: of tokens 1 to T in nats, and whether the token has
+      the largest logit (the lowest such token, if there are several).
+    """
+    ...
+
+  def token_ids(self) -> jax.Array:
+    """Returns which token each logit of this device stands for, ``[R, V]``."""
+    ...
+
+  def decode(
+    self,
+    params: Any,
+    cache: Cache,
+    batch: Batch,
+    access: Access = AS_THEY_ARE,
+  ) -> tuple[jax.Array, Cache]:
+    """Reads a step's tokens into a cache, inside ``jax.shard_map``.
+
+    Args:
+      params: As of `logits`. What is stacked over layers may be a tuple of each
+        layer's parameters.
+      cache: Keys and values of earlier tokens.
+      batch: The step's tokens.
+      access: How the model's functions read their parameters.
+
+    Returns:
+      Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
+      and the cache with the keys and values of the step's tokens.
     """
     ...

@@ -15,7 +15,9 @@ from typing import Any
 from caatnet import ranges
 
 # The values of config.study: folders beside this file.
-SUBJECTS = ("collectives", "flows", "partitions", "schedule", "utilisation")
+SUBJECTS = (
+  "collectives", "flows", "inference", "partitions", "schedule", "utilisation"
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from caatnet.program import Program
-from caatnet.train import files
+from caatnet.train import files, slices
 from caatnet.train.state import TrainState
 from caatnet.train.whole import to_stored, to_whole
 
@@ -169,6 +169,24 @@ class Checkpointer:
         step = newest
     found = read.params, read["outer"] if outer else outer
     return *to_stored(self._program, found, shardings), step, workers
+
+  def open_params(self, step: int | None = None) -> tuple[Any, int]:
+    """Opens the workers' parameters, to be read in slices.
+
+    Args:
+      step: The step of the checkpoint; None for the newest one.
+
+    Returns:
+      Tree of `slices.Stored`, ``[workers, ...]``, and the checkpoint's step.
+
+    Raises:
+      FileNotFoundError: There is no such checkpoint.
+      ValueError: It is damaged, or one of another program.
+    """
+    step = self._existing(step)
+    with self._readable(step, ["params"]):
+      names = self._program.stored_shapes
+      return slices.open_params(self.directory, step, names), step
 
   def _read_args(self, workers: int) -> Any:
     """Returns what makes an item's arguments for reading.

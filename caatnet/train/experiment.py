@@ -25,6 +25,8 @@ class TrainOptions:
     eval_every: Steps between evaluations.
     checkpoint_every: Steps between checkpoints.
     keep_checkpoints: The number of newest checkpoints that are kept.
+    init_from: The folder of a run whose parameters this one starts with; "" for
+      drawn ones.
   """
 
   num_steps: int
@@ -33,6 +35,7 @@ class TrainOptions:
   eval_every: int
   checkpoint_every: int
   keep_checkpoints: int
+  init_from: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +75,16 @@ class Experiment:
     flops = self.program.model.flops(self.data.example)
     return self.data.batch_size * flops
 
-  def init_state(self) -> TrainState:
-    """Makes the state before the first step."""
-    return init_state(self.program, self.optimizer, self.outer, self.seed)
+  def init_state(self, params: Any = None) -> TrainState:
+    """Makes the state before the first step.
+
+    Args:
+      params: The workers' parameters ``[workers, ...]``, as they are stored, of
+        which all workers get the first one's; None to draw them.
+    """
+    return init_state(
+      self.program, self.optimizer, self.outer, self.seed, params
+    )
 
   def abstract_state(self) -> TrainState:
     """Returns shapes, dtypes and shardings of the training state."""

@@ -12,6 +12,7 @@ import importlib.util
 import os
 import pathlib
 import secrets
+import shutil
 import socket
 from typing import IO, Any
 
@@ -26,12 +27,15 @@ _PACKAGES = {
 }
 
 
-def folder(path: str | os.PathLike[str], *, local: bool = False) -> epath.Path:
+def folder(
+  path: str | os.PathLike[str], *, local: bool = False, flag: str = "--workdir"
+) -> epath.Path:
   """Returns the path of a run's folder, which need not exist.
 
   Args:
     path: A path of this machine, or an address such as ``gs://bucket/run``.
     local: Whether only a path of this machine will do.
+    flag: What messages call the path.
 
   Raises:
     ValueError: The path is on a cloud of another kind, on any cloud if it has
@@ -42,12 +46,12 @@ def folder(path: str | os.PathLike[str], *, local: bool = False) -> epath.Path:
   packages = _PACKAGES.get(f"{str(path).partition('://')[0]}://")
   if local or packages is None:
     kinds = "" if local else f", or start with {' or '.join(_PACKAGES)}"
-    raise ValueError(f"--workdir={path} must be on this machine{kinds}")
+    raise ValueError(f"{flag}={path} must be on this machine{kinds}")
   missing = [
     package for module, package in packages.items() if not _is_there(module)
   ]
   if missing:
-    raise ValueError(f"--workdir={path} needs pip install {' '.join(missing)}")
+    raise ValueError(f"{flag}={path} needs pip install {' '.join(missing)}")
   return epath.Path(path)
 
 
@@ -89,6 +93,44 @@ def whole(path: pathlib.Path | epath.Path) -> Iterator[pathlib.Path]:
     os.replace(temporary, path)
   finally:
     temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Gives a folder to write in that gets its name when all is written.
+
+  An error removes it. What a killed process left beside ``path`` is removed by
+  the next one that writes there.
+
+  Args:
+    path: The folder's name, which nothing has yet; its parent is made.
+
+  Raises:
+    FileExistsError: Something has that name.
+    ValueError: Another process is writing the same folder, or a file cannot be
+      written.
+  """
+  if path.exists():
+    raise FileExistsError(f"{path} exists; remove it, or use another name")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  partial = path.with_name(f".{path.name}.partial")
+  partial.mkdir(exist_ok=True)
+  with contextlib.ExitStack() as opened:
+    opened.callback(os.close, descriptor := os.open(partial, os.O_RDONLY))
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise ValueError(f"another process is writing {path}") from error
+    try:
+      for left in partial.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+      yield partial
+      os.rename(partial, path)
+    except BaseException as error:
+      shutil.rmtree(partial)
+      if isinstance(error, OSError):  # such as a disk that is full
+        raise ValueError(f"{path} cannot be written: {error}") from error
+      raise
 
 
 def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.train import files, membership, tokenizer, traffic
+from caatnet.train import files, membership, start, tokenizer, traffic
 from caatnet.train.checkpoint import Checkpointer
 from caatnet.train.evaluate import Evaluation, make_evaluate, put_batch
 from caatnet.train.experiment import Experiment
@@ -26,6 +26,7 @@ from caatnet.train.records import (
   MetricsWriter,
   check_data,
   environment,
+  read_environment,
   write_config,
   write_json,
 )
@@ -150,6 +151,7 @@ class _Run:
     dataset = experiment.data.load(experiment.seed)
     check_data(self.workdir, dataset.sha256)
     tokenizer.check(self.workdir, dataset.tokenizer)
+    start.check(experiment, self.workdir, dataset.tokenizer)
     self.dataset, self.batches = dataset, dataset.batches
     # Made only now, since a run that cannot start must not claim the folder.
     self.workdir.mkdir(parents=True, exist_ok=True)
@@ -173,6 +175,7 @@ class _Run:
     )
     opened.callback(self.checkpointer.close)
     self.joined = membership.check(experiment, self.checkpointer)
+    self.started_from = read_environment(self.workdir).get("started_from")
     self.state = self._restore_or_init()
     self.first_step = int(self.state.step)
     self.writer = MetricsWriter(self.workdir, self.first_step)
@@ -200,6 +203,9 @@ class _Run:
 
   def _restore_or_init(self) -> TrainState:
     if self.checkpointer.latest_step() is None:
+      if self.experiment.train.init_from:
+        state, self.started_from = start.start_state(self.experiment)
+        return state
       state = self.experiment.init_state()
       # A restored state is read from one checkpoint and needs no such check.
       if self.experiment.program.layout.worker.size > 1:
@@ -223,6 +229,8 @@ class _Run:
       "matmul_flops_per_second": self.rate,
       "communication_per_step": self.communication,
     }
+    if self.started_from:
+      facts["started_from"] = self.started_from
     if jax.process_index() == 0:
       write_json(self.workdir / "environment.json", facts)
     say = self.progress.say
@@ -249,6 +257,11 @@ class _Run:
     saving = traffic.saving(program, self.communication)
     if saving:
       say(saving)
+    if self.started_from:
+      say(
+        f"starts    from {self.started_from['folder']}, step "
+        f"{self.started_from['step']}"
+      )
     if self.first_step:
       say(f"resumed   from step {self.first_step}")
     if self.joined:
@@ -258,8 +271,10 @@ class _Run:
     """Trains until all steps are made or a signal asks to stop."""
     options = self.experiment.train
     evaluation = None
-    self.started = time.perf_counter()
     step = self.first_step
+    if not step and options.init_from:
+      self._evaluate(step)  # what they are worth before they are trained
+    self.started = time.perf_counter()
     while step < options.num_steps and not stop.requested():
       self._profile(step)
       batch = put_batch(self.experiment.program.layout, next(self.batches))

@@ -101,11 +101,8 @@ def check_data(workdir: epath.Path, sha256: str) -> None:
   Raises:
     ValueError: The folder's run read other data.
   """
-  path = workdir / "environment.json"
-  if not path.exists():
-    return
-  stored = _read_json(path)["data"]
-  if stored["sha256"] != sha256:
+  stored = read_environment(workdir).get("data")
+  if stored is not None and stored["sha256"] != sha256:
     raise ValueError(
       f"{workdir} was trained on other data ({stored['name']}, sha256 "
       f"{stored['sha256'][:16]}, now {sha256[:16]}); see config.data.path, "
@@ -129,7 +126,18 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
   data = config.get("data", {})
   if data.get("name") == "text":
     data.setdefault("tokenizer", "")
+  config.get("train", {}).setdefault("init_from", "")
   return config
+
+
+def read_environment(workdir: epath.Path) -> dict[str, Any]:
+  """Reads what a run's folder says of its start; {} if nothing yet.
+
+  Raises:
+    ValueError: The file is damaged; the message names it.
+  """
+  path = workdir / "environment.json"
+  return _read_json(path) if path.exists() else {}
 
 
 def write_json(path: epath.Path, facts: Any) -> None:
@@ -188,8 +196,8 @@ class MetricsWriter:
   def __init__(self, workdir: epath.Path, first_step: int) -> None:
     """Opens the files, and drops what comes after the step that is resumed.
 
-    A killed run may have recorded steps after its last checkpoint; they are
-    made again.
+    A killed run may have recorded steps after its last checkpoint, or before
+    its first one; they are made again.
 
     Args:
       workdir: The run's folder.
@@ -205,7 +213,7 @@ class MetricsWriter:
     text = self._path.read_text() if self._path.exists() else ""
     self._lines = [
       line for line, record in _records(self._path, text)
-      if record["step"] <= first_step
+      if first_step and record["step"] <= first_step
     ]
     kept = "".join(self._lines)
     if kept != text:

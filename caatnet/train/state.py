@@ -83,6 +83,7 @@ def init_state(
   optimizer: optax.GradientTransformation,
   outer: OuterLoop,
   seed: int,
+  start: Any = None,
 ) -> TrainState:
   """Makes the first state, laid out on the program's mesh.
 
@@ -91,12 +92,17 @@ def init_state(
     optimizer: The inner optimizer, of which each worker gets a first state.
     outer: The outer loop.
     seed: Decides the parameters, which are the same for all workers.
+    start: Parameters ``[workers, ...]`` of which the first worker's are all
+      workers' in place of drawn ones; None to draw them. They are donated.
   """
   worker = program.layout.worker
 
-  def init() -> TrainState:
+  def init(start: Any) -> TrainState:
     params_key, run_key = jax.random.split(jax.random.key(seed))
-    params = program.init_params(params_key)
+    if start is None:
+      params = program.init_params(params_key)
+    else:
+      params = jax.tree.map(lambda x: x[0], start)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=stacked(params, worker),
@@ -106,7 +112,7 @@ def init_state(
     )
 
   shardings = state_shardings(program, optimizer, outer)
-  return jax.jit(init, out_shardings=shardings)()
+  return jax.jit(init, out_shardings=shardings, donate_argnums=0)(start)
 
 
 def make_count_non_finite(

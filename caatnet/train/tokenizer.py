@@ -106,13 +106,13 @@ def write(folder: epath.Path, texts: Mapping[str, str]) -> None:
     texts: The text of each file by its name, which is of `FILES`.
 
   Raises:
-    ValueError: Another tokenizer is there: a run may have it.
+    ValueError: Another tokenizer is there, which runs may read.
   """
   main = FILES[0]
   path = folder / main
   if path.exists() and path.read_text() != texts[main]:
     raise ValueError(
-      f"{path} is another tokenizer, which a run may have; remove it, or use "
+      f"{path} is another tokenizer, which runs may read; remove it, or use "
       "another folder"
     )
   folder.mkdir(parents=True, exist_ok=True)

@@ -75,6 +75,13 @@ def _dgx(
 
 
 DGX_A100 = _dgx("a100", devices.A100, links.INFINIBAND_HDR, "DGX A100")
+A100_PCIE = Cluster(
+  "a100-pcie",
+  devices.A100_PCIE,
+  (Level("node", 8, links.PCIE_4),),
+  "NVIDIA A100 80GB PCIe datasheet: servers with 1 to 8 GPUs; of a network it "
+  "says nothing",
+)
 DGX_H100 = _dgx("h100", devices.H100, links.INFINIBAND_NDR, "DGX H100")
 DGX_H200 = _dgx("h200", devices.H200, links.INFINIBAND_NDR, "DGX H200")
 DGX_B200 = _dgx("b200", devices.B200, links.INFINIBAND_NDR, "DGX B200")
@@ -91,19 +98,18 @@ FRONTIER = Cluster(
 )
 
 CLUSTERS = {
-  c.name: c for c in (DGX_A100, DGX_H100, DGX_H200, DGX_B200, FRONTIER)
+  c.name: c
+  for c in (DGX_A100, A100_PCIE, DGX_H100, DGX_H200, DGX_B200, FRONTIER)
 }
 
-# By the bus that joins host and device. PCI Express sends rate x lanes / 8
-# bytes per second, of which its 128b/130b code leaves 128 / 130.
+# By the bus that joins host and device.
 MEMORY_TIERS = {
   "pcie4": MemoryTier(
-    "host, PCIe 4.0 x16", 16e9 * 16 / 8 * 128 / 130,
-    "PCI Express 4.0: 16 GT/s, 16 lanes, 128b/130b",
+    "host, PCIe 4.0 x16", links.PCIE_4.bandwidth, links.PCIE_4.source
   ),
   "pcie5": MemoryTier(
-    "host, PCIe 5.0 x16 (also CXL 2.0)", 32e9 * 16 / 8 * 128 / 130,
-    "PCI Express 5.0: 32 GT/s, 16 lanes, 128b/130b; CXL 2.0 runs over it",
+    "host, PCIe 5.0 x16 (also CXL 2.0)", links.PCIE_5.bandwidth,
+    f"{links.PCIE_5.source}; CXL 2.0 runs over it",
   ),
   "frontier": MemoryTier(
     "host, Infinity Fabric", links.FABRIC_HOST.bandwidth,

@@ -87,6 +87,11 @@ A100 = Device(
   links.NVLINK_3, 1,
   "NVIDIA A100 80GB SXM datasheet",
 )
+A100_PCIE = Device(
+  "a100-pcie", _flops(312e12, float32=19.5e12, int8=624e12), 80 * 10**9,
+  1935e9, links.PCIE_4, 1,
+  "NVIDIA A100 80GB PCIe datasheet; without NVLink bridges",
+)
 H100 = Device(
   "h100", _flops(989.4e12, float32=66.9e12, float8_e4m3fn=1978.9e12),
   80 * 10**9, 3350e9, links.NVLINK_4, 1,
@@ -112,6 +117,6 @@ MI250X_GCD = Device(
 
 DEVICES = {
   d.name: d
-  for d in (TPU_V4, TPU_V5E, TPU_V5P, TPU_V6E, TPU_7X, A100, H100, H200, B200,
-            MI250X_GCD)
+  for d in (TPU_V4, TPU_V5E, TPU_V5P, TPU_V6E, TPU_7X, A100, A100_PCIE, H100,
+            H200, B200, MI250X_GCD)
 }

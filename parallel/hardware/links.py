@@ -66,6 +66,15 @@ NVLINK_5 = LinkKind(
   "NVLink 5", 1800e9 / 2, None, "NVIDIA DGX B200 datasheet: 14.4 TB/s over 8 "
   "GPUs both ways"
 )
+# Rate x lanes / 8 bytes per second; the 128b/130b code leaves 128 / 130 of it.
+PCIE_4 = LinkKind(
+  "PCIe 4.0 x16", 16e9 * 16 / 8 * 128 / 130, None, "PCI Express 4.0: 16 GT/s, "
+  "16 lanes, 128b/130b"
+)
+PCIE_5 = LinkKind(
+  "PCIe 5.0 x16", 32e9 * 16 / 8 * 128 / 130, None, "PCI Express 5.0: 32 GT/s, "
+  "16 lanes, 128b/130b"
+)
 INFINIBAND_HDR = LinkKind(
   "InfiniBand HDR", 200e9 / 8, None, "NVIDIA DGX A100 datasheet: 200 Gb/s per "
   "adapter, one per GPU"

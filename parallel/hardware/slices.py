@@ -27,6 +27,18 @@ class Slices:
   source: str
   shapes: tuple[tuple[int, ...], ...] | None = None
 
+  def closes(self, size: int) -> bool:
+    """Returns whether chips along a whole dim are wired to a ring.
+
+    Source: Austin et al., "How to Scale Your Model", 2025, chapter "Sharded
+    matrices": a v4, v5p or 7x slice closes in dims that are multiples of 4, a
+    v5e or v6e slice in those of size 16.
+
+    Args:
+      size: Chips of the slice along the dim.
+    """
+    return size % (4 if self.num_dims == 3 else 16) == 0
+
   def refusal(self, topology: Sequence[int]) -> str | None:
     """Returns why there is no slice of a topology, or None if there is.
 

@@ -176,6 +176,35 @@ def same_axes(*operands: jax.Array) -> list[jax.Array]:
   return list(map(cast, operands, each))
 
 
+def unchecked(
+  f: Callable[..., jax.Array], *operands: jax.Array
+) -> jax.Array:
+  """Calls a kernel of a library, which does not say how its result varies.
+
+  Under ``check_vma=True`` the type of each result of a ``pallas_call`` has to
+  name the mesh axes over which it varies, and jax's own kernels name none. So
+  the check is off in the call, and the result is cast to vary over the axes of
+  the operands: that is true of any function of them without collectives. In the
+  program this is nothing.
+
+  Args:
+    f: A function of ``operands``, without collectives.
+    *operands: What f takes, of one rank.
+  """
+  axes = jax.sharding.get_abstract_mesh().manual_axes
+  if not axes:
+    return f(*operands)
+  operands = same_axes(*operands)
+  varying = jax.typeof(operands[0]).manual_axis_type.varying
+  # No axis is left to map over; each device goes on with what it has.
+  whole = jax.sharding.PartitionSpec()
+  out = jax.shard_map(
+    f, in_specs=(whole,) * len(operands), out_specs=whole, axis_names=set(),
+    check_vma=False,
+  )(*operands)
+  return lax.pcast(out, tuple(sorted(varying)), to="varying")
+
+
 def rows_per_block(num_rows: int, row_bytes: int) -> int:
   """Returns how many whole rows a grid step takes; 0 if too few fit VMEM.
 

@@ -137,11 +137,13 @@ class Module:
     computations: Its computations by name.
     entry: Name of the computation that a run starts with.
     scheduled: Whether instructions are in the order of execution.
+    aliased: The numbers of the parameters in whose memory results are written.
   """
 
   computations: dict[str, Computation]
   entry: str
   scheduled: bool
+  aliased: frozenset[int] = frozenset()
 
   def runs(
     self,
@@ -252,8 +254,13 @@ def parse(text: str) -> Module:
       lines.append(_instruction(match))
   if entry is None:
     raise ValueError("no ENTRY computation: not the text of a compiled program")
-  scheduled = "is_scheduled=true" in text.split("\n", 1)[0]
-  return Module(computations, entry, scheduled)
+  head = text.split("\n", 1)[0]
+  # Such as input_output_alias={ {0}: (3, {}, may-alias), {1}: (4, {}) }: the
+  # parameter behind each result.
+  start = head.find("input_output_alias=")
+  aliases = "" if start < 0 else _value(head[head.index("{", start):])
+  aliased = frozenset(map(int, re.findall(r": \((\d+),", aliases)))
+  return Module(computations, entry, "is_scheduled=true" in head, aliased)
 
 
 def _instruction(match: re.Match) -> Instruction:

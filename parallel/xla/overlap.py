@@ -14,11 +14,14 @@ All times are bounds from peak rates of a device and its links.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+from types import MappingProxyType
 
 import jax
 import numpy as np
 
+from parallel.hardware.clusters import Level
 from parallel.hardware.devices import Device
+from parallel.hardware.slices import SLICES
 from parallel.xla import hlo, roofline
 from parallel.xla.compiled import Reader
 from parallel.xla.ledger import Collective
@@ -71,6 +74,7 @@ class ScheduledProgram:
     mesh: jax.sharding.Mesh,
     device: Device,
     wire_seconds: Callable[[Collective], float],
+    reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
   ) -> None:
     """Takes a compiled program and the rates by which to time it.
 
@@ -79,6 +83,7 @@ class ScheduledProgram:
       mesh: The mesh it was compiled for.
       device: The device whose roofline gives the time of compute.
       wire_seconds: A function from a collective to its seconds on the links.
+      reads: What kernels read of arrays, as `roofline.cost` takes it.
 
     Raises:
       ValueError: The module is not scheduled.
@@ -87,7 +92,7 @@ class ScheduledProgram:
       raise ValueError("the program is not scheduled: its order says nothing")
     self.module, self.device = module, device
     self.reader = Reader(module, mesh)
-    self.wire_seconds = wire_seconds
+    self.wire_seconds, self.reads = wire_seconds, reads
     self._schedules: dict[str, tuple[list[ScheduledCollective], float]] = {}
 
   def total(self) -> Cost:
@@ -236,7 +241,9 @@ class ScheduledProgram:
     """
     if self.reader.entries(computation, instruction):
       return Cost()
-    return roofline.cost(self.module, computation, instruction, self.device)
+    return roofline.cost(
+      self.module, computation, instruction, self.device, self.reads
+    )
 
 
 def wire_seconds(
@@ -254,9 +261,7 @@ def wire_seconds(
   Latency is left out.
 
   Source: Austin et al., "How to Scale Your Model", 2025, chapter "Sharded
-  matrices": bandwidth multiplies with the axes of the torus; a v4, v5p or 7x
-  slice closes in dimensions that are multiples of 4, a v5e or v6e slice in
-  those of size 16.
+  matrices": bandwidth multiplies with the axes of the torus.
 
   Args:
     target: What the program is compiled for. It must have hardware, so it
@@ -267,28 +272,15 @@ def wire_seconds(
     A function from a collective to the seconds of one execution.
   """
   hardware = target.hardware
-  devices = mesh.devices
-
-  def group(entry: Collective) -> np.ndarray:
-    """Returns the devices of the first group; the others are alike."""
-    # Along the entry's axes all devices, along the others the first one. Groups
-    # that no set of axes describes may lie anywhere: take all devices.
-    index = tuple(
-      slice(None) if name in entry.axes or not entry.axes else 0
-      for name in mesh.axis_names
-    )
-    return devices[index].ravel()
 
   def links_of_torus(entry: Collective) -> int:
     """Returns how many links of a device a collective can use at once."""
     everywhere = np.array([d.coords for d in target.devices])
     extent = everywhere.max(axis=0) + 1
-    places = np.array([d.coords for d in group(entry)])
+    places = np.array([d.coords for d in group(mesh, entry)])
     spanned = np.ptp(places, axis=0) + 1
-    # Six links: a torus of three dimensions (v4, v5p, 7x), else of two (v5e,
-    # v6e); the source above says which sizes have links that wrap around.
-    unit = 4 if hardware.num_links == 6 else 16
-    closed = (spanned == extent) & (extent % unit == 0)
+    closes = [SLICES[hardware.name].closes(int(size)) for size in extent]
+    closed = (spanned == extent) & np.array(closes)
     # At least one link: two devices of a chip have the same coordinates.
     return max(1, int(np.sum((spanned > 1) * (1 + closed))))
 
@@ -298,18 +290,35 @@ def wire_seconds(
     if hardware.num_links > 1:
       rate = links_of_torus(entry) * hardware.link.bandwidth
     else:
-      # Devices are numbered level by level, so a group lies in one unit of
-      # ``size`` devices if its first and its last device do.
-      numbers = [target.devices.index(d) for d in group(entry)]
-      size = 1
-      for level in target.levels:
-        size *= level.size
-        if numbers[0] // size == numbers[-1] // size:
-          break
+      level = level_of(target, group(mesh, entry))
       rate = level.link.bandwidth * level.links_per_device
     return entry.wire_bytes_ring / rate
 
   return functools.cache(seconds)
+
+
+def group(mesh: jax.sharding.Mesh, entry: Collective) -> np.ndarray:
+  """Returns the devices of a collective's first group; others are alike."""
+  # Along the entry's axes all devices, along the others the first one. Groups
+  # that no set of axes describes may lie anywhere: take all devices.
+  index = tuple(
+    slice(None) if name in entry.axes or not entry.axes else 0
+    for name in mesh.axis_names
+  )
+  return mesh.devices[index].ravel()
+
+
+def level_of(target: Target, devices: np.ndarray) -> Level:
+  """Returns the innermost level of which one group holds all devices."""
+  # Devices are numbered level by level, so they lie in one unit of ``size``
+  # devices if the first and the last of them do.
+  numbers = [target.devices.index(d) for d in devices]
+  size = 1
+  for level in target.levels:
+    size *= level.size
+    if numbers[0] // size == numbers[-1] // size:
+      break
+  return level
 
 
 def by_axis(

@@ -6,18 +6,24 @@ FLOPs are those of products (``dot``, ``convolution``). Bytes are those of
 operands and results that lie in main memory; a slice counts only the elements
 that it takes. The program's text does not say what a custom kernel multiplies,
 so a kernel counts its bytes only. Its time, and with it the communication that
-is hidden beside it, is then too low rather than too high.
+is hidden beside it, is then too low rather than too high. Nor does the text say
+which part of an array a kernel reads; who knows it says so (``reads``).
 
 Source: Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import math
 import re
+from types import MappingProxyType
 
 from parallel.hardware.devices import Device
 from parallel.xla import hlo
+
+# These write a part of their first operand in place -> which operand that is.
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 # These move no data themselves. What a loop, branch or call runs is counted by
 # who asks for it (`overlap.ScheduledProgram`).
@@ -58,6 +64,7 @@ def cost(
   computation: hlo.Computation,
   instruction: hlo.Instruction,
   device: Device,
+  reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
 ) -> Cost:
   """Returns the cost of one instruction that does not communicate.
 
@@ -66,6 +73,8 @@ def cost(
     computation: Where the instruction is.
     instruction: The instruction; what a loop or call runs is not included.
     device: The device whose peaks give the time.
+    reads: Dims of arrays -> bytes that a custom kernel reads of one, if it does
+      not read all. What it writes is such an array in place.
   """
   # Starts and dones are collectives, which are timed on their links, or copies,
   # which run beside compute.
@@ -74,7 +83,10 @@ def cost(
   ):
     return Cost()
   flops, dtype = _flops(module, computation, instruction)
-  moved = _bytes(module, computation, instruction)
+  if instruction.opcode == "custom-call" and reads:
+    moved = _bytes_of_kernel(computation, instruction, reads)
+  else:
+    moved = _bytes(module, computation, instruction)
   seconds = max(flops / device.peak(dtype), moved / device.memory_bandwidth)
   return Cost(flops, moved, seconds)
 
@@ -124,10 +136,26 @@ def _bytes(
     operand = operands[int(parameter.literal)]
     if not _on_chip(operand):
       # Several slices may overlap: never more than the whole operand.
-      total += min(_read(inner, parameter), _size(operand))
+      total += min(_read(module, inner, parameter), _size(operand))
   if not _on_chip(instruction):
     total += _written(inner, inner.root)
   return total
+
+
+def _bytes_of_kernel(
+  computation: hlo.Computation,
+  kernel: hlo.Instruction,
+  reads: Mapping[tuple[int, ...], float],
+) -> float:
+  """Returns the main-memory bytes of a kernel that reads parts of arrays."""
+  # An array may be several operands, of which each is a part of what is read.
+  operands = [computation.by_name[n] for n in dict.fromkeys(kernel.operands)]
+  return sum(
+    reads.get(s.dims, s.bytes)
+    for operand in operands for s in operand.shapes if not s.on_chip
+  ) + sum(
+    s.bytes for s in kernel.shapes if not s.on_chip and s.dims not in reads
+  )
 
 
 def _size(instruction: hlo.Instruction) -> int:
@@ -151,8 +179,8 @@ def _moved(
   # and leaves the rest where it is.
   if instruction.opcode in ("dynamic-slice", "slice", "gather"):
     return 2 * _size(instruction)
-  if instruction.opcode == "dynamic-update-slice":
-    return 2 * _size(operands[1])
+  if instruction.opcode in _UPDATES:
+    return 2 * _size(operands[_UPDATES[instruction.opcode]])
   return sum(map(_size, operands)) + _size(instruction)
 
 
@@ -164,20 +192,30 @@ def _users(
   return tuple(i for i in computation.instructions if name in i.operands)
 
 
-def _read(computation: hlo.Computation, value: hlo.Instruction) -> float:
+def _read(
+  module: hlo.Module, computation: hlo.Computation, value: hlo.Instruction
+) -> float:
   """Returns how many bytes of a fusion's parameter the fusion reads."""
+  whole = float(sum(s.bytes for s in value.shapes))
+  if value.root:  # a nested fusion that hands on all of it
+    return whole
   total = 0.0
   for user in _users(computation, value.name):
     if user.opcode in ("dynamic-slice", "slice", "gather"):
       total += sum(s.bytes for s in user.shapes)
     elif user.opcode == "bitcast":
-      total += _read(computation, user)
-    elif user.opcode == "dynamic-update-slice" and (
-      user.operands[0] == value.name
-    ):
+      total += _read(module, computation, user)
+    elif user.opcode in _UPDATES and user.operands[0] == value.name:
       continue  # updated in place
+    elif user.opcode == "fusion":  # XLA:TPU nests them
+      inner = module.computations[user.calls()[0]]
+      for parameter in inner.instructions:
+        if parameter.opcode == "parameter" and (
+          user.operands[int(parameter.literal)] == value.name
+        ):
+          total += _read(module, inner, parameter)
     else:
-      return float(sum(s.bytes for s in value.shapes))
+      return whole
   return total
 
 
@@ -187,8 +225,8 @@ def _written(computation: hlo.Computation, root: hlo.Instruction) -> float:
     return sum(_written(computation, o) for o in computation.operands(root))
   if root.opcode == "bitcast":
     return _written(computation, computation.operands(root)[0])
-  if root.opcode == "dynamic-update-slice":
-    update = computation.operands(root)[1]
+  if root.opcode in _UPDATES:
+    update = computation.operands(root)[_UPDATES[root.opcode]]
     return float(sum(s.bytes for s in update.shapes))
   return float(sum(s.bytes for s in root.shapes))
 

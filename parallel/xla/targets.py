@@ -193,6 +193,8 @@ _GPU_LIMITS = """
 _GPUS = {
   "a100": dict(major=8, minor=0, cores=108, l2=40 << 20, clock=1.41,
                shared=164 << 10, optin=163 << 10),
+  "a100-pcie": dict(major=8, minor=0, cores=108, l2=40 << 20, clock=1.41,
+                    shared=164 << 10, optin=163 << 10),
   "h100": dict(major=9, minor=0, cores=132, l2=50 << 20, clock=1.98,
                shared=228 << 10, optin=227 << 10),
   "h200": dict(major=9, minor=0, cores=132, l2=50 << 20, clock=1.98,
@@ -210,11 +212,15 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
     )
   match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
   cluster = CLUSTERS[gpu]
-  per_node = cluster.levels[0].size
+  per_node, *others = (level.size for level in cluster.levels)
   if not match or int(match[2]) > per_node:
     raise ValueError(
       f"--target={name}: {shape!r} is not NODESxGPUS with at most {per_node} "
       "GPUs in a node"
+    )
+  if int(match[1]) > math.prod(others):
+    raise ValueError(
+      f"--target={name}: {cluster.name} has {math.prod(others)} nodes at most"
     )
   if importlib.util.find_spec("jax_cuda12_plugin") is None:
     raise ValueError(
@@ -246,9 +252,9 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
     raise ValueError(
       f"--target={name}: {str(error).splitlines()[0]}"
     ) from error
-  levels = (
-    dataclasses.replace(cluster.levels[0], size=gpus),
-    dataclasses.replace(cluster.levels[1], size=nodes),
+  levels = tuple(
+    dataclasses.replace(level, size=size)
+    for level, size in zip(cluster.levels, (gpus, nodes), strict=False)
   )
   assert math.prod(level.size for level in levels) == len(description.devices)
   return Target(

@@ -4,6 +4,7 @@ import pytest
 
 TINY = "--config=configs/caatnet/tiny.py:test"
 STREAMING = "--config=configs/diloco/streaming.py:test"
+EMPTY = "--workdir={tmp}/empty"  # a run without a checkpoint
 UTILISATION = "--config=configs/diloco/utilisation.py"
 KERNELS = "--config=configs/benchmark/kernels.py"
 
@@ -129,6 +130,19 @@ VALUES = [
   ("train", [TINY, "--workdir={tmp}/other"], "use another --workdir"),
   ("evaluate", ["--workdir={tmp}"], "holds no run"),
   ("evaluate", ["--workdir={tmp}/empty"], "no checkpoint in"),
+  ("generate", [EMPTY, "--prompt=a"], "no checkpoint in"),
+  ("generate", [EMPTY], "--prompt=TEXT or --prompt_file=PATH is required"),
+  ("generate", [EMPTY, "--prompt=a", "--top_p=0"],
+   "--top_p=0.0 must lie in (0, 1]"),
+  ("generate", [EMPTY, "--prompt=a", "--temprature=1"],
+   "did you mean --temperature?"),
+  ("generate", [EMPTY, "--prompt=a", "--chat"], "bytes have no chat template"),
+  ("generate", [EMPTY, "--prompt=a", "--config.sync.p=0.5"],
+   "only config.inference, config.parallel.data can be changed"),
+  ("generate", [EMPTY, "--prompt=a", "--config.inference.bach=3"],
+   "did you mean inference.batch?"),
+  ("generate", [EMPTY, "--prompt=a", "--config.inference.pages=3"],
+   "config.inference.context=1024 is longer than the cache"),
   ("train", [TINY, "--config.data.tokenizer=configs"],
    "config.data.tokenizer='configs' has no tokenizer.json"),
   ("tokenizer", [TINY, "--output={tmp}/tokenizer"],
@@ -203,7 +217,7 @@ def test_debug_shows_the_traceback(launch):
 
 @pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
                                     "benchmark", "compile", "simulate",
-                                    "tokenizer"])
+                                    "generate", "tokenizer"])
 def test_help_explains(script, launch):
   ended = launch(script, "--help")
   assert ended.returncode == 0

@@ -56,13 +56,36 @@ def test_parse_profile():
       options.parse_profile(text)
 
 
+CHANGEABLE = ("inference", "parallel.data")
+
+
+@pytest.mark.quick
+def test_what_changes_a_run_s_config_is_told_apart():
+  argv = ["generate.py", "--config.inference.batch=3", "--top_k=2",
+          "-config.parallel.data=4", "--prompt=--config.x=1"]
+  assert options.split_overrides(argv, CHANGEABLE) == (
+    ["generate.py", "--top_k=2", "--prompt=--config.x=1"],
+    ["inference.batch=3", "parallel.data=4"],
+  )
+
+
+@pytest.mark.parametrize(
+  "argument", ["--config.sync.p=1", "--config.parallel.data_2=1",
+               "--config.parallel=1", "--config.inferences.batch=1"]
+)
+def test_other_keys_of_a_run_s_config_stay(argument):
+  with pytest.raises(ValueError, match=r"only config\.inference, config\.p"):
+    options.split_overrides([argument], CHANGEABLE)
+
+
 # Which devices and processes there are is set up before a script begins.
 SET_UP = {"cpu_devices", "coordinator", "num_processes", "process_id"}
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
-                                    "benchmark", "compile", "simulate"])
+                                    "benchmark", "compile", "simulate",
+                                    "generate"])
 def test_a_script_reads_the_flags_that_it_declares(script):
   text = (ROOT / "launch" / f"{script}.py").read_text()
   uses, _, _ = run_arguments(script)

@@ -15,9 +15,9 @@ from configs.caatnet import bpe as config
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = (
-  "model.num_layers=1 parallel.tensor=2 model.vocab_size=300 "
+  "model.num_layers=1 parallel.tensor=1 model.vocab_size=300 "
   "data.validation_percent=40.0 data.validation_windows=8 "
-  "optimizer.warmup_steps=0"
+  "optimizer.warmup_steps=0 optimizer.decay_steps=4"
 )
 
 

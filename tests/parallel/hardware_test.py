@@ -1,8 +1,15 @@
 """Constants: every one has its source, and the obvious relations hold."""
 
+import itertools
+import math
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import networkx as nx
 import pytest
 
-from parallel.hardware import clusters, devices, links, slices
+from parallel.hardware import clusters, collective_times, devices, links, slices
+from parallel.hardware.links import INFINIBAND_HDR, NVLINK_3, NVLINK_4, PCIE_4
 
 LINKS = [v for v in vars(links).values() if isinstance(v, links.LinkKind)]
 
@@ -50,3 +57,116 @@ def test_published_totals():
 def test_slices_are_those_that_exist(generation, topology, reason):
   found = slices.SLICES[generation].refusal(topology)
   assert reason in found if reason else found is None
+
+
+SAMPLES = collective_times.samples()
+each_sample = pytest.mark.parametrize("sample", SAMPLES.values(), ids=str)
+
+
+@each_sample
+def test_larger_messages_take_longer(sample):
+  assert "vidur" in sample.source
+  for a, b in itertools.pairwise(sample.spans):
+    assert 0 < a.least <= b.least
+    assert a.greatest <= b.greatest
+  assert all(s.least <= s.greatest for s in sample.spans)
+
+
+@each_sample
+def test_times_between_sizes_and_beyond_them(sample):
+  """On logarithmic scales a line; level before the first size, none after."""
+  for i, (a, b) in enumerate(itertools.pairwise(sample.sizes)):
+    left, right = sample.spans[i : i + 2]
+    middle = sample.all_reduce(math.sqrt(a * b))
+    for x, y, z in zip(left, middle, right, strict=True):
+      assert y == pytest.approx(math.sqrt(x * z))
+    assert sample.all_reduce(a) == pytest.approx(left)
+  assert sample.all_reduce(1) == pytest.approx(sample.spans[0])
+  with pytest.raises(ValueError, match="was not measured, only up to"):
+    sample.all_reduce(sample.sizes[-1] + 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(
+  st.tuples(st.integers(1, 10**6), st.integers(1, 10**5)), min_size=2,
+  unique_by=lambda m: m[0],
+))
+def test_a_sample_holds_what_was_measured(messages):
+  """A message can be sent as a larger one, and noise only adds."""
+  rows = [("n", 2, size, t / 1e3) for size, t in messages]
+  found = collective_times.reduced(rows)
+  for *_, size, least, greatest in found:
+    larger = [t for s, t in messages if s >= size]
+    smaller = [t for s, t in messages if s <= size]
+    assert least <= min(larger) * (1 + 1e-9)
+    assert greatest >= max(smaller) * (1 - 1e-9)
+    assert min(t for _, t in messages) * (1 - 1e-9) <= least <= greatest
+  for a, b in itertools.pairwise(found):
+    assert a[3] <= b[3] * (1 + 1e-9)
+
+
+def test_a_sample_of_times_without_noise_is_these_times():
+  rows = [("n", 4, 2**i, 3.0**i / 1e3) for i in range(12)]
+  for i, (network, workers, size, *ends) in enumerate(
+    collective_times.reduced(reversed(rows))
+  ):
+    assert (network, workers, size) == ("n", 4, 2**i)
+    assert ends == pytest.approx([3.0**i, 3.0**i])
+
+
+@pytest.mark.parametrize(
+  ("network", "workers", "least", "most"),
+  [
+    ("h100_dgx", 8, NVLINK_4.bandwidth / 2, NVLINK_4.bandwidth),
+    ("a100_pairwise_nvlink", 2, NVLINK_3.bandwidth / 2, NVLINK_3.bandwidth),
+    ("a100_pairwise_nvlink", 4, PCIE_4.bandwidth / 2, PCIE_4.bandwidth),
+    # Named after one machine with an NVLink switch, it crossed a network.
+    ("a100_dgx", 8, INFINIBAND_HDR.bandwidth / 2, INFINIBAND_HDR.bandwidth),
+  ],
+)
+def test_what_workers_sent_over(network, workers, least, most):
+  """By the bytes of a ring of 64 MiB."""
+  time = SAMPLES[network, workers].all_reduce(2**26).least
+  assert least < 2 * (workers - 1) / workers * 2**26 / time < most
+
+
+def test_what_follows_for_other_links():
+  switch = collective_times.between(NVLINK_4, 8)
+  assert switch.mark == "measured"
+  slower = collective_times.between(NVLINK_3, 8)
+  four, bus = (collective_times.between(PCIE_4, n) for n in (4, 8))
+  assert slower.mark == bus.mark == "assumption"
+  for size in (2**12, 2**20, 2**26):
+    span, reference = slower.all_reduce(size), switch.all_reduce(size)
+    assert span.least == pytest.approx(reference.least)
+    assert span.greatest == pytest.approx(1.5 * reference.greatest)
+    # 14 steps of an eighth, where four have 6 of a quarter.
+    assert bus.all_reduce(size) == pytest.approx(
+      (7 / 6 * four.all_reduce(size).least,
+       7 / 3 * four.all_reduce(size / 2).greatest)
+    )
+  for link, workers in ((NVLINK_4, 6), (PCIE_4, 2), (INFINIBAND_HDR, 8)):
+    with pytest.raises(ValueError, match="were not measured"):
+      collective_times.between(link, workers)
+
+
+@pytest.mark.parametrize(
+  ("generation", "whole", "part"),
+  [
+    ("v5p", (2, 2, 2), (2, 2, 2)), ("v5p", (4, 4, 8), (4, 4, 8)),
+    ("v5p", (4, 4, 4), (4, 2, 1)), ("v6e", (2, 4), (2, 4)),
+    ("v6e", (16, 16), (16, 1)),
+  ],
+)
+def test_hops_of_a_torus_are_those_of_its_graph(generation, whole, part):
+  closed = [
+    n == w and slices.SLICES[generation].closes(w)
+    for w, n in zip(whole, part, strict=True)
+  ]
+  graph = nx.grid_graph(part[::-1], periodic=closed[::-1])
+  link = links.ICI_V5P
+  times = collective_times.on_torus(generation, link, whole, part)
+  assert times.hops == (nx.diameter(graph), 2 * (math.prod(part) - 1))
+  ports = sum((n > 1) * (1 + c) for n, c in zip(part, closed, strict=True))
+  assert times.rate == ports * link.bandwidth
+  assert times.all_reduce(0) == pytest.approx([h * 1e-6 for h in times.hops])

@@ -1,6 +1,6 @@
-"""Counts in closed form what one training step reduces over the tensor axis.
+"""Counts in closed form what a step reduces over the tensor axis.
 
-Per microbatch of n tokens the elements are
+In training the elements per microbatch of n tokens are
 
     forward:  n H (embedding) + sum over row doors of n k + O(n) (softmax)
     backward: n H (stack entry) + sum over row doors of n k
@@ -12,14 +12,21 @@ next block. Once per step there are (2 L + 1) H elements for the gradients of
 the norms' gains, 2 L times the width of a head more where queries and keys are
 normalised, and one for each sliced parameter for the gradient norm.
 
+A step of inference with n tokens, of prompts or one for each sequence that
+decodes, has the forward's n H and n k only. The head sends nothing: of the
+logits every rank keeps its slice, for the rows that are asked for. What
+sampling a token from these slices sends is not counted here.
+
 Source: Lamprecht et al., arXiv 2506.19645, section 3. The tests hold this equal
 to the ledger of the lowered program.
 """
 
 import collections
+import itertools
 
 from caatnet.models.protocol import Reduction
 from caatnet.models.transformer.config import TransformerConfig
+from parallel.tensor.partial_sync import PartialSync
 
 # Routes of row doors with one collective each -> its kind.
 _KINDS = {"psum": "all_reduce", "one_shot": "all_gather"}
@@ -62,12 +69,7 @@ def tensor_reductions(
     for door, sync in enumerate(syncs):
       k = sync.num_shared(width)
       if k:
-        if sync.route not in _KINDS:
-          raise ValueError(
-            f"config.sync.route={sync.route!r}: the formula has "
-            f"{', '.join(_KINDS)}"
-          )
-        door_kind = _KINDS[sync.route]
+        door_kind = _kind(sync)
         forward = sync.forward_dtype or dtype
         backward = sync.backward_dtype or dtype
         add("forward", forward, *tokens, k, kind=door_kind)
@@ -90,3 +92,38 @@ def tensor_reductions(
   for shape in (gains, gains, *of_heads, (config.width,), (slices,)):
     count[Reduction("update", "float32", shape)] += 1
   return count
+
+
+def decoding_reductions(
+  config: TransformerConfig, *, tokens: int
+) -> collections.Counter[Reduction]:
+  """Counts the reductions over the tensor axis in one step of inference.
+
+  Args:
+    config: The model.
+    tokens: The tokens that go through the blocks on one device: those of all
+      chunks of prompts, and one for each sequence that decodes.
+
+  Returns:
+    How often each reduction runs in a step, those of sampling left out.
+
+  Raises:
+    ValueError: A row door's route is not one collective.
+  """
+  dtype, count = config.dtype, collections.Counter()
+  count[Reduction("forward", dtype, (tokens, config.width))] += 1
+  for sync in itertools.chain.from_iterable(config.syncs):
+    k = sync.num_shared(config.width)
+    if k:
+      dtype = sync.forward_dtype or config.dtype
+      count[Reduction("forward", dtype, (tokens, k), _kind(sync))] += 1
+  return count
+
+
+def _kind(sync: PartialSync) -> str:
+  """Returns the kind of a row door's collective, if it is a single one."""
+  if sync.route not in _KINDS:
+    raise ValueError(
+      f"config.sync.route={sync.route!r}: the formula has {', '.join(_KINDS)}"
+    )
+  return _KINDS[sync.route]

@@ -1,4 +1,4 @@
-"""The transformer as a `caatnet.models.protocol.Model`."""
+"""The transformer as a `caatnet.models.protocol.LanguageModel`."""
 
 import collections
 from collections.abc import Mapping
@@ -15,7 +15,10 @@ from caatnet.models.paged import Batch, Cache
 from caatnet.models.protocol import Parameter, Reduction
 from caatnet.models.transformer import vocabulary
 from caatnet.models.transformer.block import Bias, Sharded
-from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.models.transformer.communication import (
+  decoding_reductions,
+  tensor_reductions,
+)
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.module import Transformer
 from parallel.axes import Axis
@@ -58,7 +61,6 @@ class TransformerModel:
 
   @property
   def vocab_size(self) -> int:
-    """How many tokens the model knows."""
     return self.config.vocab_size
 
   @property
@@ -109,19 +111,6 @@ class TransformerModel:
   def target_scores(
     self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
-    """Judges each token by those before it, inside ``jax.shard_map``.
-
-    Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place.
-      batch: int ``[B, T + 1]``; see `scores` in `caatnet.models.protocol`.
-      access: How the model's functions read their parameters.
-
-    Returns:
-      ``{"log_probability": float32 [B, T], "greedy": bool [B, T]}``, the same
-      on all tensor ranks: of tokens 1 to T in nats, and whether the token has
-      the largest logit (the lowest such token, if there are several).
-    """
     return self._module.judge(
       params, vocabulary.target_scores, batch, access
     )
@@ -129,18 +118,6 @@ class TransformerModel:
   def logits(
     self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
-    """Computes the logits of what follows, inside ``jax.shard_map``.
-
-    Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place.
-      tokens: int ``[B, T]``.
-      access: How the model's functions read their parameters.
-
-    Returns:
-      Each rank's slice, float32 ``[R, B, T, V]`` with V tokens per rank. A rank
-      has successive tokens; -inf stands for those beyond the vocabulary.
-    """
     return self._module.logits(params, tokens, access)
 
   def decode(
@@ -150,23 +127,9 @@ class TransformerModel:
     batch: Batch,
     access: Access = AS_THEY_ARE,
   ) -> tuple[jax.Array, Cache]:
-    """Reads a step's tokens into a cache, inside ``jax.shard_map``.
-
-    Args:
-      params: This device's slices of the parameters, or what ``access`` reads
-        in their place. The parameters of blocks may be a tuple of each block's.
-      cache: Keys and values of earlier tokens.
-      batch: The step's tokens.
-      access: How the model's functions read their parameters.
-
-    Returns:
-      Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
-      and the cache with the keys and values of the step's tokens.
-    """
     return self._module.decode(params, cache, batch, access)
 
   def token_ids(self) -> jax.Array:
-    """Returns which token each logit of this device stands for, ``[R, V]``."""
     return self._module.token_ids()
 
   def flops(self, example: jax.ShapeDtypeStruct) -> float:
@@ -188,3 +151,13 @@ class TransformerModel:
       seq_len=example.shape[-1] - 1,
       accumulation=accumulation,
     )
+
+  def decoding_reductions(
+    self, *, tokens: int
+  ) -> collections.Counter[Reduction]:
+    """Counts what `decode` reduces over the tensor axis, in closed form.
+
+    Args:
+      tokens: The tokens of a batch.
+    """
+    return decoding_reductions(self.config, tokens=tokens)

@@ -1,6 +1,6 @@
-"""Prints tables of compiled training steps, one or several side by side."""
+"""Prints tables of compiled steps, one or several side by side."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from caatnet.show.tables import table
@@ -11,8 +11,8 @@ def show(results: Mapping[str, Mapping[str, Any]]) -> None:
   """Prints tables of programs; of two, with the ratio of the second.
 
   Args:
-    results: For each label what `caatnet.studies.compilation.study.analyse`
-      returned.
+    results: For each label what `caatnet.studies.compilation.study.analyse` or
+      `caatnet.studies.compilation.decoding.analyse` returned.
   """
   first, *others = results.values()
   _print_memory(results)
@@ -20,14 +20,22 @@ def show(results: Mapping[str, Mapping[str, Any]]) -> None:
     _print_ledger(label, result)
     if "partition" in result:
       _print_partition(label, result["partition"])
+    if "inference" in result:
+      _print_inference(label, result["inference"])
   if others:
     _print_bytes_ratio(results)
-  if "roofline" not in first:
+  if "transfers" not in first:
     return
   for label, result in results.items():
     _print_transfers(label, result)
   _print_overlap(results)
-  _print_roofline(results)
+  if all("roofline" in result for result in results.values()):
+    _print_roofline(results)
+  else:
+    print(
+      "No bounds: the program gathers pages of the cache into a dense copy, "
+      "which a kernel for attention over pages does not."
+    )
   table(
     "constants",
     ["", "value", "source"],
@@ -204,6 +212,7 @@ def _print_roofline(results: Mapping[str, Mapping[str, Any]]) -> None:
     "memory_bytes": ("main-memory GB moved", 1e-9),
     "model_flops_seconds": ("ms of model FLOPs at peak", 1e3),
     "memory_seconds": ("ms of main memory at full rate", 1e3),
+    "formula_seconds": ("ms of compute, roofline by closed formula", 1e3),
     "compute_seconds": ("ms of compute, roofline by instruction", 1e3),
     "wire_seconds": ("ms on the links, one axis after another", 1e3),
     "busiest_axes_seconds": ("ms on the links of the busiest axes", 1e3),
@@ -214,14 +223,67 @@ def _print_roofline(results: Mapping[str, Mapping[str, Any]]) -> None:
   }
   rows = []
   for key, (name, unit) in names.items():
+    if not all(key in r["roofline"] for r in results.values()):
+      continue  # there is a formula of inference only
     values = [r["roofline"][key] * unit for r in results.values()]
     rows.append([name, *(f"{v:,.3f}" for v in values), *_ratio(values)])
+  rows += _latency_rows(results)
   unknown = any(r["roofline"]["unknown_transfers"] for r in results.values())
   table(
     "bounds per device and step, not a measurement: peak rates, ring "
-    "algorithms, no latency" + _LEFT_OUT * unknown,
+    "algorithms, no latency unless said" + _LEFT_OUT * unknown,
     ["", *results, *_ratio_column(results)],
     rows,
+  )
+
+
+def _latency_rows(
+  results: Mapping[str, Mapping[str, Any]],
+) -> list[list[str]]:
+  """Returns rows of bounds in which collectives have latency, if there are."""
+  if not all("with_latency" in r for r in results.values()):
+    why = {r["without_latency"] for r in results.values()
+           if "without_latency" in r}
+    return [[f"with latency: {w}"] + ["-"] * len(results) for w in why]
+  names = {
+    "wire_seconds": "ms of collectives, with latency",
+    "step_as_scheduled": "step, ms: as scheduled, with latency",
+    "step_if_none_overlaps": "step, ms: nothing overlapped, with latency",
+  }
+  rows = []
+  for key, name in names.items():
+    ends = [
+      [bounds[key] * 1e3 for bounds in r["with_latency"]]
+      for r in results.values()
+    ]
+    ratios = []
+    if len(ends) == 2:
+      ratios = [_span([b / a for a, b in zip(*ends, strict=True)], ".3f")]
+    rows.append([name, *(_span(end, ",.3f") for end in ends), *ratios])
+  return rows
+
+
+def _span(ends: Sequence[float], form: str) -> str:
+  """Formats the least and the greatest value, once if they look the same."""
+  return " to ".join(dict.fromkeys(f"{end:{form}}" for end in ends))
+
+
+def _print_inference(label: str, result: Mapping[str, Any]) -> None:
+  """Prints what a step of inference reads, and its bytes by formula."""
+  attention = (
+    "pages are gathered into a dense copy" if result["gathers_pages"]
+    else "a kernel reads the pages"
+  )
+  table(
+    f"{result['phase']} of {label}: {result['sequences']} x {result['tokens']} "
+    f"tokens of each replica, in contexts of {result['context']}; {attention}\n"
+    "operand MB over the tensor axis, per device and step",
+    ["kind", "dtype", *partition.SIDES],
+    [
+      [r["kind"], r["dtype"],
+       *(f"{r[side] / 1e6:,.6f}" for side in partition.SIDES)]
+      for r in result["formula"]
+    ],
   )
 
 

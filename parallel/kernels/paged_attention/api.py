@@ -1,15 +1,36 @@
 """Attention over pages, by the preferred implementation that is available.
 
+jax's own kernels come first where they take the operands, then ours.
+
 Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
 heads, D = head width, P = pages in a table.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from parallel.kernels.paged_attention import reference
+from parallel.kernels.paged_attention import (
+  gpu,
+  library,
+  order,
+  reference,
+  tpu,
+)
 from parallel.kernels.paged_attention.order import Pages
-from parallel.kernels.selection import Choice, Implementation, choose
+from parallel.kernels.selection import (
+  Choice,
+  Implementation,
+  choose,
+  preference,
+)
+
+KERNELS = {
+  "tpu": ("jax_tpu_ragged", "jax_tpu_paged", "tpu"),
+  "gpu": ("jax_gpu_paged", "gpu"),
+}
+_OWN = {"tpu": tpu, "gpu": gpu}
 
 
 def choice(
@@ -18,6 +39,7 @@ def choice(
   tables: jax.Array,
   *,
   window: int = 0,
+  finite: bool = False,
   implementation: Implementation = "auto",
 ) -> Choice:
   """Returns which implementation `paged_attention` uses, and why others do not.
@@ -28,12 +50,71 @@ def choice(
     pages: Keys and values.
     tables: ``[S, P]``.
     window: Positions that a row sees; 0 for all.
+    finite: Whether no slot of the pages holds NaN or infinity.
     implementation: "auto", or names in order of preference.
 
   Raises:
     ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
-  return choose("paged_attention", implementation, lambda kind: "none yet")
+
+  def refusal(kind):
+    if kind in _OWN:
+      return _OWN[kind].refusal(q, pages, tables, window)
+    found = library.refusal(kind, q, pages, tables, window)
+    return found or (None if finite else library.NOT_FINITE)
+
+  return choose("paged_attention", implementation, refusal, KERNELS)
+
+
+def best_order(
+  platform: str,
+  *,
+  num_heads: int,
+  num_kv_heads: int,
+  head_width: int,
+  page_size: int,
+  dtype: Any,
+  stored: Any,
+  window: int = 0,
+  finite: bool = False,
+) -> str:
+  """Returns in which order pages suit a platform's kernels.
+
+  It is the one whose first choice of a kernel, for chunks of a prompt and for
+  decoding alike, is preferred most.
+
+  Args:
+    platform: "tpu", "gpu" or "cpu".
+    num_heads: Query heads of one rank, H.
+    num_kv_heads: Heads of keys and values of one rank, K.
+    head_width: Channels of a head, D.
+    page_size: Slots of a page.
+    dtype: Dtype of queries.
+    stored: Dtype of the pages; int8 for codes with scales.
+    window: Positions that a row sees; 0 for all.
+    finite: Whether no slot of the pages holds NaN or infinity.
+  """
+  names = preference("auto", platform, KERNELS)
+  tables = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+
+  def rank(name):
+    try:
+      pages = order.shapes(
+        name, 1, page_size, num_kv_heads, head_width, stored
+      )
+    except ValueError:  # rows of several tokens do not fill a page
+      return len(names)
+    chosen = [
+      choice(
+        jax.ShapeDtypeStruct((1, rows, num_heads, head_width), dtype), pages,
+        tables, window=window, finite=finite, implementation=names,
+      )
+      for rows in (1, 16)
+    ]
+    return max(names.index(each.name) for each in chosen)
+
+  # Of orders alike the first one: "heads", which every platform can read.
+  return min(order.NAMES, key=rank)
 
 
 def paged_attention(
@@ -44,15 +125,17 @@ def paged_attention(
   lengths: jax.Array | None = None,
   *,
   window: int = 0,
+  finite: bool = False,
   implementation: Implementation = "auto",
 ) -> jax.Array:
   """Attends from new tokens to all of their sequence that they may see.
 
-  ``reference.paged_attention`` specifies the result.
+  ``reference.paged_attention`` specifies the result. Kernels read each page in
+  sight once for a block of query rows, and make no dense copy.
 
   Args:
     q: Queries, ``[S, T, H, D]``, of one rank.
-    pages: Keys and values; the new tokens' are written already.
+    pages: Keys and values; those of the new tokens are written already.
     tables: int32 ``[S, P]``, the pages of each sequence. Entries past its last
       position are not used and may be out of range.
     first: int32 ``[S]``, the position of row 0; negative for a sequence that is
@@ -61,8 +144,11 @@ def paged_attention(
       less than ``first + T`` where the last rows are padding; None for
       ``first + T``.
     window: Positions that a row sees, its own included; 0 for all.
-    implementation: "auto", or names in order of preference; see
-      `parallel.kernels.selection`.
+    finite: Whether no slot of the pages holds NaN or infinity, which jax's own
+      kernels need. It holds for pages that began as zeros, as long as no key
+      and no value that was written was NaN or infinite.
+    implementation: "auto", or names in order of preference: those of
+      ``KERNELS``, with "_interpret" behind it for any machine, or "reference".
 
   Returns:
     ``[S, T, H, D]``, of the dtype of q. Padding gives finite values.
@@ -70,9 +156,21 @@ def paged_attention(
   Raises:
     ValueError: A name is unknown, or no preferred kernel takes the operands.
   """
-  choice(q, pages, tables, window=window, implementation=implementation)
+  chosen = choice(
+    q, pages, tables, window=window, finite=finite,
+    implementation=implementation,
+  )
   ends = first + q.shape[1]
   lengths = ends if lengths is None else jnp.minimum(lengths, ends)
-  return reference.paged_attention(
-    q, pages, tables, first, lengths, window=window
-  )
+  lengths = jnp.where(first < 0, 0, lengths)
+  if chosen.name == "reference":
+    return reference.paged_attention(
+      q, pages, tables, first, lengths, window=window
+    )
+  # Kernels may load a page that they do not use.
+  tables = jnp.clip(tables, 0, pages.num_pages - 1)
+  operands = q, pages, tables, first, lengths
+  options = {"window": window, "interpret": chosen.interpret}
+  if chosen.kind in _OWN:
+    return _OWN[chosen.kind].paged_attention(*operands, **options)
+  return library.paged_attention(chosen.kind, *operands, **options)

@@ -10,22 +10,27 @@ takes it whole.
 The order of elements within these arrays is a value:
 
   heads        keys and values apart, ``[K, N, page, D]`` each: a page of one
-               head is one run of memory. XLA:CPU gathers it as fast as it reads
-               a dense cache, and our kernels, jax's paged kernel for TPUs and
-               the one for GPUs read it.
+               head is one run of memory. XLA:CPU gathers it about as fast as it
+               reads a dense cache (LOG.md, "Attention over pages"); our kernel
+               for GPUs and jax's read it.
+  packed       the same, but where heads are narrower than the 128 lanes of a
+               TPU's tile, f = 128 / D tokens lie side by side in a row:
+               ``[K, N, page / f, f D]``. Rows of fewer lanes would be padded,
+               or laid out by XLA in another order, from which it would copy the
+               whole array for each kernel. Our kernel for TPUs reads it and,
+               where f = 1, jax's paged kernel for TPUs.
   interleaved  keys and values in one array ``[N, page, 2 K, D]``, the key of a
                head before its value: jax's ragged kernel for TPUs.
 
 Pages of dtype int8 hold codes of the codec "int8" of `parallel.kernels.codec`
 in blocks of one head's channels, and one float32 scale per token and head in
-arrays beside them: ``[K, N, 1, page]`` each, or ``[N, page, 2 K]``.
-
-Measured for the choice of "heads" on CPUs: LOG.md, "Attention over pages".
+arrays beside them: ``[K, N, f, page / f]`` each, or ``[N, page, 2 K]``.
 
 Shape legend: N = pages of all layers, K = kv heads of one rank, D = head width,
-n = tokens, P = pages in a table.
+f = tokens in a row (1 but for "packed"), n = tokens, P = pages in a table.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -33,51 +38,59 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from parallel.kernels import calls
 from parallel.kernels.codec import reference as codec
 from parallel.kernels.codec.reference import Codec
 
-NAMES = ("heads", "interleaved")
+NAMES = ("heads", "packed", "interleaved")
+
+# Lanes of a TPU's tile.
+LANES = 128
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pages:
-  """The pages of one rank: a pytree of arrays whose order is static.
+  """The pages of one rank: a pytree of arrays in a static order.
 
-  The properties are those of a rank, without a dim of lanes.
+  The properties are those of one rank, without a dim of lanes.
 
   Attributes:
-    data: Keys and values, or codes of them; two arrays in the order "heads",
-      one in the order "interleaved".
-    scales: Scales of int8 codes, as many arrays; empty for floats.
+    data: Keys and values, or codes of them: two arrays, or one that is
+      interleaved.
+    scales: The scales of codes, as many arrays; empty for floats.
     order: One of ``NAMES``.
+    head_width: Channels of a head, D.
   """
 
   data: tuple[Any, ...]
   scales: tuple[Any, ...]
   order: str = dataclasses.field(metadata={"static": True})
+  head_width: int = dataclasses.field(metadata={"static": True})
 
   @property
   def num_pages(self) -> int:
     """Pages of all layers, N."""
-    return self.data[0].shape[1 if self.order == "heads" else 0]
+    return self.data[0].shape[0 if self.order == "interleaved" else 1]
 
   @property
   def page_size(self) -> int:
     """Slots of a page."""
-    return self.data[0].shape[2 if self.order == "heads" else 1]
+    if self.order == "interleaved":
+      return self.data[0].shape[1]
+    return self.data[0].shape[2] * self.packing
 
   @property
   def num_kv_heads(self) -> int:
     """Heads of keys and values, K."""
-    if self.order == "heads":
-      return self.data[0].shape[0]
-    return self.data[0].shape[2] // 2
+    if self.order == "interleaved":
+      return self.data[0].shape[2] // 2
+    return self.data[0].shape[0]
 
   @property
-  def head_width(self) -> int:
-    """Channels of a head, D."""
-    return self.data[0].shape[-1]
+  def packing(self) -> int:
+    """Tokens that lie side by side in a row, f."""
+    return self.data[0].shape[-1] // self.head_width
 
   @property
   def dtype(self) -> jnp.dtype:
@@ -105,32 +118,34 @@ def shapes(
   Args:
     order: One of ``NAMES``.
     num_pages: Pages of all layers, N.
-    page_size: Slots of a page.
+    page_size: Slots of a page; a multiple of f.
     num_kv_heads: Heads of keys and values of one rank, K.
     head_width: Channels of a head, D.
     dtype: A float, or int8 for codes with scales.
 
   Raises:
-    ValueError: The order is unknown.
+    ValueError: The order is unknown, or rows of several tokens do not fill a
+      page.
   """
   n, page, k, d = num_pages, page_size, num_kv_heads, head_width
-  if order == "heads":
-    data, scale, arrays = (k, n, page, d), (k, n, 1, page), 2
-  elif order == "interleaved":
+  if order not in NAMES:
+    raise ValueError(f"order {order!r} must be one of {', '.join(NAMES)}")
+  if order == "interleaved":
     data, scale, arrays = (n, page, 2 * k, d), (n, page, 2 * k), 1
   else:
-    raise ValueError(f"order {order!r} must be one of {', '.join(NAMES)}")
+    f = LANES // d if order == "packed" and LANES % d == 0 else 1
+    if page % f:
+      raise ValueError(
+        f"page_size={page}: a multiple of {f} in the order {order!r} with "
+        f"heads of {d} channels, as a row of {LANES} holds {f} tokens"
+      )
+    data, scale, arrays = (k, n, page // f, f * d), (k, n, f, page // f), 2
   coded = jnp.dtype(dtype) == jnp.int8
   return Pages(
-    (jax.ShapeDtypeStruct(data, dtype),) * arrays,
+    (jax.ShapeDtypeStruct(data, jnp.dtype(dtype)),) * arrays,
     (jax.ShapeDtypeStruct(scale, jnp.float32),) * (arrays if coded else 0),
-    order,
+    order, head_width,
   )
-
-
-def zeros(types: Pages) -> Pages:
-  """Returns pages without a token, given what `shapes` returned."""
-  return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), types)
 
 
 def write(
@@ -150,35 +165,72 @@ def write(
   Returns:
     The pages with these tokens.
   """
-  size = pages.page_size
+  size, f = pages.page_size, pages.packing
   inside = (slots >= 0) & (slots < pages.num_pages * size)
-  # A scatter drops what is past the end, but counts negative ones from there.
   page = jnp.where(inside, slots // size, pages.num_pages)
   offset = slots % size
-  tokens = [keys, values]
-  scales: list[jax.Array] = []
+  tokens, scales = (keys, values), ()
   if pages.coded:
-    tokens, scales = zip(*(_encode(x) for x in tokens), strict=True)
+    tokens, scales = zip(*map(_encode, tokens), strict=True)
   if pages.order == "interleaved":
+    dims, window = (0, 1), (2, 3)
+    at = scale_at = (page, offset)
     tokens, scales = _interleave(tokens), _interleave(scales)
-    data_at, scale_at = (page, offset), (page, offset)
   else:
-    tokens = [x.swapaxes(0, 1) for x in tokens]  # [K, n, D]
-    scales = [x.swapaxes(0, 1) for x in scales]  # [K, n]
-    data_at = (slice(None), page, offset)
-    scale_at = (slice(None), page, 0, offset)
-
-  def scatter(arrays, updates, at):
-    return tuple(
-      x.at[at].set(new.astype(x.dtype), mode="drop", unique_indices=True)
-      for x, new in zip(arrays, updates, strict=True)
-    )
-
+    dims, window = (1, 2, 3), (0, 3)
+    row, part = offset // f, offset % f
+    at, scale_at = (page, row, part * pages.head_width), (page, part, row)
+    if pages.order == "packed":
+      # A window for each head: with one over all heads XLA:TPU lays heads and
+      # channels side by side, and copies all pages to get there and back.
+      dims, window = (0, *dims), (3,)
+      heads = jnp.tile(jnp.arange(pages.num_kv_heads), len(slots))
+      at, scale_at = (
+        (heads, *(jnp.repeat(x, pages.num_kv_heads) for x in each))
+        for each in (at, scale_at)
+      )
+      tokens, scales = (
+        [x.reshape(-1, *x.shape[2:]) for x in each] for each in (tokens, scales)
+      )
   return dataclasses.replace(
     pages,
-    data=scatter(pages.data, tokens, data_at),
-    scales=scatter(pages.scales, scales, scale_at),
+    data=_scatter(pages.data, tokens, at, dims, window),
+    scales=_scatter(
+      pages.scales, scales, scale_at, dims,
+      tuple(d for d in window if d not in dims),
+    ),
   )
+
+
+def _scatter(
+  arrays: Sequence[jax.Array],
+  updates: Sequence[jax.Array],
+  at: Sequence[jax.Array],
+  dims: tuple[int, ...],
+  window: tuple[int, ...],
+) -> tuple[jax.Array, ...]:
+  """Writes ``[n, ...]`` into each array.
+
+  Args:
+    arrays: Where to.
+    updates: What, one for each array: n windows.
+    at: Where the windows begin, int32 ``[n]`` for each of ``dims``.
+    dims: Dims of the arrays in which windows begin elsewhere than at 0.
+    window: Dims in which they are longer than 1.
+  """
+  starts = jnp.stack(at, axis=-1)
+  found = []
+  for x, new in zip(arrays, updates, strict=True):
+    numbers = lax.ScatterDimensionNumbers(
+      update_window_dims=tuple(range(1, new.ndim)),
+      inserted_window_dims=tuple(d for d in range(x.ndim) if d not in window),
+      scatter_dims_to_operand_dims=dims,
+    )
+    found.append(lax.scatter(
+      *calls.same_axes(x, starts, new.astype(x.dtype)), numbers,
+      unique_indices=True, mode=lax.GatherScatterMode.FILL_OR_DROP,
+    ))
+  return tuple(found)
 
 
 def read(pages: Pages, table: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -193,25 +245,30 @@ def read(pages: Pages, table: jax.Array) -> tuple[jax.Array, jax.Array]:
     Keys and values, ``[K, P * page_size, D]``, in the order of the table;
     decoded to float32 if the pages hold codes.
   """
-  heads = pages.order == "heads"
+  k, d = pages.num_kv_heads, pages.head_width
+  scales: Any = ()
+  if pages.order == "interleaved":
 
-  def gather(x):
-    if heads:
-      x = jnp.take(x, table, axis=1, mode="clip")  # [K, P, page, ...]
-      return (x.reshape(x.shape[0], -1, *x.shape[3:]),)
-    x = jnp.take(x, table, axis=0, mode="clip")  # [P, page, 2 K, ...]
-    x = x.reshape(-1, pages.num_kv_heads, 2, *x.shape[3:])
-    return jnp.moveaxis(x, 2, 0).swapaxes(1, 2)  # [2, K, P * page, ...]
+    def gather(x):  # [N, page, 2 K, ...] -> [2, K, P * page, ...]
+      x = jnp.take(x, table, axis=0, mode="clip")
+      return jnp.moveaxis(x.reshape(-1, k, 2, *x.shape[3:]), (2, 1), (0, 1))
 
-  found = [each for x in pages.data for each in gather(x)]
+    data = tuple(gather(pages.data[0]))
+    if pages.coded:
+      scales = tuple(gather(pages.scales[0]))
+  else:
+
+    def gather(x):  # [K, N, ...] -> [K, P, ...]
+      return jnp.take(x, table, axis=1, mode="clip")
+
+    data = tuple(gather(x).reshape(k, -1, d) for x in pages.data)
+    scales = [gather(x).swapaxes(2, 3).reshape(k, -1) for x in pages.scales]
   if pages.coded:
-    flat = [x[:, :, 0] if heads else x for x in pages.scales]
-    scales = [each for x in flat for each in gather(x[..., None])]
-    found = [
-      x.astype(jnp.float32) * scale
-      for x, scale in zip(found, scales, strict=True)
-    ]
-  keys, values = found
+    data = tuple(
+      x.astype(jnp.float32) * scale[..., None]
+      for x, scale in zip(data, scales, strict=True)
+    )
+  keys, values = data
   return keys, values
 
 
@@ -222,9 +279,9 @@ def _encode(x: jax.Array) -> tuple[jax.Array, jax.Array]:
   return codes, encoded.scales[..., 0]
 
 
-def _interleave(pair: Any) -> list[jax.Array]:
+def _interleave(pair: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
   """Puts two arrays ``[n, K, ...]`` into one, ``[n, 2 K, ...]``."""
   if not pair:
-    return []
+    return ()
   n, num_heads, *rest = pair[0].shape
-  return [jnp.stack(pair, axis=2).reshape(n, 2 * num_heads, *rest)]
+  return (jnp.stack(pair, axis=2).reshape(n, 2 * num_heads, *rest),)

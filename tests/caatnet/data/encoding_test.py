@@ -41,6 +41,8 @@ def test_between_separators_are_the_documents(name, monkeypatch):
   again = encoded(name)
   np.testing.assert_array_equal(again.corpus.train, found.corpus.train)
   np.testing.assert_array_equal(again.sizes, found.sizes)
+  end = bpe.END if name == "bpe" else "</s>"  # in a prompt it is special
+  assert tokenizer.encode(f"a{end}")[-1] == tokenizer.separator
 
 
 @pytest.mark.parametrize("name", ["bpe", "llama", "mistral"])

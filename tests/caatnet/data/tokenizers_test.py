@@ -210,6 +210,7 @@ def test_a_conversation_is_what_its_template_says():
     ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
     ("{{ ''.__class__.__mro__ }}", "attribute '__class__' .* is unsafe"),
     (None, "x: no chat template in tokenizer_config.json"),
+    (["{{ messages }}"], "x: no chat template in tokenizer_config.json"),
   ],
 )
 def test_a_template_can_refuse_but_not_break_out(template, message):

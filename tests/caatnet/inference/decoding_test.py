@@ -88,23 +88,7 @@ def logits_without_cache(program, params, tokens):
 def make_decode(program, params, cache_shape, apart):
   """A function of a state and a batch: all tokens' logits, and the state."""
   weights = make_weights(program, put(program, params), apart, False)
-  layout = program.layout
-  levels = decoders.replica_spec(program)
-  specs = decoders.state_specs(program, cache_shape)[0]
-
-  def decode(params, cache, batch):
-    def one(cache, batch):
-      return program.model.decode(params, cache, batch, weights.access)
-
-    return jax.vmap(one)(cache, batch)
-
-  f = jax.jit(
-    jax.shard_map(
-      decode, mesh=layout.mesh, in_specs=(weights.specs, specs, levels),
-      out_specs=(P(*levels, layout.tensor.name), specs),
-    ),
-    donate_argnums=1,
-  )
+  f = decoders.make_forward(program, weights, cache_shape)
   return functools.partial(f, weights.params)
 
 

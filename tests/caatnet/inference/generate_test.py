@@ -1,5 +1,6 @@
-"""Generation is drawing token by token without a cache, on a trained model."""
+"""The loop: each request gets the tokens that it would get alone."""
 
+import dataclasses
 import functools
 
 import jax
@@ -17,30 +18,59 @@ from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
-from tests.caatnet.inference.decoding_test import TOLERANCE, put
+from tests.caatnet.inference.decoding_test import logits_without_cache, put
 from tests.caatnet.models.transformer_test import (
   init_params,
   make_config,
   make_program,
 )
 
-CONTEXT, VOCAB = 32, 64
+CONTEXT, PAGE_SIZE = 24, 8
+STOP = frozenset(range(0, 64, 9))
+
+# Prompts of more and of fewer tokens than a chunk has, up to a full context.
+LENGTHS = (1, 9, 23, 4, 17, 8, 2, 12, 20, 3, 6)
+SETTINGS = (
+  {}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5},
+  {"temperature": 1.5, "top_p": 0.8, "min_p": 0.05},
+)
+
+
+def requests():
+  rng = np.random.default_rng(0)
+  return [
+    Request(
+      tuple(rng.integers(0, 64, length).tolist()),
+      Stops(3 + 5 * (i % 3), STOP if i % 2 else frozenset()),
+      **SETTINGS[i % len(SETTINGS)], seed=i % 3,
+    )
+    for i, length in enumerate(LENGTHS)
+  ]
+
+
+ALONE, TOGETHER = "one at a time", "replicas, lanes on devices"
+# Ranks, devices, replicas, their devices; batch, pages of a replica.
+SUBJECTS = {
+  ALONE: (4, 1, 1, 1, 1, 3),
+  # Pages for two whole contexts only, so that slots wait for them.
+  TOGETHER: (4, 2, 2, 2, 3, 7),
+}
+
+
+CONFIG = make_config(p=0.5, layers=1)
 
 
 @functools.cache
-def trained(replicas=1, devices=1):
-  """A model of text with structure, so that tokens vary and most are sure."""
-  config = make_config(0.5, sliding_window=9, num_kv_heads=4)
-  program = make_program(config, 4, devices, replicas, 1)
-  if replicas > 1 or devices > 1:
-    return program, trained()[1]
+def trained():
+  """Parameters that know which token follows which, four times of five."""
+  program = make_program(CONFIG, 4)
   rng = np.random.default_rng(0)
-  follows = rng.permutation(VOCAB)
-  tokens = rng.integers(0, VOCAB, (150, 8, 17))
+  follows = rng.permutation(64)
+  tokens = rng.integers(0, 64, (100, 8, 17))
   for t in range(1, 17):
-    sure = rng.random((150, 8)) < 0.8
+    sure = rng.random((100, 8)) < 0.8
     tokens[..., t] = np.where(sure, follows[tokens[..., t - 1]], tokens[..., t])
-  optimizer = optax.adam(1e-2)
+  optimizer = optax.adam(2e-2)
 
   def loss(params, batch):
     return jnp.mean(program.model.scores(params, batch)["loss"])
@@ -58,109 +88,174 @@ def trained(replicas=1, devices=1):
     train, mesh=program.layout.mesh, in_specs=(program.whole_specs, P()),
     out_specs=program.whole_specs, check_vma=False,
   )
-  return program, jax.device_get(jax.jit(f)(init_params(program), tokens))
-
-
-def make_decoder(program, params, num_pages=24, chunk=6):
-  capacity = Capacity(batch=3, context=CONTEXT, page_size=4, chunk=chunk)
-  shape = CacheShape(2, num_pages, 4, 1, 4, "float32", "heads")
-  weights = make_weights(program, put(program, params), True, False)
-  return Decoder(program, weights, capacity, shape)
-
-
-def make_requests(number=11):
-  rng = np.random.default_rng(3)
-  return [
-    Request(
-      tuple(rng.integers(0, VOCAB, rng.integers(1, 16)).tolist()),
-      Stops(int(rng.integers(1, 18)), frozenset([7] if i % 4 == 0 else [])),
-      temperature=0.7 * (i % 2), seed=i,
-    )
-    for i in range(number)
-  ]
+  return jax.device_get(jax.jit(f)(init_params(program), tokens))
 
 
 @functools.cache
-def without_cache():
-  """A function of tokens, positions and draws: next tokens, and margins."""
-  program, params = trained()
-
-  def draw(params, tokens, positions, sampling):
-    model = program.model
-    logits = model.logits(params, tokens)  # [R, B, T, V]
-    last = logits[:, jnp.arange(tokens.shape[0]), positions]  # [R, B, V]
-    drawn, logprobs = sample(
-      last, model.token_ids(), positions, sampling, program.layout.tensor,
-      False,
-    )
-    every = jax.lax.all_gather(last, "tensor", axis=0, to="invarying")
-    two = jax.lax.top_k(jnp.concatenate([*every.reshape(4, -1, 16)], -1), 2)[0]
-    return drawn, logprobs, two[:, 0] - two[:, 1]
-
-  f = jax.shard_map(
-    draw, mesh=program.layout.mesh,
-    in_specs=(program.whole_specs, P(), P(), P()), out_specs=P(),
+def subject(name):
+  """A decoder, its program and parameters; compiled once for all tests."""
+  *places, batch, num_pages = SUBJECTS[name]
+  program, params = make_program(CONFIG, *places), trained()
+  config = program.model.config
+  shape = CacheShape(
+    config.num_layers, num_pages, PAGE_SIZE,
+    config.num_kv_heads // program.layout.tensor.size, config.head_width,
+    "float32", "heads",
   )
-  return functools.partial(jax.jit(f), params)
+  weights = make_weights(program, put(program, params), False, False)
+  decoder = Decoder(program, weights, Capacity(batch, CONTEXT, PAGE_SIZE, 8),
+                    shape)
+  return decoder, program, params
 
 
-def expected(requests):
-  """Each request's tokens, log-probabilities and margins of greedy choices."""
-  texts = [list(r.prompt) for r in requests]
-  found = [[] for _ in requests]
-  for _ in range(CONTEXT):
-    tokens = np.zeros((len(texts), CONTEXT), np.int32)
-    for row, text in zip(tokens, texts, strict=True):
-      row[: len(text)] = text[:CONTEXT]
-    positions = np.array([min(len(t), CONTEXT) - 1 for t in texts], np.int32)
-    drawn = without_cache()(tokens, positions, stacked(requests))
-    for text, rows, *values in zip(
-      texts, found, *map(np.asarray, drawn), strict=True
-    ):
-      text.append(int(values[0]))
-      rows.append(values)
-  return found
+def run(name, asked, **how):
+  decoder, _, _ = subject(name)
+  pieces = [""] * len(asked)
+
+  def on_text(index, text):
+    pieces[index] += text
+
+  generation = Generation(decoder, asked, Bytes(), on_text)
+  found = generation.run(**how)
+  assert pieces == [completion.text for completion in found]
+  return found, generation
 
 
-def expect(completions, requests):
-  """They are what is drawn without a cache, up to the first near tie."""
-  ties = 0
-  for request, completion, rows in zip(
-    requests, completions, expected(requests), strict=True
-  ):
-    for token, logprob, (other, other_logprob, margin) in zip(
-      completion.tokens, completion.logprobs, rows, strict=False
-    ):
-      if token != other:
-        assert request.temperature == 0
-        assert margin <= 2 * TOLERANCE
-        ties += 1
-        break
-      assert logprob == pytest.approx(other_logprob, abs=TOLERANCE)
-    drawn, stops = completion.tokens, request.stops
-    assert 7 not in drawn[:-1] or not stops.ids
-    assert len(drawn) == min(stops.max_tokens, CONTEXT) or drawn[-1] == 7
-  assert ties == 0  # of these few tokens; 1 in 10,000 may be
-  assert len({t for c in completions for t in c.tokens}) > 20
-  assert np.mean([p for c in completions for p in c.logprobs]) > -1.5
+def by_hand(asked, found):
+  """What is drawn at each position from the logits of all tokens before it."""
+  _, program, params = subject(ALONE)
+  tokens = np.zeros((len(asked), CONTEXT), np.int32)
+  for row, request, completion in zip(tokens, asked, found, strict=True):
+    whole = (*request.prompt, *completion.tokens)
+    row[: len(whole)] = whole
+  logits = logits_without_cache(program, params, tokens)
+  axis = make_program(program.model.config, 1).layout
+  rows = [(i, t) for i in range(len(asked)) for t in range(CONTEXT)]
+
+  def draw(logits, positions, sampling):
+    ids = jax.lax.axis_index("tensor") + np.arange(64)[None]
+    return sample(logits[None], ids, positions, sampling, axis.tensor, True)
+
+  drawn = jax.jit(
+    jax.shard_map(
+      draw, mesh=axis.mesh, in_specs=(P(), P(), P()), out_specs=P()
+    )
+  )(
+    logits.reshape(len(rows), -1), np.array([t for _, t in rows], np.int32),
+    stacked([asked[i] for i, _ in rows]),
+  )
+  return [np.asarray(x).reshape(len(asked), CONTEXT) for x in drawn]
 
 
-def test_tokens_are_those_drawn_without_a_cache():
-  requests = make_requests()
-  decoder = make_decoder(*trained())
-  completions = Generation(decoder, requests, Bytes()).run()
-  expect(completions, requests)
-  # Few shapes: no, one or all decodes, with a chunk or without.
-  shapes = set(decoder.shapes)
-  assert len(shapes) <= 5
-  # What the cache holds of others does not matter, nor does the order.
-  again = Generation(decoder, requests[::-1], Bytes()).run()
-  assert [c.tokens for c in again[::-1]] == [c.tokens for c in completions]
-  assert decoder.shapes == shapes
+def most_tokens(request):
+  return min(request.stops.max_tokens, CONTEXT - len(request.prompt))
 
 
-def test_replicas_with_few_pages_draw_the_same_tokens():
-  # A request of 8 pages waits until all others have ended.
-  requests = make_requests()
-  decoder = make_decoder(*trained(2, 4), num_pages=8, chunk=16)
-  expect(Generation(decoder, requests, Bytes()).run(), requests)
+def test_tokens_are_those_drawn_from_logits_without_a_cache():
+  asked = requests()
+  found, generation = run(ALONE, asked)
+  tokens, logprobs = by_hand(asked, found)
+  for i, (request, completion) in enumerate(zip(asked, found, strict=True)):
+    first, count = len(request.prompt) - 1, len(completion.tokens)
+    where = slice(first, first + count)
+    assert completion.tokens == tuple(tokens[i, where])
+    np.testing.assert_allclose(
+      completion.logprobs, logprobs[i, where], rtol=0, atol=2e-4
+    )
+    # And it ends where it should.
+    most = most_tokens(request)
+    expected = tokens[i, first : first + most]
+    stopped = [t in request.stops.ids for t in expected]
+    assert count == (1 + stopped.index(True) if any(stopped) else most)
+    assert (completion.reason == "stop_id") == any(stopped)
+  assert {c.reason for c in found} == {"stop_id", "max_tokens", "context"}
+  # Of a model that is sure of most, but not of the same.
+  assert len({t for c in found for t in c.tokens}) > 20
+  assert np.median([p for c in found for p in c.logprobs]) > -1
+  speed = generation.speed
+  assert speed.prompt_tokens == sum(LENGTHS)
+  # A prompt's last chunk gives a token, too. What a stop id has ended before
+  # its last token is in one more step.
+  assert speed.decoded_tokens == sum(
+    min(len(completion.tokens), most_tokens(request) - 1)
+    if completion.reason == "stop_id" else len(completion.tokens) - 1
+    for request, completion in zip(asked, found, strict=True)
+  )
+
+
+def same(ours, theirs):
+  for a, b in zip(ours, theirs, strict=True):
+    assert (a.text, a.tokens, a.reason) == (b.text, b.tokens, b.reason)
+    np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=1e-5)
+
+
+def test_replicas_slots_and_devices_do_not_decide():
+  asked = requests()
+  expected, _ = run(ALONE, asked)
+  found, generation = run(TOGETHER, asked)
+  same(found, expected)
+  assert generation.speed.prompt_tokens == sum(LENGTHS)
+
+
+def test_the_order_of_requests_does_not_decide():
+  """Each has another slot, other pages and other neighbours."""
+  asked = requests()
+  expected, _ = run(TOGETHER, asked)
+  found, _ = run(TOGETHER, asked[::-1])
+  same(found[::-1], expected)
+
+
+def test_an_interrupt_ends_with_what_there_is():
+  asked = requests()
+  expected, _ = run(TOGETHER, asked)
+  calls = iter(range(99))
+  found, _ = run(TOGETHER, asked, interrupted=lambda: next(calls) == 6)
+  reasons = [completion.reason for completion in found]
+  assert {"interrupted"} < set(reasons)
+  for ours, whole in zip(found, expected, strict=True):
+    count = len(ours.tokens)
+    if ours.reason == "interrupted":
+      assert count < len(whole.tokens)
+    assert ours.tokens == whole.tokens[:count]
+    assert whole.text.startswith(ours.text) or "\ufffd" in ours.text
+  # Nothing of it is left for those who come next.
+  again, _ = run(TOGETHER, asked)
+  assert [c.tokens for c in again] == [c.tokens for c in expected]
+
+
+def test_a_program_per_shape_and_no_more():
+  """Greedy and sampled requests mixed run what is compiled for one of them."""
+  decoder, _, _ = subject(ALONE)
+  asked = requests()
+  run(ALONE, asked)
+  # One that reads a chunk, and one that decodes.
+  assert len(decoder.shapes) == 2
+  run(ALONE, asked[::-1])
+  assert len(decoder.shapes) == 2
+
+
+@pytest.mark.parametrize(
+  ("prompt", "message"),
+  [((1,) * 24, "prompt 2: the prompt has 24 tokens, which leaves no room in "
+    "config.inference.context=24"),
+   ((1, 64), "prompt 2: the prompt has the token 64, and the model knows those "
+    "from 0 to 63")],
+)
+def test_prompts_that_do_not_fit_are_refused_before_any_is_read(
+  prompt, message
+):
+  decoder, _, _ = subject(ALONE)
+  with pytest.raises(ValueError, match=message):
+    Generation(
+      decoder, [Request((1,), Stops(1)), Request(prompt, Stops(1))], Bytes()
+    )
+
+
+def test_a_model_that_has_diverged_is_an_error(monkeypatch):
+  decoder, _, _ = subject(ALONE)
+  nan = jax.tree.map(lambda x: x * np.nan, decoder._weights.params)
+  monkeypatch.setattr(
+    decoder, "_weights", dataclasses.replace(decoder._weights, params=nan)
+  )
+  with pytest.raises(ValueError, match="prompt 1: the logits of the model are"):
+    run(ALONE, requests())

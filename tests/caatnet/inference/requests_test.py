@@ -1,13 +1,16 @@
 """Requests and prompts: what is wrong is named, and what is right is read."""
 
 import io
+import json
 import sys
 
 import numpy as np
 import pytest
+import tokenizers
 
+from caatnet.data.tokenizers import Bytes, LibraryTokenizer
 from caatnet.inference import prompts
-from caatnet.inference.requests import Request, stacked
+from caatnet.inference.requests import Request, encoded, stacked
 from caatnet.inference.stops import Stops
 
 
@@ -107,3 +110,28 @@ def test_a_file_that_is_no_text(tmp_path):
     prompts.read([], str(tmp_path / "prompts.txt"))
   with pytest.raises(FileNotFoundError, match="no such file"):
     prompts.read([], str(tmp_path / "none.txt"))
+
+
+def test_a_prompt_is_opened_once():
+  """By what a tokenizer puts before texts, or by its chat template."""
+  library = tokenizers.Tokenizer(
+    tokenizers.models.BPE(
+      {token: i for i, token in enumerate(["<s>", "[", "]", "a", "b"])}, []
+    )
+  )
+  library.add_special_tokens(["<s>"])
+  config = {
+    "bos_token": "<s>", "add_bos_token": True,
+    "chat_template": "{{ bos_token }}[{{ messages[0].content }}]",
+  }
+  letters = LibraryTokenizer(
+    "letters",
+    {"tokenizer.json": library.to_str(),
+     "tokenizer_config.json": json.dumps(config)},
+    "letters",
+  )
+  assert encoded("ab", letters, chat=False) == (0, 3, 4)
+  assert encoded("ab", letters, chat=True) == (0, 1, 3, 4, 2)
+  assert encoded("ab", Bytes(), chat=False) == (97, 98)
+  with pytest.raises(ValueError, match="no chat template"):
+    encoded("ab", Bytes(), chat=True)

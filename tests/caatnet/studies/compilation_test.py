@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from caatnet.studies.compilation import partition, study, tables
+from caatnet.studies.compilation import partition, programs, tables
 from parallel.xla import compiled, ledger, overlap
 from parallel.xla.roofline import Cost
 from tests.caatnet.train import linear_model
@@ -50,8 +50,8 @@ def test_tables_show_what_runs_an_unknown_number_of_times(capsys):
   assert difference.differs
   tables._print_ledger("it", {"collectives": [], "ledger": [{
     "axes": ["a"], "phase": "forward", "differs": True,
-    "lowered": study._rows(difference.lowered),
-    "compiled": study._rows(difference.compiled),
+    "lowered": programs.rows(difference.lowered),
+    "compiled": programs.rows(difference.compiled),
   }]})
   transfers = [
     overlap.ScheduledCollective((e,), e.count, False, 1.0, Cost(), 0.0, ())
@@ -81,10 +81,10 @@ def test_bounds_of_a_step():
     overlap.ScheduledCollective((e,), e.count, True, 3.0, Cost(), 1.0, ())
     for e in entries
   ])
-  found = study.bounds(2.0, rows.values())
+  found = programs.bounds(2.0, rows.values())
   assert found["busiest_axes_seconds"] == 6
   assert found["step_if_all_overlaps"] == 6
   assert found["step_as_scheduled"] == pytest.approx(2 + 3 * 2)
   assert found["step_if_none_overlaps"] == 2 + 3 * 3
   assert found["unknown_transfers"] == 1
-  assert study.bounds(7.0, rows.values())["step_if_all_overlaps"] == 7
+  assert programs.bounds(7.0, rows.values())["step_if_all_overlaps"] == 7

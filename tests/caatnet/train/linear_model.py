@@ -153,7 +153,7 @@ def make(
     rate = optax.constant_schedule(learning_rate)
   train = dict(
     num_steps=num_steps, accumulation=1, log_every=1, eval_every=num_steps,
-    checkpoint_every=2, keep_checkpoints=9,
+    checkpoint_every=2, keep_checkpoints=9, init_from="",
   )
   return Experiment(
     config={"name": "toy"},

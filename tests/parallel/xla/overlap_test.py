@@ -12,11 +12,12 @@ from jax.sharding import AxisType
 import numpy as np
 import pytest
 
-from parallel.hardware.clusters import Level
+from parallel.hardware import collective_times
+from parallel.hardware.clusters import CLUSTERS, Level
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.links import NVLINK_4
 from parallel.xla import compiled as compiled_ledger
-from parallel.xla import hlo, ledger, overlap, roofline
+from parallel.xla import hlo, latency, ledger, overlap, roofline
 from parallel.xla.targets import Target
 
 
@@ -195,6 +196,79 @@ def test_slices_count_what_is_sliced_and_on_chip_operands_nothing():
   assert on_chip.bytes == 16
 
 
+def test_rows_written_in_place_count_themselves_and_not_the_whole():
+  """The operand and the result of a scatter are the whole array, twice."""
+  table = jnp.ones((4096, 128))
+  compiled = jax.jit(
+    lambda x, rows, new: x.at[rows].set(new, mode="drop"), donate_argnums=0
+  ).lower(table, jnp.arange(4), jnp.ones((4, 128))).compile()
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(compiled.as_text()), make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
+  )
+  row = 4 * 128 * 4
+  assert 2 * row <= schedule.total().bytes <= 4 * row + 256
+
+
+def test_a_slice_in_a_nested_fusion_counts_what_is_sliced():
+  """As XLA:TPU writes a product with one layer of stacked weights."""
+  module = hlo.parse("""HloModule m, is_scheduled=true
+
+%slice (stack: f32[32,64,64], i: s32[]) -> f32[1,64,64] {
+  %stack = f32[32,64,64]{2,1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %s = f32[1,64,64]{2,1,0} dynamic-slice(%stack, %i, %i, %i)
+}
+
+%all (x: f32[8,64]) -> f32[8,64] {
+  %x = f32[8,64]{1,0} parameter(0)
+  ROOT %b = f32[8,64]{1,0} bitcast(%x)
+}
+
+%product (x: f32[8,64], stack: f32[32,64,64], i: s32[]) -> f32[8,64] {
+  %x = f32[8,64]{1,0} parameter(0)
+  %left = f32[8,64]{1,0} fusion(%x), kind=kLoop, calls=%all
+  %stack = f32[32,64,64]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %w = f32[1,64,64]{2,1,0} fusion(%stack, %i), kind=kLoop, calls=%slice
+  ROOT %y = f32[8,64]{1,0} add(%left, %w)
+}
+
+ENTRY %main (x: f32[8,64], stack: f32[32,64,64], i: s32[]) -> f32[8,64] {
+  %x = f32[8,64]{1,0} parameter(0)
+  %stack = f32[32,64,64]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %out = f32[8,64] fusion(%x, %stack, %i), kind=kOutput, calls=%product
+}
+""")
+  schedule = overlap.ScheduledProgram(
+    module, make_mesh(a=1), DEVICES["v5p"], lambda _: 0.0
+  )
+  # One layer, what is multiplied by it, the result, and the layer's number.
+  assert schedule.total().bytes == 4 * (64 * 64 + 2 * 8 * 64) + 4
+
+
+def test_a_kernel_counts_what_it_is_said_to_read():
+  """Text of a kernel that takes a cache twice, and writes it in place."""
+  module = hlo.parse("""HloModule m, is_scheduled=true
+
+ENTRY %main (q: f32[8,128], cache: f32[64,128], scale: f32[4]) -> f32[8,128] {
+  %q = f32[8,128]{1,0} parameter(0)
+  %cache = f32[64,128]{1,0} parameter(1)
+  %scale = f32[4]{0} parameter(2)
+  ROOT %o = (f32[8,128], f32[64,128]) custom-call(%q, %cache, %cache, %scale)
+}
+""")
+  device = DEVICES["v5p"]
+  small = 2 * 8 * 128 * 4 + 16
+  for reads, expected in (
+    ({}, small + 3 * 64 * 128 * 4), ({(64, 128): 1000.0}, small + 1000),
+  ):
+    schedule = overlap.ScheduledProgram(
+      module, make_mesh(a=1), device, lambda _: 0.0, reads
+    )
+    assert schedule.total().bytes == expected
+
+
 # Rates of links -------------------------------------------------------------
 
 
@@ -326,3 +400,58 @@ def test_devices_that_share_a_link_or_lie_anywhere_take_longer():
   # Groups that no set of axes describes may cross nodes.
   for axes in (("data",), ()):
     assert seconds(reduction(axes, 2)) == pytest.approx(4000 / 0.5e9)
+
+
+# Latency -------------------------------------------------------------------
+
+
+def node(name, *sizes):
+  """A target of GPUs as numbers, and a grid of them with an axis per level."""
+  cluster = CLUSTERS[name]
+  levels = tuple(
+    dataclasses.replace(level, size=size)
+    for level, size in zip(cluster.levels, sizes, strict=False)
+  )
+  count = math.prod(sizes)
+  target = Target("t", tuple(range(count)), cluster.device, levels, {})
+  return target, Grid(np.arange(count).reshape(sizes[::-1]), ("data", "tensor"))
+
+
+def test_latency_of_a_node_is_what_was_measured():
+  span = latency.seconds(*node("h200", 8, 2))
+  entry = reduction(("tensor",), 8)
+  known = collective_times.between(NVLINK_4, 8)
+  assert span(entry) == known.all_reduce(4000)
+  nothing = dataclasses.replace(entry, shape=(0,))
+  assert span(nothing) == (0, 0)
+  # All-gathers end with eight times what each rank gives.
+  gather = dataclasses.replace(entry, kind="all_gather")
+  whole = known.all_reduce(8 * 4000)
+  assert span(gather) == pytest.approx((whole.least / 2, whole.greatest))
+  with pytest.raises(ValueError, match="InfiniBand NDR were not measured"):
+    span(reduction(("data",), 2))
+
+
+def test_latency_never_hides_what_the_bytes_take():
+  target, grid = node("a100-pcie", 8, 1)
+  wire, span = overlap.wire_seconds(target, grid), latency.seconds(target, grid)
+  for rows in (1, 1000, 10**6):
+    entry = dataclasses.replace(reduction(("tensor",), 8), shape=(rows,))
+    assert wire(entry) < span(entry).least <= span(entry).greatest
+
+
+def test_latency_of_a_torus_is_that_of_its_hops():
+  chips = np.empty((2, 2, 4), object)
+  for place in np.ndindex(2, 2, 4):
+    chips[place] = Chip(place)
+  target = Target("t", tuple(chips.ravel()), DEVICES["v5p"], (), {})
+  grid = Grid(chips, ("x", "y", "z"))
+  span = latency.seconds(target, grid)
+  wire = overlap.wire_seconds(target, grid)
+  # A ring of 4 is closed, so that its farthest chip is two hops away.
+  for axes, hops, n in ((("z",), 2, 4), (("x", "y"), 2, 4),
+                        (("x", "y", "z"), 4, 16)):
+    entry = reduction(axes, n)
+    assert span(entry) == pytest.approx(
+      (wire(entry) + hops * 1e-6, wire(entry) + 2 * (n - 1) * 1e-6)
+    )

@@ -1,0 +1,278 @@
+"""The families of published models that we have, and their config files.
+
+A config file is read as the library that publishes it reads it: a key that is
+left out has that family's default (transformers 5.23, `configuration_llama.py`
+and its neighbours). Rotary positions are told in two forms, ``rope_parameters``
+since version 5, ``rope_theta`` and ``rope_scaling`` before it.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+from caatnet.models.transformer.config import TransformerConfig
+from caatnet.models.transformer.positions import Linear, Llama3
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """What distinguishes a family of models.
+
+  Attributes:
+    architecture: The name of its class.
+    qkv_bias: Whether queries, keys and values have biases.
+    qk_norm: Whether queries and keys are normalised.
+    head_width: The channels of a head, if its config does not say; 0 means
+      width / heads.
+    window: Whether layers have a sliding window: "never", "always" (unless it
+      is null), or by keys that "choose" the layers.
+  """
+
+  architecture: str
+  qkv_bias: bool = False
+  qk_norm: bool = False
+  head_width: int = 0
+  window: str = "never"
+
+
+FAMILIES = {
+  "llama": Family("LlamaForCausalLM"),
+  "mistral": Family("MistralForCausalLM", window="always"),
+  "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="choose"),
+  "qwen3": Family(
+    "Qwen3ForCausalLM", qk_norm=True, head_width=128, window="choose"
+  ),
+}
+
+# Keys of which our model has one value only; null is as good.
+_FIXED = {
+  "hidden_act": "silu",
+  "attention_bias": False,
+  "mlp_bias": False,
+  "partial_rotary_factor": 1.0,
+  "use_mrope": False,
+  "quantization_config": None,
+}
+
+
+def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+  """Reads a published config.
+
+  Args:
+    fields: The config file.
+
+  Returns:
+    The values of ``config.model`` that the model's function depends on; and
+    what is missing or not supported, in which case there may be fewer values.
+  """
+  family = FAMILIES.get(fields.get("model_type", ""))
+  if family is None:
+    return {}, [
+      f"model_type={fields.get('model_type')!r} is none of "
+      f"{', '.join(FAMILIES)}"
+    ]
+  reader = _Reader(fields)
+  for key, value in _FIXED.items():
+    found = fields.get(key)
+    if found not in (None, value):
+      allowed = "not supported" if value is None else f"{value!r} only"
+      reader.wrong.append(f"{key}={_short(found)}: {allowed}")
+  heads = reader.count("num_attention_heads")
+  num_layers = reader.count("num_hidden_layers")
+  section: dict[str, Any] = {
+    "vocab_size": reader.count("vocab_size"),
+    "width": (width := reader.count("hidden_size")),
+    "num_layers": num_layers,
+    "num_heads": heads,
+    # Null, and in Llama's early files nothing, stands for no grouping.
+    "num_kv_heads": reader.count("num_key_value_heads", heads),
+    "ffn_width": reader.count("intermediate_size"),
+    "qkv_bias": family.qkv_bias,
+    "qk_norm": family.qk_norm,
+    "norm_eps": reader.number("rms_norm_eps", 1e-6),
+    "tied_embeddings": bool(fields.get("tie_word_embeddings", False)),
+  }
+  head_width = reader.count("head_dim", family.head_width or width // heads)
+  equal = head_width * heads == width
+  section["head_width"] = 0 if equal else head_width
+  section["sliding_window"] = _window(family, reader, num_layers)
+  section |= _positions(reader)
+  return section, reader.wrong
+
+
+class _Reader:
+  """Reads fields, and notes down what is wrong with them.
+
+  Attributes:
+    fields: The fields.
+    wrong: What is wrong with those that were read.
+  """
+
+  def __init__(self, fields: Mapping[str, Any], where: str = "") -> None:
+    self.fields, self.wrong = fields, []
+    self._where = where
+
+  def count(self, key: str, default: int | None = None) -> int:
+    """Reads a positive integer; one that is wrong counts as 1."""
+    value = self.fields.get(key)
+    if value is None and default is not None:
+      return default
+    if type(value) is not int or value < 1:
+      self.wrong.append(f"{self._say(key)} must be a positive integer")
+      return default or 1
+    return value
+
+  def number(self, key: str, default: float | None = None) -> float:
+    """Reads a positive number; one that is wrong counts as 1."""
+    value = self.fields.get(key)
+    if value is None and default is not None:
+      return default
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+      self.wrong.append(f"{self._say(key)} must be a positive number")
+      return default or 1.0
+    return float(value)
+
+  def _say(self, key: str) -> str:
+    if key not in self.fields:
+      return f"{self._where}{key} is missing and"
+    return f"{self._where}{key}={_short(self.fields[key])}"
+
+
+def _window(family: Family, reader: _Reader, num_layers: int) -> int:
+  """Returns how many positions a query sees; 0 for all."""
+  fields = reader.fields
+  if family.window == "never":
+    return 0
+  if fields.get("sliding_window", 4096) is None:
+    return 0
+  if family.window == "choose" and not fields.get("use_sliding_window", False):
+    return 0
+  window = reader.count("sliding_window", 4096)
+  first = fields.get("max_window_layers", 28)
+  kinds = fields.get("layer_types")
+  if kinds is None and family.window == "choose":
+    if type(first) is not int:
+      reader.wrong.append(f"max_window_layers={_short(first)} is no integer")
+      return window
+    kinds = ["full_attention"] * first + ["sliding_attention"] * num_layers
+    kinds = kinds[:num_layers]
+  if kinds is not None and kinds != kinds[:1] * num_layers:
+    reader.wrong.append(
+      f"layers differ, by layer_types or max_window_layers={_short(first)}: "
+      "one sliding_window for all layers, or none, only"
+    )
+  return 0 if kinds and kinds[0] == "full_attention" else window
+
+
+def _positions(reader: _Reader) -> dict[str, Any]:
+  """Returns base and scaling of rotary positions."""
+  fields = reader.fields
+  key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+  rope = fields.get(key) or {}
+  if not isinstance(rope, dict) or any(
+    isinstance(value, dict) for value in rope.values()
+  ):
+    reader.wrong.append(f"{key}={_short(rope)}: one form for all layers only")
+    rope = {}
+  base = reader.number("rope_theta", 10_000.0)
+  inner = _Reader(rope, f"{key}.")
+  base = inner.number("rope_theta", base)
+  partial = rope.get("partial_rotary_factor")
+  if partial not in (None, 1.0):
+    inner.wrong.append(f"{key}.partial_rotary_factor={partial}: 1.0 only")
+  scaling: tuple[str | float, ...] = ()
+  match kind := rope.get("rope_type", rope.get("type", "default")):
+    case "default":
+      pass
+    case "linear":
+      scaling = "linear", inner.number("factor")
+    case "llama3":
+      scaling = (
+        "llama3",
+        inner.number("factor"),
+        inner.number("low_freq_factor"),
+        inner.number("high_freq_factor"),
+        inner.count("original_max_position_embeddings"),
+      )
+    case _:
+      inner.wrong.append(
+        f"{key} of type {kind!r}: default, linear and llama3 only"
+      )
+  reader.wrong += inner.wrong
+  return {"rope_base": base, "rope_scaling": scaling}
+
+
+def describe(
+  config: TransformerConfig, dtype: str, num_positions: int
+) -> dict[str, Any]:
+  """Writes a config that publishes a model; `parse` reads it back.
+
+  Args:
+    config: The model.
+    dtype: The dtype of its tensors.
+    num_positions: The positions of its context.
+
+  Raises:
+    ValueError: No family has what the model has.
+  """
+  has = config.qkv_bias, config.qk_norm
+  name = next(
+    (
+      name for name, family in FAMILIES.items()
+      if (family.qkv_bias, family.qk_norm) == has
+      and (not config.sliding_window or family.window != "never")
+    ),
+    None,
+  )
+  if name is None:
+    raise ValueError(
+      f"config.model.qkv_bias={config.qkv_bias} and config.model.qk_norm="
+      f"{config.qk_norm}: of {', '.join(FAMILIES)} none has both"
+    )
+  family = FAMILIES[name]
+  fields: dict[str, Any] = {
+    "architectures": [family.architecture],
+    "model_type": name,
+    "vocab_size": config.vocab_size,
+    "hidden_size": config.width,
+    "intermediate_size": config.ffn_width,
+    "num_hidden_layers": config.num_layers,
+    "num_attention_heads": config.num_heads,
+    "num_key_value_heads": config.num_kv_heads,
+    "head_dim": config.head_width,
+    "hidden_act": "silu",
+    "rms_norm_eps": config.norm_eps,
+    "rope_theta": config.rope_base,
+    "rope_scaling": _scaling_fields(config),
+    "max_position_embeddings": num_positions,
+    "tie_word_embeddings": config.tied_embeddings,
+    "torch_dtype": dtype,
+    "bos_token_id": None,
+    "eos_token_id": None,
+  }
+  if family.window != "never":
+    fields["sliding_window"] = config.sliding_window or None
+  if family.window == "choose":
+    fields["use_sliding_window"] = bool(config.sliding_window)
+    fields["max_window_layers"] = 0
+  return fields
+
+
+def _scaling_fields(config: TransformerConfig) -> dict[str, Any] | None:
+  match config.rope_scaling:
+    case None:
+      return None
+    case Linear(factor):
+      return {"rope_type": "linear", "factor": factor}
+    case Llama3(factor, low, high, context):
+      return {
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": low,
+        "high_freq_factor": high, "original_max_position_embeddings": context,
+      }
+
+
+def _short(value: Any) -> str:
+  """Shows a value in a message, cut if it is long."""
+  text = repr(value)
+  return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,348 @@
+"""Hugging Face's folders to a run's folder and back, tensor by tensor.
+
+A published folder has ``config.json``, safetensors files, and those of its
+tokenizer. A run's folder that was made of one has, beside what every run has, a
+file `ORIGIN` that says what it was made of, and all of the tokenizer's files.
+No more than the tensors of one layer's parameter are in memory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import math
+import pathlib
+import shutil
+from typing import Any
+
+from etils import epath
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from caatnet.checks import DTYPES, one_of
+from caatnet.data.tokenizers import FILES
+from caatnet.interop import families, layout, tensors
+from caatnet.interop.source import (
+  HEAD,
+  TABLE,
+  Source,
+  is_computed,
+  make_config,
+)
+from caatnet.models.transformer.model import TransformerModel
+from caatnet.train import evaluated, files, records, slices, tokenizer
+from caatnet.train.checkpoint import Checkpointer
+from caatnet.train.experiment import Experiment
+
+ORIGIN = "huggingface.json"
+
+# What is beside the weights and copied as it is.
+_BESIDE = (
+  *FILES, "added_tokens.json", "tokenizer.model", "vocab.json", "merges.txt",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+  """What a conversion has made.
+
+  Attributes:
+    folder: The new folder.
+    parameters: How many numbers the published tensors are.
+    published_bytes: The size of the published tensors.
+    ranks: The tensor ranks of the run.
+    kv_heads: The published key/value heads, and those of the run.
+    tokenizer: The name of the tokenizer; "" for none.
+    cache_bytes: What a token's keys and values are, over all layers and ranks,
+      in the dtype of activations: by the published heads, and by the run's,
+      those that pad the last rank counted.
+  """
+
+  folder: pathlib.Path
+  parameters: int
+  published_bytes: int
+  ranks: int
+  kv_heads: tuple[int, int]
+  tokenizer: str
+  cache_bytes: tuple[int, int]
+
+  @property
+  def rows(self) -> list[list[str]]:
+    """A table of it: what is counted, as it is published, and in the run."""
+    return [
+      ["parameters", f"{self.parameters:,}", ""],
+      ["bytes of tensors", f"{self.published_bytes:,}", ""],
+      ["tokenizer", self.tokenizer, self.tokenizer or "bytes"],
+      ["tensor ranks", "", str(self.ranks)],
+      ["key/value heads", *map(str, self.kv_heads)],
+      ["bytes of keys and values per token",
+       *(f"{size:,}" for size in self.cache_bytes)],
+    ]
+
+
+def is_run(folder: pathlib.Path) -> bool:
+  """Says whether a folder is a run's, or one with a published model.
+
+  Raises:
+    FileNotFoundError: It is neither.
+  """
+  if (folder / "checkpoints").is_dir():
+    return True
+  if (folder / "config.json").is_file():
+    return False
+  raise FileNotFoundError(
+    f"{folder} is neither a run's folder (checkpoints) nor a published model's "
+    "(config.json)"
+  )
+
+
+def write_run(
+  source: Source,
+  experiment: Experiment,
+  folder: pathlib.Path,
+  advance: Callable[[], None] = lambda: None,
+) -> Conversion:
+  """Writes a run's folder, with a checkpoint of step 0, from a published model.
+
+  Its checkpoint has parameters only, in the dtype that they are published in.
+
+  Args:
+    source: The published model.
+    experiment: The run, whose config has ``source.section`` in it.
+    folder: The run's folder, which nothing has yet.
+    advance: Called after every tensor.
+
+  Raises:
+    FileExistsError: Something has that name.
+    ValueError: A file cannot be read or written.
+  """
+  model = experiment.program.model
+
+  def sliced(slot: layout.Slot) -> slices.Sliced:
+    names = [part.named(row) for row in slot.rows() for part in slot.parts]
+    dtype = functools.reduce(
+      jnp.promote_types, (source.tensors[name].dtype for name in names)
+    )
+
+    def made() -> Iterator[tuple[slices.Place, np.ndarray]]:
+      for row in slot.rows():
+        arrays = []
+        for part in slot.parts:
+          name = part.named(row)
+          array = tensors.read(source.tensors[name], name)
+          arrays.append(array.astype(dtype))
+          advance()
+        place = (0,) if row is None else (0, row)
+        yield place, layout.join(slot, arrays)
+
+    ones = (1,) * (1 + len(slot.shape) - len(slot.slice_shape))
+    return slices.Sliced(
+      (1, *slot.shape), jnp.dtype(dtype), (*ones, *slot.slice_shape), made
+    )
+
+  params = _tree({slot.path: sliced(slot) for slot in source.slots})
+  expected = jax.eval_shape(model.init, jax.random.key(0))
+  shapes = jax.tree.map(lambda x: x.shape[1:], params)
+  assert shapes == jax.tree.map(lambda x: x.shape, expected), shapes
+  origin = {
+    "folder": str(source.folder.absolute()),
+    "repeats": source.repeats,
+    "config": source.fields,
+    "tensors": {name: x.dtype for name, x in source.tensors.items()
+                if not is_computed(name)},
+  }
+  with files.whole_folder(folder) as partial:
+    (partial / "checkpoints").mkdir()
+    slices.write_params(partial / "checkpoints", 0, params)
+    tokenizer.keep(epath.Path(partial), source.tokenizer)
+    _copy(source.folder, partial / tokenizer.FOLDER)
+    records.write_json(partial / "config.json", experiment.config)
+    records.write_json(partial / ORIGIN, origin)
+  name = source.tokenizer.name if source.tokenizer else ""
+  return _conversion(folder, model, source.tensors, source.repeats, name)
+
+
+def write_published(
+  experiment: Experiment,
+  workdir: pathlib.Path,
+  folder: pathlib.Path,
+  *,
+  step: int | None = None,
+  dtype: str = "",
+  shard_bytes: int = 5 * 10**9,
+  advance: Callable[[], None] = lambda: None,
+) -> Conversion:
+  """Writes a published folder from a checkpoint of a run.
+
+  Args:
+    experiment: The run.
+    workdir: The run's folder.
+    folder: The published folder, which nothing has yet.
+    step: The step of the checkpoint; None for the newest one.
+    dtype: The dtype of all tensors; "" for those that the run was made of, and
+      float32 if it was not made of published ones.
+    shard_bytes: The size up to which a file grows.
+    advance: Called after every tensor.
+
+  Raises:
+    FileExistsError: Something has that name.
+    FileNotFoundError: There is no such checkpoint.
+    ValueError: The model has no published form, or a file is damaged.
+  """
+  model = experiment.program.model
+  _check_dense(model)
+  one_of("dtype", dtype, ("", *DTYPES))
+  tokens = tokenizer.load(workdir)
+  origin = _read_origin(experiment, workdir)
+  repeats = origin.get("repeats", 1)
+  slots = layout.slots(model.config, model.tensor.size, repeats)
+  shapes = {name: part.shape for name, part in layout.published(slots)}
+  dtypes = origin.get("tensors") or dict.fromkeys(shapes, "float32")
+  if HEAD in dtypes:  # a table that is published twice
+    shapes.setdefault(HEAD, shapes[TABLE])
+  announced = {name: (dtype or dtypes[name], shapes[name]) for name in dtypes}
+  fields = dict(origin.get("config") or families.describe(
+    model.config, dtype or "float32", experiment.data.seq_len
+  ))
+  for key in {"dtype", "torch_dtype"} & set(fields) if dtype else ():
+    fields[key] = dtype
+  stored = _read_params(experiment, workdir, step)
+  with files.whole_folder(folder) as partial:
+    with tensors.Writer(partial, announced, shard_bytes) as writer:
+      for name, values in _take_apart(slots, stored):
+        writer.write(name, values.astype(announced[name][0]))
+        advance()
+        if name == TABLE and model.config.tied_embeddings and HEAD in announced:
+          writer.write(HEAD, values.astype(announced[HEAD][0]))
+    records.write_json(partial / "config.json", fields)
+    _copy(workdir / tokenizer.FOLDER, partial)
+  written = {
+    name: tensors.Tensor(folder, *tensor) for name, tensor in announced.items()
+  }
+  name = tokens.name if tokens.files else ""
+  return _conversion(folder, model, written, repeats, name)
+
+
+def num_tensors(experiment: Experiment) -> int:
+  """Returns how many tensors the published form of a run's model has."""
+  _check_dense(model := experiment.program.model)
+  slots = layout.slots(model.config, model.tensor.size)
+  return len(list(layout.published(slots)))
+
+
+def _check_dense(model: Any) -> None:
+  """Refuses models that have no published form."""
+  if not isinstance(model, TransformerModel):
+    raise ValueError(
+      "only config.model.name='transformer' has a form that is published"
+    )
+  p = min(sync.p for syncs in model.config.syncs for sync in syncs)
+  if model.tensor.size > 1 and p < 1:
+    raise ValueError(
+      f"config.sync.p={p:g} on {model.tensor.size} tensor ranks: each rank has "
+      "channels of its own, which no published model has; only p = 1 can be "
+      "written"
+    )
+
+
+def _read_origin(
+  experiment: Experiment, workdir: pathlib.Path
+) -> dict[str, Any]:
+  """Reads what a run was made of; {} if not of published tensors."""
+  path = workdir / ORIGIN
+  if not path.exists():
+    return {}
+  origin = tensors.read_json(path)
+  try:
+    section, wrong = families.parse(origin["config"])
+    section["num_kv_heads"] *= origin["repeats"]
+    same = make_config(section)
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f"{path} is damaged: {error}") from error
+  ours = experiment.program.model.config
+  differ = [
+    key for key in section
+    if getattr(same, key) != getattr(ours, key)
+  ]
+  if wrong or differ:
+    raise ValueError(
+      f"{path} is of another model than config.json beside it "
+      f"({'; '.join(wrong) or ', '.join(differ)})"
+    )
+  return origin
+
+
+def _read_params(
+  experiment: Experiment, workdir: pathlib.Path, step: int | None
+) -> Any:
+  """Opens the parameters that stand for a run, ``[1 or workers, ...]``.
+
+  With data parallelism these are any worker's. With other outer loops they are
+  computed, and all in memory.
+  """
+  if experiment.config["outer"]["algorithm"] != "data_parallel":
+    params, _ = evaluated.read(experiment, workdir, step)
+    return jax.tree.map(lambda x: slices.InMemory(np.asarray(x)[None]), params)
+  with contextlib.closing(Checkpointer(workdir, experiment.program)) as reader:
+    return reader.open_params(step)[0]
+
+
+def _take_apart(
+  slots: Sequence[layout.Slot], stored: Any
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields all published tensors of a checkpoint's parameters by name."""
+  for slot in slots:
+    array = functools.reduce(lambda tree, key: tree[key], slot.path, stored)
+    if array.shape[1:] != slot.shape:
+      raise ValueError(
+        f"{'/'.join(slot.path)} is {list(array.shape[1:])} in the checkpoint, "
+        f"but {list(slot.shape)} by config.json"
+      )
+    found = array.rows((0,)) if slot.layers else [array.at((0,))]
+    for row, values in zip(slot.rows(), found, strict=True):
+      parts = layout.take_apart(slot, values)
+      for part, tensor in zip(slot.parts, parts, strict=True):
+        yield part.named(row), tensor
+
+
+def _tree(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+  """Makes a nested dict from leaves by their paths."""
+  tree: dict[str, Any] = {}
+  for (*above, last), leaf in leaves.items():
+    place = tree
+    for key in above:
+      place = place.setdefault(key, {})
+    place[last] = leaf
+  return tree
+
+
+def _copy(source: pathlib.Path, to: pathlib.Path) -> None:
+  """Copies what is beside the weights."""
+  for name in _BESIDE:
+    if (source / name).is_file():
+      to.mkdir(exist_ok=True)
+      shutil.copyfile(source / name, to / name)
+
+
+def _conversion(
+  folder: pathlib.Path,
+  model: TransformerModel,
+  published: Mapping[str, tensors.Tensor],
+  repeats: int,
+  tokenizer: str,
+) -> Conversion:
+  config, ranks = model.config, model.tensor.size
+  kv_heads = config.num_kv_heads // repeats, config.num_kv_heads
+  of_ranks = ranks * -(-config.num_kv_heads // ranks)
+  width = 2 * config.num_layers * config.head_width
+  itemsize = jnp.dtype(config.dtype).itemsize
+  return Conversion(
+    folder,
+    sum(math.prod(x.shape) for x in published.values()),
+    sum(x.size_bytes for x in published.values()),
+    ranks,
+    kv_heads,
+    tokenizer,
+    (kv_heads[0] * width * itemsize, of_ranks * width * itemsize),
+  )

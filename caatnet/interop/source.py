@@ -1,0 +1,207 @@
+"""A published model: its config and the heads of its files, all checked."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import pathlib
+import re
+from typing import Any
+
+from caatnet.checks import DTYPES, one_of
+from caatnet.data.tokenizers import FILES, Tokenizer, load
+from caatnet.interop import families, layout, tensors
+from caatnet.models.transformer.config import TransformerConfig
+from caatnet.models.transformer.positions import parse_scaling
+from parallel.tensor.partial_sync import PartialSync
+
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+
+# Early files of Llama hold the frequencies of rotary positions, which both
+# libraries compute.
+_COMPUTED = re.compile(r"\.rotary_emb\.inv_freq$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A published model that has been checked, and how it becomes a run's.
+
+  Attributes:
+    folder: The published folder.
+    fields: Its config file.
+    tensors: Its tensors by name.
+    section: Values of ``config.model`` that make the model.
+    ranks: The tensor ranks.
+    repeats: How often key/value heads are repeated for the ranks.
+    slots: The parameters of the model.
+    tokenizer: Its tokenizer; None if the folder has none that we read.
+  """
+
+  folder: pathlib.Path
+  fields: Mapping[str, Any]
+  tensors: Mapping[str, tensors.Tensor]
+  section: Mapping[str, Any]
+  ranks: int
+  repeats: int
+  slots: Sequence[layout.Slot]
+  tokenizer: Tokenizer | None
+
+  @property
+  def num_positions(self) -> int:
+    """The positions of its context; as many as can be if it does not say."""
+    return self.fields.get("max_position_embeddings") or 2**31 - 1
+
+  @property
+  def num_tensors(self) -> int:
+    """How many tensors are read."""
+    return len(list(layout.published(self.slots)))
+
+
+def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
+  """Reads a published model's config and the heads of its files.
+
+  Args:
+    folder: The published folder.
+    ranks: The tensor ranks to cut it into.
+    dtype: The dtype of the run's activations; "" for the published one.
+
+  Raises:
+    FileNotFoundError: There are no safetensors files.
+    ValueError: Something is missing, too much, of another shape or not
+      supported, a file is damaged, or the tokenizer is of another model; the
+      message says all of it.
+  """
+  fields = tensors.read_json(folder / "config.json")
+  if not isinstance(fields, dict):
+    raise ValueError(f"{folder / 'config.json'} is damaged: it is no object")
+  section, wrong = families.parse(fields)
+  found, damaged = tensors.find(folder)
+  wrong += damaged
+  repeats, slots = 1, []
+  if section:
+    try:
+      published = make_config(section)
+      repeats = layout.num_repeats(
+        published.num_heads, published.num_kv_heads, ranks
+      )
+      section["num_kv_heads"] *= repeats
+      slots = layout.slots(make_config(section), ranks, repeats)
+    except ValueError as error:
+      wrong.append(str(error))
+  if slots and not damaged:
+    wrong += _compare(found, slots, section["tied_embeddings"])
+  tokenizer = None
+  if (folder / FILES[0]).is_file():
+    try:
+      tokenizer = load(str(folder), "--from")
+      _check_vocabulary(tokenizer, section.get("vocab_size"))
+    except ValueError as error:
+      wrong.append(str(error))
+  if wrong:
+    raise ValueError(f"{folder} cannot be converted: {'; '.join(wrong)}")
+  said = fields.get("torch_dtype", fields.get("dtype"))
+  section["dtype"] = dtype or (
+    said if said in DTYPES else found[TABLE].dtype
+  )
+  one_of("dtype", section["dtype"], DTYPES)
+  return Source(
+    folder, fields, found, section, ranks, repeats, slots, tokenizer
+  )
+
+
+def make_config(section: Mapping[str, Any]) -> TransformerConfig:
+  """Makes the sizes of a model from values of ``config.model``, at p = 1."""
+  every = PartialSync(1.0)
+  return TransformerConfig(
+    **{**section, "rope_scaling": parse_scaling(section["rope_scaling"])},
+    syncs=((every, every),) * section["num_layers"],
+  )
+
+
+def is_computed(name: str) -> bool:
+  """Says whether a tensor holds nothing that a model learns."""
+  return _COMPUTED.search(name) is not None
+
+
+def _compare(
+  found: Mapping[str, tensors.Tensor],
+  slots: Sequence[layout.Slot],
+  tied: bool,
+) -> list[str]:
+  """Lists what is missing, too much, or of another shape or dtype."""
+  expected = {name: part.shape for name, part in layout.published(slots)}
+  wrong = []
+  if missing := expected.keys() - found.keys():
+    wrong.append(f"missing: {_grouped(missing)}")
+  surplus = {
+    name for name in found.keys() - expected.keys()
+    if not is_computed(name)
+  }
+  if tied and HEAD in surplus and TABLE in found:
+    surplus.remove(HEAD)
+    if not _are_equal(found, HEAD, TABLE):
+      wrong.append(
+        f"{HEAD} differs from {TABLE}, but tie_word_embeddings=True"
+      )
+  if surplus:
+    wrong.append(f"not known: {_grouped(surplus)}")
+  common = sorted(expected.keys() & found.keys())
+  wrong += [
+    f"{name} has shape {list(found[name].shape)}, expected "
+    f"{list(expected[name])}"
+    for name in common if found[name].shape != expected[name]
+  ]
+  others = [name for name in common if found[name].dtype not in DTYPES]
+  for dtype in sorted({found[name].dtype for name in others}):
+    names = [name for name in others if found[name].dtype == dtype]
+    wrong.append(
+      f"{_grouped(names)} in {dtype}, which is none of {', '.join(DTYPES)}"
+    )
+  return wrong
+
+
+def _check_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
+  """Refuses a tokenizer of another model, with tokens that have no row."""
+  if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+    raise ValueError(
+      f"{FILES[0]} has {tokenizer.vocab_size} tokens, but "
+      f"vocab_size={vocab_size}: it is of another model"
+    )
+
+
+def _are_equal(
+  found: Mapping[str, tensors.Tensor], one: str, other: str
+) -> bool:
+  """Says whether two tensors have the same bits."""
+  bits = (tensors.read(found[name], name) for name in (one, other))
+  dtypes, shapes, values = zip(
+    *((x.dtype, x.shape, x.tobytes()) for x in bits), strict=True
+  )
+  return len({*dtypes}) == len({*shapes}) == len({*values}) == 1
+
+
+def _grouped(names: Iterable[str]) -> str:
+  """Lists names; those that differ in the layer only are one."""
+  layers: dict[str, list[int]] = {}
+  for name in names:
+    match = re.search(r"\.layers\.(\d+)\.", name)
+    form = name if match is None else re.sub(
+      r"\.layers\.\d+\.", ".layers.{}.", name, count=1
+    )
+    layers.setdefault(form, []).extend([int(match[1])] if match else [])
+  return ", ".join(
+    form.replace("{}", _ranges(sorted(found))) if found else form
+    for form, found in sorted(layers.items())
+  )
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+  """Writes sorted numbers as "3" or "{0-4,7}"."""
+  runs: list[list[int]] = []
+  for number in numbers:
+    if runs and number == runs[-1][-1] + 1:
+      runs[-1].append(number)
+    else:
+      runs.append([number])
+  texts = [
+    str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs
+  ]
+  return texts[0] if len(numbers) == 1 else "{" + ",".join(texts) + "}"

@@ -1,0 +1,273 @@
+"""Folders of published tensors: safetensors files, read and written in turn.
+
+Reading is the library's, which checks a file's header against its size. It is
+asked for one tensor at a time, and the file is closed in between: pages of a
+file that stays mapped count as this process's memory. Writing is done here,
+since the library takes the tensors of a file all at once.
+
+Source of the format: huggingface.co/docs/safetensors.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import struct
+from typing import IO, Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# The dtypes of weights that we take, by the format's names.
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_CODES = {name: code for code, name in DTYPES.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """A tensor in a file.
+
+  Attributes:
+    path: The file.
+    dtype: Its dtype by jax's name; one that we do not take, by the format's.
+    shape: Its shape.
+  """
+
+  path: pathlib.Path
+  dtype: str
+  shape: tuple[int, ...]
+
+  @property
+  def size_bytes(self) -> int:
+    """Its size, if the dtype is one that we take."""
+    return math.prod(self.shape) * jnp.dtype(self.dtype).itemsize
+
+
+def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
+  """Lists a folder's tensors, from one file or from an index and its shards.
+
+  Args:
+    folder: The folder.
+
+  Returns:
+    The tensors by name, and what is wrong with the files.
+
+  Raises:
+    FileNotFoundError: The folder has no such files.
+    ValueError: The index is damaged.
+  """
+  if (folder / SINGLE).exists():
+    return _of_file(folder / SINGLE)
+  if not (folder / INDEX).exists():
+    pickled = sorted(path.name for path in folder.glob("*.bin"))
+    why = (
+      f"only {pickled[0]}, which is pickled: reading it can run any code. "
+      "Have it converted to safetensors" if pickled else "nothing of the kind"
+    )
+    raise FileNotFoundError(
+      f"{folder} must have {SINGLE} or {INDEX}; there is {why}"
+    )
+  place_of = _read_index(folder / INDEX)
+  found: dict[str, Tensor] = {}
+  wrong: list[str] = []
+  for shard in sorted(set(place_of.values())):
+    path = folder / shard
+    if pathlib.Path(shard).name != shard or not path.is_file():
+      wrong.append(f"{INDEX} names {shard!r}, which is no file of the folder")
+      continue
+    tensors, problems = _of_file(path)
+    wrong += problems
+    listed = {name for name, place in place_of.items() if place == shard}
+    lacking = set() if problems else listed - set(tensors)
+    wrong += [f"{shard} lacks {name}" for name in sorted(lacking)]
+    wrong += [
+      f"{name} is in {shard}, but not by {INDEX}"
+      for name in sorted(set(tensors) - listed)
+    ]
+    found |= {name: x for name, x in tensors.items() if name in listed}
+  return found, wrong
+
+
+def read(tensor: Tensor, name: str) -> np.ndarray:
+  """Reads a tensor.
+
+  Raises:
+    ValueError: The file has been damaged since it was listed.
+  """
+  with _opened(tensor.path) as file:
+    return file.get_tensor(name)
+
+
+class Writer:
+  """Writes tensors to a folder's files, in any order, one at a time."""
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    shard_bytes: int = 5 * 10**9,
+  ) -> None:
+    """Writes the headers, and an index if there are several files.
+
+    Args:
+      folder: The folder, which exists.
+      tensors: The dtype and shape of each tensor, in the order of the files.
+      shard_bytes: The size up to which a file grows, unless a single tensor is
+        larger.
+    """
+    sizes = {
+      name: Tensor(folder, *tensor).size_bytes
+      for name, tensor in tensors.items()
+    }
+    self._place: dict[str, tuple[IO[bytes], int]] = {}
+    self._tensors, self._left = tensors, set(tensors)
+    with contextlib.ExitStack() as opened:
+      shards = list(_shards(sizes, shard_bytes))
+      place_of: dict[str, str] = {}
+      for number, names in enumerate(shards, 1):
+        shard = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        path = folder / (SINGLE if len(shards) == 1 else shard)
+        file = opened.enter_context(open(path, "wb"))
+        self._write_header(file, {name: sizes[name] for name in names})
+        place_of |= dict.fromkeys(names, path.name)
+      if len(shards) > 1:
+        index = {
+          "metadata": {"total_size": sum(sizes.values())},
+          "weight_map": dict(sorted(place_of.items())),
+        }
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+      self._opened = opened.pop_all()
+
+  def _write_header(self, file: IO[bytes], sizes: Mapping[str, int]) -> None:
+    """Writes the head of a file, and notes where its tensors go."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, size in sizes.items():
+      dtype, shape = self._tensors[name]
+      header[name] = {
+        "dtype": _CODES[dtype], "shape": list(shape),
+        "data_offsets": [start, start + size],
+      }
+      start += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that tensors begin at whole words
+    file.write(struct.pack("<Q", len(text)) + text)
+    for name in sizes:
+      self._place[name] = file, 8 + len(text) + header[name]["data_offsets"][0]
+
+  def write(self, name: str, values: np.ndarray) -> None:
+    """Writes a tensor, which has the dtype and shape that were announced."""
+    dtype, shape = self._tensors[name]
+    assert values.shape == tuple(shape), name
+    assert values.dtype == jnp.dtype(dtype), name
+    file, start = self._place[name]
+    file.seek(start)
+    file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    self._left.remove(name)
+
+  def __enter__(self) -> "Writer":
+    return self
+
+  def __exit__(self, kind: Any, *_: Any) -> None:
+    with self._opened:
+      if kind is None:
+        assert not self._left, self._left
+        for file in {file for file, _ in self._place.values()}:
+          file.flush()
+          os.fsync(file.fileno())
+
+
+def _shards(
+  sizes: Mapping[str, int], shard_bytes: int
+) -> Iterator[list[str]]:
+  """Splits names, in order, into groups of at most so many bytes."""
+  names: list[str] = []
+  total = 0
+  for name, size in sizes.items():
+    if names and total + size > shard_bytes:
+      yield names
+      names, total = [], 0
+    names.append(name)
+    total += size
+  yield names
+
+
+def _read_index(path: pathlib.Path) -> dict[str, str]:
+  """Reads which file has which tensor."""
+  index = read_json(path)
+  place_of = index.get("weight_map") if isinstance(index, dict) else None
+  if not isinstance(place_of, dict) or not all(
+    isinstance(place, str) for place in place_of.values()
+  ):
+    raise ValueError(f"{path} is damaged: it has no weight_map of names")
+  return place_of
+
+
+def _of_file(path: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
+  """Lists the tensors of one file, and what is wrong with it."""
+  try:
+    with _opened(path) as file:
+      tensors = {}
+      for name in list(file.keys()):
+        part = file.get_slice(name)
+        dtype = part.get_dtype()
+        tensors[name] = Tensor(
+          path, DTYPES.get(dtype, dtype), tuple(part.get_shape())
+        )
+    # The library takes the last of tensors that have one name.
+    with open(path, "rb") as file:
+      size = struct.unpack("<Q", file.read(8))[0]
+      read_json(path, file.read(size), unique=True)
+  except ValueError as error:
+    return {}, [str(error)]
+  return tensors, []
+
+
+@contextlib.contextmanager
+def _opened(path: pathlib.Path) -> Iterator[Any]:
+  """Opens a file by the library; its errors become one line with the file."""
+  try:
+    with safetensors.safe_open(path, "numpy") as file:
+      yield file
+  except (OSError, safetensors.SafetensorError) as error:
+    reason = str(error).removeprefix("Error while deserializing header: ")
+    raise ValueError(
+      f"{path} is damaged or no safetensors file: {reason}"
+    ) from error
+
+
+def read_json(
+  path: pathlib.Path, text: str | bytes | None = None, unique: bool = False
+) -> Any:
+  """Reads a JSON file, or a text that is part of one.
+
+  Args:
+    path: The file.
+    text: What to read in its place; None for all of the file.
+    unique: Whether a key that comes twice is an error.
+
+  Raises:
+    ValueError: It is no JSON, or a key comes twice; the message has the file.
+  """
+
+  def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+    counts = collections.Counter(name for name, _ in found)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+      raise ValueError(f"{', '.join(twice)} is there twice")
+    return dict(found)
+
+  hook: Callable[..., Any] | None = pairs if unique else None
+  try:
+    text = path.read_bytes() if text is None else text
+    return json.loads(text, object_pairs_hook=hook)
+  except ValueError as error:  # that of the decoding, too
+    raise ValueError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,314 @@
+"""Compiles a step of inference for a target and tells what XLA made of it.
+
+A step of decoding reads one token of each of ``batch`` sequences, all at the
+end of their context. A step of prefill reads one chunk of a prompt that ends
+there. Nobody asks for top-k or top-p, whose filters gather the logits.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+import math
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from caatnet.inference import decoder
+from caatnet.inference.decoder import Capacity
+from caatnet.inference.sampling import Sampling, sampling_reductions
+from caatnet.inference.weights import Weights
+from caatnet.models.paged import Batch, CacheShape
+from caatnet.program import Program
+from caatnet.studies.compilation import programs
+from caatnet.studies.compilation.programs import CompiledProgram
+from parallel.network import inference
+from parallel.network.inference import Transformer
+from parallel.xla import hlo, in_place, latency, ledger
+from parallel.xla.targets import Target
+
+PHASES = ("prefill", "decode")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A step of inference.
+
+  Attributes:
+    phase: One of ``PHASES``.
+    program: The model on the target's devices.
+    weights: How its parameters are stored, with their shapes in place of them.
+    capacity: How much a replica holds.
+    cache_shape: One rank's cache.
+  """
+
+  phase: str
+  program: Program
+  weights: Weights
+  capacity: Capacity
+  cache_shape: CacheShape
+
+  @property
+  def sizes(self) -> inference.Step:
+    """What a replica reads in the step."""
+    capacity = self.capacity
+    context = capacity.context
+    if self.phase == "decode":
+      return inference.Step(capacity.batch, 1, context)
+    return inference.Step(1, min(capacity.chunk, context), context)
+
+  @property
+  def replicas_per_device(self) -> int:
+    return math.prod(axis.lanes for axis in self.program.layout.data)
+
+  @functools.cached_property
+  def state(self) -> Any:
+    """Shapes and shardings of cache and newest tokens."""
+    program, shape = self.program, self.cache_shape
+    return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      jax.eval_shape(
+        lambda: decoder.empty_state(program, self.capacity, shape)
+      ),
+      program.layout.shardings(decoder.state_specs(program, shape)),
+    )
+
+  @functools.cached_property
+  def params(self) -> Any:
+    """Shapes and shardings of the stored parameters."""
+    return jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      self.weights.params,
+      self.program.layout.shardings(self.weights.specs),
+    )
+
+  @functools.cached_property
+  def inputs(self) -> tuple[Batch, Sampling]:
+    """Shapes and shardings of what a step reads."""
+    layout = self.program.layout
+    dims = layout.batch_dims[1:]  # without workers
+    sharding = layout.shardings(decoder.replica_spec(self.program))
+
+    def array(*shape, dtype=jnp.int32):
+      return jax.ShapeDtypeStruct((*dims, *shape), dtype, sharding=sharding)
+
+    sequences, length, _ = self.sizes
+    tokens = array(sequences * length)
+    each = array(sequences)
+    batch = Batch(
+      tokens, tokens, tokens,
+      array(sequences, self.capacity.pages_per_sequence), each, each,
+      num_decodes=sequences if self.phase == "decode" else 0,
+    )
+    dtypes = ("uint32", "float32", "int32", "float32", "float32")
+    return batch, Sampling(*(array(sequences, dtype=d) for d in dtypes))
+
+  @property
+  def read_inputs(self) -> Any:
+    """Those of ``inputs`` that are arguments of the compiled program."""
+    batch, sampling = self.inputs
+    # jit drops what a function does not read: without filters, theirs.
+    filters = ("top_k", "top_p")
+    return batch, [
+      x for name, x in sampling._asdict().items() if name not in filters
+    ]
+
+  def lower(self) -> jax.stages.Lowered:
+    """Lowers the program that the decoder runs for such a step."""
+    run = decoder.make_step(self.program, self.weights, self.cache_shape)
+    return run.lower(self.params, self.state, *self.inputs, filters=False)
+
+  def formula(self) -> dict[tuple[str, str], int]:
+    """Returns the operand bytes of a device over the tensor axis.
+
+    Returns:
+      (kind, dtype) -> bytes, by the closed formulas of the model and of
+      sampling; nothing where one device has the whole axis.
+    """
+    program, sizes = self.program, self.sizes
+    tensor = program.layout.tensor
+    found: dict[tuple[str, str], int] = {}
+    if tensor.devices == 1:
+      return found
+    count = program.model.decoding_reductions(
+      tokens=sizes.sequences * sizes.tokens
+    ) + sampling_reductions(
+      tensor, num_sequences=sizes.sequences,
+      vocab_size=program.model.config.vocab_size, filters=False,
+    )
+    for reduction, times in count.items():
+      key = reduction.kind, reduction.dtype
+      size = math.prod(reduction.shape) * jnp.dtype(reduction.dtype).itemsize
+      size *= times * self.replicas_per_device
+      found[key] = found.get(key, 0) + size
+    return found
+
+
+class Built(Protocol):
+  """What a config describes of a language model, but for its parameters."""
+
+  program: Program
+  capacity: Capacity
+  cache_shape: CacheShape
+
+  def abstract_weights(self) -> Weights:
+    """Returns the weights with shapes in place of arrays."""
+    ...
+
+
+def program(phase: str, built: Built) -> Callable[..., dict[str, Any]]:
+  """Returns `analyse` for a phase: a function of target and options."""
+  step = Step(
+    phase, built.program, built.abstract_weights(), built.capacity,
+    built.cache_shape,
+  )
+  return functools.partial(analyse, step)
+
+
+def analyse(
+  step: Step,
+  target: Target,
+  compiler_options: Mapping[str, bool | str] | None = None,
+) -> dict[str, Any]:
+  """Compiles a step of inference.
+
+  Args:
+    step: The step, built on the target's devices.
+    target: The machine to compile for.
+    compiler_options: Options in place of the target's own.
+
+  Returns:
+    Plain data, as `study.analyse` has it, and "inference": the step's sizes,
+    bytes by formula, which attention runs, and bounds with latency. There are
+    no bounds of a program that gathers pages.
+
+  Raises:
+    ValueError: The program copies or slices the cache; the message names the
+      instructions.
+  """
+  made = programs.compile_for(
+    target, step.program.layout.mesh, step.lower, compiler_options
+  )
+  cache, latest = step.state
+  arrays = [
+    hlo.Shape(
+      str(x.dtype), x.sharding.shard_shape(x.shape), 8 * x.dtype.itemsize
+    )
+    for x in jax.tree.leaves(cache)
+  ]
+  uses = in_place.uses(made.module, arrays, step.cache_shape.num_layers)
+  if uses.faults:
+    raise ValueError(
+      f"the program of --phase={step.phase} for {target.name} does not keep "
+      f"the cache in place: {'; '.join(uses.faults[:3])}"
+      + (f"; and {len(uses.faults) - 3} more" if uses.faults[3:] else "")
+    )
+  gathers = bool(uses.gathers)
+  result = made.facts | {
+    "memory": made.memory({
+      "parameters": step.params,
+      "cache": cache,
+      "batch": (latest, step.read_inputs),
+    }),
+    "inference": {
+      "phase": step.phase,
+      **step.sizes._asdict(),
+      "replicas": step.program.layout.num_data_ranks,
+      "page_size": step.capacity.page_size,
+      "order": step.cache_shape.order,
+      "gathers_pages": gathers,
+      "formula": _formula(step, made),
+    },
+  }
+  if target.hardware is not None:
+    result |= _schedule(step, made, arrays, gathers)
+  return result
+
+
+def _formula(step: Step, made: CompiledProgram) -> list[dict[str, Any]]:
+  """Puts bytes of the closed formula beside those of both ledgers."""
+  formula = step.formula()
+  axis = step.program.layout.tensor.name
+  sides: dict[str, dict[tuple[str, str], int]] = {"formula": formula}
+  for side, entries in (("lowered", made.asked), ("compiled", made.made)):
+    sums = sides[side] = {}
+    for entry in ledger.select(entries, axis=axis):
+      if entry.bytes:
+        key = entry.kind, entry.dtype
+        sums[key] = sums.get(key, 0) + entry.bytes * (entry.count or 0)
+  keys = dict.fromkeys(key for sums in sides.values() for key in sums)
+  return [
+    {"kind": kind, "dtype": dtype,
+     **{side: sums.get((kind, dtype), 0) for side, sums in sides.items()}}
+    for kind, dtype in keys
+  ]
+
+
+def _schedule(
+  step: Step, made: CompiledProgram, arrays: list[hlo.Shape], gathers: bool
+) -> dict[str, Any]:
+  """Reads the schedule; bounds of its time without latency and with it."""
+  hardware, dtype = made.target.hardware, step.program.model.dtype
+  reads = _kernel_reads(step, made.module, arrays)
+  times = programs.timeline(made.schedule(reads=reads).collectives())
+  result: dict[str, Any] = times | {"constants": made.constants(dtype)}
+  # A dense copy of all pages is no part of what the step needs.
+  if gathers:
+    return result
+  operations = inference.operations(
+    sizes_of(step), step.sizes, step.program.layout.tensor.size
+  )
+  per_device = step.program.layout.tensor.lanes * step.replicas_per_device
+  flops = per_device * sum(o.count * o.flops for o in operations)
+  peak = hardware.peak(dtype)
+  cost = made.schedule(reads=reads).total()
+  # XLA's text does not show the FLOPs of the attention kernel.
+  compute = max(cost.seconds, flops / peak)
+  result["roofline"] = {
+    "model_flops": flops,
+    "product_flops": cost.flops,
+    "memory_bytes": cost.bytes,
+    "model_flops_seconds": flops / peak,
+    "memory_seconds": cost.bytes / hardware.memory_bandwidth,
+    "formula_seconds": per_device * sum(
+      o.count * o.seconds(hardware, dtype) for o in operations
+    ),
+    **programs.bounds(compute, times["overlap"]),
+  }
+  try:
+    span = latency.seconds(made.target, made.mesh)
+    result["with_latency"] = [
+      programs.bounds(
+        compute,
+        programs.timeline(
+          made.schedule(lambda e, i=i: span(e)[i], reads).collectives()
+        )["overlap"],
+      )
+      for i in range(2)
+    ]
+  except ValueError as error:
+    result["without_latency"] = str(error)
+  return result
+
+
+def sizes_of(step: Step) -> Transformer:
+  """Returns a step's model as `parallel.network.inference` takes it."""
+  config = step.program.model.config
+  return Transformer(
+    config.vocab_size, config.width, config.num_layers, config.num_heads,
+    config.num_kv_heads, config.ffn_width, config.head_width,
+    jnp.dtype(config.dtype).itemsize, config.dtype,
+  )
+
+
+def _kernel_reads(
+  step: Step, module: hlo.Module, arrays: list[hlo.Shape]
+) -> dict[tuple[int, ...], float]:
+  """Returns what a kernel reads of the cache: one layer, all positions."""
+  shape, sizes = step.cache_shape, step.sizes
+  slots = shape.num_layers * shape.num_pages * shape.page_size
+  part = min(1 / shape.num_layers, sizes.sequences * sizes.context / slots)
+  return {
+    dims: array.bytes * part
+    for array in arrays for dims in in_place.views(module, [array])
+  }

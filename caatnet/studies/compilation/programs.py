@@ -1,0 +1,223 @@
+"""What is read off every compiled program, whatever it computes."""
+
+from collections.abc import Callable, Collection, Mapping
+import dataclasses
+import time
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from parallel.xla import compiled as compiled_ledger
+from parallel.xla import fingerprint as fingerprints
+from parallel.xla import hlo, ledger, memory, overlap
+from parallel.xla.ledger import Collective
+from parallel.xla.targets import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+  """A program that was compiled for a target.
+
+  Attributes:
+    target: The machine.
+    mesh: The mesh of its devices.
+    module: The program as XLA runs it.
+    asked: The collectives that it asks for.
+    made: The collectives that XLA made of them.
+    facts: Plain data of all this: target, fingerprint, ledger.
+    compiled: jax's handle.
+  """
+
+  target: Target
+  mesh: jax.sharding.Mesh
+  module: hlo.Module
+  asked: list[Collective]
+  made: list[Collective]
+  facts: dict[str, Any]
+  compiled: jax.stages.Compiled
+
+  def memory(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the bytes of a device by what they hold.
+
+    Args:
+      arguments: Name -> pytree of abstract arrays with shardings; together all
+        arguments of the program.
+    """
+    sizes = memory.memory(self.compiled, dict(arguments))
+    hardware = self.target.hardware
+    return {
+      **sizes.arguments,
+      **({"of these on the host": sizes.host} if sizes.host else {}),
+      "padding by layout": sizes.padding,
+      "outputs": sizes.outputs,
+      "temporaries": sizes.temporaries,
+      "program": sizes.program,
+      "total": sizes.total,
+      "capacity": hardware.memory_bytes if hardware else None,
+    }
+
+  def schedule(
+    self,
+    wire_seconds: Callable[[Collective], float] | None = None,
+    reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
+  ) -> overlap.ScheduledProgram:
+    """Returns the program timed by the target's roofline.
+
+    Args:
+      wire_seconds: Seconds of a collective; None for its bytes over the links.
+      reads: What kernels read of arrays, as `roofline.cost` takes it.
+    """
+    return overlap.ScheduledProgram(
+      self.module, self.mesh, self.target.hardware,
+      wire_seconds or overlap.wire_seconds(self.target, self.mesh), reads,
+    )
+
+  def constants(self, dtype: str) -> dict[str, list[str]]:
+    """Returns the rates that times are made of, and their sources."""
+    hardware = self.target.hardware
+    peak = hardware.peak(dtype)
+    return {
+      f"{dtype} peak": [f"{peak / 1e12:g} TFLOP/s", hardware.source],
+      "memory": [
+        f"{hardware.memory_bytes / 1e9:.4g} GB, "
+        f"{hardware.memory_bandwidth / 1e9:g} GB/s",
+        hardware.source,
+      ],
+      **{
+        level.link.name: [
+          f"{level.link.bandwidth / 1e9:g} GB/s each way", level.link.source
+        ]
+        for level in self.target.levels
+      },
+    }
+
+
+def compile_for(
+  target: Target,
+  mesh: jax.sharding.Mesh,
+  lower: Callable[[], jax.stages.Lowered],
+  compiler_options: Mapping[str, bool | str] | None = None,
+) -> CompiledProgram:
+  """Lowers and compiles a program for a target.
+
+  Args:
+    target: The machine to compile for.
+    mesh: The mesh of its devices.
+    lower: Lowers the program.
+    compiler_options: Options in place of the target's own.
+  """
+  options = target.compiler_options
+  options = dict(options if compiler_options is None else compiler_options)
+  start = time.perf_counter()
+  lowered = fingerprints.lowered_without_locations(lower)
+  compiled = lowered.compile(compiler_options=options)
+  seconds = time.perf_counter() - start
+  module = hlo.parse(compiled.as_text())
+  asked = ledger.collectives(lowered, mesh)
+  made = compiled_ledger.collectives(module, mesh)
+  facts = {
+    "target": target.name,
+    "device": target.devices[0].device_kind,
+    "mesh": dict(mesh.shape),
+    "compiler_options": options,
+    "compile_seconds": seconds,
+    "fingerprint": fingerprints.fingerprint(lowered),
+    "versions": fingerprints.versions(target.devices[0].platform),
+    "ledger": [
+      {
+        "axes": list(d.axes),
+        "phase": d.phase,
+        "lowered": rows(d.lowered),
+        "compiled": rows(d.compiled),
+        "differs": d.differs,
+      }
+      for d in compiled_ledger.compare(asked, made)
+    ],
+    "collectives": [
+      {
+        "axes": list(c.axes),
+        "kind": c.kind,
+        "dtype": c.dtype,
+        "shape": list(c.shape),
+        "phase": c.phase,
+        "rematted": c.rematted,
+        "where": c.where,
+        "count": c.count,
+        "bytes": c.bytes,
+        "wire_bytes_ring": c.wire_bytes_ring,
+      }
+      for c in ledger.merge(made)
+      if c.bytes
+    ],
+  }
+  return CompiledProgram(target, mesh, module, asked, made, facts, compiled)
+
+
+def rows(side: dict) -> list[dict[str, Any]]:
+  """Turns one side of a comparison of ledgers into plain data."""
+  return [
+    {"kind": kind, "dtype": dtype, **sent._asdict()}
+    for (kind, dtype), sent in sorted(side.items())
+  ]
+
+
+def timeline(
+  transfers: Collection[overlap.ScheduledCollective],
+) -> dict[str, list[dict[str, Any]]]:
+  """Turns scheduled transfers into plain data: each, and sums by axes."""
+  return {
+    "transfers": [
+      {
+        "axes": list(t.entries[0].axes),
+        "kind": t.entries[0].kind,
+        "dtype": t.entries[0].dtype,
+        "phase": t.entries[0].phase,
+        "where": t.entries[0].where,
+        "count": t.count,
+        "bytes": t.bytes,
+        "asynchronous": t.asynchronous,
+        "wire_seconds": t.wire_seconds,
+        "beside_seconds": t.beside.seconds,
+        "hidden": t.hidden if t.asynchronous else 0.0,
+        "beside": list(t.between),
+      }
+      for t in transfers
+      if t.bytes
+    ],
+    "overlap": [
+      {"axes": list(names), **row}
+      for names, row in overlap.by_axis(list(transfers)).items()
+    ],
+  }
+
+
+def bounds(
+  compute_seconds: float, rows: Collection[Mapping[str, float]]
+) -> dict[str, float]:
+  """Bounds the time of a step from that of its compute and its transfers.
+
+  Args:
+    compute_seconds: Time of compute.
+    rows: Transfers over each set of axes, as `overlap.by_axis` sums them up.
+
+  Returns:
+    The time if everything overlaps, as scheduled, and if nothing does; what
+    these are made of; and the number of transfers that are in none of it, since
+    nobody knows how often they run.
+  """
+  wire = sum(row["seconds"] for row in rows)
+  exposed = sum(row["exposed_seconds"] for row in rows)
+  # Different axes may have links of their own, so only the busiest ones bound
+  # the time in which all is sent.
+  busiest = max((row["seconds"] for row in rows), default=0.0)
+  return {
+    "compute_seconds": compute_seconds,
+    "wire_seconds": wire,
+    "busiest_axes_seconds": busiest,
+    "exposed_seconds": exposed,
+    "unknown_transfers": sum(row["unknown"] for row in rows),
+    "step_if_all_overlaps": max(compute_seconds, busiest),
+    "step_as_scheduled": compute_seconds + exposed,
+    "step_if_none_overlaps": compute_seconds + wire,
+  }

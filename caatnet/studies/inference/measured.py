@@ -1,0 +1,60 @@
+"""Measured layers of Llama-2-70B beside what the roofline gives for them.
+
+``layers.csv`` has medians, in us, of the operations of one layer on one of 4 or
+8 GPUs, by the number of tokens. Attention's core and all-reduces are not among
+them. Microsoft's Vidur published them (MIT licence); the sample has few of its
+sizes.
+"""
+
+import csv
+import pathlib
+from typing import Any
+
+from parallel.hardware.devices import DEVICES
+from parallel.network.inference import Step, Transformer, operations
+
+SOURCE = (
+  "microsoft/vidur (MIT licence), data/profiling/compute/*/meta-llama/"
+  "Llama-2-70b-hf/mlp.csv, few of its sizes"
+)
+_SAMPLE = pathlib.Path(__file__).with_name("layers.csv")
+# Columns of the sample: products, as `parallel.network.inference` calls them,
+# and what the roofline takes for free.
+PRODUCTS = {
+  "qkv": "attn_pre_proj", "out": "attn_post_proj",
+  "gate and up": "mlp_up_proj", "down": "mlp_down_proj",
+}
+OTHERS = (
+  "input_layernorm", "attn_rope", "post_attention_layernorm", "mlp_act", "add"
+)
+
+
+def compare(model: Transformer) -> list[dict[str, Any]]:
+  """Returns measured and computed microseconds of a layer without attention.
+
+  Args:
+    model: The sizes of Llama-2-70B.
+
+  Returns:
+    A row for each GPU, number of ranks and number of tokens.
+  """
+  with _SAMPLE.open(newline="") as file:
+    rows = list(csv.DictReader(x for x in file if not x.startswith("#")))
+  found = []
+  for row in rows:
+    ranks, tokens = int(row["num_ranks"]), int(row["tokens"])
+    device = DEVICES[row["gpu"]]
+    step = Step(sequences=tokens, tokens=1, context=1)
+    found.append({
+      "gpu": row["gpu"],
+      "num_ranks": ranks,
+      "tokens": tokens,
+      "products_us": sum(float(row[c]) for c in PRODUCTS.values()),
+      "others_us": sum(float(row[c]) for c in OTHERS),
+      "roofline_us": 1e6 * sum(
+        o.seconds(device, model.dtype)
+        for o in operations(model, step, ranks)
+        if o.name in PRODUCTS
+      ),
+    })
+  return found

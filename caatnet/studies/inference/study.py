@@ -1,0 +1,235 @@
+"""The study of prefill and decode under tensor parallelism.
+
+It bounds the time of steps on machines of eight devices, by all bytes and
+products alone and with the latency of collectives. It compares ways to
+synchronise less: a part p of the channels in all layers, or all channels in
+every n-th layer. Nothing is compiled; `launch.compile --phase=decode` compiles
+the same steps.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+from caatnet.studies.inference import measured
+from parallel import checks
+from parallel.network import inference
+from parallel.network.inference import Bounds, Machine, Step, Transformer
+
+# Sizes of Llama 2, Touvron et al., arXiv 2307.09288, with their tokenizer's
+# vocabulary; the first is configs/caatnet/7b.py, too.
+MODELS = {
+  "7b": Transformer(32_000, 4096, 32, 32, 32, 11008),
+  "70b": Transformer(32_000, 8192, 80, 64, 8, 28672),
+}
+
+
+# Sequences of the largest batch in curves.
+_MOST = 1024
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Computes the study.
+
+  Args:
+    config: A config like configs/inference/decode.py, as nested dicts.
+
+  Returns:
+    Plain data: "rows" (a step of a model on a machine by a policy), "curves"
+    (what a policy saves of decoding, by sequences), "helps" (from how many
+    sequences on p saves more than the threshold), "layers" (measured ones),
+    "machines" (where the constants come from). Times are in ms; those with
+    latency are [least, greatest].
+
+  Raises:
+    ValueError: A model or machine is unknown, or a number is out of its range.
+  """
+  for key in ("models", "machines", "p", "batch"):
+    if not config[key]:
+      raise ValueError(f"config.{key}=() must have at least one entry")
+  for name in config["models"]:
+    checks.known("config.models: ", name, MODELS)
+  try:
+    machines = [inference.machine(name) for name in config["machines"]]
+  except ValueError as error:
+    raise ValueError(f"config.machines: {error}") from error
+  rows, curves, helps = [], [], []
+  for name in config["models"]:
+    for machine in machines:
+      rows += _rows(name, machine, config)
+      found = _curves(name, machine, config)
+      curves += found
+      helps += [_helps(curve, config["threshold"]) for curve in found]
+  return {
+    "study": "inference",
+    "context": config["context"],
+    "prompt": config["prompt"],
+    "threshold": config["threshold"],
+    "compute_factor": config["compute_factor"],
+    "models": {n: dataclasses.asdict(MODELS[n]) for n in config["models"]},
+    "machines": [_constants(machine) for machine in machines],
+    "rows": rows,
+    "curves": curves,
+    "helps": helps,
+    "layers": measured.compare(MODELS["70b"]),
+    "layers_source": measured.SOURCE,
+  }
+
+
+def policies(config: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
+  """Returns ways to synchronise by name: (p, every how many layers)."""
+  found = {f"p={p:g}": (p, 1) for p in config["p"]}
+  return found | {f"1 in {n} layers": (1.0, n) for n in config["every"]}
+
+
+def shares(model: Transformer, policy: tuple[float, int]) -> list[float]:
+  """Returns the share of channels that each row door of a model sums.
+
+  Args:
+    model: The sizes.
+    policy: p, and every how many layers both doors synchronise, the first
+      layer's among them.
+  """
+  p, every = policy
+  layers = range(model.num_layers)
+  return [p if i % every == 0 else 0.0 for i in layers for _ in range(2)]
+
+
+def saved(bounds: Bounds, base: Bounds) -> dict[str, Any]:
+  """Returns which part of a step a policy saves, without latency and with."""
+  with_latency = [
+    1 - mine / theirs
+    for mine, theirs in zip(
+      bounds.with_latency, base.with_latency, strict=True
+    )
+  ]
+  return {
+    "saved_without": 1 - bounds.without_latency / base.without_latency,
+    "saved_with": with_latency,
+  }
+
+
+def most_sequences(model: Transformer, machine: Machine, context: int) -> int:
+  """Returns how many sequences' caches fit beside the weights; 0 if none."""
+  one = inference.memory_bytes(
+    model, Step(1, 1, context), machine.num_ranks
+  )
+  room = machine.device.memory_bytes - one["weights"]
+  return max(0, int(room // one["cache"]))
+
+
+def _rows(
+  name: str, machine: Machine, config: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+  """Returns rows of all steps and policies of a model on a machine."""
+  model, context = MODELS[name], config["context"]
+  factor = config["compute_factor"]
+  steps = {f"decode {n}": Step(n, 1, context) for n in config["batch"]}
+  prompt = config["prompt"]
+  if prompt:
+    steps[f"prefill {prompt}"] = Step(1, prompt, prompt)
+  rows = []
+  for label, step in steps.items():
+    base = _bounds(model, step, machine, (1.0, 1), factor)
+    memory = inference.memory_bytes(model, step, machine.num_ranks)
+    for policy, value in policies(config).items():
+      found = _bounds(model, step, machine, value, factor)
+      rows.append({
+        "model": name,
+        "machine": machine.name,
+        "step": label,
+        "policy": policy,
+        "weights_gb": memory["weights"] / 1e9,
+        "cache_gb": memory["cache"] / 1e9,
+        "fits": sum(memory.values()) <= machine.device.memory_bytes,
+        "compute_ms": found.compute * 1e3,
+        "num_collectives": found.num_collectives,
+        "sent_mb": found.sent_bytes / 1e6,
+        "links_ms": found.wire * 1e3,
+        "collectives_ms": [s * 1e3 for s in found.collectives],
+        "without_ms": found.without_latency * 1e3,
+        "with_ms": [s * 1e3 for s in found.with_latency],
+        "overlapped_ms": [s * 1e3 for s in found.overlapped],
+        **saved(found, base),
+      })
+  return rows
+
+
+def _curves(
+  name: str, machine: Machine, config: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+  """Returns what each policy saves of decoding, by number of sequences."""
+  model, context = MODELS[name], config["context"]
+  most = most_sequences(model, machine, context)
+  counts = [2**i for i in range(min(most, _MOST).bit_length())]
+
+  def decode(policy: tuple[float, int]) -> list[Bounds]:
+    return [
+      _bounds(
+        model, Step(n, 1, context), machine, policy, config["compute_factor"]
+      )
+      for n in counts
+    ]
+
+  bases = decode((1.0, 1))
+  return [
+    {
+      "model": name,
+      "machine": machine.name,
+      "policy": policy,
+      "most_sequences": most,
+      "sequences": counts,
+      "saved": list(map(saved, decode(value), bases)),
+    }
+    for policy, value in policies(config).items()
+    if value != (1.0, 1)
+  ]
+
+
+def _helps(curve: Mapping[str, Any], threshold: float) -> dict[str, Any]:
+  """Returns from how many sequences on a policy saves so much; None: never."""
+
+  def first(values: Sequence[float]) -> int | None:
+    # From there on: a dip later on would make the first one no answer.
+    place = len(values)
+    while place and values[place - 1] >= threshold:
+      place -= 1
+    return curve["sequences"][place] if place < len(values) else None
+
+  ends = list(zip(*(s["saved_with"] for s in curve["saved"]), strict=True))
+  return {
+    **{k: curve[k] for k in ("model", "machine", "policy", "most_sequences")},
+    "without": first([s["saved_without"] for s in curve["saved"]]),
+    "with": [first(end) for end in ends] or [None, None],
+  }
+
+
+def _bounds(
+  model: Transformer, step: Step, machine: Machine, policy: tuple[float, int],
+  compute_factor: float,
+) -> Bounds:
+  try:
+    found = inference.bounds(model, step, machine, shares(model, policy))
+  except ValueError as error:
+    raise ValueError(
+      f"{machine.name}, {step.sequences} sequences of {step.tokens} new tokens "
+      f"and context={step.context}: {error}"
+    ) from error
+  return dataclasses.replace(found, compute=compute_factor * found.compute)
+
+
+def _constants(machine: Machine) -> dict[str, Any]:
+  """Returns a machine's constants and where they come from."""
+  device = machine.device
+  return {
+    "name": machine.name,
+    "num_ranks": machine.num_ranks,
+    "peak_tflops": device.peak("bfloat16") / 1e12,
+    "memory_gb": device.memory_bytes / 1e9,
+    "memory_gb_s": device.memory_bandwidth / 1e9,
+    "links_gb_s": machine.rate / 1e9,
+    "smallest_all_reduce_us": [s * 1e6 for s in machine.all_reduce(1)],
+    "mark": machine.times.mark,
+    "source": machine.times.source,
+    "device_source": device.source,
+  }

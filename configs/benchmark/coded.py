@@ -1,0 +1,26 @@
+r"""The loss of a run's model with weights and cache kept as int8 codes.
+
+  python -m launch.benchmark --config=configs/benchmark/coded.py \
+    --config.benchmark.workdir=runs/demo/p0.5
+
+Validation windows are read in chunks through a paged cache, so that keys and
+values are read back as they are kept. Weights have a scale for each 128
+elements of a row, keys and values one for each token and head; tables in which
+tokens are looked up stay floats. The result is in LOG.md.
+"""
+
+import ml_collections
+
+
+def get_config(size: str = "full") -> ml_collections.ConfigDict:
+  """Returns the benchmark: `full`, or `test` for a few windows."""
+  config = ml_collections.ConfigDict()
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "coded"
+  # The folder of a run with one worker.
+  config.benchmark.workdir = "runs/demo/p0.5"
+  # How many validation windows are read, at most.
+  config.benchmark.windows = 256 if size == "full" else 2
+  # Tokens that a step reads.
+  config.benchmark.chunk = 64
+  return config

@@ -1,0 +1,77 @@
+r"""Converts folders of Hugging Face to runs, and back.
+
+  python -m launch.convert --from=Llama-3.1-8B --to=runs/llama --ranks=8
+  python -m launch.convert --from=runs/llama --to=published --dtype=float16
+
+A folder with checkpoints is a run's, any other a published one. A run's config
+has the published sizes, and else what --config says, as in --config.sync.p=0.5.
+launch.evaluate and launch.generate take its folder as --workdir, launch.train
+starts from its parameters by --config.train.init_from.
+"""
+
+import functools
+import pathlib
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string("from", None, "Folder to read.")
+flags.DEFINE_string("to", None, "Folder to write, which must not exist.")
+flags.DEFINE_integer("ranks", None, "Tensor ranks of a run; 1 if unset.", 1)
+flags.DEFINE_string(
+  "dtype", "",
+  "Of a run's activations, or of published tensors; what it was if unset.",
+)
+
+
+def main() -> None:
+  from rich.progress import Progress
+
+  from caatnet.build import experiments
+  from caatnet.interop import huggingface
+  from caatnet.interop.source import open_source
+  from caatnet.show import tables
+  from caatnet.train import files
+
+  source, to = (
+    pathlib.Path(files.folder(FLAGS[name].value, local=True, flag=f"--{name}"))
+    for name in ("from", "to")
+  )
+  is_run = huggingface.is_run(source)
+  unused = "ranks" if is_run else "step"
+  if FLAGS[unused].value is not None:
+    what = "a run's folder" if is_run else "no run's folder"
+    raise ValueError(f"--{unused} has no effect: --from={source} is {what}")
+  if is_run:
+    experiment = experiments.from_folder(source)
+    total = huggingface.num_tensors(experiment)
+    write = functools.partial(
+      huggingface.write_published, experiment, source, to, step=FLAGS.step,
+      dtype=FLAGS.dtype,
+    )
+  else:
+    published = open_source(source, FLAGS.ranks or 1, FLAGS.dtype)
+    total, config = published.num_tensors, FLAGS.config
+    config.name = to.name
+    config.model.update(published.section)
+    config.parallel.tensor = published.ranks
+    config.data.seq_len = min(config.data.seq_len, published.num_positions)
+    if published.tokenizer:
+      config.data.tokenizer = str(source.absolute())
+    experiment = experiments.build(config)
+    write = functools.partial(huggingface.write_run, published, experiment, to)
+  with Progress() as bar:
+    task = bar.add_task("tensors", total=total)
+    made = write(advance=lambda: bar.advance(task))
+  tables.table(f"{made.folder}", ["", "published", "run"], made.rows)
+
+
+if __name__ == "__main__":
+  options.run(
+    main,
+    uses=("config", "step"),
+    required=("from", "to"),
+    defaults={"config": "configs/caatnet/base.py"},
+  )

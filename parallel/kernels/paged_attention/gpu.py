@@ -1,0 +1,201 @@
+"""Attention over pages for GPUs, in Triton.
+
+A program has a block of rows of one kv head of one sequence, looks up in the
+table where its positions lie, and goes through those it sees in blocks, with
+the softmax of FlashAttention (arXiv 2205.14135). With few sequences most of a
+GPU would stand idle. So the positions of a sequence are then split among
+programs, and XLA puts their softmaxes together (Flash-Decoding: Dao et al.,
+2023, crfm.stanford.edu/2023/10/12/flashdecoding.html).
+
+Slots that no row sees are never read.
+
+Shape legend: S = sequences, T = new tokens of each, K = kv heads, G = query
+heads per kv head, D = head width, P = pages in a table, R = rows of a block,
+C = positions of a block, W = programs that share the positions of a sequence.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+import jax.numpy as jnp
+
+from parallel.kernels import calls
+from parallel.kernels.paged_attention.order import Pages
+
+# Positions of a block, and rows at most: the smallest product that Triton takes
+# has 16 rows.
+_POSITIONS = 64
+_ROWS = 64
+_LEAST_ROWS = 16
+# Programs that keep a GPU busy: two for each multiprocessor of an H100 or H200.
+_PROGRAMS = 264
+# Blocks of positions that are worth a program of their own.
+_LEAST_BLOCKS = 4
+# What a row scores where it does not see: finite, so that a row that sees
+# nothing has no NaN.
+_UNSEEN = -1e30
+
+
+def refusal(
+  q: jax.Array, pages: Pages, tables: jax.Array, window: int
+) -> str | None:
+  """Returns why the kernel does not take the operands, or None if it does.
+
+  Args:
+    q: Queries, ``[S, T, H, D]``; only shape and dtype are read.
+    pages: Keys and values, likewise.
+    tables: ``[S, P]``, likewise.
+    window: Positions that a row sees; 0 for all.
+  """
+  del tables, window  # any will do
+  if pages.order == "interleaved" or pages.packing > 1:
+    return f"pages in the order {pages.order!r}: 'heads'"
+  if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+    return f"dtype {q.dtype}: float32, bfloat16 or float16"
+  if pages.dtype not in (q.dtype, jnp.int8):
+    return f"pages of {pages.dtype}, queries of {q.dtype}: one dtype, or int8"
+  if not 16 <= pages.head_width <= 256:
+    return f"heads of {pages.head_width} channels: 16 to 256"
+  if pages.dtype == jnp.int8 and 2**31 < pages.data[0].size <= 2**32:
+    return (
+      "pages of 2 to 4 GiB of codes: addressed with 32 bits, one of them a sign"
+    )
+  return None
+
+
+def paged_attention(
+  q: jax.Array,
+  pages: Pages,
+  tables: jax.Array,
+  first: jax.Array,
+  lengths: jax.Array,
+  *,
+  window: int = 0,
+  interpret: bool = False,
+) -> jax.Array:
+  """Attends from new tokens to all of their sequence that they may see.
+
+  ``reference.paged_attention`` specifies the result. Table entries are valid
+  pages here, and ``lengths`` is 0 for padding.
+  """
+  num_seqs, num_rows, num_heads, width = q.shape
+  k, page = pages.num_kv_heads, pages.page_size
+  group = num_heads // k
+  # [S, T, H, D] -> [S, K, T G, D]: a kv head's rows side by side.
+  rows = q.reshape(num_seqs, num_rows, k, group, width).swapaxes(1, 2)
+  rows = rows.reshape(num_seqs, k, num_rows * group, width)
+  block = pl.next_power_of_2(num_rows * group)
+  block = min(_ROWS, max(_LEAST_ROWS, block))
+  row_blocks = pl.cdiv(num_rows * group, block)
+  position_blocks = pl.cdiv(tables.shape[1] * page, _POSITIONS)
+  shares = max(1, min(
+    _PROGRAMS // (num_seqs * k * row_blocks), position_blocks // _LEAST_BLOCKS
+  ))
+  # Slots one after another: [K, N * page, D], and scales [K, N * page].
+  arrays = [x.reshape(k, -1, width) for x in pages.data]
+  arrays += [x.reshape(k, -1) for x in pages.scales]
+  operands = calls.same_axes(rows, *arrays, tables, first, lengths)
+  dtype = q.dtype if shares == 1 else jnp.float32
+  out, lse = pl.pallas_call(
+    functools.partial(
+      _kernel, group=group, page=page, window=window, block=block,
+      shares=shares,
+    ),
+    grid=(row_blocks * shares, k, num_seqs),
+    out_shape=[
+      calls.shaped((shares, *rows.shape), dtype, operands[0]),
+      calls.shaped((shares, *rows.shape[:-1]), jnp.float32, operands[0]),
+    ],
+    name="paged_attention",
+    compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=2),
+    interpret=interpret,
+  )(*operands)
+  if shares > 1:
+    weights = jax.nn.softmax(lse, axis=0)  # [W, S, K, T G]
+    out = jnp.sum(out * weights[..., None], axis=0, keepdims=True)
+  out = out[0].astype(q.dtype)
+  out = out.reshape(num_seqs, k, num_rows, group, width).swapaxes(1, 2)
+  return out.reshape(q.shape)
+
+
+def _kernel(q_ref, *refs, group, page, window, block, shares):
+  *in_refs, tables_ref, first_ref, length_ref, o_ref, lse_ref = refs
+  program, head, sequence = (pl.program_id(i) for i in range(3))
+  share, number = program % shares, program // shares
+  width, num_rows = q_ref.shape[-1], q_ref.shape[-2]
+  channel = jnp.arange(pl.next_power_of_2(width))
+  exists = (channel < width)[None]
+  row = number * block + jnp.arange(block)
+  inside = row < num_rows
+  here = (sequence, head, row[:, None], channel[None])
+  q = pltriton.load(q_ref.at[here], mask=inside[:, None] & exists, other=0)
+  first, length = first_ref[sequence], length_ref[sequence]
+  own = first + row // group  # position of each row
+  # Positions that some row of the block sees: from low to below end.
+  low = first + (number * block) // group
+  low = jnp.maximum(low - window + 1, 0) if window else 0
+  end = jnp.minimum(first + ((number + 1) * block - 1) // group + 1, length)
+  skipped = low // _POSITIONS
+  blocks = (jnp.maximum(end, 0) + _POSITIONS - 1) // _POSITIONS - skipped
+  each = (jnp.maximum(blocks, 0) + shares - 1) // shares
+
+  def add(turn, carried):
+    top, total, acc = carried
+    place = turn * _POSITIONS + jnp.arange(_POSITIONS)
+    alive = (place >= low) & (place < end)
+    at = tables_ref.at[sequence, place // page]
+    slot = pltriton.load(at, mask=alive, other=0) * page + place % page
+    keys, values, *scales = (
+      _load(ref, head, slot, channel, alive, exists) for ref in in_refs
+    )
+    scores = _dot(q, keys.astype(q.dtype), trans_b=True) * width**-0.5  # [R, C]
+    if scales:
+      scores *= scales[0][None]
+    seen = alive[None] & (place[None] <= own[:, None])
+    if window:
+      seen &= place[None] > own[:, None] - window
+    scores = jnp.where(seen, scores, _UNSEEN)
+    new = jnp.maximum(top, jnp.max(scores, axis=1))
+    weights = jnp.exp(scores - new[:, None])
+    past = jnp.exp(top - new)
+    total = past * total + jnp.sum(weights, axis=1)
+    if scales:
+      weights *= scales[1][None]
+    acc = past[:, None] * acc + _dot(
+      weights.astype(q.dtype), values.astype(q.dtype)
+    )
+    return new, total, acc
+
+  start = skipped + share * each
+  stop = jnp.minimum(start + each, skipped + blocks)
+  top, total, acc = lax.fori_loop(start, stop, add, (
+    jnp.full((block,), _UNSEEN, jnp.float32),
+    jnp.zeros((block,), jnp.float32),
+    jnp.zeros((block, channel.shape[0]), jnp.float32),
+  ))
+  # Who had no positions to go through has the weight exp(_UNSEEN).
+  safe = jnp.where(total == 0.0, 1.0, total)
+  o = (acc / safe[:, None]).astype(o_ref.dtype)
+  pltriton.store(
+    o_ref.at[(share, *here)], o, mask=inside[:, None] & exists
+  )
+  pltriton.store(
+    lse_ref.at[share, sequence, head, row], top + jnp.log(safe), mask=inside
+  )
+
+
+def _load(ref, head, slot, channel, alive, exists):
+  """Reads keys or values ``[C, D]``, or scales ``[C]``; zeros if not alive."""
+  if len(ref.shape) == 2:
+    return pltriton.load(ref.at[head, slot], mask=alive, other=0)
+  at = ref.at[head, slot[:, None], channel[None]]
+  return pltriton.load(at, mask=alive[:, None] & exists, other=0)
+
+
+def _dot(a: Any, b: Any, **options: Any) -> jax.Array:
+  """Multiplies; float32 operands in float32, not in TF32."""
+  return pl.dot(a, b, allow_tf32=False, **options).astype(jnp.float32)

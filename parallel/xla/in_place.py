@@ -1,0 +1,200 @@
+"""Finds where a compiled program copies arrays that it should update in place.
+
+A cache of keys and values takes most of a device's memory, and a step reads a
+part of it and writes a few rows. A program that copies it, or slices a layer
+out of it, moves more than the step needs and may not fit.
+
+Such an array goes through a program as a parameter, through loops, and into
+instructions that update it in place: XLA puts a copy before a
+``dynamic-update-slice`` or a ``scatter`` that cannot. Reshapes that move
+nothing (``bitcast``) make views of it, which are followed. Any other
+instruction with a result of its shape makes another array of that size.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import math
+import re
+
+from parallel.xla import hlo
+
+_PASS_ON = {
+  "parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
+  "call", "opt-barrier", "add-dependency", "after-all", "domain", "async-done",
+  "copy-done",
+}
+_UPDATES = {"dynamic-update-slice", "scatter"}
+_SLICES = {"slice", "dynamic-slice"}
+# What a fusion may do with a slice that it writes: the slice is as large.
+_KEEPS_SIZE = {"bitcast", "reshape", "convert", "copy", "transpose"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Uses:
+  """What a program does with some arrays beside passing and updating them.
+
+  Attributes:
+    faults: Instructions that copy or slice one, and parameters that are not
+      written in place, in words.
+    gathers: Names of instructions that gather rows of one, such as pages.
+  """
+
+  faults: tuple[str, ...]
+  gathers: tuple[str, ...]
+
+
+def uses(
+  module: hlo.Module, arrays: Sequence[hlo.Shape], parts: int = 1
+) -> Uses:
+  """Looks for what a program does with arrays that it should update in place.
+
+  Args:
+    module: The compiled program.
+    arrays: Shapes of the arrays on one device, all of them parameters.
+    parts: How many equal parts, such as layers, an array consists of. A slice
+      counts if it is as large as one of them.
+  """
+  seen_as = views(module, arrays)
+  faults = _not_aliased(module, arrays)
+  gathers = []
+  seen = set()
+  for computation, _ in module.runs():
+    if computation.name in seen:  # one that is called twice
+      continue
+    seen.add(computation.name)
+    for instruction in computation.instructions:
+      what = _fault(module, computation, instruction, seen_as, parts)
+      if what:
+        faults.append(
+          f"{what} {instruction.name}" + (
+            f" ({instruction.op_name})" if instruction.op_name else ""
+          )
+        )
+      if _gathers(module, computation, instruction, seen_as):
+        gathers.append(instruction.name)
+  return Uses(tuple(faults), tuple(gathers))
+
+
+def views(
+  module: hlo.Module, arrays: Iterable[hlo.Shape]
+) -> set[tuple[int, ...]]:
+  """Returns the dims that arrays have anywhere in a program.
+
+  Args:
+    module: The compiled program.
+    arrays: Shapes of the arrays where they are parameters.
+  """
+  found, before = {array.dims for array in arrays}, 0
+  while len(found) > before:
+    before = len(found)
+    for computation in module.computations.values():
+      for instruction in computation.instructions:
+        if instruction.opcode in ("bitcast", "reshape"):
+          (operand,) = computation.operands(instruction)
+          if operand.shapes[0].dims in found:
+            found.add(instruction.shapes[0].dims)
+  return found
+
+
+def _not_aliased(
+  module: hlo.Module, arrays: Sequence[hlo.Shape]
+) -> list[str]:
+  """Returns the arrays whose memory no result takes over."""
+  left = [
+    i.shapes[0] for i in module.computations[module.entry].instructions
+    if i.opcode == "parameter" and int(i.literal) in module.aliased
+  ]
+  missing = []
+  for array in arrays:
+    match = next(
+      (s for s in left if (s.dtype, s.dims) == (array.dtype, array.dims)), None
+    )
+    if match is None:
+      missing.append(
+        f"no result is written in place of a parameter {array.dtype}"
+        f"{list(array.dims)}"
+      )
+    else:
+      left.remove(match)
+  return missing
+
+
+def _fault(
+  module: hlo.Module,
+  computation: hlo.Computation,
+  instruction: hlo.Instruction,
+  views: set[tuple[int, ...]],
+  parts: int,
+) -> str:
+  """Says how an instruction copies or slices an array; "" if it does not."""
+  opcode = instruction.opcode
+  roots = [(computation, instruction)]
+  if opcode == "fusion":
+    inner = module.computations[instruction.calls()[0]]
+    roots = [(inner, root) for root in _results(inner, inner.root)]
+  for owner, root in roots:
+    if _slices(owner, root, views, parts):
+      return "a slice:"
+  whole = [s for s in instruction.shapes if s.dims in views]
+  if not whole or opcode in _PASS_ON | _UPDATES:
+    return ""
+  # An array that fits is brought into a TPU's vector memory, and back.
+  if any(s.on_chip for s in whole):
+    return ""
+  if opcode == "fusion":
+    copies = [
+      root for _, root in roots
+      if root.opcode not in _UPDATES | {"parameter"}
+      and any(s.dims in views for s in root.shapes)
+    ]
+    return f"a copy ({copies[0].opcode} in a fusion):" if copies else ""
+  if opcode == "custom-call":
+    kept = re.findall(r"\{\d*\}: \(", instruction.attribute(
+      "output_to_operand_aliasing"
+    ))
+    return "a kernel's new array:" if len(kept) < len(whole) else ""
+  return f"a copy ({opcode}):"
+
+
+def _results(
+  computation: hlo.Computation, root: hlo.Instruction
+) -> list[hlo.Instruction]:
+  """Returns what a fusion writes, bitcasts and tuples looked through."""
+  if root.opcode in ("tuple", "bitcast"):
+    return [
+      result for operand in computation.operands(root)
+      for result in _results(computation, operand)
+    ]
+  return [root]
+
+
+def _slices(
+  computation: hlo.Computation,
+  instruction: hlo.Instruction,
+  views: set[tuple[int, ...]],
+  parts: int,
+) -> bool:
+  """Returns whether a result is a slice of an array, of a part's size."""
+  while instruction.opcode in _KEEPS_SIZE:
+    instruction = computation.operands(instruction)[0]
+  if instruction.opcode not in _SLICES:
+    return False
+  source = computation.operands(instruction)[0].shapes[0]
+  return source.dims in views and (
+    instruction.shapes[0].elements * parts >= source.elements
+  )
+
+
+def _gathers(
+  module: hlo.Module,
+  computation: hlo.Computation,
+  instruction: hlo.Instruction,
+  views: set[tuple[int, ...]],
+) -> bool:
+  """Returns whether an instruction, or one in its fusion, gathers an array."""
+  if instruction.opcode == "fusion":
+    inner = module.computations[instruction.calls()[0]]
+    return any(_gathers(module, inner, i, views) for i in inner.instructions)
+  return instruction.opcode == "gather" and math.prod(
+    instruction.shapes[0].dims
+  ) > 0 and computation.operands(instruction)[0].shapes[0].dims in views

@@ -1,0 +1,314 @@
+"""What is wrong with a published folder is said, all of it in one error."""
+
+import json
+import shutil
+import struct
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from caatnet.interop import families, huggingface, tensors
+from caatnet.interop.source import make_config, open_source
+from tests.caatnet.interop.huggingface_test import FIXTURES, convert
+
+ONE_FILE = "model.safetensors"
+Q = "model.layers.1.self_attn.q_proj.weight"
+
+
+@pytest.fixture
+def folder(tmp_path):
+  shutil.copytree(FIXTURES / "mistral", tmp_path / "from")
+  return tmp_path / "from"
+
+
+@pytest.fixture
+def sharded(tmp_path):
+  shutil.copytree(FIXTURES / "llama_3", tmp_path / "from")
+  return tmp_path / "from"
+
+
+def edit_config(folder, **changes):
+  """None removes a key."""
+  path = folder / "config.json"
+  config = json.loads(path.read_text()) | changes
+  config = {key: x for key, x in config.items() if x is not None}
+  path.write_text(json.dumps(config))
+
+
+def edit_tensors(folder, edit):
+  arrays = safetensors.numpy.load_file(folder / ONE_FILE)
+  edit(arrays)
+  safetensors.numpy.save_file(arrays, folder / ONE_FILE)
+
+
+def edit_header(folder, edit):
+  """Lets the header say something else about the same bytes."""
+  path = folder / ONE_FILE
+  text = path.read_bytes()
+  end = 8 + struct.unpack("<Q", text[:8])[0]
+  header = json.loads(text[8:end])
+  header = edit(header) or header
+  if not isinstance(header, bytes):
+    header = json.dumps(header).encode()
+  path.write_bytes(struct.pack("<Q", len(header)) + header + text[end:])
+
+
+def expect(folder, message, ranks=1):
+  with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
+    open_source(folder, ranks)
+  assert "\n" not in str(error.value)
+  return str(error.value)
+
+
+# The file ------------------------------------------------------------------
+
+
+def shift(header):
+  start, stop = header[Q]["data_offsets"]
+  header[Q]["data_offsets"] = [start - 2, stop - 2]
+
+
+def lie_about_shape(header):
+  header[Q]["shape"][0] += 1
+
+
+def lie_about_dtype(header):
+  header[Q]["dtype"] = "F32"
+
+
+def name_twice(header):
+  text = json.dumps(header)
+  return text.replace('{"', f'{{"{Q}": {json.dumps(header[Q])}, "', 1).encode()
+
+
+@pytest.mark.parametrize(
+  ("edit", "message"),
+  [
+    (shift, "invalid offset for tensor"),
+    (lie_about_shape, "invalid shape, data type, or offset"),
+    (lie_about_dtype, "invalid shape, data type, or offset"),
+    (name_twice, rf"{Q} is there twice"),
+    (lambda header: b"{}", "not fully covered"),
+    (lambda header: b"weights", "invalid JSON in header"),
+    (lambda header: header.update({"x": {"dtype": "F99"}}), "invalid JSON"),
+  ],
+)
+def test_a_header_that_lies(folder, edit, message):
+  edit_header(folder, edit)
+  expect(folder, f"{ONE_FILE} is damaged.*{message}")
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, -2])
+def test_a_truncated_file(folder, size):
+  path = folder / ONE_FILE
+  path.write_bytes(path.read_bytes()[:size])
+  expect(folder, f"cannot be converted: .*{ONE_FILE} is damaged")
+
+
+def test_a_file_that_is_damaged_later(folder, tmp_path):
+  """Between the check of its header and its last tensor."""
+  source = open_source(folder, 1)
+  text = (folder / ONE_FILE).read_bytes()
+  (folder / ONE_FILE).write_bytes(text[:-2])
+  name, tensor = next(iter(source.tensors.items()))
+  with pytest.raises(ValueError, match="is damaged or no safetensors file"):
+    tensors.read(tensor, name)
+
+
+def test_pickled_weights_are_not_read(folder):
+  (folder / ONE_FILE).rename(folder / "pytorch_model.bin")
+  expect(folder, "only pytorch_model.bin, which is pickled")
+  (folder / "pytorch_model.bin").unlink()
+  expect(folder, "there is nothing of the kind")
+
+
+@pytest.mark.parametrize(
+  ("place", "message"),
+  [
+    ("gone.safetensors", "names 'gone.safetensors', which is no file"),
+    ("../x.safetensors", "names '../x.safetensors', which is no file"),
+    ("model-00001-of-00002.safetensors", "00001-of-00002.safetensors lacks "
+     r"model.norm.weight.*model.norm.weight is in .*but not by"),
+  ],
+)
+def test_an_index_that_lies(sharded, place, message):
+  shutil.copy(
+    sharded / "model-00001-of-00002.safetensors",
+    sharded.parent / "x.safetensors",
+  )
+  path = sharded / tensors.INDEX
+  index = json.loads(path.read_text())
+  index["weight_map"]["model.norm.weight"] = place
+  path.write_text(json.dumps(index))
+  expect(sharded, message)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": [1]}'])
+def test_a_damaged_index(sharded, text):
+  (sharded / tensors.INDEX).write_text(text)
+  expect(sharded, f"{tensors.INDEX} is damaged")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"model_type": "ll'])
+def test_a_damaged_config(folder, text):
+  (folder / "config.json").write_text(text)
+  expect(folder, "config.json is damaged")
+
+
+# Tensors and config ----------------------------------------------------------
+
+
+def test_all_that_is_wrong_is_in_one_error(folder):
+  def edit(arrays):
+    for layer in (0, 1):
+      del arrays[f"model.layers.{layer}.mlp.up_proj.weight"]
+      arrays[f"model.layers.{layer}.self_attn.q_proj.bias"] = np.ones(32, "f4")
+    arrays["model.norm.weight"] = np.ones((32, 1), "f4")
+    arrays["lm_head.weight"] = np.ones((96, 32), "i4")
+    arrays["model.layers.1.mlp.gate_proj.weight_scale"] = np.ones(1, "f4")
+    del arrays["model.layers.1.input_layernorm.weight"]
+
+  edit_tensors(folder, edit)
+  edit_config(folder, attention_bias=True)
+  message = expect(folder, "cannot be converted: ")
+  assert message.partition(": ")[2].split("; ") == [
+    "attention_bias=True: False only",
+    "missing: model.layers.1.input_layernorm.weight, "
+    "model.layers.{0-1}.mlp.up_proj.weight",
+    "not known: model.layers.1.mlp.gate_proj.weight_scale, "
+    "model.layers.{0-1}.self_attn.q_proj.bias",
+    "model.norm.weight has shape [32, 1], expected [32]",
+    "lm_head.weight in I32, which is none of float32, bfloat16, float16",
+  ]
+
+
+def test_a_tied_head_that_differs(folder):
+  edit_config(folder, tie_word_embeddings=True)
+  expect(folder, "lm_head.weight differs from model.embed_tokens.weight")
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"model_type": "mixtral"}, "'mixtral' is none of llama, mistral, qwen2"),
+    ({"hidden_act": "gelu"}, "hidden_act='gelu': 'silu' only"),
+    ({"mlp_bias": True}, "mlp_bias=True: False only"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config=.*not supp"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0},
+      "rope_parameters": None}, "of type 'yarn': default, linear and llama3"),
+    ({"rope_parameters": {"full": {"rope_type": "default"}}}, "one form for"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 2}},
+     "rope_parameters.low_freq_factor is missing.*high_freq.*original_max"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}},
+     "needs a finite factor >= 1"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "1.0 only"),
+    ({"layer_types": ["full_attention", "sliding_attention"]},
+     "layers differ.*one sliding_window for all layers"),
+    ({"hidden_size": None}, "hidden_size is missing and must be a positive"),
+    ({"vocab_size": "many"}, "vocab_size='many' must be a positive integer"),
+    ({"num_hidden_layers": True}, "num_hidden_layers=True must be a positive"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan must be a positive"),
+    ({"num_key_value_heads": 3}, "num_kv_heads=3 does not divide"),
+    ({"head_dim": 5}, "head_width=5 .*must be even"),
+    ({"num_hidden_layers": 3},
+     r"missing: model.layers.2.input_layernorm.weight, model.layers.2.mlp"),
+    ({"vocab_size": 97}, r"embed_tokens.weight has shape \[96, 32\], expect"),
+  ],
+)
+def test_what_is_not_supported_is_named(folder, changes, message):
+  edit_config(folder, **changes)
+  expect(folder, f"cannot be converted: .*{message}")
+
+
+def test_ranks_that_do_not_fit(folder):
+  expect(folder, "ranks=5 would leave one without.*use one of 1, 2, 3, 4, 8", 5)
+  expect(folder, "use one of", 9)
+
+
+# Back ------------------------------------------------------------------------
+
+
+def test_an_origin_of_another_model(folder, tmp_path):
+  experiment, _ = convert(folder, tmp_path / "run")
+  path = tmp_path / "run" / huggingface.ORIGIN
+  origin = json.loads(path.read_text())
+  origin["config"]["sliding_window"] = 99
+  path.write_text(json.dumps(origin))
+  arguments = experiment, tmp_path / "run", tmp_path / "to"
+  with pytest.raises(ValueError, match=r"another model .*\(sliding_window\)"):
+    huggingface.write_published(*arguments)
+  path.write_text("{}")
+  with pytest.raises(ValueError, match=r"huggingface\.json is damaged"):
+    huggingface.write_published(*arguments)
+  path.unlink()
+  with pytest.raises(FileNotFoundError, match="no checkpoint of step 7"):
+    huggingface.write_published(*arguments, step=7)
+  with pytest.raises(ValueError, match="dtype='int8' must be one of"):
+    huggingface.write_published(*arguments, dtype="int8")
+  assert {x.name for x in tmp_path.iterdir()} == {"from", "run"}
+
+
+def test_what_is_no_folder_of_either_kind(tmp_path):
+  with pytest.raises(FileNotFoundError, match="neither a run's folder"):
+    huggingface.is_run(tmp_path)
+
+
+# Configs ---------------------------------------------------------------------
+
+LLAMA_3 = ("llama3", 8.0, 1.0, 4.0, 8192)
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    {"num_kv_heads": 2, "rope_scaling": LLAMA_3, "tied_embeddings": True},
+    {"sliding_window": 9, "head_width": 12, "rope_scaling": ("linear", 2.0)},
+    {"qkv_bias": True},
+    {"qkv_bias": True, "sliding_window": 5},
+    {"qk_norm": True, "rope_base": 1e6},
+  ],
+)
+def test_a_config_that_is_written_is_read_again(changes):
+  section = {
+    "vocab_size": 50, "width": 32, "num_layers": 3, "num_heads": 4,
+    "num_kv_heads": 4, "ffn_width": 40, "head_width": 0, "qkv_bias": False,
+    "qk_norm": False, "sliding_window": 0, "rope_scaling": (),
+    "rope_base": 10_000.0, "norm_eps": 1e-5, "tied_embeddings": False,
+  } | changes
+  fields = families.describe(make_config(section), "float16", 64)
+  fields = json.loads(json.dumps(fields))
+  assert families.parse(fields) == (section, [])
+
+
+def test_no_family_has_biases_and_norms():
+  config = make_config(
+    families.parse(json.loads(
+      (FIXTURES / "qwen3/config.json").read_text()
+    ))[0] | {"qkv_bias": True}
+  )
+  with pytest.raises(ValueError, match="none has both"):
+    families.describe(config, "float32", 64)
+
+
+@pytest.mark.parametrize(
+  ("fields", "window"),
+  [
+    ({"model_type": "mistral"}, 4096),
+    ({"model_type": "mistral", "sliding_window": None}, 0),
+    ({"model_type": "llama", "sliding_window": 7}, 0),
+    ({"model_type": "qwen2", "sliding_window": 7}, 0),
+    ({"model_type": "qwen2", "sliding_window": 7, "use_sliding_window": True,
+      "max_window_layers": 0}, 7),
+    ({"model_type": "qwen3", "sliding_window": 7, "use_sliding_window": True,
+      "max_window_layers": 2}, 0),
+    ({"model_type": "qwen3", "sliding_window": 7, "use_sliding_window": True,
+      "layer_types": ["sliding_attention"] * 2}, 7),
+  ],
+)
+def test_which_layers_have_a_window(fields, window):
+  sizes = json.loads((FIXTURES / "mistral/config.json").read_text())
+  del sizes["sliding_window"]
+  section, wrong = families.parse(sizes | fields)
+  assert (section["sliding_window"], wrong) == (window, [])

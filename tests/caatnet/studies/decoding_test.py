@@ -1,0 +1,107 @@
+"""Steps of inference, compiled: bytes by formula, and a cache in place."""
+
+import collections
+import json
+
+import pytest
+
+from caatnet.build import inference
+from caatnet.build.override import override
+from caatnet.studies.compilation import decoding, tables
+from configs.caatnet import tiny
+from parallel.xla import ledger, targets
+
+SMALL = (
+  "model.width=64 model.num_layers=2 model.num_heads=8 model.num_kv_heads=8 "
+  "model.ffn_width=96 inference.batch=3 inference.context=64 "
+  "inference.chunk=24 "
+)
+
+
+def step(phase, overrides, mesh):
+  config = override(tiny.get_config(), SMALL + overrides)
+  built = inference.build(config, mesh)
+  return decoding.Step(
+    phase, built.program, built.abstract_weights(), built.capacity,
+    built.cache_shape,
+  )
+
+
+# (phase, overrides, mesh)
+CASES = {
+  "p=1": ("prefill", "", {"tensor": 8}),
+  "not a whole number": ("decode", "sync.p=0.29", {"tensor": 8}),
+  "per layer": (
+    "prefill", "sync.p_attention=0.5,0.0 sync.p_mlp=1.0,0.25", {"tensor": 8}
+  ),
+  "grouped, one shot": (
+    "decode",
+    "model.num_kv_heads=2 parallel.tensor=2 sync.p=0.25 sync.route=one_shot",
+    {"tensor": 2},
+  ),
+  "lanes, doors in 16 bits": (
+    "prefill", "sync.p=0.5 sync.forward_dtype=bfloat16", {"tensor": 2}
+  ),
+  "replicas, two on a device": (
+    "decode", "parallel.data=4 parallel.tensor=4 sync.p=0.75",
+    {"data": 2, "tensor": 4},
+  ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_lowered_step_sends_what_the_formula_says(case):
+  phase, overrides, mesh = CASES[case]
+  found = step(phase, overrides, mesh)
+  sums = collections.Counter()
+  for entry in ledger.collectives(found.lower(), found.program.layout.mesh):
+    if entry.bytes:
+      sums[entry.kind, entry.dtype] += entry.count * entry.bytes
+  assert sums == found.formula()
+  assert sums["all_gather", "int32"]  # of sampling
+
+
+def test_p_s_share_of_a_step_is_exact():
+  """Sampling apart, at most the embedding is left of a step at p = 0."""
+  whole, part, none = (
+    step("decode", f"sync.p={p}", {"tensor": 8}).formula()
+    for p in (1, 0.25, 0)
+  )
+  key = "all_reduce", "float32"
+  assert part[key] - none[key] == 0.25 * (whole[key] - none[key]) > 0
+  assert {k: v for k, v in part.items() if k != key} == {
+    k: v for k, v in whole.items() if k != key
+  }
+
+
+def test_a_compiled_step(capsys):
+  found = step("decode", "sync.p=0.5", {"tensor": 8})
+  target = targets.resolve("cpu:8")
+  result = decoding.analyse(found, target)
+  assert json.loads(json.dumps(result)) == result
+  memory = result["memory"]
+  # 3 sequences of 64 positions, keys and values of 2 layers, 8 channels.
+  assert memory["cache"] == found.cache_shape.size_bytes == (
+    3 * 64 * 2 * 2 * 8 * 4
+  )
+  assert memory["padding by layout"] == 0
+  assert memory["temporaries"] < memory["cache"]
+  for row in result["inference"]["formula"]:
+    assert row["formula"] == row["lowered"] == row["compiled"] > 0
+  # XLA:CPU has no kernel for attention over pages.
+  assert result["inference"]["gathers_pages"]
+  assert "roofline" not in result
+  tables.show({"base": result})
+  printed = capsys.readouterr().out
+  assert "decode of base: 3 x 1 tokens" in printed
+  assert "cache" in printed
+
+
+def test_a_copied_cache_is_an_error_that_names_the_instruction():
+  """XLA:CPU widens 16 bits to write a row, and so all of the cache."""
+  found = step("decode", "model.dtype=bfloat16", {"tensor": 8})
+  with pytest.raises(ValueError, match=(
+    r"--phase=decode for cpu:8 does not keep the cache in place: a copy "
+    r"\(\w+( in a fusion)?\): \w+"
+  )):
+    decoding.analyse(found, targets.resolve("cpu:8"))

@@ -1,0 +1,146 @@
+"""The study of prefill and decode: its formula, its answers, its anchors."""
+
+import copy
+
+import pytest
+
+from caatnet.models.transformer.communication import decoding_reductions
+from caatnet.models.transformer.config import TransformerConfig
+from caatnet.studies.inference import measured, pictures, study, tables
+from configs.inference import decode
+from parallel.network import inference
+from parallel.network.inference import Step
+from parallel.tensor.partial_sync import PartialSync
+
+CONFIG = decode.get_config().to_dict() | {"every": (2, 4)}
+
+
+@pytest.fixture(scope="module")
+def result():
+  return study.run(CONFIG)
+
+
+@pytest.mark.parametrize("model", study.MODELS)
+@pytest.mark.parametrize("policy", [(1.0, 1), (0.29, 1), (1.0, 2), (0.5, 3)])
+def test_messages_are_those_of_the_model_s_formula(model, policy):
+  sizes = study.MODELS[model]
+  shares = study.shares(sizes, policy)
+  config = TransformerConfig(
+    sizes.vocab_size, sizes.width, sizes.num_layers, sizes.num_heads,
+    sizes.num_kv_heads, sizes.ffn_width, dtype="bfloat16",
+    syncs=tuple(
+      tuple(PartialSync(p) for p in shares[i : i + 2])
+      for i in range(0, len(shares), 2)
+    ),
+  )
+  expected = decoding_reductions(config, tokens=5 * 7)
+  assert sorted(inference.messages(sizes, Step(5, 7, 9), shares)) == sorted(
+    2 * rows * channels
+    for (_, _, (rows, channels), _), count in expected.items()
+    for _ in range(count)
+  )
+
+
+def test_sharing_everything_saves_nothing_and_less_saves_more(result):
+  for row in result["rows"]:
+    if row["policy"] == "p=1":
+      assert row["saved_without"] == 0
+      assert row["saved_with"] == [0, 0]
+  steps = {}
+  for row in result["rows"]:
+    key = row["model"], row["machine"], row["step"]
+    steps.setdefault(key, {})[row["policy"]] = row
+  for rows in steps.values():
+    for a, b in (("p=0.75", "p=0.5"), ("p=0.5", "p=0.25"),
+                 ("1 in 2 layers", "1 in 4 layers")):
+      assert rows[a]["saved_without"] <= rows[b]["saved_without"]
+      assert rows[a]["with_ms"] >= rows[b]["with_ms"]
+
+
+def test_of_as_many_bytes_fewer_collectives_save_more(result):
+  """Half of the channels of all doors, or all of half of the doors."""
+  rows = {
+    (r["model"], r["machine"], r["step"], r["policy"]): r
+    for r in result["rows"]
+  }
+  found = 0
+  for (*key, policy), row in rows.items():
+    if policy == "p=0.5" and "decode" in key[2]:
+      fewer = rows[*key, "1 in 2 layers"]
+      assert fewer["sent_mb"] == pytest.approx(row["sent_mb"])
+      assert fewer["num_collectives"] < row["num_collectives"]
+      for half, whole in zip(row["with_ms"], fewer["with_ms"], strict=True):
+        assert whole < half
+        found += 1
+  assert found == 2 * 2 * 5 * 3
+
+
+def test_a_help_is_one_from_there_on():
+  """A dip takes back what came before it."""
+  curve = {
+    "model": "m", "machine": "n", "policy": "p", "most_sequences": 9,
+    "sequences": [1, 2, 4, 8],
+    "saved": [
+      {"saved_without": a, "saved_with": [b, c]}
+      for a, b, c in [(0.1, 0.0, 0.1), (0.0, 0.0, 0.1), (0.1, 0.04, 0.1),
+                      (0.1, 0.04, 0.1)]
+    ],
+  }
+  found = study._helps(curve, 0.05)
+  assert (found["without"], found["with"]) == (4, [None, 1])
+
+
+def test_what_fits_fits():
+  machine = inference.machine("gpu:a100:1x8")
+  model = study.MODELS["70b"]
+  most = study.most_sequences(model, machine, 4096)
+  sizes = [
+    sum(inference.memory_bytes(model, Step(n, 1, 4096), 8).values())
+    for n in (most, most + 1)
+  ]
+  assert sizes[0] <= 80e9 < sizes[1]
+
+
+def test_no_measured_layer_is_faster_than_the_roofline(result):
+  ratios = [r["products_us"] / r["roofline_us"] for r in result["layers"]]
+  assert len(ratios) == 36
+  assert min(ratios) > 1.2
+  assert max(ratios) < 2
+  assert {*measured.PRODUCTS} < {
+    o.name for o in inference.operations(study.MODELS["70b"], Step(1, 1, 1), 8)
+  }
+
+
+def test_slower_compute_leaves_less_to_save():
+  config = copy.deepcopy(CONFIG) | {"models": ("70b",), "every": ()}
+  rows = study.run(config)["rows"]
+  slower = study.run(config | {"compute_factor": 2.0})["rows"]
+  for row, other in zip(rows, slower, strict=True):
+    assert other["compute_ms"] == pytest.approx(2 * row["compute_ms"])
+    assert other["collectives_ms"] == row["collectives_ms"]
+    assert other["saved_without"] <= row["saved_without"]
+
+
+def test_tables_and_picture(capsys, tmp_path):
+  config = copy.deepcopy(CONFIG) | {"models": ("70b",), "every": ()}
+  result = study.run(config | {"p": (1.0, 0.5)})
+  tables.show(result)
+  printed = capsys.readouterr().out
+  assert "161 all-reduces by their bytes alone; with latency" in printed
+  assert "gpu:a100-pcie:1x8" in printed
+  pictures.plot(result, tmp_path / "decode.png")
+  assert (tmp_path / "decode.png").stat().st_size > 20_000
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"models": ("8b",)}, "config.models: '8b' must be one of 7b, 70b"),
+    ({"machines": ()}, "config.machines=()"),
+    ({"machines": ("gpu:h200:1x9",)}, "config.machines: .*2 to 8 GPUs"),
+    ({"batch": (10**5,)}, "gpu:h200:1x8, 100000 sequences .*not measured"),
+  ],
+)
+def test_what_is_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    study.run(CONFIG | change)

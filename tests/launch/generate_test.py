@@ -1,0 +1,62 @@
+"""Prompts from a file are continued, and an impossible one is named."""
+
+import json
+
+import pytest
+
+from caatnet.build import experiments
+from caatnet.train.checkpoint import Checkpointer
+from configs.caatnet import tiny
+
+SETTINGS = ("--cpu_devices=2", "--config.inference.context=24")
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+  """A run of one process that has not trained."""
+  config = tiny.get_config("test")
+  config.model.num_layers = 1
+  config.parallel.tensor = 2
+  config.train.num_steps = 1
+  config.optimizer.warmup_steps = 0
+  folder = tmp_path_factory.mktemp("generate")
+  (folder / "config.json").write_text(config.to_json())
+  experiment = experiments.build(config, {"tensor": 1})
+  checkpointer = Checkpointer(folder, experiment.program, keep=1)
+  checkpointer.save(experiment.init_state(), {})
+  checkpointer.wait()
+  checkpointer.close()
+  return folder
+
+
+def test_prompts_of_a_file_become_lines_of_json(workdir, tmp_path, launch):
+  path = tmp_path / "prompts.jsonl"
+  texts = ["def ", "def ", "import os\n"]
+  path.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
+  ended = launch(
+    "generate", f"--workdir={workdir}", f"--prompt_file={path}", "--json",
+    "--logprobs", "--max_tokens=6", "--temperature=1", "--seed=5", *SETTINGS,
+    "--config.inference.batch=1", "--config.parallel.data=2",
+  )
+  assert ended.returncode == 0, ended.stderr
+  found = [json.loads(line) for line in ended.stdout.splitlines()]
+  assert [line["prompt"] for line in found] == texts
+  for line in found:
+    assert len(line["logprobs"]) == len(line["tokens"])
+    assert line["text"] == bytes(line["tokens"]).decode(errors="replace")
+    assert line["reason"] == "max_tokens"
+  assert found[0]["tokens"] != found[1]["tokens"]  # each has a seed of its own
+  assert f"prefill {sum(map(len, texts))} tokens, " in ended.stderr
+  assert " compiled in " in ended.stderr
+
+
+def test_a_prompt_without_room_is_an_error(workdir, launch):
+  ended = launch(
+    "generate", f"--workdir={workdir}", "--prompt=a", f"--prompt={24 * 'a'}",
+    *SETTINGS,
+  )
+  assert ended.returncode == 2
+  assert ended.stderr.splitlines()[-1] == (
+    "error: prompt 2: the prompt has 24 tokens, which leaves no room in "
+    "config.inference.context=24"
+  )

@@ -1,0 +1,137 @@
+"""Bounds of prefill and decode: published sizes, and laws of any step."""
+
+import itertools
+
+import pytest
+
+from parallel.hardware.devices import DEVICES
+from parallel.network import inference
+from parallel.network.inference import Step, Transformer
+
+LLAMA_7B = Transformer(32_000, 4096, 32, 32, 32, 11008)
+LLAMA_70B = Transformer(32_000, 8192, 80, 64, 8, 28672)
+MODELS = {"7b": LLAMA_7B, "70b": LLAMA_70B}
+MACHINES = (
+  "gpu:h200:1x8", "gpu:a100:1x8", "gpu:a100-pcie:1x8", "tpu:v5p:2x2x2",
+  "tpu:v6e:2x4",
+)
+each_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+each_machine = pytest.mark.parametrize("name", MACHINES)
+
+
+def everywhere(model, p):
+  return [p] * (2 * model.num_layers)
+
+
+@pytest.mark.parametrize(
+  ("model", "parameters"),
+  [(LLAMA_7B, 6_738_415_616), (LLAMA_70B, 68_976_648_192)],
+  ids=["7b", "70b"],
+)
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_weights_are_the_published_parameters(model, parameters, ranks):
+  gains = (2 * model.num_layers + 1) * model.width
+  found = inference.memory_bytes(model, Step(1, 1, 1), ranks)
+  assert ranks * found["weights"] / 2 + gains == parameters
+
+
+@each_model
+def test_a_prompt_s_products_are_those_of_its_tokens(model):
+  """Decoded one by one; logits are wanted of the last one only."""
+  whole, *parts = (
+    {o.name: o.count * o.flops for o in inference.operations(model, step, 8)}
+    for step in (Step(3, 5, 9), *(Step(3, 1, n) for n in range(5, 10)))
+  )
+  for name, flops in whole.items():
+    total = sum(part[name] for part in parts)
+    assert flops == (parts[0][name] if name == "head" else total)
+
+
+def test_the_cache_has_two_numbers_per_head_channel_and_position():
+  for model, ranks, heads in ((LLAMA_7B, 8, 4), (LLAMA_70B, 8, 1),
+                              (LLAMA_70B, 16, 1), (LLAMA_70B, 3, 3)):
+    found = inference.memory_bytes(model, Step(7, 1, 100), ranks)
+    # Beyond as many ranks as heads, heads are repeated: no rank has less.
+    assert found["cache"] == 7 * 100 * 2 * model.num_layers * heads * 128 * 2
+
+
+@each_model
+def test_p_sends_its_share_exactly(model):
+  step = Step(6, 1, 100)
+  embedding = 6 * model.width * 2
+  for p in (1, 0.75, 0.5, 0.25):
+    sent = inference.messages(model, step, everywhere(model, p))
+    assert len(sent) == 1 + 2 * model.num_layers
+    assert sum(sent) - embedding == p * 2 * model.num_layers * embedding
+  assert inference.messages(model, step, everywhere(model, 0)) == [embedding]
+
+
+@each_machine
+@each_model
+def test_latency_only_adds_and_less_to_send_never_takes_longer(model, name):
+  machine = inference.machine(name)
+  for step in (Step(1, 1, 2048), Step(64, 1, 2048), Step(1, 1024, 1024)):
+    found = [
+      inference.bounds(model, step, machine, everywhere(model, p))
+      for p in (0.25, 0.5, 0.75, 1.0)
+    ]
+    for less, more in itertools.pairwise(found):
+      for a, b in zip(less.with_latency, more.with_latency, strict=True):
+        assert a <= b * (1 + 1e-12)
+    for b in found:
+      assert b.compute == found[0].compute
+      assert b.wire < b.collectives.least <= b.collectives.greatest
+      assert b.without_latency < b.with_latency.least
+      assert max(b.compute, b.collectives.least) == b.overlapped.least
+
+
+@each_machine
+def test_a_step_is_bounded_by_the_device(name):
+  """One sequence reads all weights; many tokens multiply by all of them."""
+  machine = inference.machine(name)
+  device, model = machine.device, LLAMA_7B
+  shares = everywhere(model, 1)
+  memory = inference.memory_bytes(model, Step(1, 1, 64), 8)
+  table = model.vocab_size * model.width * 2 / 8  # a row of it is looked up
+  one = inference.bounds(model, Step(1, 1, 64), machine, shares)
+  assert one.compute == pytest.approx(
+    (sum(memory.values()) - table) / device.memory_bandwidth
+  )
+  step = Step(1, 4096, 4096)
+  flops = sum(o.count * o.flops for o in inference.operations(model, step, 8))
+  many = inference.bounds(model, step, machine, shares)
+  assert many.compute == pytest.approx(flops / device.peak("bfloat16"), 0.02)
+
+
+def test_machines_are_those_of_their_names():
+  machine = inference.machine("gpu:a100-pcie:1x8")
+  assert machine.device is DEVICES["a100-pcie"]
+  assert machine.wire_seconds(8e9) == pytest.approx(14e9 / 31.5e9, 1e-2)
+  # Closed in all three dims: two links along each.
+  assert inference.machine("tpu:v5p:4x4x4").rate == 6 * 1200e9 / 2 / 6
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda: inference.machine("gpu:h300:1x8"), "did you mean h"),
+    (lambda: inference.machine("gpu:h200:2x8"), "as in gpu:h200:1x8"),
+    (lambda: inference.machine("gpu:h200:1x9"), "2 to 8 GPUs"),
+    (lambda: inference.machine("gpu:h200:1x1"), "2 to 8 GPUs"),
+    (lambda: inference.machine("gpu:b200:1x8"), "were not measured"),
+    (lambda: inference.machine("tpu:v5p:3x5x3"), "no such slice"),
+    (lambda: inference.machine("tpu:v9:2x2"), "generation 'v9'"),
+    (lambda: inference.bounds(
+      LLAMA_7B, Step(1, 9, 8), inference.machine("gpu:h200:1x8"),
+      everywhere(LLAMA_7B, 1)), "context=8 must hold the 9 new tokens"),
+    (lambda: inference.bounds(
+      LLAMA_7B, Step(0, 1, 8), inference.machine("gpu:h200:1x8"),
+      everywhere(LLAMA_7B, 1)), "sequences=0"),
+    (lambda: inference.messages(LLAMA_7B, Step(1, 1, 1), [1.0]), "1 shares"),
+    (lambda: inference.messages(
+      LLAMA_7B, Step(1, 1, 1), everywhere(LLAMA_7B, 1.5)), "p=1.5"),
+  ],
+)
+def test_what_is_refused(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()

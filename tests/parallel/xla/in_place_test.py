@@ -1,0 +1,107 @@
+"""Copies and slices of arrays that a program should update in place."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import pytest
+
+from parallel.xla import hlo, in_place
+
+# Layers in pages of 8 rows: [layers * pages, page, width].
+LAYERS, PAGES, PAGE, WIDTH = 3, 16, 8, 32
+CACHE = jax.ShapeDtypeStruct((LAYERS * PAGES, PAGE, WIDTH), jnp.float32)
+ROWS = jax.ShapeDtypeStruct((4, WIDTH), jnp.float32)
+SLOTS = jax.ShapeDtypeStruct((4,), jnp.int32)
+
+
+def write(cache, layer, rows, slots):
+  flat = cache.reshape(-1, WIDTH)
+  flat = flat.at[slots + layer * PAGES * PAGE].set(rows, mode="drop")
+  return flat.reshape(cache.shape)
+
+
+def layers(f):
+  """Writes rows of each layer, then lets f read and pass the cache on."""
+
+  def step(cache, rows, slots):
+    def layer(carry, index):
+      cache, rows = carry
+      cache = write(cache, index, rows, slots)
+      cache, read = f(cache, index, slots)
+      return (cache, rows + read), None
+
+    return lax.scan(layer, (cache, rows), jnp.arange(LAYERS))[0]
+
+  return step
+
+
+def pages(cache, index, slots):
+  return cache, cache[slots % PAGES + index * PAGES].sum(1)
+
+
+def whole_layer(cache, index, slots):
+  layer = lax.dynamic_slice_in_dim(cache, index * PAGES, PAGES)
+  return cache, jnp.sort(layer.reshape(-1, WIDTH), axis=0)[:4]
+
+
+def one_page(cache, index, slots):
+  page = lax.dynamic_slice_in_dim(cache, index * PAGES + slots[0] % PAGES, 1)
+  return cache, jnp.sort(page[0], axis=0)[:4]
+
+
+def twice(cache, index, slots):
+  return cache * 2, cache[slots].sum(1)
+
+
+def turned(cache, rows, slots):
+  return write(cache, 0, rows, slots).transpose(1, 0, 2).reshape(cache.shape)
+
+
+def kept_from_before(cache, rows, slots):
+  """What is written is read as it was before."""
+  return write(cache, 0, rows, slots), jnp.cumsum(cache, axis=0)[:, 0]
+
+
+def uses(f, donate=True, dtype=None):
+  cache = CACHE if dtype is None else jax.ShapeDtypeStruct(CACHE.shape, dtype)
+  rows = ROWS if dtype is None else jax.ShapeDtypeStruct(ROWS.shape, dtype)
+  compiled = jax.jit(f, donate_argnums=0 if donate else ()).lower(
+    cache, rows, SLOTS
+  ).compile()
+  array = hlo.Shape(str(cache.dtype), cache.shape, 8 * cache.dtype.itemsize)
+  return in_place.uses(hlo.parse(compiled.as_text()), [array], LAYERS)
+
+
+@pytest.mark.parametrize("read", [pages, one_page])
+def test_pages_are_read_and_rows_written_in_place(read):
+  found = uses(layers(read))
+  assert not found.faults
+  assert bool(found.gathers) == (read is pages)
+
+
+@pytest.mark.parametrize(
+  ("f", "word"),
+  [
+    (layers(whole_layer), "a slice: "),
+    (layers(twice), "a copy (multiply in a fusion): "),
+    (turned, "a copy (copy): "),  # in another order of memory
+    (kept_from_before, "a copy (copy): "),
+  ],
+)
+def test_copies_and_slices_are_named(f, word):
+  faults = uses(f).faults
+  assert any(f.startswith(word) for f in faults), faults
+
+
+def test_an_array_that_is_not_donated_is_written_anew():
+  found = uses(layers(pages), donate=False)
+  assert found.faults[0] == (
+    "no result is written in place of a parameter float32[48, 8, 32]"
+  )
+  assert any(f.startswith("a copy (copy)") for f in found.faults)
+
+
+def test_a_cpu_widens_16_bits_to_write_a_row():
+  """XLA:CPU scatters in float32: two passes over the whole array."""
+  found = uses(layers(pages), dtype=jnp.bfloat16)
+  assert any("convert in a fusion" in f for f in found.faults)
