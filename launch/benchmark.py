@@ -6,6 +6,7 @@
   python -m launch.benchmark --config=configs/benchmark/kernels.py
   python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
   python -m launch.benchmark --config=configs/benchmark/programs.py
+  python -m launch.benchmark --config=configs/benchmark/decoding.py
 """
 
 import pathlib
@@ -20,6 +21,7 @@ def main() -> None:
   from caatnet import ranges
   from caatnet.show import results
   from launch.benchmarks import (
+    decoding,
     kernels,
     programs,
     schedules,
@@ -28,6 +30,7 @@ def main() -> None:
   )
 
   bodies = {
+    "decoding": decoding.run,
     "kernels": kernels.run,
     "programs": programs.run,
     "schedules": schedules.run,
