@@ -59,6 +59,7 @@ class Decoder:
     capacity: How much a replica holds.
     num_replicas: D.
     cache_shape: One rank's cache.
+    weights: The model's parameters.
     shapes: The shapes of batches for which programs have been compiled.
     compile_seconds: How long that took.
   """
@@ -83,7 +84,7 @@ class Decoder:
     self.shapes: set[Any] = set()
     self.compile_seconds = 0.0
     self.cache_shape = cache_shape
-    self._weights = weights
+    self.weights = weights
     self._run = make_step(program, weights, cache_shape)
     self._state = jax.jit(
       functools.partial(empty_state, program, capacity, cache_shape),
@@ -117,7 +118,7 @@ class Decoder:
     )
     start = time.perf_counter()
     tokens, logprobs, self._state = self._run(
-      self._weights.params, self._state, batch, sampling, filters=filters
+      self.weights.params, self._state, batch, sampling, filters=filters
     )
     if shape not in self.shapes:
       self.shapes.add(shape)
