@@ -43,6 +43,6 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
     config.model.ffn_width = 48
     config.model.vocab_size = 256
     config.benchmark.rounds = 1
-    config.benchmark.batches = (2,)
-    config.benchmark.prompt = config.benchmark.tokens = 5
+    config.benchmark.batches = (1,)
+    config.benchmark.prompt, config.benchmark.tokens = 15, 35
   return config
