@@ -75,5 +75,5 @@ if __name__ == "__main__":
       "workdir", "mesh", "cpu_devices", "json", "plot", "step", "coordinator",
       "num_processes", "process_id",
     ),
-    required=("workdir",), section="inference",
+    required=("workdir",), changeable=("inference", "parallel.data"),
   )

@@ -61,7 +61,7 @@ _XLA = "tests/parallel/xla"
 _MODEL = "tests/caatnet/models/transformer_test.py"
 _FAMILIES = "tests/caatnet/models/families_test.py"
 _SCORING = "tests/caatnet/inference/scoring_test.py"
-_HARNESS = "tests/caatnet/interop/harness_test.py"
+_ANSWERS = "tests/caatnet/interop/answers_test.py"
 _SAMPLING = "tests/caatnet/inference/sampling_test.py"
 _STOPS = "tests/caatnet/inference/stops_test.py"
 _GENERATE = "tests/caatnet/inference/generate_test.py"
@@ -1986,7 +1986,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/records.py", "records after the checkpoint stay",
-    'if record["step"] <= first_step', "if True",
+    'if first_step and record["step"] <= first_step', "if True",
     f"{_TRAIN}/records_test.py::"
     "test_metrics_after_the_checkpoint_are_written_again",
   ),
@@ -2042,7 +2042,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/files.py", "several trainers have the lock",
-    "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
+    "fcntl.flock(file, fcntl.LOCK_EX", "fcntl.flock(file, fcntl.LOCK_SH",
     f"{_TRAIN}/files_test.py::test_a_folder_has_one_trainer",
   ),
   Mutant(
@@ -2624,39 +2624,39 @@ _SCORES = [
     f"{_SCORING}::test_scores_are_the_log_softmax_of_the_oracle[case0]",
   ),
   Mutant(
-    "caatnet/interop/harness.py", "spaces at its end stay with the context",
+    "caatnet/interop/answers.py", "spaces at its end stay with the context",
     "split = len(self._encode(context.rstrip()))",
     "split = len(self._encode(context))",
-    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+    f"{_ANSWERS}::test_loglikelihoods_are_sums_by_hand",
   ),
   Mutant(
-    "caatnet/interop/harness.py", "a window is a token too short",
+    "caatnet/interop/answers.py", "a window is a token too short",
     "tokens[max(0, stop - limit - 1) : stop]",
     "tokens[max(0, stop - limit) : stop]",
-    f"{_HARNESS}::test_windows_score_each_token_once",
+    f"{_ANSWERS}::test_windows_score_each_token_once",
   ),
   Mutant(
-    "caatnet/interop/harness.py", "one greedy token makes all greedy",
+    "caatnet/interop/answers.py", "one greedy token makes all greedy",
     "judged.greedy[last].all()", "judged.greedy[last].any()",
-    f"{_HARNESS}::test_a_continuation_is_greedy_if_each_token_is",
+    f"{_ANSWERS}::test_a_continuation_is_greedy_if_each_token_is",
   ),
   Mutant(
-    "caatnet/interop/harness.py", "a token of the context is scored, too",
+    "caatnet/interop/answers.py", "a token of the context is scored, too",
     "slice(len(window.tokens) - 1 - window.num_targets, None)",
     "slice(max(0, len(window.tokens) - 2 - window.num_targets), None)",
-    f"{_HARNESS}::test_loglikelihoods_are_sums_by_hand",
+    f"{_ANSWERS}::test_loglikelihoods_are_sums_by_hand",
   ),
   Mutant(
-    "caatnet/interop/harness.py", "prompts do not begin with their tokens",
+    "caatnet/interop/answers.py", "prompts do not begin with their tokens",
     "tokens = [*self._tokenizer.start_ids, *self._encode(context)]",
     "tokens = self._encode(context)",
-    f"{_HARNESS}::test_a_request_to_generate_is_read",
+    f"{_ANSWERS}::test_a_request_to_generate_is_read",
   ),
   Mutant(
-    "caatnet/interop/harness.py", "a task that does not sample does",
+    "caatnet/interop/answers.py", "a task that does not sample does",
     "temperature=0.0 if samples is False else temperature",
     "temperature=temperature",
-    f"{_HARNESS}::test_a_request_to_generate_is_read",
+    f"{_ANSWERS}::test_a_request_to_generate_is_read",
   ),
 ]
 

@@ -5,7 +5,7 @@ import os
 
 from caatnet.build import inference
 from caatnet.inference.generate import Generation
-from caatnet.interop.harness import Answers
+from caatnet.interop.answers import Answers
 from caatnet.train import files, records, tokenizer
 
 

@@ -29,9 +29,10 @@ from caatnet.inference.generate import Generation
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.weights import make_weights
 from caatnet.interop import harness
+from caatnet.interop.answers import Answers
 from caatnet.train import loop
 from configs.caatnet import tiny
-from tests.caatnet.interop.harness_test import Characters
+from tests.caatnet.interop.answers_test import Characters
 from tests.caatnet.models.transformer_test import (
   draw_params,
   make_config,
@@ -39,8 +40,9 @@ from tests.caatnet.models.transformer_test import (
 )
 
 CONTEXT = 40
-SUMS, TEXT, WRITTEN = (
-  f"tests/eval/{name}.yaml" for name in ("sums", "sums_text", "sums_written")
+SUMS, TEXT, WRITTEN, GROUP = (
+  f"tests/eval/{name}.yaml"
+  for name in ("sums", "sums_text", "sums_written", "sums_all")
 )
 
 
@@ -89,7 +91,7 @@ def make():
   params = jax.tree.map(jnp.array, draw_params(program))
   weights = make_weights(program, params, apart=True, coded=False)
   scorer = Scorer(program, weights, CONTEXT, 2)
-  return scorer, harness.Answers(scorer, Characters(), None)
+  return scorer, Answers(scorer, Characters(), None)
 
 
 @pytest.mark.parametrize("task", [SUMS, TEXT])
@@ -157,7 +159,7 @@ def test_what_is_written_is_the_greedy_choice():
     return found
 
   found = harness.evaluate(
-    harness.Answers(scorer, Bytes(), generate), [WRITTEN]
+    Answers(scorer, Bytes(), generate), [WRITTEN]
   )
   assert found["metrics"][0]["metric"] == "exact_match"
   assert len(completions) == len(asked) == 6
@@ -178,17 +180,28 @@ def test_what_is_written_is_the_greedy_choice():
     assert "\n" not in completion.text
 
 
-def test_several_tasks_and_what_is_no_task():
-  rows = harness.evaluate(make()[1], [SUMS, TEXT])["metrics"]
-  assert {(row["task"], row["metric"]) for row in rows} == {
-    ("sums", "acc"), ("sums", "acc_norm"), ("sums_text", "bits_per_byte"),
-    ("sums_text", "word_perplexity"),
-  }
-  assert all(row["stderr"] > 0 for row in rows if row["task"] == "sums")
-  with pytest.raises(FileNotFoundError, match="no such file"):
-    harness.evaluate(make()[1], ["no.yaml"])
-  with pytest.raises(ValueError, match="did you mean arc_easy"):
-    harness.evaluate(make()[1], ["arc_eazy"])
+def test_a_group_is_the_mean_of_its_tasks():
+  *tasks, group = harness.evaluate(make()[1], [GROUP])["metrics"]
+  assert [row["task"] for row in (*tasks, group)] == [
+    "sums_all::sums_with_spaces", "sums_all::sums_without", "sums_all",
+  ]
+  np.testing.assert_allclose(
+    group["value"], np.mean([row["value"] for row in tasks])
+  )
+  assert all(row["stderr"] > 0 for row in (*tasks, group))
+
+
+def test_what_is_no_task(tmp_path):
+  damaged = tmp_path / "damaged.yaml"
+  damaged.write_text("task: damaged\ndataset_path: json\noutput: none\n")
+  for tasks, limit, kind, message in (
+    (["no.yaml"], None, FileNotFoundError, "--tasks=no.yaml: no such file"),
+    ([str(damaged)], None, ValueError, "damaged.yaml: TypeError: .*'output'"),
+    ([SUMS], 0.0, ValueError, "--limit=0.0 must be above 0"),
+    (["arc_eazy"], None, ValueError, "did you mean arc_easy"),
+  ):
+    with pytest.raises(kind, match=message):
+      harness.evaluate(make()[1], tasks, limit)
 
 
 def test_a_run_is_evaluated_from_the_command_line(tmp_path):

@@ -37,7 +37,7 @@ FLAGS = [
   ("train", [TINY, "--stp=3"], "unknown flag --stp (--help lists them)"),
   ("evaluate", [], "--workdir is required"),
   ("evaluate", [TINY], "--config has no effect on evaluate"),
-  ("evaluate", ["--config.sync.p=1"], "only the keys of config.inference can"),
+  ("evaluate", ["--config.sync.p=1"], "only config.inference, config.par"),
   ("evaluate", ["--workdir=x", "--config.inference.batch=2"],
    "--config has no effect on evaluate without --tasks"),
   ("evaluate", ["--workdir=x", "--limit=2"],

@@ -17,7 +17,7 @@ from caatnet.inference.scoring import Scorer
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.interop import harness
-from caatnet.interop.harness import Answers
+from caatnet.interop.answers import Answers, _windows
 from caatnet.train.evaluate import make_evaluate
 from tests.caatnet.models import oracle
 from tests.caatnet.models.transformer_test import (
@@ -165,7 +165,7 @@ def test_windows_score_each_token_once(num_context):
   for count in range(40):
     tokens = list(range(num_context + count))
     windows = list(
-      harness._windows(tokens[:num_context], tokens[num_context:], CONTEXT)
+      _windows(tokens[:num_context], tokens[num_context:], CONTEXT)
     )
     scored = [t for w in windows for t in w.tokens[-w.num_targets :]]
     assert scored == tokens[num_context:]
