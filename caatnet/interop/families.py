@@ -63,10 +63,10 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields: The config file.
 
   Returns:
-    The values of ``config.model`` that the model's function depends on; and
-    what is missing or not supported, in which case there may be fewer values.
+    The values of ``config.model`` that the model's function depends on, none if
+    a size is missing or wrong; and what is missing, wrong or not supported.
   """
-  family = FAMILIES.get(fields.get("model_type", ""))
+  family = FAMILIES.get(str(fields.get("model_type")))
   if family is None:
     return {}, [
       f"model_type={fields.get('model_type')!r} is none of "
@@ -98,7 +98,8 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
   section["head_width"] = 0 if equal else head_width
   section["sliding_window"] = _window(family, reader, num_layers)
   section |= _positions(reader)
-  return section, reader.wrong
+  reader.count("max_position_embeddings", 1)
+  return {} if reader.failed else section, reader.wrong
 
 
 class _Reader:
@@ -107,10 +108,11 @@ class _Reader:
   Attributes:
     fields: The fields.
     wrong: What is wrong with those that were read.
+    failed: Whether one of them had no value to go on with.
   """
 
   def __init__(self, fields: Mapping[str, Any], where: str = "") -> None:
-    self.fields, self.wrong = fields, []
+    self.fields, self.wrong, self.failed = fields, [], False
     self._where = where
 
   def count(self, key: str, default: int | None = None) -> int:
@@ -119,7 +121,7 @@ class _Reader:
     if value is None and default is not None:
       return default
     if type(value) is not int or value < 1:
-      self.wrong.append(f"{self._say(key)} must be a positive integer")
+      self._fail(key, "a positive integer")
       return default or 1
     return value
 
@@ -129,14 +131,15 @@ class _Reader:
     if value is None and default is not None:
       return default
     if type(value) not in (int, float) or not 0 < value < math.inf:
-      self.wrong.append(f"{self._say(key)} must be a positive number")
+      self._fail(key, "a positive number")
       return default or 1.0
     return float(value)
 
-  def _say(self, key: str) -> str:
-    if key not in self.fields:
-      return f"{self._where}{key} is missing and"
-    return f"{self._where}{key}={_short(self.fields[key])}"
+  def _fail(self, key: str, what: str) -> None:
+    is_there = key in self.fields
+    value = f"={_short(self.fields[key])}" if is_there else " is missing and"
+    self.wrong.append(f"{self._where}{key}{value} must be {what}")
+    self.failed = True
 
 
 def _window(family: Family, reader: _Reader, num_layers: int) -> int:
@@ -200,7 +203,7 @@ def _positions(reader: _Reader) -> dict[str, Any]:
         f"{key} of type {kind!r}: default, linear and llama3 only"
       )
   reader.wrong += inner.wrong
-  return {"rope_base": base, "rope_scaling": scaling}
+  return {"rope_base": base, "rope_scaling": () if inner.failed else scaling}
 
 
 def describe(

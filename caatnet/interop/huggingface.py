@@ -145,12 +145,14 @@ def write_run(
   expected = jax.eval_shape(model.init, jax.random.key(0))
   shapes = jax.tree.map(lambda x: x.shape[1:], params)
   assert shapes == jax.tree.map(lambda x: x.shape, expected), shapes
+  published = {
+    name: x for name, x in source.tensors.items() if not is_computed(name)
+  }
   origin = {
     "folder": str(source.folder.absolute()),
     "repeats": source.repeats,
     "config": source.fields,
-    "tensors": {name: x.dtype for name, x in source.tensors.items()
-                if not is_computed(name)},
+    "tensors": {name: x.dtype for name, x in published.items()},
   }
   with files.whole_folder(folder) as partial:
     (partial / "checkpoints").mkdir()
@@ -160,7 +162,7 @@ def write_run(
     records.write_json(partial / "config.json", experiment.config)
     records.write_json(partial / ORIGIN, origin)
   name = source.tokenizer.name if source.tokenizer else ""
-  return _conversion(folder, model, source.tensors, source.repeats, name)
+  return _conversion(folder, model, published, source.repeats, name)
 
 
 def write_published(
@@ -201,6 +203,8 @@ def write_published(
   dtypes = origin.get("tensors") or dict.fromkeys(shapes, "float32")
   if HEAD in dtypes:  # a table that is published twice
     shapes.setdefault(HEAD, shapes[TABLE])
+  if dtypes.keys() != shapes.keys() or not {*dtypes.values()} <= {*DTYPES}:
+    raise ValueError(f"{workdir / ORIGIN} is damaged: other tensors")
   announced = {name: (dtype or dtypes[name], shapes[name]) for name in dtypes}
   fields = dict(origin.get("config") or families.describe(
     model.config, dtype or "float32", experiment.data.seq_len

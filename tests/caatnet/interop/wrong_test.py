@@ -205,8 +205,10 @@ def test_a_tied_head_that_differs(folder):
     ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "1.0 only"),
     ({"layer_types": ["full_attention", "sliding_attention"]},
      "layers differ.*one sliding_window for all layers"),
-    ({"hidden_size": None}, "hidden_size is missing and must be a positive"),
-    ({"vocab_size": "many"}, "vocab_size='many' must be a positive integer"),
+    ({"hidden_size": None}, "hidden_size is missing and must be a positive "
+     "integer$"),
+    ({"vocab_size": "many"}, "vocab_size='many' must be a positive integer$"),
+    ({"max_position_embeddings": 2.5}, "max_position_embeddings=2.5 must be"),
     ({"num_hidden_layers": True}, "num_hidden_layers=True must be a positive"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan must be a positive"),
     ({"num_key_value_heads": 3}, "num_kv_heads=3 does not divide"),
