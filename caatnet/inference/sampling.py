@@ -21,7 +21,8 @@ top-p lets a sort decide.
   probable as the most probable token. It needs the largest logit only.
 
 For top-k and top-p the logits are gathered. Their floors are found bit by bit,
-by counting or weighing what is above: XLA:CPU takes 30 times as long to sort.
+by counting or weighing what is above, which XLA:CPU does much faster than it
+sorts.
 
 Shape legend: R = lanes on this device, N = ranks, S = sequences, V = vocabulary
 of one rank.
