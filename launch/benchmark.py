@@ -7,6 +7,7 @@
   python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
   python -m launch.benchmark --config=configs/benchmark/programs.py
   python -m launch.benchmark --config=configs/benchmark/coded.py
+  python -m launch.benchmark --config=configs/benchmark/decoding.py
 """
 
 import pathlib
@@ -22,6 +23,7 @@ def main() -> None:
   from caatnet.show import results
   from launch.benchmarks import (
     coded,
+    decoding,
     kernels,
     programs,
     schedules,
@@ -31,6 +33,7 @@ def main() -> None:
 
   bodies = {
     "coded": coded.run,
+    "decoding": decoding.run,
     "kernels": kernels.run,
     "programs": programs.run,
     "schedules": schedules.run,

@@ -33,6 +33,8 @@ flags.DEFINE_bool("default_options", False, "Without the target's XLA options.")
 
 
 def main() -> None:
+  if FLAGS.phase != "train" and FLAGS.step is not None:
+    raise ValueError(f"--step has no effect on --phase={FLAGS.phase}")
   import jax
   from rich.console import Console
 
@@ -48,8 +50,6 @@ def main() -> None:
   from parallel.xla import targets
 
   target, results, programs = targets.resolve(FLAGS.target), {}, {}
-  if FLAGS.phase != "train" and FLAGS.step is not None:
-    raise ValueError(f"--step has no effect on --phase={FLAGS.phase}")
   for label in dict.fromkeys(["", FLAGS.compare]):
     text = re.sub(r"(^|\s)(--)?config\.", r"\1", label)
     config, where = override(FLAGS.config, text), list(target.devices)

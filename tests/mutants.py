@@ -1657,7 +1657,7 @@ _XLA_ROWS = [
   ),
   Mutant(
     "parallel/xla/overlap.py", "every dimension of a torus is a ring",
-    "closed = (spanned == extent) & (extent % unit == 0)",
+    "closed = (spanned == extent) & np.array(closes)",
     "closed = spanned == extent",
     f"{_XLA}/overlap_test.py::"
     "test_a_torus_uses_every_dimension_that_a_group_spans",
@@ -1676,8 +1676,8 @@ _XLA_ROWS = [
     "test_a_transfer_that_is_updated_goes_on_until_its_done",
   ),
   Mutant(
-    "parallel/xla/overlap.py", "a plane closes at every multiple of 4",
-    "else 16\n", "else 4\n",
+    "parallel/hardware/slices.py", "a plane closes at every multiple of 4",
+    "else 16)", "else 4)",
     f"{_XLA}/overlap_test.py::"
     "test_a_plane_closes_to_a_ring_where_it_has_16_chips",
   ),
@@ -1986,7 +1986,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/records.py", "records after the checkpoint stay",
-    'if record["step"] <= first_step', "if True",
+    'if first_step and record["step"] <= first_step', "if True",
     f"{_TRAIN}/records_test.py::"
     "test_metrics_after_the_checkpoint_are_written_again",
   ),
@@ -2042,7 +2042,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/files.py", "several trainers have the lock",
-    "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
+    "fcntl.flock(file, fcntl.LOCK_EX", "fcntl.flock(file, fcntl.LOCK_SH",
     f"{_TRAIN}/files_test.py::test_a_folder_has_one_trainer",
   ),
   Mutant(

@@ -59,13 +59,13 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
   notice = ""
   if path.exists():
     stored = flatten(read_config(workdir))
-    ours = flatten(json.loads(json.dumps(config)))
+    ours = flatten(_completed(json.loads(json.dumps(config))))
     old, new = _decay_steps(stored), _decay_steps(ours)
     longer = ours.get(_NUM_STEPS, 0) > stored.get(_NUM_STEPS, 0)
     moved = stored.get(_WORKER) != ours.get(_WORKER)
     for key in sorted(stored.keys() | ours.keys()):
       free = (
-        key in _FREE or key[0] == "zero"
+        key in _FREE or key[0] in ("zero", "inference")
         or (key == _NUM_STEPS and longer)
         or (key == _DECAY_STEPS and old == new)
         or (moved and key in (_WORKER, *_OF_WORKERS))
@@ -122,7 +122,11 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
   path = workdir / "config.json"
   if not path.exists():
     raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
-  config = _read_json(path)
+  return _completed(_read_json(path))
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+  """Adds to a config the keys that runs of before do not have."""
   data = config.get("data", {})
   if data.get("name") == "text":
     data.setdefault("tokenizer", "")

@@ -15,6 +15,7 @@ import ml_collections
 def get_config(size: str = "full") -> ml_collections.ConfigDict:
   """Returns the benchmark: `full`, or `test` for a few windows."""
   config = ml_collections.ConfigDict()
+  config.name = "coded"
   config.benchmark = ml_collections.ConfigDict()
   config.benchmark.name = "coded"
   # The folder of a run with one worker.

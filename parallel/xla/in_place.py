@@ -37,10 +37,12 @@ class Uses:
     faults: Instructions that copy or slice one, and parameters that are not
       written in place, in words.
     gathers: Names of instructions that gather rows of one, such as pages.
+    kernels: Places of kernels that take one, by jax's name stacks.
   """
 
   faults: tuple[str, ...]
   gathers: tuple[str, ...]
+  kernels: tuple[str, ...]
 
 
 def uses(
@@ -56,7 +58,7 @@ def uses(
   """
   seen_as = views(module, arrays)
   faults = _not_aliased(module, arrays)
-  gathers = []
+  gathers, kernels = [], []
   seen = set()
   for computation, _ in module.runs():
     if computation.name in seen:  # one that is called twice
@@ -72,7 +74,12 @@ def uses(
         )
       if _gathers(module, computation, instruction, seen_as):
         gathers.append(instruction.name)
-  return Uses(tuple(faults), tuple(gathers))
+      if instruction.opcode == "custom-call" and any(
+        operand.shapes and operand.shapes[0].dims in seen_as
+        for operand in computation.operands(instruction)
+      ):
+        kernels.append(instruction.op_name)
+  return Uses(tuple(faults), tuple(gathers), tuple(kernels))
 
 
 def views(

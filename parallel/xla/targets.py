@@ -220,7 +220,7 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
     )
   if int(match[1]) > math.prod(others):
     raise ValueError(
-      f"--target={name}: {cluster.name} has {math.prod(others)} nodes at most"
+      f"--target={name}: at most {math.prod(others)} nodes of {gpu}"
     )
   if importlib.util.find_spec("jax_cuda12_plugin") is None:
     raise ValueError(

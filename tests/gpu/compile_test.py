@@ -31,7 +31,7 @@ def hidden(result):
   return row["hidden"] / row["bytes"]
 
 
-@pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "b200"])
+@pytest.mark.parametrize("gpu", ["a100", "a100-pcie", "h100", "h200", "b200"])
 def test_bytes_and_dtypes_survive_the_compiler(gpu):
   experiment, result = analyse(f"gpu:{gpu}:1x8")
   assert experiment.program.model.config.attention == "cudnn"

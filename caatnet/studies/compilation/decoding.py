@@ -203,7 +203,7 @@ def analyse(
       f"the cache in place: {'; '.join(uses.faults[:3])}"
       + (f"; and {len(uses.faults) - 3} more" if uses.faults[3:] else "")
     )
-  gathers = bool(uses.gathers)
+  gathers = bool(uses.gathers) or not uses.kernels
   result = made.facts | {
     "memory": made.memory({
       "parameters": step.params,
@@ -217,12 +217,18 @@ def analyse(
       "page_size": step.capacity.page_size,
       "order": step.cache_shape.order,
       "gathers_pages": gathers,
+      "kernels": sorted({_readable(name) for name in uses.kernels}),
       "formula": _formula(step, made),
     },
   }
   if target.hardware is not None:
     result |= _schedule(step, made, arrays, gathers)
   return result
+
+
+def _readable(name: str) -> str:
+  """Returns a kernel's place in the model, without jax's own scopes."""
+  return ledger.place(name)[2]
 
 
 def _formula(step: Step, made: CompiledProgram) -> list[dict[str, Any]]:
@@ -286,9 +292,23 @@ def _schedule(
       )
       for i in range(2)
     ]
+    result["constants"] |= _latencies(made)
   except ValueError as error:
     result["without_latency"] = str(error)
   return result
+
+
+def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
+  """Returns what is known of small all-reduces over each set of axes."""
+  found = {}
+  for entry in made.made:
+    if entry.bytes and entry.kind == "all_reduce":
+      times = latency.times(made.target, made.mesh, entry)
+      least, greatest = (end * 1e6 for end in times.all_reduce(1))
+      found[f"smallest all-reduce over {','.join(entry.axes)}"] = [
+        f"{least:.0f} to {greatest:.0f} us, {times.mark}", times.source
+      ]
+  return found
 
 
 def sizes_of(step: Step) -> Transformer:

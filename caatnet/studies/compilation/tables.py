@@ -272,7 +272,7 @@ def _print_inference(label: str, result: Mapping[str, Any]) -> None:
   """Prints what a step of inference reads, and its bytes by formula."""
   attention = (
     "pages are gathered into a dense copy" if result["gathers_pages"]
-    else "a kernel reads the pages"
+    else f"pages are read by {', '.join(result['kernels'])}"
   )
   table(
     f"{result['phase']} of {label}: {result['sequences']} x {result['tokens']} "

@@ -52,7 +52,7 @@ def refusal(
     window: Positions that a row sees; 0 for all.
   """
   del tables, window  # any will do
-  if pages.order == "interleaved" or pages.packing > 1:
+  if pages.order != "heads":
     return f"pages in the order {pages.order!r}: 'heads'"
   if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {q.dtype}: float32, bfloat16 or float16"

@@ -64,8 +64,8 @@ def _refusal_of_decode(q, window):
 
 def _refusal_of_tpu_paged(q, pages, tables, window):
   del tables
-  if pages.order == "interleaved" or pages.packing > 1:
-    return f"pages in the order {pages.order!r}: keys and values apart"
+  if pages.order != "packed":
+    return f"pages in the order {pages.order!r}: 'packed'"
   if pages.head_width % LANES:
     return f"heads of {pages.head_width} channels: a multiple of {LANES}"
   if pages.coded:
@@ -95,7 +95,7 @@ def _refusal_of_ragged(q, pages, tables, window):
 
 def _refusal_of_gpu_paged(q, pages, tables, window):
   del tables
-  if pages.order == "interleaved" or pages.packing > 1:
+  if pages.order != "heads":
     return f"pages in the order {pages.order!r}: 'heads'"
   for what, size in (
     ("heads of {} channels", pages.head_width),

@@ -13,12 +13,12 @@ The order of elements within these arrays is a value:
                head is one run of memory. XLA:CPU gathers it about as fast as it
                reads a dense cache (LOG.md, "Attention over pages"); our kernel
                for GPUs and jax's read it.
-  packed       the same, but where heads are narrower than the 128 lanes of a
-               TPU's tile, f = 128 / D tokens lie side by side in a row:
-               ``[K, N, page / f, f D]``. Rows of fewer lanes would be padded,
-               or laid out by XLA in another order, from which it would copy the
-               whole array for each kernel. Our kernel for TPUs reads it and,
-               where f = 1, jax's paged kernel for TPUs.
+  packed       for TPUs: the same, but where heads are narrower than the 128
+               lanes of a tile, f = 128 / D tokens lie side by side in a row:
+               ``[K, N, page / f, f D]``. XLA lays rows of fewer lanes out in
+               another order, from which it would copy the whole array for each
+               kernel. Our kernel for TPUs reads it and, where f = 1, jax's
+               paged kernel for TPUs.
   interleaved  keys and values in one array ``[N, page, 2 K, D]``, the key of a
                head before its value: jax's ragged kernel for TPUs.
 

@@ -33,7 +33,7 @@ def paged_attention(
   Row t of a sequence stands at position ``first + t``. It sees the positions up
   to its own, as far as they are below ``lengths``, and with a window only the
   last ``window`` of them. Query head h reads kv head ``h // G``. Scores are
-  float32, scaled by ``D**-0.5``.
+  scaled by ``D**-0.5``. All is computed in float32 and rounded once.
 
   Slots that no row sees may hold NaN.
 
@@ -50,29 +50,28 @@ def paged_attention(
   Returns:
     ``[S, T, H, D]``, of the dtype of q. Padding gives zeros.
   """
-  # [S, T, H, D] -> [S, K, T, G, D]: a head's rows side by side.
-  num_seqs, num_rows, num_heads, width = q.shape
-  q = q.reshape(num_seqs, num_rows, pages.num_kv_heads, -1, width)
+  num_seqs, num_rows, _, width = q.shape
+  grouped = (num_seqs, num_rows, pages.num_kv_heads, -1, width)
 
   def one(operands):
     q, table, first, length = operands
-    keys, values = order.read(pages, table)  # [K, C, D]
+    # Cast, since XLA:CPU has no batch of products from bfloat16 to float32.
+    keys, values = (
+      x.astype(jnp.float32) for x in order.read(pages, table)  # [K, C, D]
+    )
     place = jnp.arange(keys.shape[1])  # [C]
     row = first + jnp.arange(num_rows)[:, None]  # [T, 1]
     seen = (place <= row) & (place < length) & (first >= 0)  # [T, C]
     if window:
       seen &= place > row - window
-    scores = jnp.einsum(
-      "tkgd,kcd->ktgc", q, keys, preferred_element_type=jnp.float32
-    )
+    scores = jnp.einsum("tkgd,kcd->ktgc", q, keys)
     # A finite number, so that a row that sees nothing has no NaN.
     scores = jnp.where(seen[:, None], scores * width**-0.5, -1e30)
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    weights = jax.nn.softmax(scores, axis=-1)
     # Weight 0 times NaN would be NaN.
     values = jnp.where(seen.any(axis=0)[:, None], values, 0)
-    return jnp.einsum(
-      "ktgc,kcd->tkgd", weights, values, preferred_element_type=jnp.float32
-    ).astype(q.dtype)
+    return jnp.einsum("ktgc,kcd->tkgd", weights, values)
 
-  out = lax.map(one, (q, tables, first, lengths))
-  return out.reshape(num_seqs, num_rows, num_heads, width)
+  rows = q.astype(jnp.float32).reshape(grouped)
+  out = lax.map(one, (rows, tables, first, lengths))
+  return out.reshape(q.shape).astype(q.dtype)

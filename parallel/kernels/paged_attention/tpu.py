@@ -74,12 +74,12 @@ def refusal(
     tables: ``[S, P]``, likewise.
     window: Positions that a row sees; 0 for all.
   """
-  if pages.order == "interleaved":
-    return "pages in the order 'interleaved': 'packed'"
-  if pages.data[0].shape[-1] % LANES:
+  if pages.order != "packed":
+    return f"pages in the order {pages.order!r}: 'packed'"
+  if pages.packing * pages.head_width % LANES:
     return (
-      f"heads of {pages.head_width} channels in the order {pages.order!r} do "
-      f"not fill rows of {LANES}, and XLA would copy all pages to pad them"
+      f"heads of {pages.head_width} channels: a divisor or multiple of "
+      f"{LANES}, or XLA would copy all pages to pad them"
     )
   if q.dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {q.dtype}: float32 or bfloat16"

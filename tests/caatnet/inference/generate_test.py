@@ -253,9 +253,9 @@ def test_prompts_that_do_not_fit_are_refused_before_any_is_read(
 
 def test_a_model_that_has_diverged_is_an_error(monkeypatch):
   decoder, _, _ = subject(ALONE)
-  nan = jax.tree.map(lambda x: x * np.nan, decoder._weights.params)
+  nan = jax.tree.map(lambda x: x * np.nan, decoder.weights.params)
   monkeypatch.setattr(
-    decoder, "_weights", dataclasses.replace(decoder._weights, params=nan)
+    decoder, "weights", dataclasses.replace(decoder.weights, params=nan)
   )
   with pytest.raises(ValueError, match="prompt 1: the logits of the model are"):
     run(ALONE, requests())

@@ -1,7 +1,12 @@
 """What the kernels share."""
 
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
 import pytest
 
+from parallel.axes import Axis, make_mesh
 from parallel.kernels import calls
 
 
@@ -14,3 +19,22 @@ def test_blocks_are_whole_tiles_or_all_rows(fitting):
     assert rows in (0, num_rows) or rows % 16 == 0
     assert rows * row_bytes <= calls.VMEM_BYTES
     assert bool(rows) == (fitting >= min(16, num_rows))
+
+
+def test_an_unchecked_call_is_each_device_s_own():
+  """Its result varies over the axes of all operands; so psum adds them up."""
+  mesh = make_mesh({"a": Axis("a", 2, 2), "b": Axis("b", 2, 2)})
+  x = jnp.arange(12.0).reshape(4, 3)
+  w = jnp.arange(3.0)
+
+  def body(x, w):
+    out = calls.unchecked(lambda x, w: jnp.cumsum(x * w, axis=-1), x, w)
+    return out, jax.lax.psum(out, "b")
+
+  each, total = jax.jit(jax.shard_map(
+    body, mesh=mesh, in_specs=(P(("a", "b")), P()),
+    out_specs=(P(("a", "b")), P("a")),
+  ))(x, w)
+  theirs = np.cumsum(x * w, axis=-1)
+  np.testing.assert_array_equal(each, theirs)
+  np.testing.assert_array_equal(total, theirs.reshape(2, 2, 3).sum(axis=1))

@@ -105,3 +105,26 @@ def test_a_cpu_widens_16_bits_to_write_a_row():
   """XLA:CPU scatters in float32: two passes over the whole array."""
   found = uses(layers(pages), dtype=jnp.bfloat16)
   assert any("convert in a fusion" in f for f in found.faults)
+
+
+KERNEL = """HloModule m, is_scheduled=true, input_output_alias={ {0}: (0, {}) }
+
+ENTRY %main (cache: f32[48,8,32], rows: f32[4,32]) -> f32[48,8,32] {
+  %cache = f32[48,8,32]{2,1,0} parameter(0)
+  %rows = f32[4,32]{1,0} parameter(1)
+  %out = f32[4,32]{1,0} custom-call(%rows, %cache), op_name="read"
+  ROOT %new = f32[48,8,32]{2,1,0} custom-call(%cache, %out)ALIASES
+}
+"""
+
+
+@pytest.mark.parametrize("aliases", [True, False])
+def test_a_kernel_may_write_where_its_operand_is(aliases):
+  text = ", output_to_operand_aliasing={{}: (0, {})}" if aliases else ""
+  found = in_place.uses(
+    hlo.parse(KERNEL.replace("ALIASES", text)),
+    [hlo.Shape("float32", CACHE.shape, 32)],
+  )
+  assert found.faults == (() if aliases else ("a kernel's new array: new",))
+  assert len(found.kernels) == 2
+  assert not found.gathers

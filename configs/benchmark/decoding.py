@@ -1,0 +1,48 @@
+"""Decoding with a 25M-parameter model on a CPU, beside Hugging Face's generate.
+
+  python -m launch.benchmark --config=configs/benchmark/decoding.py \
+    --cpu_devices=1 --config.benchmark.rival=/path/to/python
+
+The rival is a Python that has torch and transformers; without one only our own
+decoding is timed. Both continue equally many random prompts, greedily and in
+float32, in turns, after one round that is not counted. Threads are those of two
+cores: `taskset --cpu-list 0,1` where there are more.
+"""
+
+import ml_collections
+
+from configs.caatnet import base
+
+
+def get_config(size: str = "25m") -> ml_collections.ConfigDict:
+  """Returns the benchmark: `25m`, or `test` for a model that takes seconds."""
+  if size not in ("25m", "test"):
+    raise ValueError(f"decoding.py:{size}: the sizes are 25m and test")
+  config = base.get_config()
+  config.name = "decoding"
+  config.model.width = 512
+  config.model.num_layers = 8
+  config.model.ffn_width = 1376
+  config.model.vocab_size = 8192
+  config.model.dtype = "float32"
+  config.parallel.tensor = 1
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "decoding"
+  config.benchmark.rounds = 7
+  # Sequences at a time; each is a program and a row.
+  config.benchmark.batches = (1, 16)
+  # Tokens of a prompt, and tokens drawn after it.
+  config.benchmark.prompt = 128
+  config.benchmark.tokens = 128
+  # A Python with torch and transformers; "" for none. Its threads.
+  config.benchmark.rival = ""
+  config.benchmark.threads = 2
+  if size == "test":
+    config.model.width = 32
+    config.model.num_layers = 1
+    config.model.ffn_width = 48
+    config.model.vocab_size = 256
+    config.benchmark.rounds = 1
+    config.benchmark.batches = (1,)
+    config.benchmark.prompt, config.benchmark.tokens = 15, 35
+  return config

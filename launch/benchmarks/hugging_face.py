@@ -1,0 +1,63 @@
+"""Times Hugging Face's generate, for the benchmark of decoding.
+
+It runs by a Python of its own, which has torch and transformers, and imports
+nothing of this repository. It reads one JSON object per line from stdin and
+answers each with one on stdout: first the sizes of a Llama, which gets random
+weights, then for each round the number of prompts and the lengths.
+"""
+
+import json
+import sys
+import time
+
+
+def main() -> None:
+  import torch
+  import transformers
+
+  asked = json.loads(sys.stdin.readline())
+  torch.set_num_threads(asked["threads"])
+  torch.manual_seed(0)
+  config = transformers.LlamaConfig(**asked["model"])
+  model = transformers.LlamaForCausalLM(config).float().eval()
+  answer({
+    "torch": torch.__version__,
+    "transformers": transformers.__version__,
+    "attention": model.config._attn_implementation,
+    "num_params": sum(p.numel() for p in model.parameters()),
+  })
+  for line in sys.stdin:
+    asked = json.loads(line)
+    shape = asked["batch"], asked["prompt"]
+    prompts = torch.randint(config.vocab_size, shape)
+    arrivals = []
+
+    def arrived(tokens, scores, arrivals=arrivals, **_):
+      """A stopping criterion that stops nothing: each token passes it."""
+      arrivals.append(time.perf_counter())
+      return torch.zeros(len(tokens), dtype=torch.bool)
+
+    start = time.perf_counter()
+    with torch.inference_mode():
+      model.generate(
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        min_new_tokens=asked["tokens"],
+        max_new_tokens=asked["tokens"],
+        do_sample=False,
+        use_cache=True,
+        pad_token_id=0,
+        stopping_criteria=[arrived],
+      )
+    answer({
+      "prompt_seconds": arrivals[0] - start,
+      "decode_seconds": arrivals[-1] - arrivals[0],
+    })
+
+
+def answer(value: object) -> None:
+  print(json.dumps(value), flush=True)
+
+
+if __name__ == "__main__":
+  main()

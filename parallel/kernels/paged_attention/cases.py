@@ -1,0 +1,101 @@
+"""Named shapes of paged_attention, shared by tests and benchmarks.
+
+Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
+heads, D = head width, P = pages in a table.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from parallel.kernels.paged_attention import order
+from parallel.kernels.paged_attention.order import Pages
+
+
+class Case(NamedTuple):
+  """Sizes of one call.
+
+  Attributes:
+    seqs: Sequences, S.
+    rows: New tokens of each, T.
+    heads: Query heads of one rank, H.
+    kv_heads: Kv heads of one rank, K.
+    width: Head width, D.
+    page_size: Slots of a page.
+    pages: Pages in a table, P.
+    window: Positions that a row sees; 0 for all.
+    dtype: Dtype of the queries.
+    stored: Dtype of the pages; "" for that of the queries, "int8" for codes.
+    layers: How many times as many pages there are as the tables name.
+  """
+
+  seqs: int
+  rows: int
+  heads: int
+  kv_heads: int
+  width: int
+  page_size: int
+  pages: int
+  window: int = 0
+  dtype: str = "float32"
+  stored: str = ""
+  layers: int = 1
+
+  @property
+  def num_pages(self) -> int:
+    """Pages of all layers: those of all tables, and some that nobody has."""
+    return self.layers * (self.seqs * self.pages + 2)
+
+  def types(self, name: str) -> tuple[jax.ShapeDtypeStruct, Pages, ...]:
+    """Returns the types of q, pages, tables and first.
+
+    Args:
+      name: The order of the pages.
+    """
+    pages = order.shapes(
+      name, self.num_pages, self.page_size, self.kv_heads, self.width,
+      self.stored or self.dtype,
+    )
+    q = self.seqs, self.rows, self.heads, self.width
+    return (
+      jax.ShapeDtypeStruct(q, jnp.dtype(self.dtype)),
+      pages,
+      jax.ShapeDtypeStruct((self.seqs, self.pages), jnp.int32),
+      jax.ShapeDtypeStruct((self.seqs,), jnp.int32),
+    )
+
+
+# The pages suit all kernels: rows of 128 channels are whole tiles of 8 rows.
+CASES = {
+  "decode": Case(3, 1, 4, 2, 64, 16, 3),
+  "decode, no groups, bf16": Case(2, 1, 3, 3, 128, 16, 2, dtype="bfloat16"),
+  "chunk": Case(2, 5, 4, 2, 64, 16, 3),
+  "chunk, bf16": Case(2, 5, 6, 2, 64, 16, 3, dtype="bfloat16"),
+  "window": Case(2, 6, 2, 1, 64, 16, 4, window=18),
+  "int8": Case(2, 2, 2, 1, 128, 128, 2, stored="int8"),
+  # More rows than a block has, and a window that begins elsewhere in each.
+  "blocks of rows": Case(1, 40, 16, 1, 64, 16, 4, window=20),
+  # More pages than a grid step on a TPU takes.
+  "steps": Case(1, 3, 2, 1, 128, 8, 20),
+  # Enough positions for several programs of a GPU.
+  "shares": Case(1, 1, 2, 1, 64, 64, 8),
+}
+
+# What one of 8 tensor ranks has of a 7B and of a 70B model, four layers.
+_7B = Case(32, 1, 4, 4, 128, 128, 16, dtype="bfloat16", layers=4)
+_70B = _7B._replace(heads=8, kv_heads=1)
+_NARROW = _7B._replace(heads=8, kv_heads=8, width=64)
+LARGE = {
+  "7B, decode": _7B,
+  "7B, chunk": _7B._replace(seqs=4, rows=256),
+  "7B, decode, window": _7B._replace(window=512),
+  "70B, decode": _70B,
+  "70B, chunk": _70B._replace(seqs=4, rows=256),
+  "70B, decode, int8": _70B._replace(stored="int8"),
+  "narrow heads, decode": _NARROW,
+  "narrow heads, chunk": _NARROW._replace(seqs=4, rows=256),
+  "5 heads, float32, decode": _7B._replace(
+    heads=5, kv_heads=5, dtype="float32"
+  ),
+}

@@ -1,0 +1,39 @@
+"""Steps of inference compiled for GPUs that are not here: `make test-gpu`."""
+
+import pytest
+
+pytest.importorskip(
+  "jax_cuda12_plugin", reason="the cuda extra is not installed"
+)
+
+from caatnet.build import inference
+from caatnet.build.override import override
+from caatnet.studies.compilation import decoding
+from configs.caatnet import tiny
+from parallel.xla import targets
+
+SIZES = (
+  "model.width=1024 model.num_heads=8 model.num_kv_heads=8 model.num_layers=2 "
+  "model.ffn_width=512 model.dtype=bfloat16 sync.p=0.5 inference.batch=8 "
+  "inference.context=4096 inference.chunk=256"
+)
+
+
+@pytest.mark.parametrize("phase", decoding.PHASES)
+@pytest.mark.parametrize("gpu", ["a100", "a100-pcie", "h200"])
+def test_a_kernel_reads_the_pages_and_the_cache_stays_in_place(gpu, phase):
+  target = targets.resolve(f"gpu:{gpu}:1x8")
+  config = override(tiny.get_config(), SIZES)
+  built = inference.build(config, None, list(target.devices))
+  result = decoding.program(phase, built)(target)
+  assert not result["inference"]["gathers_pages"]
+  assert result["memory"]["cache"] == built.cache_shape.size_bytes
+  assert result["memory"]["temporaries"] < result["memory"]["cache"]
+  for row in result["inference"]["formula"]:
+    assert row["formula"] == row["lowered"] == row["compiled"] > 0
+  bounds, (least, greatest) = result["roofline"], result["with_latency"]
+  assert bounds["compute_seconds"] >= bounds["formula_seconds"]
+  assert (
+    bounds["step_if_none_overlaps"] < least["step_if_none_overlaps"]
+    <= greatest["step_if_none_overlaps"]
+  )

@@ -1,0 +1,391 @@
+"""Attention over pages: against dense attention, and kernels against it."""
+
+import dataclasses
+import functools
+
+import jax
+from jax.experimental.pallas.ops.tpu import ragged_paged_attention as ragged
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import (
+  kernel as ragged_kernel,
+)
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.collectives import each_lane
+from parallel.kernels import selection
+from parallel.kernels.codec.reference import Codec, max_error
+from parallel.kernels.paged_attention import api, library, order, tpu
+from parallel.kernels.paged_attention.cases import CASES, LARGE, Case
+from tests.parallel.kernels.compare import assert_close
+from tests.parallel.kernels.races import races_found
+
+ORDER_OF = {"tpu": "packed", "gpu": "heads"}
+
+
+def blank(types, value=np.nan):
+  """Pages without a token; codes have no NaN, but their scales do."""
+
+  def fill(x):
+    return jnp.full(x.shape, 0 if x.dtype == jnp.int8 else value, x.dtype)
+
+  return jax.tree.map(fill, types)
+
+
+def draw(case, name, seed=0, fill=np.nan, padding=()):
+  """Random sequences, their pages in any order, and other slots of ``fill``.
+
+  Returns:
+    q, pages, tables, first, and the dense keys and values of each sequence.
+  """
+  rng = np.random.default_rng(seed)
+  q, pages, *_ = case.types(name)
+  pages = blank(pages, fill)
+  own = rng.permutation(case.num_pages)[: case.seqs * case.pages]
+  tables = own.reshape(case.seqs, case.pages).astype("i4")
+  most = case.pages * case.page_size - case.rows
+  first = rng.integers(0, most + 1, case.seqs).astype("i4")
+  dense = []
+  for s in range(case.seqs):
+    if s in padding:
+      first[s] = -1
+      dense.append(None)
+      continue
+    place = np.arange(first[s] + case.rows)
+    keys, values = (
+      jnp.asarray(rng.normal(size=(place.size, case.kv_heads, case.width)),
+                  case.dtype)
+      for _ in range(2)
+    )
+    slots = tables[s, place // case.page_size] * case.page_size
+    slots += place % case.page_size
+    pages = WRITE(pages, keys, values, jnp.asarray(slots))
+    dense.append((keys, values))
+    # Entries past the last page may be anything.
+    tables[s, -(-place.size // case.page_size):] = rng.choice([-7, 10**6])
+  q = jnp.asarray(rng.normal(size=q.shape), case.dtype)
+  return q, pages, jnp.asarray(tables), jnp.asarray(first), dense
+
+
+WRITE = jax.jit(order.write)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def run(q, pages, tables, first, window, implementation, lengths=None):
+  return api.paged_attention(
+    q, pages, tables, first, lengths, window=window,
+    implementation=implementation,
+  )
+
+
+def textbook(q, keys, values, first, window):
+  """Dense attention of one sequence's new rows."""
+  place, row = np.arange(len(keys)), first + np.arange(len(q))[:, None]
+  mask = place <= row
+  if window:
+    mask &= place > row - window
+  return jax.nn.dot_product_attention(
+    q[None], keys[None], values[None], mask=jnp.asarray(mask)[None, None]
+  )[0]
+
+
+@pytest.mark.parametrize("name", order.NAMES)
+@pytest.mark.parametrize("window", [0, 5])
+def test_the_reference_is_dense_attention(name, window):
+  """With pages in any order, groups of heads, and NaN where no row sees."""
+  case = Case(3, 4, 6, 2, 32, 8, 4)
+  q, pages, tables, first, dense = draw(case, name)
+  ours = run(q, pages, tables, first, window, "reference")
+  for s, (keys, values) in enumerate(dense):
+    theirs = textbook(q[s], keys, values, int(first[s]), window)
+    np.testing.assert_allclose(ours[s], theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_chunks_of_any_size_are_one(size):
+  """The last one filled up with padding whose keys are not written."""
+  case = Case(1, 7, 4, 2, 16, 4, 5)
+  q, pages, tables, first, _ = draw(case, "heads")
+  whole = run(q, pages, tables, first, 0, "reference")
+  found = []
+  for start in range(0, case.rows, size):
+    rows = q[:, start : start + size]
+    rows = jnp.pad(rows, ((0, 0), (0, size - rows.shape[1]), (0, 0), (0, 0)))
+    found.append(run(
+      rows, pages, tables, first + start, 0, "reference", first + case.rows
+    ))
+  found = jnp.concatenate(found, axis=1)
+  assert np.isfinite(found).all()
+  assert_close(found[:, : case.rows], whole, case.dtype)
+
+
+@pytest.mark.parametrize("kernel", ["tpu", "gpu"])
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_are_the_reference(name, kernel):
+  case = CASES[name]
+  operands = draw(case, ORDER_OF[kernel])[:4]
+  assert_close(
+    run(*operands, case.window, f"{kernel}_interpret"),
+    run(*operands, case.window, "reference"),
+    case.dtype, rounds=4,
+  )
+
+
+@pytest.mark.parametrize("kernel", ["tpu", "gpu", "reference"])
+def test_padding_is_finite_and_touches_nobody(kernel):
+  """Sequences that are padding, and padding at the end of a chunk."""
+  case = CASES["chunk"]
+  name = ORDER_OF.get(kernel, "interleaved")
+  *operands, _ = draw(case, name, padding=(0,))
+  q, pages, tables, first = operands
+  kernel = kernel if kernel == "reference" else f"{kernel}_interpret"
+  whole = run(*operands, 0, "reference")
+  more = jnp.pad(q, ((0, 0), (0, 3), (0, 0), (0, 0)))
+  padded = run(more, pages, tables, first, 0, kernel, first + case.rows)
+  assert np.isfinite(padded).all()
+  assert_close(padded[1:, : case.rows], whole[1:], case.dtype, rounds=4)
+
+
+def test_the_kernel_for_tpus_has_no_races():
+  q, pages, tables, first, _ = draw(CASES["window"], "packed")
+  tpu.paged_attention(
+    q, pages, jnp.clip(tables, 0), first, first + q.shape[1], window=18,
+    interpret=True, detect_races=True,
+  )
+  assert not races_found()
+
+
+@pytest.mark.parametrize("name", order.NAMES)
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8"])
+def test_what_is_written_is_read(name, stored):
+  """Codes within the bound of their codec; other slots keep what they had."""
+  n, k, d, page = 6, 2, 32, 8
+  rng = np.random.default_rng(0)
+  before = blank(order.shapes(name, n, page, k, d, stored), 1.0)
+  slots = np.array([5, -1, 17, n * page, 30, -n * page, 47, 10**6])
+  keys, values = (
+    jnp.asarray(rng.normal(size=(slots.size, k, d)), "f4") for _ in range(2)
+  )
+  after = WRITE(before, keys, values, jnp.asarray(slots))
+  assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, before)
+  table = jnp.arange(n)
+  inside = np.flatnonzero((slots >= 0) & (slots < n * page))
+  bound = {
+    "float32": 0, "bfloat16": 2.0**-8,
+    "int8": max_error(Codec("int8", block=d)),
+  }[stored]
+  for new, old, x in zip(
+    order.read(after, table), order.read(before, table), (keys, values),
+    strict=True,
+  ):
+    assert new.shape == (k, n * page, d)
+    x = np.asarray(x).swapaxes(0, 1)[:, inside]
+    error = np.abs(np.asarray(new, "f4")[:, slots[inside]] - x)
+    assert (error <= bound * np.abs(x).max(-1, keepdims=True)).all()
+    others = np.setdiff1d(np.arange(n * page), slots[inside])
+    np.testing.assert_array_equal(new[:, others], old[:, others])
+
+
+def test_attention_over_codes_is_that_over_what_they_decode_to():
+  case = Case(2, 2, 4, 2, 32, 8, 3, stored="int8")
+  q, pages, tables, first, _ = draw(case, "heads", fill=0.0)
+  every = jnp.arange(pages.num_pages)
+  decoded = [
+    x.reshape(*pages.data[0].shape) for x in order.read(pages, every)
+  ]
+  floats = dataclasses.replace(pages, data=tuple(decoded), scales=())
+  np.testing.assert_allclose(
+    run(q, pages, tables, first, 0, "reference"),
+    run(q, floats, tables, first, 0, "reference"), rtol=1e-6, atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize("name", order.NAMES)
+def test_writing_happens_in_place(name):
+  """In every layer of a loop: no copy of the pages beside them."""
+  layers, n, page, k, d = 3, 64, 8, 2, 64
+  types = order.shapes(name, layers * n, page, k, d, "float32")
+  tokens = jax.ShapeDtypeStruct((4, k, d), "float32")
+  slots = jax.ShapeDtypeStruct((4,), "int32")
+
+  def step(pages, keys, values, slots):
+    def layer(pages, i):
+      return order.write(pages, keys, values, slots + i * n * page), None
+
+    return jax.lax.scan(layer, pages, jnp.arange(layers))[0]
+
+  program = jax.jit(step, donate_argnums=0).lower(
+    types, tokens, tokens, slots
+  ).compile().memory_analysis()
+  total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(types))
+  assert program.alias_size_in_bytes == total
+  assert program.temp_size_in_bytes < total / 10
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tpu_interpret"])
+@pytest.mark.parametrize(("lanes", "devices"), [(2, 1), (1, 2)])
+def test_each_rank_has_its_own_heads(lanes, devices, implementation):
+  """Under ``shard_map`` with checked varying axes, lane by lane."""
+  case = Case(2, 2, 2, 1, 64, 16, 2)
+  ranks = [draw(case, "packed", seed) for seed in range(2)]
+  # One table for all ranks, as one sequence lies in the same pages of each.
+  tables, first = ranks[0][2:4]
+  ranks[1] = (ranks[1][0], ranks[0][1], tables, first)
+  q = jnp.stack([x[0] for x in ranks])
+  pages = jax.tree.map(lambda *x: jnp.stack(x), *(x[1] for x in ranks))
+  axis = Axis("tensor", lanes * devices, devices)
+  mesh = make_mesh({"tensor": axis})
+
+  def body(q, pages, tables, first):
+    return each_lane(
+      lambda q, pages: api.paged_attention(
+        q, pages, tables, first, implementation=implementation
+      ),
+      axis, q, pages,
+    )
+
+  found = jax.jit(jax.shard_map(
+    body, mesh=mesh, in_specs=(P("tensor"), P("tensor"), P(), P()),
+    out_specs=P("tensor"),
+  ))(q, pages, tables, first)
+  for ours, (q, pages, *_) in zip(found, ranks, strict=True):
+    theirs = run(q, pages, tables, first, 0, "reference")
+    assert_close(ours, theirs, case.dtype, rounds=4)
+
+
+@pytest.mark.parametrize(
+  ("kernel", "name", "case"),
+  [
+    ("jax_gpu_paged", "heads", Case(3, 1, 4, 2, 16, 16, 4)),
+    ("jax_gpu_paged", "heads", Case(2, 1, 4, 1, 32, 16, 3, stored="int8")),
+    (
+      "jax_tpu_paged", "packed",
+      Case(2, 1, 2, 1, 128, 16, 2, dtype="bfloat16"),
+    ),
+  ],
+)
+def test_jax_s_kernels_are_the_reference(kernel, name, case):
+  """Our arguments in its words, where all slots are finite."""
+  operands = draw(case, name, fill=0.0, padding=(1,))[:4]
+  ours = api.paged_attention(
+    *operands, finite=True, implementation=f"{kernel}_interpret"
+  )
+  assert_close(
+    ours, run(*operands, 0, "reference"), case.dtype, rounds=4
+  )
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_jax_s_ragged_kernel_is_given_what_it_means(window, monkeypatch):
+  """By jax's own specification of it, since its interpreter cannot run it."""
+
+  def specification(
+    *operands, num_kv_pages_per_block, num_queries_per_block, **options
+  ):
+    return ragged_kernel.ref_ragged_paged_attention(*operands, **options)
+
+  monkeypatch.setattr(ragged, "ragged_paged_attention", specification)
+  case = Case(2, 3, 4, 2, 128, 8, 3)
+  operands = draw(case, "interleaved", fill=0.0)[:4]
+  ours = api.paged_attention(
+    *operands, window=window, finite=True, implementation="jax_tpu_ragged"
+  )
+  assert_close(
+    ours, run(*operands, window, "reference"), case.dtype, rounds=4
+  )
+  with pytest.raises(ValueError, match="interpreter does not know"):
+    api.paged_attention(
+      *operands, finite=True, implementation="jax_tpu_ragged_interpret"
+    )
+
+
+def chosen(case, name, platform, **options):
+  names = selection.preference("auto", platform, api.KERNELS)
+  return api.choice(
+    *case.types(name)[:3], window=case.window, implementation=names, **options
+  )
+
+
+@pytest.mark.parametrize(
+  ("platform", "name", "changes", "expected"),
+  [
+    ("tpu", "interleaved", {}, "jax_tpu_ragged"),
+    ("tpu", "interleaved", {"rows": 8, "window": 9}, "jax_tpu_ragged"),
+    ("tpu", "interleaved", {"kv_heads": 5, "heads": 5}, "reference"),
+    ("tpu", "packed", {}, "jax_tpu_paged"),
+    ("tpu", "packed", {"rows": 8}, "tpu"),
+    ("tpu", "packed", {"window": 9}, "tpu"),
+    ("tpu", "packed", {"width": 64}, "tpu"),
+    ("tpu", "packed", {"stored": "int8"}, "tpu"),
+    ("tpu", "packed", {"width": 96}, "reference"),
+    ("gpu", "heads", {}, "jax_gpu_paged"),
+    ("gpu", "heads", {"rows": 8}, "gpu"),
+    ("gpu", "heads", {"window": 9}, "gpu"),
+    ("gpu", "heads", {"width": 96}, "gpu"),
+    ("gpu", "packed", {"width": 64}, "reference"),
+    ("cpu", "heads", {}, "reference"),
+  ],
+)
+def test_the_first_kernel_that_takes_the_operands(
+  platform, name, changes, expected
+):
+  """With promised finite pages; without, none of jax's."""
+  case = LARGE["7B, decode"]._replace(**changes)
+  choice = chosen(case, name, platform, finite=True)
+  assert choice.name == expected
+  before = api.KERNELS.get(platform, ())
+  if expected in before:
+    before = before[: before.index(expected)]
+  assert list(choice.refused) == list(before)
+  assert all(choice.refused.values())
+  assert not chosen(case, name, platform).name.startswith("jax")
+
+
+def test_refusals_say_what_would_do():
+  case = LARGE["7B, decode"]
+  refused = chosen(case._replace(rows=8), "heads", "tpu", finite=True).refused
+  assert refused["jax_tpu_ragged"] == (
+    "pages in the order 'heads': 'interleaved'"
+  )
+  assert "nobody promises" in chosen(case, "heads", "gpu").refused[
+    "jax_gpu_paged"
+  ]
+  with pytest.raises(ValueError, match="page_size 64: a multiple of 128"):
+    api.choice(
+      *case._replace(stored="int8", page_size=64).types("packed")[:3],
+      implementation="tpu",
+    )
+  with pytest.raises(ValueError, match=r"'mosaic' must be 'auto' or .*_ragged"):
+    api.choice(*case.types("heads")[:3], implementation="mosaic")
+  with pytest.raises(ValueError, match="order 'rows' must be one of heads"):
+    order.shapes("rows", 1, 16, 1, 64, "float32")
+  with pytest.raises(ValueError, match=r"page_size=3: a multiple of 2 .* 64"):
+    order.shapes("packed", 1, 3, 1, 64, "float32")
+
+
+@pytest.mark.parametrize(
+  ("platform", "changes", "expected"),
+  [
+    ("cpu", {}, "heads"),
+    ("gpu", {}, "heads"),
+    ("tpu", {}, "interleaved"),
+    ("tpu", {"finite": False}, "packed"),
+    ("tpu", {"head_width": 64}, "packed"),
+    ("tpu", {"num_kv_heads": 5, "num_heads": 5}, "packed"),
+    ("tpu", {"stored": "int8"}, "packed"),
+    ("tpu", {"head_width": 64, "page_size": 3}, "heads"),
+  ],
+)
+def test_the_order_suits_the_platform_s_kernels(platform, changes, expected):
+  options = {
+    "num_heads": 8, "num_kv_heads": 2, "head_width": 128, "page_size": 128,
+    "dtype": jnp.bfloat16, "stored": jnp.bfloat16, "finite": True,
+  } | changes
+  assert api.best_order(platform, **options) == expected
+
+
+def test_all_of_jax_s_kernels_are_known():
+  compiled = [name for names in api.KERNELS.values() for name in names]
+  assert {n for n in compiled if n.startswith("jax")} == set(library.NAMES)

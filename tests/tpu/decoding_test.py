@@ -1,0 +1,57 @@
+"""Steps of inference compiled for TPUs that are not here: `make test-tpu`."""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("libtpu", reason="the tpu extra is not installed")
+
+from caatnet.build import inference
+from caatnet.build.override import override
+from caatnet.studies.compilation import decoding
+from configs.caatnet import tiny
+from parallel.kernels.paged_attention import api
+from parallel.xla import targets
+
+SIZES = (
+  "model.width=1024 model.num_heads=8 model.num_kv_heads=8 model.num_layers=2 "
+  "model.ffn_width=512 model.dtype=bfloat16 sync.p=0.5 inference.batch=8 "
+  "inference.context=4096 inference.page_size=128 inference.chunk=256"
+)
+
+
+def step(phase, target, order=None):
+  config = override(tiny.get_config(), SIZES)
+  built = inference.build(config, {"tensor": 8}, list(target.devices))
+  shape = built.cache_shape
+  order = order or api.best_order(
+    "tpu", num_heads=1, num_kv_heads=1, head_width=128, page_size=128,
+    dtype="bfloat16", stored="bfloat16",
+  )
+  return decoding.Step(
+    phase, built.program, built.abstract_weights(), built.capacity,
+    dataclasses.replace(shape, order=order),
+  )
+
+
+@pytest.mark.parametrize(
+  ("phase", "name"), [("decode", "tpu:v5p:2x2x2"), ("prefill", "tpu:v6e:2x4")]
+)
+def test_a_kernel_reads_the_pages_and_the_cache_stays_in_place(phase, name):
+  target = targets.resolve(name)
+  found = step(phase, target)
+  result = decoding.analyse(found, target)
+  assert not result["inference"]["gathers_pages"]
+  assert result["memory"]["cache"] == found.cache_shape.size_bytes
+  assert result["memory"]["temporaries"] < result["memory"]["cache"]
+  rows = {(r["kind"], r["dtype"]): r for r in result["inference"]["formula"]}
+  doors = rows["all_reduce", "bfloat16"]
+  assert doors["formula"] == doors["lowered"]
+  # XLA:TPU finds the largest logit before it widens it: 2 bytes a sequence.
+  assert 0 <= doors["compiled"] - doors["formula"] <= 2 * 8
+  bounds, (least, greatest) = result["roofline"], result["with_latency"]
+  assert bounds["compute_seconds"] >= bounds["formula_seconds"]
+  assert (
+    bounds["step_if_none_overlaps"] < least["step_if_none_overlaps"]
+    < greatest["step_if_none_overlaps"]
+  )
