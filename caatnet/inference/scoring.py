@@ -36,7 +36,7 @@ class Scorer:
   """Scores rows of tokens with one model's parameters.
 
   Attributes:
-    context: By how many tokens the last one of a row can be judged.
+    context: How many tokens the model reads at most: a row has one more.
     vocab_size: The number of tokens.
     num_compilations: How many programs have been compiled so far.
   """
@@ -50,7 +50,7 @@ class Scorer:
       program: The model on a mesh. Data-parallel ranks are replicas, which
         share the rows.
       weights: How the model's parameters are stored, and the parameters.
-      context: The largest number of tokens before the last one of a row.
+      context: How many tokens the model reads at most.
       batch: Rows at a time of each replica.
     """
     layout, model = program.layout, program.model
@@ -102,7 +102,7 @@ class Scorer:
 
     Raises:
       ValueError: A row is empty or too long, or has a token that the model does
-        not have.
+        not have; or the model's logits are NaN.
     """
     rows = [np.asarray(row, np.int32) for row in rows]
     self._check(rows, self.context + 1)
@@ -116,6 +116,12 @@ class Scorer:
         scores[index] = TargetScores(
           found["log_probability"][place, :size], found["greedy"][place, :size]
         )
+        # A metric would make a number of it.
+        if np.isnan(scores[index].log_probabilities).any():
+          raise ValueError(
+            f"row {index + 1}: the logits of the model are NaN: it has "
+            "diverged, or overflows in its dtype"
+          )
       done(len(chosen))
     return [scores[index] for index in range(len(rows))]
 
@@ -185,11 +191,12 @@ def _padded_lengths(context: int, platform: str) -> list[int]:
   """Returns the lengths to which rows are padded, the shortest first.
 
   Args:
-    context: The longest one.
+    context: The longest row, before it is padded.
     platform: The kind of devices: "cpu", "gpu" or "tpu".
   """
   # Flash attention on TPUs takes multiples of 128.
-  lengths = [128 if platform == "tpu" else 64]
+  shortest, multiple = (128, 128) if platform == "tpu" else (64, 1)
+  lengths = [shortest]
   while lengths[-1] < context:
     lengths.append(2 * lengths[-1])
-  return [*lengths[:-1], context]
+  return [*lengths[:-1], -(-context // multiple) * multiple]

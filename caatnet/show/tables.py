@@ -209,6 +209,6 @@ def print_tasks(found: Mapping[str, Any]) -> None:
   )
   if found["num_cut"]:
     print(
-      f"{found['num_cut']:,} requests were too long, and lost the beginning of "
-      "their context"
+      "requests that lost the beginning of their context, which was too long: "
+      f"{found['num_cut']:,}"
     )

@@ -1,5 +1,6 @@
 """Laws of scoring: the oracle's log-softmax, whatever the mesh and the rows."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -89,6 +90,7 @@ def log_softmax(logits):
   return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_the_log_softmax_of_the_oracle(case):
   scorer = make(case)[0]
@@ -161,6 +163,7 @@ def test_scores_send_one_number_per_token_more_than_a_loss():
   assert sent(model.scores) > 0
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("devices", [1, 2, 4])
 def test_the_greedy_choice_is_that_of_argmax(devices):
   """Of few values, so that most tokens share the largest one with others."""
@@ -192,8 +195,9 @@ def test_the_greedy_choice_is_that_of_argmax(devices):
 
 @pytest.mark.parametrize(
   ("context", "platform", "lengths"),
-  [(70, "cpu", [64, 70]), (64, "gpu", [64]), (8, "tpu", [8]),
-   (512, "cpu", [64, 128, 256, 512]), (384, "tpu", [128, 256, 384])],
+  [(70, "cpu", [64, 70]), (64, "gpu", [64]), (8, "gpu", [8]),
+   (8, "tpu", [128]), (512, "cpu", [64, 128, 256, 512]),
+   (300, "tpu", [128, 256, 384]), (512, "tpu", [128, 256, 512])],
 )
 def test_rows_have_few_lengths(context, platform, lengths):
   assert _padded_lengths(context, platform) == lengths
@@ -208,3 +212,14 @@ def test_rows_have_few_lengths(context, platform, lengths):
 def test_rows_that_the_model_cannot_read(row, message):
   with pytest.raises(ValueError, match=message):
     make(CASES[1])[0].score([[1, 2], row])
+
+
+def test_a_model_that_has_diverged():
+  _, _, program, weights = make(CASES[0])
+  broken = weights.params | {"norm": jnp.nan * weights.params["norm"]}
+  broken = jax.device_put(broken, program.layout.shardings(weights.specs))
+  scorer = Scorer(
+    program, dataclasses.replace(weights, params=broken), CASES[0].context, 2
+  )
+  with pytest.raises(ValueError, match="logits of the model are NaN"):
+    scorer.score([[1, 2, 3]])
