@@ -4,6 +4,7 @@
   python -m launch.benchmark --config=configs/benchmark/train_step.py:test
   python -m launch.benchmark --config=configs/benchmark/schedules.py
   python -m launch.benchmark --config=configs/benchmark/kernels.py
+  python -m launch.benchmark --config=configs/benchmark/paged_attention.py
   python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
   python -m launch.benchmark --config=configs/benchmark/programs.py
 """
@@ -21,6 +22,7 @@ def main() -> None:
   from caatnet.show import results
   from launch.benchmarks import (
     kernels,
+    paged_attention,
     programs,
     schedules,
     train_step,
@@ -29,6 +31,7 @@ def main() -> None:
 
   bodies = {
     "kernels": kernels.run,
+    "paged_attention": paged_attention.run,
     "programs": programs.run,
     "schedules": schedules.run,
     "train_step": train_step.run,
