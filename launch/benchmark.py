@@ -4,6 +4,7 @@
   python -m launch.benchmark --config=configs/benchmark/train_step.py:test
   python -m launch.benchmark --config=configs/benchmark/schedules.py
   python -m launch.benchmark --config=configs/benchmark/kernels.py
+  python -m launch.benchmark --config=configs/benchmark/paged_attention.py
   python -m launch.benchmark --config=configs/benchmark/zero.py --cpu_devices=8
   python -m launch.benchmark --config=configs/benchmark/programs.py
   python -m launch.benchmark --config=configs/benchmark/coded.py
@@ -25,6 +26,7 @@ def main() -> None:
     coded,
     decoding,
     kernels,
+    paged_attention,
     programs,
     schedules,
     train_step,
@@ -35,6 +37,7 @@ def main() -> None:
     "coded": coded.run,
     "decoding": decoding.run,
     "kernels": kernels.run,
+    "paged_attention": paged_attention.run,
     "programs": programs.run,
     "schedules": schedules.run,
     "train_step": train_step.run,

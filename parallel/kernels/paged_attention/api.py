@@ -30,6 +30,14 @@ KERNELS = {
   "tpu": ("jax_tpu_ragged", "jax_tpu_paged", "tpu"),
   "gpu": ("jax_gpu_paged", "gpu"),
 }
+# The order of pages that each kernel reads.
+ORDERS = {
+  "jax_tpu_ragged": "interleaved",
+  "jax_tpu_paged": "packed",
+  "tpu": "packed",
+  "jax_gpu_paged": "heads",
+  "gpu": "heads",
+}
 _OWN = {"tpu": tpu, "gpu": gpu}
 
 

@@ -68,18 +68,15 @@ class Case(NamedTuple):
 
 # The pages suit all kernels: rows of 128 channels are whole tiles of 8 rows.
 CASES = {
-  "decode": Case(3, 1, 4, 2, 64, 16, 3),
-  "decode, no groups, bf16": Case(2, 1, 3, 3, 128, 16, 2, dtype="bfloat16"),
-  "chunk": Case(2, 5, 4, 2, 64, 16, 3),
-  "chunk, bf16": Case(2, 5, 6, 2, 64, 16, 3, dtype="bfloat16"),
-  "window": Case(2, 6, 2, 1, 64, 16, 4, window=18),
-  "int8": Case(2, 2, 2, 1, 128, 128, 2, stored="int8"),
+  "decode": Case(2, 1, 4, 2, 64, 16, 2),
+  "decode, no groups, bf16": Case(1, 1, 3, 3, 128, 16, 2, dtype="bfloat16"),
+  "window": Case(2, 6, 2, 1, 64, 16, 3, window=18),
+  "int8": Case(1, 2, 2, 1, 128, 128, 2, stored="int8"),
   # More rows than a block has, and a window that begins elsewhere in each.
-  "blocks of rows": Case(1, 40, 16, 1, 64, 16, 4, window=20),
-  # More pages than a grid step on a TPU takes.
-  "steps": Case(1, 3, 2, 1, 128, 8, 20),
-  # Enough positions for several programs of a GPU.
-  "shares": Case(1, 1, 2, 1, 64, 64, 8),
+  "blocks of rows": Case(1, 40, 16, 1, 128, 32, 2, window=20),
+  # More pages than a grid step on a TPU takes, and enough positions for several
+  # programs of a GPU.
+  "steps": Case(1, 3, 2, 1, 128, 256, 3),
 }
 
 # What one of 8 tensor ranks has of a 7B and of a 70B model, four layers.
