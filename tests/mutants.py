@@ -1657,7 +1657,7 @@ _XLA_ROWS = [
   ),
   Mutant(
     "parallel/xla/overlap.py", "every dimension of a torus is a ring",
-    "closed = (spanned == extent) & (extent % unit == 0)",
+    "closed = (spanned == extent) & np.array(closes)",
     "closed = spanned == extent",
     f"{_XLA}/overlap_test.py::"
     "test_a_torus_uses_every_dimension_that_a_group_spans",
@@ -1676,8 +1676,8 @@ _XLA_ROWS = [
     "test_a_transfer_that_is_updated_goes_on_until_its_done",
   ),
   Mutant(
-    "parallel/xla/overlap.py", "a plane closes at every multiple of 4",
-    "else 16\n", "else 4\n",
+    "parallel/hardware/slices.py", "a plane closes at every multiple of 4",
+    "else 16)", "else 4)",
     f"{_XLA}/overlap_test.py::"
     "test_a_plane_closes_to_a_ring_where_it_has_16_chips",
   ),

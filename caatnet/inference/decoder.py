@@ -112,7 +112,7 @@ class Decoder:
     shape = sizes, batch.num_decodes, filters
     layout = self.program.layout
     dims = layout.batch_dims[1:]  # without workers
-    # One array: to put a dozen small ones takes eight times as long.
+    # One array, since to put each of a dozen small ones takes about as long.
     packed = jax.device_put(
       _packed(leaves).reshape(*dims, -1),
       layout.shardings(replica_spec(self.program)),
