@@ -1,4 +1,4 @@
-r"""Compiles a step for a machine that is not here, and reads the program.
+r"""Compiles a step for a machine that is not here, and reads it.
 
   python -m launch.compile --config=configs/caatnet/7b.py \
     --target=tpu:v5p:4x4x4 --mesh=data:8,tensor:8
@@ -10,11 +10,11 @@ r"""Compiles a step for a machine that is not here, and reads the program.
 
 Targets are tpu:GENERATION:TOPOLOGY (v4, v5e, v5p, v6e, tpu7x; needs the extra
 `tpu`), gpu:NAME:NODESxGPUS (a100, a100-pcie, h100, h200, b200; needs the extra
-`cuda`) and cpu:N. Logical sizes are those of config.parallel. --phase says
-which step: of training, or of inference at the end of a context, where prefill
-reads a chunk of one prompt and decode a token of every sequence.
+`cuda`) and cpu:N. Logical sizes are those of config.parallel. A step of prefill
+reads a chunk of one prompt, one of decode a token of every sequence.
 """
 
+import functools
 import json
 import pathlib
 import re
@@ -26,9 +26,7 @@ from launch import options
 FLAGS = flags.FLAGS
 flags.DEFINE_string("target", None, "What to compile for; see above.")
 flags.DEFINE_enum("phase", "train", ["train", "prefill", "decode"], "The step.")
-flags.DEFINE_string(
-  "compare", "", 'A second program, as overrides: "config.sync.p=0.5 ...".'
-)
+flags.DEFINE_string("compare", "", 'A second one: "config.sync.p=0.5 ...".')
 flags.DEFINE_bool("default_options", False, "Without the target's XLA options.")
 
 
@@ -58,7 +56,8 @@ def main() -> None:
       programs |= study.programs_of_run(label or "base", run, FLAGS.step)
     else:
       built = inference.build(config, options.mesh(), where)
-      programs[label or "base"] = decoding.program(FLAGS.phase, built)
+      step = decoding.step_of(FLAGS.phase, built)
+      programs[label or "base"] = functools.partial(decoding.analyse, step)
   for name, analyse in programs.items():
     with Console(stderr=True).status(f"compiling {name} for {target.name}"):
       results[name] = analyse(target, {} if FLAGS.default_options else None)

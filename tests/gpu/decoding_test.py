@@ -25,7 +25,7 @@ def test_a_kernel_reads_the_pages_and_the_cache_stays_in_place(gpu, phase):
   target = targets.resolve(f"gpu:{gpu}:1x8")
   config = override(tiny.get_config(), SIZES)
   built = inference.build(config, None, list(target.devices))
-  result = decoding.program(phase, built)(target)
+  result = decoding.analyse(decoding.step_of(phase, built), target)
   assert not result["inference"]["gathers_pages"]
   assert result["memory"]["cache"] == built.cache_shape.size_bytes
   assert result["memory"]["temporaries"] < result["memory"]["cache"]

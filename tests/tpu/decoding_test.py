@@ -20,18 +20,16 @@ SIZES = (
 )
 
 
-def step(phase, target, order=None):
+def step(phase, target):
   config = override(tiny.get_config(), SIZES)
   built = inference.build(config, {"tensor": 8}, list(target.devices))
-  shape = built.cache_shape
-  order = order or api.best_order(
+  order = api.best_order(
     "tpu", num_heads=1, num_kv_heads=1, head_width=128, page_size=128,
     dtype="bfloat16", stored="bfloat16",
   )
-  return decoding.Step(
-    phase, built.program, built.abstract_weights(), built.capacity,
-    dataclasses.replace(shape, order=order),
-  )
+  found = decoding.step_of(phase, built)
+  shape = dataclasses.replace(found.cache_shape, order=order)
+  return dataclasses.replace(found, cache_shape=shape)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ end of their context. A step of prefill reads one chunk of a prompt that ends
 there. Nobody asks for top-k or top-p, whose filters gather the logits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import functools
 import math
@@ -156,13 +156,12 @@ class Built(Protocol):
     ...
 
 
-def program(phase: str, built: Built) -> Callable[..., dict[str, Any]]:
-  """Returns `analyse` for a phase: a function of target and options."""
-  step = Step(
+def step_of(phase: str, built: Built) -> Step:
+  """Returns the step of a phase of what a config describes."""
+  return Step(
     phase, built.program, built.abstract_weights(), built.capacity,
     built.cache_shape,
   )
-  return functools.partial(analyse, step)
 
 
 def analyse(

@@ -21,10 +21,7 @@ SMALL = (
 def step(phase, overrides, mesh):
   config = override(tiny.get_config(), SMALL + overrides)
   built = inference.build(config, mesh)
-  return decoding.Step(
-    phase, built.program, built.abstract_weights(), built.capacity,
-    built.cache_shape,
-  )
+  return decoding.step_of(phase, built)
 
 
 # (phase, overrides, mesh)
