@@ -148,6 +148,8 @@ RANGES = {
   "benchmark.rounds": COUNT,
   "benchmark.windows": COUNT,
   "benchmark.chunk": COUNT,
+  "benchmark.head_widths": COUNT,
+  "benchmark.kv_heads": COUNT,
   "benchmark.batches": COUNT,
   "benchmark.prompt": COUNT,
   "benchmark.tokens": COUNT,

@@ -76,6 +76,8 @@ _PUBLISHED = "tests/caatnet/interop/huggingface_test.py"
 _WRONG = "tests/caatnet/interop/wrong_test.py"
 _START = "tests/caatnet/train/start_test.py"
 _DOCUMENTS = "tests/documents_test.py"
+_INFERENCE = "parallel/network/inference"
+_INFERENCE_TEST = f"{_NETWORK}/inference_test.py"
 
 _COLLECTIVES = [
   Mutant(
@@ -2935,11 +2937,138 @@ _WEIGHTS = [
   ),
 ]
 
+_PODS = [
+  Mutant(
+    "parallel/hardware/collective_times.py",
+    "a message larger than all that were measured takes as long as the last",
+    "if size_bytes > self.sizes[-1]:", "if size_bytes < 0:",
+    "tests/parallel/hardware_test.py::"
+    "test_times_between_sizes_and_beyond_them",
+  ),
+  Mutant(
+    "parallel/hardware/collective_times.py",
+    "the fastest of small messages stands for large ones",
+    "if t <= fast[0][1]:", "if t >= fast[0][1]:",
+    "tests/parallel/hardware_test.py::test_a_sample_holds_what_was_measured",
+  ),
+  Mutant(
+    "parallel/hardware/collective_times.py", "no dim of a torus is closed",
+    "farthest += size // 2 if closed else size - 1", "farthest += size - 1",
+    "tests/parallel/hardware_test.py::"
+    "test_hops_of_a_torus_are_those_of_its_graph",
+  ),
+  Mutant(
+    "parallel/hardware/collective_times.py",
+    "a ring of eight has the steps of four",
+    "steps = (n - 1) / 3", "steps = 1",
+    "tests/parallel/hardware_test.py::test_what_follows_for_other_links",
+  ),
+  Mutant(
+    f"{_INFERENCE}.py", "an MLP without a gate", "2 * width * ffn)",
+    "width * ffn)",
+    f"{_INFERENCE_TEST}::test_weights_are_the_published_parameters",
+  ),
+  Mutant(
+    f"{_INFERENCE}.py", "all tokens of a prompt see all of it",
+    "range(step.context - step.tokens + 1, step.context + 1)",
+    "[step.context] * step.tokens",
+    f"{_INFERENCE_TEST}::test_a_prompt_s_products_are_those_of_its_tokens",
+  ),
+  Mutant(
+    f"{_INFERENCE}.py", "p shares the embedding, too",
+    "channels = [model.width, *", "channels = [int(shares[0] * model.width), *",
+    f"{_INFERENCE_TEST}::test_p_sends_its_share_exactly",
+  ),
+  Mutant(
+    f"{_INFERENCE}.py", "latency takes the place of bytes",
+    "return Span(*(max(wire, s) for s in self.times.all_reduce(size_bytes)))",
+    "return Span(*self.times.all_reduce(1))",
+    f"{_INFERENCE_TEST}::"
+    "test_latency_only_adds_and_less_to_send_never_takes_longer",
+  ),
+  Mutant(
+    "caatnet/models/transformer/communication.py",
+    "in inference a door sends all channels",
+    'count[Reduction("forward", dtype, (tokens, k), _kind(sync))] += 1',
+    'count[Reduction("forward", dtype, (tokens, config.width), _kind(sync))] '
+    "+= 1",
+    f"{_STUDIES}/decoding_test.py::"
+    "test_the_lowered_step_sends_what_the_formula_says",
+  ),
+  Mutant(
+    "caatnet/studies/compilation/decoding.py", "a copied cache passes",
+    "  if uses.faults:", "  if uses.faults and not uses.gathers:",
+    f"{_STUDIES}/decoding_test.py::"
+    "test_a_copied_cache_is_an_error_that_names_the_instruction",
+  ),
+  Mutant(
+    "caatnet/studies/compilation/decoding.py",
+    "a program that gathers pages has bounds",
+    "gathers = bool(uses.gathers) or not uses.kernels", "gathers = False",
+    f"{_STUDIES}/decoding_test.py::test_a_compiled_step",
+  ),
+  Mutant(
+    "caatnet/studies/inference/study.py",
+    "a help is one even if more sequences take it back",
+    "while place and values[place - 1] >= threshold:",
+    "while place and max(values[:place]) >= threshold:",
+    f"{_STUDIES}/inference_test.py::test_a_help_is_one_from_there_on",
+  ),
+  Mutant(
+    "caatnet/studies/inference/study.py", "every n-th layer is left out",
+    "if i % every == 0 else 0.0", "if (i + 1) % every else 0.0",
+    f"{_STUDIES}/inference_test.py::"
+    "test_sharing_everything_saves_nothing_and_less_saves_more",
+  ),
+  Mutant(
+    "parallel/xla/in_place.py", "one layer of a cache is no slice of it",
+    "instruction.shapes[0].elements * parts >= source.elements",
+    "instruction.shapes[0].elements >= source.elements",
+    f"{_XLA}/in_place_test.py::test_copies_and_slices_are_named",
+  ),
+  Mutant(
+    "parallel/xla/in_place.py", "an argument that is not donated is in place",
+    'if i.opcode == "parameter" and int(i.literal) in module.aliased',
+    'if i.opcode == "parameter"',
+    f"{_XLA}/in_place_test.py::"
+    "test_an_array_that_is_not_donated_is_written_anew",
+  ),
+  Mutant(
+    "parallel/xla/in_place.py", "a copy inside a fusion is not seen",
+    'if root.opcode not in _UPDATES | {"parameter"}',
+    "if root.opcode not in _UPDATES | _KEEPS_SIZE",
+    f"{_XLA}/in_place_test.py::test_a_cpu_widens_16_bits_to_write_a_row",
+  ),
+  Mutant(
+    "parallel/xla/roofline.py", "a scatter moves the array that it writes into",
+    '"scatter": 2}', '"scatter": 0}',
+    f"{_XLA}/overlap_test.py::"
+    "test_rows_written_in_place_count_themselves_and_not_the_whole",
+  ),
+  Mutant(
+    "parallel/xla/roofline.py", "a nested fusion hands on what it never read",
+    "  if value.root:  # a nested", "  if not value.name:  # a nested",
+    f"{_XLA}/overlap_test.py::"
+    "test_a_slice_in_a_nested_fusion_counts_what_is_sliced",
+  ),
+  Mutant(
+    "parallel/xla/roofline.py", "a kernel reads an array once per operand",
+    "for n in dict.fromkeys(kernel.operands)]", "for n in kernel.operands]",
+    f"{_XLA}/overlap_test.py::test_a_kernel_counts_what_it_is_said_to_read",
+  ),
+  Mutant(
+    "parallel/xla/latency.py", "an all-gather takes as long as one part of it",
+    'entry.group_size if entry.kind == "all_gather" else 1',
+    'entry.group_size if entry.kind == "all_to_all" else 1',
+    f"{_XLA}/overlap_test.py::test_latency_of_a_node_is_what_was_measured",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
-  *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
+  *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
 )
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ _KINDS: dict[str, dict[str, Any]] = {
   "decode": {},
   "chunk": {"seqs": 2, "rows": 64},
   "window": {"window": 300},
-  "int8 pages": {"stored": "int8"},
+  "int8 pages": {"stored": "int8", "page_size": 256},
   "2 lanes mapped": {},
 }
 _BASE = Case(

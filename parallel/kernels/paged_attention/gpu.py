@@ -53,7 +53,7 @@ def refusal(
   """
   del tables, window  # any will do
   if pages.order != "heads":
-    return f"pages in the order {pages.order!r}: 'heads'"
+    return f"pages in the order {pages.order!r}: it reads 'heads'"
   if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {q.dtype}: float32, bfloat16 or float16"
   if pages.dtype not in (q.dtype, jnp.int8):

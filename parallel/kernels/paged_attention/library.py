@@ -56,53 +56,60 @@ def refusal(
 
 def _refusal_of_decode(q, window):
   if q.shape[1] > 1:
-    return f"{q.shape[1]} new tokens of a sequence: one"
+    return f"{q.shape[1]} new tokens of a sequence: it takes one"
   if window:
-    return f"window {window}: none"
+    return f"window {window}: it has none"
   return None
 
 
 def _refusal_of_tpu_paged(q, pages, tables, window):
   del tables
   if pages.order != "packed":
-    return f"pages in the order {pages.order!r}: 'packed'"
+    return f"pages in the order {pages.order!r}: it reads 'packed'"
   if pages.head_width % LANES:
-    return f"heads of {pages.head_width} channels: a multiple of {LANES}"
+    return f"heads of {pages.head_width} channels: it takes multiples of {LANES}"
   if pages.coded:
-    return "codes: it wants scales as large as float32 pages"
+    return "int8 pages: it wants scales as large as float32 pages"
   if not q.dtype == pages.dtype == jnp.bfloat16:
-    return f"dtype {q.dtype}, pages {pages.dtype}: it computes with bfloat16"
+    return (
+      f"queries of {q.dtype}, pages of {pages.dtype}: it computes with bfloat16"
+    )
   return _refusal_of_decode(q, window)
 
 
 def _refusal_of_ragged(q, pages, tables, window):
   del tables, window
   if pages.order != "interleaved":
-    return f"pages in the order {pages.order!r}: 'interleaved'"
+    return f"pages in the order {pages.order!r}: it reads 'interleaved'"
   if pages.head_width % LANES:
-    return f"heads of {pages.head_width} channels: a multiple of {LANES}"
+    return f"heads of {pages.head_width} channels: it takes multiples of {LANES}"
   if pages.coded:
-    return "codes: it takes one scale for all pages"
+    return "int8 pages: it takes one scale for all of them"
   if q.dtype not in (jnp.float32, jnp.bfloat16) or q.dtype != pages.dtype:
-    return f"dtype {q.dtype}, pages {pages.dtype}: float32 or bfloat16 for both"
+    return (
+      f"queries of {q.dtype}, pages of {pages.dtype}: float32 or bfloat16, both"
+    )
   # Keys and values of all heads of a token are the second to last dim of a
   # page, which must be whole tiles of 32-bit words.
   words = 2 * pages.num_kv_heads * pages.dtype.itemsize // 4
   if words not in (1, 2, 4) and words % 8:
-    return f"{pages.num_kv_heads} kv heads: 1, 2, 4 or a multiple of 8"
+    return (
+      f"{pages.num_kv_heads} kv heads: tiles want 1, 2, 4 or a multiple of 8 of "
+      f"{pages.dtype}"
+    )
   return None
 
 
 def _refusal_of_gpu_paged(q, pages, tables, window):
   del tables
   if pages.order != "heads":
-    return f"pages in the order {pages.order!r}: 'heads'"
+    return f"pages in the order {pages.order!r}: it reads 'heads'"
   for what, size in (
     ("heads of {} channels", pages.head_width),
     ("page_size {}", pages.page_size),
   ):
     if size < 16 or size & (size - 1):
-      return f"{what.format(size)}: a power of two, 16 or more"
+      return f"{what.format(size)}: it takes powers of two from 16 on"
   if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {q.dtype}: float32, bfloat16 or float16"
   if pages.dtype not in (q.dtype, jnp.int8):

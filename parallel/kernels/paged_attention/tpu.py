@@ -75,7 +75,7 @@ def refusal(
     window: Positions that a row sees; 0 for all.
   """
   if pages.order != "packed":
-    return f"pages in the order {pages.order!r}: 'packed'"
+    return f"pages in the order {pages.order!r}: it reads 'packed'"
   if pages.packing * pages.head_width % LANES:
     return (
       f"heads of {pages.head_width} channels: a divisor or multiple of "
@@ -89,7 +89,8 @@ def refusal(
   rows = LANES if pages.coded else 8
   if pages.page_size % (rows * pages.packing):
     return (
-      f"page_size {pages.page_size}: a multiple of {rows * pages.packing} slots"
+      f"page_size {pages.page_size}: a multiple of {rows * pages.packing}, so "
+      f"that pages of {pages.dtype} are whole tiles"
     )
   size = 4 * (tables.shape[0] * (tables.shape[1] + 2))
   if size > _SCALAR_BYTES:

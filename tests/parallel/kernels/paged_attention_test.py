@@ -354,12 +354,12 @@ def test_refusals_say_what_would_do():
   case = LARGE["7B, decode"]
   refused = chosen(case._replace(rows=8), "heads", "tpu", finite=True).refused
   assert refused["jax_tpu_ragged"] == (
-    "pages in the order 'heads': 'interleaved'"
+    "pages in the order 'heads': it reads 'interleaved'"
   )
   assert "nobody promises" in chosen(case, "heads", "gpu").refused[
     "jax_gpu_paged"
   ]
-  with pytest.raises(ValueError, match="page_size 64: a multiple of 128"):
+  with pytest.raises(ValueError, match="page_size 64: a multiple of 128, so"):
     api.choice(
       *case._replace(stored="int8", page_size=64).types("packed")[:3],
       implementation="tpu",
