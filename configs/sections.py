@@ -378,7 +378,7 @@ def inference() -> ConfigDict:
   # The positions of a sequence, those of its prompt among them.
   inference.context = 1024
   # The positions of a page of the cache.
-  inference.page_size = 16
+  inference.page_size = 64
   # The pages of a replica's cache; 0 for as many as the whole batch can fill.
   inference.pages = 0
   # How many tokens of a prompt one step reads.

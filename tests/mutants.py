@@ -2491,6 +2491,13 @@ _DOCUMENTS_ROWS = [
 
 _GENERATION = [
   Mutant(
+    "parallel/kernels/paged_attention/order.py",
+    "one token's write copies all pages", "if len(slots) == 1:",
+    "if len(slots) == 0:",
+    "tests/caatnet/inference/decoding_test.py::"
+    "test_one_sequence_s_token_is_written_in_place",
+  ),
+  Mutant(
     "caatnet/inference/sampling.py", "a token depends on its slot",
     "seed[:, None], positions[:, None].astype(jnp.uint32),",
     "seed[:, None], jnp.arange(seed.size, dtype=jnp.uint32)[:, None],",

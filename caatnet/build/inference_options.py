@@ -44,4 +44,4 @@ class InferenceOptions:
       )
 
 
-DEFAULTS = InferenceOptions(16, 1024, 16, 0, 256, "", "float", "float")
+DEFAULTS = InferenceOptions(16, 1024, 64, 0, 256, "", "float", "float")

@@ -86,7 +86,9 @@ class Decoder:
     self.compile_seconds = 0.0
     self.cache_shape = cache_shape
     self.weights = weights
-    self._run = _of_packed(make_step(program, weights, cache_shape))
+    self._run = _of_packed(
+      make_step(program, weights, cache_shape), self.num_replicas
+    )
     self._state = jax.jit(
       functools.partial(empty_state, program, capacity, cache_shape),
       out_shardings=program.layout.shardings(state_specs(program, cache_shape)),
@@ -110,13 +112,9 @@ class Decoder:
     types = tuple((x.shape[1:], x.dtype.name) for x in leaves), tree
     sizes = tuple(x.shape for x in jax.tree.leaves(batch))
     shape = sizes, batch.num_decodes, filters
-    layout = self.program.layout
-    dims = layout.batch_dims[1:]  # without workers
+    dims = self.program.layout.batch_dims[1:]  # without workers
     # One array, since to put each of a dozen small ones takes about as long.
-    packed = jax.device_put(
-      _packed(leaves).reshape(*dims, -1),
-      layout.shardings(replica_spec(self.program)),
-    )
+    packed = _packed(leaves).reshape(*dims, -1)
     start = time.perf_counter()
     tokens, logprobs, self._state = self._run(
       self.weights.params, self._state, packed, types=types, filters=filters
@@ -124,7 +122,7 @@ class Decoder:
     if shape not in self.shapes:
       self.shapes.add(shape)
       self.compile_seconds += time.perf_counter() - start
-    return (x.reshape(self.num_replicas, -1) for x in (tokens, logprobs))
+    return tokens, logprobs
 
 
 def _packed(leaves: Sequence[np.ndarray]) -> np.ndarray:
@@ -134,16 +132,20 @@ def _packed(leaves: Sequence[np.ndarray]) -> np.ndarray:
   )
 
 
-def _of_packed(step: Callable[..., Any]) -> Callable[..., Any]:
+def _of_packed(
+  step: Callable[..., Any], num_replicas: int
+) -> Callable[..., Any]:
   """Makes a jitted step that takes batch and sampling as `_packed` joins them.
 
   Args:
     step: What `make_step` returns.
+    num_replicas: D.
 
   Returns:
-    A function ``(params, state, packed, types, filters)``; types are those of
-    one replica's arrays, as a tuple of pairs of a shape and a dtype's name, and
-    the tree that they are the leaves of.
+    A function ``(params, state, packed, types, filters) -> (tokens [D, S],
+    logprobs [D, S], state)``; types are those of one replica's arrays, as a
+    tuple of pairs of a shape and a dtype's name, and the tree that they are the
+    leaves of.
   """
 
   @functools.partial(
@@ -157,7 +159,8 @@ def _of_packed(step: Callable[..., Any]) -> Callable[..., Any]:
       start += math.prod(shape)
       x = lax.bitcast_convert_type(x, dtype)
       found.append(x.reshape(*packed.shape[:-1], *shape))
-    return step(params, state, *tree.unflatten(found), filters=filters)
+    *drawn, state = step(params, state, *tree.unflatten(found), filters=filters)
+    return (*(x.reshape(num_replicas, -1) for x in drawn), state)
 
   return run
 

@@ -24,10 +24,8 @@ from caatnet.inference.requests import Completion, Request, stacked
 from caatnet.inference.transcripts import Transcript
 from caatnet.models.paged import Batch
 
-# The shortest chunk, and the fewest pages of a table: of a small model's step
-# more of either takes no longer.
+# The shortest chunk: of a small model's step a longer one takes no longer.
 _MIN_CHUNK = 16
-_MIN_PAGES = 4
 
 
 @dataclasses.dataclass
@@ -186,7 +184,7 @@ class Generation:
     page_size = decoder.capacity.page_size
     self._num_pages = _bucket(
       max((t.num_pages(page_size) for t in self._transcripts), default=1),
-      _MIN_PAGES, decoder.capacity.pages_per_sequence, 2,
+      1, decoder.capacity.pages_per_sequence, 2,
     )
     self._waiting = list(
       zip(range(len(requests)), requests, self._transcripts, strict=True)

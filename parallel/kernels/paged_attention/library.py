@@ -67,7 +67,7 @@ def _refusal_of_tpu_paged(q, pages, tables, window):
   if pages.order != "packed":
     return f"pages in the order {pages.order!r}: it reads 'packed'"
   if pages.head_width % LANES:
-    return f"heads of {pages.head_width} channels: it takes multiples of {LANES}"
+    return f"heads of {pages.head_width} channels: multiples of {LANES} only"
   if pages.coded:
     return "int8 pages: it wants scales as large as float32 pages"
   if not q.dtype == pages.dtype == jnp.bfloat16:
@@ -82,7 +82,7 @@ def _refusal_of_ragged(q, pages, tables, window):
   if pages.order != "interleaved":
     return f"pages in the order {pages.order!r}: it reads 'interleaved'"
   if pages.head_width % LANES:
-    return f"heads of {pages.head_width} channels: it takes multiples of {LANES}"
+    return f"heads of {pages.head_width} channels: multiples of {LANES} only"
   if pages.coded:
     return "int8 pages: it takes one scale for all of them"
   if q.dtype not in (jnp.float32, jnp.bfloat16) or q.dtype != pages.dtype:
@@ -94,8 +94,8 @@ def _refusal_of_ragged(q, pages, tables, window):
   words = 2 * pages.num_kv_heads * pages.dtype.itemsize // 4
   if words not in (1, 2, 4) and words % 8:
     return (
-      f"{pages.num_kv_heads} kv heads: tiles want 1, 2, 4 or a multiple of 8 of "
-      f"{pages.dtype}"
+      f"{pages.num_kv_heads} kv heads: tiles of {pages.dtype} want 1, 2, 4 or "
+      "a multiple of 8"
     )
   return None
 

@@ -165,6 +165,11 @@ def write(
   Returns:
     The pages with these tokens.
   """
+  if len(slots) == 1:
+    # XLA makes an update of a slice out of a scatter of one window, for which
+    # XLA:CPU copies all pages, several times. So a second one goes nowhere.
+    keys, values = (jnp.concatenate([x, x]) for x in (keys, values))
+    slots = jnp.concatenate([slots, jnp.full_like(slots, -1)])
   size, f = pages.page_size, pages.packing
   inside = (slots >= 0) & (slots < pages.num_pages * size)
   page = jnp.where(inside, slots // size, pages.num_pages)

@@ -209,3 +209,29 @@ def test_logits_of_coded_keys_and_values_are_near():
   # And coded they are.
   with pytest.raises(AssertionError):
     expect(program, params, tokens, found, TOLERANCE)
+
+
+def test_one_sequence_s_token_is_written_in_place():
+  """XLA:CPU copies no pages for it, though layers are no loop's."""
+  program, params = make("one rank")
+  config = program.model.config
+  pages = 256
+  shape = CacheShape(
+    config.num_layers, pages, PAGE_SIZE, config.num_kv_heads,
+    config.head_width, "float32", "heads",
+  )
+  weights = make_weights(program, put(program, params), True, False)
+  capacity = decoders.Capacity(1, PAGES * PAGE_SIZE, PAGE_SIZE, 8)
+  cache, _ = jax.eval_shape(
+    lambda: decoders.empty_state(program, capacity, shape)
+  )
+  batch = Batch(
+    *(jax.ShapeDtypeStruct((1, *dims), np.int32)
+      for dims in ((1,), (1,), (1,), (1, PAGES), (1,), (1,))),
+    num_decodes=1,
+  )
+  memory = decoders.make_forward(program, weights, shape).lower(
+    weights.params, cache, batch
+  ).compile().memory_analysis()
+  assert memory.alias_size_in_bytes == shape.size_bytes
+  assert memory.temp_size_in_bytes < shape.size_bytes / 4
