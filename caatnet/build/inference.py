@@ -20,12 +20,8 @@ from caatnet.models.paged import CacheShape
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.program import Program
 from caatnet.train import evaluated, files, records
-from parallel.kernels import selection
+from parallel.kernels.paged_attention import api
 from parallel.zero.partition import Level, Partition
-
-# How pages are laid out; LOG.md has why for CPUs, and on GPUs and TPUs it is
-# what the kernels read.
-_ORDER = "heads"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +108,16 @@ def build(
   capacity = Capacity(
     options.batch, options.context, options.page_size, options.chunk
   )
-  platform = program.layout.mesh.devices.flat[0].platform
+  layout = program.layout
+  platform = layout.mesh.devices.flat[0].platform
+  axes = (layout.tensor, *layout.data)
+  mapped = any(axis.lanes > 1 for axis in axes)
   return Inference(
     program,
     capacity,
-    _cache_shape(program.model, options, capacity, platform),
+    _cache_shape(
+      program.model, options, capacity, api.preferred(platform, mapped)
+    ),
     layers_apart=platform == "cpu",
     coded=options.weights == "int8",
   )
@@ -126,20 +127,32 @@ def _cache_shape(
   model: TransformerModel,
   options: InferenceOptions,
   capacity: Capacity,
-  platform: str,
+  kernels: tuple[str, ...],
 ) -> CacheShape:
   """Returns the sizes of one rank's cache."""
   config = model.config
   heads = -(-config.num_kv_heads // model.tensor.size)
+  stored = "int8" if options.cache == "int8" else config.dtype
+  order = api.best_order(
+    kernels,
+    num_heads=heads * config.num_heads // config.num_kv_heads,
+    num_kv_heads=heads,
+    head_width=config.head_width,
+    page_size=options.page_size,
+    dtype=config.dtype,
+    stored=stored,
+    window=config.sliding_window,
+    finite=True,
+  )
   return CacheShape(
     config.num_layers,
     options.pages or capacity.batch * capacity.pages_per_sequence,
     options.page_size,
     heads,
     config.head_width,
-    "int8" if options.cache == "int8" else config.dtype,
-    _ORDER,
-    selection.preference("auto", platform),
+    stored,
+    order,
+    kernels,
   )
 
 

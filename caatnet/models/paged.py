@@ -160,9 +160,11 @@ class Cache:
       def attend(
         queries, pages, tables=tables, first=first, written=written
       ):
+        # Pages begin as zeros, and what a model writes is finite unless it has
+        # diverged, in which case its logits are NaN anyway.
         return api.paged_attention(
           queries, pages, tables, first, first + jnp.sum(written, axis=1),
-          window=window, implementation=self.shape.kernels,
+          window=window, finite=True, implementation=self.shape.kernels,
         )
 
       part = queries[:, tokens].reshape(lanes, -1, length, *heads)

@@ -1,7 +1,5 @@
 """Steps of inference compiled for TPUs that are not here: `make test-tpu`."""
 
-import dataclasses
-
 import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
@@ -10,7 +8,6 @@ from caatnet.build import inference
 from caatnet.build.override import override
 from caatnet.studies.compilation import decoding
 from configs.caatnet import tiny
-from parallel.kernels.paged_attention import api
 from parallel.xla import targets
 
 SIZES = (
@@ -23,13 +20,7 @@ SIZES = (
 def step(phase, target):
   config = override(tiny.get_config(), SIZES)
   built = inference.build(config, {"tensor": 8}, list(target.devices))
-  order = api.best_order(
-    "tpu", num_heads=1, num_kv_heads=1, head_width=128, page_size=128,
-    dtype="bfloat16", stored="bfloat16",
-  )
-  found = decoding.step_of(phase, built)
-  shape = dataclasses.replace(found.cache_shape, order=order)
-  return dataclasses.replace(found, cache_shape=shape)
+  return decoding.step_of(phase, built)
 
 
 @pytest.mark.parametrize(

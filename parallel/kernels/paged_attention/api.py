@@ -74,8 +74,21 @@ def choice(
   return choose("paged_attention", implementation, refusal, KERNELS)
 
 
+def preferred(platform: str, mapped: bool) -> tuple[str, ...]:
+  """Returns the implementations for a platform in order of preference.
+
+  Args:
+    platform: "tpu", "gpu" or "cpu".
+    mapped: Whether calls are under ``jax.vmap``, over lanes or replicas. That
+      goes through jax's own kernels one by one and slices out the pages of
+      each, so they are left out.
+  """
+  names = preference("auto", platform, KERNELS)
+  return tuple(x for x in names if not mapped or x not in library.NAMES)
+
+
 def best_order(
-  platform: str,
+  names: tuple[str, ...],
   *,
   num_heads: int,
   num_kv_heads: int,
@@ -86,13 +99,13 @@ def best_order(
   window: int = 0,
   finite: bool = False,
 ) -> str:
-  """Returns in which order pages suit a platform's kernels.
+  """Returns in which order pages suit the kernels.
 
   It is the one whose first choice of a kernel, for chunks of a prompt and for
   decoding alike, is preferred most.
 
   Args:
-    platform: "tpu", "gpu" or "cpu".
+    names: Implementations in order of preference, "reference" among them.
     num_heads: Query heads of one rank, H.
     num_kv_heads: Heads of keys and values of one rank, K.
     head_width: Channels of a head, D.
@@ -102,7 +115,6 @@ def best_order(
     window: Positions that a row sees; 0 for all.
     finite: Whether no slot of the pages holds NaN or infinity.
   """
-  names = preference("auto", platform, KERNELS)
   tables = jax.ShapeDtypeStruct((1, 1), jnp.int32)
 
   def rank(name):

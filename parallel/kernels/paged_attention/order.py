@@ -11,8 +11,8 @@ The order of elements within these arrays is a value:
 
   heads        keys and values apart, ``[K, N, page, D]`` each: a page of one
                head is one run of memory. XLA:CPU gathers it about as fast as it
-               reads a dense cache (LOG.md, "Attention over pages"); our kernel
-               for GPUs and jax's read it.
+               slices a dense cache (`configs/benchmark/decoding.py` times
+               both); our kernel for GPUs and jax's read it.
   packed       for TPUs: the same, but where heads are narrower than the 128
                lanes of a tile, f = 128 / D tokens lie side by side in a row:
                ``[K, N, page / f, f D]``. XLA lays rows of fewer lanes out in

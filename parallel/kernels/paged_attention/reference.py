@@ -4,8 +4,8 @@ A sequence has new tokens, whose keys are in the cache already, and attends to
 them and to what came before: one new token to decode, several in a chunk of a
 prompt. Its pages are gathered into a dense copy, one sequence after another, so
 that the copy of one stays in a CPU's cache while it is used. With the copies of
-all sequences at once, in any order of the pages, 16 sequences took three to
-five times as long (LOG.md, "Attention over pages").
+all sequences at once XLA:CPU takes several times as long, as it does with small
+products over each page where it lies.
 
 Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
 heads, G = H / K, D = head width, P = pages in a table, C = P * page_size.

@@ -104,11 +104,12 @@ def refusal(
 
 
 def _blocks(
-  q: jax.Array, pages: Pages, tables: jax.Array, window: int
+  q: jax.Array, pages: Pages, tables: jax.Array, window: int, lanes: int = 1
 ) -> _Blocks | None:
   """Cuts the work such that a grid step fits VMEM; None if it cannot."""
   _, num_rows, num_heads, width = q.shape
-  page, group = pages.page_size, num_heads // pages.num_kv_heads
+  k, page = pages.num_kv_heads // lanes, pages.page_size
+  group = num_heads // k
   # Whole tiles of rows, or all of them.
   tokens = min(num_rows, max(16, _ROWS // group // 16 * 16))
   # Pages that a block of rows sees, wherever its first row lies in a page.
@@ -129,8 +130,7 @@ def _blocks(
   )
   room = calls.VMEM_BYTES - (12 * rows + 8 * wide) * (positions // f)
   heads = [
-    n for n in range(1, pages.num_kv_heads + 1)
-    if pages.num_kv_heads % n == 0 and n * per_head <= room
+    n for n in range(1, k + 1) if k % n == 0 and n * per_head <= room
   ]
   if not heads:
     return None
@@ -152,11 +152,56 @@ def paged_attention(
 
   ``reference.paged_attention`` specifies the result. Table entries are valid
   pages here, and ``lengths`` is 0 for padding.
+
+  Under ``jax.vmap`` it stays one kernel, which reads the pages of all lanes
+  where they are. A ``pallas_call`` whose scalars are mapped would become a loop
+  that slices out each lane's.
+  """
+
+  def attend(lanes):
+    @jax.custom_batching.custom_vmap
+    def of_lanes(*operands):
+      return _call(
+        *operands, lanes=lanes, window=window, interpret=interpret,
+        detect_races=detect_races,
+      )
+
+    @of_lanes.def_vmap
+    def rule(size, mapped, *operands):
+      def fold(x, is_mapped):
+        if not is_mapped:
+          x = jnp.broadcast_to(x, (size, *x.shape))
+        return x.reshape(-1, *x.shape[2:])
+
+      out = attend(size * lanes)(*jax.tree.map(fold, operands, tuple(mapped)))
+      return out.reshape(size, -1, *out.shape[1:]), True
+
+    return of_lanes
+
+  return attend(1)(q, pages, tables, first, lengths)
+
+
+def _call(
+  q: jax.Array,
+  pages: Pages,
+  tables: jax.Array,
+  first: jax.Array,
+  lengths: jax.Array,
+  *,
+  lanes: int,
+  window: int,
+  interpret: bool,
+  detect_races: bool,
+) -> jax.Array:
+  """Calls the kernel for several lanes.
+
+  Sequences and the heads of pages are those of lane 0, then those of lane 1,
+  and so on.
   """
   num_seqs, num_rows, num_heads, width = q.shape
-  k, page = pages.num_kv_heads, pages.page_size
+  k, page = pages.num_kv_heads // lanes, pages.page_size
   group, f = num_heads // k, pages.packing
-  blocks = _blocks(q, pages, tables, window)
+  blocks = _blocks(q, pages, tables, window, lanes)
   tokens, rows = blocks.tokens, blocks.tokens * group
   # [S, T, H, D] -> [S, K, T G, D]: a kv head's rows side by side.
   heads_first = q.reshape(num_seqs, num_rows, k, group, width).swapaxes(1, 2)
@@ -178,6 +223,8 @@ def paged_attention(
         step * blocks.pages + i, jnp.maximum(count - 1, 0)
       )
       number = jnp.minimum(number, tables.shape[1] - 1)
+      lane = s // (num_seqs // lanes)
+      head += lane * (k // blocks.heads)
       return head, tables_ref[s, number], 0, 0
 
     return index

@@ -235,7 +235,10 @@ def test_writing_happens_in_place(name):
 
 @pytest.mark.parametrize(
   ("lanes", "devices", "implementation"),
-  [(2, 1, "reference"), (1, 2, "reference"), (1, 2, "tpu_interpret")],
+  [
+    (2, 1, "reference"), (1, 2, "reference"), (1, 2, "tpu_interpret"),
+    (2, 1, "tpu_interpret"),
+  ],
 )
 def test_each_rank_has_its_own_heads(lanes, devices, implementation):
   """Under ``shard_map`` with checked varying axes, lane by lane."""
@@ -379,6 +382,7 @@ def test_refusals_say_what_would_do():
     ("gpu", {}, "heads"),
     ("tpu", {}, "interleaved"),
     ("tpu", {"finite": False}, "packed"),
+    ("tpu", {"mapped": True}, "packed"),
     ("tpu", {"head_width": 64}, "packed"),
     ("tpu", {"num_kv_heads": 5, "num_heads": 5}, "packed"),
     ("tpu", {"stored": "int8"}, "packed"),
@@ -390,7 +394,9 @@ def test_the_order_suits_the_platform_s_kernels(platform, changes, expected):
     "num_heads": 8, "num_kv_heads": 2, "head_width": 128, "page_size": 128,
     "dtype": jnp.bfloat16, "stored": jnp.bfloat16, "finite": True,
   } | changes
-  assert api.best_order(platform, **options) == expected
+  mapped = options.pop("mapped", False)
+  names = api.preferred(platform, mapped)
+  assert api.best_order(names, **options) == expected
 
 
 def test_all_of_jax_s_kernels_are_known():
