@@ -5,8 +5,7 @@ r"""Converts folders of Hugging Face to runs, and back.
 
 A folder with checkpoints is a run's, any other a published one. A run's config
 has the published sizes, and else what --config says, as in --config.sync.p=0.5.
-launch.evaluate and launch.generate take its folder as --workdir, launch.train
-starts from its parameters by --config.train.init_from.
+launch.generate takes it as --workdir, launch.train by --config.train.init_from.
 """
 
 import functools
@@ -21,17 +20,17 @@ flags.DEFINE_string("from", None, "Folder to read.")
 flags.DEFINE_string("to", None, "Folder to write, which must not exist.")
 flags.DEFINE_integer("ranks", None, "Tensor ranks of a run; 1 if unset.", 1)
 flags.DEFINE_string(
-  "dtype", "",
-  "Of a run's activations, or of published tensors; what it was if unset.",
+  "dtype", "", "Of a run's activations, or of published tensors; as they were."
 )
 
 
 def main() -> None:
-  from rich.progress import Progress
+  from rich import console, progress
 
   from caatnet.build import experiments
+  from caatnet.checks import one_of
   from caatnet.interop import huggingface
-  from caatnet.interop.source import open_source
+  from caatnet.interop import source as sources
   from caatnet.show import tables
   from caatnet.train import files
 
@@ -40,11 +39,11 @@ def main() -> None:
     for name in ("from", "to")
   )
   is_run = huggingface.is_run(source)
-  unused = "ranks" if is_run else "step"
+  unused, what = ("ranks", "a run's") if is_run else ("step", "no run's")
   if FLAGS[unused].value is not None:
-    what = "a run's folder" if is_run else "no run's folder"
     raise ValueError(f"--{unused} has no effect: --from={source} is {what}")
   if is_run:
+    options.refuse_config((), f"--from={source} is a run's")
     experiment = experiments.from_folder(source)
     total = huggingface.num_tensors(experiment)
     write = functools.partial(
@@ -52,8 +51,11 @@ def main() -> None:
       dtype=FLAGS.dtype,
     )
   else:
-    published = open_source(source, FLAGS.ranks or 1, FLAGS.dtype)
-    total, config = published.num_tensors, FLAGS.config
+    experiments.check(config := FLAGS.config)
+    one_of("config.model.name", config.model.name, ("transformer",))
+    options.refuse_config(("model.", "parallel.tensor"), "see --ranks, --dtype")
+    published = sources.open_source(source, FLAGS.ranks or 1, FLAGS.dtype)
+    total = published.num_tensors
     config.name = to.name
     config.model.update(published.section)
     config.parallel.tensor = published.ranks
@@ -62,7 +64,7 @@ def main() -> None:
       config.data.tokenizer = str(source.absolute())
     experiment = experiments.build(config)
     write = functools.partial(huggingface.write_run, published, experiment, to)
-  with Progress() as bar:
+  with progress.Progress(console=console.Console(stderr=True)) as bar:
     task = bar.add_task("tensors", total=total)
     made = write(advance=lambda: bar.advance(task))
   tables.table(f"{made.folder}", ["", "published", "run"], made.rows)

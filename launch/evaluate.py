@@ -28,7 +28,7 @@ def main() -> None:
   if FLAGS.tasks:
     return on_tasks()
   for name, value in (("limit", FLAGS.limit), ("config", options.overrides())):
-    if value:
+    if value not in (None, ""):
       raise ValueError(f"--{name} has no effect on evaluate without --tasks")
   from caatnet.build import experiments
   from caatnet.show import pictures, tables

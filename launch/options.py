@@ -127,6 +127,22 @@ def overrides() -> str:
   return " ".join(_OVERRIDES)
 
 
+def refuse_config(keys: Sequence[str], why: str) -> None:
+  """Refuses flags of a config that would have no effect.
+
+  Args:
+    keys: How their keys begin; none for all flags of the config.
+    why: Why they have none.
+
+  Raises:
+    ValueError: The command line has one.
+  """
+  for argument in sys.argv[1:]:
+    match = re.match(r"--?config(?:$|=|\.([^=]*))", argument)
+    if match and (not keys or (match[1] or "").startswith(tuple(keys))):
+      raise ValueError(f"{argument} has no effect: {why}")
+
+
 def profile() -> tuple[int, int] | None:
   """Returns ``--profile`` as (first step, step after the last), or None."""
   return parse_profile(FLAGS.profile)
@@ -221,6 +237,14 @@ def _run(main, script, argv, uses, required, defaults, changeable) -> int:
       raise
     print(f"error: {_one_line(error)}", file=sys.stderr)
     return 2
+  except KeyboardInterrupt:
+    if debug:
+      raise
+    print("interrupted", file=sys.stderr)
+    return 130
+  except BrokenPipeError:  # who reads our output has seen enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
 
 
 def _parse(

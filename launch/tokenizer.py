@@ -33,6 +33,8 @@ def main() -> None:
   from caatnet.train import tokenizer
 
   config = FLAGS.config
+  if "data" not in config or "model" not in config:
+    raise ValueError("--config is no training run's: it has no data or model")
   one_of("config.data.name", config.data.name, ("text",))
   ranges.check(config)
   data = sections.choose("data", "name", DATA, config.data)

@@ -2491,6 +2491,19 @@ _DOCUMENTS_ROWS = [
 
 _GENERATION = [
   Mutant(
+    "parallel/kernels/paged_attention/tpu.py", "all lanes read lane 0's pages",
+    "head += lane * (k // blocks.heads)", "head += 0 * lane",
+    "tests/parallel/kernels/paged_attention_test.py::"
+    "test_each_rank_has_its_own_heads",
+  ),
+  Mutant(
+    "parallel/kernels/paged_attention/api.py",
+    "jax's kernels slice out each lane's pages",
+    "if not mapped or x not in library.NAMES", "if x",
+    "tests/parallel/kernels/paged_attention_test.py::"
+    "test_the_order_suits_the_platform_s_kernels",
+  ),
+  Mutant(
     "parallel/kernels/paged_attention/order.py",
     "one token's write copies all pages", "if len(slots) == 1:",
     "if len(slots) == 0:",

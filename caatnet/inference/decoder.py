@@ -89,10 +89,7 @@ class Decoder:
     self._run = _of_packed(
       make_step(program, weights, cache_shape), self.num_replicas
     )
-    self._state = jax.jit(
-      functools.partial(empty_state, program, capacity, cache_shape),
-      out_shardings=program.layout.shardings(state_specs(program, cache_shape)),
-    )()
+    self._state = _empty_state(program, capacity, cache_shape)
 
   def step(
     self, batch: Batch, sampling: Sampling, filters: bool
@@ -123,6 +120,27 @@ class Decoder:
       self.shapes.add(shape)
       self.compile_seconds += time.perf_counter() - start
     return tokens, logprobs
+
+
+def _empty_state(
+  program: Program, capacity: Capacity, cache_shape: CacheShape
+) -> tuple[Cache, jax.Array]:
+  """Makes `empty_state` on the mesh; says so if memory does not suffice."""
+  specs = state_specs(program, cache_shape)
+  make = jax.jit(
+    functools.partial(empty_state, program, capacity, cache_shape),
+    out_shardings=program.layout.shardings(specs),
+  )
+  try:
+    return make()
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise ValueError(
+      f"the cache of a rank takes {cache_shape.size_bytes / 1e9:,.1f} GB, more "
+      f"than there is: batch={capacity.batch} sequences of "
+      f"context={capacity.context} positions; config.inference.pages bounds it"
+    ) from error
 
 
 def _packed(leaves: Sequence[np.ndarray]) -> np.ndarray:

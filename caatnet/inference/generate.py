@@ -27,6 +27,9 @@ from caatnet.models.paged import Batch
 # The shortest chunk: of a small model's step a longer one takes no longer.
 _MIN_CHUNK = 16
 
+# Positions that all tables have pages for, if any sequence gets so long.
+_SHORT = 1024
+
 
 @dataclasses.dataclass
 class Speed:
@@ -180,12 +183,14 @@ class Generation:
       except ValueError as error:
         raise ValueError(f"prompt {index + 1}: {error}") from error
     self._transcripts = [Transcript(r, tokenizer, context) for r in requests]
-    # The longest sequence decides, so that there is no program of each length.
+    # Of sequences that stay short the longest one decides, so that there is no
+    # program of each length.
     page_size = decoder.capacity.page_size
-    self._num_pages = _bucket(
+    self._most_pages = _bucket(
       max((t.num_pages(page_size) for t in self._transcripts), default=1),
       1, decoder.capacity.pages_per_sequence, 2,
     )
+    self._least_pages = min(self._most_pages, -(-_SHORT // page_size))
     self._waiting = list(
       zip(range(len(requests)), requests, self._transcripts, strict=True)
     )
@@ -246,9 +251,16 @@ class Generation:
     length = _bucket(max(read), _MIN_CHUNK, capacity.chunk, 4)
     if not num_decodes and not length:
       return None
+    last = max(
+      *(s.num_read + 1 for each in decodes for s in each),
+      *(c.num_read + n for c, n in zip(chunks, read, strict=True) if c), 1, 1,
+    )
+    num_pages = _bucket(
+      -(-last // capacity.page_size), self._least_pages, self._most_pages, 2
+    )
     batches, drawn, requests = [], [], []
     for number, replica in enumerate(self._replicas):
-      step = _Rows(capacity.page_size, num_decodes, length, self._num_pages)
+      step = _Rows(capacity.page_size, num_decodes, length, num_pages)
       for row, sequence in enumerate(decodes[number]):
         step.add_decode(row, sequence)
         drawn.append((replica, sequence, (number, row)))

@@ -35,6 +35,11 @@ def read(prompts: Sequence[str], path: str | None) -> list[str]:
     found += lines
   if not found:
     raise ValueError("--prompt=TEXT or --prompt_file=PATH is required (--help)")
+  for number, text in enumerate(found, 1):
+    try:
+      text.encode()
+    except UnicodeEncodeError as error:
+      raise ValueError(f"prompt {number} is no UTF-8 text: {error}") from error
   return found
 
 
@@ -49,6 +54,10 @@ def _lines(path: str) -> list[str]:
     raise FileNotFoundError(f"--prompt_file={path}: no such file") from error
   except UnicodeDecodeError as error:
     raise ValueError(f"--prompt_file={path} is no UTF-8 text") from error
+  except OSError as error:
+    raise ValueError(
+      f"--prompt_file={path} cannot be read: {error.strerror}"
+    ) from error
   lines = text.split("\n")
   if not path.endswith(".jsonl"):
     return [line for line in lines if line.strip()]
@@ -62,7 +71,7 @@ def _prompt(line: str, where: str) -> str:
   """Returns the prompt of one line of JSON."""
   try:
     prompt = json.loads(line)["prompt"]
-  except (KeyError, TypeError, ValueError) as error:
+  except (KeyError, TypeError, ValueError, RecursionError) as error:
     raise ValueError(f'{where} is no object with the key "prompt"') from error
   if not isinstance(prompt, str) or not prompt:
     raise ValueError(f"{where}: the prompt is {prompt!r}, not text")

@@ -91,7 +91,7 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     "qkv_bias": family.qkv_bias,
     "qk_norm": family.qk_norm,
     "norm_eps": reader.number("rms_norm_eps", 1e-6),
-    "tied_embeddings": bool(fields.get("tie_word_embeddings", False)),
+    "tied_embeddings": reader.flag("tie_word_embeddings"),
   }
   head_width = reader.count("head_dim", family.head_width or width // heads)
   equal = head_width * heads == width
@@ -135,6 +135,13 @@ class _Reader:
       return default or 1.0
     return float(value)
 
+  def flag(self, key: str) -> bool:
+    """Reads true or false; what is not there is false."""
+    value = self.fields.get(key)
+    if value not in (None, True, False):
+      self._fail(key, "true or false")
+    return value is True
+
   def _fail(self, key: str, what: str) -> None:
     is_there = key in self.fields
     value = f"={_short(self.fields[key])}" if is_there else " is missing and"
@@ -158,8 +165,12 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
     if type(first) is not int:
       reader.wrong.append(f"max_window_layers={_short(first)} is no integer")
       return window
-    kinds = ["full_attention"] * first + ["sliding_attention"] * num_layers
-    kinds = kinds[:num_layers]
+    first = min(max(first, 0), num_layers)
+    kinds = ["full_attention"] * first
+    kinds += ["sliding_attention"] * (num_layers - first)
+  if kinds is not None and not isinstance(kinds, list):
+    reader.wrong.append(f"layer_types={_short(kinds)} is no list")
+    return window
   if kinds is not None and kinds != kinds[:1] * num_layers:
     reader.wrong.append(
       f"layers differ, by layer_types or max_window_layers={_short(first)}: "
@@ -171,7 +182,13 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
 def _positions(reader: _Reader) -> dict[str, Any]:
   """Returns base and scaling of rotary positions."""
   fields = reader.fields
-  key = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+  said = [k for k in ("rope_scaling", "rope_parameters") if fields.get(k)]
+  key = said[0] if said else "rope_scaling"
+  if len(said) > 1 and fields[said[0]] != fields[said[1]]:
+    reader.wrong.append(
+      f"rope_scaling={_short(fields[said[0]])} is not "
+      f"rope_parameters={_short(fields[said[1]])}: one of the two only"
+    )
   rope = fields.get(key) or {}
   if not isinstance(rope, dict) or any(
     isinstance(value, dict) for value in rope.values()

@@ -215,7 +215,7 @@ def write_published(
   with files.whole_folder(folder) as partial:
     with tensors.Writer(partial, announced, shard_bytes) as writer:
       for name, values in _take_apart(slots, stored):
-        writer.write(name, values.astype(announced[name][0]))
+        writer.write(name, _cast(values, announced[name][0], name))
         advance()
         if name == TABLE and model.config.tied_embeddings and HEAD in announced:
           writer.write(HEAD, values.astype(announced[HEAD][0]))
@@ -226,6 +226,18 @@ def write_published(
   }
   name = tokens.name if tokens.files else ""
   return _conversion(folder, model, written, repeats, name)
+
+
+def _cast(values: np.ndarray, dtype: str, name: str) -> np.ndarray:
+  """Casts a tensor; refuses a dtype in which finite numbers are not."""
+  with np.errstate(over="ignore"):
+    cast = values.astype(dtype)
+  if np.isinf(cast).sum() > np.isinf(values).sum():
+    largest = np.abs(values[np.isfinite(values)]).max()
+    raise ValueError(
+      f"dtype={dtype}: {name} has {largest:g}, which is infinite in it"
+    )
+  return cast
 
 
 def num_tensors(experiment: Experiment) -> int:

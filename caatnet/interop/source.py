@@ -76,7 +76,12 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
   found, damaged = tensors.find(folder)
   wrong += damaged
   repeats, slots = 1, []
-  if section:
+  if section and section["num_layers"] > len(found):
+    wrong.append(
+      f"num_hidden_layers={section['num_layers']}, but the files have "
+      f"{len(found)} tensors in all"
+    )
+  elif section:
     try:
       published = make_config(section)
       repeats = layout.num_repeats(
@@ -89,7 +94,8 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
   if slots and not damaged:
     wrong += _compare(found, slots, section["tied_embeddings"])
   tokenizer = None
-  if (folder / FILES[0]).is_file():
+  # Of those that we do not read, loading says so.
+  if any((folder / name).is_file() for name in (FILES[0], "tokenizer.model")):
     try:
       tokenizer = load(str(folder), "--from")
       _check_vocabulary(tokenizer, section.get("vocab_size"))

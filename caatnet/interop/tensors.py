@@ -269,5 +269,5 @@ def read_json(
   try:
     text = path.read_bytes() if text is None else text
     return json.loads(text, object_pairs_hook=hook)
-  except ValueError as error:  # that of the decoding, too
+  except (ValueError, RecursionError) as error:  # the decoding's, too
     raise ValueError(f"{path} is damaged: {error}") from error

@@ -110,11 +110,16 @@ def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     ValueError: Another process is writing the same folder, or a file cannot be
       written.
   """
-  if path.exists():
-    raise FileExistsError(f"{path} exists; remove it, or use another name")
-  path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(f".{path.name}.partial")
-  partial.mkdir(exist_ok=True)
+  try:
+    if path.exists():
+      raise FileExistsError(f"{path} exists; remove it, or use another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial.mkdir(exist_ok=True)
+  except OSError as error:
+    if error.errno is None:  # our own
+      raise
+    raise ValueError(f"{path} cannot be written: {error.strerror}") from error
   with contextlib.ExitStack() as opened:
     opened.callback(os.close, descriptor := os.open(partial, os.O_RDONLY))
     try:

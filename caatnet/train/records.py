@@ -122,7 +122,16 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
   path = workdir / "config.json"
   if not path.exists():
     raise FileNotFoundError(f"--workdir={workdir} holds no run (config.json)")
-  return _completed(_read_json(path))
+  config = _read_json(path)
+  if not isinstance(config, dict) or not all(
+    isinstance(config.get(name, {}), dict) for name in ("data", "train")
+  ):
+    raise ValueError(f"{path} is damaged: it is no run's config")
+  if "model_type" in config:
+    raise ValueError(
+      f"{path} is that of a published model; launch.convert makes a run of it"
+    )
+  return _completed(config)
 
 
 def _completed(config: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +161,7 @@ def write_json(path: epath.Path, facts: Any) -> None:
 def _read_json(path: epath.Path) -> dict[str, Any]:
   try:
     return json.loads(path.read_text())
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} is damaged: {error}") from error
 
 

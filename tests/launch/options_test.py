@@ -147,3 +147,21 @@ def test_our_own_mistake_keeps_its_traceback(tmp_path):
   assert result.returncode == 1
   assert "Traceback" in result.stderr
   assert "a mistake of ours" in result.stderr
+
+
+@pytest.mark.parametrize(
+  ("argument", "keys", "refused"),
+  [
+    ("--config=a.py", (), True),
+    ("-config.sync.p=0.5", (), True),
+    ("--to=config.model.width=8", (), False),
+    ("--config.model.width=8", ("model.", "parallel.tensor"), True),
+    ("--config.sync.p=0.5", ("model.", "parallel.tensor"), False),
+  ],
+)
+def test_a_config_without_effect(monkeypatch, argument, keys, refused):
+  monkeypatch.setattr("sys.argv", ["convert", argument])
+  if not refused:
+    return options.refuse_config(keys, "why")
+  with pytest.raises(ValueError, match="has no effect: why"):
+    options.refuse_config(keys, "why")

@@ -193,11 +193,7 @@ def _call(
   interpret: bool,
   detect_races: bool,
 ) -> jax.Array:
-  """Calls the kernel for several lanes.
-
-  Sequences and the heads of pages are those of lane 0, then those of lane 1,
-  and so on.
-  """
+  """Calls the kernel; sequences and heads of pages are lane after lane."""
   num_seqs, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads // lanes, pages.page_size
   group, f = num_heads // k, pages.packing
@@ -237,8 +233,7 @@ def _call(
   operands = [
     x for each in (*pages.data, *pages.scales) for x in [each] * len(many)
   ]
-  scalars = [tables.astype(jnp.int32), first, lengths]
-  scalars = [x.astype(jnp.int32) for x in scalars]
+  scalars = [x.astype(jnp.int32) for x in (tables, first, lengths)]
   out = calls.tpu_call(
     functools.partial(
       _kernel, blocks=blocks, page=page,

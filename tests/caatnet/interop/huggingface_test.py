@@ -342,3 +342,11 @@ def test_a_checkpoint_in_slices_is_read_by_rows_and_places(tmp_path):
     assert (found.shape, found.dtype) == (values.shape, values.dtype)
     np.testing.assert_array_equal(list(found.rows((0,))), values[0])
     np.testing.assert_array_equal(found.at((0, 2)), values[0, 2])
+
+
+def test_a_dtype_in_which_weights_overflow_is_refused():
+  values = np.array([1.0, -1e6, np.inf], np.float32)
+  kept = huggingface._cast(values, "bfloat16", "w")
+  np.testing.assert_array_equal(np.isinf(kept), [False, False, True])
+  with pytest.raises(ValueError, match=r"float16: w has 1e\+06, which is inf"):
+    huggingface._cast(values, "float16", "w")

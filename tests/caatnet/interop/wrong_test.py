@@ -150,7 +150,12 @@ def test_a_damaged_index(sharded, text):
   expect(sharded, f"{tensors.INDEX} is damaged")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"model_type": "ll'])
+def test_a_tokenizer_that_is_not_read_is_not_left_out(folder):
+  (folder / "tokenizer.model").write_bytes(b"sentences")
+  expect(folder, "cannot be converted: .*tokenizer.model")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"model_type": "ll', "[" * 10**5])
 def test_a_damaged_config(folder, text):
   (folder / "config.json").write_text(text)
   expect(folder, "config.json is damaged")
@@ -197,6 +202,10 @@ def test_a_tied_head_that_differs(folder):
     ({"quantization_config": {"bits": 4}}, "quantization_config=.*not supp"),
     ({"rope_scaling": {"type": "yarn", "factor": 2.0},
       "rope_parameters": None}, "of type 'yarn': default, linear and llama3"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}},
+     "'factor': 2.0} is not rope_parameters="),
+    ({"tie_word_embeddings": "false"}, "='false' must be true or false"),
+    ({"num_hidden_layers": 10**8}, "=100000000, but the files have"),
     ({"rope_parameters": {"full": {"rope_type": "default"}}}, "one form for"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 2}},
      "rope_parameters.low_freq_factor is missing.*high_freq.*original_max"),

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
-from parallel.collectives import each_lane
 from parallel.kernels import selection
 from parallel.kernels.codec.reference import Codec, max_error
 from parallel.kernels.paged_attention import api, library, order, tpu
@@ -241,24 +240,24 @@ def test_writing_happens_in_place(name):
   ],
 )
 def test_each_rank_has_its_own_heads(lanes, devices, implementation):
-  """Under ``shard_map`` with checked varying axes, lane by lane."""
+  """Under ``shard_map`` with checked varying axes, and mapped over lanes."""
   case = Case(2, 2, 2, 1, 64, 16, 2)
   ranks = [draw(case, "packed", seed) for seed in range(2)]
   # One table for all ranks, as one sequence lies in the same pages of each.
-  tables, first = ranks[0][2:4]
-  ranks[1] = (ranks[1][0], ranks[0][1], tables, first)
+  _, pages, tables, first = ranks[0][:4]
+  ranks[1] = (ranks[1][0], jax.tree.map(lambda x: -x, pages), tables, first)
   q = jnp.stack([x[0] for x in ranks])
   pages = jax.tree.map(lambda *x: jnp.stack(x), *(x[1] for x in ranks))
   axis = Axis("tensor", lanes * devices, devices)
   mesh = make_mesh({"tensor": axis})
 
   def body(q, pages, tables, first):
-    return each_lane(
-      lambda q, pages: api.paged_attention(
+    def rank(q, pages):
+      return api.paged_attention(
         q, pages, tables, first, implementation=implementation
-      ),
-      axis, q, pages,
-    )
+      )
+
+    return jax.vmap(rank)(q, pages)
 
   found = jax.jit(jax.shard_map(
     body, mesh=mesh, in_specs=(P("tensor"), P("tensor"), P(), P()),
