@@ -19,11 +19,15 @@ NUMBER = re.compile(r"\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 
 
 def outputs(notebook, kind):
-  """What a notebook's cells printed or drew, by MIME type."""
+  """What a notebook's cells printed or drew, by MIME type.
+
+  Not what is on stderr, where XLA says what took it long.
+  """
   for cell in notebook.cells:
     for output in cell.get("outputs", []):
-      if kind == "text/plain" and output.output_type == "stream":
-        yield output.text
+      if output.output_type == "stream":
+        if kind == "text/plain" and output.name == "stdout":
+          yield output.text
       elif kind in output.get("data", {}):
         yield output.data[kind]
 
