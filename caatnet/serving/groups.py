@@ -1,0 +1,121 @@
+"""Contiguous runs of pages out of one range of page numbers.
+
+Free pages are kept in groups of 2^k, which begin at multiples of 2^k. A group
+splits into two buddies, whose numbers differ in the bit 2^k, and two free
+buddies merge. What is handed out is a run of any length: the tail of the group
+that it was cut from goes back at once, so no page is lost to rounding.
+
+Source: the dynamic block groups of FastSwitch (arXiv 2411.18424); Knowlton, A
+fast storage allocator, CACM 1965. There a group is handed out whole.
+"""
+
+from collections.abc import Iterator, Sequence
+
+
+def runs(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+  """Yields (first page, number of pages) of the runs that pages consist of.
+
+  Args:
+    pages: Page numbers in the order of their use.
+  """
+  start, count = 0, 0
+  for page in pages:
+    if count and page == start + count:
+      count += 1
+      continue
+    if count:
+      yield start, count
+    start, count = page, 1
+  if count:
+    yield start, count
+
+
+class Groups:
+  """The free pages of a range, in groups of powers of two.
+
+  Attributes:
+    num_pages: The pages of the range, which need no power of two.
+    num_free: How many of them are free.
+  """
+
+  def __init__(self, num_pages: int) -> None:
+    """Makes a range of which all pages are free."""
+    self.num_pages = num_pages
+    self.num_free = 0
+    # By k the first pages of free groups, in the order of their release.
+    self._free: list[dict[int, None]] = [
+      {} for _ in range(num_pages.bit_length())
+    ]
+    self.give(0, num_pages)
+
+  def take(self, count: int, room: bool = False) -> list[tuple[int, int]]:
+    """Takes pages in as few runs as the free groups allow.
+
+    Args:
+      count: How many; no more than are free.
+      room: Whether to cut from a largest group, so that a sequence which grows
+        finds the pages after its own free; else from a smallest that suffices.
+
+    Returns:
+      Runs, as first page and number of pages.
+    """
+    assert count <= self.num_free, (count, self.num_free)
+    found = []
+    while count:
+      k = self._choose(count, room)
+      start = self._free[k].popitem()[0]
+      self.num_free -= 1 << k
+      used = min(count, 1 << k)
+      self.give(start + used, (1 << k) - used)
+      found.append((start, used))
+      count -= used
+    return found
+
+  def _choose(self, count: int, room: bool) -> int:
+    least = (count - 1).bit_length()
+    orders = range(len(self._free))
+    if not room:
+      for k in orders[least:]:
+        if self._free[k]:
+          return k
+    return next(k for k in reversed(orders) if self._free[k])
+
+  def take_at(self, start: int, count: int) -> int:
+    """Takes pages from a given one on, as far as these are free.
+
+    Returns:
+      How many it took.
+    """
+    for taken in range(count):
+      page = start + taken
+      k = next(
+        (k for k, free in enumerate(self._free) if page >> k << k in free), None
+      )
+      if k is None:
+        return taken
+      first = page >> k << k
+      del self._free[k][first]
+      self.num_free -= 1 << k
+      self.give(first, page - first)
+      self.give(page + 1, first + (1 << k) - page - 1)
+    return count
+
+  def give(self, start: int, count: int) -> None:
+    """Gives a run of pages back, and merges buddies."""
+    self.num_free += count
+    end = start + count
+    while start < end:
+      k = (end - start).bit_length() - 1
+      if start:
+        k = min(k, (start & -start).bit_length() - 1)
+      size = 1 << k
+      page, start = start, start + size
+      while page ^ size in self._free[k]:
+        del self._free[k][page ^ size]
+        page &= ~size
+        k, size = k + 1, size << 1
+      self._free[k][page] = None
+
+  def sizes(self) -> list[int]:
+    """Returns how many free groups there are of each 2^k."""
+    return [len(free) for free in self._free]

@@ -1,0 +1,138 @@
+"""Copies of sequences in the host's memory, which outlive a turn.
+
+Keys and values are only ever added to a sequence, so what was copied stays
+valid, and a copy to the host moves what has been added since: whole pages, from
+the first one that has changed. The owner of a copy is a conversation or, where
+there is none, a request. Its pages are taken with room for the next turn, as
+runs of powers of two.
+
+A copy of a sequence that waits without pages on the device is *pinned*. The
+others are dropped when room is needed, those used longest ago first.
+
+Source: the reuse of key/value caches of FastSwitch (arXiv 2411.18424).
+"""
+
+import collections
+from collections.abc import Hashable, Sequence
+import dataclasses
+
+from caatnet.serving.groups import Groups
+
+
+@dataclasses.dataclass
+class HostCopy:
+  """What the host has of a sequence.
+
+  Attributes:
+    pages: Its pages on the host, those for what is to come among them.
+    tokens: How many tokens of the sequence are copied, from its beginning on.
+    pinned: Whether it is the only copy of a sequence.
+  """
+
+  pages: list[int] = dataclasses.field(default_factory=list)
+  tokens: int = 0
+  pinned: bool = False
+
+
+class Host:
+  """The pages of the host's memory.
+
+  Attributes:
+    page_size: The tokens of a page.
+  """
+
+  def __init__(self, num_pages: int, page_size: int, reserve: bool) -> None:
+    """Makes an empty memory.
+
+    Args:
+      num_pages: How many pages it has; 0 for a server that does not swap.
+      page_size: The tokens of a page.
+      reserve: Whether copies have room for the next turn.
+    """
+    self.page_size, self._reserve = page_size, reserve
+    self._groups = Groups(num_pages)
+    self._num_pages = num_pages
+    self._copies: collections.OrderedDict[Hashable, HostCopy] = (
+      collections.OrderedDict()
+    )
+
+  def valid(self, owner: Hashable) -> int:
+    """Returns how many tokens of an owner's sequence the host has."""
+    return self._copies[owner].tokens if owner in self._copies else 0
+
+  def increment(self, owner: Hashable, tokens: int) -> tuple[int, int]:
+    """Returns the pages ``[first, last)`` that a copy of a sequence moves.
+
+    Args:
+      owner: Whose sequence.
+      tokens: How many tokens it has.
+    """
+    valid = self.valid(owner)
+    if valid >= tokens:
+      return 0, 0
+    return valid // self.page_size, -(-tokens // self.page_size)
+
+  def fits(self, owner: Hashable, tokens: int) -> bool:
+    """Returns whether there is room for a sequence, if others are dropped."""
+    need = -(-tokens // self.page_size) - len(self.pages(owner))
+    others = sum(
+      len(c.pages) for o, c in self._copies.items()
+      if o != owner and not c.pinned
+    )
+    return need <= self._groups.num_free + others
+
+  def pages(self, owner: Hashable) -> Sequence[int]:
+    """Returns an owner's pages on the host, in the order of the sequence."""
+    return self._copies[owner].pages if owner in self._copies else ()
+
+  def write(self, owner: Hashable, tokens: int, pinned: bool) -> list[int]:
+    """Makes room for a sequence, and takes its copy for made.
+
+    Args:
+      owner: Whose sequence, one that `fits`.
+      tokens: How many tokens it has.
+      pinned: Whether the copy will be the only one.
+
+    Returns:
+      The pages on the host of the increment.
+    """
+    first, last = self.increment(owner, tokens)
+    copy = self._copies.setdefault(owner, HostCopy())
+    self._copies.move_to_end(owner)
+    copy.pinned = copy.pinned or pinned
+    need = last - len(copy.pages)
+    if need > 0:
+      self._drop(owner, need)
+      want = need
+      if self._reserve:  # to the next power of two
+        want = (1 << (last - 1).bit_length()) - len(copy.pages)
+      want = max(need, min(want, self._groups.num_free))
+      for start, count in self._groups.take(want):
+        copy.pages += range(start, start + count)
+    copy.tokens = max(copy.tokens, tokens)
+    return copy.pages[first:last]
+
+  def _drop(self, owner: Hashable, need: int) -> None:
+    for other in list(self._copies):
+      if self._groups.num_free >= need:
+        return
+      if other != owner and not self._copies[other].pinned:
+        self.drop(other)
+
+  def unpin(self, owner: Hashable) -> None:
+    """Notes that the device has an owner's sequence again."""
+    if owner in self._copies:
+      self._copies[owner].pinned = False
+
+  def drop(self, owner: Hashable) -> None:
+    """Forgets an owner's copy."""
+    copy = self._copies.pop(owner, None)
+    if copy is not None:
+      for page in copy.pages:
+        self._groups.give(page, 1)
+
+  def check(self) -> None:
+    """Asserts that each page has one owner or is free."""
+    pages = [p for c in self._copies.values() for p in c.pages]
+    assert len(set(pages)) == len(pages)
+    assert len(pages) + self._groups.num_free == self._num_pages

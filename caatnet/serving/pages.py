@@ -1,0 +1,211 @@
+"""Who uses which page of the cache, and which pages may be written.
+
+A page is *held* by as many sequences as read it. A full page has a name
+(`caatnet.serving.prefixes`), by which other sequences find it. A page that
+nobody holds any more is *idle* as long as its name may be of use, and then
+*free*. A copy to the host *reads* pages: these are neither free nor idle before
+it has ended, whoever gives them up. So at any time
+
+    held + idle + read and given up + free = all pages.
+
+Idle pages are taken in the order in which they were given up. A sequence gives
+up its last page first, and who holds a page holds those before it, so what is
+taken is a leaf of the tree of prefixes.
+"""
+
+import collections
+from collections.abc import Sequence
+import dataclasses
+
+from caatnet.serving.groups import Groups, runs
+
+
+@dataclasses.dataclass
+class PageCounts:
+  """What happened to pages.
+
+  Attributes:
+    hits: Pages that were found by name.
+    misses: Pages of prompts, full ones, that were looked for and not found.
+    evicted: Idle pages with a name that were taken for something else.
+    copied: Pages that were copied since another sequence may read them.
+  """
+
+  hits: int = 0
+  misses: int = 0
+  evicted: int = 0
+  copied: int = 0
+
+
+class Pages:
+  """The pages of one cache.
+
+  Attributes:
+    num_pages: How many there are.
+    page_size: The tokens of a page.
+    counts: What happened to them.
+  """
+
+  def __init__(
+    self, num_pages: int, page_size: int, reuse: bool = True,
+    in_turn: bool = False,
+  ) -> None:
+    """Makes a cache of free pages.
+
+    Args:
+      num_pages: How many there are.
+      page_size: The tokens of a page.
+      reuse: Whether pages are found by name.
+      in_turn: Whether pages without a name wait in one line with those that
+        have one, as in vLLM; else they are free at once.
+    """
+    self.num_pages, self.page_size = num_pages, page_size
+    self.counts = PageCounts()
+    self._reuse, self._in_turn = reuse, in_turn
+    self._groups = Groups(num_pages)
+    self._holders = [0] * num_pages
+    self._names: dict[int, bytes] = {}
+    self._by_name: dict[bytes, int] = {}
+    self._idle: collections.OrderedDict[int, None] = collections.OrderedDict()
+    self._readers: collections.Counter[int] = collections.Counter()
+    # Given up in this order while a copy reads them.
+    self._waiting: dict[int, None] = {}
+
+  @property
+  def num_available(self) -> int:
+    """How many pages can be taken now: those that are free or idle."""
+    return self._groups.num_free + len(self._idle)
+
+  @property
+  def num_used(self) -> int:
+    """How many cannot."""
+    return self.num_pages - self.num_available
+
+  def find(self, names: Sequence[bytes]) -> list[int]:
+    """Returns the pages of the longest known prefix of a list of names."""
+    found: list[int] = []
+    if self._reuse:
+      for name in names:
+        page = self._by_name.get(name)
+        if page is None:
+          break
+        found.append(page)
+    return found
+
+  def num_idle(self, pages: Sequence[int]) -> int:
+    """Returns how many of some pages are idle, so that to hold them takes."""
+    return sum(page in self._idle for page in pages)
+
+  def hold(self, pages: Sequence[int]) -> None:
+    """Notes another sequence that reads pages which `find` returned."""
+    self.counts.hits += len(pages)
+    for page in pages:
+      if not self._holders[page]:
+        self._idle.pop(page, None)
+        self._waiting.pop(page, None)
+      self._holders[page] += 1
+
+  def take(self, count: int, after: int = -1) -> list[int]:
+    """Hands out pages to be written, in as few runs as possible.
+
+    Args:
+      count: How many; no more than `num_available`.
+      after: The page whose successors would be best; -1 for none.
+    """
+    assert count <= self.num_available, (count, self.num_available)
+    while self._groups.num_free < count:
+      self._evict()
+    found: list[int] = []
+    if after >= 0:
+      num = self._groups.take_at(after + 1, count)
+      found += range(after + 1, after + 1 + num)
+    for start, num in self._groups.take(count - len(found), room=after >= 0):
+      found += range(start, start + num)
+    for page in found:
+      self._holders[page] = 1
+    return found
+
+  def _evict(self) -> None:
+    """Makes the page free that has been idle longest."""
+    page = self._idle.popitem(last=False)[0]
+    self._forget(page)
+    self._groups.give(page, 1)
+
+  def _forget(self, page: int) -> None:
+    name = self._names.pop(page, None)
+    if name is not None:
+      del self._by_name[name]
+      self.counts.evicted += 1
+
+  def publish(self, page: int, name: bytes) -> None:
+    """Names a full page, unless another page has that name."""
+    assert self._holders[page], page
+    if self._reuse and page not in self._names and name not in self._by_name:
+      self._names[page] = name
+      self._by_name[name] = page
+
+  def shared(self, page: int) -> bool:
+    """Returns whether somebody else reads a page, or may find it by name."""
+    return self._holders[page] > 1 or page in self._names
+
+  def release(self, pages: Sequence[int]) -> None:
+    """Gives up the pages of a sequence, the last one first.
+
+    Args:
+      pages: They in the order of the sequence.
+    """
+    free = []
+    for page in reversed(pages):
+      assert self._holders[page] > 0, page
+      self._holders[page] -= 1
+      if self._holders[page]:
+        continue
+      if self._readers[page]:
+        self._waiting[page] = None
+      elif self._in_turn or page in self._names:
+        self._idle[page] = None
+      else:
+        free.append(page)
+    for start, count in runs(free[::-1]):
+      self._groups.give(start, count)
+
+  def begin_read(self, pages: Sequence[int]) -> None:
+    """Notes a copy that reads pages, which are held."""
+    for page in pages:
+      assert self._holders[page], page
+      self._readers[page] += 1
+
+  def end_read(self, pages: Sequence[int]) -> None:
+    """Notes the end of a copy; what was given up meanwhile becomes idle."""
+    for page in reversed(pages):
+      assert self._readers[page] > 0, page
+      self._readers[page] -= 1
+      if self._readers[page]:
+        continue
+      del self._readers[page]
+      if page in self._waiting:
+        del self._waiting[page]
+        if self._in_turn or page in self._names:
+          self._idle[page] = None
+        else:
+          self._groups.give(page, 1)
+
+  def read(self, page: int) -> bool:
+    """Returns whether a copy reads a page, so that it must not be written."""
+    return page in self._readers
+
+  def sizes(self) -> list[int]:
+    """Returns how many free groups there are of each 2^k pages."""
+    return self._groups.sizes()
+
+  def check(self) -> None:
+    """Asserts that each page is in exactly one state."""
+    held = sum(n > 0 for n in self._holders)
+    parts = held, len(self._idle), len(self._waiting), self._groups.num_free
+    assert sum(parts) == self.num_pages, parts
+    assert not any(self._holders[page] for page in self._idle)
+    assert not any(self._holders[page] for page in self._waiting)
+    assert all(self._by_name[n] == p for p, n in self._names.items())
+    assert len(self._by_name) == len(self._names)
+    for page in self._names:
+      assert self._holders[page] or page in self._idle or page in self._waiting

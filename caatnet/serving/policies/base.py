@@ -1,0 +1,87 @@
+"""What a policy decides, and nothing else: who is next, and who gives way.
+
+A policy has the line of the requests that are not running. Its three choices
+are values: the order of admission (`peek`), the victim among running requests
+(`victim`, `displaces`), and which requests may share a step (`batch_key`). The
+scheduler asks and does all the rest.
+"""
+
+from collections.abc import Hashable, Iterable
+import heapq
+from typing import Any
+
+from caatnet.serving.requests import Request
+
+
+class Policy:
+  """First come, first served, and the base of other orders.
+
+  A policy with another fixed order overrides `key`; one whose order changes
+  with what is served overrides the line.
+  """
+
+  def __init__(self) -> None:
+    """Makes an empty line."""
+    self._heap: list[tuple[Any, int, Request]] = []
+    self._entries: dict[int, tuple[Any, int, Request]] = {}
+
+  def key(self, request: Request) -> Any:
+    """Returns by what requests are ordered, the least one first."""
+    return request.number
+
+  def batch_key(self, request: Request) -> Hashable:
+    """Returns a value that all requests of a step have in common."""
+    del request
+    return None
+
+  def victim(self, running: Iterable[Request]) -> Request:
+    """Returns who gives its pages up when they are short: the last one."""
+    return max(running, key=lambda r: (self.key(r), r.number))
+
+  def displaces(self, waiting: Request, running: Request) -> bool:
+    """Returns whether a waiting request may take a running one's place."""
+    del waiting, running
+    return False
+
+  def push(self, request: Request) -> None:
+    """Puts a request in line, a new one or one that was preempted."""
+    entry = (self.key(request), request.number, request)
+    self._entries[request.number] = entry
+    heapq.heappush(self._heap, entry)
+
+  def remove(self, request: Request) -> None:
+    """Takes a request out of the line."""
+    del self._entries[request.number]
+
+  def update(self, request: Request) -> None:
+    """Notes that a request's priority has changed."""
+    if request.number in self._entries:
+      self.push(request)
+
+  def peek(self) -> Request | None:
+    """Returns who is next; None if nobody is in line."""
+    while self._heap:
+      entry = self._heap[0]
+      if self._entries.get(entry[1]) is entry:
+        return entry[2]
+      heapq.heappop(self._heap)
+    return None
+
+  def __len__(self) -> int:
+    return len(self._entries)
+
+  def waiting(self) -> list[Request]:
+    """Returns all in line, in no order."""
+    return [entry[2] for entry in self._entries.values()]
+
+  def arrived(self, request: Request) -> None:
+    """Notes a request that is new; `push` follows."""
+
+  def admitted(self, request: Request, num_read: int) -> None:
+    """Notes that a request runs, and how many tokens it reads for that."""
+
+  def served(self, clients: list[tuple[Hashable, int, float]]) -> None:
+    """Notes tokens that a step decodes: client, how many, weight."""
+
+  def ended(self, request: Request) -> None:
+    """Notes that a request has ended or was cancelled."""

@@ -1,0 +1,16 @@
+"""Shortest first, by the tokens that a request may still read and draw."""
+
+from caatnet.serving.policies.base import Policy
+from caatnet.serving.requests import Request
+
+
+class ShortestFirst(Policy):
+  """The least work first; ``max_tokens`` stands for what is not known.
+
+  In line a request has the work that was left when it joined; what runs is
+  compared by the same number, so that the last to be admitted gives way.
+  """
+
+  def key(self, request: Request) -> int:
+    """Returns the tokens of the prompt and of the answer."""
+    return len(request.prompt) + request.max_tokens

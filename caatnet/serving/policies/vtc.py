@@ -1,0 +1,96 @@
+"""Virtual token counters: the client who has had least service is next.
+
+A counter grows by w_p per token that a client's requests read at admission and
+by w_q per token that they draw, over the client's weight. A client who had
+nothing in line is lifted to the least counter of those who have, so that
+nobody saves service up.
+
+Deviations: tokens whose pages are found are not read, so they cost nothing;
+a request that was preempted pays for its prompt once.
+
+Source: Sheng et al., Fairness in serving large language models, OSDI 2024
+(arXiv 2401.00588), algorithm 2.
+"""
+
+import collections
+from collections.abc import Hashable
+import heapq
+
+from caatnet.serving.policies.base import Policy
+from caatnet.serving.requests import Request
+
+
+class VirtualTokenCounter(Policy):
+  """The client with the least counter first, each client's in turn.
+
+  Attributes:
+    counters: The service of each client so far.
+  """
+
+  def __init__(self, input_cost: float = 1.0, output_cost: float = 2.0) -> None:
+    """Makes an empty line.
+
+    Args:
+      input_cost: w_p, per token of a prompt.
+      output_cost: w_q, per token drawn.
+    """
+    super().__init__()
+    self.counters: dict[Hashable, float] = collections.defaultdict(float)
+    self._costs = input_cost, output_cost
+    self._lines: dict[Hashable, list[tuple[int, Request]]] = {}
+    self._queued: dict[int, Request] = {}
+
+  def push(self, request: Request) -> None:
+    """Puts a request in its client's line, by arrival."""
+    line = self._lines.setdefault(request.client, [])
+    heapq.heappush(line, (request.number, request))
+    self._queued[request.number] = request
+
+  def arrived(self, request: Request) -> None:
+    """Lifts a client who had nothing in line."""
+    if request.client not in self._lines and self._lines:
+      least = min(self.counters[c] for c in self._lines)
+      own = self.counters[request.client]
+      self.counters[request.client] = max(own, least)
+
+  def remove(self, request: Request) -> None:
+    """Takes a request out of its client's line."""
+    del self._queued[request.number]
+    self._prune(request.client)
+
+  def _prune(self, client: Hashable) -> None:
+    line = self._lines[client]
+    while line and line[0][0] not in self._queued:
+      heapq.heappop(line)
+    if not line:
+      del self._lines[client]
+
+  def update(self, request: Request) -> None:
+    """Priorities do not count."""
+
+  def peek(self) -> Request | None:
+    """Returns the oldest request of the client with the least counter."""
+    if not self._lines:
+      return None
+    client = min(
+      self._lines, key=lambda c: (self.counters[c], self._lines[c][0][0])
+    )
+    return self._lines[client][0][1]
+
+  def __len__(self) -> int:
+    return len(self._queued)
+
+  def waiting(self) -> list[Request]:
+    """Returns all in line."""
+    return list(self._queued.values())
+
+  def admitted(self, request: Request, num_read: int) -> None:
+    """Charges what is read at the first admission."""
+    if not request.num_preempted:
+      cost = self._costs[0] * num_read / request.weight
+      self.counters[request.client] += cost
+
+  def served(self, clients: list[tuple[Hashable, int, float]]) -> None:
+    """Charges what is drawn."""
+    for client, count, weight in clients:
+      self.counters[client] += self._costs[1] * count / weight

@@ -1,0 +1,177 @@
+"""Requests on their way through a server, and what is measured of them."""
+
+from collections.abc import Callable, Hashable, Sequence
+import enum
+import math
+
+import numpy as np
+
+from caatnet.serving import prefixes
+
+
+class State(enum.Enum):
+  """Where a request is.
+
+  WAITING: it has no pages. RUNNING: it has pages and a slot. LEAVING: its pages
+  are copied to the host, and it keeps them until then. SWAPPED: the host alone
+  has its pages. ARRIVING: they are copied back. The others are ends: FINISHED:
+  it has all its tokens. CANCELLED: its client has gone. EXPIRED: its first
+  token did not come before its deadline. REFUSED: it can never fit.
+  """
+
+  WAITING = "waiting"
+  RUNNING = "running"
+  LEAVING = "leaving"
+  SWAPPED = "swapped"
+  ARRIVING = "arriving"
+  FINISHED = "finished"
+  CANCELLED = "cancelled"
+  EXPIRED = "expired"
+  REFUSED = "refused"
+
+
+ENDS = (State.FINISHED, State.CANCELLED, State.EXPIRED, State.REFUSED)
+
+
+def never(token: int) -> bool:
+  """Ends no sequence."""
+  del token
+  return False
+
+
+class Request:
+  """A prompt, what ends its continuation, and how far it has come.
+
+  Times are in seconds on the executor's clock.
+
+  Attributes:
+    number: Unique among the requests of a server; ascending with arrival.
+    prompt: The tokens, int32 ``[n]``, n at least 1.
+    max_tokens: How many tokens are drawn at most.
+    client: Who pays for it, by fair policies.
+    priority: Lower is served earlier.
+    arrival_s: When it came.
+    deadline_s: By when its first token must have come.
+    conversation: Of which conversation it is a turn; None for none. The prompt
+      of a turn begins with the turn before it and its answer.
+    more: Whether another turn of the conversation may follow.
+    ends: Returns whether a token ends the sequence.
+    weight: The share of its client among clients, for fair policies.
+    payload: What the executor needs to draw its tokens.
+    state: Where it is.
+    tokens: The tokens drawn so far that the host knows.
+    token_times: When each of them came.
+    scheduled_s: When it was first scheduled; None if it was not.
+    end_s: When it ended; None before.
+    num_hits: Tokens of its prompt that were found when it was first scheduled.
+    num_preempted: How often its pages were taken.
+    names: The names of its full pages, as far as its tokens are known.
+    slot: Its number among the running requests; -1 for none.
+    context: How many tokens it had when it was last admitted; those are read in
+      chunks, and what follows is decoded.
+    pages: Its pages on the device.
+  """
+
+  __slots__ = (
+    "arrival_s", "client", "context", "conversation", "deadline_s", "end_s",
+    "ends", "max_tokens", "more", "names", "num_hits", "num_preempted",
+    "number", "pages", "payload", "priority", "prompt", "scheduled_s", "slot",
+    "state", "token_times", "tokens", "weight",
+  )
+
+  def __init__(
+    self,
+    number: int,
+    prompt: Sequence[int] | np.ndarray,
+    max_tokens: int,
+    *,
+    client: Hashable = "",
+    priority: float = 0.0,
+    arrival_s: float = 0.0,
+    deadline_s: float = math.inf,
+    conversation: Hashable | None = None,
+    more: bool = False,
+    ends: Callable[[int], bool] = never,
+    weight: float = 1.0,
+    payload: object = None,
+  ) -> None:
+    """Makes a request that waits.
+
+    Raises:
+      ValueError: The prompt is empty, or nothing is to be drawn.
+    """
+    if not len(prompt):
+      raise ValueError("the prompt is empty: it has no token")
+    if max_tokens < 1:
+      raise ValueError(f"max_tokens={max_tokens} must be at least 1")
+    if not weight > 0:
+      raise ValueError(f"weight={weight:g} must be positive")
+    self.number, self.max_tokens = number, max_tokens
+    self.prompt = np.asarray(prompt, np.int32)
+    self.client, self.priority, self.weight = client, priority, weight
+    self.arrival_s, self.deadline_s = arrival_s, deadline_s
+    self.conversation, self.more = conversation, more
+    self.ends, self.payload = ends, payload
+    self.state = State.WAITING
+    self.tokens: list[int] = []
+    self.token_times: list[float] = []
+    self.scheduled_s: float | None = None
+    self.end_s: float | None = None
+    self.num_hits = self.num_preempted = self.context = 0
+    self.names: list[bytes] = []
+    self.slot = -1
+    self.pages: list[int] = []
+
+  @property
+  def owner(self) -> Hashable:
+    """Whose copy on the host is the request's."""
+    if self.conversation is None:
+      return ("request", self.number)
+    return ("conversation", self.conversation)
+
+  @property
+  def length(self) -> int:
+    """How many tokens it has that the host knows."""
+    return len(self.prompt) + len(self.tokens)
+
+  @property
+  def longest(self) -> int:
+    """How many tokens it will have read at its end, the last one not."""
+    return len(self.prompt) + self.max_tokens - 1
+
+  def all_tokens(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+    """Returns the tokens of some positions, those of the prompt first."""
+    n = len(self.prompt)
+    stop = self.length if stop is None else stop
+    drawn = self.tokens[max(0, start - n) : max(0, stop - n)]
+    if not drawn:
+      return self.prompt[start:stop]
+    return np.concatenate([self.prompt[start:stop], drawn]).astype(np.int32)
+
+  def name_pages(self, page_size: int) -> None:
+    """Names the pages that its known tokens fill."""
+    known = len(self.names)
+    if self.length // page_size > known:
+      tokens = self.all_tokens(known * page_size)
+      for i in range(self.length // page_size - known):
+        parent = self.names[-1] if self.names else prefixes.ROOT
+        part = tokens[i * page_size : (i + 1) * page_size]
+        self.names.append(prefixes.name(parent, part))
+
+  @property
+  def ttft_s(self) -> float:
+    """From arrival to the first token; NaN if there is none."""
+    return self.token_times[0] - self.arrival_s if self.tokens else math.nan
+
+  @property
+  def tpot_s(self) -> float:
+    """The mean time between its tokens; NaN if there are fewer than two."""
+    if len(self.tokens) < 2:
+      return math.nan
+    times = self.token_times
+    return (times[-1] - times[0]) / (len(times) - 1)
+
+  @property
+  def gaps_s(self) -> np.ndarray:
+    """The times between its tokens, float64 ``[len(tokens) - 1]``."""
+    return np.diff(self.token_times)
