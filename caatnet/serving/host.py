@@ -15,8 +15,15 @@ Source: the reuse of key/value caches of FastSwitch (arXiv 2411.18424).
 import collections
 from collections.abc import Hashable, Sequence
 import dataclasses
+import hashlib
+
+import numpy as np
 
 from caatnet.serving.groups import Groups
+
+
+def _signature(tokens: np.ndarray) -> bytes:
+  return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
 
 
 @dataclasses.dataclass
@@ -26,12 +33,14 @@ class HostCopy:
   Attributes:
     pages: Its pages on the host, those for what is to come among them.
     tokens: How many tokens of the sequence are copied, from its beginning on.
-    pinned: Whether it is the only copy of a sequence.
+    pinned: Whether it is the only copy of a sequence, or is being read.
+    signature: A hash of the copied tokens once their turn has ended.
   """
 
   pages: list[int] = dataclasses.field(default_factory=list)
   tokens: int = 0
   pinned: bool = False
+  signature: bytes = b""
 
 
 class Host:
@@ -118,6 +127,30 @@ class Host:
         return
       if other != owner and not self._copies[other].pinned:
         self.drop(other)
+
+  def sign(self, owner: Hashable, tokens: np.ndarray) -> None:
+    """Notes of which tokens an owner's copy is, when the turn has ended.
+
+    Args:
+      owner: Whose copy.
+      tokens: The sequence, int32 ``[n]``, of which the copy is the beginning.
+    """
+    if owner in self._copies:
+      copy = self._copies[owner]
+      copy.signature = _signature(tokens[: copy.tokens])
+
+  def begins(self, owner: Hashable, tokens: np.ndarray) -> bool:
+    """Returns whether a sequence begins with what is copied, and goes on."""
+    if owner not in self._copies:
+      return True
+    copy = self._copies[owner]
+    return copy.tokens < len(tokens) and copy.signature == _signature(
+      tokens[: copy.tokens]
+    )
+
+  def pin(self, owner: Hashable) -> None:
+    """Keeps an owner's copy while it is read."""
+    self._copies[owner].pinned = True
 
   def unpin(self, owner: Hashable) -> None:
     """Notes that the device has an owner's sequence again."""

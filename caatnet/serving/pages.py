@@ -81,6 +81,11 @@ class Pages:
     """How many cannot."""
     return self.num_pages - self.num_available
 
+  @property
+  def num_leaving(self) -> int:
+    """How many will be available when the copies that read them end."""
+    return len(self._waiting)
+
   def find(self, names: Sequence[bytes]) -> list[int]:
     """Returns the pages of the longest known prefix of a list of names."""
     found: list[int] = []

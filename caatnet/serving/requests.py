@@ -70,13 +70,16 @@ class Request:
     context: How many tokens it had when it was last admitted; those are read in
       chunks, and what follows is decoded.
     pages: Its pages on the device.
+    num_pending: How many of its tokens are being drawn.
+    swapped: How many of its tokens the host alone has.
   """
 
   __slots__ = (
     "arrival_s", "client", "context", "conversation", "deadline_s", "end_s",
     "ends", "max_tokens", "more", "names", "num_hits", "num_preempted",
-    "number", "pages", "payload", "priority", "prompt", "scheduled_s", "slot",
-    "state", "token_times", "tokens", "weight",
+    "num_pending", "number", "pages", "payload", "priority", "prompt",
+    "scheduled_s", "slot", "state", "swapped", "token_times", "tokens",
+    "weight",
   )
 
   def __init__(
@@ -121,6 +124,7 @@ class Request:
     self.names: list[bytes] = []
     self.slot = -1
     self.pages: list[int] = []
+    self.num_pending = self.swapped = 0
 
   @property
   def owner(self) -> Hashable:

@@ -1,0 +1,416 @@
+"""Decides what each step computes: continuous batching with chunked prompts.
+
+A step first reads the newest token of every request that is being continued,
+then chunks of prompts up to a budget of tokens, and who is next in line joins
+as far as slots, pages and budget allow. If a request that runs needs a page and
+none is left, the policy names who gives way; how its pages are taken is
+`caatnet.serving.swapping`'s part. The scheduler runs no model and knows no
+device: it makes steps and copies, and is told when these have ended.
+
+A step is made before the tokens of the step before it are known. So a request
+that a token ends is in one more step, whose token is dropped; its pages are
+free once the host knows.
+"""
+
+import dataclasses
+import heapq
+
+import numpy as np
+
+from caatnet.serving.counts import Counts
+from caatnet.serving.executor import Chunk, Copy, Costs, Event, Step
+from caatnet.serving.host import Host
+from caatnet.serving.pages import Pages
+from caatnet.serving.policies.base import Policy
+from caatnet.serving.requests import ENDS, Request, State, never
+from caatnet.serving.running import Running
+from caatnet.serving.swapping import Swapping
+
+PREEMPT = ("recompute", "swap", "cost")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What a step may hold, and how pages are given and taken.
+
+  Attributes:
+    slots: Requests that run at a time.
+    tokens: Tokens that a step reads.
+    chunk: Tokens of a chunk at most; 0 for no other bound.
+    chunks: Chunks of a step at most; 0 for no bound.
+    whole_prompt: Whether a request is admitted only when pages for all its
+      known tokens are left; else for its first chunk.
+    admit_while_short: Whether requests are admitted in a step in which another
+      one gave way since pages were short.
+    preempt: How pages are taken: "recompute", "swap", or "cost", whichever is
+      cheaper.
+    wait_s: A step waits for copies that take no longer; others run under the
+      steps that follow.
+    keep_turns: Whether a conversation's turn is copied to the host at its end.
+    copy_on_write: Whether a page that a prompt fills to its last token is
+      copied rather than read again.
+  """
+
+  slots: int = 256
+  tokens: int = 2048
+  chunk: int = 0
+  chunks: int = 0
+  whole_prompt: bool = True
+  admit_while_short: bool = False
+  preempt: str = "recompute"
+  wait_s: float = 0.0
+  keep_turns: bool = False
+  copy_on_write: bool = True
+
+  def __post_init__(self) -> None:
+    if self.preempt not in PREEMPT:
+      raise ValueError(
+        f"preempt={self.preempt!r} must be one of {', '.join(PREEMPT)}"
+      )
+
+
+class Scheduler:
+  """Requests, pages, and what the next step is.
+
+  Attributes:
+    limits: What a step may hold.
+    policy: Who is next, and who gives way.
+    pages: The pages of the cache.
+    running: The requests that have a slot.
+    swapping: Copies of pages.
+    counts: What was done.
+  """
+
+  def __init__(
+    self, limits: Limits, policy: Policy, pages: Pages, host: Host, costs: Costs
+  ) -> None:
+    """Makes a scheduler with nothing to do.
+
+    Args:
+      limits: What a step may hold.
+      policy: With an empty line.
+      pages: All free.
+      host: The host's memory; with no pages where nothing is swapped.
+      costs: Times, as the executor knows them.
+    """
+    self.limits, self.policy, self.pages = limits, policy, pages
+    self.counts = Counts()
+    self.running = Running(limits.slots, pages.num_pages)
+    self.swapping = Swapping(limits, pages, host, costs, self.counts)
+    self._requests: dict[int, Request] = {}
+    self._deadlines: list[tuple[float, int]] = []
+    self._used_keys: dict[object, int] = {}
+    self._short = False
+    self._chunks: list[Chunk] = []
+
+  @property
+  def idle(self) -> bool:
+    """Whether all requests have ended and no copy is under way."""
+    return not self._requests and not self.swapping.under_way
+
+  @property
+  def requests(self) -> list[Request]:
+    """The requests that have not ended."""
+    return list(self._requests.values())
+
+  def add(self, request: Request) -> None:
+    """Takes a request, or refuses it if it can never fit."""
+    size = self.pages.page_size
+    if -(-request.longest // size) > self.pages.num_pages:
+      self._end(request, State.REFUSED, request.arrival_s)
+      return
+    request.name_pages(size)
+    self.swapping.begin(request)
+    self._requests[request.number] = request
+    if request.deadline_s < float("inf"):
+      heapq.heappush(self._deadlines, (request.deadline_s, request.number))
+    self.policy.arrived(request)
+    self.policy.push(request)
+
+  def cancel(self, request: Request, now: float) -> None:
+    """Ends a request whose client has gone, unless it has ended."""
+    if request.state not in ENDS:
+      self._leave(request)
+      self._end(request, State.CANCELLED, now)
+
+  def take_copies(self) -> list[Copy]:
+    """Returns the copies that are to begin, before the step made with them."""
+    return self.swapping.take()
+
+  def step(self, now: float) -> Step | None:
+    """Makes the next step; None if there is nothing to compute yet."""
+    self._expire(now)
+    self._short = False
+    decodes = self._batch(self.running.decoding())
+    epochs = self.running.epochs[decodes]
+    alive = self._grow(decodes)
+    budget = self.limits.tokens - int(alive.sum())
+    chunks = self._chunks = []
+    for request in self.running.reading():
+      if self._room(budget, chunks):
+        budget -= self._read_on(request, budget, chunks)
+    if not self._short or self.limits.admit_while_short:
+      self._admit(now, budget, chunks)
+    if self._short:  # some have given way
+      alive &= self.running.epochs[decodes] == epochs
+    decodes = decodes[alive]
+    if not len(decodes) and not chunks:
+      return None
+    return self._make(decodes, chunks)
+
+  def _room(self, budget: int, chunks: list[Chunk]) -> bool:
+    limit = self.limits.chunks
+    return budget > 0 and (not limit or len(chunks) < limit)
+
+  def _batch(self, decodes: np.ndarray) -> np.ndarray:
+    """Keeps the decodes of one batch key, of that which waited longest."""
+    if type(self.policy).batch_key is Policy.batch_key or not len(decodes):
+      return decodes
+    requests = [self.running.requests[slot] for slot in decodes.tolist()]
+    keys = [self.policy.batch_key(request) for request in requests]
+    chosen = min(keys, key=lambda key: self._used_keys.get(key, -1))
+    self._used_keys[chosen] = self.counts.steps
+    return decodes[[key == chosen for key in keys]]
+
+  def _grow(self, decodes: np.ndarray) -> np.ndarray:
+    """Gives pages to decodes that begin one.
+
+    Returns:
+      Which of them have the pages that they need, bool ``[D]``.
+    """
+    slots = self.running
+    alive = np.ones(len(decodes), bool)
+    full = slots.held[decodes] * self.pages.page_size
+    for i in np.flatnonzero(slots.computed[decodes] >= full).tolist():
+      request = slots.requests[decodes[i]]
+      # One that is gone has given way in this loop.
+      alive[i] = request is not None and self._provide(request, 1)
+    return alive
+
+  def _provide(self, request: Request, count: int) -> bool:
+    """Gives a running request pages; others or itself may have to give way.
+
+    Returns:
+      Whether it has them. If not, it has given way, or waits for pages that are
+      being copied.
+    """
+    while self.pages.num_available < count:
+      if self.swapping.num_leaving + self.pages.num_available >= count:
+        self.counts.stalls += 1
+        return False
+      victim = self.policy.victim(self.running)
+      self._preempt(victim)
+      if victim is request:
+        return False
+    after = request.pages[-1] if request.pages else -1
+    pages = self.pages.take(count, after)
+    request.pages += pages
+    self.running.extend(request, pages)
+    return True
+
+  def _preempt(self, victim: Request) -> None:
+    self._short = True
+    computed = int(self.running.computed[victim.slot])
+    self.running.remove(victim)
+    self._chunks[:] = [c for c in self._chunks if c.request is not victim]
+    victim.num_preempted += 1
+    if self.swapping.preempt(victim, computed):
+      self.policy.push(victim)
+
+  def _read_on(
+    self, request: Request, budget: int, chunks: list[Chunk]
+  ) -> int:
+    """Adds a chunk of a running request, and returns its length."""
+    if request.slot < 0:  # has given way
+      return 0
+    start = int(self.running.computed[request.slot])
+    length = self._length(request.context - start, budget)
+    pages = -(-(start + length) // self.pages.page_size) - len(request.pages)
+    if pages > 0 and not self._provide(request, pages):
+      return 0
+    draws = start + length == request.context
+    chunks.append(Chunk(request, start, length, draws))
+    return length
+
+  def _length(self, unread: int, budget: int) -> int:
+    return min(unread, budget, self.limits.chunk or unread)
+
+  def _admit(self, now: float, budget: int, chunks: list[Chunk]) -> None:
+    """Lets those in line join, as far as there is room."""
+    for request in self.swapping.take_arrived():
+      if self._room(budget, chunks) and not self.running.full:
+        self._join(request, request.swapped, now)
+        budget -= self._read_on(request, budget, chunks)
+      else:
+        self.swapping.arrived_later(request)
+    key = self.policy.batch_key
+    keyed = type(self.policy).batch_key is not Policy.batch_key
+    while self._room(budget, chunks):
+      request = self.policy.peek()
+      if request is None or request.num_pending:
+        return
+      if keyed and chunks and key(request) != key(chunks[0].request):
+        return
+      plan = self.swapping.plan(request)
+      if plan is None:
+        return
+      length = self._length(request.length - plan.start, budget)
+      known = request.length if self.limits.whole_prompt else (
+        plan.start + length
+      )
+      while not self._fits(plan.need(known, self.pages)):
+        if not self._displace(request):
+          return
+      self.policy.remove(request)
+      last = -(-(plan.start + length) // self.pages.page_size)
+      arrived = self.swapping.admit(request, plan, last)
+      self.policy.admitted(request, request.length - plan.start)
+      if request.scheduled_s is None:
+        request.scheduled_s, request.num_hits = now, plan.start
+      if arrived:
+        self._join(request, plan.start, now)
+        budget -= self._read_on(request, budget, chunks)
+
+  def _fits(self, need: int) -> bool:
+    taken = len(self.running) + self.swapping.num_arriving
+    return taken < self.limits.slots and need <= self.pages.num_available
+
+  def _displace(self, request: Request) -> bool:
+    """Makes room for a request of a policy that lets it take others' places."""
+    if not len(self.running) or self.swapping.num_leaving:
+      return False  # pages that are being copied may suffice
+    victim = self.policy.victim(self.running)
+    if not self.policy.displaces(request, victim):
+      return False
+    self._preempt(victim)
+    return True
+
+  def _join(self, request: Request, start: int, now: float) -> None:
+    request.state, request.swapped = State.RUNNING, 0
+    self.running.add(request, start, request.length)
+    self._publish(request, start)
+
+  def _publish(self, request: Request, stop: int) -> None:
+    """Names the full pages of the first ``stop`` tokens for others to find."""
+    for page, name in zip(
+      request.pages[: stop // self.pages.page_size], request.names,
+      strict=False,
+    ):
+      self.pages.publish(page, name)
+
+  def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
+    slots, size = self.running, self.pages.page_size
+    requests, clients = slots.of(decodes)
+    step = Step(
+      self.counts.steps, requests, decodes.astype("i4"),
+      slots.computed[decodes].astype("i4"), tuple(chunks), slots.tables,
+      self.swapping.take_waited(), slots.epochs[decodes],
+    )
+    slots.computed[decodes] += 1
+    full = (slots.computed[decodes] % size == 0) & (
+      slots.known[decodes] >= slots.computed[decodes]
+    )
+    for slot in decodes[full].tolist():
+      self._publish_last(slots.requests[slot], int(slots.computed[slot]))
+    for request in requests:
+      request.num_pending += 1
+    if clients:
+      self.policy.served(clients)
+    for chunk in chunks:
+      request, stop = chunk.request, chunk.start + chunk.length
+      slots.computed[request.slot] = stop
+      for page in range(chunk.start // size, min(stop // size,
+                                                 len(request.names))):
+        self.pages.publish(request.pages[page], request.names[page])
+      if chunk.draws:
+        request.num_pending += 1
+        self.policy.served([(request.client, 1, request.weight)])
+    self.counts.steps += 1
+    return step
+
+  def _publish_last(self, request: Request, computed: int) -> None:
+    page = computed // self.pages.page_size - 1
+    if 0 <= page < len(request.names):
+      self.pages.publish(request.pages[page], request.names[page])
+
+  def receive(self, event: Event) -> None:
+    """Notes that a step or a copy has ended."""
+    if event.copy is not None:
+      back = self.swapping.ended(event.copy)
+      if back is not None:
+        self.policy.push(back)
+      return
+    step, now = event.step, event.time_s
+    assert step is not None
+    count = len(step.decodes)
+    slots, same = self.running, self.running.epochs[step.slots] == step.epochs
+    slots.known[step.slots[same]] += 1
+    for request, token in zip(step.decodes, event.tokens[:count], strict=True):
+      request.num_pending -= 1
+      request.tokens.append(token)
+      request.token_times.append(now)
+    known = slots.known[step.slots]
+    last = known > slots.longest[step.slots]
+    full = known % self.pages.page_size == 0
+    for i, request in enumerate(step.decodes):
+      if last[i] or full[i] or not same[i] or request.ends is not never:
+        self._look(request, now)
+    tokens = iter(event.tokens[count:])
+    for chunk in step.chunks:
+      if chunk.draws:
+        request = chunk.request
+        request.num_pending -= 1
+        request.tokens.append(next(tokens))
+        request.token_times.append(now)
+        if request.slot >= 0:
+          slots.known[request.slot] = request.length
+        self._look(request, now)
+
+  def _look(self, request: Request, now: float) -> None:
+    """Looks whether a request's new token ends it or fills a page."""
+    if request.state in ENDS:  # it ended a step before
+      request.tokens.pop()
+      request.token_times.pop()
+      return
+    if len(request.tokens) == request.max_tokens or request.ends(
+      request.tokens[-1]
+    ):
+      self._leave(request, ended=True)
+      self._end(request, State.FINISHED, now)
+      return
+    if request.length % self.pages.page_size == 0:
+      request.name_pages(self.pages.page_size)
+      if request.slot >= 0:
+        computed = int(self.running.computed[request.slot])
+        if computed >= request.length:
+          self._publish_last(request, request.length)
+
+  def _expire(self, now: float) -> None:
+    while self._deadlines and self._deadlines[0][0] <= now:
+      number = heapq.heappop(self._deadlines)[1]
+      request = self._requests.get(number)
+      if request is not None and not request.tokens:
+        self._leave(request)
+        self._end(request, State.EXPIRED, now)
+
+  def _leave(self, request: Request, ended: bool = False) -> None:
+    """Takes a request out of wherever it is, and its pages."""
+    if request.state is State.RUNNING:
+      computed = int(self.running.computed[request.slot])
+      self.running.remove(request)
+      if ended:
+        request.name_pages(self.pages.page_size)
+        self._publish(request, min(computed, request.length))
+      self.swapping.finish(request, min(computed, request.length), ended)
+    elif request.state in (State.WAITING, State.SWAPPED):
+      self.policy.remove(request)
+      self.swapping.drop(request)
+    else:
+      self.swapping.drop(request)
+
+  def _end(self, request: Request, state: State, now: float) -> None:
+    request.state, request.end_s = state, now
+    self._requests.pop(request.number, None)
+    if state is not State.REFUSED:
+      self.swapping.end(request)
+      self.policy.ended(request)

@@ -1,0 +1,321 @@
+"""How pages leave the device and come back: copied, or computed again.
+
+A copy runs under the steps that follow, unless it is short: then the next step
+waits for it, which costs less than to do without the request for a step or two.
+While a copy to the host reads pages nobody writes them (`Pages`), while one
+from the host writes them nobody reads them, and a copy on the host that is
+being read or written stays.
+
+Source: FastSwitch (arXiv 2411.18424), sections 3.2 and 3.3.
+"""
+
+import collections
+from collections.abc import Hashable, Sequence
+import dataclasses
+from typing import TYPE_CHECKING
+
+from caatnet.serving.counts import Counts, Decision
+from caatnet.serving.executor import Copy, Costs, Kind
+from caatnet.serving.groups import runs
+from caatnet.serving.host import Host
+from caatnet.serving.pages import Pages
+from caatnet.serving.requests import ENDS, Request, State
+
+if TYPE_CHECKING:
+  from caatnet.serving.scheduler import Limits
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """How a request gets the pages that it begins with.
+
+  Attributes:
+    start: How many of its tokens these hold.
+    found: Pages that the device has.
+    host: Pages that the host has of what follows.
+    source: A page of which a copy is to be continued; -1 for none.
+  """
+
+  start: int
+  found: Sequence[int]
+  host: Sequence[int] = ()
+  source: int = -1
+
+  def need(self, tokens: int, pages: Pages) -> int:
+    """Returns how many available pages it takes to have so many tokens."""
+    idle = pages.num_idle(self.found)
+    idle += pages.num_idle([self.source])
+    return -(-tokens // pages.page_size) - len(self.found) + idle
+
+
+class Swapping:
+  """Copies of pages: which there are to be, and which are under way.
+
+  Attributes:
+    host: The host's memory.
+    costs: Times, as the executor knows them.
+    num_leaving: Pages that are available once copies have ended.
+  """
+
+  def __init__(
+    self, limits: "Limits", pages: Pages, host: Host, costs: Costs,
+    counts: Counts,
+  ) -> None:
+    """Makes it with no copies under way."""
+    self.host, self.costs = host, costs
+    self._limits, self._pages, self._counts = limits, pages, counts
+    self._number = 0
+    self._new: list[Copy] = []
+    self._waited: list[int] = []
+    self._for: dict[int, tuple[Request, bool]] = {}
+    self._arrived: list[Request] = []
+    self._busy: collections.Counter[Hashable] = collections.Counter()
+    self._turns: set[Hashable] = set()
+
+  @property
+  def under_way(self) -> bool:
+    """Whether a copy is under way, or has brought somebody who waits."""
+    return bool(self._for or self._arrived)
+
+  @property
+  def num_leaving(self) -> int:
+    """How many pages are available once copies have ended."""
+    return self._pages.num_leaving
+
+  @property
+  def num_arriving(self) -> int:
+    """How many requests are being brought back."""
+    coming = sum(r.state is State.ARRIVING for r, _ in self._for.values())
+    return coming + len(self._arrived)
+
+  def take(self) -> list[Copy]:
+    """Returns the copies that are to begin."""
+    new, self._new = self._new, []
+    return new
+
+  def take_waited(self) -> tuple[int, ...]:
+    """Returns the numbers of copies that the next step waits for."""
+    waited, self._waited = self._waited, []
+    return tuple(waited)
+
+  def take_arrived(self) -> list[Request]:
+    """Returns the requests whose pages are back."""
+    arrived, self._arrived = self._arrived, []
+    return [r for r in arrived if r.state is State.ARRIVING]
+
+  def arrived_later(self, request: Request) -> None:
+    """Keeps a request that is back for the next step."""
+    self._arrived.append(request)
+
+  def begin(self, request: Request) -> None:
+    """Looks whether a new request continues what the host has.
+
+    It stands alone if its prompt does not begin with the turns before, or if
+    another turn of the conversation has not ended.
+    """
+    owner = request.owner
+    if owner in self._turns or not self.host.begins(owner, request.prompt):
+      if owner in self._turns or self._busy[owner]:
+        request.conversation = None
+      else:
+        self.host.drop(owner)
+    self._turns.add(request.owner)
+
+  def end(self, request: Request) -> None:
+    """Notes that a request has ended, so that the next turn may begin."""
+    self._turns.discard(request.owner)
+
+  def _copy(
+    self, kind: Kind, source: Sequence[int], target: Sequence[int],
+    request: Request, wait: bool,
+  ) -> None:
+    copy = Copy(
+      self._number, kind, tuple(source), tuple(target), request.owner
+    )
+    self._number += 1
+    self._new.append(copy)
+    self._counts.add(copy)
+    self._for[copy.number] = request, wait
+    if kind != "within":
+      self._busy[request.owner] += 1
+    if wait:
+      self._waited.append(copy.number)
+      self._counts.waited += 1
+
+  def _short(self, kind: Kind, pages: Sequence[int]) -> bool:
+    """Returns whether a copy is worth waiting for."""
+    return self._copy_s(kind, pages) <= self._limits.wait_s
+
+  def _copy_s(self, kind: Kind, pages: Sequence[int]) -> float:
+    if not pages:
+      return 0.0
+    return self.costs.copy_s(kind, sum(1 for _ in runs(pages)), len(pages))
+
+  def _out(self, request: Request, tokens: int, pinned: bool) -> bool:
+    """Copies what the host has not; returns whether that takes a while."""
+    first, last = self.host.increment(request.owner, tokens)
+    source = request.pages[first:last]
+    target = self.host.write(request.owner, tokens, pinned)
+    if not source:
+      return False
+    wait = pinned and self._short("out", source)
+    self._pages.begin_read(source)
+    self._copy("out", source, target, request, wait)
+    return True
+
+  def preempt(self, request: Request, computed: int) -> bool:
+    """Takes a request's pages.
+
+    Args:
+      request: It has no slot any more.
+      computed: How many of its tokens they hold.
+
+    Returns:
+      Whether it is to stand in line at once; else `ended` says when.
+    """
+    decision = self._decide(request, computed)
+    self._counts.decisions.append(decision)
+    later = False
+    if decision.swapped:
+      later = self._out(request, computed, pinned=True)
+      request.swapped = computed
+    request.state = (
+      State.LEAVING if later
+      else State.SWAPPED if decision.swapped else State.WAITING
+    )
+    self._release(request)
+    return not later
+
+  def _decide(self, request: Request, computed: int) -> Decision:
+    owner = request.owner
+    recompute = self.costs.prefill_s(0, computed) if computed else 0.0
+    able = (
+      self._limits.preempt != "recompute" and computed > 0
+      and not self._busy[owner] and self.host.fits(owner, computed)
+    )
+    if not able:
+      return Decision(0.0, recompute, swapped=False, able=False)
+    first, last = self.host.increment(owner, computed)
+    swap = self._copy_s("out", request.pages[first:last])
+    swap += self._copy_s("in", request.pages)
+    swapped = self._limits.preempt == "swap" or swap < recompute
+    return Decision(swap, recompute, swapped, able=True)
+
+  def _release(self, request: Request) -> None:
+    self._pages.release(request.pages)
+    request.pages = []
+
+  def plan(self, request: Request) -> Plan | None:
+    """Returns how a request gets its pages; None if it must wait for a copy."""
+    size, most = self._pages.page_size, request.length - 1
+    found = self._pages.find(request.names)
+    source = -1
+    if len(found) * size > most:  # the last token is read again
+      source = found[most // size] if self._limits.copy_on_write else -1
+      found = found[: most // size]
+    start = most if source >= 0 else len(found) * size
+    owner = request.owner
+    valid = min(self.host.valid(owner), most)
+    if valid <= start:
+      return Plan(start, found, source=source)
+    if self._busy[owner]:
+      return None if request.swapped else Plan(start, found, source=source)
+    copied = self.host.pages(owner)[len(found) : -(-valid // size)]
+    if not request.swapped or self._limits.preempt == "cost":
+      read = self.costs.prefill_s(start, valid - start)
+      if read <= self._copy_s("in", copied):
+        return Plan(start, found, source=source)
+    return Plan(valid, found, copied)
+
+  def admit(self, request: Request, plan: Plan, num_pages: int) -> bool:
+    """Gives a request its first pages.
+
+    Args:
+      request: It stands in line no more.
+      plan: How it gets them.
+      num_pages: How many it needs for all that is read at first.
+
+    Returns:
+      Whether it can begin; else it is among `take_arrived` later.
+    """
+    pages, found = self._pages, list(plan.found)
+    pages.counts.misses += max(
+      0, (request.length - 1) // pages.page_size - len(found)
+    )
+    pages.hold(found)
+    if plan.source >= 0:
+      pages.hold([plan.source])
+      pages.begin_read([plan.source])
+      pages.release([plan.source])
+    after = found[-1] if found else -1
+    request.pages = found + pages.take(num_pages - len(found), after)
+    request.swapped = plan.start
+    if plan.source >= 0:
+      pages.counts.copied += 1
+      target = request.pages[len(found) : len(found) + 1]
+      self._copy("within", [plan.source], target, request, wait=True)
+    if not plan.host:
+      self.host.unpin(request.owner)
+      return True
+    target = request.pages[len(found) : len(found) + len(plan.host)]
+    self.host.pin(request.owner)
+    wait = self._short("in", target)
+    self._copy("in", plan.host, target, request, wait)
+    if not wait:
+      request.state = State.ARRIVING
+    return wait
+
+  def ended(self, copy: Copy) -> Request | None:
+    """Notes the end of a copy.
+
+    Returns:
+      A request that is to stand in line again.
+    """
+    request, _ = self._for.pop(copy.number)
+    owner = request.owner
+    if copy.kind == "within":
+      self._pages.end_read(copy.source)
+      return None
+    self._busy[owner] -= 1
+    if copy.kind == "out":
+      self._pages.end_read(copy.source)
+      if request.state is State.LEAVING:
+        request.state = State.SWAPPED
+        return request
+      if request.state in ENDS and not request.more:
+        self.drop(request)
+      return None
+    self.host.unpin(owner)
+    if request.state is State.ARRIVING:
+      self._arrived.append(request)
+    elif request.state in ENDS:
+      if request.pages:  # it was cancelled while it was brought back
+        self._release(request)
+      self.drop(request)
+    return None
+
+  def finish(self, request: Request, tokens: int, ended: bool) -> None:
+    """Takes the pages of a request that has ended.
+
+    Args:
+      request: It has no slot any more.
+      tokens: How many of its tokens they hold.
+      ended: Whether it has all its tokens.
+    """
+    owner = request.owner
+    keep = ended and request.more and self._limits.keep_turns
+    if keep and not self._busy[owner] and self.host.fits(owner, tokens):
+      self._out(request, tokens, pinned=False)
+    self._release(request)
+    if ended and request.more:
+      self.host.sign(owner, request.all_tokens())
+    else:
+      self.drop(request)
+
+  def drop(self, request: Request) -> None:
+    """Forgets what the host has of a request that has ended."""
+    if request.state is State.ARRIVING or self._busy[request.owner]:
+      return  # `ended` does it
+    self.host.unpin(request.owner)
+    if request.conversation is None or not request.more:
+      self.host.drop(request.owner)
