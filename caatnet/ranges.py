@@ -161,7 +161,16 @@ RANGES = {
   "benchmark.num_random": COUNT,
   "benchmark.max_nodes": COUNT,
   "benchmark.processes": COUNT,
-  # Studies have their keys at the top.
+  # Studies have their keys at the top, or in sections of their own.
+  "num_requests": COUNT_OR_NONE,
+  "server.slots": COUNT,
+  "server.tokens": COUNT,
+  "server.page_size": COUNT,
+  "server.pages": Range(2, _LARGEST, whole=True),
+  "server.steps_ahead": COUNT,
+  "percentiles": Range(0, 100),
+  "tolerance": FRACTION,
+  "change": Range(0, 1, below=True),
   "size_bytes": BYTES,
   "picture_round": COUNT_OR_NONE,
   "pieces": COUNT_OR_NONE,

@@ -9,6 +9,7 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
   python -m launch.simulate --config=configs/collectives/spraying.py
   python -m launch.simulate --config=configs/collectives/schedule.py \
     --export=multitree.xml
+  python -m launch.simulate --config=configs/serving/vllm_log.py
 
 config.study says what is predicted.
 """

@@ -135,6 +135,15 @@ RULES = {
     ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
+  # What schedules and simulates loads no jax.
+  "caatnet.serving": (
+    (
+      "parallel.checks",
+      "parallel.hardware",
+      "parallel.network",
+    ),
+    NUMPY_ONLY,
+  ),
   "caatnet.interop": (
     (
       "caatnet.checks",
@@ -177,6 +186,7 @@ RULES = {
       "caatnet.models.paged",
       "caatnet.program",
       "caatnet.ranges",
+      "caatnet.serving",
       "caatnet.show",
       "caatnet.train",
       "parallel",
@@ -340,6 +350,8 @@ def test_a_flag_is_defined_once():
     ("parallel.outer.diloco", "from parallel.zero import partition"),
     ("parallel.xla.ledger", "from parallel.outer import diloco"),
     ("caatnet.models.layers", "from caatnet.train import step"),
+    ("caatnet.serving.scheduler", "import jax"),
+    ("caatnet.serving.pages", "from caatnet.inference import decoder"),
     ("caatnet.train.loop", "import ml_collections"),
     ("caatnet.train.evaluate", "from launch import options"),
     ("caatnet.train.loop", "from caatnet.build import experiments"),

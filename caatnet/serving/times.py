@@ -27,7 +27,7 @@ class StepTimes(Protocol):
     """Returns the seconds of a step.
 
     Args:
-      contexts: How many positions each decode sees, its own among them, ``[D]``.
+      contexts: How many positions each decode sees with its own, ``[D]``.
       chunks: Of each chunk its first position and its length.
     """
     ...
@@ -89,9 +89,9 @@ class Profile:
 
   Attributes:
     num_layers: The layers of the model; one was measured.
-    per_layer: Times of a layer's operations by the number of tokens, in seconds.
-    once: Times of what runs once per step, by the number of tokens.
-    per_sequence: Times of head and sampling, by the number of sequences.
+    per_layer: Seconds of a layer's operations by the number of tokens.
+    once: Seconds of what runs once per step, by the number of tokens.
+    per_sequence: Seconds of head and sampling, by the number of sequences.
     attention: Times of a layer's attention, in seconds.
     scale: By what all times are multiplied.
   """

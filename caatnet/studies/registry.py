@@ -16,7 +16,8 @@ from caatnet import ranges
 
 # The values of config.study: folders beside this file.
 SUBJECTS = (
-  "collectives", "flows", "inference", "partitions", "schedule", "utilisation"
+  "collectives", "flows", "inference", "partitions", "schedule", "serving",
+  "utilisation",
 )
 
 

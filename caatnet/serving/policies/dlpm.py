@@ -50,23 +50,28 @@ class DeficitLongestPrefix(Policy):
     entry = (-self._hits(request), request.number, request)
     self._queued[request.number] = entry
     heapq.heappush(self._lines.setdefault(request.client, []), entry)
-    if request.names:
-      root = self._roots.setdefault(request.names[0], {})
-      root[request.number] = request
+    self._alike(request)[request.number] = request
+
+  def _alike(self, request: Request) -> dict[int, Request]:
+    """Returns those in line that begin with the same page."""
+    return self._roots.setdefault(request.names[0] if request.names else b"",
+                                  {})
 
   def remove(self, request: Request) -> None:
     """Takes a request out of its client's line."""
     del self._queued[request.number]
-    if request.names:
-      root = self._roots[request.names[0]]
-      root.pop(request.number, None)
-      if not root:
-        del self._roots[request.names[0]]
-    line = self._lines[request.client]
+    alike = self._alike(request)
+    alike.pop(request.number, None)
+    if not alike:
+      del self._roots[request.names[0] if request.names else b""]
+    self._prune(request.client)
+
+  def _prune(self, client: Hashable) -> None:
+    line = self._lines[client]
     while line and self._queued.get(line[0][1]) is not line[0]:
       heapq.heappop(line)
     if not line:
-      del self._lines[request.client]
+      del self._lines[client]
 
   def update(self, request: Request) -> None:
     """Priorities do not count."""
@@ -93,20 +98,11 @@ class DeficitLongestPrefix(Policy):
   def admitted(self, request: Request, num_read: int) -> None:
     """Charges what is read, and looks up again who begins alike."""
     self.deficits[request.client] -= num_read
-    if request.names:
-      for other in list(self._roots.get(request.names[0], {}).values()):
-        self._refresh(other)
-
-  def _refresh(self, request: Request) -> None:
-    entry = self._queued[request.number]
-    hits = -self._hits(request)
-    if hits != entry[0]:
-      entry = (hits, request.number, request)
-      self._queued[request.number] = entry
-      line = self._lines[request.client]
-      heapq.heappush(line, entry)
-      while self._queued.get(line[0][1]) is not line[0]:
-        heapq.heappop(line)
+    root = request.names[0] if request.names else None
+    for other in list(self._roots.get(root, {}).values()):
+      if -self._hits(other) != self._queued[other.number][0]:
+        self.push(other)
+        self._prune(other.client)
 
   def served(self, clients: list[tuple[Hashable, int, float]]) -> None:
     """Charges what is drawn."""

@@ -1,0 +1,134 @@
+"""What vLLM did with 300 requests on an RTX 4090, and that GPU's operations.
+
+The files in ``rtx4090`` are of casys-kaist/LLMServingSim (MIT licence,
+copyright 2024 CASYS Lab at KAIST), ``bench/examples/RTX4090`` and
+``profiler/perf/RTX4090``: the requests of a run of vLLM 0.19.0 with
+Llama-3.1-8B in bfloat16, its state at each second, and times of single
+operations in us.
+Requests are told from the first one's arrival in the server's queue on; the
+tokens of prompts are not among them. Nothing else was changed.
+"""
+
+from collections.abc import Mapping
+import csv
+import gzip
+import io
+import json
+import pathlib
+
+import numpy as np
+
+from caatnet.serving.times import Attention, Profile
+
+SOURCE = (
+  "casys-kaist/LLMServingSim (MIT licence): bench/examples/RTX4090, "
+  "profiler/perf/RTX4090"
+)
+_FOLDER = pathlib.Path(__file__).parent / "rtx4090"
+# Operations of a layer, as often as it runs them, and those of a step.
+_PER_LAYER = (
+  "layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj",
+  "act_fn", "down_proj",
+)
+_ONCE = ("embedding", "final_layernorm")
+_PER_SEQUENCE = ("lm_head", "sampler")
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+  with gzip.open(_FOLDER / f"{name}.csv.gz", "rt", newline="") as file:
+    return list(csv.DictReader(file))
+
+
+def requests() -> list[dict[str, float]]:
+  """Returns lengths and times in seconds of each request, by arrival."""
+  return [
+    {k: float(v) for k, v in row.items()} for row in _rows("requests")
+  ]
+
+
+def series() -> dict[str, np.ndarray]:
+  """Returns the server's state at each second, by the names of columns."""
+  rows = _rows("timeseries")
+  return {k: np.array([float(row[k]) for row in rows]) for k in rows[0]}
+
+
+def profile(scale: float = 1.0) -> Profile:
+  """Returns the times of the GPU's operations.
+
+  Args:
+    scale: By what all of them are multiplied.
+  """
+
+  def tables(name: str, count: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in _rows(name):
+      found.setdefault(row["layer"], []).append(
+        (float(row[count]), float(row["time_us"]) * 1e-6)
+      )
+    return {
+      k: tuple(np.array(x) for x in zip(*sorted(v), strict=True))
+      for k, v in found.items()
+    }
+
+  dense = tables("dense", "tokens")
+  heads = tables("per_sequence", "sequences")
+  keys = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+  attention = Attention({
+    tuple(int(row[k]) for k in keys): float(row["time_us"]) * 1e-6
+    for row in _rows("attention")
+  })
+  return Profile(
+    32,
+    [dense[name] for name in _PER_LAYER],
+    [dense[name] for name in _ONCE],
+    [heads[name] for name in _PER_SEQUENCE],
+    attention,
+    scale,
+  )
+
+
+def prompts(
+  rows: list[Mapping[str, float]], path: str
+) -> list[np.ndarray]:
+  """Returns a prompt for each request, int32 ``[n]``.
+
+  Args:
+    rows: The requests.
+    path: A file that says which prompts begin alike: the published workload
+      (``workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl``), or a CSV with the
+      columns request, like, tokens: so many of its first tokens are those of an
+      earlier request. "" takes all prompts for different.
+
+  Raises:
+    ValueError: The file cannot be read, or is not of these requests.
+  """
+  rng = np.random.default_rng(0)
+  found = [
+    rng.integers(2**31 - 1, size=int(row["input_tokens"]), dtype=np.int32)
+    for row in rows
+  ]
+  if not path:
+    return found
+  try:
+    text = pathlib.Path(path).read_text()
+    if path.endswith(".jsonl"):
+      given = [json.loads(line) for line in text.splitlines()]
+      found = [
+        np.array(r["input_tok_ids"], np.int32)
+        for r in given[: len(rows)]
+      ]
+    else:
+      for row in csv.DictReader(io.StringIO(text)):
+        i, like, count = (int(row[k]) for k in ("request", "like", "tokens"))
+        if i < len(found):
+          found[i][:count] = found[like][:count]
+  except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    raise ValueError(f"config.prefixes={path!r}: {error}") from error
+  lengths = [len(tokens) for tokens in found]
+  if lengths != [int(row["input_tokens"]) for row in rows]:
+    raise ValueError(
+      f"config.prefixes={path!r} has other prompts than the log: their lengths "
+      "differ"
+    )
+  return found
+

@@ -1,0 +1,221 @@
+"""Simulates a real server's run, and compares each percentile with its log.
+
+Nothing is fitted to the log. From it come lengths, arrivals (`queued_s`: when
+the server's loop takes a request) and the number of pages; all times come from
+operations that were measured alone. The rules are vLLM's, as values of
+`caatnet.serving`: first come, first served; decodes first, then chunks up to a
+budget; a request joins if pages for all its tokens are left, and not in a step
+in which another one gave way; who joined last gives way and is computed again;
+unused pages wait in one line, whether they have a name or not; one page is
+never used; a step is made while another one is computed.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from caatnet.checks import naming
+from caatnet.serving.engine import Engine, replay
+from caatnet.serving.host import Host
+from caatnet.serving.pages import Pages
+from caatnet.serving.policies import registry
+from caatnet.serving.requests import Request
+from caatnet.serving.scheduler import Limits, Scheduler
+from caatnet.serving.simulator import Simulator
+from caatnet.studies.serving import measured
+
+# vLLM's page that stands for no page.
+_NULL_PAGES = 1
+_SHARED = (
+  "pages that prompts share: vLLM finds them by their tokens, which this run "
+  "does not know (config.prefixes)"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What a simulated server did.
+
+  Attributes:
+    requests: The requests.
+    series: Times in s, running and waiting requests, and the used share of
+      pages in percent, at each end of a step; float64 ``[n, 4]``.
+    counts: Steps, preemptions, and pages that were found.
+  """
+
+  requests: list[Request]
+  series: np.ndarray
+  counts: dict[str, int]
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Simulates the log, and what else would come of other pages and times.
+
+  Args:
+    config: configs/serving/vllm_log.py, as nested dicts.
+
+  Returns:
+    Plain data: "rows", "sensitivity", "counts" and "series".
+  """
+  rows = measured.requests()[: config["num_requests"] or None]
+  prompts = measured.prompts(rows, config["prefixes"])
+  server, percentiles = config["server"], config["percentiles"]
+  base = simulate(rows, prompts, server)
+  theirs = _of_log(rows, percentiles)
+  ours = of_requests(base.requests, percentiles)
+  known = bool(config["prefixes"])
+  return {
+    "source": measured.SOURCE,
+    "num_requests": len(rows),
+    "prefixes": known,
+    "tolerance": config["tolerance"],
+    "rows": [
+      _row(name, ours[name], theirs[name], config["tolerance"], known)
+      for name in ours
+    ],
+    "sensitivity": [
+      _changed(label, rows, prompts, server | change, scale, theirs,
+               percentiles)
+      for label, change, scale in _changes(server, config["change"])
+    ],
+    "counts": base.counts,
+    "series": base.series.tolist(),
+    "log_series": {k: v.tolist() for k, v in measured.series().items()},
+  }
+
+
+def simulate(
+  rows: Sequence[Mapping[str, float]], prompts: Sequence[np.ndarray],
+  server: Mapping[str, Any], scale: float = 1.0,
+) -> Run:
+  """Serves the requests of a log on a simulated clock.
+
+  Args:
+    rows: The requests, as `measured.requests` returns them.
+    prompts: Their prompts.
+    server: The section ``config.server``.
+    scale: By what all times are multiplied.
+  """
+  pages = Pages(
+    server["pages"] - _NULL_PAGES, server["page_size"], server["reuse"],
+    in_turn=True,
+  )
+  with naming("config.server", server):
+    limits = Limits(
+      slots=server["slots"], tokens=server["tokens"],
+      whole_prompt=server["whole_prompt"], copy_on_write=False,
+    )
+  simulator = Simulator(measured.profile(scale), most=server["tokens"],
+                        draw=_own_token)
+  scheduler = Scheduler(
+    limits, registry.make(server["policy"], pages), pages,
+    Host(0, server["page_size"], reserve=False), simulator.costs,
+  )
+  requests = [
+    Request(
+      i, prompt, int(row["output_tokens"]), arrival_s=row["queued_s"]
+    )
+    for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
+  ]
+  series = []
+
+  def watch(engine: Engine, step: object) -> None:
+    if step is None:
+      series.append((
+        simulator.now(), len(scheduler.running), len(scheduler.policy),
+        100 * pages.num_used / pages.num_pages,
+      ))
+
+  replay(Engine(scheduler, simulator, server["steps_ahead"]), requests, watch)
+  pages.check()
+  counts = {
+    "steps": scheduler.counts.steps,
+    "preemptions": len(scheduler.counts.decisions),
+    "found_pages": pages.counts.hits,
+    "shared_pages": sum(r.num_hits for r in requests) // pages.page_size,
+  }
+  return Run(requests, np.array(series), counts)
+
+
+def _own_token(request: Request, position: int) -> int:
+  """Returns a token that no two requests have at a place."""
+  return (request.number * 2**20 + position) % (2**31 - 1)
+
+
+def _statistics(
+  name: str, values: np.ndarray, percentiles: Sequence[int]
+) -> dict[str, float]:
+  """Returns the mean, and percentiles with linear interpolation."""
+  found = {f"{name} mean": float(values.mean())}
+  for p in percentiles:
+    found[f"{name} P{p}"] = float(np.percentile(values, p))
+  return found
+
+
+def of_requests(
+  requests: Sequence[Request], percentiles: Sequence[int]
+) -> dict[str, float]:
+  """Returns statistics of served requests, in seconds."""
+  ttft = np.array([r.ttft_s for r in requests])
+  tpot = np.array([r.tpot_s for r in requests])
+  return _statistics("TTFT", ttft, percentiles) | _statistics(
+    "TPOT", tpot, percentiles
+  )
+
+
+def _of_log(
+  rows: Sequence[Mapping[str, float]], percentiles: Sequence[int]
+) -> dict[str, float]:
+  ttft = np.array([r["first_token_s"] - r["queued_s"] for r in rows])
+  tpot = np.array([
+    (r["last_token_s"] - r["first_token_s"]) / (r["output_tokens"] - 1)
+    for r in rows
+  ])
+  return _statistics("TTFT", ttft, percentiles) | _statistics(
+    "TPOT", tpot, percentiles
+  )
+
+
+def _row(
+  name: str, ours: float, theirs: float, tolerance: float, known: bool
+) -> dict[str, Any]:
+  error = ours / theirs - 1
+  missed = abs(error) > tolerance
+  return {
+    "name": name, "ours_s": ours, "log_s": theirs, "error": error,
+    "suspected": (_SHARED if not known else "not known") if missed else "",
+  }
+
+
+def _changes(
+  server: Mapping[str, Any], change: float
+) -> list[tuple[str, dict[str, Any], float]]:
+  """Returns other servers: what is changed, keys, and a factor of times."""
+  if not change:
+    return []
+  pages = server["pages"]
+  more, less = round(pages * (1 + change)), round(pages * (1 - change))
+  return [
+    (f"{change:.0%} more pages ({more:,})", {"pages": more}, 1.0),
+    (f"{change:.0%} fewer pages ({less:,})", {"pages": less}, 1.0),
+    (f"steps take {change:.0%} longer", {}, 1 + change),
+    (f"steps take {change:.0%} less", {}, 1 - change),
+    ("each step waits for the one before", {"steps_ahead": 1}, 1.0),
+    ("the first chunk must fit, no more", {"whole_prompt": False}, 1.0),
+    ("no page is found", {"reuse": False}, 1.0),
+  ]
+
+
+def _changed(
+  label: str, rows: Sequence[Mapping[str, float]],
+  prompts: Sequence[np.ndarray], server: Mapping[str, Any], scale: float,
+  theirs: Mapping[str, float], percentiles: Sequence[int],
+) -> dict[str, Any]:
+  found = simulate(rows, prompts, server, scale)
+  ours = of_requests(found.requests, percentiles)
+  return {
+    "changed": label,
+    "errors": {name: ours[name] / theirs[name] - 1 for name in ours},
+  }
