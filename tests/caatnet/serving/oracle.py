@@ -1,0 +1,143 @@
+"""An executor that computes: a cache of real contents, and a tiny model.
+
+What the model keeps of a position is a hash of all tokens up to there, and what
+it draws depends on all that a sequence's pages hold. So a wrong page, a page
+that was written too early, a copy that is missing or came too late all change
+tokens. Copies to the host are made when they end, as late as they may be; what
+is written under a copy, or read before one has ended, is an error.
+"""
+
+import math
+
+import numpy as np
+
+from caatnet.serving.simulator import CopyTimes, Simulator
+
+VOCABULARY = 3
+COPIES = CopyTimes(1000, 2, 1e-3, 1e6, 2e6, 1e7)
+
+
+class Times:
+  """A step takes a second, and a tenth of one more for each token."""
+
+  def step_s(self, contexts, chunks):
+    return 1 + 0.1 * (len(contexts) + sum(n for _, n in chunks))
+
+
+def chain(before, token):
+  return hash((before, int(token)))
+
+
+def drawn(contents):
+  return hash(tuple(contents)) % VOCABULARY
+
+
+def alone(prompt, count, ends):
+  """Returns what follows a prompt in a run alone."""
+  contents, tokens, last = [], [], None
+  for token in prompt:
+    last = chain(last, token)
+    contents.append(last)
+  while True:
+    tokens.append(drawn(contents))
+    if len(tokens) == count or ends(tokens[-1]):
+      return tokens
+    last = chain(last, tokens[-1])
+    contents.append(last)
+
+
+class Oracle(Simulator):
+  """A simulator that also computes and copies.
+
+  Attributes:
+    moved: Pages of each copy that ended, by its owner, in order.
+  """
+
+  def __init__(self, num_pages, host_pages, page_size, delay):
+    super().__init__(Times(), COPIES, most=8, delay=delay)
+    self._size = page_size
+    self._cache = [[None] * page_size for _ in range(num_pages)]
+    self._host = [[None] * page_size for _ in range(host_pages)]
+    self._latest = {}
+    self._open = {}  # copies under way, by number
+    self.moved = []
+
+  def copy(self, copy):
+    super().copy(copy)
+    assert len(set(copy.target)) == len(copy.target)
+    self._open[copy.number] = copy
+    if copy.kind != "out":
+      for page in copy.target:  # what was there is no more
+        self._cache[page] = [None] * self._size
+
+  def _finish(self, number):
+    copy = self._open.pop(number, None)
+    if copy is None:  # a step has waited for it
+      return
+    source = self._host if copy.kind == "in" else self._cache
+    target = self._host if copy.kind == "out" else self._cache
+    for read, written in zip(copy.source, copy.target, strict=True):
+      target[written] = list(source[read])
+    self.moved.append(copy)
+
+  def _guard(self, page, write):
+    for copy in self._open.values():
+      if copy.kind != "in" and write:
+        assert page not in copy.source, f"page {page} is written under a copy"
+      if copy.kind != "out":
+        assert page not in copy.target, f"page {page} is not there yet"
+
+  def submit(self, step):
+    for number in sorted(step.after):
+      self._finish(number)
+    super_draw = {}
+    for request, slot, position in zip(
+      step.decodes, step.slots, step.positions, strict=True
+    ):
+      token = self._latest[int(slot)]
+      super_draw[request.number] = self._latest[int(slot)] = self._read(
+        step.tables[slot], int(position), [token]
+      )
+    for chunk in step.chunks:
+      slot = chunk.request.slot
+      token = self._read(step.tables[slot], chunk.start, chunk.tokens)
+      if chunk.draws:
+        super_draw[chunk.request.number] = self._latest[slot] = token
+    self._draw = lambda request, position: super_draw[request.number]
+    super().submit(step)
+
+  def _read(self, table, start, tokens):
+    """Writes tokens from a position on, and draws from all up to them."""
+    contents = []
+    for position in range(start):
+      page = int(table[position // self._size])
+      self._guard(page, write=False)
+      contents.append(self._cache[page][position % self._size])
+    assert None not in contents, "a page has nothing"
+    for position, token in enumerate(tokens, start):
+      page = int(table[position // self._size])
+      self._guard(page, write=True)
+      value = chain(contents[-1] if contents else None, token)
+      self._cache[page][position % self._size] = value
+      contents.append(value)
+    return drawn(contents)
+
+  def wait(self, until_s=math.inf):
+    events = super().wait(until_s)
+    for event in events:
+      if event.copy is not None:
+        self._finish(event.copy.number)
+    return events
+
+
+def prompts(rng, count, longest):
+  """Returns prompts of few tokens, so that many begin alike."""
+  return [
+    rng.integers(VOCABULARY, size=rng.integers(1, longest + 1)).astype("i4")
+    // rng.integers(1, 4)
+    for _ in range(count)
+  ]
+
+
+def rng_of(seed):
+  return np.random.default_rng(seed)

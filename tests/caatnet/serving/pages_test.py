@@ -1,0 +1,139 @@
+"""Laws of pages: runs, buddies, prefixes against a trie, copies on the host."""
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from caatnet.serving.executor import Copy
+from caatnet.serving.groups import Groups, runs
+from caatnet.serving.host import Host
+from caatnet.serving.pages import Pages
+from caatnet.serving.requests import Request
+
+DRAWN = settings(
+  max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate],
+  suppress_health_check=list(HealthCheck),
+)
+
+
+@given(st.integers(1, 70), st.integers(0, 2**32 - 1))
+@DRAWN
+def test_groups_hand_out_each_page_once_and_merge(num_pages, seed):
+  rng = np.random.default_rng(seed)
+  groups, held = Groups(num_pages), []
+  fresh = groups.sizes()
+  for _ in range(60):
+    if rng.random() < 0.6:
+      count = int(rng.integers(0, groups.num_free + 1))
+      if held and count and rng.random() < 0.5:
+        after = held[-1][0] + held[-1][1]
+        taken = groups.take_at(after, min(count, num_pages - after))
+        if taken:
+          held.append((after, taken))
+      else:
+        held += groups.take(count, room=bool(rng.integers(2)))
+    elif held:
+      groups.give(*held.pop(int(rng.integers(len(held)))))
+    pages = [p for start, n in held for p in range(start, start + n)]
+    assert len(set(pages)) == len(pages)
+    assert all(0 <= p < num_pages for p in pages)
+    assert len(pages) + groups.num_free == num_pages
+  for run in held:
+    groups.give(*run)
+  assert groups.sizes() == fresh
+
+
+@pytest.mark.parametrize("count", [1, 5, 63, 64])
+def test_an_empty_cache_hands_out_one_run(count):
+  """Sixty-three blocks of 1,000 tokens are one copy, not six or 63."""
+  assert len(Groups(128).take(count)) == 1
+
+
+def test_what_grows_finds_the_pages_after_its_own():
+  """Two sequences that grow in turns stay in few runs."""
+  pages = Pages(256, 16)
+  one, two = pages.take(10), pages.take(10)
+  for _ in range(50):
+    one += pages.take(1, one[-1])
+    two += pages.take(1, two[-1])
+  assert max(len(list(runs(one))), len(list(runs(two)))) <= 3
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1,
+                max_size=12), st.sampled_from([1, 2, 3]))
+@DRAWN
+def test_found_pages_are_those_of_a_trie(sequences, size):
+  pages, trie = Pages(200, size), {}
+  for number, tokens in enumerate(sequences):
+    request = Request(number, tokens, 1)
+    request.name_pages(size)
+    full = [tuple(tokens[i : i + size])
+            for i in range(0, len(tokens) // size * size, size)]
+    node, depth = trie, 0
+    for part in full:
+      if part not in node:
+        break
+      node, depth = node[part], depth + 1
+    found = pages.find(request.names)
+    assert len(found) == depth
+    pages.hold(found)
+    request.pages = found + pages.take(-(-len(tokens) // size) - depth)
+    for page, name in zip(request.pages, request.names, strict=False):
+      pages.publish(page, name)
+    node = trie
+    for part in full:
+      node = node.setdefault(part, {})
+    pages.check()
+    if number % 2:
+      pages.release(request.pages)
+      pages.check()
+
+
+def test_leaves_are_taken_first():
+  """What was found before an eviction is found after it, but for its end."""
+  pages = Pages(8, 1)
+  request = Request(0, list(range(8)), 1)
+  request.name_pages(1)
+  held = pages.take(8)
+  for page, name in zip(held, request.names, strict=True):
+    pages.publish(page, name)
+  pages.release(held)
+  for count in range(1, 8):
+    pages.take(1)
+    assert pages.find(request.names) == held[: 8 - count]
+
+
+def test_a_page_that_is_read_is_not_handed_out():
+  pages = Pages(4, 1)
+  held = pages.take(4)
+  pages.begin_read(held[:2])
+  pages.release(held)
+  assert pages.num_available == 2
+  assert pages.num_leaving == 2
+  assert not set(pages.take(2)) & set(held[:2])
+  pages.end_read(held[:2])
+  assert set(pages.take(2)) == set(held[:2])
+
+
+def test_runs_are_contiguous_on_both_sides():
+  copy = Copy(0, "out", (3, 4, 5, 9, 10), (0, 1, 7, 8, 9), "")
+  assert copy.runs == [2, 1, 2]
+
+
+def test_turns_have_room_after_what_is_copied():
+  host = Host(64, 4, reserve=True)
+  first = host.write("a", 17, pinned=False)  # five pages, and room for eight
+  host.write("b", 4, pinned=False)
+  second = host.write("a", 32, pinned=False)
+  assert list(runs(first[:4] + second)) == [(first[0], 8)]
+  assert host.increment("a", 33) == (8, 9)
+
+
+def test_pinned_copies_stay():
+  host = Host(4, 1, reserve=False)
+  host.write("waits", 2, pinned=True)
+  host.write("old", 2, pinned=False)
+  assert not host.fits("new", 3)
+  host.write("new", 2, pinned=False)
+  assert (host.valid("waits"), host.valid("old"), host.valid("new")) == (2, 0, 2)

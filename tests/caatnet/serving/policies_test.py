@@ -1,0 +1,140 @@
+"""Laws of policies: fairness within its bound, and who is next."""
+
+import numpy as np
+import pytest
+
+from caatnet.serving.engine import Engine, replay
+from caatnet.serving.host import Host
+from caatnet.serving.pages import Pages
+from caatnet.serving.policies import registry
+from caatnet.serving.requests import Request
+from caatnet.serving.scheduler import Limits, Scheduler
+from tests.caatnet.serving import oracle
+
+
+def serve(policy, requests, *, slots=4, pages=400, watch=None, tokens=64):
+  """Serves requests with a policy, and returns the scheduler."""
+  cache = Pages(pages, 4)
+  executor = oracle.Oracle(pages, 0, 4, lambda copy: 0.0)
+  scheduler = Scheduler(
+    Limits(slots=slots, tokens=tokens), registry.make(policy, cache), cache,
+    Host(0, 4, False), executor.costs,
+  )
+  replay(Engine(scheduler, executor), requests, watch)
+  return scheduler
+
+
+def backlog(seed, weights=(1.0, 1.0), count=60, arrival=0.0):
+  """Requests of clients that all wait from the beginning on."""
+  rng = oracle.rng_of(seed)
+  return [
+    Request(
+      i, rng.integers(1000, size=rng.integers(1, 20)), int(rng.integers(1, 20)),
+      client=i % len(weights), weight=weights[i % len(weights)],
+      arrival_s=arrival * i,
+    )
+    for i in range(count)
+  ]
+
+
+def service(requests):
+  """Service by client: w_p per token read at admission, w_q per token drawn."""
+  found = {}
+  for r in requests:
+    if r.scheduled_s is not None:
+      own = len(r.prompt) - r.num_hits + 2 * len(r.tokens)
+      found[r.client] = found.get(r.client, 0) + own
+  return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (2.0, 1.0)])
+def test_counters_keep_backlogged_clients_within_the_bound(seed, weights):
+  """VTC, theorem 4.4, with tokens counted when they are known."""
+  requests = backlog(seed, weights)
+  slots = 4
+  bound = 2 * max(20, 2 * slots * 40)
+  seen = []
+
+  def watch(engine, step):
+    waiting = {r.client for r in engine.scheduler.policy.waiting()}
+    if waiting == {0, 1}:
+      found = service(requests)
+      got = [found.get(c, 0) / weights[c] for c in (0, 1)]
+      seen.append(got)
+      assert abs(got[0] - got[1]) <= bound
+
+  serve("vtc", requests, slots=slots, watch=watch)
+  assert len(seen) > 50
+  last = seen[-1]
+  assert last[0] / last[1] == pytest.approx(1.0, abs=bound / min(last))
+
+
+def test_weights_divide_service():
+  """With twice the weight, a client that always waits is served twice."""
+  requests = backlog(0, (2.0, 1.0), count=400)
+  ratios = []
+
+  def watch(engine, step):
+    waiting = {r.client for r in engine.scheduler.policy.waiting()}
+    if waiting == {0, 1}:
+      found = service(requests)
+      if len(found) == 2:
+        ratios.append(found[0] / found[1])
+
+  serve("vtc", requests, watch=watch)
+  assert ratios[-1] == pytest.approx(2.0, rel=0.06)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_client_s_counter_is_first_come(seed):
+  runs = []
+  for policy in ("vtc", "first_come"):
+    requests = backlog(seed, (1.0,), arrival=0.7)
+    serve(policy, requests)
+    runs.append([(r.scheduled_s, r.end_s) for r in requests])
+  assert runs[0] == runs[1]
+
+
+def test_a_client_who_comes_back_has_saved_nothing():
+  """Lift: without it, the second client would go on alone for long."""
+  requests = backlog(1, (1.0,), count=80)
+  late = backlog(2, (1.0,), count=40)
+  for r in late:
+    r.client, r.arrival_s, r.number = 1, 60.0, r.number + 100
+  serve("vtc", [*requests, *late])
+  start = min(r.scheduled_s for r in late)
+  first = [r for r in requests if r.scheduled_s > start]
+  between = [r for r in first if r.scheduled_s < late[20].scheduled_s]
+  assert len(between) > 8
+
+
+def test_the_urgent_take_the_places_of_others():
+  slow = [Request(i, [1] * 8, 30, priority=1.0) for i in range(4)]
+  urgent = Request(4, [2] * 8, 4, priority=0.0, arrival_s=5.0)
+  scheduler = serve("strict_priority", [*slow, urgent], slots=2)
+  assert urgent.end_s < min(r.end_s for r in slow)
+  assert len(scheduler.counts.decisions) == 1
+
+
+def test_the_shortest_are_first():
+  requests = backlog(3, (1.0,), count=20)
+  serve("shortest_first", requests, slots=1)
+  work = [len(r.prompt) + r.max_tokens
+          for r in sorted(requests, key=lambda r: r.scheduled_s)]
+  assert work == sorted(work)
+
+
+def test_longest_prefixes_are_first_and_nobody_starves():
+  """Requests that begin alike follow one another, within a quantum."""
+  rng = np.random.default_rng(0)
+  starts = [rng.integers(1000, size=40) for _ in range(4)]
+  requests = [
+    Request(i, [*starts[i % 4], i], 2, client=i % 2) for i in range(64)
+  ]
+  serve("dlpm", requests, slots=1)
+  hits = sum(r.num_hits for r in requests)
+  assert hits == (64 - 4) * 40
+  order = [r.number % 4 for r in sorted(requests, key=lambda r: r.scheduled_s)]
+  changes = sum(a != b for a, b in zip(order, order[1:], strict=False))
+  assert changes < 8

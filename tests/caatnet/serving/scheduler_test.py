@@ -1,0 +1,239 @@
+"""Laws of serving: every request gets what it would get alone, pages stay sound.
+
+Schedules are random: arrivals, preemptions, swaps, cancellations, deadlines,
+priorities, shared prefixes, conversations, and copies that take their time.
+"""
+
+import dataclasses
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from caatnet.serving.engine import Engine
+from caatnet.serving.host import Host
+from caatnet.serving.pages import Pages
+from caatnet.serving.policies import registry
+from caatnet.serving.priorities import Priorities
+from caatnet.serving.requests import ENDS, Request, State, never
+from caatnet.serving.scheduler import Limits, Scheduler
+from tests.caatnet.serving import oracle
+
+CASE = st.fixed_dictionaries({
+  "seed": st.integers(0, 2**32 - 1),
+  "policy": st.sampled_from(sorted(registry.POLICIES)),
+  "page_size": st.sampled_from([1, 2, 4]),
+  "tight": st.booleans(),
+  "host_pages": st.sampled_from([0, 9, 200]),
+  "steps_ahead": st.sampled_from([1, 2, 2, 3]),
+  "in_turn": st.booleans(),
+  "priorities": st.sampled_from(["none", "random", "markov"]),
+  "limits": st.builds(
+    Limits,
+    slots=st.sampled_from([1, 2, 5]),
+    tokens=st.sampled_from([5, 9]),
+    chunk=st.sampled_from([0, 1, 3]),
+    chunks=st.sampled_from([0, 1]),
+    whole_prompt=st.booleans(),
+    admit_while_short=st.booleans(),
+    preempt=st.sampled_from(["recompute", "swap", "swap", "cost"]),
+    wait_s=st.sampled_from([0.0, 0.02, 100.0]),
+    keep_turns=st.booleans(),
+    copy_on_write=st.booleans(),
+  ),
+})
+
+
+def drawn(count):
+  """So many cases, always the same ones, and the first that fails as it is."""
+  return settings(
+    max_examples=count, deadline=None, derandomize=True,
+    phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+  )
+
+
+class Run:
+  """A random schedule, and what must hold at each of its turns."""
+
+  def __init__(self, case, ends=never):
+    self.rng = oracle.rng_of(case["seed"])
+    self.case, self.ends = case, ends
+    size = case["page_size"]
+    longest = 24
+    num_pages = -(-longest // size) + (0 if case["tight"] else 20)
+    self.pages = Pages(num_pages, size, in_turn=case["in_turn"])
+    self.host = Host(case["host_pages"], size, reserve=bool(case["seed"] % 2))
+    self.executor = oracle.Oracle(
+      num_pages, case["host_pages"], size,
+      lambda copy: float(self.rng.exponential(2.0)),
+    )
+    self.scheduler = Scheduler(
+      case["limits"], registry.make(case["policy"], self.pages), self.pages,
+      self.host, self.executor.costs,
+    )
+    self.engine = Engine(self.scheduler, self.executor, case["steps_ahead"])
+    self.priorities = Priorities(
+      case["priorities"], frequency=0.2, levels=3, seed=case["seed"]
+    )
+    self.requests = []
+    self.ended = {}
+
+  def request(self, prompt, at, conversation=None):
+    room = 24 - len(prompt)
+    request = Request(
+      len(self.requests), prompt, int(self.rng.integers(1, room + 1)),
+      client=int(self.rng.integers(3)), arrival_s=at,
+      priority=self.priorities.first(), conversation=conversation,
+      more=conversation is not None, ends=self.ends,
+      deadline_s=at + 60 if self.rng.random() < 0.2 else np.inf,
+    )
+    self.requests.append(request)
+    return request
+
+  def play(self, count=12):
+    times = np.cumsum(self.rng.exponential(1.5, count))
+    coming = list(zip(times, oracle.prompts(self.rng, count, 12), strict=True))
+    turns = 0
+    for _ in range(20000):
+      now = self.executor.now()
+      while coming and coming[0][0] <= now:
+        at, prompt = coming.pop(0)
+        talks = self.rng.random() < 0.4
+        talk = len(self.requests) if talks else None
+        self.scheduler.add(self.request(prompt, at, talk))
+      if not coming and self.engine.idle:
+        return
+      self.disturb(now)
+      self.engine.turn(coming[0][0] if coming else np.inf)
+      self.check()
+      for request in self.requests:
+        if request.state in ENDS and request.number not in self.ended:
+          self.ended[request.number] = request.state
+          if request.more and request.state is State.FINISHED and turns < 6:
+            turns += 1
+            prompt = [*request.prompt, *request.tokens, 1]
+            if self.rng.random() < 0.2:  # the client says something else
+              prompt[0] = 2 - prompt[0]
+            if len(prompt) < 24:
+              at = self.executor.now()
+              self.scheduler.add(
+                self.request(prompt, at, request.conversation)
+              )
+    raise AssertionError("it does not end")
+
+  def disturb(self, now):
+    if self.priorities.due():
+      for r in self.priorities.update(self.scheduler.requests):
+        self.scheduler.policy.update(r)
+    if self.requests and self.rng.random() < 0.02:
+      victim = self.requests[self.rng.integers(len(self.requests))]
+      self.scheduler.cancel(victim, now)
+
+  def check(self):
+    self.pages.check()
+    self.host.check()
+    for number, state in self.ended.items():
+      assert self.requests[number].state is state
+
+
+@pytest.mark.parametrize("ends", [never, lambda token: token == 0])
+@given(case=CASE)
+@drawn(70)
+def test_everyone_gets_what_a_run_alone_gives(ends, case):
+  run = Run(case, ends)
+  run.play()
+  for request in run.requests:
+    assert request.state in ENDS
+    expected = oracle.alone(request.prompt, request.max_tokens, ends)
+    assert len(request.token_times) == len(request.tokens)
+    assert request.token_times == sorted(request.token_times)
+    if request.state is State.FINISHED:
+      assert request.tokens == expected
+    else:
+      assert request.tokens == expected[: len(request.tokens)]
+  # All is given back, and what is idle merges to what was there at first.
+  assert run.pages.num_available == run.pages.num_pages
+  taken = run.pages.take(run.pages.num_pages)
+  run.pages._names.clear()
+  run.pages._by_name.clear()
+  run.pages.release(taken)
+  if not run.case["in_turn"]:
+    fresh = Pages(run.pages.num_pages, 1)
+    assert run.pages.sizes() == fresh.sizes()
+
+
+@given(case=CASE)
+@drawn(20)
+def test_copies_move_what_the_host_has_not(case):
+  """The sum of what is moved is that of contexts less valid copies."""
+  case = case | {
+    "limits": dataclasses.replace(
+      case["limits"], preempt="swap", keep_turns=True
+    ),
+    "host_pages": 200, "tight": True,
+  }
+  run = Run(case)
+  moved, size = [], case["page_size"]
+  write = run.host.write
+
+  def watched(owner, tokens, pinned):
+    valid = run.host.valid(owner)
+    pages = write(owner, tokens, pinned)
+    changed = max(0, -(-tokens // size) - valid // size)
+    assert len(pages) == (changed if tokens > valid else 0)
+    assert write(owner, tokens, pinned) == []  # nothing was decoded since
+    moved.append(len(pages))
+    return pages
+
+  run.host.write = watched
+  run.play()
+  assert sum(moved) == run.scheduler.counts.pages["out"]
+  out = [c for c in run.executor.moved if c.kind == "out"]
+  assert sum(len(c.source) for c in out) == sum(moved)
+
+
+@given(case=CASE)
+@drawn(15)
+def test_the_cheaper_way_is_taken(case):
+  case = case | {
+    "limits": dataclasses.replace(case["limits"], preempt="cost"),
+    "tight": True, "host_pages": 200,
+  }
+  run = Run(case)
+  run.play()
+  for decision in run.scheduler.counts.decisions:
+    if decision.able:
+      assert decision.swapped == (decision.swap_s < decision.recompute_s)
+
+
+@given(case=CASE)
+@drawn(15)
+def test_mean_in_system_is_rate_times_mean_latency(case):
+  """Little's law, over a run that has drained: exactly."""
+  run = Run(case)
+  area, last, inside = 0.0, 0.0, 0
+  run.play()
+  events = [(r.arrival_s, 1) for r in run.requests]
+  events += [(r.end_s, -1) for r in run.requests]
+  for time, change in sorted(events):
+    area += inside * (time - last)
+    inside, last = inside + change, time
+  latencies = [r.end_s - r.arrival_s for r in run.requests]
+  assert inside == 0
+  assert area == pytest.approx(sum(latencies))
+
+
+def test_a_request_that_never_fits_is_refused():
+  pages = Pages(2, 4)
+  executor = oracle.Oracle(2, 0, 4, lambda copy: 0.0)
+  scheduler = Scheduler(
+    Limits(), registry.make("first_come", pages), pages, Host(0, 4, False),
+    executor.costs,
+  )
+  request = Request(0, [1] * 5, 5)
+  scheduler.add(request)
+  assert request.state is State.REFUSED
+  assert scheduler.idle
+  scheduler.add(Request(1, [1] * 5, 4))
+  assert not scheduler.idle
