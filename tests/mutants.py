@@ -2453,9 +2453,10 @@ _DOCUMENTS_ROWS = [
     f"{_DOCUMENTS}::test_kernels_are_taken_where_they_make_a_step_faster",
   ),
   Mutant(
-    "parallel/tensor/partial_sync.py",
+    "caatnet/build/transformer.py",
     "a route's kernel goes by add_norm's steps",
-    '"one_shot": "reduce_add_norm"', '"one_shot": "add_norm"',
+    "context.evidence_of is None or doors[0].route in FUSED_ROUTES",
+    "context.evidence_of is None",
     "tests/caatnet/build/kernels_test.py::"
     "test_auto_takes_the_kernels_that_help",
   ),

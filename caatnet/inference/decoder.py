@@ -91,6 +91,15 @@ class Decoder:
     )
     self._state = _empty_state(program, capacity, cache_shape)
 
+  @property
+  def cache(self) -> Cache:
+    """The cache ``[*levels, ranks, ...]``, which the next step donates."""
+    return self._state[0]
+
+  @cache.setter
+  def cache(self, cache: Cache) -> None:
+    self._state = cache, self._state[1]
+
   def step(
     self, batch: Batch, sampling: Sampling, filters: bool
   ) -> tuple[jax.Array, jax.Array]:
