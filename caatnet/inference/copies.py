@@ -47,9 +47,11 @@ class HostPages:
     shape = decoder.cache_shape
     self._dim = _page_dim(decoder.program, shape)
     self._read, self._write = make_copies(decoder.program, shape)
+    arrays = jax.tree.leaves(decoder.cache.pages)
+    self._shardings = [x.sharding for x in arrays]
     self.arrays = [
       np.zeros(_split(x.shape, self._dim, shape, num_pages), x.dtype)
-      for x in jax.tree.leaves(decoder.cache.pages)
+      for x in arrays
     ]
 
   def read(self, first: int, count: int) -> list[jax.Array]:
@@ -78,16 +80,27 @@ class HostPages:
     for kept, new in zip(self.arrays, run, strict=True):
       kept[self._at(pages)] = np.asarray(new)
 
-  def write(self, pages: Sequence[int], first: int) -> None:
-    """Copies pages of the host to a run of the cache, before the next step.
+  def stage(self, pages: Sequence[int]) -> list[jax.Array]:
+    """Starts to copy pages to the device, where `write` finds them as a run.
 
     Args:
-      pages: n pages of the host.
+      pages: n pages of the host, which must not change before they are there.
+    """
+    return [
+      jax.device_put(kept[self._at(pages)], sharding)
+      for kept, sharding in zip(self.arrays, self._shardings, strict=True)
+    ]
+
+  def write(self, run: Sequence[Any], first: int) -> None:
+    """Overwrites a run of the cache, before the next step.
+
+    Args:
+      run: What `stage` returned, or `read`.
       first: The first page of the run.
     """
     self.calls += 1
-    run = [kept[self._at(pages)] for kept in self.arrays]
-    self._overwrite(run, first)
+    decoder = self._decoder
+    decoder.cache = self._write(decoder.cache, run, np.int32(first))
 
   def spoil(self, first: int, count: int) -> None:
     """Overwrites a run of the cache with NaN, so that reading it is seen.
@@ -105,10 +118,7 @@ class HostPages:
       )
       for x in jax.tree.leaves(self._decoder.cache.pages)
     ]
-    self._overwrite(run, first)
-
-  def _overwrite(self, run: Sequence[np.ndarray], first: int) -> None:
-    self._decoder.cache = self._write(self._decoder.cache, run, np.int32(first))
+    self.write(run, first)
 
   def _at(self, pages: Sequence[int]) -> Any:
     return (*[slice(None)] * (self._dim + 1), list(pages))

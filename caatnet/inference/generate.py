@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from caatnet.data.tokenizers import Tokenizer
+from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import Completion, Request, stacked
 from caatnet.inference.transcripts import Transcript
@@ -186,7 +187,7 @@ class Generation:
     # Of sequences that stay short the longest one decides, so that there is no
     # program of each length.
     page_size = decoder.capacity.page_size
-    self._most_pages = _bucket(
+    self._most_pages = bucket(
       max((t.num_pages(page_size) for t in self._transcripts), default=1),
       1, decoder.capacity.pages_per_sequence, 2,
     )
@@ -247,15 +248,15 @@ class Generation:
     decodes = [r.decodes() for r in self._replicas]
     chunks = [r.chunk() for r in self._replicas]
     read = [min(c.unread, capacity.chunk) if c else 0 for c in chunks]
-    num_decodes = _bucket(max(map(len, decodes)), 1, capacity.batch, 4)
-    length = _bucket(max(read), _MIN_CHUNK, capacity.chunk, 4)
+    num_decodes = bucket(max(map(len, decodes)), 1, capacity.batch, 4)
+    length = bucket(max(read), _MIN_CHUNK, capacity.chunk, 4)
     if not num_decodes and not length:
       return None
     last = max(
       *(s.num_read + 1 for each in decodes for s in each),
       *(c.num_read + n for c, n in zip(chunks, read, strict=True) if c), 1, 1,
     )
-    num_pages = _bucket(
+    num_pages = bucket(
       -(-last // capacity.page_size), self._least_pages, self._most_pages, 2
     )
     batches, drawn, requests = [], [], []
@@ -369,16 +370,3 @@ class _Rows:
       self._tokens, self._positions, self._places, self._tables, self._rows,
       self._sequences, self._num_decodes,
     )
-
-
-def _bucket(size: int, smallest: int, largest: int, factor: int) -> int:
-  """Rounds a size up to one of few: ``smallest * factor**i``, or ``largest``.
-
-  Nothing stays nothing.
-  """
-  if not size:
-    return 0
-  bucket = smallest
-  while bucket < size:
-    bucket *= factor
-  return min(bucket, largest)

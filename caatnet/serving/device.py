@@ -1,0 +1,312 @@
+"""An executor that computes: a decoder's steps, and copies of its cache.
+
+Programs run in the order in which they are dispatched, so a step reads what
+copies that were dispatched before it have written, and a copy to the host is a
+run of its own from the moment on in which it is dispatched: what is written
+over its pages afterwards does not change it. One thread waits for tokens, and
+another moves runs between the run's array and the host's pages. What comes back
+from the host is staged by that thread, beside the steps, and written into the
+cache by the thread that submits steps, the only one that may hand the cache on.
+
+Shape legend: D = decodes, C = chunks, T = tokens of each chunk, N = D + C T,
+S = D + C, P = pages of a table.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent import futures
+import dataclasses
+import queue
+import time
+from typing import Any
+
+import numpy as np
+
+from caatnet.inference.buckets import bucket
+from caatnet.inference.copies import HostPages
+from caatnet.inference.decoder import Decoder
+from caatnet.inference.requests import Request as Drawing
+from caatnet.inference.requests import stacked
+from caatnet.models.paged import Batch
+from caatnet.serving.executor import Copy, Event, Step
+from caatnet.serving.groups import runs
+from caatnet.serving.measured import MeasuredCosts
+from caatnet.serving.requests import Request
+
+# The shortest chunk: of a small model's step a longer one takes no longer.
+_MIN_CHUNK = 16
+
+
+@dataclasses.dataclass
+class Drawn:
+  """What an executor draws a request's tokens by, and what it says of them.
+
+  The ``payload`` of `caatnet.serving.requests.Request`.
+
+  Attributes:
+    drawing: Temperature and seed, with whatever else decides.
+    logprobs: The log-probabilities of the tokens that were drawn, in nats. If
+      a token ends the request, the one behind it may be there, too.
+  """
+
+  drawing: Drawing
+  logprobs: list[float] = dataclasses.field(default_factory=list)
+
+
+class DecoderExecutor:
+  """Computes with a decoder, as `caatnet.serving.executor.Executor` says.
+
+  Attributes:
+    decoder: The model and its cache, of one replica.
+    host: The host's pages.
+    costs: What steps and copies have taken.
+  """
+
+  def __init__(self, decoder: Decoder, num_host_pages: int) -> None:
+    """Takes the host's memory.
+
+    Args:
+      decoder: With one replica, and no sequences.
+      num_host_pages: How many pages the host keeps at a time.
+
+    Raises:
+      ValueError: The decoder has several replicas.
+    """
+    if decoder.num_replicas != 1:
+      raise ValueError(
+        f"config.parallel.data={decoder.num_replicas}: a server has one "
+        "replica; start one for each"
+      )
+    self.decoder = decoder
+    self.host = HostPages(decoder, num_host_pages)
+    self.costs = MeasuredCosts()
+    self._tokens, self._copies = (
+      futures.ThreadPoolExecutor(1, name) for name in ("tokens", "copies")
+    )
+    # Functions that the thread of `wait` calls; each returns an event.
+    self._ended: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
+    self._events: list[Event] = []
+    self._unwritten: set[int] = set()
+    self._under_way = 0
+    self._last_s = 0.0
+
+  def close(self) -> None:
+    """Ends the threads, once what is under way has ended."""
+    self._tokens.shutdown()
+    self._copies.shutdown()
+
+  def now(self) -> float:
+    """Returns the time in seconds, on a clock that only goes on."""
+    return time.perf_counter()
+
+  def submit(self, step: Step) -> None:
+    """Dispatches a step."""
+    while self._unwritten.intersection(step.after):
+      self._events.append(self._ended.get()())
+    batch, requests = _batch(step, self.decoder)
+    before = self.decoder.compile_seconds
+    begun = time.perf_counter()
+    result = self.decoder.step(
+      _of_one_replica(batch), _of_one_replica(stacked(requests)),
+      any(request is not None and request.filters for request in requests),
+    )
+    compiled = self.decoder.compile_seconds > before
+    drawn = [
+      *enumerate(step.decodes),
+      *(
+        (batch.num_decodes + i, chunk.request)
+        for i, chunk in enumerate(step.chunks) if chunk.draws
+      ),
+    ]
+    self._begin(
+      self._tokens, lambda: self._receive(step, result, drawn, begun, compiled)
+    )
+
+  def _begin(
+    self, pool: futures.ThreadPoolExecutor, work: Callable[[], Any]
+  ) -> None:
+    """Lets a thread do something that returns what returns the event."""
+    self._under_way += 1
+
+    def run():
+      try:
+        end = work()
+      except BaseException as error:  # for who waits for the event
+        found = error
+
+        def end():
+          raise found
+
+      self._ended.put(end)
+
+    pool.submit(run)
+
+  def _receive(
+    self, step: Step, result: Sequence[Any],
+    drawn: Sequence[tuple[int, Request]], begun: float, compiled: bool,
+  ) -> Callable[[], Event]:
+    """Waits for a step's tokens."""
+    tokens, logprobs = (np.asarray(x)[0].tolist() for x in result)
+    now = time.perf_counter()
+    if not compiled:
+      seconds = now - max(begun, self._last_s)
+      self.costs.add_step(seconds, sum(c.length for c in step.chunks))
+    self._last_s = now
+
+    def end():
+      for row, request in drawn:
+        if np.isnan(logprobs[row]):
+          raise ValueError(
+            f"the logits of the model are NaN after {request.length} tokens of "
+            f"request {request.number}"
+          )
+        request.payload.logprobs.append(logprobs[row])
+      return Event(now, step=step, tokens=[tokens[row] for row, _ in drawn])
+
+    return end
+
+  def copy(self, copy: Copy) -> None:
+    """Begins a copy of pages."""
+    begun = time.perf_counter()
+    pieces = list(_pieces(copy.target if copy.kind == "in" else copy.source))
+
+    def event():
+      now = time.perf_counter()
+      self.costs.add_copy(copy.kind, len(pieces), len(copy.source), now - begun)
+      return Event(now, copy=copy)
+
+    if copy.kind == "within":
+      places = iter(copy.target)
+      for first, count in pieces:
+        run = self.host.read(first, count)
+        target = [next(places) for _ in range(count)]
+        assert target == list(range(target[0], target[0] + count))
+        self.host.write(run, target[0])
+      self._begin(self._copies, lambda: event)
+    elif copy.kind == "out":
+      taken = [self.host.read(first, count) for first, count in pieces]
+
+      def keep():
+        places = list(copy.target)
+        for (_, count), run in zip(pieces, taken, strict=True):
+          self.host.keep(run, places[:count])
+          del places[:count]
+        return event
+
+      self._begin(self._copies, keep)
+    else:
+      self._unwritten.add(copy.number)
+
+      def stage():
+        places, staged = list(copy.source), []
+        for first, count in pieces:
+          staged.append((self.host.stage(places[:count]), first))
+          del places[:count]
+
+        def write():
+          for run, first in staged:
+            self.host.write(run, first)
+          self._unwritten.discard(copy.number)
+          return event()
+
+        return write
+
+      self._begin(self._copies, stage)
+
+  def wait(self, until_s: float) -> list[Event]:
+    """Waits until something has ended, or for a time."""
+    found, self._events = self._events, []
+    if not found:
+      assert self._under_way or until_s < float("inf"), "nothing is under way"
+      left = until_s - time.perf_counter()
+      try:
+        found.append(
+          self._ended.get(timeout=None if left == float("inf") else max(0, left))()
+        )
+      except queue.Empty:
+        return []
+    while not self._ended.empty():
+      found.append(self._ended.get()())
+    self._under_way -= len(found)
+    return found
+
+
+def _pieces(pages: Sequence[int]):
+  """Yields first page and length of runs, cut into few different lengths."""
+  for first, count in runs(pages):
+    while count:
+      size = 1 << (count.bit_length() - 1)
+      yield first, size
+      first, count = first + size, count - size
+
+
+def _of_one_replica(tree: Any) -> Any:
+  """Gives arrays the leading dim of replicas."""
+  if isinstance(tree, Batch):
+    arrays = {
+      field.name: getattr(tree, field.name)[None]
+      for field in dataclasses.fields(tree) if field.name != "num_decodes"
+    }
+    return Batch(**arrays, num_decodes=tree.num_decodes)
+  return type(tree)(*(x[None] for x in tree))
+
+
+def _batch(
+  step: Step, decoder: Decoder
+) -> tuple[Batch, list[Drawing | None]]:
+  """Returns a step's arrays, in sizes of which there are few.
+
+  Returns:
+    The batch, and how each of its S sequences draws its next token; None for
+    those that draw none.
+  """
+  capacity = decoder.capacity
+  size, num, chunks = capacity.page_size, len(step.decodes), step.chunks
+  num_decodes = bucket(num, 1, capacity.batch, 4)
+  num_chunks = bucket(len(chunks), 1, 1 << 30, 2)
+  length = bucket(
+    max((c.length for c in chunks), default=0), _MIN_CHUNK, 1 << 30, 4
+  )
+  last = max(
+    int(step.positions.max(initial=0)) + 1,
+    *(c.start + c.length for c in chunks), 1, 1,
+  )
+  num_pages = bucket(-(-last // size), 1, capacity.pages_per_sequence, 2)
+  num_rows = num_decodes + num_chunks
+  num_tokens = num_decodes + num_chunks * length
+  tokens = np.zeros(num_tokens, np.int32)
+  positions = np.full(num_tokens, -1, np.int32)
+  places = np.full(num_tokens, -1, np.int32)
+  tables = np.zeros((num_rows, num_pages), np.int32)
+  rows = np.arange(num_rows, dtype=np.int32)
+  sequences = np.full(num_rows, -1, np.int32)
+  drawing: list[Drawing | None] = [None] * num_rows
+
+  tokens[:num], positions[:num] = -1, step.positions
+  pages = step.tables[step.slots, step.positions // size]
+  places[:num] = pages * size + step.positions % size
+  width = min(num_pages, step.tables.shape[1])
+  tables[:num, :width] = step.tables[step.slots, :width]
+  sequences[:num] = step.slots
+  drawing[:num] = [request.payload.drawing for request in step.decodes]
+  for i in range(num_chunks):
+    row, first = num_decodes + i, num_decodes + i * length
+    rows[row] = first
+    if i >= len(chunks):  # padding ends before the first position
+      positions[first : first + length] = np.arange(-length, 0)
+      continue
+    chunk, table = chunks[i], step.tables[chunks[i].request.slot]
+    # Padding of a chunk goes on counting.
+    positions[first : first + length] = chunk.start + np.arange(length)
+    inside = slice(first, first + chunk.length)
+    tokens[inside] = chunk.tokens
+    at = positions[inside]
+    places[inside] = table[at // size] * size + at % size
+    tables[row, :width] = table[:width]
+    rows[row] = first + chunk.length - 1
+    if chunk.draws:
+      sequences[row] = chunk.request.slot
+      drawing[row] = chunk.request.payload.drawing
+  batch = Batch(
+    tokens, positions, places, tables, rows, sequences, num_decodes
+  )
+  return batch, drawing
