@@ -1981,6 +1981,18 @@ _TRAINING = [
     f"{_LINEAR}::test_an_evaluation_reads_the_checkpoint_that_it_names",
   ),
   Mutant(
+    "caatnet/train/checkpoint.py", "reads end after their loop has closed",
+    "asyncio.set_event_loop_policy(_Loops())", "pass",
+    "tests/caatnet/train/files_test.py::"
+    "test_no_read_of_a_damaged_checkpoint_finds_its_loop_closed",
+  ),
+  Mutant(
+    "caatnet/train/checkpoint.py", "damaged numbers are a fault of ours",
+    "cause = error.__cause__ if type(error) is Exception else error",
+    "cause = error",
+    "tests/launch/generate_test.py::test_a_damaged_checkpoint_is_one_line",
+  ),
+  Mutant(
     "caatnet/train/checkpoint.py", "moments start anew",
     'opt_state=read.rest["opt_state"],',
     'opt_state=jax.tree.map(lambda x: 0 * x, read.rest["opt_state"]),',
