@@ -2107,6 +2107,24 @@ _TRAINING = [
     "test_workers_on_two_processes_train_and_stop_as_one",
   ),
   Mutant(
+    "launch/generate.py", "half a text is told as a whole one",
+    "  return signalled.exit_code\n", "  return 0\n",
+    "tests/launch/generate_test.py::"
+    "test_an_interrupted_text_is_kept_and_told_from_a_whole_one",
+  ),
+  Mutant(
+    "launch/options.py", "a reader that leaves has read all",
+    "return 141", "return 0",
+    "tests/launch/options_test.py::"
+    "test_ctrl_c_and_a_reader_that_leaves_have_their_codes",
+  ),
+  Mutant(
+    "launch/options.py", "Ctrl-C is a mistake in a flag",
+    "return 130", "return 2",
+    "tests/launch/options_test.py::"
+    "test_ctrl_c_and_a_reader_that_leaves_have_their_codes",
+  ),
+  Mutant(
     "caatnet/train/state.py", "what is not finite on other devices is missed",
     "return jax.lax.psum(jnp.stack(counts), names)",
     "return jax.lax.pmax(jnp.stack(counts) * (jax.lax.axis_index(names) == 0), "

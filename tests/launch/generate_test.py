@@ -65,6 +65,20 @@ def test_a_prompt_without_room_is_an_error(workdir, launch):
   )
 
 
+def test_an_interrupted_text_is_kept_and_told_from_a_whole_one(
+  workdir, launch
+):
+  ended = launch(
+    "generate", f"--workdir={workdir}", "--prompt=a", "--max_tokens=8000",
+    "--cpu_devices=1", "--config.inference.context=8192",
+    "--config.inference.batch=1", interrupt=True,
+  )
+  assert ended.returncode == 130
+  assert 0 < len(ended.stdout.strip()) < 8000
+  assert "interrupted: 0 of 1 prompts had ended" in ended.stderr
+  assert "decode " in ended.stderr
+
+
 @pytest.mark.parametrize(
   ("files", "message"),
   [("d/*", 'Error opening "zarr"'), ("*/d/*", "Requested byte range")],
