@@ -157,7 +157,9 @@ def test_our_own_mistake_keeps_its_traceback(tmp_path):
   assert "a mistake of ours" in result.stderr
 
 
-@pytest.mark.parametrize(("code", "stderr"), [(130, "interrupted\n"), (141, "")])
+@pytest.mark.parametrize(
+  ("code", "stderr"), [(130, "interrupted\n"), (141, "")]
+)
 def test_ctrl_c_and_a_reader_that_leaves_have_their_codes(
   tmp_path, code, stderr
 ):
