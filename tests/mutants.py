@@ -2107,6 +2107,13 @@ _TRAINING = [
     "test_workers_on_two_processes_train_and_stop_as_one",
   ),
   Mutant(
+    "caatnet/interop/huggingface.py", "a run is written into what it is of",
+    "  if pathlib.Path(os.path.realpath(source)) in (",
+    "  if source in (",
+    "tests/caatnet/interop/wrong_test.py::"
+    "test_a_folder_that_cannot_be_made_is_known_first",
+  ),
+  Mutant(
     "launch/generate.py", "half a text is told as a whole one",
     "  return signalled.exit_code\n", "  return 0\n",
     "tests/launch/generate_test.py::"

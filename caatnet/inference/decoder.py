@@ -89,7 +89,7 @@ class Decoder:
     self._run = _of_packed(
       make_step(program, weights, cache_shape), self.num_replicas
     )
-    self._state = _empty_state(program, capacity, cache_shape)
+    self._state = _allocate(program, capacity, cache_shape)
 
   def step(
     self, batch: Batch, sampling: Sampling, filters: bool
@@ -122,10 +122,14 @@ class Decoder:
     return tokens, logprobs
 
 
-def _empty_state(
+def _allocate(
   program: Program, capacity: Capacity, cache_shape: CacheShape
 ) -> tuple[Cache, jax.Array]:
-  """Makes `empty_state` on the mesh; says so if memory does not suffice."""
+  """Makes `empty_state` on the mesh.
+
+  Raises:
+    ValueError: Memory does not suffice.
+  """
   specs = state_specs(program, cache_shape)
   make = jax.jit(
     functools.partial(empty_state, program, capacity, cache_shape),

@@ -38,12 +38,11 @@ def train(workdir, keys):
 
 
 def test_fewer_tokens_than_asked_for_are_explained(tmp_path):
-  (tmp_path / "text").mkdir()
+  text, folder = tmp_path / "text", tmp_path / "made"
+  text.mkdir()
   for name in "abcdefgh":
-    (tmp_path / "text" / f"{name}.txt").write_text("to be or not to be\n" * 9 + name)
-  ended = launch(
-    f"{SMALL} data.path={tmp_path / 'text'} data.tokenizer={tmp_path / 'made'}"
-  )
+    (text / f"{name}.txt").write_text("to be or not to be\n" * 9 + name)
+  ended = launch(f"{SMALL} data.path={text} data.tokenizer={folder}")
   assert ended.returncode == 0, ended.stderr
   # 256 bytes, the one between documents, and 9 joined ones.
   assert "\n266 tokens, not 300: in the words of the training" in ended.stdout

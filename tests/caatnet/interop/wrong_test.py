@@ -1,6 +1,7 @@
 """What is wrong with a published folder is said, all of it in one error."""
 
 import json
+import os
 import shutil
 import struct
 
@@ -258,6 +259,32 @@ def test_an_origin_of_another_model(folder, tmp_path):
   with pytest.raises(ValueError, match="dtype='int8' must be one of"):
     huggingface.write_published(*arguments, dtype="int8")
   assert {x.name for x in tmp_path.iterdir()} == {"from", "run"}
+
+
+@pytest.mark.parametrize(
+  ("name", "error", "message"),
+  [
+    ("from", FileExistsError, "from exists; remove it, or use another name"),
+    ("from/a/b", ValueError, "--to=.*/from/a/b is inside --from="),
+    ("from/../link/a", ValueError, "--to=.*/link/a is inside --from="),
+    ("file/a/b", ValueError, "file/a/b cannot be written: .*/file is no fol"),
+    ("sealed/a", ValueError, "sealed/a cannot be written: .*/sealed is read"),
+  ],
+)
+def test_a_folder_that_cannot_be_made_is_known_first(
+  folder, tmp_path, monkeypatch, name, error, message
+):
+  (tmp_path / "file").touch()
+  source = tmp_path / "link"
+  source.symlink_to(folder)
+  (tmp_path / "sealed").mkdir()
+  may = os.access  # root may write anywhere
+  monkeypatch.setattr(
+    os, "access", lambda path, how: path.name != "sealed" and may(path, how)
+  )
+  with pytest.raises(error, match=message):
+    huggingface.check_target(source, tmp_path / name)
+  huggingface.check_target(source, tmp_path / "from_here" / "to")
 
 
 def test_what_is_no_folder_of_either_kind(tmp_path):
