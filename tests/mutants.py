@@ -2114,6 +2114,18 @@ _TRAINING = [
     "test_a_folder_that_cannot_be_made_is_known_first",
   ),
   Mutant(
+    "parallel/kernels/paged_attention/tpu.py", "lanes of replicas are lanes",
+    "attend(size * lanes)(", "attend(size)(",
+    "tests/parallel/kernels/paged_attention_test.py::"
+    "test_lanes_of_replicas_are_one_kernel",
+  ),
+  Mutant(
+    "caatnet/inference/generate.py", "a table lacks the newest token's page",
+    "*(s.num_read + 1 for each in decodes", "*(s.num_read for each in decodes",
+    "tests/caatnet/inference/generate_test.py::"
+    "test_tables_grow_with_their_sequences",
+  ),
+  Mutant(
     "launch/generate.py", "half a text is told as a whole one",
     "  return signalled.exit_code\n", "  return 0\n",
     "tests/launch/generate_test.py::"

@@ -142,8 +142,9 @@ def _allocate(
       raise
     raise ValueError(
       f"the cache of a rank takes {cache_shape.size_bytes / 1e9:,.1f} GB, more "
-      f"than there is: batch={capacity.batch} sequences of "
-      f"context={capacity.context} positions; config.inference.pages bounds it"
+      f"than there is: {cache_shape.num_pages:,} pages of "
+      f"{cache_shape.page_size} positions; config.inference.pages says how "
+      f"many, if not batch={capacity.batch} and context={capacity.context}"
     ) from error
 
 
