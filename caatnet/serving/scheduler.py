@@ -258,9 +258,10 @@ class Scheduler:
       known = request.length if self.limits.whole_prompt else (
         plan.start + length
       )
-      while not self._fits(plan.need(known, self.pages)):
+      if not self._fits(plan.need(known, self.pages)):
         if not self._displace(request):
           return
+        continue  # what was displaced may have changed the plan
       self.policy.remove(request)
       last = -(-(plan.start + length) // self.pages.page_size)
       arrived = self.swapping.admit(request, plan, last)

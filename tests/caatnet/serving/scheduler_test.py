@@ -1,4 +1,4 @@
-"""Laws of serving: every request gets what it would get alone, pages stay sound.
+"""Laws of serving: everyone gets what a run alone gives, pages stay sound.
 
 Schedules are random: arrivals, preemptions, swaps, cancellations, deadlines,
 priorities, shared prefixes, conversations, and copies that take their time.
