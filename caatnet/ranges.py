@@ -161,6 +161,13 @@ RANGES = {
   "benchmark.num_random": COUNT,
   "benchmark.max_nodes": COUNT,
   "benchmark.processes": COUNT,
+  "benchmark.running": COUNT,
+  "benchmark.waiting": COUNT,
+  "benchmark.pages": COUNT,
+  "benchmark.warm_up": COUNT_OR_NONE,
+  "benchmark.steps": COUNT,
+  "benchmark.frequency": FRACTION,
+  "benchmark.clients": COUNT,
   # Studies have their keys at the top, or in sections of their own.
   "num_requests": COUNT_OR_NONE,
   "server.slots": COUNT,
