@@ -22,7 +22,7 @@ from caatnet.serving.executor import Chunk, Copy, Costs, Event, Step
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
 from caatnet.serving.policies.base import Policy
-from caatnet.serving.requests import ENDS, Request, State, never
+from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.running import Running
 from caatnet.serving.swapping import Swapping
 
@@ -301,9 +301,8 @@ class Scheduler:
 
   def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
     slots, size = self.running, self.pages.page_size
-    requests, clients = slots.of(decodes)
     step = Step(
-      self.counts.steps, requests, decodes.astype("i4"),
+      self.counts.steps, slots.requests[decodes], decodes.astype("i4"),
       slots.computed[decodes].astype("i4"), tuple(chunks), slots.tables,
       self.swapping.take_waited(), slots.epochs[decodes],
     )
@@ -313,10 +312,10 @@ class Scheduler:
     )
     for slot in decodes[full].tolist():
       self._publish_last(slots.requests[slot], int(slots.computed[slot]))
-    for request in requests:
-      request.num_pending += 1
-    if clients:
-      self.policy.served(clients)
+    slots.pending[decodes] += 1
+    if type(self.policy).served is not Policy.served:
+      drawing = [c.request.slot for c in chunks if c.draws]
+      self.policy.served(slots.clients(np.append(decodes, drawing).astype(int)))
     for chunk in chunks:
       request, stop = chunk.request, chunk.start + chunk.length
       slots.computed[request.slot] = stop
@@ -324,8 +323,7 @@ class Scheduler:
                                                  len(request.names))):
         self.pages.publish(request.pages[page], request.names[page])
       if chunk.draws:
-        request.num_pending += 1
-        self.policy.served([(request.client, 1, request.weight)])
+        slots.pending[request.slot] += 1
     self.counts.steps += 1
     return step
 
@@ -341,38 +339,37 @@ class Scheduler:
       if back is not None:
         self.policy.push(back)
       return
-    step, now = event.step, event.time_s
+    step, now, slots = event.step, event.time_s, self.running
     assert step is not None
     count = len(step.decodes)
-    slots, same = self.running, self.running.epochs[step.slots] == step.epochs
-    slots.known[step.slots[same]] += 1
-    for request, token in zip(step.decodes, event.tokens[:count], strict=True):
-      request.num_pending -= 1
-      request.tokens.append(token)
-      request.token_times.append(now)
-    known = slots.known[step.slots]
-    last = known > slots.longest[step.slots]
-    full = known % self.pages.page_size == 0
-    for i, request in enumerate(step.decodes):
-      if last[i] or full[i] or not same[i] or request.ends is not never:
+    tokens = np.asarray(event.tokens)
+    same = slots.epochs[step.slots] == step.epochs
+    live = step.slots[same]
+    slots.record(live, tokens[:count][same], now)
+    known = slots.known[live]
+    look = known % self.pages.page_size == 0
+    look |= (known > slots.longest[live]) | slots.asked[live]
+    for request in slots.requests[live[look]]:
+      self._look(request, now)
+    for i in np.flatnonzero(~same).tolist():  # they have lost their slots
+      self._late(step.decodes[i], int(tokens[i]), now)
+    draws = [chunk.request for chunk in step.chunks if chunk.draws]
+    for request, token in zip(draws, tokens[count:].tolist(), strict=True):
+      if request.slot < 0:
+        self._late(request, token, now)
+      else:
+        slots.record(np.array([request.slot]), np.array([token]), now)
         self._look(request, now)
-    tokens = iter(event.tokens[count:])
-    for chunk in step.chunks:
-      if chunk.draws:
-        request = chunk.request
-        request.num_pending -= 1
-        request.tokens.append(next(tokens))
-        request.token_times.append(now)
-        if request.slot >= 0:
-          slots.known[request.slot] = request.length
-        self._look(request, now)
+
+  def _late(self, request: Request, token: int, now: float) -> None:
+    """Takes the token of a request that has no slot any more."""
+    request.num_pending -= 1
+    if request.state not in ENDS:  # else it ended a step before
+      request.take([token], [now])
+      self._look(request, now)
 
   def _look(self, request: Request, now: float) -> None:
     """Looks whether a request's new token ends it or fills a page."""
-    if request.state in ENDS:  # it ended a step before
-      request.tokens.pop()
-      request.token_times.pop()
-      return
     if len(request.tokens) == request.max_tokens or request.ends(
       request.tokens[-1]
     ):
