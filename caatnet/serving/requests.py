@@ -174,13 +174,16 @@ class Request:
 
   def name_pages(self, page_size: int) -> None:
     """Names the pages that its known tokens fill."""
-    known = len(self.names)
-    if self.length // page_size > known:
-      tokens = self.all_tokens(known * page_size)
-      for i in range(self.length // page_size - known):
-        parent = self.names[-1] if self.names else prefixes.ROOT
-        part = tokens[i * page_size : (i + 1) * page_size]
-        self.names.append(prefixes.name(parent, part))
+    names, drawn, num_prompt = self.names, self.tokens, len(self.prompt)
+    full = (num_prompt + len(drawn)) // page_size
+    while len(names) < full:
+      start = len(names) * page_size
+      part = self.prompt[start : start + page_size]
+      if len(part) < page_size:
+        first = max(0, start - num_prompt)
+        rest = drawn[first : start + page_size - num_prompt]
+        part = np.array([*part.tolist(), *rest], np.int32)
+      names.append(prefixes.name(names[-1] if names else prefixes.ROOT, part))
 
   @property
   def ttft_s(self) -> float:

@@ -40,6 +40,8 @@ class Limits:
     chunks: Chunks of a step at most; 0 for no bound.
     whole_prompt: Whether a request is admitted only when pages for all its
       known tokens are left; else for its first chunk.
+    growth: Pages that a request takes at a time when its last one is full, if
+      so many are left: more are fewer runs, and some that stand empty.
     admit_while_short: Whether requests are admitted in a step in which another
       one gave way since pages were short.
     preempt: How pages are taken: "recompute", "swap", or "cost", whichever is
@@ -56,6 +58,7 @@ class Limits:
   chunk: int = 0
   chunks: int = 0
   whole_prompt: bool = True
+  growth: int = 1
   admit_while_short: bool = False
   preempt: str = "recompute"
   wait_s: float = 0.0
@@ -182,9 +185,15 @@ class Scheduler:
     alive = np.ones(len(decodes), bool)
     full = slots.held[decodes] * self.pages.page_size
     for i in np.flatnonzero(slots.computed[decodes] >= full).tolist():
-      request = slots.requests[decodes[i]]
-      # One that is gone has given way in this loop.
-      alive[i] = request is not None and self._provide(request, 1)
+      request: Request | None = slots.requests[decodes[i]]
+      if request is None:  # it has given way in this loop
+        alive[i] = False
+        continue
+      last = -(-request.longest // self.pages.page_size)
+      count = min(self.limits.growth, last - len(request.pages))
+      if count > self.pages.num_available:
+        count = 1
+      alive[i] = self._provide(request, count)
     return alive
 
   def _provide(self, request: Request, count: int) -> bool:
@@ -370,18 +379,16 @@ class Scheduler:
 
   def _look(self, request: Request, now: float) -> None:
     """Looks whether a request's new token ends it or fills a page."""
-    if len(request.tokens) == request.max_tokens or request.ends(
-      request.tokens[-1]
-    ):
+    tokens = request.tokens
+    if len(tokens) == request.max_tokens or request.ends(tokens[-1]):
       self._leave(request, ended=True)
       self._end(request, State.FINISHED, now)
       return
-    if request.length % self.pages.page_size == 0:
+    length = request.length
+    if length % self.pages.page_size == 0:
       request.name_pages(self.pages.page_size)
-      if request.slot >= 0:
-        computed = int(self.running.computed[request.slot])
-        if computed >= request.length:
-          self._publish_last(request, request.length)
+      if request.slot >= 0 and self.running.computed[request.slot] >= length:
+        self._publish_last(request, length)
 
   def _expire(self, now: float) -> None:
     while self._deadlines and self._deadlines[0][0] <= now:

@@ -84,7 +84,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   scheduler = Scheduler(
     Limits(
       slots=options.running, tokens=options.running + 512, preempt="cost",
-      wait_s=2e-3,
+      wait_s=2e-3, growth=4,
     ),
     registry.make(policy, pages), pages, Host(4 * options.pages, _PAGE_SIZE,
                                               reserve=True), executor.costs,

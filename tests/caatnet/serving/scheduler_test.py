@@ -36,6 +36,7 @@ CASE = st.fixed_dictionaries({
     chunk=st.sampled_from([0, 1, 3]),
     chunks=st.sampled_from([0, 1]),
     whole_prompt=st.booleans(),
+    growth=st.sampled_from([1, 3]),
     admit_while_short=st.booleans(),
     preempt=st.sampled_from(["recompute", "swap", "swap", "cost"]),
     wait_s=st.sampled_from([0.0, 0.02, 100.0]),
