@@ -174,16 +174,11 @@ class Request:
 
   def name_pages(self, page_size: int) -> None:
     """Names the pages that its known tokens fill."""
-    names, drawn, num_prompt = self.names, self.tokens, len(self.prompt)
-    full = (num_prompt + len(drawn)) // page_size
-    while len(names) < full:
-      start = len(names) * page_size
-      part = self.prompt[start : start + page_size]
-      if len(part) < page_size:
-        first = max(0, start - num_prompt)
-        rest = drawn[first : start + page_size - num_prompt]
-        part = np.array([*part.tolist(), *rest], np.int32)
-      names.append(prefixes.name(names[-1] if names else prefixes.ROOT, part))
+    names, known = self.names, len(self.names) * page_size
+    tokens = self.all_tokens(known)
+    for start in range(0, len(tokens) - page_size + 1, page_size):
+      parent = names[-1] if names else prefixes.ROOT
+      names.append(prefixes.name(parent, tokens[start : start + page_size]))
 
   @property
   def ttft_s(self) -> float:

@@ -219,12 +219,27 @@ class Scheduler:
 
   def _preempt(self, victim: Request) -> None:
     self._short = True
-    computed = int(self.running.computed[victim.slot])
-    self.running.remove(victim)
+    computed = self._take_slot(victim)
     self._chunks[:] = [c for c in self._chunks if c.request is not victim]
     victim.num_preempted += 1
     if self.swapping.preempt(victim, computed):
       self.policy.push(victim)
+
+  def _take_slot(self, request: Request) -> int:
+    """Takes a request's slot, and names the pages that it has filled.
+
+    Names of what was drawn are of use from now on only: to itself if it comes
+    back, and to the next turn of its conversation.
+
+    Returns:
+      How many of its tokens its pages hold.
+    """
+    computed = int(self.running.computed[request.slot])
+    self.running.remove(request)
+    request.name_pages(self.pages.page_size)
+    first = request.context // self.pages.page_size  # those before have names
+    self._publish(request, min(computed, request.length), first)
+    return computed
 
   def _read_on(
     self, request: Request, budget: int, chunks: list[Chunk]
@@ -300,13 +315,17 @@ class Scheduler:
     self.running.add(request, start, request.length)
     self._publish(request, start)
 
-  def _publish(self, request: Request, stop: int) -> None:
-    """Names the full pages of the first ``stop`` tokens for others to find."""
-    for page, name in zip(
-      request.pages[: stop // self.pages.page_size], request.names,
-      strict=False,
-    ):
-      self.pages.publish(page, name)
+  def _publish(self, request: Request, stop: int, first: int = 0) -> None:
+    """Names the full pages of the first ``stop`` tokens for others to find.
+
+    Args:
+      request: Whose pages.
+      stop: How many tokens.
+      first: The page to begin with.
+    """
+    last = min(stop // self.pages.page_size, len(request.names))
+    for page in range(first, last):
+      self.pages.publish(request.pages[page], request.names[page])
 
   def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
     slots, size = self.running, self.pages.page_size
@@ -316,11 +335,6 @@ class Scheduler:
       self.swapping.take_waited(), slots.epochs[decodes],
     )
     slots.computed[decodes] += 1
-    full = (slots.computed[decodes] % size == 0) & (
-      slots.known[decodes] >= slots.computed[decodes]
-    )
-    for slot in decodes[full].tolist():
-      self._publish_last(slots.requests[slot], int(slots.computed[slot]))
     slots.pending[decodes] += 1
     if type(self.policy).served is not Policy.served:
       drawing = [c.request.slot for c in chunks if c.draws]
@@ -328,18 +342,11 @@ class Scheduler:
     for chunk in chunks:
       request, stop = chunk.request, chunk.start + chunk.length
       slots.computed[request.slot] = stop
-      for page in range(chunk.start // size, min(stop // size,
-                                                 len(request.names))):
-        self.pages.publish(request.pages[page], request.names[page])
+      self._publish(request, stop, chunk.start // size)
       if chunk.draws:
         slots.pending[request.slot] += 1
     self.counts.steps += 1
     return step
-
-  def _publish_last(self, request: Request, computed: int) -> None:
-    page = computed // self.pages.page_size - 1
-    if 0 <= page < len(request.names):
-      self.pages.publish(request.pages[page], request.names[page])
 
   def receive(self, event: Event) -> None:
     """Notes that a step or a copy has ended."""
@@ -356,8 +363,7 @@ class Scheduler:
     live = step.slots[same]
     slots.record(live, tokens[:count][same], now)
     known = slots.known[live]
-    look = known % self.pages.page_size == 0
-    look |= (known > slots.longest[live]) | slots.asked[live]
+    look = (known > slots.longest[live]) | slots.asked[live]
     for request in slots.requests[live[look]]:
       self._look(request, now)
     for i in np.flatnonzero(~same).tolist():  # they have lost their slots
@@ -378,17 +384,12 @@ class Scheduler:
       self._look(request, now)
 
   def _look(self, request: Request, now: float) -> None:
-    """Looks whether a request's new token ends it or fills a page."""
+    """Looks whether a request's new token ends it."""
     tokens = request.tokens
     if len(tokens) == request.max_tokens or request.ends(tokens[-1]):
       self._leave(request, ended=True)
       self._end(request, State.FINISHED, now)
       return
-    length = request.length
-    if length % self.pages.page_size == 0:
-      request.name_pages(self.pages.page_size)
-      if request.slot >= 0 and self.running.computed[request.slot] >= length:
-        self._publish_last(request, length)
 
   def _expire(self, now: float) -> None:
     while self._deadlines and self._deadlines[0][0] <= now:
@@ -401,11 +402,7 @@ class Scheduler:
   def _leave(self, request: Request, ended: bool = False) -> None:
     """Takes a request out of wherever it is, and its pages."""
     if request.state is State.RUNNING:
-      computed = int(self.running.computed[request.slot])
-      self.running.remove(request)
-      if ended:
-        request.name_pages(self.pages.page_size)
-        self._publish(request, min(computed, request.length))
+      computed = self._take_slot(request)
       self.swapping.finish(request, min(computed, request.length), ended)
     elif request.state in (State.WAITING, State.SWAPPED):
       self.policy.remove(request)

@@ -30,7 +30,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark.running = 256
   config.benchmark.waiting = 1000
   # Pages of 16 tokens.
-  config.benchmark.pages = 13500
+  config.benchmark.pages = 10400
   # Steps before those that are timed, and these.
   config.benchmark.warm_up = 600
   config.benchmark.steps = 2000

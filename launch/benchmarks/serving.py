@@ -17,7 +17,8 @@ from caatnet.serving.simulator import CopyTimes, Simulator
 from caatnet.show import tables
 
 _PAGE_SIZE = 16
-# A step of 256 decodes and 512 tokens of prompts, and pages of an 8B model.
+# Tokens of prompts in a step, its time, and pages of an 8B model.
+_CHUNKS = 1024
 _STEP_S = 0.03
 _COPIES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)
 
@@ -80,10 +81,10 @@ def run(config: Any) -> dict[str, Any]:
 def _measure(policy: str, options: Any) -> dict[str, Any]:
   """Times one policy's steps."""
   pages = Pages(options.pages, _PAGE_SIZE)
-  executor = Simulator(_Steady(), _COPIES, most=512 + options.running)
+  executor = Simulator(_Steady(), _COPIES, most=_CHUNKS + options.running)
   scheduler = Scheduler(
     Limits(
-      slots=options.running, tokens=options.running + 512, preempt="cost",
+      slots=options.running, tokens=options.running + _CHUNKS, preempt="cost",
       wait_s=2e-3, growth=4,
     ),
     registry.make(policy, pages), pages, Host(4 * options.pages, _PAGE_SIZE,
