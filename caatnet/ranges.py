@@ -175,7 +175,7 @@ RANGES = {
   "server.page_size": COUNT,
   "server.pages": Range(2, _LARGEST, whole=True),
   "server.steps_ahead": COUNT,
-  "percentiles": Range(0, 100),
+  "percentiles": Range(0, 100, whole=True),
   "tolerance": FRACTION,
   "change": Range(0, 1, below=True),
   "size_bytes": BYTES,

@@ -3114,7 +3114,8 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/host.py", "a last page that has grown is not copied again",
-    "return valid // self.page_size, -(", "return -(-valid // self.page_size), -(",
+    "return valid // self.page_size, -(",
+    "return -(-valid // self.page_size), -(",
     f"{_SERVING}/scheduler_test.py::test_copies_move_what_the_host_has_not",
   ),
   Mutant(

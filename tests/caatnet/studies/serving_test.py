@@ -48,7 +48,7 @@ def test_prompts_that_begin_alike_share_pages(tmp_path):
   assert found["counts"]["shared_pages"] == 1024 // 16
   file = tmp_path / "prompts.jsonl"
   file.write_text('{"input_tok_ids": [1, 2]}\n' * 40)
-  with pytest.raises(ValueError, match="config.prefixes"):
+  with pytest.raises(ValueError, match=r"config\.prefixes"):
     study.run(config | {"prefixes": str(file)})
 
 
