@@ -50,7 +50,8 @@ def drawn(count):
   """So many cases, always the same ones, and the first that fails as it is."""
   return settings(
     max_examples=count, deadline=None, derandomize=True,
-    phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
   )
 
 
