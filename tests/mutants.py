@@ -2580,9 +2580,15 @@ _GENERATION = [
   ),
   Mutant(
     "caatnet/inference/sampling.py", "filters replace min-p",
-    "floor = jnp.maximum(floor, _floor(everyone, sampling))",
-    "floor = _floor(everyone, sampling)",
+    "kept &= _of_ranks_here(", "kept = _of_ranks_here(",
     f"{_SAMPLING}::test_a_token_is_the_one_drawn_by_hand",
+  ),
+  Mutant(
+    "caatnet/inference/sampling.py", "logits are rounded again for the floor",
+    "kept &= _of_ranks_here(_kept(everyone, sampling), axis)",
+    "kept &= scaled >= _floor(everyone, sampling)[:, None]",
+    "tests/caatnet/inference/generate_test.py::"
+    "test_the_last_token_that_top_k_keeps_is_drawn",
   ),
   Mutant(
     "caatnet/inference/sampling.py", "log-probabilities are of scaled logits",
