@@ -202,7 +202,10 @@ def overlap(_: str) -> str:
 
 
 def _evidence() -> Iterator[tuple[tuple[str, str], float, float]]:
-  """(kind of device, op), p, and how much longer the step is with kernels."""
+  """(kind of device, op), p, and how much longer the step is with kernels.
+
+  Routes that are kernels themselves are chosen by name, not by evidence.
+  """
   seconds = {
     (row["device"], row["overrides"], row["kernels"]):
       row["roofline"]["step_as_scheduled"]
@@ -210,10 +213,12 @@ def _evidence() -> Iterator[tuple[tuple[str, str], float, float]]:
   }
   for (device, overrides, kernels), alone in seconds.items():
     with_kernel = seconds.get((device, overrides, "pallas"))
-    if kernels == "reference" and with_kernel is not None:
-      keys = dict(part.split("=") for part in overrides.split())
-      op = FUSED_ROUTES.get(keys.get("sync.route", ""), "add_norm")
-      yield (device, op), float(keys["sync.p"]), with_kernel / alone
+    keys = dict(part.split("=") for part in overrides.split())
+    if (
+      kernels == "reference" and with_kernel is not None
+      and keys.get("sync.route") not in FUSED_ROUTES
+    ):
+      yield (device, "add_norm"), float(keys["sync.p"]), with_kernel / alone
 
 
 def kernels(_: str) -> str:
@@ -232,8 +237,7 @@ def kernels(_: str) -> str:
 def _auto() -> dict[tuple[str, float], Mapping[str, Any]]:
   """(target, p) -> the row of what config.kernels="auto" runs, by a psum."""
   slower = {
-    (device, p) for (device, op), p, ratio in _evidence()
-    if op == "add_norm" and ratio >= 1
+    (device, p) for (device, _), p, ratio in _evidence() if ratio >= 1
   }
   found = {}
   for row in result("programs")["rows"]:
@@ -252,7 +256,9 @@ def bounds_of_a_step(_: str) -> str:
      "step, s: none / as scheduled / all overlapped"],
     [
       [target, f"{p:g}", _over_tensor(row, "hidden"), _bounds(row)]
-      for (target, p), row in _auto().items()
+      for (target, p), row in sorted(
+        _auto().items(), key=lambda item: (item[0][0], -item[0][1])
+      )
     ],
   )
 

@@ -39,6 +39,7 @@ def main() -> None:
     for name in ("from", "to")
   )
   is_run = huggingface.is_run(source)
+  huggingface.check_target(source, to)
   unused, what = ("ranks", "a run's") if is_run else ("step", "no run's")
   if FLAGS[unused].value is not None:
     raise ValueError(f"--{unused} has no effect: --from={source} is {what}")
@@ -72,8 +73,6 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main,
-    uses=("config", "step"),
-    required=("from", "to"),
+    main, uses=("config", "step"), required=("from", "to"),
     defaults={"config": "configs/caatnet/base.py"},
   )

@@ -60,7 +60,7 @@ def on_tasks() -> None:
 
   if FLAGS.plot:
     raise ValueError(f"--plot={FLAGS.plot} has no effect with --tasks")
-  harness.check_installed()
+  harness.check(FLAGS.tasks, FLAGS.limit)
   made, step = answers.from_folder(
     FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
   )

@@ -5,7 +5,7 @@
     --temperature=0.8 --top_p=0.95 --json --config.inference.batch=32
 
 One prompt's text appears as it is written, that of many in the end. Ctrl-C ends
-all with what there is. How fast it went is on stderr.
+all with what there is, and code 130. How fast it went is on stderr.
 """
 
 from absl import flags
@@ -34,7 +34,7 @@ flags.DEFINE_bool("chat", False, "Prompts are messages to an assistant.")
 _DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
-def main() -> None:
+def main() -> int:
   from caatnet.build import inference
   from caatnet.checks import naming
   from caatnet.inference import generate, prompts, requests, stops
@@ -68,12 +68,11 @@ def main() -> None:
   completions.print_speed(
     generation.speed, len(decoder.shapes), decoder.compile_seconds
   )
+  return signalled.exit_code
 
 
 if __name__ == "__main__":
   options.run(
-    main,
-    uses=("workdir", "mesh", "cpu_devices", "json", "step"),
-    required=("workdir",),
-    changeable=("inference", "parallel.data"),
+    main, uses=("workdir", "mesh", "cpu_devices", "json", "step"),
+    required=("workdir",), changeable=("inference", "parallel.data"),
   )

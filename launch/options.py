@@ -91,7 +91,7 @@ _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
 
 
 def run(
-  main: Callable[[], None],
+  main: Callable[[], int | None],
   uses: Sequence[str],
   required: Sequence[str] = ("config",),
   defaults: Mapping[str, str] | None = None,
@@ -100,7 +100,7 @@ def run(
   """Parses the flags, sets the devices up, runs a script, and exits.
 
   Args:
-    main: The script.
+    main: The script, which may return an exit code.
     uses: The shared flags that have an effect on it, beside ``--debug``.
     required: The flags without which it cannot run.
     defaults: Values of flags that the command line does not name.
@@ -230,8 +230,7 @@ def _run(main, script, argv, uses, required, defaults, changeable) -> int:
       argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     _parse(argv, uses, required)
     _set_up_devices()
-    main()
-    return 0
+    return main() or 0
   except _USER_ERRORS as error:
     if debug:
       raise

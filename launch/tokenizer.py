@@ -14,10 +14,7 @@ from launch import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer(
-  "vocab_size",
-  None,
-  "How many tokens; config.model.vocab_size if unset.",
-  lower_bound=257,
+  "vocab_size", None, "How many tokens; config.model.vocab_size if unset.", 257
 )
 
 
@@ -66,6 +63,9 @@ def main() -> None:
     ["documents", "number", "bytes", "tokens", "bytes per token"],
     rows,
   )
+  if made.vocab_size < size:
+    print(f"{made.vocab_size:,} tokens, not {size:,}: in the words of the "
+          "training documents no other pair of tokens is there twice")
   print(f"tokenizer {tokenizer.described(made)} in {folder}")
   print(
     f"train on it: --config.data.tokenizer={folder} "

@@ -1981,6 +1981,18 @@ _TRAINING = [
     f"{_LINEAR}::test_an_evaluation_reads_the_checkpoint_that_it_names",
   ),
   Mutant(
+    "caatnet/train/checkpoint.py", "reads end after their loop has closed",
+    "asyncio.set_event_loop_policy(_Loops())", "pass",
+    "tests/caatnet/train/files_test.py::"
+    "test_no_read_of_a_damaged_checkpoint_finds_its_loop_closed",
+  ),
+  Mutant(
+    "caatnet/train/checkpoint.py", "damaged numbers are a fault of ours",
+    "cause = error.__cause__ if type(error) is Exception else error",
+    "cause = error",
+    "tests/launch/generate_test.py::test_a_damaged_checkpoint_is_one_line",
+  ),
+  Mutant(
     "caatnet/train/checkpoint.py", "moments start anew",
     'opt_state=read.rest["opt_state"],',
     'opt_state=jax.tree.map(lambda x: 0 * x, read.rest["opt_state"]),',
@@ -2093,6 +2105,43 @@ _TRAINING = [
     "return self.signalled",
     "tests/launch/processes_test.py::"
     "test_workers_on_two_processes_train_and_stop_as_one",
+  ),
+  Mutant(
+    "caatnet/interop/huggingface.py", "a run is written into what it is of",
+    "  if pathlib.Path(os.path.realpath(source)) in (",
+    "  if source in (",
+    "tests/caatnet/interop/wrong_test.py::"
+    "test_a_folder_that_cannot_be_made_is_known_first",
+  ),
+  Mutant(
+    "parallel/kernels/paged_attention/tpu.py", "lanes of replicas are lanes",
+    "attend(size * lanes)(", "attend(size)(",
+    "tests/parallel/kernels/paged_attention_test.py::"
+    "test_lanes_of_replicas_are_one_kernel",
+  ),
+  Mutant(
+    "caatnet/inference/generate.py", "a table lacks the newest token's page",
+    "*(s.num_read + 1 for each in decodes", "*(s.num_read for each in decodes",
+    "tests/caatnet/inference/generate_test.py::"
+    "test_tables_grow_with_their_sequences",
+  ),
+  Mutant(
+    "launch/generate.py", "half a text is told as a whole one",
+    "  return signalled.exit_code\n", "  return 0\n",
+    "tests/launch/generate_test.py::"
+    "test_an_interrupted_text_is_kept_and_told_from_a_whole_one",
+  ),
+  Mutant(
+    "launch/options.py", "a reader that leaves has read all",
+    "return 141", "return 0",
+    "tests/launch/options_test.py::"
+    "test_ctrl_c_and_a_reader_that_leaves_have_their_codes",
+  ),
+  Mutant(
+    "launch/options.py", "Ctrl-C is a mistake in a flag",
+    "return 130", "return 2",
+    "tests/launch/options_test.py::"
+    "test_ctrl_c_and_a_reader_that_leaves_have_their_codes",
   ),
   Mutant(
     "caatnet/train/state.py", "what is not finite on other devices is missed",
@@ -2453,9 +2502,10 @@ _DOCUMENTS_ROWS = [
     f"{_DOCUMENTS}::test_kernels_are_taken_where_they_make_a_step_faster",
   ),
   Mutant(
-    "parallel/tensor/partial_sync.py",
+    "caatnet/build/transformer.py",
     "a route's kernel goes by add_norm's steps",
-    '"one_shot": "reduce_add_norm"', '"one_shot": "add_norm"',
+    "context.evidence_of is None or doors[0].route in FUSED_ROUTES",
+    "context.evidence_of is None",
     "tests/caatnet/build/kernels_test.py::"
     "test_auto_takes_the_kernels_that_help",
   ),
@@ -2530,9 +2580,15 @@ _GENERATION = [
   ),
   Mutant(
     "caatnet/inference/sampling.py", "filters replace min-p",
-    "floor = jnp.maximum(floor, _floor(everyone, sampling))",
-    "floor = _floor(everyone, sampling)",
+    "kept &= _of_ranks_here(", "kept = _of_ranks_here(",
     f"{_SAMPLING}::test_a_token_is_the_one_drawn_by_hand",
+  ),
+  Mutant(
+    "caatnet/inference/sampling.py", "logits are rounded again for the floor",
+    "kept &= _of_ranks_here(_kept(everyone, sampling), axis)",
+    "kept &= scaled >= _floor(everyone, sampling)[:, None]",
+    "tests/caatnet/inference/generate_test.py::"
+    "test_the_last_token_that_top_k_keeps_is_drawn",
   ),
   Mutant(
     "caatnet/inference/sampling.py", "log-probabilities are of scaled logits",

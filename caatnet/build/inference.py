@@ -118,7 +118,7 @@ def build(
     _cache_shape(
       program.model, options, capacity, api.preferred(platform, mapped)
     ),
-    layers_apart=platform == "cpu",
+    layers_apart=platform != "tpu",
     coded=options.weights == "int8",
   )
 

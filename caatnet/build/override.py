@@ -15,6 +15,9 @@ _SELECTORS = {
   "outer": "algorithm", "optimizer": "name", "model": "name", "data": "name",
 }
 
+# What a message calls a value of a type.
+_KINDS = {bool: "True or False", int: "an integer", float: "a number"}
+
 # Name of a section -> choice -> the whole section.
 Sections = Mapping[str, Mapping[str, Any]]
 
@@ -89,7 +92,8 @@ def override(
     except (SyntaxError, TypeError, ValueError):
       value = None
     if type(value) is not kind:
-      raise ValueError(f"{part!r}: the value must be a {kind.__name__}")
+      what = _KINDS.get(kind, f"a {kind.__name__}")
+      raise ValueError(f"{part!r}: the value must be {what}")
     config.update_from_flattened_dict({key: value})
   return config
 

@@ -95,11 +95,12 @@ def build(
 def _kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
   """Returns implementations of the norms, without kernels that do not help.
 
-  One choice is made for all layers, by their mean p if it differs.
+  One choice is made for all layers, by their mean p if it differs. A route that
+  is a kernel's was asked for by name, so it takes its kernel in any case.
   """
   doors = [door for layer in sync.doors for door in layer]
   p = sum(door.p for door in doors) / len(doors)
-  op = FUSED_ROUTES.get(doors[0].route, "add_norm")
-  if context.evidence_of is None or evidence.helps(context.evidence_of, op, p):
+  asked = context.evidence_of is None or doors[0].route in FUSED_ROUTES
+  if asked or evidence.helps(context.evidence_of, "add_norm", p):
     return context.kernels
   return ("reference",)

@@ -89,7 +89,16 @@ class Decoder:
     self._run = _of_packed(
       make_step(program, weights, cache_shape), self.num_replicas
     )
-    self._state = _empty_state(program, capacity, cache_shape)
+    self._state = _allocate(program, capacity, cache_shape)
+
+  @property
+  def cache(self) -> Cache:
+    """The cache ``[*levels, ranks, ...]``, which the next step donates."""
+    return self._state[0]
+
+  @cache.setter
+  def cache(self, cache: Cache) -> None:
+    self._state = cache, self._state[1]
 
   def step(
     self, batch: Batch, sampling: Sampling, filters: bool
@@ -122,10 +131,14 @@ class Decoder:
     return tokens, logprobs
 
 
-def _empty_state(
+def _allocate(
   program: Program, capacity: Capacity, cache_shape: CacheShape
 ) -> tuple[Cache, jax.Array]:
-  """Makes `empty_state` on the mesh; says so if memory does not suffice."""
+  """Makes `empty_state` on the mesh.
+
+  Raises:
+    ValueError: Memory does not suffice.
+  """
   specs = state_specs(program, cache_shape)
   make = jax.jit(
     functools.partial(empty_state, program, capacity, cache_shape),
@@ -138,8 +151,9 @@ def _empty_state(
       raise
     raise ValueError(
       f"the cache of a rank takes {cache_shape.size_bytes / 1e9:,.1f} GB, more "
-      f"than there is: batch={capacity.batch} sequences of "
-      f"context={capacity.context} positions; config.inference.pages bounds it"
+      f"than there is: {cache_shape.num_pages:,} pages of "
+      f"{cache_shape.page_size} positions; config.inference.pages says how "
+      f"many, if not batch={capacity.batch} and context={capacity.context}"
     ) from error
 
 

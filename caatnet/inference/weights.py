@@ -52,9 +52,9 @@ def _codec(width: int) -> codec.Codec:
 class Stored(Access):
   """Reads parameters as inference stores them.
 
-  XLA:CPU copies a layer's weights out of a stack before it multiplies by them,
-  which takes longer than the products of a step with few tokens. There each
-  layer has arrays of its own.
+  XLA:CPU and XLA:GPU copy a layer's weights out of a stack before they multiply
+  by them, which takes longer than the products of a step with few tokens. There
+  each layer has arrays of its own.
 
   Attributes:
     apart: Whether layers are a tuple of each layer's parameters, not a stack.

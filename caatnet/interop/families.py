@@ -8,7 +8,7 @@ since version 5, ``rope_theta`` and ``rope_scaling`` before it.
 
 from collections.abc import Mapping
 import dataclasses
-import math
+import sys
 from typing import Any
 
 from caatnet.models.transformer.config import TransformerConfig
@@ -54,6 +54,11 @@ _FIXED = {
   "use_mrope": False,
   "quantization_config": None,
 }
+
+
+# What layers can be, by `layer_types`, and the largest number.
+_LAYERS = ("full_attention", "sliding_attention")
+_LARGEST = sys.float_info.max
 
 
 def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -130,7 +135,7 @@ class _Reader:
     value = self.fields.get(key)
     if value is None and default is not None:
       return default
-    if type(value) not in (int, float) or not 0 < value < math.inf:
+    if type(value) not in (int, float) or not 0 < value <= _LARGEST:
       self._fail(key, "a positive number")
       return default or 1.0
     return float(value)
@@ -138,7 +143,7 @@ class _Reader:
   def flag(self, key: str) -> bool:
     """Reads true or false; what is not there is false."""
     value = self.fields.get(key)
-    if value not in (None, True, False):
+    if value is not None and type(value) is not bool:
       self._fail(key, "true or false")
     return value is True
 
@@ -168,8 +173,12 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
     first = min(max(first, 0), num_layers)
     kinds = ["full_attention"] * first
     kinds += ["sliding_attention"] * (num_layers - first)
-  if kinds is not None and not isinstance(kinds, list):
-    reader.wrong.append(f"layer_types={_short(kinds)} is no list")
+  if kinds is not None and (
+    not isinstance(kinds, list) or any(kind not in _LAYERS for kind in kinds)
+  ):
+    reader.wrong.append(
+      f"layer_types={_short(kinds)} is no list of {' and '.join(_LAYERS)}"
+    )
     return window
   if kinds is not None and kinds != kinds[:1] * num_layers:
     reader.wrong.append(

@@ -40,12 +40,25 @@ class TaskMetric(NamedTuple):
   stderr: float | None
 
 
-def check_installed() -> None:
-  """Checks that the harness is there, without the seconds that it takes.
+def check(tasks: Sequence[str], limit: float | None) -> None:
+  """Checks what can be checked before a model is read.
+
+  Args:
+    tasks: As in `evaluate`.
+    limit: As in `evaluate`.
 
   Raises:
-    ValueError: It is not; the message says how to install it.
+    FileNotFoundError: A .yaml file is missing.
+    ValueError: The harness is not installed (the message says how to install
+      it), a task has no name, or the limit leaves no document.
   """
+  if "" in tasks:
+    raise ValueError(f"--tasks={','.join(tasks)} has an empty name")
+  for file in _files(tasks):
+    if not os.path.isfile(file):
+      raise FileNotFoundError(f"--tasks={file}: no such file")
+  if limit is not None and not limit > 0:
+    raise ValueError(f"--limit={limit} must be above 0")
   if importlib.util.find_spec("lm_eval") is None:
     raise ValueError(
       '--tasks needs lm-evaluation-harness: pip install "caatnet[eval]"'
@@ -74,9 +87,7 @@ def evaluate(
     ValueError: The harness is not installed or has no such task, a task or its
       data cannot be loaded, or the limit leaves no document.
   """
-  check_installed()
-  if limit is not None and not limit > 0:
-    raise ValueError(f"--limit={limit} must be above 0")
+  check(tasks, limit)
   with contextlib.redirect_stdout(sys.stderr):  # it prints as it goes
     import lm_eval
     from lm_eval.api.model import LM
@@ -111,10 +122,7 @@ def _load(tasks: Sequence[str]) -> tuple[Any, list[Any]]:
   """
   from lm_eval.tasks import TaskManager
 
-  files = [task for task in tasks if task.endswith(".yaml")]
-  for file in files:
-    if not os.path.isfile(file):
-      raise FileNotFoundError(f"--tasks={file}: no such file")
+  files = _files(tasks)
   # The harness takes a file for one of a task (0.4.13). A group it finds by its
   # name, in a folder that it is told of.
   groups = {file: name for file in files if (name := _group(file))}
@@ -137,6 +145,11 @@ def _load(tasks: Sequence[str]) -> tuple[Any, list[Any]]:
   found = loaded["groups"] | loaded["tasks"]
   inside = {name for names in loaded["group_map"].values() for name in names}
   return manager, [x for name, x in found.items() if name not in inside]
+
+
+def _files(tasks: Sequence[str]) -> list[str]:
+  """Returns those of the tasks that are paths of files."""
+  return [task for task in tasks if task.endswith(".yaml")]
 
 
 def _group(file: str) -> str | None:

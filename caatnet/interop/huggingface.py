@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import pathlib
 import shutil
 from typing import Any
@@ -79,6 +80,20 @@ class Conversion:
       ["bytes of keys and values per token",
        *(f"{size:,}" for size in self.cache_bytes)],
     ]
+
+
+def check_target(source: pathlib.Path, to: pathlib.Path) -> None:
+  """Checks the name of a new folder before the other one is read.
+
+  Raises:
+    FileExistsError: Something has that name.
+    ValueError: It is inside the folder that is read, or cannot be written.
+  """
+  if pathlib.Path(os.path.realpath(source)) in (
+    pathlib.Path(os.path.realpath(to)).parents
+  ):
+    raise ValueError(f"--to={to} is inside --from={source}")
+  files.check_new(to)
 
 
 def is_run(folder: pathlib.Path) -> bool:

@@ -69,6 +69,7 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
       supported, a file is damaged, or the tokenizer is of another model; the
       message says all of it.
   """
+  one_of("dtype", dtype, ("", *DTYPES))
   fields = tensors.read_json(folder / "config.json")
   if not isinstance(fields, dict):
     raise ValueError(f"{folder / 'config.json'} is damaged: it is no object")
@@ -107,7 +108,6 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
   section["dtype"] = dtype or (
     said if said in DTYPES else found[TABLE].dtype
   )
-  one_of("dtype", section["dtype"], DTYPES)
   return Source(
     folder, fields, found, section, ranks, repeats, slots, tokenizer
   )

@@ -6,6 +6,7 @@ partitions. Parameters and the outer loop's state are items of their own, which
 an evaluation reads without the optimizer's state.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator
 import contextlib
 import functools
@@ -20,6 +21,9 @@ from caatnet.program import Program
 from caatnet.train import files, slices
 from caatnet.train.state import TrainState
 from caatnet.train.whole import to_stored, to_whole
+
+# What Orbax and TensorStore raise of files that are not what they should be.
+_DAMAGED = (KeyError, OSError, TypeError, ValueError)
 
 
 class Checkpointer:
@@ -226,9 +230,15 @@ class Checkpointer:
         "version or outer loop"
       )
     try:
-      yield path
-    except (KeyError, OSError, TypeError, ValueError) as error:
-      line = next(iter(str(error).splitlines()), type(error).__name__)
+      with waiting_for_reads():
+        yield path
+    except Exception as error:
+      # Of numbers, Orbax raises an Exception with all that it knows of the
+      # array, because of what says what is wrong.
+      cause = error.__cause__ if type(error) is Exception else error
+      if not isinstance(cause, _DAMAGED):
+        raise
+      line = next(iter(str(cause).splitlines()), type(cause).__name__)
       raise ValueError(f"{path} cannot be read: {line[:300]}") from error
 
   def _existing(self, step: int | None) -> int:
@@ -242,6 +252,38 @@ class Checkpointer:
         f"there are {', '.join(map(str, steps))}"
       )
     return steps[-1] if step is None else step
+
+
+@contextlib.contextmanager
+def waiting_for_reads() -> Iterator[None]:
+  """Lets event loops that are made meanwhile end no read before its time.
+
+  Orbax reads arrays at once and closes its loop at the first error. Each read
+  that TensorStore ends after that would find the loop closed, and print a
+  traceback.
+  """
+  policy = asyncio.get_event_loop_policy()
+  asyncio.set_event_loop_policy(_Loops())
+  try:
+    yield
+  finally:
+    asyncio.set_event_loop_policy(policy)
+
+
+class _Loops(asyncio.DefaultEventLoopPolicy):
+  """Makes event loops of the kind `_Loop`."""
+
+  def new_event_loop(self) -> asyncio.AbstractEventLoop:
+    return _Loop()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+  """Closes when all that runs in it has ended."""
+
+  def close(self) -> None:
+    if left := not self.is_closed() and asyncio.all_tasks(self):
+      self.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    super().close()
 
 
 def _items(make: Any, params: Any, outer: Any) -> dict[str, Any]:

@@ -95,6 +95,22 @@ def whole(path: pathlib.Path | epath.Path) -> Iterator[pathlib.Path]:
     temporary.unlink(missing_ok=True)
 
 
+def check_new(path: pathlib.Path) -> None:
+  """Checks that a folder can be made and has not been.
+
+  Raises:
+    FileExistsError: Something has that name.
+    ValueError: The folder above it, or above that, cannot be written.
+  """
+  if os.path.lexists(path):
+    raise FileExistsError(f"{path} exists; remove it, or use another name")
+  above = next(p for p in path.absolute().parents if os.path.lexists(p))
+  if not above.is_dir():
+    raise ValueError(f"{path} cannot be written: {above} is no folder")
+  if not os.access(above, os.W_OK | os.X_OK):
+    raise ValueError(f"{path} cannot be written: {above} is read-only")
+
+
 @contextlib.contextmanager
 def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Gives a folder to write in that gets its name when all is written.
@@ -110,15 +126,12 @@ def whole_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     ValueError: Another process is writing the same folder, or a file cannot be
       written.
   """
+  check_new(path)
   partial = path.with_name(f".{path.name}.partial")
   try:
-    if path.exists():
-      raise FileExistsError(f"{path} exists; remove it, or use another name")
     path.parent.mkdir(parents=True, exist_ok=True)
     partial.mkdir(exist_ok=True)
   except OSError as error:
-    if error.errno is None:  # our own
-      raise
     raise ValueError(f"{path} cannot be written: {error.strerror}") from error
   with contextlib.ExitStack() as opened:
     opened.callback(os.close, descriptor := os.open(partial, os.O_RDONLY))

@@ -10,10 +10,17 @@ from jax.experimental import multihost_utils
 
 
 class Stop:
-  """Knows whether a signal asked any process to stop."""
+  """Knows whether a signal asked any process to stop.
+
+  Attributes:
+    signalled: Whether one came to this process.
+    exit_code: What shells expect of a process that it has ended; 0 if none
+      came.
+    asked: How often processes have asked each other.
+  """
 
   def __init__(self) -> None:
-    self.signalled = False
+    self.signalled, self.exit_code = False, 0
     self.asked = 0
 
   def requested(self) -> bool:
@@ -36,7 +43,7 @@ def stop_signals() -> Iterator[Stop]:
 
   def on_signal(number, frame):
     # The default handler from now on: a second signal kills.
-    stop.signalled = True
+    stop.signalled, stop.exit_code = True, 128 + number
     signal.signal(number, signal.SIG_DFL)
     if several:
       os.kill(os.getpid(), signal.SIGTERM)

@@ -45,7 +45,7 @@ def run(config: Any) -> dict[str, Any]:
     program = dict(zip(KEYS, name, strict=True))
     experiment, target = build(config, program)
     row = known(rows.values(), identity(experiment, target))
-    row = row or _read(study.analyse(experiment, target))
+    row = row or read(experiment, target)
     rows[name] = program | {k: v for k, v in row.items() if k not in KEYS}
     result["rows"] = [rows[name] for name in names if name in rows]
     if path is not None:
@@ -89,8 +89,9 @@ def known(
   return next((row for row in rows if same.items() <= row.items()), None)
 
 
-def _read(analysis: Mapping[str, Any]) -> dict[str, Any]:
-  """Takes out of an analysis what a row keeps."""
+def read(experiment: Experiment, target: targets.Target) -> dict[str, Any]:
+  """Compiles a program; returns what a row keeps of its analysis."""
+  analysis = study.analyse(experiment, target)
   row = {key: analysis[key] for key in ("device", "fingerprint", "versions")}
   row["temporary_bytes"] = analysis["memory"]["temporaries"]
   if "roofline" in analysis:

@@ -21,8 +21,8 @@ PRIVATE_SCALES = ("none", "init", "forward")
 # follows; elsewhere it is a psum.
 DOOR_ROUTES: dict[str, Reduction] = ROUTES | {"ring_kernel": lax.psum}
 
-# The routes with a kernel that reduces, adds and normalises, and its op.
-FUSED_ROUTES = {"one_shot": "reduce_add_norm", "ring_kernel": "ring_all_reduce"}
+# The routes with a kernel that reduces, adds and normalises.
+FUSED_ROUTES = ("one_shot", "ring_kernel")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,3 +37,17 @@ def test_a_kernel_reads_the_pages_and_the_cache_stays_in_place(gpu, phase):
     bounds["step_if_none_overlaps"] < least["step_if_none_overlaps"]
     <= greatest["step_if_none_overlaps"]
   )
+
+
+def test_a_layer_s_weights_are_read_where_they_lie():
+  """Not copied out of a stack: a step that reads hardly anything else."""
+  target = targets.resolve("gpu:h200:1x1")
+  config = override(
+    tiny.get_config(),
+    f"{SIZES} parallel.tensor=1 model.ffn_width=8192 inference.context=64 "
+    "inference.chunk=64",
+  )
+  built = inference.build(config, None, list(target.devices))
+  result = decoding.analyse(decoding.step_of("decode", built), target)
+  bounds = result["roofline"]
+  assert bounds["compute_seconds"] < 1.3 * bounds["formula_seconds"]

@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import pathlib
 import runpy
+import signal
 import sys
+import time
 import traceback
 from typing import NamedTuple
 
@@ -51,11 +53,17 @@ def launch(tmp_path_factory):
   server = multiprocessing.get_context("forkserver")
   server.set_forkserver_preload(PRELOADED)
 
-  def run(name, *args):
+  def run(name, *args, interrupt=False):
+    """Runs to the end, or interrupts what has begun to print."""
     folder = tmp_path_factory.mktemp("printed")
     out, err = folder / "out", folder / "err"
     process = server.Process(target=_script, args=(name, args, out, err))
     process.start()
+    while interrupt and process.is_alive():
+      if out.exists() and out.stat().st_size:
+        os.kill(process.pid, signal.SIGINT)
+        break
+      time.sleep(0.01)
     process.join(300)
     process.kill()
     return Ended(process.exitcode, out.read_text(), err.read_text())

@@ -1,10 +1,13 @@
-"""Prompts from a file are continued, and an impossible one is named."""
+"""Prompts from a file are continued; what is wrong is one line."""
 
 import json
+import os
+import shutil
 
 import pytest
 
 from caatnet.build import experiments
+from caatnet.train import evaluated
 from caatnet.train.checkpoint import Checkpointer
 from configs.caatnet import tiny
 
@@ -60,3 +63,32 @@ def test_a_prompt_without_room_is_an_error(workdir, launch):
     "error: prompt 2: the prompt has 24 tokens, which leaves no room in "
     "config.inference.context=24"
   )
+
+
+def test_an_interrupted_text_is_kept_and_told_from_a_whole_one(
+  workdir, launch
+):
+  ended = launch(
+    "generate", f"--workdir={workdir}", "--prompt=a", "--max_tokens=8000",
+    "--cpu_devices=1", "--config.inference.context=8192",
+    "--config.inference.batch=1", interrupt=True,
+  )
+  assert ended.returncode == 130
+  assert 0 < len(ended.stdout.strip()) < 8000
+  assert "interrupted: 0 of 1 prompts had ended" in ended.stderr
+  assert "decode " in ended.stderr
+
+
+@pytest.mark.parametrize(
+  ("files", "message"),
+  [("d/*", 'Error opening "zarr"'), ("*/d/*", "Requested byte range")],
+)
+def test_a_damaged_checkpoint_is_one_line(files, message, workdir, tmp_path):
+  shutil.copytree(workdir, tmp_path / "run")
+  for path in (tmp_path / "run/checkpoints/0/params").glob(files):
+    os.truncate(path, 20)
+  experiment = experiments.from_folder(workdir, {"tensor": 1})
+  with pytest.raises(ValueError, match="checkpoints/0 cannot be rea") as error:
+    evaluated.read(experiment, tmp_path / "run")
+  assert message in str(error.value)
+  assert "\n" not in str(error.value)

@@ -13,9 +13,16 @@ from tests.claims_test import run_arguments
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
+import os
+import signal
+
 from launch import options
 
 def main():
+  if options.FLAGS.config.seed == 130:
+    os.kill(os.getpid(), signal.SIGINT)
+  while options.FLAGS.config.seed == 141:
+    print("more than anybody reads")
   raise KeyError("a mistake of ours")
 
 if __name__ == "__main__":
@@ -98,14 +105,15 @@ def test_a_script_reads_the_flags_that_it_declares(script):
   assert own <= read
 
 
-def run_script(folder, config, *args):
+def run_script(folder, config, *args, stdout=subprocess.PIPE):
   (folder / "script.py").write_text(SCRIPT)
   (folder / "config.py").write_text(config)
   return subprocess.run(
     [sys.executable, "script.py", "--config=config.py", *args],
     cwd=folder,
     env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-    capture_output=True,
+    stdout=stdout,
+    stderr=subprocess.PIPE,
     text=True,
     timeout=300,
     check=False,
@@ -147,6 +155,21 @@ def test_our_own_mistake_keeps_its_traceback(tmp_path):
   assert result.returncode == 1
   assert "Traceback" in result.stderr
   assert "a mistake of ours" in result.stderr
+
+
+@pytest.mark.parametrize(
+  ("code", "stderr"), [(130, "interrupted\n"), (141, "")]
+)
+def test_ctrl_c_and_a_reader_that_leaves_have_their_codes(
+  tmp_path, code, stderr
+):
+  outlet, inlet = os.pipe()
+  os.close(outlet)
+  with open(inlet, "w") as stdout:
+    result = run_script(
+      tmp_path, GOOD.replace("1", str(code)), stdout=stdout
+    )
+  assert (result.returncode, result.stderr) == (code, stderr)
 
 
 @pytest.mark.parametrize(

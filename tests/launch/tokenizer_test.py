@@ -37,6 +37,17 @@ def train(workdir, keys):
   )
 
 
+def test_fewer_tokens_than_asked_for_are_explained(tmp_path):
+  text, folder = tmp_path / "text", tmp_path / "made"
+  text.mkdir()
+  for name in "abcdefgh":
+    (text / f"{name}.txt").write_text("to be or not to be\n" * 9 + name)
+  ended = launch(f"{SMALL} data.path={text} data.tokenizer={folder}")
+  assert ended.returncode == 0, ended.stderr
+  # 256 bytes, the one between documents, and 9 joined ones.
+  assert "\n266 tokens, not 300: in the words of the training" in ended.stdout
+
+
 def test_a_tokenizer_is_trained_used_kept_and_demanded(tmp_path):
   text, folder = tmp_path / "text", tmp_path / "made"
   text.mkdir()
@@ -52,6 +63,7 @@ def test_a_tokenizer_is_trained_used_kept_and_demanded(tmp_path):
   files = bpe.trained((x.decode() for x in documents.train), 300)
   assert {x.name: x.read_text() for x in folder.iterdir()} == files
   assert f"{sum(map(len, documents.train)):,}" in ended.stdout
+  assert "tokens, not" not in ended.stdout
 
   workdir = tmp_path / "run"
   for num_steps in (2, 4):  # the second resumes

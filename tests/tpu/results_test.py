@@ -38,6 +38,21 @@ def test_programs():
   assert not stale, "launch.benchmark --config=configs/benchmark/programs.py"
 
 
+def test_a_program_is_read_as_it_was():
+  """The one that compiles soonest: its row is what reading it says today."""
+  config = programs_config.get_config()
+  (row,) = (
+    row for row in read("programs.json")["rows"]
+    if [row[key] for key in programs.KEYS]
+    == ["tpu:v5e:8x8", "model.num_layers=4 sync.p=0.5", "reference"]
+  )
+  program = {key: row[key] for key in programs.KEYS}
+  now = programs.read(*programs.build(config, program))
+  assert now["roofline"] == pytest.approx(row["roofline"], rel=1e-3), (
+    "launch.benchmark --config=configs/benchmark/programs.py"
+  )
+
+
 def test_kernels():
   config = kernels_config.get_config()
   result = read("kernels_bytes_v5p.json")

@@ -10,7 +10,7 @@ from parallel.kernels import evidence
 KERNELS = ("tpu", "reference")
 STEPS = {
   ("chip", "add_norm"): {1.0: 0.9, 0.5: 1.1},
-  ("chip", "reduce_add_norm"): {0.5: 0.9},
+  ("chip", "ring_all_reduce"): {0.5: 1.1},
 }
 
 
@@ -19,7 +19,7 @@ STEPS = {
   [
     ("chip", 1.0, "psum", True),
     ("chip", 0.5, "psum", False),
-    ("chip", 0.5, "one_shot", True),
+    ("chip", 0.5, "ring_kernel", True),  # asked for by name
     ("another", 0.5, "psum", True),
     (None, 0.5, "psum", True),  # config.kernels is not "auto"
   ],

@@ -179,8 +179,8 @@ def test_a_section_has_its_builder_s_keys_and_no_others(values, message):
 @pytest.mark.parametrize(
   ("overrides", "message"),
   [
-    ("data.seq_len=1.5", "'data.seq_len=1.5': the value must be a int"),
-    ("sync.p=half", "the value must be a float"),
+    ("data.seq_len=1.5", "'data.seq_len=1.5': the value must be an integer"),
+    ("sync.p=half", "the value must be a number"),
     ("kernels.x=1", "no config key 'kernels.x'"),
     ("outer.every=3 outer.algorithm=data_parallel", "no config key 'outer.eve"),
     ("outer.algorithm=diloca", "each outer.algorithm has a section of its own"),

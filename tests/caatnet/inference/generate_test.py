@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from caatnet.data.tokenizers import Bytes
+from caatnet.inference import generate
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.generate import Generation
 from caatnet.inference.requests import Request, stacked
@@ -183,6 +184,17 @@ def test_tokens_are_those_drawn_from_logits_without_a_cache():
   )
 
 
+def test_the_last_token_that_top_k_keeps_is_drawn():
+  """Its logit is the floor, with which it must be compared as it is."""
+  asked = [Request(
+    (0, 16, 11, 2, 27, 5), Stops(18), temperature=0.7, top_k=5, seed=11
+  )]
+  (found,), _ = run(ALONE, asked)
+  tokens, logprobs = by_hand(asked, [found])
+  assert found.tokens == tuple(tokens[0, 5:23])
+  assert logprobs[0, 6] < -3  # the fifth
+
+
 def same(ours, theirs):
   for a, b in zip(ours, theirs, strict=True):
     assert (a.text, a.tokens, a.reason) == (b.text, b.tokens, b.reason)
@@ -232,6 +244,23 @@ def test_a_program_per_shape_and_no_more():
   assert len(decoder.shapes) == 2
   run(ALONE, asked[::-1])
   assert len(decoder.shapes) == 2
+
+
+def test_tables_grow_with_their_sequences(monkeypatch):
+  """With a page at first, tokens are those of tables of all pages."""
+  asked = [Request(tuple(range(PAGE_SIZE)), Stops(16), temperature=1.0)]
+  expected, _ = run(ALONE, asked)
+  monkeypatch.setattr(generate, "_SHORT", PAGE_SIZE)
+  decoder, _, _ = subject.__wrapped__(ALONE)
+  same(Generation(decoder, asked, Bytes()).run(), expected)
+  assert {sizes[3][-1] for sizes, *_ in decoder.shapes} == {1, 2, 3}
+
+
+def test_a_cache_larger_than_memory_is_one_line():
+  decoder, program, _ = subject(ALONE)
+  shape = dataclasses.replace(decoder.cache_shape, num_pages=10**9)
+  with pytest.raises(ValueError, match=r"takes 512\.0 GB, more than"):
+    Decoder(program, decoder.weights, decoder.capacity, shape)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is wrong with a published folder is said, all of it in one error."""
 
 import json
+import os
 import shutil
 import struct
 
@@ -205,6 +206,9 @@ def test_a_tied_head_that_differs(folder):
     ({"rope_scaling": {"type": "linear", "factor": 2.0}},
      "'factor': 2.0} is not rope_parameters="),
     ({"tie_word_embeddings": "false"}, "='false' must be true or false"),
+    ({"tie_word_embeddings": 1}, "=1 must be true or false"),
+    ({"rope_theta": 10**400}, "rope_theta=10+... must be a positive number"),
+    ({"layer_types": ["chunked_attention"] * 2}, "no list of full_attention"),
     ({"num_hidden_layers": 10**8}, "=100000000, but the files have"),
     ({"rope_parameters": {"full": {"rope_type": "default"}}}, "one form for"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 2}},
@@ -258,6 +262,32 @@ def test_an_origin_of_another_model(folder, tmp_path):
   with pytest.raises(ValueError, match="dtype='int8' must be one of"):
     huggingface.write_published(*arguments, dtype="int8")
   assert {x.name for x in tmp_path.iterdir()} == {"from", "run"}
+
+
+@pytest.mark.parametrize(
+  ("name", "error", "message"),
+  [
+    ("from", FileExistsError, "from exists; remove it, or use another name"),
+    ("from/a/b", ValueError, "--to=.*/from/a/b is inside --from="),
+    ("from/../link/a", ValueError, "--to=.*/link/a is inside --from="),
+    ("file/a/b", ValueError, "file/a/b cannot be written: .*/file is no fol"),
+    ("sealed/a", ValueError, "sealed/a cannot be written: .*/sealed is read"),
+  ],
+)
+def test_a_folder_that_cannot_be_made_is_known_first(
+  folder, tmp_path, monkeypatch, name, error, message
+):
+  (tmp_path / "file").touch()
+  source = tmp_path / "link"
+  source.symlink_to(folder)
+  (tmp_path / "sealed").mkdir()
+  may = os.access  # root may write anywhere
+  monkeypatch.setattr(
+    os, "access", lambda path, how: path.name != "sealed" and may(path, how)
+  )
+  with pytest.raises(error, match=message):
+    huggingface.check_target(source, tmp_path / name)
+  huggingface.check_target(source, tmp_path / "from_here" / "to")
 
 
 def test_what_is_no_folder_of_either_kind(tmp_path):

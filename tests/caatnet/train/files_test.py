@@ -1,5 +1,6 @@
 """A run's folder is whole after a kill at any write, and has one trainer."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import itertools
@@ -22,7 +23,7 @@ from tensorboardX import record_writer
 
 from caatnet.build import experiments
 from caatnet.train import files, loop, records
-from caatnet.train.checkpoint import Checkpointer
+from caatnet.train.checkpoint import Checkpointer, waiting_for_reads
 from configs.caatnet import tiny
 from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.linear_model_test import facts
@@ -250,6 +251,26 @@ def test_what_is_damaged_is_named_in_one_line(
   with pytest.raises(ValueError, match=message) as error:
     loop.train(experiment, tmp_path / "run", quiet=True)
   assert "\n" not in str(error.value)
+
+
+def test_no_read_of_a_damaged_checkpoint_finds_its_loop_closed():
+  """What runs beside the one that fails ends before Orbax' loop closes."""
+  ended = []
+
+  async def read(fails):
+    await asyncio.sleep(0 if fails else 0.01)
+    ended.append(fails)
+    if fails:
+      raise OSError("damaged")
+
+  async def restore():
+    await asyncio.gather(read(True), read(False))
+
+  with waiting_for_reads():
+    loop = asyncio.new_event_loop()
+  with contextlib.closing(loop), pytest.raises(OSError, match="damaged"):
+    loop.run_until_complete(restore())
+  assert ended == [True, False]
 
 
 def test_an_older_run_s_config_names_what_it_lacks(tmp_path):

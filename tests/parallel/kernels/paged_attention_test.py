@@ -268,6 +268,34 @@ def test_each_rank_has_its_own_heads(lanes, devices, implementation):
     assert_close(ours, theirs, case.dtype, rounds=4)
 
 
+def test_lanes_of_replicas_are_one_kernel():
+  """Replicas have tables of their own, which the lanes of each share."""
+  case = Case(2, 2, 2, 1, 64, 16, 2)
+  drawn = []
+  for seed in range(2):
+    q, pages, *shared, _ = draw(case, "packed", seed)
+    negative = jax.tree.map(lambda x: -x, pages)
+    drawn.append([(q, pages, *shared), (q[::-1], negative, *shared)])
+  q, pages, tables, first = jax.tree.map(
+    lambda *x: jnp.stack(x).reshape(2, 2, *x[0].shape), *drawn[0], *drawn[1]
+  )
+
+  def replica(q, pages, tables, first):
+    def lane(q, pages):
+      return api.paged_attention(
+        q, pages, tables, first, window=5, implementation="tpu_interpret"
+      )
+
+    return jax.vmap(lane)(q, pages)
+
+  f = jax.jit(jax.vmap(replica))
+  operands = q, pages, tables[:, 0], first[:, 0]
+  assert str(f.trace(*operands).jaxpr).count("pallas_call[") == 1
+  for ours, lanes in zip(f(*operands), drawn, strict=True):
+    for one, lane in zip(ours, lanes, strict=True):
+      assert_close(one, run(*lane, 5, "reference"), case.dtype, rounds=4)
+
+
 @pytest.mark.parametrize(
   ("kernel", "name", "case"),
   [

@@ -1,0 +1,175 @@
+"""Copies runs of pages between a decoder's cache and the host's memory.
+
+A run is pages that lie one after another, the same ones of every layer. Its
+length is part of a program's shape, so lengths should come in few sizes, as
+those of a buddy allocator do. Reading makes a run of its own on the device,
+before the next step may be given the cache: that step donates it, and nothing
+could read it then. What is copied to the host is that run, while later steps
+are computed.
+
+Shape legend: L = layers, N = pages of a layer, n = pages of a run.
+"""
+
+from collections.abc import Callable, Sequence
+import functools
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
+from caatnet.inference.decoder import Decoder, replica_spec
+from caatnet.models.paged import Cache, CacheShape
+from caatnet.program import Program
+
+
+class HostPages:
+  """Pages in the host's memory, and the copies that fill and read them.
+
+  Attributes:
+    num_pages: How many pages there are.
+    arrays: For each array of the cache one of numpy, which differs from it in
+      the number of pages only: ``[..., L, num_pages, ...]``.
+    calls: How many programs that copy have been started.
+  """
+
+  def __init__(self, decoder: Decoder, num_pages: int) -> None:
+    """Takes the memory.
+
+    Args:
+      decoder: Whose pages are kept.
+      num_pages: How many pages of all layers are kept at a time.
+    """
+    self._decoder = decoder
+    self.num_pages, self.calls = num_pages, 0
+    shape = decoder.cache_shape
+    self._dim = _page_dim(decoder.program, shape)
+    self._read, self._write = make_copies(decoder.program, shape)
+    self.arrays = [
+      np.zeros(_split(x.shape, self._dim, shape, num_pages), x.dtype)
+      for x in jax.tree.leaves(decoder.cache.pages)
+    ]
+
+  def read(self, first: int, count: int) -> list[jax.Array]:
+    """Starts to copy a run of the cache; `keep` puts it into the host's pages.
+
+    Args:
+      first: The first page of the run.
+      count: n.
+
+    Returns:
+      The run's arrays ``[..., L, n, ...]``, on their way to the host.
+    """
+    self.calls += 1
+    run = self._read(self._decoder.cache, np.int32(first), count)
+    for x in run:
+      x.copy_to_host_async()
+    return run
+
+  def keep(self, run: Sequence[jax.Array], pages: Sequence[int]) -> None:
+    """Waits for a run that was read, and keeps it.
+
+    Args:
+      run: What `read` returned.
+      pages: n pages of the host.
+    """
+    for kept, new in zip(self.arrays, run, strict=True):
+      kept[self._at(pages)] = np.asarray(new)
+
+  def write(self, pages: Sequence[int], first: int) -> None:
+    """Copies pages of the host to a run of the cache, before the next step.
+
+    Args:
+      pages: n pages of the host.
+      first: The first page of the run.
+    """
+    self.calls += 1
+    run = [kept[self._at(pages)] for kept in self.arrays]
+    self._overwrite(run, first)
+
+  def spoil(self, first: int, count: int) -> None:
+    """Overwrites a run of the cache with NaN, so that reading it is seen.
+
+    Codes in few bits stay: NaN are the scales that they are multiplied by.
+
+    Args:
+      first: The first page of the run.
+      count: n.
+    """
+    run = [
+      np.full(
+        _split(x.shape, self._dim, self._decoder.cache_shape, count),
+        np.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0, x.dtype,
+      )
+      for x in jax.tree.leaves(self._decoder.cache.pages)
+    ]
+    self._overwrite(run, first)
+
+  def _overwrite(self, run: Sequence[np.ndarray], first: int) -> None:
+    self._decoder.cache = self._write(self._decoder.cache, run, np.int32(first))
+
+  def _at(self, pages: Sequence[int]) -> Any:
+    return (*[slice(None)] * (self._dim + 1), list(pages))
+
+
+def make_copies(
+  program: Program, cache_shape: CacheShape
+) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
+  """Makes the jitted copies of a run of pages.
+
+  Returns:
+    ``(cache, first, count) -> run``, with ``count`` static, and ``(cache, run,
+    first) -> cache``, which donates the cache. A run has an array for each of
+    the cache's, ``[..., L, n, ...]`` in place of ``[..., L N, ...]``.
+  """
+  layout = program.layout
+  spec = P(*replica_spec(program), layout.tensor.name)
+  dim = _page_dim(program, cache_shape)
+
+  def apart(x):
+    return x.reshape(_split(x.shape, dim, cache_shape, cache_shape.num_pages))
+
+  @functools.partial(jax.jit, static_argnames="count")
+  def read(cache, first, count):
+    def slices(arrays, first):
+      return [
+        lax.dynamic_slice_in_dim(apart(x), first, count, dim + 1)
+        for x in arrays
+      ]
+
+    return jax.shard_map(
+      slices, mesh=layout.mesh, in_specs=(spec, P()), out_specs=spec
+    )(jax.tree.leaves(cache.pages), first)
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def write(cache, run, first):
+    def updates(arrays, run, first):
+      return [
+        lax.dynamic_update_slice_in_dim(apart(x), new, first, dim + 1).reshape(
+          x.shape
+        )
+        for x, new in zip(arrays, run, strict=True)
+      ]
+
+    arrays, tree = jax.tree.flatten(cache.pages)
+    arrays = jax.shard_map(
+      updates, mesh=layout.mesh, in_specs=(spec, spec, P()), out_specs=spec
+    )(arrays, run, first)
+    return Cache(tree.unflatten(arrays), cache_shape)
+
+  return read, write
+
+
+def _page_dim(program: Program, shape: CacheShape) -> int:
+  """The dim of pages of a cache's arrays ``[*levels, ranks, ...]``."""
+  lead = len(program.layout.data) + 1
+  return lead + (shape.order != "interleaved")
+
+
+def _split(
+  dims: Sequence[int], dim: int, shape: CacheShape, count: int
+) -> tuple[int, ...]:
+  """The dims of ``count`` pages of each layer, from those of all layers."""
+  return (*dims[:dim], shape.num_layers, count, *dims[dim + 1 :])

@@ -1,0 +1,120 @@
+"""Runs of pages come back from the host as they were, wherever they go."""
+
+import jax
+import numpy as np
+import pytest
+
+from caatnet.inference.copies import HostPages
+from caatnet.inference.decoder import Capacity, Decoder
+from caatnet.inference.weights import make_weights
+from caatnet.models.paged import Cache, CacheShape
+from tests.caatnet.models.transformer_test import (
+  init_params,
+  make_config,
+  make_program,
+)
+
+LAYERS, PAGES, PAGE_SIZE = 2, 8, 4
+# Order, dtype; ranks, devices, replicas, their devices.
+SUBJECTS = {
+  "heads, lanes on devices": ("heads", "float32", 4, 2, 1, 1),
+  "interleaved codes": ("interleaved", "int8", 2, 1, 1, 1),
+  "packed, replicas": ("packed", "bfloat16", 2, 1, 2, 2),
+}
+
+
+def make(name):
+  order, dtype, *sizes = SUBJECTS[name]
+  config = make_config(
+    layers=LAYERS, num_kv_heads=4, head_width=64 if order == "packed" else None
+  )
+  program = make_program(config, *sizes)
+  weights = make_weights(program, init_params(program), False, False)
+  shape = CacheShape(
+    LAYERS, PAGES, PAGE_SIZE, 4 // sizes[0], config.head_width, dtype, order
+  )
+  capacity = Capacity(2, PAGES * PAGE_SIZE // 2, PAGE_SIZE, PAGE_SIZE)
+  return Decoder(program, weights, capacity, shape)
+
+
+def fill(decoder):
+  """Puts numbers into the cache that tell every element from all others."""
+  rng = np.random.default_rng(0)
+  cache = decoder.cache
+  pages = jax.tree.map(
+    lambda x: jax.device_put(
+      rng.integers(-100, 100, x.shape).astype(x.dtype), x.sharding
+    ),
+    cache.pages,
+  )
+  decoder.cache = Cache(pages, cache.shape)
+
+
+def contents(decoder, page):
+  """All arrays' elements of one page, of every layer and rank."""
+  shape = decoder.cache.shape
+  dim = len(decoder.program.layout.data) + 1 + (shape.order != "interleaved")
+  at = [layer * PAGES + page for layer in range(LAYERS)]
+  return [
+    np.take(np.array(x, np.float32), at, dim)
+    for x in jax.tree.leaves(decoder.cache.pages)
+  ]
+
+
+def same(a, b):
+  return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_a_run_comes_back_elsewhere_and_nothing_else_changes(name):
+  decoder = make(name)
+  fill(decoder)
+  before = [contents(decoder, page) for page in range(PAGES)]
+  host = HostPages(decoder, 5)
+  run = host.read(2, 2)
+  host.spoil(2, 2)  # while the run may still be on its way
+  host.keep(run, [4, 1])
+  spoilt = [contents(decoder, page) for page in range(PAGES)]
+  for page in range(PAGES):
+    assert same(spoilt[page], before[page]) == (page not in (2, 3))
+  assert all(
+    any(np.isnan(x).all() for x in spoilt[page]) for page in (2, 3)
+  )
+  host.write([1, 4], 5)  # the second page of the run, then the first
+  after = [contents(decoder, page) for page in range(PAGES)]
+  for page, source in {5: 3, 6: 2}.items():
+    assert same(after[page], before[source])
+  for page in (0, 1, 4, 7):
+    assert same(after[page], before[page])
+  assert host.calls == 2
+
+
+def test_the_host_s_pages_are_memory_of_their_own():
+  decoder = make("heads, lanes on devices")
+  fill(decoder)
+  host = HostPages(decoder, 2)
+  run = host.read(0, 2)
+  host.keep(run, [0, 1])
+  for kept, new, x in zip(
+    host.arrays, run, jax.tree.leaves(decoder.cache.pages), strict=True
+  ):
+    assert not np.shares_memory(kept, np.asarray(new))
+    for shard in x.addressable_shards:
+      assert not np.shares_memory(kept, np.asarray(shard.data))
+
+
+def test_a_run_is_written_in_place():
+  """Into the buffers of the cache that was there, on every device."""
+  decoder = make("heads, lanes on devices")
+  host = HostPages(decoder, 2)
+
+  def buffers():
+    return [
+      shard.data.unsafe_buffer_pointer()
+      for x in jax.tree.leaves(decoder.cache.pages)
+      for shard in x.addressable_shards
+    ]
+
+  before = buffers()
+  host.write([0, 1], 3)
+  assert buffers() == before
