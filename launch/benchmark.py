@@ -9,6 +9,7 @@
   python -m launch.benchmark --config=configs/benchmark/programs.py
   python -m launch.benchmark --config=configs/benchmark/coded.py
   python -m launch.benchmark --config=configs/benchmark/decoding.py
+  python -m launch.benchmark --config=configs/benchmark/serving.py
 """
 
 import pathlib
@@ -29,6 +30,7 @@ def main() -> None:
     paged_attention,
     programs,
     schedules,
+    serving,
     train_step,
     zero,
   )
@@ -40,6 +42,7 @@ def main() -> None:
     "paged_attention": paged_attention.run,
     "programs": programs.run,
     "schedules": schedules.run,
+    "serving": serving.run,
     "train_step": train_step.run,
     "zero": zero.run,
   }

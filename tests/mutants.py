@@ -2580,9 +2580,15 @@ _GENERATION = [
   ),
   Mutant(
     "caatnet/inference/sampling.py", "filters replace min-p",
-    "floor = jnp.maximum(floor, _floor(everyone, sampling))",
-    "floor = _floor(everyone, sampling)",
+    "kept &= _of_ranks_here(", "kept = _of_ranks_here(",
     f"{_SAMPLING}::test_a_token_is_the_one_drawn_by_hand",
+  ),
+  Mutant(
+    "caatnet/inference/sampling.py", "logits are rounded again for the floor",
+    "kept &= _of_ranks_here(_kept(everyone, sampling), axis)",
+    "kept &= scaled >= _floor(everyone, sampling)[:, None]",
+    "tests/caatnet/inference/generate_test.py::"
+    "test_the_last_token_that_top_k_keeps_is_drawn",
   ),
   Mutant(
     "caatnet/inference/sampling.py", "log-probabilities are of scaled logits",
@@ -3134,11 +3140,79 @@ _PODS = [
   ),
 ]
 
+_SERVING = "tests/caatnet/serving"
+_ALONE = (
+  f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives"
+)
+_SERVING_ROWS = [
+  Mutant(
+    "caatnet/serving/pages.py", "a page is free while a copy reads it",
+    "      if self._readers[page]:\n        self._waiting[page] = None\n"
+    "      elif self._in_turn",
+    "      if self._in_turn",
+    f"{_SERVING}/pages_test.py::test_a_page_that_is_read_is_not_handed_out",
+  ),
+  Mutant(
+    "caatnet/serving/pages.py", "the page that was given up last is taken",
+    "self._idle.popitem(last=False)[0]", "self._idle.popitem()[0]",
+    f"{_SERVING}/pages_test.py::test_leaves_are_taken_first",
+  ),
+  Mutant(
+    "caatnet/serving/groups.py", "buddies do not merge",
+    "      while page ^ size in self._free[k]:", "      while False:",
+    f"{_SERVING}/pages_test.py::"
+    "test_groups_hand_out_each_page_once_and_merge",
+  ),
+  Mutant(
+    "caatnet/serving/requests.py", "a page's name forgets what is before it",
+    "prefixes.name(parent, tokens[start", "prefixes.name(b\"\", tokens[start",
+    f"{_SERVING}/pages_test.py::test_found_pages_are_those_of_a_trie",
+  ),
+  Mutant(
+    "caatnet/serving/host.py", "a last page that has grown is not copied again",
+    "return valid // self.page_size, -(",
+    "return -(-valid // self.page_size), -(",
+    f"{_SERVING}/scheduler_test.py::test_copies_move_what_the_host_has_not",
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "another prompt goes on with a turn's copy",
+    "if owner in self._turns or not self.host.begins(owner, request.prompt):",
+    "if owner in self._turns:", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "the dearer way is taken",
+    "swap < recompute", "swap > recompute",
+    f"{_SERVING}/scheduler_test.py::test_the_cheaper_way_is_taken",
+  ),
+  Mutant(
+    "caatnet/serving/policies/vtc.py", "a client who comes back is not lifted",
+    "= max(own, least)", "= own",
+    f"{_SERVING}/policies_test.py::"
+    "test_a_client_who_comes_back_has_saved_nothing",
+  ),
+  Mutant(
+    "caatnet/serving/policies/vtc.py", "weights do not count",
+    "self._costs[1] * count / weight", "self._costs[1] * count",
+    f"{_SERVING}/policies_test.py::test_weights_divide_service",
+  ),
+  Mutant(
+    "caatnet/serving/scheduler.py", "who is preempted stays in the step",
+    "alive &= self.running.epochs[decodes] == epochs", "pass", _ALONE,
+  ),
+  Mutant(
+    "caatnet/studies/serving/vllm_log.py", "pages are found nowhere",
+    'server["pages"] - _NULL_PAGES, server["page_size"], server["reuse"],',
+    'server["pages"] - _NULL_PAGES, server["page_size"], False,',
+    "tests/caatnet/studies/serving_test.py::test_the_log_comes_out",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
   *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
+  *_SERVING_ROWS,
 )
 
 if __name__ == "__main__":

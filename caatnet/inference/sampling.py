@@ -39,7 +39,12 @@ import numpy as np
 
 from caatnet.models.protocol import Reduction
 from parallel.axes import Axis
-from parallel.collectives import all_gather, varying, varying_axes
+from parallel.collectives import (
+  all_gather,
+  ranks_here,
+  varying,
+  varying_axes,
+)
 from parallel.kernels.calls import same_axes
 from parallel.kernels.codec import threefry
 
@@ -100,12 +105,12 @@ def sample(
     shifted = logits - largest[None, :, None]
     sampled = sampling.temperature > 0
     scaled = shifted / jnp.where(sampled, sampling.temperature, 1.0)[:, None]
-    floor = jnp.log(sampling.min_p)  # [S]
+    kept = scaled >= jnp.log(sampling.min_p)[:, None]
     if filters:
       everyone = all_gather(scaled, axis, dim=1)  # [S, N V]
-      floor = jnp.maximum(floor, _floor(everyone, sampling))
+      kept &= _of_ranks_here(_kept(everyone, sampling), axis)
     noisy = jnp.where(
-      scaled >= floor[:, None],
+      kept,
       scaled + _noise_if(sampled, sampling.seed, positions, token_ids),
       -jnp.inf,
     )
@@ -205,6 +210,32 @@ def _gumbel(key_0: jax.Array, key_1: jax.Array, index: jax.Array) -> jax.Array:
   rest = high * 2.0**-24 + (low + 0.5) * 2.0**-48
   rest = jnp.minimum(rest, 1 - 2.0**-24)  # rounding may have made it 1
   return -jnp.log(-jnp.log1p(-rest))
+
+
+def _kept(z: jax.Array, sampling: Sampling) -> jax.Array:
+  """Returns which tokens top-k and then top-p keep, bool ``[S, N V]``.
+
+  The floor is one of the logits, so these must not be computed once for the
+  floor and again, rounded otherwise, for the comparison, as XLA:CPU does in a
+  program of one sequence. What a conditional is given is computed once.
+
+  Args:
+    z: As `_floor` takes it.
+    sampling: How to draw.
+  """
+  return lax.cond(
+    jnp.any(sampling.top_k > 0) | jnp.any(sampling.top_p < 1),
+    lambda: z >= _floor(z, sampling)[:, None],
+    lambda: _varying_as(
+      jnp.ones(z.shape, bool), z, sampling.top_k, sampling.top_p
+    ),
+  )
+
+
+def _of_ranks_here(x: jax.Array, axis: Axis) -> jax.Array:
+  """Cuts ``[S, N V]`` into what is of this device's ranks, ``[R, S, V]``."""
+  apart = x.reshape(len(x), axis.size, -1)
+  return jnp.moveaxis(apart[:, ranks_here(axis)], 1, 0)
 
 
 def _floor(z: jax.Array, sampling: Sampling) -> jax.Array:

@@ -52,6 +52,8 @@ class Engine:
         self.executor.submit(step)
         self._under_way += 1
         return step
+      if self.idle and until_s == math.inf:
+        return None  # the last one's deadline has passed
     for event in self.executor.wait(until_s):
       if event.step is not None:
         self._under_way -= 1

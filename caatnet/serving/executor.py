@@ -62,7 +62,7 @@ class Step:
   """
 
   number: int
-  decodes: Sequence[Request]
+  decodes: Sequence[Request] | np.ndarray
   slots: np.ndarray
   positions: np.ndarray
   chunks: tuple[Chunk, ...]

@@ -46,6 +46,7 @@ class Groups:
     self._free: list[dict[int, None]] = [
       {} for _ in range(num_pages.bit_length())
     ]
+    self._is_free = bytearray(num_pages)
     self.give(0, num_pages)
 
   def take(self, count: int, room: bool = False) -> list[tuple[int, int]]:
@@ -66,19 +67,22 @@ class Groups:
       start = self._free[k].popitem()[0]
       self.num_free -= 1 << k
       used = min(count, 1 << k)
-      self.give(start + used, (1 << k) - used)
+      self._is_free[start : start + used] = bytes(used)
+      self._split(start + used, (1 << k) - used)
       found.append((start, used))
       count -= used
     return found
 
   def _choose(self, count: int, room: bool) -> int:
     least = (count - 1).bit_length()
-    orders = range(len(self._free))
     if not room:
-      for k in orders[least:]:
+      for k in range(least, len(self._free)):
         if self._free[k]:
           return k
-    return next(k for k in reversed(orders) if self._free[k])
+    k = len(self._free) - 1
+    while not self._free[k]:
+      k -= 1
+    return k
 
   def take_at(self, start: int, count: int) -> int:
     """Takes pages from a given one on, as far as these are free.
@@ -88,20 +92,26 @@ class Groups:
     """
     for taken in range(count):
       page = start + taken
-      k = next(
-        (k for k, free in enumerate(self._free) if page >> k << k in free), None
-      )
-      if k is None:
+      if page >= self.num_pages or not self._is_free[page]:
         return taken
-      first = page >> k << k
+      k, first = 0, page
+      while first not in self._free[k]:
+        k += 1
+        first = page >> k << k
       del self._free[k][first]
+      self._is_free[page] = 0
       self.num_free -= 1 << k
-      self.give(first, page - first)
-      self.give(page + 1, first + (1 << k) - page - 1)
+      self._split(first, page - first)
+      self._split(page + 1, first + (1 << k) - page - 1)
     return count
 
   def give(self, start: int, count: int) -> None:
     """Gives a run of pages back, and merges buddies."""
+    self._is_free[start : start + count] = b"\1" * count
+    self._split(start, count)
+
+  def _split(self, start: int, count: int) -> None:
+    """Makes groups of a run of free pages, which merge with their buddies."""
     self.num_free += count
     end = start + count
     while start < end:

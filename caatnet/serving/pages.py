@@ -118,8 +118,8 @@ class Pages:
       after: The page whose successors would be best; -1 for none.
     """
     assert count <= self.num_available, (count, self.num_available)
-    while self._groups.num_free < count:
-      self._evict()
+    if self._groups.num_free < count:
+      self._evict(count - self._groups.num_free)
     found: list[int] = []
     if after >= 0:
       num = self._groups.take_at(after + 1, count)
@@ -130,17 +130,18 @@ class Pages:
       self._holders[page] = 1
     return found
 
-  def _evict(self) -> None:
-    """Makes the page free that has been idle longest."""
-    page = self._idle.popitem(last=False)[0]
-    self._forget(page)
-    self._groups.give(page, 1)
-
-  def _forget(self, page: int) -> None:
-    name = self._names.pop(page, None)
-    if name is not None:
-      del self._by_name[name]
-      self.counts.evicted += 1
+  def _evict(self, count: int) -> None:
+    """Makes the pages free that have been idle longest."""
+    pages = []
+    for _ in range(count):
+      page = self._idle.popitem(last=False)[0]
+      name = self._names.pop(page, None)
+      if name is not None:
+        del self._by_name[name]
+        self.counts.evicted += 1
+      pages.append(page)
+    for start, num in runs(pages[::-1]):  # a sequence's last page came first
+      self._groups.give(start, num)
 
   def publish(self, page: int, name: bytes) -> None:
     """Names a full page, unless another page has that name."""

@@ -59,8 +59,6 @@ class Request:
     weight: The share of its client among clients, for fair policies.
     payload: What the executor needs to draw its tokens.
     state: Where it is.
-    tokens: The tokens drawn so far that the host knows.
-    token_times: When each of them came.
     scheduled_s: When it was first scheduled; None if it was not.
     end_s: When it ended; None before.
     num_hits: Tokens of its prompt that were found when it was first scheduled.
@@ -70,35 +68,17 @@ class Request:
     context: How many tokens it had when it was last admitted; those are read in
       chunks, and what follows is decoded.
     pages: Its pages on the device.
-    num_pending: How many of its tokens are being drawn.
+    num_pending: How many of its tokens are being drawn, when it has no slot.
+    buffer: Moves the newest tokens of a request that has a slot to it; None for
+      one that has none.
     swapped: How many of its tokens the host alone has.
   """
 
   __slots__ = (
-    "arrival_s",
-    "client",
-    "context",
-    "conversation",
-    "deadline_s",
-    "end_s",
-    "ends",
-    "max_tokens",
-    "more",
-    "names",
-    "num_hits",
-    "num_pending",
-    "num_preempted",
-    "number",
-    "pages",
-    "payload",
-    "priority",
-    "prompt",
-    "scheduled_s",
-    "slot",
-    "state",
-    "swapped",
-    "token_times",
-    "tokens",
+    "_times", "_tokens", "arrival_s", "buffer", "client", "context",
+    "conversation", "deadline_s", "end_s", "ends", "max_tokens", "more",
+    "names", "num_hits", "num_pending", "num_preempted", "number", "pages",
+    "payload", "priority", "prompt", "scheduled_s", "slot", "state", "swapped",
     "weight",
   )
 
@@ -136,8 +116,9 @@ class Request:
     self.conversation, self.more = conversation, more
     self.ends, self.payload = ends, payload
     self.state = State.WAITING
-    self.tokens: list[int] = []
-    self.token_times: list[float] = []
+    self._tokens: list[int] = []
+    self._times: list[float] = []
+    self.buffer: Callable[[Request], None] | None = None
     self.scheduled_s: float | None = None
     self.end_s: float | None = None
     self.num_hits = self.num_preempted = self.context = 0
@@ -145,6 +126,25 @@ class Request:
     self.slot = -1
     self.pages: list[int] = []
     self.num_pending = self.swapped = 0
+
+  @property
+  def tokens(self) -> list[int]:
+    """The tokens drawn so far that the host knows."""
+    if self.buffer is not None:
+      self.buffer(self)
+    return self._tokens
+
+  @property
+  def token_times(self) -> list[float]:
+    """When each of them came."""
+    if self.buffer is not None:
+      self.buffer(self)
+    return self._times
+
+  def take(self, tokens: Sequence[int], times: Sequence[float]) -> None:
+    """Notes its next tokens, and when they came."""
+    self._tokens += tokens
+    self._times += times
 
   @property
   def owner(self) -> Hashable:
@@ -174,13 +174,11 @@ class Request:
 
   def name_pages(self, page_size: int) -> None:
     """Names the pages that its known tokens fill."""
-    known = len(self.names)
-    if self.length // page_size > known:
-      tokens = self.all_tokens(known * page_size)
-      for i in range(self.length // page_size - known):
-        parent = self.names[-1] if self.names else prefixes.ROOT
-        part = tokens[i * page_size : (i + 1) * page_size]
-        self.names.append(prefixes.name(parent, part))
+    names, known = self.names, len(self.names) * page_size
+    tokens = self.all_tokens(known)
+    for start in range(0, len(tokens) - page_size + 1, page_size):
+      parent = names[-1] if names else prefixes.ROOT
+      names.append(prefixes.name(parent, tokens[start : start + page_size]))
 
   @property
   def ttft_s(self) -> float:

@@ -7,35 +7,45 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from caatnet.serving.requests import Request
+from caatnet.serving.requests import Request, never
+
+# Tokens of a slot that are kept here before they go to their request.
+_KEPT = 64
 
 
 class Running:
   """Requests that have a slot, in the order in which they got it.
 
   Attributes:
-    requests: The request of each slot.
+    requests: The request of each slot, or None; object ``[S]``.
     computed: How many of its tokens steps have read, those under way among
       them; int64 ``[S]``, as all arrays by slot.
     context: How many were known when it was admitted: those read in chunks.
     longest: How many will have been read at its end.
     known: How many tokens it has that the host knows.
     held: How many pages it has.
-    epochs: How often the slot was given.
+    pending: How many of its tokens are being drawn.
+    asked: Whether `Request.ends` is to be asked about each token.
+    epochs: How often the slot was given, and taken back.
     tables: Its pages, int32 ``[S, P]``.
   """
 
   def __init__(self, num_slots: int, num_pages: int) -> None:
     """Makes empty slots with room for so many pages each."""
-    self.requests: list[Request | None] = [None] * num_slots
+    self.requests = np.full(num_slots, None, object)
     zeros = np.zeros(num_slots, np.int64)
     self.computed, self.context, self.longest = (zeros.copy() for _ in "abc")
     self.known, self.held, self.epochs = (zeros.copy() for _ in "abc")
+    self.pending, self._payers, self._count = (zeros.copy() for _ in "abc")
+    self.asked = np.zeros(num_slots, bool)
+    self._tokens = np.zeros((num_slots, _KEPT), np.int64)
+    self._times = np.zeros((num_slots, _KEPT))
+    self._clients: list[tuple[Hashable, float]] = []
+    self._numbers: dict[tuple[Hashable, float], int] = {}
     self.tables = np.zeros((num_slots, num_pages), np.int32)
     self._free = list(range(num_slots - 1, -1, -1))
     self._order: dict[int, None] = {}
     self._slots: np.ndarray | None = None
-    self._last: tuple[np.ndarray, list[Request], list] | None = None
 
   def __len__(self) -> int:
     return len(self._order)
@@ -64,7 +74,15 @@ class Running:
     self._slots = None
     self.computed[slot], self.context[slot] = computed, context
     self.longest[slot], self.known[slot] = request.longest, request.length
-    self.held[slot] = 0
+    self.held[slot] = self._count[slot] = 0
+    self.pending[slot] = request.num_pending
+    self.asked[slot] = request.ends is not never
+    payer = request.client, request.weight
+    if payer not in self._numbers:
+      self._numbers[payer] = len(self._clients)
+      self._clients.append(payer)
+    self._payers[slot] = self._numbers[payer]
+    request.buffer = self._flush
     self.epochs[slot] += 1
     self.extend(request, request.pages)
 
@@ -76,6 +94,9 @@ class Running:
 
   def remove(self, request: Request) -> None:
     """Takes a request's slot back."""
+    self._flush(request)
+    request.buffer = None
+    request.num_pending = int(self.pending[request.slot])
     slot, request.slot = request.slot, -1
     self.requests[slot] = None
     del self._order[slot]
@@ -97,21 +118,29 @@ class Running:
     found = slots[self.computed[slots] < self.context[slots]]
     return [self.requests[slot] for slot in found.tolist()]
 
-  def of(
-    self, slots: np.ndarray
-  ) -> tuple[list[Request], list[tuple[Hashable, int, float]]]:
-    """Returns the requests of slots, and how many of them each client has.
+  def record(self, slots: np.ndarray, tokens: np.ndarray, now: float) -> None:
+    """Notes a token of each of some slots, and when it came."""
+    at = self._count[slots]
+    self._tokens[slots, at], self._times[slots, at] = tokens, now
+    self._count[slots] = at + 1
+    self.known[slots] += 1
+    self.pending[slots] -= 1
+    for slot in slots[at + 1 == _KEPT].tolist():
+      self._flush(self.requests[slot])
 
-    Steps that follow one another mostly have the same ones.
-    """
-    epochs = self.epochs[slots]
-    key = slots * (1 << 40) + epochs
-    if self._last is None or not np.array_equal(self._last[0], key):
-      requests = [self.requests[slot] for slot in slots.tolist()]
-      counts: dict[tuple[Hashable, float], int] = {}
-      for request in requests:
-        pair = request.client, request.weight
-        counts[pair] = counts.get(pair, 0) + 1
-      clients = [(client, n, weight) for (client, weight), n in counts.items()]
-      self._last = key, requests, clients
-    return self._last[1], self._last[2]
+  def _flush(self, request: Request) -> None:
+    """Moves what was recorded of a request to it."""
+    slot = request.slot
+    count, self._count[slot] = int(self._count[slot]), 0
+    if count:
+      request.take(
+        self._tokens[slot, :count].tolist(), self._times[slot, :count].tolist()
+      )
+
+  def clients(self, slots: np.ndarray) -> list[tuple[Hashable, int, float]]:
+    """Returns how many of some slots each client has, and its weight."""
+    counts = np.bincount(self._payers[slots])
+    return [
+      (self._clients[i][0], n, self._clients[i][1])
+      for i, n in enumerate(counts.tolist()) if n
+    ]

@@ -22,7 +22,7 @@ from caatnet.serving.executor import Chunk, Copy, Costs, Event, Step
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
 from caatnet.serving.policies.base import Policy
-from caatnet.serving.requests import ENDS, Request, State, never
+from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.running import Running
 from caatnet.serving.swapping import Swapping
 
@@ -40,6 +40,8 @@ class Limits:
     chunks: Chunks of a step at most; 0 for no bound.
     whole_prompt: Whether a request is admitted only when pages for all its
       known tokens are left; else for its first chunk.
+    growth: Pages that a request takes at a time when its last one is full, if
+      so many are left: more are fewer runs, and some that stand empty.
     admit_while_short: Whether requests are admitted in a step in which another
       one gave way since pages were short.
     preempt: How pages are taken: "recompute", "swap", or "cost", whichever is
@@ -56,6 +58,7 @@ class Limits:
   chunk: int = 0
   chunks: int = 0
   whole_prompt: bool = True
+  growth: int = 1
   admit_while_short: bool = False
   preempt: str = "recompute"
   wait_s: float = 0.0
@@ -182,9 +185,15 @@ class Scheduler:
     alive = np.ones(len(decodes), bool)
     full = slots.held[decodes] * self.pages.page_size
     for i in np.flatnonzero(slots.computed[decodes] >= full).tolist():
-      request = slots.requests[decodes[i]]
-      # One that is gone has given way in this loop.
-      alive[i] = request is not None and self._provide(request, 1)
+      request: Request | None = slots.requests[decodes[i]]
+      if request is None:  # it has given way in this loop
+        alive[i] = False
+        continue
+      last = -(-request.longest // self.pages.page_size)
+      count = min(self.limits.growth, last - len(request.pages))
+      if count > self.pages.num_available:
+        count = 1
+      alive[i] = self._provide(request, count)
     return alive
 
   def _provide(self, request: Request, count: int) -> bool:
@@ -210,12 +219,27 @@ class Scheduler:
 
   def _preempt(self, victim: Request) -> None:
     self._short = True
-    computed = int(self.running.computed[victim.slot])
-    self.running.remove(victim)
+    computed = self._take_slot(victim)
     self._chunks[:] = [c for c in self._chunks if c.request is not victim]
     victim.num_preempted += 1
     if self.swapping.preempt(victim, computed):
       self.policy.push(victim)
+
+  def _take_slot(self, request: Request) -> int:
+    """Takes a request's slot, and names the pages that it has filled.
+
+    Names of what was drawn are of use from now on only: to itself if it comes
+    back, and to the next turn of its conversation.
+
+    Returns:
+      How many of its tokens its pages hold.
+    """
+    computed = int(self.running.computed[request.slot])
+    self.running.remove(request)
+    request.name_pages(self.pages.page_size)
+    first = request.context // self.pages.page_size  # those before have names
+    self._publish(request, min(computed, request.length), first)
+    return computed
 
   def _read_on(
     self, request: Request, budget: int, chunks: list[Chunk]
@@ -258,9 +282,10 @@ class Scheduler:
       known = request.length if self.limits.whole_prompt else (
         plan.start + length
       )
-      while not self._fits(plan.need(known, self.pages)):
+      if not self._fits(plan.need(known, self.pages)):
         if not self._displace(request):
           return
+        continue  # what was displaced may have changed the plan
       self.policy.remove(request)
       last = -(-(plan.start + length) // self.pages.page_size)
       arrived = self.swapping.admit(request, plan, last)
@@ -290,48 +315,38 @@ class Scheduler:
     self.running.add(request, start, request.length)
     self._publish(request, start)
 
-  def _publish(self, request: Request, stop: int) -> None:
-    """Names the full pages of the first ``stop`` tokens for others to find."""
-    for page, name in zip(
-      request.pages[: stop // self.pages.page_size], request.names,
-      strict=False,
-    ):
-      self.pages.publish(page, name)
+  def _publish(self, request: Request, stop: int, first: int = 0) -> None:
+    """Names the full pages of the first ``stop`` tokens for others to find.
+
+    Args:
+      request: Whose pages.
+      stop: How many tokens.
+      first: The page to begin with.
+    """
+    last = min(stop // self.pages.page_size, len(request.names))
+    for page in range(first, last):
+      self.pages.publish(request.pages[page], request.names[page])
 
   def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
     slots, size = self.running, self.pages.page_size
-    requests, clients = slots.of(decodes)
     step = Step(
-      self.counts.steps, requests, decodes.astype("i4"),
+      self.counts.steps, slots.requests[decodes], decodes.astype("i4"),
       slots.computed[decodes].astype("i4"), tuple(chunks), slots.tables,
       self.swapping.take_waited(), slots.epochs[decodes],
     )
     slots.computed[decodes] += 1
-    full = (slots.computed[decodes] % size == 0) & (
-      slots.known[decodes] >= slots.computed[decodes]
-    )
-    for slot in decodes[full].tolist():
-      self._publish_last(slots.requests[slot], int(slots.computed[slot]))
-    for request in requests:
-      request.num_pending += 1
-    if clients:
-      self.policy.served(clients)
+    slots.pending[decodes] += 1
+    if type(self.policy).served is not Policy.served:
+      drawing = [c.request.slot for c in chunks if c.draws]
+      self.policy.served(slots.clients(np.append(decodes, drawing).astype(int)))
     for chunk in chunks:
       request, stop = chunk.request, chunk.start + chunk.length
       slots.computed[request.slot] = stop
-      for page in range(chunk.start // size, min(stop // size,
-                                                 len(request.names))):
-        self.pages.publish(request.pages[page], request.names[page])
+      self._publish(request, stop, chunk.start // size)
       if chunk.draws:
-        request.num_pending += 1
-        self.policy.served([(request.client, 1, request.weight)])
+        slots.pending[request.slot] += 1
     self.counts.steps += 1
     return step
-
-  def _publish_last(self, request: Request, computed: int) -> None:
-    page = computed // self.pages.page_size - 1
-    if 0 <= page < len(request.names):
-      self.pages.publish(request.pages[page], request.names[page])
 
   def receive(self, event: Event) -> None:
     """Notes that a step or a copy has ended."""
@@ -340,50 +355,41 @@ class Scheduler:
       if back is not None:
         self.policy.push(back)
       return
-    step, now = event.step, event.time_s
+    step, now, slots = event.step, event.time_s, self.running
     assert step is not None
     count = len(step.decodes)
-    slots, same = self.running, self.running.epochs[step.slots] == step.epochs
-    slots.known[step.slots[same]] += 1
-    for request, token in zip(step.decodes, event.tokens[:count], strict=True):
-      request.num_pending -= 1
-      request.tokens.append(token)
-      request.token_times.append(now)
-    known = slots.known[step.slots]
-    last = known > slots.longest[step.slots]
-    full = known % self.pages.page_size == 0
-    for i, request in enumerate(step.decodes):
-      if last[i] or full[i] or not same[i] or request.ends is not never:
-        self._look(request, now)
-    tokens = iter(event.tokens[count:])
-    for chunk in step.chunks:
-      if chunk.draws:
-        request = chunk.request
-        request.num_pending -= 1
-        request.tokens.append(next(tokens))
-        request.token_times.append(now)
-        if request.slot >= 0:
-          slots.known[request.slot] = request.length
+    tokens = np.asarray(event.tokens)
+    same = slots.epochs[step.slots] == step.epochs
+    live = step.slots[same]
+    slots.record(live, tokens[:count][same], now)
+    known = slots.known[live]
+    look = (known > slots.longest[live]) | slots.asked[live]
+    for request in slots.requests[live[look]]:
+      self._look(request, now)
+    for i in np.flatnonzero(~same).tolist():  # they have lost their slots
+      self._late(step.decodes[i], int(tokens[i]), now)
+    draws = [chunk.request for chunk in step.chunks if chunk.draws]
+    for request, token in zip(draws, tokens[count:].tolist(), strict=True):
+      if request.slot < 0:
+        self._late(request, token, now)
+      else:
+        slots.record(np.array([request.slot]), np.array([token]), now)
         self._look(request, now)
 
+  def _late(self, request: Request, token: int, now: float) -> None:
+    """Takes the token of a request that has no slot any more."""
+    request.num_pending -= 1
+    if request.state not in ENDS:  # else it ended a step before
+      request.take([token], [now])
+      self._look(request, now)
+
   def _look(self, request: Request, now: float) -> None:
-    """Looks whether a request's new token ends it or fills a page."""
-    if request.state in ENDS:  # it ended a step before
-      request.tokens.pop()
-      request.token_times.pop()
-      return
-    if len(request.tokens) == request.max_tokens or request.ends(
-      request.tokens[-1]
-    ):
+    """Looks whether a request's new token ends it."""
+    tokens = request.tokens
+    if len(tokens) == request.max_tokens or request.ends(tokens[-1]):
       self._leave(request, ended=True)
       self._end(request, State.FINISHED, now)
       return
-    if request.length % self.pages.page_size == 0:
-      request.name_pages(self.pages.page_size)
-      if request.slot >= 0:
-        computed = int(self.running.computed[request.slot])
-        if computed >= request.length:
-          self._publish_last(request, request.length)
 
   def _expire(self, now: float) -> None:
     while self._deadlines and self._deadlines[0][0] <= now:
@@ -396,11 +402,7 @@ class Scheduler:
   def _leave(self, request: Request, ended: bool = False) -> None:
     """Takes a request out of wherever it is, and its pages."""
     if request.state is State.RUNNING:
-      computed = int(self.running.computed[request.slot])
-      self.running.remove(request)
-      if ended:
-        request.name_pages(self.pages.page_size)
-        self._publish(request, min(computed, request.length))
+      computed = self._take_slot(request)
       self.swapping.finish(request, min(computed, request.length), ended)
     elif request.state in (State.WAITING, State.SWAPPED):
       self.policy.remove(request)

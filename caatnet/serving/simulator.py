@@ -14,6 +14,7 @@ import math
 import numpy as np
 
 from caatnet.serving.executor import Copy, Event, Kind, Step
+from caatnet.serving.requests import Request
 from caatnet.serving.times import StepTimes
 
 
@@ -98,7 +99,7 @@ class Simulator:
     steps: StepTimes,
     copies: CopyTimes = NO_COPIES,
     most: int = 2048,
-    draw: Callable[[object, int], int] = lambda request, position: 0,
+    draw: Callable[[Request, int], int] | None = None,
     delay: Callable[[Copy], float] = lambda copy: 0.0,
   ) -> None:
     """Makes it at time 0.
@@ -107,7 +108,7 @@ class Simulator:
       steps: Times of steps.
       copies: Times of copies.
       most: Tokens of a step at most.
-      draw: Returns a request's token at a position.
+      draw: Returns a request's token at a position; None makes all of them 0.
       delay: Returns seconds that a copy takes longer than expected.
     """
     self.costs = SimulatedCosts(steps, copies, most)
@@ -133,15 +134,13 @@ class Simulator:
     )
     self._free_s = begin + seconds
     self.busy_s += seconds
-    draw = self._draw
-    tokens = [
-      draw(request, position + 1) for request, position in zip(
-        step.decodes, step.positions.tolist(), strict=True
-      )
-    ]
-    tokens += [
-      draw(c.request, c.start + c.length) for c in step.chunks if c.draws
-    ]
+    drawing = [c for c in step.chunks if c.draws]
+    tokens = np.zeros(len(step.decodes) + len(drawing), np.int64)
+    if self._draw is not None:
+      requests = [*step.decodes, *(c.request for c in drawing)]
+      ends = [c.start + c.length for c in drawing]
+      places = [*(step.positions + 1).tolist(), *ends]
+      tokens[:] = list(map(self._draw, requests, places))
     self._end(Event(self._free_s, step=step, tokens=tokens))
 
   def copy(self, copy: Copy) -> None:

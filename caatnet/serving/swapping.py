@@ -101,7 +101,7 @@ class Swapping:
   def take_arrived(self) -> list[Request]:
     """Returns the requests whose pages are back."""
     arrived, self._arrived = self._arrived, []
-    return [r for r in arrived if r.state is State.ARRIVING]
+    return arrived
 
   def arrived_later(self, request: Request) -> None:
     """Keeps a request that is back for the next step."""
@@ -314,7 +314,10 @@ class Swapping:
 
   def drop(self, request: Request) -> None:
     """Forgets what the host has of a request that has ended."""
-    if request.state is State.ARRIVING or self._busy[request.owner]:
+    if request in self._arrived:  # it is back, and has not begun
+      self._arrived.remove(request)
+      self._release(request)
+    elif request.state is State.ARRIVING or self._busy[request.owner]:
       return  # `ended` does it
     self.host.unpin(request.owner)
     if request.conversation is None or not request.more:

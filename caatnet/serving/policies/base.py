@@ -55,7 +55,8 @@ class Policy:
 
   def update(self, request: Request) -> None:
     """Notes that a request's priority has changed."""
-    if request.number in self._entries:
+    entry = self._entries.get(request.number)
+    if entry is not None and entry[0] != self.key(request):
       self.push(request)
 
   def peek(self) -> Request | None:

@@ -14,13 +14,16 @@ Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 
 import collections
 from collections.abc import Callable, Hashable
-import heapq
 
-from caatnet.serving.policies.base import Policy
+from caatnet.serving.policies.clients import ClientLines
 from caatnet.serving.requests import Request
 
 
-class DeficitLongestPrefix(Policy):
+def _root(request: Request) -> bytes:
+  return request.names[0] if request.names else b""
+
+
+class DeficitLongestPrefix(ClientLines):
   """The longest cached prefix first, of clients that have deficit left.
 
   Attributes:
@@ -41,40 +44,24 @@ class DeficitLongestPrefix(Policy):
     super().__init__()
     self.deficits: dict[Hashable, float] = collections.defaultdict(float)
     self._hits, self._quantum, self._cost = hits, quantum, output_cost
-    self._lines: dict[Hashable, list[tuple[int, int, Request]]] = {}
-    self._queued: dict[int, tuple[int, int, Request]] = {}
     self._roots: dict[bytes, dict[int, Request]] = {}
 
-  def push(self, request: Request) -> None:
-    """Puts a request in its client's line, by what is cached of it."""
-    entry = (-self._hits(request), request.number, request)
-    self._queued[request.number] = entry
-    heapq.heappush(self._lines.setdefault(request.client, []), entry)
-    self._alike(request)[request.number] = request
+  def key(self, request: Request) -> int:
+    """Returns how many pages are cached, the most first."""
+    return -self._hits(request)
 
-  def _alike(self, request: Request) -> dict[int, Request]:
-    """Returns those in line that begin with the same page."""
-    return self._roots.setdefault(request.names[0] if request.names else b"",
-                                  {})
+  def push(self, request: Request) -> None:
+    """Puts a request in line, beside those that begin with the same page."""
+    super().push(request)
+    self._roots.setdefault(_root(request), {})[request.number] = request
 
   def remove(self, request: Request) -> None:
-    """Takes a request out of its client's line."""
-    del self._queued[request.number]
-    alike = self._alike(request)
-    alike.pop(request.number, None)
+    """Takes a request out of line."""
+    super().remove(request)
+    alike = self._roots[_root(request)]
+    del alike[request.number]
     if not alike:
-      del self._roots[request.names[0] if request.names else b""]
-    self._prune(request.client)
-
-  def _prune(self, client: Hashable) -> None:
-    line = self._lines[client]
-    while line and self._queued.get(line[0][1]) is not line[0]:
-      heapq.heappop(line)
-    if not line:
-      del self._lines[client]
-
-  def update(self, request: Request) -> None:
-    """Priorities do not count."""
+      del self._roots[_root(request)]
 
   def peek(self) -> Request | None:
     """Returns the longest cached prefix of a client with deficit left."""
@@ -88,21 +75,12 @@ class DeficitLongestPrefix(Policy):
         weight = self._lines[client][0][2].weight
         self.deficits[client] += self._quantum * weight
 
-  def __len__(self) -> int:
-    return len(self._queued)
-
-  def waiting(self) -> list[Request]:
-    """Returns all in line."""
-    return [entry[2] for entry in self._queued.values()]
-
   def admitted(self, request: Request, num_read: int) -> None:
     """Charges what is read, and looks up again who begins alike."""
     self.deficits[request.client] -= num_read
-    root = request.names[0] if request.names else None
-    for other in list(self._roots.get(root, {}).values()):
-      if -self._hits(other) != self._queued[other.number][0]:
+    for other in list(self._roots.get(_root(request), {}).values()):
+      if self.key(other) != self._entries[other.number][0]:
         self.push(other)
-        self._prune(other.client)
 
   def served(self, clients: list[tuple[Hashable, int, float]]) -> None:
     """Charges what is drawn."""

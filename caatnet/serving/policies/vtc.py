@@ -14,13 +14,12 @@ Source: Sheng et al., Fairness in serving large language models, OSDI 2024
 
 import collections
 from collections.abc import Hashable
-import heapq
 
-from caatnet.serving.policies.base import Policy
+from caatnet.serving.policies.clients import ClientLines
 from caatnet.serving.requests import Request
 
 
-class VirtualTokenCounter(Policy):
+class VirtualTokenCounter(ClientLines):
   """The client with the least counter first, each client's in turn.
 
   Attributes:
@@ -37,14 +36,6 @@ class VirtualTokenCounter(Policy):
     super().__init__()
     self.counters: dict[Hashable, float] = collections.defaultdict(float)
     self._costs = input_cost, output_cost
-    self._lines: dict[Hashable, list[tuple[int, Request]]] = {}
-    self._queued: dict[int, Request] = {}
-
-  def push(self, request: Request) -> None:
-    """Puts a request in its client's line, by arrival."""
-    line = self._lines.setdefault(request.client, [])
-    heapq.heappush(line, (request.number, request))
-    self._queued[request.number] = request
 
   def arrived(self, request: Request) -> None:
     """Lifts a client who had nothing in line."""
@@ -53,36 +44,14 @@ class VirtualTokenCounter(Policy):
       own = self.counters[request.client]
       self.counters[request.client] = max(own, least)
 
-  def remove(self, request: Request) -> None:
-    """Takes a request out of its client's line."""
-    del self._queued[request.number]
-    self._prune(request.client)
-
-  def _prune(self, client: Hashable) -> None:
-    line = self._lines[client]
-    while line and line[0][0] not in self._queued:
-      heapq.heappop(line)
-    if not line:
-      del self._lines[client]
-
-  def update(self, request: Request) -> None:
-    """Priorities do not count."""
-
   def peek(self) -> Request | None:
     """Returns the oldest request of the client with the least counter."""
     if not self._lines:
       return None
     client = min(
-      self._lines, key=lambda c: (self.counters[c], self._lines[c][0][0])
+      self._lines, key=lambda c: (self.counters[c], self._lines[c][0][1])
     )
-    return self._lines[client][0][1]
-
-  def __len__(self) -> int:
-    return len(self._queued)
-
-  def waiting(self) -> list[Request]:
-    """Returns all in line."""
-    return list(self._queued.values())
+    return self._lines[client][0][2]
 
   def admitted(self, request: Request, num_read: int) -> None:
     """Charges what is read at the first admission."""

@@ -184,6 +184,17 @@ def test_tokens_are_those_drawn_from_logits_without_a_cache():
   )
 
 
+def test_the_last_token_that_top_k_keeps_is_drawn():
+  """Its logit is the floor, with which it must be compared as it is."""
+  asked = [Request(
+    (0, 16, 11, 2, 27, 5), Stops(18), temperature=0.7, top_k=5, seed=11
+  )]
+  (found,), _ = run(ALONE, asked)
+  tokens, logprobs = by_hand(asked, [found])
+  assert found.tokens == tuple(tokens[0, 5:23])
+  assert logprobs[0, 6] < -3  # the fifth
+
+
 def same(ours, theirs):
   for a, b in zip(ours, theirs, strict=True):
     assert (a.text, a.tokens, a.reason) == (b.text, b.tokens, b.reason)

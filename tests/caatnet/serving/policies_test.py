@@ -1,5 +1,7 @@
 """Laws of policies: fairness within its bound, and who is next."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -136,5 +138,5 @@ def test_longest_prefixes_are_first_and_nobody_starves():
   hits = sum(r.num_hits for r in requests)
   assert hits == (64 - 4) * 40
   order = [r.number % 4 for r in sorted(requests, key=lambda r: r.scheduled_s)]
-  changes = sum(a != b for a, b in zip(order, order[1:], strict=False))
+  changes = sum(a != b for a, b in itertools.pairwise(order))
   assert changes < 8

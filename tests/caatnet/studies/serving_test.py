@@ -1,0 +1,78 @@
+"""The study of serving: a simulated server against the log of a real one."""
+
+import numpy as np
+import pytest
+
+from caatnet.serving.times import Attention, Roofline
+from caatnet.studies.serving import measured, pictures, study, tables
+from configs.serving import vllm_log
+from parallel.hardware.devices import H100
+from parallel.network import inference
+from parallel.network.inference import Step, Transformer
+
+CONFIG = vllm_log.get_config().to_dict() | {"change": 0.0}
+
+
+@pytest.fixture(scope="module")
+def result():
+  return study.run(CONFIG)
+
+
+def test_the_log_comes_out(result, capsys, tmp_path):
+  """Nothing is fitted; what misses is named, and is a tail's or P95."""
+  rows = {row["name"]: row for row in result["rows"]}
+  for name, row in rows.items():
+    if name not in ("TTFT P95", "TPOT P90", "TPOT P95"):
+      assert abs(row["error"]) <= CONFIG["tolerance"], name
+    assert bool(row["suspected"]) == (abs(row["error"]) > CONFIG["tolerance"])
+  tables.show(result)
+  assert "TTFT P95" in capsys.readouterr().out
+  pytest.importorskip("matplotlib")
+  pictures.plot(result, tmp_path / "log.png")
+  assert (tmp_path / "log.png").stat().st_size > 1000
+
+
+def test_pages_are_the_log_s_before_any_request_ends(result):
+  """In the third second 22 requests run, on 1,667 pages: within five."""
+  series, log = np.array(result["series"]), result["log_series"]
+  third = series[(series[:, 1] == log["running"][2]) & (series[:, 0] < 5)]
+  assert np.any(np.abs(third[:, 3] - log["kv_cache_pct"][2]) < 0.2)
+
+
+def test_prompts_that_begin_alike_share_pages(tmp_path):
+  """A file says so; one of another log is refused."""
+  file = tmp_path / "prefixes.csv"
+  file.write_text("request,like,tokens\n2,0,1024\n")
+  config = vllm_log.get_config("test").to_dict() | {"prefixes": str(file)}
+  found = study.run(config)
+  assert found["counts"]["shared_pages"] == 1024 // 16
+  file = tmp_path / "prompts.jsonl"
+  file.write_text('{"input_tok_ids": [1, 2]}\n' * 40)
+  with pytest.raises(ValueError, match=r"config\.prefixes"):
+    study.run(config | {"prefixes": str(file)})
+
+
+def test_profile_gives_back_what_was_measured():
+  """On a point of the grid a step of one chunk is the sum of its operations."""
+  profile = measured.profile()
+  point = {
+    (512, 1024, 8, 256): 3.0, (0, 0, 8, 256): 1.0, (512, 1024, 0, 0): 2.0
+  }
+  attention = Attention(point)
+  assert [attention.time(*p) for p in point] == [3.0, 1.0, 2.0]
+  middle = Attention({(0, 0, 1, 16): 1.0, (0, 0, 1, 32): 2.0})
+  assert middle.time(0, 0, 1, 24) == 1.5
+  one = profile.step_s(np.full(8, 256), [(1024, 512)])
+  assert one > profile.step_s(np.full(8, 256), []) > 0
+  assert measured.profile(2.0).step_s(np.full(8, 256), []) == pytest.approx(
+    2 * profile.step_s(np.full(8, 256), [])
+  )
+
+
+def test_roofline_is_that_of_a_step():
+  """Where all sequences are alike it is the model of a decode step."""
+  model = Transformer(32000, 4096, 32, 32, 32, 11008)
+  machine = inference.machine("gpu:h100:1x8")
+  ours = Roofline(model, H100, machine, p=0.5).step_s(np.full(16, 2048), [])
+  theirs = inference.bounds(model, Step(16, 1, 2048), machine, [0.5] * 64)
+  assert ours == pytest.approx(theirs.with_latency.least)
