@@ -144,6 +144,10 @@ RULES = {
     ),
     NUMPY_ONLY,
   ),
+  "caatnet.serving.device": (
+    ("caatnet.inference", "caatnet.models.paged"),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
   "caatnet.interop": (
     (
       "caatnet.checks",

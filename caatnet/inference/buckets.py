@@ -1,5 +1,11 @@
 """Few sizes, so that few programs are compiled."""
 
+# The shortest chunk: of a small model's step a longer one takes no longer.
+MIN_CHUNK = 16
+
+# Positions that all tables have pages for, if any sequence gets so long.
+SHORT = 1024
+
 
 def bucket(size: int, smallest: int, largest: int, factor: int) -> int:
   """Rounds a size up to one of few: ``smallest * factor**i``, or ``largest``.

@@ -19,17 +19,12 @@ import jax
 import numpy as np
 
 from caatnet.data.tokenizers import Tokenizer
+from caatnet.inference import buckets
 from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import Completion, Request, stacked
 from caatnet.inference.transcripts import Transcript
 from caatnet.models.paged import Batch
-
-# The shortest chunk: of a small model's step a longer one takes no longer.
-_MIN_CHUNK = 16
-
-# Positions that all tables have pages for, if any sequence gets so long.
-_SHORT = 1024
 
 
 @dataclasses.dataclass
@@ -191,7 +186,7 @@ class Generation:
       max((t.num_pages(page_size) for t in self._transcripts), default=1),
       1, decoder.capacity.pages_per_sequence, 2,
     )
-    self._least_pages = min(self._most_pages, -(-_SHORT // page_size))
+    self._least_pages = min(self._most_pages, -(-buckets.SHORT // page_size))
     self._waiting = list(
       zip(range(len(requests)), requests, self._transcripts, strict=True)
     )
@@ -249,7 +244,7 @@ class Generation:
     chunks = [r.chunk() for r in self._replicas]
     read = [min(c.unread, capacity.chunk) if c else 0 for c in chunks]
     num_decodes = bucket(max(map(len, decodes)), 1, capacity.batch, 4)
-    length = bucket(max(read), _MIN_CHUNK, capacity.chunk, 4)
+    length = bucket(max(read), buckets.MIN_CHUNK, capacity.chunk, 4)
     if not num_decodes and not length:
       return None
     last = max(

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from caatnet.inference import buckets
 from caatnet.inference.buckets import bucket
 from caatnet.inference.copies import HostPages
 from caatnet.inference.decoder import Decoder
@@ -31,9 +32,6 @@ from caatnet.serving.executor import Copy, Event, Step
 from caatnet.serving.groups import runs
 from caatnet.serving.measured import MeasuredCosts
 from caatnet.serving.requests import Request
-
-# The shortest chunk: of a small model's step a longer one takes no longer.
-_MIN_CHUNK = 16
 
 
 @dataclasses.dataclass
@@ -219,9 +217,8 @@ class DecoderExecutor:
       assert self._under_way or until_s < float("inf"), "nothing is under way"
       left = until_s - time.perf_counter()
       try:
-        found.append(
-          self._ended.get(timeout=None if left == float("inf") else max(0, left))()
-        )
+        timeout = None if left == float("inf") else max(0.0, left)
+        found.append(self._ended.get(timeout=timeout)())
       except queue.Empty:
         return []
     while not self._ended.empty():
@@ -264,13 +261,16 @@ def _batch(
   num_decodes = bucket(num, 1, capacity.batch, 4)
   num_chunks = bucket(len(chunks), 1, 1 << 30, 2)
   length = bucket(
-    max((c.length for c in chunks), default=0), _MIN_CHUNK, 1 << 30, 4
+    max((c.length for c in chunks), default=0), buckets.MIN_CHUNK, 1 << 30, 4
   )
   last = max(
     int(step.positions.max(initial=0)) + 1,
     *(c.start + c.length for c in chunks), 1, 1,
   )
-  num_pages = bucket(-(-last // size), 1, capacity.pages_per_sequence, 2)
+  most_pages = capacity.pages_per_sequence
+  num_pages = bucket(
+    -(-last // size), min(most_pages, -(-buckets.SHORT // size)), most_pages, 2
+  )
   num_rows = num_decodes + num_chunks
   num_tokens = num_decodes + num_chunks * length
   tokens = np.zeros(num_tokens, np.int32)

@@ -80,7 +80,7 @@ def test_a_run_comes_back_elsewhere_and_nothing_else_changes(name):
   assert all(
     any(np.isnan(x).all() for x in spoilt[page]) for page in (2, 3)
   )
-  host.write(host.stage([1, 4]), 5)  # the second page of the run, then the first
+  host.write(host.stage([1, 4]), 5)  # the run's second page, then its first
   after = [contents(decoder, page) for page in range(PAGES)]
   for page, source in {5: 3, 6: 2}.items():
     assert same(after[page], before[source])

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from caatnet.data.tokenizers import Bytes
-from caatnet.inference import generate
+from caatnet.inference import buckets
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.generate import Generation
 from caatnet.inference.requests import Request, stacked
@@ -50,11 +50,13 @@ def requests():
 
 
 ALONE, TOGETHER = "one at a time", "replicas, lanes on devices"
+SERVER = "lanes on devices"  # for tests/caatnet/serving
 # Ranks, devices, replicas, their devices; batch, pages of a replica.
 SUBJECTS = {
   ALONE: (4, 1, 1, 1, 1, 3),
   # Pages for two whole contexts only, so that slots wait for them.
   TOGETHER: (4, 2, 2, 2, 3, 7),
+  SERVER: (4, 2, 1, 1, 4, 8),
 }
 
 
@@ -250,7 +252,7 @@ def test_tables_grow_with_their_sequences(monkeypatch):
   """With a page at first, tokens are those of tables of all pages."""
   asked = [Request(tuple(range(PAGE_SIZE)), Stops(16), temperature=1.0)]
   expected, _ = run(ALONE, asked)
-  monkeypatch.setattr(generate, "_SHORT", PAGE_SIZE)
+  monkeypatch.setattr(buckets, "SHORT", PAGE_SIZE)
   decoder, _, _ = subject.__wrapped__(ALONE)
   same(Generation(decoder, asked, Bytes()).run(), expected)
   assert {sizes[3][-1] for sizes, *_ in decoder.shapes} == {1, 2, 3}
