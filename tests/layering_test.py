@@ -145,7 +145,7 @@ RULES = {
     NUMPY_ONLY,
   ),
   "caatnet.serving.device": (
-    ("caatnet.inference", "caatnet.models.paged"),
+    ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.interop": (

@@ -2561,6 +2561,20 @@ _GENERATION = [
     "test_one_sequence_s_token_is_written_in_place",
   ),
   Mutant(
+    "caatnet/inference/copies.py", "pages come back in ascending order",
+    "return (*[slice(None)] * (self._dim + 1), list(pages))",
+    "return (*[slice(None)] * (self._dim + 1), sorted(pages))",
+    "tests/caatnet/inference/copies_test.py::"
+    "test_a_run_comes_back_elsewhere_and_nothing_else_changes",
+  ),
+  Mutant(
+    "caatnet/serving/device.py", "a decode is written into its first page",
+    "pages = step.tables[step.slots, step.positions // size]",
+    "pages = step.tables[step.slots, 0 * step.positions]",
+    "tests/caatnet/serving/device_test.py::"
+    "test_everyone_gets_what_a_run_alone_gives",
+  ),
+  Mutant(
     "caatnet/inference/sampling.py", "a token depends on its slot",
     "seed[:, None], positions[:, None].astype(jnp.uint32),",
     "seed[:, None], jnp.arange(seed.size, dtype=jnp.uint32)[:, None],",
