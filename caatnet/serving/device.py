@@ -145,12 +145,11 @@ class DecoderExecutor:
     """Waits for a step's tokens."""
     tokens, logprobs = (np.asarray(x)[0].tolist() for x in result)
     now = time.perf_counter()
-    if not compiled:
-      seconds = now - max(begun, self._last_s)
-      self.costs.add_step(seconds, sum(c.length for c in step.chunks))
-    self._last_s = now
+    seconds, self._last_s = now - max(begun, self._last_s), now
 
     def end():
+      if not compiled:
+        self.costs.add_step(seconds, sum(c.length for c in step.chunks))
       for row, request in drawn:
         if np.isnan(logprobs[row]):
           raise ValueError(
