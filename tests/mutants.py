@@ -2568,6 +2568,19 @@ _GENERATION = [
     "test_a_run_comes_back_elsewhere_and_nothing_else_changes",
   ),
   Mutant(
+    "caatnet/serving/device.py", "a step does not wait for its copies",
+    "while self._unwritten.intersection(step.after):",
+    "while self._unwritten.intersection(()):",
+    "tests/caatnet/serving/device_test.py::"
+    "test_everyone_gets_what_a_run_alone_gives",
+  ),
+  Mutant(
+    "caatnet/serving/measured.py", "a chunk pays for the decodes beside it",
+    "max(0.0, seconds - rest) / count", "seconds / count",
+    "tests/caatnet/serving/measured_test.py::"
+    "test_a_chunk_costs_what_steps_without_one_do_not",
+  ),
+  Mutant(
     "caatnet/serving/device.py", "a decode is written into its first page",
     "pages = step.tables[step.slots, step.positions // size]",
     "pages = step.tables[step.slots, 0 * step.positions]",

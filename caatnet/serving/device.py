@@ -12,13 +12,14 @@ Shape legend: D = decodes, C = chunks, T = tokens of each chunk, N = D + C T,
 S = D + C, P = pages of a table.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import dataclasses
 import queue
 import time
 from typing import Any
 
+import jax
 import numpy as np
 
 from caatnet.inference import buckets
@@ -226,7 +227,7 @@ class DecoderExecutor:
     return found
 
 
-def _pieces(pages: Sequence[int]):
+def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
   """Yields first page and length of runs, cut into few different lengths."""
   for first, count in runs(pages):
     while count:
@@ -237,13 +238,7 @@ def _pieces(pages: Sequence[int]):
 
 def _of_one_replica(tree: Any) -> Any:
   """Gives arrays the leading dim of replicas."""
-  if isinstance(tree, Batch):
-    arrays = {
-      field.name: getattr(tree, field.name)[None]
-      for field in dataclasses.fields(tree) if field.name != "num_decodes"
-    }
-    return Batch(**arrays, num_decodes=tree.num_decodes)
-  return type(tree)(*(x[None] for x in tree))
+  return jax.tree.map(lambda x: x[None], tree)
 
 
 def _batch(

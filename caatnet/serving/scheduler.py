@@ -389,7 +389,6 @@ class Scheduler:
     if len(tokens) == request.max_tokens or request.ends(tokens[-1]):
       self._leave(request, ended=True)
       self._end(request, State.FINISHED, now)
-      return
 
   def _expire(self, now: float) -> None:
     while self._deadlines and self._deadlines[0][0] <= now:
