@@ -8,8 +8,7 @@ another moves runs between the run's array and the host's pages. What comes back
 from the host is staged by that thread, beside the steps, and written into the
 cache by the thread that submits steps, the only one that may hand the cache on.
 
-Shape legend: D = decodes, C = chunks, T = tokens of each chunk, N = D + C T,
-S = D + C, P = pages of a table.
+Shape legend: S = sequences of a step, those of padding among them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,17 +21,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.inference import buckets
+from caatnet.inference import batches, buckets
 from caatnet.inference.buckets import bucket
 from caatnet.inference.copies import HostPages
-from caatnet.inference.decoder import Decoder
-from caatnet.inference.requests import Request as Drawing
-from caatnet.inference.requests import stacked
-from caatnet.models.paged import Batch
+from caatnet.inference.decoder import Capacity, Decoder
+from caatnet.inference.requests import Request as Asked
 from caatnet.serving.executor import Copy, Event, Step
 from caatnet.serving.groups import runs
 from caatnet.serving.measured import MeasuredCosts
-from caatnet.serving.requests import Request
 
 
 @dataclasses.dataclass
@@ -47,7 +43,7 @@ class Drawn:
       a token ends the request, the one behind it may be there, too.
   """
 
-  drawing: Drawing
+  drawing: Asked
   logprobs: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -84,6 +80,7 @@ class DecoderExecutor:
     # Functions that the thread of `wait` calls; each returns an event.
     self._ended: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
     self._events: list[Event] = []
+    self._drawing = batches.Drawing(decoder.capacity.batch)
     self._unwritten: set[int] = set()
     self._under_way = 0
     self._last_s = 0.0
@@ -101,23 +98,31 @@ class DecoderExecutor:
     """Dispatches a step."""
     while self._unwritten.intersection(step.after):
       self._events.append(self._ended.get()())
-    batch, requests = _batch(step, self.decoder)
+    capacity, chunks = self.decoder.capacity, []
+    for chunk in step.chunks:
+      slot = chunk.request.slot
+      self._drawing.set(slot, chunk.request.payload.drawing)
+      chunks.append(
+        batches.Chunk(slot, chunk.start, chunk.tokens, chunk.draws)
+      )
+    sizes = _sizes(step, capacity)
+    batch = batches.batch_of(
+      sizes, capacity.page_size, step.tables, step.slots, step.positions, chunks
+    )
     before = self.decoder.compile_seconds
     begun = time.perf_counter()
     result = self.decoder.step(
-      _of_one_replica(batch), _of_one_replica(stacked(requests)),
-      any(request is not None and request.filters for request in requests),
+      _of_one_replica(batch),
+      _of_one_replica(self._drawing.of(batch.sequences)),
+      bool(self._drawing.filters[step.drawing].any()),
     )
     compiled = self.decoder.compile_seconds > before
-    drawn = [
-      *enumerate(step.decodes),
-      *(
-        (batch.num_decodes + i, chunk.request)
-        for i, chunk in enumerate(step.chunks) if chunk.draws
-      ),
-    ]
+    rows = np.concatenate([
+      np.arange(len(step.decodes)),
+      sizes.decodes + np.flatnonzero([chunk.draws for chunk in step.chunks]),
+    ])
     self._begin(
-      self._tokens, lambda: self._receive(step, result, drawn, begun, compiled)
+      self._tokens, lambda: self._receive(step, result, rows, begun, compiled)
     )
 
   def _begin(
@@ -141,24 +146,25 @@ class DecoderExecutor:
 
   def _receive(
     self, step: Step, result: Sequence[Any],
-    drawn: Sequence[tuple[int, Request]], begun: float, compiled: bool,
+    rows: np.ndarray, begun: float, compiled: bool,
   ) -> Callable[[], Event]:
-    """Waits for a step's tokens."""
-    tokens, logprobs = (np.asarray(x)[0].tolist() for x in result)
+    """Waits for a step's tokens, in some of its rows."""
+    tokens, logprobs = (np.asarray(x)[0, rows] for x in result)
     now = time.perf_counter()
     seconds, self._last_s = now - max(begun, self._last_s), now
 
     def end():
       if not compiled:
         self.costs.add_step(seconds, sum(c.length for c in step.chunks))
-      for row, request in drawn:
-        if np.isnan(logprobs[row]):
-          raise ValueError(
-            f"the logits of the model are NaN after {request.length} tokens of "
-            f"request {request.number}"
-          )
-        request.payload.logprobs.append(logprobs[row])
-      return Event(now, step=step, tokens=[tokens[row] for row, _ in drawn])
+      drawn = step.drawn
+      for i in np.flatnonzero(np.isnan(logprobs)):
+        raise ValueError(
+          f"the logits of the model are NaN after {drawn[i].length} tokens of "
+          f"request {drawn[i].number}"
+        )
+      for request, logprob in zip(drawn, logprobs.tolist(), strict=True):
+        request.payload.logprobs.append(logprob)
+      return Event(now, step=step, tokens=tokens)
 
     return end
 
@@ -241,66 +247,18 @@ def _of_one_replica(tree: Any) -> Any:
   return jax.tree.map(lambda x: x[None], tree)
 
 
-def _batch(
-  step: Step, decoder: Decoder
-) -> tuple[Batch, list[Drawing | None]]:
-  """Returns a step's arrays, in sizes of which there are few.
-
-  Returns:
-    The batch, and how each of its S sequences draws its next token; None for
-    those that draw none.
-  """
-  capacity = decoder.capacity
-  size, num, chunks = capacity.page_size, len(step.decodes), step.chunks
-  num_decodes = bucket(num, 1, capacity.batch, 4)
-  num_chunks = bucket(len(chunks), 1, 1 << 30, 2)
-  length = bucket(
-    max((c.length for c in chunks), default=0), buckets.MIN_CHUNK, 1 << 30, 4
+def _sizes(step: Step, capacity: Capacity) -> batches.Sizes:
+  """Returns the sizes of a step's arrays, of which there are few."""
+  chunks = step.chunks
+  last = int(step.positions.max(initial=0)) + 1
+  last = max([last, *(c.start + c.length for c in chunks)])
+  most = capacity.pages_per_sequence
+  least = min(most, -(-buckets.SHORT // capacity.page_size))
+  return batches.Sizes(
+    bucket(len(step.decodes), 1, capacity.batch, 4),
+    bucket(len(chunks), 1, 1 << 30, 2),
+    bucket(
+      max((c.length for c in chunks), default=0), buckets.MIN_CHUNK, 1 << 30, 4
+    ),
+    bucket(-(-last // capacity.page_size), least, most, 2),
   )
-  last = max(
-    int(step.positions.max(initial=0)) + 1,
-    *(c.start + c.length for c in chunks), 1, 1,
-  )
-  most_pages = capacity.pages_per_sequence
-  num_pages = bucket(
-    -(-last // size), min(most_pages, -(-buckets.SHORT // size)), most_pages, 2
-  )
-  num_rows = num_decodes + num_chunks
-  num_tokens = num_decodes + num_chunks * length
-  tokens = np.zeros(num_tokens, np.int32)
-  positions = np.full(num_tokens, -1, np.int32)
-  places = np.full(num_tokens, -1, np.int32)
-  tables = np.zeros((num_rows, num_pages), np.int32)
-  rows = np.arange(num_rows, dtype=np.int32)
-  sequences = np.full(num_rows, -1, np.int32)
-  drawing: list[Drawing | None] = [None] * num_rows
-
-  tokens[:num], positions[:num] = -1, step.positions
-  pages = step.tables[step.slots, step.positions // size]
-  places[:num] = pages * size + step.positions % size
-  width = min(num_pages, step.tables.shape[1])
-  tables[:num, :width] = step.tables[step.slots, :width]
-  sequences[:num] = step.slots
-  drawing[:num] = [request.payload.drawing for request in step.decodes]
-  for i in range(num_chunks):
-    row, first = num_decodes + i, num_decodes + i * length
-    rows[row] = first
-    if i >= len(chunks):  # padding ends before the first position
-      positions[first : first + length] = np.arange(-length, 0)
-      continue
-    chunk, table = chunks[i], step.tables[chunks[i].request.slot]
-    # Padding of a chunk goes on counting.
-    positions[first : first + length] = chunk.start + np.arange(length)
-    inside = slice(first, first + chunk.length)
-    tokens[inside] = chunk.tokens
-    at = positions[inside]
-    places[inside] = table[at // size] * size + at % size
-    tables[row, :width] = table[:width]
-    rows[row] = first + chunk.length - 1
-    if chunk.draws:
-      sequences[row] = chunk.request.slot
-      drawing[row] = chunk.request.payload.drawing
-  batch = Batch(
-    tokens, positions, places, tables, rows, sequences, num_decodes
-  )
-  return batch, drawing
