@@ -2581,11 +2581,25 @@ _GENERATION = [
     "test_a_chunk_costs_what_steps_without_one_do_not",
   ),
   Mutant(
-    "caatnet/serving/device.py", "a decode is written into its first page",
-    "pages = step.tables[step.slots, step.positions // size]",
-    "pages = step.tables[step.slots, 0 * step.positions]",
+    "caatnet/inference/batches.py", "a decode is written into its first page",
+    "pages = tables[slots, positions // page_size]",
+    "pages = tables[slots, 0 * positions]",
     "tests/caatnet/serving/device_test.py::"
     "test_everyone_gets_what_a_run_alone_gives",
+  ),
+  Mutant(
+    "caatnet/serving/device.py", "a slot draws as the one who had it before",
+    "      self._drawing.set(slot, chunk.request.payload.drawing)\n",
+    "      if not self._drawing.of(np.array([slot])).seed[0]:\n"
+    "        self._drawing.set(slot, chunk.request.payload.drawing)\n",
+    "tests/caatnet/serving/device_test.py::"
+    "test_everyone_gets_what_a_run_alone_gives",
+  ),
+  Mutant(
+    "caatnet/serving/calibration.py", "the compiler's time is a copy's",
+    "      if time:  #", "      if not time:  #",
+    "tests/caatnet/serving/measured_test.py::"
+    "test_the_first_choice_is_made_by_what_was_measured",
   ),
   Mutant(
     "caatnet/inference/sampling.py", "a token depends on its slot",
@@ -3186,7 +3200,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/groups.py", "buddies do not merge",
-    "      while page ^ size in self._free[k]:", "      while False:",
+    "      while page ^ size in free[k]:", "      while False:",
     f"{_SERVING}/pages_test.py::"
     "test_groups_hand_out_each_page_once_and_merge",
   ),

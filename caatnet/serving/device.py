@@ -53,7 +53,8 @@ class DecoderExecutor:
   Attributes:
     decoder: The model and its cache, of one replica.
     host: The host's pages.
-    costs: What steps and copies have taken.
+    costs: What steps have taken, and what copies take alone, which
+      `caatnet.serving.calibration` measures: in serving they wait for steps.
   """
 
   def __init__(self, decoder: Decoder, num_host_pages: int) -> None:
@@ -170,13 +171,10 @@ class DecoderExecutor:
 
   def copy(self, copy: Copy) -> None:
     """Begins a copy of pages."""
-    begun = time.perf_counter()
     pieces = list(_pieces(copy.target if copy.kind == "in" else copy.source))
 
     def event():
-      now = time.perf_counter()
-      self.costs.add_copy(copy.kind, len(pieces), len(copy.source), now - begun)
-      return Event(now, copy=copy)
+      return Event(time.perf_counter(), copy=copy)
 
     if copy.kind == "within":
       places = iter(copy.target)

@@ -5,6 +5,7 @@ priorities, shared prefixes, conversations, and copies that take their time.
 """
 
 import dataclasses
+import os
 
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
@@ -46,11 +47,15 @@ CASE = st.fixed_dictionaries({
 })
 
 
+# So many times more cases, other ones in each run: a soak.
+SOAK = int(os.environ.get("SERVING_SOAK", "0"))
+
+
 def drawn(count):
   """So many cases, always the same ones, and the first that fails as it is."""
   return settings(
-    max_examples=count, deadline=None, derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
+    max_examples=count * max(SOAK, 1), deadline=None, derandomize=not SOAK,
+    database=None, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
   )
 
