@@ -10,6 +10,7 @@
   python -m launch.benchmark --config=configs/benchmark/coded.py
   python -m launch.benchmark --config=configs/benchmark/decoding.py
   python -m launch.benchmark --config=configs/benchmark/serving.py
+  python -m launch.benchmark --config=configs/benchmark/engine.py
 """
 
 import pathlib
@@ -26,6 +27,7 @@ def main() -> None:
   from launch.benchmarks import (
     coded,
     decoding,
+    engine,
     kernels,
     paged_attention,
     programs,
@@ -38,6 +40,7 @@ def main() -> None:
   bodies = {
     "coded": coded.run,
     "decoding": decoding.run,
+    "engine": engine.run,
     "kernels": kernels.run,
     "paged_attention": paged_attention.run,
     "programs": programs.run,

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from caatnet.inference import buckets
+from caatnet.inference.buckets import bucket
+from caatnet.inference.decoder import Capacity
 from caatnet.inference.requests import Request, stacked
 from caatnet.inference.sampling import Sampling
 from caatnet.models.paged import Batch
@@ -46,6 +49,30 @@ class Sizes:
   chunks: int
   length: int
   pages: int
+
+
+def sizes_of(
+  capacity: Capacity, contexts: np.ndarray, chunks: Sequence[tuple[int, int]]
+) -> Sizes:
+  """Returns the sizes of a step's arrays, of which there are few.
+
+  Args:
+    capacity: How much there may be.
+    contexts: How many positions each decode sees with its own, ``[D]``.
+    chunks: Of each chunk its first position and its length.
+  """
+  last = int(max([contexts.max(initial=1), *map(sum, chunks)]))
+  most = capacity.pages_per_sequence
+  least = min(most, -(-buckets.SHORT // capacity.page_size))
+  return Sizes(
+    bucket(len(contexts), 1, capacity.batch, 4),
+    bucket(len(chunks), 1, 1 << 30, 2),
+    bucket(
+      max((length for _, length in chunks), default=0), buckets.MIN_CHUNK,
+      1 << 30, 4,
+    ),
+    bucket(-(-last // capacity.page_size), least, most, 2),
+  )
 
 
 def batch_of(

@@ -39,8 +39,9 @@ def calibrate(
       does to show how far it is.
   """
   chunk = executor.decoder.capacity.chunk
+  batch = executor.decoder.capacity.batch
   jobs = [
-    lambda length=length: _steps(executor, length)
+    lambda length=length: step_s(executor, batch - (length > 0), length)
     for length in (0, -(-chunk // 4), chunk)
   ]
   fitting = [
@@ -53,16 +54,25 @@ def calibrate(
     job()
 
 
-def _steps(executor: DecoderExecutor, length: int) -> None:
-  """Computes steps of all slots, and a chunk of so many tokens; 0 for none."""
+def step_s(
+  executor: DecoderExecutor, num_decodes: int, length: int, times: int = _TIMES
+) -> float:
+  """Computes steps, and returns the median of the seconds that they take.
+
+  Args:
+    executor: It has nothing to do, and none of its pages is held.
+    num_decodes: Decodes of a step, in the middle of the context.
+    length: Tokens of its chunk; 0 for none.
+    times: How many are measured, after one for the compiler.
+  """
   capacity = executor.decoder.capacity
   num_pages = capacity.pages_per_sequence
   asked = Asked((0,), Stops(1))
   request = Request(-1, [0] * max(length, 1), 1, payload=Drawn(asked))
-  request.slot = capacity.batch - 1
-  decodes = np.arange(request.slot if length else capacity.batch)
+  request.slot = num_decodes
+  decodes = np.arange(num_decodes)
   chunks = (Chunk(request, 0, length, draws=True),) if length else ()
-  drawing = np.arange(capacity.batch)
+  drawing = np.arange(num_decodes + len(chunks))
   tables = np.arange(capacity.batch * num_pages, dtype=np.int32)
   tables %= executor.decoder.cache_shape.num_pages
   step = Step(
@@ -71,9 +81,14 @@ def _steps(executor: DecoderExecutor, length: int) -> None:
     tables=tables.reshape(capacity.batch, num_pages), after=(),
     drawing=drawing, epochs=np.zeros_like(drawing),
   )
-  for _ in range(1 + _TIMES):
+  ends = []
+  for number in range(1 + times):
     executor.submit(step)
-    executor.wait(float("inf"))
+    if number:  # one is under way while the next one is made, as in serving
+      ends += [event.time_s for event in executor.wait(float("inf"))]
+  while len(ends) <= times:
+    ends += [event.time_s for event in executor.wait(float("inf"))]
+  return float(np.median(np.diff(ends)))
 
 
 def _copies(executor: DecoderExecutor, runs: Sequence[int]) -> None:

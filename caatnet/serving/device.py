@@ -3,14 +3,15 @@
 Programs run in the order in which they are dispatched, so a step reads what
 copies that were dispatched before it have written, and a copy to the host is a
 run of its own from the moment on in which it is dispatched: what is written
-over its pages afterwards does not change it. One thread waits for tokens, and
-another moves runs between the run's array and the host's pages. What comes back
-from the host is staged by that thread, beside the steps, and written into the
-cache by the thread that submits steps, the only one that may hand the cache on.
+over its pages afterwards does not change it. A thread moves runs between the
+run's array and the host's pages. What comes back from the host is staged by
+that thread, beside the steps, and written into the cache by the thread that
+submits steps, the only one that may hand the cache on.
 
 Shape legend: S = sequences of a step, those of padding among them.
 """
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import dataclasses
@@ -21,10 +22,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.inference import batches, buckets
-from caatnet.inference.buckets import bucket
+from caatnet.inference import batches
 from caatnet.inference.copies import HostPages
-from caatnet.inference.decoder import Capacity, Decoder
+from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import Request as Asked
 from caatnet.serving.executor import Copy, Event, Step
 from caatnet.serving.groups import runs
@@ -75,21 +75,20 @@ class DecoderExecutor:
     self.decoder = decoder
     self.host = HostPages(decoder, num_host_pages)
     self.costs = MeasuredCosts()
-    self._tokens, self._copies = (
-      futures.ThreadPoolExecutor(1, name) for name in ("tokens", "copies")
-    )
-    # Functions that the thread of `wait` calls; each returns an event.
+    self._thread = futures.ThreadPoolExecutor(1, "copies")
+    # Each returns the event of the next step, when it has ended.
+    self._steps: collections.deque[Callable[[], Event]] = collections.deque()
+    # Of copies that have ended: each returns the event.
     self._ended: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
     self._events: list[Event] = []
     self._drawing = batches.Drawing(decoder.capacity.batch)
     self._unwritten: set[int] = set()
-    self._under_way = 0
+    self._num_copies = 0
     self._last_s = 0.0
 
   def close(self) -> None:
-    """Ends the threads, once what is under way has ended."""
-    self._tokens.shutdown()
-    self._copies.shutdown()
+    """Ends the thread, once what is under way has ended."""
+    self._thread.shutdown()
 
   def now(self) -> float:
     """Returns the time in seconds, on a clock that only goes on."""
@@ -98,7 +97,7 @@ class DecoderExecutor:
   def submit(self, step: Step) -> None:
     """Dispatches a step."""
     while self._unwritten.intersection(step.after):
-      self._events.append(self._ended.get()())
+      self._events.append(self._next_copy())
     capacity, chunks = self.decoder.capacity, []
     for chunk in step.chunks:
       slot = chunk.request.slot
@@ -106,7 +105,9 @@ class DecoderExecutor:
       chunks.append(
         batches.Chunk(slot, chunk.start, chunk.tokens, chunk.draws)
       )
-    sizes = _sizes(step, capacity)
+    sizes = batches.sizes_of(
+      capacity, step.positions + 1, [(c.start, c.length) for c in step.chunks]
+    )
     batch = batches.batch_of(
       sizes, capacity.page_size, step.tables, step.slots, step.positions, chunks
     )
@@ -122,15 +123,13 @@ class DecoderExecutor:
       np.arange(len(step.decodes)),
       sizes.decodes + np.flatnonzero([chunk.draws for chunk in step.chunks]),
     ])
-    self._begin(
-      self._tokens, lambda: self._receive(step, result, rows, begun, compiled)
+    self._steps.append(
+      lambda: self._receive(step, result, rows, begun, compiled)
     )
 
-  def _begin(
-    self, pool: futures.ThreadPoolExecutor, work: Callable[[], Any]
-  ) -> None:
-    """Lets a thread do something that returns what returns the event."""
-    self._under_way += 1
+  def _begin(self, work: Callable[[], Callable[[], Event]]) -> None:
+    """Lets the thread do something that returns what returns the event."""
+    self._num_copies += 1
 
     def run():
       try:
@@ -143,31 +142,33 @@ class DecoderExecutor:
 
       self._ended.put(end)
 
-    pool.submit(run)
+    self._thread.submit(run)
+
+  def _next_copy(self, timeout: float | None = None) -> Event:
+    """Waits for a copy to end."""
+    end = self._ended.get(timeout=timeout)
+    self._num_copies -= 1
+    return end()
 
   def _receive(
     self, step: Step, result: Sequence[Any],
     rows: np.ndarray, begun: float, compiled: bool,
-  ) -> Callable[[], Event]:
+  ) -> Event:
     """Waits for a step's tokens, in some of its rows."""
     tokens, logprobs = (np.asarray(x)[0, rows] for x in result)
     now = time.perf_counter()
     seconds, self._last_s = now - max(begun, self._last_s), now
-
-    def end():
-      if not compiled:
-        self.costs.add_step(seconds, sum(c.length for c in step.chunks))
-      drawn = step.drawn
-      for i in np.flatnonzero(np.isnan(logprobs)):
-        raise ValueError(
-          f"the logits of the model are NaN after {drawn[i].length} tokens of "
-          f"request {drawn[i].number}"
-        )
-      for request, logprob in zip(drawn, logprobs.tolist(), strict=True):
-        request.payload.logprobs.append(logprob)
-      return Event(now, step=step, tokens=tokens)
-
-    return end
+    if not compiled:
+      self.costs.add_step(seconds, sum(c.length for c in step.chunks))
+    drawn = step.drawn
+    for i in np.flatnonzero(np.isnan(logprobs)):
+      raise ValueError(
+        f"the logits of the model are NaN after {drawn[i].length} tokens of "
+        f"request {drawn[i].number}"
+      )
+    for request, logprob in zip(drawn, logprobs.tolist(), strict=True):
+      request.payload.logprobs.append(logprob)
+    return Event(now, step=step, tokens=tokens)
 
   def copy(self, copy: Copy) -> None:
     """Begins a copy of pages."""
@@ -183,7 +184,7 @@ class DecoderExecutor:
         target = [next(places) for _ in range(count)]
         assert target == list(range(target[0], target[0] + count))
         self.host.write(run, target[0])
-      self._begin(self._copies, lambda: event)
+      self._begin(lambda: event)
     elif copy.kind == "out":
       taken = [self.host.read(first, count) for first, count in pieces]
 
@@ -194,7 +195,7 @@ class DecoderExecutor:
           del places[:count]
         return event
 
-      self._begin(self._copies, keep)
+      self._begin(keep)
     else:
       self._unwritten.add(copy.number)
 
@@ -212,22 +213,27 @@ class DecoderExecutor:
 
         return write
 
-      self._begin(self._copies, stage)
+      self._begin(stage)
 
   def wait(self, until_s: float) -> list[Event]:
-    """Waits until something has ended, or for a time."""
+    """Waits until something has ended, or for a time.
+
+    If steps are under way it waits for the first of them, whatever the time:
+    to ask another thread to do so takes longer than a small model's step.
+    """
     found, self._events = self._events, []
-    if not found:
-      assert self._under_way or until_s < float("inf"), "nothing is under way"
+    if not found and self._steps:
+      found.append(self._steps.popleft()())
+    elif not found:
+      assert self._num_copies or until_s < float("inf"), "nothing is under way"
       left = until_s - time.perf_counter()
       try:
         timeout = None if left == float("inf") else max(0.0, left)
-        found.append(self._ended.get(timeout=timeout)())
+        found.append(self._next_copy(timeout))
       except queue.Empty:
         return []
     while not self._ended.empty():
-      found.append(self._ended.get()())
-    self._under_way -= len(found)
+      found.append(self._next_copy())
     return found
 
 
@@ -243,20 +249,3 @@ def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
 def _of_one_replica(tree: Any) -> Any:
   """Gives arrays the leading dim of replicas."""
   return jax.tree.map(lambda x: x[None], tree)
-
-
-def _sizes(step: Step, capacity: Capacity) -> batches.Sizes:
-  """Returns the sizes of a step's arrays, of which there are few."""
-  chunks = step.chunks
-  last = int(step.positions.max(initial=0)) + 1
-  last = max([last, *(c.start + c.length for c in chunks)])
-  most = capacity.pages_per_sequence
-  least = min(most, -(-buckets.SHORT // capacity.page_size))
-  return batches.Sizes(
-    bucket(len(step.decodes), 1, capacity.batch, 4),
-    bucket(len(chunks), 1, 1 << 30, 2),
-    bucket(
-      max((c.length for c in chunks), default=0), buckets.MIN_CHUNK, 1 << 30, 4
-    ),
-    bucket(-(-last // capacity.page_size), least, most, 2),
-  )

@@ -152,14 +152,14 @@ class Watched(DecoderExecutor):
       for shard in x.addressable_shards
     )
 
-  def _begin(self, pool, work):
-    late_s = self._rng.exponential(4e-3) if pool is self._copies else 0.0
+  def _begin(self, work):
+    late_s = self._rng.exponential(4e-3)
 
     def later():
       time.sleep(late_s)
       return work()
 
-    super()._begin(pool, later)
+    super()._begin(later)
 
 
 class Run:

@@ -46,21 +46,15 @@ class Slow(DecoderExecutor):
 
   def __init__(self, decoder, what):
     super().__init__(decoder, 20)
-    self._what, self._chunks = what, False
+    self._what = what
 
-  def submit(self, step):
-    self._chunks = bool(step.chunks)
-    super().submit(step)
+  def _receive(self, step, *args):
+    time.sleep(0.1 * (self._what == "chunks" and bool(step.chunks)))
+    return super()._receive(step, *args)
 
-  def _begin(self, pool, work):
-    of_chunk = pool is self._tokens and self._chunks
-    slow = {"copies": pool is self._copies, "chunks": of_chunk}[self._what]
-
-    def later():
-      time.sleep(0.1 * slow)
-      return work()
-
-    super()._begin(pool, later)
+  def copy(self, copy):
+    time.sleep(0.1 * (self._what == "copies"))
+    super().copy(copy)
 
 
 @pytest.mark.parametrize("slow", ["copies", "chunks"])
