@@ -144,6 +144,10 @@ RULES = {
     ),
     NUMPY_ONLY,
   ),
+  "caatnet.serving.calibration": (
+    ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
   "caatnet.serving.device": (
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax"),

@@ -6,10 +6,10 @@ r"""Time of the scheduler for a step: 256 running and 1,000 waiting requests.
 For each policy a server is kept full: whenever a request ends another one
 arrives. Prompts begin with one of some system prompts, whose pages are found;
 priorities change; pages are so few that requests give way in one step of
-twenty, which the table says. Timed is all that the scheduler does for a step: to
-make it, to take in its tokens, and to note priorities that have changed. What a
-request takes when it arrives, most of it to name its prompt's pages, has a
-column of its own. Nothing is computed.
+twenty, which the table says. Timed is all that the scheduler does for a step:
+to make it, to take in its tokens, and to note priorities that have changed.
+What a request takes when it arrives, most of it to name its prompt's pages, has
+a column of its own. Nothing is computed.
 
 Aims: a median below 200 us and a P99 below 1 ms for each policy. It takes two
 minutes; `serving.py:test` seconds.
