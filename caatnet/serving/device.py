@@ -57,15 +57,23 @@ class DecoderExecutor:
   Attributes:
     decoder: The model and its cache, of one replica.
     host: The host's pages.
+    factor: Sizes of steps grow by it.
     costs: What steps and copies have taken.
   """
 
-  def __init__(self, decoder: Decoder, num_host_pages: int) -> None:
+  def __init__(
+    self, decoder: Decoder, num_host_pages: int, factor: int = 4,
+    filters: bool = False,
+  ) -> None:
     """Takes the host's memory.
 
     Args:
       decoder: With one replica, and no sequences.
       num_host_pages: How many pages the host keeps at a time.
+      factor: Decodes of a step, and tokens of a chunk, come in sizes each of
+        which is so many times the one before.
+      filters: Whether all steps look at top-k and top-p, so that those with
+        such requests run no programs of their own.
 
     Raises:
       ValueError: The decoder has several replicas.
@@ -75,14 +83,17 @@ class DecoderExecutor:
         f"config.parallel.data={decoder.num_replicas}: a server has one "
         "replica; start one for each"
       )
-    self.decoder = decoder
+    self.decoder, self.factor, self._filters = decoder, factor, filters
     self.host = HostPages(decoder, num_host_pages)
     self.costs = MeasuredCosts()
     self._tokens, self._copies = (
       futures.ThreadPoolExecutor(1, name) for name in ("tokens", "copies")
     )
     # Functions that the thread of `wait` calls; each returns an event.
-    self._ended: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
+    # None of one that only wakes.
+    self._ended: queue.SimpleQueue[Callable[[], Event | None]] = (
+      queue.SimpleQueue()
+    )
     self._events: list[Event] = []
     self._unwritten: set[int] = set()
     self._under_way = 0
@@ -100,13 +111,13 @@ class DecoderExecutor:
   def submit(self, step: Step) -> None:
     """Dispatches a step."""
     while self._unwritten.intersection(step.after):
-      self._events.append(self._ended.get()())
-    batch, requests = _batch(step, self.decoder)
+      self._events += self._take(None)
+    batch, requests = _batch(step, self.decoder, self.factor)
     before = self.decoder.compile_seconds
     begun = time.perf_counter()
     result = self.decoder.step(
-      _of_one_replica(batch), _of_one_replica(stacked(requests)),
-      any(request is not None and request.filters for request in requests),
+      of_one_replica(batch), of_one_replica(stacked(requests)),
+      self._filters or any(r is not None and r.filters for r in requests),
     )
     compiled = self.decoder.compile_seconds > before
     drawn = [
@@ -218,13 +229,22 @@ class DecoderExecutor:
       left = until_s - time.perf_counter()
       try:
         timeout = None if left == float("inf") else max(0.0, left)
-        found.append(self._ended.get(timeout=timeout)())
+        found += self._take(timeout)
       except queue.Empty:
         return []
     while not self._ended.empty():
-      found.append(self._ended.get()())
+      found += self._take(None)
     self._under_way -= len(found)
     return found
+
+  def wake(self) -> None:
+    """Lets `wait` return; for a thread that has news for the one that waits."""
+    self._ended.put(lambda: None)
+
+  def _take(self, timeout: float | None) -> list[Event]:
+    """Waits for what comes next: an event, or nothing if it is to wake."""
+    event = self._ended.get(timeout=timeout)()
+    return [] if event is None else [event]
 
 
 def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -236,13 +256,13 @@ def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
       first, count = first + size, count - size
 
 
-def _of_one_replica(tree: Any) -> Any:
+def of_one_replica(tree: Any) -> Any:
   """Gives arrays the leading dim of replicas."""
   return jax.tree.map(lambda x: x[None], tree)
 
 
 def _batch(
-  step: Step, decoder: Decoder
+  step: Step, decoder: Decoder, factor: int
 ) -> tuple[Batch, list[Drawing | None]]:
   """Returns a step's arrays, in sizes of which there are few.
 
@@ -252,10 +272,12 @@ def _batch(
   """
   capacity = decoder.capacity
   size, num, chunks = capacity.page_size, len(step.decodes), step.chunks
-  num_decodes = bucket(num, 1, capacity.batch, 4)
+  # With chunks there is room for a decode, which spares programs without.
+  num_decodes = bucket(num or 1, 1, capacity.batch, factor)
   num_chunks = bucket(len(chunks), 1, 1 << 30, 2)
   length = bucket(
-    max((c.length for c in chunks), default=0), buckets.MIN_CHUNK, 1 << 30, 4
+    max((c.length for c in chunks), default=0), buckets.MIN_CHUNK, 1 << 30,
+    factor,
   )
   last = max(
     int(step.positions.max(initial=0)) + 1,

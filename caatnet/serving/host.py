@@ -47,6 +47,7 @@ class Host:
   """The pages of the host's memory.
 
   Attributes:
+    num_pages: How many pages it has.
     page_size: The tokens of a page.
   """
 
@@ -60,10 +61,15 @@ class Host:
     """
     self.page_size, self._reserve = page_size, reserve
     self._groups = Groups(num_pages)
-    self._num_pages = num_pages
+    self.num_pages = num_pages
     self._copies: collections.OrderedDict[Hashable, HostCopy] = (
       collections.OrderedDict()
     )
+
+  @property
+  def num_used(self) -> int:
+    """How many pages hold copies, or have room for what is to come."""
+    return self.num_pages - self._groups.num_free
 
   def valid(self, owner: Hashable) -> int:
     """Returns how many tokens of an owner's sequence the host has."""
@@ -168,4 +174,4 @@ class Host:
     """Asserts that each page has one owner or is free."""
     pages = [p for c in self._copies.values() for p in c.pages]
     assert len(set(pages)) == len(pages)
-    assert len(pages) + self._groups.num_free == self._num_pages
+    assert len(pages) + self._groups.num_free == self.num_pages

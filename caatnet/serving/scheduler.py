@@ -386,7 +386,7 @@ class Scheduler:
   def _look(self, request: Request, now: float) -> None:
     """Looks whether a request's new token ends it."""
     tokens = request.tokens
-    if len(tokens) == request.max_tokens or request.ends(tokens[-1]):
+    if request.ends(tokens[-1]) or len(tokens) == request.max_tokens:
       self._leave(request, ended=True)
       self._end(request, State.FINISHED, now)
 

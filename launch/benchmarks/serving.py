@@ -111,7 +111,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
     missing = options.running + options.waiting - len(scheduler.requests)
     for _ in range(missing):
       scheduler.add(load.request(priorities.first(), executor.now()))
-    before = len(scheduler.counts.decisions)
+    before = scheduler.counts.preemptions.total()
     start = time.perf_counter()
     if priorities.due():
       for request in priorities.update(scheduler.requests):
@@ -124,7 +124,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
     if len(seconds) > options.warm_up:
       running.append(len(scheduler.running))
       waiting.append(len(scheduler.policy))
-      preempting += len(scheduler.counts.decisions) > before
+      preempting += scheduler.counts.preemptions.total() > before
   times = 1e6 * np.array(seconds[options.warm_up :])
   counts = pages.counts
   return {
