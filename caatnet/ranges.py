@@ -173,6 +173,7 @@ RANGES = {
   "benchmark.processes": COUNT,
   "benchmark.running": COUNT,
   "benchmark.waiting": COUNT,
+  "benchmark.streams": COUNT,
   "benchmark.pages": COUNT,
   "benchmark.warm_up": COUNT_OR_NONE,
   "benchmark.steps": COUNT,

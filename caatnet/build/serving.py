@@ -21,9 +21,9 @@ from caatnet.serving.pages import Pages
 from caatnet.serving.policies import registry
 from caatnet.serving.scheduler import Limits, Scheduler
 
-# Sizes of steps grow by this factor: each is a program, and to compile a few of
-# them takes as long as users wait gladly.
-_FACTOR = 16
+# Numbers of decodes grow by this factor: each is a program for every length of
+# a chunk, and to compile more of them takes longer than users wait.
+FACTOR = 16
 # The share of free memory that the cache takes at most, and the host's pages.
 _CACHE_SHARE, _HOST_SHARE = 0.5, 0.25
 _SECTION = "serving."
@@ -130,7 +130,7 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
     chunk=capacity.chunk, chunks=1, growth=chosen.growth,
     preempt=chosen.preempt, wait_s=chosen.wait_s, keep_turns=chosen.keep_turns,
   )
-  executor = DecoderExecutor(decoder, host_pages, _FACTOR, filters=True)
+  executor = DecoderExecutor(decoder, host_pages, FACTOR, filters=True)
   pages = Pages(shape.num_pages, shape.page_size, chosen.reuse)
   scheduler = Scheduler(
     limits, registry.make(chosen.policy, pages), pages,

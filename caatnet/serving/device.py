@@ -34,6 +34,9 @@ from caatnet.serving.groups import runs
 from caatnet.serving.measured import MeasuredCosts
 from caatnet.serving.requests import Request
 
+# The lengths of chunks for which there are programs grow by it.
+CHUNK_FACTOR = 4
+
 
 @dataclasses.dataclass
 class Drawn:
@@ -57,7 +60,7 @@ class DecoderExecutor:
   Attributes:
     decoder: The model and its cache, of one replica.
     host: The host's pages.
-    factor: Sizes of steps grow by it.
+    factor: The numbers of decodes for which there are programs grow by it.
     costs: What steps and copies have taken.
   """
 
@@ -70,8 +73,8 @@ class DecoderExecutor:
     Args:
       decoder: With one replica, and no sequences.
       num_host_pages: How many pages the host keeps at a time.
-      factor: Decodes of a step, and tokens of a chunk, come in sizes each of
-        which is so many times the one before.
+      factor: Decodes of a step come in sizes each of which is so many times
+        the one before.
       filters: Whether all steps look at top-k and top-p, so that those with
         such requests run no programs of their own.
 
@@ -277,7 +280,7 @@ def _batch(
   num_chunks = bucket(len(chunks), 1, 1 << 30, 2)
   length = bucket(
     max((c.length for c in chunks), default=0), buckets.MIN_CHUNK, 1 << 30,
-    factor,
+    CHUNK_FACTOR,
   )
   last = max(
     int(step.positions.max(initial=0)) + 1,

@@ -18,7 +18,7 @@ from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import stacked
 from caatnet.models.paged import Batch
-from caatnet.serving.device import of_one_replica
+from caatnet.serving.device import CHUNK_FACTOR, of_one_replica
 
 
 def keep_programs(folder: str) -> None:
@@ -51,8 +51,8 @@ def shapes(decoder: Decoder, factor: int) -> list[tuple[int, int]]:
     Pairs of how many decodes, and the length of a chunk; 0 for none.
   """
   capacity = decoder.capacity
-  most = bucket(capacity.chunk, buckets.MIN_CHUNK, 1 << 30, factor)
-  lengths = _sizes(buckets.MIN_CHUNK, most, factor)
+  most = bucket(capacity.chunk, buckets.MIN_CHUNK, 1 << 30, CHUNK_FACTOR)
+  lengths = _sizes(buckets.MIN_CHUNK, most, CHUNK_FACTOR)
   return list(
     itertools.product(_sizes(1, capacity.batch, factor), [0, *lengths])
   )

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from caatnet.show.tables import table
+
 _CONSOLE = Console(highlight=False, soft_wrap=True)
 
 
@@ -47,3 +49,24 @@ def announce(
     f"on the host ({has['host_gb']:.2f} GB); {chosen.policy}, preempt="
     f"{chosen.preempt}, queue {chosen.queue:,}"
   )
+
+
+def show_times(result: dict[str, Any]) -> None:
+  """Prints what `caatnet.serving.server.client.summary` returns."""
+  measures = result["measures"]
+  columns = list(measures["TTFT"])
+  table(
+    f"{result['requests']:,} requests, {result['tokens']:,} tokens, "
+    f"{result['tokens_per_second']:,.0f} tokens/s; milliseconds",
+    ["", *columns],
+    [
+      [name, f"{of['n']:,}", *(f"{1e3 * of[c]:,.1f}" for c in columns[1:])]
+      for name, of in measures.items()
+    ],
+  )
+  if result.get("left_out"):
+    say(f"{result['left_out']:,} requests are longer than the model's context")
+  for error in result["errors"][:5]:
+    say(f"failed: {error}")
+  if result["errors"]:
+    say(f"{len(result['errors']):,} requests failed")

@@ -12,7 +12,6 @@ Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 2501.14312), algorithm 1.
 """
 
-import collections
 from collections.abc import Callable, Hashable
 
 from caatnet.serving.policies.clients import ClientLines
@@ -42,7 +41,7 @@ class DeficitLongestPrefix(ClientLines):
       output_cost: The cost of a token drawn, in tokens read.
     """
     super().__init__()
-    self.deficits: dict[Hashable, float] = collections.defaultdict(float)
+    self.deficits = self._served
     self._hits, self._quantum, self._cost = hits, quantum, output_cost
     self._roots: dict[bytes, dict[int, Request]] = {}
 

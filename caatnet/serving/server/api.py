@@ -1,12 +1,7 @@
-"""The interface over HTTP: what it answers, and what it refuses.
-
-A client who goes takes its sequences along, whether it streams or not. Until
-the first token an error has a status code of its own, in a stream, too.
-"""
+"""The interface over HTTP: what it answers, and what it refuses."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -22,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference import requests as inference
@@ -33,7 +27,8 @@ from caatnet.serving.device import Drawn
 from caatnet.serving.server import answers, fields
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked
-from caatnet.serving.server.service import Call, Choice, News, Service
+from caatnet.serving.server.replies import Json, Reply, refusal
+from caatnet.serving.server.service import Call, Choice, Service
 
 _LOG = logging.getLogger(__name__)
 _PAGE = pathlib.Path(__file__).with_name("page.html")
@@ -137,8 +132,7 @@ class Api:
     return guarded
 
   def _refusal(self, error: ApiError) -> Response:
-    self.service.metrics.answered(error.status)
-    return _Json(error.body, error.status, headers=error.headers)
+    return refusal(error, self.service)
 
   async def _not_found(self, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
@@ -164,16 +158,17 @@ class Api:
       )
 
   async def _models(self, request: Request) -> Response:
-    return _Json({"object": "list", "data": [self._card()]})
+    return Json({"object": "list", "data": [self._card()]})
 
   async def _model(self, request: Request) -> Response:
     self._check_model(request.path_params["name"])
-    return _Json(self._card())
+    return Json(self._card())
 
   def _card(self) -> dict[str, Any]:
     return {
       "id": self._name, "object": "model", "created": self._created,
       "owned_by": "caatnet", "max_model_len": self._bounds.context,
+      "vocab_size": self._bounds.vocab_size,
     }
 
   def _check_model(self, name: Any) -> None:
@@ -199,7 +194,7 @@ class Api:
     body = {"status": self.status}
     if self.service.error is not None:
       body["error"] = str(self.service.error)
-    return _Json(body, code)
+    return Json(body, code)
 
   async def _state(self, request: Request) -> Response:
     state = await self.service.state()
@@ -207,7 +202,7 @@ class Api:
       "model": self._name, "status": self.status,
       "open": self.service.num_open, "places": self._bounds.places,
     }
-    return _Json(own | state, headers={"Cache-Control": "no-store"})
+    return Json(own | state, headers={"Cache-Control": "no-store"})
 
   async def _metrics(self, request: Request) -> Response:
     text = self.service.metrics.text(await self.service.state())
@@ -308,7 +303,7 @@ class Api:
         )
     answer = answers.Answer(asked, self._name, self._tokenizer, echoed)
     self.service.submit(call)
-    return _Reply(self.service, call, answer)
+    return Reply(self.service, call, answer)
 
   def _check_open(self, count: int) -> None:
     """Refuses sequences for which there is no place now."""
@@ -380,109 +375,3 @@ def _name_of(request: Request) -> str:
   """Returns a name for who shows a key; "" for nobody."""
   key = request.headers.get("authorization", "")
   return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""
-
-
-class _Json(Response):
-  """JSON."""
-
-  media_type = "application/json"
-
-  def render(self, content: Any) -> bytes:
-    return answers.as_json(content)
-
-
-class _Reply(Response):
-  """Answers when there is something to say, while it listens to the client."""
-
-  def __init__(
-    self, service: Service, call: Call, answer: answers.Answer
-  ) -> None:
-    """Takes a call that the service has begun."""
-    self._service, self._call, self._answer = service, call, answer
-    self.background = None
-    self.status_code = 200
-
-  async def __call__(
-    self, scope: Scope, receive: Receive, send: Send
-  ) -> None:
-    listening = asyncio.create_task(self._listen(receive))
-    try:
-      if self._answer.asked.stream:
-        await self._stream(scope, receive, send)
-      else:
-        await self._whole(scope, receive, send)
-    finally:
-      listening.cancel()
-      self._service.close(self._call)
-
-  async def _listen(self, receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-      pass
-    self._call.leave()
-
-  async def _next(self) -> Sequence[News]:
-    """Waits for news; there are none if the client has gone.
-
-    Raises:
-      ApiError: The engine has failed, or a sequence has ended without tokens.
-    """
-    found = await self._call.next()
-    for news in found:
-      if news.token is None:
-        assert news.state is not None
-        raise answers.failure(news.state, self._answer.asked)
-    return found
-
-  async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-    news: list[News] = []
-    choices = self._call.choices
-    try:
-      while self._call.num_open:
-        found = await self._next()
-        if not found and self._call.gone:
-          return
-        news += found
-    except ApiError as error:
-      await self._refuse(error)(scope, receive, send)
-      return
-    self._service.metrics.answered(200)
-    body = self._answer.whole(choices, news)
-    await _Json(body)(scope, receive, send)
-
-  def _refuse(self, error: ApiError) -> Response:
-    self._service.metrics.answered(error.status)
-    return _Json(error.body, error.status, headers=error.headers)
-
-  async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
-    try:
-      found = await self._next()
-    except ApiError as error:
-      await self._refuse(error)(scope, receive, send)
-      return
-    self._service.metrics.answered(200)
-    await send({
-      "type": "http.response.start", "status": 200,
-      "headers": [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-      ],
-    })
-    last = b""
-    with contextlib.suppress(OSError):
-      while not self._call.gone:
-        parts = b"".join(map(self._answer.chunk, found))
-        if not self._call.num_open:
-          last = self._answer.last(self._call.choices)
-          await _send(send, parts + last, more=False)
-          return
-        if parts:
-          await _send(send, parts, more=True)
-        try:
-          found = await self._next()
-        except ApiError as error:
-          await _send(send, answers.event(error.body), more=False)
-          return
-
-
-async def _send(send: Send, body: bytes, more: bool) -> None:
-  await send({"type": "http.response.body", "body": body, "more_body": more})

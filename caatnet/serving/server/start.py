@@ -28,11 +28,12 @@ class Options(Protocol):
   drain_s: float
 
 
-def key(path: str) -> str:
+def key(path: str, flag: str = "api_key_file") -> str:
   """Returns the key that clients must show; "" for none.
 
   Args:
     path: A file that has it; "" for the environment variable ``KEY``.
+    flag: The flag that names the file.
 
   Raises:
     ValueError: The file cannot be read, or is empty.
@@ -42,9 +43,9 @@ def key(path: str) -> str:
   try:
     found = pathlib.Path(path).read_text().strip()
   except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f"--api_key_file={path}: {error}") from error
+    raise ValueError(f"--{flag}={path}: {error}") from error
   if not found:
-    raise ValueError(f"--api_key_file={path} is empty")
+    raise ValueError(f"--{flag}={path} is empty")
   return found
 
 

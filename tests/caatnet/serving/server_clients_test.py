@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import signal
 import socket
 import struct
 import time
@@ -155,12 +156,9 @@ def test_who_has_gone_before_the_end_is_cancelled(server):
   ends = metrics._ends.labels(State.CANCELLED.value)
   before = ends._value.get()
   for stream in (True, False):
-    with pytest.raises(httpx2.TimeoutException), httpx2.Client() as client:
-      response = client.post(
-        f"{server.url}/v1/completions", timeout=0.02,
-        json=ask("gone", max_tokens=90, stream=stream, n=4, ignore_eos=True),
-      )
-      assert not response
+    fields = ask("gone", max_tokens=90, stream=stream, n=4, ignore_eos=True)
+    with pytest.raises(httpx2.TimeoutException):
+      httpx2.post(f"{server.url}/v1/completions", json=fields, timeout=0.02)
   all_is_back(server)
   assert ends._value.get() >= before + 2
 
@@ -195,3 +193,16 @@ def test_an_engine_that_fails_says_so_and_hangs_nobody(monkeypatch):
     assert health.status_code == 503
     assert health.json()["status"] == "broken"
     assert httpx2.get(f"{server.url}/state").status_code == 200
+
+
+def test_what_takes_too_long_after_a_signal_is_cut_off():
+  with small_server.running(drain_s=0.1) as running:
+    fields = ask("long", max_tokens=90, stream=True, ignore_eos=True, n=40)
+    url = f"{running.url}/v1/completions"
+    with httpx2.stream("POST", url, json=fields, timeout=60) as answer:
+      lines = filter(None, answer.iter_lines())
+      next(lines)
+      running.server.handle_exit(signal.SIGINT, None)
+      *_, last = lines
+    assert "the server has ended" in last
+  assert running.server.exit_code == 1

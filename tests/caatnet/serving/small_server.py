@@ -83,12 +83,13 @@ class Running:
   """A server that runs.
 
   Attributes:
+    server: The server.
     api: What it serves.
     port: Where.
   """
 
-  def __init__(self, api, port):
-    self.api, self.port = api, port
+  def __init__(self, server, port):
+    self.server, self.api, self.port = server, server.api, port
     self.url = f"http://127.0.0.1:{port}"
 
 
@@ -105,7 +106,7 @@ def running(template=TEMPLATE, key="", **options):
   thread = threading.Thread(target=server.serve_on, args=(listener,))
   thread.start()
   try:
-    yield Running(server.api, listener.getsockname()[1])
+    yield Running(server, listener.getsockname()[1])
   finally:
     server.should_exit = True
     thread.join()
