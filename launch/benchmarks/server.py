@@ -23,7 +23,7 @@ from caatnet.serving.device import Drawn
 from caatnet.serving.engine import replay
 from caatnet.serving.requests import Request
 from caatnet.serving.server import client, http, start
-from caatnet.show import tables
+from caatnet.show import servers, tables
 from caatnet.train.records import environment
 from parallel.axes import Axis, make_mesh
 
@@ -51,8 +51,8 @@ def _measure(config: Any, batch: int) -> dict[str, Any]:
   prompts = np.random.default_rng(0).integers(
     config.model.vocab_size, size=(options.streams, options.prompt)
   ).tolist()
-  for _ in warm_up.warm_up(decoder, serving.FACTOR):
-    pass
+  sizes = decoder, serving.FACTOR
+  servers.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
   rounds = []
   with futures.ProcessPoolExecutor(
     1, multiprocessing.get_context("spawn")

@@ -147,8 +147,10 @@ class Answer:
         ] if best else None,
         "text_offset": [item.offset for item in news],
       }
+    # A token that is a part of a character has no text of its own.
     found = [
-      {"token": text, "logprob": item.logprob, "bytes": list(text.encode())}
+      {"token": text, "logprob": item.logprob,
+       "bytes": None if "\ufffd" in text else list(text.encode())}
       for text, item in zip(texts, news, strict=True)
     ]
     return {"content": [

@@ -154,13 +154,14 @@ def test_who_has_gone_before_the_end_is_cancelled(server):
   """Whether it streams or not; tokens are not drawn for nobody."""
   metrics = server.api.service.metrics
   ends = metrics._ends.labels(State.CANCELLED.value)
-  before = ends._value.get()
+  before, steps = ends._value.get(), drained(server)["steps"]
   for stream in (True, False):
     fields = ask("gone", max_tokens=90, stream=stream, n=4, ignore_eos=True)
     with pytest.raises(httpx2.TimeoutException):
       httpx2.post(f"{server.url}/v1/completions", json=fields, timeout=0.02)
   all_is_back(server)
   assert ends._value.get() >= before + 2
+  assert drained(server)["steps"] - steps < 90
 
 
 def test_turns_of_a_conversation_continue_what_is_kept(server):
