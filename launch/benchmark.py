@@ -11,6 +11,7 @@
   python -m launch.benchmark --config=configs/benchmark/decoding.py
   python -m launch.benchmark --config=configs/benchmark/serving.py
   python -m launch.benchmark --config=configs/benchmark/engine.py
+  python -m launch.benchmark --config=configs/benchmark/server.py
 """
 
 import pathlib
@@ -32,6 +33,7 @@ def main() -> None:
     paged_attention,
     programs,
     schedules,
+    server,
     serving,
     train_step,
     zero,
@@ -45,6 +47,7 @@ def main() -> None:
     "paged_attention": paged_attention.run,
     "programs": programs.run,
     "schedules": schedules.run,
+    "server": server.run,
     "serving": serving.run,
     "train_step": train_step.run,
     "zero": zero.run,

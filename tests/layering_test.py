@@ -152,6 +152,14 @@ RULES = {
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
+  "caatnet.serving.warm_up": (
+    ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
+  "caatnet.serving.server": (
+    ("caatnet.data", "caatnet.inference", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
   "caatnet.interop": (
     (
       "caatnet.checks",
@@ -182,6 +190,7 @@ RULES = {
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",
+      "caatnet.serving",
       "caatnet.train",
       "parallel",
     ),

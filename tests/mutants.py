@@ -3185,6 +3185,10 @@ _SERVING = "tests/caatnet/serving"
 _ALONE = (
   f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives"
 )
+_CLIENTS = f"{_SERVING}/server_clients_test.py"
+_GROWTH = (
+  f"{_SERVING}/server_growth_test.py::test_nothing_grows_with_what_was_served"
+)
 _SERVING_ROWS = [
   Mutant(
     "caatnet/serving/pages.py", "a page is free while a copy reads it",
@@ -3239,6 +3243,42 @@ _SERVING_ROWS = [
   Mutant(
     "caatnet/serving/scheduler.py", "who is preempted stays in the step",
     "alive &= self.running.epochs[decodes] == epochs", "pass", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/server/service.py", "who has gone is served on",
+    "      self._do(lambda: self._cancel(left))", "      pass",
+    f"{_CLIENTS}::test_who_has_gone_before_the_end_is_cancelled",
+  ),
+  Mutant(
+    "caatnet/serving/server/replies.py", "nobody listens whether clients go",
+    "    self._call.leave()", "    pass",
+    f"{_CLIENTS}::test_who_has_gone_before_the_end_is_cancelled",
+  ),
+  Mutant(
+    "caatnet/serving/server/http.py", "a head may take for ever",
+    "self._reading = self.loop.call_later(read_s, transport.close)", "pass",
+    f"{_CLIENTS}::test_slow_and_malformed_clients_are_let_go",
+  ),
+  Mutant(
+    "caatnet/serving/server/api.py", "all answers have one seed",
+    "index, i, prompt, seed + index)", "index, i, prompt, seed)",
+    f"{_SERVING}/server_api_test.py::"
+    "test_several_prompts_with_several_answers_each",
+  ),
+  Mutant(
+    "caatnet/serving/running.py", "clients are numbered for ever",
+    "        self._forget_clients()", "        pass",
+    f"{_GROWTH}[first_come]",
+  ),
+  Mutant(
+    "caatnet/serving/policies/clients.py", "clients are remembered for ever",
+    "if len(self._served) > _REMEMBERED + len(self._present):", "if False:",
+    f"{_GROWTH}[vtc]",
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "owners of copies are remembered for ever",
+    "    if not self._busy[owner]:\n      del self._busy[owner]\n", "",
+    f"{_GROWTH}[first_come]",
   ),
   Mutant(
     "caatnet/studies/serving/vllm_log.py", "pages are found nowhere",

@@ -52,7 +52,8 @@ class Sizes:
 
 
 def sizes_of(
-  capacity: Capacity, contexts: np.ndarray, chunks: Sequence[tuple[int, int]]
+  capacity: Capacity, contexts: np.ndarray,
+  chunks: Sequence[tuple[int, int]], factor: int = 4,
 ) -> Sizes:
   """Returns the sizes of a step's arrays, of which there are few.
 
@@ -60,16 +61,18 @@ def sizes_of(
     capacity: How much there may be.
     contexts: How many positions each decode sees with its own, ``[D]``.
     chunks: Of each chunk its first position and its length.
+    factor: The numbers of decodes for which there are programs grow by it.
   """
   last = int(max([contexts.max(initial=1), *map(sum, chunks)]))
   most = capacity.pages_per_sequence
   least = min(most, -(-buckets.SHORT // capacity.page_size))
   return Sizes(
-    bucket(len(contexts), 1, capacity.batch, 4),
+    # Beside chunks there is room for a decode, which spares programs without.
+    bucket(len(contexts) or 1, 1, capacity.batch, factor),
     bucket(len(chunks), 1, 1 << 30, 2),
     bucket(
       max((length for _, length in chunks), default=0), buckets.MIN_CHUNK,
-      1 << 30, 4,
+      1 << 30, buckets.CHUNK_FACTOR,
     ),
     bucket(-(-last // capacity.page_size), least, most, 2),
   )

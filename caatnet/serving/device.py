@@ -53,16 +53,24 @@ class DecoderExecutor:
   Attributes:
     decoder: The model and its cache, of one replica.
     host: The host's pages.
+    factor: The numbers of decodes for which there are programs grow by it.
     costs: What steps have taken, and what copies take alone, which
       `caatnet.serving.calibration` measures: in serving they wait for steps.
   """
 
-  def __init__(self, decoder: Decoder, num_host_pages: int) -> None:
+  def __init__(
+    self, decoder: Decoder, num_host_pages: int, factor: int = 4,
+    filters: bool = False,
+  ) -> None:
     """Takes the host's memory.
 
     Args:
       decoder: With one replica, and no sequences.
       num_host_pages: How many pages the host keeps at a time.
+      factor: Decodes of a step come in sizes each of which is so many times
+        the one before.
+      filters: Whether all steps look at top-k and top-p, so that those with
+        such requests run no programs of their own.
 
     Raises:
       ValueError: The decoder has several replicas.
@@ -72,14 +80,16 @@ class DecoderExecutor:
         f"config.parallel.data={decoder.num_replicas}: a server has one "
         "replica; start one for each"
       )
-    self.decoder = decoder
+    self.decoder, self.factor, self._filters = decoder, factor, filters
     self.host = HostPages(decoder, num_host_pages)
     self.costs = MeasuredCosts()
     self._thread = futures.ThreadPoolExecutor(1, "copies")
     # Each returns the event of the next step, when it has ended.
     self._steps: collections.deque[Callable[[], Event]] = collections.deque()
-    # Of copies that have ended: each returns the event.
-    self._ended: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
+    # Of copies that have ended: each returns the event. None only wakes.
+    self._ended: queue.SimpleQueue[Callable[[], Event] | None] = (
+      queue.SimpleQueue()
+    )
     self._events: list[Event] = []
     self._drawing = batches.Drawing(decoder.capacity.batch)
     self._unwritten: set[int] = set()
@@ -97,7 +107,7 @@ class DecoderExecutor:
   def submit(self, step: Step) -> None:
     """Dispatches a step."""
     while self._unwritten.intersection(step.after):
-      self._events.append(self._next_copy())
+      self._events += self._next_copy()
     capacity, chunks = self.decoder.capacity, []
     for chunk in step.chunks:
       slot = chunk.request.slot
@@ -106,7 +116,8 @@ class DecoderExecutor:
         batches.Chunk(slot, chunk.start, chunk.tokens, chunk.draws)
       )
     sizes = batches.sizes_of(
-      capacity, step.positions + 1, [(c.start, c.length) for c in step.chunks]
+      capacity, step.positions + 1, [(c.start, c.length) for c in step.chunks],
+      self.factor,
     )
     batch = batches.batch_of(
       sizes, capacity.page_size, step.tables, step.slots, step.positions, chunks
@@ -114,9 +125,9 @@ class DecoderExecutor:
     before = self.decoder.compile_seconds
     begun = time.perf_counter()
     result = self.decoder.step(
-      _of_one_replica(batch),
-      _of_one_replica(self._drawing.of(batch.sequences)),
-      bool(self._drawing.filters[step.drawing].any()),
+      of_one_replica(batch),
+      of_one_replica(self._drawing.of(batch.sequences)),
+      self._filters or bool(self._drawing.filters[step.drawing].any()),
     )
     compiled = self.decoder.compile_seconds > before
     rows = np.concatenate([
@@ -144,11 +155,13 @@ class DecoderExecutor:
 
     self._thread.submit(run)
 
-  def _next_copy(self, timeout: float | None = None) -> Event:
-    """Waits for a copy to end."""
+  def _next_copy(self, timeout: float | None = None) -> list[Event]:
+    """Waits for a copy to end, or to be woken, which is no event."""
     end = self._ended.get(timeout=timeout)
+    if end is None:
+      return []
     self._num_copies -= 1
-    return end()
+    return [end()]
 
   def _receive(
     self, step: Step, result: Sequence[Any],
@@ -229,12 +242,16 @@ class DecoderExecutor:
       left = until_s - time.perf_counter()
       try:
         timeout = None if left == float("inf") else max(0.0, left)
-        found.append(self._next_copy(timeout))
+        found += self._next_copy(timeout)
       except queue.Empty:
         return []
     while not self._ended.empty():
-      found.append(self._next_copy())
+      found += self._next_copy()
     return found
+
+  def wake(self) -> None:
+    """Lets `wait` return; for a thread that has news for the one that waits."""
+    self._ended.put(None)
 
 
 def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -246,6 +263,6 @@ def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
       first, count = first + size, count - size
 
 
-def _of_one_replica(tree: Any) -> Any:
+def of_one_replica(tree: Any) -> Any:
   """Gives arrays the leading dim of replicas."""
   return jax.tree.map(lambda x: x[None], tree)

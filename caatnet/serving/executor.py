@@ -172,9 +172,10 @@ class Executor(Protocol):
     ...
 
   def wait(self, until_s: float) -> list[Event]:
-    """Waits until something has ended, or for a time.
+    """Waits until something has ended, for a time, or until it is woken.
 
     Returns:
-      What has ended since the last call, in order; nothing at the time given.
+      What has ended since the last call, in order; nothing at the time given,
+      or if it was woken.
     """
     ...

@@ -47,6 +47,7 @@ class Host:
   """The pages of the host's memory.
 
   Attributes:
+    num_pages: How many pages it has.
     page_size: The tokens of a page.
   """
 
@@ -60,11 +61,16 @@ class Host:
     """
     self.page_size, self._reserve = page_size, reserve
     self._groups = Groups(num_pages)
-    self._num_pages = num_pages
+    self.num_pages = num_pages
     self._copies: collections.OrderedDict[Hashable, HostCopy] = (
       collections.OrderedDict()
     )
     self._num_pinned = 0  # pages of pinned copies
+
+  @property
+  def num_used(self) -> int:
+    """How many pages hold copies, or have room for what is to come."""
+    return self.num_pages - self._groups.num_free
 
   def valid(self, owner: Hashable) -> int:
     """Returns how many tokens of an owner's sequence the host has."""
@@ -90,7 +96,7 @@ class Host:
       kept += len(own.pages)
     have = len(own.pages) if own is not None else 0
     need = -(-tokens // self.page_size) - have
-    return need <= self._num_pages - kept
+    return need <= self.num_pages - kept
 
   def pages(self, owner: Hashable) -> Sequence[int]:
     """Returns an owner's pages on the host, in the order of the sequence."""
@@ -177,6 +183,6 @@ class Host:
     """Asserts that each page has one owner or is free."""
     pages = [p for c in self._copies.values() for p in c.pages]
     assert len(set(pages)) == len(pages)
-    assert len(pages) + self._groups.num_free == self._num_pages
+    assert len(pages) + self._groups.num_free == self.num_pages
     pinned = sum(len(c.pages) for c in self._copies.values() if c.pinned)
     assert pinned == self._num_pinned

@@ -17,11 +17,16 @@ import collections
 from collections.abc import Sequence
 import dataclasses
 
+import numpy as np
+
 from caatnet.serving.groups import Groups, runs
 
 # Of all pages this part is made free at a time: among many pages some lie one
 # after another, so what is taken then is in few runs.
 _AHEAD = 64
+# What a page may be: held by one sequence, held by several, idle with a name,
+# or given up while a copy reads it.
+STATES = ("free", "held", "shared", "cached", "leaving")
 
 
 @dataclasses.dataclass
@@ -217,6 +222,13 @@ class Pages:
   def read(self, page: int) -> bool:
     """Returns whether a copy reads a page, so that it must not be written."""
     return page in self._readers
+
+  def states(self) -> np.ndarray:
+    """Returns which of `STATES` each page is in, int8 ``[num_pages]``."""
+    found = np.minimum(self._holders, 2).astype(np.int8)
+    found[list(self._idle)] = STATES.index("cached")
+    found[list(self._waiting)] = STATES.index("leaving")
+    return found
 
   def sizes(self) -> list[int]:
     """Returns how many free groups there are of each 2^k pages."""

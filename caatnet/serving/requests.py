@@ -56,7 +56,8 @@ class Request:
     conversation: Of which conversation it is a turn; None for none. The prompt
       of a turn begins with the turn before it and its answer.
     more: Whether another turn of the conversation may follow.
-    ends: Returns whether a token ends the sequence.
+    ends: Returns whether a token ends the sequence; it is asked once about each
+      token, in order.
     weight: The share of its client among clients, for fair policies.
     payload: What the executor needs to draw its tokens.
     state: Where it is.

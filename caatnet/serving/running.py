@@ -68,7 +68,14 @@ class Running:
 
   def add(self, request: Request, computed: int, context: int) -> None:
     """Gives a request a slot; its pages are set by `extend`."""
+    payer = request.client, request.weight
+    if payer not in self._numbers:
+      if len(self._clients) >= 2 * len(self.requests):
+        self._forget_clients()
+      self._numbers[payer] = len(self._clients)
+      self._clients.append(payer)
     slot = self._free.pop()
+    self._payers[slot] = self._numbers[payer]
     request.slot, request.context = slot, context
     self.requests[slot] = request
     self._order[slot] = None
@@ -78,14 +85,16 @@ class Running:
     self.room[slot] = self._count[slot] = 0
     self.pending[slot] = request.num_pending
     self.asked[slot] = request.ends is not never
-    payer = request.client, request.weight
-    if payer not in self._numbers:
-      self._numbers[payer] = len(self._clients)
-      self._clients.append(payer)
-    self._payers[slot] = self._numbers[payer]
     request.buffer = self._flush
     self.epochs[slot] += 1
     self.extend(request, request.pages)
+
+  def _forget_clients(self) -> None:
+    """Forgets the clients of whom nobody runs, of which there is no end."""
+    used, numbers = np.unique(self._payers[self.slots], return_inverse=True)
+    self._payers[self.slots] = numbers
+    self._clients = [self._clients[i] for i in used]
+    self._numbers = {payer: i for i, payer in enumerate(self._clients)}
 
   def extend(self, request: Request, pages: Sequence[int]) -> None:
     """Notes the next pages of a request."""

@@ -389,7 +389,7 @@ class Scheduler:
     request.num_pending -= 1
     if request.state not in ENDS:  # else it ended a step before
       request.take([token], [now])
-      if len(request.tokens) == request.max_tokens or request.ends(token):
+      if request.ends(token) or len(request.tokens) == request.max_tokens:
         self._finish(request, now)
 
   def _finish(self, request: Request, now: float) -> None:

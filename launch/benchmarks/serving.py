@@ -135,7 +135,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
     ):
       add(load.request(priorities.first(), executor.now()))
       arrived += 1
-    before = len(scheduler.counts.decisions)
+    before = scheduler.counts.preemptions.total()
     if priorities.due():
       for request in priorities.update(scheduler.requests):
         update(request)
@@ -145,7 +145,9 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
     if len(spent) > options.warm_up:
       running.append(len(scheduler.running))
       waiting.append(len(scheduler.policy))
-      preempting += len(scheduler.counts.decisions) > before
+      preempting += (
+        scheduler.counts.preemptions.total() > before
+      )
   gc.unfreeze()
   clock, cpu = (_spread(x) for x in np.array(spent[options.warm_up :]).T)
   counts = pages.counts

@@ -51,6 +51,9 @@ class Policy:
     entry = (self.key(request), request.number, request)
     self._entries[request.number] = entry
     heapq.heappush(self._heap, entry)
+    if len(self._heap) > 2 * len(self._entries) + 64:  # most are no more
+      self._heap = list(self._entries.values())
+      heapq.heapify(self._heap)
 
   def remove(self, request: Request) -> None:
     """Takes a request out of the line."""

@@ -13,7 +13,6 @@ Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 2501.14312), algorithm 1.
 """
 
-import collections
 from collections.abc import Callable, Hashable, Iterable
 
 from caatnet.serving.policies.base import Policy
@@ -40,7 +39,7 @@ class DeficitLongestPrefix(ClientLines):
       output_cost: The cost of a token drawn, in tokens read.
     """
     super().__init__()
-    self.deficits: dict[Hashable, float] = collections.defaultdict(float)
+    self.deficits = self._served
     self._hits, self._quantum, self._cost = hits, quantum, output_cost
     # Who waits for a page of a name to be cached.
     self._lacking: dict[bytes, dict[int, Request]] = {}
