@@ -167,6 +167,7 @@ class Service:
     self._hurried: set[Choice] = set()
     self._going = True
     self._seen: dict[str, Any] = describe(engine.scheduler)
+    self._seen_s = self.now()
     self._thread = threading.Thread(
       target=self._run, name="engine", daemon=True
     )
@@ -219,11 +220,16 @@ class Service:
       self._do(lambda: self._cancel(left))
 
   async def state(self) -> dict[str, Any]:
-    """Returns what `caatnet.serving.server.state` says, or said last."""
+    """Returns what `caatnet.serving.server.state` says, or said last.
+
+    While the engine compiles, or has stopped, it says nothing new: ``age_s`` is
+    how long ago it said this, in seconds.
+    """
     answer = self._loop.create_future()
 
     def look() -> None:
       self._seen = describe(self._scheduler)
+      self._seen_s = self.now()
       self._loop.call_soon_threadsafe(
         lambda: answer.done() or answer.set_result(None)
       )
@@ -231,7 +237,7 @@ class Service:
     if self.error is None:
       self._do(look)
       await asyncio.wait([answer], timeout=_PATIENCE_S)
-    return self._seen
+    return self._seen | {"age_s": self.now() - self._seen_s}
 
   def _deliver(self, batch: Sequence[News]) -> None:
     """Hands news to the calls."""

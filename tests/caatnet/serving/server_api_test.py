@@ -25,7 +25,7 @@ def server():
 @pytest.fixture(scope="module")
 def client(server):
   with openai.OpenAI(
-    base_url=f"{server.url}/v1", api_key="secret", max_retries=0
+    base_url=f"{server.url}/v1", api_key="secret", max_retries=0, timeout=300
   ) as found:
     yield found
 
