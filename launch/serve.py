@@ -22,8 +22,6 @@ config.serving:
 caatnet/build/serving_options.py explains each.
 """
 
-import gc
-
 from absl import flags
 
 from launch import options
@@ -44,7 +42,7 @@ flags.DEFINE_string(
 
 def main() -> int:
   from caatnet.build import serving
-  from caatnet.serving import calibration, warm_up
+  from caatnet.serving import warm_up
   from caatnet.show import servers
   from caatnet.train import files, tokenizer
 
@@ -63,10 +61,7 @@ def main() -> int:
   )
   engine = serving.engine(decoder, chosen)
   if FLAGS.warm_up:
-    sizes = decoder, engine.executor.factor
-    servers.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
-    calibration.calibrate(engine.executor)
-  gc.freeze()  # what stays for ever need not be looked through again
+    warm_up.prepare(engine.executor, servers.progress)
   name = FLAGS.name or files.folder(FLAGS.workdir).name
   server = start.server(
     engine, decoder, tokens, chosen, name, key, serving.page_bytes(decoder),

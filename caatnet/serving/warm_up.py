@@ -5,10 +5,12 @@ server needs can be run once at its start, with steps that stand for no
 sequence: they write nothing and draw nothing that is kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+import gc
 import itertools
 import os
 import pathlib
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +20,8 @@ from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import stacked
 from caatnet.models.paged import Batch
-from caatnet.serving.device import of_one_replica
+from caatnet.serving.calibration import calibrate
+from caatnet.serving.device import DecoderExecutor, of_one_replica
 
 
 def keep_programs(folder: str) -> None:
@@ -30,6 +33,22 @@ def keep_programs(folder: str) -> None:
   if folder and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     path = pathlib.Path(folder).expanduser()
     jax.config.update("jax_compilation_cache_dir", str(path))
+
+
+def prepare(
+  executor: DecoderExecutor, progress: Callable[[Iterator[Any], int], None]
+) -> None:
+  """Compiles and measures what a server needs.
+
+  Args:
+    executor: It has nothing to do.
+    progress: Goes through steps, of which it is told the number.
+  """
+  sizes = executor.decoder, executor.factor
+  progress(warm_up(*sizes), len(shapes(*sizes)))
+  calibrate(executor)
+  gc.collect()
+  gc.freeze()  # what stays for ever need not be looked through again
 
 
 def _sizes(smallest: int, largest: int, factor: int) -> list[int]:
