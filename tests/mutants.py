@@ -3174,9 +3174,9 @@ _ALONE = (
 _SERVING_ROWS = [
   Mutant(
     "caatnet/serving/pages.py", "a page is free while a copy reads it",
-    "      if self._readers[page]:\n        self._waiting[page] = None\n"
-    "      elif self._in_turn",
-    "      if self._in_turn",
+    "      if page in readers:\n        self._waiting[page] = None\n"
+    "      elif in_turn",
+    "      if in_turn",
     f"{_SERVING}/pages_test.py::test_a_page_that_is_read_is_not_handed_out",
   ),
   Mutant(

@@ -19,7 +19,7 @@ import hashlib
 
 import numpy as np
 
-from caatnet.serving.groups import Groups
+from caatnet.serving.groups import Groups, runs
 
 
 def _signature(tokens: np.ndarray) -> bytes:
@@ -67,6 +67,7 @@ class Host:
     self._copies: collections.OrderedDict[Hashable, HostCopy] = (
       collections.OrderedDict()
     )
+    self._num_pinned = 0  # pages of pinned copies
 
   def valid(self, owner: Hashable) -> int:
     """Returns how many tokens of an owner's sequence the host has."""
@@ -86,12 +87,13 @@ class Host:
 
   def fits(self, owner: Hashable, tokens: int) -> bool:
     """Returns whether there is room for a sequence, if others are dropped."""
-    need = -(-tokens // self.page_size) - len(self.pages(owner))
-    others = sum(
-      len(c.pages) for o, c in self._copies.items()
-      if o != owner and not c.pinned
-    )
-    return need <= self._groups.num_free + others
+    own = self._copies.get(owner)
+    kept = self._num_pinned
+    if own is not None and not own.pinned:
+      kept += len(own.pages)
+    have = len(own.pages) if own is not None else 0
+    need = -(-tokens // self.page_size) - have
+    return need <= self._num_pages - kept
 
   def pages(self, owner: Hashable) -> Sequence[int]:
     """Returns an owner's pages on the host, in the order of the sequence."""
@@ -111,7 +113,8 @@ class Host:
     first, last = self.increment(owner, tokens)
     copy = self._copies.setdefault(owner, HostCopy())
     self._copies.move_to_end(owner)
-    copy.pinned = copy.pinned or pinned
+    pinned = pinned or copy.pinned
+    self._pin(copy, False)
     need = last - len(copy.pages)
     if need > 0:
       self._drop(owner, need)
@@ -121,6 +124,7 @@ class Host:
       want = max(need, min(want, self._groups.num_free))
       for start, count in self._groups.take(want):
         copy.pages += range(start, start + count)
+    self._pin(copy, pinned)
     copy.tokens = max(copy.tokens, tokens)
     return copy.pages[first:last]
 
@@ -153,12 +157,16 @@ class Host:
 
   def pin(self, owner: Hashable) -> None:
     """Keeps an owner's copy while it is read."""
-    self._copies[owner].pinned = True
+    self._pin(self._copies[owner], True)
+
+  def _pin(self, copy: HostCopy, pinned: bool) -> None:
+    self._num_pinned += len(copy.pages) * (pinned - copy.pinned)
+    copy.pinned = pinned
 
   def unpin(self, owner: Hashable) -> None:
     """Notes that the device has an owner's sequence again."""
     if owner in self._copies:
-      self._copies[owner].pinned = False
+      self._pin(self._copies[owner], False)
       if not self._keep:
         self.drop(owner)
 
@@ -166,11 +174,14 @@ class Host:
     """Forgets an owner's copy."""
     copy = self._copies.pop(owner, None)
     if copy is not None:
-      for page in copy.pages:
-        self._groups.give(page, 1)
+      self._pin(copy, False)
+      for start, count in runs(copy.pages):
+        self._groups.give(start, count)
 
   def check(self) -> None:
     """Asserts that each page has one owner or is free."""
     pages = [p for c in self._copies.values() for p in c.pages]
     assert len(set(pages)) == len(pages)
     assert len(pages) + self._groups.num_free == self._num_pages
+    pinned = sum(len(c.pages) for c in self._copies.values() if c.pinned)
+    assert pinned == self._num_pinned

@@ -137,13 +137,11 @@ class Simulator:
     )
     self._free_s = begin + seconds
     self.busy_s += seconds
-    drawing = [c for c in step.chunks if c.draws]
-    tokens = np.zeros(len(step.decodes) + len(drawing), np.int64)
+    tokens = np.zeros(len(step.drawing), np.int64)
     if self._draw is not None:
-      requests = [*step.decodes, *(c.request for c in drawing)]
-      ends = [c.start + c.length for c in drawing]
+      ends = [c.start + c.length for c in step.chunks if c.draws]
       places = [*(step.positions + 1).tolist(), *ends]
-      tokens[:] = list(map(self._draw, requests, places))
+      tokens[:] = list(map(self._draw, step.drawn, places))
     self._end(Event(self._free_s, step=step, tokens=tokens))
 
   def copy(self, copy: Copy) -> None:

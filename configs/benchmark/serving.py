@@ -29,17 +29,22 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   )
   config.benchmark.running = 256
   config.benchmark.waiting = 1000
-  # Pages of 16 tokens.
-  config.benchmark.pages = 10400
+  # Pages of 16 tokens, so few that one step of twenty takes some back.
+  config.benchmark.pages = {
+    "first_come": 10700, "strict_priority": 11000, "shortest_first": 8000,
+    "vtc": 10700, "dlpm": 10700,
+  }
   # Steps before those that are timed, and these.
   config.benchmark.warm_up = 600
   config.benchmark.steps = 2000
-  # The probability that a step gives all requests new priorities.
+  # The probability that a step gives requests new priorities, and of a request
+  # that it keeps the one that it has.
   config.benchmark.frequency = 0.04
+  config.benchmark.stay = 0.98
   config.benchmark.clients = 27
   if size == "test":
     config.benchmark.policies = ("first_come", "vtc")
     config.benchmark.running, config.benchmark.waiting = 16, 40
-    config.benchmark.pages = 800
+    config.benchmark.pages = dict.fromkeys(config.benchmark.policies, 800)
     config.benchmark.warm_up, config.benchmark.steps = 20, 40
   return config

@@ -35,6 +35,3 @@ class ClientLines(Policy):
       heapq.heappop(line)
     if not line:
       del self._lines[client]
-
-  def update(self, request: Request) -> None:
-    """Priorities do not count."""
