@@ -252,7 +252,7 @@ class _Clock:
         scheduler.policy.update(request)
     if scheduler.counts.steps % _EVERY == 0:
       found, running = self._outcome, scheduler.running
-      found.held += int(running.held[running.slots].sum())
+      found.held += sum(len(request.pages) for request in running)
       filled = int(running.computed[running.slots].sum())
       found.filled += filled / scheduler.pages.page_size
       sizes = scheduler.pages.sizes()
