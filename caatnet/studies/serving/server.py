@@ -1,6 +1,6 @@
 """A simulated server: its options as data, and what it did as numbers."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 import dataclasses
 import heapq
 import math
@@ -146,8 +146,7 @@ def serve(
   host: Machine, arm: Mapping[str, Any], arrivals: Sequence[Arrival],
   limits: Mapping[str, Any], priorities: Mapping[str, Any],
   policy: str = "strict_priority",
-  client: Callable[[Arrival], Hashable] = lambda arrival: "",
-  watch: Callable[[float, Scheduler], None] | None = None,
+  clients: Mapping[int, tuple[Hashable, float]] | None = None,
 ) -> Outcome:
   """Serves requests on a simulated clock, until all have ended.
 
@@ -161,8 +160,8 @@ def serve(
     limits: What a step may hold: slots, tokens, steps_ahead.
     priorities: Arguments of `Priorities`.
     policy: By name.
-    client: Says whose a request is.
-    watch: Is called after each end of a step or copy with time and scheduler.
+    clients: By the numbers of arrivals, whose a request is and its priority;
+      None for those of one client, with `priorities`.
   """
   with naming("config.arms", arm):
     options = Limits(
@@ -181,7 +180,7 @@ def serve(
   )
   engine = Engine(scheduler, simulator, limits["steps_ahead"])
   outcome = Outcome([], scheduler, copies)
-  _Clock(engine, arrivals, Priorities(**priorities), client, outcome).run(watch)
+  _Clock(engine, arrivals, Priorities(**priorities), clients, outcome).run()
   outcome.busy_s = simulator.busy_s
   pages.check()
   memory.check()
@@ -197,10 +196,10 @@ class _Clock:
 
   def __init__(
     self, engine: Engine, arrivals: Sequence[Arrival], priorities: Priorities,
-    client: Callable[[Arrival], Hashable], outcome: Outcome,
+    clients: Mapping[int, tuple[Hashable, float]] | None, outcome: Outcome,
   ) -> None:
     self._engine, self._priorities = engine, priorities
-    self._client, self._outcome = client, outcome
+    self._clients, self._outcome = clients, outcome
     self._coming = [
       (a.time_s, a.number, a) for a in arrivals if a.think_s is None
     ]
@@ -214,7 +213,7 @@ class _Clock:
     self._awaited: dict[int, Request] = {}
     self._last = 0.0
 
-  def run(self, watch: Callable[[float, Scheduler], None] | None) -> None:
+  def run(self) -> None:
     """Serves until nobody comes any more."""
     engine, clock = self._engine, self._engine.executor
     scheduler = engine.scheduler
@@ -228,15 +227,17 @@ class _Clock:
         continue
       self._pass(clock.now(), present)
       self._next_turns()
-      if watch is not None:
-        watch(clock.now(), scheduler)
     self._outcome.seconds = self._last
 
   def _add(self, time_s: float, number: int, arrival: Arrival) -> None:
     text = tokens(arrival)
+    if self._clients is None:
+      client, priority = "", self._priorities.first()
+    else:
+      client, priority = self._clients[number]
     request = Request(
-      number, text[: arrival.prompt], arrival.output,
-      client=self._client(arrival), priority=self._priorities.first(),
+      number, text[: arrival.prompt], arrival.output, client=client,
+      priority=priority,
       arrival_s=time_s, conversation=arrival.conversation, more=arrival.more,
       payload=text,
     )
