@@ -209,8 +209,8 @@ class _Clock:
     for arrival in reversed(arrivals):
       if arrival.think_s is not None:
         self._turns.setdefault(arrival.conversation, []).append(arrival)
-    # The requests after which another turn comes.
-    self._awaited: dict[int, Request] = {}
+    # The requests after which another turn comes, and their conversations.
+    self._awaited: dict[int, tuple[Request, Hashable]] = {}
     self._last = 0.0
 
   def run(self) -> None:
@@ -243,8 +243,8 @@ class _Clock:
     )
     self._outcome.requests.append(request)
     self._engine.scheduler.add(request)
-    if arrival.more:
-      self._awaited[number] = request
+    if self._turns.get(arrival.conversation):
+      self._awaited[number] = request, arrival.conversation
 
   def _after_step(self) -> None:
     scheduler = self._engine.scheduler
@@ -268,9 +268,9 @@ class _Clock:
     self._last = now
 
   def _next_turns(self) -> None:
-    for number, request in list(self._awaited.items()):
+    for number, (request, conversation) in list(self._awaited.items()):
       if request.end_s is not None:
         del self._awaited[number]
-        turn = self._turns[request.conversation].pop()
+        turn = self._turns[conversation].pop()
         time_s = request.end_s + (turn.think_s or 0.0)
         heapq.heappush(self._coming, (time_s, turn.number, turn))
