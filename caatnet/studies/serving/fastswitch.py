@@ -5,7 +5,8 @@ conversations of several turns with an 8B model on an A10, priorities that
 change while requests run, and no pages found by name, as in vLLM 0.3.3. The
 second replays public traces on a server that finds pages by name; arrivals are
 scaled to shares of the capacity that recomputation has, which is 90% of the
-requests over the time in which these end if all are there at the beginning.
+requests over the time in which these end if all are there at the beginning and
+no priority changes: with changes it gets the less done, the more are there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -136,7 +137,7 @@ class _Study:
   def full(self, name: str, arrivals: Sequence[Arrival]) -> Cell:
     """Returns a cell in which all requests are there at the beginning."""
     at_once = [dataclasses.replace(a, time_s=0.0) for a in arrivals]
-    return self._cell({"trace": name}, BASELINE, at_once, True)
+    return self._cell({"trace": name}, BASELINE, at_once, True, "none")
 
   def loads(
     self, name: str, arrivals: Sequence[Arrival], capacity: float

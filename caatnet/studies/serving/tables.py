@@ -58,7 +58,8 @@ def _fastswitch(result: Mapping[str, Any]) -> None:
       f"{load['trace']}: {load['requests']:,} requests, {load['left_out']} "
       f"larger than the cache left out; own rate {load['own_rate']:.2f} per s, "
       f"capacity of recomputation {load['capacity']:.3f} per s (90% of the "
-      "requests over the time in which these end if all are there at once)"
+      "requests over the time in which these end if all are there at once and "
+      "no priority changes)"
     )
     ours = [r for r in result["traces"] if r["trace"] == load["trace"]]
     for share in dict.fromkeys(row["load"] for row in ours):
