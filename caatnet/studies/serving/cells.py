@@ -14,6 +14,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 
 from caatnet.serving import traces
@@ -89,7 +90,9 @@ def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
     with file.open("a") as lines:
       lines.write("\n")  # ends a line that was cut
   found = []
-  for cell in track(cells, "simulating"):
+  for cell in track(
+    cells, "simulating", transient=True, console=Console(stderr=True)
+  ):
     key = cell.key
     if key not in known:
       known[key] = json.loads(json.dumps(cell.simulate()))

@@ -12,6 +12,7 @@ import itertools
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from rich.progress import track
 
 from caatnet.serving.policies.registry import POLICIES
@@ -47,7 +48,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   longest = max(a.prompt + a.output for a in arrivals)
   batch = min(machine.tokens, config["limits"]["slots"] * longest)
   rows = []
-  for name in track(config["policies"], "simulating"):
+  for name in track(
+    config["policies"], "simulating", transient=True,
+    console=Console(stderr=True),
+  ):
     outcome = server.serve(
       machine, config["arm"], arrivals, config["limits"], {"kind": "none"},
       name, clients,
