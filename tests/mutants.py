@@ -3182,6 +3182,7 @@ _PODS = [
 ]
 
 _SERVING = "tests/caatnet/serving"
+_SWITCHING = "tests/caatnet/studies/switching_test.py"
 _ALONE = (
   f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives"
 )
@@ -3279,6 +3280,43 @@ _SERVING_ROWS = [
     "caatnet/serving/swapping.py", "owners of copies are remembered for ever",
     "    if not self._busy[owner]:\n      del self._busy[owner]\n", "",
     f"{_GROWTH}[first_come]",
+  ),
+  Mutant(
+    "caatnet/serving/traces.py", "each turn has a text of its own",
+    "kind, name = 1, arrival.conversation", "pass",
+    f"{_SERVING}/traces_test.py::test_a_turn_begins_with_the_turns_before_it",
+  ),
+  Mutant(
+    "caatnet/serving/traces.py", "batches are bursts",
+    "offsets = np.sort(rng.uniform(0, _BATCH_S, len(members))).tolist()",
+    "offsets = [0.0] * len(members)",
+    f"{_SERVING}/traces_test.py::test_batches_are_spread_in_their_order",
+  ),
+  Mutant(
+    "caatnet/serving/host.py", "a copy that is not kept stays",
+    "      if not self._keep:\n        self.drop(owner)\n", "",
+    f"{_SWITCHING}::test_bytes_with_reuse_are_fewer_on_one_schedule",
+  ),
+  Mutant(
+    "caatnet/serving/simulator.py", "single pages cost a call for their run",
+    "runs = num_pages if self.single else num_runs", "runs = num_runs",
+    f"{_SWITCHING}::test_a_page_alone_costs_a_call_for_each_range",
+  ),
+  Mutant(
+    "caatnet/studies/serving/tails.py", "the bootstrap draws single gaps",
+    "owners = np.repeat(np.arange(len(groups)), [len(g) for g in groups])",
+    "owners = np.arange(len(pooled)) % len(groups)",
+    f"{_SWITCHING}::test_percentiles_and_their_interval",
+  ),
+  Mutant(
+    "caatnet/studies/serving/server.py", "time passes without those who come",
+    "present = len(scheduler.requests)", "present = len(scheduler.running)",
+    f"{_SWITCHING}::test_little_s_law_holds_exactly",
+  ),
+  Mutant(
+    "caatnet/studies/serving/fairness.py", "windows begin with the run",
+    "float(part.max() - part.min())", "float(abs(part).max())",
+    f"{_SWITCHING}::test_difference_is_that_of_the_worst_window",
   ),
   Mutant(
     "caatnet/studies/serving/vllm_log.py", "pages are found nowhere",

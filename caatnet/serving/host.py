@@ -51,15 +51,18 @@ class Host:
     page_size: The tokens of a page.
   """
 
-  def __init__(self, num_pages: int, page_size: int, reserve: bool) -> None:
+  def __init__(
+    self, num_pages: int, page_size: int, reserve: bool, keep: bool = True
+  ) -> None:
     """Makes an empty memory.
 
     Args:
       num_pages: How many pages it has; 0 for a server that does not swap.
       page_size: The tokens of a page.
       reserve: Whether copies have room for the next turn.
+      keep: Whether a copy stays when the device has the sequence again.
     """
-    self.page_size, self._reserve = page_size, reserve
+    self.page_size, self._reserve, self._keep = page_size, reserve, keep
     self._groups = Groups(num_pages)
     self.num_pages = num_pages
     self._copies: collections.OrderedDict[Hashable, HostCopy] = (
@@ -170,6 +173,8 @@ class Host:
     """Notes that the device has an owner's sequence again."""
     if owner in self._copies:
       self._pin(self._copies[owner], False)
+      if not self._keep:
+        self.drop(owner)
 
   def drop(self, owner: Hashable) -> None:
     """Forgets an owner's copy."""

@@ -261,6 +261,24 @@ def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
   ]
 
 
+def poisson(
+  arrivals: Sequence[Arrival], rate: float, seed: int
+) -> list[Arrival]:
+  """Returns arrivals in their order at the times of a Poisson process.
+
+  Args:
+    arrivals: The requests.
+    rate: Requests per second.
+    seed: Of the random numbers.
+  """
+  gaps = np.random.default_rng(seed).exponential(1 / rate, len(arrivals))
+  times = (np.cumsum(gaps) - gaps[0]).tolist() if len(arrivals) else []
+  return [
+    dataclasses.replace(a, time_s=t)
+    for a, t in zip(arrivals, times, strict=True)
+  ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Sessions:
   """Conversations of several turns with a server.
