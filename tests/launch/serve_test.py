@@ -66,7 +66,7 @@ def test_it_is_replayed_and_a_signal_lets_what_runs_finish(launch, workdir):
   long = {"model": "it", "prompt": "a", "max_tokens": 400, "ignore_eos": True,
           "temperature": 0, "stream": True, "logprobs": 0}
   with httpx2.stream(
-    "POST", f"{url}/v1/completions", json=long, timeout=60
+    "POST", f"{url}/v1/completions", json=long, timeout=300
   ) as answer:
     lines = answer.iter_lines()
     next(lines)

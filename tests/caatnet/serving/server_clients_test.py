@@ -171,12 +171,12 @@ def test_who_has_gone_before_the_end_is_cancelled(server):
 
 
 def test_turns_of_a_conversation_continue_what_is_kept(server):
-  first = httpx2.post(f"{server.url}/v1/completions", json=ask(
+  first = httpx2.post(f"{server.url}/v1/completions", timeout=300, json=ask(
     "conversation", max_tokens=20, temperature=0, conversation="one",
     ignore_eos=True,
   )).json()
   prompt = "conversation" + first["choices"][0]["text"] + "?"
-  second = httpx2.post(f"{server.url}/v1/completions", json=ask(
+  second = httpx2.post(f"{server.url}/v1/completions", timeout=300, json=ask(
     prompt, max_tokens=10, temperature=0, conversation="one",
   )).json()
   assert second["choices"][0]["text"] == alone(prompt, 10).text
@@ -206,7 +206,7 @@ def test_what_takes_too_long_after_a_signal_is_cut_off():
   with small_server.running(drain_s=0.1) as running:
     fields = ask("long", max_tokens=90, stream=True, ignore_eos=True, n=40)
     url = f"{running.url}/v1/completions"
-    with httpx2.stream("POST", url, json=fields, timeout=60) as answer:
+    with httpx2.stream("POST", url, json=fields, timeout=300) as answer:
       lines = filter(None, answer.iter_lines())
       next(lines)
       running.server.handle_exit(signal.SIGINT, None)
