@@ -122,8 +122,8 @@ def arms() -> ml_collections.ConfigDict:
     "single": True,
     # Pages that a request takes at a time.
     "growth": 1,
-    # A step waits for copies that take no longer.
-    "wait_s": float("inf"),
+    # A step waits for copies that take no longer; so long, for all.
+    "wait_s": 1e6,
     # Whether copies on the host outlive their use, and turns are copied there.
     "keep": False,
   }

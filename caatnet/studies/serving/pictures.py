@@ -73,7 +73,7 @@ def _fastswitch(result: Mapping[str, Any], path: pathlib.Path) -> None:
     values = [row[key] / unit for row in copied]
     drawn = panel.barh(names, values, color=colours)
     panel.bar_label(drawn, fmt="{:,.0f}", padding=3, fontsize="small")
-    panel.set(xlabel=label, xlim=(0, 1.2 * max(values, default=1)))
+    panel.set(xlabel=label, xlim=(0, 1.35 * max(values, default=1)))
     panel.invert_yaxis()
   pictures.save(figure, path)
 

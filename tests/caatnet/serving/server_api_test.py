@@ -268,6 +268,7 @@ def test_metrics_count_what_was_served(server, client):
       for s in family.samples
     }
 
+  client.completions.create(**ASK, max_tokens=1)  # there has been a 200
   before = read()
   client.completions.create(**ASK, max_tokens=5, temperature=0)
   after = read()
