@@ -72,7 +72,8 @@ def _fastswitch(result: Mapping[str, Any], path: pathlib.Path) -> None:
   for panel, (label, key, unit) in zip(axes[1], bars, strict=True):
     values = [row[key] / unit for row in copied]
     drawn = panel.barh(names, values, color=colours)
-    panel.bar_label(drawn, fmt="{:,.0f}", padding=3, fontsize="small")
+    panel.bar_label(drawn, fmt="{:,.4g}", padding=3, fontsize="small")
+    panel.ticklabel_format(axis="x", scilimits=(0, 4))
     panel.set(xlabel=label, xlim=(0, 1.35 * max(values, default=1)))
     panel.invert_yaxis()
   pictures.save(figure, path)
