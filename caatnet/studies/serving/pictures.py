@@ -68,11 +68,14 @@ def _fastswitch(result: Mapping[str, Any], path: pathlib.Path) -> None:
   copied = [row for row in rows if row["ranges"]]
   names = [row["arm"] for row in copied]
   colours = [f"C{rows.index(row)}" for row in copied]
-  bars = ("copies (contiguous byte ranges)", "ranges", 1), ("GB", "bytes", 1e9)
-  for panel, (label, key, unit) in zip(axes[1], bars, strict=True):
+  bars = (
+    ("copies (contiguous byte ranges)", "ranges", 1, "{:,.0f}"),
+    ("GB", "bytes", 1e9, "{:,.1f}"),
+  )
+  for panel, (label, key, unit, form) in zip(axes[1], bars, strict=True):
     values = [row[key] / unit for row in copied]
     drawn = panel.barh(names, values, color=colours)
-    panel.bar_label(drawn, fmt="{:,.4g}", padding=3, fontsize="small")
+    panel.bar_label(drawn, fmt=form, padding=3, fontsize="small")
     panel.ticklabel_format(axis="x", scilimits=(0, 4))
     panel.set(xlabel=label, xlim=(0, 1.35 * max(values, default=1)))
     panel.invert_yaxis()
