@@ -3242,6 +3242,27 @@ _SERVING_ROWS = [
     f"{_SERVING}/policies_test.py::test_weights_divide_service",
   ),
   Mutant(
+    "caatnet/serving/swapping.py", "no copy is worth waiting for",
+    "return self._copy_s(kind, pages) <= self._limits.wait_s", "return False",
+    _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "turns are not kept",
+    "keep = ended and request.more and self._limits.keep_turns",
+    "keep = False", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "a page that ends a prompt is read again",
+    "if self._limits.copy_on_write else -1", "if False else -1",
+    f"{_SERVING}/scheduler_test.py::"
+    "test_a_prompt_that_ends_with_its_page_is_not_read_again",
+  ),
+  Mutant(
+    "caatnet/serving/scheduler.py", "nobody's deadline passes",
+    "while self._deadlines and self._deadlines[0][0] <= now:", "while False:",
+    _ALONE,
+  ),
+  Mutant(
     "caatnet/serving/scheduler.py", "who is preempted stays in the step",
     "alive &= self.running.epochs[decodes] == epochs", "pass", _ALONE,
   ),

@@ -1,5 +1,6 @@
 """What is measured is what a scheduler is told."""
 
+import functools
 import time
 
 import pytest
@@ -57,11 +58,15 @@ class Slow(DecoderExecutor):
     super().copy(copy)
 
 
+@functools.cache
+def own_decoder():
+  """One of which nobody has overwritten pages with NaN."""
+  return subject.__wrapped__(1.0, 1, 1, 1)
+
+
 @pytest.mark.parametrize("slow", ["copies", "chunks"])
 def test_the_first_choice_is_made_by_what_was_measured(slow):
-  # One of its own: others have left NaN in theirs.
-  decoder, _ = subject.__wrapped__(1.0, 1, 1)
-  executor = Slow(decoder, slow)
+  executor = Slow(own_decoder(), slow)
   calibrate(executor)
   pages = Pages(NUM_PAGES, PAGE_SIZE)
   scheduler = Scheduler(
