@@ -2598,7 +2598,7 @@ _GENERATION = [
   Mutant(
     "caatnet/serving/calibration.py", "the compiler's time is a copy's",
     "      if time:  #", "      if not time:  #",
-    "tests/caatnet/serving/measured_test.py::"
+    "tests/caatnet/serving/device_test.py::"
     "test_the_first_choice_is_made_by_what_was_measured",
   ),
   Mutant(

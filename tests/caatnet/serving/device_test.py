@@ -6,6 +6,7 @@ random. So a page that is read too early, too late or in another's place gives
 NaN, or other tokens.
 """
 
+import copy
 import functools
 import itertools
 import math
@@ -14,6 +15,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
+from caatnet.serving.calibration import calibrate
 from caatnet.serving.device import DecoderExecutor, Drawn
 from caatnet.serving.engine import Engine
 from caatnet.serving.host import Host
@@ -70,6 +73,13 @@ def subject(p, ranks, devices, layers):
   weights = make_weights(program, put(program, params), False, False)
   capacity = Capacity(SLOTS, CONTEXT, PAGE_SIZE, 8)
   return Decoder(program, weights, capacity, shape)
+
+
+def fresh(subject_):
+  """A decoder with a cache of its own, that runs the same programs."""
+  found = copy.copy(subject(*subject_))
+  found._state = jax.tree.map(jnp.copy, found._state)
+  return found
 
 
 @functools.cache
@@ -136,11 +146,11 @@ class Watched(DecoderExecutor):
       table = step.tables[slot]
       pages = table[: -(-(start + count) // PAGE_SIZE)].tolist()
       read, written = set(pages), set(pages[start // PAGE_SIZE :])
-      for copy in self._open.values():
-        if copy.kind != "in":
-          assert not written & set(copy.source), "written under a copy"
-        if copy.kind != "out":
-          assert not read & set(copy.target), "read before it is there"
+      for under_way in self._open.values():
+        if under_way.kind != "in":
+          assert not written & set(under_way.source), "written under a copy"
+        if under_way.kind != "out":
+          assert not read & set(under_way.target), "read before it is there"
     super().submit(step)
 
   def shares_memory(self):
@@ -168,7 +178,7 @@ class Run:
 
   def __init__(self, subject_, case):
     self.rng = np.random.default_rng(case["seed"])
-    decoder = subject(*subject_)
+    decoder = fresh(subject_)
     self.pages = Pages(NUM_PAGES, PAGE_SIZE)
     self.executor = Watched(decoder, 20, self.rng)
     self.scheduler = Scheduler(
@@ -271,3 +281,41 @@ def test_everyone_gets_what_a_run_alone_gives(subject_, case):
     if request.state is State.FINISHED:
       assert ended[-1] or count == request.max_tokens
   assert run.pages.num_available == run.pages.num_pages
+
+
+class Slow(DecoderExecutor):
+  """Either its copies or its chunks take a tenth of a second more."""
+
+  def __init__(self, decoder, what):
+    super().__init__(decoder, 20)
+    self._what = what
+
+  def _receive(self, step, *args):
+    time.sleep(0.1 * (self._what == "chunks" and bool(step.chunks)))
+    return super()._receive(step, *args)
+
+  def copy(self, copy):
+    time.sleep(0.1 * (self._what == "copies"))
+    super().copy(copy)
+
+
+@pytest.mark.parametrize("slow", ["copies", "chunks"])
+def test_the_first_choice_is_made_by_what_was_measured(slow):
+  executor = Slow(fresh(SUBJECTS[0]), slow)
+  calibrate(executor)
+  pages = Pages(NUM_PAGES, PAGE_SIZE)
+  scheduler = Scheduler(
+    Limits(slots=1, preempt="cost"), registry.make("strict_priority", pages),
+    pages, Host(20, PAGE_SIZE, reserve=False), executor.costs,
+  )
+  engine = Engine(scheduler, executor)
+  for number, priority in enumerate((1.0, 0.0)):
+    drawing = Drawing((1, 2, 3, 4, 5), Stops(4))
+    scheduler.add(Request(
+      number, drawing.prompt, 4, priority=priority, payload=Drawn(drawing)
+    ))
+    engine.turn()  # the second one takes the first one's place
+  (decision,) = scheduler.counts.decisions
+  assert decision.able
+  assert decision.swapped == (slow == "chunks")
+  executor.close()
