@@ -13,8 +13,8 @@ at random, on the engine and in the simulator, which is given how long steps of
 each size take in an engine. These are measured before each run and after it, in
 the same process. Aim: mean, P50 and P90 within a tenth. How far runs of the
 engine differ from one another stands beside it: nothing is to be said more
-exactly than that. It takes nine minutes beside other jobs, in part XLA's;
-nothing else should run.
+exactly than that. It takes about ten minutes, half of them XLA's; nothing else
+should run.
 """
 
 import ml_collections
