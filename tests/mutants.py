@@ -2598,7 +2598,7 @@ _GENERATION = [
   Mutant(
     "caatnet/serving/calibration.py", "the compiler's time is a copy's",
     "      if time:  #", "      if not time:  #",
-    "tests/caatnet/serving/measured_test.py::"
+    "tests/caatnet/serving/device_test.py::"
     "test_the_first_choice_is_made_by_what_was_measured",
   ),
   Mutant(
@@ -3240,6 +3240,27 @@ _SERVING_ROWS = [
     "caatnet/serving/policies/vtc.py", "weights do not count",
     "self._costs[1] * count / weight", "self._costs[1] * count",
     f"{_SERVING}/policies_test.py::test_weights_divide_service",
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "no copy is worth waiting for",
+    "return self._copy_s(kind, pages) <= self._limits.wait_s", "return False",
+    _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "turns are not kept",
+    "keep = ended and request.more and self._limits.keep_turns",
+    "keep = False", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "a page that ends a prompt is read again",
+    "if self._limits.copy_on_write else -1", "if False else -1",
+    f"{_SERVING}/scheduler_test.py::"
+    "test_a_prompt_that_ends_with_its_page_is_not_read_again",
+  ),
+  Mutant(
+    "caatnet/serving/scheduler.py", "nobody's deadline passes",
+    "while self._deadlines and self._deadlines[0][0] <= now:", "while False:",
+    _ALONE,
   ),
   Mutant(
     "caatnet/serving/scheduler.py", "who is preempted stays in the step",

@@ -124,10 +124,11 @@ class HostPages:
     return (*[slice(None)] * (self._dim + 1), list(pages))
 
 
+@functools.cache
 def make_copies(
   program: Program, cache_shape: CacheShape
 ) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
-  """Makes the jitted copies of a run of pages.
+  """Makes the jitted copies of a run of pages, the same ones for equal caches.
 
   Returns:
     ``(cache, first, count) -> run``, with ``count`` static, and ``(cache, run,

@@ -145,8 +145,13 @@ class Running:
     for slot in slots[at + 1 == _KEPT].tolist():
       self._flush(self.requests[slot])
     ended = self.known[slots] > self.longest[slots]
-    for i in np.flatnonzero(self.asked[slots]).tolist():
-      ended[i] |= self.requests[slots[i]].ends(int(tokens[i]))
+    asked = np.flatnonzero(self.asked[slots])
+    asking = zip(
+      self.requests[slots[asked]].tolist(), tokens[asked].tolist(), strict=True
+    )
+    ended[asked] |= np.fromiter(
+      (request.ends(token) for request, token in asking), bool, len(asked)
+    )
     return self.requests[slots[ended]].tolist()
 
   def _flush(self, request: Request) -> None:

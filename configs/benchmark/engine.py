@@ -10,9 +10,11 @@ the processor. Aim: 0.9 of the loop's.
 
 The second has times to first token and between tokens of requests that arrive
 at random, on the engine and in the simulator, which is given how long steps of
-each size take. These are measured before each run, in the same process. Aim:
-mean, P50 and P90 within a tenth. It takes some minutes, in part XLA's; nothing
-else should run.
+each size take in an engine. These are measured before each run and after it, in
+the same process. Aim: mean, P50 and P90 within a tenth. How far runs of the
+engine differ from one another stands beside it: nothing is to be said more
+exactly than that. It takes about ten minutes, half of them XLA's; nothing else
+should run.
 """
 
 import ml_collections
@@ -36,7 +38,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config.benchmark.requests = 60
   config.benchmark.slots = 16
   config.benchmark.load = 0.6
-  # Steps of each size that are measured before a run.
+  # Steps of each size that are measured between two runs, at least.
   config.benchmark.steps = 8
   if size == "test":
     config.benchmark.rounds, config.benchmark.batches = 1, (2,)

@@ -1,12 +1,13 @@
 """Times the engine of `caatnet.serving` on a decoder, and its simulator.
 
-The simulator has the scheduler and the arrivals of the engine's runs, and one
-time for each size of a step's arrays: a program takes as long for whatever
-stands in them.
+The simulator has the scheduler and the arrivals of the engine's runs, and the
+times that the engine's steps took in rehearsals, by the sizes of their arrays:
+a program takes as long for whatever stands in them. A step alone, with nobody
+who makes the next one meanwhile, takes less.
 """
 
 from collections.abc import Iterator
-import dataclasses
+import os
 import time
 from typing import Any
 
@@ -20,10 +21,9 @@ from caatnet.inference.batches import Sizes
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
 from caatnet.inference.stops import Stops
-from caatnet.serving.calibration import step_s
 from caatnet.serving.device import DecoderExecutor, Drawn
 from caatnet.serving.engine import Engine, replay
-from caatnet.serving.executor import Executor, Step
+from caatnet.serving.executor import Event, Executor, Step
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
 from caatnet.serving.policies import registry
@@ -59,18 +59,25 @@ def run(config: Any) -> dict[str, Any]:
     ],
   )
   served = _served(config)
+  load = os.getloadavg()
   tables.table(
     f"ms of {options.requests} requests: median (range) of {options.rounds} "
-    "runs, each with its profile",
-    ["", "engine", "simulated", "simulated / engine"],
+    "runs, each with its profile,\nand what a run of the engine has of the one "
+    f"before it; {load[1]:.1f} jobs wanted the {os.cpu_count()} processors",
+    ["", "engine", "simulated", "simulated / engine", "engine / engine"],
     [
-      [name, *(_range(np.array(found)[:, i], ",.1f") for i in range(2)),
-       _range(np.divide(*np.array(found).T[::-1]), ".2f")]
+      [name, *(_range(x, ",.1f") for x in (real, simulated)),
+       _range(simulated / real, ".2f"),
+       _range(real[1:] / real[:-1], ".2f") if len(real) > 1 else "-"]
       for name, found in served.items()
+      for real, simulated in [np.array(found).T]
     ],
   )
   here = environment(make_mesh({"device": Axis("device", 1)}))
-  return {"environment": here, "rates": rates, "served": served}
+  return {
+    "environment": here, "rates": rates, "served": served,
+    "load_average": load,
+  }
 
 
 def _range(values: Any, spec: str) -> str:
@@ -192,36 +199,77 @@ def _loop(decoder: Decoder, options: Any) -> np.ndarray:
   return _per_step(marks)
 
 
-@dataclasses.dataclass
-class _Profile:
-  """What steps take, by the sizes of their arrays.
+class _Timed(DecoderExecutor):
+  """Notes what steps take in an engine, by the sizes of their arrays.
 
   Attributes:
-    capacity: The decoder's.
-    seconds: Times by size.
+    seconds: From the end of the step before, or from when it was submitted if
+      that was later, to its end.
   """
 
-  capacity: Capacity
-  seconds: dict[Sizes, float]
+  def __init__(self, decoder: Decoder) -> None:
+    super().__init__(decoder, 0)
+    self.seconds: dict[Sizes, list[float]] = {}
+    self._begun: dict[int, float] = {}
+    self._ended_s = 0.0
+
+  def submit(self, step: Step) -> None:
+    self._begun[id(step)] = self.now()
+    super().submit(step)
+
+  def wait(self, until_s: float) -> list[Event]:
+    events = super().wait(until_s)
+    for event in events:
+      if event.step is not None:
+        step, before = event.step, self._ended_s
+        self._ended_s = event.time_s
+        begun = max(before, self._begun.pop(id(step)))
+        sizes = batches.sizes_of(
+          self.decoder.capacity, step.positions + 1,
+          [(chunk.start, chunk.length) for chunk in step.chunks],
+        )
+        self.seconds.setdefault(sizes, []).append(event.time_s - begun)
+    return events
+
+
+class _Profile:
+  """What steps took, by the sizes of their arrays: one of the times, at random.
+
+  So what varies on this machine varies in the simulator.
+  """
+
+  def __init__(self, capacity: Capacity, seconds: dict[Sizes, list[float]]):
+    self._capacity, self._seconds = capacity, seconds
+    self._rng = np.random.default_rng(0)
+
+  def _of(self, contexts: np.ndarray, chunks: Any) -> list[float]:
+    return self._seconds[batches.sizes_of(self._capacity, contexts, chunks)]
 
   def step_s(self, contexts: np.ndarray, chunks: Any) -> float:
-    return self.seconds[batches.sizes_of(self.capacity, contexts, chunks)]
+    return self._rng.choice(self._of(contexts, chunks))
+
+  def mean_s(self, contexts: np.ndarray, chunks: Any) -> float:
+    return float(np.mean(self._of(contexts, chunks)))
 
 
-def _profile(executor: DecoderExecutor, times: int) -> _Profile:
-  """Measures steps of all sizes."""
-  capacity = executor.decoder.capacity
-  seconds = {}
-  for num in sorted({0, 1, min(4, capacity.batch), capacity.batch}):
+def _rehearse(executor: _Timed, times: int) -> dict[Sizes, list[float]]:
+  """Drives an engine through steps of all sizes, and returns their times.
+
+  Some requests decode all the time, and beside them one after another reads its
+  prompt, a chunk, and ends. The engine is that which is to be simulated, since
+  what it does for a step shares the machine with the step before.
+  """
+  executor.seconds = {}
+  batch = executor.decoder.capacity.batch
+  for num in sorted({0, 1, min(4, batch), batch}):
     for length in (0, 16, _CHUNK):
-      if num or length:
-        # The chunk of the last slot's request has a slot of its own.
-        count = min(num, capacity.batch - (length > 0))
-        sizes = batches.sizes_of(
-          capacity, np.ones(num), [(0, length)] * (length > 0)
-        )
-        seconds[sizes] = step_s(executor, count, length, times)
-  return _Profile(capacity, seconds)
+      count = min(num, batch - 1) if length else num
+      lengths = [1] * count + [length] * times * (length > 0)
+      replay(_engine(executor, executor.decoder), [
+        _request(i, np.full(n, i), 1 if i >= count else times + count)
+        for i, n in enumerate(lengths)
+      ])
+  return executor.seconds
 
 
 def _arrivals(config: Any, rate: float) -> Iterator[Request]:
@@ -239,31 +287,42 @@ def _served(config: Any) -> dict[str, list[tuple[float, float]]]:
   options = config.benchmark
   decoder = _decoder(config, options.slots, 3 * _CHUNK)
   found: dict[str, list[tuple[float, float]]] = {}
-  executor = DecoderExecutor(decoder, 0)
-  _profile(executor, 1)  # the compiler's
-  rate = 0.0
+  executor = _Timed(decoder)
+  _rehearse(executor, 1)  # the compiler's
+  before = _rehearse(executor, options.steps)
+  rate = _rate(_Profile(decoder.capacity, before), options)
   for _ in track(range(options.rounds), "engine and simulator", transient=True):
-    profile = _profile(executor, options.steps)
-    rate = rate or _rate(profile, options)
-    times = []
-    for where in (executor, Simulator(profile, most=options.slots + _CHUNK)):
-      requests = list(_arrivals(config, rate))
-      start = where.now()
-      for request in requests:
-        request.arrival_s += start
-      replay(_engine(where, decoder), requests)
-      times.append(_looked_at(requests))
-    for name, *pair in zip(times[0], times[0].values(), times[1].values(),
-                           strict=True):
-      found.setdefault(name, []).append(tuple(pair))
+    real = _replayed(_engine(executor, decoder), config, rate)
+    # Half of the profile is from before the run, half from after it: what else
+    # the machine does changes.
+    after = _rehearse(executor, options.steps)
+    profile = _Profile(
+      decoder.capacity, {size: before[size] + after[size] for size in after}
+    )
+    where = Simulator(profile, most=options.slots + _CHUNK)
+    simulated = _replayed(_engine(where, decoder), config, rate)
+    for name in real:
+      found.setdefault(name, []).append((real[name], simulated[name]))
+    before = after
   executor.close()
   return found
 
 
+def _replayed(engine: Engine, config: Any, rate: float) -> dict[str, float]:
+  """Serves the requests, and returns what is looked at."""
+  requests = list(_arrivals(config, rate))
+  start = engine.executor.now()
+  for request in requests:
+    request.arrival_s += start
+  replay(engine, requests)
+  return _looked_at(requests)
+
+
 def _rate(profile: _Profile, options: Any) -> float:
   """Returns requests per second at a share of what a full batch would do."""
-  full = profile.step_s(np.ones(options.slots), ())
-  read = profile.step_s(np.ones(options.slots), [(0, _CHUNK)]) - full
+  full = profile.mean_s(np.ones(options.slots), ())
+  others = np.ones(options.slots - 1)
+  read = profile.mean_s(others, [(0, _CHUNK)]) - full
   # On average half of `_CHUNK` and 8 tokens are drawn, and `_CHUNK` are read.
   return options.load / ((8 + _CHUNK) / 2 * full / options.slots + 1.5 * read)
 

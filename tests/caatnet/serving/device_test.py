@@ -6,6 +6,7 @@ random. So a page that is read too early, too late or in another's place gives
 NaN, or other tokens.
 """
 
+import copy
 import functools
 import itertools
 import math
@@ -14,6 +15,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
+from caatnet.serving.calibration import calibrate
 from caatnet.serving.device import DecoderExecutor, Drawn
 from caatnet.serving.engine import Engine
 from caatnet.serving.host import Host
@@ -46,20 +49,21 @@ STOP = frozenset(range(0, 64, 9))
 SETTINGS = ({}, {"temperature": 1.0})
 MOST = 32  # requests of a schedule
 
-# p, tensor ranks, and on how many devices.
-SUBJECTS = ((1.0, 1, 1), (0.0, 2, 2), (0.5, 4, 2), (0.25, 8, 1))
+# p, tensor ranks, on how many devices, and layers: more than one, to see that
+# copies have all of them, and one where programs take long to compile.
+SUBJECTS = ((1.0, 1, 1, 2), (0.5, 8, 2, 1))
 if SOAK:
   SUBJECTS = [
-    (p, ranks, devices)
+    (p, ranks, devices, 2)
     for p, ranks in itertools.product((0.0, 0.25, 0.5, 1.0), (1, 2, 4, 8))
     for devices in (1, 2, 4, 8) if devices <= ranks
   ]
 
 
 @functools.cache
-def subject(p, ranks, devices):
-  """A decoder, its program and parameters."""
-  config = make_config(p=p)
+def subject(p, ranks, devices, layers):
+  """A decoder."""
+  config = make_config(p, layers)
   program = make_program(config, ranks, devices)
   params = draw_params(program)
   shape = CacheShape(
@@ -68,13 +72,20 @@ def subject(p, ranks, devices):
   )
   weights = make_weights(program, put(program, params), False, False)
   capacity = Capacity(SLOTS, CONTEXT, PAGE_SIZE, 8)
-  return Decoder(program, weights, capacity, shape), params
+  return Decoder(program, weights, capacity, shape)
+
+
+def fresh(subject_):
+  """A decoder with a cache of its own, that runs the same programs."""
+  found = copy.copy(subject(*subject_))
+  found._state = jax.tree.map(jnp.copy, found._state)
+  return found
 
 
 @functools.cache
-def forward(p, ranks):
+def forward(p, ranks, layers):
   """A function of tokens ``[B, T]`` and how to draw: those that follow."""
-  program = make_program(make_config(p=p), ranks)
+  program = make_program(make_config(p, layers), ranks)
   model, tensor = program.model, program.layout.tensor
   params = put(program, draw_params(program))
 
@@ -95,14 +106,14 @@ def forward(p, ranks):
 
 def alone(subject_, requests):
   """Tokens and log-probabilities that follow each position, by one forward."""
-  p, ranks, _ = subject_
+  p, ranks, _, layers = subject_
   tokens = np.zeros((MOST, CONTEXT), np.int32)
   for row, request in zip(tokens, requests, strict=False):
     whole = request.all_tokens()
     row[: len(whole)] = whole
   asked = [r.payload.drawing for r in requests]
   asked += [None] * (MOST - len(asked))
-  found = forward(p, ranks)(
+  found = forward(p, ranks, layers)(
     tokens, stacked([r for r in asked for _ in range(CONTEXT)])
   )
   return [np.asarray(x).reshape(MOST, CONTEXT) for x in found]
@@ -135,11 +146,11 @@ class Watched(DecoderExecutor):
       table = step.tables[slot]
       pages = table[: -(-(start + count) // PAGE_SIZE)].tolist()
       read, written = set(pages), set(pages[start // PAGE_SIZE :])
-      for copy in self._open.values():
-        if copy.kind != "in":
-          assert not written & set(copy.source), "written under a copy"
-        if copy.kind != "out":
-          assert not read & set(copy.target), "read before it is there"
+      for under_way in self._open.values():
+        if under_way.kind != "in":
+          assert not written & set(under_way.source), "written under a copy"
+        if under_way.kind != "out":
+          assert not read & set(under_way.target), "read before it is there"
     super().submit(step)
 
   def shares_memory(self):
@@ -167,7 +178,7 @@ class Run:
 
   def __init__(self, subject_, case):
     self.rng = np.random.default_rng(case["seed"])
-    decoder, _ = subject(*subject_)
+    decoder = fresh(subject_)
     self.pages = Pages(NUM_PAGES, PAGE_SIZE)
     self.executor = Watched(decoder, 20, self.rng)
     self.scheduler = Scheduler(
@@ -270,3 +281,41 @@ def test_everyone_gets_what_a_run_alone_gives(subject_, case):
     if request.state is State.FINISHED:
       assert ended[-1] or count == request.max_tokens
   assert run.pages.num_available == run.pages.num_pages
+
+
+class Slow(DecoderExecutor):
+  """Either its copies or its chunks take a tenth of a second more."""
+
+  def __init__(self, decoder, what):
+    super().__init__(decoder, 20)
+    self._what = what
+
+  def _receive(self, step, *args):
+    time.sleep(0.1 * (self._what == "chunks" and bool(step.chunks)))
+    return super()._receive(step, *args)
+
+  def copy(self, copy):
+    time.sleep(0.1 * (self._what == "copies"))
+    super().copy(copy)
+
+
+@pytest.mark.parametrize("slow", ["copies", "chunks"])
+def test_the_first_choice_is_made_by_what_was_measured(slow):
+  executor = Slow(fresh(SUBJECTS[0]), slow)
+  calibrate(executor)
+  pages = Pages(NUM_PAGES, PAGE_SIZE)
+  scheduler = Scheduler(
+    Limits(slots=1, preempt="cost"), registry.make("strict_priority", pages),
+    pages, Host(20, PAGE_SIZE, reserve=False), executor.costs,
+  )
+  engine = Engine(scheduler, executor)
+  for number, priority in enumerate((1.0, 0.0)):
+    drawing = Drawing((1, 2, 3, 4, 5), Stops(4))
+    scheduler.add(Request(
+      number, drawing.prompt, 4, priority=priority, payload=Drawn(drawing)
+    ))
+    engine.turn()  # the second one takes the first one's place
+  (decision,) = scheduler.counts.decisions
+  assert decision.able
+  assert decision.swapped == (slow == "chunks")
+  executor.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from caatnet.serving.engine import Engine
+from caatnet.serving.engine import Engine, replay
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
 from caatnet.serving.policies import registry
@@ -93,7 +93,7 @@ class Run:
       client=int(self.rng.integers(3)), arrival_s=at,
       priority=self.priorities.first(), conversation=conversation,
       more=conversation is not None, ends=self.ends,
-      deadline_s=at + 60 if self.rng.random() < 0.2 else np.inf,
+      deadline_s=at + 20 if self.rng.random() < 0.2 else np.inf,
     )
     self.requests.append(request)
     return request
@@ -112,11 +112,11 @@ class Run:
       if not coming and self.engine.idle:
         return
       self.disturb(now)
-      self.engine.turn(coming[0][0] if coming else np.inf)
-      self.check()
+      self.check(self.engine.turn(coming[0][0] if coming else np.inf))
       for request in self.requests:
         if request.state in ENDS and request.number not in self.ended:
           self.ended[request.number] = request.state
+          self.check_end(request)
           if request.more and request.state is State.FINISHED and turns < 6:
             turns += 1
             prompt = [*request.prompt, *request.tokens, 1]
@@ -137,11 +137,35 @@ class Run:
       victim = self.requests[self.rng.integers(len(self.requests))]
       self.scheduler.cancel(victim, now)
 
-  def check(self):
+  def check(self, step):
     self.pages.check()
     self.host.check()
     for number, state in self.ended.items():
       assert self.requests[number].state is state
+    limits = self.case["limits"]
+    if limits.wait_s == 100:  # every copy is short
+      assert all(r.state is not State.ARRIVING for r in self.requests)
+    if limits.preempt == "recompute" and not limits.keep_turns:
+      assert not self.host.num_used
+    if step is not None:
+      assert limits.wait_s or not step.after or self.pages.counts.copied
+      read = *step.decodes, *(chunk.request for chunk in step.chunks)
+      for request in read:  # else it has expired
+        assert request.tokens or self.executor.now() < request.deadline_s
+
+  def check_end(self, request):
+    """Checks a request that has ended in this turn."""
+    limits = self.case["limits"]
+    if request.state is State.EXPIRED:
+      assert not request.tokens
+      assert request.end_s >= request.deadline_s
+    first = request.state is State.FINISHED and (
+      request.conversation == request.number
+    )
+    if first and limits.keep_turns and limits.preempt == "recompute" and (
+      self.case["host_pages"] == 200
+    ):
+      assert self.host.valid(request.owner) >= request.length - 1
 
 
 @pytest.mark.parametrize("ends", [never, lambda token: token == 0])
@@ -235,6 +259,26 @@ def test_mean_in_system_is_rate_times_mean_latency(case):
   latencies = [r.end_s - r.arrival_s for r in run.requests]
   assert inside == 0
   assert area == pytest.approx(sum(latencies))
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_prompt_that_ends_with_its_page_is_not_read_again(copied):
+  """All but its last token, if the page is copied; else all but the page."""
+  pages = Pages(9, 4)
+  executor = oracle.Oracle(9, 0, 4, lambda copy: 0.0)
+  engine = Engine(
+    Scheduler(
+      Limits(copy_on_write=copied), registry.make("first_come", pages), pages,
+      Host(0, 4, False), executor.costs,
+    ),
+    executor,
+  )
+  requests = [Request(number, [1] * 8, 3) for number in range(2)]
+  for request in requests:
+    replay(engine, [request])
+  assert requests[0].tokens == requests[1].tokens
+  assert requests[1].num_hits == (7 if copied else 4)
+  assert pages.counts.copied == copied
 
 
 def test_a_request_that_never_fits_is_refused():

@@ -1,10 +1,13 @@
 """A server of a tiny model, in a thread, and what runs alone say."""
 
 import contextlib
+import copy
 import functools
 import json
 import threading
 
+import jax
+import jax.numpy as jnp
 import tokenizers
 from tokenizers import decoders, models
 
@@ -45,7 +48,8 @@ def tokenizer(template=TEMPLATE):
   }, "letters")
 
 
-def decoder():
+@functools.cache
+def first_decoder():
   """The model of `generate_test`, with a cache for longer sequences."""
   program = make_program(generate_test.CONFIG, 4, 1)
   config = program.model.config
@@ -60,6 +64,13 @@ def decoder():
   return Decoder(
     program, weights, Capacity(SLOTS, CONTEXT, PAGE_SIZE, 16), shape
   )
+
+
+def decoder():
+  """A decoder with a cache of its own; all of them share their programs."""
+  found = copy.copy(first_decoder())
+  found._state = jax.tree.map(jnp.copy, found._state)
+  return found
 
 
 _alone = functools.cache(decoder)
