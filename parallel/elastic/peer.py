@@ -190,7 +190,7 @@ def _go(state: Peer, message: m.Go) -> tuple[Peer, Effects]:
     return state, []
   effects: Effects = []
   if state.phase is Phase.VOTED:
-    if message.revision != state.revision + 1:
+    if message.revision <= state.revision:
       return state, []  # it was said before this round
     state, effects = _applied(state)
   elif state.phase is Phase.PREPARING:

@@ -16,6 +16,7 @@ Contents are modelled by their history: which parts each round summed.
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 from parallel.elastic import coordinator as coordinators
@@ -210,6 +211,16 @@ class _Model:
 
   def __init__(self, bounds: Bounds, protocol: Protocol) -> None:
     self._bounds, self._protocol = bounds, protocol
+    # Many worlds differ in what their next step does not look at. The types
+    # are arguments since tuples of different types may be equal.
+    self._coordinator_step = functools.lru_cache(None)(
+      lambda state, sender, message, _: protocol.coordinator.step(
+        state, sender, message, bounds.rules
+      )
+    )
+    self._peer_step = functools.lru_cache(None)(
+      lambda state, message, _: protocol.peer.step(state, message)
+    )
 
   def first(self) -> World:
     """Returns the world before anybody has said anything."""
@@ -267,6 +278,8 @@ class _Model:
     for peer in world.peers:
       if peer is None:
         continue
+      if peer.digest is None:
+        return "a peer applies a round that failed"
       if peer.digest != record.digest[: len(peer.digest)]:
         return "a peer has what was not committed"
       if len(peer.digest) != peer.revision:
@@ -462,8 +475,8 @@ class _Model:
     self, world: World, sender: int | None, message: Any
   ) -> World:
     assert world.coordinator is not None
-    state, effects = self._protocol.coordinator.step(
-      world.coordinator, sender, message, self._bounds.rules
+    state, effects = self._coordinator_step(
+      world.coordinator, sender, message, type(message)
     )
     return self._host(world._replace(coordinator=state), effects)
 
@@ -489,7 +502,7 @@ class _Model:
     return world._replace(messages=world.messages | {entry})
 
   def _peer(self, world: World, i: int, message: Any) -> World:
-    state, effects = self._protocol.peer.step(world.peers[i], message)
+    state, effects = self._peer_step(world.peers[i], message, type(message))
     world = world._replace(peers=_set(world.peers, i, state))
     for effect in effects:
       kind = type(effect).__name__

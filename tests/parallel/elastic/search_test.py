@@ -57,7 +57,7 @@ _FAULTS = {
   ),
   "a part is kept though it may have been counted": (
     peer, "keep = message.revision == state.revision", "keep = True",
-    Bounds(2, 2, Budget(suspicions=2), Rules(1)),
+    Bounds(2, 2, Budget(suspicions=1), Rules(2)),
     "a part that was counted is kept",
   ),
   "a result is dropped though it was committed": (
@@ -74,20 +74,19 @@ _FAULTS = {
     Bounds(2, 1, _CUT, Rules(2)), "nobody can go on",
   ),
   "an epoch begins without the newest revision": (
-    coordinator, "elif not any(_holds(hello, record)",
-    "elif False and not any(_holds(hello, record)",
-    Bounds(2, 1, Budget(suspicions=1, failures=1), Rules(2)),
-    "",
+    coordinator, "if not state.holders:", "if False:",
+    Bounds(2, 1, Budget(suspicions=1), Rules(1)), "nobody can go on",
   ),
   "a newcomer is forgotten": (
     coordinator,
     "tuple(entry for entry in state.pending if entry[0] not in record.members)",
-    "()", Bounds(3, 1, Budget(crashes=1), Rules(2)), "nobody can go on",
+    "()", Bounds(2, 1, Budget(failures=1), Rules(1)), "nobody can go on",
   ),
   "a word of another epoch is taken for one of this": (
     coordinator, "sender not in record.members or message.epoch != record.epoch",
     "sender not in record.members",
-    Bounds(2, 1, Budget(failures=1, copies=1), Rules(2)), "",
+    Bounds(2, 1, Budget(suspicions=1), Rules(2)),
+    "a peer has what was not committed",
   ),
   "a peer that has voted goes on alone": (
     peer,
@@ -98,7 +97,7 @@ _FAULTS = {
   ),
   "nobody waits for those who do not come back": (
     coordinator, "[m.Arm(m.Recovered())] if record.members else []", "[]",
-    Bounds(2, 1, Budget(restarts=1, crashes=1), Rules(2)), "nobody can go on",
+    Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)), "nobody can go on",
   ),
   "a peer that is taken for silent is not told": (
     coordinator, "return state, [m.Close(peer)]", "return state, []",
