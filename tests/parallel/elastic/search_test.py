@@ -83,8 +83,7 @@ _FAULTS = {
     "()", Bounds(2, 1, Budget(failures=1), Rules(1)), "nobody can go on",
   ),
   "a word of another epoch is taken for one of this": (
-    coordinator, "sender not in record.members or message.epoch != record.epoch",
-    "sender not in record.members",
+    coordinator, " or message.epoch != record.epoch", "",
     Bounds(2, 1, Budget(suspicions=1), Rules(2)),
     "a peer has what was not committed",
   ),
