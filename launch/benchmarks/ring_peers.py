@@ -16,8 +16,9 @@ import numpy as np
 
 from parallel.elastic import collectives
 from parallel.elastic.frames import read_into
+from parallel.elastic.handshake import Security
 from parallel.elastic.links import Links, Options
-from parallel.elastic.listener import Listener, Security
+from parallel.elastic.listener import Listener
 
 # Nobody else is on these links, but there is no way without a token.
 SECURITY = Security(b"a token of a benchmark")

@@ -29,7 +29,7 @@ _FIELDS = struct.Struct("!4sBBxxQIQII")
 _CRC = struct.Struct("!I")
 HEADER_BYTES = _FIELDS.size + _CRC.size
 _CHECKED = 1  # flag: the header has the payload's CRC-32
-# Members of an epoch, and items of any list in a message.
+# Members of an epoch at most, and items of any list in a message.
 MOST_ITEMS = 1024
 _ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
 _DIGEST = re.compile(r"(?:[0-9a-f]{2}){0,64}")
@@ -185,8 +185,10 @@ def read_into(sock: socket.socket, view: memoryview) -> None:
   Raises:
     ConnectionError: The other side has closed the connection.
   """
+  # One call for all of it, where there is no TLS and no time limit.
+  flags = 0 if hasattr(sock, "context") else socket.MSG_WAITALL
   while view:
-    got = sock.recv_into(view)
+    got = sock.recv_into(view, 0, flags)
     if not got:
       raise ConnectionResetError("the connection was closed")
     view = view[got:]

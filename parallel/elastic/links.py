@@ -23,16 +23,14 @@ import queue
 import socket
 import struct
 import threading
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from parallel.elastic import frames
 from parallel.elastic.frames import FrameError, Header, Kind
-from parallel.elastic.listener import (
+from parallel.elastic.handshake import (
   HANDSHAKE_BYTES,
   Address,
   Cancelled,
-  Listener,
-  Offer,
   Purpose,
   Request,
   Scope,
@@ -41,40 +39,20 @@ from parallel.elastic.listener import (
   prepared,
   shut,
 )
+from parallel.elastic.listener import Listener, Offer
 from parallel.elastic.messages import Id
+from parallel.elastic.traffic import (
+  Agreement,
+  Bytes,
+  Lost,
+  Operation,
+  Traffic,
+  Unreachable,
+)
 
 _CONTROL = 0  # the lane
 # Operations that a peer may have opened and this one has not.
 _MOST_UNOPENED = 4096
-
-
-class Lost(ConnectionError):
-  """An epoch's links have ended.
-
-  Attributes:
-    peer: Who was lost; None if it was this peer's own wish.
-    reason: What was seen.
-    tag: The operation that this ended; None for none.
-  """
-
-  def __init__(
-    self, peer: Id | None, reason: str, tag: int | None = None
-  ) -> None:
-    self.peer, self.reason, self.tag = peer, reason, tag
-    where = "" if tag is None else f"operation {tag}: "
-    super().__init__(where + (f"peer {peer}: " if peer else "") + reason)
-
-
-class Unreachable(ConnectionError):
-  """Some members could not be connected to.
-
-  Attributes:
-    peers: Which, with what was seen.
-  """
-
-  def __init__(self, peers: Mapping[Id, str]) -> None:
-    self.peers = dict(peers)
-    super().__init__(", ".join(f"{k}: {v}" for k, v in self.peers.items()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,80 +79,6 @@ class Options:
       raise ValueError(f"silence_s={self.silence_s:g} must be positive")
 
 
-@dataclasses.dataclass
-class Bytes:
-  """Bytes of blocks, counted when a block is through.
-
-  Attributes:
-    payload: Of the blocks themselves.
-    framing: Of their headers.
-  """
-
-  payload: int = 0
-  framing: int = 0
-
-  def add(self, payload: int, framing: int) -> None:
-    """Adds to both."""
-    self.payload += payload
-    self.framing += framing
-
-
-@dataclasses.dataclass
-class Traffic:
-  """What an epoch's links have carried.
-
-  Attributes:
-    sent: Blocks of operations that have ended well.
-    received: Blocks of operations that have ended well.
-    aborted_sent: Blocks of operations that have failed.
-    aborted_received: Blocks of operations that have failed.
-    control: Bytes sent on control lanes.
-  """
-
-  sent: Bytes = dataclasses.field(default_factory=Bytes)
-  received: Bytes = dataclasses.field(default_factory=Bytes)
-  aborted_sent: Bytes = dataclasses.field(default_factory=Bytes)
-  aborted_received: Bytes = dataclasses.field(default_factory=Bytes)
-  control: int = 0
-
-
-class Agreement(NamedTuple):
-  """What a peer takes an operation to be.
-
-  Attributes:
-    digest: 32 bytes that all peers of the operation must have alike.
-    size: Bytes that the peer gives to it, which may differ.
-  """
-
-  digest: bytes
-  size: int
-
-
-class Operation(Protocol):
-  """What links carry blocks for. Its functions run in the lanes' threads."""
-
-  tag: int
-  ready: set[Id]  # who has opened it
-
-  def opened(self, peer: Id, agreement: Agreement) -> None:
-    """A peer is ready to receive."""
-
-  def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
-    """Returns where a block goes: a place of its own, or the lane's scratch."""
-
-  def arrived(self, peer: Id, header: Header, block: memoryview) -> None:
-    """A block is there."""
-
-  def missed(self) -> None:
-    """A block that had a place has not come."""
-
-  def sent(self, header: Header, size: int) -> None:
-    """A block has been given to the kernel."""
-
-  def failed(self, error: Lost) -> None:
-    """The links have ended."""
-
-
 class Links:
   """The connections of one epoch.
 
@@ -187,7 +91,7 @@ class Links:
 
   def __init__(
     self, me: Id, epoch: int, members: Mapping[Id, Address],
-    security: Security, options: Options = Options(),  # noqa: B008
+    security: Security, options: Options = Options(),
   ) -> None:
     if me not in members:
       raise ValueError(f"{me} is no member: {', '.join(members)}")
