@@ -38,7 +38,7 @@ def measure(
 
   Args:
     links: The links of the epoch.
-    tag: A tag that no other operation has.
+    tag: A tag that, with the next one, no other operation has.
     least_s: What is sent is doubled until it takes so long.
     most_bytes: What is sent in one direction, at most.
     limit_s: Seconds that one step may take.
@@ -58,8 +58,8 @@ def measure(
         limit_s,
       )
     # All begin the next round together.
-    collectives.gather(links, tag, b"").result(limit_s)
-  rows = collectives.gather(links, tag, mine).result(limit_s)
+    collectives.gather(links, tag + 1, b"").result(limit_s)
+  rows = collectives.gather(links, tag + 1, mine).result(limit_s)
   return np.stack([np.frombuffer(row) for row in rows], axis=1)
 
 
@@ -106,9 +106,10 @@ def ring_order(rates: np.ndarray) -> tuple[int, ...]:
   n = len(rates)
   if n < 3:
     return tuple(range(n))
-  times = 1 / np.where(np.eye(n, dtype=bool), 1.0, np.minimum(rates, rates.T))
-  if not (np.isfinite(times).all() and (times > 0).all()):
+  slower = np.where(np.eye(n, dtype=bool), 1.0, np.minimum(rates, rates.T))
+  if not (np.isfinite(slower).all() and (slower > 0).all()):
     raise ValueError("all rates between two peers must be positive")
+  times = 1 / slower
   if n <= EXACT:
     orders = (
       (0, *rest) for rest in itertools.permutations(range(1, n))

@@ -36,12 +36,14 @@ class Leases(NamedTuple):
     end: The counter: no number from here on has been drawn in a round that was
       committed, or granted.
     epoch: The epoch in which the revision was committed.
+    round: How many rounds have been committed.
     free: Numbers below ``end`` that went back.
     held: What each peer was granted, in the order of the ids.
   """
 
   end: int = 0
   epoch: int = 1  # the first one
+  round: int = 0
   free: Spans = ()
   held: tuple[tuple[Id, Spans], ...] = ()
 
@@ -72,11 +74,11 @@ def valid(leases: Leases, drawn: tuple[int, Spans], me: Id) -> bool:
 
   Args:
     leases: Of the newest revision.
-    drawn: The `Leases.epoch` of when it was begun, and its samples.
+    drawn: The `Leases.round` of when it was begun, and its samples.
     me: The peer.
   """
   return dict(leases.held).get(me) == drawn[1] or (
-    leases.epoch == drawn[0] and me not in dict(leases.held)
+    leases.round == drawn[0] and me not in dict(leases.held)
   )
 
 
@@ -120,7 +122,9 @@ def committed(
   rest = _joined(free)
   for peer in sorted(used):
     kept[peer], rest, end = _grant(rest, end, count)
-  return Leases(end, epoch, rest, tuple(sorted(kept.items())))
+  return Leases(
+    end, epoch, leases.round + 1, rest, tuple(sorted(kept.items()))
+  )
 
 
 def _grant(free: Spans, end: int, count: int) -> tuple[Spans, Spans, int]:
@@ -167,8 +171,8 @@ def encode(leases: Leases) -> bytes:
 
 def decode(data: bytes) -> Leases:
   """Reads what `encode` has made, which the state's digest vouches for."""
-  end, epoch, free, held = json.loads(data)
+  end, epoch, count, free, held = json.loads(data)
   return Leases(
-    end, epoch, tuple(map(tuple, free)),
+    end, epoch, count, tuple(map(tuple, free)),
     tuple((peer, tuple(map(tuple, spans))) for peer, spans in held),
   )
