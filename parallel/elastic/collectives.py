@@ -108,7 +108,8 @@ class Direct(Sum):
     super().__init__(links, tag, x, ranks, "direct", out, block_bytes)
     me, others = self._rank, [r for r in range(len(ranks)) if r != self._rank]
     start, stop = self._span(me)
-    self._parts = np.empty((len(others), stop - start), np.float32)
+    shape = len(others), stop - start
+    self._parts = links.borrow(4 * math.prod(shape)).reshape(shape)
     self._missing_parts = {a: len(others) for a, _ in self._blocks(me)}
     self._left = self._count(me) + sum(self._count(r) for r in others)
     if not others:
@@ -121,6 +122,13 @@ class Direct(Sum):
             ranks[r], _PART, self._offset(r, a), _bytes(self._x[a:b])
           )
     self._begin()
+
+  def result(self, limit_s: float | None = None) -> np.ndarray:
+    """Waits for the sum, as `wait` does, and returns it."""
+    self.wait(limit_s)
+    self._links.give_back(self._parts)
+    self._parts = self._parts[:0]
+    return self._result
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
     """Returns the place of a contribution, or of another owner's sum."""

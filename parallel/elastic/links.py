@@ -25,6 +25,8 @@ import struct
 import threading
 from typing import Any
 
+import numpy as np
+
 from parallel.elastic import frames
 from parallel.elastic.frames import FrameError, Header, Kind
 from parallel.elastic.handshake import (
@@ -111,6 +113,7 @@ class Links:
     self._operations: dict[int, Operation] = {}
     self._unopened: dict[tuple[int, Id], Agreement] = {}
     self._error: Lost | None = None
+    self._free: dict[int, list[np.ndarray]] = {}
 
   def connect(self, listener: Listener, limit_s: float) -> "Links":
     """Connects to all other members, who do the same.
@@ -245,6 +248,23 @@ class Links:
         (there.received if well else there.aborted_received, received),
       ):
         total.add(part.payload, part.framing)
+
+  def borrow(self, size: int) -> np.ndarray:
+    """Returns float32 ``[size / 4]`` of memory that may have been used before.
+
+    The kernel takes its time to give pages that are new.
+    """
+    with self._lock:
+      free = self._free.get(size)
+      if free:
+        return free.pop()
+    return np.empty(size // 4, np.float32)
+
+  def give_back(self, memory: np.ndarray) -> None:
+    """Keeps memory for the next operation of this size, while links last."""
+    if memory.size:
+      with self._lock:
+        self._free.setdefault(memory.nbytes, []).append(memory.reshape(-1))
 
   def socket_bytes(self) -> int:
     """Returns what the kernel has received on data lanes, after handshakes.

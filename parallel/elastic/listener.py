@@ -151,7 +151,8 @@ class Listener:
       with self._lock:
         self._underway.pop(raw, None)
       if handle is None:
-        self._refuse(address, reason)
+        if reason:  # else it comes again
+          self._refuse(address, reason)
         return
       accepted = True
       prepared(sock)
@@ -200,7 +201,7 @@ class Listener:
       raise
     if status is Status.ACCEPTED and offer is not None:
       return offer.handle, request, ""
-    return None, request, (
+    return None, request, "" if status is Status.EARLY else (
       f"{status.name}: {request.sender}, {request.purpose.name}, epoch "
       f"{request.epoch}"
     )
