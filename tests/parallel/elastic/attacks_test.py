@@ -167,11 +167,14 @@ def test_a_member_that_sends_what_is_wrong_is_named(lane, attack, seen):
       together([third_peer] + [
         lambda x=x: x.connect(there[x.me], 10) for x in links
       ])
-      operation = collectives.all_reduce(links[0], 5, arrays(1, 9)[0])
-      attack(mine[0])
-      with pytest.raises(Lost, match=seen) as caught:
-        operation.result(10)
-      assert (caught.value.peer, caught.value.tag) == ("p2", 5)
+      operations = [
+        collectives.all_reduce(x, 5, arrays(1, 9)[0]) for x in links
+      ]
+      attack(mine[0])  # p0 sees it, and says it to p1
+      for operation in operations:
+        with pytest.raises(Lost, match=seen) as caught:
+          operation.result(10)
+        assert (caught.value.peer, caught.value.tag) == ("p2", 5)
       for x in links:
         x.close()
       for sock in kept:

@@ -154,6 +154,25 @@ def test_a_holder_that_is_wrong_is_dropped_and_named(wrong):
     assert set(both.dropped) <= {"p0"}
 
 
+def _forging(server):
+  """Says that another content has the digest that is asked for."""
+  other = example(6)
+  wanted = server._held[3]
+  server.publish(other, states.manifest(other))
+  server._held = (*server._held[:3], wanted)
+  return server._serve
+
+
+def test_a_manifest_of_another_content_is_not_believed():
+  wanted = example(5)
+  with listeners(2) as there:
+    serve(there["p0"], wanted, _forging)
+    with pytest.raises(Unavailable, match="another digest"):
+      fetch(there, ("p0",), wanted, limit_s=0.5).result()
+    serve(there["p1"], wanted)
+    assert same(fetch(there, ("p0", "p1"), wanted).result()[0], wanted)
+
+
 def test_a_fetch_is_cancelled_at_once():
   wanted = example(5)
   with listeners(1) as there:
