@@ -28,6 +28,11 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark.name = "ring"
   config.benchmark.megabytes = 256
   config.benchmark.peers = (2, 4, 8)
+  # Bytes that are sent and added at once, and of the kernels' send buffers, of
+  # raw streams, too; 0 lets the kernel choose. On loopback a small one keeps
+  # what is under way in the cache; over a long link it would limit the rate.
+  config.benchmark.block_bytes = 2**22
+  config.benchmark.send_buffer = 2**18
   # How often everything is measured; the median counts.
   config.benchmark.rounds = 5
   # Whether jax's all-reduce between processes is timed, too.

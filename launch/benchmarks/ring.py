@@ -15,8 +15,6 @@ from rich.progress import track
 from caatnet.show import tables
 from parallel.elastic import collectives
 
-_BLOCK = collectives.BLOCK_BYTES
-
 
 def run(config: Any) -> dict[str, Any]:
   """Measures, prints tables, and returns them as plain data.
@@ -28,7 +26,7 @@ def run(config: Any) -> dict[str, Any]:
   size = options.megabytes * (1 << 20) // 4
   rows = [
     row for count in options.peers
-    for row in _on_loopback(count, size, options.rounds, options.gloo)
+    for row in _on_loopback(count, size, options)
   ]
   tables.table(
     f"{options.megabytes} MB of float32 summed among peers on loopback, "
@@ -112,17 +110,17 @@ class _Peers:
       sum(f["cpu_s"] for f in found), [f["found"] for f in found],
     )
 
-  def connect(self, lanes: int) -> None:
-    """Makes links of a new epoch."""
+  def connect(self, lanes: int, send_buffer: int = 0) -> None:
+    """Makes links of a new epoch; raw connections with the first one."""
     self._epoch += 1
     self.do("connect", lambda _: {
       "epoch": self._epoch, "members": self._members, "raw": self._raw,
-      "options": {"lanes": lanes},
+      "options": {"lanes": lanes, "send_buffer": send_buffer},
     })
 
 
 def _on_loopback(
-  count: int, size: int, rounds: int, gloo: bool
+  count: int, size: int, options: Any
 ) -> list[dict[str, Any]]:
   """Returns rows of one number of peers.
 
@@ -131,6 +129,7 @@ def _on_loopback(
   the bytes in each direction, from and to the arrays of the sum.
   """
   half = 4 * size * (count - 1) // count
+  block = options.block_bytes
 
   def streams(rank: int) -> dict[str, Any]:
     plan: dict[str, int] = {}
@@ -146,31 +145,32 @@ def _on_loopback(
     }
 
   def summed(order: str) -> Callable[[int], dict[str, Any]]:
-    return lambda _: {"order": order, "block_bytes": _BLOCK}
+    return lambda _: {"order": order, "block_bytes": block}
 
   jobs = {
     "raw, ring": ("raw", streams), "ring": ("sum", summed("ring")),
     "raw, pairs": ("raw", pairs), "direct": ("sum", summed("direct")),
     "four at once": (
-      "several", lambda _: {"count": 4, "block_bytes": _BLOCK}
+      "several", lambda _: {"count": 4, "block_bytes": block}
     ),
     "additions": (
-      "add", lambda _: {"size": half // 4, "block_bytes": _BLOCK}
+      "add", lambda _: {"size": half // 4, "block_bytes": block}
     ),
   }
   taken: dict[str, list[tuple[float, float]]] = {name: [] for name in jobs}
   rows = []
   with _Peers(["127.0.0.1"] * count) as peers:
     peers.do("arrays", lambda _: {"size": size})
-    peers.connect(lanes=1)
+    peers.connect(1, options.send_buffer)
     counted: dict[str, dict[str, int]] = {}
-    for turn in track(range(rounds + 1), f"{count} peers", transient=True):
+    turns = range(options.rounds + 1)
+    for turn in track(turns, f"{count} peers", transient=True):
       for name, (order, arguments) in jobs.items():
         seconds, cpu, found = peers.do(order, arguments)
         if turn:  # the first one touches new memory
           taken[name].append((seconds, cpu))
         if order == "sum":
-          counted[name] = _same_as_stated(name, size, found)
+          counted[name] = _same_as_stated(name, size, found, block)
   middle = {
     name: tuple(statistics.median(v) for v in zip(*values, strict=True))
     for name, values in taken.items()
@@ -184,8 +184,8 @@ def _on_loopback(
       "additions": middle["additions"][1] / cpu if sums else None,
       "all": taken[name], **counted.get(name, {}),
     })
-  if gloo:
-    seconds = statistics.median(_gloo(count, size, rounds))
+  if options.gloo:
+    seconds = statistics.median(_gloo(count, size, options.rounds))
     rows.append({
       "peers": count, "what": "jax's gloo", "seconds": seconds,
       "of_raw": middle["raw, ring"][0] / seconds, "of_raw_cpu": None,
@@ -195,11 +195,11 @@ def _on_loopback(
 
 
 def _same_as_stated(
-  order: str, size: int, found: Sequence[dict[str, int]]
+  order: str, size: int, found: Sequence[dict[str, int]], block: int
 ) -> dict[str, int]:
   """Compares what peers counted, and their kernel, with the formula."""
   stated = [
-    collectives.sum_bytes(order, size, len(found), rank, _BLOCK)
+    collectives.sum_bytes(order, size, len(found), rank, block)
     for rank in range(len(found))
   ]
   for rank, (there, wanted) in enumerate(zip(found, stated, strict=True)):

@@ -71,6 +71,10 @@ class Peer:
     for sock in (*self.outward.values(), *self.inward.values()):
       sock.settimeout(None)
       sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+      if options["send_buffer"]:
+        sock.setsockopt(
+          socket.SOL_SOCKET, socket.SO_SNDBUF, options["send_buffer"]
+        )
 
   def sum(self, order: str, block_bytes: int) -> dict[str, int]:
     """Sums all peers' arrays; returns the bytes that were sent."""

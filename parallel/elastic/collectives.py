@@ -36,7 +36,8 @@ from parallel.elastic.traffic import Agreement
 
 Order = Literal["direct", "ring"]
 ORDERS = ("direct", "ring")
-# Bytes of a block: see configs/benchmark/ring.py.
+# More than this costs less time per byte where links are fast, and delays the
+# first addition where they are slow: see configs/benchmark/ring.py.
 BLOCK_BYTES = 1 << 20
 # Additions of several contributions stay in a core's cache.
 _PIECE = 1 << 15

@@ -66,7 +66,8 @@ class Options:
     silence_s: Seconds without a sign of life after which a peer is lost.
     checked: Whether each block has a checksum.
     send_buffer: Bytes of the kernel's send buffer of a lane; 0 lets the kernel
-      choose.
+      choose. A small one keeps what is under way in the cache, where peers are
+      near; over a long link it limits the rate.
   """
 
   lanes: int = 1
