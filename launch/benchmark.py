@@ -10,6 +10,7 @@
   python -m launch.benchmark --config=configs/benchmark/coded.py
   python -m launch.benchmark --config=configs/benchmark/decoding.py
   python -m launch.benchmark --config=configs/benchmark/serving.py
+  python -m launch.benchmark --config=configs/benchmark/ring.py
 """
 
 import pathlib
@@ -29,6 +30,7 @@ def main() -> None:
     kernels,
     paged_attention,
     programs,
+    ring,
     schedules,
     serving,
     train_step,
@@ -41,6 +43,7 @@ def main() -> None:
     "kernels": kernels.run,
     "paged_attention": paged_attention.run,
     "programs": programs.run,
+    "ring": ring.run,
     "schedules": schedules.run,
     "serving": serving.run,
     "train_step": train_step.run,
