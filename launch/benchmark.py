@@ -10,6 +10,8 @@
   python -m launch.benchmark --config=configs/benchmark/coded.py
   python -m launch.benchmark --config=configs/benchmark/decoding.py
   python -m launch.benchmark --config=configs/benchmark/serving.py
+  python -m launch.benchmark --config=configs/benchmark/engine.py
+  python -m launch.benchmark --config=configs/benchmark/server.py
   python -m launch.benchmark --config=configs/benchmark/ring.py
 """
 
@@ -27,11 +29,13 @@ def main() -> None:
   from launch.benchmarks import (
     coded,
     decoding,
+    engine,
     kernels,
     paged_attention,
     programs,
     ring,
     schedules,
+    server,
     serving,
     train_step,
     zero,
@@ -40,11 +44,13 @@ def main() -> None:
   bodies = {
     "coded": coded.run,
     "decoding": decoding.run,
+    "engine": engine.run,
     "kernels": kernels.run,
     "paged_attention": paged_attention.run,
     "programs": programs.run,
     "ring": ring.run,
     "schedules": schedules.run,
+    "server": server.run,
     "serving": serving.run,
     "train_step": train_step.run,
     "zero": zero.run,

@@ -23,9 +23,9 @@ Effects = list[Any]
 class Phase(enum.IntEnum):
   """Where a peer is.
 
-  JOINING: it has not been a member yet. PREPARING: it connects to the members of
-  an epoch, and gets the newest revision. OPEN: it may ask for a round. RUNNING:
-  its round runs. VOTED: it waits for the outcome. HALTED: it has ended.
+  JOINING: it has not been a member yet. PREPARING: it connects to the members
+  of an epoch, and gets the newest revision. OPEN: it may ask for a round.
+  RUNNING: its round runs. VOTED: it waits for the outcome. HALTED: it has ended.
   """
 
   JOINING = 0
