@@ -25,7 +25,7 @@ class Phase(enum.IntEnum):
 
   JOINING: it has not been a member yet. PREPARING: it connects to the members
   of an epoch, and gets the newest revision. OPEN: it may ask for a round.
-  RUNNING: its round runs. VOTED: it waits for the outcome. HALTED: it has ended.
+  RUNNING: its round runs. VOTED: it waits for the outcome. HALTED: it ends.
   """
 
   JOINING = 0

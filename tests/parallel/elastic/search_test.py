@@ -8,7 +8,7 @@ import pytest
 
 from parallel.elastic import coordinator, peer, search
 from parallel.elastic.coordinator import Rules
-from parallel.elastic.search import Bounds, Budget, Protocol
+from parallel.elastic.world import Bounds, Budget, Protocol
 
 pytestmark = pytest.mark.quick
 
