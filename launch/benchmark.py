@@ -13,6 +13,7 @@
   python -m launch.benchmark --config=configs/benchmark/engine.py
   python -m launch.benchmark --config=configs/benchmark/server.py
   python -m launch.benchmark --config=configs/benchmark/ring.py
+  python -m launch.benchmark --config=configs/benchmark/membership.py
 """
 
 import pathlib
@@ -31,6 +32,7 @@ def main() -> None:
     decoding,
     engine,
     kernels,
+    membership,
     paged_attention,
     programs,
     ring,
@@ -46,6 +48,7 @@ def main() -> None:
     "decoding": decoding.run,
     "engine": engine.run,
     "kernels": kernels.run,
+    "membership": membership.run,
     "paged_attention": paged_attention.run,
     "programs": programs.run,
     "ring": ring.run,
