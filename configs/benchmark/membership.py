@@ -25,11 +25,15 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   # and accidents by their kind.
   config.benchmark.worlds = (
     {"peers": 2, "rounds": 2, "least": 2, "crashes": 1, "restarts": 1},
-    {"peers": 2, "rounds": 1, "least": 2, "cuts": 1, "failures": 1},
+    {"peers": 2, "rounds": 1, "least": 1, "cuts": 1, "restarts": 1},
+    {"peers": 2, "rounds": 1, "least": 2, "suspicions": 1, "failures": 1},
+    {"peers": 2, "rounds": 1, "least": 2, "cuts": 1, "failures": 1,
+     "crashes": 1},
+    {"peers": 2, "rounds": 2, "least": 2, "quorum": 1, "cuts": 1},
     {"peers": 3, "rounds": 1, "least": 3, "crashes": 1},
-    {"peers": 3, "rounds": 1, "least": 3, "cuts": 1},
-    {"peers": 3, "rounds": 2, "least": 3, "quorum": 2, "leaves": 1},
-    {"peers": 4, "rounds": 1, "least": 4},
+    {"peers": 3, "rounds": 1, "least": 3, "cuts": 1, "copies": 1},
+    {"peers": 3, "rounds": 2, "least": 3, "leaves": 1},
+    {"peers": 4, "rounds": 1, "least": 4, "cuts": 1},
   )
   config.benchmark.most = 500_000
   if size == "test":
