@@ -12,6 +12,8 @@
   python -m launch.benchmark --config=configs/benchmark/serving.py
   python -m launch.benchmark --config=configs/benchmark/engine.py
   python -m launch.benchmark --config=configs/benchmark/server.py
+  python -m launch.benchmark --config=configs/benchmark/ring.py
+  python -m launch.benchmark --config=configs/benchmark/membership.py
 """
 
 import pathlib
@@ -30,8 +32,10 @@ def main() -> None:
     decoding,
     engine,
     kernels,
+    membership,
     paged_attention,
     programs,
+    ring,
     schedules,
     server,
     serving,
@@ -44,8 +48,10 @@ def main() -> None:
     "decoding": decoding.run,
     "engine": engine.run,
     "kernels": kernels.run,
+    "membership": membership.run,
     "paged_attention": paged_attention.run,
     "programs": programs.run,
+    "ring": ring.run,
     "schedules": schedules.run,
     "server": server.run,
     "serving": serving.run,

@@ -96,6 +96,9 @@ RULES = {
     LIBRARY,
   ),
   "parallel.outer.fragment_plan": ((), NUMPY_ONLY),
+  # Bytes and float32 on sockets: codecs are handed in, orders of rings chosen
+  # by whoever calls.
+  "parallel.elastic": ((), NUMPY_ONLY),
   "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
   "caatnet.checks": ((), NUMPY_ONLY),
   "caatnet.ranges": ((), NUMPY_ONLY),
@@ -366,6 +369,8 @@ def test_a_flag_is_defined_once():
     ("parallel.zero.cost", "from parallel.zero import gather"),
     ("parallel.outer.diloco", "from parallel.zero import partition"),
     ("parallel.xla.ledger", "from parallel.outer import diloco"),
+    ("parallel.elastic.collectives", "from parallel import wire"),
+    ("parallel.elastic.peer", "import jax"),
     ("caatnet.models.layers", "from caatnet.train import step"),
     ("caatnet.serving.scheduler", "import jax"),
     ("caatnet.serving.pages", "from caatnet.inference import decoder"),

@@ -3347,12 +3347,125 @@ _SERVING_ROWS = [
   ),
 ]
 
+_ELASTIC = "tests/parallel/elastic"
+_TRANSPORT = [
+  Mutant(
+    "parallel/elastic/collectives.py", "an owner adds its own part first",
+    "      self._x[start:stop] if r == self._rank\n"
+    "      else self._parts[self._row(r), start - begin : stop - begin]\n"
+    "      for r in range(len(self.ranks))\n",
+    "      self._x[start:stop] if r == self._rank\n"
+    "      else self._parts[self._row(r), start - begin : stop - begin]\n"
+    "      for r in np.roll(range(len(self.ranks)), -self._rank)\n",
+    f"{_ELASTIC}/collectives_test.py::"
+    "test_sums_are_their_stated_order_bit_for_bit[3]",
+  ),
+  Mutant(
+    "parallel/elastic/collectives.py", "chunks have the remainder of n / M cut",
+    "self._chunk = -(-x.size // len(ranks))",
+    "self._chunk = max(1, x.size // len(ranks))",
+    f"{_ELASTIC}/collectives_test.py::"
+    "test_sums_are_their_stated_order_bit_for_bit[3]",
+  ),
+  Mutant(
+    "parallel/elastic/collectives.py", "a ring's sum begins at its owner",
+    "first = (me + 1) % n", "first = me",
+    f"{_ELASTIC}/collectives_test.py::"
+    "test_a_ring_adds_as_the_executor_on_a_mesh",
+  ),
+  Mutant(
+    "parallel/elastic/operations.py", "what failed is booked as done",
+    "self._links.end(self, self._sent, self._received, False)",
+    "self._links.end(self, self._sent, self._received, True)",
+    f"{_ELASTIC}/collectives_test.py::"
+    "test_what_a_failed_try_has_sent_is_booked_apart",
+  ),
+  Mutant(
+    "parallel/elastic/operations.py", "blocks come before there is a place",
+    "    if peer in self.ready:\n      self._links.send",
+    "    if True:\n      self._links.send",
+    f"{_ELASTIC}/collectives_test.py::"
+    "test_an_operation_that_one_has_not_begun_blocks_no_other",
+  ),
+  Mutant(
+    "parallel/elastic/links.py", "who is lost is not said to the others",
+    "culprit = (error.peer or self.me).encode()",
+    "culprit = self.me.encode()",
+    f"{_ELASTIC}/attacks_test.py::"
+    "test_a_member_that_sends_what_is_wrong_is_named",
+  ),
+  Mutant(
+    "parallel/elastic/frames.py", "a header's checksum is not looked at",
+    "  if _CRC.unpack_from(view, _FIELDS.size)[0] != zlib.crc32(\n"
+    "    view[: _FIELDS.size]\n  ):",
+    "  if False:",
+    f"{_ELASTIC}/attacks_test.py::test_fuzzed_frames_raise_one_error",
+  ),
+  Mutant(
+    "parallel/elastic/frames.py", "a payload's checksum is not looked at",
+    "header.crc is not None and header.crc != zlib.crc32(payload)", "False",
+    f"{_ELASTIC}/attacks_test.py::"
+    "test_a_member_that_sends_what_is_wrong_is_named",
+  ),
+  Mutant(
+    "parallel/elastic/frames.py", "any length is believed",
+    "if length > LIMITS[kind]:", "if False:",
+    f"{_ELASTIC}/attacks_test.py::test_fuzzed_frames_raise_one_error",
+  ),
+  Mutant(
+    "parallel/elastic/listener.py", "a dialer's token is not looked at",
+    "    if not hmac.compare_digest(\n"
+    "      mac, self._security.mac(b\"dialer\", opening, said)\n    ):",
+    "    if False:",
+    f"{_ELASTIC}/attacks_test.py::"
+    "test_a_handshake_that_was_recorded_is_of_no_use",
+  ),
+  Mutant(
+    "parallel/elastic/listener.py", "the same nonce for everybody",
+    "OPENING.pack(MAGIC, os.urandom(NONCE_BYTES))",
+    "OPENING.pack(MAGIC, bytes(NONCE_BYTES))",
+    f"{_ELASTIC}/attacks_test.py::"
+    "test_a_handshake_that_was_recorded_is_of_no_use",
+  ),
+  Mutant(
+    "parallel/elastic/listener.py", "a connection of an old epoch is taken",
+    "if request.epoch < offer.epoch:", "if False:",
+    f"{_ELASTIC}/attacks_test.py::"
+    "test_a_connection_of_another_epoch_is_refused",
+  ),
+  Mutant(
+    "parallel/elastic/fetch.py", "a chunk is believed without its hash",
+    "if hashlib.sha256(view).digest() != wanted:", "if False:",
+    f"{_ELASTIC}/state_test.py::"
+    "test_a_holder_that_is_wrong_is_dropped_and_named",
+  ),
+  Mutant(
+    "parallel/elastic/fetch.py", "a manifest is believed without its digest",
+    "if hashlib.sha256(data).hexdigest() != self._digest:", "if False:",
+    f"{_ELASTIC}/state_test.py::"
+    "test_a_manifest_of_another_content_is_not_believed",
+  ),
+  Mutant(
+    "parallel/elastic/leases.py", "samples of who left are lost",
+    "      for s in spans),\n  ]", "      for s in ()),\n  ]",
+    f"{_ELASTIC}/state_test.py::"
+    "test_no_sample_is_counted_twice_and_none_is_lost",
+  ),
+  Mutant(
+    "parallel/elastic/leases.py", "newcomers of two epochs draw the same",
+    "(epoch - leases.epoch) * MOST_ITEMS + members.index(me)",
+    "members.index(me)",
+    f"{_ELASTIC}/state_test.py::"
+    "test_no_sample_is_counted_twice_and_none_is_lost",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
   *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
-  *_SERVING_ROWS,
+  *_SERVING_ROWS, *_TRANSPORT,
 )
 
 if __name__ == "__main__":

@@ -1,0 +1,148 @@
+"""Measures the links of an epoch, and orders a ring by them.
+
+Pairs are measured in rounds, as in a tournament: in each round every peer is in
+at most one pair, so pairs do not share a peer's link. Both directions of a pair
+are measured at once, as a ring uses them.
+"""
+
+from collections.abc import Sequence
+import itertools
+import time
+
+import numpy as np
+
+from parallel.elastic import collectives
+from parallel.elastic.links import Links
+
+EXACT = 9  # peers up to which all orders are tried
+
+
+def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
+  """Returns rounds of pairs in which each pair is once (circle method)."""
+  size = num_peers + num_peers % 2  # the last one stands for a pause
+  ring, found = list(range(size)), []
+  for _ in range(size - 1):
+    pairs = [(ring[i], ring[-1 - i]) for i in range(size // 2)]
+    found.append(sorted(
+      (min(p), max(p)) for p in pairs if max(p) < num_peers
+    ))
+    ring = [ring[0], ring[-1], *ring[1:-1]]
+  return found
+
+
+def measure(
+  links: Links, tag: int, *, least_s: float = 0.05,
+  most_bytes: int = 1 << 26, limit_s: float = 60.0,
+) -> np.ndarray:
+  """Measures all pairs, in which all members take part at the same time.
+
+  Args:
+    links: The links of the epoch.
+    tag: A tag that, with the next one, no other operation has.
+    least_s: What is sent is doubled until it takes so long.
+    most_bytes: What is sent in one direction, at most.
+    limit_s: Seconds that one step may take.
+
+  Returns:
+    float64 ``[M, M]``: bytes per second from a rank to another; 0 on the
+    diagonal. The same on all peers.
+  """
+  members, me = links.members, links.members.index(links.me)
+  mine = np.zeros(len(members))
+  for pairs in rounds(len(members)):
+    pair = next((p for p in pairs if me in p), None)
+    if pair is not None:
+      other = pair[pair[0] == me]
+      mine[other] = _rate(
+        links, tag, (members[pair[0]], members[pair[1]]), least_s, most_bytes,
+        limit_s,
+      )
+    # All begin the next round together.
+    collectives.gather(links, tag + 1, b"").result(limit_s)
+  rows = collectives.gather(links, tag + 1, mine).result(limit_s)
+  return np.stack([np.frombuffer(row) for row in rows], axis=1)
+
+
+def _rate(
+  links: Links, tag: int, pair: tuple[str, str], least_s: float,
+  most_bytes: int, limit_s: float,
+) -> float:
+  """Returns the bytes per second that come from the other one of a pair."""
+  size = 1 << 16
+  while True:
+    data = np.zeros(size, np.uint8)
+    start = time.monotonic()
+    collectives.gather(links, tag, data, ranks=pair).result(limit_s)
+    seconds = time.monotonic() - start
+    # Both stop at the same size: the slower one's time decides.
+    times = collectives.gather(
+      links, tag, np.array([seconds]), ranks=pair
+    ).result(limit_s)
+    slowest = max(float(np.frombuffer(t)[0]) for t in times)
+    if slowest >= least_s or 2 * size > most_bytes:
+      return size / seconds
+    size *= 2
+
+
+def ring_order(rates: np.ndarray) -> tuple[int, ...]:
+  """Chooses the ring whose slowest link is fastest.
+
+  A ring's reduction takes as long as its slowest link; among rings with equal
+  ones the least sum of times per byte decides, then the order of the numbers.
+  All orders are tried for up to ``EXACT`` peers; for more, a ring that goes to
+  the nearest peer is improved by turning parts of it round until no turn helps.
+
+  Args:
+    rates: ``[M, M]``: bytes per second from a rank to another. A ring's sums go
+      one way and their result the other, so the slower direction counts.
+
+  Returns:
+    The ranks in the order of the ring, from 0.
+
+  Raises:
+    ValueError: A rate is not positive.
+  """
+  rates = np.asarray(rates, float)
+  n = len(rates)
+  if n < 3:
+    return tuple(range(n))
+  slower = np.where(np.eye(n, dtype=bool), 1.0, np.minimum(rates, rates.T))
+  if not (np.isfinite(slower).all() and (slower > 0).all()):
+    raise ValueError("all rates between two peers must be positive")
+  times = 1 / slower
+  if n <= EXACT:
+    orders = (
+      (0, *rest) for rest in itertools.permutations(range(1, n))
+      if rest[0] < rest[-1]  # the other half goes the other way round
+    )
+    return min(orders, key=lambda order: _cost(times, order))
+  return _improved(times, _nearest(times))
+
+
+def _cost(
+  times: np.ndarray, order: Sequence[int]
+) -> tuple[float, float, tuple[int, ...]]:
+  steps = times[list(order), [*order[1:], order[0]]]
+  return float(steps.max()), float(steps.sum()), tuple(order)
+
+
+def _nearest(times: np.ndarray) -> tuple[int, ...]:
+  order, rest = [0], set(range(1, len(times)))
+  while rest:
+    order.append(min(rest, key=lambda j: (times[order[-1], j], j)))
+    rest.remove(order[-1])
+  return tuple(order)
+
+
+def _improved(times: np.ndarray, order: tuple[int, ...]) -> tuple[int, ...]:
+  """Turns parts round (2-opt) while this lowers the cost."""
+  best = _cost(times, order)
+  while True:
+    turns = (
+      (*order[:i], *order[i:j][::-1], *order[j:])
+      for i in range(1, len(order)) for j in range(i + 2, len(order) + 1)
+    )
+    found = min(_cost(times, turn) for turn in turns)
+    if found[:2] >= best[:2]:
+      return order
+    best, order = found, found[2]

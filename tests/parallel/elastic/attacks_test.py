@@ -1,0 +1,352 @@
+"""What strangers and liars send: refused, while others go on."""
+
+import contextlib
+import logging
+import os
+import random
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+
+from parallel.elastic import collectives, frames, handshake
+from parallel.elastic import messages as m
+from parallel.elastic.frames import FrameError, Header, Kind
+from parallel.elastic.handshake import Purpose, Request, Scope, Security
+from parallel.elastic.links import Links, Options
+from parallel.elastic.listener import Limits, Listener, Offer
+from parallel.elastic.traffic import Lost, Unreachable
+from tests.parallel.elastic.worlds import (
+  ORDERS,
+  SECURITY,
+  arrays,
+  connected,
+  listeners,
+  together,
+  world,
+)
+
+# `make test` has some thousands; 100,000 take a minute.
+FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
+ALL = (*frames.FROM_PEER, *frames.FROM_COORDINATOR, m.Record)
+EXAMPLES = [
+  m.Vote(3, 2, "ab" * 32), m.Vote(3, 2, None), m.Prepared(1), m.Leave(),
+  m.Hello(1, 2, "", m.Vote(1, 2, "00")), m.Hello(0, 0, "", None),
+  m.Unreachable(7, ("17-ab", "18-cd")), m.Ready(2**63 - 1, 0),
+  m.Prepare(3, ("a", "b"), 1, 2, "ff", ()), m.Go(1, 2, "", ("a",)),
+  m.Start(1, 2, tuple(f"p{i}" for i in range(1024))), m.Record(),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda x: type(x).__name__)
+def test_a_message_comes_back_from_its_bytes(message):
+  assert frames.decode(frames.encode(message), ALL) == message
+
+
+@pytest.mark.parametrize(
+  "message",
+  [m.Ready(-1, 0), m.Ready(2**63, 0), m.Ready(True, 0), m.Ready("1", 0),
+   m.Vote(1, 1, "xy"), m.Vote(1, 1, "a"), m.Go(1, 1, "", ("a b",)),
+   m.Go(1, 1, "", ["a"]), m.Go(1, 1, "", ("",)), m.Hello(1, 1, "", (1, 1, "")),
+   m.Start(1, 2, ("p",) * 1025)],
+)
+def test_a_message_of_wrong_types_is_not_sent(message):
+  with pytest.raises(FrameError):
+    frames.encode(message)
+
+
+def test_a_peer_cannot_speak_as_a_coordinator_or_a_host():
+  for message in (m.Go(1, 1, "", ()), m.Silent("p1"), m.Halt()):
+    with pytest.raises(FrameError, match="not for here"):
+      frames.decode(frames.encode(message), frames.FROM_PEER)
+
+
+def _spoilt(rng, data):
+  data = bytearray(data)
+  for _ in range(rng.randint(1, 4)):
+    where = rng.randrange(len(data)) if data else 0
+    change = rng.randrange(4)
+    if change == 0 and data:
+      data[where] = rng.randrange(256)
+    elif change == 1:
+      data[where:where] = rng.randbytes(rng.randint(1, 9))
+    elif change == 2:
+      del data[where : where + rng.randint(1, 9)]
+    else:
+      data = data[: rng.randint(0, len(data))]
+  return bytes(data)
+
+
+def test_fuzzed_messages_raise_one_error_or_are_messages():
+  rng, wrong = random.Random(0), 0
+  good = [frames.encode(x) for x in EXAMPLES if len(frames.encode(x)) < 999]
+  for _ in range(FUZZED):
+    data = _spoilt(rng, rng.choice(good))
+    try:
+      found = frames.decode(data, ALL)
+    except FrameError:
+      wrong += 1
+    else:  # what is read is a message that has one form
+      assert frames.decode(frames.encode(found), ALL) == found
+  assert wrong > FUZZED / 2
+
+
+def test_fuzzed_frames_raise_one_error():
+  rng = random.Random(1)
+  for _ in range(FUZZED):
+    kind = rng.choice(list(Kind))
+    length = rng.choice((0, 1, frames.LIMITS[kind], 2**32 - 1))
+    head = Header(kind, length, rng.randrange(2**64), 7, 9, None).pack()
+    if length <= frames.LIMITS[kind]:
+      assert frames.unpack(head).length == length
+    else:
+      with pytest.raises(FrameError, match="announces"):
+        frames.unpack(head)
+    spoilt = _spoilt(rng, head)
+    if spoilt != head:
+      with pytest.raises(FrameError):
+        frames.unpack(spoilt)
+
+
+def _member(there, lane, epoch=1, name="p2"):
+  """A connection of somebody who has the token."""
+  return handshake.dial(
+    there["p0"].address, Request(Purpose.LANE, lane, epoch, name, "p0"),
+    SECURITY, Scope(), 2,
+  )
+
+
+def _garbage(sock):
+  sock.sendall(os.urandom(4096))
+
+
+def _huge(sock):
+  frames_head = Header(Kind.DATA, 2**31 - 1).pack()
+  sock.sendall(frames_head)
+
+
+def _wrong_checksum(sock):
+  frames.send(sock, Header(Kind.OPEN, tag=1), bytes(32), checked=True)
+  head = Header(Kind.ABORT, 8, crc=1).pack()
+  sock.sendall(head + bytes(8))
+
+
+def _not_opened(sock):
+  frames.send(sock, Header(Kind.DATA, tag=77), bytes(64))
+
+
+@pytest.mark.parametrize(
+  ("lane", "attack", "seen"),
+  [(1, _garbage, "begins with"), (1, _huge, "announces"),
+   (0, _wrong_checksum, "checksum"), (1, _not_opened, "not opened")],
+)
+def test_a_member_that_sends_what_is_wrong_is_named(lane, attack, seen):
+  with listeners(2) as there:
+    members = {n: x.address for n, x in there.items()}
+    with Listener("p2", SECURITY) as third:
+      members["p2"] = third.address
+      links = [Links(n, 1, members, SECURITY) for n in there]
+      third.serve(Purpose.LANE, Offer(
+        1, frozenset(there), lambda sock, _: sock.recv(1)
+      ))
+
+      def third_peer():
+        for name in there:
+          for k in range(2):
+            sock = handshake.dial(
+              there[name].address, Request(Purpose.LANE, k, 1, "p2", name),
+              SECURITY, Scope(), 5,
+            )
+            kept.append(sock)
+            if (name, k) == ("p0", lane):
+              mine.append(sock)
+
+      kept, mine = [], []
+      together([third_peer] + [
+        lambda x=x: x.connect(there[x.me], 10) for x in links
+      ])
+      operations = [
+        collectives.all_reduce(x, 5, arrays(1, 9)[0]) for x in links
+      ]
+      attack(mine[0])  # p0 sees it, and says it to p1
+      for operation in operations:
+        with pytest.raises(Lost, match=seen) as caught:
+          operation.result(10)
+        assert (caught.value.peer, caught.value.tag) == ("p2", 5)
+      for x in links:
+        x.close()
+      for sock in kept:
+        sock.close()
+
+
+def _refused(address, say=b""):
+  """Whether a listener ends a connection, at once or after its time."""
+  with contextlib.suppress(ConnectionError), socket.create_connection(
+    address, 5
+  ) as sock:
+    if say:
+      sock.sendall(say)
+    while sock.recv(4096):
+      pass
+  return True
+
+
+def test_strangers_are_refused_and_members_go_on(caplog):
+  """No token, a wrong one, garbage, drips, and 300 connections at once."""
+  limits = Limits(handshake_s=0.5, handshakes=16, lines_per_s=5)
+  xs = arrays(2, 2000)
+  with caplog.at_level(logging.WARNING), listeners(2, limits=limits) as there:
+    links = connected(there)
+    address = there["p0"].address
+    with pytest.raises(ConnectionError, match="another token"):
+      handshake.dial(
+        address, Request(Purpose.LANE, 0, 1, "p1", "p0"),
+        Security(b"another token of a run"), Scope(), 0.2,
+      )
+    assert _refused(address, os.urandom(1000))
+    assert _refused(address, Header(Kind.DATA, 2**31 - 1).pack() * 10)
+    assert _refused(address)  # says nothing
+    with contextlib.ExitStack() as stack:
+      crowd = [
+        stack.enter_context(socket.create_connection(address, 5))
+        for _ in range(300)
+      ]
+      for _ in range(5):  # drips a byte at a time
+        for sock in crowd:
+          with contextlib.suppress(OSError):
+            sock.send(b"x")
+        operations = [
+          collectives.all_reduce(x, 1, v) for x, v in zip(links, xs,
+                                                           strict=True)
+        ]
+        for operation in operations:
+          assert operation.result(10).tobytes() == ORDERS["direct"](
+            xs
+          ).tobytes()
+      # A newcomer gets through the crowd.
+      again = connected(there, epoch=2)
+      end = time.monotonic() + 10
+      while there["p0"].refused < 300 and time.monotonic() < end:
+        time.sleep(0.05)
+    refused = there["p0"].refused
+    for x in (*links, *again):
+      x.close()
+  assert refused >= 300
+  lines = [r for r in caplog.records if "refused" in r.getMessage()]
+  assert 1 < len(lines) < 60
+  assert SECURITY.token.decode() not in caplog.text
+
+
+class _Tap(socket.socket):
+  """A socket that keeps what was sent over it."""
+
+  said = b""
+
+  def sendall(self, data, *args):
+    type(self).said += bytes(data)
+    return super().sendall(data, *args)
+
+
+def test_a_handshake_that_was_recorded_is_of_no_use(monkeypatch):
+  accepted = []
+  with listeners(1) as there:
+    there["p0"].serve(Purpose.LANE, Offer(
+      1, frozenset({"p2"}), lambda sock, request: accepted.append(request)
+    ))
+    with monkeypatch.context() as patched:
+      patched.setattr(handshake.socket, "socket", _Tap)
+      _member(there, 0).close()
+    # Both sides are tapped: the listener's nonce, the dialer, the answer.
+    assert SECURITY.token not in _Tap.said
+    dialer = _Tap.said[handshake.OPENING.size :][: handshake.HANDSHAKE_BYTES]
+    assert b"p2" in dialer
+    assert _refused(there["p0"].address, dialer)
+    end = time.monotonic() + 5
+    while there["p0"].refused < 1 and time.monotonic() < end:
+      time.sleep(0.01)
+    assert (len(accepted), there["p0"].refused) == (1, 1)
+
+
+def test_a_connection_of_another_epoch_is_refused():
+  with listeners(1) as there:
+    there["p0"].serve(
+      Purpose.LANE, Offer(5, frozenset({"p2"}), lambda *_: None)
+    )
+    for epoch, name, why in ((4, "p2", "STALE"), (5, "p9", "STRANGER")):
+      with pytest.raises(handshake.Refused, match=why):
+        _member(there, 0, epoch, name)
+    start = time.monotonic()
+    with pytest.raises(handshake.Refused, match="has not heard of epoch 6"):
+      _member(there, 0, 6)
+    assert time.monotonic() - start > 1  # it may hear of it yet
+
+
+def test_members_that_cannot_be_reached_are_named():
+  """One has another token, one is not there."""
+  with listeners(1) as there, Listener(
+    "p1", Security(b"another token of a run")
+  ) as other:
+    members = {
+      "p0": there["p0"].address, "p1": other.address, "p2": ("127.0.0.1", 1),
+    }
+    with pytest.raises(Unreachable, match="another token") as caught:
+      Links("p0", 1, members, SECURITY).connect(there["p0"], 0.3)
+    assert set(caught.value.peers) == {"p1", "p2"}
+
+
+def test_a_token_that_can_be_guessed_is_refused():
+  with pytest.raises(ValueError, match="at least 16"):
+    Security(b"secret")
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
+def test_with_tls_sums_are_the_same_and_strangers_are_out(tmp_path):
+  def made(name, *signed):
+    subprocess.run(
+      ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+       "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj",
+       f"/CN={name}", "-keyout", tmp_path / f"{name}.key", "-out",
+       tmp_path / f"{name}.pem", *signed],
+      check=True, capture_output=True,
+    )
+
+  made("authority")
+  made("peer", "-CA", tmp_path / "authority.pem", "-CAkey",
+       tmp_path / "authority.key")
+  made("stranger")
+  security, stranger = (
+    handshake.with_tls(
+      SECURITY.token, str(tmp_path / f"{n}.pem"), str(tmp_path / f"{n}.key"),
+      str(tmp_path / "authority.pem"),
+    )
+    for n in ("peer", "stranger")
+  )
+  xs = arrays(3, 50_001)
+  with listeners(3, security) as there:
+    links = connected(there, Options(lanes=2), security=security)
+    operations = [
+      collectives.all_reduce(x, 0, v, order="ring")
+      for x, v in zip(links, xs, strict=True)
+    ]
+    for operation in operations:
+      assert operation.result(20).tobytes() == ORDERS["ring"](xs).tobytes()
+    for wrong in (stranger, SECURITY):
+      with pytest.raises(OSError):
+        handshake.dial(
+          there["p0"].address, Request(Purpose.LANE, 0, 1, "p1", "p0"), wrong,
+          Scope(), 0.3,
+        )
+    for x in links:
+      x.close()
+
+
+def test_a_world_that_was_closed_is_over_at_once():
+  with world(2) as links:
+    operation = collectives.all_reduce(links[0], 0, arrays(1, 99)[0])
+    start = time.monotonic()
+    links[0].close()
+    with pytest.raises(Lost, match="closed"):
+      operation.result(30)
+    assert time.monotonic() - start < 5

@@ -1,0 +1,241 @@
+"""Sums and gathers over sockets: their order, their bytes, and their failures.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+
+import jax
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.elastic import collectives
+from parallel.elastic.links import Options
+from parallel.elastic.traffic import Lost
+from parallel.schedules import run
+from parallel.schedules.builders import build
+from parallel.topology import builders as topologies
+from tests.parallel.elastic import worlds
+from tests.parallel.elastic.worlds import (
+  ORDERS,
+  arrays,
+  connected,
+  listeners,
+  together,
+  world,
+)
+
+BLOCK = 4096  # many blocks of small arrays
+
+
+def all_reduce(links, tag, xs, order, **options):
+  operations = [
+    collectives.all_reduce(
+      x_links, tag, x, order=order, block_bytes=BLOCK, **options
+    )
+    for x_links, x in zip(links, xs, strict=True)
+  ]
+  return [operation.result(30) for operation in operations]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_sums_are_their_stated_order_bit_for_bit(count):
+  with world(count, Options(lanes=2, checked=True)) as links:
+    for size in (0, 1, count - 1, 17, 4099, 30011):
+      for tag, (order, stated) in enumerate(ORDERS.items()):
+        xs = arrays(count, size)
+        wanted = stated(xs).tobytes()
+        for found in all_reduce(links, tag, xs, order):
+          assert found.tobytes() == wanted, (size, order)
+
+
+def test_a_ring_adds_as_the_executor_on_a_mesh():
+  count, size = 5, 1003
+  xs = arrays(count, size)
+  schedule = build("ring", topologies.ring(count))
+  add = run.executor(schedule)
+  mesh = make_mesh({"a": Axis("a", count, count)})
+  on_mesh = jax.jit(jax.shard_map(
+    lambda x: add(x[0], "a")[None], mesh=mesh, in_specs=P("a"),
+    out_specs=P("a"),
+  ))(np.stack(xs))
+  with world(count) as links:
+    found = all_reduce(links, 0, xs, "ring")
+  assert found[0].tobytes() == np.asarray(on_mesh)[0].tobytes()
+  # The order matters: otherwise this would show nothing.
+  assert found[0].tobytes() != ORDERS["direct"](xs).tobytes()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("count", [2, 5])
+def test_bytes_are_the_formula_s_and_the_kernel_s(order, count):
+  size = 20011
+  with world(count) as links:
+    all_reduce(links, 0, arrays(count, size), order)
+    stated = [
+      collectives.sum_bytes(order, size, count, rank, BLOCK)
+      for rank in range(count)
+    ]
+    for x, (payload, framing) in zip(links, stated, strict=True):
+      sent, received = x.traffic.sent, x.traffic.received
+      assert (sent.payload, sent.framing) == (payload, framing)
+      assert x.socket_bytes() == received.payload + received.framing
+    # 2 (M - 1) / M of the array each, all peers together.
+    assert sum(p for p, _ in stated) == 2 * (count - 1) * 4 * size
+
+
+def test_contributors_may_be_some_of_the_members():
+  xs = arrays(4, 999)
+  with world(4) as links:
+    some = [links[i] for i in (3, 0, 2)]
+    ranks = tuple(x.me for x in some)
+    found = all_reduce(some, 0, [xs[3], xs[0], xs[2]], "direct", ranks=ranks)
+  assert found[1].tobytes() == ORDERS["direct"](
+    [xs[3], xs[0], xs[2]]
+  ).tobytes()
+
+
+def test_gathered_bytes_come_in_rank_order_and_unequal():
+  pieces = [os.urandom(n) for n in (0, 1, 9000, 4096)]
+  with world(4, Options(lanes=2)) as links:
+    operations = [
+      collectives.gather(x, 0, piece, block_bytes=BLOCK)
+      for x, piece in zip(links, pieces, strict=True)
+    ]
+    for operation in operations:
+      assert [bytes(b) for b in operation.result(30)] == pieces
+    sent = [x.traffic.sent.payload for x in links]
+  assert sent == [3 * len(piece) for piece in pieces]
+
+
+def test_tags_in_any_order_do_not_wait_for_one_another():
+  count, tags = 4, 6
+  xs = {tag: arrays(count, 5000 + tag) for tag in range(tags)}
+
+  def peer(x, rank):
+    order = random.Random(rank).sample(range(tags), tags)
+    begun = {}
+    for tag in order:
+      # The first ends before the last begins, on each another one.
+      begun[tag] = collectives.all_reduce(
+        x, tag, xs[tag][rank], order=("ring", "direct")[tag % 2],
+        block_bytes=BLOCK,
+      )
+      time.sleep(0.01)
+    return {tag: begun[tag].result(30) for tag in reversed(order)}
+
+  with world(count) as links:
+    found = together([
+      lambda x=x, r=r: peer(x, r) for r, x in enumerate(links)
+    ])
+  for tag in range(tags):
+    stated = ORDERS[("ring", "direct")[tag % 2]](xs[tag])
+    assert all(f[tag].tobytes() == stated.tobytes() for f in found)
+
+
+def test_an_operation_that_one_has_not_begun_blocks_no_other():
+  xs = arrays(2, 100000)
+  with world(2) as links:
+    first = collectives.all_reduce(links[0], 1, xs[0])
+    found = all_reduce(links, 2, xs, "direct")
+    assert not first.done()
+    second = collectives.all_reduce(links[1], 1, xs[1])
+    assert first.result(30).tobytes() == second.result(30).tobytes()
+    assert found[0].tobytes() == first.result().tobytes()
+
+
+def test_peers_that_mean_different_things_are_told():
+  with world(2) as links:
+    operations = [
+      collectives.all_reduce(x, 0, np.zeros(10 + i, np.float32))
+      for i, x in enumerate(links[:1])
+    ]
+    with pytest.raises(Lost, match=r"another one|operation 0"):
+      collectives.all_reduce(links[1], 0, np.zeros(11, np.float32)).result(30)
+    with pytest.raises(Lost, match="operation 0"):
+      operations[0].result(30)
+
+
+@pytest.mark.parametrize(
+  ("order", "accident"),
+  [("direct", signal.SIGKILL), ("ring", signal.SIGKILL),
+   ("ring", signal.SIGSTOP)],
+)
+def test_all_hear_of_a_peer_that_dies_in_the_middle(order, accident):
+  """A killed one breaks its connections; a stopped one is silent."""
+  context = multiprocessing.get_context("forkserver")
+  context.set_forkserver_preload(["tests.parallel.elastic.worlds"])
+  pipes, processes = [], []
+  for i in range(3):
+    here, there = context.Pipe()
+    processes.append(context.Process(
+      target=worlds.live, args=(f"p{i}", there, 300_000, order),
+      daemon=True,
+    ))
+    processes[-1].start()
+    pipes.append(here)
+  try:
+    members = {f"p{i}": pipe.recv() for i, pipe in enumerate(pipes)}
+    for pipe in pipes:
+      pipe.send(members)
+    for pipe in pipes:
+      assert pipe.recv() == "first"
+    time.sleep(random.Random(accident).random() / 10)
+    os.kill(processes[1].pid, accident)
+    for pipe in (pipes[0], pipes[2]):
+      assert pipe.poll(20)
+      assert pipe.recv() == ("p1", 0, True)
+  finally:
+    for process in processes:
+      process.kill()
+      process.join()
+
+
+def test_a_peer_that_leaves_ends_all_operations_and_keeps_the_inputs():
+  xs = arrays(3, 400_000)
+  kept = [x.copy() for x in xs]
+  with world(3) as links:
+    operations = [
+      collectives.all_reduce(x_links, tag, xs[i], order=order)
+      for i, x_links in enumerate(links[:2])
+      for tag, order in enumerate(ORDERS)
+    ]
+    wake = threading.Timer(0.1, links[2].close)
+    wake.start()
+    for operation in operations:
+      with pytest.raises(Lost, match=f"operation {operation.tag}: peer p2"):
+        operation.result(30)
+    wake.join()
+    with pytest.raises(Lost):
+      collectives.all_reduce(links[0], 9, xs[0])
+  assert all((a == b).all() for a, b in zip(xs, kept, strict=True))
+
+
+def test_what_a_failed_try_has_sent_is_booked_apart():
+  xs = arrays(3, 50_000)
+  with world(3) as links:
+    all_reduce(links, 0, xs, "direct")
+    done = links[0].traffic.sent.payload
+    # Two of three begin: what they give each other is sent, and of no use.
+    operations = [
+      collectives.all_reduce(x, 1, xs[0], block_bytes=BLOCK)
+      for x in links[:2]
+    ]
+    with pytest.raises(Lost, match="peer p2: operation 1 has not ended"):
+      operations[0].result(1)
+    with pytest.raises(Lost):
+      operations[1].result(30)
+    assert links[0].traffic.sent.payload == done
+    aborted = links[0].traffic.aborted_sent.payload
+    assert aborted == 4 * 16_667  # p1's chunk; p2's is never sent
+    # The caller goes on in a new epoch, with fewer.
+    with listeners(2) as there:
+      again = connected(there, epoch=2)
+      assert all_reduce(again, 1, xs[:2], "ring")[0].size == 50_000
+      for x in again:
+        x.close()

@@ -1,0 +1,128 @@
+"""The protocol in small worlds, state by state, and with faults in it."""
+
+import dataclasses
+import pathlib
+import types
+
+import pytest
+
+from parallel.elastic import coordinator, peer, search
+from parallel.elastic.coordinator import Rules
+from parallel.elastic.world import Bounds, Budget, Protocol
+
+pytestmark = pytest.mark.quick
+
+# Worlds that a few seconds suffice for; configs/elastic/protocol.py has more.
+_WORLDS = {
+  "nothing": Bounds(3, 1, Budget(), Rules(3)),
+  "killed": Bounds(2, 2, Budget(crashes=1, leaves=1), Rules(2)),
+  "cut": Bounds(2, 2, Budget(cuts=1, copies=1), Rules(2)),
+  "coordinator": Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)),
+  "suspected": Bounds(2, 1, Budget(suspicions=1), Rules(2)),
+  "failed": Bounds(2, 1, Budget(failures=1, crashes=1), Rules(2)),
+  "unheard": Bounds(2, 1, Budget(cuts=1, failures=1), Rules(2)),
+  "late": Bounds(2, 2, Budget(crashes=1), Rules(2, quorum=1)),
+}
+
+
+@pytest.mark.parametrize("name", _WORLDS)
+def test_every_state_keeps_the_invariants_and_can_go_on(name):
+  found = search.search(_WORLDS[name])
+  assert found.complete
+  assert not found.problem, "\n".join(found.trace)
+  assert found.states > 50
+
+
+# What is broken: the module, its text, what stands there, the world, and the
+# invariant that does not hold.
+_CUT, _DOWN = Budget(cuts=1), Budget(restarts=1)
+_FAULTS = {
+  "a round is committed before all have voted": (
+    coordinator, "if len(votes) < len(state.contributors):", "if not votes:",
+    Bounds(2, 1, Budget(crashes=1), Rules(2)), "",
+  ),
+  "a commit is not written": (
+    coordinator, "return state, [record, *effects]", "return state, effects",
+    Bounds(2, 1, Budget(), Rules(2)), "a peer applies what was not committed",
+  ),
+  "an epoch is not written": (
+    coordinator,
+    "return state, [record, *(Send(peer, prepare) for peer in record.members)]",
+    "return state, [*(Send(peer, prepare) for peer in record.members)]",
+    Bounds(2, 1, _DOWN, Rules(2)), "nobody can go on",
+  ),
+  "a failed round leaves the epoch as it is": (
+    coordinator, "epoch=record.epoch + 1",
+    "epoch=record.epoch + (record.members != (*sorted(members),))",
+    Bounds(2, 1, Budget(failures=1), Rules(2)), "nobody can go on",
+  ),
+  "a part is kept though it may have been counted": (
+    peer, "keep = message.revision == state.revision", "keep = True",
+    Bounds(2, 2, Budget(suspicions=1), Rules(2)),
+    "a part that was counted is kept",
+  ),
+  "a result is dropped though it was committed": (
+    peer, "vote.epoch, vote.round + 1, vote.digest", "vote.epoch, -1, ''",
+    Bounds(2, 1, Budget(suspicions=1), Rules(2)), "",
+  ),
+  "a vote that was lost is not sent again": (
+    peer, "return state, [Send(None, state.voted)]", "return state, []",
+    Bounds(2, 1, _CUT, Rules(2)), "nobody can go on",
+  ),
+  "a member that comes again is told nothing": (
+    coordinator, "    return state, effects\n  others = [",
+    "    return state, []\n  others = [",
+    Bounds(2, 1, _CUT, Rules(2)), "nobody can go on",
+  ),
+  "an epoch begins without the newest revision": (
+    coordinator, "if not state.holders:", "if False:",
+    Bounds(2, 1, Budget(suspicions=1), Rules(1)), "nobody can go on",
+  ),
+  "a newcomer is forgotten": (
+    coordinator,
+    "tuple(entry for entry in state.pending if entry[0] not in record.members)",
+    "()", Bounds(2, 1, Budget(failures=1), Rules(1)), "nobody can go on",
+  ),
+  "a word of another epoch is taken for one of this": (
+    coordinator, " or message.epoch != record.epoch", "",
+    Bounds(2, 1, Budget(suspicions=1), Rules(2)),
+    "a peer has what was not committed",
+  ),
+  "a peer that has voted goes on alone": (
+    peer,
+    "return state._replace(phase=Phase.HALTED), [m.Halt()]",
+    "return _applied(state) if state.voted else (state, [])",
+    Bounds(2, 1, Budget(cuts=1, halts=1), Rules(2)),
+    "a peer applies what was not committed",
+  ),
+  "nobody waits for those who do not come back": (
+    coordinator, "[m.Arm(m.Recovered())] if record.members else []", "[]",
+    Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)), "nobody can go on",
+  ),
+  "a peer that is taken for silent is not told": (
+    coordinator, "return state, [m.Close(peer)]", "return state, []",
+    Bounds(2, 1, Budget(suspicions=1), Rules(2)), "nobody can go on",
+  ),
+}
+
+
+def _broken(module, text, replacement):
+  source = pathlib.Path(module.__file__).read_text()
+  assert source.count(text) == 1, text
+  copy = types.ModuleType(module.__name__)
+  exec(compile(source.replace(text, replacement), "broken", "exec"),
+       copy.__dict__)
+  return copy
+
+
+@pytest.mark.parametrize("name", _FAULTS)
+def test_a_fault_is_found_with_a_shortest_trace(name):
+  module, text, replacement, bounds, problem = _FAULTS[name]
+  which = module.__name__.rsplit(".", 1)[1]
+  protocol = Protocol()._replace(**{which: _broken(module, text, replacement)})
+  bounds = dataclasses.replace(bounds, most=40_000)  # some never end
+  found = search.search(bounds, protocol)
+  assert found.problem
+  assert problem in found.problem
+  assert found.trace
+  assert not search.search(bounds).problem

@@ -1,0 +1,257 @@
+"""Shared state: what is fetched, whom it is believed, and who draws what."""
+
+import random
+import struct
+import threading
+
+import numpy as np
+import pytest
+
+from parallel.elastic import frames, leases
+from parallel.elastic import state as states
+from parallel.elastic.fetch import Fetch, Server, Unavailable
+from parallel.elastic.frames import FrameError, Header, Kind
+from parallel.elastic.handshake import Cancelled, Purpose
+from parallel.elastic.listener import Offer
+from tests.parallel.elastic.worlds import SECURITY, listeners
+
+CHUNK = states.CHUNK_BYTES
+MEMBERS = ("p0", "p1", "p2", "p3")
+
+
+def example(seed=0):
+  rng = np.random.default_rng(seed)
+  return {
+    "weights": rng.normal(size=(3, CHUNK // 4 + 7)).astype(np.float32),
+    "step": np.asarray(seed), "none": np.zeros((0, 4), np.float16),
+    "leases": b"abc" * seed, "empty": b"",
+  }
+
+
+def serve(listener, state, wrap=lambda server: server._serve):
+  server = Server()
+  server.publish(state, states.manifest(state))
+  listener.serve(
+    Purpose.STATE, Offer(3, frozenset(MEMBERS), wrap(server))
+  )
+  return server
+
+
+def fetch(there, holders, wanted, have=None, **options):
+  entries = states.manifest(have) if have else None
+  return Fetch(
+    "p3", 3, states.digest(states.manifest(wanted)),
+    {h: there[h].address for h in holders}, SECURITY, have=have,
+    have_manifest=entries, **options,
+  )
+
+
+def same(a, b):
+  return {*a} == {*b} and all(
+    type(a[k]) is type(b[k]) and (
+      a[k] == b[k] if isinstance(a[k], bytes)
+      else a[k].dtype == b[k].dtype and np.array_equal(a[k], b[k])
+    )
+    for k in a
+  )
+
+
+def test_a_newcomer_gets_all_and_others_exactly_what_differs():
+  wanted = example(5)
+  with listeners(3) as there:
+    servers = [serve(there[p], wanted) for p in ("p0", "p1", "p2")]
+    got, entries = fetch(there, ("p0", "p1", "p2"), wanted).result()
+    assert same(got, wanted)
+    assert entries == states.manifest(wanted)
+    assert sum(s.sent_bytes for s in servers) == sum(
+      e.size for e in entries.values()
+    )
+    have = {**wanted, "weights": wanted["weights"].copy(), "more": b"x"}
+    have["weights"].reshape(-1)[CHUNK // 4] += 1  # in the second chunk
+    before = sum(s.sent_bytes for s in servers)
+    part = fetch(there, ("p0", "p1"), wanted, have)
+    assert same(part.result()[0], wanted)
+    assert sum(s.sent_bytes for s in servers) - before == CHUNK
+    assert part.received_bytes == CHUNK
+    alike = fetch(there, ("p2",), wanted, wanted)
+    alike.result()
+    assert alike.received_bytes == 0
+
+
+def test_a_digest_is_that_of_a_content():
+  a = states.manifest(example(5))
+  assert states.decode(states.encode(a), 1 << 30) == a
+  digests = {states.digest(a)}
+  for name in example():
+    other = example(5)
+    other[name + "."] = other.pop(name)  # another name
+    digests.add(states.digest(states.manifest(other)))
+  other = example(5)
+  other["weights"] = other["weights"].reshape(-1)  # another shape
+  digests.add(states.digest(states.manifest(other)))
+  other["weights"] = other["weights"].view(np.int32)  # another type
+  digests.add(states.digest(states.manifest(other)))
+  assert len(digests) == 1 + len(example()) + 2
+
+
+def _lying(server):
+  def answer(sock, request):
+    del request
+    while True:
+      header, payload = frames.read(sock, (Kind.ASK,))
+      what, _ = struct.unpack_from("!BH", payload)
+      if not what:
+        server._answer(sock, header, bytes(payload))
+        continue
+      name = payload[3 : 3 + payload[2]].decode()
+      start, stop, _ = server._held[1][name].chunk(header.slot)
+      frames.send(
+        sock, Header(Kind.CHUNK, slot=header.slot), bytes(stop - start)
+      )
+
+  return answer
+
+
+def _dying(server):
+  def answer(sock, request):
+    del request
+    for _ in range(2):  # the manifest, and one chunk
+      header, payload = frames.read(sock, (Kind.ASK,))
+      server._answer(sock, header, bytes(payload))
+
+  return answer
+
+
+def _stalling(server):
+  del server
+
+  def answer(sock, request):
+    del request
+    frames.read(sock, (Kind.ASK,))
+    frames.read(sock, (Kind.ASK,))
+
+  return answer
+
+
+def _other(server):
+  other = example(6)
+  server.publish(other, states.manifest(other))
+  return server._serve
+
+
+@pytest.mark.parametrize("wrong", [_lying, _dying, _stalling, _other])
+def test_a_holder_that_is_wrong_is_dropped_and_named(wrong):
+  wanted = example(5)
+  with listeners(2) as there:
+    serve(there["p0"], wanted, wrong)
+    # Alone it gives nothing that is applied.
+    alone = fetch(there, ("p0",), wanted, limit_s=0.5)
+    with pytest.raises(Unavailable, match="p0"):
+      alone.result()
+    serve(there["p1"], wanted)
+    both = fetch(there, ("p0", "p1"), wanted, limit_s=0.5)
+    assert same(both.result()[0], wanted)
+    assert set(both.dropped) <= {"p0"}
+
+
+def _forging(server):
+  """Says that another content has the digest that is asked for."""
+  other = example(6)
+  wanted = server._held[3]
+  server.publish(other, states.manifest(other))
+  server._held = (*server._held[:3], wanted)
+  return server._serve
+
+
+def test_a_manifest_of_another_content_is_not_believed():
+  wanted = example(5)
+  with listeners(2) as there:
+    serve(there["p0"], wanted, _forging)
+    with pytest.raises(Unavailable, match="another digest"):
+      fetch(there, ("p0",), wanted, limit_s=0.5).result()
+    serve(there["p1"], wanted)
+    assert same(fetch(there, ("p0", "p1"), wanted).result()[0], wanted)
+
+
+def test_a_fetch_is_cancelled_at_once():
+  wanted = example(5)
+  with listeners(1) as there:
+    serve(there["p0"], wanted, _stalling)
+    job = fetch(there, ("p0",), wanted, limit_s=60)
+    threading.Timer(0.1, job.cancel).start()
+    with pytest.raises(Cancelled):
+      job.result()
+
+
+def test_manifests_of_an_enemy_only_raise_their_error():
+  good = states.encode(states.manifest(example(2)))
+  rng = random.Random(0)
+  for _ in range(2000):
+    data = bytearray(good)
+    for _ in range(rng.randint(1, 4)):
+      data[rng.randrange(len(data))] = rng.randrange(256)
+    data = bytes(data[: rng.choice((len(data), rng.randrange(len(data))))])
+    try:
+      found = states.decode(data, 1 << 26)
+      assert sum(e.size for e in found.values()) <= 1 << 26
+    except FrameError:
+      pass
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_sample_is_counted_twice_and_none_is_lost(seed):
+  """Members come and go, rounds fail, parts are late or thrown away."""
+  rng = random.Random(seed)
+  count, now, epoch, young = 3, leases.Leases(), 1, 4
+  members = [f"p{i:03}" for i in range(young)]
+  parts: dict = {}  # peer -> (round of its leases, spans)
+  used: set[int] = set()
+  for _ in range(60):
+    for peer in members:
+      if peer not in parts and rng.random() < 0.9:
+        drawn = leases.draw(now, epoch, tuple(members), peer, count)
+        assert sum(b - a for a, b in drawn) == count
+        parts[peer] = now.round, drawn
+    event = rng.random()
+    if event < 0.35:  # a round fails, somebody dies or comes
+      epoch += 1
+      if rng.random() < 0.5 and len(members) > 1:
+        parts.pop(gone := rng.choice(members), None)
+        members.remove(gone)
+      if rng.random() < 0.5:
+        members.append(f"p{young:03}")
+        young += 1
+    elif there := [p for p in members if p in parts]:
+      some = there if event < 0.7 else rng.sample(there, -(-len(there) // 2))
+      spans = {p: parts.pop(p)[1] for p in some}
+      numbers = [n for s in spans.values() for a, b in s for n in range(a, b)]
+      assert used.isdisjoint(numbers)
+      assert len(set(numbers)) == count * len(some)
+      used |= set(numbers)
+      now = leases.committed(now, epoch, members, spans, count)
+      assert leases.decode(leases.encode(now)) == now
+      parts = {
+        p: part for p, part in parts.items() if leases.valid(now, part, p)
+      }
+    granted = [
+      n for s in (now.free, *(s for _, s in now.held))
+      for a, b in s for n in range(a, b)
+    ]
+    assert used.isdisjoint(granted)
+    assert len(set(granted)) == len(granted)
+    assert used | {*granted} == {*range(now.end)}
+
+
+def test_what_was_drawn_wrongly_is_refused():
+  now = leases.committed(
+    leases.Leases(), 1, ("a", "b"), {"a": ((0, 4),), "b": ((4, 8),)}, 4
+  )
+  assert dict(now.held) == {"a": ((8, 12),), "b": ((12, 16),)}
+  with pytest.raises(ValueError, match="not"):
+    leases.committed(now, 1, ("a", "b"), {"a": ((12, 16),)}, 4)
+  with pytest.raises(ValueError, match="below 16"):
+    leases.committed(now, 2, ("a", "b", "c"), {"c": ((0, 4),)}, 4)
+  with pytest.raises(ValueError, match="twice"):
+    leases.committed(
+      now, 2, ("c", "d"), {"c": ((16, 20),), "d": ((18, 22),)}, 4
+    )

@@ -1,0 +1,127 @@
+"""Small worlds of peers in one process, over real sockets."""
+
+from collections.abc import Iterator
+import contextlib
+import threading
+
+import numpy as np
+
+from parallel.elastic import collectives
+from parallel.elastic.handshake import Security
+from parallel.elastic.links import Links, Options
+from parallel.elastic.listener import Limits, Listener
+from parallel.elastic.traffic import Lost
+
+SECURITY = Security(b"a token that all peers have")
+_LIMITS, _OPTIONS = Limits(), Options()
+
+
+@contextlib.contextmanager
+def listeners(
+  count: int, security: Security = SECURITY,
+  limits: Limits = _LIMITS,
+) -> Iterator[dict[str, Listener]]:
+  """Listeners of peers p0, p1, ..., which are closed at the end."""
+  with contextlib.ExitStack() as stack:
+    yield {
+      f"p{i}": stack.enter_context(
+        Listener(f"p{i}", security, limits=limits)
+      )
+      for i in range(count)
+    }
+
+
+def connected(
+  there: dict[str, Listener], options: Options = _OPTIONS, epoch: int = 1,
+  security: Security = SECURITY,
+) -> list[Links]:
+  """Links of all listeners' peers."""
+  members = {name: x.address for name, x in there.items()}
+  links = [Links(n, epoch, members, security, options) for n in there]
+  together([
+    lambda x=x: x.connect(there[x.me], 20) for x in links
+  ])
+  return links
+
+
+def together(functions: list) -> list:
+  """Runs functions at once; returns what they return, or raise."""
+  found: list = [None] * len(functions)
+
+  def run(i: int) -> None:
+    try:
+      found[i] = functions[i]()
+    except Exception as error:
+      found[i] = error
+
+  threads = [
+    threading.Thread(target=run, args=(i,)) for i in range(len(functions))
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(60)
+    assert not thread.is_alive()
+  return found
+
+
+@contextlib.contextmanager
+def world(count: int, options: Options = _OPTIONS) -> Iterator[list[Links]]:
+  """Connected peers, which leave at the end."""
+  with listeners(count) as there:
+    links = connected(there, options)
+    try:
+      yield links
+    finally:
+      for x in links:
+        x.close()
+
+
+def arrays(count: int, size: int) -> list[np.ndarray]:
+  """Arrays whose sum depends on the order of additions."""
+  return [
+    np.random.default_rng(i).normal(size=size).astype(np.float32)
+    for i in range(count)
+  ]
+
+
+def in_rank_order(xs: list[np.ndarray]) -> np.ndarray:
+  """The sum that ``direct`` states."""
+  total = xs[0].copy()
+  for x in xs[1:]:
+    total = total + x
+  return total
+
+
+def around_the_ring(xs: list[np.ndarray]) -> np.ndarray:
+  """The sum that ``ring`` states, chunk by chunk."""
+  count, size = len(xs), xs[0].size
+  chunk, total = -(-size // count), np.empty_like(xs[0])
+  for c in range(count):
+    part = slice(min(c * chunk, size), min((c + 1) * chunk, size))
+    here = xs[c - 1][part]
+    for step in range(2, count + 1):
+      here = here + xs[(c - step) % count][part]
+    total[part] = here
+  return total
+
+
+ORDERS = {"direct": in_rank_order, "ring": around_the_ring}
+
+
+def live(me, pipe, size, order):
+  """A peer in a process of its own: it sums until somebody dies."""
+  listener = Listener(me, SECURITY)
+  pipe.send(listener.address)
+  members = pipe.recv()
+  links = Links(me, 1, members, SECURITY, Options(silence_s=2))
+  links.connect(listener, 20)
+  x, count = np.ones(size, np.float32), 0
+  try:
+    while True:
+      collectives.all_reduce(links, 0, x, order=order).result(30)
+      count += 1
+      if count == 1:
+        pipe.send("first")
+  except Lost as error:
+    pipe.send((error.peer, error.tag, bool((x == 1).all())))
