@@ -41,8 +41,7 @@ def test_config_builds(name):
   experiment = experiments.build(config)
   # A benchmark of one device has one rank.
   one = name in tuple(
-    f"configs.benchmark.{subject}"
-    for subject in ("decoding", "engine", "server")
+    f"configs.benchmark.{what}" for what in ("decoding", "engine", "server")
   )
   sizes = (1,) if one else (2, 4, 8)
   assert experiment.program.layout.mesh.devices.size in sizes
