@@ -73,8 +73,8 @@ def test_it_is_replayed_and_a_signal_lets_what_runs_finish(launch, workdir):
     os.kill(process.pid, signal.SIGTERM)
     while "SIGTERM" not in out.read_text():
       time.sleep(0.01)
-    refused = httpx2.post(f"{url}/v1/completions", json=long)
-    health = httpx2.get(f"{url}/health")
+    refused = httpx2.post(f"{url}/v1/completions", json=long, timeout=60)
+    health = httpx2.get(f"{url}/health", timeout=60)
     events = [line for line in lines if line.startswith("data: ")]
   assert refused.status_code == 503
   assert refused.headers["Retry-After"]

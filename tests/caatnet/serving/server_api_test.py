@@ -261,7 +261,9 @@ def test_metrics_count_what_was_served(server, client):
   headers = {"Authorization": "Bearer secret"}
 
   def read():
-    text = httpx2.get(f"{server.url}/metrics", headers=headers).text
+    text = httpx2.get(
+      f"{server.url}/metrics", headers=headers, timeout=60
+    ).text
     return {
       (s.name, *sorted(s.labels.values())): s.value
       for family in text_string_to_metric_families(text)
@@ -285,7 +287,7 @@ def test_metrics_count_what_was_served(server, client):
 
 
 def test_the_page_shows_the_state_and_loads_nothing(server):
-  page = httpx2.get(server.url)
+  page = httpx2.get(server.url, timeout=60)
   assert not re.search(r"https?:|//|src=|@import|url\(", re.sub(
     r"^ *//.*$", "", page.text, flags=re.MULTILINE
   ))

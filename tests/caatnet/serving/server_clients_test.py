@@ -196,10 +196,11 @@ def test_an_engine_that_fails_says_so_and_hangs_nobody(monkeypatch):
       )
       assert answer.status_code == 500
       assert "on fire" in answer.json()["error"]["message"]
-    health = httpx2.get(f"{server.url}/health")
+    health = httpx2.get(f"{server.url}/health", timeout=60)
     assert health.status_code == 503
     assert health.json()["status"] == "broken"
-    assert httpx2.get(f"{server.url}/state").status_code == 200
+    state = httpx2.get(f"{server.url}/state", timeout=60)
+    assert state.status_code == 200
 
 
 def test_what_takes_too_long_after_a_signal_is_cut_off():
