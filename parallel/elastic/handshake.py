@@ -1,7 +1,8 @@
 """Connections between peers: who may make one, and how it is ended.
 
-A connection goes one way in its use: who dials sends, or asks. Before anything
-else both sides prove that they have the same token, which is never sent:
+A connection between peers goes one way: who dials sends, or asks. Before
+anything else both sides prove that they have the same token, which is never
+sent:
 
   listener -> dialer: a nonce
   dialer -> listener: what it wants (purpose, lane, epoch, from, to), a nonce,
@@ -43,11 +44,13 @@ HANDSHAKE_BYTES = REQUEST.size + MAC_BYTES  # that a dialer sends
 class Purpose(enum.IntEnum):
   """What a connection is for.
 
-  LANE: frames of operations. STATE: requests for shared state.
+  LANE: frames of operations. STATE: requests for shared state. CONTROL: what
+  a peer and its coordinator say; it goes both ways, and is of epoch 0.
   """
 
   LANE = 1
   STATE = 2
+  CONTROL = 3
 
 
 class Status(enum.IntEnum):
