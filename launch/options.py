@@ -96,6 +96,7 @@ def run(
   required: Sequence[str] = ("config",),
   defaults: Mapping[str, str] | None = None,
   changeable: Sequence[str] = (),
+  devices: bool = True,
 ) -> NoReturn:
   """Parses the flags, sets the devices up, runs a script, and exits.
 
@@ -106,10 +107,13 @@ def run(
     defaults: Values of flags that the command line does not name.
     changeable: Of a script that reads the config of ``--workdir``: sections
       and keys of it that are flags all the same; see `overrides`.
+    devices: Whether it computes with jax, which takes seconds to import.
   """
   script = sys.modules["__main__"]
   argv = list(sys.argv)
-  code = _run(main, script, argv, uses, required, defaults or {}, changeable)
+  code = _run(
+    main, script, argv, uses, required, defaults or {}, changeable, devices
+  )
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   processes.leave(code, several)
 
@@ -215,7 +219,9 @@ def split_overrides(
   return rest, changes
 
 
-def _run(main, script, argv, uses, required, defaults, changeable) -> int:
+def _run(
+  main, script, argv, uses, required, defaults, changeable, devices
+) -> int:
   """Runs a script and returns its exit code."""
   # Read from the command line itself: parsing the flags may fail.
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
@@ -229,7 +235,8 @@ def _run(main, script, argv, uses, required, defaults, changeable) -> int:
     if changeable:
       argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     _parse(argv, uses, required)
-    _set_up_devices()
+    if devices:
+      _set_up_devices()
     return main() or 0
   except _USER_ERRORS as error:
     if debug:

@@ -74,6 +74,7 @@ class Listener:
   """Accepts connections, each in a thread of its own.
 
   Attributes:
+    me: Whom dialers must want.
     address: Where it listens.
     refused: How many connections it has refused.
   """
@@ -82,7 +83,7 @@ class Listener:
     self, me: Id, security: Security, address: Address = ("127.0.0.1", 0),
     limits: Limits = Limits(),
   ) -> None:
-    self._me, self._security, self._limits = me, security, limits
+    self.me, self._security, self._limits = me, security, limits
     self._offers: dict[Purpose, Offer] = {}
     self._scope = Scope()
     self._lock = threading.Lock()
@@ -217,7 +218,7 @@ class Listener:
     if request.epoch < offer.epoch:
       return Status.STALE
     known = offer.peers is None or request.sender in offer.peers
-    if not known or request.receiver != self._me:
+    if not known or request.receiver != self.me:
       return Status.STRANGER
     if self._accepted >= self._limits.connections:
       return Status.FULL
