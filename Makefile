@@ -12,7 +12,8 @@ QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d
 # Large buffers in huge pages: the training step page-faults less (LOG.md).
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
-.PHONY: help demo test test-quick test-tpu test-gpu test-eval mutants lint clean
+.PHONY: help demo test test-quick test-tpu test-gpu test-eval test-browser \
+  mutants lint clean
 
 help:  ## Shows this.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -44,6 +45,11 @@ test-eval:  ## Runs lm-evaluation-harness on local tasks (1.4 GB).
 	  .venv-eval/installed
 	.venv-eval/bin/python -m pytest -q tests/eval
 
+test-browser:  ## Looks at the server's page in Chromium, if it is on PATH.
+	@$(MAKE) --no-print-directory VENV=.venv-browser EXTRAS=browser,test \
+	  .venv-browser/installed
+	.venv-browser/bin/python -m pytest -q -rs tests/browser
+
 mutants: $(VENV)/installed  ## Breaks lines: does a test fail? ARGS=--changed
 	$(BIN)/python -m tests.mutants $(ARGS)
 
@@ -51,7 +57,7 @@ lint: $(VENV)/installed  ## Checks style.
 	$(BIN)/ruff check .
 
 clean:  ## Removes virtual environments and caches, not runs/.
-	rm -rf .venv .venv-tpu .venv-gpu .venv-eval .venv-quick-* .pytest_cache .ruff_cache build *.egg-info
+	rm -rf .venv .venv-tpu .venv-gpu .venv-eval .venv-browser .venv-quick-* .pytest_cache .ruff_cache build *.egg-info
 
 $(VENV)/installed: setup.cfg pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.11 with venv on PATH; \

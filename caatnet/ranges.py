@@ -74,7 +74,8 @@ POSITIVE_FRACTION = Range(0, 1, above=True)
 DECAY = Range(0, 1, below=True)
 
 # Keys without their choices: equal keys of two models, optimizers or outer
-# loops have equal ranges. All values of a tuple must be in its range.
+# loops have equal ranges. All values of a tuple must be in its range. For "*"
+# stand the names that a config gives to sections which are alike.
 RANGES = {
   "seed": SEED,
   "model.vocab_size": COUNT,
@@ -144,6 +145,16 @@ RANGES = {
   "inference.page_size": COUNT,
   "inference.pages": COUNT_OR_NONE,
   "inference.chunk": COUNT,
+  "serving.host_pages": COUNT_OR_NONE,
+  "serving.growth": COUNT,
+  "serving.wait_s": NOT_NEGATIVE,
+  "serving.queue": COUNT_OR_NONE,
+  "serving.choices": COUNT,
+  "serving.max_tokens": COUNT_OR_NONE,
+  "serving.body_bytes": COUNT,
+  "serving.read_s": POSITIVE,
+  "serving.write_s": POSITIVE,
+  "serving.drain_s": NOT_NEGATIVE,
   "sweep.seeds": SEED,
   "benchmark.rounds": COUNT,
   "benchmark.windows": COUNT,
@@ -163,10 +174,12 @@ RANGES = {
   "benchmark.processes": COUNT,
   "benchmark.running": COUNT,
   "benchmark.waiting": COUNT,
-  "benchmark.pages": COUNT,
+  "benchmark.streams": COUNT,
+  "benchmark.pages.*": COUNT,
   "benchmark.warm_up": COUNT_OR_NONE,
   "benchmark.steps": COUNT,
   "benchmark.frequency": FRACTION,
+  "benchmark.stay": FRACTION,
   "benchmark.clients": COUNT,
   # Studies have their keys at the top, or in sections of their own.
   "num_requests": COUNT_OR_NONE,
@@ -178,6 +191,40 @@ RANGES = {
   "percentiles": Range(0, 100, whole=True),
   "tolerance": FRACTION,
   "change": Range(0, 1, below=True),
+  "arm.growth": COUNT,
+  "arm.wait_s": NOT_NEGATIVE,
+  "arms.*.growth": COUNT,
+  "arms.*.wait_s": NOT_NEGATIVE,
+  "clients.*.requests": COUNT,
+  "clients.*.rate": NOT_NEGATIVE,
+  "clients.*.prompt": COUNT,
+  "clients.*.output": COUNT,
+  "clients.*.shared": COUNT,
+  "clients.*.priority": COUNT_OR_NONE,
+  "hardware.utilisation": POSITIVE_FRACTION,
+  "hardware.memory_fraction": POSITIVE_FRACTION,
+  "hardware.memory_share": POSITIVE_FRACTION,
+  "hardware.page_size": COUNT,
+  "hardware.pages": COUNT_OR_NONE,
+  "hardware.copy_rate": POSITIVE,
+  "hardware.copy_call_s": NOT_NEGATIVE,
+  "hardware.host_bytes": NOT_NEGATIVE,
+  "limits.slots": COUNT,
+  "limits.tokens": COUNT,
+  "limits.steps_ahead": COUNT,
+  "priorities.frequency": FRACTION,
+  "priorities.levels": COUNT,
+  "sessions.num_sessions": COUNT,
+  "sessions.rate": POSITIVE,
+  "sessions.turns": Range(1),
+  "sessions.think_s": NOT_NEGATIVE,
+  "sessions.seed": SEED,
+  "sessions.longest_answer": COUNT,
+  "loads": POSITIVE,
+  "seeds": SEED,
+  "ranks": Range(2, _LARGEST, whole=True),
+  "shares": FRACTION,
+  "shares_rate": POSITIVE,
   "size_bytes": BYTES,
   "picture_round": COUNT_OR_NONE,
   "pieces": COUNT_OR_NONE,
@@ -224,10 +271,20 @@ def check(config: Mapping[str, Any]) -> None:
       key, value and range.
   """
   for key, value in _leaves(config):
-    allowed = RANGES.get(key)
+    allowed = RANGES.get(general(key))
     for number in () if allowed is None else _flat(value):
       if number not in allowed:
         raise ValueError(f"config.{key}={number!r} must {allowed}")
+
+
+def general(key: str) -> str:
+  """Returns a key as the table has it, with "*" for a name of the config's."""
+  parts = key.split(".")
+  for place in range(1, len(parts)):
+    found = ".".join([*parts[:place], "*", *parts[place + 1 :]])
+    if found in RANGES:
+      return found
+  return key
 
 
 def _leaves(

@@ -10,7 +10,10 @@
   python -m launch.benchmark --config=configs/benchmark/coded.py
   python -m launch.benchmark --config=configs/benchmark/decoding.py
   python -m launch.benchmark --config=configs/benchmark/serving.py
+  python -m launch.benchmark --config=configs/benchmark/engine.py
+  python -m launch.benchmark --config=configs/benchmark/server.py
   python -m launch.benchmark --config=configs/benchmark/ring.py
+  python -m launch.benchmark --config=configs/benchmark/membership.py
 """
 
 import pathlib
@@ -27,11 +30,14 @@ def main() -> None:
   from launch.benchmarks import (
     coded,
     decoding,
+    engine,
     kernels,
+    membership,
     paged_attention,
     programs,
     ring,
     schedules,
+    server,
     serving,
     train_step,
     zero,
@@ -40,11 +46,14 @@ def main() -> None:
   bodies = {
     "coded": coded.run,
     "decoding": decoding.run,
+    "engine": engine.run,
     "kernels": kernels.run,
+    "membership": membership.run,
     "paged_attention": paged_attention.run,
     "programs": programs.run,
     "ring": ring.run,
     "schedules": schedules.run,
+    "server": server.run,
     "serving": serving.run,
     "train_step": train_step.run,
     "zero": zero.run,

@@ -7,10 +7,9 @@ It knows who is there and which rounds are committed, and holds no tensors. All
 that it decides is in its journal before a peer hears of it: started again with
 the same journal it goes on where it was, and no peer has to restart. SIGTERM
 and Ctrl-C end it. Peers wait for it as long as they were told to, and then halt
-with all they have. Its port, and those of the peers, must be reachable by all
-peers. Every message and decision is a line of JSON in --log. With
---certificate, --key and --authority connections are encrypted, and both sides
-must have a certificate.
+with all they have. All peers must reach its port, and each other's. Messages
+and decisions are lines of JSON in --log. With --certificate, --key and
+--authority connections are encrypted, and both sides must have a certificate.
 """
 
 import signal
@@ -21,8 +20,6 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("host", "0.0.0.0", "Address; 0.0.0.0 for all networks.")
-flags.DEFINE_integer("port", 7000, "Port; 0 for any that is free.", 0, 65535)
 flags.DEFINE_string(
   "journal", "", "File of what it must not forget; runs/coordinator-PORT/"
   "journal if unset. A new run needs a new one."
@@ -76,4 +73,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(main, uses=(), required=(), devices=False)
+  options.run(
+    main, uses=("host", "port"), required=(), devices=False,
+    defaults={"host": "0.0.0.0", "port": "7000"},
+  )

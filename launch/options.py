@@ -73,6 +73,8 @@ flags.DEFINE_integer(
   "round if unset.",
   lower_bound=0,
 )
+flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
+flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_string(
   "coordinator", None, "HOST:PORT of process 0, for several processes."
@@ -227,7 +229,7 @@ def _run(
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
-      print(_help(script, uses, changeable))
+      print(_help(script, uses, changeable, defaults))
       return 0
     for name, value in defaults.items():
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
@@ -386,15 +388,15 @@ def _our_flags(uses: Sequence[str]) -> set[str]:
 
 
 def _help(
-  script, uses: Sequence[str], changeable: Sequence[str]
+  script, uses: Sequence[str], changeable: Sequence[str],
+  defaults: Mapping[str, str],
 ) -> str:
   """Returns the script's docstring and its flags."""
   lines = [(script.__doc__ or "").strip(), "", "flags:"]
   for name in sorted(_our_flags(uses)):
     flag = FLAGS[name]
-    default = "" if flag.default in (None, "", False) else (
-      f" (default: {flag.default})"
-    )
+    value = defaults.get(name, flag.default)
+    default = "" if value in (None, "", False) else f" (default: {value})"
     lines.append(f"  --{name}\n      {flag.help}{default}")
   for name in changeable:
     lines.append(f"  --config.{name}\n      In place of the run's own.")

@@ -40,7 +40,10 @@ def test_config_builds(name):
       return
   experiment = experiments.build(config)
   # A benchmark of one device has one rank.
-  one = name == "configs.benchmark.decoding"
+  one = name in tuple(
+    f"configs.benchmark.{subject}"
+    for subject in ("decoding", "engine", "server")
+  )
   sizes = (1,) if one else (2, 4, 8)
   assert experiment.program.layout.mesh.devices.size in sizes
 

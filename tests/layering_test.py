@@ -147,8 +147,20 @@ RULES = {
     ),
     NUMPY_ONLY,
   ),
+  "caatnet.serving.calibration": (
+    ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
   "caatnet.serving.device": (
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
+  "caatnet.serving.warm_up": (
+    ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax"),
+  ),
+  "caatnet.serving.server": (
+    ("caatnet.data", "caatnet.inference", "caatnet.serving"),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.interop": (
@@ -181,6 +193,7 @@ RULES = {
       "caatnet.models",
       "caatnet.program",
       "caatnet.ranges",
+      "caatnet.serving",
       "caatnet.train",
       "parallel",
     ),

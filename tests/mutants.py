@@ -2581,11 +2581,25 @@ _GENERATION = [
     "test_a_chunk_costs_what_steps_without_one_do_not",
   ),
   Mutant(
-    "caatnet/serving/device.py", "a decode is written into its first page",
-    "pages = step.tables[step.slots, step.positions // size]",
-    "pages = step.tables[step.slots, 0 * step.positions]",
+    "caatnet/inference/batches.py", "a decode is written into its first page",
+    "pages = tables[slots, positions // page_size]",
+    "pages = tables[slots, 0 * positions]",
     "tests/caatnet/serving/device_test.py::"
     "test_everyone_gets_what_a_run_alone_gives",
+  ),
+  Mutant(
+    "caatnet/serving/device.py", "a slot draws as the one who had it before",
+    "      self._drawing.set(slot, chunk.request.payload.drawing)\n",
+    "      if not self._drawing.of(np.array([slot])).seed[0]:\n"
+    "        self._drawing.set(slot, chunk.request.payload.drawing)\n",
+    "tests/caatnet/serving/device_test.py::"
+    "test_everyone_gets_what_a_run_alone_gives",
+  ),
+  Mutant(
+    "caatnet/serving/calibration.py", "the compiler's time is a copy's",
+    "      if time:  #", "      if not time:  #",
+    "tests/caatnet/serving/measured_test.py::"
+    "test_the_first_choice_is_made_by_what_was_measured",
   ),
   Mutant(
     "caatnet/inference/sampling.py", "a token depends on its slot",
@@ -3168,15 +3182,20 @@ _PODS = [
 ]
 
 _SERVING = "tests/caatnet/serving"
+_SWITCHING = "tests/caatnet/studies/switching_test.py"
 _ALONE = (
   f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives"
+)
+_CLIENTS = f"{_SERVING}/server_clients_test.py"
+_GROWTH = (
+  f"{_SERVING}/server_growth_test.py::test_nothing_grows_with_what_was_served"
 )
 _SERVING_ROWS = [
   Mutant(
     "caatnet/serving/pages.py", "a page is free while a copy reads it",
-    "      if self._readers[page]:\n        self._waiting[page] = None\n"
-    "      elif self._in_turn",
-    "      if self._in_turn",
+    "      if page in readers:\n        self._waiting[page] = None\n"
+    "      elif in_turn",
+    "      if in_turn",
     f"{_SERVING}/pages_test.py::test_a_page_that_is_read_is_not_handed_out",
   ),
   Mutant(
@@ -3186,7 +3205,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/groups.py", "buddies do not merge",
-    "      while page ^ size in self._free[k]:", "      while False:",
+    "      while page ^ size in free[k]:", "      while False:",
     f"{_SERVING}/pages_test.py::"
     "test_groups_hand_out_each_page_once_and_merge",
   ),
@@ -3225,6 +3244,79 @@ _SERVING_ROWS = [
   Mutant(
     "caatnet/serving/scheduler.py", "who is preempted stays in the step",
     "alive &= self.running.epochs[decodes] == epochs", "pass", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/server/service.py", "who has gone is served on",
+    "      self._do(lambda: self._cancel(left))", "      pass",
+    f"{_CLIENTS}::test_who_has_gone_before_the_end_is_cancelled",
+  ),
+  Mutant(
+    "caatnet/serving/server/replies.py", "nobody listens whether clients go",
+    "    self._call.leave()", "    pass",
+    f"{_CLIENTS}::test_who_has_gone_before_the_end_is_cancelled",
+  ),
+  Mutant(
+    "caatnet/serving/server/http.py", "a head may take for ever",
+    "self._reading = self.loop.call_later(read_s, transport.close)", "pass",
+    f"{_CLIENTS}::test_slow_and_malformed_clients_are_let_go",
+  ),
+  Mutant(
+    "caatnet/serving/server/api.py", "all answers have one seed",
+    "index, i, prompt, seed + index)", "index, i, prompt, seed)",
+    f"{_SERVING}/server_api_test.py::"
+    "test_several_prompts_with_several_answers_each",
+  ),
+  Mutant(
+    "caatnet/serving/running.py", "clients are numbered for ever",
+    "        self._forget_clients()", "        pass",
+    f"{_GROWTH}[first_come]",
+  ),
+  Mutant(
+    "caatnet/serving/policies/clients.py", "clients are remembered for ever",
+    "if len(self._served) > _REMEMBERED + len(self._present):", "if False:",
+    f"{_GROWTH}[vtc]",
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "owners of copies are remembered for ever",
+    "    if not self._busy[owner]:\n      del self._busy[owner]\n", "",
+    f"{_GROWTH}[first_come]",
+  ),
+  Mutant(
+    "caatnet/serving/traces.py", "each turn has a text of its own",
+    "kind, name = 1, arrival.conversation", "pass",
+    f"{_SERVING}/traces_test.py::test_a_turn_begins_with_the_turns_before_it",
+  ),
+  Mutant(
+    "caatnet/serving/traces.py", "batches are bursts",
+    "offsets = np.sort(rng.uniform(0, _BATCH_S, len(members))).tolist()",
+    "offsets = [0.0] * len(members)",
+    f"{_SERVING}/traces_test.py::test_batches_are_spread_in_their_order",
+  ),
+  Mutant(
+    "caatnet/serving/host.py", "a copy that is not kept stays",
+    "      if not self._keep:\n        self.drop(owner)\n", "",
+    f"{_SWITCHING}::test_bytes_with_reuse_are_fewer_on_one_schedule",
+  ),
+  Mutant(
+    "caatnet/serving/simulator.py", "single pages cost a call for their run",
+    "runs = num_pages if self.single else num_runs", "runs = num_runs",
+    f"{_SWITCHING}::test_a_page_alone_costs_a_call_for_each_range",
+  ),
+  Mutant(
+    "caatnet/studies/serving/tails.py", "the bootstrap draws single gaps",
+    "owners = np.repeat(np.arange(len(groups)), [len(g) for g in groups])",
+    "owners = np.arange(len(pooled)) % len(groups)",
+    f"{_SWITCHING}::test_percentiles_and_their_interval",
+  ),
+  Mutant(
+    "caatnet/studies/serving/server.py", "time passes without those who come",
+    "present = len(scheduler.requests)", "present = len(scheduler.running)",
+    f"{_SWITCHING}::test_little_s_law_holds_exactly",
+  ),
+  Mutant(
+    "caatnet/studies/serving/fairness.py", "windows begin with the run",
+    "float(part.max() - part.min())", "float(abs(part).max())",
+    f"{_SWITCHING}::test_difference_is_that_of_the_worst_window",
   ),
   Mutant(
     "caatnet/studies/serving/vllm_log.py", "pages are found nowhere",

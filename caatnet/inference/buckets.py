@@ -3,6 +3,9 @@
 # The shortest chunk: of a small model's step a longer one takes no longer.
 MIN_CHUNK = 16
 
+# The lengths of chunks for which there are programs grow by it.
+CHUNK_FACTOR = 4
+
 # Positions that all tables have pages for, if any sequence gets so long.
 SHORT = 1024
 

@@ -11,7 +11,6 @@ id or a stop string ends is in one more step, whose token is dropped.
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 import time
 from typing import NamedTuple
 
@@ -19,12 +18,11 @@ import jax
 import numpy as np
 
 from caatnet.data.tokenizers import Tokenizer
-from caatnet.inference import buckets
+from caatnet.inference import batches, buckets
 from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
-from caatnet.inference.requests import Completion, Request, stacked
+from caatnet.inference.requests import Completion, Request
 from caatnet.inference.transcripts import Transcript
-from caatnet.models.paged import Batch
 
 
 @dataclasses.dataclass
@@ -64,7 +62,7 @@ class _Sequence:
     index: Its place among the requests.
     request: The request.
     slot: Its number among the sequences of its replica.
-    pages: Its pages, int32 ``[P]``.
+    pages: Its pages.
     transcript: The tokens that are known to the host, and their text.
     num_read: How many of its tokens have been read, in steps dispatched so far.
     num_drawn: How many tokens have been drawn in them.
@@ -73,7 +71,7 @@ class _Sequence:
   index: int
   request: Request
   slot: int
-  pages: np.ndarray
+  pages: list[int]
   transcript: Transcript
   num_read: int = 0
   num_drawn: int = 0
@@ -82,6 +80,13 @@ class _Sequence:
   def unread(self) -> int:
     """How many tokens of the prompt are still to be read."""
     return max(0, len(self.request.prompt) - self.num_read)
+
+  def read(self, count: int) -> batches.Chunk:
+    """Goes on to read ``count`` tokens of the prompt."""
+    first = self.num_read
+    self.num_read += count
+    tokens = self.request.prompt[first : first + count]
+    return batches.Chunk(self.slot, first, tokens, not self.unread)
 
 
 class _Replica:
@@ -92,6 +97,10 @@ class _Replica:
     self._slots = list(reversed(range(decoder.capacity.batch)))
     self._pages = list(reversed(range(decoder.cache_shape.num_pages)))
     self._page_size = decoder.capacity.page_size
+    self.tables = np.zeros(
+      (decoder.capacity.batch, decoder.capacity.pages_per_sequence), np.int32
+    )
+    self.drawing = batches.Drawing(decoder.capacity.batch)
 
   def admit(
     self, index: int, request: Request, transcript: Transcript
@@ -100,8 +109,10 @@ class _Replica:
     count = transcript.num_pages(self._page_size)
     if not self._slots or count > len(self._pages):
       return False
-    pages = np.array([self._pages.pop() for _ in range(count)], np.int32)
+    pages = [self._pages.pop() for _ in range(count)]
     slot = self._slots.pop()
+    self.tables[slot, :count] = pages
+    self.drawing.set(slot, request)
     self.sequences[slot] = _Sequence(index, request, slot, pages, transcript)
     return True
 
@@ -109,7 +120,7 @@ class _Replica:
     """Takes slot and pages of a sequence back."""
     del self.sequences[sequence.slot]
     self._slots.append(sequence.slot)
-    self._pages.extend(sequence.pages.tolist())
+    self._pages += sequence.pages
 
   def decodes(self) -> list[_Sequence]:
     """Returns the sequences that draw from their newest token."""
@@ -254,23 +265,26 @@ class Generation:
     num_pages = bucket(
       -(-last // capacity.page_size), self._least_pages, self._most_pages, 2
     )
-    batches, drawn, requests = [], [], []
+    sizes = batches.Sizes(num_decodes, int(length > 0), length, num_pages)
+    parts, drawn = [], []
     for number, replica in enumerate(self._replicas):
-      step = _Rows(capacity.page_size, num_decodes, length, num_pages)
-      for row, sequence in enumerate(decodes[number]):
-        step.add_decode(row, sequence)
+      sequences, chunk = decodes[number], chunks[number]
+      read_on = [] if chunk is None else [chunk.read(read[number])]
+      batch = batches.batch_of(
+        sizes, capacity.page_size, replica.tables,
+        np.array([s.slot for s in sequences], np.int32),
+        np.array([s.num_read for s in sequences], np.int32), read_on,
+      )
+      parts.append((batch, replica.drawing.of(batch.sequences)))
+      for row, sequence in enumerate(sequences):
+        sequence.num_read += 1
+        sequence.num_drawn += 1
         drawn.append((replica, sequence, (number, row)))
-      chunk = chunks[number]
-      if chunk is not None:
-        step.add_chunk(chunk, read[number])
-        if not chunk.unread:
-          drawn.append((replica, chunk, (number, num_decodes)))
-      batches.append(step.batch())
-      requests.append(stacked(step.requests))
-    stack = functools.partial(jax.tree.map, lambda *x: np.stack(x))
-    result = self._decoder.step(
-      stack(*batches), stack(*requests), self._filters
-    )
+      if chunk is not None and not chunk.unread:
+        chunk.num_drawn += 1
+        drawn.append((replica, chunk, (number, num_decodes)))
+    both = jax.tree.map(lambda *x: np.stack(x), *parts)
+    result = self._decoder.step(*both, self._filters)
     return _Sent(*result, drawn, sum(read))
 
   def _receive(self, sent: _Sent) -> None:
@@ -297,71 +311,3 @@ class Generation:
   def _show(self, index: int, text: str) -> None:
     if text:
       self._on_text(index, text)
-
-
-class _Rows:
-  """The arrays of one replica's part of a step, which stand for nothing yet."""
-
-  def __init__(
-    self, page_size: int, num_decodes: int, length: int, pages: int
-  ) -> None:
-    """Makes room.
-
-    Args:
-      page_size: Positions of a page.
-      num_decodes: Rows for decodes.
-      length: The length of the chunk; 0 for none.
-      pages: Pages of a table.
-    """
-    num_tokens, num_rows = num_decodes + length, num_decodes + (length > 0)
-    self._page_size, self._num_decodes = page_size, num_decodes
-    self._tokens = np.zeros(num_tokens, np.int32)
-    self._positions = np.full(num_tokens, -1, np.int32)
-    # Padding of a chunk goes on counting from its first position.
-    self._positions[num_decodes:] = np.arange(length)
-    self._places = np.full(num_tokens, -1, np.int32)
-    self._tables = np.zeros((num_rows, pages), np.int32)
-    self._rows = np.arange(num_rows, dtype=np.int32)
-    self._sequences = np.full(num_rows, -1, np.int32)
-    self.requests: list[Request | None] = [None] * num_rows
-
-  def add_decode(self, row: int, sequence: _Sequence) -> None:
-    """Reads the newest token of a sequence, which may not be known yet."""
-    self._tokens[row] = -1
-    self._fill(row, slice(row, row + 1), sequence, 1)
-    self._draws(row, sequence)
-
-  def add_chunk(self, sequence: _Sequence, count: int) -> None:
-    """Reads ``count`` further tokens of a sequence's prompt."""
-    first, prompt = sequence.num_read, sequence.request.prompt
-    d = self._num_decodes
-    self._tokens[d : d + count] = prompt[first : first + count]
-    self._positions[d:] += first
-    self._fill(d, slice(d, d + count), sequence, count)
-    self._rows[d] = d + count - 1
-    if not sequence.unread:
-      self._draws(d, sequence)
-
-  def _fill(
-    self, row: int, tokens: slice, sequence: _Sequence, count: int
-  ) -> None:
-    positions = sequence.num_read + np.arange(count)
-    pages = sequence.pages[positions // self._page_size]
-    self._positions[tokens] = positions
-    self._places[tokens] = (
-      pages * self._page_size + positions % self._page_size
-    )
-    known = sequence.pages[: self._tables.shape[1]]
-    self._tables[row, : len(known)] = known
-    sequence.num_read += count
-
-  def _draws(self, row: int, sequence: _Sequence) -> None:
-    self._sequences[row] = sequence.slot
-    self.requests[row] = sequence.request
-    sequence.num_drawn += 1
-
-  def batch(self) -> Batch:
-    return Batch(
-      self._tokens, self._positions, self._places, self._tables, self._rows,
-      self._sequences, self._num_decodes,
-    )

@@ -5,6 +5,9 @@ import dataclasses
 
 from caatnet.serving.executor import Copy
 
+# How many of the last decisions are kept: a server runs for months.
+_KEPT = 100_000
+
 
 @dataclasses.dataclass
 class Decision:
@@ -29,7 +32,8 @@ class Counts:
 
   Attributes:
     steps: Steps that it made.
-    decisions: Preemptions, each with its costs.
+    decisions: The last preemptions, each with its costs.
+    preemptions: How many there were of each kind, "swap" or "recompute".
     stalls: How often a running request was left out of a step, since the pages
       that it needs were still being copied.
     waited: Copies that a step waited for.
@@ -38,7 +42,12 @@ class Counts:
   """
 
   steps: int = 0
-  decisions: list[Decision] = dataclasses.field(default_factory=list)
+  decisions: collections.deque[Decision] = dataclasses.field(
+    default_factory=lambda: collections.deque(maxlen=_KEPT)
+  )
+  preemptions: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
   stalls: int = 0
   waited: int = 0
   pages: collections.Counter[str] = dataclasses.field(
@@ -47,6 +56,11 @@ class Counts:
   runs: dict[str, collections.Counter[int]] = dataclasses.field(
     default_factory=lambda: collections.defaultdict(collections.Counter)
   )
+
+  def decide(self, decision: Decision) -> None:
+    """Counts a preemption."""
+    self.decisions.append(decision)
+    self.preemptions["swap" if decision.swapped else "recompute"] += 1
 
   def add(self, copy: Copy) -> None:
     """Counts a copy."""

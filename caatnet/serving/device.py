@@ -3,15 +3,15 @@
 Programs run in the order in which they are dispatched, so a step reads what
 copies that were dispatched before it have written, and a copy to the host is a
 run of its own from the moment on in which it is dispatched: what is written
-over its pages afterwards does not change it. One thread waits for tokens, and
-another moves runs between the run's array and the host's pages. What comes back
-from the host is staged by that thread, beside the steps, and written into the
-cache by the thread that submits steps, the only one that may hand the cache on.
+over its pages afterwards does not change it. A thread moves runs between the
+run's array and the host's pages. What comes back from the host is staged by
+that thread, beside the steps, and written into the cache by the thread that
+submits steps, the only one that may hand the cache on.
 
-Shape legend: D = decodes, C = chunks, T = tokens of each chunk, N = D + C T,
-S = D + C, P = pages of a table.
+Shape legend: S = sequences of a step, those of padding among them.
 """
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import dataclasses
@@ -22,17 +22,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.inference import buckets
-from caatnet.inference.buckets import bucket
+from caatnet.inference import batches
 from caatnet.inference.copies import HostPages
 from caatnet.inference.decoder import Decoder
-from caatnet.inference.requests import Request as Drawing
-from caatnet.inference.requests import stacked
-from caatnet.models.paged import Batch
+from caatnet.inference.requests import Request as Asked
 from caatnet.serving.executor import Copy, Event, Step
 from caatnet.serving.groups import runs
 from caatnet.serving.measured import MeasuredCosts
-from caatnet.serving.requests import Request
 
 
 @dataclasses.dataclass
@@ -47,7 +43,7 @@ class Drawn:
       a token ends the request, the one behind it may be there, too.
   """
 
-  drawing: Drawing
+  drawing: Asked
   logprobs: list[float] = dataclasses.field(default_factory=list)
 
 
@@ -57,15 +53,24 @@ class DecoderExecutor:
   Attributes:
     decoder: The model and its cache, of one replica.
     host: The host's pages.
-    costs: What steps and copies have taken.
+    factor: The numbers of decodes for which there are programs grow by it.
+    costs: What steps have taken, and what copies take alone, which
+      `caatnet.serving.calibration` measures: in serving they wait for steps.
   """
 
-  def __init__(self, decoder: Decoder, num_host_pages: int) -> None:
+  def __init__(
+    self, decoder: Decoder, num_host_pages: int, factor: int = 4,
+    filters: bool = False,
+  ) -> None:
     """Takes the host's memory.
 
     Args:
       decoder: With one replica, and no sequences.
       num_host_pages: How many pages the host keeps at a time.
+      factor: Decodes of a step come in sizes each of which is so many times
+        the one before.
+      filters: Whether all steps look at top-k and top-p, so that those with
+        such requests run no programs of their own.
 
     Raises:
       ValueError: The decoder has several replicas.
@@ -75,23 +80,25 @@ class DecoderExecutor:
         f"config.parallel.data={decoder.num_replicas}: a server has one "
         "replica; start one for each"
       )
-    self.decoder = decoder
+    self.decoder, self.factor, self._filters = decoder, factor, filters
     self.host = HostPages(decoder, num_host_pages)
     self.costs = MeasuredCosts()
-    self._tokens, self._copies = (
-      futures.ThreadPoolExecutor(1, name) for name in ("tokens", "copies")
+    self._thread = futures.ThreadPoolExecutor(1, "copies")
+    # Each returns the event of the next step, when it has ended.
+    self._steps: collections.deque[Callable[[], Event]] = collections.deque()
+    # Of copies that have ended: each returns the event. None only wakes.
+    self._ended: queue.SimpleQueue[Callable[[], Event] | None] = (
+      queue.SimpleQueue()
     )
-    # Functions that the thread of `wait` calls; each returns an event.
-    self._ended: queue.SimpleQueue[Callable[[], Event]] = queue.SimpleQueue()
     self._events: list[Event] = []
+    self._drawing = batches.Drawing(decoder.capacity.batch)
     self._unwritten: set[int] = set()
-    self._under_way = 0
+    self._num_copies = 0
     self._last_s = 0.0
 
   def close(self) -> None:
-    """Ends the threads, once what is under way has ended."""
-    self._tokens.shutdown()
-    self._copies.shutdown()
+    """Ends the thread, once what is under way has ended."""
+    self._thread.shutdown()
 
   def now(self) -> float:
     """Returns the time in seconds, on a clock that only goes on."""
@@ -100,31 +107,40 @@ class DecoderExecutor:
   def submit(self, step: Step) -> None:
     """Dispatches a step."""
     while self._unwritten.intersection(step.after):
-      self._events.append(self._ended.get()())
-    batch, requests = _batch(step, self.decoder)
+      self._events += self._next_copy()
+    capacity, chunks = self.decoder.capacity, []
+    for chunk in step.chunks:
+      slot = chunk.request.slot
+      self._drawing.set(slot, chunk.request.payload.drawing)
+      chunks.append(
+        batches.Chunk(slot, chunk.start, chunk.tokens, chunk.draws)
+      )
+    sizes = batches.sizes_of(
+      capacity, step.positions + 1, [(c.start, c.length) for c in step.chunks],
+      self.factor,
+    )
+    batch = batches.batch_of(
+      sizes, capacity.page_size, step.tables, step.slots, step.positions, chunks
+    )
     before = self.decoder.compile_seconds
     begun = time.perf_counter()
     result = self.decoder.step(
-      _of_one_replica(batch), _of_one_replica(stacked(requests)),
-      any(request is not None and request.filters for request in requests),
+      of_one_replica(batch),
+      of_one_replica(self._drawing.of(batch.sequences)),
+      self._filters or bool(self._drawing.filters[step.drawing].any()),
     )
     compiled = self.decoder.compile_seconds > before
-    drawn = [
-      *enumerate(step.decodes),
-      *(
-        (batch.num_decodes + i, chunk.request)
-        for i, chunk in enumerate(step.chunks) if chunk.draws
-      ),
-    ]
-    self._begin(
-      self._tokens, lambda: self._receive(step, result, drawn, begun, compiled)
+    rows = np.concatenate([
+      np.arange(len(step.decodes)),
+      sizes.decodes + np.flatnonzero([chunk.draws for chunk in step.chunks]),
+    ])
+    self._steps.append(
+      lambda: self._receive(step, result, rows, begun, compiled)
     )
 
-  def _begin(
-    self, pool: futures.ThreadPoolExecutor, work: Callable[[], Any]
-  ) -> None:
-    """Lets a thread do something that returns what returns the event."""
-    self._under_way += 1
+  def _begin(self, work: Callable[[], Callable[[], Event]]) -> None:
+    """Lets the thread do something that returns what returns the event."""
+    self._num_copies += 1
 
     def run():
       try:
@@ -137,40 +153,42 @@ class DecoderExecutor:
 
       self._ended.put(end)
 
-    pool.submit(run)
+    self._thread.submit(run)
+
+  def _next_copy(self, timeout: float | None = None) -> list[Event]:
+    """Waits for a copy to end, or to be woken, which is no event."""
+    end = self._ended.get(timeout=timeout)
+    if end is None:
+      return []
+    self._num_copies -= 1
+    return [end()]
 
   def _receive(
     self, step: Step, result: Sequence[Any],
-    drawn: Sequence[tuple[int, Request]], begun: float, compiled: bool,
-  ) -> Callable[[], Event]:
-    """Waits for a step's tokens."""
-    tokens, logprobs = (np.asarray(x)[0].tolist() for x in result)
+    rows: np.ndarray, begun: float, compiled: bool,
+  ) -> Event:
+    """Waits for a step's tokens, in some of its rows."""
+    tokens, logprobs = (np.asarray(x)[0, rows] for x in result)
     now = time.perf_counter()
     seconds, self._last_s = now - max(begun, self._last_s), now
-
-    def end():
-      if not compiled:
-        self.costs.add_step(seconds, sum(c.length for c in step.chunks))
-      for row, request in drawn:
-        if np.isnan(logprobs[row]):
-          raise ValueError(
-            f"the logits of the model are NaN after {request.length} tokens of "
-            f"request {request.number}"
-          )
-        request.payload.logprobs.append(logprobs[row])
-      return Event(now, step=step, tokens=[tokens[row] for row, _ in drawn])
-
-    return end
+    if not compiled:
+      self.costs.add_step(seconds, sum(c.length for c in step.chunks))
+    drawn = step.drawn
+    for i in np.flatnonzero(np.isnan(logprobs)):
+      raise ValueError(
+        f"the logits of the model are NaN after {drawn[i].length} tokens of "
+        f"request {drawn[i].number}"
+      )
+    for request, logprob in zip(drawn, logprobs.tolist(), strict=True):
+      request.payload.logprobs.append(logprob)
+    return Event(now, step=step, tokens=tokens)
 
   def copy(self, copy: Copy) -> None:
     """Begins a copy of pages."""
-    begun = time.perf_counter()
     pieces = list(_pieces(copy.target if copy.kind == "in" else copy.source))
 
     def event():
-      now = time.perf_counter()
-      self.costs.add_copy(copy.kind, len(pieces), len(copy.source), now - begun)
-      return Event(now, copy=copy)
+      return Event(time.perf_counter(), copy=copy)
 
     if copy.kind == "within":
       places = iter(copy.target)
@@ -179,7 +197,7 @@ class DecoderExecutor:
         target = [next(places) for _ in range(count)]
         assert target == list(range(target[0], target[0] + count))
         self.host.write(run, target[0])
-      self._begin(self._copies, lambda: event)
+      self._begin(lambda: event)
     elif copy.kind == "out":
       taken = [self.host.read(first, count) for first, count in pieces]
 
@@ -190,7 +208,7 @@ class DecoderExecutor:
           del places[:count]
         return event
 
-      self._begin(self._copies, keep)
+      self._begin(keep)
     else:
       self._unwritten.add(copy.number)
 
@@ -208,23 +226,32 @@ class DecoderExecutor:
 
         return write
 
-      self._begin(self._copies, stage)
+      self._begin(stage)
 
   def wait(self, until_s: float) -> list[Event]:
-    """Waits until something has ended, or for a time."""
+    """Waits until something has ended, or for a time.
+
+    If steps are under way it waits for the first of them, whatever the time:
+    to ask another thread to do so takes longer than a small model's step.
+    """
     found, self._events = self._events, []
-    if not found:
-      assert self._under_way or until_s < float("inf"), "nothing is under way"
+    if not found and self._steps:
+      found.append(self._steps.popleft()())
+    elif not found:
+      assert self._num_copies or until_s < float("inf"), "nothing is under way"
       left = until_s - time.perf_counter()
       try:
         timeout = None if left == float("inf") else max(0.0, left)
-        found.append(self._ended.get(timeout=timeout)())
+        found += self._next_copy(timeout)
       except queue.Empty:
         return []
     while not self._ended.empty():
-      found.append(self._ended.get()())
-    self._under_way -= len(found)
+      found += self._next_copy()
     return found
+
+  def wake(self) -> None:
+    """Lets `wait` return; for a thread that has news for the one that waits."""
+    self._ended.put(None)
 
 
 def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -236,71 +263,6 @@ def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
       first, count = first + size, count - size
 
 
-def _of_one_replica(tree: Any) -> Any:
+def of_one_replica(tree: Any) -> Any:
   """Gives arrays the leading dim of replicas."""
   return jax.tree.map(lambda x: x[None], tree)
-
-
-def _batch(
-  step: Step, decoder: Decoder
-) -> tuple[Batch, list[Drawing | None]]:
-  """Returns a step's arrays, in sizes of which there are few.
-
-  Returns:
-    The batch, and how each of its S sequences draws its next token; None for
-    those that draw none.
-  """
-  capacity = decoder.capacity
-  size, num, chunks = capacity.page_size, len(step.decodes), step.chunks
-  num_decodes = bucket(num, 1, capacity.batch, 4)
-  num_chunks = bucket(len(chunks), 1, 1 << 30, 2)
-  length = bucket(
-    max((c.length for c in chunks), default=0), buckets.MIN_CHUNK, 1 << 30, 4
-  )
-  last = max(
-    int(step.positions.max(initial=0)) + 1,
-    *(c.start + c.length for c in chunks), 1, 1,
-  )
-  most_pages = capacity.pages_per_sequence
-  num_pages = bucket(
-    -(-last // size), min(most_pages, -(-buckets.SHORT // size)), most_pages, 2
-  )
-  num_rows = num_decodes + num_chunks
-  num_tokens = num_decodes + num_chunks * length
-  tokens = np.zeros(num_tokens, np.int32)
-  positions = np.full(num_tokens, -1, np.int32)
-  places = np.full(num_tokens, -1, np.int32)
-  tables = np.zeros((num_rows, num_pages), np.int32)
-  rows = np.arange(num_rows, dtype=np.int32)
-  sequences = np.full(num_rows, -1, np.int32)
-  drawing: list[Drawing | None] = [None] * num_rows
-
-  tokens[:num], positions[:num] = -1, step.positions
-  pages = step.tables[step.slots, step.positions // size]
-  places[:num] = pages * size + step.positions % size
-  width = min(num_pages, step.tables.shape[1])
-  tables[:num, :width] = step.tables[step.slots, :width]
-  sequences[:num] = step.slots
-  drawing[:num] = [request.payload.drawing for request in step.decodes]
-  for i in range(num_chunks):
-    row, first = num_decodes + i, num_decodes + i * length
-    rows[row] = first
-    if i >= len(chunks):  # padding ends before the first position
-      positions[first : first + length] = np.arange(-length, 0)
-      continue
-    chunk, table = chunks[i], step.tables[chunks[i].request.slot]
-    # Padding of a chunk goes on counting.
-    positions[first : first + length] = chunk.start + np.arange(length)
-    inside = slice(first, first + chunk.length)
-    tokens[inside] = chunk.tokens
-    at = positions[inside]
-    places[inside] = table[at // size] * size + at % size
-    tables[row, :width] = table[:width]
-    rows[row] = first + chunk.length - 1
-    if chunk.draws:
-      sequences[row] = chunk.request.slot
-      drawing[row] = chunk.request.payload.drawing
-  batch = Batch(
-    tokens, positions, places, tables, rows, sequences, num_decodes
-  )
-  return batch, drawing

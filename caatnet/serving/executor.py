@@ -57,8 +57,10 @@ class Step:
     tables: Each slot's pages in the order of positions, int32 ``[S, P]``; the
       scheduler goes on writing it, so what is needed is read in `submit`.
     after: Numbers of copies that must have ended before the step begins.
-    epochs: How often each slot had been given when the step was made, int64
-      ``[D]``; for the scheduler.
+    drawing: The slots that get a token, int ``[n]``: those of the decodes, then
+      those of the chunks that draw.
+    epochs: How often each of these had been given when the step was made, int64
+      ``[n]``; for the scheduler.
   """
 
   number: int
@@ -68,7 +70,13 @@ class Step:
   chunks: tuple[Chunk, ...]
   tables: np.ndarray
   after: tuple[int, ...]
+  drawing: np.ndarray
   epochs: np.ndarray
+
+  @property
+  def drawn(self) -> list[Request]:
+    """The requests that get a token, as `drawing` has their slots."""
+    return [*self.decodes, *(c.request for c in self.chunks if c.draws)]
 
   @property
   def num_tokens(self) -> int:
@@ -164,9 +172,10 @@ class Executor(Protocol):
     ...
 
   def wait(self, until_s: float) -> list[Event]:
-    """Waits until something has ended, or for a time.
+    """Waits until something has ended, for a time, or until it is woken.
 
     Returns:
-      What has ended since the last call, in order; nothing at the time given.
+      What has ended since the last call, in order; nothing at the time given,
+      or if it was woken.
     """
     ...

@@ -46,6 +46,7 @@ class Groups:
     self._free: list[dict[int, None]] = [
       {} for _ in range(num_pages.bit_length())
     ]
+    self._sizes = 0  # bit k: there is a free group of 2^k pages
     self._is_free = bytearray(num_pages)
     self.give(0, num_pages)
 
@@ -61,28 +62,26 @@ class Groups:
       Runs, as first page and number of pages.
     """
     assert count <= self.num_free, (count, self.num_free)
+    self.num_free -= count
     found = []
     while count:
       k = self._choose(count, room)
-      start = self._free[k].popitem()[0]
-      self.num_free -= 1 << k
-      used = min(count, 1 << k)
+      start, size = next(reversed(self._free[k])), 1 << k
+      self._pop(k, start)
+      used = size if size < count else count
       self._is_free[start : start + used] = bytes(used)
-      self._split(start + used, (1 << k) - used)
+      if used < size:
+        self._join(start + used, size - used)
       found.append((start, used))
       count -= used
     return found
 
   def _choose(self, count: int, room: bool) -> int:
     least = (count - 1).bit_length()
-    if not room:
-      for k in range(least, len(self._free)):
-        if self._free[k]:
-          return k
-    k = len(self._free) - 1
-    while not self._free[k]:
-      k -= 1
-    return k
+    enough = self._sizes >> least << least
+    if room or not enough:
+      return self._sizes.bit_length() - 1
+    return (enough & -enough).bit_length() - 1
 
   def take_at(self, start: int, count: int) -> int:
     """Takes pages from a given one on, as far as these are free.
@@ -98,33 +97,40 @@ class Groups:
       while first not in self._free[k]:
         k += 1
         first = page >> k << k
-      del self._free[k][first]
+      self._pop(k, first)
       self._is_free[page] = 0
-      self.num_free -= 1 << k
-      self._split(first, page - first)
-      self._split(page + 1, first + (1 << k) - page - 1)
+      self.num_free -= 1
+      self._join(first, page - first)
+      self._join(page + 1, first + (1 << k) - page - 1)
     return count
 
   def give(self, start: int, count: int) -> None:
     """Gives a run of pages back, and merges buddies."""
     self._is_free[start : start + count] = b"\1" * count
-    self._split(start, count)
-
-  def _split(self, start: int, count: int) -> None:
-    """Makes groups of a run of free pages, which merge with their buddies."""
     self.num_free += count
-    end = start + count
+    self._join(start, count)
+
+  def _join(self, start: int, count: int) -> None:
+    """Makes groups of a run of free pages, which merge with their buddies."""
+    end, free = start + count, self._free
     while start < end:
-      k = (end - start).bit_length() - 1
-      if start:
-        k = min(k, (start & -start).bit_length() - 1)
-      size = 1 << k
-      page, start = start, start + size
-      while page ^ size in self._free[k]:
-        del self._free[k][page ^ size]
+      size = 1 << (end - start).bit_length() - 1
+      if start and start & -start < size:
+        size = start & -start
+      k, page = size.bit_length() - 1, start
+      start += size
+      while page ^ size in free[k]:
+        self._pop(k, page ^ size)
         page &= ~size
         k, size = k + 1, size << 1
-      self._free[k][page] = None
+      free[k][page] = None
+      self._sizes |= size
+
+  def _pop(self, k: int, start: int) -> None:
+    """Takes one group out of the free ones."""
+    del self._free[k][start]
+    if not self._free[k]:
+      self._sizes ^= 1 << k
 
   def sizes(self) -> list[int]:
     """Returns how many free groups there are of each 2^k."""

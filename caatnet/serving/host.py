@@ -19,7 +19,7 @@ import hashlib
 
 import numpy as np
 
-from caatnet.serving.groups import Groups
+from caatnet.serving.groups import Groups, runs
 
 
 def _signature(tokens: np.ndarray) -> bytes:
@@ -47,23 +47,33 @@ class Host:
   """The pages of the host's memory.
 
   Attributes:
+    num_pages: How many pages it has.
     page_size: The tokens of a page.
   """
 
-  def __init__(self, num_pages: int, page_size: int, reserve: bool) -> None:
+  def __init__(
+    self, num_pages: int, page_size: int, reserve: bool, keep: bool = True
+  ) -> None:
     """Makes an empty memory.
 
     Args:
       num_pages: How many pages it has; 0 for a server that does not swap.
       page_size: The tokens of a page.
       reserve: Whether copies have room for the next turn.
+      keep: Whether a copy stays when the device has the sequence again.
     """
-    self.page_size, self._reserve = page_size, reserve
+    self.page_size, self._reserve, self._keep = page_size, reserve, keep
     self._groups = Groups(num_pages)
-    self._num_pages = num_pages
+    self.num_pages = num_pages
     self._copies: collections.OrderedDict[Hashable, HostCopy] = (
       collections.OrderedDict()
     )
+    self._num_pinned = 0  # pages of pinned copies
+
+  @property
+  def num_used(self) -> int:
+    """How many pages hold copies, or have room for what is to come."""
+    return self.num_pages - self._groups.num_free
 
   def valid(self, owner: Hashable) -> int:
     """Returns how many tokens of an owner's sequence the host has."""
@@ -83,12 +93,13 @@ class Host:
 
   def fits(self, owner: Hashable, tokens: int) -> bool:
     """Returns whether there is room for a sequence, if others are dropped."""
-    need = -(-tokens // self.page_size) - len(self.pages(owner))
-    others = sum(
-      len(c.pages) for o, c in self._copies.items()
-      if o != owner and not c.pinned
-    )
-    return need <= self._groups.num_free + others
+    own = self._copies.get(owner)
+    kept = self._num_pinned
+    if own is not None and not own.pinned:
+      kept += len(own.pages)
+    have = len(own.pages) if own is not None else 0
+    need = -(-tokens // self.page_size) - have
+    return need <= self.num_pages - kept
 
   def pages(self, owner: Hashable) -> Sequence[int]:
     """Returns an owner's pages on the host, in the order of the sequence."""
@@ -108,7 +119,8 @@ class Host:
     first, last = self.increment(owner, tokens)
     copy = self._copies.setdefault(owner, HostCopy())
     self._copies.move_to_end(owner)
-    copy.pinned = copy.pinned or pinned
+    pinned = pinned or copy.pinned
+    self._pin(copy, False)
     need = last - len(copy.pages)
     if need > 0:
       self._drop(owner, need)
@@ -118,6 +130,7 @@ class Host:
       want = max(need, min(want, self._groups.num_free))
       for start, count in self._groups.take(want):
         copy.pages += range(start, start + count)
+    self._pin(copy, pinned)
     copy.tokens = max(copy.tokens, tokens)
     return copy.pages[first:last]
 
@@ -150,22 +163,31 @@ class Host:
 
   def pin(self, owner: Hashable) -> None:
     """Keeps an owner's copy while it is read."""
-    self._copies[owner].pinned = True
+    self._pin(self._copies[owner], True)
+
+  def _pin(self, copy: HostCopy, pinned: bool) -> None:
+    self._num_pinned += len(copy.pages) * (pinned - copy.pinned)
+    copy.pinned = pinned
 
   def unpin(self, owner: Hashable) -> None:
     """Notes that the device has an owner's sequence again."""
     if owner in self._copies:
-      self._copies[owner].pinned = False
+      self._pin(self._copies[owner], False)
+      if not self._keep:
+        self.drop(owner)
 
   def drop(self, owner: Hashable) -> None:
     """Forgets an owner's copy."""
     copy = self._copies.pop(owner, None)
     if copy is not None:
-      for page in copy.pages:
-        self._groups.give(page, 1)
+      self._pin(copy, False)
+      for start, count in runs(copy.pages):
+        self._groups.give(start, count)
 
   def check(self) -> None:
     """Asserts that each page has one owner or is free."""
     pages = [p for c in self._copies.values() for p in c.pages]
     assert len(set(pages)) == len(pages)
-    assert len(pages) + self._groups.num_free == self._num_pages
+    assert len(pages) + self._groups.num_free == self.num_pages
+    pinned = sum(len(c.pages) for c in self._copies.values() if c.pinned)
+    assert pinned == self._num_pinned

@@ -17,7 +17,16 @@ import collections
 from collections.abc import Sequence
 import dataclasses
 
+import numpy as np
+
 from caatnet.serving.groups import Groups, runs
+
+# Of all pages this part is made free at a time: among many pages some lie one
+# after another, so what is taken then is in few runs.
+_AHEAD = 64
+# What a page may be: held by one sequence, held by several, idle with a name,
+# or given up while a copy reads it.
+STATES = ("free", "held", "shared", "cached", "leaving")
 
 
 @dataclasses.dataclass
@@ -63,8 +72,9 @@ class Pages:
     self.counts = PageCounts()
     self._reuse, self._in_turn = reuse, in_turn
     self._groups = Groups(num_pages)
+    self._ahead = 0 if in_turn else num_pages // _AHEAD
     self._holders = [0] * num_pages
-    self._names: dict[int, bytes] = {}
+    self._names: list[bytes | None] = [None] * num_pages
     self._by_name: dict[bytes, int] = {}
     self._idle: collections.OrderedDict[int, None] = collections.OrderedDict()
     self._readers: collections.Counter[int] = collections.Counter()
@@ -99,7 +109,7 @@ class Pages:
 
   def num_idle(self, pages: Sequence[int]) -> int:
     """Returns how many of some pages are idle, so that to hold them takes."""
-    return sum(page in self._idle for page in pages)
+    return sum(map(self._idle.__contains__, pages))
 
   def hold(self, pages: Sequence[int]) -> None:
     """Notes another sequence that reads pages which `find` returned."""
@@ -117,42 +127,53 @@ class Pages:
       count: How many; no more than `num_available`.
       after: The page whose successors would be best; -1 for none.
     """
-    assert count <= self.num_available, (count, self.num_available)
-    if self._groups.num_free < count:
-      self._evict(count - self._groups.num_free)
+    groups, holders = self._groups, self._holders
+    missing = count - groups.num_free
+    if missing > 0:
+      assert missing <= len(self._idle), (count, self.num_available)
+      self._evict(min(max(missing, self._ahead), len(self._idle)))
     found: list[int] = []
     if after >= 0:
-      num = self._groups.take_at(after + 1, count)
+      num = groups.take_at(after + 1, count)
       found += range(after + 1, after + 1 + num)
-    for start, num in self._groups.take(count - len(found), room=after >= 0):
-      found += range(start, start + num)
+    if count > len(found):
+      for start, num in groups.take(count - len(found), room=after >= 0):
+        found += range(start, start + num)
     for page in found:
-      self._holders[page] = 1
+      holders[page] = 1
     return found
 
   def _evict(self, count: int) -> None:
     """Makes the pages free that have been idle longest."""
-    pages = []
-    for _ in range(count):
-      page = self._idle.popitem(last=False)[0]
-      name = self._names.pop(page, None)
+    pages = [self._idle.popitem(last=False)[0] for _ in range(count)]
+    names, before = self._names, len(self._by_name)
+    for page in pages:
+      name = names[page]
       if name is not None:
         del self._by_name[name]
-        self.counts.evicted += 1
-      pages.append(page)
+        names[page] = None
+    self.counts.evicted += before - len(self._by_name)
     for start, num in runs(pages[::-1]):  # a sequence's last page came first
       self._groups.give(start, num)
 
-  def publish(self, page: int, name: bytes) -> None:
-    """Names a full page, unless another page has that name."""
-    assert self._holders[page], page
-    if self._reuse and page not in self._names and name not in self._by_name:
-      self._names[page] = name
-      self._by_name[name] = page
+  def publish(
+    self, pages: Sequence[int], names: Sequence[bytes]
+  ) -> list[bytes]:
+    """Names full pages, but for names that other pages have.
 
-  def shared(self, page: int) -> bool:
-    """Returns whether somebody else reads a page, or may find it by name."""
-    return self._holders[page] > 1 or page in self._names
+    Returns:
+      The names that no page had.
+    """
+    new: list[bytes] = []
+    if not self._reuse:
+      return new
+    of, by = self._names, self._by_name
+    for page, name in zip(pages, names, strict=True):
+      if of[page] is None and name not in by:
+        of[page] = name
+        by[name] = page
+        new.append(name)
+    return new
 
   def release(self, pages: Sequence[int]) -> None:
     """Gives up the pages of a sequence, the last one first.
@@ -161,15 +182,17 @@ class Pages:
       pages: They in the order of the sequence.
     """
     free = []
+    holders, readers, names = self._holders, self._readers, self._names
+    idle, in_turn = self._idle, self._in_turn
     for page in reversed(pages):
-      assert self._holders[page] > 0, page
-      self._holders[page] -= 1
-      if self._holders[page]:
+      left = holders[page] = holders[page] - 1
+      assert left >= 0, page
+      if left:
         continue
-      if self._readers[page]:
+      if page in readers:
         self._waiting[page] = None
-      elif self._in_turn or page in self._names:
-        self._idle[page] = None
+      elif in_turn or names[page] is not None:
+        idle[page] = None
       else:
         free.append(page)
     for start, count in runs(free[::-1]):
@@ -191,7 +214,7 @@ class Pages:
       del self._readers[page]
       if page in self._waiting:
         del self._waiting[page]
-        if self._in_turn or page in self._names:
+        if self._in_turn or self._names[page] is not None:
           self._idle[page] = None
         else:
           self._groups.give(page, 1)
@@ -199,6 +222,13 @@ class Pages:
   def read(self, page: int) -> bool:
     """Returns whether a copy reads a page, so that it must not be written."""
     return page in self._readers
+
+  def states(self) -> np.ndarray:
+    """Returns which of `STATES` each page is in, int8 ``[num_pages]``."""
+    found = np.minimum(self._holders, 2).astype(np.int8)
+    found[list(self._idle)] = STATES.index("cached")
+    found[list(self._waiting)] = STATES.index("leaving")
+    return found
 
   def sizes(self) -> list[int]:
     """Returns how many free groups there are of each 2^k pages."""
@@ -211,7 +241,7 @@ class Pages:
     assert sum(parts) == self.num_pages, parts
     assert not any(self._holders[page] for page in self._idle)
     assert not any(self._holders[page] for page in self._waiting)
-    assert all(self._by_name[n] == p for p, n in self._names.items())
-    assert len(self._by_name) == len(self._names)
-    for page in self._names:
+    for name, page in self._by_name.items():
+      assert self._names[page] == name
       assert self._holders[page] or page in self._idle or page in self._waiting
+    assert sum(n is not None for n in self._names) == len(self._by_name)

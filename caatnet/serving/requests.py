@@ -48,6 +48,7 @@ class Request:
     number: Unique among the requests of a server; ascending with arrival.
     prompt: The tokens, int32 ``[n]``, n at least 1.
     max_tokens: How many tokens are drawn at most.
+    longest: How many tokens it will have read at its end, the last one not.
     client: Who pays for it, by fair policies.
     priority: Lower is served earlier.
     arrival_s: When it came.
@@ -55,7 +56,8 @@ class Request:
     conversation: Of which conversation it is a turn; None for none. The prompt
       of a turn begins with the turn before it and its answer.
     more: Whether another turn of the conversation may follow.
-    ends: Returns whether a token ends the sequence.
+    ends: Returns whether a token ends the sequence; it is asked once about each
+      token, in order.
     weight: The share of its client among clients, for fair policies.
     payload: What the executor needs to draw its tokens.
     state: Where it is.
@@ -76,10 +78,10 @@ class Request:
 
   __slots__ = (
     "_times", "_tokens", "arrival_s", "buffer", "client", "context",
-    "conversation", "deadline_s", "end_s", "ends", "max_tokens", "more",
-    "names", "num_hits", "num_pending", "num_preempted", "number", "pages",
-    "payload", "priority", "prompt", "scheduled_s", "slot", "state", "swapped",
-    "weight",
+    "conversation", "deadline_s", "end_s", "ends", "longest", "max_tokens",
+    "more", "names", "num_hits", "num_pending", "num_preempted", "number",
+    "pages", "payload", "priority", "prompt", "scheduled_s", "slot", "state",
+    "swapped", "weight",
   )
 
   def __init__(
@@ -111,6 +113,7 @@ class Request:
       raise ValueError(f"weight={weight:g} must be positive")
     self.number, self.max_tokens = number, max_tokens
     self.prompt = np.asarray(prompt, np.int32)
+    self.longest = len(self.prompt) + max_tokens - 1
     self.client, self.priority, self.weight = client, priority, weight
     self.arrival_s, self.deadline_s = arrival_s, deadline_s
     self.conversation, self.more = conversation, more
@@ -158,11 +161,6 @@ class Request:
     """How many tokens it has that the host knows."""
     return len(self.prompt) + len(self.tokens)
 
-  @property
-  def longest(self) -> int:
-    """How many tokens it will have read at its end, the last one not."""
-    return len(self.prompt) + self.max_tokens - 1
-
   def all_tokens(self, start: int = 0, stop: int | None = None) -> np.ndarray:
     """Returns the tokens of some positions, those of the prompt first."""
     n = len(self.prompt)
@@ -174,11 +172,12 @@ class Request:
 
   def name_pages(self, page_size: int) -> None:
     """Names the pages that its known tokens fill."""
-    names, known = self.names, len(self.names) * page_size
-    tokens = self.all_tokens(known)
-    for start in range(0, len(tokens) - page_size + 1, page_size):
-      parent = names[-1] if names else prefixes.ROOT
-      names.append(prefixes.name(parent, tokens[start : start + page_size]))
+    names, size = self.names, page_size * self.prompt.itemsize
+    tokens = self.all_tokens(len(names) * page_size).tobytes()
+    parent = names[-1] if names else prefixes.ROOT
+    for start in range(0, len(tokens) - size + 1, size):
+      parent = prefixes.name(parent, tokens[start : start + size])
+      names.append(parent)
 
   @property
   def ttft_s(self) -> float:

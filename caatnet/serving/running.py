@@ -10,7 +10,7 @@ import numpy as np
 from caatnet.serving.requests import Request, never
 
 # Tokens of a slot that are kept here before they go to their request.
-_KEPT = 64
+_KEPT = 256
 
 
 class Running:
@@ -23,19 +23,20 @@ class Running:
     context: How many were known when it was admitted: those read in chunks.
     longest: How many will have been read at its end.
     known: How many tokens it has that the host knows.
-    held: How many pages it has.
+    room: How many positions its pages have.
     pending: How many of its tokens are being drawn.
     asked: Whether `Request.ends` is to be asked about each token.
     epochs: How often the slot was given, and taken back.
     tables: Its pages, int32 ``[S, P]``.
   """
 
-  def __init__(self, num_slots: int, num_pages: int) -> None:
+  def __init__(self, num_slots: int, num_pages: int, page_size: int) -> None:
     """Makes empty slots with room for so many pages each."""
+    self._page_size = page_size
     self.requests = np.full(num_slots, None, object)
     zeros = np.zeros(num_slots, np.int64)
     self.computed, self.context, self.longest = (zeros.copy() for _ in "abc")
-    self.known, self.held, self.epochs = (zeros.copy() for _ in "abc")
+    self.known, self.room, self.epochs = (zeros.copy() for _ in "abc")
     self.pending, self._payers, self._count = (zeros.copy() for _ in "abc")
     self.asked = np.zeros(num_slots, bool)
     self._tokens = np.zeros((num_slots, _KEPT), np.int64)
@@ -51,7 +52,7 @@ class Running:
     return len(self._order)
 
   def __iter__(self):
-    return iter([self.requests[slot] for slot in self._order])
+    return iter(self.requests[self.slots].tolist())
 
   @property
   def full(self) -> bool:
@@ -67,30 +68,41 @@ class Running:
 
   def add(self, request: Request, computed: int, context: int) -> None:
     """Gives a request a slot; its pages are set by `extend`."""
+    payer = request.client, request.weight
+    if payer not in self._numbers:
+      if len(self._clients) >= 2 * len(self.requests):
+        self._forget_clients()
+      self._numbers[payer] = len(self._clients)
+      self._clients.append(payer)
     slot = self._free.pop()
+    self._payers[slot] = self._numbers[payer]
     request.slot, request.context = slot, context
     self.requests[slot] = request
     self._order[slot] = None
     self._slots = None
     self.computed[slot], self.context[slot] = computed, context
     self.longest[slot], self.known[slot] = request.longest, request.length
-    self.held[slot] = self._count[slot] = 0
+    self.room[slot] = self._count[slot] = 0
     self.pending[slot] = request.num_pending
     self.asked[slot] = request.ends is not never
-    payer = request.client, request.weight
-    if payer not in self._numbers:
-      self._numbers[payer] = len(self._clients)
-      self._clients.append(payer)
-    self._payers[slot] = self._numbers[payer]
     request.buffer = self._flush
     self.epochs[slot] += 1
     self.extend(request, request.pages)
 
+  def _forget_clients(self) -> None:
+    """Forgets the clients of whom nobody runs, of which there is no end."""
+    used, numbers = np.unique(self._payers[self.slots], return_inverse=True)
+    self._payers[self.slots] = numbers
+    self._clients = [self._clients[i] for i in used]
+    self._numbers = {payer: i for i, payer in enumerate(self._clients)}
+
   def extend(self, request: Request, pages: Sequence[int]) -> None:
     """Notes the next pages of a request."""
-    slot, first = request.slot, int(self.held[request.slot])
-    self.tables[slot, first : first + len(pages)] = pages
-    self.held[slot] = first + len(pages)
+    slot, size = request.slot, self._page_size
+    first = int(self.room[slot]) // size
+    last = first + len(pages)
+    self.tables[slot, first:last] = pages
+    self.room[slot] = last * size
 
   def remove(self, request: Request) -> None:
     """Takes a request's slot back."""
@@ -104,22 +116,27 @@ class Running:
     self._free.append(slot)
     self.epochs[slot] += 1
 
-  def decoding(self) -> np.ndarray:
-    """Returns the slots whose newest token a step can read."""
+  def ready(self) -> tuple[np.ndarray, list[Request]]:
+    """Returns what the next step can go on with.
+
+    Returns:
+      The slots whose newest token it can read, and the requests whose tokens
+      are still read in chunks.
+    """
     slots = self.slots
     computed = self.computed[slots]
-    return slots[
-      (computed >= self.context[slots]) & (computed < self.longest[slots])
-    ]
+    decodes = computed >= self.context[slots]
+    reading = self.requests[slots[~decodes]].tolist()
+    return slots[decodes & (computed < self.longest[slots])], reading
 
-  def reading(self) -> list[Request]:
-    """Returns the requests whose tokens are still read in chunks."""
-    slots = self.slots
-    found = slots[self.computed[slots] < self.context[slots]]
-    return [self.requests[slot] for slot in found.tolist()]
+  def record(
+    self, slots: np.ndarray, tokens: np.ndarray, now: float
+  ) -> list[Request]:
+    """Notes a token of each of some slots, and when it came.
 
-  def record(self, slots: np.ndarray, tokens: np.ndarray, now: float) -> None:
-    """Notes a token of each of some slots, and when it came."""
+    Returns:
+      The requests that their tokens end.
+    """
     at = self._count[slots]
     self._tokens[slots, at], self._times[slots, at] = tokens, now
     self._count[slots] = at + 1
@@ -127,6 +144,10 @@ class Running:
     self.pending[slots] -= 1
     for slot in slots[at + 1 == _KEPT].tolist():
       self._flush(self.requests[slot])
+    ended = self.known[slots] > self.longest[slots]
+    for i in np.flatnonzero(self.asked[slots]).tolist():
+      ended[i] |= self.requests[slots[i]].ends(int(tokens[i]))
+    return self.requests[slots[ended]].tolist()
 
   def _flush(self, request: Request) -> None:
     """Moves what was recorded of a request to it."""

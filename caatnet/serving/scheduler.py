@@ -98,13 +98,19 @@ class Scheduler:
     """
     self.limits, self.policy, self.pages = limits, policy, pages
     self.counts = Counts()
-    self.running = Running(limits.slots, pages.num_pages)
+    self.running = Running(limits.slots, pages.num_pages, pages.page_size)
     self.swapping = Swapping(limits, pages, host, costs, self.counts)
     self._requests: dict[int, Request] = {}
     self._deadlines: list[tuple[float, int]] = []
     self._used_keys: dict[object, int] = {}
     self._short = False
     self._chunks: list[Chunk] = []
+    # What a policy leaves to the base costs nothing.
+    own, base = type(policy), Policy
+    self._keyed = own.batch_key is not base.batch_key
+    self._displacing = own.displaces is not base.displaces
+    self._charged = own.served is not base.served
+    self._naming = own.published is not base.published
 
   @property
   def idle(self) -> bool:
@@ -144,12 +150,13 @@ class Scheduler:
     """Makes the next step; None if there is nothing to compute yet."""
     self._expire(now)
     self._short = False
-    decodes = self._batch(self.running.decoding())
+    decodes, reading = self.running.ready()
+    decodes = self._batch(decodes)
     epochs = self.running.epochs[decodes]
     alive = self._grow(decodes)
     budget = self.limits.tokens - int(alive.sum())
     chunks = self._chunks = []
-    for request in self.running.reading():
+    for request in reading:
       if self._room(budget, chunks):
         budget -= self._read_on(request, budget, chunks)
     if not self._short or self.limits.admit_while_short:
@@ -167,7 +174,7 @@ class Scheduler:
 
   def _batch(self, decodes: np.ndarray) -> np.ndarray:
     """Keeps the decodes of one batch key, of that which waited longest."""
-    if type(self.policy).batch_key is Policy.batch_key or not len(decodes):
+    if not self._keyed or not len(decodes):
       return decodes
     requests = [self.running.requests[slot] for slot in decodes.tolist()]
     keys = [self.policy.batch_key(request) for request in requests]
@@ -183,8 +190,8 @@ class Scheduler:
     """
     slots = self.running
     alive = np.ones(len(decodes), bool)
-    full = slots.held[decodes] * self.pages.page_size
-    for i in np.flatnonzero(slots.computed[decodes] >= full).tolist():
+    full = slots.computed[decodes] >= slots.room[decodes]
+    for i in np.flatnonzero(full).tolist():
       request: Request | None = slots.requests[decodes[i]]
       if request is None:  # it has given way in this loop
         alive[i] = False
@@ -268,12 +275,13 @@ class Scheduler:
       else:
         self.swapping.arrived_later(request)
     key = self.policy.batch_key
-    keyed = type(self.policy).batch_key is not Policy.batch_key
     while self._room(budget, chunks):
+      if not self._displacing and not self._free_slot():
+        return
       request = self.policy.peek()
       if request is None or request.num_pending:
         return
-      if keyed and chunks and key(request) != key(chunks[0].request):
+      if self._keyed and chunks and key(request) != key(chunks[0].request):
         return
       plan = self.swapping.plan(request)
       if plan is None:
@@ -296,13 +304,17 @@ class Scheduler:
         self._join(request, plan.start, now)
         budget -= self._read_on(request, budget, chunks)
 
-  def _fits(self, need: int) -> bool:
+  def _free_slot(self) -> bool:
     taken = len(self.running) + self.swapping.num_arriving
-    return taken < self.limits.slots and need <= self.pages.num_available
+    return taken < self.limits.slots
+
+  def _fits(self, need: int) -> bool:
+    return self._free_slot() and need <= self.pages.num_available
 
   def _displace(self, request: Request) -> bool:
     """Makes room for a request of a policy that lets it take others' places."""
-    if not len(self.running) or self.swapping.num_leaving:
+    able = self._displacing and len(self.running)
+    if not able or self.swapping.num_leaving:
       return False  # pages that are being copied may suffice
     victim = self.policy.victim(self.running)
     if not self.policy.displaces(request, victim):
@@ -324,27 +336,33 @@ class Scheduler:
       first: The page to begin with.
     """
     last = min(stop // self.pages.page_size, len(request.names))
-    for page in range(first, last):
-      self.pages.publish(request.pages[page], request.names[page])
+    if first < last:
+      new = self.pages.publish(
+        request.pages[first:last], request.names[first:last]
+      )
+      if self._naming:
+        self.policy.published(new)
 
   def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
     slots, size = self.running, self.pages.page_size
+    chunked = [chunk.request.slot for chunk in chunks if chunk.draws]
+    drawing = decodes
+    if chunked:
+      drawing = np.concatenate([decodes, np.array(chunked)])
+    positions = slots.computed[decodes]
     step = Step(
       self.counts.steps, slots.requests[decodes], decodes.astype("i4"),
-      slots.computed[decodes].astype("i4"), tuple(chunks), slots.tables,
-      self.swapping.take_waited(), slots.epochs[decodes],
+      positions.astype("i4"), tuple(chunks), slots.tables,
+      self.swapping.take_waited(), drawing, slots.epochs[drawing],
     )
-    slots.computed[decodes] += 1
-    slots.pending[decodes] += 1
-    if type(self.policy).served is not Policy.served:
-      drawing = [c.request.slot for c in chunks if c.draws]
-      self.policy.served(slots.clients(np.append(decodes, drawing).astype(int)))
+    slots.computed[decodes] = positions + 1
+    slots.pending[drawing] += 1
+    if self._charged:
+      self.policy.served(slots.clients(drawing))
     for chunk in chunks:
       request, stop = chunk.request, chunk.start + chunk.length
       slots.computed[request.slot] = stop
       self._publish(request, stop, chunk.start // size)
-      if chunk.draws:
-        slots.pending[request.slot] += 1
     self.counts.steps += 1
     return step
 
@@ -357,38 +375,26 @@ class Scheduler:
       return
     step, now, slots = event.step, event.time_s, self.running
     assert step is not None
-    count = len(step.decodes)
     tokens = np.asarray(event.tokens)
-    same = slots.epochs[step.slots] == step.epochs
-    live = step.slots[same]
-    slots.record(live, tokens[:count][same], now)
-    known = slots.known[live]
-    look = (known > slots.longest[live]) | slots.asked[live]
-    for request in slots.requests[live[look]]:
-      self._look(request, now)
-    for i in np.flatnonzero(~same).tolist():  # they have lost their slots
-      self._late(step.decodes[i], int(tokens[i]), now)
-    draws = [chunk.request for chunk in step.chunks if chunk.draws]
-    for request, token in zip(draws, tokens[count:].tolist(), strict=True):
-      if request.slot < 0:
-        self._late(request, token, now)
-      else:
-        slots.record(np.array([request.slot]), np.array([token]), now)
-        self._look(request, now)
+    same = slots.epochs[step.drawing] == step.epochs
+    for request in slots.record(step.drawing[same], tokens[same], now):
+      self._finish(request, now)
+    if not same.all():  # some have lost their slots
+      requests = step.drawn
+      for i in np.flatnonzero(~same).tolist():
+        self._late(requests[i], int(tokens[i]), now)
 
   def _late(self, request: Request, token: int, now: float) -> None:
     """Takes the token of a request that has no slot any more."""
     request.num_pending -= 1
     if request.state not in ENDS:  # else it ended a step before
       request.take([token], [now])
-      self._look(request, now)
+      if request.ends(token) or len(request.tokens) == request.max_tokens:
+        self._finish(request, now)
 
-  def _look(self, request: Request, now: float) -> None:
-    """Looks whether a request's new token ends it."""
-    tokens = request.tokens
-    if len(tokens) == request.max_tokens or request.ends(tokens[-1]):
-      self._leave(request, ended=True)
-      self._end(request, State.FINISHED, now)
+  def _finish(self, request: Request, now: float) -> None:
+    self._leave(request, ended=True)
+    self._end(request, State.FINISHED, now)
 
   def _expire(self, now: float) -> None:
     while self._deadlines and self._deadlines[0][0] <= now:

@@ -30,6 +30,7 @@ class CopyTimes:
     out_rate: Bytes per second to the host.
     in_rate: Bytes per second from the host.
     within_rate: Bytes per second within the device.
+    single: Whether each page is a run of its own, whatever stands beside it.
   """
 
   page_bytes: int
@@ -38,13 +39,15 @@ class CopyTimes:
   out_rate: float
   in_rate: float
   within_rate: float
+  single: bool = False
 
   def seconds(self, kind: Kind, num_runs: int, num_pages: int) -> float:
     """Returns how long a copy takes."""
     rate = {
       "out": self.out_rate, "in": self.in_rate, "within": self.within_rate
     }[kind]
-    calls = num_runs * self.ranges_per_run
+    runs = num_pages if self.single else num_runs
+    calls = runs * self.ranges_per_run
     return calls * self.call_s + num_pages * self.page_bytes / rate
 
 
@@ -134,13 +137,11 @@ class Simulator:
     )
     self._free_s = begin + seconds
     self.busy_s += seconds
-    drawing = [c for c in step.chunks if c.draws]
-    tokens = np.zeros(len(step.decodes) + len(drawing), np.int64)
+    tokens = np.zeros(len(step.drawing), np.int64)
     if self._draw is not None:
-      requests = [*step.decodes, *(c.request for c in drawing)]
-      ends = [c.start + c.length for c in drawing]
+      ends = [c.start + c.length for c in step.chunks if c.draws]
       places = [*(step.positions + 1).tolist(), *ends]
-      tokens[:] = list(map(self._draw, requests, places))
+      tokens[:] = list(map(self._draw, step.drawn, places))
     self._end(Event(self._free_s, step=step, tokens=tokens))
 
   def copy(self, copy: Copy) -> None:

@@ -174,7 +174,7 @@ class Swapping:
       Whether it is to stand in line at once; else `ended` says when.
     """
     decision = self._decide(request, computed)
-    self._counts.decisions.append(decision)
+    self._counts.decide(decision)
     later = False
     if decision.swapped:
       later = self._out(request, computed, pinned=True)
@@ -277,6 +277,8 @@ class Swapping:
       self._pages.end_read(copy.source)
       return None
     self._busy[owner] -= 1
+    if not self._busy[owner]:
+      del self._busy[owner]
     if copy.kind == "out":
       self._pages.end_read(copy.source)
       if request.state is State.LEAVING:

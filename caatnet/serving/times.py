@@ -159,27 +159,24 @@ class Roofline:
   p: float = 1.0
   utilisation: float = 1.0
 
-  def step_s(self, contexts: np.ndarray, chunks: Chunks) -> float:
-    """Returns the seconds of a step, as `StepTimes` says."""
-    model, num = self.model, len(contexts)
+  def __post_init__(self) -> None:
+    self._known: dict[int, _Fixed] = {}
+
+  def _seconds(self, flops: float, size: float) -> float:
+    peak = self.utilisation * self.device.peak(self.model.dtype)
+    return max(flops / peak, size / self.device.memory_bandwidth)
+
+  def _fixed(self, tokens: int) -> "_Fixed":
+    """Returns what the number of tokens alone says of a step."""
+    model = self.model
     ranks = self.machine.num_ranks if self.machine else 1
-    tokens = num + sum(length for _, length in chunks)
-    seen = int(contexts.sum()) if num else 0
-    pairs = seen + sum(n * start + n * (n + 1) / 2 for start, n in chunks)
-    read = seen + sum(start + n for start, n in chunks)
-    seconds = 0.0
     # One position for each token: so are a pair's and a position's share known.
     step = inference.Step(tokens, 1, 1)
-    for part in inference.operations(model, step, ranks):
-      flops, size = part.flops, part.bytes
-      if part.name == "attention":
-        flops, size = flops * pairs / tokens, size * read / tokens
-      elif part.name == "head":
-        flops *= (num + len(chunks)) / tokens
-      seconds += part.count * max(
-        flops / (self.utilisation * self.device.peak(model.dtype)),
-        size / self.device.memory_bandwidth,
-      )
+    parts = {o.name: o for o in inference.operations(model, step, ranks)}
+    attention, head = parts.pop("attention"), parts.pop("head")
+    seconds = sum(
+      o.count * self._seconds(o.flops, o.bytes) for o in parts.values()
+    )
     if self.machine is not None:
       shares = [self.p] * (2 * model.num_layers)
       sent = collections.Counter(inference.messages(model, step, shares))
@@ -187,4 +184,36 @@ class Roofline:
         count * self.machine.all_reduce(size).least
         for size, count in sent.items()
       )
-    return seconds
+    return _Fixed(seconds, attention, head)
+
+  def step_s(self, contexts: np.ndarray, chunks: Chunks) -> float:
+    """Returns the seconds of a step, as `StepTimes` says."""
+    num = len(contexts)
+    tokens = num + sum(length for _, length in chunks)
+    if tokens not in self._known:
+      self._known[tokens] = self._fixed(tokens)
+    fixed = self._known[tokens]
+    seen = int(contexts.sum()) if num else 0
+    pairs = seen + sum(n * start + n * (n + 1) / 2 for start, n in chunks)
+    read = seen + sum(start + n for start, n in chunks)
+    attention, head = fixed.attention, fixed.head
+    return fixed.seconds + attention.count * self._seconds(
+      attention.flops * pairs / tokens, attention.bytes * read / tokens
+    ) + head.count * self._seconds(
+      head.flops * (num + len(chunks)) / tokens, head.bytes
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fixed:
+  """What the number of a step's tokens says of its time.
+
+  Attributes:
+    seconds: Products of the layers, and all-reduces.
+    attention: Of a layer, if each token saw itself alone.
+    head: If each token had logits.
+  """
+
+  seconds: float
+  attention: inference.Operation
+  head: inference.Operation

@@ -116,6 +116,7 @@ class Agent:
     self._server = Server()
     self._channel: Channel | None = None
     self._links: Links | None = None
+    self._reached: m.Connected | None = None  # how connecting has ended
     self._fetch: Fetch | None = None
     self._fetching: tuple[int, int, Any] | None = None
     self._silence_s = 10.0
@@ -207,6 +208,8 @@ class Agent:
   def _take(self, message: Any, payload: Any) -> None:
     """Gives the peer a message, and does what it says."""
     match message:
+      case m.Connected() if message.epoch == self.peer.epoch:
+        self._reached = message
       case m.Worked():
         self._part = payload
         if self._void(self.newest):
@@ -322,7 +325,12 @@ class Agent:
       self._links.close(reason)
 
   def _connect(self, task: m.Connect) -> None:
-    """Begins to connect to an epoch's members."""
+    """Begins to connect to an epoch's members, or says how that ended."""
+    if self._links is not None and self._links.epoch == task.epoch:
+      if self._reached is not None:
+        self._events.put((self._reached, None))
+      return
+    self._reached = None
     self._cut(f"goes on to epoch {task.epoch}")
     with self.changed:
       self.members = task.members

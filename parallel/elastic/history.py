@@ -39,11 +39,6 @@ class Log:
     """Writes a message, and what the coordinator did with it."""
     self._write(sender=sender, message=m.to_json(message), effects=effects)
 
-  def close(self) -> None:
-    """Closes the file."""
-    if self._file >= 0:
-      os.close(self._file)
-
   def _write(self, *, effects: Any, **fields: Any) -> None:
     if self._file >= 0:
       line = {"time": time.time(), **fields}

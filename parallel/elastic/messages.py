@@ -220,7 +220,10 @@ class Recovered(NamedTuple):
 
 
 class Connect(NamedTuple):
-  """Connect to an epoch's members; the host answers with `Connected`."""
+  """Connect to an epoch's members; the host answers with `Connected`.
+
+  It may be asked for again; if it is under way that changes nothing.
+  """
 
   epoch: int
   members: tuple[Id, ...]

@@ -132,8 +132,12 @@ def _applied(state: Peer) -> tuple[Peer, Effects]:
 
 def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
   if message.epoch <= state.epoch:
-    again = (message.epoch, Phase.PREPARING) == (state.epoch, state.phase)
-    return _said(state) if again else (state, [])
+    if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
+      return state, []
+    if state.connected:
+      return _said(state)
+    # That it could not connect may not have been heard.
+    return state, [m.Connect(message.epoch, message.members)]
   effects: Effects = []
   if state.phase is Phase.RUNNING:
     effects.append(m.Cancel())

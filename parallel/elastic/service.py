@@ -102,21 +102,26 @@ class Service:
     self._watched: dict[Id, float] = {}  # since when, or without connection
     self._timers: list[tuple[float, Any]] = []
     self._said, self._changed = "", 0.0
+    self._closed = threading.Event()
     self.state = Coordinator()
-    self._listener = Listener(
-      NAME, security, address, Limits(connections=2 * most_peers)
-    )
+    limits = Limits(connections=2 * most_peers)
+    try:
+      self._listener = Listener(NAME, security, address, limits)
+    except OSError as error:
+      raise ValueError(
+        f"cannot listen at {address[0]}:{address[1]}: {error}"
+      ) from error
     self.address = self._listener.address
 
   def serve(self) -> None:
-    """Runs until the process ends."""
+    """Runs until it is closed, or the process ends."""
     self.state, effects = coordinator.started(self._journal.record)
     self._log.started(self._journal.record, self._rules, effects)
     self._do(effects)
     self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
     tick = min(0.25, self._timing.silence_s / 8, self._timing.reconnect_s / 4)
     awake = time.monotonic()
-    while True:
+    while not self._closed.is_set():
       with contextlib.suppress(queue.Empty):
         self._take(*self._events.get(timeout=tick))
       now = time.monotonic()
@@ -130,8 +135,8 @@ class Service:
 
   def close(self) -> None:
     """Ends all connections; the journal has what is needed to go on."""
+    self._closed.set()
     self._listener.close()
-    self._log.close()
 
   def _meet(self, sock: socket.socket, request: Request) -> None:
     """A connection's thread, as the listener runs it."""

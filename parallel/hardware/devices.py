@@ -92,6 +92,12 @@ A100_PCIE = Device(
   1935e9, links.PCIE_4, 1,
   "NVIDIA A100 80GB PCIe datasheet; without NVLink bridges",
 )
+A10 = Device(
+  "a10", _flops(125e12, float32=31.2e12, int8=250e12), 24 * 10**9, 600e9,
+  links.PCIE_4, 1,
+  "NVIDIA A10 datasheet: 24 GB GDDR6, 600 GB/s, 125 TFLOPS in bfloat16 without "
+  "sparsity",
+)
 H100 = Device(
   "h100", _flops(989.4e12, float32=66.9e12, float8_e4m3fn=1978.9e12),
   80 * 10**9, 3350e9, links.NVLINK_4, 1,
@@ -117,6 +123,6 @@ MI250X_GCD = Device(
 
 DEVICES = {
   d.name: d
-  for d in (TPU_V4, TPU_V5E, TPU_V5P, TPU_V6E, TPU_7X, A100, A100_PCIE, H100,
-            H200, B200, MI250X_GCD)
+  for d in (TPU_V4, TPU_V5E, TPU_V5P, TPU_V6E, TPU_7X, A100, A100_PCIE, A10,
+            H100, H200, B200, MI250X_GCD)
 }

@@ -75,7 +75,8 @@ def nested(key, value):
 def test_every_number_has_a_range_and_every_range_a_number():
   assert len(KEYS) > 80
   assert set(ranges.RANGES).isdisjoint(FREE)
-  assert set(KEYS) - set(FREE) == set(ranges.RANGES)
+  named = {ranges.general(key) for key in KEYS}
+  assert named - set(FREE) == set(ranges.RANGES)
 
 
 @pytest.mark.quick
@@ -130,6 +131,8 @@ BOUNDS = [
   ("failed_uplinks", [(), ((0, 1),)], [((0, -1),)]),
   ("utilisation", [1], [0, 1.1]),
   ("recommend.target", [0.999], [0, 1]),
+  ("arms.mine.growth", [1], [0]),
+  ("clients.mine.rate", [0, 2.5], []),
 ]
 
 

@@ -53,12 +53,17 @@ def launch(tmp_path_factory):
   server = multiprocessing.get_context("forkserver")
   server.set_forkserver_preload(PRELOADED)
 
-  def run(name, *args, interrupt=False):
-    """Runs to the end, or interrupts what has begun to print."""
+  def start(name, *args):
+    """Starts a script; returns its process, and the files that it prints to."""
     folder = tmp_path_factory.mktemp("printed")
     out, err = folder / "out", folder / "err"
     process = server.Process(target=_script, args=(name, args, out, err))
     process.start()
+    return process, out, err
+
+  def run(name, *args, interrupt=False):
+    """Runs to the end, or interrupts what has begun to print."""
+    process, out, err = start(name, *args)
     while interrupt and process.is_alive():
       if out.exists() and out.stat().st_size:
         os.kill(process.pid, signal.SIGINT)
@@ -68,4 +73,5 @@ def launch(tmp_path_factory):
     process.kill()
     return Ended(process.exitcode, out.read_text(), err.read_text())
 
+  run.start = start
   return run

@@ -36,6 +36,8 @@ FLAGS = [
   ("train", [TINY, "--json"], "--json has no effect on train (--help lists"),
   ("train", [TINY, "--stp=3"], "unknown flag --stp (--help lists them)"),
   ("evaluate", [], "--workdir is required"),
+  ("serve", [], "--workdir is required"),
+  ("serve", ["--workdir=x", "--port=70000"], "--port=70000"),
   ("evaluate", [TINY], "--config has no effect on evaluate"),
   ("evaluate", ["--config.sync.p=1"], "only config.inference, config.par"),
   ("evaluate", ["--workdir=x", "--config.inference.batch=2"],
@@ -147,6 +149,19 @@ VALUES = [
    "did you mean inference.batch?"),
   ("generate", [EMPTY, "--prompt=a", "--config.inference.pages=3"],
    "config.inference.context=1024 is longer than the cache"),
+  ("serve", [EMPTY, "--port=0"], "no checkpoint in"),
+  ("serve", [EMPTY, "--port=0", "--config.serving.policy=lottery"],
+   "config.serving.policy='lottery' must be one of 'first_come'"),
+  ("serve", [EMPTY, "--port=0", "--config.serving.polcy=vtc"],
+   "did you mean serving.policy?"),
+  ("serve", [EMPTY, "--port=0", "--config.serving.queue=-1"],
+   "config.serving.queue=-1 must be an integer from 0 to"),
+  ("serve", [EMPTY, "--port=0", "--api_key_file=/nowhere"],
+   "--api_key_file=/nowhere: "),
+  ("serve", [EMPTY, "--host=no.such.host.invalid"],
+   "--host=no.such.host.invalid: "),
+  ("replay", ["--url=http://127.0.0.1:9"], "--url=http://127.0.0.1:9: "),
+  ("replay", ["--trace=/nowhere"], "/nowhere: cannot be read"),
   ("train", [TINY, "--config.data.tokenizer=configs"],
    "config.data.tokenizer='configs' has no tokenizer.json"),
   ("tokenizer", [TINY, "--output={tmp}/tokenizer"],
@@ -227,16 +242,17 @@ def test_debug_shows_the_traceback(launch):
 
 @pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
                                     "benchmark", "compile", "simulate",
-                                    "generate", "tokenizer"])
+                                    "generate", "tokenizer", "serve",
+                                    "replay"])
 def test_help_explains(script, launch):
   ended = launch(script, "--help")
   assert ended.returncode == 0
   assert f"python -m launch.{script}" in ended.stdout
   assert "--debug" in ended.stdout
   assert "--logtostderr" not in ended.stdout
-  assert "--config" in ended.stdout
+  assert ("--config" in ended.stdout) == (script != "replay")
   assert ("--mesh" in ended.stdout) == (
-    script not in ("benchmark", "simulate", "tokenizer")
+    script not in ("benchmark", "simulate", "tokenizer", "replay")
   )
 
 

@@ -6,8 +6,9 @@ are values: the order of admission (`peek`), the victim among running requests
 scheduler asks and does all the rest.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 import heapq
+import operator
 from typing import Any
 
 from caatnet.serving.requests import Request
@@ -18,16 +19,18 @@ class Policy:
 
   A policy with another fixed order overrides `key`; one whose order changes
   with what is served overrides the line.
+
+  Attributes:
+    key: Returns by what requests are ordered, the least one first; no two have
+      the same.
   """
+
+  key: Callable[[Request], Any] = operator.attrgetter("number")
 
   def __init__(self) -> None:
     """Makes an empty line."""
     self._heap: list[tuple[Any, int, Request]] = []
     self._entries: dict[int, tuple[Any, int, Request]] = {}
-
-  def key(self, request: Request) -> Any:
-    """Returns by what requests are ordered, the least one first."""
-    return request.number
 
   def batch_key(self, request: Request) -> Hashable:
     """Returns a value that all requests of a step have in common."""
@@ -36,7 +39,7 @@ class Policy:
 
   def victim(self, running: Iterable[Request]) -> Request:
     """Returns who gives its pages up when they are short: the last one."""
-    return max(running, key=lambda r: (self.key(r), r.number))
+    return max(running, key=self.key)
 
   def displaces(self, waiting: Request, running: Request) -> bool:
     """Returns whether a waiting request may take a running one's place."""
@@ -48,16 +51,16 @@ class Policy:
     entry = (self.key(request), request.number, request)
     self._entries[request.number] = entry
     heapq.heappush(self._heap, entry)
+    if len(self._heap) > 2 * len(self._entries) + 64:  # most are no more
+      self._heap = list(self._entries.values())
+      heapq.heapify(self._heap)
 
   def remove(self, request: Request) -> None:
     """Takes a request out of the line."""
     del self._entries[request.number]
 
   def update(self, request: Request) -> None:
-    """Notes that a request's priority has changed."""
-    entry = self._entries.get(request.number)
-    if entry is not None and entry[0] != self.key(request):
-      self.push(request)
+    """Notes that a request's priority has changed, which need not count."""
 
   def peek(self) -> Request | None:
     """Returns who is next; None if nobody is in line."""
@@ -83,6 +86,9 @@ class Policy:
 
   def served(self, clients: list[tuple[Hashable, int, float]]) -> None:
     """Notes tokens that a step decodes: client, how many, weight."""
+
+  def published(self, names: list[bytes]) -> None:
+    """Notes names of pages that can be found from now on."""
 
   def ended(self, request: Request) -> None:
     """Notes that a request has ended or was cancelled."""

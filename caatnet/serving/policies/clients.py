@@ -1,11 +1,15 @@
 """A line for each client, of policies that choose a client first."""
 
+import collections
 from collections.abc import Hashable
 import heapq
 from typing import Any
 
 from caatnet.serving.policies.base import Policy
 from caatnet.serving.requests import Request
+
+# How many clients without a request are remembered at least.
+_REMEMBERED = 10_000
 
 
 class ClientLines(Policy):
@@ -15,6 +19,21 @@ class ClientLines(Policy):
     """Makes no lines."""
     super().__init__()
     self._lines: dict[Hashable, list[tuple[Any, int, Request]]] = {}
+    self._served: dict[Hashable, float] = collections.defaultdict(float)
+    self._present: collections.Counter[Hashable] = collections.Counter()
+
+  def arrived(self, request: Request) -> None:
+    """Forgets clients who have no request, if there are very many."""
+    self._present[request.client] += 1
+    if len(self._served) > _REMEMBERED + len(self._present):
+      for client in [c for c in self._served if c not in self._present]:
+        del self._served[client]
+
+  def ended(self, request: Request) -> None:
+    """Notes that a client has one request less."""
+    self._present[request.client] -= 1
+    if not self._present[request.client]:
+      del self._present[request.client]
 
   def push(self, request: Request) -> None:
     """Puts a request in its client's line; again, if its key has changed."""
@@ -35,6 +54,3 @@ class ClientLines(Policy):
       heapq.heappop(line)
     if not line:
       del self._lines[client]
-
-  def update(self, request: Request) -> None:
-    """Priorities do not count."""

@@ -5,22 +5,19 @@ prefix is next. Service is taken from the deficit; when no client in line has
 any left, all get a quantum. So the order follows the cache, and no client gets
 more than a quantum ahead.
 
-How much of a prompt is cached is looked up when a request joins the line, and
-again when one that begins with the same page was admitted.
+How much of a prompt is cached is looked up when a request joins the line, when
+the first page that it lacks gets a name, and, since pages are evicted, when it
+is about to be next. So the order is that of what is cached.
 
 Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 2501.14312), algorithm 1.
 """
 
-import collections
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
+from caatnet.serving.policies.base import Policy
 from caatnet.serving.policies.clients import ClientLines
 from caatnet.serving.requests import Request
-
-
-def _root(request: Request) -> bytes:
-  return request.names[0] if request.names else b""
 
 
 class DeficitLongestPrefix(ClientLines):
@@ -42,26 +39,48 @@ class DeficitLongestPrefix(ClientLines):
       output_cost: The cost of a token drawn, in tokens read.
     """
     super().__init__()
-    self.deficits: dict[Hashable, float] = collections.defaultdict(float)
+    self.deficits = self._served
     self._hits, self._quantum, self._cost = hits, quantum, output_cost
-    self._roots: dict[bytes, dict[int, Request]] = {}
+    # Who waits for a page of a name to be cached.
+    self._lacking: dict[bytes, dict[int, Request]] = {}
 
   def key(self, request: Request) -> int:
     """Returns how many pages are cached, the most first."""
     return -self._hits(request)
 
+  def victim(self, running: Iterable[Request]) -> Request:
+    """Returns who came last; what runs holds its pages, cached or not."""
+    return max(running, key=Policy.key)
+
   def push(self, request: Request) -> None:
-    """Puts a request in line, beside those that begin with the same page."""
+    """Puts a request in line."""
     super().push(request)
-    self._roots.setdefault(_root(request), {})[request.number] = request
+    lacks = self._lacks(request)
+    if lacks is not None:
+      self._lacking.setdefault(lacks, {})[request.number] = request
+
+  def _lacks(self, request: Request) -> bytes | None:
+    """Returns the first name that was not found when it was looked up."""
+    hits = -self._entries[request.number][0]
+    return request.names[hits] if hits < len(request.names) else None
+
+  def _forget(self, request: Request) -> None:
+    lacks = self._lacks(request)
+    alike = self._lacking.get(lacks, {})
+    alike.pop(request.number, None)
+    if not alike:
+      self._lacking.pop(lacks, None)
 
   def remove(self, request: Request) -> None:
     """Takes a request out of line."""
+    self._forget(request)
     super().remove(request)
-    alike = self._roots[_root(request)]
-    del alike[request.number]
-    if not alike:
-      del self._roots[_root(request)]
+
+  def published(self, names: list[bytes]) -> None:
+    """Looks up again who lacked these."""
+    for name in names:
+      for request in self._lacking.pop(name, {}).values():
+        self.push(request)
 
   def peek(self) -> Request | None:
     """Returns the longest cached prefix of a client with deficit left."""
@@ -70,17 +89,19 @@ class DeficitLongestPrefix(ClientLines):
     while True:
       able = [c for c in self._lines if self.deficits[c] > 0]
       if able:
-        return min(self._lines[c][0] for c in able)[2]
+        hits, _, request = min(self._lines[c][0] for c in able)
+        if self.key(request) == hits:
+          return request
+        self._forget(request)
+        self.push(request)
+        continue
       for client in self._lines:
         weight = self._lines[client][0][2].weight
         self.deficits[client] += self._quantum * weight
 
   def admitted(self, request: Request, num_read: int) -> None:
-    """Charges what is read, and looks up again who begins alike."""
+    """Charges what is read."""
     self.deficits[request.client] -= num_read
-    for other in list(self._roots.get(_root(request), {}).values()):
-      if self.key(other) != self._entries[other.number][0]:
-        self.push(other)
 
   def served(self, clients: list[tuple[Hashable, int, float]]) -> None:
     """Charges what is drawn."""

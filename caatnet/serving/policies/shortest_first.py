@@ -1,7 +1,8 @@
 """Shortest first, by the tokens that a request may still read and draw."""
 
+import operator
+
 from caatnet.serving.policies.base import Policy
-from caatnet.serving.requests import Request
 
 
 class ShortestFirst(Policy):
@@ -11,6 +12,4 @@ class ShortestFirst(Policy):
   compared by the same number, so that the last to be admitted gives way.
   """
 
-  def key(self, request: Request) -> int:
-    """Returns the tokens of the prompt and of the answer."""
-    return len(request.prompt) + request.max_tokens
+  key = operator.attrgetter("longest", "number")

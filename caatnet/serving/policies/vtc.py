@@ -12,7 +12,6 @@ Source: Sheng et al., Fairness in serving large language models, OSDI 2024
 (arXiv 2401.00588), algorithm 2.
 """
 
-import collections
 from collections.abc import Hashable
 
 from caatnet.serving.policies.clients import ClientLines
@@ -34,11 +33,12 @@ class VirtualTokenCounter(ClientLines):
       output_cost: w_q, per token drawn.
     """
     super().__init__()
-    self.counters: dict[Hashable, float] = collections.defaultdict(float)
+    self.counters = self._served
     self._costs = input_cost, output_cost
 
   def arrived(self, request: Request) -> None:
     """Lifts a client who had nothing in line."""
+    super().arrived(request)
     if request.client not in self._lines and self._lines:
       least = min(self.counters[c] for c in self._lines)
       own = self.counters[request.client]

@@ -1,16 +1,22 @@
 """The study of serving: what the scheduler does, simulated.
 
 ``config.subject`` says what is simulated: ``vllm_log`` replays the log of a
-real server (`caatnet.studies.serving.vllm_log`).
+real server (`caatnet.studies.serving.vllm_log`), ``fastswitch`` compares ways
+to take a request's pages (`caatnet.studies.serving.fastswitch`), ``fairness``
+policies (`caatnet.studies.serving.fairness`).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from caatnet.checks import one_of
-from caatnet.studies.serving import vllm_log
+from caatnet.studies.serving import fairness, fastswitch, vllm_log
 
-SUBJECTS = {"vllm_log": vllm_log.run}
+SUBJECTS = {
+  "fairness": fairness.run,
+  "fastswitch": fastswitch.run,
+  "vllm_log": vllm_log.run,
+}
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def simulate(
   pages.check()
   counts = {
     "steps": scheduler.counts.steps,
-    "preemptions": len(scheduler.counts.decisions),
+    "preemptions": scheduler.counts.preemptions.total(),
     "found_pages": pages.counts.hits,
     "shared_pages": sum(r.num_hits for r in requests) // pages.page_size,
   }

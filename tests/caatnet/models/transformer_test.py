@@ -443,7 +443,7 @@ def drawn_steps(draw):
 
 # Not shrunk: that would take minutes, and the cases are small.
 @settings(
-  max_examples=25,
+  max_examples=12,
   deadline=None,
   derandomize=True,
   phases=[Phase.generate],

@@ -1,22 +1,30 @@
 """The engine on a real cache: each request gets what it would get alone.
 
-Pages that nobody may read are overwritten with NaN at every turn, and copies
-end late, at random. So a page that is read too early, too late or in another's
-place gives NaN, or other tokens.
+Alone means without a cache: the logits of all its tokens at once. Pages that
+nobody may read are overwritten with NaN at every turn, and copies end late, at
+random. So a page that is read too early, too late or in another's place gives
+NaN, or other tokens.
 """
 
 import functools
+import itertools
 import math
 import time
 
 from hypothesis import given
 from hypothesis import strategies as st
+import jax
+from jax.sharding import PartitionSpec as P
 import numpy as np
+import pytest
 
-from caatnet.data.tokenizers import Bytes
-from caatnet.inference.generate import Generation
+from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Drawing
+from caatnet.inference.requests import stacked
+from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
+from caatnet.inference.weights import make_weights
+from caatnet.models.paged import CacheShape
 from caatnet.serving.device import DecoderExecutor, Drawn
 from caatnet.serving.engine import Engine
 from caatnet.serving.host import Host
@@ -25,52 +33,143 @@ from caatnet.serving.policies import registry
 from caatnet.serving.priorities import Priorities
 from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler import Limits, Scheduler
-from tests.caatnet.inference import generate_test
-from tests.caatnet.inference.generate_test import CONTEXT, PAGE_SIZE
-from tests.caatnet.serving.scheduler_test import drawn
+from tests.caatnet.inference.decoding_test import put
+from tests.caatnet.models.transformer_test import (
+  draw_params,
+  make_config,
+  make_program,
+)
+from tests.caatnet.serving.scheduler_test import SOAK, drawn
 
-SETTINGS = ({}, {"temperature": 1.0}, {"temperature": 0.7, "top_k": 5})
+CONTEXT, PAGE_SIZE, NUM_PAGES, SLOTS = 24, 4, 13, 3
+STOP = frozenset(range(0, 64, 9))
+SETTINGS = ({}, {"temperature": 1.0})
+MOST = 32  # requests of a schedule
+
+# p, tensor ranks, and on how many devices.
+SUBJECTS = ((1.0, 1, 1), (0.0, 2, 2), (0.5, 4, 2), (0.25, 8, 1))
+if SOAK:
+  SUBJECTS = [
+    (p, ranks, devices)
+    for p, ranks in itertools.product((0.0, 0.25, 0.5, 1.0), (1, 2, 4, 8))
+    for devices in (1, 2, 4, 8) if devices <= ranks
+  ]
 
 
 @functools.cache
-def subject(name):
-  """A decoder that no other test uses, so that the shapes it saw are ours."""
-  return generate_test.subject.__wrapped__(name)[0]
+def subject(p, ranks, devices):
+  """A decoder, its program and parameters."""
+  config = make_config(p=p)
+  program = make_program(config, ranks, devices)
+  params = draw_params(program)
+  shape = CacheShape(
+    config.num_layers, NUM_PAGES, PAGE_SIZE, config.num_kv_heads // ranks,
+    config.head_width, "float32", "heads",
+  )
+  weights = make_weights(program, put(program, params), False, False)
+  capacity = Capacity(SLOTS, CONTEXT, PAGE_SIZE, 8)
+  return Decoder(program, weights, capacity, shape), params
 
 
-def alone(requests):
-  """What follows each of them in runs of one at a time."""
-  drawings = [request.payload.drawing for request in requests]
-  decoder = subject(generate_test.ALONE)
-  return Generation(decoder, drawings, Bytes()).run()
+@functools.cache
+def forward(p, ranks):
+  """A function of tokens ``[B, T]`` and how to draw: those that follow."""
+  program = make_program(make_config(p=p), ranks)
+  model, tensor = program.model, program.layout.tensor
+  params = put(program, draw_params(program))
+
+  def draw(params, tokens, sampling):
+    logits = model.logits(params, tokens)  # [ranks, B, T, slice]
+    positions = np.tile(np.arange(tokens.shape[1], dtype="i4"), len(tokens))
+    return sample(
+      logits.reshape(ranks, positions.size, -1), model.token_ids(), positions,
+      sampling, tensor, False,
+    )
+
+  f = jax.jit(jax.shard_map(
+    draw, mesh=program.layout.mesh, in_specs=(program.whole_specs, P(), P()),
+    out_specs=P(),
+  ))
+  return functools.partial(f, params)
 
 
-class Late(DecoderExecutor):
-  """Its copies take their time, up to that of several steps."""
+def alone(subject_, requests):
+  """Tokens and log-probabilities that follow each position, by one forward."""
+  p, ranks, _ = subject_
+  tokens = np.zeros((MOST, CONTEXT), np.int32)
+  for row, request in zip(tokens, requests, strict=False):
+    whole = request.all_tokens()
+    row[: len(whole)] = whole
+  asked = [r.payload.drawing for r in requests]
+  asked += [None] * (MOST - len(asked))
+  found = forward(p, ranks)(
+    tokens, stacked([r for r in asked for _ in range(CONTEXT)])
+  )
+  return [np.asarray(x).reshape(MOST, CONTEXT) for x in found]
+
+
+class Watched(DecoderExecutor):
+  """Copies take up to the time of several steps, and nobody is in their way."""
 
   def __init__(self, decoder, num_host_pages, rng):
     super().__init__(decoder, num_host_pages)
-    self._rng = rng
+    self._rng, self._open = rng, {}
 
-  def _begin(self, pool, work):
-    late_s = self._rng.exponential(4e-3) if pool is self._copies else 0.0
+  def copy(self, copy):
+    self._open[copy.number] = copy
+    super().copy(copy)
+
+  def wait(self, until_s):
+    events = super().wait(until_s)
+    for event in events:
+      if event.copy is not None:
+        self._open.pop(event.copy.number, None)
+    return events
+
+  def submit(self, step):
+    for number in step.after:  # it waits for them, and those behind it do
+      self._open.pop(number, None)
+    parts = [(s, t, 1) for s, t in zip(step.slots, step.positions, strict=True)]
+    parts += [(c.request.slot, c.start, c.length) for c in step.chunks]
+    for slot, start, count in parts:
+      table = step.tables[slot]
+      pages = table[: -(-(start + count) // PAGE_SIZE)].tolist()
+      read, written = set(pages), set(pages[start // PAGE_SIZE :])
+      for copy in self._open.values():
+        if copy.kind != "in":
+          assert not written & set(copy.source), "written under a copy"
+        if copy.kind != "out":
+          assert not read & set(copy.target), "read before it is there"
+    super().submit(step)
+
+  def shares_memory(self):
+    """Whether a page of the host is one of the cache."""
+    return any(
+      np.shares_memory(kept, np.asarray(shard.data))
+      for kept, x in zip(
+        self.host.arrays, jax.tree.leaves(self.decoder.cache.pages), strict=True
+      )
+      for shard in x.addressable_shards
+    )
+
+  def _begin(self, work):
+    late_s = self._rng.exponential(4e-3)
 
     def later():
       time.sleep(late_s)
       return work()
 
-    super()._begin(pool, later)
+    super()._begin(later)
 
 
 class Run:
-  """A random schedule on the decoder of `generate_test`."""
+  """A random schedule."""
 
-  def __init__(self, case):
+  def __init__(self, subject_, case):
     self.rng = np.random.default_rng(case["seed"])
-    decoder = subject(generate_test.SERVER)
-    shape = decoder.cache_shape
-    self.pages = Pages(shape.num_pages, PAGE_SIZE)
-    self.executor = Late(decoder, 20, self.rng)
+    decoder, _ = subject(*subject_)
+    self.pages = Pages(NUM_PAGES, PAGE_SIZE)
+    self.executor = Watched(decoder, 20, self.rng)
     self.scheduler = Scheduler(
       case["limits"], registry.make(case["policy"], self.pages), self.pages,
       Host(20, PAGE_SIZE, reserve=True), self.executor.costs,
@@ -83,14 +182,14 @@ class Run:
   def add(self, prompt, conversation=None):
     most = int(self.rng.integers(1, CONTEXT - len(prompt) + 1))
     drawing = Drawing(
-      tuple(prompt), Stops(most, generate_test.STOP), seed=len(self.requests),
+      tuple(prompt), Stops(most, STOP), seed=len(self.requests),
       **SETTINGS[len(self.requests) % len(SETTINGS)],
     )
     request = Request(
       len(self.requests), prompt, most, arrival_s=self.executor.now(),
       client=int(self.rng.integers(3)), priority=self.priorities.first(),
       conversation=conversation, more=conversation is not None,
-      ends=generate_test.STOP.__contains__, payload=Drawn(drawing),
+      ends=STOP.__contains__, payload=Drawn(drawing),
     )
     self.requests.append(request)
     self.scheduler.add(request)
@@ -108,7 +207,7 @@ class Run:
     self.spoilt = free
 
   def play(self, count):
-    common = self.rng.integers(0, 64, PAGE_SIZE).tolist()
+    common = self.rng.integers(0, 64, 2 * PAGE_SIZE).tolist()
     talked = set()
     while count or not self.engine.idle:
       if count and self.rng.random() < 0.3:
@@ -132,7 +231,7 @@ class Run:
         if r.more and r.state is State.FINISHED and r.number not in talked:
           talked.add(r.number)
           prompt = [*r.prompt.tolist(), *r.tokens, 5]
-          if len(prompt) < CONTEXT:
+          if len(prompt) < CONTEXT and len(self.requests) < MOST:
             self.add(prompt, r.conversation)
 
 
@@ -140,7 +239,7 @@ CASE = st.fixed_dictionaries({
   "seed": st.integers(0, 2**32 - 1),
   "policy": st.sampled_from(sorted(registry.POLICIES)),
   "limits": st.builds(
-    Limits, slots=st.sampled_from([2, 4]), tokens=st.just(12),
+    Limits, slots=st.just(SLOTS), tokens=st.just(12),
     chunk=st.just(8), chunks=st.just(1),
     preempt=st.sampled_from(["recompute", "swap", "swap", "cost"]),
     wait_s=st.sampled_from([0.0, 100.0]), keep_turns=st.booleans(),
@@ -149,22 +248,25 @@ CASE = st.fixed_dictionaries({
 })
 
 
+@pytest.mark.parametrize("subject_", SUBJECTS)
 @given(case=CASE)
-@drawn(10)
-def test_everyone_gets_what_a_run_alone_gives(case):
-  run = Run(case)
-  run.play(10)
+@drawn(3)
+def test_everyone_gets_what_a_run_alone_gives(subject_, case):
+  run = Run(subject_, case)
+  run.play(16)
   run.executor.close()
-  for request, expected in zip(
-    run.requests, alone(run.requests), strict=True
-  ):
+  assert not run.executor.shares_memory()
+  tokens, logprobs = alone(subject_, run.requests)
+  for i, request in enumerate(run.requests):
     assert request.state in ENDS
-    count = len(request.tokens)
-    if request.state is State.FINISHED:
-      assert count == len(expected.tokens)
-    assert request.tokens == list(expected.tokens[:count])
+    first, count = len(request.prompt) - 1, len(request.tokens)
+    where = slice(first, first + count)
+    assert request.tokens == tokens[i, where].tolist()
     np.testing.assert_allclose(
-      request.payload.logprobs[:count], expected.logprobs[:count], rtol=0,
-      atol=2e-4,
+      request.payload.logprobs[:count], logprobs[i, where], rtol=0, atol=2e-4
     )
+    ended = [token in STOP for token in request.tokens]
+    assert not any(ended[:-1])
+    if request.state is State.FINISHED:
+      assert ended[-1] or count == request.max_tokens
   assert run.pages.num_available == run.pages.num_pages

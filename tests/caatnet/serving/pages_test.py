@@ -84,8 +84,8 @@ def test_found_pages_are_those_of_a_trie(sequences, size):
     assert len(found) == depth
     pages.hold(found)
     request.pages = found + pages.take(-(-len(tokens) // size) - depth)
-    for page, name in zip(request.pages, request.names, strict=False):
-      pages.publish(page, name)
+    new = pages.publish(request.pages[: len(full)], request.names)
+    assert new == request.names[depth:]
     node = trie
     for part in full:
       node = node.setdefault(part, {})
@@ -101,8 +101,7 @@ def test_leaves_are_taken_first():
   request = Request(0, list(range(8)), 1)
   request.name_pages(1)
   held = pages.take(8)
-  for page, name in zip(held, request.names, strict=True):
-    pages.publish(page, name)
+  pages.publish(held, request.names)
   pages.release(held)
   for count in range(1, 8):
     pages.take(1)

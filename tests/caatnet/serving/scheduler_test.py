@@ -5,6 +5,7 @@ priorities, shared prefixes, conversations, and copies that take their time.
 """
 
 import dataclasses
+import os
 
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
@@ -46,11 +47,15 @@ CASE = st.fixed_dictionaries({
 })
 
 
+# So many times more cases, other ones in each run: a soak.
+SOAK = int(os.environ.get("SERVING_SOAK", "0"))
+
+
 def drawn(count):
   """So many cases, always the same ones, and the first that fails as it is."""
   return settings(
-    max_examples=count, deadline=None, derandomize=True,
-    phases=[Phase.explicit, Phase.generate],
+    max_examples=count * max(SOAK, 1), deadline=None, derandomize=not SOAK,
+    database=None, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
   )
 
@@ -165,8 +170,6 @@ def test_everyone_gets_what_a_run_alone_gives(ends, case):
   # All is given back, and what is idle merges to what was there at first.
   assert run.pages.num_available == run.pages.num_pages
   taken = run.pages.take(run.pages.num_pages)
-  run.pages._names.clear()
-  run.pages._by_name.clear()
   run.pages.release(taken)
   if not run.case["in_turn"]:
     fresh = Pages(run.pages.num_pages, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from parallel.elastic import coordinator, peer, search
 from parallel.elastic.coordinator import Rules
-from parallel.elastic.search import Bounds, Budget, Protocol
+from parallel.elastic.world import Bounds, Budget, Protocol
 
 pytestmark = pytest.mark.quick
 
@@ -20,6 +20,7 @@ _WORLDS = {
   "coordinator": Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)),
   "suspected": Bounds(2, 1, Budget(suspicions=1), Rules(2)),
   "failed": Bounds(2, 1, Budget(failures=1, crashes=1), Rules(2)),
+  "unheard": Bounds(2, 1, Budget(cuts=1, failures=1), Rules(2)),
   "late": Bounds(2, 2, Budget(crashes=1), Rules(2, quorum=1)),
 }
 

@@ -1,0 +1,151 @@
+"""A step's arrays, of sequences that have slots and tables of pages.
+
+Shape legend: D = decodes, C = chunks, S = D + C, P = pages of a table, B =
+slots.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from caatnet.inference import buckets
+from caatnet.inference.buckets import bucket
+from caatnet.inference.decoder import Capacity
+from caatnet.inference.requests import Request, stacked
+from caatnet.inference.sampling import Sampling
+from caatnet.models.paged import Batch
+
+
+class Chunk(NamedTuple):
+  """A part of a sequence that a step reads.
+
+  Attributes:
+    slot: The sequence's slot.
+    start: The position of its first token.
+    tokens: Its tokens.
+    draws: Whether the step draws the sequence's next token.
+  """
+
+  slot: int
+  start: int
+  tokens: Sequence[int] | np.ndarray
+  draws: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """How much room there is in a step's arrays, those of its program.
+
+  Attributes:
+    decodes: Decodes.
+    chunks: Chunks.
+    length: Tokens of each chunk.
+    pages: P.
+  """
+
+  decodes: int
+  chunks: int
+  length: int
+  pages: int
+
+
+def sizes_of(
+  capacity: Capacity, contexts: np.ndarray,
+  chunks: Sequence[tuple[int, int]], factor: int = 4,
+) -> Sizes:
+  """Returns the sizes of a step's arrays, of which there are few.
+
+  Args:
+    capacity: How much there may be.
+    contexts: How many positions each decode sees with its own, ``[D]``.
+    chunks: Of each chunk its first position and its length.
+    factor: The numbers of decodes for which there are programs grow by it.
+  """
+  last = int(max([contexts.max(initial=1), *map(sum, chunks)]))
+  most = capacity.pages_per_sequence
+  least = min(most, -(-buckets.SHORT // capacity.page_size))
+  return Sizes(
+    # Beside chunks there is room for a decode, which spares programs without.
+    bucket(len(contexts) or 1, 1, capacity.batch, factor),
+    bucket(len(chunks), 1, 1 << 30, 2),
+    bucket(
+      max((length for _, length in chunks), default=0), buckets.MIN_CHUNK,
+      1 << 30, buckets.CHUNK_FACTOR,
+    ),
+    bucket(-(-last // capacity.page_size), least, most, 2),
+  )
+
+
+def batch_of(
+  sizes: Sizes, page_size: int, tables: np.ndarray, slots: np.ndarray,
+  positions: np.ndarray, chunks: Sequence[Chunk],
+) -> Batch:
+  """Returns a step's arrays; what is left of their room stands for nothing.
+
+  Args:
+    sizes: Of the arrays.
+    page_size: Positions of a page.
+    tables: Each slot's pages, int32 ``[B, n]``.
+    slots: Those of the decodes, int ``[D]``; each reads its newest token, which
+      need not be known.
+    positions: Where these tokens are in their sequences, int ``[D]``.
+    chunks: Parts of sequences.
+  """
+  d, length = sizes.decodes, sizes.length
+  num_rows, num_tokens = d + sizes.chunks, d + sizes.chunks * length
+  tokens = np.zeros(num_tokens, np.int32)
+  at = np.full(num_tokens, -1, np.int32)
+  places = np.full(num_tokens, -1, np.int32)
+  own = np.zeros((num_rows, sizes.pages), np.int32)
+  rows = np.arange(num_rows, dtype=np.int32)
+  sequences = np.full(num_rows, -1, np.int32)
+  width = min(sizes.pages, tables.shape[1])
+
+  num = len(slots)
+  tokens[:num], at[:num], sequences[:num] = -1, positions, slots
+  pages = tables[slots, positions // page_size]
+  places[:num] = pages * page_size + positions % page_size
+  own[:num, :width] = tables[slots, :width]
+  # Padding of a chunk goes on counting; one of padding ends before the first
+  # position.
+  counting = np.arange(length, dtype=np.int32)
+  at[d:] = np.tile(counting - length, sizes.chunks)
+  rows[d:] = d + length * np.arange(sizes.chunks)
+  for row, chunk in enumerate(chunks, d):
+    first, count = d + (row - d) * length, len(chunk.tokens)
+    at[first : first + length] = chunk.start + counting
+    inside = slice(first, first + count)
+    tokens[inside] = chunk.tokens
+    table, seen = tables[chunk.slot], at[inside]
+    places[inside] = table[seen // page_size] * page_size + seen % page_size
+    own[row, :width] = table[:width]
+    rows[row] = first + count - 1
+    if chunk.draws:
+      sequences[row] = chunk.slot
+  return Batch(tokens, at, places, own, rows, sequences, d)
+
+
+class Drawing:
+  """How the sequence of each slot draws its next token.
+
+  Attributes:
+    filters: Whether the logits of all ranks must be gathered, bool ``[B]``.
+  """
+
+  def __init__(self, num_slots: int) -> None:
+    """Makes slots that draw the most probable token."""
+    self.filters = np.zeros(num_slots, bool)
+    # One more, which stands for those that draw nothing.
+    self._arrays = stacked([None] * (num_slots + 1))
+
+  def set(self, slot: int, request: Request) -> None:
+    """Notes whose a slot is from now on."""
+    self.filters[slot] = request.filters
+    for array, (value,) in zip(self._arrays, stacked([request]), strict=True):
+      array[slot] = value
+
+  def of(self, sequences: np.ndarray) -> Sampling:
+    """Returns the arrays ``[S]`` of slots, -1 for those that draw nothing."""
+    return Sampling(*(array[sequences] for array in self._arrays))

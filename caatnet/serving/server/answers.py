@@ -1,0 +1,171 @@
+"""Answers as OpenAI's completions and chats, whole or in chunks."""
+
+from collections.abc import Iterable, Sequence
+import json
+import time
+from typing import Any
+import uuid
+
+from caatnet.data.tokenizers import Tokenizer
+from caatnet.serving.requests import State
+from caatnet.serving.server.errors import ApiError
+from caatnet.serving.server.fields import Asked
+from caatnet.serving.server.service import Choice, News
+
+_REASONS = {
+  "stop_id": "stop", "stop_string": "stop", "max_tokens": "length",
+  "context": "length",
+}
+DONE = b"data: [DONE]\n\n"
+
+
+def event(value: Any) -> bytes:
+  """Returns a server-sent event."""
+  return b"data: " + as_json(value) + b"\n\n"
+
+
+def as_json(value: Any) -> bytes:
+  """Returns JSON in ASCII, which half a pair of surrogates has, too."""
+  return json.dumps(value, separators=(",", ":")).encode()
+
+
+def failure(state: State, asked: Asked) -> ApiError:
+  """Returns the error of a sequence that ended without its tokens."""
+  if state is State.EXPIRED:
+    return ApiError(
+      504, f"no token came within deadline_s={asked.deadline_s:g}",
+      "deadline_exceeded", "deadline_s",
+    )
+  return ApiError(
+    400, "the prompt with max_tokens is more than the whole cache holds",
+    "context_length_exceeded", "max_tokens",
+  )
+
+
+class Answer:
+  """Puts what the choices of a call say into JSON."""
+
+  def __init__(
+    self, asked: Asked, model: str, tokenizer: Tokenizer,
+    prompts: Sequence[str],
+  ) -> None:
+    """Begins an answer.
+
+    Args:
+      asked: What was asked for.
+      model: The model's name.
+      tokenizer: Says what text a token has.
+      prompts: The prompts' texts, if these are to be echoed, else none.
+    """
+    self.asked = asked
+    self._tokenizer, self._prompts = tokenizer, prompts
+    self._chat = bool(asked.messages)
+    self._kind = "chat.completion" if self._chat else "text_completion"
+    prefix = "chatcmpl" if self._chat else "cmpl"
+    self._head = {
+      "id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()),
+      "model": model,
+    }
+    self._seen: set[int] = set()
+
+  def chunk(self, news: News) -> bytes:
+    """Returns a token as events of a stream; b"" if there is nothing to say."""
+    index, asked = news.choice.index, self.asked
+    reason = None
+    if news.state is not None:
+      reason = _REASONS[news.choice.transcript.completion.reason]
+    first = index not in self._seen
+    if not (news.text or reason or asked.logprobs or first):
+      return b""
+    self._seen.add(index)
+    logprobs = self._logprobs([news]) if asked.logprobs else None
+    choice: dict[str, Any] = {"index": index}
+    if self._chat:
+      delta = {"role": "assistant"} if first else {}
+      choice["delta"] = delta | {"content": news.text}
+    else:
+      choice["text"] = self._echoed(news.choice, first) + news.text
+    choice |= {"logprobs": logprobs, "finish_reason": reason}
+    kind = self._kind + (".chunk" if self._chat else "")
+    body = self._head | {"object": kind, "choices": [choice]}
+    if asked.include_usage:
+      body["usage"] = None
+    return event(body)
+
+  def _echoed(self, choice: Choice, first: bool) -> str:
+    return self._prompts[choice.prompt] if self._prompts and first else ""
+
+  def last(self, choices: Sequence[Choice]) -> bytes:
+    """Returns the events that end a stream."""
+    if not self.asked.include_usage:
+      return DONE
+    kind = self._kind + (".chunk" if self._chat else "")
+    body = self._head | {"object": kind, "choices": [], "usage": usage(choices)}
+    return event(body) + DONE
+
+  def whole(
+    self, choices: Sequence[Choice], news: Iterable[News]
+  ) -> dict[str, Any]:
+    """Returns the answer that is sent at once.
+
+    Args:
+      choices: The sequences, which have ended.
+      news: All that came of them.
+    """
+    by_choice: dict[int, list[News]] = {choice.index: [] for choice in choices}
+    for item in news:
+      by_choice[item.choice.index].append(item)
+    found = []
+    for choice in choices:
+      completion = choice.transcript.completion
+      text = self._echoed(choice, True) + completion.text
+      logprobs = None
+      if self.asked.logprobs:
+        logprobs = self._logprobs(by_choice[choice.index])
+      said: dict[str, Any] = {"text": text}
+      if self._chat:
+        said = {"message": {
+          "role": "assistant", "content": text, "refusal": None
+        }}
+      found.append({
+        "index": choice.index, **said, "logprobs": logprobs,
+        "finish_reason": _REASONS[completion.reason],
+      })
+    return self._head | {
+      "object": self._kind, "choices": found, "usage": usage(choices)
+    }
+
+  def _logprobs(self, news: Sequence[News]) -> dict[str, Any]:
+    """Returns tokens with their log-probabilities."""
+    best = self.asked.best
+    texts = [self._tokenizer.decode([item.token]) for item in news]
+    if not self._chat:
+      return {
+        "tokens": texts, "token_logprobs": [item.logprob for item in news],
+        "top_logprobs": [
+          {text: item.logprob} for text, item in zip(texts, news, strict=True)
+        ] if best else None,
+        "text_offset": [item.offset for item in news],
+      }
+    # A token that is a part of a character has no text of its own.
+    found = [
+      {"token": text, "logprob": item.logprob,
+       "bytes": None if "\ufffd" in text else list(text.encode())}
+      for text, item in zip(texts, news, strict=True)
+    ]
+    return {"content": [
+      token | {"top_logprobs": [token] if best else []} for token in found
+    ]}
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, Any]:
+  """Counts tokens: a prompt once, however many answers it has."""
+  firsts = {choice.prompt: choice.request for choice in reversed(choices)}
+  read = sum(len(request.prompt) for request in firsts.values())
+  drawn = sum(len(choice.transcript.tokens) for choice in choices)
+  cached = sum(request.num_hits for request in firsts.values())
+  return {
+    "prompt_tokens": read, "completion_tokens": drawn,
+    "total_tokens": read + drawn,
+    "prompt_tokens_details": {"cached_tokens": cached},
+  }

@@ -1,0 +1,377 @@
+"""The interface over HTTP: what it answers, and what it refuses."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+import dataclasses
+import hashlib
+import itertools
+import json
+import logging
+import pathlib
+import secrets
+import time
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from caatnet.data.tokenizers import Tokenizer
+from caatnet.inference import requests as inference
+from caatnet.inference.stops import Stops
+from caatnet.inference.transcripts import Transcript
+from caatnet.serving import requests as serving
+from caatnet.serving.device import Drawn
+from caatnet.serving.server import answers, fields
+from caatnet.serving.server.errors import ApiError
+from caatnet.serving.server.fields import Asked
+from caatnet.serving.server.replies import Json, Reply, refusal
+from caatnet.serving.server.service import Call, Choice, Service
+
+_LOG = logging.getLogger(__name__)
+_PAGE = pathlib.Path(__file__).with_name("page.html")
+# How much of a body that is too long is read, in bodies of allowed length,
+# before the answer: clients read no answer while they send.
+_PATIENCE = 16
+_RETRY = {"Retry-After": "1"}
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounds:
+  """What a server takes.
+
+  Attributes:
+    context: Positions of a sequence.
+    vocab_size: How many tokens the model knows.
+    places: Sequences at a time, those that wait among them.
+    choices: Answers that one request may ask for.
+    max_tokens: Tokens of an answer at most; 0 for no bound but the context.
+    body_bytes: The length of a request's body.
+    read_s: By when a request must have been sent, in seconds.
+  """
+
+  context: int
+  vocab_size: int
+  places: int
+  choices: int
+  max_tokens: int
+  body_bytes: int
+  read_s: float
+
+
+class Api:
+  """Answers requests with a service.
+
+  Attributes:
+    service: The engine.
+    draining: Whether no new requests are taken.
+  """
+
+  def __init__(
+    self, service: Service, tokenizer: Tokenizer, name: str, bounds: Bounds,
+    key: str = "",
+  ) -> None:
+    """Takes what it answers with.
+
+    Args:
+      service: The engine.
+      tokenizer: The model's.
+      name: The model's name.
+      bounds: What is refused.
+      key: The token that clients must show; "" for none.
+    """
+    self.service, self.draining = service, False
+    self._tokenizer, self._name, self._bounds = tokenizer, name, bounds
+    self._key = key.encode()
+    self._created = int(time.time())
+    self._numbers = itertools.count()
+
+  def app(self) -> Starlette:
+    """Returns the ASGI application."""
+    handlers: list[tuple[str, str, _Handler, bool]] = [
+      ("/v1/completions", "POST", self._completions, True),
+      ("/v1/chat/completions", "POST", self._chat, True),
+      ("/v1/models", "GET", self._models, True),
+      ("/v1/models/{name:path}", "GET", self._model, True),
+      ("/state", "GET", self._state, True),
+      ("/metrics", "GET", self._metrics, True),
+      ("/health", "GET", self._health, False),
+      ("/", "GET", self._page, False),
+    ]
+    return Starlette(
+      routes=[
+        Route(path, self._guarded(handler, closed), methods=[method])
+        for path, method, handler, closed in handlers
+      ],
+      exception_handlers={HTTPException: self._not_found},
+    )
+
+  def _guarded(self, handler: _Handler, closed: bool) -> _Handler:
+    """Turns errors into answers, and asks for the key where it is needed."""
+
+    async def guarded(request: Request) -> Response:
+      try:
+        if closed:
+          self._check_key(request)
+        return await handler(request)
+      except ApiError as error:
+        return self._refusal(error)
+      except ClientDisconnect:
+        return Response(status_code=400)  # nobody reads it
+      except Exception as error:
+        _LOG.error(
+          "%s %s: %s: %s", request.method, request.url.path,
+          type(error).__name__, error,
+          exc_info=_LOG.isEnabledFor(logging.DEBUG),
+        )
+        return self._refusal(ApiError(500, "the server has failed", "internal"))
+
+    return guarded
+
+  def _refusal(self, error: ApiError) -> Response:
+    return refusal(error, self.service)
+
+  async def _not_found(self, request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    message = {
+      404: f"{what}: there is no such path",
+      405: f"{what}: this path has another method",
+    }.get(error.status_code, error.detail)
+    return self._refusal(
+      ApiError(error.status_code, message, headers=error.headers)
+    )
+
+  def _check_key(self, request: Request) -> None:
+    if not self._key:
+      return
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() != "bearer" or not secrets.compare_digest(
+      given.strip().encode(), self._key
+    ):
+      raise ApiError(
+        401, "the key is wrong or missing: Authorization: Bearer KEY",
+        "invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
+      )
+
+  async def _models(self, request: Request) -> Response:
+    return Json({"object": "list", "data": [self._card()]})
+
+  async def _model(self, request: Request) -> Response:
+    self._check_model(request.path_params["name"])
+    return Json(self._card())
+
+  def _card(self) -> dict[str, Any]:
+    return {
+      "id": self._name, "object": "model", "created": self._created,
+      "owned_by": "caatnet", "max_model_len": self._bounds.context,
+      "vocab_size": self._bounds.vocab_size,
+    }
+
+  def _check_model(self, name: Any) -> None:
+    if name is None:
+      raise ApiError(
+        400, f"model is missing; this server has {self._name!r}", None, "model"
+      )
+    if name != self._name:
+      raise ApiError(
+        404, f"there is no model {name!r}; this server has {self._name!r}",
+        "model_not_found", "model",
+      )
+
+  @property
+  def status(self) -> str:
+    """What health says: "ok", "draining" or "broken"."""
+    if self.service.error is not None:
+      return "broken"
+    return "draining" if self.draining else "ok"
+
+  async def _health(self, request: Request) -> Response:
+    code = 200 if self.status == "ok" else 503
+    body = {"status": self.status}
+    if self.service.error is not None:
+      body["error"] = str(self.service.error)
+    return Json(body, code)
+
+  async def _state(self, request: Request) -> Response:
+    state = await self.service.state()
+    own = {
+      "model": self._name, "status": self.status,
+      "open": self.service.num_open, "places": self._bounds.places,
+    }
+    return Json(own | state, headers={"Cache-Control": "no-store"})
+
+  async def _metrics(self, request: Request) -> Response:
+    text = self.service.metrics.text(await self.service.state())
+    return Response(text, media_type="text/plain; version=0.0.4")
+
+  async def _page(self, request: Request) -> Response:
+    # Whatever the page might be made to load, the browser does not.
+    policy = (
+      "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; "
+      "script-src 'unsafe-inline'; img-src data:"
+    )
+    return HTMLResponse(
+      _PAGE.read_text(), headers={"Content-Security-Policy": policy}
+    )
+
+  async def _completions(self, request: Request) -> Response:
+    body = await self._body(request)
+    asked = fields.completion(body, self._bounds.choices)
+    prompts = await asyncio.to_thread(self._encoded, asked.prompts)
+    echoed: Sequence[str] = ()
+    if asked.echo:
+      echoed = [
+        p if isinstance(p, str) else self._tokenizer.decode(p)
+        for p in asked.prompts
+      ]
+    return self._answer(request, asked, prompts, echoed)
+
+  async def _chat(self, request: Request) -> Response:
+    body = await self._body(request)
+    asked = fields.chat(body, self._bounds.choices)
+    try:
+      text = await asyncio.to_thread(self._tokenizer.chat, asked.messages)
+    except ValueError as error:
+      raise ApiError(400, str(error), "no_chat_template", "messages") from error
+    tokens = await asyncio.to_thread(self._tokens, text)
+    return self._answer(request, asked, [tokens], ())
+
+  async def _body(self, request: Request) -> dict[str, Any]:
+    """Reads a request's JSON, which must name this server's model."""
+    most, size, parts = self._bounds.body_bytes, 0, []
+    try:
+      async with asyncio.timeout(self._bounds.read_s):
+        async for part in request.stream():
+          size += len(part)
+          if size > _PATIENCE * most:
+            break
+          if size <= most:
+            parts.append(part)
+    except TimeoutError as error:
+      raise ApiError(
+        408, f"the body took longer than {self._bounds.read_s:g} s", "timeout",
+        headers={"Connection": "close"},
+      ) from error
+    if size > most:
+      raise ApiError(
+        413, f"the body is longer than {most:,} bytes", "body_too_long",
+        headers={"Connection": "close"},
+      )
+    try:
+      body = json.loads(b"".join(parts))
+    except (ValueError, RecursionError) as error:
+      raise ApiError(
+        400, f"the body is not JSON: {error}", "invalid_json"
+      ) from error
+    if isinstance(body, dict):
+      self._check_model(body.get("model"))
+    return body
+
+  def _encoded(
+    self, prompts: Sequence[str | tuple[int, ...]]
+  ) -> list[tuple[int, ...]]:
+    return [
+      (*self._tokenizer.start_ids, *self._tokens(p)) if isinstance(p, str)
+      else p
+      for p in prompts
+    ]
+
+  def _tokens(self, text: str) -> tuple[int, ...]:
+    try:
+      return tuple(self._tokenizer.encode(text).tolist())
+    except ValueError as error:
+      raise ApiError(400, str(error), None, "prompt") from error
+
+  def _answer(
+    self, request: Request, asked: Asked, prompts: Sequence[tuple[int, ...]],
+    echoed: Sequence[str],
+  ) -> Response:
+    """Lets the engine begin, and returns what will answer."""
+    self._check_open(len(prompts) * asked.n)
+    call = Call()
+    client = asked.user or _name_of(request)
+    seed = secrets.randbits(32) if asked.seed is None else asked.seed
+    for i, prompt in enumerate(prompts):
+      for j in range(asked.n):
+        index = i * asked.n + j
+        call.choices.append(
+          self._choice(call, asked, client, index, i, prompt, seed + index)
+        )
+    answer = answers.Answer(asked, self._name, self._tokenizer, echoed)
+    self.service.submit(call)
+    return Reply(self.service, call, answer)
+
+  def _check_open(self, count: int) -> None:
+    """Refuses sequences for which there is no place now."""
+    if self.service.error is not None:
+      raise ApiError(500, f"the engine has stopped: {self.service.error}",
+                     "broken")
+    if self.draining:
+      raise ApiError(
+        503, "the server is about to end", "draining",
+        headers=_RETRY | {"Connection": "close"},
+      )
+    if self.service.num_open + count > self._bounds.places:
+      raise ApiError(
+        429, f"{self.service.num_open} sequences are being served or wait, and "
+        f"there are {self._bounds.places} places", "queue_full", headers=_RETRY,
+      )
+
+  def _choice(
+    self, call: Call, asked: Asked, client: str, index: int, number: int,
+    prompt: tuple[int, ...], seed: int,
+  ) -> Choice:
+    """Makes one sequence.
+
+    Raises:
+      ApiError: The model cannot take the prompt.
+    """
+    bounds, room = self._bounds, self._bounds.context - len(prompt)
+    most = asked.max_tokens or bounds.max_tokens or max(1, room)
+    if bounds.max_tokens and most > bounds.max_tokens:
+      raise ApiError(
+        400, f"max_tokens={most} is more than the {bounds.max_tokens} of this "
+        "server", None, "max_tokens",
+      )
+    ends = frozenset(() if asked.ignore_eos else self._tokenizer.stop_ids)
+    try:
+      drawing = inference.Request(
+        prompt, Stops(most, ends, asked.stop), asked.temperature, asked.top_k,
+        asked.top_p, asked.min_p, seed % 2**32,
+      )
+    except ValueError as error:
+      raise ApiError(400, str(error), None, "prompt") from error
+    if (asked.max_tokens and asked.max_tokens > room) or room < 1:
+      raise ApiError(
+        400, f"the prompt has {len(prompt)} tokens, and with max_tokens="
+        f"{asked.max_tokens or 1} that is more than the context of "
+        f"{bounds.context}", "context_length_exceeded", "max_tokens",
+      )
+    try:
+      drawing.check(bounds.vocab_size, bounds.context)
+    except ValueError as error:
+      raise ApiError(400, str(error), None, "prompt") from error
+    transcript = Transcript(drawing, self._tokenizer, bounds.context)
+    now = self.service.now()
+    request = serving.Request(
+      next(self._numbers), prompt, transcript.most_tokens, client=client,
+      priority=asked.priority, arrival_s=now,
+      deadline_s=now + asked.deadline_s,
+      # The answers to one prompt are different conversations.
+      conversation=(client, asked.conversation, index)
+      if asked.conversation else None,
+      more=bool(asked.conversation), payload=Drawn(drawing),
+    )
+    choice = Choice(index, number, request, transcript, call)
+    request.ends = lambda token: self.service.take(choice, token)
+    return choice
+
+
+def _name_of(request: Request) -> str:
+  """Returns a name for who shows a key; "" for nobody."""
+  key = request.headers.get("authorization", "")
+  return hashlib.sha256(key.encode()).hexdigest()[:16] if key else ""

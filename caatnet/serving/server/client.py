@@ -1,0 +1,189 @@
+"""A client that asks a server at given times, and notes when tokens come.
+
+Times are those of the client: from the moment at which it sends a request, or
+would have sent it, to that at which it has read a token.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import json
+import math
+import time
+from typing import Any
+
+import httpx2
+import numpy as np
+
+PERCENTILES = (50, 90, 95, 99, 99.9)
+_START = b"data: "
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """A request.
+
+  Attributes:
+    time_s: When it is sent, after the first one.
+    body: The fields of /v1/completions, without those of streams.
+    after: Which question must have been answered before; -1 for none.
+    think_s: How long after that answer it is sent at the earliest.
+  """
+
+  time_s: float
+  body: Mapping[str, Any]
+  after: int = -1
+  think_s: float = 0.0
+
+
+@dataclasses.dataclass
+class Outcome:
+  """What came of a request.
+
+  Attributes:
+    sent_s: When it was sent.
+    times_s: When texts came; of tokens without text none.
+    tokens: How many tokens were drawn.
+    error: Why it failed; "" if it has not.
+  """
+
+  sent_s: float
+  times_s: list[float] = dataclasses.field(default_factory=list)
+  tokens: int = 0
+  error: str = ""
+
+  @property
+  def ttft_s(self) -> float:
+    """From the request to the first text; NaN if none came."""
+    return self.times_s[0] - self.sent_s if self.times_s else math.nan
+
+  @property
+  def tpot_s(self) -> float:
+    """The mean time between tokens; NaN of fewer than two."""
+    if self.tokens < 2 or len(self.times_s) < 2:
+      return math.nan
+    return (self.times_s[-1] - self.times_s[0]) / (self.tokens - 1)
+
+
+async def card(url: str, key: str) -> dict[str, Any]:
+  """Returns what a server says of its model.
+
+  Raises:
+    ValueError: The server cannot be reached, or refuses.
+  """
+  try:
+    async with httpx2.AsyncClient(headers=_headers(key)) as client:
+      answer = await client.get(f"{url}/v1/models")
+      answer.raise_for_status()
+      return answer.json()["data"][0]
+  except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+    raise ValueError(f"--url={url}: {error or type(error).__name__}") from error
+
+
+def _headers(key: str) -> dict[str, str]:
+  return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+async def ask(
+  url: str, questions: Sequence[Question], key: str = "",
+  timeout_s: float = 600.0, on_end: Callable[[], None] = lambda: None,
+) -> list[Outcome]:
+  """Sends requests at their times, and streams the answers.
+
+  Args:
+    url: The server.
+    questions: The requests, each behind what it comes ``after``.
+    key: The token to show; "" for none.
+    timeout_s: How long it waits for more of an answer.
+    on_end: Is called when an answer has ended.
+
+  Returns:
+    What came of each.
+  """
+  limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
+  start = time.perf_counter()
+  ends = [asyncio.Event() for _ in questions]
+  async with httpx2.AsyncClient(
+    limits=limits, timeout=timeout_s, headers=_headers(key)
+  ) as client:
+
+    async def one(number: int, question: Question) -> Outcome:
+      if question.after >= 0:
+        await ends[question.after].wait()
+        await asyncio.sleep(question.think_s)
+      await asyncio.sleep(start + question.time_s - time.perf_counter())
+      found = await _ask(client, url, question)
+      ends[number].set()
+      on_end()
+      return found
+
+    return list(await asyncio.gather(
+      *(one(i, question) for i, question in enumerate(questions))
+    ))
+
+
+async def _ask(
+  client: httpx2.AsyncClient, url: str, question: Question
+) -> Outcome:
+  """Streams one answer."""
+  body = dict(question.body) | {
+    "stream": True, "stream_options": {"include_usage": True}
+  }
+  outcome, last = Outcome(time.perf_counter()), b""
+  try:
+    async with client.stream(
+      "POST", f"{url}/v1/completions", json=body
+    ) as answer:
+      if answer.status_code != 200:
+        await answer.aread()
+        outcome.error = f"{answer.status_code}: {answer.text[:200]}"
+        return outcome
+      rest = b""
+      async for part in answer.aiter_raw():
+        *events, rest = (rest + part).split(b"\n\n")
+        now = time.perf_counter()
+        for event in events:
+          if b'"choices":[{' in event:
+            outcome.times_s.append(now)
+          if event != _START + b"[DONE]":
+            last = event
+    outcome.tokens = json.loads(last.removeprefix(_START))["usage"][
+      "completion_tokens"
+    ]
+  except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
+    outcome.error = f"{type(error).__name__}: {error}: {last[:200]!r}"
+  return outcome
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+  """Returns percentiles, linear between neighbours, and throughput.
+
+  Returns:
+    ``measures``: for TTFT, TBT and TPOT the seconds of each of `PERCENTILES`,
+    their mean, and of how many these are; ``tokens_per_second`` from the first
+    request to the last token; ``requests``, ``tokens``, ``errors``.
+  """
+  good = [outcome for outcome in outcomes if not outcome.error]
+  values = {
+    "TTFT": [o.ttft_s for o in good if o.times_s],
+    "TBT": [gap for o in good for gap in np.diff(o.times_s)],
+    "TPOT": [o.tpot_s for o in good if not math.isnan(o.tpot_s)],
+  }
+  ends = [o.times_s[-1] for o in good if o.times_s]
+  seconds = max(ends, default=math.nan) - min(o.sent_s for o in outcomes)
+  tokens = sum(o.tokens for o in good)
+  return {
+    "requests": len(outcomes), "tokens": tokens,
+    "tokens_per_second": tokens / seconds,
+    "errors": [o.error for o in outcomes if o.error],
+    "measures": {
+      name: {
+        "n": len(found), "mean": float(np.mean(found)) if found else math.nan,
+        **{
+          f"P{p}": float(np.percentile(found, p)) if found else math.nan
+          for p in PERCENTILES
+        },
+      }
+      for name, found in values.items()
+    },
+  }

@@ -1,0 +1,149 @@
+"""What a server measures, for Prometheus."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import (
+  CollectorRegistry,
+  Counter,
+  Histogram,
+  generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from caatnet.serving.requests import ENDS, Request, State
+
+# Upper bounds in seconds, each 1.5 to 2.5 times the one before.
+_TTFT = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120)
+_TBT = (.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
+_LATENCY = (.05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
+
+FAILED = "failed"
+
+
+class Metrics:
+  """Counts requests and tokens, and how long they took.
+
+  Histograms have fixed buckets, so that nothing grows with what is served.
+  """
+
+  def __init__(self, page_bytes: int) -> None:
+    """Begins at zero.
+
+    Args:
+      page_bytes: The bytes of a page over all layers and ranks.
+    """
+    self._page_bytes = page_bytes
+    self._registry = CollectorRegistry()
+    self._ttft = self._histogram(
+      "ttft_seconds", "From a request's arrival to its first token", _TTFT
+    )
+    self._tbt = self._histogram(
+      "tbt_seconds", "Between two tokens of a request", _TBT
+    )
+    self._latency = self._histogram(
+      "request_seconds", "From the arrival of a request that has finished to "
+      "its last token", _LATENCY,
+    )
+    self._prompt = self._counter("prompt_tokens", "Tokens of prompts")
+    self._drawn = self._counter("drawn_tokens", "Tokens that were drawn")
+    self._cached = self._counter(
+      "cached_prompt_tokens", "Tokens of prompts that were in the cache"
+    )
+    self._ends = self._counter(
+      "requests", "Sequences that have ended, by how", ("end",)
+    )
+    for name in (*(state.value for state in ENDS), FAILED):
+      self._ends.labels(name)
+    self._answers = self._counter(
+      "http_responses", "Answers by status code", ("status",)
+    )
+
+  def _counter(
+    self, name: str, what: str, labels: tuple[str, ...] = ()
+  ) -> Counter:
+    return Counter(f"caatnet_{name}", what, labels, registry=self._registry)
+
+  def _histogram(
+    self, name: str, what: str, buckets: tuple[float, ...]
+  ) -> Histogram:
+    return Histogram(
+      f"caatnet_{name}", what, buckets=buckets, registry=self._registry
+    )
+
+  def token(
+    self, request: Request, time_s: float, before_s: float | None
+  ) -> None:
+    """Notes a token, when it came, and when the one before it did."""
+    self._drawn.inc()
+    if before_s is not None:
+      self._tbt.observe(time_s - before_s)
+      return
+    self._ttft.observe(time_s - request.arrival_s)
+    self._prompt.inc(len(request.prompt))
+    self._cached.inc(request.num_hits)
+
+  def ended(self, request: Request, state: State | None) -> None:
+    """Notes that a sequence has ended; None if it has failed."""
+    self._ends.labels(FAILED if state is None else state.value).inc()
+    if state is State.FINISHED and request.end_s is not None:
+      self._latency.observe(request.end_s - request.arrival_s)
+
+  def answered(self, status: int) -> None:
+    """Notes an answer."""
+    self._answers.labels(str(status)).inc()
+
+  def text(self, state: dict[str, Any]) -> bytes:
+    """Returns all in Prometheus' text format.
+
+    Args:
+      state: What `caatnet.serving.server.state` describes.
+    """
+    now = CollectorRegistry()
+    now.register(_Now(state, self._page_bytes))
+    return generate_latest(self._registry) + generate_latest(now)
+
+
+class _Now(Collector):
+  """A scheduler's state as metrics."""
+
+  def __init__(self, state: dict[str, Any], page_bytes: int) -> None:
+    self._state, self._page_bytes = state, page_bytes
+
+  def collect(self) -> Iterator[Any]:
+    state = self._state
+    for name, what, key in (
+      ("sequences", "Sequences that have not ended", "requests"),
+      ("pages", "Pages of the cache", "pages"),
+    ):
+      gauge = GaugeMetricFamily(f"caatnet_{name}", what, labels=("state",))
+      for label, value in state[key].items():
+        gauge.add_metric((label,), value)
+      yield gauge
+    gauge = GaugeMetricFamily(
+      "caatnet_host_pages_used", "Pages of the host that hold copies"
+    )
+    gauge.add_metric((), state["host_pages"]["used"])
+    yield gauge
+    copies = state["copies"]
+    for name, what, values in (
+      ("copied_bytes", "Bytes copied, by direction",
+       {k: v["pages"] * self._page_bytes for k, v in copies.items()}),
+      ("copied_runs", "Runs of pages copied, by direction",
+       {k: v["runs"] for k, v in copies.items()}),
+      ("preemptions", "How pages were taken", state["preemptions"]),
+      ("prefix_pages", "Pages of prompts looked for in the cache",
+       {k: state["prefixes"][k] for k in ("hits", "misses")}),
+    ):
+      counter = CounterMetricFamily(f"caatnet_{name}", what, labels=("kind",))
+      for label, value in values.items():
+        counter.add_metric((label,), value)
+      yield counter
+    for name, what in (
+      ("steps", "Steps of the model"),
+      ("stalls", "Times that a sequence was left out of a step for a copy"),
+    ):
+      counter = CounterMetricFamily(f"caatnet_{name}", what)
+      counter.add_metric((), state[name])
+      yield counter

@@ -1,0 +1,125 @@
+"""Answers of HTTP that are sent as the engine draws tokens.
+
+A client who goes takes its sequences along, whether it streams or not. Until
+the first token an error has a status code of its own, in a stream, too.
+"""
+
+import asyncio
+from collections.abc import Sequence
+import contextlib
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from caatnet.serving.server import answers
+from caatnet.serving.server.errors import ApiError
+from caatnet.serving.server.service import Call, News, Service
+
+
+class Json(Response):
+  """JSON."""
+
+  media_type = "application/json"
+
+  def render(self, content: Any) -> bytes:
+    return answers.as_json(content)
+
+
+def refusal(error: ApiError, service: Service) -> Response:
+  """Returns an error as an answer, which the service counts."""
+  service.metrics.answered(error.status)
+  return Json(error.body, error.status, headers=error.headers)
+
+
+class Reply(Response):
+  """Answers when there is something to say, while it listens to the client."""
+
+  def __init__(
+    self, service: Service, call: Call, answer: answers.Answer
+  ) -> None:
+    """Takes a call that the service has begun."""
+    self._service, self._call, self._answer = service, call, answer
+    self.background = None
+    self.status_code = 200
+
+  async def __call__(
+    self, scope: Scope, receive: Receive, send: Send
+  ) -> None:
+    listening = asyncio.create_task(self._listen(receive))
+    try:
+      if self._answer.asked.stream:
+        await self._stream(scope, receive, send)
+      else:
+        await self._whole(scope, receive, send)
+    finally:
+      listening.cancel()
+      self._service.close(self._call)
+
+  async def _listen(self, receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+      pass
+    self._call.leave()
+
+  async def _next(self) -> Sequence[News]:
+    """Waits for news; there are none if the client has gone.
+
+    Raises:
+      ApiError: The engine has failed, or a sequence has ended without tokens.
+    """
+    found = await self._call.next()
+    for news in found:
+      if news.token is None:
+        assert news.state is not None
+        raise answers.failure(news.state, self._answer.asked)
+    return found
+
+  async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    news: list[News] = []
+    choices = self._call.choices
+    try:
+      while self._call.num_open:
+        found = await self._next()
+        if not found and self._call.gone:
+          return
+        news += found
+    except ApiError as error:
+      await refusal(error, self._service)(scope, receive, send)
+      return
+    self._service.metrics.answered(200)
+    body = self._answer.whole(choices, news)
+    await Json(body)(scope, receive, send)
+
+  async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+      found = await self._next()
+    except ApiError as error:
+      await refusal(error, self._service)(scope, receive, send)
+      return
+    self._service.metrics.answered(200)
+    await send({
+      "type": "http.response.start", "status": 200,
+      "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+      ],
+    })
+    last = b""
+    with contextlib.suppress(OSError):
+      while not self._call.gone:
+        parts = b"".join(map(self._answer.chunk, found))
+        if not self._call.num_open:
+          last = self._answer.last(self._call.choices)
+          await _send(send, parts + last, more=False)
+          return
+        if parts:
+          await _send(send, parts, more=True)
+        try:
+          found = await self._next()
+        except ApiError as error:
+          await _send(send, answers.event(error.body), more=False)
+          return
+
+
+async def _send(send: Send, body: bytes, more: bool) -> None:
+  await send({"type": "http.response.body", "body": body, "more_body": more})

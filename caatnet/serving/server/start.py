@@ -1,0 +1,83 @@
+"""Puts a server together."""
+
+from collections.abc import Callable
+import os
+import pathlib
+from typing import Protocol
+
+from caatnet.data.tokenizers import Tokenizer
+from caatnet.inference.decoder import Decoder
+from caatnet.serving.engine import Engine
+from caatnet.serving.server.api import Api, Bounds
+from caatnet.serving.server.http import Server
+from caatnet.serving.server.metrics import Metrics
+from caatnet.serving.server.service import Service
+
+KEY = "CAATNET_API_KEY"
+
+
+class Options(Protocol):
+  """What a server takes, of ``config.serving``, which explains it."""
+
+  queue: int
+  choices: int
+  max_tokens: int
+  body_bytes: int
+  read_s: float
+  write_s: float
+  drain_s: float
+
+
+def key(path: str, flag: str = "api_key_file") -> str:
+  """Returns the key that clients must show; "" for none.
+
+  Args:
+    path: A file that has it; "" for the environment variable ``KEY``.
+    flag: The flag that names the file.
+
+  Raises:
+    ValueError: The file cannot be read, or is empty.
+  """
+  if not path:
+    return os.environ.get(KEY, "").strip()
+  try:
+    found = pathlib.Path(path).read_text().strip()
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f"--{flag}={path}: {error}") from error
+  if not found:
+    raise ValueError(f"--{flag}={path} is empty")
+  return found
+
+
+def api(
+  engine: Engine, decoder: Decoder, tokenizer: Tokenizer, chosen: Options,
+  name: str, key: str, page_bytes: int,
+) -> Api:
+  """Returns the interface to an engine that has nothing to do.
+
+  Args:
+    engine: With an executor of `decoder`.
+    decoder: The model.
+    tokenizer: The model's.
+    chosen: The limits.
+    name: The model's name.
+    key: The key that clients must show; "" for none.
+    page_bytes: The bytes of a page over all layers and ranks.
+  """
+  capacity = decoder.capacity
+  bounds = Bounds(
+    capacity.context, decoder.program.model.vocab_size,
+    capacity.batch + chosen.queue, chosen.choices, chosen.max_tokens,
+    chosen.body_bytes, chosen.read_s,
+  )
+  service = Service(engine, Metrics(page_bytes))
+  return Api(service, tokenizer, name, bounds, key)
+
+
+def server(
+  engine: Engine, decoder: Decoder, tokenizer: Tokenizer, chosen: Options,
+  name: str, key: str, page_bytes: int, say: Callable[[str], None],
+) -> Server:
+  """Returns a server of `api`, which prints lines by ``say``."""
+  made = api(engine, decoder, tokenizer, chosen, name, key, page_bytes)
+  return Server(made, chosen.read_s, chosen.write_s, chosen.drain_s, say)

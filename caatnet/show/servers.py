@@ -1,0 +1,72 @@
+"""What a server says on a terminal."""
+
+from collections.abc import Iterable
+import socket
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+from caatnet.show.tables import table
+
+_CONSOLE = Console(highlight=False, soft_wrap=True)
+
+
+def progress(steps: Iterable[Any], count: int) -> None:
+  """Goes through steps under a bar."""
+  for _ in track(
+    steps, "compiling programs", total=count, transient=True,
+    console=Console(stderr=True),
+  ):
+    pass
+
+
+def say(line: str) -> None:
+  """Prints a line."""
+  _CONSOLE.print(line, markup=False)
+
+
+def announce(
+  name: str, listener: socket.socket, has: dict[str, Any], chosen: Any
+) -> None:
+  """Prints where a server is, and what it has.
+
+  Args:
+    name: The model's name.
+    listener: Where it listens.
+    has: What `caatnet.build.serving.describe` says.
+    chosen: ``config.serving``.
+  """
+  host, port = listener.getsockname()[:2]
+  host = f"[{host}]" if ":" in host else host
+  _CONSOLE.print(
+    f"[bold]{name}[/bold] at [bold cyan]http://{host}:{port}[/bold cyan]: "
+    "/v1, a page at /, /metrics, /health"
+  )
+  say(
+    f"{has['slots']} slots, context {has['context']:,}, {has['pages']:,} pages "
+    f"of {has['page_size']} ({has['cache_gb']:.2f} GB), {has['host_pages']:,} "
+    f"on the host ({has['host_gb']:.2f} GB); {chosen.policy}, preempt="
+    f"{chosen.preempt}, queue {chosen.queue:,}"
+  )
+
+
+def show_times(result: dict[str, Any]) -> None:
+  """Prints what `caatnet.serving.server.client.summary` returns."""
+  measures = result["measures"]
+  columns = list(measures["TTFT"])
+  table(
+    f"{result['requests']:,} requests, {result['tokens']:,} tokens, "
+    f"{result['tokens_per_second']:,.0f} tokens/s; milliseconds",
+    ["", *columns],
+    [
+      [name, f"{of['n']:,}", *(f"{1e3 * of[c]:,.1f}" for c in columns[1:])]
+      for name, of in measures.items()
+    ],
+  )
+  if result.get("left_out"):
+    say(f"{result['left_out']:,} requests are longer than the model's context")
+  for error in result["errors"][:5]:
+    say(f"failed: {error}")
+  if result["errors"]:
+    say(f"{len(result['errors']):,} requests failed")

@@ -1,0 +1,165 @@
+"""Simulated runs as plain data, which are kept as soon as they are there.
+
+A long study is a list of cells. Each is a line of a file, by a hash of all that
+it depends on, the simulator's own code among it. A study that was stopped goes
+on with the first cell that is missing.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from caatnet.serving import traces
+from caatnet.serving.traces import Arrival
+from caatnet.studies.serving import server, tails
+from caatnet.studies.serving.server import Machine, Outcome
+
+# What decides how a run goes; a change of it makes kept cells void.
+_CODE = (
+  *pathlib.Path(traces.__file__).parent.rglob("*.py"),
+  *(pathlib.Path(m.__file__) for m in (server, tails)),
+  pathlib.Path(__file__),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """A run that is to be simulated.
+
+  Attributes:
+    where: The names under which tables find it.
+    machine: Device and host.
+    arm: How pages are taken and copied.
+    arrivals: The requests.
+    limits: What a step may hold.
+    priorities: Arguments of `Priorities`.
+    policy: By name.
+  """
+
+  where: Mapping[str, Any]
+  machine: Machine
+  arm: Mapping[str, Any]
+  arrivals: Sequence[Arrival]
+  limits: Mapping[str, Any]
+  priorities: Mapping[str, Any]
+  policy: str = "strict_priority"
+
+  @property
+  def key(self) -> str:
+    """A hash of all that the run depends on."""
+    names = (repr(getattr(self, f.name)) for f in dataclasses.fields(self))
+    text = "\n".join([_code_hash(), *names])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+  def simulate(self) -> dict[str, Any]:
+    """Simulates it, and returns its numbers."""
+    outcome = server.serve(
+      self.machine, self.arm, self.arrivals, self.limits, self.priorities,
+      self.policy,
+    )
+    return dict(self.where) | numbers(outcome, self.arm)
+
+
+@functools.cache
+def _code_hash() -> str:
+  digest = hashlib.blake2b(digest_size=16)
+  for file in sorted(_CODE):
+    digest.update(file.read_bytes())
+  return digest.hexdigest()
+
+
+def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
+  """Simulates cells, but for those that a file has, in their order.
+
+  Args:
+    cells: What to simulate.
+    path: A file of JSON lines, which is made or gets new lines; "" for none.
+  """
+  file = pathlib.Path(path) if path else None
+  known = _read(file) if file is not None and file.exists() else {}
+  if file is not None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as lines:
+      lines.write("\n")  # ends a line that was cut
+  found = []
+  for cell in track(
+    cells, "simulating", transient=True, console=Console(stderr=True)
+  ):
+    key = cell.key
+    if key not in known:
+      known[key] = json.loads(json.dumps(cell.simulate()))
+      if file is not None:
+        with file.open("a") as lines:
+          lines.write(json.dumps({"key": key, "result": known[key]}) + "\n")
+    found.append(known[key])
+  return found
+
+
+def _read(file: pathlib.Path) -> dict[str, dict[str, Any]]:
+  known = {}
+  for line in file.read_text().splitlines():
+    try:
+      entry = json.loads(line)
+    except ValueError:  # the last one, if the study was killed as it wrote
+      continue
+    known[entry["key"]] = entry["result"]
+  return known
+
+
+def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what a run did.
+
+  Copies are those to and from the host. "ranges" counts contiguous byte ranges:
+  one for each layer, for keys and for values, and for each run of pages that is
+  contiguous on both sides; where ``arm["single"]``, for each page. "calls" are
+  those of copy programs: whole runs, cut into powers of two.
+  """
+  counts, served = outcome.scheduler.counts, outcome.served
+  per_run = outcome.copies.ranges_per_run
+  pages = counts.pages["out"] + counts.pages["in"]
+  runs = {
+    length: counts.runs["out"][length] + counts.runs["in"][length]
+    for length in {*counts.runs["out"], *counts.runs["in"]}
+  }
+  num_runs = sum(runs.values())
+  able = [d for d in counts.decisions if d.able]
+  cheaper = sum(d.swapped == (d.swap_s < d.recompute_s) for d in able)
+  drawn = sum(len(r.tokens) for r in served)
+  return {
+    "requests": len(served),
+    "refused": len(outcome.requests) - len(served),
+    "seconds": outcome.seconds,
+    # Of a server that is full from the first moment to the last tenth.
+    "capacity": 0.9 * len(served) / float(
+      np.quantile([r.end_s for r in served], 0.9)
+    ),
+    "throughput": drawn / outcome.seconds,
+    "ttft": tails.summary([np.array([r.ttft_s]) for r in served]),
+    "tbt": tails.summary([r.gaps_s for r in served]),
+    "pages": pages,
+    "bytes": pages * outcome.copies.page_bytes,
+    "ranges": (pages if arm["single"] else num_runs) * per_run,
+    "single_ranges": pages * per_run,
+    "run_length": pages / num_runs if num_runs else 0.0,
+    "calls": sum(k.bit_count() * n for k, n in runs.items()),
+    "preemptions": len(counts.decisions),
+    "able": len(able),
+    "swapped": sum(d.swapped for d in counts.decisions),
+    "cheaper": cheaper,
+    "stalled": max(0.0, outcome.present_s - outcome.busy_s) / outcome.seconds,
+    "busy": outcome.busy_s / outcome.seconds,
+    "padding": 1 - outcome.filled / outcome.held if outcome.held else 0.0,
+    "large_free": outcome.large / outcome.free if outcome.free else 0.0,
+    "in_system": outcome.in_system / outcome.seconds,
+    "mean_latency": sum(
+      r.end_s - r.arrival_s for r in outcome.requests
+    ) / len(outcome.requests),
+  }

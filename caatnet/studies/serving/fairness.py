@@ -1,0 +1,209 @@
+"""What fairness costs: clients that want more than a server has.
+
+Service is that of virtual token counters (Sheng et al., OSDI 2024): a token
+that is read counts 1, one that is drawn 2; what is found in the cache is not
+read. Two clients are compared over windows in which both have requests in line.
+There VTC's bound of the difference is 2 max(w_p L, w_q M): L tokens of the
+longest prompt, M tokens of the fullest batch.
+"""
+
+from collections.abc import Mapping, Sequence
+import itertools
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from caatnet.serving.policies.registry import POLICIES
+from caatnet.serving.requests import Request
+from caatnet.serving.traces import Arrival
+from caatnet.studies.serving import server, tails
+from parallel.checks import known
+
+INPUT_COST, OUTPUT_COST = 1.0, 2.0
+# Points of the curves of service over time.
+_POINTS = 200
+
+Clients = dict[int, tuple[str, float]]
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Serves the same clients with each policy.
+
+  Args:
+    config: configs/serving/fairness.py, as nested dicts.
+
+  Returns:
+    Plain data: "bound", and in "rows" for each policy its throughput, the
+    largest difference of service, Jain's index, and each client's tails.
+
+  Raises:
+    ValueError: There is no such policy or machine.
+  """
+  for name in config["policies"]:
+    known("config.policies: ", name, POLICIES)
+  machine = server.machine(config["model"], config["hardware"])
+  arrivals, clients = arrive(config["clients"], config["seed"])
+  longest = max(a.prompt + a.output for a in arrivals)
+  batch = min(machine.tokens, config["limits"]["slots"] * longest)
+  rows = []
+  for name in track(
+    config["policies"], "simulating", transient=True,
+    console=Console(stderr=True),
+  ):
+    outcome = server.serve(
+      machine, config["arm"], arrivals, config["limits"], {"kind": "none"},
+      name, clients,
+    )
+    rows.append({"policy": name, **_row(outcome, config["clients"])})
+  return {
+    "clients": {k: dict(v) for k, v in config["clients"].items()},
+    "limits": dict(config["limits"]), "pages": machine.pages,
+    "hardware": dict(config["hardware"]),
+    "bound": 2 * max(
+      INPUT_COST * max(a.prompt for a in arrivals), OUTPUT_COST * batch
+    ),
+    "batch": batch,
+    "rows": rows,
+  }
+
+
+def arrive(
+  sections: Mapping[str, Mapping[str, Any]], seed: int
+) -> tuple[list[Arrival], Clients]:
+  """Draws the clients' requests.
+
+  Lengths are uniform between half and three halves of the mean. A client's
+  prompts begin with its own text of "shared" tokens.
+
+  Args:
+    sections: By name: "requests", "rate" per second or 0 for all at once,
+      "prompt", "output", "shared" and "priority".
+    seed: Of the random numbers.
+
+  Returns:
+    The requests by arrival, and whose each of them is.
+  """
+  rng = np.random.default_rng(seed)
+  drawn: list[tuple[float, str, int, int]] = []
+  for name, part in sections.items():
+    count, rate = part["requests"], part["rate"]
+    times = rng.exponential(1 / rate, count).cumsum() if rate else [0.0] * count
+    own = [
+      np.maximum(1, rng.uniform(0.5, 1.5, count) * part[key]).astype(int)
+      for key in ("prompt", "output")
+    ]
+    drawn += [
+      (float(t), name, int(n), int(m))
+      for t, n, m in zip(times, *own, strict=True)
+    ]
+  # Those that come at once take turns.
+  order = sorted(
+    rng.permutation(len(drawn)).tolist(), key=lambda i: drawn[i][0]
+  )
+  arrivals, clients = [], {}
+  names = list(sections)
+  for number, (time_s, name, prompt, output) in enumerate(
+    drawn[i] for i in order
+  ):
+    size = sections[name]["shared"]
+    blocks = (names.index(name),) + tuple(
+      len(names) + number * 1000 + i for i in range(-(-prompt // size))
+    )
+    arrivals.append(Arrival(
+      number, time_s, size + prompt, output, blocks=blocks, block_size=size
+    ))
+    clients[number] = name, float(sections[name]["priority"])
+  return arrivals, clients
+
+
+def _row(
+  outcome: server.Outcome, sections: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+  by: dict[str, list[Request]] = {name: [] for name in sections}
+  for request in outcome.served:
+    by[str(request.client)].append(request)
+  greedy = [name for name, part in sections.items() if part["backlogged"]]
+  lines = {name: in_line(by[name]) for name in greedy}
+  services = {name: service(by[name]) for name in by}
+  pairs = list(itertools.combinations(greedy, 2))
+  both = {
+    pair: difference(*(services[n] for n in pair), *(lines[n] for n in pair))
+    for pair in pairs
+  }
+  end = min(max(r.scheduled_s for r in by[n]) for n in greedy)
+  grid = np.linspace(0, end, _POINTS)
+  curves = {name: at(services[name], grid).tolist() for name in by}
+  got = np.array([curves[name][-1] for name in greedy])
+  drawn = sum(len(r.tokens) for r in outcome.served)
+  return {
+    "throughput": drawn / outcome.seconds,
+    "busy": outcome.busy_s / outcome.seconds,
+    "found": sum(r.num_hits for r in outcome.served),
+    "largest": max(both.values()),
+    "pair": list(max(both, key=lambda pair: both[pair])),
+    "jain": float(got.sum() ** 2 / (len(got) * (got**2).sum())),
+    "until_s": float(end),
+    "grid": grid.tolist(),
+    "service": curves,
+    "ttft": {
+      n: tails.summary([np.array([r.ttft_s]) for r in v])
+      for n, v in by.items()
+    },
+    "tbt": {n: tails.summary([r.gaps_s for r in v]) for n, v in by.items()},
+    "all_ttft": tails.summary([np.array([r.ttft_s]) for r in outcome.served]),
+    "all_tbt": tails.summary([r.gaps_s for r in outcome.served]),
+  }
+
+
+Curve = tuple[np.ndarray, np.ndarray]
+
+
+def service(requests: Sequence[Request]) -> Curve:
+  """Returns times in order, and the service of a client up to each of them."""
+  events = [
+    (r.scheduled_s, INPUT_COST * (len(r.prompt) - r.num_hits))
+    for r in requests
+  ]
+  events += [(t, OUTPUT_COST) for r in requests for t in r.token_times]
+  return _summed(events)
+
+
+def in_line(requests: Sequence[Request]) -> Curve:
+  """Returns times in order, and how many of a client wait after each."""
+  events = [(r.arrival_s, 1.0) for r in requests]
+  return _summed(events + [(r.scheduled_s, -1.0) for r in requests])
+
+
+def _summed(events: Sequence[tuple[float | None, float]]) -> Curve:
+  times, amounts = np.array(sorted(events), float).T
+  last = np.append(times[1:] != times[:-1], True)
+  return times[last], amounts.cumsum()[last]
+
+
+def at(curve: Curve, times: np.ndarray) -> np.ndarray:
+  """Returns the values of a step function at some times; 0 before it begins."""
+  places = np.searchsorted(curve[0], times, side="right")
+  return np.concatenate([[0.0], curve[1]])[places]
+
+
+def difference(
+  first: Curve, second: Curve, line_1: Curve, line_2: Curve
+) -> float:
+  """Returns the largest difference of service over any common backlog.
+
+  Over a window it is how far the difference of the two curves moved. So the
+  largest of a stretch in which both have somebody in line is that difference's
+  range there.
+  """
+  times = np.unique(np.concatenate([c[0] for c in (first, second, line_1,
+                                                   line_2)]))
+  ahead = at(first, times) - at(second, times)
+  backlogged = (at(line_1, times) > 0) & (at(line_2, times) > 0)
+  largest = 0.0
+  edges = np.flatnonzero(np.diff(np.r_[0, backlogged.astype(int), 0]))
+  for start, stop in edges.reshape(-1, 2).tolist():
+    part = ahead[start:stop]
+    largest = max(largest, float(part.max() - part.min()))
+  return largest

@@ -1,0 +1,235 @@
+"""What it costs to switch between requests, by how their pages are taken.
+
+Two settings. The first is that of FastSwitch's evaluation (arXiv 2411.18424):
+conversations of several turns with an 8B model on an A10, priorities that
+change while requests run, and no pages found by name, as in vLLM 0.3.3. The
+second replays public traces on a server that finds pages by name; arrivals are
+scaled to shares of the capacity that recomputation has, which is 90% of the
+requests over the time in which these end if all are there at the beginning and
+no priority changes: with changes it gets the less done, the more are there.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import pathlib
+from typing import Any
+
+from caatnet.checks import one_of
+from caatnet.serving import traces
+from caatnet.serving.traces import Arrival, Sessions
+from caatnet.studies.serving import cells, server, tails
+from caatnet.studies.serving.cells import Cell
+from caatnet.studies.serving.server import Machine
+from parallel.checks import known
+
+_FOLDER = pathlib.Path(__file__).parent / "traces"
+SAMPLES = {
+  "azure_code": "azure_2023_code.csv.gz",
+  "azure_conv": "azure_2023_conv.csv.gz",
+  "mooncake": "mooncake_conversation.jsonl.gz",
+}
+BASELINE, SWAP, COST = "recompute", "reuse", "cost"
+# The arm of the first setting that vLLM has today.
+TODAY = "recompute, pages found"
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Simulates both settings, and what goes with them.
+
+  Args:
+    config: configs/serving/fastswitch.py, as nested dicts.
+
+  Returns:
+    Plain data: "sessions" and "traces", a row for each arm and load; "seeds",
+    "shares"; "machine" and "loads", what was assumed.
+
+  Raises:
+    ValueError: A trace cannot be read, or the machine is none.
+  """
+  one_of("config.seeds_trace", config["seeds_trace"], tuple(config["traces"]))
+  for arm in config["order"]:
+    one_of("config.order", arm, tuple(config["arms"]))
+  machine = server.machine(config["model"], config["hardware"])
+  study = _Study(config, machine)
+  sessions = cells.run(study.sessions(), config["keep"])
+  loaded = {
+    name: study.load(name, part["path"])
+    for name, part in config["traces"].items()
+  }
+  full = cells.run(
+    [study.full(name, kept) for name, (kept, _) in loaded.items()],
+    config["keep"],
+  )
+  capacity = {row["trace"]: row["capacity"] for row in full}
+  return {
+    "machine": _assumed(config, machine),
+    "sessions": sessions,
+    "loads": [
+      {
+        "trace": name, "requests": len(kept), "left_out": left_out,
+        "capacity": capacity[name],
+        "own_rate": len(kept) / kept[-1].time_s,
+      }
+      for name, (kept, left_out) in loaded.items()
+    ],
+    "traces": cells.run(
+      [
+        cell for name, (kept, _) in loaded.items()
+        for cell in study.loads(name, kept, capacity[name])
+      ],
+      config["keep"],
+    ),
+    "seeds": _compared(cells.run(
+      study.seeds(loaded, capacity), config["keep"]
+    )),
+    "shares": cells.run(study.shares(loaded), config["keep"]),
+    "above": list(tails.ABOVE),
+  }
+
+
+class _Study:
+  """The cells of the study."""
+
+  def __init__(self, config: Mapping[str, Any], machine: Machine) -> None:
+    self._config, self._machine = config, machine
+
+  def _cell(
+    self, where: Mapping[str, Any], arm: str, arrivals: Sequence[Arrival],
+    found: bool, kind: str = "random", seed: int = 0,
+  ) -> Cell:
+    config = self._config
+    return Cell(
+      {**where, "arm": arm}, self._machine,
+      config["arms"][arm] | {"found": found}, arrivals, config["limits"],
+      {**config["priorities"], "kind": kind, "seed": seed},
+    )
+
+  def sessions(self) -> list[Cell]:
+    """Returns the cells of the paper's setting."""
+    config = self._config
+    arrivals = Sessions(**config["sessions"]).arrivals()
+    made = []
+    for kind in config["kinds"]:
+      today = self._cell({"kind": kind}, BASELINE, arrivals, True, kind)
+      made.append(
+        dataclasses.replace(today, where={"kind": kind, "arm": TODAY})
+      )
+      made += [
+        self._cell({"kind": kind}, arm, arrivals, False, kind)
+        for arm in config["order"]
+      ]
+    return made
+
+  def load(self, name: str, path: str) -> tuple[list[Arrival], int]:
+    """Reads a trace, and leaves out what the cache can never hold.
+
+    Returns:
+      The requests, and how many were left out.
+    """
+    if not path:
+      known("config.traces: sample ", name, SAMPLES)
+    arrivals = traces.load(
+      path or _FOLDER / SAMPLES[name], self._config["num_requests"]
+    )
+    kept = [a for a in arrivals if a.prompt + a.output <= self._machine.tokens]
+    return kept, len(arrivals) - len(kept)
+
+  def full(self, name: str, arrivals: Sequence[Arrival]) -> Cell:
+    """Returns a cell in which all requests are there at the beginning."""
+    at_once = [dataclasses.replace(a, time_s=0.0) for a in arrivals]
+    return self._cell({"trace": name}, BASELINE, at_once, True, "none")
+
+  def loads(
+    self, name: str, arrivals: Sequence[Arrival], capacity: float
+  ) -> list[Cell]:
+    """Returns a trace's cells, with its own times but for their scale."""
+    return [
+      self._cell(
+        {"trace": name, "load": load}, arm,
+        traces.scaled(arrivals, load * capacity), True,
+      )
+      for load in self._config["loads"] for arm in self._config["order"]
+    ]
+
+  def seeds(
+    self, loaded: Mapping[str, tuple[list[Arrival], int]],
+    capacity: Mapping[str, float],
+  ) -> list[Cell]:
+    """Returns cells that compare the cost model with what it chooses from."""
+    name = self._config["seeds_trace"]
+    return [
+      self._cell(
+        {"trace": name, "load": load, "seed": seed}, arm,
+        traces.poisson(loaded[name][0], load * capacity[name], seed), True,
+        seed=seed,
+      )
+      for load in self._config["loads"] for seed in self._config["seeds"]
+      for arm in (BASELINE, SWAP, COST)
+    ]
+
+  def shares(
+    self, loaded: Mapping[str, tuple[list[Arrival], int]]
+  ) -> list[Cell]:
+    """Returns cells with tensor ranks that talk less, without preemption."""
+    config, name = self._config, self._config["seeds_trace"]
+    arrivals = traces.poisson(loaded[name][0], config["shares_rate"], 0)
+    hardware = config["hardware"] | {
+      "device": config["ranks_device"], "pages": 0
+    }
+    return [
+      Cell(
+        {"p": p},
+        server.machine(config["model"], hardware, config["ranks"], p),
+        config["arms"][BASELINE] | {"found": True}, arrivals,
+        config["limits"], {"kind": "none"}, "first_come",
+      )
+      for p in config["shares"]
+    ]
+
+
+def _assumed(config: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+  return dict(config["hardware"]) | {
+    "pages": machine.pages, "host_pages": machine.host_pages,
+    "page_bytes": machine.copies.page_bytes,
+    "ranges_per_run": machine.copies.ranges_per_run,
+    "frequency": config["priorities"]["frequency"],
+    "levels": config["priorities"]["levels"],
+    "think_s": config["sessions"]["think_s"],
+    "rate": config["sessions"]["rate"],
+    "num_sessions": config["sessions"]["num_sessions"],
+    "trace": config["seeds_trace"], "ranks": config["ranks"],
+    "ranks_device": config["ranks_device"],
+    "shares_rate": config["shares_rate"],
+    "growth": config["arms"]["groups"]["growth"],
+    "wait_s": config["arms"]["asynchronous"]["wait_s"],
+  }
+
+
+def _compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Compares the cost model's P99 with the better one of what it chooses from.
+
+  Returns:
+    A row for each load, seed and measure: the three values in seconds; "width",
+    half the bootstrap interval of the cost model's; "worse", by how much it is
+    above the better one; and whether that is more than "width".
+  """
+  by = {(r["load"], r["seed"], r["arm"]): r for r in rows}
+  found = []
+  for load, seed in dict.fromkeys((r["load"], r["seed"]) for r in rows):
+    for measure in ("ttft", "tbt"):
+      values = {
+        arm: by[load, seed, arm][measure]["99"]
+        for arm in (BASELINE, SWAP, COST)
+      }
+      better = min(values[BASELINE][0], values[SWAP][0])
+      ours, low, high = values[COST]
+      row = by[load, seed, COST]
+      found.append({
+        "load": load, "seed": seed, "measure": measure,
+        **{arm: value[0] for arm, value in values.items()},
+        "width": (high - low) / 2, "worse": ours - better,
+        "beyond": ours - better > (high - low) / 2,
+        "able": row["able"], "cheaper": row["cheaper"],
+        "swapped": row["swapped"],
+      })
+  return found

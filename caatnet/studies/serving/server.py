@@ -1,0 +1,276 @@
+"""A simulated server: its options as data, and what it did as numbers."""
+
+from collections.abc import Hashable, Mapping, Sequence
+import dataclasses
+import heapq
+import math
+from typing import Any
+
+from caatnet.checks import naming
+from caatnet.serving.engine import Engine
+from caatnet.serving.host import Host
+from caatnet.serving.pages import Pages
+from caatnet.serving.policies import registry
+from caatnet.serving.priorities import Priorities
+from caatnet.serving.requests import Request
+from caatnet.serving.scheduler import Limits, Scheduler
+from caatnet.serving.simulator import CopyTimes, Simulator
+from caatnet.serving.times import Roofline
+from caatnet.serving.traces import Arrival, tokens
+from parallel.checks import known
+from parallel.hardware.devices import DEVICES
+from parallel.network import inference
+from parallel.network.inference import Transformer
+
+# Keys and values: the arrays of the cache. Both are [layers, pages, page_size,
+# heads, head_width], so a run of pages is one range in each layer of each.
+_ARRAYS = 2
+# Free pages are looked at in each so many-th step.
+_EVERY = 16
+# Pages of a group that takes a run of 512 tokens.
+LARGE = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """A device that serves a model, and the host's memory.
+
+  Attributes:
+    steps: Times of steps.
+    copies: Times of copies.
+    page_size: The tokens of a page.
+    pages: Pages of the cache.
+    host_pages: Pages in the host's memory.
+  """
+
+  steps: Roofline
+  copies: CopyTimes
+  page_size: int
+  pages: int
+  host_pages: int
+
+  @property
+  def tokens(self) -> int:
+    """How many tokens the cache holds."""
+    return self.pages * self.page_size
+
+
+def machine(
+  model: Mapping[str, Any], hardware: Mapping[str, Any], ranks: int = 1,
+  p: float = 1.0,
+) -> Machine:
+  """Returns a machine as a config describes it.
+
+  Args:
+    model: The section ``config.model``: sizes.
+    hardware: A section like ``config.hardware``: device, rates, memory.
+    ranks: Tensor ranks; beyond 1 the devices of a node with that device.
+    p: The share of channels that all row doors sum.
+
+  Raises:
+    ValueError: There is no such device, or the model does not fit on it.
+  """
+  known("config: device ", hardware["device"], DEVICES)
+  device = DEVICES[hardware["device"]]
+  sizes = Transformer(**model)
+  several = None
+  if ranks > 1:
+    several = inference.machine(f"gpu:{device.name}:1x{ranks}")
+  slower = dataclasses.replace(
+    device,
+    memory_bandwidth=device.memory_bandwidth * hardware["memory_fraction"],
+  )
+  one = inference.Step(1, 1, 1)
+  weights = inference.memory_bytes(sizes, one, 1)["weights"] / ranks
+  heads = math.ceil(sizes.num_kv_heads / ranks)
+  page_size = hardware["page_size"]
+  page_bytes = (
+    _ARRAYS * sizes.num_layers * page_size * heads * sizes.head_width
+    * sizes.item_bytes
+  )
+  room = hardware["memory_share"] * device.memory_bytes - weights
+  pages = hardware["pages"] or int(room // page_bytes)
+  if pages < 1:
+    raise ValueError(
+      f"device={device.name!r} has no room for a cache: weights take "
+      f"{weights / 1e9:.1f} GB of {device.memory_bytes / 1e9:.0f}"
+    )
+  rate = hardware["copy_rate"]
+  copies = CopyTimes(
+    page_bytes, _ARRAYS * sizes.num_layers, hardware["copy_call_s"], rate, rate,
+    slower.memory_bandwidth / 2,
+  )
+  return Machine(
+    Roofline(sizes, slower, several, p, hardware["utilisation"]), copies,
+    page_size, pages, int(hardware["host_bytes"] // page_bytes),
+  )
+
+
+@dataclasses.dataclass
+class Outcome:
+  """What a server did.
+
+  Attributes:
+    requests: All requests, those that were refused among them.
+    scheduler: As it is at the end.
+    copies: Times of copies.
+    seconds: From the first arrival to the last end.
+    busy_s: Seconds in which a step was computed.
+    present_s: Seconds in which somebody had come and was not done.
+    in_system: The integral over time of how many these were.
+    held: Pages of running requests, summed over some of the steps.
+    filled: How many of them tokens fill, as a fraction.
+    large: Of free pages, those in groups of at least `LARGE`, summed over the
+      same steps, and all free ones.
+  """
+
+  requests: list[Request]
+  scheduler: Scheduler
+  copies: CopyTimes
+  seconds: float = 0.0
+  busy_s: float = 0.0
+  present_s: float = 0.0
+  in_system: float = 0.0
+  held: int = 0
+  filled: float = 0.0
+  large: int = 0
+  free: int = 0
+
+  @property
+  def served(self) -> list[Request]:
+    """The requests that were not refused."""
+    return [r for r in self.requests if r.tokens]
+
+
+def serve(
+  host: Machine, arm: Mapping[str, Any], arrivals: Sequence[Arrival],
+  limits: Mapping[str, Any], priorities: Mapping[str, Any],
+  policy: str = "strict_priority",
+  clients: Mapping[int, tuple[Hashable, float]] | None = None,
+) -> Outcome:
+  """Serves requests on a simulated clock, until all have ended.
+
+  A turn that waits for the one before it comes when that has ended and its
+  user has thought.
+
+  Args:
+    host: The machine.
+    arm: How pages are taken and copied: an entry of ``config.arms``.
+    arrivals: The requests.
+    limits: What a step may hold: slots, tokens, steps_ahead.
+    priorities: Arguments of `Priorities`.
+    policy: By name.
+    clients: By the numbers of arrivals, whose a request is and its priority;
+      None for those of one client, with `priorities`.
+  """
+  with naming("config.arms", arm):
+    options = Limits(
+      slots=limits["slots"], tokens=limits["tokens"],
+      preempt=arm["preempt"], growth=arm["growth"], wait_s=arm["wait_s"],
+      keep_turns=arm["keep"],
+    )
+  pages = Pages(host.pages, host.page_size, arm["found"])
+  copies = dataclasses.replace(host.copies, single=arm["single"])
+  simulator = Simulator(
+    host.steps, copies, most=limits["tokens"], draw=_own_token
+  )
+  memory = Host(host.host_pages, host.page_size, arm["keep"], arm["keep"])
+  scheduler = Scheduler(
+    options, registry.make(policy, pages), pages, memory, simulator.costs
+  )
+  engine = Engine(scheduler, simulator, limits["steps_ahead"])
+  outcome = Outcome([], scheduler, copies)
+  _Clock(engine, arrivals, Priorities(**priorities), clients, outcome).run()
+  outcome.busy_s = simulator.busy_s
+  pages.check()
+  memory.check()
+  return outcome
+
+
+def _own_token(request: Request, position: int) -> int:
+  return int(request.payload[position])  # type: ignore[index]
+
+
+class _Clock:
+  """Lets requests come, changes priorities, and integrates over time."""
+
+  def __init__(
+    self, engine: Engine, arrivals: Sequence[Arrival], priorities: Priorities,
+    clients: Mapping[int, tuple[Hashable, float]] | None, outcome: Outcome,
+  ) -> None:
+    self._engine, self._priorities = engine, priorities
+    self._clients, self._outcome = clients, outcome
+    self._coming = [
+      (a.time_s, a.number, a) for a in arrivals if a.think_s is None
+    ]
+    heapq.heapify(self._coming)
+    # The later turns of each conversation, the next one last.
+    self._turns: dict[Hashable, list[Arrival]] = {}
+    for arrival in reversed(arrivals):
+      if arrival.think_s is not None:
+        self._turns.setdefault(arrival.conversation, []).append(arrival)
+    # The requests after which another turn comes, and their conversations.
+    self._awaited: dict[int, tuple[Request, Hashable]] = {}
+    self._last = 0.0
+
+  def run(self) -> None:
+    """Serves until nobody comes any more."""
+    engine, clock = self._engine, self._engine.executor
+    scheduler = engine.scheduler
+    while self._coming or not engine.idle:
+      while self._coming and self._coming[0][0] <= clock.now():
+        self._add(*heapq.heappop(self._coming))
+      until = self._coming[0][0] if self._coming else math.inf
+      present = len(scheduler.requests)
+      if engine.turn(until) is not None:
+        self._after_step()
+        continue
+      self._pass(clock.now(), present)
+      self._next_turns()
+    self._outcome.seconds = self._last
+
+  def _add(self, time_s: float, number: int, arrival: Arrival) -> None:
+    text = tokens(arrival)
+    if self._clients is None:
+      client, priority = "", self._priorities.first()
+    else:
+      client, priority = self._clients[number]
+    request = Request(
+      number, text[: arrival.prompt], arrival.output, client=client,
+      priority=priority,
+      arrival_s=time_s, conversation=arrival.conversation, more=arrival.more,
+      payload=text,
+    )
+    self._outcome.requests.append(request)
+    self._engine.scheduler.add(request)
+    if self._turns.get(arrival.conversation):
+      self._awaited[number] = request, arrival.conversation
+
+  def _after_step(self) -> None:
+    scheduler = self._engine.scheduler
+    if self._priorities.due():
+      for request in self._priorities.update(scheduler.requests):
+        scheduler.policy.update(request)
+    if scheduler.counts.steps % _EVERY == 0:
+      found, running = self._outcome, scheduler.running
+      found.held += sum(len(request.pages) for request in running)
+      filled = int(running.computed[running.slots].sum())
+      found.filled += filled / scheduler.pages.page_size
+      sizes = scheduler.pages.sizes()
+      pages = [count << k for k, count in enumerate(sizes)]
+      found.free += sum(pages)
+      found.large += sum(pages[LARGE.bit_length() - 1 :])
+
+  def _pass(self, now: float, present: int) -> None:
+    passed = now - self._last
+    self._outcome.in_system += present * passed
+    self._outcome.present_s += passed if present else 0.0
+    self._last = now
+
+  def _next_turns(self) -> None:
+    for number, (request, conversation) in list(self._awaited.items()):
+      if request.end_s is not None:
+        del self._awaited[number]
+        turn = self._turns[conversation].pop()
+        time_s = request.end_s + (turn.think_s or 0.0)
+        heapq.heappush(self._coming, (time_s, turn.number, turn))

@@ -1,0 +1,63 @@
+"""Percentiles of latencies, and how sure they are.
+
+Percentiles are linear between samples. Gaps between the tokens of one request
+are alike, so the bootstrap draws requests, each with all its gaps.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+PERCENTILES = (50.0, 95.0, 99.0, 99.9)
+# Of the bootstrap: drawn samples, and the interval's share in percent.
+_DRAWS, _SHARE = 200, 95.0
+# Shares of samples above the points of a tail's curve.
+ABOVE = tuple(float(x) for x in np.logspace(0, -4, 41))
+
+
+def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
+  """Returns percentiles of pooled samples, each with a bootstrap interval.
+
+  Args:
+    groups: The samples of each request, float64 ``[n]``.
+    seed: Of the random numbers.
+
+  Returns:
+    "n", the number of samples; "requests", of how many requests; by percentile
+    in words ("99.9") a value, the lower and the upper end of its 95% interval
+    (`scipy.stats.bootstrap`'s percentile method); "curve", the values that
+    shares `ABOVE` of the samples exceed.
+  """
+  groups = [g for g in groups if len(g)]
+  if not groups:
+    return {"n": 0, "requests": 0, "curve": []} | {
+      f"{p:g}": [float("nan")] * 3 for p in PERCENTILES
+    }
+  pooled = np.concatenate(groups)
+  owners = np.repeat(np.arange(len(groups)), [len(g) for g in groups])
+  order = np.argsort(pooled, kind="stable")
+  pooled, owners = pooled[order], owners[order]
+  rng, shares = np.random.default_rng(seed), np.array(PERCENTILES) / 100
+  drawn = np.empty((_DRAWS, len(PERCENTILES)))
+  for row in drawn:
+    chosen = rng.integers(len(groups), size=len(groups))
+    weights = np.bincount(chosen, minlength=len(groups))
+    up_to = np.cumsum(weights[owners])
+    places = np.searchsorted(up_to, shares * up_to[-1], side="left")
+    row[:] = pooled[np.minimum(places, len(pooled) - 1)]
+  rest = (100 - _SHARE) / 2
+  ends = np.percentile(drawn, (rest, 100 - rest), axis=0)
+  values = np.percentile(pooled, PERCENTILES)
+  found: dict[str, Any] = {
+    f"{p:g}": [float(v), float(low), float(high)]
+    for p, v, low, high in zip(PERCENTILES, values, *ends, strict=True)
+  }
+  curve = np.quantile(pooled, 1 - np.array(ABOVE)).tolist()
+  return found | {"n": len(pooled), "requests": len(groups), "curve": curve}
+
+
+def text(found: Mapping[str, Any], percentile: str) -> str:
+  """Returns a percentile and its interval as a cell of a table."""
+  value, low, high = found[percentile]
+  return f"{value:.3g} ({low:.3g} to {high:.3g})"

@@ -1,0 +1,85 @@
+"""The server's page in Chromium: it shows what runs, and loads nothing else."""
+
+import asyncio
+import os
+import pathlib
+import shutil
+import threading
+
+import httpx2
+import pytest
+
+pytest.importorskip("playwright", reason="the extra browser is not installed")
+
+from playwright import sync_api
+
+from tests.caatnet.serving import small_server
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# Where pictures of the page go; nowhere if unset.
+PICTURES = os.environ.get("PICTURES", "")
+
+
+@pytest.fixture(scope="module")
+def browser():
+  path = next(filter(None, map(shutil.which, NAMES)), None)
+  if path is None:
+    pytest.skip(f"none of {', '.join(NAMES)} is on PATH")
+  with sync_api.sync_playwright() as playwright:
+    found = playwright.chromium.launch(
+      executable_path=path, args=["--no-sandbox"]
+    )
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_shows_what_runs(browser, scheme):
+  with small_server.running() as server:
+    page = browser.new_page(
+      color_scheme=scheme, viewport={"width": 1100, "height": 900}
+    )
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: message.type == "error"
+            and errors.append(message.text))
+    page.goto(server.url)
+    sync_api.expect(page.locator("#model")).to_have_text("small")
+    sync_api.expect(page.get_by_role("status")).to_have_text("ok")
+    sync_api.expect(page.locator("#none")).to_be_visible()
+    work = threading.Thread(target=asyncio.run, args=(_serve(server, 60),))
+    work.start()
+    sync_api.expect(page.locator("#rows tr")).not_to_have_count(0)
+    if PICTURES:
+      page.screenshot(path=pathlib.Path(PICTURES) / f"page_{scheme}.png")
+    label = page.get_by_role("img").get_attribute("aria-label")
+    work.join()
+    assert "held" in label
+    assert "cached" in label
+    assert {url.removeprefix(server.url) for url in asked} == {"/", "/state"}
+    assert errors == []
+    # The colours of the two schemes differ.
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, dark[4:-1].split(","))) < 300) == (scheme == "dark")
+
+
+async def _serve(server, count):
+  async with httpx2.AsyncClient(timeout=60) as client:
+    await asyncio.gather(*(
+      client.post(f"{server.url}/v1/completions", json={
+        "model": "small", "prompt": "shared beginning" + "abcdefghijkl"[i % 12],
+        "max_tokens": 70, "ignore_eos": True, "seed": i,
+      })
+      for i in range(count)
+    ))
+
+
+def test_a_key_is_asked_for(browser):
+  with small_server.running(key="secret") as server:
+    page = browser.new_page()
+    page.goto(server.url)
+    page.get_by_label("This server asks for a key:").fill("secret")
+    page.get_by_role("button", name="Show").click()
+    sync_api.expect(page.locator("#model")).to_have_text("small")
+    sync_api.expect(page.locator("#locked")).to_be_hidden()

@@ -1,0 +1,215 @@
+"""Clients who are slow, rude or gone take nothing from others."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import struct
+import time
+
+import httpx2
+import pytest
+
+from caatnet.serving.requests import State
+from tests.caatnet.serving import small_server
+from tests.caatnet.serving.small_server import alone
+
+READ_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def server():
+  with small_server.running(
+    read_s=READ_S, write_s=READ_S, body_bytes=2000, policy="vtc"
+  ) as found:
+    yield found
+
+
+def ask(prompt, **fields):
+  return {"model": "small", "prompt": prompt} | fields
+
+
+def drained(server):
+  """The state once nobody is being served."""
+  for _ in range(500):
+    state = httpx2.get(f"{server.url}/state", timeout=60).json()
+    fresh = state["age_s"] < 1  # else the engine has not answered yet
+    if fresh and not state["open"] and not sum(state["requests"].values()):
+      return state
+    time.sleep(0.02)
+  pytest.fail(f"somebody is being served: {state}")
+
+
+def all_is_back(server):
+  state = drained(server)
+  for name in ("held", "shared", "leaving"):
+    assert state["pages"][name] == 0
+  assert state["host_pages"]["used"] == 0
+  assert not server.api.service.calls
+  scheduler = server.api.service.engine.scheduler
+  scheduler.pages.check()
+  assert not scheduler.swapping._busy
+  assert not scheduler.swapping._turns
+  assert len(scheduler.policy) == 0
+
+
+async def _connect(server):
+  return await asyncio.open_connection("127.0.0.1", server.port)
+
+
+def _request(fields):
+  body = json.dumps(fields).encode()
+  return (
+    b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: "
+    + str(len(body)).encode() + b"\r\n\r\n" + body
+  )
+
+
+async def _killed(server, i):
+  """A client whose process is killed after its first token, or before."""
+  reader, writer = await _connect(server)
+  streams = i % 4 > 0
+  writer.write(_request(ask(
+    "killed"[: 1 + i % 6], max_tokens=80, stream=streams, ignore_eos=True,
+    temperature=1, n=1 + i % 2, user=str(i),
+    conversation=str(i) if i % 3 == 0 else None,
+  )))
+  await writer.drain()
+  if streams:
+    await reader.readuntil(b"data: ")
+  else:
+    await asyncio.sleep(0.01)
+  # Nothing is said any more, as when a process is killed.
+  writer.get_extra_info("socket").setsockopt(
+    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+  )
+  writer.transport.abort()
+
+
+def test_200_killed_clients_leak_nothing_and_others_get_theirs(server):
+  others = [ask("other" + "abcdef"[i], max_tokens=30, seed=i)
+            for i in range(6)]
+
+  async def all_of_them():
+    places = asyncio.Semaphore(20)
+
+    async def killed(i):
+      async with places:
+        await _killed(server, i)
+
+    async with httpx2.AsyncClient(timeout=300) as client:
+      answers = [
+        client.post(f"{server.url}/v1/completions", json=fields)
+        for fields in others
+      ]
+      found = await asyncio.gather(*answers, *map(killed, range(200)))
+    return [answer.json() for answer in found[: len(others)]]
+
+  found = asyncio.run(all_of_them())
+  for i, (fields, answer) in enumerate(zip(others, found, strict=True)):
+    expected = alone(fields["prompt"], 30, temperature=1.0, seed=i)
+    assert answer["choices"][0]["text"] == expected.text
+  all_is_back(server)
+
+
+def test_slow_and_malformed_clients_are_let_go(server):
+  """While somebody is answered."""
+  head = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\n"
+  cases = [
+    (b"", None),  # a head that never begins
+    (b"POST /v1/comp", None),  # or never ends
+    (head + b"Content-Length: 50\r\n\r\n{", b"408"),  # a body that never does
+    (b"\x16\x03\x01 this is no HTTP\r\n\r\n", b"400"),
+    (head + b"Content-Length: x\r\n\r\n", b"400"),
+    (head + b"X: " + 200_000 * b"x", None),  # it is reset as it sends
+    (head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
+    (head + b"Content-Length: 9000\r\n\r\n" + 9000 * b" ", b"413"),
+  ]
+
+  async def one(content):
+    reader, writer = await _connect(server)
+    with contextlib.suppress(ConnectionError):
+      writer.write(content)
+      await writer.drain()
+    found = b""
+    with contextlib.suppress(ConnectionError):
+      found = await asyncio.wait_for(reader.read(), 10 * READ_S)
+    writer.close()
+    return found
+
+  async def all_of_them():
+    async with httpx2.AsyncClient(timeout=300) as client:
+      fields = ask("beside", max_tokens=60, temperature=0)
+      answer = client.post(f"{server.url}/v1/completions", json=fields)
+      return await asyncio.gather(answer, *(one(c) for c, _ in cases))
+
+  answer, *found = asyncio.run(all_of_them())
+  assert answer.json()["choices"][0]["text"] == alone("beside", 60).text
+  for (content, status), text in zip(cases, found, strict=True):
+    if status is not None:
+      assert text.split(b" ")[1] == status, (content[:60], text[:200])
+  all_is_back(server)
+
+
+def test_who_has_gone_before_the_end_is_cancelled(server):
+  """Whether it streams or not; tokens are not drawn for nobody."""
+  metrics = server.api.service.metrics
+  ends = metrics._ends.labels(State.CANCELLED.value)
+  before, steps = ends._value.get(), drained(server)["steps"]
+  for stream in (True, False):
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+      client.sendall(_request(ask(
+        "gone", max_tokens=90, stream=stream, n=40, ignore_eos=True
+      )))
+      while not server.api.service.calls:
+        time.sleep(0.001)
+  all_is_back(server)
+  assert ends._value.get() > before + 2
+  # Of 2 x 40 answers of 90 tokens, 4 at a time.
+  assert drained(server)["steps"] - steps < 900
+
+
+def test_turns_of_a_conversation_continue_what_is_kept(server):
+  first = httpx2.post(f"{server.url}/v1/completions", timeout=300, json=ask(
+    "conversation", max_tokens=20, temperature=0, conversation="one",
+    ignore_eos=True,
+  )).json()
+  prompt = "conversation" + first["choices"][0]["text"] + "?"
+  second = httpx2.post(f"{server.url}/v1/completions", timeout=300, json=ask(
+    prompt, max_tokens=10, temperature=0, conversation="one",
+  )).json()
+  assert second["choices"][0]["text"] == alone(prompt, 10).text
+  cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+  assert cached >= 16
+
+
+def test_an_engine_that_fails_says_so_and_hangs_nobody(monkeypatch):
+  with small_server.running() as server:
+    def broken(step):
+      raise RuntimeError("the device is on fire")
+
+    monkeypatch.setattr(server.api.service.engine.executor, "submit", broken)
+    for stream in (True, False):
+      answer = httpx2.post(
+        f"{server.url}/v1/completions", json=ask("a", stream=stream)
+      )
+      assert answer.status_code == 500
+      assert "on fire" in answer.json()["error"]["message"]
+    health = httpx2.get(f"{server.url}/health")
+    assert health.status_code == 503
+    assert health.json()["status"] == "broken"
+    assert httpx2.get(f"{server.url}/state").status_code == 200
+
+
+def test_what_takes_too_long_after_a_signal_is_cut_off():
+  with small_server.running(drain_s=0.1) as running:
+    fields = ask("long", max_tokens=90, stream=True, ignore_eos=True, n=40)
+    url = f"{running.url}/v1/completions"
+    with httpx2.stream("POST", url, json=fields, timeout=300) as answer:
+      lines = filter(None, answer.iter_lines())
+      next(lines)
+      running.server.handle_exit(signal.SIGINT, None)
+      *_, last = lines
+    assert "the server has ended" in last
+  assert running.server.exit_code == 1

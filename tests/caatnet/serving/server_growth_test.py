@@ -1,0 +1,70 @@
+"""A server that has served twice as much keeps no more."""
+
+import gc
+import types
+
+import pytest
+
+from caatnet.serving import counts
+from caatnet.serving.engine import Engine
+from caatnet.serving.host import Host
+from caatnet.serving.pages import Pages
+from caatnet.serving.policies import clients, registry
+from caatnet.serving.requests import Request
+from caatnet.serving.scheduler import Limits, Scheduler
+from tests.caatnet.serving import oracle
+
+
+def num_objects(root):
+  """How many objects hang on one, but for modules, types and functions."""
+  seen, todo = {id(root)}, [root]
+  while todo:
+    for found in gc.get_referents(todo.pop()):
+      leaf = isinstance(found, type | types.ModuleType | types.FunctionType)
+      if id(found) not in seen and not leaf:
+        seen.add(id(found))
+        todo.append(found)
+  return len(seen)
+
+
+@pytest.mark.parametrize("policy", sorted(registry.POLICIES))
+def test_nothing_grows_with_what_was_served(policy, monkeypatch):
+  """Each request is of a client of its own, and many are cancelled."""
+  monkeypatch.setattr(counts, "_KEPT", 5)
+  monkeypatch.setattr(clients, "_REMEMBERED", 20)
+  rng = oracle.rng_of(0)
+  pages = Pages(8, 4)
+  executor = oracle.Oracle(8, 40, 4, lambda copy: float(rng.exponential(1)))
+  scheduler = Scheduler(
+    Limits(slots=5, tokens=8, preempt="cost", keep_turns=True),
+    registry.make(policy, pages), pages, Host(40, 4, reserve=True),
+    executor.costs,
+  )
+  engine = Engine(scheduler, executor)
+
+  def serve(first, count):
+    """Serves requests, some of which stay in line until they are cancelled."""
+    for number in range(first, first + count):
+      scheduler.add(Request(
+        number, oracle.prompts(rng, 1, 12)[0], int(rng.integers(1, 12)),
+        client=f"client {number}", priority=float(rng.integers(3)),
+        conversation=number, more=bool(number % 2), weight=1 + number / 1e6,
+        arrival_s=executor.now(),
+        deadline_s=executor.now() + 50 if number % 3 else float("inf"),
+      ))
+      for _ in range(8):
+        engine.turn(executor.now() + 1)
+      if len(scheduler.requests) > 6:
+        leaver = scheduler.requests[int(rng.integers(6))]
+        scheduler.cancel(leaver, executor.now())
+    while not engine.idle:
+      engine.turn()
+    executor.moved.clear()  # what the oracle notes for other tests
+    return num_objects(scheduler)
+
+  serve(0, 150)
+  before = serve(150, 150)
+  after = serve(300, 300)
+  assert scheduler.counts.preemptions.total() > 10
+  # Caches differ in what they hold, at most.
+  assert after < before + 150

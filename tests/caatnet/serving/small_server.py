@@ -1,0 +1,112 @@
+"""A server of a tiny model, in a thread, and what runs alone say."""
+
+import contextlib
+import functools
+import json
+import threading
+
+import tokenizers
+from tokenizers import decoders, models
+
+from caatnet.build import serving
+from caatnet.build.serving_options import DEFAULTS
+from caatnet.data.tokenizers import LibraryTokenizer
+from caatnet.inference.decoder import Capacity, Decoder
+from caatnet.inference.generate import Generation
+from caatnet.inference.requests import Request
+from caatnet.inference.stops import Stops
+from caatnet.inference.weights import make_weights
+from caatnet.models.paged import CacheShape
+from caatnet.serving.server import http, start
+from tests.caatnet.inference import generate_test
+from tests.caatnet.inference.decoding_test import put
+from tests.caatnet.models.transformer_test import make_program
+
+CONTEXT, PAGE_SIZE, PAGES, SLOTS = 96, 8, 40, 4
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
+TEMPLATE = (
+  "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}a"
+)
+
+
+@functools.cache
+def tokenizer(template=TEMPLATE):
+  """A token is a letter; the last of 64 ends a text."""
+  vocab = {letter: i for i, letter in enumerate(LETTERS)} | {"</s>": 63}
+  library = tokenizers.Tokenizer(models.BPE(vocab, []))
+  library.decoder = decoders.Fuse()
+  library.add_special_tokens(["</s>"])
+  config = {"eos_token": "</s>"}
+  if template:
+    config["chat_template"] = template
+  return LibraryTokenizer("letters", {
+    "tokenizer.json": library.to_str(),
+    "tokenizer_config.json": json.dumps(config),
+  }, "letters")
+
+
+def decoder():
+  """The model of `generate_test`, with a cache for longer sequences."""
+  program = make_program(generate_test.CONFIG, 4, 1)
+  config = program.model.config
+  shape = CacheShape(
+    config.num_layers, PAGES, PAGE_SIZE,
+    config.num_kv_heads // program.layout.tensor.size, config.head_width,
+    "float32", "heads",
+  )
+  weights = make_weights(
+    program, put(program, generate_test.trained()), False, False
+  )
+  return Decoder(
+    program, weights, Capacity(SLOTS, CONTEXT, PAGE_SIZE, 16), shape
+  )
+
+
+_alone = functools.cache(decoder)
+
+
+def alone(text, max_tokens, stop=(), **how):
+  """What follows a text in a run of its own."""
+  tokens = tokenizer()
+  asked = Request(
+    tuple(tokens.encode(text).tolist()),
+    Stops(max_tokens, frozenset(tokens.stop_ids), stop), **how,
+  )
+  generation = Generation(_alone(), [asked], tokens)
+  # All of them run the same programs.
+  generation._filters = True
+  generation._least_pages = generation._most_pages = CONTEXT // PAGE_SIZE
+  return generation.run()[0]
+
+
+class Running:
+  """A server that runs.
+
+  Attributes:
+    server: The server.
+    api: What it serves.
+    port: Where.
+  """
+
+  def __init__(self, server, port):
+    self.server, self.api, self.port = server, server.api, port
+    self.url = f"http://127.0.0.1:{port}"
+
+
+@contextlib.contextmanager
+def running(template=TEMPLATE, key="", **options):
+  """Runs a server while the context lasts."""
+  model = decoder()
+  chosen = DEFAULTS.__class__(**vars(DEFAULTS) | {"growth": 1} | options)
+  listener = http.bound("127.0.0.1", 0)
+  server = start.server(
+    serving.engine(model, chosen), model, tokenizer(template), chosen, "small",
+    key, serving.page_bytes(model), print,
+  )
+  thread = threading.Thread(target=server.serve_on, args=(listener,))
+  thread.start()
+  try:
+    yield Running(server, listener.getsockname()[1])
+  finally:
+    server.should_exit = True
+    thread.join()

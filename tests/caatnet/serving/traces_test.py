@@ -1,0 +1,141 @@
+"""Traces of requests: what is read, what is refused, what is made up."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from caatnet.serving import traces
+from caatnet.serving.traces import Arrival, Sessions
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.1206440,7433,14
+"""
+BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,0,1087,Conversation log
+118,GPT-4,417,276,693,API log
+"""
+MOONCAKE = "".join(
+  json.dumps({
+    "timestamp": time, "input_length": len(ids) * 512 - 5, "output_length": 7,
+    "hash_ids": ids,
+  }) + "\n"
+  for time, ids in (
+    (0, [0, 1]), (0, [0, 2]), (0, [0, 1, 3]), (3000, [4]), (6000, [0])
+  )
+)
+
+
+def test_each_kind_is_read_gzipped_or_not(tmp_path):
+  """By its content: names say nothing."""
+  expected = {
+    AZURE: [(0.0, 4808, 10), (0.140684, 7433, 14)],
+    BURST: [(0.0, 472, 18), (113.0, 417, 276)],  # one of them failed
+  }
+  for text, rows in expected.items():
+    for data in (text.encode(), gzip.compress(text.encode())):
+      path = tmp_path / "trace"
+      path.write_bytes(data)
+      found = traces.load(path)
+      assert [a.number for a in found] == [0, 1]
+      for arrival, (time_s, prompt, output) in zip(found, rows, strict=True):
+        assert arrival.time_s == pytest.approx(time_s, abs=1e-6)
+        assert (arrival.prompt, arrival.output) == (prompt, output)
+
+
+def test_batches_are_spread_in_their_order(tmp_path):
+  path = tmp_path / "trace"
+  path.write_text(MOONCAKE)
+  found = traces.load(path)
+  assert [a.blocks for a in found] == [(0, 1), (0, 2), (0, 1, 3), (4,), (0,)]
+  times = np.array([a.time_s for a in found])
+  assert np.all(np.diff(times) > 0)
+  assert times[2] < 3
+  assert traces.load(path) == found
+  assert traces.load(path, seed=1) != found
+  assert traces.load(path, 2) == found[:2]
+
+
+@pytest.mark.parametrize(("text", "message"), [
+  ("", "is empty"),
+  ("a,b\n1,2\n", "TIMESTAMP"),
+  (AZURE + "2023-11-16 18:17:05.1,12", "line 4"),
+  (AZURE + "2023-11-16 18:17:05.1,0,3\n", "line 4: ContextTokens=0"),
+  (AZURE + "yesterday,1,3\n", "line 4: .*yesterday"),
+  (BURST + "nan,GPT-4,1,2,3,API log\n", "line 5: the time"),
+  (MOONCAKE + '{"timestamp": 1, "inp', "line 6"),
+  (MOONCAKE + '{"timestamp": 1, "input_length": 3}\n', "line 6: 'hash_ids'"),
+  (MOONCAKE.replace("[4]", "[4, 5]"), "line 4: hash_ids has 2 blocks"),
+])
+def test_a_wrong_line_is_named(text, message, tmp_path):
+  path = tmp_path / "trace.csv"
+  path.write_text(text)
+  with pytest.raises(ValueError, match=message):
+    traces.load(path)
+
+
+def test_a_truncated_file_is_named(tmp_path):
+  path = tmp_path / "trace.csv.gz"
+  path.write_bytes(gzip.compress(AZURE.encode())[:-20])
+  with pytest.raises(ValueError, match="cannot be read"):
+    traces.load(path)
+  with pytest.raises(ValueError, match="absent"):
+    traces.load(tmp_path / "absent")
+
+
+def test_texts_agree_where_the_trace_says_so(tmp_path):
+  path = tmp_path / "trace"
+  path.write_text(MOONCAKE)
+  found = [traces.tokens(a, 1000) for a in traces.load(path)]
+  assert [len(t) for t in found] == [1026, 1026, 1538, 514, 514]
+  np.testing.assert_array_equal(found[0][:1019], found[2][:1019])
+  np.testing.assert_array_equal(found[0][:512], found[1][:512])
+  assert np.mean(found[0][512:1019] == found[1][512:1019]) < 0.02
+  assert np.mean(found[0][1019:] == found[1][1019:]) < 0.5  # the answers
+  assert min(map(np.min, found)) >= 0
+  assert max(map(np.max, found)) < 1000
+
+
+def test_a_turn_begins_with_the_turns_before_it():
+  arrivals = Sessions(40, seed=3).arrivals()
+  times = [a.time_s for a in arrivals]
+  assert times == sorted(times)
+  before: dict[int | None, Arrival] = {}
+  for arrival in arrivals:
+    last = before.get(arrival.conversation)
+    assert (last is None) == (arrival.think_s is None)
+    if last is not None:
+      assert last.more
+      assert arrival.context == last.prompt + last.output < arrival.prompt
+      np.testing.assert_array_equal(
+        traces.tokens(arrival)[: arrival.context], traces.tokens(last)
+      )
+    assert arrival.prompt + arrival.output <= 16384
+    before[arrival.conversation] = arrival
+  assert not any(a.more for a in before.values())
+
+
+def test_sessions_have_the_statistics_that_they_are_made_of():
+  """Of ShareGPT: answers 324 on average, 999 at P99; turns, rate, gaps."""
+  arrivals = Sessions(2000, rate=2.0, seed=1).arrivals()
+  questions = np.log([a.prompt - a.context for a in arrivals])
+  answers = np.array([a.output for a in arrivals])
+  assert questions.mean() == pytest.approx(4.01, abs=0.1)
+  assert questions.std() == pytest.approx(1.72, abs=0.1)
+  assert answers.mean() == pytest.approx(324, rel=0.05)
+  assert np.percentile(answers, 99) == pytest.approx(999, rel=0.01)
+  assert len(arrivals) / 2000 == pytest.approx(5.5, rel=0.1)
+  first = np.array([a.time_s for a in arrivals if a.think_s is None])
+  assert np.diff(first).mean() == pytest.approx(5.5 / 2.0, rel=0.05)
+
+
+def test_a_rate_is_that_of_the_arrivals():
+  arrivals = Sessions(300).arrivals()
+  scaled = traces.scaled(arrivals, 4.0)
+  assert len(scaled) / scaled[-1].time_s == pytest.approx(4.0)
+  drawn = traces.poisson(arrivals, 4.0, seed=1)
+  assert len(drawn) / drawn[-1].time_s == pytest.approx(4.0, rel=0.1)
+  assert [a.prompt for a in drawn] == [a.prompt for a in arrivals]

@@ -1,0 +1,245 @@
+"""The studies of switching and of fairness: laws of what they count."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from caatnet.serving.traces import Arrival, Sessions
+from caatnet.studies.serving import (
+  cells,
+  fairness,
+  pictures,
+  server,
+  study,
+  tables,
+  tails,
+)
+from configs.serving import fairness as fairness_config
+from configs.serving import fastswitch as config_file
+
+CONFIG = config_file.get_config("test").to_dict()
+SESSIONS = Sessions(10, 20.0, seed=5, think_s=1.0, longest_answer=30)
+
+
+def _serve(arm, machine=None, arrivals=None, kind="random"):
+  machine = machine or server.machine(CONFIG["model"], CONFIG["hardware"])
+  return server.serve(
+    machine, CONFIG["arms"][arm] | {"found": False},
+    arrivals or SESSIONS.arrivals(), CONFIG["limits"],
+    {"kind": kind, "frequency": 0.3},
+  )
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+  return {arm: _serve(arm) for arm in CONFIG["order"]}
+
+
+def test_all_are_served_and_every_token_is_counted(outcomes):
+  arrivals = {a.number: a for a in SESSIONS.arrivals()}
+  largest = 160 * 16
+  for outcome in outcomes.values():
+    assert len(outcome.requests) == len(arrivals)
+    for request in outcome.requests:
+      arrival = arrivals[request.number]
+      fits = arrival.prompt + arrival.output - 1 <= largest
+      assert len(request.tokens) == (arrival.output if fits else 0)
+
+
+def test_little_s_law_holds_exactly(outcomes):
+  """Over a drained run: the mean in the system is rate by mean latency."""
+  for outcome in outcomes.values():
+    found = cells.numbers(outcome, CONFIG["arms"]["cost"])
+    rate = len(outcome.requests) / outcome.seconds
+    assert found["in_system"] == pytest.approx(
+      rate * found["mean_latency"], rel=1e-9
+    )
+
+
+def test_a_turn_comes_when_its_user_has_thought(outcomes):
+  arrivals = {a.number: a for a in SESSIONS.arrivals()}
+  by = {r.number: r for r in outcomes["reuse"].requests}
+  later = [a for a in arrivals.values() if a.think_s is not None]
+  for arrival in later:
+    before = next(
+      a for a in arrivals.values() if a.conversation == arrival.conversation
+      and a.prompt + a.output == arrival.context
+    )
+    assert by[arrival.number].arrival_s == pytest.approx(
+      by[before.number].end_s + arrival.think_s
+    )
+
+
+def test_arms_are_ordered(outcomes):
+  """Groups copy fewer ranges than pages, reuse moves fewer bytes per swap."""
+  found = {
+    arm: cells.numbers(outcome, CONFIG["arms"][arm])
+    for arm, outcome in outcomes.items()
+  }
+  assert found["recompute"]["ranges"] == found["recompute"]["swapped"] == 0
+  assert found["blocks"]["ranges"] == found["blocks"]["single_ranges"] > 0
+  for arm in ("groups", "asynchronous", "reuse"):
+    assert 0 < found[arm]["ranges"] < found[arm]["single_ranges"], arm
+    assert found[arm]["swapped"] == found[arm]["able"] > 0
+  out = {
+    arm: outcomes[arm].scheduler.counts.pages["out"]
+    for arm in ("asynchronous", "reuse")
+  }
+  turned = sum(r.more for r in outcomes["reuse"].requests)
+  assert out["reuse"] < out["asynchronous"] + turned * 160
+  assert found["cost"]["able"] == found["cost"]["cheaper"] > 0
+
+
+def test_bytes_with_reuse_are_fewer_on_one_schedule():
+  """One request goes out again and again: only what is new moves."""
+  # An urgent one comes while it runs, three times.
+  long = [Arrival(0, 0.0, 1200, 200)]
+  urgent = [Arrival(n, 1.5 * n, 2000, 4) for n in (1, 2, 3)]
+  clients = {a.number: ("", 0.0 if a in urgent else 1.0) for a in long + urgent}
+  moved = {}
+  for arm in ("asynchronous", "reuse"):
+    machine = server.machine(CONFIG["model"], CONFIG["hardware"])
+    outcome = server.serve(
+      machine, CONFIG["arms"][arm] | {"found": False}, long + urgent,
+      CONFIG["limits"], {"kind": "none"}, clients=clients,
+    )
+    assert outcome.requests[0].num_preempted == 3
+    moved[arm] = outcome.scheduler.counts.pages
+  assert moved["asynchronous"]["out"] >= 3 * 75
+  assert 75 <= moved["reuse"]["out"] <= 75 + 2 + 200 // 16 + 1
+  assert moved["reuse"]["in"] == moved["asynchronous"]["in"]
+
+
+def test_a_step_waits_for_synchronous_copies_only(outcomes):
+  counts = {arm: o.scheduler.counts for arm, o in outcomes.items()}
+  copies = {
+    arm: sum(c.runs["out"].values()) for arm, c in counts.items()
+  }
+  assert copies["groups"]
+  assert counts["groups"].waited > 0
+  assert counts["asynchronous"].waited < counts["groups"].waited
+
+
+def test_a_page_alone_costs_a_call_for_each_range():
+  machine = server.machine(CONFIG["model"], CONFIG["hardware"])
+  # 1,000 tokens of 131,072 bytes: 63 pages, 4,032 copies of 32 KiB.
+  assert machine.copies.page_bytes == 16 * 131072
+  call = CONFIG["hardware"]["copy_call_s"]
+  together = machine.copies.seconds("out", 1, 63)
+  object.__setattr__(machine.copies, "single", True)
+  alone = machine.copies.seconds("out", 1, 63)
+  assert alone - together == pytest.approx((4032 - 64) * call)
+
+
+def test_percentiles_and_their_interval():
+  """Of equal samples nothing varies; the interval holds the value."""
+  same = tails.summary([np.full(3, 2.0)] * 5)
+  assert same["99.9"] == [2.0, 2.0, 2.0]
+  assert same["n"] == 15
+  rng = np.random.default_rng(0)
+  groups = [rng.exponential(size=rng.integers(1, 30)) for _ in range(400)]
+  found = tails.summary(groups)
+  pooled = np.concatenate(groups)
+  for p in tails.PERCENTILES:
+    value, low, high = found[f"{p:g}"]
+    assert value == np.percentile(pooled, p)
+    assert low <= value <= high
+  one = found["50"][2] - found["50"][1]
+  # 5,800 samples of density 1/2 at the median: 4 / 2 / sqrt(n) x 1 / 0.5
+  assert one == pytest.approx(4 / math.sqrt(len(pooled)), rel=0.35)
+  alike = tails.summary([np.full(20, g[0]) for g in groups])
+  assert alike["50"][2] - alike["50"][1] > 2 * one  # fewer independent ones
+
+
+def test_a_study_that_was_killed_goes_on(tmp_path, monkeypatch):
+  arrivals = SESSIONS.arrivals()[:3]
+  machine = server.machine(CONFIG["model"], CONFIG["hardware"])
+  made = [
+    cells.Cell(
+      {"n": n}, machine, CONFIG["arms"]["cost"] | {"found": False},
+      arrivals[: n + 1], CONFIG["limits"], {"kind": "none"},
+    ) for n in range(3)
+  ]
+  path = tmp_path / "kept" / "cells.jsonl"
+  first = cells.run(made[:2], str(path))
+  path.write_text(path.read_text()[:-30])  # killed as it wrote
+  simulated = []
+  real = cells.Cell.simulate
+  monkeypatch.setattr(
+    cells.Cell, "simulate",
+    lambda cell: simulated.append(cell.where["n"]) or real(cell),
+  )
+  found = cells.run(made, str(path))
+  assert simulated == [1, 2]
+  assert found[:2] == first
+  assert cells.run(made, str(path)) == found
+  assert simulated == [1, 2]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+  ({"order": ("reuse", "magic")}, r"config\.order='magic'"),
+  ({"seeds_trace": "none"}, r"config\.seeds_trace"),
+  ({"hardware": CONFIG["hardware"] | {"device": "a11"}}, "did you mean a10"),
+  ({"hardware": CONFIG["hardware"] | {"memory_share": 0.5, "pages": 0}},
+   "no room for a cache"),
+  ({"traces": {"azure_conv": {"path": "absent.csv"}}, "kinds": ()},
+   "absent.csv"),
+])
+def test_wrong_values_are_named(change, message):
+  with pytest.raises(ValueError, match=message):
+    study.run(CONFIG | change)
+
+
+def test_the_study_prints_and_draws(capsys, tmp_path):
+  config = CONFIG | {"order": ("recompute", "blocks", "reuse", "cost")}
+  config["num_requests"] = 8
+  config["sessions"] = config["sessions"] | {"num_sessions": 3}
+  result = study.run(config)
+  json.dumps(result)
+  capacity = result["loads"][0]["capacity"]
+  rates = {row["load"]: row["requests"] for row in result["traces"]}
+  assert capacity > 0
+  assert set(rates) == {0.9}
+  tables.show(result)
+  printed = capsys.readouterr().out
+  for text in ("assumed", "P99.9 rests on", "pages found", "larger than"):
+    assert text in printed, text
+  pytest.importorskip("matplotlib")
+  pictures.plot(result, tmp_path / "all.png")
+  assert (tmp_path / "all.png").stat().st_size > 10_000
+
+
+def test_difference_is_that_of_the_worst_window():
+  """By its definition, over all windows in which both wait."""
+  rng = np.random.default_rng(2)
+  times = np.arange(30.0)
+  curves = [(times, rng.integers(0, 5, 30).cumsum()) for _ in "ab"]
+  lines = [(times, (rng.random(30) > 0.2).astype(float)) for _ in "ab"]
+  ahead = curves[0][1] - curves[1][1]
+  both = (lines[0][1] > 0) & (lines[1][1] > 0)
+  worst = max(
+    abs(ahead[j] - ahead[i]) for i in range(30) for j in range(i, 30)
+    if both[i : j + 1].all()
+  )
+  assert fairness.difference(*curves, *lines) == worst
+
+
+def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
+  config = fairness_config.get_config("test").to_dict()
+  config["limits"]["slots"] = 2
+  config["policies"] = ("first_come", "strict_priority", "vtc")
+  for client in config["clients"].values():
+    client |= {"requests": client["requests"] // 3, "prompt": 16, "shared": 16,
+               "output": client["output"] // 8}
+  result = study.run(config)
+  rows = {row["policy"]: row for row in result["rows"]}
+  assert rows["vtc"]["largest"] <= result["bound"]
+  assert rows["vtc"]["jain"] > 0.98 > rows["strict_priority"]["jain"]
+  assert rows["strict_priority"]["largest"] > result["bound"]
+  tables.show(result)
+  assert "bound" in capsys.readouterr().out
+  pytest.importorskip("matplotlib")
+  pictures.plot(result, tmp_path / "fair.png")
+  assert (tmp_path / "fair.png").stat().st_size > 10_000
