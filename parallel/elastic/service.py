@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import queue
 import socket
+import threading
 import time
 from typing import Any
 
