@@ -103,7 +103,7 @@ def test_who_does_not_read_loses_the_connection():
       channel.run(lambda _: None)
     ended.append(channel.reason)
 
-  thread = threading.Thread(target=run)
+  thread = threading.Thread(target=run, daemon=True)
   thread.start()
   peers = tuple(ids.make(("127.0.0.1", i + 1)) for i in range(900))
   long = m.Prepare(1, peers, 0, 0, "", ())
@@ -165,6 +165,23 @@ def test_with_tls_rounds_are_the_same_and_others_are_out(tmp_path):
     with pytest.raises(OSError):
       handshake.dial(there.address, request, wrong, Scope(), 0.3)
   there.close()
+
+
+def test_a_result_that_is_not_committed_is_not_the_state(tmp_path):
+  """The coordinator is gone when a peer has summed, so nobody commits it."""
+  there = _serving(tmp_path, [])
+  start = {"x": np.zeros(3, np.float32)}
+
+  def last(exchange, state, part):
+    there.close()
+    return _step(exchange, state, part)
+
+  settings = Settings(alone_s=0.5)
+  with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
+    with pytest.raises(Halted):
+      swarm.give(np.ones(3, np.float32), last)
+    assert swarm.revision == 0
+    assert (swarm.state["x"] == 0).all()
 
 
 def test_without_a_coordinator_a_peer_halts_with_all_it_has(tmp_path):
