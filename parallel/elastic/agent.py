@@ -45,6 +45,7 @@ LEASES = "elastic/leases"  # the name of the leases in the shared state
 # After a failed attempt a peer waits before it says so, longer each time, so
 # that what fails always does not do so thousands of times.
 _FAILED_S, _MOST_FAILED_S = 0.02, 2.0
+_SAID_S = 10.0  # a coordinator that is away is complained of so often
 
 
 class Halted(RuntimeError):
@@ -157,19 +158,27 @@ class Agent:
 
   def _converse(self) -> None:
     """Keeps a connection to the coordinator."""
-    pause_s = 0.05
+    pause_s, seen = 0.05, time.monotonic()
     request = Request(Purpose.CONTROL, 0, 0, self.peer.id, service.NAME)
     while self.error is None:
       try:
+        left_s = max(0.0, seen + self._settings.alone_s - time.monotonic())
         sock = dial(
           self._coordinator, request, self._security, self._scope,
-          self._settings.alone_s,
+          min(left_s, _SAID_S),
         )
       except Cancelled:
         return
       except OSError as error:
-        self._events.put((m.Alone(), error))
-        return
+        if left_s <= _SAID_S:
+          self._events.put((m.Alone(), error))
+          return
+        LOG.warning(
+          "coordinator %s:%s: %s; %s halts in %.0f s", *self._coordinator,
+          error, self.peer.id, left_s,
+        )
+        self._scope.closed.wait(1.0)  # it may have refused at once
+        continue
       channel = Channel(sock, frames.FROM_COORDINATOR, self._silence_s)
       began = time.monotonic()
       try:
@@ -177,6 +186,7 @@ class Agent:
       except (OSError, ValueError) as error:
         LOG.info("the coordinator's connection has ended: %s", error)
       self._scope.end(sock)
+      seen = time.monotonic()
       # What ends soon again and again is not tried all the time.
       lasted = time.monotonic() - began > self._silence_s
       pause_s = 0.05 if lasted else min(2 * pause_s, 2.0)
