@@ -15,12 +15,12 @@ import logging
 import queue
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from parallel.elastic import frames, ids, leases, service
 from parallel.elastic import messages as m
 from parallel.elastic import peer as peers
-from parallel.elastic import state as states
+from parallel.elastic import revision as revisions
 from parallel.elastic.channel import Channel
 from parallel.elastic.exchange import Exchange, Part
 from parallel.elastic.fetch import Fetch, Server
@@ -33,15 +33,15 @@ from parallel.elastic.handshake import (
   Security,
   dial,
 )
-from parallel.elastic.leases import Leases, Spans
+from parallel.elastic.leases import Spans
 from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Listener
-from parallel.elastic.messages import Digest, Id
+from parallel.elastic.messages import Id
+from parallel.elastic.revision import LEASES, Revision
 from parallel.elastic.state import State
 from parallel.elastic.traffic import Lost, Unreachable
 
 LOG = logging.getLogger(__name__)
-LEASES = "elastic/leases"  # the name of the leases in the shared state
 # After a failed attempt a peer waits before it says so, longer each time, so
 # that what fails always does not do so thousands of times.
 _FAILED_S, _MOST_FAILED_S = 0.02, 2.0
@@ -75,22 +75,6 @@ class Settings:
       raise ValueError(f"samples={self.samples} must not be negative")
 
 
-class Newest(NamedTuple):
-  """A committed revision.
-
-  Attributes:
-    revision: Its number.
-    digest: Of its content.
-    shared: Its content, with the leases.
-    entries: The content's manifest.
-  """
-
-  revision: int
-  digest: Digest
-  shared: State
-  entries: states.Manifest
-
-
 class Agent:
   """A peer and its threads.
 
@@ -122,14 +106,14 @@ class Agent:
     self._fetching: tuple[int, int, Any] | None = None
     self._silence_s = 10.0
     self._part: Part | None = None
-    self._result: Newest | None = None
+    self._result: Revision | None = None
     self._failed = 0
     self.changed = threading.Condition()
     self.working, self.drawn = False, (0, ())
     self.counted = False
     self.members: tuple[Id, ...] = ()
     self.error: BaseException | None = None
-    self._install(_revision(revision, state))
+    self._install(revisions.make(revision, state))
     self.peer = peers.Peer(me, revision, self.newest.digest)
     self._threads = [
       threading.Thread(target=target, daemon=True)
@@ -235,13 +219,13 @@ class Agent:
         self._failed = 0 if payload else self._failed + 1
     self._step(message, payload)
 
-  def _void(self, newest: Newest) -> bool:
+  def _void(self, newest: Revision) -> bool:
     """Drops the part if its samples are not its own in a revision."""
     part = self._part
     if part is None or not self._settings.samples:
       return False
-    now = leases.decode(newest.shared[LEASES])
-    if leases.valid(now, (part.begun, part.samples), self.peer.id):
+    begun = part.begun, part.samples
+    if leases.valid(newest.leases, begun, self.peer.id):
       return False
     self._part, self.counted = None, False
     return True
@@ -288,7 +272,7 @@ class Agent:
       case _:
         raise AssertionError(effect)
 
-  def _install(self, newest: Newest) -> None:
+  def _install(self, newest: Revision) -> None:
     """Makes a revision the newest one, here and for others."""
     for value in newest.shared.values():
       if not isinstance(value, bytes):
@@ -300,7 +284,7 @@ class Agent:
     """Draws the next part's samples, and wakes the user."""
     drawn: tuple[int, Spans] = 0, ()
     if self._settings.samples:
-      now = leases.decode(self.newest.shared[LEASES])
+      now = self.newest.leases
       drawn = now.round, leases.draw(
         now, self.peer.epoch, self.members, self.peer.id,
         self._settings.samples,
@@ -416,26 +400,24 @@ class Agent:
             return
           self._fetch = job = again
       else:
-        newest = Newest(task.revision, task.digest, *found)
+        newest = Revision(task.revision, task.digest, *found)
         self._events.put((m.Fetched(task.revision, task.digest), newest))
         return
 
   def _exchange(
-    self, task: m.Reduce, links: Links, part: Part, newest: Newest
+    self, task: m.Reduce, links: Links, part: Part, newest: Revision
   ) -> None:
     """Runs an attempt of a round."""
-    shared = newest.shared
-    visible = {k: v for k, v in shared.items() if k != LEASES}
-    found: Newest | None = None
+    found: Revision | None = None
     try:
       exchange = Exchange(links, task, part.weight, part.samples)
-      made = dict(part.combine(exchange, visible, part.value))
+      made = dict(part.combine(exchange, newest.visible, part.value))
       if self._settings.samples:
         made[LEASES] = leases.encode(leases.committed(
-          leases.decode(shared[LEASES]), task.epoch, links.members,
+          newest.leases, task.epoch, links.members,
           exchange.samples, self._settings.samples,
         ))
-      found = _revision(task.round + 1, made)
+      found = revisions.make(task.round + 1, made)
     except OSError as error:
       LOG.info("round %d, epoch %d: %s", task.round, task.epoch, error)
       self._scope.closed.wait(
@@ -446,15 +428,3 @@ class Agent:
       return
     name = found.digest if found else None
     self._events.put((m.Reduced(task.epoch, task.round, name), found))
-
-
-def _revision(number: int, shared: State) -> Newest:
-  entries = states.manifest(shared)
-  return Newest(number, states.digest(entries), shared, entries)
-
-
-def first(state: State, samples: int) -> State:
-  """Returns a shared state with the leases of a run's beginning."""
-  if LEASES in state or not samples:
-    return dict(state)
-  return {**state, LEASES: leases.encode(Leases())}

@@ -25,6 +25,7 @@ from parallel.elastic.handshake import Address, Security
 from parallel.elastic.leases import Spans
 from parallel.elastic.listener import Listener
 from parallel.elastic.messages import Digest, Id
+from parallel.elastic.revision import first
 from parallel.elastic.state import State, Value
 
 _SETTINGS = Settings()
@@ -55,7 +56,7 @@ class Swarm:
     Raises:
       ValueError: A value cannot be shared, or an address is not right.
     """
-    shared = agent.first(state, settings.samples)
+    shared = first(state, settings.samples)
     listener = Listener("", security, listen)
     try:
       listener.me = ids.make(advertise or listener.address)
@@ -82,20 +83,18 @@ class Swarm:
   @property
   def state(self) -> dict[str, Value]:
     """The newest committed state; its arrays cannot be written."""
-    return {
-      k: v for k, v in self._agent.newest.shared.items() if k != agent.LEASES
-    }
+    return dict(self._agent.newest.visible)
 
   @property
   def checkpoint(self) -> tuple[int, State]:
     """The revision and the state with its leases, to go on from later."""
     newest = self._agent.newest
-    return newest.revision, newest.shared
+    return newest.number, newest.shared
 
   @property
   def revision(self) -> int:
     """How many rounds have been committed."""
-    return self._agent.newest.revision
+    return self._agent.newest.number
 
   @property
   def digest(self) -> Digest:
