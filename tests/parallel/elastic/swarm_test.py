@@ -25,7 +25,7 @@ from tests.parallel.elastic import swarm_peer
 from tests.parallel.elastic.worlds import SECURITY
 
 _LIMIT_S = 60
-_SILENCE_S = 2.5
+_SILENCE_S = 4
 _ROOT = pathlib.Path(__file__).parents[3]
 
 
