@@ -13,6 +13,7 @@
   python -m launch.benchmark --config=configs/benchmark/engine.py
   python -m launch.benchmark --config=configs/benchmark/server.py
   python -m launch.benchmark --config=configs/benchmark/ring.py
+  python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
 """
 
@@ -28,6 +29,7 @@ def main() -> None:
   from caatnet import ranges
   from caatnet.show import results
   from launch.benchmarks import (
+    churn,
     coded,
     decoding,
     engine,
@@ -44,6 +46,7 @@ def main() -> None:
   )
 
   bodies = {
+    "churn": churn.run,
     "coded": coded.run,
     "decoding": decoding.run,
     "engine": engine.run,

@@ -73,6 +73,8 @@ flags.DEFINE_integer(
   "round if unset.",
   lower_bound=0,
 )
+flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
+flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
 flags.DEFINE_bool("debug", False, "Show the traceback of an error.")
 flags.DEFINE_string(
   "coordinator", None, "HOST:PORT of process 0, for several processes."
@@ -96,6 +98,7 @@ def run(
   required: Sequence[str] = ("config",),
   defaults: Mapping[str, str] | None = None,
   changeable: Sequence[str] = (),
+  devices: bool = True,
 ) -> NoReturn:
   """Parses the flags, sets the devices up, runs a script, and exits.
 
@@ -106,10 +109,13 @@ def run(
     defaults: Values of flags that the command line does not name.
     changeable: Of a script that reads the config of ``--workdir``: sections
       and keys of it that are flags all the same; see `overrides`.
+    devices: Whether it computes with jax, which takes seconds to import.
   """
   script = sys.modules["__main__"]
   argv = list(sys.argv)
-  code = _run(main, script, argv, uses, required, defaults or {}, changeable)
+  code = _run(
+    main, script, argv, uses, required, defaults or {}, changeable, devices
+  )
   several = FLAGS.is_parsed() and FLAGS.coordinator is not None
   processes.leave(code, several)
 
@@ -215,13 +221,15 @@ def split_overrides(
   return rest, changes
 
 
-def _run(main, script, argv, uses, required, defaults, changeable) -> int:
+def _run(
+  main, script, argv, uses, required, defaults, changeable, devices
+) -> int:
   """Runs a script and returns its exit code."""
   # Read from the command line itself: parsing the flags may fail.
   debug = any(re.fullmatch("--?debug(=(1|t|true))?", a, re.I) for a in argv)
   try:
     if any(a in ("--help", "-h", "--helpshort", "-help") for a in argv):
-      print(_help(script, uses, changeable))
+      print(_help(script, uses, changeable, defaults))
       return 0
     for name, value in defaults.items():
       if not any(re.match(rf"--?{name}(=|$)", a) for a in argv[1:]):
@@ -229,7 +237,8 @@ def _run(main, script, argv, uses, required, defaults, changeable) -> int:
     if changeable:
       argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     _parse(argv, uses, required)
-    _set_up_devices()
+    if devices:
+      _set_up_devices()
     return main() or 0
   except _USER_ERRORS as error:
     if debug:
@@ -379,15 +388,15 @@ def _our_flags(uses: Sequence[str]) -> set[str]:
 
 
 def _help(
-  script, uses: Sequence[str], changeable: Sequence[str]
+  script, uses: Sequence[str], changeable: Sequence[str],
+  defaults: Mapping[str, str],
 ) -> str:
   """Returns the script's docstring and its flags."""
   lines = [(script.__doc__ or "").strip(), "", "flags:"]
   for name in sorted(_our_flags(uses)):
     flag = FLAGS[name]
-    default = "" if flag.default in (None, "", False) else (
-      f" (default: {flag.default})"
-    )
+    value = defaults.get(name, flag.default)
+    default = "" if value in (None, "", False) else f" (default: {value})"
     lines.append(f"  --{name}\n      {flag.help}{default}")
   for name in changeable:
     lines.append(f"  --config.{name}\n      In place of the run's own.")

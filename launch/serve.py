@@ -27,8 +27,6 @@ from absl import flags
 from launch import options
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("host", "127.0.0.1", "Address; 0.0.0.0 for all networks.")
-flags.DEFINE_integer("port", 8000, "Port; 0 for any that is free.", 0, 65535)
 flags.DEFINE_string("name", "", "The model's name; the folder's if unset.")
 flags.DEFINE_string("api_key_file", "", "File with the key of clients.")
 flags.DEFINE_bool(
@@ -73,6 +71,6 @@ def main() -> int:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("workdir", "mesh", "cpu_devices", "step"),
+    main, uses=("workdir", "mesh", "cpu_devices", "step", "host", "port"),
     required=("workdir",), changeable=("inference", "serving"),
   )

@@ -3460,12 +3460,50 @@ _TRANSPORT = [
   ),
 ]
 
+_HOSTS = [
+  Mutant(
+    "parallel/elastic/journal.py", "a damaged record is believed",
+    'if line[: _CRC_CHARS + 1] != b"%08x " % crc:', "if not data:",
+    f"{_ELASTIC}/journal_test.py::test_damage_is_refused_with_its_line",
+  ),
+  Mutant(
+    "parallel/elastic/journal.py", "a torn line stays",
+    "os.ftruncate(self._file, size)", "pass",
+    f"{_ELASTIC}/journal_test.py::"
+    "test_what_is_cut_off_anywhere_goes_on_with_the_last_whole_record",
+  ),
+  Mutant(
+    "parallel/elastic/channel.py", "who does not read is kept",
+    "if full:", "if full and not self._open:",
+    f"{_ELASTIC}/service_test.py::"
+    "test_who_does_not_read_loses_the_connection",
+  ),
+  Mutant(
+    "parallel/elastic/exchange.py", "a mean is divided by the count",
+    "total += np.float32(weight)", "total += np.float32(1)",
+    f"{_ELASTIC}/swarm_test.py::test_rounds_are_those_of_numpy_bit_for_bit",
+  ),
+  Mutant(
+    "parallel/elastic/leases.py", "only contributors are granted samples",
+    "sorted(members - kept.keys())", "sorted(used)",
+    f"{_ELASTIC}/state_test.py::"
+    "test_a_slow_newcomer_draws_again_only_once",
+  ),
+  Mutant(
+    "parallel/elastic/agent.py", "a round's result is shared before it counts",
+    "        self._result = payload\n",
+    "        self._result = payload\n        self._install(payload)\n",
+    f"{_ELASTIC}/service_test.py::"
+    "test_a_result_that_is_not_committed_is_not_the_state",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
   *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
   *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
-  *_SERVING_ROWS, *_TRANSPORT,
+  *_SERVING_ROWS, *_TRANSPORT, *_HOSTS,
 )
 
 if __name__ == "__main__":

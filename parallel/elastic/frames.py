@@ -31,7 +31,7 @@ HEADER_BYTES = _FIELDS.size + _CRC.size
 _CHECKED = 1  # flag: the header has the payload's CRC-32
 # Members of an epoch at most, and items of any list in a message.
 MOST_ITEMS = 1024
-_ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
+ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
 _DIGEST = re.compile(r"(?:[0-9a-f]{2}){0,64}")
 _INT = struct.Struct("!Q")
 _FLOAT = struct.Struct("!d")
@@ -234,7 +234,7 @@ def read(
 
 # What a coordinator takes from a peer, and a peer from its coordinator.
 FROM_PEER = (m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave)
-FROM_COORDINATOR = (m.Prepare, m.Go, m.Start)
+FROM_COORDINATOR = (m.Welcome, m.Prepare, m.Go, m.Start)
 
 
 def encode(message: Any) -> bytes:
@@ -332,7 +332,7 @@ def _make(hint: Any) -> _Coder:
   if hint is float:
     return _plain(lambda v: type(v) is float and math.isfinite(v), _FLOAT)
   if hint is Any:  # `messages.Id`
-    return _matching(_ID, "id")
+    return _matching(ID, "id")
   if hint is Hashable:  # `messages.Digest`
     return _matching(_DIGEST, "digest")
   if typing.get_origin(hint) in (typing.Union, types.UnionType):

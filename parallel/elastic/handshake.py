@@ -1,7 +1,8 @@
 """Connections between peers: who may make one, and how it is ended.
 
-A connection goes one way in its use: who dials sends, or asks. Before anything
-else both sides prove that they have the same token, which is never sent:
+A connection between peers goes one way: who dials sends, or asks. Before
+anything else both sides prove that they have the same token, which is never
+sent:
 
   listener -> dialer: a nonce
   dialer -> listener: what it wants (purpose, lane, epoch, from, to), a nonce,
@@ -21,6 +22,7 @@ import enum
 import hashlib
 import hmac
 import os
+import pathlib
 import socket
 import ssl
 import struct
@@ -33,6 +35,7 @@ from parallel.elastic.messages import Id
 
 Address = tuple[str, int]
 LEAST_TOKEN_BYTES = 16
+TOKEN_VARIABLE = "ELASTIC_TOKEN"
 NONCE_BYTES = MAC_BYTES = 32
 OPENING = struct.Struct("!4s32s")
 REQUEST = struct.Struct("!4sBHQ64s64s32s")
@@ -43,11 +46,13 @@ HANDSHAKE_BYTES = REQUEST.size + MAC_BYTES  # that a dialer sends
 class Purpose(enum.IntEnum):
   """What a connection is for.
 
-  LANE: frames of operations. STATE: requests for shared state.
+  LANE: frames of operations. STATE: requests for shared state. CONTROL: what
+  a peer and its coordinator say; it goes both ways, and is of epoch 0.
   """
 
   LANE = 1
   STATE = 2
+  CONTROL = 3
 
 
 class Status(enum.IntEnum):
@@ -138,6 +143,38 @@ def with_tls(
     context.load_verify_locations(authority)
     contexts.append(context)
   return Security(token, *contexts)
+
+
+def from_files(
+  token: str = "", certificate: str = "", key: str = "", authority: str = ""
+) -> Security:
+  """Returns what a command line says about connections.
+
+  Args:
+    token: The file of the token; the environment's variable if it is empty.
+    certificate: As for `with_tls`; no TLS if all three are empty.
+    key: As for `with_tls`.
+    authority: As for `with_tls`.
+
+  Raises:
+    ValueError: There is no token, or not all three files of TLS.
+  """
+  secret = (
+    pathlib.Path(token).read_text() if token
+    else os.environ.get(TOKEN_VARIABLE, "")
+  ).strip()
+  if not secret:
+    raise ValueError(
+      "peers and coordinator need the same token, in --token_file or in "
+      f"{TOKEN_VARIABLE}: python -c 'import secrets; "
+      "print(secrets.token_hex(32))' makes one"
+    )
+  tls = certificate, key, authority
+  if not any(tls):
+    return Security(secret.encode())
+  if not all(tls):
+    raise ValueError("--certificate, --key and --authority go together")
+  return with_tls(secret.encode(), *tls)
 
 
 class Scope:

@@ -2,8 +2,9 @@
 
 Samples are numbered from 0 and drawn from one counter. What is free, and who
 holds what, is a part of the shared state, and changes only when a round is
-committed: then each contributor's samples are used up, and it is granted the
-next ones. So peers who have the same revision agree without a message.
+committed: then each contributor's samples are used up, and each member without
+a grant is granted the next ones. So peers who have the same revision agree
+without a message.
 
 - A member whose part is late keeps its grant; its part counts in a later round.
 - The grant of a peer that is no member any more goes back, and is drawn first.
@@ -11,7 +12,8 @@ next ones. So peers who have the same revision agree without a message.
   a place that its epoch and rank give it: no two peers of any epochs since the
   last commit have the same ones. Contributors tell each other what they drew
   (a gather of `encode`), and what nobody used goes back at the commit. What a
-  newcomer drew and did not contribute by then is void: it draws again.
+  newcomer drew and did not contribute by then is void: it draws again, what it
+  has been granted meanwhile, so a slow one is behind only once.
 
 Nothing is drawn twice by two contributions that are both counted, and nothing
 is lost: every number below the counter is used up, granted or free.
@@ -120,7 +122,7 @@ def committed(
       for s in spans),
   ]
   rest = _joined(free)
-  for peer in sorted(used):
+  for peer in sorted(members - kept.keys()):
     kept[peer], rest, end = _grant(rest, end, count)
   return Leases(
     end, epoch, leases.round + 1, rest, tuple(sorted(kept.items()))

@@ -61,12 +61,12 @@ class Offer(NamedTuple):
 
   Attributes:
     epoch: In which epoch.
-    peers: Who.
+    peers: Who; None for all who have the token.
     handle: Uses an accepted connection, and returns when it is over.
   """
 
   epoch: int
-  peers: frozenset[Id]
+  peers: frozenset[Id] | None
   handle: Callable[[socket.socket, Request], None]
 
 
@@ -74,6 +74,7 @@ class Listener:
   """Accepts connections, each in a thread of its own.
 
   Attributes:
+    me: Whom dialers must want.
     address: Where it listens.
     refused: How many connections it has refused.
   """
@@ -82,7 +83,7 @@ class Listener:
     self, me: Id, security: Security, address: Address = ("127.0.0.1", 0),
     limits: Limits = Limits(),
   ) -> None:
-    self._me, self._security, self._limits = me, security, limits
+    self.me, self._security, self._limits = me, security, limits
     self._offers: dict[Purpose, Offer] = {}
     self._scope = Scope()
     self._lock = threading.Lock()
@@ -99,9 +100,14 @@ class Listener:
     self._thread.start()
 
   def serve(self, purpose: Purpose, offer: Offer) -> None:
-    """Takes connections for a purpose, of one epoch only."""
+    """Takes connections for a purpose, of one epoch only.
+
+    An offer of an earlier epoch than the present one is late, and ignored.
+    """
     with self._lock:
-      self._offers[purpose] = offer
+      before = self._offers.get(purpose)
+      if before is None or before.epoch <= offer.epoch:
+        self._offers[purpose] = offer
 
   def close(self) -> None:
     """Ends it, and all connections that it has accepted."""
@@ -211,7 +217,8 @@ class Listener:
       return Status.EARLY
     if request.epoch < offer.epoch:
       return Status.STALE
-    if request.sender not in offer.peers or request.receiver != self._me:
+    known = offer.peers is None or request.sender in offer.peers
+    if not known or request.receiver != self.me:
       return Status.STRANGER
     if self._accepted >= self._limits.connections:
       return Status.FULL

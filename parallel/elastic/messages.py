@@ -129,6 +129,16 @@ class Start(NamedTuple):
   contributors: tuple[Id, ...]
 
 
+class Welcome(NamedTuple):
+  """What the coordinator's host says first over a connection.
+
+  Attributes:
+    silence_s: Seconds t_h after which a silent peer is dropped.
+  """
+
+  silence_s: float
+
+
 # What the coordinator asks of its host.
 
 
@@ -301,9 +311,40 @@ class Worked(NamedTuple):
   """The peer's next part is there."""
 
 
+class Voided(NamedTuple):
+  """The part must not be given any more: its samples went to others."""
+
+
 class Reconnected(NamedTuple):
   """There is a connection to the coordinator, a first one or a new one."""
 
 
 class Alone(NamedTuple):
   """There has been none for t_c."""
+
+
+def to_json(value: Any) -> Any:
+  """Returns a message as what JSON has, with its name under "is"."""
+  if isinstance(value, tuple):
+    if not hasattr(value, "_fields"):
+      return [to_json(item) for item in value]
+    fields = {k: to_json(v) for k, v in value._asdict().items()}
+    return {"is": type(value).__name__, **fields}
+  return value
+
+
+def from_json(data: Any) -> Any:
+  """Reads what `to_json` has made.
+
+  Raises:
+    ValueError: It is no message.
+  """
+  if isinstance(data, list):
+    return tuple(from_json(item) for item in data)
+  if not isinstance(data, dict):
+    return data
+  fields = {k: from_json(v) for k, v in data.items() if k != "is"}
+  kind = globals().get(data.get("is"))
+  if not hasattr(kind, "_fields") or set(kind._fields) != set(fields):
+    raise ValueError(f"no message: {str(data)[:200]}")
+  return kind(**fields)

@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 from parallel.elastic import messages as m
+from parallel.elastic.peer import Part
 from parallel.elastic.world import Bounds, Protocol, World
 
 
@@ -235,6 +236,11 @@ class Model:
         begin = self._spend(world, "suspicions")
         yield f"peer {i} seems silent", True, (
           lambda a=begin, i=i: self._coordinator(a, None, m.Silent(i))
+        )
+      if left.voids and peer.fetching and peer.part == Part.THERE:
+        begin = self._spend(world, "voids")
+        yield f"peer {i}'s part is void", True, (
+          lambda a=begin, i=i: self._peer(a, i, m.Voided())
         )
       if left.halts and not world.linked[i]:
         begin = self._spend(world, "halts")

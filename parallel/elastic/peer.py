@@ -25,7 +25,8 @@ class Phase(enum.IntEnum):
 
   JOINING: it has not been a member yet. PREPARING: it connects to the members
   of an epoch, and gets the newest revision. OPEN: it may ask for a round.
-  RUNNING: its round runs. VOTED: it waits for the outcome. HALTED: it ends.
+  RUNNING: its round runs. VOTED: it waits for the outcome. HALTED: it has
+  ended.
   """
 
   JOINING = 0
@@ -98,6 +99,8 @@ def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
       return _go(state, message)
     case m.Worked():
       return _said(state._replace(part=Part.THERE))
+    case m.Voided():
+      return _said(state._replace(part=Part.NONE))
     case m.Start():
       return _start(state, message)
     case m.Reduced():

@@ -34,6 +34,7 @@ class Budget(NamedTuple):
     copies: A message comes twice.
     halts: A peer that has no connection gives up.
     leaves: A peer says that it goes, and goes.
+    voids: A part must not be given any more, for a revision that is fetched.
   """
 
   crashes: int = 0
@@ -44,6 +45,7 @@ class Budget(NamedTuple):
   copies: int = 0
   halts: int = 0
   leaves: int = 0
+  voids: int = 0
 
 
 class World(NamedTuple):

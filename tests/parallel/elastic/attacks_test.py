@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import socket
-import subprocess
 import time
 
 import pytest
@@ -22,6 +21,7 @@ from tests.parallel.elastic.worlds import (
   ORDERS,
   SECURITY,
   arrays,
+  certificates,
   connected,
   listeners,
   together,
@@ -303,26 +303,7 @@ def test_a_token_that_can_be_guessed_is_refused():
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
 def test_with_tls_sums_are_the_same_and_strangers_are_out(tmp_path):
-  def made(name, *signed):
-    subprocess.run(
-      ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
-       "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj",
-       f"/CN={name}", "-keyout", tmp_path / f"{name}.key", "-out",
-       tmp_path / f"{name}.pem", *signed],
-      check=True, capture_output=True,
-    )
-
-  made("authority")
-  made("peer", "-CA", tmp_path / "authority.pem", "-CAkey",
-       tmp_path / "authority.key")
-  made("stranger")
-  security, stranger = (
-    handshake.with_tls(
-      SECURITY.token, str(tmp_path / f"{n}.pem"), str(tmp_path / f"{n}.key"),
-      str(tmp_path / "authority.pem"),
-    )
-    for n in ("peer", "stranger")
-  )
+  security, stranger = certificates(tmp_path)
   xs = arrays(3, 50_001)
   with listeners(3, security) as there:
     links = connected(there, Options(lanes=2), security=security)

@@ -22,6 +22,7 @@ _WORLDS = {
   "failed": Bounds(2, 1, Budget(failures=1, crashes=1), Rules(2)),
   "unheard": Bounds(2, 1, Budget(cuts=1, failures=1), Rules(2)),
   "late": Bounds(2, 2, Budget(crashes=1), Rules(2, quorum=1)),
+  "void": Bounds(2, 2, Budget(voids=1), Rules(2, quorum=1)),
 }
 
 

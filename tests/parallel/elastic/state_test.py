@@ -242,6 +242,16 @@ def test_no_sample_is_counted_twice_and_none_is_lost(seed):
     assert used | {*granted} == {*range(now.end)}
 
 
+def test_a_slow_newcomer_draws_again_only_once():
+  now, members = leases.Leases(), ("a", "b")
+  drawn = now.round, leases.draw(now, 1, members, "b", 4)
+  for tries in range(3):
+    assert leases.valid(now, drawn, "b") or tries == 1
+    drawn = now.round, leases.draw(now, 1, members, "b", 4)
+    fast = leases.draw(now, 1, members, "a", 4)
+    now = leases.committed(now, 1, members, {"a": fast}, 4)
+
+
 def test_what_was_drawn_wrongly_is_refused():
   now = leases.committed(
     leases.Leases(), 1, ("a", "b"), {"a": ((0, 4),), "b": ((4, 8),)}, 4

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 import contextlib
+import subprocess
 import threading
 
 import numpy as np
 
 from parallel.elastic import collectives
-from parallel.elastic.handshake import Security
+from parallel.elastic.handshake import Security, with_tls
 from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Limits, Listener
 from parallel.elastic.traffic import Lost
@@ -125,3 +126,27 @@ def live(me, pipe, size, order):
         pipe.send("first")
   except Lost as error:
     pipe.send((error.peer, error.tag, bool((x == 1).all())))
+
+
+def certificates(folder):
+  """Security with TLS, and that of a stranger whom nobody has signed."""
+  def made(name, *signed):
+    subprocess.run(
+      ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+       "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj",
+       f"/CN={name}", "-keyout", folder / f"{name}.key", "-out",
+       folder / f"{name}.pem", *signed],
+      check=True, capture_output=True,
+    )
+
+  made("authority")
+  made("peer", "-CA", folder / "authority.pem", "-CAkey",
+       folder / "authority.key")
+  made("stranger")
+  return [
+    with_tls(
+      SECURITY.token, str(folder / f"{name}.pem"), str(folder / f"{name}.key"),
+      str(folder / "authority.pem"),
+    )
+    for name in ("peer", "stranger")
+  ]

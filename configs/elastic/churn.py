@@ -1,0 +1,39 @@
+r"""Peers are killed, stopped, cut off and come, while they train.
+
+  python -m launch.benchmark --config=configs/elastic/churn.py \
+    --output=results/churn.json
+  python -m launch.benchmark --config=configs/elastic/churn.py:short
+
+Workers are processes on this machine that learn a line with noise. At drawn
+times one of them is killed (kill -9), stopped for a shorter or a longer time
+than a peer may be silent (SIGSTOP), loses a connection, or joins; or the
+coordinator is killed and started again. All revisions of all workers are
+compared by their digests, the coordinator's log is replayed, and the loss is
+compared with that of the same number of samples without any events. A time
+without a committed round that is longer than benchmark.limit_s is an error.
+"""
+
+import ml_collections
+
+
+def get_config(size: str = "all") -> ml_collections.ConfigDict:
+  """Returns `all`, `short` (two minutes), or `test` (twenty seconds)."""
+  events = {"all": 220, "short": 60, "test": 6}
+  if size not in events:
+    raise ValueError(f"churn.py:{size}: the sizes are {', '.join(events)}")
+  config = ml_collections.ConfigDict()
+  config.name = "churn"
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "churn"
+  config.benchmark.workers = 3 if size == "test" else 8
+  config.benchmark.events = events[size]
+  config.benchmark.seeds = (0, 1, 2) if size == "all" else (0,)
+  # Seconds between two events on average, without a sign of life until a peer
+  # is dropped, and without a committed round until the benchmark fails.
+  config.benchmark.gap_s = 1.5
+  config.benchmark.silence_s = 3.0
+  config.benchmark.limit_s = 60.0
+  # Parameters of the model, and samples of a part.
+  config.benchmark.parameters = 250_000 if size != "test" else 10_000
+  config.benchmark.samples = 16
+  return config

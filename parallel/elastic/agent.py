@@ -1,0 +1,430 @@
+"""A peer's agent: runs `peer.step` beside the user's program.
+
+One thread takes messages of the coordinator and what its own tasks report:
+connecting, fetching and exchanging run in threads of their own, since each of
+them may block, and each is given up when the peer is told of another epoch.
+What the user has given is only read, and kept until its round is committed.
+
+If the coordinator is away, the agent tries to reach it again, less and less
+often; after t_c without it the peer halts.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from typing import Any
+
+from parallel.elastic import frames, ids, leases, service
+from parallel.elastic import messages as m
+from parallel.elastic import peer as peers
+from parallel.elastic import revision as revisions
+from parallel.elastic.channel import Channel
+from parallel.elastic.exchange import Exchange, Part
+from parallel.elastic.fetch import Fetch, Server
+from parallel.elastic.handshake import (
+  Address,
+  Cancelled,
+  Purpose,
+  Request,
+  Scope,
+  Security,
+  dial,
+)
+from parallel.elastic.leases import Spans
+from parallel.elastic.links import Links, Options
+from parallel.elastic.listener import Listener
+from parallel.elastic.messages import Id
+from parallel.elastic.revision import LEASES, Revision
+from parallel.elastic.state import State
+from parallel.elastic.traffic import Lost, Unreachable
+
+LOG = logging.getLogger(__name__)
+# After a failed attempt a peer waits before it says so, longer each time, so
+# that what fails always does not do so thousands of times.
+_FAILED_S, _MOST_FAILED_S = 0.02, 2.0
+_SAID_S = 10.0  # a coordinator that is away is complained of so often
+
+
+class Halted(RuntimeError):
+  """The peer has ended: without its coordinator it must not go on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How a peer takes part.
+
+  Attributes:
+    alone_s: t_c: without a coordinator for so long it halts.
+    lanes: Data connections from each peer to each other.
+    checked: Whether blocks that are exchanged have checksums.
+    samples: How many samples a part draws; 0 for no leases.
+  """
+
+  alone_s: float = 300.0
+  lanes: int = 1
+  checked: bool = False
+  samples: int = 0
+
+  def __post_init__(self) -> None:
+    if not self.alone_s > 0:
+      raise ValueError(f"alone_s={self.alone_s:g} must be positive")
+    if self.samples < 0:
+      raise ValueError(f"samples={self.samples} must not be negative")
+
+
+class Agent:
+  """A peer and its threads.
+
+  Attributes:
+    changed: Is notified when there is work, or the peer has ended; what follows
+      is read and written with it held.
+    working: Whether the user is to compute a part.
+    drawn: `Leases.round` and the samples of the part that is to be computed.
+    newest: The newest committed revision that is here.
+    peer: The protocol's state.
+    members: Of the newest epoch.
+    counted: Whether the last part is known to be in a committed round.
+    error: Why the peer has ended; None while it has not.
+  """
+
+  def __init__(
+    self, coordinator: Address, security: Security, state: State,
+    revision: int, listener: Listener, me: Id, settings: Settings,
+  ) -> None:
+    self._coordinator, self._security = coordinator, security
+    self._listener, self._settings = listener, settings
+    self._events: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    self._scope = Scope()
+    self._server = Server()
+    self._channel: Channel | None = None
+    self._links: Links | None = None
+    self._reached: m.Connected | None = None  # how connecting has ended
+    self._fetch: Fetch | None = None
+    self._fetching: tuple[int, int, Any] | None = None
+    self._silence_s = 10.0
+    self._part: Part | None = None
+    self._result: Revision | None = None
+    self._failed = 0
+    self.changed = threading.Condition()
+    self.working, self.drawn = False, (0, ())
+    self.counted = False
+    self.members: tuple[Id, ...] = ()
+    self.error: BaseException | None = None
+    self._install(revisions.make(revision, state))
+    self.peer = peers.Peer(me, revision, self.newest.digest)
+    self._threads = [
+      threading.Thread(target=target, daemon=True)
+      for target in (self._run, self._converse)
+    ]
+    for thread in self._threads:
+      thread.start()
+
+  def give(self, part: Part) -> None:
+    """Takes the part that the user was to compute."""
+    with self.changed:
+      self.working = False
+    self._events.put((m.Worked(), part))
+
+  def leave(self) -> None:
+    """Tells the coordinator that the peer goes, and ends everything."""
+    channel = self._channel
+    if channel is not None and self.error is None:
+      channel.send(m.Leave())
+      channel.finish(1.0)
+    self._end(Halted("the peer has left"))
+    for thread in self._threads:
+      thread.join(5)
+
+  # The coordinator's connection.
+
+  def _converse(self) -> None:
+    """Keeps a connection to the coordinator."""
+    pause_s, seen = 0.05, time.monotonic()
+    request = Request(Purpose.CONTROL, 0, 0, self.peer.id, service.NAME)
+    while self.error is None:
+      try:
+        left_s = max(0.0, seen + self._settings.alone_s - time.monotonic())
+        sock = dial(
+          self._coordinator, request, self._security, self._scope,
+          min(left_s, _SAID_S),
+        )
+      except Cancelled:
+        return
+      except OSError as error:
+        if left_s <= _SAID_S:
+          self._events.put((m.Alone(), error))
+          return
+        LOG.warning(
+          "coordinator %s:%s: %s; %s halts in %.0f s", *self._coordinator,
+          error, self.peer.id, left_s,
+        )
+        self._scope.closed.wait(1.0)  # it may have refused at once
+        continue
+      channel = Channel(sock, frames.FROM_COORDINATOR, self._silence_s)
+      began = time.monotonic()
+      try:
+        channel.run(lambda message, c=channel: self._hear(c, message))
+      except (OSError, ValueError) as error:
+        LOG.info("the coordinator's connection has ended: %s", error)
+      self._scope.end(sock)
+      seen = time.monotonic()
+      # What ends soon again and again is not tried all the time.
+      lasted = time.monotonic() - began > self._silence_s
+      pause_s = 0.05 if lasted else min(2 * pause_s, 2.0)
+      self._scope.closed.wait(pause_s)
+
+  def _hear(self, channel: Channel, message: Any) -> None:
+    """Takes what the coordinator says over a connection."""
+    if time.monotonic() - channel.heard > self._silence_s:
+      raise TimeoutError(f"silent for {self._silence_s:g} s")
+    if isinstance(message, m.Welcome):
+      self._silence_s = channel.silence_s = max(message.silence_s, 0.1)
+      self._channel = channel
+      message = m.Reconnected()
+    if channel is self._channel:
+      self._events.put((message, None))
+
+  # What happens, one after the other.
+
+  def _run(self) -> None:
+    try:
+      while self.error is None:
+        message, payload = self._events.get()
+        if message is not None:
+          self._take(message, payload)
+    except BaseException as error:
+      self._end(error)
+      raise
+
+  def _take(self, message: Any, payload: Any) -> None:
+    """Gives the peer a message, and does what it says."""
+    match message:
+      case m.Connected() if message.epoch == self.peer.epoch:
+        self._reached = message
+      case m.Worked():
+        self._part = payload
+        if self._void(self.newest):
+          message = m.Voided()
+      case m.Fetched() if message == self.peer.fetching:
+        if self._void(payload):
+          self._step(m.Voided(), None)
+        self._install(payload)
+      case m.Reduced() if (message.epoch, message.round) == (
+        self.peer.epoch, self.peer.revision
+      ):
+        self._result = payload
+        self._failed = 0 if payload else self._failed + 1
+    self._step(message, payload)
+
+  def _void(self, newest: Revision) -> bool:
+    """Drops the part if its samples are not its own in a revision."""
+    part = self._part
+    if part is None or not self._settings.samples:
+      return False
+    begun = part.begun, part.samples
+    if leases.valid(newest.leases, begun, self.peer.id):
+      return False
+    self._part, self.counted = None, False
+    return True
+
+  def _step(self, message: Any, payload: Any) -> None:
+    with self.changed:
+      self.peer, effects = peers.step(self.peer, message)
+      if self.peer.fetching is None and self._fetch is not None:
+        self._fetch.cancel()
+        self._fetch = self._fetching = None
+    for effect in effects:
+      self._do(effect, payload)
+
+  def _do(self, effect: Any, payload: Any) -> None:
+    match effect:
+      case m.Send():
+        # What is lost with a connection is said again after the next `Hello`.
+        if self._channel is not None:
+          self._channel.send(effect.message)
+      case m.Connect():
+        self._connect(effect)
+      case m.Fetch():
+        self._get(effect)
+      case m.Reduce():
+        self._start(self._exchange, effect, self._links, self._part,
+                    self.newest)
+      case m.Cancel():
+        self._cut("the round was cancelled")
+      case m.Discard():
+        self._result = None
+        if not effect.keep:
+          self._part, self.counted = None, False
+      case m.Apply():
+        assert self._result is not None
+        self._install(self._result)
+        self._part, self._result, self.counted = None, None, True
+      case m.Work():
+        self._ask_for_work()
+      case m.Halt():
+        self._end(Halted(
+          f"no coordinator at {':'.join(map(str, self._coordinator))}: "
+          f"{payload}; what the peer has is kept"
+        ))
+      case _:
+        raise AssertionError(effect)
+
+  def _install(self, newest: Revision) -> None:
+    """Makes a revision the newest one, here and for others."""
+    for value in newest.shared.values():
+      if not isinstance(value, bytes):
+        value.setflags(write=False)
+    self.newest = newest
+    self._server.publish(newest.shared, newest.entries)
+
+  def _ask_for_work(self) -> None:
+    """Draws the next part's samples, and wakes the user."""
+    drawn: tuple[int, Spans] = 0, ()
+    if self._settings.samples:
+      now = self.newest.leases
+      drawn = now.round, leases.draw(
+        now, self.peer.epoch, self.members, self.peer.id,
+        self._settings.samples,
+      )
+    with self.changed:
+      self.working, self.drawn = True, drawn
+      self.changed.notify_all()
+
+  def _end(self, error: BaseException) -> None:
+    """Ends the peer; what it has stays."""
+    with self.changed:
+      if self.error is not None:
+        return
+      self.error = error
+      self.changed.notify_all()
+    self._events.put((None, None))
+    self._scope.close()
+    if self._channel is not None:
+      self._channel.close("the peer has ended")
+    if self._fetch is not None:
+      self._fetch.cancel()
+    self._cut("the peer has ended")
+    self._listener.close()
+
+  # Tasks, which have threads of their own.
+
+  def _start(self, target: Any, *args: Any) -> None:
+    threading.Thread(target=target, args=args, daemon=True).start()
+
+  def _cut(self, reason: str) -> None:
+    if self._links is not None:
+      self._links.close(reason)
+
+  def _connect(self, task: m.Connect) -> None:
+    """Begins to connect to an epoch's members, or says how that ended."""
+    if self._links is not None and self._links.epoch == task.epoch:
+      if self._reached is not None:
+        self._events.put((self._reached, None))
+      return
+    self._reached = None
+    self._cut(f"goes on to epoch {task.epoch}")
+    with self.changed:
+      self.members = task.members
+    members = {peer: ids.address(peer) for peer in task.members}
+    options = Options(
+      self._settings.lanes, self._silence_s, self._settings.checked
+    )
+    self._links = Links(
+      self.peer.id, task.epoch, members, self._security, options
+    )
+    self._server.offer(self._listener, task.epoch, task.members)
+    self._start(self._reach, self._links)
+
+  def _reach(self, links: Links) -> None:
+    """Connects, and reports who could not be reached.
+
+    That takes longer than the coordinator needs to see that a peer is silent:
+    it knows better whose fault it is.
+    """
+    end = time.monotonic() + 2 * self._silence_s
+    unreachable: tuple[Id, ...] = ()
+    try:
+      links.connect(self._listener, 2 * self._silence_s)
+    except Unreachable as error:
+      LOG.info("epoch %d: %s", links.epoch, error)
+      unreachable = tuple(error.peers)
+    except Lost as error:
+      if error.peer is None:
+        return  # there is another epoch
+      LOG.info("epoch %d: %s", links.epoch, error)
+      unreachable = (error.peer,)
+    if unreachable:
+      self._scope.closed.wait(max(0, end - time.monotonic()))
+    self._events.put((m.Connected(links.epoch, unreachable), None))
+
+  def _get(self, task: m.Fetch) -> None:
+    """Begins to fetch a revision, unless that is under way."""
+    wanted = self.peer.epoch, task.revision, task.digest
+    if self._fetching == wanted:
+      return
+    if self._fetch is not None:
+      self._fetch.cancel()
+    holders = {
+      peer: ids.address(peer) for peer in task.holders if peer != self.peer.id
+    }
+    job = self._job(task, holders)
+    with self.changed:
+      self._fetching, self._fetch = wanted, job
+    self._start(self._gets, task, holders, job)
+
+  def _job(self, task: m.Fetch, holders: Mapping[Id, Address]) -> Fetch:
+    return Fetch(
+      self.peer.id, self.peer.epoch, task.digest, holders, self._security,
+      have=self.newest.shared, have_manifest=self.newest.entries,
+      limit_s=self._silence_s,
+    )
+
+  def _gets(
+    self, task: m.Fetch, holders: Mapping[Id, Address], job: Fetch
+  ) -> None:
+    """Fetches; tries again until it is told of another revision."""
+    while self.error is None:
+      try:
+        found = job.result()
+      except Cancelled:
+        return
+      except ConnectionError as error:
+        LOG.info("revision %d: %s", task.revision, error)
+        self._scope.closed.wait(_FAILED_S)
+        again = self._job(task, holders)
+        with self.changed:
+          if self._fetch is not job:
+            return
+          self._fetch = job = again
+      else:
+        newest = Revision(task.revision, task.digest, *found)
+        self._events.put((m.Fetched(task.revision, task.digest), newest))
+        return
+
+  def _exchange(
+    self, task: m.Reduce, links: Links, part: Part, newest: Revision
+  ) -> None:
+    """Runs an attempt of a round."""
+    found: Revision | None = None
+    try:
+      exchange = Exchange(links, task, part.weight, part.samples)
+      made = dict(part.combine(exchange, newest.visible, part.value))
+      if self._settings.samples:
+        made[LEASES] = leases.encode(leases.committed(
+          newest.leases, task.epoch, links.members,
+          exchange.samples, self._settings.samples,
+        ))
+      found = revisions.make(task.round + 1, made)
+    except OSError as error:
+      LOG.info("round %d, epoch %d: %s", task.round, task.epoch, error)
+      self._scope.closed.wait(
+        min(_FAILED_S * 2**min(self._failed, 10), _MOST_FAILED_S)
+      )
+    except Exception as error:  # the user's function: it would fail again
+      self._end(error)
+      return
+    name = found.digest if found else None
+    self._events.put((m.Reduced(task.epoch, task.round, name), found))

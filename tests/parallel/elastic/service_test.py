@@ -1,0 +1,233 @@
+"""A coordination service beside peers that do not keep to what is agreed."""
+
+import random
+import shutil
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from parallel.elastic import coordinator, frames, handshake, ids, service
+from parallel.elastic import messages as m
+from parallel.elastic.agent import Halted, Settings
+from parallel.elastic.channel import Channel
+from parallel.elastic.frames import FrameError, Header, Kind
+from parallel.elastic.handshake import Purpose, Request, Scope
+from parallel.elastic.journal import Journal
+from parallel.elastic.service import Service, Timing
+from parallel.elastic.swarm import Swarm
+from tests.parallel.elastic.worlds import SECURITY, certificates
+
+pytestmark = pytest.mark.quick
+
+
+def _serving(folder, lines, security=SECURITY, **options):
+  """A service that runs in a thread."""
+  there = Service(
+    ("127.0.0.1", 0), security, Journal(folder / "journal"),
+    timing=Timing(silence_s=1, reconnect_s=0.5), say=lines.append, **options,
+  )
+  threading.Thread(target=there.serve, daemon=True).start()
+  return there
+
+
+def _dialled(there, security=SECURITY, me=None):
+  me = me or ids.make(("127.0.0.1", 1))
+  request = Request(Purpose.CONTROL, 0, 0, me, service.NAME)
+  return handshake.dial(there.address, request, security, Scope(), 5)
+
+
+def _closed(sock):
+  sock.settimeout(10)
+  try:
+    while sock.recv(1 << 16):
+      pass
+  except ConnectionError:
+    pass
+  return True
+
+
+def _step(exchange, state, part):
+  return {"x": state["x"] + exchange.mean(part)}
+
+
+def _one_round(there, security=SECURITY):
+  """A peer that takes part alone; returns what it then has."""
+  start = {"x": np.zeros(3, np.float32)}
+  with Swarm(there.address, security, start) as swarm:
+    found = swarm.give(np.ones(3, np.float32), _step)
+    assert swarm.counted
+    return found["x"]
+
+
+def test_strangers_and_nonsense_are_closed_and_peers_go_on(tmp_path):
+  lines = []
+  there = _serving(tmp_path, lines)
+  big = Header(Kind.MESSAGE)._replace(length=1 << 17).pack()
+  data = [
+    b"GET / HTTP/1.1\r\n\r\n" + bytes(60),
+    Header(Kind.DATA, length=4).pack() + b"abcd",
+    Header(Kind.MESSAGE, length=3, crc=0).pack() + b"abc",
+    big.replace(b"ELF1", b"ELF2"),
+  ]
+  for nonsense in data:
+    sock = _dialled(there)
+    sock.sendall(nonsense)
+    assert _closed(sock)
+  sock = _dialled(there, me="no-address")
+  assert _closed(sock)
+  # A peer says hello, and no more: the other one waits for it, but not long.
+  start = {"x": np.zeros(3, np.float32)}
+  with Swarm(there.address, SECURITY, start) as swarm:
+    quiet = _dialled(there)
+    hello = frames.encode(m.Hello(0, 0, "", None))
+    frames.send(quiet, Header(Kind.MESSAGE), hello, checked=True)
+    while not there.state.pending:
+      time.sleep(0.01)
+    swarm.give(np.ones(3, np.float32), _step)
+    assert swarm.counted
+    assert _closed(quiet)
+  assert any("silent for 1 s" in line for line in lines)
+  there.close()
+
+
+def test_who_does_not_read_loses_the_connection():
+  here, other = socket.socketpair()
+  channel = Channel(here, frames.FROM_PEER, 30)
+  ended = []
+
+  def run():
+    with pytest.raises(OSError):
+      channel.run(lambda _: None)
+    ended.append(channel.reason)
+
+  thread = threading.Thread(target=run, daemon=True)
+  thread.start()
+  peers = tuple(ids.make(("127.0.0.1", i + 1)) for i in range(900))
+  long = m.Prepare(1, peers, 0, 0, "", ())
+  for _ in range(10_000):
+    channel.send(long)
+    if channel.reason:
+      break
+  thread.join(10)
+  assert ended == ["does not read what it is told"]
+  other.close()
+
+
+def test_a_frame_over_the_limit_is_not_waited_for():
+  here, other = socket.socketpair()
+  other.sendall(Header(Kind.MESSAGE, length=1 << 31).pack())
+  with pytest.raises(FrameError, match="announces 2,147,483,648 bytes"):
+    Channel(here, frames.FROM_PEER, 30).run(lambda _: None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_coordinator_bears_any_messages_of_members(seed):
+  rng = random.Random(seed)
+  peers = ["a", "b", "c"]
+  rules = coordinator.Rules(2, quorum=rng.choice((0, 1)))
+  state, _ = coordinator.started(m.Record())
+  for _ in range(1000):
+    epoch = max(0, state.record.epoch - rng.choice((0, 0, 0, 1)))
+    number = max(0, state.record.revision - rng.choice((0, 0, 0, 1)))
+    digest = rng.choice(("00", "01"))
+    vote = m.Vote(epoch, number, rng.choice((None, digest, digest)))
+    message = rng.choice((
+      m.Hello(epoch, number, digest, rng.choice((None, vote))),
+      m.Prepared(epoch), m.Unreachable(epoch, (rng.choice(["x", *peers]),)),
+      m.Ready(epoch, number), m.Ready(epoch, number), vote, vote, m.Leave(),
+    ))
+    before = state.record
+    state, effects = coordinator.step(
+      state, rng.choice(["x", *peers]), message, rules
+    )
+    kinds = [type(effect) for effect in effects]
+    if state.record != before:  # the journal has it before a peer hears of it
+      written = kinds.index(m.Record)
+      assert effects[written] == state.record
+      assert m.Send not in kinds[:written]
+      assert state.record.epoch >= before.epoch
+      if before.epoch:
+        assert state.record.revision - before.revision in (0, 1)
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
+def test_with_tls_rounds_are_the_same_and_others_are_out(tmp_path):
+  security, stranger = certificates(tmp_path)
+  there = _serving(tmp_path, [], security)
+  assert (_one_round(there, security) == 1).all()
+  for wrong in (stranger, SECURITY):
+    request = Request(
+      Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME
+    )
+    with pytest.raises(OSError):
+      handshake.dial(there.address, request, wrong, Scope(), 0.3)
+  there.close()
+
+
+def test_a_result_that_is_not_committed_is_not_the_state(tmp_path):
+  """The coordinator is gone when a peer has summed, so nobody commits it."""
+  there = _serving(tmp_path, [])
+  start = {"x": np.zeros(3, np.float32)}
+
+  def last(exchange, state, part):
+    there.close()
+    return _step(exchange, state, part)
+
+  settings = Settings(alone_s=0.5)
+  with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
+    with pytest.raises(Halted):
+      swarm.give(np.ones(3, np.float32), last)
+    assert swarm.revision == 0
+    assert (swarm.state["x"] == 0).all()
+
+
+def test_without_a_coordinator_a_peer_halts_with_all_it_has(tmp_path):
+  there = _serving(tmp_path, [])
+  start = {"x": np.zeros(3, np.float32)}
+  settings = Settings(alone_s=0.5)
+  with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
+    swarm.give(np.ones(3, np.float32), _step)
+    there.close()
+    part = np.full(3, 2, np.float32)
+    with pytest.raises(Halted, match="no coordinator"):
+      swarm.give(part, _step)
+    revision, state = swarm.checkpoint
+    assert revision == 1
+    assert (state["x"] == 1).all()
+    assert (part == 2).all()
+
+
+def test_an_error_of_the_user_s_function_is_raised(tmp_path):
+  there = _serving(tmp_path, [])
+  with Swarm(
+    there.address, SECURITY, {"x": np.zeros(3, np.float32)}
+  ) as swarm:
+    with pytest.raises(KeyError, match="nothing"):
+      swarm.give(None, lambda exchange, state, part: state["nothing"])
+    assert swarm.revision == 0
+  there.close()
+
+
+def test_a_swarm_goes_on_from_a_checkpoint(tmp_path):
+  settings = Settings(samples=3)
+  kept = 0, {"x": np.zeros(2, np.float32)}
+  drawn = []
+  for run in range(2):
+    (tmp_path / str(run)).mkdir()
+    there = _serving(tmp_path / str(run), [])
+    with Swarm(
+      there.address, SECURITY, kept[1], revision=kept[0], settings=settings
+    ) as swarm:
+      for _ in range(2):
+        drawn += swarm.samples
+        swarm.give(np.ones(2, np.float32), _step)
+      kept = swarm.checkpoint
+    there.close()
+  assert kept[0] == 4
+  assert (kept[1]["x"] == 4).all()
+  # One starts anew in its own id, so what the last run was granted goes back.
+  numbers = [n for start, stop in drawn for n in range(start, stop)]
+  assert len(set(numbers)) == len(numbers) == 12

@@ -1,0 +1,70 @@
+"""A peer of a swarm that learns a line, in a process of its own.
+
+Its part is the gradient over the samples that it draws. What it does is fixed
+by the state, the samples and its weight, so `swarm_test` can do it again.
+"""
+
+import hashlib
+import json
+import sys
+import time
+
+import numpy as np
+
+from parallel.elastic.agent import Settings
+from parallel.elastic.swarm import Swarm
+from tests.parallel.elastic.worlds import SECURITY
+
+SIZE, SAMPLES, RATE = 1000, 4, np.float32(0.1)
+START = {"theta": np.zeros(SIZE, np.float32), "last": b""}
+
+
+def weight(samples):
+  """What a part weighs."""
+  return 1.0 + samples[0][0] % 3
+
+
+def gradient(theta, samples):
+  """The gradient of a squared error, float32 ``[SIZE]``."""
+  total = np.zeros(SIZE, np.float32)
+  for start, stop in samples:
+    for number in range(start, stop):
+      x = np.random.default_rng(number).normal(size=SIZE).astype(np.float32)
+      error = np.dot(x, theta) - x.sum()
+      total += error * x / np.float32(SIZE)
+  return total / np.float32(SAMPLES)
+
+
+def combine(exchange, state, part):
+  """A step of gradient descent; says whose parts were in it."""
+  value, begun = part
+  said = exchange.gather(json.dumps(begun).encode())
+  return {
+    "theta": state["theta"] - RATE * exchange.mean(value),
+    "last": b"[" + b",".join(said) + b"]",
+  }
+
+
+def main(port, rounds, pause_s):
+  settings = Settings(alone_s=20, samples=SAMPLES, checked=True)
+  address = "127.0.0.1", int(port)
+  with Swarm(address, SECURITY, START, settings=settings) as swarm:
+    print(json.dumps({"me": swarm.me}), flush=True)
+    while swarm.revision < int(rounds):
+      revision, state = swarm.checkpoint
+      theta, samples = state["theta"], swarm.samples
+      time.sleep(float(pause_s))
+      begun = revision, samples
+      state = swarm.give(
+        (gradient(theta, samples), begun), combine, weight(samples)
+      )
+      print(json.dumps({
+        "revision": swarm.revision, "digest": swarm.digest,
+        "counted": swarm.counted, "epoch": swarm.epoch,
+        "last": json.loads(state["last"]),
+        "theta": hashlib.sha256(state["theta"]).hexdigest(),
+      }), flush=True)
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])
