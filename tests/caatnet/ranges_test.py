@@ -1,5 +1,6 @@
 """Laws of ranges: no number of any config trains outside of its range."""
 
+import dataclasses
 import importlib
 import math
 import pathlib
@@ -7,7 +8,7 @@ import pathlib
 import pytest
 
 from caatnet import ranges
-from caatnet.build import experiments
+from caatnet.build import experiments, serving_options
 from caatnet.studies import registry
 from configs import sections
 from configs.caatnet import tiny
@@ -49,7 +50,8 @@ def numeric_keys():
   for section, choices in sections.choices().items():
     configs += [{section: choice} for choice in choices.values()]
   configs += [{"model": sections.transformer()},
-              {"model": sections.convolutional()}]
+              {"model": sections.convolutional()},
+              {"serving": dataclasses.asdict(serving_options.DEFAULTS)}]
   found = {}
   for config in configs:
     for key, value in leaves(config).items():
