@@ -20,7 +20,7 @@ from launch import options
 
 def main():
   if options.FLAGS.config.seed == 130:
-    os.kill(os.getpid(), signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)  # in this thread, now
   while options.FLAGS.config.seed == 141:
     print("more than anybody reads")
   raise KeyError("a mistake of ours")
