@@ -3374,6 +3374,11 @@ _TRANSPORT = [
     "test_a_ring_adds_as_the_executor_on_a_mesh",
   ),
   Mutant(
+    "parallel/elastic/links.py", "who was early is not known to have spoken",
+    "      operation.heard.update(early)\n", "",
+    f"{_ELASTIC}/collectives_test.py::test_a_tag_is_used_again_at_once",
+  ),
+  Mutant(
     "parallel/elastic/operations.py", "what failed is booked as done",
     "self._links.end(self, self._sent, self._received, False)",
     "self._links.end(self, self._sent, self._received, True)",

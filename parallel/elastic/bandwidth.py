@@ -15,8 +15,6 @@ from parallel.elastic import collectives
 from parallel.elastic.links import Links
 
 EXACT = 9  # peers up to which all orders are tried
-# Tags of a round: two for each doubling of what is sent, and one for its end.
-_TAGS = 128
 
 
 def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
@@ -40,7 +38,7 @@ def measure(
 
   Args:
     links: The links of the epoch.
-    tag: The first of 128 tags for each round, which no other operation has.
+    tag: A tag that, with the next one, no other operation has.
     least_s: What is sent is doubled until it takes so long.
     most_bytes: What is sent in one direction, at most.
     limit_s: Seconds that one step may take.
@@ -51,19 +49,17 @@ def measure(
   """
   members, me = links.members, links.members.index(links.me)
   mine = np.zeros(len(members))
-  for number, pairs in enumerate(rounds(len(members))):
-    first = tag + _TAGS * number
+  for pairs in rounds(len(members)):
     pair = next((p for p in pairs if me in p), None)
     if pair is not None:
       other = pair[pair[0] == me]
       mine[other] = _rate(
-        links, first, (members[pair[0]], members[pair[1]]), least_s,
-        most_bytes, limit_s,
+        links, tag, (members[pair[0]], members[pair[1]]), least_s, most_bytes,
+        limit_s,
       )
     # All begin the next round together.
-    last = first + _TAGS - 2
-    collectives.gather(links, last, b"").result(limit_s)
-  rows = collectives.gather(links, last + 1, mine).result(limit_s)
+    collectives.gather(links, tag + 1, b"").result(limit_s)
+  rows = collectives.gather(links, tag + 1, mine).result(limit_s)
   return np.stack([np.frombuffer(row) for row in rows], axis=1)
 
 
@@ -80,12 +76,12 @@ def _rate(
     seconds = time.monotonic() - start
     # Both stop at the same size: the slower one's time decides.
     times = collectives.gather(
-      links, tag + 1, np.array([seconds]), ranks=pair
+      links, tag, np.array([seconds]), ranks=pair
     ).result(limit_s)
     slowest = max(float(np.frombuffer(t)[0]) for t in times)
     if slowest >= least_s or 2 * size > most_bytes:
       return size / seconds
-    size, tag = 2 * size, tag + 2
+    size *= 2
 
 
 def ring_order(rates: np.ndarray) -> tuple[int, ...]:

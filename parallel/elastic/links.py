@@ -213,7 +213,13 @@ class Links:
       if operation.tag in self._operations:
         raise ValueError(f"operation {operation.tag} is under way")
       self._operations[operation.tag] = operation
-    others = [p for p in ranks if p != self.me]
+      others = [p for p in ranks if p != self.me]
+      # A peer's next word with this tag is of the tag's next use.
+      early = {
+        peer: self._unopened.pop((operation.tag, peer))
+        for peer in others if (operation.tag, peer) in self._unopened
+      }
+      operation.heard.update(early)
     for peer in others:
       header = Header(Kind.OPEN, tag=operation.tag, offset=agreement.size)
       try:
@@ -221,14 +227,11 @@ class Links:
       except OSError as error:
         self._broke(peer, error)
         raise Lost(peer, str(error), operation.tag) from error
-    for peer in others:
-      with self._lock:
-        early = self._unopened.pop((operation.tag, peer), None)
-      if early is not None:
-        try:
-          operation.opened(peer, early)
-        except FrameError as error:
-          self.fail(Lost(peer, str(error)))
+    for peer, word in early.items():
+      try:
+        operation.opened(peer, word)
+      except FrameError as error:
+        self.fail(Lost(peer, str(error)))
 
   def send(
     self, operation: Operation, peer: Id, slot: int, offset: int, block: Any
@@ -409,7 +412,7 @@ class Links:
   def _opened(self, peer: Id, tag: int, agreement: Agreement) -> None:
     with self._lock:
       operation = self._operations.get(tag)
-      if operation is None or peer in operation.ready:
+      if operation is None or peer in operation.heard:
         # Not begun here, or the tag's next use, which is not begun here.
         if (tag, peer) in self._unopened:
           raise FrameError(f"operation {tag} is opened twice")
@@ -417,6 +420,7 @@ class Links:
           raise FrameError(f"{_MOST_UNOPENED} operations wait to be begun")
         self._unopened[tag, peer] = agreement
         return
+      operation.heard.add(peer)
     operation.opened(peer, agreement)
 
   def _take_blocks(self, peer: Id, sock: socket.socket) -> None:

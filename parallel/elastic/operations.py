@@ -43,6 +43,7 @@ class Operation:
         f"{LIMITS[Kind.DATA]}"
       )
     self.tag, self.ranks, self.ready = tag, tuple(ranks), set[Id]()
+    self.heard = set[Id]()  # whose OPEN the links have; with their lock held
     self._links, self._rank = links, tuple(ranks).index(links.me)
     self._block = block_bytes
     text = f"{what} {block_bytes} {' '.join(ranks)}"

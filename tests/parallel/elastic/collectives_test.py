@@ -54,6 +54,18 @@ def test_sums_are_their_stated_order_bit_for_bit(count):
           assert found.tobytes() == wanted, (size, order)
 
 
+def test_a_tag_is_used_again_at_once():
+  """Whoever is first in its next use does not disturb who is in this one."""
+  def use(x):
+    for number in range(100):
+      gathered = collectives.gather(x, 7, b"" if number % 2 else b"x" * number)
+      gathered.result(10)
+    return len(gathered.result())
+
+  with world(3) as links:
+    assert together([lambda x=x: use(x) for x in links]) == [3, 3, 3]
+
+
 def test_a_ring_adds_as_the_executor_on_a_mesh():
   count, size = 5, 1003
   xs = arrays(count, size)
