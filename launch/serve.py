@@ -19,7 +19,7 @@ config.serving:
   host_pages, growth, wait_s, reuse, keep_turns: how pages are used
   queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
-caatnet/build/serving_options.py explains each.
+caatnet/serving/options.py explains each.
 """
 
 from absl import flags

@@ -141,6 +141,7 @@ RULES = {
   # What schedules and simulates loads no jax.
   "caatnet.serving": (
     (
+      "caatnet.checks",
       "parallel.checks",
       "parallel.hardware",
       "parallel.network",

@@ -12,11 +12,11 @@ from caatnet import ranges
 from caatnet.build import inference, sections
 from caatnet.build.inference import Inference
 from caatnet.build.override import override
-from caatnet.build.serving_options import DEFAULTS, ServingOptions
 from caatnet.inference.decoder import Decoder
 from caatnet.serving.device import DecoderExecutor
 from caatnet.serving.engine import Engine
 from caatnet.serving.host import Host
+from caatnet.serving.options import DEFAULTS, ServingOptions
 from caatnet.serving.pages import Pages
 from caatnet.serving.policies import registry
 from caatnet.serving.scheduler import Limits, Scheduler

@@ -17,6 +17,7 @@ import heapq
 
 import numpy as np
 
+from caatnet.checks import one_of
 from caatnet.serving.counts import Counts
 from caatnet.serving.executor import Chunk, Copy, Costs, Event, Step
 from caatnet.serving.host import Host
@@ -66,10 +67,7 @@ class Limits:
   copy_on_write: bool = True
 
   def __post_init__(self) -> None:
-    if self.preempt not in PREEMPT:
-      raise ValueError(
-        f"preempt={self.preempt!r} must be one of {', '.join(PREEMPT)}"
-      )
+    one_of("preempt", self.preempt, PREEMPT)
 
 
 class Scheduler:

@@ -13,7 +13,6 @@ import numpy as np
 from rich.progress import track
 
 from caatnet.build import inference, serving
-from caatnet.build.serving_options import DEFAULTS, ServingOptions
 from caatnet.data.tokenizers import Bytes
 from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import Request as Drawing
@@ -21,6 +20,7 @@ from caatnet.inference.stops import Stops
 from caatnet.serving import warm_up
 from caatnet.serving.device import Drawn
 from caatnet.serving.engine import replay
+from caatnet.serving.options import DEFAULTS, ServingOptions
 from caatnet.serving.requests import Request
 from caatnet.serving.server import client, http, start
 from caatnet.show import servers, tables

@@ -5,6 +5,7 @@ made here, and all that is sent has been given to the kernel. It fails when the
 links end. Either way it is booked once.
 """
 
+import abc
 from collections.abc import Sequence
 import hashlib
 import threading
@@ -22,7 +23,7 @@ from parallel.elastic.messages import Id
 from parallel.elastic.traffic import Agreement, Bytes, Lost
 
 
-class Operation:
+class Operation(abc.ABC):
   """What all operations have in common.
 
   Subclasses count down `_left`, the blocks that are still to be made here, and
@@ -95,8 +96,9 @@ class Operation:
         return peer
     return self._owing()
 
+  @abc.abstractmethod
   def _owing(self) -> Id | None:
-    raise NotImplementedError
+    """Returns a peer of whom a block has not come; None if all have."""
 
   def opened(self, peer: Id, agreement: Agreement) -> None:
     """A peer is ready to receive."""
@@ -118,6 +120,7 @@ class Operation:
 
   def _welcome(self, peer: Id, agreement: Agreement) -> None:
     """Notes what a peer gives, with the lock held."""
+    del peer, agreement
 
   def _push(self, peer: Id, slot: int, offset: int, block: Any) -> None:
     """Sends a block once the peer is ready; with the lock held."""
@@ -152,8 +155,9 @@ class Operation:
       self._changed.notify_all()
     self._check_done()
 
+  @abc.abstractmethod
   def _use(self, peer: Id, header: Header, block: memoryview) -> None:
-    raise NotImplementedError
+    """Takes a block that has come."""
 
   def missed(self) -> None:
     """A block that had a place has not come."""

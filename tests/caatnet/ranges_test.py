@@ -8,7 +8,8 @@ import pathlib
 import pytest
 
 from caatnet import ranges
-from caatnet.build import experiments, serving_options
+from caatnet.build import experiments
+from caatnet.serving import options as serving_options
 from caatnet.studies import registry
 from configs import sections
 from configs.caatnet import tiny

@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 import pytest
 
+from caatnet.build import experiments
+from caatnet.train.checkpoint import Checkpointer
+from configs.caatnet import tiny
+
 ROOT = pathlib.Path(__file__).parents[2]
 
 # What scripts import that is not ours: imported once, in the server that each
@@ -75,3 +79,21 @@ def launch(tmp_path_factory):
 
   run.start = start
   return run
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+  """A run of one process that has not trained."""
+  config = tiny.get_config("test")
+  config.model.num_layers = 1
+  config.parallel.tensor = 2
+  config.train.num_steps = 1
+  config.optimizer.warmup_steps = 0
+  folder = tmp_path_factory.mktemp("run")
+  (folder / "config.json").write_text(config.to_json())
+  experiment = experiments.build(config, {"tensor": 1})
+  checkpointer = Checkpointer(folder, experiment.program, keep=1)
+  checkpointer.save(experiment.init_state(), {})
+  checkpointer.wait()
+  checkpointer.close()
+  return folder

@@ -8,34 +8,11 @@ import socket
 import time
 
 import httpx2
-import pytest
-
-from caatnet.build import experiments
-from caatnet.train.checkpoint import Checkpointer
-from configs.caatnet import tiny
 
 SETTINGS = (
   "--cpu_devices=1", "--config.inference.context=512",
   "--config.inference.batch=2", "--nowarm_up", "--programs=",
 )
-
-
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-  """A run of one process that has not trained."""
-  config = tiny.get_config("test")
-  config.model.num_layers = 1
-  config.parallel.tensor = 2
-  config.train.num_steps = 1
-  config.optimizer.warmup_steps = 0
-  folder = tmp_path_factory.mktemp("serve")
-  (folder / "config.json").write_text(config.to_json())
-  experiment = experiments.build(config, {"tensor": 1})
-  checkpointer = Checkpointer(folder, experiment.program, keep=1)
-  checkpointer.save(experiment.init_state(), {})
-  checkpointer.wait()
-  checkpointer.close()
-  return folder
 
 
 def started(launch, workdir, *args):

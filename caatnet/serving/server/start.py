@@ -3,29 +3,17 @@
 from collections.abc import Callable
 import os
 import pathlib
-from typing import Protocol
 
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.decoder import Decoder
 from caatnet.serving.engine import Engine
+from caatnet.serving.options import ServingOptions
 from caatnet.serving.server.api import Api, Bounds
 from caatnet.serving.server.http import Server
 from caatnet.serving.server.metrics import Metrics
 from caatnet.serving.server.service import Service
 
 KEY = "CAATNET_API_KEY"
-
-
-class Options(Protocol):
-  """What a server takes, of ``config.serving``, which explains it."""
-
-  queue: int
-  choices: int
-  max_tokens: int
-  body_bytes: int
-  read_s: float
-  write_s: float
-  drain_s: float
 
 
 def key(path: str, flag: str = "api_key_file") -> str:
@@ -50,8 +38,8 @@ def key(path: str, flag: str = "api_key_file") -> str:
 
 
 def api(
-  engine: Engine, decoder: Decoder, tokenizer: Tokenizer, chosen: Options,
-  name: str, key: str, page_bytes: int,
+  engine: Engine, decoder: Decoder, tokenizer: Tokenizer,
+  chosen: ServingOptions, name: str, key: str, page_bytes: int,
 ) -> Api:
   """Returns the interface to an engine that has nothing to do.
 
@@ -75,8 +63,9 @@ def api(
 
 
 def server(
-  engine: Engine, decoder: Decoder, tokenizer: Tokenizer, chosen: Options,
-  name: str, key: str, page_bytes: int, say: Callable[[str], None],
+  engine: Engine, decoder: Decoder, tokenizer: Tokenizer,
+  chosen: ServingOptions, name: str, key: str, page_bytes: int,
+  say: Callable[[str], None],
 ) -> Server:
   """Returns a server of `api`, which prints lines by ``say``."""
   made = api(engine, decoder, tokenizer, chosen, name, key, page_bytes)

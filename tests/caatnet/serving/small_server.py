@@ -12,7 +12,6 @@ import tokenizers
 from tokenizers import decoders, models
 
 from caatnet.build import serving
-from caatnet.build.serving_options import DEFAULTS
 from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.generate import Generation
@@ -20,6 +19,7 @@ from caatnet.inference.requests import Request
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
+from caatnet.serving.options import DEFAULTS
 from caatnet.serving.server import http, start
 from tests.caatnet.inference import generate_test
 from tests.caatnet.inference.decoding_test import put
