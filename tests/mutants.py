@@ -3258,7 +3258,8 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/scheduler.py", "nobody begins if all have given way",
-    "if self._short and not self.limits.admit_while_short:", "if False:", _ALONE,
+    "if self._short and not self.limits.admit_while_short:", "if False:",
+    _ALONE,
   ),
   Mutant(
     "caatnet/serving/swapping.py", "a turn cancelled as it leaves stays pinned",
@@ -3267,7 +3268,7 @@ _SERVING_ROWS = [
     "        self.drop(request)\n      return", _ALONE,
   ),
   Mutant(
-    "caatnet/serving/swapping.py", "who is cancelled on the way back keeps pages",
+    "caatnet/serving/swapping.py", "cancelled on the way back, it keeps pages",
     "      if request.pages:  # it was cancelled while it was brought back\n"
     "        self._release(request)\n", "", _ALONE,
   ),
