@@ -151,7 +151,7 @@ def arranged(
         made += produced(action, part)
         at[stage] += 1
         remaining -= 1
-    if not made:
+    if not any(row):
       stuck = [q[i] for q, i in zip(queues, at, strict=True) if i < len(q)]
       raise ValueError(f"{name}: no stage can go on with {stuck[:4]}")
     done |= dict.fromkeys(made, len(rows) + 1)
