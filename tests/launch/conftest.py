@@ -1,5 +1,6 @@
 """Launch scripts as users run them, each in a process of its own."""
 
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -18,12 +19,14 @@ from configs.caatnet import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# What scripts import that is not ours: imported once, in the server that each
-# script's process is forked from.
+# What scripts import: imported once, in the server that each script's process is
+# forked from. Not `launch`, whose flags are a script's own.
 PRELOADED = [
   "jax", "jax.experimental.pallas.tpu", "jax.experimental.pallas.triton",
   "flax.nnx", "optax", "grain", "orbax.checkpoint", "scipy.sparse.csgraph",
   "networkx", "rich.progress", "ml_collections.config_flags", "pytest",
+  "caatnet.build.experiments", "caatnet.build.serving", "caatnet.train.loop",
+  "caatnet.serving.server.start",
 ]
 
 
@@ -37,6 +40,7 @@ class Ended(NamedTuple):
 
 def _script(name, args, out, err):
   """Runs a script as ``python -m launch.NAME ARGS`` would."""
+  gc.freeze()  # else looking for garbage copies what the server has imported
   for stream, path in ((1, out), (2, err)):
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
   os.chdir(ROOT)
