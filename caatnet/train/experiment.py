@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -88,6 +89,10 @@ class Experiment:
 
   def abstract_state(self) -> TrainState:
     """Returns shapes, dtypes and shardings of the training state."""
+    return self._abstract_state
+
+  @functools.cached_property
+  def _abstract_state(self) -> TrainState:  # traced once, not for each plan
     return jax.tree.map(
       lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       jax.eval_shape(self.init_state),
