@@ -232,7 +232,10 @@ def _stages(
   options: PipelineOptions, axis: Axis, model: Model, accumulation: int
 ) -> Stages:
   """Builds the stages of a model, if it can be cut."""
-  with naming("config.model", ("widths",)):
+  with (
+    naming("config.model", ("widths",)),
+    naming("config.sync", ("p_attention", "p_mlp", "carry")),
+  ):
     stack = model.parts().stack
   with naming("config.pipeline", sections.keys_of(PipelineOptions)):
     return options.stages(axis, accumulation, model.stacks[stack])

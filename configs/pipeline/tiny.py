@@ -12,7 +12,6 @@ virtual devices it takes longer than that, since they share the processor.
 
 import ml_collections
 
-from configs import sections
 from configs.caatnet import tiny
 
 
@@ -23,7 +22,6 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
   config.model.num_layers = 8 if size == "demo" else 4
   config.parallel.stage = 4
   config.parallel.tensor = 2
-  config.pipeline = sections.pipeline()
   config.train.accumulation = 8
   config.data.batch_size = 16
   return config

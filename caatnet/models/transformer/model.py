@@ -133,15 +133,19 @@ class TransformerModel:
 
   def parts(self) -> Parts:
     if len(set(self.config.syncs)) > 1:
+      p_attention, p_mlp = (
+        tuple(sync.p for sync in syncs)
+        for syncs in zip(*self.config.syncs, strict=True)
+      )
       raise ValueError(
-        "layers of a pipeline's stages synchronise alike: p_attention and "
-        "p_mlp must be one number each"
+        f"p_attention={p_attention} and p_mlp={p_mlp} must have one number "
+        "each: layers of a pipeline's stages synchronise alike"
       )
     module = self._module
     if module.blocks.carries(self.config.syncs[0][1]):
       raise ValueError(
-        "carry: no layer may leave its reduction to one on another stage; "
-        'config.sync.carry="off" keeps it'
+        "carry='off' is what stages of a pipeline need: here layers leave "
+        "reductions to the next one, which may be on another stage"
       )
     return Parts(
       BLOCKS,
