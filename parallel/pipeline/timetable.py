@@ -112,6 +112,23 @@ class Timetable:
     ]
 
 
+def when(timetable: Timetable) -> np.ndarray:
+  """Returns the tick of every action, int ``[kind, part, microbatch]``.
+
+  It is -1 where there is no such action, and the tick of any one of them where
+  there are several, which `check` refuses.
+  """
+  shape = len(Kind), timetable.num_parts, timetable.num_microbatches
+  found = np.full(shape, -1)
+  ticks, stages = np.nonzero(timetable.kinds)
+  kinds, microbatches, chunks = (
+    array[ticks, stages]
+    for array in (timetable.kinds, timetable.microbatches, timetable.chunks)
+  )
+  found[kinds, chunks * timetable.num_stages + stages, microbatches] = ticks
+  return found
+
+
 def arranged(
   name: str,
   orders: Sequence[Iterable[Action]],
