@@ -1387,7 +1387,8 @@ _NETWORK_ROWS = [
   ),
   Mutant(
     "parallel/network/trace.py", "bars are as long as messages travel",
-    '"dur": (end - start) / 1e3,', '"dur": (arrival - start) / 1e3,',
+    "link, start / 1e3, (end - start) / 1e3,",
+    "link, start / 1e3, (arrival - start) / 1e3,",
     f"{_NETWORK}/simulate_test.py::test_a_trace_has_a_bar_for_every_hop",
   ),
 ]

@@ -9,11 +9,10 @@ in one order, part by part.
 
 Sources: GPipe (Huang et al., 1811.06965), here with backwards in the order of
 forwards; 1F1B (PipeDream-Flush: Narayanan et al., 2006.09503); interleaved 1F1B
-(Megatron-LM, 2104.04473); eager 1F1B (Zhuang et al., 2211.05322), which warms
-up twice as long, so that a hop of up to half a microbatch's time is hidden;
-looped (breadth-first: Lamy-Poirier, 2211.05953); ZB-H1 and ZB-H2, the hand-made
-orders of Qi et al., 2401.10241. A list scheduler with as many slots is no better
-than these, and with those of H1 it is worse.
+(Megatron-LM: Narayanan et al., 2104.04473); eager 1F1B (Zhuang et al.,
+2211.05322), which warms up twice as long, so that hops are hidden that take up
+to half of a microbatch's time; looped (breadth-first: Lamy-Poirier,
+2211.05953); ZB-H1 and ZB-H2, the hand-made orders of Qi et al., 2401.10241.
 """
 
 from collections.abc import Callable

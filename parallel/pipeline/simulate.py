@@ -129,7 +129,8 @@ class Timeline:
     start_s: When each action starts, float ``[T, S]``; nan where idle.
     end_s: When it ends.
     leave_s: When what it has made is put on a link; nan where nothing is.
-    arrival_s: When that is on the other stage.
+    sent_s: When the link is free again.
+    arrival_s: When it is on the other stage.
     finish_s: When the last action ends.
   """
 
@@ -137,6 +138,7 @@ class Timeline:
   start_s: np.ndarray
   end_s: np.ndarray
   leave_s: np.ndarray
+  sent_s: np.ndarray
   arrival_s: np.ndarray
   finish_s: float
 
@@ -163,7 +165,7 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
   backward_sends = sends(t)[1].tolist()
   microbatches, chunks = t.microbatches.tolist(), t.chunks.tolist()
   kinds = t.kinds.tolist()
-  found = np.full((4, t.num_ticks, t.num_stages), np.nan)
+  found = np.full((5, t.num_ticks, t.num_stages), np.nan)
   # When outputs and cotangents are where they are taken, [part][microbatch].
   outputs, cotangents = np.zeros(
     (2, t.num_parts, t.num_microbatches)
@@ -180,20 +182,20 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
     elif kind in (Kind.BACKWARD, Kind.INPUT) and part < last:
       start = max(start, cotangents[part + 1][m])
     end = there = free[stage] = start + seconds[kind][part]
-    leave = arrival = np.nan
+    leave = sent = arrival = np.nan
     way = forward_sends[tick][stage] - backward_sends[tick][stage]
     if way:
       busy = (hops.forward_s if way > 0 else hops.backward_s)[stage]
       leave = max(end, links[way][stage])
-      links[way][stage] = leave + busy
-      there = arrival = leave + busy + hops.latency_s
+      sent = links[way][stage] = leave + busy
+      there = arrival = sent + hops.latency_s
       if not hops.overlap:
-        free[stage] = leave + busy
+        free[stage] = sent
     if kind == Kind.FORWARD:
       outputs[part][m] = there
     elif kind != Kind.WEIGHT:
       cotangents[part][m] = there
-    found[:, tick, stage] = start, end, leave, arrival
+    found[:, tick, stage] = start, end, leave, sent, arrival
   return Timeline(t, *found, finish_s=float(np.nanmax(found[1])))
 
 

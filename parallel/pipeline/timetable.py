@@ -9,8 +9,8 @@ the part before it waits, and those of its weights, for which nobody waits.
 
 A tick is one action of each stage, or none. What an action makes is on the next
 stage one tick later; what it takes from its own stage is there one tick later,
-too. A timetable is proven (`check`), priced (`cost`), timed (`simulate`) and run
-(`run`): all read the same arrays.
+too. A timetable is proven (`check`), priced (`cost`), timed (`simulate`) and
+run (`run`): all read the same arrays.
 
 Shape legend: T = ticks, S = stages.
 """
