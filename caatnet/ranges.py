@@ -201,6 +201,10 @@ RANGES = {
   "benchmark.shaped_megabytes": COUNT,
   "benchmark.shaped_block_bytes": COUNT,
   "benchmark.most": COUNT,
+  "benchmark.stages": COUNT,
+  "benchmark.microbatches": COUNT,
+  "benchmark.chunks": COUNT,
+  "benchmark.timed": COUNT,
   # Studies have their keys at the top, or in sections of their own.
   "num_requests": COUNT_OR_NONE,
   "server.slots": COUNT,

@@ -18,8 +18,8 @@ def show(result: Mapping[str, Any]) -> None:
   rows = result["rows"]
   tables.table(
     f"{size['stages']} stages, {size['microbatches']} microbatches: counted in "
-    "timetables, whose ticks are equally long\nstored: of how many microbatches "
-    "the fullest stage stores activations, and the emptiest; held: inputs and "
+    "timetables, all ticks equally long\nstored: of how many microbatches the "
+    "fullest stage stores activations, and the emptiest; held: inputs and "
     "cotangents of its parts",
     ["timetable", "chunks", "ticks", "bubble", "of a stage", "stored",
      "at most", "held", "sent"],
@@ -38,8 +38,8 @@ def show(result: Mapping[str, Any]) -> None:
     f"ms of a step; {size_text(config['boundary_bytes'])} over links of "
     f"{link['bandwidth']} B/s, {link['latency_s']} s, "
     f"{'sent under compute' if link['overlap'] else 'stages wait'} "
-    "(predicted, not measured)\nlockstep: all stages wait for each tick, as one "
-    "program does",
+    "(predicted, not measured)\nlockstep: all stages wait for each tick, as "
+    "one program does",
     ["timetable", "closed form, no hops", "events, no hops", "events", "idle",
      "lockstep"],
     [
