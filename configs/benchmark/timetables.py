@@ -6,8 +6,8 @@ r"""Proves every timetable of a pipeline within its domain.
 Every builder is given every number of stages, microbatches and chunks up to
 those below. What it takes is built and proven (`parallel.pipeline.check`), and
 what is counted in it (stored activations, ticks, sends) is compared with the
-closed forms. Then the time of one large proof is printed, in seconds of
-processor time; the aim is under 2 s. The whole takes two minutes of two cores.
+closed forms. Then the times of large proofs are printed, in seconds of
+processor time; the aim is under 2 s. The whole takes a minute of one core.
 """
 
 import ml_collections

@@ -89,6 +89,8 @@ def _check_complete(timetable: Timetable) -> None:
     if not present.all():
       part, m = np.argwhere(~present)[0]
       chunk, stage = divmod(int(part), timetable.num_stages)
+      if not (kind is Kind.FORWARD or done[Kind.INPUT:, part, m].any()):
+        kind = Kind.BACKWARD  # neither of its halves is there
       raise ValueError(
         f"{timetable.name}: stage {stage} never does {kind.name} of "
         f"microbatch {m} in chunk {chunk}"
