@@ -164,7 +164,7 @@ def test_order_of_times(name):
   size = Size(3, 6, 2 if BUILDERS[name].chunked else 1)
   timetable = build(name, *size)
   work = even_work(size, 1.0, 0.8, 0.6, factors=(1.0, 1.7, 1.2))
-  hops = even_hops(3, busy_s=0.3, latency_s=0.2)
+  hops = even_hops(3, busy_s=2.0, latency_s=0.2)  # messages queue
   timeline = simulate.events(timetable, work, hops)
   stage_s = 1.7 * (1.0 if name == "forward" else 2.4)
   assert timeline.finish_s > 6 * stage_s
@@ -204,6 +204,10 @@ def test_a_trace_has_a_bar_for_every_action_and_message():
   assert len(actions) == (timetable.kinds > 0).sum()
   assert len(hops) == cost.num_sends(Size(2, 4, 2))
   assert {x["tid"] for x in actions} == {0, 3}
+  # Two links of each stage: outputs are on one, cotangents on the other.
+  assert all(
+    x["tid"] % 3 == (1 if x["name"].startswith("forward") else 2) for x in hops
+  )
   assert max(x["ts"] + x["dur"] for x in actions) == (
     pytest.approx(1e6 * timeline.finish_s)
   )
