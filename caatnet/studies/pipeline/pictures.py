@@ -1,6 +1,7 @@
 """Draws timetables, stages over time; needs the ``plot`` extra."""
 
 from collections.abc import Mapping
+import itertools
 import pathlib
 from typing import Any
 
@@ -32,17 +33,16 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
   config, rows = result["config"], result["rows"]
   stages = config["pipeline"]["stages"]
   figure, panels = plt.subplots(
-    len(rows), figsize=(13, len(rows) * (0.75 + 0.22 * stages) + 0.6),
+    len(rows), figsize=(13, len(rows) * (0.75 + min(0.22 * stages, 4)) + 0.6),
     layout="constrained", sharex=True, squeeze=False,
   )
+  kinds: set[int] = set()
+  longest_s = max(row["events_s"] for row in rows)
   for row, panel in zip(rows, panels[:, 0], strict=True):
     timeline = timed(config, built(config, row["timetable"]))
-    draw_timeline(timeline, panel)
-  panels[-1, 0].set_xlabel("ms")
-  kinds = {
-    kind for panel in panels[:, 0] for kind in COLOURS
-    if any(c.get_label() == kind.name for c in panel.containers)
-  }
+    draw_timeline(timeline, panel, longest_s)
+    kinds |= set(timeline.timetable.kinds.flat)
+  panels[-1, 0].set(xlabel="ms", xlim=(0, 1010 * longest_s))
   figure.legend(
     handles=[
       plt.Rectangle((0, 0), 1, 1, color=colour, label=text)
@@ -56,30 +56,32 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
   pictures.save(figure, path)
 
 
-def draw_timeline(timeline: Timeline, panel: Any) -> None:
+def draw_timeline(timeline: Timeline, panel: Any, longest_s: float) -> None:
   """Draws a row for each stage, with a box for each action.
 
   Args:
     timeline: When everything happens.
     panel: The matplotlib axes to draw on.
+    longest_s: Seconds that the panel shows.
   """
   table = timeline.timetable
   ticks, stages = np.nonzero(table.kinds)
   here = ticks, stages
   start, end = 1e3 * timeline.start_s[here], 1e3 * timeline.end_s[here]
   kinds, chunks = table.kinds[here], table.chunks[here]
-  for kind, (colour, _) in COLOURS.items():
-    for chunk in range(table.num_chunks):
-      some = (kinds == kind) & (chunks == chunk)
-      if some.any():
-        panel.barh(
-          stages[some], (end - start)[some], left=start[some], height=0.9,
-          color=_lighter(colour, chunk / table.num_chunks), edgecolor="white",
-          linewidth=0.4, label=kind.name,
-        )
-  if len(ticks) <= MAX_NUMBERS:
-    # A box of three points has room for a digit of five.
-    points = 13 * 72 * (end - start) / (1e3 * timeline.finish_s)
+  few = len(ticks) <= MAX_NUMBERS
+  # One collection of boxes for all that look alike: many are drawn fast so.
+  for kind, chunk, stage in itertools.product(
+    COLOURS, range(table.num_chunks), range(table.num_stages)
+  ):
+    some = (kinds == kind) & (chunks == chunk) & (stages == stage)
+    panel.broken_barh(
+      np.stack([start[some], (end - start)[some]], 1), (stage - 0.45, 0.9),
+      facecolor=_lighter(COLOURS[kind][0], chunk / table.num_chunks),
+      edgecolor="white", linewidth=0.4 if few else 0,
+    )
+  if few:
+    points = 12 * 72 * (end - start) / (1e3 * longest_s)  # the boxes' width
     for x, stage, m, room in zip(
       (start + end) / 2, stages, table.microbatches[here], points, strict=True
     ):
@@ -89,8 +91,9 @@ def draw_timeline(timeline: Timeline, panel: Any) -> None:
       )
   chunks_text = f", {table.num_chunks} chunks" if table.num_chunks > 1 else ""
   panel.set(
-    ylabel="stage", yticks=range(table.num_stages),
-    ylim=(table.num_stages - 0.5, -0.5), xlim=(0, None),
+    ylabel="stage",
+    yticks=range(0, table.num_stages, 1 + table.num_stages // 20),
+    ylim=(table.num_stages - 0.5, -0.5),
   )
   panel.set_title(
     f"{table.name}{chunks_text}: {1e3 * timeline.finish_s:,.1f} ms, "

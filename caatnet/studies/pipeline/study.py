@@ -15,8 +15,8 @@ from parallel.pipeline.check import check
 from parallel.pipeline.timetable import Timetable
 from parallel.topology.text import quantity
 
-# A step of that many actions is simulated in half a minute.
-MAX_ACTIONS = 2**22
+# Ticks of all stages together, idle ones as well: a minute for each timetable.
+MAX_TICKS = 2**22
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,10 +113,11 @@ def built(config: Mapping[str, Any], name: str) -> Timetable:
       section["stages"], section["microbatches"],
       section["chunks"] if BUILDERS[name].chunked else 1,
     )
-    if 3 * math.prod(size) > MAX_ACTIONS:
+    ticks = 3 * size.chunks * (size.microbatches + size.stages)
+    if size.stages * ticks > MAX_TICKS:
       raise ValueError(
         f"microbatches={size.microbatches} on stages={size.stages} with "
-        f"chunks={size.chunks} have more than {MAX_ACTIONS:,} actions"
+        f"chunks={size.chunks} take stages more than {MAX_TICKS:,} ticks"
       )
     table = build(name, *size)
   check(table)
