@@ -3646,6 +3646,12 @@ _PIPELINE_ROWS = [
     "tests/caatnet/studies/pipeline_test.py::"
     "test_rows_are_those_of_the_whole_model",
   ),
+  Mutant(
+    "caatnet/studies/pipeline/study.py", "one half of a backward recomputes",
+    "(again_s if table.splits else 0.0)", "(0.0 if table.splits else 0.0)",
+    "tests/caatnet/studies/pipeline_test.py::"
+    "test_both_halves_of_a_backward_recompute",
+  ),
 ]
 
 MUTANTS = (

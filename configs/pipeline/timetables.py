@@ -49,6 +49,8 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
   config.work.input_s = 0.01
   config.work.weight_s = 0.01
   config.work.factors = ()
+  # Whether a backward, or each half of one, computes the forward again first.
+  config.work.recompute = False
   # Links between stages: bytes per second and seconds, or a kind of link of
   # parallel/hardware/links.py ("infiniband_ndr"). Without overlap a stage
   # waits while it sends.

@@ -1,7 +1,7 @@
 """Compares timetables of a pipeline: what they cost, and how long they take."""
 
 from collections.abc import Mapping
-import math
+import contextlib
 import pathlib
 from typing import Any
 
@@ -61,16 +61,10 @@ def _row(
   timeline = timed(config, table)
   work, hops = _work(config, table), _hops(config, table)
   alone = simulate.even_hops(table.num_stages)
-  size, seconds = _size(table), config["work"]
-  try:
-    closed_s = cost.step_s(
-      table.name, size, seconds["forward_s"], seconds["input_s"],
-      seconds["weight_s"],
-    )
-  except ValueError:
-    closed_s = math.nan
-  if seconds["factors"]:
-    closed_s = math.nan  # closed forms are of equal stages
+  closed_s = None
+  if not config["work"]["factors"]:  # closed forms are of equal stages
+    with contextlib.suppress(ValueError):  # there may be none
+      closed_s = cost.step_s(table.name, _size(table), *_seconds(config, table))
   return {
     "timetable": name,
     "built": table.name,
@@ -84,7 +78,7 @@ def _row(
     "inputs": list(found.inputs),
     "cotangents": list(found.cotangents),
     "sent_bytes": found.sent_bytes(config["boundary_bytes"]),
-    "closed_s": None if math.isnan(closed_s) else closed_s,
+    "closed_s": closed_s,
     "without_hops_s": simulate.events(table, work, alone).finish_s,
     "events_s": timeline.finish_s,
     "events_bubble": timeline.bubble,
@@ -139,9 +133,28 @@ def _size(table: Timetable) -> Size:
   return Size(table.num_stages, table.num_microbatches, table.num_chunks)
 
 
+def _seconds(
+  config: Mapping[str, Any], table: Timetable
+) -> tuple[float, float, float]:
+  """Returns seconds of a stage's forward and of the halves of its backward.
+
+  If forwards are recomputed, each action of a backward begins with one: where
+  backwards are two actions, so do both halves.
+  """
+  section = config["work"]
+  forward_s = section["forward_s"]
+  again_s = forward_s if section["recompute"] else 0.0
+  return (
+    forward_s, section["input_s"] + again_s,
+    section["weight_s"] + (again_s if table.splits else 0.0),
+  )
+
+
 def _work(config: Mapping[str, Any], table: Timetable) -> simulate.Work:
   with naming("config.work", config["work"]):
-    return simulate.even_work(_size(table), **config["work"])
+    return simulate.even_work(
+      _size(table), *_seconds(config, table), config["work"]["factors"]
+    )
 
 
 def _hops(config: Mapping[str, Any], table: Timetable) -> simulate.Hops:

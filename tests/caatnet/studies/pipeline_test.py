@@ -75,6 +75,18 @@ def test_a_fallback_is_said(capsys):
   assert "looped (is gpipe)" in capsys.readouterr().out
 
 
+def test_both_halves_of_a_backward_recompute():
+  """With 10 ms each: a whole backward takes 30 ms, its halves 20 ms each."""
+  config = small(
+    timetables=("1f1b", "zb_h1"), work__recompute=True, link__bandwidth="1e30"
+  )
+  whole, halves = pipeline.run(config)["rows"]
+  assert whole["closed_s"] == pytest.approx(5 * 0.04)
+  assert halves["closed_s"] == pytest.approx(4 * 0.05 + 0.02)
+  for row in whole, halves:
+    assert row["without_hops_s"] == pytest.approx(row["closed_s"])
+
+
 def test_slower_links_and_stages_cost_time():
   def seconds(**changes):
     config = small(timetables=("1f1b",), **changes)
