@@ -27,9 +27,15 @@ RULES = {
     ("parallel.axes", "parallel.collectives", "parallel.schedules"),
     LIBRARY,
   ),
+  "parallel.pipeline": (("parallel.checks",), NUMPY_ONLY),
+  "parallel.pipeline.run": (
+    ("parallel.axes", "parallel.collectives", "parallel.pipeline"),
+    LIBRARY,
+  ),
   "parallel.network": (
     (
       "parallel.checks",
+      "parallel.pipeline",
       "parallel.schedules",
       "parallel.topology",
       "parallel.hardware",
@@ -41,6 +47,7 @@ RULES = {
     (
       "parallel.checks",
       "parallel.network",
+      "parallel.pipeline",
       "parallel.schedules",
       "parallel.topology",
       "parallel.hardware",
@@ -366,6 +373,8 @@ def test_a_flag_is_defined_once():
     ("parallel.collectives", "from . import zero"),
     ("parallel.tensor.doors", "from flax import nnx"),
     ("parallel.network.simulate", "import jax.numpy as jnp"),
+    ("parallel.pipeline.cost", "import jax"),
+    ("parallel.pipeline.simulate", "from parallel.network import trace"),
     ("parallel.zero.cost", "import jax"),
     ("parallel.zero.cost", "from parallel.zero import gather"),
     ("parallel.outer.diloco", "from parallel.zero import partition"),

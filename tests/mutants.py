@@ -54,6 +54,7 @@ _SHARDS = "tests/parallel/zero/shards_test.py"
 _EQUATIONS = "tests/parallel/outer/equations_test.py"
 _HEALTH = "tests/parallel/outer/health_test.py"
 _SCHEDULES = "tests/parallel/schedules"
+_PIPELINE = "tests/parallel/pipeline"
 _NETWORK = "tests/parallel/network"
 _TOPOLOGY = "tests/parallel/topology/topology_test.py"
 _PARTITIONS = "tests/parallel/planner/partitions_test.py"
@@ -1387,7 +1388,8 @@ _NETWORK_ROWS = [
   ),
   Mutant(
     "parallel/network/trace.py", "bars are as long as messages travel",
-    '"dur": (end - start) / 1e3,', '"dur": (arrival - start) / 1e3,',
+    "link, start / 1e3, (end - start) / 1e3,",
+    "link, start / 1e3, (arrival - start) / 1e3,",
     f"{_NETWORK}/simulate_test.py::test_a_trace_has_a_bar_for_every_hop",
   ),
 ]
@@ -3534,11 +3536,129 @@ _HOSTS = [
   ),
 ]
 
+_PIPELINE_ROWS = [
+  Mutant(
+    "parallel/pipeline/builders.py", "cotangents come to the first chunk first",
+    "chunk = size.chunks - 1 - action.chunk", "chunk = action.chunk",
+    f"{_PIPELINE}/builders_test.py::test_orders_by_hand",
+  ),
+  Mutant(
+    "parallel/pipeline/builders.py", "eager 1F1B warms up as 1F1B does",
+    "return 2 * _waves(size, stage) + (size.chunks - 1) * size.stages",
+    "return _waves(size, stage) + (size.chunks - 1) * size.stages",
+    f"{_PIPELINE}/builders_test.py::test_stored_activations",
+  ),
+  Mutant(
+    "parallel/pipeline/builders.py", "ZB-H1 puts no gradients of weights off",
+    "_split(size, _waves(size, stage), delay=stage)",
+    "_split(size, _waves(size, stage), delay=0)",
+    f"{_PIPELINE}/builders_test.py::test_bubbles",
+  ),
+  Mutant(
+    "parallel/pipeline/builders.py", "a fallback keeps the name that was asked",
+    "timetable = BUILDERS[timetable].one_chunk or timetable",
+    "timetable = timetable or BUILDERS[timetable].one_chunk",
+    f"{_PIPELINE}/builders_test.py::test_with_one_chunk_there_are_other_names",
+  ),
+  Mutant(
+    "parallel/pipeline/timetable.py", "what is made is there in the same tick",
+    "        made += produced(action, part)",
+    "        done |= dict.fromkeys(produced(action, part), 0); made.append(0)",
+    f"{_PIPELINE}/builders_test.py::"
+    "test_300_timetables_are_proven_and_cost_what_formulas_say",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "what is made in a tick is there in it",
+    "& (ticks[kind] <= needed)", "& (ticks[kind] < needed)",
+    f"{_PIPELINE}/check_test.py::test_a_proof_is_what_a_replay_says",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "cotangents come from the same part",
+    "(Kind.BACKWARD, after, 1),", "(Kind.BACKWARD, forward, 1),",
+    f"{_PIPELINE}/check_test.py::test_a_proof_is_what_a_replay_says",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "weights' gradients wait for nothing",
+    "(Kind.WEIGHT, back, 0),", "(Kind.WEIGHT, forward, 0),",
+    f"{_PIPELINE}/check_test.py::test_a_proof_is_what_a_replay_says",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "one more than the limit is stored",
+    "over = kept > limits", "over = kept > limits + 1",
+    f"{_PIPELINE}/check_test.py::test_what_was_changed_is_refused[a_limit_less]",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "half a backward is a backward",
+    "needed[kind] = done[Kind.BACKWARD] | done[kind]",
+    "needed[kind] = done[Kind.BACKWARD:].any(0)",
+    f"{_PIPELINE}/check_test.py::test_what_was_changed_is_refused[dropped]",
+  ),
+  Mutant(
+    "parallel/pipeline/cost.py", "activations go with the inputs' cotangents",
+    "return np.maximum(ticks[Kind.BACKWARD], ticks[Kind.WEIGHT])",
+    "return np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])",
+    f"{_PIPELINE}/builders_test.py::test_stored_activations",
+  ),
+  Mutant(
+    "parallel/pipeline/cost.py", "a stage sends to itself",
+    "return forward & apart, backward & apart", "return forward, backward",
+    f"{_PIPELINE}/builders_test.py::"
+    "test_300_timetables_are_proven_and_cost_what_formulas_say",
+  ),
+  Mutant(
+    "parallel/pipeline/cost.py", "an input is there as soon as it is made",
+    "comes = np.concatenate([forward[:1], forward[:-1] + 1])",
+    "comes = np.concatenate([forward[:1], forward[:-1]])",
+    f"{_PIPELINE}/builders_test.py::"
+    "test_300_timetables_are_proven_and_cost_what_formulas_say",
+  ),
+  Mutant(
+    "parallel/pipeline/cost.py", "a round that is not full waits like others",
+    "2 * max(0, left - 1))", "2 * left)",
+    f"{_PIPELINE}/simulate_test.py::test_exposed_hops_of_1f1b",
+  ),
+  Mutant(
+    "parallel/pipeline/simulate.py", "messages do not queue",
+    "leave = max(end, links[way][stage])", "leave = end",
+    f"{_PIPELINE}/simulate_test.py::test_order_of_times",
+  ),
+  Mutant(
+    "parallel/pipeline/simulate.py", "who waits computes under its sends",
+    "        free[stage] = sent\n", "        free[stage] = end\n",
+    f"{_PIPELINE}/simulate_test.py::test_steps_by_hand",
+  ),
+  Mutant(
+    "parallel/pipeline/simulate.py", "a tick costs its hops or its parts",
+    "(computing.max(1) + sending.max(1)).sum()",
+    "np.maximum(computing.max(1), sending.max(1)).sum()",
+    f"{_PIPELINE}/simulate_test.py::test_lockstep_by_hand",
+  ),
+  Mutant(
+    "parallel/network/trace.py", "cotangents are on the row of outputs",
+    "row = 3 * stage + (1 if kind is Kind.FORWARD else 2)",
+    "row = 3 * stage + 1",
+    f"{_PIPELINE}/simulate_test.py::"
+    "test_a_trace_has_a_bar_for_every_action_and_message",
+  ),
+  Mutant(
+    "caatnet/studies/pipeline/study.py", "a part has a stage's activations",
+    "    // table.num_chunks,\n", "    // 1,\n",
+    "tests/caatnet/studies/pipeline_test.py::"
+    "test_rows_are_those_of_the_whole_model",
+  ),
+  Mutant(
+    "caatnet/studies/pipeline/study.py", "one half of a backward recomputes",
+    "(again_s if table.splits else 0.0)", "(0.0 if table.splits else 0.0)",
+    "tests/caatnet/studies/pipeline_test.py::"
+    "test_both_halves_of_a_backward_recompute",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
-  *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
-  *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
-  *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
+  *_OUTER, *_SCHEDULES_ROWS, *_PIPELINE_ROWS, *_NETWORK_ROWS, *_PLACES,
+  *_XLA_ROWS, *_MODELS, *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS,
+  *_DOCUMENTS_ROWS, *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
   *_SERVING_ROWS, *_TRANSPORT, *_HOSTS,
 )
 
