@@ -255,7 +255,6 @@ RANGES = {
   "picture_round": COUNT_OR_NONE,
   "pipeline.stages": COUNT,
   "pipeline.microbatches": COUNT,
-  "pipeline.chunks": COUNT,
   "work.forward_s": POSITIVE,
   "work.input_s": POSITIVE,
   "work.weight_s": POSITIVE,

@@ -32,6 +32,7 @@ RULES = {
     ("parallel.axes", "parallel.collectives", "parallel.pipeline"),
     LIBRARY,
   ),
+  "parallel.pipeline.actions": (("parallel.pipeline",), LIBRARY),
   "parallel.network": (
     (
       "parallel.checks",
@@ -122,16 +123,19 @@ RULES = {
     ("caatnet.checks", "parallel.checks"),
     ("flax", "orbax", "ml_collections", "absl", "optax"),
   ),
+  "caatnet.stages": (("parallel.axes", "parallel.pipeline"), LIBRARY),
   "caatnet.program": (
-    ("caatnet.models", "parallel"),
+    ("caatnet.models", "caatnet.stages", "parallel"),
     ("flax", "ml_collections", "absl"),
   ),
   "caatnet.train": (
     (
       "caatnet.checks",
       "caatnet.data",
+      "caatnet.models.access",
       "caatnet.models.protocol",
       "caatnet.program",
+      "caatnet.stages",
       "parallel",
     ),
     ("flax", "ml_collections", "absl"),
@@ -200,6 +204,7 @@ RULES = {
       "caatnet.interop",
       "caatnet.models",
       "caatnet.program",
+      "caatnet.stages",
       "caatnet.ranges",
       "caatnet.serving",
       "caatnet.train",
@@ -336,7 +341,7 @@ def test_roots_keep_to_the_tree():
   """Nothing lies at a root that has a room."""
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}
   assert roots["caatnet"] == {
-    "__init__.py", "checks.py", "program.py", "ranges.py",
+    "__init__.py", "checks.py", "program.py", "ranges.py", "stages.py",
   }
   assert roots["parallel"] == {
     "__init__.py", "axes.py", "checks.py", "collectives.py", "quantize.py",

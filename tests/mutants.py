@@ -1828,8 +1828,8 @@ _MODELS = [
   ),
   Mutant(
     "caatnet/models/transformer/model.py", "gains decay",
-    'return Parameter(P(), int(in_block), "float32", decays=False)',
-    'return Parameter(P(), int(in_block), "float32")',
+    'P(), int(in_block), "float32", decays=False,',
+    'P(), int(in_block), "float32",',
     f"{_TRAIN}/step_test.py::test_only_matrices_decay",
   ),
   Mutant(
@@ -1886,7 +1886,7 @@ _MODELS = [
   ),
   Mutant(
     "caatnet/program.py", "a device prices the parameters of all",
-    "count //= tensor.devices", "pass",
+    "count //= axis.devices", "pass",
     "tests/caatnet/program_test.py::"
     "test_prices_are_of_one_device_s_parameters",
   ),
@@ -1920,8 +1920,8 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/step.py", "gains have one rank's gradient",
-    "lambda grad, spec: grad if name in spec else lax.psum(grad, name),",
-    "lambda grad, spec: grad if name in spec else lax.pmean(grad, name),",
+    "return lax.psum(grad, over) if over",
+    "return lax.pmean(grad, over) if over",
     f"{_TRAIN}/step_test.py::test_lanes_are_devices[mesh0]",
   ),
   Mutant(
@@ -2015,7 +2015,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/records.py", "a resumed run may have another seed",
-    'key[0] in ("zero", "inference")', 'key[0] in ("zero", "seed")',
+    'key[0] in ("zero", "pipeline", "inference")', 'key[0] in ("zero", "seed")',
     f"{_TRAIN}/records_test.py::"
     "test_a_folder_goes_on_with_its_own_config_only",
   ),
@@ -2178,10 +2178,25 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/whole.py", "a stored state is cut in another order",
-    "return _convert(x, program.layout.shards.store, tensor, sharding)",
-    "return _convert(x, lambda x, t: program.layout.shards.store("
-    "x[..., ::-1], t), tensor, sharding)",
+    "x = layout.shards.store(x, _tensor(leaf, stages))",
+    "x = layout.shards.store(x[..., ::-1], _tensor(leaf, stages))",
     f"{_LINEAR}::test_what_is_stored_is_restored",
+  ),
+  Mutant(
+    "caatnet/stages.py", "chunks of a stage follow one another",
+    "return np.swapaxes(chunks, 0, 1).reshape(", "return chunks.reshape(",
+    f"{_TRAIN}/stages_test.py::test_a_model_in_stages_trains_as_in_one_piece",
+  ),
+  Mutant(
+    "caatnet/stages.py", "a stage's last slice is cut off",
+    "count = -(-size // self.axis.size)", "count = size // self.axis.size",
+    f"{_TRAIN}/stages_test.py::"
+    "test_checkpoints_have_the_shapes_and_bits_of_one_piece",
+  ),
+  Mutant(
+    "caatnet/train/staged.py", "layers that stand for none learn",
+    "return jnp.where(mask, x, 0)", "return x",
+    f"{_TRAIN}/stages_test.py::test_a_model_in_stages_trains_as_in_one_piece",
   ),
   Mutant(
     "caatnet/train/sweep.py", "the last key of a grid varies alone",
@@ -3654,12 +3669,45 @@ _PIPELINE_ROWS = [
   ),
 ]
 
+_RUN_STAGES = "tests/parallel/pipeline/run_test.py"
+
+_STAGES_ROWS = [
+  Mutant(
+    "parallel/pipeline/actions.py", "a part has its last gradients only",
+    "return total + x[None].astype(total.dtype)", "return x[None] + 0 * total",
+    f"{_RUN_STAGES}::test_stages_compute_what_one_piece_does",
+  ),
+  Mutant(
+    "parallel/pipeline/run.py", "the last stage's cotangents leave",
+    "dx = self.of_stage(back, 0)", "dx = self.of_stage(back, -1)",
+    f"{_RUN_STAGES}::test_stages_compute_what_one_piece_does",
+  ),
+  Mutant(
+    "parallel/pipeline/table.py", "a place is taken before it is read",
+    "busy[0][0] < arrival", "busy[0][0] <= arrival",
+    f"{_RUN_STAGES}::test_stages_compute_what_one_piece_does",
+  ),
+  Mutant(
+    "parallel/pipeline/table.py", "places are never given back",
+    "while busy and busy[0][0] < arrival:", "while False:",
+    f"{_RUN_STAGES}::"
+    "test_memory_grows_with_stages_in_flight_and_not_with_microbatches",
+  ),
+  Mutant(
+    "parallel/xla/ledger.py", "a branch runs whenever it is reached",
+    "return fractions.Fraction(*map(int, found[-1])) if found else None",
+    "return fractions.Fraction(1) if found else None",
+    f"{_RUN_STAGES}::"
+    "test_neighbours_send_one_activation_each_way_in_a_tick",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_PIPELINE_ROWS, *_NETWORK_ROWS, *_PLACES,
   *_XLA_ROWS, *_MODELS, *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS,
   *_DOCUMENTS_ROWS, *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
-  *_SERVING_ROWS, *_TRANSPORT, *_HOSTS,
+  *_STAGES_ROWS, *_SERVING_ROWS, *_TRANSPORT, *_HOSTS,
 )
 
 if __name__ == "__main__":

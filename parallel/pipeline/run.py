@@ -20,7 +20,6 @@ a buffer.
 """
 
 from collections.abc import Callable
-import contextlib
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -38,8 +37,9 @@ from parallel.collectives import (
   ranks_here,
   varying,
 )
+from parallel.pipeline.actions import Actions, Row, runs, scoped, write
 from parallel.pipeline.table import Buffer, Table, table
-from parallel.pipeline.timetable import Kind, Timetable
+from parallel.pipeline.timetable import Timetable
 
 
 class Functions(NamedTuple):
@@ -67,19 +67,6 @@ class Params(NamedTuple):
 
   parts: Any
   around: Any
-
-
-class _Row(NamedTuple):
-  """A tick of a table; arrays ``[S]``, or ``[G]`` of this device's stages."""
-
-  kind: jax.Array
-  chunk: jax.Array
-  write_input: jax.Array
-  enter_input: jax.Array
-  read_input: jax.Array
-  write_cotangent: jax.Array
-  enter_cotangent: jax.Array
-  read_cotangent: jax.Array
 
 
 class _Ends(NamedTuple):
@@ -188,6 +175,10 @@ class _Run:
   def axis(self) -> Axis:
     return self.pipeline.axis
 
+  @property
+  def actions(self) -> Actions:
+    return Actions(self.pipeline.timetable, self.functions.part)
+
   @functools.cached_property
   def table(self) -> Table:
     return table(self.pipeline.timetable)
@@ -235,13 +226,13 @@ class _Run:
 
   def first(self) -> Any:
     """Returns what the first part reads in the first tick."""
-    enter = _scoped(self.enter, "phase_forward")
+    enter = scoped(self.enter, "phase_forward")
     return enter(int(self.table.enters[0]))
 
   def scan(self, tick: Callable[..., Any], start: _Carry) -> _Carry:
     """Runs all ticks."""
     t = self.table
-    rows = _Row(
+    rows = Row(
       t.kinds, t.chunks, t.inputs.write, t.inputs.enter, t.inputs.read,
       t.cotangents.write, t.cotangents.enter, t.cotangents.read,
     )
@@ -251,39 +242,44 @@ class _Run:
       jax.tree.map(jnp.asarray, (rows, ends)),
     )[0]
 
-  def tick_forward(self, carry: _Carry, row: _Row, ends: _Ends) -> _Carry:
+  def tick_forward(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
     """Does a tick of a timetable without backward."""
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
     outputs, inputs = each_lane(
-      functools.partial(self.act_forward, carry.entering[0]), self.axis, here,
-      self.params.parts, self.constants, carry.inputs, carry.arriving[0],
+      functools.partial(
+        self.actions.forward_only, self.everywhere(carry.entering[0])
+      ),
+      self.axis, here, self.params.parts, self.constants, carry.inputs,
+      carry.arriving[0],
     )
 
     def judge(m):
-      x = _scoped(self.of_stage, "phase_forward")(outputs, -1)
+      x = scoped(self.of_stage, "phase_forward")(outputs, -1)
       scores = self.judge(self.params.around, x, m)
-      return _write(carry.total, scores, m)
+      return write(carry.total, scores, m)
 
     total = self.if_any(ends.judged, judge, lambda: carry.total)
     arriving, entering = self.send_on(outputs, ends, (outputs, total))
     return _Carry(inputs, (), (arriving, ()), (entering, ()), total, None)
 
-  def tick(self, carry: _Carry, row: _Row, ends: _Ends) -> _Carry:
+  def tick(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
     """Does a tick of a step."""
     ordered, around = self.pipeline.ordered, self.params.around
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
     outputs, back, inputs, cotangents, of_parts = each_lane(
-      functools.partial(self.act, carry.entering), self.axis, here,
-      self.params.parts, self.constants, carry.inputs, carry.cotangents,
-      carry.arriving, carry.grads.parts,
+      functools.partial(
+        self.actions.any_kind, self.everywhere(carry.entering)
+      ),
+      self.axis, here, self.params.parts, self.constants, carry.inputs,
+      carry.cotangents, carry.arriving, carry.grads.parts,
     )
     grads = carry.grads.around
 
     def judge(m):
-      x = _scoped(self.of_stage, "phase_forward")(outputs, -1)
+      x = scoped(self.of_stage, "phase_forward")(outputs, -1)
       loss, vjp = jax.vjp(lambda a, x: self.judge(a, x, m), around, x)
       of_around, dx = vjp(jnp.ones_like(loss))
-      return carry.total + loss, jax.tree.map(_add, grads, of_around), dx
+      return carry.total + loss, jax.tree.map(jnp.add, grads, of_around), dx
 
     total, grads, cotangent = self.if_any(
       ends.judged, judge,
@@ -296,12 +292,12 @@ class _Run:
       _, vjp = jax.vjp(
         lambda a: self.functions.enter(a, self.microbatch(m, dx)), around
       )
-      return jax.tree.map(_add, grads, *vjp(dx))
+      return jax.tree.map(jnp.add, grads, *vjp(dx))
 
-    leave = _scoped(leave, "phase_backward")
+    leave = scoped(leave, "phase_backward")
     grads = self.if_any(ends.leaves, leave, lambda: grads)
     arriving, entering = self.send_on(outputs, ends, (back, grads))
-    returning = _scoped(self.move, "phase_backward")(
+    returning = scoped(self.move, "phase_backward")(
       after(back, arriving, ordered), -1
     )
     return _Carry(
@@ -317,101 +313,14 @@ class _Run:
     Returns:
       What arrives, and what the first part reads in the next tick.
     """
-    enter = _scoped(lambda m: self.enter(m, late), "phase_forward")
+    enter = scoped(lambda m: self.enter(m, late), "phase_forward")
     entered = self.if_any(
       ends.entering, enter, lambda: self.zeros(self.of_x), in_loop=-1
     )
-    moved = _scoped(self.move, "phase_forward")(
+    moved = scoped(self.move, "phase_forward")(
       after(outputs, (late, entered), self.pipeline.ordered), 1
     )
     return moved, entered
-
-  def act_forward(
-    self, entering: Any, row: _Row, params: Any, constants: Any, inputs: Any,
-    arriving: Any,
-  ) -> tuple[Any, Any]:
-    """Does a stage's action of a tick, in a timetable without backward."""
-    inputs = _write(inputs, arriving, row.write_input)
-    inputs = _write(inputs, self.everywhere(entering), row.enter_input)
-    x = _read(inputs, row.read_input)
-    t = self.pipeline.timetable
-
-    def forward(x):
-      return self.functions.part(
-        _read(params, row.chunk), _read(constants, row.chunk), x
-      )
-
-    y = lax.cond(
-      row.kind == Kind.FORWARD,
-      _scoped(forward, self.runs(t.num_microbatches * t.num_chunks)),
-      lambda x: x, x,
-    )
-    return y, inputs
-
-  def act(
-    self, entering: tuple[Any, Any], row: _Row, params: Any, constants: Any,
-    inputs: Any, cotangents: Any, arriving: tuple[Any, Any], grads: Any,
-  ) -> tuple[Any, Any, Any, Any, Any]:
-    """Does a stage's action of a tick.
-
-    Returns:
-      What it sends on and back, its buffers, and the gradients of its parts.
-    """
-    x, dy = self.everywhere(entering)
-    inputs = _write(inputs, arriving[0], row.write_input)
-    inputs = _write(inputs, x, row.enter_input)
-    cotangents = _write(cotangents, arriving[1], row.write_cotangent)
-    cotangents = _write(cotangents, dy, row.enter_cotangent)
-    x = _read(inputs, row.read_input)
-    dy = _read(cotangents, row.read_cotangent)
-    part = self.functions.part
-    mine = _read(params, row.chunk)
-    fixed = _read(constants, row.chunk)
-    nothing = jax.tree.map(jnp.zeros_like, x)
-
-    def add(dparams):
-      return jax.tree.map(
-        lambda g, d: g.at[row.chunk].add(d.astype(g.dtype)), grads, dparams
-      )
-
-    def idle(x, dy):
-      return nothing, nothing, grads
-
-    def forward(x, dy):
-      return part(mine, fixed, x), nothing, grads
-
-    def backward(x, dy):
-      _, vjp = jax.vjp(lambda p, x: part(p, fixed, x), mine, x)
-      dparams, dx = vjp(dy)
-      return nothing, dx, add(dparams)
-
-    def of_input(x, dy):
-      _, vjp = jax.vjp(lambda x: part(mine, fixed, x), x)
-      return nothing, *vjp(dy), grads
-
-    def of_weight(x, dy):
-      _, vjp = jax.vjp(lambda p: part(p, fixed, x), mine)
-      return nothing, nothing, add(*vjp(dy))
-
-    branches = {
-      Kind.IDLE: idle, Kind.FORWARD: _scoped(forward, "phase_forward"),
-      Kind.BACKWARD: _scoped(backward, "phase_backward"),
-      Kind.INPUT: _scoped(of_input, "phase_backward"),
-      Kind.WEIGHT: _scoped(of_weight, "phase_backward"),
-    }
-    t = self.pipeline.timetable
-    each = self.runs(t.num_microbatches * t.num_chunks)
-    # A branch that never runs would only be compiled.
-    used = [Kind.IDLE, *(
-      kind for kind in list(Kind)[1:] if (self.table.kinds == kind).any()
-    )]
-    number = jnp.zeros(len(Kind), jnp.int32).at[jnp.array(used)].set(
-      jnp.arange(len(used))
-    )
-    y, dx, grads = lax.switch(
-      number[row.kind], [_scoped(branches[kind], each) for kind in used], x, dy
-    )
-    return y, dx, inputs, cotangents, grads
 
   def move(self, tree: Any, by: int) -> Any:
     """Sends arrays ``[G, ...]`` to the stage that is ``by`` further on."""
@@ -440,10 +349,6 @@ class _Run:
     """Says of what is the same on all stages that it may differ."""
     return jax.tree.map(lambda x: varying(x, self.axis.name), tree)
 
-  def runs(self, count: int) -> str:
-    """Names a scope of what runs in so many of all ticks."""
-    return f"runs_{count}_of_{self.pipeline.timetable.num_ticks}"
-
   def if_any(
     self,
     microbatch: jax.Array,
@@ -461,38 +366,10 @@ class _Run:
     """
     count = self.pipeline.timetable.num_microbatches + in_loop
     return lax.cond(
-      microbatch >= 0, _scoped(then, self.runs(count)),
+      microbatch >= 0, scoped(then, runs(count, self.pipeline.timetable)),
       lambda m: otherwise(), jnp.maximum(microbatch, 0),
     )
 
   def is_stage(self, stage: int) -> jax.Array:
     """Returns which of this device's stages is one, bool ``[G]``."""
     return ranks_here(self.axis) == stage % self.axis.size
-
-
-def _scoped(f: Callable[..., Any], *names: str) -> Callable[..., Any]:
-  """Puts a function into named scopes, which the ledger reads."""
-
-  def scoped(*args):
-    with contextlib.ExitStack() as scopes:
-      for name in names:
-        scopes.enter_context(jax.named_scope(name))
-      return f(*args)
-
-  return scoped
-
-
-def _add(total: jax.Array, x: jax.Array) -> jax.Array:
-  return total + x.astype(total.dtype)
-
-
-def _read(tree: Any, place: jax.Array) -> Any:
-  return jax.tree.map(
-    lambda x: lax.dynamic_index_in_dim(x, place, keepdims=False), tree
-  )
-
-
-def _write(tree: Any, values: Any, place: jax.Array) -> Any:
-  return jax.tree.map(
-    lambda x, v: lax.dynamic_update_index_in_dim(x, v, place, 0), tree, values
-  )

@@ -135,7 +135,8 @@ def test_a_convolutional_network_trains_in_stages():
    "parallel.stage=3 model.num_layers=6", "multiples of"),
   ("pipeline.timetable=forward", "trains nothing"),
   ("sync.p_mlp=(.5,.5,1,1)", "synchronise alike"),
-  ("sync.route=one_shot sync.carry=on kernels=interpret", "sync.carry='off' is what"),
+  ("sync.route=one_shot sync.carry=on kernels=interpret",
+   "sync.carry='off' is what"),
   ("images parallel.stage=2 model.widths=(8,16)", "one size"),
   ("outer.algorithm=streaming parallel.worker=2", "fragment_layers"),
 ])
