@@ -29,6 +29,11 @@ def run(config: Any) -> dict[str, Any]:
     ValueError: A timetable is wrong, or is not what its closed forms say.
   """
   options = config.benchmark
+  if len(options.timed) != 2:
+    raise ValueError(
+      f"config.benchmark.timed={options.timed} must be stages and microbatches"
+    )
+  stages, microbatches = options.timed
   jobs = list(itertools.product(
     BUILDERS, range(1, options.stages + 1), range(1, options.chunks + 1)
   ))
@@ -44,14 +49,15 @@ def run(config: Any) -> dict[str, Any]:
       found.update(counts)
   rows = []
   for name in BUILDERS:
-    table, build_s = _timed(lambda: build(name, *options.timed))  # noqa: B023
-    _, check_s = _timed(lambda: check(table))  # noqa: B023
+    table, build_s = _timed(
+      functools.partial(build, name, stages, microbatches)
+    )
+    _, check_s = _timed(functools.partial(check, table))
     rows.append({
       "timetable": name, "proven": found[name, "proven"],
       "refused": found[name, "refused"], "actions": found[name, "actions"],
       "build_s": build_s, "check_s": check_s,
     })
-  stages, microbatches = options.timed
   tables.table(
     f"timetables of 1 to {options.stages} stages, 1 to "
     f"{options.microbatches} microbatches, 1 to {options.chunks} chunks; and "

@@ -207,6 +207,21 @@ def step_s(
   )
 
 
+def bubble(
+  timetable: str, size: Size, forward_s: float, input_s: float, weight_s: float
+) -> float:
+  """Returns the share of a step in which stages idle: 1 - m (F + B) / T.
+
+  For 1F1B that is (p - 1) / (m + p - 1). Arguments and errors are those of
+  `step_s`.
+  """
+  work_s = forward_s
+  if timetable != "forward":
+    work_s += input_s + weight_s
+  step = step_s(timetable, size, forward_s, input_s, weight_s)
+  return 1 - size.microbatches * work_s / step
+
+
 def exposed_s(size: Size, hop_s: float) -> float:
   """Returns by how many seconds hops make a step of 1F1B longer.
 

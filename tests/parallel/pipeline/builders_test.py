@@ -69,12 +69,14 @@ def test_bubbles():
   microbatch against 2 of 1.5; no stage of ZB-H2 idles once it has begun.
   """
   for p, m in ((4, 8), (2, 2), (8, 24), (1, 3)):
-    for name in ("gpipe", "1f1b", "eager_1f1b"):
+    for name in ("gpipe", "1f1b", "eager_1f1b", "forward"):
       bubble = cost.cost(build(name, p, m)).bubble
       assert bubble == pytest.approx((p - 1) / (m + p - 1))
+      assert cost.bubble(name, Size(p, m), 2, 1, 1) == pytest.approx(bubble)
     for name in ("interleaved_1f1b", "looped"):
       bubble = cost.cost(build(name, p, m, 3)).bubble
       assert bubble == pytest.approx((p - 1) / (3 * m + p - 1))
+      assert cost.bubble(name, Size(p, m, 3), 2, 1, 1) == pytest.approx(bubble)
     assert cost.cost(build("zb_h1", p, m)).ticks == 3 * m + p - 1
     wide = cost.cost(build("zb_h2", p, max(m, 2 * p - 1)))
     assert wide.own_bubble == 0
