@@ -158,6 +158,7 @@ RANGES = {
   "sweep.seeds": SEED,
   "benchmark.workers": COUNT,
   "benchmark.events": COUNT,
+  "benchmark.minutes": NOT_NEGATIVE,
   "benchmark.seeds": SEED,
   "benchmark.gap_s": POSITIVE,
   "benchmark.silence_s": POSITIVE,

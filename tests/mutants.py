@@ -3458,7 +3458,7 @@ _TRANSPORT = [
   ),
   Mutant(
     "parallel/elastic/leases.py", "newcomers of two epochs draw the same",
-    "(epoch - leases.epoch) * MOST_ITEMS + members.index(me)",
+    "since * MOST_ITEMS + members.index(me)",
     "members.index(me)",
     f"{_ELASTIC}/state_test.py::"
     "test_no_sample_is_counted_twice_and_none_is_lost",
@@ -3476,6 +3476,20 @@ _HOSTS = [
     "os.ftruncate(self._file, size)", "pass",
     f"{_ELASTIC}/journal_test.py::"
     "test_what_is_cut_off_anywhere_goes_on_with_the_last_whole_record",
+  ),
+  Mutant(
+    "parallel/elastic/journal.py", "a journal is replaced by an empty one",
+    "      _write(file, line)\n      os.replace(beside, self._path)\n",
+    "      os.replace(beside, self._path)\n      _write(file, line)\n",
+    f"{_ELASTIC}/journal_test.py::"
+    "test_a_coordinator_killed_while_it_compacts_forgets_nothing",
+  ),
+  Mutant(
+    "parallel/elastic/journal.py", "a new journal is not locked",
+    "      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n      crc, line",
+    "      crc, line",
+    f"{_ELASTIC}/journal_test.py::"
+    "test_a_long_journal_is_replaced_by_its_last_record",
   ),
   Mutant(
     "parallel/elastic/channel.py", "who does not read is kept",

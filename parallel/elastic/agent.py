@@ -163,11 +163,15 @@ class Agent:
         )
         self._scope.closed.wait(1.0)  # it may have refused at once
         continue
-      channel = Channel(sock, frames.FROM_COORDINATOR, self._silence_s)
+      channel = Channel(
+        sock, frames.FROM_COORDINATOR, self._silence_s, ends_silent=True
+      )
       began = time.monotonic()
       try:
         channel.run(lambda message, c=channel: self._hear(c, message))
-      except (OSError, ValueError) as error:
+      except ValueError as error:
+        LOG.warning("the coordinator sends what is not right: %s", error)
+      except OSError as error:
         LOG.info("the coordinator's connection has ended: %s", error)
       self._scope.end(sock)
       seen = time.monotonic()
@@ -178,8 +182,6 @@ class Agent:
 
   def _hear(self, channel: Channel, message: Any) -> None:
     """Takes what the coordinator says over a connection."""
-    if time.monotonic() - channel.heard > self._silence_s:
-      raise TimeoutError(f"silent for {self._silence_s:g} s")
     if isinstance(message, m.Welcome):
       self._silence_s = channel.silence_s = max(message.silence_s, 0.1)
       self._channel = channel

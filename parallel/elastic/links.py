@@ -304,10 +304,7 @@ class Links:
           sock.settimeout(self.options.silence_s)
           self._control[peer] = sock
         else:
-          if self.options.send_buffer:
-            sock.setsockopt(
-              socket.SOL_SOCKET, socket.SO_SNDBUF, self.options.send_buffer
-            )
+          prepared(sock, self.options.silence_s, self.options.send_buffer)
           self._start(self._send, peer, sock)
     except OSError as error:
       missing[peer] = str(error)

@@ -180,6 +180,9 @@ class Service:
       self.state, sender, message, self._rules
     )
     self._log.stepped(sender, message, effects)
+    for effect in effects:
+      if isinstance(effect, m.Close) and not isinstance(message, m.Silent):
+        self._line(f"{effect.peer} dropped: {_reason(sender, message)}")
     self._do(effects)
     now = self.state.record
     if now.epoch != before.epoch:
@@ -238,6 +241,21 @@ class Service:
 
   def _line(self, text: str) -> None:
     self._say(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def _reason(sender: Id | None, message: Any) -> str:
+  """Returns why a message has a peer dropped."""
+  match message:
+    case m.Vote():
+      return (
+        f"its digest of round {message.round} is not that of most, or not the "
+        "least one of as many"
+      )
+    case m.Unreachable():
+      return f"{sender} cannot reach {', '.join(message.peers)}"
+    case m.Leave():
+      return "it leaves"
+  return "nobody is left who has the newest revision"
 
 
 def _epoch_line(before: tuple[Id, ...], now: m.Record) -> str:

@@ -242,6 +242,18 @@ def test_no_sample_is_counted_twice_and_none_is_lost(seed):
     assert used | {*granted} == {*range(now.end)}
 
 
+def test_newcomers_of_a_new_run_from_a_checkpoint_draw_apart():
+  """Its epochs begin with 1, and the checkpoint is of a later one."""
+  now, members = leases.Leases(40, epoch=20, round=9), ("a", "b")
+  drawn = [
+    leases.draw(now, epoch, members, me, 4)[0]
+    for epoch in range(1, 40) for me in members
+  ]
+  numbers = [n for start, stop in drawn for n in range(start, stop)]
+  assert len(set(numbers)) == len(numbers)
+  assert min(numbers) == 40
+
+
 def test_a_slow_newcomer_draws_again_only_once():
   now, members = leases.Leases(), ("a", "b")
   drawn = now.round, leases.draw(now, 1, members, "b", 4)
