@@ -103,9 +103,8 @@ def _deafen(sock: socket.socket) -> None:
 def _spoil(swarm: Swarm) -> None:
   """Turns a bit of the newest state round, as bad memory would."""
   theta = swarm.state["theta"]
-  theta.setflags(write=True)
-  theta.view(np.uint32)[random.randrange(theta.size)] ^= 1
-  theta.setflags(write=False)
+  place = theta.ctypes.data + 4 * random.randrange(theta.size)
+  ctypes.c_uint32.from_address(place).value ^= 1
 
 
 def _obey(swarm: Swarm, ending: threading.Event) -> None:

@@ -388,6 +388,7 @@ class Agent:
     self, task: m.Fetch, holders: Mapping[Id, Address], job: Fetch
   ) -> None:
     """Fetches; tries again until it is told of another revision."""
+    pause_s = _FAILED_S
     while self.error is None:
       try:
         found = job.result()
@@ -395,7 +396,8 @@ class Agent:
         return
       except ConnectionError as error:
         LOG.info("revision %d: %s", task.revision, error)
-        self._scope.closed.wait(_FAILED_S)
+        self._scope.closed.wait(pause_s)
+        pause_s = min(2 * pause_s, _MOST_FAILED_S)
         again = self._job(task, holders)
         with self.changed:
           if self._fetch is not job:

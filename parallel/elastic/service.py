@@ -17,7 +17,7 @@ import queue
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallel.elastic import coordinator, frames, history, ids
 from parallel.elastic import messages as m
@@ -42,12 +42,14 @@ class Timing:
     reconnect_s: Without a connection for so long, a peer is dropped.
     grace_s: For parts that are late, once there are as many as the quorum.
     recover_s: For the members to come back, after the coordinator did.
+    handshake_s: For a stranger to prove that it is none.
   """
 
   silence_s: float = 10.0
   reconnect_s: float = 2.0
   grace_s: float = 10.0
   recover_s: float = 30.0
+  handshake_s: float = 5.0
 
   def __post_init__(self) -> None:
     for name, value in dataclasses.asdict(self).items():
@@ -58,8 +60,14 @@ class Timing:
 _RULES, _TIMING = Rules(), Timing()
 
 
-class _Gone:
-  """A connection has ended."""
+class _Gone(NamedTuple):
+  """A connection has ended.
+
+  Attributes:
+    wrong: Whether the peer has sent what is not right.
+  """
+
+  wrong: bool
 
 
 class Service:
@@ -105,7 +113,7 @@ class Service:
     self._said, self._changed = "", 0.0
     self._closed = threading.Event()
     self.state = Coordinator()
-    limits = Limits(connections=2 * most_peers)
+    limits = Limits(2 * most_peers, handshake_s=timing.handshake_s)
     try:
       self._listener = Listener(NAME, security, address, limits)
     except OSError as error:
@@ -141,7 +149,7 @@ class Service:
 
   def _meet(self, sock: socket.socket, request: Request) -> None:
     """A connection's thread, as the listener runs it."""
-    peer = request.sender
+    peer, wrong = request.sender, False
     ids.address(peer)
     channel = Channel(sock, frames.FROM_PEER, self._timing.silence_s)
     channel.send(m.Welcome(float(self._timing.silence_s)))
@@ -149,8 +157,9 @@ class Service:
       channel.run(lambda message: self._events.put((channel, peer, message)))
     except (OSError, ValueError) as error:
       channel.reason = channel.reason or str(error) or type(error).__name__
+      wrong = isinstance(error, ValueError)
     finally:
-      self._events.put((channel, peer, _Gone()))
+      self._events.put((channel, peer, _Gone(wrong)))
 
   def _take(self, channel: Channel, peer: Id, message: Any) -> None:
     """Takes what has come over a connection."""
@@ -164,7 +173,10 @@ class Service:
         return
       self._channels[peer] = current = channel
     if channel is not current:
-      return  # of a connection that has been replaced, or before its Hello
+      # Of a connection that has been replaced, or before its Hello.
+      if isinstance(message, _Gone) and message.wrong:
+        self._line(f"{peer} refused: {channel.reason}")
+      return
     if isinstance(message, _Gone):
       del self._channels[peer]
       if peer in self._watched:
