@@ -198,8 +198,7 @@ RANGES = {
   "benchmark.lanes": COUNT,
   "benchmark.block_bytes": COUNT,
   "benchmark.send_buffer": COUNT_OR_NONE,
-  "benchmark.mbits": COUNT,
-  "benchmark.shaped_megabytes": COUNT,
+  "benchmark.shaped_rounds": COUNT,
   "benchmark.shaped_block_bytes": COUNT,
   "benchmark.most": COUNT,
   # Studies have their keys at the top, or in sections of their own.
