@@ -21,6 +21,7 @@ from parallel.elastic import frames, ids, leases, service
 from parallel.elastic import messages as m
 from parallel.elastic import peer as peers
 from parallel.elastic import revision as revisions
+from parallel.elastic.bandwidth import Rings
 from parallel.elastic.channel import Channel
 from parallel.elastic.exchange import Exchange, Part
 from parallel.elastic.fetch import Fetch, Server
@@ -61,12 +62,14 @@ class Settings:
     lanes: Data connections from each peer to each other.
     checked: Whether blocks that are exchanged have checksums.
     samples: How many samples a part draws; 0 for no leases.
+    measured: Whether rings go by measured links; all peers alike.
   """
 
   alone_s: float = 300.0
   lanes: int = 1
   checked: bool = False
   samples: int = 0
+  measured: bool = False
 
   def __post_init__(self) -> None:
     if not self.alone_s > 0:
@@ -101,6 +104,7 @@ class Agent:
     self._server = Server()
     self._channel: Channel | None = None
     self._links: Links | None = None
+    self._rings: Rings | None = None
     self._reached: m.Connected | None = None  # how connecting has ended
     self._fetch: Fetch | None = None
     self._fetching: tuple[int, int, Any] | None = None
@@ -253,7 +257,7 @@ class Agent:
         self._get(effect)
       case m.Reduce():
         self._start(self._exchange, effect, self._links, self._part,
-                    self.newest)
+                    self.newest, self._rings)
       case m.Cancel():
         self._cut("the round was cancelled")
       case m.Discard():
@@ -337,6 +341,7 @@ class Agent:
     self._links = Links(
       self.peer.id, task.epoch, members, self._security, options
     )
+    self._rings = Rings(self._links) if self._settings.measured else None
     self._server.offer(self._listener, task.epoch, task.members)
     self._start(self._reach, self._links)
 
@@ -409,12 +414,13 @@ class Agent:
         return
 
   def _exchange(
-    self, task: m.Reduce, links: Links, part: Part, newest: Revision
+    self, task: m.Reduce, links: Links, part: Part, newest: Revision,
+    rings: Rings | None,
   ) -> None:
     """Runs an attempt of a round."""
     found: Revision | None = None
     try:
-      exchange = Exchange(links, task, part.weight, part.samples)
+      exchange = Exchange(links, task, part.weight, part.samples, rings)
       made = dict(part.combine(exchange, newest.visible, part.value))
       if self._settings.samples:
         made[LEASES] = leases.encode(leases.committed(

@@ -85,6 +85,29 @@ class _Killed(BaseException):
   """The process ends here."""
 
 
+class _Dying:
+  """Calls of the system, of which one is the last."""
+
+  def __init__(self, last, torn, files):
+    self._left, self._torn, self.files = last, torn, files
+
+  def call(self, name):
+    real = getattr(os, name)
+
+    def called(*arguments):
+      self._left -= 1
+      if self._left < 0:
+        if self._torn and name == "write":
+          real(arguments[0], arguments[1][:-9])
+        raise _Killed
+      found = real(*arguments)
+      if name == "open":
+        self.files.append(found)
+      return found
+
+    return called
+
+
 @pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
 def test_a_coordinator_killed_while_it_compacts_forgets_nothing(
   tmp_path, monkeypatch, torn
@@ -96,33 +119,17 @@ def test_a_coordinator_killed_while_it_compacts_forgets_nothing(
     path = tmp_path / f"{last}"
     journal = Journal(path, most_bytes=150)
     journal.append(_RECORDS[0])
-    left, files = last, [journal._file]
-
-    def dying(name, real, *arguments):
-      nonlocal left
-      left -= 1
-      if left < 0:
-        if torn and name == "write":
-          real(arguments[0], arguments[1][:-9])
-        raise _Killed
-      found = real(*arguments)
-      if name == "open":
-        files.append(found)
-      return found
-
+    dying = _Dying(last, torn, [journal._file])
     with monkeypatch.context() as patched:
       for name in calls:
-        patched.setattr(
-          journals.os, name,
-          lambda *a, n=name, real=getattr(os, name): dying(n, real, *a),
-        )
+        patched.setattr(journals.os, name, dying.call(name))
       try:
         journal.append(_RECORDS[1])
         ended = True
       except _Killed:
         ended = False
     known = journal.record
-    for file in files:  # as the kernel does
+    for file in dying.files:  # as the kernel does
       with contextlib.suppress(OSError):
         os.close(file)
     with Journal(path, most_bytes=150) as again:

@@ -18,7 +18,7 @@ from parallel.elastic.handshake import Purpose, Request, Scope
 from parallel.elastic.journal import Journal
 from parallel.elastic.service import Service, Timing
 from parallel.elastic.swarm import Swarm
-from tests.parallel.elastic.worlds import SECURITY, certificates
+from tests.parallel.elastic.worlds import SECURITY, certificates, together
 
 pytestmark = pytest.mark.quick
 
@@ -165,6 +165,35 @@ def test_with_tls_rounds_are_the_same_and_others_are_out(tmp_path):
     with pytest.raises(OSError):
       handshake.dial(there.address, request, wrong, Scope(), 0.3)
   there.close()
+
+
+def _around(exchange, state, part):
+  return {
+    "x": state["x"] + exchange.sum(part, "ring"),
+    "ring": " ".join(exchange.ring).encode(),
+  }
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_swarm_s_rings_go_by_measured_links_if_all_measure(tmp_path, alike):
+  there = _serving(tmp_path, [], rules=coordinator.Rules(least=3))
+
+  def train(i):
+    settings = Settings(measured=alike or i == 0)
+    start = {"x": np.zeros(50_000, np.float32), "ring": b""}
+    with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
+      state = swarm.give(np.ones(50_000, np.float32), _around)
+      return swarm.members, state
+
+  found = together([lambda i=i: train(i) for i in range(3)])
+  there.close()
+  if not alike:
+    assert any("another one on" in str(error) for error in found)
+    return
+  for members, state in found:
+    assert (state["x"] == 3).all()
+    ring = state["ring"].decode().split()
+    assert (ring[0], sorted(ring)) == (members[0], [*members])
 
 
 def test_a_result_that_is_not_committed_is_not_the_state(tmp_path):

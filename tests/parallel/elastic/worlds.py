@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 import contextlib
+import socket
 import subprocess
 import threading
+import time
+from typing import Any
 
 import numpy as np
 
 from parallel.elastic import collectives
-from parallel.elastic.handshake import Security, with_tls
+from parallel.elastic.handshake import Security, shut, with_tls
 from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Limits, Listener
 from parallel.elastic.traffic import Lost
@@ -108,6 +111,42 @@ def around_the_ring(xs: list[np.ndarray]) -> np.ndarray:
 
 
 ORDERS = {"direct": in_rank_order, "ring": around_the_ring}
+
+
+class Relay:
+  """Forwards connections to an address, so many bytes per second each way."""
+
+  def __init__(self, target: Any, bytes_per_s: float) -> None:
+    self._target, self.bytes_per_s = target, bytes_per_s
+    self._server = socket.create_server(("127.0.0.1", 0))
+    self.address = self._server.getsockname()[:2]
+    self._start(self._accept)
+
+  def close(self) -> None:
+    """Takes no more connections."""
+    shut(self._server)
+    self._server.close()
+
+  def _start(self, target: Any, *args: Any) -> None:
+    threading.Thread(target=target, args=args, daemon=True).start()
+
+  def _accept(self) -> None:
+    with contextlib.suppress(OSError):
+      while True:
+        near, _ = self._server.accept()
+        far = socket.create_connection(self._target)
+        for sock in (near, far):  # little is under way
+          sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        self._start(self._forward, near, far)
+        self._start(self._forward, far, near)
+
+  def _forward(self, source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+      while data := source.recv(1 << 16):
+        time.sleep(len(data) / self.bytes_per_s)
+        target.sendall(data)
+    shut(source)
+    shut(target)
 
 
 def live(me, pipe, size, order):
