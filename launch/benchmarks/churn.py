@@ -109,6 +109,9 @@ def _show(runs: list[dict[str, Any]], options: Any) -> None:
       for r in runs for seconds, what in r["pauses"]
     ],
   )
+  for r in runs:
+    print(f"the coordinator in the longest one, seed {r['seed']}:")
+    print("".join(r["said"]))
   print("Digests were equal on all workers after every round, and the logs "
         "replay to the same decisions.")
 
@@ -376,25 +379,35 @@ class _Churn:
       "epochs": sum(
         b.record.epoch > a.record.epoch for a, b in itertools.pairwise(states)
       ),
-      "pauses": self._pauses(), "longest_s": self._pauses()[0][0],
+      "pauses": [
+        (stop - start, [
+          kind for moment, kind in self._events if start - 1 <= moment <= stop
+        ])
+        for start, stop in self._pauses()
+      ],
+      "longest_s": self._pauses()[0][1] - self._pauses()[0][0],
+      "said": self._said(*self._pauses()[0]),
       "samples": samples, "loss": self._seen[last]["loss"],
       "calm_loss": self._calm(samples),
     }
 
-  def _pauses(self) -> list[tuple[float, list[str]]]:
-    """Returns the five longest times without a round, and their events."""
+  def _pauses(self) -> list[tuple[float, float]]:
+    """Returns when the five longest times without a round began and ended."""
     offset = time.time() - time.monotonic()
-    pauses = sorted(
-      ((b - a, a + offset) for a, b in itertools.pairwise(self._commits)),
-      reverse=True,
-    )[:5]
-    return [
-      (seconds, [
-        kind for moment, kind in self._events
-        if start - 1 <= moment <= start + seconds
-      ])
-      for seconds, start in pauses
+    pauses = itertools.pairwise(moment + offset for moment in self._commits)
+    return sorted(pauses, key=lambda pause: pause[0] - pause[1])[:5]
+
+  def _said(self, start: float, stop: float) -> list[str]:
+    """Returns the coordinator's lines between two times, a second around."""
+    clock = [
+      time.strftime("%H:%M:%S", time.localtime(moment))
+      for moment in (start - 1, stop + 1)
     ]
+    with open(self._folder / "coordinator.txt") as lines:
+      return [
+        f"{line[:200].strip()}\n" for line in lines
+        if clock[0] <= line[:8] <= clock[1]
+      ]
 
   def _calm(self, samples: int) -> float:
     """Returns the loss after as many samples without events."""

@@ -46,6 +46,9 @@ LOG = logging.getLogger(__name__)
 # After a failed attempt a peer waits before it says so, longer each time, so
 # that what fails always does not do so thousands of times.
 _FAILED_S, _MOST_FAILED_S = 0.02, 2.0
+# After so many rounds were committed while it fetched, one after the other, a
+# peer goes and comes again: newcomers are waited for.
+_MOST_OVERTAKEN = 3
 _SAID_S = 10.0  # a coordinator that is away is complained of so often
 
 
@@ -108,6 +111,7 @@ class Agent:
     self._reached: m.Connected | None = None  # how connecting has ended
     self._fetch: Fetch | None = None
     self._fetching: tuple[int, int, Any] | None = None
+    self._overtaken = 0
     self._silence_s = 10.0
     self._part: Part | None = None
     self._result: Revision | None = None
@@ -217,6 +221,7 @@ class Agent:
       case m.Fetched() if message == self.peer.fetching:
         if self._void(payload):
           self._step(m.Voided(), None)
+        self._overtaken = 0
         self._install(payload)
       case m.Reduced() if (message.epoch, message.round) == (
         self.peer.epoch, self.peer.revision
@@ -374,6 +379,12 @@ class Agent:
       return
     if self._fetch is not None:
       self._fetch.cancel()
+      self._overtaken += 1
+    if self._overtaken >= _MOST_OVERTAKEN and self._channel is not None:
+      LOG.info("rounds are committed faster than they can be fetched")
+      self._overtaken = 0
+      self._channel.send(m.Leave())
+      return
     holders = {
       peer: ids.address(peer) for peer in task.holders if peer != self.peer.id
     }

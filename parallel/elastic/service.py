@@ -227,6 +227,8 @@ class Service:
   def _look_at_clocks(self, now: float) -> None:
     """Says what is due: silent peers, and times that are over."""
     for peer, since in list(self._watched.items()):
+      if peer not in self._watched:  # it went with one before it
+        continue
       channel = self._channels.get(peer)
       if channel is not None:
         since, limit_s = channel.heard, self._timing.silence_s

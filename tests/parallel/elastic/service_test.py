@@ -18,16 +18,22 @@ from parallel.elastic.handshake import Purpose, Request, Scope
 from parallel.elastic.journal import Journal
 from parallel.elastic.service import Service, Timing
 from parallel.elastic.swarm import Swarm
-from tests.parallel.elastic.worlds import SECURITY, certificates, together
+from tests.parallel.elastic.worlds import SECURITY, Relay, certificates, together
 
 pytestmark = pytest.mark.quick
 
 
-def _serving(folder, lines, security=SECURITY, **options):
+def _free_port():
+  with socket.create_server(("127.0.0.1", 0)) as free:
+    return free.getsockname()[1]
+
+
+def _serving(folder, lines, security=SECURITY, grace_s=10.0, **options):
   """A service that runs in a thread."""
   there = Service(
     ("127.0.0.1", 0), security, Journal(folder / "journal"),
-    timing=Timing(silence_s=1, reconnect_s=0.5), say=lines.append, **options,
+    timing=Timing(silence_s=1, reconnect_s=0.5, grace_s=grace_s),
+    say=lines.append, **options,
   )
   threading.Thread(target=there.serve, daemon=True).start()
   return there
@@ -90,6 +96,31 @@ def test_strangers_and_nonsense_are_closed_and_peers_go_on(tmp_path):
     assert swarm.counted
     assert _closed(quiet)
   assert any("silent for 1 s" in line for line in lines)
+  there.close()
+
+
+def test_a_coordinator_goes_on_when_all_are_silent_at_once(tmp_path):
+  """Only the first one has the newest revision; without it all must go."""
+  there = _serving(tmp_path, [], rules=coordinator.Rules(least=2))
+
+  def said(number, digest):
+    sock = _dialled(there)
+    hello = frames.encode(m.Hello(0, number, digest, None))
+    frames.send(sock, Header(Kind.MESSAGE), hello, checked=True)
+    return sock
+
+  holder = said(1, "aa")
+  other = said(0, "00")
+  assert _closed(holder)
+  assert _closed(other)
+  back = said(1, "aa")
+  while not there.state.record.members:
+    time.sleep(0.01)
+  end = time.monotonic() + 5
+  while there.state.record.epoch < 3 and time.monotonic() < end:
+    time.sleep(0.01)
+  assert len(there.state.record.members) == 1
+  back.close()
   there.close()
 
 
@@ -194,6 +225,50 @@ def test_a_swarm_s_rings_go_by_measured_links_if_all_measure(tmp_path, alike):
     assert (state["x"] == 3).all()
     ring = state["ring"].decode().split()
     assert (ring[0], sorted(ring)) == (members[0], [*members])
+
+
+def _grow(exchange, state, part):
+  exchange.gather(part)
+  return {"x": state["x"] + 1}
+
+
+def test_a_peer_that_fetches_more_slowly_than_rounds_come_is_waited_for(
+  tmp_path
+):
+  """It missed a round; each state takes a second, and each round a tenth."""
+  there = _serving(
+    tmp_path, [], rules=coordinator.Rules(least=2, quorum=1), grace_s=0.05
+  )
+  ended = threading.Event()
+
+  def joined(**options):
+    start = {"x": np.zeros(500_000, np.float32)}
+    return Swarm(there.address, SECURITY, start, **options)
+
+  def quick(relay):
+    listen = "127.0.0.1", _free_port()
+    relay.target = listen
+    with joined(listen=listen, advertise=relay.address) as swarm:
+      while not ended.wait(0.1):
+        swarm.give(b"", _grow)
+
+  def slow():
+    counts = []
+    with joined() as swarm:
+      time.sleep(1)  # rounds are committed without it
+      try:
+        while sum(counts) < 2:
+          swarm.give(b"", _grow)
+          counts.append(swarm.counted)
+      finally:
+        ended.set()
+    return counts
+
+  relay = Relay(None, 2e6)
+  _, counts = together([lambda: quick(relay), slow])
+  relay.close()
+  there.close()
+  assert counts[-1]
 
 
 def test_a_result_that_is_not_committed_is_not_the_state(tmp_path):

@@ -117,7 +117,7 @@ class Relay:
   """Forwards connections to an address, so many bytes per second each way."""
 
   def __init__(self, target: Any, bytes_per_s: float) -> None:
-    self._target, self.bytes_per_s = target, bytes_per_s
+    self.target, self.bytes_per_s = target, bytes_per_s
     self._server = socket.create_server(("127.0.0.1", 0))
     self.address = self._server.getsockname()[:2]
     self._start(self._accept)
@@ -134,7 +134,7 @@ class Relay:
     with contextlib.suppress(OSError):
       while True:
         near, _ = self._server.accept()
-        far = socket.create_connection(self._target)
+        far = socket.create_connection(self.target)
         for sock in (near, far):  # little is under way
           sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
         self._start(self._forward, near, far)
