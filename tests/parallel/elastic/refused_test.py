@@ -67,7 +67,7 @@ class _Trained:
     self._said, self._caplog = [], caplog
     self.there = Service(
       ("127.0.0.1", 0), SECURITY, Journal(folder / "journal"),
-      timing=Timing(silence_s=2, reconnect_s=0.5, handshake_s=0.5),
+      timing=Timing(silence_s=10, reconnect_s=0.5, handshake_s=0.5),
       say=self._said.append,
     )
     threading.Thread(target=self.there.serve, daemon=True).start()

@@ -28,11 +28,13 @@ def _free_port():
     return free.getsockname()[1]
 
 
-def _serving(folder, lines, security=SECURITY, grace_s=10.0, **options):
+def _serving(
+  folder, lines, security=SECURITY, silence_s=1, grace_s=10.0, **options
+):
   """A service that runs in a thread."""
   there = Service(
     ("127.0.0.1", 0), security, Journal(folder / "journal"),
-    timing=Timing(silence_s=1, reconnect_s=0.5, grace_s=grace_s),
+    timing=Timing(silence_s, reconnect_s=0.5, grace_s=grace_s),
     say=lines.append, **options,
   )
   threading.Thread(target=there.serve, daemon=True).start()
@@ -101,25 +103,17 @@ def test_strangers_and_nonsense_are_closed_and_peers_go_on(tmp_path):
 
 def test_a_coordinator_goes_on_when_all_are_silent_at_once(tmp_path):
   """Only the first one has the newest revision; without it all must go."""
-  there = _serving(tmp_path, [], rules=coordinator.Rules(least=2))
-
-  def said(number, digest, me=None):
-    sock = _dialled(there, me=me)
-    hello = frames.encode(m.Hello(0, number, digest, None))
-    frames.send(sock, Header(Kind.MESSAGE), hello, checked=True)
-    return sock
-
-  holder = said(1, "aa")
-  other = said(0, "00")
-  assert _closed(holder)
-  assert _closed(other)
-  me = ids.make(("127.0.0.1", 1))
-  back = said(1, "aa", me)
-  end = time.monotonic() + 5
-  while there.state.record.members != (me,):
-    assert time.monotonic() < end
-    time.sleep(0.01)
-  back.close()
+  there = Service(
+    ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
+    rules=coordinator.Rules(least=2), say=lambda line: None,
+  )
+  a, b = (ids.make(("127.0.0.1", 1)) for _ in range(2))
+  there._step(a, m.Hello(0, 1, "aa", None))
+  there._step(b, m.Hello(0, 0, "00", None))
+  assert there.state.record.members == tuple(sorted((a, b)))
+  there._look_at_clocks(time.monotonic() + 99)
+  there._step(a, m.Hello(1, 1, "aa", None))
+  assert there.state.record.members == (a,)
   there.close()
 
 
@@ -206,7 +200,9 @@ def _around(exchange, state, part):
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_swarm_s_rings_go_by_measured_links_if_all_measure(tmp_path, alike):
-  there = _serving(tmp_path, [], rules=coordinator.Rules(least=3))
+  there = _serving(
+    tmp_path, [], silence_s=10, rules=coordinator.Rules(least=3)
+  )
 
   def train(i):
     settings = Settings(measured=alike or i == 0)
@@ -236,7 +232,8 @@ def test_a_peer_that_fetches_more_slowly_than_rounds_come_is_waited_for(
 ):
   """It missed a round; each state takes a second, and each round a tenth."""
   there = _serving(
-    tmp_path, [], rules=coordinator.Rules(least=2, quorum=1), grace_s=0.05
+    tmp_path, [], silence_s=10, grace_s=0.05,
+    rules=coordinator.Rules(least=2, quorum=1),
   )
   ended = threading.Event()
 
