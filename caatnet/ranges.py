@@ -161,6 +161,7 @@ RANGES = {
   "benchmark.minutes": NOT_NEGATIVE,
   "benchmark.seeds": SEED,
   "benchmark.gap_s": POSITIVE,
+  "benchmark.pause_s": NOT_NEGATIVE,
   "benchmark.silence_s": POSITIVE,
   "benchmark.limit_s": POSITIVE,
   "benchmark.parameters": COUNT,

@@ -38,10 +38,12 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark.seeds = (0, 1, 2) if size == "all" else (0,)
   # Seconds between two events on average, without a sign of life until a peer
   # is dropped, and without a committed round until the benchmark fails.
-  config.benchmark.gap_s = 1.5
+  config.benchmark.gap_s = 5.0 if size == "soak" else 1.5
   config.benchmark.silence_s = 3.0
   config.benchmark.limit_s = 60.0
-  # Parameters of the model, and samples of a part.
+  # Parameters of the model, samples of a part, and the seconds that it takes
+  # beside its arithmetic: a soak leaves this machine to others.
   config.benchmark.parameters = 250_000 if size != "test" else 10_000
-  config.benchmark.samples = 16
+  config.benchmark.samples = 16 if size != "soak" else 4
+  config.benchmark.pause_s = 0.05 if size != "soak" else 0.5
   return config

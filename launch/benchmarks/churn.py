@@ -223,7 +223,8 @@ class _Churn:
     options = self._options
     self._workers.append(_Worker(
       [sys.executable, "-m", "launch.benchmarks.churn_peer", str(self._port),
-       str(options.parameters), str(options.samples), str(self._folder), word],
+       str(options.parameters), str(options.samples),
+       str(options.pause_s), str(self._folder), word],
       self._environment, self._heard,
     ))
 

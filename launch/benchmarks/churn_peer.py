@@ -1,14 +1,15 @@
-"""A worker of the benchmark of churn: learns the mean of noisy vectors.
+r"""A worker of the benchmark of churn: learns the mean of noisy vectors.
 
-  python -m launch.benchmarks.churn_peer PORT PARAMETERS SAMPLES FOLDER new
+  python -m launch.benchmarks.churn_peer PORT PARAMETERS SAMPLES PAUSE_S FOLDER \
+    new
 
-Its token is in the environment. Sample n is a target plus noise, drawn from n
-alone. It begins anew, or, with "checkpoint" for "new", from the newest
-checkpoint in the folder, where it writes one after each of its rounds before it
-prints a line of JSON. From stdin it takes "end" and what is to go wrong: "cut"
-breaks one of its connections; "half-open" makes one deaf, so that all that
-comes over it is lost and neither end is told; "bits" turns a bit of the state
-that it has round.
+Its token is in the environment. A part takes PAUSE_S beside its arithmetic.
+Sample n is a target plus noise, drawn from n alone. It begins anew, or, with
+"checkpoint" for "new", from the newest checkpoint in the folder, where it
+writes one after each of its rounds before it prints a line of JSON. From stdin
+it takes "end" and what is to go wrong: "cut" breaks one of its connections;
+"half-open" makes one deaf, so that all that comes over it is lost and neither
+end is told; "bits" turns a bit of the state that it has round.
 """
 
 import contextlib
@@ -35,7 +36,6 @@ from parallel.elastic.swarm import Swarm
 
 RATE = np.float32(0.05)
 TARGET = np.float32(1.0)
-_COMPUTE_S = 0.05  # that a part takes, beside its own arithmetic
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER of asm-generic/socket.h
 
 
@@ -134,7 +134,8 @@ def _keep(folder: pathlib.Path, revision: int, state: State) -> None:
 
 
 def main(
-  port: str, parameters: str, samples: str, folder: str, begin: str
+  port: str, parameters: str, samples: str, pause_s: str, folder: str,
+  begin: str,
 ) -> None:
   """Takes part until it is told to end."""
   there, count = pathlib.Path(folder), int(samples)
@@ -149,7 +150,7 @@ def main(
   ) as swarm:
     threading.Thread(target=_obey, args=(swarm, ending), daemon=True).start()
     while not ending.is_set():
-      time.sleep(_COMPUTE_S)
+      time.sleep(float(pause_s))
       part = gradient(swarm.state["theta"], swarm.samples), count
       swarm.give(part, combine)
       revision, state = swarm.checkpoint
