@@ -1,7 +1,7 @@
 r"""A worker of the benchmark of churn: learns the mean of noisy vectors.
 
-  python -m launch.benchmarks.churn_peer PORT PARAMETERS SAMPLES PAUSE_S FOLDER \
-    new
+  python -m launch.benchmarks.churn_peer PORT PARAMETERS SAMPLES PAUSE_S \
+    FOLDER new
 
 Its token is in the environment. A part takes PAUSE_S beside its arithmetic.
 Sample n is a target plus noise, drawn from n alone. It begins anew, or, with

@@ -10,7 +10,6 @@ often; after t_c without it the peer halts.
 """
 
 from collections.abc import Mapping
-import dataclasses
 import logging
 import queue
 import threading
@@ -39,6 +38,7 @@ from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Listener
 from parallel.elastic.messages import Id
 from parallel.elastic.revision import LEASES, Revision
+from parallel.elastic.settings import Settings
 from parallel.elastic.state import State
 from parallel.elastic.traffic import Lost, Unreachable
 
@@ -54,31 +54,6 @@ _SAID_S = 10.0  # a coordinator that is away is complained of so often
 
 class Halted(RuntimeError):
   """The peer has ended: without its coordinator it must not go on."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """How a peer takes part.
-
-  Attributes:
-    alone_s: t_c: without a coordinator for so long it halts.
-    lanes: Data connections from each peer to each other.
-    checked: Whether blocks that are exchanged have checksums.
-    samples: How many samples a part draws; 0 for no leases.
-    measured: Whether rings go by measured links; all peers alike.
-  """
-
-  alone_s: float = 300.0
-  lanes: int = 1
-  checked: bool = False
-  samples: int = 0
-  measured: bool = False
-
-  def __post_init__(self) -> None:
-    if not self.alone_s > 0:
-      raise ValueError(f"alone_s={self.alone_s:g} must be positive")
-    if self.samples < 0:
-      raise ValueError(f"samples={self.samples} must not be negative")
 
 
 class Agent:
@@ -112,6 +87,7 @@ class Agent:
     self._fetch: Fetch | None = None
     self._fetching: tuple[int, int, Any] | None = None
     self._overtaken = 0
+    self._sent_bytes = 0  # in epochs before
     self._silence_s = 10.0
     self._part: Part | None = None
     self._result: Revision | None = None
@@ -272,6 +248,7 @@ class Agent:
       case m.Apply():
         assert self._result is not None
         self._install(self._result)
+        self._report()
         self._part, self._result, self.counted = None, None, True
       case m.Work():
         self._ask_for_work()
@@ -282,6 +259,13 @@ class Agent:
         ))
       case _:
         raise AssertionError(effect)
+
+  def _report(self) -> None:
+    """Tells who looks on at the coordinator what was done."""
+    part, links = self._part, self._links
+    if self._channel is not None and links is not None and part is not None:
+      sent = self._sent_bytes + links.traffic.sent_bytes
+      self._channel.send(m.Report(self.newest.number, sent, part.loss))
 
   def _install(self, newest: Revision) -> None:
     """Makes a revision the newest one, here and for others."""
@@ -337,6 +321,8 @@ class Agent:
       return
     self._reached = None
     self._cut(f"goes on to epoch {task.epoch}")
+    if self._links is not None:
+      self._sent_bytes += self._links.traffic.sent_bytes
     with self.changed:
       self.members = task.members
     members = {peer: ids.address(peer) for peer in task.members}

@@ -145,6 +145,7 @@ class Part(NamedTuple):
     weight: What it weighs, e.g. tokens.
     begun: `leases.Leases.round` of when its samples were drawn.
     samples: These samples; empty without leases.
+    loss: Of the part, for people who look on; None for none.
   """
 
   value: Any
@@ -152,3 +153,4 @@ class Part(NamedTuple):
   weight: float
   begun: int
   samples: Spans
+  loss: float | None = None

@@ -70,12 +70,29 @@ class _Gone(NamedTuple):
   wrong: bool
 
 
+class Seen(NamedTuple):
+  """A peer as people see it who look on.
+
+  Attributes:
+    peer: Its id.
+    what: What it is at, in words.
+    heard_s: Seconds since it was last heard of; None without a connection.
+    report: Its last one; None if there was none.
+  """
+
+  peer: Id
+  what: str
+  heard_s: float | None
+  report: m.Report | None
+
+
 class Service:
   """A coordinator and its connections.
 
   Attributes:
     address: Where it listens.
     state: The coordinator's state.
+    rules: What is fixed for the run.
   """
 
   def __init__(
@@ -101,7 +118,7 @@ class Service:
         f"least={rules.least} must be from 1 to most_peers={most_peers}, which "
         f"must be at most {frames.MOST_ITEMS}"
       )
-    self._journal, self._rules, self._timing = journal, rules, timing
+    self._journal, self.rules, self._timing = journal, rules, timing
     self._log, self._say = log or history.Log(None), say
     self._most_peers = most_peers
     self._events: queue.Queue[tuple[Channel, Id, Any]] = queue.Queue(
@@ -109,6 +126,7 @@ class Service:
     )
     self._channels: dict[Id, Channel] = {}
     self._watched: dict[Id, float] = {}  # since when, or without connection
+    self._reports: dict[Id, m.Report] = {}
     self._timers: list[tuple[float, Any]] = []
     self._said, self._changed = "", 0.0
     self._closed = threading.Event()
@@ -125,7 +143,7 @@ class Service:
   def serve(self) -> None:
     """Runs until it is closed, or the process ends."""
     self.state, effects = coordinator.started(self._journal.record)
-    self._log.started(self._journal.record, self._rules, effects)
+    self._log.started(self._journal.record, self.rules, effects)
     self._do(effects)
     self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
     tick = min(0.25, self._timing.silence_s / 8, self._timing.reconnect_s / 4)
@@ -146,6 +164,25 @@ class Service:
     """Ends all connections; the journal has what is needed to go on."""
     self._closed.set()
     self._listener.close()
+
+  def __enter__(self) -> "Service":
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self.close()
+
+  def seen(self) -> list[Seen]:
+    """Returns all peers as they are now; may be called from any thread."""
+    state, now = self.state, time.monotonic()
+    channels, reports = dict(self._channels), dict(self._reports)
+    found = []
+    for peer in (*state.record.members, *(p for p, _ in state.pending)):
+      channel = channels.get(peer)
+      found.append(Seen(
+        peer, _doing(state, peer),
+        None if channel is None else now - channel.heard, reports.get(peer),
+      ))
+    return found
 
   def _meet(self, sock: socket.socket, request: Request) -> None:
     """A connection's thread, as the listener runs it."""
@@ -183,13 +220,16 @@ class Service:
         self._watched[peer] = time.monotonic()
       self._line(f"{peer} has no connection: {channel.reason}")
       return
+    if isinstance(message, m.Report):
+      self._reports[peer] = message
+      return
     self._step(peer, message)
 
   def _step(self, sender: Id | None, message: Any) -> None:
     """Gives the coordinator a message, and does what it says."""
     before = self.state.record
     self.state, effects = coordinator.step(
-      self.state, sender, message, self._rules
+      self.state, sender, message, self.rules
     )
     self._log.stepped(sender, message, effects)
     for effect in effects:
@@ -213,6 +253,7 @@ class Service:
           self._watched[effect.peer] = time.monotonic()
         case m.Close():
           self._watched.pop(effect.peer, None)
+          self._reports.pop(effect.peer, None)
           if effect.peer in self._channels:
             self._channels.pop(effect.peer).close("dropped")
         case m.Arm():
@@ -246,7 +287,7 @@ class Service:
 
   def _speak(self, now: float) -> None:
     """Says what is waited for, once that has been so for a while."""
-    text = waits(self.state, self._rules)
+    text = waits(self.state, self.rules)
     if text != self._said:
       self._said, self._changed = text, now
     elif self._changed and now - self._changed > _PATIENCE_S:
@@ -255,6 +296,20 @@ class Service:
 
   def _line(self, text: str) -> None:
     self._say(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def _doing(state: Coordinator, peer: Id) -> str:
+  """Returns what a peer is at, in words."""
+  if peer not in state.record.members:
+    return "waits to join"
+  match state.phase:
+    case Phase.ASSEMBLING:
+      return "is waited for"
+    case Phase.FORMING:
+      return "is prepared" if peer in state.said else "connects, fetches"
+    case Phase.RUNNING if peer in state.contributors:
+      return "has voted" if peer in dict(state.votes) else "exchanges"
+  return "has its part" if peer in state.said else "computes"
 
 
 def _reason(sender: Id | None, message: Any) -> str:

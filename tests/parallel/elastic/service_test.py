@@ -18,7 +18,12 @@ from parallel.elastic.handshake import Purpose, Request, Scope
 from parallel.elastic.journal import Journal
 from parallel.elastic.service import Service, Timing
 from parallel.elastic.swarm import Swarm
-from tests.parallel.elastic.worlds import SECURITY, Relay, certificates, together
+from tests.parallel.elastic.worlds import (
+  SECURITY,
+  Relay,
+  certificates,
+  together,
+)
 
 pytestmark = pytest.mark.quick
 
