@@ -59,9 +59,10 @@ def test_peers_are_shown_with_what_they_have_done(there):
     (row,) = [row for row in rows if row[:1] == [swarm.me]]
     assert (row[1], row[-1]) == ("computes", "0.1250")
   end = time.monotonic() + 10
-  while swarm.me in _seen(screen, there):
+  while "waits for a peer that has revision 3" not in _seen(screen, there):
     assert time.monotonic() < end
     time.sleep(0.01)
+  assert re.search(rf"{swarm.me} +is waited for", _seen(screen, there))
 
 
 def _coordinator(folder, port, **streams):
