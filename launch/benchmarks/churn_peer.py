@@ -93,7 +93,7 @@ def _cut(sock: socket.socket) -> None:
   sock.shutdown(socket.SHUT_RDWR)
 
 
-def _deafen(sock: socket.socket) -> None:
+def deafen(sock: socket.socket) -> None:
   """Has the kernel drop all that arrives, acknowledgements, too."""
   drop = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))
   program = struct.pack("@HP", 1, ctypes.addressof(drop))
@@ -108,7 +108,7 @@ def _spoil(swarm: Swarm) -> None:
 
 
 def _obey(swarm: Swarm, ending: threading.Event) -> None:
-  harms = {"cut": _cut, "half-open": _deafen}
+  harms = {"cut": _cut, "half-open": deafen}
   for line in sys.stdin:
     word = line.strip()
     if word == "bits":

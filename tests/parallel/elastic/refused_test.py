@@ -19,6 +19,7 @@ from parallel.elastic.agent import Settings
 from parallel.elastic.frames import Header, Kind
 from parallel.elastic.handshake import Purpose, Request, Scope, Security
 from parallel.elastic.journal import Journal
+from parallel.elastic.listener import Limits
 from parallel.elastic.service import Service, Timing
 from parallel.elastic.swarm import Swarm
 from tests.parallel.elastic.worlds import SECURITY
@@ -171,6 +172,9 @@ def test_a_thousand_connections_at_once_hold_nobody_up(trained):
         sock.setblocking(False)
         wide.append(sock)
     trained.go_on()
+    # Half-open handshakes are few, and so are their threads.
+    assert len(trained.there._listener._underway) <= Limits().handshakes
+    assert threading.active_count() < CROWD / 4
     newcomer = _Member(trained.there)
     trained.members.append(newcomer)
     trained.until(lambda: len(trained.record.members) == 3)
