@@ -56,6 +56,7 @@ from parallel.elastic.traffic import (
 _CONTROL = 0  # the lane
 # Operations that a peer may have opened and this one has not.
 _MOST_UNOPENED = 4096
+_OPTIONS = Options()
 
 
 class Links:
@@ -70,7 +71,7 @@ class Links:
 
   def __init__(
     self, me: Id, epoch: int, members: Mapping[Id, Address],
-    security: Security, options: Options = Options(),
+    security: Security, options: Options = _OPTIONS,
   ) -> None:
     if me not in members:
       raise ValueError(f"{me} is no member: {', '.join(members)}")
