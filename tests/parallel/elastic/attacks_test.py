@@ -18,18 +18,18 @@ from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Limits, Listener, Offer
 from parallel.elastic.traffic import Lost, Unreachable
 from tests.parallel.elastic.worlds import (
+  FUZZED,
   ORDERS,
   SECURITY,
   arrays,
   certificates,
   connected,
   listeners,
+  spoilt,
   together,
   world,
 )
 
-# `make test` has some thousands; 100,000 take a minute.
-FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
 ALL = (*frames.FROM_PEER, *frames.FROM_COORDINATOR, m.Record)
 EXAMPLES = [
   m.Vote(3, 2, "ab" * 32), m.Vote(3, 2, None), m.Prepared(1), m.Leave(),
@@ -64,27 +64,11 @@ def test_a_peer_cannot_speak_as_a_coordinator_or_a_host():
       frames.decode(frames.encode(message), frames.FROM_PEER)
 
 
-def _spoilt(rng, data):
-  data = bytearray(data)
-  for _ in range(rng.randint(1, 4)):
-    where = rng.randrange(len(data)) if data else 0
-    change = rng.randrange(4)
-    if change == 0 and data:
-      data[where] = rng.randrange(256)
-    elif change == 1:
-      data[where:where] = rng.randbytes(rng.randint(1, 9))
-    elif change == 2:
-      del data[where : where + rng.randint(1, 9)]
-    else:
-      data = data[: rng.randint(0, len(data))]
-  return bytes(data)
-
-
 def test_fuzzed_messages_raise_one_error_or_are_messages():
   rng, wrong = random.Random(0), 0
   good = [frames.encode(x) for x in EXAMPLES if len(frames.encode(x)) < 999]
   for _ in range(FUZZED):
-    data = _spoilt(rng, rng.choice(good))
+    data = spoilt(rng, rng.choice(good))
     try:
       found = frames.decode(data, ALL)
     except FrameError:
@@ -105,10 +89,10 @@ def test_fuzzed_frames_raise_one_error():
     else:
       with pytest.raises(FrameError, match="announces"):
         frames.unpack(head)
-    spoilt = _spoilt(rng, head)
-    if spoilt != head:
+    wrong = spoilt(rng, head)
+    if wrong != head:
       with pytest.raises(FrameError):
-        frames.unpack(spoilt)
+        frames.unpack(wrong)
 
 
 def _member(there, lane, epoch=1, name="p2"):

@@ -6,9 +6,11 @@ Rows of a table are what strangers say, and what members say who have the token.
 import contextlib
 import logging
 import os
+import random
 import socket
 import threading
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from parallel.elastic.journal import Journal
 from parallel.elastic.listener import Limits
 from parallel.elastic.service import Service, Timing
 from parallel.elastic.swarm import Swarm
-from tests.parallel.elastic.worlds import SECURITY
+from tests.parallel.elastic.worlds import FUZZED, SECURITY, spoilt
 
 _PATIENCE_S = 10
 CROWD = 1000
@@ -224,6 +226,26 @@ def test_who_has_the_token_and_sends_nonsense_is_one_line(
     (line,) = trained.lines(why)
     assert me in line
   trained.go_on()
+
+
+def test_fuzzed_conversations_end_and_rounds_go_on(trained):
+  rng, epoch = random.Random(2), trained.record.epoch
+  said = [frames.encode(x) for x in (
+    m.Prepared(1), m.Leave(), m.Unreachable(7, ("17-ab", "18-cd")),
+    m.Ready(2**63 - 1, 0), m.Vote(3, 2, "ab" * 32), m.Report(1, 2, 0.5),
+  )]
+  for number in range(FUZZED // 50):
+    data = rng.choice(said)
+    wrong = spoilt(rng, data) if number % 2 else data
+    frame = Header(
+      Kind.MESSAGE, len(wrong), crc=zlib.crc32(wrong)
+    ).pack() + wrong
+    sock, _ = _dialled(trained.there.address, Purpose.CONTROL, 0)
+    with sock, contextlib.suppress(OSError):
+      sock.sendall(frame if number % 2 else spoilt(rng, frame))
+  trained.go_on()
+  assert trained.record.epoch == epoch
+  assert not [member.error for member in trained.members if member.error]
 
 
 def test_a_replayed_epoch_is_one_line(trained):

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 import contextlib
+import os
+import random
 import socket
 import subprocess
 import threading
@@ -16,6 +18,8 @@ from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Limits, Listener
 from parallel.elastic.traffic import Lost
 
+# Frames and messages that are fuzzed; 100,000 take a core some seconds.
+FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
 SECURITY = Security(b"a token that all peers have")
 _LIMITS, _OPTIONS = Limits(), Options()
 
@@ -111,6 +115,23 @@ def around_the_ring(xs: list[np.ndarray]) -> np.ndarray:
 
 
 ORDERS = {"direct": in_rank_order, "ring": around_the_ring}
+
+
+def spoilt(rng: random.Random, data: bytes) -> bytes:
+  """Bytes that are changed in some places, and maybe cut off."""
+  data = bytearray(data)
+  for _ in range(rng.randint(1, 4)):
+    where = rng.randrange(len(data)) if data else 0
+    change = rng.randrange(4)
+    if change == 0 and data:
+      data[where] = rng.randrange(256)
+    elif change == 1:
+      data[where:where] = rng.randbytes(rng.randint(1, 9))
+    elif change == 2:
+      del data[where : where + rng.randint(1, 9)]
+    else:
+      data = data[: rng.randint(0, len(data))]
+  return bytes(data)
 
 
 class Relay:
