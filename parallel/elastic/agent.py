@@ -365,7 +365,8 @@ class Agent:
       return
     if self._fetch is not None:
       self._fetch.cancel()
-      self._overtaken += 1
+      # In another epoch it is asked for the same again.
+      self._overtaken += self._fetching[0] == self.peer.epoch
     if self._overtaken >= _MOST_OVERTAKEN and self._channel is not None:
       LOG.info("rounds are committed faster than they can be fetched")
       self._overtaken = 0
@@ -380,10 +381,12 @@ class Agent:
     self._start(self._gets, task, holders, job)
 
   def _job(self, task: m.Fetch, holders: Mapping[Id, Address]) -> Fetch:
+    """Makes a fetch; what one before has got is not asked for again."""
+    kept = None if self._fetch is None else self._fetch.partial
+    have, entries = kept or (self.newest.shared, self.newest.entries)
     return Fetch(
       self.peer.id, self.peer.epoch, task.digest, holders, self._security,
-      have=self.newest.shared, have_manifest=self.newest.entries,
-      limit_s=self._silence_s,
+      have=have, have_manifest=entries, limit_s=self._silence_s,
     )
 
   def _gets(

@@ -145,7 +145,8 @@ class Fetch:
       holders: Who has it, and where they listen.
       security: What connections are protected by.
       have: What this peer has, whose chunks are used where they are alike;
-        their hashes are made again, since memory may have gone bad.
+        their hashes are made again, since memory may have gone bad, or have
+        been got only in part (`partial`).
       have_manifest: Its manifest.
       most_bytes: What the state may take, at most.
       limit_s: Seconds in which a holder must answer a request.
@@ -168,6 +169,12 @@ class Fetch:
     self._scope.close()
     with self._lock:
       self._lock.notify_all()
+
+  @property
+  def partial(self) -> tuple[State, states.Manifest] | None:
+    """What another fetch may begin with; None if nothing has come yet."""
+    with self._lock:
+      return None if self._entries is None else (self._arrays, self._entries)
 
   def result(self) -> tuple[dict[str, Any], dict[str, Entry]]:
     """Fetches what differs; returns the state and its manifest.
@@ -247,9 +254,9 @@ class Fetch:
           if (name, i) not in wanted:
             start, stop, digest = entry.chunk(i)
             own = states.buffer(self._have[name])[start:stop]
-            if hashlib.sha256(own).digest() == digest:
-              self._views[name][start:stop] = own
-            else:
+            copy = self._views[name][start:stop]
+            copy[:] = own
+            if hashlib.sha256(copy).digest() != digest:
               missing.append((name, i))
       self._missing.extend(missing)
       self._left, self._entries = len(missing), entries

@@ -12,7 +12,8 @@ class Settings:
     lanes: Data connections from each peer to each other.
     checked: Whether blocks that are exchanged have checksums.
     samples: How many samples a part draws; 0 for no leases.
-    measured: Whether rings go by measured links; all peers alike.
+    measured: Whether rings go by measured links; all peers alike. Measuring
+      takes some tenths of a second, in each epoch.
   """
 
   alone_s: float = 300.0

@@ -78,6 +78,28 @@ def test_a_newcomer_gets_all_and_others_exactly_what_differs():
     assert alike.received_bytes == 0
 
 
+def test_what_a_fetch_has_got_is_not_asked_for_again():
+  """The holder dies after a chunk, and the next fetch is from another one."""
+  wanted = example(5)
+  with listeners(2) as there:
+    serve(there["p0"], wanted, _dying)
+    first = fetch(there, ("p0",), wanted)
+    assert first.partial is None
+    with pytest.raises(Unavailable):
+      first.result()
+    assert first.received_bytes > 0
+    server = serve(there["p1"], wanted)
+    have, entries = first.partial
+    second = Fetch(
+      "p3", 3, states.digest(entries), {"p1": there["p1"].address}, SECURITY,
+      have=have, have_manifest=entries,
+    )
+    assert same(second.result()[0], wanted)
+    size = sum(entry.size for entry in entries.values())
+    # Memory that was there before may happen to be right.
+    assert server.sent_bytes <= size - first.received_bytes
+
+
 def test_a_digest_is_that_of_a_content():
   a = states.manifest(example(5))
   assert states.decode(states.encode(a), 1 << 30) == a
