@@ -3504,7 +3504,7 @@ _HOSTS = [
   ),
   Mutant(
     "parallel/elastic/journal.py", "a torn line stays",
-    "os.ftruncate(self._file, size)", "pass",
+    "os.ftruncate(self._file, self._size)", "pass",
     f"{_ELASTIC}/journal_test.py::"
     "test_what_is_cut_off_anywhere_goes_on_with_the_last_whole_record",
   ),
