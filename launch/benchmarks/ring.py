@@ -28,21 +28,8 @@ def run(config: Any) -> dict[str, Any]:
     row for count in options.peers
     for row in _on_loopback(count, size, options)
   ]
-  tables.table(
-    f"{options.megabytes} MB of float32 summed among peers on loopback, "
-    f"{options.rounds} rounds, load {os.getloadavg()[0]:.1f} of "
-    f"{os.cpu_count()} cores",
-    ["peers", "what", "seconds", "raw / this", "raw / this, CPU time",
-     "additions' share", "bytes sent"],
-    [
-      [str(r["peers"]), r["what"], f"{r['seconds']:.3f}",
-       f"{r['of_raw']:.0%}",
-       f"{r['of_raw_cpu']:.0%}" if r["of_raw_cpu"] else "-",
-       f"{r['additions']:.0%}" if r["additions"] else "-",
-       f"{r['payload']:,} + {r['framing']:,}" if "payload" in r else "-"]
-      for r in rows
-    ],
-  )
+  if rows:
+    _show(rows, options)
   shaped = _shaped_rows(options)
   if shaped:
     tables.table(
@@ -61,6 +48,24 @@ def run(config: Any) -> dict[str, Any]:
     "load": os.getloadavg(), "cores": os.cpu_count(), "loopback": rows,
     "shaped": shaped,
   }
+
+
+def _show(rows: Sequence[dict[str, Any]], options: Any) -> None:
+  tables.table(
+    f"{options.megabytes} MB of float32 summed among peers on loopback, "
+    f"{options.rounds} rounds, load {os.getloadavg()[0]:.1f} of "
+    f"{os.cpu_count()} cores",
+    ["peers", "what", "seconds", "raw / this", "raw / this, CPU time",
+     "additions' share", "bytes sent"],
+    [
+      [str(r["peers"]), r["what"], f"{r['seconds']:.3f}",
+       f"{r['of_raw']:.0%}",
+       f"{r['of_raw_cpu']:.0%}" if r["of_raw_cpu"] else "-",
+       f"{r['additions']:.0%}" if r["additions"] else "-",
+       f"{r['payload']:,} + {r['framing']:,}" if "payload" in r else "-"]
+      for r in rows
+    ],
+  )
 
 
 class _Peers:
