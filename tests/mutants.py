@@ -3564,6 +3564,17 @@ _HOSTS = [
     "test_a_thousand_connections_at_once_hold_nobody_up",
   ),
   Mutant(
+    "parallel/elastic/listener.py", "any number of connections is taken",
+    "if self._accepted >= self._limits.connections:", "if False:",
+    f"{_ELASTIC}/attacks_test.py::"
+    "test_connections_beyond_the_limit_are_refused_until_one_ends",
+  ),
+  Mutant(
+    "parallel/elastic/service.py", "any number of peers is taken",
+    "elif len(self._channels) >= self._most_peers:", "elif False:",
+    f"{_ELASTIC}/service_test.py::test_more_peers_than_there_may_be_are_refused",
+  ),
+  Mutant(
     "parallel/elastic/bandwidth.py", "links are never measured again",
     "return ranks not in self._rings or self._slow >= _IN_A_ROW",
     "return ranks not in self._rings",

@@ -268,6 +268,26 @@ def test_a_connection_of_another_epoch_is_refused():
     assert time.monotonic() - start > 1  # it may hear of it yet
 
 
+def test_connections_beyond_the_limit_are_refused_until_one_ends(caplog):
+  with listeners(1, limits=Limits(connections=2)) as there:
+    there["p0"].serve(Purpose.LANE, Offer(
+      1, frozenset({"p2"}), lambda sock, _: sock.recv(1)
+    ))
+    first, _ = _member(there, 1), _member(there, 2)
+    with (
+      caplog.at_level(logging.WARNING),
+      pytest.raises(handshake.Refused, match="FULL"),
+    ):
+      _member(there, 3)
+    first.close()
+    end = time.monotonic() + 5
+    while there["p0"]._accepted > 1:
+      assert time.monotonic() < end
+      time.sleep(0.01)
+    _member(there, 3).close()
+  assert len(caplog.records) == 1
+
+
 def test_members_that_cannot_be_reached_are_named():
   """One has another token, one is not there."""
   with listeners(1) as there, Listener(

@@ -106,6 +106,23 @@ def test_strangers_and_nonsense_are_closed_and_peers_go_on(tmp_path):
   there.close()
 
 
+def test_more_peers_than_there_may_be_are_refused(tmp_path):
+  lines = []
+  there = _serving(tmp_path, lines, silence_s=10, most_peers=1)
+  start = {"x": np.zeros(3, np.float32)}
+  with Swarm(there.address, SECURITY, start) as swarm:
+    me = ids.make(("127.0.0.1", 1))
+    more = _dialled(there, me=me)
+    hello = frames.encode(m.Hello(0, 0, "", None))
+    frames.send(more, Header(Kind.MESSAGE), hello, checked=True)
+    assert _closed(more)
+    swarm.give(np.ones(3, np.float32), _step)
+    assert swarm.members == (swarm.me,)
+  assert [x for x in lines if me in x] == [x for x in lines if "refused" in x]
+  assert sum(me in line for line in lines) == 1
+  there.close()
+
+
 def test_a_coordinator_goes_on_when_all_are_silent_at_once(tmp_path):
   """Only the first one has the newest revision; without it all must go."""
   there = Service(
