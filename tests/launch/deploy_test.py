@@ -21,7 +21,7 @@ TEXTS = {
   )
 }
 # A program of a user: a peer that takes part in three rounds.
-PEER = """
+PEER = r"""
 import os
 import numpy as np
 from parallel.elastic import handshake
