@@ -79,11 +79,20 @@ def test_a_newcomer_gets_all_and_others_exactly_what_differs():
 
 
 def test_what_a_fetch_has_got_is_not_asked_for_again():
-  """The holder dies after a chunk, and the next fetch is from another one."""
+  """A holder gives one chunk, and the next fetch is from another one."""
   wanted = example(5)
+
+  def stopping(server):
+    def answer(sock, request):
+      _dying(server)(sock, request)
+      while sock.recv(4096):
+        pass
+
+    return answer
+
   with listeners(2) as there:
-    serve(there["p0"], wanted, _dying)
-    first = fetch(there, ("p0",), wanted)
+    serve(there["p0"], wanted, stopping)
+    first = fetch(there, ("p0",), wanted, limit_s=0.5)
     assert first.partial is None
     with pytest.raises(Unavailable):
       first.result()
