@@ -4,6 +4,7 @@ Shape legend: G = stages of this device; D = data-parallel ranks of this device;
 M = microbatches; B = examples of one microbatch.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -54,6 +55,22 @@ def gradients(
   return loss / count, jax.tree.map(
     lambda x: x / count, _joined(program, parts, grads)
   )
+
+
+def each_rank(f: Callable[[Any], Any], batch: Any) -> Any:
+  """Runs a function for each data-parallel rank, one after another.
+
+  Under ``jax.vmap`` an update of a buffer would become a scatter, before which
+  XLA:TPU copies the buffer.
+
+  Args:
+    f: A function of one rank's batch.
+    batch: Tree of ``[D, ...]``.
+  """
+  if jax.tree.leaves(batch)[0].shape[0] > 1:
+    return lax.map(f, batch)
+  one = f(jax.tree.map(lambda x: x[0], batch))
+  return jax.tree.map(lambda x: x[None], one)
 
 
 def scores(

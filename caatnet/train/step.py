@@ -259,15 +259,17 @@ def _worker_gradients(
     # this device, and are reduced once below.
     params = jax.tree.map(lambda p: varying(p, *layout.rank_names), params)
 
-    def gradients(rank):
-      if layout.stages is not None:
-        return staged.gradients(program, params, rank)
-      return _accumulated(
-        lambda params, batch: _scores(program, params, batch)["loss"].mean(),
-        params, rank, accumulation,
+    if layout.stages is not None:
+      losses, grads = staged.each_rank(
+        lambda rank: staged.gradients(program, params, rank), batch
       )
-
-    losses, grads = jax.vmap(gradients)(batch)
+    else:
+      losses, grads = jax.vmap(
+        lambda rank: _accumulated(
+          lambda params, batch: _scores(program, params, batch)["loss"].mean(),
+          params, rank, accumulation,
+        )
+      )(batch)
     # Each leaf waits for all of them: the reductions over the data axes come
     # after the last one of the backward over the tensor axis.
     losses, grads = after((losses, grads), (losses, grads), layout.on_cpu)
@@ -358,9 +360,12 @@ def _scores(
   """
   model, shards = program.model, program.layout.shards
   if shards is None:
+    if program.layout.stages is not None:
+      return staged.each_rank(
+        lambda batch: staged.scores(program, params, batch), batch
+      )
+
     def score(batch):
-      if program.layout.stages is not None:
-        return staged.scores(program, params, batch)
       return model.scores(params, batch)
 
     return (jax.vmap(score) if num_lead else score)(batch)

@@ -58,8 +58,9 @@ class Actions(NamedTuple):
     Returns:
       What it sends on, and the buffer.
     """
-    inputs = write(inputs, arriving, row.write_input)
-    inputs = write(inputs, entering, row.enter_input)
+    inputs = self._received(
+      inputs, arriving, row.write_input, entering, row.enter_input
+    )
 
     def forward(x):
       return self.part(_chunk(params, row), _chunk(constants, row), x)
@@ -80,10 +81,13 @@ class Actions(NamedTuple):
     Returns:
       What it sends on and back, its buffers, and the gradients of its parts.
     """
-    inputs = write(inputs, arriving[0], row.write_input)
-    inputs = write(inputs, entering[0], row.enter_input)
-    cotangents = write(cotangents, arriving[1], row.write_cotangent)
-    cotangents = write(cotangents, entering[1], row.enter_cotangent)
+    inputs = self._received(
+      inputs, arriving[0], row.write_input, entering[0], row.enter_input
+    )
+    cotangents = self._received(
+      cotangents, arriving[1], row.write_cotangent, entering[1],
+      row.enter_cotangent,
+    )
     x = read(inputs, row.read_input)
     nothing = jax.tree.map(jnp.zeros_like, x)
 
@@ -127,6 +131,18 @@ class Actions(NamedTuple):
       read(cotangents, row.read_cotangent),
     )
     return y, dx, inputs, cotangents, grads
+
+  def _received(
+    self, buffer: Tree, arriving: Tree, place: jax.Array, entering: Tree,
+    entered: jax.Array,
+  ) -> Tree:
+    """Puts what comes from another stage, and from outside, into a buffer."""
+    if self.timetable.num_chunks > 1:  # both may come in one tick
+      return write(write(buffer, arriving, place), entering, entered)
+    values = jax.tree.map(
+      lambda a, e: jnp.where(place < entered, a, e), arriving, entering
+    )
+    return write(buffer, values, jnp.minimum(place, entered))
 
   @property
   def _runs(self) -> str:
