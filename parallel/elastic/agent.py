@@ -9,7 +9,7 @@ If the coordinator is away, the agent tries to reach it again, less and less
 often; after t_c without it the peer halts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import logging
 import queue
@@ -60,19 +60,24 @@ class Settings:
     alone_s: t_c: without a coordinator for so long it halts.
     lanes: Data connections from each peer to each other.
     checked: Whether blocks that are exchanged have checksums.
-    samples: How many samples a part draws; 0 for no leases.
+    samples: How many samples a part draws, or a function that says it of the
+      number of the part's round, the same on all; 0 for no leases.
   """
 
   alone_s: float = 300.0
   lanes: int = 1
   checked: bool = False
-  samples: int = 0
+  samples: int | Callable[[int], int] = 0
 
   def __post_init__(self) -> None:
     if not self.alone_s > 0:
       raise ValueError(f"alone_s={self.alone_s:g} must be positive")
-    if self.samples < 0:
+    if not callable(self.samples) and self.samples < 0:
       raise ValueError(f"samples={self.samples} must not be negative")
+
+  def num_samples(self, number: int) -> int:
+    """Returns how many samples a part of a round draws."""
+    return self.samples(number) if callable(self.samples) else self.samples
 
 
 class Agent:
@@ -287,7 +292,7 @@ class Agent:
       now = self.newest.leases
       drawn = now.round, leases.draw(
         now, self.peer.epoch, self.members, self.peer.id,
-        self._settings.samples,
+        self._settings.num_samples(now.round),
       )
     with self.changed:
       self.working, self.drawn = True, drawn
@@ -415,7 +420,7 @@ class Agent:
       if self._settings.samples:
         made[LEASES] = leases.encode(leases.committed(
           newest.leases, task.epoch, links.members,
-          exchange.samples, self._settings.samples,
+          exchange.samples, self._settings.num_samples(task.round + 1),
         ))
       found = revisions.make(task.round + 1, made)
     except OSError as error:
