@@ -14,6 +14,7 @@
   python -m launch.benchmark --config=configs/benchmark/server.py
   python -m launch.benchmark --config=configs/benchmark/ring.py
   python -m launch.benchmark --config=configs/elastic/churn.py:short
+  python -m launch.benchmark --config=configs/elastic/bits.py --cpu_devices=8
   python -m launch.benchmark --config=configs/benchmark/membership.py
 """
 
@@ -32,6 +33,7 @@ def main() -> None:
     churn,
     coded,
     decoding,
+    elastic_bits,
     engine,
     kernels,
     membership,
@@ -49,6 +51,7 @@ def main() -> None:
     "churn": churn.run,
     "coded": coded.run,
     "decoding": decoding.run,
+    "elastic_bits": elastic_bits.run,
     "engine": engine.run,
     "kernels": kernels.run,
     "membership": membership.run,

@@ -29,7 +29,7 @@ from parallel.collectives import (
   varying,
 )
 from parallel.outer.apart import Alone, Apart, listening
-from parallel.outer.base import Plan
+from parallel.outer.base import OuterLoop, Plan
 
 ALONE = Alone()
 
@@ -169,20 +169,30 @@ class Programs:
     numbers = jax.tree.map(np.int32, plan.numbers)
     return self._whole[plan.variant](state, batch, numbers)
 
-  def gradients(self, params: Any, batch: Any) -> tuple[Any, Any]:
-    """Returns a batch's loss ``[1]`` and gradients ``[1, ...]``."""
-    found = self._gradients(ALONE, {"params": params, "batch": batch})
-    return found["loss"], found["grads"]
+  @property
+  def reads_gradients(self) -> bool:
+    """Whether the outer loop changes gradients, by what has arrived."""
+    return type(self._outer).gradients is not OuterLoop.gradients
 
-  def update(
-    self, params: Any, loss: Any, grads: Any, opt_state: Any, outer: Any
-  ) -> tuple[Any, Any, Any]:
-    """Returns what the inner optimizer makes of gradients; and their norms."""
-    found = self._update(ALONE, {
-      "params": params, "loss": loss, "grads": grads, "opt_state": opt_state,
-      "outer": outer,
+  def update(self, state: TrainState, batch: Any) -> dict[str, Any]:
+    """Returns "loss", "updates", "opt_state" and "norms" of gradients.
+
+    One program makes all of them, in which the outer loop reads nothing.
+    """
+    return self._both(ALONE, {
+      "params": state.params, "batch": batch, "opt_state": state.opt_state,
     })
-    return found["updates"], found["opt_state"], found["norms"]
+
+  def gradients(self, params: Any, batch: Any) -> dict[str, Any]:
+    """Returns a batch's "loss" ``[1]`` and gradients, "grads"."""
+    return self._gradients(ALONE, {"params": params, "batch": batch})
+
+  def updated(self, state: TrainState, found: Any) -> dict[str, Any]:
+    """Returns what `update` does, of what `gradients` has returned."""
+    return self._update(ALONE, found | {
+      "params": state.params, "opt_state": state.opt_state,
+      "outer": state.outer,
+    })
 
   def hook(self, hook: str, plan: Plan, exchange: Any, **args: Any) -> Any:
     """Runs `begin` or `finish` of a step, and what it says by an exchange.
@@ -239,14 +249,24 @@ class Programs:
     )
 
     def run(args):
-      grads = self._outer.gradients(args["grads"], args["outer"])
+      loss, grads = args["loss"], args["grads"]
+      if "outer" in args:
+        grads = self._outer.gradients(grads, args["outer"])
       updates, opt_state, norms = each_lane(
         update, layout.worker, grads, args["opt_state"], args["params"]
       )
-      updates = after(updates, (args["loss"], norms), layout.on_cpu)
-      return {"updates": updates, "opt_state": opt_state, "norms": norms}
+      updates = after(updates, (loss, norms), layout.on_cpu)
+      return {
+        "loss": loss, "updates": updates, "opt_state": opt_state,
+        "norms": norms,
+      }
 
     return self._apart(lambda *_: run)
+
+  @functools.cached_property
+  def _both(self) -> Apart:
+    gradients, update = self._gradients.alone, self._update.alone
+    return self._apart(lambda *_: lambda args: update(args | gradients(args)))
 
   @functools.cached_property
   def _end(self) -> Apart:

@@ -133,23 +133,25 @@ class Peer:
       self.step += 1
       return metrics
     state = self.state
-    loss, grads = programs.gradients(state.params, batch)
-    if awaits:
+    if programs.reads_gradients:
+      found = programs.gradients(state.params, batch)
       self.land()
-    updates, opt_state, norms = programs.update(
-      state.params, loss, grads, state.opt_state, self.state.outer
-    )
-    self.state = self.state._replace(opt_state=opt_state)
+      found = programs.updated(self.state, found)
+    else:
+      found = programs.update(state, batch)
+      if awaits:
+        self.land()
+    self._take({"opt_state": found["opt_state"]})
+    updates = found["updates"]
     if ends:
       self._launch({"updates": updates})
       self.land()
     else:
-      found = programs.hook(
+      self._take(programs.hook(
         "finish", plan, ALONE, params=state.params, updates=updates,
         outer=self.state.outer,
-      )
-      self._take(found)
-    return {"loss": loss} | norms | self._ended()
+      ))
+    return {"loss": found["loss"]} | found["norms"] | self._ended()
 
   def land(self) -> None:
     """Waits for what is under way, and takes over what has come of it.

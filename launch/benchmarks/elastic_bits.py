@@ -49,28 +49,28 @@ def run(config: Any) -> dict[str, Any]:
     config: A config like configs/elastic/bits.py.
   """
   rows = []
-  for name, changes in config.benchmark.cases.items():
+  for name, changes in config.benchmark.cases:
     for workers in config.benchmark.workers:
       began = time.perf_counter()
       found = compare(
         lambda count, changes=changes: _built(config, changes, count),
         workers, config.benchmark.steps,
       )
+      print(f"{name}, {workers} workers: {found}", flush=True)
       rows.append({
         "case": name, "workers": workers, **dataclasses.asdict(found),
         "seconds": time.perf_counter() - began,
       })
-      tables.table(
-        f"workers in a swarm and on a mesh axis, {config.benchmark.steps} "
-        "steps",
-        ["case", "workers", "numbers", "of other bits", "largest difference",
-         "seconds"],
-        [
-          [r["case"], str(r["workers"]), f"{r['elements']:,}",
-           f"{r['unequal']:,}", f"{r['largest']:.1e}", f"{r['seconds']:.0f}"]
-          for r in rows[-1:]
-        ],
-      )
+  tables.table(
+    f"workers in a swarm and on a mesh axis, {config.benchmark.steps} steps",
+    ["case", "workers", "numbers", "of other bits", "largest difference",
+     "seconds"],
+    [
+      [r["case"], str(r["workers"]), f"{r['elements']:,}", f"{r['unequal']:,}",
+       f"{r['largest']:.1e}", f"{r['seconds']:.0f}"]
+      for r in rows
+    ],
+  )
   return {"benchmark": "elastic_bits", "rows": rows}
 
 
@@ -152,12 +152,13 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
       with joined_to(
         coordinator.address, _SECURITY, programs, state
       ) as swarm:
+        rank = swarm.members.index(swarm.me)
         peer = Peer(programs, swarm, state, read)
         for _ in range(steps):
           peer.advance()
         peer.land()
         peer.close()
-        return swarm.members.index(swarm.me), peer.state
+        return rank, peer.state
 
     try:
       with ThreadPoolExecutor(workers) as threads:

@@ -130,6 +130,11 @@ class Apart:
     self._stages: dict[Any, _Stage] = {}
     self._lock = threading.Lock()
 
+  @property
+  def alone(self) -> Callable[[Any], Any]:
+    """The function of a worker without others, to be part of another one."""
+    return self._make(Axis(self._worker, 1), ())
+
   def __call__(self, exchange: Exchange, args: Any) -> Any:
     """Runs the function, and what it says by an exchange.
 
