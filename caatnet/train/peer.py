@@ -104,7 +104,7 @@ class Peer:
       self._lease()
       return
     with contextlib.suppress(Moved):  # it may have given a part already
-      self._start()
+      self.start()
 
   @property
   def idle(self) -> bool:
@@ -165,7 +165,7 @@ class Peer:
     flight.result()
     number, found = self._outcome
     if not self._swarm.counted or number != self._swarm.revision - 1:
-      self._start()
+      self.start()
       raise Moved
     self._take(found)
     if number == self._next - 1:
@@ -207,8 +207,11 @@ class Peer:
     )
     return told
 
-  def _start(self) -> None:
-    """Starts from what is shared, as a worker that comes."""
+  def start(self) -> None:
+    """Starts from what is shared, as a worker that comes.
+
+    An inner optimizer that has made steps is kept.
+    """
     experiment, swarm = self._programs.experiment, self._swarm
     fresh = experiment.init_state()
     outer = self._programs.with_shared(fresh.outer, _ours(swarm.state))

@@ -1,6 +1,6 @@
 """Compares workers in a swarm with the same workers on a mesh axis."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
 import pathlib
@@ -18,7 +18,7 @@ from caatnet.show import tables
 from caatnet.train.apart import Programs
 from caatnet.train.experiment import Experiment
 from caatnet.train.peer import Peer
-from caatnet.train.swarming import joined_to, reader
+from caatnet.train.swarming import Place, place_in, reader, shared_by
 from configs import sections
 from parallel.elastic import handshake, history, journal, service
 from parallel.elastic.coordinator import Rules
@@ -50,11 +50,11 @@ def run(config: Any) -> dict[str, Any]:
   """
   rows = []
   for name, changes in config.benchmark.cases:
+    programs = Programs(_built(config, changes, 1))
     for workers in config.benchmark.workers:
       began = time.perf_counter()
       found = compare(
-        lambda count, changes=changes: _built(config, changes, count),
-        workers, config.benchmark.steps,
+        programs, _built(config, changes, workers), config.benchmark.steps
       )
       print(f"{name}, {workers} workers: {found}", flush=True)
       rows.append({
@@ -89,20 +89,20 @@ def _built(config: Any, changes: str, workers: int) -> Experiment:
 
 
 def compare(
-  make: Callable[[int], Experiment], workers: int, steps: int,
+  programs: Programs, experiment: Experiment, steps: int,
   options: Mapping[str, Any] | None = None,
 ) -> Difference:
   """Trains in a swarm and on a mesh, and compares all bits.
 
   Args:
-    make: Makes the experiment of some number of workers.
-    workers: How many there are.
+    programs: Those of one worker.
+    experiment: That of all workers, on a mesh.
     steps: How many steps are made.
     options: XLA's, for the mesh's programs.
   """
-  programs = Programs(make(1))
+  workers = experiment.program.layout.worker.size
   apart = in_swarm(programs, workers, steps)
-  mesh = on_mesh(make(workers), programs, steps, options)
+  mesh = on_mesh(experiment, programs, steps, options)
   pairs = [
     (np.asarray(x), np.asarray(y))
     for x, y in zip(
@@ -149,8 +149,9 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
 
     def train(_: int) -> tuple[int, Any]:
       state = experiment.init_state()
-      with joined_to(
-        coordinator.address, _SECURITY, programs, state
+      with place_in(
+        Place(coordinator.address, _SECURITY), programs,
+        shared_by(programs, state.outer),
       ) as swarm:
         rank = swarm.members.index(swarm.me)
         peer = Peer(programs, swarm, state, read)
