@@ -54,15 +54,22 @@ class Programs:
 
   Attributes:
     experiment: The experiment, of one worker.
+    options: XLA's, for all programs.
   """
 
-  def __init__(self, experiment: Experiment) -> None:
+  def __init__(
+    self, experiment: Experiment, options: Mapping[str, Any] | None = None
+  ) -> None:
     """Compiles nothing yet.
+
+    Args:
+      experiment: The experiment, of one worker.
+      options: XLA's, for all programs.
 
     Raises:
       ValueError: The outer loop cannot run so.
     """
-    self.experiment = experiment
+    self.experiment, self.options = experiment, dict(options or {})
     self._outer, self._program = experiment.outer, experiment.program
     worker = self._program.layout.worker
     name = type(self._outer).__name__
@@ -165,7 +172,7 @@ class Programs:
     with self._lock:
       if plan.variant not in self._whole:
         lowered = self.experiment.lower_step(plan)
-        self._whole[plan.variant] = lowered.compile()
+        self._whole[plan.variant] = lowered.compile(self.options)
     numbers = jax.tree.map(np.int32, plan.numbers)
     return self._whole[plan.variant](state, batch, numbers)
 
@@ -312,7 +319,9 @@ class Programs:
 
   def _apart(self, make: Callable[..., Any]) -> Apart:
     layout = self._program.layout
-    return Apart(make, layout.mesh, layout.worker.name, self._specs)
+    return Apart(
+      make, layout.mesh, layout.worker.name, self._specs, self.options
+    )
 
   def _args(self, plan: Plan, **args: Any) -> dict[str, Any]:
     return args | {"numbers": jax.tree.map(np.int32, plan.numbers)}
@@ -354,7 +363,9 @@ class Programs:
     """
     own = {*self._outer.own, *self._outer.of_each}
     found = {key: tree for key, tree in outer.items() if key in own}
-    for key in sorted({name.split("/")[0] for name in shared}):
+    names = {name.split("/")[0] for name in shared}
+    # An optimizer without a state has no arrays.
+    for key in sorted(names | self._like.keys() - own):
       # What a step adds, such as a mean on its way, is like the parameters.
       like = self._like.get(key, self._like["params"])
       found[key] = jax.tree.map_with_path(

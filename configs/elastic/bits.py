@@ -10,7 +10,7 @@ by one program on a mesh with as many devices. Compared are all workers'
 parameters and optimizer states, and all that the outer loop keeps.
 
 XLA:CPU joins products and sums into one rounding, not always the same ones in
-two programs. Where it cannot, no bit differs:
+two programs. On a processor without such instructions no bit differs:
 
   XLA_FLAGS=--xla_cpu_max_isa=AVX python -m launch.benchmark \
     --config=configs/elastic/bits.py --cpu_devices=8
@@ -24,7 +24,7 @@ from configs.diloco import base
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """Returns 2, 3, 5 and 8 workers (`all`), or two in one case (`test`)."""
+  """Returns 2, 3, 5 and 8 workers, or two in one case (`test`)."""
   if size not in ("all", "test"):
     raise ValueError(f"bits.py:{size}: the sizes are all and test")
   config = base.get_config("diloco", "test")
@@ -35,8 +35,8 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.outer.every = 4
   config.benchmark = ml_collections.ConfigDict()
   config.benchmark.name = "elastic_bits"
-  config.benchmark.workers = (2, 3, 5, 8) if size == "all" else (2,)
-  config.benchmark.steps = 14 if size == "all" else 9
+  config.benchmark.workers = (2,) if size == "test" else (2, 3, 5, 8)
+  config.benchmark.steps = 9 if size == "test" else 14
   # What differs from DiLoCo in float32, as SECTION.KEY=VALUE.
   streaming = (
     "outer.algorithm=streaming outer.every=6 outer.overlap=(2,) outer.keep=0.5 "

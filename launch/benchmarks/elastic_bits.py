@@ -1,8 +1,8 @@
 """Compares workers in a swarm with the same workers on a mesh axis."""
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 import dataclasses
+import os
 import pathlib
 import tempfile
 import threading
@@ -62,7 +62,8 @@ def run(config: Any) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
       })
   tables.table(
-    f"workers in a swarm and on a mesh axis, {config.benchmark.steps} steps",
+    f"workers in a swarm and on a mesh axis, {config.benchmark.steps} steps, "
+    f"XLA_FLAGS={os.environ.get('XLA_FLAGS', '')}",
     ["case", "workers", "numbers", "of other bits", "largest difference",
      "seconds"],
     [
@@ -89,8 +90,7 @@ def _built(config: Any, changes: str, workers: int) -> Experiment:
 
 
 def compare(
-  programs: Programs, experiment: Experiment, steps: int,
-  options: Mapping[str, Any] | None = None,
+  programs: Programs, experiment: Experiment, steps: int
 ) -> Difference:
   """Trains in a swarm and on a mesh, and compares all bits.
 
@@ -98,11 +98,10 @@ def compare(
     programs: Those of one worker.
     experiment: That of all workers, on a mesh.
     steps: How many steps are made.
-    options: XLA's, for the mesh's programs.
   """
   workers = experiment.program.layout.worker.size
   apart = in_swarm(programs, workers, steps)
-  mesh = on_mesh(experiment, programs, steps, options)
+  mesh = on_mesh(experiment, programs, steps)
   pairs = [
     (np.asarray(x), np.asarray(y))
     for x, y in zip(
@@ -184,8 +183,7 @@ def _kept(experiment: Experiment, states: list[Any]) -> Any:
 
 
 def on_mesh(
-  experiment: Experiment, rounds: Programs, steps: int,
-  options: Mapping[str, Any] | None = None,
+  experiment: Experiment, rounds: Programs, steps: int
 ) -> Any:
   """Trains on a mesh with the samples that a swarm's workers would lease.
 
@@ -193,7 +191,6 @@ def on_mesh(
     experiment: The experiment of all workers.
     rounds: Which say what samples a worker has in which step.
     steps: How many steps are made.
-    options: XLA's, for the programs.
 
   Returns:
     What `in_swarm` does.
@@ -214,7 +211,9 @@ def on_mesh(
     ])
     plan = experiment.outer.plan(step)
     if plan.variant not in compiled:
-      compiled[plan.variant] = experiment.lower_step(plan).compile(options)
+      compiled[plan.variant] = experiment.lower_step(plan).compile(
+        rounds.options
+      )
     numbers = jax.tree.map(np.int32, plan.numbers)
     state, _ = compiled[plan.variant](state, batch, numbers)
   return _kept(experiment, [state])

@@ -14,7 +14,7 @@ Within a worker the mesh is jax's own: a collective is run for each of its
 devices, or once for those that hold the same.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import threading
 from typing import Any, Protocol
@@ -60,7 +60,8 @@ class Alone:
 
   contributors, rank, weights = (0,), 0, (1.0,)
 
-  def sum(self, x: np.ndarray) -> np.ndarray:
+  def sum(self, x: np.ndarray, order: str = "direct") -> np.ndarray:
+    del order
     return x
 
   def gather(self, data: Any) -> Sequence[Any]:
@@ -114,7 +115,8 @@ class Apart:
   """A function of one worker that says something to the others."""
 
   def __init__(
-    self, make: Make, mesh: Mesh, worker: str, specs: Callable[[Any], Any]
+    self, make: Make, mesh: Mesh, worker: str, specs: Callable[[Any], Any],
+    options: Mapping[str, Any] | None = None,
   ) -> None:
     """Compiles nothing yet.
 
@@ -124,9 +126,10 @@ class Apart:
       mesh: The devices of this worker; the worker axis has one.
       worker: The name of the worker axis.
       specs: Maps such a dict, or one of shapes, to how that lies on the mesh.
+      options: XLA's, for the programs.
     """
     self._make, self._mesh, self._worker = make, mesh, worker
-    self._specs = specs
+    self._specs, self._options = specs, dict(options or {})
     self._stages: dict[Any, _Stage] = {}
     self._lock = threading.Lock()
 
@@ -208,9 +211,10 @@ class Apart:
     )
 
   def _jit(self, f: Any, in_specs: Any, out_specs: Any) -> Any:
-    return jax.jit(jax.shard_map(
+    mapped = jax.shard_map(
       f, mesh=self._mesh, in_specs=in_specs, out_specs=out_specs
-    ))
+    )
+    return jax.jit(mapped, compiler_options=self._options)
 
 
 class _Listener:
