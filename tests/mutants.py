@@ -3247,6 +3247,37 @@ _SERVING_ROWS = [
     _ALONE,
   ),
   Mutant(
+    "caatnet/serving/swapping.py", "a copy is dropped while it is written",
+    "    self.host.pin(request.owner)  # as long as it is being written\n", "",
+    _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "the next turn unpins what is written",
+    "      if not self._busy[request.owner]:\n        self.host.unpin",
+    "      if True:\n        self.host.unpin", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/scheduler.py", "nobody begins if all have given way",
+    "if self._short and not self.limits.admit_while_short:", "if False:",
+    _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "a turn cancelled as it leaves stays pinned",
+    "      if request.state in ENDS:\n        self.drop(request)\n      return",
+    "      if request.state in ENDS and not request.more:\n"
+    "        self.drop(request)\n      return", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/swapping.py", "cancelled on the way back, it keeps pages",
+    "      if request.pages:  # it was cancelled while it was brought back\n"
+    "        self._release(request)\n", "", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/scheduler.py", "a token after the end counts",
+    "    if request.state not in ENDS:  # else it ended a step before\n",
+    "    if True:\n", _ALONE,
+  ),
+  Mutant(
     "caatnet/serving/swapping.py", "turns are not kept",
     "keep = ended and request.more and self._limits.keep_turns",
     "keep = False", _ALONE,

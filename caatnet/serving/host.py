@@ -48,6 +48,7 @@ class Host:
 
   Attributes:
     num_pages: How many pages it has.
+    num_pinned: How many of them hold pinned copies.
     page_size: The tokens of a page.
   """
 
@@ -68,7 +69,7 @@ class Host:
     self._copies: collections.OrderedDict[Hashable, HostCopy] = (
       collections.OrderedDict()
     )
-    self._num_pinned = 0  # pages of pinned copies
+    self.num_pinned = 0
 
   @property
   def num_used(self) -> int:
@@ -94,7 +95,7 @@ class Host:
   def fits(self, owner: Hashable, tokens: int) -> bool:
     """Returns whether there is room for a sequence, if others are dropped."""
     own = self._copies.get(owner)
-    kept = self._num_pinned
+    kept = self.num_pinned
     if own is not None and not own.pinned:
       kept += len(own.pages)
     have = len(own.pages) if own is not None else 0
@@ -166,7 +167,7 @@ class Host:
     self._pin(self._copies[owner], True)
 
   def _pin(self, copy: HostCopy, pinned: bool) -> None:
-    self._num_pinned += len(copy.pages) * (pinned - copy.pinned)
+    self.num_pinned += len(copy.pages) * (pinned - copy.pinned)
     copy.pinned = pinned
 
   def unpin(self, owner: Hashable) -> None:
@@ -190,4 +191,4 @@ class Host:
     assert len(set(pages)) == len(pages)
     assert len(pages) + self._groups.num_free == self.num_pages
     pinned = sum(len(c.pages) for c in self._copies.values() if c.pinned)
-    assert pinned == self._num_pinned
+    assert pinned == self.num_pinned

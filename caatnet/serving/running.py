@@ -4,6 +4,7 @@ Shape legend: S = slots, P = pages of a sequence, D = decodes of a step.
 """
 
 from collections.abc import Hashable, Sequence
+import operator
 
 import numpy as np
 
@@ -25,7 +26,6 @@ class Running:
     known: How many tokens it has that the host knows.
     room: How many positions its pages have.
     pending: How many of its tokens are being drawn.
-    asked: Whether `Request.ends` is to be asked about each token.
     epochs: How often the slot was given, and taken back.
     tables: Its pages, int32 ``[S, P]``.
   """
@@ -38,7 +38,9 @@ class Running:
     self.computed, self.context, self.longest = (zeros.copy() for _ in "abc")
     self.known, self.room, self.epochs = (zeros.copy() for _ in "abc")
     self.pending, self._payers, self._count = (zeros.copy() for _ in "abc")
-    self.asked = np.zeros(num_slots, bool)
+    # `Request.ends`, and whether it is to be asked about each token.
+    self._ends = np.full(num_slots, never, object)
+    self._asked = np.zeros(num_slots, bool)
     self._tokens = np.zeros((num_slots, _KEPT), np.int64)
     self._times = np.zeros((num_slots, _KEPT))
     self._clients: list[tuple[Hashable, float]] = []
@@ -84,7 +86,8 @@ class Running:
     self.longest[slot], self.known[slot] = request.longest, request.length
     self.room[slot] = self._count[slot] = 0
     self.pending[slot] = request.num_pending
-    self.asked[slot] = request.ends is not never
+    self._ends[slot] = request.ends
+    self._asked[slot] = request.ends is not never
     request.buffer = self._flush
     self.epochs[slot] += 1
     self.extend(request, request.pages)
@@ -145,13 +148,11 @@ class Running:
     for slot in slots[at + 1 == _KEPT].tolist():
       self._flush(self.requests[slot])
     ended = self.known[slots] > self.longest[slots]
-    asked = np.flatnonzero(self.asked[slots])
-    asking = zip(
-      self.requests[slots[asked]].tolist(), tokens[asked].tolist(), strict=True
-    )
-    ended[asked] |= np.fromiter(
-      (request.ends(token) for request, token in asking), bool, len(asked)
-    )
+    asked = np.flatnonzero(self._asked[slots])
+    ends = self._ends[slots[asked]].tolist()
+    answers = list(map(operator.call, ends, tokens[asked].tolist()))
+    if True in answers:  # seldom; most steps make no array of them
+      ended[asked] |= answers
     return self.requests[slots[ended]].tolist()
 
   def _flush(self, request: Request) -> None:

@@ -163,7 +163,10 @@ class Scheduler:
       alive &= self.running.epochs[decodes] == epochs
     decodes = decodes[alive]
     if not len(decodes) and not chunks:
-      return None
+      if self._short and not self.limits.admit_while_short:
+        self._admit(now, self.limits.tokens, chunks)  # all have given way
+      if not chunks:
+        return None
     return self._make(decodes, chunks)
 
   def _room(self, budget: int, chunks: list[Chunk]) -> bool:

@@ -158,6 +158,7 @@ class Swapping:
     target = self.host.write(request.owner, tokens, pinned)
     if not source:
       return False
+    self.host.pin(request.owner)  # as long as it is being written
     wait = pinned and self._short("out", source)
     self._pages.begin_read(source)
     self._copy("out", source, target, request, wait)
@@ -255,7 +256,8 @@ class Swapping:
       target = request.pages[len(found) : len(found) + 1]
       self._copy("within", [plan.source], target, request, wait=True)
     if not plan.host:
-      self.host.unpin(request.owner)
+      if not self._busy[request.owner]:
+        self.host.unpin(request.owner)
       return True
     target = request.pages[len(found) : len(found) + len(plan.host)]
     self.host.pin(request.owner)
@@ -284,7 +286,7 @@ class Swapping:
       if request.state is State.LEAVING:
         request.state = State.SWAPPED
         return request
-      if request.state in ENDS and not request.more:
+      if request.state in ENDS:
         self.drop(request)
       return None
     self.host.unpin(owner)

@@ -25,7 +25,7 @@ class Times:
 
 
 def chain(before, token):
-  return hash((before, int(token)))
+  return hash((before or 0, int(token)))  # the same in each process
 
 
 def drawn(contents):

@@ -47,6 +47,15 @@ CASE = st.fixed_dictionaries({
 })
 
 
+
+def case_of(
+  seed, policy, page_size, host_pages, *, limits, tight=False, steps_ahead=2,
+  in_turn=False, priorities="none",
+):
+  """Names the parts of a case."""
+  return locals()
+
+
 # So many times more cases, other ones in each run: a soak.
 SOAK = int(os.environ.get("SERVING_SOAK", "0"))
 
@@ -110,6 +119,7 @@ class Run:
         talk = len(self.requests) if talks else None
         self.scheduler.add(self.request(prompt, at, talk))
       if not coming and self.engine.idle:
+        assert not self.host.num_pinned  # nobody is left to need a copy
         return
       self.disturb(now)
       self.check(self.engine.turn(coming[0][0] if coming else np.inf))
@@ -160,7 +170,7 @@ class Run:
       assert not request.tokens
       assert request.end_s >= request.deadline_s
     first = request.state is State.FINISHED and (
-      request.conversation == request.number
+      request.conversation == request.number and not request.num_preempted
     )
     if first and limits.keep_turns and limits.preempt == "recompute" and (
       self.case["host_pages"] == 200
@@ -170,14 +180,32 @@ class Run:
 
 @pytest.mark.parametrize("ends", [never, lambda token: token == 0])
 @given(case=CASE)
-# It ends some whose pages are back on the device when they have not yet begun.
-@example(case={
-  "seed": 4126347408, "policy": "dlpm", "page_size": 4, "tight": True,
-  "host_pages": 9, "steps_ahead": 1, "in_turn": True, "priorities": "none",
-  "limits": Limits(
-    slots=2, tokens=9, preempt="swap", keep_turns=True, copy_on_write=False
+@example(case=case_of(  # some end whose pages are back, and have not begun
+  4126347408, "dlpm", 4, 9, tight=True, steps_ahead=1, in_turn=True,
+  limits=Limits(2, 9, preempt="swap", keep_turns=True, copy_on_write=False),
+))
+@example(case=case_of(  # some are cancelled while they are brought back
+  4294967295, "first_come", 1, 200, steps_ahead=1,
+  limits=Limits(1, 9, whole_prompt=False, keep_turns=True, copy_on_write=False),
+))
+@example(case=case_of(  # all who run give way, and others are back
+  0, "dlpm", 4, 200, tight=True, steps_ahead=1,
+  limits=Limits(2, 5, whole_prompt=False, keep_turns=True, copy_on_write=False),
+))
+@example(case=case_of(  # the host is short while a turn is being copied to it
+  14007, "shortest_first", 1, 9, tight=True,
+  limits=Limits(
+    5, 9, whole_prompt=False, preempt="swap", wait_s=0.02, keep_turns=True,
+    copy_on_write=False,
   ),
-})
+))
+@example(case=case_of(  # the next turn begins while the last is being copied
+  5010768, "strict_priority", 2, 9, priorities="random",
+  limits=Limits(
+    5, 9, chunks=1, whole_prompt=False, preempt="swap", wait_s=0.02,
+    keep_turns=True,
+  ),
+))
 @drawn(70)
 def test_everyone_gets_what_a_run_alone_gives(ends, case):
   run = Run(case, ends)

@@ -1,0 +1,450 @@
+"""Runs a timetable inside ``jax.shard_map``: a scan over ticks on all stages.
+
+In a tick every stage looks up its action and does it, a branch of a switch.
+Then activations move one stage on, and cotangents one stage back, by one
+permute each. What is in front of the first part and behind the last one, such
+as a vocabulary that is cut over stages, runs outside of the branches on all
+stages at once: there collectives may name the axis of stages. Inside a branch
+they must not, since stages take different ones.
+
+A stage keeps the inputs of its parts, in as many places as the timetable needs
+(`parallel.pipeline.table`), and computes the rest of a part again in its
+backward. Gradients are added up in the scan's carry, in float32, so no memory
+grows with the number of microbatches.
+
+Stages that share a device run one after another, not under ``jax.vmap``: that
+would make of the switch a selection among all branches' results.
+
+Shape legend: G = stages of this device (lanes); M = microbatches; P = places of
+a buffer.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from parallel.axes import Axis
+from parallel.collectives import (
+  after,
+  each_lane,
+  permute,
+  ranks_here,
+  varying,
+)
+from parallel.pipeline.table import Buffer, Table, table
+from parallel.pipeline.timetable import Kind, Timetable
+
+
+class Functions(NamedTuple):
+  """A model in parts. Their results do not vary over stages, but ``part``'s.
+
+  Attributes:
+    enter: ``(around, microbatch) -> x``, what the first part reads.
+    part: ``(params of a part, constants of a part, x) -> x``.
+    judge: ``(around, x, microbatch) -> scores``, of what the last part returns.
+      For a step these are a scalar, the loss.
+  """
+
+  enter: Callable[[Any, Any], Any]
+  part: Callable[[Any, Any, Any], Any]
+  judge: Callable[[Any, Any, Any], Any]
+
+
+class Params(NamedTuple):
+  """What a step differentiates, or its gradients.
+
+  Attributes:
+    parts: Of each stage's parts, ``[G, chunks, ...]``.
+    around: What ``enter`` and ``judge`` read.
+  """
+
+  parts: Any
+  around: Any
+
+
+class _Row(NamedTuple):
+  """A tick of a table; arrays ``[S]``, or ``[G]`` of this device's stages."""
+
+  kind: jax.Array
+  chunk: jax.Array
+  write_input: jax.Array
+  read_input: jax.Array
+  write_cotangent: jax.Array
+  read_cotangent: jax.Array
+
+
+class _Ends(NamedTuple):
+  """What a tick does outside of stages; microbatches, -1 for none.
+
+  Attributes:
+    entering: What the first part reads in the next tick.
+    judged: What the last part has done in this one.
+    leaves: Of what this one has made the first part's cotangents.
+  """
+
+  entering: jax.Array
+  judged: jax.Array
+  leaves: jax.Array
+
+
+class _Carry(NamedTuple):
+  """What a tick leaves for the next one.
+
+  Attributes:
+    inputs: Inputs of parts, ``[G, P + 1, ...]``; the last place is for what
+      nobody reads.
+    cotangents: Cotangents of outputs, like them.
+    arriving: What a stage was sent: an input and a cotangent, ``[G, ...]``.
+    total: The scores of all microbatches, ``[M, ...]``, or the sum of losses.
+    grads: The sum of gradients; None without backward.
+  """
+
+  inputs: Any
+  cotangents: Any
+  arriving: tuple[Any, Any]
+  total: Any
+  grads: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """A timetable on an axis of stages.
+
+  Attributes:
+    timetable: What runs; it has been checked.
+    axis: The stages.
+    ordered: Whether to order collectives by data flow, which XLA:CPU needs
+      (`parallel.collectives.after`).
+  """
+
+  timetable: Timetable
+  axis: Axis
+  ordered: bool = False
+
+  def __post_init__(self) -> None:
+    assert self.timetable.num_stages == self.axis.size
+
+  def gradients(
+    self, functions: Functions, params: Params, constants: Any, batch: Any
+  ) -> tuple[jax.Array, Params]:
+    """Computes the sums of losses and of gradients over microbatches.
+
+    Args:
+      functions: The model.
+      params: This device's, which vary over stages by type, and over all axes
+        over which gradients are to be reduced later.
+      constants: What parts read beside, ``[G, chunks, ...]``.
+      batch: Tree of ``[M, ...]``, the microbatches.
+    """
+    assert self.timetable.has_backward
+    run = _Run(self, functions, params, constants, batch)
+    start = _Carry(
+      run.places(run.table.inputs), run.places(run.table.cotangents),
+      (run.first(), run.places()), run.zeros(run.of_score),
+      jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params),
+    )
+    end = run.scan(run.tick, start)
+    return end.total, end.grads
+
+  def scores(
+    self, functions: Functions, params: Params, constants: Any, batch: Any
+  ) -> Any:
+    """Returns the scores of microbatches, ``[M, ...]``; as `gradients`."""
+    assert not self.timetable.has_backward
+    run = _Run(self, functions, params, constants, batch)
+    count = self.timetable.num_microbatches
+    start = _Carry(
+      run.places(run.table.inputs), (), (run.first(), ()),
+      run.zeros(run.of_score, count), None,
+    )
+    return run.scan(run.tick_forward, start).total
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Run:
+  """A run of a pipeline, while it is traced; see `Pipeline.gradients`."""
+
+  pipeline: Pipeline
+  functions: Functions
+  params: Params
+  constants: Any
+  batch: Any
+
+  @property
+  def axis(self) -> Axis:
+    return self.pipeline.axis
+
+  @functools.cached_property
+  def table(self) -> Table:
+    return table(self.pipeline.timetable)
+
+  @functools.cached_property
+  def of_x(self) -> Any:
+    """What moves between parts, as shapes."""
+    return jax.eval_shape(self.enter, 0)
+
+  @functools.cached_property
+  def of_score(self) -> Any:
+    """What a microbatch's scores are, as shapes."""
+    return jax.eval_shape(self.judge, self.params.around, self.of_x, 0)
+
+  def zeros(self, like: Any, *lead: int, names: tuple[str, ...] = ()) -> Any:
+    """Makes zeros that vary over the axes over which arrays do, and more."""
+    return jax.tree.map(
+      lambda x: varying(
+        jnp.zeros((*lead, *x.shape), x.dtype),
+        *x.manual_axis_type.varying, *names,
+      ), like,
+    )
+
+  def places(self, buffer: Buffer | None = None) -> Any:
+    """Makes places for what moves: of a buffer, or one of each stage."""
+    lead = (self.axis.lanes, *((buffer.places + 1,) if buffer else ()))
+    return self.zeros(self.of_x, *lead, names=(self.axis.name,))
+
+  def microbatch(self, m: Any, late: Any = ()) -> Any:
+    """Returns a microbatch, on CPUs once some results are there."""
+    return jax.tree.map(
+      lambda x: lax.dynamic_index_in_dim(x, m, keepdims=False),
+      after(self.batch, late, self.pipeline.ordered),
+    )
+
+  def enter(self, m: Any, late: Any = ()) -> Any:
+    """Returns what the first part reads of a microbatch."""
+    return self.functions.enter(
+      self.params.around, self.microbatch(m, late)
+    )
+
+  def judge(self, around: Any, x: Any, m: Any) -> Any:
+    """Returns the scores of what the last part makes of a microbatch."""
+    return self.functions.judge(around, x, self.microbatch(m))
+
+  def first(self) -> Any:
+    """Returns what arrives before the first tick."""
+    entered = self.enter(int(self.table.enters[0]))
+    return self.put(self.places(), entered, 0, True)
+
+  def scan(self, tick: Callable[..., Any], start: _Carry) -> _Carry:
+    """Runs all ticks."""
+    t = self.table
+    rows = _Row(
+      t.kinds, t.chunks, t.inputs.write, t.inputs.read, t.cotangents.write,
+      t.cotangents.read,
+    )
+    ends = _Ends(np.append(t.enters[1:], -1), t.judged, t.leaves)
+    return lax.scan(
+      lambda carry, step: (tick(carry, *step), None), start,
+      jax.tree.map(jnp.asarray, (rows, ends)),
+    )[0]
+
+  def tick_forward(self, carry: _Carry, row: _Row, ends: _Ends) -> _Carry:
+    """Does a tick of a timetable without backward."""
+    here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
+    outputs, inputs = each_lane(
+      self.act_forward, self.axis, here, self.params.parts, self.constants,
+      carry.inputs, carry.arriving[0],
+    )
+
+    def judge(m):
+      x = self.of_stage(outputs, -1)
+      scores = self.judge(self.params.around, x, m)
+      return _write(carry.total, scores, m)
+
+    total = _if(ends.judged, judge, lambda: carry.total)
+    arriving = self.send_on(outputs, ends, (outputs, total))[0]
+    return _Carry(inputs, (), (arriving, ()), total, None)
+
+  def tick(self, carry: _Carry, row: _Row, ends: _Ends) -> _Carry:
+    """Does a tick of a step."""
+    ordered, around = self.pipeline.ordered, self.params.around
+    here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
+    outputs, back, inputs, cotangents, of_parts = each_lane(
+      self.act, self.axis, here, self.params.parts, self.constants,
+      carry.inputs, carry.cotangents, carry.arriving, carry.grads.parts,
+    )
+    grads = carry.grads.around
+
+    def judge(m):
+      x = self.of_stage(outputs, -1)
+      loss, vjp = jax.vjp(lambda a, x: self.judge(a, x, m), around, x)
+      of_around, dx = vjp(jnp.ones_like(loss))
+      return carry.total + loss, jax.tree.map(_add, grads, of_around), dx
+
+    total, grads, cotangent = _if(
+      ends.judged, judge,
+      lambda: (carry.total, grads, self.zeros(self.of_x)),
+    )
+    back = after(back, (outputs, total, cotangent), ordered)
+
+    def leave(m):
+      dx = self.of_stage(back, 0)
+      _, vjp = jax.vjp(
+        lambda a: self.functions.enter(a, self.microbatch(m, dx)), around
+      )
+      return jax.tree.map(_add, grads, *vjp(dx))
+
+    grads = _if(ends.leaves, leave, lambda: grads)
+    arriving, late = self.send_on(outputs, ends, (back, grads))
+    returning = self.move(after(back, late, ordered), -1)
+    returning = self.put(returning, cotangent, -1, ends.judged >= 0)
+    return _Carry(
+      inputs, cotangents, (arriving, returning), total,
+      Params(of_parts, grads),
+    )
+
+  def send_on(
+    self, outputs: Any, ends: _Ends, late: Any
+  ) -> tuple[Any, Any]:
+    """Sends outputs one stage on, and lets the next microbatch in.
+
+    Returns:
+      What arrives, and what later collectives wait for on CPUs.
+    """
+    entered = _if(
+      ends.entering, lambda m: self.enter(m, late),
+      lambda: self.zeros(self.of_x),
+    )
+    moved = self.move(after(outputs, (late, entered), self.pipeline.ordered), 1)
+    return self.put(moved, entered, 0, ends.entering >= 0), moved
+
+  def act_forward(
+    self, row: _Row, params: Any, constants: Any,
+    inputs: Any, arriving: Any,
+  ) -> tuple[Any, Any]:
+    """Does a stage's action of a tick, in a timetable without backward."""
+    inputs = _write(inputs, arriving, row.write_input)
+    x = _read(inputs, row.read_input)
+    y = lax.cond(
+      row.kind == Kind.FORWARD,
+      lambda x: self.functions.part(
+        _read(params, row.chunk), _read(constants, row.chunk), x
+      ),
+      lambda x: x, x,
+    )
+    return y, inputs
+
+  def act(
+    self, row: _Row, params: Any, constants: Any,
+    inputs: Any, cotangents: Any, arriving: tuple[Any, Any], grads: Any,
+  ) -> tuple[Any, Any, Any, Any, Any]:
+    """Does a stage's action of a tick.
+
+    Returns:
+      What it sends on and back, its buffers, and the gradients of its parts.
+    """
+    inputs = _write(inputs, arriving[0], row.write_input)
+    cotangents = _write(cotangents, arriving[1], row.write_cotangent)
+    x = _read(inputs, row.read_input)
+    dy = _read(cotangents, row.read_cotangent)
+    part = self.functions.part
+    mine = _read(params, row.chunk)
+    fixed = _read(constants, row.chunk)
+    nothing = jax.tree.map(jnp.zeros_like, x)
+
+    def add(dparams):
+      return jax.tree.map(
+        lambda g, d: g.at[row.chunk].add(d.astype(g.dtype)), grads, dparams
+      )
+
+    def idle(x, dy):
+      return nothing, nothing, grads
+
+    def forward(x, dy):
+      return part(mine, fixed, x), nothing, grads
+
+    def backward(x, dy):
+      _, vjp = jax.vjp(lambda p, x: part(p, fixed, x), mine, x)
+      dparams, dx = vjp(dy)
+      return nothing, dx, add(dparams)
+
+    def of_input(x, dy):
+      _, vjp = jax.vjp(lambda x: part(mine, fixed, x), x)
+      return nothing, *vjp(dy), grads
+
+    def of_weight(x, dy):
+      _, vjp = jax.vjp(lambda p: part(p, fixed, x), mine)
+      return nothing, nothing, add(*vjp(dy))
+
+    branches = {
+      Kind.IDLE: idle, Kind.FORWARD: forward, Kind.BACKWARD: backward,
+      Kind.INPUT: of_input, Kind.WEIGHT: of_weight,
+    }
+    # A branch that never runs would only be compiled.
+    used = [Kind.IDLE, *(
+      kind for kind in list(Kind)[1:] if (self.table.kinds == kind).any()
+    )]
+    number = jnp.zeros(len(Kind), jnp.int32).at[jnp.array(used)].set(
+      jnp.arange(len(used))
+    )
+    y, dx, grads = lax.switch(
+      number[row.kind], [branches[kind] for kind in used], x, dy
+    )
+    return y, dx, inputs, cotangents, grads
+
+  def move(self, tree: Any, by: int) -> Any:
+    """Sends arrays ``[G, ...]`` to the stage that is ``by`` further on."""
+    size = self.axis.size
+    pairs = [(s, (s + by) % size) for s in range(size)]
+    leaves, treedef = jax.tree.flatten(tree)
+    moved: list[jax.Array] = []
+    for x in leaves:
+      x = after(x, moved[-1:], self.pipeline.ordered and bool(moved))
+      moved.append(permute(x, self.axis, pairs))
+    return treedef.unflatten(moved)
+
+  def of_stage(self, tree: Any, stage: int) -> Any:
+    """Returns on all stages what one of them has: ``[G, ...] -> [...]``."""
+    here = self.is_stage(stage)
+
+    def chosen(x):
+      return jnp.sum(jax.vmap(jnp.where)(here, x, jnp.zeros_like(x)), axis=0)
+
+    # One operation with several operands: they need no order.
+    return lax.psum(jax.tree.map(chosen, tree), self.axis.name)
+
+  def put(
+    self, tree: Any, value: Any, stage: int, there: jax.Array | bool
+  ) -> Any:
+    """Replaces what one stage has, ``[G, ...]``, if there is ``[...]``."""
+    here = self.is_stage(stage) & there
+    return jax.tree.map(
+      lambda x, v: jax.vmap(lambda h, old: jnp.where(h, v, old))(here, x),
+      tree, value,
+    )
+
+  def is_stage(self, stage: int) -> jax.Array:
+    """Returns which of this device's stages is one, bool ``[G]``."""
+    return ranks_here(self.axis) == stage % self.axis.size
+
+
+def _if(
+  microbatch: jax.Array,
+  then: Callable[[Any], Any],
+  otherwise: Callable[[], Any],
+) -> Any:
+  """Runs a function of a microbatch if there is one, on all stages alike."""
+  return lax.cond(
+    microbatch >= 0, then, lambda m: otherwise(), jnp.maximum(microbatch, 0)
+  )
+
+
+def _add(total: jax.Array, x: jax.Array) -> jax.Array:
+  return total + x.astype(total.dtype)
+
+
+def _read(tree: Any, place: jax.Array) -> Any:
+  return jax.tree.map(
+    lambda x: lax.dynamic_index_in_dim(x, place, keepdims=False), tree
+  )
+
+
+def _write(tree: Any, values: Any, place: jax.Array) -> Any:
+  return jax.tree.map(
+    lambda x, v: lax.dynamic_update_index_in_dim(x, v, place, 0), tree, values
+  )
