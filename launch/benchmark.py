@@ -1,7 +1,6 @@
 """Runs the benchmark that its config names.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
-  python -m launch.benchmark --config=configs/benchmark/train_step.py:test
   python -m launch.benchmark --config=configs/benchmark/schedules.py
   python -m launch.benchmark --config=configs/benchmark/kernels.py
   python -m launch.benchmark --config=configs/benchmark/paged_attention.py
@@ -14,7 +13,6 @@
   python -m launch.benchmark --config=configs/benchmark/server.py
   python -m launch.benchmark --config=configs/benchmark/ring.py
   python -m launch.benchmark --config=configs/elastic/churn.py:short
-  python -m launch.benchmark --config=configs/elastic/bits.py --cpu_devices=8
   python -m launch.benchmark --config=configs/benchmark/membership.py
 """
 

@@ -65,7 +65,7 @@ def main() -> None:
 if __name__ == "__main__":
   options.run(
     main,
-    uses=("host", "port", *swarms.SECURITY),
+    uses=("host", "port", "token_file", "certificate", "key", "authority"),
     required=(), devices=False,
     defaults={"host": "0.0.0.0", "port": "7000"},
   )

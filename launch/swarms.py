@@ -8,27 +8,33 @@ from absl import flags
 
 FLAGS = flags.FLAGS
 
-SECURITY = ("token_file", "certificate", "key", "authority")
-NAMES = ("elastic", "listen", "advertise", *SECURITY)
-
-for _name, _help in (
-  ("elastic", "HOST:PORT of a swarm's coordinator: train as a worker of it."),
-  ("listen", "HOST:PORT for other workers; unset: any port at this machine's "
-   "address on the way to the coordinator."),
-  ("advertise", "HOST:PORT at which others reach --listen, if not there."),
-  ("token_file", "File with the swarm's token; ELASTIC_TOKEN if unset."),
-  ("certificate", "For TLS in a swarm: file of the certificate."),
-  ("key", "For TLS: file of the certificate's key."),
-  ("authority", "For TLS: who has signed all certificates."),
-):
-  flags.DEFINE_string(_name, "", _help)
+flags.DEFINE_string(
+  "elastic", "", "HOST:PORT of a swarm's coordinator: train as a worker of it."
+)
+flags.DEFINE_string(
+  "listen", "", "HOST:PORT for other workers; unset: any port at this "
+  "machine's address on the way to the coordinator."
+)
+flags.DEFINE_string(
+  "advertise", "", "HOST:PORT at which others reach --listen, if not there."
+)
+flags.DEFINE_string(
+  "token_file", "", "File with the swarm's token; ELASTIC_TOKEN if unset."
+)
+flags.DEFINE_string(
+  "certificate", "", "For TLS in a swarm: file of the certificate."
+)
+flags.DEFINE_string("key", "", "For TLS: file of the certificate's key.")
+flags.DEFINE_string("authority", "", "For TLS: who has signed them all.")
 
 
 def security() -> Any:
   """Returns what the flags say about connections, a `handshake.Security`."""
   from parallel.elastic import handshake
 
-  return handshake.from_files(*(FLAGS[name].value for name in SECURITY))
+  return handshake.from_files(
+    FLAGS.token_file, FLAGS.certificate, FLAGS.key, FLAGS.authority
+  )
 
 
 def place() -> Any:

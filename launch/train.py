@@ -53,6 +53,7 @@ if __name__ == "__main__":
     main,
     uses=(
       "config", "workdir", "mesh", "cpu_devices", "profile", "coordinator",
-      "num_processes", "process_id", *swarms.NAMES,
+      "num_processes", "process_id", "elastic", "listen", "advertise",
+      "token_file", "certificate", "key", "authority",
     ),
   )

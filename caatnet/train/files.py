@@ -202,8 +202,9 @@ def slot(parent: epath.Path, name: str) -> tuple[epath.Path, Any]:
   for number in itertools.count():
     found = parent / f"{name}-{number}"
     file = open(f"{found}.lock", "a", encoding="utf-8")  # noqa: SIM115
+    exclusive = fcntl.LOCK_EX | fcntl.LOCK_NB
     try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      fcntl.flock(file, exclusive)
     except BlockingIOError:
       file.close()
       continue

@@ -20,6 +20,7 @@ Expected result: LOG.md.
 
 import ml_collections
 
+from configs import sections
 from configs.diloco import base
 
 
@@ -50,4 +51,5 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   if size == "test":
     cases = {"Streaming, tau=2, E3M0": streaming}
   config.benchmark.cases = tuple(cases.items())
+  config.benchmark.sections = sections.choices()
   return config

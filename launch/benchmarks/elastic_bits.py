@@ -19,7 +19,6 @@ from caatnet.train.apart import Programs
 from caatnet.train.experiment import Experiment
 from caatnet.train.peer import Peer
 from caatnet.train.swarming import Place, place_in, reader, shared_by
-from configs import sections
 from parallel.elastic import handshake, history, journal, service
 from parallel.elastic.coordinator import Rules
 
@@ -84,7 +83,7 @@ def _built(config: Any, changes: str, workers: int) -> Experiment:
     run_config,
     f"{changes} parallel.worker={workers} "
     f"data.batch_size={workers * config.data.batch_size}",
-    sections.choices(),
+    config.benchmark.sections,
   )
   return experiments.build(built, {"worker": workers})
 
