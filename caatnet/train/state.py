@@ -134,7 +134,7 @@ def make_count_non_finite(
     ranks.
   """
   layout = program.layout
-  names = (*(axis.name for axis in layout.data), layout.tensor.name)
+  names = layout.rank_names
 
   def count(params):  # int32 [parameters, workers]
     counts = [
@@ -222,7 +222,7 @@ def check_equal_start(program: Program, params: Any) -> None:
   layout = program.layout
 
   def digest(params):  # uint32 [W]
-    names = (*(axis.name for axis in layout.data), layout.tensor.name)
+    names = layout.rank_names
 
     def of(x):
       bits = jax.lax.bitcast_convert_type(x, jnp.uint32)

@@ -36,6 +36,7 @@ from jax.sharding import PartitionSpec as P
 import optax
 
 from caatnet.program import Program
+from caatnet.train import microbatches, staged
 from caatnet.train.norms import group_norms, parameter_groups
 from caatnet.train.state import (
   TrainState,
@@ -276,15 +277,17 @@ def worker_gradients(
     # of that cast is an all-reduce: one for every parameter, in every layer and
     # microbatch. Cast here, before differentiation, gradients stay those of
     # this device, and are reduced once below.
-    params = jax.tree.map(
-      lambda p: varying(p, *names, layout.tensor.name), params
-    )
-    losses, grads = jax.vmap(
-      lambda rank: _accumulated(
+    params = jax.tree.map(lambda p: varying(p, *layout.rank_names), params)
+
+    def gradients(rank):
+      if layout.stages is not None:
+        return staged.gradients(program, params, rank)
+      return _accumulated(
         lambda params, batch: _scores(program, params, batch)["loss"].mean(),
         params, rank, accumulation,
       )
-    )(batch)
+
+    losses, grads = jax.vmap(gradients)(batch)
     # Each leaf waits for all of them: the reductions over the data axes come
     # after the last one of the backward over the tensor axis.
     losses, grads = after((losses, grads), (losses, grads), layout.on_cpu)
@@ -299,12 +302,15 @@ def worker_gradients(
   )
   grads = after(grads, (loss, grads), layout.on_cpu)
   # Every tensor rank has read a replicated parameter, such as a norm's gain, so
-  # its gradient is the sum over ranks. A slice belongs to its own rank alone.
-  name = layout.tensor.name
-  return loss, jax.tree.map(
-    lambda grad, spec: grad if name in spec else lax.psum(grad, name),
-    grads, program.specs,
-  )
+  # its gradient is the sum over ranks; so have stages. A slice belongs to its
+  # own rank alone.
+  names = [axis.name for axis in layout.model_axes]
+
+  def reduced(grad, spec):
+    over = tuple(name for name in names if name not in spec)
+    return lax.psum(grad, over) if over else grad
+
+  return loss, jax.tree.map(reduced, grads, program.specs)
 
 
 def _partitioned_gradients(
@@ -323,7 +329,8 @@ def _partitioned_gradients(
     lie like the stored shards.
   """
   layout = program.layout
-  shards, name = layout.shards, layout.tensor.name
+  shards = layout.shards
+  names = tuple(axis.name for axis in layout.model_axes)
   # Gathered from the optimizer's depth to the weights' once per step, not once
   # per microbatch.
   with jax.named_scope("zero"):
@@ -331,16 +338,18 @@ def _partitioned_gradients(
   batch = after(batch, weights, layout.on_cpu)
   # Cast for the same reason as in `worker_gradients`. Gradients leave by the
   # sinks (`parallel.zero.gathered`), so these are what is differentiated.
-  weights = jax.tree.map(lambda x: varying(x, name), weights)
-  sinks = jax.tree.map(lambda x: varying(shards.sink(x), name), params)
+  weights = jax.tree.map(lambda x: varying(x, *names), weights)
+  sinks = jax.tree.map(lambda x: varying(shards.sink(x), *names), params)
 
   def loss_of(sinks, batch):
     losses = _scores(program, weights, batch, 1, sinks)["loss"]
     # The mean over each rank's examples, summed over the ranks [D].
     return jnp.sum(losses.mean(axis=tuple(range(1, losses.ndim))))
 
-  loss, grads = _accumulated(loss_of, sinks, batch, accumulation, num_lead=1)
-
+  if layout.stages is not None:
+    loss, grads = staged.gradients(program, sinks, batch, weights)
+  else:
+    loss, grads = _accumulated(loss_of, sinks, batch, accumulation, num_lead=1)
   loss, grads = after((loss, grads), (loss, grads), layout.on_cpu)
   loss = lax.psum(loss, shards.names)
   grads = after(grads, loss, layout.on_cpu)
@@ -370,6 +379,8 @@ def _scores(
   model, shards = program.model, program.layout.shards
   if shards is None:
     def score(batch):
+      if program.layout.stages is not None:
+        return staged.scores(program, params, batch)
       return model.scores(params, batch)
 
     return (jax.vmap(score) if num_lead else score)(batch)
@@ -377,6 +388,8 @@ def _scores(
   if sinks is None:
     params = shards.working(params, program.tensors)
     sinks = jax.tree.map(lambda _: None, program.tensors)
+    if program.layout.stages is not None:
+      return staged.scores(program, sinks, batch, params)
   params = jax.tree.map(
     lambda tensor, weight, sink: Shard(weight, sink, tensor),
     program.tensors, params, sinks,
@@ -408,19 +421,12 @@ def _accumulated(
   value_and_grad = jax.value_and_grad(loss_of)
   if accumulation == 1:
     return value_and_grad(params, batch)
-
-  def split(x):  # the microbatches first, for the scan
-    lead, rest = x.shape[:num_lead], x.shape[num_lead + 1 :]
-    parts = x.reshape(*lead, accumulation, -1, *rest)
-    # [..., M, B, ...] -> [M, ..., B, ...]
-    return jnp.moveaxis(parts, num_lead, 0)
-
-  microbatches = jax.tree.map(split, batch)
+  parts = microbatches.split(batch, accumulation, num_lead)
 
   def add(total, microbatch):
     return jax.tree.map(jnp.add, total, value_and_grad(params, microbatch)), ()
 
-  first = jax.tree.map(lambda x: x[0], microbatches)
+  first = jax.tree.map(lambda x: x[0], parts)
   start = jax.eval_shape(value_and_grad, params, first)
   # A scan's carry keeps its type, and gradients vary over mesh axes: so must
   # the zeros that they are added to.
@@ -430,5 +436,5 @@ def _accumulated(
     ),
     start,
   )
-  total, _ = lax.scan(add, zeros, microbatches)
+  total, _ = lax.scan(add, zeros, parts)
   return jax.tree.map(lambda x: x / accumulation, total)
