@@ -164,6 +164,8 @@ class _Run(loop.Run):
     """Becomes a member; waits until there are enough."""
     mine = shared_by(programs, self.state.outer)
     revision, shared = _read(self.workdir, self.first_step) or (0, mine)
+    # A swarm that goes on may do so with longer training, or newer code.
+    shared = {**shared, _CONFIG: mine[_CONFIG]}
     swarm = place_in(place, programs, shared, revision, options)
     digest = swarm.digest
     self.progress.say(
