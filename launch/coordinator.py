@@ -3,13 +3,12 @@ r"""Runs the coordinator of peers that come and go while they train.
   export ELASTIC_TOKEN=$(openssl rand -hex 32)  # the same on all
   python -m launch.coordinator --port=7000 --least=2
 
-It knows who is there and which rounds are committed, and holds no tensors. All
-that it decides is in its journal before a peer hears of it: started again with
-the same journal it goes on where it was, and no peer has to restart. SIGTERM
-and Ctrl-C end it. Peers wait for it as long as they were told to, and then halt
-with all they have. All peers must reach its port, and each other's. Messages
-and decisions are lines of JSON in --log. With --certificate, --key and
---authority connections are encrypted, and both sides must have a certificate.
+It knows who is there and which rounds are committed, and holds no tensors; on a
+terminal it shows them. All that it decides is in its journal before a peer
+hears of it: started again with the same journal it goes on where it was, and no
+peer has to restart. SIGTERM and Ctrl-C end it. Peers wait for it as long as
+they were told to, and then halt with all they have. Messages and decisions are
+lines of JSON in --log. Ports, certificates, services: docs/elastic.md.
 """
 
 import signal
@@ -39,27 +38,26 @@ flags.DEFINE_float(
   "recover_s", 30.0, "Seconds for members to come back after a restart."
 )
 
+
 def main() -> None:
+  from caatnet.show import swarms as shown
   from parallel.elastic import history, journal, service
   from parallel.elastic.coordinator import Rules
 
   path = FLAGS.journal or f"runs/coordinator-{FLAGS.port}/journal"
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-  with journal.Journal(path) as kept:
+  with journal.Journal(path) as kept, shown.Screen() as screen:
     timing = service.Timing(
       FLAGS.silence_s, FLAGS.reconnect_s, FLAGS.grace_s, FLAGS.recover_s
     )
-    there = service.Service(
+    with service.Service(
       (FLAGS.host, FLAGS.port), swarms.security(), kept, timing=timing,
       rules=Rules(FLAGS.least, FLAGS.quorum), most_peers=FLAGS.most_peers,
       log=history.Log(FLAGS.log or f"{path}.log.jsonl"),
-      say=lambda line: print(line, flush=True),
-    )
-    print("coordinator at {}:{}".format(*there.address), flush=True)
-    try:
+      say=screen.say,
+    ) as there:
+      screen.follow(there)
       there.serve()
-    finally:
-      there.close()
 
 
 if __name__ == "__main__":

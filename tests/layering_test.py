@@ -196,6 +196,8 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  # A coordinator starts without jax.
+  "caatnet.show.swarms": (("parallel.elastic",), NUMPY_ONLY),
   "caatnet.build": (
     (
       "caatnet.checks",

@@ -3506,7 +3506,7 @@ _TRANSPORT = [
   ),
   Mutant(
     "parallel/elastic/leases.py", "newcomers of two epochs draw the same",
-    "(epoch - leases.epoch) * MOST_ITEMS + members.index(me)",
+    "since * MOST_ITEMS + members.index(me)",
     "members.index(me)",
     f"{_ELASTIC}/state_test.py::"
     "test_no_sample_is_counted_twice_and_none_is_lost",
@@ -3553,9 +3553,104 @@ _HOSTS = [
   ),
   Mutant(
     "parallel/elastic/journal.py", "a torn line stays",
-    "os.ftruncate(self._file, size)", "pass",
+    "os.ftruncate(self._file, self._size)", "pass",
     f"{_ELASTIC}/journal_test.py::"
     "test_what_is_cut_off_anywhere_goes_on_with_the_last_whole_record",
+  ),
+  Mutant(
+    "parallel/elastic/journal.py", "a journal is replaced by an empty one",
+    "      _write(file, line)\n      os.replace(beside, self._path)\n",
+    "      os.replace(beside, self._path)\n      _write(file, line)\n",
+    f"{_ELASTIC}/journal_test.py::"
+    "test_a_coordinator_killed_while_it_compacts_forgets_nothing",
+  ),
+  Mutant(
+    "parallel/elastic/journal.py", "a new journal is not locked",
+    "      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n      crc, line",
+    "      crc, line",
+    f"{_ELASTIC}/journal_test.py::"
+    "test_a_long_journal_is_replaced_by_its_last_record",
+  ),
+  Mutant(
+    "parallel/elastic/channel.py", "a half-open connection is kept",
+    "if self._ends_silent and silent_s > self.silence_s:", "if False:",
+    f"{_ELASTIC}/reported_test.py::test_a_half_open_connection_ends",
+  ),
+  Mutant(
+    "parallel/elastic/handshake.py", "what is not acknowledged is waited for",
+    "  if unheard_s:", "  if False:",
+    f"{_ELASTIC}/reported_test.py::"
+    "test_a_connection_over_which_nothing_arrives_ends_a_sum",
+  ),
+  Mutant(
+    "parallel/elastic/fetch.py", "memory that has gone bad is taken",
+    "if hashlib.sha256(copy).digest() != digest:", "if False:",
+    f"{_ELASTIC}/refused_test.py::"
+    "test_a_holder_that_has_not_what_its_hash_says_is_one_line",
+  ),
+  Mutant(
+    "parallel/elastic/leases.py", "a new run's newcomers draw below 0",
+    "since = 2 * since if since >= 0 else -2 * since - 1", "pass",
+    f"{_ELASTIC}/state_test.py::"
+    "test_newcomers_of_a_new_run_from_a_checkpoint_draw_apart",
+  ),
+  Mutant(
+    "parallel/elastic/service.py", "who went with another is dropped again",
+    "if peer not in self._watched:", "if False:",
+    f"{_ELASTIC}/service_test.py::"
+    "test_a_coordinator_goes_on_when_all_are_silent_at_once",
+  ),
+  Mutant(
+    "parallel/elastic/service.py", "nonsense before a Hello leaves no line",
+    "if isinstance(message, _Gone) and message.wrong:", "if False:",
+    f"{_ELASTIC}/refused_test.py::"
+    "test_who_has_the_token_and_sends_nonsense_is_one_line",
+  ),
+  Mutant(
+    "parallel/elastic/listener.py", "any number of handshakes is under way",
+    "if len(self._underway) > self._limits.handshakes:", "if False:",
+    f"{_ELASTIC}/refused_test.py::"
+    "test_a_thousand_connections_at_once_hold_nobody_up",
+  ),
+  Mutant(
+    "parallel/elastic/listener.py", "any number of connections is taken",
+    "if self._accepted >= self._limits.connections:", "if False:",
+    f"{_ELASTIC}/attacks_test.py::"
+    "test_connections_beyond_the_limit_are_refused_until_one_ends",
+  ),
+  Mutant(
+    "parallel/elastic/service.py", "any number of peers is taken",
+    "elif len(self._channels) >= self._most_peers:", "elif False:",
+    f"{_ELASTIC}/service_test.py::test_more_peers_than_there_may_be_are_refused",
+  ),
+  Mutant(
+    "parallel/elastic/bandwidth.py", "links are never measured again",
+    "return ranks not in self._rings or self._slow >= _IN_A_ROW",
+    "return ranks not in self._rings",
+    f"{_ELASTIC}/bandwidth_test.py::test_a_ring_goes_round_a_slow_link_"
+    "also_when_another_one_becomes_slow",
+  ),
+  Mutant(
+    "parallel/elastic/exchange.py", "a ring is in the order of ranks",
+    "ranks=self.ring if ring else self.contributors",
+    "ranks=self.contributors",
+    f"{_ELASTIC}/bandwidth_test.py::test_a_ring_goes_round_a_slow_link_"
+    "also_when_another_one_becomes_slow",
+  ),
+  Mutant(
+    "parallel/elastic/coordinator.py", "the grace of another epoch counts",
+    "now = state.phase is Phase.OPEN and message == (\n"
+    "      record.epoch, record.revision\n    )",
+    "now = state.phase is Phase.OPEN",
+    f"{_ELASTIC}/reported_test.py::"
+    "test_stragglers_are_cut_off_also_after_a_member_died",
+  ),
+  Mutant(
+    "parallel/elastic/coordinator.py", "a newcomer is believed to be a donor",
+    "for peer, hello in state.pending if _holds(hello, record)}",
+    "for peer, hello in state.pending}",
+    f"{_ELASTIC}/reported_test.py::"
+    "test_a_newcomer_with_a_higher_revision_does_not_become_the_donor",
   ),
   Mutant(
     "parallel/elastic/channel.py", "who does not read is kept",

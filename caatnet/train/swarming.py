@@ -30,8 +30,9 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.peer import PREFIX, Moved, Peer
 from caatnet.train.swarm_options import USUAL, SwarmOptions
-from parallel.elastic.agent import Halted, Settings
+from parallel.elastic.agent import Halted
 from parallel.elastic.handshake import Address, Security
+from parallel.elastic.settings import Settings
 from parallel.elastic.state import State
 from parallel.elastic.swarm import Swarm
 
