@@ -121,9 +121,7 @@ class Actions(NamedTuple):
     }
     # A branch that never runs would only be compiled.
     used = [k for k in Kind if not k or (self.timetable.kinds == k).any()]
-    number = jnp.zeros(len(Kind), jnp.int32).at[jnp.array(used)].set(
-      jnp.arange(len(used))
-    )
+    number = jnp.asarray([used.index(k) if k in used else 0 for k in Kind])
     y, dx, grads = lax.switch(
       number[row.kind], [branches[kind] for kind in used], x,
       read(cotangents, row.read_cotangent),
