@@ -138,6 +138,8 @@ RANGES = {
   "optimizer.momentum": DECAY,
   "train.num_steps": COUNT,
   "train.accumulation": COUNT,
+  "elastic.alone_s": POSITIVE,
+  "elastic.lanes": COUNT,
   "train.log_every": COUNT,
   "train.eval_every": COUNT,
   "train.checkpoint_every": COUNT,

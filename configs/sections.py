@@ -410,6 +410,21 @@ def inference() -> ConfigDict:
   return inference
 
 
+def elastic() -> ConfigDict:
+  """Returns how a worker takes part in a swarm (`launch.train --elastic`)."""
+  elastic = ConfigDict()
+  # The order in which floats are added: "direct" (that of the workers) or
+  # "ring". Codes are always added in the order of the workers.
+  elastic.order = "direct"
+  # Seconds without a coordinator after which a worker saves and ends.
+  elastic.alone_s = 300.0
+  # Connections from each worker to each other; several for long fat links.
+  elastic.lanes = 1
+  # Whether what is exchanged has checksums, beside those of TCP.
+  elastic.checksums = False
+  return elastic
+
+
 def choices() -> ConfigDict:
   """Returns all sections that a sweep may put in place of a config's."""
   return ConfigDict({

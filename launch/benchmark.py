@@ -1,7 +1,6 @@
 """Runs the benchmark that its config names.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
-  python -m launch.benchmark --config=configs/benchmark/train_step.py:test
   python -m launch.benchmark --config=configs/benchmark/schedules.py
   python -m launch.benchmark --config=configs/benchmark/kernels.py
   python -m launch.benchmark --config=configs/benchmark/paged_attention.py
@@ -29,9 +28,9 @@ FLAGS = flags.FLAGS
 
 # The values of config.benchmark.name: files of launch/benchmarks/ with `run`.
 BODIES = (
-  "churn", "coded", "decoding", "engine", "kernels", "membership",
-  "paged_attention", "programs", "ring", "schedules", "server", "serving",
-  "timetables", "train_step", "zero",
+  "churn", "coded", "decoding", "elastic_bits", "engine", "kernels",
+  "membership", "paged_attention", "programs", "ring", "schedules", "server",
+  "serving", "timetables", "train_step", "zero",
 )
 
 

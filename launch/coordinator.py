@@ -16,7 +16,7 @@ import sys
 
 from absl import flags
 
-from launch import options
+from launch import options, swarms
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -24,9 +24,6 @@ flags.DEFINE_string(
   "journal if unset. A new run needs a new one."
 )
 flags.DEFINE_string("log", "", "File of the log; beside the journal if unset.")
-flags.DEFINE_string(
-  "token_file", "", "File with the peers' token; ELASTIC_TOKEN if unset."
-)
 flags.DEFINE_integer("least", 1, "Peers with which the run begins.", 1)
 flags.DEFINE_integer(
   "quorum", 0, "Parts with which a round begins after --grace_s; 0: all.", 0
@@ -40,27 +37,21 @@ flags.DEFINE_float(
 flags.DEFINE_float(
   "recover_s", 30.0, "Seconds for members to come back after a restart."
 )
-flags.DEFINE_string("certificate", "", "For TLS: file of the certificate.")
-flags.DEFINE_string("key", "", "For TLS: file of the certificate's key.")
-flags.DEFINE_string("authority", "", "For TLS: who has signed all peers'.")
 
 
 def main() -> None:
-  from caatnet.show import swarms
-  from parallel.elastic import handshake, history, journal, service
+  from caatnet.show import swarms as shown
+  from parallel.elastic import history, journal, service
   from parallel.elastic.coordinator import Rules
 
-  security = handshake.from_files(
-    FLAGS.token_file, FLAGS.certificate, FLAGS.key, FLAGS.authority
-  )
   path = FLAGS.journal or f"runs/coordinator-{FLAGS.port}/journal"
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-  with journal.Journal(path) as kept, swarms.Screen() as screen:
+  with journal.Journal(path) as kept, shown.Screen() as screen:
     timing = service.Timing(
       FLAGS.silence_s, FLAGS.reconnect_s, FLAGS.grace_s, FLAGS.recover_s
     )
     with service.Service(
-      (FLAGS.host, FLAGS.port), security, kept, timing=timing,
+      (FLAGS.host, FLAGS.port), swarms.security(), kept, timing=timing,
       rules=Rules(FLAGS.least, FLAGS.quorum), most_peers=FLAGS.most_peers,
       log=history.Log(FLAGS.log or f"{path}.log.jsonl"),
       say=screen.say,
@@ -71,6 +62,8 @@ def main() -> None:
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("host", "port"), required=(), devices=False,
+    main,
+    uses=("host", "port", "token_file", "certificate", "key", "authority"),
+    required=(), devices=False,
     defaults={"host": "0.0.0.0", "port": "7000"},
   )

@@ -229,7 +229,10 @@ RULES = {
     ("flax", "ml_collections", "absl"),
   ),
   "configs": ((), ("jax", "numpy", "flax", "absl")),
-  "launch": (("caatnet", "parallel", "launch.options"), ("flax", "orbax")),
+  "launch": (
+    ("caatnet", "parallel", "launch.options", "launch.swarms"),
+    ("flax", "orbax"),
+  ),
   "launch.options": (("launch.processes",), ("flax", "orbax")),
   "launch.processes": ((), ("flax", "orbax")),
   "launch.benchmarks": (("caatnet", "parallel"), ()),

@@ -95,8 +95,8 @@ _COLLECTIVES = [
   ),
   Mutant(
     "parallel/collectives.py", "only the first lane is reduced",
-    "return (via or lax.psum)(jnp.sum(x, axis=0), axis.name)",
-    "return (via or lax.psum)(x[0], axis.name)",
+    "  total = jnp.sum(x, axis=0)\n  if axis.carrier",
+    "  total = x[0]\n  if axis.carrier",
     f"{_VERBS}::test_verb_is_its_definition[all_reduce-4]",
   ),
   Mutant(
@@ -2214,8 +2214,8 @@ _DATA_ROWS = [
   ),
   Mutant(
     "caatnet/data/pipeline.py", "all epochs have one order",
-    ".shuffle(shuffle_seed)\n    .repeat()", ".shuffle(shuffle_seed)\n"
-    "    .repeat(reseed_each_epoch=False)",
+    ".shuffle(shuffle_seed).repeat()",
+    ".shuffle(shuffle_seed).repeat(reseed_each_epoch=False)",
     f"{_DATA}/pipeline_test.py::test_each_epoch_and_each_seed_has_its_own_order",
   ),
   Mutant(
@@ -3513,6 +3513,38 @@ _TRANSPORT = [
   ),
 ]
 
+_SWARM = f"{_TRAIN}/swarm_test.py"
+_APART = "tests/parallel/outer/apart_test.py"
+_SWARMS = [
+  Mutant(
+    "parallel/outer/apart.py", "every worker has the first rank",
+    "np.int32(exchange.rank)", "np.int32(0)",
+    f"{_APART}::test_stages_over_sockets_have_the_bits_of_one_program",
+  ),
+  Mutant(
+    "parallel/outer/apart.py", "weights are left alone",
+    "if len(set(weights)) == 1:", "if True:",
+    f"{_APART}::test_stages_over_sockets_have_the_bits_of_one_program",
+  ),
+  Mutant(
+    "caatnet/train/peer.py", "a late part pulls the others back",
+    "lambda x, new, old: x + (new - old)", "lambda x, new, old: x",
+    f"{_SWARM}::test_a_late_part_is_moved_by_what_the_others_have_done",
+  ),
+  Mutant(
+    "caatnet/train/peer.py", "who comes has drawn parameters",
+    "if newcomer:", "if newcomer and number < 0:",
+    f"{_SWARM}::test_who_comes_starts_from_what_is_shared_and_no_sample_"
+    "counts_twice",
+  ),
+  Mutant(
+    "caatnet/train/apart.py", "a step in which something arrives is forgotten",
+    "yield Event(waiting, \"begin\", step + 1)",
+    "yield Event(waiting, \"begin\", step + 2)",
+    f"{_SWARM}::test_without_churn_a_swarm_has_the_bits_of_a_mesh",
+  ),
+]
+
 _HOSTS = [
   Mutant(
     "parallel/elastic/journal.py", "a damaged record is believed",
@@ -3802,7 +3834,7 @@ MUTANTS = (
   *_OUTER, *_SCHEDULES_ROWS, *_PIPELINE_ROWS, *_NETWORK_ROWS, *_PLACES,
   *_XLA_ROWS, *_MODELS, *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS,
   *_DOCUMENTS_ROWS, *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
-  *_STAGES_ROWS, *_SERVING_ROWS, *_TRANSPORT, *_HOSTS,
+  *_STAGES_ROWS, *_SERVING_ROWS, *_TRANSPORT, *_SWARMS, *_HOSTS,
 )
 
 if __name__ == "__main__":

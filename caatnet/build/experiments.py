@@ -30,13 +30,17 @@ from caatnet.program import Layout, Program
 from caatnet.stages import Stages
 from caatnet.train import files, records, tokenizer
 from caatnet.train.experiment import Experiment, TrainOptions
+from caatnet.train.swarm_options import USUAL, SwarmOptions
 from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.kernels import selection
 
 _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "pipeline", "outer",
-  "zero", "data", "optimizer", "train", "inference",
+  "zero", "data", "optimizer", "train", "inference", "elastic",
 )
+# Not all models have doors or stages, or can be decoded; not all runs are of a
+# swarm.
+_OPTIONAL = ("sync", "pipeline", "inference", "elastic")
 # Sections of other configs, and what runs these.
 _OTHERS = {"study": "simulate", "sweep": "sweep", "benchmark": "benchmark"}
 
@@ -183,8 +187,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         f"{', '.join(_SECTIONS)}"
       )
   for key in _SECTIONS:
-    # Not all models have doors or stages, or can be decoded.
-    if key not in config and key not in ("sync", "pipeline", "inference"):
+    if key not in config and key not in _OPTIONAL:
       raise ValueError(
         f"config.{key} is missing: the config is not one of a training run, "
         "or of an older version"
@@ -192,6 +195,18 @@ def check(config: ml_collections.ConfigDict) -> None:
   ranges.check(config)
   if "inference" in config:
     sections.call("inference", InferenceOptions, config.inference)
+  swarm_options(config)
+
+
+def swarm_options(config: ml_collections.ConfigDict) -> SwarmOptions:
+  """Returns how a worker takes part in a swarm; without a section, as usual.
+
+  Raises:
+    ValueError: A key of ``config.elastic`` is unknown, or a value wrong.
+  """
+  if "elastic" not in config:
+    return USUAL
+  return sections.call("elastic", SwarmOptions, config.elastic)
 
 
 def _axes(

@@ -79,15 +79,7 @@ def make_train_step(
   layout = program.layout
   worker, on_cpu = layout.worker, layout.on_cpu
 
-  def update(grads, opt_state, params):  # of one worker
-    groups = group_norms(grads, program)
-    norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
-    if clip_norm:  # 1e-12 keeps the quotient finite where all gradients are 0
-      factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
-      grads = jax.tree.map(lambda g: g * factor, grads)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    norms = {f"grad_norm/{group}": n for group, n in groups.items()}
-    return updates, opt_state, {"grad_norm": norm} | norms
+  update = make_update(program, optimizer, clip_norm)
 
   def step(state: TrainState, batch: Any, numbers: Any):
     plan = Plan(variant, numbers)
@@ -96,7 +88,7 @@ def make_train_step(
       carried = outer.begin(state.params, state.outer, plan)
     batch = after(batch, carried, on_cpu)
     loss, grads = each_lane(
-      functools.partial(_worker_gradients, program, accumulation),
+      functools.partial(worker_gradients, program, accumulation),
       worker, state.params, batch,
     )
     with jax.named_scope("outer"):
@@ -107,7 +99,7 @@ def make_train_step(
     updates = after(updates, (loss, norms), on_cpu)
     with jax.named_scope("outer"):
       params, carried = outer.finish(state.params, updates, carried, plan)
-    told = _told(outer, carried, state.outer)
+    told = told_of(outer, carried, state.outer)
     opt_state = restarted(optimizer, opt_state, params, told)
     new_state = TrainState(
       state.step + 1, params, opt_state, carried, state.key
@@ -115,12 +107,12 @@ def make_train_step(
     return new_state, {"loss": loss} | norms | told
 
   specs = state_specs(program, optimizer, outer)
-  metric_specs = _metric_specs(program, outer)
+  of_metrics = _metric_specs(program, outer)
   mapped = jax.shard_map(
     step,
     mesh=layout.mesh,
     in_specs=(specs, layout.batch_spec, P()),
-    out_specs=(specs, metric_specs),
+    out_specs=(specs, of_metrics),
   )
   shardings = state_shardings(program, optimizer, outer)
   on_device = layout.shardings(specs.opt_state)
@@ -140,8 +132,36 @@ def make_train_step(
       layout.shardings(layout.batch_spec),
       layout.shardings(P()),
     ),
-    out_shardings=(shardings, layout.shardings(metric_specs)),
+    out_shardings=(shardings, layout.shardings(of_metrics)),
   )
+
+
+def make_update(
+  program: Program, optimizer: optax.GradientTransformation, clip_norm: float
+) -> Callable[[Any, Any, Any], tuple[Any, Any, Metrics]]:
+  """Makes the clipped update of one worker, inside ``jax.shard_map``.
+
+  Args:
+    program: The model on a mesh.
+    optimizer: The inner optimizer, elementwise, without clipping.
+    clip_norm: The largest global gradient norm of a worker; 0 does not clip.
+
+  Returns:
+    A function ``(gradients, optimizer state, parameters) -> (updates, optimizer
+    state, norms of the gradients)``.
+  """
+
+  def update(grads, opt_state, params):
+    groups = group_norms(grads, program)
+    norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
+    if clip_norm:  # 1e-12 keeps the quotient finite where all gradients are 0
+      factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
+      grads = jax.tree.map(lambda g: g * factor, grads)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    norms = {f"grad_norm/{group}": n for group, n in groups.items()}
+    return updates, opt_state, {"grad_norm": norm} | norms
+
+  return update
 
 
 def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:
@@ -149,11 +169,11 @@ def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:
   names = ["loss", "grad_norm"]
   names += [f"grad_norm/{g}" for g in parameter_groups(program.specs)]
   first = jax.eval_shape(outer.init, program.stored_shapes)
-  told = jax.eval_shape(functools.partial(_told, outer), first, first)
+  told = jax.eval_shape(functools.partial(told_of, outer), first, first)
   return {name: P(program.layout.worker.name) for name in (*names, *told)}
 
 
-def _told(outer: OuterLoop, after: Any, before: Any) -> Metrics:
+def told_of(outer: OuterLoop, after: Any, before: Any) -> Metrics:
   """Returns what the outer loop tells of each worker at the end of a step.
 
   Args:
@@ -232,7 +252,7 @@ def _merge_dims(tree: Any, number: int) -> Any:
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[number:]), tree)
 
 
-def _worker_gradients(
+def worker_gradients(
   program: Program, accumulation: int, params: Any, batch: Any
 ) -> tuple[jax.Array, Any]:
   """Computes one worker's loss and gradients, reduced over its ranks.
@@ -318,7 +338,7 @@ def _partitioned_gradients(
   with jax.named_scope("zero"):
     weights = shards.working(params, program.tensors)
   batch = after(batch, weights, layout.on_cpu)
-  # Cast for the same reason as in `_worker_gradients`. Gradients leave by the
+  # Cast for the same reason as in `worker_gradients`. Gradients leave by the
   # sinks (`parallel.zero.gathered`), so these are what is differentiated.
   weights = jax.tree.map(lambda x: varying(x, *names), weights)
   sinks = jax.tree.map(lambda x: varying(shards.sink(x), *names), params)

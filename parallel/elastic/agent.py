@@ -282,7 +282,7 @@ class Agent:
       now = self.newest.leases
       drawn = now.round, leases.draw(
         now, self.peer.epoch, self.members, self.peer.id,
-        self._settings.samples,
+        self._settings.num_samples(now.round),
       )
     with self.changed:
       self.working, self.drawn = True, drawn
@@ -425,7 +425,7 @@ class Agent:
       if self._settings.samples:
         made[LEASES] = leases.encode(leases.committed(
           newest.leases, task.epoch, links.members,
-          exchange.samples, self._settings.samples,
+          exchange.samples, self._settings.num_samples(task.round + 1),
         ))
       found = revisions.make(task.round + 1, made)
     except OSError as error:

@@ -76,6 +76,11 @@ class Exchange:
         rings.measure(self.contributors, self._tag - 1)
       self.ring = rings.ring(self.contributors)
 
+  @property
+  def rank(self) -> int:
+    """This peer's rank among the contributors."""
+    return self.contributors.index(self._links.me)
+
   def gather(self, data: Any) -> list[memoryview]:
     """Returns all contributors' bytes, in the order of their ranks.
 
@@ -118,7 +123,7 @@ class Exchange:
       x: As for `sum`.
       order: As for `sum`.
     """
-    mine = self.weights[self.contributors.index(self._links.me)]
+    mine = self.weights[self.rank]
     if mine != 1:
       x = x * np.float32(mine)
     total = np.float32(0)

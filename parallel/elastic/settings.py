@@ -1,5 +1,6 @@
 """How a peer takes part in a swarm, and how its links are made."""
 
+from collections.abc import Callable
 import dataclasses
 
 
@@ -11,7 +12,8 @@ class Settings:
     alone_s: t_c: without a coordinator for so long it halts.
     lanes: Data connections from each peer to each other.
     checked: Whether blocks that are exchanged have checksums.
-    samples: How many samples a part draws; 0 for no leases.
+    samples: How many samples a part draws, or a function that says it of the
+      number of the part's round, the same on all; 0 for no leases.
     measured: Whether rings go by measured links; all peers alike. Measuring
       takes some tenths of a second, in each epoch.
   """
@@ -19,14 +21,18 @@ class Settings:
   alone_s: float = 300.0
   lanes: int = 1
   checked: bool = False
-  samples: int = 0
+  samples: int | Callable[[int], int] = 0
   measured: bool = False
 
   def __post_init__(self) -> None:
     if not self.alone_s > 0:
       raise ValueError(f"alone_s={self.alone_s:g} must be positive")
-    if self.samples < 0:
+    if not callable(self.samples) and self.samples < 0:
       raise ValueError(f"samples={self.samples} must not be negative")
+
+  def num_samples(self, number: int) -> int:
+    """Returns how many samples a part of a round draws."""
+    return self.samples(number) if callable(self.samples) else self.samples
 
 
 @dataclasses.dataclass(frozen=True)
