@@ -9,7 +9,7 @@ from collections.abc import Callable
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from caatnet.models.protocol import Model, Parameter
+from caatnet.stages import Stages
 from parallel.axes import Axis
 from parallel.zero import cost
 from parallel.zero.partition import Partition
@@ -38,6 +39,7 @@ class Layout:
     offload: Whether the optimizer's state waits in host memory between steps.
     prefetch: Whether a layer's weights are gathered while the layer before it
       runs.
+    stages: The stages of a pipeline; None if every rank runs the whole model.
   """
 
   worker: Axis
@@ -48,11 +50,23 @@ class Layout:
   kernels: tuple[str, ...] = ("reference",)
   offload: bool = False
   prefetch: bool = False
+  stages: Stages | None = None
 
   @property
   def axes(self) -> tuple[Axis, ...]:
     """All axes, outermost first."""
-    return (self.worker, *self.data, self.tensor)
+    return (self.worker, *self.data, *self.model_axes)
+
+  @property
+  def model_axes(self) -> tuple[Axis, ...]:
+    """The axes that cut a model: stages, where there are any, and tensor."""
+    stages = (self.stages.axis,) if self.stages else ()
+    return (*stages, self.tensor)
+
+  @property
+  def rank_names(self) -> tuple[str, ...]:
+    """The names of the axes of one worker's ranks, outermost first."""
+    return tuple(axis.name for axis in (*self.data, *self.model_axes))
 
   @property
   def on_cpu(self) -> bool:
@@ -97,6 +111,18 @@ class Layout:
     )
 
 
+class Leaf(NamedTuple):
+  """How one parameter lies, of one worker.
+
+  Attributes:
+    parameter: As the model tells of it.
+    shape: Its logical shape, with layers and tensor ranks.
+  """
+
+  parameter: Parameter
+  shape: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
   """A model on a layout.
@@ -113,12 +139,49 @@ class Program:
     _ = self._whole_shapes  # sizes that do not fit fail here
 
   @functools.cached_property
+  def leaves(self) -> Any:
+    """For each parameter a `Leaf`, without any partition or stages."""
+    shapes = jax.eval_shape(self.model.init, jax.random.key(0))
+    return jax.tree.map(
+      lambda p, x: Leaf(p, x.shape), self.model.parameters, shapes,
+      is_leaf=_is_parameter,
+    )
+
+  @functools.cached_property
   def _whole_shapes(self) -> Any:
-    return jax.eval_shape(self.model.init, jax.random.key(0))
+    """The logical shapes of one worker's parameters, cut over stages."""
+    return jax.eval_shape(self._init_whole, jax.random.key(0))
+
+  def _init_whole(self, key: jax.Array) -> Any:
+    whole = self.model.init(key)
+    stages = self.layout.stages
+    if stages is None:
+      return whole
+
+    def cut(p: Parameter, x: jax.Array) -> jax.Array:
+      return x if p.stage_dim is None else stages.store(x, p.stage_dim)
+
+    return jax.tree.map(
+      cut, self.model.parameters, whole, is_leaf=_is_parameter
+    )
 
   @functools.cached_property
   def _parameters(self) -> Any:
-    return self.model.parameters
+    """For each parameter a `Parameter`; stages are one more leading dim."""
+    stages = self.layout.stages
+    if stages is None:
+      return self.model.parameters
+
+    def with_stages(p: Parameter) -> Parameter:
+      if p.stage_dim is None:
+        return p
+      return dataclasses.replace(
+        p, spec=P(stages.axis.name, *p.spec), num_lead=p.num_lead + 1
+      )
+
+    return jax.tree.map(
+      with_stages, self.model.parameters, is_leaf=_is_parameter
+    )
 
   def _map(self, f: Callable[..., Any], *trees: Any) -> Any:
     """Maps ``f(parameter, leaf, ...)`` over all parameters of the model."""
@@ -158,12 +221,12 @@ class Program:
   @property
   def cost_parameters(self) -> list[cost.Parameter]:
     """The parameters on one device, as `parallel.zero.cost` prices them."""
-    tensor = self.layout.tensor
 
     def parameter(p: Parameter, x: jax.ShapeDtypeStruct) -> cost.Parameter:
       count = math.prod(x.shape[: p.num_lead])
-      if tensor.name in p.spec:
-        count //= tensor.devices
+      for axis in self.layout.model_axes:
+        if axis.name in p.spec:
+          count //= axis.devices
       return cost.Parameter(
         math.prod(x.shape[p.num_lead :]), count, jnp.dtype(p.dtype).itemsize,
         uses=p.uses, regathered=p.regathered,
@@ -187,7 +250,7 @@ class Program:
 
   def init_params(self, key: jax.Array) -> Any:
     """Draws one worker's parameters from a key, as they are stored."""
-    whole = self.model.init(key)
+    whole = self._init_whole(key)
     if self.layout.shards is None:
       return whole
     return jax.tree.map(self.layout.shards.store, whole, self.tensors)
@@ -215,7 +278,9 @@ def _is_parameter(x: Any) -> bool:
   return isinstance(x, Parameter)
 
 
-def by_end_of_path(of_parameters: Any) -> Callable[[tuple[Any, ...]], Any]:
+def by_end_of_path(
+  of_parameters: Any, is_leaf: Callable[[Any], bool] = is_spec
+) -> Callable[[tuple[Any, ...]], Any]:
   """Makes a function that finds the parameter to which a path belongs.
 
   States of optimizers and outer loops hold trees like the parameters: momentum
@@ -224,6 +289,7 @@ def by_end_of_path(of_parameters: Any) -> Callable[[tuple[Any, ...]], Any]:
 
   Args:
     of_parameters: A tree with one leaf for each parameter.
+    is_leaf: Whether something is such a leaf, if it could be a tree.
 
   Returns:
     A function of a path that returns the leaf of its parameter; None if the
@@ -235,7 +301,7 @@ def by_end_of_path(of_parameters: Any) -> Callable[[tuple[Any, ...]], Any]:
 
   leaves = {
     names(path): leaf
-    for path, leaf in jax.tree.leaves_with_path(of_parameters, is_leaf=is_spec)
+    for path, leaf in jax.tree.leaves_with_path(of_parameters, is_leaf=is_leaf)
   }
 
   def find(path: tuple[Any, ...]) -> Any:

@@ -104,8 +104,25 @@ def parallel() -> ConfigDict:
   parallel = ConfigDict()
   parallel.worker = 1
   parallel.data = 1
+  # Stages of a pipeline, each with some of the layers; more than one needs the
+  # section of `pipeline`.
+  parallel.stage = 1
   parallel.tensor = 8
   return parallel
+
+
+def pipeline() -> ConfigDict:
+  """Returns what the stages run; config.train.accumulation is microbatches."""
+  pipeline = ConfigDict()
+  # What runs when: "gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped",
+  # "zb_h1" or "zb_h2" (`parallel.pipeline.builders`).
+  pipeline.timetable = "1f1b"
+  # Parts of a stage, for "interleaved_1f1b" and "looped".
+  pipeline.chunks = 1
+  # Where embedding and head are: "sharded" over the stages, which compute them
+  # together, or "replicated", of which the ends' results count.
+  pipeline.vocabulary = "sharded"
+  return pipeline
 
 
 def outer(algorithm: str) -> ConfigDict:
@@ -391,6 +408,21 @@ def inference() -> ConfigDict:
   # head.
   inference.cache = "float"
   return inference
+
+
+def elastic() -> ConfigDict:
+  """Returns how a worker takes part in a swarm (`launch.train --elastic`)."""
+  elastic = ConfigDict()
+  # The order in which floats are added: "direct" (that of the workers) or
+  # "ring". Codes are always added in the order of the workers.
+  elastic.order = "direct"
+  # Seconds without a coordinator after which a worker saves and ends.
+  elastic.alone_s = 300.0
+  # Connections from each worker to each other; several for long fat links.
+  elastic.lanes = 1
+  # Whether what is exchanged has checksums, beside those of TCP.
+  elastic.checksums = False
+  return elastic
 
 
 def choices() -> ConfigDict:

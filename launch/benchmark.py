@@ -1,7 +1,6 @@
 """Runs the benchmark that its config names.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
-  python -m launch.benchmark --config=configs/benchmark/train_step.py:test
   python -m launch.benchmark --config=configs/benchmark/schedules.py
   python -m launch.benchmark --config=configs/benchmark/kernels.py
   python -m launch.benchmark --config=configs/benchmark/paged_attention.py
@@ -15,8 +14,10 @@
   python -m launch.benchmark --config=configs/benchmark/ring.py
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
+  python -m launch.benchmark --config=configs/benchmark/timetables.py
 """
 
+import importlib
 import pathlib
 
 from absl import flags
@@ -25,51 +26,27 @@ from launch import options
 
 FLAGS = flags.FLAGS
 
+# The values of config.benchmark.name: files of launch/benchmarks/ with `run`.
+BODIES = (
+  "churn", "coded", "decoding", "elastic_bits", "engine", "kernels",
+  "membership", "paged_attention", "programs", "ring", "schedules", "server",
+  "serving", "timetables", "train_step", "zero",
+)
+
+
 def main() -> None:
   from caatnet import ranges
   from caatnet.show import results
-  from launch.benchmarks import (
-    churn,
-    coded,
-    decoding,
-    engine,
-    kernels,
-    membership,
-    paged_attention,
-    programs,
-    ring,
-    schedules,
-    server,
-    serving,
-    train_step,
-    zero,
-  )
 
-  bodies = {
-    "churn": churn.run,
-    "coded": coded.run,
-    "decoding": decoding.run,
-    "engine": engine.run,
-    "kernels": kernels.run,
-    "membership": membership.run,
-    "paged_attention": paged_attention.run,
-    "programs": programs.run,
-    "ring": ring.run,
-    "schedules": schedules.run,
-    "server": server.run,
-    "serving": serving.run,
-    "train_step": train_step.run,
-    "zero": zero.run,
-  }
   config = FLAGS.config
   name = config.benchmark.name if "benchmark" in config else None
-  if name not in bodies:
+  if name not in BODIES:
     raise ValueError(
-      f"config.benchmark.name={name!r} must be one of {', '.join(bodies)}; "
+      f"config.benchmark.name={name!r} must be one of {', '.join(BODIES)}; "
       "the configs are in configs/benchmark/"
     )
   ranges.check(config)
-  result = bodies[name](config)
+  result = importlib.import_module(f"launch.benchmarks.{name}").run(config)
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), result)
 

@@ -3,13 +3,12 @@ r"""Runs the coordinator of peers that come and go while they train.
   export ELASTIC_TOKEN=$(openssl rand -hex 32)  # the same on all
   python -m launch.coordinator --port=7000 --least=2
 
-It knows who is there and which rounds are committed, and holds no tensors. All
-that it decides is in its journal before a peer hears of it: started again with
-the same journal it goes on where it was, and no peer has to restart. SIGTERM
-and Ctrl-C end it. Peers wait for it as long as they were told to, and then halt
-with all they have. All peers must reach its port, and each other's. Messages
-and decisions are lines of JSON in --log. With --certificate, --key and
---authority connections are encrypted, and both sides must have a certificate.
+It knows who is there and which rounds are committed, and holds no tensors; on a
+terminal it shows them. All that it decides is in its journal before a peer
+hears of it: started again with the same journal it goes on where it was, and no
+peer has to restart. SIGTERM and Ctrl-C end it. Peers wait for it as long as
+they were told to, and then halt with all they have. Messages and decisions are
+lines of JSON in --log. Ports, certificates, services: docs/elastic.md.
 """
 
 import signal
@@ -17,7 +16,7 @@ import sys
 
 from absl import flags
 
-from launch import options
+from launch import options, swarms
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -25,9 +24,6 @@ flags.DEFINE_string(
   "journal if unset. A new run needs a new one."
 )
 flags.DEFINE_string("log", "", "File of the log; beside the journal if unset.")
-flags.DEFINE_string(
-  "token_file", "", "File with the peers' token; ELASTIC_TOKEN if unset."
-)
 flags.DEFINE_integer("least", 1, "Peers with which the run begins.", 1)
 flags.DEFINE_integer(
   "quorum", 0, "Parts with which a round begins after --grace_s; 0: all.", 0
@@ -41,39 +37,33 @@ flags.DEFINE_float(
 flags.DEFINE_float(
   "recover_s", 30.0, "Seconds for members to come back after a restart."
 )
-flags.DEFINE_string("certificate", "", "For TLS: file of the certificate.")
-flags.DEFINE_string("key", "", "For TLS: file of the certificate's key.")
-flags.DEFINE_string("authority", "", "For TLS: who has signed all peers'.")
 
 
 def main() -> None:
-  from parallel.elastic import handshake, history, journal, service
+  from caatnet.show import swarms as shown
+  from parallel.elastic import history, journal, service
   from parallel.elastic.coordinator import Rules
 
-  security = handshake.from_files(
-    FLAGS.token_file, FLAGS.certificate, FLAGS.key, FLAGS.authority
-  )
   path = FLAGS.journal or f"runs/coordinator-{FLAGS.port}/journal"
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-  with journal.Journal(path) as kept:
+  with journal.Journal(path) as kept, shown.Screen() as screen:
     timing = service.Timing(
       FLAGS.silence_s, FLAGS.reconnect_s, FLAGS.grace_s, FLAGS.recover_s
     )
-    there = service.Service(
-      (FLAGS.host, FLAGS.port), security, kept, timing=timing,
+    with service.Service(
+      (FLAGS.host, FLAGS.port), swarms.security(), kept, timing=timing,
       rules=Rules(FLAGS.least, FLAGS.quorum), most_peers=FLAGS.most_peers,
       log=history.Log(FLAGS.log or f"{path}.log.jsonl"),
-      say=lambda line: print(line, flush=True),
-    )
-    print("coordinator at {}:{}".format(*there.address), flush=True)
-    try:
+      say=screen.say,
+    ) as there:
+      screen.follow(there)
       there.serve()
-    finally:
-      there.close()
 
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("host", "port"), required=(), devices=False,
+    main,
+    uses=("host", "port", "token_file", "certificate", "key", "authority"),
+    required=(), devices=False,
     defaults={"host": "0.0.0.0", "port": "7000"},
   )

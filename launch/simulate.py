@@ -10,6 +10,7 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
   python -m launch.simulate --config=configs/collectives/schedule.py \
     --export=multitree.xml
   python -m launch.simulate --config=configs/serving/vllm_log.py
+  python -m launch.simulate --config=configs/pipeline/timetables.py
 
 config.study says what is predicted.
 """

@@ -3,23 +3,37 @@ r"""Trains a model; run it again to resume.
   python -m launch.train --config=configs/caatnet/tiny.py --cpu_devices=8
   python -m launch.train --config=configs/caatnet/tiny.py \
     --config.sync.p=0.5 --workdir=runs/half --mesh=tensor:2 --cpu_devices=2
+  python -m launch.train --config=configs/elastic/diloco.py \
+    --elastic=localhost:7000  # a worker of a swarm; configs/elastic/diloco.py
 """
+
+import functools
 
 from absl import flags
 
-from launch import options
+from launch import options, swarms
 
 FLAGS = flags.FLAGS
 
 
 def main() -> None:
   from caatnet.build import experiments
-  from caatnet.train import files, loop
+  from caatnet.train import files, loop, swarming
 
   config = FLAGS.config
   experiment = experiments.build(config, options.mesh())
   workdir = files.folder(FLAGS.workdir or f"runs/{config.name}")
-  result = loop.train(
+  train = loop.train
+  if FLAGS.elastic:
+    place = swarms.place()
+    if not FLAGS.workdir:  # each worker of this machine has its own
+      workdir, _mine = files.slot(workdir, "worker")
+    train = functools.partial(
+      swarming.train, place=place, options=experiments.swarm_options(config)
+    )
+  elif "elastic" in config:
+    raise ValueError("config.elastic has no effect without --elastic=HOST:PORT")
+  result = train(
     experiment, workdir, label=config.name, profile=options.profile()
   )
   if not result.finished:
@@ -39,6 +53,7 @@ if __name__ == "__main__":
     main,
     uses=(
       "config", "workdir", "mesh", "cpu_devices", "profile", "coordinator",
-      "num_processes", "process_id",
+      "num_processes", "process_id", "elastic", "listen", "advertise",
+      "token_file", "certificate", "key", "authority",
     ),
   )

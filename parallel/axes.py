@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import jax
 from jax.experimental import mesh_utils
@@ -31,11 +32,15 @@ class Axis:
     name: Name of the axis, and of the mesh axis that carries it.
     size: Number of logical ranks.
     devices: Number of devices along the mesh axis; divides ``size``.
+    carrier: What carries sums and gathers in place of the mesh axis, whose
+      ranks are then in processes of their own (`parallel.outer.apart`); a
+      `parallel.collectives.Carrier`, or None.
   """
 
   name: str
   size: int
   devices: int = 1
+  carrier: Any = dataclasses.field(default=None, compare=False, repr=False)
 
   def __post_init__(self) -> None:
     if self.size < 1 or self.devices < 1 or self.size % self.devices:

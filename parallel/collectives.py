@@ -10,7 +10,7 @@ mesh axis; K = last dim.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax import lax
@@ -23,6 +23,25 @@ from parallel.axes import Axis
 # axis. As the ``via`` of `reduce_scatter` and `all_gather` it scatters or
 # gathers dim 0 instead.
 Reduction = Callable[[jax.Array, str], jax.Array]
+
+
+class Carrier(Protocol):
+  """What carries an axis' sums and gathers in place of a mesh axis.
+
+  Attributes:
+    rank: int32 ``[]``, the rank of this process, which has one lane.
+  """
+
+  rank: jax.Array
+
+  def sum(self, x: jax.Array) -> jax.Array:
+    """Returns the sum ``[...]`` of all ranks' ``[...]``."""
+    ...
+
+  def gather(self, x: jax.Array) -> jax.Array:
+    """Returns all ranks' ``[k, ...]`` in rank order, ``[N * k, ...]``."""
+    ...
+
 
 # Width of a TPU's tiles: a row of 128 elements of the minor dim lies together.
 _TILE = 128
@@ -46,6 +65,8 @@ def varying(x: jax.Array, *names: str) -> jax.Array:
 
 def ranks_here(axis: Axis) -> jax.Array:
   """Returns the numbers of this device's logical ranks, int32 ``[R]``."""
+  if axis.carrier is not None:
+    return axis.carrier.rank[None]
   return lax.axis_index(axis.name) * axis.lanes + jnp.arange(axis.lanes)
 
 
@@ -131,7 +152,10 @@ def all_reduce(
   Returns:
     ``[...]``, the sum, the same on every device.
   """
-  return (via or lax.psum)(jnp.sum(x, axis=0), axis.name)
+  total = jnp.sum(x, axis=0)
+  if axis.carrier is not None:
+    return axis.carrier.sum(total)
+  return (via or lax.psum)(total, axis.name)
 
 
 def reduce_scatter(
@@ -151,6 +175,7 @@ def reduce_scatter(
   """
   # A device receives the slices of all its lanes as one: lanes of a device are
   # neighbours in rank order, so their slices are too.
+  _needs_mesh(axis, "a reduce-scatter")
   summed = jnp.moveaxis(jnp.sum(x, axis=0), dim, 0)
   mine = (via or _scatter)(summed, axis.name)
   return _split_lanes(jnp.moveaxis(mine, 0, dim), axis.lanes, dim)
@@ -195,6 +220,8 @@ def all_gather(
     ``[...]`` with ``dim`` N times longer, the same on every device.
   """
   mine = _join_lanes(x, dim)
+  if axis.carrier is not None:
+    return jnp.moveaxis(axis.carrier.gather(jnp.moveaxis(mine, dim, 0)), 0, dim)
   if via is not None:
     return jnp.moveaxis(via(jnp.moveaxis(mine, dim, 0), axis.name), 0, dim)
   return lax.all_gather(
@@ -218,6 +245,7 @@ def all_to_all(
     ``[R, ...]`` with ``split_dim`` N times shorter, ``concat_dim`` N times
     longer.
   """
+  _needs_mesh(axis, "an all-to-all")
   lanes, devices = axis.lanes, axis.devices
   shape = x.shape[1:]
   # A slice's number is device * lanes + lane: split_dim -> (receiving device,
@@ -263,6 +291,7 @@ def permute(
   Raises:
     ValueError: A rank is out of range or named twice on one side.
   """
+  _needs_mesh(axis, "a permute")
   for side, ranks in zip(("source", "destination"), zip(*pairs, strict=True),
                          strict=False):
     if len(set(ranks)) < len(ranks) or not set(ranks) <= set(range(axis.size)):
@@ -314,6 +343,15 @@ def permute_routes(
     lane_pair: None if set(moves) == everywhere else moves
     for lane_pair, moves in sorted(routes.items())
   }
+
+
+def _needs_mesh(axis: Axis, what: str) -> None:
+  """Refuses what no carrier carries."""
+  if axis.carrier is not None:
+    raise ValueError(
+      f"{what} over the axis {axis.name!r}, whose ranks are in processes of "
+      "their own: these exchange sums and gathers only"
+    )
 
 
 def _join_lanes(x: jax.Array, dim: int) -> jax.Array:

@@ -279,9 +279,10 @@ def _mean_by_all_reduce(
       varying(weights, axis.name), ranks_here(axis)[0], axis.lanes
     )
     x = jax.vmap(reference.weighted)(x, mine)
-    divisor = jnp.sum(weights)
+    divisor = reference.sum_in_order(weights)
   total = collectives.all_reduce(x.astype(dtype), axis)
-  return total.astype(jnp.float32) / divisor
+  # A product and not a quotient, as in `reference.mean_of`.
+  return total.astype(jnp.float32) * (1.0 / divisor)
 
 
 # The anchor or None, the ranks' arrays, and the residual or None, each laid out

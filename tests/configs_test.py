@@ -39,9 +39,10 @@ def test_config_builds(name):
     if "model" not in config:  # it times no training step
       return
   experiment = experiments.build(config)
-  # A benchmark of one device has one rank.
-  one = name in tuple(
-    f"configs.benchmark.{what}" for what in ("decoding", "engine", "server")
+  # A benchmark of one device has one rank, as has a worker of a swarm.
+  one = name in (
+    "configs.benchmark.decoding", "configs.benchmark.engine",
+    "configs.benchmark.server", "configs.elastic.diloco",
   )
   sizes = (1,) if one else (2, 4, 8)
   assert experiment.program.layout.mesh.devices.size in sizes

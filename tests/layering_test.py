@@ -27,9 +27,16 @@ RULES = {
     ("parallel.axes", "parallel.collectives", "parallel.schedules"),
     LIBRARY,
   ),
+  "parallel.pipeline": (("parallel.checks",), NUMPY_ONLY),
+  "parallel.pipeline.run": (
+    ("parallel.axes", "parallel.collectives", "parallel.pipeline"),
+    LIBRARY,
+  ),
+  "parallel.pipeline.actions": (("parallel.pipeline",), LIBRARY),
   "parallel.network": (
     (
       "parallel.checks",
+      "parallel.pipeline",
       "parallel.schedules",
       "parallel.topology",
       "parallel.hardware",
@@ -41,6 +48,7 @@ RULES = {
     (
       "parallel.checks",
       "parallel.network",
+      "parallel.pipeline",
       "parallel.schedules",
       "parallel.topology",
       "parallel.hardware",
@@ -115,16 +123,19 @@ RULES = {
     ("caatnet.checks", "parallel.checks"),
     ("flax", "orbax", "ml_collections", "absl", "optax"),
   ),
+  "caatnet.stages": (("parallel.axes", "parallel.pipeline"), LIBRARY),
   "caatnet.program": (
-    ("caatnet.models", "parallel"),
+    ("caatnet.models", "caatnet.stages", "parallel"),
     ("flax", "ml_collections", "absl"),
   ),
   "caatnet.train": (
     (
       "caatnet.checks",
       "caatnet.data",
+      "caatnet.models.access",
       "caatnet.models.protocol",
       "caatnet.program",
+      "caatnet.stages",
       "parallel",
     ),
     ("flax", "ml_collections", "absl"),
@@ -185,6 +196,8 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  # A coordinator starts without jax.
+  "caatnet.show.swarms": (("parallel.elastic",), NUMPY_ONLY),
   "caatnet.build": (
     (
       "caatnet.checks",
@@ -193,6 +206,7 @@ RULES = {
       "caatnet.interop",
       "caatnet.models",
       "caatnet.program",
+      "caatnet.stages",
       "caatnet.ranges",
       "caatnet.serving",
       "caatnet.train",
@@ -215,7 +229,10 @@ RULES = {
     ("flax", "ml_collections", "absl"),
   ),
   "configs": ((), ("jax", "numpy", "flax", "absl")),
-  "launch": (("caatnet", "parallel", "launch.options"), ("flax", "orbax")),
+  "launch": (
+    ("caatnet", "parallel", "launch.options", "launch.swarms"),
+    ("flax", "orbax"),
+  ),
   "launch.options": (("launch.processes",), ("flax", "orbax")),
   "launch.processes": ((), ("flax", "orbax")),
   "launch.benchmarks": (("caatnet", "parallel"), ()),
@@ -329,7 +346,7 @@ def test_roots_keep_to_the_tree():
   """Nothing lies at a root that has a room."""
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}
   assert roots["caatnet"] == {
-    "__init__.py", "checks.py", "program.py", "ranges.py",
+    "__init__.py", "checks.py", "program.py", "ranges.py", "stages.py",
   }
   assert roots["parallel"] == {
     "__init__.py", "axes.py", "checks.py", "collectives.py", "quantize.py",
@@ -366,6 +383,8 @@ def test_a_flag_is_defined_once():
     ("parallel.collectives", "from . import zero"),
     ("parallel.tensor.doors", "from flax import nnx"),
     ("parallel.network.simulate", "import jax.numpy as jnp"),
+    ("parallel.pipeline.cost", "import jax"),
+    ("parallel.pipeline.simulate", "from parallel.network import trace"),
     ("parallel.zero.cost", "import jax"),
     ("parallel.zero.cost", "from parallel.zero import gather"),
     ("parallel.outer.diloco", "from parallel.zero import partition"),

@@ -54,6 +54,7 @@ _SHARDS = "tests/parallel/zero/shards_test.py"
 _EQUATIONS = "tests/parallel/outer/equations_test.py"
 _HEALTH = "tests/parallel/outer/health_test.py"
 _SCHEDULES = "tests/parallel/schedules"
+_PIPELINE = "tests/parallel/pipeline"
 _NETWORK = "tests/parallel/network"
 _TOPOLOGY = "tests/parallel/topology/topology_test.py"
 _PARTITIONS = "tests/parallel/planner/partitions_test.py"
@@ -94,8 +95,8 @@ _COLLECTIVES = [
   ),
   Mutant(
     "parallel/collectives.py", "only the first lane is reduced",
-    "return (via or lax.psum)(jnp.sum(x, axis=0), axis.name)",
-    "return (via or lax.psum)(x[0], axis.name)",
+    "  total = jnp.sum(x, axis=0)\n  if axis.carrier",
+    "  total = x[0]\n  if axis.carrier",
     f"{_VERBS}::test_verb_is_its_definition[all_reduce-4]",
   ),
   Mutant(
@@ -1387,7 +1388,8 @@ _NETWORK_ROWS = [
   ),
   Mutant(
     "parallel/network/trace.py", "bars are as long as messages travel",
-    '"dur": (end - start) / 1e3,', '"dur": (arrival - start) / 1e3,',
+    "link, start / 1e3, (end - start) / 1e3,",
+    "link, start / 1e3, (arrival - start) / 1e3,",
     f"{_NETWORK}/simulate_test.py::test_a_trace_has_a_bar_for_every_hop",
   ),
 ]
@@ -1826,8 +1828,8 @@ _MODELS = [
   ),
   Mutant(
     "caatnet/models/transformer/model.py", "gains decay",
-    'return Parameter(P(), int(in_block), "float32", decays=False)',
-    'return Parameter(P(), int(in_block), "float32")',
+    'P(), int(in_block), "float32", decays=False,',
+    'P(), int(in_block), "float32",',
     f"{_TRAIN}/step_test.py::test_only_matrices_decay",
   ),
   Mutant(
@@ -1884,7 +1886,7 @@ _MODELS = [
   ),
   Mutant(
     "caatnet/program.py", "a device prices the parameters of all",
-    "count //= tensor.devices", "pass",
+    "count //= axis.devices", "pass",
     "tests/caatnet/program_test.py::"
     "test_prices_are_of_one_device_s_parameters",
   ),
@@ -1918,8 +1920,8 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/step.py", "gains have one rank's gradient",
-    "lambda grad, spec: grad if name in spec else lax.psum(grad, name),",
-    "lambda grad, spec: grad if name in spec else lax.pmean(grad, name),",
+    "return lax.psum(grad, over) if over",
+    "return lax.pmean(grad, over) if over",
     f"{_TRAIN}/step_test.py::test_lanes_are_devices[mesh0]",
   ),
   Mutant(
@@ -2013,7 +2015,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/records.py", "a resumed run may have another seed",
-    'key[0] in ("zero", "inference")', 'key[0] in ("zero", "seed")',
+    'key[0] in ("zero", "pipeline", "inference")', 'key[0] in ("zero", "seed")',
     f"{_TRAIN}/records_test.py::"
     "test_a_folder_goes_on_with_its_own_config_only",
   ),
@@ -2176,10 +2178,25 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/whole.py", "a stored state is cut in another order",
-    "return _convert(x, program.layout.shards.store, tensor, sharding)",
-    "return _convert(x, lambda x, t: program.layout.shards.store("
-    "x[..., ::-1], t), tensor, sharding)",
+    "x = layout.shards.store(x, _tensor(leaf, stages))",
+    "x = layout.shards.store(x[..., ::-1], _tensor(leaf, stages))",
     f"{_LINEAR}::test_what_is_stored_is_restored",
+  ),
+  Mutant(
+    "caatnet/stages.py", "chunks of a stage follow one another",
+    "return np.swapaxes(chunks, 0, 1).reshape(", "return chunks.reshape(",
+    f"{_TRAIN}/stages_test.py::test_a_model_in_stages_trains_as_in_one_piece",
+  ),
+  Mutant(
+    "caatnet/stages.py", "a stage's last slice is cut off",
+    "count = -(-size // self.axis.size)", "count = size // self.axis.size",
+    f"{_TRAIN}/stages_test.py::"
+    "test_checkpoints_have_the_shapes_and_bits_of_one_piece",
+  ),
+  Mutant(
+    "caatnet/train/staged.py", "layers that stand for none learn",
+    "return jnp.where(mask, x, 0)", "return x",
+    f"{_TRAIN}/stages_test.py::test_a_model_in_stages_trains_as_in_one_piece",
   ),
   Mutant(
     "caatnet/train/sweep.py", "the last key of a grid varies alone",
@@ -2197,8 +2214,8 @@ _DATA_ROWS = [
   ),
   Mutant(
     "caatnet/data/pipeline.py", "all epochs have one order",
-    ".shuffle(shuffle_seed)\n    .repeat()", ".shuffle(shuffle_seed)\n"
-    "    .repeat(reseed_each_epoch=False)",
+    ".shuffle(shuffle_seed).repeat()",
+    ".shuffle(shuffle_seed).repeat(reseed_each_epoch=False)",
     f"{_DATA}/pipeline_test.py::test_each_epoch_and_each_seed_has_its_own_order",
   ),
   Mutant(
@@ -3489,10 +3506,42 @@ _TRANSPORT = [
   ),
   Mutant(
     "parallel/elastic/leases.py", "newcomers of two epochs draw the same",
-    "(epoch - leases.epoch) * MOST_ITEMS + members.index(me)",
+    "since * MOST_ITEMS + members.index(me)",
     "members.index(me)",
     f"{_ELASTIC}/state_test.py::"
     "test_no_sample_is_counted_twice_and_none_is_lost",
+  ),
+]
+
+_SWARM = f"{_TRAIN}/swarm_test.py"
+_APART = "tests/parallel/outer/apart_test.py"
+_SWARMS = [
+  Mutant(
+    "parallel/outer/apart.py", "every worker has the first rank",
+    "np.int32(exchange.rank)", "np.int32(0)",
+    f"{_APART}::test_stages_over_sockets_have_the_bits_of_one_program",
+  ),
+  Mutant(
+    "parallel/outer/apart.py", "weights are left alone",
+    "if len(set(weights)) == 1:", "if True:",
+    f"{_APART}::test_stages_over_sockets_have_the_bits_of_one_program",
+  ),
+  Mutant(
+    "caatnet/train/peer.py", "a late part pulls the others back",
+    "lambda x, new, old: x + (new - old)", "lambda x, new, old: x",
+    f"{_SWARM}::test_a_late_part_is_moved_by_what_the_others_have_done",
+  ),
+  Mutant(
+    "caatnet/train/peer.py", "who comes has drawn parameters",
+    "if newcomer:", "if newcomer and number < 0:",
+    f"{_SWARM}::test_who_comes_starts_from_what_is_shared_and_no_sample_"
+    "counts_twice",
+  ),
+  Mutant(
+    "caatnet/train/apart.py", "a step in which something arrives is forgotten",
+    "yield Event(waiting, \"begin\", step + 1)",
+    "yield Event(waiting, \"begin\", step + 2)",
+    f"{_SWARM}::test_without_churn_a_swarm_has_the_bits_of_a_mesh",
   ),
 ]
 
@@ -3504,9 +3553,104 @@ _HOSTS = [
   ),
   Mutant(
     "parallel/elastic/journal.py", "a torn line stays",
-    "os.ftruncate(self._file, size)", "pass",
+    "os.ftruncate(self._file, self._size)", "pass",
     f"{_ELASTIC}/journal_test.py::"
     "test_what_is_cut_off_anywhere_goes_on_with_the_last_whole_record",
+  ),
+  Mutant(
+    "parallel/elastic/journal.py", "a journal is replaced by an empty one",
+    "      _write(file, line)\n      os.replace(beside, self._path)\n",
+    "      os.replace(beside, self._path)\n      _write(file, line)\n",
+    f"{_ELASTIC}/journal_test.py::"
+    "test_a_coordinator_killed_while_it_compacts_forgets_nothing",
+  ),
+  Mutant(
+    "parallel/elastic/journal.py", "a new journal is not locked",
+    "      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n      crc, line",
+    "      crc, line",
+    f"{_ELASTIC}/journal_test.py::"
+    "test_a_long_journal_is_replaced_by_its_last_record",
+  ),
+  Mutant(
+    "parallel/elastic/channel.py", "a half-open connection is kept",
+    "if self._ends_silent and silent_s > self.silence_s:", "if False:",
+    f"{_ELASTIC}/reported_test.py::test_a_half_open_connection_ends",
+  ),
+  Mutant(
+    "parallel/elastic/handshake.py", "what is not acknowledged is waited for",
+    "  if unheard_s:", "  if False:",
+    f"{_ELASTIC}/reported_test.py::"
+    "test_a_connection_over_which_nothing_arrives_ends_a_sum",
+  ),
+  Mutant(
+    "parallel/elastic/fetch.py", "memory that has gone bad is taken",
+    "if hashlib.sha256(copy).digest() != digest:", "if False:",
+    f"{_ELASTIC}/refused_test.py::"
+    "test_a_holder_that_has_not_what_its_hash_says_is_one_line",
+  ),
+  Mutant(
+    "parallel/elastic/leases.py", "a new run's newcomers draw below 0",
+    "since = 2 * since if since >= 0 else -2 * since - 1", "pass",
+    f"{_ELASTIC}/state_test.py::"
+    "test_newcomers_of_a_new_run_from_a_checkpoint_draw_apart",
+  ),
+  Mutant(
+    "parallel/elastic/service.py", "who went with another is dropped again",
+    "if peer not in self._watched:", "if False:",
+    f"{_ELASTIC}/service_test.py::"
+    "test_a_coordinator_goes_on_when_all_are_silent_at_once",
+  ),
+  Mutant(
+    "parallel/elastic/service.py", "nonsense before a Hello leaves no line",
+    "if isinstance(message, _Gone) and message.wrong:", "if False:",
+    f"{_ELASTIC}/refused_test.py::"
+    "test_who_has_the_token_and_sends_nonsense_is_one_line",
+  ),
+  Mutant(
+    "parallel/elastic/listener.py", "any number of handshakes is under way",
+    "if len(self._underway) > self._limits.handshakes:", "if False:",
+    f"{_ELASTIC}/refused_test.py::"
+    "test_a_thousand_connections_at_once_hold_nobody_up",
+  ),
+  Mutant(
+    "parallel/elastic/listener.py", "any number of connections is taken",
+    "if self._accepted >= self._limits.connections:", "if False:",
+    f"{_ELASTIC}/attacks_test.py::"
+    "test_connections_beyond_the_limit_are_refused_until_one_ends",
+  ),
+  Mutant(
+    "parallel/elastic/service.py", "any number of peers is taken",
+    "elif len(self._channels) >= self._most_peers:", "elif False:",
+    f"{_ELASTIC}/service_test.py::test_more_peers_than_there_may_be_are_refused",
+  ),
+  Mutant(
+    "parallel/elastic/bandwidth.py", "links are never measured again",
+    "return ranks not in self._rings or self._slow >= _IN_A_ROW",
+    "return ranks not in self._rings",
+    f"{_ELASTIC}/bandwidth_test.py::test_a_ring_goes_round_a_slow_link_"
+    "also_when_another_one_becomes_slow",
+  ),
+  Mutant(
+    "parallel/elastic/exchange.py", "a ring is in the order of ranks",
+    "ranks=self.ring if ring else self.contributors",
+    "ranks=self.contributors",
+    f"{_ELASTIC}/bandwidth_test.py::test_a_ring_goes_round_a_slow_link_"
+    "also_when_another_one_becomes_slow",
+  ),
+  Mutant(
+    "parallel/elastic/coordinator.py", "the grace of another epoch counts",
+    "now = state.phase is Phase.OPEN and message == (\n"
+    "      record.epoch, record.revision\n    )",
+    "now = state.phase is Phase.OPEN",
+    f"{_ELASTIC}/reported_test.py::"
+    "test_stragglers_are_cut_off_also_after_a_member_died",
+  ),
+  Mutant(
+    "parallel/elastic/coordinator.py", "a newcomer is believed to be a donor",
+    "for peer, hello in state.pending if _holds(hello, record)}",
+    "for peer, hello in state.pending}",
+    f"{_ELASTIC}/reported_test.py::"
+    "test_a_newcomer_with_a_higher_revision_does_not_become_the_donor",
   ),
   Mutant(
     "parallel/elastic/channel.py", "who does not read is kept",
@@ -3534,12 +3678,163 @@ _HOSTS = [
   ),
 ]
 
+_PIPELINE_ROWS = [
+  Mutant(
+    "parallel/pipeline/builders.py", "cotangents come to the first chunk first",
+    "chunk = size.chunks - 1 - action.chunk", "chunk = action.chunk",
+    f"{_PIPELINE}/builders_test.py::test_orders_by_hand",
+  ),
+  Mutant(
+    "parallel/pipeline/builders.py", "eager 1F1B warms up as 1F1B does",
+    "return 2 * _waves(size, stage) + (size.chunks - 1) * size.stages",
+    "return _waves(size, stage) + (size.chunks - 1) * size.stages",
+    f"{_PIPELINE}/builders_test.py::test_stored_activations",
+  ),
+  Mutant(
+    "parallel/pipeline/builders.py", "ZB-H1 puts no gradients of weights off",
+    "_split(size, _waves(size, stage), delay=stage)",
+    "_split(size, _waves(size, stage), delay=0)",
+    f"{_PIPELINE}/builders_test.py::test_bubbles",
+  ),
+  Mutant(
+    "parallel/pipeline/builders.py", "a fallback keeps the name that was asked",
+    "timetable = BUILDERS[timetable].one_chunk or timetable",
+    "timetable = timetable or BUILDERS[timetable].one_chunk",
+    f"{_PIPELINE}/builders_test.py::test_with_one_chunk_there_are_other_names",
+  ),
+  Mutant(
+    "parallel/pipeline/timetable.py", "what is made is there in the same tick",
+    "        made += produced(action, part)",
+    "        done |= dict.fromkeys(produced(action, part), 0); made.append(0)",
+    f"{_PIPELINE}/builders_test.py::"
+    "test_300_timetables_are_proven_and_cost_what_formulas_say",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "what is made in a tick is there in it",
+    "& (ticks[kind] <= needed)", "& (ticks[kind] < needed)",
+    f"{_PIPELINE}/check_test.py::test_a_proof_is_what_a_replay_says",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "cotangents come from the same part",
+    "(Kind.BACKWARD, after, 1),", "(Kind.BACKWARD, forward, 1),",
+    f"{_PIPELINE}/check_test.py::test_a_proof_is_what_a_replay_says",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "weights' gradients wait for nothing",
+    "(Kind.WEIGHT, back, 0),", "(Kind.WEIGHT, forward, 0),",
+    f"{_PIPELINE}/check_test.py::test_a_proof_is_what_a_replay_says",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "one more than the limit is stored",
+    "over = kept > limits", "over = kept > limits + 1",
+    f"{_PIPELINE}/check_test.py::test_what_was_changed_is_refused[a_limit_less]",
+  ),
+  Mutant(
+    "parallel/pipeline/check.py", "half a backward is a backward",
+    "needed[kind] = done[Kind.BACKWARD] | done[kind]",
+    "needed[kind] = done[Kind.BACKWARD:].any(0)",
+    f"{_PIPELINE}/check_test.py::test_what_was_changed_is_refused[dropped]",
+  ),
+  Mutant(
+    "parallel/pipeline/cost.py", "activations go with the inputs' cotangents",
+    "return np.maximum(ticks[Kind.BACKWARD], ticks[Kind.WEIGHT])",
+    "return np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])",
+    f"{_PIPELINE}/builders_test.py::test_stored_activations",
+  ),
+  Mutant(
+    "parallel/pipeline/cost.py", "a stage sends to itself",
+    "return forward & apart, backward & apart", "return forward, backward",
+    f"{_PIPELINE}/builders_test.py::"
+    "test_300_timetables_are_proven_and_cost_what_formulas_say",
+  ),
+  Mutant(
+    "parallel/pipeline/cost.py", "an input is there as soon as it is made",
+    "comes = np.concatenate([forward[:1], forward[:-1] + 1])",
+    "comes = np.concatenate([forward[:1], forward[:-1]])",
+    f"{_PIPELINE}/builders_test.py::"
+    "test_300_timetables_are_proven_and_cost_what_formulas_say",
+  ),
+  Mutant(
+    "parallel/pipeline/cost.py", "a round that is not full waits like others",
+    "2 * max(0, left - 1))", "2 * left)",
+    f"{_PIPELINE}/simulate_test.py::test_exposed_hops_of_1f1b",
+  ),
+  Mutant(
+    "parallel/pipeline/simulate.py", "messages do not queue",
+    "leave = max(end, links[way][stage])", "leave = end",
+    f"{_PIPELINE}/simulate_test.py::test_order_of_times",
+  ),
+  Mutant(
+    "parallel/pipeline/simulate.py", "who waits computes under its sends",
+    "        free[stage] = sent\n", "        free[stage] = end\n",
+    f"{_PIPELINE}/simulate_test.py::test_steps_by_hand",
+  ),
+  Mutant(
+    "parallel/pipeline/simulate.py", "a tick costs its hops or its parts",
+    "(computing.max(1) + sending.max(1)).sum()",
+    "np.maximum(computing.max(1), sending.max(1)).sum()",
+    f"{_PIPELINE}/simulate_test.py::test_lockstep_by_hand",
+  ),
+  Mutant(
+    "parallel/network/trace.py", "cotangents are on the row of outputs",
+    "row = 3 * stage + (1 if kind is Kind.FORWARD else 2)",
+    "row = 3 * stage + 1",
+    f"{_PIPELINE}/simulate_test.py::"
+    "test_a_trace_has_a_bar_for_every_action_and_message",
+  ),
+  Mutant(
+    "caatnet/studies/pipeline/study.py", "a part has a stage's activations",
+    "    // table.num_chunks,\n", "    // 1,\n",
+    "tests/caatnet/studies/pipeline_test.py::"
+    "test_rows_are_those_of_the_whole_model",
+  ),
+  Mutant(
+    "caatnet/studies/pipeline/study.py", "one half of a backward recomputes",
+    "(again_s if table.splits else 0.0)", "(0.0 if table.splits else 0.0)",
+    "tests/caatnet/studies/pipeline_test.py::"
+    "test_both_halves_of_a_backward_recompute",
+  ),
+]
+
+_RUN_STAGES = "tests/parallel/pipeline/run_test.py"
+
+_STAGES_ROWS = [
+  Mutant(
+    "parallel/pipeline/actions.py", "a part has its last gradients only",
+    "return total + x[None].astype(total.dtype)", "return x[None] + 0 * total",
+    f"{_RUN_STAGES}::test_stages_compute_what_one_piece_does",
+  ),
+  Mutant(
+    "parallel/pipeline/run.py", "the last stage's cotangents leave",
+    "dx = self.of_stage(back, 0)", "dx = self.of_stage(back, -1)",
+    f"{_RUN_STAGES}::test_stages_compute_what_one_piece_does",
+  ),
+  Mutant(
+    "parallel/pipeline/table.py", "a place is taken before it is read",
+    "busy[0][0] < arrival", "busy[0][0] <= arrival",
+    f"{_RUN_STAGES}::test_stages_compute_what_one_piece_does",
+  ),
+  Mutant(
+    "parallel/pipeline/table.py", "places are never given back",
+    "while busy and busy[0][0] < arrival:", "while False:",
+    f"{_RUN_STAGES}::"
+    "test_memory_grows_with_stages_in_flight_and_not_with_microbatches",
+  ),
+  Mutant(
+    "parallel/xla/ledger.py", "a branch runs whenever it is reached",
+    "return fractions.Fraction(*map(int, found[-1])) if found else None",
+    "return fractions.Fraction(1) if found else None",
+    f"{_RUN_STAGES}::"
+    "test_neighbours_send_one_activation_each_way_in_a_tick",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
-  *_OUTER, *_SCHEDULES_ROWS, *_NETWORK_ROWS, *_PLACES, *_XLA_ROWS, *_MODELS,
-  *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS, *_DOCUMENTS_ROWS,
-  *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
-  *_SERVING_ROWS, *_TRANSPORT, *_HOSTS,
+  *_OUTER, *_SCHEDULES_ROWS, *_PIPELINE_ROWS, *_NETWORK_ROWS, *_PLACES,
+  *_XLA_ROWS, *_MODELS, *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS,
+  *_DOCUMENTS_ROWS, *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
+  *_STAGES_ROWS, *_SERVING_ROWS, *_TRANSPORT, *_SWARMS, *_HOSTS,
 )
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class Context:
       their kernel; None to take it everywhere.
     data: The data that the model is trained on.
     sync: The section ``config.sync``; None if the config has none.
+    stage: The stages that cut the vocabulary; None if none do.
   """
 
   platform: str
@@ -28,3 +29,4 @@ class Context:
   evidence_of: str | None
   data: Data
   sync: Mapping[str, Any] | None
+  stage: Axis | None = None

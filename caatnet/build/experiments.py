@@ -20,20 +20,27 @@ from caatnet.build.inference_options import InferenceOptions
 from caatnet.build.model import MODELS
 from caatnet.build.optimizer import OPTIMIZERS, Inner
 from caatnet.build.outer import OUTER
+from caatnet.build.pipeline import PipelineOptions
 from caatnet.build.zero import Zero, build_zero
 from caatnet.checks import naming, one_of
 from caatnet.data.protocol import Data
 from caatnet.data.text import TextData
+from caatnet.models.protocol import Model
 from caatnet.program import Layout, Program
+from caatnet.stages import Stages
 from caatnet.train import files, records, tokenizer
 from caatnet.train.experiment import Experiment, TrainOptions
+from caatnet.train.swarm_options import USUAL, SwarmOptions
 from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.kernels import selection
 
 _SECTIONS = (
-  "name", "seed", "kernels", "model", "sync", "parallel", "outer", "zero",
-  "data", "optimizer", "train", "inference",
+  "name", "seed", "kernels", "model", "sync", "parallel", "pipeline", "outer",
+  "zero", "data", "optimizer", "train", "inference", "elastic",
 )
+# Not all models have doors or stages, or can be decoded; not all runs are of a
+# swarm.
+_OPTIONAL = ("sync", "pipeline", "inference", "elastic")
 # Sections of other configs, and what runs these.
 _OTHERS = {"study": "simulate", "sweep": "sweep", "benchmark": "benchmark"}
 
@@ -108,6 +115,8 @@ def build_program(
   platform = devices[0].platform
   axes = _axes(config.parallel, zero, len(devices), requested_mesh)
   kernels = _kernels(config.kernels, platform)
+  pipeline = _pipeline(config)
+  together = pipeline is not None and pipeline.vocabulary == "sharded"
   context = Context(
     platform,
     axes["tensor"],
@@ -115,6 +124,7 @@ def build_program(
     devices[0].device_kind if config.kernels == "auto" else None,
     data,
     config.get("sync", None),
+    axes["stage"] if together else None,
   )
   model = sections.choose("model", "name", MODELS, config.model, context)
   layout = Layout(
@@ -126,6 +136,9 @@ def build_program(
     kernels,
     zero.offload,
     zero.prefetch,
+    None if pipeline is None else _stages(
+      pipeline, axes["stage"], model, config.train.accumulation
+    ),
   )
   with naming("config.model", sections.keys_of(MODELS[config.model.name])):
     return Program(model, layout)
@@ -174,8 +187,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         f"{', '.join(_SECTIONS)}"
       )
   for key in _SECTIONS:
-    # Not all models have doors, or can be decoded.
-    if key not in config and key not in ("sync", "inference"):
+    if key not in config and key not in _OPTIONAL:
       raise ValueError(
         f"config.{key} is missing: the config is not one of a training run, "
         "or of an older version"
@@ -183,6 +195,18 @@ def check(config: ml_collections.ConfigDict) -> None:
   ranges.check(config)
   if "inference" in config:
     sections.call("inference", InferenceOptions, config.inference)
+  swarm_options(config)
+
+
+def swarm_options(config: ml_collections.ConfigDict) -> SwarmOptions:
+  """Returns how a worker takes part in a swarm; without a section, as usual.
+
+  Raises:
+    ValueError: A key of ``config.elastic`` is unknown, or a value wrong.
+  """
+  if "elastic" not in config:
+    return USUAL
+  return sections.call("elastic", SwarmOptions, config.elastic)
 
 
 def _axes(
@@ -195,6 +219,7 @@ def _axes(
   sizes = (
     {"worker": parallel["worker"]}
     | {level.name: level.size for level in zero.partition.levels}
+    | ({"stage": stages} if (stages := parallel.get("stage", 1)) > 1 else {})
     | {"tensor": parallel["tensor"]}
   )
   try:
@@ -204,6 +229,31 @@ def _axes(
       f"--mesh: {error}; sizes are those of config.parallel and "
       "config.zero.levels"
     ) from error
+
+
+def _pipeline(config: ml_collections.ConfigDict) -> PipelineOptions | None:
+  """Returns how the model's stages run; None where there is one stage."""
+  if config.parallel.get("stage", 1) == 1:
+    return None
+  if "pipeline" not in config:
+    raise ValueError(
+      f"config.parallel.stage={config.parallel.stage}: config.pipeline is "
+      "missing (configs/sections.py)"
+    )
+  return sections.call("pipeline", PipelineOptions, config.pipeline)
+
+
+def _stages(
+  options: PipelineOptions, axis: Axis, model: Model, accumulation: int
+) -> Stages:
+  """Builds the stages of a model, if it can be cut."""
+  with (
+    naming("config.model", ("widths",)),
+    naming("config.sync", ("p_attention", "p_mlp", "carry")),
+  ):
+    stack = model.parts().stack
+  with naming("config.pipeline", sections.keys_of(PipelineOptions)):
+    return options.stages(axis, accumulation, model.stacks[stack])
 
 
 def _kernels(value: str, platform: str) -> tuple[str, ...]:

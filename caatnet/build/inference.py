@@ -76,7 +76,7 @@ def build(
   """Checks a run's config and builds what continues text with its model.
 
   The model is that of the run with all tensor ranks. There is one worker, whose
-  data-parallel ranks are replicas, and no partition.
+  data-parallel ranks are replicas, no partition, and one stage.
 
   Args:
     config: The config of a run. Without a section ``inference``, that of older
@@ -96,7 +96,7 @@ def build(
     )
   options = sections.call("inference", InferenceOptions, config.inference)
   with config.unlocked():
-    config.parallel.worker = 1
+    config.parallel.worker = config.parallel.stage = 1
     config.model.dtype = options.dtype or config.model.dtype
     config.model.remat = "none"
     config.sync.carry = "off"

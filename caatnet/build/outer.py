@@ -202,6 +202,12 @@ class _Streaming(_Rounds, _OuterStep, _Exchanging):
 
   def build(self, program: Program, seed: int) -> OuterLoop:
     one_of("pattern", self.pattern, ("strided", "sequential"))
+    if program.layout.stages is not None and self.fragment_layers:
+      raise ValueError(
+        f"fragment_layers={self.fragment_layers} must be 0 with "
+        f"config.parallel.stage={program.layout.stages.axis.size}: a stage "
+        "has other layers than the next one"
+      )
     cut = fragments(
       program.model.stacks, self.fragment_layers, self.pattern == "strided"
     )

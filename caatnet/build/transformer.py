@@ -89,7 +89,7 @@ def build(
     unroll=unroll,
     carry=sync.carry,
   )
-  return TransformerModel(config, context.tensor)
+  return TransformerModel(config, context.tensor, context.stage)
 
 
 def _kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:

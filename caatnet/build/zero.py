@@ -108,8 +108,8 @@ def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:
       another axis, or the product is not the number of ranks.
   """
   levels = partition.parse_levels(text, num_ranks)
-  if {"worker", "tensor"} & {level.name for level in levels}:
+  if {"worker", "stage", "tensor"} & {level.name for level in levels}:
     raise ValueError(
-      f"levels={text!r}: names must differ from worker and tensor"
+      f"levels={text!r}: names must differ from worker, stage and tensor"
     )
   return levels

@@ -108,6 +108,7 @@ class ImageData:
         "loss": means["loss"], "accuracy": means["accuracy"]
       },
       baselines=lambda: _baselines(train, validation, self.num_classes),
+      examples=pipeline.ordered(_Rows(train), seed),
     )
 
   def _read(self, key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:

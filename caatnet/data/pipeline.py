@@ -69,6 +69,40 @@ def train_batches(
   return shuffled(_Windows(corpus.train, seq_len), batch_size, seed)
 
 
+def train_examples(
+  corpus: sources.Corpus, seq_len: int, seed: int
+) -> grain.MapDataset:
+  """Returns the examples of `train_batches`, in the same order, as `ordered`.
+
+  Args:
+    corpus: The text.
+    seq_len: Tokens per sequence.
+    seed: Decides the order, together with the length of the text only.
+  """
+  return ordered(_Windows(corpus.train, seq_len), seed)
+
+
+def ordered(source: Any, seed: int) -> grain.MapDataset:
+  """Puts a source's examples into the order in which they are trained on.
+
+  Args:
+    source: A sequence of examples, which are trees of arrays.
+    seed: Decides the order; from 0 to 2^32 - 1.
+
+  Returns:
+    An endless sequence: example n is the n-th one that a run reads.
+
+  Raises:
+    ValueError: The seed is out of range.
+  """
+  if not 0 <= seed < 2**32:
+    raise ValueError(f"config.seed={seed} must be from 0 to {2**32 - 1}")
+  # grain shuffles epoch e with the seed plus e. Without the hash, a run with
+  # seed 1 would begin with the second epoch of the run with seed 0.
+  shuffle_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
+  return grain.MapDataset.source(source).shuffle(shuffle_seed).repeat()
+
+
 def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:
   """Iterates over shuffled batches of a source's examples without end.
 
@@ -83,15 +117,8 @@ def shuffled(source: Any, batch_size: int, seed: int) -> grain.DatasetIterator:
   Raises:
     ValueError: The seed is out of range.
   """
-  if not 0 <= seed < 2**32:
-    raise ValueError(f"config.seed={seed} must be from 0 to {2**32 - 1}")
-  # grain shuffles epoch e with the seed plus e. Without the hash, a run with
-  # seed 1 would begin with the second epoch of the run with seed 0.
-  shuffle_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
   dataset = (
-    grain.MapDataset.source(source)
-    .shuffle(shuffle_seed)
-    .repeat()
+    ordered(source, seed)
     .batch(batch_size)
     # Without threads: copying a few examples is cheaper than handing them over.
     .to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))

@@ -24,6 +24,8 @@ class Dataset:
     baselines: A function that returns what simple models reach on
       ``validation``: these measures by the model's name.
     tokenizer: What made tokens of the data; None if they are no text.
+    examples: The single examples in the order of ``batches``, by their number
+      from 0, without end; None if they cannot be had one by one.
   """
 
   name: str
@@ -33,6 +35,7 @@ class Dataset:
   measures: Callable[[Mapping[str, float]], dict[str, float]]
   baselines: Callable[[], Mapping[str, Mapping[str, float]]]
   tokenizer: Tokenizer | None = None
+  examples: Any = None
 
 
 class Data(Protocol):

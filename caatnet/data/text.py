@@ -96,6 +96,7 @@ class TextData:
         name: measures({"loss": loss}) for name, loss in losses().items()
       },
       tokenizer=tokenizer,
+      examples=pipeline.train_examples(corpus, self.seq_len, seed),
     )
 
   def _check_vocabulary(self, largest: int, name: str) -> None:

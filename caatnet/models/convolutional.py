@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.protocol import Parameter, Reduction
+from caatnet.models.protocol import Parameter, Parts, Reduction
 from parallel.axes import Axis
 
 _STAGE = "stage_"
@@ -166,6 +166,7 @@ class ConvolutionalModel:
         num_lead=int(part in self.stacks),
         dtype=self.dtype if is_kernel else "float32",
         decays=is_kernel,
+        stage_dim=0 if part in self.stacks else None,
       )
 
     shapes = jax.eval_shape(self.init, jax.random.key(0))
@@ -187,20 +188,44 @@ class ConvolutionalModel:
     self, params: Any, batch: Any, access: Access = AS_THEY_ARE
   ) -> dict[str, jax.Array]:
     """Returns "loss" in nats and "accuracy", 0 or 1, float32 ``[B]`` each."""
-
-    def run(part: str):
-      graph = self._parts[part][0]
-      return lambda params, x: nnx.merge(graph, params)(x)
-
     x = access.apply(
       lambda _, image: image.astype(self.dtype), None, batch["image"]
     )
     for stage in range(len(self.widths)):
       enter, stack = f"enter_{stage}", f"{_STAGE}{stage}"
-      x = access.apply(run(enter), params[enter], x)
-      x = access.scan(run(stack), params[stack], x, 1, None)
-    logits = access.apply(run("head"), params["head"], x)
+      x = access.apply(self._run(enter), params[enter], x)
+      x = access.scan(self._run(stack), params[stack], x, 1, None)
+    logits = access.apply(self._run("head"), params["head"], x)
     return access.apply(self._judge, None, logits, batch["label"])
+
+  def parts(self) -> Parts:
+    if len(self.widths) > 1:
+      raise ValueError(
+        f"widths={self.widths}: stages of a pipeline send images of one size "
+        "to each other; widths must have one entry"
+      )
+    stack = f"{_STAGE}0"
+    return Parts(
+      stack,
+      lambda params, batch, access: access.apply(
+        self._run("enter_0"), params["enter_0"],
+        access.apply(
+          lambda _, image: image.astype(self.dtype), None, batch["image"]
+        ),
+      ),
+      lambda params, x, access: access.scan(
+        self._run(stack), params, x, 1, None
+      ),
+      lambda params, x, batch, access: access.apply(
+        self._judge, None, access.apply(self._run("head"), params["head"], x),
+        batch["label"],
+      ),
+    )
+
+  def _run(self, part: str) -> Any:
+    """Returns a function of a part's parameters and of what it reads."""
+    graph = self._parts[part][0]
+    return lambda params, x: nnx.merge(graph, params)(x)
 
   def _judge(
     self, _: None, logits: jax.Array, labels: jax.Array

@@ -10,7 +10,7 @@ members, and one row in `caatnet.build.model`.
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +37,9 @@ class Parameter:
       partition gathers it for each of them.
     regathered: How many of these functions read it again in the backward pass.
       Looking up rows of a table does not.
+    stage_dim: The dim that stages of a pipeline cut, where there are stages: 0
+      for layers of a stack, whose order is that of the parts; a later one for
+      slices in turn. None where every stage has the whole parameter.
   """
 
   spec: PartitionSpec
@@ -45,6 +48,7 @@ class Parameter:
   decays: bool = True
   uses: int = 1
   regathered: int = 1
+  stage_dim: int | None = None
 
 
 class Reduction(NamedTuple):
@@ -61,6 +65,28 @@ class Reduction(NamedTuple):
   dtype: str
   shape: tuple[int, ...]
   kind: str = "all_reduce"
+
+
+class Parts(NamedTuple):
+  """A model as a stack of equal layers, and what is around it.
+
+  All run inside ``jax.shard_map``. Params are those of `Model.scores`; of the
+  stack they are some of its layers. A layer of zeros is the identity.
+
+  Attributes:
+    stack: The key of the stack.
+    enter: ``(params, batch, access) -> x``, what the first layer reads.
+    layers: ``(the stack's params, x, access) -> x``, with x of the same type.
+    judge: ``(params, x, batch, access) -> scores``, those of `Model.scores`.
+    together: Whether all stages compute ``enter`` and ``judge`` together, each
+      with its slice of the parameters, so that the results are those of all.
+  """
+
+  stack: str
+  enter: Callable[[Any, Any, Access], Any]
+  layers: Callable[[Any, Any, Access], Any]
+  judge: Callable[[Any, Any, Any, Access], dict[str, jax.Array]]
+  together: bool = False
 
 
 class Model(Protocol):
@@ -104,6 +130,14 @@ class Model(Protocol):
     Returns:
       float32 arrays ``[B, ...]`` by name, the same on all tensor ranks.
       Training minimises the mean of "loss"; evaluations report all means.
+    """
+    ...
+
+  def parts(self) -> Parts:
+    """Returns the model in parts, for the stages of a pipeline.
+
+    Raises:
+      ValueError: It has no stack of layers that read and return the same.
     """
     ...
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import contextlib
 import fcntl
 import importlib.util
+import itertools
 import os
 import pathlib
 import secrets
@@ -184,6 +185,31 @@ def lock(workdir: epath.Path) -> contextlib.AbstractContextManager[Any]:
   file.write(f"process {os.getpid()} on {socket.gethostname()}")
   file.flush()
   return file
+
+
+def slot(parent: epath.Path, name: str) -> tuple[epath.Path, Any]:
+  """Finds a folder for one of several processes of this machine.
+
+  Args:
+    parent: In which the folders are; it is made.
+    name: What their names begin with.
+
+  Returns:
+    The first folder, by its number, that no living process has; and what keeps
+    others out as long as it is not closed.
+  """
+  parent.mkdir(parents=True, exist_ok=True)
+  for number in itertools.count():
+    found = parent / f"{name}-{number}"
+    file = open(f"{found}.lock", "a", encoding="utf-8")  # noqa: SIM115
+    exclusive = fcntl.LOCK_EX | fcntl.LOCK_NB
+    try:
+      fcntl.flock(file, exclusive)
+    except BlockingIOError:
+      file.close()
+      continue
+    return found, file
+  raise AssertionError
 
 
 def _is_there(module: str) -> bool:

@@ -5,6 +5,7 @@ metrics are then those of an uninterrupted run.
 """
 
 import collections
+from collections.abc import Callable
 import contextlib
 import dataclasses
 import math
@@ -85,6 +86,7 @@ def train(
   label: str = "train",
   profile: tuple[int, int] | None = None,
   quiet: bool = False,
+  make: "Callable[..., Run] | None" = None,
 ) -> TrainResult:
   """Trains until ``config.train.num_steps``, resuming what is in the folder.
 
@@ -94,6 +96,7 @@ def train(
     label: What the progress bar calls the run.
     profile: The first step of a profiler trace, and the step after its last.
     quiet: Whether nothing is printed.
+    make: Makes the run of the arguments before it; None for `Run`.
 
   Returns:
     How the run ended.
@@ -105,7 +108,7 @@ def train(
       or there are too few data.
   """
   try:
-    run = _Run(experiment, workdir, label, profile, quiet)
+    run = (make or Run)(experiment, workdir, label, profile, quiet)
     with contextlib.closing(run), stop_signals() as stop:
       try:
         return run.loop(stop)
@@ -133,7 +136,7 @@ def _is_lost(error: Exception) -> bool:
   return jax.process_count() > 1 and state is not None
 
 
-class _Run:
+class Run:
   """The opened files, programs and state of one run."""
 
   def __init__(
@@ -277,9 +280,7 @@ class _Run:
     self.started = time.perf_counter()
     while step < options.num_steps and not stop.requested():
       self._profile(step)
-      batch = put_batch(self.experiment.program.layout, next(self.batches))
-      self.state, metrics = self._step(step, batch)
-      step += 1
+      step, metrics = self._advance(step)
       # Steps are dispatched without waiting for them. The metrics of the step
       # before are read while this one runs: devices stay busy, and the host is
       # at most one step ahead of them.
@@ -287,7 +288,8 @@ class _Run:
       evaluates = step % options.eval_every == 0 or step == options.num_steps
       saves = step % options.checkpoint_every == 0
       logs = step % options.log_every == 0
-      self.metrics.add(step, metrics, logs or evaluates or saves)
+      if metrics is not None:
+        self.metrics.add(step, metrics, logs or evaluates or saves)
       if evaluates or saves:  # a diverged step is neither evaluated nor saved
         self._record()
       if evaluates:
@@ -316,8 +318,9 @@ class _Run:
       communication=self.communication,
     )
 
-  def _step(self, step: int, batch: Any) -> tuple[TrainState, Any]:
-    """Runs the program that the outer loop's plan for the step asks for."""
+  def _advance(self, step: int) -> tuple[int, Any]:
+    """Makes a step; returns the number of the next one, and metrics."""
+    batch = put_batch(self.experiment.program.layout, next(self.batches))
     plan = self.experiment.outer.plan(step)
     if plan.variant not in self.programs:
       # Popped, so that a lowered program is freed once it is compiled.
@@ -325,7 +328,10 @@ class _Run:
       lowered = lowered or self.experiment.lower_step(plan)
       self.programs[plan.variant] = lowered.compile()
     numbers = jax.tree.map(np.int32, plan.numbers)
-    return self.programs[plan.variant](self.state, batch, numbers)
+    self.state, metrics = self.programs[plan.variant](
+      self.state, batch, numbers
+    )
+    return step + 1, metrics
 
   def _record(self) -> None:
     """Reads the metrics that are due, and shows, writes and checks them."""

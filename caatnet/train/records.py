@@ -25,12 +25,13 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 _NUM_STEPS, _DECAY_STEPS = ("train", "num_steps"), ("optimizer", "decay_steps")
 
 # Keys that a resumed run may change: none of them is part of what is computed.
-# It may change config.zero, too, since no checkpoint depends on the partition.
+# It may change config.zero and the stages, too, since no checkpoint depends on
+# them.
 _FREE = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",
               "keep_checkpoints")
-} | {("name",)}
+} | {("name",), ("parallel", "stage")}
 
 # Workers may join and leave (`caatnet.train.membership`), and with them what is
 # said of each of them.
@@ -65,7 +66,7 @@ def write_config(workdir: epath.Path, config: dict[str, Any]) -> str:
     moved = stored.get(_WORKER) != ours.get(_WORKER)
     for key in sorted(stored.keys() | ours.keys()):
       free = (
-        key in _FREE or key[0] in ("zero", "inference")
+        key in _FREE or key[0] in ("zero", "pipeline", "inference")
         or (key == _NUM_STEPS and longer)
         or (key == _DECAY_STEPS and old == new)
         or (moved and key in (_WORKER, *_OF_WORKERS))

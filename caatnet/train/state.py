@@ -54,11 +54,16 @@ def state_specs(
 
 def outer_specs(program: Program, outer: OuterLoop) -> Any:
   """Returns a ``PartitionSpec`` for each leaf of the outer loop's state."""
-  state = jax.eval_shape(outer.init, program.stored_shapes)
+  return specs_like_outer(
+    program, outer, jax.eval_shape(outer.init, program.stored_shapes)
+  )
+
+
+def specs_like_outer(program: Program, outer: OuterLoop, state: Any) -> Any:
+  """Returns specs for an outer loop's state, as it may be within a step."""
   specs = program.specs_like_params(state)
-  if "workers" in specs:
-    specs["workers"] = program.layout.per_worker(specs["workers"])
-  return specs
+  own = {key: specs[key] for key in outer.own if key in specs}
+  return specs | program.layout.per_worker(own)
 
 
 def state_shardings(
@@ -129,7 +134,7 @@ def make_count_non_finite(
     ranks.
   """
   layout = program.layout
-  names = (*(axis.name for axis in layout.data), layout.tensor.name)
+  names = layout.rank_names
 
   def count(params):  # int32 [parameters, workers]
     counts = [
@@ -217,7 +222,7 @@ def check_equal_start(program: Program, params: Any) -> None:
   layout = program.layout
 
   def digest(params):  # uint32 [W]
-    names = (*(axis.name for axis in layout.data), layout.tensor.name)
+    names = layout.rank_names
 
     def of(x):
       bits = jax.lax.bitcast_convert_type(x, jnp.uint32)

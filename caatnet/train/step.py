@@ -36,6 +36,7 @@ from jax.sharding import PartitionSpec as P
 import optax
 
 from caatnet.program import Program
+from caatnet.train import microbatches, staged
 from caatnet.train.norms import group_norms, parameter_groups
 from caatnet.train.state import (
   TrainState,
@@ -78,15 +79,7 @@ def make_train_step(
   layout = program.layout
   worker, on_cpu = layout.worker, layout.on_cpu
 
-  def update(grads, opt_state, params):  # of one worker
-    groups = group_norms(grads, program)
-    norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
-    if clip_norm:  # 1e-12 keeps the quotient finite where all gradients are 0
-      factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
-      grads = jax.tree.map(lambda g: g * factor, grads)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    norms = {f"grad_norm/{group}": n for group, n in groups.items()}
-    return updates, opt_state, {"grad_norm": norm} | norms
+  update = make_update(program, optimizer, clip_norm)
 
   def step(state: TrainState, batch: Any, numbers: Any):
     plan = Plan(variant, numbers)
@@ -95,7 +88,7 @@ def make_train_step(
       carried = outer.begin(state.params, state.outer, plan)
     batch = after(batch, carried, on_cpu)
     loss, grads = each_lane(
-      functools.partial(_worker_gradients, program, accumulation),
+      functools.partial(worker_gradients, program, accumulation),
       worker, state.params, batch,
     )
     with jax.named_scope("outer"):
@@ -106,7 +99,7 @@ def make_train_step(
     updates = after(updates, (loss, norms), on_cpu)
     with jax.named_scope("outer"):
       params, carried = outer.finish(state.params, updates, carried, plan)
-    told = _told(outer, carried, state.outer)
+    told = told_of(outer, carried, state.outer)
     opt_state = restarted(optimizer, opt_state, params, told)
     new_state = TrainState(
       state.step + 1, params, opt_state, carried, state.key
@@ -114,12 +107,12 @@ def make_train_step(
     return new_state, {"loss": loss} | norms | told
 
   specs = state_specs(program, optimizer, outer)
-  metric_specs = _metric_specs(program, outer)
+  of_metrics = _metric_specs(program, outer)
   mapped = jax.shard_map(
     step,
     mesh=layout.mesh,
     in_specs=(specs, layout.batch_spec, P()),
-    out_specs=(specs, metric_specs),
+    out_specs=(specs, of_metrics),
   )
   shardings = state_shardings(program, optimizer, outer)
   on_device = layout.shardings(specs.opt_state)
@@ -139,8 +132,36 @@ def make_train_step(
       layout.shardings(layout.batch_spec),
       layout.shardings(P()),
     ),
-    out_shardings=(shardings, layout.shardings(metric_specs)),
+    out_shardings=(shardings, layout.shardings(of_metrics)),
   )
+
+
+def make_update(
+  program: Program, optimizer: optax.GradientTransformation, clip_norm: float
+) -> Callable[[Any, Any, Any], tuple[Any, Any, Metrics]]:
+  """Makes the clipped update of one worker, inside ``jax.shard_map``.
+
+  Args:
+    program: The model on a mesh.
+    optimizer: The inner optimizer, elementwise, without clipping.
+    clip_norm: The largest global gradient norm of a worker; 0 does not clip.
+
+  Returns:
+    A function ``(gradients, optimizer state, parameters) -> (updates, optimizer
+    state, norms of the gradients)``.
+  """
+
+  def update(grads, opt_state, params):
+    groups = group_norms(grads, program)
+    norm = jnp.sqrt(sum(jnp.square(n) for n in groups.values()))
+    if clip_norm:  # 1e-12 keeps the quotient finite where all gradients are 0
+      factor = jnp.minimum(1.0, clip_norm / jnp.maximum(norm, 1e-12))
+      grads = jax.tree.map(lambda g: g * factor, grads)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    norms = {f"grad_norm/{group}": n for group, n in groups.items()}
+    return updates, opt_state, {"grad_norm": norm} | norms
+
+  return update
 
 
 def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:
@@ -148,11 +169,11 @@ def _metric_specs(program: Program, outer: OuterLoop) -> dict[str, P]:
   names = ["loss", "grad_norm"]
   names += [f"grad_norm/{g}" for g in parameter_groups(program.specs)]
   first = jax.eval_shape(outer.init, program.stored_shapes)
-  told = jax.eval_shape(functools.partial(_told, outer), first, first)
+  told = jax.eval_shape(functools.partial(told_of, outer), first, first)
   return {name: P(program.layout.worker.name) for name in (*names, *told)}
 
 
-def _told(outer: OuterLoop, after: Any, before: Any) -> Metrics:
+def told_of(outer: OuterLoop, after: Any, before: Any) -> Metrics:
   """Returns what the outer loop tells of each worker at the end of a step.
 
   Args:
@@ -231,7 +252,7 @@ def _merge_dims(tree: Any, number: int) -> Any:
   return jax.tree.map(lambda x: x.reshape(-1, *x.shape[number:]), tree)
 
 
-def _worker_gradients(
+def worker_gradients(
   program: Program, accumulation: int, params: Any, batch: Any
 ) -> tuple[jax.Array, Any]:
   """Computes one worker's loss and gradients, reduced over its ranks.
@@ -256,15 +277,19 @@ def _worker_gradients(
     # of that cast is an all-reduce: one for every parameter, in every layer and
     # microbatch. Cast here, before differentiation, gradients stay those of
     # this device, and are reduced once below.
-    params = jax.tree.map(
-      lambda p: varying(p, *names, layout.tensor.name), params
-    )
-    losses, grads = jax.vmap(
-      lambda rank: _accumulated(
-        lambda params, batch: _scores(program, params, batch)["loss"].mean(),
-        params, rank, accumulation,
+    params = jax.tree.map(lambda p: varying(p, *layout.rank_names), params)
+
+    if layout.stages is not None:
+      losses, grads = staged.each_rank(
+        lambda rank: staged.gradients(program, params, rank), batch
       )
-    )(batch)
+    else:
+      losses, grads = jax.vmap(
+        lambda rank: _accumulated(
+          lambda params, batch: _scores(program, params, batch)["loss"].mean(),
+          params, rank, accumulation,
+        )
+      )(batch)
     # Each leaf waits for all of them: the reductions over the data axes come
     # after the last one of the backward over the tensor axis.
     losses, grads = after((losses, grads), (losses, grads), layout.on_cpu)
@@ -279,12 +304,15 @@ def _worker_gradients(
   )
   grads = after(grads, (loss, grads), layout.on_cpu)
   # Every tensor rank has read a replicated parameter, such as a norm's gain, so
-  # its gradient is the sum over ranks. A slice belongs to its own rank alone.
-  name = layout.tensor.name
-  return loss, jax.tree.map(
-    lambda grad, spec: grad if name in spec else lax.psum(grad, name),
-    grads, program.specs,
-  )
+  # its gradient is the sum over ranks; so have stages. A slice belongs to its
+  # own rank alone.
+  names = [axis.name for axis in layout.model_axes]
+
+  def reduced(grad, spec):
+    over = tuple(name for name in names if name not in spec)
+    return lax.psum(grad, over) if over else grad
+
+  return loss, jax.tree.map(reduced, grads, program.specs)
 
 
 def _partitioned_gradients(
@@ -303,24 +331,27 @@ def _partitioned_gradients(
     lie like the stored shards.
   """
   layout = program.layout
-  shards, name = layout.shards, layout.tensor.name
+  shards = layout.shards
+  names = tuple(axis.name for axis in layout.model_axes)
   # Gathered from the optimizer's depth to the weights' once per step, not once
   # per microbatch.
   with jax.named_scope("zero"):
     weights = shards.working(params, program.tensors)
   batch = after(batch, weights, layout.on_cpu)
-  # Cast for the same reason as in `_worker_gradients`. Gradients leave by the
+  # Cast for the same reason as in `worker_gradients`. Gradients leave by the
   # sinks (`parallel.zero.gathered`), so these are what is differentiated.
-  weights = jax.tree.map(lambda x: varying(x, name), weights)
-  sinks = jax.tree.map(lambda x: varying(shards.sink(x), name), params)
+  weights = jax.tree.map(lambda x: varying(x, *names), weights)
+  sinks = jax.tree.map(lambda x: varying(shards.sink(x), *names), params)
 
   def loss_of(sinks, batch):
     losses = _scores(program, weights, batch, 1, sinks)["loss"]
     # The mean over each rank's examples, summed over the ranks [D].
     return jnp.sum(losses.mean(axis=tuple(range(1, losses.ndim))))
 
-  loss, grads = _accumulated(loss_of, sinks, batch, accumulation, num_lead=1)
-
+  if layout.stages is not None:
+    loss, grads = staged.gradients(program, sinks, batch, weights)
+  else:
+    loss, grads = _accumulated(loss_of, sinks, batch, accumulation, num_lead=1)
   loss, grads = after((loss, grads), (loss, grads), layout.on_cpu)
   loss = lax.psum(loss, shards.names)
   grads = after(grads, loss, layout.on_cpu)
@@ -349,6 +380,11 @@ def _scores(
   """
   model, shards = program.model, program.layout.shards
   if shards is None:
+    if program.layout.stages is not None:
+      return staged.each_rank(
+        lambda batch: staged.scores(program, params, batch), batch
+      )
+
     def score(batch):
       return model.scores(params, batch)
 
@@ -357,6 +393,8 @@ def _scores(
   if sinks is None:
     params = shards.working(params, program.tensors)
     sinks = jax.tree.map(lambda _: None, program.tensors)
+    if program.layout.stages is not None:
+      return staged.scores(program, sinks, batch, params)
   params = jax.tree.map(
     lambda tensor, weight, sink: Shard(weight, sink, tensor),
     program.tensors, params, sinks,
@@ -388,19 +426,12 @@ def _accumulated(
   value_and_grad = jax.value_and_grad(loss_of)
   if accumulation == 1:
     return value_and_grad(params, batch)
-
-  def split(x):  # the microbatches first, for the scan
-    lead, rest = x.shape[:num_lead], x.shape[num_lead + 1 :]
-    parts = x.reshape(*lead, accumulation, -1, *rest)
-    # [..., M, B, ...] -> [M, ..., B, ...]
-    return jnp.moveaxis(parts, num_lead, 0)
-
-  microbatches = jax.tree.map(split, batch)
+  parts = microbatches.split(batch, accumulation, num_lead)
 
   def add(total, microbatch):
     return jax.tree.map(jnp.add, total, value_and_grad(params, microbatch)), ()
 
-  first = jax.tree.map(lambda x: x[0], microbatches)
+  first = jax.tree.map(lambda x: x[0], parts)
   start = jax.eval_shape(value_and_grad, params, first)
   # A scan's carry keeps its type, and gradients vary over mesh axes: so must
   # the zeros that they are added to.
@@ -410,5 +441,5 @@ def _accumulated(
     ),
     start,
   )
-  total, _ = lax.scan(add, zeros, microbatches)
+  total, _ = lax.scan(add, zeros, parts)
   return jax.tree.map(lambda x: x / accumulation, total)

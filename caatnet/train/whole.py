@@ -1,8 +1,8 @@
 """Converts between stored shards and whole parameters, for checkpoints.
 
 Checkpoints hold whole parameters of logical shape, so that a run can go on with
-another partition. The conversion takes one tensor at a time, since on the way a
-device may hold all of that tensor.
+another partition and another number of stages. The conversion takes one tensor
+at a time, since on the way a device may hold all of that tensor.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from caatnet.program import Program, by_end_of_path
+from caatnet.program import Layout, Leaf, Program, by_end_of_path
+from caatnet.stages import Stages
 from parallel.zero.shards import Tensor
 
 
@@ -27,22 +28,23 @@ def to_whole(program: Program, stored: Any) -> Any:
       shardings.
 
   Returns:
-    The same tree, in which each array of a partitioned parameter, or like one,
-    is whole. It is spread over devices along a dim that their number divides,
-    if there is such a dim.
+    The same tree, in which each array of a parameter that is partitioned, or
+    cut over stages, or like one, is whole. It is spread over devices along dims
+    that their numbers divide, if there are such dims.
   """
-  if program.layout.shards is None:
+  if not _cut(program):
     return stored
-  tensor_of = by_end_of_path(program.tensors)
+  leaf_of = by_end_of_path(program.leaves, is_leaf=_is_leaf)
 
   def convert(path, x):
-    tensor = tensor_of(path)
-    if tensor is None:  # belongs to no parameter, such as a count of steps
+    leaf = leaf_of(path)
+    if leaf is None:  # belongs to no parameter, such as a count of steps
       return x
-    sharding = _whole_sharding(program, x, tensor)
+    lead = len(x.shape) - _num_stored_dims(program, leaf)
+    sharding = _whole_sharding(program, x.sharding.spec[:lead], leaf)
     if isinstance(x, jax.Array):  # offloaded moments lie in host memory
       x = jax.device_put(x, x.sharding.with_memory_kind("device"))
-    return _convert(x, program.layout.shards.restore, tensor, sharding)
+    return _convert(x, program.layout, _restore, leaf, lead, sharding)
 
   return jax.tree.map_with_path(convert, stored)
 
@@ -55,56 +57,130 @@ def to_stored(program: Program, whole: Any, shardings: Any) -> Any:
     whole: A training state or a part of it, without a partition.
     shardings: A tree like it with the shardings of the result.
   """
-  if program.layout.shards is None:
+  if not _cut(program):
     return whole
-  tensor_of = by_end_of_path(program.tensors)
+  leaf_of = by_end_of_path(program.leaves, is_leaf=_is_leaf)
 
   def convert(path, x, sharding):
-    tensor = tensor_of(path)
-    if tensor is None:
+    leaf = leaf_of(path)
+    if leaf is None:
       return x
-    return _convert(x, program.layout.shards.store, tensor, sharding)
+    lead = len(x.shape) - len(leaf.shape)
+    return _convert(x, program.layout, _store, leaf, lead, sharding)
 
   return jax.tree.map_with_path(convert, whole, shardings)
 
 
-def _whole_sharding(program: Program, x: Any, tensor: Tensor) -> NamedSharding:
-  """Returns where a tensor lies when it is whole.
+def _cut(program: Program) -> bool:
+  layout = program.layout
+  return layout.shards is not None or layout.stages is not None
+
+
+def _is_leaf(x: Any) -> bool:
+  return isinstance(x, Leaf)
+
+
+def _tensor(leaf: Leaf, stages: Stages | None) -> Tensor:
+  """Returns what a partition cuts of a parameter."""
+  shape = leaf.shape[leaf.parameter.num_lead :]
+  dim = leaf.parameter.stage_dim
+  if stages is not None and dim:  # a slice of a vocabulary
+    at = dim - leaf.parameter.num_lead
+    size = -(-shape[at] // stages.axis.size)
+    shape = (*shape[:at], size, *shape[at + 1 :])
+  return Tensor(shape, leaf.parameter.dtype)
+
+
+def _num_stored_dims(program: Program, leaf: Leaf) -> int:
+  """Returns how many dims a parameter has as it is stored."""
+  layout = program.layout
+  lead = leaf.parameter.num_lead
+  if layout.stages is not None and leaf.parameter.stage_dim is not None:
+    lead += 1
+  if layout.shards is None:
+    return lead + len(leaf.shape) - leaf.parameter.num_lead
+  return lead + layout.partition.optimizer + 1
+
+
+def _restore(
+  layout: Layout, leaf: Leaf, lead: int, x: jax.Array
+) -> jax.Array:
+  """Puts a stored parameter together, behind ``lead`` other dims."""
+  dim, stages = leaf.parameter.stage_dim, layout.stages
+  if layout.shards is not None:
+    x = layout.shards.restore(x, _tensor(leaf, stages))
+  if stages is None or dim is None:
+    return x
+  return stages.restore(x, dim, leaf.shape[dim], lead)
+
+
+def _store(layout: Layout, leaf: Leaf, lead: int, x: jax.Array) -> jax.Array:
+  """Cuts a whole parameter as it is stored; the inverse of `_restore`."""
+  dim, stages = leaf.parameter.stage_dim, layout.stages
+  if stages is not None and dim is not None:
+    x = stages.store(x, dim, lead)
+  if layout.shards is not None:
+    x = layout.shards.store(x, _tensor(leaf, stages))
+  return x
+
+
+def _whole_sharding(
+  program: Program, lead: tuple[Any, ...], leaf: Leaf
+) -> NamedSharding:
+  """Returns where a parameter lies when it is whole.
 
   Replicated on all devices, whole parameters of a large model would not fit. So
-  a tensor is cut over all data-parallel devices along its first dim that their
-  number divides.
+  it is cut over all data-parallel devices along the first dim of its tensor
+  that their number divides, and over stages where these cut it, if they can.
+
+  Args:
+    program: The model on a mesh.
+    lead: The spec of the dims before the parameter's.
+    leaf: The parameter.
   """
-  # Stored: [*lead, ranks of o levels, elements of a shard].
-  num_lead = len(x.shape) - program.layout.partition.optimizer - 1
-  # A spec may end before the last dim: what it leaves out is not cut.
-  lead = [*x.sharding.spec, *[None] * num_lead][:num_lead]
-  num_devices = math.prod(axis.devices for axis in program.layout.data)
-  cut: list[Any] = [None] * len(tensor.shape)
-  fitting = [i for i, n in enumerate(tensor.shape) if n % num_devices == 0]
-  if fitting:
-    cut[fitting[0]] = program.layout.shards.names
-  return NamedSharding(program.layout.mesh, P(*lead, *cut))
+  layout, p = program.layout, leaf.parameter
+  cut: list[Any] = [*p.spec, *[None] * len(leaf.shape)][: len(leaf.shape)]
+  if layout.shards is not None:
+    num_devices = math.prod(axis.devices for axis in layout.data)
+    fitting = [
+      i for i in range(p.num_lead, len(leaf.shape))
+      if leaf.shape[i] % num_devices == 0
+    ]
+    if fitting:
+      cut[fitting[0]] = layout.shards.names
+  if layout.stages is not None and p.stage_dim is not None:
+    axis = layout.stages.axis
+    if cut[p.stage_dim] is None and (
+      leaf.shape[p.stage_dim] % axis.devices == 0
+    ):
+      cut[p.stage_dim] = axis.name
+  return NamedSharding(layout.mesh, P(*lead, *cut))
 
 
 def _convert(
   x: Any,
-  convert: Callable[[jax.Array, Tensor], jax.Array],
-  tensor: Tensor,
+  layout: Layout,
+  convert: Callable[[Layout, Leaf, int, jax.Array], jax.Array],
+  leaf: Leaf,
+  lead: int,
   sharding: NamedSharding,
 ) -> Any:
   """Converts an array; or, for a shape, tells the shape of the result."""
   if isinstance(x, jax.Array):
-    return _compiled(convert, tensor, sharding)(x)
-  shape = jax.eval_shape(lambda x: convert(x, tensor), x)
+    return _compiled(convert, layout, leaf, lead, sharding)(x)
+  shape = jax.eval_shape(functools.partial(convert, layout, leaf, lead), x)
   return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
 @functools.cache
 def _compiled(
-  convert: Callable[[jax.Array, Tensor], jax.Array],
-  tensor: Tensor,
+  convert: Callable[[Layout, Leaf, int, jax.Array], jax.Array],
+  layout: Layout,
+  leaf: Leaf,
+  lead: int,
   sharding: NamedSharding,
 ) -> Callable[[jax.Array], jax.Array]:
   """Jits a conversion; XLA moves the elements to where the sharding says."""
-  return jax.jit(lambda x: convert(x, tensor), out_shardings=sharding)
+  return jax.jit(
+    functools.partial(convert, layout, leaf, lead), out_shardings=sharding
+  )

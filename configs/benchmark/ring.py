@@ -9,7 +9,10 @@ processes, all at once and without additions: what this machine's sockets give.
 Other programs on the machine take from all of them, so only ratios within a run
 say something, and the table says how high the load was. Bytes sent are compared
 with the formula and with the kernel's count; a difference is an error. As root
-two peers in network namespaces also sum over links of 50 Mbit/s and 1 Gbit/s.
+two peers in network namespaces also sum over slow and over long links, with one
+connection and with several: what is under way on one is limited by the kernel's
+buffers (net.ipv4.tcp_wmem), and there is room for more on a long link. These
+alone, two minutes: `ring.py:links`.
 
 Aim: a sum takes at most 1 / 0.8 of the time of the raw streams. `ring.py:test`
 takes seconds.
@@ -19,9 +22,9 @@ import ml_collections
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """Returns the benchmark: `all`, or `test` for one that takes seconds."""
-  if size not in ("all", "test"):
-    raise ValueError(f"ring.py:{size}: the sizes are all and test")
+  """Returns the benchmark: `all`, `links` alone, or `test`, some seconds."""
+  if size not in ("all", "links", "test"):
+    raise ValueError(f"ring.py:{size}: the sizes are all, links and test")
   config = ml_collections.ConfigDict()
   config.name = "ring"
   config.benchmark = ml_collections.ConfigDict()
@@ -37,13 +40,21 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark.rounds = 5
   # Whether jax's all-reduce between processes is timed, too.
   config.benchmark.gloo = True
-  # Rates of shaped links, data connections over them, and what is summed.
-  config.benchmark.mbits = (50, 1000)
-  config.benchmark.lanes = (1, 4)
-  config.benchmark.shaped_megabytes = 16
+  # Links between two peers: their rate in Mbit/s, milliseconds there and back
+  # that are added, megabytes that are summed; and data connections over them.
+  config.benchmark.links = (
+    {"mbit": 50, "rtt_ms": 0, "megabytes": 16},
+    {"mbit": 50, "rtt_ms": 100, "megabytes": 16},
+    {"mbit": 1000, "rtt_ms": 0, "megabytes": 128},
+    {"mbit": 1000, "rtt_ms": 100, "megabytes": 128},
+  )
+  config.benchmark.lanes = (1, 4, 8)
+  config.benchmark.shaped_rounds = 3
   config.benchmark.shaped_block_bytes = 2**18
+  if size == "links":
+    config.benchmark.peers = ()
   if size == "test":
     config.benchmark.megabytes, config.benchmark.peers = 4, (2, 3)
-    config.benchmark.rounds, config.benchmark.mbits = 1, ()
+    config.benchmark.rounds, config.benchmark.links = 1, ()
     config.benchmark.gloo = False
   return config

@@ -23,6 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.model = sections.transformer()
   config.sync = sections.sync()
   config.parallel = sections.parallel()
+  config.pipeline = sections.pipeline()
   config.outer = sections.outer("data_parallel")
   config.zero = sections.zero()
   config.data = sections.text()

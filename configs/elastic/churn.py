@@ -3,22 +3,28 @@ r"""Peers are killed, stopped, cut off and come, while they train.
   python -m launch.benchmark --config=configs/elastic/churn.py \
     --output=results/churn.json
   python -m launch.benchmark --config=configs/elastic/churn.py:short
+  python -m launch.benchmark --config=configs/elastic/churn.py:soak
 
-Workers are processes on this machine that learn a line with noise. At drawn
+Workers are processes on this machine that learn a vector with noise. At drawn
 times one of them is killed (kill -9), stopped for a shorter or a longer time
-than a peer may be silent (SIGSTOP), loses a connection, or joins; or the
-coordinator is killed and started again. All revisions of all workers are
-compared by their digests, the coordinator's log is replayed, and the loss is
-compared with that of the same number of samples without any events. A time
-without a committed round that is longer than benchmark.limit_s is an error.
+than a peer may be silent (SIGSTOP), loses a connection, has one over which
+nothing arrives any more, has a wrong bit in its state, or joins; or the
+coordinator is killed and started again; or all are killed, and a new run begins
+from a checkpoint. What happens is drawn from the events that have happened
+least often between rounds, in an exchange, or while members connect and fetch.
+
+All revisions of all workers are compared by their digests, the coordinator's
+log is replayed, and the loss is compared with that of the same number of
+samples without any events. A time without a committed round that is longer than
+benchmark.limit_s is an error.
 """
 
 import ml_collections
 
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """Returns `all`, `short` (two minutes), or `test` (twenty seconds)."""
-  events = {"all": 220, "short": 60, "test": 6}
+  """Returns `all`, `short` (some minutes), `soak` (an hour), or `test`."""
+  events = {"all": 220, "short": 60, "test": 6, "soak": 1}
   if size not in events:
     raise ValueError(f"churn.py:{size}: the sizes are {', '.join(events)}")
   config = ml_collections.ConfigDict()
@@ -26,14 +32,18 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark = ml_collections.ConfigDict()
   config.benchmark.name = "churn"
   config.benchmark.workers = 3 if size == "test" else 8
+  # Events at least, and minutes at least.
   config.benchmark.events = events[size]
+  config.benchmark.minutes = 60.0 if size == "soak" else 0.0
   config.benchmark.seeds = (0, 1, 2) if size == "all" else (0,)
   # Seconds between two events on average, without a sign of life until a peer
   # is dropped, and without a committed round until the benchmark fails.
-  config.benchmark.gap_s = 1.5
+  config.benchmark.gap_s = 5.0 if size == "soak" else 1.5
   config.benchmark.silence_s = 3.0
   config.benchmark.limit_s = 60.0
-  # Parameters of the model, and samples of a part.
+  # Parameters of the model, samples of a part, and the seconds that it takes
+  # beside its arithmetic: a soak leaves this machine to others.
   config.benchmark.parameters = 250_000 if size != "test" else 10_000
-  config.benchmark.samples = 16
+  config.benchmark.samples = 16 if size != "soak" else 4
+  config.benchmark.pause_s = 0.05 if size != "soak" else 0.5
   return config

@@ -34,6 +34,7 @@ def get_config(arguments: str = "data_parallel") -> ml_collections.ConfigDict:
   config.parallel.worker = 2
   config.parallel.data = 2
   config.parallel.tensor = 1
+  config.pipeline = sections.pipeline()
   config.outer = sections.outer(algorithm)
   config.zero = sections.zero()
   config.data = sections.images()

@@ -1,7 +1,12 @@
 """Workers that are killed, stopped, cut off and join while they train."""
 
+import bisect
 from collections import Counter
+from collections.abc import Iterator
+import contextlib
+import itertools
 import json
+import math
 import os
 import pathlib
 import random
@@ -15,7 +20,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
 from rich.progress import Progress
 
 from caatnet.show import tables
@@ -23,9 +27,19 @@ from launch.benchmarks import churn_peer
 from parallel.elastic import history
 from parallel.elastic.coordinator import Phase
 
-KINDS = (
-  "kill", "stop, short", "stop, long", "join", "coordinator", "cut"
-)
+# What happens, and what a column of the table means for it.
+KINDS = {
+  "kill": "killed",
+  "stop, long": "stopped for longer than it may be silent",
+  "stop, short": "slow",
+  "back": "killed, and another one in its place at once",
+  "coordinator": "the coordinator is killed, and comes back",
+  "cut": "a connection is cut",
+  "half-open": "a connection is deaf, and neither end is told",
+  "bits": "a bit of the state that a worker has is wrong",
+  "last holder": "all are killed; a new run from a checkpoint",
+  "join": "another worker",
+}
 # What a coordinator waits for when something happens.
 _WHEN = {
   Phase.ASSEMBLING: "members form", Phase.FORMING: "members form",
@@ -33,6 +47,8 @@ _WHEN = {
 }
 _COLUMNS = ("between rounds", "in an exchange", "members form")
 _FEWEST = 2  # workers that are left alone
+_MORE = 2  # workers beyond the number, that come to make members form
+_AIM_S = 5.0  # for which a column is waited for
 
 
 def run(config: Any) -> dict[str, Any]:
@@ -56,15 +72,20 @@ def run(config: Any) -> dict[str, Any]:
         runs.append({"seed": seed, **churn.run(seed, progress)})
       finally:
         churn.end()
+  _show(runs, options)
+  return {"benchmark": "churn", "runs": runs}
+
+
+def _show(runs: list[dict[str, Any]], options: Any) -> None:
   happened = Counter(
     (kind, when) for r in runs for kind, when in r["events"]
   )
   tables.table(
     f"events among {options.workers} workers, by what the coordinator was at",
-    ["event", *_COLUMNS],
+    ["event", *_COLUMNS, "what it is"],
     [
-      [kind, *(str(happened[kind, when]) for when in _COLUMNS)]
-      for kind in KINDS
+      [kind, *(str(happened[kind, when]) for when in _COLUMNS), what]
+      for kind, what in KINDS.items()
     ],
   )
   tables.table(
@@ -79,13 +100,24 @@ def run(config: Any) -> dict[str, Any]:
       for r in runs
     ],
   )
+  tables.table(
+    "the longest times without a round, and what happened last before and in "
+    "them",
+    ["seed", "s", "events"],
+    [
+      [str(r["seed"]), f"{seconds:.1f}", ", ".join(what)]
+      for r in runs for seconds, what in r["pauses"]
+    ],
+  )
+  for r in runs:
+    print(f"the coordinator in the longest one, seed {r['seed']}:")
+    print("".join(r["said"]))
   print("Digests were equal on all workers after every round, and the logs "
         "replay to the same decisions.")
-  return {"benchmark": "churn", "runs": runs}
 
 
 class _Worker:
-  """A worker's process; `revisions` has what it has printed."""
+  """A worker's process; `heard` takes what it prints."""
 
   def __init__(self, arguments: list[str], environment: dict[str, str],
                heard: Any) -> None:
@@ -131,35 +163,45 @@ class _Churn:
     }
     self._lock = threading.Lock()
     self._seen: dict[int, dict[str, Any]] = {}
-    self._problem, self._longest_s = "", 0.0
-    self._last = time.monotonic()
+    self._problem = ""
+    self._commits: list[float] = []  # when a newer revision was seen first
+    self._events: list[tuple[float, str]] = []
     self._workers: list[_Worker] = []
+    self._run = 0  # how often all have begun again
+    self._log = folder / "log.jsonl"
+    self._log.touch()
+    # When a line of the log was written, and what was waited for after it.
+    self._phases: list[tuple[float, Phase]] = [(0.0, Phase.ASSEMBLING)]
+    self._ended = threading.Event()
+    threading.Thread(target=self._follow, daemon=True).start()
     self._coordinate()
 
   def run(self, seed: int, progress: Progress) -> dict[str, Any]:
     """Lets events happen; returns what came of it."""
-    rng = random.Random(seed)
-    for _ in range(self._options.workers):
+    rng, options = random.Random(seed), self._options
+    for _ in range(options.workers):
       self._join()
     self._until(lambda: len(self._seen) > 1)
-    self._last, self._longest_s = time.monotonic(), 0.0
-    bar = progress.add_task(f"seed {seed}", total=self._options.events)
-    events = []
-    for _ in range(self._options.events):
-      self._wait(rng.expovariate(1 / self._options.gap_s))
-      events.append((time.time(), self._happen(rng)))
+    self._commits = [time.monotonic()]
+    end = time.monotonic() + options.minutes * 60
+    bar = progress.add_task(f"seed {seed}", total=options.events)
+    while len(self._events) < options.events or time.monotonic() < end:
+      self._wait(rng.expovariate(1 / options.gap_s))
+      self._happen(rng)
       progress.update(
-        bar, advance=1,
-        description=f"seed {seed}, round {max(self._seen):,}: {events[-1][1]}",
+        bar, completed=len(self._events),
+        description=f"seed {seed}, round {max(self._seen):,}: "
+        f"{self._events[-1][1]}",
       )
-    self._wait(2 * self._options.silence_s)
+    self._wait(2 * options.silence_s)
     reached = max(self._seen)
     self._until(lambda: max(self._seen) > reached)
     self._leave()
-    return self._outcome(events)
+    return self._outcome()
 
   def end(self) -> None:
     """Ends all processes."""
+    self._ended.set()
     for worker in self._workers:
       worker.kill()
     self._coordinator.kill()
@@ -169,17 +211,20 @@ class _Churn:
     with open(self._folder / "coordinator.txt", "ab") as lines:
       self._coordinator = subprocess.Popen(
         [sys.executable, "-m", "launch.coordinator", f"--port={self._port}",
-         "--host=127.0.0.1", f"--journal={self._folder}/journal",
-         f"--silence_s={self._options.silence_s}", "--recover_s=5",
-         f"--least={self._options.workers}"],
+         "--host=127.0.0.1", f"--journal={self._folder}/journal-{self._run}",
+         f"--log={self._log}", f"--silence_s={self._options.silence_s}",
+         "--recover_s=5",
+         # A new run goes on though some of its first workers are killed.
+         f"--least={1 if self._run else self._options.workers}"],
         env=self._environment, stdout=lines, stderr=lines,
       )
 
-  def _join(self) -> None:
+  def _join(self, word: str = "new") -> None:
     options = self._options
     self._workers.append(_Worker(
       [sys.executable, "-m", "launch.benchmarks.churn_peer", str(self._port),
-       str(options.parameters), str(options.samples)],
+       str(options.parameters), str(options.samples),
+       str(options.pause_s), str(self._folder), word],
       self._environment, self._heard,
     ))
 
@@ -189,20 +234,39 @@ class _Churn:
     with self._lock:
       there = self._seen.setdefault(line["revision"], line)
       if there is line and line["revision"] == max(self._seen):
-        now = time.monotonic()
-        self._longest_s = max(self._longest_s, now - self._last)
-        self._last = now
+        self._commits.append(time.monotonic())
       elif there != line:
         self._problem = f"workers differ: {line} and {there}"
+
+  def _follow(self) -> None:
+    """Runs the coordinator's log again as it is written."""
+    times: list[float] = []
+    for state in history.replay(self._lines(times)):
+      self._phases.append((times[-1], state.phase))
+
+  def _lines(self, times: list[float]) -> Iterator[dict[str, Any]]:
+    """Yields the log's lines as they come, and notes their times."""
+    line = b""
+    with open(self._log, "rb") as log:
+      while not self._ended.wait(0 if line.endswith(b"\n") else 0.001):
+        line = line[: 0 if line.endswith(b"\n") else None] + log.readline()
+        if line.endswith(b"\n") and line != b"\n":
+          with contextlib.suppress(ValueError):  # it was torn
+            found = json.loads(line)
+            times.append(found["time"])
+            yield found
 
   def _look(self) -> None:
     """Fails if something is wrong."""
     if self._problem:
       raise RuntimeError(self._problem)
-    without_s = time.monotonic() - self._last
-    if without_s > self._options.limit_s:
-      said = (self._folder / "coordinator.txt").read_text()[-2000:]
-      raise RuntimeError(f"no round for {without_s:.0f} s: {said}")
+    if self._commits:
+      without_s = time.monotonic() - self._commits[-1]
+      if without_s > self._options.limit_s:
+        said = (self._folder / "coordinator.txt").read_text()[-2000:]
+        raise RuntimeError(
+          f"no round for {without_s:.0f} s after {self._events[-5:]}: {said}"
+        )
     for worker in self._workers:
       code = worker.process.poll()
       if code and not worker.killed:
@@ -211,21 +275,43 @@ class _Churn:
   def _until(self, condition: Any) -> None:
     while not condition():
       self._look()
-      time.sleep(0.02)
+      time.sleep(0.005)
 
   def _wait(self, seconds: float) -> None:
     end = time.monotonic() + seconds
     self._until(lambda: time.monotonic() > end)
 
-  def _happen(self, rng: random.Random) -> str:
-    """Lets one event happen; returns its kind."""
-    kind = rng.choice(KINDS)
-    there = [w for w in self._workers if not w.killed]
+  def _there(self) -> list[_Worker]:
+    return [w for w in self._workers if not w.killed]
+
+  def _happen(self, rng: random.Random) -> None:
+    """Lets an event happen of those that have happened least where."""
+    count = Counter(self._classed())
+    cells = [(kind, when) for kind in KINDS for when in _COLUMNS]
+    least = min(count[cell] for cell in cells)
+    kind, when = rng.choice([c for c in cells if count[c] == least])
+    if when == "members form":  # something must make them do so
+      there = len(self._there())
+      self._cause(
+        "join" if there < self._options.workers + _MORE else "kill", rng
+      )
+    end = time.monotonic() + _AIM_S
+    self._until(
+      lambda: self._when() == when or time.monotonic() > end
+    )
+    time.sleep(rng.uniform(0, 0.02))
+    self._cause(kind, rng)
+
+  def _cause(self, kind: str, rng: random.Random) -> None:
+    """Lets one event happen, or another one if there are too few workers."""
+    most = self._options.workers + _MORE
+    there = self._there()
     awake = [w for w in there if not w.stopped]
-    if kind == "join" and len(there) >= self._options.workers:
+    if kind == "join" and len(there) >= most:
       kind = "kill"
-    if kind in ("kill", "stop, short", "stop, long") and len(awake) <= _FEWEST:
-      kind = "join" if len(there) < self._options.workers else "cut"
+    if kind in ("kill", "stop, long", "stop, short") and len(awake) <= _FEWEST:
+      kind = "join" if len(there) < most else "cut"
+    self._events.append((time.time(), kind))
     if kind == "join":
       self._join()
     elif kind == "coordinator":
@@ -233,14 +319,28 @@ class _Churn:
       self._coordinator.wait()
       self._wait(rng.uniform(0, 1))
       self._coordinate()
-    elif kind == "kill":
+    elif kind in ("kill", "back"):
       rng.choice(awake).kill()
-    elif kind == "cut":
-      rng.choice(awake).tell("cut")
+      if kind == "back":
+        self._join()
+    elif kind == "last holder":
+      self._begin_again()
+    elif kind in ("cut", "half-open", "bits"):
+      rng.choice(awake).tell(kind)
     else:
       factor = rng.uniform(0.1, 0.5) if "short" in kind else 1.5
       self._stop(rng.choice(awake), factor * self._options.silence_s)
-    return kind
+
+  def _begin_again(self) -> None:
+    """Nobody has the state any more: a new run, from the last checkpoint."""
+    for worker in self._there():
+      worker.kill()
+    self._coordinator.kill()
+    self._coordinator.wait()
+    self._run += 1
+    self._coordinate()
+    for _ in range(self._options.workers):
+      self._join("checkpoint")
 
   def _stop(self, worker: _Worker, seconds: float) -> None:
     """Stops a worker for some time, while other events happen."""
@@ -256,32 +356,59 @@ class _Churn:
 
   def _leave(self) -> None:
     """Lets all workers leave, one after the other."""
-    for worker in self._workers:
-      if not worker.killed:
-        worker.tell("end")
-        self._until(lambda w=worker: w.process.poll() is not None)
+    for worker in self._there():
+      worker.tell("end")
+      self._until(lambda w=worker: w.process.poll() is not None)
 
-  def _outcome(self, events: list[tuple[float, str]]) -> dict[str, Any]:
-    lines = list(history.read(f"{self._folder}/journal.log.jsonl"))
-    states = list(history.replay(lines))
+  def _when(self, moment: float = math.inf) -> str:
+    """Returns what the coordinator was at, by its log."""
+    after = bisect.bisect_left(self._phases, moment, key=lambda x: x[0])
+    return _WHEN[self._phases[max(0, after - 1)][1]]
+
+  def _classed(self) -> list[tuple[str, str]]:
+    """Returns all events, with what the coordinator was at."""
+    return [(kind, self._when(moment)) for moment, kind in self._events]
+
+  def _outcome(self) -> dict[str, Any]:
+    states = list(history.replay(history.read(self._log)))
     last = max(self._seen)
     if states[-1].record.revision < last:
       raise RuntimeError(f"round {last} is not in the coordinator's log")
-    times = [line["time"] for line in lines]
-    phases = [
-      states[max(0, int(np.searchsorted(times, moment)) - 1)].phase
-      for moment, _ in events
-    ]
     samples = self._seen[last]["samples"]
     return {
-      "events": [
-        (kind, _WHEN[phase])
-        for (_, kind), phase in zip(events, phases, strict=True)
+      "events": self._classed(), "rounds": last,
+      "epochs": sum(
+        b.record.epoch > a.record.epoch for a, b in itertools.pairwise(states)
+      ),
+      "pauses": [
+        (stop - start, [
+          kind for moment, kind in self._events if start - 1 <= moment <= stop
+        ])
+        for start, stop in self._pauses()
       ],
-      "rounds": last, "epochs": states[-1].record.epoch,
-      "longest_s": self._longest_s, "samples": samples,
-      "loss": self._seen[last]["loss"], "calm_loss": self._calm(samples),
+      "longest_s": self._pauses()[0][1] - self._pauses()[0][0],
+      "said": self._said(*self._pauses()[0]),
+      "samples": samples, "loss": self._seen[last]["loss"],
+      "calm_loss": self._calm(samples),
     }
+
+  def _pauses(self) -> list[tuple[float, float]]:
+    """Returns when the five longest times without a round began and ended."""
+    offset = time.time() - time.monotonic()
+    pauses = itertools.pairwise(moment + offset for moment in self._commits)
+    return sorted(pauses, key=lambda pause: pause[0] - pause[1])[:5]
+
+  def _said(self, start: float, stop: float) -> list[str]:
+    """Returns the coordinator's lines between two times, a second around."""
+    clock = [
+      time.strftime("%H:%M:%S", time.localtime(moment))
+      for moment in (start - 1, stop + 1)
+    ]
+    with open(self._folder / "coordinator.txt") as lines:
+      return [
+        f"{line[:200].strip()}\n" for line in lines
+        if clock[0] <= line[:8] <= clock[1]
+      ]
 
   def _calm(self, samples: int) -> float:
     """Returns the loss after as many samples without events."""

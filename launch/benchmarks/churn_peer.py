@@ -1,18 +1,27 @@
-"""A worker of the benchmark of churn: learns the mean of noisy vectors.
+r"""A worker of the benchmark of churn: learns the mean of noisy vectors.
 
-  python -m launch.benchmarks.churn_peer PORT PARAMETERS SAMPLES
+  python -m launch.benchmarks.churn_peer PORT PARAMETERS SAMPLES PAUSE_S \
+    FOLDER new
 
-Its token is in the environment. Sample n is a target plus noise, drawn from n
-alone. After each of its rounds it prints a line of JSON. From stdin it takes
-"cut", which breaks one of its connections, and "end".
+Its token is in the environment. A part takes PAUSE_S beside its arithmetic.
+Sample n is a target plus noise, drawn from n alone. It begins anew, or, with
+"checkpoint" for "new", from the newest checkpoint in the folder, where it
+writes one after each of its rounds before it prints a line of JSON. From stdin
+it takes "end" and what is to go wrong: "cut" breaks one of its connections;
+"half-open" makes one deaf, so that all that comes over it is lost and neither
+end is told; "bits" turns a bit of the state that it has round.
 """
 
 import contextlib
+import ctypes
 import json
 import os
+import pathlib
+import pickle
 import random
 import socket
 import stat
+import struct
 import sys
 import threading
 import time
@@ -22,11 +31,12 @@ import numpy as np
 from parallel.elastic import handshake
 from parallel.elastic.agent import Settings
 from parallel.elastic.leases import Spans
+from parallel.elastic.state import State
 from parallel.elastic.swarm import Swarm
 
 RATE = np.float32(0.05)
 TARGET = np.float32(1.0)
-_COMPUTE_S = 0.05  # that a part takes, beside its own arithmetic
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER of asm-generic/socket.h
 
 
 def gradient(theta: np.ndarray, samples: Spans) -> np.ndarray:
@@ -66,52 +76,92 @@ def start(parameters: int) -> dict[str, np.ndarray]:
   }
 
 
-def _cut() -> None:
-  """Breaks one of this process' connections."""
+def _connections() -> list[socket.socket]:
+  """Returns copies of this process' connected sockets."""
   found = []
   for name in os.listdir("/proc/self/fd"):
     with contextlib.suppress(OSError):  # what lists them is gone by now
       if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-        found.append(socket.socket(fileno=os.dup(int(name))))
-  with contextlib.suppress(OSError):
-    connected = [sock for sock in found if sock.getsockopt(
-      socket.SOL_SOCKET, socket.SO_ACCEPTCONN
-    ) == 0]
-    if connected:
-      random.choice(connected).shutdown(socket.SHUT_RDWR)
-  for sock in found:
-    sock.close()
+        sock = socket.socket(fileno=os.dup(int(name)))
+        sock.getpeername()
+        found.append(sock)
+  return found
 
 
-def _obey(ending: threading.Event) -> None:
+def _cut(sock: socket.socket) -> None:
+  """Breaks a connection."""
+  sock.shutdown(socket.SHUT_RDWR)
+
+
+def deafen(sock: socket.socket) -> None:
+  """Has the kernel drop all that arrives, acknowledgements, too."""
+  drop = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))
+  program = struct.pack("@HP", 1, ctypes.addressof(drop))
+  sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+
+
+def _spoil(swarm: Swarm) -> None:
+  """Turns a bit of the newest state round, as bad memory would."""
+  theta = swarm.state["theta"]
+  place = theta.ctypes.data + 4 * random.randrange(theta.size)
+  ctypes.c_uint32.from_address(place).value ^= 1
+
+
+def _obey(swarm: Swarm, ending: threading.Event) -> None:
+  harms = {"cut": _cut, "half-open": deafen}
   for line in sys.stdin:
-    if line.strip() == "cut":
-      _cut()
-    else:
-      ending.set()
+    word = line.strip()
+    if word == "bits":
+      _spoil(swarm)
+    elif word == "end":
+      break
+    elif there := _connections():
+      with contextlib.suppress(OSError):  # it has just ended
+        harms[word](random.choice(there))
   ending.set()
 
 
-def main(port: int, parameters: int, samples: int) -> None:
+def _keep(folder: pathlib.Path, revision: int, state: State) -> None:
+  """Writes a checkpoint, if nobody has yet; keeps the last few."""
+  path = folder / f"{revision:09}.checkpoint"
+  if path.exists():
+    return
+  beside = path.with_suffix(f".{os.getpid()}")
+  beside.write_bytes(pickle.dumps((revision, state)))
+  beside.rename(path)
+  for old in sorted(folder.glob("*.checkpoint"))[:-3]:
+    old.unlink(missing_ok=True)
+
+
+def main(
+  port: str, parameters: str, samples: str, pause_s: str, folder: str,
+  begin: str,
+) -> None:
   """Takes part until it is told to end."""
+  there, count = pathlib.Path(folder), int(samples)
+  kept: tuple[int, State] = 0, start(int(parameters))
+  if begin == "checkpoint":
+    kept = pickle.loads(max(there.glob("*.checkpoint")).read_bytes())
+  settings = Settings(alone_s=30, checked=True, samples=count)
   ending = threading.Event()
-  threading.Thread(target=_obey, args=(ending,), daemon=True).start()
-  settings = Settings(alone_s=30, checked=True, samples=samples)
   with Swarm(
-    ("127.0.0.1", port), handshake.from_files(), start(parameters),
-    settings=settings,
+    ("127.0.0.1", int(port)), handshake.from_files(), kept[1],
+    revision=kept[0], settings=settings,
   ) as swarm:
+    threading.Thread(target=_obey, args=(swarm, ending), daemon=True).start()
     while not ending.is_set():
-      time.sleep(_COMPUTE_S)
-      part = gradient(swarm.state["theta"], swarm.samples), samples
+      time.sleep(float(pause_s))
+      part = gradient(swarm.state["theta"], swarm.samples), count
       swarm.give(part, combine)
       revision, state = swarm.checkpoint
+      _keep(there, revision, state)
       print(json.dumps({
         "revision": revision, "digest": swarm.digest,
         "counted": swarm.counted, "samples": int(state["samples"][0]),
-        "loss": loss(state["theta"]),
+        # A bit that is wrong and not found yet is in a later digit.
+        "loss": round(loss(state["theta"]), 9),
       }), flush=True)
 
 
 if __name__ == "__main__":
-  main(*map(int, sys.argv[1:]))
+  main(*sys.argv[1:])

@@ -1,7 +1,6 @@
 """Times sums over `parallel.elastic`'s links beside raw streams and gloo."""
 
 from collections.abc import Callable, Sequence
-import contextlib
 import json
 import os
 import socket
@@ -13,6 +12,7 @@ from typing import Any
 from rich.progress import track
 
 from caatnet.show import tables
+from launch.benchmarks import slow_link
 from parallel.elastic import collectives
 
 
@@ -28,6 +28,29 @@ def run(config: Any) -> dict[str, Any]:
     row for count in options.peers
     for row in _on_loopback(count, size, options)
   ]
+  if rows:
+    _show(rows, options)
+  shaped = _shaped_rows(options)
+  if shaped:
+    tables.table(
+      f"float32 summed between two network namespaces, "
+      f"{options.shaped_rounds} rounds",
+      ["link, Mbit/s", "there and back, ms", "MB", "connections", "first, s",
+       "seconds", "payload, Mbit/s", "bytes sent"],
+      [
+        [f"{r['mbit']:,}", f"{r['rtt_ms']:g}", str(r["megabytes"]),
+         str(r["lanes"]), f"{r['first_s']:.2f}", f"{r['seconds']:.2f}",
+         f"{r['payload_mbit']:.1f}", f"{r['payload']:,} + {r['framing']:,}"]
+        for r in shaped
+      ],
+    )
+  return {
+    "load": os.getloadavg(), "cores": os.cpu_count(), "loopback": rows,
+    "shaped": shaped,
+  }
+
+
+def _show(rows: Sequence[dict[str, Any]], options: Any) -> None:
   tables.table(
     f"{options.megabytes} MB of float32 summed among peers on loopback, "
     f"{options.rounds} rounds, load {os.getloadavg()[0]:.1f} of "
@@ -43,21 +66,6 @@ def run(config: Any) -> dict[str, Any]:
       for r in rows
     ],
   )
-  shaped = _shaped_rows(options)
-  if shaped:
-    tables.table(
-      f"{options.shaped_megabytes} MB summed between two network namespaces",
-      ["link, Mbit/s", "connections", "seconds", "payload, Mbit/s"],
-      [
-        [f"{r['mbit']:,}", str(r["lanes"]), f"{r['seconds']:.2f}",
-         f"{r['payload_mbit']:.1f}"]
-        for r in shaped
-      ],
-    )
-  return {
-    "load": os.getloadavg(), "cores": os.cpu_count(), "loopback": rows,
-    "shaped": shaped,
-  }
 
 
 class _Peers:
@@ -230,59 +238,33 @@ def _gloo(count: int, size: int, rounds: int) -> list[float]:
 
 
 def _shaped_rows(options: Any) -> list[dict[str, Any]]:
-  """Returns rows of links whose rate the kernel limits; [] without root."""
-  if not options.mbits:
+  """Returns rows of links with a rate and a delay; [] without root."""
+  if not options.links:
     return []
   if os.geteuid():
     print("links are shaped by root only: left out")
     return []
-  size = options.shaped_megabytes * (1 << 20) // 4
   rows = []
-  for mbit in options.mbits:
-    with _namespaces(mbit) as (hosts, prefixes), _Peers(
+  block = options.shaped_block_bytes
+  for link in options.links:
+    size = link["megabytes"] * (1 << 20) // 4
+    with slow_link.namespaces(link["mbit"], link["rtt_ms"]) as (
       hosts, prefixes
-    ) as peers:
-      peers.do("arrays", lambda _: {"size": size})
+    ), _Peers(hosts, prefixes) as peers:
+      peers.do("arrays", lambda _, size=size: {"size": size})
       for lanes in options.lanes:
         peers.connect(lanes)
-        taken = [
-          peers.do("sum", lambda _: {
-            "order": "ring", "block_bytes": options.shaped_block_bytes
-          })[0]
-          for _ in range(options.rounds)
-        ]
+        taken = []
+        for _ in range(options.shaped_rounds):
+          seconds, _, found = peers.do(
+            "sum", lambda _: {"order": "ring", "block_bytes": block}
+          )
+          taken.append(seconds)
+          sent = _same_as_stated("ring", size, found, block)
         seconds = statistics.median(taken)
         rows.append({
-          "mbit": mbit, "lanes": lanes, "seconds": seconds,
+          **link, "lanes": lanes, "first_s": taken[0], "seconds": seconds,
           # Each of two peers sends the array once in all.
-          "payload_mbit": 32 * size / seconds / 1e6,
+          "payload_mbit": 32 * size / seconds / 1e6, **sent,
         })
   return rows
-
-
-@contextlib.contextmanager
-def _namespaces(mbit: int):
-  """Two network namespaces with a link of a rate in each direction."""
-  names = [f"ring{os.getpid()}a", f"ring{os.getpid()}b"]
-  hosts = ["10.98.76.1", "10.98.76.2"]
-
-  def call(text: str) -> None:
-    subprocess.run(text.split(), check=True, capture_output=True)
-
-  try:
-    for name in names:
-      call(f"ip netns add {name}")
-    call(f"ip link add veth0 netns {names[0]} type veth peer name veth0 "
-         f"netns {names[1]}")
-    for name, host in zip(names, hosts, strict=True):
-      call(f"ip -n {name} address add {host}/24 dev veth0")
-      call(f"ip -n {name} link set lo up")
-      call(f"ip -n {name} link set veth0 up")
-      burst = max(64, mbit // 4)  # at least rate / HZ, in kilobytes
-      call(f"tc -n {name} qdisc add dev veth0 root tbf rate {mbit}mbit burst "
-           f"{burst}kb latency 50ms")
-    yield hosts, [["ip", "netns", "exec", name] for name in names]
-  finally:
-    for name in names:
-      with contextlib.suppress(subprocess.CalledProcessError):
-        call(f"ip netns delete {name}")

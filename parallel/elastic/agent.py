@@ -10,7 +10,6 @@ often; after t_c without it the peer halts.
 """
 
 from collections.abc import Mapping
-import dataclasses
 import logging
 import queue
 import threading
@@ -21,6 +20,7 @@ from parallel.elastic import frames, ids, leases, service
 from parallel.elastic import messages as m
 from parallel.elastic import peer as peers
 from parallel.elastic import revision as revisions
+from parallel.elastic.bandwidth import Rings
 from parallel.elastic.channel import Channel
 from parallel.elastic.exchange import Exchange, Part
 from parallel.elastic.fetch import Fetch, Server
@@ -38,6 +38,7 @@ from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Listener
 from parallel.elastic.messages import Id
 from parallel.elastic.revision import LEASES, Revision
+from parallel.elastic.settings import Settings
 from parallel.elastic.state import State
 from parallel.elastic.traffic import Lost, Unreachable
 
@@ -45,34 +46,14 @@ LOG = logging.getLogger(__name__)
 # After a failed attempt a peer waits before it says so, longer each time, so
 # that what fails always does not do so thousands of times.
 _FAILED_S, _MOST_FAILED_S = 0.02, 2.0
+# After so many rounds were committed while it fetched, one after the other, a
+# peer goes and comes again: newcomers are waited for.
+_MOST_OVERTAKEN = 3
 _SAID_S = 10.0  # a coordinator that is away is complained of so often
 
 
 class Halted(RuntimeError):
   """The peer has ended: without its coordinator it must not go on."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """How a peer takes part.
-
-  Attributes:
-    alone_s: t_c: without a coordinator for so long it halts.
-    lanes: Data connections from each peer to each other.
-    checked: Whether blocks that are exchanged have checksums.
-    samples: How many samples a part draws; 0 for no leases.
-  """
-
-  alone_s: float = 300.0
-  lanes: int = 1
-  checked: bool = False
-  samples: int = 0
-
-  def __post_init__(self) -> None:
-    if not self.alone_s > 0:
-      raise ValueError(f"alone_s={self.alone_s:g} must be positive")
-    if self.samples < 0:
-      raise ValueError(f"samples={self.samples} must not be negative")
 
 
 class Agent:
@@ -101,9 +82,12 @@ class Agent:
     self._server = Server()
     self._channel: Channel | None = None
     self._links: Links | None = None
+    self._rings: Rings | None = None
     self._reached: m.Connected | None = None  # how connecting has ended
     self._fetch: Fetch | None = None
     self._fetching: tuple[int, int, Any] | None = None
+    self._overtaken = 0
+    self._sent_bytes = 0  # in epochs before
     self._silence_s = 10.0
     self._part: Part | None = None
     self._result: Revision | None = None
@@ -163,11 +147,15 @@ class Agent:
         )
         self._scope.closed.wait(1.0)  # it may have refused at once
         continue
-      channel = Channel(sock, frames.FROM_COORDINATOR, self._silence_s)
+      channel = Channel(
+        sock, frames.FROM_COORDINATOR, self._silence_s, ends_silent=True
+      )
       began = time.monotonic()
       try:
         channel.run(lambda message, c=channel: self._hear(c, message))
-      except (OSError, ValueError) as error:
+      except ValueError as error:
+        LOG.warning("the coordinator sends what is not right: %s", error)
+      except OSError as error:
         LOG.info("the coordinator's connection has ended: %s", error)
       self._scope.end(sock)
       seen = time.monotonic()
@@ -178,8 +166,6 @@ class Agent:
 
   def _hear(self, channel: Channel, message: Any) -> None:
     """Takes what the coordinator says over a connection."""
-    if time.monotonic() - channel.heard > self._silence_s:
-      raise TimeoutError(f"silent for {self._silence_s:g} s")
     if isinstance(message, m.Welcome):
       self._silence_s = channel.silence_s = max(message.silence_s, 0.1)
       self._channel = channel
@@ -211,6 +197,7 @@ class Agent:
       case m.Fetched() if message == self.peer.fetching:
         if self._void(payload):
           self._step(m.Voided(), None)
+        self._overtaken = 0
         self._install(payload)
       case m.Reduced() if (message.epoch, message.round) == (
         self.peer.epoch, self.peer.revision
@@ -251,7 +238,7 @@ class Agent:
         self._get(effect)
       case m.Reduce():
         self._start(self._exchange, effect, self._links, self._part,
-                    self.newest)
+                    self.newest, self._rings)
       case m.Cancel():
         self._cut("the round was cancelled")
       case m.Discard():
@@ -261,6 +248,7 @@ class Agent:
       case m.Apply():
         assert self._result is not None
         self._install(self._result)
+        self._report()
         self._part, self._result, self.counted = None, None, True
       case m.Work():
         self._ask_for_work()
@@ -271,6 +259,13 @@ class Agent:
         ))
       case _:
         raise AssertionError(effect)
+
+  def _report(self) -> None:
+    """Tells who looks on at the coordinator what was done."""
+    part, links = self._part, self._links
+    if self._channel is not None and links is not None and part is not None:
+      sent = self._sent_bytes + links.traffic.sent_bytes
+      self._channel.send(m.Report(self.newest.number, sent, part.loss))
 
   def _install(self, newest: Revision) -> None:
     """Makes a revision the newest one, here and for others."""
@@ -287,7 +282,7 @@ class Agent:
       now = self.newest.leases
       drawn = now.round, leases.draw(
         now, self.peer.epoch, self.members, self.peer.id,
-        self._settings.samples,
+        self._settings.num_samples(now.round),
       )
     with self.changed:
       self.working, self.drawn = True, drawn
@@ -326,6 +321,8 @@ class Agent:
       return
     self._reached = None
     self._cut(f"goes on to epoch {task.epoch}")
+    if self._links is not None:
+      self._sent_bytes += self._links.traffic.sent_bytes
     with self.changed:
       self.members = task.members
     members = {peer: ids.address(peer) for peer in task.members}
@@ -335,6 +332,7 @@ class Agent:
     self._links = Links(
       self.peer.id, task.epoch, members, self._security, options
     )
+    self._rings = Rings(self._links) if self._settings.measured else None
     self._server.offer(self._listener, task.epoch, task.members)
     self._start(self._reach, self._links)
 
@@ -367,6 +365,13 @@ class Agent:
       return
     if self._fetch is not None:
       self._fetch.cancel()
+      # In another epoch it is asked for the same again.
+      self._overtaken += self._fetching[0] == self.peer.epoch
+    if self._overtaken >= _MOST_OVERTAKEN and self._channel is not None:
+      LOG.info("rounds are committed faster than they can be fetched")
+      self._overtaken = 0
+      self._channel.send(m.Leave())
+      return
     holders = {
       peer: ids.address(peer) for peer in task.holders if peer != self.peer.id
     }
@@ -376,16 +381,19 @@ class Agent:
     self._start(self._gets, task, holders, job)
 
   def _job(self, task: m.Fetch, holders: Mapping[Id, Address]) -> Fetch:
+    """Makes a fetch; what one before has got is not asked for again."""
+    kept = None if self._fetch is None else self._fetch.partial
+    have, entries = kept or (self.newest.shared, self.newest.entries)
     return Fetch(
       self.peer.id, self.peer.epoch, task.digest, holders, self._security,
-      have=self.newest.shared, have_manifest=self.newest.entries,
-      limit_s=self._silence_s,
+      have=have, have_manifest=entries, limit_s=self._silence_s,
     )
 
   def _gets(
     self, task: m.Fetch, holders: Mapping[Id, Address], job: Fetch
   ) -> None:
     """Fetches; tries again until it is told of another revision."""
+    pause_s = _FAILED_S
     while self.error is None:
       try:
         found = job.result()
@@ -393,7 +401,8 @@ class Agent:
         return
       except ConnectionError as error:
         LOG.info("revision %d: %s", task.revision, error)
-        self._scope.closed.wait(_FAILED_S)
+        self._scope.closed.wait(pause_s)
+        pause_s = min(2 * pause_s, _MOST_FAILED_S)
         again = self._job(task, holders)
         with self.changed:
           if self._fetch is not job:
@@ -405,17 +414,18 @@ class Agent:
         return
 
   def _exchange(
-    self, task: m.Reduce, links: Links, part: Part, newest: Revision
+    self, task: m.Reduce, links: Links, part: Part, newest: Revision,
+    rings: Rings | None,
   ) -> None:
     """Runs an attempt of a round."""
     found: Revision | None = None
     try:
-      exchange = Exchange(links, task, part.weight, part.samples)
+      exchange = Exchange(links, task, part.weight, part.samples, rings)
       made = dict(part.combine(exchange, newest.visible, part.value))
       if self._settings.samples:
         made[LEASES] = leases.encode(leases.committed(
           newest.leases, task.epoch, links.members,
-          exchange.samples, self._settings.samples,
+          exchange.samples, self._settings.num_samples(task.round + 1),
         ))
       found = revisions.make(task.round + 1, made)
     except OSError as error:

@@ -3,18 +3,27 @@
 Pairs are measured in rounds, as in a tournament: in each round every peer is in
 at most one pair, so pairs do not share a peer's link. Both directions of a pair
 are measured at once, as a ring uses them.
+
+An epoch's `Rings` has the ring of each set of contributors. A peer wishes that
+links are measured when it has no ring for them, or when sums take longer than
+they did; contributors tell each other their wishes, and one is enough. So all
+have the same ring without a message of its own.
 """
 
 from collections.abc import Sequence
 import itertools
+import math
 import time
 
 import numpy as np
 
 from parallel.elastic import collectives
 from parallel.elastic.links import Links
+from parallel.elastic.messages import Id
 
 EXACT = 9  # peers up to which all orders are tried
+# Links have changed if so many sums in a row take so much longer.
+_SLOWER, _IN_A_ROW = 2.0, 3
 
 
 def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
@@ -31,14 +40,15 @@ def rounds(num_peers: int) -> list[list[tuple[int, int]]]:
 
 
 def measure(
-  links: Links, tag: int, *, least_s: float = 0.05,
-  most_bytes: int = 1 << 26, limit_s: float = 60.0,
+  links: Links, tag: int, *, ranks: Sequence[Id] | None = None,
+  least_s: float = 0.05, most_bytes: int = 1 << 26, limit_s: float = 60.0,
 ) -> np.ndarray:
-  """Measures all pairs, in which all members take part at the same time.
+  """Measures all pairs of peers, who all take part at the same time.
 
   Args:
     links: The links of the epoch.
     tag: A tag that, with the next one, no other operation has.
+    ranks: The peers, in the order of their ranks; all members if None.
     least_s: What is sent is doubled until it takes so long.
     most_bytes: What is sent in one direction, at most.
     limit_s: Seconds that one step may take.
@@ -47,7 +57,8 @@ def measure(
     float64 ``[M, M]``: bytes per second from a rank to another; 0 on the
     diagonal. The same on all peers.
   """
-  members, me = links.members, links.members.index(links.me)
+  members = tuple(ranks or links.members)
+  me = members.index(links.me)
   mine = np.zeros(len(members))
   for pairs in rounds(len(members)):
     pair = next((p for p in pairs if me in p), None)
@@ -58,8 +69,10 @@ def measure(
         limit_s,
       )
     # All begin the next round together.
-    collectives.gather(links, tag + 1, b"").result(limit_s)
-  rows = collectives.gather(links, tag + 1, mine).result(limit_s)
+    collectives.gather(links, tag + 1, b"", ranks=members).result(limit_s)
+  rows = collectives.gather(
+    links, tag + 1, mine, ranks=members
+  ).result(limit_s)
   return np.stack([np.frombuffer(row) for row in rows], axis=1)
 
 
@@ -82,6 +95,41 @@ def _rate(
     if slowest >= least_s or 2 * size > most_bytes:
       return size / seconds
     size *= 2
+
+
+class Rings:
+  """The rings of an epoch, by measured links.
+
+  Attributes:
+    measured: How often links have been measured.
+  """
+
+  def __init__(self, links: Links) -> None:
+    self._links = links
+    self._rings: dict[tuple[Id, ...], tuple[Id, ...]] = {}
+    self._best, self._slow = math.inf, 0
+    self.measured = 0
+
+  def wanted(self, ranks: tuple[Id, ...]) -> bool:
+    """Returns whether this peer wishes that links are measured."""
+    return ranks not in self._rings or self._slow >= _IN_A_ROW
+
+  def measure(self, ranks: tuple[Id, ...], tag: int) -> None:
+    """Measures, which all ranks do at the same time; see `measure`."""
+    rates = measure(self._links, tag, ranks=ranks)
+    self._rings = {ranks: tuple(ranks[i] for i in ring_order(rates))}
+    self._best, self._slow = math.inf, 0
+    self.measured += 1
+
+  def ring(self, ranks: tuple[Id, ...]) -> tuple[Id, ...]:
+    """Returns the ranks in the order of their ring."""
+    return self._rings[ranks]
+
+  def took(self, seconds_per_byte: float) -> None:
+    """Notes how long a sum around a ring has taken."""
+    slow = seconds_per_byte > _SLOWER * self._best
+    self._slow = self._slow + 1 if slow else 0
+    self._best = min(self._best, seconds_per_byte)
 
 
 def ring_order(rates: np.ndarray) -> tuple[int, ...]:

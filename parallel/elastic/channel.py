@@ -33,7 +33,8 @@ class Channel:
   """
 
   def __init__(
-    self, sock: socket.socket, kinds: Sequence[type], silence_s: float
+    self, sock: socket.socket, kinds: Sequence[type], silence_s: float,
+    ends_silent: bool = False,
   ) -> None:
     """Takes a connection whose handshake is done.
 
@@ -41,8 +42,12 @@ class Channel:
       sock: The connection.
       kinds: Classes of messages that are taken.
       silence_s: Seconds in which the other side must take what is sent.
+      ends_silent: Whether it ends when nothing has come for so long, too. The
+        connection may be half-open: what this side says arrives, and nothing
+        comes back.
     """
     self._sock, self._kinds, self.silence_s = sock, kinds, silence_s
+    self._ends_silent = ends_silent
     self._lock = threading.Lock()
     self._waiting: collections.deque[bytes] = collections.deque()
     self._bell, self._ringer = os.pipe()
@@ -97,6 +102,9 @@ class Channel:
               os.read(self._bell, _PIECE)
           while self._receive(received):
             self._read(received, take)
+          silent_s = time.monotonic() - self.heard
+          if self._ends_silent and silent_s > self.silence_s:
+            raise TimeoutError(f"silent for {self.silence_s:g} s")
     finally:
       with self._lock:
         self._open = False

@@ -8,11 +8,13 @@ it takes from the exchange is, bit for bit.
 
 from collections.abc import Callable
 import json
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parallel.elastic import collectives
+from parallel.elastic.bandwidth import Rings
 from parallel.elastic.collectives import Order
 from parallel.elastic.leases import Spans
 from parallel.elastic.links import Links
@@ -20,6 +22,7 @@ from parallel.elastic.messages import Id, Reduce
 from parallel.elastic.state import State
 
 _MOST_OPERATIONS = 1 << 20  # of a round
+_TIMED_BYTES = 1 << 16  # shorter sums say nothing of links
 
 
 class Exchange:
@@ -29,30 +32,54 @@ class Exchange:
     round: Its number.
     epoch: In which it is attempted.
     contributors: Whose parts are exchanged, in the order of their ranks.
+    ring: The same, in the order in which sums around a ring go. It is a part of
+      their value: who wants to do them again must keep it.
     weights: What each one's part weighs.
     samples: What each one has drawn; empty without leases.
   """
 
   def __init__(
-    self, links: Links, task: Reduce, weight: float, samples: Spans
+    self, links: Links, task: Reduce, weight: float, samples: Spans,
+    rings: Rings | None = None,
   ) -> None:
     """Tells the others a part's weight and samples, and waits for theirs.
 
+    Args:
+      links: Of the epoch.
+      task: The round.
+      weight: What the part weighs.
+      samples: What it has drawn.
+      rings: Rings by measured links; with None a ring is in the order of ranks.
+
     Raises:
       Lost: A peer was lost.
+      ValueError: Some peers measure links, and others do not.
     """
     self.round, self.epoch = task.round, task.epoch
     self.contributors: tuple[Id, ...] = task.contributors
     self._links, self._tag = links, task.round * _MOST_OPERATIONS
-    said = [
-      json.loads(bytes(data))
-      for data in self.gather(json.dumps([weight, samples]).encode())
-    ]
-    self.weights = tuple(float(weight) for weight, _ in said)
+    wish = rings.wanted(self.contributors) if rings is not None else None
+    mine = json.dumps([weight, samples, wish]).encode()
+    said = [json.loads(bytes(data)) for data in self.gather(mine)]
+    self.weights = tuple(float(weight) for weight, _, _ in said)
     self.samples: dict[Id, Spans] = {
       peer: tuple((start, stop) for start, stop in spans)
-      for peer, (_, spans) in zip(self.contributors, said, strict=True)
+      for peer, (_, spans, _) in zip(self.contributors, said, strict=True)
     }
+    self._rings, self.ring = rings, self.contributors
+    for peer, (_, _, other) in zip(self.contributors, said, strict=True):
+      if (other is None) != (wish is None):
+        raise ValueError(f"Settings.measured is another one on {peer}")
+    if rings is not None:
+      if any(wish for _, _, wish in said):
+        self._tag += 2
+        rings.measure(self.contributors, self._tag - 1)
+      self.ring = rings.ring(self.contributors)
+
+  @property
+  def rank(self) -> int:
+    """This peer's rank among the contributors."""
+    return self.contributors.index(self._links.me)
 
   def gather(self, data: Any) -> list[memoryview]:
     """Returns all contributors' bytes, in the order of their ranks.
@@ -77,9 +104,14 @@ class Exchange:
     Raises:
       Lost: A peer was lost.
     """
-    return collectives.all_reduce(
-      self._links, self._next(), x, order=order, ranks=self.contributors
+    ring, start = order == "ring", time.monotonic()
+    total = collectives.all_reduce(
+      self._links, self._next(), x, order=order,
+      ranks=self.ring if ring else self.contributors,
     ).result()
+    if ring and self._rings is not None and x.nbytes >= _TIMED_BYTES:
+      self._rings.took((time.monotonic() - start) / x.nbytes)
+    return total
 
   def mean(self, x: np.ndarray, order: Order = "direct") -> np.ndarray:
     """Returns the mean of all contributors' arrays, by their weights.
@@ -91,7 +123,7 @@ class Exchange:
       x: As for `sum`.
       order: As for `sum`.
     """
-    mine = self.weights[self.contributors.index(self._links.me)]
+    mine = self.weights[self.rank]
     if mine != 1:
       x = x * np.float32(mine)
     total = np.float32(0)
@@ -118,6 +150,7 @@ class Part(NamedTuple):
     weight: What it weighs, e.g. tokens.
     begun: `leases.Leases.round` of when its samples were drawn.
     samples: These samples; empty without leases.
+    loss: Of the part, for people who look on; None for none.
   """
 
   value: Any
@@ -125,3 +158,4 @@ class Part(NamedTuple):
   weight: float
   begun: int
   samples: Spans
+  loss: float | None = None

@@ -11,6 +11,7 @@ are asked of the others. Nothing is returned unless all of it was verified.
 import collections
 from collections.abc import Mapping
 import hashlib
+import logging
 import socket
 import struct
 import threading
@@ -32,6 +33,7 @@ from parallel.elastic.listener import Listener, Offer
 from parallel.elastic.messages import Digest, Id
 from parallel.elastic.state import Entry, State
 
+LOG = logging.getLogger(__name__)
 _ASK = struct.Struct("!BH")  # 0: the manifest, 1: a chunk; bytes of a name
 _MANIFEST, _CHUNK = 0, 1
 _DEPTH = 4  # requests under way to a holder
@@ -142,7 +144,9 @@ class Fetch:
       digest: Of the state.
       holders: Who has it, and where they listen.
       security: What connections are protected by.
-      have: What this peer has, whose chunks are used where they are alike.
+      have: What this peer has, whose chunks are used where they are alike;
+        their hashes are made again, since memory may have gone bad, or have
+        been got only in part (`partial`).
       have_manifest: Its manifest.
       most_bytes: What the state may take, at most.
       limit_s: Seconds in which a holder must answer a request.
@@ -165,6 +169,12 @@ class Fetch:
     self._scope.close()
     with self._lock:
       self._lock.notify_all()
+
+  @property
+  def partial(self) -> tuple[State, states.Manifest] | None:
+    """What another fetch may begin with; None if nothing has come yet."""
+    with self._lock:
+      return None if self._entries is None else (self._arrays, self._entries)
 
   def result(self) -> tuple[dict[str, Any], dict[str, Entry]]:
     """Fetches what differs; returns the state and its manifest.
@@ -207,6 +217,8 @@ class Fetch:
     except (OSError, ValueError) as error:
       with self._lock:
         self.dropped[peer] = str(error) or type(error).__name__
+      if isinstance(error, FrameError):
+        LOG.warning("the state of %s is not taken: %s", peer, error)
     finally:
       with self._lock:
         self._missing.extend(asked)
@@ -226,7 +238,7 @@ class Fetch:
     self._request(sock, _MANIFEST, "", 0)
     header, data = frames.read(sock, (Kind.MANIFEST, Kind.GONE))
     if header.kind is Kind.GONE:
-      raise FrameError("has another revision, or too many ask")
+      raise ConnectionError("has another revision, or too many ask")
     if hashlib.sha256(data).hexdigest() != self._digest:
       raise FrameError("sends a manifest with another digest")
     entries = states.decode(bytes(data), self._most_bytes)
@@ -240,9 +252,12 @@ class Fetch:
       for name, entry in entries.items():
         for i in range(entry.num_chunks):
           if (name, i) not in wanted:
-            start, stop, _ = entry.chunk(i)
-            own = states.buffer(self._have[name])
-            self._views[name][start:stop] = own[start:stop]
+            start, stop, digest = entry.chunk(i)
+            own = states.buffer(self._have[name])[start:stop]
+            copy = self._views[name][start:stop]
+            copy[:] = own
+            if hashlib.sha256(copy).digest() != digest:
+              missing.append((name, i))
       self._missing.extend(missing)
       self._left, self._entries = len(missing), entries
       self._lock.notify_all()
@@ -273,7 +288,7 @@ class Fetch:
     start, stop, wanted = self._entries[name].chunk(index)
     header = frames.read_header(sock)
     if header.kind is Kind.GONE:
-      raise FrameError("has another revision by now")
+      raise ConnectionError("has another revision by now")
     if (header.kind, header.slot, header.length) != (
       Kind.CHUNK, index, stop - start
     ):

@@ -233,7 +233,9 @@ def read(
 
 
 # What a coordinator takes from a peer, and a peer from its coordinator.
-FROM_PEER = (m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave)
+FROM_PEER = (
+  m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave, m.Report
+)
 FROM_COORDINATOR = (m.Welcome, m.Prepare, m.Go, m.Start)
 
 

@@ -251,9 +251,25 @@ class Patient:
     self.sock.sendall(data)
 
 
-def prepared(sock: socket.socket) -> None:
-  """Sets what every connection has: no delay, and no time limit."""
+def prepared(
+  sock: socket.socket, unheard_s: float = 0, send_buffer: int = 0
+) -> None:
+  """Sets what every connection has: no delay, and no time limit.
+
+  Args:
+    sock: The connection.
+    unheard_s: Seconds after which it breaks if what is sent is not
+      acknowledged, as on a half-open one; 0 leaves it to the kernel, which
+      takes a quarter of an hour.
+    send_buffer: Bytes of the kernel's send buffer; 0 lets the kernel choose.
+  """
   sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+  if unheard_s:
+    sock.setsockopt(
+      socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unheard_s)
+    )
+  if send_buffer:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
   sock.settimeout(None)
 
 

@@ -65,11 +65,12 @@ def draw(
   held = dict(leases.held)
   if me in held:
     return held[me]
-  place = (epoch - leases.epoch) * MOST_ITEMS + members.index(me)
+  since = epoch - leases.epoch
+  # A new run that goes on from a checkpoint begins with epoch 1 again.
+  since = 2 * since if since >= 0 else -2 * since - 1
+  place = since * MOST_ITEMS + members.index(me)
   start = leases.end + place * count
   return ((start, start + count),)
-
-
 
 def valid(leases: Leases, drawn: tuple[int, Spans], me: Id) -> bool:
   """Returns whether a part that was begun before may still be contributed.

@@ -18,7 +18,7 @@ silent for a time; it is never lost because an operation takes long.
 
 from collections.abc import Mapping
 import contextlib
-import dataclasses
+import os
 import queue
 import socket
 import struct
@@ -43,6 +43,7 @@ from parallel.elastic.handshake import (
 )
 from parallel.elastic.listener import Listener, Offer
 from parallel.elastic.messages import Id
+from parallel.elastic.settings import Options
 from parallel.elastic.traffic import (
   Agreement,
   Bytes,
@@ -55,31 +56,7 @@ from parallel.elastic.traffic import (
 _CONTROL = 0  # the lane
 # Operations that a peer may have opened and this one has not.
 _MOST_UNOPENED = 4096
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """How links are made.
-
-  Attributes:
-    lanes: Data connections from each peer to each other.
-    silence_s: Seconds without a sign of life after which a peer is lost.
-    checked: Whether each block has a checksum.
-    send_buffer: Bytes of the kernel's send buffer of a lane; 0 lets the kernel
-      choose. A small one keeps what is under way in the cache, where peers are
-      near; over a long link it limits the rate.
-  """
-
-  lanes: int = 1
-  silence_s: float = 10.0
-  checked: bool = False
-  send_buffer: int = 0
-
-  def __post_init__(self) -> None:
-    if not 1 <= self.lanes <= 64:
-      raise ValueError(f"lanes={self.lanes} must be an integer from 1 to 64")
-    if not self.silence_s > 0:
-      raise ValueError(f"silence_s={self.silence_s:g} must be positive")
+_OPTIONS = Options()
 
 
 class Links:
@@ -94,7 +71,7 @@ class Links:
 
   def __init__(
     self, me: Id, epoch: int, members: Mapping[Id, Address],
-    security: Security, options: Options = Options(),
+    security: Security, options: Options = _OPTIONS,
   ) -> None:
     if me not in members:
       raise ValueError(f"{me} is no member: {', '.join(members)}")
@@ -106,6 +83,7 @@ class Links:
     self._changed = threading.Condition(self._lock)
     self._inward: dict[tuple[Id, int], socket.socket] = {}
     self._control: dict[Id, socket.socket] = {}
+    self._outward: list[tuple[Id, socket.socket]] = []  # all lanes
     self._speaking = {p: threading.Lock() for p in self._addresses}
     self._ended = {p: threading.Event() for p in self._addresses}
     self._queues: dict[Id, queue.SimpleQueue] = {
@@ -287,8 +265,7 @@ class Links:
     return sum(received) - HANDSHAKE_BYTES * len(socks)
 
   def _start(self, target: Any, *args: Any) -> None:
-    thread = threading.Thread(target=target, args=args, daemon=True)
-    thread.start()
+    threading.Thread(target=target, args=args, daemon=True).start()
 
   def _dial(self, peer: Id, limit_s: float, missing: dict[Id, str]) -> None:
     """Makes all lanes to a peer."""
@@ -299,15 +276,13 @@ class Links:
           Request(Purpose.LANE, lane, self.epoch, self.me, peer),
           self._security, self._scope, limit_s,
         )
+        self._outward.append((peer, sock))
         if lane == _CONTROL:
           # What is said there is short: a send that blocks is a lost peer.
           sock.settimeout(self.options.silence_s)
           self._control[peer] = sock
         else:
-          if self.options.send_buffer:
-            sock.setsockopt(
-              socket.SOL_SOCKET, socket.SO_SNDBUF, self.options.send_buffer
-            )
+          prepared(sock, self.options.silence_s, self.options.send_buffer)
           self._start(self._send, peer, sock)
     except OSError as error:
       missing[peer] = str(error)
@@ -330,11 +305,18 @@ class Links:
       self._speaking[peer].release()
 
   def _keep_alive(self) -> None:
-    """Says all the time that this peer is there."""
+    """Says all the time that this peer is there, and looks at all lanes.
+
+    Who has sent the last block would not see that it does not arrive.
+    """
     while not self._scope.closed.wait(self.options.silence_s / 4):
-      for peer in list(self._control):
+      for peer, sock in list(self._outward):
         try:
-          self._say(peer, Header(Kind.KEEP_ALIVE))
+          broken = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+          if broken:
+            raise OSError(broken, os.strerror(broken))
+          if sock is self._control.get(peer):
+            self._say(peer, Header(Kind.KEEP_ALIVE))
         except OSError as error:
           self._broke(peer, error)
     for sock in list(self._control.values()):
@@ -369,7 +351,6 @@ class Links:
         sock.settimeout(self.options.silence_s)
         self._listen(peer, sock)
       else:
-        prepared(sock)
         self._take_blocks(peer, sock)
     except FrameError as error:
       self.fail(Lost(peer, f"sends what is not right: {error}"))

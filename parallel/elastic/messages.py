@@ -76,6 +76,20 @@ class Leave(NamedTuple):
   """The peer goes."""
 
 
+class Report(NamedTuple):
+  """What a peer has done, for people who look on; nothing depends on it.
+
+  Attributes:
+    revision: The one that its last part was counted in.
+    sent_bytes: Of exchanges, since it began, those that failed, too.
+    loss: Of that part, if the peer's program has said one.
+  """
+
+  revision: int
+  sent_bytes: int
+  loss: float | None
+
+
 # From the coordinator to a peer.
 
 

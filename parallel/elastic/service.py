@@ -17,7 +17,7 @@ import queue
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from parallel.elastic import coordinator, frames, history, ids
 from parallel.elastic import messages as m
@@ -42,12 +42,14 @@ class Timing:
     reconnect_s: Without a connection for so long, a peer is dropped.
     grace_s: For parts that are late, once there are as many as the quorum.
     recover_s: For the members to come back, after the coordinator did.
+    handshake_s: For a stranger to prove that it is none.
   """
 
   silence_s: float = 10.0
   reconnect_s: float = 2.0
   grace_s: float = 10.0
   recover_s: float = 30.0
+  handshake_s: float = 5.0
 
   def __post_init__(self) -> None:
     for name, value in dataclasses.asdict(self).items():
@@ -58,8 +60,30 @@ class Timing:
 _RULES, _TIMING = Rules(), Timing()
 
 
-class _Gone:
-  """A connection has ended."""
+class _Gone(NamedTuple):
+  """A connection has ended.
+
+  Attributes:
+    wrong: Whether the peer has sent what is not right.
+  """
+
+  wrong: bool
+
+
+class Seen(NamedTuple):
+  """A peer as people see it who look on.
+
+  Attributes:
+    peer: Its id.
+    what: What it is at, in words.
+    heard_s: Seconds since it was last heard of; None without a connection.
+    report: Its last one; None if there was none.
+  """
+
+  peer: Id
+  what: str
+  heard_s: float | None
+  report: m.Report | None
 
 
 class Service:
@@ -68,6 +92,7 @@ class Service:
   Attributes:
     address: Where it listens.
     state: The coordinator's state.
+    rules: What is fixed for the run.
   """
 
   def __init__(
@@ -93,7 +118,7 @@ class Service:
         f"least={rules.least} must be from 1 to most_peers={most_peers}, which "
         f"must be at most {frames.MOST_ITEMS}"
       )
-    self._journal, self._rules, self._timing = journal, rules, timing
+    self._journal, self.rules, self._timing = journal, rules, timing
     self._log, self._say = log or history.Log(None), say
     self._most_peers = most_peers
     self._events: queue.Queue[tuple[Channel, Id, Any]] = queue.Queue(
@@ -101,11 +126,12 @@ class Service:
     )
     self._channels: dict[Id, Channel] = {}
     self._watched: dict[Id, float] = {}  # since when, or without connection
+    self._reports: dict[Id, m.Report] = {}
     self._timers: list[tuple[float, Any]] = []
     self._said, self._changed = "", 0.0
     self._closed = threading.Event()
     self.state = Coordinator()
-    limits = Limits(connections=2 * most_peers)
+    limits = Limits(2 * most_peers, handshake_s=timing.handshake_s)
     try:
       self._listener = Listener(NAME, security, address, limits)
     except OSError as error:
@@ -117,7 +143,7 @@ class Service:
   def serve(self) -> None:
     """Runs until it is closed, or the process ends."""
     self.state, effects = coordinator.started(self._journal.record)
-    self._log.started(self._journal.record, self._rules, effects)
+    self._log.started(self._journal.record, self.rules, effects)
     self._do(effects)
     self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
     tick = min(0.25, self._timing.silence_s / 8, self._timing.reconnect_s / 4)
@@ -139,9 +165,28 @@ class Service:
     self._closed.set()
     self._listener.close()
 
+  def __enter__(self) -> "Service":
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self.close()
+
+  def seen(self) -> list[Seen]:
+    """Returns all peers as they are now; may be called from any thread."""
+    state, now = self.state, time.monotonic()
+    channels, reports = dict(self._channels), dict(self._reports)
+    found = []
+    for peer in (*state.record.members, *(p for p, _ in state.pending)):
+      channel = channels.get(peer)
+      found.append(Seen(
+        peer, _doing(state, peer),
+        None if channel is None else now - channel.heard, reports.get(peer),
+      ))
+    return found
+
   def _meet(self, sock: socket.socket, request: Request) -> None:
     """A connection's thread, as the listener runs it."""
-    peer = request.sender
+    peer, wrong = request.sender, False
     ids.address(peer)
     channel = Channel(sock, frames.FROM_PEER, self._timing.silence_s)
     channel.send(m.Welcome(float(self._timing.silence_s)))
@@ -149,8 +194,9 @@ class Service:
       channel.run(lambda message: self._events.put((channel, peer, message)))
     except (OSError, ValueError) as error:
       channel.reason = channel.reason or str(error) or type(error).__name__
+      wrong = isinstance(error, ValueError)
     finally:
-      self._events.put((channel, peer, _Gone()))
+      self._events.put((channel, peer, _Gone(wrong)))
 
   def _take(self, channel: Channel, peer: Id, message: Any) -> None:
     """Takes what has come over a connection."""
@@ -164,12 +210,18 @@ class Service:
         return
       self._channels[peer] = current = channel
     if channel is not current:
-      return  # of a connection that has been replaced, or before its Hello
+      # Of a connection that has been replaced, or before its Hello.
+      if isinstance(message, _Gone) and message.wrong:
+        self._line(f"{peer} refused: {channel.reason}")
+      return
     if isinstance(message, _Gone):
       del self._channels[peer]
       if peer in self._watched:
         self._watched[peer] = time.monotonic()
       self._line(f"{peer} has no connection: {channel.reason}")
+      return
+    if isinstance(message, m.Report):
+      self._reports[peer] = message
       return
     self._step(peer, message)
 
@@ -177,9 +229,12 @@ class Service:
     """Gives the coordinator a message, and does what it says."""
     before = self.state.record
     self.state, effects = coordinator.step(
-      self.state, sender, message, self._rules
+      self.state, sender, message, self.rules
     )
     self._log.stepped(sender, message, effects)
+    for effect in effects:
+      if isinstance(effect, m.Close) and not isinstance(message, m.Silent):
+        self._line(f"{effect.peer} dropped: {_reason(sender, message)}")
     self._do(effects)
     now = self.state.record
     if now.epoch != before.epoch:
@@ -198,6 +253,7 @@ class Service:
           self._watched[effect.peer] = time.monotonic()
         case m.Close():
           self._watched.pop(effect.peer, None)
+          self._reports.pop(effect.peer, None)
           if effect.peer in self._channels:
             self._channels.pop(effect.peer).close("dropped")
         case m.Arm():
@@ -212,6 +268,8 @@ class Service:
   def _look_at_clocks(self, now: float) -> None:
     """Says what is due: silent peers, and times that are over."""
     for peer, since in list(self._watched.items()):
+      if peer not in self._watched:  # it went with one before it
+        continue
       channel = self._channels.get(peer)
       if channel is not None:
         since, limit_s = channel.heard, self._timing.silence_s
@@ -229,7 +287,7 @@ class Service:
 
   def _speak(self, now: float) -> None:
     """Says what is waited for, once that has been so for a while."""
-    text = waits(self.state, self._rules)
+    text = waits(self.state, self.rules)
     if text != self._said:
       self._said, self._changed = text, now
     elif self._changed and now - self._changed > _PATIENCE_S:
@@ -238,6 +296,35 @@ class Service:
 
   def _line(self, text: str) -> None:
     self._say(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def _doing(state: Coordinator, peer: Id) -> str:
+  """Returns what a peer is at, in words."""
+  if peer not in state.record.members:
+    return "waits to join"
+  match state.phase:
+    case Phase.ASSEMBLING:
+      return "is waited for"
+    case Phase.FORMING:
+      return "is prepared" if peer in state.said else "connects, fetches"
+    case Phase.RUNNING if peer in state.contributors:
+      return "has voted" if peer in dict(state.votes) else "exchanges"
+  return "has its part" if peer in state.said else "computes"
+
+
+def _reason(sender: Id | None, message: Any) -> str:
+  """Returns why a message has a peer dropped."""
+  match message:
+    case m.Vote():
+      return (
+        f"its digest of round {message.round} is not that of most, or not the "
+        "least one of as many"
+      )
+    case m.Unreachable():
+      return f"{sender} cannot reach {', '.join(message.peers)}"
+    case m.Leave():
+      return "it leaves"
+  return "nobody is left who has the newest revision"
 
 
 def _epoch_line(before: tuple[Id, ...], now: m.Record) -> str:

@@ -16,6 +16,7 @@ for a while gets the newest state, and its part is dropped if it may have been
 counted, or if its samples have gone to others.
 """
 
+import math
 from typing import Any
 
 from parallel.elastic import agent, ids
@@ -127,7 +128,8 @@ class Swarm:
     return self._agent.counted
 
   def give(
-    self, part: Any, combine: Combine, weight: float = 1.0
+    self, part: Any, combine: Combine, weight: float = 1.0,
+    loss: float | None = None,
   ) -> dict[str, Value]:
     """Gives a part to a round, and waits until a part is asked for again.
 
@@ -136,6 +138,7 @@ class Swarm:
       combine: Makes the next state, as `exchange.Combine` says. An error of it
         ends the peer and is raised here; only connections may fail.
       weight: What the part weighs, e.g. the tokens that it has seen.
+      loss: Of the part, which the coordinator shows; finite, or None.
 
     Returns:
       The newest committed state.
@@ -146,8 +149,13 @@ class Swarm:
     """
     if not weight > 0:
       raise ValueError(f"weight={weight} must be positive")
+    if loss is not None and not math.isfinite(loss):
+      loss = None  # who looks on sees that there is none
     begun, samples = self._agent.drawn
-    self._agent.give(Part(part, combine, weight, begun, samples))
+    self._agent.give(Part(
+      part, combine, weight, begun, samples,
+      None if loss is None else float(loss),
+    ))
     self._wait()
     return self.state
 

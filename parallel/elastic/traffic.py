@@ -73,6 +73,13 @@ class Traffic:
   aborted_received: Bytes = dataclasses.field(default_factory=Bytes)
   control: int = 0
 
+  @property
+  def sent_bytes(self) -> int:
+    """All that was sent, headers, too."""
+    return self.control + sum(
+      part.payload + part.framing for part in (self.sent, self.aborted_sent)
+    )
+
 
 class Agreement(NamedTuple):
   """What a peer takes an operation to be.

@@ -68,6 +68,40 @@ class OuterLoop:
   """
 
   worker: Axis
+  # Whether what is exchanged are means, of however many workers there are.
+  averages: ClassVar[bool] = True
+  # Keys of the state, between `begin` and `finish`, too: of what has a leading
+  # worker dim, and of what all know, with one element for each worker.
+  own: ClassVar[tuple[str, ...]] = ("workers",)
+  of_each: ClassVar[tuple[str, ...]] = ()
+
+  def over(
+    self, worker: Axis, weights: tuple[float, ...] = ()
+  ) -> "OuterLoop":
+    """Returns the same loop of other workers.
+
+    Args:
+      worker: The axis of these workers.
+      weights: What each weighs in a mean; empty for equal weights. A loop
+        whose means have no weights leaves them alone.
+    """
+    changes: dict[str, Any] = {"worker": worker, "weights": weights}
+    if hasattr(self, "exchange"):
+      changes["exchange"] = dataclasses.replace(
+        self.exchange, worker=worker, weights=weights
+      )
+    names = {field.name for field in dataclasses.fields(self)}
+    return dataclasses.replace(
+      self, **{k: v for k, v in changes.items() if k in names}
+    )
+
+  def awaits(self, plan: Plan) -> bool:
+    """Returns whether a step reads the state after `begin`, or changes it.
+
+    If not, what `begin` has sent in an earlier step may be under way still
+    when `gradients` and `finish` run.
+    """
+    return True
 
   @property
   def period(self) -> int:

@@ -29,6 +29,7 @@ mean square of g.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -61,6 +62,7 @@ class DCS3GD(OuterLoop):
 
   exchange: Exchange
   compensation: float
+  of_each: ClassVar[tuple[str, ...]] = ("heard",)
 
   def init(self, params: Params) -> State:
     shared = self.exchange.init(params)

@@ -68,6 +68,8 @@ class Eager(OwnRounds):
     "params", "optimizer", "delta", "share"
   )
 
+  of_each: ClassVar[tuple[str, ...]] = ("heard",)
+
   def init(self, params: Params) -> State:
     shared = self.exchange.init(params)
     workers = shared.pop("workers", {}) | {
@@ -89,6 +91,9 @@ class Eager(OwnRounds):
     begins = step > 0 and step % self.every == 0
     ends = (step + 1) % self.every == 0
     return Plan((begins, ends), (step // self.every,))
+
+  def awaits(self, plan: Plan) -> bool:
+    return plan.variant[1]
 
   def begin(self, params: Params, state: State, plan: Plan) -> State:
     begins, _ = plan.variant

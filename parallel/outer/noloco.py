@@ -69,6 +69,7 @@ class NoLoCo(OwnRounds):
     rule: By what the two of a pair are judged.
   """
 
+  averages: ClassVar[bool] = False
   averaged: ClassVar[tuple[str, ...]] = ("params", "momentum")
 
   rate: float

@@ -34,7 +34,7 @@ import collections
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +85,8 @@ class Streaming(CommonRounds):
       too late; at most the steps between two sends, so that only one exchange
       is in pieces at a time.
   """
+
+  own: ClassVar[tuple[str, ...]] = ("workers", "heard_here")
 
   optimizer: OuterOptimizer
   exchange: Exchange
@@ -202,6 +204,9 @@ class Streaming(CommonRounds):
       Variant(send, tuple(receives)),
       Numbers(send_numbers, tuple(receive_numbers)),
     )
+
+  def awaits(self, plan: Plan) -> bool:
+    return bool(plan.variant.receives)
 
   def _slot(self, fragment: int, sent_at: int) -> int:
     """Returns the slot where the mean of a send waits."""

@@ -37,8 +37,9 @@ from parallel.collectives import (
   ranks_here,
   varying,
 )
+from parallel.pipeline.actions import Actions, Row, runs, scoped, write
 from parallel.pipeline.table import Buffer, Table, table
-from parallel.pipeline.timetable import Kind, Timetable
+from parallel.pipeline.timetable import Timetable
 
 
 class Functions(NamedTuple):
@@ -68,17 +69,6 @@ class Params(NamedTuple):
   around: Any
 
 
-class _Row(NamedTuple):
-  """A tick of a table; arrays ``[S]``, or ``[G]`` of this device's stages."""
-
-  kind: jax.Array
-  chunk: jax.Array
-  write_input: jax.Array
-  read_input: jax.Array
-  write_cotangent: jax.Array
-  read_cotangent: jax.Array
-
-
 class _Ends(NamedTuple):
   """What a tick does outside of stages; microbatches, -1 for none.
 
@@ -101,6 +91,8 @@ class _Carry(NamedTuple):
       nobody reads.
     cotangents: Cotangents of outputs, like them.
     arriving: What a stage was sent: an input and a cotangent, ``[G, ...]``.
+    entering: What comes from outside: the first part's input, and the last
+      one's cotangent.
     total: The scores of all microbatches, ``[M, ...]``, or the sum of losses.
     grads: The sum of gradients; None without backward.
   """
@@ -108,6 +100,7 @@ class _Carry(NamedTuple):
   inputs: Any
   cotangents: Any
   arriving: tuple[Any, Any]
+  entering: tuple[Any, Any]
   total: Any
   grads: Any
 
@@ -146,7 +139,8 @@ class Pipeline:
     run = _Run(self, functions, params, constants, batch)
     start = _Carry(
       run.places(run.table.inputs), run.places(run.table.cotangents),
-      (run.first(), run.places()), run.zeros(run.of_score),
+      (run.places(), run.places()), (run.first(), run.zeros(run.of_x)),
+      run.zeros(run.of_score),
       jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params),
     )
     end = run.scan(run.tick, start)
@@ -160,7 +154,8 @@ class Pipeline:
     run = _Run(self, functions, params, constants, batch)
     count = self.timetable.num_microbatches
     start = _Carry(
-      run.places(run.table.inputs), (), (run.first(), ()),
+      run.places(run.table.inputs), (), (run.places(), ()),
+      (run.first(), ()),
       run.zeros(run.of_score, count), None,
     )
     return run.scan(run.tick_forward, start).total
@@ -179,6 +174,10 @@ class _Run:
   @property
   def axis(self) -> Axis:
     return self.pipeline.axis
+
+  @property
+  def actions(self) -> Actions:
+    return Actions(self.pipeline.timetable, self.functions.part)
 
   @functools.cached_property
   def table(self) -> Table:
@@ -226,16 +225,16 @@ class _Run:
     return self.functions.judge(around, x, self.microbatch(m))
 
   def first(self) -> Any:
-    """Returns what arrives before the first tick."""
-    entered = self.enter(int(self.table.enters[0]))
-    return self.put(self.places(), entered, 0, True)
+    """Returns what the first part reads in the first tick."""
+    enter = scoped(self.enter, "phase_forward")
+    return enter(int(self.table.enters[0]))
 
   def scan(self, tick: Callable[..., Any], start: _Carry) -> _Carry:
     """Runs all ticks."""
     t = self.table
-    rows = _Row(
-      t.kinds, t.chunks, t.inputs.write, t.inputs.read, t.cotangents.write,
-      t.cotangents.read,
+    rows = Row(
+      t.kinds, t.chunks, t.inputs.write, t.inputs.enter, t.inputs.read,
+      t.cotangents.write, t.cotangents.enter, t.cotangents.read,
     )
     ends = _Ends(np.append(t.enters[1:], -1), t.judged, t.leaves)
     return lax.scan(
@@ -243,40 +242,46 @@ class _Run:
       jax.tree.map(jnp.asarray, (rows, ends)),
     )[0]
 
-  def tick_forward(self, carry: _Carry, row: _Row, ends: _Ends) -> _Carry:
+  def tick_forward(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
     """Does a tick of a timetable without backward."""
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
     outputs, inputs = each_lane(
-      self.act_forward, self.axis, here, self.params.parts, self.constants,
-      carry.inputs, carry.arriving[0],
+      functools.partial(
+        self.actions.forward_only, self.everywhere(carry.entering[0])
+      ),
+      self.axis, here, self.params.parts, self.constants, carry.inputs,
+      carry.arriving[0],
     )
 
     def judge(m):
-      x = self.of_stage(outputs, -1)
+      x = scoped(self.of_stage, "phase_forward")(outputs, -1)
       scores = self.judge(self.params.around, x, m)
-      return _write(carry.total, scores, m)
+      return write(carry.total, scores, m)
 
-    total = _if(ends.judged, judge, lambda: carry.total)
-    arriving = self.send_on(outputs, ends, (outputs, total))[0]
-    return _Carry(inputs, (), (arriving, ()), total, None)
+    total = self.if_any(ends.judged, judge, lambda: carry.total)
+    arriving, entering = self.send_on(outputs, ends, (outputs, total))
+    return _Carry(inputs, (), (arriving, ()), (entering, ()), total, None)
 
-  def tick(self, carry: _Carry, row: _Row, ends: _Ends) -> _Carry:
+  def tick(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
     """Does a tick of a step."""
     ordered, around = self.pipeline.ordered, self.params.around
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
     outputs, back, inputs, cotangents, of_parts = each_lane(
-      self.act, self.axis, here, self.params.parts, self.constants,
-      carry.inputs, carry.cotangents, carry.arriving, carry.grads.parts,
+      functools.partial(
+        self.actions.any_kind, self.everywhere(carry.entering)
+      ),
+      self.axis, here, self.params.parts, self.constants, carry.inputs,
+      carry.cotangents, carry.arriving, carry.grads.parts,
     )
     grads = carry.grads.around
 
     def judge(m):
-      x = self.of_stage(outputs, -1)
+      x = scoped(self.of_stage, "phase_forward")(outputs, -1)
       loss, vjp = jax.vjp(lambda a, x: self.judge(a, x, m), around, x)
       of_around, dx = vjp(jnp.ones_like(loss))
-      return carry.total + loss, jax.tree.map(_add, grads, of_around), dx
+      return carry.total + loss, jax.tree.map(jnp.add, grads, of_around), dx
 
-    total, grads, cotangent = _if(
+    total, grads, cotangent = self.if_any(
       ends.judged, judge,
       lambda: (carry.total, grads, self.zeros(self.of_x)),
     )
@@ -287,14 +292,16 @@ class _Run:
       _, vjp = jax.vjp(
         lambda a: self.functions.enter(a, self.microbatch(m, dx)), around
       )
-      return jax.tree.map(_add, grads, *vjp(dx))
+      return jax.tree.map(jnp.add, grads, *vjp(dx))
 
-    grads = _if(ends.leaves, leave, lambda: grads)
-    arriving, late = self.send_on(outputs, ends, (back, grads))
-    returning = self.move(after(back, late, ordered), -1)
-    returning = self.put(returning, cotangent, -1, ends.judged >= 0)
+    leave = scoped(leave, "phase_backward")
+    grads = self.if_any(ends.leaves, leave, lambda: grads)
+    arriving, entering = self.send_on(outputs, ends, (back, grads))
+    returning = scoped(self.move, "phase_backward")(
+      after(back, arriving, ordered), -1
+    )
     return _Carry(
-      inputs, cotangents, (arriving, returning), total,
+      inputs, cotangents, (arriving, returning), (entering, cotangent), total,
       Params(of_parts, grads),
     )
 
@@ -304,88 +311,16 @@ class _Run:
     """Sends outputs one stage on, and lets the next microbatch in.
 
     Returns:
-      What arrives, and what later collectives wait for on CPUs.
+      What arrives, and what the first part reads in the next tick.
     """
-    entered = _if(
-      ends.entering, lambda m: self.enter(m, late),
-      lambda: self.zeros(self.of_x),
+    enter = scoped(lambda m: self.enter(m, late), "phase_forward")
+    entered = self.if_any(
+      ends.entering, enter, lambda: self.zeros(self.of_x), in_loop=-1
     )
-    moved = self.move(after(outputs, (late, entered), self.pipeline.ordered), 1)
-    return self.put(moved, entered, 0, ends.entering >= 0), moved
-
-  def act_forward(
-    self, row: _Row, params: Any, constants: Any,
-    inputs: Any, arriving: Any,
-  ) -> tuple[Any, Any]:
-    """Does a stage's action of a tick, in a timetable without backward."""
-    inputs = _write(inputs, arriving, row.write_input)
-    x = _read(inputs, row.read_input)
-    y = lax.cond(
-      row.kind == Kind.FORWARD,
-      lambda x: self.functions.part(
-        _read(params, row.chunk), _read(constants, row.chunk), x
-      ),
-      lambda x: x, x,
+    moved = scoped(self.move, "phase_forward")(
+      after(outputs, (late, entered), self.pipeline.ordered), 1
     )
-    return y, inputs
-
-  def act(
-    self, row: _Row, params: Any, constants: Any,
-    inputs: Any, cotangents: Any, arriving: tuple[Any, Any], grads: Any,
-  ) -> tuple[Any, Any, Any, Any, Any]:
-    """Does a stage's action of a tick.
-
-    Returns:
-      What it sends on and back, its buffers, and the gradients of its parts.
-    """
-    inputs = _write(inputs, arriving[0], row.write_input)
-    cotangents = _write(cotangents, arriving[1], row.write_cotangent)
-    x = _read(inputs, row.read_input)
-    dy = _read(cotangents, row.read_cotangent)
-    part = self.functions.part
-    mine = _read(params, row.chunk)
-    fixed = _read(constants, row.chunk)
-    nothing = jax.tree.map(jnp.zeros_like, x)
-
-    def add(dparams):
-      return jax.tree.map(
-        lambda g, d: g.at[row.chunk].add(d.astype(g.dtype)), grads, dparams
-      )
-
-    def idle(x, dy):
-      return nothing, nothing, grads
-
-    def forward(x, dy):
-      return part(mine, fixed, x), nothing, grads
-
-    def backward(x, dy):
-      _, vjp = jax.vjp(lambda p, x: part(p, fixed, x), mine, x)
-      dparams, dx = vjp(dy)
-      return nothing, dx, add(dparams)
-
-    def of_input(x, dy):
-      _, vjp = jax.vjp(lambda x: part(mine, fixed, x), x)
-      return nothing, *vjp(dy), grads
-
-    def of_weight(x, dy):
-      _, vjp = jax.vjp(lambda p: part(p, fixed, x), mine)
-      return nothing, nothing, add(*vjp(dy))
-
-    branches = {
-      Kind.IDLE: idle, Kind.FORWARD: forward, Kind.BACKWARD: backward,
-      Kind.INPUT: of_input, Kind.WEIGHT: of_weight,
-    }
-    # A branch that never runs would only be compiled.
-    used = [Kind.IDLE, *(
-      kind for kind in list(Kind)[1:] if (self.table.kinds == kind).any()
-    )]
-    number = jnp.zeros(len(Kind), jnp.int32).at[jnp.array(used)].set(
-      jnp.arange(len(used))
-    )
-    y, dx, grads = lax.switch(
-      number[row.kind], [branches[kind] for kind in used], x, dy
-    )
-    return y, dx, inputs, cotangents, grads
+    return moved, entered
 
   def move(self, tree: Any, by: int) -> Any:
     """Sends arrays ``[G, ...]`` to the stage that is ``by`` further on."""
@@ -395,7 +330,9 @@ class _Run:
     moved: list[jax.Array] = []
     for x in leaves:
       x = after(x, moved[-1:], self.pipeline.ordered and bool(moved))
-      moved.append(permute(x, self.axis, pairs))
+      x = permute(x, self.axis, pairs)
+      # An empty array may have lost that.
+      moved.append(varying(x, self.axis.name))
     return treedef.unflatten(moved)
 
   def of_stage(self, tree: Any, stage: int) -> Any:
@@ -408,43 +345,31 @@ class _Run:
     # One operation with several operands: they need no order.
     return lax.psum(jax.tree.map(chosen, tree), self.axis.name)
 
-  def put(
-    self, tree: Any, value: Any, stage: int, there: jax.Array | bool
+  def everywhere(self, tree: Any) -> Any:
+    """Says of what is the same on all stages that it may differ."""
+    return jax.tree.map(lambda x: varying(x, self.axis.name), tree)
+
+  def if_any(
+    self,
+    microbatch: jax.Array,
+    then: Callable[[Any], Any],
+    otherwise: Callable[[], Any],
+    in_loop: int = 0,
   ) -> Any:
-    """Replaces what one stage has, ``[G, ...]``, if there is ``[...]``."""
-    here = self.is_stage(stage) & there
-    return jax.tree.map(
-      lambda x, v: jax.vmap(lambda h, old: jnp.where(h, v, old))(here, x),
-      tree, value,
+    """Runs a function of a microbatch if there is one, on all stages alike.
+
+    Args:
+      microbatch: Its number; -1 for none.
+      then: The function.
+      otherwise: What there is without one.
+      in_loop: How many more or fewer runs than microbatches there are.
+    """
+    count = self.pipeline.timetable.num_microbatches + in_loop
+    return lax.cond(
+      microbatch >= 0, scoped(then, runs(count, self.pipeline.timetable)),
+      lambda m: otherwise(), jnp.maximum(microbatch, 0),
     )
 
   def is_stage(self, stage: int) -> jax.Array:
     """Returns which of this device's stages is one, bool ``[G]``."""
     return ranks_here(self.axis) == stage % self.axis.size
-
-
-def _if(
-  microbatch: jax.Array,
-  then: Callable[[Any], Any],
-  otherwise: Callable[[], Any],
-) -> Any:
-  """Runs a function of a microbatch if there is one, on all stages alike."""
-  return lax.cond(
-    microbatch >= 0, then, lambda m: otherwise(), jnp.maximum(microbatch, 0)
-  )
-
-
-def _add(total: jax.Array, x: jax.Array) -> jax.Array:
-  return total + x.astype(total.dtype)
-
-
-def _read(tree: Any, place: jax.Array) -> Any:
-  return jax.tree.map(
-    lambda x: lax.dynamic_index_in_dim(x, place, keepdims=False), tree
-  )
-
-
-def _write(tree: Any, values: Any, place: jax.Array) -> Any:
-  return jax.tree.map(
-    lambda x, v: lax.dynamic_update_index_in_dim(x, v, place, 0), tree, values
-  )

@@ -22,12 +22,15 @@ class Buffer:
 
   Attributes:
     places: How many there are; the number itself stands for none.
-    write: Where what arrives in a tick is put, int32 ``[T, S]``.
+    write: Where what another stage has sent is put, int32 ``[T, S]``.
+    enter: Where what comes from outside of the parts is put, int32 ``[T, S]``:
+      what the first part reads, or the loss's cotangents.
     read: Where a tick's action finds what it needs, int32 ``[T, S]``.
   """
 
   places: int
   write: np.ndarray
+  enter: np.ndarray
   read: np.ndarray
 
 
@@ -84,42 +87,51 @@ def table(timetable: Timetable) -> Table:
   return Table(
     timetable.kinds.astype(np.int32),
     np.maximum(timetable.chunks, 0),
-    _buffer("input", made, used, ticks, stages),
-    _buffer("cotangent", made, used, ticks, stages),
+    _buffer(("input", 0), made, used, ticks, stages),
+    _buffer(("cotangent", last), made, used, ticks, stages),
     enters, judged, leaves,
   )
 
 
 def _buffer(
-  name: str,
+  outside: tuple[str, int],
   made: dict[tuple[str, int, int], int],
   used: dict[tuple[str, int, int], list[int]],
   num_ticks: int,
   num_stages: int,
 ) -> Buffer:
-  """Hands out the places of one kind of things."""
-  write, read = (
-    np.full((num_ticks, num_stages), -1, np.int32) for _ in range(2)
+  """Hands out the places of one kind of things.
+
+  Args:
+    outside: The kind, and of which part it comes from outside of the parts.
+    made: Since when each thing is there: kind, part and microbatch.
+    used: In which ticks it is read.
+    num_ticks: T.
+    num_stages: S.
+  """
+  write, enter, read = (
+    np.full((num_ticks, num_stages), -1, np.int32) for _ in range(3)
   )
   places = 0
   for stage in range(num_stages):
     things = sorted(
-      (made[thing], ticks) for thing, ticks in used.items()
-      if thing[0] == name and thing[1] % num_stages == stage
+      (made[thing], ticks, thing[:2] == outside)
+      for thing, ticks in used.items()
+      if thing[0] == outside[0] and thing[1] % num_stages == stage
     )
     busy: list[tuple[int, int]] = []  # last use, place
     free: list[int] = []
     count = 0
-    for arrival, ticks in things:
+    for arrival, ticks, enters in things:
       while busy and busy[0][0] < arrival:
         heapq.heappush(free, heapq.heappop(busy)[1])
       if not free:
         free, count = [count], count + 1
       place = heapq.heappop(free)
       heapq.heappush(busy, (max(ticks), place))
-      write[arrival, stage] = place
+      (enter if enters else write)[arrival, stage] = place
       read[ticks, stage] = place
     places = max(places, count)
-  for array in (write, read):
+  for array in (write, enter, read):
     array[array < 0] = places
-  return Buffer(places, write, read)
+  return Buffer(places, write, enter, read)

@@ -9,8 +9,8 @@ the part before it waits, and those of its weights, for which nobody waits.
 
 A tick is one action of each stage, or none. What an action makes is on the next
 stage one tick later; what it takes from its own stage is there one tick later,
-too. A timetable is proven (`check`), priced (`cost`), timed (`simulate`) and run
-(`run`): all read the same arrays.
+too. A timetable is proven (`check`), priced (`cost`), timed (`simulate`) and
+run (`run`): all read the same arrays.
 
 Shape legend: T = ticks, S = stages.
 """
@@ -110,6 +110,23 @@ class Timetable:
                       int(self.chunks[t, stage])))
       for t in ticks
     ]
+
+
+def when(timetable: Timetable) -> np.ndarray:
+  """Returns the tick of every action, int ``[kind, part, microbatch]``.
+
+  It is -1 where there is no such action, and the tick of any one of them where
+  there are several, which `check` refuses.
+  """
+  shape = len(Kind), timetable.num_parts, timetable.num_microbatches
+  found = np.full(shape, -1)
+  ticks, stages = np.nonzero(timetable.kinds)
+  kinds, microbatches, chunks = (
+    array[ticks, stages]
+    for array in (timetable.kinds, timetable.microbatches, timetable.chunks)
+  )
+  found[kinds, chunks * timetable.num_stages + stages, microbatches] = ticks
+  return found
 
 
 def arranged(

@@ -14,7 +14,11 @@ Rules of counting:
   compared with a constant (`lax.scan`, `lax.fori_loop` with Python bounds).
   Any other loop gives `count=None`: unknown, never guessed.
 - A conditional whose branches communicate alike counts as one of them;
-  otherwise the collectives of all branches are listed with `count=None`.
+  otherwise the collectives of all branches are listed with `count=None`, but
+  for those in a ``jax.named_scope`` of the name ``runs_2_of_5``: of five times
+  that the conditional is reached they run two.
+- A program that writes its own backward, without derivatives of its loops, says
+  so by scopes of the names ``phase_forward`` and ``phase_backward``.
 - Size-1 axes communicate nothing and are left out of `axes`; the operations
   that jax emits for them, and those on empty operands, stay listed with zero
   bytes.
@@ -31,6 +35,7 @@ Source: StableHLO specification, https://openxla.org/stablehlo/spec
 
 from collections.abc import Sequence
 import dataclasses
+import fractions
 import itertools
 import math
 import re
@@ -70,6 +75,8 @@ _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 # start and a done, which the ledger reads. Any other custom call with the name
 # of a collective is refused, since to miss one would make the totals wrong.
 _HALF = re.compile(r"([a-z-]+)-(start|done)")
+# A scope that tells how often a branch runs; see the module's docstring.
+_RUNS = re.compile(r"\bruns_(\d+)_of_(\d+)\b")
 _OPAQUE = re.compile(
   r"all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|"
   r"collective[-_](permute|broadcast)"
@@ -138,6 +145,10 @@ class _Reader:
   def read(self) -> list[Collective]:
     """Returns the collectives of one run of the module."""
     entries = self._region(self.functions["main"].regions[0], ())
+    entries = [
+      c if c.count is None else dataclasses.replace(c, count=_whole(c.count))
+      for c in entries
+    ]
     if self.differentiates:
       return entries
     # Only now is it known that nothing is differentiated, so that there is no
@@ -183,7 +194,7 @@ class _Reader:
       checks = None if trips is None else trips + 1
       return _repeat(condition, checks) + _repeat(body, trips)
     if op.name in ("stablehlo.case", "stablehlo.if"):
-      return _either([self._region(r, stacks) for r in op.regions])
+      return _either([self._region(r, (*stacks, stack)) for r in op.regions])
     if op.name == "stablehlo.custom_call":
       target = op.attributes["call_target_name"].value
       half = _HALF.fullmatch(target)
@@ -309,10 +320,17 @@ def place(path: str) -> tuple[Phase, bool, str]:
   phase: Phase = "forward" if "jvp(" in path else "update"
   if rematted or "transpose(" in path:
     phase = "backward"
+  if "phase_backward" in path:
+    rematted |= "jvp(" in path and phase == "forward"
+    phase = "backward"
+  elif "phase_forward" in path:
+    phase = "forward"
   return phase, rematted, _readable(path)
 
 
-def _repeat(entries: Sequence[Collective], trips: int | None):
+def _repeat(
+  entries: Sequence[Collective], trips: fractions.Fraction | int | None
+) -> list[Collective]:
   """Returns the entries of a region that runs `trips` times."""
   return [
     dataclasses.replace(
@@ -326,7 +344,22 @@ def _either(branches: Sequence[Sequence[Collective]]) -> list[Collective]:
   """Returns the entries of a conditional, of which one branch runs."""
   if alike(branches):
     return list(branches[0])
-  return _repeat(list(itertools.chain.from_iterable(branches)), None)
+  return [
+    entry
+    for c in itertools.chain.from_iterable(branches)
+    for entry in _repeat([c], _share(c.where))
+  ]
+
+
+def _share(where: str) -> fractions.Fraction | None:
+  """Returns how often what is in a branch runs, if a scope tells."""
+  found = _RUNS.findall(where)
+  return fractions.Fraction(*map(int, found[-1])) if found else None
+
+
+def _whole(count: fractions.Fraction | int) -> int | None:
+  """Returns a count of a whole program as an integer."""
+  return int(count) if count == int(count) else None
 
 
 def _readable(path: str) -> str:

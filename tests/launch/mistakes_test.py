@@ -4,6 +4,7 @@ import pytest
 
 TINY = "--config=configs/caatnet/tiny.py:test"
 STREAMING = "--config=configs/diloco/streaming.py:test"
+SWARM = "--config=configs/elastic/diloco.py:diloco,test"
 EMPTY = "--workdir={tmp}/empty"  # a run without a checkpoint
 UTILISATION = "--config=configs/diloco/utilisation.py"
 KERNELS = "--config=configs/benchmark/kernels.py"
@@ -134,6 +135,12 @@ VALUES = [
    "config.sweep has no effect on a training run; for this config there is "
    "python -m launch.sweep"),
   ("train", [TINY, "--workdir={tmp}/other"], "use another --workdir"),
+  ("train", [SWARM], "config.elastic has no effect without --elastic=HOST:PO"),
+  ("train", [SWARM, "--elastic=7000"], "--elastic=7000 is not HOST:PORT"),
+  ("train", [SWARM, "--elastic=localhost:1", "--workdir={tmp}/run"],
+   "--elastic=localhost:1: no coordinator there"),
+  ("train", [SWARM, "--config.elastic.order=tree"],
+   "config.elastic.order='tree' must be one of direct, ring"),
   ("evaluate", ["--workdir={tmp}"], "holds no run"),
   ("evaluate", ["--workdir={tmp}/empty"], "no checkpoint in"),
   ("generate", [EMPTY, "--prompt=a"], "no checkpoint in"),

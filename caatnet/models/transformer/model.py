@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from caatnet.models.access import AS_THEY_ARE, Access
 from caatnet.models.paged import Batch, Cache
-from caatnet.models.protocol import Parameter, Reduction
+from caatnet.models.protocol import Parameter, Parts, Reduction
 from caatnet.models.transformer import vocabulary
 from caatnet.models.transformer.block import Bias, Sharded
 from caatnet.models.transformer.communication import (
@@ -34,10 +34,12 @@ class TransformerModel:
   Attributes:
     config: The sizes, and how the row doors synchronise.
     tensor: The tensor axis.
+    stage: The stages that cut the vocabulary, too; None if none do.
   """
 
   config: TransformerConfig
   tensor: Axis
+  stage: Axis | None = None
 
   @functools.cached_property
   def _abstract(self) -> tuple[Any, Any]:
@@ -49,7 +51,9 @@ class TransformerModel:
   @property
   def _module(self) -> Transformer:
     """The module with the shapes of its parameters in their place."""
-    return nnx.merge(*self._abstract)
+    module = nnx.merge(*self._abstract)
+    module.stage = self.stage
+    return module
 
   @property
   def dtype(self) -> str:
@@ -75,9 +79,15 @@ class TransformerModel:
       in_block = path[0] == BLOCKS
       looked_up = path[0] == "embedding"
       if not isinstance(variable, Sharded):  # the gain of a norm
-        return Parameter(P(), int(in_block), "float32", decays=False)
+        return Parameter(
+          P(), int(in_block), "float32", decays=False,
+          stage_dim=0 if in_block else None,
+        )
       ranks = (self.tensor.name,)
       tied = looked_up and self.config.tied_embeddings
+      stage_dim = 0 if in_block else None
+      if self.stage is not None and not in_block:  # the dim of tokens
+        stage_dim = 1 if looked_up else 2
       return Parameter(
         # [layer, R, ...] in a block, [R, ...] elsewhere.
         P(None, *ranks) if in_block else P(*ranks),
@@ -87,6 +97,7 @@ class TransformerModel:
         uses=2 if tied else 1,  # a tied table is the head, too
         # The backward of a lookup needs no table, that of the head does.
         regathered=1 if tied or not looked_up else 0,
+        stage_dim=stage_dim,
       )
 
     flat = {
@@ -119,6 +130,36 @@ class TransformerModel:
     self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
   ) -> jax.Array:
     return self._module.logits(params, tokens, access)
+
+  def parts(self) -> Parts:
+    if len(set(self.config.syncs)) > 1:
+      p_attention, p_mlp = (
+        tuple(sync.p for sync in syncs)
+        for syncs in zip(*self.config.syncs, strict=True)
+      )
+      raise ValueError(
+        f"p_attention={p_attention} and p_mlp={p_mlp} must have one number "
+        "each: layers of a pipeline's stages synchronise alike"
+      )
+    module = self._module
+    if module.blocks.carries(self.config.syncs[0][1]):
+      raise ValueError(
+        "carry='off' is what stages of a pipeline need: here layers leave "
+        "reductions to the next one, which may be on another stage"
+      )
+    return Parts(
+      BLOCKS,
+      lambda params, batch, access: module.before_blocks(
+        params, batch[..., :-1], access
+      ),
+      module.some_blocks,
+      lambda params, x, batch, access: {
+        "loss": module.after_blocks(
+          params, x, vocabulary.cross_entropy, batch[..., 1:], access
+        )
+      },
+      together=self.stage is not None,
+    )
 
   def decode(
     self,

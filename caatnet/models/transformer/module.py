@@ -65,6 +65,8 @@ class Transformer(nnx.Module):
     for key in ("num_kv_heads", "ffn_width", "vocab_size"):
       _check_every_rank_owns(getattr(config, key), key, axis.size)
     self.config, self.axis = config, axis
+    # The stages of a pipeline that cut the vocabulary, too.
+    self.stage: Axis | None = None
     std, width = config.init_std, config.width
     vocab, cut = config.vocab_size, cut_size(config.vocab_size, axis.size)
 
@@ -155,19 +157,54 @@ class Transformer(nnx.Module):
     Returns:
       What ``score`` returns for tokens 1 to T.
     """
+    _, x, _ = self._before_head(
+      params, tokens[..., :-1], (), self._attend_to_all, access
+    )
+    return self.after_blocks(params, x, score, tokens[..., 1:], access)
+
+  def before_blocks(
+    self, params: Any, tokens: jax.Array, access: Access
+  ) -> Stream:
+    """Makes what the blocks of a stage read of tokens ``[B, T]``."""
+    x = access.apply(self._enter, params["embedding"], tokens)
+    return self._narrowed(x, self.config.syncs[0], access)
+
+  def some_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
+    """Runs some of the blocks, which synchronise alike."""
+    graph = nnx.graphdef(self.blocks)
+    syncs, policy = self.config.syncs[0], REMAT_POLICIES[self.config.remat]
+
+    def block(params, x):
+      block = nnx.merge(graph, params)
+      return block(x, (), syncs, self._attend_to_all)[0]
+
+    with jax.named_scope("blocks"):
+      return access.scan(block, params, x, self.config.unroll, policy)
+
+  def after_blocks(
+    self,
+    params: Any,
+    x: Stream,
+    score: Callable[[jax.Array, vocabulary.Targets], Any],
+    targets: jax.Array,
+    access: Access,
+  ) -> Any:
+    """Scores what the last block returns, as `judge`."""
 
     def judged(last: Any, x: Stream, targets: jax.Array) -> Any:
       logits = self._logits(last, x)
       with jax.named_scope("cross_entropy"):
         return score(
           logits,
-          vocabulary.Targets(targets, self.token_ids(), self.axis.name),
+          vocabulary.Targets(targets, self.token_ids(), self._vocab_names),
         )
 
-    last, x, _ = self._before_head(
-      params, tokens[..., :-1], (), self._attend_to_all, access
-    )
-    return access.apply(judged, last, x, tokens[..., 1:])
+    return access.apply(judged, self._last(params), x, targets)
+
+  def _last(self, params: Any) -> dict[str, Any]:
+    """Returns the parameters that the head reads."""
+    table = params.get("head", params["embedding"])
+    return {"norm": params["norm"], "table": table}
 
   def _before_head(
     self,
@@ -184,8 +221,7 @@ class Transformer(nnx.Module):
     """
     x = access.apply(self._enter, params["embedding"], tokens)
     x, state = self._through_blocks(params["blocks"], x, state, attend, access)
-    table = params.get("head", params["embedding"])
-    return {"norm": params["norm"], "table": table}, x, state
+    return self._last(params), x, state
 
   def _attend_to_all(
     self,
@@ -243,11 +279,7 @@ class Transformer(nnx.Module):
       def block(params, carried, syncs=syncs):
         return nnx.merge(graph, params)(*carried, syncs, attend)
 
-      num_shared = min(s.num_shared(config.width) for s in syncs)
-      x = access.apply(
-        lambda _, x, k=num_shared: x.narrow(min(x.shared.shape[-1], k)),
-        None, x,
-      )
+      x = self._narrowed(x, syncs, access)
       with jax.named_scope("blocks"):
         if self.blocks.carries(syncs[1]):
           first = jax.tree.map(lambda p, i=start: p[i], params)
@@ -265,6 +297,13 @@ class Transformer(nnx.Module):
           )
     return x, state
 
+  def _narrowed(self, x: Stream, syncs: Any, access: Access) -> Stream:
+    """Shares no more channels than a layer does that the stream enters."""
+    shared = min(s.num_shared(self.config.width) for s in syncs)
+    return access.apply(
+      lambda _, x: x.narrow(min(x.shared.shape[-1], shared)), None, x
+    )
+
   def _logits(self, last: Any, x: Stream) -> jax.Array:
     """Computes each rank's slice of the logits, float32 ``[R, B, T, V]``.
 
@@ -275,8 +314,9 @@ class Transformer(nnx.Module):
       last: The final norm's gain, and the table of the head.
       x: The stream after the last block.
     """
-    table = last["table"]
-    if self.config.tied_embeddings:
+    tied = self.config.tied_embeddings
+    table = self._of_stages(last["table"], 1 if tied else 2)
+    if tied:
       table = jnp.swapaxes(table, 1, 2)
     with jax.named_scope("head"):
       _, y = column_parallel(
@@ -284,7 +324,8 @@ class Transformer(nnx.Module):
       )
     y = y.astype(jnp.float32)
     # Padding of the vocabulary must have no share of the normaliser.
-    if table.shape[-1] * self.axis.size > self.config.vocab_size:
+    num_tokens = cut_size(self.config.vocab_size, self.axis.size)
+    if self.stage or num_tokens * self.axis.size > self.config.vocab_size:
       padded = self.token_ids() >= self.config.vocab_size
       y = jnp.where(padded[:, None, None, :], -jnp.inf, y)
     return y
@@ -294,6 +335,8 @@ class Transformer(nnx.Module):
 
     Each rank looks up the tokens that it owns, and the sum over ranks has all.
     """
+    if self.stage is not None:
+      return self._embed_by_stages(self._of_stages(table, 1), tokens)
     lanes, num_tokens, width = table.shape
     # Lanes of a device are neighbours, so their tables join to one.
     rows = table.reshape(lanes * num_tokens, width)
@@ -310,12 +353,52 @@ class Transformer(nnx.Module):
       # All summands but one are zero, so the sum is exact in any dtype.
       return lax.psum(found.astype(self.config.dtype), self.axis.name)
 
+  def _embed_by_stages(self, table: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Does the same with tables ``[R, V, H]`` that stages cut, too."""
+    with jax.named_scope("embedding"):
+
+      def look_up(table, ids):
+        place = tokens - ids[0]
+        # A slice may end in rows that stand for no token.
+        mine = (place >= 0) & (place < len(ids))
+        place = jnp.where(mine, place, 0)
+        found = jnp.take(table.astype(jnp.float32), place, axis=0)
+        mine &= ids[place] == tokens
+        return jnp.where(mine[..., None], found, 0.0)
+
+      found = jax.vmap(look_up)(table, self.token_ids()).sum(axis=0)
+      return lax.psum(found.astype(self.config.dtype), self._vocab_names)
+
+  @property
+  def _vocab_names(self) -> str | tuple[str, ...]:
+    """The mesh axes that cut the vocabulary."""
+    if self.stage is None:
+      return self.axis.name
+    return self.axis.name, self.stage.name
+
+  def _of_stages(self, table: jax.Array, dim: int) -> jax.Array:
+    """Joins the slices of a device's stages: ``[G, R, ...] -> [R, ...]``."""
+    if self.stage is None:
+      return table
+    table = jnp.moveaxis(table, 0, dim)
+    shape = table.shape
+    return table.reshape(*shape[:dim], -1, *shape[dim + 2 :])
+
   def token_ids(self) -> jax.Array:
-    """Returns which token each logit of this device stands for, ``[R, V]``."""
+    """Returns which token each logit of this device stands for, ``[R, V]``.
+
+    Where stages cut a rank's tokens, the last slices may be padded: with the
+    size of the vocabulary, which is no token.
+    """
     lanes = self.axis.lanes
     num_tokens = cut_size(self.config.vocab_size, self.axis.size)
     first = lax.axis_index(self.axis.name) * (lanes * num_tokens)
-    return first + jnp.arange(lanes * num_tokens).reshape(lanes, num_tokens)
+    if self.stage is None:
+      return first + jnp.arange(lanes * num_tokens).reshape(lanes, num_tokens)
+    size = cut_size(num_tokens, self.stage.size) * self.stage.lanes
+    place = lax.axis_index(self.stage.name) * size + jnp.arange(size)
+    ids = first + jnp.arange(lanes)[:, None] * num_tokens + place
+    return jnp.where(place < num_tokens, ids, self.config.vocab_size)
 
 
 def _row_scales(config: TransformerConfig, axis: Axis) -> np.ndarray:

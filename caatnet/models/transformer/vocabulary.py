@@ -19,12 +19,13 @@ class Targets(NamedTuple):
   Attributes:
     tokens: int ``[B, T]``.
     token_ids: int ``[R, V]``, which token each logit of this device stands for.
-    axis_name: The name of the tensor axis.
+    axis_name: The name of the axis, or names of the axes, that cut the
+      vocabulary.
   """
 
   tokens: jax.Array
   token_ids: jax.Array
-  axis_name: str
+  axis_name: str | tuple[str, ...]
 
 
 def cross_entropy(logits: jax.Array, targets: Targets) -> jax.Array:

@@ -123,7 +123,10 @@ class ToyData:
 
   def load(self, seed):
     batches = pipeline.shuffled(_Rows(draw(40)), self.batch_size, seed)
-    return Dataset("toy", "0" * 64, batches, draw(7, 1), measures, dict)
+    examples = pipeline.ordered(_Rows(draw(40)), seed)
+    return Dataset(
+      "toy", "0" * 64, batches, draw(7, 1), measures, dict, examples=examples
+    )
 
 
 def measures(means):

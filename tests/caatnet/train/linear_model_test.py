@@ -170,7 +170,7 @@ def test_stopped_and_resumed_is_uninterrupted(finished, tmp_path):
   """Parameters, momentum and place in the data, wherever it stopped."""
   experiment, workdir, _ = finished
   for last in (3, 5, 6):  # between checkpoints: a stop saves, too
-    run = loop._Run(experiment, tmp_path / "run", "", None, True)
+    run = loop.Run(experiment, tmp_path / "run", "", None, True)
     try:
       result = run.loop(_StopAt(run, last))
     finally:
@@ -197,7 +197,7 @@ def test_a_run_that_is_made_longer_is_the_longer_run(finished, tmp_path):
 def test_throughput_is_that_of_the_last_steps(finished, tmp_path):
   """A run that has become ten times slower says so 50 steps later."""
   experiment, _, _ = finished
-  run = loop._Run(experiment, tmp_path / "run", "", None, True)
+  run = loop.Run(experiment, tmp_path / "run", "", None, True)
   run.close()
   for seconds, count in ((0.01, 1000), (0.1, 50)):
     run.seconds.extend([seconds] * count)
@@ -333,7 +333,7 @@ def test_a_worker_that_diverges_is_left_out_and_named(tmp_path, capsys):
     learning_rate=optax.constant_schedule(0.05),
   )
   workdir = tmp_path / "run"
-  run = loop._Run(experiment, workdir, "toy", None, False)
+  run = loop.Run(experiment, workdir, "toy", None, False)
   run.loop(_StopAt(run, 4))
   run.first_step = 4
   run.state = run.state._replace(
@@ -390,7 +390,7 @@ def test_workers_join_and_leave_between_rounds(tmp_path, capsys):
   outer, codec = None, Wire("int8", 2)
   for workers, last in ((2, 3), (3, 6), (2, 8)):
     experiment = changing(workers, codec, error_feedback=True)
-    run = loop._Run(experiment, tmp_path / "run", "toy", None, False)
+    run = loop.Run(experiment, tmp_path / "run", "toy", None, False)
     state = jax.device_get(run.state)
     if outer is not None:
       for key in ("params", "optimizer"):
@@ -412,7 +412,7 @@ def test_workers_join_and_leave_between_rounds(tmp_path, capsys):
   assert "2 -> 3 at step 3: worker 2 starts from the outer" in said
   assert "3 -> 2 at step 6: worker 2 leaves" in said
   with pytest.raises(ValueError, match=r"worker=3: .*step 8 .* to step 9"):
-    loop._Run(changing(3, codec), tmp_path / "run", "toy", None, True)
+    loop.Run(changing(3, codec), tmp_path / "run", "toy", None, True)
 
 
 def assert_equal(a, b):

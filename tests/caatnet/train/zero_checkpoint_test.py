@@ -38,7 +38,7 @@ def test_a_run_moves_between_schemes_and_meshes(tmp_path):
   ]
   for last, move in zip((2, 4, 6), moves, strict=True):
     experiment = of_scheme(*move)
-    run = loop._Run(experiment, tmp_path / "moves", "", None, True)
+    run = loop.Run(experiment, tmp_path / "moves", "", None, True)
     try:
       run.loop(_StopAt(run, last))
     finally:

@@ -18,18 +18,18 @@ from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Limits, Listener, Offer
 from parallel.elastic.traffic import Lost, Unreachable
 from tests.parallel.elastic.worlds import (
+  FUZZED,
   ORDERS,
   SECURITY,
   arrays,
   certificates,
   connected,
   listeners,
+  spoilt,
   together,
   world,
 )
 
-# `make test` has some thousands; 100,000 take a minute.
-FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
 ALL = (*frames.FROM_PEER, *frames.FROM_COORDINATOR, m.Record)
 EXAMPLES = [
   m.Vote(3, 2, "ab" * 32), m.Vote(3, 2, None), m.Prepared(1), m.Leave(),
@@ -37,6 +37,7 @@ EXAMPLES = [
   m.Unreachable(7, ("17-ab", "18-cd")), m.Ready(2**63 - 1, 0),
   m.Prepare(3, ("a", "b"), 1, 2, "ff", ()), m.Go(1, 2, "", ("a",)),
   m.Start(1, 2, tuple(f"p{i}" for i in range(1024))), m.Record(),
+  m.Report(4, 2**40, 0.25), m.Report(4, 0, None),
 ]
 
 
@@ -63,27 +64,11 @@ def test_a_peer_cannot_speak_as_a_coordinator_or_a_host():
       frames.decode(frames.encode(message), frames.FROM_PEER)
 
 
-def _spoilt(rng, data):
-  data = bytearray(data)
-  for _ in range(rng.randint(1, 4)):
-    where = rng.randrange(len(data)) if data else 0
-    change = rng.randrange(4)
-    if change == 0 and data:
-      data[where] = rng.randrange(256)
-    elif change == 1:
-      data[where:where] = rng.randbytes(rng.randint(1, 9))
-    elif change == 2:
-      del data[where : where + rng.randint(1, 9)]
-    else:
-      data = data[: rng.randint(0, len(data))]
-  return bytes(data)
-
-
 def test_fuzzed_messages_raise_one_error_or_are_messages():
   rng, wrong = random.Random(0), 0
   good = [frames.encode(x) for x in EXAMPLES if len(frames.encode(x)) < 999]
   for _ in range(FUZZED):
-    data = _spoilt(rng, rng.choice(good))
+    data = spoilt(rng, rng.choice(good))
     try:
       found = frames.decode(data, ALL)
     except FrameError:
@@ -104,10 +89,10 @@ def test_fuzzed_frames_raise_one_error():
     else:
       with pytest.raises(FrameError, match="announces"):
         frames.unpack(head)
-    spoilt = _spoilt(rng, head)
-    if spoilt != head:
+    wrong = spoilt(rng, head)
+    if wrong != head:
       with pytest.raises(FrameError):
-        frames.unpack(spoilt)
+        frames.unpack(wrong)
 
 
 def _member(there, lane, epoch=1, name="p2"):
@@ -281,6 +266,26 @@ def test_a_connection_of_another_epoch_is_refused():
     with pytest.raises(handshake.Refused, match="has not heard of epoch 6"):
       _member(there, 0, 6)
     assert time.monotonic() - start > 1  # it may hear of it yet
+
+
+def test_connections_beyond_the_limit_are_refused_until_one_ends(caplog):
+  with listeners(1, limits=Limits(connections=2)) as there:
+    there["p0"].serve(Purpose.LANE, Offer(
+      1, frozenset({"p2"}), lambda sock, _: sock.recv(1)
+    ))
+    first, _ = _member(there, 1), _member(there, 2)
+    with (
+      caplog.at_level(logging.WARNING),
+      pytest.raises(handshake.Refused, match="FULL"),
+    ):
+      _member(there, 3)
+    first.close()
+    end = time.monotonic() + 5
+    while there["p0"]._accepted > 1:
+      assert time.monotonic() < end
+      time.sleep(0.01)
+    _member(there, 3).close()
+  assert len(caplog.records) == 1
 
 
 def test_members_that_cannot_be_reached_are_named():

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from parallel.elastic import bandwidth
-from tests.parallel.elastic.worlds import together, world
+from parallel.elastic.bandwidth import Rings
+from parallel.elastic.exchange import Exchange
+from parallel.elastic.links import Links
+from parallel.elastic.messages import Reduce
+from tests.parallel.elastic.worlds import (
+  SECURITY,
+  Relay,
+  around_the_ring,
+  arrays,
+  listeners,
+  together,
+  world,
+)
 
 
 @pytest.mark.parametrize("count", range(1, 12))
@@ -60,3 +72,54 @@ def test_the_exact_ring_is_never_worse_than_the_improved_one(monkeypatch):
 def test_a_link_without_a_rate_is_refused():
   with pytest.raises(ValueError, match="positive"):
     bandwidth.ring_order(np.zeros((4, 4)))
+
+
+def test_a_ring_goes_round_a_slow_link_also_when_another_one_becomes_slow():
+  """Two links lead over relays, which can be slow; sums keep to the ring."""
+  slow, fast = 2e6, 1e9
+  xs = arrays(4, 100_000)
+  with listeners(4) as there:
+    names = [*there]
+    relays = {
+      pair: Relay(there[pair[1]].address, fast)
+      for pair in (("p0", "p1"), ("p0", "p2"))
+    }
+    links = [
+      Links(n, 1, {
+        p: relays[n, p].address if (n, p) in relays else x.address
+        for p, x in there.items()
+      }, SECURITY)
+      for n in names
+    ]
+    together([lambda x=x: x.connect(there[x.me], 20) for x in links])
+    rings = [Rings(x) for x in links]
+    number = 0
+
+    def exchange(i):
+      there = Exchange(
+        links[i], Reduce(1, number, tuple(names)), 1.0, (), rings[i]
+      )
+      return there.ring, there.sum(xs[i], "ring")
+
+    def ring():
+      """Sums once; returns the ring, which all have alike."""
+      nonlocal number
+      number += 1
+      found = together([lambda i=i: exchange(i) for i in range(4)])
+      (order,) = {order for order, _ in found}
+      wanted = around_the_ring([xs[names.index(p)] for p in order])
+      assert all(total.tobytes() == wanted.tobytes() for _, total in found)
+      return order
+
+    relays["p0", "p1"].bytes_per_s = slow
+    assert ring() == ("p0", "p2", "p1", "p3")
+    assert ring() == ("p0", "p2", "p1", "p3")
+    assert {x.measured for x in rings} == {1}
+    relays["p0", "p1"].bytes_per_s = fast
+    relays["p0", "p2"].bytes_per_s = slow
+    found = [ring() for _ in range(6)]
+    assert found[-1] == ("p0", "p1", "p2", "p3")
+    for x in links:
+      x.close()
+    for relay in relays.values():
+      relay.close()

@@ -1,7 +1,11 @@
 """Journals that are cut off, damaged, or opened twice."""
 
+import contextlib
+import os
+
 import pytest
 
+from parallel.elastic import journal as journals
 from parallel.elastic.journal import Journal
 from parallel.elastic.messages import Record
 
@@ -62,3 +66,80 @@ def test_two_coordinators_cannot_have_one_journal(tmp_path):
   ):
     Journal(tmp_path / "one")
   Journal(tmp_path / "one").close()
+
+
+def test_a_long_journal_is_replaced_by_its_last_record(tmp_path):
+  path = tmp_path / "long"
+  with Journal(path, most_bytes=1000) as journal:
+    for number in range(200):
+      journal.append(Record(1, ("a", "b"), number, 1, "0a"))
+      assert path.stat().st_size <= 1000
+      with pytest.raises(ValueError, match="another coordinator"):
+        Journal(path)
+  with Journal(path) as journal:
+    assert journal.record == Record(1, ("a", "b"), 199, 1, "0a")
+  assert [x.name for x in tmp_path.iterdir()] == ["long"]
+
+
+class _Killed(BaseException):
+  """The process ends here."""
+
+
+class _Dying:
+  """Calls of the system, of which one is the last."""
+
+  def __init__(self, last, torn, files):
+    self._left, self._torn, self.files = last, torn, files
+
+  def call(self, name):
+    real = getattr(os, name)
+
+    def called(*arguments):
+      self._left -= 1
+      if self._left < 0:
+        if self._torn and name == "write":
+          real(arguments[0], arguments[1][:-9])
+        raise _Killed
+      found = real(*arguments)
+      if name == "open":
+        self.files.append(found)
+      return found
+
+    return called
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["whole", "torn"])
+def test_a_coordinator_killed_while_it_compacts_forgets_nothing(
+  tmp_path, monkeypatch, torn
+):
+  """Each call of the system is its last one, once."""
+  calls = ("open", "write", "fsync", "replace", "close")
+  counts = []
+  for last in range(100):
+    path = tmp_path / f"{last}"
+    journal = Journal(path, most_bytes=150)
+    journal.append(_RECORDS[0])
+    dying = _Dying(last, torn, [journal._file])
+    with monkeypatch.context() as patched:
+      for name in calls:
+        patched.setattr(journals.os, name, dying.call(name))
+      try:
+        journal.append(_RECORDS[1])
+        ended = True
+      except _Killed:
+        ended = False
+    known = journal.record
+    for file in dying.files:  # as the kernel does
+      with contextlib.suppress(OSError):
+        os.close(file)
+    with Journal(path, most_bytes=150) as again:
+      # Nobody was told of a record before it was on the disk.
+      assert again.record in (known, _RECORDS[1])
+      counts.append(again.record == _RECORDS[1])
+      again.append(_RECORDS[2])
+    with Journal(path) as again:
+      assert again.record == _RECORDS[2]
+    if ended:
+      break
+  assert counts == sorted(counts)
+  assert last > 6

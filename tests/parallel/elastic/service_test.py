@@ -18,16 +18,29 @@ from parallel.elastic.handshake import Purpose, Request, Scope
 from parallel.elastic.journal import Journal
 from parallel.elastic.service import Service, Timing
 from parallel.elastic.swarm import Swarm
-from tests.parallel.elastic.worlds import SECURITY, certificates
+from tests.parallel.elastic.worlds import (
+  SECURITY,
+  Relay,
+  certificates,
+  together,
+)
 
 pytestmark = pytest.mark.quick
 
 
-def _serving(folder, lines, security=SECURITY, **options):
+def _free_port():
+  with socket.create_server(("127.0.0.1", 0)) as free:
+    return free.getsockname()[1]
+
+
+def _serving(
+  folder, lines, security=SECURITY, silence_s=1, grace_s=10.0, **options
+):
   """A service that runs in a thread."""
   there = Service(
     ("127.0.0.1", 0), security, Journal(folder / "journal"),
-    timing=Timing(silence_s=1, reconnect_s=0.5), say=lines.append, **options,
+    timing=Timing(silence_s, reconnect_s=0.5, grace_s=grace_s),
+    say=lines.append, **options,
   )
   threading.Thread(target=there.serve, daemon=True).start()
   return there
@@ -90,6 +103,39 @@ def test_strangers_and_nonsense_are_closed_and_peers_go_on(tmp_path):
     assert swarm.counted
     assert _closed(quiet)
   assert any("silent for 1 s" in line for line in lines)
+  there.close()
+
+
+def test_more_peers_than_there_may_be_are_refused(tmp_path):
+  lines = []
+  there = _serving(tmp_path, lines, silence_s=10, most_peers=1)
+  start = {"x": np.zeros(3, np.float32)}
+  with Swarm(there.address, SECURITY, start) as swarm:
+    me = ids.make(("127.0.0.1", 1))
+    more = _dialled(there, me=me)
+    hello = frames.encode(m.Hello(0, 0, "", None))
+    frames.send(more, Header(Kind.MESSAGE), hello, checked=True)
+    assert _closed(more)
+    swarm.give(np.ones(3, np.float32), _step)
+    assert swarm.members == (swarm.me,)
+  assert [x for x in lines if me in x] == [x for x in lines if "refused" in x]
+  assert sum(me in line for line in lines) == 1
+  there.close()
+
+
+def test_a_coordinator_goes_on_when_all_are_silent_at_once(tmp_path):
+  """Only the first one has the newest revision; without it all must go."""
+  there = Service(
+    ("127.0.0.1", 0), SECURITY, Journal(tmp_path / "journal"),
+    rules=coordinator.Rules(least=2), say=lambda line: None,
+  )
+  a, b = (ids.make(("127.0.0.1", 1)) for _ in range(2))
+  there._step(a, m.Hello(0, 1, "aa", None))
+  there._step(b, m.Hello(0, 0, "00", None))
+  assert there.state.record.members == tuple(sorted((a, b)))
+  there._look_at_clocks(time.monotonic() + 99)
+  there._step(a, m.Hello(1, 1, "aa", None))
+  assert there.state.record.members == (a,)
   there.close()
 
 
@@ -165,6 +211,83 @@ def test_with_tls_rounds_are_the_same_and_others_are_out(tmp_path):
     with pytest.raises(OSError):
       handshake.dial(there.address, request, wrong, Scope(), 0.3)
   there.close()
+
+
+def _around(exchange, state, part):
+  return {
+    "x": state["x"] + exchange.sum(part, "ring"),
+    "ring": " ".join(exchange.ring).encode(),
+  }
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_a_swarm_s_rings_go_by_measured_links_if_all_measure(tmp_path, alike):
+  there = _serving(
+    tmp_path, [], silence_s=10, rules=coordinator.Rules(least=3)
+  )
+
+  def train(i):
+    settings = Settings(measured=alike or i == 0)
+    start = {"x": np.zeros(50_000, np.float32), "ring": b""}
+    with Swarm(there.address, SECURITY, start, settings=settings) as swarm:
+      state = swarm.give(np.ones(50_000, np.float32), _around)
+      return swarm.me, state
+
+  found = together([lambda i=i: train(i) for i in range(3)])
+  there.close()
+  if not alike:
+    assert any("another one on" in str(error) for error in found)
+    return
+  members = sorted(me for me, _ in found)
+  (ring,) = {state["ring"].decode() for _, state in found}
+  assert sorted(ring.split()) == members
+  assert ring.startswith(members[0])
+  assert all((state["x"] == 3).all() for _, state in found)
+
+
+def _grow(exchange, state, part):
+  exchange.gather(part)
+  return {"x": state["x"] + 1}
+
+
+def test_a_peer_that_fetches_more_slowly_than_rounds_come_is_waited_for(
+  tmp_path
+):
+  """It missed a round; each state takes a second, and each round a tenth."""
+  there = _serving(
+    tmp_path, [], silence_s=10, grace_s=0.05,
+    rules=coordinator.Rules(least=2, quorum=1),
+  )
+  ended = threading.Event()
+
+  def joined(**options):
+    start = {"x": np.zeros(500_000, np.float32)}
+    return Swarm(there.address, SECURITY, start, **options)
+
+  def quick(relay):
+    listen = "127.0.0.1", _free_port()
+    relay.target = listen
+    with joined(listen=listen, advertise=relay.address) as swarm:
+      while not ended.wait(0.1):
+        swarm.give(b"", _grow)
+
+  def slow():
+    counts = []
+    with joined() as swarm:
+      time.sleep(1)  # rounds are committed without it
+      try:
+        while sum(counts) < 2:
+          swarm.give(b"", _grow)
+          counts.append(swarm.counted)
+      finally:
+        ended.set()
+    return counts
+
+  relay = Relay(None, 2e6)
+  _, counts = together([lambda: quick(relay), slow])
+  relay.close()
+  there.close()
+  assert counts[-1]
 
 
 def test_a_result_that_is_not_committed_is_not_the_state(tmp_path):

@@ -78,6 +78,37 @@ def test_a_newcomer_gets_all_and_others_exactly_what_differs():
     assert alike.received_bytes == 0
 
 
+def test_what_a_fetch_has_got_is_not_asked_for_again():
+  """A holder gives one chunk, and the next fetch is from another one."""
+  wanted = example(5)
+
+  def stopping(server):
+    def answer(sock, request):
+      _dying(server)(sock, request)
+      while sock.recv(4096):
+        pass
+
+    return answer
+
+  with listeners(2) as there:
+    serve(there["p0"], wanted, stopping)
+    first = fetch(there, ("p0",), wanted, limit_s=0.5)
+    assert first.partial is None
+    with pytest.raises(Unavailable):
+      first.result()
+    assert first.received_bytes > 0
+    server = serve(there["p1"], wanted)
+    have, entries = first.partial
+    second = Fetch(
+      "p3", 3, states.digest(entries), {"p1": there["p1"].address}, SECURITY,
+      have=have, have_manifest=entries,
+    )
+    assert same(second.result()[0], wanted)
+    size = sum(entry.size for entry in entries.values())
+    # Memory that was there before may happen to be right.
+    assert server.sent_bytes <= size - first.received_bytes
+
+
 def test_a_digest_is_that_of_a_content():
   a = states.manifest(example(5))
   assert states.decode(states.encode(a), 1 << 30) == a
@@ -240,6 +271,18 @@ def test_no_sample_is_counted_twice_and_none_is_lost(seed):
     assert used.isdisjoint(granted)
     assert len(set(granted)) == len(granted)
     assert used | {*granted} == {*range(now.end)}
+
+
+def test_newcomers_of_a_new_run_from_a_checkpoint_draw_apart():
+  """Its epochs begin with 1, and the checkpoint is of a later one."""
+  now, members = leases.Leases(40, epoch=20, round=9), ("a", "b")
+  drawn = [
+    leases.draw(now, epoch, members, me, 4)[0]
+    for epoch in range(1, 40) for me in members
+  ]
+  numbers = [n for start, stop in drawn for n in range(start, stop)]
+  assert len(set(numbers)) == len(numbers)
+  assert min(numbers) == 40
 
 
 def test_a_slow_newcomer_draws_again_only_once():

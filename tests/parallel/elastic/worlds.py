@@ -2,17 +2,24 @@
 
 from collections.abc import Iterator
 import contextlib
+import os
+import random
+import socket
 import subprocess
 import threading
+import time
+from typing import Any
 
 import numpy as np
 
 from parallel.elastic import collectives
-from parallel.elastic.handshake import Security, with_tls
+from parallel.elastic.handshake import Security, shut, with_tls
 from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Limits, Listener
 from parallel.elastic.traffic import Lost
 
+# Frames and messages that are fuzzed; 100,000 take a core some seconds.
+FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
 SECURITY = Security(b"a token that all peers have")
 _LIMITS, _OPTIONS = Limits(), Options()
 
@@ -108,6 +115,59 @@ def around_the_ring(xs: list[np.ndarray]) -> np.ndarray:
 
 
 ORDERS = {"direct": in_rank_order, "ring": around_the_ring}
+
+
+def spoilt(rng: random.Random, data: bytes) -> bytes:
+  """Bytes that are changed in some places, and maybe cut off."""
+  data = bytearray(data)
+  for _ in range(rng.randint(1, 4)):
+    where = rng.randrange(len(data)) if data else 0
+    change = rng.randrange(4)
+    if change == 0 and data:
+      data[where] = rng.randrange(256)
+    elif change == 1:
+      data[where:where] = rng.randbytes(rng.randint(1, 9))
+    elif change == 2:
+      del data[where : where + rng.randint(1, 9)]
+    else:
+      data = data[: rng.randint(0, len(data))]
+  return bytes(data)
+
+
+class Relay:
+  """Forwards connections to an address, so many bytes per second each way."""
+
+  def __init__(self, target: Any, bytes_per_s: float) -> None:
+    self.target, self.bytes_per_s = target, bytes_per_s
+    self._server = socket.create_server(("127.0.0.1", 0))
+    self.address = self._server.getsockname()[:2]
+    self._start(self._accept)
+
+  def close(self) -> None:
+    """Takes no more connections."""
+    shut(self._server)
+    self._server.close()
+
+  def _start(self, target: Any, *args: Any) -> None:
+    threading.Thread(target=target, args=args, daemon=True).start()
+
+  def _accept(self) -> None:
+    with contextlib.suppress(OSError):
+      while True:
+        near, _ = self._server.accept()
+        far = socket.create_connection(self.target)
+        for sock in (near, far):  # little is under way
+          sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        self._start(self._forward, near, far)
+        self._start(self._forward, far, near)
+
+  def _forward(self, source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+      while data := source.recv(1 << 16):
+        time.sleep(len(data) / self.bytes_per_s)
+        target.sendall(data)
+    shut(source)
+    shut(target)
 
 
 def live(me, pipe, size, order):

@@ -1,0 +1,96 @@
+"""Shows a swarm on the terminal of its coordinator while it runs.
+
+Where there is no terminal, lines are printed, as a log wants them.
+"""
+
+import time
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from parallel.elastic import service
+
+_MINUTE_S = 60.0
+
+
+class Screen:
+  """What a coordinator says and how its peers are.
+
+  Lines scroll; below them stays a table of the peers, if this is a terminal.
+  """
+
+  def __init__(self, console: Console | None = None) -> None:
+    self._console = console or Console()
+    self._live: Live | None = None
+    self._rounds: list[tuple[float, int]] = []
+
+  def __enter__(self) -> "Screen":
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    if self._live is not None:
+      self._live.stop()
+
+  def say(self, line: str) -> None:
+    """Prints a line."""
+    if self._live is not None:
+      self._console.print(line, markup=False, highlight=False)
+    else:
+      print(line, flush=True)
+
+  def follow(self, there: service.Service) -> None:
+    """Shows a service from now on, until this is left."""
+    self.say("coordinator at {}:{}".format(*there.address))
+    if self._console.is_terminal:
+      self._live = Live(
+        console=self._console, refresh_per_second=2,
+        get_renderable=lambda: self.view(there),
+      )
+      self._live.start()
+
+  def view(self, there: service.Service) -> Group:
+    """Returns what is shown of a service: one line, and a row per peer."""
+    state, now = there.state, time.monotonic()
+    self._rounds = [
+      *((t, r) for t, r in self._rounds if now - t < _MINUTE_S),
+      (now, state.record.revision),
+    ]
+    (start, first), seen = self._rounds[0], there.seen()
+    losses = [
+      x.report.loss for x in seen if x.report and x.report.loss is not None
+    ]
+    head = [
+      f"epoch {state.record.epoch}", f"round {state.record.revision:,}",
+      f"{(state.record.revision - first) / max(now - start, 1) * 60:.0f} a "
+      "minute",
+      f"{len(state.record.members)} members",
+      f"{_bytes(sum(x.report.sent_bytes for x in seen if x.report))} sent",
+      *([f"loss {sum(losses) / len(losses):.4f}"] if losses else []),
+    ]
+    table = Table("peer", "is at", box=None)
+    for name in ("heard, s ago", "round", "sent", "loss"):
+      table.add_column(name, justify="right")
+    for peer, what, heard_s, report in seen:
+      table.add_row(
+        peer, what, "no connection" if heard_s is None else f"{heard_s:.1f}",
+        *_cells(report),
+      )
+    waits = service.waits(state, there.rules)
+    return Group("", ", ".join(head), waits, table)
+
+
+def _cells(report: Any) -> tuple[str, str, str]:
+  if report is None:
+    return "-", "-", "-"
+  loss = "-" if report.loss is None else f"{report.loss:.4f}"
+  return f"{report.revision:,}", _bytes(report.sent_bytes), loss
+
+
+def _bytes(count: float) -> str:
+  for unit in ("B", "kB", "MB", "GB"):
+    if count < 1000:
+      return f"{count:.0f} {unit}"
+    count /= 1000
+  return f"{count:,.1f} TB"

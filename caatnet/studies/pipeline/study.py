@@ -1,0 +1,192 @@
+"""Compares timetables of a pipeline: what they cost, and how long they take."""
+
+from collections.abc import Mapping
+import contextlib
+import pathlib
+from typing import Any
+
+from caatnet.checks import naming
+from caatnet.train import files
+from parallel import checks
+from parallel.network import trace
+from parallel.pipeline import cost, simulate
+from parallel.pipeline.builders import BUILDERS, Size, build
+from parallel.pipeline.check import check
+from parallel.pipeline.timetable import Timetable
+from parallel.topology.text import quantity
+
+# Ticks of all stages together, idle ones as well: a minute for each timetable.
+MAX_TICKS = 2**22
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Builds, proves, prices and times timetables.
+
+  Args:
+    config: A config like configs/pipeline/timetables.py, as nested dicts.
+
+  Returns:
+    Plain data. "rows" has a timetable each: what is counted in it (see
+    `parallel.pipeline.cost.Cost`) and seconds of a step. "skipped" has those
+    that do not take the size, and why.
+
+  Raises:
+    ValueError: No timetable takes the size, or a number or name is wrong.
+  """
+  if not config["timetables"]:
+    raise ValueError("config.timetables=() must have at least one entry")
+  for name in config["timetables"]:
+    checks.known("config.timetables: ", name, BUILDERS)
+  rows, skipped = [], []
+  for name in config["timetables"]:
+    try:
+      table = built(config, name)
+    except ValueError as error:
+      skipped.append({"timetable": name, "why": str(error)})
+      continue
+    rows.append(_row(config, name, table))
+  if not rows:
+    raise ValueError(skipped[0]["why"])
+  return {
+    "study": "pipeline", "rows": rows, "skipped": skipped,
+    "config": dict(config),
+  }
+
+
+def _row(
+  config: Mapping[str, Any], name: str, table: Timetable
+) -> dict[str, Any]:
+  """Prices and times one timetable."""
+  found = cost.cost(table)
+  timeline = timed(config, table)
+  work, hops = _work(config, table), _hops(config, table)
+  alone = simulate.even_hops(table.num_stages)
+  closed_s = None
+  if not config["work"]["factors"]:  # closed forms are of equal stages
+    with contextlib.suppress(ValueError):  # there may be none
+      closed_s = cost.step_s(table.name, _size(table), *_seconds(config, table))
+  return {
+    "timetable": name,
+    "built": table.name,
+    "chunks": table.num_chunks,
+    "ticks": found.ticks,
+    "bubble": found.bubble,
+    "own_bubble": found.own_bubble,
+    "stored": list(found.stored),
+    "stored_bytes": found.stored_bytes(config["activation_bytes"])
+    // table.num_chunks,
+    "inputs": list(found.inputs),
+    "cotangents": list(found.cotangents),
+    "sent_bytes": found.sent_bytes(config["boundary_bytes"]),
+    "closed_s": closed_s,
+    "without_hops_s": simulate.events(table, work, alone).finish_s,
+    "events_s": timeline.finish_s,
+    "events_bubble": timeline.bubble,
+    "lockstep_s": simulate.lockstep_s(table, work, hops),
+  }
+
+
+def built(config: Mapping[str, Any], name: str) -> Timetable:
+  """Builds a timetable for the size of a config, and proves it.
+
+  Those that have one chunk per stage are built with one.
+
+  Args:
+    config: The config as nested dicts.
+    name: A key of `parallel.pipeline.builders.BUILDERS`.
+
+  Raises:
+    ValueError: The builder does not take the size, or the step is too large.
+  """
+  section = config["pipeline"]
+  with naming(
+    "config.pipeline", ("timetable", "stages", "microbatches", "chunks")
+  ):
+    checks.known("timetable=", name, BUILDERS)
+    size = Size(
+      section["stages"], section["microbatches"],
+      section["chunks"] if BUILDERS[name].chunked else 1,
+    )
+    ticks = 3 * size.chunks * (size.microbatches + size.stages)
+    if size.stages * ticks > MAX_TICKS:
+      raise ValueError(
+        f"microbatches={size.microbatches} on stages={size.stages} with "
+        f"chunks={size.chunks} take stages more than {MAX_TICKS:,} ticks"
+      )
+    table = build(name, *size)
+  check(table)
+  return table
+
+
+def timed(
+  config: Mapping[str, Any], table: Timetable
+) -> simulate.Timeline:
+  """Runs a timetable event by event with the work and links of a config.
+
+  Raises:
+    ValueError: A number or a kind of link is wrong; the message has its key.
+  """
+  return simulate.events(table, _work(config, table), _hops(config, table))
+
+
+def _size(table: Timetable) -> Size:
+  return Size(table.num_stages, table.num_microbatches, table.num_chunks)
+
+
+def _seconds(
+  config: Mapping[str, Any], table: Timetable
+) -> tuple[float, float, float]:
+  """Returns seconds of a stage's forward and of the halves of its backward.
+
+  If forwards are recomputed, each action of a backward begins with one: where
+  backwards are two actions, so do both halves.
+  """
+  section = config["work"]
+  forward_s = section["forward_s"]
+  again_s = forward_s if section["recompute"] else 0.0
+  return (
+    forward_s, section["input_s"] + again_s,
+    section["weight_s"] + (again_s if table.splits else 0.0),
+  )
+
+
+def _work(config: Mapping[str, Any], table: Timetable) -> simulate.Work:
+  with naming("config.work", config["work"]):
+    return simulate.even_work(
+      _size(table), *_seconds(config, table), config["work"]["factors"]
+    )
+
+
+def _hops(config: Mapping[str, Any], table: Timetable) -> simulate.Hops:
+  """Returns the links that carry the activations of a config."""
+  section = config["link"]
+  with naming("config.link", section):
+    bandwidth, latency_s = (
+      quantity(key, section[key]) for key in ("bandwidth", "latency_s")
+    )
+    checks.positive("bandwidth", bandwidth)
+    return simulate.even_hops(
+      table.num_stages, config["boundary_bytes"] / bandwidth, latency_s,
+      overlap=section["overlap"],
+    )
+
+
+def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
+  """Writes the timeline of ``config.pipeline.timetable`` as a Chrome trace.
+
+  Args:
+    config: The config as nested dicts.
+    path: The file to write, which ends in .json.
+
+  Raises:
+    ValueError: The file ends otherwise, or the timetable does not take the
+      size.
+  """
+  if path.suffix != ".json":
+    raise ValueError(f"--export={path} must end in .json (Chrome trace)")
+  table = built(config, config["pipeline"]["timetable"])
+  name = (
+    f"{table.name}, {table.num_stages} stages, {table.num_microbatches} "
+    "microbatches"
+  )
+  files.replace(path, trace.pipeline_to_json(timed(config, table), name))

@@ -1,0 +1,190 @@
+"""Loss, gradients and scores of a model that runs in stages.
+
+Shape legend: G = stages of this device; D = data-parallel ranks of this device;
+M = microbatches; B = examples of one microbatch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.protocol import Parts
+from caatnet.program import Program
+from caatnet.stages import Stages
+from caatnet.train import microbatches
+from parallel.collectives import ranks_here
+from parallel.pipeline.run import Functions, Params, Pipeline
+from parallel.zero.gathered import Gathered, Shard
+
+
+def gradients(
+  program: Program, params: Any, batch: Any, weights: Any = None
+) -> tuple[jax.Array, Any]:
+  """Computes the mean loss and gradients of a step's microbatches.
+
+  Args:
+    program: The model on a mesh with stages.
+    params: What is differentiated: parameters, or a partition's sinks; they
+      vary by type over all axes over which gradients are reduced later.
+    batch: Tree of ``[M * B, ...]``; with a partition ``[D, M * B, ...]``.
+    weights: With a partition, the weights of a step.
+
+  Returns:
+    The mean over microbatches of the mean over examples, with a partition
+    summed over D; and gradients that lie like ``params``.
+  """
+  stages, parts = _stages(program), program.model.parts()
+  count = stages.timetable.num_microbatches
+  pipeline = Pipeline(stages.timetable, stages.axis, program.layout.on_cpu)
+
+  def loss_of(scores):
+    losses = scores["loss"]
+    if weights is None:
+      return losses.mean()
+    return jnp.sum(losses.mean(axis=tuple(range(1, losses.ndim))))
+
+  loss, grads = pipeline.gradients(
+    _functions(program, parts, weights, loss_of),
+    _params(stages, parts, params), _chunks(stages, parts, weights),
+    microbatches.split(batch, count, num_lead=0 if weights is None else 1),
+  )
+  return loss / count, jax.tree.map(
+    lambda x: x / count, _joined(program, parts, grads)
+  )
+
+
+def each_rank(f: Callable[[Any], Any], batch: Any) -> Any:
+  """Runs a function for each data-parallel rank, one after another.
+
+  Under ``jax.vmap`` an update of a buffer would become a scatter, before which
+  XLA:TPU copies the buffer.
+
+  Args:
+    f: A function of one rank's batch.
+    batch: Tree of ``[D, ...]``.
+  """
+  if jax.tree.leaves(batch)[0].shape[0] > 1:
+    return lax.map(f, batch)
+  one = f(jax.tree.map(lambda x: x[0], batch))
+  return jax.tree.map(lambda x: x[None], one)
+
+
+def scores(
+  program: Program, params: Any, batch: Any, weights: Any = None
+) -> dict[str, jax.Array]:
+  """Returns the scores of examples, as `Model.scores`; else as `gradients`."""
+  stages, parts = _stages(program), program.model.parts()
+  pipeline = Pipeline(stages.evaluation, stages.axis, program.layout.on_cpu)
+  found = pipeline.scores(
+    _functions(program, parts, weights, lambda scores: scores),
+    _params(stages, parts, params), _chunks(stages, parts, weights),
+    jax.tree.map(lambda x: x[None], batch),  # one microbatch
+  )
+  return jax.tree.map(lambda x: x[0], found)
+
+
+def _stages(program: Program) -> Stages:
+  stages = program.layout.stages
+  assert stages is not None
+  return stages
+
+
+def _functions(
+  program: Program, parts: Parts, weights: Any, judged: Any
+) -> Functions:
+  """Returns the model as a pipeline runs it.
+
+  Args:
+    program: The model on a mesh with stages.
+    parts: The model in parts.
+    weights: With a partition, the weights of a step.
+    judged: A function of scores, applied to them.
+  """
+  shards, axis = program.layout.shards, _stages(program).axis
+  access: Access | Gathered = AS_THEY_ARE
+  if shards is not None:
+    access = Gathered(shards, program.layout.prefetch)
+
+  def viewed(key, params, weights):
+    if shards is None:
+      return params
+    tensors = program.tensors[key]
+    sinks = params
+    if params is None:
+      sinks = jax.tree.map(lambda _: None, tensors)
+    return jax.tree.map(
+      lambda tensor, weight, sink: Shard(weight, sink, tensor),
+      tensors, weights, sinks,
+    )
+
+  def all_viewed(around):
+    return {
+      key: viewed(key, value, None if weights is None else weights[key])
+      for key, value in around.items()
+    }
+
+  def of(stage, tree):  # what one stage has computed, on all stages
+    if parts.together:
+      return tree
+    here = (ranks_here(axis) == stage).any()
+    return lax.psum(
+      jax.tree.map(lambda x: jnp.where(here, x, jnp.zeros_like(x)), tree),
+      axis.name,
+    )
+
+  def enter(around, batch):
+    return of(0, parts.enter(all_viewed(around), batch, access))
+
+  def part(params, weights, x):
+    return parts.layers(viewed(parts.stack, params, weights), x, access)
+
+  def judge(around, x, batch):
+    found = parts.judge(all_viewed(around), x, batch, access)
+    return of(axis.size - 1, judged(found))
+
+  return Functions(enter, part, judge)
+
+
+def _chunks(stages: Stages, parts: Parts, tree: Any) -> Any:
+  """Returns a stack's part of a tree, ``[G, chunks, layers, ...]``."""
+  if tree is None:
+    return None
+  chunks = stages.timetable.num_chunks
+  return jax.tree.map(
+    lambda x: x.reshape(x.shape[0], chunks, -1, *x.shape[2:]),
+    tree[parts.stack],
+  )
+
+
+def _params(stages: Stages, parts: Parts, params: Any) -> Params:
+  around = {k: v for k, v in params.items() if k != parts.stack}
+  return Params(_chunks(stages, parts, params), around)
+
+
+def _joined(program: Program, parts: Parts, grads: Params) -> Any:
+  """Puts gradients together; layers that stand for none have none."""
+  stages = _stages(program)
+  num_layers = program.model.stacks[parts.stack]
+  there = jnp.asarray(stages.layers(num_layers) >= 0)
+  there = there[ranks_here(stages.axis)]  # [G, layers]
+
+  def join(x):  # [G, chunks, layers, ...]
+    x = x.reshape(*there.shape, *x.shape[3:])
+    mask = there.reshape(*there.shape, *[1] * (x.ndim - 2))
+    return jnp.where(mask, x, 0)
+
+  stack = grads.parts
+  chunks = stages.timetable.num_chunks
+  if stages.axis.size * chunks * jax.tree.leaves(stack)[0].shape[2] == (
+    num_layers
+  ):
+    joined = jax.tree.map(
+      lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), stack
+    )
+  else:
+    joined = jax.tree.map(join, stack)
+  return grads.around | {parts.stack: joined}

@@ -1,0 +1,55 @@
+r"""Workers in a swarm and on a mesh axis: have they the same bits?
+
+  python -m launch.benchmark --config=configs/elastic/bits.py --cpu_devices=8
+  python -m launch.benchmark --config=configs/elastic/bits.py:test \
+    --cpu_devices=2
+
+Each case is trained twice from the same samples: by workers that are peers of
+`parallel.elastic`, as threads of this process with sockets between them, and
+by one program on a mesh with as many devices. Compared are all workers'
+parameters and optimizer states, and all that the outer loop keeps.
+
+XLA:CPU joins products and sums into one rounding, not always the same ones in
+two programs. On a processor without such instructions no bit differs:
+
+  XLA_FLAGS=--xla_cpu_max_isa=AVX python -m launch.benchmark \
+    --config=configs/elastic/bits.py --cpu_devices=8
+
+Expected result: LOG.md.
+"""
+
+import ml_collections
+
+from configs import sections
+from configs.diloco import base
+
+
+def get_config(size: str = "all") -> ml_collections.ConfigDict:
+  """Returns 2, 3, 5 and 8 workers, or two in one case (`test`)."""
+  if size not in ("all", "test"):
+    raise ValueError(f"bits.py:{size}: the sizes are all and test")
+  config = base.get_config("diloco", "test")
+  config.name = "elastic_bits"
+  config.parallel.worker = 1
+  config.parallel.tensor = 2
+  config.data.batch_size = 2  # of a worker
+  config.outer.every = 4
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "elastic_bits"
+  config.benchmark.workers = (2,) if size == "test" else (2, 3, 5, 8)
+  config.benchmark.steps = 9 if size == "test" else 14
+  # What differs from DiLoCo in float32, as SECTION.KEY=VALUE.
+  streaming = (
+    "outer.algorithm=streaming outer.every=6 outer.overlap=(2,) outer.keep=0.5 "
+    "outer.codec=e3m0 outer.block=64 outer.error_feedback=True"
+  )
+  cases = {
+    "DiLoCo, float32": "",
+    "Streaming, tau=2, E3M0": streaming,
+    "DC-S3GD, float32": "outer.algorithm=dc_s3gd",
+  }
+  if size == "test":
+    cases = {"Streaming, tau=2, E3M0": streaming}
+  config.benchmark.cases = tuple(cases.items())
+  config.benchmark.sections = sections.choices()
+  return config

@@ -1,0 +1,157 @@
+"""Proves that a timetable is a step, and that it fits where it says it does.
+
+Every microbatch goes forward through every part, once and in their order, and
+its cotangents come back through all of them, or none do. What an action takes
+was made a tick earlier at least, and no stage keeps more activations than its
+limit at any tick. That a stage does one thing at a time is the form of the
+data.
+"""
+
+import numpy as np
+
+from parallel.pipeline.cost import stored
+from parallel.pipeline.timetable import Kind, Timetable, when
+
+
+def check(timetable: Timetable) -> None:
+  """Proves a timetable.
+
+  Raises:
+    ValueError: It is wrong. The message names the tick, stage and action.
+  """
+  _check_fields(timetable)
+  _check_once(timetable)
+  _check_complete(timetable)
+  _check_order(timetable)
+  _check_stored(timetable)
+
+
+def _check_fields(timetable: Timetable) -> None:
+  """Checks shapes, and that all numbers are those of something."""
+  t, name = timetable, timetable.name
+  shape = t.kinds.shape
+  if not shape == t.microbatches.shape == t.chunks.shape or len(shape) != 2:
+    raise ValueError(
+      f"{name}: kinds, microbatches and chunks must be [ticks, stages], not "
+      f"{shape}, {t.microbatches.shape} and {t.chunks.shape}"
+    )
+  if len(t.limits) != t.num_stages or min(t.limits, default=-1) < 0:
+    raise ValueError(
+      f"{name}: limits={t.limits} must be a number for each of "
+      f"{t.num_stages} stages"
+    )
+  idle = t.kinds == Kind.IDLE
+  for wrong, why in (
+    (~np.isin(t.kinds, list(Kind)), "there is no such kind of action"),
+    (idle & ((t.microbatches != -1) | (t.chunks != -1)),
+     "who is idle has microbatch and chunk -1"),
+    (~idle & ((t.microbatches < 0) | (t.microbatches >= t.num_microbatches)),
+     f"microbatches are 0 to {t.num_microbatches - 1}"),
+    (~idle & ((t.chunks < 0) | (t.chunks >= t.num_chunks)),
+     f"chunks are 0 to {t.num_chunks - 1}"),
+  ):
+    if wrong.any():
+      raise _wrong(t, *np.argwhere(wrong)[0], why)
+
+
+def _check_once(timetable: Timetable) -> None:
+  """Checks that nothing is done twice."""
+  found = when(timetable)
+  ticks, stages = np.nonzero(timetable.kinds)
+  parts = timetable.chunks[ticks, stages] * timetable.num_stages + stages
+  kinds = timetable.kinds[ticks, stages]
+  # Of two equal actions one is not where `when` has it.
+  again = found[kinds, parts, timetable.microbatches[ticks, stages]] != ticks
+  if again.any():
+    place = np.flatnonzero(again)[0]
+    tick, stage = ticks[place], stages[place]
+    other = found[
+      kinds[place], parts[place], timetable.microbatches[tick, stage]
+    ]
+    raise _wrong(timetable, tick, stage, f"it is done at tick {other}, too")
+
+
+def _check_complete(timetable: Timetable) -> None:
+  """Checks that all is done that must be, in one way of the two."""
+  done = when(timetable) >= 0
+  both = done[Kind.BACKWARD] & (done[Kind.INPUT] | done[Kind.WEIGHT])
+  if both.any():
+    part, m = np.argwhere(both)[0]
+    kind = Kind.INPUT if done[Kind.INPUT, part, m] else Kind.WEIGHT
+    raise _of(
+      timetable, kind, part, m, "a whole backward does the same once more"
+    )
+  needed = {Kind.FORWARD: done[Kind.FORWARD]}
+  if timetable.has_backward:
+    for kind in (Kind.INPUT, Kind.WEIGHT):
+      needed[kind] = done[Kind.BACKWARD] | done[kind]
+  for kind, present in needed.items():
+    if not present.all():
+      part, m = np.argwhere(~present)[0]
+      chunk, stage = divmod(int(part), timetable.num_stages)
+      if not (kind is Kind.FORWARD or done[Kind.INPUT:, part, m].any()):
+        kind = Kind.BACKWARD  # neither of its halves is there
+      raise ValueError(
+        f"{timetable.name}: stage {stage} never does {kind.name} of "
+        f"microbatch {m} in chunk {chunk}"
+      )
+
+
+def _check_order(timetable: Timetable) -> None:
+  """Checks that what an action takes was made at an earlier tick."""
+  ticks = when(timetable)
+  forward = ticks[Kind.FORWARD]
+  back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
+  # The first part is given the batch, the last one the loss: nobody's action.
+  given = np.full((1, timetable.num_microbatches), -1)
+  before = np.concatenate([given, forward[:-1]])
+  after = np.concatenate([back[1:], given])
+  for kind, needed, maker in (  # when, and how many parts further, it is made
+    (Kind.FORWARD, before, -1),
+    (Kind.BACKWARD, forward, 0), (Kind.BACKWARD, after, 1),
+    (Kind.INPUT, forward, 0), (Kind.INPUT, after, 1),
+    (Kind.WEIGHT, back, 0),
+  ):
+    early = (ticks[kind] >= 0) & (ticks[kind] <= needed)
+    if early.any():
+      part, m = np.argwhere(early)[0]
+      chunk, stage = divmod(int(part) + maker, timetable.num_stages)
+      raise _of(
+        timetable, kind, part, m,
+        f"it needs what stage {stage} makes of chunk {chunk} at tick "
+        f"{needed[part, m]}",
+      )
+
+
+def _check_stored(timetable: Timetable) -> None:
+  """Checks that stored activations are within limits at every tick."""
+  kept, limits = stored(timetable), np.array(timetable.limits)
+  over = kept > limits
+  if over.any():
+    tick, stage = np.argwhere(over)[0]
+    raise _wrong(
+      timetable, tick, stage,
+      f"activations of {kept[tick, stage]} microbatches are stored, the limit "
+      f"is {limits[stage]}",
+    )
+
+
+def _of(
+  timetable: Timetable, kind: Kind, part: int, microbatch: int, why: str
+) -> ValueError:
+  """Returns the error of an action that is there."""
+  tick = when(timetable)[kind, part, microbatch]
+  return _wrong(timetable, tick, part % timetable.num_stages, why)
+
+
+def _wrong(
+  timetable: Timetable, tick: int, stage: int, why: str
+) -> ValueError:
+  """Returns the error of whatever is at a tick on a stage."""
+  number = int(timetable.kinds[tick, stage])
+  kind = Kind(number).name if number in list(Kind) else f"kind {number}"
+  return ValueError(
+    f"{timetable.name}: tick {tick}, stage {stage} ({kind} of microbatch "
+    f"{timetable.microbatches[tick, stage]} in chunk "
+    f"{timetable.chunks[tick, stage]}): {why}"
+  )

@@ -1,0 +1,123 @@
+"""The study of timetables: plain data, tables, pictures, exports."""
+
+import json
+
+import pytest
+
+from caatnet.studies import registry
+from caatnet.studies.pipeline import study as pipeline
+from configs.pipeline import timetables
+from parallel.pipeline.builders import BUILDERS
+
+
+def small(**changes):
+  """The small config, with keys of its sections changed: link__overlap."""
+  config = timetables.get_config("test").to_dict()
+  for key, value in changes.items():
+    section, _, name = key.rpartition("__")
+    (config[section] if section else config)[name] = value
+  return config
+
+
+def test_a_study_is_json_and_has_tables_and_a_picture(tmp_path, capsys):
+  config = small(timetables=tuple(BUILDERS))
+  study = registry.find(config)
+  result = json.loads(json.dumps(study.run(config)))
+  study.show(result)
+  printed = capsys.readouterr().out
+  assert all(name in printed for name in BUILDERS)
+  study.plot(result, tmp_path / "new" / "picture.png")
+  assert (tmp_path / "new" / "picture.png").read_bytes().startswith(b"\x89PNG")
+  study.export(config, tmp_path / "trace.json")
+  assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+  with pytest.raises(ValueError, match=r"--export=.*x.txt must end in .json"):
+    study.export(config, tmp_path / "x.txt")
+
+
+def test_rows_are_those_of_the_whole_model():
+  """2 stages, 4 microbatches: bytes and seconds by hand."""
+  rows = {
+    row["timetable"]: row
+    for row in pipeline.run(small(link__bandwidth="1e30", link__latency_s="0"))[
+      "rows"
+    ]
+  }
+  boundary, stored = 64 * 2**20, 2 * 2**30
+  for name, row in rows.items():
+    assert row["events_s"] == pytest.approx(row["closed_s"])
+    assert row["without_hops_s"] == pytest.approx(row["closed_s"])
+    crossings = 3 if row["chunks"] == 2 else 1
+    assert row["sent_bytes"] == 2 * 4 * crossings * boundary, name
+  assert rows["gpipe"]["stored_bytes"] == 4 * stored
+  assert rows["1f1b"]["stored_bytes"] == 2 * stored
+  assert rows["looped"]["stored_bytes"] == 4 * stored  # halves of 8 parts
+  assert rows["1f1b"]["closed_s"] == pytest.approx(5 * 0.03)
+  assert rows["zb_h1"]["lockstep_s"] == pytest.approx(13 * 0.01)
+
+
+def test_what_does_not_fit_is_left_out_and_said(capsys):
+  config = small(pipeline__microbatches=5)
+  result = pipeline.run(config)
+  (skipped,) = result["skipped"]
+  assert skipped["timetable"] == "interleaved_1f1b"
+  assert "config.pipeline.timetable='interleaved_1f1b'" in skipped["why"]
+  assert "config.pipeline.microbatches=5: 4 or 6 would fit" in skipped["why"]
+  registry.find(config).show(result)
+  assert "left out: config.pipeline" in capsys.readouterr().out
+  with pytest.raises(ValueError, match="4 or 6 would fit"):
+    pipeline.run(config | {"timetables": ("interleaved_1f1b",)})
+
+
+def test_a_fallback_is_said(capsys):
+  config = small(pipeline__chunks=1)
+  result = pipeline.run(config)
+  registry.find(config).show(result)
+  assert "looped (is gpipe)" in capsys.readouterr().out
+
+
+def test_both_halves_of_a_backward_recompute():
+  """With 10 ms each: a whole backward takes 30 ms, its halves 20 ms each."""
+  config = small(
+    timetables=("1f1b", "zb_h1"), work__recompute=True, link__bandwidth="1e30"
+  )
+  whole, halves = pipeline.run(config)["rows"]
+  assert whole["closed_s"] == pytest.approx(5 * 0.04)
+  assert halves["closed_s"] == pytest.approx(4 * 0.05 + 0.02)
+  for row in whole, halves:
+    assert row["without_hops_s"] == pytest.approx(row["closed_s"])
+
+
+def test_slower_links_and_stages_cost_time():
+  def seconds(**changes):
+    config = small(timetables=("1f1b",), **changes)
+    (row,) = pipeline.run(config)["rows"]
+    return row["events_s"]
+
+  plain = seconds()
+  assert seconds(link__bandwidth="ethernet_10g") > 2 * plain
+  assert seconds(link__latency_s="0.1") > plain + 0.2
+  assert seconds(link__overlap=False) > plain
+  assert seconds(work__factors=(1.0, 1.5)) > 1.25 * plain
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"timetables": ()}, r"config.timetables=\(\) must have"),
+    ({"timetables": ("1f2b",)}, "config.timetables: '1f2b' must be one of"),
+    ({"pipeline__stages": 0}, "config.pipeline.stages=0 must be an integer"),
+    ({"pipeline__microbatches": 2**30},
+     "config.pipeline.microbatches=1073741824 on .* more than 4,194,304 tick"),
+    ({"pipeline__stages": 10_000}, "config.pipeline.stages=10000 with .* tick"),
+    ({"work__forward_s": -1.0}, "config.work.forward_s=-1.0 must be positive"),
+    ({"work__factors": (1.0, 1.0, 1.0)},
+     "config.work.factors=.* must be one for each of 2 stages"),
+    ({"link__bandwidth": "wifi"}, "config.link.bandwidth=wifi is no number"),
+    ({"link__bandwidth": "0"}, "config.link.bandwidth=0 must be positive"),
+    ({"link__latency_s": "-1"}, "config.link.latency_s=-1 must be at least 0"),
+  ],
+)
+def test_what_is_wrong_is_named_with_its_key(changes, message):
+  config = small(**changes)
+  with pytest.raises(ValueError, match=message):
+    registry.find(config).run(config)

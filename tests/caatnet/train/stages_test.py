@@ -1,0 +1,145 @@
+"""Laws of models in stages: they train like the same model in one piece."""
+
+import functools
+import re
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.train import loop
+from caatnet.train.evaluate import put_batch
+from caatnet.train.whole import to_stored, to_whole
+from configs import sections
+from configs.images import tiny as images
+from configs.pipeline import tiny
+
+# Three stages of four layers, 257 tokens over two ranks and three stages: parts
+# and slices of the vocabulary have other sizes, the last ones padded.
+SMALL = (
+  "parallel.stage=3 parallel.tensor=2 model.width=18 model.num_heads=3 "
+  "model.num_kv_heads=3 model.ffn_width=25 model.vocab_size=257 "
+  "data.seq_len=8 data.batch_size=8 data.validation_windows=8 "
+  "train.accumulation=4 train.num_steps=4 train.checkpoint_every=2 "
+  "train.keep_checkpoints=9 train.eval_every=4 optimizer.warmup_steps=1 "
+  "optimizer.decay_steps=9 "
+)
+ALONE = "parallel.stage=1 "
+# What is combined with stages -> the config, and which devices there are.
+PAIRS = {
+  "p, lanes of all axes": ("sync.p=0.5 parallel.data=2", {"tensor": 2}),
+  "zero3, chunks, remat": (
+    "parallel.data=2 zero.scheme=zero3 model.remat=full "
+    "pipeline.timetable=looped pipeline.chunks=2 parallel.stage=2 ",
+    {"data": 2, "stage": 2},
+  ),
+  "workers, tied, two backwards": (
+    "parallel.worker=2 outer.algorithm=diloco outer.every=2 "
+    "model.tied_embeddings=True pipeline.timetable=zb_h1 ",
+    {"worker": 2, "stage": 3},
+  ),
+  "replicated vocabulary": (
+    "pipeline.vocabulary=replicated pipeline.timetable=gpipe ",
+    {"stage": 3, "tensor": 2},
+  ),
+}
+
+
+def make(overrides, mesh):
+  """Builds the small language model, or, after "images", the other one."""
+  _, is_images, of_images = overrides.rpartition("images ")
+  config = images.get_config("data_parallel,test")
+  small = "data.batch_size=8 train.accumulation=4 parallel.data=1"
+  if not is_images:
+    config, small = tiny.get_config("test"), SMALL
+  return experiments.build(
+    override(config, f"{small} {of_images}", sections.choices()), mesh
+  )
+
+
+@functools.cache
+def trained(overrides, mesh=()):
+  """Metrics and whole parameters after two steps."""
+  experiment = make(overrides, dict(mesh))
+  layout = experiment.program.layout
+  state, draw = experiment.init_state(), np.random.default_rng(0)
+  step = experiment.lower_step().compile()
+  for _ in range(2):
+    batch = put_batch(layout, jax.tree.map(
+      lambda x: draw.integers(10, size=(8, *x.shape)).astype(x.dtype),
+      experiment.data.example,
+    ))
+    state, metrics = step(state, batch, experiment.outer.plan(0).numbers)
+  whole = to_whole(experiment.program, state)
+  return jax.device_get((metrics, whole.params, whole.opt_state))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_model_in_stages_trains_as_in_one_piece(pair):
+  overrides, mesh = PAIRS[pair]
+  ours = trained(overrides, tuple(mesh.items()))
+  alone = {name: n for name, n in mesh.items() if name != "stage"}
+  theirs = trained(overrides + " " + ALONE, tuple(alone.items()))
+  chex.assert_trees_all_close(ours[0], theirs[0], rtol=2e-5)
+  chex.assert_trees_all_close(ours[1], theirs[1], atol=5e-6)
+  chex.assert_trees_all_close(ours[2], theirs[2], rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("overrides", [
+  "", "parallel.stage=4 parallel.data=2 zero.scheme=zero2",
+  "parallel.stage=2 pipeline.timetable=looped pipeline.chunks=2 "
+  "pipeline.vocabulary=replicated",
+])
+def test_checkpoints_have_the_shapes_and_bits_of_one_piece(overrides):
+  def state(overrides):
+    experiment = make(overrides, {})
+    return experiment, experiment.init_state()
+
+  ours, cut = state(overrides)
+  _, whole = state(ALONE)
+  joined = to_whole(ours.program, cut)
+  chex.assert_trees_all_equal(joined.params, whole.params)
+  shardings = jax.tree.map(lambda x: x.sharding, cut)
+  chex.assert_trees_all_equal(
+    to_stored(ours.program, joined, shardings), cut
+  )
+
+
+def test_a_run_goes_on_with_other_stages(tmp_path):
+  """And is evaluated on one device, whatever its stages were."""
+  whole = loop.train(make(ALONE, {}), tmp_path / "whole", quiet=True)
+  first = make("parallel.stage=2 train.num_steps=2", {"stage": 2})
+  loop.train(first, tmp_path / "moved", quiet=True)
+  moved = loop.train(make("", {}), tmp_path / "moved", quiet=True)
+  np.testing.assert_allclose(
+    moved.evaluation.loss, whole.evaluation.loss, rtol=1e-5
+  )
+
+
+def test_a_convolutional_network_trains_in_stages():
+  """The second model, by the same protocol; a part has fewer blocks."""
+  small = "images model.widths=(8,) model.blocks=3 parallel.worker=1 "
+  ours = trained(small + "parallel.stage=2", (("stage", 2),))
+  theirs = trained(small + ALONE)
+  chex.assert_trees_all_close(ours, theirs, rtol=2e-4, atol=5e-6)
+
+
+@pytest.mark.parametrize(("overrides", "words"), [
+  ("parallel.stage=5", "parallel.stage=5 are more parts than"),
+  ("pipeline.timetable=zb_h3", "pipeline.timetable='zb_h3'"),
+  ("pipeline.chunks=2", "pipeline.timetable='1f1b' has one chunk"),
+  ("pipeline.timetable=interleaved_1f1b pipeline.chunks=2 "
+   "parallel.stage=3 model.num_layers=6", "multiples of"),
+  ("pipeline.timetable=forward", "trains nothing"),
+  ("sync.p_mlp=(.5,.5,1,1)", "synchronise alike"),
+  ("sync.route=one_shot sync.carry=on kernels=interpret",
+   "sync.carry='off' is what"),
+  ("images parallel.stage=2 model.widths=(8,16)", "one size"),
+  ("outer.algorithm=streaming parallel.worker=2", "fragment_layers"),
+])
+def test_what_does_not_fit_is_refused_by_its_key(overrides, words):
+  with pytest.raises(ValueError, match="config.*" + re.escape(words)):
+    make(overrides, {})

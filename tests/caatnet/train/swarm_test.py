@@ -1,0 +1,205 @@
+"""Workers of a swarm train as those of a mesh axis, bit for bit.
+
+The peers are threads of this process, with sockets between them; the model is
+linear, since the loops know of a model what the protocol says.
+"""
+
+import contextlib
+import dataclasses
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from caatnet.train import swarming
+from caatnet.train.apart import Programs
+from caatnet.train.peer import Moved, Part, Peer
+from caatnet.train.records import read_metrics
+from launch.benchmarks import elastic_bits
+from parallel.elastic import journal, service
+from parallel.elastic.coordinator import Rules
+from parallel.outer.apart import Alone
+from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
+from tests.parallel.elastic.worlds import SECURITY, together
+
+CASES = {
+  "diloco": ("diloco", PLAIN, 2, 8),
+  "streaming, 3 workers": (
+    "streaming", "outer.overlap=(2,) outer.pieces=1 outer.fragment_layers=1", 3,
+    10,
+  ),
+  "dc_s3gd": ("dc_s3gd", PLAIN, 2, 4),
+}
+
+
+def _made(algorithm, overrides, workers):
+  return make_linear(
+    algorithm, overrides, workers=workers, batch_size=2 * workers
+  )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_churn_a_swarm_has_the_bits_of_a_mesh(case, same_bits):
+  algorithm, overrides, workers, steps = CASES[case]
+  found = elastic_bits.compare(
+    Programs(_made(algorithm, overrides, 1), same_bits),
+    _made(algorithm, overrides, workers), steps,
+  )
+  assert found.elements > 100
+  assert found.unequal == 0, found
+
+
+@contextlib.contextmanager
+def _coordinator(folder, least, **rules):
+  with journal.Journal(folder / "journal") as kept:
+    there = service.Service(
+      ("127.0.0.1", 0), SECURITY, kept, rules=Rules(least, **rules),
+      timing=service.Timing(grace_s=0.1), say=lambda _: None,
+    )
+    thread = threading.Thread(target=there.serve, daemon=True)
+    thread.start()
+    try:
+      yield swarming.Place(there.address, SECURITY)
+    finally:
+      there.close()
+      thread.join(10)
+
+
+class _Worker:
+  """A peer in a thread of the test; its samples are noted, in their order."""
+
+  def __init__(self, programs, place):
+    self.programs, self.numbers = programs, []
+    experiment = programs.experiment
+    read = swarming.reader(experiment, experiment.data.load(experiment.seed))
+
+    def noted(numbers):
+      self.numbers += numbers
+      return read(numbers)
+
+    state = experiment.init_state()
+    self.swarm = swarming.place_in(
+      place, programs, swarming.shared_by(programs, state.outer)
+    ).__enter__()
+    self.peer = Peer(programs, self.swarm, state, noted)
+
+  def until(self, step):
+    """Makes steps; returns itself."""
+    while self.peer.step < step:
+      with contextlib.suppress(Moved):
+        self.peer.advance()
+    return self
+
+  def shared(self):
+    return self.programs.shared(self.peer.state.outer)
+
+
+def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
+  tmp_path
+):
+  programs = Programs(_made("diloco", PLAIN, 1))
+  with _coordinator(tmp_path, 2) as place:
+    first, second = together([lambda: _Worker(programs, place)] * 2)
+    together([lambda w=w: w.until(6) for w in (first, second)])
+    second.swarm.__exit__()  # like one that is killed between rounds
+    came = []
+
+    def come():
+      worker = _Worker(programs, place)
+      came.append((worker, jax.tree.map(np.array, worker.peer.state)))
+      worker.until(int(came[0][1].step) + 9)
+
+    coming = threading.Thread(target=come, daemon=True)
+    coming.start()
+    while not came:
+      first.until(first.peer.step + 3)  # it comes in after some round
+    (third, began), = came
+    start = int(began.step)
+    first.until(start + 9)
+    coming.join(20)
+    assert start % 3 == 0
+    np.testing.assert_array_equal(
+      began.params["w"][0], began.outer["params"]["w"]
+    )
+    for x in jax.tree.leaves(began.opt_state):  # counts of schedules, moments
+      np.testing.assert_array_equal(x, start if x.dtype == np.int32 else 0)
+    for name, array in first.shared().items():
+      np.testing.assert_array_equal(array, third.shared()[name], name)
+    used = first.numbers + second.numbers + third.numbers
+    assert len(used) == len(set(used)) == 2 * (start + 9 + 6 + 9)
+    for worker in (first, third):
+      worker.swarm.__exit__()
+
+
+def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
+  programs = Programs(_made("local_sgd", PLAIN, 1))
+  with _coordinator(tmp_path, 1) as place:
+    worker = _Worker(programs, place)
+    early = jax.tree.map(jnp.copy, worker.peer.state)
+    worker.until(3)  # round 0 is over
+    trained = jax.tree.map(lambda x: x + 0.5, early.params)
+    part = Part(0, {
+      "params": trained, "outer": early.outer,
+      "updates": jax.tree.map(jnp.zeros_like, trained),
+    })
+
+    class Later(Alone):
+      round = 1
+
+    shared = worker.swarm.state
+    made = worker.peer._combine(Later(), shared, part)
+    for name in ("params/w", "params/b"):
+      np.testing.assert_allclose(made[name], shared[name] + 0.5, rtol=1e-5)
+    worker.swarm.__exit__()
+
+
+@pytest.mark.parametrize(("algorithm", "problem"), [
+  ("noloco", "exchange no mean, but in pairs"),
+  ("eager", "no parameters from which one that comes could start"),
+  ("data_parallel", "no parameters from which one that comes could start"),
+])
+def test_loops_that_cannot_run_in_a_swarm_are_refused(algorithm, problem):
+  with pytest.raises(ValueError, match=problem):
+    Programs(_made(algorithm, PLAIN, 1))
+
+
+def test_one_process_is_one_worker():
+  with pytest.raises(ValueError, match=r"config\.parallel\.worker=2 must be 1"):
+    Programs(_made("diloco", PLAIN, 2))
+
+
+def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
+  tmp_path
+):
+  def made(steps, **config):  # what may differ is not in it
+    changed = make_linear(
+      "diloco", PLAIN, workers=1, batch_size=2, num_steps=steps,
+      checkpoint_every=3, eval_every=steps,
+    )
+    return dataclasses.replace(changed, config={"name": "toy", **config})
+
+  with _coordinator(tmp_path, 1) as place:
+    assert swarming.train(
+      made(6), tmp_path / "run", place, quiet=True
+    ).step == 6
+  # The coordinator has lost its journal: the worker's checkpoint says where.
+  (tmp_path / "journal").unlink()
+  with _coordinator(tmp_path, 1) as place:
+    worker = _Worker(Programs(made(6, seed=1)), place)
+    _, error = together([
+      lambda: worker.until(9),  # the other comes after a round
+      lambda: swarming.train(
+        made(12), tmp_path / "other", place, quiet=True
+      ),
+    ])
+    assert "have another config" in str(error)
+    worker.swarm.__exit__()
+  (tmp_path / "journal").unlink()
+  with _coordinator(tmp_path, 1) as place:
+    assert swarming.train(
+      made(12), tmp_path / "run", place, quiet=True
+    ).step == 12
+  steps = [r["step"] for r in read_metrics(tmp_path / "run") if "loss" in r]
+  assert steps == list(range(1, 13))

@@ -1,0 +1,315 @@
+"""Attacks on a swarm that trains: one line of the log, and rounds go on.
+
+Rows of a table are what strangers say, and what members say who have the token.
+"""
+
+import contextlib
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+
+from parallel.elastic import frames, handshake, ids, service
+from parallel.elastic import messages as m
+from parallel.elastic.agent import Settings
+from parallel.elastic.frames import Header, Kind
+from parallel.elastic.handshake import Purpose, Request, Scope, Security
+from parallel.elastic.journal import Journal
+from parallel.elastic.listener import Limits
+from parallel.elastic.service import Service, Timing
+from parallel.elastic.swarm import Swarm
+from tests.parallel.elastic.worlds import FUZZED, SECURITY, spoilt
+
+_PATIENCE_S = 10
+CROWD = 1000
+
+
+def _start():
+  return {"x": np.zeros(300_000, np.float32), "same": np.arange(5)}
+
+
+def _step(exchange, state, part):
+  return {**state, "x": state["x"] + exchange.mean(part)}
+
+
+class _Member:
+  """A peer in threads of this process, which gives parts until it ends."""
+
+  def __init__(self, there, combine=_step):
+    self.swarm = Swarm(
+      there.address, SECURITY, _start(), settings=Settings(alone_s=30)
+    )
+    self._combine, self._ending = combine, threading.Event()
+    self.error = None
+    self._thread = threading.Thread(target=self._train, daemon=True)
+    self._thread.start()
+
+  def _train(self):
+    try:
+      with self.swarm:
+        while not self._ending.wait(0.02):
+          self.swarm.give(np.ones(300_000, np.float32), self._combine)
+    except Exception as error:
+      self.error = error
+
+  def end(self):
+    self._ending.set()
+    self._thread.join(_PATIENCE_S)
+
+
+class _Trained:
+  """A coordinator and two members, with all lines that anybody has written."""
+
+  def __init__(self, folder, caplog):
+    self._said, self._caplog = [], caplog
+    self.there = Service(
+      ("127.0.0.1", 0), SECURITY, Journal(folder / "journal"),
+      timing=Timing(silence_s=10, reconnect_s=0.5, handshake_s=0.5),
+      say=self._said.append,
+    )
+    threading.Thread(target=self.there.serve, daemon=True).start()
+    self.members = [_Member(self.there), _Member(self.there)]
+    self.until(lambda: self.revision > 1 and len(self.record.members) == 2)
+
+  @property
+  def record(self):
+    return self.there.state.record
+
+  @property
+  def revision(self):
+    return self.record.revision
+
+  def lines(self, text):
+    logged = [record.getMessage() for record in self._caplog.records]
+    return [x for x in [*logged, *self._said] if text in x]
+
+  def until(self, condition):
+    end = time.monotonic() + _PATIENCE_S
+    while not condition():
+      assert time.monotonic() < end, (
+        self._said, [x.error for x in self.members]
+      )
+      time.sleep(0.005)
+
+  def go_on(self, count=2):
+    wanted = self.revision + count
+    self.until(lambda: self.revision >= wanted)
+
+  def end(self):
+    for member in self.members:
+      member.end()
+    self.there.close()
+
+
+@pytest.fixture
+def trained(tmp_path, caplog):
+  with caplog.at_level(logging.WARNING):
+    trained = _Trained(tmp_path, caplog)
+    try:
+      yield trained
+    finally:
+      trained.end()
+
+
+def _drips(sock):
+  for _ in range(40):  # each comes well within the limit
+    sock.sendall(b"x")
+    time.sleep(0.05)
+
+
+def _guesses(sock):
+  """Does as a dialer does, with another token."""
+  handshake._ask(
+    handshake.Patient(sock, 5), Request(Purpose.LANE, 0, 1, "a", "b"),
+    Security(b"another token of a run"),
+  )
+
+
+# What a stranger does, and what the line says of it.
+STRANGERS = {
+  "nothing": (lambda sock: None, "too long|timed out"),
+  "drips": (_drips, "too long|timed out"),
+  "garbage": (lambda sock: sock.sendall(os.urandom(4096)), "token"),
+  "http": (lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 20), "token"),
+  "2 GB": (
+    lambda sock: sock.sendall(Header(Kind.DATA, 2**31).pack() * 9), "token"
+  ),
+  "another token": (_guesses, "token"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_a_stranger_costs_one_line_and_rounds_go_on(trained, name):
+  attack, why = STRANGERS[name]
+  peer = ids.address(trained.members[0].swarm.me)
+  # A peer gives a stranger more time than this coordinator.
+  targets = [trained.there.address] + [peer] * ("too long" not in why)
+  for address in targets:
+    with socket.create_connection(address) as sock:
+      port = sock.getsockname()[1]
+      with contextlib.suppress(OSError):
+        attack(sock)
+      trained.until(lambda p=port: trained.lines(f":{p}: "))
+      (line,) = trained.lines(f":{port}: ")
+      assert any(word in line for word in why.split("|"))
+  trained.go_on()
+  (line,) = trained.lines("epoch 2")  # nobody had to go
+
+
+def test_a_thousand_connections_at_once_hold_nobody_up(trained):
+  trained.go_on()
+  wide = []
+  with contextlib.ExitStack() as stack:
+    for address in (
+      trained.there.address, ids.address(trained.members[0].swarm.me)
+    ):
+      for _ in range(CROWD // 2):
+        sock = stack.enter_context(socket.create_connection(address, 5))
+        sock.setblocking(False)
+        wide.append(sock)
+    trained.go_on()
+    # Half-open handshakes are few, and so are their threads.
+    assert len(trained.there._listener._underway) <= Limits().handshakes
+    assert threading.active_count() < CROWD / 4
+    newcomer = _Member(trained.there)
+    trained.members.append(newcomer)
+    trained.until(lambda: len(trained.record.members) == 3)
+    trained.go_on()
+    assert not [member.error for member in trained.members if member.error]
+  assert len(trained.lines("refused")) < CROWD / 10  # most are only counted
+
+
+def _dialled(address, purpose, epoch, me="", receiver=None):
+  me = me or ids.make(("127.0.0.1", 1))
+  request = Request(purpose, 0, epoch, me, receiver or service.NAME)
+  return handshake.dial(address, request, SECURITY, Scope(), 1), me
+
+
+def _hello(sock):
+  data = frames.encode(m.Hello(0, 0, "", None))
+  frames.send(sock, Header(Kind.MESSAGE), data, checked=True)
+
+
+def _huge(sock):
+  sock.sendall(Header(Kind.MESSAGE, 2**31).pack())
+
+
+def _nonsense(sock):
+  sock.sendall(os.urandom(400))
+
+
+def _wrong_kind(sock):
+  frames.send(sock, Header(Kind.DATA, tag=3), bytes(64))
+
+
+@pytest.mark.parametrize("said_hello", [False, True], ids=["new", "peer"])
+@pytest.mark.parametrize(
+  ("attack", "why"),
+  [(_huge, "announces 2,147,483,648 bytes"), (_nonsense, "begins with"),
+   (_wrong_kind, "is not for here")],
+)
+def test_who_has_the_token_and_sends_nonsense_is_one_line(
+  trained, said_hello, attack, why
+):
+  sock, me = _dialled(trained.there.address, Purpose.CONTROL, 0)
+  with sock:
+    if said_hello:
+      _hello(sock)
+    attack(sock)
+    trained.until(lambda: trained.lines(why))
+    (line,) = trained.lines(why)
+    assert me in line
+  trained.go_on()
+
+
+def test_fuzzed_conversations_end_and_rounds_go_on(trained):
+  rng, epoch = random.Random(2), trained.record.epoch
+  said = [frames.encode(x) for x in (
+    m.Prepared(1), m.Leave(), m.Unreachable(7, ("17-ab", "18-cd")),
+    m.Ready(2**63 - 1, 0), m.Vote(3, 2, "ab" * 32), m.Report(1, 2, 0.5),
+  )]
+  for number in range(FUZZED // 50):
+    data = rng.choice(said)
+    wrong = spoilt(rng, data) if number % 2 else data
+    frame = Header(
+      Kind.MESSAGE, len(wrong), crc=zlib.crc32(wrong)
+    ).pack() + wrong
+    sock, _ = _dialled(trained.there.address, Purpose.CONTROL, 0)
+    with sock, contextlib.suppress(OSError):
+      sock.sendall(frame if number % 2 else spoilt(rng, frame))
+  trained.go_on()
+  assert trained.record.epoch == epoch
+  assert not [member.error for member in trained.members if member.error]
+
+
+def test_a_replayed_epoch_is_one_line(trained):
+  """A member of an epoch that is over dials a peer, and votes again."""
+  first, second = trained.record.members
+  epoch = trained.record.epoch
+  with pytest.raises(handshake.Refused, match="STALE"):
+    _dialled(
+      ids.address(first), Purpose.LANE, epoch - 1, me=second, receiver=first
+    )
+  trained.until(lambda: trained.lines("STALE"))
+  (line,) = trained.lines("STALE")
+  assert f"{second}, LANE, epoch {epoch - 1}" in line
+  sock, me = _dialled(trained.there.address, Purpose.CONTROL, 0)
+  with sock:
+    for message in (
+      m.Ready(epoch - 1, 0), m.Vote(epoch - 1, 0, "ab" * 32),
+      m.Vote(epoch, trained.revision, "ab" * 32), m.Prepared(epoch),
+    ):
+      data = frames.encode(message)
+      frames.send(sock, Header(Kind.MESSAGE), data, checked=True)
+    trained.go_on()
+  assert trained.record.epoch == epoch
+  assert me not in trained.record.members
+
+
+def test_who_votes_for_another_hash_is_dropped_with_a_line_and_comes_back(
+  trained
+):
+  lies = [True]
+
+  def lying(exchange, state, part):
+    made = _step(exchange, state, part)
+    if lies and state["x"][0] > 0:
+      lies.pop()
+      made["same"] = made["same"] + 1
+    return made
+
+  liar = _Member(trained.there, lying)
+  trained.members.append(liar)
+  trained.until(lambda: trained.lines("dropped"))
+  (line,) = trained.lines("dropped")
+  assert liar.swarm.me in line
+  assert "its digest of round" in line
+  trained.until(lambda: len(trained.record.members) == 3)
+  trained.go_on(3)
+  assert (liar.swarm.state["same"] == np.arange(5)).all()
+  assert not [member.error for member in trained.members if member.error]
+
+
+def test_a_holder_that_has_not_what_its_hash_says_is_one_line(trained):
+  """Its memory has gone bad: newcomers take nothing of it, nor does it."""
+  bad = trained.members[0].swarm
+  same = bad.state["same"]
+  same.setflags(write=True)
+  same[0] += 1
+  newcomer = _Member(trained.there)
+  trained.members.append(newcomer)
+  trained.until(lambda: newcomer.swarm.revision > 1)
+  # It votes for what it has, is dropped, and fetches what is right.
+  trained.until(lambda: trained.lines("its digest of round"))
+  trained.until(lambda: len(trained.record.members) == 3)
+  trained.go_on(3)
+  assert len(trained.lines("its digest of round")) == 1
+  for member in trained.members:
+    assert (member.swarm.state["same"] == np.arange(5)).all()
+    assert member.error is None

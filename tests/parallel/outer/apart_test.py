@@ -1,0 +1,105 @@
+"""A function in stages, each worker for itself, is the function on a mesh."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel import quantize
+from parallel.axes import Axis, make_mesh
+from parallel.collectives import (
+  all_gather,
+  all_reduce,
+  all_to_all,
+  permute,
+  ranks_here,
+  reduce_scatter,
+)
+from parallel.elastic.exchange import Exchange
+from parallel.elastic.messages import Reduce
+from parallel.outer.apart import Alone, Apart
+from parallel.wire import Wire
+from tests.parallel.elastic.worlds import connected, listeners, together
+
+TENSOR = Axis("tensor", 2, 2)
+
+
+def _says(axis, weights):
+  """Says four things, each of which depends on the one before."""
+  def run(args):
+    x = args["x"]  # [1, n], cut over the tensor axis
+    mean = quantize.coded_mean(
+      x, axis, Wire("int8", 4), weights=jnp.asarray(weights)
+    )
+    x = x - mean
+    plain = quantize.coded_mean(x, axis, weights=jnp.asarray(weights))
+    ranks = all_gather(ranks_here(axis)[:, None].astype("float32"), axis)
+    norm = jax.lax.psum(jnp.sum(jnp.square(x), axis=1), "tensor")
+    norms = all_gather(norm[:, None], axis)
+    # Products and sums are kept apart: compilers may join them, or not.
+    return {"x": x + plain, "plain": ranks[-1] * plain, "norms": norms}
+
+  return run
+
+
+def _specs(args):
+  where = {"x": P("worker", "tensor"), "plain": P("tensor"), "norms": P()}
+  return {key: where[key] for key in args}
+
+
+def _apart(make, options=None):
+  axes = {"worker": Axis("worker", 1), "tensor": TENSOR}
+  return Apart(make, make_mesh(axes), "worker", _specs, options)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_stages_over_sockets_have_the_bits_of_one_program(workers, same_bits):
+  weights = tuple(float(i + 1) for i in range(workers))
+  x = np.random.default_rng(0).normal(size=(workers, 16)).astype("f4")
+  axis = Axis("worker", workers, workers)
+  whole = jax.jit(jax.shard_map(
+    _says(axis, weights), mesh=make_mesh({"worker": axis, "tensor": TENSOR}),
+    in_specs=({"x": _specs(["x"])["x"]},),
+    out_specs=_specs(["x", "plain", "norms"]),
+  ), compiler_options=same_bits)({"x": x})
+  with listeners(workers) as there:
+    links = connected(there)
+    task = Reduce(1, 0, tuple(there))
+    apart = _apart(_says, same_bits)
+
+    def work(i):
+      exchange = Exchange(links[i], task, weights[i], ())
+      assert exchange.rank == i
+      return apart(exchange, {"x": x[i : i + 1]})
+
+    found = together([lambda i=i: work(i) for i in range(workers)])
+    for link in links:
+      link.close("the end")
+  np.testing.assert_array_equal(
+    np.concatenate([f["x"] for f in found]), whole["x"]
+  )
+  for one in found:
+    np.testing.assert_array_equal(one["plain"], whole["plain"])
+    np.testing.assert_array_equal(one["norms"], whole["norms"])
+
+
+@pytest.mark.parametrize("verb", [
+  lambda x, axis: reduce_scatter(x, axis),
+  lambda x, axis: all_to_all(x, axis, split_dim=0, concat_dim=0),
+  lambda x, axis: permute(x, axis, [(0, 0)]),
+])
+def test_what_is_no_sum_and_no_gather_is_refused(verb):
+  apart = _apart(lambda axis, _: lambda args: {"x": verb(args["x"], axis)})
+  with pytest.raises(ValueError, match="sums and gathers only"):
+    apart(Alone(), {"x": np.zeros((1, 4), "f4")})
+
+
+def test_a_sum_in_16_bits_is_refused():
+  def make(axis, _):
+    return lambda args: {
+      "plain": all_reduce(args["x"].astype("bfloat16"), axis)
+    }
+
+  with pytest.raises(ValueError, match="sum of bfloat16"):
+    _apart(make)(Alone(), {"x": np.zeros((1, 4), "f4")})

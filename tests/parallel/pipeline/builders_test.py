@@ -1,0 +1,157 @@
+"""Every timetable is proven, and is what its closed forms say."""
+
+import random
+
+import pytest
+
+from parallel.pipeline import cost
+from parallel.pipeline.builders import BUILDERS, Size, build, taken
+from parallel.pipeline.check import check
+from parallel.pipeline.table import table
+from parallel.pipeline.timetable import Kind
+
+
+def drawn(count, seed=0, stages=16, microbatches=64, chunks=4):
+  """Names and sizes within their domains, equally many of each builder."""
+  rng, found = random.Random(seed), []
+  while len(found) < count:
+    name = list(BUILDERS)[len(found) % len(BUILDERS)]
+    size = Size(
+      rng.randint(1, stages), rng.randint(1, microbatches),
+      rng.randint(1, chunks) if BUILDERS[name].chunked else 1,
+    )
+    if BUILDERS[name].in_rounds and size.chunks > 1:
+      rounds = max(1, size.microbatches // size.stages)
+      size = size._replace(microbatches=rounds * size.stages)
+    found.append((name, size))
+  return found
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_300_timetables_are_proven_and_cost_what_formulas_say(part):
+  for name, size in drawn(300)[part::10]:
+    timetable = build(name, *size)
+    check(timetable)
+    counted = cost.cost(timetable)
+    assert counted.stored == timetable.limits, (name, size)
+    sent = sum(counted.forward_sends + counted.backward_sends)
+    assert sent == cost.num_sends(size, timetable.has_backward)
+    # What waits fits the buffers of the program, and none is too large.
+    places = table(timetable)
+    assert max(counted.inputs) == places.inputs.places
+    assert max(counted.cotangents) == places.cotangents.places
+
+
+# (builder, size) -> stored activations by stage, in parts of a microbatch.
+STORED = [
+  ("gpipe", (4, 6), (6, 6, 6, 6)),
+  ("1f1b", (4, 8), (4, 3, 2, 1)),
+  ("1f1b", (4, 2), (2, 2, 2, 1)),
+  ("eager_1f1b", (4, 8), (7, 5, 3, 1)),
+  # (1 + (p - 1) / (p v)) p v on the first stage: Narayanan et al., 2104.04473
+  ("interleaved_1f1b", (4, 8, 2), (11, 9, 7, 5)),
+  ("looped", (4, 8, 2), (16, 16, 16, 16)),
+  ("zb_h1", (4, 8), (4, 4, 4, 4)),
+  ("zb_h2", (4, 8), (7, 7, 7, 7)),
+  ("forward", (4, 8, 2), (0, 0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "stored"), STORED)
+def test_stored_activations(name, size, stored):
+  assert cost.cost(build(name, *size)).stored == stored
+
+
+def test_bubbles():
+  """Of equal ticks: (p - 1) / (m + p - 1), with chunks (p - 1) / (v m + p - 1).
+
+  ZB-H1 has a third of the ticks of 1F1B's that are idle, by 3 ticks of a
+  microbatch against 2 of 1.5; no stage of ZB-H2 idles once it has begun.
+  """
+  for p, m in ((4, 8), (2, 2), (8, 24), (1, 3)):
+    for name in ("gpipe", "1f1b", "eager_1f1b", "forward"):
+      bubble = cost.cost(build(name, p, m)).bubble
+      assert bubble == pytest.approx((p - 1) / (m + p - 1))
+      assert cost.bubble(name, Size(p, m), 2, 1, 1) == pytest.approx(bubble)
+    for name in ("interleaved_1f1b", "looped"):
+      bubble = cost.cost(build(name, p, m, 3)).bubble
+      assert bubble == pytest.approx((p - 1) / (3 * m + p - 1))
+      assert cost.bubble(name, Size(p, m, 3), 2, 1, 1) == pytest.approx(bubble)
+    assert cost.cost(build("zb_h1", p, m)).ticks == 3 * m + p - 1
+    wide = cost.cost(build("zb_h2", p, max(m, 2 * p - 1)))
+    assert wide.own_bubble == 0
+    assert wide.ticks == 3 * max(m, 2 * p - 1) + p - 1
+
+
+def letters(timetable, stage):
+  return " ".join(
+    f"{kind.name[0]}{microbatch}" + (f".{chunk}" if chunk else "")
+    for _, (kind, microbatch, chunk) in timetable.actions(stage)
+  )
+
+
+def test_orders_by_hand():
+  """Figures of the papers, counted from 0."""
+  assert letters(build("1f1b", 4, 5), 2) == "F0 F1 B0 F2 B1 F3 B2 F4 B3 B4"
+  assert letters(build("eager_1f1b", 4, 5), 2) == (
+    "F0 F1 F2 B0 F3 B1 F4 B2 B3 B4"
+  )
+  assert letters(build("interleaved_1f1b", 2, 4, 2), 1) == (
+    "F0 F1 F0.1 B0.1 F1.1 B1.1 F2 B0 F3 B1 F2.1 B2.1 F3.1 B3.1 B2 B3"
+  )
+  assert letters(build("looped", 2, 3, 2), 0) == (
+    "F0 F1 F2 F0.1 F1.1 F2.1 B0.1 B1.1 B2.1 B0 B1 B2"
+  )
+  assert letters(build("zb_h1", 3, 4), 1) == (
+    "F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3"
+  )
+  assert letters(build("zb_h2", 3, 4), 0) == (
+    "F0 F1 F2 F3 I0 W0 I1 W1 I2 W2 I3 W3"
+  )
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_gradients_are_added_in_one_order(name):
+  """Part by part, all add up microbatches in the order of their numbers."""
+  size = Size(3, 6, 2 if BUILDERS[name].chunked else 1)
+  timetable = build(name, *size)
+  for stage in range(size.stages):
+    actions = [a for _, a in timetable.actions(stage)]
+    for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT):
+      for chunk in range(size.chunks):
+        order = [
+          a.microbatch for a in actions if (a.kind, a.chunk) == (kind, chunk)
+        ]
+        assert order in ([], list(range(size.microbatches)))
+
+
+def test_with_one_chunk_there_are_other_names():
+  for name, other in (
+    ("interleaved_1f1b", "eager_1f1b"), ("looped", "gpipe")
+  ):
+    timetable, plain = build(name, 3, 5), build(other, 3, 5)
+    assert timetable.name == other
+    assert (timetable.kinds == plain.kinds).all()
+    assert build(name, 3, 6, 2).name == name
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (("1f1bb", 4, 8), "timetable='1f1bb' must be one of .*did you mean 1f1b"),
+    (("1f1b", 0, 8), "stages=0 must be at least 1"),
+    (("1f1b", 4, 0), "microbatches=0 must be at least 1"),
+    (("looped", 4, 8, 0), "chunks=0 must be at least 1"),
+    (("1f1b", 4, 2.5), "microbatches=2.5 must be an integer"),
+    (("zb_h1", 4, 8, 2), "timetable='zb_h1' has one chunk per stage, not "
+     "chunks=2; these take several: interleaved_1f1b, looped, forward"),
+    (("interleaved_1f1b", 4, 6, 2), "takes multiples of stages=4, not "
+     "microbatches=6: 4 or 8 would fit, or 'looped'"),
+    (("interleaved_1f1b", 4, 3, 2), "microbatches=3: 4 would fit"),
+  ],
+)
+def test_what_does_not_fit_is_said(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    taken(*arguments)
+  with pytest.raises(ValueError, match=message):
+    build(*arguments)

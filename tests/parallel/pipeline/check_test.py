@@ -1,0 +1,269 @@
+"""A timetable that was changed is refused, with the place and the reason."""
+
+import dataclasses
+import random
+import re
+
+import numpy as np
+import pytest
+
+from parallel.pipeline.builders import BUILDERS, build
+from parallel.pipeline.check import check
+from parallel.pipeline.timetable import Kind, needed, produced
+
+
+def columns(timetable):
+  """Copies of the arrays, to be changed."""
+  return {
+    key: getattr(timetable, key).copy()
+    for key in ("kinds", "microbatches", "chunks")
+  }
+
+
+def replaced(timetable, **changes):
+  return dataclasses.replace(timetable, **changes)
+
+
+def some(rng, timetable, test=lambda *_: True):
+  """The tick and stage of an action that passes a test, drawn."""
+  places = np.argwhere(timetable.kinds).tolist()
+  rng.shuffle(places)
+  return next((t, s) for t, s in places if test(t, s))
+
+
+def named(timetable, tick, stage, at=None, chunk=None):
+  """How messages name an action, which may have come to another tick."""
+  kind = Kind(timetable.kinds[tick, stage]).name
+  return re.escape(
+    f"tick {tick if at is None else at}, stage {stage} ({kind} of microbatch "
+    f"{timetable.microbatches[tick, stage]} in chunk "
+    f"{timetable.chunks[tick, stage] if chunk is None else chunk}): "
+  )
+
+
+def dropped(rng, t):
+  tick, stage = some(rng, t)
+  new = columns(t)
+  for array, idle in zip(new.values(), (0, -1, -1), strict=True):
+    array[tick, stage] = idle
+  return replaced(t, **new), (
+    f"stage {stage} never does {Kind(t.kinds[tick, stage]).name} of "
+    f"microbatch {t.microbatches[tick, stage]} in chunk "
+    f"{t.chunks[tick, stage]}$"
+  )
+
+
+def twice(rng, t):
+  tick, stage = some(rng, t)
+  new = {}
+  for (key, array), idle in zip(columns(t).items(), (0, -1, -1), strict=True):
+    row = np.full((1, t.num_stages), idle, array.dtype)
+    row[0, stage] = array[tick, stage]
+    new[key] = np.concatenate([array, row])
+  return replaced(t, **new), (
+    named(t, tick, stage) + f"it is done at tick {t.num_ticks}, too"
+  )
+
+
+def another_microbatch(rng, t):
+  tick, stage = some(rng, t)
+  new = columns(t)
+  new["microbatches"][tick, stage] += 1
+  new["microbatches"][tick, stage] %= t.num_microbatches
+  return replaced(t, **new), rf"stage {stage} \(.*it is done at tick \d+, too"
+
+
+def another_chunk(rng, t):
+  tick, stage = some(rng, t)
+  new = columns(t)
+  new["chunks"][tick, stage] = (t.chunks[tick, stage] + 1) % t.num_chunks
+  if t.num_chunks == 1:
+    new["chunks"][tick, stage] = 1
+    return replaced(t, **new), (
+      named(t, tick, stage, chunk=1) + "chunks are 0 to 0"
+    )
+  return replaced(t, **new), rf"stage {stage} \(.*it is done at tick \d+, too"
+
+
+def another_kind(rng, t):
+  tick, stage = some(rng, t)
+  new = columns(t)
+  kinds = [k for k in Kind if k not in (Kind.IDLE, t.kinds[tick, stage])]
+  new["kinds"][tick, stage] = rng.choice(kinds)
+  return replaced(t, **new), (
+    rf"stage {stage} \(.*(it is done at tick \d+, too|the same once more)|"
+    "never does "
+  )
+
+
+def before_all(rng, t):
+  """What needs something comes in a tick of its own before all others."""
+  tick, stage = some(
+    rng, t, lambda tick, stage: t.kinds[tick, stage] != Kind.FORWARD
+    or stage or t.chunks[tick, stage]
+  )
+  new = {}
+  for (key, array), idle in zip(columns(t).items(), (0, -1, -1), strict=True):
+    row = np.full((1, t.num_stages), idle, array.dtype)
+    row[0, stage], array[tick, stage] = array[tick, stage], idle
+    new[key] = np.concatenate([row, array])
+  return replaced(t, **new), (
+    named(t, tick, stage, at=0)
+    + r"it needs what stage \d+ makes of chunk \d+ at tick \d+"
+  )
+
+
+def the_first_stage_late(rng, t):
+  """By a tick: then the second one begins in the same tick."""
+  if t.num_stages == 1:
+    return dropped(rng, t)
+  new = columns(t)
+  for array, idle in zip(new.values(), (0, -1, -1), strict=True):
+    array[1:, 0], array[0, 0] = array[:-1, 0].copy(), idle
+  return replaced(t, **new), r"it needs what stage \d+ makes|never does "
+
+
+def exchanged_stages(rng, t):
+  if t.num_stages == 1:
+    return dropped(rng, t)
+  order = np.arange(t.num_stages)
+  one, other = rng.sample(range(t.num_stages), 2)
+  order[[one, other]] = other, one
+  new = {key: array[:, order] for key, array in columns(t).items()}
+  return replaced(t, **new), "it needs what stage"
+
+
+def backwards_in_time(rng, t):
+  if t.num_stages * t.num_chunks == 1 and not t.has_backward:
+    return dropped(rng, t)
+  new = {key: array[::-1] for key, array in columns(t).items()}
+  return replaced(t, **new), "it needs what stage"
+
+
+def a_limit_less(rng, t):
+  limits = list(t.limits)
+  stage = rng.randrange(t.num_stages)
+  limits[stage] -= 1
+  message = rf"stage {stage} \(FORWARD.*: activations of {t.limits[stage]} "
+  if not t.limits[stage]:
+    message = "must be a number for each of"
+  return replaced(t, limits=tuple(limits)), message
+
+
+def no_such_number(rng, t):
+  tick, stage = some(rng, t)
+  new = columns(t)
+  key, value, message = rng.choice([
+    ("kinds", 7, r"kind 7 .*there is no such kind of action"),
+    ("kinds", 0, r"IDLE .*who is idle has microbatch and chunk -1"),
+    ("microbatches", t.num_microbatches, "microbatches are 0 to"),
+    ("microbatches", -1, "microbatches are 0 to"),
+    ("chunks", t.num_chunks, "chunks are 0 to"),
+  ])
+  new[key][tick, stage] = value
+  return replaced(t, **new), rf"tick {tick}, stage {stage} \(.*{message}"
+
+
+CHANGES = (
+  dropped, twice, another_microbatch, another_chunk, another_kind, before_all,
+  the_first_stage_late, exchanged_stages, backwards_in_time, a_limit_less,
+  no_such_number,
+)
+
+
+def drawn(rng):
+  """A timetable of a few stages; two microbatches at least."""
+  name = rng.choice(list(BUILDERS))
+  stages = rng.randint(1, 5)
+  chunks = rng.randint(1, 3) if BUILDERS[name].chunked else 1
+  microbatches = rng.randint(2, 9)
+  if BUILDERS[name].in_rounds:
+    microbatches = stages * max(2, microbatches // stages)
+  return build(name, stages, microbatches, chunks)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_is_refused(change):
+  """19 of each, 209 in all."""
+  rng = random.Random(CHANGES.index(change))
+  for _ in range(19):
+    timetable = drawn(rng)
+    check(timetable)
+    changed, message = change(rng, timetable)
+    with pytest.raises(ValueError, match=message) as refused:
+      check(changed)
+    assert str(refused.value).startswith(timetable.name)
+
+
+def replays(timetable):
+  """Whether a timetable is a step: tick by tick, with sets."""
+  last, stages = timetable.num_parts - 1, timetable.num_stages
+  there, done = set(), set()
+  stored = [set() for _ in range(stages)]
+  rows = [dict(timetable.actions(stage)) for stage in range(stages)]
+  for tick in range(timetable.num_ticks):
+    made = []
+    for stage, actions in enumerate(rows):
+      if tick not in actions:
+        continue
+      action = actions[tick]
+      part = action.chunk * stages + stage
+      if (action.kind, part, action.microbatch) in done:
+        return False
+      done.add((action.kind, part, action.microbatch))
+      if not needed(action, part, last) <= there:
+        return False
+      made += produced(action, part)
+      if action.kind is Kind.FORWARD and timetable.has_backward:
+        stored[stage].add((part, action.microbatch))
+      if len(stored[stage]) > timetable.limits[stage]:
+        return False
+      if action.kind in (Kind.BACKWARD, Kind.WEIGHT):
+        stored[stage].discard((part, action.microbatch))
+    there |= set(made)
+  return all(
+    (Kind.FORWARD, part, m) in done
+    and (not timetable.has_backward or (Kind.BACKWARD, part, m) in done
+         or {(Kind.INPUT, part, m), (Kind.WEIGHT, part, m)} <= done)
+    for part in range(last + 1) for m in range(timetable.num_microbatches)
+  )
+
+
+def test_a_proof_is_what_a_replay_says():
+  """Two neighbours in time change places: some orders are steps, still."""
+  rng, verdicts = random.Random(0), {True: 0, False: 0}
+  for _ in range(250):
+    timetable = drawn(rng)
+    stage, new = rng.randrange(timetable.num_stages), columns(timetable)
+    one, other = sorted(
+      rng.sample([t for t, _ in timetable.actions(stage)], 2)
+    )
+    if rng.random() < 0.7:
+      other = one + 1  # an idle tick among them
+    for array in new.values():
+      array[[one, other], stage] = array[[other, one], stage]
+    changed = replaced(timetable, **new)
+    verdicts[replays(changed)] += 1
+    if replays(changed):
+      check(changed)
+    else:
+      with pytest.raises(ValueError, match="tick"):
+        check(changed)
+  assert min(verdicts.values()) > 25, verdicts
+
+
+def test_wrong_shapes_are_refused():
+  timetable = build("1f1b", 2, 3)
+  with pytest.raises(ValueError, match=r"must be \[ticks, stages\], not"):
+    check(replaced(timetable, chunks=timetable.chunks[1:]))
+  with pytest.raises(ValueError, match=r"limits=\(2,\) must be a number for"):
+    check(replaced(timetable, limits=(2,)))
+
+
+def test_a_whole_backward_and_a_half_are_too_much():
+  timetable = build("zb_h1", 2, 3)
+  tick, stage = np.argwhere(timetable.kinds == Kind.WEIGHT)[0]
+  new = columns(timetable)
+  new["kinds"][tick, stage] = Kind.BACKWARD
+  with pytest.raises(ValueError, match=r"INPUT .*does the same once more"):
+    check(replaced(timetable, **new))

@@ -1,0 +1,169 @@
+"""Laws of the executor: what runs in stages is what runs in one piece.
+
+All numbers are small integers, so sums are exact in any order, and gradients
+must be equal bit for bit. A layer divides its input's first channel by itself,
+so what is computed of an empty place is NaN, and so is all that it gets into.
+"""
+
+import functools
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.collectives import varying
+from parallel.pipeline import builders
+from parallel.pipeline.run import Functions, Params, Pipeline
+from parallel.xla import ledger
+
+LAYERS, RANKS, WIDTH, BATCH, TOKENS = 8, 2, 3, 2, 5
+
+# Timetable, stages, microbatches, chunks, devices of stages and of ranks.
+CASES = [
+  ("gpipe", 4, 3, 1, 4, 1),
+  ("1f1b", 4, 6, 1, 2, 2),
+  ("1f1b", 8, 3, 1, 8, 1),
+  ("1f1b", 1, 2, 1, 1, 2),
+  ("1f1b", 2, 1, 1, 1, 1),
+  ("eager_1f1b", 4, 7, 1, 4, 2),
+  ("interleaved_1f1b", 4, 8, 2, 4, 1),
+  ("interleaved_1f1b", 2, 4, 4, 1, 2),
+  ("looped", 2, 3, 4, 2, 1),
+  ("zb_h1", 4, 6, 1, 4, 2),
+  ("zb_h2", 4, 9, 1, 2, 1),
+]
+
+
+def weights():
+  draw = np.random.default_rng(0)
+  w = draw.integers(-1, 2, size=(LAYERS, RANKS, WIDTH, WIDTH))
+  table = draw.integers(-1, 2, size=(TOKENS, WIDTH))
+  table[:, 0] = 1
+  w[..., 0] = 0  # the first channel stays 1
+  return w.astype(np.float32), table.astype(np.float32)
+
+
+def layer(x, w, total):
+  """Of ranks' matrices ``w [R, H, H]``; ``total`` sums over all ranks."""
+  y = jax.vmap(lambda w: jax.nn.relu(x @ w))(w).sum(axis=0)
+  return x + total(y) * (x[:, :1] / x[:, :1])
+
+
+def loss_of(table, x):
+  """Its cotangents are integers, too."""
+  return jnp.sum((x @ table.T) * jnp.arange(TOKENS))
+
+
+def in_one_piece(w, table, tokens):
+  def loss(w, table):
+    def of(tokens):
+      x = table[tokens]
+      for one in w:
+        x = layer(x, one, lambda y: y)
+      return loss_of(table, x)
+
+    return sum(map(of, tokens))
+
+  return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(w, table)
+
+
+@functools.cache
+def lowered(case):
+  """The lowered program, its mesh, and what it is called with."""
+  name, stages, microbatches, chunks, devices, of_ranks = case
+  timetable = builders.build(name, stages, microbatches, chunks)
+  stage = Axis("stage", stages, devices)
+  mesh = make_mesh({"stage": stage, "tensor": Axis("tensor", RANKS, of_ranks)})
+
+  def of(number, x):  # what one stage has computed, on all stages
+    here = lax.axis_index("stage") == number
+    return lax.psum(jnp.where(here, x, 0), "stage")
+
+  functions = Functions(
+    lambda table, tokens: of(0, table[tokens]),
+    lambda w, _, x: lax.scan(
+      lambda x, w: (layer(x, w, lambda y: lax.psum(y, "tensor")), None), x, w
+    )[0],
+    lambda table, x, tokens: of(devices - 1, loss_of(table, x)),
+  )
+
+  def step(w, table, tokens):
+    params = Params(varying(w, "tensor"), varying(table, "stage"))
+    loss, grads = Pipeline(timetable, stage, ordered=True).gradients(
+      functions, params, (), tokens
+    )
+    return loss, grads.parts, lax.psum(grads.around, "stage")
+
+  # [L, ...] -> [S, chunks, layers, ...]
+  w, table = weights()
+  cut = w.reshape(chunks, stages, -1, *w.shape[1:]).swapaxes(0, 1)
+  tokens = np.random.default_rng(1).integers(
+    TOKENS, size=(microbatches, BATCH)
+  ).astype(np.int32)
+  spec = P("stage", None, None, "tensor")
+  program = jax.jit(jax.shard_map(
+    step, mesh=mesh, in_specs=(spec, P(), P()), out_specs=(P(), spec, P())
+  ))
+  return program.lower(cut, table, tokens), mesh, (cut, table, tokens)
+
+
+@functools.cache
+def compiled(case):
+  return lowered(case)[0].compile()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_stages_compute_what_one_piece_does(case):
+  args = lowered(case)[2]
+  loss, grads, of_table = compiled(case)(*args)
+  w, table = weights()
+  expected, (of_w, of_its_table) = in_one_piece(w, table, args[2])
+  assert loss == expected
+  grads = np.asarray(grads).swapaxes(0, 1).reshape(w.shape)
+  np.testing.assert_array_equal(grads, of_w)
+  np.testing.assert_array_equal(of_table, of_its_table)
+
+
+@pytest.mark.parametrize("case", [
+  case for case in CASES if case[4] == case[1] > 1
+], ids=str)
+def test_neighbours_send_one_activation_each_way_in_a_tick(case):
+  program, mesh, _ = lowered(case)
+  entries = ledger.collectives(program, mesh)
+  assert all(entry.count is not None for entry in entries)
+  name, stages, microbatches, chunks, *_ = case
+  ticks = builders.build(name, stages, microbatches, chunks).num_ticks
+  for phase in ("forward", "backward"):
+    sent = [
+      (c.bytes, c.count)
+      for c in ledger.select(entries, kind="permute", phase=phase)
+    ]
+    assert sent == [(4 * BATCH * WIDTH, ticks)]
+  if case[5] == RANKS:
+    # A part's forward runs again in its backward; where backwards are two, in
+    # each of them. The embedding, the head and its backward reduce once each.
+    times = 3 if name.startswith("zb") else 2
+    per_rank = ledger.select(entries, axis=("tensor",), phase="forward")
+    assert sum(c.count for c in per_rank) == (
+      microbatches * LAYERS // stages
+    )
+    again = ledger.select(entries, axis=("tensor",), rematted=True)
+    assert sum(c.count for c in again) == (
+      (times - 1) * microbatches * LAYERS // stages
+    )
+
+
+def test_memory_grows_with_stages_in_flight_and_not_with_microbatches():
+  def temporaries(name, microbatches):
+    found = compiled((name, 2, microbatches, 1, 2, 1)).memory_analysis()
+    return found.temp_size_in_bytes
+
+  few, many = (temporaries("1f1b", m) for m in (8, 40))
+  # The table of ticks is a constant, which some backends copy.
+  assert many - few < 32 * BATCH * WIDTH * 4
+  few, many = (temporaries("gpipe", m) for m in (8, 40))
+  assert many - few >= 32 * BATCH * WIDTH * 4

@@ -1,0 +1,232 @@
+"""The simulator against closed forms and sums by hand."""
+
+import dataclasses
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from parallel.network import trace
+from parallel.pipeline import cost, simulate
+from parallel.pipeline.builders import BUILDERS, Size, build, taken
+from parallel.pipeline.simulate import Hops, Work, even_hops, even_work
+
+# Seconds of a forward and of a backward's halves.
+SECONDS = [
+  (1.0, 1.0, 1.0), (1.0, 0.5, 0.5), (2.0, 0.5, 0.5), (1.0, 2.0, 0.5),
+  (1.0, 0.2, 1.5), (0.5, 2.0, 2.0),
+]
+
+
+def step_s(name, size, seconds, **hops):
+  timetable = build(name, *size)
+  return simulate.events(
+    timetable, even_work(size, *seconds), even_hops(size.stages, **hops)
+  ).finish_s
+
+
+def sizes(name):
+  for p, v in itertools.product((1, 2, 3, 5), (1, 2, 3)):
+    for m in {1, p - 1, p, p + 1, 2 * p - 1, 3 * p, 3 * p + 1} - {0}:
+      try:
+        taken(name, p, m, v)
+      except ValueError:
+        continue
+      yield Size(p, m, v)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_without_hops_steps_take_what_closed_forms_say(name):
+  known = 0
+  for size, seconds in itertools.product(sizes(name), SECONDS):
+    built = build(name, *size).name
+    least = {"zb_h1": size.stages, "zb_h2": 2 * size.stages - 1}.get(name, 1)
+    if size.microbatches < least:
+      with pytest.raises(ValueError, match="has no closed form"):
+        cost.step_s(built, size, *seconds)
+      continue
+    known += 1
+    expected = cost.step_s(built, size, *seconds)
+    assert step_s(name, size, seconds) == pytest.approx(expected, 1e-9)
+    if size.stages == 1:  # nothing to wait for
+      both = seconds[0] if name == "forward" else sum(seconds)
+      assert expected == pytest.approx(size.microbatches * both)
+  assert known >= 60
+
+
+def test_zero_bubble_is_the_paper_s_where_times_are_equal():
+  """Table 1 of Qi et al.: H1 (p - 1) (F + B - W); H2 keeps (p - 1) F."""
+  for p in (2, 4, 8):
+    size = Size(p, 3 * p)
+    assert cost.step_s("1f1b", size, 1, 1, 1) == 3 * (3 * p + p - 1)
+    for name in ("zb_h1", "zb_h2"):
+      assert cost.step_s(name, size, 1, 1, 1) == 3 * 3 * p + p - 1
+    # Cheaper gradients of weights fill less.
+    assert cost.step_s("zb_h1", size, 1, 1, 0.5) == 7.5 * p + 1.5 * (p - 1)
+    assert cost.step_s("zb_h2", size, 1, 1, 0.5) == 7.5 * p + (p - 1)
+
+
+@pytest.mark.parametrize("stages", range(1, 7))
+def test_exposed_hops_of_1f1b(stages):
+  """Fewer microbatches than stages as well; and hops longer than a step's."""
+  for m, seconds, hop_s in itertools.product(
+    range(1, 4 * stages + 2), SECONDS[:3], (0.01, 0.7, 5.0)
+  ):
+    size = Size(stages, m)
+    expected = cost.step_s("1f1b", size, *seconds) + (
+      cost.exposed_s(size, hop_s)
+    )
+    assert step_s("1f1b", size, seconds, latency_s=hop_s) == (
+      pytest.approx(expected, 1e-9)
+    )
+    if hop_s <= sum(seconds):  # messages do not queue
+      assert step_s("1f1b", size, seconds, busy_s=hop_s) == (
+        pytest.approx(expected, 1e-9)
+      )
+
+
+@pytest.mark.parametrize("hop_s", [0.1, 1.0, 1.5, 1.6, 4.0])
+def test_eager_1f1b_hides_hops_of_half_a_microbatch(hop_s):
+  for p, seconds in itertools.product((2, 3, 4), ((1, 1, 1), (2, 0.5, 0.5))):
+    if hop_s <= sum(seconds) / 2:
+      for m in (1, p, 3 * p + 1):
+        size = Size(p, m)
+        # All but the first microbatch's way there, and the last one's back.
+        assert step_s("eager_1f1b", size, seconds, latency_s=hop_s) == (
+          pytest.approx((m + p - 1) * sum(seconds) + 2 * (p - 1) * hop_s)
+        )
+    # Patterns of all stages repeat after so many microbatches.
+    period = math.lcm(*(2 * (p - s) - 1 for s in range(p)))
+    first = period * -(-40 // period)
+    short, long = (
+      step_s("eager_1f1b", Size(p, m), seconds, latency_s=hop_s)
+      for m in (first, first + period)
+    )
+    assert (long - short) / period == pytest.approx(
+      cost.eager_period_s(p, sum(seconds), hop_s)
+    )
+
+
+WORK = Work((1.0, 2.0), (3.0, 4.0), (1.5, 1.0), (1.5, 3.0))
+
+
+@pytest.mark.parametrize(
+  ("name", "microbatches", "overlap", "expected"),
+  [
+    # One way there and back: 1 + 0.5 + 2 + 4 + 0.25 + 3.
+    ("1f1b", 1, True, 10.75),
+    # Stage 1: 1.5 to 3.5 and 7.5; 7.5 to 9.5, 13.5; stage 0: 13.75 to 16.75.
+    ("1f1b", 2, True, 16.75),
+    # Its second forward waits for cotangents to leave: 7.75 to 13.75; 14 to 17.
+    ("1f1b", 2, False, 17.0),
+    # Stage 1: F to 3.5, I to 4.5, F to 6.5, I to 7.5, then W twice to 13.5;
+    # stage 0 has done all at 10.75.
+    ("zb_h2", 2, True, 13.5),
+  ],
+)
+def test_steps_by_hand(name, microbatches, overlap, expected):
+  hops = Hops((0.5, 0.0), (0.0, 0.25), overlap=overlap)
+  timetable = build(name, 2, microbatches)
+  timeline = simulate.events(timetable, WORK, hops)
+  assert timeline.finish_s == pytest.approx(expected)
+
+
+def test_lockstep_by_hand():
+  """A tick costs its longest part, then its longest hop."""
+  hops = Hops((0.5, 0.0), (0.0, 0.25), latency_s=1.0)
+  # F | F F | B | B: 1 + 1.5, 2, 4 + 1.25, 3
+  assert simulate.lockstep_s(build("1f1b", 2, 1), WORK, hops) == (
+    pytest.approx(2.5 + 2 + 5.25 + 3)
+  )
+  for p, m in ((2, 4), (4, 4), (4, 9)):
+    size = Size(p, m)
+    work, none = even_work(size, 1.0, 1.0, 1.0), even_hops(p)
+    # GPipe's ticks are all forwards or all backwards; of 1F1B's, all after the
+    # first p have a whole backward somewhere.
+    assert simulate.lockstep_s(build("gpipe", *size), work, none) == (
+      cost.step_s("gpipe", size, 1, 1, 1)
+    )
+    assert simulate.lockstep_s(build("1f1b", *size), work, none) == (
+      p + 2 * (2 * m + p - 2)
+    )
+    for name in ("zb_h1", "zb_h2"):  # where ticks are equal there is no loss
+      timetable = build(name, *size)
+      assert simulate.lockstep_s(timetable, work, none) == (
+        timetable.num_ticks
+      )
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_order_of_times(name):
+  """Bounds, waiting and slower parts, on stages that differ."""
+  size = Size(3, 6, 2 if BUILDERS[name].chunked else 1)
+  timetable = build(name, *size)
+  work = even_work(size, 1.0, 0.8, 0.6, factors=(1.0, 1.7, 1.2))
+  hops = even_hops(3, busy_s=2.0, latency_s=0.2)  # messages queue
+  timeline = simulate.events(timetable, work, hops)
+  stage_s = 1.7 * (1.0 if name == "forward" else 2.4)
+  assert timeline.finish_s > 6 * stage_s
+  assert timeline.finish_s <= simulate.lockstep_s(timetable, work, hops)
+  waiting = simulate.events(
+    timetable, work, dataclasses.replace(hops, overlap=False)
+  )
+  assert waiting.finish_s > timeline.finish_s
+  # Stages do one thing at a time, and links too; nothing comes too early.
+  for start, end in (
+    (timeline.start_s, timeline.end_s), (timeline.leave_s, timeline.sent_s)
+  ):
+    for stage in range(3):
+      if start is timeline.start_s:
+        here = timetable.kinds[:, stage] > 0
+        assert (start[here, stage][1:] >= end[here, stage][:-1]).all()
+      for kinds in ((1,), (2, 3)):
+        here = np.isin(timetable.kinds[:, stage], kinds)
+        here &= ~np.isnan(start[:, stage])
+        assert (start[here, stage][1:] >= end[here, stage][:-1]).all()
+  busy_s = np.nansum(timeline.end_s - timeline.start_s)
+  assert timeline.bubble == pytest.approx(
+    1 - busy_s / (3 * timeline.finish_s)
+  )
+
+
+def test_a_trace_has_a_bar_for_every_action_and_message():
+  timetable = build("interleaved_1f1b", 2, 4, 2)
+  timeline = simulate.events(
+    timetable, even_work(Size(2, 4, 2), 1e-3, 1e-3, 1e-3),
+    even_hops(2, busy_s=2e-4, latency_s=1e-5),
+  )
+  found = json.loads(trace.pipeline_to_json(timeline, "two"))["traceEvents"]
+  bars = [x for x in found if x["ph"] == "X"]
+  actions = [x for x in bars if x["cat"] != "hop"]
+  hops = [x for x in bars if x["cat"] == "hop"]
+  assert len(actions) == (timetable.kinds > 0).sum()
+  assert len(hops) == cost.num_sends(Size(2, 4, 2))
+  assert {x["tid"] for x in actions} == {0, 3}
+  # Two links of each stage: outputs are on one, cotangents on the other.
+  assert all(
+    x["tid"] % 3 == (1 if x["name"].startswith("forward") else 2) for x in hops
+  )
+  assert max(x["ts"] + x["dur"] for x in actions) == (
+    pytest.approx(1e6 * timeline.finish_s)
+  )
+  assert {round(x["dur"], 6) for x in hops} == {200.0}
+  for x in hops:
+    assert x["args"]["arrival_us"] == pytest.approx(x["ts"] + 210)
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda: even_work(Size(2, 2), 0.0, 1, 1), "forward_s=0 must be positive"),
+    (lambda: even_work(Size(2, 2), 1, 1, 1, (1.0,)),
+     r"factors=\(1.0,\) must be one for each of 2 stages"),
+    (lambda: even_work(Size(2, 2), 1, 1, 1, (1.0, -1.0)), "factors=-1 must"),
+    (lambda: even_hops(2, busy_s=-1.0), "busy_s=-1 must be at least 0"),
+    (lambda: even_hops(2, latency_s=math.inf), "latency_s=inf must be"),
+  ],
+)
+def test_wrong_times_are_named(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()
