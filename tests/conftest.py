@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-  """What is imported stays: looking for garbage there is a sixth of the time."""
+  """What is imported stays: to look for garbage there took an eighth."""
   gc.freeze()
   gc.set_threshold(50_000, 20, 20)
 

@@ -19,8 +19,8 @@ from configs.caatnet import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# What scripts import: imported once, in the server that each script's process is
-# forked from. Not `launch`, whose flags are a script's own.
+# What scripts import: imported once, in the server that each script's process
+# is forked from. Not `launch`, whose flags are a script's own.
 PRELOADED = [
   "jax", "jax.experimental.pallas.tpu", "jax.experimental.pallas.triton",
   "flax.nnx", "optax", "grain", "orbax.checkpoint", "scipy.sparse.csgraph",
