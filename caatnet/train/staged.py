@@ -168,23 +168,14 @@ def _params(stages: Stages, parts: Parts, params: Any) -> Params:
 def _joined(program: Program, parts: Parts, grads: Params) -> Any:
   """Puts gradients together; layers that stand for none have none."""
   stages = _stages(program)
-  num_layers = program.model.stacks[parts.stack]
-  there = jnp.asarray(stages.layers(num_layers) >= 0)
-  there = there[ranks_here(stages.axis)]  # [G, layers]
+  of_stages = stages.layers(program.model.stacks[parts.stack])
+  there = jnp.asarray(of_stages >= 0)[ranks_here(stages.axis)]  # [G, layers]
 
   def join(x):  # [G, chunks, layers, ...]
     x = x.reshape(*there.shape, *x.shape[3:])
+    if (of_stages >= 0).all():
+      return x
     mask = there.reshape(*there.shape, *[1] * (x.ndim - 2))
     return jnp.where(mask, x, 0)
 
-  stack = grads.parts
-  chunks = stages.timetable.num_chunks
-  if stages.axis.size * chunks * jax.tree.leaves(stack)[0].shape[2] == (
-    num_layers
-  ):
-    joined = jax.tree.map(
-      lambda x: x.reshape(x.shape[0], -1, *x.shape[3:]), stack
-    )
-  else:
-    joined = jax.tree.map(join, stack)
-  return grads.around | {parts.stack: joined}
+  return grads.around | {parts.stack: jax.tree.map(join, grads.parts)}
