@@ -1,6 +1,5 @@
 r"""Runs the coordinator of peers that come and go while they train.
 
-  export ELASTIC_TOKEN=$(openssl rand -hex 32)  # the same on all
   python -m launch.coordinator --port=7000 --least=2
 
 It knows who is there and which rounds are committed, and holds no tensors; on a
@@ -8,7 +7,8 @@ terminal it shows them. All that it decides is in its journal before a peer
 hears of it: started again with the same journal it goes on where it was, and no
 peer has to restart. SIGTERM and Ctrl-C end it. Peers wait for it as long as
 they were told to, and then halt with all they have. Messages and decisions are
-lines of JSON in --log. Ports, certificates, services: docs/elastic.md.
+lines of JSON in --log. Peers of the same user on this machine have its token,
+others need it. Tokens, ports, certificates, services: docs/elastic.md.
 """
 
 import signal

@@ -1,6 +1,5 @@
 r"""DiLoCo among workers that come and go: each is a process of its own.
 
-  export ELASTIC_TOKEN=$(openssl rand -hex 32)       # the same on all
   python -m launch.coordinator --port=7000 --least=2
   python -m launch.train --config=configs/elastic/diloco.py \
     --elastic=localhost:7000                         # once for each worker

@@ -23,9 +23,11 @@ import hashlib
 import hmac
 import os
 import pathlib
+import secrets
 import socket
 import ssl
 import struct
+import tempfile
 import threading
 import time
 from typing import NamedTuple
@@ -36,6 +38,7 @@ from parallel.elastic.messages import Id
 Address = tuple[str, int]
 LEAST_TOKEN_BYTES = 16
 TOKEN_VARIABLE = "ELASTIC_TOKEN"
+OWN_TOKEN = ".elastic_token"  # in the home folder
 NONCE_BYTES = MAC_BYTES = 32
 OPENING = struct.Struct("!4s32s")
 REQUEST = struct.Struct("!4sBHQ64s64s32s")
@@ -151,30 +154,44 @@ def from_files(
   """Returns what a command line says about connections.
 
   Args:
-    token: The file of the token; the environment's variable if it is empty.
+    token: The file of the token. If it is empty, the token is in the
+      environment's variable; else it is this user's own on this machine
+      (`own_token`).
     certificate: As for `with_tls`; no TLS if all three are empty.
     key: As for `with_tls`.
     authority: As for `with_tls`.
 
   Raises:
-    ValueError: There is no token, or not all three files of TLS.
+    ValueError: The token is too short, or not all three files of TLS are
+      given.
   """
   secret = (
     pathlib.Path(token).read_text() if token
-    else os.environ.get(TOKEN_VARIABLE, "")
+    else os.environ.get(TOKEN_VARIABLE) or own_token()
   ).strip()
-  if not secret:
-    raise ValueError(
-      "peers and coordinator need the same token, in --token_file or in "
-      f"{TOKEN_VARIABLE}: python -c 'import secrets; "
-      "print(secrets.token_hex(32))' makes one"
-    )
   tls = certificate, key, authority
   if not any(tls):
     return Security(secret.encode())
   if not all(tls):
     raise ValueError("--certificate, --key and --authority go together")
   return with_tls(secret.encode(), *tls)
+
+
+def own_token() -> str:
+  """Returns the token of a user's swarms on one machine.
+
+  It is in a file of the home folder that nobody else reads, which is made if
+  there is none.
+  """
+  home = pathlib.Path.home()
+  path = home / OWN_TOKEN
+  if not path.exists():
+    with tempfile.NamedTemporaryFile("w", dir=home) as new:  # of mode 600
+      new.write(secrets.token_hex(32))
+      new.flush()
+      with contextlib.suppress(FileExistsError):  # another process was first
+        os.link(new.name, path)
+  return path.read_text()
 
 
 class Scope:

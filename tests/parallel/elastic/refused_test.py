@@ -313,3 +313,22 @@ def test_a_holder_that_has_not_what_its_hash_says_is_one_line(trained):
   for member in trained.members:
     assert (member.swarm.state["same"] == np.arange(5)).all()
     assert member.error is None
+
+
+def test_a_user_has_one_token_on_a_machine(tmp_path, monkeypatch):
+  """Which nobody else reads; what is given goes before it."""
+  monkeypatch.delenv(handshake.TOKEN_VARIABLE, raising=False)
+  tokens = []
+  for home in ("a", "a", "b"):
+    (tmp_path / home).mkdir(exist_ok=True)
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    tokens.append(handshake.from_files("", "", "", "").token)
+  assert tokens[0] == tokens[1] != tokens[2]
+  kept = tmp_path / "a" / handshake.OWN_TOKEN
+  assert kept.stat().st_mode & 0o077 == 0
+  assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+  monkeypatch.setenv(handshake.TOKEN_VARIABLE, "x" * 32)
+  assert handshake.from_files("", "", "", "").token == b"x" * 32
+  given = tmp_path / "token"
+  given.write_text("y" * 32)
+  assert handshake.from_files(str(given), "", "", "").token == b"y" * 32
