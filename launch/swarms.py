@@ -19,8 +19,8 @@ flags.DEFINE_string(
   "advertise", "", "HOST:PORT at which others reach --listen, if not there."
 )
 flags.DEFINE_string(
-  "token_file", "", "File with the swarm's token; unset: ELASTIC_TOKEN, or else "
-  "this user's own on this machine, ~/.elastic_token."
+  "token_file", "", "File with the swarm's token; unset: ELASTIC_TOKEN, or "
+  "~/.elastic_token, this user's own on this machine."
 )
 flags.DEFINE_string(
   "certificate", "", "For TLS in a swarm: file of the certificate."
