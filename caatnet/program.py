@@ -112,15 +112,19 @@ class Layout:
 
 
 class Leaf(NamedTuple):
-  """How one parameter lies, of one worker.
+  """One parameter of one worker: whole, and as it is stored.
 
   Attributes:
     parameter: As the model tells of it.
     shape: Its logical shape, with layers and tensor ranks.
+    tensor: What a partition cuts of it.
+    num_stored_dims: How many dims it has as it is stored.
   """
 
   parameter: Parameter
   shape: tuple[int, ...]
+  tensor: Tensor
+  num_stored_dims: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +144,11 @@ class Program:
 
   @functools.cached_property
   def leaves(self) -> Any:
-    """For each parameter a `Leaf`, without any partition or stages."""
+    """For each parameter a `Leaf`."""
     shapes = jax.eval_shape(self.model.init, jax.random.key(0))
     return jax.tree.map(
-      lambda p, x: Leaf(p, x.shape), self.model.parameters, shapes,
+      lambda p, x, tensor, stored: Leaf(p, x.shape, tensor, stored.ndim),
+      self.model.parameters, shapes, self.tensors, self.stored_shapes,
       is_leaf=_is_parameter,
     )
 

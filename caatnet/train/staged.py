@@ -166,7 +166,11 @@ def _params(stages: Stages, parts: Parts, params: Any) -> Params:
 
 
 def _joined(program: Program, parts: Parts, grads: Params) -> Any:
-  """Puts gradients together; layers that stand for none have none."""
+  """Puts gradients together; layers that stand for none have none.
+
+  They have none by themselves if nothing is added behind a layer's products;
+  a model with biases there would make them learn.
+  """
   stages = _stages(program)
   of_stages = stages.layers(program.model.stacks[parts.stack])
   there = jnp.asarray(of_stages >= 0)[ranks_here(stages.axis)]  # [G, layers]

@@ -218,8 +218,9 @@ class _Run(loop.Run):
     self._due = not self.peer.idle  # if so, it is saved a few steps later
     if self._due:
       return
-    super()._save()
+    # First, so that whoever is killed here has no checkpoint without it.
     _write(self.workdir, int(self.state.step), *self.swarm.checkpoint)
+    super()._save()
     _forget(self.workdir, self.checkpointer.steps())
 
 

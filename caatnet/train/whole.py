@@ -15,8 +15,6 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from caatnet.program import Layout, Leaf, Program, by_end_of_path
-from caatnet.stages import Stages
-from parallel.zero.shards import Tensor
 
 
 def to_whole(program: Program, stored: Any) -> Any:
@@ -40,7 +38,7 @@ def to_whole(program: Program, stored: Any) -> Any:
     leaf = leaf_of(path)
     if leaf is None:  # belongs to no parameter, such as a count of steps
       return x
-    lead = len(x.shape) - _num_stored_dims(program, leaf)
+    lead = len(x.shape) - leaf.num_stored_dims
     sharding = _whole_sharding(program, x.sharding.spec[:lead], leaf)
     if isinstance(x, jax.Array):  # offloaded moments lie in host memory
       x = jax.device_put(x, x.sharding.with_memory_kind("device"))
@@ -80,35 +78,13 @@ def _is_leaf(x: Any) -> bool:
   return isinstance(x, Leaf)
 
 
-def _tensor(leaf: Leaf, stages: Stages | None) -> Tensor:
-  """Returns what a partition cuts of a parameter."""
-  shape = leaf.shape[leaf.parameter.num_lead :]
-  dim = leaf.parameter.stage_dim
-  if stages is not None and dim:  # a slice of a vocabulary
-    at = dim - leaf.parameter.num_lead
-    size = -(-shape[at] // stages.axis.size)
-    shape = (*shape[:at], size, *shape[at + 1 :])
-  return Tensor(shape, leaf.parameter.dtype)
-
-
-def _num_stored_dims(program: Program, leaf: Leaf) -> int:
-  """Returns how many dims a parameter has as it is stored."""
-  layout = program.layout
-  lead = leaf.parameter.num_lead
-  if layout.stages is not None and leaf.parameter.stage_dim is not None:
-    lead += 1
-  if layout.shards is None:
-    return lead + len(leaf.shape) - leaf.parameter.num_lead
-  return lead + layout.partition.optimizer + 1
-
-
 def _restore(
   layout: Layout, leaf: Leaf, lead: int, x: jax.Array
 ) -> jax.Array:
   """Puts a stored parameter together, behind ``lead`` other dims."""
   dim, stages = leaf.parameter.stage_dim, layout.stages
   if layout.shards is not None:
-    x = layout.shards.restore(x, _tensor(leaf, stages))
+    x = layout.shards.restore(x, leaf.tensor)
   if stages is None or dim is None:
     return x
   return stages.restore(x, dim, leaf.shape[dim], lead)
@@ -120,7 +96,7 @@ def _store(layout: Layout, leaf: Leaf, lead: int, x: jax.Array) -> jax.Array:
   if stages is not None and dim is not None:
     x = stages.store(x, dim, lead)
   if layout.shards is not None:
-    x = layout.shards.store(x, _tensor(leaf, stages))
+    x = layout.shards.store(x, leaf.tensor)
   return x
 
 

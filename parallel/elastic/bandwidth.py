@@ -84,6 +84,8 @@ def _rate(
   size = 1 << 16
   while True:
     data = np.zeros(size, np.uint8)
+    # The other one may still be waiting for the end of the round before.
+    collectives.gather(links, tag, b"", ranks=pair).result(limit_s)
     start = time.monotonic()
     collectives.gather(links, tag, data, ranks=pair).result(limit_s)
     seconds = time.monotonic() - start

@@ -47,11 +47,7 @@ def to_json(timeline: Timeline, name: str = "") -> str:
     ValueError: There are more messages than a viewer takes.
   """
   routed = timeline.routed
-  if len(routed.hop_links) > MAX_EVENTS:
-    raise ValueError(
-      f"{len(routed.hop_links)} messages on links are more than a trace may "
-      f"have ({MAX_EVENTS}): take fewer ranks"
-    )
+  _check(len(routed.hop_links), "messages on links", "ranks")
   sizes = routed.hop_bytes(timeline.size_bytes)
   columns = (
     routed.hop_links, timeline.start_ns, timeline.end_ns, timeline.arrival_ns,
@@ -89,11 +85,7 @@ def pipeline_to_json(timeline: pipeline.Timeline, name: str = "") -> str:
   """
   table = timeline.timetable
   places = np.argwhere(table.kinds).tolist()
-  if len(places) > MAX_EVENTS:
-    raise ValueError(
-      f"{len(places)} actions are more than a trace may have ({MAX_EVENTS}): "
-      "take fewer microbatches"
-    )
+  _check(len(places), "actions", "microbatches")
 
   def bars() -> Iterable[Bar]:
     for tick, stage in places:
@@ -120,6 +112,15 @@ def pipeline_to_json(timeline: pipeline.Timeline, name: str = "") -> str:
     for stage in range(table.num_stages)
   )
   return _document(name, [text for three in rows for text in three], bars())
+
+
+def _check(count: int, what: str, fewer: str) -> None:
+  """Refuses more bars than a viewer takes."""
+  if count > MAX_EVENTS:
+    raise ValueError(
+      f"{count} {what} are more than a trace may have ({MAX_EVENTS}): take "
+      f"fewer {fewer}"
+    )
 
 
 def _document(name: str, rows: Sequence[str], bars: Iterable[Bar]) -> str:

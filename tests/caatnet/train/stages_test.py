@@ -17,11 +17,11 @@ from configs import sections
 from configs.images import tiny as images
 from configs.pipeline import tiny
 
-# Three stages of four layers, 257 tokens over two ranks and three stages: parts
-# and slices of the vocabulary have other sizes, the last ones padded.
+# Three stages of four layers, 259 tokens over two ranks and three stages: parts
+# have 1, 2 and 1 layers, a rank 130 tokens in slices of 44, the last padded.
 SMALL = (
   "parallel.stage=3 parallel.tensor=2 model.width=18 model.num_heads=3 "
-  "model.num_kv_heads=3 model.ffn_width=25 model.vocab_size=257 "
+  "model.num_kv_heads=3 model.ffn_width=25 model.vocab_size=259 "
   "data.seq_len=8 data.batch_size=8 data.validation_windows=8 "
   "train.accumulation=4 train.num_steps=4 train.checkpoint_every=2 "
   "train.keep_checkpoints=9 train.eval_every=4 optimizer.warmup_steps=1 "
@@ -69,8 +69,10 @@ def trained(overrides, mesh=()):
   step = experiment.lower_step().compile()
   for _ in range(2):
     batch = put_batch(layout, jax.tree.map(
-      lambda x: draw.integers(10, size=(8, *x.shape)).astype(x.dtype),
-      experiment.data.example,
+      lambda x: draw.integers(
+        getattr(experiment.program.model, "vocab_size", 10),
+        size=(8, *x.shape),
+      ).astype(x.dtype), experiment.data.example,
     ))
     state, metrics = step(state, batch, experiment.outer.plan(0).numbers)
   whole = to_whole(experiment.program, state)
@@ -86,6 +88,17 @@ def test_a_model_in_stages_trains_as_in_one_piece(pair):
   chex.assert_trees_all_close(ours[0], theirs[0], rtol=2e-5)
   chex.assert_trees_all_close(ours[1], theirs[1], atol=5e-6)
   chex.assert_trees_all_close(ours[2], theirs[2], rtol=2e-4, atol=2e-6)
+
+
+def test_buffers_are_updated_in_place():
+  """A scatter, which an update is under vmap, would have XLA:TPU copy them."""
+  overrides = PAIRS["replicated vocabulary"][0]
+  lowered = make(overrides, {"stage": 3}).lower_step().as_text()
+  # GPipe's four inputs and one place more, of sequences of 8 tokens.
+  assert "tensor<1x5x2x8x18xf32>" in lowered
+  results = re.findall(r"stablehlo\.scatter.*?-> (tensor<\S+>)", lowered, re.S)
+  assert results
+  assert not [result for result in results if "x5x2x8x18x" in result]
 
 
 @pytest.mark.parametrize("overrides", [

@@ -74,10 +74,14 @@ def test_a_link_without_a_rate_is_refused():
     bandwidth.ring_order(np.zeros((4, 4)))
 
 
-def test_a_ring_goes_round_a_slow_link_also_when_another_one_becomes_slow():
+def test_a_ring_goes_round_a_slow_link_also_when_another_one_becomes_slow(
+  monkeypatch,
+):
   """Two links lead over relays, which can be slow; sums keep to the ring."""
-  slow, fast = 2e6, 1e9
-  xs = arrays(4, 100_000)
+  monkeypatch.setattr("parallel.elastic.exchange._TIMED_BYTES", 0)
+  # So slow that a busy machine's pauses never look like it.
+  slow, fast = 1e5, 1e9
+  xs = arrays(4, 10_000)
   with listeners(4) as there:
     names = [*there]
     relays = {
