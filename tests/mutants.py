@@ -2189,7 +2189,9 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/staged.py", "data ranks are mapped at once",
-    "return lax.map(f, batch)", "return jax.vmap(f)(batch)",
+    "  one = f(jax.tree.map(lambda x: x[0], batch))\n"
+    "  return jax.tree.map(lambda x: x[None], one)",
+    "  return jax.vmap(f)(batch)",
     f"{_TRAIN}/stages_test.py::test_buffers_are_updated_in_place",
   ),
   Mutant(
