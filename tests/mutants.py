@@ -3321,6 +3321,11 @@ _SERVING_ROWS = [
     "alive = np.ones(len(decodes), bool)", _ALONE,
   ),
   Mutant(
+    "caatnet/serving/scheduler.py", "a sequence of NaN is served on",
+    "in [step.drawn[i] for i in event.failed]:", "in []:",
+    f"{_SERVING}/server_clients_test.py::test_a_sequence_of_nan_fails_alone",
+  ),
+  Mutant(
     "caatnet/serving/scheduler.py", "who has no page for its token decodes",
     "      alive[without] = False\n", "", _ALONE,
   ),

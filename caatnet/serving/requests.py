@@ -16,7 +16,8 @@ class State(enum.Enum):
   are copied to the host, and it keeps them until then. SWAPPED: the host alone
   has its pages. ARRIVING: they are copied back. The others are ends: FINISHED:
   it has all its tokens. CANCELLED: its client has gone. EXPIRED: its first
-  token did not come before its deadline. REFUSED: it can never fit.
+  token did not come before its deadline. REFUSED: it can never fit. FAILED: the
+  model's logits for it are NaN.
   """
 
   WAITING = "waiting"
@@ -28,9 +29,12 @@ class State(enum.Enum):
   CANCELLED = "cancelled"
   EXPIRED = "expired"
   REFUSED = "refused"
+  FAILED = "failed"
 
 
-ENDS = (State.FINISHED, State.CANCELLED, State.EXPIRED, State.REFUSED)
+ENDS = (
+  State.FINISHED, State.CANCELLED, State.EXPIRED, State.REFUSED, State.FAILED
+)
 
 
 # Ends no sequence; a set's method, since it is asked about each token.

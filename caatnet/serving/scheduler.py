@@ -12,6 +12,7 @@ that a token ends is in one more step, whose token is dropped; its pages are
 free once the host knows.
 """
 
+from collections.abc import Callable
 import dataclasses
 import heapq
 
@@ -80,7 +81,10 @@ class Scheduler:
     running: The requests that have a slot.
     swapping: Copies of pages.
     counts: What was done.
+    ended: Is called with each request that has ended.
   """
+
+  ended: Callable[[Request], None] | None = None
 
   def __init__(
     self, limits: Limits, policy: Policy, pages: Pages, host: Host, costs: Costs
@@ -377,6 +381,10 @@ class Scheduler:
     step, now, slots = event.step, event.time_s, self.running
     assert step is not None
     tokens = np.asarray(event.tokens)
+    for request in [step.drawn[i] for i in event.failed]:
+      if request.state not in ENDS:
+        self._leave(request)
+        self._end(request, State.FAILED, now)
     drawing, late = step.drawing, []
     same = slots.epochs[drawing] == step.epochs
     if not same.all():  # some have lost their slots
@@ -425,3 +433,5 @@ class Scheduler:
     if state is not State.REFUSED:
       self.swapping.end(request)
       self.policy.ended(request)
+    if self.ended is not None:
+      self.ended(request)
