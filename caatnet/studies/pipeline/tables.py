@@ -34,9 +34,12 @@ def show(result: Mapping[str, Any]) -> None:
       for row in rows
     ],
   )
+  bandwidth = link["bandwidth"]
+  if not isinstance(bandwidth, str):  # else a link's name
+    bandwidth = f"{bandwidth:g} B/s"
   tables.table(
     f"ms of a step; {size_text(config['boundary_bytes'])} over links of "
-    f"{link['bandwidth']} B/s, {link['latency_s']} s, "
+    f"{bandwidth}, {link['latency_s']} s, "
     f"{'sent under compute' if link['overlap'] else 'stages wait'} "
     "(predicted, not measured)\nlockstep: all stages wait for each tick, as "
     "one program does",
