@@ -3326,6 +3326,16 @@ _SERVING_ROWS = [
     f"{_SERVING}/server_clients_test.py::test_a_sequence_of_nan_fails_alone",
   ),
   Mutant(
+    "caatnet/serving/warm_up.py", "long contexts compile while they wait",
+    "_sizes(least, most_pages, 2)", "[least]",
+    f"{_SERVING}/warm_up_test.py::test_nothing_is_compiled_while_it_serves",
+  ),
+  Mutant(
+    "caatnet/serving/calibration.py", "long copies compile while they wait",
+    "for k in range(longest))", "for k in range(1))",
+    f"{_SERVING}/warm_up_test.py::test_nothing_is_compiled_while_it_serves",
+  ),
+  Mutant(
     "caatnet/serving/scheduler.py", "who has no page for its token decodes",
     "      alive[without] = False\n", "", _ALONE,
   ),

@@ -19,8 +19,6 @@ from caatnet.serving.requests import Request
 # How often each is measured, after once for the compiler.
 _TIMES = 3
 
-# Pages of copies: in one run and in several, few and many.
-_RUNS = ((1,), (8,), (1, 1, 1, 1), (32,))
 
 Jobs = Sequence[Callable[[], None]]
 
@@ -44,10 +42,12 @@ def calibrate(
     lambda length=length: step_s(executor, batch - (length > 0), length)
     for length in (0, -(-chunk // 4), chunk)
   ]
+  # Copies of each length for which there are programs, and of several runs.
+  longest = executor.decoder.capacity.pages_per_sequence.bit_length()
   fitting = [
-    runs for runs in _RUNS
+    runs for runs in [(1, 1, 1, 1), *((1 << k,) for k in range(longest))]
     if sum(runs) <= executor.host.num_pages
-    and sum(runs) + len(runs) <= executor.decoder.cache_shape.num_pages
+    and sum(runs) + len(runs) - 1 <= executor.decoder.cache_shape.num_pages
   ]
   jobs += [lambda runs=runs: _copies(executor, runs) for runs in fitting]
   for job in progress(jobs):

@@ -59,36 +59,35 @@ def _sizes(smallest: int, largest: int, factor: int) -> list[int]:
   return found
 
 
-def shapes(decoder: Decoder, factor: int) -> list[tuple[int, int]]:
-  """Returns the shapes of steps with one chunk at most and short tables.
+def shapes(decoder: Decoder, factor: int) -> list[tuple[int, int, int]]:
+  """Returns the shapes of steps with one chunk at most.
 
   Args:
     decoder: The model.
     factor: As the executor has it.
 
   Returns:
-    Pairs of how many decodes, and the length of a chunk; 0 for none.
+    How many decodes, the length of a chunk, 0 for none, and pages of a table.
   """
   capacity = decoder.capacity
+  most_pages = capacity.pages_per_sequence
+  least = min(most_pages, -(-buckets.SHORT // capacity.page_size))
   factors = buckets.MIN_CHUNK, 1 << 30, buckets.CHUNK_FACTOR
   most = bucket(capacity.chunk, *factors)
   lengths = _sizes(buckets.MIN_CHUNK, most, buckets.CHUNK_FACTOR)
-  return list(
-    itertools.product(_sizes(1, capacity.batch, factor), [0, *lengths])
-  )
+  return list(itertools.product(
+    _sizes(1, capacity.batch, factor), [0, *lengths],
+    _sizes(least, most_pages, 2),
+  ))
 
 
-def warm_up(decoder: Decoder, factor: int) -> Iterator[tuple[int, int]]:
+def warm_up(decoder: Decoder, factor: int) -> Iterator[tuple[int, int, int]]:
   """Runs a step of each of `shapes`, with filters of what is drawn.
 
   Yields:
     The shapes that have been compiled.
   """
-  capacity = decoder.capacity
-  pages = min(
-    capacity.pages_per_sequence, -(-buckets.SHORT // capacity.page_size)
-  )
-  for num_decodes, length in shapes(decoder, factor):
+  for num_decodes, length, pages in shapes(decoder, factor):
     rows, count = num_decodes + (length > 0), num_decodes + length
     positions = np.full(count, -1, np.int32)
     positions[num_decodes:] = np.arange(-length, 0)
@@ -101,4 +100,4 @@ def warm_up(decoder: Decoder, factor: int) -> Iterator[tuple[int, int]]:
       of_one_replica(batch), of_one_replica(stacked([None] * rows)), True
     )
     tokens.block_until_ready()
-    yield num_decodes, length
+    yield num_decodes, length, pages
