@@ -113,6 +113,10 @@ class Programs:
     """Returns for how many steps a round's samples are."""
     return self.event(number).until - self.start(number)
 
+  def num_rounds(self, steps: int) -> int:
+    """Returns how many rounds begin in the first steps."""
+    return next(n for n in itertools.count() if self.event(n).step >= steps)
+
   def num_samples(self, number: int) -> int:
     """Returns how many examples a worker reads for a round."""
     return self.steps_of(number) * self.experiment.data.batch_size

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
 from typing import Any
 import zipfile
@@ -30,12 +31,13 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.peer import PREFIX, Moved, Peer
 from caatnet.train.swarm_options import USUAL, SwarmOptions
-from parallel.elastic.agent import Halted
 from parallel.elastic.handshake import Address, Security
+from parallel.elastic.patience import Finished, Halted
 from parallel.elastic.settings import Settings
 from parallel.elastic.state import State
 from parallel.elastic.swarm import Swarm
 
+LOG = logging.getLogger(__name__)
 _CONFIG = f"{PREFIX}config"
 _BYTES, _REVISION = "bytes:", "revision"  # names in a file
 # Sections and keys of a config in which workers of a swarm may differ.
@@ -74,7 +76,7 @@ def shared_by(programs: Programs, outer: Any) -> State:
 
 def place_in(
   place: Place, programs: Programs, shared: State, revision: int = 0,
-  options: SwarmOptions = USUAL,
+  options: SwarmOptions = USUAL, say: Callable[[str], None] = LOG.info,
 ) -> Swarm:
   """Returns a worker's place in a swarm, to be entered by `with`.
 
@@ -84,14 +86,16 @@ def place_in(
     shared: What workers share, as the worker has it.
     revision: Its revision.
     options: How the worker takes part.
+    say: Takes lines about what is waited for.
   """
+  steps = programs.experiment.train.num_steps
   settings = Settings(
     alone_s=options.alone_s, lanes=options.lanes, checked=options.checksums,
-    samples=programs.num_samples,
+    samples=programs.num_samples, rounds=programs.num_rounds(steps),
   )
   return Swarm(
     place.coordinator, place.security, shared, revision=revision,
-    settings=settings, listen=place.listen, advertise=place.advertise,
+    settings=settings, listen=place.listen, advertise=place.advertise, say=say,
   )
 
 
@@ -110,7 +114,8 @@ def reader(
 
 def train(
   experiment: Experiment, workdir: str | os.PathLike[str], place: Place,
-  options: SwarmOptions = USUAL, **more: Any,
+  options: SwarmOptions = USUAL,
+  told: "Callable[[Run], None] | None" = None, **more: Any,
 ) -> loop.TrainResult:
   """Trains as a worker of a swarm; as `loop.train`, which has the other keys.
 
@@ -119,6 +124,7 @@ def train(
     workdir: The worker's folder.
     place: Where the swarm is.
     options: How the worker takes part.
+    told: Is called between two steps when there is a newer revision.
     **more: As for `loop.train`.
 
   Raises:
@@ -129,10 +135,12 @@ def train(
   try:
     return loop.train(
       experiment, workdir, **more,
-      make=functools.partial(_Run, programs, place, options),
+      make=functools.partial(Run, programs, place, options, told),
     )
   except Halted as error:
     raise ValueError(f"{error}; the same command goes on") from error
+  except Finished:  # it has said so
+    return loop.TrainResult(0, False, None, {}, None, [])
 
 
 class _Position:
@@ -145,13 +153,20 @@ class _Position:
     del state
 
 
-class _Run(loop.Run):
-  """A run whose steps are those of a peer."""
+class Run(loop.Run):
+  """A run whose steps are those of a peer.
+
+  Attributes:
+    swarm: The worker's place in the swarm.
+    peer: The worker.
+  """
 
   def __init__(
-    self, programs: Programs, place: Place, options: SwarmOptions, *args: Any
+    self, programs: Programs, place: Place, options: SwarmOptions,
+    told: "Callable[[Run], None] | None", *args: Any,
   ) -> None:
-    self._due = False
+    self._due, self._told = False, told
+    self._revision = 0  # which was told of
     super().__init__(*args)
     try:
       self._join(programs, place, options)
@@ -163,16 +178,22 @@ class _Run(loop.Run):
     self, programs: Programs, place: Place, options: SwarmOptions
   ) -> None:
     """Becomes a member; waits until there are enough."""
+
+    def say(text: str) -> None:
+      self.progress.say(f"swarm     {text}")
+
     mine = shared_by(programs, self.state.outer)
     revision, shared = _read(self.workdir, self.first_step) or (0, mine)
     # A swarm that goes on may do so with longer training, or newer code.
     shared = {**shared, _CONFIG: mine[_CONFIG]}
-    swarm = place_in(place, programs, shared, revision, options)
+    swarm = place_in(place, programs, shared, revision, options, say)
     digest = swarm.digest
-    self.progress.say(
-      "swarm     waits for the coordinator at {}:{}".format(*place.coordinator)
-    )
-    self.swarm = self.opened.enter_context(swarm)
+    say("waits for the coordinator at {}:{}".format(*place.coordinator))
+    try:
+      self.swarm = self.opened.enter_context(swarm)
+    except Finished as error:
+      say(f"{error}; there is nothing to do")
+      raise
     if swarm.state.get(_CONFIG) != mine[_CONFIG]:
       raise ValueError(
         "the workers of this swarm have another config: between workers only "
@@ -187,8 +208,8 @@ class _Run(loop.Run):
     )
     self.opened.callback(self.peer.close)
     self.state, self.first_step = self.peer.state, self.peer.step
-    self.progress.say(
-      f"swarm     {swarm.me}, one of {len(swarm.members)}; goes on at round "
+    say(
+      f"{swarm.me}, one of {len(swarm.members)}; goes on at round "
       f"{swarm.revision}, step {self.peer.step}"
     )
 
@@ -206,6 +227,9 @@ class _Run(loop.Run):
       self._save()
       raise
     self.state = self.peer.state
+    if self._told is not None and self.swarm.revision > self._revision:
+      self._revision = self.swarm.revision
+      self._told(self)
     if self._due:
       self._save()
     return self.peer.step, metrics
