@@ -95,6 +95,8 @@ class Programs:
     self._events: list[Event] = []
     self._more = self._enumerate()
     self._lock = threading.RLock()
+    for step in self._outer.steady_round:  # refuses what cannot be carried
+      self.speaks(self._outer.plan(step))
 
   # When the worker speaks.
 

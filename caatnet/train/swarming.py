@@ -222,8 +222,7 @@ class Run(loop.Run):
         f"step {step}: the others went on; goes on at step {self.peer.step}"
       )
     except Halted:
-      self.peer.start()  # what is committed, and this worker's optimizer
-      self.state = self.peer.state
+      self._fall_back()
       self._save()
       raise
     self.state = self.peer.state
@@ -234,11 +233,24 @@ class Run(loop.Run):
       self._save()
     return self.peer.step, metrics
 
-  def _save(self) -> None:
-    if not self.peer.idle and self.peer.step >= self.experiment.train.num_steps:
+  def _fall_back(self) -> None:
+    """Goes back to what is committed, with this worker's optimizer."""
+    with contextlib.suppress(Halted):  # it may have begun another round
+      self.peer.start()
+    self.state = self.peer.state
+
+  def _land(self) -> None:
+    """Waits for a round that is under way."""
+    try:
       with contextlib.suppress(Moved):
         self.peer.land()
       self.state = self.peer.state
+    except Halted:
+      self._fall_back()
+
+  def _save(self, last: bool = False) -> None:
+    if last or self.peer.step >= self.experiment.train.num_steps:
+      self._land()
     self._due = not self.peer.idle  # if so, it is saved a few steps later
     if self._due:
       return

@@ -147,18 +147,19 @@ class Swarm:
       part: What `combine` is given; it must not change before this returns.
       combine: Makes the next state, as `exchange.Combine` says. An error of it
         ends the peer and is raised here; only connections may fail.
-      weight: What the part weighs, e.g. the tokens that it has seen.
+      weight: What the part weighs, e.g. the tokens that it has seen. If those
+        of all parts are 0, they weigh the same.
       loss: Of the part, which the coordinator shows; finite, or None.
 
     Returns:
       The newest committed state.
 
     Raises:
-      ValueError: The weight is not positive.
+      ValueError: The weight is negative or not finite.
       Halted: There is no coordinator any more. All that there is is kept.
     """
-    if not weight > 0:
-      raise ValueError(f"weight={weight} must be positive")
+    if not 0 <= weight < math.inf:
+      raise ValueError(f"weight={weight} must be finite and not negative")
     if loss is not None and not math.isfinite(loss):
       loss = None  # who looks on sees that there is none
     begun, samples = self._agent.drawn
