@@ -234,7 +234,7 @@ class Service:
     self.state, effects = coordinator.step(
       self.state, sender, message, self.rules
     )
-    self._log.stepped(sender, message, effects)
+    self._log.stepped(sender, message, effects, self.state)
     for effect in effects:
       if isinstance(effect, m.Close) and not isinstance(message, m.Silent):
         self._line(f"{effect.peer} dropped: {_reason(sender, message)}")
