@@ -47,11 +47,13 @@ def place() -> Any:
   from parallel.elastic import handshake, ids, service
 
   coordinator = _address("elastic")
-  if FLAGS.coordinator:
+  if FLAGS.coordinator and not FLAGS.workdir:
     raise ValueError(
-      "--elastic and --coordinator do not go together: a worker of a swarm is "
-      "one process"
+      "--elastic with --coordinator needs --workdir: all processes of a worker "
+      "have one folder"
     )
+  if FLAGS.process_id:  # process 0 speaks for all
+    return None
   protected = security()
   request = handshake.Request(
     handshake.Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME

@@ -28,7 +28,7 @@ from parallel.collectives import (
   ranks_here,
   varying,
 )
-from parallel.outer.apart import Alone, Apart, listening
+from parallel.outer.apart import Alone, Apart, listening, whole
 from parallel.outer.base import OuterLoop, Plan
 
 ALONE = Alone()
@@ -356,7 +356,7 @@ class Programs:
     own = {*self._outer.own, *self._outer.of_each}
     part = {key: tree for key, tree in outer.items() if key not in own}
     return {
-      _name(path): np.array(x)
+      _name(path): np.array(whole(x))
       for path, x in jax.tree.leaves_with_path(part)
     }
 

@@ -21,7 +21,7 @@ by as much as the common parameters have moved since.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 import contextlib
 from typing import Any, NamedTuple, Protocol
 
@@ -291,6 +291,8 @@ class Peer:
     self._flight = self._thread.submit(
       self._swarm.give, part, self._combine, self._weight()
     )
+    if jax.process_count() > 1:  # all run the same programs in the same order
+      wait([self._flight])
 
   def _weight(self) -> float:
     """Returns what a part weighs: the examples that are in it.
@@ -371,7 +373,7 @@ def _at(opt_state: Any, step: int) -> Any:
   def moved(x: Any) -> Any:
     if not is_schedule(x):
       return x
-    count = jnp.full_like(x.count, step)
+    count = np.full(x.count.shape, step, x.count.dtype)
     return x._replace(count=jax.device_put(count, x.count.sharding))
 
   return jax.tree.map(moved, opt_state, is_leaf=is_schedule)

@@ -31,6 +31,7 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.peer import PREFIX, Moved, Peer
 from caatnet.train.swarm_options import USUAL, SwarmOptions
+from caatnet.train.together import joined
 from parallel.elastic.handshake import Address, Security
 from parallel.elastic.patience import Finished, Halted
 from parallel.elastic.settings import Settings
@@ -113,7 +114,7 @@ def reader(
 
 
 def train(
-  experiment: Experiment, workdir: str | os.PathLike[str], place: Place,
+  experiment: Experiment, workdir: str | os.PathLike[str], place: Place | None,
   options: SwarmOptions = USUAL,
   told: "Callable[[Run], None] | None" = None, **more: Any,
 ) -> loop.TrainResult:
@@ -122,7 +123,7 @@ def train(
   Args:
     experiment: The run, of one worker.
     workdir: The worker's folder.
-    place: Where the swarm is.
+    place: Where the swarm is; None on processes of the worker but the first.
     options: How the worker takes part.
     told: Is called between two steps when there is a newer revision.
     **more: As for `loop.train`.
@@ -162,7 +163,7 @@ class Run(loop.Run):
   """
 
   def __init__(
-    self, programs: Programs, place: Place, options: SwarmOptions,
+    self, programs: Programs, place: Place | None, options: SwarmOptions,
     told: "Callable[[Run], None] | None", *args: Any,
   ) -> None:
     self._due, self._told = False, told
@@ -175,7 +176,7 @@ class Run(loop.Run):
       raise
 
   def _join(
-    self, programs: Programs, place: Place, options: SwarmOptions
+    self, programs: Programs, place: Place | None, options: SwarmOptions
   ) -> None:
     """Becomes a member; waits until there are enough."""
 
@@ -186,9 +187,12 @@ class Run(loop.Run):
     revision, shared = _read(self.workdir, self.first_step) or (0, mine)
     # A swarm that goes on may do so with longer training, or newer code.
     shared = {**shared, _CONFIG: mine[_CONFIG]}
-    swarm = place_in(place, programs, shared, revision, options, say)
+    swarm = joined(
+      lambda: place_in(place, programs, shared, revision, options, say)
+    )
     digest = swarm.digest
-    say("waits for the coordinator at {}:{}".format(*place.coordinator))
+    if place is not None:
+      say("waits for the coordinator at {}:{}".format(*place.coordinator))
     try:
       self.swarm = self.opened.enter_context(swarm)
     except Finished as error:
@@ -255,9 +259,11 @@ class Run(loop.Run):
     if self._due:
       return
     # First, so that whoever is killed here has no checkpoint without it.
-    _write(self.workdir, int(self.state.step), *self.swarm.checkpoint)
+    if jax.process_index() == 0:
+      _write(self.workdir, int(self.state.step), *self.swarm.checkpoint)
     super()._save()
-    _forget(self.workdir, self.checkpointer.steps())
+    if jax.process_index() == 0:
+      _forget(self.workdir, self.checkpointer.steps())
 
 
 def _path(workdir: epath.Path, step: int) -> epath.Path:

@@ -20,8 +20,9 @@ import threading
 from typing import Any, Protocol
 
 import jax
+from jax.experimental import multihost_utils
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
@@ -154,11 +155,13 @@ class Apart:
       value = stage.program(rank, weights, results, args)
       if not stage.verb:
         return value
-      results.append(_carried(exchange, stage.verb, np.asarray(value)))
+      found = _carried(exchange, stage.verb, whole(value))
+      where = NamedSharding(self._mesh, stage.spec)
+      results.append(jax.device_put(found, where))
       specs.append(stage.spec)
 
   def _stage(
-    self, size: int, weights: np.ndarray, results: list[np.ndarray],
+    self, size: int, weights: np.ndarray, results: list[jax.Array],
     specs: list[P], args: Any,
   ) -> _Stage:
     key = size, weights.size, len(results), jax.tree.structure(args)
@@ -168,7 +171,7 @@ class Apart:
       return self._stages[key]
 
   def _made(
-    self, size: int, weights: np.ndarray, results: list[np.ndarray],
+    self, size: int, weights: np.ndarray, results: list[jax.Array],
     specs: list[P], args: Any,
   ) -> _Stage:
     def run(
@@ -248,6 +251,13 @@ def listening(worker: str) -> tuple[Axis, Callable[[], int]]:
   """
   carrier = _Listener(2)
   return Axis(worker, 2, 2, carrier), lambda: carrier.count
+
+
+def whole(x: jax.Array) -> np.ndarray:
+  """Returns an array on the host, also if parts are on other processes."""
+  if x.is_fully_addressable or x.is_fully_replicated:
+    return np.asarray(x)
+  return multihost_utils.process_allgather(x, tiled=True)
 
 
 def _check_sum(x: Any) -> None:
