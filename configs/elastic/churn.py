@@ -65,7 +65,7 @@ def _training() -> ml_collections.ConfigDict:
   config.name = "churn_training"
   config.data.validation_windows = 256
   config.outer.every = 6
-  config.train.num_steps = 3_600
+  config.train.num_steps = 720
   config.train.checkpoint_every = 60
   config.train.keep_checkpoints = 2
   config.elastic.alone_s = 60.0
@@ -73,7 +73,7 @@ def _training() -> ml_collections.ConfigDict:
   config.benchmark.name = "churn"
   config.benchmark.workers = 8
   config.benchmark.seeds = (0, 1, 2)
-  config.benchmark.gap_s = 3.0
+  config.benchmark.gap_s = 1.0
   # Eight programs start on a machine's few cores.
   config.benchmark.silence_s = 6.0
   config.benchmark.limit_s = 180.0

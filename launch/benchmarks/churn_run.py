@@ -87,7 +87,13 @@ class Worker:
 
 
 class Churn:
-  """A run: a coordinator, workers, and what happens to them."""
+  """A run: a coordinator, workers, and what happens to them.
+
+  Attributes:
+    kinds: Of events that are drawn.
+  """
+
+  kinds = tuple(KINDS)
 
   def __init__(self, folder: pathlib.Path, config: Any, seed: int) -> None:
     """Starts a coordinator.
@@ -131,7 +137,7 @@ class Churn:
     self._begun = time.monotonic()
     bar = progress.add_task(f"seed {seed}", total=self.goal)
     while self.done < self.goal:
-      self._wait(rng.expovariate(1 / options.gap_s))
+      self._pause(rng.expovariate(1 / options.gap_s))
       self._happen(rng)
       progress.update(
         bar, completed=self.done,
@@ -253,6 +259,10 @@ class Churn:
     end = time.monotonic() + seconds
     self._until(lambda: time.monotonic() > end)
 
+  def _pause(self, seconds: float) -> None:
+    """Lets nothing happen for some time."""
+    self._wait(seconds)
+
   def _there(self) -> list[Worker]:
     return [
       w for w in self._workers if not w.killed and w.process.poll() is None
@@ -261,7 +271,7 @@ class Churn:
   def _happen(self, rng: random.Random) -> None:
     """Lets an event happen of those that have happened least where."""
     count = Counter(self._classed())
-    cells = [(kind, when) for kind in KINDS for when in COLUMNS]
+    cells = [(kind, when) for kind in self.kinds for when in COLUMNS]
     least = min(count[cell] for cell in cells)
     kind, when = rng.choice([c for c in cells if count[c] == least])
     if when == "members form":  # something must make them do so

@@ -9,12 +9,14 @@ events that has trained on as many samples, with a schedule of its own length.
 import json
 import math
 import pathlib
+import random
 import shutil
 import sys
 import tempfile
+import time
 from typing import Any
 
-from launch.benchmarks.churn_run import Churn
+from launch.benchmarks.churn_run import KINDS, Churn
 
 # Things go wrong until this part of the rounds is made.
 _UNTIL = 0.85
@@ -22,6 +24,8 @@ _UNTIL = 0.85
 
 class Training(Churn):
   """A swarm of workers that train."""
+
+  kinds = tuple(kind for kind in KINDS if kind != "last holder")
 
   def __init__(
     self, folder: pathlib.Path, config: Any, seed: int, num_steps: int = 0
@@ -60,6 +64,23 @@ class Training(Churn):
       self._join()
     self._finish()
     return self._loss()
+
+  def _pause(self, seconds: float) -> None:
+    """Waits for a round, too: workers take their time to start."""
+    super()._pause(seconds)
+    reached, run = self.reached, self._run
+    self._until(lambda: self.reached > reached or not self._there())
+    # Once in a run all are killed, which takes longest.
+    if not run and self.done > self.goal / 2:
+      self._events.append((time.time(), "last holder"))
+      self._begin_again()
+      self._until(lambda: self.reached)
+
+  def _cause(self, kind: str, rng: random.Random) -> None:
+    """Lets one event happen; what has died is started again."""
+    super()._cause(kind, rng)
+    while len(self._there()) < self._options.workers:
+      self._join()
 
   def _finish(self) -> None:
     self._until(lambda: not self._there())
