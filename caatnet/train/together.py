@@ -9,7 +9,7 @@ has come back. Processes talk through jax's own collectives, one thread of each
 at a time; so a round is never under way beside steps.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import pickle
 import queue
 import threading

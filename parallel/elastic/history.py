@@ -20,7 +20,6 @@ from parallel.elastic import messages as m
 from parallel.elastic.coordinator import Coordinator, Phase, Rules
 from parallel.elastic.messages import Id, Record
 
-
 _MOST_BYTES = 1 << 26  # some ten thousand rounds
 
 
@@ -82,7 +81,7 @@ def _from_json(data: dict[str, Any]) -> Coordinator:
   state = Coordinator(**{key: m.from_json(x) for key, x in data.items()})
   return state._replace(
     phase=Phase(state.phase), said=frozenset(state.said),
-    holders=frozenset(state.holders),
+    holders=frozenset(state.holders), wrong=frozenset(state.wrong),
   )
 
 
