@@ -52,7 +52,7 @@ def test_without_churn_a_swarm_has_the_bits_of_a_mesh(case, same_bits):
 
 
 @contextlib.contextmanager
-def _coordinator(folder, least, **rules):
+def coordinator(folder, least, **rules):
   with journal.Journal(folder / "journal") as kept:
     there = service.Service(
       ("127.0.0.1", 0), SECURITY, kept, rules=Rules(least, **rules),
@@ -100,7 +100,7 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
   tmp_path
 ):
   programs = Programs(_made("diloco", PLAIN, 1))
-  with _coordinator(tmp_path, 2) as place:
+  with coordinator(tmp_path, 2) as place:
     first, second = together([lambda: _Worker(programs, place)] * 2)
     together([lambda w=w: w.until(6) for w in (first, second)])
     second.swarm.__exit__()  # like one that is killed between rounds
@@ -135,7 +135,7 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
 
 def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
   programs = Programs(_made("local_sgd", PLAIN, 1))
-  with _coordinator(tmp_path, 1) as place:
+  with coordinator(tmp_path, 1) as place:
     worker = _Worker(programs, place)
     early = jax.tree.map(jnp.copy, worker.peer.state)
     worker.until(3)  # round 0 is over
@@ -180,13 +180,13 @@ def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
     )
     return dataclasses.replace(changed, config={"name": "toy", **config})
 
-  with _coordinator(tmp_path, 1) as place:
+  with coordinator(tmp_path, 1) as place:
     assert swarming.train(
       made(6), tmp_path / "run", place, quiet=True
     ).step == 6
   # The coordinator has lost its journal: the worker's checkpoint says where.
   (tmp_path / "journal").unlink()
-  with _coordinator(tmp_path, 1) as place:
+  with coordinator(tmp_path, 1) as place:
     worker = _Worker(Programs(made(6, seed=1)), place)
     _, error = together([
       lambda: worker.until(9),  # the other comes after a round
@@ -197,7 +197,7 @@ def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
     assert "have another config" in str(error)
     worker.swarm.__exit__()
   (tmp_path / "journal").unlink()
-  with _coordinator(tmp_path, 1) as place:
+  with coordinator(tmp_path, 1) as place:
     assert swarming.train(
       made(12), tmp_path / "run", place, quiet=True
     ).step == 12
