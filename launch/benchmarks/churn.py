@@ -32,6 +32,9 @@ def run(config: Any) -> dict[str, Any]:
       churn = make(pathlib.Path(folder), config, seed)
       try:
         runs.append({"seed": seed, **churn.run(progress)})
+        print(f"seed {seed}:", {
+          key: runs[-1][key] for key in ("rounds", "loss", "calm_loss")
+        }, flush=True)
       finally:
         churn.end()
   _show(runs, options)

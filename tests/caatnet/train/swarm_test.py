@@ -6,20 +6,25 @@ linear, since the loops know of a model what the protocol says.
 
 import contextlib
 import dataclasses
+import os
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caatnet.train import swarming
+from caatnet.train import loop, swarming
 from caatnet.train.apart import Programs
 from caatnet.train.peer import Moved, Part, Peer
 from caatnet.train.records import read_metrics
 from launch.benchmarks import elastic_bits
 from parallel.elastic import journal, service
 from parallel.elastic.coordinator import Rules
+from parallel.elastic.messages import Waiting
+from parallel.elastic.patience import Patience
+from parallel.elastic.settings import Settings
 from parallel.outer.apart import Alone
 from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
 from tests.parallel.elastic.worlds import SECURITY, together
@@ -83,6 +88,13 @@ class _Worker:
     self.swarm = swarming.place_in(
       place, programs, swarming.shared_by(programs, state.outer)
     ).__enter__()
+    give, self.given = self.swarm.give, []
+
+    def weighed(part, combine, weight):
+      self.given.append(weight)
+      return give(part, combine, weight)
+
+    self.swarm.give = weighed
     self.peer = Peer(programs, self.swarm, state, noted)
 
   def until(self, step):
@@ -155,14 +167,94 @@ def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
     worker.swarm.__exit__()
 
 
-@pytest.mark.parametrize(("algorithm", "problem"), [
-  ("noloco", "exchange no mean, but in pairs"),
-  ("eager", "no parameters from which one that comes could start"),
-  ("data_parallel", "no parameters from which one that comes could start"),
+@pytest.mark.parametrize(("algorithm", "overrides", "problem"), [
+  ("noloco", "", "exchange no mean, but in pairs"),
+  ("eager", "", "no parameters from which one that comes could start"),
+  ("data_parallel", "", "no parameters from which one that comes could start"),
+  ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 cannot be carried"),
+  ("diloco", "outer.codec=int8 outer.block=16 outer.route=all_to_all",
+   "an all-to-all over the axis 'worker'"),
 ])
-def test_loops_that_cannot_run_in_a_swarm_are_refused(algorithm, problem):
+def test_what_cannot_run_in_a_swarm_is_refused_first(
+  algorithm, overrides, problem
+):
   with pytest.raises(ValueError, match=problem):
-    Programs(_made(algorithm, PLAIN, 1))
+    Programs(_made(algorithm, overrides, 1))
+
+
+@pytest.mark.parametrize(("case", "most"), [
+  ("dc_s3gd", 2),  # a first part only ends a step, and weighs nothing
+  ("streaming, 3 workers", 12),
+])
+def test_a_part_weighs_the_examples_that_are_in_it(tmp_path, case, most):
+  algorithm, overrides, _, _ = CASES[case]
+  programs = Programs(_made(algorithm, overrides, 1))
+  with coordinator(tmp_path, 1) as place:
+    first = _Worker(programs, place).until(8)
+    came = []
+
+    def come():
+      worker = _Worker(programs, place)
+      came.append((worker, worker.peer.step + 8))
+      worker.until(came[0][1])
+
+    coming = threading.Thread(target=come, daemon=True)
+    coming.start()
+    while not came:
+      first.until(first.peer.step + 1)
+    (second, end), = came
+    first.until(end)
+    coming.join(20)
+    assert second.given == sorted(second.given)
+    assert second.given[0] < second.given[-1] == most
+    for worker in (first, second):
+      worker.swarm.__exit__()
+
+
+def test_a_stopped_worker_has_saved_the_round_that_was_under_way(
+  tmp_path, monkeypatch
+):
+  algorithm, overrides, _, _ = CASES["streaming, 3 workers"]
+  made = make_linear(
+    algorithm, overrides, 1, batch_size=2, num_steps=40, checkpoint_every=4,
+    eval_every=40,
+  )
+  runs = []
+  monkeypatch.setattr(
+    loop.Stop, "requested", lambda _: runs and not runs[-1].peer.idle
+  )
+  with coordinator(tmp_path, 1) as place:
+    found = swarming.train(
+      made, tmp_path / "run", place, quiet=True, told=runs.append
+    )
+  assert not found.finished
+  assert found.step > 4
+  (*_, last) = sorted(map(int, os.listdir(tmp_path / "run" / "checkpoints")))
+  assert last == found.step
+  assert (tmp_path / "run" / "swarm" / f"{last}.npz").exists()
+
+
+def test_who_comes_after_the_last_round_ends_and_says_so(tmp_path, capsys):
+  made = make_linear("diloco", PLAIN, 1, batch_size=2, num_steps=6)
+  with coordinator(tmp_path, 1) as place:
+    assert swarming.train(
+      made, tmp_path / "run", place, quiet=True
+    ).finished
+    assert not swarming.train(made, tmp_path / "late", place).finished
+  assert "the swarm has made all 2 rounds" in capsys.readouterr().out
+
+
+def test_who_has_the_newest_revision_is_not_waited_for_for_ever():
+  said = []
+  patience = Patience(Settings(alone_s=0.05), said.append)
+  lost = Waiting(7, True, "waits for a peer that has revision 7")
+  assert patience.hear(lost) is None
+  time.sleep(0.06)
+  assert patience.hear(lost._replace(lost=False)) is None  # there is one
+  assert patience.hear(lost) is None
+  time.sleep(0.06)
+  assert "has revision 7" in str(patience.hear(lost))
+  assert said == [f"the coordinator {lost.text}"]
 
 
 def test_one_process_is_one_worker():
