@@ -48,10 +48,7 @@ def place() -> Any:
 
   coordinator = _address("elastic")
   if FLAGS.coordinator and not FLAGS.workdir:
-    raise ValueError(
-      "--elastic with --coordinator needs --workdir: all processes of a worker "
-      "have one folder"
-    )
+    raise ValueError("--elastic with --coordinator needs --workdir, of all")
   if FLAGS.process_id:  # process 0 speaks for all
     return None
   protected = security()
@@ -59,9 +56,8 @@ def place() -> Any:
     handshake.Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME
   )
   try:
-    with handshake.dial(
-      coordinator, request, protected, handshake.Scope(), 5
-    ) as sock:
+    scope = handshake.Scope()
+    with handshake.dial(coordinator, request, protected, scope, 5) as sock:
       here = sock.getsockname()[0]
   except OSError as error:
     raise ValueError(
