@@ -3566,8 +3566,8 @@ _SWARMS = [
     f"{_SWARM}::test_a_stopped_worker_has_saved_the_round_that_was_under_way",
   ),
   Mutant(
-    "parallel/elastic/service.py", "who waits is not told for what",
-    "self._channels[peer].send(waiting)", "pass",
+    "parallel/elastic/patience.py", "who comes too late waits on",
+    "if 0 < rounds <= message.revision:", "if False:",
     f"{_SWARM}::test_who_comes_after_the_last_round_ends_and_says_so",
   ),
   Mutant(

@@ -19,6 +19,7 @@ from caatnet.train import loop, swarming
 from caatnet.train.apart import Programs
 from caatnet.train.peer import Moved, Part, Peer
 from caatnet.train.records import read_metrics
+from caatnet.train.swarm_options import USUAL
 from launch.benchmarks import elastic_bits
 from parallel.elastic import journal, service
 from parallel.elastic.coordinator import Rules
@@ -240,7 +241,9 @@ def test_who_comes_after_the_last_round_ends_and_says_so(tmp_path, capsys):
     assert swarming.train(
       made, tmp_path / "run", place, quiet=True
     ).finished
-    assert not swarming.train(made, tmp_path / "late", place).finished
+    assert not swarming.train(
+      made, tmp_path / "late", place, dataclasses.replace(USUAL, alone_s=1.0)
+    ).finished
   assert "the swarm has made all 2 rounds" in capsys.readouterr().out
 
 
