@@ -39,7 +39,7 @@ from parallel.elastic.state import State
 from parallel.elastic.swarm import Swarm
 
 LOG = logging.getLogger(__name__)
-_CONFIG = f"{PREFIX}config"
+_CONFIG, _PROGRAM = f"{PREFIX}config", f"{PREFIX}program"
 _BYTES, _REVISION = "bytes:", "revision"  # names in a file
 # Sections and keys of a config in which workers of a swarm may differ.
 _OWN = ("name", "train", "inference", "elastic", "kernels")
@@ -63,7 +63,10 @@ class Place:
 
 
 def shared_by(programs: Programs, outer: Any) -> State:
-  """Returns what a worker shares: of the outer loop's state, and its config.
+  """Returns what a worker shares: of the outer loop's state, and what it runs.
+
+  What differs in the last bit is voted out, and compilers round otherwise where
+  a worker has other devices: so all have the same ones, and the same jax.
 
   Args:
     programs: The worker's programs.
@@ -72,7 +75,13 @@ def shared_by(programs: Programs, outer: Any) -> State:
   config = programs.experiment.config
   same = {key: value for key, value in config.items() if key not in _OWN}
   digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode())
-  return {**programs.shared(outer), _CONFIG: digest.hexdigest().encode()}
+  layout = programs.experiment.program.layout
+  device = layout.mesh.devices.flat[0].device_kind
+  program = "; ".join([*map(str, layout.axes), device, jax.__version__])
+  return {
+    **programs.shared(outer), _CONFIG: digest.hexdigest().encode(),
+    _PROGRAM: program.encode(),
+  }
 
 
 def place_in(
@@ -186,7 +195,7 @@ class Run(loop.Run):
     mine = shared_by(programs, self.state.outer)
     revision, shared = _read(self.workdir, self.first_step) or (0, mine)
     # A swarm that goes on may do so with longer training, or newer code.
-    shared = {**shared, _CONFIG: mine[_CONFIG]}
+    shared = {**shared, **{key: mine[key] for key in (_CONFIG, _PROGRAM)}}
     swarm = joined(
       lambda: place_in(place, programs, shared, revision, options, say)
     )
@@ -202,6 +211,12 @@ class Run(loop.Run):
       raise ValueError(
         "the workers of this swarm have another config: between workers only "
         f"config.{', config.'.join(_OWN)} may differ"
+      )
+    if (theirs := swarm.state.get(_PROGRAM)) != mine[_PROGRAM]:
+      raise ValueError(
+        f"the workers of this swarm have other devices or another jax: "
+        f"{theirs and theirs.decode()}; here: {mine[_PROGRAM].decode()}. All "
+        "must have the same ones, since last bits differ between programs"
       )
     self.peer = Peer(
       programs, swarm, self.state, reader(self.experiment, self.dataset),

@@ -137,7 +137,7 @@ def test_a_worker_of_two_processes_has_the_bits_of_the_others(tmp_path):
   ) as pair:
     said = {}
     other = swarming.train(
-      make_linear("streaming", STREAMING, 1, levels=(Axis("data", 2, 1),),
+      make_linear("streaming", STREAMING, 1, levels=(Axis("data", 2, 2),),
                   batch_size=4, num_steps=14),
       tmp_path / "other", place, quiet=True,
       told=lambda run: said.update({run.swarm.revision: run.swarm.digest}),

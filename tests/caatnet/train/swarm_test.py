@@ -21,6 +21,7 @@ from caatnet.train.peer import Moved, Part, Peer
 from caatnet.train.records import read_metrics
 from caatnet.train.swarm_options import USUAL
 from launch.benchmarks import elastic_bits
+from parallel.axes import Axis
 from parallel.elastic import journal, service
 from parallel.elastic.coordinator import Rules
 from parallel.elastic.messages import Waiting
@@ -263,6 +264,24 @@ def test_who_has_the_newest_revision_is_not_waited_for_for_ever():
 def test_one_process_is_one_worker():
   with pytest.raises(ValueError, match=r"config\.parallel\.worker=2 must be 1"):
     Programs(_made("diloco", PLAIN, 2))
+
+
+def test_a_worker_on_other_devices_is_refused(tmp_path):
+  """Its programs are others, and so are last bits: each vote would fail."""
+  def made(devices):
+    return make_linear(
+      "diloco", PLAIN, 1, batch_size=2, num_steps=9,
+      levels=(Axis("data", 2, devices),),
+    )
+
+  with coordinator(tmp_path, 1) as place:
+    worker = _Worker(Programs(made(1)), place)
+    _, error = together([
+      lambda: worker.until(9),  # the other one comes after a round
+      lambda: swarming.train(made(2), tmp_path / "other", place, quiet=True),
+    ])
+    assert "2 ranks = 1 lanes x 2 devices" in str(error)
+    worker.swarm.__exit__()
 
 
 def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
