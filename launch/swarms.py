@@ -57,12 +57,13 @@ def place() -> Any:
   )
   try:
     scope = handshake.Scope()
-    with handshake.dial(coordinator, request, protected, scope, 5) as sock:
+    with handshake.dial(coordinator, request, protected, scope, 2) as sock:
       here = sock.getsockname()[0]
   except OSError as error:
     raise ValueError(
-      f"--elastic={FLAGS.elastic}: no coordinator there ({error}); start one "
-      f"with python -m launch.coordinator --port={coordinator[1]}"
+      f"--elastic={FLAGS.elastic}: no coordinator there takes this "
+      f"worker ({error}); to start one: python -m launch.coordinator "
+      f"--port={coordinator[1]}"
     ) from error
   listen = _address("listen") or (here, 0)
   return Place(coordinator, protected, listen, _address("advertise"))
