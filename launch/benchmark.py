@@ -29,8 +29,8 @@ FLAGS = flags.FLAGS
 # The values of config.benchmark.name: files of launch/benchmarks/ with `run`.
 BODIES = (
   "churn", "coded", "decoding", "elastic_bits", "engine", "kernels",
-  "membership", "paged_attention", "programs", "ring", "schedules", "server",
-  "serving", "timetables", "train_step", "zero",
+  "membership", "moments", "paged_attention", "programs", "ring", "schedules",
+  "server", "serving", "timetables", "train_step", "zero",
 )
 
 

@@ -1,7 +1,6 @@
 """The flags of scripts that take part in a swarm (`parallel.elastic`)."""
 
 import re
-import socket
 from typing import Any
 
 from absl import flags
@@ -45,23 +44,29 @@ def place() -> Any:
     ValueError: A flag is not right, or there is no coordinator.
   """
   from caatnet.train.swarming import Place
+  from parallel.elastic import handshake, ids, service
 
   coordinator = _address("elastic")
-  if FLAGS.coordinator:
-    raise ValueError(
-      "--elastic and --coordinator do not go together: a worker of a swarm is "
-      "one process"
-    )
+  if FLAGS.coordinator and not FLAGS.workdir:
+    raise ValueError("--elastic with --coordinator needs --workdir, of all")
+  if FLAGS.process_id:  # process 0 speaks for all
+    return None
+  protected = security()
+  request = handshake.Request(
+    handshake.Purpose.CONTROL, 0, 0, ids.make(("127.0.0.1", 1)), service.NAME
+  )
   try:
-    with socket.create_connection(coordinator, 10) as sock:
+    scope = handshake.Scope()
+    with handshake.dial(coordinator, request, protected, scope, 2) as sock:
       here = sock.getsockname()[0]
   except OSError as error:
     raise ValueError(
-      f"--elastic={FLAGS.elastic}: no coordinator there ({error}); start one "
-      f"with python -m launch.coordinator --port={coordinator[1]}"
+      f"--elastic={FLAGS.elastic}: no coordinator there takes this "
+      f"worker ({error}); to start one: python -m launch.coordinator "
+      f"--port={coordinator[1]}"
     ) from error
   listen = _address("listen") or (here, 0)
-  return Place(coordinator, security(), listen, _address("advertise"))
+  return Place(coordinator, protected, listen, _address("advertise"))
 
 
 def _address(name: str) -> tuple[str, int] | None:

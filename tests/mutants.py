@@ -1967,7 +1967,7 @@ _TRAINING = [
   ),
   Mutant(
     "caatnet/train/loop.py", "a stop saves nothing",
-    "if not finished:\n      self._save()", "if not finished:",
+    "if not finished:\n      self._save(last=True)", "if not finished:",
     f"{_LINEAR}::test_stopped_and_resumed_is_uninterrupted",
   ),
   Mutant(
@@ -3580,9 +3580,47 @@ _SWARMS = [
     "yield Event(waiting, \"begin\", step + 2)",
     f"{_SWARM}::test_without_churn_a_swarm_has_the_bits_of_a_mesh",
   ),
+  Mutant(
+    "caatnet/train/apart.py", "what cannot be carried is found late",
+    "for step in self._outer.steady_round:", "for step in ():",
+    f"{_SWARM}::test_what_cannot_run_in_a_swarm_is_refused_first",
+  ),
+  Mutant(
+    "caatnet/train/peer.py", "all parts weigh the same",
+    "min(self._steps, every)", "every",
+    f"{_SWARM}::test_a_part_weighs_the_examples_that_are_in_it",
+  ),
+  Mutant(
+    "caatnet/train/swarming.py", "who is stopped says saved, and has not",
+    "if last or self.peer.step", "if self.peer.step",
+    f"{_SWARM}::test_a_stopped_worker_has_saved_the_round_that_was_under_way",
+  ),
+  Mutant(
+    "parallel/elastic/patience.py", "who comes too late waits on",
+    "if 0 < rounds <= message.revision:", "if False:",
+    f"{_SWARM}::test_who_comes_after_the_last_round_ends_and_says_so",
+  ),
+  Mutant(
+    "caatnet/train/together.py", "process 0 keeps to itself what was decided",
+    "self._seen = _told(what)", "self._seen = _told(what) and self._seen",
+    "tests/launch/processes_test.py::"
+    "test_a_worker_of_two_processes_has_the_bits_of_the_others",
+  ),
 ]
 
 _HOSTS = [
+  Mutant(
+    "parallel/elastic/history.py", "a log that follows has no state",
+    "self._write(state=_to_json(after), rules=self._rules, effects=())", "pass",
+    f"{_ELASTIC}/history_test.py::"
+    "test_a_long_log_is_followed_by_one_that_runs_by_itself",
+  ),
+  Mutant(
+    "parallel/elastic/coordinator.py", "whose vote was wrong is back at once",
+    "- state.wrong", "",
+    f"{_ELASTIC}/search_test.py::"
+    "test_whose_vote_was_wrong_comes_back_after_a_round_without_it",
+  ),
   Mutant(
     "parallel/elastic/journal.py", "a damaged record is believed",
     'if line[: _CRC_CHARS + 1] != b"%08x " % crc:', "if not data:",

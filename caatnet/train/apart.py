@@ -28,7 +28,7 @@ from parallel.collectives import (
   ranks_here,
   varying,
 )
-from parallel.outer.apart import Alone, Apart, listening
+from parallel.outer.apart import Alone, Apart, listening, whole
 from parallel.outer.base import OuterLoop, Plan
 
 ALONE = Alone()
@@ -95,6 +95,8 @@ class Programs:
     self._events: list[Event] = []
     self._more = self._enumerate()
     self._lock = threading.RLock()
+    for step in self._outer.steady_round:  # refuses what cannot be carried
+      self.speaks(self._outer.plan(step))
 
   # When the worker speaks.
 
@@ -112,6 +114,10 @@ class Programs:
   def steps_of(self, number: int) -> int:
     """Returns for how many steps a round's samples are."""
     return self.event(number).until - self.start(number)
+
+  def num_rounds(self, steps: int) -> int:
+    """Returns how many rounds begin in the first steps."""
+    return next(n for n in itertools.count() if self.event(n).step >= steps)
 
   def num_samples(self, number: int) -> int:
     """Returns how many examples a worker reads for a round."""
@@ -350,7 +356,7 @@ class Programs:
     own = {*self._outer.own, *self._outer.of_each}
     part = {key: tree for key, tree in outer.items() if key not in own}
     return {
-      _name(path): np.array(x)
+      _name(path): np.array(whole(x))
       for path, x in jax.tree.leaves_with_path(part)
     }
 

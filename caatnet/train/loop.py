@@ -302,8 +302,9 @@ class Run:
     self._profile(None)
     finished = step >= options.num_steps
     if not finished:
-      self._save()
+      self._save(last=True)
       self.checkpointer.wait()
+      step = int(self.state.step)
       self.progress.say(
         f"stopped at step {step}; saved, the same command resumes"
       )
@@ -404,7 +405,8 @@ class Run:
     params = self.evaluated(self.state.params, self.state.outer)
     return self.evaluate(params, self.dataset.validation)
 
-  def _save(self) -> None:
+  def _save(self, last: bool = False) -> None:
+    """Saves; `last` says that the run was stopped, and ends."""
     step = int(self.state.step)
     counts = self.count_non_finite(self.state.params)
     of_workers = sum(counts.values())

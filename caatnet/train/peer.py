@@ -21,7 +21,7 @@ by as much as the common parameters have moved since.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 import contextlib
 from typing import Any, NamedTuple, Protocol
 
@@ -96,11 +96,12 @@ class Peer:
     self._flight: Future[Any] | None = None
     self._outcome: tuple[int, Any] = (-1, None)
     self._next = 0  # the round that is not given yet
+    self._steps = 0  # since it has started from what is shared
     self._numbers: Iterator[int] = iter(())
     self.state, self.step = state, int(state.step)
     self._told = jax.tree.map(jnp.copy, state.outer.get("workers", {}))
     if kept:
-      self._next = swarm.revision
+      self._next, self._steps = swarm.revision, self.step
       self._lease()
       return
     with contextlib.suppress(Moved):  # it may have given a part already
@@ -131,6 +132,7 @@ class Peer:
     if not begins and not ends and (self.idle or not awaits):
       self.state, metrics = programs.step(plan, self.state, batch)
       self.step += 1
+      self._steps += 1
       return metrics
     state = self.state
     if programs.reads_gradients:
@@ -143,6 +145,7 @@ class Peer:
         self.land()
     self._take({"opt_state": found["opt_state"]})
     updates = found["updates"]
+    self._steps += 1
     if ends:
       self._launch({"updates": updates})
       self.land()
@@ -235,6 +238,7 @@ class Peer:
       )
       self.state = self.state._replace(outer=outer, params=params)
     if newcomer:
+      self._steps = 0
       outer = self.state.outer
       copies = jax.tree.map(lambda x: x[None], outer["params"])
       params = jax.tree.map(
@@ -284,7 +288,21 @@ class Peer:
     args = {"params": self.state.params, "outer": self.state.outer} | more
     part = Part(self._next, jax.tree.map(jnp.copy, args))
     self._next += 1
-    self._flight = self._thread.submit(self._swarm.give, part, self._combine)
+    self._flight = self._thread.submit(
+      self._swarm.give, part, self._combine, self._weight()
+    )
+    if jax.process_count() > 1:  # all run the same programs in the same order
+      wait([self._flight])
+
+  def _weight(self) -> float:
+    """Returns what a part weighs: the examples that are in it.
+
+    They are those of a round's steps. A newcomer may have made fewer since what
+    is exchanged was the same on all, and none if it only ends a step.
+    """
+    experiment = self._programs.experiment
+    every = getattr(experiment.outer, "every", 1)  # else in each step
+    return float(min(self._steps, every) * experiment.data.batch_size)
 
   def _combine(
     self, exchange: Any, shared: Mapping[str, Any], part: Part
@@ -355,7 +373,7 @@ def _at(opt_state: Any, step: int) -> Any:
   def moved(x: Any) -> Any:
     if not is_schedule(x):
       return x
-    count = jnp.full_like(x.count, step)
+    count = np.full(x.count.shape, step, x.count.dtype)
     return x._replace(count=jax.device_put(count, x.count.sharding))
 
   return jax.tree.map(moved, opt_state, is_leaf=is_schedule)

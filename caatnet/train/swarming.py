@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
 from typing import Any
 import zipfile
@@ -30,13 +31,15 @@ from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.peer import PREFIX, Moved, Peer
 from caatnet.train.swarm_options import USUAL, SwarmOptions
-from parallel.elastic.agent import Halted
+from caatnet.train.together import joined
 from parallel.elastic.handshake import Address, Security
+from parallel.elastic.patience import Finished, Halted
 from parallel.elastic.settings import Settings
 from parallel.elastic.state import State
 from parallel.elastic.swarm import Swarm
 
-_CONFIG = f"{PREFIX}config"
+LOG = logging.getLogger(__name__)
+_CONFIG, _PROGRAM = f"{PREFIX}config", f"{PREFIX}program"
 _BYTES, _REVISION = "bytes:", "revision"  # names in a file
 # Sections and keys of a config in which workers of a swarm may differ.
 _OWN = ("name", "train", "inference", "elastic", "kernels")
@@ -60,7 +63,10 @@ class Place:
 
 
 def shared_by(programs: Programs, outer: Any) -> State:
-  """Returns what a worker shares: of the outer loop's state, and its config.
+  """Returns what a worker shares: of the outer loop's state, and what it runs.
+
+  What differs in the last bit is voted out, and compilers round otherwise where
+  a worker has other devices: so all have the same ones, and the same jax.
 
   Args:
     programs: The worker's programs.
@@ -69,12 +75,18 @@ def shared_by(programs: Programs, outer: Any) -> State:
   config = programs.experiment.config
   same = {key: value for key, value in config.items() if key not in _OWN}
   digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode())
-  return {**programs.shared(outer), _CONFIG: digest.hexdigest().encode()}
+  layout = programs.experiment.program.layout
+  device = layout.mesh.devices.flat[0].device_kind
+  program = "; ".join([*map(str, layout.axes), device, jax.__version__])
+  return {
+    **programs.shared(outer), _CONFIG: digest.hexdigest().encode(),
+    _PROGRAM: program.encode(),
+  }
 
 
 def place_in(
   place: Place, programs: Programs, shared: State, revision: int = 0,
-  options: SwarmOptions = USUAL,
+  options: SwarmOptions = USUAL, say: Callable[[str], None] = LOG.info,
 ) -> Swarm:
   """Returns a worker's place in a swarm, to be entered by `with`.
 
@@ -84,14 +96,16 @@ def place_in(
     shared: What workers share, as the worker has it.
     revision: Its revision.
     options: How the worker takes part.
+    say: Takes lines about what is waited for.
   """
+  steps = programs.experiment.train.num_steps
   settings = Settings(
     alone_s=options.alone_s, lanes=options.lanes, checked=options.checksums,
-    samples=programs.num_samples,
+    samples=programs.num_samples, rounds=programs.num_rounds(steps),
   )
   return Swarm(
     place.coordinator, place.security, shared, revision=revision,
-    settings=settings, listen=place.listen, advertise=place.advertise,
+    settings=settings, listen=place.listen, advertise=place.advertise, say=say,
   )
 
 
@@ -109,16 +123,18 @@ def reader(
 
 
 def train(
-  experiment: Experiment, workdir: str | os.PathLike[str], place: Place,
-  options: SwarmOptions = USUAL, **more: Any,
+  experiment: Experiment, workdir: str | os.PathLike[str], place: Place | None,
+  options: SwarmOptions = USUAL,
+  told: "Callable[[Run], None] | None" = None, **more: Any,
 ) -> loop.TrainResult:
   """Trains as a worker of a swarm; as `loop.train`, which has the other keys.
 
   Args:
     experiment: The run, of one worker.
     workdir: The worker's folder.
-    place: Where the swarm is.
+    place: Where the swarm is; None on processes of the worker but the first.
     options: How the worker takes part.
+    told: Is called between two steps when there is a newer revision.
     **more: As for `loop.train`.
 
   Raises:
@@ -129,10 +145,12 @@ def train(
   try:
     return loop.train(
       experiment, workdir, **more,
-      make=functools.partial(_Run, programs, place, options),
+      make=functools.partial(Run, programs, place, options, told),
     )
   except Halted as error:
     raise ValueError(f"{error}; the same command goes on") from error
+  except Finished:  # it has said so
+    return loop.TrainResult(0, False, None, {}, None, [])
 
 
 class _Position:
@@ -145,13 +163,20 @@ class _Position:
     del state
 
 
-class _Run(loop.Run):
-  """A run whose steps are those of a peer."""
+class Run(loop.Run):
+  """A run whose steps are those of a peer.
+
+  Attributes:
+    swarm: The worker's place in the swarm.
+    peer: The worker.
+  """
 
   def __init__(
-    self, programs: Programs, place: Place, options: SwarmOptions, *args: Any
+    self, programs: Programs, place: Place | None, options: SwarmOptions,
+    told: "Callable[[Run], None] | None", *args: Any,
   ) -> None:
-    self._due = False
+    self._due, self._told = False, told
+    self._revision = 0  # which was told of
     super().__init__(*args)
     try:
       self._join(programs, place, options)
@@ -160,23 +185,38 @@ class _Run(loop.Run):
       raise
 
   def _join(
-    self, programs: Programs, place: Place, options: SwarmOptions
+    self, programs: Programs, place: Place | None, options: SwarmOptions
   ) -> None:
     """Becomes a member; waits until there are enough."""
+
+    def say(text: str) -> None:
+      self.progress.say(f"swarm     {text}")
+
     mine = shared_by(programs, self.state.outer)
     revision, shared = _read(self.workdir, self.first_step) or (0, mine)
     # A swarm that goes on may do so with longer training, or newer code.
-    shared = {**shared, _CONFIG: mine[_CONFIG]}
-    swarm = place_in(place, programs, shared, revision, options)
-    digest = swarm.digest
-    self.progress.say(
-      "swarm     waits for the coordinator at {}:{}".format(*place.coordinator)
+    shared = {**shared, **{key: mine[key] for key in (_CONFIG, _PROGRAM)}}
+    swarm = joined(
+      lambda: place_in(place, programs, shared, revision, options, say)
     )
-    self.swarm = self.opened.enter_context(swarm)
+    digest = swarm.digest
+    if place is not None:
+      say("waits for the coordinator at {}:{}".format(*place.coordinator))
+    try:
+      self.swarm = self.opened.enter_context(swarm)
+    except Finished as error:
+      say(f"{error}; there is nothing to do")
+      raise
     if swarm.state.get(_CONFIG) != mine[_CONFIG]:
       raise ValueError(
         "the workers of this swarm have another config: between workers only "
         f"config.{', config.'.join(_OWN)} may differ"
+      )
+    if (theirs := swarm.state.get(_PROGRAM)) != mine[_PROGRAM]:
+      raise ValueError(
+        f"the workers of this swarm have other devices or another jax: "
+        f"{theirs and theirs.decode()}; here: {mine[_PROGRAM].decode()}. All "
+        "must have the same ones, since last bits differ between programs"
       )
     self.peer = Peer(
       programs, swarm, self.state, reader(self.experiment, self.dataset),
@@ -187,8 +227,8 @@ class _Run(loop.Run):
     )
     self.opened.callback(self.peer.close)
     self.state, self.first_step = self.peer.state, self.peer.step
-    self.progress.say(
-      f"swarm     {swarm.me}, one of {len(swarm.members)}; goes on at round "
+    say(
+      f"{swarm.me}, one of {len(swarm.members)}; goes on at round "
       f"{swarm.revision}, step {self.peer.step}"
     )
 
@@ -201,27 +241,44 @@ class _Run(loop.Run):
         f"step {step}: the others went on; goes on at step {self.peer.step}"
       )
     except Halted:
-      self.peer.start()  # what is committed, and this worker's optimizer
-      self.state = self.peer.state
+      self._fall_back()
       self._save()
       raise
     self.state = self.peer.state
+    if self._told is not None and self.swarm.revision > self._revision:
+      self._revision = self.swarm.revision
+      self._told(self)
     if self._due:
       self._save()
     return self.peer.step, metrics
 
-  def _save(self) -> None:
-    if not self.peer.idle and self.peer.step >= self.experiment.train.num_steps:
+  def _fall_back(self) -> None:
+    """Goes back to what is committed, with this worker's optimizer."""
+    with contextlib.suppress(Halted):  # it may have begun another round
+      self.peer.start()
+    self.state = self.peer.state
+
+  def _land(self) -> None:
+    """Waits for a round that is under way."""
+    try:
       with contextlib.suppress(Moved):
         self.peer.land()
       self.state = self.peer.state
+    except Halted:
+      self._fall_back()
+
+  def _save(self, last: bool = False) -> None:
+    if last or self.peer.step >= self.experiment.train.num_steps:
+      self._land()
     self._due = not self.peer.idle  # if so, it is saved a few steps later
     if self._due:
       return
     # First, so that whoever is killed here has no checkpoint without it.
-    _write(self.workdir, int(self.state.step), *self.swarm.checkpoint)
+    if jax.process_index() == 0:
+      _write(self.workdir, int(self.state.step), *self.swarm.checkpoint)
     super()._save()
-    _forget(self.workdir, self.checkpointer.steps())
+    if jax.process_index() == 0:
+      _forget(self.workdir, self.checkpointer.steps())
 
 
 def _path(workdir: epath.Path, step: int) -> epath.Path:

@@ -4,6 +4,7 @@ r"""Peers are killed, stopped, cut off and come, while they train.
     --output=results/churn.json
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/elastic/churn.py:soak
+  python -m launch.benchmark --config=configs/elastic/churn.py:training
 
 Workers are processes on this machine that learn a vector with noise. At drawn
 times one of them is killed (kill -9), stopped for a shorter or a longer time
@@ -17,16 +18,26 @@ All revisions of all workers are compared by their digests, the coordinator's
 log is replayed, and the loss is compared with that of the same number of
 samples without any events. A time without a committed round that is longer than
 benchmark.limit_s is an error.
+
+With `training` workers train a small Llama by DiLoCo for as many steps as the
+config says, and the loss is compared with that of a swarm without events that
+trains on as many samples. What else is compared is the same.
 """
 
 import ml_collections
 
+from configs.elastic import diloco
+
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
-  """Returns `all`, `short` (some minutes), `soak` (an hour), or `test`."""
+  """Returns `all`, `short` (minutes), `soak` (an hour), `training`, `test`."""
+  if size == "training":
+    return _training()
   events = {"all": 220, "short": 60, "test": 6, "soak": 1}
   if size not in events:
-    raise ValueError(f"churn.py:{size}: the sizes are {', '.join(events)}")
+    raise ValueError(
+      f"churn.py:{size}: the sizes are {', '.join(events)}, training"
+    )
   config = ml_collections.ConfigDict()
   config.name = "churn"
   config.benchmark = ml_collections.ConfigDict()
@@ -46,4 +57,27 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark.parameters = 250_000 if size != "test" else 10_000
   config.benchmark.samples = 16 if size != "soak" else 4
   config.benchmark.pause_s = 0.05 if size != "soak" else 0.5
+  return config
+
+
+def _training() -> ml_collections.ConfigDict:
+  config = diloco.get_config("diloco,test")
+  config.name = "churn_training"
+  config.data.validation_windows = 256
+  config.outer.every = 6
+  config.train.num_steps = 720
+  config.train.checkpoint_every = 60
+  config.train.keep_checkpoints = 2
+  config.elastic.alone_s = 60.0
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "churn"
+  config.benchmark.workers = 8
+  config.benchmark.seeds = (0, 1, 2)
+  config.benchmark.gap_s = 1.0
+  # Eight programs start on a machine's few cores.
+  config.benchmark.silence_s = 6.0
+  config.benchmark.limit_s = 180.0
+  # With which moments of the inner optimizer begins who comes: "own", those of
+  # a worker before it that was killed, "zero", or "donor", another worker's.
+  config.benchmark.moments = "own"
   return config

@@ -12,6 +12,7 @@ it takes "end" and what is to go wrong: "cut" breaks one of its connections;
 end is told; "bits" turns a bit of the state that it has round.
 """
 
+from collections.abc import Callable
 import contextlib
 import ctypes
 import json
@@ -100,25 +101,35 @@ def deafen(sock: socket.socket) -> None:
   sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
+def turn(address: int, index: int) -> None:
+  """Turns the last bit of a float32 of an array in memory round."""
+  ctypes.c_uint32.from_address(address + 4 * index).value ^= 1
+
+
 def _spoil(swarm: Swarm) -> None:
   """Turns a bit of the newest state round, as bad memory would."""
   theta = swarm.state["theta"]
-  place = theta.ctypes.data + 4 * random.randrange(theta.size)
-  ctypes.c_uint32.from_address(place).value ^= 1
+  turn(theta.ctypes.data, random.randrange(theta.size))
 
 
-def _obey(swarm: Swarm, ending: threading.Event) -> None:
+def obey(spoil: Callable[[], None], end: Callable[[], None]) -> None:
+  """Takes words from stdin until it ends, or says so.
+
+  Args:
+    spoil: Is called at "bits".
+    end: Is called at "end".
+  """
   harms = {"cut": _cut, "half-open": deafen}
   for line in sys.stdin:
     word = line.strip()
     if word == "bits":
-      _spoil(swarm)
+      spoil()
     elif word == "end":
       break
     elif there := _connections():
       with contextlib.suppress(OSError):  # it has just ended
         harms[word](random.choice(there))
-  ending.set()
+  end()
 
 
 def _keep(folder: pathlib.Path, revision: int, state: State) -> None:
@@ -148,7 +159,9 @@ def main(
     ("127.0.0.1", int(port)), handshake.from_files(), kept[1],
     revision=kept[0], settings=settings,
   ) as swarm:
-    threading.Thread(target=_obey, args=(swarm, ending), daemon=True).start()
+    threading.Thread(
+      target=obey, args=(lambda: _spoil(swarm), ending.set), daemon=True
+    ).start()
     while not ending.is_set():
       time.sleep(float(pause_s))
       part = gradient(swarm.state["theta"], swarm.samples), count
@@ -157,7 +170,7 @@ def main(
       _keep(there, revision, state)
       print(json.dumps({
         "revision": revision, "digest": swarm.digest,
-        "counted": swarm.counted, "samples": int(state["samples"][0]),
+        "samples": int(state["samples"][0]),
         # A bit that is wrong and not found yet is in a later digit.
         "loss": round(loss(state["theta"]), 9),
       }), flush=True)

@@ -9,7 +9,7 @@ If the coordinator is away, the agent tries to reach it again, less and less
 often; after t_c without it the peer halts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import logging
 import queue
 import threading
@@ -37,6 +37,7 @@ from parallel.elastic.leases import Spans
 from parallel.elastic.links import Links, Options
 from parallel.elastic.listener import Listener
 from parallel.elastic.messages import Id
+from parallel.elastic.patience import Halted, Patience
 from parallel.elastic.revision import LEASES, Revision
 from parallel.elastic.settings import Settings
 from parallel.elastic.state import State
@@ -50,10 +51,6 @@ _FAILED_S, _MOST_FAILED_S = 0.02, 2.0
 # peer goes and comes again: newcomers are waited for.
 _MOST_OVERTAKEN = 3
 _SAID_S = 10.0  # a coordinator that is away is complained of so often
-
-
-class Halted(RuntimeError):
-  """The peer has ended: without its coordinator it must not go on."""
 
 
 class Agent:
@@ -74,6 +71,7 @@ class Agent:
   def __init__(
     self, coordinator: Address, security: Security, state: State,
     revision: int, listener: Listener, me: Id, settings: Settings,
+    say: Callable[[str], None],
   ) -> None:
     self._coordinator, self._security = coordinator, security
     self._listener, self._settings = listener, settings
@@ -87,6 +85,7 @@ class Agent:
     self._fetch: Fetch | None = None
     self._fetching: tuple[int, int, Any] | None = None
     self._overtaken = 0
+    self._patience = Patience(settings, say)
     self._sent_bytes = 0  # in epochs before
     self._silence_s = 10.0
     self._part: Part | None = None
@@ -170,7 +169,11 @@ class Agent:
       self._silence_s = channel.silence_s = max(message.silence_s, 0.1)
       self._channel = channel
       message = m.Reconnected()
-    if channel is self._channel:
+    if isinstance(message, m.Waiting):
+      error = self._patience.hear(message)
+      if error is not None:
+        self._end(error)
+    elif channel is self._channel:
       self._events.put((message, None))
 
   # What happens, one after the other.

@@ -64,6 +64,8 @@ class Coordinator(NamedTuple):
     votes: Digests by contributor.
     holders: Members that have the newest revision.
     late: Whether the time in which others are waited for is over.
+    wrong: Whose votes on the next round were not those of most: they would vote
+      so again, and are admitted once it is committed without them.
   """
 
   record: Record = Record()
@@ -74,6 +76,7 @@ class Coordinator(NamedTuple):
   votes: tuple[tuple[Id, Digest], ...] = ()
   holders: frozenset[Id] = frozenset()
   late: bool = False
+  wrong: frozenset[Id] = frozenset()
 
 
 def started(record: Record) -> tuple[Coordinator, Effects]:
@@ -200,6 +203,7 @@ def _form(
     record, Phase.FORMING,
     tuple(entry for entry in state.pending if entry[0] not in record.members),
     holders=(state.holders | came).intersection(record.members),
+    wrong=state.wrong,
   )
   if not state.holders:  # they come again, and wait for one
     state = Coordinator(state.record, pending=state.pending, late=True)
@@ -268,8 +272,9 @@ def _begin(state: Coordinator, rules: Rules) -> tuple[Coordinator, Effects]:
     waits = not few and len(state.said) == rules.quorum
     grace = m.Grace(record.epoch, record.revision)
     return state, [m.Arm(grace)] if waits else []
-  if state.pending:
-    return _form(state, {*record.members, *(p for p, _ in state.pending)})
+  came = {peer for peer, _ in state.pending} - state.wrong
+  if came:
+    return _form(state, {*record.members, *came})
   contributors = tuple(p for p in record.members if p in state.said)
   state = state._replace(phase=Phase.RUNNING, contributors=contributors)
   return state, [Send(peer, _start(state)) for peer in contributors]
@@ -292,12 +297,16 @@ def _vote(
   chosen = min(digest for digest, count in counts.items() if count == most)
   if len(counts) > 1:  # what most have is right; ties: the least one
     wrong = {peer for peer, digest in votes.items() if digest != chosen}
-    return _without(state, wrong, rules)
+    return _without(
+      state._replace(wrong=state.wrong | wrong), wrong, rules
+    )
   record = record._replace(
     revision=record.revision + 1, committed=record.epoch, digest=chosen
   )
   state, effects = _open(
-    state._replace(record=record, holders=frozenset(state.contributors))
+    state._replace(
+      record=record, holders=frozenset(state.contributors), wrong=frozenset()
+    )
   )
   return state, [record, *effects]
 

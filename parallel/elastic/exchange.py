@@ -61,7 +61,8 @@ class Exchange:
     wish = rings.wanted(self.contributors) if rings is not None else None
     mine = json.dumps([weight, samples, wish]).encode()
     said = [json.loads(bytes(data)) for data in self.gather(mine)]
-    self.weights = tuple(float(weight) for weight, _, _ in said)
+    weights = tuple(float(weight) for weight, _, _ in said)
+    self.weights = weights if any(weights) else (1.0,) * len(weights)
     self.samples: dict[Id, Spans] = {
       peer: tuple((start, stop) for start, stop in spans)
       for peer, (_, spans, _) in zip(self.contributors, said, strict=True)

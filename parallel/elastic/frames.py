@@ -33,6 +33,7 @@ _CHECKED = 1  # flag: the header has the payload's CRC-32
 MOST_ITEMS = 1024
 ID = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
 _DIGEST = re.compile(r"(?:[0-9a-f]{2}){0,64}")
+_TEXT = re.compile(r"[ -~]{0,400}")  # is shown on terminals
 _INT = struct.Struct("!Q")
 _FLOAT = struct.Struct("!d")
 _SHORT = struct.Struct("!H")
@@ -236,7 +237,7 @@ def read(
 FROM_PEER = (
   m.Hello, m.Prepared, m.Unreachable, m.Ready, m.Vote, m.Leave, m.Report
 )
-FROM_COORDINATOR = (m.Welcome, m.Prepare, m.Go, m.Start)
+FROM_COORDINATOR = (m.Welcome, m.Waiting, m.Prepare, m.Go, m.Start)
 
 
 def encode(message: Any) -> bytes:
@@ -337,6 +338,8 @@ def _make(hint: Any) -> _Coder:
     return _matching(ID, "id")
   if hint is Hashable:  # `messages.Digest`
     return _matching(_DIGEST, "digest")
+  if hint is str:
+    return _matching(_TEXT, "text")
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
     (inner,) = (a for a in args if a is not types.NoneType)
     return _optional(_coder(inner))

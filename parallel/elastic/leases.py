@@ -72,6 +72,13 @@ def draw(
   start = leases.end + place * count
   return ((start, start + count),)
 
+
+def used(leases: Leases) -> int:
+  """Returns how many samples are in rounds that were committed."""
+  away = [*leases.free, *(span for _, spans in leases.held for span in spans)]
+  return leases.end - sum(stop - start for start, stop in away)
+
+
 def valid(leases: Leases, drawn: tuple[int, Spans], me: Id) -> bool:
   """Returns whether a part that was begun before may still be contributed.
 

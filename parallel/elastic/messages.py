@@ -153,6 +153,22 @@ class Welcome(NamedTuple):
   silence_s: float
 
 
+class Waiting(NamedTuple):
+  """What the coordinator's host says to a peer that is not admitted yet.
+
+  It is for people, and says when to give up; the protocol needs it not.
+
+  Attributes:
+    revision: The newest one.
+    lost: Whether nobody is there who has it.
+    text: What is waited for, in words.
+  """
+
+  revision: int
+  lost: bool
+  text: str
+
+
 # What the coordinator asks of its host.
 
 

@@ -31,6 +31,8 @@ from parallel.elastic.messages import Id
 NAME = "coordinator"  # whom peers dial
 _MOST_EVENTS = 4096
 _PATIENCE_S = 2.0  # after which is said what is waited for
+_AGAIN_S = 10.0  # after which it is said again to those who wait
+_MOST_CHARS = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,8 @@ class Service:
     self._watched: dict[Id, float] = {}  # since when, or without connection
     self._reports: dict[Id, m.Report] = {}
     self._timers: list[tuple[float, Any]] = []
-    self._said, self._changed = "", 0.0
+    self._said, self._since, self._is_said = "", 0.0, False
+    self._told: dict[Id, float] = {}  # when who waits was told
     self._closed = threading.Event()
     self.state = Coordinator()
     limits = Limits(2 * most_peers, handshake_s=timing.handshake_s)
@@ -231,7 +234,7 @@ class Service:
     self.state, effects = coordinator.step(
       self.state, sender, message, self.rules
     )
-    self._log.stepped(sender, message, effects)
+    self._log.stepped(sender, message, effects, self.state)
     for effect in effects:
       if isinstance(effect, m.Close) and not isinstance(message, m.Silent):
         self._line(f"{effect.peer} dropped: {_reason(sender, message)}")
@@ -287,12 +290,22 @@ class Service:
 
   def _speak(self, now: float) -> None:
     """Says what is waited for, once that has been so for a while."""
-    text = waits(self.state, self.rules)
+    state, text = self.state, waits(self.state, self.rules)
     if text != self._said:
-      self._said, self._changed = text, now
-    elif self._changed and now - self._changed > _PATIENCE_S:
-      self._changed = 0.0
+      self._said, self._since, self._is_said = text, now, False
+    if now - self._since <= _PATIENCE_S:
+      return
+    if not self._is_said:
+      self._is_said = True
       self._line(text)
+    there = {peer for peer, _ in state.pending}
+    self._told = {p: when for p, when in self._told.items() if p in there}
+    lost = state.phase is Phase.ASSEMBLING and state.late
+    waiting = m.Waiting(state.record.revision, lost, text[:_MOST_CHARS])
+    for peer in there & self._channels.keys():
+      if self._told.get(peer, 0.0) < max(self._since, now - _AGAIN_S):
+        self._told[peer] = now
+        self._channels[peer].send(waiting)
 
   def _line(self, text: str) -> None:
     self._say(f"{time.strftime('%H:%M:%S')} {text}")

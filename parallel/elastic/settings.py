@@ -16,6 +16,8 @@ class Settings:
       number of the part's round, the same on all; 0 for no leases.
     measured: Whether rings go by measured links; all peers alike. Measuring
       takes some tenths of a second, in each epoch.
+    rounds: Of a whole run: who comes when these have been made, and nobody is
+      waiting for it, ends. 0 for a run without an end.
   """
 
   alone_s: float = 300.0
@@ -23,6 +25,7 @@ class Settings:
   checked: bool = False
   samples: int | Callable[[int], int] = 0
   measured: bool = False
+  rounds: int = 0
 
   def __post_init__(self) -> None:
     if not self.alone_s > 0:

@@ -16,6 +16,8 @@ for a while gets the newest state, and its part is dropped if it may have been
 counted, or if its samples have gone to others.
 """
 
+from collections.abc import Callable
+import logging
 import math
 from typing import Any
 
@@ -26,9 +28,10 @@ from parallel.elastic.handshake import Address, Security
 from parallel.elastic.leases import Spans
 from parallel.elastic.listener import Listener
 from parallel.elastic.messages import Digest, Id
-from parallel.elastic.revision import first
+from parallel.elastic.revision import Revision, first
 from parallel.elastic.state import State, Value
 
+LOG = logging.getLogger(__name__)
 _SETTINGS = Settings()
 
 
@@ -39,6 +42,7 @@ class Swarm:
     self, coordinator: Address, security: Security, state: State, *,
     revision: int = 0, settings: Settings = _SETTINGS,
     listen: Address = ("127.0.0.1", 0), advertise: Address | None = None,
+    say: Callable[[str], None] = LOG.info,
   ) -> None:
     """Connects to a coordinator.
 
@@ -53,6 +57,7 @@ class Swarm:
       listen: Where it listens for other peers; port 0 for any that is free.
       advertise: Where others reach it, if that is somewhere else, as behind a
         NAT or with 0.0.0.0.
+      say: Takes lines about what is waited for; any thread calls it.
 
     Raises:
       ValueError: A value cannot be shared, or an address is not right.
@@ -63,7 +68,7 @@ class Swarm:
       listener.me = ids.make(advertise or listener.address)
       self._agent = agent.Agent(
         coordinator, security, shared, revision, listener, listener.me,
-        settings,
+        settings, say,
       )
     except BaseException:
       listener.close()
@@ -87,9 +92,14 @@ class Swarm:
     return dict(self._agent.newest.visible)
 
   @property
+  def newest(self) -> Revision:
+    """The newest committed revision, whole: number, digest, state, leases."""
+    return self._agent.newest
+
+  @property
   def checkpoint(self) -> tuple[int, State]:
     """The revision and the state with its leases, to go on from later."""
-    newest = self._agent.newest
+    newest = self.newest
     return newest.number, newest.shared
 
   @property
@@ -137,18 +147,19 @@ class Swarm:
       part: What `combine` is given; it must not change before this returns.
       combine: Makes the next state, as `exchange.Combine` says. An error of it
         ends the peer and is raised here; only connections may fail.
-      weight: What the part weighs, e.g. the tokens that it has seen.
+      weight: What the part weighs, e.g. the tokens that it has seen. If those
+        of all parts are 0, they weigh the same.
       loss: Of the part, which the coordinator shows; finite, or None.
 
     Returns:
       The newest committed state.
 
     Raises:
-      ValueError: The weight is not positive.
+      ValueError: The weight is negative or not finite.
       Halted: There is no coordinator any more. All that there is is kept.
     """
-    if not weight > 0:
-      raise ValueError(f"weight={weight} must be positive")
+    if not 0 <= weight < math.inf:
+      raise ValueError(f"weight={weight} must be finite and not negative")
     if loss is not None and not math.isfinite(loss):
       loss = None  # who looks on sees that there is none
     begun, samples = self._agent.drawn

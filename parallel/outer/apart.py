@@ -20,16 +20,17 @@ import threading
 from typing import Any, Protocol
 
 import jax
+from jax.experimental import multihost_utils
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 import numpy as np
 
 from parallel.axes import Axis
 from parallel.collectives import varying, varying_axes
 
-Weights = tuple[float, ...]
-# Makes the function from the workers' axis and their weights.
+Weights = tuple[Any, ...]  # float32 scalars
+# Makes the function from the workers' axis and their weights, () if equal.
 Make = Callable[[Axis, Weights], Callable[..., Any]]
 
 
@@ -100,7 +101,7 @@ class _Stage:
   """A compiled stage.
 
   Attributes:
-    program: Maps (rank, results, arguments) to the function's value, or to what
+    program: Maps (rank, weights, results, arguments) to the value, or to what
       the next collective is given, ``[devices that differ, ...]``.
     verb: Which collective is next; "" after the last one.
     spec: How that collective's result lies on the devices.
@@ -144,37 +145,42 @@ class Apart:
     Raises:
       ValueError: It sums something else than float32.
     """
-    size, weights = len(exchange.contributors), tuple(exchange.weights)
+    size, weights = len(exchange.contributors), exchange.weights
     if len(set(weights)) == 1:
       weights = ()
+    weights = np.array(weights, np.float32)
     rank, results, specs = np.int32(exchange.rank), [], []
     while True:
       stage = self._stage(size, weights, results, specs, args)
-      value = stage.program(rank, results, args)
+      value = stage.program(rank, weights, results, args)
       if not stage.verb:
         return value
-      results.append(_carried(exchange, stage.verb, np.asarray(value)))
+      found = _carried(exchange, stage.verb, whole(value))
+      where = NamedSharding(self._mesh, stage.spec)
+      results.append(jax.device_put(found, where))
       specs.append(stage.spec)
 
   def _stage(
-    self, size: int, weights: Weights, results: list[np.ndarray],
+    self, size: int, weights: np.ndarray, results: list[jax.Array],
     specs: list[P], args: Any,
   ) -> _Stage:
-    key = size, weights, len(results), jax.tree.structure(args)
+    key = size, weights.size, len(results), jax.tree.structure(args)
     with self._lock:
       if key not in self._stages:
         self._stages[key] = self._made(size, weights, results, specs, args)
       return self._stages[key]
 
   def _made(
-    self, size: int, weights: Weights, results: list[np.ndarray],
+    self, size: int, weights: np.ndarray, results: list[jax.Array],
     specs: list[P], args: Any,
   ) -> _Stage:
-    def run(rank: jax.Array, results: list[jax.Array], args: Any) -> Any:
+    def run(
+      rank: jax.Array, weights: jax.Array, results: list[jax.Array], args: Any
+    ) -> Any:
       # Each result has a dim of its devices in front, of which one is here.
       carrier = _Carrier(varying(rank, self._worker), [x[0] for x in results])
       axis = Axis(self._worker, size, size, carrier)
-      return self._make(axis, weights)(args)
+      return self._make(axis, tuple(weights))(args)
 
     names = self._mesh.axis_names
     found: list[Any] = []
@@ -194,11 +200,11 @@ class Apart:
         return stop.x[None]
       raise AssertionError("a function must say the same each time")
 
-    in_specs = (P(), specs, self._specs(args))
+    in_specs = (P(), P(), specs, self._specs(args))
     whole = jax.shard_map(
       look, mesh=self._mesh, in_specs=in_specs, out_specs=P(names)
     )
-    jax.eval_shape(whole, np.int32(0), results, args)
+    jax.eval_shape(whole, np.int32(0), weights, results, args)
     value = found[-1]
     is_stop = isinstance(value, tuple) and value[0] in ("sum", "gather")
     if not is_stop:
@@ -224,6 +230,7 @@ class _Listener:
     self.rank, self.count, self._size = jnp.int32(0), 0, size
 
   def sum(self, x: jax.Array) -> jax.Array:
+    _check_sum(x)
     self.count += 1
     return jnp.zeros(x.shape, x.dtype)
 
@@ -239,21 +246,33 @@ def listening(worker: str) -> tuple[Axis, Callable[[], int]]:
     worker: The axis' name.
 
   Returns:
-    The axis, and a function that counts the collectives over it so far.
+    The axis, and a function that counts the collectives over it so far. What
+    cannot be carried raises a ValueError.
   """
   carrier = _Listener(2)
   return Axis(worker, 2, 2, carrier), lambda: carrier.count
+
+
+def whole(x: jax.Array) -> np.ndarray:
+  """Returns an array on the host, also if parts are on other processes."""
+  if x.is_fully_addressable or x.is_fully_replicated:
+    return np.asarray(x)
+  return multihost_utils.process_allgather(x, tiled=True)
+
+
+def _check_sum(x: Any) -> None:
+  if x.dtype != np.float32:
+    raise ValueError(
+      f"a sum of {x.dtype} cannot be carried between processes: use float32, "
+      "or a codec"
+    )
 
 
 def _carried(exchange: Exchange, verb: str, x: np.ndarray) -> np.ndarray:
   """Runs a collective for ``[devices, ...]``; returns its results, alike."""
   x = np.ascontiguousarray(x)
   if verb == "sum":
-    if x.dtype != np.float32:
-      raise ValueError(
-        f"a sum of {x.dtype} cannot be carried between processes: use float32, "
-        "or a codec"
-      )
+    _check_sum(x)
     return exchange.sum(x)
   # Every rank gives [devices, k, ...]; each device gets all [N * k, ...].
   found = exchange.gather(x.reshape(-1).view(np.uint8))

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import pathlib
 import signal
@@ -13,10 +14,13 @@ import time
 import numpy as np
 import pytest
 
-from caatnet.train import loop
+from caatnet.train import loop, swarming
 from launch import processes
+from parallel.axes import Axis
 from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.linear_model_test import facts
+from tests.caatnet.train.outer_loops_test import make_linear
+from tests.caatnet.train.swarm_test import coordinator
 
 ROOT = pathlib.Path(__file__).parents[2]
 JOIN = """
@@ -37,6 +41,27 @@ loop.train(
 )
 """
 WAIT = JOIN + "time.sleep(99)"
+# One worker of a swarm, whose batches are cut over the processes.
+PEER = JOIN + """
+import json
+import jax
+from caatnet.train import swarming
+from parallel.axes import Axis
+from tests.caatnet.train.outer_loops_test import make_linear
+from tests.parallel.elastic.worlds import SECURITY
+said = {}
+result = swarming.train(
+  make_linear("streaming", sys.argv[5], 1, levels=(Axis("data", 2, 2),),
+              batch_size=4, num_steps=14),
+  sys.argv[3],
+  None if jax.process_index() else swarming.Place(
+    ("127.0.0.1", int(sys.argv[4])), SECURITY),
+  quiet=True,
+  told=lambda run: said.update({run.swarm.revision: run.swarm.digest}),
+)
+print(json.dumps({"said": said, "loss": result.evaluation.loss}))
+"""
+STREAMING = "outer.overlap=(2,) outer.pieces=1 outer.fragment_layers=1"
 
 
 @contextlib.contextmanager
@@ -103,6 +128,29 @@ def test_when_a_process_dies_the_other_ends_with_one_line(victim):
     assert pair[1 - victim].returncode
   assert len(error.splitlines()) == 1
   assert "another process of this run has ended" in error
+
+
+def test_a_worker_of_two_processes_has_the_bits_of_the_others(tmp_path):
+  """Process 0 speaks to the swarm, and the other one knows what it knows."""
+  with coordinator(tmp_path, 2) as place, pair_of(
+    PEER, tmp_path / "pair", place.coordinator[1], STREAMING
+  ) as pair:
+    said = {}
+    other = swarming.train(
+      make_linear("streaming", STREAMING, 1, levels=(Axis("data", 2, 2),),
+                  batch_size=4, num_steps=14),
+      tmp_path / "other", place, quiet=True,
+      told=lambda run: said.update({run.swarm.revision: run.swarm.digest}),
+    )
+    found = []
+    for process in pair:
+      out, error = process.communicate(timeout=120)
+      assert process.returncode == 0, error
+      found.append(json.loads(out.splitlines()[-1]))
+  assert found[0] == found[1]
+  assert {int(n): digest for n, digest in found[0]["said"].items()} == said
+  assert len(said) > 3
+  np.testing.assert_allclose(found[0]["loss"], other.evaluation.loss, rtol=1e-5)
 
 
 def test_only_the_end_is_condensed():

@@ -6,20 +6,27 @@ linear, since the loops know of a model what the protocol says.
 
 import contextlib
 import dataclasses
+import os
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caatnet.train import swarming
+from caatnet.train import loop, swarming
 from caatnet.train.apart import Programs
 from caatnet.train.peer import Moved, Part, Peer
 from caatnet.train.records import read_metrics
+from caatnet.train.swarm_options import USUAL
 from launch.benchmarks import elastic_bits
+from parallel.axes import Axis
 from parallel.elastic import journal, service
 from parallel.elastic.coordinator import Rules
+from parallel.elastic.messages import Waiting
+from parallel.elastic.patience import Patience
+from parallel.elastic.settings import Settings
 from parallel.outer.apart import Alone
 from tests.caatnet.train.outer_loops_test import PLAIN, make_linear
 from tests.parallel.elastic.worlds import SECURITY, together
@@ -52,7 +59,7 @@ def test_without_churn_a_swarm_has_the_bits_of_a_mesh(case, same_bits):
 
 
 @contextlib.contextmanager
-def _coordinator(folder, least, **rules):
+def coordinator(folder, least, **rules):
   with journal.Journal(folder / "journal") as kept:
     there = service.Service(
       ("127.0.0.1", 0), SECURITY, kept, rules=Rules(least, **rules),
@@ -83,6 +90,13 @@ class _Worker:
     self.swarm = swarming.place_in(
       place, programs, swarming.shared_by(programs, state.outer)
     ).__enter__()
+    give, self.given = self.swarm.give, []
+
+    def weighed(part, combine, weight):
+      self.given.append(weight)
+      return give(part, combine, weight)
+
+    self.swarm.give = weighed
     self.peer = Peer(programs, self.swarm, state, noted)
 
   def until(self, step):
@@ -100,7 +114,7 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
   tmp_path
 ):
   programs = Programs(_made("diloco", PLAIN, 1))
-  with _coordinator(tmp_path, 2) as place:
+  with coordinator(tmp_path, 2) as place:
     first, second = together([lambda: _Worker(programs, place)] * 2)
     together([lambda w=w: w.until(6) for w in (first, second)])
     second.swarm.__exit__()  # like one that is killed between rounds
@@ -135,7 +149,7 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
 
 def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
   programs = Programs(_made("local_sgd", PLAIN, 1))
-  with _coordinator(tmp_path, 1) as place:
+  with coordinator(tmp_path, 1) as place:
     worker = _Worker(programs, place)
     early = jax.tree.map(jnp.copy, worker.peer.state)
     worker.until(3)  # round 0 is over
@@ -155,19 +169,119 @@ def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
     worker.swarm.__exit__()
 
 
-@pytest.mark.parametrize(("algorithm", "problem"), [
-  ("noloco", "exchange no mean, but in pairs"),
-  ("eager", "no parameters from which one that comes could start"),
-  ("data_parallel", "no parameters from which one that comes could start"),
+@pytest.mark.parametrize(("algorithm", "overrides", "problem"), [
+  ("noloco", "", "exchange no mean, but in pairs"),
+  ("eager", "", "no parameters from which one that comes could start"),
+  ("data_parallel", "", "no parameters from which one that comes could start"),
+  ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 cannot be carried"),
+  ("diloco", "outer.codec=int8 outer.block=16 outer.route=all_to_all",
+   "an all-to-all over the axis 'worker'"),
 ])
-def test_loops_that_cannot_run_in_a_swarm_are_refused(algorithm, problem):
+def test_what_cannot_run_in_a_swarm_is_refused_first(
+  algorithm, overrides, problem
+):
   with pytest.raises(ValueError, match=problem):
-    Programs(_made(algorithm, PLAIN, 1))
+    Programs(_made(algorithm, overrides, 1))
+
+
+@pytest.mark.parametrize(("case", "most"), [
+  ("dc_s3gd", 2),  # a first part only ends a step, and weighs nothing
+  ("streaming, 3 workers", 12),
+])
+def test_a_part_weighs_the_examples_that_are_in_it(tmp_path, case, most):
+  algorithm, overrides, _, _ = CASES[case]
+  programs = Programs(_made(algorithm, overrides, 1))
+  with coordinator(tmp_path, 1) as place:
+    first = _Worker(programs, place).until(8)
+    came = []
+
+    def come():
+      worker = _Worker(programs, place)
+      came.append((worker, worker.peer.step + 8))
+      worker.until(came[0][1])
+
+    coming = threading.Thread(target=come, daemon=True)
+    coming.start()
+    while not came:
+      first.until(first.peer.step + 1)
+    (second, end), = came
+    first.until(end)
+    coming.join(20)
+    assert second.given == sorted(second.given)
+    assert second.given[0] < second.given[-1] == most
+    for worker in (first, second):
+      worker.swarm.__exit__()
+
+
+def test_a_stopped_worker_has_saved_the_round_that_was_under_way(
+  tmp_path, monkeypatch
+):
+  algorithm, overrides, _, _ = CASES["streaming, 3 workers"]
+  made = make_linear(
+    algorithm, overrides, 1, batch_size=2, num_steps=40, checkpoint_every=4,
+    eval_every=40,
+  )
+  runs = []
+  monkeypatch.setattr(
+    loop.Stop, "requested", lambda _: runs and not runs[-1].peer.idle
+  )
+  with coordinator(tmp_path, 1) as place:
+    found = swarming.train(
+      made, tmp_path / "run", place, quiet=True, told=runs.append
+    )
+  assert not found.finished
+  assert found.step > 4
+  (*_, last) = sorted(map(int, os.listdir(tmp_path / "run" / "checkpoints")))
+  assert last == found.step
+  assert (tmp_path / "run" / "swarm" / f"{last}.npz").exists()
+
+
+def test_who_comes_after_the_last_round_ends_and_says_so(tmp_path, capsys):
+  made = make_linear("diloco", PLAIN, 1, batch_size=2, num_steps=6)
+  with coordinator(tmp_path, 1) as place:
+    assert swarming.train(
+      made, tmp_path / "run", place, quiet=True
+    ).finished
+    assert not swarming.train(
+      made, tmp_path / "late", place, dataclasses.replace(USUAL, alone_s=1.0)
+    ).finished
+  assert "the swarm has made all 2 rounds" in capsys.readouterr().out
+
+
+def test_who_has_the_newest_revision_is_not_waited_for_for_ever():
+  said = []
+  patience = Patience(Settings(alone_s=0.05), said.append)
+  lost = Waiting(7, True, "waits for a peer that has revision 7")
+  assert patience.hear(lost) is None
+  time.sleep(0.06)
+  assert patience.hear(lost._replace(lost=False)) is None  # there is one
+  assert patience.hear(lost) is None
+  time.sleep(0.06)
+  assert "has revision 7" in str(patience.hear(lost))
+  assert said == [f"the coordinator {lost.text}"]
 
 
 def test_one_process_is_one_worker():
   with pytest.raises(ValueError, match=r"config\.parallel\.worker=2 must be 1"):
     Programs(_made("diloco", PLAIN, 2))
+
+
+def test_a_worker_on_other_devices_is_refused(tmp_path):
+  """Its programs are others, and so are last bits: each vote would fail."""
+  def made(devices):
+    return make_linear(
+      "diloco", PLAIN, 1, batch_size=2, num_steps=9,
+      levels=(Axis("data", 2, devices),),
+    )
+
+  with coordinator(tmp_path, 1) as place:
+    worker = _Worker(Programs(made(1)), place)
+    _, error = together([
+      lambda: worker.until(9),  # the other one comes after a round
+      lambda: swarming.train(made(2), tmp_path / "other", place, quiet=True),
+    ])
+    assert "2 ranks = 1 lanes x 2 devices" in str(error)
+    worker.swarm.__exit__()
 
 
 def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
@@ -180,13 +294,13 @@ def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
     )
     return dataclasses.replace(changed, config={"name": "toy", **config})
 
-  with _coordinator(tmp_path, 1) as place:
+  with coordinator(tmp_path, 1) as place:
     assert swarming.train(
       made(6), tmp_path / "run", place, quiet=True
     ).step == 6
   # The coordinator has lost its journal: the worker's checkpoint says where.
   (tmp_path / "journal").unlink()
-  with _coordinator(tmp_path, 1) as place:
+  with coordinator(tmp_path, 1) as place:
     worker = _Worker(Programs(made(6, seed=1)), place)
     _, error = together([
       lambda: worker.until(9),  # the other comes after a round
@@ -197,7 +311,7 @@ def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
     assert "have another config" in str(error)
     worker.swarm.__exit__()
   (tmp_path / "journal").unlink()
-  with _coordinator(tmp_path, 1) as place:
+  with coordinator(tmp_path, 1) as place:
     assert swarming.train(
       made(12), tmp_path / "run", place, quiet=True
     ).step == 12

@@ -7,6 +7,7 @@ import types
 import pytest
 
 from parallel.elastic import coordinator, peer, search
+from parallel.elastic import messages as m
 from parallel.elastic.coordinator import Rules
 from parallel.elastic.world import Bounds, Budget, Protocol
 
@@ -127,3 +128,25 @@ def test_a_fault_is_found_with_a_shortest_trace(name):
   assert problem in found.problem
   assert found.trace
   assert not search.search(bounds).problem
+
+
+def test_whose_vote_was_wrong_comes_back_after_a_round_without_it():
+  """It keeps its part while there is no newer revision, and votes so again."""
+  state, rules = coordinator.Coordinator(), coordinator.Rules(least=3)
+  said = [(who, m.Hello(0, 0, "", None)) for who in "abc"]
+  said += [(who, m.Prepared(1)) for who in "abc"]
+  said += [(who, m.Ready(1, 0)) for who in "abc"]
+  said += [(who, m.Vote(1, 0, "0b" if who == "c" else "0a")) for who in "abc"]
+  said += [("c", m.Hello(1, 0, "", m.Vote(1, 0, "0b")))]
+  said += [(who, m.Prepared(2)) for who in "ab"]
+  said += [(who, m.Ready(2, 0)) for who in "ab"]
+  members = []
+  for sender, message in said:
+    state, _ = coordinator.step(state, sender, message, rules)
+  assert state.record.members == ("a", "b")
+  assert state.phase is coordinator.Phase.RUNNING
+  for message in (m.Vote(2, 0, "0a"), m.Ready(2, 1)):
+    for who in "ab":
+      state, _ = coordinator.step(state, who, message, rules)
+      members.append(state.record.members)
+  assert members == [("a", "b")] * 3 + [("a", "b", "c")]

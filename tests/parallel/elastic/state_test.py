@@ -261,6 +261,7 @@ def test_no_sample_is_counted_twice_and_none_is_lost(seed):
       used |= set(numbers)
       now = leases.committed(now, epoch, members, spans, count)
       assert leases.decode(leases.encode(now)) == now
+      assert leases.used(now) == len(used)
       parts = {
         p: part for p, part in parts.items() if leases.valid(now, part, p)
       }

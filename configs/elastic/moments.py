@@ -1,0 +1,32 @@
+r"""A worker that comes: with which moments should its inner optimizer begin?
+
+  python -m launch.benchmark --config=configs/elastic/moments.py --cpu_devices=1
+
+Eight workers train by DiLoCo on one device. After each round one of them, which
+is drawn, is replaced by one that has just come: it starts from the common
+parameters, as all do then, and its moments are zero, with a bias correction of
+their own, or those of another worker, the donor. All else is equal in a seed.
+
+Expected result: LOG.md.
+"""
+
+import ml_collections
+
+from configs.elastic import diloco
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns 8 workers, 120 rounds of 6 steps, and 3 seeds."""
+  config = diloco.get_config("diloco,test")
+  del config.elastic
+  config.name = "elastic_moments"
+  config.parallel.worker = 8
+  config.data.batch_size = 16  # of all workers
+  config.data.validation_windows = 256
+  config.outer.every = 6
+  config.train.num_steps = 720
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "moments"
+  config.benchmark.seeds = (0, 1, 2)
+  config.benchmark.replaced = 1  # workers after each round
+  return config

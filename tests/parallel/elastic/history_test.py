@@ -1,0 +1,53 @@
+"""A log is bounded, and runs again to what the coordinator was."""
+
+import pytest
+
+from parallel.elastic import coordinator, history
+from parallel.elastic import messages as m
+from parallel.elastic.coordinator import Rules
+from parallel.elastic.messages import Record
+
+pytestmark = pytest.mark.quick
+
+_MOST = 4000
+
+
+def _rounds(count):
+  """What two peers say in rounds, of which each seventh fails."""
+  yield from (("a", m.Hello(0, 0, "", None)), ("b", m.Hello(0, 0, "", None)))
+  epoch, number = 1, 0
+  yield from ((peer, m.Prepared(epoch)) for peer in "ab")
+  for attempt in range(count):
+    yield from ((peer, m.Ready(epoch, number)) for peer in "ab")
+    yield "b", m.Vote(epoch, number, f"{attempt:04x}")
+    if attempt % 7 == 6:
+      yield "a", m.Vote(epoch, number, None)
+      epoch += 1
+      yield "c", m.Hello(0, 0, "", None)
+      yield None, m.Silent("c")
+      yield from ((peer, m.Prepared(epoch)) for peer in "ab")
+    else:
+      yield "a", m.Vote(epoch, number, f"{attempt:04x}")
+      number += 1
+
+
+def test_a_long_log_is_followed_by_one_that_runs_by_itself(tmp_path):
+  path, rules = tmp_path / "log", Rules(least=2)
+  log = history.Log(path, _MOST)
+  state, effects = coordinator.started(Record())
+  log.started(Record(), rules, effects)
+  for sender, message in _rounds(40):
+    state, effects = coordinator.step(state, sender, message, rules)
+    log.stepped(sender, message, effects, state)
+    files = [tmp_path / "log.1", path]
+    files = [file for file in files if file.exists()]
+    assert all(file.stat().st_size < _MOST + 2000 for file in files)
+    lines = [list(history.read(file)) for file in files]
+    for part in (lines[-1], [*lines[0], *lines[-1]] if lines[1:] else lines[0]):
+      assert list(history.replay(part))[-1] == state
+  assert state.record.revision == 35
+  first, last = lines
+  assert "state" in first[0]  # it was the second one, at least
+  del first[-1]
+  with pytest.raises(ValueError, match="a log of another state follows"):
+    list(history.replay(first + last))
