@@ -36,10 +36,19 @@ PAIRS = {
     "pipeline.timetable=looped pipeline.chunks=2 parallel.stage=2 ",
     {"data": 2, "stage": 2},
   ),
+  "zero2, residuals, remat": (
+    "parallel.data=2 zero.scheme=zero2 model.remat=reduced "
+    "pipeline.keep=residuals pipeline.timetable=eager_1f1b",
+    {"data": 2, "stage": 3},
+  ),
   "workers, tied, two backwards": (
     "parallel.worker=2 outer.algorithm=diloco outer.every=2 "
     "model.tied_embeddings=True pipeline.timetable=zb_h1 ",
     {"worker": 2, "stage": 3},
+  ),
+  "p, residuals, two backwards": (
+    "sync.p=0.5 pipeline.keep=residuals pipeline.timetable=zb_h2",
+    {"stage": 3},
   ),
   "replicated vocabulary": (
     "pipeline.vocabulary=replicated pipeline.timetable=gpipe ",
@@ -147,6 +156,13 @@ def test_a_convolutional_network_trains_in_stages():
   ("pipeline.timetable=interleaved_1f1b pipeline.chunks=2 "
    "parallel.stage=3 model.num_layers=6", "multiples of"),
   ("pipeline.timetable=forward", "trains nothing"),
+  ("pipeline.keep=outputs", "pipeline.keep='outputs'"),
+  ("pipeline.keep=residuals pipeline.timetable=zb_h1 model.remat=full",
+   "model.remat='none'"),
+  ("pipeline.keep=residuals pipeline.timetable=zb_h1 parallel.data=2 "
+   "zero.scheme=zero1", "zero.scheme='ddp'"),
+  ("pipeline.keep=residuals parallel.data=2 zero.scheme=zero3 "
+   "zero.secondary=data", "secondary='none'"),
   ("sync.p_mlp=(.5,.5,1,1)", "synchronise alike"),
   ("sync.route=one_shot sync.carry=on kernels=interpret",
    "sync.carry='off' is what"),

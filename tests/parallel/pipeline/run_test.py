@@ -22,19 +22,25 @@ from parallel.xla import ledger
 
 LAYERS, RANKS, WIDTH, BATCH, TOKENS = 8, 2, 3, 2, 5
 
-# Timetable, stages, microbatches, chunks, devices of stages and of ranks.
+# Timetable, stages, microbatches, chunks, devices of stages and of ranks, and
+# whether residuals are kept.
 CASES = [
-  ("gpipe", 4, 3, 1, 4, 1),
-  ("1f1b", 4, 6, 1, 2, 2),
-  ("1f1b", 8, 3, 1, 8, 1),
-  ("1f1b", 1, 2, 1, 1, 2),
-  ("1f1b", 2, 1, 1, 1, 1),
-  ("eager_1f1b", 4, 7, 1, 4, 2),
-  ("interleaved_1f1b", 4, 8, 2, 4, 1),
-  ("interleaved_1f1b", 2, 4, 4, 1, 2),
-  ("looped", 2, 3, 4, 2, 1),
-  ("zb_h1", 4, 6, 1, 4, 2),
-  ("zb_h2", 4, 9, 1, 2, 1),
+  ("gpipe", 4, 3, 1, 4, 1, False),
+  ("1f1b", 4, 6, 1, 2, 2, False),
+  ("1f1b", 8, 3, 1, 8, 1, False),
+  ("1f1b", 1, 2, 1, 1, 2, False),
+  ("1f1b", 2, 1, 1, 1, 1, False),
+  ("eager_1f1b", 4, 7, 1, 4, 2, False),
+  ("interleaved_1f1b", 4, 8, 2, 4, 1, False),
+  ("interleaved_1f1b", 2, 4, 4, 1, 2, False),
+  ("looped", 2, 3, 4, 2, 1, False),
+  ("zb_h1", 4, 6, 1, 4, 2, False),
+  ("zb_h2", 4, 9, 1, 2, 1, False),
+  ("gpipe", 4, 3, 1, 4, 2, True),
+  ("1f1b", 4, 6, 1, 2, 2, True),
+  ("interleaved_1f1b", 2, 4, 4, 1, 2, True),
+  ("zb_h1", 4, 6, 1, 4, 2, True),
+  ("zb_h2", 4, 9, 1, 2, 1, True),
 ]
 
 
@@ -74,7 +80,7 @@ def in_one_piece(w, table, tokens):
 @functools.cache
 def lowered(case):
   """The lowered program, its mesh, and what it is called with."""
-  name, stages, microbatches, chunks, devices, of_ranks = case
+  name, stages, microbatches, chunks, devices, of_ranks, keeps = case
   timetable = builders.build(name, stages, microbatches, chunks)
   stage = Axis("stage", stages, devices)
   mesh = make_mesh({"stage": stage, "tensor": Axis("tensor", RANKS, of_ranks)})
@@ -93,7 +99,7 @@ def lowered(case):
 
   def step(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
-    loss, grads = Pipeline(timetable, stage, ordered=True).gradients(
+    loss, grads = Pipeline(timetable, stage, True, keeps).gradients(
       functions, params, (), tokens
     )
     return loss, grads.parts, lax.psum(grads.around, "stage")
@@ -145,8 +151,9 @@ def test_neighbours_send_one_activation_each_way_in_a_tick(case):
     assert sent == [(4 * BATCH * WIDTH, ticks)]
   if case[5] == RANKS:
     # A part's forward runs again in its backward; where backwards are two, in
-    # each of them. The embedding, the head and its backward reduce once each.
-    times = 3 if name.startswith("zb") else 2
+    # each of them; and never where its residuals are kept. The embedding, the
+    # head and its backward reduce once each.
+    times = 1 if case[6] else 3 if name.startswith("zb") else 2
     per_rank = ledger.select(entries, axis=("tensor",), phase="forward")
     assert sum(c.count for c in per_rank) == (
       microbatches * LAYERS // stages
@@ -159,7 +166,7 @@ def test_neighbours_send_one_activation_each_way_in_a_tick(case):
 
 def test_memory_grows_with_stages_in_flight_and_not_with_microbatches():
   def temporaries(name, microbatches):
-    found = compiled((name, 2, microbatches, 1, 2, 1)).memory_analysis()
+    found = compiled((name, 2, microbatches, 1, 2, 1, False)).memory_analysis()
     return found.temp_size_in_bytes
 
   few, many = (temporaries("1f1b", m) for m in (8, 40))
