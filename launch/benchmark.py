@@ -28,7 +28,7 @@ FLAGS = flags.FLAGS
 
 # The values of config.benchmark.name: files of launch/benchmarks/ with `run`.
 BODIES = (
-  "churn", "coded", "decoding", "elastic_bits", "engine", "kernels",
+  "churn", "coded", "decoding", "elastic_bits", "engine", "kernels", "lockstep",
   "membership", "paged_attention", "programs", "ring", "schedules", "server",
   "serving", "timetables", "train_step", "zero",
 )

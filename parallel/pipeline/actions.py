@@ -17,15 +17,6 @@ from parallel.pipeline.residuals import Backward, Kept, Recomputed, Tree
 from parallel.pipeline.timetable import Kind, Timetable
 
 
-# For the ledger, which cannot tell them from derivatives here.
-_PHASES = {
-  Kind.FORWARD: "phase_forward",
-  Kind.BACKWARD: "phase_backward",
-  Kind.INPUT: "phase_backward",
-  Kind.WEIGHT: "phase_backward",
-}
-
-
 class Row(NamedTuple):
   """A tick of a table; arrays ``[S]``, or ``[G]`` of this device's stages."""
 
@@ -102,7 +93,8 @@ class Actions(NamedTuple):
       return self.part(_chunk(params, row), _chunk(constants, row), x)
 
     y = lax.cond(
-      row.kind == Kind.FORWARD, scoped(forward, self._runs), lambda x: x,
+      row.kind == Kind.FORWARD, self._scoped(forward, Kind.FORWARD),
+      lambda x: x,
       read(inputs, row.read_input),
     )
     return y, inputs
@@ -182,9 +174,17 @@ class Actions(NamedTuple):
       used.index(kind) + 1 if kind in used else 0 for kind in Kind
     ])
     return lax.switch(number[row.kind], [
-      lambda: otherwise,
-      *(scoped(actions[kind], self._runs, _PHASES[kind]) for kind in used),
+      lambda: otherwise, *(self._scoped(actions[kind], kind) for kind in used)
     ])
+
+  def _scoped(
+    self, action: Callable[..., Tree], kind: Kind
+  ) -> Callable[..., Tree]:
+    """Names an action for those who read programs: how often, which, when."""
+    phase = "forward" if kind is Kind.FORWARD else "backward"
+    return scoped(
+      action, self._runs, f"action_{kind.name.lower()}", f"phase_{phase}"
+    )
 
   def _received(
     self, buffer: Tree, arriving: Tree, place: jax.Array, entering: Tree,

@@ -16,6 +16,8 @@ from caatnet.train.whole import to_stored, to_whole
 from configs import sections
 from configs.images import tiny as images
 from configs.pipeline import tiny
+from parallel.pipeline import cost
+from parallel.pipeline.builders import Size
 
 # Three stages of four layers, 259 tokens over two ranks and three stages: parts
 # have 1, 2 and 1 layers, a rank 130 tokens in slices of 44, the last padded.
@@ -128,6 +130,35 @@ def test_checkpoints_have_the_shapes_and_bits_of_one_piece(overrides):
   chex.assert_trees_all_equal(
     to_stored(ours.program, joined, shardings), cut
   )
+
+
+@pytest.mark.parametrize(("layers", "chunks"), [(4, 1), (6, 1), (7, 2)])
+def test_padding_takes_the_memory_that_is_said(layers, chunks):
+  """Parameters and two moments in float32, of padded layers, too."""
+  size = Size(3, 4, chunks)
+
+  def argument_bytes(layers, chunks):
+    experiment = make(
+      f"model.num_layers={layers} pipeline.chunks={chunks} "
+      "pipeline.timetable=looped", {"stage": 3},
+    )
+    state = experiment.abstract_state()
+    program = jax.jit(lambda s: s.step, keep_unused=True).lower(state)
+    blocks = state.params["blocks"]
+    of_layer = sum(
+      x.size // (3 * cost.layers_of_stage(layers, Size(3, 4, chunks)))
+      for x in jax.tree.leaves(blocks)
+    )
+    stages = experiment.program.layout.stages
+    missing = np.sum(stages.layers(layers) < 0)
+    assert missing == cost.padding_layers(layers, Size(3, 4, chunks))
+    found = program.compile().memory_analysis()
+    return found.argument_size_in_bytes, of_layer
+
+  ours, of_layer = argument_bytes(layers, chunks)
+  least, _ = argument_bytes(3, 1)
+  more = cost.layers_of_stage(layers, size) - 1
+  assert ours - least == 3 * 4 * more * of_layer
 
 
 def test_a_run_goes_on_with_other_stages(tmp_path):
