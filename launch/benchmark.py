@@ -15,6 +15,8 @@
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
   python -m launch.benchmark --config=configs/benchmark/timetables.py
+  python -m launch.benchmark --config=configs/benchmark/lockstep.py \
+    --cpu_devices=4
 """
 
 import importlib

@@ -11,12 +11,12 @@ from typing import Any
 
 import jax
 
-from caatnet.stages import Stages
 from caatnet.studies.compilation import partition, programs
 from caatnet.studies.compilation.programs import CompiledProgram
 from caatnet.train.experiment import Experiment
 from parallel.outer.base import OuterLoop
 from parallel.pipeline import simulate
+from parallel.pipeline.timetable import Timetable
 from parallel.xla import fingerprint as fingerprints
 from parallel.xla import overlap
 from parallel.xla.targets import Target
@@ -112,7 +112,9 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
   compute = max(cost.seconds, model_flops / peak)
   stages, waiting = program.layout.stages, {}
   if stages is not None:
-    waiting = {"waiting_seconds": _waiting(stages, schedule)}
+    waiting = {"waiting_seconds": _waiting(
+      stages.timetable, stages.axis.lanes, schedule
+    )}
   return times | {
     "roofline": {
       "model_flops": model_flops,
@@ -129,17 +131,18 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
   }
 
 
-def _waiting(stages: Stages, schedule: overlap.ScheduledProgram) -> float:
+def _waiting(
+  timetable: Timetable, lanes: int, schedule: overlap.ScheduledProgram
+) -> float:
   """Returns the seconds for which a device waits for other stages' actions.
 
   What all stages send in a tick is there when the last of them has done its
   action. So a tick takes as long as the longest one.
 
   Args:
-    stages: The stages of the program.
+    timetable: What the stages run.
+    lanes: Stages of a device.
     schedule: The program, whose branches are the stages' actions.
   """
   seconds = {kind: cost.seconds for kind, cost in schedule.actions().items()}
-  return simulate.lockstep_waiting_s(
-    stages.timetable, seconds, stages.axis.lanes
-  )
+  return simulate.lockstep_waiting_s(timetable, seconds, lanes)

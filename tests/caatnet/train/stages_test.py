@@ -161,6 +161,33 @@ def test_padding_takes_the_memory_that_is_said(layers, chunks):
   assert ours - least == 3 * 4 * more * of_layer
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_fragments_of_stages_have_the_layers_of_one_piece(place):
+  """So Streaming DiLoCo sends the same, and a checkpoint may hold one."""
+  streaming = (
+    "parallel.worker=2 outer.algorithm=streaming outer.fragment_layers=4 "
+    "model.num_layers=8 parallel.stage=2 pipeline.timetable=looped "
+    "pipeline.chunks=2 "
+  )
+  ours, alone = (make(s, {}) for s in (streaming, streaming + ALONE))
+  stages = ours.program.layout.stages
+  whole = {"blocks": np.arange(16).reshape(8, 2)}
+  stored = jax.tree.map(lambda x: stages.store(x, 0), whole)
+  kind, place_here = ours.outer.fragments.place(place)
+  assert (kind, place_here) == alone.outer.fragments.place(place)
+  part = ours.outer.fragments.take(stored, kind, place, 0)
+  expected = alone.outer.fragments.take(whole, kind, place, 0)
+  assert expected["blocks"].shape == (4, 2)
+  np.testing.assert_array_equal(
+    part["blocks"], stages.store(expected["blocks"], 0)
+  )
+  np.testing.assert_array_equal(
+    stages.restore(part["blocks"], 0, 4), expected["blocks"]
+  )
+  again = ours.outer.fragments.put(stored, part, kind, place, 0)
+  chex.assert_trees_all_equal(again, stored)
+
+
 def test_a_run_goes_on_with_other_stages(tmp_path):
   """And is evaluated on one device, whatever its stages were."""
   whole = loop.train(make(ALONE, {}), tmp_path / "whole", quiet=True)
@@ -198,7 +225,10 @@ def test_a_convolutional_network_trains_in_stages():
   ("sync.route=one_shot sync.carry=on kernels=interpret",
    "sync.carry='off' is what"),
   ("images parallel.stage=2 model.widths=(8,16)", "one size"),
-  ("outer.algorithm=streaming parallel.worker=2", "fragment_layers"),
+  ("outer.algorithm=streaming parallel.worker=2",
+   "fragment_layers=1 must be 0 or a multiple of the 3 parts"),
+  ("outer.algorithm=streaming outer.pattern=sequential parallel.stage=2 "
+   "outer.fragment_layers=2 parallel.worker=2", "pattern='strided'"),
 ])
 def test_what_does_not_fit_is_refused_by_its_key(overrides, words):
   with pytest.raises(ValueError, match="config.*" + re.escape(words)):
