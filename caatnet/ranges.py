@@ -208,6 +208,8 @@ RANGES = {
   "benchmark.most": COUNT,
   "benchmark.stages": COUNT,
   "benchmark.microbatches": COUNT,
+  "benchmark.layers": COUNT,
+  "benchmark.width": COUNT,
   "benchmark.chunks": COUNT,
   "benchmark.timed": COUNT,
   # Studies have their keys at the top, or in sections of their own.

@@ -24,11 +24,14 @@ class Stages:
     axis: The stages.
     timetable: What they run in a step.
     evaluation: What they run in an evaluation, without any backward.
+    keeps: Whether a forward keeps its residuals for the backward, or its input
+      alone.
   """
 
   axis: Axis
   timetable: Timetable
   evaluation: Timetable
+  keeps: bool = False
 
   def layers(self, num_layers: int) -> np.ndarray:
     """Returns which layers a stage has, int ``[stages, layers]``; -1 for none.

@@ -122,6 +122,10 @@ def pipeline() -> ConfigDict:
   # Where embedding and head are: "sharded" over the stages, which compute them
   # together, or "replicated", of which the ends' results count.
   pipeline.vocabulary = "sharded"
+  # What a forward keeps for the backward: "inputs" of parts, whose forward is
+  # then computed again, or "residuals", as many as config.model.remat says.
+  # Halved backwards ("zb_h1", "zb_h2") pay with residuals only.
+  pipeline.keep = "inputs"
   return pipeline
 
 

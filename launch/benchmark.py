@@ -15,6 +15,8 @@
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
   python -m launch.benchmark --config=configs/benchmark/timetables.py
+  python -m launch.benchmark --config=configs/benchmark/lockstep.py \
+    --cpu_devices=4
 """
 
 import importlib
@@ -28,9 +30,10 @@ FLAGS = flags.FLAGS
 
 # The values of config.benchmark.name: files of launch/benchmarks/ with `run`.
 BODIES = (
-  "churn", "coded", "decoding", "elastic_bits", "engine", "kernels",
-  "membership", "moments", "paged_attention", "programs", "ring", "schedules",
-  "server", "serving", "timetables", "train_step", "zero",
+  "churn", "coded", "decoding", "elastic_bits", "engine", "kernels", "lockstep",
+  "membership", "moments", "paged_attention", "planner", "planner_memory",
+  "programs", "ring", "schedules", "server", "serving", "timetables",
+  "train_step", "zero",
 )
 
 

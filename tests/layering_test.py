@@ -33,6 +33,7 @@ RULES = {
     LIBRARY,
   ),
   "parallel.pipeline.actions": (("parallel.pipeline",), LIBRARY),
+  "parallel.pipeline.residuals": ((), LIBRARY),
   "parallel.network": (
     (
       "parallel.checks",

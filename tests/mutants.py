@@ -3873,7 +3873,53 @@ _PIPELINE_ROWS = [
 
 _RUN_STAGES = "tests/parallel/pipeline/run_test.py"
 
+_KEPT = "tests/parallel/pipeline/residuals_test.py"
+
 _STAGES_ROWS = [
+  Mutant(
+    "parallel/pipeline/residuals.py", "weights are kept with activations",
+    "if i >= num and i == first and program.reads_last(i)",
+    "if i >= num and i == first",
+    f"{_KEPT}::test_what_is_kept_depends_on_the_input_and_is_kept_once",
+  ),
+  Mutant(
+    "parallel/pipeline/residuals.py", "the first half does the second's work",
+    "self._moving = [i for i in numbers if program.reads_last(i)]",
+    "self._moving = []",
+    f"{_KEPT}::test_gradients_are_those_of_one_program",
+  ),
+  Mutant(
+    "parallel/pipeline/residuals.py", "parameters' tangents are not known",
+    "partial_eval.dce_jaxpr(\n"
+    "      self._closed.jaxpr, [i in wanted for i in range(len(self.shapes))]",
+    "partial_eval.dce_jaxpr(\n"
+    "      self._closed.jaxpr, [i >= 0 for i in range(len(self.shapes))]",
+    f"{_KEPT}::test_nothing_is_computed_twice",
+  ),
+  Mutant(
+    "parallel/pipeline/table.py", "deltas are there a tick late",
+    'made["delta", part, m] = tick', 'made["delta", part, m] = tick + 1',
+    f"{_RUN_STAGES}::test_stages_compute_what_one_piece_does",
+  ),
+  Mutant(
+    "parallel/pipeline/cost.py", "parts of fewer layers need no padding",
+    "return size.chunks * -(-num_layers // (size.stages * size.chunks))",
+    "return num_layers // size.stages",
+    "tests/caatnet/train/stages_test.py::"
+    "test_padding_takes_the_memory_that_is_said",
+  ),
+  Mutant(
+    "parallel/pipeline/simulate.py", "nobody waits in lockstep",
+    "lanes) - own_s", "lanes)",
+    f"{_RUN_STAGES}::"
+    "test_the_compiled_program_multiplies_as_often_as_the_timetable_says",
+  ),
+  Mutant(
+    "parallel/xla/hlo.py", "a branch without a scope always runs",
+    "rest = 1 - sum(part for part in parts if part is not None)", "rest = 1",
+    "tests/parallel/xla/compiled_test.py::"
+    "test_a_branch_counts_as_often_as_its_scope_says",
+  ),
   Mutant(
     "parallel/pipeline/actions.py", "a part has its last gradients only",
     "return total + x[None].astype(total.dtype)", "return x[None] + 0 * total",
@@ -3897,8 +3943,8 @@ _STAGES_ROWS = [
   ),
   Mutant(
     "parallel/xla/ledger.py", "a branch runs whenever it is reached",
-    "return fractions.Fraction(*map(int, found[-1])) if found else None",
-    "return fractions.Fraction(1) if found else None",
+    "return next(reversed(shares(where)), None)",
+    "return fractions.Fraction(1)",
     f"{_RUN_STAGES}::"
     "test_neighbours_send_one_activation_each_way_in_a_tick",
   ),

@@ -140,6 +140,7 @@ def build_program(
       pipeline, axes["stage"], model, config.train.accumulation
     ),
   )
+  _check_kept(layout, config)
   with naming("config.model", sections.keys_of(MODELS[config.model.name])):
     return Program(model, layout)
 
@@ -254,6 +255,37 @@ def _stages(
     stack = model.parts().stack
   with naming("config.pipeline", sections.keys_of(PipelineOptions)):
     return options.stages(axis, accumulation, model.stacks[stack])
+
+
+def _check_kept(
+  layout: Layout, config: ml_collections.ConfigDict
+) -> None:
+  """Refuses residuals of stages that would cost more than they spare.
+
+  Raises:
+    ValueError: Gradients would be among them, or weights be gathered for them.
+  """
+  stages, partition = layout.stages, layout.partition
+  if stages is None or not stages.keeps:
+    return
+  kept = "config.pipeline.keep='residuals'"
+  if stages.timetable.splits:
+    # What is computed again, and what a partition reduces itself, is one piece:
+    # its gradients would come with the cotangents of inputs, and be kept.
+    kept += f" with timetable={stages.timetable.name!r}"
+    if config.model.get("remat", "none") != "none":
+      raise ValueError(
+        f"{kept} needs config.model.remat='none', not {config.model.remat!r}"
+      )
+    if layout.shards is not None:
+      raise ValueError(
+        f"{kept} needs config.zero.scheme='ddp', not {config.zero.scheme!r}"
+      )
+  if partition.secondary is not None:
+    raise ValueError(
+      f"{kept} would make the secondary copy of weights in each backward "
+      "again: it needs config.zero.secondary='none'"
+    )
 
 
 def _kernels(value: str, platform: str) -> tuple[str, ...]:

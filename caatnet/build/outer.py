@@ -22,7 +22,7 @@ from parallel.outer.dc_s3gd import DCS3GD
 from parallel.outer.diloco import DiLoCo
 from parallel.outer.eager import Eager
 from parallel.outer.exchange import Exchange
-from parallel.outer.fragments import fragments
+from parallel.outer.fragments import Fragments, fragments
 from parallel.outer.noloco import NoLoCo
 from parallel.outer.optimizers import Nesterov, Optax, OuterOptimizer
 from parallel.outer.sparseloco import SparseLoCo
@@ -202,20 +202,33 @@ class _Streaming(_Rounds, _OuterStep, _Exchanging):
 
   def build(self, program: Program, seed: int) -> OuterLoop:
     one_of("pattern", self.pattern, ("strided", "sequential"))
-    if program.layout.stages is not None and self.fragment_layers:
-      raise ValueError(
-        f"fragment_layers={self.fragment_layers} must be 0 with "
-        f"config.parallel.stage={program.layout.stages.axis.size}: a stage "
-        "has other layers than the next one"
-      )
-    cut = fragments(
-      program.model.stacks, self.fragment_layers, self.pattern == "strided"
-    )
     return Streaming(
       program.layout.worker, self.every, self.outer_optimizer(),
-      self.exchange(program, seed), cut, tuple(self.overlap), self.keep,
-      self.pieces,
+      self.exchange(program, seed), self.fragments(program),
+      tuple(self.overlap), self.keep, self.pieces,
     )
+
+  def fragments(self, program: Program) -> Fragments:
+    """Cuts the layers, on each stage alike if there are stages.
+
+    Raises:
+      ValueError: Some stages would have more of a fragment's layers.
+    """
+    stages, layers = program.layout.stages, self.fragment_layers
+    stacks, strided = program.model.stacks, self.pattern == "strided"
+    if stages is None or not layers:
+      return fragments(stacks, layers, strided)
+    parts = stages.timetable.num_parts
+    if not strided or layers % parts:
+      raise ValueError(
+        f"fragment_layers={layers} must be 0 or a multiple of the {parts} "
+        f"parts of config.parallel.stage={stages.axis.size} stages, with "
+        "pattern='strided': each has as many layers of a fragment"
+      )
+    fragments(stacks, layers, strided)  # refuses what does not divide
+    # Parts have whole rounds of strides, so a stage's layers are strided, too.
+    here = {key: count // stages.axis.size for key, count in stacks.items()}
+    return fragments(here, layers // stages.axis.size, strided, num_lead=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from parallel.axes import Axis
 from parallel.pipeline import builders
 
 VOCABULARY = ("sharded", "replicated")
+KEPT = ("inputs", "residuals")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,6 +18,7 @@ class PipelineOptions:
   timetable: str
   chunks: int
   vocabulary: str
+  keep: str
 
   def stages(self, axis: Axis, microbatches: int, num_layers: int) -> Stages:
     """Builds the stages.
@@ -31,6 +33,7 @@ class PipelineOptions:
         there are too few layers.
     """
     one_of("vocabulary", self.vocabulary, VOCABULARY)
+    one_of("keep", self.keep, KEPT)
     if self.timetable == "forward":
       raise ValueError('timetable="forward" trains nothing')
     timetable = builders.build(
@@ -42,5 +45,6 @@ class PipelineOptions:
         f"parts than the model has layers, {num_layers}"
       )
     return Stages(
-      axis, timetable, builders.build("forward", axis.size, 1, self.chunks)
+      axis, timetable, builders.build("forward", axis.size, 1, self.chunks),
+      self.keep == "residuals",
     )

@@ -39,7 +39,9 @@ def gradients(
   """
   stages, parts = _stages(program), program.model.parts()
   count = stages.timetable.num_microbatches
-  pipeline = Pipeline(stages.timetable, stages.axis, program.layout.on_cpu)
+  pipeline = Pipeline(
+    stages.timetable, stages.axis, program.layout.on_cpu, stages.keeps
+  )
 
   def loss_of(scores):
     losses = scores["loss"]

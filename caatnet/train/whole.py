@@ -87,7 +87,9 @@ def _restore(
     x = layout.shards.restore(x, leaf.tensor)
   if stages is None or dim is None:
     return x
-  return stages.restore(x, dim, leaf.shape[dim], lead)
+  # A fragment of Streaming DiLoCo has fewer layers, as many of each stage.
+  rows = x.shape[lead] * x.shape[lead + 1 + dim]
+  return stages.restore(x, dim, min(rows, leaf.shape[dim]), lead)
 
 
 def _store(layout: Layout, leaf: Leaf, lead: int, x: jax.Array) -> jax.Array:

@@ -3,6 +3,8 @@ r"""The model of `configs/caatnet/tiny.py` in four stages of two tensor ranks.
   python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8
   python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8 \
     --config.pipeline.timetable=interleaved_1f1b --config.pipeline.chunks=2
+  python -m launch.train --config=configs/pipeline/tiny.py --cpu_devices=8 \
+    --config.pipeline.timetable=zb_h1 --config.pipeline.keep=residuals
 
 Expected result: the loss of the same run without stages
 (`--config.parallel.stage=1`), step for step up to the rounding of float32. On

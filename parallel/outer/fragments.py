@@ -29,11 +29,15 @@ class Fragments:
       stack; 0 makes one fragment of all parameters.
     strided: Whether the f-th of a stack's n fragments has the layers f, f + n,
       f + 2 n, and so on; else its layers are neighbours.
+    num_lead: How many dims a stack's arrays have before that of layers. Where
+      these are stages of a pipeline, numbers of layers are those of a stage: a
+      fragment has as many of each.
   """
 
   stacks: tuple[tuple[str, int], ...]
   layers: int
   strided: bool
+  num_lead: int = 0
 
   def __post_init__(self) -> None:
     for key, num_layers in self.stacks:
@@ -130,6 +134,7 @@ class Fragments:
     Returns:
       The array with one more dim, and which dim counts fragments.
     """
+    dim += self.num_lead
     cut = (self._num_of(kind), self.layers)
     cut = cut[::-1] if self.strided else cut
     split = x.reshape(*x.shape[:dim], *cut, *x.shape[dim + 1 :])
@@ -137,7 +142,7 @@ class Fragments:
 
 
 def fragments(
-  stacks: Mapping[str, int], layers: int, strided: bool
+  stacks: Mapping[str, int], layers: int, strided: bool, num_lead: int = 0
 ) -> Fragments:
   """Cuts a model's stacks into fragments.
 
@@ -145,5 +150,6 @@ def fragments(
     stacks: The key and the number of layers of each stack.
     layers: Layers per fragment; 0 makes one fragment of all parameters.
     strided: Whether a fragment's layers are evenly spread over its stack.
+    num_lead: Dims before that of layers.
   """
-  return Fragments(tuple(stacks.items()), layers, strided)
+  return Fragments(tuple(stacks.items()), layers, strided, num_lead)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 import jax.numpy as jnp
 
+from parallel.pipeline.residuals import Backward, Kept, Recomputed, Tree
 from parallel.pipeline.timetable import Kind, Timetable
-
-Tree = Any
 
 
 class Row(NamedTuple):
@@ -28,6 +28,24 @@ class Row(NamedTuple):
   write_cotangent: jax.Array
   enter_cotangent: jax.Array
   read_cotangent: jax.Array
+  residuals: jax.Array
+  deltas: jax.Array
+
+
+class Buffers(NamedTuple):
+  """What a stage holds; trees of ``[P, ...]``, with P of each kind's own.
+
+  Attributes:
+    inputs: Inputs of parts. The last place is for what nobody reads.
+    cotangents: Cotangents of their outputs, likewise.
+    residuals: What forwards have kept for backwards.
+    deltas: What backwards' first halves have kept for the second ones.
+  """
+
+  inputs: Tree
+  cotangents: Tree
+  residuals: Tree
+  deltas: Tree
 
 
 class Actions(NamedTuple):
@@ -36,10 +54,19 @@ class Actions(NamedTuple):
   Attributes:
     timetable: The timetable.
     part: ``(params of a part, constants of a part, x) -> x``.
+    keeps: Whether a forward keeps its residuals.
   """
 
   timetable: Timetable
-  part: Callable[[Any, Any, Any], Any]
+  part: Callable[[Tree, Tree, Tree], Tree]
+  keeps: bool = False
+
+  @property
+  def backward(self) -> Backward:
+    """What a forward leaves for its backward."""
+    if self.keeps:
+      return Kept(self.part, self.timetable.splits)
+    return Recomputed(self.part)
 
   def forward_only(
     self, entering: Tree, row: Row, params: Tree, constants: Tree,
@@ -66,71 +93,98 @@ class Actions(NamedTuple):
       return self.part(_chunk(params, row), _chunk(constants, row), x)
 
     y = lax.cond(
-      row.kind == Kind.FORWARD, scoped(forward, self._runs), lambda x: x,
+      row.kind == Kind.FORWARD, self._scoped(forward, Kind.FORWARD),
+      lambda x: x,
       read(inputs, row.read_input),
     )
     return y, inputs
 
   def any_kind(
     self, entering: tuple[Tree, Tree], row: Row, params: Tree,
-    constants: Tree, inputs: Tree, cotangents: Tree,
-    arriving: tuple[Tree, Tree], grads: Tree,
-  ) -> tuple[Tree, Tree, Tree, Tree, Tree]:
+    constants: Tree, buffers: Buffers, arriving: tuple[Tree, Tree],
+    grads: Tree,
+  ) -> tuple[Tree, Tree, Buffers, Tree]:
     """Does a stage's action; arguments as of `forward_only`.
 
     Returns:
       What it sends on and back, its buffers, and the gradients of its parts.
     """
     inputs = self._received(
-      inputs, arriving[0], row.write_input, entering[0], row.enter_input
+      buffers.inputs, arriving[0], row.write_input, entering[0],
+      row.enter_input,
     )
     cotangents = self._received(
-      cotangents, arriving[1], row.write_cotangent, entering[1],
+      buffers.cotangents, arriving[1], row.write_cotangent, entering[1],
       row.enter_cotangent,
     )
-    x = read(inputs, row.read_input)
+    _, _, residuals, deltas = buffers
+    x, dy = read(inputs, row.read_input), read(cotangents, row.read_cotangent)
     nothing = jax.tree.map(jnp.zeros_like, x)
+    how = self.backward
 
-    def idle(x, dy):
-      return nothing, nothing, grads
+    def part():
+      return _chunk(params, row), _chunk(constants, row), x
 
-    def forward(x, dy):
-      y = self.part(_chunk(params, row), _chunk(constants, row), x)
-      return y, nothing, grads
+    def given():
+      return *part(), _read_kept(residuals, row.residuals), dy
 
-    def backward(x, dy):
-      fixed = _chunk(constants, row)
-      _, vjp = jax.vjp(
-        lambda p, x: self.part(p, fixed, x), _chunk(params, row), x
-      )
-      of_params, dx = vjp(dy)
-      return nothing, dx, _added(grads, of_params, row)
+    def forward():
+      y, kept = how.forward(*part())
+      return y, _write_kept(residuals, kept, row.residuals)
 
-    def of_input(x, dy):
-      mine, fixed = _chunk(params, row), _chunk(constants, row)
-      _, vjp = jax.vjp(lambda x: self.part(mine, fixed, x), x)
-      return nothing, *vjp(dy), grads
+    def backward():
+      of_params, dx = how.both(*given())
+      return dx, deltas, _added(grads, of_params, row)
 
-    def of_weight(x, dy):
-      fixed = _chunk(constants, row)
-      _, vjp = jax.vjp(lambda p: self.part(p, fixed, x), _chunk(params, row))
-      return nothing, nothing, _added(grads, *vjp(dy), row)
+    def of_input():
+      dx, kept = how.of_input(*given())
+      return dx, _write_kept(deltas, kept, row.deltas), grads
 
-    branches = {
-      Kind.IDLE: idle,
-      Kind.FORWARD: scoped(forward, self._runs, "phase_forward"),
-      Kind.BACKWARD: scoped(backward, self._runs, "phase_backward"),
-      Kind.INPUT: scoped(of_input, self._runs, "phase_backward"),
-      Kind.WEIGHT: scoped(of_weight, self._runs, "phase_backward"),
-    }
-    # A branch that never runs would only be compiled.
-    used = [k for k in Kind if not k or (self.timetable.kinds == k).any()]
-    number = jnp.asarray([used.index(k) if k in used else 0 for k in Kind])
-    y, dx, grads = lax.switch(
-      number[row.kind], [branches[kind] for kind in used], x,
-      read(cotangents, row.read_cotangent),
+    def of_weight():
+      of_params = how.of_weight(*given(), _read_kept(deltas, row.deltas))
+      return _added(grads, of_params, row)
+
+    # A switch for each, not one for all: XLA copies a buffer that a branch
+    # reads and hands on, and these read buffers or change them.
+    y, residuals = self._one_of(
+      row, {Kind.FORWARD: forward}, (nothing, residuals)
     )
-    return y, dx, inputs, cotangents, grads
+    dx, deltas, grads = self._one_of(
+      row, {Kind.BACKWARD: backward, Kind.INPUT: of_input},
+      (nothing, deltas, grads),
+    )
+    grads = self._one_of(row, {Kind.WEIGHT: of_weight}, grads)
+    return y, dx, Buffers(inputs, cotangents, residuals, deltas), grads
+
+  def _one_of(
+    self, row: Row, actions: dict[Kind, Callable[[], Tree]], otherwise: Tree
+  ) -> Tree:
+    """Does one of several actions, if the tick has one of them.
+
+    Args:
+      row: The tick's numbers.
+      actions: What is done, by kind.
+      otherwise: What there is without any.
+    """
+    # A branch that never runs would only be compiled.
+    used = [kind for kind in actions if (self.timetable.kinds == kind).any()]
+    if not used:
+      return otherwise
+    number = jnp.asarray([
+      used.index(kind) + 1 if kind in used else 0 for kind in Kind
+    ])
+    return lax.switch(number[row.kind], [
+      lambda: otherwise, *(self._scoped(actions[kind], kind) for kind in used)
+    ])
+
+  def _scoped(
+    self, action: Callable[..., Tree], kind: Kind
+  ) -> Callable[..., Tree]:
+    """Names an action for those who read programs: how often, which, when."""
+    phase = "forward" if kind is Kind.FORWARD else "backward"
+    return scoped(
+      action, self._runs, f"action_{kind.name.lower()}", f"phase_{phase}"
+    )
 
   def _received(
     self, buffer: Tree, arriving: Tree, place: jax.Array, entering: Tree,
@@ -172,6 +226,27 @@ def read(tree: Tree, place: jax.Array) -> Tree:
   """Takes what is in a place of a buffer."""
   return jax.tree.map(
     lambda x: lax.dynamic_index_in_dim(x, place, keepdims=False), tree
+  )
+
+
+def _read_kept(tree: Tree, place: jax.Array) -> Tree:
+  """Takes what is in a place of a buffer that has its own layout; see below."""
+  return _row_major(read(_row_major(tree), place))
+
+
+def _write_kept(tree: Tree, values: Tree, place: jax.Array) -> Tree:
+  """Puts values into a place of such a buffer."""
+  return _row_major(write(tree, values, place))
+
+
+def _row_major(tree: Tree) -> Tree:
+  """Says how arrays lie: last dim innermost.
+
+  Where one branch would have a buffer lie otherwise, XLA:TPU copies all of it
+  there. So only the place is copied.
+  """
+  return jax.tree.map(
+    lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim)))), tree
   )
 
 

@@ -29,6 +29,10 @@ class Cost:
     inputs: How many inputs of its parts each stage holds at most, ``[S]``; see
       `held`.
     cotangents: How many cotangents of its parts' outputs, ``[S]``.
+    deltas: Of how many microbatches of its parts each stage holds what the
+      first half of a backward leaves for the second one, ``[S]``; 0 where
+      backwards are one action. Where residuals are kept these are the
+      cotangents of all products with weights.
     forward_sends: Outputs that each stage sends to the next one, ``[S]``.
     backward_sends: Cotangents that each sends to the one before, ``[S]``.
   """
@@ -39,6 +43,7 @@ class Cost:
   stored: tuple[int, ...]
   inputs: tuple[int, ...]
   cotangents: tuple[int, ...]
+  deltas: tuple[int, ...]
   forward_sends: tuple[int, ...]
   backward_sends: tuple[int, ...]
 
@@ -72,6 +77,7 @@ def cost(timetable: Timetable) -> Cost:
     stored=_most(stored(timetable)),
     inputs=_most(inputs),
     cotangents=_most(cotangents),
+    deltas=_most(halves(timetable)),
     forward_sends=_most(np.cumsum(forward, 0)),
     backward_sends=_most(np.cumsum(backward, 0)),
   )
@@ -104,6 +110,15 @@ def held(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
   back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
   comes = np.concatenate([back[1:], forward[-1:]]) + 1
   return inputs, _alive(timetable, comes, last)
+
+
+def halves(timetable: Timetable) -> np.ndarray:
+  """Counts backwards of which one half is done, int ``[T, S]``.
+
+  That is from the first half to the second one, both ticks included.
+  """
+  ticks = when(timetable)
+  return _alive(timetable, ticks[Kind.INPUT], ticks[Kind.WEIGHT])
 
 
 def sends(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
@@ -158,6 +173,20 @@ def num_sends(size: Size, backward: bool = True) -> int:
     return 0
   boundaries = size.stages * size.chunks - 1
   return (1 + backward) * size.microbatches * boundaries
+
+
+def layers_of_stage(num_layers: int, size: Size) -> int:
+  """Returns the layers that a stage holds: as many as the fullest one needs.
+
+  A program has one shape on all devices, so parts of fewer layers are filled up
+  with layers of zeros.
+  """
+  return size.chunks * -(-num_layers // (size.stages * size.chunks))
+
+
+def padding_layers(num_layers: int, size: Size) -> int:
+  """Returns how many layers of zeros all stages hold."""
+  return size.stages * layers_of_stage(num_layers, size) - num_layers
 
 
 def step_s(

@@ -9,8 +9,9 @@ they must not, since stages take different ones.
 
 A stage keeps the inputs of its parts, in as many places as the timetable needs
 (`parallel.pipeline.table`), and computes the rest of a part again in its
-backward. Gradients are added up in the scan's carry, in float32, so no memory
-grows with the number of microbatches.
+backward, or keeps that likewise (`parallel.pipeline.residuals`). Gradients are
+added up in the scan's carry, in float32, so no memory grows with the number of
+microbatches.
 
 Stages that share a device run one after another, not under ``jax.vmap``: that
 would make of the switch a selection among all branches' results.
@@ -37,8 +38,8 @@ from parallel.collectives import (
   ranks_here,
   varying,
 )
-from parallel.pipeline.actions import Actions, Row, runs, scoped, write
-from parallel.pipeline.table import Buffer, Table, table
+from parallel.pipeline.actions import Actions, Buffers, Row, runs, scoped, write
+from parallel.pipeline.table import Table, table
 from parallel.pipeline.timetable import Timetable
 
 
@@ -87,9 +88,7 @@ class _Carry(NamedTuple):
   """What a tick leaves for the next one.
 
   Attributes:
-    inputs: Inputs of parts, ``[G, P + 1, ...]``; the last place is for what
-      nobody reads.
-    cotangents: Cotangents of outputs, like them.
+    buffers: What stages hold, ``[G, P, ...]``.
     arriving: What a stage was sent: an input and a cotangent, ``[G, ...]``.
     entering: What comes from outside: the first part's input, and the last
       one's cotangent.
@@ -97,8 +96,7 @@ class _Carry(NamedTuple):
     grads: The sum of gradients; None without backward.
   """
 
-  inputs: Any
-  cotangents: Any
+  buffers: Buffers
   arriving: tuple[Any, Any]
   entering: tuple[Any, Any]
   total: Any
@@ -114,11 +112,14 @@ class Pipeline:
     axis: The stages.
     ordered: Whether to order collectives by data flow, which XLA:CPU needs
       (`parallel.collectives.after`).
+    keeps: Whether a forward keeps its residuals; if not, a backward computes it
+      again from its input.
   """
 
   timetable: Timetable
   axis: Axis
   ordered: bool = False
+  keeps: bool = False
 
   def __post_init__(self) -> None:
     assert self.timetable.num_stages == self.axis.size
@@ -138,8 +139,8 @@ class Pipeline:
     assert self.timetable.has_backward
     run = _Run(self, functions, params, constants, batch)
     start = _Carry(
-      run.places(run.table.inputs), run.places(run.table.cotangents),
-      (run.places(), run.places()), (run.first(), run.zeros(run.of_x)),
+      run.buffers(), (run.places(), run.places()),
+      (run.first(), run.zeros(run.of_x)),
       run.zeros(run.of_score),
       jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params),
     )
@@ -154,8 +155,8 @@ class Pipeline:
     run = _Run(self, functions, params, constants, batch)
     count = self.timetable.num_microbatches
     start = _Carry(
-      run.places(run.table.inputs), (), (run.places(), ()),
-      (run.first(), ()),
+      Buffers(run.places(run.table.inputs.places + 1), (), (), ()),
+      (run.places(), ()), (run.first(), ()),
       run.zeros(run.of_score, count), None,
     )
     return run.scan(run.tick_forward, start).total
@@ -177,7 +178,8 @@ class _Run:
 
   @property
   def actions(self) -> Actions:
-    return Actions(self.pipeline.timetable, self.functions.part)
+    pipeline = self.pipeline
+    return Actions(pipeline.timetable, self.functions.part, pipeline.keeps)
 
   @functools.cached_property
   def table(self) -> Table:
@@ -202,10 +204,34 @@ class _Run:
       ), like,
     )
 
-  def places(self, buffer: Buffer | None = None) -> Any:
-    """Makes places for what moves: of a buffer, or one of each stage."""
-    lead = (self.axis.lanes, *((buffer.places + 1,) if buffer else ()))
-    return self.zeros(self.of_x, *lead, names=(self.axis.name,))
+  def places(self, *lead: int, like: Any = None) -> Any:
+    """Makes places of each stage for what moves, or for what is ``like``."""
+    return self.zeros(
+      self.of_x if like is None else like, self.axis.lanes, *lead,
+      names=(self.axis.name,),
+    )
+
+  def buffers(self) -> Buffers:
+    """Makes empty buffers of a step."""
+    how, t = self.actions.backward, self.table
+    x = jax.tree.map(lambda x: x[0], self.places())
+
+    def kept(params, fixed, x):
+      residuals = how.forward(params, fixed, x)[1]
+      if not self.pipeline.timetable.splits:
+        return residuals, ()
+      return residuals, how.of_input(params, fixed, x, residuals, x)[1]
+
+    residuals, deltas = jax.eval_shape(kept, *jax.tree.map(
+      lambda x: x[0, 0], (self.params.parts, self.constants)
+    ), x)
+
+    return Buffers(
+      # One place more is for what arrives and nobody reads.
+      self.places(t.inputs.places + 1), self.places(t.cotangents.places + 1),
+      self.places(t.residuals.places, like=residuals),
+      self.places(t.deltas.places, like=deltas),
+    )
 
   def microbatch(self, m: Any, late: Any = ()) -> Any:
     """Returns a microbatch, on CPUs once some results are there."""
@@ -235,6 +261,7 @@ class _Run:
     rows = Row(
       t.kinds, t.chunks, t.inputs.write, t.inputs.enter, t.inputs.read,
       t.cotangents.write, t.cotangents.enter, t.cotangents.read,
+      t.residuals.read, t.deltas.read,
     )
     ends = _Ends(np.append(t.enters[1:], -1), t.judged, t.leaves)
     return lax.scan(
@@ -249,8 +276,8 @@ class _Run:
       functools.partial(
         self.actions.forward_only, self.everywhere(carry.entering[0])
       ),
-      self.axis, here, self.params.parts, self.constants, carry.inputs,
-      carry.arriving[0],
+      self.axis, here, self.params.parts, self.constants,
+      carry.buffers.inputs, carry.arriving[0],
     )
 
     def judge(m):
@@ -260,18 +287,20 @@ class _Run:
 
     total = self.if_any(ends.judged, judge, lambda: carry.total)
     arriving, entering = self.send_on(outputs, ends, (outputs, total))
-    return _Carry(inputs, (), (arriving, ()), (entering, ()), total, None)
+    return _Carry(
+      Buffers(inputs, (), (), ()), (arriving, ()), (entering, ()), total, None
+    )
 
   def tick(self, carry: _Carry, row: Row, ends: _Ends) -> _Carry:
     """Does a tick of a step."""
     ordered, around = self.pipeline.ordered, self.params.around
     here = jax.tree.map(lambda x: x[ranks_here(self.axis)], row)
-    outputs, back, inputs, cotangents, of_parts = each_lane(
+    outputs, back, buffers, of_parts = each_lane(
       functools.partial(
         self.actions.any_kind, self.everywhere(carry.entering)
       ),
-      self.axis, here, self.params.parts, self.constants, carry.inputs,
-      carry.cotangents, carry.arriving, carry.grads.parts,
+      self.axis, here, self.params.parts, self.constants, carry.buffers,
+      carry.arriving, carry.grads.parts,
     )
     grads = carry.grads.around
 
@@ -301,7 +330,7 @@ class _Run:
       after(back, arriving, ordered), -1
     )
     return _Carry(
-      inputs, cotangents, (arriving, returning), (entering, cotangent), total,
+      buffers, (arriving, returning), (entering, cotangent), total,
       Params(of_parts, grads),
     )
 

@@ -8,7 +8,7 @@ its longest part, and then its longest hop.
 Shape legend: T = ticks, S = stages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -199,20 +199,49 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
   return Timeline(t, *found, finish_s=float(np.nanmax(found[1])))
 
 
-def lockstep_s(timetable: Timetable, work: Work, hops: Hops) -> float:
+def lockstep_s(
+  timetable: Timetable, work: Work, hops: Hops, lanes: int = 1
+) -> float:
   """Returns the seconds of a step in which all stages wait for each tick.
 
   Args:
     timetable: The timetable.
     work: Seconds of its parts.
     hops: Links between its stages. A tick's hops are after its parts.
+    lanes: Successive stages that share a device, one after another.
   """
   t = timetable
-  parts = t.chunks * t.num_stages + np.arange(t.num_stages)
-  computing = work.by_kind()[t.kinds, parts]
+  computing = _computing(t, work).reshape(t.num_ticks, -1, lanes).sum(2)
   forward, backward = sends(t)
   sending = np.maximum(
     forward * (np.array(hops.forward_s) + hops.latency_s),
     backward * (np.array(hops.backward_s) + hops.latency_s),
   )
   return float((computing.max(1) + sending.max(1)).sum())
+
+
+def lockstep_waiting_s(
+  timetable: Timetable, action_s: Mapping[str, float], lanes: int = 1
+) -> float:
+  """Returns for how long a device waits for others' actions in lockstep.
+
+  Args:
+    timetable: The timetable.
+    action_s: Seconds of actions by the names of their kinds in lower case, such
+      as "forward", equal for all parts. So all devices wait as long.
+    lanes: Successive stages that share a device, one after another.
+  """
+  t = timetable
+  work = Work(*(
+    (action_s.get(kind.name.lower(), 0.0),) * t.num_parts
+    for kind in Kind if kind is not Kind.IDLE
+  ))
+  own_s = float(_computing(t, work)[:, :lanes].sum())
+  return lockstep_s(t, work, even_hops(t.num_stages), lanes) - own_s
+
+
+def _computing(timetable: Timetable, work: Work) -> np.ndarray:
+  """Returns the seconds of all actions, float ``[T, S]``."""
+  stages = np.arange(timetable.num_stages)
+  parts = timetable.chunks * timetable.num_stages + stages
+  return work.by_kind()[timetable.kinds, parts]

@@ -43,6 +43,8 @@ class Table:
     chunks: The chunk of each action, 0 where idle; int32 ``[T, S]``.
     inputs: Inputs of parts.
     cotangents: Cotangents of parts' outputs.
+    residuals: What a forward keeps, from then until the backward's end.
+    deltas: What a backward's first half keeps for the second one.
     enters: The microbatch that the first part reads in a tick, -1 for none;
       int32 ``[T]``, as the following.
     judged: The microbatch whose last part runs in a tick.
@@ -53,6 +55,8 @@ class Table:
   chunks: np.ndarray
   inputs: Buffer
   cotangents: Buffer
+  residuals: Buffer
+  deltas: Buffer
   enters: np.ndarray
   judged: np.ndarray
   leaves: np.ndarray
@@ -69,7 +73,9 @@ def table(timetable: Timetable) -> Table:
     for tick, (kind, m, chunk) in timetable.actions(stage):
       part = chunk * stages + stage
       given = ("input", part, m), ("cotangent", part, m)
+      # What a stage leaves for itself is there in the tick that makes it.
       if kind is Kind.FORWARD:
+        made["residual", part, m] = tick
         if part == 0:
           enters[tick], made[given[0]] = m, tick
         if part == last:
@@ -77,18 +83,25 @@ def table(timetable: Timetable) -> Table:
         else:
           made["input", part + 1, m] = tick + 1
       elif kind is not Kind.WEIGHT:
+        made["delta", part, m] = tick
         if part == 0:
           leaves[tick] = m
         else:
           made["cotangent", part - 1, m] = tick + 1
       for what in given[: 1 if kind is Kind.FORWARD else 2]:
         used.setdefault(what, []).append(tick)
+      if timetable.has_backward:
+        used.setdefault(("residual", part, m), []).append(tick)
+      if kind in (Kind.INPUT, Kind.WEIGHT):
+        used.setdefault(("delta", part, m), []).append(tick)
 
   return Table(
     timetable.kinds.astype(np.int32),
     np.maximum(timetable.chunks, 0),
     _buffer(("input", 0), made, used, ticks, stages),
     _buffer(("cotangent", last), made, used, ticks, stages),
+    _buffer(("residual", -1), made, used, ticks, stages),
+    _buffer(("delta", -1), made, used, ticks, stages),
     enters, judged, leaves,
   )
 
@@ -103,7 +116,8 @@ def _buffer(
   """Hands out the places of one kind of things.
 
   Args:
-    outside: The kind, and of which part it comes from outside of the parts.
+    outside: The kind, and of which part it comes from outside of the parts;
+      -1 for none.
     made: Since when each thing is there: kind, part and microbatch.
     used: In which ticks it is read.
     num_ticks: T.

@@ -3,7 +3,9 @@
 import collections
 from collections.abc import Iterable
 import dataclasses
+import fractions
 import math
+import re
 from typing import Literal
 
 import numpy as np
@@ -158,6 +160,24 @@ def total(
       f"that there is no total; the first: {unknown[0]}"
     )
   return sum(c.bytes * c.count for c in selected if c.count is not None)
+
+
+# A scope that tells how often a branch runs, as `shares` reads it.
+_RUNS = re.compile(r"\bruns_(\d+)_of_(\d+)\b")
+
+
+def shares(path: str) -> list[fractions.Fraction]:
+  """Reads of how many runs of its conditionals a place in a program is part.
+
+  Args:
+    path: Scopes from the outermost in, joined by "/". One of the name
+      ``runs_2_of_5`` says that of five times that a conditional is reached two
+      take this branch.
+
+  Returns:
+    A number for each such scope in turn.
+  """
+  return [fractions.Fraction(*map(int, n)) for n in _RUNS.findall(path)]
 
 
 def alike(branches: Iterable[Iterable[Collective]]) -> bool:

@@ -10,9 +10,12 @@ Source of the syntax: https://openxla.org/xla/hlo_format (jax 0.10 to 0.12).
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import fractions
 import functools
 import math
 import re
+
+from parallel.xla.entries import shares
 
 _DTYPES = {
   "pred": ("bool", 8), "bf16": ("bfloat16", 16),
@@ -159,9 +162,12 @@ class Module:
     Args:
       start: Name of the computation that is run; the entry if None.
       alike: Tells of the branches of a conditional, by their names, whether the
-        first may stand for all. If not, all are yielded with None.
+        first may stand for all. If not, and unless their scopes tell how often
+        they run (`branch_shares`), all are yielded with None.
     """
-    yield from self._runs(start or self.entry, 1, alike)
+    for computation, times in self._runs(start or self.entry, 1, alike):
+      whole = times is not None and times == int(times)
+      yield computation, int(times) if whole else None
 
   def _runs(self, name: str, times: int | None, alike):
     computation = self.computations[name]
@@ -175,13 +181,40 @@ class Module:
           yield from self._runs(instruction.calls(key)[0], inside, alike)
       elif instruction.opcode == "conditional":
         branches = instruction.calls()
-        if alike(branches):
-          yield from self._runs(branches[0], times, alike)
-        else:
-          for branch in branches:
-            yield from self._runs(branch, None, alike)
+        parts = self.branch_shares(instruction)
+        if parts is None and alike(branches):
+          branches, parts = branches[:1], [1]
+        for branch, part in zip(
+          branches, parts or [None] * len(branches), strict=True
+        ):
+          inside = None if None in (part, times) else part * times
+          yield from self._runs(branch, inside, alike)
       elif instruction.opcode == "call":
         yield from self._runs(instruction.calls("to_apply")[0], times, alike)
+
+  def branch_shares(
+    self, conditional: Instruction
+  ) -> list[fractions.Fraction] | None:
+    """Returns of how many of its runs a conditional takes each branch.
+
+    Scopes inside the branches say so (`entries.shares`). One branch may have
+    none: it runs whenever the others do not. None if that says not all.
+    """
+    outside = len(shares(conditional.op_name))
+    parts: list[fractions.Fraction | None] = []
+    for branch in conditional.calls():
+      inside = {
+        found[outside]
+        for instruction in self.computations[branch].instructions
+        if len(found := shares(instruction.op_name)) > outside
+      }
+      if len(inside) > 1:
+        return None
+      parts.append(next(iter(inside), None))
+    rest = 1 - sum(part for part in parts if part is not None)
+    if parts.count(None) != 1 or rest < 0:
+      return None
+    return [rest if part is None else part for part in parts]
 
   def trip_count(
     self, computation: Computation, loop: Instruction

@@ -52,6 +52,7 @@ from parallel.xla.entries import (
   alike,
   merge,
   select,
+  shares,
   total,
 )
 from parallel.xla.groups import MeshAxes
@@ -75,8 +76,6 @@ _CALLS = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 # start and a done, which the ledger reads. Any other custom call with the name
 # of a collective is refused, since to miss one would make the totals wrong.
 _HALF = re.compile(r"([a-z-]+)-(start|done)")
-# A scope that tells how often a branch runs; see the module's docstring.
-_RUNS = re.compile(r"\bruns_(\d+)_of_(\d+)\b")
 _OPAQUE = re.compile(
   r"all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|"
   r"collective[-_](permute|broadcast)"
@@ -353,8 +352,7 @@ def _either(branches: Sequence[Sequence[Collective]]) -> list[Collective]:
 
 def _share(where: str) -> fractions.Fraction | None:
   """Returns how often what is in a branch runs, if a scope tells."""
-  found = _RUNS.findall(where)
-  return fractions.Fraction(*map(int, found[-1])) if found else None
+  return next(reversed(shares(where)), None)
 
 
 def _whole(count: fractions.Fraction | int) -> int | None:

@@ -14,6 +14,7 @@ All times are bounds from peak rates of a device and its links.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import re
 from types import MappingProxyType
 
 import jax
@@ -27,6 +28,8 @@ from parallel.xla.compiled import Reader
 from parallel.xla.ledger import Collective
 from parallel.xla.roofline import Cost
 from parallel.xla.targets import Target
+
+_ACTION = re.compile(r"\baction_(\w+)\b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,7 @@ class ScheduledProgram:
     """Returns the cost of all compute in one run of the program.
 
     A loop of unknown length counts as one trip, and so does each branch of a
-    conditional.
+    conditional of which nobody knows how often it runs.
     """
     cost = Cost()
     for computation, count in self.module.runs():
@@ -109,10 +112,41 @@ class ScheduledProgram:
       cost += inside * (1 if count is None else count)
     return cost
 
+  def actions(self) -> dict[str, Cost]:
+    """Returns the costs of branches in scopes ``action_NAME``, by name.
+
+    Each is of one run of the branch. Its time has that of what it sends, as far
+    as it is not hidden.
+    """
+    return {
+      name[1]: self._run(branch)
+      for computation in self.module.computations.values()
+      for instruction in computation.instructions
+      if instruction.opcode == "conditional"
+      and not _ACTION.search(instruction.op_name)  # inside of another one
+      for branch in instruction.calls()
+      for inside in self.module.computations[branch].instructions
+      if (name := _ACTION.search(inside.op_name))
+    }
+
+  def _run(self, start: str) -> Cost:
+    """Returns the cost of one run of a computation, as scheduled."""
+    total = Cost()
+    for computation, count in self.module.runs(start):
+      costs = [self.cost(computation, i) for i in computation.instructions]
+      exposed = sum(
+        t.wire_seconds - t.hidden_seconds * t.asynchronous
+        for t in self._schedule(computation.name)[0]
+      )
+      once = sum(costs, Cost(seconds=exposed))
+      total += once * (1 if count is None else count)
+    return total
+
   def collectives(self) -> list[ScheduledCollective]:
     """Returns all communicating instructions in the order of execution.
 
-    If the branches of a conditional send the same, those of the first one.
+    If the branches of a conditional send the same, those of the first one,
+    unless it is known how often each of them runs.
     """
     return [
       dataclasses.replace(transfer, count=count)
@@ -222,7 +256,8 @@ class ScheduledProgram:
   ) -> tuple[int, str | None]:
     """Returns how often a loop or call runs what; (1, None) for all else.
 
-    Branches of a conditional hide nothing: which of them runs is not known.
+    Branches of a conditional hide nothing: which of them runs when is not
+    known.
     """
     if instruction.opcode == "while":
       # Of unknown length: one trip, so that nothing is hidden that may not be.

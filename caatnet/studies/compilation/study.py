@@ -15,7 +15,10 @@ from caatnet.studies.compilation import partition, programs
 from caatnet.studies.compilation.programs import CompiledProgram
 from caatnet.train.experiment import Experiment
 from parallel.outer.base import OuterLoop
+from parallel.pipeline import simulate
+from parallel.pipeline.timetable import Timetable
 from parallel.xla import fingerprint as fingerprints
+from parallel.xla import overlap
 from parallel.xla.targets import Target
 
 
@@ -107,6 +110,11 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
   # XLA's text does not show the FLOPs of custom calls, such as flash attention.
   # So compute takes at least the model's own FLOPs at the peak rate.
   compute = max(cost.seconds, model_flops / peak)
+  stages, waiting = program.layout.stages, {}
+  if stages is not None:
+    waiting = {"waiting_seconds": _waiting(
+      stages.timetable, stages.axis.lanes, schedule
+    )}
   return times | {
     "roofline": {
       "model_flops": model_flops,
@@ -114,7 +122,27 @@ def _schedule(experiment: Experiment, made: CompiledProgram) -> dict[str, Any]:
       "memory_bytes": cost.bytes,
       "model_flops_seconds": model_flops / peak,
       "memory_seconds": cost.bytes / hardware.memory_bandwidth,
-      **programs.bounds(compute, times["overlap"]),
+      **waiting,
+      **programs.bounds(
+        compute + sum(waiting.values()), times["overlap"]
+      ),
     },
     "constants": made.constants(program.model.dtype),
   }
+
+
+def _waiting(
+  timetable: Timetable, lanes: int, schedule: overlap.ScheduledProgram
+) -> float:
+  """Returns the seconds for which a device waits for other stages' actions.
+
+  What all stages send in a tick is there when the last of them has done its
+  action. So a tick takes as long as the longest one.
+
+  Args:
+    timetable: What the stages run.
+    lanes: Stages of a device.
+    schedule: The program, whose branches are the stages' actions.
+  """
+  seconds = {kind: cost.seconds for kind, cost in schedule.actions().items()}
+  return simulate.lockstep_waiting_s(timetable, seconds, lanes)

@@ -213,6 +213,7 @@ def _print_roofline(results: Mapping[str, Mapping[str, Any]]) -> None:
     "model_flops_seconds": ("ms of model FLOPs at peak", 1e3),
     "memory_seconds": ("ms of main memory at full rate", 1e3),
     "formula_seconds": ("ms of compute, roofline by closed formula", 1e3),
+    "waiting_seconds": ("ms of waiting for longer actions of stages", 1e3),
     "compute_seconds": ("ms of compute, roofline by instruction", 1e3),
     "wire_seconds": ("ms on the links, one axis after another", 1e3),
     "busiest_axes_seconds": ("ms on the links of the busiest axes", 1e3),

@@ -16,6 +16,8 @@ from caatnet.train.whole import to_stored, to_whole
 from configs import sections
 from configs.images import tiny as images
 from configs.pipeline import tiny
+from parallel.pipeline import cost
+from parallel.pipeline.builders import Size
 
 # Three stages of four layers, 259 tokens over two ranks and three stages: parts
 # have 1, 2 and 1 layers, a rank 130 tokens in slices of 44, the last padded.
@@ -36,10 +38,19 @@ PAIRS = {
     "pipeline.timetable=looped pipeline.chunks=2 parallel.stage=2 ",
     {"data": 2, "stage": 2},
   ),
+  "zero2, residuals, remat": (
+    "parallel.data=2 zero.scheme=zero2 model.remat=reduced "
+    "pipeline.keep=residuals pipeline.timetable=eager_1f1b",
+    {"data": 2, "stage": 3},
+  ),
   "workers, tied, two backwards": (
     "parallel.worker=2 outer.algorithm=diloco outer.every=2 "
     "model.tied_embeddings=True pipeline.timetable=zb_h1 ",
     {"worker": 2, "stage": 3},
+  ),
+  "p, residuals, two backwards": (
+    "sync.p=0.5 pipeline.keep=residuals pipeline.timetable=zb_h2",
+    {"stage": 3},
   ),
   "replicated vocabulary": (
     "pipeline.vocabulary=replicated pipeline.timetable=gpipe ",
@@ -121,6 +132,62 @@ def test_checkpoints_have_the_shapes_and_bits_of_one_piece(overrides):
   )
 
 
+@pytest.mark.parametrize(("layers", "chunks"), [(4, 1), (6, 1), (7, 2)])
+def test_padding_takes_the_memory_that_is_said(layers, chunks):
+  """Parameters and two moments in float32, of padded layers, too."""
+  size = Size(3, 4, chunks)
+
+  def argument_bytes(layers, chunks):
+    experiment = make(
+      f"model.num_layers={layers} pipeline.chunks={chunks} "
+      "pipeline.timetable=looped", {"stage": 3},
+    )
+    state = experiment.abstract_state()
+    program = jax.jit(lambda s: s.step, keep_unused=True).lower(state)
+    blocks = state.params["blocks"]
+    of_layer = sum(
+      x.size // (3 * cost.layers_of_stage(layers, Size(3, 4, chunks)))
+      for x in jax.tree.leaves(blocks)
+    )
+    stages = experiment.program.layout.stages
+    missing = np.sum(stages.layers(layers) < 0)
+    assert missing == cost.padding_layers(layers, Size(3, 4, chunks))
+    found = program.compile().memory_analysis()
+    return found.argument_size_in_bytes, of_layer
+
+  ours, of_layer = argument_bytes(layers, chunks)
+  least, _ = argument_bytes(3, 1)
+  more = cost.layers_of_stage(layers, size) - 1
+  assert ours - least == 3 * 4 * more * of_layer
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_fragments_of_stages_have_the_layers_of_one_piece(place):
+  """So Streaming DiLoCo sends the same, and a checkpoint may hold one."""
+  streaming = (
+    "parallel.worker=2 outer.algorithm=streaming outer.fragment_layers=4 "
+    "model.num_layers=8 parallel.stage=2 pipeline.timetable=looped "
+    "pipeline.chunks=2 "
+  )
+  ours, alone = (make(s, {}) for s in (streaming, streaming + ALONE))
+  stages = ours.program.layout.stages
+  whole = {"blocks": np.arange(16).reshape(8, 2)}
+  stored = jax.tree.map(lambda x: stages.store(x, 0), whole)
+  kind, place_here = ours.outer.fragments.place(place)
+  assert (kind, place_here) == alone.outer.fragments.place(place)
+  part = ours.outer.fragments.take(stored, kind, place, 0)
+  expected = alone.outer.fragments.take(whole, kind, place, 0)
+  assert expected["blocks"].shape == (4, 2)
+  np.testing.assert_array_equal(
+    part["blocks"], stages.store(expected["blocks"], 0)
+  )
+  np.testing.assert_array_equal(
+    stages.restore(part["blocks"], 0, 4), expected["blocks"]
+  )
+  again = ours.outer.fragments.put(stored, part, kind, place, 0)
+  chex.assert_trees_all_equal(again, stored)
+
+
 def test_a_run_goes_on_with_other_stages(tmp_path):
   """And is evaluated on one device, whatever its stages were."""
   whole = loop.train(make(ALONE, {}), tmp_path / "whole", quiet=True)
@@ -147,11 +214,21 @@ def test_a_convolutional_network_trains_in_stages():
   ("pipeline.timetable=interleaved_1f1b pipeline.chunks=2 "
    "parallel.stage=3 model.num_layers=6", "multiples of"),
   ("pipeline.timetable=forward", "trains nothing"),
+  ("pipeline.keep=outputs", "pipeline.keep='outputs'"),
+  ("pipeline.keep=residuals pipeline.timetable=zb_h1 model.remat=full",
+   "model.remat='none'"),
+  ("pipeline.keep=residuals pipeline.timetable=zb_h1 parallel.data=2 "
+   "zero.scheme=zero1", "zero.scheme='ddp'"),
+  ("pipeline.keep=residuals parallel.data=2 zero.scheme=zero3 "
+   "zero.secondary=data", "secondary='none'"),
   ("sync.p_mlp=(.5,.5,1,1)", "synchronise alike"),
   ("sync.route=one_shot sync.carry=on kernels=interpret",
    "sync.carry='off' is what"),
   ("images parallel.stage=2 model.widths=(8,16)", "one size"),
-  ("outer.algorithm=streaming parallel.worker=2", "fragment_layers"),
+  ("outer.algorithm=streaming parallel.worker=2",
+   "fragment_layers=1 must be 0 or a multiple of the 3 parts"),
+  ("outer.algorithm=streaming outer.pattern=sequential parallel.stage=2 "
+   "outer.fragment_layers=2 parallel.worker=2", "pattern='strided'"),
 ])
 def test_what_does_not_fit_is_refused_by_its_key(overrides, words):
   with pytest.raises(ValueError, match="config.*" + re.escape(words)):

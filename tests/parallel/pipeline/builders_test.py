@@ -40,6 +40,9 @@ def test_300_timetables_are_proven_and_cost_what_formulas_say(part):
     places = table(timetable)
     assert max(counted.inputs) == places.inputs.places
     assert max(counted.cotangents) == places.cotangents.places
+    if timetable.has_backward:
+      assert max(counted.stored) == places.residuals.places
+    assert max(counted.deltas) == places.deltas.places
 
 
 # (builder, size) -> stored activations by stage, in parts of a microbatch.

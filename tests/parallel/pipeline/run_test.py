@@ -16,25 +16,32 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.collectives import varying
-from parallel.pipeline import builders
+from parallel.hardware.devices import DEVICES
+from parallel.pipeline import builders, simulate
 from parallel.pipeline.run import Functions, Params, Pipeline
-from parallel.xla import ledger
+from parallel.xla import hlo, ledger, overlap
 
 LAYERS, RANKS, WIDTH, BATCH, TOKENS = 8, 2, 3, 2, 5
 
-# Timetable, stages, microbatches, chunks, devices of stages and of ranks.
+# Timetable, stages, microbatches, chunks, devices of stages and of ranks, and
+# whether residuals are kept.
 CASES = [
-  ("gpipe", 4, 3, 1, 4, 1),
-  ("1f1b", 4, 6, 1, 2, 2),
-  ("1f1b", 8, 3, 1, 8, 1),
-  ("1f1b", 1, 2, 1, 1, 2),
-  ("1f1b", 2, 1, 1, 1, 1),
-  ("eager_1f1b", 4, 7, 1, 4, 2),
-  ("interleaved_1f1b", 4, 8, 2, 4, 1),
-  ("interleaved_1f1b", 2, 4, 4, 1, 2),
-  ("looped", 2, 3, 4, 2, 1),
-  ("zb_h1", 4, 6, 1, 4, 2),
-  ("zb_h2", 4, 9, 1, 2, 1),
+  ("gpipe", 4, 3, 1, 4, 1, False),
+  ("1f1b", 4, 6, 1, 2, 2, False),
+  ("1f1b", 8, 3, 1, 8, 1, False),
+  ("1f1b", 1, 2, 1, 1, 2, False),
+  ("1f1b", 2, 1, 1, 1, 1, False),
+  ("eager_1f1b", 4, 7, 1, 4, 2, False),
+  ("interleaved_1f1b", 4, 8, 2, 4, 1, False),
+  ("interleaved_1f1b", 2, 4, 4, 1, 2, False),
+  ("looped", 2, 3, 4, 2, 1, False),
+  ("zb_h1", 4, 6, 1, 4, 2, False),
+  ("zb_h2", 4, 9, 1, 2, 1, False),
+  ("gpipe", 4, 3, 1, 4, 2, True),
+  ("1f1b", 4, 6, 1, 2, 2, True),
+  ("interleaved_1f1b", 2, 4, 4, 1, 2, True),
+  ("zb_h1", 4, 6, 1, 4, 2, True),
+  ("zb_h2", 4, 9, 1, 2, 1, True),
 ]
 
 
@@ -74,7 +81,7 @@ def in_one_piece(w, table, tokens):
 @functools.cache
 def lowered(case):
   """The lowered program, its mesh, and what it is called with."""
-  name, stages, microbatches, chunks, devices, of_ranks = case
+  name, stages, microbatches, chunks, devices, of_ranks, keeps = case
   timetable = builders.build(name, stages, microbatches, chunks)
   stage = Axis("stage", stages, devices)
   mesh = make_mesh({"stage": stage, "tensor": Axis("tensor", RANKS, of_ranks)})
@@ -93,7 +100,7 @@ def lowered(case):
 
   def step(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
-    loss, grads = Pipeline(timetable, stage, ordered=True).gradients(
+    loss, grads = Pipeline(timetable, stage, True, keeps).gradients(
       functions, params, (), tokens
     )
     return loss, grads.parts, lax.psum(grads.around, "stage")
@@ -145,8 +152,9 @@ def test_neighbours_send_one_activation_each_way_in_a_tick(case):
     assert sent == [(4 * BATCH * WIDTH, ticks)]
   if case[5] == RANKS:
     # A part's forward runs again in its backward; where backwards are two, in
-    # each of them. The embedding, the head and its backward reduce once each.
-    times = 3 if name.startswith("zb") else 2
+    # each of them; and never where its residuals are kept. The embedding, the
+    # head and its backward reduce once each.
+    times = 1 if case[6] else 3 if name.startswith("zb") else 2
     per_rank = ledger.select(entries, axis=("tensor",), phase="forward")
     assert sum(c.count for c in per_rank) == (
       microbatches * LAYERS // stages
@@ -157,13 +165,49 @@ def test_neighbours_send_one_activation_each_way_in_a_tick(case):
     )
 
 
-def test_memory_grows_with_stages_in_flight_and_not_with_microbatches():
+@pytest.mark.parametrize("keeps", [False, True])
+def test_memory_grows_with_stages_in_flight_and_not_with_microbatches(keeps):
   def temporaries(name, microbatches):
-    found = compiled((name, 2, microbatches, 1, 2, 1)).memory_analysis()
+    found = compiled((name, 2, microbatches, 1, 2, 1, keeps)).memory_analysis()
     return found.temp_size_in_bytes
 
+  # An input; and of 4 layers of 2 ranks at least a product, as relu reads it,
+  # in an array of booleans.
+  one = BATCH * WIDTH * (4 + (4 * RANKS if keeps else 0))
   few, many = (temporaries("1f1b", m) for m in (8, 40))
   # The table of ticks is a constant, which some backends copy.
-  assert many - few < 32 * BATCH * WIDTH * 4
+  assert many - few < 32 * one
   few, many = (temporaries("gpipe", m) for m in (8, 40))
-  assert many - few >= 32 * BATCH * WIDTH * 4
+  assert many - few >= 32 * one
+
+
+@pytest.mark.parametrize("case", [
+  ("1f1b", 4, 6, 1, 4, 2, True), ("zb_h1", 4, 6, 1, 4, 2, True),
+  ("zb_h1", 4, 6, 1, 4, 2, False),
+], ids=str)
+def test_the_compiled_program_multiplies_as_often_as_the_timetable_says(case):
+  """And each action as often as it must: F = B = W, where all is kept."""
+  name, stages, microbatches, *_, keeps = case
+  timetable = builders.build(name, stages, microbatches)
+  module = hlo.parse(compiled(case).as_text())
+  schedule = overlap.ScheduledProgram(
+    module, lowered(case)[1], DEVICES["v5p"], lambda entry: 0.0
+  )
+  forward = 2 * BATCH * WIDTH**2 * (LAYERS // stages)  # of one rank
+  assert {k: c.flops / forward for k, c in schedule.actions().items()} == {
+    ("1f1b", True): {"forward": 1, "backward": 2},
+    ("zb_h1", True): {"forward": 1, "input": 1, "weight": 1},
+    # The last layer's product is not needed again, but in a loop as others are.
+    ("zb_h1", False): {"forward": 1, "input": 2, "weight": 3},
+  }[name, keeps]
+  # The embedding has no product, the head three: forward and two cotangents.
+  head = 3 * 2 * BATCH * WIDTH * TOKENS
+  times = sum(c.flops for c in schedule.actions().values())
+  assert schedule.total().flops == microbatches * (times + head)
+  # In lockstep a device waits for what it does not do in a tick.
+  waiting = simulate.lockstep_waiting_s(timetable, {
+    k: c.flops for k, c in schedule.actions().items()
+  })
+  if timetable.splits and keeps:  # all actions alike: each tick is one
+    idle = timetable.num_ticks - 3 * microbatches
+    assert waiting == idle * forward

@@ -110,6 +110,40 @@ def test_a_conditional_counts_where_its_branches_send_the_same(
   assert not row.differs
 
 
+def test_a_branch_counts_as_often_as_its_scope_says():
+  """In what is sent and in what is computed, and the rest is the other one."""
+  mesh, size = make_mesh(a=8), 16
+
+  def f(x):
+    def product(x, times):
+      for _ in range(times):
+        x = x @ x
+      return x
+
+    def once(x):
+      with jax.named_scope("runs_2_of_5"):
+        return lax.psum(product(x, 1), "a")
+
+    def twice(x):
+      with jax.named_scope("runs_1_of_5"):
+        return product(x, 2)
+
+    def tick(x, branch):
+      return lax.switch(branch, [lambda x: product(x, 3), once, twice], x), None
+
+    return lax.psum(lax.scan(tick, x, jnp.array([0, 1, 2, 1, 0]))[0], "a")
+
+  lowered, compiled = compile_mapped(f, mesh, jnp.ones((size, size)))
+  module = hlo.parse(compiled.as_text())
+  made = compiled_ledger.collectives(module, mesh)
+  assert sorted(c.count for c in made) == [1, 2]
+  assert count_bytes(made) == count_bytes(ledger.collectives(lowered, mesh))
+  program = overlap.ScheduledProgram(
+    module, mesh, DEVICES["v5p"], lambda entry: 0.0
+  )
+  assert program.total().flops == (2 * 1 + 1 * 2 + 2 * 3) * 2 * size**3
+
+
 def test_a_while_loop_of_unknown_length_stays_unknown():
   mesh = make_mesh(a=8)
 

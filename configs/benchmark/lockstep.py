@@ -1,0 +1,36 @@
+r"""Steps in stages: timetables against forms without branches.
+
+  python -m launch.benchmark --config=configs/benchmark/lockstep.py \
+    --cpu_devices=4
+
+Virtual devices share the processor, so the times say how much is computed in
+all, and nothing of bubbles. "Work in turn" says that: the products of a device
+and those for which it waits, where all stages wait for each tick. It takes a
+minute on two cores.
+"""
+
+import ml_collections
+
+
+def get_config(size: str = "small") -> ml_collections.ConfigDict:
+  """Returns the benchmark: `small`, or `test` for one that takes seconds."""
+  if size not in ("small", "test"):
+    raise ValueError(f"lockstep.py:{size}: the sizes are small and test")
+  config = ml_collections.ConfigDict()
+  config.name = "lockstep"
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "lockstep"
+  # A timetable, with " +" where it keeps residuals; "autodiff" or "masked".
+  config.benchmark.forms = (
+    "autodiff", "masked", "gpipe", "1f1b", "zb_h1", "gpipe +", "1f1b +",
+    "zb_h1 +", "zb_h2 +",
+  )
+  config.benchmark.stages, config.benchmark.microbatches = 4, 16
+  # Layers of a stage, each of two products of tokens by width squared.
+  config.benchmark.layers, config.benchmark.width = 2, 256
+  config.benchmark.tokens = 128
+  config.benchmark.rounds = 5
+  if size == "test":
+    config.benchmark.microbatches, config.benchmark.width = 5, 16
+    config.benchmark.tokens, config.benchmark.rounds = 4, 1
+  return config

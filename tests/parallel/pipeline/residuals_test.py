@@ -1,0 +1,130 @@
+"""Laws of residuals: gradients are those of `jax.vjp`, and nothing runs twice.
+
+A part is layers of two products, the first in bfloat16, which makes a copy of
+its weights; so residuals are activations and forms of weights.
+"""
+
+import chex
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from parallel.pipeline.residuals import Kept, Recomputed
+
+LAYERS, TOKENS, WIDTH = 3, 6, 4
+# Products of a layer: forward, cotangents of the input, gradients of weights.
+PRODUCTS = 2
+
+
+def part(params, scale, x):
+  def layer(x, layer):
+    w, gain = layer
+    h = x.astype(jnp.bfloat16) @ w[0].astype(jnp.bfloat16)
+    h = jnp.tanh(h).astype(jnp.float32) * gain
+    return x + scale * (h @ w[1]), None
+
+  return lax.scan(layer, x, params)[0]
+
+
+def arguments():
+  draw = np.random.default_rng(0)
+
+  def normal(*shape):
+    return draw.normal(size=shape).astype(np.float32)
+
+  params = normal(LAYERS, 2, WIDTH, WIDTH), normal(LAYERS, WIDTH)
+  return params, np.float32(0.5), normal(TOKENS, WIDTH), normal(TOKENS, WIDTH)
+
+
+def num_products(f, *args):
+  """Counts products that a program runs, those of loops as often as they do."""
+
+  def count(jaxpr):
+    total = 0
+    for equation in jaxpr.eqns:
+      times = equation.params.get("length", 1)
+      total += equation.primitive.name == "dot_general"
+      for inner in jax.tree.leaves(
+        list(equation.params.values()),
+        is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"),
+      ):
+        if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+          total += times * count(getattr(inner, "jaxpr", inner))
+    return total
+
+  return count(jax.make_jaxpr(f)(*args).jaxpr)
+
+
+def compiled_flops(f, *args):
+  return jax.jit(f).lower(*args).compile().cost_analysis()["flops"]
+
+
+@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_gradients_are_those_of_one_program(keeps, splits):
+  *args, dy = arguments()
+  how = Kept(part, splits) if keeps else Recomputed(part)
+  y, kept = jax.jit(how.forward)(*args)
+  expected, vjp = jax.vjp(lambda p, x: part(p, args[1], x), args[0], args[2])
+  of_params, of_x = jax.jit(vjp)(dy)
+  if splits:
+    dx, deltas = jax.jit(how.of_input)(*args, kept, dy)
+    grads = jax.jit(how.of_weight)(*args, kept, dy, deltas)
+  else:
+    grads, dx = jax.jit(how.both)(*args, kept, dy)
+  np.testing.assert_array_equal(y, expected)
+  np.testing.assert_array_equal(dx, of_x)
+  chex.assert_trees_all_equal(grads, of_params)
+
+
+def test_what_is_kept_depends_on_the_input_and_is_kept_once():
+  """No parameter, no copy of one, not the input, and nothing twice."""
+  *args, dy = arguments()
+  for splits in (False, True):
+    _, kept = Kept(part, splits).forward(*args)
+    assert all(x.shape == (LAYERS, TOKENS, WIDTH) for x in kept)
+    assert len(kept) == len({np.asarray(x).tobytes() for x in kept})
+  # Of each product and of the gain: what an addition to it does to the loss.
+  how = Kept(part, True)
+  _, deltas = how.of_input(*args, kept, dy)
+  assert [x.shape for x in deltas] == 3 * [(LAYERS, TOKENS, WIDTH)]
+
+
+def test_nothing_is_computed_twice():
+  """Each of the three thirds of a step is as many products."""
+  *args, dy = arguments()
+  whole, halved = Kept(part, False), Kept(part, True)
+  one = PRODUCTS * LAYERS
+  _, kept = whole.forward(*args)
+  assert num_products(whole.forward, *args) == one
+  assert num_products(whole.both, *args, kept, dy) == 2 * one
+  _, kept = halved.forward(*args)
+  _, deltas = halved.of_input(*args, kept, dy)
+  assert num_products(halved.forward, *args) == one
+  assert num_products(halved.of_input, *args, kept, dy) == one
+  assert num_products(halved.of_weight, *args, kept, dy, deltas) == one
+  # And with inputs alone each begins with a forward.
+  how = Recomputed(part)
+  assert num_products(how.of_input, *args, (), dy) == 2 * one
+
+
+def test_compiled_backwards_have_no_forward():
+  """The compiler's count, of wider layers, where products are nearly all."""
+  params = jnp.ones((LAYERS, 2, 128, 128)), jnp.ones((LAYERS, 128))
+  x = dy = jnp.ones((128, 128))
+  args = params, np.float32(1), x
+  product = 2 * 128**3
+  for how, of_input, of_weight in (
+    (Recomputed(part), 4, 6), (Kept(part, True), 2, 2)
+  ):
+    _, kept = how.forward(*args)
+    _, deltas = how.of_input(*args, kept, dy)
+    # A loop's body counts once: XLA's analysis knows no trips here.
+    for f, given, times in (
+      (how.of_input, (kept, dy), of_input),
+      (how.of_weight, (kept, dy, deltas), of_weight),
+    ):
+      flops = compiled_flops(f, *args, *given)
+      assert flops / product == pytest.approx(times, rel=0.12)
