@@ -9,10 +9,10 @@ and that of a tensor group T. Then
   multiple of d devices; likewise for the other axes, and for links of several
   axes together. So in a cluster of nodes, a T of links within nodes means that
   each tensor group is within one;
-- if what some axes connect is as small as that, each such set is one unit, and
+- if what some axes connect is as small as that, each such set is a unit, and
   the others order units, a smaller problem of this kind. Between two units each
-  device has one of the other, so the slowest link is no faster than the fastest
-  one of any device.
+  device has one of the other, so the slowest link is no faster than the
+  fastest one of any device.
 
 Up to `device_order.EXACT` units are ordered by trying all. Else hops have bounds
 of their own: the mean of all pipelines by an assignment problem, and the one

@@ -25,7 +25,7 @@ from parallel.planner.traffic import Family, Grid, Traffic, cost
 _FEW = 256  # devices up to which all starts are improved
 EXACT = 8  # devices up to which `brute_force` tries all orders
 _SHARES = (0.3, 0.01)  # of the mean, in turn
-_KICKS = 512  # times devices
+_KICKS = 512  # times devices; four times as many for few
 _CANDIDATES = 2.5e6  # exchanges that a search prices at most
 
 
@@ -62,22 +62,31 @@ def brute_force(traffic: Traffic) -> Order:
   ])
 
 
-def search(traffic: Traffic, *, seed: int = 0, kicks: int | None = None) -> Order:
+def search(
+  traffic: Traffic, *, seed: int = 0, kicks: int | None = None,
+  exact: bool = True,
+) -> Order:
   """Finds a good order; see the module's head.
 
   Args:
     traffic: The messages.
     seed: The seed of random exchanges.
     kicks: How many of these are tried; None for fewer the more devices.
+    exact: Whether to try all orders instead where that is faster, up to
+      ``EXACT`` devices.
 
   Returns:
     An order that is never worse than the devices' own.
   """
+  if exact and traffic.grid.size <= EXACT:
+    return brute_force(traffic)
   budget = _Budget()
   start = _starting(traffic, seed, budget)
   best = _improved(traffic, start, budget)
   rng, n = np.random.default_rng(seed), traffic.grid.size
-  for kick in range(_KICKS // n if kicks is None else kicks):
+  if kicks is None:
+    kicks = (4 if n <= 2 * EXACT else 1) * _KICKS // n
+  for kick in range(kicks):
     trial = best.devices.ravel().copy()
     if n <= 2 * EXACT and kick % 2:
       trial = rng.permutation(n)

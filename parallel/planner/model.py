@@ -121,5 +121,5 @@ class Transformer:
 
 
 def layers_per_part(model: Transformer, parts: int) -> int:
-  """Returns the layers of the largest of so many parts, as programs pad them."""
+  """Returns the layers of a part, of which programs pad the smaller ones."""
   return math.ceil(model.num_layers / parts)

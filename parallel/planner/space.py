@@ -56,7 +56,7 @@ class Configuration:
     return batch_size // (self.data * self.microbatches)
 
   def overrides(self) -> str:
-    """Returns ``SECTION.KEY=VALUE ...`` of a training run's config."""
+    """Returns ``SECTION.KEY=VALUE ...`` for a training run."""
     return " ".join(f"{key}={value}" for key, value in self.keys().items())
 
   def keys(self) -> dict[str, object]:
