@@ -120,8 +120,10 @@ def messages(c: Configuration, setting: Setting) -> _Messages:
   layers = c.chunks * layers_per_part(model, c.stages * c.chunks)
   wide = stream * model.backward_bytes / model.item_bytes
   # Two doors, forward and back; forwards that run again send again, but for
-  # the last door's of a layer, and with "reduced" none of a layer's.
+  # the last door's of a layer, and with "reduced" none of a layer's. Without
+  # stages the embedding is one more; with stages they sum it, too.
   forward = 2 + (2 if c.stages > 1 else 0) + (c.remat == "full")
+  enters = int(c.stages == 1)
   found = zero_cost.level_collectives(
     partition(c), parameters(c, model), accumulation=c.microbatches
   )
@@ -132,7 +134,7 @@ def messages(c: Configuration, setting: Setting) -> _Messages:
     * (2 if e.kind == "all_reduce" else 1) for e in found
   )
   return _Messages(
-    stream, ((stream, forward * layers), (wide, 2 * layers)),
+    stream, ((stream, forward * layers + enters), (wide, 2 * layers + enters)),
     (received, rounds * (c.data - 1)),
   )
 
