@@ -3854,12 +3854,14 @@ _PLANNER_ROWS = [
   Mutant(
     "parallel/planner/bound.py", "units are as far apart as their ends",
     "out, into = m.min(3), m.min(1)", "out, into = m.max(3), m.max(1)",
-    f"{_PLANNER}/device_order_test.py::test_groups_in_nodes_are_certified",
+    f"{_PLANNER}/device_order_test.py::"
+    "test_the_bound_of_pairs_that_fit_together",
   ),
   Mutant(
     "parallel/planner/bound.py", "the last stage waits for a hop, too",
     "for _ in range(grid.stages - 1):", "for _ in range(grid.stages):",
-    f"{_PLANNER}/device_order_test.py::test_no_order_is_below_the_bound",
+    f"{_PLANNER}/device_order_test.py::"
+    "test_the_bound_of_equal_links_is_what_any_order_costs",
   ),
   Mutant(
     "parallel/planner/latency.py", "only stage 0 has a data ring",

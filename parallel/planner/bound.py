@@ -157,7 +157,8 @@ def _levels(
     gaps = np.diff(np.log(values[merges]), prepend=-np.inf)
     merges = merges[np.sort(np.argsort(-gaps)[: 2 * _RANGES])]
   more = np.linspace(first, len(values), _RANGES + 1).round().astype(int)
-  starts = np.unique([first, *merges[merges > first], *more[:-1]])
+  starts = np.unique([first, *merges[merges > first], *more])
+  starts = starts[starts < len(values)]
   ends = [*starts[1:], len(values)]
   low = float(values[first])
   for start, end in zip(starts, ends, strict=True):
