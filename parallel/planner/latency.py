@@ -10,7 +10,8 @@ Stages run in lockstep, as one program does, a tick taking its longest action
 and then its longest hop; or each at its own pace ("events"), as processes of
 their own would. In lockstep all stages also compute embedding and head
 together, for which the stream goes over the axis of stages four times per
-microbatch (`parallel.pipeline.run`).
+microbatch, from neighbour to neighbour (`parallel.pipeline.run`). At their own
+pace they send nothing for that, and each has as much of it as the others.
 
 Then every stage's data ring sends what `parallel.zero.cost` says; the slowest
 link of the slowest stage decides, after the pipeline. A ring of k ranks over
@@ -292,11 +293,10 @@ def _vocabulary(
   rate = setting.utilisation * setting.links.device.peak(model.dtype)
   head_s = 3 * model.head_flops(examples, c.stages * c.tensor) / rate
   sums_s = 0.0
-  if c.stages > 1:
+  if c.stages > 1 and setting.execution == "lockstep":
     size = model.boundary_bytes(examples)
     ring = _reduction(setting.links, size, c.stages, "psum")
-    slowest = ring[order, np.roll(order, -1, 0)].max()
-    sums_s = VOCABULARY_REDUCTIONS * float(slowest)
+    sums_s = VOCABULARY_REDUCTIONS * float(ring[order[:-1], order[1:]].max())
   return m * (head_s + sums_s)
 
 
