@@ -3217,9 +3217,7 @@ _GROWTH = (
 _SERVING_ROWS = [
   Mutant(
     "caatnet/serving/pages.py", "a page is free while a copy reads it",
-    "      if page in readers:\n        self._waiting[page] = None\n"
-    "      elif in_turn",
-    "      if in_turn",
+    "      elif page in readers:\n        self._waiting[page] = None\n", "",
     f"{_SERVING}/pages_test.py::test_a_page_that_is_read_is_not_handed_out",
   ),
   Mutant(
@@ -3235,7 +3233,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/requests.py", "a page's name forgets what is before it",
-    "prefixes.name(parent, tokens[start", "prefixes.name(b\"\", tokens[start",
+    "names[-1] if names else prefixes.ROOT", "prefixes.ROOT",
     f"{_SERVING}/pages_test.py::test_found_pages_are_those_of_a_trie",
   ),
   Mutant(
@@ -3319,7 +3317,29 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/scheduler.py", "who is preempted stays in the step",
-    "alive &= self.running.epochs[decodes] == epochs", "pass", _ALONE,
+    "alive = self.running.epochs[decodes] == epochs",
+    "alive = np.ones(len(decodes), bool)", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/scheduler.py", "a sequence of NaN is served on",
+    "in [step.drawn[i] for i in event.failed]:", "in []:",
+    f"{_SERVING}/server_clients_test.py::test_a_sequence_of_nan_fails_alone",
+  ),
+  Mutant(
+    "caatnet/serving/scheduler.py", "who has no page for its token decodes",
+    "      alive[without] = False\n", "", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/groups.py", "a run goes on where pages are taken",
+    "self._is_free.find(0, start, start + count)", "-1",
+    f"{_SERVING}/pages_test.py::"
+    "test_groups_hand_out_each_page_once_and_merge",
+  ),
+  Mutant(
+    "caatnet/serving/running.py", "tokens of long answers are written over",
+    "    if oldest.any():", "    if False:",
+    f"{_SERVING}/scheduler_test.py::"
+    "test_answers_longer_than_what_is_kept_are_whole",
   ),
   Mutant(
     "caatnet/serving/server/service.py", "who has gone is served on",

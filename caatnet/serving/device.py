@@ -173,15 +173,10 @@ class DecoderExecutor:
     seconds, self._last_s = now - max(begun, self._last_s), now
     if not compiled:
       self.costs.add_step(seconds, sum(c.length for c in step.chunks))
-    drawn = step.drawn
-    for i in np.flatnonzero(np.isnan(logprobs)):
-      raise ValueError(
-        f"the logits of the model are NaN after {drawn[i].length} tokens of "
-        f"request {drawn[i].number}"
-      )
-    for request, logprob in zip(drawn, logprobs.tolist(), strict=True):
+    for request, logprob in zip(step.drawn, logprobs.tolist(), strict=True):
       request.payload.logprobs.append(logprob)
-    return Event(now, step=step, tokens=tokens)
+    failed = np.flatnonzero(np.isnan(logprobs)).tolist()
+    return Event(now, step=step, tokens=tokens, failed=failed)
 
   def copy(self, copy: Copy) -> None:
     """Begins a copy of pages."""

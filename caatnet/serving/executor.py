@@ -126,12 +126,14 @@ class Event:
     copy: The copy; None for a step.
     tokens: int ``[n]``, the drawn tokens of the step's decodes and then of its
       chunks that draw.
+    failed: Which of these are no tokens, since the model's logits are NaN.
   """
 
   time_s: float
   step: Step | None = None
   copy: Copy | None = None
   tokens: Sequence[int] = ()
+  failed: Sequence[int] = ()
 
 
 class Costs(Protocol):

@@ -48,9 +48,9 @@ class Groups:
     ]
     self._sizes = 0  # bit k: there is a free group of 2^k pages
     self._is_free = bytearray(num_pages)
-    self.give(0, num_pages)
+    self.give(range(num_pages))
 
-  def take(self, count: int, room: bool = False) -> list[tuple[int, int]]:
+  def take(self, count: int, room: bool = False) -> list[int]:
     """Takes pages in as few runs as the free groups allow.
 
     Args:
@@ -59,21 +59,27 @@ class Groups:
         finds the pages after its own free; else from a smallest that suffices.
 
     Returns:
-      Runs, as first page and number of pages.
+      The pages, run by run.
     """
     assert count <= self.num_free, (count, self.num_free)
     self.num_free -= count
-    found = []
+    found: list[int] = []
     while count:
       k = self._choose(count, room)
-      start, size = next(reversed(self._free[k])), 1 << k
-      self._pop(k, start)
-      used = size if size < count else count
-      self._is_free[start : start + used] = bytes(used)
+      size, free = 1 << k, self._free[k]
+      while True:
+        start, _ = free.popitem()
+        used = size if size < count else count
+        found += range(start, start + used)
+        count -= used
+        if count < size or not free:  # else these are the largest still
+          break
+      if not free:
+        self._sizes ^= size
       if used < size:
         self._join(start + used, size - used)
-      found.append((start, used))
-      count -= used
+    for page in found:
+      self._is_free[page] = 0
     return found
 
   def _choose(self, count: int, room: bool) -> int:
@@ -89,26 +95,33 @@ class Groups:
     Returns:
       How many it took.
     """
-    for taken in range(count):
-      page = start + taken
-      if page >= self.num_pages or not self._is_free[page]:
-        return taken
+    end = self._is_free.find(0, start, start + count)
+    if end < 0:  # all are free, but for those behind the range
+      end = min(start + count, self.num_pages)
+    if end <= start:
+      return 0
+    self._is_free[start:end] = bytes(end - start)
+    self.num_free -= end - start
+    page = start
+    while page < end:
       k, first = 0, page
       while first not in self._free[k]:
         k += 1
         first = page >> k << k
       self._pop(k, first)
-      self._is_free[page] = 0
-      self.num_free -= 1
-      self._join(first, page - first)
-      self._join(page + 1, first + (1 << k) - page - 1)
-    return count
+      if first < start:
+        self._join(first, start - first)
+      page = first + (1 << k)
+    self._join(end, page - end)
+    return end - start
 
-  def give(self, start: int, count: int) -> None:
-    """Gives a run of pages back, and merges buddies."""
-    self._is_free[start : start + count] = b"\1" * count
-    self.num_free += count
-    self._join(start, count)
+  def give(self, pages: Sequence[int]) -> None:
+    """Gives pages back, and merges buddies."""
+    for page in pages:
+      self._is_free[page] = 1
+    self.num_free += len(pages)
+    for start, count in runs(pages):
+      self._join(start, count)
 
   def _join(self, start: int, count: int) -> None:
     """Makes groups of a run of free pages, which merge with their buddies."""

@@ -19,7 +19,7 @@ import hashlib
 
 import numpy as np
 
-from caatnet.serving.groups import Groups, runs
+from caatnet.serving.groups import Groups
 
 
 def _signature(tokens: np.ndarray) -> bytes:
@@ -129,8 +129,7 @@ class Host:
       if self._reserve:  # to the next power of two
         want = (1 << (last - 1).bit_length()) - len(copy.pages)
       want = max(need, min(want, self._groups.num_free))
-      for start, count in self._groups.take(want):
-        copy.pages += range(start, start + count)
+      copy.pages += self._groups.take(want)
     self._pin(copy, pinned)
     copy.tokens = max(copy.tokens, tokens)
     return copy.pages[first:last]
@@ -182,8 +181,7 @@ class Host:
     copy = self._copies.pop(owner, None)
     if copy is not None:
       self._pin(copy, False)
-      for start, count in runs(copy.pages):
-        self._groups.give(start, count)
+      self._groups.give(copy.pages)
 
   def check(self) -> None:
     """Asserts that each page has one owner or is free."""

@@ -19,7 +19,7 @@ import dataclasses
 
 import numpy as np
 
-from caatnet.serving.groups import Groups, runs
+from caatnet.serving.groups import Groups
 
 # Of all pages this part is made free at a time: among many pages some lie one
 # after another, so what is taken then is in few runs.
@@ -137,8 +137,7 @@ class Pages:
       num = groups.take_at(after + 1, count)
       found += range(after + 1, after + 1 + num)
     if count > len(found):
-      for start, num in groups.take(count - len(found), room=after >= 0):
-        found += range(start, start + num)
+      found += groups.take(count - len(found), room=after >= 0)
     for page in found:
       holders[page] = 1
     return found
@@ -153,8 +152,7 @@ class Pages:
         del self._by_name[name]
         names[page] = None
     self.counts.evicted += before - len(self._by_name)
-    for start, num in runs(pages[::-1]):  # a sequence's last page came first
-      self._groups.give(start, num)
+    self._groups.give(pages[::-1])  # a sequence's last page came first
 
   def publish(
     self, pages: Sequence[int], names: Sequence[bytes]
@@ -186,17 +184,16 @@ class Pages:
     idle, in_turn = self._idle, self._in_turn
     for page in reversed(pages):
       left = holders[page] = holders[page] - 1
-      assert left >= 0, page
       if left:
-        continue
-      if page in readers:
+        assert left > 0, page
+      elif page in readers:
         self._waiting[page] = None
       elif in_turn or names[page] is not None:
         idle[page] = None
       else:
         free.append(page)
-    for start, count in runs(free[::-1]):
-      self._groups.give(start, count)
+    if free:
+      self._groups.give(free[::-1])
 
   def begin_read(self, pages: Sequence[int]) -> None:
     """Notes a copy that reads pages, which are held."""
@@ -217,7 +214,7 @@ class Pages:
         if self._in_turn or self._names[page] is not None:
           self._idle[page] = None
         else:
-          self._groups.give(page, 1)
+          self._groups.give([page])
 
   def read(self, page: int) -> bool:
     """Returns whether a copy reads a page, so that it must not be written."""

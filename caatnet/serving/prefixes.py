@@ -12,11 +12,17 @@ import hashlib
 ROOT = b""
 
 
-def name(parent: bytes, tokens: bytes) -> bytes:
-  """Returns the name of a full page.
+def names(parent: bytes, tokens: bytes, size: int) -> list[bytes]:
+  """Returns the names of full pages that follow one another.
 
   Args:
-    parent: The name of the page before it, `ROOT` for the first one.
-    tokens: The page's tokens, as the bytes of int32 ``[page_size]``.
+    parent: The name of the page before them, `ROOT` for the first ones.
+    tokens: Their tokens, as the bytes of int32 ``[n]``; what fills no page has
+      no name.
+    size: The bytes of a page's tokens.
   """
-  return hashlib.blake2b(parent + tokens, digest_size=16).digest()
+  found, new = [], hashlib.blake2b
+  for stop in range(size, len(tokens) + 1, size):
+    parent = new(parent + tokens[stop - size : stop], digest_size=16).digest()
+    found.append(parent)
+  return found

@@ -16,7 +16,8 @@ class State(enum.Enum):
   are copied to the host, and it keeps them until then. SWAPPED: the host alone
   has its pages. ARRIVING: they are copied back. The others are ends: FINISHED:
   it has all its tokens. CANCELLED: its client has gone. EXPIRED: its first
-  token did not come before its deadline. REFUSED: it can never fit.
+  token did not come before its deadline. REFUSED: it can never fit. FAILED: the
+  model's logits for it are NaN.
   """
 
   WAITING = "waiting"
@@ -28,15 +29,16 @@ class State(enum.Enum):
   CANCELLED = "cancelled"
   EXPIRED = "expired"
   REFUSED = "refused"
+  FAILED = "failed"
 
 
-ENDS = (State.FINISHED, State.CANCELLED, State.EXPIRED, State.REFUSED)
+ENDS = (
+  State.FINISHED, State.CANCELLED, State.EXPIRED, State.REFUSED, State.FAILED
+)
 
 
-def never(token: int) -> bool:
-  """Ends no sequence."""
-  del token
-  return False
+# Ends no sequence; a set's method, since it is asked about each token.
+never: Callable[[int], bool] = frozenset().__contains__
 
 
 class Request:
@@ -119,8 +121,9 @@ class Request:
     self.conversation, self.more = conversation, more
     self.ends, self.payload = ends, payload
     self.state = State.WAITING
-    self._tokens: list[int] = []
-    self._times: list[float] = []
+    # Both in pieces, as they were taken.
+    self._tokens: list[np.ndarray] = []
+    self._times: list[np.ndarray] = []
     self.buffer: Callable[[Request], None] | None = None
     self.scheduled_s: float | None = None
     self.end_s: float | None = None
@@ -133,21 +136,24 @@ class Request:
   @property
   def tokens(self) -> list[int]:
     """The tokens drawn so far that the host knows."""
-    if self.buffer is not None:
-      self.buffer(self)
-    return self._tokens
+    return [token for piece in self._drawn() for token in piece.tolist()]
 
   @property
   def token_times(self) -> list[float]:
     """When each of them came."""
+    self._drawn()
+    return [time for piece in self._times for time in piece.tolist()]
+
+  def take(self, tokens: np.ndarray, times: np.ndarray) -> None:
+    """Notes its next tokens, int32 ``[n]``, and when they came."""
+    self._tokens.append(tokens)
+    self._times.append(times)
+
+  def _drawn(self) -> list[np.ndarray]:
+    """Returns all tokens drawn, in pieces."""
     if self.buffer is not None:
       self.buffer(self)
-    return self._times
-
-  def take(self, tokens: Sequence[int], times: Sequence[float]) -> None:
-    """Notes its next tokens, and when they came."""
-    self._tokens += tokens
-    self._times += times
+    return self._tokens
 
   @property
   def owner(self) -> Hashable:
@@ -159,25 +165,26 @@ class Request:
   @property
   def length(self) -> int:
     """How many tokens it has that the host knows."""
-    return len(self.prompt) + len(self.tokens)
+    return len(self.prompt) + sum(map(len, self._drawn()))
 
   def all_tokens(self, start: int = 0, stop: int | None = None) -> np.ndarray:
     """Returns the tokens of some positions, those of the prompt first."""
-    n = len(self.prompt)
-    stop = self.length if stop is None else stop
-    drawn = self.tokens[max(0, start - n) : max(0, stop - n)]
+    drawn = self._drawn()
     if not drawn:
       return self.prompt[start:stop]
-    return np.concatenate([self.prompt[start:stop], drawn]).astype(np.int32)
+    n = min(start, len(self.prompt))
+    return np.concatenate([self.prompt[n:], *drawn])[
+      start - n : None if stop is None else max(0, stop - n)
+    ]
 
   def name_pages(self, page_size: int) -> None:
     """Names the pages that its known tokens fill."""
-    names, size = self.names, page_size * self.prompt.itemsize
-    tokens = self.all_tokens(len(names) * page_size).tobytes()
-    parent = names[-1] if names else prefixes.ROOT
-    for start in range(0, len(tokens) - size + 1, size):
-      parent = prefixes.name(parent, tokens[start : start + size])
-      names.append(parent)
+    names = self.names
+    names += prefixes.names(
+      names[-1] if names else prefixes.ROOT,
+      self.all_tokens(len(names) * page_size).tobytes(),
+      page_size * self.prompt.itemsize,
+    )
 
   @property
   def ttft_s(self) -> float:

@@ -1,6 +1,10 @@
 """The running requests as arrays, so that a step costs no loop over them.
 
-Shape legend: S = slots, P = pages of a sequence, D = decodes of a step.
+A step's tokens are noted in one row, so what is written lies together in
+memory; a request's are read out of a column when somebody asks for them.
+
+Shape legend: S = slots, P = pages of a sequence, D = decodes of a step, K =
+steps that are kept.
 """
 
 from collections.abc import Hashable, Sequence
@@ -10,8 +14,9 @@ import numpy as np
 
 from caatnet.serving.requests import Request, never
 
-# Tokens of a slot that are kept here before they go to their request.
-_KEPT = 256
+# Steps of which tokens are kept here before they go to their requests.
+_KEPT = 512
+_NONE, _NEVER = -1, np.iinfo(np.int64).max  # no token; no step
 
 
 class Running:
@@ -23,7 +28,6 @@ class Running:
       them; int64 ``[S]``, as all arrays by slot.
     context: How many were known when it was admitted: those read in chunks.
     longest: How many will have been read at its end.
-    known: How many tokens it has that the host knows.
     room: How many positions its pages have.
     pending: How many of its tokens are being drawn.
     epochs: How often the slot was given, and taken back.
@@ -36,22 +40,21 @@ class Running:
     self.requests = np.full(num_slots, None, object)
     zeros = np.zeros(num_slots, np.int64)
     self.computed, self.context, self.longest = (zeros.copy() for _ in "abc")
-    self.known, self.room, self.epochs = (zeros.copy() for _ in "abc")
-    self.pending, self._payers, self._count = (zeros.copy() for _ in "abc")
-    # `Request.ends`, and whether it is to be asked about each token.
-    self._ends = np.full(num_slots, never, object)
-    self._asked = np.zeros(num_slots, bool)
-    self._tokens = np.zeros((num_slots, _KEPT), np.int64)
-    self._times = np.zeros((num_slots, _KEPT))
+    self.room, self.epochs, self._left = (zeros.copy() for _ in "abc")
+    self.pending, self._payers = zeros.copy(), zeros.copy()
+    self._ends = np.full(num_slots, never, object)  # `Request.ends`
+    # What steps have drawn, int32 [K, S], and when; of a slot all since a step.
+    self._tokens = np.full((_KEPT, num_slots), _NONE, np.int32)
+    self._times = np.zeros(_KEPT)
+    self._steps, self._since = 0, np.full(num_slots, _NEVER)
     self._clients: list[tuple[Hashable, float]] = []
     self._numbers: dict[tuple[Hashable, float], int] = {}
     self.tables = np.zeros((num_slots, num_pages), np.int32)
     self._free = list(range(num_slots - 1, -1, -1))
-    self._order: dict[int, None] = {}
-    self._slots: np.ndarray | None = None
+    self._order, self._len = zeros.copy(), 0
 
   def __len__(self) -> int:
-    return len(self._order)
+    return self._len
 
   def __iter__(self):
     return iter(self.requests[self.slots].tolist())
@@ -64,9 +67,7 @@ class Running:
   @property
   def slots(self) -> np.ndarray:
     """The slots in the order in which they were given, int64 ``[n]``."""
-    if self._slots is None:
-      self._slots = np.fromiter(self._order, np.int64, len(self._order))
-    return self._slots
+    return self._order[: self._len]
 
   def add(self, request: Request, computed: int, context: int) -> None:
     """Gives a request a slot; its pages are set by `extend`."""
@@ -80,14 +81,14 @@ class Running:
     self._payers[slot] = self._numbers[payer]
     request.slot, request.context = slot, context
     self.requests[slot] = request
-    self._order[slot] = None
-    self._slots = None
+    self._order[self._len] = slot
+    self._len += 1
     self.computed[slot], self.context[slot] = computed, context
-    self.longest[slot], self.known[slot] = request.longest, request.length
-    self.room[slot] = self._count[slot] = 0
+    self.longest[slot] = request.longest
+    self._left[slot] = request.longest + 1 - request.length  # to be drawn
+    self._since[slot] = self._steps
     self.pending[slot] = request.num_pending
     self._ends[slot] = request.ends
-    self._asked[slot] = request.ends is not never
     request.buffer = self._flush
     self.epochs[slot] += 1
     self.extend(request, request.pages)
@@ -100,12 +101,10 @@ class Running:
     self._numbers = {payer: i for i, payer in enumerate(self._clients)}
 
   def extend(self, request: Request, pages: Sequence[int]) -> None:
-    """Notes the next pages of a request."""
-    slot, size = request.slot, self._page_size
-    first = int(self.room[slot]) // size
-    last = first + len(pages)
-    self.tables[slot, first:last] = pages
-    self.room[slot] = last * size
+    """Notes the last ones of a request's pages, which are new."""
+    slot, last = request.slot, len(request.pages)
+    self.tables[slot, last - len(pages) : last] = pages
+    self.room[slot] = last * self._page_size
 
   def remove(self, request: Request) -> None:
     """Takes a request's slot back."""
@@ -114,8 +113,10 @@ class Running:
     request.num_pending = int(self.pending[request.slot])
     slot, request.slot = request.slot, -1
     self.requests[slot] = None
-    del self._order[slot]
-    self._slots = None
+    self._since[slot] = _NEVER
+    at, last = int((self.slots == slot).argmax()), self._len - 1
+    self._order[at:last] = self._order[at + 1 : self._len]
+    self._len = last
     self._free.append(slot)
     self.epochs[slot] += 1
 
@@ -140,29 +141,33 @@ class Running:
     Returns:
       The requests that their tokens end.
     """
-    at = self._count[slots]
-    self._tokens[slots, at], self._times[slots, at] = tokens, now
-    self._count[slots] = at + 1
-    self.known[slots] += 1
+    row = self._tokens[self._steps % _KEPT]
+    row[:] = _NONE
+    row[slots], self._times[self._steps % _KEPT] = tokens, now
+    self._steps += 1
+    oldest = self._since <= self._steps - _KEPT
+    if oldest.any():
+      for slot in np.flatnonzero(oldest).tolist():
+        self._flush(self.requests[slot])
     self.pending[slots] -= 1
-    for slot in slots[at + 1 == _KEPT].tolist():
-      self._flush(self.requests[slot])
-    ended = self.known[slots] > self.longest[slots]
-    asked = np.flatnonzero(self._asked[slots])
-    ends = self._ends[slots[asked]].tolist()
-    answers = list(map(operator.call, ends, tokens[asked].tolist()))
+    left = self._left[slots] - 1
+    self._left[slots] = left
+    ended = left <= 0
+    ends = self._ends[slots].tolist()
+    answers = list(map(operator.call, ends, tokens.tolist()))
     if True in answers:  # seldom; most steps make no array of them
-      ended[asked] |= answers
+      ended |= answers
     return self.requests[slots[ended]].tolist()
 
   def _flush(self, request: Request) -> None:
     """Moves what was recorded of a request to it."""
-    slot = request.slot
-    count, self._count[slot] = int(self._count[slot]), 0
-    if count:
-      request.take(
-        self._tokens[slot, :count].tolist(), self._times[slot, :count].tolist()
-      )
+    slot, steps = request.slot, self._steps
+    first, self._since[slot] = int(self._since[slot]), steps
+    if first < steps:
+      rows = np.arange(first, steps) % _KEPT
+      tokens = self._tokens[rows, slot]
+      drawn = tokens != _NONE
+      request.take(tokens[drawn], self._times[rows][drawn])
 
   def clients(self, slots: np.ndarray) -> list[tuple[Hashable, int, float]]:
     """Returns how many of some slots each client has, and its weight."""

@@ -12,6 +12,7 @@ that a token ends is in one more step, whose token is dropped; its pages are
 free once the host knows.
 """
 
+from collections.abc import Callable
 import dataclasses
 import heapq
 
@@ -80,7 +81,10 @@ class Scheduler:
     running: The requests that have a slot.
     swapping: Copies of pages.
     counts: What was done.
+    ended: Is called with each request that has ended.
   """
+
+  ended: Callable[[Request], None] | None = None
 
   def __init__(
     self, limits: Limits, policy: Policy, pages: Pages, host: Host, costs: Costs
@@ -151,17 +155,18 @@ class Scheduler:
     decodes, reading = self.running.ready()
     decodes = self._batch(decodes)
     epochs = self.running.epochs[decodes]
-    alive = self._grow(decodes)
-    budget = self.limits.tokens - int(alive.sum())
+    without = self._grow(decodes)
+    budget = self.limits.tokens - len(decodes) + len(without)
     chunks = self._chunks = []
     for request in reading:
       if self._room(budget, chunks):
         budget -= self._read_on(request, budget, chunks)
     if not self._short or self.limits.admit_while_short:
       self._admit(now, budget, chunks)
-    if self._short:  # some have given way
-      alive &= self.running.epochs[decodes] == epochs
-    decodes = decodes[alive]
+    if without or self._short:  # some wait for pages, or have given way
+      alive = self.running.epochs[decodes] == epochs
+      alive[without] = False
+      decodes = decodes[alive]
     if not len(decodes) and not chunks:
       if self._short and not self.limits.admit_while_short:
         self._admit(now, self.limits.tokens, chunks)  # all have given way
@@ -183,26 +188,25 @@ class Scheduler:
     self._used_keys[chosen] = self.counts.steps
     return decodes[[key == chosen for key in keys]]
 
-  def _grow(self, decodes: np.ndarray) -> np.ndarray:
+  def _grow(self, decodes: np.ndarray) -> list[int]:
     """Gives pages to decodes that begin one.
 
     Returns:
-      Which of them have the pages that they need, bool ``[D]``.
+      Which of them have not the pages that they need, as indices.
     """
-    slots = self.running
-    alive = np.ones(len(decodes), bool)
-    full = slots.computed[decodes] >= slots.room[decodes]
-    for i in np.flatnonzero(full).tolist():
-      request: Request | None = slots.requests[decodes[i]]
-      if request is None:  # it has given way in this loop
-        alive[i] = False
-        continue
-      last = -(-request.longest // self.pages.page_size)
-      count = min(self.limits.growth, last - len(request.pages))
-      if count > self.pages.num_available:
-        count = 1
-      alive[i] = self._provide(request, count)
-    return alive
+    slots, without = self.running, []
+    full = np.flatnonzero(slots.computed[decodes] >= slots.room[decodes])
+    growing = slots.requests[decodes[full]].tolist()
+    for i, request in zip(full.tolist(), growing, strict=True):
+      if request.slot >= 0:  # else it has given way in this loop
+        last = -(-request.longest // self.pages.page_size)
+        count = min(self.limits.growth, last - len(request.pages))
+        if count > self.pages.num_available:
+          count = 1
+        if self._provide(request, count):
+          continue
+      without.append(i)
+    return without
 
   def _provide(self, request: Request, count: int) -> bool:
     """Gives a running request pages; others or itself may have to give way.
@@ -377,19 +381,26 @@ class Scheduler:
     step, now, slots = event.step, event.time_s, self.running
     assert step is not None
     tokens = np.asarray(event.tokens)
-    same = slots.epochs[step.drawing] == step.epochs
-    for request in slots.record(step.drawing[same], tokens[same], now):
-      self._finish(request, now)
+    for request in [step.drawn[i] for i in event.failed]:
+      if request.state not in ENDS:
+        self._leave(request)
+        self._end(request, State.FAILED, now)
+    drawing, late = step.drawing, []
+    same = slots.epochs[drawing] == step.epochs
     if not same.all():  # some have lost their slots
       requests = step.drawn
-      for i in np.flatnonzero(~same).tolist():
-        self._late(requests[i], int(tokens[i]), now)
+      late = [(requests[i], int(tokens[i])) for i in np.flatnonzero(~same)]
+      drawing, tokens = drawing[same], tokens[same]
+    for request in slots.record(drawing, tokens, now):
+      self._finish(request, now)
+    for request, token in late:
+      self._late(request, token, now)
 
   def _late(self, request: Request, token: int, now: float) -> None:
     """Takes the token of a request that has no slot any more."""
     request.num_pending -= 1
     if request.state not in ENDS:  # else it ended a step before
-      request.take([token], [now])
+      request.take(np.array([token], np.int32), np.array([now]))
       if request.ends(token) or len(request.tokens) == request.max_tokens:
         self._finish(request, now)
 
@@ -422,3 +433,5 @@ class Scheduler:
     if state is not State.REFUSED:
       self.swapping.end(request)
       self.policy.ended(request)
+    if self.ended is not None:
+      self.ended(request)

@@ -36,6 +36,10 @@ def failure(state: State, asked: Asked) -> ApiError:
       504, f"no token came within deadline_s={asked.deadline_s:g}",
       "deadline_exceeded", "deadline_s",
     )
+  if state is State.FAILED:
+    return ApiError(
+      500, "the model's logits are NaN for this sequence", "not_a_number"
+    )
   return ApiError(
     400, "the prompt with max_tokens is more than the whole cache holds",
     "context_length_exceeded", "max_tokens",

@@ -19,8 +19,6 @@ _TTFT = (.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120)
 _TBT = (.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10)
 _LATENCY = (.05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
 
-FAILED = "failed"
-
 
 class Metrics:
   """Counts requests and tokens, and how long they took.
@@ -54,8 +52,8 @@ class Metrics:
     self._ends = self._counter(
       "requests", "Sequences that have ended, by how", ("end",)
     )
-    for name in (*(state.value for state in ENDS), FAILED):
-      self._ends.labels(name)
+    for state in ENDS:
+      self._ends.labels(state.value)
     self._answers = self._counter(
       "http_responses", "Answers by status code", ("status",)
     )
@@ -84,9 +82,9 @@ class Metrics:
     self._prompt.inc(len(request.prompt))
     self._cached.inc(request.num_hits)
 
-  def ended(self, request: Request, state: State | None) -> None:
-    """Notes that a sequence has ended; None if it has failed."""
-    self._ends.labels(FAILED if state is None else state.value).inc()
+  def ended(self, request: Request, state: State) -> None:
+    """Notes that a sequence has ended."""
+    self._ends.labels(state.value).inc()
     if state is State.FINISHED and request.end_s is not None:
       self._latency.observe(request.end_s - request.arrival_s)
 

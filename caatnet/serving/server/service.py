@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from caatnet.inference.transcripts import Transcript
 from caatnet.serving.engine import Engine
 from caatnet.serving.executor import Executor
-from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.requests import Request, State
 from caatnet.serving.scheduler import Scheduler
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.metrics import Metrics
@@ -50,7 +50,7 @@ class News:
     token: The token; None for an end without one.
     logprob: The token's log-probability.
     offset: How long the text was before it, in characters.
-    state: FINISHED, EXPIRED or REFUSED if it has ended, else None.
+    state: What it has ended with, else None.
   """
 
   choice: "Choice"
@@ -164,7 +164,8 @@ class Service:
     self.error: BaseException | None = None
     self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     self._news: list[News] = []
-    self._hurried: set[Choice] = set()
+    self._served: dict[int, Choice] = {}
+    engine.scheduler.ended = self._note_end
     self._going = True
     self._seen: dict[str, Any] = describe(engine.scheduler)
     self._seen_s = self.now()
@@ -214,7 +215,7 @@ class Service:
     for choice in left:
       choice.ended = True
       self.metrics.ended(
-        choice.request, None if call.failed else State.CANCELLED
+        choice.request, State.FAILED if call.failed else State.CANCELLED
       )
     if left:
       self._do(lambda: self._cancel(left))
@@ -273,7 +274,6 @@ class Service:
         if not self._going:
           return
         self.engine.turn()
-        self._look_at_deadlines()
         self._send()
     except BaseException as error:  # for those who wait, and for health
       self.error = error
@@ -296,18 +296,12 @@ class Service:
 
   def _add(self, choices: Iterable[Choice]) -> None:
     for choice in choices:
+      self._served[choice.request.number] = choice
       self._scheduler.add(choice.request)
-      if choice.request.state in ENDS:
-        self._news.append(
-          News(choice, self.now(), state=choice.request.state)
-        )
-      elif choice.request.deadline_s < float("inf"):
-        self._hurried.add(choice)
 
   def _cancel(self, choices: Iterable[Choice]) -> None:
     for choice in choices:
       self._scheduler.cancel(choice.request, self.now())
-      self._hurried.discard(choice)
 
   def take(self, choice: Choice, token: int) -> bool:
     """Takes a choice's next token, and returns whether it has ended.
@@ -322,15 +316,12 @@ class Service:
     self._news.append(
       News(choice, self.now(), text, token, logprob, offset, state)
     )
-    if self._hurried:
-      self._hurried.discard(choice)
     return transcript.ended
 
-  def _look_at_deadlines(self) -> None:
-    late = [c for c in self._hurried if c.request.state is State.EXPIRED]
-    for choice in late:
-      self._hurried.discard(choice)
-      self._news.append(News(choice, self.now(), state=State.EXPIRED))
+  def _note_end(self, request: Request) -> None:
+    choice = self._served.pop(request.number)
+    if request.state not in (State.FINISHED, State.CANCELLED):
+      self._news.append(News(choice, self.now(), state=request.state))
 
   def _send(self) -> None:
     if self._news:

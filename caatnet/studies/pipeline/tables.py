@@ -5,6 +5,7 @@ from typing import Any
 
 from caatnet.show import tables
 from caatnet.show.tables import size_text
+from parallel.topology.text import quantity
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -34,9 +35,10 @@ def show(result: Mapping[str, Any]) -> None:
       for row in rows
     ],
   )
+  bandwidth = quantity("bandwidth", link["bandwidth"])
   tables.table(
     f"ms of a step; {size_text(config['boundary_bytes'])} over links of "
-    f"{link['bandwidth']} B/s, {link['latency_s']} s, "
+    f"{bandwidth / 1e9:g} GB/s, {link['latency_s']} s, "
     f"{'sent under compute' if link['overlap'] else 'stages wait'} "
     "(predicted, not measured)\nlockstep: all stages wait for each tick, as "
     "one program does",

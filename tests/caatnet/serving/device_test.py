@@ -133,6 +133,7 @@ class Watched(DecoderExecutor):
   def wait(self, until_s):
     events = super().wait(until_s)
     for event in events:
+      assert not event.failed, "a page that nobody may read was read"
       if event.copy is not None:
         self._open.pop(event.copy.number, None)
     return events

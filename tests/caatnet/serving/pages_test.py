@@ -28,26 +28,30 @@ def test_groups_hand_out_each_page_once_and_merge(num_pages, seed):
       count = int(rng.integers(0, groups.num_free + 1))
       if held and count and rng.random() < 0.5:
         after = held[-1][0] + held[-1][1]
-        taken = groups.take_at(after, min(count, num_pages - after))
+        taken = groups.take_at(after, count)
+        if taken < count:  # what follows is not free
+          end = after + taken
+          assert end == num_pages or any(a <= end < a + n for a, n in held)
         if taken:
           held.append((after, taken))
       else:
-        held += groups.take(count, room=bool(rng.integers(2)))
+        held += runs(groups.take(count, room=bool(rng.integers(2))))
     elif held:
-      groups.give(*held.pop(int(rng.integers(len(held)))))
+      start, n = held.pop(int(rng.integers(len(held))))
+      groups.give(range(start, start + n))
     pages = [p for start, n in held for p in range(start, start + n)]
     assert len(set(pages)) == len(pages)
     assert all(0 <= p < num_pages for p in pages)
     assert len(pages) + groups.num_free == num_pages
-  for run in held:
-    groups.give(*run)
+  for start, n in held:
+    groups.give(range(start, start + n))
   assert groups.sizes() == fresh
 
 
 @pytest.mark.parametrize("count", [1, 5, 63, 64])
 def test_an_empty_cache_hands_out_one_run(count):
   """Sixty-three blocks of 1,000 tokens are one copy, not six or 63."""
-  assert len(Groups(128).take(count)) == 1
+  assert len(list(runs(Groups(128).take(count)))) == 1
 
 
 def test_what_grows_finds_the_pages_after_its_own():
@@ -73,6 +77,13 @@ def test_found_pages_are_those_of_a_trie(sequences, size):
   for number, tokens in enumerate(sequences):
     request = Request(number, tokens, 1)
     request.name_pages(size)
+    half = 1 + len(tokens) // 2  # names do not know when they were given
+    drawn = np.array(tokens[half:], np.int32)
+    other = Request(number, tokens[:half], 1)
+    other.name_pages(size)
+    other.take(drawn, np.zeros(len(drawn)))
+    other.name_pages(size)
+    assert other.names == request.names
     full = [tuple(tokens[i : i + size])
             for i in range(0, len(tokens) // size * size, size)]
     node, depth = trie, 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from caatnet.serving import running
 from caatnet.serving.engine import Engine, replay
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
@@ -322,3 +323,18 @@ def test_a_request_that_never_fits_is_refused():
   assert scheduler.idle
   scheduler.add(Request(1, [1] * 5, 4))
   assert not scheduler.idle
+
+
+def test_answers_longer_than_what_is_kept_are_whole(monkeypatch):
+  """Nobody asks for tokens before the end, so a row is soon written again."""
+  monkeypatch.setattr(running, "_KEPT", 3)
+  run = Run(case_of(1, "first_come", 4, 200, limits=Limits(5, 9)))
+  monkeypatch.setattr(run, "check", lambda step: None)
+  run.play()
+  whole = [r for r in run.requests if r.state is State.FINISHED]
+  assert max(len(r.tokens) for r in whole) > 3
+  for request in whole:
+    assert request.tokens == oracle.alone(
+      request.prompt, request.max_tokens, never
+    )
+    assert len(request.token_times) == len(request.tokens)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import signal
 import socket
@@ -9,6 +10,7 @@ import struct
 import time
 
 import httpx2
+import numpy as np
 import pytest
 
 from caatnet.serving.requests import State
@@ -201,6 +203,36 @@ def test_an_engine_that_fails_says_so_and_hangs_nobody(monkeypatch):
     assert health.json()["status"] == "broken"
     state = httpx2.get(f"{server.url}/state", timeout=60)
     assert state.status_code == 200
+
+
+def test_a_sequence_of_nan_fails_alone(monkeypatch):
+  """The embedding of one letter is NaN, and so is all that follows it."""
+  model = small_server.decoder()
+  params = dict(model.weights.params)
+  rank, row = divmod(small_server.LETTERS.index("Z"), 16)
+  params["embedding"] = params["embedding"].at[rank, row].set(np.nan)
+  model.weights = dataclasses.replace(model.weights, params=params)
+  monkeypatch.setattr(small_server, "decoder", lambda: model)
+  with small_server.running() as server:
+    async def all_at_once():
+      async with httpx2.AsyncClient(timeout=60) as client:
+        return await asyncio.gather(*(
+          client.post(f"{server.url}/v1/completions", json=ask(
+            prompt, max_tokens=9, stream=stream, temperature=0
+          ))
+          for prompt in ("abc", "aZc", "bcd", "Z" * 20, "aZ")
+          for stream in (False, True)
+        ))
+
+    answers = asyncio.run(all_at_once())
+    codes = [answer.status_code for answer in answers]
+    assert codes == [200, 200, 500, 500, 200, 200, 500, 500, 500, 500]
+    assert "NaN" in answers[2].json()["error"]["message"]
+    assert answers[0].json()["choices"][0]["text"] == alone("abc", 9).text
+    all_is_back(server)
+    assert httpx2.get(f"{server.url}/health").status_code == 200
+    metrics = httpx2.get(f"{server.url}/metrics").text
+    assert 'caatnet_requests_total{end="failed"} 6.0' in metrics
 
 
 def test_what_takes_too_long_after_a_signal_is_cut_off():
