@@ -15,6 +15,7 @@
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
   python -m launch.benchmark --config=configs/benchmark/timetables.py
+  python -m launch.benchmark --config=configs/benchmark/planner.py
 """
 
 import importlib
@@ -29,8 +30,8 @@ FLAGS = flags.FLAGS
 # The values of config.benchmark.name: files of launch/benchmarks/ with `run`.
 BODIES = (
   "churn", "coded", "decoding", "elastic_bits", "engine", "kernels",
-  "membership", "paged_attention", "programs", "ring", "schedules", "server",
-  "serving", "timetables", "train_step", "zero",
+  "membership", "paged_attention", "planner", "programs", "ring", "schedules",
+  "server", "serving", "timetables", "train_step", "zero",
 )
 
 

@@ -282,7 +282,10 @@ def _parse(
       raise ValueError(f"--{name} is required (--help)")
   mesh(), profile()  # malformed values fail before anything is loaded
   several = [FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id]
-  if any(v is not None for v in several) and None in several:
+  if (
+    "coordinator" in uses and None in several
+    and any(v is not None for v in several)
+  ):
     raise ValueError(
       "--coordinator, --num_processes and --process_id go together"
     )

@@ -16,8 +16,8 @@ from caatnet import ranges
 
 # The values of config.study: folders beside this file.
 SUBJECTS = (
-  "collectives", "flows", "inference", "partitions", "pipeline", "schedule",
-  "serving", "utilisation",
+  "collectives", "flows", "inference", "partitions", "pipeline", "planner",
+  "schedule", "serving", "utilisation",
 )
 
 

@@ -97,9 +97,37 @@ FRONTIER = Cluster(
   "frontier_user_guide.html; 9,408 nodes: Atchley et al., SC 2023",
 )
 
+# The two clusters of Pipette (arXiv 2405.18093), from its published code:
+# nodes of eight, EDR with NVLink of 300 GB/s and HDR with 600 GB/s both ways.
+# How many adapters a node has is not said there. One, which eight devices
+# share, is an assumption, and so is that all of them send at once.
+_PIPETTE = (
+  "Pipette (arXiv 2405.18093), published code: 16 nodes of 8 {}; one adapter "
+  "per node, shared by all of its devices, is an assumption"
+)
+PIPETTE_V100 = Cluster(
+  "pipette-v100",
+  devices.V100,
+  (
+    Level("node", 8, links.NVLINK_2),
+    Level("cluster", 16, links.INFINIBAND_EDR, 1 / 8),
+  ),
+  _PIPETTE.format("V100 with InfiniBand EDR"),
+)
+PIPETTE_A100 = Cluster(
+  "pipette-a100",
+  devices.A100,
+  (
+    Level("node", 8, links.NVLINK_3),
+    Level("cluster", 16, links.INFINIBAND_HDR, 1 / 8),
+  ),
+  _PIPETTE.format("A100 with InfiniBand HDR"),
+)
+
 CLUSTERS = {
   c.name: c
-  for c in (DGX_A100, A100_PCIE, DGX_H100, DGX_H200, DGX_B200, FRONTIER)
+  for c in (DGX_A100, A100_PCIE, DGX_H100, DGX_H200, DGX_B200, FRONTIER,
+            PIPETTE_V100, PIPETTE_A100)
 }
 
 # By the bus that joins host and device.

@@ -82,6 +82,11 @@ TPU_7X = Device(
   f"{_TPU}/tpu7x, halved: a device is one of a chip's two chiplets; its links "
   "are the chip's",
 )
+V100 = Device(
+  "v100", _flops(125e12, float32=15.7e12), 32 * 10**9, 900e9, links.NVLINK_2, 1,
+  "NVIDIA V100 datasheet, SXM2 32 GB: 125 TFLOPS of its tensor cores are in "
+  "float16; it has no bfloat16, so use model.dtype=float16",
+)
 A100 = Device(
   "a100", _flops(312e12, float32=19.5e12, int8=624e12), 80 * 10**9, 2039e9,
   links.NVLINK_3, 1,
@@ -123,6 +128,6 @@ MI250X_GCD = Device(
 
 DEVICES = {
   d.name: d
-  for d in (TPU_V4, TPU_V5E, TPU_V5P, TPU_V6E, TPU_7X, A100, A100_PCIE, A10,
-            H100, H200, B200, MI250X_GCD)
+  for d in (TPU_V4, TPU_V5E, TPU_V5P, TPU_V6E, TPU_7X, V100, A100, A100_PCIE,
+            A10, H100, H200, B200, MI250X_GCD)
 }

@@ -54,6 +54,10 @@ ICI_7X = LinkKind(
   "chip both ways; 3D torus, so 6 ports"
 )
 
+NVLINK_2 = LinkKind(
+  "NVLink 2", 300e9 / 2, None, "NVIDIA V100 datasheet: 300 GB/s per GPU both "
+  "ways (all six links together)"
+)
 NVLINK_3 = LinkKind(
   "NVLink 3", 600e9 / 2, None, "NVIDIA A100 datasheet: 600 GB/s per GPU both "
   "ways (all links together, through NVSwitch)"
@@ -74,6 +78,10 @@ PCIE_4 = LinkKind(
 PCIE_5 = LinkKind(
   "PCIe 5.0 x16", 32e9 * 16 / 8 * 128 / 130, None, "PCI Express 5.0: 32 GT/s, "
   "16 lanes, 128b/130b"
+)
+INFINIBAND_EDR = LinkKind(
+  "InfiniBand EDR", 100e9 / 8, None, "InfiniBand Trade Association roadmap: "
+  "EDR of four lanes, 100 Gb/s"
 )
 INFINIBAND_HDR = LinkKind(
   "InfiniBand HDR", 200e9 / 8, None, "NVIDIA DGX A100 datasheet: 200 Gb/s per "

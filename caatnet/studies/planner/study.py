@@ -1,0 +1,178 @@
+"""The study of plans: which configuration a model wants on a cluster."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from caatnet.checks import naming
+from parallel.hardware import cluster_files
+from parallel.planner import latency, memory, model, plan, published
+from parallel.planner.latency import Setting
+from parallel.planner.plan import Candidate
+from parallel.planner.space import Choices, Configuration
+
+# Devices up to which a result has the matrix of links, for its picture.
+MOST_DRAWN = 256
+# Keys of a training run's config that say what the planner chooses.
+_KEYS = {
+  "parallel.stage": "stages", "parallel.data": "data",
+  "parallel.tensor": "tensor", "train.accumulation": "microbatches",
+  "zero.scheme": "scheme", "zero.offload": "offload", "sync.route": "route",
+  "model.remat": "remat", "pipeline.timetable": "timetable",
+  "pipeline.chunks": "chunks",
+}
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Plans.
+
+  Args:
+    config: A config like configs/planner/gpt_11b.py, as nested dicts.
+
+  Returns:
+    Plain data: the cluster, "best" (seconds and bytes by cause, the device
+    order, the run's keys), "front", "excluded", "why_not" and "assumptions".
+
+  Raises:
+    ValueError: Nothing fits, or a value is wrong; the message has its key.
+  """
+  section = config["planner"]
+  with naming("config.planner", section):
+    setting, choices = _setting(config), _choices(config)
+    found = plan.plan(
+      setting, choices, count=section["top"], ordered=section["ordered"]
+    )
+  links, best = setting.links, found.best[0]
+  answers = [
+    {"asked": text, "answer": plan.why_not(
+      _asked(text, best.configuration), setting, choices, best
+    )} for text in section["why_not"]
+  ]
+  drawn = links.num_devices <= MOST_DRAWN
+  return {
+    "study": "planner",
+    "cluster": {
+      "name": links.name, "devices": links.num_devices,
+      "device": links.device.name, "mark": links.mark, "source": links.source,
+      "memory_bytes": links.device.memory_bytes, "skew": links.skew,
+      "bandwidth": _finite(links.bandwidth.tolist()) if drawn else None,
+    },
+    "parameters": setting.model.num_params,
+    "batch_size": setting.batch_size,
+    "best": [_row(x, setting) for x in found.best],
+    "sensitivity": latency.sensitivity(
+      best.configuration, setting, best.order
+    ),
+    "front": [_row(x, setting) for x in found.front],
+    "excluded": {key: list(value) for key, value in found.excluded.items()},
+    "priced": found.priced,
+    "why_not": answers,
+    "assumptions": {
+      "utilisation": f"{setting.utilisation:g} of the peak: "
+      f"{model.UTILISATION_SOURCE}",
+      "memory": f"a margin of {memory.MARGIN_BYTES / 1e9:g} GB: "
+      f"{memory.MARGIN_SOURCE}",
+      "offload": f"{latency.HOST.name} to the host's memory",
+      "execution": setting.execution,
+    },
+    "config": dict(config),
+  }
+
+
+def _setting(config: Mapping[str, Any]) -> Setting:
+  section, sizes, sync = config["planner"], config["model"], config["sync"]
+  if sync["p"] != 1 or sync["p_attention"] or sync["p_mlp"]:
+    raise ValueError(
+      f"config.sync.p={sync['p']}: plans are made for p = 1 only"
+    )
+  for key in ("sliding_window", "tied_embeddings", "qkv_bias", "qk_norm"):
+    if sizes[key]:
+      raise ValueError(
+        f"config.model.{key}={sizes[key]}: the planner's closed forms are of a "
+        "model without it"
+      )
+  backward = sync["backward_dtype"] or sizes["dtype"]
+  transformer = model.Transformer(
+    **{key: sizes[key] for key in (
+      "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads",
+      "ffn_width", "dtype",
+    )},
+    head_width=sizes["head_width"] or sizes["width"] // sizes["num_heads"],
+    seq_len=config["data"]["seq_len"],
+    backward_bytes=4 if backward == "float32" else 2,
+  )
+  return Setting(
+    transformer, config["data"]["batch_size"],
+    cluster_files.cluster(section["cluster"]), section["utilisation"],
+    section["execution"],
+  )
+
+
+def _choices(config: Mapping[str, Any]) -> Choices:
+  section = config["planner"]
+  lists = {
+    key: tuple(section[key])
+    for key in ("timetables", "chunks", "schemes", "routes", "remats")
+  }
+  for key, values in lists.items():
+    if not values:
+      raise ValueError(f"{key}=() must have at least one entry")
+  return Choices(
+    config["data"]["batch_size"], **lists, offload=section["offload"],
+    most_microbatches=section["most_microbatches"],
+  )
+
+
+def _asked(text: str, best: Configuration) -> Configuration:
+  """Reads a configuration as a run's keys; the rest is as in the best one.
+
+  Raises:
+    ValueError: A key is none of those that the planner chooses.
+  """
+  changes = {}
+  for part in text.split():
+    key, _, value = part.removeprefix("--").removeprefix("config.").partition(
+      "="
+    )
+    if key not in _KEYS:
+      raise ValueError(
+        f"config.planner.why_not={text!r}: {key!r} must be one of "
+        f"{', '.join(_KEYS)}"
+      )
+    kind = type(getattr(best, _KEYS[key]))
+    if kind is bool:
+      changes[_KEYS[key]] = value in ("True", "true", "1")
+    elif kind is int and not value.isdigit():
+      raise ValueError(
+        f"config.planner.why_not={text!r}: {key}={value!r} must be an integer"
+      )
+    else:
+      changes[_KEYS[key]] = kind(value)
+  return dataclasses.replace(best, **changes)
+
+
+def _row(candidate: Candidate, setting: Setting) -> dict[str, Any]:
+  """Returns a candidate as plain data."""
+  c, order = candidate.configuration, candidate.order
+  return {
+    "configuration": str(c),
+    "keys": c.keys(),
+    "seconds": candidate.latency.total,
+    "own_seconds": candidate.own_s,
+    "gap": candidate.gap,
+    "latency": dataclasses.asdict(candidate.latency),
+    "bytes": candidate.memory.total,
+    "memory": dataclasses.asdict(candidate.memory),
+    "binding": candidate.memory.binding,
+    "order": order.ravel().tolist(),
+    "pipette_s": published.pipette_s(c, setting, order),
+    "amp_s": published.amp_s(c, setting, order),
+  }
+
+
+def _finite(rows: list[list[float]]) -> list[list[float | None]]:
+  """Returns a matrix without what JSON has no number for, its diagonal."""
+  return [
+    [None if i == j else x for j, x in enumerate(row)]
+    for i, row in enumerate(rows)
+  ]

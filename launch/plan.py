@@ -1,0 +1,61 @@
+r"""Chooses the parallel configuration that a model wants on a cluster.
+
+  python -m launch.plan --config=configs/planner/gpt_11b.py
+  python -m launch.plan --config=configs/planner/gpt_11b.py \
+    --cluster=cluster.json --plot=plan.png --output=plan.json
+  python -m launch.plan --config=configs/planner/gpt_11b.py \
+    --why_not="parallel.stage=8 parallel.data=2 parallel.tensor=8"
+
+Nothing is trained, and no device is needed. The answer ends with the flags with
+which `launch.train` and `launch.compile` run it.
+"""
+
+import json
+import pathlib
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+flags.DEFINE_string(
+  "cluster", "", "A cluster's file, or an example such as a100:16,uneven=1; "
+  "config.planner.cluster if unset."
+)
+flags.DEFINE_multi_string(
+  "why_not", [], "A configuration of which to say why it is not the answer, "
+  'as in "parallel.stage=8 parallel.tensor=8".'
+)
+
+
+def main() -> None:
+  from caatnet.show import results
+  from caatnet.studies import registry
+
+  config = FLAGS.config.copy_and_resolve_references().to_dict()
+  if config.get("study") != "planner":
+    raise ValueError(
+      f"config.study={config.get('study')!r} is no plan; "
+      "configs/planner/gpt_11b.py is"
+    )
+  if FLAGS.cluster:
+    config["planner"]["cluster"] = FLAGS.cluster
+  config["planner"]["why_not"] = (
+    *config["planner"]["why_not"], *FLAGS.why_not
+  )
+  study = registry.find(config)
+  result = study.run(config)
+  if FLAGS.json:
+    print(json.dumps(result))
+  else:
+    study.show(result)
+  if FLAGS.output:
+    results.write(pathlib.Path(FLAGS.output), result)
+  if FLAGS.plot:
+    study.plot(result, pathlib.Path(FLAGS.plot))
+
+
+if __name__ == "__main__":
+  options.run(
+    main, uses=("config", "json", "plot", "output"), devices=False
+  )

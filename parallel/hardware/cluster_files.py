@@ -1,0 +1,175 @@
+"""Reads and writes clusters: files of JSON, and names of examples.
+
+A file is one object:
+
+    name, source, mark   as `LinkMatrix` has them
+    device               a key of `devices.DEVICES`, or an object with name,
+                         flops {dtype: FLOP/s}, memory_bytes, memory_bandwidth
+                         and source
+    nodes                how many devices each node has, as in [8, 8]
+    rows                 "device", or "node" if rows and columns stand for
+                         nodes, whose diagonal is then between its devices
+    bandwidth            bytes per second, a list of rows; null on the diagonal
+    latency_s            seconds, the same, or one number for all
+
+A row of either matrix says what goes out of a device, a column what comes in.
+"""
+
+from collections.abc import Mapping
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from parallel import checks
+from parallel.hardware import link_matrix
+from parallel.hardware.clusters import CLUSTERS
+from parallel.hardware.devices import DEVICES, Device
+from parallel.hardware.link_matrix import LinkMatrix
+from parallel.hardware.links import LinkKind
+
+_KEYS = (
+  "name", "source", "mark", "device", "nodes", "rows", "bandwidth", "latency_s"
+)
+_DEVICE_KEYS = ("name", "flops", "memory_bytes", "memory_bandwidth", "source")
+
+
+def cluster(text: str) -> LinkMatrix:
+  """Finds a cluster by a file's path or an example's name.
+
+  Args:
+    text: A path that ends in .json; or ``NAME:GROUPS`` with a key of
+      `clusters.CLUSTERS` and a number of its outermost groups, as in "a100:16";
+      with ``,uneven=SEED`` links between nodes reach less
+      (`link_matrix.uneven`).
+
+  Raises:
+    ValueError: There is no such example, or the file describes no cluster.
+    FileNotFoundError: There is no such file.
+  """
+  if text.endswith(".json"):
+    return read(pathlib.Path(text))
+  text, options = checks.options(text)
+  name, _, groups = text.partition(":")
+  checks.known("cluster=", name, CLUSTERS)
+  if not groups.isdigit():
+    raise ValueError(
+      f"cluster={text!r} must say how many groups of its outermost level it "
+      f"has, as in {name}:2, or be a path that ends in .json"
+    )
+  found = link_matrix.of_cluster(CLUSTERS[name], int(groups))
+  for option, value in options.items():
+    checks.known("option ", option, ("uneven",))
+    checks.at_least(option, value, 0)
+    found = link_matrix.uneven(found, value)
+  return found
+
+
+def read(path: pathlib.Path) -> LinkMatrix:
+  """Reads a file; errors name it and what is wrong in it.
+
+  Raises:
+    ValueError: It is no JSON, a key is missing or unknown, a link is missing
+      or 0, a matrix is not square, or there are too many devices.
+    FileNotFoundError: There is no such file.
+  """
+  try:
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict):
+      raise ValueError(f"it is a {type(found).__name__}, not an object")
+    return from_json(found)
+  except (ValueError, TypeError) as error:
+    raise ValueError(f"{path}: {error}") from error
+
+
+def write(links: LinkMatrix, path: pathlib.Path) -> None:
+  """Writes a cluster by devices, as `read` takes it."""
+  path.write_text(to_json(links))
+
+
+def from_json(found: Mapping[str, Any]) -> LinkMatrix:
+  """Makes a cluster of a file's object; errors as those of `read`."""
+  for key in _KEYS:
+    if key not in found:
+      raise ValueError(f"key {key!r} is missing; keys are {', '.join(_KEYS)}")
+  for key in found:
+    checks.known("key ", key, _KEYS)
+  counts = found["nodes"]
+  for count in counts:
+    checks.at_least("nodes", count)
+  nodes = np.repeat(np.arange(len(counts)), counts)
+  checks.known("rows=", found["rows"], ("device", "node"))
+  by_node = found["rows"] == "node"
+  size = len(counts) if by_node else len(nodes)
+  if len(nodes) > link_matrix.MOST_DEVICES:  # before anything is expanded
+    matrices = [np.empty((0, 0))] * 2
+  else:
+    matrices = [
+      _matrix(key, found[key], size) for key in ("bandwidth", "latency_s")
+    ]
+    if by_node:
+      matrices = [m[np.ix_(nodes, nodes)] for m in matrices]
+  return LinkMatrix(
+    found["name"], _device(found["device"]), tuple(nodes.tolist()), *matrices,
+    found["source"], found["mark"],
+  )
+
+
+def _matrix(key: str, rows: Any, size: int) -> np.ndarray:
+  """Reads a matrix; null is nan, which stands for a link that is missing."""
+  if isinstance(rows, int | float):
+    return np.full((size, size), float(rows))
+  lengths = {len(row) for row in rows}
+  if len(rows) != size or lengths != {size}:
+    raise ValueError(
+      f"{key} has {len(rows)} rows of {sorted(lengths)} numbers, not {size} of "
+      f"{size}, as nodes and rows say"
+    )
+  return np.array(rows, float)
+
+
+def _device(found: Any) -> Device:
+  if isinstance(found, str):
+    checks.known("device=", found, DEVICES)
+    return DEVICES[found]
+  for key in found:
+    checks.known("device: key ", key, _DEVICE_KEYS)
+  for key in _DEVICE_KEYS:
+    if key not in found:
+      raise ValueError(f"device has no {key!r}; it is a key of "
+                       f"{', '.join(DEVICES)}, or an object with all of "
+                       f"{', '.join(_DEVICE_KEYS)}")
+  for key in ("memory_bytes", "memory_bandwidth"):
+    checks.positive(f"device: {key}", found[key])
+  for dtype, rate in found["flops"].items():
+    checks.positive(f"device: flops of {dtype}", rate)
+  flops = dict(found["flops"])
+  flops.setdefault("bfloat16", max(flops.values()))
+  link = LinkKind("the matrix", found["memory_bandwidth"], None, "the matrix")
+  return Device(
+    found["name"], flops, int(found["memory_bytes"]),
+    found["memory_bandwidth"], link, 1, found["source"],
+  )
+
+
+def to_json(links: LinkMatrix) -> str:
+  """Returns a cluster as a file has it, a row of a matrix on each line."""
+  device: Any = links.device.name
+  if DEVICES.get(device) is not links.device:
+    device = {key: getattr(links.device, key) for key in _DEVICE_KEYS}
+  counts = np.bincount(links.nodes)
+  head = {
+    "name": links.name, "source": links.source, "mark": links.mark,
+    "device": device, "nodes": counts[counts > 0].tolist(), "rows": "device",
+  }
+  lines = [f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
+  for key in ("bandwidth", "latency_s"):
+    rows = ",\n".join(
+      "    " + json.dumps([
+        None if i == j else float(f"{x:.6g}") for j, x in enumerate(row)
+      ])
+      for i, row in enumerate(getattr(links, key).tolist())
+    )
+    lines.append(f"  {json.dumps(key)}: [\n{rows}\n  ]")
+  return "{\n" + ",\n".join(lines) + "\n}\n"

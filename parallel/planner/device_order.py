@@ -1,0 +1,366 @@
+"""Which device gets which coordinate (stage, data, tensor) of a mesh.
+
+The search is deterministic. Tensor groups are formed first, of neighbours; then
+whole groups are ordered, and at last single devices. Each is the same problem
+on other matrices. From several greedy starts the best of all exchanges of a
+device with every other is made until none helps. An exchange changes at most
+four links of each kind, so all exchanges of a device are priced at once
+(`_Exchanges`). Then stages, and replicas, change places as a whole, and a few
+random exchanges (with a seed) are tried from which the search goes on if that
+leads further.
+
+A maximum says nothing of links that are not the slowest. So a small share of
+the links' mean is added to what is minimised, a larger one first.
+
+Shape legend: N = devices; B = candidates; p, d, t = stages, data, tensor.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from parallel.planner.traffic import Family, Grid, Traffic, cost
+
+_FEW = 256  # devices up to which all starts are improved
+EXACT = 8  # devices up to which `brute_force` tries all orders
+_SHARES = (0.3, 0.01)  # of the mean, in turn
+_KICKS = 512  # times devices; four times as many for few
+_CANDIDATES = 2.5e6  # exchanges that a search prices at most
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Order:
+  """An order and what it costs.
+
+  Attributes:
+    devices: The device of each coordinate, int ``[p, d, t]``.
+    seconds: `traffic.cost` of it.
+  """
+
+  devices: np.ndarray
+  seconds: float
+
+
+def identity(traffic: Traffic) -> Order:
+  """Returns devices in their own order: tensor innermost, stages outermost."""
+  return _priced(traffic, np.arange(traffic.grid.size))
+
+
+def brute_force(traffic: Traffic) -> Order:
+  """Returns the best of all orders.
+
+  Raises:
+    ValueError: There are more than ``EXACT`` devices.
+  """
+  n = traffic.grid.size
+  if n > EXACT:
+    raise ValueError(f"{n} devices have too many orders; {EXACT} have not")
+  orders = np.array(list(itertools.permutations(range(n))))
+  return _priced(traffic, orders[
+    cost(traffic, orders.reshape(-1, *traffic.grid)).argmin()
+  ])
+
+
+def search(
+  traffic: Traffic, *, seed: int = 0, kicks: int | None = None,
+  exact: bool = True,
+) -> Order:
+  """Finds a good order; see the module's head.
+
+  Args:
+    traffic: The messages.
+    seed: The seed of random exchanges.
+    kicks: How many of these are tried; None for fewer the more devices.
+    exact: Whether to try all orders instead where that is faster, up to
+      ``EXACT`` devices.
+
+  Returns:
+    An order that is never worse than the devices' own.
+  """
+  if exact and traffic.grid.size <= EXACT:
+    return brute_force(traffic)
+  budget = _Budget()
+  start = _starting(traffic, seed, budget)
+  best = _improved(traffic, start, budget)
+  rng, n = np.random.default_rng(seed), traffic.grid.size
+  if kicks is None:
+    kicks = (4 if n <= 2 * EXACT else 1) * _KICKS // n
+  for kick in range(kicks):
+    trial = best.devices.ravel().copy()
+    if n <= 2 * EXACT and kick % 2:
+      trial = rng.permutation(n)
+    for _ in range(2 + kick % 3):
+      a, b = rng.integers(n, size=2)
+      trial[[a, b]] = trial[[b, a]]
+    if not budget.left:
+      break
+    found = _improved(traffic, trial, budget, shares=_SHARES[-1:])
+    if found.seconds < best.seconds * (1 - 1e-9):
+      best = found
+  own = identity(traffic)
+  return own if own.seconds <= best.seconds else best
+
+
+class _Budget:
+  """How much may still be tried: a time that does not hang on the machine.
+
+  All exchanges of a device take a time of their own, as long as that of 150
+  candidates.
+  """
+
+  def __init__(self, candidates: float = _CANDIDATES) -> None:
+    self._left = candidates
+
+  @property
+  def left(self) -> bool:
+    """Whether anything may still be tried."""
+    return self._left > 0
+
+  def take(self, count: int) -> None:
+    """Counts a batch of that many candidates."""
+    self._left -= 150 + count
+
+
+def _priced(traffic: Traffic, devices: np.ndarray) -> Order:
+  devices = np.asarray(devices).reshape(traffic.grid)
+  return Order(devices, float(cost(traffic, devices)))
+
+
+# Starts -----------------------------------------------------------------------
+
+
+def _starting(traffic: Traffic, seed: int, budget: "_Budget") -> np.ndarray:
+  """Returns a start: the best order of whole groups, or a greedy one."""
+  grid, n = traffic.grid, traffic.grid.size
+  if grid.tensor > 1:
+    return _by_groups(traffic, Grid(1, 1, grid.tensor), seed, budget)
+  starts = [np.arange(n)]
+  # By rings, the next d devices on a walk make a stage; by chains, the next p
+  # make a pipeline. Both may then be ordered as a whole.
+  if grid.data > 1:
+    starts.append(_walk(traffic.ring, grid.data))
+  if grid.stages > 1:
+    way = _walk(traffic.chain + traffic.hop, grid.stages)
+    starts.append(way.reshape(grid.data, grid.stages).T.ravel())
+  if grid.data > 1 and grid.stages > 1:
+    starts += [
+      _by_groups(traffic, whole, seed, budget)
+      for whole in (Grid(1, grid.data, 1), Grid(grid.stages, 1, 1))
+    ]
+  if n <= _FEW:
+    return min(
+      (_improved(traffic, start, budget) for start in starts),
+      key=lambda order: order.seconds,
+    ).devices.ravel()
+  return min(starts, key=lambda start: _priced(traffic, start).seconds)
+
+
+def _by_groups(
+  traffic: Traffic, whole: Grid, seed: int, budget: "_Budget"
+) -> np.ndarray:
+  """Forms groups of near devices, and then orders these.
+
+  Args:
+    traffic: The messages.
+    whole: What a group is: 1, or all, of the coordinates along each axis.
+    seed: The seed of the search for an order.
+    budget: What may be tried to form groups.
+
+  Returns:
+    The device of each coordinate.
+  """
+  grid, n = traffic.grid, traffic.grid.size
+  none = np.zeros((n, n))
+  # Groups lie along an axis that nothing is sent over.
+  count, rest = n // whole.size, Grid(*(
+    1 if inside > 1 else size for size, inside in zip(grid, whole, strict=True)
+  ))
+  if whole.stages > 1:
+    alone = Traffic(Grid(whole.stages, count, 1), traffic.chain, traffic.hop,
+                    none, none)
+    start = _walk(traffic.chain + traffic.hop, whole.size)
+    start = start.reshape(count, whole.size).T
+  else:
+    alone = Traffic(Grid(1, count, whole.size), none, none, none,
+                    traffic.ring if whole.data > 1 else traffic.reduce)
+    start = _walk(alone.reduce, whole.size)
+  starts = np.arange(n), start.ravel()
+  start = min(starts, key=lambda start: _priced(alone, start).seconds)
+  found = _improved(alone, start, budget, shares=_SHARES[-1:]).devices
+  groups = found.reshape(count, -1)
+  if whole.stages > 1:
+    groups = found.reshape(whole.stages, count).T
+  if count == 1:
+    return groups.reshape(grid).ravel()
+
+  def slowest(matrix, inside):  # of links between devices of equal place
+    if inside > 1:
+      return np.zeros((count, count))
+    return np.max([matrix[np.ix_(g, g)] for g in groups.T], axis=0)
+
+  units = Traffic(
+    rest, slowest(traffic.chain, whole.stages),
+    slowest(traffic.hop, whole.stages), slowest(traffic.ring, whole.data),
+    slowest(traffic.reduce, whole.tensor),
+  )
+  order = groups[search(units, seed=seed).devices]  # [p', d', t', group]
+  axis = next(i for i, size in enumerate(whole) if size > 1)
+  return np.moveaxis(order, -1, axis).reshape(grid).ravel()
+
+
+def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
+  """Walks to the nearest device; runs of that length start where it is far.
+
+  A run begins with the device that is farthest from all that are left, since
+  nobody else would fetch it later.
+  """
+  n = len(seconds)
+  both = np.maximum(seconds, seconds.T).copy()
+  left, order = np.ones(n, dtype=bool), []
+  for step in range(n):
+    if step % run == 0:
+      some = np.flatnonzero(left)
+      inside = both[np.ix_(some, some)]
+      here = some[inside.mean(1).argmax()]
+    else:
+      here = np.where(left, both[order[-1]], np.inf).argmin()
+    order.append(int(here))
+    left[here] = False
+  return np.array(order)
+
+
+# Improvement ------------------------------------------------------------------
+
+
+def _improved(
+  traffic: Traffic, start: np.ndarray, budget: "_Budget",
+  shares: tuple[float, ...] = _SHARES,
+) -> Order:
+  """Exchanges devices, then stages and replicas, until nothing helps."""
+  devices = start
+  for share in shares:
+    devices = _Exchanges(traffic, devices, share).run(budget)
+    devices = _blocks(traffic, devices)
+  return _priced(traffic, devices)
+
+
+def _blocks(traffic: Traffic, devices: np.ndarray) -> np.ndarray:
+  """Turns runs of stages round, and lets two stages or replicas swap."""
+  grid = traffic.grid
+  best = devices.reshape(grid)
+  while True:
+    found = [best]
+    for dim, size in ((0, grid.stages), (1, grid.data)):
+      for i, j in itertools.combinations(range(size), 2):
+        turned = np.arange(size)
+        turned[i : j + 1] = turned[i : j + 1][::-1]
+        swapped = np.arange(size)
+        swapped[[i, j]] = j, i
+        found += [best.take(x, dim) for x in (turned, swapped)]
+        if len(found) > 4096:
+          break
+    seconds = cost(traffic, np.array(found))
+    if seconds.min() >= seconds[0] * (1 - 1e-9):
+      return best.ravel()
+    best = found[int(seconds.argmin())]
+
+
+class _Exchanges:
+  """An order, and what all exchanges of one device with others would cost.
+
+  Attributes:
+    devices: The device of each coordinate, ``[N]``.
+  """
+
+  def __init__(
+    self, traffic: Traffic, devices: np.ndarray, share: float
+  ) -> None:
+    self.devices = devices.copy()
+    self._families, self._share = traffic.families(), share
+    self._planes = traffic.grid.data * traffic.grid.tensor
+    self._reset()
+
+  def _reset(self) -> None:
+    """Prices the links as they are."""
+    y = self.devices
+    self._links = [f.seconds[y[f.source], y[f.target]] for f in self._families]
+    self._tops, self._sums = [], []
+    for family, links in zip(self._families, self._links, strict=True):
+      worst = links
+      if family.summed:
+        worst = np.bincount(
+          family.source % self._planes, links, self._planes
+        )
+      self._sums.append(worst)
+      # An exchange changes four links of a kind, and two pipelines: one of the
+      # five slowest stays as it is, if there are so many.
+      self._tops.append(np.argsort(-worst, kind="stable")[:5])
+    self.value = sum(
+      worst.max() + self._share * worst.mean() for worst in self._sums
+    )
+
+  def run(self, budget: "_Budget") -> np.ndarray:
+    """Makes the best exchange of each device in turn until none helps."""
+    n, since, a = len(self.devices), 0, 0
+    if not self._families:
+      return self.devices
+    everyone = np.arange(n)
+    while since < n and budget.left:
+      budget.take(n)
+      values = self.values(a, everyone)
+      b = int(values.argmin())
+      if values[b] < self.value * (1 - 1e-9):
+        self.devices[[a, b]] = self.devices[[b, a]]
+        self._reset()
+        since = 0
+      else:
+        since += 1
+      a = (a + 1) % n
+    return self.devices
+
+  def values(self, a: int, b: np.ndarray) -> np.ndarray:
+    """Returns what is minimised after exchanges of a with each b, ``[B]``."""
+    found = np.zeros(len(b))
+    for index, family in enumerate(self._families):
+      ids, new, old = self._changed(index, family, a, b)
+      worst, tops = self._sums[index], self._tops[index]
+      if family.summed:
+        changed = np.where(ids >= 0, new - old, 0.0)
+        pipes = np.where(ids >= 0, family.source[ids] % self._planes, -1)
+        ends = np.stack([np.full_like(b, a), b], 1) % self._planes
+        delta = (changed[:, None] * (pipes[:, None] == ends[..., None])).sum(-1)
+        ids, new = ends, worst[ends] + delta
+        mean = changed.sum(1) / len(worst)
+      else:
+        mean = np.where(ids >= 0, new - old, 0.0).sum(1) / len(worst)
+        new = np.where(ids >= 0, new, -np.inf)
+      stays = ~(tops[:, None] == ids[:, None]).any(-1)  # [B, 5]
+      rest = np.where(stays, worst[tops], -np.inf).max(1)
+      found += np.maximum(rest, new.max(1))
+      found += self._share * (worst.mean() + mean)
+    return found
+
+  def _changed(
+    self, index: int, family: Family, a: int, b: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns which links change, to what, and from what, ``[B, 4]`` each.
+
+    A number of -1 stands for no link, or for one that is there already.
+    """
+    y = self.devices
+    ids = np.stack([
+      np.full_like(b, family.into[a]), np.full_like(b, family.out[a]),
+      family.into[b], family.out[b],
+    ], 1)
+    for i, j in itertools.product((2, 3), (0, 1)):
+      ids[ids[:, i] == ids[:, j], i] = -1
+    # Two coordinates that follow each other in a ring of two are joined twice.
+    source, target = family.source[ids], family.target[ids]
+    mine, other = y[a], y[b][:, None]
+
+    def after(c):
+      return np.where(c == a, other, np.where(c == b[:, None], mine, y[c]))
+
+    new = family.seconds[after(source), after(target)]
+    return ids, new, self._links[index][ids]

@@ -1,0 +1,323 @@
+"""Predicts a step's seconds on a matrix of links, with a breakdown.
+
+Compute is the roofline of a layer (`model.Transformer.layer_s`). A backward
+takes twice a forward's products; what it computes again, forwards with their
+reductions, is added: in stages all of a part, and with rematerialisation once
+more a layer. At p = 1 nothing runs under a tensor reduction: a row door's
+product has no private columns left to compute (`parallel.tensor.doors`).
+
+Stages run in lockstep, as one program does, a tick taking its longest action
+and then its longest hop; or each at its own pace ("events"), as processes of
+their own would. In lockstep all stages also compute embedding and head
+together, for which the stream goes over the axis of stages four times per
+microbatch (`parallel.pipeline.run`).
+
+Then every stage's data ring sends what `parallel.zero.cost` says; the slowest
+link of the slowest stage decides, after the pipeline. A ring of k ranks over
+the slowest link, of rate b and latency a, reduces n bytes in
+2 (k - 1) (a + n / (k b)); `one_shot` sends everything to everyone at once.
+
+Left out: gathers that run under compute, encoding, what data loaders do.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from parallel import checks
+from parallel.hardware import links as link_kinds
+from parallel.hardware.link_matrix import LinkMatrix
+from parallel.pipeline import simulate
+from parallel.planner.memory import parameters, partition, timetable
+from parallel.planner.model import Transformer, layers_per_part
+from parallel.planner.space import Configuration
+from parallel.planner.traffic import Traffic
+from parallel.zero import cost as zero_cost
+
+EXECUTIONS = ("lockstep", "events")
+# All-reduces of a microbatch's stream over the axis of stages: of what enters,
+# of what the last part made, and of the cotangents of both.
+VOCABULARY_REDUCTIONS = 4
+HOST = link_kinds.PCIE_4  # an assumption, where the optimizer's state waits
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What is trained where, and how it is predicted.
+
+  Attributes:
+    model: The model.
+    batch_size: Examples of a step.
+    links: The cluster.
+    utilisation: The share of the peak that matrix products reach.
+    execution: One of ``EXECUTIONS``.
+  """
+
+  model: Transformer
+  batch_size: int
+  links: LinkMatrix
+  utilisation: float = 0.5
+  execution: str = "lockstep"
+
+  def __post_init__(self) -> None:
+    checks.known("execution=", self.execution, EXECUTIONS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Latency:
+  """Seconds of a step by cause.
+
+  Attributes:
+    compute: A stage's forwards and backwards of all microbatches.
+    again: What backwards compute again.
+    tensor: Reductions over tensor ranks.
+    bubble: Stages that wait, if hops took no time.
+    hops: What hops add to that.
+    vocabulary: Embedding and head, and what stages exchange for them.
+    data: The slowest stage's reductions over data-parallel ranks.
+    offload: The optimizer's state, from the host's memory and back.
+  """
+
+  compute: float
+  again: float
+  tensor: float
+  bubble: float
+  hops: float
+  vocabulary: float
+  data: float
+  offload: float
+
+  @property
+  def total(self) -> float:
+    """All of it."""
+    return sum(vars(self).values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Messages:
+  """What is sent of a configuration, without saying between whom.
+
+  Attributes:
+    boundary: Bytes of a hop.
+    reductions: (bytes, how often in a microbatch's forward and backward) of
+      reductions over tensor ranks, on one stage.
+    exchanges: (bytes received in all, how many ring steps) over data ranks.
+  """
+
+  boundary: float
+  reductions: tuple[tuple[float, float], ...]
+  exchanges: tuple[float, int]
+
+
+@functools.lru_cache(maxsize=64)
+def messages(c: Configuration, setting: Setting) -> _Messages:
+  """Counts what a configuration sends."""
+  model, examples = setting.model, c.examples(setting.batch_size)
+  stream = model.boundary_bytes(examples)
+  layers = c.chunks * layers_per_part(model, c.stages * c.chunks)
+  wide = stream * model.backward_bytes / model.item_bytes
+  # Two doors, forward and back; forwards that run again send again, but for
+  # the last door's of a layer, and with "reduced" none of a layer's.
+  forward = 2 + (2 if c.stages > 1 else 0) + (c.remat == "full")
+  found = zero_cost.level_collectives(
+    partition(c), parameters(c, model), accumulation=c.microbatches
+  )
+  received = sum(e.received_bytes for e in found)
+  # All tensors of a kind and phase go at once, but those of microbatches.
+  rounds = sum(
+    (1 if e.when == "step" else c.microbatches)
+    * (2 if e.kind == "all_reduce" else 1) for e in found
+  )
+  return _Messages(
+    stream, ((stream, forward * layers), (wide, 2 * layers)),
+    (received, rounds * (c.data - 1)),
+  )
+
+
+def traffic(c: Configuration, setting: Setting) -> Traffic:
+  """Returns what a configuration's messages cost between all pairs.
+
+  How often a hop is waited for: in lockstep at every tick, of which the
+  slowest counts; of 1F1B at its own pace as `parallel.pipeline.cost.exposed_s`
+  says; of others, filling and draining once.
+  """
+  links, sent = setting.links, messages(c, setting)
+  none = np.zeros_like(links.latency_s)
+  p, m = c.stages, c.microbatches
+  chain = hop = ring = reduce = none
+  if p > 1:
+    hops = links.seconds(sent.boundary)
+    both = hops + hops.T
+    rounds, left = divmod(m - 1, p)
+    if setting.execution == "lockstep":
+      ticks = timetable(c.timetable, p, m, c.chunks)[0].num_ticks
+      share = VOCABULARY_REDUCTIONS * 2 * (p - 1) * m
+      hop = ticks * np.maximum(hops, hops.T)
+      hop = hop + share * links.seconds(sent.boundary / p)
+    elif c.timetable == "1f1b":
+      chain, hop = (rounds + 1) * both, max(0, left - 1) * both
+    else:
+      chain = both
+  if c.data > 1:
+    received, steps = sent.exchanges
+    ring = steps * links.latency_s + received / links.bandwidth
+  if c.tensor > 1:
+    reduce = m * sum(
+      times * _reduction(links, size, c.tensor, c.route)
+      for size, times in sent.reductions
+    )
+  return Traffic(c.grid, chain, hop, ring, reduce)
+
+
+def _reduction(
+  links: LinkMatrix, size: float, ranks: int, route: str
+) -> np.ndarray:
+  """Returns an all-reduce's seconds if all its links were like each one."""
+  if route == "one_shot":
+    return links.latency_s + (ranks - 1) * size / links.bandwidth
+  return 2 * (ranks - 1) * links.seconds(size / ranks)
+
+
+def _slowest(matrix: np.ndarray, order: np.ndarray, dim: int) -> np.ndarray:
+  """Returns the slowest link along a dim of rings, for each stage, ``[p]``."""
+  if order.shape[dim] == 1:
+    return np.zeros(len(order))
+  values = matrix[order, np.roll(order, -1, dim)]
+  return values.reshape(len(order), -1).max(1)
+
+
+def predict(
+  c: Configuration, setting: Setting, order: np.ndarray | None = None
+) -> Latency:
+  """Predicts a step.
+
+  Args:
+    c: The configuration, one that `space.refusal` lets pass.
+    setting: What is trained where.
+    order: The device of each coordinate, int ``[p, d, t]``; None for devices
+      in their own order.
+  """
+  links, model = setting.links, setting.model
+  if order is None:
+    order = np.arange(c.grid.size).reshape(c.grid)
+  examples = c.examples(setting.batch_size)
+  sent, costs = messages(c, setting), traffic(c, setting)
+  m, p = c.microbatches, c.stages
+  reduce_s = _slowest(costs.reduce, order, 2) / m  # of each stage
+  layer_s = model.layer_s(examples, c.tensor, links.device, setting.utilisation)
+  full = layers_per_part(model, p * c.chunks) * c.chunks
+  stage_s = full * layer_s
+  again_s = ((p > 1) + (c.remat != "none")) * stage_s
+  pipeline_s = m * (3 * stage_s + again_s + float(reduce_s.max()))
+  bubble_s = hops_s = 0.0
+  if p > 1:
+    work = _work(c, stage_s, again_s, reduce_s)
+    alone = simulate.even_hops(p)
+    way = _way(c, setting, order, sent.boundary)
+    without_s, with_s = (
+      _run(c, work, hops, setting.execution) for hops in (alone, way)
+    )
+    bubble_s, hops_s = without_s - pipeline_s, with_s - without_s
+  ring = _slowest(costs.ring, order, 1)
+  return Latency(
+    compute=3 * m * stage_s, again=m * again_s,
+    tensor=m * float(reduce_s.max()), bubble=bubble_s, hops=hops_s,
+    vocabulary=_vocabulary(c, setting, order), data=float(ring.max()),
+    offload=_offload(c, model),
+  )
+
+
+def _work(
+  c: Configuration, stage_s: float, again_s: float, reduce_s: np.ndarray
+) -> simulate.Work:
+  """Returns what each part computes and reduces, stages that differ by links.
+
+  Of reductions a third is counted to forwards: both dtypes, and what runs
+  again, make the rest. Halves of a backward each compute the forward again.
+  """
+  shares = []
+  split = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0].splits
+  for reduce in np.tile(reduce_s, c.chunks):
+    shares.append([
+      (stage_s + reduce / 3) / c.chunks,
+      (2 * stage_s + again_s + 2 * reduce / 3) / c.chunks,
+      (stage_s + again_s + 2 * reduce / 3) / c.chunks,
+      (stage_s + again_s * split) / c.chunks,
+    ])
+  return simulate.Work(*(tuple(x) for x in zip(*shares, strict=True)))
+
+
+def _way(
+  c: Configuration, setting: Setting, order: np.ndarray, boundary: float
+) -> simulate.Hops:
+  """Returns the hops between stages: for each, those of the slowest replica.
+
+  The last stage's goes to the first one, which only chunks need.
+  """
+  ahead, back = np.roll(order, -1, 0), np.roll(order, 1, 0)
+  seconds = setting.links.seconds(boundary)
+  forward = seconds[order, ahead].reshape(c.stages, -1).max(1)
+  backward = seconds[order, back].reshape(c.stages, -1).max(1)
+  return simulate.Hops(tuple(forward.tolist()), tuple(backward.tolist()))
+
+
+def _run(
+  c: Configuration, work: simulate.Work, hops: simulate.Hops, execution: str
+) -> float:
+  table = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0]
+  if execution == "lockstep":
+    return simulate.lockstep_s(table, work, hops)
+  return _events(table, work, hops)
+
+
+@functools.lru_cache(maxsize=4096)
+def _events(
+  table: object, work: simulate.Work, hops: simulate.Hops
+) -> float:
+  """Remembers what configurations that differ elsewhere have in common."""
+  return simulate.events(table, work, hops).finish_s
+
+
+def _vocabulary(
+  c: Configuration, setting: Setting, order: np.ndarray
+) -> float:
+  """Returns what embedding and head take: products, and the stages' sums."""
+  model, m = setting.model, c.microbatches
+  examples = c.examples(setting.batch_size)
+  rate = setting.utilisation * setting.links.device.peak(model.dtype)
+  head_s = 3 * model.head_flops(examples, c.stages * c.tensor) / rate
+  sums_s = 0.0
+  if c.stages > 1:
+    size = model.boundary_bytes(examples)
+    ring = _reduction(setting.links, size, c.stages, "psum")
+    slowest = ring[order, np.roll(order, -1, 0)].max()
+    sums_s = VOCABULARY_REDUCTIONS * float(slowest)
+  return m * (head_s + sums_s)
+
+
+def _offload(c: Configuration, model: Transformer) -> float:
+  """Returns what both moments take to come and go, once a step."""
+  if not c.offload:
+    return 0.0
+  state = zero_cost.memory(partition(c), parameters(c, model))
+  return 2 * state.stored * 2 / 3 / HOST.bandwidth
+
+
+def sensitivity(
+  c: Configuration, setting: Setting, order: np.ndarray,
+  factors: Sequence[float] = (0.5, 2.0),
+) -> dict[float, float]:
+  """Returns a step's seconds if all links were so many times as fast."""
+  found = {}
+  for factor in factors:
+    links = dataclasses.replace(
+      setting.links, bandwidth=setting.links.bandwidth * factor,
+      latency_s=setting.links.latency_s / factor,
+    )
+    changed = dataclasses.replace(setting, links=links)
+    found[factor] = predict(c, changed, order).total
+  assert all(math.isfinite(x) for x in found.values())
+  return found

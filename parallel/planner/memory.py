@@ -1,0 +1,156 @@
+"""Bytes of a device in a step, by cause, in closed form.
+
+All stages run one program, so buffers are as large on each as on the fullest.
+What no formula of ours shows (the runtime's own memory, buffers of collectives,
+fragments) is a margin with a source, not a fit.
+"""
+
+import dataclasses
+import functools
+import math
+
+from parallel.pipeline import builders, cost
+from parallel.pipeline.timetable import Timetable
+from parallel.planner.model import Transformer, layers_per_part
+from parallel.planner.space import Configuration
+from parallel.zero import cost as zero_cost
+from parallel.zero.partition import Level, Partition
+
+MARGIN_BYTES = 3e9
+MARGIN_SOURCE = (
+  "assumption: CUDA's context and the allocator's fragments about 1 GB, and "
+  "NCCL's buffers of 4 MiB per channel and peer (NCCL_BUFFSIZE, NCCL's "
+  "documentation) for three axes"
+)
+# Depth of weights, gradients and optimizer state over the data-parallel ranks.
+_DEPTHS = {
+  "ddp": (0, 0, 0), "zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1)
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Bytes of a device by cause; their sum is the highest that a step needs.
+
+  Attributes:
+    weights: float32 weights, and those of a step where they lie elsewhere.
+    gradients: Sums of gradients, float32.
+    optimizer: Two moments, float32; 0 if they wait on the host.
+    kept: Inputs and cotangents of parts that the timetable keeps.
+    activations: What one part keeps for its own backward.
+    gathered: Layers in the dtype of activations, whole, with their gradients.
+    logits: Of one microbatch, with their gradients.
+    buffers: The margin.
+  """
+
+  weights: float
+  gradients: float
+  optimizer: float
+  kept: float
+  activations: float
+  gathered: float
+  logits: float
+  buffers: float
+
+  @property
+  def total(self) -> float:
+    """All of it."""
+    return sum(vars(self).values())
+
+  @property
+  def binding(self) -> str:
+    """The largest cause."""
+    return max(dataclasses.asdict(self).items(), key=lambda item: item[1])[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def timetable(name: str, stages: int, microbatches: int, chunks: int) -> (
+  tuple[Timetable, cost.Cost]
+):
+  """Builds a timetable and counts what it costs; many are asked for again."""
+  found = builders.build(name, stages, microbatches, chunks)
+  return found, cost.cost(found)
+
+
+def partition(configuration: Configuration) -> Partition:
+  """Returns what data-parallel ranks share, over one level."""
+  depths = _DEPTHS[configuration.scheme]
+  return Partition((Level("data", configuration.data),), *depths)
+
+
+def parameters(
+  configuration: Configuration, model: Transformer
+) -> list[zero_cost.Parameter]:
+  """Returns the tensors of a device, as `parallel.zero.cost` prices them."""
+  c = configuration
+  layers = c.chunks * layers_per_part(model, c.stages * c.chunks)
+  wire = model.item_bytes if c.scheme != "ddp" else 4
+  tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
+  return [
+    *(zero_cost.Parameter(math.ceil(size / c.tensor), layers, wire)
+      for size in model.matrices),
+    zero_cost.Parameter(model.width, 2 * layers, 4),
+    zero_cost.Parameter(tables, 2, wire),
+    zero_cost.Parameter(model.width, 1, 4),
+  ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _state(c: Configuration, model: Transformer) -> zero_cost.Memory:
+  """Returns the training state's bytes, which many configurations share."""
+  return zero_cost.memory(partition(c), parameters(c, model))
+
+
+def memory(
+  configuration: Configuration, model: Transformer, batch_size: int
+) -> Memory:
+  """Returns the bytes of a device.
+
+  Args:
+    configuration: The configuration, one that `space.refusal` lets pass.
+    model: The model.
+    batch_size: Examples of a step.
+  """
+  c = configuration
+  examples = c.examples(batch_size)
+  state = _state(dataclasses.replace(
+    c, microbatches=1, timetable="", route="", remat="", offload=False
+  ), model)
+  boundary = model.boundary_bytes(examples)
+  kept = 0.0
+  if c.stages > 1:
+    counted = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[1]
+    # Places of both buffers, one that nobody reads in each, what is on its way,
+    # and what enters (`parallel.pipeline.run`).
+    places = max(counted.inputs) + max(counted.cotangents) + 6
+    kept = places * boundary
+  layer = sum(model.matrices) / c.tensor
+  # A layer in the dtype of activations, and its gradient before it is added up.
+  gathered = layer * (model.item_bytes + 4)
+  logits = examples * model.seq_len * model.vocab_size / (c.stages * c.tensor)
+  return Memory(
+    weights=state.stored / 3 + state.weights + state.secondary,
+    gradients=state.gradients,
+    optimizer=0.0 if c.offload else state.stored * 2 / 3,
+    kept=kept,
+    activations=_activations(c, model, examples),
+    gathered=gathered,
+    logits=2 * 4 * logits,
+    buffers=MARGIN_BYTES,
+  )
+
+
+def _activations(
+  c: Configuration, model: Transformer, examples: int
+) -> float:
+  """Returns what a part's backward reads of its forward.
+
+  Without recomputation that is all of each layer; else a layer's input, of
+  "reduced" also what its two doors have reduced, and all of one layer.
+  """
+  layers = layers_per_part(model, c.stages * c.chunks)
+  layer = model.kept_bytes(examples, c.tensor)
+  if c.remat == "none":
+    return layers * layer
+  streams = {"full": 1, "reduced": 3}[c.remat]
+  return layers * streams * model.boundary_bytes(examples) + layer

@@ -1,0 +1,262 @@
+"""Chooses a configuration and a device order: the best few, and why not others.
+
+All configurations are named (`space`), those that are no runs or do not fit are
+counted by the constraint that excludes them, and the others are priced in the
+devices' own order. Of those alike but for what is computed again and offloaded
+only the cheapest that fit are priced: more of either takes time and saves
+nothing but memory. The best few then get device orders of their own, with the
+gap to a bound, and are sorted again.
+"""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+
+import numpy as np
+
+from parallel.planner import device_order, space
+from parallel.planner.bound import bound
+from parallel.planner.latency import Latency, Setting, predict, traffic
+from parallel.planner.memory import Memory, memory
+from parallel.planner.space import Choices, Configuration
+from parallel.planner.traffic import cost
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+  """A configuration with its prices.
+
+  Attributes:
+    configuration: The configuration.
+    memory: Bytes of a device, by cause.
+    latency: Seconds of a step, by cause.
+    order: The device of each coordinate, int ``[p, d, t]``.
+    own_s: Seconds of a step in the devices' own order.
+    bound_s: Seconds below which no order's part of a step is; None if that was
+      not asked.
+    order_s: Seconds of that part in this order.
+  """
+
+  configuration: Configuration
+  memory: Memory
+  latency: Latency
+  order: np.ndarray
+  own_s: float
+  bound_s: float | None = None
+  order_s: float = 0.0
+
+  @property
+  def gap(self) -> float | None:
+    """By what share of a step a better order could be faster, at most."""
+    if self.bound_s is None:
+      return None
+    return (self.order_s - self.bound_s) / self.latency.total
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """The answer.
+
+  Attributes:
+    best: The best few, fastest first.
+    front: Those that no other beats in both time and memory, fastest first, in
+      the devices' own order.
+    excluded: How many each constraint excludes, and the last reason that it
+      gave.
+    priced: How many were priced.
+    smallest: Of those that are runs, the one that needs least memory.
+  """
+
+  best: tuple[Candidate, ...]
+  front: tuple[Candidate, ...]
+  excluded: Mapping[str, tuple[int, str]]
+  priced: int
+  smallest: Candidate | None
+
+
+def memory_bytes(setting: Setting) -> float:
+  """Returns the bytes that a device has."""
+  return setting.links.device.memory_bytes
+
+
+def plan(
+  setting: Setting, choices: Choices, *, count: int = 5, ordered: int = 10
+) -> Plan:
+  """Finds the best configurations of a model on a cluster.
+
+  Args:
+    setting: What is trained where.
+    choices: What is tried.
+    count: How many are returned.
+    ordered: How many get device orders of their own.
+
+  Raises:
+    ValueError: Nothing fits; the message says by how much, and what would.
+  """
+  excluded: dict[str, tuple[int, str]] = {}
+  smallest: tuple[Configuration, Memory] | None = None
+  fitting = []
+  for alike in _alike(setting, choices, excluded):
+    found = []
+    for c in alike:
+      needs = memory(c, setting.model, setting.batch_size)
+      if smallest is None or needs.total < smallest[1].total:
+        smallest = c, needs
+      if needs.total <= memory_bytes(setting):
+        found.append((c, needs))
+      else:
+        _count(excluded, "memory", _too_much(c, needs, setting))
+    fitting += _cheapest(found)
+  if not fitting:
+    raise ValueError(_nothing_fits(smallest, excluded, setting))
+  priced = [_priced(c, needs, setting) for c, needs in fitting]
+  priced.sort(key=lambda x: x.latency.total)
+  better = [reordered(x, setting) for x in priced[: max(count, ordered)]]
+  better.sort(key=lambda x: x.latency.total)
+  best = [_certified(x, setting) for x in better[:count]]
+  smallest_one = _priced(*smallest, setting) if smallest else None
+  return Plan(
+    tuple(best), tuple(front(priced)), excluded, len(priced), smallest_one
+  )
+
+
+def front(candidates: Iterable[Candidate]) -> list[Candidate]:
+  """Returns those that no other beats in both time and memory."""
+  found: list[Candidate] = []
+  for x in sorted(
+    candidates, key=lambda x: (x.latency.total, x.memory.total)
+  ):
+    if not found or x.memory.total < found[-1].memory.total:
+      found.append(x)
+  return found
+
+
+def why_not(
+  c: Configuration, setting: Setting, choices: Choices, best: Candidate
+) -> str:
+  """Says why a configuration is not the plan's, in a sentence or two."""
+  if c.grid.size != setting.links.num_devices:
+    return (
+      f"{c.grid} takes {c.grid.size} devices; the cluster has "
+      f"{setting.links.num_devices}"
+    )
+  refused = space.refusal(c, setting.model, choices)
+  if refused is not None:
+    return f"it is no run ({refused[0]}): {refused[1]}"
+  needs = memory(c, setting.model, setting.batch_size)
+  if needs.total > memory_bytes(setting):
+    return _too_much(c, needs, setting)
+  found = reordered(_priced(c, needs, setting), setting)
+  more = {
+    cause: seconds - getattr(best.latency, cause)
+    for cause, seconds in dataclasses.asdict(found.latency).items()
+  }
+  cause = max(more, key=lambda key: more[key])
+  slower = found.latency.total / best.latency.total - 1
+  if slower <= 0:
+    return f"nothing speaks against it: {found.latency.total:.4g} s"
+  return (
+    f"it fits, but takes {found.latency.total:.4g} s, {slower:.1%} more than "
+    f"the best; most of that in {cause}: {more[cause]:+.4g} s"
+  )
+
+
+def reordered(candidate: Candidate, setting: Setting) -> Candidate:
+  """Returns a candidate with the best device order that is found."""
+  c = candidate.configuration
+  found = device_order.search(traffic(c, setting), kicks=0)
+  latency = predict(c, setting, found.devices)
+  if latency.total > candidate.latency.total:
+    return candidate
+  return dataclasses.replace(
+    candidate, latency=latency, order=found.devices
+  )
+
+
+def _certified(candidate: Candidate, setting: Setting) -> Candidate:
+  """Returns a candidate with the bound of its order's part of a step."""
+  costs = traffic(candidate.configuration, setting)
+  return dataclasses.replace(
+    candidate, bound_s=bound(costs), order_s=float(cost(costs, candidate.order))
+  )
+
+
+def _alike(
+  setting: Setting, choices: Choices, excluded: dict[str, tuple[int, str]]
+) -> Iterable[list[Configuration]]:
+  """Returns runs, those together that differ in remat and offload only."""
+  groups: dict[Configuration, list[Configuration]] = {}
+  for c in space.everything(
+    setting.model, setting.links.num_devices, choices
+  ):
+    refused = space.refusal(c, setting.model, choices)
+    if refused is not None:
+      _count(excluded, *refused)
+      continue
+    rest = dataclasses.replace(c, remat="none", offload=False)
+    groups.setdefault(rest, []).append(c)
+  return groups.values()
+
+
+def _cheapest(
+  found: list[tuple[Configuration, Memory]]
+) -> list[tuple[Configuration, Memory]]:
+  """Leaves out what computes again, or offloads, more than it needs to fit."""
+  def more(a, b):
+    levels = space.REMATS
+    return (
+      levels.index(a.remat) >= levels.index(b.remat)
+      and a.offload >= b.offload and a != b
+    )
+
+  return [
+    (c, needs) for c, needs in found
+    if not any(more(c, other) for other, _ in found)
+  ]
+
+
+def _priced(
+  c: Configuration, needs: Memory, setting: Setting
+) -> Candidate:
+  own = np.arange(c.grid.size).reshape(c.grid)
+  latency = predict(c, setting)
+  return Candidate(c, needs, latency, own, latency.total)
+
+
+def _count(
+  excluded: dict[str, tuple[int, str]], name: str, reason: str
+) -> None:
+  excluded[name] = excluded.get(name, (0, ""))[0] + 1, reason
+
+
+def _too_much(c: Configuration, needs: Memory, setting: Setting) -> str:
+  most = memory_bytes(setting)
+  return (
+    f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
+    f"{(needs.total - most) / 1e9:.1f} GB more than a device has, most of it "
+    f"for {needs.binding} ({getattr(needs, needs.binding) / 1e9:.1f} GB)"
+  )
+
+
+def _nothing_fits(
+  smallest: tuple[Configuration, Memory] | None,
+  excluded: Mapping[str, tuple[int, str]], setting: Setting,
+) -> str:
+  """Says by how much nothing fits, and what would make it fit."""
+  n = setting.links.num_devices
+  if smallest is None:
+    why = "; ".join(f"{k}: {reason}" for k, (_, reason) in excluded.items())
+    return f"no configuration of {n} devices is a run: {why}"
+  c, needs = smallest
+  state = needs.weights + needs.gradients + needs.optimizer
+  rest = needs.total - state
+  most = memory_bytes(setting)
+  text = f"nothing fits. Least needs {_too_much(c, needs, setting)}. "
+  if rest >= most:
+    return text + (
+      "Without any training state that is too much: shorter sequences or a "
+      "narrower model would help"
+    )
+  return text + (
+    f"Devices of {needs.total / 1e9:.0f} GB would do, or about "
+    f"{int(np.ceil(n * state / (most - rest)))} of these"
+  )

@@ -1,0 +1,180 @@
+"""The configurations that a planner chooses from, and what excludes some.
+
+A configuration is what a training run's config says of parallelism. All
+combinations are named; each that is no run has a constraint by name, so that
+"why not?" has an answer.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import itertools
+
+from parallel.pipeline import builders
+from parallel.planner.model import Transformer
+from parallel.planner.traffic import Grid
+
+SCHEMES = ("ddp", "zero1", "zero2", "zero3")
+ROUTES = ("psum", "one_shot")
+REMATS = ("none", "reduced", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+  """How a step is split.
+
+  Attributes:
+    stages: Stages of the pipeline, p.
+    data: Data-parallel ranks, d.
+    tensor: Tensor ranks, t.
+    microbatches: Microbatches of a step in each pipeline, m.
+    timetable: What stages run, a key of `builders.BUILDERS`.
+    chunks: Parts of a stage.
+    scheme: What data-parallel ranks share, one of ``SCHEMES``.
+    route: How tensor ranks reduce, one of ``ROUTES``.
+    remat: What a layer's backward computes again, one of ``REMATS``.
+    offload: Whether the optimizer's state waits in host memory.
+  """
+
+  stages: int
+  data: int
+  tensor: int
+  microbatches: int
+  timetable: str = "1f1b"
+  chunks: int = 1
+  scheme: str = "ddp"
+  route: str = "psum"
+  remat: str = "none"
+  offload: bool = False
+
+  @property
+  def grid(self) -> Grid:
+    """The coordinates that devices get."""
+    return Grid(self.stages, self.data, self.tensor)
+
+  def examples(self, batch_size: int) -> int:
+    """Returns the examples of a microbatch."""
+    return batch_size // (self.data * self.microbatches)
+
+  def overrides(self) -> str:
+    """Returns ``SECTION.KEY=VALUE ...`` for a training run."""
+    return " ".join(f"{key}={value}" for key, value in self.keys().items())
+
+  def keys(self) -> dict[str, object]:
+    """Returns the keys of a training run's config, with their values."""
+    found = {
+      "parallel.stage": self.stages, "parallel.data": self.data,
+      "parallel.tensor": self.tensor, "train.accumulation": self.microbatches,
+      "zero.scheme": self.scheme, "zero.offload": self.offload,
+      "sync.route": self.route, "model.remat": self.remat,
+    }
+    if self.stages > 1:
+      found |= {"pipeline.timetable": self.timetable,
+                "pipeline.chunks": self.chunks}
+    return found
+
+  def __str__(self) -> str:
+    stages = f", {self.timetable}" if self.stages > 1 else ""
+    chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
+    return (
+      f"{self.grid}, {self.microbatches} microbatches{stages}{chunks}, "
+      f"{self.scheme}, {self.route}, remat {self.remat}"
+      + (", offload" if self.offload else "")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+  """What is tried, beside all degrees whose product is the devices.
+
+  Attributes:
+    batch_size: Examples of a step.
+    timetables: Keys of `builders.BUILDERS`.
+    chunks: Parts of a stage, for timetables that take several.
+    schemes: Of ``SCHEMES``.
+    routes: Of ``ROUTES``.
+    remats: Of ``REMATS``.
+    offload: Whether to try it.
+    most_microbatches: Of a step in a pipeline.
+  """
+
+  batch_size: int
+  timetables: tuple[str, ...] = (
+    "1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"
+  )
+  chunks: tuple[int, ...] = (1, 2)
+  schemes: tuple[str, ...] = SCHEMES
+  routes: tuple[str, ...] = ROUTES
+  remats: tuple[str, ...] = REMATS
+  offload: bool = True
+  most_microbatches: int = 256
+
+
+def everything(
+  model: Transformer, num_devices: int, choices: Choices
+) -> Iterator[Configuration]:
+  """Yields all configurations of these choices, possible or not."""
+  for grid in grids(num_devices):
+    for m in _divisors(max(1, choices.batch_size // grid.data)):
+      timetables: Sequence[tuple[str, int]] = [("1f1b", 1)]
+      if grid.stages > 1:
+        timetables = [
+          (name, chunks)
+          for name in choices.timetables for chunks in choices.chunks
+          # With one chunk, these are others' names.
+          if builders.BUILDERS[name].chunked == (chunks > 1)
+        ]
+      schemes = choices.schemes if grid.data > 1 else ("ddp",)
+      routes = choices.routes if grid.tensor > 1 else ("psum",)
+      for (name, chunks), scheme, route, remat, offload in itertools.product(
+        timetables, schemes, routes, choices.remats,
+        (False, True) if choices.offload else (False,),
+      ):
+        yield Configuration(
+          *grid, m, name, chunks, scheme, route, remat, offload
+        )
+
+
+def grids(num_devices: int) -> Iterator[Grid]:
+  """Yields all degrees of stages, data and tensor ranks for so many devices."""
+  for stages in _divisors(num_devices):
+    for data in _divisors(num_devices // stages):
+      yield Grid(stages, data, num_devices // stages // data)
+
+
+def refusal(
+  configuration: Configuration, model: Transformer, choices: Choices
+) -> tuple[str, str] | None:
+  """Says why a configuration is no run: a constraint's name, and the reason."""
+  c = configuration
+  if choices.batch_size % (c.data * c.microbatches):
+    return "batch", (
+      f"a batch of {choices.batch_size} is no multiple of data={c.data} x "
+      f"microbatches={c.microbatches}"
+    )
+  if c.microbatches > choices.most_microbatches:
+    return "microbatches", (
+      f"microbatches={c.microbatches} are more than "
+      f"{choices.most_microbatches}"
+    )
+  for name, size in (
+    ("heads", model.num_heads), ("key/value heads", model.num_kv_heads),
+    ("channels of the MLP", model.ffn_width),
+  ):
+    if size % c.tensor:
+      return "tensor", f"tensor={c.tensor} does not divide {size} {name}"
+  if c.stages * c.chunks > model.num_layers:
+    return "layers", (
+      f"stages={c.stages} x chunks={c.chunks} are more than "
+      f"{model.num_layers} layers"
+    )
+  try:
+    builders.taken(c.timetable, c.stages, c.microbatches, c.chunks)
+  except ValueError as error:
+    return "timetable", str(error)
+  if c.data == 1 and c.scheme != "ddp":
+    return "scheme", f"scheme={c.scheme!r} shares what data=1 ranks have"
+  return None
+
+
+def _divisors(number: int) -> list[int]:
+  return [i for i in range(1, number + 1) if number % i == 0]

@@ -1,0 +1,97 @@
+"""`launch.plan` and `launch.measure_links`, as users run them."""
+
+import json
+
+import pytest
+
+from configs.benchmark import planner as config_of
+from launch.benchmarks import measured_links, planner
+from parallel.hardware import cluster_files
+
+PLAN = "--config=configs/planner/gpt_11b.py:test"
+
+
+def test_a_plan_is_written_and_drawn(launch, tmp_path):
+  path, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+  ended = launch(
+    "plan", PLAN, "--why_not=parallel.tensor=3", f"--output={path}",
+    f"--plot={picture}",
+  )
+  assert ended.returncode == 0, ended.stderr
+  assert "why not parallel.tensor=3? stage 1 x" in ended.stdout
+  assert "the best as a run's flags: --config.parallel.stage=" in ended.stdout
+  result = json.loads(path.read_text())
+  best = result["best"][0]
+  assert sum(best["latency"].values()) == pytest.approx(best["seconds"])
+  assert sum(best["memory"].values()) == pytest.approx(best["bytes"])
+  assert sorted(best["order"]) == list(range(8))
+  assert picture.stat().st_size > 10_000
+
+
+def test_links_of_processes_are_measured():
+  links = measured_links.measure(
+    ["127.0.0.1"] * 3, sizes=(1 << 10, 1 << 16, 1 << 20)
+  )
+  assert links.mark == "measured"
+  assert links.nodes == (0, 0, 0)
+  assert (links.bandwidth > 1e6).all()
+  assert 0 <= links.latency_s.max() < 1
+  again = cluster_files.from_json(json.loads(cluster_files.to_json(links)))
+  assert again.device.flops["float32"] == links.device.flops["float32"]
+
+
+def test_fits_are_put_where_messages_went():
+  """Rows send, columns receive."""
+  def rows(latency_s, rate):
+    return [(n, latency_s + n / rate) for n in (1e3, 1e6)]
+
+  device = {"flops": 2e9, "memory_bandwidth": 1e9, "memory_bytes": 8e9}
+  links = measured_links.fitted([
+    {"device": device, "links": {"p1": rows(1e-5, 1e9)}},
+    {"device": device | {"flops": 1e9}, "links": {"p0": rows(2e-5, 5e8)}},
+  ], ["a", "b"])
+  assert links.bandwidth[1, 0] == pytest.approx(1e9)
+  assert links.bandwidth[0, 1] == pytest.approx(5e8)
+  assert links.latency_s[0, 1] == pytest.approx(2e-5)
+  assert links.nodes == (0, 1)
+  assert links.device.flops["float32"] == 1e9
+  assert links.device.memory_bytes == 8e9
+
+
+@pytest.mark.parametrize(("script", "args", "message"), [
+  ("plan", ["--config=configs/caatnet/tiny.py"], "study=None is no plan"),
+  ("plan", [PLAN, "--cluster={tmp}/no.json"], "No such file"),
+  ("plan", [PLAN, "--cluster=a100"], "as in a100:2, or be a path"),
+  ("plan", [PLAN, "--cluster={tmp}/zero.json"], "zero.json: bandwidth[0][1]=0"),
+  ("plan", [PLAN, "--why_not=parallel.stag=2"], "'parallel.stag' must be one"),
+  ("plan", [PLAN, "--why_not=parallel.stage=two"], "'two' must be an integer"),
+  ("plan", [PLAN, "--config.planner.utilisation=2"], "config.planner.utilis"),
+  ("plan", [PLAN, "--config.planner.execution=fast"], "config.planner.execut"),
+  ("plan", [PLAN, "--config.sync.p=0.5"], "plans are made for p = 1 only"),
+  ("plan", [PLAN, "--config.planner.timetables=()"], "at least one entry"),
+  ("measure_links", ["--output={tmp}/x.json"], "give one of --num_processes"),
+  ("measure_links", ["--output={tmp}/x.json", "--num_processes=1"],
+   "two processes or more"),
+  ("measure_links", ["--output={tmp}/x.json", "--topo=LICENSE"],
+   "no rows of GPUs"),
+  ("measure_links", ["--output={tmp}/x.json", "--nccl=LICENSE"],
+   "LICENSE: there is no table"),
+])
+def test_mistakes(launch, tmp_path, script, args, message):
+  zero = {
+    "name": "z", "source": "a test", "mark": "drawn", "device": "a100",
+    "nodes": [2], "rows": "device", "bandwidth": [[None, 0], [1, None]],
+    "latency_s": 0,
+  }
+  (tmp_path / "zero.json").write_text(json.dumps(zero))
+  ended = launch(script, *(a.format(tmp=tmp_path) for a in args))
+  assert ended.returncode == 2
+  assert message in ended.stderr
+  assert len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_the_benchmark_of_device_orders():
+  result = planner.run(config_of.get_config("test"))
+  assert result["against all orders"][0]["ours / best, worst"] <= 1.01
+  assert result["certified"][-1]["most"] < 0.1
+  assert result["uneven links"][0]["slower than ours"] <= 1

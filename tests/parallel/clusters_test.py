@@ -1,0 +1,192 @@
+"""Clusters as matrices: files, examples, imports, and what is refused."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from parallel.hardware import cluster_files, cluster_imports, link_matrix
+from parallel.hardware.clusters import CLUSTERS
+from parallel.hardware.devices import A100, V100
+from parallel.hardware.links import INFINIBAND_HDR, PCIE_4
+
+# As `nvidia-smi topo -m` prints it, with its underlined head.
+TOPO = (
+  "\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity"
+  "\tGPU NUMA ID\x1b[0m\n"
+  "GPU0\t X \tNV12\tSYS\tSYS\tPXB\t48-63,176-191\t3\t\tN/A\n"
+  "GPU1\tNV12\t X \tSYS\tSYS\tPXB\t48-63,176-191\t3\t\tN/A\n"
+  "GPU2\tSYS\tSYS\t X \tNV12\tSYS\t16-31,144-159\t1\t\tN/A\n"
+  "GPU3\tSYS\tSYS\tNV12\t X \tSYS\t16-31,144-159\t1\t\tN/A\n"
+  "NIC0\tPXB\tPXB\tSYS\tSYS\t X \t\t\t\t\n\n"
+  "Legend:\n\n  X    = Self\n"
+  "  NV#  = Connection traversing a bonded set of # NVLinks\n\n"
+  "NIC Legend:\n\n  NIC0: mlx5_0\n"
+)
+# As sendrecv_perf prints it; times are those of 30 us and 5 GB/s.
+NCCL = """\
+# nThread 1 nGpus 1 minBytes 1048576 maxBytes 67108864 step: 8(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
+#
+# Using devices
+#  Rank  0 Group  0 Pid 1478709 on      {0} device  {1} [0x31] NVIDIA A40
+#  Rank  1 Group  0 Pid 1171742 on      {2} device  {3} [0x31] NVIDIA A40
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+     1048576        262144     float     sum      -1   239.72    4.37    4.37      0   240.11    4.37    4.37    N/A
+     8388608       2097152     float     sum      -1  1707.72    4.91    4.91      0  1708.02    4.91    4.91    N/A
+    67108864      16777216     float     sum      -1 13451.77    4.99    4.99      0 13452.02    4.99    4.99    N/A
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 4.7567
+"""  # noqa: E501
+
+
+def _file(**changes):
+  found = {
+    "name": "two", "source": "a test", "mark": "drawn", "device": "a100",
+    "nodes": [1, 1], "rows": "device", "bandwidth": [[None, 2e9], [1e9, None]],
+    "latency_s": 1e-5,
+  }
+  return found | changes
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+  links = cluster_files.cluster("frontier:3,uneven=4")
+  path = tmp_path / "a.json"
+  cluster_files.write(links, path)
+  again = cluster_files.cluster(str(path))
+  for key in ("bandwidth", "latency_s"):
+    np.testing.assert_allclose(getattr(again, key), getattr(links, key), 1e-5)
+  assert (again.nodes, again.device) == (links.nodes, links.device)
+
+
+def test_rows_go_out_and_columns_come_in():
+  """A matrix that is not symmetric means that directions differ."""
+  links = cluster_files.from_json(_file())
+  seconds = links.seconds(1e9)
+  assert seconds[0, 1] == pytest.approx(0.5 + 1e-5)
+  assert seconds[1, 0] == pytest.approx(1 + 1e-5)
+  assert links.skew == 2
+  assert seconds[0, 0] == 0
+
+
+def test_rows_of_nodes_stand_for_all_their_devices():
+  by_node = cluster_files.from_json(_file(
+    nodes=[2, 1], rows="node", bandwidth=[[9e9, 2e9], [1e9, 7e9]]
+  ))
+  assert by_node.bandwidth.tolist() == [
+    [math.inf, 9e9, 2e9], [9e9, math.inf, 2e9], [1e9, 1e9, math.inf]
+  ]
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+  ({"bandwidth": [[None, 2e9], [None, None]]}, r"bandwidth\[1\]\[0\] is miss"),
+  ({"bandwidth": [[None, 0], [1e9, None]]}, r"\[0\]\[1\]=0, .* be positive"),
+  ({"bandwidth": [[None, -1], [1e9, None]]}, "must be positive"),
+  ({"bandwidth": [[None, 2e9]]}, "has 1 rows of .2. numbers, not 2 of 2"),
+  ({"bandwidth": [[None, 2e9], [1e9]]}, r"rows of \[1, 2\] numbers"),
+  ({"latency_s": [[0, -1e-6], [0, 0]]}, "latency_s.* at least 0"),
+  ({"nodes": [10_000], "rows": "node", "bandwidth": [[1e9]]},
+   "10,000 devices are more than 4,096"),
+  ({"nodes": [1, 0]}, "nodes=0 must be at least 1"),
+  ({"device": "a101"}, "did you mean a10"),
+  ({"device": {"name": "mine"}}, "device has no 'flops'"),
+  ({"rows": "rack"}, "rows='rack' must be one of device, node"),
+  ({"color": 1}, "key 'color' must be one of"),
+])
+def test_what_is_no_cluster_is_refused(tmp_path, changes, message):
+  path = tmp_path / "wrong.json"
+  path.write_text(json.dumps(_file(**changes)))
+  with pytest.raises(ValueError, match=message) as error:
+    cluster_files.read(path)
+  assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+  ("a100", "as in a100:2"), ("a100:0", "1 to 1,024 groups"),
+  ("a200:2", "did you mean h200"), ("a100:2,even=1", "'even' must be one of"),
+  ("h100:1024", "8,192 devices are more than 4,096"),
+])
+def test_examples_are_named_with_their_size(text, message):
+  with pytest.raises(ValueError, match=message):
+    cluster_files.cluster(text)
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_an_example_has_the_rates_of_its_levels(name):
+  """Of two devices, the innermost group that has both says the rate."""
+  cluster = CLUSTERS[name]
+  links = cluster_files.cluster(f"{name}:2")
+  first, last = cluster.levels[0], cluster.levels[-1]
+  assert links.bandwidth[0, 1] == first.link.bandwidth * first.links_per_device
+  assert links.bandwidth[0, -1] == last.link.bandwidth * last.links_per_device
+  assert (np.isfinite(links.bandwidth) != np.eye(links.num_devices)).all()
+
+
+def test_uneven_links_are_slower_and_never_faster():
+  even = cluster_files.cluster("pipette-a100:4")
+  drawn = link_matrix.uneven(even, 1)
+  other = np.ones_like(even.bandwidth) - np.eye(32) > 0
+  share = drawn.bandwidth[other] / even.bandwidth[other]
+  assert 0.22 < share.min() < 0.5
+  assert 0.9 < share.max() <= 1
+  again = link_matrix.uneven(even, 1)
+  assert (again.bandwidth == drawn.bandwidth).all()
+
+
+def test_topo_is_read():
+  links = cluster_imports.from_topo(TOPO, A100, PCIE_4, INFINIBAND_HDR, 2)
+  assert links.nodes == (0,) * 4 + (1,) * 4
+  assert links.bandwidth[0, 1:5].tolist() == [
+    12 * 25e9, PCIE_4.bandwidth, PCIE_4.bandwidth, INFINIBAND_HDR.bandwidth
+  ]
+  assert links.bandwidth[4, 5] == links.bandwidth[0, 1]
+  with pytest.raises(ValueError, match="GPU0 has 'NVX' to GPU1"):
+    cluster_imports.ways(TOPO.replace("NV12", "NVX"))
+  with pytest.raises(ValueError, match="no rows of GPUs"):
+    cluster_imports.ways("GPU topology is not supported")
+  with pytest.raises(ValueError, match="need a network"):
+    cluster_imports.from_topo(TOPO, A100, PCIE_4, nodes=2)
+
+
+def test_tables_of_nccl_are_read():
+  pairs = [("gpu23", 0, "gpu24", 0), ("gpu23", 0, "gpu24", 1),
+           ("gpu24", 0, "gpu24", 1)]
+  texts = {f"{i}.txt": NCCL.format(*pair) for i, pair in enumerate(pairs)}
+  links = cluster_imports.from_nccl(texts, V100)
+  assert links.nodes == (0, 1, 1)
+  assert links.bandwidth[0, 1] == pytest.approx(5e9, 1e-3)
+  assert links.latency_s[1, 2] == pytest.approx(30e-6, 1e-2)
+  del texts["2.txt"]
+  with pytest.raises(ValueError, match=r"\[1\]\[2\] is missing, one of 2"):
+    cluster_imports.from_nccl(texts, V100)
+  with pytest.raises(ValueError, match=r"c.txt: .* no table"):
+    cluster_imports.from_nccl({"c.txt": "nothing"}, V100)
+  # Before "root" there was no such column.
+  old = NCCL.replace("    root", "").replace("      -1", "")
+  assert cluster_imports.nccl_run(old.format(*pairs[0])).seconds[0] == (
+    pytest.approx(239.72e-6)
+  )
+
+
+def test_a_fit_finds_latency_and_rate():
+  sizes = [2.0**k for k in range(8, 27, 3)]
+  latency_s, rate = link_matrix.fit(sizes, [3e-6 + n / 7e9 for n in sizes])
+  assert latency_s == pytest.approx(3e-6)
+  assert rate == pytest.approx(7e9)
+  with pytest.raises(ValueError, match="took no longer"):
+    link_matrix.fit([1e3, 1e6], [2e-6, 1e-6])
+  with pytest.raises(ValueError, match="two sizes"):
+    link_matrix.fit([1e3, 1e3], [2e-6, 1e-6])
+
+
+def test_a_part_keeps_its_links():
+  links = cluster_files.cluster("a100:2,uneven=1")
+  part = links.part([9, 1])
+  assert part.nodes == (0, 1)
+  assert part.bandwidth[0, 1] == links.bandwidth[1, 9]
+  with pytest.raises(ValueError, match="neighbours"):
+    dataclasses.replace(links, nodes=(0, 1) * 8)

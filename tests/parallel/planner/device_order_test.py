@@ -1,0 +1,122 @@
+"""Device orders: prices of exchanges, the best of all orders, and bounds."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from parallel.hardware import cluster_files
+from parallel.planner import device_order
+from parallel.planner.bound import bound
+from parallel.planner.device_order import _Exchanges
+from parallel.planner.traffic import Grid, Traffic, cost, parts
+
+GRIDS = [Grid(3, 2, 1), Grid(2, 3, 2), Grid(1, 2, 3), Grid(4, 1, 2),
+         Grid(2, 2, 2), Grid(5, 1, 1)]
+
+
+def _drawn(grid, seed):
+  """Draws what each pair costs, as spread out as links of 1 to 20 GB/s."""
+  rng = np.random.default_rng(seed)
+  size = (4, grid.size, grid.size)
+  return Traffic(grid, *np.exp(rng.uniform(0, np.log(20), size)))
+
+
+def _in_nodes(grid, seed, share=1.0):
+  """Returns traffic between nodes of four, uneven, on what is fast inside."""
+  links = cluster_files.cluster(f"pipette-a100:{grid.size // 8},uneven={seed}")
+  hops, data = links.seconds(4e7), links.seconds(2e8)
+  return Traffic(grid, hops, hops, share * data, 20 * hops)
+
+
+def _renamed(traffic, names):
+  return Traffic(traffic.grid, *(
+    matrix[np.ix_(names, names)] for matrix in (
+      traffic.chain, traffic.hop, traffic.ring, traffic.reduce
+    )
+  ))
+
+
+def test_what_an_order_costs():
+  """Two stages of two replicas on four devices, added up by hand."""
+  seconds = np.arange(16.0).reshape(4, 4)
+  traffic = Traffic(Grid(2, 2, 1), seconds, 10 * seconds, 100 * seconds,
+                    seconds)
+  order = np.array([[[3], [0]], [[1], [2]]])
+  # Hops 3 -> 1 and 0 -> 2; rings 3 -> 0 -> 3 and 1 -> 2 -> 1.
+  assert parts(traffic, order).tolist() == [13, 130, 1200, 0]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_exchanges_are_priced_as_if_they_were_made(grid):
+  traffic = _drawn(grid, 1)
+  start = np.random.default_rng(2).permutation(grid.size)
+  exchanges = _Exchanges(traffic, start, share=0.3)
+  everyone = np.arange(grid.size)
+  for a in everyone:
+    found = exchanges.values(a, everyone)
+    for b in everyone:
+      swapped = start.copy()
+      swapped[[a, b]] = swapped[[b, a]]
+      again = _Exchanges(traffic, swapped, share=0.3)
+      assert found[b] == pytest.approx(again.value)
+
+
+@pytest.mark.parametrize(("grid", "seed"), [
+  *itertools.product([Grid(3, 2, 1), Grid(7, 1, 1), Grid(1, 3, 2)], range(2)),
+  (Grid(1, 6, 1), 0), (Grid(2, 2, 1), 0),
+], ids=str)
+def test_up_to_eight_devices_the_order_is_the_best_of_all(grid, seed):
+  traffic = _drawn(grid, seed)
+  best = device_order.brute_force(traffic)
+  found = device_order.search(traffic, exact=False)
+  assert sorted(found.devices.ravel()) == list(range(grid.size))
+  assert found.seconds == cost(traffic, found.devices)
+  assert best.seconds <= found.seconds <= 1.01 * best.seconds
+
+
+@pytest.mark.parametrize("grid", [
+  Grid(2, 1, 8), Grid(4, 4, 1), Grid(2, 4, 2), Grid(1, 16, 1), Grid(16, 1, 1),
+  Grid(4, 2, 4), Grid(2, 8, 2),
+], ids=str)
+def test_no_order_is_below_the_bound(grid):
+  traffic = _in_nodes(grid, grid.data)
+  least = bound(traffic)
+  rng = np.random.default_rng(0)
+  orders = np.array([rng.permutation(grid.size) for _ in range(200)])
+  found = device_order.search(traffic, kicks=2)
+  own = device_order.identity(traffic)
+  assert 0 < least <= found.seconds <= own.seconds
+  assert least <= cost(traffic, orders.reshape(-1, *grid)).min()
+
+
+@pytest.mark.parametrize("grid", [Grid(2, 2, 8), Grid(4, 1, 8)], ids=str)
+def test_groups_in_nodes_are_certified(grid):
+  """Devices are named at random; groups are found, and the gap is small."""
+  names = np.random.default_rng(3).permutation(grid.size)
+  traffic = _renamed(_in_nodes(grid, 5), names)
+  found = device_order.search(traffic, kicks=2)
+  assert found.seconds <= 1.05 * bound(traffic)
+  own = device_order.identity(traffic)
+  assert own.seconds > 2 * found.seconds
+
+
+def test_an_even_network_needs_no_order():
+  grid = Grid(2, 2, 2)
+  even = np.ones((8, 8))
+  traffic = Traffic(grid, even, even, even, even)
+  found = device_order.search(traffic)
+  assert found.devices.ravel().tolist() == list(range(8))
+  assert bound(traffic) == found.seconds == 4
+
+
+def test_the_search_is_the_same_each_time():
+  traffic = _in_nodes(Grid(2, 4, 2), 1)
+  first, again = (device_order.search(traffic, kicks=3) for _ in range(2))
+  assert (first.devices == again.devices).all()
+
+
+def test_more_devices_than_all_orders_can_be_tried_of():
+  with pytest.raises(ValueError, match="9 devices have too many orders"):
+    device_order.brute_force(_drawn(Grid(9, 1, 1), 0))

@@ -1,0 +1,267 @@
+"""Plans: sizes, memory and time in closed form, what is excluded, the best."""
+
+import dataclasses
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from caatnet.build import experiments
+from caatnet.build.override import override
+from configs.planner import gpt_11b
+from parallel.hardware import cluster_files
+from parallel.hardware.link_matrix import LinkMatrix
+from parallel.pipeline import cost
+from parallel.pipeline.builders import Size
+from parallel.planner import latency, plan, published, space
+from parallel.planner import memory as memories
+from parallel.planner.latency import Setting, predict, traffic
+from parallel.planner.memory import memory
+from parallel.planner.model import Transformer
+from parallel.planner.space import Choices, Configuration
+from parallel.planner.traffic import parts
+
+MODEL = Transformer(512, 256, 8, 8, 8, 32, 512, 128)
+BATCH = 64
+CHOICES = Choices(
+  BATCH, ("1f1b", "zb_h1"), (1,), ("ddp", "zero1"), ("psum",),
+  ("none", "full"), most_microbatches=8,
+)
+
+
+def _even(size, rate=1e9, latency_s=0.0):
+  device = cluster_files.cluster("a100:1").device
+  return LinkMatrix(
+    "even", device, (0,) * size, np.full((size, size), rate),
+    np.full((size, size), latency_s), "a test", "drawn",
+  )
+
+
+def _setting(links, execution="events", model=MODEL, batch=BATCH):
+  return Setting(model, batch, links, execution=execution)
+
+
+def test_parameters_are_those_of_the_model_that_trains():
+  for size in ("train", "test_train"):
+    config = gpt_11b.get_config(size)
+    sizes = config.model
+    ours = Transformer(
+      sizes.vocab_size, sizes.width, sizes.num_layers, sizes.num_heads,
+      sizes.num_kv_heads, sizes.width // sizes.num_heads, sizes.ffn_width,
+      config.data.seq_len,
+    )
+    if size == "train":
+      assert ours.num_params == pytest.approx(11.1e9, 1e-2)
+    else:
+      built = experiments.build(override(config, "parallel.tensor=1"))
+      assert ours.num_params == built.program.model.config.num_params
+      flops = 3 * (
+        4 * ours.layer_flops(1, 1) + ours.head_flops(1, 1)
+      ) / config.data.seq_len
+      theirs = built.program.model.config.flops_per_token(64)
+      assert flops == pytest.approx(theirs, 1e-2)  # gains are no products
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [
+  (2, 4), (4, 8), (4, 11), (3, 2),
+])
+@pytest.mark.parametrize("rate", [1e10, 4e10])
+def test_a_pipeline_of_equal_links_is_the_closed_form(
+  stages, microbatches, rate
+):
+  """1F1B at its own pace: (m + p - 1)(f + b), and what hops add to that."""
+  links = _even(stages, rate)
+  # Layers in parts that are padded, so all stages are alike.
+  setting = _setting(links, batch=microbatches)
+  c = Configuration(stages, 1, 1, microbatches)
+  found = predict(c, setting)
+  both = (found.compute + found.again) / microbatches
+  hop = MODEL.boundary_bytes(1) / rate
+  exposed = cost.exposed_s(Size(stages, microbatches), hop)
+  assert hop < both / 2  # messages do not wait for one another
+  assert found.bubble == pytest.approx((stages - 1) * both)
+  assert found.hops == pytest.approx(exposed)
+  own = np.arange(stages).reshape(c.grid)
+  assert parts(traffic(c, setting), own)[:2].sum() == pytest.approx(exposed)
+
+
+def test_an_order_s_parts_are_those_of_a_step():
+  links = cluster_files.cluster("pipette-a100:2,uneven=1")
+  c = Configuration(2, 2, 4, 4)
+  setting = _setting(links, "lockstep")
+  order = np.random.default_rng(0).permutation(16).reshape(c.grid)
+  _, hop, ring, reduce = parts(traffic(c, setting), order)
+  found = predict(c, setting, order)
+  assert (ring, reduce) == pytest.approx((found.data, found.tensor))
+  # In lockstep hops and the stages' sums are one bound of the order.
+  assert hop >= found.hops > 0
+
+
+def test_every_stage_s_ring_counts():
+  """A slow link between two devices of the last stage delays the step."""
+  links = _even(8)
+  c, rate = Configuration(2, 4, 1, 4), links.bandwidth.copy()
+  rate[6, 7] /= 100
+  slow = dataclasses.replace(links, bandwidth=rate)
+  before, after = (predict(c, _setting(x)) for x in (links, slow))
+  assert after.data == pytest.approx(100 * before.data)
+  order = np.arange(8).reshape(c.grid)
+  published_s = [
+    published.pipette_s(c, _setting(x), order) for x in (links, slow)
+  ]
+  assert published_s[0] == published_s[1]  # which it does not see
+
+
+@pytest.mark.parametrize(("microbatches", "theirs", "truth"), [
+  (19, 69.0, 82.0), (16, 69.0, 71.0),
+])
+def test_pipette_drops_what_is_left_of_a_division(microbatches, theirs, truth):
+  """Four stages, f + b = 3 and hops of half a second."""
+  model = dataclasses.replace(MODEL, vocab_size=2)
+  links = _even(4)
+  c = Configuration(4, 1, 1, microbatches)
+  f = 2 * model.layer_s(1, 1, links.device, 0.5)
+  links = _even(4, model.boundary_bytes(1) / (f / 2))
+  setting = _setting(links, model=model, batch=microbatches)
+  order = np.arange(4).reshape(c.grid)
+  assert published.pipette_s(c, setting, order) / f == pytest.approx(theirs)
+  step = (microbatches + 3) * 3 + cost.exposed_s(Size(4, microbatches), 0.5)
+  assert step == truth
+
+
+def test_pipette_s_annealing_moves_whole_nodes():
+  links = cluster_files.cluster("pipette-a100:4,uneven=2")
+  c, setting = Configuration(4, 1, 8, 8), _setting(links)
+  order = published.pipette_order(c, setting, steps=300)
+  nodes = np.array(links.nodes)[order]
+  assert (nodes == nodes[..., :1]).all()
+  assert sorted(order.ravel()) == list(range(32))
+  own = np.arange(32).reshape(c.grid)
+  assert published.pipette_s(c, setting, order) <= published.pipette_s(
+    c, setting, own
+  )
+
+
+@pytest.mark.parametrize("data", [2, 4])
+def test_memory_falls_with_every_share(data):
+  base = Configuration(2, data, 2, 4)
+  total = {
+    scheme: memory(dataclasses.replace(base, scheme=scheme), MODEL, BATCH)
+    for scheme in space.SCHEMES
+  }
+  # ddp has no second copy of its weights in fewer bits.
+  state = [x.gradients + x.optimizer for x in total.values()]
+  assert state == sorted(state, reverse=True)
+  assert total["zero3"].weights < total["zero2"].weights
+  offloaded = memory(dataclasses.replace(base, offload=True), MODEL, BATCH)
+  assert total["ddp"].total - offloaded.total == total["ddp"].optimizer
+  kept = [
+    memory(dataclasses.replace(base, remat=remat), MODEL, BATCH).activations
+    for remat in space.REMATS
+  ]
+  assert kept == sorted(kept, reverse=True)
+
+
+def test_memory_of_the_state_is_four_floats_of_each_parameter():
+  """Weights, gradients and two moments, float32, on one device."""
+  found = memory(Configuration(1, 1, 1, 1), MODEL, BATCH)
+  assert found.weights == found.gradients == 4 * MODEL.num_params
+  assert found.optimizer == 8 * MODEL.num_params
+  assert found.total == sum(dataclasses.asdict(found).values())
+
+
+def test_memory_does_not_grow_with_microbatches_of_1f1b():
+  few, many = (
+    memory(Configuration(4, 1, 1, m), MODEL, 2 * m) for m in (8, 32)
+  )
+  assert few.kept == many.kept
+  gpipe = memory(Configuration(4, 1, 1, 32, "gpipe"), MODEL, 64)
+  assert gpipe.kept > 3 * many.kept
+
+
+def test_the_best_is_no_slower_than_any_that_fits():
+  setting = _setting(cluster_files.cluster("pipette-a100:1"), "lockstep")
+  found = plan.plan(setting, CHOICES, ordered=4)
+  best, tried = found.best[0], 0
+  for c in space.everything(MODEL, 8, CHOICES):
+    if space.refusal(c, MODEL, CHOICES) is None:
+      tried += 1
+      assert predict(c, setting).total >= best.latency.total * (1 - 1e-9)
+  assert tried > found.priced > 20
+  for a, b in itertools.pairwise(found.front):
+    assert a.latency.total <= b.latency.total
+    assert a.memory.total > b.memory.total
+
+
+def test_an_order_helps_on_uneven_links():
+  setting = _setting(cluster_files.cluster("pipette-a100:2,uneven=4"))
+  c = Configuration(4, 1, 4, 8)
+  (row,) = [plan.reordered(plan._priced(
+    c, memory(c, MODEL, BATCH), setting), setting)]
+  assert row.latency.total < row.own_s
+
+
+def test_why_not():
+  setting = _setting(cluster_files.cluster("pipette-a100:1"))
+  best = plan.plan(setting, CHOICES, count=1, ordered=1).best[0]
+  for c, reason in (
+    (Configuration(2, 2, 4, 4), "takes 16 devices; the cluster has 8"),
+    (Configuration(1, 8, 1, 16), r"no run \(batch\): a batch of 64"),
+    (Configuration(8, 1, 1, 64), r"no run \(microbatches\)"),
+    (Configuration(8, 1, 1, 4, "zb_h2x"), r"no run \(timetable\)"),
+    (Configuration(2, 4, 1, 4), "it fits, but takes .* more than the best"),
+    (best.configuration, "nothing speaks against it"),
+  ):
+    found = plan.why_not(c, setting, CHOICES, best)
+    assert re.search(reason, found), found
+
+
+def test_what_fits_nowhere_is_said_with_what_would_fit():
+  large = dataclasses.replace(
+    MODEL, width=16_384, num_layers=96, num_heads=128, num_kv_heads=128,
+    head_width=128, ffn_width=45_056,
+  )
+  links = cluster_files.cluster("pipette-v100:1")
+  choices = dataclasses.replace(
+    CHOICES, schemes=space.SCHEMES, offload=False
+  )
+  with pytest.raises(ValueError, match=(
+    r"nothing fits. Least needs .* does not fit: it needs .* GB more .* most "
+    r"of it for \w+ .*Devices of .* GB would do, or about \d+ of these"
+  )):
+    plan.plan(_setting(links, model=large), choices)
+
+
+def test_a_plan_s_keys_are_a_run_s():
+  """Each that is best, or on the front, builds as a training run."""
+  model = Transformer(256, 128, 4, 8, 8, 16, 352, 64, "float32")
+  choices = Choices(16, chunks=(1, 2), most_microbatches=8, offload=False)
+  links = cluster_files.cluster("pipette-a100:1,uneven=2")
+  found = plan.plan(
+    Setting(model, 16, links), choices, count=2, ordered=2
+  )
+  chosen = {x.configuration for x in (*found.best, *found.front[::4])}
+  chosen.add(Configuration(2, 2, 2, 4, "interleaved_1f1b", 2, "zero2"))
+  for c in chosen:
+    config = gpt_11b.get_config("test_train")
+    built = experiments.build(
+      override(config, f"model.dtype=float32 {c.overrides()}")
+    )
+    layout = built.program.layout
+    assert layout.tensor.size == c.tensor
+    stages = layout.stages.axis.size if layout.stages else 1
+    assert (stages, layout.mesh.devices.size) == (c.stages, 8)
+    if c.scheme != "ddp":
+      partition = memories.partition(c)
+      assert layout.partition.weights == partition.weights
+      assert layout.partition.gradients == partition.gradients
+      assert layout.partition.optimizer == partition.optimizer
+
+
+def test_faster_links_make_no_step_slower():
+  setting = _setting(cluster_files.cluster("pipette-a100:1"))
+  c = Configuration(2, 2, 2, 4, scheme="zero1")
+  order = np.arange(8).reshape(c.grid)
+  found = latency.sensitivity(c, setting, order)
+  assert found[2.0] < predict(c, setting).total < found[0.5]
