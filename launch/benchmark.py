@@ -30,8 +30,8 @@ FLAGS = flags.FLAGS
 # The values of config.benchmark.name: files of launch/benchmarks/ with `run`.
 BODIES = (
   "churn", "coded", "decoding", "elastic_bits", "engine", "kernels",
-  "membership", "paged_attention", "planner", "programs", "ring", "schedules",
-  "server", "serving", "timetables", "train_step", "zero",
+  "membership", "paged_attention", "planner", "planner_memory", "programs",
+  "ring", "schedules", "server", "serving", "timetables", "train_step", "zero",
 )
 
 
