@@ -87,6 +87,7 @@ def compiled(target: str, text: str) -> dict[str, Any]:
   jax.config.update("jax_platforms", "cpu")
   from caatnet.build import experiments
   from parallel.xla import targets
+  from parallel.xla.memory import bytes_per_device
   from parallel.xla.memory import memory as analysis
 
   machine = targets.resolve(target)
@@ -94,22 +95,38 @@ def compiled(target: str, text: str) -> dict[str, Any]:
   experiment = experiments.build(
     override(config, text), None, list(machine.devices)
   )
+  state = experiment.abstract_state()
+  stored = sum(map(bytes_per_device, jax.tree.leaves(state)))
   try:
     program = experiment.lower_step(experiment.outer.plan(0)).compile(
       compiler_options=dict(machine.compiler_options)
     )
   except jax.errors.JaxRuntimeError as error:
-    said = re.search(r"Used ([\d.]+)([GM]) of", str(error))
-    if "RESOURCE_EXHAUSTED" not in str(error) or said is None:
-      raise
-    unit = {"G": 2**30, "M": 2**20}[said[2]]
-    return {"total": float(said[1]) * unit, "fits": False}
-  state = experiment.abstract_state()
+    return {"total": refused(str(error), stored), "fits": False}
   found = analysis(program, {
     "parameters": state.params, "moments": (state.opt_state, state.step),
     "batch": experiment.abstract_batch(),
   })
   return {"total": found.total, "fits": True} | dataclasses.asdict(found)
+
+
+def refused(error: str, stored: float) -> float:
+  """Returns the bytes of a program that XLA refuses for want of memory.
+
+  Args:
+    error: What XLA says.
+    stored: Bytes of the state, if it tells of temporaries alone.
+
+  Raises:
+    ValueError: It says something else.
+  """
+  used = re.search(r"Used ([\d.]+)([GM]) of", error)
+  temporaries = re.search(r"temporaries \(([\d.]+)([GM])\)", error)
+  said = used or temporaries
+  if "RESOURCE_EXHAUSTED" not in error or said is None:
+    raise ValueError(error[:500])
+  size = float(said[1]) * {"G": 2**30, "M": 2**20}[said[2]]
+  return size if used else size + stored
 
 
 def run(config: Any) -> dict[str, Any]:
