@@ -28,7 +28,9 @@ PAPER = {
 def test_config_builds(name):
   config = importlib.import_module(name).get_config()
   if "study" in config:  # for launch.simulate: no training run
-    if name.startswith(("configs.collectives", "configs.serving")):
+    if name.startswith(
+      ("configs.collectives", "configs.planner", "configs.serving")
+    ):
       config = importlib.import_module(name).get_config("test")
     assert registry.find(config).run(config.to_dict())
     return

@@ -3856,12 +3856,79 @@ _STAGES_ROWS = [
   ),
 ]
 
+_PLANNER = "tests/parallel/planner"
+_PLANNER_ROWS = [
+  Mutant(
+    "parallel/planner/device_order.py", "a link between two is priced twice",
+    "ids[ids[:, i] == ids[:, j], i] = -1", "ids[ids[:, i] < -1, i] = -1",
+    f"{_PLANNER}/device_order_test.py::"
+    "test_exchanges_are_priced_as_if_they_were_made",
+  ),
+  Mutant(
+    "parallel/planner/device_order.py", "the slowest link may be a changed one",
+    "stays = ~(tops[:, None] == ids[:, None]).any(-1)",
+    "stays = (tops[:, None] >= 0) & (ids[:, :1] >= -1)",
+    f"{_PLANNER}/device_order_test.py::"
+    "test_exchanges_are_priced_as_if_they_were_made",
+  ),
+  Mutant(
+    "parallel/planner/bound.py", "units are as far apart as their ends",
+    "out, into = m.min(3), m.min(1)", "out, into = m.max(3), m.max(1)",
+    f"{_PLANNER}/device_order_test.py::"
+    "test_the_bound_of_pairs_that_fit_together",
+  ),
+  Mutant(
+    "parallel/planner/bound.py", "the last stage waits for a hop, too",
+    "for _ in range(grid.stages - 1):", "for _ in range(grid.stages):",
+    f"{_PLANNER}/device_order_test.py::"
+    "test_the_bound_of_equal_links_is_what_any_order_costs",
+  ),
+  Mutant(
+    "parallel/planner/latency.py", "only stage 0 has a data ring",
+    "data=float(ring.max()),", "data=float(ring[0]),",
+    f"{_PLANNER}/plan_test.py::test_every_stage_s_ring_counts",
+  ),
+  Mutant(
+    "parallel/planner/latency.py", "a forward that runs again sends nothing",
+    '(2 if c.stages > 1 else 0) + (c.remat == "full")',
+    "(2 if c.stages > 1 else 0)",
+    f"{_PLANNER}/plan_test.py::"
+    "test_tensor_ranks_reduce_what_the_model_s_formula_says",
+  ),
+  Mutant(
+    "parallel/planner/memory.py", "one moment, not two",
+    "else state.stored * 2 / 3,", "else state.stored / 3,",
+    f"{_PLANNER}/plan_test.py::"
+    "test_memory_of_the_state_is_four_floats_of_each_parameter",
+  ),
+  Mutant(
+    "parallel/planner/plan.py", "of alike ones the slowest is priced",
+    "if not any(more(c, other) for other, _ in found)",
+    "if not any(more(other, c) for other, _ in found)",
+    f"{_PLANNER}/plan_test.py::"
+    "test_the_best_is_no_slower_than_any_that_fits",
+  ),
+  Mutant(
+    "launch/benchmarks/measured_links.py", "columns send",
+    "latency_s[i, j], bandwidth[i, j] =", "latency_s[j, i], bandwidth[j, i] =",
+    "tests/launch/plan_test.py::test_fits_are_put_where_messages_went",
+  ),
+  Mutant(
+    "parallel/hardware/cluster_files.py", "a node's rate is between nodes",
+    "matrices = [m[np.ix_(nodes, nodes)] for m in matrices]",
+    "matrices = [m[np.ix_(nodes, nodes)].T for m in matrices]",
+    "tests/parallel/clusters_test.py::"
+    "test_rows_of_nodes_stand_for_all_their_devices",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_PIPELINE_ROWS, *_NETWORK_ROWS, *_PLACES,
   *_XLA_ROWS, *_MODELS, *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS,
   *_DOCUMENTS_ROWS, *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
   *_STAGES_ROWS, *_SERVING_ROWS, *_TRANSPORT, *_SWARMS, *_HOSTS,
+  *_PLANNER_ROWS,
 )
 
 if __name__ == "__main__":

@@ -96,6 +96,8 @@ def from_json(found: Mapping[str, Any]) -> LinkMatrix:
   for key in found:
     checks.known("key ", key, _KEYS)
   counts = found["nodes"]
+  if not isinstance(counts, list) or not counts:
+    raise ValueError(f"nodes={counts!r} must be a list, as in [8, 8]")
   for count in counts:
     checks.at_least("nodes", count)
   nodes = np.repeat(np.arange(len(counts)), counts)
@@ -118,9 +120,9 @@ def from_json(found: Mapping[str, Any]) -> LinkMatrix:
 
 def _matrix(key: str, rows: Any, size: int) -> np.ndarray:
   """Reads a matrix; null is nan, which stands for a link that is missing."""
-  if isinstance(rows, int | float):
+  if isinstance(rows, int | float):  # the same for all
     return np.full((size, size), float(rows))
-  lengths = {len(row) for row in rows}
+  lengths = {len(row) if isinstance(row, list) else 1 for row in rows}
   if len(rows) != size or lengths != {size}:
     raise ValueError(
       f"{key} has {len(rows)} rows of {sorted(lengths)} numbers, not {size} of "

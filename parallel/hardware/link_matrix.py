@@ -120,7 +120,7 @@ def _check(key: str, matrix: np.ndarray) -> None:
     i, j = wrong[0]
     raise ValueError(
       f"{key}[{i}][{j}]={matrix[i, j]:g}, one of {len(wrong)}, must be "
-      + ("positive: over a link of rate 0 nothing would ever arrive"
+      + ("positive and finite: over a link of rate 0 nothing ever arrives"
          if key == "bandwidth" else "at least 0, and finite")
     )
 

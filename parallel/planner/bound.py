@@ -14,7 +14,7 @@ and that of a tensor group T. Then
   device has one of the other, so the slowest link is no faster than the
   fastest one of any device.
 
-Up to `device_order.EXACT` units are ordered by trying all. Else hops have bounds
+Of up to `device_order.EXACT` units all orders are tried. Else hops have bounds
 of their own: the mean of all pipelines by an assignment problem, and the one
 through the worst device by the cheapest walk. E, R and T are tried in ranges:
 the lower end is counted, the upper end allows links.
@@ -157,7 +157,8 @@ def _levels(
     gaps = np.diff(np.log(values[merges]), prepend=-np.inf)
     merges = merges[np.sort(np.argsort(-gaps)[: 2 * _RANGES])]
   more = np.linspace(first, len(values), _RANGES + 1).round().astype(int)
-  starts = np.unique([first, *merges[merges > first], *more[:-1]])
+  starts = np.unique([first, *merges[merges > first], *more])
+  starts = starts[starts < len(values)]
   ends = [*starts[1:], len(values)]
   low = float(values[first])
   for start, end in zip(starts, ends, strict=True):

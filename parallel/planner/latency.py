@@ -10,7 +10,8 @@ Stages run in lockstep, as one program does, a tick taking its longest action
 and then its longest hop; or each at its own pace ("events"), as processes of
 their own would. In lockstep all stages also compute embedding and head
 together, for which the stream goes over the axis of stages four times per
-microbatch (`parallel.pipeline.run`).
+microbatch, from neighbour to neighbour (`parallel.pipeline.run`). At their own
+pace they send nothing for that, and each has as much of it as the others.
 
 Then every stage's data ring sends what `parallel.zero.cost` says; the slowest
 link of the slowest stage decides, after the pipeline. A ring of k ranks over
@@ -120,8 +121,10 @@ def messages(c: Configuration, setting: Setting) -> _Messages:
   layers = c.chunks * layers_per_part(model, c.stages * c.chunks)
   wide = stream * model.backward_bytes / model.item_bytes
   # Two doors, forward and back; forwards that run again send again, but for
-  # the last door's of a layer, and with "reduced" none of a layer's.
+  # the last door's of a layer, and with "reduced" none of a layer's. Without
+  # stages the embedding is one more; with stages they sum it, too.
   forward = 2 + (2 if c.stages > 1 else 0) + (c.remat == "full")
+  enters = int(c.stages == 1)
   found = zero_cost.level_collectives(
     partition(c), parameters(c, model), accumulation=c.microbatches
   )
@@ -132,7 +135,7 @@ def messages(c: Configuration, setting: Setting) -> _Messages:
     * (2 if e.kind == "all_reduce" else 1) for e in found
   )
   return _Messages(
-    stream, ((stream, forward * layers), (wide, 2 * layers)),
+    stream, ((stream, forward * layers + enters), (wide, 2 * layers + enters)),
     (received, rounds * (c.data - 1)),
   )
 
@@ -290,11 +293,10 @@ def _vocabulary(
   rate = setting.utilisation * setting.links.device.peak(model.dtype)
   head_s = 3 * model.head_flops(examples, c.stages * c.tensor) / rate
   sums_s = 0.0
-  if c.stages > 1:
+  if c.stages > 1 and setting.execution == "lockstep":
     size = model.boundary_bytes(examples)
     ring = _reduction(setting.links, size, c.stages, "psum")
-    slowest = ring[order, np.roll(order, -1, 0)].max()
-    sums_s = VOCABULARY_REDUCTIONS * float(slowest)
+    sums_s = VOCABULARY_REDUCTIONS * float(ring[order[:-1], order[1:]].max())
   return m * (head_s + sums_s)
 
 

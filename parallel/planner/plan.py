@@ -4,8 +4,9 @@ All configurations are named (`space`), those that are no runs or do not fit are
 counted by the constraint that excludes them, and the others are priced in the
 devices' own order. Of those alike but for what is computed again and offloaded
 only the cheapest that fit are priced: more of either takes time and saves
-nothing but memory. The best few then get device orders of their own, with the
-gap to a bound, and are sorted again.
+nothing but memory. The best ones of the best few degrees (stages, data, tensor)
+then get device orders of their own, with the gap to a bound, and are sorted
+again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ from parallel.planner.bound import bound
 from parallel.planner.latency import Latency, Setting, predict, traffic
 from parallel.planner.memory import Memory, memory
 from parallel.planner.space import Choices, Configuration
-from parallel.planner.traffic import cost
+from parallel.planner.traffic import Grid, cost
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +58,7 @@ class Plan:
   """The answer.
 
   Attributes:
-    best: The best few, fastest first.
+    best: The best few, fastest first, one of each degrees.
     front: Those that no other beats in both time and memory, fastest first, in
       the devices' own order.
     excluded: How many each constraint excludes, and the last reason that it
@@ -86,7 +87,7 @@ def plan(
   Args:
     setting: What is trained where.
     choices: What is tried.
-    count: How many are returned.
+    count: How many are returned, each of other degrees.
     ordered: How many get device orders of their own.
 
   Raises:
@@ -110,7 +111,13 @@ def plan(
     raise ValueError(_nothing_fits(smallest, excluded, setting))
   priced = [_priced(c, needs, setting) for c, needs in fitting]
   priced.sort(key=lambda x: x.latency.total)
-  better = [reordered(x, setting) for x in priced[: max(count, ordered)]]
+  of_degrees: dict[Grid, Candidate] = {}
+  for x in priced:
+    of_degrees.setdefault(x.configuration.grid, x)
+  better = [
+    reordered(x, setting)
+    for x in [*of_degrees.values()][: max(count, ordered)]
+  ]
   better.sort(key=lambda x: x.latency.total)
   best = [_certified(x, setting) for x in better[:count]]
   smallest_one = _priced(*smallest, setting) if smallest else None

@@ -92,6 +92,8 @@ def test_rows_of_nodes_stand_for_all_their_devices():
   ({"nodes": [10_000], "rows": "node", "bandwidth": [[1e9]]},
    "10,000 devices are more than 4,096"),
   ({"nodes": [1, 0]}, "nodes=0 must be at least 1"),
+  ({"nodes": 2}, r"nodes=2 must be a list, as in \[8, 8\]"),
+  ({"bandwidth": [1, 2, 3]}, r"bandwidth has 3 rows of \[1\] numbers"),
   ({"device": "a101"}, "did you mean a10"),
   ({"device": {"name": "mine"}}, "device has no 'flops'"),
   ({"rows": "rack"}, "rows='rack' must be one of device, node"),

@@ -39,7 +39,10 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
       if key == "latency" else [""] * len(best), fontsize="x-small",
     )
     panel.invert_yaxis()
-    panel.legend(fontsize="x-small")
+    panel.legend(
+      fontsize="x-small", ncols=4, frameon=False, loc="upper center",
+      bbox_to_anchor=(0.5, -0.12),
+    )
     panel.spines[["top", "right"]].set_visible(False)
   axes[1, 1].axvline(cluster["memory_bytes"] / 1e9, color="k", linestyle="--")
   figure.suptitle(f"{cluster['name']}: predicted, not measured")
@@ -58,7 +61,7 @@ def _matrices(
     return
   rates = np.array(cluster["bandwidth"], float) / 1e9
   orders = ("own order", np.arange(len(rates))), (
-    f"order of the best: {best['configuration'].split(',')[0]}",
+    f"in order of {best['configuration'].split(',')[0]}",
     np.array(best["order"]),
   )
   for (text, order), panel in zip(orders, panels, strict=True):

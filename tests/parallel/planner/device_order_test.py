@@ -111,6 +111,23 @@ def test_an_even_network_needs_no_order():
   assert bound(traffic) == found.seconds == 4
 
 
+def test_the_bound_of_equal_links_is_what_any_order_costs():
+  even = np.ones((16, 16))
+  none = np.zeros((16, 16))
+  traffic = Traffic(Grid(16, 1, 1), even, none, none, none)
+  assert bound(traffic) == device_order.identity(traffic).seconds == 15
+
+
+def test_the_bound_of_pairs_that_fit_together():
+  """Ten nodes of two: each device has one fast link to each other node."""
+  place, node = np.arange(20) % 2, np.arange(20) // 2
+  ring = np.where(place[:, None] == place, 1.0, 5.0)
+  reduce = np.where(node[:, None] == node, 0.1, 100.0)
+  none = np.zeros((20, 20))
+  traffic = Traffic(Grid(1, 10, 2), none, none, ring, reduce)
+  assert bound(traffic) == device_order.identity(traffic).seconds == 1.1
+
+
 def test_the_search_is_the_same_each_time():
   traffic = _in_nodes(Grid(2, 4, 2), 1)
   first, again = (device_order.search(traffic, kicks=3) for _ in range(2))

@@ -9,6 +9,7 @@ import pytest
 
 from caatnet.build import experiments
 from caatnet.build.override import override
+from caatnet.models.transformer.communication import tensor_reductions
 from configs.planner import gpt_11b
 from parallel.hardware import cluster_files
 from parallel.hardware.link_matrix import LinkMatrix
@@ -61,6 +62,28 @@ def test_parameters_are_those_of_the_model_that_trains():
       ) / config.data.seq_len
       theirs = built.program.model.config.flops_per_token(64)
       assert flops == pytest.approx(theirs, 1e-2)  # gains are no products
+
+
+@pytest.mark.parametrize("remat", space.REMATS)
+def test_tensor_ranks_reduce_what_the_model_s_formula_says(remat):
+  """Bytes of a step; the formula is held to the lowered program elsewhere."""
+  config = gpt_11b.get_config("test_train")
+  built = experiments.build(override(
+    config, f"model.remat={remat} train.accumulation=4 parallel.data=1"
+  ))
+  formula = tensor_reductions(
+    built.program.model.config, data_lanes=1, batch_size=4, seq_len=64,
+    accumulation=4,
+  )
+  theirs = sum(
+    count * np.prod(x.shape) * (2 if x.dtype == "bfloat16" else 4)
+    for x, count in formula.items() if x.shape[-1] == 128 and len(x.shape) == 4
+  )
+  model = Transformer(256, 128, 4, 8, 8, 16, 352, 64)
+  links = cluster_files.cluster("pipette-a100:1")
+  c = Configuration(1, 1, 8, 4, remat=remat)
+  sent = latency.messages(c, Setting(model, 16, links)).reductions
+  assert 4 * sum(size * times for size, times in sent) == theirs
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [
