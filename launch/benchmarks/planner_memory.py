@@ -17,7 +17,7 @@ from caatnet.build.override import override
 from caatnet.show import results, tables
 from parallel.hardware.devices import DEVICES
 from parallel.planner import memory_fit
-from parallel.planner.memory import Memory, memory
+from parallel.planner.memory import memory
 from parallel.planner.model import Transformer
 from parallel.planner.space import Configuration
 
@@ -56,8 +56,8 @@ def draw(
       remat=str(rng.choice(["none", "full", "reduced"])),
     )
     batch = data * microbatches * int(rng.choice([1, 2, 4, 8]))
-    share = memory_fit.PRIOR.estimate(memory(configuration, model, batch))
-    share /= capacity
+    found = memory(configuration, model, batch)
+    share = (found.total - found.buffers) / capacity
     if abs(share - 1) < _NEAR if near else 0.05 < share < 1.3:
       return model, configuration, batch
 
@@ -172,9 +172,9 @@ def _alone(target: str, text: str) -> dict[str, Any]:
       return {"error": str(error)[:300]}
 
 
-def formulas(row: dict[str, Any]) -> Memory:
+def formulas(row: dict[str, Any]) -> dict[str, float]:
   """Returns what the formulas have for a row."""
-  return memory(
+  return memory_fit.terms(
     Configuration(**row["configuration"]), Transformer(**row["model"]),
     row["batch"],
   )

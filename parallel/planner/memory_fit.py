@@ -1,9 +1,10 @@
 """Factors of the planner's memory, fitted to what a compiler says.
 
-How much of a layer, or how many copies of gradients a compiler keeps alive at a
-time is in no formula. So each cause of `parallel.planner.memory` has a factor,
-but for those that are exact, and an estimate has an upper bound: it times the
-largest ratio that the fit has seen, and a margin.
+How many copies of gradients and of cast weights a compiler keeps alive at a
+time, and what of a layer, is in no formula. So causes that are not exact have
+factors, fitted by least squares of relative errors; few programs leave them
+near 1. An estimate has an upper bound: it times the largest ratio that the fit
+has seen, and a margin.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +13,41 @@ import dataclasses
 import numpy as np
 from scipy import optimize
 
-from parallel.planner.memory import Memory
+from parallel.planner.memory import memory
+from parallel.planner.model import Transformer
+from parallel.planner.space import Configuration
 
-# What is stored between steps is as large as the formulas say.
-_EXACT = ("optimizer",)
-# What no compiler sees.
-_UNSEEN = ("buffers",)
-CAUSES = tuple(
-  field.name for field in dataclasses.fields(Memory)
-  if field.name not in _UNSEEN
-)
+# How strongly factors are drawn to 1.
+_RIDGE = 0.01
+
+
+def terms(
+  configuration: Configuration, model: Transformer, batch_size: int
+) -> dict[str, float]:
+  """Returns the bytes of each cause that a compiler sees, as formulas have it.
+
+  "stored" is exact: parameters and moments between steps. "cast" are a step's
+  weights in the activations' dtype. "many" and "stages" are further copies of
+  gradients: of several microbatches, and of a pipeline's scan. "layers" is what
+  layers keep if nothing is computed again, and "streams" what they keep if it
+  is. The others are those of `parallel.planner.memory.Memory`.
+  """
+  c, m = configuration, memory(configuration, model, batch_size)
+  stored = 0.0 if c.offload else 1.5 * m.optimizer
+  cast = m.weights - stored / 3 if c.scheme != "ddp" else m.weights / 2
+  again = c.remat != "none"
+  return {
+    "stored": stored,
+    "gradients": m.gradients,
+    "cast": cast,
+    "many": m.gradients * (c.microbatches > 1),
+    "stages": m.gradients * (c.stages > 1),
+    "kept": m.kept,
+    "streams": m.activations * again,
+    "layers": m.activations * (not again),
+    "gathered": m.gathered,
+    "logits": m.logits,
+  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +55,7 @@ class Fit:
   """How often a compiler has each cause, and how far an estimate may be off.
 
   Attributes:
-    factors: Cause -> factor, of `CAUSES`.
+    factors: Cause -> factor; 1 for those that are not named.
     upper: The upper bound of what a compiler shows is its estimate times this.
     source: What was fitted to what.
   """
@@ -38,40 +64,47 @@ class Fit:
   upper: float
   source: str = ""
 
-  def estimate(self, memory: Memory) -> float:
-    """Returns the bytes that a compiler is expected to show."""
+  def estimate(self, found: Mapping[str, float]) -> float:
+    """Returns the bytes that a compiler is expected to show.
+
+    Args:
+      found: What `terms` returned.
+    """
     return sum(
-      self.factors[cause] * getattr(memory, cause) for cause in CAUSES
+      self.factors.get(cause, 1.0) * size for cause, size in found.items()
     )
 
-  def bound(self, memory: Memory) -> float:
+  def bound(self, found: Mapping[str, float]) -> float:
     """Returns the upper bound of it."""
-    return self.upper * self.estimate(memory)
+    return self.upper * self.estimate(found)
 
 
 def fit(
-  programs: Sequence[tuple[Memory, float]], margin: float = 0.02
+  programs: Sequence[tuple[Mapping[str, float], float]], margin: float = 0.02
 ) -> Fit:
-  """Fits factors to what a compiler says, by least squares of relative errors.
+  """Fits factors, which are not negative, to what a compiler says.
 
-  Factors are not negative. The upper bound holds for all programs that are
-  fitted, with a margin.
+  The upper bound holds for all programs that are fitted, with a margin.
 
   Args:
-    programs: Formulas, and the bytes that the compiler has in all.
+    programs: What `terms` returned, and the bytes that the compiler has in all.
     margin: What is added to the largest ratio.
   """
-  free = [cause for cause in CAUSES if cause not in _EXACT]
+  causes = [cause for cause in programs[0][0] if cause != "stored"]
   totals = np.array([total for _, total in programs])
-  exact = np.array([sum(getattr(x, c) for c in _EXACT) for x, _ in programs])
-  rows = np.array([[getattr(x, c) for c in free] for x, _ in programs])
-  factors, _ = optimize.nnls(rows / totals[:, None], 1 - exact / totals)
+  exact = np.array([found["stored"] for found, _ in programs])
+  rows = np.array([[found[c] for c in causes] for found, _ in programs])
+  towards = np.sqrt(_RIDGE) * np.eye(len(causes))
+  factors, _ = optimize.nnls(
+    np.concatenate([rows / totals[:, None], towards]),
+    np.concatenate([1 - exact / totals, towards.sum(0)]),
+  )
   ratios = totals / (exact + rows @ factors)
   return Fit(
-    dict.fromkeys(_EXACT, 1.0) | dict(zip(free, factors.tolist(), strict=True)),
+    dict(zip(causes, factors.tolist(), strict=True)),
     float(max(1.0, ratios.max())) + margin,
   )
 
 
-# Before anything is fitted: the formulas as they are.
-PRIOR = Fit(dict.fromkeys(CAUSES, 1.0), 1.5, "a guess")
+# The formulas as they are.
+PRIOR = Fit({}, 1.5, "nothing")

@@ -11,8 +11,7 @@ from caatnet.build.override import override
 from configs.caatnet import base
 from launch.benchmarks import planner_memory
 from parallel.planner import memory_fit
-from parallel.planner.memory import memory
-from parallel.planner.memory_fit import CAUSES, Fit
+from parallel.planner.memory_fit import Fit
 from parallel.planner.model import Transformer
 from parallel.planner.space import Configuration
 from parallel.xla.memory import bytes_per_device
@@ -26,7 +25,7 @@ def drawn(count, seed):
   rng = np.random.default_rng(seed)
   for i in range(count):
     model, configuration, batch = planner_memory.draw(rng, i % 2 > 0, CAPACITY)
-    yield memory(configuration, model, batch)
+    yield memory_fit.terms(configuration, model, batch)
 
 
 @pytest.mark.parametrize("configuration", [
@@ -46,16 +45,18 @@ def test_what_is_stored_is_exact(configuration):
     sum(map(bytes_per_device, jax.tree.leaves(tree)))
     for tree in (state.params, state.opt_state)
   ]
-  found = memory(c, MODEL, batch)
-  assert 0 <= sizes[1] - found.optimizer <= 64  # counts of steps
-  assert sizes[0] == found.optimizer / 2 <= found.weights
+  stored = memory_fit.terms(c, MODEL, batch)["stored"]
+  assert sizes[0] == stored / 3
+  assert 0 <= sizes[1] - 2 * sizes[0] <= 64  # counts of steps
 
 
-def test_a_fit_finds_the_factors_of_a_compiler():
-  rng = np.random.default_rng(1)
-  true = dict(zip(CAUSES, rng.uniform(0.5, 3, len(CAUSES)), strict=True))
-  compiler = Fit(true | {"optimizer": 1.0}, 1.0)
-  found = memory_fit.fit([(x, compiler.estimate(x)) for x in drawn(40, 2)])
+def test_a_fit_finds_the_factors_of_a_compiler(monkeypatch):
+  monkeypatch.setattr(memory_fit, "_RIDGE", 0.0)
+  rng, programs = np.random.default_rng(1), [*drawn(60, 2)]
+  compiler = Fit(
+    {c: rng.uniform(0.5, 3) for c in programs[0] if c != "stored"}, 1.0
+  )
+  found = memory_fit.fit([(x, compiler.estimate(x)) for x in programs])
   assert found.factors == pytest.approx(compiler.factors, rel=1e-6)
   assert found.upper == pytest.approx(1.02)
 
@@ -76,7 +77,8 @@ def test_programs_are_judged_by_the_half_that_is_not_fitted():
   rng, rows = np.random.default_rng(5), []
   for number in range(24):
     model, configuration, batch = planner_memory.draw(rng, False, CAPACITY)
-    total = memory_fit.PRIOR.estimate(memory(configuration, model, batch))
+    found = memory_fit.terms(configuration, model, batch)
+    total = memory_fit.PRIOR.estimate(found)
     total *= 2 if number % 4 == 3 else 1
     rows.append({
       "number": number, "model": dataclasses.asdict(model), "batch": batch,
@@ -84,10 +86,23 @@ def test_programs_are_judged_by_the_half_that_is_not_fitted():
       "fits": total <= CAPACITY,
     })
   found = planner_memory.judge(rows, CAPACITY)
-  assert found["fitted"]["worst"] < 1e-3 and not found["fitted"]["wrong"]
+  assert found["fitted"]["worst"] < 1e-3
+  assert not found["fitted"]["wrong"]
   assert found["held out"]["worst"] == pytest.approx(0.5, abs=1e-2)
   wrong = [
     r for r in rows if r["number"] % 4 == 3 and not r["fits"]
     and r["total"] / 2 * 1.02 <= CAPACITY
   ]
   assert found["held out"]["wrong"] == len(wrong) > 0
+
+
+@pytest.mark.parametrize(("error", "bytes_"), [
+  ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 120.50G of "
+   "95.74G hbm.", 120.5 * 2**30),
+  ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for "
+   "HLO temporaries (512.00M) exceeds available HBM", 2**29 + 7),
+])
+def test_what_does_not_fit_has_a_size(error, bytes_):
+  assert planner_memory.refused(error, 7) == bytes_
+  with pytest.raises(ValueError, match="something else"):
+    planner_memory.refused("INTERNAL: something else", 7)
