@@ -51,7 +51,7 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
   """
   analysis = compiled.memory_analysis()
   sizes = {
-    name: sum(map(_bytes_per_device, jax.tree.leaves(tree)))
+    name: sum(map(bytes_per_device, jax.tree.leaves(tree)))
     for name, tree in arguments.items()
   }
   # XLA counts all arguments as one number, as they are laid out on the device:
@@ -68,7 +68,7 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
   )
 
 
-def _bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
+def bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
   """Returns the bytes of one device's shard, without padding."""
   shape = x.sharding.shard_shape(x.shape)
   return math.prod(shape) * np.dtype(x.dtype).itemsize

@@ -1,0 +1,30 @@
+r"""The planner's estimates of memory beside what a compiler says.
+
+  python -m launch.benchmark --config=configs/benchmark/planner_memory.py
+
+Training steps of random transformers, drawn with a seed, are compiled for eight
+chips, one process for each; half of them are drawn so that the estimate is
+within 15% of a device's memory, where errors decide. A row is in
+`config.benchmark.results` as soon as its program has been compiled, and those
+that are there are not compiled again: the command goes on where it was stopped.
+Of the programs every other one is for the fit, the rest is held out. Needs the
+extra `tpu`; a program takes a minute.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  """Returns the benchmark."""
+  config = ml_collections.ConfigDict()
+  config.name = "planner_memory"
+  config.benchmark = ml_collections.ConfigDict()
+  config.benchmark.name = "planner_memory"
+  config.benchmark.target = "tpu:v5p:2x2x2"
+  # JSON file of the rows.
+  config.benchmark.results = "results/planner_memory_v5p.json"
+  config.benchmark.programs = 200
+  # Seconds after which no other program is begun; 0 for no bound.
+  config.benchmark.limit_s = 3600.0
+  config.benchmark.seed = 0
+  return config

@@ -1,0 +1,108 @@
+"""Laws of the planner's memory: stored bytes are exact, fits have a bound."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from caatnet.build import experiments
+from caatnet.build.override import override
+from configs.caatnet import base
+from launch.benchmarks import planner_memory
+from parallel.planner import memory_fit
+from parallel.planner.memory_fit import Fit
+from parallel.planner.model import Transformer
+from parallel.planner.space import Configuration
+from parallel.xla.memory import bytes_per_device
+
+MODEL = Transformer(256, 64, 8, 8, 4, 8, 176, 32)
+CAPACITY = 95 * 2**30
+
+
+def drawn(count, seed):
+  """What the benchmark draws, as the formulas have it."""
+  rng = np.random.default_rng(seed)
+  for i in range(count):
+    model, configuration, batch = planner_memory.draw(rng, i % 2 > 0, CAPACITY)
+    yield memory_fit.terms(configuration, model, batch)
+
+
+@pytest.mark.parametrize("configuration", [
+  Configuration(1, 1, 4, 4), Configuration(1, 2, 2, 4),
+  Configuration(4, 1, 2, 4), Configuration(1, 4, 1, 4, scheme="zero1"),
+  Configuration(1, 2, 2, 4, scheme="zero3"),
+  Configuration(2, 2, 1, 4, scheme="zero2"),
+])
+def test_what_is_stored_is_exact(configuration):
+  c, batch = configuration, 16
+  mesh = {"data": c.data, "stage": c.stages, "tensor": c.tensor}
+  text = planner_memory.overrides(MODEL, c, batch)
+  state = experiments.build(
+    override(base.get_config(), text), {k: n for k, n in mesh.items() if n > 1}
+  ).abstract_state()
+  sizes = [
+    sum(map(bytes_per_device, jax.tree.leaves(tree)))
+    for tree in (state.params, state.opt_state)
+  ]
+  stored = memory_fit.terms(c, MODEL, batch)["stored"]
+  assert sizes[0] == stored / 3
+  assert 0 <= sizes[1] - 2 * sizes[0] <= 64  # counts of steps
+
+
+def test_a_fit_finds_the_factors_of_a_compiler(monkeypatch):
+  monkeypatch.setattr(memory_fit, "_RIDGE", 0.0)
+  rng, programs = np.random.default_rng(1), [*drawn(60, 2)]
+  compiler = Fit(
+    {c: rng.uniform(0.5, 3) for c in programs[0] if c != "stored"}, 1.0
+  )
+  found = memory_fit.fit([(x, compiler.estimate(x)) for x in programs])
+  assert found.factors == pytest.approx(compiler.factors, rel=1e-6)
+  assert found.upper == pytest.approx(1.02)
+
+
+def test_the_bound_holds_for_all_that_is_fitted():
+  rng = np.random.default_rng(3)
+  programs = [
+    (x, memory_fit.PRIOR.estimate(x) * rng.uniform(0.7, 1.3))
+    for x in drawn(30, 4)
+  ]
+  found = memory_fit.fit(programs)
+  assert all(found.bound(x) > total for x, total in programs)
+  assert min(found.factors.values()) >= 0
+
+
+def test_programs_are_judged_by_the_half_that_is_not_fitted():
+  """A compiler that is as the formulas, and for half of the odd ones is not."""
+  rng, rows = np.random.default_rng(5), []
+  for number in range(24):
+    model, configuration, batch = planner_memory.draw(rng, False, CAPACITY)
+    found = memory_fit.terms(configuration, model, batch)
+    total = memory_fit.PRIOR.estimate(found)
+    total *= 2 if number % 4 == 3 else 1
+    rows.append({
+      "number": number, "model": dataclasses.asdict(model), "batch": batch,
+      "configuration": dataclasses.asdict(configuration), "total": total,
+      "fits": total <= CAPACITY,
+    })
+  found = planner_memory.judge(rows, CAPACITY)
+  assert found["fitted"]["worst"] < 1e-3
+  assert not found["fitted"]["wrong"]
+  assert found["held out"]["worst"] == pytest.approx(0.5, abs=1e-2)
+  wrong = [
+    r for r in rows if r["number"] % 4 == 3 and not r["fits"]
+    and r["total"] / 2 * 1.02 <= CAPACITY
+  ]
+  assert found["held out"]["wrong"] == len(wrong) > 0
+
+
+@pytest.mark.parametrize(("error", "bytes_"), [
+  ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 120.50G of "
+   "95.74G hbm.", 120.5 * 2**30),
+  ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for "
+   "HLO temporaries (512.00M) exceeds available HBM", 2**29 + 7),
+])
+def test_what_does_not_fit_has_a_size(error, bytes_):
+  assert planner_memory.refused(error, 7) == bytes_
+  with pytest.raises(ValueError, match="something else"):
+    planner_memory.refused("INTERNAL: something else", 7)
