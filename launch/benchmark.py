@@ -15,12 +15,10 @@
   python -m launch.benchmark --config=configs/elastic/churn.py:short
   python -m launch.benchmark --config=configs/benchmark/membership.py
   python -m launch.benchmark --config=configs/benchmark/timetables.py
-<<<<<<< HEAD
   python -m launch.benchmark --config=configs/benchmark/lockstep.py \
     --cpu_devices=4
-=======
   python -m launch.benchmark --config=configs/benchmark/planner.py
->>>>>>> planner
+  python -m launch.benchmark --config=configs/benchmark/planner_memory.py
 """
 
 import importlib
