@@ -99,8 +99,8 @@ def test_programs_are_judged_by_the_half_that_is_not_fitted():
 @pytest.mark.parametrize(("error", "bytes_"), [
   ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 120.50G of "
    "95.74G hbm.", 120.5 * 2**30),
-  ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for "
-   "HLO temporaries (512.00M) exceeds available HBM", 2**29 + 7),
+  ("RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required "
+   "for HLO temporaries (512.00M) exceeds available HBM", 2**29 + 7),
 ])
 def test_what_does_not_fit_has_a_size(error, bytes_):
   assert planner_memory.refused(error, 7) == bytes_
