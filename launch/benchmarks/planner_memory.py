@@ -16,8 +16,7 @@ from rich.progress import Progress
 from caatnet.build.override import override
 from caatnet.show import results, tables
 from parallel.hardware.devices import DEVICES
-from parallel.planner import memory_fit
-from parallel.planner.memory import memory
+from parallel.planner import memory, memory_fit
 from parallel.planner.model import Transformer
 from parallel.planner.space import Configuration
 
@@ -56,8 +55,8 @@ def draw(
       remat=str(rng.choice(["none", "full", "reduced"])),
     )
     batch = data * microbatches * int(rng.choice([1, 2, 4, 8]))
-    found = memory(configuration, model, batch)
-    share = (found.total - found.buffers) / capacity
+    found = memory.terms(configuration, model, batch)
+    share = memory.PLAIN.estimate(found) / capacity
     if abs(share - 1) < _NEAR if near else 0.05 < share < 1.3:
       return model, configuration, batch
 
@@ -174,7 +173,7 @@ def _alone(target: str, text: str) -> dict[str, Any]:
 
 def formulas(row: dict[str, Any]) -> dict[str, float]:
   """Returns what the formulas have for a row."""
-  return memory_fit.terms(
+  return memory.terms(
     Configuration(**row["configuration"]), Transformer(**row["model"]),
     row["batch"],
   )

@@ -1,10 +1,15 @@
 """Bytes of a device in a step, by cause, in closed form.
 
 All stages run one program, so buffers are as large on each as on the fullest.
-What no formula of ours shows (the runtime's own memory, buffers of collectives,
-fragments) is a margin with a source, not a fit.
+How many copies of gradients and weights a compiler keeps alive at a time, and
+what of a layer, is in no formula: causes that are not exact have factors, which
+are fitted to what a compiler says (`parallel.planner.memory_fit`). An estimate
+has an upper bound: it times the largest ratio that the fit has seen. What no
+compiler shows (the runtime's own memory, buffers of collectives, fragments) is
+a margin with a source, not a fit.
 """
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 import math
@@ -29,18 +34,46 @@ _DEPTHS = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Fit:
+  """How often a compiler has each of `terms`, and how far it may be off.
+
+  Attributes:
+    factors: Term -> factor; 1 for those that are not named.
+    upper: The upper bound of what a compiler shows is its estimate times this.
+    source: What was fitted to what.
+  """
+
+  factors: Mapping[str, float]
+  upper: float
+  source: str = ""
+
+  def estimate(self, found: Mapping[str, float]) -> float:
+    """Returns the bytes that a compiler is expected to show of `terms`."""
+    return sum(self.factors.get(key, 1.0) * x for key, x in found.items())
+
+  def bound(self, found: Mapping[str, float]) -> float:
+    """Returns the upper bound of it."""
+    return self.upper * self.estimate(found)
+
+
+# The formulas without what a compiler copies.
+PLAIN = Fit(dict.fromkeys(("cast", "many", "stages"), 0.0), 1.0)
+FITTED = PLAIN
+
+
+@dataclasses.dataclass(frozen=True)
 class Memory:
   """Bytes of a device by cause; their sum is the highest that a step needs.
 
   Attributes:
-    weights: float32 weights, and those of a step where they lie elsewhere.
-    gradients: Sums of gradients, float32.
+    weights: float32 weights, and those of a step in fewer bits.
+    gradients: Sums of gradients, float32, in all copies.
     optimizer: Two moments, float32; 0 if they wait on the host.
     kept: Inputs and cotangents of parts that the timetable keeps.
     activations: What one part keeps for its own backward.
     gathered: Layers in the dtype of activations, whole, with their gradients.
     logits: Of one microbatch, with their gradients.
-    buffers: The margin.
+    buffers: The margin, and what the upper bound adds.
   """
 
   weights: float
@@ -101,10 +134,17 @@ def _state(c: Configuration, model: Transformer) -> zero_cost.Memory:
   return zero_cost.memory(partition(c), parameters(c, model))
 
 
-def memory(
+def terms(
   configuration: Configuration, model: Transformer, batch_size: int
-) -> Memory:
-  """Returns the bytes of a device.
+) -> dict[str, float]:
+  """Returns bytes as formulas have them, of what a compiler sees.
+
+  "stored" is exact: parameters and moments between steps. "weights" are those
+  of a step where a partition makes them, "cast" what the compiler makes of the
+  stored ones in the activations' dtype. "many" and "stages" are further copies
+  of gradients: of several microbatches, and of a pipeline's scan. "layers" is
+  what layers keep if nothing is computed again, and "streams" what they keep if
+  it is. The others are those of `Memory`.
 
   Args:
     configuration: The configuration, one that `space.refusal` lets pass.
@@ -128,15 +168,39 @@ def memory(
   # A layer in the dtype of activations, and its gradient before it is added up.
   gathered = layer * (model.item_bytes + 4)
   logits = examples * model.seq_len * model.vocab_size / (c.stages * c.tensor)
+  activations, again = _activations(c, model, examples), c.remat != "none"
+  return {
+    "stored": state.stored * (1 / 3 if c.offload else 1),
+    "weights": state.weights + state.secondary,
+    "cast": state.stored / 3 * model.item_bytes / 4 * (c.scheme == "ddp"),
+    "gradients": state.gradients,
+    "many": state.gradients * (c.microbatches > 1),
+    "stages": state.gradients * (c.stages > 1),
+    "kept": kept,
+    "streams": activations * again,
+    "layers": activations * (not again),
+    "gathered": gathered,
+    "logits": 2 * 4 * logits,
+  }
+
+
+def memory(
+  configuration: Configuration, model: Transformer, batch_size: int,
+  fit: Fit = FITTED,
+) -> Memory:
+  """Returns the bytes of a device, an upper bound; as `terms`."""
+  found = terms(configuration, model, batch_size)
+  x = {key: fit.factors.get(key, 1.0) * size for key, size in found.items()}
+  parameters = x["stored"] / (1 if configuration.offload else 3)
   return Memory(
-    weights=state.stored / 3 + state.weights + state.secondary,
-    gradients=state.gradients,
-    optimizer=0.0 if c.offload else state.stored * 2 / 3,
-    kept=kept,
-    activations=_activations(c, model, examples),
-    gathered=gathered,
-    logits=2 * 4 * logits,
-    buffers=MARGIN_BYTES,
+    weights=parameters + x["weights"] + x["cast"],
+    gradients=x["gradients"] + x["many"] + x["stages"],
+    optimizer=x["stored"] - parameters,
+    kept=x["kept"],
+    activations=x["streams"] + x["layers"],
+    gathered=x["gathered"],
+    logits=x["logits"],
+    buffers=MARGIN_BYTES + fit.bound(found) - fit.estimate(found),
   )
 
 

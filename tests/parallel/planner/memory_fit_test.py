@@ -10,8 +10,8 @@ from caatnet.build import experiments
 from caatnet.build.override import override
 from configs.caatnet import base
 from launch.benchmarks import planner_memory
-from parallel.planner import memory_fit
-from parallel.planner.memory_fit import Fit
+from parallel.planner import memory, memory_fit
+from parallel.planner.memory import Fit
 from parallel.planner.model import Transformer
 from parallel.planner.space import Configuration
 from parallel.xla.memory import bytes_per_device
@@ -25,7 +25,7 @@ def drawn(count, seed):
   rng = np.random.default_rng(seed)
   for i in range(count):
     model, configuration, batch = planner_memory.draw(rng, i % 2 > 0, CAPACITY)
-    yield memory_fit.terms(configuration, model, batch)
+    yield memory.terms(configuration, model, batch)
 
 
 @pytest.mark.parametrize("configuration", [
@@ -45,7 +45,7 @@ def test_what_is_stored_is_exact(configuration):
     sum(map(bytes_per_device, jax.tree.leaves(tree)))
     for tree in (state.params, state.opt_state)
   ]
-  stored = memory_fit.terms(c, MODEL, batch)["stored"]
+  stored = memory.terms(c, MODEL, batch)["stored"]
   assert sizes[0] == stored / 3
   assert 0 <= sizes[1] - 2 * sizes[0] <= 64  # counts of steps
 
@@ -64,7 +64,7 @@ def test_a_fit_finds_the_factors_of_a_compiler(monkeypatch):
 def test_the_bound_holds_for_all_that_is_fitted():
   rng = np.random.default_rng(3)
   programs = [
-    (x, memory_fit.PRIOR.estimate(x) * rng.uniform(0.7, 1.3))
+    (x, memory.PLAIN.estimate(x) * rng.uniform(0.7, 1.3))
     for x in drawn(30, 4)
   ]
   found = memory_fit.fit(programs)
@@ -77,8 +77,8 @@ def test_programs_are_judged_by_the_half_that_is_not_fitted():
   rng, rows = np.random.default_rng(5), []
   for number in range(24):
     model, configuration, batch = planner_memory.draw(rng, False, CAPACITY)
-    found = memory_fit.terms(configuration, model, batch)
-    total = memory_fit.PRIOR.estimate(found)
+    found = memory.terms(configuration, model, batch)
+    total = Fit({}, 1.0).estimate(found)
     total *= 2 if number % 4 == 3 else 1
     rows.append({
       "number": number, "model": dataclasses.asdict(model), "batch": batch,
