@@ -200,13 +200,14 @@ def test_a_part_weighs_the_examples_that_are_in_it(tmp_path, case, most):
       came.append((worker, worker.peer.step + 8))
       worker.until(came[0][1])
 
-    coming = threading.Thread(target=come, daemon=True)
-    coming.start()
-    while not came:
-      first.until(first.peer.step + 1)
-    (second, end), = came
-    first.until(end)
-    coming.join(20)
+    def go_on():
+      while not came:
+        first.until(first.peer.step + 1)
+        time.sleep(0.02)  # leaves the core to who comes
+      first.until(came[0][1])
+
+    together([come, go_on])
+    second = came[0][0]
     assert second.given == sorted(second.given)
     assert second.given[0] < second.given[-1] == most
     for worker in (first, second):
