@@ -273,11 +273,20 @@ def test_a_worker_on_other_devices_is_refused(tmp_path):
     )
 
   with coordinator(tmp_path, 1) as place:
-    worker = _Worker(Programs(made(1)), place)
-    _, error = together([
-      lambda: worker.until(9),  # the other one comes after a round
-      lambda: swarming.train(made(2), tmp_path / "other", place, quiet=True),
-    ])
+    worker, refused = _Worker(Programs(made(1)), place), threading.Event()
+
+    def go_on():
+      while not refused.is_set():  # who comes comes after a round
+        worker.until(worker.peer.step + 3)
+        time.sleep(0.02)
+
+    def come():
+      try:
+        swarming.train(made(2), tmp_path / "other", place, quiet=True)
+      finally:
+        refused.set()
+
+    _, error = together([go_on, come])
     assert "2 ranks = 1 lanes x 2 devices" in str(error)
     worker.swarm.__exit__()
 
