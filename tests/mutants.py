@@ -3897,11 +3897,6 @@ _STAGES_ROWS = [
     f"{_KEPT}::test_nothing_is_computed_twice",
   ),
   Mutant(
-    "parallel/pipeline/table.py", "deltas are there a tick late",
-    'made["delta", part, m] = tick', 'made["delta", part, m] = tick + 1',
-    f"{_RUN_STAGES}::test_stages_compute_what_one_piece_does",
-  ),
-  Mutant(
     "parallel/pipeline/cost.py", "parts of fewer layers need no padding",
     "return size.chunks * -(-num_layers // (size.stages * size.chunks))",
     "return num_layers // size.stages",
