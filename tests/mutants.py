@@ -3986,7 +3986,7 @@ _PLANNER_ROWS = [
   ),
   Mutant(
     "parallel/planner/memory.py", "one moment, not two",
-    "else state.stored * 2 / 3,", "else state.stored / 3,",
+    'optimizer=x["stored"] - parameters,', "optimizer=parameters,",
     f"{_PLANNER}/plan_test.py::"
     "test_memory_of_the_state_is_four_floats_of_each_parameter",
   ),
