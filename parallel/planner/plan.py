@@ -17,7 +17,7 @@ import numpy as np
 from parallel.planner import device_order, space
 from parallel.planner.bound import bound
 from parallel.planner.latency import Latency, Setting, predict, traffic
-from parallel.planner.memory import Memory, memory
+from parallel.planner.memory import FITTED, Memory, memory
 from parallel.planner.space import Choices, Configuration
 from parallel.planner.traffic import Grid, cost
 
@@ -255,6 +255,7 @@ def _nothing_fits(
     return f"no configuration of {n} devices is a run: {why}"
   c, needs = smallest
   state = needs.weights + needs.gradients + needs.optimizer
+  state *= FITTED.upper  # a part of `needs.buffers`
   rest = needs.total - state
   most = memory_bytes(setting)
   text = f"nothing fits. Least needs {_too_much(c, needs, setting)}. "

@@ -70,8 +70,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "assumptions": {
       "utilisation": f"{setting.utilisation:g} of the peak: "
       f"{model.UTILISATION_SOURCE}",
-      "memory": f"a margin of {memory.MARGIN_BYTES / 1e9:g} GB: "
-      f"{memory.MARGIN_SOURCE}",
+      "memory": f"{memory.FITTED.upper:g} times an estimate "
+      f"{memory.FITTED.source}; on other devices nobody has looked; and a "
+      f"margin of {memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
       "offload": f"{latency.HOST.name} to the host's memory",
       "execution": setting.execution,
     },

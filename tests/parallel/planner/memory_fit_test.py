@@ -1,6 +1,8 @@
 """Laws of the planner's memory: stored bytes are exact, fits have a bound."""
 
 import dataclasses
+import json
+import pathlib
 
 import jax
 import numpy as np
@@ -106,3 +108,17 @@ def test_what_does_not_fit_has_a_size(error, bytes_):
   assert planner_memory.refused(error, 7) == bytes_
   with pytest.raises(ValueError, match="something else"):
     planner_memory.refused("INTERNAL: something else", 7)
+
+
+def test_the_planner_has_the_fit_of_what_was_compiled():
+  path = pathlib.Path(__file__).parents[3] / "results/planner_memory_v5p.json"
+  rows = json.loads(path.read_text())["rows"]
+  rng = np.random.default_rng([0, rows[3]["number"]])
+  drawn = planner_memory.draw(rng, True, CAPACITY)
+  assert dataclasses.asdict(drawn[0]) == rows[3]["model"]
+  found = planner_memory.judge(rows, CAPACITY)
+  assert found["fit"]["factors"] == pytest.approx(
+    memory.FITTED.factors, abs=0.006
+  )
+  assert found["fit"]["upper"] == pytest.approx(memory.FITTED.upper, abs=0.006)
+  assert not found["held out"]["wrong"]

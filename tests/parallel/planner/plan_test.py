@@ -18,7 +18,7 @@ from parallel.pipeline.builders import Size
 from parallel.planner import latency, plan, published, space
 from parallel.planner import memory as memories
 from parallel.planner.latency import Setting, predict, traffic
-from parallel.planner.memory import memory
+from parallel.planner.memory import PLAIN, memory
 from parallel.planner.model import Transformer
 from parallel.planner.space import Choices, Configuration
 from parallel.planner.traffic import parts
@@ -170,17 +170,23 @@ def test_pipette_s_annealing_moves_whole_nodes():
 def test_memory_falls_with_every_share(data):
   base = Configuration(2, data, 2, 4)
   total = {
-    scheme: memory(dataclasses.replace(base, scheme=scheme), MODEL, BATCH)
+    scheme: memory(
+      dataclasses.replace(base, scheme=scheme), MODEL, BATCH, PLAIN
+    )
     for scheme in space.SCHEMES
   }
   # ddp has no second copy of its weights in fewer bits.
   state = [x.gradients + x.optimizer for x in total.values()]
   assert state == sorted(state, reverse=True)
   assert total["zero3"].weights < total["zero2"].weights
-  offloaded = memory(dataclasses.replace(base, offload=True), MODEL, BATCH)
+  offloaded = memory(
+    dataclasses.replace(base, offload=True), MODEL, BATCH, PLAIN
+  )
   assert total["ddp"].total - offloaded.total == total["ddp"].optimizer
   kept = [
-    memory(dataclasses.replace(base, remat=remat), MODEL, BATCH).activations
+    memory(
+      dataclasses.replace(base, remat=remat), MODEL, BATCH, PLAIN
+    ).activations
     for remat in space.REMATS
   ]
   assert kept == sorted(kept, reverse=True)
@@ -188,7 +194,7 @@ def test_memory_falls_with_every_share(data):
 
 def test_memory_of_the_state_is_four_floats_of_each_parameter():
   """Weights, gradients and two moments, float32, on one device."""
-  found = memory(Configuration(1, 1, 1, 1), MODEL, BATCH)
+  found = memory(Configuration(1, 1, 1, 1), MODEL, BATCH, PLAIN)
   assert found.weights == found.gradients == 4 * MODEL.num_params
   assert found.optimizer == 8 * MODEL.num_params
   assert found.total == sum(dataclasses.asdict(found).values())
