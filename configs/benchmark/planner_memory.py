@@ -23,8 +23,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.benchmark.target = "tpu:v5p:2x2x2"
   # JSON file of the rows.
   config.benchmark.results = "results/planner_memory_v5p.json"
-  config.benchmark.programs = 200
-  # Seconds after which no other program is begun; 0 for no bound.
+  config.benchmark.num_programs = 200
+  # Seconds after which no other program is begun.
   config.benchmark.limit_s = 3600.0
   config.benchmark.seed = 0
   return config

@@ -142,9 +142,9 @@ def run(config: Any) -> dict[str, Any]:
     rows = {row["number"]: row for row in kept}
   begun = time.monotonic()
   with Progress(transient=True) as progress:
-    task = progress.add_task("compiling", total=options.programs)
-    for number in range(options.programs):
-      late = options.limit_s and time.monotonic() - begun > options.limit_s
+    task = progress.add_task("compiling", total=options.num_programs)
+    for number in range(options.num_programs):
+      late = time.monotonic() - begun > options.limit_s
       if number not in rows and not late:
         rng = np.random.default_rng([options.seed, number])
         drawn = draw(rng, number % 4 > 1, capacity)

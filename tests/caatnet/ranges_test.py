@@ -17,7 +17,10 @@ from configs.collectives import multitree
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Numbers that have no range, with the reason.
-FREE = {"model.rope_scaling": "`positions.parse_scaling` checks its numbers"}
+FREE = {
+  "model.rope_scaling": "`positions.parse_scaling` checks its numbers",
+  "planner.why_not": "texts, of which there are none by default",
+}
 # Keys whose defaults are integers and other values need not be.
 MEANS = {"recommend.bits": "codes may have a fraction of a bit on average"}
 
