@@ -42,8 +42,9 @@ CASES = {
 
 
 def _made(algorithm, overrides, workers):
-  return make_linear(
-    algorithm, overrides, workers=workers, batch_size=2 * workers
+  return make_linear(  # so long that nobody comes after the last round
+    algorithm, overrides, workers=workers, batch_size=2 * workers,
+    num_steps=1000,
   )
 
 
