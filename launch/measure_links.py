@@ -32,6 +32,7 @@ flags.DEFINE_string("pcie", "pcie_4", "The kind of link without NVLink.")
 
 
 def main() -> None:
+  from caatnet.train import files
   from parallel.checks import known
   from parallel.hardware import cluster_files, cluster_imports
   from parallel.hardware.devices import DEVICES
@@ -60,7 +61,7 @@ def main() -> None:
     links = measured_links.measure(
       [hosts[i % len(hosts)] for i in range(count)], FLAGS.prefix
     )
-  cluster_files.write(links, pathlib.Path(FLAGS.output))
+  files.replace(pathlib.Path(FLAGS.output), cluster_files.to_json(links))
   print(f"{links.num_devices} devices, {links.source}: {FLAGS.output}")
 
 

@@ -10,8 +10,6 @@ Nothing is trained, and no device is needed. The answer ends with the flags with
 which `launch.train` and `launch.compile` run it.
 """
 
-import json
-import pathlib
 
 from absl import flags
 
@@ -29,7 +27,6 @@ flags.DEFINE_multi_string(
 
 
 def main() -> None:
-  from caatnet.show import results
   from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
@@ -44,15 +41,7 @@ def main() -> None:
     *config["planner"]["why_not"], *FLAGS.why_not
   )
   study = registry.find(config)
-  result = study.run(config)
-  if FLAGS.json:
-    print(json.dumps(result))
-  else:
-    study.show(result)
-  if FLAGS.output:
-    results.write(pathlib.Path(FLAGS.output), result)
-  if FLAGS.plot:
-    study.plot(result, pathlib.Path(FLAGS.plot))
+  study.present(study.run(config), FLAGS.json, FLAGS.output, FLAGS.plot)
 
 
 if __name__ == "__main__":

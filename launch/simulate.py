@@ -15,7 +15,6 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
 config.study says what is predicted.
 """
 
-import json
 import pathlib
 
 from absl import flags
@@ -26,7 +25,6 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
-  from caatnet.show import results
   from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
@@ -38,15 +36,7 @@ def main() -> None:
     )
   if FLAGS.export:
     study.export(config, pathlib.Path(FLAGS.export))
-  result = study.run(config)
-  if FLAGS.json:
-    print(json.dumps(result))
-  else:
-    study.show(result)
-  if FLAGS.output:
-    results.write(pathlib.Path(FLAGS.output), result)
-  if FLAGS.plot:
-    study.plot(result, pathlib.Path(FLAGS.plot))
+  study.present(study.run(config), FLAGS.json, FLAGS.output, FLAGS.plot)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ draws a result into a file. A new study is a folder and a name in ``SUBJECTS``.
 from collections.abc import Callable, Mapping
 import dataclasses
 import importlib
+import json
 import pathlib
 from typing import Any
 
 from caatnet import ranges
+from caatnet.show import results
 
 # The values of config.study: folders beside this file.
 SUBJECTS = (
@@ -37,6 +39,26 @@ class Study:
   show: Callable[[Mapping[str, Any]], None]
   plot: Callable[[Mapping[str, Any], pathlib.Path], None]
   export: Callable[[Mapping[str, Any], pathlib.Path], None] | None = None
+
+  def present(
+    self, result: Mapping[str, Any], as_json: bool, output: str, picture: str
+  ) -> None:
+    """Prints a result, and writes what a command line asks for.
+
+    Args:
+      result: What `run` returned.
+      as_json: Whether JSON is printed in place of tables.
+      output: The JSON file to write; "" for none.
+      picture: The PNG to write; "" for none.
+    """
+    if as_json:
+      print(json.dumps(result))
+    else:
+      self.show(result)
+    if output:
+      results.write(pathlib.Path(output), result)
+    if picture:
+      self.plot(result, pathlib.Path(picture))
 
 
 def find(config: Mapping[str, Any]) -> Study:

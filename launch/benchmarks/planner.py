@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.show import tables
+from caatnet.studies.planner.study import transformer
 from parallel.hardware import cluster_files
 from parallel.hardware.devices import A100
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.planner import device_order, published
 from parallel.planner.bound import bound
 from parallel.planner.latency import Setting, predict, traffic
-from parallel.planner.model import Transformer
 from parallel.planner.space import Configuration
 from parallel.planner.traffic import Family, Grid, Traffic, cost
 
@@ -60,14 +60,9 @@ def _setting(config: Any, links: LinkMatrix, grid: Grid) -> Setting:
 
   Stages run at their own pace, so that whole pipelines count.
   """
-  sizes, options = config.model, config.benchmark
-  model = Transformer(
-    sizes.vocab_size, sizes.width, sizes.num_layers, sizes.num_heads,
-    sizes.num_kv_heads, sizes.width // sizes.num_heads, sizes.ffn_width,
-    config.data.seq_len, sizes.dtype,
-  )
+  options = config.benchmark
   batch = options.examples * options.microbatches * grid.data
-  return Setting(model, batch, links, execution="events")
+  return Setting(transformer(config), batch, links, execution="events")
 
 
 def _problem(

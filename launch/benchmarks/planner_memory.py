@@ -136,10 +136,8 @@ def run(config: Any) -> dict[str, Any]:
   """
   options = config.benchmark
   capacity = DEVICES[options.target.split(":")[1]].memory_bytes
-  path, rows = pathlib.Path(options.results), {}
-  if path.exists():
-    kept = json.loads(path.read_text())["rows"]
-    rows = {row["number"]: row for row in kept}
+  path = pathlib.Path(options.results)
+  rows = _kept(path)
   begun = time.monotonic()
   with Progress(transient=True) as progress:
     task = progress.add_task("compiling", total=options.num_programs)
@@ -152,6 +150,7 @@ def run(config: Any) -> dict[str, Any]:
           "number": number, "model": dataclasses.asdict(drawn[0]),
           "configuration": dataclasses.asdict(drawn[1]), "batch": drawn[2],
         } | _alone(options.target, overrides(*drawn))
+        rows = _kept(path) | rows  # another process may fill the file, too
         results.write(path, {"rows": [rows[n] for n in sorted(rows)]})
       progress.update(task, completed=number + 1)
   found = [rows[n] for n in sorted(rows)]
@@ -159,6 +158,12 @@ def run(config: Any) -> dict[str, Any]:
   if judged:
     _print(judged)
   return {"rows": found} | judged
+
+
+def _kept(path: pathlib.Path) -> dict[int, dict[str, Any]]:
+  """Returns the programs of a file by number; those that failed come again."""
+  rows = json.loads(path.read_text())["rows"] if path.exists() else []
+  return {row["number"]: row for row in rows if "error" not in row}
 
 
 def _alone(target: str, text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reads and writes clusters: files of JSON, and names of examples.
+"""Clusters as text: files of JSON, and names of examples.
 
 A file is one object:
 
@@ -83,11 +83,6 @@ def read(path: pathlib.Path) -> LinkMatrix:
     raise ValueError(f"{path}: {error}") from error
 
 
-def write(links: LinkMatrix, path: pathlib.Path) -> None:
-  """Writes a cluster by devices, as `read` takes it."""
-  path.write_text(to_json(links))
-
-
 def from_json(found: Mapping[str, Any]) -> LinkMatrix:
   """Makes a cluster of a file's object; errors as those of `read`."""
   for key in _KEYS:
@@ -156,7 +151,7 @@ def _device(found: Any) -> Device:
 
 
 def to_json(links: LinkMatrix) -> str:
-  """Returns a cluster as a file has it, a row of a matrix on each line."""
+  """Returns a cluster as `read` takes it, a row of a matrix on each line."""
   device: Any = links.device.name
   if DEVICES.get(device) is not links.device:
     device = {key: getattr(links.device, key) for key in _DEVICE_KEYS}

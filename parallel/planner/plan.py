@@ -50,7 +50,8 @@ class Candidate:
     """By what share of a step a better order could be faster, at most."""
     if self.bound_s is None:
       return None
-    return (self.order_s - self.bound_s) / self.latency.total
+    # Both are rounded: of equal ones the bound may be the larger.
+    return max(0.0, self.order_s - self.bound_s) / self.latency.total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +65,12 @@ class Plan:
     excluded: How many each constraint excludes, and the last reason that it
       gave.
     priced: How many were priced.
-    smallest: Of those that are runs, the one that needs least memory.
   """
 
   best: tuple[Candidate, ...]
   front: tuple[Candidate, ...]
   excluded: Mapping[str, tuple[int, str]]
   priced: int
-  smallest: Candidate | None
 
 
 def memory_bytes(setting: Setting) -> float:
@@ -120,10 +119,7 @@ def plan(
   ]
   better.sort(key=lambda x: x.latency.total)
   best = [_certified(x, setting) for x in better[:count]]
-  smallest_one = _priced(*smallest, setting) if smallest else None
-  return Plan(
-    tuple(best), tuple(front(priced)), excluded, len(priced), smallest_one
-  )
+  return Plan(tuple(best), tuple(front(priced)), excluded, len(priced))
 
 
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -16,6 +16,14 @@ from parallel.planner.traffic import Grid
 SCHEMES = ("ddp", "zero1", "zero2", "zero3")
 ROUTES = ("psum", "one_shot")
 REMATS = ("none", "reduced", "full")
+# Keys of a training run's config -> what of a configuration they are.
+KEYS = {
+  "parallel.stage": "stages", "parallel.data": "data",
+  "parallel.tensor": "tensor", "train.accumulation": "microbatches",
+  "zero.scheme": "scheme", "zero.offload": "offload", "sync.route": "route",
+  "model.remat": "remat", "pipeline.timetable": "timetable",
+  "pipeline.chunks": "chunks",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +69,10 @@ class Configuration:
 
   def keys(self) -> dict[str, object]:
     """Returns the keys of a training run's config, with their values."""
-    found = {
-      "parallel.stage": self.stages, "parallel.data": self.data,
-      "parallel.tensor": self.tensor, "train.accumulation": self.microbatches,
-      "zero.scheme": self.scheme, "zero.offload": self.offload,
-      "sync.route": self.route, "model.remat": self.remat,
+    return {
+      key: getattr(self, name) for key, name in KEYS.items()
+      if self.stages > 1 or not key.startswith("pipeline.")
     }
-    if self.stages > 1:
-      found |= {"pipeline.timetable": self.timetable,
-                "pipeline.chunks": self.chunks}
-    return found
 
   def __str__(self) -> str:
     stages = f", {self.timetable}" if self.stages > 1 else ""

@@ -169,7 +169,7 @@ class Module:
       whole = times is not None and times == int(times)
       yield computation, int(times) if whole else None
 
-  def _runs(self, name: str, times: int | None, alike):
+  def _runs(self, name: str, times: fractions.Fraction | int | None, alike):
     computation = self.computations[name]
     yield computation, times
     for instruction in computation.instructions:

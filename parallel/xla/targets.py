@@ -159,9 +159,9 @@ def _wait_for_libtpu() -> None:
   libtpu lets one process in at a time and ends any other one that loads it,
   unless the environment says otherwise.
   """
-  told = False
   if os.environ.get("ALLOW_MULTIPLE_LIBTPU_LOAD"):
     return
+  told = False
   while os.path.exists(_TPU_LOCK):
     try:
       # A shared lock succeeds only if nobody has libtpu's exclusive one. It is

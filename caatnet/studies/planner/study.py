@@ -9,18 +9,10 @@ from parallel.hardware import cluster_files
 from parallel.planner import latency, memory, model, plan, published
 from parallel.planner.latency import Setting
 from parallel.planner.plan import Candidate
-from parallel.planner.space import Choices, Configuration
+from parallel.planner.space import KEYS, Choices, Configuration
 
 # Devices up to which a result has the matrix of links, for its picture.
 MOST_DRAWN = 256
-# Keys of a training run's config that say what the planner chooses.
-_KEYS = {
-  "parallel.stage": "stages", "parallel.data": "data",
-  "parallel.tensor": "tensor", "train.accumulation": "microbatches",
-  "zero.scheme": "scheme", "zero.offload": "offload", "sync.route": "route",
-  "model.remat": "remat", "pipeline.timetable": "timetable",
-  "pipeline.chunks": "chunks",
-}
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,20 +84,24 @@ def _setting(config: Mapping[str, Any]) -> Setting:
         f"config.model.{key}={sizes[key]}: the planner's closed forms are of a "
         "model without it"
       )
-  backward = sync["backward_dtype"] or sizes["dtype"]
-  transformer = model.Transformer(
+  return Setting(
+    transformer(config), config["data"]["batch_size"],
+    cluster_files.cluster(section["cluster"]), section["utilisation"],
+    section["execution"],
+  )
+
+
+def transformer(config: Mapping[str, Any]) -> model.Transformer:
+  """Returns the sizes of a run's model."""
+  sizes, backward = config["model"], config["sync"]["backward_dtype"]
+  return model.Transformer(
     **{key: sizes[key] for key in (
       "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads",
       "ffn_width", "dtype",
     )},
     head_width=sizes["head_width"] or sizes["width"] // sizes["num_heads"],
     seq_len=config["data"]["seq_len"],
-    backward_bytes=4 if backward == "float32" else 2,
-  )
-  return Setting(
-    transformer, config["data"]["batch_size"],
-    cluster_files.cluster(section["cluster"]), section["utilisation"],
-    section["execution"],
+    backward_bytes=4 if (backward or sizes["dtype"]) == "float32" else 2,
   )
 
 
@@ -135,20 +131,20 @@ def _asked(text: str, best: Configuration) -> Configuration:
     key, _, value = part.removeprefix("--").removeprefix("config.").partition(
       "="
     )
-    if key not in _KEYS:
+    if key not in KEYS:
       raise ValueError(
         f"config.planner.why_not={text!r}: {key!r} must be one of "
-        f"{', '.join(_KEYS)}"
+        f"{', '.join(KEYS)}"
       )
-    kind = type(getattr(best, _KEYS[key]))
+    kind = type(getattr(best, KEYS[key]))
     if kind is bool:
-      changes[_KEYS[key]] = value in ("True", "true", "1")
+      changes[KEYS[key]] = value in ("True", "true", "1")
     elif kind is int and not value.isdigit():
       raise ValueError(
         f"config.planner.why_not={text!r}: {key}={value!r} must be an integer"
       )
     else:
-      changes[_KEYS[key]] = kind(value)
+      changes[KEYS[key]] = kind(value)
   return dataclasses.replace(best, **changes)
 
 
