@@ -3336,6 +3336,22 @@ _SERVING_ROWS = [
     f"{_SERVING}/warm_up_test.py::test_nothing_is_compiled_while_it_serves",
   ),
   Mutant(
+    "caatnet/serving/running.py", "who leaves stays in the order of slots",
+    "    self._order[at:last] = self._order[at + 1 : self._len]\n", "", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/server/service.py", "who comes too late is not told",
+    "(State.FINISHED, State.CANCELLED)",
+    "(State.FINISHED, State.CANCELLED, State.EXPIRED)",
+    f"{_SERVING}/server_api_test.py::test_what_is_wrong_is_named",
+  ),
+  Mutant(
+    "parallel/planner/memory.py", "several microbatches need no other copy",
+    'state.gradients * (c.microbatches > 1)', "0.0",
+    "tests/parallel/planner/memory_fit_test.py::"
+    "test_the_planner_has_the_fit_of_what_was_compiled",
+  ),
+  Mutant(
     "caatnet/serving/scheduler.py", "who has no page for its token decodes",
     "      alive[without] = False\n", "", _ALONE,
   ),

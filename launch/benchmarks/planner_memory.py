@@ -137,7 +137,7 @@ def run(config: Any) -> dict[str, Any]:
   options = config.benchmark
   capacity = DEVICES[options.target.split(":")[1]].memory_bytes
   path = pathlib.Path(options.results)
-  rows = _kept(path)
+  rows = kept(path)
   begun = time.monotonic()
   with Progress(transient=True) as progress:
     task = progress.add_task("compiling", total=options.num_programs)
@@ -150,7 +150,7 @@ def run(config: Any) -> dict[str, Any]:
           "number": number, "model": dataclasses.asdict(drawn[0]),
           "configuration": dataclasses.asdict(drawn[1]), "batch": drawn[2],
         } | _alone(options.target, overrides(*drawn))
-        rows = _kept(path) | rows  # another process may fill the file, too
+        rows = kept(path) | rows  # another process may fill the file, too
         results.write(path, {"rows": [rows[n] for n in sorted(rows)]})
       progress.update(task, completed=number + 1)
   found = [rows[n] for n in sorted(rows)]
@@ -160,7 +160,7 @@ def run(config: Any) -> dict[str, Any]:
   return {"rows": found} | judged
 
 
-def _kept(path: pathlib.Path) -> dict[int, dict[str, Any]]:
+def kept(path: pathlib.Path) -> dict[int, dict[str, Any]]:
   """Returns the programs of a file by number; those that failed come again."""
   rows = json.loads(path.read_text())["rows"] if path.exists() else []
   return {row["number"]: row for row in rows if "error" not in row}

@@ -122,3 +122,11 @@ def test_the_planner_has_the_fit_of_what_was_compiled():
   )
   assert found["fit"]["upper"] == pytest.approx(memory.FITTED.upper, abs=0.006)
   assert not found["held out"]["wrong"]
+
+
+def test_programs_that_failed_are_compiled_again(tmp_path):
+  path = tmp_path / "rows.json"
+  assert planner_memory.kept(path) == {}
+  rows = [{"number": 3, "total": 1.0}, {"number": 5, "error": "no memory"}]
+  path.write_text(json.dumps({"rows": rows}))
+  assert planner_memory.kept(path) == {3: rows[0]}
