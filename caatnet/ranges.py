@@ -219,6 +219,9 @@ RANGES = {
   "benchmark.solved": COUNT,
   "benchmark.certified": COUNT,
   "benchmark.premise": COUNT,
+  "benchmark.regret": COUNT,
+  "benchmark.sizes": Range(2, 8, whole=True),
+  "benchmark.batch_size": COUNT,
   "benchmark.grids": COUNT,
   "benchmark.large": COUNT,
   "benchmark.examples": COUNT,
@@ -281,6 +284,8 @@ RANGES = {
   "planner.most_microbatches": COUNT,
   "planner.top": COUNT,
   "planner.ordered": COUNT,
+  "annealed": COUNT,
+  "steps": COUNT,
   "pieces": COUNT_OR_NONE,
   "failed_uplinks": COUNT_OR_NONE,
   # Sizes of messages in MSCCL files, which are int64.

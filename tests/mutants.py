@@ -3964,6 +3964,26 @@ _STAGES_ROWS = [
 _PLANNER = "tests/parallel/planner"
 _PLANNER_ROWS = [
   Mutant(
+    "parallel/planner/plan.py", "few devices are ordered by slowest links",
+    "found = [_of_all_orders(x, setting) for x in of_timetables.values()]",
+    "found = [candidate]",
+    f"{_PLANNER}/steps_test.py::"
+    "test_a_plan_loses_little_against_everything[lockstep-4-2004]",
+  ),
+  Mutant(
+    "parallel/pipeline/simulate.py", "of many cases none waits for a link",
+    "end = links[out][stage] = np.maximum(end, links[out][stage]) + busy",
+    "end = links[out][stage] = end + busy",
+    "tests/parallel/pipeline/simulate_test.py::"
+    "test_many_cases_finish_when_each_does[gpipe]",
+  ),
+  Mutant(
+    "parallel/planner/steps.py", "cotangents go where outputs go",
+    "for by in (-1, 1)", "for by in (-1, -1)",
+    f"{_PLANNER}/steps_test.py::"
+    "test_many_orders_take_what_each_is_predicted_to",
+  ),
+  Mutant(
     "parallel/planner/device_order.py", "a link between two is priced twice",
     "ids[ids[:, i] == ids[:, j], i] = -1", "ids[ids[:, i] < -1, i] = -1",
     f"{_PLANNER}/device_order_test.py::"

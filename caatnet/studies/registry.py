@@ -19,7 +19,7 @@ from caatnet.show import results
 # The values of config.study: folders beside this file.
 SUBJECTS = (
   "collectives", "flows", "inference", "partitions", "pipeline", "planner",
-  "schedule", "serving", "utilisation",
+  "published", "schedule", "serving", "utilisation",
 )
 
 

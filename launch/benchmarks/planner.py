@@ -1,6 +1,7 @@
 """Measures device orders: exact, certified, large, and what they are worth."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -13,13 +14,14 @@ from rich.progress import track
 
 from caatnet.show import tables
 from caatnet.studies.planner.study import transformer
+from launch.benchmarks import planner_regret
 from parallel.hardware import cluster_files
 from parallel.hardware.devices import A100
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.planner import device_order, published
 from parallel.planner.bound import bound
 from parallel.planner.latency import Setting, predict, traffic
-from parallel.planner.space import Configuration
+from parallel.planner.space import Choices, Configuration
 from parallel.planner.traffic import Family, Grid, Traffic, cost
 
 # Grids of up to eight devices, and of up to sixteen.
@@ -38,6 +40,7 @@ def run(config: Any) -> dict[str, Any]:
   parts: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
     "against all orders": _exact, "against CP-SAT": _solved,
     "certified": _certified, "large": _large, "uneven links": _premise,
+    "regret": _regret,
   }
   found = {}
   for name, part in parts.items():
@@ -238,3 +241,30 @@ def _premise(config: Any) -> list[dict[str, Any]]:
     }, "slower than ours": int(np.sum(np.array(found) > 1 + 1e-9))}
     for name, found in ratios.items()
   ]
+
+
+def _regret(config: Any) -> list[dict[str, Any]]:
+  """Compares whole plans with all configurations in all orders."""
+  options, rows = config.benchmark, []
+  model = dataclasses.replace(
+    transformer(config), num_layers=options.layers
+  )
+  choices = Choices(
+    options.batch_size, tuple(options.timetables), schemes=("ddp", "zero1"),
+    remats=("none",), offload=False,
+  )
+  for seed in _progress(options.regret, "regret"):
+    size = options.sizes[seed % len(options.sizes)]
+    which = seed // len(options.sizes) % len(options.executions)
+    setting = Setting(
+      model, options.batch_size, drawn(2000 + seed, size),
+      execution=options.executions[which],
+    )
+    rows.append(planner_regret.regret(setting, choices))
+  if rows:
+    found = [row["regret"] for row in rows]
+    print(
+      f"regret of {len(rows)} clusters: median {np.median(found):.2%}, most "
+      f"{max(found):.2%}; below 2% in {sum(x < 0.02 for x in found)}"
+    )
+  return rows

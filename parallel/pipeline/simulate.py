@@ -199,6 +199,41 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
   return Timeline(t, *found, finish_s=float(np.nanmax(found[1])))
 
 
+def many_events_s(
+  timetable: Timetable, work: np.ndarray, forward_s: np.ndarray,
+  backward_s: np.ndarray,
+) -> np.ndarray:
+  """Returns when `events` of many cases finish, float64 ``[N]``.
+
+  Links have no latency of their own, and stages compute while they send.
+
+  Args:
+    timetable: The timetable, one that `check` proves.
+    work: Seconds of its parts, ``[kind, part, N]``, as `Work.by_kind` has them.
+    forward_s: Seconds of outputs on their links, ``[S, N]``.
+    backward_s: Those of cotangents.
+  """
+  t, none = timetable, np.zeros(work.shape[-1])
+  forward_sends, backward_sends = sends(t)
+  there: dict[tuple[bool, int, int], np.ndarray] = {}
+  free = [none] * t.num_stages
+  links = {True: [none] * t.num_stages, False: [none] * t.num_stages}
+  for tick, stage in np.argwhere(t.kinds).tolist():
+    kind, m = t.kinds[tick, stage], int(t.microbatches[tick, stage])
+    part = int(t.chunks[tick, stage]) * t.num_stages + stage
+    start, out = free[stage], kind == Kind.FORWARD
+    if kind != Kind.WEIGHT:
+      needs = (out, part - 1 if out else part + 1, m)
+      start = np.maximum(start, there.get(needs, none))
+    end = free[stage] = start + work[kind, part]
+    if forward_sends[tick, stage] or backward_sends[tick, stage]:
+      busy = (forward_s if out else backward_s)[stage]
+      end = links[out][stage] = np.maximum(end, links[out][stage]) + busy
+    if kind != Kind.WEIGHT:
+      there[out, part, m] = end
+  return np.max(free, axis=0)
+
+
 def lockstep_s(
   timetable: Timetable, work: Work, hops: Hops, lanes: int = 1
 ) -> float:

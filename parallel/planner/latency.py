@@ -143,9 +143,9 @@ def messages(c: Configuration, setting: Setting) -> _Messages:
 def traffic(c: Configuration, setting: Setting) -> Traffic:
   """Returns what a configuration's messages cost between all pairs.
 
-  How often a hop is waited for: in lockstep at every tick, of which the
-  slowest counts; of 1F1B at its own pace as `parallel.pipeline.cost.exposed_s`
-  says; of others, filling and draining once.
+  How often a hop is waited for: in lockstep at every tick that sends that way,
+  of which the slowest counts; of 1F1B at its own pace as
+  `parallel.pipeline.cost.exposed_s` says; of others, filling and draining once.
   """
   links, sent = setting.links, messages(c, setting)
   none = np.zeros_like(links.latency_s)
@@ -156,9 +156,13 @@ def traffic(c: Configuration, setting: Setting) -> Traffic:
     both = hops + hops.T
     rounds, left = divmod(m - 1, p)
     if setting.execution == "lockstep":
-      ticks = timetable(c.timetable, p, m, c.chunks)[0].num_ticks
+      table = timetable(c.timetable, p, m, c.chunks)[0]
+      ahead, back = (x.any(1) for x in simulate.sends(table))
       share = VOCABULARY_REDUCTIONS * 2 * (p - 1) * m
-      hop = ticks * np.maximum(hops, hops.T)
+      hop = (
+        (ahead & ~back).sum() * hops + (back & ~ahead).sum() * hops.T
+        + (ahead & back).sum() * np.maximum(hops, hops.T)
+      )
       hop = hop + share * links.seconds(sent.boundary / p)
     elif c.timetable == "1f1b":
       chain, hop = (rounds + 1) * both, max(0, left - 1) * both
@@ -203,17 +207,12 @@ def predict(
     order: The device of each coordinate, int ``[p, d, t]``; None for devices
       in their own order.
   """
-  links, model = setting.links, setting.model
   if order is None:
     order = np.arange(c.grid.size).reshape(c.grid)
-  examples = c.examples(setting.batch_size)
   sent, costs = messages(c, setting), traffic(c, setting)
   m, p = c.microbatches, c.stages
   reduce_s = _slowest(costs.reduce, order, 2) / m  # of each stage
-  layer_s = model.layer_s(examples, c.tensor, links.device, setting.utilisation)
-  full = layers_per_part(model, p * c.chunks) * c.chunks
-  stage_s = full * layer_s
-  again_s = ((p > 1) + (c.remat != "none")) * stage_s
+  stage_s, again_s = stage(c, setting)
   pipeline_s = m * (3 * stage_s + again_s + float(reduce_s.max()))
   bubble_s = hops_s = 0.0
   if p > 1:
@@ -228,9 +227,42 @@ def predict(
   return Latency(
     compute=3 * m * stage_s, again=m * again_s,
     tensor=m * float(reduce_s.max()), bubble=bubble_s, hops=hops_s,
-    vocabulary=_vocabulary(c, setting, order), data=float(ring.max()),
-    offload=_offload(c, model),
+    vocabulary=float(vocabulary(c, setting, order)), data=float(ring.max()),
+    offload=_offload(c, setting.model),
   )
+
+
+def stage(c: Configuration, setting: Setting) -> tuple[float, float]:
+  """Returns seconds of a stage's forward, and of what its backward runs again.
+
+  Both are of one microbatch and without reductions.
+  """
+  layer_s = setting.model.layer_s(
+    c.examples(setting.batch_size), c.tensor, setting.links.device,
+    setting.utilisation,
+  )
+  parts = c.stages * c.chunks
+  stage_s = layers_per_part(setting.model, parts) * c.chunks * layer_s
+  return stage_s, ((c.stages > 1) + (c.remat != "none")) * stage_s
+
+
+def measured(c: Configuration, setting: Setting) -> tuple[float, float]:
+  """Returns what measuring one stage on the first devices would find.
+
+  That is how configurators with a model of the pipeline alone come by it.
+
+  Returns:
+    Seconds of a microbatch's forward, and of it with its backward: products,
+    what runs again, reductions over tensor ranks, its share of the head.
+  """
+  stage_s, again_s = stage(c, setting)
+  first = np.arange(c.tensor).reshape(1, 1, -1)
+  reduce_s = 0.0
+  if c.tensor > 1:
+    costs = traffic(c, setting).reduce
+    reduce_s = float(_slowest(costs, first, 2)[0]) / c.microbatches
+  both = 3 * stage_s + again_s + reduce_s + _head(c, setting)
+  return stage_s + (reduce_s + _head(c, setting)) / 3, both
 
 
 def _work(
@@ -284,20 +316,35 @@ def _events(
   return simulate.events(table, work, hops).finish_s
 
 
-def _vocabulary(
+def vocabulary(
   c: Configuration, setting: Setting, order: np.ndarray
-) -> float:
-  """Returns what embedding and head take: products, and the stages' sums."""
-  model, m = setting.model, c.microbatches
-  examples = c.examples(setting.batch_size)
-  rate = setting.utilisation * setting.links.device.peak(model.dtype)
-  head_s = 3 * model.head_flops(examples, c.stages * c.tensor) / rate
-  sums_s = 0.0
+) -> np.ndarray:
+  """Returns what embedding and head take: products, and the stages' sums.
+
+  Args:
+    c: The configuration.
+    setting: What is trained where.
+    order: The device of each coordinate, int ``[..., p, d, t]``.
+
+  Returns:
+    Seconds of a step, float64 ``[...]``.
+  """
+  sums_s = np.zeros(order.shape[:-3])
   if c.stages > 1 and setting.execution == "lockstep":
-    size = model.boundary_bytes(examples)
+    size = setting.model.boundary_bytes(c.examples(setting.batch_size))
     ring = _reduction(setting.links, size, c.stages, "psum")
-    sums_s = VOCABULARY_REDUCTIONS * float(ring[order[:-1], order[1:]].max())
-  return m * (head_s + sums_s)
+    links = ring[order[..., :-1, :, :], order[..., 1:, :, :]]
+    sums_s = VOCABULARY_REDUCTIONS * links.max((-3, -2, -1))
+  return c.microbatches * (_head(c, setting) + sums_s)
+
+
+def _head(c: Configuration, setting: Setting) -> float:
+  """Returns seconds of a microbatch's head, forward and backward."""
+  flops = 3 * setting.model.head_flops(
+    c.examples(setting.batch_size), c.stages * c.tensor
+  )
+  peak = setting.links.device.peak(setting.model.dtype)
+  return flops / (setting.utilisation * peak)
 
 
 def _offload(c: Configuration, model: Transformer) -> float:

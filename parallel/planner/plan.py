@@ -5,21 +5,27 @@ counted by the constraint that excludes them, and the others are priced in the
 devices' own order. Of those alike but for what is computed again and offloaded
 only the cheapest that fit are priced: more of either takes time and saves
 nothing but memory. The best ones of the best few degrees (stages, data, tensor)
-then get device orders of their own, with the gap to a bound, and are sorted
-again.
+then get device orders of their own, with the gap to a bound. In such an order
+another one of the same degrees may be faster, and takes its place. Of up to
+``EXACT`` devices all orders are timed by the whole step: what an order was
+searched by has but the slowest links. At last all are sorted again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 
 import numpy as np
 
 from parallel.planner import device_order, space
 from parallel.planner.bound import bound
+from parallel.planner.device_order import EXACT
 from parallel.planner.latency import Latency, Setting, predict, traffic
 from parallel.planner.memory import FITTED, Memory, memory
 from parallel.planner.space import Choices, Configuration
+from parallel.planner.steps import all_orders, steps_s
 from parallel.planner.traffic import Grid, cost
+
+_ALIKE = 20  # of equal degrees that are priced in an order
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,6 +124,8 @@ def plan(
     for x in [*of_degrees.values()][: max(count, ordered)]
   ]
   better.sort(key=lambda x: x.latency.total)
+  better[:count] = [_best_alike(x, priced, setting) for x in better[:count]]
+  better.sort(key=lambda x: x.latency.total)
   best = [_certified(x, setting) for x in better[:count]]
   return Plan(tuple(best), tuple(front(priced)), excluded, len(priced))
 
@@ -167,12 +175,48 @@ def reordered(candidate: Candidate, setting: Setting) -> Candidate:
   """Returns a candidate with the best device order that is found."""
   c = candidate.configuration
   found = device_order.search(traffic(c, setting), kicks=0)
-  latency = predict(c, setting, found.devices)
-  if latency.total > candidate.latency.total:
-    return candidate
-  return dataclasses.replace(
-    candidate, latency=latency, order=found.devices
-  )
+  other = _in_order(candidate, found.devices, setting)
+  return min(candidate, other, key=lambda x: x.latency.total)
+
+
+def _best_alike(
+  candidate: Candidate, priced: Sequence[Candidate], setting: Setting
+) -> Candidate:
+  """Returns the best of the same degrees, by the whole step.
+
+  Args:
+    candidate: One with an order of its own.
+    priced: All, fastest first.
+    setting: What is trained where.
+  """
+  grid = candidate.configuration.grid
+  alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
+  alike = [candidate, *(_in_order(x, candidate.order, setting) for x in alike)]
+  alike.sort(key=lambda x: x.latency.total)
+  of_timetables: dict[str, Candidate] = {}
+  for x in alike:
+    of_timetables.setdefault(x.configuration.timetable, x)
+  if grid.size <= EXACT:
+    found = [_of_all_orders(x, setting) for x in of_timetables.values()]
+  else:
+    found = [alike[0], reordered(alike[0], setting)]
+  return min(found, key=lambda x: x.latency.total)
+
+
+def _in_order(
+  candidate: Candidate, order: np.ndarray, setting: Setting
+) -> Candidate:
+  latency = predict(candidate.configuration, setting, order)
+  return dataclasses.replace(candidate, latency=latency, order=order)
+
+
+def _of_all_orders(candidate: Candidate, setting: Setting) -> Candidate:
+  """Returns a candidate with the best of all orders, by the whole step."""
+  c = candidate.configuration
+  orders = all_orders(c.grid)
+  best = orders[steps_s(c, setting, orders).argmin()].astype(int)
+  other = _in_order(candidate, best, setting)
+  return min(candidate, other, key=lambda x: x.latency.total)
 
 
 def _certified(candidate: Candidate, setting: Setting) -> Candidate:

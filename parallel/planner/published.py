@@ -11,6 +11,9 @@ a2b0683), with their faults, which is what they are here for:
     M      = bytes (h V + layers 16 h^2) / t
     AMP    = (m - 1) 3 f + T_pp + 3 f p + a flat ring of M at the slower rate
 
+Both are given f + b as measuring one stage would find it (`latency.measured`),
+also for AMP's 3 f: neither would know what a backward runs again.
+
 The division of m drops what is left of it; there is no latency; the stages
 after the first have no data ring. Pipette's annealing orders nodes, not
 devices, and minimises T_pp + T_inter + T_intra, without g; it takes a worse
@@ -24,7 +27,7 @@ import math
 import numpy as np
 
 from parallel.hardware.link_matrix import LinkMatrix
-from parallel.planner.latency import Setting
+from parallel.planner.latency import Setting, measured
 from parallel.planner.model import layers_per_part
 from parallel.planner.space import Configuration
 
@@ -36,8 +39,7 @@ def pipette_s(
   c: Configuration, setting: Setting, order: np.ndarray
 ) -> float:
   """Returns Pipette's prediction of a step, in seconds."""
-  f, both = _compute_s(c, setting)
-  del f
+  both = measured(c, setting)[1]
   groups = c.microbatches // c.stages
   waits = c.stages - 1 if groups else c.microbatches - 1
   chain, between, inside = _terms(c, setting, order)
@@ -48,23 +50,13 @@ def pipette_s(
 
 def amp_s(c: Configuration, setting: Setting, order: np.ndarray) -> float:
   """Returns AMP's prediction of a step (arXiv 2210.07297), in seconds."""
-  f, _ = _compute_s(c, setting)
+  both = measured(c, setting)[1]
   chain = _terms(c, setting, order)[0]
   rates = setting.links.bandwidth[order[0], np.roll(order[0], -1, 0)]
   flat = 0.0
   if c.data > 1:
     flat = 2 * (c.data - 1) / c.data * _state_bytes(c, setting) / rates.min()
-  return (c.microbatches - 1) * 3 * f + chain + 3 * f * c.stages + float(flat)
-
-
-def _compute_s(c: Configuration, setting: Setting) -> tuple[float, float]:
-  """Returns seconds of a stage's forward, and of it with its backward."""
-  layers = c.chunks * layers_per_part(setting.model, c.stages * c.chunks)
-  f = layers * setting.model.layer_s(
-    c.examples(setting.batch_size), c.tensor, setting.links.device,
-    setting.utilisation,
-  )
-  return f, 3 * f
+  return (c.microbatches - 1 + c.stages) * both + chain + float(flat)
 
 
 def _state_bytes(c: Configuration, setting: Setting) -> float:

@@ -68,6 +68,23 @@ def test_zero_bubble_is_the_paper_s_where_times_are_equal():
     assert cost.step_s("zb_h2", size, 1, 1, 0.5) == 7.5 * p + (p - 1)
 
 
+@pytest.mark.parametrize("name", BUILDERS)
+def test_many_cases_finish_when_each_does(name):
+  rng = np.random.default_rng(0)
+  for size in itertools.islice(sizes(name), 0, None, 5):
+    timetable, parts = build(name, *size), size.stages * size.chunks
+    work, hops = rng.uniform(0, 3, (5, parts, 4)), rng.uniform(
+      0, 2, (2, size.stages, 4)
+    )
+    found = simulate.many_events_s(timetable, work, *hops)
+    for i, seconds in enumerate(found):
+      own = simulate.events(
+        timetable, Work(*(tuple(x) for x in work[1:, :, i])),
+        Hops(*(tuple(x) for x in hops[..., i])),
+      )
+      assert seconds == pytest.approx(own.finish_s)
+
+
 @pytest.mark.parametrize("stages", range(1, 7))
 def test_exposed_hops_of_1f1b(stages):
   """Fewer microbatches than stages as well; and hops longer than a step's."""

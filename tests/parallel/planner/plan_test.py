@@ -141,14 +141,14 @@ def test_every_stage_s_ring_counts():
 ])
 def test_pipette_drops_what_is_left_of_a_division(microbatches, theirs, truth):
   """Four stages, f + b = 3 and hops of half a second."""
-  model = dataclasses.replace(MODEL, vocab_size=2)
   links = _even(4)
   c = Configuration(4, 1, 1, microbatches)
-  f = 2 * model.layer_s(1, 1, links.device, 0.5)
-  links = _even(4, model.boundary_bytes(1) / (f / 2))
-  setting = _setting(links, model=model, batch=microbatches)
+  setting = _setting(links, batch=microbatches)
+  unit = latency.measured(c, setting)[1] / 3
+  links = _even(4, MODEL.boundary_bytes(1) / (unit / 2))
+  setting = _setting(links, batch=microbatches)
   order = np.arange(4).reshape(c.grid)
-  assert published.pipette_s(c, setting, order) / f == pytest.approx(theirs)
+  assert published.pipette_s(c, setting, order) / unit == pytest.approx(theirs)
   step = (microbatches + 3) * 3 + cost.exposed_s(Size(4, microbatches), 0.5)
   assert step == truth
 

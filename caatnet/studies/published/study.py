@@ -1,0 +1,132 @@
+"""The study of what published configurators choose, timed by one simulator."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from caatnet.checks import one_of
+from parallel.hardware import cluster_files
+from parallel.planner import choosers, model
+from parallel.planner.choosers import Problem
+from parallel.planner.latency import Setting, predict
+from parallel.planner.space import Choices
+
+# Of Pipette's evaluation; the V100 has no bfloat16.
+MODELS = {
+  name: model.Transformer(
+    vocab_size=50_256, width=width, num_layers=num_layers, num_heads=32,
+    num_kv_heads=32, head_width=width // 32, ffn_width=ffn_width, seq_len=1024,
+    dtype="float16",
+  )
+  for name, width, num_layers, ffn_width in (
+    ("3.1B", 2720, 32, 7296), ("11.1B", 4288, 48, 11_648)
+  )
+}
+# Pipette's speed-ups (arXiv 2405.18093) by whose choice it is compared with.
+# They are recalled, and nobody here has verified them.
+RECALLED = {"amp": "up to 1.46", "trials": "about 1.1"}
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Lets all configurators choose, and times what they choose.
+
+  Args:
+    config: A config like configs/planner/published.py, as nested dicts.
+
+  Returns:
+    Plain data: "rows", one for each cluster, model and configurator;
+    "speed_ups" of Pipette over the others; and "assumptions".
+
+  Raises:
+    ValueError: A value is wrong, or nothing fits.
+  """
+  for key, known in (("choosers", choosers.CHOOSERS), ("models", MODELS)):
+    if not config[key]:
+      raise ValueError(f"config.{key}=() must have at least one entry")
+    for name in config[key]:
+      one_of(f"config.{key}", name, known)
+  if not (config["even"] or config["seeds"]):
+    raise ValueError("config.even=False and config.seeds=() leave no links")
+  rows = []
+  for cluster in config["clusters"]:
+    links = [("even", cluster)] if config["even"] else []
+    links += [(f"seed {s}", f"{cluster},uneven={s}") for s in config["seeds"]]
+    for name in config["models"]:
+      for text, drawn in links:
+        rows += [
+          {"cluster": cluster, "links": text, "model": name, **row}
+          for row in _rows(config, MODELS[name], cluster, drawn)
+        ]
+  return {
+    "study": "published", "rows": rows, "speed_ups": _speed_ups(rows),
+    "assumptions": {
+      "judge": "parallel/planner/latency.py for all, stages "
+      f"{config['execution']}; memory: parallel/planner/memory.py for all",
+      "utilisation": f"{config['utilisation']:g} of the peak: "
+      f"{model.UTILISATION_SOURCE}",
+      "links": "an adapter of a node is shared by its eight devices, all of "
+      "which send at once; drawn links reach 25% to 100% of that, a "
+      "distribution of ours",
+      "models": "layers, widths and a batch of "
+      f"{config['batch_size']} are ours; SwiGLU; a stage's backward computes "
+      "its forward again",
+    },
+    "config": dict(config),
+  }
+
+
+def _rows(
+  config: Mapping[str, Any], sizes: model.Transformer, cluster: str, drawn: str
+) -> list[dict[str, Any]]:
+  """Returns what each configurator chooses on one cluster for one model."""
+  nominal, setting = (
+    Setting(
+      sizes, config["batch_size"],
+      cluster_files.cluster(text), config["utilisation"], config["execution"],
+    )
+    for text in (cluster, drawn)
+  )
+  problem = Problem(
+    setting, nominal, Choices(config["batch_size"]), config["annealed"],
+    config["steps"],
+  )
+  rows = []
+  for name in config["choosers"]:
+    choice = choosers.choose(name, problem)
+    latency = predict(choice.configuration, setting, choice.order)
+    rows.append({
+      "chooser": name, "configuration": str(choice.configuration),
+      "seconds": latency.total, "said_s": choice.said_s,
+      "in_vain": choice.in_vain, "latency": dataclasses.asdict(latency),
+    })
+  return rows
+
+
+def _speed_ups(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Returns by how much Pipette's choice is faster than each other one.
+
+  And what of that time each one's own model says, the median.
+  """
+  def case(row):
+    return row["cluster"], row["links"], row["model"]
+
+  pipette = {
+    case(row): row["seconds"] for row in rows if row["chooser"] == "pipette"
+  }
+  found = []
+  for name in dict.fromkeys(row["chooser"] for row in rows):
+    own = [row for row in rows if row["chooser"] == name]
+    times = [
+      row["seconds"] / pipette[case(row)] for row in own if case(row) in pipette
+    ]
+    said = [row["said_s"] / row["seconds"] for row in own if row["said_s"]]
+    if times:
+      found.append({
+        "over": name, "cases": len(times), "least": min(times),
+        "median": float(np.median(times)), "most": max(times),
+        "recalled": RECALLED.get(name, ""),
+        "said": float(np.median(said)) if said else None,
+      })
+  return found

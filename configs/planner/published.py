@@ -1,0 +1,54 @@
+r"""Times what published configurators choose on Pipette's two clusters.
+
+  python -m launch.simulate --config=configs/planner/published.py \
+    --plot=published.png
+  python -m launch.simulate --config=configs/planner/published.py \
+    --config.choosers='("amp","pipette","same")' --config.seeds='(7,)'
+
+What Megatron's rules, AMP and Pipette choose (parallel/planner/choosers.py) is
+timed by one simulator, that of `launch.plan`, on links that are as published
+and on links that are drawn slower. All is predicted, nothing measured. The
+clusters are Pipette's (arXiv 2405.18093), and so are the numbers of parameters,
+sequences and vocabulary; layers, widths and the batch are ours. It takes a
+quarter of an hour on one core; "whole" and "same" take nearly all of it.
+`published.py:test` takes a second.
+"""
+
+import ml_collections
+
+
+def get_config(size: str = "all") -> ml_collections.ConfigDict:
+  """Returns the study: `all`, or `test` for one that takes a second."""
+  if size not in ("all", "test"):
+    raise ValueError(f"published.py:{size}: the sizes are all and test")
+  config = ml_collections.ConfigDict()
+  config.name = "published"
+  config.study = "published"
+  # Names of parallel/hardware/clusters.py, with a number of nodes. Links are
+  # as published ("even"), and drawn slower with each of the seeds.
+  config.clusters = ("pipette-v100:16", "pipette-a100:16")
+  config.even = True
+  config.seeds = (1, 2, 3)
+  # Keys of MODELS in caatnet/studies/published/study.py.
+  config.models = ("3.1B", "11.1B")
+  config.batch_size = 512
+  # Keys of CHOOSERS in parallel/planner/choosers.py.
+  config.choosers = (
+    "rule", "megatron", "trials", "amp", "pipette", "same", "whole"
+  )
+  # Of how many Pipette anneals the order of nodes, and orders that it tries.
+  config.annealed = 10
+  config.steps = 1000
+  # How stages run, and the share of the peak that products reach, as
+  # configs/planner/gpt_11b.py says.
+  config.execution = "events"
+  config.utilisation = 0.5
+  if size == "test":
+    config.clusters = ("pipette-a100:2",)
+    config.even, config.seeds = False, (1,)
+    config.models = ("3.1B",)
+    config.batch_size = 32
+    config.choosers = ("rule", "megatron", "trials", "amp", "pipette", "same")
+    config.annealed, config.steps = 2, 50
+  return config
+

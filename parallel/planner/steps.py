@@ -1,0 +1,99 @@
+"""A configuration's step in many orders of devices at once.
+
+`latency.predict` is for one order and has a breakdown; here numbers are arrays
+over orders, so that all orders of a few devices can be timed. Both say the
+same. Not only the slowest links count, as in `traffic`, but all of them.
+
+Shape legend: O = orders; p, d, t = stages, data, tensor.
+"""
+
+import functools
+import itertools
+
+import numpy as np
+
+from parallel.pipeline import simulate
+from parallel.pipeline.timetable import Timetable
+from parallel.planner import latency
+from parallel.planner.device_order import EXACT
+from parallel.planner.latency import Setting, predict, traffic
+from parallel.planner.memory import timetable
+from parallel.planner.space import Configuration
+from parallel.planner.traffic import Grid, parts
+
+
+@functools.lru_cache(maxsize=16)
+def all_orders(grid: Grid) -> np.ndarray:
+  """Returns all orders that differ by more than how rings are turned.
+
+  So device 0 is always at data 0 and tensor 0: what `steps_s` says of an order
+  does not change if all data or tensor coordinates are moved on by one.
+
+  Returns:
+    The device of each coordinate, int8 ``[O, p, d, t]``.
+
+  Raises:
+    ValueError: There are more than ``EXACT`` devices.
+  """
+  if grid.size > EXACT:
+    raise ValueError(f"{grid.size} devices have too many orders")
+  orders = np.array(list(itertools.permutations(range(grid.size))), np.int8)
+  orders = orders.reshape(-1, *grid)
+  return orders[(orders[:, :, 0, 0] == 0).any(1)]
+
+
+def steps_s(
+  c: Configuration, setting: Setting, orders: np.ndarray
+) -> np.ndarray:
+  """Returns what `latency.predict` says of many orders, float64 ``[O]``.
+
+  Args:
+    c: The configuration.
+    setting: What is trained where.
+    orders: The device of each coordinate, int ``[O, p, d, t]``.
+  """
+  costs, count = traffic(c, setting), len(orders)
+  reduce = np.zeros((c.stages, count))
+  if c.tensor > 1:
+    links = costs.reduce[orders, np.roll(orders, -1, 3)]
+    reduce = links.reshape(count, c.stages, -1).max(2).T / c.microbatches
+  stage_s, again_s = latency.stage(c, setting)
+  rest = predict(c, setting)
+  seconds = rest.offload + parts(costs, orders)[:, 2]
+  if c.stages == 1:
+    step = c.microbatches * (3 * stage_s + again_s + reduce[0])
+    return seconds + rest.vocabulary + step
+  table = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0]
+  split, share = table.splits, np.tile(reduce, (c.chunks, 1)) / 3
+  work = np.stack([
+    np.zeros_like(share), stage_s + share,
+    2 * stage_s + again_s + 2 * share, stage_s + again_s + 2 * share,
+    np.full_like(share, stage_s + again_s * split),
+  ]) / c.chunks
+  hops = setting.links.seconds(latency.messages(c, setting).boundary)
+  ahead, back = (
+    hops[orders, np.roll(orders, by, 1)].reshape(count, c.stages, -1).max(2).T
+    for by in (-1, 1)
+  )
+  if setting.execution == "events":
+    step = simulate.many_events_s(table, work, ahead, back)
+    return seconds + rest.vocabulary + step
+  return seconds + _lockstep_s(table, work, ahead, back) + latency.vocabulary(
+    c, setting, orders
+  )
+
+
+def _lockstep_s(
+  table: Timetable, work: np.ndarray, ahead: np.ndarray, back: np.ndarray
+) -> np.ndarray:
+  """Returns `simulate.lockstep_s` of many orders, float64 ``[O]``."""
+  forward, backward = simulate.sends(table)
+  found = np.zeros(work.shape[-1])
+  for kinds, chunks, out, into in zip(
+    table.kinds, table.chunks, forward, backward, strict=True
+  ):
+    stages = np.arange(len(kinds))
+    found += work[kinds, chunks * len(kinds) + stages].max(0)
+    sent = np.concatenate([ahead[out], back[into]])
+    found += sent.max(0) if len(sent) else 0.0
+  return found
