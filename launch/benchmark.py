@@ -19,6 +19,7 @@
     --cpu_devices=4
   python -m launch.benchmark --config=configs/benchmark/planner.py
   python -m launch.benchmark --config=configs/benchmark/planner_memory.py
+  python -m launch.benchmark --config=configs/benchmark/planner_truth.py
 """
 
 import importlib
@@ -34,8 +35,8 @@ FLAGS = flags.FLAGS
 BODIES = (
   "churn", "coded", "decoding", "elastic_bits", "engine", "kernels", "lockstep",
   "membership", "moments", "paged_attention", "planner", "planner_memory",
-  "programs", "ring", "schedules", "server", "serving", "timetables",
-  "train_step", "zero",
+  "planner_truth", "programs", "ring", "schedules", "server", "serving",
+  "timetables", "train_step", "zero",
 )
 
 
