@@ -324,8 +324,8 @@ def _shown(matrices: Mapping[str, Any]) -> dict[str, Any]:
   errors = np.abs(measured / predicted - 1)
   print(
     f"rank correlation over {len(rows)}: {correlation:.3f}; error: median "
-    f"{np.median(errors):.1%}, most {errors.max():.1%}; the predicted best takes "
-    "longer than the measured best by "
+    f"{np.median(errors):.1%}, most {errors.max():.1%}; the predicted best "
+    "takes longer than the measured best by "
     + ", ".join(f"{x:.1%}" for x in loss.values())
   )
   return {

@@ -28,7 +28,8 @@ def test_each_message_is_waited_for_in_the_order_it_is_sent_in(c):
   given = planner_truth.jobs(c, _setting(), order, 0.0)
   sent, received = collections.defaultdict(list), collections.defaultdict(list)
   for me, job in enumerate(given):
-    assert me in job["tensor"] and me in job["data"]
+    assert me in job["tensor"]
+    assert me in job["data"]
     for source, into, _, _, target, out in job["actions"]:
       if source is not None:
         received[source, me].append(into)
@@ -80,11 +81,15 @@ def test_rows_of_other_options_are_not_mixed(tmp_path):
 
 def test_where_links_cannot_be_shaped(monkeypatch, tmp_path):
   monkeypatch.setenv("PATH", str(tmp_path))
-  with pytest.raises(ValueError, match="shaped here: there is no 'ip'"):
-    with shaped_links.namespaces(np.ones((2, 2))):
-      pass
+  with (
+    pytest.raises(ValueError, match="shaped here: there is no 'ip'"),
+    shaped_links.namespaces(np.ones((2, 2))),
+  ):
+    pass
   (tmp_path / "ip").write_text("#!/bin/sh\necho not permitted >&2\nexit 1\n")
   (tmp_path / "ip").chmod(0o755)
-  with pytest.raises(ValueError, match="not permitted.*it takes root"):
-    with shaped_links.namespaces(np.ones((2, 2))):
-      pass
+  with (
+    pytest.raises(ValueError, match=r"not permitted.*it takes root"),
+    shaped_links.namespaces(np.ones((2, 2))),
+  ):
+    pass
