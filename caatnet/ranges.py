@@ -100,6 +100,7 @@ RANGES = {
   "parallel.data": COUNT,
   "parallel.stage": COUNT,
   "parallel.tensor": COUNT,
+  "parallel.device_order": COUNT_OR_NONE,
   "pipeline.chunks": COUNT,
   "outer.every": COUNT,
   "outer.learning_rate": POSITIVE,

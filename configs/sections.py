@@ -108,6 +108,10 @@ def parallel() -> ConfigDict:
   # section of `pipeline`.
   parallel.stage = 1
   parallel.tensor = 8
+  # The number in jax.devices() of each place of the mesh, whose axes are
+  # worker, data (outermost level first), stage and tensor, the last one
+  # fastest, such as a plan advises; () leaves it to jax.
+  parallel.device_order = ()
   return parallel
 
 

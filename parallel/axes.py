@@ -131,28 +131,46 @@ def _largest_assignment(
 
 
 def make_mesh(
-  axes: Mapping[str, Axis], devices: Sequence[jax.Device] | None = None
+  axes: Mapping[str, Axis], devices: Sequence[jax.Device] | None = None,
+  device_order: Sequence[int] = (),
 ) -> Mesh:
   """Makes a mesh with one axis per entry, outermost first.
 
   Args:
     axes: The axes by name, as ``assign_devices`` returns them.
     devices: Devices to use, the first ones of ``jax.devices()`` by default.
+    device_order: The number among ``devices`` of each place of the mesh, those
+      of its last axis next to each other, such as a plan advises; () leaves
+      that to jax where devices have links to lay axes along.
 
   Returns:
     A mesh of Auto axis types, for use with ``jax.shard_map``.
 
   Raises:
-    ValueError: There are fewer devices than the axes need.
+    ValueError: There are fewer devices than the axes need, or the order does
+      not name another device for each place.
   """
   shape = tuple(axis.devices for axis in axes.values())
   count = math.prod(shape)
   devices = list(jax.devices() if devices is None else devices)
   if len(devices) < count:
     raise ValueError(f"the mesh {shape} needs {count} devices")
+  if device_order:
+    order = list(device_order)
+    if (
+      len(order) != count or len({*order}) < count
+      or not {*order} <= {*range(len(devices))}
+    ):
+      raise ValueError(
+        f"device_order={','.join(map(str, order))} must name another one of "
+        f"the devices 0 to {len(devices) - 1} for each of {count} places of "
+        f"the mesh {' x '.join(f'{k}:{v.devices}' for k, v in axes.items())}"
+      )
+    devices = [devices[i] for i in order]
   # CPU devices have no links to lay axes along, and the first few devices of a
   # machine need not form a box of its torus, which jax's placement expects.
-  if devices[0].platform == "cpu" or count < len(devices):
+  by_links = devices[0].platform != "cpu" and count == len(devices)
+  if device_order or not by_links:
     grid = np.asarray(devices[:count]).reshape(shape)
   else:
     # Lays the axes along the physical links of a TPU or GPU machine, several

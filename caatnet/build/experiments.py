@@ -8,8 +8,10 @@ from collections.abc import Mapping
 import dataclasses
 import json
 import os
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 import ml_collections
 
 from caatnet import ranges
@@ -131,7 +133,7 @@ def build_program(
     axes["worker"],
     tuple(axes[level.name] for level in zero.partition.levels),
     axes["tensor"],
-    make_mesh(axes, devices),
+    _mesh(config.parallel, axes, devices),
     zero.partition,
     kernels,
     zero.offload,
@@ -159,6 +161,7 @@ def from_folder(
   """
   workdir = files.folder(workdir)
   config = ml_collections.ConfigDict(records.read_config(workdir))
+  config.parallel.device_order = ()  # it was of the machine that trained
   try:
     experiment = build(config, requested_mesh)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -230,6 +233,15 @@ def _axes(
       f"--mesh: {error}; sizes are those of config.parallel and "
       "config.zero.levels"
     ) from error
+
+
+def _mesh(
+  parallel: Mapping[str, Any], axes: Mapping[str, Axis],
+  devices: list[jax.Device],
+) -> Mesh:
+  """Returns the mesh, in the config's order of devices if it has one."""
+  with naming("config.parallel", ("device_order",)):
+    return make_mesh(axes, devices, parallel.get("device_order", ()))
 
 
 def _pipeline(config: ml_collections.ConfigDict) -> PipelineOptions | None:

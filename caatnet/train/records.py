@@ -25,13 +25,13 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
 _NUM_STEPS, _DECAY_STEPS = ("train", "num_steps"), ("optimizer", "decay_steps")
 
 # Keys that a resumed run may change: none of them is part of what is computed.
-# It may change config.zero and the stages, too, since no checkpoint depends on
-# them.
+# It may change config.zero, the stages and the order of devices, too, since no
+# checkpoint depends on them.
 _FREE = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",
               "keep_checkpoints")
-} | {("name",), ("parallel", "stage")}
+} | {("name",), ("parallel", "stage"), ("parallel", "device_order")}
 
 # Workers may join and leave (`caatnet.train.membership`), and with them what is
 # said of each of them.

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 import dataclasses
 import itertools
 
+import numpy as np
+
 from parallel.pipeline import builders
 from parallel.planner.model import Transformer
 from parallel.planner.traffic import Grid
@@ -66,6 +68,19 @@ class Configuration:
   def overrides(self) -> str:
     """Returns ``SECTION.KEY=VALUE ...`` for a training run."""
     return " ".join(f"{key}={value}" for key, value in self.keys().items())
+
+  def device_order(self, order: np.ndarray) -> tuple[int, ...]:
+    """Returns an order of devices as a training run's config takes it.
+
+    Args:
+      order: The device of each coordinate, int ``[p, d, t]``.
+
+    Returns:
+      The value of ``parallel.device_order``, whose stages are inside of data;
+      () for devices in that order anyway.
+    """
+    found = np.moveaxis(order, 0, 1).ravel().tolist()
+    return () if found == sorted(found) else tuple(found)
 
   def keys(self) -> dict[str, object]:
     """Returns the keys of a training run's config, with their values."""

@@ -60,6 +60,23 @@ def test_devices_must_divide_ranks():
     Axis("tensor", 6, 4)
 
 
+def test_an_order_says_which_device_is_where():
+  axes = assign_devices({"data": 2, "tensor": 2}, 4)
+  mesh = make_mesh(axes, device_order=(7, 2, 0, 5))
+  assert [d.id for d in mesh.devices.flat] == [7, 2, 0, 5]
+  assert mesh.devices[1, 0].id == 0
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 1, 2, 2), (0, 1, 2, 8)])
+def test_an_order_names_another_device_for_each_place(order):
+  axes = assign_devices({"data": 2, "tensor": 2}, 4)
+  with pytest.raises(ValueError, match=(
+    r"must name another one of the devices 0 to 7 for each of 4 places of the "
+    r"mesh data:2 x tensor:2"
+  )):
+    make_mesh(axes, device_order=order)
+
+
 def test_the_mesh_has_the_axes_outermost_first():
   axes = assign_devices({"data": 2, "tensor": 8}, 8, {"data": 2, "tensor": 4})
   mesh = make_mesh(axes)

@@ -153,7 +153,7 @@ def _row(candidate: Candidate, setting: Setting) -> dict[str, Any]:
   c, order = candidate.configuration, candidate.order
   return {
     "configuration": str(c),
-    "keys": c.keys(),
+    "keys": c.keys() | {"parallel.device_order": c.device_order(order)},
     "seconds": candidate.latency.total,
     "own_seconds": candidate.own_s,
     "gap": candidate.gap,

@@ -52,8 +52,16 @@ def show(result: Mapping[str, Any]) -> None:
     print(f"{name}: {text}")
   for answer in result["why_not"]:
     print(f"why not {answer['asked']}? {answer['answer']}")
-  flags = " ".join(f"--config.{k}={v}" for k, v in best[0]["keys"].items())
+  flags = " ".join(
+    f"--config.{key}={_text(value)}" for key, value in best[0]["keys"].items()
+    if value != ()
+  )
   print(f"the best as a run's flags: {flags}")
+
+
+def _text(value: Any) -> str:
+  """Returns a value as a flag has it, which a shell leaves as it is."""
+  return ",".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
 
 
 def _breakdown(

@@ -101,6 +101,19 @@ def test_a_model_in_stages_trains_as_in_one_piece(pair):
   chex.assert_trees_all_close(ours[2], theirs[2], rtol=2e-4, atol=2e-6)
 
 
+def test_an_order_of_devices_changes_where_ranks_are_and_nothing_else():
+  overrides, mesh = PAIRS["replicated vocabulary"]
+  ordered = f"{overrides} parallel.device_order=(5,0,3,1,4,2)"
+  layout = make(ordered, mesh).program.layout
+  ids = np.vectorize(lambda d: d.id)(layout.mesh.devices)
+  assert ids.squeeze().tolist() == [[5, 0], [3, 1], [4, 2]]
+  assert layout.mesh.shape["stage"] == 3
+  ours, theirs = (
+    trained(text, tuple(mesh.items())) for text in (ordered, overrides)
+  )
+  chex.assert_trees_all_equal(ours, theirs)
+
+
 def test_buffers_are_updated_in_place():
   """A scatter, which an update is under vmap, would have XLA:TPU copy them."""
   overrides = PAIRS["replicated vocabulary"][0]

@@ -288,6 +288,23 @@ def test_a_plan_s_keys_are_a_run_s():
       assert layout.partition.optimizer == partition.optimizer
 
 
+def test_an_order_is_a_run_s_mesh():
+  """The device of each coordinate, whichever axis is outside of which."""
+  c = Configuration(2, 2, 2, 4)
+  order = np.random.default_rng(0).permutation(8).reshape(c.grid)
+  text = f"{c.overrides()} parallel.device_order={c.device_order(order)}"
+  config = gpt_11b.get_config("test_train")
+  layout = experiments.build(
+    override(config, text.replace(", ", ","))
+  ).program.layout
+  for place, device in np.ndenumerate(layout.mesh.devices):
+    at = dict(zip(layout.mesh.axis_names, place, strict=True))
+    assert device.id == order[at["stage"], at["data"], at["tensor"]]
+  own = np.arange(8).reshape(2, 2, 2)
+  assert c.device_order(own) == (0, 1, 4, 5, 2, 3, 6, 7)
+  assert c.device_order(np.moveaxis(own, 0, 1)) == ()
+
+
 def test_faster_links_make_no_step_slower():
   setting = _setting(cluster_files.cluster("pipette-a100:1"))
   c = Configuration(2, 2, 2, 4, scheme="zero1")
