@@ -3964,6 +3964,35 @@ _STAGES_ROWS = [
 _PLANNER = "tests/parallel/planner"
 _PLANNER_ROWS = [
   Mutant(
+    "parallel/planner/choosers.py", "AMP knows what fits",
+    "    if problem.fits(c):\n      said_s", "    if c:\n      said_s",
+    f"{_PLANNER}/choosers_test.py::test_amp_sees_no_link_and_no_memory",
+  ),
+  Mutant(
+    "parallel/planner/choosers.py", "the rule takes as many stages as can be",
+    "stages = min(c.stages for c in found)",
+    "stages = max(c.stages for c in found)",
+    f"{_PLANNER}/choosers_test.py::"
+    "test_megatron_s_rule_fills_a_node_and_then_needs_few_stages",
+  ),
+  Mutant(
+    "launch/benchmarks/planner_truth.py", "cotangents go to the next stage",
+    "takes, makes = (s + 1, s - 1) if back else (s - 1, s + 1)",
+    "takes, makes = (s - 1, s + 1)",
+    "tests/launch/planner_truth_test.py::"
+    "test_each_message_is_waited_for_in_the_order_it_is_sent_in",
+  ),
+  Mutant(
+    "parallel/planner/space.py", "a run's mesh has stages outside of data",
+    "np.moveaxis(order, 0, 1).ravel()", "order.ravel()",
+    f"{_PLANNER}/plan_test.py::test_an_order_is_a_run_s_mesh",
+  ),
+  Mutant(
+    "parallel/axes.py", "an order of devices is not heeded",
+    "devices = [devices[i] for i in order]", "devices = devices[:count]",
+    "tests/parallel/axes_test.py::test_an_order_says_which_device_is_where",
+  ),
+  Mutant(
     "parallel/planner/plan.py", "few devices are ordered by slowest links",
     "found = [_of_all_orders(x, setting) for x in of_timetables.values()]",
     "found = [candidate]",
