@@ -3964,6 +3964,11 @@ _STAGES_ROWS = [
 _PLANNER = "tests/parallel/planner"
 _PLANNER_ROWS = [
   Mutant(
+    "parallel/planner/memory.py", "residuals are kept once",
+    "copies += max(counted.stored) + max(counted.deltas)", "pass",
+    f"{_PLANNER}/plan_test.py::test_residuals_take_memory_and_spare_time",
+  ),
+  Mutant(
     "parallel/planner/choosers.py", "AMP knows what fits",
     "    if problem.fits(c):\n      said_s", "    if c:\n      said_s",
     f"{_PLANNER}/choosers_test.py::test_amp_sees_no_link_and_no_memory",

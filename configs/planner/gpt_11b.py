@@ -92,6 +92,8 @@ def planner() -> ml_collections.ConfigDict:
   section.routes = ("psum", "one_shot")
   section.remats = ("none", "reduced", "full")
   section.offload = True
+  # What stages keep for the backward, as config.pipeline.keep.
+  section.keeps = ("residuals", "inputs")
   section.most_microbatches = 256
   # How many answers, and how many configurations get a device order.
   section.top = 5

@@ -58,21 +58,18 @@ def run(config: Any) -> dict[str, Any]:
         "options; name another file, or remove it"
       )
     found = kept
-  begun = time.monotonic()
-
-  def keep() -> None:
-    if path:
-      path.parent.mkdir(parents=True, exist_ok=True)
-      files.replace(path, json.dumps(found))
-
+  end = time.monotonic() + options.limit_s
   for seed in options.seeds:
-    matrix = found["matrices"].setdefault(str(seed), {})
-    if matrix.get("left") == 0:
+    matrix = found["matrices"].get(str(seed), {})
+    if matrix.get("left") == 0 or time.monotonic() > end:
       continue
     with _peers(options, seed) as peers:
       for _ in _measured(options, seed, matrix, peers):
-        keep()
-        if time.monotonic() - begun > options.limit_s:
+        found["matrices"][str(seed)] = matrix
+        if path:
+          path.parent.mkdir(parents=True, exist_ok=True)
+          files.replace(path, json.dumps(found))
+        if time.monotonic() > end:
           break
   return {"benchmark": "planner_truth"} | _shown(found["matrices"])
 

@@ -8,6 +8,8 @@ delayed; a message's latency is that of the kernel and of who reads it.
 from collections.abc import Iterator
 import contextlib
 import os
+import pathlib
+import re
 import subprocess
 
 import numpy as np
@@ -36,6 +38,7 @@ def namespaces(
   names = [f"shaped{os.getpid()}n{i}" for i in range(count)]
   bridge = f"shaped{os.getpid()}b"
   hosts = [f"10.97.0.{i + 1}" for i in range(count)]
+  _clear()
   try:
     for name in (bridge, *names):
       _call(f"ip netns add {name}")
@@ -58,6 +61,14 @@ def namespaces(
         _call(f"ip netns delete {name}")
 
 
+def _clear() -> None:
+  """Deletes what processes that were killed have left."""
+  for line in _call("ip netns list").splitlines():
+    found = re.match(r"shaped(\d+)(b|n\d+)\b", line)
+    if found and not pathlib.Path(f"/proc/{found[1]}").exists():
+      _call(f"ip netns delete {found[0]}")
+
+
 def _rules(rates: np.ndarray, own: int, hosts: list[str]) -> str:
   """Returns what tc is told for one namespace."""
   lines = [f"qdisc add dev {_DEVICE} root handle 1: htb"]
@@ -72,11 +83,12 @@ def _rules(rates: np.ndarray, own: int, hosts: list[str]) -> str:
   return "\n".join(lines) + "\n"
 
 
-def _call(text: str, told: str = "") -> None:
+def _call(text: str, told: str = "") -> str:
+  """Runs a command, tells it something, and returns what it says."""
   try:
-    subprocess.run(
+    return subprocess.run(
       text.split(), check=True, capture_output=True, text=True, input=told
-    )
+    ).stdout
   except FileNotFoundError as error:
     raise ValueError(
       f"links cannot be shaped here: there is no {text.split()[0]!r} (iproute2)"

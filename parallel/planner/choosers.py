@@ -49,10 +49,11 @@ class Problem:
 
   @property
   def plain(self) -> Choices:
-    """What all configurators know."""
+    """What all configurators know; Megatron-LM keeps residuals."""
     return dataclasses.replace(
       self.choices, timetables=("1f1b",), chunks=(1,), schemes=("ddp",),
-      routes=("psum",), remats=("none",), offload=False,
+      routes=("psum",), remats=("none", "full"), offload=False,
+      keeps=("residuals",),
     )
 
   def runs(self) -> list[Configuration]:

@@ -2,9 +2,10 @@
 
 Compute is the roofline of a layer (`model.Transformer.layer_s`). A backward
 takes twice a forward's products; what it computes again, forwards with their
-reductions, is added: in stages all of a part, and with rematerialisation once
-more a layer. At p = 1 nothing runs under a tensor reduction: a row door's
-product has no private columns left to compute (`parallel.tensor.doors`).
+reductions, is added: in stages that keep inputs only all of a part, and with
+rematerialisation once more a layer. At p = 1 nothing runs under a tensor
+reduction: a row door's product has no private columns left to compute
+(`parallel.tensor.doors`).
 
 Stages run in lockstep, as one program does, a tick taking its longest action
 and then its longest hop; or each at its own pace ("events"), as processes of
@@ -123,7 +124,7 @@ def messages(c: Configuration, setting: Setting) -> _Messages:
   # Two doors, forward and back; forwards that run again send again, but for
   # the last door's of a layer, and with "reduced" none of a layer's. Without
   # stages the embedding is one more; with stages they sum it, too.
-  forward = 2 + (2 if c.stages > 1 else 0) + (c.remat == "full")
+  forward = 2 + (2 if _recomputes(c) else 0) + (c.remat == "full")
   enters = int(c.stages == 1)
   found = zero_cost.level_collectives(
     partition(c), parameters(c, model), accumulation=c.microbatches
@@ -243,7 +244,12 @@ def stage(c: Configuration, setting: Setting) -> tuple[float, float]:
   )
   parts = c.stages * c.chunks
   stage_s = layers_per_part(setting.model, parts) * c.chunks * layer_s
-  return stage_s, ((c.stages > 1) + (c.remat != "none")) * stage_s
+  return stage_s, (_recomputes(c) + (c.remat != "none")) * stage_s
+
+
+def _recomputes(c: Configuration) -> bool:
+  """Returns whether a stage's backward runs its forward again."""
+  return c.stages > 1 and c.keep == "inputs"
 
 
 def measured(c: Configuration, setting: Setting) -> tuple[float, float]:

@@ -166,18 +166,21 @@ def terms(
     c, microbatches=1, timetable="", route="", remat="", offload=False
   ), model)
   boundary = model.boundary_bytes(examples)
-  kept = 0.0
+  kept, copies = 0.0, 1
   if c.stages > 1:
     counted = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[1]
     # Places of both buffers, one that nobody reads in each, what is on its way,
     # and what enters (`parallel.pipeline.run`).
     places = max(counted.inputs) + max(counted.cotangents) + 6
     kept = places * boundary
+    if c.keep == "residuals":  # of what is stored, and one that nobody reads
+      copies += max(counted.stored) + max(counted.deltas)
   layer = sum(model.matrices) / c.tensor
   # A layer in the dtype of activations, and its gradient before it is added up.
   gathered = layer * (model.item_bytes + 4)
   logits = examples * model.seq_len * model.vocab_size / (c.stages * c.tensor)
-  activations, again = _activations(c, model, examples), c.remat != "none"
+  activations = copies * _activations(c, model, examples)
+  again = c.remat != "none"
   return {
     "stored": state.stored * (1 / 3 if c.offload else 1),
     "weights": state.weights + state.secondary,

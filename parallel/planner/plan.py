@@ -230,7 +230,7 @@ def _certified(candidate: Candidate, setting: Setting) -> Candidate:
 def _alike(
   setting: Setting, choices: Choices, excluded: dict[str, tuple[int, str]]
 ) -> Iterable[list[Configuration]]:
-  """Returns runs, those together that differ in remat and offload only."""
+  """Returns runs, together those that differ in remat, offload and keep."""
   groups: dict[Configuration, list[Configuration]] = {}
   for c in space.everything(
     setting.model, setting.links.num_devices, choices
@@ -239,7 +239,7 @@ def _alike(
     if refused is not None:
       _count(excluded, *refused)
       continue
-    rest = dataclasses.replace(c, remat="none", offload=False)
+    rest = dataclasses.replace(c, remat="none", offload=False, keep="inputs")
     groups.setdefault(rest, []).append(c)
   return groups.values()
 
@@ -249,9 +249,10 @@ def _cheapest(
 ) -> list[tuple[Configuration, Memory]]:
   """Leaves out what computes again, or offloads, more than it needs to fit."""
   def more(a, b):
-    levels = space.REMATS
+    levels, keeps = space.REMATS, space.KEEPS
     return (
       levels.index(a.remat) >= levels.index(b.remat)
+      and keeps.index(a.keep) >= keeps.index(b.keep)
       and a.offload >= b.offload and a != b
     )
 

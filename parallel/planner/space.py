@@ -7,6 +7,7 @@ combinations are named; each that is no run has a constraint by name, so that
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -18,13 +19,14 @@ from parallel.planner.traffic import Grid
 SCHEMES = ("ddp", "zero1", "zero2", "zero3")
 ROUTES = ("psum", "one_shot")
 REMATS = ("none", "reduced", "full")
+KEEPS = ("residuals", "inputs")
 # Keys of a training run's config -> what of a configuration they are.
 KEYS = {
   "parallel.stage": "stages", "parallel.data": "data",
   "parallel.tensor": "tensor", "train.accumulation": "microbatches",
   "zero.scheme": "scheme", "zero.offload": "offload", "sync.route": "route",
   "model.remat": "remat", "pipeline.timetable": "timetable",
-  "pipeline.chunks": "chunks",
+  "pipeline.chunks": "chunks", "pipeline.keep": "keep",
 }
 
 
@@ -43,6 +45,8 @@ class Configuration:
     route: How tensor ranks reduce, one of ``ROUTES``.
     remat: What a layer's backward computes again, one of ``REMATS``.
     offload: Whether the optimizer's state waits in host memory.
+    keep: What a stage's forward keeps for its backward, one of ``KEEPS``: its
+      residuals, or the inputs of parts, whose forward then runs again.
   """
 
   stages: int
@@ -55,6 +59,7 @@ class Configuration:
   route: str = "psum"
   remat: str = "none"
   offload: bool = False
+  keep: str = "inputs"
 
   @property
   def grid(self) -> Grid:
@@ -91,10 +96,11 @@ class Configuration:
 
   def __str__(self) -> str:
     stages = f", {self.timetable}" if self.stages > 1 else ""
+    keep = f", {self.keep} kept" if self.stages > 1 else ""
     chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
     return (
       f"{self.grid}, {self.microbatches} microbatches{stages}{chunks}, "
-      f"{self.scheme}, {self.route}, remat {self.remat}"
+      f"{self.scheme}, {self.route}, remat {self.remat}{keep}"
       + (", offload" if self.offload else "")
     )
 
@@ -111,6 +117,7 @@ class Choices:
     routes: Of ``ROUTES``.
     remats: Of ``REMATS``.
     offload: Whether to try it.
+    keeps: Of ``KEEPS``.
     most_microbatches: Of a step in a pipeline.
   """
 
@@ -124,6 +131,7 @@ class Choices:
   remats: tuple[str, ...] = REMATS
   offload: bool = True
   most_microbatches: int = 256
+  keeps: tuple[str, ...] = KEEPS
 
 
 def everything(
@@ -142,13 +150,12 @@ def everything(
         ]
       schemes = choices.schemes if grid.data > 1 else ("ddp",)
       routes = choices.routes if grid.tensor > 1 else ("psum",)
-      for (name, chunks), scheme, route, remat, offload in itertools.product(
+      for (name, chunks), *rest in itertools.product(
         timetables, schemes, routes, choices.remats,
         (False, True) if choices.offload else (False,),
+        choices.keeps if grid.stages > 1 else ("inputs",),
       ):
-        yield Configuration(
-          *grid, m, name, chunks, scheme, route, remat, offload
-        )
+        yield Configuration(*grid, m, name, chunks, *rest)
 
 
 def grids(num_devices: int) -> Iterator[Grid]:
@@ -188,9 +195,23 @@ def refusal(
     builders.taken(c.timetable, c.stages, c.microbatches, c.chunks)
   except ValueError as error:
     return "timetable", str(error)
+  if c.keep == "residuals" and _splits(c.timetable) and (
+    c.remat != "none" or c.scheme != "ddp"
+  ):
+    return "keep", (
+      "residuals kept for both halves of backwards need remat='none' and "
+      f"scheme='ddp', not {c.remat!r} and {c.scheme!r}"
+    )
   if c.data == 1 and c.scheme != "ddp":
     return "scheme", f"scheme={c.scheme!r} shares what data=1 ranks have"
   return None
+
+
+@functools.cache
+def _splits(name: str) -> bool:
+  """Returns whether a timetable's backwards are two actions."""
+  chunks = 1 + builders.BUILDERS[name].chunked
+  return builders.build(name, 2, 2, chunks).splits
 
 
 def _divisors(number: int) -> list[int]:

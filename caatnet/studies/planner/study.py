@@ -109,7 +109,9 @@ def _choices(config: Mapping[str, Any]) -> Choices:
   section = config["planner"]
   lists = {
     key: tuple(section[key])
-    for key in ("timetables", "chunks", "schemes", "routes", "remats")
+    for key in (
+      "timetables", "chunks", "schemes", "routes", "remats", "keeps"
+    )
   }
   for key, values in lists.items():
     if not values:

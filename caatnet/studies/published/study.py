@@ -70,8 +70,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       "which send at once; drawn links reach 25% to 100% of that, a "
       "distribution of ours",
       "models": "layers, widths and a batch of "
-      f"{config['batch_size']} are ours; SwiGLU; a stage's backward computes "
-      "its forward again",
+      f"{config['batch_size']} are ours; SwiGLU; what is not computed "
+      "again is kept",
     },
     "config": dict(config),
   }

@@ -200,6 +200,28 @@ def test_memory_of_the_state_is_four_floats_of_each_parameter():
   assert found.total == sum(dataclasses.asdict(found).values())
 
 
+def test_residuals_take_memory_and_spare_time():
+  """A forward of each stage and its reductions; places of the timetable."""
+  setting = _setting(cluster_files.cluster("pipette-a100:1"))
+  base = Configuration(4, 1, 2, 8)
+  kept = dataclasses.replace(base, keep="residuals")
+  slow, fast = (predict(c, setting) for c in (base, kept))
+  assert fast.again == 0
+  assert slow.again == pytest.approx(slow.compute / 3)
+  assert fast.tensor < slow.tensor
+  assert fast.total < slow.total
+  few, many = (
+    memory(c, MODEL, BATCH, PLAIN).activations for c in (base, kept)
+  )
+  assert many == pytest.approx((4 + 1) * few)  # 1F1B stores p microbatches
+  halves = dataclasses.replace(kept, timetable="zb_h1")
+  assert space.refusal(halves, MODEL, CHOICES) is None
+  again = space.refusal(
+    dataclasses.replace(halves, remat="full"), MODEL, CHOICES
+  )
+  assert again[0] == "keep"
+
+
 def test_memory_does_not_grow_with_microbatches_of_1f1b():
   few, many = (
     memory(Configuration(4, 1, 1, m), MODEL, 2 * m) for m in (8, 32)
