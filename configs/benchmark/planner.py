@@ -35,16 +35,17 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark.solved = 8
   config.benchmark.certified = 10
   config.benchmark.premise = 200
-  config.benchmark.regret = 24
+  config.benchmark.regret = 32
   # Stages, data and tensor ranks of 64 and of 1,024 devices.
   config.benchmark.grids = (
     (4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (2, 8, 4), (4, 4, 4),
     (8, 8, 1),
   )
   config.benchmark.large = ((8, 16, 8), (16, 8, 8), (16, 64, 1))
-  # Of the regret: devices and ways that stages run, which take turns; layers,
-  # examples of a step, and timetables that are tried.
+  # Of the regret: devices, positions of an example and ways that stages run,
+  # which take turns; layers, examples of a step, and timetables that are tried.
   config.benchmark.sizes = (4, 6, 8, 5)
+  config.benchmark.positions = (2048, 16_384)
   config.benchmark.executions = ("events", "lockstep")
   config.benchmark.layers = 8
   config.benchmark.batch_size = 16

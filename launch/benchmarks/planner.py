@@ -246,19 +246,20 @@ def _premise(config: Any) -> list[dict[str, Any]]:
 def _regret(config: Any) -> list[dict[str, Any]]:
   """Compares whole plans with all configurations in all orders."""
   options, rows = config.benchmark, []
-  model = dataclasses.replace(
-    transformer(config), num_layers=options.layers
-  )
   choices = Choices(
     options.batch_size, tuple(options.timetables), schemes=("ddp", "zero1"),
     remats=("none",), offload=False,
   )
   for seed in _progress(options.regret, "regret"):
-    size = options.sizes[seed % len(options.sizes)]
-    which = seed // len(options.sizes) % len(options.executions)
+    turn, which = divmod(seed, len(options.sizes))
+    round_, execution = divmod(turn, len(options.executions))
+    model = dataclasses.replace(
+      transformer(config), num_layers=options.layers,
+      seq_len=options.positions[round_ % len(options.positions)],
+    )
     setting = Setting(
-      model, options.batch_size, drawn(2000 + seed, size),
-      execution=options.executions[which],
+      model, options.batch_size, drawn(2000 + seed, options.sizes[which]),
+      execution=options.executions[execution],
     )
     rows.append(planner_regret.regret(setting, choices))
   if rows:

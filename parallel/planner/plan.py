@@ -26,6 +26,7 @@ from parallel.planner.steps import all_orders, steps_s
 from parallel.planner.traffic import Grid, cost
 
 _ALIKE = 20  # of equal degrees that are priced in an order
+_NEAR = 1.3  # times the best: who is near may be the best in another order
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,7 +125,12 @@ def plan(
     for x in [*of_degrees.values()][: max(count, ordered)]
   ]
   better.sort(key=lambda x: x.latency.total)
-  better[:count] = [_best_alike(x, priced, setting) for x in better[:count]]
+  near = _NEAR * better[0].latency.total
+  better = [
+    _best_alike(x, priced, setting)
+    if i < count or x.latency.total < near else x
+    for i, x in enumerate(better)
+  ]
   better.sort(key=lambda x: x.latency.total)
   best = [_certified(x, setting) for x in better[:count]]
   return Plan(tuple(best), tuple(front(priced)), excluded, len(priced))
