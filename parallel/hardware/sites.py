@@ -20,6 +20,7 @@ class Rack:
     memory_bytes: The memory of an accelerator.
     scale_out_bits: Bit/s of an accelerator to other racks, each way.
     power_w: Watts of the rack alone.
+    price: Dollars.
     source: Where the numbers come from.
   """
 
@@ -29,19 +30,22 @@ class Rack:
   memory_bytes: float
   scale_out_bits: float
   power_w: float
+  price: float
   source: str
 
 
 RACKS = {rack.name: rack for rack in (
   Rack(
     "gb200", 72, {"bf16": 2.5e15, "fp8": 5e15, "fp4": 10e15}, 186e9, 400e9,
-    120e3,
+    120e3, 3.0042e6,
     f"{_NVIDIA}; 13.4 TB of memory in a rack; 400 Gb/s and 120 kW: reported by "
-    "those who install them",
+    "those who install them; price: backed out of outputs of arXiv 2407.12819",
   ),
   Rack(
     "h100", 32, {"bf16": 989.4e12, "fp8": 1978.9e12}, 80e9, 400e9, 4 * 10.2e3,
-    "NVIDIA DGX H100 datasheet, 8 GPUs and at most 10.2 kW; four in a rack",
+    1.4e6,
+    "NVIDIA DGX H100 datasheet, 8 GPUs and at most 10.2 kW; four in a rack, "
+    "350,000 dollars each: recalled",
   ),
 )}
 

@@ -275,6 +275,7 @@ def rack(kind: str, precision: str) -> dict[str, float]:
   checks.known("precision=", precision, found.flops)
   return {
     "per_rack": found.accelerators, "rack_w": found.power_w,
+    "rack_price": found.price,
     "peak": found.flops[precision], "memory_bytes": found.memory_bytes,
   }
 
@@ -305,7 +306,7 @@ def plan(
   if rack_w * _largest(own["pue"]) > _smallest(own["site_w"]):
     raise ValueError(
       f"rack_w={own['rack_w']:g}: a rack takes {rack_w / 1e3:,.0f} kW and its "
-      f"cooling, more than the largest site has, site_w={own['site_w']:g}"
+      f"cooling, and the largest site has {own['site_w'] / 1e3:,.0f} kW"
     )
   spent = own["budget"] * own["compute_share"]
   if given == "budget" and _smallest(spent / own["rack_price"]) < 1:
@@ -319,14 +320,11 @@ def plan(
 def _check(key: str, value: Any) -> None:
   knob = KNOBS[key]
   low, high = _smallest(value), _largest(value)
-  if not (
-    knob.least <= low and high <= knob.most and high < math.inf and high > 0
-    and (low > 0 or key == "rtt_s")
-  ):
-    raise ValueError(
-      f"{key}={low:g} must be positive, at least {knob.least:g} and at most "
-      f"{knob.most:g}"
-    )
+  if not (low > 0 and low >= knob.least and high <= knob.most
+          and high < math.inf):
+    bounds = f", at least {knob.least:g}" * (knob.least > 0)
+    bounds += f", at most {knob.most:g}" * (knob.most < math.inf)
+    raise ValueError(f"{key}={low:g} must be positive and finite{bounds}")
 
 
 def _smallest(value: Any) -> float:

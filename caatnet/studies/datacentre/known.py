@@ -67,22 +67,21 @@ def paper() -> list[dict[str, Any]]:
   return [row.plain() for row in rows]
 
 
-def trainable(
-  values: Mapping[str, float], given: str
-) -> list[dict[str, Any]]:
+def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
   """Says under which conditions models of 50T and 100T can be trained.
 
   Args:
-    values: Knobs, as for `datacentre.plan`; the peak is that of each format.
-    given: As for `datacentre.plan`.
+    rack: A key of ``sites.RACKS``.
+    values: Knobs, the number of accelerators among them; the peak is that of
+      each format.
   """
   rows = []
-  for precision, flops in sites.RACKS["gb200"].flops.items():
+  for precision, flops in sites.RACKS[rack].flops.items():
     for size in (50e12, 100e12):
       for active in (1.0, 0.1):
         found = datacentre.plan({
           **values, "peak": flops, "parameters": size, "active_share": active,
-        }, given)
+        }, "accelerators")
         rows.append({
           "parameters": size, "precision": precision, "active_share": active,
           "tokens_per_parameter": float(found["tokens_per_parameter"]),

@@ -78,7 +78,9 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "sites": {"limits_w": places, "used_w": used, "missing_w": left},
     "pod": pod,
     "paper": known.paper(),
-    "trainable": known.trainable(values, given),
+    "trainable": known.trainable(
+      config["rack"], {**values, "accelerators": found["accelerators"]}
+    ),
     "known": known.machines(),
     "scales": scales,
     "between": _between(config, found),
@@ -129,6 +131,14 @@ def _values(
   if pod is not None:
     values["utilisation"] = pod["utilisation"]
   own = {k: v for k, v in config["knobs"].items() if v is not None}
+  with naming("config", ("given",)):
+    read = datacentre.knobs_of(config["given"])
+  for key in own:
+    if key not in read:
+      raise ValueError(
+        f"config.knobs.{key} has no effect: with "
+        f"config.given={config['given']!r} it follows from other knobs"
+      )
   return values | own
 
 

@@ -102,6 +102,7 @@ def test_fewer_days_with_a_planners_pod():
   ({"sites": ("here:-1",)}, "here has -1 W"),
   ({"sites": ("shed:1e5",)}, "a rack takes 154 kW"),
   ({"knobs__budget": -5.0}, "config.knobs.budget=-5 must be positive"),
+  ({"knobs__accelerators": 64.0}, "config.knobs.accelerators has no effect"),
   ({"given": "luck"}, "config.given='luck'"),
   ({"rack": "gb300"}, "config.rack='gb300'"),
   ({"rack": "h100", "precision": "fp4"}, "config.precision='fp4'"),

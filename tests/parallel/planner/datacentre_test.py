@@ -169,7 +169,7 @@ def test_bytes_and_bubble_are_those_of_the_programs():
   ({"budget": 1e6}, "buys no rack"),
   ({"budget": math.inf}, "budget=inf must be"),
   ({"budget": math.nan}, "budget=nan must be"),
-  ({"pue": 0.9}, "pue=0.9 must be positive, at least 1"),
+  ({"pue": 0.9}, "pue=0.9 must be positive and finite, at least 1"),
   ({"utilisation": 1.2}, "at most 1"),
   ({"site_w": 1e5}, "a rack takes"),
   ({"money": 1.0}, "knob 'money'"),
