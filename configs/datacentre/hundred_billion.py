@@ -53,6 +53,8 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   # A key of RACKS in parallel/hardware/sites.py, and one of its formats.
   config.rack = "gb200"
   config.precision = "bf16"
+  # A key of COOLING there: total power over IT power.
+  config.cooling = "liquid"
   # NAME:WATTS, or a name of SITES there.
   config.sites = ("east", "west")
   config.knobs = ml_collections.ConfigDict()

@@ -11,7 +11,7 @@ from caatnet.checks import naming
 from caatnet.studies.datacentre import known, page
 from caatnet.studies.planner import study as planner
 from caatnet.train import files
-from parallel.checks import at_least
+from parallel import checks
 from parallel.hardware import devices, sites
 from parallel.network import flows, traffic, utilisation
 from parallel.planner import datacentre, uncertainty
@@ -39,10 +39,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       dicts.
 
   Returns:
-    Plain data: "knobs" and "results" with units and sources, "sites",
-    "paper" (published figures and ours), "trainable" (models by precision),
-    "known" (machines), "scales", "between" (bandwidths between sites),
-    "multipath", "quantiles" and "tornado".
+    Plain data: "knobs" and "results" with units and sources, "sites", "paper"
+    (published figures and ours), "trainable" (models by precision), "known"
+    (machines), "causes" (of failures, per day), "scales", "between" (bandwidths
+    between sites), "multipath", "quantiles" and "tornado".
 
   Raises:
     ValueError: A value is wrong; the message has its key.
@@ -82,6 +82,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       config["rack"], {**values, "accelerators": found["accelerators"]}
     ),
     "known": known.machines(),
+    "causes": _causes(found["accelerators"]),
     "scales": scales,
     "between": _between(config, found),
     "multipath": _multipath(found),
@@ -125,8 +126,10 @@ def _values(
   pod: Mapping[str, Any] | None,
 ) -> dict[str, float]:
   """Returns the knobs that are not as in `KNOBS`."""
-  with naming("config", ("rack", "precision")):
+  with naming("config", ("rack", "precision", "cooling")):
     values = datacentre.rack(config["rack"], config["precision"])
+    checks.known("cooling=", config["cooling"], sites.COOLING)
+  values["pue"], _ = sites.COOLING[config["cooling"]]
   values["site_w"] = max(places.values())
   if pod is not None:
     values["utilisation"] = pod["utilisation"]
@@ -180,7 +183,7 @@ def _between(
   Steps, parameters and layers are the plan's; a reduction arrives half a round
   trip after it was sent.
   """
-  at_least("config.round_steps", config["round_steps"])
+  checks.at_least("config.round_steps", config["round_steps"])
   layers = int(found["layers"])
   model = utilisation.Model(
     float(found["parameters"]), layers, float(found["step_s"])
@@ -226,6 +229,15 @@ def _multipath(found: Mapping[str, Any]) -> dict[str, Any]:
   return {
     "fabric": _FABRIC, "rows": rows, "uplink_share": found["uplink_share"],
     "link_failures_day": float(found["link_failures_day"]),
+  }
+
+
+def _causes(accelerators: float) -> dict[str, float]:
+  """Returns failures per day by their causes, at the published rates."""
+  hours = sites.INTERRUPTED_GPUS * sites.INTERRUPTED_HOURS
+  return {
+    cause: float(24 * accelerators * count / hours)
+    for cause, count in sites.INTERRUPTIONS.items()
   }
 
 

@@ -74,6 +74,11 @@ def show(result: Mapping[str, Any]) -> None:
       for row in result["scales"]
     ],
   )
+  tables.table(
+    "failures per day by cause, at the rates of Llama 3's training",
+    ["cause", "per day"],
+    [[cause, quantity(rate)] for cause, rate in result["causes"].items()],
+  )
   multipath = result["multipath"]
   tables.table(
     f"flows on the fullest uplink of {multipath['fabric']}, each host sending "

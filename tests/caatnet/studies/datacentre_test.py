@@ -105,6 +105,7 @@ def test_fewer_days_with_a_planners_pod():
   ({"knobs__accelerators": 64.0}, "config.knobs.accelerators has no effect"),
   ({"given": "luck"}, "config.given='luck'"),
   ({"rack": "gb300"}, "config.rack='gb300'"),
+  ({"cooling": "ice"}, "config.cooling='ice'"),
   ({"rack": "h100", "precision": "fp4"}, "config.precision='fp4'"),
   ({"tornado": "day"}, "config.tornado: target='day'"),
   ({"targets": (1.5,)}, "config.targets=1.5 must"),
@@ -120,6 +121,24 @@ def test_sites_that_are_too_small_are_said(capsys):
   assert found["sites"]["missing_w"] == pytest.approx(3.31982e9)
   tables.show(found)
   assert "the sites are too small by 3.32 GW" in capsys.readouterr().out
+
+
+def test_failures_by_cause_add_up(result):
+  of = {row["name"]: row["value"] for row in result["results"]}
+  per_day = sum(result["causes"].values())
+  assert per_day == pytest.approx(86400 / of["mtbf_s"])
+
+
+def test_cooling_sets_the_power(result):
+  def power(found):
+    return next(
+      r["value"] for r in found["results"] if r["name"] == "facility_w"
+    )
+
+  assert power(run(cooling="mean")) == pytest.approx(
+    power(result) * 1.57 / 1.2
+  )
+  assert power(run(cooling="mean", knobs__pue=1.2)) == power(result)
 
 
 def test_a_small_machine(capsys):
