@@ -32,8 +32,8 @@ KNOBS = (
   "utilisation", "availability", "memory_bytes", "fill", "parameters",
   "active_share", "tokens_per_parameter", "state_bytes", "batch_tokens",
   "microbatch_tokens", "layers", "chunks", "step_share", "radix",
-  "gradient_bits", "sync_every", "rtt_s", "mtbf_h", "network_mtbf_h",
-  "save_rate", "restart_s", "repair_h",
+  "gradient_bits", "sync_every", "distance_km", "detour", "mtbf_h",
+  "network_mtbf_h", "save_rate", "restart_s", "repair_h",
 )
 
 

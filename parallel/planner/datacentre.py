@@ -41,6 +41,7 @@ from parallel.planner.expressions import (
 from parallel.planner.knobs import KNOBS
 
 GIVEN = ("budget", "accelerators", "model")
+_FIBRE_KM_S = 2e5  # of light in glass, two thirds of that in a vacuum
 class Result(NamedTuple):
   """What a plan says.
 
@@ -196,6 +197,8 @@ def _between() -> dict[str, Result]:
        * n("parameters") * n("gradient_bits") / (
          n("sync_every") * n("step_s")
        ), "bit/s", "sent by a site, each way"),
+      ("rtt_s", 2 * n("distance_km") * n("detour") / _FIBRE_KM_S, "s",
+       "round trip between sites"),
       ("in_flight", n("cross_bits") * n("rtt_s") / 8, "B",
        "under way in a round trip"),
     )
@@ -220,6 +223,8 @@ def _failures() -> dict[str, Result]:
        "time of a copy of the state"),
       ("interval_s", sqrt(2 * n("save_s") * n("mtbf_s")), "s",
        "time between copies"),
+      ("save_traffic", n("state") / n("interval_s"), "B/s",
+       "copied by all together"),
       ("loss", n("save_s") / n("interval_s")
        + n("interval_s") / (2 * n("mtbf_s")), "",
        "share lost to copies and work done again, first order"),

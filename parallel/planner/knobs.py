@@ -85,9 +85,11 @@ KNOBS: dict[str, Quantity] = {
     16, 4, 32, "bit", "bits of a parameter between sites", "ours"),
   "sync_every": _knob(
     1, 1, 500, "", "steps between exchanges of sites", "ours", least=1),
-  "rtt_s": _knob(
-    0.06, 0.04, 0.08, "s", "round trip between sites",
-    "at least 40 ms for 4,000 km of fibre; 60 ms: recalled", "unverified"),
+  "distance_km": _knob(
+    4000, 100, 5000, "km", "distance between sites", "coast to coast"),
+  "detour": _knob(
+    1.5, 1, 2, "", "length of the fibre over the distance",
+    "1.5: 60 ms from coast to coast, recalled", "unverified", least=1),
   "mtbf_h": _knob(
     _HOURS / sum(sites.INTERRUPTIONS.values()), 25_000, 100_000, "h",
     "hours between failures of one accelerator and its share of the rest",
@@ -110,5 +112,5 @@ DECISIONS = (
   "budget", "accelerators", "days_allowed", "compute_share", "per_rack",
   "site_w", "fill", "parameters", "active_share", "tokens_per_parameter",
   "batch_tokens", "microbatch_tokens", "layers", "chunks", "step_share",
-  "radix", "gradient_bits", "sync_every", "save_rate",
+  "radix", "gradient_bits", "sync_every", "distance_km", "save_rate",
 )

@@ -30,7 +30,8 @@ GOLDEN = [
   ("days", 2069.8, 1e-4), ("state", 800e12, 1e-12), ("state_share", 26e-4, .02),
   ("largest", 21.0e12, 1e-3), ("ratio_allowed", 3.527, 1e-3),
   ("step_s", 10.73, 1e-3), ("cross_bits", 74.56e12, 1e-3),
-  ("in_flight", 0.559e12, 1e-3), ("stages", 120, 0), ("replicas", 194, 0),
+  ("in_flight", 0.559e12, 1e-3), ("rtt_s", 0.06, 1e-12),
+  ("stages", 120, 0), ("replicas", 194, 0),
   ("microbatches", 37, 0), ("bubble", 119 / 156, 1e-12),
   ("gradient_bytes", 11.574e9, 1e-3), ("data_bits", 17.17e9, 1e-3),
   ("tokens_of_tenth", 1071 * 8192 * 194, 1e-12), ("mtbf_s", 108.75, 1e-3),
@@ -83,7 +84,7 @@ def test_goodput_is_what_failures_leave():
 RISING = [
   ("budget", "accelerators"), ("budget", "facility_w"), ("pue", "facility_w"),
   ("budget", "largest"), ("days_allowed", "largest"), ("parameters", "days"),
-  ("save_rate", "goodput"), ("mtbf_h", "goodput"), ("rtt_s", "in_flight"),
+  ("save_rate", "goodput"), ("mtbf_h", "goodput"), ("distance_km", "in_flight"),
   ("gradient_bits", "cross_bits"), ("site_w", "-sites_needed"),
   ("utilisation", "-days"), ("restart_s", "-goodput"), ("chunks", "-bubble"),
   ("batch_tokens", "-bubble"), ("sync_every", "-cross_bits"),
