@@ -291,6 +291,7 @@ RANGES = {
   "planner.most_microbatches": COUNT,
   "planner.top": COUNT,
   "planner.ordered": COUNT,
+  "batch_size": COUNT,
   "annealed": COUNT,
   "steps": COUNT,
   "pieces": COUNT_OR_NONE,
