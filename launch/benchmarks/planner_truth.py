@@ -21,7 +21,6 @@ from caatnet.show import tables
 from caatnet.train import files
 from launch.benchmarks import shaped_links
 from parallel.elastic.bandwidth import rounds
-from parallel.hardware import link_matrix
 from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.hardware.links import LinkKind
@@ -32,8 +31,6 @@ from parallel.planner.memory import timetable
 from parallel.planner.model import Transformer
 from parallel.planner.space import Choices, Configuration, everything, refusal
 
-_SIZES = (1 << 13, 1 << 15, 1 << 18)  # bytes of messages that measure links
-_TIMES = 6
 _SOURCE = "configs/benchmark/planner_truth.py"
 
 
@@ -147,14 +144,12 @@ def _measured(
   count = options.processes
   if not matrix:
     answers = peers.do("measure", [
-      {"rounds": rounds(count), "sizes": _SIZES, "times": _TIMES}
+      {"rounds": rounds(count), "size": 1 << 16, "train": 4, "times": 5}
     ] * count)
     bandwidth, latency_s = np.full((2, count, count), np.nan)
     for j, answer in enumerate(answers):
-      for i, rows in answer.items():
-        latency_s[int(i), j], bandwidth[int(i), j] = link_matrix.fit(
-          *zip(*rows, strict=True)
-        )
+      for i, found in answer.items():
+        latency_s[int(i), j], bandwidth[int(i), j] = found
     matrix |= {"bandwidth": bandwidth.tolist(), "latency_s": latency_s.tolist()}
     matrix["picked"] = [
       [dataclasses.asdict(c), kind, order.ravel().tolist(), seconds]

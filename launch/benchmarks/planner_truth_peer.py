@@ -23,7 +23,7 @@ import numpy as np
 
 from parallel.elastic.frames import read_into
 
-_HEAD = struct.Struct("<qqd")  # tag, bytes, when it was sent
+_HEAD = struct.Struct("<qqd")  # tag, bytes, when it was handed over
 _SLICE_S = 0.01
 _BARRIER, _HERE = -1, -2
 
@@ -65,8 +65,8 @@ class Links:
   def _write(self, sock: socket.socket, messages: queue.Queue) -> None:
     with contextlib.suppress(OSError):  # the other one has ended
       while True:
-        tag, data = messages.get()
-        sock.sendall(_HEAD.pack(tag, data.nbytes, time.monotonic()))
+        tag, data, begun = messages.get()
+        sock.sendall(_HEAD.pack(tag, data.nbytes, begun))
         if data.size:
           sock.sendall(memoryview(data).cast("B"))
 
@@ -75,22 +75,22 @@ class Links:
     with contextlib.suppress(OSError):
       while True:
         read_into(sock, memoryview(head))
-        tag, size, sent = _HEAD.unpack(head)
+        tag, size, begun = _HEAD.unpack(head)
         data = np.empty(size // 4, np.float32)
         if size:
           read_into(sock, memoryview(data).cast("B"))
-        messages.put((tag, data, time.monotonic() - sent))
+        messages.put((tag, data, begun))
 
   def send(self, target: int, tag: int, data: np.ndarray) -> None:
     """Hands a message to its link, which takes it when it is free."""
     self.sent_bytes += data.nbytes
-    self._out[target].put((tag, data.copy()))
+    self._out[target].put((tag, data.copy(), time.monotonic()))
 
   def receive(self, source: int, tag: int) -> tuple[np.ndarray, float]:
-    """Returns the next message of a link, and its seconds on the way."""
-    found, data, seconds = self._in[source].get(timeout=300)
+    """Returns a link's next message, and its seconds from hand to hand."""
+    found, data, begun = self._in[source].get(timeout=300)
     assert found == tag, (self.me, source, found, tag)
-    return data, seconds
+    return data, time.monotonic() - begun
 
   def barrier(self, count: int) -> None:
     """Waits until all are here."""
@@ -168,29 +168,46 @@ def run(links: Links, count: int, job: dict[str, Any]) -> dict[str, float]:
 
 
 def measure(
-  links: Links, count: int, rounds: list[list[list[int]]], sizes: list[int],
-  times: int,
-) -> dict[int, list[list[float]]]:
+  links: Links, count: int, rounds: list[list[list[int]]], size: int,
+  train: int, times: int,
+) -> dict[int, list[float]]:
   """Measures links in rounds of pairs, both ways at once.
 
+  A link that has rested lets a few kilobytes pass at once, so a rate is that of
+  several messages, one behind the other.
+
+  Args:
+    links: The links.
+    count: The number of processes.
+    rounds: The pairs of each round.
+    size: Bytes of a message.
+    train: How many of these follow one another.
+    times: How often all is done. Of empty messages the median counts; the
+      highest rate does, since whoever is disturbed is slower, never faster.
+
   Returns:
-    For each other process, [bytes, seconds] of messages from there to here, of
-    which the fastest third's mean counts.
+    For each other process, the seconds of an empty message from there to here,
+    from hand to hand, and bytes per second.
   """
-  found: dict[int, list[list[float]]] = {}
+  none, data = np.zeros(0, np.float32), np.zeros(size // 4, np.float32)
+  found: dict[int, list[float]] = {}
   for pairs in rounds:
     links.barrier(count)
     pair = next((p for p in pairs if links.me in p), None)
-    for size in sizes if pair else ():
-      other = pair[pair[0] == links.me]
-      seconds = []
-      for i in range(times):
-        links.send(other, i, np.zeros(size // 4, np.float32))
-        seconds.append(links.receive(other, i)[1])
-        links.send(other, _HERE, np.zeros(0, np.float32))
-        links.receive(other, _HERE)  # or the next one would wait for this one
-      fastest = sorted(seconds)[: times // 3]
-      found.setdefault(other, []).append([size, float(np.mean(fastest))])
+    if pair is None:
+      continue
+    other, rows = pair[pair[0] == links.me], []
+    for _ in range(times):
+      links.send(other, _HERE, none)
+      empty_s = links.receive(other, _HERE)[1]
+      for i in range(train):
+        links.send(other, i, data)
+      seconds = [links.receive(other, i)[1] for i in range(train)]
+      rows.append([empty_s, train * size / (seconds[-1] - empty_s)])
+      links.send(other, _HERE, none)
+      links.receive(other, _HERE)  # or the next one would wait for this one
+    empty_s, rates = zip(*rows, strict=True)
+    found[other] = [float(np.median(empty_s)), max(rates)]
   return found
 
 
