@@ -4049,8 +4049,8 @@ _PLANNER_ROWS = [
   ),
   Mutant(
     "parallel/planner/latency.py", "a forward that runs again sends nothing",
-    '(2 if c.stages > 1 else 0) + (c.remat == "full")',
-    "(2 if c.stages > 1 else 0)",
+    '(2 if _recomputes(c) else 0) + (c.remat == "full")',
+    "(2 if _recomputes(c) else 0)",
     f"{_PLANNER}/plan_test.py::"
     "test_tensor_ranks_reduce_what_the_model_s_formula_says",
   ),

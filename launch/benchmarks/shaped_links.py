@@ -15,7 +15,7 @@ import subprocess
 import numpy as np
 
 _DEVICE = "shaped0"
-_MTU, _BURST = 3000, "4kb"
+_MTU, _BURST = 1500, "1600b"  # after a rest only a packet passes at once
 
 
 @contextlib.contextmanager
