@@ -41,9 +41,15 @@ def run(config: Any) -> dict[str, Any]:
     config: A config like configs/benchmark/planner_truth.py.
 
   Raises:
-    ValueError: Links cannot be shaped here.
+    ValueError: Links cannot be shaped here, there are none, or the file has
+      rows of other options.
   """
   options = config.benchmark
+  if not options.seeds or len(options.rates) not in (0, 2):
+    raise ValueError(
+      f"config.benchmark.seeds={options.seeds} must have at least one entry, "
+      f"and rates={options.rates} a lowest and a highest one, or none"
+    )
   path = pathlib.Path(options.results) if options.results else None
   options_text = options.to_json()
   found: dict[str, Any] = {"options": options_text, "matrices": {}}

@@ -12,6 +12,7 @@ import itertools
 
 import numpy as np
 
+from parallel import checks
 from parallel.pipeline import builders
 from parallel.planner.model import Transformer
 from parallel.planner.traffic import Grid
@@ -132,6 +133,14 @@ class Choices:
   offload: bool = True
   most_microbatches: int = 256
   keeps: tuple[str, ...] = KEEPS
+
+  def __post_init__(self) -> None:
+    for key, names in (
+      ("timetables", builders.BUILDERS), ("schemes", SCHEMES),
+      ("routes", ROUTES), ("remats", REMATS), ("keeps", KEEPS),
+    ):
+      for name in getattr(self, key):
+        checks.known(f"{key}=", name, names)
 
 
 def everything(

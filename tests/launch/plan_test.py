@@ -69,6 +69,8 @@ def test_fits_are_put_where_messages_went():
   ("plan", [PLAN, "--config.planner.execution=fast"], "config.planner.execut"),
   ("plan", [PLAN, "--config.sync.p=0.5"], "plans are made for p = 1 only"),
   ("plan", [PLAN, "--config.planner.timetables=()"], "at least one entry"),
+  ("plan", [PLAN, "--config.planner.keeps=('all',)"],
+   "config.planner.keeps='all' must be one of"),
   ("measure_links", ["--output={tmp}/x.json"], "give one of --num_processes"),
   ("measure_links", ["--output={tmp}/x.json", "--num_processes=1"],
    "two processes or more"),
