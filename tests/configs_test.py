@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from caatnet import ranges
 from caatnet.build import experiments
 from caatnet.build.override import override, take_sweep
 from caatnet.models.transformer.communication import tensor_reductions
@@ -33,6 +34,9 @@ def test_config_builds(name):
     ):
       config = importlib.import_module(name).get_config("test")
     assert registry.find(config).run(config.to_dict())
+    return
+  if "graph" in config:  # a graph to be written
+    ranges.check(config)
     return
   take_sweep(config)
   if "benchmark" in config:

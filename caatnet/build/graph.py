@@ -11,8 +11,8 @@ def build(
 ) -> GraphModel:
   """Checks the section and builds the model.
 
-  Keyword arguments are the section's keys, which ``configs/sections.py``
-  explains.
+  Keyword arguments are the section's keys, which
+  ``configs/graph_sections.py`` explains.
 
   Args:
     context: The parts of the experiment on which a model depends.

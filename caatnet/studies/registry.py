@@ -18,8 +18,8 @@ from caatnet.show import results
 
 # The values of config.study: folders beside this file.
 SUBJECTS = (
-  "collectives", "flows", "inference", "partitions", "pipeline", "planner",
-  "schedule", "serving", "utilisation",
+  "alignment", "collectives", "flows", "inference", "partitions", "pipeline",
+  "planner", "schedule", "serving", "utilisation",
 )
 
 

@@ -10,14 +10,15 @@ loop, one of those in `configs/sections.py`; `test` after a comma makes a few
 steps only. All keys of outer loops and of `config.zero` work as for language
 models. The extra `graphs` (numba) samples faster, and draws the same.
 
-Expected result, in a minute on two cores: an accuracy within two points of
-Bayes' rule on the same trees, which is printed beside it and is 0.77; by a
-node's own features alone no rule is right more often than 0.38.
+Expected result, in a minute on two cores: an accuracy within three points of
+Bayes' rule on the same trees, which is printed beside it and is 0.85; by a
+node's own features alone no rule is right more often than 0.38. A GCN, which
+divides a node's own features by its degree, comes within nine points.
 """
 
 import ml_collections
 
-from configs import sections
+from configs import graph_sections, sections
 
 
 def get_config(arguments: str = "data_parallel") -> ml_collections.ConfigDict:
@@ -32,21 +33,21 @@ def get_config(arguments: str = "data_parallel") -> ml_collections.ConfigDict:
   config.name = f"graphs_{algorithm}"
   config.seed = 0
   config.kernels = "auto"
-  config.model = sections.graph()
+  config.model = graph_sections.graph()
   config.parallel = sections.parallel()
   config.parallel.worker = 2
   config.parallel.data = 2
   config.parallel.tensor = 1
   config.outer = sections.outer(algorithm)
   config.zero = sections.zero()
-  config.data = sections.graphs()
+  config.data = graph_sections.graphs()
   config.optimizer = sections.adamw()
   if algorithm == "dc_s3gd":
     config.optimizer = sections.sgd()
-    config.optimizer.learning_rate = 0.1
+  config.optimizer.learning_rate = 0.1 if algorithm == "dc_s3gd" else 0.01
   config.train = sections.train()
-  config.train.num_steps = 600
-  config.train.eval_every = 200
+  config.train.num_steps = 1500
+  config.train.eval_every = 500
   if "every" in config.outer:
     config.outer.every = 10
   if size == "test":

@@ -46,8 +46,8 @@ def rmat(
   num_features: int,
   num_classes: int,
   seed: int,
-  quarters: tuple[float, float, float] = (0.57, 0.19, 0.19),
-  signal: float = 1.0,
+  quarters: tuple[float, float, float],
+  signal: float,
 ) -> Graph:
   """Writes an R-MAT graph; features tell of labels, edges do not.
 

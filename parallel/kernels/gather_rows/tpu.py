@@ -7,6 +7,8 @@ nothing passes through VMEM. Rows are then cut out of their blocks by XLA.
 Shape legend: n = ids, W = words of a row, padded.
 """
 
+import functools
+
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
@@ -16,7 +18,7 @@ import jax.numpy as jnp
 from parallel.kernels import calls
 from parallel.kernels.gather_rows.order import BLOCK, padded_width
 
-# Copies of a grid step; ids lie in scalar memory in parts of as many.
+# Copies of a grid step at most; ids lie in scalar memory in parts of as many.
 _COPIES = 1024
 
 
@@ -54,13 +56,14 @@ def gather(
   per_block = max(1, words // whole)  # rows of a block
   count = ids.shape[0] * per_row
   wanted = (ids // per_block)[:, None] * per_row + jnp.arange(per_row)
-  wanted = jnp.pad(wanted.reshape(-1), (0, -count % _COPIES))
+  copies = min(_COPIES, count)
+  wanted = jnp.pad(wanted.reshape(-1), (0, -count % copies))
   found = calls.tpu_call(
-    _copy,
+    functools.partial(_copy, copies=copies),
     "arbitrary",
-    grid=(wanted.shape[0] // _COPIES,),
+    grid=(wanted.shape[0] // copies,),
     in_specs=[
-      pl.BlockSpec((_COPIES,), lambda i: (i,), memory_space=pltpu.SMEM),
+      pl.BlockSpec((copies,), lambda i: (i,), memory_space=pltpu.SMEM),
       # The interpreter knows no memory of a host.
       pl.BlockSpec(memory_space=pl.ANY if interpret else pl.HOST),
     ],
@@ -79,8 +82,8 @@ def gather(
   return jnp.take_along_axis(rows, place, axis=1)[:, 0, :width]
 
 
-def _copy(ids_ref, blocks_ref, out_ref, semaphore):
-  first = pl.program_id(0) * _COPIES
+def _copy(ids_ref, blocks_ref, out_ref, semaphore, *, copies):
+  first = pl.program_id(0) * copies
 
   def copy(i):
     return pltpu.make_async_copy(
@@ -95,5 +98,5 @@ def _copy(ids_ref, blocks_ref, out_ref, semaphore):
     copy(i).wait()
     return _
 
-  lax.fori_loop(0, _COPIES, start, 0)
-  lax.fori_loop(0, _COPIES, wait, 0)
+  lax.fori_loop(0, copies, start, 0)
+  lax.fori_loop(0, copies, wait, 0)
