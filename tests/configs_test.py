@@ -48,7 +48,8 @@ def test_config_builds(name):
   # A benchmark of one device has one rank, as has a worker of a swarm.
   one = name in (
     "configs.benchmark.decoding", "configs.benchmark.engine",
-    "configs.benchmark.server", "configs.elastic.diloco",
+    "configs.benchmark.graphs", "configs.benchmark.server",
+    "configs.elastic.diloco",
   )
   sizes = (1,) if one else (2, 4, 8)
   assert experiment.program.layout.mesh.devices.size in sizes

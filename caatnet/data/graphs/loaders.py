@@ -178,8 +178,9 @@ def _write(
 
 def _held_out(labels: np.ndarray) -> np.ndarray:
   """Splits nodes by a hash of their ids: 3 of 5 are trained on."""
-  place = np.arange(len(labels), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-  return np.array([0, 0, 0, 1, 2], np.uint8)[(place >> np.uint64(32)) % 5]
+  place = np.arange(len(labels), dtype=np.uint64)
+  place = place * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
+  return np.array([0, 0, 0, 1, 2], np.uint8)[place % np.uint64(5)]
 
 
 def _pairs(pairs: np.ndarray) -> Iterator[Edges]:
@@ -198,12 +199,11 @@ def _text(path: pathlib.Path) -> Iterator[Edges]:
   try:
     with opened(path, "rt") as file:
       while lines := file.readlines(1 << 24):
-        text = "".join(
-          line for line in lines if not line.startswith(("#", "%"))
-        )
-        numbers = np.array(text.replace(",", " ").split(), np.int64)
-        if numbers.size % 2:
-          raise ValueError("a line has no two numbers")
+        lines = [line for line in lines if not line.startswith(("#", "%"))]
+        text = "".join(lines).replace(",", " ")
+        numbers = np.array(text.split(), np.int64)
+        if numbers.size != 2 * sum(not line.isspace() for line in lines):
+          raise ValueError("a line has other than two numbers")
         yield tuple(numbers.reshape(-1, 2).T)
   except (OSError, EOFError, ValueError) as error:
     raise ValueError(f"{path} must have two node ids on each line: {error}"
