@@ -28,6 +28,8 @@ def main() -> None:
   config = FLAGS.config
   if "graph" not in config:
     raise ValueError("--config has no graph: configs/graphs/source.py has")
+  if not FLAGS.output:
+    raise ValueError("--output is required: the folder to write")
   ranges.check(config)
   graph = sections.choose(
     "graph", "source", SOURCES, config.graph, FLAGS.output
@@ -52,7 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  options.run(
-    main, uses=("config", "output"), required=("config", "output"),
-    devices=False,
-  )
+  options.run(main, uses=("config", "output"), devices=False)

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from caatnet.build import experiments
-from caatnet.build.override import override
 from caatnet.data.graphs import builders
 from caatnet.data.graphs.csr import Graph
 from caatnet.data.graphs.data import Trees
@@ -194,35 +193,35 @@ def _caches(options: Any, graph: Graph) -> dict[str, Any]:
   return {"rows": rows, "bytes": sizes}
 
 
-def training(config: Any, folder: Any, changes: str = "") -> Any:
+def training(config: Any, folder: Any, **changes: Any) -> Any:
   """Builds the benchmark's training run on a graph that is written.
 
   Args:
     config: A config like configs/benchmark/graphs.py.
     folder: Where the graph lies.
-    changes: Further keys, as `caatnet.build.override` takes them.
+    **changes: Further keys of ``config.data``.
   """
   options, config = config.benchmark, copy.deepcopy(config)
-  with config.unlocked():
+  with config.unlocked(), config.ignore_type():
     del config.benchmark
-  fanouts = ",".join(map(str, options.fanouts))
-  return experiments.build(override(config, (
-    f"data.path={folder} data.num_features={options.num_features} "
-    f"data.fanouts=({fanouts},) data.batch_size={options.batch_size} "
-    f"data.threads={options.threads} {changes}"
-  )))
+    config.data.update({
+      "path": str(folder), "num_features": options.num_features,
+      "fanouts": tuple(options.fanouts), "batch_size": options.batch_size,
+      "threads": options.threads,
+    } | changes)
+  return experiments.build(config)
 
 
 def _waits(config: Any, graph: Graph) -> dict[str, Any]:
   """Trains; takes the share of the time in which no batch is there."""
   options = config.benchmark
   rows = [
-    timed(training(config, graph.folder, changes), options.steps) | {
-      "changes": changes
+    timed(training(config, graph.folder, **changes), options.steps) | {
+      "changes": " ".join(f"data.{k}={v}" for k, v in changes.items())
     }
     for changes in (
-      "data.ahead=0 data.sampler=reference", "data.ahead=0", "data.ahead=1",
-      f"data.ahead=1 data.cache_rows={graph.num_nodes // 20}",
+      {"ahead": 0, "sampler": "reference"}, {"ahead": 0}, {"ahead": 1},
+      {"ahead": 1, "cache_rows": graph.num_nodes // 20},
     )
   ]
   tables.table(

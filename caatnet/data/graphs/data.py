@@ -14,10 +14,10 @@ import numpy as np
 from caatnet.checks import one_of
 from caatnet.data.graphs import bayes, builders
 from caatnet.data.graphs.csr import CHUNK, Graph, chunks, open_graph
-from caatnet.data.graphs.sampling import Sampler, num_places
+from caatnet.data.graphs.sampling import SAMPLERS, Sampler, num_places
 from caatnet.data.protocol import Dataset
 from parallel.memory import caches
-from parallel.memory.features import Lookup, Table
+from parallel.memory.features import ACCESSES, Lookup, Table
 
 # The graph of ``config.data.path=""``: 38% of the labels are in a node's own
 # features, 85% in those of 10 neighbours and of 5 of each of these as well.
@@ -69,6 +69,8 @@ class GraphData:
 
   def __post_init__(self) -> None:
     one_of("cache", self.cache, CACHES)
+    one_of("access", self.access, ACCESSES)
+    one_of("sampler", self.sampler, SAMPLERS)
 
   @property
   def example(self) -> dict[str, jax.ShapeDtypeStruct]:

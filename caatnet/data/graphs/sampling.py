@@ -37,6 +37,7 @@ from caatnet.data.graphs.csr import Graph
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+SAMPLERS = ("auto", "compiled", "reference")
 # Examples that a thread takes at a time.
 _PART = 64
 
@@ -81,7 +82,7 @@ class Sampler:
     there = importlib.util.find_spec("numba") is not None
     if implementation == "auto":
       implementation = "compiled" if there else "reference"
-    if implementation not in ("compiled", "reference"):
+    if implementation not in SAMPLERS:
       raise ValueError(
         f"sampler={implementation!r} must be 'auto', 'compiled' or 'reference'"
       )
