@@ -45,7 +45,7 @@ test-eval:  ## Runs lm-evaluation-harness on local tasks (1.4 GB).
 	  .venv-eval/installed
 	.venv-eval/bin/python -m pytest -q tests/eval
 
-test-browser:  ## Looks at the server's page in Chromium, if it is on PATH.
+test-browser:  ## Looks at pages in Chromium, if it is on PATH.
 	@$(MAKE) --no-print-directory VENV=.venv-browser EXTRAS=browser,test \
 	  .venv-browser/installed
 	.venv-browser/bin/python -m pytest -q -rs tests/browser

@@ -323,6 +323,9 @@ RANGES = {
   # Sizes of messages in MSCCL files, which are int64.
   "export.min_bytes": Range(0, 2**63 - 1, whole=True),
   "export.max_bytes": Range(0, 2**63 - 1, whole=True),
+  "round_steps": COUNT,
+  "targets": Range(0, 1, above=True, below=True),
+  "num_draws": COUNT,
   "p": FRACTION,
   "every": COUNT,
   "batch": COUNT,

@@ -12,6 +12,8 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
   python -m launch.simulate --config=configs/serving/vllm_log.py
   python -m launch.simulate --config=configs/pipeline/timetables.py
   python -m launch.simulate --config=configs/graphs/alignment.py
+  python -m launch.simulate --config=configs/datacentre/hundred_billion.py \
+    --html=page.html
 
 config.study says what is predicted.
 """
@@ -24,6 +26,10 @@ from launch import options
 
 FLAGS = flags.FLAGS
 
+flags.DEFINE_string(
+  "html", "", "Page with sliders to write, of configs/datacentre."
+)
+
 
 def main() -> None:
   from caatnet.studies import registry
@@ -35,9 +41,17 @@ def main() -> None:
       f"--export={FLAGS.export}: config.study={config['study']!r} has nothing "
       "to export; configs/collectives/schedule.py has"
     )
+  if FLAGS.html and study.write_page is None:
+    raise ValueError(
+      f"--html={FLAGS.html}: config.study={config['study']!r} has no page; "
+      "configs/datacentre/hundred_billion.py has"
+    )
   if FLAGS.export:
     study.export(config, pathlib.Path(FLAGS.export))
-  study.present(study.run(config), FLAGS.json, FLAGS.output, FLAGS.plot)
+  result = study.run(config)
+  study.present(result, FLAGS.json, FLAGS.output, FLAGS.plot)
+  if FLAGS.html:
+    study.write_page(result, pathlib.Path(FLAGS.html))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ RUN_FILE = re.compile(r"runs/|(config|environment)\.json$")
 ANY_NAME = re.compile(r"<\w+>|\b[A-Z]{2,}(?=[/._])(?!\.md$)")
 OPERATORS = {"|", ">", ">>", "<", "&&", "||", ";", "&"}
 VERDICTS = ("reproduced", "reproduced at 0.87M parameters", "not reproduced",
-            "only predicted", "cannot be tested here")
+            "only predicted", "cannot be tested here", "consistent")
 MARKS = ("paper", "code", "arithmetic", "unverified")
 
 

@@ -4128,13 +4128,54 @@ _GRAPH_ROWS = [
   ),
 ]
 
+_DATACENTRE = "tests/parallel/planner/datacentre_test.py"
+_PAGE = "tests/caatnet/studies/datacentre_test.py"
+_DATACENTRE_ROWS = [
+  Mutant(
+    "parallel/planner/datacentre.py", "chunks do not shorten a bubble",
+    'n("chunks") * n("microbatches") + n("stages") - 1',
+    'n("microbatches") + n("stages") - 1',
+    f"{_DATACENTRE}::test_bytes_and_bubble_are_those_of_the_programs",
+  ),
+  Mutant(
+    "parallel/planner/datacentre.py", "restarts do not fail",
+    'mtbf * exp(least(n("restart_s") / mtbf, 700))', "mtbf",
+    f"{_DATACENTRE}::test_goodput_is_what_failures_leave",
+  ),
+  Mutant(
+    "parallel/planner/datacentre.py", "a full tree has a tier more",
+    'log(n("radix") / 2) - 1e-9', 'log(n("radix") / 2) + 1e-9',
+    f"{_DATACENTRE}::test_a_fat_tree_that_is_just_full_has_no_tier_more",
+  ),
+  Mutant(
+    "parallel/planner/datacentre.py", "small sites first",
+    "key=lambda key: -places[key]", "key=lambda key: places[key]",
+    f"{_DATACENTRE}::test_sites_are_filled_by_size",
+  ),
+  Mutant(
+    "parallel/planner/uncertainty.py", "decisions are drawn",
+    "    if key not in knobs.DECISIONS\n", "",
+    f"{_DATACENTRE}::test_draws_are_plans",
+  ),
+  Mutant(
+    "parallel/planner/expressions.py", "a page rounds up otherwise",
+    '"Math.ceil({})"', '"Math.round({})"',
+    f"{_PAGE}::test_the_page_computes_what_python_does",
+  ),
+  Mutant(
+    "caatnet/studies/datacentre/page.py", "a text ends the page's script",
+    '.replace("</", "<\\\\/")', "",
+    f"{_PAGE}::test_the_page_shows_what_it_was_given",
+  ),
+]
+
 MUTANTS = (
   *_COLLECTIVES, *_TENSOR, *_QUANTIZED, *_CODECS, *_OTHER_KERNELS, *_ZERO,
   *_OUTER, *_SCHEDULES_ROWS, *_PIPELINE_ROWS, *_NETWORK_ROWS, *_PLACES,
   *_XLA_ROWS, *_MODELS, *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS,
   *_DOCUMENTS_ROWS, *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
   *_STAGES_ROWS, *_SERVING_ROWS, *_TRANSPORT, *_SWARMS, *_HOSTS,
-  *_PLANNER_ROWS, *_GRAPH_ROWS,
+  *_PLANNER_ROWS, *_DATACENTRE_ROWS, *_GRAPH_ROWS,
 )
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Finds studies by name; a study computes a prediction and trains nothing.
 
 A study is a folder here. Its ``study.py`` has ``run``, which takes a config as
-nested dicts and returns plain data, and may have ``export``. Its ``tables.py``
-has ``show``, which prints a result, and its ``pictures.py`` has ``plot``, which
-draws a result into a file. A new study is a folder and a name in ``SUBJECTS``.
+nested dicts and returns plain data, and may have ``export`` and ``write_page``.
+Its ``tables.py`` has ``show``, which prints a result, and its ``pictures.py``
+has ``plot``, which draws a result into a file. A new study is a folder and a
+name in ``SUBJECTS``.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +19,8 @@ from caatnet.show import results
 
 # The values of config.study: folders beside this file.
 SUBJECTS = (
-  "alignment", "collectives", "flows", "inference", "partitions", "pipeline",
-  "planner", "schedule", "serving", "utilisation",
+  "alignment", "collectives", "datacentre", "flows", "inference", "partitions",
+  "pipeline", "planner", "schedule", "serving", "utilisation",
 )
 
 
@@ -33,12 +34,14 @@ class Study:
     plot: Draws a result into a PNG.
     export: Writes what the config describes for other programs; None if the
       study has nothing to export.
+    write_page: Writes a result as a page of HTML; None if there is none.
   """
 
   run: Callable[[Mapping[str, Any]], dict[str, Any]]
   show: Callable[[Mapping[str, Any]], None]
   plot: Callable[[Mapping[str, Any], pathlib.Path], None]
   export: Callable[[Mapping[str, Any], pathlib.Path], None] | None = None
+  write_page: Callable[[Mapping[str, Any], pathlib.Path], None] | None = None
 
   def present(
     self, result: Mapping[str, Any], as_json: bool, output: str, picture: str
@@ -83,5 +86,6 @@ def find(config: Mapping[str, Any]) -> Study:
     for part in ("study", "tables", "pictures")
   )
   return Study(
-    study.run, tables.show, pictures.plot, getattr(study, "export", None)
+    study.run, tables.show, pictures.plot, getattr(study, "export", None),
+    getattr(study, "write_page", None),
   )

@@ -52,6 +52,10 @@ PAIRS = {
     "sync.p=0.5 pipeline.keep=residuals pipeline.timetable=zb_h2",
     {"stage": 3},
   ),
+  "zero3, remat, two backwards": (
+    "parallel.data=2 zero.scheme=zero3 model.remat=full "
+    "pipeline.timetable=zb_h1", {"data": 2, "stage": 3},
+  ),
   "replicated vocabulary": (
     "pipeline.vocabulary=replicated pipeline.timetable=gpipe ",
     {"stage": 3, "tensor": 2},

@@ -1,0 +1,141 @@
+"""Published figures beside the plan's: the paper's, and machines that exist."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from parallel.hardware import sites
+from parallel.planner import datacentre
+
+_PAPER = "arXiv 2407.12819"
+
+
+class Row(NamedTuple):
+  """A published figure and ours.
+
+  Attributes:
+    what: What it is.
+    published: As published, or the ends of a range.
+    ours: What the plan says.
+    inputs: What went into ours, in words.
+    verdict: What that shows: "consistent" where an input was backed out of
+      outputs of the same source, "predicted" where none was.
+    source: Where the published figure comes from.
+    unit: Of both.
+  """
+
+  what: str
+  published: tuple[float, ...]
+  ours: float
+  inputs: str
+  verdict: str
+  source: str
+  unit: str = ""
+
+  def plain(self) -> dict[str, Any]:
+    """Returns the row with its error, to the nearer end of a range."""
+    near = min(
+      max(self.ours, min(self.published)), max(self.published)
+    )
+    return {**self._asdict(), "error": self.ours / near - 1}
+
+
+def paper() -> list[dict[str, Any]]:
+  """Returns the paper's figures beside two plans.
+
+  One has inputs that were backed out of the paper's outputs; the other has
+  none: racks as sold, a tenth for what is beside them, and a published PUE.
+  """
+  backed = datacentre.plan()
+  pue, _ = sites.COOLING["fleet"]
+  forward = datacentre.plan({"overhead": 1.1, "pue": pue})
+  price = "100e9 $, a share of 0.7, 3.0042e6 $ per rack"
+  own = f"120 kW per rack as sold, 1.1 for network and storage, PUE {pue}"
+  rows = [
+    Row("racks", (23_300,), backed["racks"], price, "consistent", _PAPER),
+    Row("accelerators", (1.67e6,), backed["accelerators"],
+        f"{price}, 72 per rack", "consistent", _PAPER),
+    Row("IT power", (3.6e9,), backed["it_w"], "154.5 kW per rack",
+        "consistent", _PAPER, "W"),
+    Row("power with cooling", (4.16e9, 4.71e9), backed["facility_w"],
+        "the same, PUE 1.2", "consistent", _PAPER, "W"),
+    Row("IT power", (3.6e9,), forward["it_w"], own, "predicted", _PAPER, "W"),
+    Row("power with cooling", (4.16e9, 4.71e9), forward["facility_w"], own,
+        "predicted", _PAPER, "W"),
+    Row("sites at most of 2.4 GW", (2,), backed["sites_needed"],
+        "a site's power is a choice", "consistent", _PAPER),
+  ]
+  return [row.plain() for row in rows]
+
+
+def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
+  """Says under which conditions models of 50T and 100T can be trained.
+
+  Args:
+    rack: A key of ``sites.RACKS``.
+    values: Knobs, the number of accelerators among them; the peak is that of
+      each format.
+  """
+  rows = []
+  for precision, flops in sites.RACKS[rack].flops.items():
+    for size in (50e12, 100e12):
+      for active in (1.0, 0.1):
+        found = datacentre.plan({
+          **values, "peak": flops, "parameters": size, "active_share": active,
+        }, "accelerators")
+        rows.append({
+          "parameters": size, "precision": precision, "active_share": active,
+          "tokens_per_parameter": float(found["tokens_per_parameter"]),
+          "utilisation": float(found["utilisation"]),
+          "days": float(found["days"]),
+          "days_allowed": float(found["days_allowed"]),
+          "ratio_allowed": float(found["ratio_allowed"]),
+        })
+  return rows
+
+
+def machines() -> list[dict[str, Any]]:
+  """Returns figures of machines that were built and used, beside plans."""
+  llama = datacentre.plan({
+    **datacentre.rack("h100", "bf16"), "accelerators": 16_384,
+    "parameters": 405e9, "tokens_per_parameter": 15.6e12 / 405e9,
+    "utilisation": 400e12 / 989.4e12, "restart_s": 600, "save_rate": 1e9,
+    "batch_tokens": 16e6, "layers": 126,
+  }, "accelerators")
+  hours = llama["days"] * 24 * 16_384
+  herd = "The Llama 3 Herd of Models, arXiv 2407.21783"
+  palm = datacentre.plan({
+    "per_rack": 64, "peak": 275e12, "accelerators": 6144, "parameters": 540e9,
+    "tokens_per_parameter": 780e9 / 540e9, "utilisation": 0.462,
+    "memory_bytes": 32 * 2**30,
+  }, "accelerators")
+  chips = palm["days"] * 24 * 6144
+  flops = 37_632 * 47.9e12
+  power = 37_632 * 560.0 + 9_408 * 280.0
+  rows = [
+    Row("Llama 3 405B, training", (3.8e25,), llama["flops"],
+        "405e9 parameters, 15.6e12 tokens", "predicted", herd, "FLOP"),
+    Row("Llama 3 405B, GPU-hours", (30.84e6,), hours,
+        "400 TFLOP/s per GPU without any pause", "predicted",
+        "model card of Llama 3.1; what else was trained is in it", "h"),
+    Row("Llama 3 405B, GPU-hours", (30.84e6,), hours / llama["goodput"],
+        "the same over the goodput below", "predicted",
+        "model card of Llama 3.1", "h"),
+    Row("Llama 3, effective training time, over", (0.9, 1.0),
+        llama["goodput"], "a failure every 3.1 h, which is of the same 54 "
+        "days; 10 minutes to restart, 1 GB/s per GPU to copy (choices)",
+        "consistent", herd),
+    Row("PaLM 540B, training", (2.5272e24,), palm["flops"],
+        "540e9 parameters, 780e9 tokens; attention's scores left out",
+        "predicted", "PaLM, arXiv 2204.02311, reported", "FLOP"),
+    Row("PaLM 540B, chip-hours on TPU v4 pods", (6144 * 1200 + 3072 * 336,),
+        chips, "46.2% of the peak as published; the published hours have "
+        "pauses and repeated steps in them", "predicted",
+        "PaLM, arXiv 2204.02311, reported", "h"),
+    Row("Frontier, peak", (1.68565e18,), flops,
+        "37,632 MI250X of 47.9 TFLOP/s in float64 (datasheet)", "predicted",
+        "TOP500 of June 2022, reported", "FLOP/s"),
+    Row("Frontier, power under load", (21.1e6,), power,
+        "560 W per MI250X and 280 W per CPU (datasheets); no network, no "
+        "memory", "predicted", "TOP500 of June 2022, reported", "W"),
+  ]
+  return [row.plain() for row in rows]

@@ -1,0 +1,195 @@
+"""The study of datacentres: its report, and the page that computes the plan."""
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+
+from caatnet.studies import registry
+from caatnet.studies.datacentre import page, tables
+from configs.datacentre import hundred_billion
+from configs.planner import gpt_11b
+from parallel.planner import datacentre
+from parallel.planner.knobs import KNOBS
+
+
+def run(**changes):
+  config = hundred_billion.get_config("test")
+  for key, value in changes.items():
+    *path, last = key.split("__")
+    section = config
+    for name in path:
+      section = section[name]
+    section[last] = value
+  config = config.to_dict()
+  return registry.find(config).run(config)
+
+
+@pytest.fixture(scope="module")
+def result():
+  return run()
+
+
+def test_the_config_has_all_knobs_but_that_of_sites():
+  assert set(hundred_billion.KNOBS) == set(KNOBS) - {"site_w"}
+
+
+def test_it_is_plain_data(result):
+  assert json.loads(json.dumps(result))["study"] == "datacentre"
+
+
+def test_the_papers_figures_and_which_inputs_were_backed_out(result):
+  for row in result["paper"]:
+    if row["verdict"] == "consistent":
+      assert abs(row["error"]) < 0.01
+    else:
+      assert row["verdict"] == "predicted"
+      assert 0.1 < abs(row["error"]) < 0.2
+      assert "as sold" in row["inputs"]
+
+
+# Published figures, and by how much ours may be off.
+KNOWN = {
+  "Llama 3 405B, training": 0.01, "Llama 3 405B, GPU-hours": 0.15,
+  "Llama 3, effective training time, over": 0.0, "PaLM 540B, training": 0.01,
+  "PaLM 540B, chip-hours on TPU v4 pods": 0.35, "Frontier, peak": 0.07,
+  "Frontier, power under load": 0.13,
+}
+
+
+def test_machines_that_exist(result):
+  assert {row["what"] for row in result["known"]} == set(KNOWN)
+  for row in result["known"]:
+    assert abs(row["error"]) <= KNOWN[row["what"]], row
+
+
+def test_less_bandwidth_is_needed_for_less_and_by_better_methods(result):
+  rows = [list(row["bit_s"].values()) for row in result["between"]]
+  for row in rows:
+    assert row == sorted(row)
+  for worse, better in itertools.pairwise(rows):
+    assert all(b <= w for w, b in zip(worse, better, strict=True))
+  assert rows[0][0] > 200 * rows[-1][0]
+
+
+def test_a_lost_link_costs_the_others_their_share_if_all_are_used(result):
+  rows = {row["router"]: row for row in result["multipath"]["rows"]}
+  assert rows["spray"]["whole"] == 1
+  assert rows["spray"]["without_one"] == pytest.approx(16 / 15)
+  assert rows["ecmp"]["whole"] > 2
+
+
+def test_fewer_days_with_a_planners_pod():
+  found = run(pod={})
+  assert found["pod"] is None
+  config = hundred_billion.get_config("test")
+  config.pod = gpt_11b.get_config("test")
+  config = config.to_dict()
+  planned = registry.find(config).run(config)
+  share = planned["pod"]["utilisation"]
+  assert 0 < share < 0.5
+  days = {
+    row["name"]: row["value"] for row in planned["results"]
+  }["days"]
+  assert days == pytest.approx(datacentre.plan({"utilisation": share})["days"])
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+  ({"sites": ()}, "config.sites=() must have at least one"),
+  ({"sites": ("here",)}, "config.sites='here' is neither NAME:WATTS"),
+  ({"sites": ("here:-1",)}, "here has -1 W"),
+  ({"sites": ("shed:1e5",)}, "a rack takes 154 kW"),
+  ({"knobs__budget": -5.0}, "config.knobs.budget=-5 must be positive"),
+  ({"knobs__accelerators": 64.0}, "config.knobs.accelerators has no effect"),
+  ({"given": "luck"}, "config.given='luck'"),
+  ({"rack": "gb300"}, "config.rack='gb300'"),
+  ({"cooling": "ice"}, "config.cooling='ice'"),
+  ({"rack": "h100", "precision": "fp4"}, "config.precision='fp4'"),
+  ({"tornado": "day"}, "config.tornado: target='day'"),
+  ({"targets": (1.5,)}, "config.targets=1.5 must"),
+])
+def test_wrong_values_are_named(changes, words):
+  with pytest.raises(ValueError) as error:
+    run(**changes)
+  assert words in str(error.value)
+
+
+def test_sites_that_are_too_small_are_said(capsys):
+  found = run(sites=("ohio:1e9",))
+  assert found["sites"]["missing_w"] == pytest.approx(3.31982e9)
+  tables.show(found)
+  assert "the sites are too small by 3.32 GW" in capsys.readouterr().out
+
+
+def test_failures_by_cause_add_up(result):
+  of = {row["name"]: row["value"] for row in result["results"]}
+  per_day = sum(result["causes"].values())
+  assert per_day == pytest.approx(86400 / of["mtbf_s"])
+
+
+def test_cooling_sets_the_power(result):
+  def power(found):
+    return next(
+      r["value"] for r in found["results"] if r["name"] == "facility_w"
+    )
+
+  assert power(run(cooling="mean")) == pytest.approx(
+    power(result) * 1.57 / 1.2
+  )
+  assert power(run(cooling="mean", knobs__pue=1.2)) == power(result)
+
+
+def test_a_small_machine(capsys):
+  found = run(
+    given="accelerators", knobs__accelerators=1.0, knobs__parameters=1e9
+  )
+  tables.show(found)
+  out = capsys.readouterr().out
+  assert "this config" in out
+  assert "predicted" in out
+
+
+@pytest.mark.parametrize("given", datacentre.GIVEN)
+def test_the_page_computes_what_python_does(given):
+  """Its function, in a JavaScript engine, for drawn settings."""
+  dukpy = pytest.importorskip("dukpy", reason="the extra test has it")
+  text = page.text(run(given=given))
+  function = re.search(r"^function plan\(v\) \{.*?^\}", text, re.S | re.M)[0]
+  rng = np.random.default_rng(datacentre.GIVEN.index(given))
+  settings = [
+    {
+      key: float(rng.uniform(knob.low, knob.high))
+      for key, knob in KNOBS.items()
+    }
+    for _ in range(50)
+  ]
+  found = dukpy.evaljs(
+    f"{function}; dukpy['settings'].map(plan)", settings=settings
+  )
+  for values, theirs in zip(settings, found, strict=True):
+    ours = datacentre.plan(values, given)
+    for key in datacentre.results(given):
+      assert theirs[key] == pytest.approx(float(ours[key]), rel=1e-9), key
+
+
+def test_the_page_needs_nothing_else(result):
+  text = page.text(result)
+  assert not re.search(r"""(src|href)=["'](?!data:)|@import|url\(|fetch\(|"""
+                       r"XMLHttpRequest|https?://", text.split("var result")[0])
+  assert text.count("</script>") == 1
+  data = re.search(r"^var result = (.*);$", text, re.M)[1]
+  assert json.loads(data) == json.loads(json.dumps(result))
+  for place in ("/*FUNCTION*/", "/*RESULT*/", "<!--TITLE-->"):
+    assert place not in text
+
+
+def test_the_page_shows_what_it_was_given():
+  found = run(
+    given="accelerators", knobs__accelerators=64.0, rack="h100",
+    sites=("</script><b>:1e9",),
+  )
+  text = page.text(found)
+  assert "</script><b>" not in text
+  assert text.count("</script>") == 1
