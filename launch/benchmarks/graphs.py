@@ -76,7 +76,7 @@ def _sampler(options: Any, graph: Graph) -> dict[str, Any]:
     distinct = len(np.unique(ids))
     if number >= warm:
       seconds.append((sampled - start, time.perf_counter() - sampled))
-      edges += _edges(degrees, options.fanouts)
+      edges += num_edges(degrees, options.fanouts)
       unique += distinct
   total = np.array(seconds).sum(axis=0)
   rows = [{
@@ -109,8 +109,13 @@ def _sampler(options: Any, graph: Graph) -> dict[str, Any]:
   return {"rows": rows}
 
 
-def _edges(degrees: np.ndarray, fanouts: tuple[int, ...]) -> int:
-  """Returns how many edges trees have, places that do not count left out."""
+def num_edges(degrees: np.ndarray, fanouts: tuple[int, ...]) -> int:
+  """Returns how many edges trees have, places that do not count left out.
+
+  Args:
+    degrees: Those of all places, int ``[B, T]``.
+    fanouts: Places for neighbours, level by level.
+  """
   parents = num_places(fanouts[:-1])
   width = np.concatenate([
     np.full(int(np.prod(fanouts[:level])), fanout)
@@ -229,11 +234,11 @@ def _waits(config: Any, graph: Graph) -> dict[str, Any]:
     f"{config.model.width}: time that the step waits for sampled and gathered "
     "rows",
     ["keys", "ms per step", "waits, ms", "share", "host's work, ms",
-     "GB fetched"],
+     "MB fetched"],
     [
       [row["changes"], f"{1e3 * row['step_s']:.1f}",
        f"{1e3 * row['waited_s']:.1f}", f"{row['waited_s'] / row['step_s']:.1%}",
-       f"{1e3 * row['worked_s']:.1f}", f"{row['fetched_bytes'] / 1e9:.3f}"]
+       f"{1e3 * row['worked_s']:.1f}", f"{row['fetched_bytes'] / 1e6:.1f}"]
       for row in rows
     ],
   )
@@ -248,8 +253,8 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
     steps: How many.
 
   Returns:
-    Seconds per step, of waiting and of the host's work, bytes fetched, losses
-    of the first and last step.
+    Seconds per step, of waiting and of the host's work, bytes fetched for a
+    step, losses of the first and last one.
   """
   dataset = experiment.data.load(experiment.seed)
   feed = Feed(experiment.program.layout, dataset.batches, dataset.ahead)
@@ -265,12 +270,14 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
   jax.block_until_ready(state)
   seconds = time.perf_counter() - start
   feed.close()
-  width = dataset.table.rows.shape[1]
+  width, counts = dataset.table.rows.shape[1], dataset.table.counts
+  step_places = experiment.data.batch_size * num_places(experiment.data.fanouts)
   return {
     "step_s": seconds / steps,
     "waited_s": (feed.waited_s - waited) / steps,
     "worked_s": (feed.worked_s - worked) / steps,
-    "fetched_bytes": 4 * width * dataset.table.counts.fetched,
+    # Batches that are drawn ahead are counted, though they are not trained on.
+    "fetched_bytes": 4 * width * counts.fetched * step_places / counts.places,
     "losses": [float(losses[0][0]), float(losses[-1][0])],
   }
 

@@ -1,13 +1,14 @@
 """Graphs on disk, their builders, the sampler, and Bayes' rule."""
 
 import collections
+import gzip
 import itertools
 import json
 
 import numpy as np
 import pytest
 
-from caatnet.data.graphs import bayes, builders, csr, sampling
+from caatnet.data.graphs import bayes, builders, csr, loaders, sampling
 from caatnet.data.graphs.data import Trees
 
 SMALL = {
@@ -176,6 +177,100 @@ def test_communities_are_as_planted(planted):
   assert abs(noise.mean()) < 0.02
   shares = np.bincount(planted.split) / 5_000
   np.testing.assert_allclose(shares, builders.SHARES, atol=0.03)
+
+
+# Graphs of others. ------------------------------------------------------------
+
+
+def files_of(folder, pairs, features, labels, split):
+  """One graph in all the forms that are read; "u v" means that v reads u."""
+  columns = pairs.T
+  text = "\n".join(f"{u}\t{v}" for u, v in pairs)
+  (folder / "edges.txt").write_text(f"# a comment\n{text}\n")
+  np.save(folder / "features.npy", features)
+  np.save(folder / "labels.npy", labels)
+  arrays = {"features": features, "labels": labels, "split": split}
+  np.savez(folder / "pairs.npz", edge_index=columns, **arrays)
+  order = np.argsort(columns[1], kind="stable")
+  indptr = np.r_[0, np.cumsum(np.bincount(columns[1], minlength=len(labels)))]
+  np.savez(
+    folder / "rows.npz", indptr=indptr, indices=columns[0][order], **arrays
+  )
+
+  def zipped(name, values):
+    path = folder / "ogb" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+      np.savetxt(file, values, "%r", delimiter=",")
+
+  zipped("raw/edge.csv.gz", pairs.astype(object))
+  zipped("raw/node-feat.csv.gz", features.astype(object))
+  zipped("raw/node-label.csv.gz", labels.astype(object))
+  for number, name in enumerate(("train", "valid", "test")):
+    nodes = np.flatnonzero(split == number).astype("O")
+    zipped(f"split/a/{name}.csv.gz", nodes)
+    zipped(f"../large/split/a/{name}.csv.gz", nodes)
+  (folder / "large/raw").mkdir()
+  np.savez(folder / "large/raw/data.npz", edge_index=columns,
+           node_feat=features.astype("f2"))
+  np.savez(folder / "large/raw/node-label.npz",
+           node_label=np.where(labels < 0, np.nan, labels)[:, None])
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_all_forms_of_a_graph_are_one_graph(tmp_path, undirected):
+  rng = np.random.default_rng(0)
+  pairs, labels = rng.integers(0, 40, (150, 2)), rng.integers(0, 3, 40)
+  features = rng.normal(size=(40, 5)).astype("f2").astype("f8")
+  split = rng.integers(0, 3, 40).astype("u1")
+  files_of(tmp_path, pairs, features, labels, split)
+  both = np.concatenate([pairs, pairs[:, ::-1]]) if undirected else pairs
+  options = {"undirected": undirected}
+  graphs = {
+    "edges": loaders.edge_list(
+      tmp_path / "a", path=str(tmp_path / "edges.txt"),
+      features=str(tmp_path / "features.npy"),
+      labels=str(tmp_path / "labels.npy"), **options,
+    )
+  } | {
+    name: loaders.npz(
+      tmp_path / "made" / name, path=str(tmp_path / name), **options
+    )
+    for name in ("pairs.npz", "rows.npz")
+  } | {
+    name: loaders.ogb(
+      tmp_path / "made" / name, path=str(tmp_path / name), **options
+    )
+    for name in ("ogb", "large")
+  }
+  for name, graph in graphs.items():
+    nodes = np.repeat(np.arange(40), np.diff(graph.indptr))
+    found = sorted(zip(graph.indices.tolist(), nodes.tolist(), strict=True))
+    assert found == sorted(map(tuple, both.tolist())), name
+    np.testing.assert_array_equal(graph.features, features)
+    np.testing.assert_array_equal(graph.labels, labels)
+    if name != "edges":  # which has no split
+      np.testing.assert_array_equal(graph.split, split)
+  assert set(graphs["edges"].split) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [("0 1\n2\n", "other than two"), ("0 1 5\n2 3 4\n", "other than two"),
+   ("0 x\n", "invalid literal"), ("0 1\n0 40\n", "names node 40"),
+   ("0 -1\n", "names node -1")],
+)
+def test_wrong_lists_of_edges_are_errors(tmp_path, text, message):
+  files_of(
+    tmp_path, np.zeros((1, 2), int), np.zeros((40, 2)), np.zeros(40, int),
+    np.zeros(40, "u1"),
+  )
+  (tmp_path / "edges.txt").write_text(text)
+  with pytest.raises(ValueError, match=message):
+    loaders.edge_list(
+      tmp_path / "a", path=str(tmp_path / "edges.txt"), undirected=False,
+      **{k: str(tmp_path / f"{k}.npy") for k in ("features", "labels")},
+    )
 
 
 # The sampler. -----------------------------------------------------------------
