@@ -244,6 +244,7 @@ RANGES = {
   "benchmark.predicted.link_share": POSITIVE_FRACTION,
   "benchmark.predicted.utilisation": POSITIVE_FRACTION,
   "benchmark.predicted.hidden": COUNT,
+  "benchmark.predicted.distinct": POSITIVE_FRACTION,
   "graph.scale": Range(1, 30, whole=True),
   "graph.num_edges": COUNT_OR_NONE,
   "graph.num_nodes": COUNT,

@@ -323,9 +323,7 @@ def _predicted(options: Any) -> dict[str, Any]:
     flops = 12 * options.batch_size * (
       parents * width * given.hidden + given.hidden * 64
     )
-    # Half of the places' rows are asked for twice in a batch, as measured on
-    # R-MAT in LOG.md.
-    feature_bytes = 4 * width * options.batch_size * places / 2
+    feature_bytes = 4 * width * options.batch_size * places * given.distinct
     compute_s = flops / (given.utilisation * device.peak("float32"))
     lines = 32 * alignment.mean_blocks(4 * width, 32, shifted=True) / (
       4 * width
@@ -350,8 +348,8 @@ def _predicted(options: Any) -> dict[str, Any]:
   tables.table(
     "predicted, nothing measured: H200, GraphSAGE, fan-outs "
     f"{tuple(options.fanouts)}, batch {options.batch_size}, hidden "
-    f"{given.hidden}; half of all places are distinct rows\nassumed: cores "
-    f"gather {given.gather / 1e9:g} GB/s, host memory "
+    f"{given.hidden}; {given.distinct:.0%} of all places are distinct rows\n"
+    f"assumed: cores gather {given.gather / 1e9:g} GB/s, host memory "
     f"{given.memory / 1e9:g} GB/s, {given.link_share:.0%} of a link, "
     f"{given.utilisation:.0%} of the peak; published: 65 to 92% faster on "
     "several GPUs (arXiv 2103.03330)",
