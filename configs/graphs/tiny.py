@@ -12,7 +12,7 @@ models. The extra `graphs` (numba) samples faster, and draws the same.
 
 Expected result, in a minute on two cores: an accuracy within three points of
 Bayes' rule on the same trees, which is printed beside it and is 0.85; by a
-node's own features alone no rule is right more often than 0.38. A GCN, which
+node's own features alone no rule is right more often than 0.39. A GCN, which
 divides a node's own features by its degree, comes within nine points.
 """
 

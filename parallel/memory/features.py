@@ -214,9 +214,7 @@ class _Placed:
     self.way = WAYS[kind](table.rows, self.mesh, table.implementation)
     self.capacity: dict[int, int] = {}
     hot = table.hot
-    self.cache = jax.device_put(
-      table.rows[hot], NamedSharding(self.mesh, P())
-    )
+    self.cache = on_devices(table.rows[hot], NamedSharding(self.mesh, P()))
     self.slots = None
     if len(hot):
       self.slots = np.full(len(table.rows), -1, np.int32)

@@ -89,7 +89,8 @@ class Device:
     names = preference(implementation, platform)
     chosen = api.choice(num_rows, width, rows.dtype, names)
     whole = {} if platform == "cpu" else {"memory_kind": "pinned_host"}
-    self.rows = jax.device_put(
+    # On a CPU XLA takes the table where it is mapped, without a copy.
+    self.rows = on_devices(
       order.stored(rows, chosen.kind), NamedSharding(mesh, P(), **whole)
     )
     self.sharding = NamedSharding(mesh, P(AXIS))

@@ -19,7 +19,7 @@ from caatnet.data.protocol import Dataset
 from parallel.memory import caches
 from parallel.memory.features import ACCESSES, Lookup, Table
 
-# The graph of ``config.data.path=""``: 38% of the labels are in a node's own
+# The graph of ``config.data.path=""``: 39% of the labels are in a node's own
 # features, 85% in those of 10 neighbours and of 5 of each of these as well.
 PLANTED = {
   "num_nodes": 65_536, "mean_degree": 15.0, "num_features": 16,
