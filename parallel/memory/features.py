@@ -126,10 +126,10 @@ class Table:
         f"ids {ids.min()} to {ids.max()} must be 0 to {len(self.rows) - 1}"
       )
     devices = tuple(sharding.mesh.devices.flat)
-    with self._lock:
+    with self._lock:  # a batch may be prepared while another is evaluated
       if devices not in self._placed:
         self._placed[devices] = _Placed(self, devices)
-    return self._placed[devices].prepare(ids, sharding)
+      return self._placed[devices].prepare(ids, sharding)
 
   def described(self, devices: Sequence[jax.Device]) -> str:
     """Says how devices get rows, and why not otherwise, for users."""

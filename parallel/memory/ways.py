@@ -79,7 +79,12 @@ class CpuGather:
 
 
 class Device:
-  """Devices read rows where they lie, in the host's memory."""
+  """Devices read rows where they lie, in the host's memory.
+
+  A device runs this after what was dispatched to it before, so the read of the
+  next batch follows the present step. Each device of a host has a pinned copy
+  of the table; on CPUs all have the one that is mapped.
+  """
 
   def __init__(
     self, rows: np.ndarray, mesh: Mesh, implementation: Implementation

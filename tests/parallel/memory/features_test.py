@@ -1,5 +1,6 @@
 """Every access brings the same rows; what it fetches is counted."""
 
+from concurrent import futures
 import itertools
 
 import jax
@@ -94,6 +95,20 @@ def test_nothing_is_dispatched_before_it_is_asked_for():
   put = Lookup(table, IDS).prepare((1,), NamedSharding(mesh(1), P("worker")))
   rows[:] = 0
   np.testing.assert_array_equal(np.asarray(put())[0], ROWS[IDS])
+
+
+def test_two_threads_may_prepare():
+  """As a batch that is drawn ahead and an evaluation do; sizes grow."""
+  table = Table(ROWS, "sharded")
+  sharding = NamedSharding(mesh(4), P("worker"))
+  rng = np.random.default_rng(5)
+  drawn = [
+    rng.integers(0, 20 * i + 1, (4, 4, 16)).astype("i4") for i in range(1, 16)
+  ]
+  with futures.ThreadPoolExecutor(4) as pool:
+    puts = list(pool.map(lambda ids: table.prepare(ids, sharding), drawn))
+  for ids, put in zip(drawn, puts, strict=True):
+    np.testing.assert_array_equal(put(), ROWS[ids])
 
 
 @pytest.mark.parametrize(
