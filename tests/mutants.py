@@ -4139,7 +4139,7 @@ _DATACENTRE_ROWS = [
   ),
   Mutant(
     "parallel/planner/datacentre.py", "restarts do not fail",
-    'mtbf * exp(least(n("restart_s") / mtbf, 700))', "mtbf",
+    'mtbf * exp(minimum(n("restart_s") / mtbf, _LARGE)) * work', "mtbf * work",
     f"{_DATACENTRE}::test_goodput_is_what_failures_leave",
   ),
   Mutant(
@@ -4156,6 +4156,18 @@ _DATACENTRE_ROWS = [
     "parallel/planner/uncertainty.py", "decisions are drawn",
     "    if key not in knobs.DECISIONS\n", "",
     f"{_DATACENTRE}::test_draws_are_plans",
+  ),
+  Mutant(
+    "parallel/planner/knobs.py", "ranges stay where another rack's are",
+    "(end * value / knob.value for end in (knob.low, knob.high))",
+    "(min(knob.low, value), max(knob.high, value))",
+    f"{_DATACENTRE}::test_draws_are_around_the_plan",
+  ),
+  Mutant(
+    "parallel/planner/datacentre.py", "more replicas than microbatches",
+    'floor(n("fit")), floor(n("batch_tokens") / n("microbatch_tokens"))',
+    'floor(n("fit")), floor(n("fit"))',
+    f"{_DATACENTRE}::test_a_model_that_fits_nowhere_and_one_that_needs_little",
   ),
   Mutant(
     "parallel/planner/expressions.py", "a page rounds up otherwise",

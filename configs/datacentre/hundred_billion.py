@@ -17,7 +17,8 @@ them, and backed out of its outputs where it does not. With --html a page with
 sliders is written that needs nothing else. It takes ten seconds.
 
 With ":planner" the share of the peak is not a constant, but what
-`parallel/planner` predicts for a model of 11B parameters on a pod of 64 GPUs.
+`parallel/planner` predicts for a model of 11B parameters on a pod of 64 GPUs;
+it is taken for the whole machine, whose accelerators may be others.
 """
 
 import ml_collections
@@ -31,9 +32,9 @@ KNOBS = (
   "per_rack", "rack_w", "overhead", "pue", "energy_price", "peak",
   "utilisation", "availability", "memory_bytes", "fill", "parameters",
   "active_share", "tokens_per_parameter", "state_bytes", "batch_tokens",
-  "microbatch_tokens", "layers", "chunks", "step_share", "radix",
-  "gradient_bits", "sync_every", "distance_km", "detour", "mtbf_h",
-  "network_mtbf_h", "save_rate", "restart_s", "repair_h",
+  "microbatch_tokens", "layers", "chunks", "step_share", "scale_up_bits",
+  "scale_out_bits", "radix", "gradient_bits", "sync_every", "distance_km",
+  "detour", "mtbf_h", "network_mtbf_h", "save_rate", "restart_s", "repair_h",
 )
 
 
@@ -60,14 +61,15 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
   config.knobs = ml_collections.ConfigDict()
   for knob in KNOBS:  # unset: the knob's own value, or the rack's
     config.knobs[knob] = config_dict.placeholder(float)
-  # Between sites: steps of a round, layers of the model of the simulation,
-  # and shares of the time that compute is to reach.
+  # Between sites: steps of a round, and shares of the time that compute is to
+  # reach.
   config.round_steps = 100
   config.targets = (0.5, 0.8, 0.9, 0.95, 0.99)
-  # Plans of drawn knobs, and what the tornado is of.
+  # Plans of drawn knobs, and the result that the tornado is of; "" for
+  # replica_days, or accelerators where these follow from a model.
   config.num_draws = 10_000
   config.seed = 0
-  config.tornado = "replica_days"
+  config.tornado = ""
   # A config of a planner's study, whose utilisation is taken; {} for none.
   config.pod = ml_collections.ConfigDict()
   if variant == "planner":

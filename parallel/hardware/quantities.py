@@ -3,9 +3,9 @@
 import dataclasses
 import math
 
-# How a number is known: read in the "paper" that it is of, in a "published"
-# document, in others' copies ("reported"), backed out of a paper's own outputs
-# ("derived"), recalled ("unverified"), or a "choice" of ours.
+# How a number is known: read in the "paper" that it is of or in its abstract,
+# in a "published" document, in others' copies ("reported"), backed out of a
+# paper's outputs ("derived"), recalled ("unverified"), or a "choice" of ours.
 MARKS = ("paper", "published", "reported", "derived", "unverified", "choice")
 
 
@@ -23,6 +23,7 @@ class Quantity:
     mark: How well it is known, one of ``MARKS``.
     least: Below this it makes no sense.
     most: Nor above this.
+    whole: Whether it is a number of things.
   """
 
   value: float
@@ -34,6 +35,7 @@ class Quantity:
   mark: str
   least: float = 0.0
   most: float = math.inf
+  whole: bool = False
 
   def __post_init__(self) -> None:
     if self.mark not in MARKS:

@@ -1,61 +1,90 @@
 """Racks, cooling, sites and failures as plain data, with their sources.
 
-1 GB is 10^9 bytes, 1 PFLOPS 10^15 FLOP/s of dense products.
+1 GB is 10^9 bytes, 1 PFLOPS 10^15 FLOP/s of dense products. Marks are those of
+`parallel.hardware.quantities`.
 """
 
 from collections.abc import Mapping
 import dataclasses
 
-_NVIDIA = "NVIDIA GB200 NVL72 datasheet, peaks with sparsity halved, over 72"
+Source = tuple[str, str]  # where a number comes from, and its mark
+
+_SHEET = "NVIDIA GB200 NVL72 datasheet, over 72, without sparsity"
+_BACKED_OUT = "backed out of outputs of arXiv 2407.12819"
+_CHOICE = ("ours", "choice")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rack:
-  """A rack of accelerators as it is sold.
+  """A rack of accelerators.
 
   Attributes:
     name: Key in ``RACKS``.
-    accelerators: How many it has.
+    per_rack: How many accelerators it has.
     flops: FLOP/s of dense products of an accelerator, by format.
     memory_bytes: The memory of an accelerator.
+    scale_up_bits: Bit/s of an accelerator inside the rack, each way.
     scale_out_bits: Bit/s of an accelerator to other racks, each way.
-    power_w: Watts of the rack alone.
-    price: Dollars.
-    source: Where the numbers come from.
+    rack_w: Watts of the rack as it is sold.
+    overhead: Watts with network and storage beside it, over these.
+    rack_price: Dollars.
+    sources: Of each of these, by its name; "peak" is that of ``flops``.
   """
 
   name: str
-  accelerators: int
+  per_rack: int
   flops: Mapping[str, float]
   memory_bytes: float
+  scale_up_bits: float
   scale_out_bits: float
-  power_w: float
-  price: float
-  source: str
+  rack_w: float
+  overhead: float
+  rack_price: float
+  sources: Mapping[str, Source]
 
 
+_DGX = "NVIDIA DGX H100 datasheet"
 RACKS = {rack.name: rack for rack in (
   Rack(
-    "gb200", 72, {"bf16": 2.5e15, "fp8": 5e15, "fp4": 10e15}, 186e9, 400e9,
-    120e3, 3.0042e6,
-    f"{_NVIDIA}; 13.4 TB of memory in a rack; 400 Gb/s and 120 kW: reported by "
-    "those who install them; price: backed out of outputs of arXiv 2407.12819",
+    "gb200", 72, {"bf16": 2.5e15, "fp8": 5e15, "fp4": 10e15}, 186e9, 7.2e12,
+    400e9, 120e3, 1.2875, 3.0042e6,
+    {
+      "per_rack": (_SHEET, "published"), "peak": (_SHEET, "published"),
+      "memory_bytes": (_SHEET, "published"),
+      "scale_up_bits": (f"{_SHEET}: 1.8 TB/s both ways", "published"),
+      "scale_out_bits": ("one adapter of 400 Gb/s each", "unverified"),
+      "rack_w": ("those who install such racks", "reported"),
+      "overhead": (f"154.5 kW over 120, {_BACKED_OUT}", "derived"),
+      "rack_price": (_BACKED_OUT, "derived"),
+    },
   ),
   Rack(
-    "h100", 32, {"bf16": 989.4e12, "fp8": 1978.9e12}, 80e9, 400e9, 4 * 10.2e3,
-    1.4e6,
-    "NVIDIA DGX H100 datasheet, 8 GPUs and at most 10.2 kW; four in a rack, "
-    "350,000 dollars each: recalled",
+    "h100", 32, {"bf16": 989.4e12, "fp8": 1978.9e12}, 80e9, 3.6e12, 400e9,
+    4 * 10.2e3, 1.15, 1.4e6,
+    {
+      "per_rack": ("four nodes of eight", "choice"),
+      "peak": (_DGX, "published"), "memory_bytes": (_DGX, "published"),
+      "scale_up_bits": (f"{_DGX}: 900 GB/s both ways, in a node", "published"),
+      "scale_out_bits": (_DGX, "published"),
+      "rack_w": (f"{_DGX}: at most 10.2 kW a node", "published"),
+      "overhead": _CHOICE,
+      "rack_price": ("350,000 dollars a node", "unverified"),
+    },
   ),
 )}
 
 # Total power over that of the machines, by how these are cooled.
-COOLING = {
-  "fleet": (1.10, "Google, second quarter of 2021, in CNBC of 2022-04-13"),
-  "liquid": (1.2, "a choice: the paper's total power over that of its machines "
-             "is 1.156 to 1.308"),
-  "mean": (1.57, "Uptime Institute's survey of 2021, in CNBC of 2022-04-13: "
-           "the mean of large datacentres"),
+COOLING: dict[str, tuple[float, Source]] = {
+  "liquid": (1.2, (
+    "ours; the paper's total power over IT power is 1.156 to 1.308", "choice"
+  )),
+  "air": (1.57, (
+    "mean of large datacentres, Uptime Institute's survey of 2021 in CNBC of "
+    "2022-04-13; that they are cooled with air is assumed", "reported"
+  )),
+  "fleet": (1.10, (
+    "Google, second quarter of 2021, in CNBC of 2022-04-13", "reported"
+  )),
 }
 
 
@@ -74,9 +103,9 @@ class Site:
   source: str
 
 
-_CHOICE = "a choice: no grid operator was asked"
+_SITE = "a choice: no grid operator was asked"
 SITES = {site.name: site for site in (
-  Site("east", 2.4e9, _CHOICE), Site("west", 2.4e9, _CHOICE),
+  Site("east", 2.4e9, _SITE), Site("west", 2.4e9, _SITE),
 )}
 
 # Unexpected interruptions of 16,384 GPUs in 54 days, by their cause.
@@ -88,7 +117,9 @@ INTERRUPTIONS = {
 }
 INTERRUPTED_GPUS, INTERRUPTED_HOURS = 16_384, 54 * 24
 INTERRUPTIONS_SOURCE = (
-  "The Llama 3 Herd of Models (arXiv 2407.21783), table 5, reported: the total "
-  "and the largest causes were read in others' copies"
+  "The Llama 3 Herd of Models (arXiv 2407.21783), table 5: the total and the "
+  "largest causes were read in others' copies"
 )
 NETWORK_CAUSES = ("network switch or cable", "network adapter")
+# After these nothing has to be repaired.
+SOFTWARE_CAUSES = ("software", "host maintenance", "NCCL watchdog")

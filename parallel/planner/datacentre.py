@@ -5,23 +5,30 @@ results before them (`parallel.planner.expressions`), so that a plan, a thousand
 plans at once and a web page compute the same. Units are SI: bytes, bit/s, W, s;
 days, hours and dollars where the name says so.
 
-Compute is 6 FLOPs per active parameter and token (Kaplan et al., 2001.08361)
-at a share of the peak. Tokens are a multiple of the active parameters, 20 in
-Hoffmann et al., 2203.15556. A failure stops all, or with membership that is
-elastic one replica; then the work since the last copy is lost, and a restart
-waited for. The interval of copies is that of Young, CACM 1974, the goodput that
-of Daly, FGCS 22, 2006, equation 21, whose failures are a Poisson process.
+Compute is 6 FLOPs per active parameter and token (Kaplan et al., 2001.08361) at
+a share of the peak. Tokens are a multiple of the active parameters, 20 in
+Hoffmann et al., 2203.15556.
 
 Inside a site each replica of the model is one rack of tensor ranks for each
-stage. Bytes are those of this project's programs: two reductions over tensor
-ranks of a layer, forward and back, a hop of the stream each way, and one
-reduction of the gradients, all by rings in two bytes per number.
+stage, without any sharding over replicas. How much of the peak such a layout
+leaves is a result of its own: where that is less than the share of the peak
+that is assumed, another layout is needed. Bytes are those of this project's
+programs: two reductions over tensor ranks of a layer, forward and back, a hop
+of the stream each way, and one reduction of the gradients, all by rings and in
+two bytes per number.
+
+Failures come at random, at a constant rate. One stops all, or with membership
+that is elastic one replica; the work since the last copy of the state is lost,
+and a restart takes its time and may fail itself. The interval of copies is that
+of Young, CACM 1974; the share of the time that counts is that of Daly, FGCS 22,
+2006, equation 21.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
 from scipy import optimize
 
 from parallel import checks
@@ -32,16 +39,24 @@ from parallel.planner.expressions import (
   ceil,
   exp,
   floor,
-  least,
   log,
-  most,
+  maximum,
+  minimum,
   name,
   sqrt,
 )
 from parallel.planner.knobs import KNOBS
 
 GIVEN = ("budget", "accelerators", "model")
+_DAY_S = 86_400
 _FIBRE_KM_S = 2e5  # of light in glass, two thirds of that in a vacuum
+_ITEM_BYTES = 2  # of activations and of gradients inside a site
+_LARGE = 300.0  # e to the power of twice that is a number still
+_HARDWARE = 1 - sum(
+  sites.INTERRUPTIONS[cause] for cause in sites.SOFTWARE_CAUSES
+) / sum(sites.INTERRUPTIONS.values())
+
+
 class Result(NamedTuple):
   """What a plan says.
 
@@ -58,188 +73,200 @@ class Result(NamedTuple):
   group: str
 
 
-_K = {key: name(key) for key in KNOBS}
+_Rows = Iterable[tuple[str, Expression, str, str]]
+
+
+def _group(title: str, rows: _Rows) -> dict[str, Result]:
+  return {
+    key: Result(formula, unit, meaning, title)
+    for key, formula, unit, meaning in rows
+  }
 
 
 def _size(given: str) -> dict[str, Result]:
   """Returns how many accelerators there are, and what they cost."""
-  k, group = _K, "machine"
-  share = k["compute_share"] / k["rack_price"]
-  racks = floor(k["budget"] * share)
-  count, price = name("racks") * k["per_rack"], None
-  if given != "budget":
-    count = k["accelerators"]
-    if given == "model":
-      active = k["parameters"] * k["active_share"]
-      count = ceil(
-        6 * active * active * k["tokens_per_parameter"] / (
-          86400 * k["days_allowed"] * k["peak"] * k["utilisation"]
-          * k["availability"]
-        )
-      )
-    racks = ceil(name("accelerators") / k["per_rack"])
-    price = name("accelerators") / k["per_rack"] / share
-  found = {
-    "racks": Result(racks, "", "racks", group),
-    "accelerators": Result(count, "", "accelerators", group),
-  }
-  if price is None:
-    return found
-  found = dict(reversed(found.items()))  # racks are for the accelerators
-  return found | {"budget": Result(price, "$", "budget", group)}
+  n = name
+  if given == "budget":
+    bought = floor(n("budget") * n("compute_share") / n("rack_price"))
+    return _group("machine", (
+      ("racks", bought, "", "racks"),
+      ("accelerators", n("racks") * n("per_rack"), "", "accelerators"),
+    ))
+  count = n("accelerators")
+  if given == "model":
+    active = n("parameters") * n("active_share")
+    count = ceil(6 * active * active * n("tokens_per_parameter") / (
+      _DAY_S * n("days_allowed") * n("peak") * n("utilisation")
+      * n("availability")
+    ))
+  price = n("rack_price") / n("per_rack") / n("compute_share")
+  return _group("machine", (
+    ("accelerators", count, "", "accelerators"),
+    ("racks", ceil(n("accelerators") / n("per_rack")), "", "racks"),
+    ("budget", n("accelerators") * price, "$", "budget"),
+  ))
 
 
 def _machine() -> dict[str, Result]:
-  n, group = name, "machine"
-  return {
-    key: Result(formula, unit, meaning, group)
-    for key, formula, unit, meaning in (
-      ("it_w", n("accelerators") / n("per_rack") * n("rack_w") * n("overhead"),
-       "W", "IT power"),
-      ("facility_w", n("it_w") * n("pue"), "W", "power with cooling"),
-      ("sites_needed", ceil(n("facility_w") / n("site_w")), "",
-       "sites, each as large as the largest"),
-      ("energy_year_wh", n("facility_w") * 8760, "Wh", "energy of a year"),
-      ("energy_year_cost", n("energy_year_wh") / 1e6 * n("energy_price"), "$",
-       "energy of a year"),
-      ("memory", n("accelerators") * n("memory_bytes"), "B", "memory"),
-      ("spares", ceil(
-        n("accelerators") * n("repair_h") / n("mtbf_h")
-        + 3 * sqrt(n("accelerators") * n("repair_h") / n("mtbf_h"))
-      ), "", "accelerators being repaired, mean and three deviations"),
-    )
-  }
+  n = name
+  in_repair = n("accelerators") * n("repair_h") * _HARDWARE / n("mtbf_h")
+  return _group("machine", (
+    ("it_w", n("accelerators") / n("per_rack") * n("rack_w") * n("overhead"),
+     "W", "IT power"),
+    ("facility_w", n("it_w") * n("pue"), "W", "power with cooling"),
+    ("sites_needed", ceil(n("facility_w") / n("site_w")), "", "sites"),
+    ("energy_year_wh", n("facility_w") * 8760, "Wh", "energy per year"),
+    ("energy_year_cost", n("energy_year_wh") / 1e6 * n("energy_price"), "$",
+     "price of the energy per year"),
+    ("memory", n("accelerators") * n("memory_bytes"), "B", "memory"),
+    # The mean, and three deviations of a Poisson process.
+    ("spares", ceil(in_repair + 3 * sqrt(in_repair)), "",
+     "spare accelerators, so that repairs stop nothing"),
+  ))
 
 
 def _training() -> dict[str, Result]:
-  n, group = name, "training"
-  return {
-    key: Result(formula, unit, meaning, group)
-    for key, formula, unit, meaning in (
-      ("speed", n("accelerators") * n("peak") * n("utilisation")
-       * n("availability"), "FLOP/s", "speed of the machine"),
-      ("active", n("parameters") * n("active_share"), "",
-       "parameters that a token uses"),
-      ("tokens", n("active") * n("tokens_per_parameter"), "", "tokens"),
-      ("flops", 6 * n("active") * n("tokens"), "FLOP", "FLOPs of training"),
-      ("days", n("flops") / (86400 * n("speed")), "days",
-       "days of training without failures"),
-      ("state", n("parameters") * n("state_bytes"), "B", "training state"),
-      ("state_share", n("state") / n("memory"), "",
-       "share of the memory that is state"),
-      ("largest", sqrt(
-        86400 * n("days_allowed") * n("speed")
-        / (6 * n("tokens_per_parameter"))
-      ) / n("active_share"), "", "parameters that can be trained in time"),
-      ("ratio_allowed", 86400 * n("days_allowed") * n("speed")
-       / (6 * n("active") * n("active")), "",
-       "tokens per active parameter that there is time for"),
-    )
-  }
+  n = name
+  allowed = _DAY_S * n("days_allowed") * n("speed")
+  return _group("training", (
+    ("speed", n("accelerators") * n("peak") * n("utilisation")
+     * n("availability"), "FLOP/s", "speed of the machine"),
+    ("active", n("parameters") * n("active_share"), "",
+     "parameters that a token uses"),
+    ("tokens", n("active") * n("tokens_per_parameter"), "", "tokens"),
+    ("flops", 6 * n("active") * n("tokens"), "FLOP", "FLOPs of training"),
+    ("days", n("flops") / (_DAY_S * n("speed")), "days",
+     "days of training without failures"),
+    ("state", n("parameters") * n("state_bytes"), "B", "training state"),
+    ("state_share", n("state") / n("memory"), "",
+     "training state over all memory"),
+    ("largest", minimum(
+      sqrt(allowed / (6 * n("tokens_per_parameter"))) / n("active_share"),
+      n("memory") * n("fill") / n("state_bytes"),
+    ), "", "parameters for which there is time and memory"),
+    ("ratio_allowed", allowed / (6 * n("active") * n("active")), "",
+     "tokens per active parameter for which there is time"),
+  ))
 
 
 def _inside() -> dict[str, Result]:
-  n, group = name, "inside a site"
-  stream = n("microbatches") * n("microbatch_tokens") * n("width") * 2
+  n = name
   window = n("step_share") * n("step_s")
-  return {
-    key: Result(formula, unit, meaning, group)
-    for key, formula, unit, meaning in (
-      ("step_s", 6 * n("active") * n("batch_tokens") / n("speed"), "s",
-       "time of a step"),
-      ("stages", ceil(
-        ceil(n("state") / (n("fill") * n("memory_bytes"))) / n("per_rack")
-      ), "", "stages of a replica, a rack each"),
-      ("replicas", most(
-        1, floor(n("accelerators") / (n("stages") * n("per_rack")))
-      ), "", "replicas of the model"),
-      ("microbatches", most(
-        1, floor(n("batch_tokens") / (n("replicas") * n("microbatch_tokens")))
-      ), "", "microbatches of a replica"),
-      ("bubble", (n("stages") - 1) / (
-        n("chunks") * n("microbatches") + n("stages") - 1
-      ), "", "share of a step in which stages idle"),
-      ("tokens_of_tenth", 9 * (n("stages") - 1) / n("chunks")
-       * n("microbatch_tokens") * n("replicas"), "",
-       "tokens of a step of which stages idle a tenth"),
-      ("width", sqrt(n("active") / (12 * n("layers"))), "",
-       "channels of the stream"),
-      ("gradient_bytes", 2 * n("parameters") / (n("stages") * n("per_rack")),
-       "B", "gradients of an accelerator"),
-      ("data_bits", 8 * 2 * (n("replicas") - 1) / n("replicas")
-       * n("gradient_bytes") / window, "bit/s",
-       "sent per accelerator, gradients"),
-      ("stage_bits", 8 * 2 * stream / window, "bit/s",
-       "sent per accelerator, from stage to stage"),
-      ("tensor_bits", 8 * 4 * 2 * (n("per_rack") - 1) / n("per_rack")
-       * n("layers") / n("stages") * stream / window, "bit/s",
-       "sent per accelerator, tensor ranks"),
-      ("endpoints", ceil(n("accelerators") / n("sites_needed")), "",
-       "accelerators of a site"),
-      ("tiers", most(1, ceil(
-        log(n("endpoints") / 2) / log(n("radix") / 2) - 1e-9
-      )), "", "tiers of a fat tree of a site"),
-      ("links", n("endpoints") * n("tiers"), "", "links of that tree"),
-      ("link_failures_day", 24 * n("accelerators") / n("network_mtbf_h"), "",
-       "failures of links per day"),
-      ("uplink_share", 2 / n("radix"), "",
-       "of a leaf's uplinks that one failure takes"),
-    )
-  }
+  stream = (
+    n("microbatches") * n("microbatch_tokens") * n("width") * _ITEM_BYTES
+  )
+  needed = ceil(n("state") / (n("fill") * n("memory_bytes")))
+  return _group("inside a site", (
+    ("step_s", 6 * n("active") * n("batch_tokens") / n("speed"), "s",
+     "time of a step"),
+    ("tensor", minimum(n("per_rack"), n("accelerators")), "",
+     "tensor ranks, those of a rack"),
+    ("stages", ceil(needed / n("tensor")), "",
+     "stages, so that a replica's state fits"),
+    ("fit", n("accelerators") / (n("stages") * n("tensor")), "",
+     "accelerators over those of a replica: below 1 nothing fits"),
+    # No more than there are microbatches.
+    ("replicas", maximum(1, minimum(
+      floor(n("fit")), floor(n("batch_tokens") / n("microbatch_tokens"))
+    )), "", "replicas of the model"),
+    ("microbatches", maximum(
+      1, floor(n("batch_tokens") / (n("replicas") * n("microbatch_tokens")))
+    ), "", "microbatches of a replica in a step"),
+    # Of 1F1B, interleaved if there are chunks.
+    ("bubble", (n("stages") - 1) / (
+      n("chunks") * n("microbatches") + n("stages") - 1
+    ), "", "share of a step in which stages idle"),
+    ("layout_share", (1 - n("bubble")) * minimum(
+      1, n("replicas") * n("stages") * n("tensor") / n("accelerators")
+    ), "", "share of the peak that this layout leaves at most"),
+    # (p - 1) / (v m + p - 1) = 1/10
+    ("tokens_of_tenth", 9 * (n("stages") - 1) / n("chunks")
+     * n("microbatch_tokens") * n("replicas"), "",
+     "tokens of a step in which stages would idle a tenth"),
+    # A layer has 12 times the square of its width in parameters.
+    ("width", sqrt(n("active") / (12 * n("layers"))), "",
+     "width of the stream"),
+    ("gradient_bytes", _ITEM_BYTES * n("parameters") / (
+      n("stages") * n("tensor")
+    ), "B", "gradients of an accelerator"),
+    # Rings send 2 (n - 1) / n of what they reduce; 8 bits are a byte.
+    ("data_bits", 8 * 2 * (n("replicas") - 1) / n("replicas")
+     * n("gradient_bytes") / window, "bit/s",
+     "an accelerator sends gradients to replicas"),
+    ("stage_bits", 8 * 2 * minimum(n("stages") - 1, 1) * stream / window,
+     "bit/s", "an accelerator sends the stream to stages, forward and back"),
+    ("tensor_bits", 8 * 4 * 2 * (n("tensor") - 1) / n("tensor") * n("layers")
+     / n("stages") * stream / window, "bit/s",
+     "an accelerator sends to tensor ranks, four reductions of a layer"),
+    ("scale_out_share", (n("data_bits") + n("stage_bits"))
+     / n("scale_out_bits"), "", "of its rate to other racks, that is"),
+    ("scale_up_share", n("tensor_bits") / n("scale_up_bits"), "",
+     "of its rate inside the rack, that is"),
+    ("endpoints", ceil(n("accelerators") / n("sites_needed")), "",
+     "accelerators of a site"),
+    # A full tree of k tiers has 2 (radix / 2)^k hosts; just full, rounding
+    # must not add a tier.
+    ("tiers", maximum(1, ceil(
+      log(n("endpoints") / 2) / log(n("radix") / 2) - 1e-9
+    )), "", "tiers of a fat tree of that many hosts"),
+    ("links", n("endpoints") * n("tiers"), "", "links of that tree"),
+    ("link_failures_day", 24 * n("accelerators") / n("network_mtbf_h"), "",
+     "failures of links per day"),
+    ("uplink_share", 2 / n("radix"), "",
+     "share of a switch's uplinks that one failure takes, if all are used"),
+  ))
 
 
 def _between() -> dict[str, Result]:
-  n, group = name, "between sites"
-  return {
-    key: Result(formula, unit, meaning, group)
-    for key, formula, unit, meaning in (
-      ("cross_bits", 2 * (n("sites_needed") - 1) / n("sites_needed")
-       * n("parameters") * n("gradient_bits") / (
-         n("sync_every") * n("step_s")
-       ), "bit/s", "sent by a site, each way"),
-      ("rtt_s", 2 * n("distance_km") * n("detour") / _FIBRE_KM_S, "s",
-       "round trip between sites"),
-      ("in_flight", n("cross_bits") * n("rtt_s") / 8, "B",
-       "under way in a round trip"),
-    )
-  }
+  n = name
+  return _group("between sites", (
+    ("cross_bits", 2 * (n("sites_needed") - 1) / n("sites_needed")
+     * n("parameters") * n("gradient_bits") / (
+       n("sync_every") * n("step_s")
+     ), "bit/s", "a site sends, each way"),
+    ("rtt_s", 2 * n("distance_km") * n("detour") / _FIBRE_KM_S, "s",
+     "round trip between sites"),
+    ("in_flight", n("cross_bits") * n("rtt_s") / 8, "B",
+     "bytes under way in a round trip"),
+  ))
 
 
 def _failures() -> dict[str, Result]:
-  n, group = name, "failures"
+  n = name
 
-  def daly(mtbf: Expression, interval: Expression) -> Expression:
+  def daly(mtbf: Expression, interval: Expression, save: Expression):
+    work = exp(minimum((interval + save) / mtbf, _LARGE)) - 1
     return interval / (
-      mtbf * exp(least(n("restart_s") / mtbf, 700))
-      * (exp(least((interval + n("save_s")) / mtbf, 700)) - 1)
+      mtbf * exp(minimum(n("restart_s") / mtbf, _LARGE)) * work
     )
 
-  return {
-    key: Result(formula, unit, meaning, group)
-    for key, formula, unit, meaning in (
-      ("mtbf_s", 3600 * n("mtbf_h") / n("accelerators"), "s",
-       "time between failures of the machine"),
-      ("save_s", n("state") / (n("accelerators") * n("save_rate")), "s",
-       "time of a copy of the state"),
-      ("interval_s", sqrt(2 * n("save_s") * n("mtbf_s")), "s",
-       "time between copies"),
-      ("save_traffic", n("state") / n("interval_s"), "B/s",
-       "copied by all together"),
-      ("loss", n("save_s") / n("interval_s")
-       + n("interval_s") / (2 * n("mtbf_s")), "",
-       "share lost to copies and work done again, first order"),
-      ("goodput", daly(n("mtbf_s"), n("interval_s")), "",
-       "share of the time that counts, if a failure stops all"),
-      ("replica_mtbf_s", 3600 * n("mtbf_h") / least(
-        n("accelerators"), n("stages") * n("per_rack")
-      ), "s", "time between failures of a replica"),
-      ("replica_goodput", daly(
-        n("replica_mtbf_s"), sqrt(2 * n("save_s") * n("replica_mtbf_s"))
-      ), "", "the same, if a failure stops one replica"),
-      ("replica_days", n("days") / n("replica_goodput"), "days",
-       "days of training, if a failure stops one replica"),
-    )
-  }
+  replica = minimum(n("accelerators"), n("stages") * n("tensor"))
+  return _group("failures", (
+    ("mtbf_s", 3600 * n("mtbf_h") / n("accelerators"), "s",
+     "time between failures of the machine"),
+    ("save_s", n("state") / (n("accelerators") * n("save_rate")), "s",
+     "time of a copy of the state, shared by all"),
+    ("interval_s", sqrt(2 * n("save_s") * n("mtbf_s")), "s",
+     "time between copies"),
+    ("save_traffic", n("state") / (n("interval_s") + n("save_s")), "B/s",
+     "all accelerators copy"),
+    ("loss", n("save_s") / n("interval_s")
+     + n("interval_s") / (2 * n("mtbf_s")), "",
+     "share lost to copies and to work done again, first order"),
+    ("goodput", daly(n("mtbf_s"), n("interval_s"), n("save_s")), "",
+     "share of the time that counts, if a failure stops all"),
+    ("replica_mtbf_s", 3600 * n("mtbf_h") / replica, "s",
+     "time between failures of a replica"),
+    ("replica_save_s", n("state") / (replica * n("save_rate")), "s",
+     "time of a copy of the state by one replica"),
+    ("replica_interval_s", sqrt(2 * n("replica_save_s") * n("replica_mtbf_s")),
+     "s", "time between a replica's copies"),
+    ("replica_goodput", daly(
+      n("replica_mtbf_s"), n("replica_interval_s"), n("replica_save_s")
+    ), "", "share of the time that counts, if a failure stops a replica"),
+    ("replica_days", n("days") / n("replica_goodput"), "days",
+     "days of training, if a failure stops a replica"),
+  ))
 
 
 def results(given: str = "budget") -> dict[str, Result]:
@@ -265,24 +292,7 @@ def knobs_of(given: str = "budget") -> list[str]:
   found, read = results(given), set()
   for result in found.values():
     read.update(result.formula.names())
-  own = {"accelerators": "accelerators", "budget": "budget"}.get(given)
-  return [k for k in KNOBS if k in read and (k not in found or k == own)]
-
-
-def rack(kind: str, precision: str) -> dict[str, float]:
-  """Returns the knobs that a kind of rack sets.
-
-  Raises:
-    ValueError: The rack or the precision is unknown.
-  """
-  checks.known("rack=", kind, sites.RACKS)
-  found = sites.RACKS[kind]
-  checks.known("precision=", precision, found.flops)
-  return {
-    "per_rack": found.accelerators, "rack_w": found.power_w,
-    "rack_price": found.price,
-    "peak": found.flops[precision], "memory_bytes": found.memory_bytes,
-  }
+  return [k for k in KNOBS if k in read and (k not in found or k == given)]
 
 
 def plan(
@@ -291,8 +301,8 @@ def plan(
   """Computes a plan.
 
   Args:
-    values: Knobs that are not as in ``KNOBS``, numbers or arrays of equal
-      shapes.
+    values: Knobs that are not as in ``KNOBS``, numbers or float64 arrays of
+      equal shapes.
     given: What the size of the machine follows from, one of ``GIVEN``.
 
   Returns:
@@ -302,47 +312,65 @@ def plan(
     ValueError: A knob is unknown or out of its bounds, or the budget buys no
       rack, or a rack needs more than a site has.
   """
-  values = dict(values or {})
-  for key, value in values.items():
-    checks.known("knob ", key, KNOBS)
-    _check(key, value)
-  own = {key: knob.value for key, knob in KNOBS.items()} | values
-  rack_w = _largest(own["rack_w"]) * _largest(own["overhead"])
-  if rack_w * _largest(own["pue"]) > _smallest(own["site_w"]):
+  own = with_defaults(values or {})
+  spent = np.min(own["budget"] * own["compute_share"])
+  if given == "budget" and spent < np.max(own["rack_price"]):
     raise ValueError(
-      f"rack_w={own['rack_w']:g}: a rack takes {rack_w / 1e3:,.0f} kW and its "
-      f"cooling, and the largest site has {own['site_w'] / 1e3:,.0f} kW"
+      f"budget={np.min(own['budget']):g} buys no rack: {spent:g} of it are for "
+      f"racks, and rack_price={np.max(own['rack_price']):g}"
     )
-  spent = own["budget"] * own["compute_share"]
-  if given == "budget" and _smallest(spent / own["rack_price"]) < 1:
+  needed, there = np.max(_rack_w(own)), np.min(own["site_w"])
+  if needed > there:
     raise ValueError(
-      f"budget={own['budget']:g} buys no rack: its share of "
-      f"{own['compute_share']:g} is less than rack_price={own['rack_price']:g}"
+      f"site_w={there:g}: a rack takes {needed / 1e3:,.1f} kW with its share "
+      f"of the network and of cooling, and a site has {there / 1e3:,.1f} kW"
     )
   return expressions.evaluate(formulas(given), own)
 
 
-def _check(key: str, value: Any) -> None:
-  knob = KNOBS[key]
-  low, high = _smallest(value), _largest(value)
-  if not (low > 0 and low >= knob.least and high <= knob.most
-          and high < math.inf):
-    bounds = f", at least {knob.least:g}" * (knob.least > 0)
-    bounds += f", at most {knob.most:g}" * (knob.most < math.inf)
-    raise ValueError(f"{key}={low:g} must be positive and finite{bounds}")
+def possible(values: Mapping[str, Any], given: str = "budget") -> np.ndarray:
+  """Returns which plans `plan` would not refuse, bool.
+
+  Args:
+    values: Knobs within their bounds, as for `plan`.
+    given: As for `plan`.
+  """
+  own = with_defaults(values)
+  found = np.asarray(_rack_w(own) <= own["site_w"])
+  if given == "budget":
+    bought = own["budget"] * own["compute_share"] >= own["rack_price"]
+    found = found & bought
+  return found
 
 
-def _smallest(value: Any) -> float:
-  return value if isinstance(value, int | float) else value.min()
+def _rack_w(own: Mapping[str, Any]) -> Any:
+  return own["rack_w"] * own["overhead"] * own["pue"]
 
 
-def _largest(value: Any) -> float:
-  return value if isinstance(value, int | float) else value.max()
+def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns all knobs.
+
+  Raises:
+    ValueError: One is unknown or out of its bounds.
+  """
+  for key, value in values.items():
+    checks.known("knob ", key, KNOBS)
+    knob, x = KNOBS[key], np.asarray(value, float)
+    inside = (x > 0) & (x >= knob.least) & (x <= knob.most) & (x < math.inf)
+    if not inside.all():
+      bounds = f", at least {knob.least:g}" * (knob.least > 0)
+      bounds += f", at most {knob.most:g}" * (knob.most < math.inf)
+      raise ValueError(
+        f"{key}={x[~inside].flat[0]:g} must be positive and finite{bounds}"
+      )
+    if knob.whole and (x != np.floor(x)).any():
+      raise ValueError(f"{key}={x.flat[0]:g} must be an integer")
+  return {key: knob.value for key, knob in KNOBS.items()} | dict(values)
 
 
 def solve(
-  key: str, target: str, wanted: float, values: Mapping[str, float],
-  given: str = "budget",
+  key: str, target: str, wanted: float,
+  values: Mapping[str, float] | None = None, given: str = "budget",
 ) -> float:
   """Finds the knob with which a result is as wanted.
 
@@ -354,21 +382,24 @@ def solve(
     given: As for `plan`.
 
   Raises:
-    ValueError: No value from a thousandth of the knob's range to a thousand
-      times it gives that.
+    ValueError: The knob or the result is unknown, or no value from a thousandth
+      of the knob's range to a thousand times it gives that.
   """
+  checks.known("target=", target, results(given))
+  checks.known("knob ", key, knobs_of(given))
   knob = KNOBS[key]
-  low = max(knob.least, knob.low / 1e3, 1e-12)
+  low = max(knob.least, knob.low / 1e3)
   high = min(knob.most, knob.high * 1e3)
 
   def over(value: float) -> float:
-    return float(plan({**values, key: value}, given)[target]) - wanted
+    own = {**(values or {}), key: value}
+    return float(plan(own, given)[target]) - wanted
 
   try:
     return float(optimize.brentq(over, low, high, rtol=1e-12))
   except ValueError as error:
     raise ValueError(
-      f"no {key} from {low:g} to {high:g} gives {target}={wanted:g}"
+      f"no {key} from {low:g} to {high:g} gives {target}={wanted:g}: {error}"
     ) from error
 
 
@@ -391,7 +422,7 @@ def fill(
     raise ValueError("sites=() must have at least one site")
   found = {}
   for site in sorted(places, key=lambda key: -places[key]):
-    if not places[site] > 0:
+    if not 0 < places[site] < math.inf:
       raise ValueError(f"site {site} has {places[site]:g} W: it must have some")
     if power_w > 0:
       found[site] = min(power_w, places[site])

@@ -158,12 +158,12 @@ def floor(x: Operand) -> Expression:
   return _apply("floor", x)
 
 
-def most(x: Operand, y: Operand) -> Expression:
+def maximum(x: Operand, y: Operand) -> Expression:
   """Returns the larger one."""
   return _apply("max", x, y)
 
 
-def least(x: Operand, y: Operand) -> Expression:
+def minimum(x: Operand, y: Operand) -> Expression:
   """Returns the smaller one."""
   return _apply("min", x, y)
 

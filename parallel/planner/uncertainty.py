@@ -36,18 +36,14 @@ def ranges(
   """Returns low, value and high of the knobs that a plan reads and that vary.
 
   Args:
-    values: Knobs that are not as in ``KNOBS``. One that is outside of its
-      range widens it.
+    values: Knobs that are not as in ``KNOBS``; ranges go with them.
     given: As for `datacentre.plan`.
   """
   found = {}
   for key in datacentre.knobs_of(given):
-    knob = knobs.KNOBS[key]
-    value = values.get(key, knob.value)
-    if key == given:  # what is given is known
-      continue
-    low, high = min(knob.low, value), max(knob.high, value)
-    if low < high:
+    value = values.get(key, knobs.KNOBS[key].value)
+    low, high = knobs.around(key, value)
+    if low < high and key != given:  # what is given is known
       found[key] = low, value, high
   return found
 
@@ -61,26 +57,34 @@ def draws(
   Args:
     values: As for `ranges`.
     given: As for `datacentre.plan`.
-    num_draws: How many plans.
+    num_draws: How many are drawn.
     seed: Of the draws.
 
   Returns:
-    Knobs and results by their names, float64 ``[num_draws]``.
+    Knobs and results by their names, float64 ``[n]``. Draws that are no plan,
+    such as of a budget that buys no rack, are left out.
+
+  Raises:
+    ValueError: None is a plan.
   """
   checks.at_least("num_draws", num_draws)
   rng = np.random.default_rng(seed)
-  fixed = {
+  found = {
     key: np.full(num_draws, float(value)) for key, value in values.items()
-  }
-  drawn = {
+  } | {
     key: rng.triangular(*of, size=num_draws)
     for key, of in ranges(values, given).items()
     if key not in knobs.DECISIONS
   }
-  found = datacentre.plan(fixed | drawn, given)
+  there = datacentre.possible(found, given)
+  if not there.any():
+    raise ValueError(f"num_draws={num_draws}: none of the draws is a plan")
+  plans = datacentre.plan(
+    {key: value[there] for key, value in found.items()}, given
+  )
   return {
-    key: np.broadcast_to(np.asarray(value, float), (num_draws,))
-    for key, value in found.items()
+    key: np.broadcast_to(np.asarray(value, float), (int(there.sum()),))
+    for key, value in plans.items()
   }
 
 
@@ -108,10 +112,13 @@ def tornado(
   checks.known("target=", target, datacentre.results(given))
   bars = []
   for key, (low, _, high) in ranges(values, given).items():
+    if knobs.KNOBS[key].whole:
+      low, high = max(1.0, np.floor(low)), np.ceil(high)
     ends: list[Any] = [
       datacentre.plan({**values, key: end}, given)[target]
+      if datacentre.possible({**values, key: end}, given) else np.nan
       for end in (low, high)
     ]
-    if ends[0] != ends[1]:
+    if ends[0] != ends[1] and not np.isnan(ends).any():
       bars.append(Bar(key, key in knobs.DECISIONS, *map(float, ends)))
   return sorted(bars, key=lambda bar: -abs(bar.high - bar.low))

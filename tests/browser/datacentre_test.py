@@ -38,7 +38,7 @@ def test_a_slider_changes_what_depends_on_it(tmp_path):
       "x => { x.value = 1; x.dispatchEvent(new Event('input')); }"
     )
     sync_api.expect(days).to_have_text("1,656 days")
-    sync_api.expect(racks).to_have_text("23.3 k")
+    sync_api.expect(racks).to_have_text("23,300")
     if PICTURES:
       page.screenshot(
         path=pathlib.Path(PICTURES) / "datacentre.png", full_page=True

@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from parallel.hardware import sites
-from parallel.planner import datacentre
+from parallel.planner import datacentre, knobs
 
 _PAPER = "arXiv 2407.12819"
+# "consistent": an input is a figure of the same source, or was backed out of
+# one. "same formula": the source computes it so. "predicted": neither.
+VERDICTS = ("consistent", "same formula", "predicted")
 
 
 class Row(NamedTuple):
@@ -17,8 +20,7 @@ class Row(NamedTuple):
     published: As published, or the ends of a range.
     ours: What the plan says.
     inputs: What went into ours, in words.
-    verdict: What that shows: "consistent" where an input was backed out of
-      outputs of the same source, "predicted" where none was.
+    verdict: What that shows, one of ``VERDICTS``.
     source: Where the published figure comes from.
     unit: Of both.
   """
@@ -42,27 +44,29 @@ class Row(NamedTuple):
 def paper() -> list[dict[str, Any]]:
   """Returns the paper's figures beside two plans.
 
-  One has inputs that were backed out of the paper's outputs; the other has
-  none: racks as sold, a tenth for what is beside them, and a published PUE.
+  One has a rack's price and power that were backed out of the paper's outputs.
+  The other has, for as many racks, their power as sold, a tenth for network and
+  storage, and a published PUE.
   """
   backed = datacentre.plan()
   pue, _ = sites.COOLING["fleet"]
   forward = datacentre.plan({"overhead": 1.1, "pue": pue})
-  price = "100e9 $, a share of 0.7, 3.0042e6 $ per rack"
-  own = f"120 kW per rack as sold, 1.1 for network and storage, PUE {pue}"
+  price = "100e9 $, a share of 0.7, 3.0042e6 $ per rack (backed out)"
+  own = (
+    "23,300 racks (the paper's) of 120 kW as sold, 1.1 for network and storage "
+    "(a choice)"
+  )
   rows = [
     Row("racks", (23_300,), backed["racks"], price, "consistent", _PAPER),
     Row("accelerators", (1.67e6,), backed["accelerators"],
         f"{price}, 72 per rack", "consistent", _PAPER),
-    Row("IT power", (3.6e9,), backed["it_w"], "154.5 kW per rack",
-        "consistent", _PAPER, "W"),
+    Row("IT power", (3.6e9,), backed["it_w"],
+        "154.5 kW per rack (backed out)", "consistent", _PAPER, "W"),
     Row("power with cooling", (4.16e9, 4.71e9), backed["facility_w"],
-        "the same, PUE 1.2", "consistent", _PAPER, "W"),
+        "the same, PUE 1.2 (a choice)", "consistent", _PAPER, "W"),
     Row("IT power", (3.6e9,), forward["it_w"], own, "predicted", _PAPER, "W"),
-    Row("power with cooling", (4.16e9, 4.71e9), forward["facility_w"], own,
-        "predicted", _PAPER, "W"),
-    Row("sites at most of 2.4 GW", (2,), backed["sites_needed"],
-        "a site's power is a choice", "consistent", _PAPER),
+    Row("power with cooling", (4.16e9, 4.71e9), forward["facility_w"],
+        f"{own}, PUE {pue} (Google)", "predicted", _PAPER, "W"),
   ]
   return [row.plain() for row in rows]
 
@@ -72,8 +76,8 @@ def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
 
   Args:
     rack: A key of ``sites.RACKS``.
-    values: Knobs, the number of accelerators among them; the peak is that of
-      each format.
+    values: Knobs, the number of accelerators among them. Parameters, their
+      active share and the peak are those of each row.
   """
   rows = []
   for precision, flops in sites.RACKS[rack].flops.items():
@@ -82,21 +86,21 @@ def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
         found = datacentre.plan({
           **values, "peak": flops, "parameters": size, "active_share": active,
         }, "accelerators")
+        keys = (
+          "tokens_per_parameter", "utilisation", "days", "days_allowed",
+          "ratio_allowed", "layout_share",
+        )
         rows.append({
           "parameters": size, "precision": precision, "active_share": active,
-          "tokens_per_parameter": float(found["tokens_per_parameter"]),
-          "utilisation": float(found["utilisation"]),
-          "days": float(found["days"]),
-          "days_allowed": float(found["days_allowed"]),
-          "ratio_allowed": float(found["ratio_allowed"]),
-        })
+          "in_time": bool(found["days"] <= found["days_allowed"]),
+        } | {key: float(found[key]) for key in keys})
   return rows
 
 
 def machines() -> list[dict[str, Any]]:
   """Returns figures of machines that were built and used, beside plans."""
   llama = datacentre.plan({
-    **datacentre.rack("h100", "bf16"), "accelerators": 16_384,
+    **knobs.of_rack("h100", "bf16"), "accelerators": 16_384,
     "parameters": 405e9, "tokens_per_parameter": 15.6e12 / 405e9,
     "utilisation": 400e12 / 989.4e12, "restart_s": 600, "save_rate": 1e9,
     "batch_tokens": 16e6, "layers": 126,
@@ -109,33 +113,36 @@ def machines() -> list[dict[str, Any]]:
     "memory_bytes": 32 * 2**30,
   }, "accelerators")
   chips = palm["days"] * 24 * 6144
-  flops = 37_632 * 47.9e12
-  power = 37_632 * 560.0 + 9_408 * 280.0
+  # A node of four is a rack here; 8,730,112 cores are 9,248 nodes of 944.
+  frontier = datacentre.plan({
+    "per_rack": 4, "accelerators": 4 * 9248, "peak": 47.9e12, "utilisation": 1,
+    "rack_w": 4 * 560 + 280, "overhead": 1, "memory_bytes": 128e9,
+  }, "accelerators")
+  of_palm = "PaLM, arXiv 2204.02311, reported"
+  top500 = "TOP500 of June 2022, reported"
   rows = [
-    Row("Llama 3 405B, training", (3.8e25,), llama["flops"],
-        "405e9 parameters, 15.6e12 tokens", "predicted", herd, "FLOP"),
+    Row("Llama 3 405B, FLOPs", (3.8e25,), llama["flops"],
+        "405e9 parameters, 15.6e12 tokens", "same formula", herd, "FLOP"),
     Row("Llama 3 405B, GPU-hours", (30.84e6,), hours,
-        "400 TFLOP/s per GPU without any pause", "predicted",
-        "model card of Llama 3.1; what else was trained is in it", "h"),
+        "400 TFLOP/s per GPU without any pause", "consistent",
+        "model card of Llama 3.1, recalled", "h"),
     Row("Llama 3 405B, GPU-hours", (30.84e6,), hours / llama["goodput"],
-        "the same over the goodput below", "predicted",
-        "model card of Llama 3.1", "h"),
+        "the same over the share of the next row", "consistent",
+        "model card of Llama 3.1, recalled", "h"),
     Row("Llama 3, effective training time, over", (0.9, 1.0),
         llama["goodput"], "a failure every 3.1 h, which is of the same 54 "
         "days; 10 minutes to restart, 1 GB/s per GPU to copy (choices)",
-        "consistent", herd),
-    Row("PaLM 540B, training", (2.5272e24,), palm["flops"],
-        "540e9 parameters, 780e9 tokens; attention's scores left out",
-        "predicted", "PaLM, arXiv 2204.02311, reported", "FLOP"),
+        "consistent", f"{herd}, reported"),
+    Row("PaLM 540B, FLOPs", (2.5272e24,), palm["flops"],
+        "540e9 parameters, 780e9 tokens", "same formula", of_palm, "FLOP"),
     Row("PaLM 540B, chip-hours on TPU v4 pods", (6144 * 1200 + 3072 * 336,),
         chips, "46.2% of the peak as published; the published hours have "
-        "pauses and repeated steps in them", "predicted",
-        "PaLM, arXiv 2204.02311, reported", "h"),
-    Row("Frontier, peak", (1.68565e18,), flops,
-        "37,632 MI250X of 47.9 TFLOP/s in float64 (datasheet)", "predicted",
-        "TOP500 of June 2022, reported", "FLOP/s"),
-    Row("Frontier, power under load", (21.1e6,), power,
+        "pauses and repeated steps in them", "consistent", of_palm, "h"),
+    Row("Frontier, peak", (1.68565e18,), frontier["speed"],
+        "36,992 MI250X of 47.9 TFLOP/s in float64 (datasheet)", "predicted",
+        top500, "FLOP/s"),
+    Row("Frontier, power under load", (21.1e6,), frontier["it_w"],
         "560 W per MI250X and 280 W per CPU (datasheets); no network, no "
-        "memory", "predicted", "TOP500 of June 2022, reported", "W"),
+        "memory", "predicted", top500, "W"),
   ]
   return [row.plain() for row in rows]

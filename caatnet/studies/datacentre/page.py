@@ -10,6 +10,7 @@ import importlib.resources
 import json
 from typing import Any
 
+from caatnet.studies.datacentre import tables
 from parallel.planner import datacentre, expressions
 
 # What the page calls the function of the formulas.
@@ -25,7 +26,9 @@ def text(result: Mapping[str, Any]) -> str:
   template = importlib.resources.files(__package__).joinpath("page.html")
   formulas = datacentre.formulas(result["given"])
   # A text in it must not end the script.
-  data = json.dumps(dict(result)).replace("</", "<\\/")
+  data = json.dumps(
+    dict(result) | {"notes": tables.notes(result)}, allow_nan=False
+  ).replace("</", "<\\/")
   parts = {
     "/*FUNCTION*/": expressions.javascript(formulas, FUNCTION),
     "/*RESULT*/": f"var result = {data};",

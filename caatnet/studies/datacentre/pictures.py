@@ -23,7 +23,7 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
   figure, (left, right) = plt.subplots(
     1, 2, figsize=(12, 4.5), layout="constrained"
   )
-  for row in result["between"]:
+  for row in result["between"]["rows"]:
     points = [
       (float(target), bits / 1e12)
       for target, bits in row["bit_s"].items() if bits is not None
@@ -32,7 +32,7 @@ def plot(result: Mapping[str, Any], path: pathlib.Path) -> None:
       left.plot(*zip(*points, strict=True), marker="o", label=row["method"])
   left.set(
     xlabel="share of the time that compute is to take", yscale="log",
-    ylabel="Tbit/s between two sites, each way",
+    ylabel="Tbit/s of a site, each way",
   )
   left.legend(fontsize="small", frameon=False)
   tornado = result["tornado"]

@@ -14,7 +14,7 @@ from caatnet.train import files
 from parallel import checks
 from parallel.hardware import devices, sites
 from parallel.network import flows, traffic, utilisation
-from parallel.planner import datacentre, uncertainty
+from parallel.planner import datacentre, knobs, uncertainty
 from parallel.planner.knobs import KNOBS
 from parallel.topology import text as topologies
 
@@ -27,8 +27,8 @@ DRAWN = (
 SCALES = (1, 8, 64, 16_384, 1_677_600)
 # A leaf-spine network in which flows are routed one by one.
 _FABRIC = "leaf_spine:16x16x16"
-# Bandwidths between sites that are tried, bit/s.
-_BANDWIDTHS = np.logspace(9, 16, 281)
+# Bandwidths between sites that are tried, bit/s, before the answer is refined.
+_BANDWIDTHS = np.logspace(6, 17, 221)
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,21 +47,39 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     ValueError: A value is wrong; the message has its key.
   """
-  with naming("config", ("sites",)):
-    places = _places(config["sites"])
-  pod = _pod(config["pod"])
-  values = _values(config, places, pod)
   given = config["given"]
-  with naming("config.knobs", KNOBS), naming("config", ("given",)):
+  with naming("config", ("sites", "given", "rack", "precision", "cooling")):
+    checks.known("given=", given, datacentre.GIVEN)
+    places = _places(config["sites"])
+    values, sources = _chosen(config)
+  pod = _pod(config["pod"])
+  if pod is not None:
+    values["utilisation"] = pod["utilisation"]
+    sources["utilisation"] = (
+      f"parallel/planner, for {pod['parameters']:.3g} parameters on "
+      f"{pod['devices']} devices of {pod['cluster']}", "choice"
+    )
+  own = _own(config)
+  values |= own | {"site_w": max(places.values())}
+  sources |= dict.fromkeys(own, ("this config", "choice"))
+  sources["site_w"] = ("config.sites", "choice")
+  with naming("config.knobs", KNOBS):
     found = datacentre.plan(values, given)
-    scales = _scales(values)
-  used, left = datacentre.fill(found["facility_w"], places)
+    used, left = datacentre.fill(found["facility_w"], places)
+    if not left and len(used) != found["sites_needed"]:
+      # Sites are unequal: formulas have as many that are as large as the mean.
+      values["site_w"] = found["facility_w"] / len(used) * (1 + 1e-9)
+      sources["site_w"] = ("the mean of the sites that are used", "choice")
+      found = datacentre.plan(values, given)
   with naming("config", ("num_draws",)):
     drawn = uncertainty.draws(
       values, given, num_draws=config["num_draws"], seed=config["seed"]
     )
+  target = config["tornado"] or (
+    "accelerators" if given == "model" else "replica_days"
+  )
   try:
-    bars = uncertainty.tornado(config["tornado"], values, given)
+    bars = uncertainty.tornado(target, values, given)
   except ValueError as error:
     raise ValueError(f"config.tornado: {error}") from error
   return {
@@ -69,7 +87,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "given": given,
     "rack": config["rack"],
     "precision": config["precision"],
-    "knobs": _knobs(values, given),
+    "knobs": _knobs(values, sources, given),
     "results": [
       {"name": key, "value": float(found[key]), "formula": str(r.formula)}
       | {"unit": r.unit, "meaning": r.meaning, "group": r.group}
@@ -83,13 +101,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ),
     "known": known.machines(),
     "causes": _causes(found["accelerators"]),
-    "scales": scales,
+    "scales": _scales(values),
     "between": _between(config, found),
-    "multipath": _multipath(found),
+    "multipath": _multipath(),
     "quantiles": uncertainty.quantiles(drawn, DRAWN),
-    "num_draws": config["num_draws"],
+    "num_draws": len(drawn["days"]),
+    "seed": config["seed"],
     "tornado": {
-      "target": config["tornado"], "value": float(found[config["tornado"]]),
+      "target": target, "value": float(found[target]),
       "bars": [bar._asdict() for bar in bars],
     },
   }
@@ -107,9 +126,11 @@ def write_page(result: Mapping[str, Any], path: pathlib.Path) -> None:
 
 def _places(texts: Sequence[str]) -> dict[str, float]:
   """Returns watts by site."""
-  found = {}
+  found: dict[str, float] = {}
   for text in texts:
     name, _, watts = text.partition(":")
+    if name in found:
+      raise ValueError(f"sites={text!r}: there is a site {name!r} already")
     try:
       found[name] = float(watts) if watts else sites.SITES[name].power_w
     except (KeyError, ValueError) as error:
@@ -121,99 +142,121 @@ def _places(texts: Sequence[str]) -> dict[str, float]:
   return found
 
 
-def _values(
-  config: Mapping[str, Any], places: Mapping[str, float],
-  pod: Mapping[str, Any] | None,
-) -> dict[str, float]:
-  """Returns the knobs that are not as in `KNOBS`."""
-  with naming("config", ("rack", "precision", "cooling")):
-    values = datacentre.rack(config["rack"], config["precision"])
-    checks.known("cooling=", config["cooling"], sites.COOLING)
-  values["pue"], _ = sites.COOLING[config["cooling"]]
-  values["site_w"] = max(places.values())
-  if pod is not None:
-    values["utilisation"] = pod["utilisation"]
+def _chosen(
+  config: Mapping[str, Any]
+) -> tuple[dict[str, float], dict[str, sites.Source]]:
+  """Returns the knobs that rack, precision and cooling set, and sources."""
+  kind, precision, cooling = (
+    config[key] for key in ("rack", "precision", "cooling")
+  )
+  checks.known("rack=", kind, sites.RACKS)
+  checks.known("precision=", precision, sites.RACKS[kind].flops)
+  checks.known("cooling=", cooling, sites.COOLING)
+  values = knobs.of_rack(kind, precision) | knobs.of_cooling(cooling)
+  sources = dict(sites.RACKS[kind].sources) | {"pue": sites.COOLING[cooling][1]}
+  return values, sources
+
+
+def _own(config: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the knobs that the config itself sets."""
+  given = config["given"]
   own = {k: v for k, v in config["knobs"].items() if v is not None}
-  with naming("config", ("given",)):
-    read = datacentre.knobs_of(config["given"])
+  read = datacentre.knobs_of(given)
   for key in own:
     if key not in read:
       raise ValueError(
-        f"config.knobs.{key} has no effect: with "
-        f"config.given={config['given']!r} it follows from other knobs"
+        f"config.knobs.{key} has no effect: with config.given={given!r} it "
+        "follows from other knobs"
       )
-  return values | own
+  return own
 
 
-def _knobs(values: Mapping[str, float], given: str) -> list[dict[str, Any]]:
-  ranges = uncertainty.ranges(values, given)
+def _knobs(
+  values: Mapping[str, float], sources: Mapping[str, sites.Source], given: str
+) -> list[dict[str, Any]]:
   rows = []
   for key in datacentre.knobs_of(given):
     knob = dataclasses.asdict(KNOBS[key])
     value = values.get(key, knob["value"])
-    if value != knob["value"]:
-      knob |= {"source": "this config", "mark": "choice"}
-    low, _, high = ranges.get(key, (knob["low"], value, knob["high"]))
-    rows.append(
-      {"name": key} | knob
-      | {"value": value, "low": min(low, value), "high": max(high, value)}
-    )
+    low, high = knobs.around(key, value)
+    source, mark = sources.get(key, (knob["source"], knob["mark"]))
+    rows.append({"name": key} | knob | {
+      "value": value, "low": min(low, value), "high": max(high, value),
+      "source": source, "mark": mark, "most": None,  # JSON has no infinity
+    })
   return rows
 
 
 def _scales(values: Mapping[str, float]) -> list[dict[str, Any]]:
   """Computes the same plan for machines of all sizes."""
   keys = (
-    "budget", "facility_w", "sites_needed", "largest", "mtbf_s", "tiers",
+    "budget", "facility_w", "sites_needed", "fit", "largest", "mtbf_s", "tiers",
   )
   rows = []
   for count in SCALES:
-    found = datacentre.plan(
-      {**values, "accelerators": count}, "accelerators"
-    )
+    found = datacentre.plan({**values, "accelerators": count}, "accelerators")
     rows.append({"accelerators": count} | {k: float(found[k]) for k in keys})
   return rows
 
 
 def _between(
   config: Mapping[str, Any], found: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-  """Finds the bandwidths between two sites that methods need.
+) -> dict[str, Any]:
+  """Finds the bandwidths between sites that methods need.
 
-  Steps, parameters and layers are the plan's; a reduction arrives half a round
-  trip after it was sent.
+  Steps, parameters and layers are the plan's, and so are sites, of which there
+  are two at least; a reduction arrives half a round trip after it was sent.
   """
-  checks.at_least("config.round_steps", config["round_steps"])
-  layers = int(found["layers"])
+  rounds, targets = config["round_steps"], config["targets"]
+  if not targets:
+    raise ValueError("config.targets=() must have at least one share")
+  layers, count = int(found["layers"]), max(2, int(found["sites_needed"]))
+  if layers // 3 >= rounds:
+    raise ValueError(
+      f"config.round_steps={rounds} must be more than a third of "
+      f"config.knobs.layers={layers}: a fragment has three layers and a step "
+      "of its own"
+    )
   model = utilisation.Model(
     float(found["parameters"]), layers, float(found["step_s"])
   )
-  methods = utilisation.paper_methods(layers, config["round_steps"])
-  rows = []
-  for name, method in methods.items():
-    period = utilisation.simulate(
-      model, method, _BANDWIDTHS, latency_s=found["rtt_s"] / 2
-    )
-    reached = {}
-    for target in config["targets"]:
-      places = np.flatnonzero(period.utilisation >= target)
-      reached[str(target)] = (
-        float(_BANDWIDTHS[places[0]]) if len(places) else None
+
+  def needed(method: utilisation.Method, target: float) -> float | None:
+    """Returns the least bandwidth for a share, to 0.2%; None for none."""
+    grid = _BANDWIDTHS
+    for _ in range(2):
+      period = utilisation.simulate(
+        model, method, grid, volume_factor=2 * (count - 1) / count,
+        latency_s=float(found["rtt_s"]) / 2,
       )
-    rows.append({
-      "method": name, "bits": method.bits, "sync_every": method.sync_every,
-      "bit_s": reached,
-    })
-  return rows
+      if period.utilisation[-1] < target:
+        return None
+      first = int(np.argmax(period.utilisation >= target))
+      bandwidth = float(grid[first])
+      grid = np.geomspace(grid[max(0, first - 1)], bandwidth, 65)
+    return bandwidth
+
+  methods = utilisation.paper_methods(layers, rounds)
+  return {
+    "sites": count, "round_steps": rounds, "layers": layers,
+    "step_s": model.step_seconds, "rtt_s": float(found["rtt_s"]),
+    "least": float(_BANDWIDTHS[0]), "most": float(_BANDWIDTHS[-1]),
+    "rows": [
+      {
+        "method": name, "bits": method.bits, "sync_every": method.sync_every,
+        "overlap_steps": method.overlap_steps,
+        "bit_s": {str(t): needed(method, t) for t in targets},
+      }
+      for name, method in methods.items()
+    ],
+  }
 
 
-def _multipath(found: Mapping[str, Any]) -> dict[str, Any]:
+def _multipath() -> dict[str, Any]:
   """Routes a shift over leaves and spines, whole and without one link."""
   net = flows.fabric(topologies.parse(_FABRIC))
   leaf, spine = sorted(set(net.leaf_of))[0], net.spines[0]
-  broken = flows.fabric(
-    net.topology.without((leaf, spine), (spine, leaf))
-  )
+  broken = flows.fabric(net.topology.without((leaf, spine), (spine, leaf)))
   rows = []
   for router in ("ecmp", "spray", "ethereal"):
     loads = []
@@ -226,10 +269,7 @@ def _multipath(found: Mapping[str, Any]) -> dict[str, Any]:
     rows.append({
       "router": router, "whole": loads[0], "without_one": loads[1],
     })
-  return {
-    "fabric": _FABRIC, "rows": rows, "uplink_share": found["uplink_share"],
-    "link_failures_day": float(found["link_failures_day"]),
-  }
+  return {"fabric": _FABRIC, "rows": rows}
 
 
 def _causes(accelerators: float) -> dict[str, float]:
@@ -253,6 +293,7 @@ def _pod(config: Mapping[str, Any]) -> dict[str, Any] | None:
   peak = device.peak(config["model"]["dtype"]) * cluster["devices"]
   return {
     "cluster": cluster["name"], "devices": cluster["devices"],
+    "parameters": plan["parameters"],
     "configuration": best["configuration"], "step_s": best["seconds"],
     "bytes": best["bytes"], "memory_bytes": cluster["memory_bytes"],
     "utilisation": flops / (best["seconds"] * peak),

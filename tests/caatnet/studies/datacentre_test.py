@@ -52,10 +52,10 @@ def test_the_papers_figures_and_which_inputs_were_backed_out(result):
 
 # Published figures, and by how much ours may be off.
 KNOWN = {
-  "Llama 3 405B, training": 0.01, "Llama 3 405B, GPU-hours": 0.15,
-  "Llama 3, effective training time, over": 0.0, "PaLM 540B, training": 0.01,
-  "PaLM 540B, chip-hours on TPU v4 pods": 0.35, "Frontier, peak": 0.07,
-  "Frontier, power under load": 0.13,
+  "Llama 3 405B, FLOPs": 0.01, "Llama 3 405B, GPU-hours": 0.15,
+  "Llama 3, effective training time, over": 0.0, "PaLM 540B, FLOPs": 0.01,
+  "PaLM 540B, chip-hours on TPU v4 pods": 0.35, "Frontier, peak": 0.06,
+  "Frontier, power under load": 0.11,
 }
 
 
@@ -66,7 +66,7 @@ def test_machines_that_exist(result):
 
 
 def test_less_bandwidth_is_needed_for_less_and_by_better_methods(result):
-  rows = [list(row["bit_s"].values()) for row in result["between"]]
+  rows = [list(row["bit_s"].values()) for row in result["between"]["rows"]]
   for row in rows:
     assert row == sorted(row)
   for worse, better in itertools.pairwise(rows):
@@ -100,7 +100,11 @@ def test_fewer_days_with_a_planners_pod():
   ({"sites": ()}, "config.sites=() must have at least one"),
   ({"sites": ("here",)}, "config.sites='here' is neither NAME:WATTS"),
   ({"sites": ("here:-1",)}, "here has -1 W"),
-  ({"sites": ("shed:1e5",)}, "a rack takes 154 kW"),
+  ({"sites": ("shed:1e5",)}, "a rack takes 185.4 kW"),
+  ({"sites": ("east", "east")}, "there is a site 'east' already"),
+  ({"targets": ()}, "config.targets=()"),
+  ({"round_steps": 20}, "config.round_steps=20 must be more than a third"),
+  ({"knobs__layers": 2.5}, "config.knobs.layers=2.5 must be an integer"),
   ({"knobs__budget": -5.0}, "config.knobs.budget=-5 must be positive"),
   ({"knobs__accelerators": 64.0}, "config.knobs.accelerators has no effect"),
   ({"given": "luck"}, "config.given='luck'"),
@@ -135,10 +139,10 @@ def test_cooling_sets_the_power(result):
       r["value"] for r in found["results"] if r["name"] == "facility_w"
     )
 
-  assert power(run(cooling="mean")) == pytest.approx(
+  assert power(run(cooling="air")) == pytest.approx(
     power(result) * 1.57 / 1.2
   )
-  assert power(run(cooling="mean", knobs__pue=1.2)) == power(result)
+  assert power(run(cooling="air", knobs__pue=1.2)) == power(result)
 
 
 def test_a_small_machine(capsys):
@@ -149,6 +153,31 @@ def test_a_small_machine(capsys):
   out = capsys.readouterr().out
   assert "this config" in out
   assert "predicted" in out
+  tables.show(run(given="accelerators", knobs__accelerators=64.0))
+  assert "the model does not fit" in capsys.readouterr().out
+
+
+def test_sites_of_other_sizes_count_as_they_are_used():
+  found = run(sites=("a:3e9", "b:1e9", "c:1e9"))
+  of = {row["name"]: row["value"] for row in found["results"]}
+  assert list(found["sites"]["used_w"]) == ["a", "b", "c"]
+  assert of["sites_needed"] == found["between"]["sites"] == 3
+
+
+def test_what_a_reader_must_know(result):
+  text = "\n".join(tables.notes(result))
+  assert "sites: east 2.4 GW of 2.4 GW, west 1.92 GW" in text
+  assert "at most 24% of the peak are reached, not 40%" in text
+
+
+@pytest.mark.parametrize(("x", "unit", "text"), [
+  (100e9, "$", "$100B"), (3.0042e6, "$", "$3.004M"), (4000, "km", "4,000 km"),
+  (3e29, "FLOP", "3e+29 FLOP"), (7.456e13, "bit/s", "74.56 Tbit/s"),
+  (0.25, "W", "0.25 W"), (1_677_600, "", "1,677,600"), (0.5, "", "0.5"),
+  (None, "W", "-"),
+])
+def test_numbers_as_people_read_them(x, unit, text):
+  assert tables.quantity(x, unit) == text
 
 
 @pytest.mark.parametrize("given", datacentre.GIVEN)
@@ -160,7 +189,9 @@ def test_the_page_computes_what_python_does(given):
   rng = np.random.default_rng(datacentre.GIVEN.index(given))
   settings = [
     {
-      key: float(rng.uniform(knob.low, knob.high))
+      key: float((np.floor if knob.whole else float)(
+        rng.uniform(knob.low, knob.high)
+      ))
       for key, knob in KNOBS.items()
     }
     for _ in range(50)
@@ -180,7 +211,9 @@ def test_the_page_needs_nothing_else(result):
                        r"XMLHttpRequest|https?://", text.split("var result")[0])
   assert text.count("</script>") == 1
   data = re.search(r"^var result = (.*);$", text, re.M)[1]
-  assert json.loads(data) == json.loads(json.dumps(result))
+  there = json.loads(data)
+  assert there.pop("notes") == tables.notes(result)
+  assert there == json.loads(json.dumps(result))
   for place in ("/*FUNCTION*/", "/*RESULT*/", "<!--TITLE-->"):
     assert place not in text
 

@@ -11,13 +11,13 @@ from parallel.hardware import sites
 from parallel.hardware.quantities import Quantity
 from parallel.pipeline import cost
 from parallel.pipeline.builders import Size
-from parallel.planner import datacentre, expressions, uncertainty
+from parallel.planner import datacentre, expressions, knobs, uncertainty
 from parallel.planner.datacentre import plan
 from parallel.planner.knobs import KNOBS
 from parallel.planner.model import Transformer
 
 LLAMA = {
-  **datacentre.rack("h100", "bf16"), "accelerators": 16_384,
+  **knobs.of_rack("h100", "bf16"), "accelerators": 16_384,
   "parameters": 405e9, "batch_tokens": 16e6, "layers": 126,
 }
 
@@ -97,6 +97,8 @@ def test_more_is_more(pair, one, other):
   key, result = pair
   knob = KNOBS[key]
   ends = [knob.low + x * (knob.high - knob.low) for x in sorted((one, other))]
+  if knob.whole:
+    ends = [float(np.floor(x)) for x in ends]
   first, second = (float(plan({key: x})[result.strip("-")]) for x in ends)
   if result[0] == "-":
     first, second = second, first
@@ -123,8 +125,15 @@ def test_each_way_to_a_size_is_the_inverse_of_another():
   assert by_count["budget"] == pytest.approx(100e9, rel=1e-4)
   by_model = plan({"days_allowed": base["days"]}, "model")
   assert by_model["accelerators"] == pytest.approx(count, abs=1)
-  found = datacentre.solve("tokens_per_parameter", "days", 365, {})
+  found = datacentre.solve("tokens_per_parameter", "days", 365)
   assert found == pytest.approx(base["ratio_allowed"])
+  for key, target, words in (
+    ("pue", "dayz", "target='dayz'"), ("pue", "days", "no pue from"),
+    ("accelerators", "days", "'accelerators'"),
+  ):
+    with pytest.raises(ValueError) as error:
+      datacentre.solve(key, target, 365)
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize("count", [1, 8, 64, 16_384, 1_677_600])
@@ -172,8 +181,8 @@ def test_bytes_and_bubble_are_those_of_the_programs():
   ({"budget": math.nan}, "budget=nan must be"),
   ({"pue": 0.9}, "pue=0.9 must be positive and finite, at least 1"),
   ({"utilisation": 1.2}, "at most 1"),
-  ({"site_w": 1e5}, "a rack takes"),
-  ({"money": 1.0}, "knob 'money'"),
+  ({"site_w": 1.8e5}, "a rack takes 185.4 kW"), ({"rtt_s": 1.0}, "'rtt_s'"),
+  ({"money": 1.0}, "knob 'money'"), ({"layers": 2.5}, "must be an integer"),
 ])
 def test_wrong_knobs_are_named(values, words):
   with pytest.raises(ValueError) as error:
@@ -196,13 +205,64 @@ def test_draws_are_plans():
   drawn = uncertainty.draws({"parameters": 10e12}, num_draws=50, seed=3)
   assert set(drawn["parameters"]) == {10e12}  # is decided
   assert len(set(drawn["utilisation"])) == 50
-  knobs = set(KNOBS) - {"budget", "accelerators"}
+  names = set(KNOBS) - {"budget", "accelerators"}
   for i in (0, 49):
-    alone = plan({key: float(drawn[key][i]) for key in knobs})
+    alone = plan({key: float(drawn[key][i]) for key in names})
     for key in datacentre.results():
       assert drawn[key][i] == pytest.approx(float(alone[key]), rel=1e-12)
   again = uncertainty.draws({"parameters": 10e12}, num_draws=50, seed=3)
   np.testing.assert_array_equal(drawn["days"], again["days"])
+
+
+RACKS = [("gb200", "bf16"), ("gb200", "fp4"), ("h100", "fp8")]
+
+
+@pytest.mark.parametrize(("kind", "precision"), RACKS)
+def test_draws_are_around_the_plan(kind, precision):
+  """Ranges go with the values, whatever rack these are of."""
+  values = knobs.of_rack(kind, precision) | {"utilisation": 0.2}
+  base, drawn = plan(values), uncertainty.draws(values, num_draws=400)
+  for key in ("days", "facility_w", "largest"):
+    assert np.median(drawn[key]) == pytest.approx(base[key], rel=0.15)
+  assert set(drawn["peak"]) == {values["peak"]}
+
+
+def test_draws_of_a_small_budget_are_those_that_buy_something():
+  drawn = uncertainty.draws({"budget": 5e6}, num_draws=200)
+  assert 20 < len(drawn["racks"]) < 200
+  assert set(drawn["racks"]) == {72 / 72}
+  with pytest.raises(ValueError, match="none of the draws"):
+    uncertainty.draws({"budget": 2e6}, num_draws=20)
+
+
+def test_a_model_that_fits_nowhere_and_one_that_needs_little():
+  small = plan({"accelerators": 64}, "accelerators")
+  assert small["fit"] == 64 / (135 * 64)
+  assert small["tensor"] == 64
+  one = plan({"accelerators": 64, "parameters": 7e9}, "accelerators")
+  assert (one["stages"], one["stage_bits"]) == (1, 0)
+  assert one["layout_share"] == 1
+  # No more replicas than microbatches: most of the machine would idle.
+  many = plan({"parameters": 7e9})
+  assert many["replicas"] == 60_000_000 // 8192
+  assert many["layout_share"] == pytest.approx(7324 * 72 / 1_677_600)
+  memory = plan({"accelerators": 1}, "accelerators")["largest"]
+  assert memory == pytest.approx(0.5 * 186e9 / 16)
+
+
+def test_copies_are_counted_with_the_time_that_they_take():
+  found = plan({"save_rate": 800e12 / 1_677_600 / 80})
+  period = found["interval_s"] + found["save_s"]
+  assert found["save_traffic"] == pytest.approx(800e12 / period)
+  assert found["replica_save_s"] == pytest.approx(
+    found["save_s"] * 1_677_600 / 8640
+  )
+
+
+def test_where_nothing_gets_done_all_is_a_number_still():
+  found = plan({"mtbf_h": 0.01, "restart_s": 1e9, "parameters": 1e30})
+  for key in datacentre.results():
+    assert math.isfinite(found[key]), key
 
 
 def test_a_tornado_has_all_knobs_that_matter():
