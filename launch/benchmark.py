@@ -20,6 +20,7 @@
   python -m launch.benchmark --config=configs/benchmark/planner.py
   python -m launch.benchmark --config=configs/benchmark/planner_memory.py
   python -m launch.benchmark --config=configs/benchmark/planner_truth.py
+  python -m launch.benchmark --config=configs/benchmark/graphs.py
 """
 
 import importlib
@@ -33,10 +34,10 @@ FLAGS = flags.FLAGS
 
 # The values of config.benchmark.name: files of launch/benchmarks/ with `run`.
 BODIES = (
-  "churn", "coded", "decoding", "elastic_bits", "engine", "kernels", "lockstep",
-  "membership", "moments", "paged_attention", "planner", "planner_memory",
-  "planner_truth", "programs", "ring", "schedules", "server", "serving",
-  "timetables", "train_step", "zero",
+  "churn", "coded", "decoding", "elastic_bits", "engine", "graphs", "kernels",
+  "lockstep", "membership", "moments", "paged_attention", "planner",
+  "planner_memory", "planner_truth", "programs", "ring", "schedules", "server",
+  "serving", "timetables", "train_step", "zero",
 )
 
 

@@ -11,6 +11,7 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
     --export=multitree.xml
   python -m launch.simulate --config=configs/serving/vllm_log.py
   python -m launch.simulate --config=configs/pipeline/timetables.py
+  python -m launch.simulate --config=configs/graphs/alignment.py
   python -m launch.simulate --config=configs/datacentre/hundred_billion.py \
     --html=page.html
 

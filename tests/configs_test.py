@@ -5,6 +5,7 @@ import pathlib
 
 import pytest
 
+from caatnet import ranges
 from caatnet.build import experiments
 from caatnet.build.override import override, take_sweep
 from caatnet.models.transformer.communication import tensor_reductions
@@ -34,6 +35,9 @@ def test_config_builds(name):
       config = importlib.import_module(name).get_config("test")
     assert registry.find(config).run(config.to_dict())
     return
+  if "graph" in config:  # a graph to be written
+    ranges.check(config)
+    return
   take_sweep(config)
   if "benchmark" in config:
     with config.unlocked():
@@ -44,7 +48,8 @@ def test_config_builds(name):
   # A benchmark of one device has one rank, as has a worker of a swarm.
   one = name in (
     "configs.benchmark.decoding", "configs.benchmark.engine",
-    "configs.benchmark.server", "configs.elastic.diloco",
+    "configs.benchmark.graphs", "configs.benchmark.server",
+    "configs.elastic.diloco",
   )
   sizes = (1,) if one else (2, 4, 8)
   assert experiment.program.layout.mesh.devices.size in sizes

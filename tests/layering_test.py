@@ -93,6 +93,19 @@ RULES = {
   # These are read by rooms without jax, so they load none.
   "parallel.zero.partition": (("parallel.zero.cost",), NUMPY_ONLY),
   "parallel.zero.cost": (("parallel.zero.partition",), NUMPY_ONLY),
+  "parallel.memory": (("parallel.checks",), NUMPY_ONLY),
+  **dict.fromkeys(
+    ("parallel.memory.features", "parallel.memory.ways"),
+    (
+      (
+        "parallel.axes",
+        "parallel.collectives",
+        "parallel.kernels",
+        "parallel.memory",
+      ),
+      LIBRARY,
+    ),
+  ),
   "parallel.outer": (
     (
       "parallel.checks",
@@ -121,7 +134,7 @@ RULES = {
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.data": (
-    ("caatnet.checks", "parallel.checks"),
+    ("caatnet.checks", "parallel.checks", "parallel.memory"),
     ("flax", "orbax", "ml_collections", "absl", "optax"),
   ),
   "caatnet.stages": (("parallel.axes", "parallel.pipeline"), LIBRARY),
@@ -392,6 +405,8 @@ def test_a_flag_is_defined_once():
     ("parallel.xla.ledger", "from parallel.outer import diloco"),
     ("parallel.elastic.collectives", "from parallel import wire"),
     ("parallel.elastic.peer", "import jax"),
+    ("parallel.memory.alignment", "import jax"),
+    ("parallel.memory.features", "from parallel.zero import cost"),
     ("caatnet.models.layers", "from caatnet.train import step"),
     ("caatnet.serving.scheduler", "import jax"),
     ("caatnet.serving.pages", "from caatnet.inference import decoder"),

@@ -4081,6 +4081,107 @@ _PLANNER_ROWS = [
   ),
 ]
 
+_GRAPHS = "tests/caatnet/data/graphs_test.py"
+_ROWS = "tests/parallel/memory/features_test.py"
+_GRAPH_MODEL = "tests/caatnet/models/graph_test.py"
+_GRAPH_ROWS = [
+  Mutant(
+    "caatnet/data/graphs/csr.py", "later chunks overwrite earlier ones",
+    "free[nodes[first]] += counts", "free[nodes[first]] += 0",
+    f"{_GRAPHS}::test_neighbours_are_those_of_the_edges",
+  ),
+  Mutant(
+    "caatnet/data/graphs/csr.py", "a writer that fails leaves the old graph",
+    '(folder / "meta.json").unlink(missing_ok=True)', "pass",
+    f"{_GRAPHS}::test_a_writer_that_fails_leaves_no_graph",
+  ),
+  Mutant(
+    "caatnet/data/graphs/builders.py", "b and c change places",
+    "quarter = (draw >= a).view(np.uint8) + (draw >= a + b)",
+    "quarter = (draw >= a).view(np.uint8) * 2 + (draw >= a + b) * 0",
+    f"{_GRAPHS}::test_rmat_has_its_quarters_and_its_seed",
+  ),
+  Mutant(
+    "caatnet/data/graphs/sampling.py", "a neighbour is taken twice",
+    "draw = np.where(taken, last, draw)", "draw = np.where(taken, draw, draw)",
+    f"{_GRAPHS}::test_the_compiled_sampler_is_the_reference",
+  ),
+  Mutant(
+    "caatnet/data/graphs/sampling.py", "both samplers skip the last neighbour",
+    "draw = np.int64((bits >> s32) * np.uint64(last + 1) >> s32)",
+    "draw = np.int64((bits >> s32) * np.uint64(max(last, 1)) >> s32)",
+    f"{_GRAPHS}::test_all_sets_of_neighbours_are_alike",
+  ),
+  Mutant(
+    "caatnet/data/graphs/bayes.py", "messages of places that do not count",
+    "message = np.where(there[..., None], message, 0).sum(axis=2)",
+    "message = message.sum(axis=2)",
+    f"{_GRAPHS}::test_bayes_rule_is_the_sum_over_all_communities",
+  ),
+  Mutant(
+    "caatnet/data/graphs/data.py", "all epochs have one order",
+    "np.random.SFC64([seed, epoch])", "np.random.SFC64([seed, 0])",
+    f"{_GRAPHS}::test_epochs_hold_every_node_once_in_another_order",
+  ),
+  Mutant(
+    "caatnet/train/feed.py", "the position is that of what was drawn",
+    "return self._state\n\n  def set_state",
+    "return self._batches.get_state()\n\n  def set_state",
+    "tests/caatnet/train/feed_test.py::"
+    "test_batches_and_positions_do_not_depend_on_what_is_ahead",
+  ),
+  Mutant(
+    "caatnet/models/graph.py", "a sample's sum is that of all neighbours",
+    "share = degree / jnp.maximum(count, 1) / jnp.sqrt(degree + 1.0)",
+    "share = 1 / jnp.sqrt(degree + 1.0)",
+    f"{_GRAPH_MODEL}::test_a_network_is_its_oracle",
+  ),
+  Mutant(
+    "caatnet/models/graph.py", "a mean counts places that do not count",
+    "mean = total / jnp.maximum(count, 1)[..., None].astype(x.dtype)",
+    "mean = total / below.shape[2]",
+    f"{_GRAPH_MODEL}::test_a_network_is_its_oracle",
+  ),
+  Mutant(
+    "parallel/memory/alignment.py", "pieces begin where lines do",
+    "total = whole * _spanned(starts, LINE_BYTES, size)",
+    "total = whole * _spanned(starts * 0, LINE_BYTES, size)",
+    "tests/parallel/memory/alignment_test.py::"
+    "test_counts_are_those_over_addresses",
+  ),
+  Mutant(
+    "parallel/memory/caches.py", "Belady looks back and not ahead",
+    "following[order[:-1][again]] = order[1:][again]",
+    "following[order[:-1][again]] = order[:-1][again]",
+    "tests/parallel/memory/caches_test.py::"
+    "test_belady_is_the_best_of_all_choices",
+  ),
+  Mutant(
+    "parallel/memory/features.py", "what is cached is fetched as well",
+    "return unique[missing], slot[inverse].reshape(ids.shape)",
+    "return unique, (slot[inverse] * 0 + len(self.table.hot) + inverse"
+    ").astype(np.int32).reshape(ids.shape)",
+    f"{_ROWS}::test_each_row_is_asked_for_once_and_hits_not_at_all",
+  ),
+  Mutant(
+    "parallel/memory/ways.py", "an owner answers in the order of its rows",
+    "places[device, sorted_ids] = whose * self.capacity + number",
+    "places[device] = whose * self.capacity + number",
+    f"{_ROWS}::test_rows_are_those_of_the_table",
+  ),
+  Mutant(
+    "parallel/kernels/gather_rows/tpu.py", "the first row of each block",
+    "place = (ids % per_block)[:, None, None]",
+    "place = (ids * 0)[:, None, None]",
+    "tests/parallel/kernels/gather_rows_test.py::test_a_kernel_is_the_reference",
+  ),
+  Mutant(
+    "parallel/kernels/gather_rows/gpu.py", "no second span of a wide row",
+    "column += span", "column += 2 * span",
+    "tests/parallel/kernels/gather_rows_test.py::test_a_kernel_is_the_reference",
+  ),
+]
+
 _DATACENTRE = "tests/parallel/planner/datacentre_test.py"
 _PAGE = "tests/caatnet/studies/datacentre_test.py"
 _DATACENTRE_ROWS = [
@@ -4140,7 +4241,7 @@ MUTANTS = (
   *_XLA_ROWS, *_MODELS, *_TRAINING, *_DATA_ROWS, *_BUILD_ROWS, *_STUDIES_ROWS,
   *_DOCUMENTS_ROWS, *_PODS, *_GENERATION, *_TOKENIZERS, *_SCORES, *_WEIGHTS,
   *_STAGES_ROWS, *_SERVING_ROWS, *_TRANSPORT, *_SWARMS, *_HOSTS,
-  *_PLANNER_ROWS, *_DATACENTRE_ROWS,
+  *_PLANNER_ROWS, *_DATACENTRE_ROWS, *_GRAPH_ROWS,
 )
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from caatnet.build.outer import OUTER
 from caatnet.build.pipeline import PipelineOptions
 from caatnet.build.zero import Zero, build_zero
 from caatnet.checks import naming, one_of
+from caatnet.data.graphs.data import GraphData
 from caatnet.data.protocol import Data
 from caatnet.data.text import TextData
 from caatnet.models.protocol import Model
@@ -77,6 +78,8 @@ def build(
   program = build_program(config, zero, data, requested_mesh, devices)
   if isinstance(data, TextData):
     data = dataclasses.replace(data, vocab_size=config.model.vocab_size)
+  if isinstance(data, GraphData):
+    data = dataclasses.replace(data, kernels=program.layout.kernels)
   inner: Inner = sections.choose(
     "optimizer", "name", OPTIMIZERS, config.optimizer,
     train.num_steps, program.decays,

@@ -1,10 +1,11 @@
 """Builders of ``config.model``, by the names that configs use."""
 
-from caatnet.build import convolutional, transformer
+from caatnet.build import convolutional, graph, transformer
 
 # A builder takes a `caatnet.build.context.Context`, and the section's keys as
 # keyword arguments.
 MODELS = {
   "transformer": transformer.build,
   "convolutional": convolutional.build,
+  "graph": graph.build,
 }

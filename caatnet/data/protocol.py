@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any, Protocol
 
 from caatnet.data.tokenizers import Tokenizer
+from parallel.memory.features import Table
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -15,9 +16,10 @@ class Dataset:
     name: What people call the data that were read.
     sha256: The hex digest of all that was read.
     batches: An endless iterator over training batches, trees of arrays
-      ``[batch_size, ...]``. Its ``get_state()`` returns plain data, from which
-      ``set_state()`` goes on.
-    validation: What every evaluation reads, a tree of arrays ``[N, ...]``.
+      ``[batch_size, ...]``, or of a `parallel.memory.features.Lookup` in place
+      of an array that the devices fetch. Its ``get_state()`` returns plain
+      data, from which ``set_state()`` goes on.
+    validation: What every evaluation reads, a tree of such ``[N, ...]``.
     measures: A function that computes the measures of ``validation`` from the
       mean of each score that `caatnet.models.protocol.Model.scores` returns:
       numbers by key, of which "loss" is the first.
@@ -26,6 +28,8 @@ class Dataset:
     tokenizer: What made tokens of the data; None if they are no text.
     examples: The single examples in the order of ``batches``, by their number
       from 0, without end; None if they cannot be had one by one.
+    ahead: How many batches the host makes while the present step runs.
+    table: The rows that stand behind the batches' `Lookup`s; None for none.
   """
 
   name: str
@@ -36,6 +40,8 @@ class Dataset:
   baselines: Callable[[], Mapping[str, Mapping[str, float]]]
   tokenizer: Tokenizer | None = None
   examples: Any = None
+  ahead: int = 0
+  table: Table | None = None
 
 
 class Data(Protocol):

@@ -19,7 +19,7 @@ from caatnet.show import results
 
 # The values of config.study: folders beside this file.
 SUBJECTS = (
-  "collectives", "datacentre", "flows", "inference", "partitions",
+  "alignment", "collectives", "datacentre", "flows", "inference", "partitions",
   "pipeline", "planner", "published", "schedule", "serving", "utilisation",
 )
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from caatnet.program import Layout, Program
 from caatnet.train.step import make_eval_step
+from parallel.memory.features import Lookup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,24 +40,48 @@ def put_batch(layout: Layout, batch: Any) -> Any:
 
   Args:
     layout: Mesh, workers and data-parallel ranks.
-    batch: Tree of arrays ``[batch, ...]``.
+    batch: Tree of arrays or `Lookup`s ``[batch, ...]``.
 
   Returns:
-    The same tree with ``[workers, *levels, batch per rank, ...]``; integers as
+    A tree of arrays ``[workers, *levels, batch per rank, ...]``; integers as
     int32.
   """
+  return prepare_batch(layout, batch)()
 
-  def put(x: np.ndarray) -> jax.Array:
+
+def prepare_batch(layout: Layout, batch: Any) -> Callable[[], Any]:
+  """Does what the host has to do before a batch is laid out.
+
+  This may run in a thread, as nothing is dispatched.
+
+  Args:
+    layout: As of `put_batch`.
+    batch: As of `put_batch`.
+
+  Returns:
+    A function that returns what `put_batch` does.
+  """
+  sharding = layout.shardings(layout.batch_spec)
+
+  def prepare(x: np.ndarray | Lookup) -> Callable[[], jax.Array]:
+    if isinstance(x, Lookup):
+      return x.prepare(layout.batch_dims, sharding)
     if np.issubdtype(x.dtype, np.integer):
       x = x.astype(np.int32)
     shaped = x.reshape(*layout.batch_dims, -1, *x.shape[1:])
-    return jax.make_array_from_callback(
-      shaped.shape,
-      layout.shardings(layout.batch_spec),
-      lambda index: shaped[index],
+    return lambda: jax.make_array_from_callback(
+      shaped.shape, sharding, lambda index: shaped[index]
     )
 
-  return jax.tree.map(put, batch)
+  prepared = jax.tree.map(prepare, batch)
+  return lambda: jax.tree.map(lambda put: put(), prepared)
+
+
+def _padded(x: np.ndarray | Lookup, size: int) -> np.ndarray | Lookup:
+  """Pads examples with zeros, or those of a lookup with any rows."""
+  if isinstance(x, Lookup):
+    return x.padded(size)
+  return np.pad(x, [(0, size - len(x)), *[(0, 0)] * (x.ndim - 1)])
 
 
 def make_evaluate(
@@ -83,12 +108,7 @@ def make_evaluate(
       count = min(batch_size, num_examples - start)
       # The last batch is padded to full size, which is the only one that is
       # compiled; scores of the padding are dropped.
-      padded = jax.tree.map(
-        lambda x: np.pad(
-          x, [(0, batch_size - count), *[(0, 0)] * (x.ndim - 1)]  # noqa: B023
-        ),
-        rows,
-      )
+      padded = jax.tree.map(lambda x: _padded(x, batch_size), rows)
       scores = jax.device_get(step(params, put_batch(program.layout, padded)))
       found.append({
         name: x.reshape(batch_size, *x.shape[num_dims + 1 :])[:count]

@@ -19,8 +19,10 @@ import numpy as np
 
 from caatnet.train import files, membership, start, tokenizer, traffic
 from caatnet.train.checkpoint import Checkpointer
-from caatnet.train.evaluate import Evaluation, make_evaluate, put_batch
+from caatnet.train.described import described
+from caatnet.train.evaluate import Evaluation, make_evaluate
 from caatnet.train.experiment import Experiment
+from caatnet.train.feed import Feed
 from caatnet.train.metrics import LateMetrics
 from caatnet.train.progress import TrainProgress
 from caatnet.train.records import (
@@ -155,7 +157,7 @@ class Run:
     check_data(self.workdir, dataset.sha256)
     tokenizer.check(self.workdir, dataset.tokenizer)
     start.check(experiment, self.workdir, dataset.tokenizer)
-    self.dataset, self.batches = dataset, dataset.batches
+    self.dataset = dataset
     # Made only now, since a run that cannot start must not claim the folder.
     self.workdir.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
@@ -179,6 +181,10 @@ class Run:
     opened.callback(self.checkpointer.close)
     self.joined = membership.check(experiment, self.checkpointer)
     self.started_from = read_environment(self.workdir).get("started_from")
+    self.batches = Feed(
+      program.layout, self.dataset.batches, self.dataset.ahead
+    )
+    opened.callback(self.batches.close)
     self.state = self._restore_or_init()
     self.first_step = int(self.state.step)
     self.writer = MetricsWriter(self.workdir, self.first_step)
@@ -237,26 +243,8 @@ class Run:
     if jax.process_index() == 0:
       write_json(self.workdir / "environment.json", facts)
     say = self.progress.say
-    say(f"data      {dataset.name}  sha256 {dataset.sha256[:16]}")
-    if dataset.tokenizer is not None and dataset.tokenizer.files:
-      say(f"tokens    {tokenizer.described(dataset.tokenizer)}")
-    say(
-      f"axes      {';  '.join(map(str, layout.axes))};  "
-      f"{facts['devices']} devices"
-    )
-    if layout.partition.optimizer:
-      say(f"zero      {layout.partition}")
-    say(
-      f"model     {model.num_params / 1e6:.2f}M parameters, "
-      f"{model.dtype};  matrix rate {self.rate / 1e9:.0f} GFLOP/s"
-    )
-    for row in self.communication:
-      unit, scale = ("MB", 1e6) if row["bytes"] >= 1e5 else ("kB", 1e3)
-      say(
-        f"sends     {row['axis']} axis, {row['phase']}: "
-        f"{row['bytes'] / scale:.3f} {unit} per device and step "
-        f"({row['dtype']})"
-      )
+    for line in described(self.experiment, dataset, facts):
+      say(line)
     saving = traffic.saving(program, self.communication)
     if saving:
       say(saving)
@@ -321,7 +309,7 @@ class Run:
 
   def _advance(self, step: int) -> tuple[int, Any]:
     """Makes a step; returns the number of the next one, and metrics."""
-    batch = put_batch(self.experiment.program.layout, next(self.batches))
+    batch = next(self.batches)
     plan = self.experiment.outer.plan(step)
     if plan.variant not in self.programs:
       # Popped, so that a lowered program is freed once it is compiled.

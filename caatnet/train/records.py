@@ -31,7 +31,10 @@ _FREE = {
   ("train", key)
   for key in ("log_every", "eval_every", "checkpoint_every",
               "keep_checkpoints")
-} | {("name",), ("parallel", "stage"), ("parallel", "device_order")}
+} | {("name",), ("parallel", "stage"), ("parallel", "device_order")} | {
+  ("data", key)  # how rows of features get to the devices
+  for key in ("access", "ahead", "cache", "cache_rows", "sampler", "threads")
+}
 
 # Workers may join and leave (`caatnet.train.membership`), and with them what is
 # said of each of them.

@@ -14,6 +14,7 @@ from caatnet.studies import registry
 from configs import sections
 from configs.caatnet import tiny
 from configs.collectives import multitree
+from configs.graphs import source
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Numbers that have no range, with the reason.
@@ -51,6 +52,7 @@ def numeric_keys():
     for path in sorted((ROOT / "configs").glob("*/*.py"))
     if path.stem != "__init__"
   ]
+  configs += [source.get_config("communities")]
   for section, choices in sections.choices().items():
     configs += [{section: choice} for choice in choices.values()]
   configs += [{"model": sections.transformer()},

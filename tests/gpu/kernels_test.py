@@ -16,12 +16,14 @@ from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
 from launch.benchmarks import kernels
 from parallel.kernels.add_norm import cases as add_norm_cases
+from parallel.kernels.gather_rows import cases as gather_cases
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.xla import targets
 from tests.parallel.kernels.ahead_of_time import (
   codec_calls,
   lowered_add_norm,
   lowered_codec,
+  lowered_gather_rows,
   lowered_reduce_add_norm,
   on_targets,
 )
@@ -58,6 +60,18 @@ def test_reduce_add_norm(target, case):
   if elements >= 1 << 20:  # no sum and no decoded blocks
     temporaries = program.memory_analysis().temp_size_in_bytes
     assert temporaries < elements
+
+
+@pytest.mark.parametrize(("target", "name"), [
+  *((TARGETS[0], name) for name in gather_cases.CASES),
+  *((target, name) for target in TARGETS for name in gather_cases.LARGE),
+])
+def test_gather_rows(target, name):
+  """One kernel that takes the table as it is, and no copy of anything."""
+  case = (gather_cases.CASES | gather_cases.LARGE)[name]
+  program = lowered_gather_rows(case, target, "gpu").compile()
+  assert program.as_text().count("__gpu$xla.gpu.triton") == 1
+  assert program.memory_analysis().temp_size_in_bytes == 0
 
 
 @pytest.mark.parametrize("p", [1.0, 0.5])

@@ -22,6 +22,8 @@ from parallel import quantize
 from parallel.axes import Axis, make_mesh
 from parallel.kernels import evidence
 from parallel.kernels.add_norm import cases as add_norm_cases
+from parallel.kernels.gather_rows import cases as gather_cases
+from parallel.kernels.gather_rows import order as gather_order
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.kernels.ring_all_reduce import api as ring
 from parallel.kernels.ring_all_reduce import cases as ring_cases
@@ -34,6 +36,7 @@ from tests.parallel.kernels.ahead_of_time import (
   lowered,
   lowered_add_norm,
   lowered_codec,
+  lowered_gather_rows,
   lowered_reduce_add_norm,
   on_targets,
   shapes,
@@ -243,6 +246,25 @@ def test_schedule_all_reduce(target):
 
   program = lowered(f, target, x, devices=4).compile()
   assert "schedule_all_reduce" in program.as_text()
+
+
+@pytest.mark.parametrize(("target", "name"), [
+  *(("tpu:v5p:2x2x1", name) for name in gather_cases.CASES),
+  *((target, name) for target in TARGETS for name in gather_cases.LARGE),
+])
+def test_gather_rows(target, name):
+  """The table stays in the host's memory; only blocks of rows leave it."""
+  case = (gather_cases.CASES | gather_cases.LARGE)[name]
+  program = lowered_gather_rows(case, target, "tpu").compile()
+  assert "gather_rows" in program.as_text()
+  memory = program.memory_analysis()
+  blocks = -(-case.rows * gather_order.padded_width(case.width) // 2048)
+  assert memory.host_argument_size_in_bytes == 8192 * blocks
+  assert memory.argument_size_in_bytes <= max(512, 4 * case.ids)
+  if case.ids > 1 << 10:
+    # The blocks that were fetched, at most twice: XLA cuts rows out of them.
+    fetched = 8192 * case.ids * max(1, -(-case.width // 2048))
+    assert memory.temp_size_in_bytes < 2.01 * fetched
 
 
 def test_kernels_move_what_they_must_and_xla_no_less():

@@ -13,6 +13,8 @@ from parallel.kernels.add_norm import api as add_norm
 from parallel.kernels.codec import api as codec_api
 from parallel.kernels.codec import cases as codec_cases
 from parallel.kernels.codec.reference import Encoded
+from parallel.kernels.gather_rows import api as gather_rows
+from parallel.kernels.gather_rows import order as gather_order
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
 from parallel.xla import targets
 
@@ -148,4 +150,30 @@ def lowered_reduce_add_norm(case, target, implementation):
 
   return lowered(
     f, target, shared, private, partial, scales, private, gain
+  )
+
+
+def lowered_gather_rows(case, target, implementation):
+  """Rows of a table in pinned memory, where the target's devices know it."""
+  mesh = mesh_of(target, 1)
+  chosen = gather_rows.choice(
+    case.rows, case.width, jnp.dtype("float32"), implementation
+  )
+  words = case.rows * gather_order.padded_width(case.width)
+  shape = (
+    (-(-words // 2048), *gather_order.BLOCK) if implementation == "tpu"
+    else (case.rows * case.width,)
+  )
+  host = NamedSharding(mesh, P(), memory_kind="pinned_host")
+  each = NamedSharding(mesh, P("tensor"))
+
+  def body(stored, ids):
+    return gather_rows.gather_rows(stored, ids[0], case.width, chosen)[None]
+
+  mapped = jax.shard_map(
+    body, mesh=mesh, in_specs=(P(), P("tensor")), out_specs=P("tensor")
+  )
+  return jax.jit(mapped, in_shardings=(host, each)).lower(
+    jax.ShapeDtypeStruct(shape, "float32", sharding=host),
+    jax.ShapeDtypeStruct((1, case.ids), "int32", sharding=each),
   )

@@ -1,0 +1,47 @@
+"""Builds ``config.model`` with the name "graph"."""
+
+from caatnet.build.context import Context
+from caatnet.checks import DTYPES, one_of
+from caatnet.data.graphs.data import GraphData
+from caatnet.models.graph import LAYERS, GraphModel
+
+
+def build(
+  context: Context, *, layer: str, width: int, dtype: str
+) -> GraphModel:
+  """Checks the section and builds the model.
+
+  Keyword arguments are the section's keys, which
+  ``configs/graph_sections.py`` explains.
+
+  Args:
+    context: The parts of the experiment on which a model depends.
+
+  Raises:
+    ValueError: A value does not fit, or is for models with tensor ranks.
+  """
+  if context.tensor.size > 1:
+    raise ValueError(
+      f"config.parallel.tensor={context.tensor.size} must be 1 with "
+      "config.model.name='graph', which tensor ranks do not share"
+    )
+  if context.sync is not None:
+    raise ValueError(
+      "config.sync has no effect with config.model.name='graph', which has no "
+      "doors to synchronise: take the section out"
+    )
+  if not isinstance(context.data, GraphData):
+    raise ValueError(
+      "config.data.name must be 'graphs' with config.model.name='graph'"
+    )
+  one_of("layer", layer, tuple(LAYERS))
+  one_of("dtype", dtype, DTYPES)
+  return GraphModel(
+    layer=layer,
+    num_features=context.data.num_features,
+    num_classes=context.data.num_classes,
+    fanouts=tuple(context.data.fanouts),
+    width=width,
+    dtype=dtype,
+    tensor=context.tensor,
+  )

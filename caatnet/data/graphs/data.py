@@ -1,0 +1,280 @@
+"""A graph's labelled nodes as examples: ``config.data`` named "graphs"."""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import math
+import tempfile
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from caatnet.checks import one_of
+from caatnet.data.graphs import bayes, builders
+from caatnet.data.graphs.csr import CHUNK, Graph, chunks, open_graph
+from caatnet.data.graphs.sampling import SAMPLERS, Sampler, num_places
+from caatnet.data.protocol import Dataset
+from parallel.memory import caches
+from parallel.memory.features import ACCESSES, Lookup, Table
+
+# The graph of ``config.data.path=""``: 39% of the labels are in a node's own
+# features, 85% in those of 10 neighbours and of 5 of each of these as well.
+PLANTED = {
+  "num_nodes": 65_536, "mean_degree": 15.0, "num_features": 16,
+  "num_classes": 8, "inside": 0.6, "signal": 1.0, "seed": 0,
+}
+CACHES = ("degree", "presampling")
+# Batches that are sampled to see which rows are asked for.
+_PRESAMPLED = 50
+# Trees are drawn by a key of their own where they are not trained on.
+_VALIDATION, _PRESAMPLING = 2**32, 2**33
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphData:
+  """Nodes of a graph with sampled neighbourhoods.
+
+  Attributes:
+    path: A folder that `launch.graph` wrote; "" for planted communities.
+    num_features: The features of a node.
+    num_classes: The number of classes; labels are 0 to num_classes - 1.
+    fanouts: Sampled neighbours, level by level; a model has as many layers.
+    batch_size: Nodes per step, over all workers and data-parallel ranks.
+    validation_nodes: How many nodes every evaluation reads; 0 for all.
+    sampler: "compiled" (numba), "reference" (numpy) or "auto".
+    threads: Threads of the compiled sampler; 0 for one per core.
+    access: How devices get features, as `parallel.memory.features` has it.
+    cache: Which rows stay on every device: those of the most edges ("degree"),
+      or those that sampled batches ask for most ("presampling").
+    cache_rows: How many rows stay there.
+    ahead: Batches that are sampled and gathered under the present step.
+    kernels: Implementations of kernels in order of preference.
+  """
+
+  path: str
+  num_features: int
+  num_classes: int
+  fanouts: tuple[int, ...]
+  batch_size: int
+  validation_nodes: int
+  sampler: str
+  threads: int
+  access: str
+  cache: str
+  cache_rows: int
+  ahead: int
+  kernels: tuple[str, ...] = ("reference",)
+
+  def __post_init__(self) -> None:
+    one_of("cache", self.cache, CACHES)
+    one_of("access", self.access, ACCESSES)
+    one_of("sampler", self.sampler, SAMPLERS)
+
+  @property
+  def example(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Features float32 ``[T, F]``, degrees int32 ``[T]`` and the label."""
+    places = num_places(self.fanouts)
+    return {
+      "features": jax.ShapeDtypeStruct(
+        (places, self.num_features), jnp.float32
+      ),
+      "degree": jax.ShapeDtypeStruct((places,), jnp.int32),
+      "label": jax.ShapeDtypeStruct((), jnp.int32),
+    }
+
+  @property
+  def unit(self) -> str:
+    return "nodes"
+
+  @property
+  def units_per_example(self) -> int:
+    return 1
+
+  @property
+  def labels(self) -> Mapping[str, str]:
+    return {
+      "loss": "cross-entropy, nats", "accuracy": "accuracy",
+      "bound": "Bayes' bound on accuracy",
+    }
+
+  def load(self, seed: int) -> Dataset:
+    graph, train = self._open()
+    sampler = functools.partial(
+      Sampler, graph, self.fanouts, threads=self.threads,
+      implementation=self.sampler,
+    )
+    trees = Trees(sampler(seed=seed), train, self.batch_size, seed)
+    table = Table(
+      graph.features, self.access, self._hot(graph, trees), self.kernels
+    )
+    held_out = graph.nodes("validation")[: self.validation_nodes or None]
+    ids, degrees = sampler(seed=0).sample(held_out, _VALIDATION)
+    truth = graph.labels[held_out]
+
+    @functools.cache
+    def bound(depth: int | None = None) -> float:
+      return bayes.accuracy(
+        graph.features, ids, degrees, truth, self.fanouts, graph.meta, depth
+      )
+
+    known = graph.meta.get("generator", {}).get("name") == "communities"
+    return Dataset(
+      name=graph.meta.get("name", graph.folder.name),
+      sha256=graph.meta["sha256"],
+      batches=Batches(trees, table, graph.labels),
+      validation={
+        "features": Lookup(table, ids), "degree": degrees, "label": truth
+      },
+      measures=lambda means: {
+        "loss": means["loss"], "accuracy": means["accuracy"]
+      } | ({"bound": bound()} if known else {}),
+      baselines=lambda: _baselines(
+        graph.labels[train], truth, self.num_classes,
+        {"a node's own features, Bayes": bound(0), "Bayes": bound()}
+        if known else {},
+      ),
+      ahead=self.ahead,
+      table=table,
+    )
+
+  def _open(self) -> tuple[Graph, np.ndarray]:
+    """Opens the graph; returns it with the nodes to train on."""
+    if self.path:
+      try:
+        graph = open_graph(self.path)
+      except ValueError as error:
+        raise ValueError(f"config.data.path={self.path!r}: {error}") from error
+    else:
+      # The arrays stay mapped when the files are gone.
+      with tempfile.TemporaryDirectory() as folder:
+        graph = builders.communities(folder, **PLANTED)
+    if graph.features.shape[1] != self.num_features:
+      raise ValueError(
+        f"config.data.num_features={self.num_features}, but nodes have "
+        f"{graph.features.shape[1]}"
+      )
+    if graph.labels.max(initial=-1) >= self.num_classes:
+      raise ValueError(
+        f"config.data.num_classes={self.num_classes}, but there is the label "
+        f"{graph.labels.max()}"
+      )
+    train = graph.nodes("train")
+    for split, count, least in (
+      ("train", len(train), self.batch_size),
+      ("validation", len(graph.nodes("validation")), 1),
+    ):
+      if count < least:
+        raise ValueError(
+          f"config.data.path={self.path!r} has {count} labelled nodes to "
+          f"{split.replace('validation', 'validate')} on, but must have "
+          f"{least}" + (", config.data.batch_size" if least > 1 else "")
+        )
+    return graph, train
+
+  def _hot(self, graph: Graph, trees: "Trees") -> np.ndarray:
+    """Returns the ids of the rows that stay on every device."""
+    if not self.cache_rows:
+      return np.zeros(0, np.int64)
+    if self.cache == "degree":
+      counts = np.zeros(graph.num_nodes, np.int64)
+      for start, stop in chunks(graph.num_edges, 8 * CHUNK):
+        counts += np.bincount(
+          graph.indices[start:stop], minlength=graph.num_nodes
+        )
+    else:
+      first = _PRESAMPLING
+      counts = caches.count(
+        (
+          np.unique(trees.at(first + number * self.batch_size)[1])
+          for number in range(_PRESAMPLED)
+        ),
+        graph.num_nodes,
+      )
+    return caches.most_frequent(counts, self.cache_rows)
+
+
+class Trees:
+  """The examples of a run: nodes in shuffled epochs, a tree for each."""
+
+  def __init__(
+    self, sampler: Sampler, nodes: np.ndarray, batch_size: int, seed: int
+  ) -> None:
+    """Makes the examples of a run.
+
+    Args:
+      sampler: Samples trees by the number of the example.
+      nodes: The nodes to train on, int32.
+      batch_size: Examples of a batch.
+      seed: Decides the order, with the number of nodes.
+    """
+    self.sampler, self.nodes, self.batch_size = sampler, nodes, batch_size
+    # The order of an epoch; a batch is of two at most.
+    self._order = functools.lru_cache(2)(
+      lambda epoch: np.random.Generator(
+        np.random.SFC64([seed, epoch])
+      ).permutation(nodes)
+    )
+
+  def at(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns roots ``[B]``, and ids and degrees ``[B, T]``, of a batch.
+
+    Args:
+      first: The number of its first example.
+    """
+    numbers = np.arange(first, first + self.batch_size)
+    epochs, places = np.divmod(numbers, len(self.nodes))
+    roots = np.concatenate([
+      self._order(int(epoch))[places[epochs == epoch]]
+      for epoch in np.unique(epochs)
+    ])
+    return roots, *self.sampler.sample(roots, first)
+
+
+class Batches:
+  """An endless iterator over training batches; its position is a number."""
+
+  def __init__(self, trees: Trees, table: Table, labels: np.ndarray) -> None:
+    self._trees, self._table, self._labels = trees, table, labels
+    self._next = 0
+
+  def __iter__(self) -> "Batches":
+    return self
+
+  def __next__(self) -> dict[str, Any]:
+    roots, ids, degrees = self._trees.at(self._next)
+    self._next += len(roots)
+    return {
+      "features": Lookup(self._table, ids),
+      "degree": degrees,
+      "label": self._labels[roots],
+    }
+
+  def get_state(self) -> dict[str, int]:
+    """Returns how many examples have been read."""
+    return {"examples": self._next}
+
+  def set_state(self, state: Mapping[str, int]) -> None:
+    """Goes on after as many examples."""
+    self._next = state["examples"]
+
+
+def _baselines(
+  train: np.ndarray,
+  truth: np.ndarray,
+  num_classes: int,
+  bounds: Mapping[str, float],
+) -> dict[str, dict[str, float]]:
+  """Computes the measures of label frequencies; adds those of Bayes' rule."""
+  counts = np.bincount(train, minlength=num_classes) + 1
+  log_probs = np.log(counts / counts.sum())
+  return {
+    "label frequencies": {
+      "loss": -float(log_probs[truth].mean()),
+      "accuracy": float((truth == counts.argmax()).mean()),
+    }
+  } | {
+    name: {"loss": math.nan, "accuracy": value}
+    for name, value in bounds.items()
+  }

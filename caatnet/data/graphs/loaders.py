@@ -1,0 +1,225 @@
+"""Graphs of others: lists of edges, .npz files, and the folders of OGB.
+
+Each is written once as a folder of `caatnet.data.graphs.csr`. A pair "u v"
+means that v reads the features of u, as a message goes from u to v; with
+``undirected`` u reads those of v as well.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+import gzip
+import os
+import pathlib
+import zipfile
+
+import numpy as np
+
+from caatnet.data.graphs.csr import (
+  CHUNK,
+  SPLITS,
+  Edges,
+  Graph,
+  chunks,
+  write_graph,
+)
+
+
+def edge_list(
+  folder: str | os.PathLike[str],
+  *,
+  path: str,
+  features: str,
+  labels: str,
+  undirected: bool,
+) -> Graph:
+  """Reads a text file with two node ids on each line.
+
+  Args:
+    folder: Where to.
+    path: The file, .txt, .csv or either with .gz; numbers are apart by blanks,
+      tabs or commas, and lines that begin with # or % are comments.
+    features: An .npy file, float ``[N, F]``.
+    labels: An .npy file, int ``[N]``, -1 for none; a share of the labelled
+      nodes is held out by a hash of their ids.
+    undirected: Whether each edge goes both ways.
+
+  Raises:
+    ValueError: A file is missing, or not what it must be.
+  """
+  rows, known = (_array(name, p) for name, p in
+                 (("features", features), ("labels", labels)))
+  return _write(
+    folder, lambda: _text(pathlib.Path(path).expanduser()), rows, known,
+    _held_out(known), undirected, pathlib.Path(path).name,
+  )
+
+
+def npz(
+  folder: str | os.PathLike[str], *, path: str, undirected: bool
+) -> Graph:
+  """Reads an .npz file.
+
+  It has "edge_index", int ``[2, E]``, or "indptr" and "indices"; "features",
+  float ``[N, F]``; "labels", int ``[N]``; and may have "split", a place in
+  ``csr.SPLITS`` for each node.
+
+  Args:
+    folder: Where to.
+    path: The file.
+    undirected: Whether each edge goes both ways.
+
+  Raises:
+    ValueError: The file is missing, or not what it must be.
+  """
+  file = pathlib.Path(path).expanduser()
+  try:
+    with np.load(file, allow_pickle=False) as arrays:
+      found = {name: arrays[name] for name in arrays.files}
+      rows, labels = found["features"], found["labels"]
+      if "edge_index" in found:
+        pairs = found["edge_index"]
+      else:
+        indptr, indices = found["indptr"], found["indices"]
+        nodes = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        pairs = np.stack([indices, nodes])
+  except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    raise ValueError(
+      f"path={path!r} must be an .npz file with edge_index (or indptr and "
+      f"indices), features and labels: {error}"
+    ) from error
+  return _write(
+    folder, lambda: _pairs(pairs), rows, labels,
+    found.get("split", _held_out(labels)), undirected, file.name,
+  )
+
+
+def ogb(
+  folder: str | os.PathLike[str], *, path: str, undirected: bool
+) -> Graph:
+  """Reads a node property data set that OGB has unpacked.
+
+  Args:
+    folder: Where to.
+    path: The data set's folder, with ``raw`` (``edge.csv.gz``,
+      ``node-feat.csv.gz``, ``node-label.csv.gz``, or ``data.npz`` and
+      ``node-label.npz``) and ``split/NAME`` (``train``, ``valid`` and ``test``
+      .csv.gz).
+    undirected: Whether each edge goes both ways.
+
+  Raises:
+    ValueError: A file is missing, or not what it must be.
+
+  Source: Hu et al., arXiv 2005.00687, and the files of its package ogb.
+  """
+  root = pathlib.Path(path).expanduser()
+  raw = root / "raw"
+  if (raw / "data.npz").is_file():  # the large ones
+    with np.load(raw / "data.npz") as data:
+      pairs, rows = data["edge_index"], data["node_feat"]
+    with np.load(raw / "node-label.npz") as data:
+      labels = data["node_label"]
+    stream: Callable[[], Iterator[Edges]] = lambda: _pairs(pairs)  # noqa: E731
+  else:
+    rows = _csv(raw / "node-feat.csv.gz", np.float32)
+    labels = _csv(raw / "node-label.csv.gz", np.float32)
+    stream = lambda: _text(raw / "edge.csv.gz")  # noqa: E731
+  labels = labels.reshape(len(rows), -1)
+  if labels.shape[1] != 1:
+    raise ValueError(f"{root} has {labels.shape[1]} tasks, but must have one")
+  labels = np.where(np.isnan(labels[:, 0]), -1, labels[:, 0]).astype(np.int32)
+  split = np.full(len(rows), SPLITS.index("none"), np.uint8)
+  folders = sorted(p for p in (root / "split").glob("*") if p.is_dir())
+  if not folders:
+    raise ValueError(f"{root}/split has no folder with train.csv.gz")
+  for name, file in (
+    ("train", "train"), ("validation", "valid"), ("test", "test")
+  ):
+    nodes = _csv(folders[0] / f"{file}.csv.gz", np.int64)
+    split[nodes] = SPLITS.index(name)
+  return _write(folder, stream, rows, labels, split, undirected, root.name)
+
+
+# By the names that configs use.
+LOADERS: Mapping[str, Callable[..., Graph]] = {
+  "edges": edge_list, "npz": npz, "ogb": ogb
+}
+
+
+def _write(
+  folder, stream, rows, labels, split, undirected, name
+) -> Graph:
+  """Writes arrays that are in memory, or mapped, and a stream of pairs."""
+  num_nodes = len(labels)
+  for what, array in (("features", rows), ("split", split)):
+    if len(array) != num_nodes:
+      raise ValueError(
+        f"{name}: {what} of {len(array)} nodes, but labels of {num_nodes}"
+      )
+  if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.floating):
+    raise ValueError(
+      f"{name}: features are {rows.dtype} {rows.shape}, but must be floats "
+      "[N, F]"
+    )
+
+  def edges() -> Iterator[Edges]:
+    for source, target in stream():
+      yield target, source
+      if undirected:
+        yield source, target
+
+  return write_graph(
+    folder, num_nodes=num_nodes, num_features=rows.shape[1], edges=edges,
+    rows=(
+      (rows[a:b].astype(np.float32), labels[a:b], split[a:b])
+      for a, b in chunks(num_nodes, CHUNK >> 4)
+    ),
+    meta={"name": name, "num_classes": int(labels.max(initial=-1)) + 1},
+  )
+
+
+def _held_out(labels: np.ndarray) -> np.ndarray:
+  """Splits nodes by a hash of their ids: 3 of 5 are trained on."""
+  place = np.arange(len(labels), dtype=np.uint64)
+  place = place * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
+  return np.array([0, 0, 0, 1, 2], np.uint8)[place % np.uint64(5)]
+
+
+def _pairs(pairs: np.ndarray) -> Iterator[Edges]:
+  """Yields the columns of ``[2, E]`` in chunks."""
+  if pairs.ndim != 2 or len(pairs) != 2:
+    raise ValueError(f"edge_index has {pairs.shape}, but must be [2, E]")
+  if not np.issubdtype(pairs.dtype, np.integer):
+    raise ValueError(f"edge_index is {pairs.dtype}, but must be integers")
+  for start, stop in chunks(pairs.shape[1]):
+    yield tuple(pairs[:, start:stop].astype(np.int64))
+
+
+def _text(path: pathlib.Path) -> Iterator[Edges]:
+  """Yields the pairs of a text file in chunks of about 16 MB."""
+  opened = gzip.open if path.suffix == ".gz" else open
+  try:
+    with opened(path, "rt") as file:
+      while lines := file.readlines(1 << 24):
+        lines = [line for line in lines if not line.startswith(("#", "%"))]
+        text = "".join(lines).replace(",", " ")
+        numbers = np.array(text.split(), np.int64)
+        if numbers.size != 2 * sum(not line.isspace() for line in lines):
+          raise ValueError("a line has other than two numbers")
+        yield tuple(numbers.reshape(-1, 2).T)
+  except (OSError, EOFError, ValueError) as error:
+    raise ValueError(f"{path} must have two node ids on each line: {error}"
+                     ) from error
+
+
+def _csv(path: pathlib.Path, dtype: type) -> np.ndarray:
+  try:
+    return np.loadtxt(path, dtype, delimiter=",", ndmin=1)
+  except (OSError, ValueError) as error:
+    raise ValueError(f"{path} is missing or damaged: {error}") from error
+
+
+def _array(name: str, path: str) -> np.ndarray:
+  try:
+    return np.load(pathlib.Path(path).expanduser(), mmap_mode="r")
+  except (OSError, ValueError, EOFError) as error:
+    raise ValueError(f"{name}={path!r} must be an .npy file: {error}"
+                     ) from error

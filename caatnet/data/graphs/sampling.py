@@ -1,0 +1,257 @@
+"""Samples the neighbourhoods of nodes as trees of one shape.
+
+A node's tree has one root, the node itself; ``fanouts[0]`` places for its
+neighbours, ``fanouts[1]`` places for the neighbours of each of these, and so
+on: T places in all, level after level, the children of a place side by side.
+Shapes never depend on the graph, so a program that reads trees is compiled
+once.
+
+A node with more neighbours than there are places has each set of them with
+equal probability (Floyd's algorithm: Bentley and Floyd, CACM 1987); one with
+fewer has all of them first, and then the node itself in places that do not
+count. Whether a place counts is read off the degrees: child j of a place with
+degree d does if j < min(d, fanout), and a place that does not count has degree
+0. Repeated ids are not fetched again.
+
+Random numbers are a function of seed, example, place and draw (SplitMix64:
+Steele, Lea and Flood, OOPSLA 2014), not of a generator's state. So trees are
+the same for any number of threads, and in any order. A number below n is the
+upper half of 32 random bits times n; its bias is below n / 2^32.
+
+`reference` is the specification, in numpy. `compiled` does the same in numba
+(the extra ``graphs``), whose functions let go of Python's lock: threads take
+parts of a batch. numba's own threads cannot be used from two threads of
+Python, and a batch is sampled while another is evaluated.
+"""
+
+from collections.abc import Callable
+from concurrent import futures
+import functools
+import importlib.util
+import math
+import os
+
+import numpy as np
+
+from caatnet.data.graphs.csr import Graph
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+SAMPLERS = ("auto", "compiled", "reference")
+# Examples that a thread takes at a time.
+_PART = 64
+
+
+def num_places(fanouts: tuple[int, ...]) -> int:
+  """Returns T, the places of a tree."""
+  return sum(math.prod(fanouts[:level]) for level in range(len(fanouts) + 1))
+
+
+class Sampler:
+  """Samples trees from a graph.
+
+  Attributes:
+    graph: The graph.
+    fanouts: Places for neighbours, level by level.
+    implementation: "compiled" or "reference".
+  """
+
+  def __init__(
+    self,
+    graph: Graph,
+    fanouts: tuple[int, ...],
+    seed: int,
+    threads: int = 0,
+    implementation: str = "auto",
+  ) -> None:
+    """Makes a sampler.
+
+    Args:
+      graph: The graph.
+      fanouts: Places for neighbours, level by level; at least 1 each.
+      seed: Decides the trees, together with the number of the example.
+      threads: Threads of the compiled sampler; 0 for one per core.
+      implementation: "compiled", "reference", or "auto" for the first where
+        numba is installed.
+
+    Raises:
+      ValueError: A fan-out is below 1, or numba is asked for and not there.
+    """
+    if not fanouts or min(fanouts) < 1:
+      raise ValueError(f"fanouts={fanouts} must have numbers of at least 1")
+    there = importlib.util.find_spec("numba") is not None
+    if implementation == "auto":
+      implementation = "compiled" if there else "reference"
+    if implementation not in SAMPLERS:
+      raise ValueError(
+        f"sampler={implementation!r} must be 'auto', 'compiled' or 'reference'"
+      )
+    if implementation == "compiled" and not there:
+      raise ValueError(
+        "sampler='compiled' needs numba: pip install \"caatnet[graphs]\""
+      )
+    self.graph, self.fanouts = graph, tuple(fanouts)
+    self.implementation = implementation
+    self._key = _mixed(np.array([seed], np.uint64))[0]
+    self._pool = futures.ThreadPoolExecutor(threads or os.cpu_count() or 1)
+
+  def sample(
+    self, nodes: np.ndarray, first: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Samples a tree for each node.
+
+    Args:
+      nodes: Roots, int ``[B]``.
+      first: The number of the first example among all of a run.
+
+    Returns:
+      Ids and degrees of all places, int32 ``[B, T]`` each.
+    """
+    nodes = np.asarray(nodes, np.int32)
+    if len(nodes) and (
+      nodes.min() < 0 or nodes.max() >= self.graph.num_nodes
+    ):
+      raise ValueError(
+        f"nodes {nodes.min()} to {nodes.max()} must be 0 to "
+        f"{self.graph.num_nodes - 1}"
+      )
+    shape = len(nodes), num_places(self.fanouts)
+    ids, degrees = np.empty(shape, np.int32), np.zeros(shape, np.int32)
+    ids[:, 0] = nodes
+    numbers = np.arange(first, first + len(nodes), dtype=np.uint64)
+    graph = self.graph
+    if self.implementation == "reference":
+      reference(graph.indptr, graph.indices, self.fanouts, self._key, numbers,
+                ids, degrees)
+      return ids, degrees
+    part = functools.partial(
+      compiled(), np.asarray(graph.indptr), np.asarray(graph.indices),
+      np.array(self.fanouts, np.int64), self._key,
+    )
+    done = [
+      self._pool.submit(part, numbers[s], ids[s], degrees[s])
+      for s in (
+        slice(i, i + _PART) for i in range(0, len(nodes), _PART)
+      )
+    ]
+    for one in done:
+      one.result()
+    return ids, degrees
+
+
+def reference(
+  indptr: np.ndarray,
+  indices: np.ndarray,
+  fanouts: tuple[int, ...],
+  key: np.uint64,
+  numbers: np.ndarray,
+  ids: np.ndarray,
+  degrees: np.ndarray,
+) -> None:
+  """Fills in the trees of examples.
+
+  Args:
+    indptr: int64 ``[N + 1]``.
+    indices: int32 ``[E]``.
+    fanouts: Places for neighbours, level by level.
+    key: Of the run.
+    numbers: The examples' numbers, uint64 ``[B]``.
+    ids: int32 ``[B, T]``, with the roots in the first column.
+    degrees: int32 ``[B, T]``, zeros.
+  """
+  example = _mixed(key + numbers * np.uint64(_GOLDEN))  # [B]
+  counts = np.ones((len(ids), 1), bool)  # whether a place of the level does
+  start, width = 0, 1
+  for fanout in fanouts:
+    places = np.arange(start, start + width)
+    parents = ids[:, places]  # [B, P]
+    begin = indptr[parents]
+    degree = (indptr[parents + 1] - begin) * counts
+    degrees[:, places] = degree
+    place = _mixed(example[:, None] + places.astype(np.uint64) + np.uint64(1))
+    chosen = np.full((*parents.shape, fanout), -1, np.int64)
+    for j in range(fanout):
+      # The last place that this draw may take; Floyd's algorithm takes it
+      # where the drawn one is taken.
+      last = degree - fanout + j
+      bits = _mixed(place + np.uint64((j + 1) * _GOLDEN % 2**64))
+      draw = (
+        (bits >> np.uint64(32)) * np.maximum(last + 1, 1).astype(np.uint64)
+        >> np.uint64(32)
+      ).astype(np.int64)
+      taken = (chosen[..., :j] == draw[..., None]).any(axis=-1)
+      draw = np.where(taken, last, draw)
+      chosen[..., j] = np.where(degree > fanout, draw, j)
+    counts = np.arange(fanout) < degree[..., None]  # [B, P, fanout]
+    where = np.where(counts, begin[..., None] + chosen, 0)
+    found = indices[where] if len(indices) else np.zeros_like(where)
+    children = np.where(counts, found, parents[..., None])
+    start, width = start + width, width * fanout
+    ids[:, start : start + width] = children.reshape(len(ids), width)
+    counts = counts.reshape(len(ids), width)
+  places = slice(start, start + width)
+  parents = ids[:, places]
+  degrees[:, places] = (indptr[parents + 1] - indptr[parents]) * counts
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+  """Mixes 64 bits (SplitMix64's finalizer); a permutation of them."""
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
+  return x ^ (x >> np.uint64(31))
+
+
+@functools.cache
+def compiled() -> Callable[..., None]:
+  """Compiles `reference` for one thread; takes fan-outs as an array."""
+  import numba
+
+  first, second = np.uint64(_FIRST), np.uint64(_SECOND)
+  golden, one = np.uint64(_GOLDEN), np.uint64(1)
+  s27, s30, s31, s32 = (np.uint64(n) for n in (27, 30, 31, 32))
+
+  @numba.njit(inline="always")
+  def mixed(x):
+    x = (x ^ (x >> s30)) * first
+    x = (x ^ (x >> s27)) * second
+    return x ^ (x >> s31)
+
+  @numba.njit(nogil=True)
+  def sample(indptr, indices, fanouts, key, numbers, ids, degrees):
+    for row in range(len(numbers)):
+      example = mixed(key + numbers[row] * golden)
+      start, width = 0, 1
+      degrees[row, 0] = indptr[ids[row, 0] + 1] - indptr[ids[row, 0]]
+      for fanout in fanouts:
+        below = start + width
+        for p in range(width):
+          parent = ids[row, start + p]
+          degree = np.int64(degrees[row, start + p])
+          begin = indptr[parent]
+          child = below + p * fanout
+          count = min(degree, fanout)
+          if degree <= fanout:
+            for j in range(count):
+              ids[row, child + j] = indices[begin + j]
+          else:
+            place = mixed(example + np.uint64(start + p) + one)
+            for j in range(fanout):
+              last = degree - fanout + j
+              bits = mixed(place + np.uint64(j + 1) * golden)
+              draw = np.int64((bits >> s32) * np.uint64(last + 1) >> s32)
+              for i in range(j):  # degrees hold what was drawn, for now
+                if degrees[row, child + i] == draw:
+                  draw = last
+                  break
+              degrees[row, child + j] = draw
+            for j in range(fanout):
+              ids[row, child + j] = indices[begin + degrees[row, child + j]]
+          for j in range(count):
+            node = ids[row, child + j]
+            degrees[row, child + j] = indptr[node + 1] - indptr[node]
+          for j in range(count, fanout):
+            ids[row, child + j] = parent
+            degrees[row, child + j] = 0
+        start, width = below, width * fanout
+
+  return sample

@@ -1,0 +1,267 @@
+"""Graph networks on sampled neighbourhoods: GCN and GraphSAGE.
+
+An example is a node with a tree of its neighbours, their neighbours and so on,
+one level for each layer (`caatnet.data.graphs.sampling`). Layer l computes the
+states of all levels but its l last ones, each from the level below:
+
+    GraphSAGE, mean (Hamilton et al., arXiv 1706.02216, algorithm 2)
+      h_v = W_self h_v + W_neighbours mean over u of h_u + b
+    GCN (Kipf and Welling, arXiv 1609.02907, equation 2)
+      h_v = W (h_v / (d_v + 1) + sum of h_u / sqrt((d_v + 1)(d_u + 1))) + b
+
+with a ReLU after all but the last layer. Where a node has more neighbours than
+places, the sum of GCN is that of the sample times d_v over the sample's size,
+which is its mean over samples. A node without neighbours has a sum of 0.
+GraphSAGE's unit norms and dropout are left out.
+
+States are computed for each example apart, also where two have a node in
+common. So shapes are static, an example knows no other, and examples are cut
+over data-parallel ranks and microbatches like any others.
+
+Shape legend: B = batch, P = places of a level, K = children of a place, T = all
+places, F = features of a place.
+"""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import functools
+import itertools
+import math
+from typing import Any
+
+from flax import nnx
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from caatnet.models.access import AS_THEY_ARE, Access
+from caatnet.models.protocol import Parameter, Parts, Reduction
+from parallel.axes import Axis
+
+
+class Sage(nnx.Module):
+  """A layer of GraphSAGE with the mean as aggregator."""
+
+  def __init__(
+    self, inputs: int, outputs: int, dtype: str, rngs: nnx.Rngs
+  ) -> None:
+    self.own = nnx.Linear(inputs, outputs, dtype=dtype, rngs=rngs)
+    self.neighbours = nnx.Linear(
+      inputs, outputs, use_bias=False, dtype=dtype, rngs=rngs
+    )
+
+  def __call__(
+    self, x: jax.Array, below: jax.Array, degree: jax.Array, _: jax.Array
+  ) -> jax.Array:
+    """Returns new states of a level, ``[B, P, outputs]``.
+
+    Args:
+      x: The level's states, ``[B, P, F]``.
+      below: Those of its children, ``[B, P, K, F]``.
+      degree: The level's degrees, int32 ``[B, P]``.
+      _: Those of its children, which a mean does not ask for.
+    """
+    there, count = _children(degree, below.shape[2])
+    total = jnp.sum(jnp.where(there[..., None], below, 0), axis=2)
+    mean = total / jnp.maximum(count, 1)[..., None].astype(x.dtype)
+    return self.own(x) + self.neighbours(mean)
+
+
+class Gcn(nnx.Module):
+  """A layer of a graph convolutional network."""
+
+  def __init__(
+    self, inputs: int, outputs: int, dtype: str, rngs: nnx.Rngs
+  ) -> None:
+    self.linear = nnx.Linear(inputs, outputs, dtype=dtype, rngs=rngs)
+
+  def __call__(
+    self, x: jax.Array, below: jax.Array, degree: jax.Array,
+    degree_below: jax.Array,
+  ) -> jax.Array:
+    """Returns new states of a level; see `Sage`.
+
+    Args:
+      x: The level's states, ``[B, P, F]``.
+      below: Those of its children, ``[B, P, K, F]``.
+      degree: The level's degrees, int32 ``[B, P]``.
+      degree_below: Those of its children, int32 ``[B, P, K]``.
+    """
+    there, count = _children(degree, below.shape[2])
+    # d_v / count makes a sample's sum that of all neighbours, on average.
+    share = degree / jnp.maximum(count, 1) / jnp.sqrt(degree + 1.0)
+    weight = jnp.where(
+      there, share[..., None] * lax.rsqrt(degree_below + 1.0), 0
+    )
+    near = jnp.einsum("bpk,bpkf->bpf", weight.astype(x.dtype), below)
+    own = x / (degree + 1).astype(x.dtype)[..., None]
+    return self.linear(own + near)
+
+
+def _children(degree: jax.Array, places: int) -> tuple[jax.Array, jax.Array]:
+  """Returns which children count, ``[B, P, K]``, and how many, ``[B, P]``."""
+  there = jnp.arange(places) < degree[..., None]
+  return there, jnp.minimum(degree, places)
+
+
+LAYERS = {"sage": Sage, "gcn": Gcn}
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphModel:
+  """A graph network as `caatnet.models.protocol.Model`.
+
+  An example is ``{"features": float32 [T, F], "degree": int32 [T], "label":
+  int}``. There are as many layers as levels of neighbours.
+
+  Attributes:
+    layer: The kind of layers, one of ``LAYERS``.
+    num_features: The features of a node.
+    num_classes: The number of classes; labels are 0 to num_classes - 1.
+    fanouts: Places for neighbours, level by level.
+    width: The channels of states between layers.
+    dtype: The dtype of activations; parameters are float32.
+    tensor: The tensor axis, which has one rank.
+  """
+
+  layer: str
+  num_features: int
+  num_classes: int
+  fanouts: tuple[int, ...]
+  width: int
+  dtype: str
+  tensor: Axis
+
+  @property
+  def stacks(self) -> Mapping[str, int]:
+    return {}  # no two layers see trees of one depth
+
+  @functools.cached_property
+  def _levels(self) -> tuple[int, ...]:
+    """The places of each level, from the root on."""
+    return tuple(
+      math.prod(self.fanouts[:level]) for level in range(len(self.fanouts) + 1)
+    )
+
+  @functools.cached_property
+  def _graphs(self) -> tuple[Any, ...]:
+    """The graph of each layer's module."""
+    return tuple(
+      nnx.split(nnx.eval_shape(lambda make=make: make(nnx.Rngs(0))))[0]
+      for make in self._makers()
+    )
+
+  def _makers(self) -> list[Any]:
+    """Returns what makes each layer from random streams."""
+    widths = [
+      self.num_features, *[self.width] * (len(self.fanouts) - 1),
+      self.num_classes,
+    ]
+    return [
+      lambda rngs, a=a, b=b: LAYERS[self.layer](a, b, self.dtype, rngs)
+      for a, b in itertools.pairwise(widths)
+    ]
+
+  @property
+  def num_params(self) -> int:
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+  @property
+  def parameters(self) -> Any:
+    """A `Parameter` for each; only kernels decay and have a narrow dtype."""
+
+    def parameter(path: tuple[Any, ...], _: Any) -> Parameter:
+      is_kernel = path[-1].key == "kernel"
+      return Parameter(
+        P(), num_lead=0, dtype=self.dtype if is_kernel else "float32",
+        decays=is_kernel,
+      )
+
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    return jax.tree.map_with_path(parameter, shapes)
+
+  def init(self, key: jax.Array) -> Any:
+    rngs = nnx.Rngs(params=key)
+    return {
+      f"layer_{i}": nnx.to_pure_dict(nnx.split(make(rngs))[1])
+      for i, make in enumerate(self._makers())
+    }
+
+  def scores(
+    self, params: Any, batch: Any, access: Access = AS_THEY_ARE
+  ) -> dict[str, jax.Array]:
+    """Returns "loss" in nats and "accuracy", 0 or 1, float32 ``[B]`` each."""
+    degree = batch["degree"]
+    x = access.apply(
+      lambda _, features: features.astype(self.dtype), None, batch["features"]
+    )
+    for number in range(len(self.fanouts)):
+      x = access.apply(self._run(number), params[f"layer_{number}"], x, degree)
+    return access.apply(self._judge, None, x, batch["label"])
+
+  def parts(self) -> Parts:
+    raise ValueError(
+      f"layer={self.layer!r}: each layer sees one level less than the one "
+      "before, so stages of a pipeline cannot share them; parallel.stage must "
+      "be 1"
+    )
+
+  def _run(self, number: int) -> Any:
+    """Returns a layer as a function of its parameters, states and degrees.
+
+    States are ``[B, places of the levels that are left, F]``.
+    """
+    graph, last = self._graphs[number], len(self.fanouts) - 1
+    ends = [sum(self._levels[: level + 1]) for level in range(last + 2)]
+
+    def run(params: Any, x: jax.Array, degree: jax.Array) -> jax.Array:
+      layer, new = nnx.merge(graph, params), []
+      for level in range(last + 1 - number):
+        here = slice(ends[level] - self._levels[level], ends[level])
+        under = slice(ends[level], ends[level + 1])
+        children = self._levels[level], self.fanouts[level]
+        y = layer(
+          x[:, here], x[:, under].reshape(-1, *children, x.shape[2]),
+          degree[:, here], degree[:, under].reshape(-1, *children),
+        )
+        new.append(y if number == last else jax.nn.relu(y))
+      return jnp.concatenate(new, axis=1)
+
+    return run
+
+  def _judge(
+    self, _: None, logits: jax.Array, labels: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Scores logits ``[B, 1, classes]`` by labels ``[B]``."""
+    log_probs = jax.nn.log_softmax(logits[:, 0].astype(jnp.float32))
+    chosen = jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
+    right = (jnp.argmax(log_probs, axis=1) == labels).astype(jnp.float32)
+    scores = {"loss": -chosen, "accuracy": right}
+    # As in `caatnet.models.convolutional`: equal on all tensor ranks by type.
+    return jax.tree.map(lambda x: lax.psum(x, self.tensor.name), scores)
+
+  def flops(self, example: Any) -> float:
+    """Counts six operations for each weight and place that it is applied at."""
+    shapes = jax.eval_shape(self.init, jax.random.key(0))
+    total = 0.0
+    for number in range(len(self.fanouts)):
+      places = sum(self._levels[: len(self.fanouts) - number])
+      total += 6 * places * sum(
+        x.size for path, x in jax.tree.leaves_with_path(
+          shapes[f"layer_{number}"]
+        ) if path[-1].key == "kernel"
+      )
+    return total
+
+  def reductions(
+    self,
+    example: Any,
+    *,
+    batch_size: int,
+    data_lanes: int,
+    accumulation: int = 1,
+  ) -> collections.Counter[Reduction]:
+    return collections.Counter()

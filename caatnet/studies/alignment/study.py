@@ -1,0 +1,91 @@
+"""The study of alignment: what a GPU asks the host's memory for, row by row.
+
+Rows of features are packed without padding, so most begin within a line of 128
+bytes. `parallel.memory.alignment` counts the lines and sectors that a gather
+touches, with the circular shift of Min et al. (arXiv 2103.03330) and without,
+and `parallel.kernels.gather_rows.order` what a TPU's DMA moves in blocks.
+
+The paper's figure by row size was not at hand, so no number stands beside ours.
+What its abstract and that of its companion say of whole transfers is in
+``PUBLISHED``: it is about times on GPUs, which a count of lines does not give.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from caatnet.checks import naming
+from parallel.kernels.gather_rows import order
+from parallel.memory import alignment
+from parallel.memory.alignment import LINE_BYTES, SECTOR_BYTES
+
+PUBLISHED = (
+  "arXiv 2103.03330, abstract: training with several GPUs 65 to 92% faster",
+  "arXiv 2101.07956, abstract: time of transfers 47.1% less on average",
+)
+# DGL shifts rows of at least as many bytes (its PR 3086).
+DGL_BYTES = 256
+
+
+def run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Computes the study.
+
+  Args:
+    config: A config like configs/graphs/alignment.py, as nested dicts.
+
+  Returns:
+    Plain data: "rows", one for each number of features, with requests of lines
+    and sectors per row of a random gather; "curve", the share of requests that
+    the shift spares by row size.
+  """
+  rng = np.random.default_rng(config["seed"])
+  ids = rng.integers(config["num_rows"], size=config["num_ids"])
+  rows = [
+    _row(width, ids, config["offset"]) for width in config["features"]
+  ]
+  sizes = np.arange(4, 4 * config["largest"] + 1, 4)
+  return {
+    "study": "alignment",
+    "published": list(PUBLISHED),
+    "num_ids": config["num_ids"],
+    "offset": config["offset"],
+    "rows": rows,
+    "curve": {
+      "row_bytes": sizes.tolist(),
+      "lines_spared": [_spared(int(size), LINE_BYTES) for size in sizes],
+      "sectors_spared": [_spared(int(size), SECTOR_BYTES) for size in sizes],
+    },
+  }
+
+
+def _row(width: int, ids: np.ndarray, offset: int) -> dict[str, Any]:
+  """Counts for rows of ``width`` float32 features."""
+  row_bytes = 4 * width
+  with naming("config", ("features",)):
+    shifted, plain = (
+      alignment.touched(ids, row_bytes, offset, shifted=shift)
+      for shift in (True, False)
+    )
+  padded = -(-row_bytes // LINE_BYTES) * LINE_BYTES
+  return {
+    "features": width,
+    "row_bytes": row_bytes,
+    "lines": plain.lines / len(ids),
+    "lines_shifted": shifted.lines / len(ids),
+    "sectors": plain.sectors / len(ids),
+    "sectors_shifted": shifted.sectors / len(ids),
+    "lines_padded": padded // LINE_BYTES,
+    "padding": padded / row_bytes - 1,
+    "dgl_shifts": row_bytes >= DGL_BYTES,
+    "tpu_bytes_per_byte": order.waste(width, "tpu"),
+  }
+
+
+def _spared(row_bytes: int, size: int) -> float:
+  """Returns the share of blocks that the shift spares, over all offsets."""
+  plain, shifted = (
+    alignment.mean_blocks(row_bytes, size, shifted=shift)
+    for shift in (False, True)
+  )
+  return 1 - shifted / plain

@@ -1,0 +1,53 @@
+"""Samples with DGL, in a Python that has it and none of ours.
+
+  PYTHON graphs_dgl.py FOLDER WARM_UP THREADS FANOUT...
+
+The folder is one of `caatnet.data.graphs.csr`, with ``roots.npy``, int32
+``[batches, B]``. DGL's sampler makes nodes unique from level to level, so its
+time has that in it, and it samples a node's neighbours once per level.
+"""
+
+import json
+import pathlib
+import sys
+import time
+
+
+def main() -> None:
+  """Prints one line of JSON."""
+  import dgl
+  import numpy as np
+  import torch
+
+  folder, warm, threads, *fanouts = sys.argv[1:]
+  folder, warm, threads = pathlib.Path(folder), int(warm), int(threads)
+  torch.set_num_threads(threads)
+  # DGL's fan-outs begin with the level that is farthest from the roots.
+  sampler = dgl.dataloading.NeighborSampler(
+    [int(f) for f in reversed(fanouts)]
+  )
+  batches = np.load(folder / "roots.npy")
+  # With int32, which DGL 2.1.0 takes as well, it samples a third of the edges.
+  indptr, indices = (
+    torch.from_numpy(np.load(folder / f"{name}.npy").astype(np.int64))
+    for name in ("indptr", "indices")
+  )
+  graph = dgl.graph(("csc", (indptr, indices, [])))
+  edges = unique = 0
+  seconds = 0.0
+  for number, roots in enumerate(batches):
+    seeds = torch.from_numpy(np.unique(roots.astype(np.int64)))
+    start = time.perf_counter()
+    inputs, _, blocks = sampler.sample(graph, seeds)
+    if number >= warm:
+      seconds += time.perf_counter() - start
+      edges += sum(block.num_edges() for block in blocks)
+      unique += len(inputs)
+  print(json.dumps({
+    "of": f"DGL {dgl.__version__}", "edges": edges, "unique": unique,
+    "sampled_s": None, "with_unique_s": seconds,
+  }))
+
+
+if __name__ == "__main__":
+  main()

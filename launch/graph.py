@@ -1,0 +1,57 @@
+r"""Writes a graph as a folder that launch.train reads.
+
+  python -m launch.graph --config=configs/graphs/source.py:rmat \
+    --output=FOLDER --config.graph.scale=20 --config.graph.num_edges=16000000
+  python -m launch.graph --config=configs/graphs/source.py:edges \
+    --output=FOLDER --config.graph.path=edges.txt \
+    --config.graph.features=features.npy --config.graph.labels=labels.npy
+  python -m launch.graph --config=configs/graphs/source.py:ogb \
+    --output=FOLDER --config.graph.path=dataset/ogbn_products
+
+It takes memory for the nodes' degrees and a chunk of edges, beside the page
+cache. What it prints last are the keys of a training run on the graph.
+"""
+
+from absl import flags
+
+from launch import options
+
+FLAGS = flags.FLAGS
+
+
+def main() -> None:
+  from caatnet import ranges
+  from caatnet.build import sections
+  from caatnet.build.graph_sources import SOURCES
+  from caatnet.show import tables
+
+  config = FLAGS.config
+  if "graph" not in config:
+    raise ValueError("--config has no graph: configs/graphs/source.py has")
+  if not FLAGS.output:
+    raise ValueError("--output is required: the folder to write")
+  ranges.check(config)
+  graph = sections.choose(
+    "graph", "source", SOURCES, config.graph, FLAGS.output
+  )
+  size = sum(f.stat().st_size for f in graph.folder.iterdir())
+  tables.table(
+    f"{graph.meta['name']} in {graph.folder}",
+    ["nodes", "edges", "features", "classes", "train", "validation", "GB"],
+    [[
+      f"{graph.num_nodes:,}", f"{graph.num_edges:,}",
+      f"{graph.features.shape[1]:,}", f"{graph.meta['num_classes']:,}",
+      f"{len(graph.nodes('train')):,}", f"{len(graph.nodes('validation')):,}",
+      f"{size / 1e9:.2f}",
+    ]],
+  )
+  print(
+    "train on it: python -m launch.train --config=configs/graphs/tiny.py "
+    f"--config.data.path={graph.folder} "
+    f"--config.data.num_features={graph.features.shape[1]} "
+    f"--config.data.num_classes={graph.meta['num_classes']}"
+  )
+
+
+if __name__ == "__main__":
+  options.run(main, uses=("config", "output"), devices=False)

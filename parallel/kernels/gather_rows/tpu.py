@@ -1,0 +1,102 @@
+"""Gathers rows from the host's memory by the DMA of a TPU, block by block.
+
+A grid step starts one copy from the host's memory to HBM for each of its ids,
+and waits for all of them: the copies of a step are on their way together, and
+nothing passes through VMEM. Rows are then cut out of their blocks by XLA.
+
+Shape legend: n = ids, W = words of a row, padded.
+"""
+
+import functools
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+
+from parallel.kernels import calls
+from parallel.kernels.gather_rows.order import BLOCK, padded_width
+
+# Copies of a grid step at most; ids lie in scalar memory in parts of as many.
+_COPIES = 1024
+
+
+def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
+  """Returns why the kernel does not take a table, or None if it does.
+
+  Args:
+    num_rows: N, the rows of the table.
+    width: F, the features of a row.
+    dtype: Dtype of the table.
+  """
+  del num_rows, width
+  if dtype != jnp.float32:
+    return f"dtype {dtype}: float32"
+  return None
+
+
+def gather(
+  blocks: jax.Array, ids: jax.Array, width: int, interpret: bool = False
+) -> jax.Array:
+  """Gathers rows.
+
+  Args:
+    blocks: ``[blocks, 8, 256]`` in the host's memory, as `order.stored` lays
+      them out.
+    ids: int32 ``[n]``.
+    width: F, the features of a row.
+    interpret: Run on any machine, in the interpreter for TPU kernels.
+
+  Returns:
+    ``[n, F]`` in the device's memory.
+  """
+  words, whole = BLOCK[0] * BLOCK[1], padded_width(width)
+  per_row = max(1, whole // words)  # blocks of a row
+  per_block = max(1, words // whole)  # rows of a block
+  count = ids.shape[0] * per_row
+  wanted = (ids // per_block)[:, None] * per_row + jnp.arange(per_row)
+  copies = min(_COPIES, count)
+  wanted = jnp.pad(wanted.reshape(-1), (0, -count % copies))
+  found = calls.tpu_call(
+    functools.partial(_copy, copies=copies),
+    "arbitrary",
+    grid=(wanted.shape[0] // copies,),
+    in_specs=[
+      pl.BlockSpec((copies,), lambda i: (i,), memory_space=pltpu.SMEM),
+      # The interpreter knows no memory of a host.
+      pl.BlockSpec(memory_space=pl.ANY if interpret else pl.HOST),
+    ],
+    # Not pl.ANY: from the host nothing can be copied to VMEM, where XLA would
+    # put a small result.
+    out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
+    out_shape=calls.shaped((wanted.shape[0], *BLOCK), blocks.dtype, ids),
+    scratch_shapes=[pltpu.SemaphoreType.DMA],
+    name="gather_rows",
+    interpret=interpret,
+  )(wanted, blocks)[:count]
+  if per_block == 1:
+    return found.reshape(-1, whole)[:, :width]
+  rows = found.reshape(-1, per_block, whole)
+  place = (ids % per_block)[:, None, None]
+  return jnp.take_along_axis(rows, place, axis=1)[:, 0, :width]
+
+
+def _copy(ids_ref, blocks_ref, out_ref, semaphore, *, copies):
+  first = pl.program_id(0) * copies
+
+  def copy(i):
+    return pltpu.make_async_copy(
+      blocks_ref.at[ids_ref[i]], out_ref.at[first + i], semaphore
+    )
+
+  def start(i, _):
+    copy(i).start()
+    return _
+
+  def wait(i, _):
+    copy(i).wait()
+    return _
+
+  lax.fori_loop(0, copies, start, 0)
+  lax.fori_loop(0, copies, wait, 0)

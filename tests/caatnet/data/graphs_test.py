@@ -1,0 +1,400 @@
+"""Graphs on disk, their builders, the sampler, and Bayes' rule."""
+
+import collections
+import gzip
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from caatnet.data.graphs import bayes, builders, csr, loaders, sampling
+from caatnet.data.graphs.data import Trees
+
+SMALL = {
+  "num_nodes": 5_000, "mean_degree": 6.0, "num_features": 16,
+  "num_classes": 4, "inside": 0.7, "signal": 1.0, "seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+  return builders.communities(tmp_path_factory.mktemp("planted"), **SMALL)
+
+
+def write(folder, pairs, num_nodes=4, chunk=2, **changes):
+  """Writes edges, pairs of node and neighbour, in chunks."""
+  pairs = np.array(pairs, np.int64).reshape(-1, 2)
+
+  def stream():
+    for start, stop in csr.chunks(len(pairs), chunk):
+      yield pairs[start:stop, 0], pairs[start:stop, 1]
+
+  rows = num_nodes < 100 and [(
+    np.ones((num_nodes, 3), "f4"), np.arange(num_nodes),
+    np.zeros(num_nodes, int),
+  )]
+  return csr.write_graph(folder, **{
+    "num_nodes": num_nodes, "num_features": 3, "edges": stream,
+    "rows": rows, "meta": {},
+  } | changes)
+
+
+# On disk. ---------------------------------------------------------------------
+
+
+def test_neighbours_are_those_of_the_edges(tmp_path):
+  """In the order of the stream, whatever the chunks; isolated nodes too."""
+  edges = np.random.default_rng(0).integers(0, 30, (200, 2))
+  edges = edges[edges[:, 0] % 5 != 2]
+  expected = collections.defaultdict(list)
+  for node, neighbour in edges.tolist():
+    expected[node].append(neighbour)
+  digests = set()
+  for chunk in (1, 7, 1000):
+    graph = write(tmp_path / str(chunk), edges, 30, chunk)
+    for node in range(30):
+      found = graph.indices[graph.indptr[node] : graph.indptr[node + 1]]
+      assert found.tolist() == expected[node]
+    digests.add(graph.meta["sha256"])
+  assert len(digests) == 1
+
+
+def test_a_graph_without_edges_is_a_graph(tmp_path):
+  graph = write(tmp_path, [])
+  assert graph.num_edges == 0
+  for implementation in ("reference", "compiled"):
+    sampler = sampling.Sampler(graph, (2, 3), 0, implementation=implementation)
+    ids, degrees = sampler.sample(np.array([2, 0]), 0)
+    assert (ids == np.array([[2], [0]])).all()  # itself, where nothing counts
+    assert not degrees.any()
+
+
+def cut_off(folder):
+  path = folder / "features.npy"
+  path.write_bytes(path.read_bytes()[:-4])
+
+
+def outside(folder):
+  indices = np.load(folder / "indices.npy")
+  indices[1] = 4
+  np.save(folder / "indices.npy", indices)
+
+
+def of_another_dtype(folder):
+  np.save(folder / "features.npy", np.ones((4, 3)))
+
+
+def falling(folder):
+  np.save(folder / "indptr.npy", np.array([0, 2, 1, 3, 3]))
+
+
+def shorter(folder):
+  np.save(folder / "labels.npy", np.zeros(3, "i4"))
+
+
+def without_end(folder):
+  (folder / "meta.json").unlink()
+
+
+@pytest.mark.parametrize(
+  ("damage", "message"),
+  [
+    (cut_off, r"features.npy is missing or cut off"),
+    (outside, r"indices.npy names node 4, but nodes are 0 to 3"),
+    (of_another_dtype, r"features.npy is float64, but must be float32"),
+    (falling, r"indptr.npy: node 1 has fewer than 0 neighbours"),
+    (shorter, r"different numbers of nodes.*'labels.npy': 3"),
+    (without_end, r"has no meta.json"),
+    (lambda f: (f / "split.npy").unlink(), r"split.npy is missing"),
+    (lambda f: (f / "meta.json").write_text("{"), r"meta.json is damaged"),
+    (lambda f: np.save(f / "split.npy", np.full(4, 9, "u1")), r"has 9, but"),
+    (lambda f: np.save(f / "indptr.npy", np.arange(5)), r"goes from 0 to 4"),
+  ],
+)
+def test_damage_is_named(tmp_path, damage, message):
+  write(tmp_path, [(0, 1), (0, 2), (2, 3)])
+  damage(tmp_path)
+  with pytest.raises(ValueError, match=message):
+    csr.open_graph(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"edges": lambda: [(np.array([0]), np.array([4]))]}, "names node 4"),
+    ({"edges": lambda: [(np.array([-1]), np.array([0]))]}, "names node -1"),
+    ({"rows": [(np.ones((4, 3)), np.zeros(4), np.zeros(4))]}, "float64"),
+    ({"rows": [(np.ones((3, 3), "f4"), np.zeros(3), np.zeros(3))]},
+     "rows for 3 nodes of 4"),
+    ({"num_nodes": 2**31}, "must be 1 to"),
+  ],
+)
+def test_a_writer_that_fails_leaves_no_graph(tmp_path, changes, message):
+  """Also where there was one before."""
+  write(tmp_path, [(0, 1)])
+  with pytest.raises(ValueError, match=message):
+    write(tmp_path, [(0, 1)], **{"num_nodes": 4} | changes)
+  with pytest.raises(ValueError, match=r"no meta.json"):
+    csr.open_graph(tmp_path)
+
+
+# Builders. --------------------------------------------------------------------
+
+
+def test_rmat_has_its_quarters_and_its_seed(tmp_path):
+  """Shares of quarters at the first halving, before ids are scrambled."""
+  options = {
+    "scale": 8, "num_edges": 40_000, "num_features": 4, "num_classes": 3,
+    "quarters": (0.57, 0.19, 0.19), "signal": 1.0,
+  }
+  graph = builders.rmat(tmp_path / "a", seed=1, **options)
+  again = builders.rmat(tmp_path / "b", seed=1, **options)
+  other = builders.rmat(tmp_path / "c", seed=2, **options)
+  assert graph.meta["sha256"] == again.meta["sha256"] != other.meta["sha256"]
+  inverse = pow(0x9E3779B1, -1, 256)
+  nodes = np.repeat(np.arange(256), np.diff(graph.indptr)) * inverse % 256
+  neighbours = graph.indices.astype(int) * inverse % 256
+  for bit in (7, 0):
+    quarter = 2 * (nodes >> bit & 1) + (neighbours >> bit & 1)
+    shares = np.bincount(quarter, minlength=4) / len(quarter)
+    np.testing.assert_allclose(shares, (0.57, 0.19, 0.19, 0.05), atol=0.01)
+
+
+def test_communities_are_as_planted(planted):
+  """Degrees, shares of neighbours inside, features around class means."""
+  degrees = np.diff(planted.indptr)
+  assert abs(degrees.mean() - 6) < 0.15
+  assert abs(degrees.var() - 6) < 0.6
+  assert (degrees == 0).any()  # isolated nodes are among them
+  nodes = np.repeat(np.arange(5_000), degrees)
+  inside = planted.labels[nodes] == planted.labels[planted.indices]
+  assert abs(inside.mean() - 0.7) < 0.01
+  means = builders.class_means(4, 16, 1.0, 3)
+  np.testing.assert_allclose(np.linalg.norm(means, axis=1), 1, rtol=1e-5)
+  noise = planted.features - means[planted.labels]
+  assert abs(noise.std() - 1) < 0.02
+  assert abs(noise.mean()) < 0.02
+  shares = np.bincount(planted.split) / 5_000
+  np.testing.assert_allclose(shares, builders.SHARES, atol=0.03)
+
+
+# Graphs of others. ------------------------------------------------------------
+
+
+def files_of(folder, pairs, features, labels, split):
+  """One graph in all the forms that are read; "u v" means that v reads u."""
+  columns = pairs.T
+  text = "\n".join(f"{u}\t{v}" for u, v in pairs)
+  (folder / "edges.txt").write_text(f"# a comment\n{text}\n")
+  np.save(folder / "features.npy", features)
+  np.save(folder / "labels.npy", labels)
+  arrays = {"features": features, "labels": labels, "split": split}
+  np.savez(folder / "pairs.npz", edge_index=columns, **arrays)
+  order = np.argsort(columns[1], kind="stable")
+  indptr = np.r_[0, np.cumsum(np.bincount(columns[1], minlength=len(labels)))]
+  np.savez(
+    folder / "rows.npz", indptr=indptr, indices=columns[0][order], **arrays
+  )
+
+  def zipped(name, values):
+    path = folder / "ogb" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+      np.savetxt(file, values, "%r", delimiter=",")
+
+  zipped("raw/edge.csv.gz", pairs.astype(object))
+  zipped("raw/node-feat.csv.gz", features.astype(object))
+  zipped("raw/node-label.csv.gz", labels.astype(object))
+  for number, name in enumerate(("train", "valid", "test")):
+    nodes = np.flatnonzero(split == number).astype("O")
+    zipped(f"split/a/{name}.csv.gz", nodes)
+    zipped(f"../large/split/a/{name}.csv.gz", nodes)
+  (folder / "large/raw").mkdir()
+  np.savez(folder / "large/raw/data.npz", edge_index=columns,
+           node_feat=features.astype("f2"))
+  np.savez(folder / "large/raw/node-label.npz",
+           node_label=np.where(labels < 0, np.nan, labels)[:, None])
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+def test_all_forms_of_a_graph_are_one_graph(tmp_path, undirected):
+  rng = np.random.default_rng(0)
+  pairs, labels = rng.integers(0, 40, (150, 2)), rng.integers(0, 3, 40)
+  features = rng.normal(size=(40, 5)).astype("f2").astype("f8")
+  split = rng.integers(0, 3, 40).astype("u1")
+  files_of(tmp_path, pairs, features, labels, split)
+  both = np.concatenate([pairs, pairs[:, ::-1]]) if undirected else pairs
+  options = {"undirected": undirected}
+  graphs = {
+    "edges": loaders.edge_list(
+      tmp_path / "a", path=str(tmp_path / "edges.txt"),
+      features=str(tmp_path / "features.npy"),
+      labels=str(tmp_path / "labels.npy"), **options,
+    )
+  } | {
+    name: loaders.npz(
+      tmp_path / "made" / name, path=str(tmp_path / name), **options
+    )
+    for name in ("pairs.npz", "rows.npz")
+  } | {
+    name: loaders.ogb(
+      tmp_path / "made" / name, path=str(tmp_path / name), **options
+    )
+    for name in ("ogb", "large")
+  }
+  for name, graph in graphs.items():
+    nodes = np.repeat(np.arange(40), np.diff(graph.indptr))
+    found = sorted(zip(graph.indices.tolist(), nodes.tolist(), strict=True))
+    assert found == sorted(map(tuple, both.tolist())), name
+    np.testing.assert_array_equal(graph.features, features)
+    np.testing.assert_array_equal(graph.labels, labels)
+    if name != "edges":  # which has no split
+      np.testing.assert_array_equal(graph.split, split)
+  assert set(graphs["edges"].split) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [("0 1\n2\n", "other than two"), ("0 1 5\n2 3 4\n", "other than two"),
+   ("0 x\n", "invalid literal"), ("0 1\n0 40\n", "names node 40"),
+   ("0 -1\n", "names node -1")],
+)
+def test_wrong_lists_of_edges_are_errors(tmp_path, text, message):
+  files_of(
+    tmp_path, np.zeros((1, 2), int), np.zeros((40, 2)), np.zeros(40, int),
+    np.zeros(40, "u1"),
+  )
+  (tmp_path / "edges.txt").write_text(text)
+  with pytest.raises(ValueError, match=message):
+    loaders.edge_list(
+      tmp_path / "a", path=str(tmp_path / "edges.txt"), undirected=False,
+      **{k: str(tmp_path / f"{k}.npy") for k in ("features", "labels")},
+    )
+
+
+# The sampler. -----------------------------------------------------------------
+
+
+def test_the_compiled_sampler_is_the_reference(planted):
+  """Whatever the threads, and also for batches cut elsewhere."""
+  nodes = np.random.default_rng(0).integers(0, 5_000, 150)
+  expected = sampling.Sampler(
+    planted, (4, 3, 2), 7, implementation="reference"
+  ).sample(nodes, 1000)
+  for threads in (1, 3):
+    sampler = sampling.Sampler(
+      planted, (4, 3, 2), 7, threads, implementation="compiled"
+    )
+    found = sampler.sample(nodes, 1000)
+    np.testing.assert_array_equal(found, expected)
+    parts = [sampler.sample(nodes[:9], 1000), sampler.sample(nodes[9:], 1009)]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), expected)
+  other = sampling.Sampler(planted, (4, 3, 2), 8).sample(nodes, 1000)
+  assert (other[0] != expected[0]).mean() > 0.1
+
+
+def test_trees_hold_neighbours_each_edge_once(planted):
+  fanouts = 4, 3
+  ids, degrees = sampling.Sampler(planted, fanouts, 1).sample(
+    np.arange(300), 0
+  )
+  assert ids.shape == (300, sampling.num_places(fanouts)) == (300, 17)
+  for row, degree in zip(ids.tolist(), degrees.tolist(), strict=True):
+    counts = {0}
+    for place in range(5):
+      first = 1 + 4 * place if not place else 5 + 3 * (place - 1)
+      children = range(first, first + (4 if not place else 3))
+      own = planted.indices[slice(*planted.indptr[row[place] : row[place] + 2])]
+      assert degree[place] == (len(own) if place in counts else 0)
+      for number, child in enumerate(children):
+        if number < degree[place]:
+          counts.add(child)
+        else:
+          assert row[child] == row[place]
+          assert degree[child] == 0
+      taken = [row[child] for child in children if child in counts]
+      assert not collections.Counter(taken) - collections.Counter(own.tolist())
+
+
+def test_all_sets_of_neighbours_are_alike(tmp_path):
+  """Five neighbours in three places: ten sets, chi-square under 1e-4."""
+  graph = write(tmp_path, [(0, i) for i in range(1, 6)], 6)
+  sampler = sampling.Sampler(graph, (3,), 5)
+  ids, _ = sampler.sample(np.zeros(20_000, int), 0)
+  found = collections.Counter(map(tuple, np.sort(ids[:, 1:]).tolist()))
+  assert set(found) == set(itertools.combinations(range(1, 6), 3))
+  expected = 2_000
+  assert sum((n - expected) ** 2 / expected for n in found.values()) < 34
+
+
+def test_epochs_hold_every_node_once_in_another_order(planted):
+  nodes = planted.nodes("train")[:50]
+  trees = Trees(sampling.Sampler(planted, (2,), 0), nodes, 8, seed=4)
+  read = np.concatenate([trees.at(n)[0] for n in range(0, 104, 8)])
+  first, second = read[:50], read[50:100]
+  assert sorted(first) == sorted(second) == nodes.tolist()
+  assert (first != second).any()
+  other = Trees(trees.sampler, nodes, 8, seed=5)
+  assert (other.at(0)[0] != read[:8]).any()
+
+
+@pytest.mark.parametrize(
+  ("fanouts", "implementation", "message"),
+  [
+    ((), "auto", r"fanouts=\(\) must have numbers"),
+    ((3, 0), "auto", r"fanouts=\(3, 0\) must have numbers of at least 1"),
+    ((3,), "fast", "sampler='fast' must be 'auto'"),
+  ],
+)
+def test_wrong_samplers_are_errors(planted, fanouts, implementation, message):
+  with pytest.raises(ValueError, match=message):
+    sampling.Sampler(planted, fanouts, 0, implementation=implementation)
+  with pytest.raises(ValueError, match="nodes 0 to 5000 must be 0 to 4999"):
+    sampling.Sampler(planted, (3,), 0).sample(np.array([0, 5000]), 0)
+
+
+# Bayes' rule. -----------------------------------------------------------------
+
+
+def test_bayes_rule_is_the_sum_over_all_communities(tmp_path):
+  """The posterior of small trees, all labels of all places enumerated."""
+  options = SMALL | {"num_nodes": 400, "num_classes": 3, "mean_degree": 2.0}
+  graph = builders.communities(tmp_path, **options)
+  fanouts, nodes = (2, 1), graph.nodes("validation")[:40]
+  ids, degrees = sampling.Sampler(graph, fanouts, 0).sample(nodes, 0)
+  means = builders.class_means(3, 16, 1.0, 3)
+  square = np.square(graph.features[:, None] - means).sum(axis=-1)
+  parent = {1: 0, 2: 0, 3: 1, 4: 2}
+  right = []
+  for row, degree, node in zip(ids, degrees, nodes, strict=True):
+    there = {0}
+    for place, above in parent.items():
+      rank = place - 1 if place < 3 else 0
+      if above in there and rank < degree[above]:
+        there.add(place)
+    posterior = np.zeros(3)
+    for labels in itertools.product(range(3), repeat=5):
+      log = -sum(square[row[p], labels[p]] for p in there) / 2
+      chance = np.prod([
+        0.7 if labels[p] == labels[parent[p]] else 0.15 for p in there - {0}
+      ])
+      posterior[labels[0]] += chance * np.exp(log)
+    right.append(posterior.argmax() == graph.labels[node])
+  arguments = graph.features, ids, degrees, graph.labels[nodes], fanouts
+  assert bayes.accuracy(*arguments, graph.meta) == np.mean(right)
+
+
+def test_the_bound_grows_with_what_is_seen(planted):
+  """And that of the default graph is where the config says."""
+  nodes = planted.nodes("validation")
+  ids, degrees = sampling.Sampler(planted, (6, 4), 0).sample(nodes, 0)
+  arguments = (
+    planted.features, ids, degrees, planted.labels[nodes], (6, 4), planted.meta
+  )
+  bounds = [bayes.accuracy(*arguments, depth) for depth in range(3)]
+  assert bounds[0] + 0.15 < bounds[1] < bounds[2] < 0.95
+  meta = json.loads(json.dumps(planted.meta))
+  meta["generator"]["name"] = "rmat"
+  with pytest.raises(ValueError, match="rmat has no bound"):
+    bayes.accuracy(*arguments[:-1], meta)

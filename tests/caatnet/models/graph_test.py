@@ -1,0 +1,260 @@
+"""Laws of graph networks, and of training on rows that devices fetch."""
+
+import functools
+import shutil
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.models.graph import GraphModel
+from caatnet.train import loop
+from caatnet.train.feed import Feed
+from caatnet.train.records import read_metrics
+from caatnet.train.whole import to_whole
+from configs import sections
+from configs.graphs import tiny
+from parallel.axes import Axis, make_mesh
+
+LEVELS = "zero.levels=node:2,gpu:2 parallel.worker=1 parallel.data=4"
+FANOUTS = 2, 3
+PLACES = 1 + 2 + 6
+
+
+def make(algorithm="data_parallel", overrides="", mesh=None):
+  config = tiny.get_config(f"{algorithm},test")
+  return experiments.build(
+    override(config, overrides, sections.choices()), mesh
+  )
+
+
+def model(layer="sage", **changes):
+  values = {
+    "layer": layer, "num_features": 5, "num_classes": 3, "fanouts": FANOUTS,
+    "width": 4, "dtype": "float32", "tensor": Axis("tensor", 1),
+  }
+  return GraphModel(**(values | changes))
+
+
+def draw_batch(size=6):
+  """Trees with roots of 0 to 5 neighbours, whose own have 0 to 4."""
+  rng = np.random.default_rng(0)
+  degree = rng.integers(0, 5, (size, PLACES)).astype("i4")
+  degree[:, 0] = np.arange(size)
+  for parent, children in ((0, (1, 2)), (1, (3, 4, 5)), (2, (6, 7, 8))):
+    for number, child in enumerate(children):
+      degree[:, child] *= number < degree[:, parent]
+  return {
+    "features": rng.normal(size=(size, PLACES, 5)).astype("f4"),
+    "degree": degree,
+    "label": rng.integers(3, size=size).astype("i4"),
+  }
+
+
+def scores(network, params, batch):
+  mesh = make_mesh({"tensor": network.tensor})
+  spec = jax.sharding.PartitionSpec()
+  return jax.jit(jax.shard_map(
+    network.scores, mesh=mesh, in_specs=(spec, spec), out_specs=spec
+  ))(params, batch)
+
+
+# The networks written down again: one node, recursion over neighbours. --------
+
+
+def children(place, degree):
+  first, fanout = {0: (1, 2), 1: (3, 3), 2: (6, 3)}.get(place, (0, 0))
+  return [first + j for j in range(min(degree[place], fanout))]
+
+
+def state(layer, params, x, degree, place, depth):
+  """A place's state after ``depth`` layers, float64."""
+  if depth == 0:
+    return x[place]
+  below = [
+    state(layer, params, x, degree, child, depth - 1)
+    for child in children(place, degree)
+  ]
+  own = state(layer, params, x, degree, place, depth - 1)
+  p = params[f"layer_{depth - 1}"]
+  if layer == "sage":
+    mean = np.mean(below, axis=0) if below else np.zeros_like(own)
+    y = own @ p["own"]["kernel"] + p["own"]["bias"]
+    y = y + mean @ p["neighbours"]["kernel"]
+  else:
+    d = degree[place]
+    near = sum(
+      h / np.sqrt((d + 1) * (degree[child] + 1)) * d / len(below)
+      for h, child in zip(below, children(place, degree), strict=True)
+    )
+    y = (own / (d + 1) + near) @ p["linear"]["kernel"] + p["linear"]["bias"]
+  return y if depth == 2 else np.maximum(y, 0)
+
+
+@pytest.mark.parametrize("layer", ["sage", "gcn"])
+def test_a_network_is_its_oracle(layer):
+  network, batch = model(layer), draw_batch()
+  rng = np.random.default_rng(1)
+  params = jax.tree.map(
+    lambda x: np.asarray(x + 0.3 * rng.normal(size=x.shape), np.float64),
+    network.init(jax.random.key(0)),
+  )
+  found = scores(
+    network, jax.tree.map(lambda x: x.astype("f4"), params), batch
+  )
+  logits = np.stack([
+    state(layer, params, x.astype("f8"), degree, 0, 2)
+    for x, degree in zip(batch["features"], batch["degree"], strict=True)
+  ])
+  log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+  np.testing.assert_allclose(
+    found["loss"], -log_probs[np.arange(6), batch["label"]], rtol=1e-5
+  )
+  np.testing.assert_array_equal(
+    found["accuracy"], log_probs.argmax(axis=1) == batch["label"]
+  )
+
+
+@pytest.mark.parametrize("layer", ["sage", "gcn"])
+def test_places_that_do_not_count_are_not_read(layer):
+  """What lies there may be anything, and so may other examples."""
+  network, batch = model(layer), draw_batch()
+  params = network.init(jax.random.key(0))
+  counts = np.zeros((6, PLACES), bool)
+  for row, degree in zip(counts, batch["degree"], strict=True):
+    row[0] = True
+    for place in range(3):
+      if row[place]:
+        row[children(place, degree)] = True
+  noise = np.where(counts, 0, np.float32(7))[..., None]
+  changed = dict(batch, features=batch["features"] + noise)
+  changed["features"][5] += 1
+  before, after = (scores(network, params, b)["loss"] for b in (batch, changed))
+  np.testing.assert_array_equal(before[:5], after[:5])
+  assert before[5] != after[5]
+
+
+def test_flops_are_those_of_products():
+  """Six per weight, at all places of the levels that a layer computes."""
+  example = {"features": jax.ShapeDtypeStruct((PLACES, 5), "f4")}
+  assert model("gcn").flops(example) == 6 * (3 * 5 * 4 + 4 * 3)
+  assert model("sage").flops(example) == 12 * (3 * 5 * 4 + 4 * 3)
+  deep = model("gcn", fanouts=(2, 3, 4))
+  assert deep.flops(example) == 6 * (9 * 5 * 4 + 3 * 4 * 4 + 4 * 3)
+
+
+# Training. --------------------------------------------------------------------
+
+
+def test_it_trains_through_the_loop_and_resumes(tmp_path):
+  """As an uninterrupted run, trees and order included."""
+  whole = loop.train(make(), tmp_path / "whole", quiet=True)
+  assert set(whole.measures) == {"loss", "accuracy", "bound"}
+  assert whole.measures["accuracy"] < whole.measures["bound"] < 0.9
+  records = read_metrics(tmp_path / "whole")
+  shutil.rmtree(tmp_path / "whole" / "checkpoints" / "12")
+  again = loop.train(
+    make(overrides="data.ahead=3 data.sampler=reference"),
+    tmp_path / "whole", quiet=True,
+  )
+  assert again.measures == whole.measures
+  for before, after in zip(
+    records, read_metrics(tmp_path / "whole"), strict=True
+  ):
+    if "loss" in before:
+      assert before["loss"] == after["loss"]
+
+
+@functools.cache
+def run(algorithm, overrides="", mesh=(), num_steps=4):
+  """Whole parameters of all workers, and losses, after some steps."""
+  experiment = make(algorithm, overrides, dict(mesh))
+  state, programs, losses = experiment.init_state(), {}, []
+  dataset = experiment.data.load(0)
+  feed = Feed(experiment.program.layout, dataset.batches, dataset.ahead)
+  for number in range(num_steps):
+    plan = experiment.outer.plan(number)
+    if plan.variant not in programs:
+      programs[plan.variant] = experiment.lower_step(plan).compile()
+    numbers = jax.tree.map(np.int32, plan.numbers)
+    state, metrics = programs[plan.variant](state, next(feed), numbers)
+    losses.append(np.asarray(metrics["loss"]))
+  feed.close()
+  assert dataset.table.counts.programs == 1
+  assert len(programs) == len({experiment.outer.plan(i).variant
+                               for i in range(num_steps)})
+  params = to_whole(experiment.program, state).params
+  return jax.device_get(params), np.array(losses)
+
+
+PLACED = (("worker", 2), ("data", 2))
+
+
+@pytest.mark.parametrize(
+  "access",
+  [
+    "data.access=device", "data.access=sharded",
+    "data.cache_rows=5000", "data.cache_rows=5000 data.cache=presampling",
+    "data.access=sharded data.cache_rows=5000 data.ahead=0",
+  ],
+)
+def test_training_is_equal_under_every_access(access):
+  """Bit for bit: batches are."""
+  plain = run("data_parallel", "data.access=cpu_gather", PLACED)
+  chex.assert_trees_all_equal(plain, run("data_parallel", access, PLACED))
+
+
+@pytest.mark.parametrize("algorithm", ["diloco", "streaming"])
+def test_lanes_are_devices(algorithm):
+  lanes, devices = (
+    run(algorithm, "outer.every=2", mesh)[0] for mesh in ((), PLACED)
+  ) if algorithm == "diloco" else (
+    run(algorithm, num_steps=6, mesh=mesh)[0] for mesh in ((), PLACED)
+  )
+  chex.assert_trees_all_close(lanes, devices, rtol=1e-3, atol=1e-5)
+  chex.assert_tree_all_finite(lanes)
+
+
+def test_a_partition_changes_no_parameter():
+  mesh = (("node", 2), ("gpu", 2))
+  plain = run("data_parallel", LEVELS, mesh, 3)[0]
+  parts = run("data_parallel", f"{LEVELS} zero.scheme=zero3", mesh, 3)[0]
+  chex.assert_trees_all_close(plain, parts, rtol=1e-4, atol=1e-6)
+
+
+def test_microbatches_change_no_parameter():
+  parts = run("data_parallel", "train.accumulation=2", num_steps=3)[0]
+  plain = run("data_parallel", num_steps=3)[0]
+  chex.assert_trees_all_close(plain, parts, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ("parallel.tensor=2", r"config.parallel.tensor=2 must be 1 with config"),
+    ("model.layer=gat", r"config.model.layer='gat' must be one of 'sage'"),
+    ("data.num_features=9", r"config.data.num_features=9, but nodes have 16"),
+    ("data.num_classes=7", r"config.data.num_classes=7, but there is the lab"),
+    ("data.access=dma", r"config.data.access='dma' must be one of"),
+    ("data.sampler=fast", r"config.data.sampler='fast' must be one of"),
+    ("data.cache=lru", r"config.data.cache='lru' must be one of 'degree'"),
+    ("data.path=/nowhere", r"config.data.path='/nowhere': .* has no meta.json"),
+    ("data.fanouts=(3,0)", r"config.data.fanouts=0 must be an integer"),
+    ("data.batch_size=65536", r"but must have 65536, config.data.batch_size"),
+  ],
+)
+def test_wrong_keys_are_named(changes, message):
+  with pytest.raises(ValueError, match=message):
+    make("data_parallel", changes).data.load(0)
+
+
+def test_neither_doors_nor_stages_are_for_it():
+  config = tiny.get_config("data_parallel,test")
+  config.sync = sections.sync()
+  with pytest.raises(ValueError, match=r"config\.sync has no effect"):
+    experiments.build(config)
+  with pytest.raises(ValueError, match=r"parallel.stage must be 1"):
+    model().parts()

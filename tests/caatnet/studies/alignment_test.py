@@ -1,0 +1,51 @@
+"""The study of alignment: plain data, a table, a picture."""
+
+import json
+
+import pytest
+
+from caatnet.studies import registry
+from configs.graphs import alignment
+
+
+def test_a_study_is_json_and_has_a_table_and_a_picture(tmp_path, capsys):
+  config = alignment.get_config().to_dict() | {
+    "num_ids": 2_000, "largest": 200, "features": (100, 128, 602)
+  }
+  study = registry.find(config)
+  result = json.loads(json.dumps(study.run(config)))
+  study.show(result)
+  printed = capsys.readouterr().out
+  assert "2,408" in printed
+  assert "nothing was timed" in " ".join(printed.split())
+  study.plot(result, tmp_path / "picture.png")
+  assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+  hundred, power, reddit = result["rows"]
+  # Rows packed from byte 0 on: 400 bytes are 4 lines wherever they begin.
+  assert hundred["lines_shifted"] == 4
+  assert hundred["lines"] == pytest.approx(6.625, abs=0.1)
+  assert reddit["lines_shifted"] == pytest.approx(19.75, abs=0.1)
+  assert power["lines"] == power["lines_shifted"] == 4
+  assert power["tpu_bytes_per_byte"] == 16
+  spared = dict(zip(
+    result["curve"]["row_bytes"], result["curve"]["lines_spared"], strict=True
+  ))
+  assert spared[400] == 1 - 4 / 6.625
+  assert spared[128] == spared[256] == 0
+
+
+def test_an_offset_moves_every_row():
+  config = alignment.get_config().to_dict() | {
+    "num_ids": 100, "largest": 2, "features": (32,), "offset": 4
+  }
+  (row,) = registry.find(config).run(config)["rows"]
+  assert row["lines"] == row["lines_shifted"] == 2
+
+
+@pytest.mark.parametrize(
+  ("key", "value"), [("features", (0,)), ("num_ids", 0), ("offset", -1)]
+)
+def test_numbers_out_of_range_are_named(key, value):
+  config = alignment.get_config().to_dict() | {key: value}
+  with pytest.raises(ValueError, match=rf"config\.{key}="):
+    registry.find(config)

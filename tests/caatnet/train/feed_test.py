@@ -1,0 +1,64 @@
+"""Batches that are made ahead are those that are made in time."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from caatnet.build import experiments
+from caatnet.train.feed import Feed
+from configs.graphs import tiny
+
+
+class Numbers:
+  """Batches 0, 1, 2, ...; says who draws them."""
+
+  def __init__(self):
+    self.next, self.threads = 0, set()
+
+  def __next__(self):
+    self.threads.add(threading.get_ident())
+    if self.next == 9:
+      raise ValueError("no batch 9")
+    self.next += 1
+    return {"x": np.full((4, 2), self.next - 1)}
+
+  def get_state(self):
+    return {"next": self.next}
+
+  def set_state(self, state):
+    self.next = state["next"]
+
+
+@pytest.fixture(scope="module")
+def layout():
+  config = tiny.get_config("data_parallel,test")
+  return experiments.build(config, {}).program.layout
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_batches_and_positions_do_not_depend_on_what_is_ahead(layout, ahead):
+  numbers = Numbers()
+  feed = Feed(layout, numbers, ahead)
+  assert feed.get_state() == {"next": 0}
+  for number in range(5):
+    assert int(next(feed)["x"][0, 0, 0, 0]) == number
+    # The position is after what was taken, not after what was drawn.
+    assert feed.get_state() == {"next": number + 1}
+  feed.set_state({"next": 2})
+  assert [int(next(feed)["x"][0, 0, 0, 0]) for _ in range(3)] == [2, 3, 4]
+  assert feed.get_state() == {"next": 5}
+  feed.close()
+  if ahead:
+    assert threading.get_ident() not in numbers.threads
+    assert len(numbers.threads) == 1
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_an_error_comes_with_its_batch(layout, ahead):
+  feed = Feed(layout, Numbers(), ahead)
+  for _ in range(9):
+    next(feed)
+  with pytest.raises(ValueError, match="no batch 9"):
+    next(feed)
+  feed.close()

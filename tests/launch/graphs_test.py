@@ -1,0 +1,63 @@
+"""Graphs are written by a command; the benchmark counts what it says."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from caatnet.build import sections
+from caatnet.build.graph_sources import SOURCES
+from caatnet.data.graphs.csr import open_graph
+from configs.benchmark import graphs as benchmark_config
+from configs.graphs import source
+from launch.benchmarks import graphs
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_source_builds_with_its_keys(tmp_path, name):
+  config = source.get_config(name).graph
+  small = {"scale": 4, "num_edges": 9, "num_nodes": 30, "num_features": 2}
+  for key in set(small) & set(config):
+    config[key] = small[key]
+  arguments = "graph", "source", SOURCES, config, tmp_path
+  if name in ("rmat", "communities"):
+    graph = sections.choose(*arguments)
+    assert open_graph(tmp_path).num_edges == graph.num_edges
+  else:  # of files that are not named
+    with pytest.raises(ValueError, match=r"config\.graph\.|is missing"):
+      sections.choose(*arguments)
+
+
+def test_the_benchmark_s_counts_agree(capsys):
+  config = benchmark_config.get_config("test")
+  config.benchmark.parts = ("sampler", "caches", "waits", "predicted")
+  result = json.loads(json.dumps(graphs.run(config)))
+  assert "least possible" in capsys.readouterr().out
+  (ours,) = result["sampler"]["rows"]
+  # Trees of (3, 2): nine edges at most, ten places.
+  assert 0 < ours["edges"] <= 10 * 64 * 9
+  assert ours["unique"] <= 10 * 64 * 10
+  sizes = result["caches"]["bytes"]
+  assert sizes["least"] <= sizes["unique"] < sizes["places"]
+  assert sizes["places"] == 10 * 64 * 10 * 8 * 4
+  for row in result["caches"]["rows"]:
+    assert row["lru"] <= row["belady"]
+  reference, *others = result["waits"]["rows"]
+  assert all(row["losses"] == reference["losses"] for row in others)
+  assert others[-1]["fetched_bytes"] <= reference["fetched_bytes"]
+  for row in result["predicted"]["rows"]:
+    assert row["overlapped_s"] <= row["zero_copy_s"] < row["conventional_s"]
+
+
+def test_a_python_without_dgl_is_an_error():
+  config = benchmark_config.get_config("test")
+  config.benchmark.parts = ("sampler",)
+  config.benchmark.python = sys.executable
+  with pytest.raises(ValueError, match=r"python=.*No module named 'dgl'"):
+    graphs.run(config)
+
+
+def test_edges_are_those_of_places_that_count():
+  degrees = np.array([[5, 1, 0, 2, 9, 9, 9]])  # fan-outs (2, 2)
+  assert graphs.num_edges(degrees, (2, 2)) == 2 + 1 + 0

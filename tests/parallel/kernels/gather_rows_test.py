@@ -1,0 +1,69 @@
+"""Kernels of gather_rows bring the reference's rows, bit for bit."""
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.kernels.gather_rows import api, cases, order
+
+KERNELS = ("tpu_interpret", "gpu_interpret", "reference")
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_is_the_reference(kernel, name):
+  case = cases.CASES[name]
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(case.rows, case.width)).astype("f4")
+  ids = rng.integers(0, case.rows, case.ids).astype("i4")
+  ids[:2] = 0, case.rows - 1
+  chosen = api.choice(case.rows, case.width, rows.dtype, kernel)
+  stored = jax.numpy.asarray(order.stored(rows, chosen.kind))
+  found = api.gather_rows(stored, jax.numpy.asarray(ids), case.width, chosen)
+  np.testing.assert_array_equal(found, rows[ids])
+
+
+def test_a_table_that_fits_blocks_is_not_copied():
+  rows = np.zeros((32, 128), "f4")
+  for kind in ("tpu", "gpu", "reference"):
+    assert np.shares_memory(order.stored(rows, kind), rows)
+
+
+def test_a_gpu_s_program_takes_the_table_from_pinned_memory():
+  """Lowered for CUDA here: the kernel's operand is the argument itself."""
+  mesh = jax.make_mesh(
+    (1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,)
+  )
+  chosen = api.choice(1000, 100, np.dtype("f4"), "gpu")
+  host = NamedSharding(mesh, P(), memory_kind="pinned_host")
+  each = NamedSharding(mesh, P("d"))
+  program = jax.jit(
+    jax.shard_map(
+      lambda rows, ids: api.gather_rows(rows, ids[0], 100, chosen)[None],
+      mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d"),
+    ),
+    in_shardings=(host, each),
+  )
+  text = program.trace(
+    jax.ShapeDtypeStruct((100_000,), "f4", sharding=host),
+    jax.ShapeDtypeStruct((1, 64), "i4", sharding=each),
+  ).lower(lowering_platforms=("cuda",)).as_text()
+  argument = text.index('%arg0: tensor<100000xf32> {mhlo.memory_kind = "pinned')
+  call = text.index("__gpu$xla.gpu.triton")
+  assert argument < call
+  assert "%arg0)" in text[call : call + 60]
+
+
+def test_tables_that_kernels_do_not_take_are_refused():
+  for kernel, rows, dtype, why in (
+    ("tpu", 10, "f8", "dtype float64: float32"),
+    ("gpu", 10, "f8", "dtype float64: float32"),
+    ("gpu", 2**27, "f4", "places are int32"),
+  ):
+    with pytest.raises(ValueError, match=why):
+      api.choice(rows, 16, np.dtype(dtype), kernel)
+    chosen = api.choice(rows, 16, np.dtype(dtype), (kernel, "reference"))
+    assert chosen.name == "reference"
+    assert why in chosen.refused[kernel]

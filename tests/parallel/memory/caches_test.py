@@ -1,0 +1,72 @@
+"""No cache has more hits than Belady's; the sets are those asked for most."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from parallel.memory import caches
+
+
+def stream(seed, batches=6, size=5, num_rows=12):
+  rng = np.random.default_rng(seed)
+  weights = 1 / np.arange(1, num_rows + 1)
+  return [
+    rng.choice(num_rows, size, replace=False, p=weights / weights.sum())
+    for _ in range(batches)
+  ]
+
+
+def best(stream, size):
+  """The most hits of any cache: all choices of what to throw out."""
+  ids = tuple(np.concatenate(stream).tolist())
+
+  @functools.cache
+  def most(place, kept):
+    if place == len(ids):
+      return 0
+    one = ids[place]
+    if one in kept:
+      return 1 + most(place + 1, kept)
+    if len(kept) < size:
+      return most(place + 1, kept | {one})
+    return max(
+      most(place + 1, kept),
+      *(most(place + 1, kept - {other} | {one}) for other in kept),
+    )
+
+  return most(0, frozenset())
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_belady_is_the_best_of_all_choices(size):
+  for seed in range(8):
+    asked = stream(seed, batches=4, size=4, num_rows=8)
+    assert caches.belady(asked, size) == best(asked, size)
+
+
+def test_no_cache_beats_belady_and_lru_gains_from_room():
+  for seed in range(20):
+    asked = stream(seed)
+    counts = caches.count(asked, 12)
+    before = 0
+    for size in range(13):
+      most = caches.belady(asked, size)
+      least_recent = caches.lru(asked, size)
+      kept = caches.most_frequent(counts, size)
+      # A set is there from the start, so its first requests are hits as well.
+      loaded = len(np.intersect1d(np.concatenate(asked), kept))
+      assert caches.hits_of_set(asked, kept) - loaded <= most
+      assert before <= least_recent <= most
+      before = least_recent
+    distinct = len(np.unique(np.concatenate(asked)))
+    assert before == most == sum(map(len, asked)) - distinct
+
+
+def test_the_best_set_is_that_of_the_counts():
+  asked = [np.array([3, 1]), np.array([1, 2]), np.array([1, 2])]
+  counts = caches.count(asked, 5)
+  assert counts.tolist() == [0, 3, 2, 1, 0]
+  assert caches.most_frequent(counts, 3).tolist() == [1, 2, 3]
+  assert caches.most_frequent(counts, 9).tolist() == [1, 2, 3, 0, 4]
+  assert caches.hits_of_set(asked, np.array([1, 2])) == 5

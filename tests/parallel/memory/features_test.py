@@ -1,0 +1,162 @@
+"""Every access brings the same rows; what it fetches is counted."""
+
+from concurrent import futures
+import itertools
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.kernels.gather_rows import order
+from parallel.memory.features import CPU_PASSES, Lookup, Table
+
+ROWS = np.random.default_rng(0).normal(size=(301, 20)).astype("f4")
+IDS = np.random.default_rng(1).integers(0, 301, (24, 7)).astype("i4")
+
+
+def mesh(*shape):
+  devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)
+  return Mesh(devices, ("worker", "data", "tensor")[: len(shape)])
+
+
+def fetched(table, on, dims, spec):
+  """The rows of ``IDS``, and the array that has them."""
+  lookup = Lookup(table, IDS)
+  found = lookup.prepare(dims, NamedSharding(on, spec))()
+  assert found.sharding.is_equivalent_to(
+    NamedSharding(on, spec), found.ndim
+  )
+  assert found.shape == (*dims, 24 // int(np.prod(dims)), 7, 20)
+  return np.asarray(found).reshape(24, 7, 20)
+
+
+WAYS = {
+  "cpu_gather": {"access": "cpu_gather"},
+  "device": {"access": "device"},
+  "device, TPU's kernel": {
+    "access": "device", "implementation": ("tpu_interpret",)
+  },
+  "sharded": {"access": "sharded"},
+}
+MESHES = {
+  "one device": (mesh(1), (4,), P("worker")),
+  "lanes and devices": (mesh(2, 2), (4, 2), P("worker", "data")),
+  "a mesh axis that cuts nothing": (mesh(2, 1, 2), (2, 2), P("worker", "data")),
+}
+
+
+@pytest.mark.parametrize(
+  ("way", "place", "hot"),
+  [*itertools.product(WAYS, ("one device", "lanes and devices"), (0, 40)),
+   ("cpu_gather", "a mesh axis that cuts nothing", 0)],
+)
+def test_rows_are_those_of_the_table(way, place, hot):
+  """Bit for bit, with a cache and without."""
+  kept = np.random.default_rng(2).permutation(301)[:hot]
+  table = Table(ROWS, hot=kept, **WAYS[way])
+  np.testing.assert_array_equal(fetched(table, *MESHES[place]), ROWS[IDS])
+
+
+def test_each_row_is_asked_for_once_and_hits_not_at_all():
+  """Of four devices, each with a quarter of the batch's rows."""
+  ids = np.random.default_rng(4).integers(0, 301, (24, 100)).astype("i4")
+  table = Table(ROWS, hot=np.arange(100))
+  on, dims, spec = MESHES["lanes and devices"]
+  Lookup(table, ids).prepare(dims, NamedSharding(on, spec))()
+  # [worker's device, its lane, data's device, examples, n]; data has no lanes.
+  shaped = ids.reshape(2, 2, 2, 3, 100)
+  parts = [np.unique(shaped[w, :, d]) for w in range(2) for d in range(2)]
+  assert table.counts.places == ids.size
+  assert table.counts.unique == sum(map(len, parts))
+  assert table.counts.hits == sum((part < 100).sum() for part in parts)
+  # Rounded up to 256 rows, which all rows of a device are more than.
+  assert max((part >= 100).sum() for part in parts) < 200
+  assert min(map(len, parts)) > 230
+  assert table.counts.fetched == 4 * 256
+
+
+def test_one_program_is_compiled_for_many_batches():
+  table = Table(ROWS)
+  sharding = NamedSharding(mesh(1), P("worker"))
+  rng = np.random.default_rng(3)
+  for _ in range(5):
+    ids = rng.integers(0, 301, (1, 50, 40)).astype("i4")
+    found = Lookup(table, ids[0]).prepare((1,), sharding)()
+    np.testing.assert_array_equal(found, ROWS[ids])
+  assert table.counts.programs == 1
+
+
+def test_nothing_is_dispatched_before_it_is_asked_for():
+  """What is prepared reads the table then, not later."""
+  rows = ROWS.copy()
+  table = Table(rows)
+  put = Lookup(table, IDS).prepare((1,), NamedSharding(mesh(1), P("worker")))
+  rows[:] = 0
+  np.testing.assert_array_equal(np.asarray(put())[0], ROWS[IDS])
+
+
+def test_two_threads_may_prepare():
+  """As a batch that is drawn ahead and an evaluation do; sizes grow."""
+  table = Table(ROWS, "sharded")
+  sharding = NamedSharding(mesh(4), P("worker"))
+  rng = np.random.default_rng(5)
+  drawn = [
+    rng.integers(0, 20 * i + 1, (4, 4, 16)).astype("i4") for i in range(1, 16)
+  ]
+  with futures.ThreadPoolExecutor(4) as pool:
+    puts = list(pool.map(lambda ids: table.prepare(ids, sharding), drawn))
+  for ids, put in zip(drawn, puts, strict=True):
+    np.testing.assert_array_equal(put(), ROWS[ids])
+
+
+@pytest.mark.parametrize(
+  ("width", "implementation", "expected"),
+  [
+    (20, "auto", "cpu_gather (no kernel on cpu)"),
+    (20, ("tpu_interpret", "reference"), "cpu_gather (the kernel's 102.40"),
+    (768, ("tpu_interpret", "reference"), "device (tpu_interpret, 2.67 bytes"),
+    (20, ("gpu_interpret",), "device (gpu_interpret, 1.00 bytes"),
+  ],
+)
+def test_auto_takes_what_moves_fewer_bytes(width, implementation, expected):
+  table = Table(
+    np.zeros((4, width), "f4"), "auto", implementation=implementation
+  )
+  assert table.described(jax.devices()).startswith(expected)
+
+
+def test_waste_of_blocks_is_what_they_hold():
+  """Bytes of the blocks that hold a row, by the table as it is stored."""
+  for width in (1, 20, 100, 128, 602, 768, 2048, 2500):
+    rows = np.ones((7, width), "f4")
+    blocks = order.stored(rows, "tpu")
+    assert blocks.sum() == rows.sum()  # padding holds nothing
+    per_row = max(1, blocks.size // order.padded_width(width) // 2048)
+    block_bytes = 4 * 2048 * max(1, order.padded_width(width) // 2048)
+    assert order.waste(width, "tpu") == block_bytes / (4 * width), per_row
+  assert order.waste(682, "tpu") > CPU_PASSES > order.waste(683, "tpu")
+  assert order.waste(100, "gpu") == order.waste(100, "reference") == 1
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"access": "dma"}, "access='dma' must be one of 'auto', 'cpu_gather'"),
+    ({"rows": ROWS.astype("f8")}, "features are float64"),
+  ],
+)
+def test_wrong_tables_are_errors(change, message):
+  with pytest.raises(ValueError, match=message):
+    Table(**{"rows": ROWS} | change)
+
+
+def test_ids_that_do_not_exist_are_errors():
+  for wrong in (-1, 301):
+    ids = IDS.copy()
+    ids[3, 3] = wrong
+    with pytest.raises(ValueError, match=f"{wrong}.* must be 0 to 300"):
+      Lookup(Table(ROWS), ids).prepare(
+        (1,), NamedSharding(mesh(1), P("worker"))
+      )
