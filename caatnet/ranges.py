@@ -242,7 +242,6 @@ RANGES = {
   "benchmark.num_edges": COUNT,
   "benchmark.num_features": COUNT,
   "benchmark.fanouts": COUNT,
-  "benchmark.batch_size": COUNT,
   "benchmark.shares": FRACTION,
   "benchmark.large.scale": Range(1, 30, whole=True),
   "benchmark.large.num_edges": COUNT,
