@@ -12,6 +12,7 @@ from caatnet.build import experiments
 from caatnet.build.override import override
 from configs.caatnet import base
 from launch.benchmarks import planner_memory
+from parallel.hardware import devices
 from parallel.planner import memory, memory_fit
 from parallel.planner.memory import Fit
 from parallel.planner.model import Transformer
@@ -122,6 +123,23 @@ def test_the_planner_has_the_fit_of_what_was_compiled():
   )
   assert found["fit"]["upper"] == pytest.approx(memory.FITTED.upper, abs=0.006)
   assert not found["held out"]["wrong"]
+
+
+def test_on_gpus_the_planner_takes_nothing_that_is_too_large():
+  """By the fit of TPUs, which is what it decides by."""
+  path = pathlib.Path(__file__).parents[3] / "results/planner_memory_h200.json"
+  rows = json.loads(path.read_text())["rows"]
+  capacity = devices.H200.memory_bytes
+  taken = [
+    memory.FITTED.bound(planner_memory.formulas(r)) <= capacity for r in rows
+  ]
+  fits = [r["fits"] for r in rows]
+  assert len(rows) == 200
+  assert sum(taken) > 70
+  assert not any(t and not f for t, f in zip(taken, fits, strict=True))
+  found = planner_memory.judge(rows, capacity)["held out"]
+  assert (found["programs"], found["wrong"]) == (100, 0)
+  assert found["median"] < 0.05
 
 
 def test_programs_that_failed_are_compiled_again(tmp_path):
