@@ -65,7 +65,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       "memory": f"{memory.FITTED.upper:g} times an estimate "
       f"{memory.FITTED.source}; of 200 programs for H200 it refuses all that "
       "XLA does and a third of the others "
-      f"(results/planner_memory_h200.json); and a margin of {memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
+      "(results/planner_memory_h200.json); and a margin of "
+      f"{memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
       "offload": f"{latency.HOST.name} to the host's memory",
       "execution": setting.execution,
     },
