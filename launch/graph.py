@@ -12,7 +12,10 @@ It takes memory for the nodes' degrees and a chunk of edges, beside the page
 cache. What it prints last are the keys of a training run on the graph.
 """
 
+import pathlib
+
 from absl import flags
+from rich.console import Console
 
 from launch import options
 
@@ -23,7 +26,9 @@ def main() -> None:
   from caatnet import ranges
   from caatnet.build import sections
   from caatnet.build.graph_sources import SOURCES
+  from caatnet.data.graphs.csr import open_graph
   from caatnet.show import tables
+  from caatnet.train import files
 
   config = FLAGS.config
   if "graph" not in config:
@@ -31,9 +36,12 @@ def main() -> None:
   if not FLAGS.output:
     raise ValueError("--output is required: the folder to write")
   ranges.check(config)
-  graph = sections.choose(
-    "graph", "source", SOURCES, config.graph, FLAGS.output
-  )
+  output = pathlib.Path(FLAGS.output).expanduser()
+  with files.whole_folder(output) as folder, Console(stderr=True).status(
+    f"writing {output}"
+  ):
+    sections.choose("graph", "source", SOURCES, config.graph, folder)
+  graph = open_graph(output)
   size = sum(f.stat().st_size for f in graph.folder.iterdir())
   tables.table(
     f"{graph.meta['name']} in {graph.folder}",

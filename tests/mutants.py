@@ -4091,8 +4091,8 @@ _GRAPH_ROWS = [
     f"{_GRAPHS}::test_neighbours_are_those_of_the_edges",
   ),
   Mutant(
-    "caatnet/data/graphs/csr.py", "a writer that fails leaves the old graph",
-    '(folder / "meta.json").unlink(missing_ok=True)', "pass",
+    "caatnet/data/graphs/csr.py", "a graph lacks rows",
+    "    if count != num_nodes:", "    if count > num_nodes:",
     f"{_GRAPHS}::test_a_writer_that_fails_leaves_no_graph",
   ),
   Mutant(
@@ -4210,6 +4210,32 @@ _DATACENTRE_ROWS = [
     "parallel/planner/uncertainty.py", "decisions are drawn",
     "    if key not in knobs.DECISIONS\n", "",
     f"{_DATACENTRE}::test_draws_are_plans",
+  ),
+  Mutant(
+    "parallel/planner/knobs.py", "a range goes beyond what makes sense",
+    "max(low, knob.least), min(high, knob.most)", "max(low, knob.least), high",
+    f"{_DATACENTRE}::test_draws_are_around_the_plan",
+  ),
+  Mutant(
+    "parallel/planner/datacentre.py", "software is repaired",
+    'n("repair_h") * _HARDWARE / n("mtbf_h")', 'n("repair_h") / n("mtbf_h")',
+    f"{_DATACENTRE}::test_the_default_plan",
+  ),
+  Mutant(
+    "caatnet/studies/datacentre/study.py", "a rack's sources are lost",
+    "sources = dict(sites.RACKS[kind].sources)", "sources: dict = {}",
+    f"{_PAGE}::test_knobs_have_the_sources_of_who_set_them",
+  ),
+  Mutant(
+    "launch/graph.py", "a graph is written where others read",
+    "files.whole_folder(output) as folder",
+    "__import__('contextlib').nullcontext(output) as folder",
+    "tests/launch/graphs_test.py",
+  ),
+  Mutant(
+    "caatnet/models/classes.py", "the likeliest class is the least likely",
+    "jnp.argmax(log_probs", "jnp.argmin(log_probs",
+    "tests/caatnet/models/graph_test.py",
   ),
   Mutant(
     "parallel/planner/knobs.py", "ranges stay where another rack's are",

@@ -30,3 +30,30 @@ class Context:
   data: Data
   sync: Mapping[str, Any] | None
   stage: Axis | None = None
+
+  def check_unshared(self, model: str, name: str, data: type) -> None:
+    """Refuses what a model that tensor ranks do not share cannot have.
+
+    Args:
+      model: ``config.model.name``.
+      name: ``config.data.name`` of the data that it reads.
+      data: Their class.
+
+    Raises:
+      ValueError: There are tensor ranks, something to synchronise over them, or
+        other data.
+    """
+    if self.tensor.size > 1:
+      raise ValueError(
+        f"config.parallel.tensor={self.tensor.size} must be 1 with "
+        f"config.model.name={model!r}, which tensor ranks do not share"
+      )
+    if self.sync is not None:
+      raise ValueError(
+        f"config.sync has no effect with config.model.name={model!r}, which "
+        "has no doors to synchronise: take the section out"
+      )
+    if not isinstance(self.data, data):
+      raise ValueError(
+        f"config.data.name must be {name!r} with config.model.name={model!r}"
+      )

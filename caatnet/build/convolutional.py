@@ -25,21 +25,7 @@ def build(
   Raises:
     ValueError: A value does not fit, or is for models with tensor ranks.
   """
-  if context.tensor.size > 1:
-    raise ValueError(
-      f"config.parallel.tensor={context.tensor.size} must be 1 with "
-      "config.model.name='convolutional', which tensor ranks do not share"
-    )
-  if context.sync is not None:
-    raise ValueError(
-      "config.sync has no effect with config.model.name='convolutional', "
-      "which has no doors to synchronise: take the section out"
-    )
-  if not isinstance(context.data, ImageData):
-    raise ValueError(
-      "config.data.name must be 'images' with "
-      "config.model.name='convolutional'"
-    )
+  context.check_unshared("convolutional", "images", ImageData)
   one_of("dtype", dtype, DTYPES)
   return ConvolutionalModel(
     shape=tuple(context.data.shape),

@@ -25,7 +25,6 @@ from caatnet.build.outer import OUTER
 from caatnet.build.pipeline import PipelineOptions
 from caatnet.build.zero import Zero, build_zero
 from caatnet.checks import naming, one_of
-from caatnet.data.graphs.data import GraphData
 from caatnet.data.protocol import Data
 from caatnet.data.text import TextData
 from caatnet.models.protocol import Model
@@ -76,10 +75,14 @@ def build(
     data, train, config.parallel.worker * zero.partition.num_ranks
   )
   program = build_program(config, zero, data, requested_mesh, devices)
-  if isinstance(data, TextData):
-    data = dataclasses.replace(data, vocab_size=config.model.vocab_size)
-  if isinstance(data, GraphData):
-    data = dataclasses.replace(data, kernels=program.layout.kernels)
+  told = {
+    "vocab_size": config.model.get("vocab_size"),
+    "kernels": program.layout.kernels,
+  }
+  # No section of data has these keys: other parts of the config decide them.
+  data = dataclasses.replace(data, **{
+    f.name: told[f.name] for f in dataclasses.fields(data) if f.name in told
+  })
   inner: Inner = sections.choose(
     "optimizer", "name", OPTIMIZERS, config.optimizer,
     train.num_steps, program.decays,

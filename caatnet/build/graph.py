@@ -20,20 +20,7 @@ def build(
   Raises:
     ValueError: A value does not fit, or is for models with tensor ranks.
   """
-  if context.tensor.size > 1:
-    raise ValueError(
-      f"config.parallel.tensor={context.tensor.size} must be 1 with "
-      "config.model.name='graph', which tensor ranks do not share"
-    )
-  if context.sync is not None:
-    raise ValueError(
-      "config.sync has no effect with config.model.name='graph', which has no "
-      "doors to synchronise: take the section out"
-    )
-  if not isinstance(context.data, GraphData):
-    raise ValueError(
-      "config.data.name must be 'graphs' with config.model.name='graph'"
-    )
+  context.check_unshared("graph", "graphs", GraphData)
   one_of("layer", layer, tuple(LAYERS))
   one_of("dtype", dtype, DTYPES)
   return GraphModel(

@@ -1,4 +1,4 @@
-"""Losses of simple models of text on what a model is evaluated on.
+"""Losses of simple models on what a model is evaluated on: of text, of labels.
 
 The unigram and bigram models count bytes in the training text, with one added
 to every count (Laplace smoothing), so that no byte has probability 0. xz sees
@@ -106,3 +106,23 @@ def compressed_bits_per_byte(text: bytes) -> float:
   """Compresses a text by xz -9e; returns compressed bits per byte."""
   compressed = lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
   return 8 * len(compressed) / len(text)
+
+
+def label_frequencies(
+  train: np.ndarray, truth: np.ndarray, num_classes: int
+) -> dict[str, float]:
+  """Computes cross-entropy and accuracy of the labels' frequencies.
+
+  One is added to every count, so that no label has probability 0.
+
+  Args:
+    train: Labels to count, from 0 to num_classes - 1.
+    truth: Labels to guess.
+    num_classes: The number of classes.
+  """
+  counts = np.bincount(train, minlength=num_classes) + 1
+  log_probs = np.log(counts / counts.sum())
+  return {
+    "loss": -float(log_probs[truth].mean()),
+    "accuracy": float((truth == counts.argmax()).mean()),
+  }

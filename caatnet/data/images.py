@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.data import pipeline
+from caatnet.data.baselines import label_frequencies
 from caatnet.data.protocol import Dataset
 from caatnet.data.sources import split_place
 
@@ -196,9 +197,6 @@ def _baselines(
   train: Examples, validation: Examples, num_classes: int
 ) -> dict[str, dict[str, float]]:
   """Computes the measures of label frequencies and of nearest class means."""
-  # One is added to every count, so that no label has probability 0.
-  counts = np.bincount(train["label"], minlength=num_classes) + 1
-  log_probs = np.log(counts / counts.sum())
   flat = {k: v["image"].reshape(len(v["image"]), -1)
           for k, v in (("train", train), ("validation", validation))}
   # A class without training images is infinitely far from every image.
@@ -212,10 +210,9 @@ def _baselines(
   ])
   truth = validation["label"]
   return {
-    "label frequencies": {
-      "loss": -float(log_probs[truth].mean()),
-      "accuracy": float((truth == counts.argmax()).mean()),
-    },
+    "label frequencies": label_frequencies(
+      train["label"], truth, num_classes
+    ),
     "nearest class mean": {
       "loss": math.nan,  # it gives no probabilities
       "accuracy": float((distances.argmin(axis=0) == truth).mean()),

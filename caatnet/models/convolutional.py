@@ -21,10 +21,10 @@ from typing import Any
 
 from flax import nnx
 import jax
-from jax import lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from caatnet.models import classes
 from caatnet.models.access import AS_THEY_ARE, Access
 from caatnet.models.protocol import Parameter, Parts, Reduction
 from parallel.axes import Axis
@@ -231,13 +231,7 @@ class ConvolutionalModel:
     self, _: None, logits: jax.Array, labels: jax.Array
   ) -> dict[str, jax.Array]:
     """Scores logits ``[B, classes]`` by labels ``[B]``; has no parameters."""
-    log_probs = jax.nn.log_softmax(logits)
-    chosen = jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
-    right = (jnp.argmax(logits, axis=1) == labels).astype(jnp.float32)
-    scores = {"loss": -chosen, "accuracy": right}
-    # A sum over one rank changes nothing, but makes scores equal on all tensor
-    # ranks by type, which the protocol asks for.
-    return jax.tree.map(lambda x: lax.psum(x, self.tensor.name), scores)
+    return classes.scores(logits, labels, self.tensor)
 
   def flops(self, example: Any) -> float:
     """Counts six operations for each weight and place that it is applied at.

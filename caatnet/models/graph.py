@@ -36,6 +36,7 @@ from jax import lax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from caatnet.models import classes
 from caatnet.models.access import AS_THEY_ARE, Access
 from caatnet.models.protocol import Parameter, Parts, Reduction
 from parallel.axes import Axis
@@ -236,12 +237,7 @@ class GraphModel:
     self, _: None, logits: jax.Array, labels: jax.Array
   ) -> dict[str, jax.Array]:
     """Scores logits ``[B, 1, classes]`` by labels ``[B]``."""
-    log_probs = jax.nn.log_softmax(logits[:, 0].astype(jnp.float32))
-    chosen = jnp.take_along_axis(log_probs, labels[:, None], axis=1)[:, 0]
-    right = (jnp.argmax(log_probs, axis=1) == labels).astype(jnp.float32)
-    scores = {"loss": -chosen, "accuracy": right}
-    # As in `caatnet.models.convolutional`: equal on all tensor ranks by type.
-    return jax.tree.map(lambda x: lax.psum(x, self.tensor.name), scores)
+    return classes.scores(logits[:, 0], labels, self.tensor)
 
   def flops(self, example: Any) -> float:
     """Counts six operations for each weight and place that it is applied at."""

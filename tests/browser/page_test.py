@@ -1,9 +1,7 @@
 """The server's page in Chromium: it shows what runs, and loads nothing else."""
 
 import asyncio
-import os
 import pathlib
-import shutil
 import threading
 
 import httpx2
@@ -13,24 +11,8 @@ pytest.importorskip("playwright", reason="the extra browser is not installed")
 
 from playwright import sync_api
 
+from tests.browser.conftest import PICTURES
 from tests.caatnet.serving import small_server
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# Where pictures of the page go; nowhere if unset.
-PICTURES = os.environ.get("PICTURES", "")
-
-
-@pytest.fixture(scope="module")
-def browser():
-  path = next(filter(None, map(shutil.which, NAMES)), None)
-  if path is None:
-    pytest.skip(f"none of {', '.join(NAMES)} is on PATH")
-  with sync_api.sync_playwright() as playwright:
-    found = playwright.chromium.launch(
-      executable_path=path, args=["--no-sandbox"]
-    )
-    yield found
-    found.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

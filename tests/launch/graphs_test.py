@@ -1,6 +1,7 @@
 """Graphs are written by a command; the benchmark counts what it says."""
 
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -27,6 +28,38 @@ def test_every_source_builds_with_its_keys(tmp_path, name):
   else:  # of files that are not named
     with pytest.raises(ValueError, match=r"config\.graph\.|is missing"):
       sections.choose(*arguments)
+
+
+def _command(output):
+  return subprocess.run(
+    [sys.executable, "-m", "launch.graph",
+     "--config=configs/graphs/source.py:rmat", f"--output={output}",
+     "--config.graph.scale=5", "--config.graph.num_edges=40"],
+    capture_output=True, text=True,
+  )
+
+
+def test_a_graph_that_is_there_is_left_to_its_readers(tmp_path):
+  output = tmp_path / "graph"
+  first = _command(output)
+  assert first.returncode == 0, first.stderr
+  assert f"--config.data.path={output}" in first.stdout
+  before = open_graph(output)
+  again = _command(output)
+  assert again.returncode == 2
+  assert "exists; remove it" in again.stderr
+  assert open_graph(output).meta == before.meta
+
+
+def test_a_graph_is_there_when_it_is_whole_or_not_at_all(tmp_path):
+  """What a writer that was killed has left is in nobody's way."""
+  output = tmp_path / "graph"
+  left = tmp_path / ".graph.partial"
+  left.mkdir()
+  (left / "indices.npy").write_bytes(b"half")
+  assert _command(output).returncode == 0
+  assert open_graph(output).num_edges
+  assert [path.name for path in tmp_path.iterdir()] == ["graph"]
 
 
 def test_the_benchmark_s_counts_agree(capsys):

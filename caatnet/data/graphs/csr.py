@@ -186,7 +186,7 @@ def write_graph(
   """Writes a graph in bounded memory, and opens it.
 
   Args:
-    folder: Where to; made if it is missing. A graph that is there is replaced.
+    folder: Where to; made if it is missing. Nobody must read a graph there.
     num_nodes: N, fewer than 2^31.
     num_features: F, the features of a node.
     edges: Starts the stream of edges anew; both times it must give the same. A
@@ -200,7 +200,6 @@ def write_graph(
   """
   folder = pathlib.Path(folder).expanduser()
   folder.mkdir(parents=True, exist_ok=True)
-  (folder / "meta.json").unlink(missing_ok=True)
   if not 0 < num_nodes < 2**31:
     raise ValueError(f"num_nodes={num_nodes} must be 1 to 2^31 - 1")
   _write_edges(folder, num_nodes, edges)
@@ -210,11 +209,9 @@ def write_graph(
     with (folder / f"{name}.npy").open("rb") as file:
       while part := file.read(1 << 24):
         digest.update(part)
-  temporary = folder / "meta.json.part"
-  temporary.write_text(
+  (folder / "meta.json").write_text(
     json.dumps(dict(meta) | {"sha256": digest.hexdigest()}, indent=2)
   )
-  temporary.replace(folder / "meta.json")
   return open_graph(folder)
 
 

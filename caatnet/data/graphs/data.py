@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.checks import one_of
+from caatnet.data.baselines import label_frequencies
 from caatnet.data.graphs import bayes, builders
 from caatnet.data.graphs.csr import CHUNK, Graph, chunks, open_graph
 from caatnet.data.graphs.sampling import SAMPLERS, Sampler, num_places
@@ -130,11 +131,14 @@ class GraphData:
       measures=lambda means: {
         "loss": means["loss"], "accuracy": means["accuracy"]
       } | ({"bound": bound()} if known else {}),
-      baselines=lambda: _baselines(
-        graph.labels[train], truth, self.num_classes,
-        {"a node's own features, Bayes": bound(0), "Bayes": bound()}
-        if known else {},
-      ),
+      baselines=lambda: {
+        "label frequencies": label_frequencies(
+          graph.labels[train], truth, self.num_classes
+        )
+      } | ({
+        "a node's own features, Bayes": _only_accuracy(bound(0)),
+        "Bayes": _only_accuracy(bound()),
+      } if known else {}),
       ahead=self.ahead,
       table=table,
     )
@@ -260,21 +264,6 @@ class Batches:
     self._next = state["examples"]
 
 
-def _baselines(
-  train: np.ndarray,
-  truth: np.ndarray,
-  num_classes: int,
-  bounds: Mapping[str, float],
-) -> dict[str, dict[str, float]]:
-  """Computes the measures of label frequencies; adds those of Bayes' rule."""
-  counts = np.bincount(train, minlength=num_classes) + 1
-  log_probs = np.log(counts / counts.sum())
-  return {
-    "label frequencies": {
-      "loss": -float(log_probs[truth].mean()),
-      "accuracy": float((truth == counts.argmax()).mean()),
-    }
-  } | {
-    name: {"loss": math.nan, "accuracy": value}
-    for name, value in bounds.items()
-  }
+def _only_accuracy(value: float) -> dict[str, float]:
+  """Returns measures of a rule that gives no probabilities."""
+  return {"loss": math.nan, "accuracy": value}

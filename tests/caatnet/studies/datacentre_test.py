@@ -164,6 +164,21 @@ def test_sites_of_other_sizes_count_as_they_are_used():
   assert of["sites_needed"] == found["between"]["sites"] == 3
 
 
+def test_knobs_have_the_sources_of_who_set_them():
+  found = run(rack="h100", cooling="air", knobs__fill=0.6)
+  of = {row["name"]: row for row in found["knobs"]}
+  assert "DGX H100" in of["rack_w"]["source"]
+  assert of["rack_price"]["mark"] == "unverified"
+  assert "Uptime" in of["pue"]["source"]
+  assert of["fill"]["source"] == "this config"
+  assert of["restart_s"]["source"] == "ours"
+
+
+def test_no_progress_is_said():
+  found = run(knobs__restart_s=1e7)
+  assert "there is no progress" in "\n".join(tables.notes(found))
+
+
 def test_what_a_reader_must_know(result):
   text = "\n".join(tables.notes(result))
   assert "sites: east 2.4 GW of 2.4 GW, west 1.92 GW" in text

@@ -80,7 +80,7 @@ def test_the_picture_is_written(tmp_path):
 
 
 def test_an_unknown_study_or_link_is_named():
-  with pytest.raises(ValueError, match=r"config.study='x' must be one of .*utilis"):
+  with pytest.raises(ValueError, match=r"config.study='x' must be one of .*u"):
     registry.find({"study": "x"})
   with pytest.raises(ValueError, match="did you mean ethernet_1g"):
     run(link="ethernet1g")

@@ -1,0 +1,59 @@
+"""What small runs of models that tell classes apart have in common."""
+
+import ml_collections
+
+from configs import sections
+
+
+def config(
+  arguments: str, name: str, model: ml_collections.ConfigDict,
+  data: ml_collections.ConfigDict,
+) -> tuple[ml_collections.ConfigDict, str, bool]:
+  """Returns two workers of two data-parallel ranks, for a laptop CPU.
+
+  Args:
+    arguments: An outer loop, and after a comma demo or test.
+    name: What the runs' names begin with.
+    model: The section of the model.
+    data: The section of its data.
+
+  Returns:
+    The config, its outer loop, and whether it is for tests: that makes a few
+    steps of few examples.
+  """
+  algorithm, _, size = arguments.partition(",")
+  if algorithm not in sections.OUTER or size not in ("", "demo", "test"):
+    raise ValueError(
+      f"tiny.py:{arguments}: an outer loop ({', '.join(sections.OUTER)}), and "
+      "after a comma demo or test"
+    )
+  config = ml_collections.ConfigDict()
+  config.name = f"{name}_{algorithm}"
+  config.seed = 0
+  config.kernels = "auto"
+  config.model = model
+  config.parallel = sections.parallel()
+  config.parallel.worker = 2
+  config.parallel.data = 2
+  config.parallel.tensor = 1
+  config.outer = sections.outer(algorithm)
+  config.zero = sections.zero()
+  config.data = data
+  config.optimizer = sections.adamw()
+  if algorithm == "dc_s3gd":
+    config.optimizer = sections.sgd()
+    config.optimizer.learning_rate = 0.1
+  config.train = sections.train()
+  if "every" in config.outer:
+    config.outer.every = 10
+  if size == "test":
+    config.data.batch_size = 32
+    config.optimizer.warmup_steps = 2
+    config.train.num_steps = 12
+    config.train.eval_every = 6
+    config.train.checkpoint_every = 4
+    if "every" in config.outer:
+      config.outer.every = 5  # streaming has five fragments
+    if algorithm == "sparseloco":
+      config.outer.chunk, config.outer.top_k = 64, 8
+  return config, algorithm, size == "test"
