@@ -61,7 +61,7 @@ def _matrices(
     return
   rates = np.array(cluster["bandwidth"], float) / 1e9
   orders = ("own order", np.arange(len(rates))), (
-    f"in order of {best['configuration'].split(',')[0]}",
+    f"in order of\n{best['configuration'].split(',')[0]}",
     np.array(best["order"]),
   )
   for (text, order), panel in zip(orders, panels, strict=True):
