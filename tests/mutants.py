@@ -4180,6 +4180,20 @@ _GRAPH_ROWS = [
     "column += span", "column += 2 * span",
     "tests/parallel/kernels/gather_rows_test.py::test_a_kernel_is_the_reference",
   ),
+  Mutant(
+    "launch/benchmarks/kernel_subjects.py", "the table is on the device",
+    'memory_kind="pinned_host" if is_compiled',
+    'memory_kind=None if is_compiled',
+    "tests/launch/kernels_test.py::"
+    "test_a_kernel_s_table_is_in_the_host_s_memory_as_it_lies_there",
+  ),
+  Mutant(
+    "parallel/kernels/gather_rows/order.py", "a last block that is not full",
+    "return -(-num_rows * padded_width(width) // _WORDS), *BLOCK",
+    "return num_rows * padded_width(width) // _WORDS, *BLOCK",
+    "tests/launch/kernels_test.py::"
+    "test_a_kernel_s_table_is_in_the_host_s_memory_as_it_lies_there",
+  ),
 ]
 
 _DATACENTRE = "tests/parallel/planner/datacentre_test.py"

@@ -9,6 +9,9 @@ per stage. Times are medians over rounds in which all take turns, on random data
 in several sets of buffers. On CPUs kernels are interpreted on small shapes:
 results are checked and bytes counted, and no time is printed.
 
+gather_rows reads rows of the host's memory: its copy is one from there, and the
+reference, which cannot read there, has the table on the device.
+
 For an accelerator that is not here, it counts the bytes of main memory that
 programs with and without kernels read and write, from their compiled text:
 
@@ -26,7 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.benchmark.name = "kernels"
   config.benchmark.ops = (
     "add_norm", "add_norm_backward", "reduce_add_norm", "encode", "mean",
-    "nesterov",
+    "nesterov", "gather_rows",
   )
   # A target as launch.compile takes it; "" runs on the devices that are here.
   config.benchmark.target = ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 import numpy as np
 
 from parallel.kernels.add_norm import api as add_norm
@@ -15,9 +16,13 @@ from parallel.kernels.codec import api as codec
 from parallel.kernels.codec import cases as codec_cases
 from parallel.kernels.codec import reference as codec_reference
 from parallel.kernels.codec.reference import Encoded
+from parallel.kernels.gather_rows import api as gather_rows
+from parallel.kernels.gather_rows import cases as gather_cases
+from parallel.kernels.gather_rows import order
+from parallel.kernels.gather_rows import reference as gather_reference
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
-from parallel.kernels.selection import Choice
+from parallel.kernels.selection import KERNELS, Choice
 
 # The outer step of the op "nesterov".
 _OUTER = {"learning_rate": 0.7, "decay": 0.9}
@@ -36,6 +41,9 @@ class Subject:
     stages: The reference cut into functions. Each takes the results of the one
       before, then the operands.
     draw: Returns random operands for a seed.
+    from_host: Whether the first operand is a table of rows that kernels read
+      from the host's memory, laid out by `gather_rows.order`. The reference has
+      it on the device.
   """
 
   op: str
@@ -45,6 +53,66 @@ class Subject:
   run: Callable[..., Any]
   stages: Sequence[Callable[..., Any]]
   draw: Callable[[int], tuple[jax.Array, ...]]
+  from_host: bool = False
+
+  def operands(self, seed: int, implementation: str) -> tuple[jax.Array, ...]:
+    """Draws operands, and puts them where an implementation reads them."""
+    drawn = self.draw(seed)
+    if not self.from_host:
+      return drawn
+    table, *others = drawn
+    stored = order.stored(np.asarray(table), _kind(implementation))
+    (device,) = table.devices()
+    return jax.device_put(stored, _place(device, implementation)), *others
+
+  def shapes(
+    self, implementation: str, device: jax.Device
+  ) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the operands of an implementation without values.
+
+    Args:
+      implementation: A kernel or "reference".
+      device: Where they would be, which may be a target's.
+    """
+    drawn = jax.eval_shape(lambda: self.draw(0))
+    there = SingleDeviceSharding(device)
+    shapes = [
+      jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=there) for x in drawn
+    ]
+    if self.from_host:
+      shapes[0] = jax.ShapeDtypeStruct(
+        order.stored_shape(*drawn[0].shape, _kind(implementation)),
+        drawn[0].dtype, sharding=_place(device, implementation),
+      )
+    return tuple(shapes)
+
+  def reads(self, implementation: str) -> dict[tuple[int, ...], float]:
+    """Maps the dims of an array that is not read whole to the bytes that are.
+
+    The reference's operations say themselves what they read.
+    """
+    kind = _kind(implementation)
+    if not self.from_host or kind == "reference":
+      return {}
+    table, ids = jax.eval_shape(lambda: self.draw(0))
+    waste = order.waste(table.shape[1], kind)
+    stored = order.stored_shape(*table.shape, kind)
+    return {stored: waste * 4 * table.shape[1] * ids.size}
+
+
+def _kind(implementation: str) -> str:
+  return Choice(implementation, {}).kind
+
+
+def _place(device: jax.Device, implementation: str) -> SingleDeviceSharding:
+  """Returns where an implementation has a table of the host's memory.
+
+  The interpreter and the reference have it on the device.
+  """
+  is_compiled = any(implementation in names for names in KERNELS.values())
+  return SingleDeviceSharding(
+    device, memory_kind="pinned_host" if is_compiled else None
+  )
 
 
 def _normal(seed: int, *shapes: tuple[tuple[int, ...], str]):
@@ -251,6 +319,39 @@ def _codec(timed: bool, op: str) -> list[Subject]:
   return subjects
 
 
+def _gather_rows(timed: bool) -> list[Subject]:
+  """Returns the gather of rows on large cases if timed, else on small ones.
+
+  The host's part, which `configs/benchmark/graphs.py` measures, is not in it.
+  """
+  cases = gather_cases.LARGE if timed else gather_cases.CASES
+  subjects = []
+  for name, case in cases.items():
+
+    def draw(seed, case=case):
+      table, ids = jax.random.split(jax.random.key(seed))
+      shape = case.rows, case.width
+      return (
+        jax.random.normal(table, shape, jnp.float32),
+        jax.random.randint(ids, (case.ids,), 0, case.rows, jnp.int32),
+      )
+
+    def run(table, ids, case=case, *, implementation):
+      return gather_rows.gather_rows(
+        table, ids, case.width, Choice(implementation, {})
+      )
+
+    subjects.append(Subject(
+      "gather_rows", name, 4 * case.ids * (2 * case.width + 1),
+      functools.partial(
+        gather_rows.choice, case.rows, case.width, jnp.dtype("float32")
+      ),
+      run, (lambda *operands: (gather_reference.gather_rows(*operands),),),
+      draw, from_host=True,
+    ))
+  return subjects
+
+
 # The ops, by the names in config.benchmark.ops. Given whether they are timed,
 # which takes large cases, they return their subjects.
 SUBJECTS: dict[str, Callable[[bool], list[Subject]]] = {
@@ -260,4 +361,5 @@ SUBJECTS: dict[str, Callable[[bool], list[Subject]]] = {
   "encode": functools.partial(_codec, op="encode"),
   "mean": functools.partial(_codec, op="mean"),
   "nesterov": functools.partial(_codec, op="nesterov"),
+  "gather_rows": _gather_rows,
 }

@@ -3,13 +3,15 @@
 For a target that is not here, it counts the bytes that the programs move.
 """
 
+from collections.abc import Mapping
+import contextlib
 import functools
 import itertools
 import time
+from types import MappingProxyType
 from typing import Any
 
 import jax
-from jax.sharding import SingleDeviceSharding
 import numpy as np
 from rich.progress import track
 
@@ -87,7 +89,7 @@ def _count(options: Any) -> dict[str, Any]:
   for subject in track(_subjects(options, True), "compiling", transient=True):
     choice = subject.choose((kind, "reference"))
     lowered = _lowered(subject, choice.name, target)
-    kernel = _moved(lowered, target)
+    kernel = _moved(lowered, target, subject.reads(choice.name))
     xla = _moved(_lowered(subject, "reference", target), target)
     rows.append({
       "op": subject.op, "case": subject.case, "least_bytes": subject.num_bytes,
@@ -139,20 +141,30 @@ def _lowered(
   subject: Subject, implementation: str, target: targets.Target
 ) -> jax.stages.Lowered:
   """Lowers a subject for one device of a target."""
-  operands = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=SingleDeviceSharding(target.devices[0])
-    ),
-    jax.eval_shape(lambda: subject.draw(0)),
-  )
+  operands = subject.shapes(implementation, target.devices[0])
   run = jax.jit(functools.partial(subject.run, implementation=implementation))
-  return fingerprint.lowered_without_locations(lambda: run.lower(*operands))
+  mesh = contextlib.nullcontext()
+  if subject.from_host:
+    # Pallas asks it for the device, which matters where a block is a vector.
+    # Programs without such a block are lowered, and named, as ever.
+    mesh = jax.set_mesh(
+      make_mesh({"device": Axis("device", 1)}, list(target.devices))
+    )
+  with mesh:
+    return fingerprint.lowered_without_locations(lambda: run.lower(*operands))
 
 
 def _moved(
-  lowered: jax.stages.Lowered, target: targets.Target
+  lowered: jax.stages.Lowered,
+  target: targets.Target,
+  reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
 ) -> tuple[float, int]:
   """Counts what a program moves on a target.
+
+  Args:
+    lowered: The program.
+    target: The target.
+    reads: What a kernel reads of arrays, as `roofline.cost` has it.
 
   Returns:
     The bytes that it reads and writes, with loops of unknown length counted
@@ -163,7 +175,9 @@ def _moved(
   moved = 0.0
   for computation, times in module.runs():
     for instruction in computation.instructions:
-      cost = roofline.cost(module, computation, instruction, target.hardware)
+      cost = roofline.cost(
+        module, computation, instruction, target.hardware, reads
+      )
       num_bytes = cost.bytes
       # The roofline has no cost for asynchronous copies, which run beside other
       # work; but they move bytes.
@@ -184,13 +198,13 @@ def _check(
     The largest difference, relative to the largest element of each result; and
     if it is timed, the bytes of temporaries.
   """
-  operands = subject.draw(0)
+  operands = subject.operands(0, implementation)
   program = jax.jit(
     functools.partial(subject.run, implementation=implementation)
   ).lower(*operands).compile()
   theirs = jax.jit(
     functools.partial(subject.run, implementation="reference")
-  )(*operands)
+  )(*subject.operands(0, "reference"))
   error = 0.0
   for a, b in zip(
     jax.tree.leaves(program(*operands)), jax.tree.leaves(theirs), strict=True
@@ -209,13 +223,27 @@ def _check(
 def _measure(
   subject: Subject, implementation: str, options: Any
 ) -> dict[str, Any]:
-  """Times kernel, reference, its stages and a copy in turns."""
+  """Times kernel, reference, its stages and a copy in turns.
+
+  The copy is one within the device's memory, or from the host's where a kernel
+  reads what is there.
+  """
   # Several sets of operands, so that a call does not find its own in a cache.
-  buffers = [subject.draw(seed) for seed in range(options.buffers)]
+  seeds = range(options.buffers)
+  theirs = [subject.operands(seed, "reference") for seed in seeds]
+  buffers = theirs
+  if subject.from_host:
+    buffers = [subject.operands(seed, implementation) for seed in seeds]
   source = [
     jax.random.normal(jax.random.key(i), _COPY_BYTES // 4)
     for i in range(options.buffers)
   ]
+  # A negation, since XLA would alias an array that is not changed.
+  copy = jax.jit(lambda x: -x)
+  if subject.from_host:
+    copy = functools.partial(jax.device_put, device=source[0].sharding)
+    host = source[0].sharding.with_memory_kind("pinned_host")
+    source = [jax.device_put(x, host) for x in source]
   stages = [jax.jit(stage) for stage in subject.stages]
 
   def unfused(*operands):
@@ -230,10 +258,9 @@ def _measure(
   }
   runners = {
     "kernel": (compiled[implementation], buffers),
-    "fused": (compiled["reference"], buffers),
-    "unfused": (unfused, buffers),
-    # A negation, since XLA would alias an array that is not changed.
-    "copy": (jax.jit(lambda x: -x), [(x,) for x in source]),
+    "fused": (compiled["reference"], theirs),
+    "unfused": (unfused, theirs),
+    "copy": (copy, [(x,) for x in source]),
   }
   seconds: dict[str, list[float]] = {name: [] for name in runners}
   for turn in range(-1, options.rounds):  # turn -1 warms up and is not timed

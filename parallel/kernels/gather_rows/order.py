@@ -32,6 +32,21 @@ def waste(width: int, kind: str) -> float:
   return max(padded_width(width), _WORDS) / width
 
 
+def stored_shape(num_rows: int, width: int, kind: str) -> tuple[int, ...]:
+  """Returns the shape of a table as `stored` lays it out.
+
+  Args:
+    num_rows: N.
+    width: F, the float32 features of a row.
+    kind: "tpu", "gpu" or "reference".
+  """
+  if kind == "gpu":
+    return (num_rows * width,)
+  if kind != "tpu":
+    return num_rows, width
+  return -(-num_rows * padded_width(width) // _WORDS), *BLOCK
+
+
 def stored(rows: np.ndarray, kind: str) -> np.ndarray:
   """Lays a table out for an implementation, without a copy where it can.
 
@@ -43,12 +58,10 @@ def stored(rows: np.ndarray, kind: str) -> np.ndarray:
     ``[blocks, 8, 256]`` for TPUs, where a row of more than a block takes
     several; ``[N * F]`` for GPUs; else the rows.
   """
-  if kind == "gpu":
-    return rows.reshape(-1)
-  if kind != "tpu":
-    return rows
-  width = padded_width(rows.shape[1])
-  short = -len(rows) * width % _WORDS // width  # rows that fill the last block
-  if short or width != rows.shape[1]:
-    rows = np.pad(rows, ((0, short), (0, width - rows.shape[1])))
-  return rows.reshape(-1, *BLOCK)
+  shape = stored_shape(*rows.shape, kind)
+  if kind == "tpu":
+    width = padded_width(rows.shape[1])
+    short = shape[0] * _WORDS // width - len(rows)  # rows that fill it up
+    if short or width != rows.shape[1]:
+      rows = np.pad(rows, ((0, short), (0, width - rows.shape[1])))
+  return rows.reshape(shape)
