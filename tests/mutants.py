@@ -4194,6 +4194,22 @@ _GRAPH_ROWS = [
     "tests/launch/kernels_test.py::"
     "test_a_kernel_s_table_is_in_the_host_s_memory_as_it_lies_there",
   ),
+  Mutant(
+    "parallel/memory/features.py", "a cache of all rows has no buffer",
+    "self.capacity.get(places, -1)", "self.capacity.get(places, 0)",
+    "tests/parallel/memory/features_test.py::test_a_cache_may_hold_all_rows",
+  ),
+  Mutant(
+    "caatnet/train/step.py", "evaluation mixes up workers and lanes",
+    "x = jnp.moveaxis(x, 0, num_dims - 1)", "x = jnp.moveaxis(x, 0, 0)",
+    f"{_GRAPH_MODEL}::test_a_partition_is_evaluated_on_any_devices",
+  ),
+  Mutant(
+    "caatnet/data/graphs/data.py", "a single example is of the first epoch",
+    "batch = self._at(number, 1)",
+    "batch = self._at(number % len(self._trees.nodes), 1)",
+    f"{_GRAPH_MODEL}::test_single_examples_are_those_of_batches",
+  ),
 ]
 
 _DATACENTRE = "tests/parallel/planner/datacentre_test.py"

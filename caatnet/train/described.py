@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from caatnet.checks import naming
 from caatnet.data.protocol import Dataset
 from caatnet.train import tokenizer
 from caatnet.train.experiment import Experiment
@@ -24,7 +25,9 @@ def described(
     yield f"tokens    {tokenizer.described(dataset.tokenizer)}"
   if dataset.table is not None:
     devices = layout.mesh.devices.flatten()
-    yield f"features  {dataset.table.described(devices)}"
+    with naming("config.data", ("access",)):
+      features = dataset.table.described(devices)
+    yield f"features  {features}"
   yield (
     f"axes      {';  '.join(map(str, layout.axes))};  "
     f"{facts['devices']} devices"

@@ -223,17 +223,22 @@ def make_eval_step(program: Program) -> Callable[[Any, Any], Metrics]:
     batch is ``[workers, *levels, batch per rank, ...]``. The model's scores are
     float32 with the same leading dims.
   """
-  layout = program.layout
-
-  num_dims = len(layout.batch_dims)
+  layout, num_dims = program.layout, len(program.layout.batch_dims)
 
   def evaluate(params, batch):
-    dims = jax.tree.leaves(batch)[0].shape[:num_dims]
-    # All lanes of workers and levels are ranks here, since they evaluate the
-    # same parameters: [W, *lanes, B, ...] -> [D, B, ...].
-    ranks = _merge_dims(batch, num_dims)
-    scores = _scores(program, params, ranks, num_lead=1)
-    return jax.tree.map(lambda x: x.reshape(*dims, *x.shape[1:]), scores)
+    workers, *lanes, size = jax.tree.leaves(batch)[0].shape[: num_dims + 1]
+    # All workers evaluate the same parameters, which have a shard for each lane
+    # of the levels and none for those of workers: [D, W * B, ...].
+    def joined(x):
+      x = jnp.moveaxis(x, 0, num_dims - 1)
+      return x.reshape(-1, workers * size, *x.shape[num_dims + 1 :])
+
+    def apart(x):
+      x = x.reshape(*lanes, workers, size, *x.shape[2:])
+      return jnp.moveaxis(x, num_dims - 1, 0)
+
+    batch = jax.tree.map(joined, batch)
+    return jax.tree.map(apart, _scores(program, params, batch, num_lead=1))
 
   return jax.jit(
     jax.shard_map(

@@ -37,6 +37,7 @@ from parallel.elastic.patience import Finished, Halted
 from parallel.elastic.settings import Settings
 from parallel.elastic.state import State
 from parallel.elastic.swarm import Swarm
+from parallel.memory.features import stacked
 
 LOG = logging.getLogger(__name__)
 _CONFIG, _PROGRAM = f"{PREFIX}config", f"{PREFIX}program"
@@ -116,7 +117,7 @@ def reader(
 
   def read(numbers: list[int]) -> Any:
     examples = [dataset.examples[number] for number in numbers]
-    rows = jax.tree.map(lambda *x: np.stack(x), *examples)
+    rows = jax.tree.map(stacked, *examples)
     return put_batch(experiment.program.layout, rows)
 
   return read

@@ -144,7 +144,7 @@ class Lookup:
 
   Attributes:
     table: The table.
-    ids: int32 ``[B, n]``.
+    ids: int32 ``[B, n]``, or ``[n]`` in a single example.
   """
 
   table: Table
@@ -172,6 +172,17 @@ class Lookup:
     """
     ids = self.ids.reshape(*dims, -1, self.ids.shape[1])
     return self.table.prepare(ids, sharding)
+
+
+def stacked(*parts: np.ndarray | Lookup) -> np.ndarray | Lookup:
+  """Puts a part of single examples together, as a batch has it.
+
+  Args:
+    *parts: An array of each example, or a `Lookup` in the same table.
+  """
+  if isinstance(parts[0], Lookup):
+    return Lookup(parts[0].table, np.stack([part.ids for part in parts]))
+  return np.stack(parts)
 
 
 def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
@@ -268,7 +279,8 @@ class _Placed:
   ) -> np.ndarray:
     """Pads the ids of all devices to one number of them, ``[D, U]``."""
     largest = max(map(len, wanted))
-    if largest > self.capacity.get(places, 0):
+    # Nothing is fetched where all rows are in the cache; a buffer there is.
+    if largest > self.capacity.get(places, -1):
       self.capacity[places] = rounded_up(largest, places)
       self.table.counts.programs += 1
     size = self.capacity[places]

@@ -17,7 +17,8 @@ from tests.browser.conftest import PICTURES
 def test_a_slider_changes_what_depends_on_it(browser, tmp_path):
   config = hundred_billion.get_config("test").to_dict()
   file = tmp_path / "page.html"
-  file.write_text(pages.text(registry.find(config).run(config)))
+  result = registry.find(config).run(config)
+  file.write_text(pages.text(result))
   page = browser.new_page(viewport={"width": 1300, "height": 900})
   asked, errors = [], []
   page.on("request", lambda request: asked.append(request.url))
@@ -32,6 +33,20 @@ def test_a_slider_changes_what_depends_on_it(browser, tmp_path):
   page.locator("#knob-chunks").evaluate(move % 0.5)  # 2.5 of them
   sync_api.expect(page.locator("label", has=page.locator("#knob-chunks"))
                   .locator("output")).to_have_text("3")
+  # The tornado is drawn to one scale: lengths are as differences of results.
+  bars, value = result["tornado"]["bars"][:12], result["tornado"]["value"]
+  for end in ("low", "high"):
+    lengths = page.locator(f"svg rect.{end}").evaluate_all(
+      "all => all.map(x => Number(x.getAttribute('width')))"
+    )
+    changes = [abs(bar[end] - value) for bar in bars]
+    largest = max(abs(b["low"] - b["high"]) for b in bars)
+    assert len(lengths) == 12
+    for length, change in zip(lengths, changes, strict=True):
+      assert (length > 0) == (change > 0)
+    scale = lengths[0] / changes[0]
+    assert lengths == pytest.approx([scale * x for x in changes])
+    assert largest * scale <= 560
   if PICTURES:
     page.screenshot(
       path=pathlib.Path(PICTURES) / "datacentre.png", full_page=True

@@ -65,9 +65,11 @@ def rmat(
   """
   if not 1 <= scale <= 30:
     raise ValueError(f"scale={scale} must be 1 to 30")
+  if len(quarters) != 3 or min(quarters) < 0 or sum(quarters) > 1:
+    raise ValueError(
+      f"quarters={quarters} must be three probabilities, 1 together at most"
+    )
   a, b, c = quarters
-  if min(quarters) < 0 or sum(quarters) > 1:
-    raise ValueError(f"quarters={quarters} must be probabilities")
   num_nodes = 1 << scale
 
   def edges() -> Iterator[Edges]:

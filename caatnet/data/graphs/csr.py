@@ -98,6 +98,8 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
   """
   folder = pathlib.Path(folder).expanduser()
   path = folder / "meta.json"
+  if not folder.is_dir():
+    raise ValueError(f"{folder} is no folder")
   if not path.is_file():
     raise ValueError(
       f"{folder} has no meta.json: it is no graph, or one whose writer was "
@@ -107,6 +109,8 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
     meta = json.loads(path.read_text())
   except ValueError as error:
     raise ValueError(f"{path} is damaged: {error}") from error
+  if not isinstance(meta, dict) or "sha256" not in meta:
+    raise ValueError(f"{path} is damaged: it has no sha256")
   arrays = {name: _mapped(folder / f"{name}.npy", name) for name in DTYPES}
   graph = Graph(folder, **arrays, meta=meta)
   _check(graph)
@@ -154,6 +158,11 @@ def _check(graph: Graph) -> None:
   for start, stop in chunks(graph.num_edges):
     _in_range(
       f"{graph.folder}/indices.npy", graph.indices[start:stop], graph.num_nodes
+    )
+  if graph.num_nodes and int(graph.labels.min()) < -1:
+    raise ValueError(
+      f"{graph.folder}/labels.npy has {graph.labels.min()}, but must be "
+      "classes from 0 on, or -1 where it is not known"
     )
   if graph.num_nodes and int(graph.split.max()) >= len(SPLITS):
     raise ValueError(

@@ -11,11 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from caatnet.checks import one_of
+from caatnet.checks import naming, one_of
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.graphs import bayes, builders
 from caatnet.data.graphs.csr import CHUNK, Graph, chunks, open_graph
-from caatnet.data.graphs.sampling import SAMPLERS, Sampler, num_places
+from caatnet.data.graphs.sampling import (
+  SAMPLERS,
+  Sampler,
+  check_fanouts,
+  num_places,
+)
 from caatnet.data.protocol import Dataset
 from parallel.memory import caches
 from parallel.memory.features import ACCESSES, Lookup, Table
@@ -27,6 +32,8 @@ PLANTED = {
   "num_classes": 8, "inside": 0.6, "signal": 1.0, "seed": 0,
 }
 CACHES = ("degree", "presampling")
+# Places of a batch are int32 in compiled programs.
+_MOST_PLACES = 2**31 - 1
 # Batches that are sampled to see which rows are asked for.
 _PRESAMPLED = 50
 # Trees are drawn by a key of their own where they are not trained on.
@@ -72,6 +79,14 @@ class GraphData:
     one_of("cache", self.cache, CACHES)
     one_of("access", self.access, ACCESSES)
     one_of("sampler", self.sampler, SAMPLERS)
+    check_fanouts(self.fanouts)
+    places = num_places(self.fanouts) * self.batch_size
+    if places > _MOST_PLACES:
+      raise ValueError(
+        f"fanouts={self.fanouts} with config.data.batch_size="
+        f"{self.batch_size} are {places:,} places for nodes, but must be at "
+        f"most {_MOST_PLACES:,}"
+      )
 
   @property
   def example(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -101,7 +116,16 @@ class GraphData:
     }
 
   def load(self, seed: int) -> Dataset:
+    with naming("config.data", [f.name for f in dataclasses.fields(self)]):
+      return self._load(seed)
+
+  def _load(self, seed: int) -> Dataset:
     graph, train = self._open()
+    if self.cache_rows > graph.num_nodes:
+      raise ValueError(
+        f"cache_rows={self.cache_rows} must be at most {graph.num_nodes}, the "
+        "nodes of the graph"
+      )
     sampler = functools.partial(
       Sampler, graph, self.fanouts, threads=self.threads,
       implementation=self.sampler,
@@ -120,11 +144,13 @@ class GraphData:
         graph.features, ids, degrees, truth, self.fanouts, graph.meta, depth
       )
 
+    batches = Batches(trees, table, graph.labels)
     known = graph.meta.get("generator", {}).get("name") == "communities"
     return Dataset(
       name=graph.meta.get("name", graph.folder.name),
       sha256=graph.meta["sha256"],
-      batches=Batches(trees, table, graph.labels),
+      batches=batches,
+      examples=batches,
       validation={
         "features": Lookup(table, ids), "degree": degrees, "label": truth
       },
@@ -221,13 +247,16 @@ class Trees:
       ).permutation(nodes)
     )
 
-  def at(self, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  def at(
+    self, first: int, count: int | None = None
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns roots ``[B]``, and ids and degrees ``[B, T]``, of a batch.
 
     Args:
       first: The number of its first example.
+      count: B; None for ``batch_size``.
     """
-    numbers = np.arange(first, first + self.batch_size)
+    numbers = np.arange(first, first + (count or self.batch_size))
     epochs, places = np.divmod(numbers, len(self.nodes))
     roots = np.concatenate([
       self._order(int(epoch))[places[epochs == epoch]]
@@ -240,6 +269,13 @@ class Batches:
   """An endless iterator over training batches; its position is a number."""
 
   def __init__(self, trees: Trees, table: Table, labels: np.ndarray) -> None:
+    """Makes an iterator that begins with the first example.
+
+    Args:
+      trees: The examples.
+      table: The features of all nodes.
+      labels: Their labels.
+    """
     self._trees, self._table, self._labels = trees, table, labels
     self._next = 0
 
@@ -247,8 +283,20 @@ class Batches:
     return self
 
   def __next__(self) -> dict[str, Any]:
-    roots, ids, degrees = self._trees.at(self._next)
-    self._next += len(roots)
+    self._next += self._trees.batch_size
+    return self._at(self._next - self._trees.batch_size)
+
+  def __getitem__(self, number: int) -> dict[str, Any]:
+    """Returns a single example, whichever is the next batch."""
+    batch = self._at(number, 1)
+    return {
+      "features": Lookup(self._table, batch["features"].ids[0]),
+      "degree": batch["degree"][0],
+      "label": batch["label"][0],
+    }
+
+  def _at(self, first: int, count: int | None = None) -> dict[str, Any]:
+    roots, ids, degrees = self._trees.at(first, count)
     return {
       "features": Lookup(self._table, ids),
       "degree": degrees,

@@ -6,6 +6,7 @@ means that v reads the features of u, as a message goes from u to v; with
 """
 
 from collections.abc import Callable, Iterator, Mapping
+import functools
 import gzip
 import os
 import pathlib
@@ -23,6 +24,26 @@ from caatnet.data.graphs.csr import (
 )
 
 
+def _naming_path(load: Callable[..., Graph]) -> Callable[..., Graph]:
+  """Makes errors of a loader begin with one of its arguments.
+
+  What has no argument of its own is of ``path``, which files and arrays in them
+  come from.
+  """
+
+  @functools.wraps(load)
+  def named(folder: str | os.PathLike[str], **options) -> Graph:
+    try:
+      return load(folder, **options)
+    except (OSError, LookupError, ValueError, zipfile.BadZipFile) as error:
+      if str(error).startswith(tuple(f"{key}=" for key in options)):
+        raise
+      raise ValueError(f"path={options['path']!r}: {error}") from error
+
+  return named
+
+
+@_naming_path
 def edge_list(
   folder: str | os.PathLike[str],
   *,
@@ -53,6 +74,7 @@ def edge_list(
   )
 
 
+@_naming_path
 def npz(
   folder: str | os.PathLike[str], *, path: str, undirected: bool
 ) -> Graph:
@@ -92,6 +114,7 @@ def npz(
   )
 
 
+@_naming_path
 def ogb(
   folder: str | os.PathLike[str], *, path: str, undirected: bool
 ) -> Graph:
@@ -149,6 +172,12 @@ def _write(
 ) -> Graph:
   """Writes arrays that are in memory, or mapped, and a stream of pairs."""
   num_nodes = len(labels)
+  for what, array in (("labels", labels), ("split", split)):
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+      raise ValueError(
+        f"{name}: {what} are {array.dtype} {array.shape}, but must be integers "
+        "[N]"
+      )
   for what, array in (("features", rows), ("split", split)):
     if len(array) != num_nodes:
       raise ValueError(
@@ -205,7 +234,7 @@ def _text(path: pathlib.Path) -> Iterator[Edges]:
         if numbers.size != 2 * sum(not line.isspace() for line in lines):
           raise ValueError("a line has other than two numbers")
         yield tuple(numbers.reshape(-1, 2).T)
-  except (OSError, EOFError, ValueError) as error:
+  except (OSError, EOFError, OverflowError, ValueError) as error:
     raise ValueError(f"{path} must have two node ids on each line: {error}"
                      ) from error
 

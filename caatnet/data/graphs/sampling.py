@@ -47,6 +47,12 @@ def num_places(fanouts: tuple[int, ...]) -> int:
   return sum(math.prod(fanouts[:level]) for level in range(len(fanouts) + 1))
 
 
+def check_fanouts(fanouts: tuple[int, ...]) -> None:
+  """Refuses fan-outs below 1, and none at all."""
+  if not fanouts or min(fanouts) < 1:
+    raise ValueError(f"fanouts={fanouts} must have numbers of at least 1")
+
+
 class Sampler:
   """Samples trees from a graph.
 
@@ -77,8 +83,7 @@ class Sampler:
     Raises:
       ValueError: A fan-out is below 1, or numba is asked for and not there.
     """
-    if not fanouts or min(fanouts) < 1:
-      raise ValueError(f"fanouts={fanouts} must have numbers of at least 1")
+    check_fanouts(fanouts)
     there = importlib.util.find_spec("numba") is not None
     if implementation == "auto":
       implementation = "compiled" if there else "reference"

@@ -12,13 +12,11 @@ def show(result: Mapping[str, Any]) -> None:
   Args:
     result: What `caatnet.studies.alignment.study.run` returned.
   """
-  published = "\n".join(result["published"])
   tables.table(
     f"requests per row of float32 features, {result['num_ids']:,} random rows, "
     f"row 0 at byte {result['offset']}: counted, nothing was timed\n"
     f"lines of 128 bytes, sectors of 32; padded: rows that begin with a line\n"
-    f"TPU: bytes that its DMA moves for each useful byte\n({published};\n"
-    "the figure by row size was not at hand)",
+    f"TPU: bytes that its DMA moves for each useful byte",
     ["features", "bytes", "lines", "shifted", "spared", "sectors", "shifted",
      "lines, padded", "padding", "DGL shifts", "TPU"],
     [
@@ -33,4 +31,10 @@ def show(result: Mapping[str, Any]) -> None:
       ]
       for row in result["rows"]
     ],
+  )
+  tables.table(
+    "published: times of whole runs, so they stand beside no row above",
+    ["what", "row size", "where"],
+    [[row[key] for key in ("what", "row_size", "source")]
+     for row in result["published"]],
   )

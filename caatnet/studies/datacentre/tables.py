@@ -132,7 +132,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
       f"share of the peak: {pod['utilisation']:.1%}, predicted by the planner "
       f"for {pod['parameters']:.3g} parameters on {pod['devices']} devices of "
       f"{pod['cluster']}, {pod['configuration']}, {pod['bytes'] / 1e9:.1f} of "
-      f"{pod['memory_bytes'] / 1e9:.1f} GB; taken for this machine as it is"
+      f"{pod['memory_bytes'] / 1e9:.1f} GB; the share is taken for this "
+      "machine as it is, the pod's memory bounds nothing here"
     )
   return found
 

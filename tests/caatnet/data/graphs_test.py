@@ -108,6 +108,8 @@ def without_end(folder):
     (without_end, r"has no meta.json"),
     (lambda f: (f / "split.npy").unlink(), r"split.npy is missing"),
     (lambda f: (f / "meta.json").write_text("{"), r"meta.json is damaged"),
+    (lambda f: (f / "meta.json").write_text("[]"), r"it has no sha256"),
+    (lambda f: np.save(f / "labels.npy", np.full(4, -7, "i4")), r"has -7, but"),
     (lambda f: np.save(f / "split.npy", np.full(4, 9, "u1")), r"has 9, but"),
     (lambda f: np.save(f / "indptr.npy", np.arange(5)), r"goes from 0 to 4"),
   ],
@@ -256,7 +258,7 @@ def test_all_forms_of_a_graph_are_one_graph(tmp_path, undirected):
   ("text", "message"),
   [("0 1\n2\n", "other than two"), ("0 1 5\n2 3 4\n", "other than two"),
    ("0 x\n", "invalid literal"), ("0 1\n0 40\n", "names node 40"),
-   ("0 -1\n", "names node -1")],
+   ("0 -1\n", "names node -1"), (f"0 {10**20}\n", "too large")],
 )
 def test_wrong_lists_of_edges_are_errors(tmp_path, text, message):
   files_of(
@@ -269,6 +271,27 @@ def test_wrong_lists_of_edges_are_errors(tmp_path, text, message):
       tmp_path / "a", path=str(tmp_path / "edges.txt"), undirected=False,
       **{k: str(tmp_path / f"{k}.npy") for k in ("features", "labels")},
     )
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"labels": np.zeros(4)}, "labels are float64"),
+    ({"labels": np.zeros((4, 2), int)}, r"labels are int64 \(4, 2\)"),
+    ({"features": np.zeros((4, 3), int)}, "features are int64"),
+    ({"edge_index": np.full((2, 1), 4)}, "names node 4"),
+    ({"edge_index": np.zeros((3, 1), int)}, r"must be \[2, E\]"),
+    ({"split": np.full(4, 9)}, "split.npy has 9"),
+  ],
+)
+def test_errors_of_files_name_the_key(tmp_path, changes, message):
+  path = tmp_path / "graph.npz"
+  np.savez(path, **{
+    "edge_index": np.zeros((2, 1), int), "features": np.zeros((4, 3)),
+    "labels": np.zeros(4, int),
+  } | changes)
+  with pytest.raises(ValueError, match=f"^path='.*graph.npz'.*{message}"):
+    loaders.npz(tmp_path / "a", path=str(path), undirected=False)
 
 
 # The sampler. -----------------------------------------------------------------

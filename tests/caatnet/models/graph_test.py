@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import sys
 
 import chex
 import jax
@@ -12,12 +13,14 @@ from caatnet.build import experiments
 from caatnet.build.override import override
 from caatnet.models.graph import GraphModel
 from caatnet.train import loop
+from caatnet.train.evaluate import make_evaluate
 from caatnet.train.feed import Feed
 from caatnet.train.records import read_metrics
 from caatnet.train.whole import to_whole
 from configs import sections
 from configs.graphs import tiny
 from parallel.axes import Axis, make_mesh
+from parallel.memory.features import stacked
 
 LEVELS = "zero.levels=node:2,gpu:2 parallel.worker=1 parallel.data=4"
 FANOUTS = 2, 3
@@ -225,6 +228,20 @@ def test_a_partition_changes_no_parameter():
   chex.assert_trees_all_close(plain, parts, rtol=1e-4, atol=1e-6)
 
 
+def test_a_partition_is_evaluated_on_any_devices():
+  """Also where a device has both workers, which have no shards of their own."""
+  found = []
+  for mesh in ({"data": 2}, {"worker": 2}, {}):
+    experiment = make("data_parallel", "zero.scheme=zero3", mesh)
+    state = experiment.init_state()
+    params = experiment.make_evaluated()(state.params, state.outer)
+    validation = experiment.data.load(0).validation
+    few = jax.tree.map(lambda x: x[:30], validation)
+    found.append(make_evaluate(experiment.program, 16)(params, few).means)
+  for means in found[1:]:
+    chex.assert_trees_all_close(means, found[0], rtol=1e-5)
+
+
 def test_microbatches_change_no_parameter():
   parts = run("data_parallel", "train.accumulation=2", num_steps=3)[0]
   plain = run("data_parallel", num_steps=3)[0]
@@ -241,14 +258,37 @@ def test_microbatches_change_no_parameter():
     ("data.access=dma", r"config.data.access='dma' must be one of"),
     ("data.sampler=fast", r"config.data.sampler='fast' must be one of"),
     ("data.cache=lru", r"config.data.cache='lru' must be one of 'degree'"),
-    ("data.path=/nowhere", r"config.data.path='/nowhere': .* has no meta.json"),
+    ("data.path=/nowhere", r"config.data.path='/nowhere': .* is no folder"),
     ("data.fanouts=(3,0)", r"config.data.fanouts=0 must be an integer"),
+    ("data.fanouts=()", r"config.data.fanouts=\(\) must have numbers"),
+    ("data.fanouts=(9999,99999)", r"config.data.fanouts=.* places for nodes"),
+    ("data.cache_rows=65537", r"config.data.cache_rows=65537 must be at most"),
     ("data.batch_size=65536", r"but must have 65536, config.data.batch_size"),
   ],
 )
 def test_wrong_keys_are_named(changes, message):
   with pytest.raises(ValueError, match=message):
     make("data_parallel", changes).data.load(0)
+
+
+def test_a_sampler_that_is_not_there_is_named(monkeypatch):
+  monkeypatch.setitem(sys.modules, "numba", None)  # as if not installed
+  with pytest.raises(ValueError, match=r"config.data.sampler='compiled' needs"):
+    make("data_parallel", "data.sampler=compiled").data.load(0)
+
+
+def test_single_examples_are_those_of_batches():
+  """Also of the second epoch, whatever the next batch is."""
+  dataset = make().data.load(0)
+  dataset.batches.set_state({"examples": 39_140})  # of 39,153
+  batch = next(dataset.batches)
+  ones = [dataset.examples[39_140 + number] for number in range(32)]
+  for key in ("degree", "label"):
+    np.testing.assert_array_equal(stacked(*(x[key] for x in ones)), batch[key])
+  features = stacked(*(one["features"] for one in ones))
+  assert features.table is batch["features"].table is dataset.table
+  np.testing.assert_array_equal(features.ids, batch["features"].ids)
+  assert dataset.batches.get_state() == {"examples": 39_140 + 32}
 
 
 def test_neither_doors_nor_stages_are_for_it():

@@ -88,6 +88,7 @@ def test_fewer_days_with_a_planners_pod():
   config.pod = gpt_11b.get_config("test")
   config = config.to_dict()
   planned = registry.find(config).run(config)
+  assert "bounds nothing here" in "\n".join(tables.notes(planned))
   share = planned["pod"]["utilisation"]
   assert 0 < share < 0.5
   days = {

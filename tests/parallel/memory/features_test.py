@@ -59,6 +59,13 @@ def test_rows_are_those_of_the_table(way, place, hot):
   np.testing.assert_array_equal(fetched(table, *MESHES[place]), ROWS[IDS])
 
 
+def test_a_cache_may_hold_all_rows():
+  table = Table(ROWS, hot=np.arange(301))
+  found = fetched(table, *MESHES["one device"])
+  np.testing.assert_array_equal(found, ROWS[IDS])
+  assert table.counts.hits == table.counts.unique
+
+
 def test_each_row_is_asked_for_once_and_hits_not_at_all():
   """Of four devices, each with a quarter of the batch's rows."""
   ids = np.random.default_rng(4).integers(0, 301, (24, 100)).astype("i4")
