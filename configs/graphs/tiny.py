@@ -4,6 +4,8 @@ r"""A graph network on planted communities, for a laptop CPU.
   python -m launch.train --config=configs/graphs/tiny.py:diloco --cpu_devices=4
   python -m launch.train --config=configs/graphs/tiny.py \
     --config.model.layer=gcn --config.data.access=device --workdir=runs/gcn
+  python -m launch.train --config=configs/graphs/tiny.py:diloco \
+    --config.parallel.worker=1 --elastic=localhost:7000  # in a swarm
 
 It has two workers of two data-parallel ranks. The argument names the outer
 loop, one of those in `configs/sections.py`; `test` after a comma makes a few
