@@ -1,6 +1,5 @@
 """Strict priority: the lowest number first, and it takes pages from others."""
 
-from collections.abc import Iterable
 import heapq
 import operator
 
@@ -21,13 +20,9 @@ class StrictPriority(Policy):
     """Makes an empty line."""
     super().__init__()
     self._ordered = True
-    # Who gives way: unless it is None or has no slot, no other that runs has a
-    # greater key.
-    self._last: Request | None = None
 
   def update(self, request: Request) -> None:
     """Notes that a request's priority has changed."""
-    self._last = None
     if request.number in self._entries:
       entry = (self.key(request), request.number, request)
       self._entries[request.number] = entry
@@ -40,17 +35,6 @@ class StrictPriority(Policy):
       heapq.heapify(self._heap)
       self._ordered = True
     return super().peek()
-
-  def admitted(self, request: Request, num_read: int) -> None:
-    """Notes that a request runs, or will when its pages are there."""
-    if self._last is not None and self.key(request) > self.key(self._last):
-      self._last = None
-
-  def victim(self, running: Iterable[Request]) -> Request:
-    """Returns who gives way, which is asked in most steps."""
-    if self._last is None or self._last.slot < 0:
-      self._last = super().victim(running)
-    return self._last
 
   def displaces(self, waiting: Request, running: Request) -> bool:
     """A running request gives way to one of a lower number."""
