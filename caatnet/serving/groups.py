@@ -71,6 +71,7 @@ class Groups:
         start, _ = free.popitem()
         used = size if size < count else count
         found += range(start, start + used)
+        self._is_free[start : start + used] = bytes(used)
         count -= used
         if count < size or not free:  # else these are the largest still
           break
@@ -78,8 +79,6 @@ class Groups:
         self._sizes ^= size
       if used < size:
         self._join(start + used, size - used)
-    for page in found:
-      self._is_free[page] = 0
     return found
 
   def _choose(self, count: int, room: bool) -> int:
@@ -117,10 +116,9 @@ class Groups:
 
   def give(self, pages: Sequence[int]) -> None:
     """Gives pages back, and merges buddies."""
-    for page in pages:
-      self._is_free[page] = 1
     self.num_free += len(pages)
     for start, count in runs(pages):
+      self._is_free[start : start + count] = b"\1" * count
       self._join(start, count)
 
   def _join(self, start: int, count: int) -> None:

@@ -16,6 +16,7 @@ taken is a leaf of the tree of prefixes.
 import collections
 from collections.abc import Sequence
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -76,7 +77,7 @@ class Pages:
     self._holders = [0] * num_pages
     self._names: list[bytes | None] = [None] * num_pages
     self._by_name: dict[bytes, int] = {}
-    self._idle: collections.OrderedDict[int, None] = collections.OrderedDict()
+    self._idle: dict[int, None] = {}  # those given up first are first
     self._readers: collections.Counter[int] = collections.Counter()
     # Given up in this order while a copy reads them.
     self._waiting: dict[int, None] = {}
@@ -132,21 +133,20 @@ class Pages:
     if missing > 0:
       assert missing <= len(self._idle), (count, self.num_available)
       self._evict(min(max(missing, self._ahead), len(self._idle)))
-    found: list[int] = []
-    if after >= 0:
-      num = groups.take_at(after + 1, count)
-      found += range(after + 1, after + 1 + num)
-    if count > len(found):
-      found += groups.take(count - len(found), room=after >= 0)
+    num = groups.take_at(after + 1, count) if after >= 0 else 0
+    found = list(range(after + 1, after + 1 + num))
+    if count > num:
+      found += groups.take(count - num, room=after >= 0)
     for page in found:
       holders[page] = 1
     return found
 
   def _evict(self, count: int) -> None:
     """Makes the pages free that have been idle longest."""
-    pages = [self._idle.popitem(last=False)[0] for _ in range(count)]
-    names, before = self._names, len(self._by_name)
+    idle, names, before = self._idle, self._names, len(self._by_name)
+    pages = list(itertools.islice(idle, count))
     for page in pages:
+      del idle[page]
       name = names[page]
       if name is not None:
         del self._by_name[name]

@@ -79,11 +79,11 @@ class Request:
   """
 
   __slots__ = (
-    "_times", "_tokens", "arrival_s", "buffer", "client", "context",
-    "conversation", "deadline_s", "end_s", "ends", "longest", "max_tokens",
-    "more", "names", "num_hits", "num_pending", "num_preempted", "number",
-    "pages", "payload", "priority", "prompt", "scheduled_s", "slot", "state",
-    "swapped", "weight",
+    "_num_drawn", "_times", "_tokens", "arrival_s", "buffer", "client",
+    "context", "conversation", "deadline_s", "end_s", "ends", "longest",
+    "max_tokens", "more", "names", "num_hits", "num_pending", "num_preempted",
+    "number", "pages", "payload", "priority", "prompt", "scheduled_s", "slot",
+    "state", "swapped", "weight",
   )
 
   def __init__(
@@ -124,6 +124,7 @@ class Request:
     # Both in pieces, as they were taken.
     self._tokens: list[np.ndarray] = []
     self._times: list[np.ndarray] = []
+    self._num_drawn = 0
     self.buffer: Callable[[Request], None] | None = None
     self.scheduled_s: float | None = None
     self.end_s: float | None = None
@@ -148,6 +149,7 @@ class Request:
     """Notes its next tokens, int32 ``[n]``, and when they came."""
     self._tokens.append(tokens)
     self._times.append(times)
+    self._num_drawn += len(tokens)
 
   def _drawn(self) -> list[np.ndarray]:
     """Returns all tokens drawn, in pieces."""
@@ -165,7 +167,9 @@ class Request:
   @property
   def length(self) -> int:
     """How many tokens it has that the host knows."""
-    return len(self.prompt) + sum(map(len, self._drawn()))
+    if self.buffer is not None:
+      self.buffer(self)
+    return len(self.prompt) + self._num_drawn
 
   def all_tokens(self, start: int = 0, stop: int | None = None) -> np.ndarray:
     """Returns the tokens of some positions, those of the prompt first."""

@@ -29,7 +29,6 @@ class Running:
     context: How many were known when it was admitted: those read in chunks.
     longest: How many will have been read at its end.
     room: How many positions its pages have.
-    pending: How many of its tokens are being drawn.
     epochs: How often the slot was given, and taken back.
     tables: Its pages, int32 ``[S, P]``.
   """
@@ -41,7 +40,7 @@ class Running:
     zeros = np.zeros(num_slots, np.int64)
     self.computed, self.context, self.longest = (zeros.copy() for _ in "abc")
     self.room, self.epochs, self._left = (zeros.copy() for _ in "abc")
-    self.pending, self._payers = zeros.copy(), zeros.copy()
+    self._payers = zeros.copy()
     self._ends = np.full(num_slots, never, object)  # `Request.ends`
     # What steps have drawn, int32 [K, S], and when; of a slot all since a step.
     self._tokens = np.full((_KEPT, num_slots), _NONE, np.int32)
@@ -87,7 +86,6 @@ class Running:
     self.longest[slot] = request.longest
     self._left[slot] = request.longest + 1 - request.length  # to be drawn
     self._since[slot] = self._steps
-    self.pending[slot] = request.num_pending
     self._ends[slot] = request.ends
     request.buffer = self._flush
     self.epochs[slot] += 1
@@ -110,8 +108,10 @@ class Running:
     """Takes a request's slot back."""
     self._flush(request)
     request.buffer = None
-    request.num_pending = int(self.pending[request.slot])
     slot, request.slot = request.slot, -1
+    # Tokens that steps draw, less those that came: none while it is read.
+    pending = self.computed[slot] + self._left[slot] - self.longest[slot]
+    request.num_pending = max(0, int(pending))
     self.requests[slot] = None
     self._since[slot] = _NEVER
     at, last = int((self.slots == slot).argmax()), self._len - 1
@@ -130,7 +130,9 @@ class Running:
     slots = self.slots
     computed = self.computed[slots]
     decodes = computed >= self.context[slots]
-    reading = self.requests[slots[~decodes]].tolist()
+    reading = []
+    if np.count_nonzero(decodes) < len(slots):
+      reading = self.requests[slots[~decodes]].tolist()
     return slots[decodes & (computed < self.longest[slots])], reading
 
   def record(
@@ -145,11 +147,11 @@ class Running:
     row[:] = _NONE
     row[slots], self._times[self._steps % _KEPT] = tokens, now
     self._steps += 1
-    oldest = self._since <= self._steps - _KEPT
-    if oldest.any():
+    looks = max(1, _KEPT // 8)  # not at each step
+    if not self._steps % looks:
+      oldest = self._since <= self._steps - _KEPT + looks
       for slot in np.flatnonzero(oldest).tolist():
         self._flush(self.requests[slot])
-    self.pending[slots] -= 1
     left = self._left[slots] - 1
     self._left[slots] = left
     ended = left <= 0
@@ -163,11 +165,16 @@ class Running:
     """Moves what was recorded of a request to it."""
     slot, steps = request.slot, self._steps
     first, self._since[slot] = int(self._since[slot]), steps
-    if first < steps:
+    begin, end = first % _KEPT, steps % _KEPT
+    if first >= steps:
+      return
+    if begin < end:
+      tokens, times = self._tokens[begin:end, slot], self._times[begin:end]
+    else:  # the rows begin again
       rows = np.arange(first, steps) % _KEPT
-      tokens = self._tokens[rows, slot]
-      drawn = tokens != _NONE
-      request.take(tokens[drawn], self._times[rows][drawn])
+      tokens, times = self._tokens[rows, slot], self._times[rows]
+    drawn = tokens != _NONE
+    request.take(tokens[drawn], times[drawn])
 
   def clients(self, slots: np.ndarray) -> list[tuple[Hashable, int, float]]:
     """Returns how many of some slots each client has, and its weight."""

@@ -197,24 +197,30 @@ class Scheduler:
     slots, without = self.running, []
     full = np.flatnonzero(slots.computed[decodes] >= slots.room[decodes])
     growing = slots.requests[decodes[full]].tolist()
+    growth, size = self.limits.growth, self.pages.page_size
     for i, request in zip(full.tolist(), growing, strict=True):
       if request.slot >= 0:  # else it has given way in this loop
-        last = -(-request.longest // self.pages.page_size)
-        count = min(self.limits.growth, last - len(request.pages))
-        if count > self.pages.num_available:
-          count = 1
-        if self._provide(request, count):
+        left = -(-request.longest // size) - len(request.pages)
+        count = growth if growth < left else left
+        if self._provide(request, count, least=1):
           continue
       without.append(i)
     return without
 
-  def _provide(self, request: Request, count: int) -> bool:
+  def _provide(self, request: Request, count: int, least: int = 0) -> bool:
     """Gives a running request pages; others or itself may have to give way.
+
+    Args:
+      request: The request.
+      count: How many pages.
+      least: How many do if so many are not left; 0 for all.
 
     Returns:
       Whether it has them. If not, it has given way, or waits for pages that are
       being copied.
     """
+    if self.pages.num_available < count:
+      count = least or count
     while self.pages.num_available < count:
       if self.swapping.num_leaving + self.pages.num_available >= count:
         self.counts.stalls += 1
@@ -361,7 +367,6 @@ class Scheduler:
       self.swapping.take_waited(), drawing, slots.epochs[drawing],
     )
     slots.computed[decodes] = positions + 1
-    slots.pending[drawing] += 1
     if self._charged:
       self.policy.served(slots.clients(drawing))
     for chunk in chunks:
@@ -387,7 +392,7 @@ class Scheduler:
         self._end(request, State.FAILED, now)
     drawing, late = step.drawing, []
     same = slots.epochs[drawing] == step.epochs
-    if not same.all():  # some have lost their slots
+    if np.count_nonzero(same) < len(same):  # some have lost their slots
       requests = step.drawn
       late = [(requests[i], int(tokens[i])) for i in np.flatnonzero(~same)]
       drawing, tokens = drawing[same], tokens[same]

@@ -85,6 +85,8 @@ class Swapping:
   @property
   def num_arriving(self) -> int:
     """How many requests are being brought back."""
+    if not self._for:  # as in most steps
+      return len(self._arrived)
     coming = sum(r.state is State.ARRIVING for r, _ in self._for.values())
     return coming + len(self._arrived)
 

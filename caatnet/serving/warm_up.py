@@ -6,7 +6,6 @@ sequence: they write nothing and draw nothing that is kept.
 """
 
 from collections.abc import Callable, Iterator
-import gc
 import itertools
 import os
 import pathlib
@@ -22,6 +21,7 @@ from caatnet.inference.requests import stacked
 from caatnet.models.paged import Batch
 from caatnet.serving.calibration import calibrate
 from caatnet.serving.device import DecoderExecutor, of_one_replica
+from caatnet.serving.engine import settle
 
 
 def keep_programs(folder: str) -> None:
@@ -47,8 +47,7 @@ def prepare(
   sizes = executor.decoder, executor.factor
   progress(warm_up(*sizes), len(shapes(*sizes)))
   calibrate(executor)
-  gc.collect()
-  gc.freeze()  # what stays for ever need not be looked through again
+  settle()
 
 
 def _sizes(smallest: int, largest: int, factor: int) -> list[int]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from parallel.planner import plan
 from parallel.planner.latency import Setting, predict
-from parallel.planner.memory import memory
 from parallel.planner.space import Choices, Configuration, everything, refusal
 from parallel.planner.steps import all_orders, steps_s
 
@@ -72,6 +71,6 @@ def _fitting(setting: Setting, choices: Choices) -> Iterator[Configuration]:
   model = setting.model
   for c in everything(model, setting.links.num_devices, choices):
     if refusal(c, model, choices) is None and (
-      memory(c, model, setting.batch_size).total <= plan.memory_bytes(setting)
+      setting.memory(c).total <= setting.memory_bytes
     ):
       yield c

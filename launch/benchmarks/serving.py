@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from caatnet.serving.engine import Engine
+from caatnet.serving.engine import Engine, settle
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
 from caatnet.serving.policies import registry
@@ -126,10 +126,10 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   update, add = steps(scheduler.policy.update), arrivals(scheduler.add)
   spent, running, waiting = [], [], []
   preempting = arrived = 0
+  often = gc.get_threshold()
   while len(spent) < options.warm_up + options.steps:
-    if len(spent) == options.warm_up:  # as servers do once they have started
-      gc.collect()
-      gc.freeze()
+    if len(spent) == options.warm_up:
+      settle()
     for _ in range(
       options.running + options.waiting - len(scheduler.requests)
     ):
@@ -149,6 +149,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
         scheduler.counts.preemptions.total() > before
       )
   gc.unfreeze()
+  gc.set_threshold(*often)
   clock, cpu = (_spread(x) for x in np.array(spent[options.warm_up :]).T)
   counts = pages.counts
   return {

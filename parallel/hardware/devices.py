@@ -39,6 +39,11 @@ class Device:
   source: str
   confidence: str = "published"
 
+  @property
+  def platform(self) -> str:
+    """Which of XLA's compilers it takes: "tpu" or "gpu"."""
+    return "tpu" if self.num_links > 1 else "gpu"
+
   def peak(self, dtype: str) -> float:
     """Returns the peak FLOP/s of products of a dtype.
 

@@ -25,7 +25,6 @@ import numpy as np
 
 from parallel.planner import plan, published
 from parallel.planner.latency import Setting, measured, predict
-from parallel.planner.memory import memory
 from parallel.planner.space import Choices, Configuration, everything, refusal
 
 
@@ -67,9 +66,7 @@ class Problem:
 
   def fits(self, c: Configuration) -> bool:
     """Returns whether a device has the memory."""
-    setting = self.setting
-    needs = memory(c, setting.model, setting.batch_size).total
-    return needs <= plan.memory_bytes(setting)
+    return self.setting.memory(c).total <= self.setting.memory_bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,8 +107,8 @@ def _fitting(problem: Problem) -> list[Configuration]:
   found = [c for c in problem.runs() if problem.fits(c)]
   if not found:
     raise ValueError(
-      f"nothing of {problem.setting.links.name} fits without ZeRO, "
-      "rematerialisation and offload, which published configurators know not of"
+      f"nothing fits on {problem.setting.links.name} without ZeRO and offload, "
+      "of which published configurators do not know"
     )
   return found
 

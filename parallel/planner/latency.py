@@ -33,7 +33,15 @@ from parallel import checks
 from parallel.hardware import links as link_kinds
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
-from parallel.planner.memory import parameters, partition, timetable
+from parallel.planner.memory import (
+  FITS,
+  Fit,
+  Memory,
+  memory,
+  parameters,
+  partition,
+  timetable,
+)
 from parallel.planner.model import Transformer, layers_per_part
 from parallel.planner.space import Configuration
 from parallel.planner.traffic import Traffic
@@ -66,6 +74,20 @@ class Setting:
 
   def __post_init__(self) -> None:
     checks.known("execution=", self.execution, EXECUTIONS)
+
+  @property
+  def memory_bytes(self) -> float:
+    """The bytes that a device has."""
+    return self.links.device.memory_bytes
+
+  @property
+  def fit(self) -> Fit:
+    """What the compiler of these devices makes of the memory's formulas."""
+    return FITS[self.links.device.platform]
+
+  def memory(self, configuration: Configuration) -> Memory:
+    """Returns the bytes of a device, an upper bound."""
+    return memory(configuration, self.model, self.batch_size, self.fit)
 
 
 @dataclasses.dataclass(frozen=True)

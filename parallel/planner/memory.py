@@ -58,16 +58,29 @@ class Fit:
 
 # The formulas without what a compiler copies.
 PLAIN = Fit(dict.fromkeys(("cast", "many", "stages"), 0.0), 1.0)
-FITTED = Fit(
-  {
-    "weights": 2.31, "cast": 0.15, "gradients": 1.92, "many": 2.29,
-    "stages": 0.67, "kept": 0.74, "streams": 0.67, "layers": 2.0,
-    "gathered": 0.76, "logits": 0.8,
-  },
-  1.24,
-  "fitted to 13 training steps compiled for v5p:2x2x2 "
-  "(configs/benchmark/planner_memory.py, results/planner_memory_v5p.json)",
-)
+# By the platform of devices.
+FITS = {
+  "tpu": Fit(
+    {
+      "weights": 2.31, "cast": 0.15, "gradients": 1.92, "many": 2.29,
+      "stages": 0.67, "kept": 0.74, "streams": 0.67, "layers": 2.0,
+      "gathered": 0.76, "logits": 0.8,
+    },
+    1.24,
+    "fitted to 13 training steps compiled for v5p:2x2x2 "
+    "(configs/benchmark/planner_memory.py, results/planner_memory_v5p.json)",
+  ),
+  "gpu": Fit(
+    {
+      "weights": 1.26, "cast": 0.16, "gradients": 0.58, "many": 1.14,
+      "stages": 0.16, "kept": 0.32, "streams": 1.04, "layers": 1.35,
+      "gathered": 0.99, "logits": 0.22,
+    },
+    1.30,
+    "fitted to 100 training steps compiled for gpu:h200:1x8 "
+    "(configs/benchmark/planner_memory.py, results/planner_memory_h200.json)",
+  ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +210,7 @@ def terms(
 
 
 def memory(
-  configuration: Configuration, model: Transformer, batch_size: int,
-  fit: Fit = FITTED,
+  configuration: Configuration, model: Transformer, batch_size: int, fit: Fit
 ) -> Memory:
   """Returns the bytes of a device, an upper bound; as `terms`."""
   found = terms(configuration, model, batch_size)

@@ -20,7 +20,7 @@ from parallel.planner import device_order, space
 from parallel.planner.bound import bound
 from parallel.planner.device_order import EXACT
 from parallel.planner.latency import Latency, Setting, predict, traffic
-from parallel.planner.memory import FITTED, Memory, memory
+from parallel.planner.memory import Memory
 from parallel.planner.space import Choices, Configuration
 from parallel.planner.steps import all_orders, steps_s
 from parallel.planner.traffic import Grid, cost
@@ -80,11 +80,6 @@ class Plan:
   priced: int
 
 
-def memory_bytes(setting: Setting) -> float:
-  """Returns the bytes that a device has."""
-  return setting.links.device.memory_bytes
-
-
 def plan(
   setting: Setting, choices: Choices, *, count: int = 5, ordered: int = 10
 ) -> Plan:
@@ -105,10 +100,10 @@ def plan(
   for alike in _alike(setting, choices, excluded):
     found = []
     for c in alike:
-      needs = memory(c, setting.model, setting.batch_size)
+      needs = setting.memory(c)
       if smallest is None or needs.total < smallest[1].total:
         smallest = c, needs
-      if needs.total <= memory_bytes(setting):
+      if needs.total <= setting.memory_bytes:
         found.append((c, needs))
       else:
         _count(excluded, "memory", _too_much(c, needs, setting))
@@ -159,8 +154,8 @@ def why_not(
   refused = space.refusal(c, setting.model, choices)
   if refused is not None:
     return f"it is no run ({refused[0]}): {refused[1]}"
-  needs = memory(c, setting.model, setting.batch_size)
-  if needs.total > memory_bytes(setting):
+  needs = setting.memory(c)
+  if needs.total > setting.memory_bytes:
     return _too_much(c, needs, setting)
   found = reordered(_priced(c, needs, setting), setting)
   more = {
@@ -283,7 +278,7 @@ def _count(
 
 
 def _too_much(c: Configuration, needs: Memory, setting: Setting) -> str:
-  most = memory_bytes(setting)
+  most = setting.memory_bytes
   return (
     f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
     f"{(needs.total - most) / 1e9:.1f} GB more than a device has, most of it "
@@ -302,9 +297,9 @@ def _nothing_fits(
     return f"no configuration of {n} devices is a run: {why}"
   c, needs = smallest
   state = needs.weights + needs.gradients + needs.optimizer
-  state *= FITTED.upper  # a part of `needs.buffers`
+  state *= setting.fit.upper  # a part of `needs.buffers`
   rest = needs.total - state
-  most = memory_bytes(setting)
+  most = setting.memory_bytes
   text = f"nothing fits. Least needs {_too_much(c, needs, setting)}. "
   if rest >= most:
     return text + (

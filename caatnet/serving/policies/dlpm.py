@@ -87,9 +87,10 @@ class DeficitLongestPrefix(ClientLines):
     if not self._lines:
       return None
     while True:
-      able = [c for c in self._lines if self.deficits[c] > 0]
+      deficits, lines = self.deficits, self._lines
+      able = [line[0] for c, line in lines.items() if deficits[c] > 0]
       if able:
-        hits, _, request = min(self._lines[c][0] for c in able)
+        hits, _, request = min(able)
         if self.key(request) == hits:
           return request
         self._forget(request)

@@ -48,10 +48,10 @@ class VirtualTokenCounter(ClientLines):
     """Returns the oldest request of the client with the least counter."""
     if not self._lines:
       return None
-    client = min(
-      self._lines, key=lambda c: (self.counters[c], self._lines[c][0][1])
-    )
-    return self._lines[client][0][2]
+    counters = self.counters
+    return min(
+      [(counters[c], *line[0][1:]) for c, line in self._lines.items()]
+    )[2]
 
   def admitted(self, request: Request, num_read: int) -> None:
     """Charges what is read at the first admission."""

@@ -62,10 +62,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "assumptions": {
       "utilisation": f"{setting.utilisation:g} of the peak: "
       f"{model.UTILISATION_SOURCE}",
-      "memory": f"{memory.FITTED.upper:g} times an estimate "
-      f"{memory.FITTED.source}; of 200 programs for H200 it refuses all that "
-      "XLA does and a third of the others "
-      "(results/planner_memory_h200.json); and a margin of "
+      "memory": f"{setting.fit.upper:g} times an estimate "
+      f"{setting.fit.source}; and a margin of "
       f"{memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
       "offload": f"{latency.HOST.name} to the host's memory",
       "execution": setting.execution,

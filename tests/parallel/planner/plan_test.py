@@ -224,10 +224,10 @@ def test_residuals_take_memory_and_spare_time():
 
 def test_memory_does_not_grow_with_microbatches_of_1f1b():
   few, many = (
-    memory(Configuration(4, 1, 1, m), MODEL, 2 * m) for m in (8, 32)
+    memory(Configuration(4, 1, 1, m), MODEL, 2 * m, PLAIN) for m in (8, 32)
   )
   assert few.kept == many.kept
-  gpipe = memory(Configuration(4, 1, 1, 32, "gpipe"), MODEL, 64)
+  gpipe = memory(Configuration(4, 1, 1, 32, "gpipe"), MODEL, 64, PLAIN)
   assert gpipe.kept > 3 * many.kept
 
 
@@ -249,7 +249,7 @@ def test_an_order_helps_on_uneven_links():
   setting = _setting(cluster_files.cluster("pipette-a100:2,uneven=4"))
   c = Configuration(4, 1, 4, 8)
   (row,) = [plan.reordered(plan._priced(
-    c, memory(c, MODEL, BATCH), setting), setting)]
+    c, setting.memory(c), setting), setting)]
   assert row.latency.total < row.own_s
 
 
@@ -270,7 +270,7 @@ def test_why_not():
 
 def test_what_fits_nowhere_is_said_with_what_would_fit():
   large = dataclasses.replace(
-    MODEL, width=16_384, num_layers=96, num_heads=128, num_kv_heads=128,
+    MODEL, width=16_384, num_layers=48, num_heads=128, num_kv_heads=128,
     head_width=128, ffn_width=45_056,
   )
   links = cluster_files.cluster("pipette-v100:1")
