@@ -3253,6 +3253,16 @@ _SERVING_ROWS = [
     f"{_SERVING}/scheduler_test.py::test_the_cheaper_way_is_taken",
   ),
   Mutant(
+    "caatnet/serving/policies/base.py", "the first of those who run gives way",
+    "return max(running, key=self.key)", "return min(running, key=self.key)",
+    f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives",
+  ),
+  Mutant(
+    "caatnet/serving/running.py", "a late token is forgotten",
+    "max(0, int(pending))", "0",
+    f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives",
+  ),
+  Mutant(
     "caatnet/serving/policies/vtc.py", "a client who comes back is not lifted",
     "= max(own, least)", "= own",
     f"{_SERVING}/policies_test.py::"
