@@ -120,6 +120,10 @@ class Configuration:
       key: getattr(self, name) for key, name in LEARNED_KEYS.items()
       if getattr(self, name) != usual[name]
     }
+    if self.stages > 1 and self.route != "psum":
+      # With a kernel a layer would leave its reduction to the next one, which
+      # may be on another stage.
+      found["sync.carry"] = "off"
     if self.outer is None:
       return found
     return found | self.outer.keys() | {"parallel.data": self.ranks}

@@ -315,6 +315,13 @@ def test_runs_refuse_what_is_not_tried(c, message):
     _built(dataclasses.replace(c, outer=layers))
 
 
+def test_stages_carry_no_reduction_into_the_next_one():
+  """With kernels, which one_shot has; a plan's keys say so."""
+  c = Configuration(2, 1, 2, 2, route="one_shot")
+  assert space.refusal(c, MODEL, CHOICES) is None
+  assert _built(c, "kernels=interpret").program.layout.stages is not None
+
+
 @pytest.mark.parametrize(("changes", "message"), [
   ({"p": (1.0,)}, r"p=1 must lie in \[0, 1\)"),
   ({"outer": ("dilocco",)}, "did you mean diloco"),
