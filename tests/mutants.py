@@ -3974,6 +3974,66 @@ _STAGES_ROWS = [
 _PLANNER = "tests/parallel/planner"
 _PLANNER_ROWS = [
   Mutant(
+    "parallel/outer/cost.py", "scales of codes are not sent",
+    'Collective(kind, "float32", 4 * blocks)',
+    'Collective(kind, "float32", 0 * blocks)',
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_workers_send_and_keep_what_the_loop_does",
+  ),
+  Mutant(
+    "parallel/outer/cost.py", "an outer optimizer has no momentum",
+    "kept = 2 * sum(elements)", "kept = sum(elements)",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_workers_send_and_keep_what_the_loop_does",
+  ),
+  Mutant(
+    "parallel/outer/cost.py", "fragments are as many as a round's steps",
+    "num_layers // layers < every", "num_layers // layers <= every",
+    f"{_PLANNER}/second_pass_test.py::test_runs_refuse_what_is_not_tried",
+  ),
+  Mutant(
+    "parallel/planner/outer.py", "all fragments hide under one step",
+    "sum(max(0.0, x - hidden) for x in waits)",
+    "max(0.0, sum(waits) - hidden)",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_streaming_hides_what_a_step_s_products_cover",
+  ),
+  Mutant(
+    "parallel/planner/latency.py", "gradients go around all workers",
+    "order.reshape(-1, c.ranks, c.tensor)", "order",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_ranks_of_a_worker_have_a_ring_of_their_own",
+  ),
+  Mutant(
+    "parallel/planner/latency.py", "the embedding sums the fraction p, too",
+    "reductions[size] += enters", "reductions[share * size] += enters",
+    f"{_PLANNER}/second_pass_test.py::test_tensor_ranks_send_what_p_leaves",
+  ),
+  Mutant(
+    "parallel/planner/state.py", "a backward looks rows up again",
+    "regathered=0", "regathered=1",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_partitions_send_what_their_formula_says",
+  ),
+  Mutant(
+    "parallel/planner/second_pass.py", "what is slower is advised",
+    "row.latency.total >= base.latency.total", "row.latency.total < 0",
+    f"{_PLANNER}/second_pass_test.py::test_constraints_are_named",
+  ),
+  Mutant(
+    "parallel/planner/second_pass.py", "each rank becomes a worker",
+    "row = min(priced, key=lambda x: x.latency.total, default=None)",
+    "row = priced[-1] if priced else None",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_workers_are_nodes_where_these_are_far_apart",
+  ),
+  Mutant(
+    "parallel/planner/space.py", "stages leave reductions to the next one",
+    'found["sync.carry"] = "off"', 'found["sync.carry"] = "auto"',
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_stages_carry_no_reduction_into_the_next_one",
+  ),
+  Mutant(
     "parallel/planner/memory.py", "residuals are kept once",
     "copies += max(counted.stored) + max(counted.deltas)", "pass",
     f"{_PLANNER}/plan_test.py::test_residuals_take_memory_and_spare_time",

@@ -27,6 +27,7 @@ from parallel.planner.second_pass import Changes, sent
 from parallel.planner.space import Choices, Configuration
 from parallel.xla import ledger
 from parallel.xla.memory import bytes_per_device
+from parallel.zero import cost as zero_cost
 
 # That of gpt_11b.py:test_train, whose width is no multiple of a codec's block.
 MODEL = Transformer(256, 128, 4, 8, 8, 16, 352, 64, "float32")
@@ -126,6 +127,23 @@ def test_coded_partitions_and_p_send_what_the_program_does():
   assert 3 < sent(plain, SETTING).data / sent(c, SETTING).data < 8
 
 
+@pytest.mark.parametrize("c", [
+  Configuration(1, 4, 2, 2),
+  Configuration(1, 4, 2, 2, scheme="zero1", **CODED),
+  Configuration(1, 4, 2, 2, scheme="zero3"),
+  Configuration(2, 2, 2, 4, scheme="zero3", **CODED),
+  Configuration(1, 8, 1, 2, scheme="zero3", outer=Loop("diloco", 2, 30)),
+], ids=str)
+def test_partitions_send_what_their_formula_says(c):
+  """Of the program's own parameters; it is held to lowered programs."""
+  program = _built(c).program
+  theirs = zero_cost.level_collectives(
+    program.layout.partition, program.cost_parameters,
+    accumulation=c.microbatches,
+  )
+  assert sent(c, SETTING).data == sum(x.operand_bytes for x in theirs)
+
+
 @pytest.mark.parametrize("name", cost.BITS)
 @pytest.mark.parametrize("elements", [1, 256, 1000])
 def test_codes_have_the_bits_of_the_codec(name, elements):
@@ -198,15 +216,19 @@ def test_streaming_hides_what_a_step_s_products_cover():
   assert predict(bare, setting).outer == pytest.approx(sum(waits) / 12)
 
 
-def test_ranks_of_a_worker_have_a_ring_of_their_own():
-  """Two nodes: gradients stay within, parameters go between."""
+def _nodes(between):
+  """Two nodes of four devices, 1 TB/s within."""
   links = _links(1e12)
   rate = links.bandwidth.copy()
-  rate[:4, 4:] = rate[4:, :4] = 1e6
-  slow = dataclasses.replace(
+  rate[:4, 4:] = rate[4:, :4] = between
+  return dataclasses.replace(
     SETTING, links=dataclasses.replace(links, bandwidth=rate)
   )
-  fast = dataclasses.replace(SETTING, links=links)
+
+
+def test_ranks_of_a_worker_have_a_ring_of_their_own():
+  """Two nodes: gradients stay within, parameters go between."""
+  slow, fast = _nodes(1e6), _nodes(1e12)
   c = Configuration(1, 8, 1, 1, outer=Loop("diloco", 2, 30))
   found, even = predict(c, slow), predict(c, fast)
   assert found.data == even.data > 0
@@ -222,12 +244,13 @@ CHOICES = Choices(
 )
 
 
+PLANNED = dataclasses.replace(SETTING, links=_links(1e9, 1e-6))
+
+
 @functools.cache
-def _planned(rate=1e9, every=30):
-  setting = dataclasses.replace(SETTING, links=_links(rate, 1e-6))
-  best = plan.plan(setting, CHOICES, count=4, ordered=4).best
-  changes = Changes(best=4, every=every)
-  return best, second_pass.second_pass(best, setting, CHOICES, changes)
+def _planned():
+  best = plan.plan(PLANNED, CHOICES, count=4, ordered=4).best
+  return best, second_pass.second_pass(best, PLANNED, CHOICES, Changes(best=4))
 
 
 def test_rows_are_faster_by_what_is_changed_and_runs_take_them():
@@ -249,21 +272,6 @@ def test_rows_are_faster_by_what_is_changed_and_runs_take_them():
   assert any(x.configuration.stages > 1 for x in found.rows)
 
 
-def test_of_as_fast_ones_the_fewest_workers_are_taken():
-  """Where an exchange is hidden, one rank each has nothing to reduce."""
-  _, found = _planned()
-  for row in found.rows:
-    c = row.configuration
-    if c.outer is None or c.ranks == 1:
-      continue
-    for workers in range(2, c.outer.workers):
-      if c.data % workers == 0:
-        fewer = dataclasses.replace(
-          c, outer=dataclasses.replace(c.outer, workers=workers)
-        )
-        assert predict(fewer, SETTING).total > row.latency.total
-
-
 def _whys(c, setting=SETTING, **changes):
   """Rows of one configuration, and the last reason of each constraint."""
   base = plan.Candidate(
@@ -272,6 +280,16 @@ def _whys(c, setting=SETTING, **changes):
   )
   found = second_pass.second_pass([base], setting, CHOICES, Changes(**changes))
   return found.rows, {key: why for key, (_, why) in found.excluded.items()}
+
+
+def test_workers_are_nodes_where_these_are_far_apart():
+  """Of more workers each would receive more between nodes."""
+  base = Configuration(1, 8, 1, 1)
+  for between, workers in ((1e6, 2), (1e12, 8)):
+    rows, _ = _whys(base, _nodes(between), p=(), zero_codecs=())
+    found = {x.configuration.outer.algorithm: x for x in rows}
+    assert found["diloco"].configuration.outer.workers == workers
+    assert set(found) == {"diloco", "streaming"}
 
 
 def test_constraints_are_named():
