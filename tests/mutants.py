@@ -3992,6 +3992,12 @@ _PLANNER_ROWS = [
     f"{_PLANNER}/second_pass_test.py::test_runs_refuse_what_is_not_tried",
   ),
   Mutant(
+    "parallel/planner/outer.py", "what overlaps takes room that is in use",
+    "if not c.outer.overlap:\n    passing", "if True:\n    passing",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_an_exchange_takes_the_room_of_activations",
+  ),
+  Mutant(
     "parallel/planner/outer.py", "all fragments hide under one step",
     "sum(max(0.0, x - hidden) for x in waits)",
     "max(0.0, sum(waits) - hidden)",

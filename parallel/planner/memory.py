@@ -200,7 +200,9 @@ def memory(
     gathered=x["gathered"],
     logits=x["logits"],
     buffers=MARGIN_BYTES + fit.bound(found) - fit.estimate(found),
-    outer=outer.memory_bytes(configuration, model),
+    outer=outer.memory_bytes(configuration, model, sum(
+      x[key] for key in ("kept", "streams", "layers", "gathered", "logits")
+    )),
   )
 
 

@@ -31,15 +31,26 @@ def sent_bytes(c: Configuration, model: Transformer) -> float:
   ) / c.outer.every
 
 
-def memory_bytes(c: Configuration, model: Transformer) -> float:
+def memory_bytes(
+  c: Configuration, model: Transformer, freed_bytes: float = 0.0
+) -> float:
   """Returns what a device keeps for the outer loop, and holds while it sends.
 
   It is an upper bound (`parallel.outer.cost.Loop.passing_bytes`).
+
+  Args:
+    c: The configuration; without an outer loop there is nothing to keep.
+    model: The model.
+    freed_bytes: What forwards and backwards leave free when they are done. An
+      exchange without overlap comes after them and takes that room.
   """
   if c.outer is None:
     return 0.0
   found = fragments(c, model)
-  return c.outer.state_bytes(found) + c.outer.passing_bytes(found)
+  passing = c.outer.passing_bytes(found)
+  if not c.outer.overlap:
+    passing = max(0.0, passing - freed_bytes)
+  return c.outer.state_bytes(found) + passing
 
 
 def exchanges_s(

@@ -29,8 +29,8 @@ from parallel.outer import cost as outer_cost
 from parallel.outer.cost import Loop
 from parallel.planner import outer, space
 from parallel.planner.latency import Latency, Setting, messages, predict
-from parallel.planner.memory import Memory, memory
-from parallel.planner.plan import Candidate, memory_bytes
+from parallel.planner.memory import Memory
+from parallel.planner.plan import Candidate
 from parallel.planner.space import Choices, Configuration
 from parallel.planner.state import parameters, partition
 from parallel.zero import cost as zero_cost
@@ -232,12 +232,12 @@ def _priced(
   refused = space.refusal(c, setting.model, choices)
   if refused is not None:
     return refused[0], f"{c.learned()}: {refused[1]}"
-  needs = memory(c, setting.model, setting.batch_size)
-  most = memory_bytes(setting)
-  if needs.total > most:
+  needs = setting.memory(c)
+  over = needs.total - setting.memory_bytes
+  if over > 0:
     return "memory", (
       f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
-      f"{(needs.total - most) / 1e9:.1f} GB more than a device has"
+      f"{over / 1e9:.1f} GB more than a device has"
     )
   return Row(
     number, c, needs, predict(c, setting, base.order), sent(c, setting),

@@ -21,7 +21,6 @@ from parallel.outer import cost
 from parallel.outer.cost import Loop, Rows
 from parallel.planner import outer, plan, second_pass, space, state
 from parallel.planner.latency import Setting, predict
-from parallel.planner.memory import memory
 from parallel.planner.model import Transformer
 from parallel.planner.second_pass import Changes, sent
 from parallel.planner.space import Choices, Configuration
@@ -101,8 +100,8 @@ def test_workers_send_and_keep_what_the_loop_does(c):
   assert sum(map(bytes_per_device, leaves)) == kept
   alone = dataclasses.replace(c, outer=None, data=c.ranks)
   batch = BATCH // c.outer.workers
-  more = memory(c, MODEL, BATCH).total - memory(alone, MODEL, batch).total
-  assert more >= kept
+  one = dataclasses.replace(SETTING, batch_size=batch)
+  assert SETTING.memory(c).total - one.memory(alone).total >= kept
 
 
 def test_coded_partitions_and_p_send_what_the_program_does():
@@ -275,11 +274,30 @@ def test_rows_are_faster_by_what_is_changed_and_runs_take_them():
 def _whys(c, setting=SETTING, **changes):
   """Rows of one configuration, and the last reason of each constraint."""
   base = plan.Candidate(
-    c, memory(c, MODEL, BATCH), predict(c, setting),
+    c, setting.memory(c), predict(c, setting),
     np.arange(c.grid.size).reshape(c.grid), 0.0,
   )
   found = second_pass.second_pass([base], setting, CHOICES, Changes(**changes))
   return found.rows, {key: why for key, (_, why) in found.excluded.items()}
+
+
+def test_an_exchange_takes_the_room_of_activations():
+  """After all backwards, or beside them if it overlaps."""
+  c = Configuration(1, 8, 1, 1, outer=Loop("streaming", 8, 30, overlap=1))
+  found = state.fragments(c, MODEL)
+  passing = c.outer.passing_bytes(found)
+  # Operand and result; of norms its own and all.
+  assert passing == 2 * 4 * MODEL.num_params + 4 + 8 * 4
+  beside = SETTING.memory(c)
+  assert beside.outer == c.outer.state_bytes(found) + passing
+  after = dataclasses.replace(c, outer=Loop("diloco", 8, 30))
+  room = beside.activations + beside.gathered + beside.logits + beside.kept
+  for size in (0, passing / 2, 2 * passing):
+    assert outer.memory_bytes(after, MODEL, size) == (
+      after.outer.state_bytes(found) + max(0, passing - size)
+    )
+  assert room > passing
+  assert SETTING.memory(after).outer == after.outer.state_bytes(found)
 
 
 def test_workers_are_nodes_where_these_are_far_apart():
@@ -302,7 +320,7 @@ def test_constraints_are_named():
   assert "DiLoCo, 8 workers, H = 1 takes" in why["no gain"]
   assert all(row.configuration.outer is None for row in rows)
   small = dataclasses.replace(
-    SETTING.links.device, memory_bytes=memory(often, MODEL, BATCH).total + 1
+    SETTING.links.device, memory_bytes=SETTING.memory(often).total + 1
   )
   setting = dataclasses.replace(
     SETTING, links=dataclasses.replace(SETTING.links, device=small)
