@@ -3222,7 +3222,8 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/pages.py", "the page that was given up last is taken",
-    "self._idle.popitem(last=False)[0]", "self._idle.popitem()[0]",
+    "pages = list(itertools.islice(idle, count))",
+    "pages = list(reversed(idle))[:count]",
     f"{_SERVING}/pages_test.py::test_leaves_are_taken_first",
   ),
   Mutant(
@@ -3373,7 +3374,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/running.py", "tokens of long answers are written over",
-    "    if oldest.any():", "    if False:",
+    "for slot in np.flatnonzero(oldest).tolist():", "for slot in ():",
     f"{_SERVING}/scheduler_test.py::"
     "test_answers_longer_than_what_is_kept_are_whole",
   ),
