@@ -6,8 +6,10 @@ r"""Chooses the parallel configuration that a model wants on a cluster.
   python -m launch.plan --config=configs/planner/gpt_11b.py \
     --why_not="parallel.stage=8 parallel.data=2 parallel.tensor=8"
 
-Nothing is trained, and no device is needed. The answer ends with the flags with
-which `launch.train` and `launch.compile` run it.
+Nothing is trained, and no device is needed. The answer has the flags with which
+`launch.train` and `launch.compile` run it. It ends with a second pass over the
+best few (config.planner.second): what would be faster, but trains another
+model, by fewer synchronised channels, outer loops or coded partitions.
 """
 
 

@@ -16,6 +16,7 @@ LIBRARY = ("flax", "orbax", "ml_collections", "absl")
 COSTS = (
   "parallel.zero.partition",
   "parallel.zero.cost",
+  "parallel.outer.cost",
   "parallel.outer.fragment_plan",
 )
 RULES = {
@@ -116,6 +117,9 @@ RULES = {
       "parallel.kernels",
     ),
     LIBRARY,
+  ),
+  "parallel.outer.cost": (
+    ("parallel.checks", "parallel.outer.fragment_plan"), NUMPY_ONLY,
   ),
   "parallel.outer.fragment_plan": ((), NUMPY_ONLY),
   # Bytes and float32 on sockets: codecs are handed in, orders of rings chosen
@@ -416,6 +420,7 @@ def test_a_flag_is_defined_once():
     ("caatnet.build.outer", "from caatnet.studies import registry"),
     ("parallel.planner.links", "from parallel.outer import streaming"),
     ("parallel.outer.fragment_plan", "import jax"),
+    ("parallel.outer.cost", "from parallel.outer import exchange"),
     ("configs.caatnet.tiny", "import jax"),
     ("configs.caatnet.tiny", "from caatnet import build"),
     ("launch.demo", "from launch import train"),

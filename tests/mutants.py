@@ -3222,7 +3222,8 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/pages.py", "the page that was given up last is taken",
-    "self._idle.popitem(last=False)[0]", "self._idle.popitem()[0]",
+    "pages = list(itertools.islice(idle, count))",
+    "pages = list(reversed(idle))[:count]",
     f"{_SERVING}/pages_test.py::test_leaves_are_taken_first",
   ),
   Mutant(
@@ -3251,6 +3252,16 @@ _SERVING_ROWS = [
     "caatnet/serving/swapping.py", "the dearer way is taken",
     "swap < recompute", "swap > recompute",
     f"{_SERVING}/scheduler_test.py::test_the_cheaper_way_is_taken",
+  ),
+  Mutant(
+    "caatnet/serving/policies/base.py", "the first of those who run gives way",
+    "return max(running, key=self.key)", "return min(running, key=self.key)",
+    f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives",
+  ),
+  Mutant(
+    "caatnet/serving/running.py", "a late token is forgotten",
+    "max(0, int(pending))", "0",
+    f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives",
   ),
   Mutant(
     "caatnet/serving/policies/vtc.py", "a client who comes back is not lifted",
@@ -3363,7 +3374,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/running.py", "tokens of long answers are written over",
-    "    if oldest.any():", "    if False:",
+    "for slot in np.flatnonzero(oldest).tolist():", "for slot in ():",
     f"{_SERVING}/scheduler_test.py::"
     "test_answers_longer_than_what_is_kept_are_whole",
   ),
@@ -3963,6 +3974,72 @@ _STAGES_ROWS = [
 
 _PLANNER = "tests/parallel/planner"
 _PLANNER_ROWS = [
+  Mutant(
+    "parallel/outer/cost.py", "scales of codes are not sent",
+    'Collective(kind, "float32", 4 * blocks)',
+    'Collective(kind, "float32", 0 * blocks)',
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_workers_send_and_keep_what_the_loop_does",
+  ),
+  Mutant(
+    "parallel/outer/cost.py", "an outer optimizer has no momentum",
+    "kept = 2 * sum(elements)", "kept = sum(elements)",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_workers_send_and_keep_what_the_loop_does",
+  ),
+  Mutant(
+    "parallel/outer/cost.py", "fragments are as many as a round's steps",
+    "num_layers // layers < every", "num_layers // layers <= every",
+    f"{_PLANNER}/second_pass_test.py::test_runs_refuse_what_is_not_tried",
+  ),
+  Mutant(
+    "parallel/planner/outer.py", "what overlaps takes room that is in use",
+    "if not c.outer.overlap:\n    passing", "if True:\n    passing",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_an_exchange_takes_the_room_of_activations",
+  ),
+  Mutant(
+    "parallel/planner/outer.py", "all fragments hide under one step",
+    "sum(max(0.0, x - hidden) for x in waits)",
+    "max(0.0, sum(waits) - hidden)",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_streaming_hides_what_a_step_s_products_cover",
+  ),
+  Mutant(
+    "parallel/planner/latency.py", "gradients go around all workers",
+    "order.reshape(-1, c.ranks, c.tensor)", "order",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_ranks_of_a_worker_have_a_ring_of_their_own",
+  ),
+  Mutant(
+    "parallel/planner/latency.py", "the embedding sums the fraction p, too",
+    "reductions[size] += enters", "reductions[share * size] += enters",
+    f"{_PLANNER}/second_pass_test.py::test_tensor_ranks_send_what_p_leaves",
+  ),
+  Mutant(
+    "parallel/planner/state.py", "a backward looks rows up again",
+    "regathered=0", "regathered=1",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_partitions_send_what_their_formula_says",
+  ),
+  Mutant(
+    "parallel/planner/second_pass.py", "what is slower is advised",
+    "row.latency.total >= base.latency.total", "row.latency.total < 0",
+    f"{_PLANNER}/second_pass_test.py::test_constraints_are_named",
+  ),
+  Mutant(
+    "parallel/planner/second_pass.py", "each rank becomes a worker",
+    "row = min(priced, key=lambda x: x.latency.total, default=None)",
+    "row = priced[-1] if priced else None",
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_workers_are_nodes_where_these_are_far_apart",
+  ),
+  Mutant(
+    "parallel/planner/space.py", "stages leave reductions to the next one",
+    'found["sync.carry"] = "off"', 'found["sync.carry"] = "auto"',
+    f"{_PLANNER}/second_pass_test.py::"
+    "test_stages_carry_no_reduction_into_the_next_one",
+  ),
   Mutant(
     "parallel/planner/memory.py", "residuals are kept once",
     "copies += max(counted.stored) + max(counted.deltas)", "pass",

@@ -16,24 +16,46 @@ with what a training run takes unchanged:
   python -m launch.train --config=configs/planner/gpt_11b.py:train \
     --config.parallel.stage=4 ...
 
+A table of its own has what would be faster, but trains another model, with the
+flags of each row (`config.planner.second`). Those of an outer loop are of the
+config with its section, `gpt_11b.py:train,diloco` or `train,streaming`.
+
 `gpt_11b.py:test` plans a small model for eight devices in a second.
 """
 
 import ml_collections
 
+from configs import sections
 from configs.caatnet import base
 
 SIZES = ("plan", "train", "test", "test_train")
 
 
-def get_config(size: str = "plan") -> ml_collections.ConfigDict:
-  """Returns the plan's config, or with "train" that of the run alone."""
-  if size not in SIZES:
+def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
+  """Returns the plan's config, or with "train" that of the run alone.
+
+  Args:
+    arguments: One of ``SIZES``. After a comma a training run's outer loop may
+      follow, as in "train,diloco".
+  """
+  size, _, algorithm = arguments.partition(",")
+  of_run = size.endswith("train")
+  if size not in SIZES or (algorithm and not of_run):
     raise ValueError(
-      f"configs/planner/gpt_11b.py:{size}: the sizes are {', '.join(SIZES)}"
+      f"configs/planner/gpt_11b.py:{arguments}: the sizes are "
+      f"{', '.join(SIZES)}; those of a run may have an outer loop, as in "
+      "train,diloco"
     )
   config = base.get_config()
   config.name = "gpt_11b"
+  if algorithm:
+    if algorithm not in sections.OUTER:
+      raise ValueError(
+        f"configs/planner/gpt_11b.py:{arguments}: the outer loops are "
+        f"{', '.join(sections.OUTER)}"
+      )
+    config.name += f"_{algorithm}"
+    config.outer = sections.outer(algorithm)
   config.model.vocab_size = 51_200
   config.model.num_layers = 52
   config.model.width = 4096
@@ -59,7 +81,7 @@ def get_config(size: str = "plan") -> ml_collections.ConfigDict:
     config.data.batch_size = 16
     config.train.num_steps = 2
     config.optimizer.warmup_steps = 1
-  if size.endswith("train"):
+  if of_run:
     return config
   config.study = "planner"
   config.planner = planner()
@@ -102,4 +124,25 @@ def planner() -> ml_collections.ConfigDict:
   # "parallel.stage=8 parallel.tensor=8"; what a text does not name is as in the
   # best one.
   section.why_not = ()
+  section.second = second()
+  return section
+
+
+def second() -> ml_collections.ConfigDict:
+  """Returns what is tried in the best few that changes what is learned."""
+  section = ml_collections.ConfigDict()
+  # In how many of the best, each change by itself; 0 for none.
+  section.best = 3
+  # Fractions of the stream that tensor ranks synchronise, as config.sync.p.
+  section.p = (0.5, 0.25)
+  # By which outer loops data-parallel ranks, or groups of them, become workers.
+  section.outer = ("diloco", "streaming")
+  # Steps of a round; for "streaming" also steps from send to receipt, and the
+  # codec. As published: H = 30 (arXiv 2501.18512), E3M0, one step late.
+  section.every = 30
+  section.overlap = 1
+  section.outer_codec = "e3m0"
+  # How a partition's weights and gradients are coded, "WEIGHTS/GRADIENTS" of
+  # "none", "int8" and "int4"; int8 and int4 are ZeRO++'s (arXiv 2306.10209).
+  section.zero_codecs = ("int8/int4",)
   return section

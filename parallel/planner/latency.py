@@ -5,7 +5,7 @@ takes twice a forward's products; what it computes again, forwards with their
 reductions, is added: in stages that keep inputs only all of a part, and with
 rematerialisation once more a layer. At p = 1 nothing runs under a tensor
 reduction: a row door's product has no private columns left to compute
-(`parallel.tensor.doors`).
+(`parallel.tensor.doors`). With p < 1 they would be, and are not counted.
 
 Stages run in lockstep, as one program does, a tick taking its longest action
 and then its longest hop; or each at its own pace ("events"), as processes of
@@ -22,6 +22,7 @@ the slowest link, of rate b and latency a, reduces n bytes in
 Left out: gathers that run under compute, encoding, what data loaders do.
 """
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import functools
@@ -33,17 +34,11 @@ from parallel import checks
 from parallel.hardware import links as link_kinds
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
-from parallel.planner.memory import (
-  FITS,
-  Fit,
-  Memory,
-  memory,
-  parameters,
-  partition,
-  timetable,
-)
+from parallel.planner import outer
+from parallel.planner.memory import FITS, Fit, Memory, memory, timetable
 from parallel.planner.model import Transformer, layers_per_part
 from parallel.planner.space import Configuration
+from parallel.planner.state import parameters, partition
 from parallel.planner.traffic import Traffic
 from parallel.zero import cost as zero_cost
 
@@ -103,6 +98,7 @@ class Latency:
     vocabulary: Embedding and head, and what stages exchange for them.
     data: The slowest stage's reductions over data-parallel ranks.
     offload: The optimizer's state, from the host's memory and back.
+    outer: What workers exchange and no step hides (`parallel.planner.outer`).
   """
 
   compute: float
@@ -113,6 +109,7 @@ class Latency:
   vocabulary: float
   data: float
   offload: float
+  outer: float = 0.0
 
   @property
   def total(self) -> float:
@@ -148,6 +145,12 @@ def messages(c: Configuration, setting: Setting) -> _Messages:
   # stages the embedding is one more; with stages they sum it, too.
   forward = 2 + (2 if _recomputes(c) else 0) + (c.remat == "full")
   enters = int(c.stages == 1)
+  # Row doors reduce k channels (`PartialSync.num_shared`), the others all.
+  share = int(c.p * model.width) / model.width
+  reductions: collections.Counter[float] = collections.Counter()
+  for size, times in ((stream, forward * layers), (wide, 2 * layers)):
+    reductions[share * size] += times
+    reductions[size] += enters
   found = zero_cost.level_collectives(
     partition(c), parameters(c, model), accumulation=c.microbatches
   )
@@ -158,8 +161,8 @@ def messages(c: Configuration, setting: Setting) -> _Messages:
     * (2 if e.kind == "all_reduce" else 1) for e in found
   )
   return _Messages(
-    stream, ((stream, forward * layers + enters), (wide, 2 * layers + enters)),
-    (received, rounds * (c.data - 1)),
+    stream, tuple(x for x in reductions.items() if all(x)),
+    (received, rounds * (c.ranks - 1)),
   )
 
 
@@ -191,7 +194,7 @@ def traffic(c: Configuration, setting: Setting) -> Traffic:
       chain, hop = (rounds + 1) * both, max(0, left - 1) * both
     else:
       chain = both
-  if c.data > 1:
+  if c.ranks > 1:
     received, steps = sent.exchanges
     ring = steps * links.latency_s + received / links.bandwidth
   if c.tensor > 1:
@@ -246,12 +249,16 @@ def predict(
       _run(c, work, hops, setting.execution) for hops in (alone, way)
     )
     bubble_s, hops_s = without_s - pipeline_s, with_s - without_s
-  ring = _slowest(costs.ring, order, 1)
+  # The ranks of each worker are a ring of their own.
+  ring = _slowest(costs.ring, order.reshape(-1, c.ranks, c.tensor), 1)
+  exchanged_s = 0.0 if c.outer is None else outer.exposed_s(
+    c, setting.model, setting.links, order, m * (3 * stage_s + again_s)
+  )
   return Latency(
     compute=3 * m * stage_s, again=m * again_s,
     tensor=m * float(reduce_s.max()), bubble=bubble_s, hops=hops_s,
     vocabulary=float(vocabulary(c, setting, order)), data=float(ring.max()),
-    offload=_offload(c, setting.model),
+    offload=_offload(c, setting.model), outer=exchanged_s,
   )
 
 

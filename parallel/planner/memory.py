@@ -12,14 +12,14 @@ a margin with a source, not a fit.
 from collections.abc import Mapping
 import dataclasses
 import functools
-import math
 
 from parallel.pipeline import builders, cost
 from parallel.pipeline.timetable import Timetable
+from parallel.planner import outer
 from parallel.planner.model import Transformer, layers_per_part
 from parallel.planner.space import Configuration
+from parallel.planner.state import parameters, partition
 from parallel.zero import cost as zero_cost
-from parallel.zero.partition import Level, Partition
 
 MARGIN_BYTES = 3e9
 MARGIN_SOURCE = (
@@ -27,10 +27,6 @@ MARGIN_SOURCE = (
   "NCCL's buffers of 4 MiB per channel and peer (NCCL_BUFFSIZE, NCCL's "
   "documentation) for three axes"
 )
-# Depth of weights, gradients and optimizer state over the data-parallel ranks.
-_DEPTHS = {
-  "ddp": (0, 0, 0), "zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1)
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +92,7 @@ class Memory:
     gathered: Layers in the dtype of activations, whole, with their gradients.
     logits: Of one microbatch, with their gradients.
     buffers: The margin, and what the upper bound adds.
+    outer: What an outer loop keeps, and holds while it sends.
   """
 
   weights: float
@@ -106,6 +103,7 @@ class Memory:
   gathered: float
   logits: float
   buffers: float
+  outer: float = 0.0
 
   @property
   def total(self) -> float:
@@ -125,29 +123,6 @@ def timetable(name: str, stages: int, microbatches: int, chunks: int) -> (
   """Builds a timetable and counts what it costs; many are asked for again."""
   found = builders.build(name, stages, microbatches, chunks)
   return found, cost.cost(found)
-
-
-def partition(configuration: Configuration) -> Partition:
-  """Returns what data-parallel ranks share, over one level."""
-  depths = _DEPTHS[configuration.scheme]
-  return Partition((Level("data", configuration.data),), *depths)
-
-
-def parameters(
-  configuration: Configuration, model: Transformer
-) -> list[zero_cost.Parameter]:
-  """Returns the tensors of a device, as `parallel.zero.cost` prices them."""
-  c = configuration
-  layers = c.chunks * layers_per_part(model, c.stages * c.chunks)
-  wire = model.item_bytes if c.scheme != "ddp" else 4
-  tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
-  return [
-    *(zero_cost.Parameter(math.ceil(size / c.tensor), layers, wire)
-      for size in model.matrices),
-    zero_cost.Parameter(model.width, 2 * layers, 4),
-    zero_cost.Parameter(tables, 2, wire),
-    zero_cost.Parameter(model.width, 1, 4),
-  ]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -225,6 +200,9 @@ def memory(
     gathered=x["gathered"],
     logits=x["logits"],
     buffers=MARGIN_BYTES + fit.bound(found) - fit.estimate(found),
+    outer=outer.memory_bytes(configuration, model, sum(
+      x[key] for key in ("kept", "streams", "layers", "gathered", "logits")
+    )),
   )
 
 

@@ -2,7 +2,8 @@
 
 A configuration is what a training run's config says of parallelism. All
 combinations are named; each that is no run has a constraint by name, so that
-"why not?" has an answer.
+"why not?" has an answer. What also changes the model that is learned is at its
+default in all of them: only `parallel.planner.second_pass` tries other values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import itertools
 import numpy as np
 
 from parallel import checks
+from parallel.outer.cost import Loop
 from parallel.pipeline import builders
 from parallel.planner.model import Transformer
 from parallel.planner.traffic import Grid
@@ -28,6 +30,11 @@ KEYS = {
   "zero.scheme": "scheme", "zero.offload": "offload", "sync.route": "route",
   "model.remat": "remat", "pipeline.timetable": "timetable",
   "pipeline.chunks": "chunks", "pipeline.keep": "keep",
+}
+# Those that change what is learned, named only where they are not as usual.
+LEARNED_KEYS = {
+  "sync.p": "p", "zero.weight_codec": "weight_codec",
+  "zero.gradient_codec": "gradient_codec",
 }
 
 
@@ -48,6 +55,12 @@ class Configuration:
     offload: Whether the optimizer's state waits in host memory.
     keep: What a stage's forward keeps for its backward, one of ``KEEPS``: its
       residuals, or the inputs of parts, whose forward then runs again.
+    p: The fraction of the stream's channels that tensor ranks synchronise.
+    weight_codec: How gathers of weights are coded, one of
+      `parallel.zero.partition.CODECS`.
+    gradient_codec: How scatters of gradients are coded.
+    outer: The outer loop between groups of data-parallel ranks; None if all
+      are one worker.
   """
 
   stages: int
@@ -61,6 +74,15 @@ class Configuration:
   remat: str = "none"
   offload: bool = False
   keep: str = "inputs"
+  p: float = 1.0
+  weight_codec: str = "none"
+  gradient_codec: str = "none"
+  outer: Loop | None = None
+
+  @property
+  def ranks(self) -> int:
+    """Data-parallel ranks of a worker."""
+    return self.data // (self.outer.workers if self.outer else 1)
 
   @property
   def grid(self) -> Grid:
@@ -90,10 +112,21 @@ class Configuration:
 
   def keys(self) -> dict[str, object]:
     """Returns the keys of a training run's config, with their values."""
-    return {
+    usual = {x.name: x.default for x in dataclasses.fields(self)}
+    found = {
       key: getattr(self, name) for key, name in KEYS.items()
       if self.stages > 1 or not key.startswith("pipeline.")
+    } | {
+      key: getattr(self, name) for key, name in LEARNED_KEYS.items()
+      if getattr(self, name) != usual[name]
     }
+    if self.stages > 1 and self.route != "psum":
+      # With a kernel a layer would leave its reduction to the next one, which
+      # may be on another stage.
+      found["sync.carry"] = "off"
+    if self.outer is None:
+      return found
+    return found | self.outer.keys() | {"parallel.data": self.ranks}
 
   def __str__(self) -> str:
     stages = f", {self.timetable}" if self.stages > 1 else ""
@@ -103,7 +136,17 @@ class Configuration:
       f"{self.grid}, {self.microbatches} microbatches{stages}{chunks}, "
       f"{self.scheme}, {self.route}, remat {self.remat}{keep}"
       + (", offload" if self.offload else "")
+      + (f"; {self.learned()}" if self.learned() else "")
     )
+
+  def learned(self) -> str:
+    """Says what of it changes the model that is learned; "" for nothing."""
+    found = [f"p = {self.p:g}"] if self.p < 1 else []
+    for what in ("weight", "gradient"):
+      codec = getattr(self, f"{what}_codec")
+      found += [f"{codec} {what}s"] if codec != "none" else []
+    found += [str(self.outer)] if self.outer else []
+    return ", ".join(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +254,7 @@ def refusal(
       "residuals kept for both halves of backwards need remat='none' and "
       f"scheme='ddp', not {c.remat!r} and {c.scheme!r}"
     )
-  if c.data == 1 and c.scheme != "ddp":
+  if c.ranks == 1 and c.scheme != "ddp":
     return "scheme", f"scheme={c.scheme!r} shares what data=1 ranks have"
   return None
 

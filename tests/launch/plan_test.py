@@ -1,6 +1,7 @@
 """`launch.plan` and `launch.measure_links`, as users run them."""
 
 import json
+import re
 
 import pytest
 
@@ -26,6 +27,40 @@ def test_a_plan_is_written_and_drawn(launch, tmp_path):
   assert sum(best["memory"].values()) == pytest.approx(best["bytes"])
   assert sorted(best["order"]) == list(range(8))
   assert picture.stat().st_size > 10_000
+
+
+def test_a_change_s_flags_train(launch, tmp_path):
+  """Those of the plan, then those of the row, as they are printed."""
+  pair = {
+    "name": "pair", "source": "a test", "mark": "drawn", "device": "h100",
+    "nodes": [2], "rows": "device", "bandwidth": [[None, 1e9], [1e9, None]],
+    "latency_s": 1e-6,
+  }
+  (tmp_path / "pair.json").write_text(json.dumps(pair))
+  ended = launch("plan", PLAN, f"--cluster={tmp_path / 'pair.json'}")
+  assert ended.returncode == 0, ended.stderr
+  assert "what would be faster, but trains another model" in ended.stdout
+  lines = ended.stdout.splitlines()
+  row = next(x for x in lines if "section of streaming, then" in x)
+  number = re.search(r"flags of (\d+)\.", row)[1]
+  start = "the best as" if number == "1" else f"{number}. as"
+  base = next(x for x in lines if x.startswith(f"{start} a run's flags: "))
+  flags = [
+    part for line in (base, row) for part in line.split()
+    if part.startswith("--config.")
+  ]
+  folder = tmp_path / "run"
+  ended = launch(
+    "train", "--config=configs/planner/gpt_11b.py:test_train,streaming",
+    *flags, "--cpu_devices=2", "--config.data.validation_windows=16",
+    f"--workdir={folder}",
+  )
+  assert ended.returncode == 0, ended.stderr
+  config = json.loads((folder / "config.json").read_text())
+  assert config["parallel"]["worker"] == 2
+  assert config["outer"]["overlap"] == [1]
+  steps = (folder / "metrics.jsonl").read_text().splitlines()
+  assert json.loads(steps[-1])["step"] == 2
 
 
 def test_links_of_processes_are_measured():
@@ -69,6 +104,12 @@ def test_fits_are_put_where_messages_went():
   ("plan", [PLAN, "--config.planner.execution=fast"], "config.planner.execut"),
   ("plan", [PLAN, "--config.sync.p=0.5"], "plans are made for p = 1 only"),
   ("plan", [PLAN, "--config.planner.timetables=()"], "at least one entry"),
+  ("plan", [PLAN, "--config.planner.second.p=(1.0,)"],
+   "config.planner.second.p=1"),
+  ("plan", [PLAN, "--config.planner.second.overlap=30"],
+   "config.planner.second.overlap=30 must be less than config.planner.second"),
+  ("plan", ["--config=configs/planner/gpt_11b.py:train,diloko"],
+   "the outer loops are data_parallel, local_sgd"),
   ("plan", [PLAN, "--config.planner.keeps=('all',)"],
    "config.planner.keeps='all' must be one of"),
   ("measure_links", ["--output={tmp}/x.json"], "give one of --num_processes"),

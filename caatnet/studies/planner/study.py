@@ -1,14 +1,22 @@
 """The study of plans: which configuration a model wants on a cluster."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
 from caatnet.checks import naming
 from parallel.hardware import cluster_files
-from parallel.planner import latency, memory, model, plan, published
+from parallel.planner import (
+  latency,
+  memory,
+  model,
+  plan,
+  published,
+  second_pass,
+)
 from parallel.planner.latency import Setting
 from parallel.planner.plan import Candidate
+from parallel.planner.second_pass import Changes, SecondPass
 from parallel.planner.space import KEYS, Choices, Configuration
 
 # Devices up to which a result has the matrix of links, for its picture.
@@ -23,18 +31,25 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   Returns:
     Plain data: the cluster, "best" (seconds and bytes by cause, the device
-    order, the run's keys), "front", "excluded", "why_not" and "assumptions".
+    order, the run's keys), "front", "excluded", "why_not" and "assumptions";
+    in "second" what would be faster, but trains another model.
 
   Raises:
     ValueError: Nothing fits, or a value is wrong; the message has its key.
   """
   section = config["planner"]
+  with naming("config.planner.second", section["second"]):
+    changes = Changes(**{
+      key: tuple(x) if isinstance(x, list) else x
+      for key, x in section["second"].items()
+    })
   with naming("config.planner", section):
     setting, choices = _setting(config), _choices(config)
     found = plan.plan(
       setting, choices, count=section["top"], ordered=section["ordered"]
     )
   links, best = setting.links, found.best[0]
+  second = second_pass.second_pass(found.best, setting, choices, changes)
   answers = [
     {"asked": text, "answer": plan.why_not(
       _asked(text, best.configuration), setting, choices, best
@@ -55,6 +70,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "sensitivity": latency.sensitivity(
       best.configuration, setting, best.order
     ),
+    "second": _second(second, found.best),
     "front": [_row(x, setting) for x in found.front],
     "excluded": {key: list(value) for key, value in found.excluded.items()},
     "priced": found.priced,
@@ -76,7 +92,8 @@ def _setting(config: Mapping[str, Any]) -> Setting:
   section, sizes, sync = config["planner"], config["model"], config["sync"]
   if sync["p"] != 1 or sync["p_attention"] or sync["p_mlp"]:
     raise ValueError(
-      f"config.sync.p={sync['p']}: plans are made for p = 1 only"
+      f"config.sync.p={sync['p']}: plans are made for p = 1 only; what less "
+      "would save, config.planner.second.p asks"
     )
   for key in ("sliding_window", "tied_embeddings", "qkv_bias", "qk_norm"):
     if sizes[key]:
@@ -167,6 +184,30 @@ def _row(candidate: Candidate, setting: Setting) -> dict[str, Any]:
     "pipette_s": published.pipette_s(c, setting, order),
     "amp_s": published.amp_s(c, setting, order),
   }
+
+
+def _second(
+  found: SecondPass, best: Sequence[Candidate]
+) -> dict[str, Any]:
+  """Returns what would be faster, but trains another model, as plain data."""
+  rows = []
+  for row in found.rows:
+    c, base = row.configuration, best[row.base]
+    rows.append({
+      "of": row.base + 1,
+      "learned": c.learned(),
+      "configuration": str(c),
+      "keys": c.keys() | {"parallel.device_order": c.device_order(base.order)},
+      "seconds": row.latency.total,
+      "of_seconds": base.latency.total,
+      "latency": dataclasses.asdict(row.latency),
+      "bytes": row.memory.total,
+      "memory": dataclasses.asdict(row.memory),
+      "sent": dataclasses.asdict(row.sent),
+      "of_sent": dataclasses.asdict(row.base_sent),
+    })
+  excluded = {key: list(value) for key, value in found.excluded.items()}
+  return {"rows": rows, "excluded": excluded}
 
 
 def _finite(rows: list[list[float]]) -> list[list[float | None]]:

@@ -70,6 +70,13 @@ def drawn(count):
   )
 
 
+# By what a policy orders who runs, where that is not who came first.
+ORDERS = {
+  "strict_priority": lambda r: (r.priority, r.number),
+  "shortest_first": lambda r: (len(r.prompt) + r.max_tokens, r.number),
+}
+
+
 class Run:
   """A random schedule, and what must hold at each of its turns."""
 
@@ -95,6 +102,17 @@ class Run:
     )
     self.requests = []
     self.ended = {}
+    self.victim = self.scheduler.policy.victim
+    self.scheduler.policy.victim = self.last
+
+  def last(self, running):
+    """Asks who gives way: whoever is last of all that run."""
+    found = self.victim(running)
+    order = ORDERS.get(self.case["policy"], lambda r: r.number)
+    assert found is max(
+      (r for r in self.requests if r.state is State.RUNNING), key=order
+    )
+    return found
 
   def request(self, prompt, at, conversation=None):
     room = 24 - len(prompt)

@@ -15,8 +15,7 @@ from parallel.hardware import cluster_files
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import cost
 from parallel.pipeline.builders import Size
-from parallel.planner import latency, plan, published, space
-from parallel.planner import memory as memories
+from parallel.planner import latency, plan, published, space, state
 from parallel.planner.latency import Setting, predict, traffic
 from parallel.planner.memory import PLAIN, memory
 from parallel.planner.model import Transformer
@@ -304,7 +303,7 @@ def test_a_plan_s_keys_are_a_run_s():
     stages = layout.stages.axis.size if layout.stages else 1
     assert (stages, layout.mesh.devices.size) == (c.stages, 8)
     if c.scheme != "ddp":
-      partition = memories.partition(c)
+      partition = state.partition(c)
       assert layout.partition.weights == partition.weights
       assert layout.partition.gradients == partition.gradients
       assert layout.partition.optimizer == partition.optimizer

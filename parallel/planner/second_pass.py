@@ -1,0 +1,263 @@
+"""What would be faster than a plan's best, but trains another model.
+
+A plan's first pass chooses among configurations that train the same model. Here
+one thing at a time is changed in each of the best few of them:
+
+    p        tensor ranks synchronise a fraction p of the stream's channels
+             (CAAT-Net, arXiv 2506.19645; `parallel.tensor.doors`)
+    outer    groups of data-parallel ranks become workers of an outer loop,
+             DiLoCo (arXiv 2311.08105) or Streaming DiLoCo (arXiv 2501.18512);
+             of all numbers of workers the one that makes the fastest step
+    codec    a partition's gathers and scatters are coded (qwZ and qgZ of
+             ZeRO++, arXiv 2306.10209)
+
+Codecs are here and not in the first pass since they round what is learned of.
+With ddp nothing is gathered or scattered, and the all-reduce is not coded: so
+its ranks get the partition zero1 with the codec. Where a worker has one rank
+left, nothing is shared among ranks any more: its partition becomes ddp.
+
+No loss is predicted. Devices keep the order of the plan, and workers are
+neighbours in it. Time and memory are predicted as in the first pass; savings of
+several changes add up as far as they are of different causes.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+
+from parallel import checks
+from parallel.outer import cost as outer_cost
+from parallel.outer.cost import Loop
+from parallel.planner import outer, space
+from parallel.planner.latency import Latency, Setting, messages, predict
+from parallel.planner.memory import Memory
+from parallel.planner.plan import Candidate
+from parallel.planner.space import Choices, Configuration
+from parallel.planner.state import parameters, partition
+from parallel.zero import cost as zero_cost
+from parallel.zero.partition import CODECS
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+  """What is tried.
+
+  Attributes:
+    best: In how many of the first pass's best; 0 for no second pass.
+    p: Fractions below 1.
+    outer: Of `parallel.outer.cost.ALGORITHMS`.
+    every: H, the steps of a round.
+    overlap: Steps from send to receipt of Streaming DiLoCo's fragments.
+    outer_codec: The codec of Streaming DiLoCo, one of
+      `parallel.outer.cost.CODECS`; DiLoCo sends float32.
+    zero_codecs: Codecs of weights and of gradients, as in "int8/int4", of
+      `parallel.zero.partition.CODECS`.
+  """
+
+  best: int = 3
+  p: tuple[float, ...] = (0.5, 0.25)
+  outer: tuple[str, ...] = outer_cost.ALGORITHMS
+  every: int = 30
+  overlap: int = 1
+  outer_codec: str = "e3m0"
+  zero_codecs: tuple[str, ...] = ("int8/int4",)
+
+  def __post_init__(self) -> None:
+    checks.at_least("best", self.best, 0)
+    for p in self.p:
+      if not 0 <= p < 1:
+        raise ValueError(f"p={p:g} must lie in [0, 1), 1 excluded")
+    for name in self.outer:
+      checks.known("outer=", name, outer_cost.ALGORITHMS)
+      self._loop(name, 2)
+    checks.known("outer_codec=", self.outer_codec, outer_cost.CODECS)
+    for text in self.zero_codecs:
+      for name in _pair(text):
+        checks.known(f"zero_codecs={text!r}: ", name, CODECS)
+
+  def _loop(self, algorithm: str, workers: int, layers: int = 0) -> Loop:
+    if algorithm == "diloco":
+      return Loop(algorithm, workers, self.every)
+    # Two roundings in place of one, where each worker would receive more.
+    coded = self.outer_codec != "float32" and workers > 2
+    return Loop(
+      algorithm, workers, self.every, self.outer_codec,
+      "all_to_all" if coded else "all_gather", layers, self.overlap,
+    )
+
+  def of(
+    self, c: Configuration, num_layers: int
+  ) -> Iterator[tuple[str, list[Configuration] | str]]:
+    """Yields what becomes of a configuration.
+
+    Args:
+      c: One of the first pass.
+      num_layers: The layers of the model.
+
+    Returns:
+      What is changed, "p", "outer" or "codec", with configurations of which the
+      fastest counts, or with the reason why there are none.
+    """
+    for p in self.p:
+      yield "p", (
+        [dataclasses.replace(c, p=p)] if c.tensor > 1
+        else "tensor=1 rank shares no channels with others"
+      )
+    for name in self.outer:
+      found = []
+      for workers in range(2, c.data + 1):
+        if c.data % workers:
+          continue
+        parts = c.chunks * c.stages if c.stages > 1 else 1
+        layers = outer_cost.fewest_layers(num_layers, parts, self.every)
+        found.append(dataclasses.replace(
+          c, outer=self._loop(name, workers, layers),
+          scheme=c.scheme if workers < c.data else "ddp",
+        ))
+      yield "outer", found or "data=1 rank makes no two workers"
+    for text in self.zero_codecs:
+      weights, gradients = _pair(text)
+      coded = dataclasses.replace(
+        c, weight_codec=weights, gradient_codec=gradients,
+        scheme="zero1" if c.scheme == "ddp" else c.scheme,
+      )
+      yield "codec", (
+        [coded] if c.data > 1 else "data=1 rank gathers and scatters nothing"
+      )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+  """Operand bytes that a device sends in a step, by axis.
+
+  Attributes:
+    tensor: Row doors, the embedding and its counterpart, forward and back.
+    data: A partition's gathers and scatters, or the gradients' all-reduce.
+    worker: What workers exchange, a round's share.
+  """
+
+  tensor: float
+  data: float
+  worker: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+  """A changed configuration with its prices.
+
+  Attributes:
+    base: Which of the first pass's best was changed, from 0.
+    configuration: The configuration.
+    memory: Bytes of a device, by cause.
+    latency: Seconds of a step, by cause.
+    sent: Bytes that a device sends in a step.
+    base_sent: Those of the configuration that was changed.
+  """
+
+  base: int
+  configuration: Configuration
+  memory: Memory
+  latency: Latency
+  sent: Sent
+  base_sent: Sent
+
+
+@dataclasses.dataclass(frozen=True)
+class SecondPass:
+  """The answer.
+
+  Attributes:
+    rows: What is faster than the configuration that was changed, fastest first.
+    excluded: How many each constraint excludes, and the last reason that it
+      gave.
+  """
+
+  rows: tuple[Row, ...]
+  excluded: dict[str, tuple[int, str]]
+
+
+def second_pass(
+  best: Sequence[Candidate], setting: Setting, choices: Choices,
+  changes: Changes,
+) -> SecondPass:
+  """Finds what would be faster, but trains another model.
+
+  Args:
+    best: The first pass's best, fastest first.
+    setting: What is trained where.
+    choices: What the first pass tried.
+    changes: What is tried now.
+  """
+  rows: list[Row] = []
+  excluded: dict[str, tuple[int, str]] = {}
+  for number, base in enumerate(best[: changes.best]):
+    c = base.configuration
+    for what, found in changes.of(c, setting.model.num_layers):
+      reasons, priced = [(what, found)], []
+      if not isinstance(found, str):
+        both = [_priced(x, number, base, setting, choices) for x in found]
+        priced = [x for x in both if isinstance(x, Row)]
+        reasons = [x for x in both if not isinstance(x, Row)]
+      # Of as fast ones that with the fewest workers: it changes least.
+      row = min(priced, key=lambda x: x.latency.total, default=None)
+      if row and row.latency.total >= base.latency.total:
+        reasons.append(("no gain", _slower(row, base)))
+      elif row:
+        rows.append(row)
+      for name, reason in reasons:
+        count = excluded.get(name, (0, ""))[0]
+        excluded[name] = count + 1, reason
+  rows.sort(key=lambda x: x.latency.total)
+  return SecondPass(tuple(rows), excluded)
+
+
+def sent(c: Configuration, setting: Setting) -> Sent:
+  """Returns what a device sends in a step, by axis; operand bytes."""
+  data = zero_cost.level_collectives(
+    partition(c), parameters(c, setting.model), accumulation=c.microbatches
+  )
+  reductions = messages(c, setting).reductions if c.tensor > 1 else ()
+  return Sent(
+    c.microbatches * sum(size * times for size, times in reductions),
+    sum(x.operand_bytes for x in data),
+    outer.sent_bytes(c, setting.model),
+  )
+
+
+def _priced(
+  c: Configuration, number: int, base: Candidate, setting: Setting,
+  choices: Choices,
+) -> Row | tuple[str, str]:
+  """Prices a changed configuration; returns a constraint and why if it fails.
+  """
+  refused = space.refusal(c, setting.model, choices)
+  if refused is not None:
+    return refused[0], f"{c.learned()}: {refused[1]}"
+  needs = setting.memory(c)
+  over = needs.total - setting.memory_bytes
+  if over > 0:
+    return "memory", (
+      f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
+      f"{over / 1e9:.1f} GB more than a device has"
+    )
+  return Row(
+    number, c, needs, predict(c, setting, base.order), sent(c, setting),
+    sent(base.configuration, setting),
+  )
+
+
+def _slower(row: Row, base: Candidate) -> str:
+  return (
+    f"{row.configuration} takes {row.latency.total:.4g} s, "
+    f"{base.latency.total:.4g} s without {row.configuration.learned()}"
+  )
+
+
+def _pair(text: str) -> tuple[str, str]:
+  """Reads "WEIGHTS/GRADIENTS"."""
+  weights, slash, gradients = text.partition("/")
+  if not slash:
+    raise ValueError(
+      f"zero_codecs={text!r} must be weights' codec/gradients', as in "
+      "int8/int4"
+    )
+  return weights, gradients

@@ -1,0 +1,371 @@
+"""What the second pass says is what programs send and keep; runs take it."""
+
+import collections
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from caatnet.build import experiments
+from caatnet.build.override import override
+from caatnet.models.transformer.communication import tensor_reductions
+from configs import sections
+from configs.planner import gpt_11b
+from parallel.hardware import cluster_files
+from parallel.hardware.link_matrix import LinkMatrix
+from parallel.kernels.codec.reference import Codec
+from parallel.network import utilisation
+from parallel.outer import cost
+from parallel.outer.cost import Loop, Rows
+from parallel.planner import outer, plan, second_pass, space, state
+from parallel.planner.latency import Setting, predict
+from parallel.planner.model import Transformer
+from parallel.planner.second_pass import Changes, sent
+from parallel.planner.space import Choices, Configuration
+from parallel.xla import ledger
+from parallel.xla.memory import bytes_per_device
+from parallel.zero import cost as zero_cost
+
+# That of gpt_11b.py:test_train, whose width is no multiple of a codec's block.
+MODEL = Transformer(256, 128, 4, 8, 8, 16, 352, 64, "float32")
+BATCH = 16
+CODED = {"weight_codec": "int8", "gradient_codec": "int4"}
+
+
+def _links(rate=1e9, latency_s=0.0, size=8):
+  device = cluster_files.cluster("a100:1").device
+  return LinkMatrix(
+    "even", device, (0,) * size, np.full((size, size), rate),
+    np.full((size, size), latency_s), "a test", "drawn",
+  )
+
+
+SETTING = Setting(MODEL, BATCH, _links())
+
+
+@functools.cache
+def _built(c, more=""):
+  return experiments.build(override(
+    gpt_11b.get_config("test_train"),
+    f"model.dtype=float32 {c.overrides()} {more}", sections.choices(),
+  ))
+
+
+@pytest.mark.parametrize(("p", "remat"), [
+  (0.5, "none"), (0.29, "full"), (0.25, "reduced"), (0.001, "none"),
+])
+def test_tensor_ranks_send_what_p_leaves(p, remat):
+  """Bytes of a step; the formula is held to the lowered program elsewhere."""
+  c = Configuration(1, 2, 4, 4, remat=remat, p=p)
+  formula = tensor_reductions(
+    _built(c).program.model.config, data_lanes=1, batch_size=2, seq_len=64,
+    accumulation=4,
+  )
+  theirs = sum(
+    4 * count * np.prod(x.shape) for x, count in formula.items()
+    if x.phase != "update" and len(x.shape) == 4 and x.shape[0] == 1
+  )
+  assert sent(c, SETTING).tensor == theirs
+
+
+@pytest.mark.parametrize("c", [
+  Configuration(1, 4, 2, 1, scheme="zero1", outer=Loop("diloco", 2, 30)),
+  Configuration(2, 4, 1, 4, outer=Loop(
+    "streaming", 4, 30, "e3m0", "all_to_all", 2, 1
+  )),
+  Configuration(1, 4, 2, 1, scheme="zero2", outer=Loop(
+    "streaming", 2, 6, "e3m0", "all_gather", 1, 1
+  )),
+  Configuration(1, 4, 2, 1, outer=Loop(
+    "streaming", 4, 6, "int8", "all_gather", 1, 3
+  )),
+  Configuration(1, 4, 2, 1, p=0.5, outer=Loop(
+    "streaming", 4, 6, "fp8", "all_to_all", 0, 3
+  )),
+  Configuration(2, 2, 2, 4, "interleaved_1f1b", 2, outer=Loop(
+    "streaming", 2, 30, "e3m0", "all_gather", 4, 0
+  )),
+], ids=str)
+def test_workers_send_and_keep_what_the_loop_does(c):
+  """The loop's own formula, which other tests hold to lowered programs."""
+  built = _built(c)
+  loop, program = built.outer, built.program
+  assert sum(loop.sent_bytes(program.local_params).values()) / loop.period == (
+    pytest.approx(sent(c, SETTING).worker, rel=1e-12)
+  )
+  leaves = jax.tree.leaves(built.abstract_state().outer)
+  kept = c.outer.state_bytes(state.fragments(c, MODEL))
+  assert sum(map(bytes_per_device, leaves)) == kept
+  alone = dataclasses.replace(c, outer=None, data=c.ranks)
+  batch = BATCH // c.outer.workers
+  one = dataclasses.replace(SETTING, batch_size=batch)
+  assert SETTING.memory(c).total - one.memory(alone).total >= kept
+
+
+def test_coded_partitions_and_p_send_what_the_program_does():
+  """By the lowered step: codes, scales, doors."""
+  c = Configuration(1, 4, 2, 2, scheme="zero2", p=0.5, **CODED)
+  built, found = _built(c), collections.Counter()
+  mesh = built.program.layout.mesh
+  for entry in ledger.collectives(built.lower_step(), mesh):
+    # Streams of 2 examples of 64 positions, whole or as p leaves them.
+    if entry.axes == ("tensor",) and entry.shape[:-1] == (2, 64):
+      found["tensor"] += entry.bytes * entry.count
+    # Norms and the loss are few numbers.
+    if entry.axes == ("data",) and not (
+      entry.kind == "all_reduce" and entry.elements < 10
+    ):
+      found["data"] += entry.bytes * entry.count
+  ours = dataclasses.asdict(sent(c, SETTING))
+  assert found == {key: size for key, size in ours.items() if size}
+  plain = dataclasses.replace(
+    c, weight_codec="none", gradient_codec="none"
+  )
+  assert 3 < sent(plain, SETTING).data / sent(c, SETTING).data < 8
+
+
+@pytest.mark.parametrize("c", [
+  Configuration(1, 4, 2, 2),
+  Configuration(1, 4, 2, 2, scheme="zero1", **CODED),
+  Configuration(1, 4, 2, 2, scheme="zero3"),
+  Configuration(2, 2, 2, 4, scheme="zero3", **CODED),
+  Configuration(1, 8, 1, 2, scheme="zero3", outer=Loop("diloco", 2, 30)),
+], ids=str)
+def test_partitions_send_what_their_formula_says(c):
+  """Of the program's own parameters; it is held to lowered programs."""
+  program = _built(c).program
+  theirs = zero_cost.level_collectives(
+    program.layout.partition, program.cost_parameters,
+    accumulation=c.microbatches,
+  )
+  assert sent(c, SETTING).data == sum(x.operand_bytes for x in theirs)
+
+
+@pytest.mark.parametrize("name", cost.BITS)
+@pytest.mark.parametrize("elements", [1, 256, 1000])
+def test_codes_have_the_bits_of_the_codec(name, elements):
+  codec = Codec(name, cost.BLOCK)
+  _, codes, scales = Loop("diloco", 2, 2, name).collectives([Rows(3, elements)])
+  assert codes.operand_bytes == 3 * codec.payload_bytes(elements)
+  assert scales.operand_bytes == 3 * 4 * codec.num_scales(elements)
+
+
+def test_diloco_waits_for_an_all_reduce_after_each_round():
+  """All else is as without it, but nothing is reduced in a step."""
+  rate, latency_s, w, every = 1e9, 1e-5, 8, 10
+  setting = dataclasses.replace(SETTING, links=_links(rate, latency_s))
+  base = Configuration(1, w, 1, 1)
+  c = dataclasses.replace(base, outer=Loop("diloco", w, every))
+  found, before = predict(c, setting), predict(base, setting)
+  size = 4 * MODEL.num_params
+  exchange = (
+    2 * (w - 1) / w * size / rate + 2 * (w - 1) * latency_s
+    + (w - 1) * (4 / rate + latency_s)  # norms
+  )
+  assert found.outer * every == pytest.approx(exchange)
+  assert (found.data, before.outer) == (0, 0)
+  assert dataclasses.replace(found, outer=0.0, data=before.data) == before
+  assert found.total < before.total
+
+
+@pytest.mark.parametrize("rate", [1e6, 1e8, 1e12])
+@pytest.mark.parametrize("loop", [
+  Loop("diloco", 8, 12), Loop("streaming", 8, 12, "float32", "all_gather", 1),
+  Loop("streaming", 8, 12, "float32", "all_gather", 1, 1),
+], ids=str)
+def test_a_round_takes_what_the_model_of_utilisation_allows(loop, rate):
+  """No less, since less is overlapped; without fragments a step more at most.
+
+  Embedding and head are a layer each there, of the size of the others.
+  """
+  model = dataclasses.replace(MODEL, vocab_size=1, num_layers=4)
+  setting = Setting(model, BATCH, _links(rate))
+  c = Configuration(1, 8, 1, 1, outer=loop)
+  found = predict(c, setting)
+  step, layers = found.total - found.outer, model.num_layers
+  fragments = layers if loop.fragment_layers else 1
+  theirs = utilisation.simulate(
+    utilisation.Model(
+      model.num_params, layers, step * 3 * layers / (3 * layers - 1)
+    ),
+    utilisation.Method(loop.every, fragments, loop.overlap, 32),
+    8 * rate, volume_factor=2 * 7 / 8,
+  ).elapsed_s[0]
+  ours = loop.every * found.total
+  assert theirs <= ours * (1 + 1e-3)  # gains, which have a turn of their own
+  if loop.algorithm == "diloco":
+    assert ours <= theirs + step
+
+
+def test_streaming_hides_what_a_step_s_products_cover():
+  loop = Loop("streaming", 8, 12, "e3m0", "all_to_all", 1, 1)
+  c = Configuration(1, 8, 1, 1, outer=loop)
+  order = np.arange(8).reshape(c.grid)
+  for rate in (1e7, 1e9, 1e12):
+    setting = dataclasses.replace(SETTING, links=_links(rate))
+    waits = outer.exchanges_s(c, MODEL, setting.links, order)
+    assert len(waits) == MODEL.num_layers + 1
+    found = predict(c, setting)
+    over = sum(max(0, x - found.compute - found.again) for x in waits)
+    assert found.outer == pytest.approx(over / 12)
+  assert found.outer == 0
+  bare = dataclasses.replace(c, outer=dataclasses.replace(loop, overlap=0))
+  assert predict(bare, setting).outer == pytest.approx(sum(waits) / 12)
+
+
+def _nodes(between):
+  """Two nodes of four devices, 1 TB/s within."""
+  links = _links(1e12)
+  rate = links.bandwidth.copy()
+  rate[:4, 4:] = rate[4:, :4] = between
+  return dataclasses.replace(
+    SETTING, links=dataclasses.replace(links, bandwidth=rate)
+  )
+
+
+def test_ranks_of_a_worker_have_a_ring_of_their_own():
+  """Two nodes: gradients stay within, parameters go between."""
+  slow, fast = _nodes(1e6), _nodes(1e12)
+  c = Configuration(1, 8, 1, 1, outer=Loop("diloco", 2, 30))
+  found, even = predict(c, slow), predict(c, fast)
+  assert found.data == even.data > 0
+  assert found.outer == pytest.approx(1e6 * even.outer)
+  whole = dataclasses.replace(c, outer=None)
+  assert predict(whole, slow).data == pytest.approx(
+    1e6 * predict(whole, fast).data
+  )
+
+
+CHOICES = Choices(
+  BATCH, ("1f1b", "zb_h1"), (1,), most_microbatches=4, offload=False
+)
+
+
+PLANNED = dataclasses.replace(SETTING, links=_links(1e9, 1e-6))
+
+
+@functools.cache
+def _planned():
+  best = plan.plan(PLANNED, CHOICES, count=4, ordered=4).best
+  return best, second_pass.second_pass(best, PLANNED, CHOICES, Changes(best=4))
+
+
+def test_rows_are_faster_by_what_is_changed_and_runs_take_them():
+  """Each row's keys build as a training run of those sizes."""
+  best, found = _planned()
+  assert {x.configuration.learned().split(",")[0] for x in found.rows} >= {
+    "p = 0.5", "p = 0.25", "DiLoCo", "Streaming DiLoCo",
+  }
+  seconds = [x.latency.total for x in found.rows]
+  assert seconds == sorted(seconds)
+  for row in found.rows:
+    c, base = row.configuration, best[row.base].configuration
+    assert row.latency.total < best[row.base].latency.total
+    assert c.grid == base.grid
+    assert not base.learned()
+    layout = _built(c).program.layout
+    assert layout.worker.size * layout.num_data_ranks == c.data
+    assert layout.mesh.devices.size == 8
+  assert any(x.configuration.stages > 1 for x in found.rows)
+
+
+def _whys(c, setting=SETTING, **changes):
+  """Rows of one configuration, and the last reason of each constraint."""
+  base = plan.Candidate(
+    c, setting.memory(c), predict(c, setting),
+    np.arange(c.grid.size).reshape(c.grid), 0.0,
+  )
+  found = second_pass.second_pass([base], setting, CHOICES, Changes(**changes))
+  return found.rows, {key: why for key, (_, why) in found.excluded.items()}
+
+
+def test_an_exchange_takes_the_room_of_activations():
+  """After all backwards, or beside them if it overlaps."""
+  c = Configuration(1, 8, 1, 1, outer=Loop("streaming", 8, 30, overlap=1))
+  found = state.fragments(c, MODEL)
+  passing = c.outer.passing_bytes(found)
+  # Operand and result; of norms its own and all.
+  assert passing == 2 * 4 * MODEL.num_params + 4 + 8 * 4
+  beside = SETTING.memory(c)
+  assert beside.outer == c.outer.state_bytes(found) + passing
+  after = dataclasses.replace(c, outer=Loop("diloco", 8, 30))
+  room = beside.activations + beside.gathered + beside.logits + beside.kept
+  for size in (0, passing / 2, 2 * passing):
+    assert outer.memory_bytes(after, MODEL, size) == (
+      after.outer.state_bytes(found) + max(0, passing - size)
+    )
+  assert room > passing
+  assert SETTING.memory(after).outer == after.outer.state_bytes(found)
+
+
+def test_workers_are_nodes_where_these_are_far_apart():
+  """Of more workers each would receive more between nodes."""
+  base = Configuration(1, 8, 1, 1)
+  for between, workers in ((1e6, 2), (1e12, 8)):
+    rows, _ = _whys(base, _nodes(between), p=(), zero_codecs=())
+    found = {x.configuration.outer.algorithm: x for x in rows}
+    assert found["diloco"].configuration.outer.workers == workers
+    assert set(found) == {"diloco", "streaming"}
+
+
+def test_constraints_are_named():
+  assert set(_whys(Configuration(8, 1, 1, 4))[1]) == {"p", "outer", "codec"}
+  kept = Configuration(2, 4, 1, 4, "zb_h1", keep="residuals")
+  assert "need remat='none' and scheme='ddp'" in _whys(kept)[1]["keep"]
+  # An exchange in each step costs more than gradients do.
+  often = Configuration(1, 8, 1, 1)
+  rows, why = _whys(often, every=1, overlap=0, outer=("diloco",))
+  assert "DiLoCo, 8 workers, H = 1 takes" in why["no gain"]
+  assert all(row.configuration.outer is None for row in rows)
+  small = dataclasses.replace(
+    SETTING.links.device, memory_bytes=SETTING.memory(often).total + 1
+  )
+  setting = dataclasses.replace(
+    SETTING, links=dataclasses.replace(SETTING.links, device=small)
+  )
+  assert "does not fit: it needs" in _whys(often, setting)[1]["memory"]
+
+
+@pytest.mark.parametrize(("c", "message"), [
+  (Configuration(
+    2, 2, 2, 4, "zb_h1", keep="residuals", scheme="zero1", **CODED
+  ), "needs config.zero.scheme='ddp'"),
+  (Configuration(1, 4, 2, 1, **CODED), "weight_codec='int8' has no effect"),
+  (Configuration(2, 2, 2, 4, outer=Loop(
+    "streaming", 2, 30, "e3m0", "all_gather", 1, 1
+  )), "a multiple of the 2 parts"),
+  (Configuration(1, 2, 4, 1, outer=Loop(
+    "streaming", 2, 4, "e3m0", "all_gather", 1, 1
+  )), "less than the 5 fragments"),
+], ids=str)
+def test_runs_refuse_what_is_not_tried(c, message):
+  with pytest.raises(ValueError, match=message):
+    _built(c)
+  if c.outer:
+    parts = c.stages * c.chunks
+    fewest = cost.fewest_layers(4, parts, c.outer.every)
+    assert fewest in (0, 2)
+    layers = dataclasses.replace(c.outer, fragment_layers=fewest)
+    _built(dataclasses.replace(c, outer=layers))
+
+
+def test_stages_carry_no_reduction_into_the_next_one():
+  """With kernels, which one_shot has; a plan's keys say so."""
+  c = Configuration(2, 1, 2, 2, route="one_shot")
+  assert space.refusal(c, MODEL, CHOICES) is None
+  assert _built(c, "kernels=interpret").program.layout.stages is not None
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+  ({"p": (1.0,)}, r"p=1 must lie in \[0, 1\)"),
+  ({"outer": ("dilocco",)}, "did you mean diloco"),
+  ({"outer_codec": "int3"}, "outer_codec='int3'|codec='int3'"),
+  ({"overlap": 30}, "overlap=30 must be less than every=30"),
+  ({"zero_codecs": ("int8",)}, "zero_codecs='int8' must be weights"),
+  ({"zero_codecs": ("int8/e3m0",)}, "'e3m0' must be one of none"),
+])
+def test_wrong_changes_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    Changes(**changes)
