@@ -31,6 +31,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from caatnet.data.graphs import paging
+
 SPLITS = ("train", "validation", "test", "none")
 # What each file must be; features also have a second dim.
 DTYPES = {
@@ -114,6 +116,9 @@ def open_graph(folder: str | os.PathLike[str]) -> Graph:
   arrays = {name: _mapped(folder / f"{name}.npy", name) for name in DTYPES}
   graph = Graph(folder, **arrays, meta=meta)
   _check(graph)
+  paging.expect_no_order(
+    (graph.features, graph.indices), paging.memory_bytes()
+  )
   return graph
 
 
