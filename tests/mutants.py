@@ -4163,6 +4163,18 @@ _ROWS = "tests/parallel/memory/features_test.py"
 _GRAPH_MODEL = "tests/caatnet/models/graph_test.py"
 _GRAPH_ROWS = [
   Mutant(
+    "caatnet/data/graphs/paging.py", "limits of groups above do not count",
+    "      if above == top:\n", "      if True:\n",
+    "tests/caatnet/data/paging_test.py::"
+    "test_the_least_limit_above_a_process_counts",
+  ),
+  Mutant(
+    "caatnet/data/graphs/paging.py", "large files are read with neighbours",
+    "mapped.madvise(mmap.MADV_RANDOM)", "mapped.madvise(mmap.MADV_NORMAL)",
+    "tests/caatnet/data/paging_test.py::"
+    "test_a_file_larger_than_memory_is_read_row_by_row",
+  ),
+  Mutant(
     "caatnet/data/graphs/csr.py", "later chunks overwrite earlier ones",
     "free[nodes[first]] += counts", "free[nodes[first]] += 0",
     f"{_GRAPHS}::test_neighbours_are_those_of_the_edges",
