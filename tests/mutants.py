@@ -3259,6 +3259,18 @@ _SERVING_ROWS = [
     f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives",
   ),
   Mutant(
+    "caatnet/serving/running.py", "rows are moved too late for seldom looks",
+    "self._steps - _KEPT + looks", "self._steps - _KEPT",
+    f"{_SERVING}/scheduler_test.py::"
+    "test_answers_longer_than_what_is_kept_are_whole",
+  ),
+  Mutant(
+    "parallel/hardware/devices.py", "GPUs have the memory of TPUs' compiler",
+    "if self.num_links > 1 else", "if self.num_links > 0 else",
+    "tests/parallel/planner/memory_fit_test.py::"
+    "test_the_planner_has_the_fit_of_what_was_compiled",
+  ),
+  Mutant(
     "caatnet/serving/running.py", "a late token is forgotten",
     "max(0, int(pending))", "0",
     f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives",

@@ -165,9 +165,9 @@ class Running:
     """Moves what was recorded of a request to it."""
     slot, steps = request.slot, self._steps
     first, self._since[slot] = int(self._since[slot]), steps
-    begin, end = first % _KEPT, steps % _KEPT
     if first >= steps:
       return
+    begin, end = first % _KEPT, steps % _KEPT
     if begin < end:
       tokens, times = self._tokens[begin:end, slot], self._times[begin:end]
     else:  # the rows begin again

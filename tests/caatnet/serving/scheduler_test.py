@@ -343,14 +343,15 @@ def test_a_request_that_never_fits_is_refused():
   assert not scheduler.idle
 
 
-def test_answers_longer_than_what_is_kept_are_whole(monkeypatch):
+@pytest.mark.parametrize("kept", [3, 16])
+def test_answers_longer_than_what_is_kept_are_whole(kept, monkeypatch):
   """Nobody asks for tokens before the end, so a row is soon written again."""
-  monkeypatch.setattr(running, "_KEPT", 3)
+  monkeypatch.setattr(running, "_KEPT", kept)
   run = Run(case_of(1, "first_come", 4, 200, limits=Limits(5, 9)))
   monkeypatch.setattr(run, "check", lambda step: None)
   run.play()
   whole = [r for r in run.requests if r.state is State.FINISHED]
-  assert max(len(r.tokens) for r in whole) > 3
+  assert max(len(r.tokens) for r in whole) > kept
   for request in whole:
     assert request.tokens == oracle.alone(
       request.prompt, request.max_tokens, never
