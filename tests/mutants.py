@@ -3254,8 +3254,8 @@ _SERVING_ROWS = [
     f"{_SERVING}/scheduler_test.py::test_the_cheaper_way_is_taken",
   ),
   Mutant(
-    "caatnet/serving/policies/base.py", "the first of those who run gives way",
-    "return max(running, key=self.key)", "return min(running, key=self.key)",
+    "caatnet/serving/running.py", "the first of those who run gives way",
+    "values == values.max()", "values == values.min()",
     f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives",
   ),
   Mutant(

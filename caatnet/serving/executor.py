@@ -10,7 +10,7 @@ Shape legend: D = decodes of a step, S = slots, P = pages of a sequence.
 
 from collections.abc import Hashable, Sequence
 import dataclasses
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from caatnet.serving.requests import Request
 Kind = Literal["out", "in", "within"]
 
 
-@dataclasses.dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
   """A part of a sequence that a step reads.
 
   Attributes:
@@ -42,8 +41,7 @@ class Chunk:
     return self.request.all_tokens(self.start, self.start + self.length)
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
   """What the model reads at once: decodes, then chunks.
 
   Attributes:

@@ -144,6 +144,12 @@ class Scheduler:
       self._leave(request)
       self._end(request, State.CANCELLED, now)
 
+  def update(self, request: Request) -> None:
+    """Notes that a request's priority has changed."""
+    if request.slot >= 0:
+      self.running.priorities[request.slot] = request.priority
+    self.policy.update(request)
+
   def take_copies(self) -> list[Copy]:
     """Returns the copies that are to begin, before the step made with them."""
     return self.swapping.take()
@@ -281,7 +287,7 @@ class Scheduler:
     """Lets those in line join, as far as there is room."""
     for request in self.swapping.take_arrived():
       if self._room(budget, chunks) and not self.running.full:
-        self._join(request, request.swapped, now)
+        self._join(request, request.swapped)
         budget -= self._read_on(request, budget, chunks)
       else:
         self.swapping.arrived_later(request)
@@ -312,7 +318,7 @@ class Scheduler:
       if request.scheduled_s is None:
         request.scheduled_s, request.num_hits = now, plan.start
       if arrived:
-        self._join(request, plan.start, now)
+        self._join(request, plan.start, len(plan.found))
         budget -= self._read_on(request, budget, chunks)
 
   def _free_slot(self) -> bool:
@@ -333,10 +339,17 @@ class Scheduler:
     self._preempt(victim)
     return True
 
-  def _join(self, request: Request, start: int, now: float) -> None:
+  def _join(self, request: Request, start: int, found: int = 0) -> None:
+    """Gives a request a slot, and names those of its pages that were copied.
+
+    Args:
+      request: It has the pages of the tokens before `start`.
+      start: The first token that is still to be read.
+      found: How many of these pages were found, so that they have names.
+    """
     request.state, request.swapped = State.RUNNING, 0
     self.running.add(request, start, request.length)
-    self._publish(request, start)
+    self._publish(request, start, found)
 
   def _publish(self, request: Request, stop: int, first: int = 0) -> None:
     """Names the full pages of the first ``stop`` tokens for others to find.

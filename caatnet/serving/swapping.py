@@ -11,8 +11,7 @@ Source: FastSwitch (arXiv 2411.18424), sections 3.2 and 3.3.
 
 import collections
 from collections.abc import Hashable, Sequence
-import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from caatnet.serving.counts import Counts, Decision
 from caatnet.serving.executor import Copy, Costs, Kind
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
   from caatnet.serving.scheduler import Limits
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
   """How a request gets the pages that it begins with.
 
   Attributes:
@@ -44,7 +42,8 @@ class Plan:
   def need(self, tokens: int, pages: Pages) -> int:
     """Returns how many available pages it takes to have so many tokens."""
     idle = pages.num_idle(self.found)
-    idle += pages.num_idle([self.source])
+    if self.source >= 0:
+      idle += pages.num_idle([self.source])
     return -(-tokens // pages.page_size) - len(self.found) + idle
 
 

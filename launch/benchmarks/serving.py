@@ -123,7 +123,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   steps, arrivals = _Watch(), _Watch()
   for name in ("step", "receive", "take_copies"):
     setattr(scheduler, name, steps(getattr(scheduler, name)))
-  update, add = steps(scheduler.policy.update), arrivals(scheduler.add)
+  update, add = steps(scheduler.update), arrivals(scheduler.add)
   spent, running, waiting = [], [], []
   preempting = arrived = 0
   often = gc.get_threshold()

@@ -6,19 +6,20 @@ are values: the order of admission (`peek`), the victim among running requests
 scheduler asks and does all the rest.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 import heapq
 import operator
 from typing import Any
 
 from caatnet.serving.requests import Request
+from caatnet.serving.running import Running
 
 
 class Policy:
   """First come, first served, and the base of other orders.
 
-  A policy with another fixed order overrides `key`; one whose order changes
-  with what is served overrides the line.
+  A policy with another fixed order overrides `key` and `victim`; one whose
+  order changes with what is served overrides the line.
 
   Attributes:
     key: Returns by what requests are ordered, the least one first; no two have
@@ -37,9 +38,9 @@ class Policy:
     del request
     return None
 
-  def victim(self, running: Iterable[Request]) -> Request:
+  def victim(self, running: Running) -> Request:
     """Returns who gives its pages up when they are short: the last one."""
-    return max(running, key=self.key)
+    return running.last(running.numbers)
 
   def displaces(self, waiting: Request, running: Request) -> bool:
     """Returns whether a waiting request may take a running one's place."""

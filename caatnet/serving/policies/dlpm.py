@@ -13,9 +13,8 @@ Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 2501.14312), algorithm 1.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 
-from caatnet.serving.policies.base import Policy
 from caatnet.serving.policies.clients import ClientLines
 from caatnet.serving.requests import Request
 
@@ -48,10 +47,6 @@ class DeficitLongestPrefix(ClientLines):
     """Returns how many pages are cached, the most first."""
     return -self._hits(request)
 
-  def victim(self, running: Iterable[Request]) -> Request:
-    """Returns who came last; what runs holds its pages, cached or not."""
-    return max(running, key=Policy.key)
-
   def push(self, request: Request) -> None:
     """Puts a request in line."""
     super().push(request)
@@ -78,9 +73,11 @@ class DeficitLongestPrefix(ClientLines):
 
   def published(self, names: list[bytes]) -> None:
     """Looks up again who lacked these."""
+    lacking = self._lacking
     for name in names:
-      for request in self._lacking.pop(name, {}).values():
-        self.push(request)
+      if name in lacking:
+        for request in lacking.pop(name).values():
+          self.push(request)
 
   def peek(self) -> Request | None:
     """Returns the longest cached prefix of a client with deficit left."""

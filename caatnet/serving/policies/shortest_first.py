@@ -3,6 +3,8 @@
 import operator
 
 from caatnet.serving.policies.base import Policy
+from caatnet.serving.requests import Request
+from caatnet.serving.running import Running
 
 
 class ShortestFirst(Policy):
@@ -13,3 +15,7 @@ class ShortestFirst(Policy):
   """
 
   key = operator.attrgetter("longest", "number")
+
+  def victim(self, running: Running) -> Request:
+    """Returns who has the most work, and among equals who came last."""
+    return running.last(running.longest, running.numbers)

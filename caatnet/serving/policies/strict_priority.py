@@ -5,6 +5,7 @@ import operator
 
 from caatnet.serving.policies.base import Policy
 from caatnet.serving.requests import Request
+from caatnet.serving.running import Running
 
 
 class StrictPriority(Policy):
@@ -35,6 +36,10 @@ class StrictPriority(Policy):
       heapq.heapify(self._heap)
       self._ordered = True
     return super().peek()
+
+  def victim(self, running: Running) -> Request:
+    """Returns who is last by priority, and among equals who came last."""
+    return running.last(running.priorities, running.numbers)
 
   def displaces(self, waiting: Request, running: Request) -> bool:
     """A running request gives way to one of a lower number."""

@@ -48,10 +48,10 @@ class VirtualTokenCounter(ClientLines):
     """Returns the oldest request of the client with the least counter."""
     if not self._lines:
       return None
-    counters = self.counters
-    return min(
-      [(counters[c], *line[0][1:]) for c, line in self._lines.items()]
-    )[2]
+    counters, lines = self.counters, self._lines
+    least = min(map(counters.__getitem__, lines))
+    able = [line[0] for c, line in lines.items() if counters[c] == least]
+    return min(able)[2]
 
   def admitted(self, request: Request, num_read: int) -> None:
     """Charges what is read at the first admission."""

@@ -250,7 +250,7 @@ class _Clock:
     scheduler = self._engine.scheduler
     if self._priorities.due():
       for request in self._priorities.update(scheduler.requests):
-        scheduler.policy.update(request)
+        scheduler.update(request)
     if scheduler.counts.steps % _EVERY == 0:
       found, running = self._outcome, scheduler.running
       found.held += sum(len(request.pages) for request in running)

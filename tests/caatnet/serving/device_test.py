@@ -230,7 +230,7 @@ class Run:
         self.add(shared + own, talk)
       if self.priorities.due():
         for r in self.priorities.update(self.scheduler.requests):
-          self.scheduler.policy.update(r)
+          self.scheduler.update(r)
       if self.requests and self.rng.random() < 0.02:
         self.scheduler.cancel(
           self.requests[self.rng.integers(len(self.requests))],

@@ -161,7 +161,7 @@ class Run:
   def disturb(self, now):
     if self.priorities.due():
       for r in self.priorities.update(self.scheduler.requests):
-        self.scheduler.policy.update(r)
+        self.scheduler.update(r)
     if self.requests and self.rng.random() < 0.02:
       victim = self.requests[self.rng.integers(len(self.requests))]
       self.scheduler.cancel(victim, now)
