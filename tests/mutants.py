@@ -3591,6 +3591,7 @@ _TRANSPORT = [
 
 _SWARM = f"{_TRAIN}/swarm_test.py"
 _APART = "tests/parallel/outer/apart_test.py"
+_COMING = "tests/parallel/outer/eager_test.py"
 _SWARMS = [
   Mutant(
     "parallel/outer/apart.py", "every worker has the first rank",
@@ -3603,7 +3604,7 @@ _SWARMS = [
     f"{_APART}::test_stages_over_sockets_have_the_bits_of_one_program",
   ),
   Mutant(
-    "caatnet/train/peer.py", "a late part pulls the others back",
+    "parallel/outer/base.py", "a late part pulls the others back",
     "lambda x, new, old: x + (new - old)", "lambda x, new, old: x",
     f"{_SWARM}::test_a_late_part_is_moved_by_what_the_others_have_done",
   ),
@@ -3612,6 +3613,40 @@ _SWARMS = [
     "if newcomer:", "if newcomer and number < 0:",
     f"{_SWARM}::test_who_comes_starts_from_what_is_shared_and_no_sample_"
     "counts_twice",
+  ),
+  Mutant(
+    "caatnet/train/peer.py", "a late gradient takes the others back",
+    "return args | state", "return state | args",
+    f"{_SWARM}::test_a_late_gradient_counts_at_the_others_parameters",
+  ),
+  Mutant(
+    "caatnet/train/apart.py", "who comes has drawn parameters of its own",
+    "self._outer.started(found) if starts else found", "found",
+    f"{_SWARM}::test_who_comes_starts_from_what_is_shared_and_no_sample_"
+    "counts_twice[eager]",
+  ),
+  Mutant(
+    "caatnet/train/apart.py", "inner optimizers of equal workers are own ones",
+    "part |= {key: state[key] for key in _EQUAL}",
+    "part |= {key: state[key] for key in _EQUAL[:1]}",
+    f"{_SWARM}::test_who_comes_starts_from_what_is_shared_and_no_sample_"
+    "counts_twice[data_parallel]",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "the common trajectory is a mean ahead",
+    "state[\"mean\"], state[\"optimizer\"], state[\"params\"]",
+    "eager, state[\"optimizer\"], state[\"params\"]",
+    f"{_COMING}::test_what_is_applied_telescopes_while_workers_come_and_go",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "a late worker says again what it has said",
+    "if (said, later) == (\"begin\", \"begin\"):", "if later == \"begin\":",
+    f"{_COMING}::test_what_a_late_worker_has_left_unsaid_is_told_once",
+  ),
+  Mutant(
+    "parallel/outer/eager.py", "a late worker forgets what it has trained",
+    "if said == \"finish\":", "if False:",
+    f"{_COMING}::test_what_a_late_worker_has_left_unsaid_is_told_once",
   ),
   Mutant(
     "caatnet/train/apart.py", "a step in which something arrives is forgotten",

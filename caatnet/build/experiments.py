@@ -90,6 +90,8 @@ def build(
   outer = sections.choose(
     "outer", "algorithm", OUTER, config.outer, program, config.seed
   )
+  if "elastic" in config:  # with or without a coordinator, to read checkpoints
+    outer = outer.coming_and_going()
   return Experiment(
     config=json.loads(config.to_json()),
     program=program,

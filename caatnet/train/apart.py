@@ -5,6 +5,10 @@ Else it is cut where the outer loop speaks: `begin`, gradients, their update and
 `finish` are programs of their own, of which `begin` and `finish` are run in
 stages (`parallel.outer.apart`). A worker has parameters ``[1, ...]``, and its
 part of the outer loop's state. The rest of that state all workers share.
+
+Workers whose gradients are averaged stay equal, and share parameters and inner
+optimizer. They speak between the gradients and the update, which is a hook of
+its own here: its exchange makes the next parameters.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +36,8 @@ from parallel.outer.apart import Alone, Apart, listening, whole
 from parallel.outer.base import OuterLoop, Plan
 
 ALONE = Alone()
+_HOOKS = ("begin", "gradients", "finish")
+_EQUAL = ("params", "opt_state")  # of workers that are equal
 
 
 class Event(NamedTuple):
@@ -39,7 +45,7 @@ class Event(NamedTuple):
 
   Attributes:
     step: The number of the step, from 0.
-    hook: "begin" or "finish", where the outer loop speaks in it.
+    hook: "begin", "gradients" or "finish", where the outer loop speaks in it.
     until: The first step after that for which what was said is known to have
       arrived. All steps before it belong to this round, or to earlier ones.
   """
@@ -83,15 +89,18 @@ class Programs:
         f"the workers of {name} exchange no mean, but in pairs, so they cannot "
         "come and go"
       )
-    state = jax.eval_shape(self._outer.init, self._program.stored_shapes)
-    if "params" not in state:
+    self._like = jax.eval_shape(self._outer.init, self._program.stored_shapes)
+    if self._outer.equal:
+      first = experiment.abstract_state()
+      self._like |= {"params": first.params, "opt_state": first.opt_state}
+    if "params" not in self._like:
       raise ValueError(
         f"the workers of {name} share no parameters from which one that comes "
-        "could start"
+        "could start: give the config a section config.elastic, as "
+        "configs/elastic/diloco.py does"
       )
-    self._like = state
     self._whole: dict[Any, Any] = {}
-    self._sends: dict[Any, tuple[bool, bool]] = {}
+    self._sends: dict[Any, tuple[str, ...]] = {}
     self._events: list[Event] = []
     self._more = self._enumerate()
     self._lock = threading.RLock()
@@ -127,19 +136,20 @@ class Programs:
     waiting = None
     for step in itertools.count():
       plan = self._outer.plan(step)
-      begins, ends = self.speaks(plan)
-      if begins:
+      hooks = self.speaks(plan)
+      if "begin" in hooks:
         if waiting is not None:  # two at a time would be mixed up
           yield Event(waiting, "begin", step)
         waiting = step
+      ends = [hook for hook in hooks if hook != "begin"]
       if waiting is not None and (ends or self._outer.awaits(plan)):
         yield Event(waiting, "begin", step + 1)
         waiting = None
-      if ends:
-        yield Event(step, "finish", step + 1)
+      for hook in ends:
+        yield Event(step, hook, step + 1)
 
-  def speaks(self, plan: Plan) -> tuple[bool, bool]:
-    """Returns whether `begin` and `finish` of a step say something."""
+  def speaks(self, plan: Plan) -> tuple[str, ...]:
+    """Returns which hooks of a step say something, in their order."""
     if plan.variant in self._sends:
       return self._sends[plan.variant]
     layout, found = self._program.layout, []
@@ -151,13 +161,17 @@ class Programs:
       state = args["outer"] | {
         key: jnp.ones(axis.size) for key in self._outer.of_each
       }
+      counts = [count()]
       state = loop.begin(params, state, numbered)
-      begins = count()
+      counts.append(count())
       updates = loop.gradients(params, state)
-      if count() > begins:
-        raise ValueError("gradients that are exchanged need a mesh")
+      counts.append(count())
       loop.finish(params, updates, state, numbered)
-      found.append((begins > 0, count() > begins))
+      counts.append(count())
+      said = [x < y for x, y in itertools.pairwise(counts)]
+      found.append(tuple(itertools.compress(_HOOKS, said)))
+      if "gradients" in found[-1] and not loop.equal:
+        raise ValueError("gradients that are exchanged make no workers equal")
       return varying(jnp.zeros(1), *layout.mesh.axis_names)
 
     state = self.experiment.abstract_state()
@@ -208,16 +222,18 @@ class Programs:
     })
 
   def hook(self, hook: str, plan: Plan, exchange: Any, **args: Any) -> Any:
-    """Runs `begin` or `finish` of a step, and what it says by an exchange.
+    """Runs a hook of a step, and what it says by an exchange.
 
     Args:
-      hook: "begin" or "finish".
+      hook: "begin", "gradients" or "finish".
       plan: The step's.
       exchange: By which it speaks; `ALONE` if it says nothing.
-      **args: "params" and "outer", and "updates" for "finish".
+      **args: "params" and "outer", and "updates" for "finish"; for "gradients"
+        "loss", "grads" and "opt_state".
 
     Returns:
-      A dict with "outer", and with "params" after "finish".
+      A dict with "outer", and with "params" after "finish"; after "gradients"
+      with all that the step makes.
     """
     return self._hook(hook, plan.variant)(exchange, self._args(plan, **args))
 
@@ -256,6 +272,10 @@ class Programs:
 
   @functools.cached_property
   def _update(self) -> Apart:
+    return self._apart(lambda *_: self._updating(self._outer))
+
+  def _updating(self, loop: OuterLoop) -> Callable[[Any], Any]:
+    """Returns the update of gradients, "grads", that a loop changes first."""
     layout = self._program.layout
     update = make_update(
       self._program, self.experiment.optimizer, self.experiment.clip_norm
@@ -264,7 +284,7 @@ class Programs:
     def run(args):
       loss, grads = args["loss"], args["grads"]
       if "outer" in args:
-        grads = self._outer.gradients(grads, args["outer"])
+        grads = loop.gradients(grads, args["outer"])
       updates, opt_state, norms = each_lane(
         update, layout.worker, grads, args["opt_state"], args["params"]
       )
@@ -274,7 +294,7 @@ class Programs:
         "norms": norms,
       }
 
-    return self._apart(lambda *_: run)
+    return run
 
   @functools.cached_property
   def _both(self) -> Apart:
@@ -318,7 +338,11 @@ class Programs:
         }
         return {"params": params, "outer": state | mine}
 
-      return begin if hook == "begin" else finish
+      def gradients(args):  # such loops say nothing in `finish`
+        found = self._updating(loop)(args)
+        return found | finish(args | {"updates": found.pop("updates")})
+
+      return {"begin": begin, "gradients": gradients, "finish": finish}[hook]
 
     each = self._outer.of_each
     return self._apart(make)
@@ -351,21 +375,31 @@ class Programs:
 
   # What is shared.
 
-  def shared(self, outer: Any) -> dict[str, np.ndarray]:
-    """Returns the arrays of the outer loop's state that all share, by name."""
+  def shared(self, state: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the arrays of a training state that all share, by name.
+
+    Args:
+      state: "outer", the outer loop's state; and "params" and "opt_state",
+        which are read of equal workers only.
+    """
     own = {*self._outer.own, *self._outer.of_each}
-    part = {key: tree for key, tree in outer.items() if key not in own}
+    part = {k: tree for k, tree in state["outer"].items() if k not in own}
+    if self._outer.equal:
+      part |= {key: state[key] for key in _EQUAL}
     return {
       _name(path): np.array(whole(x))
       for path, x in jax.tree.leaves_with_path(part)
     }
 
-  def with_shared(self, outer: Any, shared: Mapping[str, Any]) -> Any:
-    """Returns an outer loop's state with what all share replaced.
+  def with_shared(
+    self, outer: Any, shared: Mapping[str, Any], starts: bool = False
+  ) -> dict[str, Any]:
+    """Returns what `shared` takes, with what all share replaced.
 
     Args:
-      outer: A worker's state.
+      outer: A worker's state of the outer loop.
       shared: What `shared` returned, of this worker or of another.
+      starts: Whether the worker's own part starts from what all share.
     """
     own = {*self._outer.own, *self._outer.of_each}
     found = {key: tree for key, tree in outer.items() if key in own}
@@ -379,8 +413,10 @@ class Programs:
         if path else np.array(shared[key]),
         like,
       )
-    specs = self._program.layout.shardings(self._specs({"outer": found}))
-    return jax.device_put(found, specs["outer"])
+    state = {key: found.pop(key) for key in _EQUAL if self._outer.equal}
+    state["outer"] = self._outer.started(found) if starts else found
+    specs = self._program.layout.shardings(self._specs(state))
+    return jax.device_put(state, specs)
 
 
 def _name(path: Any) -> str:

@@ -128,6 +128,8 @@ class Peer:
     ends = self._is_next(step, "finish")
     examples = programs.experiment.data.batch_size
     batch = self._read([next(self._numbers) for _ in range(examples)])
+    if self._is_next(step, "gradients"):
+      return self._advance_equally(batch)
     awaits = ends or programs.experiment.outer.awaits(plan)
     if not begins and not ends and (self.idle or not awaits):
       self.state, metrics = programs.step(plan, self.state, batch)
@@ -156,6 +158,15 @@ class Peer:
       ))
     return {"loss": found["loss"]} | found["norms"] | self._ended()
 
+  def _advance_equally(self, batch: Any) -> Any:
+    """Makes a step by all workers' gradients, as `advance` says."""
+    self._steps += 1
+    found = self._programs.gradients(self.state.params, batch)
+    self._launch(found | {"opt_state": self.state.opt_state})
+    self.land()
+    _, found = self._outcome
+    return {"loss": found["loss"]} | found["norms"] | self._ended()
+
   def land(self) -> None:
     """Waits for what is under way, and takes over what has come of it.
 
@@ -174,7 +185,10 @@ class Peer:
     if number == self._next - 1:
       self._lease()
       return
-    self._go_on(number)  # it was late
+    if "params" not in found:  # it was late, and has trained meanwhile
+      params = jax.tree.map(jnp.add, self.state.params, found["moved"])
+      self._take({"params": params})
+    self._go_on(number)
     raise Moved
 
   def close(self) -> None:
@@ -194,7 +208,9 @@ class Peer:
     )
 
   def _take(self, found: Mapping[str, Any]) -> None:
-    self.state = self.state._replace(**found)
+    self.state = self.state._replace(
+      **{k: v for k, v in found.items() if k in TrainState._fields}
+    )
 
   def _ended(self) -> Any:
     """Ends a step; returns what the outer loop tells of the worker."""
@@ -217,9 +233,11 @@ class Peer:
     """
     experiment, swarm = self._programs.experiment, self._swarm
     fresh = experiment.init_state()
-    outer = self._programs.with_shared(fresh.outer, _ours(swarm.state))
     opt_state = self.state.opt_state if self.step else fresh.opt_state
-    self.state = fresh._replace(outer=outer, opt_state=opt_state)
+    self.state = fresh._replace(opt_state=opt_state)
+    self._take(self._programs.with_shared(
+      fresh.outer, _ours(swarm.state), starts=True
+    ))
     self._go_on(swarm.revision - 1, newcomer=True)
 
   def _go_on(self, number: int, newcomer: bool = False) -> None:
@@ -239,12 +257,12 @@ class Peer:
       self.state = self.state._replace(outer=outer, params=params)
     if newcomer:
       self._steps = 0
-      outer = self.state.outer
-      copies = jax.tree.map(lambda x: x[None], outer["params"])
-      params = jax.tree.map(
-        lambda x, y: jax.device_put(x, y.sharding), copies, self.state.params
-      )
-      self.state = self.state._replace(params=params)
+      # Equal workers have taken what all share, and the loop has no other.
+      if (common := self.state.outer.get("params")) is not None:
+        self._take({"params": jax.tree.map(
+          lambda x, y: jax.device_put(x[None], y.sharding), common,
+          self.state.params,
+        )})
     self.state = self.state._replace(
       step=jax.device_put(np.int32(self.step), self.state.step.sharding),
       opt_state=_at(self.state.opt_state, self.step),
@@ -270,8 +288,8 @@ class Peer:
       params: The worker's parameters.
     """
     plan = self._programs.experiment.outer.plan
-    for step in range(event.step + (event.hook == "finish"), until):
-      if self._programs.speaks(plan(step))[1]:
+    for step in range(event.step + (event.hook != "begin"), until):
+      if "finish" in self._programs.speaks(plan(step)):
         break  # there is the next round
       found = self._programs.hook(
         "finish", plan(step), ALONE, params=params, updates=_zeros(params),
@@ -310,33 +328,40 @@ class Peer:
     """Makes the next revision, as `parallel.elastic.exchange.Combine` says."""
     number = exchange.round
     event, args = self._programs.event(number), part.args
+    late: dict[str, Any] = {}
     if number != part.round:
-      args = self._later(event, number, _ours(shared), args)
+      args = self._later(number, _ours(shared), part)
+      late["moved"] = jax.tree.map(
+        jnp.subtract, args["params"], part.args["params"]
+      )
     found = self._programs.hook(
       event.hook, self._programs.experiment.outer.plan(event.step),
       _Ordered(exchange, self._order), **args,
     )
-    self._outcome = number, found
+    self._outcome = number, found | late
     rest = {k: v for k, v in shared.items() if k.startswith(PREFIX)}
-    return self._programs.shared(found["outer"]) | rest
+    return self._programs.shared(found) | rest
 
   def _later(
-    self, event: Event, number: int, shared: Mapping[str, Any],
-    args: Mapping[str, Any],
+    self, number: int, shared: Mapping[str, Any], part: Part
   ) -> dict[str, Any]:
     """Returns what is given to a later round than that of the part."""
+    args, events = part.args, self._programs.event
+    state = self._programs.with_shared(args["outer"], shared)
+    if "grads" in args:  # an older gradient, for what all have now
+      return args | state
     params = args["params"]
     if "updates" in args:
       params = optax.apply_updates(params, args["updates"])
-    outer = self._programs.with_shared(args["outer"], shared)
-    last = self._programs.event(number - 1)
-    outer, _ = self._state_after(last, event.step, outer, params)
-    params = jax.tree.map(
-      lambda x, new, old: x + (new - old), params, outer["params"],
-      args["outer"]["params"],
+    outer, _ = self._state_after(
+      events(number - 1), events(number).step, state["outer"], params
+    )
+    params, outer = self._programs.experiment.outer.late(
+      params, args["outer"], outer,
+      (events(part.round).hook, events(number).hook),
     )
     found = {"params": params, "outer": outer}
-    if event.hook == "finish":
+    if events(number).hook == "finish":
       found["updates"] = _zeros(params)
     return found
 

@@ -30,6 +30,7 @@ from caatnet.train.apart import Programs
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
 from caatnet.train.peer import PREFIX, Moved, Peer
+from caatnet.train.state import TrainState
 from caatnet.train.swarm_options import USUAL, SwarmOptions
 from caatnet.train.together import joined
 from parallel.elastic.handshake import Address, Security
@@ -63,15 +64,15 @@ class Place:
   advertise: Address | None = None
 
 
-def shared_by(programs: Programs, outer: Any) -> State:
-  """Returns what a worker shares: of the outer loop's state, and what it runs.
+def shared_by(programs: Programs, state: TrainState) -> State:
+  """Returns what a worker shares: of its training state, and what it runs.
 
   What differs in the last bit is voted out, and compilers round otherwise where
   a worker has other devices: so all have the same ones, and the same jax.
 
   Args:
     programs: The worker's programs.
-    outer: The outer loop's state.
+    state: The worker's training state.
   """
   config = programs.experiment.config
   same = {key: value for key, value in config.items() if key not in _OWN}
@@ -80,7 +81,7 @@ def shared_by(programs: Programs, outer: Any) -> State:
   device = layout.mesh.devices.flat[0].device_kind
   program = "; ".join([*map(str, layout.axes), device, jax.__version__])
   return {
-    **programs.shared(outer), _CONFIG: digest.hexdigest().encode(),
+    **programs.shared(state._asdict()), _CONFIG: digest.hexdigest().encode(),
     _PROGRAM: program.encode(),
   }
 
@@ -193,7 +194,7 @@ class Run(loop.Run):
     def say(text: str) -> None:
       self.progress.say(f"swarm     {text}")
 
-    mine = shared_by(programs, self.state.outer)
+    mine = shared_by(programs, self.state)
     revision, shared = _read(self.workdir, self.first_step) or (0, mine)
     # A swarm that goes on may do so with longer training, or newer code.
     shared = {**shared, **{key: mine[key] for key in (_CONFIG, _PROGRAM)}}

@@ -34,6 +34,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.parallel.tensor = 2
   config.data.batch_size = 2  # of a worker
   config.outer.every = 4
+  config.elastic = sections.elastic()
   config.benchmark = ml_collections.ConfigDict()
   config.benchmark.name = "elastic_bits"
   config.benchmark.workers = (2,) if size == "test" else (2, 3, 5, 8)
@@ -47,6 +48,9 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     "DiLoCo, float32": "",
     "Streaming, tau=2, E3M0": streaming,
     "DC-S3GD, float32": "outer.algorithm=dc_s3gd",
+    "Eager, E3M0": "outer.algorithm=eager outer.every=4 outer.codec=e3m0 "
+                   "outer.block=64 outer.error_feedback=True",
+    "data parallelism": "outer.algorithm=data_parallel",
   }
   if size == "test":
     cases = {"Streaming, tau=2, E3M0": streaming}

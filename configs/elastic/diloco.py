@@ -4,8 +4,9 @@ r"""DiLoCo among workers that come and go: each is a process of its own.
   python -m launch.train --config=configs/elastic/diloco.py \
     --elastic=localhost:7000                         # once for each worker
 
-The argument names the outer loop: diloco, local_sgd, fedavg, streaming, dc_s3gd
-or sparseloco; `test` after a comma makes a few steps of a smaller model. A
+The argument names the outer loop: diloco, local_sgd, fedavg, streaming, eager,
+dc_s3gd, sparseloco, or data_parallel, where all speak in each step; `test`
+after a comma makes a few steps of a smaller model. A
 batch is that of one worker. A worker that is killed is started again by the
 same command, in the same folder, and goes on with what the others share.
 """

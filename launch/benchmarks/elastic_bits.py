@@ -79,6 +79,8 @@ def _built(config: Any, changes: str, workers: int) -> Experiment:
   run_config = config.copy_and_resolve_references()
   with run_config.unlocked():
     del run_config["benchmark"]
+    if workers > 1:  # on a mesh, as it runs without a swarm
+      del run_config["elastic"]
   built = override(
     run_config,
     f"{changes} parallel.worker={workers} "
@@ -99,8 +101,10 @@ def compare(
     steps: How many steps are made.
   """
   workers = experiment.program.layout.worker.size
-  apart = in_swarm(programs, workers, steps)
+  own, shared = in_swarm(programs, workers, steps)
   mesh = on_mesh(experiment, programs, steps)
+  # What only one that comes starts from, no mesh has.
+  apart = own, {key: shared[key] for key in mesh[1]}
   pairs = [
     (np.asarray(x), np.asarray(y))
     for x, y in zip(
@@ -149,7 +153,7 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
       state = experiment.init_state()
       with place_in(
         Place(coordinator.address, _SECURITY), programs,
-        shared_by(programs, state.outer),
+        shared_by(programs, state),
       ) as swarm:
         rank = swarm.members.index(swarm.me)
         peer = Peer(programs, swarm, state, read)
@@ -174,7 +178,7 @@ def _kept(experiment: Experiment, states: list[Any]) -> Any:
   outer = experiment.outer
   stacked = jax.tree.map(
     lambda *x: np.concatenate([np.asarray(part) for part in x]),
-    *[(s.params, s.opt_state, s.outer["workers"]) for s in states],
+    *[(s.params, s.opt_state, s.outer.get("workers", {})) for s in states],
   )
   own = {*outer.own, *outer.of_each}
   common = {k: v for k, v in states[0].outer.items() if k not in own}

@@ -74,6 +74,16 @@ class OuterLoop:
   # worker dim, and of what all know, with one element for each worker.
   own: ClassVar[tuple[str, ...]] = ("workers",)
   of_each: ClassVar[tuple[str, ...]] = ()
+  # Whether all workers have equal parameters and inner optimizers after a step.
+  equal: ClassVar[bool] = False
+
+  def coming_and_going(self) -> "OuterLoop":
+    """Returns the same loop for workers of a swarm, who come and go.
+
+    Its state has what one that comes starts from, be it that workers who all
+    stay need it not.
+    """
+    return self
 
   def over(
     self, worker: Axis, weights: tuple[float, ...] = ()
@@ -210,6 +220,38 @@ class OuterLoop:
       Both, with what a worker that joins starts with.
     """
     return of_joined(params, mean_of_first(params, first), first), state
+
+  def started(self, state: State) -> State:
+    """Returns the state of a worker that comes to a swarm.
+
+    Args:
+      state: What all share, as it is now, and a worker's first own part.
+    """
+    return state
+
+  def late(
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str]
+  ) -> tuple[Params, State]:
+    """Moves what a worker of a swarm has to say on to a later exchange.
+
+    It works on arrays of logical shape, outside ``jax.shard_map``.
+
+    Args:
+      params: The worker's parameters ``[1, ...]``, updates included.
+      state: The state when it had something to say.
+      shared: The same with what all share, as it is at the later exchange.
+      hooks: In which of "begin" and "finish" it had something to say, and in
+        which the later exchange is.
+
+    Returns:
+      The parameters, moved by as much as the common ones have moved since; and
+      the state that the worker has in the later exchange.
+    """
+    moved = jax.tree.map(
+      lambda x, new, old: x + (new - old), params, shared["params"],
+      state["params"],
+    )
+    return moved, shared
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     """Returns what a device sends over the worker axis in one period.

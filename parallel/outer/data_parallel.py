@@ -5,6 +5,7 @@ model, and a worker that diverges has nothing to go back to.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 
@@ -23,6 +24,8 @@ from parallel.outer.base import (
 @dataclasses.dataclass(frozen=True)
 class DataParallel(OuterLoop):
   """All-reduces the gradients in every step, so that workers stay equal."""
+
+  equal: ClassVar[bool] = True
 
   def gradients(self, grads: Params, state: State) -> Params:
     if self.worker.size == 1:  # or a step would hold an all-reduce of one rank

@@ -19,6 +19,12 @@ With weights, 1 / M is the worker's share in the mean of that round. A worker
 that has diverged (`parallel.outer.health`) has no share and tells nothing: its
 d_m is zero, and it goes on from its own phi_m and the others' news.
 
+Workers who come and go share one trajectory more, that of a worker who never
+has a d_m of its own: OuterOpt by the means alone. One that comes starts from it
+with d_m = 0. What a worker takes out of a mean is what it has put in before,
+whatever its share in that mean became since: so the sum telescopes in any
+world.
+
 Source: Kale et al., "Eager updates for overlapped communication and computation
 in DiLoCo", arXiv 2502.12996, Algorithm 3. The formula agrees with an
 independent write-up of the paper; the paper itself was not at hand. There, too,
@@ -48,6 +54,9 @@ from parallel.outer.base import (
 from parallel.outer.exchange import Exchange
 from parallel.outer.optimizers import OuterOptimizer
 
+# What a worker that comes has as all have it, and what it has not.
+_COMMON, _UNSAID = ("params", "optimizer"), ("delta", "share")
+
 
 @dataclasses.dataclass(frozen=True)
 class Eager(OwnRounds):
@@ -57,10 +66,14 @@ class Eager(OwnRounds):
     every: H, the number of inner steps in a round.
     optimizer: The outer optimizer; each worker has a state of its own.
     exchange: How the mean over workers is taken.
+    common: Whether the state has the common trajectory, "params" and
+      "optimizer", which takes as much memory as a worker's own. It stands for
+      the run then, since all know it.
   """
 
   optimizer: OuterOptimizer
   exchange: Exchange
+  common: bool = False
   # All outer steps but Adam's are linear, so the mean of the workers is what
   # one would be that had gone the mean way. Its d_m is not sent, as it is that
   # of the others.
@@ -69,6 +82,9 @@ class Eager(OwnRounds):
   )
 
   of_each: ClassVar[tuple[str, ...]] = ("heard",)
+
+  def coming_and_going(self) -> "Eager":
+    return dataclasses.replace(self, common=True)
 
   def init(self, params: Params) -> State:
     shared = self.exchange.init(params)
@@ -79,11 +95,14 @@ class Eager(OwnRounds):
       "delta": stacked_zeros(params, self.worker),
       "share": jnp.zeros(self.worker.size),
     }
-    return {
+    state = {
       "mean": jax.tree.map(jnp.zeros_like, params),
       "heard": jnp.ones(self.worker.size),  # whose d_m is sent next
       "workers": workers,
     }
+    if self.common:
+      state |= {"params": params, "optimizer": self.optimizer.init(params)}
+    return state
 
   def plan(self, step: int) -> Plan:
     # The head of a round is where the outer gradients of the last one are sent,
@@ -142,7 +161,37 @@ class Eager(OwnRounds):
     outer = optax.apply_updates(own["params"], updates)
     own = own | {"params": outer, "optimizer": optimizer, "delta": delta}
     state = state | {"heard": verdict.heard}
+    if self.common:
+      step, optimizer = self.optimizer.update(
+        state["mean"], state["optimizer"], state["params"]
+      )
+      common = optax.apply_updates(state["params"], step)
+      state |= {"params": common, "optimizer": optimizer}
     return outer, state | {"workers": own | {"share": share}}
+
+  def evaluated(self, params: Params, state: State) -> Params:
+    return state["params"] if self.common else super().evaluated(params, state)
+
+  def started(self, state: State) -> State:
+    own = state["workers"]
+    common = {key: stacked(state[key], self.worker) for key in _COMMON}
+    unsaid = {key: jax.tree.map(jnp.zeros_like, own[key]) for key in _UNSAID}
+    return state | {"workers": own | common | unsaid}
+
+  def late(
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str]
+  ) -> tuple[Params, State]:
+    said, later = hooks
+    own = state["workers"]
+    delta = own["delta"]
+    if said == "finish":  # that one has been sent, and a newer one has not
+      delta = jax.tree.map(jnp.subtract, own["params"], params)
+    shared = self.started(shared)
+    own = shared["workers"]
+    if (said, later) == ("begin", "begin"):  # it has been judged
+      return own["params"], shared | {"workers": own | {"delta": delta}}
+    # It is as if the worker had come this way from the common parameters.
+    return jax.tree.map(jnp.subtract, own["params"], delta), shared
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     return self.exchange.sent_bytes(shapes)

@@ -38,14 +38,23 @@ CASES = {
     10,
   ),
   "dc_s3gd": ("dc_s3gd", PLAIN, 2, 4),
+  "eager, 3 workers": ("eager", PLAIN, 3, 10),
+  "data_parallel, 3 workers": ("data_parallel", "", 3, 4),
 }
 
 
+# With it a worker is apart from the common trajectory by its newest part.
+_SGD = "outer.optimizer=sgd outer.momentum=0.0 outer.learning_rate=1.0"
+
+
 def _made(algorithm, overrides, workers):
-  return make_linear(  # so long that nobody comes after the last round
+  made = make_linear(  # so long that nobody comes after the last round
     algorithm, overrides, workers=workers, batch_size=2 * workers,
     num_steps=1000,
   )
+  if workers > 1:
+    return made
+  return dataclasses.replace(made, outer=made.outer.coming_and_going())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -89,7 +98,7 @@ class _Worker:
 
     state = experiment.init_state()
     self.swarm = swarming.place_in(
-      place, programs, swarming.shared_by(programs, state.outer)
+      place, programs, swarming.shared_by(programs, state)
     ).__enter__()
     give, self.given = self.swarm.give, []
 
@@ -108,13 +117,15 @@ class _Worker:
     return self
 
   def shared(self):
-    return self.programs.shared(self.peer.state.outer)
+    return self.programs.shared(self.peer.state._asdict())
 
 
+@pytest.mark.parametrize("algorithm", ["diloco", "eager", "data_parallel"])
 def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
-  tmp_path
+  tmp_path, algorithm
 ):
-  programs = Programs(_made("diloco", PLAIN, 1))
+  overrides = "" if algorithm == "data_parallel" else PLAIN
+  programs = Programs(_made(algorithm, overrides, 1))
   with coordinator(tmp_path, 2) as place:
     first, second = together([lambda: _Worker(programs, place)] * 2)
     together([lambda w=w: w.until(6) for w in (first, second)])
@@ -134,13 +145,21 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
     start = int(began.step)
     first.until(start + 9)
     coming.join(20)
-    assert start % 3 == 0
-    np.testing.assert_array_equal(
-      began.params["w"][0], began.outer["params"]["w"]
-    )
-    for x in jax.tree.leaves(began.opt_state):  # counts of schedules, moments
-      np.testing.assert_array_equal(x, start if x.dtype == np.int32 else 0)
+    if algorithm == "data_parallel":
+      assert all(x.any() for x in jax.tree.leaves(began.opt_state))
+    else:
+      assert start % 3 == 0
+      np.testing.assert_array_equal(
+        began.params["w"][0], began.outer["params"]["w"]
+      )
+      for x in jax.tree.leaves(began.opt_state):  # counts of schedules, moments
+        np.testing.assert_array_equal(x, start if x.dtype == np.int32 else 0)
+    if algorithm == "eager":
+      own = began.outer["workers"]
+      np.testing.assert_array_equal(own["params"]["w"], began.params["w"])
+      assert not any(x.any() for x in jax.tree.leaves(own["delta"]))
     for name, array in first.shared().items():
+      assert np.isfinite(array).all()
       np.testing.assert_array_equal(array, third.shared()[name], name)
     used = first.numbers + second.numbers + third.numbers
     assert len(used) == len(set(used)) == 2 * (start + 9 + 6 + 9)
@@ -170,10 +189,78 @@ def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
     worker.swarm.__exit__()
 
 
+def test_a_late_gradient_counts_at_the_others_parameters(tmp_path):
+  programs = Programs(_made("data_parallel", "", 1))
+  with coordinator(tmp_path, 1) as place:
+    worker = _Worker(programs, place)
+
+    def args():
+      state = jax.tree.map(jnp.copy, worker.peer.state)
+      return {
+        "params": state.params, "opt_state": state.opt_state, "outer": {},
+        "loss": jnp.zeros(1), "grads": jax.tree.map(jnp.ones_like, state.params)
+      }
+
+    part, now = Part(0, args()), worker.until(2) and args()
+
+    class Later(Alone):
+      round = 2
+
+    made = worker.peer._combine(Later(), worker.swarm.state, part)
+    plan = programs.experiment.outer.plan(2)
+    there = programs.shared(programs.hook("gradients", plan, Alone(), **now))
+    for name, x in there.items():
+      np.testing.assert_array_equal(made[name], x, name)
+    worker.swarm.__exit__()
+
+
+@pytest.mark.parametrize("hook", ["begin", "finish"])
+def test_a_late_worker_stays_by_its_newest_part_from_the_others(tmp_path, hook):
+  """By Eager: what it takes out of means is what is in them."""
+  programs = Programs(_made("eager", f"{PLAIN} {_SGD}", 1))
+  ended, lags = threading.Event(), []
+  with coordinator(tmp_path, 2, quorum=1) as place:
+    quick, slow = together([lambda: _Worker(programs, place)] * 2)
+    give = slow.swarm.give
+
+    def given(part, combine, weight):
+      if not lags and part.round > 2:
+        time.sleep(0.5 if programs.event(part.round).hook == hook else 0)
+      give(part, combine, weight)
+      lags.extend([1] * (slow.swarm.revision - 1 > part.round))
+
+    slow.swarm.give = given
+
+    def go_on():
+      last = 300
+      while quick.peer.step < last:
+        quick.until(quick.peer.step + 1)
+        time.sleep(0.02)  # leaves the core to the other
+        if lags:
+          last = min(last, quick.peer.step + 6)
+      ended.set()
+
+    def follow():
+      while not ended.is_set():
+        slow.until(slow.peer.step + 1)
+        if slow.peer.idle and slow.peer.step % 3 == 0:
+          outer = slow.peer.state.outer
+          own = outer["workers"]
+          for name in ("w", "b"):
+            np.testing.assert_allclose(
+              own["params"][name][0],
+              outer["params"][name] - own["share"] * own["delta"][name][0],
+              atol=1e-6,
+            )
+
+    assert together([go_on, follow]) == [None, None]
+    assert lags
+    for worker in (quick, slow):
+      worker.swarm.__exit__()
+
+
 @pytest.mark.parametrize(("algorithm", "overrides", "problem"), [
   ("noloco", "", "exchange no mean, but in pairs"),
-  ("eager", "", "no parameters from which one that comes could start"),
-  ("data_parallel", "", "no parameters from which one that comes could start"),
   ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 cannot be carried"),
   ("diloco", "outer.codec=int8 outer.block=16 outer.route=all_to_all",
    "an all-to-all over the axis 'worker'"),
