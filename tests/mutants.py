@@ -3615,6 +3615,11 @@ _SWARMS = [
     "counts_twice",
   ),
   Mutant(
+    "parallel/outer/dc_s3gd.py", "a late worker's old update counts twice",
+    "if hooks != (\"finish\", \"begin\"):", "if True:",
+    f"{_SWARM}::test_a_late_update_is_told_in_place_of_the_one_before",
+  ),
+  Mutant(
     "caatnet/train/peer.py", "a late gradient takes the others back",
     "return args | state", "return state | args",
     f"{_SWARM}::test_a_late_gradient_counts_at_the_others_parameters",

@@ -2,9 +2,10 @@
 
 A round (`caatnet.train.apart.Event`) makes the next revision of what all
 workers share of the outer loop's state. What makes it is the loop's own `begin`
-or `finish`, run on all contributors at once by `parallel.elastic`. A revision's
-number says which round comes next, and so at which step a worker is. Between
-two rounds each worker computes by itself how what is shared goes on, since that
+or `finish`, run on all contributors at once by `parallel.elastic`; of workers
+that are equal, their mean gradient and the update by it. A revision's number
+says which round comes next, and so at which step a worker is. Between two
+rounds each worker computes by itself how what is shared goes on, since that
 depends on nothing else.
 
 A round at a step's beginning is sent by a thread of its own while the host goes
@@ -229,7 +230,7 @@ class Peer:
   def start(self) -> None:
     """Starts from what is shared, as a worker that comes.
 
-    An inner optimizer that has made steps is kept.
+    An inner optimizer that has made steps is kept, unless all share one.
     """
     experiment, swarm = self._programs.experiment, self._swarm
     fresh = experiment.init_state()

@@ -129,5 +129,23 @@ class DCS3GD(OuterLoop):
   ) -> tuple[Params, State]:
     return of_joined(params, state["params"], first), state
 
+  def late(
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str]
+  ) -> tuple[Params, State]:
+    moved, shared = super().late(params, state, shared, hooks)
+    if hooks != ("finish", "begin"):
+      return moved, shared
+    # Its u_i has been sent, and is sent no second time but the one that came of
+    # it. That has not been judged: it must be finite, as by `ANY_FINITE`.
+    update = jax.tree.map(
+      lambda x, w, u: x - w - u, params, state["params"],
+      state["workers"]["update"],
+    )
+    finite = jnp.isfinite(health.norms_here(update))
+    update = health.choose(
+      finite, update, jax.tree.map(jnp.zeros_like, update)
+    )
+    return moved, shared | {"workers": shared["workers"] | {"update": update}}
+
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     return self.exchange.sent_bytes(shapes)

@@ -189,6 +189,31 @@ def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
     worker.swarm.__exit__()
 
 
+@pytest.mark.parametrize(("by", "told"), [(0.5, 0.5), (np.inf, 0.0)])
+def test_a_late_update_is_told_in_place_of_the_one_before(tmp_path, by, told):
+  """DC-S3GD's: that one is in a mean already."""
+  programs = Programs(_made("dc_s3gd", PLAIN, 1))
+  with coordinator(tmp_path, 1) as place:
+    worker = _Worker(programs, place).until(3)
+    state = jax.tree.map(jnp.copy, worker.peer.state)
+    assert any(x.any() for x in jax.tree.leaves(state.outer["workers"]))
+    part = Part(3, {
+      "params": state.params, "outer": state.outer,
+      "updates": jax.tree.map(lambda x: jnp.full_like(x, by), state.params),
+    })
+    event = programs.event(part.round)
+    assert event.hook == "finish"
+    worker.until(5)
+
+    class Later(Alone):
+      round = 6
+
+    made = worker.peer._combine(Later(), worker.swarm.state, part)
+    for name in ("mean/w", "mean/b"):
+      np.testing.assert_allclose(made[name], told, atol=1e-6)
+    worker.swarm.__exit__()
+
+
 def test_a_late_gradient_counts_at_the_others_parameters(tmp_path):
   programs = Programs(_made("data_parallel", "", 1))
   with coordinator(tmp_path, 1) as place:
@@ -261,6 +286,7 @@ def test_a_late_worker_stays_by_its_newest_part_from_the_others(tmp_path, hook):
 
 @pytest.mark.parametrize(("algorithm", "overrides", "problem"), [
   ("noloco", "", "exchange no mean, but in pairs"),
+  ("eager", "", r"share no parameters.*give the config a section config\.el"),
   ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 cannot be carried"),
   ("diloco", "outer.codec=int8 outer.block=16 outer.route=all_to_all",
    "an all-to-all over the axis 'worker'"),
@@ -269,7 +295,7 @@ def test_what_cannot_run_in_a_swarm_is_refused_first(
   algorithm, overrides, problem
 ):
   with pytest.raises(ValueError, match=problem):
-    Programs(_made(algorithm, overrides, 1))
+    Programs(make_linear(algorithm, overrides, 1, batch_size=2))
 
 
 def test_a_part_weighs_the_examples_that_are_in_it(tmp_path):
