@@ -4160,6 +4160,12 @@ _PLANNER_ROWS = [
     "test_exchanges_are_priced_as_if_they_were_made",
   ),
   Mutant(
+    "parallel/planner/device_order.py", "no order is annealed",
+    "  if n <= _ANNEALED:\n", "  if False:\n",
+    f"{_PLANNER}/device_order_test.py::"
+    "test_an_order_that_was_hidden_is_found",
+  ),
+  Mutant(
     "parallel/planner/bound.py", "units are as far apart as their ends",
     "out, into = m.min(3), m.min(1)", "out, into = m.max(3), m.max(1)",
     f"{_PLANNER}/device_order_test.py::"

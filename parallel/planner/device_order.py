@@ -12,7 +12,14 @@ leads further.
 A maximum says nothing of links that are not the slowest. So a small share of
 the links' mean is added to what is minimised, a larger one first.
 
-Shape legend: N = devices; B = candidates; p, d, t = stages, data, tensor.
+Where each link has a rate of its own, such a search ends far from the best. So
+of few devices orders are annealed, too: many at a time, each by exchanges of
+two devices, of which those that cost more are made the more seldom the longer
+it goes on (Kirkpatrick et al., "Optimization by simulated annealing", Science
+220, 1983).
+
+Shape legend: N = devices; B = candidates; C = orders that are annealed; p, d,
+t = stages, data, tensor.
 """
 
 import dataclasses
@@ -26,6 +33,12 @@ _FEW = 256  # devices up to which all starts are improved
 EXACT = 8  # devices up to which `brute_force` tries all orders
 _SHARES = (0.3, 0.01)  # of the mean, in turn
 _KICKS = 512  # times devices; four times as many for few
+_ANNEALED = 16  # devices up to which orders are annealed
+# Orders at a time for each device, also where `search` is to be quick; exchanges
+# of each; how many are improved; the first temperature and the last, of the
+# least cost.
+_CHAINS, _CHAINS_QUICK, _COOLING, _KEPT = 128, 16, 4000, 16
+_HOT, _COLD = 0.1, 0.01
 _CANDIDATES = 2.5e6  # exchanges that a search prices at most
 
 
@@ -71,7 +84,8 @@ def search(
   Args:
     traffic: The messages.
     seed: The seed of random exchanges.
-    kicks: How many of these are tried; None for fewer the more devices.
+    kicks: How many of these are tried, for a quick search; None for fewer the
+      more devices.
     exact: Whether to try all orders instead where that is faster, up to
       ``EXACT`` devices.
 
@@ -84,12 +98,17 @@ def search(
   start = _starting(traffic, seed, budget)
   best = _improved(traffic, start, budget)
   rng, n = np.random.default_rng(seed), traffic.grid.size
+  if n <= _ANNEALED:
+    chains = n * (_CHAINS if kicks is None else _CHAINS_QUICK)
+    tried = [
+      _improved(traffic, devices, budget, shares=_SHARES[-1:])
+      for devices in _annealed(traffic, chains, rng)
+    ]
+    best = min([best, *tried], key=lambda order: order.seconds)
   if kicks is None:
     kicks = (4 if n <= 2 * EXACT else 1) * _KICKS // n
   for kick in range(kicks):
     trial = best.devices.ravel().copy()
-    if n <= 2 * EXACT and kick % 2:
-      trial = rng.permutation(n)
     for _ in range(2 + kick % 3):
       a, b = rng.integers(n, size=2)
       trial[[a, b]] = trial[[b, a]]
@@ -204,7 +223,8 @@ def _by_groups(
     slowest(traffic.hop, whole.stages), slowest(traffic.ring, whole.data),
     slowest(traffic.reduce, whole.tensor),
   )
-  order = groups[search(units, seed=seed).devices]  # [p', d', t', group]
+  found = search(units, seed=seed, kicks=_KICKS // count)
+  order = groups[found.devices]  # [p', d', t', group]
   axis = next(i for i, size in enumerate(whole) if size > 1)
   return np.moveaxis(order, -1, axis).reshape(grid).ravel()
 
@@ -228,6 +248,48 @@ def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
     order.append(int(here))
     left[here] = False
   return np.array(order)
+
+
+# Annealing --------------------------------------------------------------------
+
+
+def _annealed(
+  traffic: Traffic, chains: int, rng: np.random.Generator
+) -> np.ndarray:
+  """Anneals random orders; returns the best that were met, ``[_KEPT, N]``.
+
+  Args:
+    traffic: The messages.
+    chains: How many orders.
+    rng: The source of numbers.
+  """
+  families, grid = traffic.families(), traffic.grid
+  everyone = np.arange(grid.size)
+
+  def energy(orders):  # [C]
+    found = np.zeros(chains)
+    for f in families:
+      links = f.seconds[orders[:, f.source], orders[:, f.target]]
+      if f.summed:
+        links = links.reshape(chains, grid.stages - 1, -1).sum(1)
+      found += links.max(1) + _SHARES[-1] * links.mean(1)
+    return found
+
+  orders = rng.permuted(np.tile(everyone, (chains, 1)), axis=1)
+  values = energy(orders)
+  best, least = orders.copy(), values.copy()
+  rows = np.arange(chains)
+  for share in np.geomspace(_HOT, _COLD, _COOLING):
+    a, b = rng.integers(grid.size, size=(2, chains))
+    trial = orders.copy()
+    trial[rows, a], trial[rows, b] = orders[rows, b], orders[rows, a]
+    new = energy(trial)
+    worse = np.maximum(new - values, 0) / (share * least.min())
+    taken = rng.random(chains) < np.exp(-worse)
+    orders[taken], values[taken] = trial[taken], new[taken]
+    better = values < least
+    best[better], least[better] = orders[better], values[better]
+  return best[np.argsort(least, kind="stable")[:_KEPT]]
 
 
 # Improvement ------------------------------------------------------------------
