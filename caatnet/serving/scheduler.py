@@ -340,13 +340,7 @@ class Scheduler:
     return True
 
   def _join(self, request: Request, start: int, found: int = 0) -> None:
-    """Gives a request a slot, and names those of its pages that were copied.
-
-    Args:
-      request: It has the pages of the tokens before `start`.
-      start: The first token that is still to be read.
-      found: How many of these pages were found, so that they have names.
-    """
+    """Gives a slot to who has the first tokens; pages found have names."""
     request.state, request.swapped = State.RUNNING, 0
     self.running.add(request, start, request.length)
     self._publish(request, start, found)

@@ -34,7 +34,7 @@ EXACT = 8  # devices up to which `brute_force` tries all orders
 _SHARES = (0.3, 0.01)  # of the mean, in turn
 _KICKS = 512  # times devices; four times as many for few
 _ANNEALED = 16  # devices up to which orders are annealed
-# Orders at a time for each device, also where `search` is to be quick; exchanges
+# Orders at a time for each device, and where `search` is to be quick; exchanges
 # of each; how many are improved; the first temperature and the last, of the
 # least cost.
 _CHAINS, _CHAINS_QUICK, _COOLING, _KEPT = 128, 16, 4000, 16
