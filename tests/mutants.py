@@ -910,8 +910,8 @@ _OUTER = [
   ),
   Mutant(
     "parallel/outer/streaming.py", "workers keep the outer share",
-    "mixed = self.keep * x + (1.0 - self.keep) * y",
-    "mixed = (1.0 - self.keep) * x + self.keep * y",
+    "return self.keep * mine + (1.0 - self.keep) * outer",
+    "return (1.0 - self.keep) * mine + self.keep * outer",
     f"{_EQUATIONS}::test_streaming_is_its_equation[late, strided layers]",
   ),
   Mutant(
@@ -3592,6 +3592,7 @@ _TRANSPORT = [
 _SWARM = f"{_TRAIN}/swarm_test.py"
 _APART = "tests/parallel/outer/apart_test.py"
 _COMING = "tests/parallel/outer/eager_test.py"
+_LATE = f"{_TRAIN}/late_test.py"
 _SWARMS = [
   Mutant(
     "parallel/outer/apart.py", "every worker has the first rank",
@@ -3616,8 +3617,28 @@ _SWARMS = [
   ),
   Mutant(
     "parallel/outer/dc_s3gd.py", "a late worker's old update counts twice",
-    "if hooks != (\"finish\", \"begin\"):", "if True:",
+    "if said == \"begin\":", "if True:",
     f"{_SWARM}::test_a_late_update_is_told_in_place_of_the_one_before",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "a fragment that was sent is sent again",
+    "min(first, last + 1 - tau)", "first + 1 - tau",
+    f"{_LATE}::test_what_a_late_worker_has_sent_is_merged_and_the_rest_waits"
+    "[1-0.25]",
+  ),
+  Mutant(
+    "parallel/outer/streaming.py", "who is late sends another fragment's piece",
+    "zeros = jax.tree.map(jnp.zeros_like, workers[\"sending\"])",
+    "zeros = workers[\"sending\"]",
+    f"{_LATE}::test_what_a_late_worker_has_sent_is_merged_and_the_rest_waits"
+    "[2-0.0]",
+  ),
+  Mutant(
+    "caatnet/train/peer.py", "an update that is late for a finish is lost",
+    "updates = jax.tree.map(jnp.subtract, params, common)",
+    "updates = _zeros(params)",
+    f"{_LATE}::test_an_update_that_is_late_for_a_finish_is_told_at_the_next_"
+    "begin",
   ),
   Mutant(
     "caatnet/train/peer.py", "a late gradient takes the others back",

@@ -357,14 +357,20 @@ class Peer:
     outer, _ = self._state_after(
       events(number - 1), events(number).step, state["outer"], params
     )
+    said, now = events(part.round), events(number)
     params, outer = self._programs.experiment.outer.late(
-      params, args["outer"], outer,
-      (events(part.round).hook, events(number).hook),
+      params, args["outer"], outer, (said.hook, now.hook),
+      (said.step, now.step),
     )
-    found = {"params": params, "outer": outer}
-    if events(number).hook == "finish":
-      found["updates"] = _zeros(params)
-    return found
+    if now.hook == "begin":
+      return {"params": params, "outer": outer}
+    # As if it had trained from the common parameters: loops may read either.
+    common = jax.tree.map(
+      lambda x, y: jax.device_put(y[None], x.sharding), params,
+      outer["params"],
+    )
+    updates = jax.tree.map(jnp.subtract, params, common)
+    return {"params": common, "outer": outer, "updates": updates}
 
 
 PREFIX = "elastic/"  # of what is shared beside the outer loop's state

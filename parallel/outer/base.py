@@ -230,7 +230,8 @@ class OuterLoop:
     return state
 
   def late(
-    self, params: Params, state: State, shared: State, hooks: tuple[str, str]
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
+    steps: tuple[int, int],
   ) -> tuple[Params, State]:
     """Moves what a worker of a swarm has to say on to a later exchange.
 
@@ -242,6 +243,7 @@ class OuterLoop:
       shared: The same with what all share, as it is at the later exchange.
       hooks: In which of "begin" and "finish" it had something to say, and in
         which the later exchange is.
+      steps: The numbers of the steps in which these hooks are.
 
     Returns:
       The parameters, moved by as much as the common ones have moved since; and

@@ -130,17 +130,21 @@ class DCS3GD(OuterLoop):
     return of_joined(params, state["params"], first), state
 
   def late(
-    self, params: Params, state: State, shared: State, hooks: tuple[str, str]
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
+    steps: tuple[int, int],
   ) -> tuple[Params, State]:
-    moved, shared = super().late(params, state, shared, hooks)
-    if hooks != ("finish", "begin"):
+    moved, shared = super().late(params, state, shared, hooks, steps)
+    said, later = hooks
+    if said == "begin":
       return moved, shared
     # Its u_i has been sent, and is sent no second time but the one that came of
-    # it. That has not been judged: it must be finite, as by `ANY_FINITE`.
+    # it. In `begin` that is not judged: it must be finite, as by `ANY_FINITE`.
     update = jax.tree.map(
       lambda x, w, u: x - w - u, params, state["params"],
       state["workers"]["update"],
     )
+    if later == "finish":
+      return jax.tree.map(jnp.add, shared["params"], update), shared
     finite = jnp.isfinite(health.norms_here(update))
     update = health.choose(
       finite, update, jax.tree.map(jnp.zeros_like, update)

@@ -179,7 +179,8 @@ class Eager(OwnRounds):
     return state | {"workers": own | common | unsaid}
 
   def late(
-    self, params: Params, state: State, shared: State, hooks: tuple[str, str]
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
+    steps: tuple[int, int],
   ) -> tuple[Params, State]:
     said, later = hooks
     own = state["workers"]

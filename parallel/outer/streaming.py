@@ -267,6 +267,27 @@ class Streaming(CommonRounds):
       params = health.choose(mine, params, outer)
     return params, state
 
+  def late(
+    self, params: Params, state: State, shared: State, hooks: tuple[str, str],
+    steps: tuple[int, int],
+  ) -> tuple[Params, State]:
+    moved, shared = super().late(params, state, shared, hooks, steps)
+    # What it had sent before, and has arrived since, is in phi: it is merged as
+    # if the worker were not late, or it would be sent a second time.
+    (first, last), tau = steps, min(self.overlap)
+    for sent_at in range(first + 1 - tau, min(first, last + 1 - tau)):
+      if (number := self.times.sent(sent_at)) is not None:
+        place = self.fragments.place(number)
+        mixed = jax.tree.map(self._mix, *self._sides(params, shared, *place))
+        moved = self.fragments.put(moved, mixed, *place, 1)
+    if self.pieces > 1:
+      workers = shared["workers"]
+      old, new = (self.plan(step).numbers.send for step in steps)
+      if old.exchange != new.exchange or not old.piece:  # it has not begun it
+        zeros = jax.tree.map(jnp.zeros_like, workers["sending"])
+        shared = shared | {"workers": workers | {"sending": zeros}}
+    return moved, shared
+
   def _sides(
     self, params: Params, state: State, kind: str, place: Any
   ) -> tuple[Params, Params]:
@@ -378,17 +399,16 @@ class Streaming(CommonRounds):
     # and selects: [W] booleans.
     now = jnp.asarray(taus)[ranks_here(self.worker)] == numbers.tau
 
-    @jax.vmap
-    def choose(now, mixed, own):
-      return jnp.where(now, mixed, own)
+    mixed = jax.tree.map(
+      lambda y, x: jax.vmap(jnp.where)(now, self._mix(y, x), x), outer, mine
+    )
+    return cut.put(params, mixed, kind, place, 1)
 
-    def mix(x, y):
-      mixed = jnp.broadcast_to(y, x.shape)
-      if self.keep:
-        mixed = self.keep * x + (1.0 - self.keep) * y
-      return choose(now, mixed, x)
-
-    return cut.put(params, jax.tree.map(mix, mine, outer), kind, place, 1)
+  def _mix(self, outer: jax.Array, mine: jax.Array) -> jax.Array:
+    """Returns what comes of phi ``[...]`` and theta ``[W, ...]``."""
+    if not self.keep:
+      return jnp.broadcast_to(outer, mine.shape)
+    return self.keep * mine + (1.0 - self.keep) * outer
 
   def sent_bytes(self, shapes: Params) -> dict[str, int]:
     cut = self.fragments

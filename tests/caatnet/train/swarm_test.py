@@ -47,7 +47,7 @@ CASES = {
 _SGD = "outer.optimizer=sgd outer.momentum=0.0 outer.learning_rate=1.0"
 
 
-def _made(algorithm, overrides, workers):
+def make(algorithm, overrides, workers):
   made = make_linear(  # so long that nobody comes after the last round
     algorithm, overrides, workers=workers, batch_size=2 * workers,
     num_steps=1000,
@@ -61,8 +61,8 @@ def _made(algorithm, overrides, workers):
 def test_without_churn_a_swarm_has_the_bits_of_a_mesh(case, same_bits):
   algorithm, overrides, workers, steps = CASES[case]
   found = elastic_bits.compare(
-    Programs(_made(algorithm, overrides, 1), same_bits),
-    _made(algorithm, overrides, workers), steps,
+    Programs(make(algorithm, overrides, 1), same_bits),
+    make(algorithm, overrides, workers), steps,
   )
   assert found.elements > 100
   assert found.unequal == 0, found
@@ -84,7 +84,7 @@ def coordinator(folder, least, **rules):
       thread.join(10)
 
 
-class _Worker:
+class Worker:
   """A peer in a thread of the test; its samples are noted, in their order."""
 
   def __init__(self, programs, place):
@@ -125,15 +125,15 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
   tmp_path, algorithm
 ):
   overrides = "" if algorithm == "data_parallel" else PLAIN
-  programs = Programs(_made(algorithm, overrides, 1))
+  programs = Programs(make(algorithm, overrides, 1))
   with coordinator(tmp_path, 2) as place:
-    first, second = together([lambda: _Worker(programs, place)] * 2)
+    first, second = together([lambda: Worker(programs, place)] * 2)
     together([lambda w=w: w.until(6) for w in (first, second)])
     second.swarm.__exit__()  # like one that is killed between rounds
     came = []
 
     def come():
-      worker = _Worker(programs, place)
+      worker = Worker(programs, place)
       came.append((worker, jax.tree.map(np.array, worker.peer.state)))
       worker.until(int(came[0][1].step) + 9)
 
@@ -168,9 +168,9 @@ def test_who_comes_starts_from_what_is_shared_and_no_sample_counts_twice(
 
 
 def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
-  programs = Programs(_made("local_sgd", PLAIN, 1))
+  programs = Programs(make("local_sgd", PLAIN, 1))
   with coordinator(tmp_path, 1) as place:
-    worker = _Worker(programs, place)
+    worker = Worker(programs, place)
     early = jax.tree.map(jnp.copy, worker.peer.state)
     worker.until(3)  # round 0 is over
     trained = jax.tree.map(lambda x: x + 0.5, early.params)
@@ -192,9 +192,9 @@ def test_a_late_part_is_moved_by_what_the_others_have_done(tmp_path):
 @pytest.mark.parametrize(("by", "told"), [(0.5, 0.5), (np.inf, 0.0)])
 def test_a_late_update_is_told_in_place_of_the_one_before(tmp_path, by, told):
   """DC-S3GD's: that one is in a mean already."""
-  programs = Programs(_made("dc_s3gd", PLAIN, 1))
+  programs = Programs(make("dc_s3gd", PLAIN, 1))
   with coordinator(tmp_path, 1) as place:
-    worker = _Worker(programs, place).until(3)
+    worker = Worker(programs, place).until(3)
     state = jax.tree.map(jnp.copy, worker.peer.state)
     assert any(x.any() for x in jax.tree.leaves(state.outer["workers"]))
     part = Part(3, {
@@ -215,9 +215,9 @@ def test_a_late_update_is_told_in_place_of_the_one_before(tmp_path, by, told):
 
 
 def test_a_late_gradient_counts_at_the_others_parameters(tmp_path):
-  programs = Programs(_made("data_parallel", "", 1))
+  programs = Programs(make("data_parallel", "", 1))
   with coordinator(tmp_path, 1) as place:
-    worker = _Worker(programs, place)
+    worker = Worker(programs, place)
 
     def args():
       state = jax.tree.map(jnp.copy, worker.peer.state)
@@ -242,10 +242,10 @@ def test_a_late_gradient_counts_at_the_others_parameters(tmp_path):
 @pytest.mark.parametrize("hook", ["begin", "finish"])
 def test_a_late_worker_stays_by_its_newest_part_from_the_others(tmp_path, hook):
   """By Eager: what it takes out of means is what is in them."""
-  programs = Programs(_made("eager", f"{PLAIN} {_SGD}", 1))
+  programs = Programs(make("eager", f"{PLAIN} {_SGD}", 1))
   ended, lags = threading.Event(), []
   with coordinator(tmp_path, 2, quorum=1) as place:
-    quick, slow = together([lambda: _Worker(programs, place)] * 2)
+    quick, slow = together([lambda: Worker(programs, place)] * 2)
     give = slow.swarm.give
 
     def given(part, combine, weight):
@@ -301,13 +301,13 @@ def test_what_cannot_run_in_a_swarm_is_refused_first(
 def test_a_part_weighs_the_examples_that_are_in_it(tmp_path):
   """The first part of one that comes only ends a step, and weighs nothing."""
   algorithm, overrides, _, _ = CASES["dc_s3gd"]
-  programs = Programs(_made(algorithm, overrides, 1))
+  programs = Programs(make(algorithm, overrides, 1))
   with coordinator(tmp_path, 1) as place:
-    first = _Worker(programs, place).until(8)
+    first = Worker(programs, place).until(8)
     came = []
 
     def come():
-      worker = _Worker(programs, place)
+      worker = Worker(programs, place)
       came.append((worker, worker.peer.step + 8))
       worker.until(came[0][1])
 
@@ -375,7 +375,7 @@ def test_who_has_the_newest_revision_is_not_waited_for_for_ever():
 
 def test_one_process_is_one_worker():
   with pytest.raises(ValueError, match=r"config\.parallel\.worker=2 must be 1"):
-    Programs(_made("diloco", PLAIN, 2))
+    Programs(make("diloco", PLAIN, 2))
 
 
 def test_a_worker_on_other_devices_is_refused(tmp_path):
@@ -387,7 +387,7 @@ def test_a_worker_on_other_devices_is_refused(tmp_path):
     )
 
   with coordinator(tmp_path, 1) as place:
-    worker, refused = _Worker(Programs(made(1)), place), threading.Event()
+    worker, refused = Worker(Programs(made(1)), place), threading.Event()
 
     def go_on():
       while not refused.is_set():  # who comes comes after a round
@@ -422,7 +422,7 @@ def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
   # The coordinator has lost its journal: the worker's checkpoint says where.
   (tmp_path / "journal").unlink()
   with coordinator(tmp_path, 1) as place:
-    worker = _Worker(Programs(made(6, seed=1)), place)
+    worker = Worker(Programs(made(6, seed=1)), place)
     _, error = together([
       lambda: worker.until(9),  # the other comes after a round
       lambda: swarming.train(

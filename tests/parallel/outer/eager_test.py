@@ -150,7 +150,7 @@ def test_what_a_late_worker_has_left_unsaid_is_told_once(hooks):
     (other,) = finish([other], (1,), [second])
     (other,) = begin([other], (1,))
   shared = other | {key: late[key] for key in ("workers", "heard")}
-  params, now = LOOP.late(params, late, shared, hooks)
+  params, now = LOOP.late(params, late, shared, hooks, (1, 2))
   assert_close(
     now["workers"]["params"], stacked(other["params"], ONE)
   )

@@ -1,0 +1,107 @@
+"""What a late worker has told the others counts once, and nothing else does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from caatnet.train.apart import Programs
+from caatnet.train.peer import PREFIX, Part
+from parallel.outer.apart import Alone
+from tests.caatnet.train.outer_loops_test import PLAIN, UNROUNDED
+from tests.caatnet.train.swarm_test import Worker, coordinator, make
+
+
+def revisions(worker):
+  """Returns what all share when a worker gives its parts, by their rounds."""
+  give, found = worker.swarm.give, {}
+
+  def noted(part, *more):
+    found[part.round] = worker.swarm.state
+    return give(part, *more)
+
+  worker.swarm.give = noted
+  return found
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.25])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_what_a_late_worker_has_sent_is_merged_and_the_rest_waits(
+  tmp_path, pieces, keep
+):
+  """Of three fragments one is under way when the worker falls behind."""
+  programs = Programs(make(
+    "streaming", "outer.every=6 outer.fragment_layers=1 outer.overlap=(4,) "
+    f"outer.pieces={pieces} outer.keep={keep} {UNROUNDED}", 1,
+  ))
+  loop = programs.experiment.outer
+  numbers = {programs.event(n).step: n for n in range(20)}
+  said, later = 10, 11 + pieces  # the second piece, where there is one
+  with coordinator(tmp_path, 1) as place:
+    worker = Worker(programs, place).until(said)
+    before = jax.tree.map(np.array, worker.peer.state)
+    part = Part(
+      numbers[said], {"params": before.params, "outer": before.outer}
+    )
+    shared = revisions(worker)
+    worker.until(later + 1).peer.land()
+    common = shared[numbers[later]]
+    found = worker.peer._later(numbers[later], {
+      key: x for key, x in common.items() if not key.startswith(PREFIX)
+    }, part)
+    worker.swarm.__exit__()
+
+  def sides(params, outer, number):
+    fragment = loop.fragments.place(number)
+    own = loop.fragments.take(params, *fragment, 1)
+    common = loop.fragments.take(outer["params"], *fragment, 0)
+    return [np.concatenate([x.ravel() for x in jax.tree.leaves(tree)])
+            for tree in (own, common)]
+
+  for number in range(3):
+    old, common = sides(before.params, before.outer, number)
+    new, moved = sides(found["params"], found["outer"], number)
+    expected = old + moved - common
+    if loop.times.sent(8) == number:  # it arrives after update 12
+      assert abs(moved - common).max() > 1e-3
+      expected = keep * old + (1 - keep) * moved
+    np.testing.assert_allclose(new, expected, atol=1e-6)
+  sending = found["outer"]["workers"].get("sending", {})
+  assert bool(sending) == (pieces > 1)
+  for x in jax.tree.leaves(sending):  # it has begun to send none of this
+    assert not x.any()
+
+
+@pytest.mark.parametrize("hook", ["begin", "finish"])
+def test_an_update_that_is_late_for_a_finish_is_told_at_the_next_begin(
+  tmp_path, hook
+):
+  """By DC-S3GD: `finish` says norms alone, and keeps what is to be said."""
+  programs = Programs(make("dc_s3gd", PLAIN, 1))
+  with coordinator(tmp_path, 1) as place:
+    worker = Worker(programs, place).until(3)
+    state = jax.tree.map(jnp.copy, worker.peer.state)
+    args, unsaid = {}, state.outer["workers"]["update"]
+    if hook == "finish":  # that one it has said
+      unsaid = jax.tree.map(lambda x: jnp.full_like(x, 0.5), unsaid)
+      args = {"updates": unsaid}
+    part = Part(
+      6 + (hook == "finish"),
+      {"params": state.params, "outer": state.outer} | args,
+    )
+    assert programs.event(part.round).hook == hook
+    shared = revisions(worker)
+    worker.until(5)
+
+    class Later(Alone):
+      round = 9
+
+    assert programs.event(Later.round).hook == "finish"
+    worker.peer._combine(Later(), shared[Later.round], part)
+    told = worker.peer._outcome[1]["outer"]["workers"]["update"]
+    for x, y in zip(
+      jax.tree.leaves(told), jax.tree.leaves(unsaid), strict=True
+    ):
+      assert y.any()
+      np.testing.assert_allclose(x, y, atol=1e-6)
+    worker.swarm.__exit__()
