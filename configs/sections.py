@@ -137,8 +137,12 @@ def outer(algorithm: str) -> ConfigDict:
   """Returns what workers send to each other, and when, by one algorithm.
 
   Args:
-    algorithm: A key of ``OUTER``.
+    algorithm: A key of ``OUTER``; another one raises a ValueError.
   """
+  if algorithm not in OUTER:
+    raise ValueError(
+      f"config.outer.algorithm={algorithm!r} is none of {', '.join(OUTER)}"
+    )
   section = ConfigDict()
   section.algorithm = algorithm
   section.update(OUTER[algorithm]())
