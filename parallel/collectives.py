@@ -176,23 +176,30 @@ def reduce_scatter(
   # A device receives the slices of all its lanes as one: lanes of a device are
   # neighbours in rank order, so their slices are too.
   _needs_mesh(axis, "a reduce-scatter")
-  summed = jnp.moveaxis(jnp.sum(x, axis=0), dim, 0)
-  mine = (via or _scatter)(summed, axis.name)
-  return _split_lanes(jnp.moveaxis(mine, 0, dim), axis.lanes, dim)
+  summed = jnp.sum(x, axis=0)
+  if via is None:
+    mine = _scatter(summed, axis, dim)
+  else:
+    mine = jnp.moveaxis(via(jnp.moveaxis(summed, dim, 0), axis.name), 0, dim)
+  return _split_lanes(mine, axis.lanes, dim)
 
 
-def _scatter(x: jax.Array, name: str) -> jax.Array:
-  """Reduce-scatters dim 0, in a layout of which XLA:TPU makes one too.
+def _scatter(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
+  """Reduce-scatters a dim, in a layout of which XLA:TPU makes one too.
 
   XLA:TPU turns a reduce-scatter along one of the two minor dims, which lie in
   tiles, or one of few rows, into a whole all-reduce and a slice: twice the
   bytes on the links (LOG.md, "partitions of 20B"). So devices get a leading
-  dim of their own, which is the one that is scattered.
+  dim of their own, which is the one that is scattered. The other dims stay as
+  they are: were all of ``dim`` in front, a short one would be the minor one,
+  for which XLA:TPU takes 128 places.
   """
-  n = lax.axis_size(name)
-  shape = (x.shape[0] // n, *x.shape[1:])
-  tiles = _in_tiles(x, n)
-  return lax.psum_scatter(tiles, name, scatter_dimension=0).reshape(shape)
+  n = axis.devices
+  parts = x.reshape(*x.shape[:dim], n, -1, *x.shape[dim + 1 :])
+  slices = jnp.moveaxis(parts, dim, 0)
+  tiles = _in_tiles(slices, n)
+  mine = lax.psum_scatter(tiles, axis.name, scatter_dimension=0)
+  return mine.reshape(slices.shape[1:])
 
 
 def _in_tiles(x: jax.Array, n: int) -> jax.Array:

@@ -100,6 +100,16 @@ _COLLECTIVES = [
     f"{_VERBS}::test_verb_is_its_definition[all_reduce-4]",
   ),
   Mutant(
+    "parallel/collectives.py", "what is scattered stands before a short dim",
+    "parts = x.reshape(*x.shape[:dim], n, -1, *x.shape[dim + 1 :])\n"
+    "  slices = jnp.moveaxis(parts, dim, 0)",
+    "parts = jnp.moveaxis(x, dim, 0)\n"
+    "  parts = parts.reshape(n, -1, *parts.shape[1:])\n"
+    "  slices = jnp.moveaxis(parts, 1, dim + 1)",
+    "tests/parallel/collectives_test.py::"
+    "test_a_reduce_scatter_puts_no_short_dim_last",
+  ),
+  Mutant(
     "parallel/collectives.py", "sending lanes and devices change places",
     "slices = jnp.moveaxis(slices, (0, 2), (concat_dim + 1, concat_dim + 2))",
     "slices = jnp.moveaxis(slices, (2, 0), (concat_dim + 1, concat_dim + 2))",

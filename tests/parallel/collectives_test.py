@@ -1,5 +1,7 @@
 """Every verb = its definition over logical ranks, on any number of devices."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -70,6 +72,14 @@ def test_verb_is_its_definition(name, devices):
   x = np.random.default_rng(0).integers(-9, 9, (N, 3, 2 * N, 2)).astype("f4")
   y = jax.jit(lifted(verb, devices, differ))(x)
   np.testing.assert_array_equal(y, definition(x))
+
+
+def test_a_reduce_scatter_puts_no_short_dim_last():
+  """For each row of 3 XLA:TPU would take 128 places (LOG.md)."""
+  verb, _, differ = VERBS["reduce_scatter"]
+  x = jax.ShapeDtypeStruct((N, 3, N * 128), "float32")
+  text = jax.jit(lifted(verb, N, differ)).lower(x).as_text()
+  assert {*re.findall(r"x(\d+)xf32>", text)} == {"128", "1024"}
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
