@@ -195,7 +195,9 @@ def _scatter(x: jax.Array, axis: Axis, dim: int) -> jax.Array:
   for which XLA:TPU takes 128 places.
   """
   n = axis.devices
-  parts = x.reshape(*x.shape[:dim], n, -1, *x.shape[dim + 1 :])
+  parts = x.reshape(
+    *x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :]
+  )
   slices = jnp.moveaxis(parts, dim, 0)
   tiles = _in_tiles(slices, n)
   mine = lax.psum_scatter(tiles, axis.name, scatter_dimension=0)

@@ -101,8 +101,7 @@ _COLLECTIVES = [
   ),
   Mutant(
     "parallel/collectives.py", "what is scattered stands before a short dim",
-    "parts = x.reshape(*x.shape[:dim], n, -1, *x.shape[dim + 1 :])\n"
-    "  slices = jnp.moveaxis(parts, dim, 0)",
+    "slices = jnp.moveaxis(parts, dim, 0)",
     "parts = jnp.moveaxis(x, dim, 0)\n"
     "  parts = parts.reshape(n, -1, *parts.shape[1:])\n"
     "  slices = jnp.moveaxis(parts, 1, dim + 1)",
@@ -3269,6 +3268,12 @@ _SERVING_ROWS = [
     f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives",
   ),
   Mutant(
+    "caatnet/serving/scheduler.py", "who runs keeps the priority it came with",
+    "    if request.slot >= 0:\n      self.running.priority",
+    "    if False:\n      self.running.priority",
+    _ALONE,
+  ),
+  Mutant(
     "caatnet/serving/running.py", "rows are moved too late for seldom looks",
     "self._steps - _KEPT + looks", "self._steps - _KEPT",
     f"{_SERVING}/scheduler_test.py::"
@@ -4193,6 +4198,19 @@ _PLANNER_ROWS = [
   Mutant(
     "parallel/planner/device_order.py", "no order is annealed",
     "  if n <= _ANNEALED:\n", "  if False:\n",
+    f"{_PLANNER}/device_order_test.py::"
+    "test_an_order_that_was_hidden_is_found",
+  ),
+  Mutant(
+    "parallel/planner/device_order.py", "nothing is divided by nothing",
+    "    if not least.min():  # nothing is sent, or for nothing\n      break\n",
+    "",
+    f"{_PLANNER}/device_order_test.py::"
+    "test_where_nothing_is_sent_no_order_costs_anything",
+  ),
+  Mutant(
+    "parallel/planner/device_order.py", "what costs more is never tried",
+    "rng.random(chains) < np.exp(-worse)", "worse == 0",
     f"{_PLANNER}/device_order_test.py::"
     "test_an_order_that_was_hidden_is_found",
   ),

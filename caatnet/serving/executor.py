@@ -10,7 +10,7 @@ Shape legend: D = decodes of a step, S = slots, P = pages of a sequence.
 
 from collections.abc import Hashable, Sequence
 import dataclasses
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from caatnet.serving.requests import Request
 Kind = Literal["out", "in", "within"]
 
 
-class Chunk(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Chunk:
   """A part of a sequence that a step reads.
 
   Attributes:
@@ -41,7 +42,8 @@ class Chunk(NamedTuple):
     return self.request.all_tokens(self.start, self.start + self.length)
 
 
-class Step(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Step:
   """What the model reads at once: decodes, then chunks.
 
   Attributes:

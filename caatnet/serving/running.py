@@ -28,8 +28,8 @@ class Running:
       them; int64 ``[S]``, as all arrays by slot.
     context: How many were known when it was admitted: those read in chunks.
     longest: How many will have been read at its end.
-    numbers: The number of its request.
-    priorities: Its request's priority; float64.
+    number: The number of its request.
+    priority: Its request's priority; float64.
     room: How many positions its pages have.
     epochs: How often the slot was given, and taken back.
     tables: Its pages, int32 ``[S, P]``.
@@ -42,8 +42,8 @@ class Running:
     zeros = np.zeros(num_slots, np.int64)
     self.computed, self.context, self.longest = (zeros.copy() for _ in "abc")
     self.room, self.epochs, self._left = (zeros.copy() for _ in "abc")
-    self._payers, self.numbers = zeros.copy(), zeros.copy()
-    self.priorities = np.zeros(num_slots)
+    self._payers, self.number = zeros.copy(), zeros.copy()
+    self.priority = np.zeros(num_slots)
     self._ends = np.full(num_slots, never, object)  # `Request.ends`
     # What steps have drawn, int32 [K, S], and when; of a slot all since a step.
     self._tokens = np.full((_KEPT, num_slots), _NONE, np.int32)
@@ -86,8 +86,8 @@ class Running:
     self._order[self._len] = slot
     self._len += 1
     self.computed[slot], self.context[slot] = computed, context
-    self.longest[slot], self.numbers[slot] = request.longest, request.number
-    self.priorities[slot] = request.priority
+    self.longest[slot], self.number[slot] = request.longest, request.number
+    self.priority[slot] = request.priority
     self._left[slot] = request.longest + 1 - request.length  # to be drawn
     self._since[slot] = self._steps
     self._ends[slot] = request.ends
@@ -108,11 +108,11 @@ class Running:
     self.tables[slot, last - len(pages) : last] = pages
     self.room[slot] = last * self._page_size
 
-  def last(self, *keys: np.ndarray) -> Request:
-    """Returns who is last by arrays by slot, by further ones among equals."""
+  def last(self, order: Sequence[str]) -> Request:
+    """Returns who is last by an attribute, by the next one among equals."""
     slots = self.slots
-    for key in keys:
-      values = key[slots]
+    for name in order:
+      values = getattr(self, name)[slots]
       slots = slots[values == values.max()]
     return self.requests[slots[0]]
 

@@ -147,7 +147,7 @@ class Scheduler:
   def update(self, request: Request) -> None:
     """Notes that a request's priority has changed."""
     if request.slot >= 0:
-      self.running.priorities[request.slot] = request.priority
+      self.running.priority[request.slot] = request.priority
     self.policy.update(request)
 
   def take_copies(self) -> list[Copy]:
@@ -318,7 +318,7 @@ class Scheduler:
       if request.scheduled_s is None:
         request.scheduled_s, request.num_hits = now, plan.start
       if arrived:
-        self._join(request, plan.start, len(plan.found))
+        self._join(request, plan.start)
         budget -= self._read_on(request, budget, chunks)
 
   def _free_slot(self) -> bool:
@@ -339,11 +339,10 @@ class Scheduler:
     self._preempt(victim)
     return True
 
-  def _join(self, request: Request, start: int, found: int = 0) -> None:
-    """Gives a slot to who has the first tokens; pages found have names."""
+  def _join(self, request: Request, start: int) -> None:
     request.state, request.swapped = State.RUNNING, 0
     self.running.add(request, start, request.length)
-    self._publish(request, start, found)
+    self._publish(request, start)
 
   def _publish(self, request: Request, stop: int, first: int = 0) -> None:
     """Names the full pages of the first ``stop`` tokens for others to find.

@@ -11,7 +11,8 @@ Source: FastSwitch (arXiv 2411.18424), sections 3.2 and 3.3.
 
 import collections
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import dataclasses
+from typing import TYPE_CHECKING
 
 from caatnet.serving.counts import Counts, Decision
 from caatnet.serving.executor import Copy, Costs, Kind
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
   from caatnet.serving.scheduler import Limits
 
 
-class Plan(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Plan:
   """How a request gets the pages that it begins with.
 
   Attributes:
@@ -42,8 +44,7 @@ class Plan(NamedTuple):
   def need(self, tokens: int, pages: Pages) -> int:
     """Returns how many available pages it takes to have so many tokens."""
     idle = pages.num_idle(self.found)
-    if self.source >= 0:
-      idle += pages.num_idle([self.source])
+    idle += pages.num_idle([self.source])
     return -(-tokens // pages.page_size) - len(self.found) + idle
 
 

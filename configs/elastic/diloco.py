@@ -6,9 +6,9 @@ r"""DiLoCo among workers that come and go: each is a process of its own.
 
 The argument names the outer loop: diloco, local_sgd, fedavg, streaming, eager,
 dc_s3gd, sparseloco, or data_parallel, where all speak in each step; `test`
-after a comma makes a few steps of a smaller model. A
-batch is that of one worker. A worker that is killed is started again by the
-same command, in the same folder, and goes on with what the others share.
+after a comma makes a few steps of a smaller model. A batch is that of one
+worker. A worker that is killed is started again by the same command, in the
+same folder, and goes on with what the others share.
 """
 
 import ml_collections

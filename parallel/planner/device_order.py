@@ -280,6 +280,8 @@ def _annealed(
   best, least = orders.copy(), values.copy()
   rows = np.arange(chains)
   for share in np.geomspace(_HOT, _COLD, _COOLING):
+    if not least.min():  # nothing is sent, or for nothing
+      break
     a, b = rng.integers(grid.size, size=(2, chains))
     trial = orders.copy()
     trial[rows, a], trial[rows, b] = orders[rows, b], orders[rows, a]

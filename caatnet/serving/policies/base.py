@@ -6,7 +6,7 @@ are values: the order of admission (`peek`), the victim among running requests
 scheduler asks and does all the rest.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 import heapq
 import operator
 from typing import Any
@@ -18,15 +18,18 @@ from caatnet.serving.running import Running
 class Policy:
   """First come, first served, and the base of other orders.
 
-  A policy with another fixed order overrides `key` and `victim`; one whose
-  order changes with what is served overrides the line.
+  A policy with another fixed order overrides `order` and `key`; one whose order
+  changes with what is served overrides the line.
 
   Attributes:
+    order: By which attributes of requests, which `Running` has too, the last
+      one gives way.
     key: Returns by what requests are ordered, the least one first; no two have
       the same.
   """
 
-  key: Callable[[Request], Any] = operator.attrgetter("number")
+  order: Sequence[str] = ("number",)
+  key: Callable[[Request], Any] = operator.attrgetter(*order)
 
   def __init__(self) -> None:
     """Makes an empty line."""
@@ -40,7 +43,7 @@ class Policy:
 
   def victim(self, running: Running) -> Request:
     """Returns who gives its pages up when they are short: the last one."""
-    return running.last(running.numbers)
+    return running.last(self.order)
 
   def displaces(self, waiting: Request, running: Request) -> bool:
     """Returns whether a waiting request may take a running one's place."""

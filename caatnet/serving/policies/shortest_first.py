@@ -3,8 +3,6 @@
 import operator
 
 from caatnet.serving.policies.base import Policy
-from caatnet.serving.requests import Request
-from caatnet.serving.running import Running
 
 
 class ShortestFirst(Policy):
@@ -14,8 +12,5 @@ class ShortestFirst(Policy):
   compared by the same number, so that the last to be admitted gives way.
   """
 
-  key = operator.attrgetter("longest", "number")
-
-  def victim(self, running: Running) -> Request:
-    """Returns who has the most work, and among equals who came last."""
-    return running.last(running.longest, running.numbers)
+  order = ("longest", "number")
+  key = operator.attrgetter(*order)

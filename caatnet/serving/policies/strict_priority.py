@@ -5,7 +5,6 @@ import operator
 
 from caatnet.serving.policies.base import Policy
 from caatnet.serving.requests import Request
-from caatnet.serving.running import Running
 
 
 class StrictPriority(Policy):
@@ -15,7 +14,8 @@ class StrictPriority(Policy):
   for the next one.
   """
 
-  key = operator.attrgetter("priority", "number")
+  order = ("priority", "number")
+  key = operator.attrgetter(*order)
 
   def __init__(self) -> None:
     """Makes an empty line."""
@@ -36,10 +36,6 @@ class StrictPriority(Policy):
       heapq.heapify(self._heap)
       self._ordered = True
     return super().peek()
-
-  def victim(self, running: Running) -> Request:
-    """Returns who is last by priority, and among equals who came last."""
-    return running.last(running.priorities, running.numbers)
 
   def displaces(self, waiting: Request, running: Request) -> bool:
     """A running request gives way to one of a lower number."""

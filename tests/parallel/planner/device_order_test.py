@@ -124,6 +124,13 @@ def test_an_even_network_needs_no_order():
   assert bound(traffic) == found.seconds == 4
 
 
+@pytest.mark.filterwarnings("error")
+def test_where_nothing_is_sent_no_order_costs_anything():
+  none = np.zeros((12, 12))
+  traffic = Traffic(Grid(3, 4, 1), none, none, none, none)
+  assert device_order.search(traffic, kicks=0).seconds == 0
+
+
 def test_the_bound_of_equal_links_is_what_any_order_costs():
   even = np.ones((16, 16))
   none = np.zeros((16, 16))
