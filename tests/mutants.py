@@ -3219,21 +3219,68 @@ _SWITCHING = "tests/caatnet/studies/switching_test.py"
 _ALONE = (
   f"{_SERVING}/scheduler_test.py::test_everyone_gets_what_a_run_alone_gives"
 )
+_SAME = (
+  f"{_SERVING}/scheduler_test.py::test_what_is_compiled_decides_as_the_reference"
+)
+_BOTH_LISTS = (
+  f"{_SERVING}/pages_test.py::"
+  "test_compiled_lists_hand_out_what_the_reference_does"
+)
 _CLIENTS = f"{_SERVING}/server_clients_test.py"
 _GROWTH = (
   f"{_SERVING}/server_growth_test.py::test_nothing_grows_with_what_was_served"
 )
 _SERVING_ROWS = [
   Mutant(
-    "caatnet/serving/pages.py", "a page is free while a copy reads it",
-    "      elif page in readers:\n        self._waiting[page] = None\n", "",
+    "caatnet/serving/page_lists.py", "a page is free while a copy reads it",
+    "      elif page in readers:\n        self._leaving[page] = None\n", "",
     f"{_SERVING}/pages_test.py::test_a_page_that_is_read_is_not_handed_out",
   ),
   Mutant(
-    "caatnet/serving/pages.py", "the page that was given up last is taken",
-    "pages = list(itertools.islice(idle, count))",
-    "pages = list(reversed(idle))[:count]",
+    "caatnet/serving/page_lists.py", "the page that was given up last is taken",
+    "pages = list(itertools.islice(self._idle, count))",
+    "pages = list(reversed(self._idle))[:count]",
     f"{_SERVING}/pages_test.py::test_leaves_are_taken_first",
+  ),
+  Mutant(
+    "caatnet/serving/compiled_lists.py", "a page is free while a copy reads it",
+    "    elif book.readers[page]:\n      _append(book, _LEAVING, page)\n", "",
+    f"{_SERVING}/pages_test.py::test_a_page_that_is_read_is_not_handed_out",
+  ),
+  Mutant(
+    "caatnet/serving/compiled_lists.py", "a prefix is taken before its leaves",
+    "for i in range(count - 1, -1, -1):", "for i in range(count):", _BOTH_LISTS,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_lists.py", "buddies do not merge",
+    "and book.where[buddy] == _GROUPS + k:", "and False:", _BOTH_LISTS,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_lists.py", "an evicted page keeps its name",
+    "    if book.named[page]:\n", "    if False:\n", _BOTH_LISTS,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_lists.py", "some grow though not all can",
+    "  if needed > book.lengths[0] + book.lengths[_IDLE]:", "  if needed < 0:",
+    _BOTH_LISTS,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_lists.py", "a sequence gets more than it needs",
+    "last = first + min(-(-longest[slot] // size) - first, most)",
+    "last = first + most", _BOTH_LISTS,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_running.py", "who is read whole decodes",
+    "if computed[slot] < context[slot]:", "if computed[slot] <= context[slot]:",
+    _SAME,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_running.py", "only one token ends a sequence",
+    "for k in range(len(stops)):", "for k in range(len(stops[:1])):", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/running.py", "a slot keeps what ended the one before",
+    "    self._stops[:, slot] = _NONE\n", "", _ALONE,
   ),
   Mutant(
     "caatnet/serving/groups.py", "buddies do not merge",
@@ -3298,7 +3345,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/policies/vtc.py", "weights do not count",
-    "self._costs[1] * count / weight", "self._costs[1] * count",
+    "cost * count / weight", "cost * count",
     f"{_SERVING}/policies_test.py::test_weights_divide_service",
   ),
   Mutant(
@@ -3360,7 +3407,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/scheduler.py", "a sequence of NaN is served on",
-    "in [step.drawn[i] for i in event.failed]:", "in []:",
+    "in map(step.request, event.failed):", "in []:",
     f"{_SERVING}/server_clients_test.py::test_a_sequence_of_nan_fails_alone",
   ),
   Mutant(

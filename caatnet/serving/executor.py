@@ -78,6 +78,12 @@ class Step:
     """The requests that get a token, as `drawing` has their slots."""
     return [*self.decodes, *(c.request for c in self.chunks if c.draws)]
 
+  def request(self, i: int) -> Request:
+    """Returns one of those that get a token."""
+    if i < len(self.decodes):
+      return self.decodes[i]
+    return self.drawn[i]
+
   @property
   def num_tokens(self) -> int:
     """How many tokens it reads."""

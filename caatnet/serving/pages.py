@@ -13,21 +13,18 @@ up its last page first, and who holds a page holds those before it, so what is
 taken is a leaf of the tree of prefixes.
 """
 
-import collections
 from collections.abc import Sequence
 import dataclasses
-import itertools
 
 import numpy as np
 
-from caatnet.serving.groups import Groups
+from caatnet.serving import compiling
+from caatnet.serving.page_lists import PageLists
+from caatnet.serving.running import Running
 
 # Of all pages this part is made free at a time: among many pages some lie one
 # after another, so what is taken then is in few runs.
 _AHEAD = 64
-# What a page may be: held by one sequence, held by several, idle with a name,
-# or given up while a copy reads it.
-STATES = ("free", "held", "shared", "cached", "leaving")
 
 
 @dataclasses.dataclass
@@ -53,12 +50,13 @@ class Pages:
   Attributes:
     num_pages: How many there are.
     page_size: The tokens of a page.
+    implementation: "reference" or "compiled".
     counts: What happened to them.
   """
 
   def __init__(
     self, num_pages: int, page_size: int, reuse: bool = True,
-    in_turn: bool = False,
+    in_turn: bool = False, implementation: str = "auto",
   ) -> None:
     """Makes a cache of free pages.
 
@@ -68,24 +66,27 @@ class Pages:
       reuse: Whether pages are found by name.
       in_turn: Whether pages without a name wait in one line with those that
         have one, as in vLLM; else they are free at once.
+      implementation: One of `compiling.IMPLEMENTATIONS`.
+
+    Raises:
+      ValueError: There is no such implementation, or no numba for it.
     """
     self.num_pages, self.page_size = num_pages, page_size
     self.counts = PageCounts()
-    self._reuse, self._in_turn = reuse, in_turn
-    self._groups = Groups(num_pages)
-    self._ahead = 0 if in_turn else num_pages // _AHEAD
-    self._holders = [0] * num_pages
-    self._names: list[bytes | None] = [None] * num_pages
+    self.implementation = compiling.choose(implementation)
+    self._reuse = reuse
+    ahead = 0 if in_turn else num_pages // _AHEAD
+    make = PageLists
+    if self.implementation == "compiled":
+      from caatnet.serving.compiled_lists import CompiledLists as make
+    self._lists = make(num_pages, ahead, in_turn)
+    self._names = [b""] * num_pages  # of those that have one
     self._by_name: dict[bytes, int] = {}
-    self._idle: dict[int, None] = {}  # those given up first are first
-    self._readers: collections.Counter[int] = collections.Counter()
-    # Given up in this order while a copy reads them.
-    self._waiting: dict[int, None] = {}
 
   @property
   def num_available(self) -> int:
     """How many pages can be taken now: those that are free or idle."""
-    return self._groups.num_free + len(self._idle)
+    return self._lists.num_available
 
   @property
   def num_used(self) -> int:
@@ -95,7 +96,7 @@ class Pages:
   @property
   def num_leaving(self) -> int:
     """How many will be available when the copies that read them end."""
-    return len(self._waiting)
+    return self._lists.num_leaving
 
   def find(self, names: Sequence[bytes]) -> list[int]:
     """Returns the pages of the longest known prefix of a list of names."""
@@ -110,16 +111,13 @@ class Pages:
 
   def num_idle(self, pages: Sequence[int]) -> int:
     """Returns how many of some pages are idle, so that to hold them takes."""
-    return sum(map(self._idle.__contains__, pages))
+    return self._lists.num_idle(pages)
 
   def hold(self, pages: Sequence[int]) -> None:
     """Notes another sequence that reads pages which `find` returned."""
     self.counts.hits += len(pages)
-    for page in pages:
-      if not self._holders[page]:
-        self._idle.pop(page, None)
-        self._waiting.pop(page, None)
-      self._holders[page] += 1
+    if pages:
+      self._lists.hold(pages)
 
   def take(self, count: int, after: int = -1) -> list[int]:
     """Hands out pages to be written, in as few runs as possible.
@@ -128,31 +126,39 @@ class Pages:
       count: How many; no more than `num_available`.
       after: The page whose successors would be best; -1 for none.
     """
-    groups, holders = self._groups, self._holders
-    missing = count - groups.num_free
-    if missing > 0:
-      assert missing <= len(self._idle), (count, self.num_available)
-      self._evict(min(max(missing, self._ahead), len(self._idle)))
-    num = groups.take_at(after + 1, count) if after >= 0 else 0
-    found = list(range(after + 1, after + 1 + num))
-    if count > num:
-      found += groups.take(count - num, room=after >= 0)
-    for page in found:
-      holders[page] = 1
-    return found
+    pages, evicted = self._lists.take(count, after)
+    self._forget(evicted)
+    return pages
 
-  def _evict(self, count: int) -> None:
-    """Makes the pages free that have been idle longest."""
-    idle, names, before = self._idle, self._names, len(self._by_name)
-    pages = list(itertools.islice(idle, count))
-    for page in pages:
-      del idle[page]
-      name = names[page]
-      if name is not None:
-        del self._by_name[name]
-        names[page] = None
-    self.counts.evicted += before - len(self._by_name)
-    self._groups.give(pages[::-1])  # a sequence's last page came first
+  def grow(
+    self, running: Running, slots: np.ndarray, most: int
+  ) -> bool:
+    """Hands out pages to running requests that have filled theirs.
+
+    Args:
+      running: All of them; it has their new pages.
+      slots: Those that may grow, in the order in which they do; int64 ``[n]``.
+      most: How many pages one gets at most.
+
+    Returns:
+      Whether so many were available; if not, nothing is done.
+    """
+    taken = self._lists.grow(
+      running.room, running.tables, slots, running.computed, running.longest,
+      most, self.page_size,
+    )
+    if taken is None:
+      return False
+    grown, evicted = taken
+    running.grown(grown)
+    self._forget(evicted)
+    return True
+
+  def _forget(self, pages: Sequence[int]) -> None:
+    """Forgets the names of pages that were evicted."""
+    for name in map(self._names.__getitem__, pages):
+      del self._by_name[name]
+    self.counts.evicted += len(pages)
 
   def publish(
     self, pages: Sequence[int], names: Sequence[bytes]
@@ -165,11 +171,10 @@ class Pages:
     new: list[bytes] = []
     if not self._reuse:
       return new
-    of, by = self._names, self._by_name
+    of, by, named = self._names, self._by_name, self._lists.named
     for page, name in zip(pages, names, strict=True):
-      if of[page] is None and name not in by:
-        of[page] = name
-        by[name] = page
+      if not named[page] and by.setdefault(name, page) == page:
+        of[page], named[page] = name, 1
         new.append(name)
     return new
 
@@ -179,66 +184,33 @@ class Pages:
     Args:
       pages: They in the order of the sequence.
     """
-    free = []
-    holders, readers, names = self._holders, self._readers, self._names
-    idle, in_turn = self._idle, self._in_turn
-    for page in reversed(pages):
-      left = holders[page] = holders[page] - 1
-      if left:
-        assert left > 0, page
-      elif page in readers:
-        self._waiting[page] = None
-      elif in_turn or names[page] is not None:
-        idle[page] = None
-      else:
-        free.append(page)
-    if free:
-      self._groups.give(free[::-1])
+    self._lists.release(pages)
 
   def begin_read(self, pages: Sequence[int]) -> None:
     """Notes a copy that reads pages, which are held."""
-    for page in pages:
-      assert self._holders[page], page
-      self._readers[page] += 1
+    self._lists.begin_read(pages)
 
   def end_read(self, pages: Sequence[int]) -> None:
     """Notes the end of a copy; what was given up meanwhile becomes idle."""
-    for page in reversed(pages):
-      assert self._readers[page] > 0, page
-      self._readers[page] -= 1
-      if self._readers[page]:
-        continue
-      del self._readers[page]
-      if page in self._waiting:
-        del self._waiting[page]
-        if self._in_turn or self._names[page] is not None:
-          self._idle[page] = None
-        else:
-          self._groups.give([page])
+    self._lists.end_read(pages)
 
   def read(self, page: int) -> bool:
     """Returns whether a copy reads a page, so that it must not be written."""
-    return page in self._readers
+    return self._lists.is_read(page)
 
   def states(self) -> np.ndarray:
     """Returns which of `STATES` each page is in, int8 ``[num_pages]``."""
-    found = np.minimum(self._holders, 2).astype(np.int8)
-    found[list(self._idle)] = STATES.index("cached")
-    found[list(self._waiting)] = STATES.index("leaving")
-    return found
+    return self._lists.states()
 
   def sizes(self) -> list[int]:
     """Returns how many free groups there are of each 2^k pages."""
-    return self._groups.sizes()
+    return self._lists.sizes()
 
   def check(self) -> None:
-    """Asserts that each page is in exactly one state."""
-    held = sum(n > 0 for n in self._holders)
-    parts = held, len(self._idle), len(self._waiting), self._groups.num_free
-    assert sum(parts) == self.num_pages, parts
-    assert not any(self._holders[page] for page in self._idle)
-    assert not any(self._holders[page] for page in self._waiting)
-    for name, page in self._by_name.items():
-      assert self._names[page] == name
-      assert self._holders[page] or page in self._idle or page in self._waiting
-    assert sum(n is not None for n in self._names) == len(self._by_name)
+    """Asserts that each page is in exactly one state, and each name sound."""
+    self._lists.check()
+    states = self.states()
+    named = np.flatnonzero(np.frombuffer(self._lists.named, np.uint8)).tolist()
+    assert {self._names[page]: page for page in named} == self._by_name
+    assert len(named) == len(self._by_name)
+    assert all(states[page] for page in named)  # none is free

@@ -37,8 +37,9 @@ ENDS = (
 )
 
 
-# Ends no sequence; a set's method, since it is asked about each token.
-never: Callable[[int], bool] = frozenset().__contains__
+# What ends a sequence: one of some tokens, or whatever a function says that is
+# asked once about each token, in order.
+Ends = frozenset[int] | Callable[[int], bool]
 
 
 class Request:
@@ -58,8 +59,8 @@ class Request:
     conversation: Of which conversation it is a turn; None for none. The prompt
       of a turn begins with the turn before it and its answer.
     more: Whether another turn of the conversation may follow.
-    ends: Returns whether a token ends the sequence; it is asked once about each
-      token, in order.
+    ends: The tokens that end the sequence, or a function that returns whether
+      a token does; it is asked once about each token, in order.
     weight: The share of its client among clients, for fair policies.
     payload: What the executor needs to draw its tokens.
     state: Where it is.
@@ -98,7 +99,7 @@ class Request:
     deadline_s: float = math.inf,
     conversation: Hashable | None = None,
     more: bool = False,
-    ends: Callable[[int], bool] = never,
+    ends: Ends = frozenset(),
     weight: float = 1.0,
     payload: object = None,
   ) -> None:
@@ -156,6 +157,11 @@ class Request:
     if self.buffer is not None:
       self.buffer(self)
     return self._tokens
+
+  def is_end(self, token: int) -> bool:
+    """Returns whether its next token ends it."""
+    ends = self.ends
+    return token in ends if isinstance(ends, frozenset) else ends(token)
 
   @property
   def owner(self) -> Hashable:

@@ -1,18 +1,17 @@
 """The running requests as arrays, so that a step costs no loop over them.
 
-A step's tokens are noted in one row, so what is written lies together in
-memory; a request's are read out of a column when somebody asks for them.
+Tokens are kept here as they come, and go to their request when somebody asks
+for them. `caatnet.serving.compiled_running` does the same in less time.
 
 Shape legend: S = slots, P = pages of a sequence, D = decodes of a step, K =
 steps that are kept.
 """
 
-from collections.abc import Hashable, Sequence
-import operator
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from caatnet.serving.requests import Request, never
+from caatnet.serving.requests import Ends, Request
 
 # Steps of which tokens are kept here before they go to their requests.
 _KEPT = 512
@@ -44,9 +43,11 @@ class Running:
     self.room, self.epochs, self._left = (zeros.copy() for _ in "abc")
     self._payers, self.number = zeros.copy(), zeros.copy()
     self.priority = np.zeros(num_slots)
-    self._ends = np.full(num_slots, never, object)  # `Request.ends`
-    # What steps have drawn, int32 [K, S], and when; of a slot all since a step.
-    self._tokens = np.full((_KEPT, num_slots), _NONE, np.int32)
+    # What ends them: tokens, as many rows as anybody has, or a function.
+    self._stops = np.full((0, num_slots), _NONE, np.int32)
+    self._asked: dict[int, Callable[[int], bool]] = {}
+    # What steps have drawn, int32 [S, K], and when; of a slot all since a step.
+    self._tokens = np.full((num_slots, _KEPT), _NONE, np.int32)
     self._times = np.zeros(_KEPT)
     self._steps, self._since = 0, np.full(num_slots, _NEVER)
     self._clients: list[tuple[Hashable, float]] = []
@@ -90,10 +91,21 @@ class Running:
     self.priority[slot] = request.priority
     self._left[slot] = request.longest + 1 - request.length  # to be drawn
     self._since[slot] = self._steps
-    self._ends[slot] = request.ends
+    self._set_ends(slot, request.ends)
     request.buffer = self._flush
     self.epochs[slot] += 1
     self.extend(request, request.pages)
+
+  def _set_ends(self, slot: int, ends: Ends) -> None:
+    """Notes what ends the request of a slot."""
+    stops = sorted(ends) if isinstance(ends, frozenset) else []
+    if len(stops) > len(self._stops):
+      more = len(stops) - len(self._stops), len(self.requests)
+      self._stops = np.concatenate([self._stops, np.full(more, _NONE, "i4")])
+    self._stops[:, slot] = _NONE
+    self._stops[: len(stops), slot] = stops
+    if not isinstance(ends, frozenset):
+      self._asked[slot] = ends
 
   def _forget_clients(self) -> None:
     """Forgets the clients of whom nobody runs, of which there is no end."""
@@ -107,6 +119,13 @@ class Running:
     slot, last = request.slot, len(request.pages)
     self.tables[slot, last - len(pages) : last] = pages
     self.room[slot] = last * self._page_size
+
+  def grown(self, slots: Sequence[int]) -> None:
+    """Notes that some slots' room and tables have grown."""
+    for slot in slots:
+      pages = self.requests[slot].pages
+      last = self.room[slot] // self._page_size
+      pages += self.tables[slot, len(pages) : last].tolist()
 
   def last(self, order: Sequence[str]) -> Request:
     """Returns who is last by an attribute, by the next one among equals."""
@@ -125,6 +144,7 @@ class Running:
     pending = self.computed[slot] + self._left[slot] - self.longest[slot]
     request.num_pending = max(0, int(pending))
     self.requests[slot] = None
+    self._asked.pop(slot, None)
     self._since[slot] = _NEVER
     at, last = int((self.slots == slot).argmax()), self._len - 1
     self._order[at:last] = self._order[at + 1 : self._len]
@@ -152,26 +172,47 @@ class Running:
   ) -> list[Request]:
     """Notes a token of each of some slots, and when it came.
 
+    Args:
+      slots: They, int64 ``[D]``.
+      tokens: Their tokens, int32 ``[D]``.
+      now: The time in seconds.
+
     Returns:
       The requests that their tokens end.
     """
-    row = self._tokens[self._steps % _KEPT]
-    row[:] = _NONE
-    row[slots], self._times[self._steps % _KEPT] = tokens, now
+    at = self._steps % _KEPT
+    self._times[at] = now
+    ended = self._keep(slots, tokens, at)
     self._steps += 1
     looks = max(1, _KEPT // 8)  # not at each step
     if not self._steps % looks:
       oldest = self._since <= self._steps - _KEPT + looks
       for slot in np.flatnonzero(oldest).tolist():
         self._flush(self.requests[slot])
+    if self._asked:
+      ended |= self._ask(slots.tolist(), tokens.tolist())
+    return self.requests[slots[ended]].tolist()
+
+  def _keep(
+    self, slots: np.ndarray, tokens: np.ndarray, at: int
+  ) -> np.ndarray:
+    """Keeps the tokens of a step; returns which are the last ones, ``[D]``."""
+    self._tokens[:, at] = _NONE
+    self._tokens[slots, at] = tokens
     left = self._left[slots] - 1
     self._left[slots] = left
     ended = left <= 0
-    ends = self._ends[slots].tolist()
-    answers = list(map(operator.call, ends, tokens.tolist()))
-    if True in answers:  # seldom; most steps make no array of them
-      ended |= answers
-    return self.requests[slots[ended]].tolist()
+    for stops in self._stops:
+      ended |= tokens == stops[slots]
+    return ended
+
+  def _ask(self, slots: list[int], tokens: list[int]) -> np.ndarray:
+    """Returns which of some tokens end sequences that functions end."""
+    asked = map(self._asked.get, slots)
+    return np.array([
+      ends is not None and ends(token)
+      for ends, token in zip(asked, tokens, strict=True)
+    ], bool)
 
   def _flush(self, request: Request) -> None:
     """Moves what was recorded of a request to it."""
@@ -181,17 +222,19 @@ class Running:
       return
     begin, end = first % _KEPT, steps % _KEPT
     if begin < end:
-      tokens, times = self._tokens[begin:end, slot], self._times[begin:end]
+      tokens, times = self._tokens[slot, begin:end], self._times[begin:end]
     else:  # the rows begin again
       rows = np.arange(first, steps) % _KEPT
-      tokens, times = self._tokens[rows, slot], self._times[rows]
+      tokens, times = self._tokens[slot, rows], self._times[rows]
     drawn = tokens != _NONE
     request.take(tokens[drawn], times[drawn])
 
-  def clients(self, slots: np.ndarray) -> list[tuple[Hashable, int, float]]:
-    """Returns how many of some slots each client has, and its weight."""
-    counts = np.bincount(self._payers[slots])
-    return [
-      (self._clients[i][0], n, self._clients[i][1])
-      for i, n in enumerate(counts.tolist()) if n
-    ]
+  def clients(
+    self, slots: np.ndarray
+  ) -> tuple[Sequence[tuple[Hashable, float]], list[int]]:
+    """Returns clients with their weights, and how many of some slots each has.
+
+    The latter may be none.
+    """
+    counts = np.bincount(self._payers[slots], minlength=len(self._clients))
+    return self._clients, counts.tolist()

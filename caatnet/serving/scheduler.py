@@ -100,7 +100,10 @@ class Scheduler:
     """
     self.limits, self.policy, self.pages = limits, policy, pages
     self.counts = Counts()
-    self.running = Running(limits.slots, pages.num_pages, pages.page_size)
+    make = Running
+    if pages.implementation == "compiled":
+      from caatnet.serving.compiled_running import CompiledRunning as make
+    self.running = make(limits.slots, pages.num_pages, pages.page_size)
     self.swapping = Swapping(limits, pages, host, costs, self.counts)
     self._requests: dict[int, Request] = {}
     self._deadlines: list[tuple[float, int]] = []
@@ -200,15 +203,16 @@ class Scheduler:
     Returns:
       Which of them have not the pages that they need, as indices.
     """
-    slots, without = self.running, []
+    slots, growth = self.running, self.limits.growth
+    if self.pages.grow(slots, decodes, growth):  # as in most steps
+      return []
+    without, size = [], self.pages.page_size
     full = np.flatnonzero(slots.computed[decodes] >= slots.room[decodes])
     growing = slots.requests[decodes[full]].tolist()
-    growth, size = self.limits.growth, self.pages.page_size
     for i, request in zip(full.tolist(), growing, strict=True):
       if request.slot >= 0:  # else it has given way in this loop
         left = -(-request.longest // size) - len(request.pages)
-        count = growth if growth < left else left
-        if self._provide(request, count, least=1):
+        if self._provide(request, min(growth, left), least=1):
           continue
       without.append(i)
     return without
@@ -293,10 +297,14 @@ class Scheduler:
         self.swapping.arrived_later(request)
     key = self.policy.batch_key
     while self._room(budget, chunks):
-      if not self._displacing and not self._free_slot():
+      taken = len(self.running) + self.swapping.num_arriving
+      free = taken < self.limits.slots
+      if not free and not self._displacing:
         return
       request = self.policy.peek()
       if request is None or request.num_pending:
+        return
+      if not free and not self.policy.displaces(request, self.running):
         return
       if self._keyed and chunks and key(request) != key(chunks[0].request):
         return
@@ -307,7 +315,7 @@ class Scheduler:
       known = request.length if self.limits.whole_prompt else (
         plan.start + length
       )
-      if not self._fits(plan.need(known, self.pages)):
+      if not free or plan.need(known, self.pages) > self.pages.num_available:
         if not self._displace(request):
           return
         continue  # what was displaced may have changed the plan
@@ -318,31 +326,22 @@ class Scheduler:
       if request.scheduled_s is None:
         request.scheduled_s, request.num_hits = now, plan.start
       if arrived:
-        self._join(request, plan.start)
+        self._join(request, plan.start, len(plan.found))
         budget -= self._read_on(request, budget, chunks)
-
-  def _free_slot(self) -> bool:
-    taken = len(self.running) + self.swapping.num_arriving
-    return taken < self.limits.slots
-
-  def _fits(self, need: int) -> bool:
-    return self._free_slot() and need <= self.pages.num_available
 
   def _displace(self, request: Request) -> bool:
     """Makes room for a request of a policy that lets it take others' places."""
-    able = self._displacing and len(self.running)
-    if not able or self.swapping.num_leaving:
+    if self.swapping.num_leaving:
       return False  # pages that are being copied may suffice
-    victim = self.policy.victim(self.running)
-    if not self.policy.displaces(request, victim):
+    if not self.policy.displaces(request, self.running):
       return False
-    self._preempt(victim)
+    self._preempt(self.policy.victim(self.running))
     return True
 
-  def _join(self, request: Request, start: int) -> None:
+  def _join(self, request: Request, start: int, found: int = 0) -> None:
     request.state, request.swapped = State.RUNNING, 0
     self.running.add(request, start, request.length)
-    self._publish(request, start)
+    self._publish(request, start, found)
 
   def _publish(self, request: Request, stop: int, first: int = 0) -> None:
     """Names the full pages of the first ``stop`` tokens for others to find.
@@ -374,7 +373,7 @@ class Scheduler:
     )
     slots.computed[decodes] = positions + 1
     if self._charged:
-      self.policy.served(slots.clients(drawing))
+      self.policy.served(*slots.clients(drawing))
     for chunk in chunks:
       request, stop = chunk.request, chunk.start + chunk.length
       slots.computed[request.slot] = stop
@@ -391,16 +390,16 @@ class Scheduler:
       return
     step, now, slots = event.step, event.time_s, self.running
     assert step is not None
-    tokens = np.asarray(event.tokens)
-    for request in [step.drawn[i] for i in event.failed]:
+    tokens = np.array(event.tokens, np.int32)
+    for request in map(step.request, event.failed):
       if request.state not in ENDS:
         self._leave(request)
         self._end(request, State.FAILED, now)
     drawing, late = step.drawing, []
     same = slots.epochs[drawing] == step.epochs
     if np.count_nonzero(same) < len(same):  # some have lost their slots
-      requests = step.drawn
-      late = [(requests[i], int(tokens[i])) for i in np.flatnonzero(~same)]
+      lost = np.flatnonzero(~same)
+      late = [(step.request(i), int(tokens[i])) for i in lost]
       drawing, tokens = drawing[same], tokens[same]
     for request in slots.record(drawing, tokens, now):
       self._finish(request, now)
@@ -412,7 +411,7 @@ class Scheduler:
     request.num_pending -= 1
     if request.state not in ENDS:  # else it ended a step before
       request.take(np.array([token], np.int32), np.array([now]))
-      if request.ends(token) or len(request.tokens) == request.max_tokens:
+      if request.is_end(token) or len(request.tokens) == request.max_tokens:
         self._finish(request, now)
 
   def _finish(self, request: Request, now: float) -> None:

@@ -44,7 +44,8 @@ class Plan:
   def need(self, tokens: int, pages: Pages) -> int:
     """Returns how many available pages it takes to have so many tokens."""
     idle = pages.num_idle(self.found)
-    idle += pages.num_idle([self.source])
+    if self.source >= 0:
+      idle += pages.num_idle([self.source])
     return -(-tokens // pages.page_size) - len(self.found) + idle
 
 

@@ -9,7 +9,8 @@ priorities change; pages are so few that requests give way in one step of
 twenty, which the table says. Timed is all that the scheduler does for a step:
 to make it, to take in its tokens, and to note priorities that have changed.
 What a request takes when it arrives, most of it to name its prompt's pages, has
-a column of its own. Nothing is computed.
+a column of its own. Nothing is computed. `--config.benchmark.implementation=
+reference` is what it takes where numba, of the extra `serve`, is not installed.
 
 Aims: a median below 200 us and a P99 below 1 ms for each policy. It takes two
 minutes; `serving.py:test` seconds.
@@ -29,6 +30,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark.policies = (
     "first_come", "strict_priority", "shortest_first", "vtc", "dlpm"
   )
+  config.benchmark.implementation = "auto"  # or reference, or compiled
   config.benchmark.running = 256
   config.benchmark.waiting = 1000
   # Pages of 16 tokens, so few that one step of twenty takes some back.

@@ -53,7 +53,7 @@ class _Load:
     return Request(
       self._count, np.concatenate([system, own]), int(rng.integers(50, 400)),
       client=int(rng.integers(self._clients)), priority=priority,
-      arrival_s=now, ends=_STOPS.__contains__,
+      arrival_s=now, ends=_STOPS,
     )
 
 
@@ -89,7 +89,7 @@ def run(config: Any) -> dict[str, Any]:
     "us of a processor that the scheduler takes for a step, its tokens' "
     "arrival included\n(in brackets by the clock), and for the arrival of a "
     f"request\n{options.steps:,} steps, {platform.machine()}, Python "
-    f"{platform.python_version()}",
+    f"{platform.python_version()}, {rows[0]['implementation']}",
     ["policy", "running", "waiting", "steps that preempt", "pages found",
      "median", "P99", "most", "arrival"],
     [
@@ -107,7 +107,9 @@ def run(config: Any) -> dict[str, Any]:
 def _measure(policy: str, options: Any) -> dict[str, Any]:
   """Times one policy's steps."""
   num_pages = options.pages[policy]
-  pages = Pages(num_pages, _PAGE_SIZE)
+  pages = Pages(
+    num_pages, _PAGE_SIZE, implementation=options.implementation
+  )
   executor = Simulator(_Steady(), _COPIES, most=_CHUNKS + options.running)
   scheduler = Scheduler(
     Limits(
@@ -154,6 +156,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   counts = pages.counts
   return {
     "policy": policy,
+    "implementation": pages.implementation,
     "running": float(np.mean(running)),
     "waiting": float(np.mean(waiting)),
     "preempting": preempting / options.steps,

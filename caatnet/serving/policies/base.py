@@ -45,8 +45,8 @@ class Policy:
     """Returns who gives its pages up when they are short: the last one."""
     return running.last(self.order)
 
-  def displaces(self, waiting: Request, running: Request) -> bool:
-    """Returns whether a waiting request may take a running one's place."""
+  def displaces(self, waiting: Request, running: Running) -> bool:
+    """Returns whether a waiting request may take the place of who is last."""
     del waiting, running
     return False
 
@@ -88,8 +88,15 @@ class Policy:
   def admitted(self, request: Request, num_read: int) -> None:
     """Notes that a request runs, and how many tokens it reads for that."""
 
-  def served(self, clients: list[tuple[Hashable, int, float]]) -> None:
-    """Notes tokens that a step decodes: client, how many, weight."""
+  def served(
+    self, clients: Sequence[tuple[Hashable, float]], counts: Sequence[int]
+  ) -> None:
+    """Notes tokens that a step draws.
+
+    Args:
+      clients: Whose they are, with the client's weight.
+      counts: How many each of these gets, which may be none.
+    """
 
   def published(self, names: list[bytes]) -> None:
     """Notes names of pages that can be found from now on."""

@@ -13,7 +13,7 @@ Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 2501.14312), algorithm 1.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from caatnet.serving.policies.clients import ClientLines
 from caatnet.serving.requests import Request
@@ -101,7 +101,11 @@ class DeficitLongestPrefix(ClientLines):
     """Charges what is read."""
     self.deficits[request.client] -= num_read
 
-  def served(self, clients: list[tuple[Hashable, int, float]]) -> None:
+  def served(
+    self, clients: Sequence[tuple[Hashable, float]], counts: Sequence[int]
+  ) -> None:
     """Charges what is drawn."""
-    for client, count, _ in clients:
-      self.deficits[client] -= self._cost * count
+    deficits, cost = self.deficits, self._cost
+    for (client, _), count in zip(clients, counts, strict=True):
+      if count:
+        deficits[client] -= cost * count

@@ -5,6 +5,7 @@ import operator
 
 from caatnet.serving.policies.base import Policy
 from caatnet.serving.requests import Request
+from caatnet.serving.running import Running
 
 
 class StrictPriority(Policy):
@@ -37,6 +38,7 @@ class StrictPriority(Policy):
       self._ordered = True
     return super().peek()
 
-  def displaces(self, waiting: Request, running: Request) -> bool:
+  def displaces(self, waiting: Request, running: Running) -> bool:
     """A running request gives way to one of a lower number."""
-    return waiting.priority < running.priority
+    priorities = running.priority[running.slots]
+    return bool((priorities > waiting.priority).any())

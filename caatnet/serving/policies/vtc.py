@@ -12,7 +12,7 @@ Source: Sheng et al., Fairness in serving large language models, OSDI 2024
 (arXiv 2401.00588), algorithm 2.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from caatnet.serving.policies.clients import ClientLines
 from caatnet.serving.requests import Request
@@ -59,7 +59,11 @@ class VirtualTokenCounter(ClientLines):
       cost = self._costs[0] * num_read / request.weight
       self.counters[request.client] += cost
 
-  def served(self, clients: list[tuple[Hashable, int, float]]) -> None:
+  def served(
+    self, clients: Sequence[tuple[Hashable, float]], counts: Sequence[int]
+  ) -> None:
     """Charges what is drawn."""
-    for client, count, weight in clients:
-      self.counters[client] += self._costs[1] * count / weight
+    counters, cost = self.counters, self._costs[1]
+    for (client, weight), count in zip(clients, counts, strict=True):
+      if count:
+        counters[client] += cost * count / weight

@@ -7,7 +7,7 @@ import collections
 import itertools
 from typing import Any
 
-from caatnet.serving.pages import STATES
+from caatnet.serving.page_lists import STATES
 from caatnet.serving.requests import State
 from caatnet.serving.scheduler import Scheduler
 

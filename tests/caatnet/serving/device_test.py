@@ -201,19 +201,14 @@ class Run:
       len(self.requests), prompt, most, arrival_s=self.executor.now(),
       client=int(self.rng.integers(3)), priority=self.priorities.first(),
       conversation=conversation, more=conversation is not None,
-      ends=STOP.__contains__, payload=Drawn(drawing),
+      ends=STOP, payload=Drawn(drawing),
     )
     self.requests.append(request)
     self.scheduler.add(request)
 
   def spoil(self):
     """Overwrites what has become free since the last call."""
-    pages = self.pages
-    free = {
-      page for page in range(pages.num_pages)
-      if not pages._holders[page] and page not in pages._idle
-      and page not in pages._waiting
-    }
+    free = set(np.flatnonzero(self.pages.states() == 0).tolist())
     for page in free - self.spoilt:
       self.executor.host.spoil(page, 1)
     self.spoilt = free

@@ -1,5 +1,7 @@
 """Laws of pages: runs, buddies, prefixes against a trie, copies on the host."""
 
+import importlib.util
+
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 import numpy as np
@@ -10,7 +12,9 @@ from caatnet.serving.groups import Groups, runs
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
 from caatnet.serving.requests import Request
+from caatnet.serving.running import Running
 
+BOTH = pytest.mark.parametrize("implementation", ["reference", "compiled"])
 DRAWN = settings(
   max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate],
   suppress_health_check=list(HealthCheck),
@@ -54,9 +58,10 @@ def test_an_empty_cache_hands_out_one_run(count):
   assert len(list(runs(Groups(128).take(count)))) == 1
 
 
-def test_what_grows_finds_the_pages_after_its_own():
+@BOTH
+def test_what_grows_finds_the_pages_after_its_own(implementation):
   """Two sequences that grow in turns stay in few runs."""
-  pages = Pages(256, 16)
+  pages = Pages(256, 16, implementation=implementation)
   one, two = pages.take(10), pages.take(10)
   for _ in range(50):
     one += pages.take(1, one[-1])
@@ -106,9 +111,10 @@ def test_found_pages_are_those_of_a_trie(sequences, size):
       pages.check()
 
 
-def test_leaves_are_taken_first():
+@BOTH
+def test_leaves_are_taken_first(implementation):
   """What was found before an eviction is found after it, but for its end."""
-  pages = Pages(8, 1)
+  pages = Pages(8, 1, implementation=implementation)
   request = Request(0, list(range(8)), 1)
   request.name_pages(1)
   held = pages.take(8)
@@ -119,8 +125,9 @@ def test_leaves_are_taken_first():
     assert pages.find(request.names) == held[: 8 - count]
 
 
-def test_a_page_that_is_read_is_not_handed_out():
-  pages = Pages(4, 1)
+@BOTH
+def test_a_page_that_is_read_is_not_handed_out(implementation):
+  pages = Pages(4, 1, implementation=implementation)
   held = pages.take(4)
   pages.begin_read(held[:2])
   pages.release(held)
@@ -129,6 +136,102 @@ def test_a_page_that_is_read_is_not_handed_out():
   assert not set(pages.take(2)) & set(held[:2])
   pages.end_read(held[:2])
   assert set(pages.take(2)) == set(held[:2])
+
+
+class Sequences:
+  """Sequences that begin, share, grow, are copied and end, by a seed.
+
+  Attributes:
+    seen: What was handed out, and what was left after each step.
+  """
+
+  def __init__(self, seed, num_pages, in_turn, implementation):
+    self.rng = np.random.default_rng(seed)
+    self.pages = Pages(
+      num_pages, 2, in_turn=in_turn, implementation=implementation
+    )
+    self.running = Running(num_pages, num_pages, 2)
+    self.requests, self.copies, self.seen = [], [], []
+
+  def begin(self):
+    tokens = self.rng.integers(0, 2, int(self.rng.integers(1, 40)))
+    request = Request(len(self.seen), tokens, int(self.rng.integers(1, 12)))
+    request.name_pages(2)
+    found = self.pages.find(request.names)
+    count = -(-len(tokens) // 2) - len(found)
+    if count + self.pages.num_idle(found) > self.pages.num_available:
+      return
+    self.pages.hold(found)
+    after = found[-1] if found else -1
+    request.pages = found + self.pages.take(count, after)
+    self.running.add(request, len(tokens), len(tokens))
+    self.pages.publish(request.pages[: len(request.names)], request.names)
+    self.requests.append(request)
+
+  def end(self):
+    request = self.requests.pop(int(self.rng.integers(len(self.requests))))
+    if self.rng.random() < 0.5:
+      self.copies.append(list(request.pages))
+      self.pages.begin_read(request.pages)
+    self.running.remove(request)
+    self.pages.release(request.pages)
+
+  def grow(self):
+    slots = self.running.slots
+    self.running.computed[slots] += self.rng.integers(0, 3, len(slots))
+    np.minimum(
+      self.running.computed, self.running.room, out=self.running.computed
+    )
+    able = slots[self.running.computed[slots] < self.running.longest[slots]]
+    self.pages.grow(self.running, able.copy(), int(self.rng.integers(1, 4)))
+
+  def step(self):
+    draw = self.rng.random()
+    if draw < 0.4 or not self.requests:
+      self.begin()
+    elif draw < 0.6:
+      self.end()
+    elif draw < 0.8 and self.copies:
+      self.pages.end_read(self.copies.pop(0))
+    else:
+      self.grow()
+    self.pages.check()
+    self.seen.append((
+      [list(r.pages) for r in self.requests],
+      [self.running.tables[r.slot, : len(r.pages)].tolist()
+       for r in self.requests],
+      self.pages.states().tolist(), self.pages.sizes(),
+      self.pages.num_available, self.pages.num_leaving,
+      [self.pages.read(page) for page in range(self.pages.num_pages)],
+    ))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(20, 150), st.booleans())
+@DRAWN
+def test_compiled_lists_hand_out_what_the_reference_does(
+  seed, num_pages, in_turn
+):
+  runs_ = [
+    Sequences(seed, num_pages, in_turn, name)
+    for name in ("reference", "compiled")
+  ]
+  for _ in range(150):
+    for run in runs_:
+      run.step()
+    assert runs_[0].seen[-1] == runs_[1].seen[-1]
+  assert runs_[0].pages.counts == runs_[1].pages.counts
+  for pages, table in zip(*runs_[0].seen[-1][:2], strict=True):
+    assert pages == table
+
+
+def test_numba_is_asked_for_by_its_extra(monkeypatch):
+  assert Pages(1, 1).implementation == "compiled"
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  assert Pages(1, 1).implementation == "reference"
+  with pytest.raises(ValueError, match=r"pip install \"caatnet\[serve\]\""):
+    Pages(1, 1, implementation="compiled")
+  with pytest.raises(ValueError, match="implementation"):
+    Pages(1, 1, implementation="fast")
 
 
 def test_runs_are_contiguous_on_both_sides():

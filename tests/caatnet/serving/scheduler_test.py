@@ -18,7 +18,7 @@ from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
 from caatnet.serving.policies import registry
 from caatnet.serving.priorities import Priorities
-from caatnet.serving.requests import ENDS, Request, State, never
+from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler import Limits, Scheduler
 from tests.caatnet.serving import oracle
 
@@ -30,6 +30,7 @@ CASE = st.fixed_dictionaries({
   "host_pages": st.sampled_from([0, 9, 200]),
   "steps_ahead": st.sampled_from([1, 2, 2, 3]),
   "in_turn": st.booleans(),
+  "implementation": st.sampled_from(["reference", "compiled"]),
   "priorities": st.sampled_from(["none", "random", "markov"]),
   "limits": st.builds(
     Limits,
@@ -51,7 +52,7 @@ CASE = st.fixed_dictionaries({
 
 def case_of(
   seed, policy, page_size, host_pages, *, limits, tight=False, steps_ahead=2,
-  in_turn=False, priorities="none",
+  in_turn=False, implementation="compiled", priorities="none",
 ):
   """Names the parts of a case."""
   return locals()
@@ -80,13 +81,16 @@ ORDERS = {
 class Run:
   """A random schedule, and what must hold at each of its turns."""
 
-  def __init__(self, case, ends=never):
+  def __init__(self, case, ends=(frozenset(),)):
     self.rng = oracle.rng_of(case["seed"])
-    self.case, self.ends = case, ends
+    self.case, self.ends = case, ends  # what ends one after the other
     size = case["page_size"]
     longest = 24
     num_pages = -(-longest // size) + (0 if case["tight"] else 20)
-    self.pages = Pages(num_pages, size, in_turn=case["in_turn"])
+    self.pages = Pages(
+      num_pages, size, in_turn=case["in_turn"],
+      implementation=case["implementation"],
+    )
     self.host = Host(case["host_pages"], size, reserve=bool(case["seed"] % 2))
     self.executor = oracle.Oracle(
       num_pages, case["host_pages"], size,
@@ -120,7 +124,8 @@ class Run:
       len(self.requests), prompt, int(self.rng.integers(1, room + 1)),
       client=int(self.rng.integers(3)), arrival_s=at,
       priority=self.priorities.first(), conversation=conversation,
-      more=conversation is not None, ends=self.ends,
+      more=conversation is not None,
+      ends=self.ends[len(self.requests) % len(self.ends)],
       deadline_s=at + 20 if self.rng.random() < 0.2 else np.inf,
     )
     self.requests.append(request)
@@ -197,7 +202,10 @@ class Run:
       assert self.host.valid(request.owner) >= request.length - 1
 
 
-@pytest.mark.parametrize("ends", [never, lambda token: token == 0])
+@pytest.mark.parametrize("ends", [
+  (frozenset(),),
+  (frozenset((0,)), lambda token: token == 1, frozenset(), frozenset((0, 2))),
+])
 @given(case=CASE)
 @example(case=case_of(  # some end whose pages are back, and have not begun
   4126347408, "dlpm", 4, 9, tight=True, steps_ahead=1, in_turn=True,
@@ -206,6 +214,12 @@ class Run:
 @example(case=case_of(  # some are cancelled while they are brought back
   4294967295, "first_come", 1, 200, steps_ahead=1,
   limits=Limits(1, 9, whole_prompt=False, keep_turns=True, copy_on_write=False),
+))
+@example(case=case_of(  # one has pages when it is cancelled on its way back
+  262145, "shortest_first", 2, 200, priorities="markov",
+  limits=Limits(
+    5, 5, chunk=1, whole_prompt=False, preempt="swap", keep_turns=True
+  ),
 ))
 @example(case=case_of(  # all who run give way, and others are back
   0, "dlpm", 4, 200, tight=True, steps_ahead=1,
@@ -231,7 +245,9 @@ def test_everyone_gets_what_a_run_alone_gives(ends, case):
   run.play()
   for request in run.requests:
     assert request.state in ENDS
-    expected = oracle.alone(request.prompt, request.max_tokens, ends)
+    expected = oracle.alone(
+      request.prompt, request.max_tokens, request.is_end
+    )
     assert len(request.token_times) == len(request.tokens)
     assert request.token_times == sorted(request.token_times)
     if request.state is State.FINISHED:
@@ -245,6 +261,34 @@ def test_everyone_gets_what_a_run_alone_gives(ends, case):
   if not run.case["in_turn"]:
     fresh = Pages(run.pages.num_pages, 1)
     assert run.pages.sizes() == fresh.sizes()
+
+
+@given(case=CASE)
+@drawn(15)
+def test_what_is_compiled_decides_as_the_reference(case):
+  one, other = (
+    Run(case | {"implementation": name}, (frozenset((0,)), frozenset()))
+    for name in ("reference", "compiled")
+  )
+  steps = []
+  for run in (one, other):
+    made, check = [], run.check
+
+    def kept(step, made=made, check=check):
+      check(step)
+      if step is not None:
+        made.append((
+          step.positions.tolist(),
+          [(c.request.number, c.start, c.length) for c in step.chunks],
+          [(r.number, tuple(r.pages)) for r in step.drawn],
+        ))
+
+    run.check = kept
+    run.play()
+    steps.append(made)
+  assert steps[0] == steps[1]
+  assert one.scheduler.counts == other.scheduler.counts
+  assert one.pages.counts == other.pages.counts
 
 
 @given(case=CASE)
@@ -354,6 +398,6 @@ def test_answers_longer_than_what_is_kept_are_whole(kept, monkeypatch):
   assert max(len(r.tokens) for r in whole) > kept
   for request in whole:
     assert request.tokens == oracle.alone(
-      request.prompt, request.max_tokens, never
+      request.prompt, request.max_tokens, request.is_end
     )
     assert len(request.token_times) == len(request.tokens)

@@ -1,0 +1,74 @@
+"""`caatnet.serving.running` compiled by numba, of the extra `serve`.
+
+What it does at each step for each slot is one loop here.
+
+Shape legend: S = slots, D = decodes of a step, K = steps that are kept.
+"""
+
+from numba import boolean, int32, int64
+import numpy as np
+
+from caatnet.serving.compiling import compiled
+from caatnet.serving.requests import Request
+from caatnet.serving.running import Running
+
+_NONE = -1  # no token
+_INT64 = int64[::1]
+
+
+@compiled((_INT64, _INT64, _INT64, _INT64, int64[:, ::1]))
+def _ready(slots, computed, context, longest, found):
+  """Writes slots that decode into row 0, those that read into row 1."""
+  decodes = reading = 0
+  for slot in slots:
+    if computed[slot] < context[slot]:
+      found[1, reading] = slot
+      reading += 1
+    elif computed[slot] < longest[slot]:
+      found[0, decodes] = slot
+      decodes += 1
+  return decodes, reading
+
+
+@compiled((
+  int32[:, ::1], int64, _INT64, int32[:, ::1], _INT64, int32[::1], boolean[::1]
+))
+def _keep(kept, at, left, stops, slots, tokens, ended):
+  """Keeps a step's tokens, and writes which of them are the last ones."""
+  kept[:, at] = _NONE
+  for i in range(len(slots)):
+    slot = slots[i]
+    kept[slot, at] = tokens[i]
+    left[slot] -= 1
+    ended[i] = left[slot] <= 0
+    for k in range(len(stops)):
+      ended[i] |= tokens[i] == stops[k, slot]
+
+
+class CompiledRunning(Running):
+  """What `Running` is."""
+
+  def __init__(self, num_slots: int, num_pages: int, page_size: int) -> None:
+    """Makes empty slots with room for so many pages each."""
+    super().__init__(num_slots, num_pages, page_size)
+    self._found = np.zeros((2, num_slots), np.int64)
+    self._ended = np.zeros(num_slots, bool)
+
+  def ready(self) -> tuple[np.ndarray, list[Request]]:
+    """Returns what the next step can go on with, as `Running.ready` does."""
+    decodes, reading = _ready(
+      self.slots, self.computed, self.context, self.longest, self._found
+    )
+    slots = self._found[0, :decodes].copy()
+    if not reading:  # as in most steps
+      return slots, []
+    return slots, self.requests[self._found[1, :reading]].tolist()
+
+  def _keep(
+    self, slots: np.ndarray, tokens: np.ndarray, at: int
+  ) -> np.ndarray:
+    ended = self._ended[: len(slots)]
+    _keep(
+      self._tokens, at, self._left, self._stops, slots, tokens, ended
+    )
+    return ended
