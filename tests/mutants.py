@@ -3531,6 +3531,11 @@ _SERVING_ROWS = [
     'server["pages"] - _NULL_PAGES, server["page_size"], False,',
     "tests/caatnet/studies/serving_test.py::test_the_log_comes_out",
   ),
+  Mutant(
+    "caatnet/studies/serving/measured.py", "no prompts begin alike",
+    "found[i][:count] = found[like][:count]", "del count, like",
+    "tests/caatnet/studies/serving_test.py::test_the_log_comes_out",
+  ),
 ]
 
 _ELASTIC = "tests/parallel/elastic"

@@ -21,20 +21,19 @@ _IDLE, _LEAVING, _GROUPS = 1, 2, 3  # lists; _GROUPS + k of groups of 2^k pages
 
 
 class _Book(NamedTuple):
-  """The state of all pages.
+  """The state of all pages, int32.
 
   Attributes:
-    holders: Sequences that hold a page, int32 ``[N]``.
+    holders: Sequences that hold a page, ``[N]``.
     readers: Copies that read it.
-    named: Whether it has a name, uint8 ``[N]``.
+    named: Whether it has a name.
     free: Whether it is free.
     where: The list that it is in; 0 for none.
-    after: The next one in its list, int32 ``[N + L]``; N + i begins and ends
-      list i.
-    before: The one before it.
-    lengths: Of the lists, int64 ``[L]``; of list 0, how many pages are free.
-    gone: Space for pages that lose their names, int32 ``[N]``.
+    gone: Space for pages that lose their names.
     grown: Space for slots that get pages, as many at most.
+    after: The next one in its list, ``[N + L]``; N + i begins and ends list i.
+    before: The one before it.
+    lengths: Of the lists, first ``[L]``; of list 0, how many pages are free.
   """
 
   holders: np.ndarray
@@ -42,19 +41,25 @@ class _Book(NamedTuple):
   named: np.ndarray
   free: np.ndarray
   where: np.ndarray
+  gone: np.ndarray
+  grown: np.ndarray
   after: np.ndarray
   before: np.ndarray
   lengths: np.ndarray
-  gone: np.ndarray
-  grown: np.ndarray
 
 
-_BYTES, _INT32, _INT64 = numba.uint8[::1], numba.int32[::1], int64[::1]
-# A book as a plain tuple, whose type numba knows sooner when it is called.
-_ARRAYS = numba.types.Tuple((
-  _INT32, _INT32, _BYTES, _BYTES, _BYTES, _INT32, _INT32, _INT64, _INT32,
-  _INT32,
-))
+_INT32, _INT64, _ROWS = numba.int32[::1], int64[::1], numba.int32[:, ::1]
+# Those of a book with N and with N + L columns: a call takes as long as it has
+# arrays for arguments.
+_BOOK = _ROWS, _ROWS
+
+
+@compiled()
+def _open(pages, lists):
+  return _Book(
+    pages[0], pages[1], pages[2], pages[3], pages[4], pages[5], pages[6],
+    lists[0], lists[1], lists[2],
+  )
 
 
 @compiled()
@@ -108,7 +113,7 @@ def _give(book, pages):
 @compiled()
 def _choose(book, count, room):
   """Returns k of the groups to cut from."""
-  last = len(book.lengths) - 1
+  last = len(book.lengths) - len(book.where) - 1
   if not room:
     k = 0
     while 1 << k < count:
@@ -185,17 +190,18 @@ def _evict(book, count, gone):
   return gone
 
 
-@compiled((_ARRAYS, _INT32, int64, int64))
-def _take_pages(book, found, after, ahead):
-  return _take(_Book(*book), found, after, ahead, 0)
+@compiled((*_BOOK, _INT32, int64, int64))
+def _take_pages(pages, lists, found, after, ahead):
+  return _take(_open(pages, lists), found, after, ahead, 0)
 
 
 @compiled((
-  _ARRAYS, _INT64, numba.int32[:, ::1], _INT64, _INT64, _INT64, int64, int64,
-  int64,
+  *_BOOK, _INT64, _ROWS, _INT64, _INT64, _INT64, int64, int64, int64
 ))
-def _grow(book, room, tables, slots, computed, longest, most, size, ahead):
-  book, needed = _Book(*book), 0
+def _grow(
+  pages, lists, room, tables, slots, computed, longest, most, size, ahead
+):
+  book, needed = _open(pages, lists), 0
   for slot in slots:
     if computed[slot] >= room[slot]:
       left = -(-longest[slot] // size) - room[slot] // size
@@ -214,20 +220,20 @@ def _grow(book, room, tables, slots, computed, longest, most, size, ahead):
   return num, gone
 
 
-@compiled((_ARRAYS, _INT32))
-def _hold(book, pages):
-  book = _Book(*book)
-  for page in pages:
+@compiled((*_BOOK, _INT32))
+def _hold(pages, lists, held):
+  book = _open(pages, lists)
+  for page in held:
     if book.where[page]:  # idle, or leaving
       _remove(book, page)
     book.holders[page] += 1
 
 
-@compiled((_ARRAYS, _INT32, boolean))
-def _release(book, pages, in_turn):
-  book = _Book(*book)
-  free, num = np.empty(len(pages), np.int32), len(pages)
-  for page in pages[::-1]:
+@compiled((*_BOOK, _INT32, boolean))
+def _release(pages, lists, held, in_turn):
+  book = _open(pages, lists)
+  free, num = np.empty(len(held), np.int32), len(held)
+  for page in held[::-1]:
     book.holders[page] -= 1
     if book.holders[page]:
       assert book.holders[page] > 0
@@ -241,10 +247,10 @@ def _release(book, pages, in_turn):
   _give(book, free[num:])
 
 
-@compiled((_ARRAYS, _INT32, boolean))
-def _end_read(book, pages, in_turn):
-  book = _Book(*book)
-  for page in pages[::-1]:
+@compiled((*_BOOK, _INT32, boolean))
+def _end_read(pages, lists, read, in_turn):
+  book = _open(pages, lists)
+  for page in read[::-1]:
     assert book.readers[page] > 0
     book.readers[page] -= 1
     if not book.readers[page] and book.where[page] == _LEAVING:
@@ -266,19 +272,15 @@ class CompiledLists:
     """Makes a cache of free pages, with the arguments of `PageLists`."""
     self._ahead, self._in_turn = ahead, in_turn
     num_lists = _GROUPS + num_pages.bit_length()
+    pages = np.zeros((7, num_pages), np.int32)
+    lists = np.zeros((3, num_pages + num_lists), np.int32)
+    lists[:2] = np.arange(num_pages + num_lists)
+    self._arrays, self._book = (pages, lists), _Book(*pages, *lists)
     # Python reads single values of these sooner than of arrays.
-    self.named, self._where = bytearray(num_pages), bytearray(num_pages)
-    links = np.arange(num_pages + num_lists, dtype=np.int32)
-    lengths = np.zeros(num_lists, np.int64)
-    self._lengths = memoryview(lengths)
-    zeros = np.zeros(num_pages, np.int32)
-    self._book = _Book(
-      zeros.copy(), zeros.copy(), np.frombuffer(self.named, np.uint8),
-      np.zeros(num_pages, np.uint8), np.frombuffer(self._where, np.uint8),
-      links, links.copy(), lengths, zeros.copy(), zeros.copy(),
+    self.named, self._where, self._lengths = map(
+      memoryview, (self._book.named, self._book.where, self._book.lengths)
     )
     _give(self._book, np.arange(num_pages, dtype=np.int32))
-    self._arrays = tuple(self._book)
 
   @property
   def num_available(self) -> int:
@@ -296,12 +298,12 @@ class CompiledLists:
 
   def hold(self, pages: Sequence[int]) -> None:
     """Notes another sequence that reads pages."""
-    _hold(self._arrays, np.array(pages, np.int32))
+    _hold(*self._arrays, np.array(pages, np.int32))
 
   def take(self, count: int, after: int) -> tuple[list[int], list[int]]:
     """Hands out pages, as `PageLists.take` does."""
     found = np.empty(count, np.int32)
-    gone = _take_pages(self._arrays, found, after, self._ahead)
+    gone = _take_pages(*self._arrays, found, after, self._ahead)
     return found.tolist(), self._book.gone[:gone].tolist()
 
   def grow(
@@ -310,7 +312,7 @@ class CompiledLists:
   ) -> tuple[list[int], list[int]] | None:
     """Hands out pages to sequences that have filled theirs, likewise."""
     num, gone = _grow(
-      self._arrays, room, tables, slots, computed, longest, most, size,
+      *self._arrays, room, tables, slots, computed, longest, most, size,
       self._ahead,
     )
     if num < 0:
@@ -319,7 +321,7 @@ class CompiledLists:
 
   def release(self, pages: Sequence[int]) -> None:
     """Gives up the pages of a sequence, the last one first."""
-    _release(self._arrays, np.array(pages, np.int32), self._in_turn)
+    _release(*self._arrays, np.array(pages, np.int32), self._in_turn)
 
   def begin_read(self, pages: Sequence[int]) -> None:
     """Notes a copy that reads pages, which are held."""
@@ -328,7 +330,7 @@ class CompiledLists:
 
   def end_read(self, pages: Sequence[int]) -> None:
     """Notes the end of a copy; what was given up meanwhile becomes idle."""
-    _end_read(self._arrays, np.array(pages, np.int32), self._in_turn)
+    _end_read(*self._arrays, np.array(pages, np.int32), self._in_turn)
 
   def is_read(self, page: int) -> bool:
     """Returns whether a copy reads a page."""
@@ -343,7 +345,8 @@ class CompiledLists:
 
   def sizes(self) -> list[int]:
     """Returns how many free groups there are of each 2^k pages."""
-    return self._book.lengths[_GROUPS:].tolist()
+    last = len(self._book.lengths) - len(self._book.where)
+    return self._book.lengths[_GROUPS:last].tolist()
 
   def check(self) -> None:
     """Asserts that each page is in exactly one state."""

@@ -210,7 +210,7 @@ class Pages:
     """Asserts that each page is in exactly one state, and each name sound."""
     self._lists.check()
     states = self.states()
-    named = np.flatnonzero(np.frombuffer(self._lists.named, np.uint8)).tolist()
+    named = [page for page, n in enumerate(self._lists.named) if n]
     assert {self._names[page]: page for page in named} == self._by_name
     assert len(named) == len(self._by_name)
     assert all(states[page] for page in named)  # none is free

@@ -5,11 +5,13 @@ r"""Simulates vLLM's run of 300 requests on an RTX 4090, beside its log.
     --plot=vllm_log.png --config.change=0.0
   python -m launch.simulate --config=configs/serving/vllm_log.py \
     --config.prefixes=sharegpt-llama-3.1-8b-300-sps10.jsonl
+  python -m launch.simulate --config=configs/serving/vllm_log.py \
+    --config.prefixes=none
 
 Llama-3.1-8B in bfloat16. Times come from single operations that were measured
-on that GPU; nothing is fitted to the log. The published log has no prompts.
-With the published workload, which has them, pages that prompts share are found
-as they were in the run; without it only a request's own are.
+on that GPU; nothing is fitted to the log, which has no prompts. Which of them
+begin alike, and so share pages, is known from the published workload: 32 of
+300. Its file, of casys-kaist/LLMServingSim, gives the same figures.
 """
 
 import ml_collections
@@ -25,8 +27,9 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.subject = "vllm_log"
   # The first so many requests of the log; 0 for all.
   config.num_requests = 0 if size == "all" else 40
-  # A file that says which prompts begin alike; "" for none.
-  config.prefixes = ""
+  # Which prompts begin alike: "published", as in the published workload, or
+  # "none", or that workload's file.
+  config.prefixes = "published"
   # vLLM's options in that run.
   config.server = ml_collections.ConfigDict()
   config.server.policy = "first_come"

@@ -5,14 +5,16 @@ copyright 2024 CASYS Lab at KAIST), ``bench/examples/RTX4090`` and
 ``profiler/perf/RTX4090``: the requests of a run of vLLM 0.19.0 with
 Llama-3.1-8B in bfloat16, its state at each second, and times of single
 operations in us.
-Requests are told from the first one's arrival in the server's queue on; the
-tokens of prompts are not among them. Nothing else was changed.
+Requests are told from the first one's arrival in the server's queue on. The
+tokens of prompts are not among them; ``prefixes.csv.gz`` says which begin alike
+in the published workload, ``workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl``:
+for each prompt an earlier one that has most of its first tokens, and how many,
+if these fill a page. Nothing else was changed.
 """
 
 from collections.abc import Mapping
 import csv
 import gzip
-import io
 import json
 import pathlib
 
@@ -88,16 +90,14 @@ def profile(scale: float = 1.0) -> Profile:
 
 
 def prompts(
-  rows: list[Mapping[str, float]], path: str
+  rows: list[Mapping[str, float]], prefixes: str
 ) -> list[np.ndarray]:
   """Returns a prompt for each request, int32 ``[n]``.
 
   Args:
     rows: The requests.
-    path: A file that says which prompts begin alike: the published workload
-      (``workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl``), or a CSV with the
-      columns request, like, tokens: so many of its first tokens are those of an
-      earlier request. "" takes all prompts for different.
+    prefixes: Which prompts begin alike: "published", as in the published
+      workload; "none"; or that workload's file, whose tokens are read.
 
   Raises:
     ValueError: The file cannot be read, or is not of these requests.
@@ -107,28 +107,30 @@ def prompts(
     rng.integers(2**31 - 1, size=int(row["input_tokens"]), dtype=np.int32)
     for row in rows
   ]
-  if not path:
+  if prefixes == "none":
+    return found
+  if prefixes == "published":
+    for row in _rows("prefixes"):
+      i, like, count = (int(row[k]) for k in ("request", "like", "tokens"))
+      if i < len(found):
+        found[i][:count] = found[like][:count]
     return found
   try:
-    text = pathlib.Path(path).read_text()
-    if path.endswith(".jsonl"):
-      given = [json.loads(line) for line in text.splitlines()]
-      found = [
-        np.array(r["input_tok_ids"], np.int32)
-        for r in given[: len(rows)]
-      ]
-    else:
-      for row in csv.DictReader(io.StringIO(text)):
-        i, like, count = (int(row[k]) for k in ("request", "like", "tokens"))
-        if i < len(found):
-          found[i][:count] = found[like][:count]
-  except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-    raise ValueError(f"config.prefixes={path!r}: {error}") from error
+    lines = pathlib.Path(prefixes).read_text().splitlines()
+    found = [
+      np.array(json.loads(line)["input_tok_ids"], np.int32)
+      for line in lines[: len(rows)]
+    ]
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise ValueError(
+      f"config.prefixes={prefixes!r} is neither published nor none nor the "
+      f"published workload's file: {error}"
+    ) from error
   lengths = [len(tokens) for tokens in found]
   if lengths != [int(row["input_tokens"]) for row in rows]:
     raise ValueError(
-      f"config.prefixes={path!r} has other prompts than the log: their lengths "
-      "differ"
+      f"config.prefixes={prefixes!r} has other prompts than the log: their "
+      "lengths differ"
     )
   return found
 

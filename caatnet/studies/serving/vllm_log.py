@@ -2,7 +2,8 @@
 
 Nothing is fitted to the log. From it come lengths, arrivals (`queued_s`: when
 the server's loop takes a request) and the number of pages; all times come from
-operations that were measured alone. The rules are vLLM's, as values of
+operations that were measured alone, and which prompts begin alike from the
+workload. The rules are vLLM's, as values of
 `caatnet.serving`: first come, first served; decodes first, then chunks up to a
 budget; a request joins if pages for all its tokens are left, and not in a step
 in which another one gave way; who joined last gives way and is computed again;
@@ -29,8 +30,7 @@ from caatnet.studies.serving import measured
 # vLLM's page that stands for no page.
 _NULL_PAGES = 1
 _SHARED = (
-  "pages that prompts share: vLLM finds them by their tokens, which this run "
-  "does not know (config.prefixes)"
+  "pages that prompts share, which vLLM finds by their tokens (config.prefixes)"
 )
 
 
@@ -65,20 +65,21 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   base = simulate(rows, prompts, server)
   theirs = _of_log(rows, percentiles)
   ours = of_requests(base.requests, percentiles)
-  known = bool(config["prefixes"])
+  shared = config["prefixes"] != "none"
   return {
     "source": measured.SOURCE,
     "num_requests": len(rows),
-    "prefixes": known,
     "tolerance": config["tolerance"],
     "rows": [
-      _row(name, ours[name], theirs[name], config["tolerance"], known)
+      _row(name, ours[name], theirs[name], config["tolerance"], shared)
       for name in ours
     ],
     "sensitivity": [
-      _changed(label, rows, prompts, server | change, scale, theirs,
-               percentiles)
-      for label, change, scale in _changes(server, config["change"])
+      _changed(label, rows, measured.prompts(rows, prefixes), server | change,
+               scale, theirs, percentiles)
+      for label, change, scale, prefixes in _changes(
+        server, config["change"], config["prefixes"]
+      )
     ],
     "counts": base.counts,
     "series": base.series.tolist(),
@@ -179,25 +180,25 @@ def _of_log(
 
 
 def _row(
-  name: str, ours: float, theirs: float, tolerance: float, known: bool
+  name: str, ours: float, theirs: float, tolerance: float, shared: bool
 ) -> dict[str, Any]:
   error = ours / theirs - 1
   missed = abs(error) > tolerance
   return {
     "name": name, "ours_s": ours, "log_s": theirs, "error": error,
-    "suspected": (_SHARED if not known else "not known") if missed else "",
+    "suspected": ("not known" if shared else _SHARED) if missed else "",
   }
 
 
 def _changes(
-  server: Mapping[str, Any], change: float
-) -> list[tuple[str, dict[str, Any], float]]:
-  """Returns other servers: what is changed, keys, and a factor of times."""
+  server: Mapping[str, Any], change: float, prefixes: str
+) -> list[tuple[str, dict[str, Any], float, str]]:
+  """Returns other runs: what is changed, keys, a factor of times, prefixes."""
   if not change:
     return []
   pages = server["pages"]
   more, less = round(pages * (1 + change)), round(pages * (1 - change))
-  return [
+  changed = [
     (f"{change:.0%} more pages ({more:,})", {"pages": more}, 1.0),
     (f"{change:.0%} fewer pages ({less:,})", {"pages": less}, 1.0),
     (f"steps take {change:.0%} longer", {}, 1 + change),
@@ -205,6 +206,9 @@ def _changes(
     ("each step waits for the one before", {"steps_ahead": 1}, 1.0),
     ("the first chunk must fit, no more", {"whole_prompt": False}, 1.0),
     ("no page is found", {"reuse": False}, 1.0),
+  ]
+  return [(*row, prefixes) for row in changed] + [
+    ("no prompts begin alike", {}, 1.0, "none")
   ]
 
 

@@ -1,5 +1,7 @@
 """The study of serving: a simulated server against the log of a real one."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -19,12 +21,10 @@ def result():
 
 
 def test_the_log_comes_out(result, capsys, tmp_path):
-  """Nothing is fitted; what misses is named, and is a tail's or P95."""
-  rows = {row["name"]: row for row in result["rows"]}
-  for name, row in rows.items():
-    if name not in ("TTFT P95", "TPOT P90", "TPOT P95"):
-      assert abs(row["error"]) <= CONFIG["tolerance"], name
-    assert bool(row["suspected"]) == (abs(row["error"]) > CONFIG["tolerance"])
+  """Nothing is fitted, and each figure is within the tolerance."""
+  for row in result["rows"]:
+    assert abs(row["error"]) <= CONFIG["tolerance"], row["name"]
+    assert not row["suspected"]
   tables.show(result)
   assert "TTFT P95" in capsys.readouterr().out
   pytest.importorskip("matplotlib")
@@ -39,17 +39,32 @@ def test_pages_are_the_log_s_before_any_request_ends(result):
   assert np.any(np.abs(third[:, 3] - log["kv_cache_pct"][2]) < 0.2)
 
 
-def test_prompts_that_begin_alike_share_pages(tmp_path):
-  """A file says so; one of another log is refused."""
-  file = tmp_path / "prefixes.csv"
-  file.write_text("request,like,tokens\n2,0,1024\n")
-  config = vllm_log.get_config("test").to_dict() | {"prefixes": str(file)}
-  found = study.run(config)
-  assert found["counts"]["shared_pages"] == 1024 // 16
+def test_without_pages_that_prompts_share_tails_miss(result):
+  """What misses is named, with the rule that is suspected."""
+  found = study.run(CONFIG | {"prefixes": "none"})
+  assert result["counts"]["shared_pages"] > found["counts"]["shared_pages"] == 0
+  missed = {row["name"] for row in found["rows"] if row["suspected"]}
+  assert missed == {"TTFT P95", "TPOT P90", "TPOT P95"}
+  for row in found["rows"]:
+    assert bool(row["suspected"]) == (abs(row["error"]) > CONFIG["tolerance"])
+
+
+def test_a_workload_s_own_tokens_say_what_is_shared(tmp_path):
+  """Two prompts share pages; a workload of another log is refused."""
+  rows = measured.requests()[:40]
   file = tmp_path / "prompts.jsonl"
+  prompts = measured.prompts(rows, "none")
+  prompts[2][:1024] = prompts[0][:1024]
+  file.write_text("".join(
+    json.dumps({"input_tok_ids": prompt.tolist()}) + "\n" for prompt in prompts
+  ))
+  config = vllm_log.get_config("test").to_dict() | {"prefixes": str(file)}
+  assert study.run(config)["counts"]["shared_pages"] == 1024 // 16
   file.write_text('{"input_tok_ids": [1, 2]}\n' * 40)
-  with pytest.raises(ValueError, match=r"config\.prefixes"):
-    study.run(config | {"prefixes": str(file)})
+  with pytest.raises(ValueError, match="lengths differ"):
+    study.run(config)
+  with pytest.raises(ValueError, match=r"config\.prefixes='publisht'"):
+    study.run(config | {"prefixes": "publisht"})
 
 
 def test_profile_gives_back_what_was_measured():
