@@ -60,7 +60,8 @@ def main() -> None:
     config.name = to.name
     config.model.update(published.section)
     config.parallel.tensor = published.ranks
-    config.data.seq_len = min(config.data.seq_len, published.num_positions)
+    for section, key in ((config.data, "seq_len"), (config.inference, "context")):
+      section[key] = min(section[key], published.num_positions)
     if published.tokenizer:
       config.data.tokenizer = str(source.absolute())
     experiment = experiments.build(config)

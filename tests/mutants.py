@@ -3406,6 +3406,18 @@ _SERVING_ROWS = [
     "alive = np.ones(len(decodes), bool)", _ALONE,
   ),
   Mutant(
+    "caatnet/serving/policies/dlpm.py", "the longest prefix is always first",
+    "if deficits[c] > 0]", "]",
+    f"{_SERVING}/policies_test.py::"
+    "test_who_shares_no_prefix_waits_for_a_quantum_at_most",
+  ),
+  Mutant(
+    "caatnet/serving/policies/dlpm.py", "a quantum has no weight",
+    "self._quantum * line[0][2].weight", "self._quantum",
+    f"{_SERVING}/policies_test.py::"
+    "test_who_shares_no_prefix_waits_for_a_quantum_at_most",
+  ),
+  Mutant(
     "caatnet/serving/scheduler.py", "a sequence of NaN is served on",
     "in map(step.request, event.failed):", "in []:",
     f"{_SERVING}/server_clients_test.py::test_a_sequence_of_nan_fails_alone",

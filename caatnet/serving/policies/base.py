@@ -14,6 +14,8 @@ from typing import Any
 from caatnet.serving.requests import Request
 from caatnet.serving.running import Running
 
+Clients = Sequence[tuple[Hashable, float]]  # with their weights
+
 
 class Policy:
   """First come, first served, and the base of other orders.
@@ -88,13 +90,11 @@ class Policy:
   def admitted(self, request: Request, num_read: int) -> None:
     """Notes that a request runs, and how many tokens it reads for that."""
 
-  def served(
-    self, clients: Sequence[tuple[Hashable, float]], counts: Sequence[int]
-  ) -> None:
+  def served(self, clients: Clients, counts: Sequence[int]) -> None:
     """Notes tokens that a step draws.
 
     Args:
-      clients: Whose they are, with the client's weight.
+      clients: Whose they are.
       counts: How many each of these gets, which may be none.
     """
 

@@ -2,29 +2,23 @@
 
 Of the clients whose deficit is positive the request with the longest cached
 prefix is next. Service is taken from the deficit; when no client in line has
-any left, all get a quantum. So the order follows the cache, and no client gets
-more than a quantum ahead.
-
-How much of a prompt is cached is looked up when a request joins the line, when
-the first page that it lacks gets a name, and, since pages are evicted, when it
-is about to be next. So the order is that of what is cached.
+any left, all get a quantum, so none gets more than that ahead. What is cached
+is looked up when a request joins the line, when the first page that it lacks
+gets a name, and, since pages are evicted, when it is about to be next.
 
 Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 2501.14312), algorithm 1.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
+from caatnet.serving.policies.base import Clients
 from caatnet.serving.policies.clients import ClientLines
 from caatnet.serving.requests import Request
 
 
 class DeficitLongestPrefix(ClientLines):
-  """The longest cached prefix first, of clients that have deficit left.
-
-  Attributes:
-    deficits: What each client may still be served.
-  """
+  """The longest cached prefix first, of clients that have deficit left."""
 
   def __init__(
     self, hits: Callable[[Request], int], quantum: float = 8192.0,
@@ -38,7 +32,7 @@ class DeficitLongestPrefix(ClientLines):
       output_cost: The cost of a token drawn, in tokens read.
     """
     super().__init__()
-    self.deficits = self._served
+    self.deficits = self._served  # what each client may still be served
     self._hits, self._quantum, self._cost = hits, quantum, output_cost
     # Who waits for a page of a name to be cached.
     self._lacking: dict[bytes, dict[int, Request]] = {}
@@ -59,51 +53,42 @@ class DeficitLongestPrefix(ClientLines):
     hits = -self._entries[request.number][0]
     return request.names[hits] if hits < len(request.names) else None
 
-  def _forget(self, request: Request) -> None:
+  def remove(self, request: Request) -> None:
+    """Takes a request out of line."""
     lacks = self._lacks(request)
     alike = self._lacking.get(lacks, {})
     alike.pop(request.number, None)
     if not alike:
       self._lacking.pop(lacks, None)
-
-  def remove(self, request: Request) -> None:
-    """Takes a request out of line."""
-    self._forget(request)
     super().remove(request)
 
   def published(self, names: list[bytes]) -> None:
     """Looks up again who lacked these."""
-    lacking = self._lacking
-    for name in names:
-      if name in lacking:
-        for request in lacking.pop(name).values():
-          self.push(request)
+    for name in filter(self._lacking.__contains__, names):
+      for request in self._lacking.pop(name).values():
+        self.push(request)
 
   def peek(self) -> Request | None:
     """Returns the longest cached prefix of a client with deficit left."""
-    if not self._lines:
-      return None
-    while True:
-      deficits, lines = self.deficits, self._lines
+    deficits, lines = self.deficits, self._lines
+    while lines:
       able = [line[0] for c, line in lines.items() if deficits[c] > 0]
-      if able:
-        hits, _, request = min(able)
-        if self.key(request) == hits:
-          return request
-        self._forget(request)
-        self.push(request)
+      if not able:
+        for client, line in lines.items():
+          deficits[client] += self._quantum * line[0][2].weight
         continue
-      for client in self._lines:
-        weight = self._lines[client][0][2].weight
-        self.deficits[client] += self._quantum * weight
+      hits, _, request = min(able)
+      if self.key(request) == hits:
+        return request
+      self.remove(request)
+      self.push(request)
+    return None
 
   def admitted(self, request: Request, num_read: int) -> None:
     """Charges what is read."""
     self.deficits[request.client] -= num_read
 
-  def served(
-    self, clients: Sequence[tuple[Hashable, float]], counts: Sequence[int]
-  ) -> None:
+  def served(self, clients: Clients, counts: Sequence[int]) -> None:
     """Charges what is drawn."""
     deficits, cost = self.deficits, self._cost
     for (client, _), count in zip(clients, counts, strict=True):

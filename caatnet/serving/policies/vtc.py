@@ -12,8 +12,9 @@ Source: Sheng et al., Fairness in serving large language models, OSDI 2024
 (arXiv 2401.00588), algorithm 2.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
+from caatnet.serving.policies.base import Clients
 from caatnet.serving.policies.clients import ClientLines
 from caatnet.serving.requests import Request
 
@@ -59,9 +60,7 @@ class VirtualTokenCounter(ClientLines):
       cost = self._costs[0] * num_read / request.weight
       self.counters[request.client] += cost
 
-  def served(
-    self, clients: Sequence[tuple[Hashable, float]], counts: Sequence[int]
-  ) -> None:
+  def served(self, clients: Clients, counts: Sequence[int]) -> None:
     """Charges what is drawn."""
     counters, cost = self.counters, self._costs[1]
     for (client, weight), count in zip(clients, counts, strict=True):

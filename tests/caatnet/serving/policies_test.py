@@ -9,6 +9,7 @@ from caatnet.serving.engine import Engine, replay
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
 from caatnet.serving.policies import registry
+from caatnet.serving.policies.dlpm import DeficitLongestPrefix
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler import Limits, Scheduler
 from tests.caatnet.serving import oracle
@@ -18,9 +19,10 @@ def serve(policy, requests, *, slots=4, pages=400, watch=None, tokens=64):
   """Serves requests with a policy, and returns the scheduler."""
   cache = Pages(pages, 4)
   executor = oracle.Oracle(pages, 0, 4, lambda copy: 0.0)
+  made = policy(cache) if callable(policy) else registry.make(policy, cache)
   scheduler = Scheduler(
-    Limits(slots=slots, tokens=tokens), registry.make(policy, cache), cache,
-    Host(0, 4, False), executor.costs,
+    Limits(slots=slots, tokens=tokens), made, cache, Host(0, 4, False),
+    executor.costs,
   )
   replay(Engine(scheduler, executor), requests, watch)
   return scheduler
@@ -127,7 +129,34 @@ def test_the_shortest_are_first():
   assert work == sorted(work)
 
 
-def test_longest_prefixes_are_first_and_nobody_starves():
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 2.0)])
+def test_who_shares_no_prefix_waits_for_a_quantum_at_most(weights):
+  """DLPM's deficits: the first client's prompts are always cached."""
+  rng = np.random.default_rng(0)
+  same = rng.integers(1000, size=12)
+  requests = [
+    Request(i, [*same, i] if i % 2 == 0 else rng.integers(1000, size=13), 6,
+            client=i % 2, weight=weights[i % 2])
+    for i in range(240)
+  ]
+  quantum, charge, slots, seen = 100.0, 13 + 2 * 6, 2, []
+
+  def watch(engine, step):
+    if {r.client for r in engine.scheduler.policy.waiting()} == {0, 1}:
+      found = service(requests)
+      seen.append([found.get(c, 0) / weights[c] for c in (0, 1)])
+
+  serve(
+    lambda cache: DeficitLongestPrefix(
+      lambda r: len(cache.find(r.names)), quantum
+    ), requests, slots=slots, watch=watch,
+  )
+  ahead = np.abs(np.subtract(*np.transpose(seen))).max()
+  assert quantum / 2 < ahead <= quantum + 2 * slots * charge
+  assert min(seen[-1]) > 5 * quantum
+
+
+def test_longest_prefixes_are_first():
   """Requests that begin alike follow one another, within a quantum."""
   rng = np.random.default_rng(0)
   starts = [rng.integers(1000, size=40) for _ in range(4)]
