@@ -60,8 +60,9 @@ def main() -> None:
     config.name = to.name
     config.model.update(published.section)
     config.parallel.tensor = published.ranks
-    for section, key in ((config.data, "seq_len"), (config.inference, "context")):
-      section[key] = min(section[key], published.num_positions)
+    longest = published.num_positions
+    config.data.seq_len = min(config.data.seq_len, longest)
+    config.inference.context = min(config.inference.context, longest)
     if published.tokenizer:
       config.data.tokenizer = str(source.absolute())
     experiment = experiments.build(config)

@@ -12,6 +12,7 @@ from caatnet import ranges
 from caatnet.build import inference, sections
 from caatnet.build.inference import Inference
 from caatnet.build.override import override
+from caatnet.inference import buckets
 from caatnet.inference.decoder import Decoder
 from caatnet.serving.device import DecoderExecutor
 from caatnet.serving.engine import Engine
@@ -21,8 +22,8 @@ from caatnet.serving.pages import Pages
 from caatnet.serving.policies import registry
 from caatnet.serving.scheduler import Limits, Scheduler
 
-# Numbers of decodes grow by this factor: each is a program for every length of
-# a chunk, and to compile more of them takes longer than users wait.
+# Numbers of decodes grow by this factor: each is a program for all sizes of
+# chunks, and to compile more of them takes longer than users wait.
 FACTOR = 16
 # The share of free memory that the cache takes at most, and the host's pages.
 _CACHE_SHARE, _HOST_SHARE = 0.5, 0.25
@@ -127,8 +128,9 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
     host_pages = min(shape.num_pages, most)
   limits = Limits(
     slots=capacity.batch, tokens=capacity.batch + capacity.chunk,
-    chunk=capacity.chunk, chunks=1, growth=chosen.growth,
-    preempt=chosen.preempt, wait_s=chosen.wait_s, keep_turns=chosen.keep_turns,
+    chunks=tuple(buckets.chunk_sizes(capacity.chunk, capacity.batch)),
+    growth=chosen.growth, preempt=chosen.preempt, wait_s=chosen.wait_s,
+    keep_turns=chosen.keep_turns,
   )
   executor = DecoderExecutor(decoder, host_pages, FACTOR, filters=True)
   pages = Pages(shape.num_pages, shape.page_size, chosen.reuse)

@@ -69,7 +69,7 @@ def sizes_of(
   return Sizes(
     # Beside chunks there is room for a decode, which spares programs without.
     bucket(len(contexts) or 1, 1, capacity.batch, factor),
-    bucket(len(chunks), 1, 1 << 30, 2),
+    bucket(len(chunks), 1, 1 << 30, buckets.CHUNK_FACTOR),
     bucket(
       max((length for _, length in chunks), default=0), buckets.MIN_CHUNK,
       1 << 30, buckets.CHUNK_FACTOR,

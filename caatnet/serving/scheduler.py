@@ -38,8 +38,9 @@ class Limits:
   Attributes:
     slots: Requests that run at a time.
     tokens: Tokens that a step reads.
-    chunk: Tokens of a chunk at most; 0 for no other bound.
-    chunks: Chunks of a step at most; 0 for no bound.
+    chunks: Which chunks a step may have: so many at most, each of so many
+      tokens at most, as one of these pairs says; more are shorter. () for no
+      other bound than that on tokens.
     whole_prompt: Whether a request is admitted only when pages for all its
       known tokens are left; else for its first chunk.
     growth: Pages that a request takes at a time when its last one is full, if
@@ -57,8 +58,7 @@ class Limits:
 
   slots: int = 256
   tokens: int = 2048
-  chunk: int = 0
-  chunks: int = 0
+  chunks: tuple[tuple[int, int], ...] = ()
   whole_prompt: bool = True
   growth: int = 1
   admit_while_short: bool = False
@@ -168,8 +168,8 @@ class Scheduler:
     budget = self.limits.tokens - len(decodes) + len(without)
     chunks = self._chunks = []
     for request in reading:
-      if self._room(budget, chunks):
-        budget -= self._read_on(request, budget, chunks)
+      if room := self._room(budget, chunks):
+        budget -= self._read_on(request, room, chunks)
     if not self._short or self.limits.admit_while_short:
       self._admit(now, budget, chunks)
     if without or self._short:  # some wait for pages, or have given way
@@ -183,9 +183,16 @@ class Scheduler:
         return None
     return self._make(decodes, chunks)
 
-  def _room(self, budget: int, chunks: list[Chunk]) -> bool:
-    limit = self.limits.chunks
-    return budget > 0 and (not limit or len(chunks) < limit)
+  def _room(self, budget: int, chunks: list[Chunk]) -> int:
+    """Returns how many tokens another chunk may have beside some."""
+    limits = self.limits.chunks
+    if not limits or budget <= 0:
+      return max(0, budget)
+    longest = max((chunk.length for chunk in chunks), default=0)
+    for count, length in limits:
+      if len(chunks) < count and longest <= length:
+        return min(length, budget)
+    return 0
 
   def _batch(self, decodes: np.ndarray) -> np.ndarray:
     """Keeps the decodes of one batch key, of that which waited longest."""
@@ -270,13 +277,13 @@ class Scheduler:
     return computed
 
   def _read_on(
-    self, request: Request, budget: int, chunks: list[Chunk]
+    self, request: Request, room: int, chunks: list[Chunk]
   ) -> int:
     """Adds a chunk of a running request, and returns its length."""
     if request.slot < 0:  # has given way
       return 0
     start = int(self.running.computed[request.slot])
-    length = self._length(request.context - start, budget)
+    length = min(request.context - start, room)
     pages = -(-(start + length) // self.pages.page_size) - len(request.pages)
     if pages > 0 and not self._provide(request, pages):
       return 0
@@ -284,19 +291,17 @@ class Scheduler:
     chunks.append(Chunk(request, start, length, draws))
     return length
 
-  def _length(self, unread: int, budget: int) -> int:
-    return min(unread, budget, self.limits.chunk or unread)
-
   def _admit(self, now: float, budget: int, chunks: list[Chunk]) -> None:
     """Lets those in line join, as far as there is room."""
     for request in self.swapping.take_arrived():
-      if self._room(budget, chunks) and not self.running.full:
+      room = self._room(budget, chunks)
+      if room and not self.running.full:
         self._join(request, request.swapped)
-        budget -= self._read_on(request, budget, chunks)
+        budget -= self._read_on(request, room, chunks)
       else:
         self.swapping.arrived_later(request)
     key = self.policy.batch_key
-    while self._room(budget, chunks):
+    while room := self._room(budget, chunks):
       taken = len(self.running) + self.swapping.num_arriving
       free = taken < self.limits.slots
       if not free and not self._displacing:
@@ -311,7 +316,7 @@ class Scheduler:
       plan = self.swapping.plan(request)
       if plan is None:
         return
-      length = self._length(request.length - plan.start, budget)
+      length = min(request.length - plan.start, room)
       known = request.length if self.limits.whole_prompt else (
         plan.start + length
       )
@@ -327,7 +332,7 @@ class Scheduler:
         request.scheduled_s, request.num_hits = now, plan.start
       if arrived:
         self._join(request, plan.start, len(plan.found))
-        budget -= self._read_on(request, budget, chunks)
+        budget -= self._read_on(request, room, chunks)
 
   def _displace(self, request: Request) -> bool:
     """Makes room for a request of a policy that lets it take others' places."""

@@ -14,11 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.inference import buckets
+from caatnet.inference import batches, buckets
+from caatnet.inference.batches import Sizes
 from caatnet.inference.buckets import bucket
 from caatnet.inference.decoder import Decoder
-from caatnet.inference.requests import stacked
-from caatnet.models.paged import Batch
 from caatnet.serving.calibration import calibrate
 from caatnet.serving.device import DecoderExecutor, of_one_replica
 from caatnet.serving.engine import settle
@@ -58,45 +57,44 @@ def _sizes(smallest: int, largest: int, factor: int) -> list[int]:
   return found
 
 
-def shapes(decoder: Decoder, factor: int) -> list[tuple[int, int, int]]:
-  """Returns the shapes of steps with one chunk at most.
+def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
+  """Returns the sizes of all steps whose chunks are of `buckets.chunk_sizes`.
 
   Args:
     decoder: The model.
     factor: As the executor has it.
-
-  Returns:
-    How many decodes, the length of a chunk, 0 for none, and pages of a table.
   """
   capacity = decoder.capacity
   most_pages = capacity.pages_per_sequence
   least = min(most_pages, -(-buckets.SHORT // capacity.page_size))
-  factors = buckets.MIN_CHUNK, 1 << 30, buckets.CHUNK_FACTOR
-  most = bucket(capacity.chunk, *factors)
-  lengths = _sizes(buckets.MIN_CHUNK, most, buckets.CHUNK_FACTOR)
-  return list(itertools.product(
-    _sizes(1, capacity.batch, factor), [0, *lengths],
-    _sizes(least, most_pages, 2),
-  ))
+  chunks = [(0, 0)] + [
+    (count, length)
+    for count, most in buckets.chunk_sizes(capacity.chunk, capacity.batch)
+    for length in _sizes(buckets.MIN_CHUNK, most, buckets.CHUNK_FACTOR)
+  ]
+  return [
+    Sizes(num_decodes, *chunk, pages)
+    for num_decodes, chunk, pages in itertools.product(
+      _sizes(1, capacity.batch, factor), chunks, _sizes(least, most_pages, 2)
+    )
+  ]
 
 
-def warm_up(decoder: Decoder, factor: int) -> Iterator[tuple[int, int, int]]:
+def warm_up(decoder: Decoder, factor: int) -> Iterator[Sizes]:
   """Runs a step of each of `shapes`, with filters of what is drawn.
 
   Yields:
-    The shapes that have been compiled.
+    The sizes for which a program has been compiled.
   """
-  for num_decodes, length, pages in shapes(decoder, factor):
-    rows, count = num_decodes + (length > 0), num_decodes + length
-    positions = np.full(count, -1, np.int32)
-    positions[num_decodes:] = np.arange(-length, 0)
-    batch = Batch(
-      np.zeros(count, np.int32), positions, np.full(count, -1, np.int32),
-      np.zeros((rows, pages), np.int32), np.arange(rows, dtype=np.int32),
-      np.full(rows, -1, np.int32), num_decodes,
+  capacity, none = decoder.capacity, np.zeros(0, np.int32)
+  for sizes in shapes(decoder, factor):
+    batch = batches.batch_of(
+      sizes, capacity.page_size, np.zeros((1, sizes.pages), np.int32), none,
+      none, (),
     )
+    drawing = batches.Drawing(capacity.batch).of(batch.sequences)
     tokens, _ = decoder.step(
-      of_one_replica(batch), of_one_replica(stacked([None] * rows)), True
+      of_one_replica(batch), of_one_replica(drawing), True
     )
     tokens.block_until_ready()
-    yield num_decodes, length, pages
+    yield sizes

@@ -108,8 +108,8 @@ def _engine(executor: Executor, decoder: Decoder, chunks: int = 1) -> Engine:
   capacity = decoder.capacity
   pages = Pages(decoder.cache_shape.num_pages, capacity.page_size)
   limits = Limits(
-    slots=capacity.batch, tokens=capacity.batch + chunks * _CHUNK, chunk=_CHUNK,
-    chunks=chunks,
+    slots=capacity.batch, tokens=capacity.batch + chunks * _CHUNK,
+    chunks=((chunks, _CHUNK),),
   )
   return Engine(
     Scheduler(

@@ -247,7 +247,7 @@ CASE = st.fixed_dictionaries({
   "policy": st.sampled_from(sorted(registry.POLICIES)),
   "limits": st.builds(
     Limits, slots=st.just(SLOTS), tokens=st.just(12),
-    chunk=st.just(8), chunks=st.just(1),
+    chunks=st.sampled_from([((1, 8),), ((1, 8), (2, 4))]),
     preempt=st.sampled_from(["recompute", "swap", "swap", "cost"]),
     wait_s=st.sampled_from([0.0, 100.0]), keep_turns=st.booleans(),
     copy_on_write=st.booleans(),

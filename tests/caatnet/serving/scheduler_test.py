@@ -22,6 +22,7 @@ from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler import Limits, Scheduler
 from tests.caatnet.serving import oracle
 
+CHUNKS = ((), (), ((1, 9),), ((1, 1),), ((9, 3),), ((1, 5), (3, 2)))
 CASE = st.fixed_dictionaries({
   "seed": st.integers(0, 2**32 - 1),
   "policy": st.sampled_from(sorted(registry.POLICIES)),
@@ -36,8 +37,7 @@ CASE = st.fixed_dictionaries({
     Limits,
     slots=st.sampled_from([1, 2, 5]),
     tokens=st.sampled_from([5, 9]),
-    chunk=st.sampled_from([0, 1, 3]),
-    chunks=st.sampled_from([0, 1]),
+    chunks=st.sampled_from(CHUNKS),
     whole_prompt=st.booleans(),
     growth=st.sampled_from([1, 3]),
     admit_while_short=st.booleans(),
@@ -183,6 +183,11 @@ class Run:
       assert not self.host.num_used
     if step is not None:
       assert limits.wait_s or not step.after or self.pages.counts.copied
+      lengths = [chunk.length for chunk in step.chunks]
+      assert not (lengths and limits.chunks) or any(
+        len(lengths) <= count and max(lengths) <= length
+        for count, length in limits.chunks
+      )
       read = *step.decodes, *(chunk.request for chunk in step.chunks)
       for request in read:  # else it has expired
         assert request.tokens or self.executor.now() < request.deadline_s
@@ -218,7 +223,7 @@ class Run:
 @example(case=case_of(  # one has pages when it is cancelled on its way back
   262145, "shortest_first", 2, 200, priorities="markov",
   limits=Limits(
-    5, 5, chunk=1, whole_prompt=False, preempt="swap", keep_turns=True
+    5, 5, chunks=((5, 1),), whole_prompt=False, preempt="swap", keep_turns=True
   ),
 ))
 @example(case=case_of(  # all who run give way, and others are back
@@ -235,7 +240,7 @@ class Run:
 @example(case=case_of(  # the next turn begins while the last is being copied
   5010768, "strict_priority", 2, 9, priorities="random",
   limits=Limits(
-    5, 9, chunks=1, whole_prompt=False, preempt="swap", wait_s=0.02,
+    5, 9, chunks=((1, 9),), whole_prompt=False, preempt="swap", wait_s=0.02,
     keep_turns=True,
   ),
 ))
@@ -289,6 +294,26 @@ def test_what_is_compiled_decides_as_the_reference(case):
   assert steps[0] == steps[1]
   assert one.scheduler.counts == other.scheduler.counts
   assert one.pages.counts == other.pages.counts
+
+
+def test_short_prompts_are_read_in_one_step_and_long_ones_apart():
+  """A step has one chunk of 8 tokens, or four of 2; who was cut goes on."""
+  pages = Pages(60, 4)
+  executor = oracle.Oracle(60, 0, 4, lambda copy: 0.0)
+  limits = Limits(slots=8, tokens=16, chunks=((1, 8), (4, 2)))
+  scheduler = Scheduler(
+    limits, registry.make("first_come", pages), pages, Host(0, 4, False),
+    executor.costs,
+  )
+  for number, length in enumerate([2, 1, 5, 2, 1, 8, 1]):
+    scheduler.add(Request(number, [number] * length, 1))
+  found = []
+  while step := scheduler.step(0.0):
+    found.append([(c.request.number, c.length) for c in step.chunks])
+  assert found == [
+    [(0, 2), (1, 1), (2, 2), (3, 2)], [(2, 3)], [(4, 1), (5, 2), (6, 1)],
+    [(5, 6)],
+  ]
 
 
 @given(case=CASE)
