@@ -3406,6 +3406,27 @@ _SERVING_ROWS = [
     "alive = np.ones(len(decodes), bool)", _ALONE,
   ),
   Mutant(
+    "caatnet/serving/scheduler.py", "a long chunk takes short ones along",
+    "len(chunks) < count and longest <= length", "len(chunks) < count", _ALONE,
+  ),
+  Mutant(
+    "caatnet/serving/scheduler.py", "a step has one chunk",
+    "len(chunks) < count and longest <= length", "not chunks",
+    f"{_SERVING}/scheduler_test.py::"
+    "test_short_prompts_are_read_in_one_step_and_long_ones_apart",
+  ),
+  Mutant(
+    "caatnet/serving/warm_up.py", "short chunks have no program of their own",
+    "for length in _sizes(buckets.MIN_CHUNK, most, buckets.CHUNK_FACTOR)",
+    "for length in [most]",
+    f"{_SERVING}/warm_up_test.py::test_nothing_is_compiled_while_it_serves",
+  ),
+  Mutant(
+    "caatnet/serving/warm_up.py", "several chunks have no program",
+    "    (count, length)\n", "    (1, length)\n",
+    f"{_SERVING}/warm_up_test.py::test_nothing_is_compiled_while_it_serves",
+  ),
+  Mutant(
     "caatnet/serving/policies/dlpm.py", "the longest prefix is always first",
     "if deficits[c] > 0]", "]",
     f"{_SERVING}/policies_test.py::"

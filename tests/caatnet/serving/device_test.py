@@ -238,7 +238,7 @@ class Run:
         if r.more and r.state is State.FINISHED and r.number not in talked:
           talked.add(r.number)
           prompt = [*r.prompt.tolist(), *r.tokens, 5]
-          if len(prompt) < CONTEXT and len(self.requests) < MOST:
+          if len(prompt) < CONTEXT and len(self.requests) + count < MOST:
             self.add(prompt, r.conversation)
 
 

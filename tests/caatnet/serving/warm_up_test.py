@@ -18,8 +18,9 @@ from tests.caatnet.serving.small_server import CONTEXT, PAGES, decoder
 
 
 def test_nothing_is_compiled_while_it_serves(monkeypatch):
-  """Long contexts, and copies of many lengths, in both directions."""
+  """Long contexts, several short prompts, copies of many lengths both ways."""
   monkeypatch.setattr(buckets, "SHORT", CONTEXT // 2)
+  monkeypatch.setattr(buckets, "MIN_CHUNK", 4)
   model = decoder()
   model.shapes = set()  # other tests share it
   options = dataclasses.replace(DEFAULTS, preempt="swap", host_pages=PAGES)
@@ -31,13 +32,15 @@ def test_nothing_is_compiled_while_it_serves(monkeypatch):
   before = set(model.shapes), [f._cache_size() for f in programs]
   rng = np.random.default_rng(0)
   requests = []
-  for number in range(12):
-    prompt = rng.integers(60, size=int(rng.integers(1, CONTEXT - 30)))
+  for number in range(16):
+    longest = 4 if number % 4 > 1 else CONTEXT - 30
+    prompt = rng.integers(60, size=int(rng.integers(1, longest)))
     drawing = Drawing(tuple(prompt.tolist()), Stops(CONTEXT - len(prompt)))
     requests.append(Request(
       number, prompt, CONTEXT - len(prompt), payload=Drawn(drawing)
     ))
-  replay(engine, requests)
+  replay(engine, requests[:-1])
+  replay(engine, requests[-1:])  # a short prompt, and nothing beside it
   assert all(r.state is State.FINISHED for r in requests)
   counts = engine.scheduler.counts
   assert counts.preemptions["swap"] > 1, counts
