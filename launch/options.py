@@ -89,7 +89,8 @@ _OVERRIDES: list[str] = []
 
 # Errors that tell users what to change; all others are ours.
 _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError,
-                IsADirectoryError, NotADirectoryError, PermissionError)
+                IsADirectoryError, NotADirectoryError, PermissionError,
+                MemoryError)
 
 
 def run(

@@ -3416,15 +3416,40 @@ _SERVING_ROWS = [
     "test_short_prompts_are_read_in_one_step_and_long_ones_apart",
   ),
   Mutant(
+    "caatnet/serving/calibration.py", "a chunk may be longer than the context",
+    "min(capacity.chunk, capacity.context)", "capacity.chunk",
+    f"{_SERVING}/warm_up_test.py::"
+    "test_copies_within_are_compiled_where_nothing_else_is_copied",
+  ),
+  Mutant(
+    "caatnet/serving/calibration.py", "copies within are not compiled",
+    "  jobs.append(lambda: _await", "  str(lambda: _await",
+    f"{_SERVING}/warm_up_test.py::"
+    "test_copies_within_are_compiled_where_nothing_else_is_copied",
+  ),
+  Mutant(
+    "caatnet/inference/buckets.py", "short chunks have more tokens than one",
+    "found.append((count, chunk // count))", "found.append((count, chunk))",
+    f"{_SERVING}/warm_up_test.py::"
+    "test_all_that_a_step_may_have_is_a_size_that_is_compiled",
+  ),
+  Mutant(
+    "caatnet/serving/running.py", "many stop tokens are none",
+    "self._asked[slot] = request.is_end", "pass", _ALONE,
+  ),
+  Mutant(
     "caatnet/serving/warm_up.py", "short chunks have no program of their own",
-    "for length in _sizes(buckets.MIN_CHUNK, most, buckets.CHUNK_FACTOR)",
-    "for length in [most]",
-    f"{_SERVING}/warm_up_test.py::test_nothing_is_compiled_while_it_serves",
+    "for length in _sizes(\n"
+    "      buckets.MIN_CHUNK, bucket(most, *factors), buckets.CHUNK_FACTOR\n"
+    "    )\n", "for length in [bucket(most, *factors)]\n",
+    f"{_SERVING}/warm_up_test.py::"
+    "test_all_that_a_step_may_have_is_a_size_that_is_compiled",
   ),
   Mutant(
     "caatnet/serving/warm_up.py", "several chunks have no program",
     "    (count, length)\n", "    (1, length)\n",
-    f"{_SERVING}/warm_up_test.py::test_nothing_is_compiled_while_it_serves",
+    f"{_SERVING}/warm_up_test.py::"
+    "test_all_that_a_step_may_have_is_a_size_that_is_compiled",
   ),
   Mutant(
     "caatnet/serving/policies/dlpm.py", "the longest prefix is always first",

@@ -11,19 +11,18 @@ SHORT = 1024
 
 
 def chunk_sizes(chunk: int, batch: int) -> list[tuple[int, int]]:
-  """Returns how many chunks of which length a step may have.
+  """Returns how many chunks of which length a step may have at most.
 
-  One long one, or more that are shorter, which have as much room in all.
+  One long one, or more that are shorter and have as many tokens in all.
 
   Args:
-    chunk: Tokens of the longest one.
+    chunk: Tokens of a step's chunks.
     batch: Sequences at a time.
   """
-  count, length = 1, bucket(chunk, MIN_CHUNK, 1 << 30, CHUNK_FACTOR)
-  found = [(count, length)]
-  while count < batch and length > MIN_CHUNK:
-    count, length = count * CHUNK_FACTOR, length // CHUNK_FACTOR
-    found.append((count, length))
+  found, count = [(1, chunk)], CHUNK_FACTOR
+  while count < CHUNK_FACTOR * batch and chunk // count >= MIN_CHUNK:
+    found.append((count, chunk // count))
+    count *= CHUNK_FACTOR
   return found
 
 

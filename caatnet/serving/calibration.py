@@ -36,20 +36,21 @@ def calibrate(
     progress: Hands out what is done one after another, as `rich.progress.track`
       does to show how far it is.
   """
-  chunk = executor.decoder.capacity.chunk
-  batch = executor.decoder.capacity.batch
+  capacity = executor.decoder.capacity
+  chunk, batch = min(capacity.chunk, capacity.context), capacity.batch
   jobs = [
     lambda length=length: step_s(executor, batch - (length > 0), length)
     for length in (0, -(-chunk // 4), chunk)
   ]
   # Copies of each length for which there are programs, and of several runs.
-  longest = executor.decoder.capacity.pages_per_sequence.bit_length()
+  longest = capacity.pages_per_sequence.bit_length()
   fitting = [
     runs for runs in [(1, 1, 1, 1), *((1 << k,) for k in range(longest))]
     if sum(runs) <= executor.host.num_pages
     and sum(runs) + len(runs) - 1 <= executor.decoder.cache_shape.num_pages
   ]
   jobs += [lambda runs=runs: _copies(executor, runs) for runs in fitting]
+  jobs.append(lambda: _await(executor, Copy(-1, "within", [0], [0], None)))
   for job in progress(jobs):
     job()
 
@@ -103,11 +104,15 @@ def _copies(executor: DecoderExecutor, runs: Sequence[int]) -> None:
   )
   for time in range(1 + _TIMES):
     for copy in copies:
-      begun = executor.now()
-      executor.copy(copy)
-      executor.wait(float("inf"))
-      jax.block_until_ready(executor.decoder.cache)
+      seconds = _await(executor, copy)
       if time:  # the first is the compiler's
-        executor.costs.add_copy(
-          copy.kind, len(runs), len(pages), executor.now() - begun
-        )
+        executor.costs.add_copy(copy.kind, len(runs), len(pages), seconds)
+
+
+def _await(executor: DecoderExecutor, copy: Copy) -> float:
+  """Makes a copy, and returns the seconds that it takes."""
+  begun = executor.now()
+  executor.copy(copy)
+  executor.wait(float("inf"))
+  jax.block_until_ready(executor.decoder.cache)
+  return executor.now() - begun

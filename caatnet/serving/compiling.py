@@ -1,7 +1,7 @@
 """Which loops of the scheduler numba compiles, of the extra `serve`."""
 
 from collections.abc import Callable
-import importlib.util
+import importlib
 from typing import Any
 
 from caatnet.checks import one_of
@@ -17,14 +17,18 @@ def choose(implementation: str) -> str:
     ValueError: It is none of them, or numba is asked for and not there.
   """
   one_of("implementation", implementation, IMPLEMENTATIONS)
-  there = importlib.util.find_spec("numba") is not None
-  if implementation == "auto":
-    return "compiled" if there else "reference"
-  if implementation == "compiled" and not there:
+  if implementation == "reference":
+    return implementation
+  try:
+    importlib.import_module("numba")
+  except ImportError as error:  # it is not there, or not for this numpy
+    if implementation == "auto":
+      return "reference"
     raise ValueError(
-      "implementation='compiled' needs numba: pip install \"caatnet[serve]\""
-    )
-  return implementation
+      "implementation='compiled' needs numba: pip install "
+      f"\"caatnet[serve]\" ({error})"
+    ) from error
+  return "compiled"
 
 
 def compiled(*signature: Any) -> Callable[[Callable], Callable]:
@@ -32,13 +36,14 @@ def compiled(*signature: Any) -> Callable[[Callable], Callable]:
 
   Args:
     *signature: Of what types it is called, so that it is compiled when it is
-      defined and no step waits for that; none for what those call.
+      defined and no step waits for that; none for what those call, which is
+      kept with them.
   """
   import numba
 
   def make(function: Callable) -> Callable:
     try:
-      return numba.njit(*signature, cache=True)(function)
-    except RuntimeError:  # no folder can be written to
+      return numba.njit(*signature, cache=bool(signature))(function)
+    except (RuntimeError, OSError, EOFError):  # nothing can be kept, or read
       return numba.njit(*signature)(function)
   return make

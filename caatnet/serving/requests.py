@@ -1,6 +1,6 @@
 """Requests on their way through a server, and what is measured of them."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence, Set
 import enum
 import math
 
@@ -112,6 +112,10 @@ class Request:
       raise ValueError("the prompt is empty: it has no token")
     if max_tokens < 1:
       raise ValueError(f"max_tokens={max_tokens} must be at least 1")
+    if isinstance(ends, Set):
+      ends = frozenset(ends)
+      if ends and not 0 <= min(ends) <= max(ends) < 2**31:
+        raise ValueError(f"ends={set(ends)} has what is no token")
     if not weight > 0:
       raise ValueError(f"weight={weight:g} must be positive")
     self.number, self.max_tokens = number, max_tokens

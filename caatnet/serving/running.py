@@ -11,10 +11,12 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from caatnet.serving.requests import Ends, Request
+from caatnet.serving.requests import Request
 
 # Steps of which tokens are kept here before they go to their requests.
 _KEPT = 512
+# Tokens that end a sequence and are compared in arrays; more are looked up.
+_STOPS = 16
 _NONE, _NEVER = -1, np.iinfo(np.int64).max  # no token; no step
 
 
@@ -91,21 +93,23 @@ class Running:
     self.priority[slot] = request.priority
     self._left[slot] = request.longest + 1 - request.length  # to be drawn
     self._since[slot] = self._steps
-    self._set_ends(slot, request.ends)
+    self._set_ends(slot, request)
     request.buffer = self._flush
     self.epochs[slot] += 1
     self.extend(request, request.pages)
 
-  def _set_ends(self, slot: int, ends: Ends) -> None:
+  def _set_ends(self, slot: int, request: Request) -> None:
     """Notes what ends the request of a slot."""
-    stops = sorted(ends) if isinstance(ends, frozenset) else []
+    ends = request.ends
+    few = isinstance(ends, frozenset) and len(ends) <= _STOPS
+    stops = sorted(ends) if few else []
     if len(stops) > len(self._stops):
       more = len(stops) - len(self._stops), len(self.requests)
       self._stops = np.concatenate([self._stops, np.full(more, _NONE, "i4")])
     self._stops[:, slot] = _NONE
     self._stops[: len(stops), slot] = stops
-    if not isinstance(ends, frozenset):
-      self._asked[slot] = ends
+    if not few:
+      self._asked[slot] = request.is_end
 
   def _forget_clients(self) -> None:
     """Forgets the clients of whom nobody runs, of which there is no end."""

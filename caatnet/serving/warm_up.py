@@ -67,10 +67,13 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
   capacity = decoder.capacity
   most_pages = capacity.pages_per_sequence
   least = min(most_pages, -(-buckets.SHORT // capacity.page_size))
+  factors = buckets.MIN_CHUNK, 1 << 30, buckets.CHUNK_FACTOR
   chunks = [(0, 0)] + [
     (count, length)
     for count, most in buckets.chunk_sizes(capacity.chunk, capacity.batch)
-    for length in _sizes(buckets.MIN_CHUNK, most, buckets.CHUNK_FACTOR)
+    for length in _sizes(
+      buckets.MIN_CHUNK, bucket(most, *factors), buckets.CHUNK_FACTOR
+    )
   ]
   return [
     Sizes(num_decodes, *chunk, pages)

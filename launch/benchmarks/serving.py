@@ -17,6 +17,7 @@ from caatnet.serving.requests import Request
 from caatnet.serving.scheduler import Limits, Scheduler
 from caatnet.serving.simulator import CopyTimes, Simulator
 from caatnet.show import tables
+from parallel.checks import at_least, known
 
 _PAGE_SIZE = 16
 # Tokens of prompts in a step, its time, and pages of an 8B model.
@@ -24,6 +25,8 @@ _CHUNKS = 1024
 _STEP_S = 0.03
 # Tokens that end an answer; the simulator draws none of them.
 _STOPS = frozenset((1, 2))
+# Tokens of a prompt that it shares, and of its own and of an answer at most.
+_SHARED, _OWN, _ANSWER = 8 * _PAGE_SIZE, 900, 400
 _COPIES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)
 
 
@@ -41,20 +44,20 @@ class _Load:
     self._rng = np.random.default_rng(seed)
     self._clients, self._count = clients, 0
     self._systems = self._rng.integers(
-      2**31 - 1, size=(50, 8 * _PAGE_SIZE), dtype=np.int32
+      2**31 - 1, size=(50, _SHARED), dtype=np.int32
     )
 
   def request(self, priority: float, now: float) -> Request:
     rng = self._rng
     own = rng.integers(
-      2**31 - 1, size=int(rng.integers(64, 900)), dtype=np.int32
+      2**31 - 1, size=int(rng.integers(64, _OWN)), dtype=np.int32
     )
     system = self._systems[rng.integers(len(self._systems))]
     self._count += 1
     return Request(
-      self._count, np.concatenate([system, own]), int(rng.integers(50, 400)),
-      client=int(rng.integers(self._clients)), priority=priority,
-      arrival_s=now, ends=_STOPS,
+      self._count, np.concatenate([system, own]),
+      int(rng.integers(50, _ANSWER)), client=int(rng.integers(self._clients)),
+      priority=priority, arrival_s=now, ends=_STOPS,
     )
 
 
@@ -85,6 +88,12 @@ def run(config: Any) -> dict[str, Any]:
     config: A config like configs/benchmark/serving.py.
   """
   options = config.benchmark
+  for name in options.policies:
+    known("config.benchmark.policies: ", name, options.pages)
+    at_least(
+      f"config.benchmark.pages.{name}", options.pages[name],
+      -(-(_SHARED + _OWN + _ANSWER) // _PAGE_SIZE),
+    )
   rounds = [
     [_measure(name, options) for name in options.policies]
     for _ in track(range(options.rounds), "rounds", transient=True)

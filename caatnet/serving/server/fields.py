@@ -258,9 +258,9 @@ def _stop(value: Any) -> tuple[str, ...]:
 
 
 def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+  if isinstance(value, list) and value and all(map(_is_token, value)):
+    return (tuple(value),)
   listed = value if isinstance(value, list) else [value]
-  if value and all(_is_token(x) for x in listed):
-    return (tuple(listed),)
   found: list[str | tuple[int, ...]] = []
   for prompt in listed:
     if isinstance(prompt, str):

@@ -118,10 +118,12 @@ def prompts(
   try:
     lines = pathlib.Path(prefixes).read_text().splitlines()
     found = [
-      np.array(json.loads(line)["input_tok_ids"], np.int32)
+      np.array([*json.loads(line)["input_tok_ids"]], np.int32)
       for line in lines[: len(rows)]
     ]
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (
+    OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
+  ) as error:
     raise ValueError(
       f"config.prefixes={prefixes!r} is neither published nor none nor the "
       f"published workload's file: {error}"

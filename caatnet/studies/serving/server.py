@@ -181,6 +181,10 @@ def serve(
   engine = Engine(scheduler, simulator, limits["steps_ahead"])
   outcome = Outcome([], scheduler, copies)
   _Clock(engine, arrivals, Priorities(**priorities), clients, outcome).run()
+  if not outcome.served:
+    raise ValueError(
+      f"config.hardware.pages={host.pages} hold none of the requests"
+    )
   outcome.busy_s = simulator.busy_s
   pages.check()
   memory.check()

@@ -65,13 +65,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   base = simulate(rows, prompts, server)
   theirs = _of_log(rows, percentiles)
   ours = of_requests(base.requests, percentiles)
-  shared = config["prefixes"] != "none"
+  suspected = _SHARED if config["prefixes"] == "none" else "not known"
+  if config["num_requests"]:
+    suspected = "requests that come later are left out (config.num_requests)"
   return {
     "source": measured.SOURCE,
     "num_requests": len(rows),
     "tolerance": config["tolerance"],
     "rows": [
-      _row(name, ours[name], theirs[name], config["tolerance"], shared)
+      _row(name, ours[name], theirs[name], config["tolerance"], suspected)
       for name in ours
     ],
     "sensitivity": [
@@ -180,13 +182,13 @@ def _of_log(
 
 
 def _row(
-  name: str, ours: float, theirs: float, tolerance: float, shared: bool
+  name: str, ours: float, theirs: float, tolerance: float, suspected: str
 ) -> dict[str, Any]:
   error = ours / theirs - 1
   missed = abs(error) > tolerance
   return {
     "name": name, "ours_s": ours, "log_s": theirs, "error": error,
-    "suspected": ("not known" if shared else _SHARED) if missed else "",
+    "suspected": suspected if missed else "",
   }
 
 

@@ -1,6 +1,6 @@
 """Laws of pages: runs, buddies, prefixes against a trie, copies on the host."""
 
-import importlib.util
+import importlib
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -226,7 +226,11 @@ def test_compiled_lists_hand_out_what_the_reference_does(
 
 def test_numba_is_asked_for_by_its_extra(monkeypatch):
   assert Pages(1, 1).implementation == "compiled"
-  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+  def missing(name):
+    raise ImportError(f"no {name}")
+
+  monkeypatch.setattr(importlib, "import_module", missing)
   assert Pages(1, 1).implementation == "reference"
   with pytest.raises(ValueError, match=r"pip install \"caatnet\[serve\]\""):
     Pages(1, 1, implementation="compiled")

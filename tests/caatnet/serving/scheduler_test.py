@@ -209,7 +209,8 @@ class Run:
 
 @pytest.mark.parametrize("ends", [
   (frozenset(),),
-  (frozenset((0,)), lambda token: token == 1, frozenset(), frozenset((0, 2))),
+  (frozenset((0,)), lambda token: token == 1, frozenset(), frozenset((0, 2)),
+   frozenset(range(1, 99, 3))),
 ])
 @given(case=CASE)
 @example(case=case_of(  # some end whose pages are back, and have not begun
@@ -294,6 +295,12 @@ def test_what_is_compiled_decides_as_the_reference(case):
   assert steps[0] == steps[1]
   assert one.scheduler.counts == other.scheduler.counts
   assert one.pages.counts == other.pages.counts
+
+
+@pytest.mark.parametrize("ends", [{-1}, {3, 2**31}])
+def test_what_is_no_token_ends_nothing(ends):
+  with pytest.raises(ValueError, match="no token"):
+    Request(0, [1], 1, ends=ends)
 
 
 def test_short_prompts_are_read_in_one_step_and_long_ones_apart():

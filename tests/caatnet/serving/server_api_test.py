@@ -186,6 +186,7 @@ WRONG = [
   (body(prompt=[64]), 400, "the prompt has the token 64"),
   (body(prompt=[-1]), 400, "prompt must be a text"),
   (body(prompt=None), 400, "prompt must be a text"),
+  (body(prompt=5), 400, "prompt must be a text"),
   (body(temperature=float("nan")), 400, "temperature=nan must"),
   (body(top_p=0), 400, "top_p=0 must be above 0"),
   (body(stop=[""]), 400, "stop must be"),

@@ -2,19 +2,55 @@
 
 import collections
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from caatnet.build import serving
-from caatnet.inference import buckets, copies
+from caatnet.inference import batches, buckets, copies
+from caatnet.inference.decoder import Capacity
 from caatnet.inference.requests import Request as Drawing
 from caatnet.inference.stops import Stops
 from caatnet.serving import warm_up
+from caatnet.serving.calibration import calibrate
 from caatnet.serving.device import Drawn
 from caatnet.serving.engine import replay
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.requests import Request, State
 from tests.caatnet.serving.small_server import CONTEXT, PAGES, decoder
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 16, 17, 64, 100, 256, 512, 3000])
+@pytest.mark.parametrize("batch", [1, 2, 3, 16, 100])
+def test_all_that_a_step_may_have_is_a_size_that_is_compiled(chunk, batch):
+  capacity = Capacity(batch, 4096, 64, chunk)
+  known = warm_up.shapes(SimpleNamespace(capacity=capacity), serving.FACTOR)
+  table = buckets.chunk_sizes(chunk, batch)
+  assert table[0] == (1, chunk)
+  assert len(table) > 1 or batch == 1 or chunk < 4 * buckets.MIN_CHUNK
+  for most, longest in table:
+    assert most * longest <= chunk
+    for count in range(1, min(most, batch) + 1):
+      for length in {1, longest // 5 + 1, longest}:
+        for decodes in {0, 1, batch}:
+          sizes = batches.sizes_of(
+            capacity, np.full(decodes, 4096), [(0, length)] * count,
+            serving.FACTOR,
+          )
+          assert sizes in known
+
+
+def test_copies_within_are_compiled_where_nothing_else_is_copied():
+  """Chunks of the server's are longer than its context, too."""
+  model = decoder()
+  model.capacity = dataclasses.replace(model.capacity, chunk=2 * CONTEXT)
+  programs = copies.make_copies(model.program, model.cache_shape)
+  for program in programs:
+    program.clear_cache()
+  options = dataclasses.replace(DEFAULTS, preempt="recompute", keep_turns=False)
+  calibrate(serving.engine(model, options).executor)
+  assert [program._cache_size() for program in programs] == [1, 1]
 
 
 def test_nothing_is_compiled_while_it_serves(monkeypatch):
@@ -32,15 +68,21 @@ def test_nothing_is_compiled_while_it_serves(monkeypatch):
   before = set(model.shapes), [f._cache_size() for f in programs]
   rng = np.random.default_rng(0)
   requests = []
-  for number in range(16):
-    longest = 4 if number % 4 > 1 else CONTEXT - 30
-    prompt = rng.integers(60, size=int(rng.integers(1, longest)))
-    drawing = Drawing(tuple(prompt.tolist()), Stops(CONTEXT - len(prompt)))
-    requests.append(Request(
-      number, prompt, CONTEXT - len(prompt), payload=Drawn(drawing)
-    ))
-  replay(engine, requests[:-1])
-  replay(engine, requests[-1:])  # a short prompt, and nothing beside it
+
+  def serve(longest, count):
+    """Serves prompts of any length up to one, all at once."""
+    first = len(requests)
+    for number in range(first, first + count):
+      prompt = rng.integers(60, size=int(rng.integers(1, longest)))
+      drawing = Drawing(tuple(prompt.tolist()), Stops(CONTEXT - len(prompt)))
+      requests.append(Request(
+        number, prompt, CONTEXT - len(prompt), payload=Drawn(drawing)
+      ))
+    replay(engine, requests[first:])
+
+  serve(CONTEXT - 30, 12)
+  serve(4, 4)
+  serve(4, 1)
   assert all(r.state is State.FINISHED for r in requests)
   counts = engine.scheduler.counts
   assert counts.preemptions["swap"] > 1, counts
