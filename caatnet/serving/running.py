@@ -225,11 +225,12 @@ class Running:
     if first >= steps:
       return
     begin, end = first % _KEPT, steps % _KEPT
+    tokens, times = self._tokens[slot], self._times
     if begin < end:
-      tokens, times = self._tokens[slot, begin:end], self._times[begin:end]
-    else:  # the rows begin again
-      rows = np.arange(first, steps) % _KEPT
-      tokens, times = self._tokens[slot, rows], self._times[rows]
+      tokens, times = tokens[begin:end], times[begin:end]
+    else:  # the columns begin again
+      tokens = np.concatenate([tokens[begin:], tokens[:end]])
+      times = np.concatenate([times[begin:], times[:end]])
     drawn = tokens != _NONE
     request.take(tokens[drawn], times[drawn])
 
