@@ -60,9 +60,8 @@ def main() -> None:
     config.name = to.name
     config.model.update(published.section)
     config.parallel.tensor = published.ranks
-    longest = published.num_positions
-    config.data.seq_len = min(config.data.seq_len, longest)
-    config.inference.context = min(config.inference.context, longest)
+    for part, key in (config.data, "seq_len"), (config.inference, "context"):
+      part[key] = min(part[key], published.num_positions)
     if published.tokenizer:
       config.data.tokenizer = str(source.absolute())
     experiment = experiments.build(config)

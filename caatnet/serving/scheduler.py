@@ -38,9 +38,8 @@ class Limits:
   Attributes:
     slots: Requests that run at a time.
     tokens: Tokens that a step reads.
-    chunks: Which chunks a step may have: so many at most, each of so many
-      tokens at most, as one of these pairs says; more are shorter. () for no
-      other bound than that on tokens.
+    chunks: Pairs of how many chunks a step may have and how long each may be,
+      few long ones first; a step keeps to one of them. () for no such bound.
     whole_prompt: Whether a request is admitted only when pages for all its
       known tokens are left; else for its first chunk.
     growth: Pages that a request takes at a time when its last one is full, if
@@ -276,9 +275,7 @@ class Scheduler:
     self._publish(request, min(computed, request.length), first)
     return computed
 
-  def _read_on(
-    self, request: Request, room: int, chunks: list[Chunk]
-  ) -> int:
+  def _read_on(self, request: Request, room: int, chunks: list[Chunk]) -> int:
     """Adds a chunk of a running request, and returns its length."""
     if request.slot < 0:  # has given way
       return 0
@@ -294,8 +291,7 @@ class Scheduler:
   def _admit(self, now: float, budget: int, chunks: list[Chunk]) -> None:
     """Lets those in line join, as far as there is room."""
     for request in self.swapping.take_arrived():
-      room = self._room(budget, chunks)
-      if room and not self.running.full:
+      if (room := self._room(budget, chunks)) and not self.running.full:
         self._join(request, request.swapped)
         budget -= self._read_on(request, room, chunks)
       else:
