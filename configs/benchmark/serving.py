@@ -9,10 +9,9 @@ priorities change; pages are so few that requests give way in one step of
 twenty, which the table says. Timed is all that the scheduler does for a step:
 to make it, to take in its tokens, and to note priorities that have changed.
 What a request takes when it arrives, most of it to name its prompt's pages, has
-a column of its own. Nothing is computed. The same steps are made several times
-and of each the least is taken, so that other work of the machine does not
-count. `--config.benchmark.implementation=reference` shows what it takes where
-numba, of the extra `serve`, is not installed.
+a column of its own. Nothing is computed. The same steps are made in several
+rounds, and all of them count. `--config.benchmark.implementation=reference`
+shows what it takes where numba, of the extra `serve`, is not installed.
 
 Aims: a median below 200 us and a P99 below 1 ms for each policy. It takes a
 minute; `serving.py:test` seconds.

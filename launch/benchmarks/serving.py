@@ -98,20 +98,22 @@ def run(config: Any) -> dict[str, Any]:
     [_measure(name, options) for name in options.policies]
     for _ in track(range(options.rounds), "rounds", transient=True)
   ]
-  rows = [_least(list(rows)) for rows in zip(*rounds, strict=True)]
+  rows = [_over(list(rows)) for rows in zip(*rounds, strict=True)]
   tables.table(
     "us of a processor that the scheduler takes for a step, its tokens' "
     "arrival included\n(in brackets by the clock), and for the arrival of a "
-    f"request\n{options.steps:,} steps, of each the least of {options.rounds} "
-    f"rounds, {platform.machine()}, Python "
-    f"{platform.python_version()}, {rows[0]['implementation']}",
+    f"request\n{options.steps:,} steps in each of {options.rounds} rounds, "
+    f"{platform.machine()}, Python {platform.python_version()}, "
+    f"{rows[0]['implementation']}",
     ["policy", "running", "waiting", "steps that preempt", "pages found",
-     "median", "P99", "most", "arrival"],
+     "median", "medians of\nrounds", "P99", "most", "arrival"],
     [
       [r["policy"], f"{r['running']:.0f}", f"{r['waiting']:.0f}",
        f"{r['preempting']:.1%}", f"{r['found']:.1%}",
+       f"{r['cpu_us']['median']:.0f} ({r['clock_us']['median']:.0f})",
+       f"{min(r['medians_us']):.0f} to {max(r['medians_us']):.0f}",
        *(f"{r['cpu_us'][k]:.0f} ({r['clock_us'][k]:.0f})"
-         for k in ("median", "p99", "most")),
+         for k in ("p99", "most")),
        f"{r['arrival_us']:.0f}"]
       for r in rows
     ],
@@ -180,17 +182,15 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   }
 
 
-def _least(rows: list[dict[str, Any]]) -> dict[str, Any]:
-  """Returns a policy's row with the least times of each step.
-
-  The same steps are made in each round, so what one took longer in one of them
-  is other work of the machine.
-  """
-  clock, cpu = np.min([row.pop("spent_us") for row in rows], axis=0).T
-  arrival = min(row.pop("arrival_us") for row in rows)
+def _over(rows: list[dict[str, Any]]) -> dict[str, Any]:
+  """Returns a policy's row over the steps of all rounds, which are the same."""
+  spent = np.array([row.pop("spent_us") for row in rows])
+  arrival = float(np.mean([row.pop("arrival_us") for row in rows]))
   assert all(row == rows[0] for row in rows), "the rounds differ"
+  clock, cpu = np.concatenate(spent).T
   return rows[0] | {
-    "clock_us": _spread(clock), "cpu_us": _spread(cpu), "arrival_us": arrival
+    "clock_us": _spread(clock), "cpu_us": _spread(cpu), "arrival_us": arrival,
+    "medians_us": np.median(spent[:, :, 1], axis=1).tolist(),
   }
 
 
