@@ -3226,6 +3226,9 @@ _BOTH_LISTS = (
   f"{_SERVING}/pages_test.py::"
   "test_compiled_lists_hand_out_what_the_reference_does"
 )
+_NEARLY = (
+  f"{_SERVING}/pages_test.py::test_names_that_nearly_agree_are_told_apart"
+)
 _CLIENTS = f"{_SERVING}/server_clients_test.py"
 _GROWTH = (
   f"{_SERVING}/server_growth_test.py::test_nothing_grows_with_what_was_served"
@@ -3260,6 +3263,22 @@ _SERVING_ROWS = [
     "    if book.named[page]:\n", "    if False:\n", _BOTH_LISTS,
   ),
   Mutant(
+    "caatnet/serving/compiled_names.py", "names are told apart by 96 bits",
+    " and table[4, page] == name[3]", "", _NEARLY,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_names.py", "a gap hides who stands behind it",
+    "table[0, gap], gap = table[0, place], place", "pass", _NEARLY,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_names.py", "who is at home is moved",
+    "if (place - home) & mask >= (place - gap) & mask:", "if True:", _NEARLY,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_names.py", "a page gets a second name",
+    "    if not named[page]:\n", "    if True:\n", _NEARLY,
+  ),
+  Mutant(
     "caatnet/serving/compiled_lists.py", "some grow though not all can",
     "  if needed > book.lengths[0] + book.lengths[_IDLE]:", "  if needed < 0:",
     _BOTH_LISTS,
@@ -3290,7 +3309,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/requests.py", "a page's name forgets what is before it",
-    "names[-1] if names else prefixes.ROOT", "prefixes.ROOT",
+    "self.names[-prefixes.SIZE :] or prefixes.ROOT", "prefixes.ROOT",
     f"{_SERVING}/pages_test.py::test_found_pages_are_those_of_a_trie",
   ),
   Mutant(

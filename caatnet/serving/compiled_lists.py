@@ -14,6 +14,7 @@ import numba
 from numba import boolean, int64
 import numpy as np
 
+from caatnet.serving import compiled_names, prefixes
 from caatnet.serving.compiling import compiled
 from caatnet.serving.page_lists import STATES
 
@@ -29,7 +30,6 @@ class _Book(NamedTuple):
     named: Whether it has a name.
     free: Whether it is free.
     where: The list that it is in; 0 for none.
-    gone: Space for pages that lose their names.
     grown: Space for slots that get pages, as many at most.
     after: The next one in its list, ``[N + L]``; N + i begins and ends list i.
     before: The one before it.
@@ -41,7 +41,6 @@ class _Book(NamedTuple):
   named: np.ndarray
   free: np.ndarray
   where: np.ndarray
-  gone: np.ndarray
   grown: np.ndarray
   after: np.ndarray
   before: np.ndarray
@@ -57,7 +56,7 @@ _BOOK = _ROWS, _ROWS
 @compiled()
 def _open(pages, lists):
   return _Book(
-    pages[0], pages[1], pages[2], pages[3], pages[4], pages[5], pages[6],
+    pages[0], pages[1], pages[2], pages[3], pages[4], pages[5],
     lists[0], lists[1], lists[2],
   )
 
@@ -151,12 +150,12 @@ def _take_at(book, start, found):
 
 
 @compiled()
-def _take(book, found, after, ahead, gone):
-  """Takes pages after one, else in few runs; returns how many are gone."""
-  count = len(found)
+def _take(book, table, found, after, ahead):
+  """Takes pages after one, else in few runs; returns how many lost a name."""
+  count, gone = len(found), 0
   missing = count - book.lengths[0]
   if missing > 0:
-    gone = _evict(book, max(missing, ahead), gone)
+    gone = _evict(book, table, max(missing, ahead))
   assert count <= book.lengths[0]
   num = _take_at(book, after + 1, found) if after >= 0 else 0
   book.lengths[0] -= count
@@ -176,30 +175,31 @@ def _take(book, found, after, ahead, gone):
 
 
 @compiled()
-def _evict(book, count, gone):
+def _evict(book, table, count):
   """Makes the pages free that have been idle longest."""
-  count = min(count, book.lengths[_IDLE])
+  count, gone = min(count, book.lengths[_IDLE]), 0
   pages = np.empty(count, np.int32)
   for i in range(count - 1, -1, -1):  # a sequence's last page came first
     page = pages[i] = book.after[len(book.where) + _IDLE]
     _remove(book, page)
     if book.named[page]:
-      book.named[page], book.gone[gone] = 0, page
+      book.named[page] = 0
+      compiled_names.forget(table, page)
       gone += 1
   _give(book, pages)
   return gone
 
 
-@compiled((*_BOOK, _INT32, int64, int64))
-def _take_pages(pages, lists, found, after, ahead):
-  return _take(_open(pages, lists), found, after, ahead, 0)
+@compiled((*_BOOK, _ROWS, _INT32, int64, int64))
+def _take_pages(pages, lists, table, found, after, ahead):
+  return _take(_open(pages, lists), table, found, after, ahead)
 
 
 @compiled((
-  *_BOOK, _INT64, _ROWS, _INT64, _INT64, _INT64, int64, int64, int64
+  *_BOOK, _ROWS, _INT64, _ROWS, _INT64, _INT64, _INT64, int64, int64, int64
 ))
 def _grow(
-  pages, lists, room, tables, slots, computed, longest, most, size, ahead
+  pages, lists, table, room, tables, slots, computed, longest, most, size, ahead
 ):
   book, needed = _open(pages, lists), 0
   for slot in slots:
@@ -213,8 +213,8 @@ def _grow(
     if computed[slot] >= room[slot]:
       first = room[slot] // size
       last = first + min(-(-longest[slot] // size) - first, most)
-      table = tables[slot]
-      gone = _take(book, table[first:last], table[first - 1], ahead, gone)
+      own = tables[slot]
+      gone += _take(book, table, own[first:last], own[first - 1], ahead)
       room[slot], book.grown[num] = last * size, slot
       num += 1
   return num, gone
@@ -262,24 +262,21 @@ def _end_read(pages, lists, read, in_turn):
 
 
 class CompiledLists:
-  """What `PageLists` is.
-
-  Attributes:
-    named: By page, whether it has a name.
-  """
+  """What `PageLists` is."""
 
   def __init__(self, num_pages: int, ahead: int, in_turn: bool) -> None:
     """Makes a cache of free pages, with the arguments of `PageLists`."""
     self._ahead, self._in_turn = ahead, in_turn
     num_lists = _GROUPS + num_pages.bit_length()
-    pages = np.zeros((7, num_pages), np.int32)
+    pages = np.zeros((6, num_pages), np.int32)
     lists = np.zeros((3, num_pages + num_lists), np.int32)
     lists[:2] = np.arange(num_pages + num_lists)
     self._arrays, self._book = (pages, lists), _Book(*pages, *lists)
     # Python reads single values of these sooner than of arrays.
-    self.named, self._where, self._lengths = map(
-      memoryview, (self._book.named, self._book.where, self._book.lengths)
+    self._where, self._lengths = map(
+      memoryview, (self._book.where, self._book.lengths)
     )
+    self._table = compiled_names.new_table(num_pages)
     _give(self._book, np.arange(num_pages, dtype=np.int32))
 
   @property
@@ -300,24 +297,43 @@ class CompiledLists:
     """Notes another sequence that reads pages."""
     _hold(*self._arrays, np.array(pages, np.int32))
 
-  def take(self, count: int, after: int) -> tuple[list[int], list[int]]:
+  def find(self, names: bytes) -> list[int]:
+    """Returns the pages of the longest known prefix of a run of names."""
+    found = np.empty(len(names) // prefixes.SIZE, np.int32)
+    count = compiled_names.find(
+      self._table, np.frombuffer(names, np.int32), found
+    )
+    return found[:count].tolist()
+
+  def publish(self, pages: Sequence[int], names: bytes) -> None:
+    """Names pages that have none, but for names that other pages have."""
+    compiled_names.publish(
+      self._table, np.frombuffer(names, np.int32), np.array(pages, np.int32),
+      self._book.named,
+    )
+
+  def names(self) -> dict[bytes, int]:
+    """Returns the page of each name."""
+    return compiled_names.table_names(self._table)
+
+  def take(self, count: int, after: int) -> tuple[list[int], int]:
     """Hands out pages, as `PageLists.take` does."""
     found = np.empty(count, np.int32)
-    gone = _take_pages(*self._arrays, found, after, self._ahead)
-    return found.tolist(), self._book.gone[:gone].tolist()
+    gone = _take_pages(*self._arrays, self._table, found, after, self._ahead)
+    return found.tolist(), gone
 
   def grow(
     self, room: np.ndarray, tables: np.ndarray, slots: np.ndarray,
     computed: np.ndarray, longest: np.ndarray, most: int, size: int,
-  ) -> tuple[list[int], list[int]] | None:
+  ) -> tuple[list[int], int] | None:
     """Hands out pages to sequences that have filled theirs, likewise."""
     num, gone = _grow(
-      *self._arrays, room, tables, slots, computed, longest, most, size,
-      self._ahead,
+      *self._arrays, self._table, room, tables, slots, computed, longest, most,
+      size, self._ahead,
     )
     if num < 0:
       return None
-    return self._book.grown[:num].tolist(), self._book.gone[:gone].tolist()
+    return self._book.grown[:num].tolist(), gone
 
   def release(self, pages: Sequence[int]) -> None:
     """Gives up the pages of a sequence, the last one first."""
@@ -357,3 +373,7 @@ class CompiledLists:
     listed = (book.where == _IDLE) | (book.where == _LEAVING)
     assert not (listed & (book.holders > 0)).any()
     assert not (book.free & (listed | (book.holders > 0))).any()
+    assert not (book.free & book.named).any()
+    names = self.names()
+    assert sorted(names.values()) == np.flatnonzero(book.named).tolist()
+    assert self.find(b"".join(names)) == list(names.values())

@@ -1,8 +1,7 @@
 """Which pages are held, idle, being read or free, in Python.
 
 It is the specification of `caatnet.serving.compiled_lists`, which does the same
-in less time. Names are `caatnet.serving.pages`' part: here a page has one or
-has none.
+in less time.
 
 Shape legend: S = slots, P = pages of a sequence.
 """
@@ -13,6 +12,7 @@ import itertools
 
 import numpy as np
 
+from caatnet.serving import prefixes
 from caatnet.serving.groups import Groups
 
 # What a page may be: held by one sequence, held by several, idle with a name,
@@ -21,11 +21,7 @@ STATES = ("free", "held", "shared", "cached", "leaving")
 
 
 class PageLists:
-  """The pages of one cache, each in one state.
-
-  Attributes:
-    named: By page, whether it has a name.
-  """
+  """The pages of one cache, each in one state."""
 
   def __init__(self, num_pages: int, ahead: int, in_turn: bool) -> None:
     """Makes a cache of free pages.
@@ -35,7 +31,8 @@ class PageLists:
       ahead: How many are made free at a time, at least.
       in_turn: Whether pages without a name are idle before they are free.
     """
-    self.named = bytearray(num_pages)
+    self._names: dict[int, bytes] = {}  # of the pages that have one
+    self._by_name: dict[bytes, int] = {}
     self._ahead, self._in_turn = ahead, in_turn
     self._groups = Groups(num_pages)
     self._holders = [0] * num_pages
@@ -66,7 +63,27 @@ class PageLists:
         self._leaving.pop(page, None)
       self._holders[page] += 1
 
-  def take(self, count: int, after: int) -> tuple[list[int], list[int]]:
+  def find(self, names: bytes) -> list[int]:
+    """Returns the pages of the longest known prefix of a run of names."""
+    found: list[int] = []
+    for name in prefixes.split(names):
+      page = self._by_name.get(name)
+      if page is None:
+        break
+      found.append(page)
+    return found
+
+  def publish(self, pages: Sequence[int], names: bytes) -> None:
+    """Names pages that have none, but for names that other pages have."""
+    for page, name in zip(pages, prefixes.split(names), strict=True):
+      if page not in self._names and name not in self._by_name:
+        self._names[page], self._by_name[name] = name, page
+
+  def names(self) -> dict[bytes, int]:
+    """Returns the page of each name."""
+    return dict(self._by_name)
+
+  def take(self, count: int, after: int) -> tuple[list[int], int]:
     """Hands out pages.
 
     Args:
@@ -74,9 +91,9 @@ class PageLists:
       after: The page whose successors would be best; -1 for none.
 
     Returns:
-      The pages, and idle ones that became free and lost their names.
+      The pages, and how many idle ones became free and lost their names.
     """
-    groups, gone = self._groups, []
+    groups, gone = self._groups, 0
     missing = count - groups.num_free
     if missing > 0:
       gone = self._evict(min(max(missing, self._ahead), len(self._idle)))
@@ -91,7 +108,7 @@ class PageLists:
   def grow(
     self, room: np.ndarray, tables: np.ndarray, slots: np.ndarray,
     computed: np.ndarray, longest: np.ndarray, most: int, size: int,
-  ) -> tuple[list[int], list[int]] | None:
+  ) -> tuple[list[int], int] | None:
     """Hands out pages to sequences that have filled theirs, in their order.
 
     Args:
@@ -105,7 +122,7 @@ class PageLists:
       size: The positions of a page.
 
     Returns:
-      The slots that got pages, and pages that lost their names; None, and
+      The slots that got pages, and how many pages lost their names; None, and
       nothing is done, if not so many pages are available.
     """
     growing = slots[computed[slots] >= room[slots]]
@@ -113,7 +130,7 @@ class PageLists:
     counts = np.minimum(-(-longest[growing] // size) - held, most)
     if counts.sum() > self.num_available:
       return None
-    grown, gone = growing.tolist(), []
+    grown, gone = growing.tolist(), 0
     for slot, first, count in zip(
       grown, held.tolist(), counts.tolist(), strict=True
     ):
@@ -123,19 +140,20 @@ class PageLists:
     room[growing] += counts * size
     return grown, gone
 
-  def _evict(self, count: int) -> list[int]:
+  def _evict(self, count: int) -> int:
     """Makes the pages free that have been idle longest.
 
     Returns:
-      Those of them that had a name.
+      How many of them had a name.
     """
     pages = list(itertools.islice(self._idle, count))
     self._groups.give(pages[::-1])  # a sequence's last page came first
-    gone = [page for page in pages if self.named[page]]
+    before = len(self._names)
     for page in pages:
       del self._idle[page]
-      self.named[page] = 0
-    return gone
+      if page in self._names:
+        del self._by_name[self._names.pop(page)]
+    return before - len(self._names)
 
   def release(self, pages: Sequence[int]) -> None:
     """Gives up the pages of a sequence, the last one first."""
@@ -147,7 +165,7 @@ class PageLists:
         assert left > 0, page
       elif page in readers:
         self._leaving[page] = None
-      elif self._in_turn or self.named[page]:
+      elif self._in_turn or page in self._names:
         self._idle[page] = None
       else:
         free.append(page)
@@ -169,7 +187,7 @@ class PageLists:
       del self._readers[page]
       if page in self._leaving:
         del self._leaving[page]
-        if self._in_turn or self.named[page]:
+        if self._in_turn or page in self._names:
           self._idle[page] = None
         else:
           self._groups.give([page])
@@ -196,3 +214,5 @@ class PageLists:
     assert sum(parts) == len(self._holders), parts
     assert not any(self._holders[page] for page in self._idle)
     assert not any(self._holders[page] for page in self._leaving)
+    assert {n: page for page, n in self._names.items()} == self._by_name
+    assert len(self._names) == len(self._by_name)

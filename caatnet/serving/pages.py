@@ -80,8 +80,6 @@ class Pages:
     if self.implementation == "compiled":
       from caatnet.serving.compiled_lists import CompiledLists as make
     self._lists = make(num_pages, ahead, in_turn)
-    self._names = [b""] * num_pages  # of those that have one
-    self._by_name: dict[bytes, int] = {}
 
   @property
   def num_available(self) -> int:
@@ -98,16 +96,9 @@ class Pages:
     """How many will be available when the copies that read them end."""
     return self._lists.num_leaving
 
-  def find(self, names: Sequence[bytes]) -> list[int]:
-    """Returns the pages of the longest known prefix of a list of names."""
-    found: list[int] = []
-    if self._reuse:
-      for name in names:
-        page = self._by_name.get(name)
-        if page is None:
-          break
-        found.append(page)
-    return found
+  def find(self, names: bytes) -> list[int]:
+    """Returns the pages of the longest known prefix of a run of names."""
+    return self._lists.find(names) if self._reuse else []
 
   def num_idle(self, pages: Sequence[int]) -> int:
     """Returns how many of some pages are idle, so that to hold them takes."""
@@ -127,7 +118,7 @@ class Pages:
       after: The page whose successors would be best; -1 for none.
     """
     pages, evicted = self._lists.take(count, after)
-    self._forget(evicted)
+    self.counts.evicted += evicted
     return pages
 
   def grow(
@@ -151,32 +142,18 @@ class Pages:
       return False
     grown, evicted = taken
     running.grown(grown)
-    self._forget(evicted)
+    self.counts.evicted += evicted
     return True
 
-  def _forget(self, pages: Sequence[int]) -> None:
-    """Forgets the names of pages that were evicted."""
-    for name in map(self._names.__getitem__, pages):
-      del self._by_name[name]
-    self.counts.evicted += len(pages)
-
-  def publish(
-    self, pages: Sequence[int], names: Sequence[bytes]
-  ) -> list[bytes]:
+  def publish(self, pages: Sequence[int], names: bytes) -> None:
     """Names full pages, but for names that other pages have.
 
-    Returns:
-      The names that no page had.
+    Args:
+      pages: The pages.
+      names: Their names, one after another.
     """
-    new: list[bytes] = []
-    if not self._reuse:
-      return new
-    of, by, named = self._names, self._by_name, self._lists.named
-    for page, name in zip(pages, names, strict=True):
-      if not named[page] and by.setdefault(name, page) == page:
-        of[page], named[page] = name, 1
-        new.append(name)
-    return new
+    if self._reuse:
+      self._lists.publish(pages, names)
 
   def release(self, pages: Sequence[int]) -> None:
     """Gives up the pages of a sequence, the last one first.
@@ -207,10 +184,7 @@ class Pages:
     return self._lists.sizes()
 
   def check(self) -> None:
-    """Asserts that each page is in exactly one state, and each name sound."""
+    """Asserts that each page is in one state, and none free that has a name."""
     self._lists.check()
     states = self.states()
-    named = [page for page, n in enumerate(self._lists.named) if n]
-    assert {self._names[page]: page for page in named} == self._by_name
-    assert len(named) == len(self._by_name)
-    assert all(states[page] for page in named)  # none is free
+    assert all(states[page] for page in self._lists.names().values())

@@ -10,11 +10,12 @@ not made for that.
 import hashlib
 
 ROOT = b""
-_EMPTY = hashlib.blake2b(digest_size=16)  # copied, which is faster than made
+SIZE = 16  # bytes of a name
+_EMPTY = hashlib.blake2b(digest_size=SIZE)  # copied, which is faster than made
 
 
-def names(parent: bytes, tokens: bytes, size: int) -> list[bytes]:
-  """Returns the names of full pages that follow one another.
+def names(parent: bytes, tokens: bytes, size: int) -> bytes:
+  """Returns the names of full pages that follow one another, as one run.
 
   Args:
     parent: The name of the page before them, `ROOT` for the first ones.
@@ -28,4 +29,9 @@ def names(parent: bytes, tokens: bytes, size: int) -> list[bytes]:
     page.update(parent + tokens[stop - size : stop])
     parent = page.digest()
     found.append(parent)
-  return found
+  return b"".join(found)
+
+
+def split(names: bytes) -> list[bytes]:
+  """Returns each name of a run."""
+  return [names[i : i + SIZE] for i in range(0, len(names), SIZE)]

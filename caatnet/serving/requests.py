@@ -134,7 +134,7 @@ class Request:
     self.scheduled_s: float | None = None
     self.end_s: float | None = None
     self.num_hits = self.num_preempted = self.context = 0
-    self.names: list[bytes] = []
+    self.names = b""
     self.slot = -1
     self.pages: list[int] = []
     self.num_pending = self.swapped = 0
@@ -193,12 +193,16 @@ class Request:
 
   def name_pages(self, page_size: int) -> None:
     """Names the pages that its known tokens fill."""
-    names = self.names
-    names += prefixes.names(
-      names[-1] if names else prefixes.ROOT,
-      self.all_tokens(len(names) * page_size).tobytes(),
+    self.names += prefixes.names(
+      self.names[-prefixes.SIZE :] or prefixes.ROOT,
+      self.all_tokens(self.num_named * page_size).tobytes(),
       page_size * self.prompt.itemsize,
     )
+
+  @property
+  def num_named(self) -> int:
+    """How many pages its names are of."""
+    return len(self.names) // prefixes.SIZE
 
   @property
   def ttft_s(self) -> float:

@@ -19,6 +19,7 @@ import heapq
 import numpy as np
 
 from caatnet.checks import one_of
+from caatnet.serving import prefixes
 from caatnet.serving.counts import Counts
 from caatnet.serving.executor import Chunk, Copy, Costs, Event, Step
 from caatnet.serving.host import Host
@@ -352,13 +353,12 @@ class Scheduler:
       stop: How many tokens.
       first: The page to begin with.
     """
-    last = min(stop // self.pages.page_size, len(request.names))
+    last = min(stop // self.pages.page_size, request.num_named)
     if first < last:
-      new = self.pages.publish(
-        request.pages[first:last], request.names[first:last]
-      )
+      names = request.names[first * prefixes.SIZE : last * prefixes.SIZE]
+      self.pages.publish(request.pages[first:last], names)
       if self._naming:
-        self.policy.published(new)
+        self.policy.published(names)
 
   def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
     slots, size = self.running, self.pages.page_size

@@ -98,7 +98,7 @@ class Policy:
       counts: How many each of these gets, which may be none.
     """
 
-  def published(self, names: list[bytes]) -> None:
+  def published(self, names: bytes) -> None:
     """Notes names of pages that can be found from now on."""
 
   def ended(self, request: Request) -> None:

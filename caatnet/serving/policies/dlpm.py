@@ -12,6 +12,7 @@ Source: Cao et al., Locality-aware fair scheduling in LLM serving (arXiv
 
 from collections.abc import Callable, Sequence
 
+from caatnet.serving import prefixes
 from caatnet.serving.policies.base import Clients
 from caatnet.serving.policies.clients import ClientLines
 from caatnet.serving.requests import Request
@@ -50,8 +51,8 @@ class DeficitLongestPrefix(ClientLines):
 
   def _lacks(self, request: Request) -> bytes | None:
     """Returns the first name that was not found when it was looked up."""
-    hits = -self._entries[request.number][0]
-    return request.names[hits] if hits < len(request.names) else None
+    first = -self._entries[request.number][0] * prefixes.SIZE
+    return request.names[first : first + prefixes.SIZE] or None
 
   def remove(self, request: Request) -> None:
     """Takes a request out of line."""
@@ -62,9 +63,9 @@ class DeficitLongestPrefix(ClientLines):
       self._lacking.pop(lacks, None)
     super().remove(request)
 
-  def published(self, names: list[bytes]) -> None:
+  def published(self, names: bytes) -> None:
     """Looks up again who lacked these."""
-    for name in filter(self._lacking.__contains__, names):
+    for name in filter(self._lacking.__contains__, prefixes.split(names)):
       for request in self._lacking.pop(name).values():
         self.push(request)
 
