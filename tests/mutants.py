@@ -3263,8 +3263,8 @@ _SERVING_ROWS = [
     "    if book.named[page]:\n", "    if False:\n", _BOTH_LISTS,
   ),
   Mutant(
-    "caatnet/serving/compiled_names.py", "names are told apart by 96 bits",
-    " and table[4, page] == name[3]", "", _NEARLY,
+    "caatnet/serving/compiled_names.py", "names are told apart by 64 bits",
+    " and table[2, page] == second", "", _NEARLY,
   ),
   Mutant(
     "caatnet/serving/compiled_names.py", "a gap hides who stands behind it",

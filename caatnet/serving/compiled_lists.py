@@ -48,6 +48,7 @@ class _Book(NamedTuple):
 
 
 _INT32, _INT64, _ROWS = numba.int32[::1], int64[::1], numba.int32[:, ::1]
+_TABLE = int64[:, ::1]
 # Those of a book with N and with N + L columns: a call takes as long as it has
 # arrays for arguments.
 _BOOK = _ROWS, _ROWS
@@ -190,13 +191,13 @@ def _evict(book, table, count):
   return gone
 
 
-@compiled((*_BOOK, _ROWS, _INT32, int64, int64))
+@compiled((*_BOOK, _TABLE, _INT32, int64, int64))
 def _take_pages(pages, lists, table, found, after, ahead):
   return _take(_open(pages, lists), table, found, after, ahead)
 
 
 @compiled((
-  *_BOOK, _ROWS, _INT64, _ROWS, _INT64, _INT64, _INT64, int64, int64, int64
+  *_BOOK, _TABLE, _INT64, _ROWS, _INT64, _INT64, _INT64, int64, int64, int64
 ))
 def _grow(
   pages, lists, table, room, tables, slots, computed, longest, most, size, ahead
@@ -301,14 +302,14 @@ class CompiledLists:
     """Returns the pages of the longest known prefix of a run of names."""
     found = np.empty(len(names) // prefixes.SIZE, np.int32)
     count = compiled_names.find(
-      self._table, np.frombuffer(names, np.int32), found
+      self._table, np.frombuffer(names, np.int64), found
     )
     return found[:count].tolist()
 
   def publish(self, pages: Sequence[int], names: bytes) -> None:
     """Names pages that have none, but for names that other pages have."""
     compiled_names.publish(
-      self._table, np.frombuffer(names, np.int32), np.array(pages, np.int32),
+      self._table, np.frombuffer(names, np.int64), np.array(pages, np.int32),
       self._book.named,
     )
 

@@ -12,19 +12,16 @@ import numpy as np
 from caatnet.serving.compiling import compiled
 
 _NONE = -1
-_WORDS = 4  # int32, of a name
-_ROWS, _INT32 = numba.int32[:, ::1], numba.int32[::1]
-_GIVEN = numba.types.Array(numba.int32, 1, "C", readonly=True)
+_ROWS, _INT32 = numba.int64[:, ::1], numba.int32[::1]
+_GIVEN = numba.types.Array(numba.int64, 1, "C", readonly=True)
 
 
 def new_table(num_pages: int) -> np.ndarray:
-  """Returns an empty table, int32 ``[1 + 4, M]``.
+  """Returns an empty table, int64 ``[1 + 2, M]``.
 
-  Row 0 has the page in each place, the others the name of each page.
+  Row 0 has the page in each place, the others the halves of each page's name.
   """
-  table = np.full((1 + _WORDS, 1 << (2 * num_pages).bit_length()), _NONE, "i4")
-  table[1:] = 0
-  return table
+  return np.full((3, 1 << (2 * num_pages).bit_length()), _NONE)
 
 
 def table_names(table: np.ndarray) -> dict[bytes, int]:
@@ -34,16 +31,13 @@ def table_names(table: np.ndarray) -> dict[bytes, int]:
 
 
 @compiled()
-def _place(table, name):
+def _place(table, first, second):
   """Returns where a name is, or the place where it would be."""
   mask = table.shape[1] - 1
-  place = name[0] & mask
+  place = first & mask
   while table[0, place] != _NONE:
     page = table[0, place]
-    if (
-      table[1, page] == name[0] and table[2, page] == name[1]
-      and table[3, page] == name[2] and table[4, page] == name[3]
-    ):
+    if table[1, page] == first and table[2, page] == second:
       break
     place = (place + 1) & mask
   return place
@@ -53,7 +47,7 @@ def _place(table, name):
 def forget(table, page):
   """Takes the name of a page out of a table."""
   mask = table.shape[1] - 1
-  gap = _place(table, table[1:, page])
+  gap = _place(table, table[1, page], table[2, page])
   place = (gap + 1) & mask
   while table[0, place] != _NONE:  # who would not be found behind a gap
     home = table[1, table[0, place]] & mask
@@ -66,11 +60,12 @@ def forget(table, page):
 @compiled((_ROWS, _GIVEN, _INT32))
 def find(table, names, found):
   """Writes the pages of a known prefix of names, and returns how many."""
-  count = len(names) // _WORDS
+  count = len(names) // 2
   for i in range(count):
-    found[i] = table[0, _place(table, names[_WORDS * i :])]
-    if found[i] == _NONE:
+    page = table[0, _place(table, names[2 * i], names[2 * i + 1])]
+    if page == _NONE:
       return i
+    found[i] = page
   return count
 
 
@@ -80,15 +75,15 @@ def publish(table, names, pages, named):
 
   Args:
     table: The table.
-    names: The names, ``[4 n]``.
+    names: The names, ``[2 n]``.
     pages: The pages, ``[n]``.
     named: Whether each page has a name, ``[N]``; it is brought up to date.
   """
   for i in range(len(pages)):
     page = pages[i]
     if not named[page]:
-      place = _place(table, names[_WORDS * i :])
+      first, second = names[2 * i], names[2 * i + 1]
+      place = _place(table, first, second)
       if table[0, place] == _NONE:
         table[0, place], named[page] = page, 1
-        for k in range(_WORDS):
-          table[1 + k, page] = names[_WORDS * i + k]
+        table[1, page], table[2, page] = first, second

@@ -5,6 +5,8 @@ What it does at each step for each slot is one loop here.
 Shape legend: S = slots, D = decodes of a step, K = steps that are kept.
 """
 
+from collections.abc import Sequence
+
 from numba import boolean, int32, int64
 import numpy as np
 
@@ -28,6 +30,16 @@ def _ready(slots, computed, context, longest, found):
       found[0, decodes] = slot
       decodes += 1
   return decodes, reading
+
+
+@compiled((_INT64, _INT64, _INT64, int32[:, ::1], int64[:, ::1]))
+def _advance(decodes, computed, epochs, read, drawn):
+  """Writes slots and positions into read, slots and epochs into drawn."""
+  for i in range(len(decodes)):
+    slot = decodes[i]
+    read[0, i], read[1, i] = slot, computed[slot]
+    drawn[0, i], drawn[1, i] = slot, epochs[slot]
+    computed[slot] += 1
 
 
 @compiled((
@@ -63,6 +75,19 @@ class CompiledRunning(Running):
     if not reading:  # as in most steps
       return slots, []
     return slots, self.requests[self._found[1, :reading]].tolist()
+
+  def advance(
+    self, decodes: np.ndarray, chunked: Sequence[int]
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Notes that a step reads the newest tokens of some slots, likewise."""
+    count = len(decodes)
+    read = np.empty((2, count), np.int32)
+    drawn = np.empty((2, count + len(chunked)), np.int64)
+    _advance(decodes, self.computed, self.epochs, read, drawn)
+    if chunked:
+      drawn[0, count:] = chunked
+      drawn[1, count:] = self.epochs[chunked]
+    return read[0], read[1], drawn[0], drawn[1]
 
   def _keep(
     self, slots: np.ndarray, tokens: np.ndarray, at: int

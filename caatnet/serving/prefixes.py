@@ -9,6 +9,8 @@ not made for that.
 
 import hashlib
 
+import numpy as np
+
 ROOT = b""
 SIZE = 16  # bytes of a name
 _EMPTY = hashlib.blake2b(digest_size=SIZE)  # copied, which is faster than made
@@ -34,4 +36,4 @@ def names(parent: bytes, tokens: bytes, size: int) -> bytes:
 
 def split(names: bytes) -> list[bytes]:
   """Returns each name of a run."""
-  return [names[i : i + SIZE] for i in range(0, len(names), SIZE)]
+  return np.frombuffer(names, f"V{SIZE}").tolist()

@@ -171,6 +171,27 @@ class Running:
       reading = self.requests[slots[~decodes]].tolist()
     return slots[decodes & (computed < self.longest[slots])], reading
 
+  def advance(
+    self, decodes: np.ndarray, chunked: Sequence[int]
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Notes that a step reads the newest tokens of some slots.
+
+    Args:
+      decodes: They, int64 ``[D]``.
+      chunked: Slots that the step draws a token of beside them.
+
+    Returns:
+      `decodes` and where these tokens are, int32 ``[D]`` each; all slots that
+      it draws a token of and their epochs, int64 ``[n]`` each.
+    """
+    positions = self.computed[decodes]
+    self.computed[decodes] = positions + 1
+    drawing = np.concatenate([decodes, np.array(chunked, np.int64)])
+    return (
+      decodes.astype("i4"), positions.astype("i4"), drawing,
+      self.epochs[drawing],
+    )
+
   def record(
     self, slots: np.ndarray, tokens: np.ndarray, now: float
   ) -> list[Request]:

@@ -363,16 +363,12 @@ class Scheduler:
   def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
     slots, size = self.running, self.pages.page_size
     chunked = [chunk.request.slot for chunk in chunks if chunk.draws]
-    drawing = decodes
-    if chunked:
-      drawing = np.concatenate([decodes, np.array(chunked)])
-    positions = slots.computed[decodes]
+    requests = slots.requests[decodes]
+    narrow, positions, drawing, epochs = slots.advance(decodes, chunked)
     step = Step(
-      self.counts.steps, slots.requests[decodes], decodes.astype("i4"),
-      positions.astype("i4"), tuple(chunks), slots.tables,
-      self.swapping.take_waited(), drawing, slots.epochs[drawing],
+      self.counts.steps, requests, narrow, positions, tuple(chunks),
+      slots.tables, self.swapping.take_waited(), drawing, epochs,
     )
-    slots.computed[decodes] = positions + 1
     if self._charged:
       self.policy.served(*slots.clients(drawing))
     for chunk in chunks:
