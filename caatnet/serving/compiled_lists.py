@@ -290,38 +290,37 @@ class CompiledLists:
     """How many will be when the copies that read them end."""
     return self._lengths[_LEAVING]
 
-  def num_idle(self, pages: Sequence[int]) -> int:
+  def num_idle(self, pages: np.ndarray) -> int:
     """Returns how many of some pages are idle."""
-    return bytes(map(self._where.__getitem__, pages)).count(_IDLE)
+    return np.count_nonzero(self._book.where[pages] == _IDLE)
 
-  def hold(self, pages: Sequence[int]) -> None:
+  def hold(self, pages: np.ndarray) -> None:
     """Notes another sequence that reads pages."""
-    _hold(*self._arrays, np.array(pages, np.int32))
+    _hold(*self._arrays, pages)
 
-  def find(self, names: bytes) -> list[int]:
+  def find(self, names: bytes) -> np.ndarray:
     """Returns the pages of the longest known prefix of a run of names."""
     found = np.empty(len(names) // prefixes.SIZE, np.int32)
     count = compiled_names.find(
       self._table, np.frombuffer(names, np.int64), found
     )
-    return found[:count].tolist()
+    return found[:count]
 
-  def publish(self, pages: Sequence[int], names: bytes) -> None:
+  def publish(self, pages: np.ndarray, names: bytes) -> None:
     """Names pages that have none, but for names that other pages have."""
     compiled_names.publish(
-      self._table, np.frombuffer(names, np.int64), np.array(pages, np.int32),
-      self._book.named,
+      self._table, np.frombuffer(names, np.int64), pages, self._book.named
     )
 
   def names(self) -> dict[bytes, int]:
     """Returns the page of each name."""
     return compiled_names.table_names(self._table)
 
-  def take(self, count: int, after: int) -> tuple[list[int], int]:
+  def take(self, count: int, after: int) -> tuple[np.ndarray, int]:
     """Hands out pages, as `PageLists.take` does."""
     found = np.empty(count, np.int32)
     gone = _take_pages(*self._arrays, self._table, found, after, self._ahead)
-    return found.tolist(), gone
+    return found, gone
 
   def grow(
     self, room: np.ndarray, tables: np.ndarray, slots: np.ndarray,
@@ -336,9 +335,9 @@ class CompiledLists:
       return None
     return self._book.grown[:num].tolist(), gone
 
-  def release(self, pages: Sequence[int]) -> None:
+  def release(self, pages: np.ndarray) -> None:
     """Gives up the pages of a sequence, the last one first."""
-    _release(*self._arrays, np.array(pages, np.int32), self._in_turn)
+    _release(*self._arrays, pages, self._in_turn)
 
   def begin_read(self, pages: Sequence[int]) -> None:
     """Notes a copy that reads pages, which are held."""
@@ -377,4 +376,4 @@ class CompiledLists:
     assert not (book.free & book.named).any()
     names = self.names()
     assert sorted(names.values()) == np.flatnonzero(book.named).tolist()
-    assert self.find(b"".join(names)) == list(names.values())
+    assert self.find(b"".join(names)).tolist() == list(names.values())

@@ -84,9 +84,8 @@ class CompiledRunning(Running):
     read = np.empty((2, count), np.int32)
     drawn = np.empty((2, count + len(chunked)), np.int64)
     _advance(decodes, self.computed, self.epochs, read, drawn)
-    if chunked:
-      drawn[0, count:] = chunked
-      drawn[1, count:] = self.epochs[chunked]
+    for i, slot in enumerate(chunked, count):
+      drawn[0, i], drawn[1, i] = slot, self.epochs[slot]
     return read[0], read[1], drawn[0], drawn[1]
 
   def _keep(

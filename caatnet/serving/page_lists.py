@@ -51,19 +51,19 @@ class PageLists:
     """How many will be when the copies that read them end."""
     return len(self._leaving)
 
-  def num_idle(self, pages: Sequence[int]) -> int:
+  def num_idle(self, pages: np.ndarray) -> int:
     """Returns how many of some pages are idle."""
-    return sum(map(self._idle.__contains__, pages))
+    return sum(map(self._idle.__contains__, pages.tolist()))
 
-  def hold(self, pages: Sequence[int]) -> None:
+  def hold(self, pages: np.ndarray) -> None:
     """Notes another sequence that reads pages."""
-    for page in pages:
+    for page in pages.tolist():
       if not self._holders[page]:
         self._idle.pop(page, None)
         self._leaving.pop(page, None)
       self._holders[page] += 1
 
-  def find(self, names: bytes) -> list[int]:
+  def find(self, names: bytes) -> np.ndarray:
     """Returns the pages of the longest known prefix of a run of names."""
     found: list[int] = []
     for name in prefixes.split(names):
@@ -71,11 +71,11 @@ class PageLists:
       if page is None:
         break
       found.append(page)
-    return found
+    return np.array(found, np.int32)
 
-  def publish(self, pages: Sequence[int], names: bytes) -> None:
+  def publish(self, pages: np.ndarray, names: bytes) -> None:
     """Names pages that have none, but for names that other pages have."""
-    for page, name in zip(pages, prefixes.split(names), strict=True):
+    for page, name in zip(pages.tolist(), prefixes.split(names), strict=True):
       if page not in self._names and name not in self._by_name:
         self._names[page], self._by_name[name] = name, page
 
@@ -83,7 +83,7 @@ class PageLists:
     """Returns the page of each name."""
     return dict(self._by_name)
 
-  def take(self, count: int, after: int) -> tuple[list[int], int]:
+  def take(self, count: int, after: int) -> tuple[np.ndarray, int]:
     """Hands out pages.
 
     Args:
@@ -103,7 +103,7 @@ class PageLists:
       found += groups.take(count - num, room=after >= 0)
     for page in found:
       self._holders[page] = 1
-    return found, gone
+    return np.array(found, np.int32), gone
 
   def grow(
     self, room: np.ndarray, tables: np.ndarray, slots: np.ndarray,
@@ -155,11 +155,11 @@ class PageLists:
         del self._by_name[self._names.pop(page)]
     return before - len(self._names)
 
-  def release(self, pages: Sequence[int]) -> None:
+  def release(self, pages: np.ndarray) -> None:
     """Gives up the pages of a sequence, the last one first."""
     free = []
     holders, readers = self._holders, self._readers
-    for page in reversed(pages):
+    for page in reversed(pages.tolist()):
       left = holders[page] = holders[page] - 1
       if left:
         assert left > 0, page

@@ -47,6 +47,8 @@ class PageCounts:
 class Pages:
   """The pages of one cache.
 
+  Lists of pages are int32 ``[n]``, in the order of a sequence.
+
   Attributes:
     num_pages: How many there are.
     page_size: The tokens of a page.
@@ -96,21 +98,20 @@ class Pages:
     """How many will be available when the copies that read them end."""
     return self._lists.num_leaving
 
-  def find(self, names: bytes) -> list[int]:
+  def find(self, names: bytes) -> np.ndarray:
     """Returns the pages of the longest known prefix of a run of names."""
-    return self._lists.find(names) if self._reuse else []
+    return self._lists.find(names if self._reuse else b"")
 
-  def num_idle(self, pages: Sequence[int]) -> int:
+  def num_idle(self, pages: np.ndarray) -> int:
     """Returns how many of some pages are idle, so that to hold them takes."""
     return self._lists.num_idle(pages)
 
-  def hold(self, pages: Sequence[int]) -> None:
+  def hold(self, pages: np.ndarray) -> None:
     """Notes another sequence that reads pages which `find` returned."""
     self.counts.hits += len(pages)
-    if pages:
-      self._lists.hold(pages)
+    self._lists.hold(pages)
 
-  def take(self, count: int, after: int = -1) -> list[int]:
+  def take(self, count: int, after: int = -1) -> np.ndarray:
     """Hands out pages to be written, in as few runs as possible.
 
     Args:
@@ -145,7 +146,7 @@ class Pages:
     self.counts.evicted += evicted
     return True
 
-  def publish(self, pages: Sequence[int], names: bytes) -> None:
+  def publish(self, pages: np.ndarray, names: bytes) -> None:
     """Names full pages, but for names that other pages have.
 
     Args:
@@ -155,7 +156,7 @@ class Pages:
     if self._reuse:
       self._lists.publish(pages, names)
 
-  def release(self, pages: Sequence[int]) -> None:
+  def release(self, pages: np.ndarray) -> None:
     """Gives up the pages of a sequence, the last one first.
 
     Args:

@@ -13,6 +13,7 @@ import numpy as np
 
 ROOT = b""
 SIZE = 16  # bytes of a name
+_NAME = np.dtype(f"V{SIZE}")
 _EMPTY = hashlib.blake2b(digest_size=SIZE)  # copied, which is faster than made
 
 
@@ -36,4 +37,4 @@ def names(parent: bytes, tokens: bytes, size: int) -> bytes:
 
 def split(names: bytes) -> list[bytes]:
   """Returns each name of a run."""
-  return np.frombuffer(names, f"V{SIZE}").tolist()
+  return np.frombuffer(names, _NAME).tolist()

@@ -37,6 +37,9 @@ ENDS = (
 )
 
 
+# A request's that has none.
+NO_PAGES = np.zeros(0, np.int32)
+
 # What ends a sequence: one of some tokens, or whatever a function says that is
 # asked once about each token, in order.
 Ends = frozenset[int] | Callable[[int], bool]
@@ -68,11 +71,13 @@ class Request:
     end_s: When it ended; None before.
     num_hits: Tokens of its prompt that were found when it was first scheduled.
     num_preempted: How often its pages were taken.
-    names: The names of its full pages, as far as its tokens are known.
+    names: The names of its full pages, as far as its tokens are known, one
+      after another.
     slot: Its number among the running requests; -1 for none.
     context: How many tokens it had when it was last admitted; those are read in
       chunks, and what follows is decoded.
-    pages: Its pages on the device.
+    pages: Its pages on the device, int32 ``[n]``; of one that has a slot they
+      are that row of `Running.tables`.
     num_pending: How many of its tokens are being drawn, when it has no slot.
     buffer: Moves the newest tokens of a request that has a slot to it; None for
       one that has none.
@@ -136,7 +141,7 @@ class Request:
     self.num_hits = self.num_preempted = self.context = 0
     self.names = b""
     self.slot = -1
-    self.pages: list[int] = []
+    self.pages = NO_PAGES
     self.num_pending = self.swapped = 0
 
   @property

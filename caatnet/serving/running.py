@@ -96,7 +96,7 @@ class Running:
     self._set_ends(slot, request)
     request.buffer = self._flush
     self.epochs[slot] += 1
-    self.extend(request, request.pages)
+    self.extend(request, request.pages, held=0)
 
   def _set_ends(self, slot: int, request: Request) -> None:
     """Notes what ends the request of a slot."""
@@ -118,18 +118,18 @@ class Running:
     self._clients = [self._clients[i] for i in used]
     self._numbers = {payer: i for i, payer in enumerate(self._clients)}
 
-  def extend(self, request: Request, pages: Sequence[int]) -> None:
-    """Notes the last ones of a request's pages, which are new."""
-    slot, last = request.slot, len(request.pages)
-    self.tables[slot, last - len(pages) : last] = pages
+  def extend(self, request: Request, pages: np.ndarray, held: int) -> None:
+    """Gives a request pages behind the first ones that it holds."""
+    slot, last = request.slot, held + len(pages)
+    self.tables[slot, held:last] = pages
     self.room[slot] = last * self._page_size
+    request.pages = self.tables[slot, :last]
 
   def grown(self, slots: Sequence[int]) -> None:
-    """Notes that some slots' room and tables have grown."""
+    """Notes that the room and tables of some slots have grown."""
     for slot in slots:
-      pages = self.requests[slot].pages
       last = self.room[slot] // self._page_size
-      pages += self.tables[slot, len(pages) : last].tolist()
+      self.requests[slot].pages = self.tables[slot, :last]
 
   def last(self, order: Sequence[str]) -> Request:
     """Returns who is last by an attribute, by the next one among equals."""

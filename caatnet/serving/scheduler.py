@@ -246,10 +246,9 @@ class Scheduler:
       self._preempt(victim)
       if victim is request:
         return False
-    after = request.pages[-1] if request.pages else -1
-    pages = self.pages.take(count, after)
-    request.pages += pages
-    self.running.extend(request, pages)
+    held = len(request.pages)
+    after = int(request.pages[-1]) if held else -1
+    self.running.extend(request, self.pages.take(count, after), held)
     return True
 
   def _preempt(self, victim: Request) -> None:

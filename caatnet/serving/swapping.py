@@ -14,12 +14,13 @@ from collections.abc import Hashable, Sequence
 import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from caatnet.serving.counts import Counts, Decision
 from caatnet.serving.executor import Copy, Costs, Kind
-from caatnet.serving.groups import runs
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
-from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.requests import ENDS, NO_PAGES, Request, State
 
 if TYPE_CHECKING:
   from caatnet.serving.scheduler import Limits
@@ -31,13 +32,13 @@ class Plan:
 
   Attributes:
     start: How many of its tokens these hold.
-    found: Pages that the device has.
+    found: Pages that the device has, int32 ``[n]``.
     host: Pages that the host has of what follows.
     source: A page of which a copy is to be continued; -1 for none.
   """
 
   start: int
-  found: Sequence[int]
+  found: np.ndarray
   host: Sequence[int] = ()
   source: int = -1
 
@@ -45,7 +46,7 @@ class Plan:
     """Returns how many available pages it takes to have so many tokens."""
     idle = pages.num_idle(self.found)
     if self.source >= 0:
-      idle += pages.num_idle([self.source])
+      idle += pages.num_idle(np.array([self.source], np.int32))
     return -(-tokens // pages.page_size) - len(self.found) + idle
 
 
@@ -149,15 +150,16 @@ class Swapping:
     """Returns whether a copy is worth waiting for."""
     return self._copy_s(kind, pages) <= self._limits.wait_s
 
-  def _copy_s(self, kind: Kind, pages: Sequence[int]) -> float:
-    if not pages:
+  def _copy_s(self, kind: Kind, pages: Sequence[int] | np.ndarray) -> float:
+    if not len(pages):
       return 0.0
-    return self.costs.copy_s(kind, sum(1 for _ in runs(pages)), len(pages))
+    num_runs = 1 + int(np.count_nonzero(np.diff(pages) != 1))
+    return self.costs.copy_s(kind, num_runs, len(pages))
 
   def _out(self, request: Request, tokens: int, pinned: bool) -> bool:
     """Copies what the host has not; returns whether that takes a while."""
     first, last = self.host.increment(request.owner, tokens)
-    source = request.pages[first:last]
+    source = request.pages[first:last].tolist()
     target = self.host.write(request.owner, tokens, pinned)
     if not source:
       return False
@@ -207,7 +209,7 @@ class Swapping:
 
   def _release(self, request: Request) -> None:
     self._pages.release(request.pages)
-    request.pages = []
+    request.pages = NO_PAGES
 
   def plan(self, request: Request) -> Plan | None:
     """Returns how a request gets its pages; None if it must wait for a copy."""
@@ -215,7 +217,7 @@ class Swapping:
     found = self._pages.find(request.names)
     source = -1
     if len(found) * size > most:  # the last token is read again
-      source = found[most // size] if self._limits.copy_on_write else -1
+      source = int(found[most // size]) if self._limits.copy_on_write else -1
       found = found[: most // size]
     start = most if source >= 0 else len(found) * size
     owner = request.owner
@@ -242,27 +244,29 @@ class Swapping:
     Returns:
       Whether it can begin; else it is among `take_arrived` later.
     """
-    pages, found = self._pages, list(plan.found)
+    pages, found = self._pages, plan.found
     pages.counts.misses += max(
       0, (request.length - 1) // pages.page_size - len(found)
     )
     pages.hold(found)
     if plan.source >= 0:
-      pages.hold([plan.source])
+      source = np.array([plan.source], np.int32)
+      pages.hold(source)
       pages.begin_read([plan.source])
-      pages.release([plan.source])
-    after = found[-1] if found else -1
-    request.pages = found + pages.take(num_pages - len(found), after)
+      pages.release(source)
+    after = int(found[-1]) if len(found) else -1
+    taken = pages.take(num_pages - len(found), after)
+    request.pages = np.concatenate([found, taken])
     request.swapped = plan.start
     if plan.source >= 0:
       pages.counts.copied += 1
-      target = request.pages[len(found) : len(found) + 1]
+      target = taken[:1].tolist()
       self._copy("within", [plan.source], target, request, wait=True)
     if not plan.host:
       if not self._busy[request.owner]:
         self.host.unpin(request.owner)
       return True
-    target = request.pages[len(found) : len(found) + len(plan.host)]
+    target = taken[: len(plan.host)].tolist()
     self.host.pin(request.owner)
     wait = self._short("in", target)
     self._copy("in", plan.host, target, request, wait)
@@ -296,7 +300,7 @@ class Swapping:
     if request.state is State.ARRIVING:
       self._arrived.append(request)
     elif request.state in ENDS:
-      if request.pages:  # it was cancelled while it was brought back
+      if len(request.pages):  # it was cancelled while it was brought back
         self._release(request)
       self.drop(request)
     return None

@@ -62,10 +62,10 @@ def test_an_empty_cache_hands_out_one_run(count):
 def test_what_grows_finds_the_pages_after_its_own(implementation):
   """Two sequences that grow in turns stay in few runs."""
   pages = Pages(256, 16, implementation=implementation)
-  one, two = pages.take(10), pages.take(10)
+  one, two = pages.take(10).tolist(), pages.take(10).tolist()
   for _ in range(50):
-    one += pages.take(1, one[-1])
-    two += pages.take(1, two[-1])
+    one += pages.take(1, one[-1]).tolist()
+    two += pages.take(1, two[-1]).tolist()
   assert max(len(list(runs(one))), len(list(runs(two)))) <= 3
 
 
@@ -99,7 +99,8 @@ def test_found_pages_are_those_of_a_trie(sequences, size):
     found = pages.find(request.names)
     assert len(found) == depth
     pages.hold(found)
-    request.pages = found + pages.take(-(-len(tokens) // size) - depth)
+    taken = pages.take(-(-len(tokens) // size) - depth)
+    request.pages = np.concatenate([found, taken])
     pages.publish(request.pages[: len(full)], request.names)
     node = trie
     for part in full:
@@ -121,20 +122,21 @@ def test_leaves_are_taken_first(implementation):
   pages.release(held)
   for count in range(1, 8):
     pages.take(1)
-    assert pages.find(request.names) == held[: 8 - count]
+    assert pages.find(request.names).tolist() == held[: 8 - count].tolist()
 
 
 @BOTH
 def test_a_page_that_is_read_is_not_handed_out(implementation):
   pages = Pages(4, 1, implementation=implementation)
   held = pages.take(4)
-  pages.begin_read(held[:2])
+  read = held[:2].tolist()
+  pages.begin_read(read)
   pages.release(held)
   assert pages.num_available == 2
   assert pages.num_leaving == 2
-  assert not set(pages.take(2)) & set(held[:2])
-  pages.end_read(held[:2])
-  assert set(pages.take(2)) == set(held[:2])
+  assert not set(pages.take(2)) & set(read)
+  pages.end_read(read)
+  assert set(pages.take(2)) == set(read)
 
 
 class Sequences:
@@ -161,8 +163,9 @@ class Sequences:
     if count + self.pages.num_idle(found) > self.pages.num_available:
       return
     self.pages.hold(found)
-    after = found[-1] if found else -1
-    request.pages = found + self.pages.take(count, after)
+    after = int(found[-1]) if len(found) else -1
+    taken = self.pages.take(count, after)
+    request.pages = np.concatenate([found, taken])
     self.running.add(request, len(tokens), len(tokens))
     self.pages.publish(request.pages[: request.num_named], request.names)
     self.requests.append(request)
@@ -170,8 +173,8 @@ class Sequences:
   def end(self):
     request = self.requests.pop(int(self.rng.integers(len(self.requests))))
     if self.rng.random() < 0.5:
-      self.copies.append(list(request.pages))
-      self.pages.begin_read(request.pages)
+      self.copies.append(request.pages.tolist())
+      self.pages.begin_read(self.copies[-1])
     self.running.remove(request)
     self.pages.release(request.pages)
 
@@ -196,7 +199,7 @@ class Sequences:
       self.grow()
     self.pages.check()
     self.seen.append((
-      [list(r.pages) for r in self.requests],
+      [r.pages.tolist() for r in self.requests],
       [self.running.tables[r.slot, : len(r.pages)].tolist()
        for r in self.requests],
       self.pages.states().tolist(), self.pages.sizes(),
@@ -242,14 +245,14 @@ def test_names_that_nearly_agree_are_told_apart(seed, num_pages):
     elif count <= both[0].num_available:
       names = rng.integers(-1, 2, (count, 4)).astype(np.int32).tobytes()
       taken = [pages.take(count) for pages in both]
-      assert taken[0] == taken[1]
+      np.testing.assert_array_equal(*taken)
       held.append(taken[0])
       for pages in both:
         pages.publish(taken[0], names)
     asked = rng.integers(-1, 2, (4, 4)).astype(np.int32).tobytes()
     known = b"".join(both[0]._lists.names())
     for names in (asked, known, known + asked):
-      assert both[0].find(names) == both[1].find(names)
+      np.testing.assert_array_equal(*(pages.find(names) for pages in both))
     for pages in both:
       pages.check()
     assert both[0].counts == both[1].counts
