@@ -360,6 +360,16 @@ def test_files_and_functions_are_short():
   assert {k: v for k, v in functions.items() if v > 90} == {}
 
 
+def test_what_is_compiled_calls_what_is_in_its_file():
+  """Numba looks at no other to see whether what it kept is still right."""
+  sources = {name: path.read_text() for name, path in _modules().items()}
+  loops = [name for name in sources if "\n@compiled(" in sources[name]]
+  assert "caatnet.serving.compiled_pages" in loops
+  for name in loops:
+    for imported in _imports(sources[name]):
+      assert not any(_within(imported, other) for other in loops), name
+
+
 def test_roots_keep_to_the_tree():
   """Nothing lies at a root that has a room."""
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}

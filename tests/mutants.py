@@ -3031,6 +3031,11 @@ _WEIGHTS = [
     f"{_WRONG}::test_an_index_that_lies",
   ),
   Mutant(
+    "launch/convert.py", "a context may be longer than published",
+    "min(part[key], published.num_positions)", "part[key]",
+    "tests/launch/convert_test.py",
+  ),
+  Mutant(
     "caatnet/interop/huggingface.py", "private channels are published",
     "if model.tensor.size > 1 and p < 1:", "if p < 0:",
     f"{_PUBLISHED}::test_one_rank_s_private_channels_are_the_dense_model_s",
@@ -3246,45 +3251,45 @@ _SERVING_ROWS = [
     f"{_SERVING}/pages_test.py::test_leaves_are_taken_first",
   ),
   Mutant(
-    "caatnet/serving/compiled_lists.py", "a page is free while a copy reads it",
-    "    elif book.readers[page]:\n      _append(book, _LEAVING, page)\n", "",
+    "caatnet/serving/compiled_pages.py", "a page is free while a copy reads it",
+    "    elif book.readers[page]:\n      _append(book, LEAVING, page)\n", "",
     f"{_SERVING}/pages_test.py::test_a_page_that_is_read_is_not_handed_out",
   ),
   Mutant(
-    "caatnet/serving/compiled_lists.py", "a prefix is taken before its leaves",
+    "caatnet/serving/compiled_pages.py", "a prefix is taken before its leaves",
     "for i in range(count - 1, -1, -1):", "for i in range(count):", _BOTH_LISTS,
   ),
   Mutant(
-    "caatnet/serving/compiled_lists.py", "buddies do not merge",
-    "and book.where[buddy] == _GROUPS + k:", "and False:", _BOTH_LISTS,
+    "caatnet/serving/compiled_pages.py", "buddies do not merge",
+    "and book.where[buddy] == GROUPS + k:", "and False:", _BOTH_LISTS,
   ),
   Mutant(
-    "caatnet/serving/compiled_lists.py", "an evicted page keeps its name",
+    "caatnet/serving/compiled_pages.py", "an evicted page keeps its name",
     "    if book.named[page]:\n", "    if False:\n", _BOTH_LISTS,
   ),
   Mutant(
-    "caatnet/serving/compiled_names.py", "names are told apart by 64 bits",
+    "caatnet/serving/compiled_pages.py", "names are told apart by 64 bits",
     " and table[2, page] == second", "", _NEARLY,
   ),
   Mutant(
-    "caatnet/serving/compiled_names.py", "a gap hides who stands behind it",
+    "caatnet/serving/compiled_pages.py", "a gap hides who stands behind it",
     "table[0, gap], gap = table[0, place], place", "pass", _NEARLY,
   ),
   Mutant(
-    "caatnet/serving/compiled_names.py", "who is at home is moved",
+    "caatnet/serving/compiled_pages.py", "who is at home is moved",
     "if (place - home) & mask >= (place - gap) & mask:", "if True:", _NEARLY,
   ),
   Mutant(
-    "caatnet/serving/compiled_names.py", "a page gets a second name",
+    "caatnet/serving/compiled_pages.py", "a page gets a second name",
     "    if not named[page]:\n", "    if True:\n", _NEARLY,
   ),
   Mutant(
-    "caatnet/serving/compiled_lists.py", "some grow though not all can",
-    "  if needed > book.lengths[0] + book.lengths[_IDLE]:", "  if needed < 0:",
+    "caatnet/serving/compiled_pages.py", "some grow though not all can",
+    "  if needed > book.lengths[0] + book.lengths[IDLE]:", "  if needed < 0:",
     _BOTH_LISTS,
   ),
   Mutant(
-    "caatnet/serving/compiled_lists.py", "a sequence gets more than it needs",
+    "caatnet/serving/compiled_pages.py", "a sequence gets more than it needs",
     "last = first + min(-(-longest[slot] // size) - first, most)",
     "last = first + most", _BOTH_LISTS,
   ),
@@ -3395,8 +3400,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/swapping.py", "cancelled on the way back, it keeps pages",
-    "      if request.pages:  # it was cancelled while it was brought back\n"
-    "        self._release(request)\n", "", _ALONE,
+    "      if len(request.pages):  # it was", "      if False:  # it was", _ALONE,
   ),
   Mutant(
     "caatnet/serving/scheduler.py", "a token after the end counts",

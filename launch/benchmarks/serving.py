@@ -88,6 +88,8 @@ def run(config: Any) -> dict[str, Any]:
     config: A config like configs/benchmark/serving.py.
   """
   options = config.benchmark
+  if not options.policies:
+    raise ValueError("config.benchmark.policies=() names no policy")
   for name in options.policies:
     known("config.benchmark.policies: ", name, options.pages)
     at_least(

@@ -8,6 +8,7 @@ SWARM = "--config=configs/elastic/diloco.py:diloco,test"
 EMPTY = "--workdir={tmp}/empty"  # a run without a checkpoint
 UTILISATION = "--config=configs/diloco/utilisation.py"
 KERNELS = "--config=configs/benchmark/kernels.py"
+SCHEDULER = "--config=configs/benchmark/serving.py:test"
 
 # Found before jax is imported: quick.
 FLAGS = [
@@ -202,6 +203,13 @@ VALUES = [
    "did you mean wifi_6?"),
   ("simulate", [UTILISATION, "--config.recommend.target=1.0"],
    "config.recommend.target=1.0 must lie in (0, 1)"),
+  ("simulate", ["--config=configs/serving/fastswitch.py",
+                "--config.hardware.pages=3"],
+   "config.hardware.pages=3 hold none of the requests"),
+  ("benchmark", [SCHEDULER, "--config.benchmark.pages.vtc=5"],
+   "config.benchmark.pages.vtc=5 must be at least 90"),
+  ("benchmark", [SCHEDULER, "--config.benchmark.policies=()"],
+   "config.benchmark.policies=() names no policy"),
   ("simulate", [UTILISATION, "--config.recommend.sync_every=(0.5,)"],
    "config.recommend.sync_every=0.5 must be an integer"),
 ]

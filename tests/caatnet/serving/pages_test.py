@@ -247,8 +247,10 @@ def test_names_that_nearly_agree_are_told_apart(seed, num_pages):
       taken = [pages.take(count) for pages in both]
       np.testing.assert_array_equal(*taken)
       held.append(taken[0])
+      again = rng.integers(-1, 2, (count, 4)).astype(np.int32).tobytes()
       for pages in both:
         pages.publish(taken[0], names)
+        pages.publish(taken[0], again)  # for those who got no name
     asked = rng.integers(-1, 2, (4, 4)).astype(np.int32).tobytes()
     known = b"".join(both[0]._lists.names())
     for names in (asked, known, known + asked):

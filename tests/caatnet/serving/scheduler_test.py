@@ -222,10 +222,8 @@ class Run:
   limits=Limits(1, 9, whole_prompt=False, keep_turns=True, copy_on_write=False),
 ))
 @example(case=case_of(  # one has pages when it is cancelled on its way back
-  262145, "shortest_first", 2, 200, priorities="markov",
-  limits=Limits(
-    5, 5, chunks=((5, 1),), whole_prompt=False, preempt="swap", keep_turns=True
-  ),
+  8, "first_come", 2, 200, priorities="markov",
+  limits=Limits(5, 5, whole_prompt=False, preempt="swap", keep_turns=True),
 ))
 @example(case=case_of(  # all who run give way, and others are back
   0, "dlpm", 4, 200, tight=True, steps_ahead=1,
