@@ -3400,7 +3400,8 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/swapping.py", "cancelled on the way back, it keeps pages",
-    "      if len(request.pages):  # it was", "      if False:  # it was", _ALONE,
+    "      if len(request.pages):  # it was", "      if False:  # it was",
+    _ALONE,
   ),
   Mutant(
     "caatnet/serving/scheduler.py", "a token after the end counts",

@@ -33,7 +33,7 @@ def client(server):
 def post(server, body, path="completions", key="secret"):
   return httpx2.post(
     f"{server.url}/v1/{path}", content=body,
-    headers={"Authorization": f"Bearer {key}"}, timeout=300,
+    headers={"Authorization": f"Bearer {key}"}, timeout=60,
   )
 
 
