@@ -99,7 +99,7 @@ class Policy:
     """
 
   def published(self, names: bytes) -> None:
-    """Notes names of pages that can be found from now on."""
+    """Notes names, one after another, of pages that can be found now."""
 
   def ended(self, request: Request) -> None:
     """Notes that a request has ended or was cancelled."""
