@@ -3268,6 +3268,11 @@ _SERVING_ROWS = [
     "    if book.named[page]:\n", "    if False:\n", _BOTH_LISTS,
   ),
   Mutant(
+    "caatnet/serving/prefixes.py", "clients can foresee names",
+    ", salt=os.urandom(16))", ")",
+    f"{_SERVING}/pages_test.py::test_names_are_not_to_be_foreseen",
+  ),
+  Mutant(
     "caatnet/serving/compiled_pages.py", "names are told apart by 64 bits",
     " and table[2, page] == second", "", _NEARLY,
   ),

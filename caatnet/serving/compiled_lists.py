@@ -23,7 +23,8 @@ class CompiledLists:
     # Python reads single values of it sooner than of an array.
     self._lengths = memoryview(self._book.lengths)
     self._table = np.full((3, 1 << (2 * num_pages).bit_length()), loops.NONE)
-    loops.give(self._book, np.arange(num_pages, dtype=np.int32))
+    self._book.holders[:] = 1  # all are held, and given up
+    loops.release(*self._arrays, np.arange(num_pages, dtype=np.int32), False)
 
   @property
   def num_available(self) -> int:
@@ -37,7 +38,7 @@ class CompiledLists:
 
   def num_idle(self, pages: np.ndarray) -> int:
     """Returns how many of some pages are idle."""
-    return np.count_nonzero(self._book.where[pages] == loops.IDLE)
+    return int(np.count_nonzero(self._book.where[pages] == loops.IDLE))
 
   def hold(self, pages: np.ndarray) -> None:
     """Notes another sequence that reads pages."""
@@ -85,8 +86,9 @@ class CompiledLists:
 
   def begin_read(self, pages: Sequence[int]) -> None:
     """Notes a copy that reads pages, which are held."""
-    assert self._book.holders[pages].all(), pages
-    np.add.at(self._book.readers, pages, 1)
+    read = np.array(pages, np.int32)
+    assert self._book.holders[read].all(), pages
+    np.add.at(self._book.readers, read, 1)
 
   def end_read(self, pages: Sequence[int]) -> None:
     """Notes the end of a copy; what was given up meanwhile becomes idle."""

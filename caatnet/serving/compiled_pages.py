@@ -5,8 +5,8 @@ if a free group of 2^k pages begins with it, of these groups. So all lists are
 doubly linked through the same two arrays.
 
 Names are in an open hash table: a name stands in the first place that was free
-from its home on, which its first bits say. Names are hashes already, so any
-bits will do.
+from its home on, which its first bits say: they are as good as drawn at random
+(`caatnet.serving.prefixes`).
 
 What one of these functions calls is in this file: numba looks at no other to
 see whether what it kept of a function is still right.
@@ -107,7 +107,7 @@ def _join(book, start, end):
 
 
 @compiled()
-def give(book, pages):
+def _give(book, pages):
   """Makes pages free, run by run."""
   book.lengths[0] += len(pages)
   start = 0
@@ -222,7 +222,7 @@ def _evict(book, table, count):
       book.named[page] = 0
       _forget(table, page)
       gone += 1
-  give(book, pages)
+  _give(book, pages)
   return gone
 
 
@@ -280,7 +280,7 @@ def release(pages, lists, held, in_turn):
     else:
       num -= 1
       free[num] = page
-  give(book, free[num:])
+  _give(book, free[num:])
 
 
 @compiled((*_BOOK, _INT32, boolean))
@@ -294,7 +294,7 @@ def end_read(pages, lists, read, in_turn):
       if in_turn or book.named[page]:
         _append(book, IDLE, page)
       else:
-        give(book, np.array([page], np.int32))
+        _give(book, np.array([page], np.int32))
 
 
 @compiled((_TABLE, _NAMES, _INT32))

@@ -4,17 +4,20 @@ A page is named by a hash of its tokens and of the name of the page before it,
 so equal names mean equal sequences up to there, and keys and values that may be
 shared. The hash is 128 bits of BLAKE2: nobody makes two prompts whose names
 collide to read another's cache. Python's own hash of bytes has 64 bits and is
-not made for that.
+not made for that. A salt of the process keeps clients from finding prompts
+whose names crowd one place of a hash table.
 """
 
 import hashlib
+import os
 
 import numpy as np
 
 ROOT = b""
 SIZE = 16  # bytes of a name
 _NAME = np.dtype(f"V{SIZE}")
-_EMPTY = hashlib.blake2b(digest_size=SIZE)  # copied, which is faster than made
+# Copied, which is faster than made.
+_EMPTY = hashlib.blake2b(digest_size=SIZE, salt=os.urandom(16))
 
 
 def names(parent: bytes, tokens: bytes, size: int) -> bytes:

@@ -1,12 +1,14 @@
 """Laws of pages: runs, buddies, prefixes against a trie, copies on the host."""
 
 import importlib
+import runpy
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from caatnet.serving import prefixes
 from caatnet.serving.executor import Copy
 from caatnet.serving.groups import Groups, runs
 from caatnet.serving.host import Host
@@ -224,6 +226,16 @@ def test_compiled_lists_hand_out_what_the_reference_does(
   assert runs_[0].pages.counts == runs_[1].pages.counts
   for pages, table in zip(*runs_[0].seen[-1][:2], strict=True):
     assert pages == table
+
+
+def test_names_are_not_to_be_foreseen():
+  """Another process gives other ones, so nobody finds prompts to crowd them."""
+  elsewhere = runpy.run_path(prefixes.__file__)["names"]
+  tokens = np.arange(8, dtype=np.int32).tobytes()
+  here = prefixes.names(prefixes.ROOT, tokens, 16)
+  assert here == prefixes.names(prefixes.ROOT, tokens, 16)
+  other = elsewhere(prefixes.ROOT, tokens, 16)
+  assert not set(prefixes.split(here)) & set(prefixes.split(other))
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60))
