@@ -38,7 +38,7 @@ class CompiledLists:
 
   def num_idle(self, pages: np.ndarray) -> int:
     """Returns how many of some pages are idle."""
-    return int(np.count_nonzero(self._book.where[pages] == loops.IDLE))
+    return loops.num_idle(self._book.where, pages)
 
   def hold(self, pages: np.ndarray) -> None:
     """Notes another sequence that reads pages."""

@@ -256,6 +256,14 @@ def grow(
   return num, gone
 
 
+@compiled((_INT32, _INT32))
+def num_idle(where, pages):
+  count = 0
+  for page in pages:
+    count += where[page] == IDLE
+  return count
+
+
 @compiled((*_BOOK, _INT32))
 def hold(pages, lists, held):
   book = _open(pages, lists)
