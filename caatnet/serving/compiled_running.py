@@ -7,7 +7,7 @@ Shape legend: S = slots, D = decodes of a step, K = steps that are kept.
 
 from collections.abc import Sequence
 
-from numba import boolean, int32, int64
+from numba import boolean, float64, int32, int64
 import numpy as np
 
 from caatnet.serving.compiling import compiled
@@ -57,6 +57,20 @@ def _keep(kept, at, left, stops, slots, tokens, ended):
       ended[i] |= tokens[i] == stops[k, slot]
 
 
+@compiled((
+  int32[:, ::1], float64[::1], int64, int64, int64, int32[::1], float64[::1]
+))
+def _kept(kept, times, slot, first, steps, tokens, came):
+  """Writes what some steps have drawn for a slot; returns how much that is."""
+  count = 0
+  for step in range(first, steps):
+    at = step % len(times)
+    if kept[slot, at] != _NONE:
+      tokens[count], came[count] = kept[slot, at], times[at]
+      count += 1
+  return count
+
+
 class CompiledRunning(Running):
   """What `Running` is."""
 
@@ -96,3 +110,13 @@ class CompiledRunning(Running):
       self._tokens, at, self._left, self._stops, slots, tokens, ended
     )
     return ended
+
+  def _kept(
+    self, slot: int, first: int, steps: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    tokens = np.empty(steps - first, np.int32)
+    came = np.empty(steps - first)
+    count = _kept(
+      self._tokens, self._times, slot, first, steps, tokens, came
+    )
+    return tokens[:count], came[:count]

@@ -243,8 +243,13 @@ class Running:
     """Moves what was recorded of a request to it."""
     slot, steps = request.slot, self._steps
     first, self._since[slot] = int(self._since[slot]), steps
-    if first >= steps:
-      return
+    if first < steps:
+      request.take(*self._kept(slot, first, steps))
+
+  def _kept(
+    self, slot: int, first: int, steps: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what some steps have drawn for a slot, and when it came."""
     begin, end = first % _KEPT, steps % _KEPT
     tokens, times = self._tokens[slot], self._times
     if begin < end:
@@ -253,7 +258,7 @@ class Running:
       tokens = np.concatenate([tokens[begin:], tokens[:end]])
       times = np.concatenate([times[begin:], times[:end]])
     drawn = tokens != _NONE
-    request.take(tokens[drawn], times[drawn])
+    return tokens[drawn], times[drawn]
 
   def clients(
     self, slots: np.ndarray
