@@ -3031,6 +3031,11 @@ _WEIGHTS = [
     f"{_WRONG}::test_an_index_that_lies",
   ),
   Mutant(
+    "launch/benchmarks/engine.py", "a step that reads prompts is timed",
+    "marks[1]) / (len(marks) - 2)", "marks[0]) / (len(marks) - 1)",
+    "tests/launch/engine_test.py",
+  ),
+  Mutant(
     "launch/convert.py", "a context may be longer than published",
     "min(part[key], published.num_positions)", "part[key]",
     "tests/launch/convert_test.py",
