@@ -3273,6 +3273,26 @@ _SERVING_ROWS = [
     "    if book.named[page]:\n", "    if False:\n", _BOTH_LISTS,
   ),
   Mutant(
+    "caatnet/serving/compiled_pages.py", "pages without a name are published",
+    "  assert len(names) == 2 * len(pages)\n", "",
+    f"{_SERVING}/pages_test.py::"
+    "test_each_page_that_is_published_has_a_name",
+  ),
+  Mutant(
+    "caatnet/serving/compiled_pages.py", "pages that leave count as idle",
+    "count += where[page] == IDLE", "count += where[page] > 0", _SAME,
+  ),
+  Mutant(
+    "caatnet/serving/compiled_running.py", "kept tokens do not begin again",
+    "at = step % len(times)", "at = min(step, len(times) - 1)",
+    f"{_SERVING}/scheduler_test.py::"
+    "test_answers_longer_than_what_is_kept_are_whole",
+  ),
+  Mutant(
+    "caatnet/serving/compiled_running.py", "a chunk's token has no epoch",
+    "drawn[1, i] = slot, self.epochs[slot]", "drawn[1, i] = slot, 0", _SAME,
+  ),
+  Mutant(
     "caatnet/serving/prefixes.py", "clients can foresee names",
     ", salt=os.urandom(16))", ")",
     f"{_SERVING}/pages_test.py::test_names_are_not_to_be_foreseen",
@@ -3425,7 +3445,7 @@ _SERVING_ROWS = [
   ),
   Mutant(
     "caatnet/serving/swapping.py", "a page that ends a prompt is read again",
-    "if self._limits.copy_on_write else -1", "if False else -1",
+    "if self._limits.copy_on_write else NO_PAGES", "if False else NO_PAGES",
     f"{_SERVING}/scheduler_test.py::"
     "test_a_prompt_that_ends_with_its_page_is_not_read_again",
   ),

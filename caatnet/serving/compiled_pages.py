@@ -228,6 +228,7 @@ def _evict(book, table, count):
 
 @compiled((*_BOOK, _TABLE, _INT32, int64, int64))
 def take(pages, lists, table, found, after, ahead):
+  """Writes pages that it hands out; returns how many others lost a name."""
   return _take(_open(pages, lists), table, found, after, ahead)
 
 
@@ -237,6 +238,12 @@ def take(pages, lists, table, found, after, ahead):
 def grow(
   pages, lists, table, room, tables, slots, computed, longest, most, size, ahead
 ):
+  """Hands pages out to slots that have filled theirs.
+
+  Returns:
+    How many slots, which are the first in `Book.grown`, and how many pages lost
+    a name; -1 slots if there are too few pages.
+  """
   book, needed = _open(pages, lists), 0
   for slot in slots:
     if computed[slot] >= room[slot]:
@@ -258,6 +265,7 @@ def grow(
 
 @compiled((_INT32, _INT32))
 def num_idle(where, pages):
+  """Returns how many of some pages are idle."""
   count = 0
   for page in pages:
     count += where[page] == IDLE
@@ -266,6 +274,7 @@ def num_idle(where, pages):
 
 @compiled((*_BOOK, _INT32))
 def hold(pages, lists, held):
+  """Notes another sequence that holds pages."""
   book = _open(pages, lists)
   for page in held:
     if book.where[page]:  # idle, or leaving
@@ -275,6 +284,7 @@ def hold(pages, lists, held):
 
 @compiled((*_BOOK, _INT32, boolean))
 def release(pages, lists, held, in_turn):
+  """Notes a sequence less that holds pages, the last one first."""
   book = _open(pages, lists)
   free, num = np.empty(len(held), np.int32), len(held)
   for page in held[::-1]:
@@ -293,6 +303,7 @@ def release(pages, lists, held, in_turn):
 
 @compiled((*_BOOK, _INT32, boolean))
 def end_read(pages, lists, read, in_turn):
+  """Notes a copy less that reads pages, the last one first."""
   book = _open(pages, lists)
   for page in read[::-1]:
     assert book.readers[page] > 0
@@ -327,6 +338,7 @@ def publish(table, names, pages, named):
     pages: The pages, ``[n]``.
     named: Whether each page has a name, ``[N]``; it is brought up to date.
   """
+  assert len(names) == 2 * len(pages)
   for i in range(len(pages)):
     page = pages[i]
     if not named[page]:

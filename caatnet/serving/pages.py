@@ -47,7 +47,8 @@ class PageCounts:
 class Pages:
   """The pages of one cache.
 
-  Lists of pages are int32 ``[n]``, in the order of a sequence.
+  Lists of pages are int32 ``[n]``, in the order of a sequence; those of copies
+  are of any kind.
 
   Attributes:
     num_pages: How many there are.
@@ -100,7 +101,7 @@ class Pages:
 
   def find(self, names: bytes) -> np.ndarray:
     """Returns the pages of the longest known prefix of a run of names."""
-    return self._lists.find(names if self._reuse else b"")
+    return self._lists.find(names)
 
   def num_idle(self, pages: np.ndarray) -> int:
     """Returns how many of some pages are idle, so that to hold them takes."""

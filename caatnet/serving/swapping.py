@@ -18,6 +18,7 @@ import numpy as np
 
 from caatnet.serving.counts import Counts, Decision
 from caatnet.serving.executor import Copy, Costs, Kind
+from caatnet.serving.groups import runs
 from caatnet.serving.host import Host
 from caatnet.serving.pages import Pages
 from caatnet.serving.requests import ENDS, NO_PAGES, Request, State
@@ -33,20 +34,19 @@ class Plan:
   Attributes:
     start: How many of its tokens these hold.
     found: Pages that the device has, int32 ``[n]``.
+    source: The page of which a copy is to be continued, if there is one, int32
+      ``[0 or 1]``.
     host: Pages that the host has of what follows.
-    source: A page of which a copy is to be continued; -1 for none.
   """
 
   start: int
   found: np.ndarray
+  source: np.ndarray
   host: Sequence[int] = ()
-  source: int = -1
 
   def need(self, tokens: int, pages: Pages) -> int:
     """Returns how many available pages it takes to have so many tokens."""
-    idle = pages.num_idle(self.found)
-    if self.source >= 0:
-      idle += pages.num_idle(np.array([self.source], np.int32))
+    idle = pages.num_idle(self.found) + pages.num_idle(self.source)
     return -(-tokens // pages.page_size) - len(self.found) + idle
 
 
@@ -150,11 +150,10 @@ class Swapping:
     """Returns whether a copy is worth waiting for."""
     return self._copy_s(kind, pages) <= self._limits.wait_s
 
-  def _copy_s(self, kind: Kind, pages: Sequence[int] | np.ndarray) -> float:
-    if not len(pages):
+  def _copy_s(self, kind: Kind, pages: Sequence[int]) -> float:
+    if not pages:
       return 0.0
-    num_runs = 1 + int(np.count_nonzero(np.diff(pages) != 1))
-    return self.costs.copy_s(kind, num_runs, len(pages))
+    return self.costs.copy_s(kind, sum(1 for _ in runs(pages)), len(pages))
 
   def _out(self, request: Request, tokens: int, pinned: bool) -> bool:
     """Copies what the host has not; returns whether that takes a while."""
@@ -202,8 +201,8 @@ class Swapping:
     if not able:
       return Decision(0.0, recompute, swapped=False, able=False)
     first, last = self.host.increment(owner, computed)
-    swap = self._copy_s("out", request.pages[first:last])
-    swap += self._copy_s("in", request.pages)
+    pages = request.pages.tolist()
+    swap = self._copy_s("out", pages[first:last]) + self._copy_s("in", pages)
     swapped = self._limits.preempt == "swap" or swap < recompute
     return Decision(swap, recompute, swapped, able=True)
 
@@ -215,23 +214,23 @@ class Swapping:
     """Returns how a request gets its pages; None if it must wait for a copy."""
     size, most = self._pages.page_size, request.length - 1
     found = self._pages.find(request.names)
-    source = -1
+    source = NO_PAGES
     if len(found) * size > most:  # the last token is read again
-      source = int(found[most // size]) if self._limits.copy_on_write else -1
-      found = found[: most // size]
-    start = most if source >= 0 else len(found) * size
+      found, last = found[: most // size], found[most // size :]
+      source = last if self._limits.copy_on_write else NO_PAGES
+    start = most if len(source) else len(found) * size
     owner = request.owner
     valid = min(self.host.valid(owner), most)
     if valid <= start:
-      return Plan(start, found, source=source)
+      return Plan(start, found, source)
     if self._busy[owner]:
-      return None if request.swapped else Plan(start, found, source=source)
+      return None if request.swapped else Plan(start, found, source)
     copied = self.host.pages(owner)[len(found) : -(-valid // size)]
     if not request.swapped or self._limits.preempt == "cost":
       read = self.costs.prefill_s(start, valid - start)
       if read <= self._copy_s("in", copied):
-        return Plan(start, found, source=source)
-    return Plan(valid, found, copied)
+        return Plan(start, found, source)
+    return Plan(valid, found, NO_PAGES, copied)
 
   def admit(self, request: Request, plan: Plan, num_pages: int) -> bool:
     """Gives a request its first pages.
@@ -244,24 +243,23 @@ class Swapping:
     Returns:
       Whether it can begin; else it is among `take_arrived` later.
     """
-    pages, found = self._pages, plan.found
+    pages, found, source = self._pages, plan.found, plan.source.tolist()
     pages.counts.misses += max(
       0, (request.length - 1) // pages.page_size - len(found)
     )
     pages.hold(found)
-    if plan.source >= 0:
-      source = np.array([plan.source], np.int32)
-      pages.hold(source)
-      pages.begin_read([plan.source])
-      pages.release(source)
+    if source:
+      pages.hold(plan.source)
+      pages.begin_read(source)
+      pages.release(plan.source)
     after = int(found[-1]) if len(found) else -1
     taken = pages.take(num_pages - len(found), after)
     request.pages = np.concatenate([found, taken])
     request.swapped = plan.start
-    if plan.source >= 0:
+    if source:
       pages.counts.copied += 1
       target = taken[:1].tolist()
-      self._copy("within", [plan.source], target, request, wait=True)
+      self._copy("within", source, target, request, wait=True)
     if not plan.host:
       if not self._busy[request.owner]:
         self.host.unpin(request.owner)

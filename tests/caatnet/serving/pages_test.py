@@ -228,6 +228,15 @@ def test_compiled_lists_hand_out_what_the_reference_does(
     assert pages == table
 
 
+@BOTH
+def test_each_page_that_is_published_has_a_name(implementation):
+  """Compiled code would read what is behind the names."""
+  pages = Pages(4, 1, implementation=implementation)
+  held = pages.take(2)
+  with pytest.raises((ValueError, AssertionError)):
+    pages.publish(held, b"a" * prefixes.SIZE)
+
+
 def test_names_are_not_to_be_foreseen():
   """Another process gives other ones, so nobody finds prompts to crowd them."""
   elsewhere = runpy.run_path(prefixes.__file__)["names"]
