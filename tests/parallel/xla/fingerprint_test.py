@@ -43,6 +43,49 @@ def test_another_kernel_has_another_fingerprint():
   assert taken(2.0, 0) != taken(3.0, 0)
 
 
+def named(name, inner, operation):
+  """The fingerprint of a function and of a private one that it calls."""
+
+  def private(x):
+    return operation(x)
+
+  private.__name__ = inner
+
+  def f(x):
+    return jax.jit(private)(x) + jax.jit(private)(2 * x)
+
+  f.__name__ = name
+  lowered = fingerprint.lowered_without_locations(
+    lambda: jax.jit(f).lower(jax.ShapeDtypeStruct((8,), "float32"))
+  )
+  assert f"func.func private @{inner}" in lowered.as_text()
+  return fingerprint.fingerprint(lowered)
+
+
+def test_names_of_functions_do_not_matter():
+  first = named("step", "layer", jnp.sin)
+  assert named("train_step", "block", jnp.sin) == first
+  assert named("step", "layer", jnp.cos) != first
+
+
+def test_what_is_called_matters_and_strings_are_kept():
+  text = """module @jit_f {
+  func.func public @main() { call @a() call @b() custom_call @a_kernel() }
+  func.func private @a() { x = "say @a, \\"@b\\"" }
+  func.func private @b() { }
+}"""
+  renamed = fingerprint.without_names(text)
+  assert renamed == fingerprint.without_names(
+    text.replace("@a(", "@layer(").replace("jit_f", "jit_g")
+  )
+  assert 'x = "say @a, \\"@b\\""' in renamed
+  assert "@main" in renamed
+  assert "@a_kernel" in renamed
+  swapped = text.replace("call @a() call @b()", "call @b() call @a()")
+  # Functions are told apart by their bodies, which the numbers refer to.
+  assert fingerprint.without_names(swapped) != renamed
+
+
 def test_locations_are_back_after_an_error():
   limit = jax.config.jax_traceback_in_locations_limit
   with pytest.raises(ZeroDivisionError):
