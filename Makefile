@@ -13,7 +13,7 @@ QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: help demo test test-quick test-tpu test-gpu test-eval test-browser \
-  mutants lint clean
+  lint clean
 
 help:  ## Shows this.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -49,9 +49,6 @@ test-browser:  ## Looks at pages in Chromium, if it is on PATH.
 	@$(MAKE) --no-print-directory VENV=.venv-browser EXTRAS=browser,test \
 	  .venv-browser/installed
 	.venv-browser/bin/python -m pytest -q -rs tests/browser
-
-mutants: $(VENV)/installed  ## Breaks lines: does a test fail? ARGS=--changed
-	$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: $(VENV)/installed  ## Checks style.
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ from launch import options
 
 FLAGS = flags.FLAGS
 
-# The values of config.benchmark.name: files of launch/benchmarks/ with `run`.
+# The values of config.benchmark.name: files of caatnet/benchmarks/ with `run`.
 BODIES = (
   "churn", "coded", "decoding", "elastic_bits", "engine", "graphs", "kernels",
   "lockstep", "membership", "moments", "paged_attention", "planner",
@@ -53,7 +53,7 @@ def main() -> None:
       "the configs are in configs/benchmark/"
     )
   ranges.check(config)
-  result = importlib.import_module(f"launch.benchmarks.{name}").run(config)
+  result = importlib.import_module(f"caatnet.benchmarks.{name}").run(config)
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), result)
 

@@ -41,8 +41,8 @@ def main() -> None:
   if kind == "cpu" and count.isdigit():
     jax.config.update("jax_num_cpu_devices", int(count))
 
-  from caatnet.build import experiments, inference
-  from caatnet.build.override import override
+  from caatnet.config import experiments, inference
+  from caatnet.config.override import override
   from caatnet.show import results as results_files
   from caatnet.studies.compilation import decoding, pictures, study, tables
   from parallel.xla import targets

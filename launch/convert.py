@@ -27,8 +27,8 @@ flags.DEFINE_string(
 def main() -> None:
   from rich import console, progress
 
-  from caatnet.build import experiments
   from caatnet.checks import one_of
+  from caatnet.config import experiments
   from caatnet.interop import huggingface
   from caatnet.interop import source as sources
   from caatnet.show import tables

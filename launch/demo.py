@@ -15,8 +15,8 @@ FRACTIONS = (1.0, 0.5)
 
 
 def main() -> None:
-  from caatnet.build import experiments
-  from caatnet.build.override import override
+  from caatnet.config import experiments
+  from caatnet.config.override import override
   from caatnet.show import pictures, results, tables
   from caatnet.train import files, loop
 

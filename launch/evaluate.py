@@ -30,10 +30,10 @@ def main() -> None:
   for name, value in (("limit", FLAGS.limit), ("config", options.overrides())):
     if value not in (None, ""):
       raise ValueError(f"--{name} has no effect on evaluate without --tasks")
-  from caatnet.build import experiments
+  from caatnet.config import experiments
   from caatnet.show import pictures, tables
-  from caatnet.train import evaluate, evaluated
-
+  from caatnet.train import evaluate
+  from caatnet.train.checkpoint import evaluated
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
   params, step = evaluated.read_stored(experiment, FLAGS.workdir, FLAGS.step)
   data = experiment.data
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def on_tasks() -> None:
-  from caatnet.build import answers
+  from caatnet.config import answers
   from caatnet.interop import harness
   from caatnet.show import tables
 

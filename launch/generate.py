@@ -35,8 +35,8 @@ _DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 def main() -> int:
-  from caatnet.build import inference
   from caatnet.checks import naming
+  from caatnet.config import inference
   from caatnet.inference import generate, prompts, requests, stops
   from caatnet.show import completions
   from caatnet.train import stop, tokenizer

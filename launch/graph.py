@@ -24,8 +24,8 @@ FLAGS = flags.FLAGS
 
 def main() -> None:
   from caatnet import ranges
-  from caatnet.build import sections
-  from caatnet.build.graph_sources import SOURCES
+  from caatnet.config import sections
+  from caatnet.config.graph_sources import SOURCES
   from caatnet.data.graphs.csr import open_graph
   from caatnet.show import tables
   from caatnet.train import files

@@ -129,7 +129,7 @@ def mesh() -> dict[str, int] | None:
 def overrides() -> str:
   """Returns what the command line changes in the config of ``--workdir``.
 
-  It is what `caatnet.build.override` takes: ``SECTION.KEY=VALUE ...``.
+  It is what `caatnet.config.override` takes: ``SECTION.KEY=VALUE ...``.
   """
   return " ".join(_OVERRIDES)
 

@@ -39,8 +39,8 @@ flags.DEFINE_string(
 
 
 def main() -> int:
-  from caatnet.build import serving
-  from caatnet.serving import warm_up
+  from caatnet.config import serving
+  from caatnet.serving.engine import warm_up
   from caatnet.show import servers
   from caatnet.train import files, tokenizer
 

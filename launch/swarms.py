@@ -30,7 +30,7 @@ flags.DEFINE_string("authority", "", "For TLS: who has signed them all.")
 
 def security() -> Any:
   """Returns what the flags say about connections, a `handshake.Security`."""
-  from parallel.elastic import handshake
+  from parallel.elastic.transport import handshake
 
   return handshake.from_files(
     FLAGS.token_file, FLAGS.certificate, FLAGS.key, FLAGS.authority
@@ -43,8 +43,9 @@ def place() -> Any:
   Raises:
     ValueError: A flag is not right, or there is no coordinator.
   """
-  from caatnet.train.swarming import Place
-  from parallel.elastic import handshake, ids, service
+  from caatnet.train.elastic.swarm_loop import Place
+  from parallel.elastic.membership import ids, service
+  from parallel.elastic.transport import handshake
 
   coordinator = _address("elastic")
   if FLAGS.coordinator and not FLAGS.workdir:

@@ -20,8 +20,8 @@ flags.DEFINE_list("seeds", None, "Seeds; config.sweep.seeds or 0 if unset.")
 def main() -> None:
   import jax
 
-  from caatnet.build import experiments
-  from caatnet.build.override import override, take_sweep
+  from caatnet.config import experiments
+  from caatnet.config.override import override, take_sweep
   from caatnet.show import pictures, tables
   from caatnet.train import files, sweep, traffic
 

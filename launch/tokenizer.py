@@ -22,9 +22,9 @@ def main() -> None:
   from etils import epath
 
   from caatnet import ranges
-  from caatnet.build import sections
-  from caatnet.build.data import DATA
   from caatnet.checks import naming, one_of
+  from caatnet.config import sections
+  from caatnet.config.data import DATA
   from caatnet.data import bpe, encoding, sources, tokenizers
   from caatnet.show import tables
   from caatnet.train import tokenizer

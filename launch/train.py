@@ -17,8 +17,9 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
-  from caatnet.build import experiments
-  from caatnet.train import files, loop, swarming
+  from caatnet.config import experiments
+  from caatnet.train import files, loop
+  from caatnet.train.elastic import swarm_loop
 
   config = FLAGS.config
   experiment = experiments.build(config, options.mesh())
@@ -29,7 +30,7 @@ def main() -> None:
     if not FLAGS.workdir:  # each worker of this machine has its own
       workdir, _mine = files.slot(workdir, "worker")
     train = functools.partial(
-      swarming.train, place=place, options=experiments.swarm_options(config)
+      swarm_loop.train, place=place, options=experiments.swarm_options(config)
     )
   elif "elastic" in config:
     raise ValueError("config.elastic has no effect without --elastic=HOST:PORT")

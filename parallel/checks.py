@@ -1,7 +1,7 @@
 """Errors of numbers that nothing can be computed from, and of options.
 
 The names of arguments are in the messages; whoever read them from a config
-adds its section (`caatnet.build.sections`).
+adds its section (`caatnet.config.sections`).
 """
 
 import ast

@@ -23,7 +23,7 @@ from absl import flags
 from ml_collections import config_flags
 import pytest
 
-from caatnet.build.override import override, take_sweep
+from caatnet.config.override import override, take_sweep
 from caatnet.train import sweep
 from launch import options
 

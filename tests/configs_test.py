@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 from caatnet import ranges
-from caatnet.build import experiments
-from caatnet.build.override import override, take_sweep
+from caatnet.config import experiments
+from caatnet.config.override import override, take_sweep
 from caatnet.models.transformer.communication import tensor_reductions
 from caatnet.studies import registry
 from parallel.xla import ledger

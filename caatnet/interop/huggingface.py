@@ -32,8 +32,9 @@ from caatnet.interop.source import (
   make_config,
 )
 from caatnet.models.transformer.model import TransformerModel
-from caatnet.train import evaluated, files, records, slices, tokenizer
-from caatnet.train.checkpoint import Checkpointer
+from caatnet.train import files, records, tokenizer
+from caatnet.train.checkpoint import evaluated, slices
+from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
 
 ORIGIN = "huggingface.json"

@@ -6,7 +6,7 @@ no other state from step to step, such as running means. So averaging parameters
 averages models, and a partition of the parameters is a partition of the model.
 
 A new architecture is one file or folder here with a class that has these
-members, and one row in `caatnet.build.model`.
+members, and one row in `caatnet.config.model`.
 """
 
 import collections

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from caatnet.serving import prefixes
+from caatnet.serving.cache import prefixes
 
 
 class State(enum.Enum):

@@ -1,4 +1,4 @@
-"""A training run as objects; `caatnet.build` makes them from a config."""
+"""A training run as objects; `caatnet.config` makes them from a config."""
 
 from collections.abc import Callable
 import dataclasses

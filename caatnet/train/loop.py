@@ -17,9 +17,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from caatnet.train import files, membership, start, tokenizer, traffic
-from caatnet.train.checkpoint import Checkpointer
+from caatnet.train import files, tokenizer, traffic
+from caatnet.train.checkpoint import start
+from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.described import described
+from caatnet.train.elastic import membership
 from caatnet.train.evaluate import Evaluation, make_evaluate
 from caatnet.train.experiment import Experiment
 from caatnet.train.feed import Feed

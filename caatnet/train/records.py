@@ -36,8 +36,8 @@ _FREE = {
   for key in ("access", "ahead", "cache", "cache_rows", "sampler", "threads")
 }
 
-# Workers may join and leave (`caatnet.train.membership`), and with them what is
-# said of each of them.
+# Workers may join and leave (`caatnet.train.elastic.membership`), and with them
+# what is said of each of them.
 _WORKER = ("parallel", "worker")
 _OF_WORKERS = tuple(("outer", key) for key in ("weights", "clients", "overlap"))
 

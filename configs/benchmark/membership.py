@@ -4,10 +4,10 @@ r"""Searches all states of the membership protocol of `parallel.elastic`.
   python -m launch.benchmark --config=configs/benchmark/membership.py:test
 
 A world is a number of peers, of rounds, and of accidents of each kind, which
-may happen at any moment (`parallel.elastic.world`). Of each the number of
-different states is printed, whether these are all that there are, and what is
-wrong, with a shortest way to it. It takes some minutes and gigabytes; a world
-with more states than benchmark.most is given up.
+may happen at any moment (`parallel.elastic.membership.world`). Of each the
+number of different states is printed, whether these are all that there are, and
+what is wrong, with a shortest way to it. It takes some minutes and gigabytes; a
+world with more states than benchmark.most is given up.
 """
 
 import ml_collections

@@ -11,7 +11,8 @@ GB/s in the first 200, and anything from 25 to 200 GB/s in the others. For each
 graph of the last two parts the output has the tight cut: its nodes, and the
 bandwidth that leaves it, which bounds any all-gather from below; the busiest
 link of packed trees over this bound; and the time, over the bound, of the
-schedule that `parallel.planner.schedules` chooses for a size, by two models.
+schedule that `caatnet.studies.collectives.chosen` chooses for a size, by two
+models.
 
 Aims: MultiTree on 32x32 under 5 s and on a 64x64 torus under 60 s; 300,000 link
 traversals per second; packed trees of an 8x8 torus under 10 s. Seconds in the

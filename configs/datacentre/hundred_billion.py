@@ -26,7 +26,7 @@ from ml_collections import config_dict
 
 from configs.planner import gpt_11b
 
-# Those of `parallel/planner/knobs.py`, which has their values.
+# Those of `caatnet/studies/datacentre/knobs.py`, which has their values.
 KNOBS = (
   "budget", "accelerators", "days_allowed", "compute_share", "rack_price",
   "per_rack", "rack_w", "overhead", "pue", "energy_price", "peak",

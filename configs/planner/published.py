@@ -5,13 +5,13 @@ r"""Times what published configurators choose on Pipette's two clusters.
   python -m launch.simulate --config=configs/planner/published.py \
     --config.choosers='("amp","pipette","same")' --config.seeds='(7,)'
 
-What Megatron's rules, AMP and Pipette choose (parallel/planner/choosers.py) is
-timed by one simulator, that of `launch.plan`, on links that are as published
-and on links that are drawn slower. All is predicted, nothing measured. The
-clusters are Pipette's (arXiv 2405.18093), and so are the numbers of parameters,
-sequences and vocabulary; layers, widths and the batch are ours. It takes 20
-minutes on one core; without "whole" and "same" half a minute.
-`published.py:test` takes a second.
+What Megatron's rules, AMP and Pipette choose
+(caatnet/studies/published/choosers.py) is timed by one simulator, that of
+`launch.plan`, on links that are as published and on links that are drawn
+slower. All is predicted, nothing measured. The clusters are Pipette's (arXiv
+2405.18093), and so are the numbers of parameters, sequences and vocabulary;
+layers, widths and the batch are ours. It takes 20 minutes on one core; without
+"whole" and "same" half a minute. `published.py:test` takes a second.
 """
 
 import ml_collections
@@ -32,7 +32,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   # Keys of MODELS in caatnet/studies/published/study.py.
   config.models = ("3.1B", "11.1B")
   config.batch_size = 512
-  # Keys of CHOOSERS in parallel/planner/choosers.py.
+  # Keys of CHOOSERS in caatnet/studies/published/choosers.py.
   config.choosers = (
     "rule", "megatron", "trials", "amp", "pipette", "same", "whole"
   )

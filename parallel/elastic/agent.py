@@ -16,15 +16,22 @@ import threading
 import time
 from typing import Any
 
-from parallel.elastic import frames, ids, leases, service
-from parallel.elastic import messages as m
-from parallel.elastic import peer as peers
-from parallel.elastic import revision as revisions
-from parallel.elastic.bandwidth import Rings
-from parallel.elastic.channel import Channel
 from parallel.elastic.exchange import Exchange, Part
-from parallel.elastic.fetch import Fetch, Server
-from parallel.elastic.handshake import (
+from parallel.elastic.membership import ids, leases, service
+from parallel.elastic.membership import messages as m
+from parallel.elastic.membership import peer as peers
+from parallel.elastic.membership import revision as revisions
+from parallel.elastic.membership.fetch import Fetch, Server
+from parallel.elastic.membership.leases import Spans
+from parallel.elastic.membership.messages import Id
+from parallel.elastic.membership.revision import LEASES, Revision
+from parallel.elastic.membership.shared_state import State
+from parallel.elastic.patience import Halted, Patience
+from parallel.elastic.ring.bandwidth import Rings
+from parallel.elastic.settings import Settings
+from parallel.elastic.transport import frames
+from parallel.elastic.transport.channel import Channel
+from parallel.elastic.transport.handshake import (
   Address,
   Cancelled,
   Purpose,
@@ -33,15 +40,9 @@ from parallel.elastic.handshake import (
   Security,
   dial,
 )
-from parallel.elastic.leases import Spans
-from parallel.elastic.links import Links, Options
-from parallel.elastic.listener import Listener
-from parallel.elastic.messages import Id
-from parallel.elastic.patience import Halted, Patience
-from parallel.elastic.revision import LEASES, Revision
-from parallel.elastic.settings import Settings
-from parallel.elastic.state import State
-from parallel.elastic.traffic import Lost, Unreachable
+from parallel.elastic.transport.links import Links, Options
+from parallel.elastic.transport.listener import Listener
+from parallel.elastic.transport.transfers import Lost, Unreachable
 
 LOG = logging.getLogger(__name__)
 # After a failed attempt a peer waits before it says so, longer each time, so

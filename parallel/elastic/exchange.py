@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallel.elastic import collectives
-from parallel.elastic.bandwidth import Rings
-from parallel.elastic.collectives import Order
-from parallel.elastic.leases import Spans
-from parallel.elastic.links import Links
-from parallel.elastic.messages import Id, Reduce
-from parallel.elastic.state import State
+from parallel.elastic.membership.leases import Spans
+from parallel.elastic.membership.messages import Id, Reduce
+from parallel.elastic.membership.shared_state import State
+from parallel.elastic.ring import link_collectives
+from parallel.elastic.ring.bandwidth import Rings
+from parallel.elastic.ring.link_collectives import Order
+from parallel.elastic.transport.links import Links
 
 _MOST_OPERATIONS = 1 << 20  # of a round
 _TIMED_BYTES = 1 << 16  # shorter sums say nothing of links
@@ -91,7 +91,7 @@ class Exchange:
     Raises:
       Lost: A peer was lost.
     """
-    return collectives.gather(
+    return link_collectives.gather(
       self._links, self._next(), data, ranks=self.contributors
     ).result()
 
@@ -100,13 +100,13 @@ class Exchange:
 
     Args:
       x: float32 ``[...]``, contiguous, of the same shape on all.
-      order: In which order is added, as for `collectives.all_reduce`.
+      order: In which order is added, as for `link_collectives.all_reduce`.
 
     Raises:
       Lost: A peer was lost.
     """
     ring, start = order == "ring", time.monotonic()
-    total = collectives.all_reduce(
+    total = link_collectives.all_reduce(
       self._links, self._next(), x, order=order,
       ranks=self.ring if ring else self.contributors,
     ).result()

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 import time
 
-from parallel.elastic.messages import Waiting
+from parallel.elastic.membership.messages import Waiting
 from parallel.elastic.settings import Settings
 
 

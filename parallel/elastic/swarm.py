@@ -21,15 +21,16 @@ import logging
 import math
 from typing import Any
 
-from parallel.elastic import agent, ids
+from parallel.elastic import agent
 from parallel.elastic.agent import Settings
 from parallel.elastic.exchange import Combine, Part
-from parallel.elastic.handshake import Address, Security
-from parallel.elastic.leases import Spans
-from parallel.elastic.listener import Listener
-from parallel.elastic.messages import Digest, Id
-from parallel.elastic.revision import Revision, first
-from parallel.elastic.state import State, Value
+from parallel.elastic.membership import ids
+from parallel.elastic.membership.leases import Spans
+from parallel.elastic.membership.messages import Digest, Id
+from parallel.elastic.membership.revision import Revision, first
+from parallel.elastic.membership.shared_state import State, Value
+from parallel.elastic.transport.handshake import Address, Security
+from parallel.elastic.transport.listener import Listener
 
 LOG = logging.getLogger(__name__)
 _SETTINGS = Settings()

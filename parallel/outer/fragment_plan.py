@@ -1,8 +1,8 @@
 """What Streaming DiLoCo sends and applies in each step; no jax.
 
 Streaming DiLoCo (`parallel.outer.streaming`) runs by this timetable, and the
-model of compute utilisation (`parallel.network.utilisation`) prices it, so what
-is priced is what runs.
+model of compute utilisation (`caatnet.studies.utilisation.predictor`) prices
+it, so what is priced is what runs.
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication",
 arXiv 2501.18512, Algorithm 2: fragment f of F is sent every H steps from

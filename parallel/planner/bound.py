@@ -30,7 +30,7 @@ from scipy import optimize, sparse
 from scipy.sparse import csgraph
 
 from parallel.planner.device_order import EXACT, brute_force
-from parallel.planner.traffic import Grid, Traffic
+from parallel.planner.message_costs import Grid, Traffic
 
 _RANGES = 12  # of each of E, R and T, beside where sets grow together
 _FLOWS = 256  # devices up to which 2-matchings are asked for

@@ -27,7 +27,7 @@ import itertools
 
 import numpy as np
 
-from parallel.planner.traffic import Family, Grid, Traffic, cost
+from parallel.planner.message_costs import Family, Grid, Traffic, cost
 
 _FEW = 256  # devices up to which all starts are improved
 EXACT = 8  # devices up to which `brute_force` tries all orders

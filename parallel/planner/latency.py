@@ -5,7 +5,7 @@ takes twice a forward's products; what it computes again, forwards with their
 reductions, is added: in stages that keep inputs only all of a part, and with
 rematerialisation once more a layer. At p = 1 nothing runs under a tensor
 reduction: a row door's product has no private columns left to compute
-(`parallel.tensor.doors`). With p < 1 they would be, and are not counted.
+(`parallel.tensor.projections`). With p < 1 they would be, and are not counted.
 
 Stages run in lockstep, as one program does, a tick taking its longest action
 and then its longest hop; or each at its own pace ("events"), as processes of
@@ -35,11 +35,11 @@ from parallel.hardware import links as link_kinds
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
 from parallel.planner import outer
+from parallel.planner.device_state import parameters, partition
 from parallel.planner.memory import FITS, Fit, Memory, memory, timetable
-from parallel.planner.model import Transformer, layers_per_part
+from parallel.planner.message_costs import Traffic
 from parallel.planner.space import Configuration
-from parallel.planner.state import parameters, partition
-from parallel.planner.traffic import Traffic
+from parallel.planner.workload import Transformer, layers_per_part
 from parallel.zero import cost as zero_cost
 
 EXECUTIONS = ("lockstep", "events")

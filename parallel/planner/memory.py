@@ -16,9 +16,9 @@ import functools
 from parallel.pipeline import builders, cost
 from parallel.pipeline.timetable import Timetable
 from parallel.planner import outer
-from parallel.planner.model import Transformer, layers_per_part
+from parallel.planner.device_state import parameters, partition
 from parallel.planner.space import Configuration
-from parallel.planner.state import parameters, partition
+from parallel.planner.workload import Transformer, layers_per_part
 from parallel.zero import cost as zero_cost
 
 MARGIN_BYTES = 3e9

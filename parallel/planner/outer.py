@@ -9,16 +9,17 @@ It is priced as it runs. DiLoCo exchanges after a round's last update, when
 nothing is left to compute. Streaming DiLoCo with overlap sends at the head of a
 step, and a collective cannot outlive its program: so an exchange is hidden
 under one step, and under its products only, since other messages take the same
-links. `parallel.network.utilisation` is the paper's model, where an exchange
-may begin in the backward and go on for several steps: no slower than this one.
+links. `caatnet.studies.utilisation.predictor` is the paper's model, where an
+exchange may begin in the backward and go on for several steps: no slower than
+this one.
 """
 
 import numpy as np
 
 from parallel.hardware.link_matrix import LinkMatrix
-from parallel.planner.model import Transformer
+from parallel.planner.device_state import fragments
 from parallel.planner.space import Configuration
-from parallel.planner.state import fragments
+from parallel.planner.workload import Transformer
 
 
 def sent_bytes(c: Configuration, model: Transformer) -> float:

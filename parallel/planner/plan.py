@@ -21,9 +21,9 @@ from parallel.planner.bound import bound
 from parallel.planner.device_order import EXACT
 from parallel.planner.latency import Latency, Setting, predict, traffic
 from parallel.planner.memory import Memory
+from parallel.planner.message_costs import Grid, cost
 from parallel.planner.space import Choices, Configuration
 from parallel.planner.steps import all_orders, steps_s
-from parallel.planner.traffic import Grid, cost
 
 _ALIKE = 20  # of equal degrees that are priced in an order
 _NEAR = 1.3  # times the best: who is near may be the best in another order

@@ -4,7 +4,7 @@ A plan's first pass chooses among configurations that train the same model. Here
 one thing at a time is changed in each of the best few of them:
 
     p        tensor ranks synchronise a fraction p of the stream's channels
-             (CAAT-Net, arXiv 2506.19645; `parallel.tensor.doors`)
+             (CAAT-Net, arXiv 2506.19645; `parallel.tensor.projections`)
     outer    groups of data-parallel ranks become workers of an outer loop,
              DiLoCo (arXiv 2311.08105) or Streaming DiLoCo (arXiv 2501.18512);
              of all numbers of workers the one that makes the fastest step
@@ -28,11 +28,11 @@ from parallel import checks
 from parallel.outer import cost as outer_cost
 from parallel.outer.cost import Loop
 from parallel.planner import outer, space
+from parallel.planner.device_state import parameters, partition
 from parallel.planner.latency import Latency, Setting, messages, predict
 from parallel.planner.memory import Memory
 from parallel.planner.plan import Candidate
 from parallel.planner.space import Choices, Configuration
-from parallel.planner.state import parameters, partition
 from parallel.zero import cost as zero_cost
 from parallel.zero.partition import CODECS
 

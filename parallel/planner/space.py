@@ -16,8 +16,8 @@ import numpy as np
 from parallel import checks
 from parallel.outer.cost import Loop
 from parallel.pipeline import builders
-from parallel.planner.model import Transformer
-from parallel.planner.traffic import Grid
+from parallel.planner.message_costs import Grid
+from parallel.planner.workload import Transformer
 
 SCHEMES = ("ddp", "zero1", "zero2", "zero3")
 ROUTES = ("psum", "one_shot")

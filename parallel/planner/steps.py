@@ -18,8 +18,8 @@ from parallel.planner import latency
 from parallel.planner.device_order import EXACT
 from parallel.planner.latency import Setting, predict, traffic
 from parallel.planner.memory import timetable
+from parallel.planner.message_costs import Grid, parts
 from parallel.planner.space import Configuration
-from parallel.planner.traffic import Grid, parts
 
 
 @functools.lru_cache(maxsize=16)

@@ -101,7 +101,7 @@ def build(
   """Builds a schedule with the builder of that name.
 
   How many pieces are best depends on the size of the message:
-  `parallel.planner.schedules` chooses them.
+  `caatnet.studies.collectives.chosen` chooses them.
 
   Args:
     name: A key of ``BUILDERS``.

@@ -1,8 +1,8 @@
 """Edge colourings of bipartite multigraphs that load every vertex evenly.
 
-`parallel.network.flows` uses them to choose a spine for each flow, and the
-schedules to find pairs of ranks that can send at once with one message per
-port. Sources:
+`caatnet.studies.flows.link_loads` uses them to choose a spine for each flow,
+and the schedules to find pairs of ranks that can send at once with one message
+per port. Sources:
 
 - de Werra, "Equitable colorations of graphs", 1971: every bipartite multigraph
   has an equitable colouring.

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from caatnet import ranges
-from caatnet.build import experiments
+from caatnet.config import experiments
 from caatnet.serving import options as serving_options
 from caatnet.studies import registry
 from configs import sections

@@ -22,8 +22,8 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from caatnet.build import experiments, inference
-from caatnet.build.override import override
+from caatnet.config import experiments, inference
+from caatnet.config.override import override
 from caatnet.data.tokenizers import Bytes
 from caatnet.inference.generate import Generation
 from caatnet.inference.scoring import Scorer

@@ -6,8 +6,8 @@ pytest.importorskip(
   "jax_cuda12_plugin", reason="the cuda extra is not installed"
 )
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.studies.compilation import study
 from configs.caatnet import tiny
 from parallel.xla import targets

@@ -6,8 +6,8 @@ pytest.importorskip(
   "jax_cuda12_plugin", reason="the cuda extra is not installed"
 )
 
-from caatnet.build import inference
-from caatnet.build.override import override
+from caatnet.config import inference
+from caatnet.config.override import override
 from caatnet.studies.compilation import decoding
 from configs.caatnet import tiny
 from parallel.xla import targets

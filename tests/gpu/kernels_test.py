@@ -9,12 +9,12 @@ pytest.importorskip(
   "jax_cuda12_plugin", reason="the cuda extra is not installed"
 )
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.benchmarks import kernels
+from caatnet.config import experiments
+from caatnet.config.override import override
 from configs import sections
 from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
-from launch.benchmarks import kernels
 from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.gather_rows import cases as gather_cases
 from parallel.kernels.reduce_add_norm import cases as reduce_cases

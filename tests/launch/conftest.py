@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from caatnet.build import experiments
-from caatnet.train.checkpoint import Checkpointer
+from caatnet.config import experiments
+from caatnet.train.checkpoint.save import Checkpointer
 from configs.caatnet import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -25,7 +25,7 @@ PRELOADED = [
   "jax", "jax.experimental.pallas.tpu", "jax.experimental.pallas.triton",
   "flax.nnx", "optax", "grain", "orbax.checkpoint", "scipy.sparse.csgraph",
   "networkx", "rich.progress", "ml_collections.config_flags", "pytest",
-  "caatnet.build.experiments", "caatnet.build.serving", "caatnet.train.loop",
+  "caatnet.config.experiments", "caatnet.config.serving", "caatnet.train.loop",
   "caatnet.serving.server.start",
 ]
 

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from caatnet.benchmarks import decoding
 from configs.benchmark import decoding as decoding_config
-from launch.benchmarks import decoding
 
 
 def test_parts_of_a_step_add_up_to_it():

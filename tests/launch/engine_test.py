@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from launch.benchmarks import engine
+from caatnet.benchmarks import engine
 
 
 def test_only_steps_of_answers_are_timed():

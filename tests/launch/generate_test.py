@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from caatnet.build import experiments
-from caatnet.train import evaluated
+from caatnet.config import experiments
+from caatnet.train.checkpoint import evaluated
 
 SETTINGS = ("--cpu_devices=2", "--config.inference.context=24")
 

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from caatnet.build import sections
-from caatnet.build.graph_sources import SOURCES
+from caatnet.benchmarks import graphs
+from caatnet.config import sections
+from caatnet.config.graph_sources import SOURCES
 from caatnet.data.graphs.csr import open_graph
 from configs.benchmark import graphs as benchmark_config
 from configs.graphs import source
-from launch.benchmarks import graphs
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from caatnet.benchmarks import kernels
+from caatnet.benchmarks.kernel_subjects import SUBJECTS
 from configs.benchmark import kernels as config_of
-from launch.benchmarks import kernels
-from launch.benchmarks.kernel_subjects import SUBJECTS
 from parallel.kernels.gather_rows import order
 
 

@@ -1,7 +1,7 @@
 """The forms of a step that a benchmark compares are one step."""
 
+from caatnet.benchmarks import lockstep
 from configs.benchmark import lockstep as configs
-from launch.benchmarks import lockstep
 
 
 def test_forms_agree_and_their_work_is_that_of_their_ticks():

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from caatnet.benchmarks import measured_links, planner
 from configs.benchmark import planner as config_of
-from launch.benchmarks import measured_links, planner
 from parallel.hardware import cluster_files
 
 PLAN = "--config=configs/planner/gpt_11b.py:test"

@@ -5,8 +5,8 @@ import collections
 import numpy as np
 import pytest
 
+from caatnet.benchmarks import planner_truth, shaped_links
 from configs.benchmark import planner_truth as config_of
-from launch.benchmarks import planner_truth, shaped_links
 from parallel.planner import latency
 from parallel.planner.space import Configuration
 

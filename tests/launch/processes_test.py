@@ -14,7 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from caatnet.train import loop, swarming
+from caatnet.train import loop
+from caatnet.train.elastic import swarm_loop
 from launch import processes
 from parallel.axes import Axis
 from tests.caatnet.train import linear_model as toy
@@ -136,7 +137,7 @@ def test_a_worker_of_two_processes_has_the_bits_of_the_others(tmp_path):
     PEER, tmp_path / "pair", place.coordinator[1], STREAMING
   ) as pair:
     said = {}
-    other = swarming.train(
+    other = swarm_loop.train(
       make_linear("streaming", STREAMING, 1, levels=(Axis("data", 2, 2),),
                   batch_size=4, num_steps=14),
       tmp_path / "other", place, quiet=True,

@@ -2,8 +2,8 @@
 
 import json
 
+from caatnet.benchmarks import programs
 from configs.benchmark import programs as programs_config
-from launch.benchmarks import programs
 
 
 def test_a_row_is_known_until_its_program_is_another(tmp_path):

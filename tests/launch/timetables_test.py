@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launch.benchmarks import timetables
+from caatnet.benchmarks import timetables
 from parallel.pipeline.builders import Size, build
 
 

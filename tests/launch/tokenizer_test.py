@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.data import bpe, sources
-from caatnet.train import evaluated, loop
+from caatnet.train import loop
+from caatnet.train.checkpoint import evaluated
 from caatnet.train.evaluate import make_evaluate
 from configs.caatnet import bpe as config
 

@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.benchmarks import kernels
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.studies.compilation.study import analyse
 from configs import sections
 from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
-from launch.benchmarks import kernels
 from parallel import quantize
 from parallel.axes import Axis, make_mesh
 from parallel.kernels import evidence

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
+from caatnet.benchmarks import kernels, programs
 from configs.benchmark import kernels as kernels_config
 from configs.benchmark import programs as programs_config
-from launch.benchmarks import kernels, programs
 from parallel.xla import fingerprint
 
 RESULTS = pathlib.Path(__file__).parents[2] / "results"

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.studies.compilation import study
 from configs.caatnet import tiny
 from parallel.axes import Axis, make_mesh

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from caatnet.models.transformer import layers
 from caatnet.models.transformer.config import TransformerConfig
 from parallel.axes import Axis
-from parallel.tensor.doors import column_parallel, row_parallel
 from parallel.tensor.partial_sync import FUSED_ROUTES, PartialSync
+from parallel.tensor.projections import column_parallel, row_parallel
 from parallel.tensor.stream import Stream
 
 # Attention of all lanes. It takes what each rank's is made of, the products

@@ -38,7 +38,7 @@ from caatnet.models.transformer.block import (
 )
 from caatnet.models.transformer.config import REMAT_POLICIES, TransformerConfig
 from parallel.axes import Axis
-from parallel.tensor.doors import column_parallel
+from parallel.tensor.projections import column_parallel
 from parallel.tensor.stream import Stream, enter
 
 

@@ -23,7 +23,7 @@ from caatnet.inference import requests as inference
 from caatnet.inference.stops import Stops
 from caatnet.inference.transcripts import Transcript
 from caatnet.serving import requests as serving
-from caatnet.serving.device import Drawn
+from caatnet.serving.engine.device import Drawn
 from caatnet.serving.server import answers, fields
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.fields import Asked

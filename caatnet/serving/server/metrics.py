@@ -96,7 +96,7 @@ class Metrics:
     """Returns all in Prometheus' text format.
 
     Args:
-      state: What `caatnet.serving.server.state` describes.
+      state: What `caatnet.serving.server.snapshot` describes.
     """
     now = CollectorRegistry()
     now.register(_Now(state, self._page_bytes))

@@ -14,13 +14,13 @@ import threading
 from typing import Any, Protocol
 
 from caatnet.inference.transcripts import Transcript
-from caatnet.serving.engine import Engine
-from caatnet.serving.executor import Executor
+from caatnet.serving.engine.engine import Engine
+from caatnet.serving.engine.executor import Executor
 from caatnet.serving.requests import Request, State
-from caatnet.serving.scheduler import Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.server.errors import ApiError
 from caatnet.serving.server.metrics import Metrics
-from caatnet.serving.server.state import describe
+from caatnet.serving.server.snapshot import describe
 
 _LOG = logging.getLogger(__name__)
 # How long an answer about the state waits for the engine's thread, in seconds.
@@ -221,7 +221,7 @@ class Service:
       self._do(lambda: self._cancel(left))
 
   async def state(self) -> dict[str, Any]:
-    """Returns what `caatnet.serving.server.state` says, or said last.
+    """Returns what `caatnet.serving.server.snapshot` says, or said last.
 
     While the engine compiles, or has stopped, it says nothing new: ``age_s`` is
     how long ago it said this, in seconds.

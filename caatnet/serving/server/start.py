@@ -6,7 +6,7 @@ import pathlib
 
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference.decoder import Decoder
-from caatnet.serving.engine import Engine
+from caatnet.serving.engine.engine import Engine
 from caatnet.serving.options import ServingOptions
 from caatnet.serving.server.api import Api, Bounds
 from caatnet.serving.server.http import Server

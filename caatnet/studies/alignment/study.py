@@ -1,9 +1,10 @@
 """The study of alignment: what a GPU asks the host's memory for, row by row.
 
 Rows of features are packed without padding, so most begin within a line of 128
-bytes. `parallel.memory.alignment` counts the lines and sectors that a gather
-touches, with the circular shift of Min et al. (arXiv 2103.03330) and without,
-and `parallel.kernels.gather_rows.order` what a TPU's DMA moves in blocks.
+bytes. `caatnet.studies.alignment.predictor` counts the lines and sectors that a
+gather touches, with the circular shift of Min et al. (arXiv 2103.03330) and
+without, and `parallel.kernels.gather_rows.order` what a TPU's DMA moves in
+blocks.
 
 The paper states no figure by row size that is at hand. What it and its
 companion state, and of which row size, is in ``PUBLISHED``: times on GPUs of
@@ -16,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from caatnet.checks import naming
+from caatnet.studies.alignment import predictor
+from caatnet.studies.alignment.predictor import LINE_BYTES, SECTOR_BYTES
 from parallel.kernels.gather_rows import order
-from parallel.memory import alignment
-from parallel.memory.alignment import LINE_BYTES, SECTOR_BYTES
 
 # A statement, the row size that it is of, and where it is.
 PUBLISHED = (
@@ -71,7 +72,7 @@ def _row(width: int, ids: np.ndarray, offset: int) -> dict[str, Any]:
   row_bytes = 4 * width
   with naming("config", ("features",)):
     shifted, plain = (
-      alignment.touched(ids, row_bytes, offset, shifted=shift)
+      predictor.touched(ids, row_bytes, offset, shifted=shift)
       for shift in (True, False)
     )
   padded = -(-row_bytes // LINE_BYTES) * LINE_BYTES
@@ -92,7 +93,7 @@ def _row(width: int, ids: np.ndarray, offset: int) -> dict[str, Any]:
 def _spared(row_bytes: int, size: int) -> float:
   """Returns the share of blocks that the shift spares, over all offsets."""
   plain, shifted = (
-    alignment.mean_blocks(row_bytes, size, shifted=shift)
+    predictor.mean_blocks(row_bytes, size, shifted=shift)
     for shift in (False, True)
   )
   return 1 - shifted / plain

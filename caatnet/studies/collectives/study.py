@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.checks import naming
+from caatnet.studies.collectives import chosen
 from caatnet.studies.inputs import (
   build_schedule,
   check_lists,
@@ -20,7 +21,6 @@ from caatnet.studies.inputs import (
 )
 from parallel.network import simulate
 from parallel.network.routed import on_links
-from parallel.planner import schedules
 from parallel.schedules import builders
 from parallel.topology.graph import Topology
 
@@ -89,7 +89,7 @@ def _row(
   options = {"pieces": pieces or None, **options}
   found = {}
   for model in ("barrier" if barrier else "events", "lockstep"):
-    found[model] = schedules.fastest(
+    found[model] = chosen.fastest(
       builder, net, "all_reduce", size_bytes, model=model, **options
     )
   by_events, in_lockstep = found.values()

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from caatnet.studies.datacentre import datacentre, knobs
 from parallel.hardware import sites
-from parallel.planner import datacentre, knobs
 
 _PAPER = "arXiv 2407.12819"
 # "consistent": an input is a figure of the same source, or was backed out of

@@ -1,7 +1,8 @@
 """The page with sliders: one file that loads nothing, and computes the plan.
 
-Closed forms are the functions that `parallel.planner.expressions` writes; what
-else a result has, such as simulations, is in tables with its inputs.
+Closed forms are the functions that `caatnet.studies.datacentre.expressions`
+writes; what else a result has, such as simulations, is in tables with its
+inputs.
 """
 
 from collections.abc import Mapping
@@ -10,8 +11,7 @@ import importlib.resources
 import json
 from typing import Any
 
-from caatnet.studies.datacentre import tables
-from parallel.planner import datacentre, expressions
+from caatnet.studies.datacentre import datacentre, expressions, tables
 
 # What the page calls the function of the formulas.
 FUNCTION = "plan"

@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 
 from caatnet.checks import naming
-from caatnet.studies.datacentre import known, page
+from caatnet.studies.datacentre import (
+  datacentre,
+  knobs,
+  known,
+  page,
+  uncertainty,
+)
+from caatnet.studies.datacentre.knobs import KNOBS
+from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.planner import study as planner
+from caatnet.studies.utilisation import predictor
 from caatnet.train import files
 from parallel import checks
 from parallel.hardware import devices, sites
-from parallel.network import flows, traffic, utilisation
-from parallel.planner import datacentre, knobs, uncertainty
-from parallel.planner.knobs import KNOBS
 from parallel.topology import text as topologies
 
 # The results that a report gives quantiles of.
@@ -217,15 +223,15 @@ def _between(
       f"config.knobs.layers={layers}: a fragment has three layers and a step "
       "of its own"
     )
-  model = utilisation.Model(
+  model = predictor.Model(
     float(found["parameters"]), layers, float(found["step_s"])
   )
 
-  def needed(method: utilisation.Method, target: float) -> float | None:
+  def needed(method: predictor.Method, target: float) -> float | None:
     """Returns the least bandwidth for a share, to 0.2%; None for none."""
     grid = _BANDWIDTHS
     for _ in range(2):
-      period = utilisation.simulate(
+      period = predictor.simulate(
         model, method, grid, volume_factor=2 * (count - 1) / count,
         latency_s=float(found["rtt_s"]) / 2,
       )
@@ -236,7 +242,7 @@ def _between(
       grid = np.geomspace(grid[max(0, first - 1)], bandwidth, 65)
     return bandwidth
 
-  methods = utilisation.paper_methods(layers, rounds)
+  methods = predictor.paper_methods(layers, rounds)
   return {
     "sites": count, "round_steps": rounds, "layers": layers,
     "step_s": model.step_seconds, "rtt_s": float(found["rtt_s"]),
@@ -254,17 +260,17 @@ def _between(
 
 def _multipath() -> dict[str, Any]:
   """Routes a shift over leaves and spines, whole and without one link."""
-  net = flows.fabric(topologies.parse(_FABRIC))
+  net = link_loads.fabric(topologies.parse(_FABRIC))
   leaf, spine = sorted(set(net.leaf_of))[0], net.spines[0]
-  broken = flows.fabric(net.topology.without((leaf, spine), (spine, leaf)))
+  broken = link_loads.fabric(net.topology.without((leaf, spine), (spine, leaf)))
   rows = []
   for router in ("ecmp", "spray", "ethereal"):
     loads = []
     for each in (net, broken):
-      sent = traffic.shift(each, 0)
-      routes = flows.ROUTERS[router](each, sent)
+      sent = patterns.shift(each, 0)
+      routes = link_loads.ROUTERS[router](each, sent)
       loads.append(float(
-        flows.fullest_uplink(each, flows.loads(each, sent, routes))
+        link_loads.fullest_uplink(each, link_loads.loads(each, sent, routes))
       ))
     rows.append({
       "router": router, "whole": loads[0], "without_one": loads[1],

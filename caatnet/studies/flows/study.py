@@ -2,7 +2,7 @@
 
 It computes the fullest uplinks of traffic patterns, with and without failed
 links, and completion times of collectives and of those of a compiled program.
-The models are in `parallel.network.flows`.
+The models are in `caatnet.studies.flows.link_loads`.
 
 It follows Ethereal (arXiv 2407.00550), whose own times come from a packet
 simulator.
@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from caatnet.studies.flows import link_loads, patterns
+from caatnet.studies.flows.link_loads import Fabric, Flow
 from caatnet.studies.inputs import (
   build_schedule,
   check_lists,
   parse_topology,
 )
-from parallel.network import flows, traffic
-from parallel.network.flows import Fabric, Flow
 from parallel.schedules.check import check
 from parallel.topology.files import read_json
 from parallel.xla.groups import along
@@ -43,7 +43,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: A topology, pattern, router, algorithm or uplink is unknown.
   """
   check_lists(
-    config, ("all_to_all",), routers=flows.ROUTERS, patterns=traffic.PATTERNS
+    config, ("all_to_all",), routers=link_loads.ROUTERS,
+    patterns=patterns.PATTERNS,
   )
   nets = [_fabric(config, text) for text in config["topologies"]]
   failed = _failed(config, nets[0])
@@ -64,7 +65,7 @@ def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
   """Builds the leaf-spine network that a text names."""
   net = parse_topology(config, "topologies", text)
   try:
-    return flows.fabric(net)
+    return link_loads.fabric(net)
   except ValueError as error:
     raise ValueError(f"config.topologies={text!r}: {error}") from error
 
@@ -87,17 +88,17 @@ def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
     ends = (leaves[leaf], net.spines[spine])
     pairs += [ends, ends[::-1]]
   try:
-    return flows.fabric(net.topology.without(*pairs))
+    return link_loads.fabric(net.topology.without(*pairs))
   except ValueError as error:
     raise ValueError(f"config.failed_uplinks: {error}") from error
 
 
 def _route(
   config: Mapping[str, Any], net: Fabric, router: str, sent: Sequence[Flow]
-) -> list[flows.Route]:
+) -> list[link_loads.Route]:
   """Routes flows by a router; only ECMP's hash has a seed."""
   options = {"seed": config["seed"]} if router == "ecmp" else {}
-  return flows.ROUTERS[router](net, sent, **options)
+  return link_loads.ROUTERS[router](net, sent, **options)
 
 
 def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
@@ -112,17 +113,18 @@ def _loads(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
   """Computes the fullest uplink of each pattern and router."""
   rows = []
   for pattern in config["patterns"]:
-    sent = traffic.PATTERNS[pattern](net, config["seed"])
-    least = flows.least_fullest_uplink(net, sent)
+    sent = patterns.PATTERNS[pattern](net, config["seed"])
+    least = link_loads.least_fullest_uplink(net, sent)
     for router in _routers(config, net):
       routes = _route(config, net, router, sent)
-      fullest = flows.fullest_uplink(net, flows.loads(net, sent, routes))
+      loads = link_loads.loads(net, sent, routes)
+      fullest = link_loads.fullest_uplink(net, loads)
       rows.append({
         "topology": net.topology.name,
         "pattern": pattern,
         "router": router,
         "num_flows": len(sent),
-        "num_sent": flows.num_sent(routes),
+        "num_sent": link_loads.num_sent(routes),
         "fullest_uplink": str(fullest),
         "fullest_uplink_flows": float(fullest),
         "over_bound": float(fullest / least) if least else 1.0,
@@ -146,7 +148,7 @@ def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
           f"{chunks} chunks of {name} on {net.topology.name}"
         )
     for router in config["routers"]:
-      link_loads = _link_loads(config, net, router, steps)
+      step_loads = _link_loads(config, net, router, steps)
       rows += [
         {
           "topology": net.topology.name,
@@ -155,8 +157,8 @@ def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
           "router": router,
           "num_steps": sum(steps.values()),
           "us": 1e6 * sum(
-            count * flows.step_seconds(net, loads, size // chunks)
-            for loads, count in link_loads
+            count * link_loads.step_seconds(net, loads, size // chunks)
+            for loads, count in step_loads
           ),
         }
         for size in config["size_bytes"]
@@ -175,7 +177,7 @@ def _steps(
   """
   n = len(net.leaf_of)
   if algorithm == "all_to_all":
-    sent, count = traffic.ring_demands("all_to_all", [range(n)], n)
+    sent, count = patterns.ring_demands("all_to_all", [range(n)], n)
     return n, {sent: count}
   try:
     schedule = build_schedule(algorithm, net.topology)
@@ -183,7 +185,7 @@ def _steps(
   except ValueError as error:
     raise ValueError(f"config.algorithms: {error}") from error
   # With num_chunks bytes in all a chunk has one byte. Equal rounds are counted.
-  rounds = traffic.demands(schedule, schedule.num_chunks)
+  rounds = patterns.demands(schedule, schedule.num_chunks)
   return schedule.num_chunks, collections.Counter(rounds)
 
 
@@ -198,7 +200,7 @@ def _link_loads(
   Equal steps take equal paths, so each kind is routed once.
   """
   return [
-    (flows.loads(net, sent, _route(config, net, router, sent)), count)
+    (link_loads.loads(net, sent, _route(config, net, router, sent)), count)
     for sent, count in steps.items()
   ]
 
@@ -249,13 +251,13 @@ def _entry(
   sizes = tuple(mesh.values())
   dims = [d for d, name in enumerate(mesh) if name in entry["axes"]]
   groups = along(np.arange(math.prod(sizes)), sizes, dims)
-  sent, count = traffic.ring_demands(entry["kind"], groups, entry["bytes"])
+  sent, count = patterns.ring_demands(entry["kind"], groups, entry["bytes"])
   steps = {sent: count * entry["count"]}
   return {
     **{k: entry[k] for k in ("kind", "axes", "phase", "bytes", "count")},
     "us": {
       router: 1e6 * sum(
-        count * flows.step_seconds(net, loads)
+        count * link_loads.step_seconds(net, loads)
         for loads, count in _link_loads(config, net, router, steps)
       )
       for router in config["routers"]

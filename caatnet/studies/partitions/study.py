@@ -1,10 +1,10 @@
 """The study of partitions: memory, bytes per level, step time, their fronts.
 
 Every named scheme and all partitions of nested levels on a cluster are priced
-by `parallel.planner.partitions`. The study finds the fastest one under a memory
-cap, for several numbers of microbatches and for every model size. For the
-setting of Xu et al. (arXiv 2501.04266) it puts the published speedups beside
-ours, which do not reproduce them.
+by `caatnet.studies.partitions.predictor`. The study finds the fastest one under
+a memory cap, for several numbers of microbatches and for every model size. For
+the setting of Xu et al. (arXiv 2501.04266) it puts the published speedups
+beside ours, which do not reproduce them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +13,10 @@ import math
 from typing import Any
 
 from caatnet.checks import naming
+from caatnet.studies.partitions import predictor
+from caatnet.studies.partitions.predictor import Machine, Prediction, Workload
 from parallel import checks
 from parallel.hardware import clusters
-from parallel.planner import partitions
-from parallel.planner.partitions import Machine, Prediction, Workload
 from parallel.zero import partition
 from parallel.zero.partition import CODECS, Partition
 
@@ -56,13 +56,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
   def priced(work: Workload) -> list[Prediction]:
     return [
-      partitions.predict(part, machine, work, overlap=config["overlap"])
+      predictor.predict(part, machine, work, overlap=config["overlap"])
       for part in space
     ]
 
   def row(prediction: Prediction) -> dict[str, Any]:
     return _row(prediction, machine) | {
-      "largest_model": partitions.largest_model(
+      "largest_model": predictor.largest_model(
         prediction.partition, workload, machine.memory_bytes
       )
     }
@@ -73,13 +73,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "assumptions": _assumptions(config, machine, workload),
     "schemes": {
       name: row(
-        partitions.predict(part, machine, workload, overlap=config["overlap"])
+        predictor.predict(part, machine, workload, overlap=config["overlap"])
       )
       for name, part in schemes.items()
     },
     "candidates": [_row(p, machine) for p in candidates],
     "fronts": {
-      key: [row(p) for p in partitions.front(chosen, math.inf, reuse)]
+      key: [row(p) for p in predictor.front(chosen, math.inf, reuse)]
       for key, reuse, chosen in _questions(candidates)
     },
     "best": [
@@ -90,7 +90,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
           for key, reuse, chosen in _questions(
             priced(dataclasses.replace(workload, accumulation=count))
           )
-          for found in [partitions.best(chosen, machine.memory_bytes, reuse)]
+          for found in [predictor.best(chosen, machine.memory_bytes, reuse)]
         },
       }
       for count in config["accumulations"]
@@ -109,7 +109,7 @@ def _machine(config: Mapping[str, Any]) -> Machine:
     levels = partition.parse_levels(text, config["parallel"]["data"])
   flops = cluster.device.peak("bfloat16") * config["utilisation"]
   try:
-    machine = partitions.machine(
+    machine = predictor.machine(
       cluster, levels, flops=flops, memory_bytes=1e9 * config["memory_gb"]
     )
   except ValueError as error:
@@ -159,7 +159,7 @@ def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
         )
     if "none" not in config[key] and key != "secondary_codecs":
       raise ValueError(f"config.{key}={tuple(config[key])} lacks 'none'")
-  return list(partitions.candidates(
+  return list(predictor.candidates(
     machine.levels, block=config["zero"]["block"],
     **{key: config[key] for key in keys},
   ))
@@ -224,7 +224,7 @@ def _row(p: Prediction, machine: Machine) -> dict[str, Any]:
       for way, sizes in received.items()
     },
     "node": {
-      way: partitions.node_bytes(sizes, machine)
+      way: predictor.node_bytes(sizes, machine)
       for way, sizes in received.items()
     },
     "seconds": dict(zip(REUSE, (p.seconds, p.direct_seconds), strict=True)),
@@ -260,7 +260,7 @@ def _assumptions(
     "peak_confidence": device.confidence,
     "utilisation": config["utilisation"],
     "memory_bytes": machine.memory_bytes,
-    "compute_seconds": partitions.compute_seconds(machine, workload),
+    "compute_seconds": predictor.compute_seconds(machine, workload),
     "overlap": config["overlap"],
     **dataclasses.asdict(workload),
   }
@@ -309,7 +309,7 @@ def _times(
   part = _schemes(machine, config["zero"]["block"])[scheme]
   found = {}
   for overlap in (False, True):
-    p = partitions.predict(part, machine, workload, overlap=overlap)
+    p = predictor.predict(part, machine, workload, overlap=overlap)
     for way, seconds in zip(REUSE, (p.seconds, p.direct_seconds), strict=True):
       found[f"{way}, {'overlap' if overlap else 'no overlap'}"] = seconds
   return found
@@ -324,7 +324,7 @@ def _fewest(
     levels = (dataclasses.replace(outermost, size=size), *inside)
     fewer = dataclasses.replace(machine, levels=levels)
     part = _schemes(fewer, config["zero"]["block"])[scheme]
-    if partitions.predict(part, fewer, workload).memory.total <= (
+    if predictor.predict(part, fewer, workload).memory.total <= (
       machine.memory_bytes
     ):
       return fewer

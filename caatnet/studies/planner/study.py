@@ -5,15 +5,9 @@ import dataclasses
 from typing import Any
 
 from caatnet.checks import naming
+from caatnet.studies.published import models
 from parallel.hardware import cluster_files
-from parallel.planner import (
-  latency,
-  memory,
-  model,
-  plan,
-  published,
-  second_pass,
-)
+from parallel.planner import latency, memory, plan, second_pass, workload
 from parallel.planner.latency import Setting
 from parallel.planner.plan import Candidate
 from parallel.planner.second_pass import Changes, SecondPass
@@ -77,7 +71,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "why_not": answers,
     "assumptions": {
       "utilisation": f"{setting.utilisation:g} of the peak: "
-      f"{model.UTILISATION_SOURCE}",
+      f"{workload.UTILISATION_SOURCE}",
       "memory": f"{setting.fit.upper:g} times an estimate "
       f"{setting.fit.source}; and a margin of "
       f"{memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
@@ -108,10 +102,10 @@ def _setting(config: Mapping[str, Any]) -> Setting:
   )
 
 
-def transformer(config: Mapping[str, Any]) -> model.Transformer:
+def transformer(config: Mapping[str, Any]) -> workload.Transformer:
   """Returns the sizes of a run's model."""
   sizes, backward = config["model"], config["sync"]["backward_dtype"]
-  return model.Transformer(
+  return workload.Transformer(
     **{key: sizes[key] for key in (
       "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads",
       "ffn_width", "dtype",
@@ -181,8 +175,8 @@ def _row(candidate: Candidate, setting: Setting) -> dict[str, Any]:
     "memory": dataclasses.asdict(candidate.memory),
     "binding": candidate.memory.binding,
     "order": order.ravel().tolist(),
-    "pipette_s": published.pipette_s(c, setting, order),
-    "amp_s": published.amp_s(c, setting, order),
+    "pipette_s": models.pipette_s(c, setting, order),
+    "amp_s": models.amp_s(c, setting, order),
   }
 
 

@@ -10,15 +10,16 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.checks import one_of
+from caatnet.studies.published import choosers
+from caatnet.studies.published.choosers import Problem
 from parallel.hardware import cluster_files
-from parallel.planner import choosers, model
-from parallel.planner.choosers import Problem
+from parallel.planner import workload
 from parallel.planner.latency import Setting, predict
 from parallel.planner.space import Choices
 
 # Of Pipette's evaluation; the V100 has no bfloat16.
 MODELS = {
-  name: model.Transformer(
+  name: workload.Transformer(
     vocab_size=50_256, width=width, num_layers=num_layers, num_heads=32,
     num_kv_heads=32, head_width=width // 32, ffn_width=ffn_width, seq_len=1024,
     dtype="float16",
@@ -69,7 +70,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       "judge": "parallel/planner/latency.py for all, stages "
       f"{config['execution']}; memory: parallel/planner/memory.py for all",
       "utilisation": f"{config['utilisation']:g} of the peak: "
-      f"{model.UTILISATION_SOURCE}",
+      f"{workload.UTILISATION_SOURCE}",
       "links": "an adapter of a node is shared by its eight devices, all of "
       "which send at once; drawn links reach 25% to 100% of that, a "
       "distribution of ours",
@@ -82,7 +83,8 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(
-  config: Mapping[str, Any], sizes: model.Transformer, cluster: str, drawn: str
+  config: Mapping[str, Any], sizes: workload.Transformer, cluster: str,
+  drawn: str,
 ) -> list[dict[str, Any]]:
   """Returns what each configurator chooses on one cluster for one model."""
   nominal, setting = (

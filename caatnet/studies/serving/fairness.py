@@ -15,8 +15,8 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from caatnet.serving.policies.registry import POLICIES
 from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.policies.registry import POLICIES
 from caatnet.serving.traces import Arrival
 from caatnet.studies.serving import server, tails
 from parallel.checks import known

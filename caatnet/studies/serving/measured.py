@@ -20,7 +20,7 @@ import pathlib
 
 import numpy as np
 
-from caatnet.serving.times import Attention, Profile
+from caatnet.serving.engine.times import Attention, Profile
 
 SOURCE = (
   "casys-kaist/LLMServingSim (MIT licence): bench/examples/RTX4090, "

@@ -7,15 +7,15 @@ import math
 from typing import Any
 
 from caatnet.checks import naming
-from caatnet.serving.engine import Engine
-from caatnet.serving.host import Host
-from caatnet.serving.pages import Pages
-from caatnet.serving.policies import registry
-from caatnet.serving.priorities import Priorities
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.engine import Engine
+from caatnet.serving.engine.simulator import CopyTimes, Simulator
+from caatnet.serving.engine.times import Roofline
 from caatnet.serving.requests import Request
-from caatnet.serving.scheduler import Limits, Scheduler
-from caatnet.serving.simulator import CopyTimes, Simulator
-from caatnet.serving.times import Roofline
+from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.priorities import Priorities
+from caatnet.serving.scheduler.scheduler import Limits, Scheduler
 from caatnet.serving.traces import Arrival, tokens
 from parallel.checks import known
 from parallel.hardware.devices import DEVICES

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from caatnet.checks import naming
-from caatnet.serving.engine import Engine, replay
-from caatnet.serving.host import Host
-from caatnet.serving.pages import Pages
-from caatnet.serving.policies import registry
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.engine import Engine, replay
+from caatnet.serving.engine.simulator import Simulator
 from caatnet.serving.requests import Request
-from caatnet.serving.scheduler import Limits, Scheduler
-from caatnet.serving.simulator import Simulator
+from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.scheduler import Limits, Scheduler
 from caatnet.studies.serving import measured
 
 # vLLM's page that stands for no page.

@@ -9,7 +9,7 @@ throughout.
 
 import dataclasses
 
-from parallel.network.utilisation import (
+from caatnet.studies.utilisation.predictor import (
   Model,
   bandwidth_grid,
   lowest_bandwidth,

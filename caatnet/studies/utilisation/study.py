@@ -3,7 +3,7 @@
 It computes table 4 of Streaming DiLoCo (arXiv 2501.18512) beside the paper's,
 the same table for larger models and for one of the user's own, and recommends a
 setting for that model on a link. Utilisations are predicted by
-`parallel.network.utilisation`.
+`caatnet.studies.utilisation.predictor`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 
 from caatnet.checks import naming
-from caatnet.studies.utilisation import published
+from caatnet.studies.utilisation import predictor, published, recommend
+from caatnet.studies.utilisation.predictor import Model
 from parallel.checks import known
 from parallel.hardware import links as hardware_links
-from parallel.network import utilisation
-from parallel.network.utilisation import Model
-from parallel.planner import links
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +39,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   factor = published.FITTED_VOLUME_FACTOR if fitted else 1.0
   cells = published.compare(factor)
   distances = [abs(c.notches) for c in cells if c.notches is not None]
-  grid = utilisation.bandwidth_grid() / 1e9
+  grid = predictor.bandwidth_grid() / 1e9
   own_factor = config["recommend"]["volume_factor"]
   others = [(m, 1.0) for m in published.LARGE_MODELS] + [(own, own_factor)]
   curves = {
@@ -90,13 +88,13 @@ def _own_model(config: Mapping[str, Any]) -> Model:
 
 def _curves(model: Model, volume_factor: float) -> dict[str, np.ndarray]:
   """Returns each method's utilisation at all bandwidths of the grid."""
-  grid = utilisation.bandwidth_grid()
+  grid = predictor.bandwidth_grid()
   with naming("config.recommend", ("volume_factor",)):
     return {
-      name: utilisation.simulate(
+      name: predictor.simulate(
         model, method, grid, volume_factor=volume_factor
       ).utilisation
-      for name, method in utilisation.paper_methods(model.num_layers).items()
+      for name, method in predictor.paper_methods(model.num_layers).items()
     }
 
 
@@ -126,12 +124,12 @@ def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
   choices = {k: config[k] for k in ("sync_every", "overlap_steps", "bits")}
   target = config["target"]
   with naming("config.recommend", config):
-    found = links.recommend(
+    found = recommend.recommend(
       model, bandwidth, target, **choices, **factors
     )
   rows = {}
-  for name, method in utilisation.paper_methods(model.num_layers).items():
-    timeline = utilisation.simulate(model, method, bandwidth, **factors)
+  for name, method in predictor.paper_methods(model.num_layers).items():
+    timeline = predictor.simulate(model, method, bandwidth, **factors)
     rows[name] = _setting(method, timeline.utilisation[0])
   return {
     "model": {
@@ -149,7 +147,7 @@ def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
     "paper_methods": rows,
     "setting": found and _setting(found.method, found.utilisation),
     "fewest_steps": {
-      str(bits): links.fewest_steps(
+      str(bits): recommend.fewest_steps(
         model, bandwidth, target, bits, factors["volume_factor"]
       )
       for bits in choices["bits"]
@@ -157,5 +155,5 @@ def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
   }
 
 
-def _setting(method: utilisation.Method, value: float) -> dict[str, Any]:
+def _setting(method: predictor.Method, value: float) -> dict[str, Any]:
   return {**dataclasses.asdict(method), "utilisation": float(value)}

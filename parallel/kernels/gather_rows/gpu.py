@@ -3,7 +3,7 @@
 A program copies a row. Its lanes start at the 128-byte line in which the row
 begins, and those before the row read nothing: so each read of a warp is of one
 line, wherever rows begin (the circular shift of Min et al., arXiv 2103.03330,
-section 4.3; `parallel.memory.alignment` counts what it saves).
+section 4.3; `caatnet.studies.alignment.predictor` counts what it saves).
 
 Shape legend: N = rows of the table, F = features, n = ids.
 """

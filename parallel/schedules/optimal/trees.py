@@ -209,7 +209,7 @@ def build(
 
   Packed trees load no link more than the cut bound allows, but may be deep:
   they are for large messages, cut into pieces. Grown trees weigh depth against
-  load for messages of a size. `parallel.planner.schedules` chooses.
+  load for messages of a size. `caatnet.studies.collectives.chosen` chooses.
 
   Args:
     topology: The network that the schedule runs on.

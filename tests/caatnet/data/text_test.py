@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.data import baselines
 from caatnet.data.text import TextData
 from caatnet.train import loop

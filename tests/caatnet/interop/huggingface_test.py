@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from caatnet.build import experiments
+from caatnet.config import experiments
 from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.interop import families, huggingface, layout, tensors
 from caatnet.interop.source import make_config, open_source
-from caatnet.train import slices, tokenizer
-from caatnet.train.checkpoint import Checkpointer
-from caatnet.train.whole import to_whole
+from caatnet.train import tokenizer
+from caatnet.train.checkpoint import slices
+from caatnet.train.checkpoint.reshard import to_whole
+from caatnet.train.checkpoint.save import Checkpointer
 from configs import sections
 from configs.caatnet import base, tiny
 from tests.caatnet.data.small_tokenizers import llama_files

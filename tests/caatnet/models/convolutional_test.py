@@ -13,14 +13,14 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.outer import OUTER
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.outer import OUTER
+from caatnet.config.override import override
 from caatnet.models.convolutional import ConvolutionalModel
 from caatnet.train import loop
+from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
-from caatnet.train.whole import to_whole
 from configs import sections
 from configs.images import tiny
 from parallel.axes import Axis, make_mesh

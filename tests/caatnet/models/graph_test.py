@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.models.graph import GraphModel
 from caatnet.train import loop
+from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import make_evaluate
 from caatnet.train.feed import Feed
 from caatnet.train.records import read_metrics
-from caatnet.train.whole import to_whole
 from configs import sections
 from configs.graphs import tiny
 from parallel.axes import Axis, make_mesh

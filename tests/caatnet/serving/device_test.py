@@ -27,15 +27,15 @@ from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
-from caatnet.serving.calibration import calibrate
-from caatnet.serving.device import DecoderExecutor, Drawn
-from caatnet.serving.engine import Engine
-from caatnet.serving.host import Host
-from caatnet.serving.pages import Pages
-from caatnet.serving.policies import registry
-from caatnet.serving.priorities import Priorities
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.calibration import calibrate
+from caatnet.serving.engine.device import DecoderExecutor, Drawn
+from caatnet.serving.engine.engine import Engine
 from caatnet.serving.requests import ENDS, Request, State
-from caatnet.serving.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.priorities import Priorities
+from caatnet.serving.scheduler.scheduler import Limits, Scheduler
 from tests.caatnet.inference.decoding_test import put
 from tests.caatnet.models.transformer_test import (
   draw_params,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from caatnet.serving.measured import MeasuredCosts
+from caatnet.serving.engine.measured import MeasuredCosts
 
 
 def test_times_of_copies_are_told_apart_by_calls_and_pages():

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from caatnet.serving.simulator import CopyTimes, Simulator
+from caatnet.serving.engine.simulator import CopyTimes, Simulator
 
 VOCABULARY = 3
 COPIES = CopyTimes(1000, 2, 1e-3, 1e6, 2e6, 1e7)

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from caatnet.serving import prefixes
-from caatnet.serving.executor import Copy
-from caatnet.serving.groups import Groups, runs
-from caatnet.serving.host import Host
-from caatnet.serving.pages import Pages
+from caatnet.serving.cache import prefixes
+from caatnet.serving.cache.groups import Groups, runs
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.executor import Copy
 from caatnet.serving.requests import Request
-from caatnet.serving.running import Running
+from caatnet.serving.scheduler.running import Running
 
 BOTH = pytest.mark.parametrize("implementation", ["reference", "compiled"])
 DRAWN = settings(

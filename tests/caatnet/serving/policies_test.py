@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from caatnet.serving.engine import Engine, replay
-from caatnet.serving.host import Host
-from caatnet.serving.pages import Pages
-from caatnet.serving.policies import registry
-from caatnet.serving.policies.dlpm import DeficitLongestPrefix
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import Request
-from caatnet.serving.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.policies.dlpm import DeficitLongestPrefix
+from caatnet.serving.scheduler.scheduler import Limits, Scheduler
 from tests.caatnet.serving import oracle
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from caatnet.serving import running
-from caatnet.serving.engine import Engine, replay
-from caatnet.serving.host import Host
-from caatnet.serving.pages import Pages
-from caatnet.serving.policies import registry
-from caatnet.serving.priorities import Priorities
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import ENDS, Request, State
-from caatnet.serving.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler import running
+from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.priorities import Priorities
+from caatnet.serving.scheduler.scheduler import Limits, Scheduler
 from tests.caatnet.serving import oracle
 
 CHUNKS = ((), (), ((1, 9),), ((1, 1),), ((9, 3),), ((1, 5), (3, 2)))

@@ -5,13 +5,13 @@ import types
 
 import pytest
 
-from caatnet.serving import counts
-from caatnet.serving.engine import Engine
-from caatnet.serving.host import Host
-from caatnet.serving.pages import Pages
-from caatnet.serving.policies import clients, registry
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.engine import Engine
 from caatnet.serving.requests import Request
-from caatnet.serving.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler import counts
+from caatnet.serving.scheduler.policies import clients, registry
+from caatnet.serving.scheduler.scheduler import Limits, Scheduler
 from tests.caatnet.serving import oracle
 
 

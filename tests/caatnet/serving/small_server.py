@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import tokenizers
 from tokenizers import decoders, models
 
-from caatnet.build import serving
+from caatnet.config import serving
 from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.generate import Generation

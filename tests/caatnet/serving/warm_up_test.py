@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from caatnet.build import serving
+from caatnet.config import serving
 from caatnet.inference import batches, buckets, copies
 from caatnet.inference.decoder import Capacity
 from caatnet.inference.requests import Request as Drawing
 from caatnet.inference.stops import Stops
-from caatnet.serving import warm_up
-from caatnet.serving.calibration import calibrate
-from caatnet.serving.device import Drawn
-from caatnet.serving.engine import replay
+from caatnet.serving.engine import warm_up
+from caatnet.serving.engine.calibration import calibrate
+from caatnet.serving.engine.device import Drawn
+from caatnet.serving.engine.engine import replay
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.requests import Request, State
 from tests.caatnet.serving.small_server import CONTEXT, PAGES, decoder

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 from caatnet.show.swarms import Screen
-from parallel.elastic.journal import Journal
-from parallel.elastic.service import Service
+from parallel.elastic.membership.journal import Journal
+from parallel.elastic.membership.service import Service
 from parallel.elastic.swarm import Swarm
 from tests.parallel.elastic.worlds import SECURITY
 

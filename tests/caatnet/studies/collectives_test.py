@@ -10,8 +10,9 @@ import pytest
 
 from caatnet.studies import registry
 from caatnet.studies.collectives import study as collectives
+from caatnet.studies.flows import link_loads, patterns
 from caatnet.studies.flows import study as flow_study
-from parallel.network import flows, simulate, traffic
+from parallel.network import simulate
 from parallel.network.routed import on_links
 from parallel.schedules import builders, check
 from parallel.schedules.msccl import importer
@@ -137,12 +138,12 @@ def test_times_scale_with_sizes_and_count_steps():
 
 
 def test_patterns_are_a_shift_a_permutation_and_everybody():
-  net = flows.fabric(topologies.leaf_spine(3, 2, 2))
+  net = link_loads.fabric(topologies.leaf_spine(3, 2, 2))
   for name, sources in (("shift", 6), ("permutation", 6)):
-    sent = traffic.PATTERNS[name](net, 1)
+    sent = patterns.PATTERNS[name](net, 1)
     assert len({f.source for f in sent}) == len(sent) <= sources
     assert len({f.destination for f in sent}) == len(sent)
-  assert len(traffic.all_to_all(net, 0)) == 6 * 4
+  assert len(patterns.all_to_all(net, 0)) == 6 * 4
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from caatnet.studies import registry
-from caatnet.studies.datacentre import page, tables
+from caatnet.studies.datacentre import datacentre, page, tables
+from caatnet.studies.datacentre.knobs import KNOBS
 from configs.datacentre import hundred_billion
 from configs.planner import gpt_11b
-from parallel.planner import datacentre
-from parallel.planner.knobs import KNOBS
 
 
 def run(**changes):

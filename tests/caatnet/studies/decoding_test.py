@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from caatnet.build import inference
-from caatnet.build.override import override
+from caatnet.config import inference
+from caatnet.config.override import override
 from caatnet.studies.compilation import decoding, tables
 from configs.caatnet import tiny
 from parallel.xla import ledger, targets

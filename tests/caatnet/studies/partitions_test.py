@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from caatnet.build.override import override
+from caatnet.config.override import override
 from caatnet.studies import registry
 from caatnet.studies.partitions import pictures, tables
 from configs.zero import frontier

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from caatnet.serving.times import Attention, Roofline
+from caatnet.serving.engine.times import Attention, Roofline
 from caatnet.studies.serving import measured, pictures, study, tables
 from configs.serving import vllm_log
 from parallel.hardware.devices import H100

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
+from caatnet.config import experiments
 from caatnet.train.feed import Feed
 from configs.graphs import tiny
 

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 from tensorboardX import record_writer
 
-from caatnet.build import experiments
+from caatnet.config import experiments
 from caatnet.train import files, loop, records
-from caatnet.train.checkpoint import Checkpointer, waiting_for_reads
+from caatnet.train.checkpoint.save import Checkpointer, waiting_for_reads
 from configs.caatnet import tiny
 from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.linear_model_test import facts

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caatnet.train.apart import Programs
-from caatnet.train.peer import PREFIX, Part
+from caatnet.train.elastic.single_process import Programs
+from caatnet.train.elastic.worker import PREFIX, Part
 from parallel.outer.apart import Alone
 from tests.caatnet.train.outer_loops_test import PLAIN, UNROUNDED
 from tests.caatnet.train.swarm_test import Worker, coordinator, make

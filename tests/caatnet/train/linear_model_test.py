@@ -9,11 +9,11 @@ import optax
 import pytest
 
 from caatnet.train import loop
-from caatnet.train.checkpoint import Checkpointer
+from caatnet.train.checkpoint.reshard import to_stored, to_whole
+from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
 from caatnet.train.state import check_equal_start, make_count_non_finite
-from caatnet.train.whole import to_stored, to_whole
 from parallel.axes import Axis
 from parallel.outer import health
 from parallel.outer.dc_s3gd import DCS3GD

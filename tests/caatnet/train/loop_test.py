@@ -14,8 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.train import loop
 from caatnet.train.records import read_metrics
 from configs.caatnet import tiny

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.outer import OUTER
-from caatnet.build.override import override
-from caatnet.build.sections import choose
+from caatnet.config import experiments
+from caatnet.config.outer import OUTER
+from caatnet.config.override import override
+from caatnet.config.sections import choose
 from caatnet.train import loop
-from caatnet.train.checkpoint import Checkpointer
+from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
 from caatnet.train.state import check_equal_start, outer_specs

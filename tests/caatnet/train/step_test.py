@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.train.evaluate import put_batch
 from caatnet.train.step import make_train_step
 from configs.caatnet import tiny

@@ -15,16 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caatnet.train import loop, swarming
-from caatnet.train.apart import Programs
-from caatnet.train.peer import Moved, Part, Peer
+from caatnet.benchmarks import elastic_bits
+from caatnet.train import loop
+from caatnet.train.elastic import swarm_loop
+from caatnet.train.elastic.single_process import Programs
+from caatnet.train.elastic.swarm_options import USUAL
+from caatnet.train.elastic.worker import Moved, Part, Peer
 from caatnet.train.records import read_metrics
-from caatnet.train.swarm_options import USUAL
-from launch.benchmarks import elastic_bits
 from parallel.axes import Axis
-from parallel.elastic import journal, service
-from parallel.elastic.coordinator import Rules
-from parallel.elastic.messages import Waiting
+from parallel.elastic.membership import journal, service
+from parallel.elastic.membership.coordinator import Rules
+from parallel.elastic.membership.messages import Waiting
 from parallel.elastic.patience import Patience
 from parallel.elastic.settings import Settings
 from parallel.outer.apart import Alone
@@ -78,7 +79,7 @@ def coordinator(folder, least, **rules):
     thread = threading.Thread(target=there.serve, daemon=True)
     thread.start()
     try:
-      yield swarming.Place(there.address, SECURITY)
+      yield swarm_loop.Place(there.address, SECURITY)
     finally:
       there.close()
       thread.join(10)
@@ -90,15 +91,15 @@ class Worker:
   def __init__(self, programs, place):
     self.programs, self.numbers = programs, []
     experiment = programs.experiment
-    read = swarming.reader(experiment, experiment.data.load(experiment.seed))
+    read = swarm_loop.reader(experiment, experiment.data.load(experiment.seed))
 
     def noted(numbers):
       self.numbers += numbers
       return read(numbers)
 
     state = experiment.init_state()
-    self.swarm = swarming.place_in(
-      place, programs, swarming.shared_by(programs, state)
+    self.swarm = swarm_loop.place_in(
+      place, programs, swarm_loop.shared_by(programs, state)
     ).__enter__()
     give, self.given = self.swarm.give, []
 
@@ -338,7 +339,7 @@ def test_a_stopped_worker_has_saved_the_round_that_was_under_way(
     loop.Stop, "requested", lambda _: runs and not runs[-1].peer.idle
   )
   with coordinator(tmp_path, 1) as place:
-    found = swarming.train(
+    found = swarm_loop.train(
       made, tmp_path / "run", place, quiet=True, told=runs.append
     )
   assert not found.finished
@@ -351,10 +352,10 @@ def test_a_stopped_worker_has_saved_the_round_that_was_under_way(
 def test_who_comes_after_the_last_round_ends_and_says_so(tmp_path, capsys):
   made = make_linear("diloco", PLAIN, 1, batch_size=2, num_steps=6)
   with coordinator(tmp_path, 1) as place:
-    assert swarming.train(
+    assert swarm_loop.train(
       made, tmp_path / "run", place, quiet=True
     ).finished
-    assert not swarming.train(
+    assert not swarm_loop.train(
       made, tmp_path / "late", place, dataclasses.replace(USUAL, alone_s=1.0)
     ).finished
   assert "the swarm has made all 2 rounds" in capsys.readouterr().out
@@ -396,7 +397,7 @@ def test_a_worker_on_other_devices_is_refused(tmp_path):
 
     def come():
       try:
-        swarming.train(made(2), tmp_path / "other", place, quiet=True)
+        swarm_loop.train(made(2), tmp_path / "other", place, quiet=True)
       finally:
         refused.set()
 
@@ -416,7 +417,7 @@ def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
     return dataclasses.replace(changed, config={"name": "toy", **config})
 
   with coordinator(tmp_path, 1) as place:
-    assert swarming.train(
+    assert swarm_loop.train(
       made(6), tmp_path / "run", place, quiet=True
     ).step == 6
   # The coordinator has lost its journal: the worker's checkpoint says where.
@@ -425,7 +426,7 @@ def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
     worker = Worker(Programs(made(6, seed=1)), place)
     _, error = together([
       lambda: worker.until(9),  # the other comes after a round
-      lambda: swarming.train(
+      lambda: swarm_loop.train(
         made(12), tmp_path / "other", place, quiet=True
       ),
     ])
@@ -433,7 +434,7 @@ def test_a_swarm_of_another_config_is_refused_and_a_stopped_one_goes_on(
     worker.swarm.__exit__()
   (tmp_path / "journal").unlink()
   with coordinator(tmp_path, 1) as place:
-    assert swarming.train(
+    assert swarm_loop.train(
       made(12), tmp_path / "run", place, quiet=True
     ).step == 12
   steps = [r["step"] for r in read_metrics(tmp_path / "run") if "loss" in r]

@@ -8,8 +8,8 @@ import shutil
 from etils import epath
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.data import tokenizers
 from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.train import loop, records, tokenizer

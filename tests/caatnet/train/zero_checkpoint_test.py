@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from caatnet.train import loop
+from caatnet.train.checkpoint.reshard import to_stored, to_whole
 from caatnet.train.records import read_metrics
-from caatnet.train.whole import to_stored, to_whole
 from tests.caatnet.train import linear_model as toy
 from tests.caatnet.train.zero_test import LEVELS, linear_levels, make
 

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
+from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
-from caatnet.train.whole import to_whole
 from configs import sections
 from configs.caatnet import tiny
 from parallel.axes import Axis

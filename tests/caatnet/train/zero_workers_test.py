@@ -5,9 +5,9 @@ import jax
 import numpy as np
 import pytest
 
+from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from caatnet.train.state import check_equal_start
-from caatnet.train.whole import to_whole
 from parallel.axes import Axis
 from tests.caatnet.train.outer_loops_test import PLAIN, Runner
 from tests.caatnet.train.zero_test import make

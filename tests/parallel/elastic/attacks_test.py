@@ -10,13 +10,19 @@ import time
 
 import pytest
 
-from parallel.elastic import collectives, frames, handshake
-from parallel.elastic import messages as m
-from parallel.elastic.frames import FrameError, Header, Kind
-from parallel.elastic.handshake import Purpose, Request, Scope, Security
-from parallel.elastic.links import Links, Options
-from parallel.elastic.listener import Limits, Listener, Offer
-from parallel.elastic.traffic import Lost, Unreachable
+from parallel.elastic.membership import messages as m
+from parallel.elastic.ring import link_collectives
+from parallel.elastic.transport import frames, handshake
+from parallel.elastic.transport.frames import FrameError, Header, Kind
+from parallel.elastic.transport.handshake import (
+  Purpose,
+  Request,
+  Scope,
+  Security,
+)
+from parallel.elastic.transport.links import Links, Options
+from parallel.elastic.transport.listener import Limits, Listener, Offer
+from parallel.elastic.transport.transfers import Lost, Unreachable
 from tests.parallel.elastic.worlds import (
   FUZZED,
   ORDERS,
@@ -153,7 +159,7 @@ def test_a_member_that_sends_what_is_wrong_is_named(lane, attack, seen):
         lambda x=x: x.connect(there[x.me], 10) for x in links
       ])
       operations = [
-        collectives.all_reduce(x, 5, arrays(1, 9)[0]) for x in links
+        link_collectives.all_reduce(x, 5, arrays(1, 9)[0]) for x in links
       ]
       attack(mine[0])  # p0 sees it, and says it to p1
       for operation in operations:
@@ -203,7 +209,7 @@ def test_strangers_are_refused_and_members_go_on(caplog):
           with contextlib.suppress(OSError):
             sock.send(b"x")
         operations = [
-          collectives.all_reduce(x, 1, v) for x, v in zip(links, xs,
+          link_collectives.all_reduce(x, 1, v) for x, v in zip(links, xs,
                                                            strict=True)
         ]
         for operation in operations:
@@ -320,7 +326,7 @@ def test_with_tls_sums_are_the_same_and_strangers_are_out(tmp_path):
   with listeners(3, security) as there:
     links = connected(there, Options(lanes=2), security=security)
     operations = [
-      collectives.all_reduce(x, 0, v, order="ring")
+      link_collectives.all_reduce(x, 0, v, order="ring")
       for x, v in zip(links, xs, strict=True)
     ]
     for operation in operations:
@@ -337,7 +343,7 @@ def test_with_tls_sums_are_the_same_and_strangers_are_out(tmp_path):
 
 def test_a_world_that_was_closed_is_over_at_once():
   with world(2) as links:
-    operation = collectives.all_reduce(links[0], 0, arrays(1, 99)[0])
+    operation = link_collectives.all_reduce(links[0], 0, arrays(1, 99)[0])
     start = time.monotonic()
     links[0].close()
     with pytest.raises(Lost, match="closed"):

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from parallel.elastic import bandwidth
-from parallel.elastic.bandwidth import Rings
 from parallel.elastic.exchange import Exchange
-from parallel.elastic.links import Links
-from parallel.elastic.messages import Reduce
+from parallel.elastic.membership.messages import Reduce
+from parallel.elastic.ring import bandwidth
+from parallel.elastic.ring.bandwidth import Rings
+from parallel.elastic.transport.links import Links
 from tests.parallel.elastic.worlds import (
   SECURITY,
   Relay,

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from parallel.axes import Axis, make_mesh
-from parallel.elastic import collectives
-from parallel.elastic.links import Options
-from parallel.elastic.traffic import Lost
+from parallel.elastic.ring import link_collectives
+from parallel.elastic.transport.links import Options
+from parallel.elastic.transport.transfers import Lost
 from parallel.schedules import run
 from parallel.schedules.builders import build
 from parallel.topology import builders as topologies
@@ -35,7 +35,7 @@ BLOCK = 4096  # many blocks of small arrays
 
 def all_reduce(links, tag, xs, order, **options):
   operations = [
-    collectives.all_reduce(
+    link_collectives.all_reduce(
       x_links, tag, x, order=order, block_bytes=BLOCK, **options
     )
     for x_links, x in zip(links, xs, strict=True)
@@ -58,7 +58,8 @@ def test_a_tag_is_used_again_at_once():
   """Whoever is first in its next use does not disturb who is in this one."""
   def use(x):
     for number in range(100):
-      gathered = collectives.gather(x, 7, b"" if number % 2 else b"x" * number)
+      sent = b"" if number % 2 else b"x" * number
+      gathered = link_collectives.gather(x, 7, sent)
       gathered.result(10)
     return len(gathered.result())
 
@@ -90,7 +91,7 @@ def test_bytes_are_the_formula_s_and_the_kernel_s(order, count):
   with world(count) as links:
     all_reduce(links, 0, arrays(count, size), order)
     stated = [
-      collectives.sum_bytes(order, size, count, rank, BLOCK)
+      link_collectives.sum_bytes(order, size, count, rank, BLOCK)
       for rank in range(count)
     ]
     for x, (payload, framing) in zip(links, stated, strict=True):
@@ -116,7 +117,7 @@ def test_gathered_bytes_come_in_rank_order_and_unequal():
   pieces = [os.urandom(n) for n in (0, 1, 9000, 4096)]
   with world(4, Options(lanes=2)) as links:
     operations = [
-      collectives.gather(x, 0, piece, block_bytes=BLOCK)
+      link_collectives.gather(x, 0, piece, block_bytes=BLOCK)
       for x, piece in zip(links, pieces, strict=True)
     ]
     for operation in operations:
@@ -134,7 +135,7 @@ def test_tags_in_any_order_do_not_wait_for_one_another():
     begun = {}
     for tag in order:
       # The first ends before the last begins, on each another one.
-      begun[tag] = collectives.all_reduce(
+      begun[tag] = link_collectives.all_reduce(
         x, tag, xs[tag][rank], order=("ring", "direct")[tag % 2],
         block_bytes=BLOCK,
       )
@@ -153,10 +154,10 @@ def test_tags_in_any_order_do_not_wait_for_one_another():
 def test_an_operation_that_one_has_not_begun_blocks_no_other():
   xs = arrays(2, 100000)
   with world(2) as links:
-    first = collectives.all_reduce(links[0], 1, xs[0])
+    first = link_collectives.all_reduce(links[0], 1, xs[0])
     found = all_reduce(links, 2, xs, "direct")
     assert not first.done()
-    second = collectives.all_reduce(links[1], 1, xs[1])
+    second = link_collectives.all_reduce(links[1], 1, xs[1])
     assert first.result(30).tobytes() == second.result(30).tobytes()
     assert found[0].tobytes() == first.result().tobytes()
 
@@ -164,11 +165,12 @@ def test_an_operation_that_one_has_not_begun_blocks_no_other():
 def test_peers_that_mean_different_things_are_told():
   with world(2) as links:
     operations = [
-      collectives.all_reduce(x, 0, np.zeros(10 + i, np.float32))
+      link_collectives.all_reduce(x, 0, np.zeros(10 + i, np.float32))
       for i, x in enumerate(links[:1])
     ]
+    zeros = np.zeros(11, np.float32)
     with pytest.raises(Lost, match=r"another one|operation 0"):
-      collectives.all_reduce(links[1], 0, np.zeros(11, np.float32)).result(30)
+      link_collectives.all_reduce(links[1], 0, zeros).result(30)
     with pytest.raises(Lost, match="operation 0"):
       operations[0].result(30)
 
@@ -213,7 +215,7 @@ def test_a_peer_that_leaves_ends_all_operations_and_keeps_the_inputs():
   kept = [x.copy() for x in xs]
   with world(3) as links:
     operations = [
-      collectives.all_reduce(x_links, tag, xs[i], order=order)
+      link_collectives.all_reduce(x_links, tag, xs[i], order=order)
       for i, x_links in enumerate(links[:2])
       for tag, order in enumerate(ORDERS)
     ]
@@ -224,7 +226,7 @@ def test_a_peer_that_leaves_ends_all_operations_and_keeps_the_inputs():
         operation.result(30)
     wake.join()
     with pytest.raises(Lost):
-      collectives.all_reduce(links[0], 9, xs[0])
+      link_collectives.all_reduce(links[0], 9, xs[0])
   assert all((a == b).all() for a, b in zip(xs, kept, strict=True))
 
 
@@ -235,7 +237,7 @@ def test_what_a_failed_try_has_sent_is_booked_apart():
     done = links[0].traffic.sent.payload
     # Two of three begin: what they give each other is sent, and of no use.
     operations = [
-      collectives.all_reduce(x, 1, xs[0], block_bytes=BLOCK)
+      link_collectives.all_reduce(x, 1, xs[0], block_bytes=BLOCK)
       for x in links[:2]
     ]
     with pytest.raises(Lost, match="peer p2: operation 1 has not ended"):

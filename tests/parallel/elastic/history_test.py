@@ -2,10 +2,10 @@
 
 import pytest
 
-from parallel.elastic import coordinator, history
-from parallel.elastic import messages as m
-from parallel.elastic.coordinator import Rules
-from parallel.elastic.messages import Record
+from parallel.elastic.membership import coordinator, history
+from parallel.elastic.membership import messages as m
+from parallel.elastic.membership.coordinator import Rules
+from parallel.elastic.membership.messages import Record
 
 pytestmark = pytest.mark.quick
 

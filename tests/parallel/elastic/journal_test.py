@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from parallel.elastic import journal as journals
-from parallel.elastic.journal import Journal
-from parallel.elastic.messages import Record
+from parallel.elastic.membership import journal as journals
+from parallel.elastic.membership.journal import Journal
+from parallel.elastic.membership.messages import Record
 
 pytestmark = pytest.mark.quick
 

@@ -15,15 +15,21 @@ import zlib
 import numpy as np
 import pytest
 
-from parallel.elastic import frames, handshake, ids, service
-from parallel.elastic import messages as m
 from parallel.elastic.agent import Settings
-from parallel.elastic.frames import Header, Kind
-from parallel.elastic.handshake import Purpose, Request, Scope, Security
-from parallel.elastic.journal import Journal
-from parallel.elastic.listener import Limits
-from parallel.elastic.service import Service, Timing
+from parallel.elastic.membership import ids, service
+from parallel.elastic.membership import messages as m
+from parallel.elastic.membership.journal import Journal
+from parallel.elastic.membership.service import Service, Timing
 from parallel.elastic.swarm import Swarm
+from parallel.elastic.transport import frames, handshake
+from parallel.elastic.transport.frames import Header, Kind
+from parallel.elastic.transport.handshake import (
+  Purpose,
+  Request,
+  Scope,
+  Security,
+)
+from parallel.elastic.transport.listener import Limits
 from tests.parallel.elastic.worlds import FUZZED, SECURITY, spoilt
 
 _PATIENCE_S = 10

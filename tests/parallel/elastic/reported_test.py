@@ -17,18 +17,20 @@ import time
 import numpy as np
 import pytest
 
-from launch.benchmarks import churn_peer
-from parallel.elastic import collectives, coordinator, frames, ids
-from parallel.elastic import messages as m
-from parallel.elastic.channel import Channel
-from parallel.elastic.coordinator import Coordinator, Phase, Rules
-from parallel.elastic.frames import Header, Kind
-from parallel.elastic.journal import Journal
-from parallel.elastic.links import Options
-from parallel.elastic.service import Service, Timing, waits
+from caatnet.benchmarks import churn_peer
+from parallel.elastic.membership import coordinator, ids
+from parallel.elastic.membership import messages as m
+from parallel.elastic.membership.coordinator import Coordinator, Phase, Rules
+from parallel.elastic.membership.journal import Journal
+from parallel.elastic.membership.service import Service, Timing, waits
+from parallel.elastic.ring import link_collectives
 from parallel.elastic.settings import Settings
 from parallel.elastic.swarm import Swarm
-from parallel.elastic.traffic import Lost
+from parallel.elastic.transport import frames
+from parallel.elastic.transport.channel import Channel
+from parallel.elastic.transport.frames import Header, Kind
+from parallel.elastic.transport.links import Options
+from parallel.elastic.transport.transfers import Lost
 from tests.parallel.elastic.worlds import SECURITY, arrays, together, world
 
 NEW = m.Hello(0, 0, "", None)
@@ -287,7 +289,7 @@ def test_a_dead_peer_is_seen_at_once_and_not_by_a_time_limit():
   with world(3, Options(silence_s=600)) as links:
     xs = arrays(3, 1000)
     operations = [
-      collectives.all_reduce(links[i], 1, xs[i]) for i in range(2)
+      link_collectives.all_reduce(links[i], 1, xs[i]) for i in range(2)
     ]
     links[2]._scope.close()  # as the kernel does when a process dies
     for operation in operations:
@@ -300,7 +302,7 @@ def test_a_connection_over_which_nothing_arrives_ends_a_sum():
   with world(2, Options(silence_s=1)) as links:
     churn_peer.deafen(links[1]._inward["p0", 1])
     operations = [
-      collectives.all_reduce(x, 1, arrays(1, 10_000)[0]) for x in links
+      link_collectives.all_reduce(x, 1, arrays(1, 10_000)[0]) for x in links
     ]
     for operation in operations:
       with pytest.raises(Lost) as caught:
@@ -311,7 +313,7 @@ def test_a_connection_over_which_nothing_arrives_ends_a_sum():
 def test_a_sum_that_one_never_begins_ends_and_names_it():
   """pccl#13: a synchronous reduce hung."""
   with world(2) as links:
-    operation = collectives.all_reduce(links[0], 1, arrays(1, 10)[0])
+    operation = link_collectives.all_reduce(links[0], 1, arrays(1, 10)[0])
     with pytest.raises(Lost) as caught:
       operation.result(0.05)
     assert caught.value.peer == "p1"
@@ -323,7 +325,7 @@ def test_fragments_may_be_reduced_in_any_order():
 
   def reduced(x, i):
     tags = range(8) if i else reversed(range(8))
-    operations = [collectives.all_reduce(x, tag, xs[i]) for tag in tags]
+    operations = [link_collectives.all_reduce(x, tag, xs[i]) for tag in tags]
     return [operation.result(20).tobytes() for operation in operations]
 
   with world(2) as links:

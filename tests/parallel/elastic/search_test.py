@@ -6,10 +6,10 @@ import types
 
 import pytest
 
-from parallel.elastic import coordinator, peer, search
-from parallel.elastic import messages as m
-from parallel.elastic.coordinator import Rules
-from parallel.elastic.world import Bounds, Budget, Protocol
+from parallel.elastic.membership import coordinator, peer, search
+from parallel.elastic.membership import messages as m
+from parallel.elastic.membership.coordinator import Rules
+from parallel.elastic.membership.world import Bounds, Budget, Protocol
 
 pytestmark = pytest.mark.quick
 

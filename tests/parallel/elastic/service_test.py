@@ -9,15 +9,16 @@ import time
 import numpy as np
 import pytest
 
-from parallel.elastic import coordinator, frames, handshake, ids, service
-from parallel.elastic import messages as m
 from parallel.elastic.agent import Halted, Settings
-from parallel.elastic.channel import Channel
-from parallel.elastic.frames import FrameError, Header, Kind
-from parallel.elastic.handshake import Purpose, Request, Scope
-from parallel.elastic.journal import Journal
-from parallel.elastic.service import Service, Timing
+from parallel.elastic.membership import coordinator, ids, service
+from parallel.elastic.membership import messages as m
+from parallel.elastic.membership.journal import Journal
+from parallel.elastic.membership.service import Service, Timing
 from parallel.elastic.swarm import Swarm
+from parallel.elastic.transport import frames, handshake
+from parallel.elastic.transport.channel import Channel
+from parallel.elastic.transport.frames import FrameError, Header, Kind
+from parallel.elastic.transport.handshake import Purpose, Request, Scope
 from tests.parallel.elastic.worlds import (
   SECURITY,
   Relay,

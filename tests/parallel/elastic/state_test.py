@@ -7,12 +7,13 @@ import threading
 import numpy as np
 import pytest
 
-from parallel.elastic import frames, leases
-from parallel.elastic import state as states
-from parallel.elastic.fetch import Fetch, Server, Unavailable
-from parallel.elastic.frames import FrameError, Header, Kind
-from parallel.elastic.handshake import Cancelled, Purpose
-from parallel.elastic.listener import Offer
+from parallel.elastic.membership import leases
+from parallel.elastic.membership import shared_state as states
+from parallel.elastic.membership.fetch import Fetch, Server, Unavailable
+from parallel.elastic.transport import frames
+from parallel.elastic.transport.frames import FrameError, Header, Kind
+from parallel.elastic.transport.handshake import Cancelled, Purpose
+from parallel.elastic.transport.listener import Offer
 from tests.parallel.elastic.worlds import SECURITY, listeners
 
 CHUNK = states.CHUNK_BYTES

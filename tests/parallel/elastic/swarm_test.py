@@ -19,8 +19,8 @@ import time
 import numpy as np
 import pytest
 
-from parallel.elastic import history
-from parallel.elastic.coordinator import Phase
+from parallel.elastic.membership import history
+from parallel.elastic.membership.coordinator import Phase
 from tests.parallel.elastic import swarm_peer
 from tests.parallel.elastic.worlds import SECURITY
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from parallel.elastic import collectives
-from parallel.elastic.handshake import Security, shut, with_tls
-from parallel.elastic.links import Links, Options
-from parallel.elastic.listener import Limits, Listener
-from parallel.elastic.traffic import Lost
+from parallel.elastic.ring import link_collectives
+from parallel.elastic.transport.handshake import Security, shut, with_tls
+from parallel.elastic.transport.links import Links, Options
+from parallel.elastic.transport.listener import Limits, Listener
+from parallel.elastic.transport.transfers import Lost
 
 # Frames and messages that are fuzzed; 100,000 take a core some seconds.
 FUZZED = int(os.environ.get("ELASTIC_FUZZED", "3000"))
@@ -180,7 +180,7 @@ def live(me, pipe, size, order):
   x, count = np.ones(size, np.float32), 0
   try:
     while True:
-      collectives.all_reduce(links, 0, x, order=order).result(30)
+      link_collectives.all_reduce(links, 0, x, order=order).result(30)
       count += 1
       if count == 1:
         pipe.send("first")

@@ -17,7 +17,7 @@ from parallel.collectives import (
   reduce_scatter,
 )
 from parallel.elastic.exchange import Exchange
-from parallel.elastic.messages import Reduce
+from parallel.elastic.membership.messages import Reduce
 from parallel.outer.apart import Alone, Apart
 from parallel.wire import Wire
 from tests.parallel.elastic.worlds import connected, listeners, together

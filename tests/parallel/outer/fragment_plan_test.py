@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from caatnet.studies.utilisation import predictor
 from parallel.axes import Axis
-from parallel.network import utilisation
 from parallel.outer.exchange import Exchange
 from parallel.outer.fragment_plan import FragmentTimes
 from parallel.outer.fragments import fragments
@@ -58,7 +58,7 @@ def sent_by_step(loop, num_steps):
 def test_the_model_of_utilisation_sends_what_runs(every, layers, overlap):
   """The same layers after the same steps, and as many bytes in a round."""
   loop = streaming(every, layers, overlap)
-  method = utilisation.Method(every, LAYERS // layers, overlap, bits=32)
+  method = predictor.Method(every, LAYERS // layers, overlap, bits=32)
   runs = sent_by_step(loop, every)
   for step in range(every):
     assert runs[step] == method.layers_sent(step, LAYERS)
@@ -67,8 +67,8 @@ def test_the_model_of_utilisation_sends_what_runs(every, layers, overlap):
     "rest": jax.ShapeDtypeStruct((0,), "f4"),  # the model gives it no bytes
   }
   sent = sum(loop.sent_bytes(shapes).values()) * every / loop.period
-  model = utilisation.Model(LAYERS * ELEMENTS, LAYERS, 1.0)
-  bits = utilisation.simulate(model, method, 1e4).link_busy_s[0] * 1e4
+  model = predictor.Model(LAYERS * ELEMENTS, LAYERS, 1.0)
+  bits = predictor.simulate(model, method, 1e4).link_busy_s[0] * 1e4
   # The model has no norms, of which each exchange sends one.
   norms = 4 * (LAYERS // layers + 1)
   assert 8 * (sent - norms) == pytest.approx(bits)

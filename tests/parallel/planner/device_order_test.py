@@ -9,7 +9,7 @@ from parallel.hardware import cluster_files
 from parallel.planner import device_order
 from parallel.planner.bound import bound
 from parallel.planner.device_order import _Exchanges
-from parallel.planner.traffic import Grid, Traffic, cost, parts
+from parallel.planner.message_costs import Grid, Traffic, cost, parts
 
 GRIDS = [Grid(3, 2, 1), Grid(2, 3, 2), Grid(1, 2, 3), Grid(4, 1, 2),
          Grid(2, 2, 2), Grid(5, 1, 1)]

@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.benchmarks import planner_memory
+from caatnet.config import experiments
+from caatnet.config.override import override
 from configs.caatnet import base
-from launch.benchmarks import planner_memory
 from parallel.hardware import devices
 from parallel.planner import memory, memory_fit
 from parallel.planner.memory import Fit
-from parallel.planner.model import Transformer
 from parallel.planner.space import Configuration
+from parallel.planner.workload import Transformer
 from parallel.xla.memory import bytes_per_device
 
 MODEL = Transformer(256, 64, 8, 8, 4, 8, 176, 32)

@@ -7,20 +7,21 @@ import re
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.studies.published import models
 from configs.planner import gpt_11b
 from parallel.hardware import cluster_files
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import cost
 from parallel.pipeline.builders import Size
-from parallel.planner import latency, plan, published, space, state
+from parallel.planner import device_state, latency, plan, space
 from parallel.planner.latency import Setting, predict, traffic
 from parallel.planner.memory import PLAIN, memory
-from parallel.planner.model import Transformer
+from parallel.planner.message_costs import parts
 from parallel.planner.space import Choices, Configuration
-from parallel.planner.traffic import parts
+from parallel.planner.workload import Transformer
 
 MODEL = Transformer(512, 256, 8, 8, 8, 32, 512, 128)
 BATCH = 64
@@ -130,7 +131,7 @@ def test_every_stage_s_ring_counts():
   assert after.data == pytest.approx(100 * before.data)
   order = np.arange(8).reshape(c.grid)
   published_s = [
-    published.pipette_s(c, _setting(x), order) for x in (links, slow)
+    models.pipette_s(c, _setting(x), order) for x in (links, slow)
   ]
   assert published_s[0] == published_s[1]  # which it does not see
 
@@ -147,7 +148,7 @@ def test_pipette_drops_what_is_left_of_a_division(microbatches, theirs, truth):
   links = _even(4, MODEL.boundary_bytes(1) / (unit / 2))
   setting = _setting(links, batch=microbatches)
   order = np.arange(4).reshape(c.grid)
-  assert published.pipette_s(c, setting, order) / unit == pytest.approx(theirs)
+  assert models.pipette_s(c, setting, order) / unit == pytest.approx(theirs)
   step = (microbatches + 3) * 3 + cost.exposed_s(Size(4, microbatches), 0.5)
   assert step == truth
 
@@ -155,12 +156,12 @@ def test_pipette_drops_what_is_left_of_a_division(microbatches, theirs, truth):
 def test_pipette_s_annealing_moves_whole_nodes():
   links = cluster_files.cluster("pipette-a100:4,uneven=2")
   c, setting = Configuration(4, 1, 8, 8), _setting(links)
-  order = published.pipette_order(c, setting, steps=300)
+  order = models.pipette_order(c, setting, steps=300)
   nodes = np.array(links.nodes)[order]
   assert (nodes == nodes[..., :1]).all()
   assert sorted(order.ravel()) == list(range(32))
   own = np.arange(32).reshape(c.grid)
-  assert published.pipette_s(c, setting, order) <= published.pipette_s(
+  assert models.pipette_s(c, setting, order) <= models.pipette_s(
     c, setting, own
   )
 
@@ -303,7 +304,7 @@ def test_a_plan_s_keys_are_a_run_s():
     stages = layout.stages.axis.size if layout.stages else 1
     assert (stages, layout.mesh.devices.size) == (c.stages, 8)
     if c.scheme != "ddp":
-      partition = state.partition(c)
+      partition = device_state.partition(c)
       assert layout.partition.weights == partition.weights
       assert layout.partition.gradients == partition.gradients
       assert layout.partition.optimizer == partition.optimizer

@@ -8,22 +8,22 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.studies.utilisation import predictor
 from configs import sections
 from configs.planner import gpt_11b
 from parallel.hardware import cluster_files
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.kernels.codec.reference import Codec
-from parallel.network import utilisation
 from parallel.outer import cost
 from parallel.outer.cost import Loop, Rows
-from parallel.planner import outer, plan, second_pass, space, state
+from parallel.planner import device_state, outer, plan, second_pass, space
 from parallel.planner.latency import Setting, predict
-from parallel.planner.model import Transformer
 from parallel.planner.second_pass import Changes, sent
 from parallel.planner.space import Choices, Configuration
+from parallel.planner.workload import Transformer
 from parallel.xla import ledger
 from parallel.xla.memory import bytes_per_device
 from parallel.zero import cost as zero_cost
@@ -96,7 +96,7 @@ def test_workers_send_and_keep_what_the_loop_does(c):
     pytest.approx(sent(c, SETTING).worker, rel=1e-12)
   )
   leaves = jax.tree.leaves(built.abstract_state().outer)
-  kept = c.outer.state_bytes(state.fragments(c, MODEL))
+  kept = c.outer.state_bytes(device_state.fragments(c, MODEL))
   assert sum(map(bytes_per_device, leaves)) == kept
   alone = dataclasses.replace(c, outer=None, data=c.ranks)
   batch = BATCH // c.outer.workers
@@ -186,11 +186,11 @@ def test_a_round_takes_what_the_model_of_utilisation_allows(loop, rate):
   found = predict(c, setting)
   step, layers = found.total - found.outer, model.num_layers
   fragments = layers if loop.fragment_layers else 1
-  theirs = utilisation.simulate(
-    utilisation.Model(
+  theirs = predictor.simulate(
+    predictor.Model(
       model.num_params, layers, step * 3 * layers / (3 * layers - 1)
     ),
-    utilisation.Method(loop.every, fragments, loop.overlap, 32),
+    predictor.Method(loop.every, fragments, loop.overlap, 32),
     8 * rate, volume_factor=2 * 7 / 8,
   ).elapsed_s[0]
   ours = loop.every * found.total
@@ -284,7 +284,7 @@ def _whys(c, setting=SETTING, **changes):
 def test_an_exchange_takes_the_room_of_activations():
   """After all backwards, or beside them if it overlaps."""
   c = Configuration(1, 8, 1, 1, outer=Loop("streaming", 8, 30, overlap=1))
-  found = state.fragments(c, MODEL)
+  found = device_state.fragments(c, MODEL)
   passing = c.outer.passing_bytes(found)
   # Operand and result; of norms its own and all.
   assert passing == 2 * 4 * MODEL.num_params + 4 + 8 * 4

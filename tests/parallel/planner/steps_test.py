@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from launch.benchmarks import planner, planner_regret
+from caatnet.benchmarks import planner, planner_regret
 from parallel.planner import plan
 from parallel.planner.latency import EXECUTIONS, Setting, predict
-from parallel.planner.model import Transformer
+from parallel.planner.message_costs import Grid
 from parallel.planner.space import Choices, Configuration
 from parallel.planner.steps import all_orders, steps_s
-from parallel.planner.traffic import Grid
+from parallel.planner.workload import Transformer
 
 MODEL = Transformer(1024, 1024, 8, 8, 8, 128, 2816, 512)
 

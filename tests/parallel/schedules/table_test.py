@@ -5,8 +5,8 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from caatnet.build import experiments
-from caatnet.build.override import override
+from caatnet.config import experiments
+from caatnet.config.override import override
 from configs.caatnet import tiny
 from parallel.axes import Axis, make_mesh
 from parallel.kernels.schedule_all_reduce import reference

@@ -1,0 +1,62 @@
+"""Searches the states of the membership protocol."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+
+from caatnet.show import tables
+from parallel.checks import known
+from parallel.elastic.membership.coordinator import Rules
+from parallel.elastic.membership.search import search
+from parallel.elastic.membership.world import Bounds, Budget
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Searches, prints a table, and returns it as plain data.
+
+  Args:
+    config: A config like configs/benchmark/membership.py.
+
+  Raises:
+    ValueError: A world has something that no world has.
+  """
+  rows = [_searched(world, config.benchmark.most)
+          for world in config.benchmark.worlds]
+  tables.table(
+    "worlds of peers and a coordinator, all that can happen in them",
+    ["peers", "rounds", "accidents", "states", "all", "seconds", "problem"],
+    [
+      [str(r["peers"]), str(r["rounds"]), r["accidents"], f"{r['states']:,}",
+       "yes" if r["complete"] else "no", f"{r['seconds']:.0f}",
+       r["problem"] or "none"]
+      for r in rows
+    ],
+  )
+  for row in rows:
+    for line in row["trace"]:
+      print(line)
+  return {"benchmark": "membership", "rows": rows}
+
+
+def _searched(world: Any, most: int) -> dict[str, Any]:
+  world = dict(world)
+  peers, rounds = world.pop("peers"), world.pop("rounds")
+  rules = Rules(world.pop("least"), world.pop("quorum", 0))
+  for accident in world:
+    known("config.benchmark.worlds: ", accident, Budget._fields)
+  start = time.perf_counter()
+  with Console(stderr=True).status("searching") as status:
+    found = search(
+      Bounds(peers, rounds, Budget(**world), rules, most),
+      progress=lambda n: status.update(f"{peers} peers: {n:,} states"),
+    )
+  accidents = ", ".join(f"{n} {kind}" for kind, n in world.items())
+  if rules.quorum:
+    accidents = ", ".join(filter(None, [accidents, f"quorum {rules.quorum}"]))
+  return {
+    "peers": peers, "rounds": rounds, "accidents": accidents or "none",
+    "states": found.states, "complete": found.complete,
+    "problem": found.problem, "trace": list(found.trace),
+    "seconds": time.perf_counter() - start,
+  }

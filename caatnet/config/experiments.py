@@ -1,0 +1,328 @@
+"""Builds an experiment from a config.
+
+What is built takes frozen dataclasses and knows no ml_collections. The folder
+has a file for each section of a config, by its name.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import os
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+import ml_collections
+
+from caatnet import ranges
+from caatnet.checks import naming, one_of
+from caatnet.config import sections
+from caatnet.config.context import Context
+from caatnet.config.data import DATA
+from caatnet.config.inference_options import InferenceOptions
+from caatnet.config.model import MODELS
+from caatnet.config.optimizer import OPTIMIZERS, Inner
+from caatnet.config.outer import OUTER
+from caatnet.config.pipeline import PipelineOptions
+from caatnet.config.zero import Zero, build_zero
+from caatnet.data.protocol import Data
+from caatnet.data.text import TextData
+from caatnet.models.protocol import Model
+from caatnet.program import Layout, Program
+from caatnet.stages import Stages
+from caatnet.train import files, records, tokenizer
+from caatnet.train.elastic.swarm_options import USUAL, SwarmOptions
+from caatnet.train.experiment import Experiment, TrainOptions
+from parallel.axes import Axis, assign_devices, make_mesh
+from parallel.kernels import selection
+
+_SECTIONS = (
+  "name", "seed", "kernels", "model", "sync", "parallel", "pipeline", "outer",
+  "zero", "data", "optimizer", "train", "inference", "elastic",
+)
+# Not all models have doors or stages, or can be decoded; not all runs are of a
+# swarm.
+_OPTIONAL = ("sync", "pipeline", "inference", "elastic")
+# Sections of other configs, and what runs these.
+_OTHERS = {"study": "simulate", "sweep": "sweep", "benchmark": "benchmark"}
+
+
+def build(
+  config: ml_collections.ConfigDict,
+  requested_mesh: Mapping[str, int] | None = None,
+  devices: list[jax.Device] | None = None,
+) -> Experiment:
+  """Checks a config and builds what it describes.
+
+  Args:
+    config: A config with the sections of ``configs/caatnet/base.py``.
+    requested_mesh: Devices per axis (``--mesh``); None lets the sizes decide.
+    devices: The devices to use; None for all of this machine's.
+
+  Returns:
+    The experiment, none of it run yet.
+
+  Raises:
+    ValueError: A value does not fit; the message names its key and what would.
+  """
+  check(config)
+  zero: Zero = sections.call(
+    "zero", build_zero, config.zero, config.parallel.data
+  )
+  data = sections.choose("data", "name", DATA, config.data)
+  train = sections.call("train", TrainOptions, config.train)
+  _check_batch(
+    data, train, config.parallel.worker * zero.partition.num_ranks
+  )
+  program = build_program(config, zero, data, requested_mesh, devices)
+  told = {
+    "vocab_size": config.model.get("vocab_size"),
+    "kernels": program.layout.kernels,
+  }
+  # No section of data has these keys: other parts of the config decide them.
+  data = dataclasses.replace(data, **{
+    f.name: told[f.name] for f in dataclasses.fields(data) if f.name in told
+  })
+  inner: Inner = sections.choose(
+    "optimizer", "name", OPTIMIZERS, config.optimizer,
+    train.num_steps, program.decays,
+  )
+  outer = sections.choose(
+    "outer", "algorithm", OUTER, config.outer, program, config.seed
+  )
+  if "elastic" in config:  # with or without a coordinator, to read checkpoints
+    outer = outer.coming_and_going()
+  return Experiment(
+    config=json.loads(config.to_json()),
+    program=program,
+    optimizer=inner.optimizer,
+    outer=outer,
+    learning_rate=inner.learning_rate,
+    clip_norm=inner.clip_norm,
+    data=data,
+    train=train,
+    seed=config.seed,
+  )
+
+
+def build_program(
+  config: ml_collections.ConfigDict,
+  zero: Zero,
+  data: Data,
+  requested_mesh: Mapping[str, int] | None = None,
+  devices: list[jax.Device] | None = None,
+) -> Program:
+  """Builds a config's model and lays it out on a mesh; see `build`.
+
+  Args:
+    config: The config, which has been checked.
+    zero: The partition.
+    data: What the model reads.
+    requested_mesh: Devices per axis; None lets the sizes decide.
+    devices: The devices to use; None for all of this machine's.
+  """
+  devices = devices or jax.devices()
+  platform = devices[0].platform
+  axes = _axes(config.parallel, zero, len(devices), requested_mesh)
+  kernels = _kernels(config.kernels, platform)
+  pipeline = _pipeline(config)
+  together = pipeline is not None and pipeline.vocabulary == "sharded"
+  context = Context(
+    platform,
+    axes["tensor"],
+    kernels,
+    devices[0].device_kind if config.kernels == "auto" else None,
+    data,
+    config.get("sync", None),
+    axes["stage"] if together else None,
+  )
+  model = sections.choose("model", "name", MODELS, config.model, context)
+  layout = Layout(
+    axes["worker"],
+    tuple(axes[level.name] for level in zero.partition.levels),
+    axes["tensor"],
+    _mesh(config.parallel, axes, devices),
+    zero.partition,
+    kernels,
+    zero.offload,
+    zero.prefetch,
+    None if pipeline is None else _stages(
+      pipeline, axes["stage"], model, config.train.accumulation
+    ),
+  )
+  _check_kept(layout, config)
+  with naming("config.model", sections.keys_of(MODELS[config.model.name])):
+    return Program(model, layout)
+
+
+def from_folder(
+  workdir: str | os.PathLike[str],
+  requested_mesh: Mapping[str, int] | None = None,
+) -> Experiment:
+  """Builds the experiment of a run's folder, with the tokenizer that it keeps.
+
+  Raises:
+    FileNotFoundError: The folder holds no run.
+    ValueError: Its config is damaged, or one of another version of this code;
+      a key of the overrides is unknown; or the run's tokenizer is damaged, gone
+      or another one.
+  """
+  workdir = files.folder(workdir)
+  config = ml_collections.ConfigDict(records.read_config(workdir))
+  config.parallel.device_order = ()  # it was of the machine that trained
+  try:
+    experiment = build(config, requested_mesh)
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
+    raise ValueError(f"{workdir / 'config.json'}: {error}") from error
+  data = experiment.data
+  if isinstance(data, TextData):
+    data = dataclasses.replace(data, kept=tokenizer.load(workdir))
+  return dataclasses.replace(experiment, data=data)
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Refuses unknown sections, a lack of known ones, and numbers out of range.
+
+  Raises:
+    ValueError: Something does not fit; the message names its key.
+  """
+  for key, script in _OTHERS.items():
+    if key in config:
+      raise ValueError(
+        f"config.{key} has no effect on a training run; for this config there "
+        f"is python -m launch.{script}"
+      )
+  for key in config:
+    if key not in _SECTIONS:
+      raise ValueError(
+        f"config.{key} has no effect on a training run; its sections are "
+        f"{', '.join(_SECTIONS)}"
+      )
+  for key in _SECTIONS:
+    if key not in config and key not in _OPTIONAL:
+      raise ValueError(
+        f"config.{key} is missing: the config is not one of a training run, "
+        "or of an older version"
+      )
+  ranges.check(config)
+  if "inference" in config:
+    sections.call("inference", InferenceOptions, config.inference)
+  swarm_options(config)
+
+
+def swarm_options(config: ml_collections.ConfigDict) -> SwarmOptions:
+  """Returns how a worker takes part in a swarm; without a section, as usual.
+
+  Raises:
+    ValueError: A key of ``config.elastic`` is unknown, or a value wrong.
+  """
+  if "elastic" not in config:
+    return USUAL
+  return sections.call("elastic", SwarmOptions, config.elastic)
+
+
+def _axes(
+  parallel: Mapping[str, int],
+  zero: Zero,
+  num_devices: int,
+  requested_mesh: Mapping[str, int] | None,
+) -> dict[str, Axis]:
+  """Returns all axes by name, outermost first, with levels in place of data."""
+  sizes = (
+    {"worker": parallel["worker"]}
+    | {level.name: level.size for level in zero.partition.levels}
+    | ({"stage": stages} if (stages := parallel.get("stage", 1)) > 1 else {})
+    | {"tensor": parallel["tensor"]}
+  )
+  try:
+    return assign_devices(sizes, num_devices, requested_mesh)
+  except ValueError as error:
+    raise ValueError(
+      f"--mesh: {error}; sizes are those of config.parallel and "
+      "config.zero.levels"
+    ) from error
+
+
+def _mesh(
+  parallel: Mapping[str, Any], axes: Mapping[str, Axis],
+  devices: list[jax.Device],
+) -> Mesh:
+  """Returns the mesh, in the config's order of devices if it has one."""
+  with naming("config.parallel", ("device_order",)):
+    return make_mesh(axes, devices, parallel.get("device_order", ()))
+
+
+def _pipeline(config: ml_collections.ConfigDict) -> PipelineOptions | None:
+  """Returns how the model's stages run; None where there is one stage."""
+  if config.parallel.get("stage", 1) == 1:
+    return None
+  if "pipeline" not in config:
+    raise ValueError(
+      f"config.parallel.stage={config.parallel.stage}: config.pipeline is "
+      "missing (configs/sections.py)"
+    )
+  return sections.call("pipeline", PipelineOptions, config.pipeline)
+
+
+def _stages(
+  options: PipelineOptions, axis: Axis, model: Model, accumulation: int
+) -> Stages:
+  """Builds the stages of a model, if it can be cut."""
+  with (
+    naming("config.model", ("widths",)),
+    naming("config.sync", ("p_attention", "p_mlp", "carry")),
+  ):
+    stack = model.parts().stack
+  with naming("config.pipeline", sections.keys_of(PipelineOptions)):
+    return options.stages(axis, accumulation, model.stacks[stack])
+
+
+def _check_kept(
+  layout: Layout, config: ml_collections.ConfigDict
+) -> None:
+  """Refuses residuals of stages that would cost more than they spare.
+
+  Raises:
+    ValueError: Gradients would be among them, or weights be gathered for them.
+  """
+  stages, partition = layout.stages, layout.partition
+  if stages is None or not stages.keeps:
+    return
+  kept = "config.pipeline.keep='residuals'"
+  if stages.timetable.splits:
+    # What is computed again, and what a partition reduces itself, is one piece:
+    # its gradients would come with the cotangents of inputs, and be kept.
+    kept += f" with timetable={stages.timetable.name!r}"
+    if config.model.get("remat", "none") != "none":
+      raise ValueError(
+        f"{kept} needs config.model.remat='none', not {config.model.remat!r}"
+      )
+    if layout.shards is not None:
+      raise ValueError(
+        f"{kept} needs config.zero.scheme='ddp', not {config.zero.scheme!r}"
+      )
+  if partition.secondary is not None:
+    raise ValueError(
+      f"{kept} would make the secondary copy of weights in each backward "
+      "again: it needs config.zero.secondary='none'"
+    )
+
+
+def _kernels(value: str, platform: str) -> tuple[str, ...]:
+  """Returns implementations in order of preference, for a platform."""
+  one_of("config.kernels", value, ("auto", "pallas", "reference", "interpret"))
+  if value == "interpret":
+    return ("tpu_interpret", "reference")
+  # What "auto" leaves out beside is decided where a model is built.
+  return selection.preference("auto" if value == "pallas" else value, platform)
+
+
+def _check_batch(data: Data, train: TrainOptions, num_ranks: int) -> None:
+  """Refuses batches that do not divide over ranks and microbatches."""
+  unit = num_ranks * train.accumulation
+  if data.batch_size % unit:
+    raise ValueError(
+      f"config.data.batch_size={data.batch_size} must be a multiple of "
+      "config.parallel.worker x config.parallel.data x "
+      f"config.train.accumulation = {unit}"
+    )

@@ -1,0 +1,202 @@
+"""Builds what ``config.inference`` describes of a run's language model."""
+
+from collections.abc import Mapping
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import ml_collections
+
+from caatnet.config import experiments, sections
+from caatnet.config.data import DATA
+from caatnet.config.inference_options import DEFAULTS, InferenceOptions
+from caatnet.config.override import override
+from caatnet.config.zero import Zero
+from caatnet.inference.decoder import Capacity, Decoder
+from caatnet.inference.scoring import Scorer
+from caatnet.inference.weights import Weights, abstract_weights, make_weights
+from caatnet.models.paged import CacheShape
+from caatnet.models.transformer.model import TransformerModel
+from caatnet.program import Program
+from caatnet.train import files, records
+from caatnet.train.checkpoint import evaluated
+from parallel.kernels.paged_attention import api
+from parallel.zero.partition import Level, Partition
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference:
+  """A language model on a mesh, and how it continues text.
+
+  Attributes:
+    program: The model on a mesh, with one worker and no partition.
+    capacity: How much each replica holds.
+    cache_shape: One rank's cache.
+    layers_apart: Whether each layer has arrays of its own.
+    coded: Whether matrices are kept as int8 codes.
+  """
+
+  program: Program
+  capacity: Capacity
+  cache_shape: CacheShape
+  layers_apart: bool
+  coded: bool
+
+  def decoder(self, params: Any) -> Decoder:
+    """Makes a decoder.
+
+    Args:
+      params: float32 parameters ``[..., ranks, ...]``, which are donated.
+    """
+    return self.decoder_of(self.weights(params))
+
+  def decoder_of(self, weights: Weights) -> Decoder:
+    """Makes a decoder of `weights`."""
+    return Decoder(self.program, weights, self.capacity, self.cache_shape)
+
+  def scorer_of(self, weights: Weights) -> Scorer:
+    """Makes a scorer of `weights`."""
+    capacity = self.capacity
+    return Scorer(self.program, weights, capacity.context, capacity.batch)
+
+  def weights(self, params: Any) -> Weights:
+    """Converts float32 parameters ``[..., ranks, ...]``, which are donated."""
+    return make_weights(self.program, params, self.layers_apart, self.coded)
+
+  def abstract_weights(self) -> Any:
+    """Returns the weights with shapes and shardings in place of arrays."""
+    return abstract_weights(self.program, self.layers_apart, self.coded)
+
+
+def build(
+  config: ml_collections.ConfigDict,
+  requested_mesh: Mapping[str, int] | None = None,
+  devices: list[jax.Device] | None = None,
+) -> Inference:
+  """Checks a run's config and builds what continues text with its model.
+
+  The model is that of the run with all tensor ranks. There is one worker, whose
+  data-parallel ranks are replicas, no partition, and one stage.
+
+  Args:
+    config: The config of a run. Without a section ``inference``, that of older
+      runs, it has the section's defaults.
+    requested_mesh: Devices per axis (``--mesh``); None lets the sizes decide.
+    devices: The devices to use; None for all of this machine's.
+
+  Raises:
+    ValueError: A value does not fit, or the model does not continue text.
+  """
+  config = with_inference(config)
+  experiments.check(config)
+  if config.model.name != "transformer":
+    raise ValueError(
+      f"config.model.name={config.model.name!r} does not continue text; "
+      "'transformer' does"
+    )
+  options = sections.call("inference", InferenceOptions, config.inference)
+  with config.unlocked():
+    config.parallel.worker = config.parallel.stage = 1
+    config.model.dtype = options.dtype or config.model.dtype
+    config.model.remat = "none"
+    config.sync.carry = "off"
+  levels = (Level("data", config.parallel.data),)
+  data = sections.choose("data", "name", DATA, config.data)
+  program = experiments.build_program(
+    config, Zero(Partition(levels), False, False), data, requested_mesh, devices
+  )
+  capacity = Capacity(
+    options.batch, options.context, options.page_size, options.chunk
+  )
+  layout = program.layout
+  platform = layout.mesh.devices.flat[0].platform
+  axes = (layout.tensor, *layout.data)
+  mapped = any(axis.lanes > 1 for axis in axes)
+  return Inference(
+    program,
+    capacity,
+    _cache_shape(
+      program.model, options, capacity, api.preferred(platform, mapped)
+    ),
+    layers_apart=platform != "tpu",
+    coded=options.weights == "int8",
+  )
+
+
+def _cache_shape(
+  model: TransformerModel,
+  options: InferenceOptions,
+  capacity: Capacity,
+  kernels: tuple[str, ...],
+) -> CacheShape:
+  """Returns the sizes of one rank's cache."""
+  config = model.config
+  heads = -(-config.num_kv_heads // model.tensor.size)
+  stored = "int8" if options.cache == "int8" else config.dtype
+  order = api.best_order(
+    kernels,
+    num_heads=heads * config.num_heads // config.num_kv_heads,
+    num_kv_heads=heads,
+    head_width=config.head_width,
+    page_size=options.page_size,
+    dtype=config.dtype,
+    stored=stored,
+    window=config.sliding_window,
+    finite=True,
+  )
+  return CacheShape(
+    config.num_layers,
+    options.pages or capacity.batch * capacity.pages_per_sequence,
+    options.page_size,
+    heads,
+    config.head_width,
+    stored,
+    order,
+    kernels,
+  )
+
+
+def with_inference(
+  config: ml_collections.ConfigDict,
+) -> ml_collections.ConfigDict:
+  """Returns a copy of a config that has the section ``inference``."""
+  config = config.copy_and_resolve_references()
+  if "inference" not in config:
+    with config.unlocked():
+      config.inference = ml_collections.ConfigDict(
+        dataclasses.asdict(DEFAULTS)
+      )
+  return config
+
+
+def from_folder(
+  workdir: str | os.PathLike[str],
+  requested_mesh: Mapping[str, int] | None = None,
+  overrides: str = "",
+  step: int | None = None,
+) -> tuple[Inference, Any, int]:
+  """Builds the inference of a run's folder and reads its parameters.
+
+  Args:
+    workdir: The run's folder.
+    requested_mesh: Devices per axis; None lets the sizes decide.
+    overrides: Keys of the config and values, ``"inference.batch=4 ..."``.
+    step: The step of the checkpoint; None for the newest one.
+
+  Returns:
+    The inference, the run's float32 parameters on its mesh, and the step of
+    the checkpoint.
+
+  Raises:
+    FileNotFoundError: The folder holds no run, or no such checkpoint.
+    ValueError: Something in it is damaged, or a value does not fit.
+  """
+  workdir = files.folder(workdir)
+  config = ml_collections.ConfigDict(records.read_config(workdir))
+  inference = build(override(with_inference(config), overrides), requested_mesh)
+  experiment = experiments.from_folder(workdir)
+  params, step = evaluated.read(experiment, workdir, step)
+  program = inference.program
+  shardings = program.layout.shardings(program.whole_specs)
+  return inference, jax.device_put(params, shardings), step

@@ -1,0 +1,154 @@
+"""Builds a server's engine for a run's language model."""
+
+from collections.abc import Mapping
+import dataclasses
+import os
+from typing import Any
+
+import jax
+import ml_collections
+
+from caatnet import ranges
+from caatnet.config import inference, sections
+from caatnet.config.inference import Inference
+from caatnet.config.override import override
+from caatnet.inference import buckets
+from caatnet.inference.decoder import Decoder
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.device import DecoderExecutor
+from caatnet.serving.engine.engine import Engine
+from caatnet.serving.options import DEFAULTS, ServingOptions
+from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+
+# Numbers of decodes grow by this factor: each is a program for all sizes of
+# chunks, and to compile more of them takes longer than users wait.
+FACTOR = 16
+# The share of free memory that the cache takes at most, and the host's pages.
+_CACHE_SHARE, _HOST_SHARE = 0.5, 0.25
+_SECTION = "serving."
+
+
+def options(overrides: str) -> tuple[ServingOptions, str]:
+  """Reads what a command line says of ``config.serving``.
+
+  Args:
+    overrides: Keys of a config and values, ``"serving.slots=4 ..."``.
+
+  Returns:
+    The options, and the overrides of other sections.
+
+  Raises:
+    ValueError: A key is unknown, or a value does not fit.
+  """
+  parts = overrides.split()
+  mine = [part for part in parts if part.startswith(_SECTION)]
+  config = override(
+    ml_collections.ConfigDict({"serving": dataclasses.asdict(DEFAULTS)}),
+    " ".join(mine),
+  )
+  ranges.check(config)
+  found = sections.call("serving", ServingOptions, config.serving)
+  return found, " ".join(part for part in parts if part not in mine)
+
+
+def from_folder(
+  workdir: str | os.PathLike[str],
+  requested_mesh: Mapping[str, int] | None = None,
+  overrides: str = "",
+  step: int | None = None,
+) -> tuple[Decoder, ServingOptions]:
+  """Reads a run's model, with a cache for a server.
+
+  Args:
+    workdir: The run's folder.
+    requested_mesh: Devices per axis; None lets the sizes decide.
+    overrides: Keys of the config and values, those of ``serving`` among them.
+    step: The step of the checkpoint; None for the newest one.
+
+  Raises:
+    FileNotFoundError: The folder holds no run, or no such checkpoint.
+    ValueError: Something in it is damaged, or a value does not fit.
+  """
+  chosen, rest = options(overrides)
+  made, params, _ = inference.from_folder(
+    workdir, requested_mesh, f"{rest} parallel.data=1", step
+  )
+  return sized(made).decoder(params), chosen
+
+
+def sized(made: Inference) -> Inference:
+  """Returns an inference whose cache fits into the memory that is free.
+
+  A cache is never smaller than one sequence, nor than the config says.
+  """
+  capacity, shape = made.capacity, made.cache_shape
+  full = capacity.batch * capacity.pages_per_sequence
+  if shape.num_pages != full:  # the config has said how many
+    return made
+  layout = made.program.layout
+  lanes = layout.tensor.lanes
+  page_bytes = lanes * shape.size_bytes / shape.num_pages
+  device = layout.mesh.devices.flat[0]
+  most = int(_CACHE_SHARE * free_bytes(device) / page_bytes)
+  num_pages = max(capacity.pages_per_sequence, min(full, most))
+  return dataclasses.replace(
+    made, cache_shape=dataclasses.replace(shape, num_pages=num_pages)
+  )
+
+
+def free_bytes(device: jax.Device) -> float:
+  """Returns how much memory a device has left; that of the host for a CPU."""
+  stats = device.memory_stats() if device.platform != "cpu" else None
+  if stats and "bytes_limit" in stats:
+    return float(stats["bytes_limit"] - stats["bytes_in_use"])
+  return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def page_bytes(decoder: Decoder) -> int:
+  """Returns the bytes of a page over all layers and ranks."""
+  arrays = jax.tree.leaves(decoder.cache.pages)
+  return sum(x.nbytes for x in arrays) // decoder.cache_shape.num_pages
+
+
+def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
+  """Makes an engine with nothing to do.
+
+  Args:
+    decoder: The model, with an empty cache.
+    chosen: ``config.serving``.
+  """
+  capacity, shape = decoder.capacity, decoder.cache_shape
+  host_pages = chosen.host_pages
+  swaps = chosen.preempt != "recompute" or chosen.keep_turns
+  if swaps and not host_pages:
+    cpu = jax.devices("cpu")[0]
+    most = int(_HOST_SHARE * free_bytes(cpu) / page_bytes(decoder))
+    host_pages = min(shape.num_pages, most)
+  limits = Limits(
+    slots=capacity.batch, tokens=capacity.batch + capacity.chunk,
+    chunks=tuple(buckets.chunk_sizes(capacity.chunk, capacity.batch)),
+    growth=chosen.growth, preempt=chosen.preempt, wait_s=chosen.wait_s,
+    keep_turns=chosen.keep_turns,
+  )
+  executor = DecoderExecutor(decoder, host_pages, FACTOR, filters=True)
+  pages = Pages(shape.num_pages, shape.page_size, chosen.reuse)
+  scheduler = Scheduler(
+    limits, registry.make(chosen.policy, pages), pages,
+    Host(host_pages, shape.page_size, reserve=True), executor.costs,
+  )
+  return Engine(scheduler, executor)
+
+
+def describe(decoder: Decoder, made: Engine) -> dict[str, Any]:
+  """Returns what a server has, as it is printed when it starts."""
+  shape, scheduler = decoder.cache_shape, made.scheduler
+  one = page_bytes(decoder)
+  return {
+    "slots": decoder.capacity.batch, "context": decoder.capacity.context,
+    "pages": shape.num_pages, "page_size": shape.page_size,
+    "cache_gb": shape.num_pages * one / 1e9,
+    "host_pages": scheduler.swapping.host.num_pages,
+    "host_gb": scheduler.swapping.host.num_pages * one / 1e9,
+  }

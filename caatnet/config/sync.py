@@ -1,0 +1,157 @@
+"""Builds ``config.sync``: how each row door of a transformer synchronises."""
+
+import dataclasses
+import functools
+
+import jax
+
+from caatnet.checks import DTYPES, one_of
+from caatnet.config.context import Context
+from parallel.collectives import Reduction
+from parallel.kernels.schedule_all_reduce import api as schedule_kernels
+from parallel.schedules import builders
+from parallel.schedules.run import executor
+from parallel.schedules.table import table
+from parallel.tensor.partial_sync import (
+  DOOR_ROUTES,
+  FUSED_ROUTES,
+  PartialSync,
+)
+from parallel.topology.builders import of_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Sync:
+  """What the section describes.
+
+  Attributes:
+    doors: For each layer, how attention's row door and the MLP's synchronise.
+    carry: Whether the MLP's update may wait for the next layer's norm.
+  """
+
+  doors: tuple[tuple[PartialSync, PartialSync], ...]
+  carry: bool
+
+
+def build_sync(
+  context: Context,
+  num_layers: int,
+  remat: str,
+  *,
+  p: float,
+  p_attention: tuple[float, ...],
+  p_mlp: tuple[float, ...],
+  private_scale: str,
+  forward_dtype: str,
+  backward_dtype: str,
+  overlap: str,
+  route: str,
+  topology: str,
+  carry: str,
+) -> Sync:
+  """Checks the section and builds a `PartialSync` for each row door.
+
+  Keyword arguments are the section's keys, which ``configs/sections.py``
+  explains.
+
+  Args:
+    context: The parts of the experiment on which a model depends.
+    num_layers: ``config.model.num_layers``.
+    remat: ``config.model.remat``.
+
+  Raises:
+    ValueError: A value does not fit, or would have no effect.
+  """
+  for key, dtype in (
+    ("forward_dtype", forward_dtype), ("backward_dtype", backward_dtype)
+  ):
+    one_of(key, dtype, ("", *DTYPES))
+  one_of("overlap", overlap, ("auto", "on", "off"))
+  one_of("carry", carry, ("auto", "on", "off"))
+  if carry == "on" and route not in FUSED_ROUTES:
+    raise ValueError(
+      f"carry={carry!r} has no effect with route={route!r}; it is for "
+      f"{', '.join(FUSED_ROUTES)}"
+    )
+  # On TPUs XLA splits the product by itself and hides more of a reduction than
+  # behind the door's barrier (LOG.md).
+  on_gpu = context.platform == "gpu"
+  overlaps = overlap == "on" or (overlap == "auto" and on_gpu)
+  if p != 1.0 and p_attention and p_mlp:
+    raise ValueError(
+      f"p={p} has no effect: p_attention={p_attention} and p_mlp={p_mlp} are "
+      "for all doors"
+    )
+  reduction = _route(route, topology, context)
+
+  def door(key: str, values: tuple[float, ...]) -> list[PartialSync]:
+    values = tuple(values) or (p,)
+    values = values * (num_layers if len(values) == 1 else 1)
+    if len(values) != num_layers:
+      raise ValueError(
+        f"{key}={values} has {len(values)} values; give none, one, or "
+        f"config.model.num_layers={num_layers}"
+      )
+    return [
+      PartialSync(
+        float(value),
+        private_scale,
+        forward_dtype or None,
+        backward_dtype or None,
+        overlaps,
+        reduction,
+      )
+      for value in values
+    ]
+
+  attention, mlp = door("p_attention", p_attention), door("p_mlp", p_mlp)
+  # A layer that is recomputed would reduce an update carried into it again.
+  carries = carry == "on" or (carry == "auto" and remat == "none")
+  return Sync(tuple(zip(attention, mlp, strict=True)), carries)
+
+
+def _route(route: str, topology: str, context: Context) -> str | Reduction:
+  """Returns a route; for "schedule:NAME" the function that runs it."""
+  kind, _, name = route.partition(":")
+  if kind != "schedule":
+    schedules = (f"schedule:{name}" for name in builders.BUILDERS)
+    one_of("route", route, (*DOOR_ROUTES, *schedules))
+    if topology:
+      raise ValueError(
+        f"topology={topology!r} has no effect with route={route!r}, which is "
+        "no schedule"
+      )
+    return route
+  topology, devices = topology or "torus", context.tensor.devices
+  try:
+    return _executor(name, topology, devices, context.kernels)
+  except ValueError as error:
+    raise ValueError(
+      f"route={route!r} with topology={topology!r} on {devices} devices: "
+      f"{error}"
+    ) from error
+
+
+# Functions are compared by identity: cached, equal configs make equal models.
+@functools.cache
+def _executor(
+  name: str, topology: str, devices: int, kernels: tuple[str, ...]
+) -> Reduction:
+  """Returns an all-reduce by a schedule, run by a kernel or by permutes.
+
+  The kernel runs where it takes the array.
+  """
+  schedule = builders.build(name, of_size(topology, devices))
+  by_permutes = executor(schedule)
+  if kernels == ("reference",):
+    return by_permutes
+  steps = table(schedule)
+
+  def reduce(x: jax.Array, axis_name: str) -> jax.Array:
+    if schedule_kernels.choice(x, steps, kernels).name == "reference":
+      return by_permutes(x, axis_name)
+    return schedule_kernels.schedule_all_reduce(
+      x, steps, axis_name=axis_name, implementation=kernels
+    )
+
+  return reduce

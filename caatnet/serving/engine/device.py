@@ -1,0 +1,263 @@
+"""An executor that computes: a decoder's steps, and copies of its cache.
+
+Programs run in the order in which they are dispatched, so a step reads what
+copies that were dispatched before it have written, and a copy to the host is a
+run of its own from the moment on in which it is dispatched: what is written
+over its pages afterwards does not change it. A thread moves runs between the
+run's array and the host's pages. What comes back from the host is staged by
+that thread, beside the steps, and written into the cache by the thread that
+submits steps, the only one that may hand the cache on.
+
+Shape legend: S = sequences of a step, those of padding among them.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+import dataclasses
+import queue
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from caatnet.inference import batches
+from caatnet.inference.copies import HostPages
+from caatnet.inference.decoder import Decoder
+from caatnet.inference.requests import Request as Asked
+from caatnet.serving.cache.groups import runs
+from caatnet.serving.engine.executor import Copy, Event, Step
+from caatnet.serving.engine.measured import MeasuredCosts
+
+
+@dataclasses.dataclass
+class Drawn:
+  """What an executor draws a request's tokens by, and what it says of them.
+
+  The ``payload`` of `caatnet.serving.requests.Request`.
+
+  Attributes:
+    drawing: Temperature and seed, with whatever else decides.
+    logprobs: The log-probabilities of the tokens that were drawn, in nats. If
+      a token ends the request, the one behind it may be there, too.
+  """
+
+  drawing: Asked
+  logprobs: list[float] = dataclasses.field(default_factory=list)
+
+
+class DecoderExecutor:
+  """Computes with a decoder, as `executor.Executor` says.
+
+  Attributes:
+    decoder: The model and its cache, of one replica.
+    host: The host's pages.
+    factor: The numbers of decodes for which there are programs grow by it.
+    costs: What steps have taken, and what copies take alone, which
+      `calibration` measures: in serving they wait for steps.
+  """
+
+  def __init__(
+    self, decoder: Decoder, num_host_pages: int, factor: int = 4,
+    filters: bool = False,
+  ) -> None:
+    """Takes the host's memory.
+
+    Args:
+      decoder: With one replica, and no sequences.
+      num_host_pages: How many pages the host keeps at a time.
+      factor: Decodes of a step come in sizes each of which is so many times
+        the one before.
+      filters: Whether all steps look at top-k and top-p, so that those with
+        such requests run no programs of their own.
+
+    Raises:
+      ValueError: The decoder has several replicas.
+    """
+    if decoder.num_replicas != 1:
+      raise ValueError(
+        f"config.parallel.data={decoder.num_replicas}: a server has one "
+        "replica; start one for each"
+      )
+    self.decoder, self.factor, self._filters = decoder, factor, filters
+    self.host = HostPages(decoder, num_host_pages)
+    self.costs = MeasuredCosts()
+    self._thread = futures.ThreadPoolExecutor(1, "copies")
+    # Each returns the event of the next step, when it has ended.
+    self._steps: collections.deque[Callable[[], Event]] = collections.deque()
+    # Of copies that have ended: each returns the event. None only wakes.
+    self._ended: queue.SimpleQueue[Callable[[], Event] | None] = (
+      queue.SimpleQueue()
+    )
+    self._events: list[Event] = []
+    self._drawing = batches.Drawing(decoder.capacity.batch)
+    self._unwritten: set[int] = set()
+    self._num_copies = 0
+    self._last_s = 0.0
+
+  def close(self) -> None:
+    """Ends the thread, once what is under way has ended."""
+    self._thread.shutdown()
+
+  def now(self) -> float:
+    """Returns the time in seconds, on a clock that only goes on."""
+    return time.perf_counter()
+
+  def submit(self, step: Step) -> None:
+    """Dispatches a step."""
+    while self._unwritten.intersection(step.after):
+      self._events += self._next_copy()
+    capacity, chunks = self.decoder.capacity, []
+    for chunk in step.chunks:
+      slot = chunk.request.slot
+      self._drawing.set(slot, chunk.request.payload.drawing)
+      chunks.append(
+        batches.Chunk(slot, chunk.start, chunk.tokens, chunk.draws)
+      )
+    sizes = batches.sizes_of(
+      capacity, step.positions + 1, [(c.start, c.length) for c in step.chunks],
+      self.factor,
+    )
+    batch = batches.batch_of(
+      sizes, capacity.page_size, step.tables, step.slots, step.positions, chunks
+    )
+    before = self.decoder.compile_seconds
+    begun = time.perf_counter()
+    result = self.decoder.step(
+      of_one_replica(batch),
+      of_one_replica(self._drawing.of(batch.sequences)),
+      self._filters or bool(self._drawing.filters[step.drawing].any()),
+    )
+    compiled = self.decoder.compile_seconds > before
+    rows = np.concatenate([
+      np.arange(len(step.decodes)),
+      sizes.decodes + np.flatnonzero([chunk.draws for chunk in step.chunks]),
+    ])
+    self._steps.append(
+      lambda: self._receive(step, result, rows, begun, compiled)
+    )
+
+  def _begin(self, work: Callable[[], Callable[[], Event]]) -> None:
+    """Lets the thread do something that returns what returns the event."""
+    self._num_copies += 1
+
+    def run():
+      try:
+        end = work()
+      except BaseException as error:  # for who waits for the event
+        found = error
+
+        def end():
+          raise found
+
+      self._ended.put(end)
+
+    self._thread.submit(run)
+
+  def _next_copy(self, timeout: float | None = None) -> list[Event]:
+    """Waits for a copy to end, or to be woken, which is no event."""
+    end = self._ended.get(timeout=timeout)
+    if end is None:
+      return []
+    self._num_copies -= 1
+    return [end()]
+
+  def _receive(
+    self, step: Step, result: Sequence[Any],
+    rows: np.ndarray, begun: float, compiled: bool,
+  ) -> Event:
+    """Waits for a step's tokens, in some of its rows."""
+    tokens, logprobs = (np.asarray(x)[0, rows] for x in result)
+    now = time.perf_counter()
+    seconds, self._last_s = now - max(begun, self._last_s), now
+    if not compiled:
+      self.costs.add_step(seconds, sum(c.length for c in step.chunks))
+    for request, logprob in zip(step.drawn, logprobs.tolist(), strict=True):
+      request.payload.logprobs.append(logprob)
+    failed = np.flatnonzero(np.isnan(logprobs)).tolist()
+    return Event(now, step=step, tokens=tokens, failed=failed)
+
+  def copy(self, copy: Copy) -> None:
+    """Begins a copy of pages."""
+    pieces = list(_pieces(copy.target if copy.kind == "in" else copy.source))
+
+    def event():
+      return Event(time.perf_counter(), copy=copy)
+
+    if copy.kind == "within":
+      places = iter(copy.target)
+      for first, count in pieces:
+        run = self.host.read(first, count)
+        target = [next(places) for _ in range(count)]
+        assert target == list(range(target[0], target[0] + count))
+        self.host.write(run, target[0])
+      self._begin(lambda: event)
+    elif copy.kind == "out":
+      taken = [self.host.read(first, count) for first, count in pieces]
+
+      def keep():
+        places = list(copy.target)
+        for (_, count), run in zip(pieces, taken, strict=True):
+          self.host.keep(run, places[:count])
+          del places[:count]
+        return event
+
+      self._begin(keep)
+    else:
+      self._unwritten.add(copy.number)
+
+      def stage():
+        places, staged = list(copy.source), []
+        for first, count in pieces:
+          staged.append((self.host.stage(places[:count]), first))
+          del places[:count]
+
+        def write():
+          for run, first in staged:
+            self.host.write(run, first)
+          self._unwritten.discard(copy.number)
+          return event()
+
+        return write
+
+      self._begin(stage)
+
+  def wait(self, until_s: float) -> list[Event]:
+    """Waits until something has ended, or for a time.
+
+    If steps are under way it waits for the first of them, whatever the time:
+    to ask another thread to do so takes longer than a small model's step.
+    """
+    found, self._events = self._events, []
+    if not found and self._steps:
+      found.append(self._steps.popleft()())
+    elif not found:
+      assert self._num_copies or until_s < float("inf"), "nothing is under way"
+      left = until_s - time.perf_counter()
+      try:
+        timeout = None if left == float("inf") else max(0.0, left)
+        found += self._next_copy(timeout)
+      except queue.Empty:
+        return []
+    while not self._ended.empty():
+      found += self._next_copy()
+    return found
+
+  def wake(self) -> None:
+    """Lets `wait` return; for a thread that has news for the one that waits."""
+    self._ended.put(None)
+
+
+def _pieces(pages: Sequence[int]) -> Iterator[tuple[int, int]]:
+  """Yields first page and length of runs, cut into few different lengths."""
+  for first, count in runs(pages):
+    while count:
+      size = 1 << (count.bit_length() - 1)
+      yield first, size
+      first, count = first + size, count - size
+
+
+def of_one_replica(tree: Any) -> Any:
+  """Gives arrays the leading dim of replicas."""
+  return jax.tree.map(lambda x: x[None], tree)

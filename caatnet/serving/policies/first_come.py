@@ -1,7 +1,0 @@
-"""First come, first served."""
-
-from caatnet.serving.policies.base import Policy
-
-
-class FirstCome(Policy):
-  """The order of arrival; who came last gives way."""

@@ -1,0 +1,32 @@
+"""Policies by name. A new policy is a file here and a row."""
+
+from collections.abc import Callable
+
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.scheduler.policies.base import Policy
+from caatnet.serving.scheduler.policies.dlpm import DeficitLongestPrefix
+from caatnet.serving.scheduler.policies.first_come import FirstCome
+from caatnet.serving.scheduler.policies.shortest_first import ShortestFirst
+from caatnet.serving.scheduler.policies.strict_priority import StrictPriority
+from caatnet.serving.scheduler.policies.vtc import VirtualTokenCounter
+from parallel.checks import known
+
+POLICIES: dict[str, Callable[[Pages], Policy]] = {
+  "first_come": lambda pages: FirstCome(),
+  "strict_priority": lambda pages: StrictPriority(),
+  "shortest_first": lambda pages: ShortestFirst(),
+  "vtc": lambda pages: VirtualTokenCounter(),
+  "dlpm": lambda pages: DeficitLongestPrefix(
+    lambda request: len(pages.find(request.names))
+  ),
+}
+
+
+def make(name: str, pages: Pages) -> Policy:
+  """Returns a policy with an empty line.
+
+  Raises:
+    ValueError: There is no policy of that name.
+  """
+  known("policy ", name, POLICIES)
+  return POLICIES[name](pages)

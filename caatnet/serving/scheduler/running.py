@@ -1,0 +1,272 @@
+"""The running requests as arrays, so that a step costs no loop over them.
+
+Tokens are kept here as they come, and go to their request when somebody asks
+for them. `caatnet.serving.scheduler.compiled_running` does the same in less
+time.
+
+Shape legend: S = slots, P = pages of a sequence, D = decodes of a step, K =
+steps that are kept.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+
+from caatnet.serving.requests import Request
+
+# Steps of which tokens are kept here before they go to their requests.
+_KEPT = 512
+# Tokens that end a sequence and are compared in arrays; more are looked up.
+_STOPS = 16
+_NONE, _NEVER = -1, np.iinfo(np.int64).max  # no token; no step
+
+
+class Running:
+  """Requests that have a slot, in the order in which they got it.
+
+  Attributes:
+    requests: The request of each slot, or None; object ``[S]``.
+    computed: How many of its tokens steps have read, those under way among
+      them; int64 ``[S]``, as all arrays by slot.
+    context: How many were known when it was admitted: those read in chunks.
+    longest: How many will have been read at its end.
+    number: The number of its request.
+    priority: Its request's priority; float64.
+    room: How many positions its pages have.
+    epochs: How often the slot was given, and taken back.
+    tables: Its pages, int32 ``[S, P]``.
+  """
+
+  def __init__(self, num_slots: int, num_pages: int, page_size: int) -> None:
+    """Makes empty slots with room for so many pages each."""
+    self._page_size = page_size
+    self.requests = np.full(num_slots, None, object)
+    zeros = np.zeros(num_slots, np.int64)
+    self.computed, self.context, self.longest = (zeros.copy() for _ in "abc")
+    self.room, self.epochs, self._left = (zeros.copy() for _ in "abc")
+    self._payers, self.number = zeros.copy(), zeros.copy()
+    self.priority = np.zeros(num_slots)
+    # What ends them: tokens, as many rows as anybody has, or a function.
+    self._stops = np.full((0, num_slots), _NONE, np.int32)
+    self._asked: dict[int, Callable[[int], bool]] = {}
+    # What steps have drawn, int32 [S, K], and when; of a slot all since a step.
+    self._tokens = np.full((num_slots, _KEPT), _NONE, np.int32)
+    self._times = np.zeros(_KEPT)
+    self._steps, self._since = 0, np.full(num_slots, _NEVER)
+    self._clients: list[tuple[Hashable, float]] = []
+    self._numbers: dict[tuple[Hashable, float], int] = {}
+    self.tables = np.zeros((num_slots, num_pages), np.int32)
+    self._free = list(range(num_slots - 1, -1, -1))
+    self._order, self._len = zeros.copy(), 0
+
+  def __len__(self) -> int:
+    return self._len
+
+  def __iter__(self):
+    return iter(self.requests[self.slots].tolist())
+
+  @property
+  def full(self) -> bool:
+    """Whether no slot is free."""
+    return not self._free
+
+  @property
+  def slots(self) -> np.ndarray:
+    """The slots in the order in which they were given, int64 ``[n]``."""
+    return self._order[: self._len]
+
+  def add(self, request: Request, computed: int, context: int) -> None:
+    """Gives a request a slot; its pages are set by `extend`."""
+    payer = request.client, request.weight
+    if payer not in self._numbers:
+      if len(self._clients) >= 2 * len(self.requests):
+        self._forget_clients()
+      self._numbers[payer] = len(self._clients)
+      self._clients.append(payer)
+    slot = self._free.pop()
+    self._payers[slot] = self._numbers[payer]
+    request.slot, request.context = slot, context
+    self.requests[slot] = request
+    self._order[self._len] = slot
+    self._len += 1
+    self.computed[slot], self.context[slot] = computed, context
+    self.longest[slot], self.number[slot] = request.longest, request.number
+    self.priority[slot] = request.priority
+    self._left[slot] = request.longest + 1 - request.length  # to be drawn
+    self._since[slot] = self._steps
+    self._set_ends(slot, request)
+    request.buffer = self._flush
+    self.epochs[slot] += 1
+    self.extend(request, request.pages, held=0)
+
+  def _set_ends(self, slot: int, request: Request) -> None:
+    """Notes what ends the request of a slot."""
+    ends = request.ends
+    few = isinstance(ends, frozenset) and len(ends) <= _STOPS
+    stops = sorted(ends) if few else []
+    if len(stops) > len(self._stops):
+      more = len(stops) - len(self._stops), len(self.requests)
+      self._stops = np.concatenate([self._stops, np.full(more, _NONE, "i4")])
+    self._stops[:, slot] = _NONE
+    self._stops[: len(stops), slot] = stops
+    if not few:
+      self._asked[slot] = request.is_end
+
+  def _forget_clients(self) -> None:
+    """Forgets the clients of whom nobody runs, of which there is no end."""
+    used, numbers = np.unique(self._payers[self.slots], return_inverse=True)
+    self._payers[self.slots] = numbers
+    self._clients = [self._clients[i] for i in used]
+    self._numbers = {payer: i for i, payer in enumerate(self._clients)}
+
+  def extend(self, request: Request, pages: np.ndarray, held: int) -> None:
+    """Gives a request pages behind the first ones that it holds."""
+    slot, last = request.slot, held + len(pages)
+    self.tables[slot, held:last] = pages
+    self.room[slot] = last * self._page_size
+    request.pages = self.tables[slot, :last]
+
+  def grown(self, slots: Sequence[int]) -> None:
+    """Notes that the room and tables of some slots have grown."""
+    for slot in slots:
+      last = self.room[slot] // self._page_size
+      self.requests[slot].pages = self.tables[slot, :last]
+
+  def last(self, order: Sequence[str]) -> Request:
+    """Returns who is last by an attribute, by the next one among equals."""
+    slots = self.slots
+    for name in order:
+      values = getattr(self, name)[slots]
+      slots = slots[values == values.max()]
+    return self.requests[slots[0]]
+
+  def remove(self, request: Request) -> None:
+    """Takes a request's slot back."""
+    self._flush(request)
+    request.buffer = None
+    slot, request.slot = request.slot, -1
+    # Tokens that steps draw, less those that came: none while it is read.
+    pending = self.computed[slot] + self._left[slot] - self.longest[slot]
+    request.num_pending = max(0, int(pending))
+    self.requests[slot] = None
+    self._asked.pop(slot, None)
+    self._since[slot] = _NEVER
+    at, last = int((self.slots == slot).argmax()), self._len - 1
+    self._order[at:last] = self._order[at + 1 : self._len]
+    self._len = last
+    self._free.append(slot)
+    self.epochs[slot] += 1
+
+  def ready(self) -> tuple[np.ndarray, list[Request]]:
+    """Returns what the next step can go on with.
+
+    Returns:
+      The slots whose newest token it can read, and the requests whose tokens
+      are still read in chunks.
+    """
+    slots = self.slots
+    computed = self.computed[slots]
+    decodes = computed >= self.context[slots]
+    reading = []
+    if np.count_nonzero(decodes) < len(slots):
+      reading = self.requests[slots[~decodes]].tolist()
+    return slots[decodes & (computed < self.longest[slots])], reading
+
+  def advance(
+    self, decodes: np.ndarray, chunked: Sequence[int]
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Notes that a step reads the newest tokens of some slots.
+
+    Args:
+      decodes: They, int64 ``[D]``.
+      chunked: Slots that the step draws a token of beside them.
+
+    Returns:
+      `decodes` and where these tokens are, int32 ``[D]`` each; all slots that
+      it draws a token of and their epochs, int64 ``[n]`` each.
+    """
+    positions = self.computed[decodes]
+    self.computed[decodes] = positions + 1
+    drawing = np.concatenate([decodes, np.array(chunked, np.int64)])
+    return (
+      decodes.astype("i4"), positions.astype("i4"), drawing,
+      self.epochs[drawing],
+    )
+
+  def record(
+    self, slots: np.ndarray, tokens: np.ndarray, now: float
+  ) -> list[Request]:
+    """Notes a token of each of some slots, and when it came.
+
+    Args:
+      slots: They, int64 ``[D]``.
+      tokens: Their tokens, int32 ``[D]``.
+      now: The time in seconds.
+
+    Returns:
+      The requests that their tokens end.
+    """
+    at = self._steps % _KEPT
+    self._times[at] = now
+    ended = self._keep(slots, tokens, at)
+    self._steps += 1
+    looks = max(1, _KEPT // 8)  # not at each step
+    if not self._steps % looks:
+      oldest = self._since <= self._steps - _KEPT + looks
+      for slot in np.flatnonzero(oldest).tolist():
+        self._flush(self.requests[slot])
+    if self._asked:
+      ended |= self._ask(slots.tolist(), tokens.tolist())
+    return self.requests[slots[ended]].tolist()
+
+  def _keep(
+    self, slots: np.ndarray, tokens: np.ndarray, at: int
+  ) -> np.ndarray:
+    """Keeps the tokens of a step; returns which are the last ones, ``[D]``."""
+    self._tokens[:, at] = _NONE
+    self._tokens[slots, at] = tokens
+    left = self._left[slots] - 1
+    self._left[slots] = left
+    ended = left <= 0
+    for stops in self._stops:
+      ended |= tokens == stops[slots]
+    return ended
+
+  def _ask(self, slots: list[int], tokens: list[int]) -> np.ndarray:
+    """Returns which of some tokens end sequences that functions end."""
+    asked = map(self._asked.get, slots)
+    return np.array([
+      ends is not None and ends(token)
+      for ends, token in zip(asked, tokens, strict=True)
+    ], bool)
+
+  def _flush(self, request: Request) -> None:
+    """Moves what was recorded of a request to it."""
+    slot, steps = request.slot, self._steps
+    first, self._since[slot] = int(self._since[slot]), steps
+    if first < steps:
+      request.take(*self._kept(slot, first, steps))
+
+  def _kept(
+    self, slot: int, first: int, steps: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what some steps have drawn for a slot, and when it came."""
+    begin, end = first % _KEPT, steps % _KEPT
+    tokens, times = self._tokens[slot], self._times
+    if begin < end:
+      tokens, times = tokens[begin:end], times[begin:end]
+    else:  # the columns begin again
+      tokens = np.concatenate([tokens[begin:], tokens[:end]])
+      times = np.concatenate([times[begin:], times[:end]])
+    drawn = tokens != _NONE
+    return tokens[drawn], times[drawn]
+
+  def clients(
+    self, slots: np.ndarray
+  ) -> tuple[Sequence[tuple[Hashable, float]], list[int]]:
+    """Returns clients with their weights, and how many of some slots each has.
+
+    The latter may be none.
+    """
+    counts = np.bincount(self._payers[slots], minlength=len(self._clients))
+    return self._clients, counts.tolist()

@@ -1,0 +1,445 @@
+"""Decides what each step computes: continuous batching with chunked prompts.
+
+A step first reads the newest token of every request that is being continued,
+then chunks of prompts up to a budget of tokens, and who is next in line joins
+as far as slots, pages and budget allow. If a request that runs needs a page and
+none is left, the policy names who gives way; how its pages are taken is
+`caatnet.serving.scheduler.swapping`'s part. The scheduler runs no model and
+knows no device: it makes steps and copies, and is told when these have ended.
+
+A step is made before the tokens of the step before it are known. So a request
+that a token ends is in one more step, whose token is dropped; its pages are
+free once the host knows.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import heapq
+
+import numpy as np
+
+from caatnet.checks import one_of
+from caatnet.serving.cache import prefixes
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.executor import Chunk, Copy, Costs, Event, Step
+from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.scheduler.counts import Counts
+from caatnet.serving.scheduler.policies.base import Policy
+from caatnet.serving.scheduler.running import Running
+from caatnet.serving.scheduler.swapping import Swapping
+
+PREEMPT = ("recompute", "swap", "cost")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What a step may hold, and how pages are given and taken.
+
+  Attributes:
+    slots: Requests that run at a time.
+    tokens: Tokens that a step reads.
+    chunks: Pairs of how many chunks a step may have and how long each may be,
+      few long ones first; a step keeps to one of them. () for no such bound.
+    whole_prompt: Whether a request is admitted only when pages for all its
+      known tokens are left; else for its first chunk.
+    growth: Pages that a request takes at a time when its last one is full, if
+      so many are left: more are fewer runs, and some that stand empty.
+    admit_while_short: Whether requests are admitted in a step in which another
+      one gave way since pages were short.
+    preempt: How pages are taken: "recompute", "swap", or "cost", whichever is
+      cheaper.
+    wait_s: A step waits for copies that take no longer; others run under the
+      steps that follow.
+    keep_turns: Whether a conversation's turn is copied to the host at its end.
+    copy_on_write: Whether a page that a prompt fills to its last token is
+      copied rather than read again.
+  """
+
+  slots: int = 256
+  tokens: int = 2048
+  chunks: tuple[tuple[int, int], ...] = ()
+  whole_prompt: bool = True
+  growth: int = 1
+  admit_while_short: bool = False
+  preempt: str = "recompute"
+  wait_s: float = 0.0
+  keep_turns: bool = False
+  copy_on_write: bool = True
+
+  def __post_init__(self) -> None:
+    one_of("preempt", self.preempt, PREEMPT)
+
+
+class Scheduler:
+  """Requests, pages, and what the next step is.
+
+  Attributes:
+    limits: What a step may hold.
+    policy: Who is next, and who gives way.
+    pages: The pages of the cache.
+    running: The requests that have a slot.
+    swapping: Copies of pages.
+    counts: What was done.
+    ended: Is called with each request that has ended.
+  """
+
+  ended: Callable[[Request], None] | None = None
+
+  def __init__(
+    self, limits: Limits, policy: Policy, pages: Pages, host: Host, costs: Costs
+  ) -> None:
+    """Makes a scheduler with nothing to do.
+
+    Args:
+      limits: What a step may hold.
+      policy: With an empty line.
+      pages: All free.
+      host: The host's memory; with no pages where nothing is swapped.
+      costs: Times, as the executor knows them.
+    """
+    self.limits, self.policy, self.pages = limits, policy, pages
+    self.counts = Counts()
+    make = Running
+    if pages.implementation == "compiled":
+      from caatnet.serving.scheduler.compiled_running import (
+        CompiledRunning as make,
+      )
+    self.running = make(limits.slots, pages.num_pages, pages.page_size)
+    self.swapping = Swapping(limits, pages, host, costs, self.counts)
+    self._requests: dict[int, Request] = {}
+    self._deadlines: list[tuple[float, int]] = []
+    self._used_keys: dict[object, int] = {}
+    self._short = False
+    self._chunks: list[Chunk] = []
+    # What a policy leaves to the base costs nothing.
+    own, base = type(policy), Policy
+    self._keyed = own.batch_key is not base.batch_key
+    self._displacing = own.displaces is not base.displaces
+    self._charged = own.served is not base.served
+    self._naming = own.published is not base.published
+
+  @property
+  def idle(self) -> bool:
+    """Whether all requests have ended and no copy is under way."""
+    return not self._requests and not self.swapping.under_way
+
+  @property
+  def requests(self) -> list[Request]:
+    """The requests that have not ended."""
+    return list(self._requests.values())
+
+  def add(self, request: Request) -> None:
+    """Takes a request, or refuses it if it can never fit."""
+    size = self.pages.page_size
+    if -(-request.longest // size) > self.pages.num_pages:
+      self._end(request, State.REFUSED, request.arrival_s)
+      return
+    request.name_pages(size)
+    self.swapping.begin(request)
+    self._requests[request.number] = request
+    if request.deadline_s < float("inf"):
+      heapq.heappush(self._deadlines, (request.deadline_s, request.number))
+    self.policy.arrived(request)
+    self.policy.push(request)
+
+  def cancel(self, request: Request, now: float) -> None:
+    """Ends a request whose client has gone, unless it has ended."""
+    if request.state not in ENDS:
+      self._leave(request)
+      self._end(request, State.CANCELLED, now)
+
+  def update(self, request: Request) -> None:
+    """Notes that a request's priority has changed."""
+    if request.slot >= 0:
+      self.running.priority[request.slot] = request.priority
+    self.policy.update(request)
+
+  def take_copies(self) -> list[Copy]:
+    """Returns the copies that are to begin, before the step made with them."""
+    return self.swapping.take()
+
+  def step(self, now: float) -> Step | None:
+    """Makes the next step; None if there is nothing to compute yet."""
+    self._expire(now)
+    self._short = False
+    decodes, reading = self.running.ready()
+    decodes = self._batch(decodes)
+    epochs = self.running.epochs[decodes]
+    without = self._grow(decodes)
+    budget = self.limits.tokens - len(decodes) + len(without)
+    chunks = self._chunks = []
+    for request in reading:
+      if room := self._room(budget, chunks):
+        budget -= self._read_on(request, room, chunks)
+    if not self._short or self.limits.admit_while_short:
+      self._admit(now, budget, chunks)
+    if without or self._short:  # some wait for pages, or have given way
+      alive = self.running.epochs[decodes] == epochs
+      alive[without] = False
+      decodes = decodes[alive]
+    if not len(decodes) and not chunks:
+      if self._short and not self.limits.admit_while_short:
+        self._admit(now, self.limits.tokens, chunks)  # all have given way
+      if not chunks:
+        return None
+    return self._make(decodes, chunks)
+
+  def _room(self, budget: int, chunks: list[Chunk]) -> int:
+    """Returns how many tokens another chunk may have beside some."""
+    limits = self.limits.chunks
+    if not limits or budget <= 0:
+      return max(0, budget)
+    longest = max((chunk.length for chunk in chunks), default=0)
+    for count, length in limits:
+      if len(chunks) < count and longest <= length:
+        return min(length, budget)
+    return 0
+
+  def _batch(self, decodes: np.ndarray) -> np.ndarray:
+    """Keeps the decodes of one batch key, of that which waited longest."""
+    if not self._keyed or not len(decodes):
+      return decodes
+    requests = [self.running.requests[slot] for slot in decodes.tolist()]
+    keys = [self.policy.batch_key(request) for request in requests]
+    chosen = min(keys, key=lambda key: self._used_keys.get(key, -1))
+    self._used_keys[chosen] = self.counts.steps
+    return decodes[[key == chosen for key in keys]]
+
+  def _grow(self, decodes: np.ndarray) -> list[int]:
+    """Gives pages to decodes that begin one.
+
+    Returns:
+      Which of them have not the pages that they need, as indices.
+    """
+    slots, growth = self.running, self.limits.growth
+    if self.pages.grow(slots, decodes, growth):  # as in most steps
+      return []
+    without, size = [], self.pages.page_size
+    full = np.flatnonzero(slots.computed[decodes] >= slots.room[decodes])
+    growing = slots.requests[decodes[full]].tolist()
+    for i, request in zip(full.tolist(), growing, strict=True):
+      if request.slot >= 0:  # else it has given way in this loop
+        left = -(-request.longest // size) - len(request.pages)
+        if self._provide(request, min(growth, left), least=1):
+          continue
+      without.append(i)
+    return without
+
+  def _provide(self, request: Request, count: int, least: int = 0) -> bool:
+    """Gives a running request pages; others or itself may have to give way.
+
+    Args:
+      request: The request.
+      count: How many pages.
+      least: How many do if so many are not left; 0 for all.
+
+    Returns:
+      Whether it has them. If not, it has given way, or waits for pages that are
+      being copied.
+    """
+    if self.pages.num_available < count:
+      count = least or count
+    while self.pages.num_available < count:
+      if self.swapping.num_leaving + self.pages.num_available >= count:
+        self.counts.stalls += 1
+        return False
+      victim = self.policy.victim(self.running)
+      self._preempt(victim)
+      if victim is request:
+        return False
+    held = len(request.pages)
+    after = int(request.pages[-1]) if held else -1
+    self.running.extend(request, self.pages.take(count, after), held)
+    return True
+
+  def _preempt(self, victim: Request) -> None:
+    self._short = True
+    computed = self._take_slot(victim)
+    self._chunks[:] = [c for c in self._chunks if c.request is not victim]
+    victim.num_preempted += 1
+    if self.swapping.preempt(victim, computed):
+      self.policy.push(victim)
+
+  def _take_slot(self, request: Request) -> int:
+    """Takes a request's slot, and names the pages that it has filled.
+
+    Names of what was drawn are of use from now on only: to itself if it comes
+    back, and to the next turn of its conversation.
+
+    Returns:
+      How many of its tokens its pages hold.
+    """
+    computed = int(self.running.computed[request.slot])
+    self.running.remove(request)
+    request.name_pages(self.pages.page_size)
+    first = request.context // self.pages.page_size  # those before have names
+    self._publish(request, min(computed, request.length), first)
+    return computed
+
+  def _read_on(self, request: Request, room: int, chunks: list[Chunk]) -> int:
+    """Adds a chunk of a running request, and returns its length."""
+    if request.slot < 0:  # has given way
+      return 0
+    start = int(self.running.computed[request.slot])
+    length = min(request.context - start, room)
+    pages = -(-(start + length) // self.pages.page_size) - len(request.pages)
+    if pages > 0 and not self._provide(request, pages):
+      return 0
+    draws = start + length == request.context
+    chunks.append(Chunk(request, start, length, draws))
+    return length
+
+  def _admit(self, now: float, budget: int, chunks: list[Chunk]) -> None:
+    """Lets those in line join, as far as there is room."""
+    for request in self.swapping.take_arrived():
+      if (room := self._room(budget, chunks)) and not self.running.full:
+        self._join(request, request.swapped)
+        budget -= self._read_on(request, room, chunks)
+      else:
+        self.swapping.arrived_later(request)
+    key = self.policy.batch_key
+    while room := self._room(budget, chunks):
+      taken = len(self.running) + self.swapping.num_arriving
+      free = taken < self.limits.slots
+      if not free and not self._displacing:
+        return
+      request = self.policy.peek()
+      if request is None or request.num_pending:
+        return
+      if not free and not self.policy.displaces(request, self.running):
+        return
+      if self._keyed and chunks and key(request) != key(chunks[0].request):
+        return
+      plan = self.swapping.plan(request)
+      if plan is None:
+        return
+      length = min(request.length - plan.start, room)
+      known = request.length if self.limits.whole_prompt else (
+        plan.start + length
+      )
+      if not free or plan.need(known, self.pages) > self.pages.num_available:
+        if not self._displace(request):
+          return
+        continue  # what was displaced may have changed the plan
+      self.policy.remove(request)
+      last = -(-(plan.start + length) // self.pages.page_size)
+      arrived = self.swapping.admit(request, plan, last)
+      self.policy.admitted(request, request.length - plan.start)
+      if request.scheduled_s is None:
+        request.scheduled_s, request.num_hits = now, plan.start
+      if arrived:
+        self._join(request, plan.start, len(plan.found))
+        budget -= self._read_on(request, room, chunks)
+
+  def _displace(self, request: Request) -> bool:
+    """Makes room for a request of a policy that lets it take others' places."""
+    if self.swapping.num_leaving:
+      return False  # pages that are being copied may suffice
+    if not self.policy.displaces(request, self.running):
+      return False
+    self._preempt(self.policy.victim(self.running))
+    return True
+
+  def _join(self, request: Request, start: int, found: int = 0) -> None:
+    request.state, request.swapped = State.RUNNING, 0
+    self.running.add(request, start, request.length)
+    self._publish(request, start, found)
+
+  def _publish(self, request: Request, stop: int, first: int = 0) -> None:
+    """Names the full pages of the first ``stop`` tokens for others to find.
+
+    Args:
+      request: Whose pages.
+      stop: How many tokens.
+      first: The page to begin with.
+    """
+    last = min(stop // self.pages.page_size, request.num_named)
+    if first < last:
+      names = request.names[first * prefixes.SIZE : last * prefixes.SIZE]
+      self.pages.publish(request.pages[first:last], names)
+      if self._naming:
+        self.policy.published(names)
+
+  def _make(self, decodes: np.ndarray, chunks: list[Chunk]) -> Step:
+    slots, size = self.running, self.pages.page_size
+    chunked = [chunk.request.slot for chunk in chunks if chunk.draws]
+    requests = slots.requests[decodes]
+    narrow, positions, drawing, epochs = slots.advance(decodes, chunked)
+    step = Step(
+      self.counts.steps, requests, narrow, positions, tuple(chunks),
+      slots.tables, self.swapping.take_waited(), drawing, epochs,
+    )
+    if self._charged:
+      self.policy.served(*slots.clients(drawing))
+    for chunk in chunks:
+      request, stop = chunk.request, chunk.start + chunk.length
+      slots.computed[request.slot] = stop
+      self._publish(request, stop, chunk.start // size)
+    self.counts.steps += 1
+    return step
+
+  def receive(self, event: Event) -> None:
+    """Notes that a step or a copy has ended."""
+    if event.copy is not None:
+      back = self.swapping.ended(event.copy)
+      if back is not None:
+        self.policy.push(back)
+      return
+    step, now, slots = event.step, event.time_s, self.running
+    assert step is not None
+    tokens = np.array(event.tokens, np.int32)
+    for request in map(step.request, event.failed):
+      if request.state not in ENDS:
+        self._leave(request)
+        self._end(request, State.FAILED, now)
+    drawing, late = step.drawing, []
+    same = slots.epochs[drawing] == step.epochs
+    if np.count_nonzero(same) < len(same):  # some have lost their slots
+      lost = np.flatnonzero(~same)
+      late = [(step.request(i), int(tokens[i])) for i in lost]
+      drawing, tokens = drawing[same], tokens[same]
+    for request in slots.record(drawing, tokens, now):
+      self._finish(request, now)
+    for request, token in late:
+      self._late(request, token, now)
+
+  def _late(self, request: Request, token: int, now: float) -> None:
+    """Takes the token of a request that has no slot any more."""
+    request.num_pending -= 1
+    if request.state not in ENDS:  # else it ended a step before
+      request.take(np.array([token], np.int32), np.array([now]))
+      if request.is_end(token) or len(request.tokens) == request.max_tokens:
+        self._finish(request, now)
+
+  def _finish(self, request: Request, now: float) -> None:
+    self._leave(request, ended=True)
+    self._end(request, State.FINISHED, now)
+
+  def _expire(self, now: float) -> None:
+    while self._deadlines and self._deadlines[0][0] <= now:
+      number = heapq.heappop(self._deadlines)[1]
+      request = self._requests.get(number)
+      if request is not None and not request.tokens:
+        self._leave(request)
+        self._end(request, State.EXPIRED, now)
+
+  def _leave(self, request: Request, ended: bool = False) -> None:
+    """Takes a request out of wherever it is, and its pages."""
+    if request.state is State.RUNNING:
+      computed = self._take_slot(request)
+      self.swapping.finish(request, min(computed, request.length), ended)
+    elif request.state in (State.WAITING, State.SWAPPED):
+      self.policy.remove(request)
+      self.swapping.drop(request)
+    else:
+      self.swapping.drop(request)
+
+  def _end(self, request: Request, state: State, now: float) -> None:
+    request.state, request.end_s = state, now
+    self._requests.pop(request.number, None)
+    if state is not State.REFUSED:
+      self.swapping.end(request)
+      self.policy.ended(request)
+    if self.ended is not None:
+      self.ended(request)

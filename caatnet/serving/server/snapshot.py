@@ -1,0 +1,70 @@
+"""What a server is doing, as its page and its metrics show it.
+
+It has numbers only: no text of a prompt or an answer, and no client's name.
+"""
+
+import collections
+import itertools
+from typing import Any
+
+from caatnet.serving.cache.page_lists import STATES
+from caatnet.serving.requests import State
+from caatnet.serving.scheduler.scheduler import Scheduler
+
+# How many requests are listed.
+_LISTED = 100
+_LIVE = (
+  State.WAITING, State.RUNNING, State.LEAVING, State.SWAPPED, State.ARRIVING
+)
+
+
+def describe(scheduler: Scheduler) -> dict[str, Any]:
+  """Returns a scheduler's state as plain data.
+
+  It is to be called by the thread that has the scheduler.
+
+  Returns:
+    ``requests``: how many there are in each state; ``listed``: of some of them
+    number, state, tokens read and drawn, pages, and how often they gave way;
+    ``pages``: how many there are in each state, their size, and a digit for
+    each page, the place of its state in ``page_states``; ``host_pages``: how
+    many there are and are used; ``copies``: pages copied by kind, and runs;
+    ``prefixes``: pages that were found, and not; ``preemptions`` and ``steps``.
+  """
+  requests, pages = scheduler.requests, scheduler.pages
+  counts = scheduler.counts
+  found = collections.Counter(request.state for request in requests)
+  states = pages.states()
+  digits = (states + ord("0")).astype("u1").tobytes().decode()
+  host = scheduler.swapping.host
+  return {
+    "requests": {state.value: found[state] for state in _LIVE},
+    "listed": [
+      {
+        "number": r.number, "state": r.state.value, "prompt": len(r.prompt),
+        "drawn": r.length - len(r.prompt), "most": r.max_tokens,
+        "pages": len(r.pages), "preempted": r.num_preempted,
+        "priority": r.priority,
+      }
+      for r in itertools.islice(requests, _LISTED)
+    ],
+    "slots": scheduler.limits.slots,
+    "page_size": pages.page_size,
+    "page_states": list(STATES),
+    "pages": {
+      name: digits.count(str(i)) for i, name in enumerate(STATES)
+    },
+    "map": digits,
+    "host_pages": {"all": host.num_pages, "used": host.num_used},
+    "copies": {
+      kind: {"pages": counts.pages[kind], "runs": counts.runs[kind].total()}
+      for kind in ("out", "in", "within")
+    },
+    "prefixes": {"hits": pages.counts.hits, "misses": pages.counts.misses,
+                 "evicted": pages.counts.evicted},
+    "preemptions": {
+      kind: counts.preemptions[kind] for kind in ("swap", "recompute")
+    },
+    "steps": counts.steps,
+    "stalls": counts.stalls,
+  }

@@ -1,0 +1,430 @@
+"""A datacentre for training, from a budget, from its size or from a model.
+
+Knobs are numbers with ranges and sources. Results are formulas of knobs and of
+results before them (`caatnet.studies.datacentre.expressions`), so that a plan,
+a thousand plans at once and a web page compute the same. Units are SI: bytes,
+bit/s, W, s; days, hours and dollars where the name says so.
+
+Compute is 6 FLOPs per active parameter and token (Kaplan et al., 2001.08361) at
+a share of the peak. Tokens are a multiple of the active parameters, 20 in
+Hoffmann et al., 2203.15556.
+
+Inside a site each replica of the model is one rack of tensor ranks for each
+stage, without any sharding over replicas. How much of the peak such a layout
+leaves is a result of its own: where that is less than the share of the peak
+that is assumed, another layout is needed. Bytes are those of this project's
+programs: two reductions over tensor ranks of a layer, forward and back, a hop
+of the stream each way, and one reduction of the gradients, all by rings and in
+two bytes per number.
+
+Failures come at random, at a constant rate. One stops all, or with membership
+that is elastic one replica; the work since the last copy of the state is lost,
+and a restart takes its time and may fail itself. The interval of copies is that
+of Young, CACM 1974; the share of the time that counts is that of Daly, FGCS 22,
+2006, equation 21.
+"""
+
+from collections.abc import Iterable, Mapping
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+from caatnet.studies.datacentre import expressions
+from caatnet.studies.datacentre.expressions import (
+  Expression,
+  ceil,
+  exp,
+  floor,
+  log,
+  maximum,
+  minimum,
+  name,
+  sqrt,
+)
+from caatnet.studies.datacentre.knobs import KNOBS
+from parallel import checks
+from parallel.hardware import sites
+
+GIVEN = ("budget", "accelerators", "model")
+_DAY_S = 86_400
+_FIBRE_KM_S = 2e5  # of light in glass, two thirds of that in a vacuum
+_ITEM_BYTES = 2  # of activations and of gradients inside a site
+_LARGE = 300.0  # e to the power of twice that is a number still
+_HARDWARE = 1 - sum(
+  sites.INTERRUPTIONS[cause] for cause in sites.SOFTWARE_CAUSES
+) / sum(sites.INTERRUPTIONS.values())
+
+
+class Result(NamedTuple):
+  """What a plan says.
+
+  Attributes:
+    formula: Of knobs and of results before it.
+    unit: Its unit; "" for a plain number.
+    meaning: What it is, in a few words.
+    group: The part of a report that it belongs to.
+  """
+
+  formula: Expression
+  unit: str
+  meaning: str
+  group: str
+
+
+_Rows = Iterable[tuple[str, Expression, str, str]]
+
+
+def _group(title: str, rows: _Rows) -> dict[str, Result]:
+  return {
+    key: Result(formula, unit, meaning, title)
+    for key, formula, unit, meaning in rows
+  }
+
+
+def _size(given: str) -> dict[str, Result]:
+  """Returns how many accelerators there are, and what they cost."""
+  n = name
+  if given == "budget":
+    bought = floor(n("budget") * n("compute_share") / n("rack_price"))
+    return _group("machine", (
+      ("racks", bought, "", "racks"),
+      ("accelerators", n("racks") * n("per_rack"), "", "accelerators"),
+    ))
+  count = n("accelerators")
+  if given == "model":
+    active = n("parameters") * n("active_share")
+    count = ceil(6 * active * active * n("tokens_per_parameter") / (
+      _DAY_S * n("days_allowed") * n("peak") * n("utilisation")
+      * n("availability")
+    ))
+  price = n("rack_price") / n("per_rack") / n("compute_share")
+  return _group("machine", (
+    ("accelerators", count, "", "accelerators"),
+    ("racks", ceil(n("accelerators") / n("per_rack")), "", "racks"),
+    ("budget", n("accelerators") * price, "$", "budget"),
+  ))
+
+
+def _machine() -> dict[str, Result]:
+  n = name
+  in_repair = n("accelerators") * n("repair_h") * _HARDWARE / n("mtbf_h")
+  return _group("machine", (
+    ("it_w", n("accelerators") / n("per_rack") * n("rack_w") * n("overhead"),
+     "W", "IT power"),
+    ("facility_w", n("it_w") * n("pue"), "W", "power with cooling"),
+    ("sites_needed", ceil(n("facility_w") / n("site_w")), "", "sites"),
+    ("energy_year_wh", n("facility_w") * 8760, "Wh", "energy per year"),
+    ("energy_year_cost", n("energy_year_wh") / 1e6 * n("energy_price"), "$",
+     "price of the energy per year"),
+    ("memory", n("accelerators") * n("memory_bytes"), "B", "memory"),
+    # The mean, and three deviations of a Poisson process.
+    ("spares", ceil(in_repair + 3 * sqrt(in_repair)), "",
+     "spare accelerators, so that repairs stop nothing"),
+  ))
+
+
+def _training() -> dict[str, Result]:
+  n = name
+  allowed = _DAY_S * n("days_allowed") * n("speed")
+  return _group("training", (
+    ("speed", n("accelerators") * n("peak") * n("utilisation")
+     * n("availability"), "FLOP/s", "speed of the machine"),
+    ("active", n("parameters") * n("active_share"), "",
+     "parameters that a token uses"),
+    ("tokens", n("active") * n("tokens_per_parameter"), "", "tokens"),
+    ("flops", 6 * n("active") * n("tokens"), "FLOP", "FLOPs of training"),
+    ("days", n("flops") / (_DAY_S * n("speed")), "days",
+     "days of training without failures"),
+    ("state", n("parameters") * n("state_bytes"), "B", "training state"),
+    ("state_share", n("state") / n("memory"), "",
+     "training state over all memory"),
+    ("largest", minimum(
+      sqrt(allowed / (6 * n("tokens_per_parameter"))) / n("active_share"),
+      n("memory") * n("fill") / n("state_bytes"),
+    ), "", "parameters for which there is time and memory"),
+    ("ratio_allowed", allowed / (6 * n("active") * n("active")), "",
+     "tokens per active parameter for which there is time"),
+  ))
+
+
+def _inside() -> dict[str, Result]:
+  n = name
+  window = n("step_share") * n("step_s")
+  stream = (
+    n("microbatches") * n("microbatch_tokens") * n("width") * _ITEM_BYTES
+  )
+  needed = ceil(n("state") / (n("fill") * n("memory_bytes")))
+  return _group("inside a site", (
+    ("step_s", 6 * n("active") * n("batch_tokens") / n("speed"), "s",
+     "time of a step"),
+    ("tensor", minimum(n("per_rack"), n("accelerators")), "",
+     "tensor ranks, those of a rack"),
+    ("stages", ceil(needed / n("tensor")), "",
+     "stages, so that a replica's state fits"),
+    ("fit", n("accelerators") / (n("stages") * n("tensor")), "",
+     "accelerators over those of a replica: below 1 nothing fits"),
+    # No more than there are microbatches.
+    ("replicas", maximum(1, minimum(
+      floor(n("fit")), floor(n("batch_tokens") / n("microbatch_tokens"))
+    )), "", "replicas of the model"),
+    ("microbatches", maximum(
+      1, floor(n("batch_tokens") / (n("replicas") * n("microbatch_tokens")))
+    ), "", "microbatches of a replica in a step"),
+    # Of 1F1B, interleaved if there are chunks.
+    ("bubble", (n("stages") - 1) / (
+      n("chunks") * n("microbatches") + n("stages") - 1
+    ), "", "share of a step in which stages idle"),
+    ("layout_share", (1 - n("bubble")) * minimum(
+      1, n("replicas") * n("stages") * n("tensor") / n("accelerators")
+    ), "", "share of the peak that this layout leaves at most"),
+    # (p - 1) / (v m + p - 1) = 1/10
+    ("tokens_of_tenth", 9 * (n("stages") - 1) / n("chunks")
+     * n("microbatch_tokens") * n("replicas"), "",
+     "tokens of a step in which stages would idle a tenth"),
+    # A layer has 12 times the square of its width in parameters.
+    ("width", sqrt(n("active") / (12 * n("layers"))), "",
+     "width of the stream"),
+    ("gradient_bytes", _ITEM_BYTES * n("parameters") / (
+      n("stages") * n("tensor")
+    ), "B", "gradients of an accelerator"),
+    # Rings send 2 (n - 1) / n of what they reduce; 8 bits are a byte.
+    ("data_bits", 8 * 2 * (n("replicas") - 1) / n("replicas")
+     * n("gradient_bytes") / window, "bit/s",
+     "an accelerator sends gradients to replicas"),
+    ("stage_bits", 8 * 2 * minimum(n("stages") - 1, 1) * stream / window,
+     "bit/s", "an accelerator sends the stream to stages, forward and back"),
+    ("tensor_bits", 8 * 4 * 2 * (n("tensor") - 1) / n("tensor") * n("layers")
+     / n("stages") * stream / window, "bit/s",
+     "an accelerator sends to tensor ranks, four reductions of a layer"),
+    ("scale_out_share", (n("data_bits") + n("stage_bits"))
+     / n("scale_out_bits"), "", "of its rate to other racks, that is"),
+    ("scale_up_share", n("tensor_bits") / n("scale_up_bits"), "",
+     "of its rate inside the rack, that is"),
+    ("endpoints", ceil(n("accelerators") / n("sites_needed")), "",
+     "accelerators of a site"),
+    # A full tree of k tiers has 2 (radix / 2)^k hosts; just full, rounding
+    # must not add a tier.
+    ("tiers", maximum(1, ceil(
+      log(n("endpoints") / 2) / log(n("radix") / 2) - 1e-9
+    )), "", "tiers of a fat tree of that many hosts"),
+    ("links", n("endpoints") * n("tiers"), "", "links of that tree"),
+    ("link_failures_day", 24 * n("accelerators") / n("network_mtbf_h"), "",
+     "failures of links per day"),
+    ("uplink_share", 2 / n("radix"), "",
+     "share of a switch's uplinks that one failure takes, if all are used"),
+  ))
+
+
+def _between() -> dict[str, Result]:
+  n = name
+  return _group("between sites", (
+    ("cross_bits", 2 * (n("sites_needed") - 1) / n("sites_needed")
+     * n("parameters") * n("gradient_bits") / (
+       n("sync_every") * n("step_s")
+     ), "bit/s", "a site sends, each way"),
+    ("rtt_s", 2 * n("distance_km") * n("detour") / _FIBRE_KM_S, "s",
+     "round trip between sites"),
+    ("in_flight", n("cross_bits") * n("rtt_s") / 8, "B",
+     "bytes under way in a round trip"),
+  ))
+
+
+def _failures() -> dict[str, Result]:
+  n = name
+
+  def daly(mtbf: Expression, interval: Expression, save: Expression):
+    work = exp(minimum((interval + save) / mtbf, _LARGE)) - 1
+    return interval / (
+      mtbf * exp(minimum(n("restart_s") / mtbf, _LARGE)) * work
+    )
+
+  replica = minimum(n("accelerators"), n("stages") * n("tensor"))
+  return _group("failures", (
+    ("mtbf_s", 3600 * n("mtbf_h") / n("accelerators"), "s",
+     "time between failures of the machine"),
+    ("save_s", n("state") / (n("accelerators") * n("save_rate")), "s",
+     "time of a copy of the state, shared by all"),
+    ("interval_s", sqrt(2 * n("save_s") * n("mtbf_s")), "s",
+     "time between copies"),
+    ("save_traffic", n("state") / (n("interval_s") + n("save_s")), "B/s",
+     "all accelerators copy"),
+    ("loss", n("save_s") / n("interval_s")
+     + n("interval_s") / (2 * n("mtbf_s")), "",
+     "share lost to copies and to work done again, first order"),
+    ("goodput", daly(n("mtbf_s"), n("interval_s"), n("save_s")), "",
+     "share of the time that counts, if a failure stops all"),
+    ("replica_mtbf_s", 3600 * n("mtbf_h") / replica, "s",
+     "time between failures of a replica"),
+    ("replica_save_s", n("state") / (replica * n("save_rate")), "s",
+     "time of a copy of the state by one replica"),
+    ("replica_interval_s", sqrt(2 * n("replica_save_s") * n("replica_mtbf_s")),
+     "s", "time between a replica's copies"),
+    ("replica_goodput", daly(
+      n("replica_mtbf_s"), n("replica_interval_s"), n("replica_save_s")
+    ), "", "share of the time that counts, if a failure stops a replica"),
+    ("replica_days", n("days") / n("replica_goodput"), "days",
+     "days of training, if a failure stops a replica"),
+  ))
+
+
+def results(given: str = "budget") -> dict[str, Result]:
+  """Returns what a plan says, in the order in which it is computed.
+
+  Args:
+    given: What the size of the machine follows from, one of ``GIVEN``.
+  """
+  checks.known("given=", given, GIVEN)
+  return (
+    _size(given) | _machine() | _training() | _inside() | _between()
+    | _failures()
+  )
+
+
+def formulas(given: str = "budget") -> dict[str, Expression]:
+  """Returns the formulas of `results` alone."""
+  return {key: result.formula for key, result in results(given).items()}
+
+
+def knobs_of(given: str = "budget") -> list[str]:
+  """Returns the knobs that a plan reads, in the order of ``KNOBS``."""
+  found, read = results(given), set()
+  for result in found.values():
+    read.update(result.formula.names())
+  return [k for k in KNOBS if k in read and (k not in found or k == given)]
+
+
+def plan(
+  values: Mapping[str, Any] | None = None, given: str = "budget"
+) -> dict[str, Any]:
+  """Computes a plan.
+
+  Args:
+    values: Knobs that are not as in ``KNOBS``, numbers or float64 arrays of
+      equal shapes.
+    given: What the size of the machine follows from, one of ``GIVEN``.
+
+  Returns:
+    Knobs and results by their names.
+
+  Raises:
+    ValueError: A knob is unknown or out of its bounds, or the budget buys no
+      rack, or a rack needs more than a site has.
+  """
+  own = with_defaults(values or {})
+  spent = np.min(own["budget"] * own["compute_share"])
+  if given == "budget" and spent < np.max(own["rack_price"]):
+    raise ValueError(
+      f"budget={np.min(own['budget']):g} buys no rack: {spent:g} of it are for "
+      f"racks, and rack_price={np.max(own['rack_price']):g}"
+    )
+  needed, there = np.max(_rack_w(own)), np.min(own["site_w"])
+  if needed > there:
+    raise ValueError(
+      f"site_w={there:g}: a rack takes {needed / 1e3:,.1f} kW with its share "
+      f"of the network and of cooling, and a site has {there / 1e3:,.1f} kW"
+    )
+  return expressions.evaluate(formulas(given), own)
+
+
+def possible(values: Mapping[str, Any], given: str = "budget") -> np.ndarray:
+  """Returns which plans `plan` would not refuse, bool.
+
+  Args:
+    values: Knobs within their bounds, as for `plan`.
+    given: As for `plan`.
+  """
+  own = with_defaults(values)
+  found = np.asarray(_rack_w(own) <= own["site_w"])
+  if given == "budget":
+    bought = own["budget"] * own["compute_share"] >= own["rack_price"]
+    found = found & bought
+  return found
+
+
+def _rack_w(own: Mapping[str, Any]) -> Any:
+  return own["rack_w"] * own["overhead"] * own["pue"]
+
+
+def with_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns all knobs.
+
+  Raises:
+    ValueError: One is unknown or out of its bounds.
+  """
+  for key, value in values.items():
+    checks.known("knob ", key, KNOBS)
+    knob, x = KNOBS[key], np.asarray(value, float)
+    inside = (x > 0) & (x >= knob.least) & (x <= knob.most) & (x < math.inf)
+    if not inside.all():
+      bounds = f", at least {knob.least:g}" * (knob.least > 0)
+      bounds += f", at most {knob.most:g}" * (knob.most < math.inf)
+      raise ValueError(
+        f"{key}={x[~inside].flat[0]:g} must be positive and finite{bounds}"
+      )
+    if knob.whole and (x != np.floor(x)).any():
+      raise ValueError(f"{key}={x.flat[0]:g} must be an integer")
+  return {key: knob.value for key, knob in KNOBS.items()} | dict(values)
+
+
+def solve(
+  key: str, target: str, wanted: float,
+  values: Mapping[str, float] | None = None, given: str = "budget",
+) -> float:
+  """Finds the knob with which a result is as wanted.
+
+  Args:
+    key: The knob. The result must rise or fall with it.
+    target: The result.
+    wanted: What it is to be.
+    values: The other knobs, as for `plan`.
+    given: As for `plan`.
+
+  Raises:
+    ValueError: The knob or the result is unknown, or no value from a thousandth
+      of the knob's range to a thousand times it gives that.
+  """
+  checks.known("target=", target, results(given))
+  checks.known("knob ", key, knobs_of(given))
+  knob = KNOBS[key]
+  low = max(knob.least, knob.low / 1e3)
+  high = min(knob.most, knob.high * 1e3)
+
+  def over(value: float) -> float:
+    own = {**(values or {}), key: value}
+    return float(plan(own, given)[target]) - wanted
+
+  try:
+    return float(optimize.brentq(over, low, high, rtol=1e-12))
+  except ValueError as error:
+    raise ValueError(
+      f"no {key} from {low:g} to {high:g} gives {target}={wanted:g}: {error}"
+    ) from error
+
+
+def fill(
+  power_w: float, places: Mapping[str, float]
+) -> tuple[dict[str, float], float]:
+  """Spreads a machine over sites, the largest first.
+
+  Args:
+    power_w: Watts of the machine with cooling.
+    places: Watts that each site can give, by name.
+
+  Returns:
+    Watts of each site that is used, and what is left over.
+
+  Raises:
+    ValueError: There is no site, or one without power.
+  """
+  if not places:
+    raise ValueError("sites=() must have at least one site")
+  found = {}
+  for site in sorted(places, key=lambda key: -places[key]):
+    if not 0 < places[site] < math.inf:
+      raise ValueError(f"site {site} has {places[site]:g} W: it must have some")
+    if power_w > 0:
+      found[site] = min(power_w, places[site])
+      power_w -= found[site]
+  return found, max(0.0, power_w)

@@ -1,0 +1,164 @@
+"""Published models of a step's time, and Pipette's search, as baselines.
+
+Both as Pipette's code has them (arXiv 2405.18093, yimjinkyu1/date2024_pipette,
+a2b0683), with their faults, which is what they are here for:
+
+    g      = m // p            0: one group, and m - 1 in place of p - 1
+    T      = g (T_pp + p (f + b)) + (p - 1) (f + b) + T_intra + T_inter
+    T_pp   = max over pipelines of the sum of hops, 2 a / rate each
+    T_inter = 2 (k - 1) / k M / the slowest rate on the ring of stage 0's nodes
+    T_intra likewise within a node
+    M      = bytes (h V + layers 16 h^2) / t
+    AMP    = (m - 1) 3 f + T_pp + 3 f p + a flat ring of M at the slower rate
+
+Both are given f + b as measuring one stage would find it (`latency.measured`),
+also for AMP's 3 f: neither would know what a backward runs again.
+
+The division of m drops what is left of it; there is no latency; the stages
+after the first have no data ring. Pipette's annealing orders nodes, not
+devices, and minimises T_pp + T_inter + T_intra, without g; it takes a worse
+order with the probability exp(-change / T), where the change is scaled by its
+own decade, so its size hardly matters. It stopped by the clock, here after a
+number of steps.
+"""
+
+import math
+
+import numpy as np
+
+from parallel.hardware.link_matrix import LinkMatrix
+from parallel.planner.latency import Setting, measured
+from parallel.planner.space import Configuration
+from parallel.planner.workload import layers_per_part
+
+KAPPA = 16  # of GPT; BERT's is 12
+_GRADIENT_BYTES = 4  # as this project's trainer reduces them
+
+
+def pipette_s(
+  c: Configuration, setting: Setting, order: np.ndarray
+) -> float:
+  """Returns Pipette's prediction of a step, in seconds."""
+  both = measured(c, setting)[1]
+  groups = c.microbatches // c.stages
+  waits = c.stages - 1 if groups else c.microbatches - 1
+  chain, between, inside = _terms(c, setting, order)
+  return (
+    max(1, groups) * (chain + c.stages * both) + waits * both + inside + between
+  )
+
+
+def amp_s(c: Configuration, setting: Setting, order: np.ndarray) -> float:
+  """Returns AMP's prediction of a step (arXiv 2210.07297), in seconds."""
+  both = measured(c, setting)[1]
+  chain = _terms(c, setting, order)[0]
+  rates = setting.links.bandwidth[order[0], np.roll(order[0], -1, 0)]
+  flat = 0.0
+  if c.data > 1:
+    flat = 2 * (c.data - 1) / c.data * _state_bytes(c, setting) / rates.min()
+  return (c.microbatches - 1 + c.stages) * both + chain + float(flat)
+
+
+def _state_bytes(c: Configuration, setting: Setting) -> float:
+  """Returns M, what stage 0 reduces."""
+  model = setting.model
+  layers = layers_per_part(model, c.stages)
+  size = model.width * model.vocab_size + layers * KAPPA * model.width**2
+  return _GRADIENT_BYTES * size / c.tensor
+
+
+def _terms(
+  c: Configuration, setting: Setting, order: np.ndarray
+) -> tuple[float, float, float]:
+  """Returns T_pp, T_inter and T_intra."""
+  links = setting.links
+  size = setting.model.boundary_bytes(c.examples(setting.batch_size))
+  hops = 2 * size / links.bandwidth[order[:-1], order[1:]]
+  chain = float(hops.sum(0).max()) if c.stages > 1 else 0.0
+  if c.data == 1:
+    return chain, 0.0, 0.0
+  of = np.array(links.nodes)
+  between = inside = 0.0
+  for ring in order[0].T:  # of stage 0, one for each tensor rank
+    nodes = list(dict.fromkeys(of[ring].tolist()))
+    state = _state_bytes(c, setting)
+    after = np.roll(ring, -1)
+    apart = of[ring] != of[after]
+    rates = links.bandwidth[ring, after]
+    if len(nodes) > 1:
+      k = len(nodes)
+      between = max(between, 2 * (k - 1) / k * state / rates[apart].min())
+    most = int(np.bincount(of[ring]).max())
+    if most > 1 and not apart.all():
+      inside = max(
+        inside, 2 * (most - 1) / most * state / rates[~apart].min()
+      )
+  return chain, float(between), float(inside)
+
+
+def pipette_order(
+  c: Configuration, setting: Setting, *, steps: int = 5000, seed: int = 0
+) -> np.ndarray:
+  """Orders nodes by simulated annealing, as Pipette does.
+
+  Moves: a run of nodes is turned round, a node is put elsewhere, two change
+  places, a run is put elsewhere, or is so and turned round. T begins with 1
+  and is multiplied by 0.999 in each step.
+
+  Args:
+    c: The configuration.
+    setting: What is trained where.
+    steps: How many orders are tried.
+    seed: The seed.
+
+  Returns:
+    The device of each coordinate, int ``[p, d, t]``, of the best order.
+  """
+  rng = np.random.default_rng(seed)
+  groups = _node_devices(setting.links)
+
+  def devices(order):
+    return np.concatenate([groups[i] for i in order]).reshape(c.grid)
+
+  def seconds(order):
+    return sum(_terms(c, setting, devices(order)))
+
+  now = list(range(len(groups)))
+  value = best_value = seconds(now)
+  best, temperature = now, 1.0
+  for _ in range(steps if len(now) > 1 else 0):
+    trial = _moved(now, rng)
+    found = seconds(trial)
+    change = found - value
+    if change > 0:  # by its own decade
+      change /= 10.0 ** math.floor(math.log10(change))
+    if change <= 0 or rng.random() < math.exp(-change / temperature):
+      now, value = trial, found
+    if value < best_value:
+      best, best_value = now, value
+    temperature *= 0.999
+  return devices(best)
+
+
+def _node_devices(links: LinkMatrix) -> list[np.ndarray]:
+  of = np.array(links.nodes)
+  return [np.flatnonzero(of == node) for node in np.unique(of)]
+
+
+def _moved(order: list[int], rng: np.random.Generator) -> list[int]:
+  """Returns an order after one of the five moves, chosen evenly."""
+  i, j = sorted(rng.choice(len(order) + 1, 2, replace=False).tolist())
+  kind = int(rng.integers(5))
+  run, rest = order[i:j], order[:i] + order[j:]
+  if kind == 0:
+    return order[:i] + run[::-1] + order[j:]
+  if kind == 2:
+    swapped = list(order)
+    swapped[i], swapped[j - 1] = swapped[j - 1], swapped[i]
+    return swapped
+  if kind == 1:
+    run, rest = order[i : i + 1], order[:i] + order[i + 1 :]
+  if kind == 4:
+    run = run[::-1]
+  place = int(rng.integers(len(rest) + 1))
+  return rest[:place] + run + rest[place:]

@@ -1,0 +1,221 @@
+"""Checkpoints of arrays that no memory holds, written and read in slices.
+
+On disk they are as `caatnet.train.checkpoint.save` has them. Orbax takes arrays
+of any kind for which it is given a handler; the one here never has more of an
+array than a slice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+import math
+import os
+import threading
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from orbax.checkpoint import type_handlers
+import tensorstore
+
+# Where a slice is: its place in the leading dims.
+Place = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sliced:
+  """An array that is made slice by slice.
+
+  Attributes:
+    shape: The shape of the whole array.
+    dtype: The dtype of the array and of all slices.
+    chunk: The shape of what is stored, and read, as one piece.
+    slices: Returns all slices and their places; they are made while iterating.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  chunk: tuple[int, ...]
+  slices: Callable[[], Iterable[tuple[Place, np.ndarray]]]
+
+
+class Stored:
+  """An array of a checkpoint, which is read slice by slice."""
+
+  def __init__(self, store: tensorstore.TensorStore) -> None:
+    self._store = store
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self._store.shape
+
+  @property
+  def dtype(self) -> np.dtype:
+    return self._store.dtype.numpy_dtype
+
+  def rows(self, first: Place) -> Iterator[np.ndarray]:
+    """Yields ``self[first][i]`` for all i, reading every chunk once.
+
+    Args:
+      first: The place of the rows in the dims before theirs.
+    """
+    dim = len(first)
+    step = self._store.chunk_layout.read_chunk.shape[dim]
+    for start in range(0, self.shape[dim], step):
+      stop = min(start + step, self.shape[dim])
+      yield from self._store[first][start:stop].read().result()
+
+  def at(self, place: Place) -> np.ndarray:
+    """Reads the slice at a place."""
+    return self._store[place].read().result()
+
+
+class InMemory:
+  """An array in memory, read as `Stored` ones are."""
+
+  def __init__(self, values: np.ndarray) -> None:
+    self._values = values
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return self._values.shape
+
+  def rows(self, first: Place) -> Iterator[np.ndarray]:
+    """Yields ``self[first][i]`` for all i."""
+    yield from self._values[first]
+
+  def at(self, place: Place) -> np.ndarray:
+    """Returns the slice at a place."""
+    return self._values[place]
+
+
+def write_params(
+  directory: str | os.PathLike[str], step: int, params: Any
+) -> None:
+  """Writes a checkpoint that has parameters only.
+
+  Args:
+    directory: The folder of all checkpoints, which exists.
+    step: The step that names the checkpoint.
+    params: Tree of `Sliced`, ``[workers, ...]``.
+  """
+  handler = _Handler()
+  try:
+    with _checkpointer(handler) as checkpointer:
+      checkpointer.save(
+        os.path.abspath(os.path.join(directory, str(step))),
+        args=ocp.args.Composite(params=ocp.args.PyTreeSave(params)),
+      )
+  except BaseException:
+    handler.stop()  # Ctrl-C reaches this thread, not the one that writes
+    raise
+
+
+def open_params(
+  directory: str | os.PathLike[str], step: int, names: Any
+) -> Any:
+  """Opens the parameters of a checkpoint.
+
+  Args:
+    directory: The folder of all checkpoints.
+    step: The step of the checkpoint.
+    names: Any tree with the structure of the parameters.
+
+  Returns:
+    The same tree with `Stored` leaves, ``[workers, ...]``.
+  """
+  args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=Sliced), names)
+  with _checkpointer(_Handler()) as checkpointer:
+    return checkpointer.restore(
+      os.path.abspath(os.path.join(directory, str(step))),
+      args=ocp.args.Composite(
+        params=ocp.args.PyTreeRestore(item=names, restore_args=args)
+      ),
+    ).params
+
+
+def _checkpointer(handler: "_Handler") -> ocp.Checkpointer:
+  handlers = type_handlers.create_type_handler_registry((Sliced, handler))
+  return ocp.Checkpointer(
+    ocp.CompositeCheckpointHandler(
+      params=ocp.PyTreeCheckpointHandler(type_handler_registry=handlers)
+    )
+  )
+
+
+class _Handler(type_handlers.TypeHandler):
+  """Tells Orbax how `Sliced` arrays are written and `Stored` ones opened."""
+
+  def __init__(self) -> None:
+    self._stopping, self._idle = threading.Event(), threading.Event()
+    self._idle.set()
+
+  def stop(self) -> None:
+    """Lets the thread that writes end after its slice, and waits for it."""
+    self._stopping.set()
+    self._idle.wait()
+
+  def typestr(self) -> str:
+    # What Orbax is told of the array in the checkpoint: any reader takes it.
+    return "np.ndarray"
+
+  async def metadata(self, infos: Sequence[Any]) -> Sequence[Any]:
+    raise NotImplementedError("checkpoints are asked for it by their own kind")
+
+  async def serialize(
+    self,
+    values: Sequence[Sliced],
+    infos: Sequence[type_handlers.ParamInfo],
+    args: Sequence[type_handlers.SaveArgs] | None = None,
+  ) -> Sequence[Any]:
+    """Starts to write, in a thread that first waits for the folder."""
+    self._idle.clear()
+    writing = self._write(values, infos)
+    return [
+      ocp.future.CommitFutureAwaitingContractedSignals(writing, name="slices")
+    ]
+
+  async def _write(
+    self,
+    values: Sequence[Sliced],
+    infos: Sequence[type_handlers.ParamInfo],
+  ) -> None:
+    """Writes all slices, one after another."""
+    try:
+      for value, info in zip(values, infos, strict=True):
+        await info.await_path_creation()
+        spec = type_handlers.get_json_tspec_write(
+          info, use_ocdbt=True, global_shape=value.shape, dtype=value.dtype,
+          local_shape=value.chunk, process_index=jax.process_index(),
+        )
+        store = await tensorstore.open(
+          tensorstore.Spec(spec), create=True, context=info.ts_context
+        )
+        written = 0
+        for place, part in value.slices():
+          if self._stopping.is_set():
+            return
+          await store[place].write(part)
+          written += part.size
+        assert written == math.prod(value.shape), info.name
+    finally:
+      self._idle.set()
+
+  async def deserialize(
+    self,
+    infos: Sequence[type_handlers.ParamInfo],
+    args: Sequence[type_handlers.RestoreArgs] | None = None,
+  ) -> Sequence[Stored]:
+    """Opens the arrays and reads nothing."""
+    specs = [
+      type_handlers.get_json_tspec_read(info, use_ocdbt=True) for info in infos
+    ]
+    return [
+      Stored(
+        await tensorstore.open(
+          tensorstore.Spec(spec), open=True, read=True,
+          context=info.ts_context,
+        )
+      )
+      for spec, info in zip(specs, infos, strict=True)
+    ]

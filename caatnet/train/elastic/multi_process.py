@@ -1,0 +1,226 @@
+"""A worker of several processes: process 0 is the peer, and tells the others.
+
+The processes of a worker run the same programs in the same order, so what the
+swarm says must reach all of them at the same place of the program. Where the
+peer waits, process 0 says time and again what happens: nothing yet, an attempt
+of a round, or the end. In an attempt all run the round's function; what is to
+be sent is gathered among the processes, process 0 sends it, and tells all what
+has come back. Processes talk through jax's own collectives, one thread of each
+at a time; so a round is never under way beside steps.
+"""
+
+from collections.abc import Callable
+import pickle
+import queue
+import threading
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import multihost_utils
+import numpy as np
+
+from parallel.elastic.membership.leases import Spans
+from parallel.elastic.membership.revision import Revision
+from parallel.elastic.membership.shared_state import State
+from parallel.elastic.patience import Finished, Halted
+from parallel.elastic.swarm import Swarm
+from parallel.elastic.transport.transfers import Lost
+
+_NEWS_S = 1.0  # so often the others are told that nothing has happened
+_ENDS = {"Halted": Halted, "Finished": Finished}
+
+
+class Seen(NamedTuple):
+  """What a program reads of a `Swarm` between its calls.
+
+  Attributes:
+    newest: The newest revision.
+    samples: Of the part that is to be computed.
+    counted: Whether the last part is in a committed round.
+    me: The peer's id.
+    members: Of the newest epoch.
+  """
+
+  newest: Revision
+  samples: Spans
+  counted: bool
+  me: Any
+  members: tuple[Any, ...]
+
+
+class Together:
+  """A `Swarm` for all processes of a worker; process 0 has the real one."""
+
+  def __init__(self, swarm: Swarm | None) -> None:
+    """Takes process 0's place in the swarm.
+
+    Args:
+      swarm: Not entered yet; None on the other processes.
+    """
+    self._swarm = swarm
+    self._seen = _told(
+      swarm and Seen(swarm.newest, (), False, swarm.me, swarm.members)
+    )
+
+  def __enter__(self) -> "Together":
+    self._follow(lambda: self._swarm.__enter__())
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    if self._swarm is not None:
+      self._swarm.__exit__()
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._seen, name)
+
+  @property
+  def state(self) -> dict[str, Any]:
+    """As of a `Swarm`."""
+    return dict(self._seen.newest.visible)
+
+  @property
+  def checkpoint(self) -> tuple[int, State]:
+    """As of a `Swarm`."""
+    return self._seen.newest.number, self._seen.newest.shared
+
+  @property
+  def revision(self) -> int:
+    """As of a `Swarm`."""
+    return self._seen.newest.number
+
+  @property
+  def digest(self) -> Any:
+    """As of a `Swarm`."""
+    return self._seen.newest.digest
+
+  def give(self, part: Any, combine: Any, weight: float = 1.0) -> Any:
+    """As of a `Swarm`; all processes give the same part."""
+
+    def give() -> None:
+      self._swarm.give(part, self._asked, weight)
+
+    self._follow(give, lambda *args: combine(*args, part))
+    return self.state
+
+  def _asked(self, exchange: Any, state: State, part: Any) -> State:
+    """Has the main thread run an attempt; a thread of the peer calls this."""
+    del part
+    answer: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    self._news.put(("attempt", (exchange, state, answer)))
+    made, error = answer.get()
+    if error is not None:
+      raise error
+    return made
+
+  def _follow(
+    self, call: Callable[[], Any], attempt: Callable[..., State] | None = None
+  ) -> None:
+    """Makes process 0 call the peer, and takes what comes, on all processes.
+
+    Args:
+      call: What process 0 calls, in a thread.
+      attempt: Runs an attempt with an exchange and the shared state.
+
+    Raises:
+      Halted: The peer has ended.
+      Finished: The peer has come too late.
+    """
+    if self._swarm is not None:
+      self._news: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+      threading.Thread(target=self._call, args=(call,), daemon=True).start()
+    while True:
+      word, what = self._next()
+      if word == "attempt":
+        self._attempt(what, attempt)
+      elif word == "end":
+        self._seen = _told(what)
+        return
+      elif word == "error":
+        kind, text = _told(what)
+        raise _ENDS.get(kind, RuntimeError)(text)
+
+  def _call(self, call: Callable[[], Any]) -> None:
+    try:
+      call()
+    except BaseException as error:
+      self._news.put(("error", (type(error).__name__, str(error))))
+      return
+    swarm = self._swarm
+    self._news.put(("end", Seen(
+      swarm.newest, swarm.samples, swarm.counted, swarm.me, swarm.members
+    )))
+
+  def _next(self) -> tuple[str, Any]:
+    """Returns what happens next; the others have its word only."""
+    found: tuple[str, Any] = "", None
+    if self._swarm is not None:
+      try:
+        found = self._news.get(timeout=_NEWS_S)
+      except queue.Empty:
+        found = "nothing", None
+    return _told(found[0]), found[1]
+
+  def _attempt(self, what: Any, attempt: Callable[..., State] | None) -> None:
+    real, state, answer = what or (None, None, None)
+    exchange = _Exchange(real)
+    state = _told(state)
+    made, error = None, None
+    try:
+      made = attempt(exchange, state)
+    except Lost as lost:  # on all of them
+      error = lost
+    if answer is not None:
+      answer.put((made, error))
+
+
+class _Exchange:
+  """An exchange of which process 0 has the real one."""
+
+  def __init__(self, real: Any) -> None:
+    self._real = real
+    facts = real and (
+      real.round, real.contributors, real.rank, real.weights
+    )
+    self.round, self.contributors, self.rank, self.weights = _told(facts)
+
+  def sum(self, x: np.ndarray, order: str = "direct") -> np.ndarray:
+    return self._run(lambda: self._real.sum(x, order))
+
+  def gather(self, data: Any) -> list[Any]:
+    return self._run(lambda: [bytes(x) for x in self._real.gather(data)])
+
+  def _run(self, call: Callable[[], Any]) -> Any:
+    """Returns what process 0 gets, on all, or raises `Lost` on all."""
+    value, failed = None, False
+    if self._real is not None:
+      try:
+        value = call()
+      except OSError as error:
+        value, failed = str(error), True
+    value, failed = _told((value, failed))
+    if failed:
+      raise Lost(None, value)
+    return value
+
+
+def _told(value: Any) -> Any:
+  """Returns process 0's value on all processes."""
+  data = np.frombuffer(pickle.dumps(value), np.uint8)
+  size = int(multihost_utils.broadcast_one_to_all(np.int32(data.size)))
+  # Few shapes, since each is a program.
+  room = np.zeros(1 << (size - 1).bit_length(), np.uint8)
+  if jax.process_index() == 0:
+    room[:size] = data
+  room = np.asarray(multihost_utils.broadcast_one_to_all(room))
+  return pickle.loads(room[:size].tobytes())
+
+
+def joined(make: Callable[[], Swarm]) -> Any:
+  """Returns a worker's place in a swarm, for one process or for several.
+
+  Args:
+    make: Makes it; called on process 0.
+  """
+  if jax.process_count() == 1:
+    return make()
+  return Together(make() if jax.process_index() == 0 else None)

@@ -1,0 +1,125 @@
+"""A coordinator's log: every message in and effect out, as lines of JSON.
+
+The coordinator's `step` is a function, so its log can be run again: `replay`
+takes the messages and compares the effects.
+
+A log that has grown long becomes ``PATH.1``, in the place of the one before,
+and another one begins with the coordinator's whole state. So there are never
+more than two, each of which can be run by itself, or both in their order.
+"""
+
+from collections.abc import Iterable, Iterator
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+from parallel.elastic.membership import coordinator
+from parallel.elastic.membership import messages as m
+from parallel.elastic.membership.coordinator import Coordinator, Phase, Rules
+from parallel.elastic.membership.messages import Id, Record
+
+_MOST_BYTES = 1 << 26  # some ten thousand rounds
+
+
+class Log:
+  """Writes a log; with no path it writes nothing."""
+
+  def __init__(
+    self, path: pathlib.Path | str | None, most_bytes: int = _MOST_BYTES
+  ) -> None:
+    """Opens a log, and goes on in it.
+
+    Args:
+      path: Its file, whose folder is made if need be; None writes nothing.
+      most_bytes: A file that is longer is followed by another one.
+    """
+    self._file, self._size, self._most_bytes = -1, 0, most_bytes
+    if path:
+      self._path = pathlib.Path(path)
+      self._path.parent.mkdir(parents=True, exist_ok=True)
+      self._open()
+      if self._size and os.pread(self._file, 1, self._size - 1) != b"\n":
+        os.write(self._file, b"\n")  # a crash has torn the last line
+
+  def started(self, record: Record, rules: Rules, effects: Any) -> None:
+    """Writes that a coordinator has started with a journal."""
+    self._rules = rules._asdict()
+    self._write(record=m.to_json(record), rules=self._rules, effects=effects)
+
+  def stepped(
+    self, sender: Id | None, message: Any, effects: Any, after: Coordinator
+  ) -> None:
+    """Writes a message, what the coordinator did with it, and was after it."""
+    self._write(sender=sender, message=m.to_json(message), effects=effects)
+    if self._size > self._most_bytes:
+      os.close(self._file)
+      self._path.replace(f"{self._path}.1")
+      self._open()
+      self._write(state=_to_json(after), rules=self._rules, effects=())
+
+  def _open(self) -> None:
+    self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    self._size = os.fstat(self._file).st_size
+
+  def _write(self, *, effects: Any, **fields: Any) -> None:
+    if self._file >= 0:
+      line = {"time": time.time(), **fields}
+      line["effects"] = [m.to_json(effect) for effect in effects]
+      self._size += os.write(self._file, json.dumps(line).encode() + b"\n")
+
+
+def _to_json(state: Coordinator) -> dict[str, Any]:
+  return {
+    key: m.to_json(tuple(sorted(x)) if isinstance(x, frozenset) else x)
+    for key, x in state._asdict().items()
+  }
+
+
+def _from_json(data: dict[str, Any]) -> Coordinator:
+  state = Coordinator(**{key: m.from_json(x) for key, x in data.items()})
+  return state._replace(
+    phase=Phase(state.phase), said=frozenset(state.said),
+    holders=frozenset(state.holders), wrong=frozenset(state.wrong),
+  )
+
+
+def read(path: pathlib.Path | str) -> Iterator[dict[str, Any]]:
+  """Yields a log's lines; one that was torn by a crash is left out."""
+  with open(path, "rb") as lines:
+    for line in lines:
+      try:
+        yield json.loads(line)
+      except ValueError:
+        continue
+
+
+def replay(lines: Iterable[dict[str, Any]]) -> Iterator[Coordinator]:
+  """Runs a log again; yields the coordinator's states.
+
+  Args:
+    lines: Of the log.
+
+  Raises:
+    ValueError: The coordinator does something else than the log says.
+  """
+  state, rules = Coordinator(), Rules()
+  for number, line in enumerate(lines, 1):
+    if "state" in line:
+      before, state = state, _from_json(line["state"])
+      rules, effects = Rules(**line["rules"]), []
+      if number > 1 and before != state:
+        raise ValueError(f"line {number}: a log of another state follows")
+    elif "record" in line:
+      rules = Rules(**line["rules"])
+      state, effects = coordinator.started(m.from_json(line["record"]))
+    else:
+      message = m.from_json(line["message"])
+      state, effects = coordinator.step(state, line["sender"], message, rules)
+    found = [m.to_json(effect) for effect in effects]
+    if found != line["effects"]:
+      raise ValueError(
+        f"line {number}: the log has {line['effects']}, now it is {found}"
+      )
+    yield state

@@ -1,0 +1,374 @@
+"""All that can happen in one state of a small world of peers.
+
+The protocol's own functions are what is run. Contents are modelled by their
+history: which parts each round summed.
+"""
+
+from collections.abc import Callable, Iterator
+import functools
+from typing import Any
+
+from parallel.elastic.membership import messages as m
+from parallel.elastic.membership.peer import Part
+from parallel.elastic.membership.world import Bounds, Protocol, World
+
+
+class Wrong(Exception):
+  """Something happened that must not."""
+
+
+# The history that all start with. A digest is a history: what each round
+# summed, as (epoch, ((peer, number of its part), ...)).
+_START: tuple[Any, ...] = ()
+
+
+class Model:
+  """The steps of a world."""
+
+  def __init__(self, bounds: Bounds, protocol: Protocol) -> None:
+    self._bounds, self._protocol = bounds, protocol
+    # Many worlds differ in what their next step does not look at. The types
+    # are arguments since tuples of different types may be equal.
+    self._coordinator_step = functools.lru_cache(None)(
+      lambda state, sender, message, _: protocol.coordinator.step(
+        state, sender, message, bounds.rules
+      )
+    )
+    self._peer_step = functools.lru_cache(None)(
+      lambda state, message, _: protocol.peer.step(state, message)
+    )
+
+  def first(self) -> World:
+    """Returns the world before anybody has said anything."""
+    n = self._bounds.peers
+    state, _ = self._protocol.coordinator.started(
+      m.Record(digest=_START)
+    )
+    make = self._protocol.peer.Peer
+    return World(
+      state, m.Record(digest=_START), frozenset(), frozenset(),
+      tuple(make(i, digest=_START) for i in range(n)), (False,) * n, (0,) * n,
+      frozenset(), frozenset(), frozenset(), self._bounds.budget,
+    )
+
+  def done(self, world: World) -> bool:
+    """Whether all rounds are committed and all who live know it."""
+    if world.coordinator is None:
+      return False
+    record = world.coordinator.record
+    there = [p for p in world.peers if self._lives(p)]
+    return record.revision >= self._bounds.rounds and all(
+      p.revision == record.revision for p in there
+    )
+
+  def can_go_on(self, world: World) -> bool:
+    """Whether those who live ought to reach the end."""
+    there = [p for p in world.peers if self._lives(p)]
+    record = world.journal
+    if not record.epoch:
+      return len(there) >= self._bounds.rules.least
+    return any(p.digest == record.digest or self._result(p, record)
+               for p in there)
+
+  def _result(self, peer: Any, record: m.Record) -> bool:
+    vote = peer.voted
+    return vote is not None and vote.digest == record.digest
+
+  def _lives(self, peer: Any) -> bool:
+    return peer is not None and (
+      peer.phase is not self._protocol.peer.Phase.HALTED
+    )
+
+  def violation(self, before: World, world: World) -> str:
+    """Says what must not be in a state, or in a step to it."""
+    record, old = world.journal, before.journal
+    if record.epoch < old.epoch or record.revision < old.revision:
+      return "an epoch or a revision goes back"
+    if record.epoch == old.epoch and record.members != old.members:
+      return "an epoch has two lists of members"
+    if record.revision > 0 and record.digest[: len(old.digest)] != old.digest:
+      return "a committed round is lost"
+    parts = [part for _, given in record.digest for part in given]
+    if len(parts) != len(set(parts)):
+      return "a part is counted twice"
+    for peer in world.peers:
+      if peer is None:
+        continue
+      if peer.digest is None:
+        return "a peer applies a round that failed"
+      if peer.digest != record.digest[: len(peer.digest)]:
+        return "a peer has what was not committed"
+      if len(peer.digest) != peer.revision:
+        return "a peer's revision is not its content"
+    return ""
+
+  def successors(
+    self, world: World
+  ) -> Iterator[tuple[str, bool, World | str]]:
+    """Yields what can happen: in words, whether it is an accident, the world.
+
+    A string in place of a world says what went wrong.
+    """
+    for what, accident, act in self._acts(world):
+      try:
+        result = act()
+      except (Wrong, AssertionError) as error:
+        yield what, accident, str(error) or "an assertion fails"
+      else:
+        if result != world:
+          yield what, accident, result
+
+  def _acts(
+    self, world: World
+  ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
+    left = world.left
+    for entry in sorted(world.messages, key=repr):
+      source, target, kind, message = entry
+      after = world._replace(messages=world.messages - {entry})
+      what = f"{_name(source)} -> {_name(target)}: {kind} {tuple(message)}"
+      yield what, False, lambda a=after, e=entry: self._deliver(a, e)
+      if left.copies:
+        twice = self._spend(world, "copies")
+        yield what + " (comes again later)", True, (
+          lambda a=twice, e=entry: self._deliver(a, e)
+        )
+    yield from self._host_acts(world)
+    yield from self._task_acts(world)
+    yield from self._accidents(world)
+
+  def _host_acts(
+    self, world: World
+  ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
+    up = world.coordinator is not None
+    for message in sorted(world.armed, key=repr):
+      after = world._replace(armed=world.armed - {message})
+      yield f"time is over: {message}", False, (
+        lambda a=after, e=message: self._coordinator(a, None, e)
+      )
+    if not up:
+      yield "the coordinator comes back", False, lambda: self._restart(world)
+    for i, peer in enumerate(world.peers):
+      if up and not world.linked[i] and self._lives(peer):
+        linked = world._replace(linked=_set(world.linked, i, True))
+        yield f"peer {i} connects", False, (
+          lambda a=linked, i=i: self._peer(a, i, m.Reconnected())
+        )
+      if up and i in world.watched and not self._lives(peer):
+        after = world._replace(watched=world.watched - {i})
+        yield f"peer {i} is silent", False, (
+          lambda a=after, i=i: self._coordinator(a, None, m.Silent(i))
+        )
+
+  def _task_acts(
+    self, world: World
+  ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
+    for entry in sorted(world.tasks, key=repr):
+      i, kind, task = entry
+      after = world._replace(tasks=world.tasks - {entry})
+      for accident, answer in self._answers(world, i, kind, task):
+        begin = self._spend(after, "failures") if accident else after
+        what = f"peer {i}: {type(answer).__name__} {tuple(answer)}"
+        yield what, accident, (
+          lambda a=begin, i=i, e=answer: self._peer(a, i, e)
+        )
+
+  def _answers(
+    self, world: World, i: int, kind: str, task: Any
+  ) -> Iterator[tuple[bool, Any]]:
+    """Yields how a task can end."""
+    can_fail = world.left.failures > 0
+    if kind == "Work":
+      # Beyond the last round, too, if somebody is still to be admitted.
+      state = world.coordinator
+      if world.peers[i].revision < self._bounds.rounds or (
+        state is not None and state.pending
+      ):
+        yield False, m.Worked()
+    elif kind == "Connect":
+      gone = tuple(
+        j for j in task.members if not self._lives(world.peers[j])
+      )
+      yield False, m.Connected(task.epoch, gone)
+      if can_fail and len(task.members) > 1:
+        other = next(j for j in task.members if j != i)
+        yield True, m.Connected(task.epoch, (other,))
+    elif kind == "Fetch":
+      if any(
+        self._lives(world.peers[j]) and world.peers[j].digest == task.digest
+        for j in task.holders
+      ):
+        yield False, m.Fetched(task.revision, task.digest)
+    else:
+      parts = {
+        j: part for epoch, round_, j, part in world.begun
+        if (epoch, round_) == (task.epoch, task.round)
+      }
+      if set(task.contributors) <= set(parts):
+        given = tuple((j, parts[j]) for j in task.contributors)
+        base = world.peers[i].digest
+        digest = (*base, (task.epoch, given))
+        yield False, m.Reduced(task.epoch, task.round, digest)
+        if can_fail:
+          yield True, m.Reduced(task.epoch, task.round, None)
+      if any(not self._runs(world, j, task) for j in task.contributors):
+        yield False, m.Reduced(task.epoch, task.round, None)
+
+  def _runs(self, world: World, j: int, task: Any) -> bool:
+    """Whether a peer still has a part in a round, or will."""
+    peer = world.peers[j]
+    return self._lives(peer) and peer.epoch == task.epoch
+
+  def _accidents(
+    self, world: World
+  ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
+    left, up = world.left, world.coordinator is not None
+    if left.restarts and up:
+      yield "the coordinator is killed", True, lambda: self._kill(world)
+    for i, peer in enumerate(world.peers):
+      if not self._lives(peer):
+        continue
+      if left.crashes:
+        yield f"peer {i} is killed", True, lambda i=i: self._crash(world, i)
+      if left.cuts and world.linked[i]:
+        cut = self._spend(self._unlink(world, i), "cuts")
+        yield f"peer {i} is cut off", True, lambda a=cut: a
+      if left.suspicions and up and i in world.watched:
+        begin = self._spend(world, "suspicions")
+        yield f"peer {i} seems silent", True, (
+          lambda a=begin, i=i: self._coordinator(a, None, m.Silent(i))
+        )
+      if left.voids and peer.fetching and peer.part == Part.THERE:
+        begin = self._spend(world, "voids")
+        yield f"peer {i}'s part is void", True, (
+          lambda a=begin, i=i: self._peer(a, i, m.Voided())
+        )
+      if left.halts and not world.linked[i]:
+        begin = self._spend(world, "halts")
+        yield f"peer {i} halts", True, (
+          lambda a=begin, i=i: self._peer(a, i, m.Alone())
+        )
+      if left.leaves and up and world.linked[i]:
+        begin = self._spend(world, "leaves")
+        yield f"peer {i} leaves", True, lambda a=begin, i=i: self._gone(
+          self._coordinator(a, i, m.Leave()), i
+        )
+
+  def _spend(self, world: World, what: str) -> World:
+    left = world.left._replace(**{what: getattr(world.left, what) - 1})
+    return world._replace(left=left)
+
+  def _unlink(self, world: World, i: int) -> World:
+    """Breaks a connection: what is under way on it is lost."""
+    under_way = frozenset(e for e in world.messages if i not in e[:2])
+    return world._replace(
+      messages=under_way, linked=_set(world.linked, i, False)
+    )
+
+  def _gone(self, world: World, i: int) -> World:
+    world = self._unlink(world, i)
+    return world._replace(
+      peers=_set(world.peers, i, None),
+      tasks=frozenset(e for e in world.tasks if e[0] != i),
+    )
+
+  def _crash(self, world: World, i: int) -> World:
+    return self._gone(self._spend(world, "crashes"), i)
+
+  def _kill(self, world: World) -> World:
+    world = self._spend(world, "restarts")
+    for i in range(len(world.peers)):
+      world = self._unlink(world, i)
+    return world._replace(
+      coordinator=None, armed=frozenset(), watched=frozenset()
+    )
+
+  def _restart(self, world: World) -> World:
+    state, effects = self._protocol.coordinator.started(world.journal)
+    return self._host(world._replace(coordinator=state), effects)
+
+  def _deliver(self, world: World, entry: tuple[Any, ...]) -> World:
+    source, target, _, message = entry
+    if target is None:
+      return self._coordinator(world, source, message)
+    return self._peer(world, target, message)
+
+  def _coordinator(
+    self, world: World, sender: int | None, message: Any
+  ) -> World:
+    assert world.coordinator is not None
+    state, effects = self._coordinator_step(
+      world.coordinator, sender, message, type(message)
+    )
+    return self._host(world._replace(coordinator=state), effects)
+
+  def _host(self, world: World, effects: list[Any]) -> World:
+    """Does what the coordinator asks for."""
+    for effect in effects:
+      if isinstance(effect, m.Record):
+        world = world._replace(journal=effect)
+      elif isinstance(effect, m.Arm):
+        world = world._replace(armed=world.armed | {effect.message})
+      elif isinstance(effect, m.Watch):
+        world = world._replace(watched=world.watched | {effect.peer})
+      elif isinstance(effect, m.Close):
+        world = self._unlink(world, effect.peer)
+      elif world.linked[effect.to]:
+        world = self._send(world, None, effect.to, effect.message)
+    return world
+
+  def _send(
+    self, world: World, source: int | None, target: int | None, message: Any
+  ) -> World:
+    entry = source, target, type(message).__name__, message
+    return world._replace(messages=world.messages | {entry})
+
+  def _peer(self, world: World, i: int, message: Any) -> World:
+    state, effects = self._peer_step(world.peers[i], message, type(message))
+    world = world._replace(peers=_set(world.peers, i, state))
+    for effect in effects:
+      kind = type(effect).__name__
+      if isinstance(effect, m.Send):
+        if world.linked[i]:
+          world = self._send(world, i, None, effect.message)
+      elif isinstance(effect, m.Cancel):
+        world = self._end(world, i, "Reduce")
+      elif isinstance(effect, m.Discard):
+        self._discarded(world, i, effect)
+      elif isinstance(effect, m.Apply):
+        if state.revision and world.journal.revision < state.revision:
+          raise Wrong("a peer applies what was not committed")
+      elif isinstance(effect, m.Halt):
+        world = world._replace(
+          tasks=frozenset(e for e in world.tasks if e[0] != i)
+        )
+      else:
+        if isinstance(effect, m.Work):
+          counts = _set(world.counts, i, world.counts[i] + 1)
+          world = world._replace(counts=counts)
+        if isinstance(effect, m.Reduce):
+          entry = effect.epoch, effect.round, i, world.counts[i]
+          world = world._replace(begun=world.begun | {entry})
+        world = self._end(world, i, kind)
+        world = world._replace(tasks=world.tasks | {(i, kind, effect)})
+    return world
+
+  def _end(self, world: World, i: int, kind: str) -> World:
+    """Drops what a new task replaces."""
+    return world._replace(
+      tasks=frozenset(e for e in world.tasks if e[:2] != (i, kind))
+    )
+
+  def _discarded(self, world: World, i: int, discard: m.Discard) -> None:
+    """A part that is kept will be given again, so it must not have counted."""
+    part = i, world.counts[i]
+    counted = any(part in given for _, given in world.journal.digest)
+    if discard.keep and counted:
+      raise Wrong("a part that was counted is kept")
+
+
+def _set(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
+  return (*values[:i], value, *values[i + 1 :])
+
+
+def _name(who: int | None) -> str:
+  return "coordinator" if who is None else f"peer {who}"

@@ -1,0 +1,197 @@
+"""What all operations over links have in common: who is ready, what is left.
+
+An operation ends well when all its peers have opened it, all blocks have been
+made here, and all that is sent has been given to the kernel. It fails when the
+links end. Either way it is booked once.
+"""
+
+import abc
+from collections.abc import Sequence
+import hashlib
+import threading
+from typing import Any
+
+from parallel.elastic.membership.messages import Id
+from parallel.elastic.transport.frames import (
+  HEADER_BYTES,
+  LIMITS,
+  FrameError,
+  Header,
+  Kind,
+)
+from parallel.elastic.transport.links import Links
+from parallel.elastic.transport.transfers import Agreement, Bytes, Lost
+
+
+class Operation(abc.ABC):
+  """What all operations have in common.
+
+  Subclasses count down `_left`, the blocks that are still to be made here, and
+  hold `_lock` while they change anything.
+  """
+
+  def __init__(
+    self, links: Links, tag: int, ranks: Sequence[Id], what: str, size: int,
+    block_bytes: int,
+  ) -> None:
+    if links.me not in ranks:
+      raise ValueError(f"{links.me} is none of the ranks {', '.join(ranks)}")
+    if len(set(ranks)) < len(ranks) or not {*ranks} <= {*links.members}:
+      raise ValueError(f"ranks {ranks} must be different members")
+    if not 0 < block_bytes <= LIMITS[Kind.DATA] or block_bytes % 4:
+      raise ValueError(
+        f"block_bytes={block_bytes} must be a multiple of 4, at most "
+        f"{LIMITS[Kind.DATA]}"
+      )
+    self.tag, self.ranks, self.ready = tag, tuple(ranks), set[Id]()
+    self.heard = set[Id]()  # whose OPEN the links have; with their lock held
+    self._links, self._rank = links, tuple(ranks).index(links.me)
+    self._block = block_bytes
+    text = f"{what} {block_bytes} {' '.join(ranks)}"
+    self._agreement = Agreement(hashlib.sha256(text.encode()).digest(), size)
+    self._lock = threading.Lock()
+    self._changed = threading.Condition(self._lock)
+    self._held: dict[Id, list[tuple[int, int, Any]]] = {}
+    self._seen: set[tuple[Id, int, int]] = set()
+    self._left = self._sending = self._writing = 0
+    self._sent, self._received = Bytes(), Bytes()
+    self._error: Lost | None = None
+    self._booked = False
+
+  def _begin(self) -> None:
+    self._links.begin(self, self._agreement, self.ranks)
+    self._check_done()
+
+  def done(self) -> bool:
+    """Whether the operation has ended, well or not."""
+    with self._lock:
+      return self._booked
+
+  def wait(self, limit_s: float | None = None) -> None:
+    """Waits until the operation has ended.
+
+    Args:
+      limit_s: Seconds after which the links are ended, since a peer that lives
+        and does nothing is of no use either; None waits as long as all live.
+
+    Raises:
+      Lost: A peer was lost, or the time is over.
+    """
+    with self._changed:
+      ended = self._changed.wait_for(lambda: self._booked, limit_s)
+      late = None if ended else self._late()
+    if not ended:
+      self._links.fail(Lost(
+        late, f"operation {self.tag} has not ended within {limit_s:g} s"
+      ))
+    with self._changed:
+      self._changed.wait_for(lambda: self._booked and not self._writing)
+      if self._error is not None:
+        raise self._error
+
+  def _late(self) -> Id | None:
+    """Returns a peer that has not opened the operation, or not sent all."""
+    for peer in self.ranks:
+      if peer != self._links.me and peer not in self.ready:
+        return peer
+    return self._owing()
+
+  @abc.abstractmethod
+  def _owing(self) -> Id | None:
+    """Returns a peer of whom a block has not come; None if all have."""
+
+  def opened(self, peer: Id, agreement: Agreement) -> None:
+    """A peer is ready to receive."""
+    if peer not in self.ranks or not self._agrees(agreement):
+      raise FrameError(
+        f"operation {self.tag} is another one for {peer}: size "
+        f"{agreement.size:,} there, {self._agreement.size:,} here"
+      )
+    with self._changed:
+      self.ready.add(peer)
+      self._welcome(peer, agreement)
+      for item in self._held.pop(peer, ()):
+        self._links.send(self, peer, *item)
+      self._changed.notify_all()
+    self._check_done()
+
+  def _agrees(self, agreement: Agreement) -> bool:
+    return agreement == self._agreement
+
+  def _welcome(self, peer: Id, agreement: Agreement) -> None:
+    """Notes what a peer gives, with the lock held."""
+    del peer, agreement
+
+  def _push(self, peer: Id, slot: int, offset: int, block: Any) -> None:
+    """Sends a block once the peer is ready; with the lock held."""
+    self._sending += 1
+    if peer in self.ready:
+      self._links.send(self, peer, slot, offset, block)
+    else:
+      self._held.setdefault(peer, []).append((slot, offset, block))
+
+  def _take(self, peer: Id, header: Header, size: int) -> None:
+    """Checks a block against its place, which has so many bytes in all."""
+    key = peer, header.slot, header.offset
+    wanted = min(self._block, size - header.offset)
+    with self._lock:
+      if (
+        header.offset % self._block or wanted <= 0 or header.length != wanted
+        or key in self._seen or peer not in self.ranks
+      ):
+        raise FrameError(
+          f"operation {self.tag} has no block of {header.length:,} bytes at "
+          f"{header.offset:,} in slot {header.slot}, or has it already"
+        )
+      self._seen.add(key)
+      self._writing += 1
+
+  def arrived(self, peer: Id, header: Header, block: memoryview) -> None:
+    """A block is there."""
+    self._use(peer, header, block)
+    with self._changed:
+      self._writing -= 1
+      self._received.add(header.length, HEADER_BYTES)
+      self._changed.notify_all()
+    self._check_done()
+
+  @abc.abstractmethod
+  def _use(self, peer: Id, header: Header, block: memoryview) -> None:
+    """Takes a block that has come."""
+
+  def missed(self) -> None:
+    """A block that had a place has not come."""
+    with self._changed:
+      self._writing -= 1
+      self._changed.notify_all()
+
+  def sent(self, header: Header, size: int) -> None:
+    """A block has been given to the kernel."""
+    del header
+    with self._lock:
+      self._sending -= 1
+      self._sent.add(size, HEADER_BYTES)
+    self._check_done()
+
+  def failed(self, error: Lost) -> None:
+    """The links have ended."""
+    with self._changed:
+      if self._booked:
+        return
+      self._error, self._booked = error, True
+      self._held.clear()
+      self._changed.notify_all()
+    self._links.end(self, self._sent, self._received, False)
+
+  def _check_done(self) -> None:
+    """Ends the operation if everything has been made, and sent on."""
+    with self._lock:
+      if (
+        self._left or self._sending or self._writing or self._booked
+        or len(self.ready) < len(self.ranks) - 1
+      ):
+        return
+      self._booked = True
+    self._links.end(self, self._sent, self._received, True)
+    with self._changed:
+      self._changed.notify_all()

@@ -1,0 +1,82 @@
+"""What of the training state lies on a device, in closed form.
+
+Tensors are those of `caatnet/models/transformer`, cut over stages and tensor
+ranks. `parallel.zero.cost` prices them, and `parallel.outer.cost` what workers
+exchange of them.
+"""
+
+import math
+
+from parallel.outer.cost import Rows
+from parallel.planner.space import Configuration
+from parallel.planner.workload import Transformer, layers_per_part
+from parallel.zero import cost as zero_cost
+from parallel.zero.partition import Level, Partition
+
+# Depth of weights, gradients and optimizer state over the data-parallel ranks.
+_DEPTHS = {
+  "ddp": (0, 0, 0), "zero1": (0, 0, 1), "zero2": (0, 1, 1), "zero3": (1, 1, 1)
+}
+
+
+def partition(configuration: Configuration) -> Partition:
+  """Returns what a worker's data-parallel ranks share, over one level."""
+  c = configuration
+  return Partition(
+    (Level("data", c.ranks),), *_DEPTHS[c.scheme],
+    weight_codec=c.weight_codec, gradient_codec=c.gradient_codec,
+  )
+
+
+def parameters(
+  configuration: Configuration, model: Transformer
+) -> list[zero_cost.Parameter]:
+  """Returns the tensors of a device, as `parallel.zero.cost` prices them."""
+  c = configuration
+  layers = c.chunks * layers_per_part(model, c.stages * c.chunks)
+  wire = model.item_bytes if c.scheme != "ddp" else 4
+  tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
+  return [
+    *(zero_cost.Parameter(math.ceil(size / c.tensor), layers, wire)
+      for size in model.matrices),
+    zero_cost.Parameter(model.width, 2 * layers, 4),
+    # Of the embedding a backward reads no row again.
+    zero_cost.Parameter(tables, 1, wire, regathered=0),
+    zero_cost.Parameter(tables, 1, wire),
+    zero_cost.Parameter(model.width, 1, 4),
+  ]
+
+
+def fragments(
+  configuration: Configuration, model: Transformer
+) -> list[list[Rows]]:
+  """Returns what an outer loop exchanges together, of a device.
+
+  Returns:
+    The rows of each fragment, as `parallel.outer.cost` takes them. The last one
+    has what is in no layer, or everything if it is the only one.
+  """
+  c, sharding = configuration, partition(configuration)
+
+  def of_layers(count: int) -> list[Rows]:
+    matrices = [
+      Rows(count, sharding.shard(math.ceil(size / c.tensor)))
+      for size in model.matrices
+    ]
+    # Of gains no rank has a slice, unless a partition makes them: so blocks go
+    # on from one layer to the next.
+    gains = Rows(1, count * model.width)
+    if sharding.optimizer:
+      gains = Rows(count, sharding.shard(model.width))
+    return [*matrices, gains, gains]
+
+  tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
+  rest = [
+    Rows(2, sharding.shard(tables)), Rows(1, sharding.shard(model.width))
+  ]
+  layers = c.outer.fragment_layers if c.outer else 0
+  if not layers:
+    here = c.chunks * layers_per_part(model, c.stages * c.chunks)
+    return [[*of_layers(here), *rest]]
+  fragment = of_layers(layers // c.stages)
+  return [*[fragment] * (model.num_layers // layers), rest]

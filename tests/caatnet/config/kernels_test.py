@@ -1,0 +1,38 @@
+"""Which implementations a model's norms take."""
+
+import pytest
+
+from caatnet.config import experiments, transformer
+from caatnet.config.context import Context
+from configs.caatnet import tiny
+from parallel.kernels import evidence
+
+KERNELS = ("tpu", "reference")
+STEPS = {
+  ("chip", "add_norm"): {1.0: 0.9, 0.5: 1.1},
+  ("chip", "ring_all_reduce"): {0.5: 1.1},
+}
+
+
+@pytest.mark.parametrize(
+  ("chip", "p", "route", "used"),
+  [
+    ("chip", 1.0, "psum", True),
+    ("chip", 0.5, "psum", False),
+    ("chip", 0.5, "ring_kernel", True),  # asked for by name
+    ("another", 0.5, "psum", True),
+    (None, 0.5, "psum", True),  # config.kernels is not "auto"
+  ],
+)
+def test_auto_takes_the_kernels_that_help(monkeypatch, chip, p, route, used):
+  monkeypatch.setattr(evidence, "STEP_WITH_KERNEL", STEPS)
+  config = tiny.get_config("test")
+  built = experiments.build(config)
+  section = dict(config.model)
+  section.pop("name")
+  context = Context(
+    "tpu", built.program.layout.tensor, KERNELS, chip, built.data,
+    dict(config.sync) | {"p": p, "route": route},
+  )
+  model = transformer.build(context, **section)
+  assert model.config.kernels == (KERNELS if used else ("reference",))

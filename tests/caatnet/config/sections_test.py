@@ -1,0 +1,197 @@
+"""What a config says is what is built: each key, under its own name."""
+
+import jax.numpy as jnp
+import pytest
+
+from caatnet.config import experiments, sections
+from caatnet.config.optimizer import OPTIMIZERS
+from caatnet.config.override import override
+from configs import sections as configs
+from configs.caatnet import tiny
+
+SMALL = (
+  "parallel.worker=3 parallel.tensor=1 model.width=8 model.num_heads=2 "
+  "model.num_kv_heads=2 model.ffn_width=8 model.vocab_size=16 data.seq_len=4 "
+  "data.batch_size=6 "
+)
+
+
+def build(overrides, base=SMALL):
+  config = override(
+    tiny.get_config("test"), f"{base} {overrides}", configs.choices()
+  )
+  return experiments.build(config)
+
+
+STEP = "outer.learning_rate=0.25 outer.momentum=0.75 "
+WIRE = ("outer.codec=int8 outer.block=16 outer.route=all_to_all "
+        "outer.stochastic_rounding=True outer.error_feedback=True ")
+# Algorithm -> its keys, and what they are in the loop that is built.
+OUTER = {
+  "diloco": (f"outer.every=7 {STEP} {WIRE}", {
+    "every": 7, "optimizer.learning_rate": 0.25, "optimizer.momentum": 0.75,
+    "exchange.wire.codec": "int8", "exchange.wire.block": 16,
+    "exchange.wire.route": "all_to_all", "exchange.wire.stochastic": True,
+    "exchange.error_feedback": True, "exchange.seed": 5, "clients": None,
+  }),
+  "streaming": (
+    f"outer.every=8 {STEP} outer.fragment_layers=2 outer.pattern=sequential "
+    "outer.overlap=(3,2,3) outer.keep=0.125 outer.pieces=2", {
+      "every": 8, "optimizer.learning_rate": 0.25,
+      "optimizer.momentum": 0.75, "fragments.layers": 2,
+      "fragments.strided": False, "overlap": (3, 2, 3), "keep": 0.125,
+      "pieces": 2, "exchange.wire.codec": "none",
+    },
+  ),
+  "eager": (f"outer.every=7 {STEP}", {
+    "every": 7, "optimizer.learning_rate": 0.25, "optimizer.momentum": 0.75,
+  }),
+  "fedavg": ("outer.every=7 outer.weights=(1,2,3) outer.clients=2", {
+    "every": 7, "exchange.weights": (1.0, 2.0, 3.0), "clients": 2,
+  }),
+  "dc_s3gd": ("outer.compensation=0.375 outer.codec=bfloat16", {
+    "compensation": 0.375, "exchange.wire.dtype": "bfloat16",
+  }),
+  "sparseloco": (
+    "outer.every=7 outer.learning_rate=0.25 outer.chunk=32 outer.top_k=8 "
+    "outer.error_decay=0.5", {
+      "every": 7, "rate": 0.25, "chunk": 32, "top_k": 8, "decay": 0.5,
+    },
+  ),
+  "noloco": (
+    "outer.every=7 outer.learning_rate=0.25 outer.momentum=0.75 "
+    "outer.pull=0.375", {
+      "every": 7, "rate": 0.25, "momentum": 0.75, "pull": 0.375, "seed": 5,
+    },
+  ),
+}
+
+
+@pytest.mark.parametrize("algorithm", OUTER)
+def test_keys_of_an_outer_loop_arrive_under_their_names(algorithm):
+  overrides, expected = OUTER[algorithm]
+  outer = build(f"seed=5 outer.algorithm={algorithm} {overrides}").outer
+  for path, value in expected.items():
+    found = outer
+    for name in path.split("."):
+      found = getattr(found, name)
+    assert found == value, path
+
+
+@pytest.mark.parametrize(("num_steps", "decay_steps"), [(12, 0), (5, 12)])
+def test_the_rate_decays_over_the_steps_that_a_key_names(
+  num_steps, decay_steps
+):
+  """Or over all of them; whatever the number of steps, and from then on."""
+  rate = OPTIMIZERS["sgd"](
+    num_steps, {}, learning_rate=0.5, warmup_steps=2, decay_steps=decay_steps,
+    final_fraction=0.2, momentum=0.0, weight_decay=0.0, clip_norm=0.0,
+  ).learning_rate
+  assert [float(rate(s)) for s in (0, 1, 2, 7, 12, 13, 99)] == pytest.approx(
+    [0, 0.25, 0.5, 0.3, 0.1, 0.1, 0.1]
+  )
+
+
+def second_step(optimizer, decays=True):
+  """The update after gradients of 1 and then 2, of a parameter of 4."""
+  params = {"w": jnp.float32(4)}
+  inner = OPTIMIZERS[optimizer["name"]](
+    9, {"w": decays}, learning_rate=0.5, warmup_steps=2, decay_steps=0,
+    final_fraction=0.25, clip_norm=3.0, weight_decay=0.125,
+    **{k: v for k, v in optimizer.items() if k != "name"},
+  )
+  assert inner.clip_norm == 3.0
+  rates = [float(inner.learning_rate(step)) for step in (0, 1, 2, 9)]
+  assert rates == pytest.approx([0.0, 0.25, 0.5, 0.125])
+  state = inner.optimizer.init(params)
+  for grad in (1.0, 2.0):
+    updates, state = inner.optimizer.update(
+      {"w": jnp.float32(grad)}, state, params
+    )
+  return float(updates["w"])
+
+
+def test_adamw_is_its_equation():
+  keys = {"name": "adamw", "beta_1": 0.5, "beta_2": 0.75, "eps": 0.125}
+  first = (0.5 * 0.5 * 1 + 0.5 * 2) / (1 - 0.5**2)
+  second = (0.75 * 0.25 * 1 + 0.25 * 4) / (1 - 0.75**2)
+  step = first / (second**0.5 + 0.125)
+  assert second_step(keys, False) == pytest.approx(-0.25 * step)
+  assert second_step(keys) == pytest.approx(-0.25 * (step + 0.125 * 4))
+
+
+def test_sgd_is_its_equation():
+  """Decay is part of the gradient, so momentum carries it on."""
+  keys = {"name": "sgd", "momentum": 0.5}
+  assert second_step(keys, False) == pytest.approx(-0.25 * (0.5 * 1 + 2))
+  assert second_step(keys) == pytest.approx(-0.25 * (0.5 * 1.5 + 2.5))
+
+
+def test_each_door_has_its_own_fraction():
+  doors = build(
+    "sync.p=0.75 sync.p_mlp=(0.25,0.5) sync.forward_dtype=bfloat16 "
+    "sync.backward_dtype= sync.private_scale=init sync.overlap=on"
+  ).program.model.config.syncs
+  assert [(a.p, m.p) for a, m in doors] == [(0.75, 0.25), (0.75, 0.5)]
+  for sync in (*doors[0], *doors[1]):
+    assert (sync.forward_dtype, sync.backward_dtype) == ("bfloat16", None)
+    assert (sync.private_scale, sync.overlap) == ("init", True)
+
+
+def test_levels_of_a_partition_are_counted_from_inside():
+  layout = build(
+    "parallel.worker=1 parallel.data=6 zero.levels=node:3,gpu:2 "
+    "zero.scheme=zero3 zero.weights=gpu zero.secondary=gpu "
+    "zero.weight_codec=int8 zero.secondary_codec=int4 zero.block=32"
+  ).program.layout
+  found = layout.partition
+  assert [axis.name for axis in layout.data] == ["node", "gpu"]
+  assert (found.weights, found.gradients, found.optimizer) == (1, 2, 2)
+  assert (found.secondary, found.weight_codec) == (1, "int8")
+  assert (found.secondary_codec, found.gradient_codec) == ("int4", "none")
+  assert found.block == 32
+
+
+def builder(number, *, width, depth=3):
+  return number, width, depth
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [
+    ({"width": 1, "depth": 2, "heads": 3},
+     "config.model.heads=3 has no effect with config.model.name='b'; the keys "
+     "are width, depth"),
+    ({"width": 1}, "config.model lacks depth with"),
+  ],
+)
+def test_a_section_has_its_builder_s_keys_and_no_others(values, message):
+  choices = {"b": builder}
+  with pytest.raises(ValueError, match=message):
+    sections.choose("model", "name", choices, {"name": "b"} | values, 7)
+  assert sections.choose(
+    "model", "name", choices, {"name": "b", "width": [1], "depth": 2}, 7
+  ) == (7, (1,), 2)
+  with pytest.raises(ValueError, match=r"config\.model\.name='c' must be"):
+    sections.choose("model", "name", choices, {"name": "c"}, 7)
+
+
+@pytest.mark.parametrize(
+  ("overrides", "message"),
+  [
+    ("data.seq_len=1.5", "'data.seq_len=1.5': the value must be an integer"),
+    ("sync.p=half", "the value must be a number"),
+    ("kernels.x=1", "no config key 'kernels.x'"),
+    ("outer.every=3 outer.algorithm=data_parallel", "no config key 'outer.eve"),
+    ("outer.algorithm=diloca", "each outer.algorithm has a section of its own"),
+  ],
+)
+def test_an_override_has_a_key_and_its_type(overrides, message):
+  config = tiny.get_config("test")
+  with pytest.raises(ValueError, match=message):
+    override(config, overrides, configs.choices())
+  changed = override(config, "sync.p=1 outer.every=3 outer.algorithm=diloco",
+                     configs.choices())
+  assert (changed.sync.p, type(changed.sync.p)) == (1.0, float)
+  assert changed.outer.every == 3
+  assert config.outer.algorithm == "data_parallel"

@@ -1,0 +1,327 @@
+"""Flows on leaf-spine networks: exact loads, laws of the routers."""
+
+import collections
+from fractions import Fraction
+import math
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import pytest
+
+from caatnet.studies.flows import link_loads, patterns
+from caatnet.studies.flows.link_loads import Flow
+from parallel.schedules import builders, colouring
+from parallel.topology import builders as topologies
+
+
+def shift(hosts, n):
+  return [Flow(i, (i + hosts) % n, 1) for i in range(n)]
+
+
+def all_to_all(hosts, n):
+  return [Flow(i, j, 1) for i in range(n) for j in range(n)
+          if i // hosts != j // hosts]
+
+
+# Leaves, spines, hosts, traffic -> fullest uplink of Ethereal = spraying, of
+# ECMP with seed 0; pieces of Ethereal, of spraying, flows.
+TABLE = [
+  ((16, 16, 16), shift, "1", "4", 4096, 4096, 256),
+  ((16, 16, 16), all_to_all, "240", "282", 61440, 983040, 61440),
+  ((8, 6, 8), shift, "4/3", "4", 384, 384, 64),
+  ((8, 6, 8), all_to_all, "224/3", "99", 5376, 21504, 3584),
+  ((8, 8, 8), all_to_all, "56", "76", 3584, 28672, 3584),
+]
+
+
+@pytest.mark.parametrize(
+  ("shape", "traffic", "even", "hashed", "ethereal", "sprayed", "count"), TABLE
+)
+def test_the_table(shape, traffic, even, hashed, ethereal, sprayed, count):
+  net = link_loads.fabric(topologies.leaf_spine(*shape))
+  sent = traffic(shape[2], shape[0] * shape[2])
+  assert len(sent) == count
+  expected = {
+    "ecmp": (hashed, count), "spray": (even, sprayed),
+    "ethereal": (even, ethereal),
+  }
+  for name, (fullest, pieces) in expected.items():
+    routes = link_loads.ROUTERS[name](net, sent)
+    loads = link_loads.loads(net, sent, routes)
+    assert link_loads.fullest_uplink(net, loads) == Fraction(fullest)
+    assert link_loads.num_sent(routes) == pieces
+
+
+shapes = st.tuples(st.integers(2, 5), st.integers(1, 7), st.integers(1, 4))
+
+
+def random_flows(seed, n, sizes=(1,)):
+  draw = random.Random(seed)
+  pairs = [draw.sample(range(n), 2) for _ in range(draw.randrange(1, 60))]
+  return [Flow(u, v, draw.choice(sizes)) for u, v in pairs]
+
+
+def failed(seed, shape):
+  """A network that lost some uplinks, but none of its leaf pairs."""
+  draw = random.Random(seed)
+  net = topologies.leaf_spine(*shape)
+  for _ in range(draw.randrange(3)):
+    leaf = shape[0] * shape[2] + draw.randrange(shape[0])
+    spine = shape[0] * shape[2] + shape[0] + draw.randrange(shape[1])
+    try:
+      net = net.without((leaf, spine), (spine, leaf))
+      link_loads.fabric(net)
+    except ValueError:
+      return link_loads.fabric(topologies.leaf_spine(*shape))
+  return link_loads.fabric(net)
+
+
+def check_routes(net, sent, routes):
+  """Every flow arrives whole, over spines that it can take."""
+  for flow, route in zip(sent, routes, strict=True):
+    a, b = net.leaf_of[flow.source], net.leaf_of[flow.destination]
+    assert bool(route) == (a != b)
+    if route:
+      assert sum(Fraction(p.numerator, p.denominator) for p in route) == 1
+      assert {p.spine for p in route} <= set(net.live[a, b])
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=shapes, seed=st.integers(0, 10**6), broken=st.booleans())
+def test_laws_of_every_router(shape, seed, broken):
+  """Nothing gets lost, and nothing is below the bound."""
+  net = failed(seed, shape) if broken else link_loads.fabric(
+    topologies.leaf_spine(*shape)
+  )
+  sent = random_flows(seed, shape[0] * shape[2], (1, 3))
+  between = sum(
+    f.bytes for f in sent
+    if net.leaf_of[f.source] != net.leaf_of[f.destination]
+  )
+  ups = {(a, s) for a in net.leaf_of for s in net.spines}
+  for name, router in link_loads.ROUTERS.items():
+    if name == "coordinated_split" and not net.whole:
+      continue
+    routes = router(net, sent)
+    check_routes(net, sent, routes)
+    loads = link_loads.loads(net, sent, routes)
+    assert sum(x for pair, x in loads.items() if pair in ups) == between
+    fullest = link_loads.fullest_uplink(net, loads)
+    least = link_loads.least_fullest_uplink(net, sent)
+    # Sizes are mixed, and the promise holds all the same.
+    assert fullest == least if name == "coordinated_split" else fullest >= least
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=shapes, seed=st.integers(0, 10**6), broken=st.booleans())
+def test_ethereal_loads_every_link_as_spraying_does(shape, seed, broken):
+  net = failed(seed, shape) if broken else link_loads.fabric(
+    topologies.leaf_spine(*shape)
+  )
+  sent = random_flows(seed, shape[0] * shape[2], (1, 3))
+  routes = link_loads.ethereal(net, sent)
+  sprayed = link_loads.loads(net, sent, link_loads.spray(net, sent))
+  assert link_loads.loads(net, sent, routes) == sprayed
+  groups = collections.Counter(
+    (f.source, net.leaf_of[f.destination], f.bytes) for f in sent
+    if net.leaf_of[f.source] != net.leaf_of[f.destination]
+  )
+  expected = 0
+  for (source, leaf, _), f in groups.items():
+    s = len(net.live[net.leaf_of[source], leaf])
+    r = f % s
+    expected += f + r * (s // math.gcd(r, s) - 1)
+  assert link_loads.num_sent(routes) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+  left=st.integers(1, 5), right=st.integers(1, 5), colours=st.integers(1, 7),
+  seed=st.integers(0, 10**6), count=st.integers(0, 80),
+)
+def test_colourings(left, right, colours, seed, count):
+  """Equitable at every vertex; and even, at the largest ones exactly."""
+  draw = random.Random(seed)
+  edges = [(draw.randrange(left), 10 + draw.randrange(right))
+           for _ in range(count)]
+  degrees = collections.Counter(v for edge in edges for v in edge)
+  used = collections.Counter()
+  for edge, colour in zip(edges, colouring.equitable(edges, colours),
+                          strict=True):
+    for v in edge:
+      used[v, colour] += 1
+  for v, degree in degrees.items():
+    counts = [used[v, c] for c in range(colours)]
+    assert sum(counts) == degree
+    assert max(counts) - min(counts) <= 1
+  shares = collections.Counter()
+  for edge, parts in zip(edges, colouring.even(edges, colours), strict=True):
+    assert sum(share for _, share in parts) == 1
+    assert all(share > 0 for _, share in parts)
+    for colour, share in parts:
+      for v in edge:
+        shares[v, colour] += share
+  top = Fraction(max(degrees.values(), default=0), colours)
+  assert all(x <= top for x in shares.values())
+  for v, degree in degrees.items():
+    if degree == top * colours:
+      assert all(shares[v, c] == top for c in range(colours))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+  n=st.integers(1, 5), degree=st.integers(1, 9), colours=st.integers(1, 7),
+  seed=st.integers(0, 10**6),
+)
+def test_a_regular_graph_is_split_as_little_as_can_be(
+  n, degree, colours, seed
+):
+  """n (colours - gcd) pieces more: each vertex needs that many at least."""
+  draw = random.Random(seed)
+  edges = [
+    edge for _ in range(degree)
+    for edge in enumerate(draw.sample(range(n), n))
+  ]
+  pieces = sum(map(len, colouring.even(edges, colours)))
+  extra = n * (colours - math.gcd(degree, colours))
+  assert pieces == len(edges) + extra
+
+
+def test_what_fills_a_graph_up_takes_the_cuts():
+  """Of three slots the middle one is cut; the lone edge need not be there."""
+  shares = colouring.even([(0, 10)] * 3 + [(1, 11)], 2)
+  assert sorted(map(len, shares)) == [1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+  ("shape", "traffic", "fullest", "split", "pieces"),
+  [
+    ((16, 16, 16), shift, 1, "1", 256),
+    ((16, 16, 16), all_to_all, 240, "240", 61440),
+    ((8, 6, 8), shift, 2, "4/3", 96),
+    ((8, 6, 8), all_to_all, 75, "224/3", 3616),
+  ],
+)
+def test_coordination_needs_few_splits(
+  shape, traffic, fullest, split, pieces
+):
+  """ceil(degree / spines) whole; the even load with few pieces."""
+  net = link_loads.fabric(topologies.leaf_spine(*shape))
+  sent = traffic(shape[2], shape[0] * shape[2])
+  whole = link_loads.coordinated(net, sent)
+  assert link_loads.num_sent(whole) == len(sent)
+  loads = link_loads.loads(net, sent, whole)
+  assert link_loads.fullest_uplink(net, loads) == fullest
+  few = link_loads.coordinated_split(net, sent)
+  assert link_loads.num_sent(few) == pieces
+  loads = link_loads.loads(net, sent, few)
+  assert link_loads.fullest_uplink(net, loads) == Fraction(split)
+
+
+def test_demands_are_what_a_schedule_sends():
+  net = topologies.leaf_spine(4, 2, 2)
+  schedule = builders.build("halving_doubling", net)
+  rounds = patterns.demands(schedule, 80)
+  assert len(rounds) == 2 * 3
+  assert sorted({f.bytes for r in rounds for f in r}) == [10, 20, 40]
+  for sent in rounds:  # one flow from and to every rank
+    assert sorted(f.source for f in sent) == list(range(8))
+    assert sorted(f.destination for f in sent) == list(range(8))
+
+
+@pytest.mark.parametrize(
+  ("kind", "per_rank"),
+  [
+    ("all_reduce", 2 * 3 / 4), ("reduce_scatter", 3 / 4), ("all_gather", 3),
+    ("all_to_all", 3 / 4), ("permute", 1), ("broadcast", 1),
+  ],
+)
+def test_rings_of_a_program_send_what_the_ledger_says(kind, per_rank):
+  """Thakur et al.: as `Collective.wire_bytes_ring`."""
+  sent, steps = patterns.ring_demands(kind, [(0, 2, 4, 6), (1, 3, 5, 7)], 1000)
+  by_rank = collections.Counter()
+  for flow in sent:
+    by_rank[flow.source] += steps * flow.bytes
+  assert by_rank == dict.fromkeys(range(8), per_rank * 1000)
+
+
+def test_a_step_takes_its_slowest_link():
+  """3 bytes over one uplink of 1 byte/s; four links of latency."""
+  net = link_loads.fabric(topologies.leaf_spine(
+    2, 1, 3, bandwidth=2.0, uplink_bandwidth=1.0, latency_s=0.5
+  ))
+  sent = [Flow(0, 3, 1), Flow(1, 4, 1), Flow(2, 5, 1)]
+  loads = link_loads.loads(net, sent, link_loads.spray(net, sent))
+  assert link_loads.step_seconds(net, loads) == 3 + 4 * 0.5
+  assert link_loads.step_seconds(net, loads, 10) == 30 + 4 * 0.5
+  local = [Flow(0, 1, 4)]
+  loads = link_loads.loads(net, local, link_loads.spray(net, local))
+  assert link_loads.step_seconds(net, loads) == 4 / 2 + 2 * 0.5
+
+
+def test_colours_beat_spraying_after_failures():
+  """Spraying gives flows that have fewer ways more on each of them."""
+  net = topologies.leaf_spine(4, 4, 4)
+  a, b, s, t = 16, 17, 20, 21
+  net = link_loads.fabric(net.without((a, s), (s, a), (b, t), (t, b)))
+  sent = all_to_all(4, 16)
+  bound = link_loads.least_fullest_uplink(net, sent)
+  fullest = {
+    name: link_loads.fullest_uplink(
+      net, link_loads.loads(net, sent, link_loads.ROUTERS[name](net, sent))
+    )
+    for name in ("spray", "ethereal", "coordinated")
+  }
+  assert bound == 16
+  assert fullest["coordinated"] == 16
+  assert fullest["spray"] == fullest["ethereal"] > 16
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (
+      lambda: link_loads.fabric(topologies.ring(4)),
+      r"rank 0 is joined to \[1, 3\]",
+    ),
+    (lambda: link_loads.fabric(topologies.bigraph(2, 4)), "both leaves"),
+    (lambda: link_loads.fabric(topologies.leaf_spine(2, 1, 1).without((2, 4))),
+     "not connected|no spine joins"),
+    (lambda: patterns.ring_demands("scan", [(0, 1)], 8), "the kind 'scan'"),
+    (lambda: patterns.demands(builders.build("ring", topologies.ring(4)), 6),
+     "size_bytes=6 must be a multiple of the 4 chunks"),
+    (lambda: link_loads.coordinated_split(
+      link_loads.fabric(topologies.leaf_spine(2, 2, 1).without((2, 4))), []),
+     "needs every uplink"),
+  ],
+)
+def test_wrong_inputs_are_named(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()
+
+
+def test_a_displaced_flow_looks_both_ways():
+  """Its leaf's uplink to a spine may be free, and that spine's way down not."""
+  net = topologies.leaf_spine(3, 3, 1)
+  a, b, spines = 3, 4, (6, 7, 8)
+  net = link_loads.fabric(net.without((a, spines[0]), (spines[0], a)))
+  sent = [Flow(0, 1, 1), Flow(2, 1, 5), Flow(0, 2, 1)]
+  routes = [(link_loads.Piece(spine),) for spine in spines]
+  link_loads._avoid_failures(net, sent, routes)
+  assert [route[0].spine for route in routes] == [spines[2], *spines[1:]]
+  loads = link_loads.loads(net, sent, routes)
+  assert loads[spines[1], b] == 5
+
+
+@pytest.mark.parametrize(
+  ("sent", "least"),
+  [
+    ([Flow(0, 4, 3), Flow(2, 5, 3)], 3),  # what reaches a leaf
+    ([Flow(0, 2, 3), Flow(1, 4, 3)], 3),  # what leaves one
+    ([Flow(0, 2, 3), Flow(4, 2, 1)], 2),
+  ],
+)
+def test_the_bound_is_of_every_set_of_links(sent, least):
+  net = link_loads.fabric(topologies.leaf_spine(3, 2, 2))
+  assert link_loads.least_fullest_uplink(net, sent) == least

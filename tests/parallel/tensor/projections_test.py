@@ -1,0 +1,339 @@
+"""The two doors, without any model behind them."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.routes import ROUTES
+from parallel.tensor.partial_sync import PartialSync
+from parallel.tensor.projections import column_parallel, row_parallel
+from parallel.tensor.stream import Stream, enter
+from parallel.xla import ledger
+
+H, F, BATCH, LENGTH = 20, 6, 2, 3
+SPECS = {"gain": P(), "w_in": P("tensor"), "w_out": P("tensor")}
+
+
+def draw(ranks):
+  rng = np.random.default_rng(0)
+  shapes = {"gain": (H,), "w_in": (ranks, H, F), "w_out": (ranks, F, H)}
+  params = {k: rng.normal(size=s).astype("f4") for k, s in shapes.items()}
+  return params, rng.normal(size=(BATCH, LENGTH, H)).astype("f4")
+
+
+def streams(params, x, axis, syncs, implementation="reference"):
+  """MLP blocks; ``[R, B, T, H]`` of this device's lanes."""
+  gain, w_in, w_out = params["gain"], params["w_in"], params["w_out"]
+  options = {"implementation": implementation}
+  x = enter(x, axis, syncs[0])
+  for sync in syncs:
+    x, y = column_parallel(x, gain, w_in, **options)
+    x = x + row_parallel(jnp.tanh(y), w_out, axis, sync, **options)
+  return x.per_rank()
+
+
+def on_mesh(f, ranks, devices, out_specs):
+  axis = Axis("tensor", ranks, devices)
+  mesh = make_mesh({"tensor": axis})
+  return jax.shard_map(
+    functools.partial(f, axis=axis),
+    mesh=mesh,
+    in_specs=(SPECS, P()),
+    out_specs=out_specs,
+  ), mesh
+
+
+def oracle(params, x, ranks, syncs):
+  """Whole streams, one per rank."""
+  x = jnp.stack([x] * ranks)
+  for sync in syncs:
+    k = int(sync.p * H)
+    rstd = 1 / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
+    y = jnp.tanh(jnp.einsum(
+      "rbth,rhf->rbtf", x * rstd * params["gain"], params["w_in"]
+    ))
+    y = jnp.einsum("rbtf,rfh->rbth", y, params["w_out"])
+    total = jnp.broadcast_to(y.sum(0), y.shape)
+    scale = np.sqrt(ranks) if sync.private_scale == "forward" else 1
+    x = x + jnp.concatenate([total[..., :k], float(scale) * y[..., k:]], -1)
+  return x
+
+
+FRACTIONS = [(1.0, 1.0), (0.5, 0.5), (0.29, 0.8), (0.0, 0.0)]
+PLACES = [(1, 1), (4, 2), (8, 1), (8, 4), (8, 8)]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("p_1", "p_2", "ranks", "devices", "inside"),
+  # All fractions in all places; each of both with both gradients.
+  [(*fractions, *place, (i + j) % 2 == 1)
+   for i, fractions in enumerate(FRACTIONS) for j, place in enumerate(PLACES)],
+)
+def test_the_doors_are_the_rank_oracle(p_1, p_2, ranks, devices, inside):
+  syncs = [PartialSync(p_1, "forward"), PartialSync(p_2, "none")]
+  params, x = draw(ranks)
+
+  def loss(y):  # weighs every rank and channel differently
+    return (y * jnp.cos(jnp.arange(y.shape[-1]))).sum()
+
+  def ours(params, x, axis):
+    return jax.lax.psum(loss(streams(params, x, axis, syncs)), "tensor")
+
+  if inside:
+    f, _ = on_mesh(
+      lambda params, x, axis: jax.value_and_grad(ours, (0, 1))(
+        params, x, axis
+      ),
+      ranks, devices, (P(), (SPECS, P())),
+    )
+  else:
+    f = jax.value_and_grad(on_mesh(ours, ranks, devices, P())[0], (0, 1))
+  expected = jax.value_and_grad(
+    lambda params, x: loss(oracle(params, x, ranks, syncs)), (0, 1)
+  )
+  ours, theirs = jax.jit(f)(params, x), jax.jit(expected)(params, x)
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("route", "overlap", "devices"),
+  # All routes on all devices; each of both with and without overlap.
+  [(route, (i + j) % 2 == 0, devices)
+   for i, route in enumerate(ROUTES)
+   for j, devices in enumerate([1, 3, 6])],  # 6 rows: 3 and 6 need padding
+)
+def test_every_route_is_the_psum(route, overlap, devices):
+  params, x = draw(6)
+  results = []
+  for sync in (PartialSync(0.5), PartialSync(0.5, route=route,
+                                             overlap=overlap)):
+
+    def ours(params, x, axis, sync=sync):
+      y = streams(params, x, axis, [sync] * 2)
+      return jax.lax.psum((y * jnp.cos(jnp.arange(H))).sum(), "tensor")
+
+    f, _ = on_mesh(ours, 6, devices, P())
+    results.append(jax.jit(jax.value_and_grad(f, (0, 1)))(params, x))
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+  ("route", "kinds"),
+  [
+    # Six rows are padded to 8 and, for the two ways of the ring, to 16.
+    ("psum", {"all_reduce": 6}),
+    ("scatter_gather", {"reduce_scatter": 8, "all_gather": 1}),
+    ("ring", {"permute": 2 * 2 * 7}),
+    ("one_shot", {"all_gather": 6}),
+  ],
+)
+def test_bytes_of_each_route(route, kinds):
+  params, x = draw(8)
+  f, mesh = on_mesh(
+    functools.partial(streams, syncs=[PartialSync(0.5, route=route)]),
+    8, 8, P("tensor"),
+  )
+  found = {}
+  for c in ledger.collectives(jax.jit(f).lower(params, x), mesh):
+    found[c.kind] = found.get(c.kind, 0) + c.bytes
+  assert found == {kind: rows * 4 * H // 2 for kind, rows in kinds.items()}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("devices", [2, 8])  # one has them once
+def test_shared_channels_are_bitwise_equal_and_private_ones_differ(
+  devices, route
+):
+  params, x = draw(8)
+  f, _ = on_mesh(
+    functools.partial(streams, syncs=[PartialSync(0.5, route=route)] * 2),
+    8, devices, P("tensor"),
+  )
+  y = np.asarray(jax.jit(f)(params, x))
+  for rank in range(1, 8):
+    np.testing.assert_array_equal(y[0, ..., :10], y[rank, ..., :10])
+    assert (y[0, ..., 10:] != y[rank, ..., 10:]).all()
+
+
+def test_the_row_door_s_derivative_is_its_transpose():
+  """sum_m <w_m, F(y)_m> = sum_m <F^T(w)_m, y_m>."""
+  rng = np.random.default_rng(2)
+  y, w = rng.normal(size=(2, 8, BATCH, LENGTH, H)).astype("f4")
+  eye = np.broadcast_to(np.eye(H, dtype="f4"), (8, H, H))
+  axis = Axis("tensor", 8, 4)
+
+  def door(y, eye):
+    zero = Stream(jnp.zeros(y.shape[1:]), jnp.zeros((*y.shape[:-1], 0)))
+    update = row_parallel(y, eye, axis, PartialSync(0.3))
+    return (zero + update).per_rank()
+
+  f = jax.jit(jax.shard_map(
+    door, mesh=make_mesh({"tensor": axis}), in_specs=(P("tensor"),) * 2,
+    out_specs=P("tensor"),
+  ))
+  out, transpose = jax.vjp(lambda y: f(y, eye), y)
+  k = int(0.3 * H)
+  expected = np.concatenate(
+    [np.broadcast_to(w[..., :k].sum(0), w[..., :k].shape),
+     np.sqrt(8) * w[..., k:]], -1
+  )
+  np.testing.assert_allclose(transpose(jnp.asarray(w))[0], expected, rtol=1e-5)
+  np.testing.assert_allclose(
+    (w * out).sum(), (expected * y).sum(), rtol=1e-4
+  )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("forward", [None, "float32"])
+@pytest.mark.parametrize("backward", [None, "float32"])
+def test_each_way_reduces_in_its_own_dtype(dtype, forward, backward):
+  syncs = [PartialSync(0.5, "forward", forward, backward)] * 2
+  params, x = draw(8)
+
+  def loss(params, x, axis):
+    y = streams(params, x.astype(dtype), axis, syncs)
+    return jax.lax.psum(y.astype(jnp.float32).sum(), "tensor")
+
+  f, mesh = on_mesh(loss, 8, 8, P())
+  entries = ledger.collectives(jax.jit(jax.grad(f, (0, 1))).lower(
+      params, x
+    ), mesh)
+  doors = [c for c in entries if c.shape == (BATCH, LENGTH, H // 2)]
+  for phase, wanted in (("forward", forward), ("backward", backward)):
+    assert {c.dtype for c in doors if c.phase == phase} == {wanted or dtype}
+  entry = [c for c in entries if c.where == "stack_entry"]
+  assert [(c.shape, c.dtype) for c in entry] == [
+    ((BATCH, LENGTH, H), backward or dtype)
+  ]
+
+
+def test_the_number_of_shared_channels_rounds_down():
+  assert PartialSync(0.29).num_shared(100) == int(0.29 * 100) == 28
+  assert PartialSync(1.0).num_shared(100) == 100
+
+
+@pytest.mark.parametrize(
+  ("values", "message"),
+  [({"p": 1.1}, "must lie in"), ({"p": -0.1}, "must lie in"),
+   ({"private_scale": "half"}, "none, init, forward")],
+)
+def test_wrong_policies(values, message):
+  with pytest.raises(ValueError, match=message):
+    PartialSync(**values)
+
+
+@pytest.mark.parametrize(
+  ("ranks", "devices", "fractions"),
+  [
+    (2, 2, (0.8, 0.29)),
+    (2, 2, (1.0, 1.0)),
+    (4, 2, (0.5, 0.5)),  # two streams per device: the reference
+    (4, 2, (1.0, 0.5)),  # as soon as there are two
+  ],
+)
+def test_kernels_change_nothing(ranks, devices, fractions):
+  params, x = draw(ranks)
+  syncs = [PartialSync(p) for p in fractions]
+
+  def ours(params, x, axis, implementation):
+    y = streams(params, x, axis, syncs, implementation)
+    return jax.lax.psum((y * jnp.cos(jnp.arange(H))).sum(), "tensor")
+
+  results = []
+  for implementation in ("tpu_interpret", "reference"):
+    f, _ = on_mesh(
+      functools.partial(ours, implementation=implementation),
+      ranks, devices, P(),
+    )
+    f = jax.jit(jax.value_and_grad(f, (0, 1)))
+    uses = "add_norm" in str(f.trace(params, x).jaxpr)
+    one_stream = ranks == devices or fractions[0] == 1.0
+    assert uses == (implementation == "tpu_interpret" and one_stream)
+    results.append(f(params, x))
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+  ("route", "ranks", "devices", "fractions", "dtype", "kernel"),
+  [
+    ("one_shot", 2, 2, (0.8, 0.5, 0.8, 0.5), "bfloat16", "reduce_add_norm"),
+    ("one_shot", 4, 4, (1.0, 1.0, 1.0), "float32", "reduce_add_norm"),
+    ("one_shot", 4, 2, (0.5, 0.5, 0.5), "float32", None),  # two streams
+    ("ring_kernel", 2, 2, (0.5, 0.5, 0.5), "float32",
+     "ring_partial_all_reduce"),
+    ("ring_kernel", 2, 2, (1.0, 1.0, 1.0), "float32", None),
+    ("ring_kernel", 4, 2, (0.5, 0.5, 0.5), "float32", None),
+  ],
+)
+def test_kernels_of_routes_are_the_psum(
+  route, ranks, devices, fractions, dtype, kernel
+):
+  """And all devices hold the same bits of what is shared."""
+  params, _ = draw(ranks)
+  x = np.random.default_rng(1).normal(size=(4, 8, H)).astype("f4")
+  x = jnp.asarray(x, dtype)
+
+  def run(params, x, axis, syncs, implementation):
+    def loss(params, x):
+      y = streams(params, x, axis, syncs, implementation)
+      weighted = y.astype("float32") * jnp.cos(jnp.arange(H))
+      return jax.lax.psum(weighted.sum(), "tensor"), y
+
+    (_, y), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, x)
+    return y, grads
+
+  results = []
+  for route_, kernels in (
+    (route, ("tpu_interpret", "reference")), ("psum", "reference")
+  ):
+    syncs = [PartialSync(p, route=route_) for p in fractions]
+    f, _ = on_mesh(
+      functools.partial(run, syncs=syncs, implementation=kernels),
+      ranks, devices, (P("tensor"), (SPECS, P())),
+    )
+    f = jax.jit(f)
+    text = str(f.trace(params, x).jaxpr)
+    for name in ("reduce_add_norm", "ring_partial_all_reduce"):
+      assert (f"name={name}" in text) == (name == kernel and route_ == route)
+    results.append(f(params, x))
+  y = np.asarray(results[0][0], "f4")
+  shared = int(min(fractions) * H)
+  for other in y[1:]:
+    np.testing.assert_array_equal(y[0, ..., :shared], other[..., :shared])
+  unit = 2.0**-6 if dtype == "bfloat16" else 1e-5
+  for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+    a, b = np.asarray(a, "f4"), np.asarray(b, "f4")
+    assert np.linalg.norm(a - b) <= unit * np.linalg.norm(b)
+
+
+def test_the_ring_s_kernel_adds_in_the_stream_s_dtype():
+  params, x = draw(2)
+  sync = PartialSync(0.5, forward_dtype="bfloat16", route="ring_kernel")
+  f, _ = on_mesh(
+    functools.partial(streams, syncs=[sync] * 2), 2, 2, P("tensor")
+  )
+  with pytest.raises(ValueError, match="forward_dtype='bfloat16' must be ''"):
+    jax.jit(f).lower(params, x)
+
+
+def test_both_directions_of_a_ring_are_in_use():
+  """Half of the rows goes to the next device, half to the one before."""
+  f = jax.jit(jax.shard_map(
+    lambda x: ROUTES["ring"](x, "tensor"),
+    mesh=make_mesh({"tensor": Axis("tensor", 4, 4)}), in_specs=P("tensor"),
+    out_specs=P("tensor"),
+  ))
+  text = f.lower(np.ones((4, 8, 2), "f4")).as_text()
+  steps = re.findall(r"source_target_pairs = dense<\[\[0, (\d)\]", text)
+  assert sorted(steps) == ["1"] * 6 + ["3"] * 6
