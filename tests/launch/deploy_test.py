@@ -24,7 +24,7 @@ TEXTS = {
 PEER = r"""
 import os
 import numpy as np
-from parallel.elastic import handshake
+from parallel.elastic.transport import handshake
 from parallel.elastic.swarm import Swarm
 host, port = os.environ["COORDINATOR"].split(":")
 x = {"x": np.zeros(3, np.float32)}

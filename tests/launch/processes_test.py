@@ -46,16 +46,16 @@ WAIT = JOIN + "time.sleep(99)"
 PEER = JOIN + """
 import json
 import jax
-from caatnet.train import swarming
+from caatnet.train.elastic import swarm_loop
 from parallel.axes import Axis
 from tests.caatnet.train.outer_loops_test import make_linear
 from tests.parallel.elastic.worlds import SECURITY
 said = {}
-result = swarming.train(
+result = swarm_loop.train(
   make_linear("streaming", sys.argv[5], 1, levels=(Axis("data", 2, 2),),
               batch_size=4, num_steps=14),
   sys.argv[3],
-  None if jax.process_index() else swarming.Place(
+  None if jax.process_index() else swarm_loop.Place(
     ("127.0.0.1", int(sys.argv[4])), SECURITY),
   quiet=True,
   told=lambda run: said.update({run.swarm.revision: run.swarm.digest}),
