@@ -15,12 +15,14 @@ from rich.console import Console
 
 from caatnet.show.documents import Table, markdown
 from caatnet.show.tables import grid
+from docs import papers
 from docs.points import ROOT, Point, above, loop_name, read
 from parallel.tensor.partial_sync import FUSED_ROUTES
 
 # Each document with tables, by its path.
 DOCUMENTS = (
-  "README.md", "LOG.md", "CLAIMS.md", "parallel/kernels/evidence.py",
+  "README.md", "LOG.md", "CLAIMS.md", "docs/map.md",
+  "parallel/kernels/evidence.py",
 )
 
 
@@ -303,19 +305,9 @@ def kernels_bytes(_: str) -> str:
   )
 
 
-def strategies(present: str) -> str:
-  """README: puts what is known from results into two columns of its table."""
-  figures = dict(_figures())
-  lines = []
-  for line in present.splitlines():
-    cells = line.split(" | ")
-    name = cells[0].removeprefix("| ")
-    if name in figures:
-      cells[2:4] = figures.pop(name)
-    lines.append(" | ".join(cells) + "\n")
-  if figures:
-    raise ValueError(f"no row {', '.join(figures)} in the table of strategies")
-  return "".join(lines)
+def strategies(_: str) -> str:
+  """README: docs/papers.toml, with the figures that results/ has."""
+  return papers.strategies(dict(_figures()))
 
 
 def _figures() -> Iterator[tuple[str, tuple[str, str]]]:
@@ -491,6 +483,9 @@ def demo(_: str) -> str:
 TABLES: dict[str, Table] = {
   "demo": demo,
   "strategies": strategies,
+  "claims": papers.claims,
+  "papers": papers.papers,
+  "modules": papers.modules,
   "outer_loops": outer_loops,
   "outer_loops_long": outer_loops_long,
   "rounding": rounding,

@@ -1,0 +1,217 @@
+"""The registry of papers, docs/papers.toml, and the documents written from it.
+
+README's table of strategies, the table of claims in CLAIMS.md and docs/map.md,
+the map of the code, are generated: `docs.tables` has one row for each.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+import dataclasses
+import pathlib
+import tomllib
+from typing import Any
+
+from caatnet.show.documents import markdown
+from docs.points import ROOT
+
+PATH = ROOT / "docs" / "papers.toml"
+# The packages whose modules are in the map, in its order.
+_PACKAGES = ("caatnet", "parallel", "launch", "configs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """A published claim, and what was seen of it here.
+
+  Attributes:
+    number: Section and number of its entry in CLAIMS.md, "3.10".
+    claim: The claim in one line.
+    verdict: One of the five verdicts that CLAIMS.md defines.
+  """
+
+  number: str
+  claim: str
+  verdict: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+  """A row of README's table of strategies.
+
+  Attributes:
+    order: The row's place, from 1.
+    name: The strategy's name.
+    paper: Its source as README cites it.
+    config: A config that runs it.
+    file: The file that implements it.
+    saves: What it saves, where results/ has no figure.
+    costs: What it costs, where results/ has no figure.
+  """
+
+  order: int
+  name: str
+  paper: str
+  config: str
+  file: str
+  saves: str = "-"
+  costs: str = "-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+  """One paper: where the code has its parts, and what it claims.
+
+  Attributes:
+    key: The entry's name in the registry.
+    subject: What the paper is about.
+    reference: Where it is published.
+    mechanism: Files that implement it.
+    cost_model: Files that predict or count what it costs.
+    studies: The folders of the studies that compare it.
+    configs: Configs that run it.
+    notebooks: Notebooks that show it.
+    claims: Its claims.
+    strategies: Its rows in README's table.
+  """
+
+  key: str
+  subject: str
+  reference: str
+  mechanism: tuple[str, ...] = ()
+  cost_model: tuple[str, ...] = ()
+  studies: tuple[str, ...] = ()
+  configs: tuple[str, ...] = ()
+  notebooks: tuple[str, ...] = ()
+  claims: tuple[Claim, ...] = ()
+  strategies: tuple[Strategy, ...] = ()
+
+  @property
+  def paths(self) -> tuple[str, ...]:
+    """All files and folders that the entry names."""
+    named = (s.config for s in self.strategies)
+    files = (s.file for s in self.strategies)
+    return (
+      *self.mechanism, *self.cost_model, *self.studies, *self.configs,
+      *self.notebooks, *named, *files,
+    )
+
+
+def load(path: pathlib.Path = PATH) -> list[Paper]:
+  """Reads the registry.
+
+  Raises:
+    ValueError: An entry has an unknown key, or lacks one.
+  """
+  entries = tomllib.loads(path.read_text())["papers"]
+  return [_paper(key, entry) for key, entry in entries.items()]
+
+
+def _paper(key: str, entry: Mapping[str, Any]) -> Paper:
+  fields = {
+    name: tuple(value) if isinstance(value, list) else value
+    for name, value in entry.items()
+  }
+  try:
+    fields["claims"] = tuple(
+      Claim(number, **claim)
+      for number, claim in entry.get("claims", {}).items()
+    )
+    fields["strategies"] = tuple(
+      Strategy(**row) for row in entry.get("strategies", ())
+    )
+    return Paper(key, **fields)
+  except TypeError as error:
+    raise ValueError(f"{PATH.name}, papers.{key}: {error}") from error
+
+
+def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
+  """Returns README's table of strategies.
+
+  Args:
+    figures: A strategy's name -> what it saves, and what it costs, for those
+      of which results/ has figures.
+
+  Raises:
+    ValueError: A figure is of no strategy.
+  """
+  rows = sorted(
+    (s for paper in load() for s in paper.strategies), key=lambda s: s.order
+  )
+  unknown = set(figures) - {s.name for s in rows}
+  if unknown:
+    raise ValueError(
+      f"no row {', '.join(sorted(unknown))} in the table of strategies"
+    )
+  return markdown(
+    ["strategy", "paper", "what it saves", "what it costs here", "config",
+     "file"],
+    [
+      [s.name, s.paper, *figures.get(s.name, (s.saves, s.costs)), f"`{s.config}`",
+       f"`{s.file}`"]
+      for s in rows
+    ],
+  )
+
+
+def claims(_: str = "") -> str:
+  """Returns the table of all claims with their verdicts."""
+  rows = sorted(
+    (c for paper in load() for c in paper.claims),
+    key=lambda c: [int(part) for part in c.number.split(".")],
+  )
+  return markdown(
+    ["", "claim", "verdict"], [[c.number, c.claim, c.verdict] for c in rows]
+  )
+
+
+def papers(_: str = "") -> str:
+  """Returns the table of papers: where the code has what."""
+  return markdown(
+    ["paper", "mechanism", "cost model", "studies", "configs", "notebooks",
+     "claims"],
+    [
+      [
+        f"{p.subject} ({p.reference})" if p.reference != "-" else p.subject,
+        *(
+          ", ".join(f"`{path}`" for path in paths) or "-"
+          for paths in (
+            p.mechanism, p.cost_model, p.studies, p.configs, p.notebooks
+          )
+        ),
+        ", ".join(c.number for c in p.claims) or "-",
+      ]
+      for p in load()
+    ],
+  )
+
+
+def modules(_: str = "") -> str:
+  """Returns the map of the code: each module with its docstring's first line.
+
+  Modules are listed by directory, directories in alphabetical order.
+  """
+  lines = []
+  for package in _PACKAGES:
+    folders = sorted({path.parent for path in _sources(package)})
+    for folder in folders:
+      rows = [
+        f"- `{path.name}`: {_summary(path)}\n"
+        for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"
+      ]
+      if rows:
+        name = folder.relative_to(ROOT).as_posix()
+        lines += [f"\n### `{name}/`\n\n", *rows]
+  return "".join(lines).lstrip("\n")
+
+
+def _sources(package: str) -> Iterator[pathlib.Path]:
+  return (
+    path for path in (ROOT / package).rglob("*.py")
+    if path.name != "__init__.py"
+  )
+
+
+def _summary(path: pathlib.Path) -> str:
+  """Returns the first paragraph of a module's docstring, on one line."""
+  text = ast.get_docstring(ast.parse(path.read_text())) or ""
+  return " ".join(text.split("\n\n")[0].split())
