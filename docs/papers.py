@@ -146,8 +146,10 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
     ["strategy", "paper", "what it saves", "what it costs here", "config",
      "file"],
     [
-      [s.name, s.paper, *figures.get(s.name, (s.saves, s.costs)), f"`{s.config}`",
-       f"`{s.file}`"]
+      [
+        s.name, s.paper, *figures.get(s.name, (s.saves, s.costs)),
+        f"`{s.config}`", f"`{s.file}`",
+      ]
       for s in rows
     ],
   )
