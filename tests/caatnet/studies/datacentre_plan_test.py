@@ -19,7 +19,7 @@ from caatnet.studies.datacentre.quantities import Quantity
 from parallel.hardware import sites
 from parallel.pipeline import cost
 from parallel.pipeline.builders import Size
-from parallel.planner.workload import Transformer
+from parallel.workload import Transformer
 
 LLAMA = {
   **knobs.of_rack("h100", "bf16"), "accelerators": 16_384,
@@ -178,10 +178,8 @@ def test_bytes_and_bubble_are_those_of_the_programs():
     cost.bubble("interleaved_1f1b", Size(stages, microbatches, 2), 1, 1, 1)
   )
   width = float(found["width"])
-  model = Transformer(
-    1, int(width), 126, 1, 1, 128, 4 * int(width), seq_len=8192
-  )
-  hop = model.boundary_bytes(1) * width / int(width)
+  model = Transformer(1, int(width), 126, 1, 1, 4 * int(width))
+  hop = model.stream_bytes(8192) * width / int(width)
   sent = 2 * microbatches * hop  # forward and back
   assert found["stage_bits"] * found["step_s"] / 8 == pytest.approx(sent)
   layers, t = 126 / stages, 32
