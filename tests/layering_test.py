@@ -258,7 +258,7 @@ RULES = {
       ("caatnet.checks", "caatnet.studies", "parallel"), NUMPY_ONLY,
     )
     for name in (
-      "alignment.predictor", "collectives.chosen", "datacentre.datacentre",
+      "alignment.predictor", "collectives.chosen", "datacentre.closed_forms",
       "datacentre.expressions", "datacentre.knobs", "datacentre.quantities",
       "datacentre.uncertainty", "flows.link_loads", "flows.patterns",
       "partitions.predictor", "published.choosers", "published.models",
