@@ -189,13 +189,7 @@ def reordered(candidate: Candidate, problem: Problem) -> Candidate:
 def _best_alike(
   candidate: Candidate, priced: Sequence[Candidate], problem: Problem
 ) -> Candidate:
-  """Returns the best of the same degrees, by the whole step.
-
-  Args:
-    candidate: One with an order of its own.
-    priced: All, fastest first.
-    problem: The training step on the cluster.
-  """
+  """Returns the best of the same degrees, by the whole step."""
   grid = candidate.configuration.grid
   alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
   alike = [candidate, *(_in_order(x, candidate.order, problem) for x in alike)]

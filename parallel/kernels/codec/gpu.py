@@ -230,17 +230,9 @@ def _over_senders(
 ) -> list[jax.Array]:
   """Runs a kernel that sums over senders.
 
-  Args:
-    kernel: `_mean` or `_nesterov`, to be given ``means``, which computes the
-      means of a tile.
-    encoded: Payloads and scales of all senders.
-    others: Further operands, float32; there is a result for each of them, one
-      without any.
-    codec: The codec.
-    weights: float32 ``[M]``, or None.
-    name: Name of the kernel in the program.
-    interpret: Run on any machine, in the interpreter.
-    divide: Whether the sum is divided by the sum of the weights.
+  ``kernel`` is `_mean` or `_nesterov`, to be given ``means``, which computes
+  the means of a tile. There is a result for each of ``others``, or one without
+  any.
 
   Returns:
     The results, float32 ``[blocks, block]`` each.

@@ -75,13 +75,9 @@ def _groups(
 ) -> int:
   """Returns how many groups a grid step takes: a power of two, or 0.
 
-  Args:
-    codec: The codec.
-    num_rows: Rows of one array.
-    senders: Arrays of codes in a step.
-    arrays: Arrays of float32 in a step. The default is the most that any call
-      has, for `refusal`, which does not know the call: three operands and a
-      residual, or parameters and momentum before and after.
+  ``arrays`` counts arrays of float32 in a step. The default is the most that
+  any call has, for `refusal`, which does not know the call: three operands and
+  a residual, or parameters and momentum before and after.
   """
   # Each array has two buffers, as the next block loads while one is worked on.
   element_bytes = 2 * (4 * arrays + senders * codec.bits / 8)
@@ -279,16 +275,8 @@ def _over_senders(
 ) -> list[jax.Array]:
   """Runs a kernel that sums over senders.
 
-  Args:
-    kernel: `_mean` or `_nesterov`.
-    encoded: Payloads and scales of all senders.
-    others: Further operands, float32 ``[rows, n]``; there is a result for each
-      of them, one without any.
-    codec: The codec.
-    weights: float32 ``[M]``, or None.
-    name: Name of the kernel in the program.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-    divide: Whether the sum is divided by the sum of the weights.
+  ``kernel`` is `_mean` or `_nesterov`. There is a result for each of
+  ``others``, float32 ``[rows, n]``, one without any.
 
   Returns:
     The results, float32, ``rows n`` elements each.
