@@ -16,7 +16,7 @@ from rich.progress import Progress
 from caatnet.config.override import override
 from caatnet.show import results, tables
 from parallel.hardware.devices import DEVICES
-from parallel.planner import memory, memory_fit
+from parallel.planner import memory
 from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
 
@@ -214,7 +214,7 @@ def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
   halves = [[row for row in rows if row["number"] % 2 == i] for i in (0, 1)]
   if min(map(len, halves)) < 2:
     return {}
-  fitted = memory_fit.fit([(formulas(r), r["total"]) for r in halves[0]])
+  fitted = memory.fitted([(formulas(r), r["total"]) for r in halves[0]])
   found = {"fit": dataclasses.asdict(fitted)}
   for name, half in zip(("fitted", "held out"), halves, strict=True):
     errors = np.array([

@@ -3,15 +3,18 @@
 All stages run one program, so buffers are as large on each as on the fullest.
 How many copies of gradients and weights a compiler keeps alive at a time, and
 what of a layer, is in no formula: causes that are not exact have factors, which
-are fitted to what a compiler says (`parallel.planner.memory_fit`). An estimate
+are fitted to what a compiler says (`fitted`). An estimate
 has an upper bound: it times the largest ratio that the fit has seen. What no
 compiler shows (the runtime's own memory, buffers of collectives, fragments) is
 a margin with a source, not a fit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+
+import numpy as np
+from scipy import optimize
 
 from parallel.pipeline import builders, cost
 from parallel.pipeline.timetable import Timetable
@@ -21,6 +24,8 @@ from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
 from parallel.zero import cost as zero_cost
 
+# How strongly fitted factors are drawn to 1.
+_RIDGE = 0.01
 MARGIN_BYTES = 3e9
 MARGIN_SOURCE = (
   "assumption: CUDA's context and the allocator's fragments about 1 GB, and "
@@ -217,3 +222,31 @@ def _activations(
     return layers * layer
   streams = {"full": 1, "reduced": 3}[c.remat]
   return layers * streams * step.boundary_bytes(examples) + layer
+
+
+def fitted(
+  programs: Sequence[tuple[Mapping[str, float], float]], margin: float = 0.02
+) -> Fit:
+  """Fits factors, which are not negative, by least squares of relative errors.
+
+  Few programs leave factors near 1, since a ridge term draws them there. The
+  upper bound holds for all programs that are fitted, with a margin.
+
+  Args:
+    programs: What `terms` returned, and the bytes that the compiler has in all.
+    margin: What is added to the largest ratio.
+  """
+  keys = [key for key in programs[0][0] if key != "stored"]
+  totals = np.array([total for _, total in programs])
+  exact = np.array([found["stored"] for found, _ in programs])
+  rows = np.array([[found[key] for key in keys] for found, _ in programs])
+  towards = np.sqrt(_RIDGE) * np.eye(len(keys))
+  factors, _ = optimize.nnls(
+    np.concatenate([rows / totals[:, None], towards]),
+    np.concatenate([1 - exact / totals, towards.sum(0)]),
+  )
+  ratios = totals / (exact + rows @ factors)
+  return Fit(
+    dict(zip(keys, factors.tolist(), strict=True)),
+    float(max(1.0, ratios.max())) + margin,
+  )

@@ -12,7 +12,7 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from configs.caatnet import base
 from parallel.hardware import devices
-from parallel.planner import memory, memory_fit
+from parallel.planner import memory
 from parallel.planner.memory import Fit
 from parallel.planner.space import Configuration
 from parallel.workload import TrainingStep, Transformer
@@ -53,12 +53,12 @@ def test_what_is_stored_is_exact(configuration):
 
 
 def test_a_fit_finds_the_factors_of_a_compiler(monkeypatch):
-  monkeypatch.setattr(memory_fit, "_RIDGE", 0.0)
+  monkeypatch.setattr(memory, "_RIDGE", 0.0)
   rng, programs = np.random.default_rng(1), [*drawn(60, 2)]
   compiler = Fit(
     {c: rng.uniform(0.5, 3) for c in programs[0] if c != "stored"}, 1.0
   )
-  found = memory_fit.fit([(x, compiler.estimate(x)) for x in programs])
+  found = memory.fitted([(x, compiler.estimate(x)) for x in programs])
   assert found.factors == pytest.approx(compiler.factors, rel=1e-6)
   assert found.upper == pytest.approx(1.02)
 
@@ -69,7 +69,7 @@ def test_the_bound_holds_for_all_that_is_fitted():
     (x, memory.PLAIN.estimate(x) * rng.uniform(0.7, 1.3))
     for x in drawn(30, 4)
   ]
-  found = memory_fit.fit(programs)
+  found = memory.fitted(programs)
   assert all(found.bound(x) > total for x, total in programs)
   assert min(found.factors.values()) >= 0
 
