@@ -122,7 +122,7 @@ def cycles(found: list[Module]) -> list[list[str]]:
   graph = nx.DiGraph(
     (module.name, imported)
     for module in found for imported in module.imports & names
-    # A package's `__init__` lists names that it imports only when they are used.
+    # Names of a package are imported when they are used, not with it.
     if imported != module.name
   )
   return [

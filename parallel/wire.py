@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import jax
 
 from parallel.kernels.codec import api, reference
-from parallel.kernels.codec.reference import Codec, Encoded
+from parallel.kernels.codec.reference import Codec, Encoded, OuterStep
 from parallel.kernels.selection import Implementation
 
 CODECS = ("none", *reference.NAMES)
@@ -136,18 +136,16 @@ class NesterovStep:
   Attributes:
     params: The outer parameters, float32 ``[*B, ...]``.
     momentum: The outer momentum, float32 ``[*B, ...]``.
-    learning_rate: The outer learning rate.
-    decay: The decay of the momentum.
+    outer: Learning rate and decay of the momentum.
   """
 
   params: jax.Array
   momentum: jax.Array
-  learning_rate: float
-  decay: float
+  outer: OuterStep
 
   def of_mean(self, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
     return reference.nesterov_step(
-      mean, self.params, self.momentum, self.learning_rate, self.decay
+      mean, self.params, self.momentum, self.outer
     )
 
   def of_encoded(
@@ -160,8 +158,7 @@ class NesterovStep:
   ) -> tuple[jax.Array, jax.Array]:
     return api.nesterov(
       encoded, self.params.reshape(shape), self.momentum.reshape(shape), codec,
-      learning_rate=self.learning_rate, decay=self.decay, weights=weights,
-      implementation=implementation,
+      self.outer, weights, implementation=implementation,
     )
 
 

@@ -43,6 +43,7 @@ RULES = {
       "parallel.schedules",
       "parallel.topology",
       "parallel.hardware",
+      "parallel.workload",
       *COSTS,
     ),
     NUMPY_ONLY,
@@ -55,10 +56,12 @@ RULES = {
       "parallel.schedules",
       "parallel.topology",
       "parallel.hardware",
+      "parallel.workload",
       *COSTS,
     ),
     NUMPY_ONLY,
   ),
+  "parallel.workload": (("parallel.checks", "parallel.hardware"), NUMPY_ONLY),
   "parallel.axes": ((), LIBRARY),
   "parallel.kernels": ((), LIBRARY),
   "parallel.collectives": (("parallel.axes", "parallel.kernels"), LIBRARY),
@@ -135,6 +138,7 @@ RULES = {
       "parallel.collectives",
       "parallel.tensor",
       "parallel.kernels",
+      "parallel.workload",
     ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
@@ -175,6 +179,7 @@ RULES = {
       "parallel.checks",
       "parallel.hardware",
       "parallel.network",
+      "parallel.workload",
     ),
     NUMPY_ONLY,
   ),
@@ -253,7 +258,7 @@ RULES = {
       ("caatnet.checks", "caatnet.studies", "parallel"), NUMPY_ONLY,
     )
     for name in (
-      "alignment.predictor", "collectives.chosen", "datacentre.datacentre",
+      "alignment.predictor", "collectives.chosen", "datacentre.closed_forms",
       "datacentre.expressions", "datacentre.knobs", "datacentre.quantities",
       "datacentre.uncertainty", "flows.link_loads", "flows.patterns",
       "partitions.predictor", "published.choosers", "published.models",
@@ -390,7 +395,7 @@ def test_roots_keep_to_the_tree():
   }
   assert roots["parallel"] == {
     "__init__.py", "axes.py", "checks.py", "collectives.py", "quantize.py",
-    "routes.py", "wire.py",
+    "routes.py", "wire.py", "workload.py",
   }
 
 

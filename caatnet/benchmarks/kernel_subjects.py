@@ -15,7 +15,7 @@ from parallel.kernels.add_norm import cases as add_norm_cases
 from parallel.kernels.codec import api as codec
 from parallel.kernels.codec import cases as codec_cases
 from parallel.kernels.codec import reference as codec_reference
-from parallel.kernels.codec.reference import Encoded
+from parallel.kernels.codec.reference import Encoded, OuterStep
 from parallel.kernels.gather_rows import api as gather_rows
 from parallel.kernels.gather_rows import cases as gather_cases
 from parallel.kernels.gather_rows import order
@@ -25,7 +25,7 @@ from parallel.kernels.reduce_add_norm import cases as reduce_cases
 from parallel.kernels.selection import KERNELS, Choice
 
 # The outer step of the op "nesterov".
-_OUTER = {"learning_rate": 0.7, "decay": 0.9}
+_OUTER = OuterStep(learning_rate=0.7, decay=0.9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _codec(timed: bool, op: str) -> list[Subject]:
       if op == "mean":
         return codec.mean(encoded, n, c, implementation=implementation)
       return codec.nesterov(
-        encoded, *operands[2:], c, implementation=implementation, **_OUTER
+        encoded, *operands[2:], c, _OUTER, implementation=implementation
       )
 
     def delta(a, b, e):
@@ -297,7 +297,7 @@ def _codec(timed: bool, op: str) -> list[Subject]:
       return (codec_reference.mean(Encoded(payload, scales), n, c),)
 
     def step(mean, payload, scales, x, v):
-      return codec_reference.nesterov_step(mean, x, v, *_OUTER.values())
+      return codec_reference.nesterov_step(mean, x, v, _OUTER)
 
     stages = {
       "encode": (delta, encode, subtract),

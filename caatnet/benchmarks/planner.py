@@ -14,15 +14,16 @@ from rich.progress import track
 
 from caatnet.benchmarks import planner_regret
 from caatnet.show import tables
-from caatnet.studies.planner.study import transformer
+from caatnet.studies.planner.study import training_step
 from caatnet.studies.published import models
 from parallel.hardware import cluster_files
 from parallel.hardware.devices import A100
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.planner import device_order
 from parallel.planner.bound import bound
-from parallel.planner.latency import Setting, predict, traffic
+from parallel.planner.latency import Timing
 from parallel.planner.message_costs import Family, Grid, Traffic, cost
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration
 
 # Grids of up to eight devices, and of up to sixteen.
@@ -59,22 +60,21 @@ def _text(value: Any) -> str:
   return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _setting(config: Any, links: LinkMatrix, grid: Grid) -> Setting:
+def _problem(
+  config: Any, links: LinkMatrix, grid: Grid
+) -> tuple[Configuration, Problem, Traffic]:
   """Returns the model on a cluster, with a batch for the benchmark's steps.
 
   Stages run at their own pace, so that whole pipelines count.
   """
   options = config.benchmark
-  batch = options.examples * options.microbatches * grid.data
-  return Setting(transformer(config), batch, links, execution="events")
-
-
-def _problem(
-  config: Any, links: LinkMatrix, grid: Grid
-) -> tuple[Configuration, Setting, Traffic]:
-  c = Configuration(*grid, config.benchmark.microbatches)
-  setting = _setting(config, links, grid)
-  return c, setting, traffic(c, setting)
+  c = Configuration(*grid, options.microbatches)
+  step = dataclasses.replace(
+    training_step(config),
+    batch_size=options.examples * options.microbatches * grid.data,
+  )
+  problem = Problem(step, links, Timing(execution="events"))
+  return c, problem, problem.traffic(c)
 
 
 def drawn(seed: int, size: int) -> LinkMatrix:
@@ -177,11 +177,11 @@ def _certified(config: Any) -> list[dict[str, Any]]:
     for seed in _progress(config.benchmark.certified, f"gaps of {grid}"):
       links = cluster_files.cluster(f"pipette-a100:{max(1, grid.size // 8)}"
                                     f",uneven={seed}")
-      c, setting, costs = _problem(config, links, grid)
+      c, problem, costs = _problem(config, links, grid)
       ours = device_order.search(costs)
       above = ours.seconds - bound(costs)
       gaps.append(above / (ours.seconds - above))
-      steps.append(above / predict(c, setting, ours.devices).total)
+      steps.append(above / problem.predict(c, ours.devices).total)
     everyone += gaps
     rows.append(_gaps(str(grid), gaps) | {
       "of a step, median": float(np.median(steps))
@@ -223,13 +223,13 @@ def _premise(config: Any) -> list[dict[str, Any]]:
   for seed in _progress(config.benchmark.premise, "uneven links"):
     grid = Grid(*((4, 2, 8), (8, 1, 8), (2, 4, 8), (4, 4, 4))[seed % 4])
     links = cluster_files.cluster(f"pipette-a100:8,uneven={1000 + seed}")
-    c, setting, costs = _problem(config, links, grid)
+    c, problem, costs = _problem(config, links, grid)
     seconds: Mapping[str, float] = {
-      name: predict(c, setting, order).total for name, order in (
+      name: problem.predict(c, order).total for name, order in (
         ("ours", device_order.search(costs, kicks=0).devices),
         ("own", device_order.identity(costs).devices),
         ("pipette", models.pipette_order(
-          c, setting, steps=config.benchmark.steps, seed=seed
+          c, problem, steps=config.benchmark.steps, seed=seed
         )),
       )
     }
@@ -248,21 +248,23 @@ def _regret(config: Any) -> list[dict[str, Any]]:
   """Compares whole plans with all configurations in all orders."""
   options, rows = config.benchmark, []
   choices = Choices(
-    options.batch_size, tuple(options.timetables), schemes=("ddp", "zero1"),
+    tuple(options.timetables), schemes=("ddp", "zero1"),
     remats=("none",), offload=False,
   )
   for seed in _progress(options.regret, "regret"):
     turn, which = divmod(seed, len(options.sizes))
     round_, execution = divmod(turn, len(options.executions))
-    model = dataclasses.replace(
-      transformer(config), num_layers=options.layers,
+    step = training_step(config)
+    step = dataclasses.replace(
+      step, batch_size=options.batch_size,
+      model=dataclasses.replace(step.model, num_layers=options.layers),
       seq_len=options.positions[round_ % len(options.positions)],
     )
-    setting = Setting(
-      model, options.batch_size, drawn(2000 + seed, options.sizes[which]),
-      execution=options.executions[execution],
+    problem = Problem(
+      step, drawn(2000 + seed, options.sizes[which]),
+      Timing(execution=options.executions[execution]),
     )
-    rows.append(planner_regret.regret(setting, choices))
+    rows.append(planner_regret.regret(problem, choices))
   if rows:
     found = [row["regret"] for row in rows]
     print(

@@ -16,19 +16,24 @@ from rich.progress import Progress
 from caatnet.config.override import override
 from caatnet.show import results, tables
 from parallel.hardware.devices import DEVICES
-from parallel.planner import memory, memory_fit
+from parallel.planner import memory
 from parallel.planner.space import Configuration
-from parallel.planner.workload import Transformer
+from parallel.workload import TrainingStep, Transformer
 
 _CHIPS = 8
 # Half of the programs are so near to the capacity, by the formulas.
 _NEAR = 0.15
+# Sizes of a model that are drawn, of `parallel.workload.Transformer`.
+_SIZES = (
+  "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width",
+  "vocab_size",
+)
 
 
 def draw(
   rng: np.random.Generator, near: bool, capacity: float
-) -> tuple[Transformer, Configuration, int]:
-  """Draws a model, a configuration and a batch size.
+) -> tuple[TrainingStep, Configuration]:
+  """Draws a training step and a configuration.
 
   Args:
     rng: The source of numbers.
@@ -44,9 +49,9 @@ def draw(
     model = Transformer(
       int(rng.choice([32000, 65536, 128256])), width,
       stages * int(rng.integers(2, 21)), heads, int(rng.choice([heads, 8])),
-      128, 256 * round(width * float(rng.choice([8 / 3, 3.5, 4])) / 256),
-      int(rng.choice([1024, 2048, 4096, 8192])),
+      256 * round(width * float(rng.choice([8 / 3, 3.5, 4])) / 256),
     )
+    seq_len = int(rng.choice([1024, 2048, 4096, 8192]))
     microbatches = stages * int(rng.choice([1, 2, 4]))
     configuration = Configuration(
       stages, data, tensor, microbatches,
@@ -55,21 +60,19 @@ def draw(
       remat=str(rng.choice(["none", "full", "reduced"])),
     )
     batch = data * microbatches * int(rng.choice([1, 2, 4, 8]))
-    found = memory.terms(configuration, model, batch)
+    step = TrainingStep(model, batch, seq_len)
+    found = memory.terms(configuration, step)
     share = memory.PLAIN.estimate(found) / capacity
     if abs(share - 1) < _NEAR if near else 0.05 < share < 1.3:
-      return model, configuration, batch
+      return step, configuration
 
 
-def overrides(
-  model: Transformer, configuration: Configuration, batch: int
-) -> str:
+def overrides(step: TrainingStep, configuration: Configuration) -> str:
   """Returns what makes `configs/caatnet/7b.py` this program."""
   keys = {
-    f"model.{key}": getattr(model, key)
-    for key in ("num_layers", "width", "num_heads", "num_kv_heads",
-                "head_width", "ffn_width", "vocab_size")
-  } | {"data.seq_len": model.seq_len, "data.batch_size": batch}
+    f"model.{key}": getattr(step.model, key)
+    for key in _SIZES
+  } | {"data.seq_len": step.seq_len, "data.batch_size": step.batch_size}
   text = " ".join(f"{key}={value}" for key, value in keys.items())
   return f"{text} {configuration.overrides()}"
 
@@ -148,10 +151,9 @@ def run(config: Any) -> dict[str, Any]:
       if number not in rows and not late:
         rng = np.random.default_rng([options.seed, number])
         drawn = draw(rng, number % 4 > 1, capacity)
-        rows[number] = {
-          "number": number, "model": dataclasses.asdict(drawn[0]),
-          "configuration": dataclasses.asdict(drawn[1]), "batch": drawn[2],
-        } | _alone(options.target, overrides(*drawn))
+        rows[number] = {"number": number} | kept_keys(*drawn) | _alone(
+          options.target, overrides(*drawn)
+        )
         rows = kept(path) | rows  # another process may fill the file, too
         results.write(path, {"rows": [rows[n] for n in sorted(rows)]})
       progress.update(task, completed=number + 1)
@@ -178,12 +180,25 @@ def _alone(target: str, text: str) -> dict[str, Any]:
       return {"error": str(error)[:300]}
 
 
+def kept_keys(
+  step: TrainingStep, configuration: Configuration
+) -> dict[str, Any]:
+  """Returns what a row keeps of a program, as `formulas` reads it."""
+  model = {
+    key: getattr(step.model, key) for key in (*_SIZES, "dtype")
+  } | {"seq_len": step.seq_len, "backward_bytes": step.backward_bytes}
+  return {
+    "model": model, "configuration": dataclasses.asdict(configuration),
+    "batch": step.batch_size,
+  }
+
+
 def formulas(row: dict[str, Any]) -> dict[str, float]:
   """Returns what the formulas have for a row."""
-  return memory.terms(
-    Configuration(**row["configuration"]), Transformer(**row["model"]),
-    row["batch"],
-  )
+  sizes = dict(row["model"])
+  example = {key: sizes.pop(key) for key in ("seq_len", "backward_bytes")}
+  step = TrainingStep(Transformer(**sizes), row["batch"], **example)
+  return memory.terms(Configuration(**row["configuration"]), step)
 
 
 def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
@@ -199,7 +214,7 @@ def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
   halves = [[row for row in rows if row["number"] % 2 == i] for i in (0, 1)]
   if min(map(len, halves)) < 2:
     return {}
-  fitted = memory_fit.fit([(formulas(r), r["total"]) for r in halves[0]])
+  fitted = memory.fitted([(formulas(r), r["total"]) for r in halves[0]])
   found = {"fit": dataclasses.asdict(fitted)}
   for name, half in zip(("fitted", "held out"), halves, strict=True):
     errors = np.array([

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from parallel.planner import plan
-from parallel.planner.latency import Setting, predict
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration, everything, refusal
 from parallel.planner.steps import all_orders, steps_s
 
@@ -37,12 +37,12 @@ class Best:
   orders: int
 
 
-def regret(setting: Setting, choices: Choices) -> dict[str, Any]:
+def regret(problem: Problem, choices: Choices) -> dict[str, Any]:
   """Plans, tries everything, and returns both and the regret."""
-  planned = plan.plan(setting, choices, count=1).best[0]
-  best = exhaustive(setting, choices)
+  planned = plan.plan(problem, choices, count=1).best[0]
+  best = exhaustive(problem, choices)
   return {
-    "devices": setting.links.num_devices, "execution": setting.execution,
+    "devices": problem.links.num_devices, "execution": problem.timing.execution,
     "configurations": best.configurations, "orders": best.orders,
     "plan": str(planned.configuration), "plan, s": planned.latency.total,
     "best": str(best.configuration), "best, s": best.seconds,
@@ -50,15 +50,17 @@ def regret(setting: Setting, choices: Choices) -> dict[str, Any]:
   }
 
 
-def exhaustive(setting: Setting, choices: Choices) -> Best:
+def exhaustive(problem: Problem, choices: Choices) -> Best:
   """Times each configuration that fits in all orders of devices."""
   best: tuple[float, Configuration, np.ndarray] | None = None
   tried = count = 0
-  for c in _fitting(setting, choices):
+  for c in _fitting(problem, choices):
     orders = all_orders(c.grid)
-    seconds = steps_s(c, setting, orders)
+    seconds = steps_s(
+      c, problem.step, problem.links, problem.timing, orders
+    )
     for i in range(0, len(orders), -(-len(orders) // _CHECKED)):
-      own = predict(c, setting, orders[i]).total
+      own = problem.predict(c, orders[i]).total
       assert abs(own - seconds[i]) <= 1e-9 * own, (c, orders[i])
     tried, count = tried + 1, count + len(orders)
     i = int(seconds.argmin())
@@ -67,10 +69,10 @@ def exhaustive(setting: Setting, choices: Choices) -> Best:
   return Best(*best, tried, count)
 
 
-def _fitting(setting: Setting, choices: Choices) -> Iterator[Configuration]:
-  model = setting.model
-  for c in everything(model, setting.links.num_devices, choices):
-    if refusal(c, model, choices) is None and (
-      setting.memory(c).total <= setting.memory_bytes
+def _fitting(problem: Problem, choices: Choices) -> Iterator[Configuration]:
+  step = problem.step
+  for c in everything(step.batch_size, problem.links.num_devices, choices):
+    if refusal(c, step, choices) is None and (
+      problem.memory(c).total <= problem.memory_bytes
     ):
       yield c

@@ -26,10 +26,11 @@ from parallel.hardware.link_matrix import LinkMatrix
 from parallel.hardware.links import LinkKind
 from parallel.pipeline.timetable import Kind
 from parallel.planner import device_order, latency
-from parallel.planner.latency import Setting, predict, traffic
+from parallel.planner.latency import Timing
 from parallel.planner.memory import timetable
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration, everything, refusal
-from parallel.planner.workload import Transformer
+from parallel.workload import TrainingStep, Transformer
 
 _SOURCE = "configs/benchmark/planner_truth.py"
 
@@ -160,11 +161,11 @@ def _measured(
     matrix["picked"] = [
       [dataclasses.asdict(c), kind, order.ravel().tolist(), seconds]
       for c, kind, order, seconds in picked(
-        setting(options, bandwidth, latency_s), options, seed
+        problem_of(options, bandwidth, latency_s), options, seed
       )
     ]
     matrix["rows"] = []
-  chosen = setting(options, *(
+  chosen = problem_of(options, *(
     np.array(matrix[key], float) for key in ("bandwidth", "latency_s")
   ))
   matrix["left"] = len(matrix["picked"]) - len(matrix["rows"])
@@ -189,9 +190,9 @@ def _measured(
     yield
 
 
-def setting(
+def problem_of(
   options: Any, bandwidth: np.ndarray, latency_s: np.ndarray
-) -> Setting:
+) -> Problem:
   """Returns the benchmark's model on its device and measured links."""
   device = Device(
     "wait", {"float32": options.flops, "bfloat16": options.flops}, 10**12, 1e18,
@@ -203,14 +204,14 @@ def setting(
   )
   width = options.width
   model = Transformer(
-    width, width, options.layers, 8, 8, width // 8, 2 * width,
-    options.positions, "float32",
+    width, width, options.layers, 8, 8, 2 * width, dtype="float32"
   )
-  return Setting(model, options.batch_size, links, 1.0, "events")
+  step = TrainingStep(model, options.batch_size, options.positions)
+  return Problem(step, links, Timing(1.0, "events"))
 
 
 def picked(
-  setting: Setting, options: Any, seed: int
+  problem: Problem, options: Any, seed: int
 ) -> list[tuple[Configuration, str, np.ndarray, float]]:
   """Draws configurations with orders, the best of all first.
 
@@ -218,22 +219,23 @@ def picked(
     The configuration, what kind of order it has, the device of each coordinate
     and the predicted seconds.
   """
-  rng, n = np.random.default_rng(seed), setting.links.num_devices
+  rng, n = np.random.default_rng(seed), problem.links.num_devices
+  step = problem.step
   choices = Choices(
-    setting.batch_size, tuple(options.timetables), (1,), ("ddp",), ("psum",),
-    ("none",), False, setting.batch_size,
+    tuple(options.timetables), (1,), ("ddp",), ("psum",), ("none",), False,
+    step.batch_size,
   )
   found = []
-  for c in everything(setting.model, n, choices):
-    if refusal(c, setting.model, choices) is not None:
+  for c in everything(step.batch_size, n, choices):
+    if refusal(c, step, choices) is not None:
       continue
     orders = {
       "own": np.arange(n), "random": rng.permutation(n),
-      "planner's": device_order.search(traffic(c, setting)).devices,
+      "planner's": device_order.search(problem.traffic(c)).devices,
     }
     for kind, order in orders.items():
       order = order.reshape(c.grid)
-      found.append((c, kind, order, predict(c, setting, order).total))
+      found.append((c, kind, order, problem.predict(c, order).total))
   found.sort(key=lambda x: x[-1])
   best, *others = [x for x in found if x[-1] <= options.within * found[0][-1]]
   some = rng.permutation(len(others))[: options.drawn - 1]
@@ -241,7 +243,7 @@ def picked(
 
 
 def jobs(
-  c: Configuration, setting: Setting, order: np.ndarray, quota: float
+  c: Configuration, problem: Problem, order: np.ndarray, quota: float
 ) -> list[dict[str, Any]]:
   """Returns what each device does in a step, as the peers take it.
 
@@ -250,8 +252,9 @@ def jobs(
   third is a forward's, as in the prediction.
   """
   p, d, t = c.grid
-  sent = latency.messages(c, setting)
-  stage_s, again_s = latency.stage(c, setting)
+  step, links, timing = problem.step, problem.links, problem.timing
+  sent = latency.messages(c, step)
+  stage_s, again_s = latency.stage(c, step, links.device, timing.utilisation)
   if p == 1:
     kinds = [[Kind.FORWARD], [Kind.BACKWARD]] * c.microbatches
     numbers, splits = np.repeat(np.arange(c.microbatches), 2)[:, None], 0
@@ -287,7 +290,9 @@ def jobs(
       "actions": actions, "quota": quota, "boundary": int(sent.boundary),
       "reduction": int(sent.reductions[0][0]), "gradients": int(gradients),
       "tensor": order[s, i].tolist(), "data": order[s, :, k].tolist(),
-      "head_s": float(latency.vocabulary(c, setting, order)),
+      "head_s": float(
+        latency.vocabulary(c, step, links, timing, order)
+      ),
     }
   return given
 

@@ -103,7 +103,7 @@ def planner() -> ml_collections.ConfigDict:
   # long as its longest action and hop; or each at its own pace ("events").
   section.execution = "lockstep"
   # The share of the peak that matrix products reach, an assumption
-  # (parallel/planner/workload.py).
+  # (parallel/workload.py).
   section.utilisation = 0.5
   # What is tried with all degrees of stages, data and tensor ranks.
   section.timetables = (

@@ -38,6 +38,20 @@ class Sends(NamedTuple):
   elements: int
   dtype: Any
 
+  @property
+  def metadata(self) -> dict[str, str]:
+    """Text of the custom call.
+
+    A ledger sees a kernel in a program as one opaque custom call.
+    `parallel.xla` reads this and counts the messages as permutes.
+    """
+    return {
+      "sends_over": self.axis_name,
+      "messages": str(self.messages),
+      "elements": str(self.elements),
+      "dtype": jnp.dtype(self.dtype).name,
+    }
+
 
 def tpu_call(
   kernel: Callable[..., None],
@@ -69,26 +83,17 @@ def tpu_call(
     vmem_limit_bytes: VMEM that it may use; None for the platform's default.
     **options: Further keywords of ``pallas_call``.
   """
-  if sends is None:
-    params, metadata = {}, None
-  else:
+  params = {}
+  if sends is not None:
     # Others wait for the messages, so XLA must not drop the call.
     params = {
       "collective_id": barrier(name, sends.axis_name),
       "has_side_effects": True,
     }
-    # A ledger sees a kernel in a program as one opaque custom call.
-    # `parallel.xla` reads this and counts the messages as permutes.
-    metadata = {
-      "sends_over": sends.axis_name,
-      "messages": str(sends.messages),
-      "elements": str(sends.elements),
-      "dtype": jnp.dtype(sends.dtype).name,
-    }
   call = pl.pallas_call(
     kernel,
     name=name,
-    metadata=metadata,
+    metadata=None if sends is None else sends.metadata,
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=semantics, vmem_limit_bytes=vmem_limit_bytes,
       **params,

@@ -25,37 +25,7 @@ from parallel.hardware.clusters import CLUSTERS
 from parallel.hardware.collective_times import Span, Times
 from parallel.hardware.devices import DEVICES, Device
 from parallel.hardware.slices import SLICES
-
-
-@dataclasses.dataclass(frozen=True)
-class Transformer:
-  """The sizes of a Llama-style transformer with untied tables.
-
-  Attributes:
-    vocab_size: The number of tokens.
-    width: The channels of the residual stream.
-    num_layers: The number of blocks.
-    num_heads: The number of query heads.
-    num_kv_heads: The number of key/value heads.
-    ffn_width: The hidden width of the MLP.
-    head_width: The channels of one head; 0 means width / num_heads.
-    item_bytes: Bytes of a weight, an activation and a number in the cache.
-    dtype: The dtype of products, for peak rates.
-  """
-
-  vocab_size: int
-  width: int
-  num_layers: int
-  num_heads: int
-  num_kv_heads: int
-  ffn_width: int
-  head_width: int = 0
-  item_bytes: int = 2
-  dtype: str = "bfloat16"
-
-  def __post_init__(self) -> None:
-    if not self.head_width:
-      object.__setattr__(self, "head_width", self.width // self.num_heads)
+from parallel.workload import Transformer
 
 
 class Step(NamedTuple):

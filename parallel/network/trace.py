@@ -124,13 +124,7 @@ def _check(count: int, what: str, fewer: str) -> None:
 
 
 def _document(name: str, rows: Sequence[str], bars: Iterable[Bar]) -> str:
-  """Returns the text of a trace.
-
-  Args:
-    name: Title of the trace.
-    rows: What stands before each row.
-    bars: The bars.
-  """
+  """Returns the text of a trace."""
   # Metadata events ("M") name the process and its threads: one per row.
   events = [
     {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}}

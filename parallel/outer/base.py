@@ -76,6 +76,11 @@ class OuterLoop:
   of_each: ClassVar[tuple[str, ...]] = ()
   # Whether all workers have equal parameters and inner optimizers after a step.
   equal: ClassVar[bool] = False
+  # Whether a single worker trains as it would without the loop, if the outer
+  # optimizer is SGD(1) and nothing is encoded or delayed. False for loops that
+  # change parameters without peers: by rounding that cannot be turned off, or
+  # by a pull towards a center variable as in elastic averaging SGD.
+  plain_alone: ClassVar[bool] = True
 
   def coming_and_going(self) -> "OuterLoop":
     """Returns the same loop for workers of a swarm, who come and go.

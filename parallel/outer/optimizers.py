@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 import optax
 
+from parallel.kernels.codec.reference import OuterStep
 from parallel.outer.base import Params, State
 from parallel.wire import NesterovStep
 
@@ -117,7 +118,7 @@ class Nesterov:
     momentum = optax.tree_utils.tree_get(state, "trace")
     uses = jax.tree.map(
       lambda p, m: NesterovStep(
-        p, m, self.learning_rate, self.momentum
+        p, m, OuterStep(self.learning_rate, self.momentum)
       ),
       params, momentum,
     )

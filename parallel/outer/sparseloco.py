@@ -28,7 +28,7 @@ and one of two magnitudes per chunk (`parallel.kernels.codec.top_k`).
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,8 @@ class SparseLoCo(CommonRounds):
       equal ones.
     rule: By what workers are judged.
   """
+
+  plain_alone: ClassVar[bool] = False  # two bits round a single worker, too
 
   rate: float
   block_dims: Any

@@ -159,13 +159,7 @@ class Actions(NamedTuple):
   def _one_of(
     self, row: Row, actions: dict[Kind, Callable[[], Tree]], otherwise: Tree
   ) -> Tree:
-    """Does one of several actions, if the tick has one of them.
-
-    Args:
-      row: The tick's numbers.
-      actions: What is done, by kind.
-      otherwise: What there is without any.
-    """
+    """Does one of several actions, if the tick has one of them."""
     # A branch that never runs would only be compiled.
     used = [kind for kind in actions if (self.timetable.kinds == kind).any()]
     if not used:

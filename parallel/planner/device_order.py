@@ -180,11 +180,7 @@ def _by_groups(
 ) -> np.ndarray:
   """Forms groups of near devices, and then orders these.
 
-  Args:
-    traffic: The messages.
-    whole: What a group is: 1, or all, of the coordinates along each axis.
-    seed: The seed of the search for an order.
-    budget: What may be tried to form groups.
+  A group has 1, or all, of the coordinates along each axis, as ``whole`` says.
 
   Returns:
     The device of each coordinate.
@@ -256,13 +252,7 @@ def _walk(seconds: np.ndarray, run: int) -> np.ndarray:
 def _annealed(
   traffic: Traffic, chains: int, rng: np.random.Generator
 ) -> np.ndarray:
-  """Anneals random orders; returns the best that were met, ``[_KEPT, N]``.
-
-  Args:
-    traffic: The messages.
-    chains: How many orders.
-    rng: The source of numbers.
-  """
+  """Anneals random orders; returns the best that were met, ``[_KEPT, N]``."""
   families, grid = traffic.families(), traffic.grid
   everyone = np.arange(grid.size)
 

@@ -9,7 +9,7 @@ import math
 
 from parallel.outer.cost import Rows
 from parallel.planner.space import Configuration
-from parallel.planner.workload import Transformer, layers_per_part
+from parallel.workload import Transformer
 from parallel.zero import cost as zero_cost
 from parallel.zero.partition import Level, Partition
 
@@ -33,7 +33,7 @@ def parameters(
 ) -> list[zero_cost.Parameter]:
   """Returns the tensors of a device, as `parallel.zero.cost` prices them."""
   c = configuration
-  layers = c.chunks * layers_per_part(model, c.stages * c.chunks)
+  layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
   wire = model.item_bytes if c.scheme != "ddp" else 4
   tables = math.ceil(model.vocab_size / (c.stages * c.tensor)) * model.width
   return [
@@ -76,7 +76,7 @@ def fragments(
   ]
   layers = c.outer.fragment_layers if c.outer else 0
   if not layers:
-    here = c.chunks * layers_per_part(model, c.stages * c.chunks)
+    here = c.chunks * model.layers_per_part(c.stages * c.chunks)
     return [[*of_layers(here), *rest]]
   fragment = of_layers(layers // c.stages)
   return [*[fragment] * (model.num_layers // layers), rest]

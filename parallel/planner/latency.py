@@ -1,6 +1,6 @@
 """Predicts a step's seconds on a matrix of links, with a breakdown.
 
-Compute is the roofline of a layer (`model.Transformer.layer_s`). A backward
+Compute is the roofline of a layer (`TrainingStep.layer_s`). A backward
 takes twice a forward's products; what it computes again, forwards with their
 reductions, is added: in stages that keep inputs only all of a part, and with
 rematerialisation once more a layer. At p = 1 nothing runs under a tensor
@@ -23,23 +23,22 @@ Left out: gathers that run under compute, encoding, what data loaders do.
 """
 
 import collections
-from collections.abc import Sequence
 import dataclasses
 import functools
-import math
 
 import numpy as np
 
 from parallel import checks
 from parallel.hardware import links as link_kinds
+from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
 from parallel.planner import outer
 from parallel.planner.device_state import parameters, partition
-from parallel.planner.memory import FITS, Fit, Memory, memory, timetable
+from parallel.planner.memory import timetable
 from parallel.planner.message_costs import Traffic
 from parallel.planner.space import Configuration
-from parallel.planner.workload import Transformer, layers_per_part
+from parallel.workload import TrainingStep, Transformer
 from parallel.zero import cost as zero_cost
 
 EXECUTIONS = ("lockstep", "events")
@@ -50,39 +49,19 @@ HOST = link_kinds.PCIE_4  # an assumption, where the optimizer's state waits
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-  """What is trained where, and how it is predicted.
+class Timing:
+  """How computation and stages are timed.
 
   Attributes:
-    model: The model.
-    batch_size: Examples of a step.
-    links: The cluster.
-    utilisation: The share of the peak that matrix products reach.
+    utilisation: Fraction of the peak that matrix products reach.
     execution: One of ``EXECUTIONS``.
   """
 
-  model: Transformer
-  batch_size: int
-  links: LinkMatrix
   utilisation: float = 0.5
   execution: str = "lockstep"
 
   def __post_init__(self) -> None:
     checks.known("execution=", self.execution, EXECUTIONS)
-
-  @property
-  def memory_bytes(self) -> float:
-    """The bytes that a device has."""
-    return self.links.device.memory_bytes
-
-  @property
-  def fit(self) -> Fit:
-    """What the compiler of these devices makes of the memory's formulas."""
-    return FITS[self.links.device.platform]
-
-  def memory(self, configuration: Configuration) -> Memory:
-    """Returns the bytes of a device, an upper bound."""
-    return memory(configuration, self.model, self.batch_size, self.fit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +97,7 @@ class Latency:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Messages:
+class Messages:
   """What is sent of a configuration, without saying between whom.
 
   Attributes:
@@ -134,12 +113,12 @@ class _Messages:
 
 
 @functools.lru_cache(maxsize=64)
-def messages(c: Configuration, setting: Setting) -> _Messages:
+def messages(c: Configuration, step: TrainingStep) -> Messages:
   """Counts what a configuration sends."""
-  model, examples = setting.model, c.examples(setting.batch_size)
-  stream = model.boundary_bytes(examples)
-  layers = c.chunks * layers_per_part(model, c.stages * c.chunks)
-  wide = stream * model.backward_bytes / model.item_bytes
+  model, examples = step.model, c.examples(step.batch_size)
+  stream = step.boundary_bytes(examples)
+  layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
+  wide = stream * step.backward_bytes / model.item_bytes
   # Two doors, forward and back; forwards that run again send again, but for
   # the last door's of a layer, and with "reduced" none of a layer's. Without
   # stages the embedding is one more; with stages they sum it, too.
@@ -160,20 +139,22 @@ def messages(c: Configuration, setting: Setting) -> _Messages:
     (1 if e.when == "step" else c.microbatches)
     * (2 if e.kind == "all_reduce" else 1) for e in found
   )
-  return _Messages(
+  return Messages(
     stream, tuple(x for x in reductions.items() if all(x)),
     (received, rounds * (c.ranks - 1)),
   )
 
 
-def traffic(c: Configuration, setting: Setting) -> Traffic:
+def traffic(
+  c: Configuration, step: TrainingStep, links: LinkMatrix, execution: str
+) -> Traffic:
   """Returns what a configuration's messages cost between all pairs.
 
   How often a hop is waited for: in lockstep at every tick that sends that way,
   of which the slowest counts; of 1F1B at its own pace as
   `parallel.pipeline.cost.exposed_s` says; of others, filling and draining once.
   """
-  links, sent = setting.links, messages(c, setting)
+  sent = messages(c, step)
   none = np.zeros_like(links.latency_s)
   p, m = c.stages, c.microbatches
   chain = hop = ring = reduce = none
@@ -181,7 +162,7 @@ def traffic(c: Configuration, setting: Setting) -> Traffic:
     hops = links.seconds(sent.boundary)
     both = hops + hops.T
     rounds, left = divmod(m - 1, p)
-    if setting.execution == "lockstep":
+    if execution == "lockstep":
       table = timetable(c.timetable, p, m, c.chunks)[0]
       ahead, back = (x.any(1) for x in simulate.sends(table))
       share = VOCABULARY_REDUCTIONS * 2 * (p - 1) * m
@@ -223,56 +204,62 @@ def _slowest(matrix: np.ndarray, order: np.ndarray, dim: int) -> np.ndarray:
 
 
 def predict(
-  c: Configuration, setting: Setting, order: np.ndarray | None = None
+  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
+  order: np.ndarray | None = None,
 ) -> Latency:
   """Predicts a step.
 
   Args:
     c: The configuration, one that `space.refusal` lets pass.
-    setting: What is trained where.
+    step: The training step.
+    links: The cluster.
+    timing: How computation and stages are timed.
     order: The device of each coordinate, int ``[p, d, t]``; None for devices
       in their own order.
   """
   if order is None:
     order = np.arange(c.grid.size).reshape(c.grid)
-  sent, costs = messages(c, setting), traffic(c, setting)
+  sent = messages(c, step)
+  costs = traffic(c, step, links, timing.execution)
   m, p = c.microbatches, c.stages
   reduce_s = _slowest(costs.reduce, order, 2) / m  # of each stage
-  stage_s, again_s = stage(c, setting)
+  stage_s, again_s = stage(c, step, links.device, timing.utilisation)
   pipeline_s = m * (3 * stage_s + again_s + float(reduce_s.max()))
   bubble_s = hops_s = 0.0
   if p > 1:
     work = _work(c, stage_s, again_s, reduce_s)
     alone = simulate.even_hops(p)
-    way = _way(c, setting, order, sent.boundary)
+    way = _way(c, links.seconds(sent.boundary), order)
     without_s, with_s = (
-      _run(c, work, hops, setting.execution) for hops in (alone, way)
+      _run(c, work, hops, timing.execution) for hops in (alone, way)
     )
     bubble_s, hops_s = without_s - pipeline_s, with_s - without_s
   # The ranks of each worker are a ring of their own.
   ring = _slowest(costs.ring, order.reshape(-1, c.ranks, c.tensor), 1)
   exchanged_s = 0.0 if c.outer is None else outer.exposed_s(
-    c, setting.model, setting.links, order, m * (3 * stage_s + again_s)
+    c, step.model, links, order, m * (3 * stage_s + again_s)
   )
   return Latency(
     compute=3 * m * stage_s, again=m * again_s,
     tensor=m * float(reduce_s.max()), bubble=bubble_s, hops=hops_s,
-    vocabulary=float(vocabulary(c, setting, order)), data=float(ring.max()),
-    offload=_offload(c, setting.model), outer=exchanged_s,
+    vocabulary=float(vocabulary(c, step, links, timing, order)),
+    data=float(ring.max()),
+    offload=_offload(c, step.model), outer=exchanged_s,
   )
 
 
-def stage(c: Configuration, setting: Setting) -> tuple[float, float]:
+def stage(
+  c: Configuration, step: TrainingStep, device: Device, utilisation: float
+) -> tuple[float, float]:
   """Returns seconds of a stage's forward, and of what its backward runs again.
 
   Both are of one microbatch and without reductions.
   """
-  layer_s = setting.model.layer_s(
-    c.examples(setting.batch_size), c.tensor, setting.links.device,
-    setting.utilisation,
+  layer_s = step.layer_s(
+    c.examples(step.batch_size), c.tensor, device, utilisation
   )
-  parts = c.stages * c.chunks
-  stage_s = layers_per_part(setting.model, parts) * c.chunks * layer_s
+  layers = step.model.layers_per_part(c.stages * c.chunks) * c.chunks
+  stage_s = layers * layer_s
   return stage_s, (_recomputes(c) + (c.remat != "none")) * stage_s
 
 
@@ -281,7 +268,9 @@ def _recomputes(c: Configuration) -> bool:
   return c.stages > 1 and c.keep == "inputs"
 
 
-def measured(c: Configuration, setting: Setting) -> tuple[float, float]:
+def measured(
+  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing
+) -> tuple[float, float]:
   """Returns what measuring one stage on the first devices would find.
 
   That is how configurators with a model of the pipeline alone come by it.
@@ -290,14 +279,15 @@ def measured(c: Configuration, setting: Setting) -> tuple[float, float]:
     Seconds of a microbatch's forward, and of it with its backward: products,
     what runs again, reductions over tensor ranks, its share of the head.
   """
-  stage_s, again_s = stage(c, setting)
+  stage_s, again_s = stage(c, step, links.device, timing.utilisation)
+  head_s = _head(c, step, links.device, timing.utilisation)
   first = np.arange(c.tensor).reshape(1, 1, -1)
   reduce_s = 0.0
   if c.tensor > 1:
-    costs = traffic(c, setting).reduce
+    costs = traffic(c, step, links, timing.execution).reduce
     reduce_s = float(_slowest(costs, first, 2)[0]) / c.microbatches
-  both = 3 * stage_s + again_s + reduce_s + _head(c, setting)
-  return stage_s + (reduce_s + _head(c, setting)) / 3, both
+  both = 3 * stage_s + again_s + reduce_s + head_s
+  return stage_s + (reduce_s + head_s) / 3, both
 
 
 def _work(
@@ -321,14 +311,13 @@ def _work(
 
 
 def _way(
-  c: Configuration, setting: Setting, order: np.ndarray, boundary: float
+  c: Configuration, seconds: np.ndarray, order: np.ndarray
 ) -> simulate.Hops:
   """Returns the hops between stages: for each, those of the slowest replica.
 
   The last stage's goes to the first one, which only chunks need.
   """
   ahead, back = np.roll(order, -1, 0), np.roll(order, 1, 0)
-  seconds = setting.links.seconds(boundary)
   forward = seconds[order, ahead].reshape(c.stages, -1).max(1)
   backward = seconds[order, back].reshape(c.stages, -1).max(1)
   return simulate.Hops(tuple(forward.tolist()), tuple(backward.tolist()))
@@ -352,34 +341,39 @@ def _events(
 
 
 def vocabulary(
-  c: Configuration, setting: Setting, order: np.ndarray
+  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
+  order: np.ndarray,
 ) -> np.ndarray:
   """Returns what embedding and head take: products, and the stages' sums.
 
   Args:
     c: The configuration.
-    setting: What is trained where.
+    step: The training step.
+    links: The cluster.
+    timing: How computation and stages are timed.
     order: The device of each coordinate, int ``[..., p, d, t]``.
 
   Returns:
     Seconds of a step, float64 ``[...]``.
   """
   sums_s = np.zeros(order.shape[:-3])
-  if c.stages > 1 and setting.execution == "lockstep":
-    size = setting.model.boundary_bytes(c.examples(setting.batch_size))
-    ring = _reduction(setting.links, size, c.stages, "psum")
-    links = ring[order[..., :-1, :, :], order[..., 1:, :, :]]
-    sums_s = VOCABULARY_REDUCTIONS * links.max((-3, -2, -1))
-  return c.microbatches * (_head(c, setting) + sums_s)
+  if c.stages > 1 and timing.execution == "lockstep":
+    size = step.boundary_bytes(c.examples(step.batch_size))
+    ring = _reduction(links, size, c.stages, "psum")
+    hops = ring[order[..., :-1, :, :], order[..., 1:, :, :]]
+    sums_s = VOCABULARY_REDUCTIONS * hops.max((-3, -2, -1))
+  head_s = _head(c, step, links.device, timing.utilisation)
+  return c.microbatches * (head_s + sums_s)
 
 
-def _head(c: Configuration, setting: Setting) -> float:
+def _head(
+  c: Configuration, step: TrainingStep, device: Device, utilisation: float
+) -> float:
   """Returns seconds of a microbatch's head, forward and backward."""
-  flops = 3 * setting.model.head_flops(
-    c.examples(setting.batch_size), c.stages * c.tensor
+  flops = 3 * step.head_flops(
+    c.examples(step.batch_size), c.stages * c.tensor
   )
-  peak = setting.links.device.peak(setting.model.dtype)
-  return flops / (setting.utilisation * peak)
+  return flops / (utilisation * device.peak(step.model.dtype))
 
 
 def _offload(c: Configuration, model: Transformer) -> float:
@@ -388,20 +382,3 @@ def _offload(c: Configuration, model: Transformer) -> float:
     return 0.0
   state = zero_cost.memory(partition(c), parameters(c, model))
   return 2 * state.stored * 2 / 3 / HOST.bandwidth
-
-
-def sensitivity(
-  c: Configuration, setting: Setting, order: np.ndarray,
-  factors: Sequence[float] = (0.5, 2.0),
-) -> dict[float, float]:
-  """Returns a step's seconds if all links were so many times as fast."""
-  found = {}
-  for factor in factors:
-    links = dataclasses.replace(
-      setting.links, bandwidth=setting.links.bandwidth * factor,
-      latency_s=setting.links.latency_s / factor,
-    )
-    changed = dataclasses.replace(setting, links=links)
-    found[factor] = predict(c, changed, order).total
-  assert all(math.isfinite(x) for x in found.values())
-  return found

@@ -3,24 +3,29 @@
 All stages run one program, so buffers are as large on each as on the fullest.
 How many copies of gradients and weights a compiler keeps alive at a time, and
 what of a layer, is in no formula: causes that are not exact have factors, which
-are fitted to what a compiler says (`parallel.planner.memory_fit`). An estimate
+are fitted to what a compiler says (`fitted`). An estimate
 has an upper bound: it times the largest ratio that the fit has seen. What no
 compiler shows (the runtime's own memory, buffers of collectives, fragments) is
 a margin with a source, not a fit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+
+import numpy as np
+from scipy import optimize
 
 from parallel.pipeline import builders, cost
 from parallel.pipeline.timetable import Timetable
 from parallel.planner import outer
 from parallel.planner.device_state import parameters, partition
 from parallel.planner.space import Configuration
-from parallel.planner.workload import Transformer, layers_per_part
+from parallel.workload import TrainingStep, Transformer
 from parallel.zero import cost as zero_cost
 
+# How strongly fitted factors are drawn to 1.
+_RIDGE = 0.01
 MARGIN_BYTES = 3e9
 MARGIN_SOURCE = (
   "assumption: CUDA's context and the allocator's fragments about 1 GB, and "
@@ -131,9 +136,7 @@ def _state(c: Configuration, model: Transformer) -> zero_cost.Memory:
   return zero_cost.memory(partition(c), parameters(c, model))
 
 
-def terms(
-  configuration: Configuration, model: Transformer, batch_size: int
-) -> dict[str, float]:
+def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
   """Returns bytes as formulas have them, of what a compiler sees.
 
   "stored" is exact: parameters and moments between steps. "weights" are those
@@ -145,15 +148,14 @@ def terms(
 
   Args:
     configuration: The configuration, one that `space.refusal` lets pass.
-    model: The model.
-    batch_size: Examples of a step.
+    step: The training step.
   """
-  c = configuration
-  examples = c.examples(batch_size)
+  c, model = configuration, step.model
+  examples = c.examples(step.batch_size)
   state = _state(dataclasses.replace(
     c, microbatches=1, timetable="", route="", remat="", offload=False
   ), model)
-  boundary = model.boundary_bytes(examples)
+  boundary = step.boundary_bytes(examples)
   kept, copies = 0.0, 1
   if c.stages > 1:
     counted = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[1]
@@ -166,8 +168,8 @@ def terms(
   layer = sum(model.matrices) / c.tensor
   # A layer in the dtype of activations, and its gradient before it is added up.
   gathered = layer * (model.item_bytes + 4)
-  logits = examples * model.seq_len * model.vocab_size / (c.stages * c.tensor)
-  activations = copies * _activations(c, model, examples)
+  logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
+  activations = copies * _activations(c, step, examples)
   again = c.remat != "none"
   return {
     "stored": state.stored * (1 / 3 if c.offload else 1),
@@ -185,10 +187,10 @@ def terms(
 
 
 def memory(
-  configuration: Configuration, model: Transformer, batch_size: int, fit: Fit
+  configuration: Configuration, step: TrainingStep, fit: Fit
 ) -> Memory:
   """Returns the bytes of a device, an upper bound; as `terms`."""
-  found = terms(configuration, model, batch_size)
+  found = terms(configuration, step)
   x = {key: fit.factors.get(key, 1.0) * size for key, size in found.items()}
   parameters = x["stored"] / (1 if configuration.offload else 3)
   return Memory(
@@ -200,23 +202,51 @@ def memory(
     gathered=x["gathered"],
     logits=x["logits"],
     buffers=MARGIN_BYTES + fit.bound(found) - fit.estimate(found),
-    outer=outer.memory_bytes(configuration, model, sum(
+    outer=outer.memory_bytes(configuration, step.model, sum(
       x[key] for key in ("kept", "streams", "layers", "gathered", "logits")
     )),
   )
 
 
 def _activations(
-  c: Configuration, model: Transformer, examples: int
+  c: Configuration, step: TrainingStep, examples: int
 ) -> float:
   """Returns what a part's backward reads of its forward.
 
   Without recomputation that is all of each layer; else a layer's input, of
   "reduced" also what its two doors have reduced, and all of one layer.
   """
-  layers = layers_per_part(model, c.stages * c.chunks)
-  layer = model.kept_bytes(examples, c.tensor)
+  layers = step.model.layers_per_part(c.stages * c.chunks)
+  layer = step.kept_bytes(examples, c.tensor)
   if c.remat == "none":
     return layers * layer
   streams = {"full": 1, "reduced": 3}[c.remat]
-  return layers * streams * model.boundary_bytes(examples) + layer
+  return layers * streams * step.boundary_bytes(examples) + layer
+
+
+def fitted(
+  programs: Sequence[tuple[Mapping[str, float], float]], margin: float = 0.02
+) -> Fit:
+  """Fits factors, which are not negative, by least squares of relative errors.
+
+  Few programs leave factors near 1, since a ridge term draws them there. The
+  upper bound holds for all programs that are fitted, with a margin.
+
+  Args:
+    programs: What `terms` returned, and the bytes that the compiler has in all.
+    margin: What is added to the largest ratio.
+  """
+  keys = [key for key in programs[0][0] if key != "stored"]
+  totals = np.array([total for _, total in programs])
+  exact = np.array([found["stored"] for found, _ in programs])
+  rows = np.array([[found[key] for key in keys] for found, _ in programs])
+  towards = np.sqrt(_RIDGE) * np.eye(len(keys))
+  factors, _ = optimize.nnls(
+    np.concatenate([rows / totals[:, None], towards]),
+    np.concatenate([1 - exact / totals, towards.sum(0)]),
+  )
+  ratios = totals / (exact + rows @ factors)
+  return Fit(
+    dict(zip(keys, factors.tolist(), strict=True)),
+    float(max(1.0, ratios.max())) + margin,
+  )

@@ -19,7 +19,7 @@ import numpy as np
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.planner.device_state import fragments
 from parallel.planner.space import Configuration
-from parallel.planner.workload import Transformer
+from parallel.workload import Transformer
 
 
 def sent_bytes(c: Configuration, model: Transformer) -> float:

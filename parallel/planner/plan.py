@@ -19,11 +19,13 @@ import numpy as np
 from parallel.planner import device_order, space
 from parallel.planner.bound import bound
 from parallel.planner.device_order import EXACT
-from parallel.planner.latency import Latency, Setting, predict, traffic
+from parallel.planner.latency import Latency
 from parallel.planner.memory import Memory
-from parallel.planner.message_costs import Grid, cost
+from parallel.planner.message_costs import Grid, Traffic, cost
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration
 from parallel.planner.steps import all_orders, steps_s
+from parallel.workload import TrainingStep
 
 _ALIKE = 20  # of equal degrees that are priced in an order
 _NEAR = 1.3  # times the best: who is near may be the best in another order
@@ -81,12 +83,12 @@ class Plan:
 
 
 def plan(
-  setting: Setting, choices: Choices, *, count: int = 5, ordered: int = 10
+  problem: Problem, choices: Choices, *, count: int = 5, ordered: int = 10
 ) -> Plan:
   """Finds the best configurations of a model on a cluster.
 
   Args:
-    setting: What is trained where.
+    problem: The training step on the cluster.
     choices: What is tried.
     count: How many are returned, each of other degrees.
     ordered: How many get device orders of their own.
@@ -97,37 +99,41 @@ def plan(
   excluded: dict[str, tuple[int, str]] = {}
   smallest: tuple[Configuration, Memory] | None = None
   fitting = []
-  for alike in _alike(setting, choices, excluded):
+  for alike in _alike(
+    problem.step, problem.links.num_devices, choices, excluded
+  ):
     found = []
     for c in alike:
-      needs = setting.memory(c)
+      needs = problem.memory(c)
       if smallest is None or needs.total < smallest[1].total:
         smallest = c, needs
-      if needs.total <= setting.memory_bytes:
+      if needs.total <= problem.memory_bytes:
         found.append((c, needs))
       else:
-        _count(excluded, "memory", _too_much(c, needs, setting))
+        _count(excluded, "memory", _too_much(c, needs, problem.memory_bytes))
     fitting += _cheapest(found)
   if not fitting:
-    raise ValueError(_nothing_fits(smallest, excluded, setting))
-  priced = [_priced(c, needs, setting) for c, needs in fitting]
+    raise ValueError(_nothing_fits(smallest, excluded, problem))
+  priced = [_priced(c, needs, problem.predict(c)) for c, needs in fitting]
   priced.sort(key=lambda x: x.latency.total)
   of_degrees: dict[Grid, Candidate] = {}
   for x in priced:
     of_degrees.setdefault(x.configuration.grid, x)
   better = [
-    reordered(x, setting)
+    reordered(x, problem)
     for x in [*of_degrees.values()][: max(count, ordered)]
   ]
   better.sort(key=lambda x: x.latency.total)
   near = _NEAR * better[0].latency.total
   better = [
-    _best_alike(x, priced, setting)
+    _best_alike(x, priced, problem)
     if i < count or x.latency.total < near else x
     for i, x in enumerate(better)
   ]
   better.sort(key=lambda x: x.latency.total)
-  best = [_certified(x, setting) for x in better[:count]]
+  best = [
+    _certified(x, problem.traffic(x.configuration)) for x in better[:count]
+  ]
   return Plan(tuple(best), tuple(front(priced)), excluded, len(priced))
 
 
@@ -143,21 +149,21 @@ def front(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def why_not(
-  c: Configuration, setting: Setting, choices: Choices, best: Candidate
+  c: Configuration, problem: Problem, choices: Choices, best: Candidate
 ) -> str:
   """Says why a configuration is not the plan's, in a sentence or two."""
-  if c.grid.size != setting.links.num_devices:
+  if c.grid.size != problem.links.num_devices:
     return (
       f"{c.grid} takes {c.grid.size} devices; the cluster has "
-      f"{setting.links.num_devices}"
+      f"{problem.links.num_devices}"
     )
-  refused = space.refusal(c, setting.model, choices)
+  refused = space.refusal(c, problem.step, choices)
   if refused is not None:
     return f"it is no run ({refused[0]}): {refused[1]}"
-  needs = setting.memory(c)
-  if needs.total > setting.memory_bytes:
-    return _too_much(c, needs, setting)
-  found = reordered(_priced(c, needs, setting), setting)
+  needs = problem.memory(c)
+  if needs.total > problem.memory_bytes:
+    return _too_much(c, needs, problem.memory_bytes)
+  found = reordered(_priced(c, needs, problem.predict(c)), problem)
   more = {
     cause: seconds - getattr(best.latency, cause)
     for cause, seconds in dataclasses.asdict(found.latency).items()
@@ -172,71 +178,64 @@ def why_not(
   )
 
 
-def reordered(candidate: Candidate, setting: Setting) -> Candidate:
+def reordered(candidate: Candidate, problem: Problem) -> Candidate:
   """Returns a candidate with the best device order that is found."""
   c = candidate.configuration
-  found = device_order.search(traffic(c, setting), kicks=0)
-  other = _in_order(candidate, found.devices, setting)
+  found = device_order.search(problem.traffic(c), kicks=0)
+  other = _in_order(candidate, found.devices, problem)
   return min(candidate, other, key=lambda x: x.latency.total)
 
 
 def _best_alike(
-  candidate: Candidate, priced: Sequence[Candidate], setting: Setting
+  candidate: Candidate, priced: Sequence[Candidate], problem: Problem
 ) -> Candidate:
-  """Returns the best of the same degrees, by the whole step.
-
-  Args:
-    candidate: One with an order of its own.
-    priced: All, fastest first.
-    setting: What is trained where.
-  """
+  """Returns the best of the same degrees, by the whole step."""
   grid = candidate.configuration.grid
   alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
-  alike = [candidate, *(_in_order(x, candidate.order, setting) for x in alike)]
+  alike = [candidate, *(_in_order(x, candidate.order, problem) for x in alike)]
   alike.sort(key=lambda x: x.latency.total)
   of_timetables: dict[str, Candidate] = {}
   for x in alike:
     of_timetables.setdefault(x.configuration.timetable, x)
   if grid.size <= EXACT:
-    found = [_of_all_orders(x, setting) for x in of_timetables.values()]
+    found = [_of_all_orders(x, problem) for x in of_timetables.values()]
   else:
-    found = [alike[0], reordered(alike[0], setting)]
+    found = [alike[0], reordered(alike[0], problem)]
   return min(found, key=lambda x: x.latency.total)
 
 
 def _in_order(
-  candidate: Candidate, order: np.ndarray, setting: Setting
+  candidate: Candidate, order: np.ndarray, problem: Problem
 ) -> Candidate:
-  latency = predict(candidate.configuration, setting, order)
+  latency = problem.predict(candidate.configuration, order)
   return dataclasses.replace(candidate, latency=latency, order=order)
 
 
-def _of_all_orders(candidate: Candidate, setting: Setting) -> Candidate:
+def _of_all_orders(candidate: Candidate, problem: Problem) -> Candidate:
   """Returns a candidate with the best of all orders, by the whole step."""
   c = candidate.configuration
   orders = all_orders(c.grid)
-  best = orders[steps_s(c, setting, orders).argmin()].astype(int)
-  other = _in_order(candidate, best, setting)
+  seconds = steps_s(c, problem.step, problem.links, problem.timing, orders)
+  best = orders[seconds.argmin()].astype(int)
+  other = _in_order(candidate, best, problem)
   return min(candidate, other, key=lambda x: x.latency.total)
 
 
-def _certified(candidate: Candidate, setting: Setting) -> Candidate:
+def _certified(candidate: Candidate, costs: Traffic) -> Candidate:
   """Returns a candidate with the bound of its order's part of a step."""
-  costs = traffic(candidate.configuration, setting)
   return dataclasses.replace(
     candidate, bound_s=bound(costs), order_s=float(cost(costs, candidate.order))
   )
 
 
 def _alike(
-  setting: Setting, choices: Choices, excluded: dict[str, tuple[int, str]]
+  step: TrainingStep, num_devices: int, choices: Choices,
+  excluded: dict[str, tuple[int, str]],
 ) -> Iterable[list[Configuration]]:
   """Returns runs, together those that differ in remat, offload and keep."""
   groups: dict[Configuration, list[Configuration]] = {}
-  for c in space.everything(
-    setting.model, setting.links.num_devices, choices
-  ):
-    refused = space.refusal(c, setting.model, choices)
+  for c in space.everything(step.batch_size, num_devices, choices):
+    refused = space.refusal(c, step, choices)
     if refused is not None:
       _count(excluded, *refused)
       continue
@@ -264,10 +263,9 @@ def _cheapest(
 
 
 def _priced(
-  c: Configuration, needs: Memory, setting: Setting
+  c: Configuration, needs: Memory, latency: Latency
 ) -> Candidate:
   own = np.arange(c.grid.size).reshape(c.grid)
-  latency = predict(c, setting)
   return Candidate(c, needs, latency, own, latency.total)
 
 
@@ -277,8 +275,7 @@ def _count(
   excluded[name] = excluded.get(name, (0, ""))[0] + 1, reason
 
 
-def _too_much(c: Configuration, needs: Memory, setting: Setting) -> str:
-  most = setting.memory_bytes
+def _too_much(c: Configuration, needs: Memory, most: float) -> str:
   return (
     f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
     f"{(needs.total - most) / 1e9:.1f} GB more than a device has, most of it "
@@ -288,19 +285,19 @@ def _too_much(c: Configuration, needs: Memory, setting: Setting) -> str:
 
 def _nothing_fits(
   smallest: tuple[Configuration, Memory] | None,
-  excluded: Mapping[str, tuple[int, str]], setting: Setting,
+  excluded: Mapping[str, tuple[int, str]], problem: Problem,
 ) -> str:
   """Says by how much nothing fits, and what would make it fit."""
-  n = setting.links.num_devices
+  n = problem.links.num_devices
   if smallest is None:
     why = "; ".join(f"{k}: {reason}" for k, (_, reason) in excluded.items())
     return f"no configuration of {n} devices is a run: {why}"
   c, needs = smallest
   state = needs.weights + needs.gradients + needs.optimizer
-  state *= setting.fit.upper  # a part of `needs.buffers`
+  state *= problem.fit.upper  # a part of `needs.buffers`
   rest = needs.total - state
-  most = setting.memory_bytes
-  text = f"nothing fits. Least needs {_too_much(c, needs, setting)}. "
+  most = problem.memory_bytes
+  text = f"nothing fits. Least needs {_too_much(c, needs, most)}. "
   if rest >= most:
     return text + (
       "Without any training state that is too much: shorter sequences or a "

@@ -29,10 +29,12 @@ from parallel.outer import cost as outer_cost
 from parallel.outer.cost import Loop
 from parallel.planner import outer, space
 from parallel.planner.device_state import parameters, partition
-from parallel.planner.latency import Latency, Setting, messages, predict
+from parallel.planner.latency import Latency, messages
 from parallel.planner.memory import Memory
 from parallel.planner.plan import Candidate
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration
+from parallel.workload import TrainingStep
 from parallel.zero import cost as zero_cost
 from parallel.zero.partition import CODECS
 
@@ -176,14 +178,14 @@ class SecondPass:
 
 
 def second_pass(
-  best: Sequence[Candidate], setting: Setting, choices: Choices,
+  best: Sequence[Candidate], problem: Problem, choices: Choices,
   changes: Changes,
 ) -> SecondPass:
   """Finds what would be faster, but trains another model.
 
   Args:
     best: The first pass's best, fastest first.
-    setting: What is trained where.
+    problem: The training step on the cluster.
     choices: What the first pass tried.
     changes: What is tried now.
   """
@@ -191,10 +193,10 @@ def second_pass(
   excluded: dict[str, tuple[int, str]] = {}
   for number, base in enumerate(best[: changes.best]):
     c = base.configuration
-    for what, found in changes.of(c, setting.model.num_layers):
+    for what, found in changes.of(c, problem.step.model.num_layers):
       reasons, priced = [(what, found)], []
       if not isinstance(found, str):
-        both = [_priced(x, number, base, setting, choices) for x in found]
+        both = [_priced(x, number, base, problem, choices) for x in found]
         priced = [x for x in both if isinstance(x, Row)]
         reasons = [x for x in both if not isinstance(x, Row)]
       # Of as fast ones that with the fewest workers: it changes least.
@@ -210,38 +212,38 @@ def second_pass(
   return SecondPass(tuple(rows), excluded)
 
 
-def sent(c: Configuration, setting: Setting) -> Sent:
+def sent(c: Configuration, step: TrainingStep) -> Sent:
   """Returns what a device sends in a step, by axis; operand bytes."""
   data = zero_cost.level_collectives(
-    partition(c), parameters(c, setting.model), accumulation=c.microbatches
+    partition(c), parameters(c, step.model), accumulation=c.microbatches
   )
-  reductions = messages(c, setting).reductions if c.tensor > 1 else ()
+  reductions = messages(c, step).reductions if c.tensor > 1 else ()
   return Sent(
     c.microbatches * sum(size * times for size, times in reductions),
     sum(x.operand_bytes for x in data),
-    outer.sent_bytes(c, setting.model),
+    outer.sent_bytes(c, step.model),
   )
 
 
 def _priced(
-  c: Configuration, number: int, base: Candidate, setting: Setting,
+  c: Configuration, number: int, base: Candidate, problem: Problem,
   choices: Choices,
 ) -> Row | tuple[str, str]:
   """Prices a changed configuration; returns a constraint and why if it fails.
   """
-  refused = space.refusal(c, setting.model, choices)
+  refused = space.refusal(c, problem.step, choices)
   if refused is not None:
     return refused[0], f"{c.learned()}: {refused[1]}"
-  needs = setting.memory(c)
-  over = needs.total - setting.memory_bytes
+  needs = problem.memory(c)
+  over = needs.total - problem.memory_bytes
   if over > 0:
     return "memory", (
       f"{c} does not fit: it needs {needs.total / 1e9:.1f} GB, "
       f"{over / 1e9:.1f} GB more than a device has"
     )
   return Row(
-    number, c, needs, predict(c, setting, base.order), sent(c, setting),
-    sent(base.configuration, setting),
+    number, c, needs, problem.predict(c, base.order),
+    sent(c, problem.step), sent(base.configuration, problem.step),
   )
 
 

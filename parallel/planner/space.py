@@ -17,7 +17,7 @@ from parallel import checks
 from parallel.outer.cost import Loop
 from parallel.pipeline import builders
 from parallel.planner.message_costs import Grid
-from parallel.planner.workload import Transformer
+from parallel.workload import TrainingStep
 
 SCHEMES = ("ddp", "zero1", "zero2", "zero3")
 ROUTES = ("psum", "one_shot")
@@ -154,7 +154,6 @@ class Choices:
   """What is tried, beside all degrees whose product is the devices.
 
   Attributes:
-    batch_size: Examples of a step.
     timetables: Keys of `builders.BUILDERS`.
     chunks: Parts of a stage, for timetables that take several.
     schemes: Of ``SCHEMES``.
@@ -165,7 +164,6 @@ class Choices:
     most_microbatches: Of a step in a pipeline.
   """
 
-  batch_size: int
   timetables: tuple[str, ...] = (
     "1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"
   )
@@ -187,11 +185,11 @@ class Choices:
 
 
 def everything(
-  model: Transformer, num_devices: int, choices: Choices
+  batch_size: int, num_devices: int, choices: Choices
 ) -> Iterator[Configuration]:
   """Yields all configurations of these choices, possible or not."""
   for grid in grids(num_devices):
-    for m in _divisors(max(1, choices.batch_size // grid.data)):
+    for m in _divisors(max(1, batch_size // grid.data)):
       timetables: Sequence[tuple[str, int]] = [("1f1b", 1)]
       if grid.stages > 1:
         timetables = [
@@ -218,13 +216,13 @@ def grids(num_devices: int) -> Iterator[Grid]:
 
 
 def refusal(
-  configuration: Configuration, model: Transformer, choices: Choices
+  configuration: Configuration, step: TrainingStep, choices: Choices
 ) -> tuple[str, str] | None:
   """Says why a configuration is no run: a constraint's name, and the reason."""
-  c = configuration
-  if choices.batch_size % (c.data * c.microbatches):
+  c, model = configuration, step.model
+  if step.batch_size % (c.data * c.microbatches):
     return "batch", (
-      f"a batch of {choices.batch_size} is no multiple of data={c.data} x "
+      f"a batch of {step.batch_size} is no multiple of data={c.data} x "
       f"microbatches={c.microbatches}"
     )
   if c.microbatches > choices.most_microbatches:

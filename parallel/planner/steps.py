@@ -12,14 +12,16 @@ import itertools
 
 import numpy as np
 
+from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import simulate
 from parallel.pipeline.timetable import Timetable
 from parallel.planner import latency
 from parallel.planner.device_order import EXACT
-from parallel.planner.latency import Setting, predict, traffic
+from parallel.planner.latency import Timing
 from parallel.planner.memory import timetable
 from parallel.planner.message_costs import Grid, parts
 from parallel.planner.space import Configuration
+from parallel.workload import TrainingStep
 
 
 @functools.lru_cache(maxsize=16)
@@ -43,26 +45,32 @@ def all_orders(grid: Grid) -> np.ndarray:
 
 
 def steps_s(
-  c: Configuration, setting: Setting, orders: np.ndarray
+  c: Configuration, step: TrainingStep, links: LinkMatrix, timing: Timing,
+  orders: np.ndarray,
 ) -> np.ndarray:
-  """Returns what `latency.predict` says of many orders, float64 ``[O]``.
+  """Returns the steps that `latency.predict` gives of orders, float64 ``[O]``.
 
   Args:
     c: The configuration.
-    setting: What is trained where.
+    step: The training step.
+    links: The cluster.
+    timing: How computation and stages are timed.
     orders: The device of each coordinate, int ``[O, p, d, t]``.
   """
-  costs, count = traffic(c, setting), len(orders)
+  costs = latency.traffic(c, step, links, timing.execution)
+  count = len(orders)
   reduce = np.zeros((c.stages, count))
   if c.tensor > 1:
-    links = costs.reduce[orders, np.roll(orders, -1, 3)]
-    reduce = links.reshape(count, c.stages, -1).max(2).T / c.microbatches
-  stage_s, again_s = latency.stage(c, setting)
-  rest = predict(c, setting)
+    hops = costs.reduce[orders, np.roll(orders, -1, 3)]
+    reduce = hops.reshape(count, c.stages, -1).max(2).T / c.microbatches
+  stage_s, again_s = latency.stage(
+    c, step, links.device, timing.utilisation
+  )
+  rest = latency.predict(c, step, links, timing)
   seconds = rest.offload + parts(costs, orders)[:, 2]
   if c.stages == 1:
-    step = c.microbatches * (3 * stage_s + again_s + reduce[0])
-    return seconds + rest.vocabulary + step
+    alone_s = c.microbatches * (3 * stage_s + again_s + reduce[0])
+    return seconds + rest.vocabulary + alone_s
   table = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0]
   split, share = table.splits, np.tile(reduce, (c.chunks, 1)) / 3
   work = np.stack([
@@ -70,16 +78,16 @@ def steps_s(
     2 * stage_s + again_s + 2 * share, stage_s + again_s + 2 * share,
     np.full_like(share, stage_s + again_s * split),
   ]) / c.chunks
-  hops = setting.links.seconds(latency.messages(c, setting).boundary)
+  hops = links.seconds(latency.messages(c, step).boundary)
   ahead, back = (
     hops[orders, np.roll(orders, by, 1)].reshape(count, c.stages, -1).max(2).T
     for by in (-1, 1)
   )
-  if setting.execution == "events":
-    step = simulate.many_events_s(table, work, ahead, back)
-    return seconds + rest.vocabulary + step
+  if timing.execution == "events":
+    pipeline_s = simulate.many_events_s(table, work, ahead, back)
+    return seconds + rest.vocabulary + pipeline_s
   return seconds + _lockstep_s(table, work, ahead, back) + latency.vocabulary(
-    c, setting, orders
+    c, step, links, timing, orders
   )
 
 

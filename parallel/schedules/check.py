@@ -4,7 +4,8 @@ The proof runs the schedule on sets. A rank's copy of a chunk is represented by
 the set of ranks whose summands it contains, stored as a bit mask. Three rules
 make sure that each summand is counted exactly once in the result: a rank sends
 only what it held before the round, a reduction joins disjoint sets, and a copy
-does not lose a summand.
+does not lose a summand. A round without transfers is refused: it sends nothing
+and takes no time, so it stands for a fault of its builder.
 """
 
 import collections
@@ -29,7 +30,7 @@ def check(schedule: Schedule, topology: Topology | None = None) -> None:
 
   Raises:
     ValueError: The schedule is wrong. The message names the first wrong
-      transfer and its round.
+      transfer and its round, or a round that is empty.
   """
   _check_fields(schedule, topology)
   held = _start(schedule)
@@ -37,6 +38,11 @@ def check(schedule: Schedule, topology: Topology | None = None) -> None:
   if topology is not None and schedule.link_capacity is not None:
     rooms = topology.rooms(schedule.link_capacity)
   for number, transfers in enumerate(schedule.rounds):
+    if not transfers:
+      raise ValueError(
+        f"{schedule.name}, {schedule.collective}: round {number} of "
+        f"{len(schedule.rounds)} has no transfer"
+      )
     _check_round(schedule, number, transfers, held)
     if topology is not None:
       _check_paths(schedule, number, transfers, topology, rooms)

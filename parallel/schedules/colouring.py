@@ -128,14 +128,7 @@ def even(
     pair: sum(sizes[i] for i in members) for pair, members in small.items()
   }
   degree = largest_degree(edges, sizes)
-  # Parts of the line: what a matching that is repeated takes is one part.
-  lines: dict[Edge, list[Edge]] = collections.defaultdict(list)
-  start = 0
-  matrix = _regular(counts, max(map(len, vertices)), degree)
-  for columns, weight in _matchings(matrix):
-    for pair in enumerate(columns):
-      lines[pair].append((start, start + weight))
-    start += weight
+  lines = _on_a_line(_regular(counts, max(map(len, vertices)), degree))
   shares: list[tuple[tuple[int, Fraction], ...]] = [()] * len(edges)
   for pair, members in small.items():
     slots = lines[pair]
@@ -149,6 +142,22 @@ def even(
       taken = _taken(left, sizes[index])
       shares[index] = _parts(taken, degree, num_colours)
   return shares
+
+
+def _on_a_line(matrix: sparse.csr_array) -> dict[Edge, list[Edge]]:
+  """Lays the matchings of a regular graph end to end.
+
+  Returns:
+    For each pair of vertices its parts of the line, (low, high). A matching
+    that is repeated makes one part.
+  """
+  lines: dict[Edge, list[Edge]] = collections.defaultdict(list)
+  start = 0
+  for columns, weight in _matchings(matrix):
+    for pair in enumerate(columns):
+      lines[pair].append((start, start + weight))
+    start += weight
+  return lines
 
 
 def _taken(slots: collections.deque[Edge], length: int) -> list[Edge]:

@@ -25,6 +25,8 @@ from parallel.schedules.schedule import (
 )
 from parallel.topology.graph import Topology
 
+_Move = tuple[int, int, int]  # chunk, sender, receiver
+
 
 def build(topology: Topology, collective: Collective) -> Schedule:
   """Builds any of the three collectives on the double binary tree.
@@ -109,15 +111,7 @@ def _spread(
   Returns:
     Rounds in which a rank sends at most one chunk and receives at most one.
   """
-  # A chunk may start anywhere in its tree, so it goes up edges as well as down.
-  beside: list[dict[int, list[int]]] = [
-    collections.defaultdict(list) for _ in trees
-  ]
-  for tree, parents in enumerate(trees):
-    for rank, parent in enumerate(parents):
-      if parent >= 0:
-        beside[tree][rank].append(parent)
-        beside[tree][parent].append(rank)
+  beside = [_neighbours(parents) for parents in trees]
   down = [
     (parent, rank)
     for parents in trees
@@ -127,7 +121,7 @@ def _spread(
   # this gives two sets of edges, each of which loads a port once at most. Their
   # edges go first in alternate rounds.
   turns = [set(edges) for edges in partial_permutations(down)]
-  # (chunk, sender, receiver): moves whose sender has the chunk.
+  # Moves whose sender has the chunk.
   waiting = [
     (chunk, rank, there)
     for chunk, (tree, rank) in enumerate(starts)
@@ -137,20 +131,13 @@ def _spread(
   while waiting:
     turn = turns[len(rounds) % len(turns)]
     waiting.sort(key=lambda move, turn=turn: (move[1:] not in turn, move))
-    sending, receiving = set(), set()
-    moved, left = [], []
-    for chunk, source, there in waiting:
-      if source in sending or there in receiving:
-        left.append((chunk, source, there))
-        continue
-      sending.add(source)
-      receiving.add(there)
-      moved.append((chunk, source, there))
-      # What has arrived may go on from the next round.
-      left += [
-        (chunk, there, further)
-        for further in beside[starts[chunk][0]][there] if further != source
-      ]
+    moved, waiting = _moved(waiting)
+    # What has arrived may go on from the next round.
+    waiting += [
+      (chunk, there, further)
+      for chunk, source, there in moved
+      for further in beside[starts[chunk][0]][there] if further != source
+    ]
     rounds.append(
       tuple(
         Transfer(
@@ -159,5 +146,32 @@ def _spread(
         for chunk, source, there in moved
       )
     )
-    waiting = left
   return tuple(rounds)
+
+
+def _neighbours(parents: Sequence[int]) -> dict[int, list[int]]:
+  """Returns the neighbours of each rank in a tree.
+
+  A chunk may start anywhere in its tree, so it goes up edges as well as down.
+  """
+  found: dict[int, list[int]] = collections.defaultdict(list)
+  for rank, parent in enumerate(parents):
+    if parent >= 0:
+      found[rank].append(parent)
+      found[parent].append(rank)
+  return found
+
+
+def _moved(waiting: Sequence[_Move]) -> tuple[list[_Move], list[_Move]]:
+  """Splits moves into those of this round, one per port, and the others."""
+  sending, receiving = set(), set()
+  moved, left = [], []
+  for move in waiting:
+    _, source, there = move
+    if source in sending or there in receiving:
+      left.append(move)
+      continue
+    sending.add(source)
+    receiving.add(there)
+    moved.append(move)
+  return moved, left

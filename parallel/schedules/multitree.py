@@ -338,10 +338,6 @@ class _Switched:
   def _find(self, parent: int, outside: set[int]) -> list[int]:
     """Searches breadth-first for a way over free links to a new rank.
 
-    Args:
-      parent: The rank to start from.
-      outside: Ranks that may be joined.
-
     Returns:
       The links of a shortest way, from the parent on; [] if there is none.
     """

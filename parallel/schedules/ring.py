@@ -35,10 +35,7 @@ def _gather(
 ) -> Schedule:
   """Builds the all-gather around several cycles at once.
 
-  Args:
-    name: Name of the schedule.
-    topology: The network that the schedule runs on.
-    cycles: Orders of all ranks. Each carries an equal part of every slice.
+  Each of the cycles, orders of all ranks, carries an equal part of every slice.
   """
   n, parts = topology.num_ranks, len(cycles)
   # The last rank that a chunk reaches is the one before its owner. It does not

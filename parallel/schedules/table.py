@@ -57,9 +57,6 @@ def table(schedule: Schedule) -> np.ndarray:
 def _together(transfers: list[Transfer]) -> list[Transfer]:
   """Chooses transfers for one round of the table, greedily.
 
-  Args:
-    transfers: The transfers of a schedule's round that have no place yet.
-
   Returns:
     Transfers in which each rank sends at most once and receives at most once.
     None of them overwrites a chunk that a transfer left for later must read.

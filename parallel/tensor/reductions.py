@@ -152,12 +152,6 @@ def _differentiable(
   Partial sums are added to the stream, so the cotangent of a rank's partial sum
   is that of the new shared channels, summed over ranks. The transpose of the
   kernel itself would be that of a gather, which sends every rank's block.
-
-  Args:
-    reduce: The kernel.
-    norm: The norm alone, which the backward differentiates.
-    axis: The tensor axis.
-    sync: What is shared, and how it is reduced.
   """
   differentiable = jax.custom_vjp(reduce)
 

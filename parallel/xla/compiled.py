@@ -161,13 +161,7 @@ class Reader:
   def _entry(
     self, computation: hlo.Computation, found: hlo.Instruction, outer: str
   ) -> Iterator[Collective]:
-    """Yields one ledger entry per operand of a collective.
-
-    Args:
-      computation: Where the collective is.
-      found: The collective.
-      outer: jax's name stack of the instruction that wraps it.
-    """
+    """Yields one ledger entry per operand of a collective."""
     # XLA leaves some wrapped collectives without a name stack.
     phase, rematted, where = place(found.op_name or outer)
     if not self.differentiates:

@@ -167,12 +167,7 @@ class _Reader:
   def _operation(
     self, op: ir.Operation, stacks: tuple[str, ...]
   ) -> list[Collective]:
-    """Returns the collectives of an operation and of what it runs.
-
-    Args:
-      op: The operation.
-      stacks: jax's name stacks of the calls that lead here, outermost first.
-    """
+    """Returns the collectives of an operation and of what it runs."""
     # Name stacks start anew in a function and in a manual computation, so
     # those of the callers are handed down to be joined in front.
     stack = getattr(op.location, "name_str", "")

@@ -29,25 +29,23 @@ def mesh_sizes(mesh: ir.Attribute) -> dict[str, int]:
   return {axis.name: axis.size for axis in axes}
 
 
-def trip_count(loop: ir.Operation) -> int | None:
-  """Returns the trips of a while loop that counts between constants.
+class _Loop:
+  """A while loop: its condition, its body and its state."""
 
-  Returns None for any other loop. The pattern is that of `lax.scan` and
-  `lax.fori_loop`: an integer of the loop's state starts at a constant, the body
-  adds a constant to it, and the condition compares it with a constant.
-  """
-  # The results of the body are the loop's state of the next trip.
-  condition, body = (region.blocks[0] for region in loop.regions)
-  new_values = list(body.operations)[-1].operands
+  def __init__(self, loop: ir.Operation) -> None:
+    self.initial = loop.operands
+    self.condition, self.body = (region.blocks[0] for region in loop.regions)
+    # The results of the body are the loop's state of the next trip.
+    self.new_values = list(self.body.operations)[-1].operands
 
-  def constant(value: ir.Value) -> np.integer | None:
+  def constant(self, value: ir.Value) -> np.integer | None:
     """Returns a constant, also one that the loop's state passes through."""
     if isinstance(value, ir.BlockArgument):
       n = value.arg_number
-      if value.owner not in (condition, body):
+      if value.owner not in (self.condition, self.body):
         return None
-      unchanged = new_values[n] == body.arguments[n]
-      return constant(loop.operands[n]) if unchanged else None
+      unchanged = self.new_values[n] == self.body.arguments[n]
+      return self.constant(self.initial[n]) if unchanged else None
     attributes = value.owner.attributes
     if value.owner.name != "stablehlo.constant":
       return None
@@ -56,8 +54,9 @@ def trip_count(loop: ir.Operation) -> int | None:
     number = np.array(attributes["value"])
     return number[()] if number.ndim == 0 else None
 
-  def step(value: ir.Value, counter: ir.Value) -> int | None:
-    """Returns n if a value of the body is the counter plus a constant n."""
+  def step(self, n: int) -> int | None:
+    """Returns the constant that the body adds to the n-th part of the state."""
+    value, counter = self.new_values[n], self.body.arguments[n]
     if isinstance(value, ir.BlockArgument):
       return None
     op = value.owner
@@ -67,12 +66,21 @@ def trip_count(loop: ir.Operation) -> int | None:
     # n + i is i + n; n - i counts nothing.
     if op.name == "stablehlo.add" and right == counter:
       left, right = right, left
-    size = constant(right)
+    size = self.constant(right)
     if left != counter or size is None:
       return None
     return int(size) if op.name == "stablehlo.add" else -int(size)
 
-  test = list(condition.operations)[-1].operands[0]
+
+def trip_count(operation: ir.Operation) -> int | None:
+  """Returns the trips of a while loop that counts between constants.
+
+  Returns None for any other loop. The pattern is that of `lax.scan` and
+  `lax.fori_loop`: an integer of the loop's state starts at a constant, the body
+  adds a constant to it, and the condition compares it with a constant.
+  """
+  loop = _Loop(operation)
+  test = list(loop.condition.operations)[-1].operands[0]
   if isinstance(test, ir.BlockArgument):
     return None
   if test.owner.name != "stablehlo.compare":
@@ -82,14 +90,17 @@ def trip_count(loop: ir.Operation) -> int | None:
   ).value
   counter, bound = test.owner.operands
   # With the constant on the left, n > i is i < n.
-  if constant(counter) is not None:
+  if loop.constant(counter) is not None:
     counter, bound = bound, counter
     direction = direction.translate(str.maketrans("LG", "GL"))
-  if not isinstance(counter, ir.BlockArgument) or counter.owner != condition:
+  if (
+    not isinstance(counter, ir.BlockArgument)
+    or counter.owner != loop.condition
+  ):
     return None
   n = counter.arg_number
-  first, last = constant(loop.operands[n]), constant(bound)
-  by = step(new_values[n], body.arguments[n])
+  first, last = loop.constant(loop.initial[n]), loop.constant(bound)
+  by = loop.step(n)
   if first is None or last is None or by is None:
     return None
   trips = _trips(direction, int(first), int(last), by)

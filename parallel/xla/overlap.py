@@ -157,9 +157,6 @@ class ScheduledProgram:
   def _schedule(self, name: str) -> tuple[list[ScheduledCollective], float]:
     """Times the communicating instructions of one run of a computation.
 
-    Args:
-      name: The computation's name.
-
     Returns:
       The instructions, with counts of one, and the seconds of compute, loops
       and calls included, under which none of them was hidden.
@@ -204,10 +201,6 @@ class ScheduledProgram:
 
   def _done(self, computation: hlo.Computation, start: int) -> int:
     """Returns the index of the instruction that waits for a start.
-
-    Args:
-      computation: Instructions in the order of execution.
-      start: Index of the instruction that sends.
 
     Returns:
       The index of the done; ``start`` itself for a synchronous collective.

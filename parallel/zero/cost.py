@@ -20,7 +20,7 @@ Coded gradients may be reduced over several levels in one hop
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from parallel.zero.partition import Partition
 
@@ -211,58 +211,56 @@ def _weights(
 ) -> Iterator[LevelCollective]:
   """Yields the gathers of weights and of the secondary copy in one step."""
   w, o, s = partition.weights, partition.optimizer, partition.secondary
-  shard = partition.shard(p.size)
-  coded = partition.is_coded(shard)
-  stored = shard, partition.weight_codec if coded else "none"
-  yield from _gathers(partition, p, lanes, o, w, stored, 1, "step", o)
+  size = partition.shard(p.size)
+  coded = partition.is_coded(size)
+  stored = _Shard(size, partition.weight_codec if coded else "none", o)
+  yield from _gathers(partition, p, lanes, stored, range(w, o), 1, "step")
   yield from _gathers(
-    partition, p, lanes, w, 0, stored, accumulation * p.uses, "forward", o
+    partition, p, lanes, stored, range(w), accumulation * p.uses, "forward"
   )
-  again = accumulation * p.regathered
-  if s is None:
-    yield from _gathers(
-      partition, p, lanes, w, 0, stored, again, "backward", o
-    )
-  else:
+  source, depth = stored, w
+  if s is not None:
     copy = partition.padded(p.size) // partition.degree(s)
     codec = partition.secondary_codec if coded else "none"
-    yield from _gathers(
-      partition, p, lanes, s, 0, (copy, codec), again, "backward", s
-    )
+    source, depth = _Shard(copy, codec, s), s
+  again = accumulation * p.regathered
+  yield from _gathers(
+    partition, p, lanes, source, range(depth), again, "backward"
+  )
+
+
+class _Shard(NamedTuple):
+  """A shard as it was made (and encoded).
+
+  Attributes:
+    elements: Elements of the shard.
+    codec: Codec, or "none".
+    depth: Depth at which it was made. Encoded shards are padded to whole blocks
+      there, so bytes are counted in these shards at every level.
+  """
+
+  elements: int
+  codec: str
+  depth: int
 
 
 def _gathers(
   partition: Partition,
   p: Parameter,
   lanes: Mapping[str, int],
-  upper: int,
-  lower: int,
-  shard: tuple[int, str],
+  shard: _Shard,
+  levels: range,
   times: int,
   when: str,
-  depth: int,
 ) -> Iterator[LevelCollective]:
-  """Yields the gathers of a parameter from one depth to another.
-
-  Args:
-    partition: How the state is sharded.
-    p: The parameter.
-    lanes: Level's name -> ranks per device along it.
-    upper: Depth of the shards before.
-    lower: Depth of the shards after.
-    shard: Elements and codec of a shard as it was made (and encoded).
-    times: Executions per step.
-    when: "step", "forward" or "backward".
-    depth: Depth at which the shards were made. Encoded shards are padded to
-      whole blocks there, so bytes are counted in these shards at every level.
-  """
-  elements, codec = shard
+  """Yields the gathers of a parameter over some levels, ``times`` per step."""
+  elements, codec, depth = shard
   sizes = (
     {_DTYPES[p.wire_bytes]: elements * p.wire_bytes}
     if codec == "none"
     else _encoded(elements, codec, partition.block)
   )
-  for j in range(lower, upper):
+  for j in levels:
     level = partition.inner[j]
     here = lanes.get(level.name, 1)
     # A rank's operand at level j is its shard of depth j + 1, which is as many
@@ -330,19 +328,27 @@ def _gradients(
         size * all_lanes if apart else 0,
         size * (ranks - 1) / ranks,
       )
+  if partition.inner[o:]:
+    yield _all_reduce(partition, p, lanes)
+
+
+def _all_reduce(
+  partition: Partition, p: Parameter, lanes: Mapping[str, int]
+) -> LevelCollective:
+  """Returns the all-reduce over the levels beyond the optimizer's shards."""
+  o = partition.optimizer
   beyond = partition.inner[o:]
-  if beyond:
-    inside = math.prod(
-      lanes.get(level.name, 1) for level in partition.inner[:o]
-    )
-    ranks = math.prod(level.size for level in beyond)
-    devices = ranks // math.prod(lanes.get(e.name, 1) for e in beyond)
-    size = p.count * p.gradient_bytes * partition.shard(p.size)
-    yield LevelCollective(
-      tuple(level.name for level in beyond[::-1]), ranks, "all_reduce", "step",
-      _DTYPES[p.gradient_bytes], size * inside if devices > 1 else 0,
-      2 * size * (ranks - 1) / ranks,
-    )
+  inside = math.prod(
+    lanes.get(level.name, 1) for level in partition.inner[:o]
+  )
+  ranks = math.prod(level.size for level in beyond)
+  devices = ranks // math.prod(lanes.get(e.name, 1) for e in beyond)
+  size = p.count * p.gradient_bytes * partition.shard(p.size)
+  return LevelCollective(
+    tuple(level.name for level in beyond[::-1]), ranks, "all_reduce", "step",
+    _DTYPES[p.gradient_bytes], size * inside if devices > 1 else 0,
+    2 * size * (ranks - 1) / ranks,
+  )
 
 
 def _encoded(elements: int, codec: str, block: int) -> dict[str, int]:

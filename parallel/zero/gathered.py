@@ -188,12 +188,6 @@ class Gathered:
     layer at the end of each direction (the last in the forward, the first in
     the backward) has nothing left to gather and runs outside the loop.
 
-    Args:
-      lifted: The layer's function, as `_lifted` returns it.
-      tensors: Tree of `Tensor`.
-      last: Number of the last layer, at least 1.
-      unroll: Layers per iteration of the loop.
-
     Returns:
       A function of weights, sinks and x, with a derivative.
     """
@@ -274,14 +268,7 @@ class Gathered:
   def _backward(
     self, tensors: Any, vjp: Any, source: Any, dy: Any
   ) -> tuple[Any, ...]:
-    """Returns the gradients of the sinks and of the arguments.
-
-    Args:
-      tensors: Tree of `Tensor`.
-      vjp: The VJP that `_forward` returned, without its parameters.
-      source: Weights or secondary copies, from which to gather again.
-      dy: Gradient of the result.
-    """
+    """Returns the gradients of the sinks and of the arguments."""
     # `_call` has put None here where the VJP needs parameters.
     whole = None
     if vjp.args_res[0] is None:
@@ -305,11 +292,8 @@ class Gathered:
   ) -> tuple[Any, Any]:
     """Gathers whole parameters for the backward; returns them and dy.
 
-    Args:
-      tensors: Tree of `Tensor`.
-      source: What the forward left for the backward: the weights, or this
-        device's part of the secondary copy.
-      dy: The cotangent that the layer's VJP will be called with.
+    ``source`` is what the forward left for the backward: the weights, or this
+    device's part of the secondary copy.
     """
     shards = self.shards
     # This gather has the operands of the forward's. Without a barrier XLA may
@@ -355,12 +339,6 @@ class Gathered:
   ) -> tuple[Any, ...]:
     """Runs a VJP and reduces the gradients of the parameters.
 
-    Args:
-      tensors: Tree of `Tensor`.
-      vjp: The VJP that `_call` returned.
-      whole: Whole parameters; not read if the VJP reads no parameters.
-      dy: Gradient of the result.
-
     Returns:
       The gradients of the sinks, then that of each argument.
     """
@@ -391,9 +369,7 @@ class Gathered:
   ) -> Callable[..., Any]:
     """Lifts f over D, with no other forms of parameters as residuals.
 
-    Args:
-      f: A function of one rank's parameters and arguments.
-      policy: What the forward keeps; None keeps everything but ``_FORMS``.
+    By default the policy keeps everything but ``_FORMS``.
 
     Returns:
       f on arrays ``[D, ...]``.

@@ -17,15 +17,15 @@ CONFIGURATIONS = [
 ]
 
 
-def _setting(size=4):
+def _problem(size=4):
   links = np.full((size, size), 1e9)
-  return planner_truth.setting(OPTIONS, links, 1e-4 * np.ones((size, size)))
+  return planner_truth.problem_of(OPTIONS, links, 1e-4 * np.ones((size, size)))
 
 
 @pytest.mark.parametrize("c", CONFIGURATIONS, ids=str)
 def test_each_message_is_waited_for_in_the_order_it_is_sent_in(c):
   order = np.random.default_rng(0).permutation(4).reshape(c.grid)
-  given = planner_truth.jobs(c, _setting(), order, 0.0)
+  given = planner_truth.jobs(c, _problem(), order, 0.0)
   sent, received = collections.defaultdict(list), collections.defaultdict(list)
   for me, job in enumerate(given):
     assert me in job["tensor"]
@@ -40,17 +40,17 @@ def test_each_message_is_waited_for_in_the_order_it_is_sent_in(c):
 
 
 def test_processes_send_what_is_predicted_and_sums_are_sums():
-  setting = _setting()
+  problem = _problem()
   with planner_truth._peers(OPTIONS, 0) as peers:
     for c in CONFIGURATIONS:
       order = np.random.default_rng(1).permutation(4).reshape(c.grid)
-      given = planner_truth.jobs(c, setting, order, 0.05)
+      given = planner_truth.jobs(c, problem, order, 0.05)
       answers = peers.do("run", [{"job": job} for job in given])
       for job, answer in zip(given, answers, strict=True):
         assert answer["sum"] == sum(1 + other for other in job["data"])
         computing = sum(action[2] for action in job["actions"])
         assert answer["end"] - answer["start"] >= computing
-      formula, m = latency.messages(c, setting), c.microbatches
+      formula, m = latency.messages(c, problem.step), c.microbatches
       hops = 2 * (c.stages - 1) * m * c.data * c.tensor * formula.boundary
       reduced = sum(size * times for size, times in formula.reductions)
       ranks = 2 * (c.tensor - 1) / c.tensor * m * reduced if c.tensor > 1 else 0
@@ -62,9 +62,9 @@ def test_processes_send_what_is_predicted_and_sums_are_sums():
 def test_what_is_drawn_is_within_a_factor_of_the_best():
   options = config_of.get_config("test").benchmark
   options.drawn = 8
-  setting = _setting()
-  found = planner_truth.picked(setting, options, seed=0)
-  again = planner_truth.picked(setting, options, seed=0)
+  problem = _problem()
+  found = planner_truth.picked(problem, options, seed=0)
+  again = planner_truth.picked(problem, options, seed=0)
   assert [x[0] for x in found] == [x[0] for x in again]
   seconds = [x[-1] for x in found]
   assert len(found) == options.drawn

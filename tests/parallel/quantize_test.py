@@ -300,7 +300,9 @@ def test_an_outer_step_is_optax_with_the_mean(wire):
   optimizer = optax.sgd(0.7, 0.9, nesterov=True)
 
   def f(params, momentum, x):
-    step = NesterovStep(params, momentum, 0.7, 0.9)
+    step = NesterovStep(
+      params, momentum, reference.OuterStep(0.7, 0.9)
+    )
     ours, _ = quantize.coded_mean_difference(
       params, x, axis, wire, use=step
     )

@@ -22,6 +22,7 @@ from parallel import quantize
 from parallel.axes import Axis, make_mesh
 from parallel.kernels import evidence
 from parallel.kernels.add_norm import cases as add_norm_cases
+from parallel.kernels.codec.reference import OuterStep
 from parallel.kernels.gather_rows import cases as gather_cases
 from parallel.kernels.gather_rows import order as gather_order
 from parallel.kernels.reduce_add_norm import cases as reduce_cases
@@ -176,7 +177,7 @@ def test_exchanges_copy_no_weights(target):
   wire = Wire("int4", implementation=("tpu",))
 
   def f(params, momentum, workers):
-    step = NesterovStep(params, momentum, 0.7, 0.9)
+    step = NesterovStep(params, momentum, OuterStep(0.7, 0.9))
     return quantize.coded_mean_difference(
       params, workers, worker, wire, block_dims=1, use=step
     )[0]

@@ -8,6 +8,7 @@ from caatnet.models.transformer.positions import Scaling
 from parallel.axes import divisors
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.reductions import REDUCED
+from parallel.workload import Transformer as Workload
 
 # What of a layer is kept for the backward, by the names that configs use:
 # everything, nothing, or only what has been reduced over ranks, so that
@@ -98,35 +99,19 @@ class TransformerConfig:
       )
 
   @property
+  def workload(self) -> Workload:
+    """Sizes that determine parameters, FLOPs and bytes."""
+    names = (field.name for field in dataclasses.fields(Workload))
+    return Workload(**{name: getattr(self, name) for name in names})
+
+  @property
   def num_params(self) -> int:
     """The number of logical parameters, without padding."""
-    heads, d = self.num_heads + self.num_kv_heads, self.head_width
-    block = 2 * self.width * heads * d
-    if self.qkv_bias:
-      block += (heads + self.num_kv_heads) * d
-    if self.qk_norm:
-      block += 2 * d
-    block += 3 * self.width * self.ffn_width + 2 * self.width
-    tables = 1 if self.tied_embeddings else 2
-    table = self.vocab_size * self.width
-    return self.num_layers * block + tables * table + self.width
+    return self.workload.num_params
 
   def flops_per_token(self, seq_len: int) -> float:
-    """Counts training FLOPs per token: 6 per weight, and those of attention.
-
-    Source: Chowdhery et al. (PaLM), arXiv 2204.02311, appendix B, but with half
-    of the score matrix, since attention is causal. A sliding window's scores
-    are the same half for the first positions, and a band after them.
-    """
-    # Looking up the embedding is no product; as a tied head it is one.
-    products = self.num_params - self.vocab_size * self.width
-    if self.tied_embeddings:
-      products += self.vocab_size * self.width
-    window = min(self.sliding_window or seq_len, seq_len)
-    # On average over positions; twice the positions seen, as seq_len is.
-    seen = window * (2 * seq_len - window) / seq_len
-    attention = 6 * self.num_layers * self.num_heads * self.head_width * seen
-    return 6 * products + attention
+    """Returns training FLOPs per token, as `Workload.flops_per_token`."""
+    return self.workload.flops_per_token(seq_len)
 
 
 def _check(value: int, key: str, divisor: int, divisor_key: str) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 
 from parallel.hardware.devices import Device
 from parallel.network import inference
-from parallel.network.inference import Machine, Transformer
+from parallel.network.inference import Machine
+from parallel.workload import Transformer
 
 Point = tuple[int, int, int, int]
 Chunks = Sequence[tuple[int, int]]

@@ -23,7 +23,6 @@ from caatnet.program import Program
 from caatnet.studies.compilation import programs
 from caatnet.studies.compilation.programs import CompiledProgram
 from parallel.network import inference
-from parallel.network.inference import Transformer
 from parallel.xla import hlo, in_place, latency, ledger
 from parallel.xla.targets import Target
 
@@ -261,7 +260,8 @@ def _schedule(
   if gathers:
     return result
   operations = inference.operations(
-    sizes_of(step), step.sizes, step.program.layout.tensor.size
+    step.program.model.config.workload, step.sizes,
+    step.program.layout.tensor.size,
   )
   per_device = step.program.layout.tensor.lanes * step.replicas_per_device
   flops = per_device * sum(o.count * o.flops for o in operations)
@@ -308,16 +308,6 @@ def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
         f"{least:.0f} to {greatest:.0f} us, {times.mark}", times.source
       ]
   return found
-
-
-def sizes_of(step: Step) -> Transformer:
-  """Returns a step's model as `parallel.network.inference` takes it."""
-  config = step.program.model.config
-  return Transformer(
-    config.vocab_size, config.width, config.num_layers, config.num_heads,
-    config.num_kv_heads, config.ffn_width, config.head_width,
-    jnp.dtype(config.dtype).itemsize, config.dtype,
-  )
 
 
 def _kernel_reads(

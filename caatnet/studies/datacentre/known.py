@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from caatnet.studies.datacentre import datacentre, knobs
+from caatnet.studies.datacentre import closed_forms, knobs
 from parallel.hardware import sites
 
 _PAPER = "arXiv 2407.12819"
@@ -48,9 +48,9 @@ def paper() -> list[dict[str, Any]]:
   The other has, for as many racks, their power as sold, a tenth for network and
   storage, and a published PUE.
   """
-  backed = datacentre.plan()
+  backed = closed_forms.plan()
   pue, _ = sites.COOLING["fleet"]
-  forward = datacentre.plan({"overhead": 1.1, "pue": pue})
+  forward = closed_forms.plan({"overhead": 1.1, "pue": pue})
   price = "100e9 $, a share of 0.7, 3.0042e6 $ per rack (backed out)"
   own = (
     "23,300 racks (the paper's) of 120 kW as sold, 1.1 for network and storage "
@@ -83,7 +83,7 @@ def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
   for precision, flops in sites.RACKS[rack].flops.items():
     for size in (50e12, 100e12):
       for active in (1.0, 0.1):
-        found = datacentre.plan({
+        found = closed_forms.plan({
           **values, "peak": flops, "parameters": size, "active_share": active,
         }, "accelerators")
         keys = (
@@ -99,7 +99,7 @@ def trainable(rack: str, values: Mapping[str, float]) -> list[dict[str, Any]]:
 
 def machines() -> list[dict[str, Any]]:
   """Returns figures of machines that were built and used, beside plans."""
-  llama = datacentre.plan({
+  llama = closed_forms.plan({
     **knobs.of_rack("h100", "bf16"), "accelerators": 16_384,
     "parameters": 405e9, "tokens_per_parameter": 15.6e12 / 405e9,
     "utilisation": 400e12 / 989.4e12, "restart_s": 600, "save_rate": 1e9,
@@ -107,14 +107,14 @@ def machines() -> list[dict[str, Any]]:
   }, "accelerators")
   hours = llama["days"] * 24 * 16_384
   herd = "The Llama 3 Herd of Models, arXiv 2407.21783"
-  palm = datacentre.plan({
+  palm = closed_forms.plan({
     "per_rack": 64, "peak": 275e12, "accelerators": 6144, "parameters": 540e9,
     "tokens_per_parameter": 780e9 / 540e9, "utilisation": 0.462,
     "memory_bytes": 32 * 2**30,
   }, "accelerators")
   chips = palm["days"] * 24 * 6144
   # A node of four is a rack here; 8,730,112 cores are 9,248 nodes of 944.
-  frontier = datacentre.plan({
+  frontier = closed_forms.plan({
     "per_rack": 4, "accelerators": 4 * 9248, "peak": 47.9e12, "utilisation": 1,
     "rack_w": 4 * 560 + 280, "overhead": 1, "memory_bytes": 128e9,
   }, "accelerators")

@@ -11,7 +11,7 @@ import importlib.resources
 import json
 from typing import Any
 
-from caatnet.studies.datacentre import datacentre, expressions, tables
+from caatnet.studies.datacentre import closed_forms, expressions, tables
 
 # What the page calls the function of the formulas.
 FUNCTION = "plan"
@@ -24,7 +24,7 @@ def text(result: Mapping[str, Any]) -> str:
     result: What `caatnet.studies.datacentre.study.run` returned.
   """
   template = importlib.resources.files(__package__).joinpath("page.html")
-  formulas = datacentre.formulas(result["given"])
+  formulas = closed_forms.formulas(result["given"])
   # A text in it must not end the script.
   data = json.dumps(
     dict(result) | {"notes": tables.notes(result)}, allow_nan=False

@@ -9,7 +9,7 @@ import numpy as np
 
 from caatnet.checks import naming
 from caatnet.studies.datacentre import (
-  datacentre,
+  closed_forms,
   knobs,
   known,
   page,
@@ -55,7 +55,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """
   given = config["given"]
   with naming("config", ("sites", "given", "rack", "precision", "cooling")):
-    checks.known("given=", given, datacentre.GIVEN)
+    checks.known("given=", given, closed_forms.GIVEN)
     places = _places(config["sites"])
     values, sources = _chosen(config)
   pod = _pod(config["pod"])
@@ -70,13 +70,13 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   sources |= dict.fromkeys(own, ("this config", "choice"))
   sources["site_w"] = ("config.sites", "choice")
   with naming("config.knobs", KNOBS):
-    found = datacentre.plan(values, given)
-    used, left = datacentre.fill(found["facility_w"], places)
+    found = closed_forms.plan(values, given)
+    used, left = closed_forms.fill(found["facility_w"], places)
     if not left and len(used) != found["sites_needed"]:
       # Sites are unequal: formulas have as many that are as large as the mean.
       values["site_w"] = found["facility_w"] / len(used) * (1 + 1e-9)
       sources["site_w"] = ("the mean of the sites that are used", "choice")
-      found = datacentre.plan(values, given)
+      found = closed_forms.plan(values, given)
   with naming("config", ("num_draws",)):
     drawn = uncertainty.draws(
       values, given, num_draws=config["num_draws"], seed=config["seed"]
@@ -97,7 +97,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     "results": [
       {"name": key, "value": float(found[key]), "formula": str(r.formula)}
       | {"unit": r.unit, "meaning": r.meaning, "group": r.group}
-      for key, r in datacentre.results(given).items()
+      for key, r in closed_forms.results(given).items()
     ],
     "sites": {"limits_w": places, "used_w": used, "missing_w": left},
     "pod": pod,
@@ -144,7 +144,7 @@ def _places(texts: Sequence[str]) -> dict[str, float]:
         f"sites={text!r} is neither NAME:WATTS nor one of "
         f"{', '.join(sites.SITES)}"
       ) from error
-  datacentre.fill(0, found)  # refuses what is no site
+  closed_forms.fill(0, found)  # refuses what is no site
   return found
 
 
@@ -167,7 +167,7 @@ def _own(config: Mapping[str, Any]) -> dict[str, float]:
   """Returns the knobs that the config itself sets."""
   given = config["given"]
   own = {k: v for k, v in config["knobs"].items() if v is not None}
-  read = datacentre.knobs_of(given)
+  read = closed_forms.knobs_of(given)
   for key in own:
     if key not in read:
       raise ValueError(
@@ -181,7 +181,7 @@ def _knobs(
   values: Mapping[str, float], sources: Mapping[str, sites.Source], given: str
 ) -> list[dict[str, Any]]:
   rows = []
-  for key in datacentre.knobs_of(given):
+  for key in closed_forms.knobs_of(given):
     knob = dataclasses.asdict(KNOBS[key])
     value = values.get(key, knob["value"])
     low, high = knobs.around(key, value)
@@ -200,7 +200,7 @@ def _scales(values: Mapping[str, float]) -> list[dict[str, Any]]:
   )
   rows = []
   for count in SCALES:
-    found = datacentre.plan({**values, "accelerators": count}, "accelerators")
+    found = closed_forms.plan({**values, "accelerators": count}, "accelerators")
     rows.append({"accelerators": count} | {k: float(found[k]) for k in keys})
   return rows
 

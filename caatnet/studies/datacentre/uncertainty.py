@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from caatnet.studies.datacentre import datacentre, knobs
+from caatnet.studies.datacentre import closed_forms, knobs
 from parallel import checks
 
 
@@ -37,10 +37,10 @@ def ranges(
 
   Args:
     values: Knobs that are not as in ``KNOBS``; ranges go with them.
-    given: As for `datacentre.plan`.
+    given: As for `closed_forms.plan`.
   """
   found = {}
-  for key in datacentre.knobs_of(given):
+  for key in closed_forms.knobs_of(given):
     value = values.get(key, knobs.KNOBS[key].value)
     low, high = knobs.around(key, value)
     if low < high and key != given:  # what is given is known
@@ -56,7 +56,7 @@ def draws(
 
   Args:
     values: As for `ranges`.
-    given: As for `datacentre.plan`.
+    given: As for `closed_forms.plan`.
     num_draws: How many are drawn.
     seed: Of the draws.
 
@@ -76,10 +76,10 @@ def draws(
     for key, of in ranges(values, given).items()
     if key not in knobs.DECISIONS
   }
-  there = datacentre.possible(found, given)
+  there = closed_forms.possible(found, given)
   if not there.any():
     raise ValueError(f"num_draws={num_draws}: none of the draws is a plan")
-  plans = datacentre.plan(
+  plans = closed_forms.plan(
     {key: value[there] for key, value in found.items()}, given
   )
   return {
@@ -104,19 +104,19 @@ def tornado(
   Args:
     target: The result.
     values: As for `ranges`.
-    given: As for `datacentre.plan`.
+    given: As for `closed_forms.plan`.
 
   Raises:
     ValueError: There is no such result.
   """
-  checks.known("target=", target, datacentre.results(given))
+  checks.known("target=", target, closed_forms.results(given))
   bars = []
   for key, (low, _, high) in ranges(values, given).items():
     if knobs.KNOBS[key].whole:
       low, high = max(1.0, np.floor(low)), np.ceil(high)
     ends: list[Any] = [
-      datacentre.plan({**values, key: end}, given)[target]
-      if datacentre.possible({**values, key: end}, given) else np.nan
+      closed_forms.plan({**values, key: end}, given)[target]
+      if closed_forms.possible({**values, key: end}, given) else np.nan
       for end in (low, high)
     ]
     if ends[0] != ends[1] and not np.isnan(ends).any():

@@ -11,7 +11,8 @@ import pathlib
 from typing import Any
 
 from parallel.hardware.devices import DEVICES
-from parallel.network.inference import Step, Transformer, operations
+from parallel.network.inference import Step, operations
+from parallel.workload import Transformer
 
 SOURCE = (
   "microsoft/vidur (MIT licence), data/profiling/compute/*/meta-llama/"

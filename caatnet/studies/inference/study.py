@@ -14,7 +14,8 @@ from typing import Any
 from caatnet.studies.inference import measured
 from parallel import checks
 from parallel.network import inference
-from parallel.network.inference import Bounds, Machine, Step, Transformer
+from parallel.network.inference import Bounds, Machine, Step
+from parallel.workload import Transformer
 
 # Sizes of Llama 2, Touvron et al., arXiv 2307.09288, with their tokenizer's
 # vocabulary; the first is configs/caatnet/7b.py, too.

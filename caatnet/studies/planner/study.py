@@ -6,12 +6,15 @@ from typing import Any
 
 from caatnet.checks import naming
 from caatnet.studies.published import models
+from parallel import workload
 from parallel.hardware import cluster_files
-from parallel.planner import latency, memory, plan, second_pass, workload
-from parallel.planner.latency import Setting
+from parallel.planner import latency, memory, plan, second_pass
+from parallel.planner.latency import Timing
 from parallel.planner.plan import Candidate
+from parallel.planner.problem import Problem
 from parallel.planner.second_pass import Changes, SecondPass
 from parallel.planner.space import KEYS, Choices, Configuration
+from parallel.workload import TrainingStep, Transformer
 
 # Devices up to which a result has the matrix of links, for its picture.
 MOST_DRAWN = 256
@@ -38,15 +41,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       for key, x in section["second"].items()
     })
   with naming("config.planner", section):
-    setting, choices = _setting(config), _choices(config)
+    problem, choices = _problem(config), _choices(config)
     found = plan.plan(
-      setting, choices, count=section["top"], ordered=section["ordered"]
+      problem, choices, count=section["top"], ordered=section["ordered"]
     )
-  links, best = setting.links, found.best[0]
-  second = second_pass.second_pass(found.best, setting, choices, changes)
+  links, best = problem.links, found.best[0]
+  second = second_pass.second_pass(found.best, problem, choices, changes)
   answers = [
     {"asked": text, "answer": plan.why_not(
-      _asked(text, best.configuration), setting, choices, best
+      _asked(text, best.configuration), problem, choices, best
     )} for text in section["why_not"]
   ]
   drawn = links.num_devices <= MOST_DRAWN
@@ -58,31 +61,29 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       "memory_bytes": links.device.memory_bytes, "skew": links.skew,
       "bandwidth": _finite(links.bandwidth.tolist()) if drawn else None,
     },
-    "parameters": setting.model.num_params,
-    "batch_size": setting.batch_size,
-    "best": [_row(x, setting) for x in found.best],
-    "sensitivity": latency.sensitivity(
-      best.configuration, setting, best.order
-    ),
+    "parameters": problem.step.model.num_params,
+    "batch_size": problem.step.batch_size,
+    "best": [_row(x, problem) for x in found.best],
+    "sensitivity": problem.sensitivity(best.configuration, best.order),
     "second": _second(second, found.best),
-    "front": [_row(x, setting) for x in found.front],
+    "front": [_row(x, problem) for x in found.front],
     "excluded": {key: list(value) for key, value in found.excluded.items()},
     "priced": found.priced,
     "why_not": answers,
     "assumptions": {
-      "utilisation": f"{setting.utilisation:g} of the peak: "
+      "utilisation": f"{problem.timing.utilisation:g} of the peak: "
       f"{workload.UTILISATION_SOURCE}",
-      "memory": f"{setting.fit.upper:g} times an estimate "
-      f"{setting.fit.source}; and a margin of "
+      "memory": f"{problem.fit.upper:g} times an estimate "
+      f"{problem.fit.source}; and a margin of "
       f"{memory.MARGIN_BYTES / 1e9:g} GB: {memory.MARGIN_SOURCE}",
       "offload": f"{latency.HOST.name} to the host's memory",
-      "execution": setting.execution,
+      "execution": problem.timing.execution,
     },
     "config": dict(config),
   }
 
 
-def _setting(config: Mapping[str, Any]) -> Setting:
+def _problem(config: Mapping[str, Any]) -> Problem:
   section, sizes, sync = config["planner"], config["model"], config["sync"]
   if sync["p"] != 1 or sync["p_attention"] or sync["p_mlp"]:
     raise ValueError(
@@ -95,23 +96,20 @@ def _setting(config: Mapping[str, Any]) -> Setting:
         f"config.model.{key}={sizes[key]}: the planner's closed forms are of a "
         "model without it"
       )
-  return Setting(
-    transformer(config), config["data"]["batch_size"],
-    cluster_files.cluster(section["cluster"]), section["utilisation"],
-    section["execution"],
+  return Problem(
+    training_step(config), cluster_files.cluster(section["cluster"]),
+    Timing(section["utilisation"], section["execution"]),
   )
 
 
-def transformer(config: Mapping[str, Any]) -> workload.Transformer:
-  """Returns the sizes of a run's model."""
+def training_step(config: Mapping[str, Any]) -> TrainingStep:
+  """Returns the model and the batch of a run."""
   sizes, backward = config["model"], config["sync"]["backward_dtype"]
-  return workload.Transformer(
-    **{key: sizes[key] for key in (
-      "vocab_size", "width", "num_layers", "num_heads", "num_kv_heads",
-      "ffn_width", "dtype",
-    )},
-    head_width=sizes["head_width"] or sizes["width"] // sizes["num_heads"],
-    seq_len=config["data"]["seq_len"],
+  model = Transformer(**{
+    field.name: sizes[field.name] for field in dataclasses.fields(Transformer)
+  })
+  return TrainingStep(
+    model, config["data"]["batch_size"], config["data"]["seq_len"],
     backward_bytes=4 if (backward or sizes["dtype"]) == "float32" else 2,
   )
 
@@ -128,7 +126,7 @@ def _choices(config: Mapping[str, Any]) -> Choices:
     if not values:
       raise ValueError(f"{key}=() must have at least one entry")
   return Choices(
-    config["data"]["batch_size"], **lists, offload=section["offload"],
+    **lists, offload=section["offload"],
     most_microbatches=section["most_microbatches"],
   )
 
@@ -161,7 +159,7 @@ def _asked(text: str, best: Configuration) -> Configuration:
   return dataclasses.replace(best, **changes)
 
 
-def _row(candidate: Candidate, setting: Setting) -> dict[str, Any]:
+def _row(candidate: Candidate, problem: Problem) -> dict[str, Any]:
   """Returns a candidate as plain data."""
   c, order = candidate.configuration, candidate.order
   return {
@@ -175,8 +173,8 @@ def _row(candidate: Candidate, setting: Setting) -> dict[str, Any]:
     "memory": dataclasses.asdict(candidate.memory),
     "binding": candidate.memory.binding,
     "order": order.ravel().tolist(),
-    "pipette_s": models.pipette_s(c, setting, order),
-    "amp_s": models.amp_s(c, setting, order),
+    "pipette_s": models.pipette_s(c, problem, order),
+    "amp_s": models.amp_s(c, problem, order),
   }
 
 

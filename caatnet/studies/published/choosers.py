@@ -25,24 +25,24 @@ import numpy as np
 
 from caatnet.studies.published import models
 from parallel.planner import plan
-from parallel.planner.latency import Setting, measured, predict
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration, everything, refusal
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class Case:
   """What is to be configured.
 
   Attributes:
-    setting: What is trained on the links as they are.
+    problem: The training step on the links as they are.
     nominal: The same on links as published.
     choices: What this planner tries.
     annealed: How many of its first Pipette anneals.
     steps: Orders that an annealing tries.
   """
 
-  setting: Setting
-  nominal: Setting
+  problem: Problem
+  nominal: Problem
   choices: Choices
   annealed: int = 10
   steps: int = 1000
@@ -58,16 +58,16 @@ class Problem:
 
   def runs(self) -> list[Configuration]:
     """Returns all that are runs, whether they fit or not."""
-    links, model = self.setting.links, self.setting.model
+    links, step = self.problem.links, self.problem.step
     most = int(np.bincount(links.nodes).max())
     return [
-      c for c in everything(model, links.num_devices, self.plain)
-      if refusal(c, model, self.plain) is None and c.tensor <= most
+      c for c in everything(step.batch_size, links.num_devices, self.plain)
+      if refusal(c, step, self.plain) is None and c.tensor <= most
     ]
 
   def fits(self, c: Configuration) -> bool:
     """Returns whether a device has the memory."""
-    return self.setting.memory(c).total <= self.setting.memory_bytes
+    return self.problem.memory(c).total <= self.problem.memory_bytes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -87,92 +87,92 @@ class Choice:
   in_vain: int = 0
 
 
-def choose(name: str, problem: Problem) -> Choice:
+def choose(name: str, case: Case) -> Choice:
   """Lets a configurator choose.
 
   Args:
     name: A key of ``CHOOSERS``.
-    problem: What is to be configured.
+    case: What is to be configured.
 
   Raises:
     ValueError: Nothing that it knows fits.
   """
-  return CHOOSERS[name](problem)
+  return CHOOSERS[name](case)
 
 
 def _own(c: Configuration) -> np.ndarray:
   return np.arange(c.grid.size).reshape(c.grid)
 
 
-def _fitting(problem: Problem) -> list[Configuration]:
-  found = [c for c in problem.runs() if problem.fits(c)]
+def _fitting(case: Case) -> list[Configuration]:
+  found = [c for c in case.runs() if case.fits(c)]
   if not found:
     raise ValueError(
-      f"nothing fits on {problem.setting.links.name} without ZeRO and offload, "
+      f"nothing fits on {case.problem.links.name} without ZeRO and offload, "
       "of which published configurators do not know"
     )
   return found
 
 
-def _widest(problem: Problem) -> list[Configuration]:
+def _widest(case: Case) -> list[Configuration]:
   """Returns what fits with the most tensor ranks."""
-  found = _fitting(problem)
+  found = _fitting(case)
   most = max(c.tensor for c in found)
   return [c for c in found if c.tensor == most]
 
 
-def _rule(problem: Problem) -> Choice:
-  found = _widest(problem)
+def _rule(case: Case) -> Choice:
+  found = _widest(case)
   stages = min(c.stages for c in found)
 
   def seconds(c: Configuration) -> float:
-    return (c.microbatches + stages - 1) * measured(c, problem.nominal)[1]
+    return (c.microbatches + stages - 1) * models.stage_s(c, case.nominal)
 
   best = min((c for c in found if c.stages == stages), key=seconds)
   return Choice(best, _own(best), seconds(best))
 
 
-def _tried(problem: Problem, some: list[Configuration]) -> Choice:
-  best = min(some, key=lambda c: predict(c, problem.setting).total)
+def _tried(case: Case, some: list[Configuration]) -> Choice:
+  best = min(some, key=lambda c: case.problem.predict(c).total)
   return Choice(best, _own(best))
 
 
-def _amp(problem: Problem) -> Choice:
-  nominal = problem.nominal
+def _amp(case: Case) -> Choice:
+  nominal = case.nominal
   in_order = sorted(
-    problem.runs(), key=lambda c: models.amp_s(c, nominal, _own(c))
+    case.runs(), key=lambda c: models.amp_s(c, nominal, _own(c))
   )
   for in_vain, c in enumerate(in_order):
-    if problem.fits(c):
+    if case.fits(c):
       said_s = models.amp_s(c, nominal, _own(c))
       return Choice(c, _own(c), said_s, in_vain)
   raise ValueError("nothing that AMP tries fits")
 
 
-def _pipette(problem: Problem) -> Choice:
-  setting = problem.setting
+def _pipette(case: Case) -> Choice:
+  problem = case.problem
   in_order = sorted(
-    _fitting(problem), key=lambda c: models.pipette_s(c, setting, _own(c))
+    _fitting(case), key=lambda c: models.pipette_s(c, problem, _own(c))
   )
   found = []
-  for c in in_order[: problem.annealed]:
-    order = models.pipette_order(c, setting, steps=problem.steps)
-    found.append(Choice(c, order, models.pipette_s(c, setting, order)))
+  for c in in_order[: case.annealed]:
+    order = models.pipette_order(c, problem, steps=case.steps)
+    found.append(Choice(c, order, models.pipette_s(c, problem, order)))
   return min(found, key=lambda choice: choice.said_s)
 
 
-def _planned(problem: Problem, choices: Choices) -> Choice:
-  best = plan.plan(problem.setting, choices, count=1).best[0]
+def _planned(case: Case, choices: Choices) -> Choice:
+  best = plan.plan(case.problem, choices, count=1).best[0]
   return Choice(best.configuration, best.order, best.latency.total)
 
 
 # The names of configurators.
-CHOOSERS: dict[str, Callable[[Problem], Choice]] = {
+CHOOSERS: dict[str, Callable[[Case], Choice]] = {
   "rule": _rule,
-  "megatron": lambda problem: _tried(problem, _widest(problem)),
-  "trials": lambda problem: _tried(problem, _fitting(problem)),
+  "megatron": lambda case: _tried(case, _widest(case)),
+  "trials": lambda case: _tried(case, _fitting(case)),
   "amp": _amp,
   "pipette": _pipette,
-  "same": lambda problem: _planned(problem, problem.plain),
-  "whole": lambda problem: _planned(problem, problem.choices),
+  "same": lambda case: _planned(case, case.plain),
+  "whole": lambda case: _planned(case, case.choices),
 }

@@ -27,52 +27,58 @@ import math
 import numpy as np
 
 from parallel.hardware.link_matrix import LinkMatrix
-from parallel.planner.latency import Setting, measured
+from parallel.planner.latency import measured
+from parallel.planner.problem import Problem
 from parallel.planner.space import Configuration
-from parallel.planner.workload import layers_per_part
+from parallel.workload import Transformer
 
 KAPPA = 16  # of GPT; BERT's is 12
 _GRADIENT_BYTES = 4  # as this project's trainer reduces them
 
 
 def pipette_s(
-  c: Configuration, setting: Setting, order: np.ndarray
+  c: Configuration, problem: Problem, order: np.ndarray
 ) -> float:
   """Returns Pipette's prediction of a step, in seconds."""
-  both = measured(c, setting)[1]
+  both = stage_s(c, problem)
   groups = c.microbatches // c.stages
   waits = c.stages - 1 if groups else c.microbatches - 1
-  chain, between, inside = _terms(c, setting, order)
+  chain, between, inside = _terms(c, problem, order)
   return (
     max(1, groups) * (chain + c.stages * both) + waits * both + inside + between
   )
 
 
-def amp_s(c: Configuration, setting: Setting, order: np.ndarray) -> float:
+def amp_s(c: Configuration, problem: Problem, order: np.ndarray) -> float:
   """Returns AMP's prediction of a step (arXiv 2210.07297), in seconds."""
-  both = measured(c, setting)[1]
-  chain = _terms(c, setting, order)[0]
-  rates = setting.links.bandwidth[order[0], np.roll(order[0], -1, 0)]
+  both = stage_s(c, problem)
+  chain = _terms(c, problem, order)[0]
+  rates = problem.links.bandwidth[order[0], np.roll(order[0], -1, 0)]
   flat = 0.0
   if c.data > 1:
-    flat = 2 * (c.data - 1) / c.data * _state_bytes(c, setting) / rates.min()
+    state = _state_bytes(c, problem.step.model)
+    flat = 2 * (c.data - 1) / c.data * state / rates.min()
   return (c.microbatches - 1 + c.stages) * both + chain + float(flat)
 
 
-def _state_bytes(c: Configuration, setting: Setting) -> float:
+def stage_s(c: Configuration, problem: Problem) -> float:
+  """Returns f + b, as measured on one stage."""
+  return measured(c, problem.step, problem.links, problem.timing)[1]
+
+
+def _state_bytes(c: Configuration, model: Transformer) -> float:
   """Returns M, what stage 0 reduces."""
-  model = setting.model
-  layers = layers_per_part(model, c.stages)
+  layers = model.layers_per_part(c.stages)
   size = model.width * model.vocab_size + layers * KAPPA * model.width**2
   return _GRADIENT_BYTES * size / c.tensor
 
 
 def _terms(
-  c: Configuration, setting: Setting, order: np.ndarray
+  c: Configuration, problem: Problem, order: np.ndarray
 ) -> tuple[float, float, float]:
   """Returns T_pp, T_inter and T_intra."""
-  links = setting.links
-  size = setting.model.boundary_bytes(c.examples(setting.batch_size))
+  links = problem.links
+  size = problem.step.boundary_bytes(c.examples(problem.step.batch_size))
   hops = 2 * size / links.bandwidth[order[:-1], order[1:]]
   chain = float(hops.sum(0).max()) if c.stages > 1 else 0.0
   if c.data == 1:
@@ -81,7 +87,7 @@ def _terms(
   between = inside = 0.0
   for ring in order[0].T:  # of stage 0, one for each tensor rank
     nodes = list(dict.fromkeys(of[ring].tolist()))
-    state = _state_bytes(c, setting)
+    state = _state_bytes(c, problem.step.model)
     after = np.roll(ring, -1)
     apart = of[ring] != of[after]
     rates = links.bandwidth[ring, after]
@@ -97,7 +103,7 @@ def _terms(
 
 
 def pipette_order(
-  c: Configuration, setting: Setting, *, steps: int = 5000, seed: int = 0
+  c: Configuration, problem: Problem, *, steps: int = 5000, seed: int = 0
 ) -> np.ndarray:
   """Orders nodes by simulated annealing, as Pipette does.
 
@@ -107,7 +113,7 @@ def pipette_order(
 
   Args:
     c: The configuration.
-    setting: What is trained where.
+    problem: The training step on the cluster.
     steps: How many orders are tried.
     seed: The seed.
 
@@ -115,13 +121,13 @@ def pipette_order(
     The device of each coordinate, int ``[p, d, t]``, of the best order.
   """
   rng = np.random.default_rng(seed)
-  groups = _node_devices(setting.links)
+  groups = _node_devices(problem.links)
 
   def devices(order):
     return np.concatenate([groups[i] for i in order]).reshape(c.grid)
 
   def seconds(order):
-    return sum(_terms(c, setting, devices(order)))
+    return sum(_terms(c, problem, devices(order)))
 
   now = list(range(len(groups)))
   value = best_value = seconds(now)

@@ -11,23 +11,24 @@ from rich.progress import track
 
 from caatnet.checks import one_of
 from caatnet.studies.published import choosers
-from caatnet.studies.published.choosers import Problem
+from caatnet.studies.published.choosers import Case
 from parallel.hardware import cluster_files
-from parallel.planner import workload
-from parallel.planner.latency import Setting, predict
+from parallel.planner.latency import Timing
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices
+from parallel.workload import UTILISATION_SOURCE, TrainingStep, Transformer
 
 # Of Pipette's evaluation; the V100 has no bfloat16.
 MODELS = {
-  name: workload.Transformer(
+  name: Transformer(
     vocab_size=50_256, width=width, num_layers=num_layers, num_heads=32,
-    num_kv_heads=32, head_width=width // 32, ffn_width=ffn_width, seq_len=1024,
-    dtype="float16",
+    num_kv_heads=32, ffn_width=ffn_width, dtype="float16",
   )
   for name, width, num_layers, ffn_width in (
     ("3.1B", 2720, 32, 7296), ("11.1B", 4288, 48, 11_648)
   )
 }
+_SEQ_LEN = 1024
 # Pipette's speed-ups (arXiv 2405.18093) by whose choice it is compared with.
 # They are recalled, and nobody here has verified them.
 RECALLED = {"amp": "up to 1.46", "trials": "about 1.1"}
@@ -70,7 +71,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       "judge": "parallel/planner/latency.py for all, stages "
       f"{config['execution']}; memory: parallel/planner/memory.py for all",
       "utilisation": f"{config['utilisation']:g} of the peak: "
-      f"{workload.UTILISATION_SOURCE}",
+      f"{UTILISATION_SOURCE}",
       "links": "an adapter of a node is shared by its eight devices, all of "
       "which send at once; drawn links reach 25% to 100% of that, a "
       "distribution of ours",
@@ -83,25 +84,22 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(
-  config: Mapping[str, Any], sizes: workload.Transformer, cluster: str,
-  drawn: str,
+  config: Mapping[str, Any], sizes: Transformer, cluster: str, drawn: str
 ) -> list[dict[str, Any]]:
   """Returns what each configurator chooses on one cluster for one model."""
-  nominal, setting = (
-    Setting(
-      sizes, config["batch_size"],
-      cluster_files.cluster(text), config["utilisation"], config["execution"],
-    )
+  step = TrainingStep(sizes, config["batch_size"], _SEQ_LEN)
+  timing = Timing(config["utilisation"], config["execution"])
+  nominal, problem = (
+    Problem(step, cluster_files.cluster(text), timing)
     for text in (cluster, drawn)
   )
-  problem = Problem(
-    setting, nominal, Choices(config["batch_size"]), config["annealed"],
-    config["steps"],
+  case = Case(
+    problem, nominal, Choices(), config["annealed"], config["steps"]
   )
   rows = []
   for name in config["choosers"]:
-    choice = choosers.choose(name, problem)
-    latency = predict(choice.configuration, setting, choice.order)
+    choice = choosers.choose(name, case)
+    latency = problem.predict(choice.configuration, choice.order)
     rows.append({
       "chooser": name, "configuration": str(choice.configuration),
       "seconds": latency.total, "said_s": choice.said_s,

@@ -20,7 +20,7 @@ from caatnet.serving.traces import Arrival, tokens
 from parallel.checks import known
 from parallel.hardware.devices import DEVICES
 from parallel.network import inference
-from parallel.network.inference import Transformer
+from parallel.workload import Transformer
 
 # Keys and values: the arrays of the cache. Both are [layers, pages, page_size,
 # heads, head_width], so a run of pages is one range in each layer of each.

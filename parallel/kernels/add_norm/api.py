@@ -3,9 +3,9 @@
 Shape legend: n = rows, K = shared channels, P = private channels, H = K + P.
 """
 
+from collections.abc import Sequence
 import functools
-from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,67 @@ import numpy as np
 
 from parallel.kernels import calls
 from parallel.kernels.add_norm import gpu, reference, tpu
+from parallel.kernels.add_norm.reference import NormOptions
 from parallel.kernels.selection import Choice, Implementation, choose
 
-_KERNELS = {"tpu": tpu, "gpu": gpu}
+
+class Kernels(Protocol):
+  """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
+
+  A stream is given in parts, its shared channels ``[n, K]`` and its private
+  channels ``[n, P]``, without a part of width 0.
+  """
+
+  def refusal(self, num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
+    """Returns why the kernels do not take a stream, or None if they do.
+
+    Args:
+      num_rows: Rows of the stream, n.
+      width: Channels per row, H.
+      dtype: Dtype of the stream.
+    """
+    ...
+
+  def forward(
+    self, parts: Sequence[jax.Array], updates: Sequence[jax.Array],
+    gain: jax.Array, options: NormOptions,
+  ) -> tuple[list[jax.Array], jax.Array]:
+    """Adds an update to a stream and normalises the result.
+
+    Args:
+      parts: The parts of the stream.
+      updates: One update per part, of its shape; empty if the stream is only
+        normalised.
+      gain: Gain of the norm, ``[H]``.
+      options: The scale is that of the last update.
+
+    Returns:
+      The new parts (without updates the old ones), and the normalised rows
+      ``[n, H]``.
+    """
+    ...
+
+  def backward(
+    self, parts: Sequence[jax.Array], gain: jax.Array,
+    d_parts: Sequence[jax.Array], d_normed: jax.Array, options: NormOptions,
+  ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    """Takes the cotangents of the results of `forward` back to its operands.
+
+    Args:
+      parts: The new parts of the stream, as `forward` returned them.
+      gain: Gain of the norm, ``[H]``.
+      d_parts: Cotangents of the new parts, of their shapes.
+      d_normed: Cotangent of the normalised rows, ``[n, H]``.
+      options: Those of `forward`.
+
+    Returns:
+      Cotangents of the parts (and of all updates but the last); that of the
+      last update, which is scaled; and that of the gain, ``[H]`` float32.
+    """
+    ...
+
+
+KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
 def choice(
@@ -39,7 +97,7 @@ def choice(
   return choose(
     "add_norm",
     implementation,
-    lambda kind: _KERNELS[kind].refusal(rows, width, shared.dtype),
+    lambda kind: KERNELS[kind].refusal(rows, width, shared.dtype),
   )
 
 
@@ -100,7 +158,8 @@ def add_norm(
       # Rounded to the stream's dtype, as the reference does.
       scale = float(np.asarray(private_scale, shared.dtype))
   options = _Options(
-    _KERNELS[chosen.kind], bool(updates), scale, eps, chosen.interpret
+    KERNELS[chosen.kind], bool(updates),
+    NormOptions(scale, eps, chosen.interpret),
   )
   # Cast outside the custom derivative, so that jax transposes the casts: the
   # cotangent of a replicated gain is then summed over the mesh axes.
@@ -120,24 +179,19 @@ class _Options(NamedTuple):
   """What is known when the program is traced.
 
   Attributes:
-    kernels: The module with the kernels ``forward`` and ``backward``.
+    kernels: The platform's kernels.
     add: Whether there is an update.
-    scale: Factor of the last update.
-    eps: Added to the mean square.
-    interpret: Whether the kernels are interpreted.
+    norm: Options of the kernels.
   """
 
-  kernels: ModuleType
+  kernels: Kernels
   add: bool
-  scale: float
-  eps: float
-  interpret: bool
+  norm: NormOptions
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _fused(options, parts, updates, gain):
-  kernels, _, *rest = options
-  new, normed = kernels.forward(parts, updates, gain, *rest)
+  new, normed = options.kernels.forward(parts, updates, gain, options.norm)
   return tuple(new), normed
 
 
@@ -149,11 +203,12 @@ def _forward(options, parts, updates, gain):
 
 
 def _backward(options, residuals, cotangents):
-  kernels, add, *rest = options
-  d_parts, d_last, d_gain = kernels.backward(*residuals, *cotangents, *rest)
+  d_parts, d_last, d_gain = options.kernels.backward(
+    *residuals, *cotangents, options.norm
+  )
   # An addition passes its cotangent on to both operands. The last update has a
   # cotangent of its own, since it was scaled before it was added.
-  d_updates = (*d_parts[:-1], d_last) if add else ()
+  d_updates = (*d_parts[:-1], d_last) if options.add else ()
   return tuple(d_parts), d_updates, d_gain
 
 

@@ -26,6 +26,7 @@ from jax.experimental.pallas import triton as pltriton
 import jax.numpy as jnp
 
 from parallel.kernels import calls
+from parallel.kernels.add_norm.reference import NormOptions
 
 # Channels of a row. The largest program has 32 warps of 32 threads, which share
 # 65,536 registers: here a thread has 32 channels and 64 registers, so that two
@@ -43,13 +44,7 @@ _AHEAD_BYTES = 16384
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns why the kernels do not take a stream, or None if they do.
-
-  Args:
-    num_rows: Rows of the stream, N.
-    width: Channels per row, H.
-    dtype: Dtype of the stream.
-  """
+  """Returns why the kernels do not take a stream: `api.Kernels.refusal`."""
   if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {dtype}: float32, bfloat16 or float16"
   if num_rows < 1:
@@ -83,20 +78,16 @@ def forward(
   parts: Sequence[jax.Array],
   updates: Sequence[jax.Array],
   gain: jax.Array,
-  scale: float,
-  eps: float,
-  interpret: bool = False,
+  options: NormOptions,
 ) -> tuple[list[jax.Array], jax.Array]:
-  """Adds an update to a stream and normalises the result.
-
-  Arguments and results are those of ``tpu.forward``.
-  """
+  """Adds an update and normalises: `api.Kernels.forward`."""
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   width = sum(x.shape[1] for x in parts)
   new_parts = parts if updates else []
   *new, normed = pl.pallas_call(
     functools.partial(
-      _forward, num=len(parts), add=bool(updates), scale=scale, eps=eps
+      _forward, num=len(parts), add=bool(updates), scale=options.scale,
+      eps=options.eps,
     ),
     grid=(num_rows,),
     out_shape=[
@@ -104,7 +95,7 @@ def forward(
       calls.shaped((num_rows, width), dtype, parts[0]),
     ],
     name="add_norm",
-    **params(calls.spans(parts), interpret),
+    **params(calls.spans(parts), options.interpret),
   )(*parts, *updates, gain.astype(jnp.float32))
   return new or list(parts), normed
 
@@ -133,28 +124,25 @@ def backward(
   gain: jax.Array,
   d_parts: Sequence[jax.Array],
   d_normed: jax.Array,
-  scale: float,
-  eps: float,
-  interpret: bool = False,
+  options: NormOptions,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-  """Takes the cotangents of the results of `forward` back to its operands.
-
-  Arguments and results are those of ``tpu.backward``.
-  """
+  """Returns the cotangents of operands: `api.Kernels.backward`."""
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   width = sum(x.shape[1] for x in parts)
   programs = min(num_rows, _PROGRAMS)
   # With a scale the last update's cotangent is another than the stream's.
-  results = [*parts, *(parts[-1:] if scale != 1.0 else [])]
+  results = [*parts, *(parts[-1:] if options.scale != 1.0 else [])]
   *d_x, d_gain = pl.pallas_call(
-    functools.partial(_backward, num=len(parts), scale=scale, eps=eps),
+    functools.partial(
+      _backward, num=len(parts), scale=options.scale, eps=options.eps
+    ),
     grid=(programs,),
     out_shape=[
       *(calls.shaped(x.shape, dtype, d_normed) for x in results),
       calls.shaped((programs, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
-    **params(calls.spans(parts), interpret),
+    **params(calls.spans(parts), options.interpret),
   )(*parts, *d_parts, d_normed, gain.astype(jnp.float32))
   return d_x[: len(parts)], d_x[-1], jnp.sum(d_gain, axis=0)
 

@@ -13,9 +13,26 @@ once, to the normalised row.
 Shape legend: K = shared channels, P = private channels, H = K + P.
 """
 
+from typing import NamedTuple
+
 import jax
 from jax import lax
 import jax.numpy as jnp
+
+
+class NormOptions(NamedTuple):
+  """Options of a norm's kernels that are known when a program is traced.
+
+  Attributes:
+    scale: Factor of the private channels' update, a value of the stream's
+      dtype; 1 if there are no private channels or no update.
+    eps: Added to the mean square.
+    interpret: Whether the kernels run in the interpreter, on any machine.
+  """
+
+  scale: float
+  eps: float
+  interpret: bool = False
 
 
 def add_norm(
@@ -28,23 +45,7 @@ def add_norm(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Adds an update to a stream and normalises the result.
-
-  Args:
-    shared: Shared channels of the stream, ``[..., K]``; K or P may be 0.
-    private: Private channels, ``[..., P]``, of the same dtype.
-    d_shared: Update of the shared channels, ``[..., K]``; None if the stream is
-      only normalised.
-    d_private: Update of the private channels, ``[..., P]``; None exactly where
-      ``d_shared`` is.
-    gain: Gain of the norm, float32 ``[H]``.
-    private_scale: Factor of ``d_private``.
-    eps: Added to the mean square.
-
-  Returns:
-    The new shared channels ``[..., K]``, the new private channels ``[..., P]``
-    and the normalised row ``[..., H]``.
-  """
+  """Specifies `api.add_norm`, whose operands it takes."""
   if d_shared is not None:
     # In the stream's dtype, so that a bfloat16 update stays bfloat16.
     scale = jnp.asarray(private_scale, private.dtype)

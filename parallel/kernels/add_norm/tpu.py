@@ -28,16 +28,11 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from parallel.kernels import calls
+from parallel.kernels.add_norm.reference import NormOptions
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns why the kernels do not take a stream, or None if they do.
-
-  Args:
-    num_rows: Rows of the stream, N.
-    width: Channels per row, H.
-    dtype: Dtype of the stream.
-  """
+  """Returns why the kernels do not take a stream: `api.Kernels.refusal`."""
   if dtype not in (jnp.float32, jnp.bfloat16):
     return f"dtype {dtype}: float32 or bfloat16"
   if num_rows < 1:
@@ -59,28 +54,9 @@ def forward(
   parts: Sequence[jax.Array],
   updates: Sequence[jax.Array],
   gain: jax.Array,
-  scale: float,
-  eps: float,
-  interpret: bool = False,
+  options: NormOptions,
 ) -> tuple[list[jax.Array], jax.Array]:
-  """Adds an update to a stream and normalises the result.
-
-  ``reference.add_norm`` specifies the result.
-
-  Args:
-    parts: Shared and private channels of the stream, ``[N, K]`` and ``[N, P]``,
-      without a part of width 0.
-    updates: One update per part, of its shape; empty if the stream is only
-      normalised.
-    gain: Gain of the norm, ``[H]``.
-    scale: Factor of the last update, a value of the stream's dtype.
-    eps: Added to the mean square.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-
-  Returns:
-    The new parts (without updates the old ones), and the normalised rows
-    ``[N, H]``.
-  """
+  """Adds an update and normalises: `api.Kernels.forward`."""
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   widths = [x.shape[1] for x in parts]
   width = sum(widths)
@@ -91,7 +67,8 @@ def forward(
   new_parts = parts if updates else []
   *new, normed = calls.tpu_call(
     functools.partial(
-      _forward, num=len(parts), add=bool(updates), scale=scale, eps=eps
+      _forward, num=len(parts), add=bool(updates), scale=options.scale,
+      eps=options.eps,
     ),
     "parallel",
     grid=(pl.cdiv(num_rows, block),),
@@ -106,7 +83,7 @@ def forward(
       calls.shaped((num_rows, width), dtype, parts[0]),
     ],
     name="add_norm",
-    interpret=interpret,
+    interpret=options.interpret,
   )(*parts, *updates, gain.astype(jnp.float32)[None])
   return new or list(parts), normed
 
@@ -134,26 +111,9 @@ def backward(
   gain: jax.Array,
   d_parts: Sequence[jax.Array],
   d_normed: jax.Array,
-  scale: float,
-  eps: float,
-  interpret: bool = False,
+  options: NormOptions,
 ) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-  """Takes the cotangents of the results of `forward` back to its operands.
-
-  Args:
-    parts: The new parts of the stream, as `forward` returned them.
-    gain: Gain of the norm, ``[H]``.
-    d_parts: Cotangents of the new parts, of their shapes.
-    d_normed: Cotangent of the normalised rows, ``[N, H]``.
-    scale: Factor of the last update, a value of the stream's dtype.
-    eps: Added to the mean square.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-
-  Returns:
-    The cotangents of the stream's parts, which are those of all updates but the
-    last; the cotangent of the last update; and that of the gain, float32
-    ``[H]``.
-  """
+  """Returns the cotangents of operands: `api.Kernels.backward`."""
   num_rows, dtype = parts[0].shape[0], parts[0].dtype
   widths = [x.shape[1] for x in parts]
   width = sum(widths)
@@ -162,10 +122,11 @@ def backward(
   rows = [pl.BlockSpec((block, w), lambda i: (i, 0)) for w in widths]
   # The last update's cotangent, scale times the stream's: one result less where
   # both are the same.
-  extra = parts[-1:] if scale != 1.0 else []
+  extra = parts[-1:] if options.scale != 1.0 else []
   *d_x, d_gain = calls.tpu_call(
     functools.partial(
-      _backward, num=len(parts), scale=scale, eps=eps, num_rows=num_rows
+      _backward, num=len(parts), scale=options.scale, eps=options.eps,
+      num_rows=num_rows,
     ),
     "parallel",
     grid=(num_blocks,),
@@ -187,7 +148,7 @@ def backward(
       calls.shaped((num_blocks, 1, width), jnp.float32, d_normed),
     ],
     name="add_norm_backward",
-    interpret=interpret,
+    interpret=options.interpret,
   )(*parts, *d_parts, d_normed, gain.astype(jnp.float32)[None])
   return d_x[: len(parts)], d_x[-1], jnp.sum(d_gain, axis=(0, 1))
 

@@ -7,19 +7,103 @@ the outer step may differ in the last place.
 Shape legend: n = elements of the last dim; M = encoded arrays (senders).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import math
-from types import ModuleType
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
 from parallel.kernels import calls
 from parallel.kernels.codec import gpu, reference, threefry, tpu
-from parallel.kernels.codec.reference import Codec, Encoded
+from parallel.kernels.codec.reference import Codec, Encoded, OuterStep
 from parallel.kernels.selection import Choice, Implementation, choose
 
-_KERNELS: dict[str, ModuleType] = {"tpu": tpu, "gpu": gpu}
+
+class Kernels(Protocol):
+  """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
+
+  Arrays have two dims, ``[rows, n]`` with n a multiple of the block, and
+  senders a third one before them.
+  """
+
+  def refusal(
+    self, codec: Codec, num_blocks: int, senders: int = 1
+  ) -> str | None:
+    """Returns why the kernels do not take the operands, or None if they do.
+
+    Args:
+      codec: The codec.
+      num_blocks: Blocks of one array.
+      senders: Number of encoded arrays that are summed, M.
+    """
+    ...
+
+  def encode(
+    self, operands: Sequence[jax.Array], feedback: bool, codec: Codec,
+    key_data: jax.Array | None = None, interpret: bool = False,
+  ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Encodes a difference plus a residual.
+
+    Args:
+      operands: ``[x]`` for x itself, or ``[anchor, params]`` for anchor -
+        params, followed by the residual if ``feedback`` is set.
+      feedback: Whether the last operand is a residual, which is added.
+      codec: The codec.
+      key_data: The two words of the key of stochastic rounding, uint32 ``[2]``;
+        None if nothing is drawn.
+      interpret: Whether to run in the interpreter, on any machine.
+
+    Returns:
+      The payload, uint8, ``rows n bits / 8`` bytes; one float32 scale per
+      block; and the new residual, float32, or None without ``feedback``. All
+      are in the order of the elements; callers give them their shapes.
+    """
+    ...
+
+  def mean(
+    self, encoded: Encoded, codec: Codec, weights: jax.Array | None = None,
+    divide: bool = True, interpret: bool = False,
+  ) -> jax.Array:
+    """Returns the mean or the sum of M encoded arrays.
+
+    Args:
+      encoded: Payload uint8 ``[M, rows, n bits / 8]`` and scales float32
+        ``[M, rows, n / block]``.
+      codec: The codec that encoded.
+      weights: float32 ``[M]``; None for equal weights.
+      divide: Whether the result is a mean; False for a sum.
+      interpret: Whether to run in the interpreter, on any machine.
+
+    Returns:
+      float32, ``rows n`` elements in their order.
+    """
+    ...
+
+  def nesterov(
+    self, encoded: Encoded, params: jax.Array, momentum: jax.Array,
+    codec: Codec, outer: OuterStep, weights: jax.Array | None = None,
+    interpret: bool = False,
+  ) -> tuple[jax.Array, jax.Array]:
+    """Takes DiLoCo's outer step with the mean of encoded outer gradients.
+
+    Args:
+      encoded: As for `mean`.
+      params: The outer parameters, float32 ``[rows, n]``.
+      momentum: float32 ``[rows, n]``.
+      codec: The codec that encoded.
+      outer: Learning rate and decay.
+      weights: float32 ``[M]``; None for equal weights.
+      interpret: Whether to run in the interpreter, on any machine.
+
+    Returns:
+      The new parameters and the new momentum, float32, ``rows n`` elements each
+      in their order.
+    """
+    ...
+
+
+KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
 def choice(
@@ -50,7 +134,7 @@ def choice(
       reason = threefry.refusal(key, num_blocks * codec.block)
       if reason:
         return reason
-    return _KERNELS[kind].refusal(codec, num_blocks, senders)
+    return KERNELS[kind].refusal(codec, num_blocks, senders)
 
   return choose("codec", implementation, refusal)
 
@@ -211,10 +295,9 @@ def nesterov(
   params: jax.Array,
   momentum: jax.Array,
   codec: Codec,
-  *,
-  learning_rate: float,
-  decay: float,
+  outer: OuterStep,
   weights: jax.Array | None = None,
+  *,
   implementation: Implementation = "auto",
 ) -> tuple[jax.Array, jax.Array]:
   """Takes DiLoCo's outer step with the mean of encoded outer gradients.
@@ -228,9 +311,9 @@ def nesterov(
     params: The outer parameters, float32 ``[..., n]``.
     momentum: v, float32 ``[..., n]``.
     codec: The codec that encoded.
-    learning_rate: Learning rate of the outer optimizer.
-    decay: Decay of the momentum.
-    weights: float32 ``[M]``, not negative; None for equal weights.
+    outer: Learning rate and decay of the momentum.
+    weights: float32 ``[M]``, not negative; None for equal weights. An array of
+      weight zero contributes nothing, NaN included.
     implementation: "auto", or names in order of preference.
 
   Returns:
@@ -242,15 +325,10 @@ def nesterov(
   senders = encoded.scales.shape[0]
   chosen = choice(params.shape, codec, implementation, senders=senders)
   if chosen.name == "reference":
-    return reference.nesterov(
-      encoded, params, momentum, codec,
-      learning_rate=learning_rate, decay=decay, weights=weights,
-    )
-  kernels = _KERNELS[chosen.kind]
-  rows = kernels.nesterov(
-    *_rows_of(encoded), _to_rows(params, codec),
-    _to_rows(momentum, codec), codec, learning_rate, decay, weights,
-    chosen.interpret,
+    return reference.nesterov(encoded, params, momentum, codec, outer, weights)
+  rows = KERNELS[chosen.kind].nesterov(
+    _rows_of(encoded), _to_rows(params, codec), _to_rows(momentum, codec),
+    codec, outer, weights, chosen.interpret,
   )
   new, momentum = (_from_rows(x, params.shape) for x in rows)
   return new, momentum
@@ -271,8 +349,8 @@ def _over_senders(
   chosen = choice(shape, codec, implementation, senders=senders)
   if chosen.name == "reference":
     return specification()
-  rows = _KERNELS[chosen.kind].mean(
-    *_rows_of(encoded), codec, weights, divide, chosen.interpret
+  rows = KERNELS[chosen.kind].mean(
+    _rows_of(encoded), codec, weights, divide, chosen.interpret
   )
   return _from_rows(rows, shape)
 
@@ -300,7 +378,7 @@ def _encode(
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     words = jax.random.key_data(key) if typed else key
     *rows, words = calls.same_axes(*rows, words)
-  payload, scales, residual = _KERNELS[chosen.kind].encode(
+  payload, scales, residual = KERNELS[chosen.kind].encode(
     calls.same_axes(*rows), feedback, codec, words, chosen.interpret
   )
   lead, n = shape[:-1], shape[-1]
@@ -321,12 +399,9 @@ def _to_rows(x: jax.Array, codec: Codec) -> jax.Array:
   return x.reshape(-1, x.shape[-1])
 
 
-def _rows_of(encoded: Encoded) -> tuple[jax.Array, jax.Array]:
+def _rows_of(encoded: Encoded) -> Encoded:
   """Returns payloads ``[M, rows, bytes]`` and scales ``[M, rows, blocks]``."""
-  payload, scales = (
-    x.reshape(x.shape[0], -1, x.shape[-1]) for x in encoded
-  )
-  return payload, scales
+  return Encoded(*(x.reshape(x.shape[0], -1, x.shape[-1]) for x in encoded))
 
 
 def _from_rows(rows: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -28,6 +28,8 @@ from parallel.kernels import calls
 from parallel.kernels.codec import threefry
 from parallel.kernels.codec.reference import (
   Codec,
+  Encoded,
+  OuterStep,
   codes_of,
   difference,
   factors,
@@ -50,13 +52,7 @@ _UNROLLED = 4
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
-  """Returns why the kernels do not take the operands, or None if they do.
-
-  Args:
-    codec: The codec.
-    num_blocks: Blocks of one array.
-    senders: How many encoded arrays are summed, M.
-  """
+  """Returns why the kernels do not take operands: `api.Kernels.refusal`."""
   if codec.name == "fp8":
     return "codec fp8: int8, int4 and e3m0 only"
   if codec.block > _MAX_BLOCK:
@@ -135,10 +131,7 @@ def encode(
   key_data: jax.Array | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Encodes a difference plus a residual.
-
-  Arguments and results are those of ``tpu.encode``.
-  """
+  """Encodes a difference plus a residual: `api.Kernels.encode`."""
   operands = [x.reshape(-1, codec.block) for x in operands]
   num_blocks = operands[0].shape[0]
   tile = _Tile(codec, num_blocks)
@@ -194,80 +187,58 @@ def _encode(*refs, codec, tile, draws, num, feedback):
 
 
 def mean(
-  payload: jax.Array,
-  scales: jax.Array,
+  encoded: Encoded,
   codec: Codec,
   weights: jax.Array | None = None,
   divide: bool = True,
   interpret: bool = False,
 ) -> jax.Array:
-  """Returns the mean or the sum of M encoded arrays.
-
-  Arguments and results are those of ``tpu.mean``.
-  """
+  """Returns a mean or a sum of encoded arrays: `api.Kernels.mean`."""
   (out,) = _over_senders(
-    _mean, payload, scales, (), codec, weights, 1, "codec_mean", interpret,
-    divide,
+    _mean, encoded, (), codec, weights, "codec_mean", interpret, divide
   )
   return out
 
 
 def nesterov(
-  payload: jax.Array,
-  scales: jax.Array,
+  encoded: Encoded,
   params: jax.Array,
   momentum: jax.Array,
   codec: Codec,
-  learning_rate: float,
-  decay: float,
+  outer: OuterStep,
   weights: jax.Array | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-  """Takes DiLoCo's outer step with the mean of encoded outer gradients.
-
-  Arguments and results are those of ``tpu.nesterov``.
-  """
-  kernel = functools.partial(
-    _nesterov, learning_rate=learning_rate, decay=decay
-  )
+  """Takes an outer step: `api.Kernels.nesterov`."""
+  kernel = functools.partial(_nesterov, outer=outer)
   new, momentum = _over_senders(
-    kernel, payload, scales, (params, momentum), codec, weights, 2,
-    "codec_nesterov", interpret,
+    kernel, encoded, (params, momentum), codec, weights, "codec_nesterov",
+    interpret,
   )
   return new, momentum
 
 
 def _over_senders(
   kernel: Any,
-  payload: jax.Array,
-  scales: jax.Array,
+  encoded: Encoded,
   others: tuple[jax.Array, ...],
   codec: Codec,
   weights: jax.Array | None,
-  results: int,
   name: str,
   interpret: bool,
   divide: bool = True,
 ) -> list[jax.Array]:
   """Runs a kernel that sums over senders.
 
-  Args:
-    kernel: `_mean` or `_nesterov`, to be given ``means``, which computes the
-      means of a tile.
-    payload: uint8 ``[M, ...]``.
-    scales: float32 ``[M, ...]``.
-    others: Further operands, float32, of as many elements as the results.
-    codec: The codec.
-    weights: float32 ``[M]``, or None.
-    results: Number of results.
-    name: Name of the kernel in the program.
-    interpret: Run on any machine, in the interpreter.
-    divide: Whether the sum is divided by the sum of the weights.
+  ``kernel`` is `_mean` or `_nesterov`, to be given ``means``, which computes
+  the means of a tile. There is a result for each of ``others``, or one without
+  any.
 
   Returns:
     The results, float32 ``[blocks, block]`` each.
   """
-  senders = scales.shape[0]
+  payload, scales = encoded
+  senders, results = scales.shape[0], max(1, len(others))
   scales = scales.reshape(senders, -1)
   num_blocks = scales.shape[1]
   tile = _Tile(codec, num_blocks)
@@ -296,12 +267,12 @@ def _mean(number_ref, payload_ref, scale_ref, out_ref, *, means):
 
 def _nesterov(
   number_ref, payload_ref, scale_ref, params_ref, momentum_ref, new_ref,
-  new_momentum_ref, *, means, learning_rate, decay,
+  new_momentum_ref, *, means, outer,
 ):
   for (where, mask), delta in means(number_ref, payload_ref, scale_ref):
     new, momentum = nesterov_step(
       delta, _load(params_ref, where, mask), _load(momentum_ref, where, mask),
-      learning_rate, decay,
+      outer,
     )
     pltriton.store(new_ref.at[where], new, mask=mask)
     pltriton.store(new_momentum_ref.at[where], momentum, mask=mask)

@@ -134,6 +134,18 @@ class Encoded(NamedTuple):
   scales: jax.Array
 
 
+class OuterStep(NamedTuple):
+  """Hyperparameters of DiLoCo's outer optimizer.
+
+  Attributes:
+    learning_rate: Learning rate.
+    decay: Decay of the momentum.
+  """
+
+  learning_rate: float
+  decay: float
+
+
 def max_error(codec: Codec) -> float:
   """Bounds ``|decode(encode(x)) - x|`` by the block's largest magnitude.
 
@@ -161,19 +173,7 @@ def max_error(codec: Codec) -> float:
 def encode(
   x: jax.Array, codec: Codec, key: jax.Array | None = None
 ) -> Encoded:
-  """Encodes blocks of the last dim, padded with zeros to whole blocks.
-
-  Args:
-    x: What is encoded, ``[..., n]``; cast to float32.
-    codec: The codec.
-    key: Random key of the stochastic rounding; not used by other codecs.
-
-  Returns:
-    Packed codes, and one scale per block. A block of zeros has the scale 0.
-
-  Raises:
-    ValueError: The codec rounds stochastically and there is no key.
-  """
+  """Specifies `api.encode`. A block of zeros has the scale 0."""
   if codec.stochastic and key is None:
     raise ValueError(f"{codec}: stochastic rounding needs a key")
   blocks = in_blocks(x.astype(jnp.float32), codec.block)  # [..., blocks, block]
@@ -192,16 +192,10 @@ def encode(
 
 
 def decode(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
-  """Decodes what `encode` made of an array ``[..., n]``.
+  """Specifies `api.decode`.
 
-  Args:
-    encoded: Packed codes and scales.
-    n: Elements of the last dim, without padding.
-    codec: The codec that encoded.
-
-  Returns:
-    float32 ``[..., n]``. Blocks that held an infinity or a NaN are NaN
-    throughout, so that a diverged worker is seen.
+  Blocks that held an infinity or a NaN are NaN throughout, so that a diverged
+  worker is seen.
   """
   payload, scales = encoded
   codes = payload.reshape(*scales.shape, codec.block * codec.bits // 8)
@@ -219,27 +213,7 @@ def encode_delta(
   key: jax.Array | None = None,
   residual: jax.Array | None = None,
 ) -> tuple[Encoded, jax.Array | None]:
-  """Encodes ``anchor - params + residual``, and returns what rounding took.
-
-  With error feedback the residual of one call is added in the next one, so that
-  what rounding took from one message is sent with the next.
-
-  Args:
-    anchor: ``[..., n]``, cast to float32 as the others are; None if ``params``
-      already is the difference.
-    params: ``[..., n]``.
-    codec: The codec.
-    key: Random key of the stochastic rounding; not used by other codecs.
-    residual: What the last call's rounding took, ``[..., n]``; None for no
-      error feedback.
-
-  Returns:
-    Packed codes and scales; and the new residual, float32 ``[..., n]``, or None
-    if none was given.
-
-  Raises:
-    ValueError: The codec rounds stochastically and there is no key.
-  """
+  """Specifies `api.encode_delta`."""
   operands = [x for x in (anchor, params, residual) if x is not None]
   delta = difference(operands, residual is not None)
   if residual is None:
@@ -251,30 +225,15 @@ def encode_delta(
 def mean(
   encoded: Encoded, n: int, codec: Codec, weights: jax.Array | None = None
 ) -> jax.Array:
-  """Returns the mean of M encoded vectors, added one after another.
+  """Specifies `api.mean`; vectors are added one after another.
 
-  Args:
-    encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
-    n: Elements of the last dim, without padding.
-    codec: The codec that encoded.
-    weights: float32 ``[M]``, not negative; None for equal weights. A vector of
-      weight zero contributes nothing, NaN included.
-
-  Returns:
-    float32 ``[..., n]``. Its bits do not depend on how a program is split over
-    devices.
+  The bits of the result do not depend on how a program is split over devices.
   """
   return mean_of(encoded, lambda part: decode(part, n, codec), weights)
 
 
 def total(encoded: Encoded, n: int, codec: Codec) -> jax.Array:
-  """Returns the sum, float32 ``[..., n]``, of M encoded vectors.
-
-  Args:
-    encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
-    n: Elements of the last dim, without padding.
-    codec: The codec that encoded.
-  """
+  """Specifies `api.total`."""
   return sum_of(encoded, lambda part: decode(part, n, codec))
 
 
@@ -357,33 +316,16 @@ def nesterov(
   params: jax.Array,
   momentum: jax.Array,
   codec: Codec,
-  *,
-  learning_rate: float,
-  decay: float,
+  outer: OuterStep,
   weights: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Takes DiLoCo's outer step with the mean of encoded outer gradients.
-
-      v <- decay v + mean;  params <- params - learning_rate (mean + decay v)
-
-  Args:
-    encoded: Payloads ``[M, ..., bytes]`` and scales ``[M, ..., blocks]``.
-    params: The outer parameters, float32 ``[..., n]``.
-    momentum: v, float32 ``[..., n]``.
-    codec: The codec that encoded.
-    learning_rate: Learning rate of the outer optimizer.
-    decay: Decay of the momentum.
-    weights: float32 ``[M]``, not negative; None for equal weights. A vector of
-      weight zero contributes nothing, NaN included.
-
-  Returns:
-    The new parameters and the new momentum, float32 ``[..., n]`` each.
+  """Specifies `api.nesterov`.
 
   Source: DiLoCo, arXiv 2311.08105, in the form of
   ``optax.sgd(learning_rate, decay, nesterov=True)``.
   """
   delta = mean(encoded, params.shape[-1], codec, weights)
-  return nesterov_step(delta, params, momentum, learning_rate, decay)
+  return nesterov_step(delta, params, momentum, outer)
 
 
 def in_blocks(x: jax.Array, size: int) -> jax.Array:
@@ -589,12 +531,12 @@ def nesterov_step(
   delta: jax.Array,
   params: jax.Array,
   momentum: jax.Array,
-  learning_rate: float,
-  decay: float,
+  outer: OuterStep,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns new parameters and momentum, given the mean outer gradient.
 
   The formula is that of `nesterov`; all arrays are float32 of one shape.
   """
+  rate, decay = outer
   momentum = delta + decay * momentum
-  return params - learning_rate * (delta + decay * momentum), momentum
+  return params - rate * (delta + decay * momentum), momentum

@@ -31,6 +31,8 @@ from parallel.kernels import calls
 from parallel.kernels.codec import threefry
 from parallel.kernels.codec.reference import (
   Codec,
+  Encoded,
+  OuterStep,
   codes_of,
   difference,
   factors,
@@ -51,13 +53,7 @@ _MOST_GROUPS = 8
 
 
 def refusal(codec: Codec, num_blocks: int, senders: int = 1) -> str | None:
-  """Returns why the kernels do not take the operands, or None if they do.
-
-  Args:
-    codec: The codec.
-    num_blocks: Blocks of one array.
-    senders: How many encoded arrays are summed, M.
-  """
+  """Returns why the kernels do not take operands: `api.Kernels.refusal`."""
   if codec.name == "fp8":
     return "codec fp8: int8, int4 and e3m0 only"
   # The payload of a block, too, must fill whole rows of lanes.
@@ -79,13 +75,9 @@ def _groups(
 ) -> int:
   """Returns how many groups a grid step takes: a power of two, or 0.
 
-  Args:
-    codec: The codec.
-    num_rows: Rows of one array.
-    senders: Arrays of codes in a step.
-    arrays: Arrays of float32 in a step. The default is the most that any call
-      has, for `refusal`, which does not know the call: three operands and a
-      residual, or parameters and momentum before and after.
+  ``arrays`` counts arrays of float32 in a step. The default is the most that
+  any call has, for `refusal`, which does not know the call: three operands and
+  a residual, or parameters and momentum before and after.
   """
   # Each array has two buffers, as the next block loads while one is worked on.
   element_bytes = 2 * (4 * arrays + senders * codec.bits / 8)
@@ -159,23 +151,7 @@ def encode(
   key_data: jax.Array | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-  """Encodes a difference plus a residual.
-
-  Args:
-    operands: Arrays ``[rows, n]`` of whole blocks: ``[x]`` for x itself, or
-      ``[anchor, params]`` for anchor - params, followed by the residual if
-      ``feedback`` is set.
-    feedback: Whether the last operand is a residual, which is added.
-    codec: The codec.
-    key_data: The two words of the key of stochastic rounding, uint32 ``[2]``;
-      None if nothing is drawn.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-
-  Returns:
-    The payload, uint8, ``rows n bits / 8`` bytes; one float32 scale per block;
-    and the new residual, float32, or None without ``feedback``. All are in the
-    order of the elements; callers give them their shapes.
-  """
+  """Encodes a difference plus a residual: `api.Kernels.encode`."""
   tiles = _Tiles(codec, operands[0].shape, len(operands) + feedback)
   elements, payload, scales = tiles.specs()
   shape = functools.partial(calls.shaped, like=operands[0])
@@ -255,105 +231,58 @@ def _encode(*refs, codec, draws, num, feedback):
 
 
 def mean(
-  payload: jax.Array,
-  scales: jax.Array,
+  encoded: Encoded,
   codec: Codec,
   weights: jax.Array | None = None,
   divide: bool = True,
   interpret: bool = False,
 ) -> jax.Array:
-  """Returns the mean or the sum of M encoded arrays.
-
-  ``reference.mean`` and ``reference.total`` specify the result.
-
-  Args:
-    payload: uint8 ``[M, rows, n bits / 8]``.
-    scales: float32 ``[M, rows, n / block]``.
-    codec: The codec that encoded.
-    weights: float32 ``[M]``; None for equal weights.
-    divide: Whether the result is a mean; False for a sum.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-
-  Returns:
-    float32, ``rows n`` elements in their order; callers give them their shape.
-  """
+  """Returns a mean or a sum of encoded arrays: `api.Kernels.mean`."""
   (out,) = _over_senders(
-    functools.partial(_mean, codec=codec), payload, scales, (), codec,
-    weights, 1, "codec_mean", interpret, divide,
+    functools.partial(_mean, codec=codec), encoded, (), codec, weights,
+    "codec_mean", interpret, divide,
   )
   return out
 
 
 def nesterov(
-  payload: jax.Array,
-  scales: jax.Array,
+  encoded: Encoded,
   params: jax.Array,
   momentum: jax.Array,
   codec: Codec,
-  learning_rate: float,
-  decay: float,
+  outer: OuterStep,
   weights: jax.Array | None = None,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-  """Takes DiLoCo's outer step with the mean of encoded outer gradients.
-
-  ``reference.nesterov`` specifies the result.
-
-  Args:
-    payload: uint8 ``[M, rows, n bits / 8]``.
-    scales: float32 ``[M, rows, n / block]``.
-    params: The outer parameters, float32 ``[rows, n]``.
-    momentum: float32 ``[rows, n]``.
-    codec: The codec that encoded.
-    learning_rate: Learning rate of the outer optimizer.
-    decay: Decay of the momentum.
-    weights: float32 ``[M]``; None for equal weights.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-
-  Returns:
-    The new parameters and the new momentum, float32, ``rows n`` elements each
-    in their order; callers give them their shape.
-  """
-  kernel = functools.partial(
-    _nesterov, codec=codec, learning_rate=learning_rate, decay=decay
-  )
+  """Takes an outer step: `api.Kernels.nesterov`."""
+  kernel = functools.partial(_nesterov, codec=codec, outer=outer)
   new, momentum = _over_senders(
-    kernel, payload, scales, (params, momentum), codec, weights, 2,
-    "codec_nesterov", interpret,
+    kernel, encoded, (params, momentum), codec, weights, "codec_nesterov",
+    interpret,
   )
   return new, momentum
 
 
 def _over_senders(
   kernel: Any,
-  payload: jax.Array,
-  scales: jax.Array,
+  encoded: Encoded,
   others: tuple[jax.Array, ...],
   codec: Codec,
   weights: jax.Array | None,
-  results: int,
   name: str,
   interpret: bool,
   divide: bool = True,
 ) -> list[jax.Array]:
   """Runs a kernel that sums over senders.
 
-  Args:
-    kernel: `_mean` or `_nesterov`.
-    payload: uint8 ``[M, rows, n bits / 8]``.
-    scales: float32 ``[M, rows, n / block]``.
-    others: Further operands, float32 ``[rows, n]`` each.
-    codec: The codec.
-    weights: float32 ``[M]``, or None.
-    results: Number of results.
-    name: Name of the kernel in the program.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-    divide: Whether the sum is divided by the sum of the weights.
+  ``kernel`` is `_mean` or `_nesterov`. There is a result for each of
+  ``others``, float32 ``[rows, n]``, one without any.
 
   Returns:
     The results, float32, ``rows n`` elements each.
   """
-  senders, rows, across = scales.shape
+  payload, scales = encoded
+  (senders, rows, across), results = scales.shape, max(1, len(others))
   arrays = len(others) + results
   tiles = _Tiles(codec, (rows, across * codec.block), arrays, senders)
   rows, n = tiles.shape
@@ -394,11 +323,11 @@ def _mean(number_ref, payload_ref, scale_ref, out_ref, *, codec, use_weights):
 
 def _nesterov(
   number_ref, payload_ref, scale_ref, params_ref, momentum_ref, new_ref,
-  new_momentum_ref, *, codec, use_weights, learning_rate, decay,
+  new_momentum_ref, *, codec, use_weights, outer,
 ):
   def work(here, delta):
     new_ref[here], new_momentum_ref[here] = nesterov_step(
-      delta, params_ref[here], momentum_ref[here], learning_rate, decay
+      delta, params_ref[here], momentum_ref[here], outer
     )
 
   _each_mean(number_ref, payload_ref, scale_ref, codec, use_weights, work)

@@ -1,13 +1,44 @@
 """A gather of rows, by the preferred implementation that is available."""
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from parallel.kernels.gather_rows import gpu, reference, tpu
 from parallel.kernels.selection import Choice, Implementation, choose
 
-_KERNELS = {"tpu": tpu, "gpu": gpu}
+
+class Kernels(Protocol):
+  """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``."""
+
+  def refusal(self, num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
+    """Returns why the kernel does not take a table, or None if it does.
+
+    Args:
+      num_rows: N, the rows of the table.
+      width: F, the features of a row.
+      dtype: Dtype of the table.
+    """
+    ...
+
+  def gather(
+    self, stored: jax.Array, ids: jax.Array, width: int,
+    interpret: bool = False,
+  ) -> jax.Array:
+    """Returns rows of a table, ``[n, F]`` in the device's memory.
+
+    Args:
+      stored: The table, laid out by `order.stored` for the platform, in memory
+        that the device can address.
+      ids: int32 ``[n]``, from 0 to N - 1.
+      width: F, the features of a row.
+      interpret: Whether to run in the interpreter, on any machine.
+    """
+    ...
+
+
+KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
 def choice(
@@ -30,7 +61,7 @@ def choice(
   """
   return choose(
     "gather_rows", implementation,
-    lambda kind: _KERNELS[kind].refusal(num_rows, width, dtype),
+    lambda kind: KERNELS[kind].refusal(num_rows, width, dtype),
   )
 
 
@@ -50,5 +81,5 @@ def gather_rows(
   """
   if chosen.name == "reference":
     return reference.gather_rows(stored, ids)
-  kernel = _KERNELS[chosen.kind]
+  kernel = KERNELS[chosen.kind]
   return kernel.gather(stored, ids, width, chosen.interpret)

@@ -24,13 +24,7 @@ _SPAN = 1024
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns why the kernel does not take a table, or None if it does.
-
-  Args:
-    num_rows: N, the rows of the table.
-    width: F, the features of a row.
-    dtype: Dtype of the table.
-  """
+  """Returns why the kernel does not take a table: `api.Kernels.refusal`."""
   if dtype != jnp.float32:
     return f"dtype {dtype}: float32"
   if num_rows * width >= 2**31:
@@ -39,31 +33,23 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
 
 
 def gather(
-  flat: jax.Array, ids: jax.Array, width: int, interpret: bool = False
+  stored: jax.Array, ids: jax.Array, width: int, interpret: bool = False
 ) -> jax.Array:
-  """Gathers rows.
+  """Gathers rows: `api.Kernels.gather`.
 
-  Args:
-    flat: ``[N * F]`` in memory that the device can address, its own or the
-      host's pinned memory; it begins at a line.
-    ids: int32 ``[n]``.
-    width: F.
-    interpret: Run on any machine, in the interpreter.
-
-  Returns:
-    ``[n, F]`` in the device's memory.
+  The table is flat, ``[N * F]``, and begins at a line.
   """
   span = min(_SPAN, pl.next_power_of_2(width + _LINE - 1))
   return pl.pallas_call(
     functools.partial(_copy, width=width, span=span),
     grid=(ids.shape[0],),
-    out_shape=calls.shaped((ids.shape[0], width), flat.dtype, ids),
+    out_shape=calls.shaped((ids.shape[0], width), stored.dtype, ids),
     name="gather_rows",
     compiler_params=pltriton.CompilerParams(
       num_warps=min(4, max(1, span // _LINE))
     ),
     interpret=interpret,
-  )(ids, flat)
+  )(ids, stored)
 
 
 def _copy(ids_ref, flat_ref, out_ref, *, width, span):

@@ -5,13 +5,5 @@ import jax.numpy as jnp
 
 
 def gather_rows(rows: jax.Array, ids: jax.Array) -> jax.Array:
-  """Returns rows of a table.
-
-  Args:
-    rows: ``[N, F]``.
-    ids: int32 ``[n]``, from 0 to N - 1.
-
-  Returns:
-    ``[n, F]``.
-  """
+  """Specifies `api.gather_rows`: rows of ``[N, F]`` by ids, ``[n, F]``."""
   return jnp.take(rows, ids, axis=0, mode="clip")

@@ -23,13 +23,7 @@ _COPIES = 1024
 
 
 def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
-  """Returns why the kernel does not take a table, or None if it does.
-
-  Args:
-    num_rows: N, the rows of the table.
-    width: F, the features of a row.
-    dtype: Dtype of the table.
-  """
+  """Returns why the kernel does not take a table: `api.Kernels.refusal`."""
   del num_rows, width
   if dtype != jnp.float32:
     return f"dtype {dtype}: float32"
@@ -37,19 +31,11 @@ def refusal(num_rows: int, width: int, dtype: jnp.dtype) -> str | None:
 
 
 def gather(
-  blocks: jax.Array, ids: jax.Array, width: int, interpret: bool = False
+  stored: jax.Array, ids: jax.Array, width: int, interpret: bool = False
 ) -> jax.Array:
-  """Gathers rows.
+  """Gathers rows: `api.Kernels.gather`.
 
-  Args:
-    blocks: ``[blocks, 8, 256]`` in the host's memory, as `order.stored` lays
-      them out.
-    ids: int32 ``[n]``.
-    width: F, the features of a row.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-
-  Returns:
-    ``[n, F]`` in the device's memory.
+  The table is cut into blocks, ``[blocks, 8, 256]``, in the host's memory.
   """
   words, whole = BLOCK[0] * BLOCK[1], padded_width(width)
   per_row = max(1, whole // words)  # blocks of a row
@@ -70,11 +56,11 @@ def gather(
     # Not pl.ANY: from the host nothing can be copied to VMEM, where XLA would
     # put a small result.
     out_specs=pl.BlockSpec(memory_space=pltpu.HBM),
-    out_shape=calls.shaped((wanted.shape[0], *BLOCK), blocks.dtype, ids),
+    out_shape=calls.shaped((wanted.shape[0], *BLOCK), stored.dtype, ids),
     scratch_shapes=[pltpu.SemaphoreType.DMA],
     name="gather_rows",
     interpret=interpret,
-  )(wanted, blocks)[:count]
+  )(wanted, stored)[:count]
   if per_block == 1:
     return found.reshape(-1, whole)[:, :width]
   rows = found.reshape(-1, per_block, whole)

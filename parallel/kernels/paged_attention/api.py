@@ -6,7 +6,7 @@ Shape legend: S = sequences, T = new tokens of each, H = query heads, K = kv
 heads, D = head width, P = pages in a table.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,50 @@ ORDERS = {
   "jax_gpu_paged": "heads",
   "gpu": "heads",
 }
-_OWN = {"tpu": tpu, "gpu": gpu}
+
+
+class Kernels(Protocol):
+  """Our kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
+
+  `library` has the same functions of jax's kernels, with the kernel's name
+  first.
+  """
+
+  def refusal(
+    self, q: jax.Array, pages: Pages, tables: jax.Array, window: int
+  ) -> str | None:
+    """Returns why the kernel does not take the operands, or None if it does.
+
+    Args:
+      q: Queries, ``[S, T, H, D]``. Of all arrays only shape and dtype are read.
+      pages: Keys and values.
+      tables: ``[S, P]``.
+      window: Positions that a row sees; 0 for all.
+    """
+    ...
+
+  def paged_attention(
+    self, q: jax.Array, pages: Pages, tables: jax.Array, first: jax.Array,
+    lengths: jax.Array, *, window: int = 0, interpret: bool = False,
+  ) -> jax.Array:
+    """Attends from new tokens to all of their sequence that they may see.
+
+    The operands are those of `paged_attention`; entries of ``tables`` are valid
+    pages, and ``lengths`` is 0 for padding.
+
+    Args:
+      q: Queries.
+      pages: Keys and values.
+      tables: The pages of each sequence.
+      first: The position of row 0.
+      lengths: Positions that hold a key.
+      window: Positions that a row sees.
+      interpret: Whether to run in the interpreter, on any machine.
+    """
+    ...
+
+
+OWN: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
 def choice(
@@ -66,8 +109,8 @@ def choice(
   """
 
   def refusal(kind):
-    if kind in _OWN:
-      return _OWN[kind].refusal(q, pages, tables, window)
+    if kind in OWN:
+      return OWN[kind].refusal(q, pages, tables, window)
     found = library.refusal(kind, q, pages, tables, window)
     return found or (None if finite else library.NOT_FINITE)
 
@@ -191,6 +234,6 @@ def paged_attention(
   tables = jnp.clip(tables, 0, pages.num_pages - 1)
   operands = q, pages, tables, first, lengths
   options = {"window": window, "interpret": chosen.interpret}
-  if chosen.kind in _OWN:
-    return _OWN[chosen.kind].paged_attention(*operands, **options)
+  if chosen.kind in OWN:
+    return OWN[chosen.kind].paged_attention(*operands, **options)
   return library.paged_attention(chosen.kind, *operands, **options)

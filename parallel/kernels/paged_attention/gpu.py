@@ -43,14 +43,7 @@ _UNSEEN = -1e30
 def refusal(
   q: jax.Array, pages: Pages, tables: jax.Array, window: int
 ) -> str | None:
-  """Returns why the kernel does not take the operands, or None if it does.
-
-  Args:
-    q: Queries, ``[S, T, H, D]``; only shape and dtype are read.
-    pages: Keys and values, likewise.
-    tables: ``[S, P]``, likewise.
-    window: Positions that a row sees; 0 for all.
-  """
+  """Returns why the kernel does not take operands: `api.Kernels.refusal`."""
   del tables, window  # any will do
   if pages.order != "heads":
     return f"pages in the order {pages.order!r}: it reads 'heads'"
@@ -77,11 +70,7 @@ def paged_attention(
   window: int = 0,
   interpret: bool = False,
 ) -> jax.Array:
-  """Attends from new tokens to all of their sequence that they may see.
-
-  ``reference.paged_attention`` specifies the result. Table entries are valid
-  pages here, and ``lengths`` is 0 for padding.
-  """
+  """Attends to pages: `api.Kernels.paged_attention`."""
   num_seqs, num_rows, num_heads, width = q.shape
   k, page = pages.num_kv_heads, pages.page_size
   group = num_heads // k

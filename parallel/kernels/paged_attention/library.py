@@ -42,14 +42,9 @@ NOT_FINITE = (
 def refusal(
   name: str, q: jax.Array, pages: Pages, tables: jax.Array, window: int
 ) -> str | None:
-  """Returns why a kernel does not take the operands, or None if it does.
+  """Returns why a kernel does not take the operands: `api.Kernels.refusal`.
 
-  Args:
-    name: One of ``NAMES``.
-    q: Queries, ``[S, T, H, D]``; only shape and dtype are read.
-    pages: Keys and values, likewise.
-    tables: ``[S, P]``, likewise.
-    window: Positions that a row sees; 0 for all.
+  ``name`` is one of ``NAMES``.
   """
   return _REFUSALS[name](q, pages, tables, window)
 
@@ -128,11 +123,7 @@ def paged_attention(
   window: int = 0,
   interpret: bool = False,
 ) -> jax.Array:
-  """Attends from new tokens to all of their sequence that they may see.
-
-  ``reference.paged_attention`` specifies the result. Table entries are valid
-  pages here, and ``lengths`` is 0 for padding.
-  """
+  """Runs a kernel of ``NAMES``: `api.Kernels.paged_attention`."""
   call, operands = _CALLS[name](
     q, pages, tables, first, lengths, window, interpret
   )

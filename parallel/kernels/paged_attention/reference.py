@@ -28,27 +28,15 @@ def paged_attention(
   *,
   window: int = 0,
 ) -> jax.Array:
-  """Attends from new tokens to all of their sequence that they may see.
+  """Specifies `api.paged_attention`, whose operands it takes.
 
   Row t of a sequence stands at position ``first + t``. It sees the positions up
   to its own, as far as they are below ``lengths``, and with a window only the
   last ``window`` of them. Query head h reads kv head ``h // G``. Scores are
-  scaled by ``D**-0.5``. All is computed in float32 and rounded once.
+  scaled by ``D**-0.5``. All is computed in float32 and rounded once. Padding
+  gives zeros.
 
   Slots that no row sees may hold NaN.
-
-  Args:
-    q: Queries, ``[S, T, H, D]``.
-    pages: Keys and values; the new tokens' are written already.
-    tables: int32 ``[S, P]``, the pages of each sequence. Entries past its last
-      position are not used and may be out of range.
-    first: int32 ``[S]``, the position of row 0; negative for a sequence that is
-      only padding.
-    lengths: int32 ``[S]``, positions of each sequence that hold a key.
-    window: Positions that a row sees, its own included; 0 for all.
-
-  Returns:
-    ``[S, T, H, D]``, of the dtype of q. Padding gives zeros.
   """
   num_seqs, num_rows, _, width = q.shape
   grouped = (num_seqs, num_rows, pages.num_kv_heads, -1, width)

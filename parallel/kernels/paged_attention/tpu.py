@@ -66,14 +66,7 @@ class _Blocks(NamedTuple):
 def refusal(
   q: jax.Array, pages: Pages, tables: jax.Array, window: int
 ) -> str | None:
-  """Returns why the kernel does not take the operands, or None if it does.
-
-  Args:
-    q: Queries, ``[S, T, H, D]``; only shape and dtype are read.
-    pages: Keys and values, likewise.
-    tables: ``[S, P]``, likewise.
-    window: Positions that a row sees; 0 for all.
-  """
+  """Returns why the kernel does not take operands: `api.Kernels.refusal`."""
   if pages.order != "packed":
     return f"pages in the order {pages.order!r}: it reads 'packed'"
   if pages.packing * pages.head_width % LANES:
@@ -148,14 +141,11 @@ def paged_attention(
   interpret: bool = False,
   detect_races: bool = False,
 ) -> jax.Array:
-  """Attends from new tokens to all of their sequence that they may see.
-
-  ``reference.paged_attention`` specifies the result. Table entries are valid
-  pages here, and ``lengths`` is 0 for padding.
+  """Attends to pages: `api.Kernels.paged_attention`.
 
   Under ``jax.vmap`` it stays one kernel, which reads the pages of all lanes
   where they are. A ``pallas_call`` whose scalars are mapped would become a loop
-  that slices out each lane's.
+  that slices out each lane's. ``detect_races`` is for the interpreter.
   """
 
   def attend(lanes):

@@ -3,23 +3,72 @@
 Shape legend: r = ranks, K = shared channels, P = private channels, H = K + P.
 """
 
+from collections.abc import Sequence
 import functools
-from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from parallel.kernels import calls
-from parallel.kernels.add_norm import gpu as add_norm_gpu
-from parallel.kernels.add_norm import tpu as add_norm_tpu
+from parallel.kernels.add_norm import api as add_norm
+from parallel.kernels.add_norm.reference import NormOptions
 from parallel.kernels.reduce_add_norm import gpu, reference, tpu
 from parallel.kernels.selection import Choice, Implementation, choose
 
-# Modules of the forward and of the backward, which is add_norm's: a sum passes
-# its cotangent on to all summands, so nothing but the norm is left to do.
-_KERNELS = {"tpu": (tpu, add_norm_tpu), "gpu": (gpu, add_norm_gpu)}
+
+class Kernels(Protocol):
+  """Kernels of a platform: the functions of ``tpu.py`` and ``gpu.py``.
+
+  The backward is add_norm's: a sum passes its cotangent on to all summands, so
+  only the norm is left.
+  """
+
+  def refusal(
+    self, num_rows: int, shared: int, private: int, dtype: jnp.dtype,
+    ranks: int, sent: jnp.dtype, block: int | None,
+  ) -> str | None:
+    """Returns why the kernel does not take the operands, or None if it does.
+
+    Operands that `add_norm.Kernels.refusal` refuses are refused, too.
+
+    Args:
+      num_rows: Rows of the stream, n.
+      shared: Shared channels per row, K.
+      private: Private channels per row, P.
+      dtype: Dtype of the stream.
+      ranks: Partial sums that are added, r.
+      sent: Dtype of the partial sums.
+      block: Channels per scale; None if the partial sums are not encoded.
+    """
+    ...
+
+  def forward(
+    self, parts: Sequence[jax.Array], partial: jax.Array,
+    scales: jax.Array | None, d_private: jax.Array | None, gain: jax.Array,
+    options: NormOptions,
+  ) -> tuple[list[jax.Array], jax.Array]:
+    """Sums the ranks' partial sums, adds them to the stream and normalises it.
+
+    Args:
+      parts: Shared channels of the stream ``[n, K]`` and, if there are any, its
+        private channels ``[n, P]``.
+      partial: Every rank's partial sum of the shared channels' update,
+        ``[r, n, K]``.
+      scales: float32 ``[r, n, K / block]``; None if ``partial`` is not encoded.
+      d_private: Update of the private channels, ``[n, P]``; None if there are
+        none.
+      gain: Gain of the norm, float32 ``[H]``.
+      options: The scale is that of ``d_private``.
+
+    Returns:
+      The new parts of the stream, and the normalised rows ``[n, H]``.
+    """
+    ...
+
+
+KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
 def choice(
@@ -50,10 +99,9 @@ def choice(
     block = k // scales.shape[-1]
 
   def refusal(kind):
-    kernels, add_norm = _KERNELS[kind]
-    return kernels.refusal(
+    return KERNELS[kind].refusal(
       rows, k, p, shared.dtype, partial.shape[0], partial.dtype, block
-    ) or add_norm.refusal(rows, k + p, shared.dtype)
+    ) or add_norm.KERNELS[kind].refusal(rows, k + p, shared.dtype)
 
   return choose("reduce_add_norm", implementation, refusal)
 
@@ -114,8 +162,8 @@ def reduce_add_norm(
   # Rounded to the stream's dtype, as the reference does.
   scale = float(np.asarray(private_scale, shared.dtype))
   options = _Options(
-    *_KERNELS[chosen.kind], scale if len(parts) > 1 else 1.0, eps,
-    chosen.interpret,
+    KERNELS[chosen.kind], add_norm.KERNELS[chosen.kind],
+    NormOptions(scale if len(parts) > 1 else 1.0, eps, chosen.interpret),
   )
   optional = [] if len(parts) == 1 else calls.as_rows(d_private)
   encoded = [] if scales is None else [_ranks_of_rows(scales, rows)]
@@ -150,26 +198,20 @@ class _Options(NamedTuple):
   """What is known when the program is traced.
 
   Attributes:
-    kernels: The module with the kernel ``forward``.
-    add_norm: The module with the kernel ``backward``.
-    private_scale: Factor of the private update; 1 if there are no private
-      channels.
-    eps: Added to the mean square.
-    interpret: Whether the kernels are interpreted.
+    kernels: The platform's kernel of the forward.
+    add_norm: The platform's kernel of the backward.
+    norm: Options of both.
   """
 
-  kernels: ModuleType
-  add_norm: ModuleType
-  private_scale: float
-  eps: float
-  interpret: bool
+  kernels: Kernels
+  add_norm: add_norm.Kernels
+  norm: NormOptions
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _fused(options, parts, partial, scales, d_private, gain):
-  kernels, _, *rest = options
-  new, normed = kernels.forward(
-    parts, partial, scales, d_private, gain, *rest
+  new, normed = options.kernels.forward(
+    parts, partial, scales, d_private, gain, options.norm
   )
   return tuple(new), normed
 
@@ -181,9 +223,8 @@ def _forward(options, parts, partial, scales, d_private, gain):
 
 def _backward(options, residuals, cotangents):
   new, gain, partial, scales = residuals
-  _, add_norm, *rest = options
-  d_parts, d_private, d_gain = add_norm.backward(
-    new, gain, *cotangents, *rest
+  d_parts, d_private, d_gain = options.add_norm.backward(
+    new, gain, *cotangents, options.norm
   )
   if scales is None:
     # Each rank's partial sum is a summand of the new shared channels, so each

@@ -20,6 +20,7 @@ from parallel.kernels.add_norm.gpu import (
   store,
   write_normed,
 )
+from parallel.kernels.add_norm.reference import NormOptions
 
 # The sum over ranks is unrolled, so the program grows with their number.
 _MAX_RANKS = 64
@@ -34,20 +35,7 @@ def refusal(
   sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
-  """Returns why the kernel does not take the operands, or None if it does.
-
-  ``add_norm``'s kernel, which is asked too, refuses rows that are too wide and
-  streams of other dtypes.
-
-  Args:
-    num_rows: Rows of the stream.
-    shared: Shared channels per row, K.
-    private: Private channels per row, P.
-    dtype: Dtype of the stream.
-    ranks: Partial sums that are added, r.
-    sent: Dtype of the partial sums.
-    block: Channels per scale; None if the partial sums are not encoded.
-  """
+  """Returns why the kernel does not take operands: `api.Kernels.refusal`."""
   del num_rows, private, dtype, sent, block
   if not shared:
     return "nothing to sum"
@@ -62,21 +50,16 @@ def forward(
   scales: jax.Array | None,
   d_private: jax.Array | None,
   gain: jax.Array,
-  private_scale: float,
-  eps: float,
-  interpret: bool = False,
+  options: NormOptions,
 ) -> tuple[list[jax.Array], jax.Array]:
-  """Sums the ranks' partial sums, adds them to the stream and normalises it.
-
-  Arguments and results are those of ``tpu.forward``.
-  """
+  """Sums, adds and normalises: `api.Kernels.forward`."""
   _, num_rows, shared = partial.shape
   dtype = parts[0].dtype
   width = sum(x.shape[1] for x in parts)
   extra = [x for x in (scales, d_private) if x is not None]
   *new, normed = pl.pallas_call(
     functools.partial(
-      _forward, num=len(parts), scale=private_scale, eps=eps,
+      _forward, num=len(parts), scale=options.scale, eps=options.eps,
       block=None if scales is None else shared // scales.shape[-1],
     ),
     grid=(num_rows,),
@@ -85,7 +68,7 @@ def forward(
       calls.shaped((num_rows, width), dtype, gain),
     ],
     name="reduce_add_norm",
-    **params(calls.spans(parts), interpret),
+    **params(calls.spans(parts), options.interpret),
   )(gain, *parts, partial, *extra)
   return new, normed
 

@@ -31,24 +31,7 @@ def reduce_add_norm(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Sums the ranks' partial sums, adds them to the stream and normalises it.
-
-  Args:
-    shared: Shared channels of the stream, ``[..., K]``.
-    private: Private channels, ``[..., P]``, of the same dtype; P may be 0.
-    partial: Every rank's partial sum of the shared channels' update,
-      ``[r, ..., K]``; int8 codes if there are scales.
-    scales: float32 ``[r, ..., K / block]``; None if ``partial`` is not encoded.
-      Encoded partial sums are constants: no derivative goes through them.
-    d_private: Update of the private channels, ``[..., P]``.
-    gain: Gain of the norm, float32 ``[H]``.
-    private_scale: Factor of ``d_private``.
-    eps: Added to the mean square.
-
-  Returns:
-    The new shared channels ``[..., K]``, the new private channels ``[..., P]``
-    and the normalised row ``[..., H]``.
-  """
+  """Specifies `api.reduce_add_norm`, whose operands it takes."""
   total = jnp.zeros(shared.shape, jnp.float32)
   for rank in range(partial.shape[0]):
     part = partial[rank].astype(jnp.float32)

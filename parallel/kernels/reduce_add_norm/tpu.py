@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 import jax.numpy as jnp
 
 from parallel.kernels import calls
+from parallel.kernels.add_norm.reference import NormOptions
 from parallel.kernels.add_norm.tpu import write_normed
 
 # Lanes of a TPU's vector register: blocks of channels are cut along them.
@@ -31,17 +32,7 @@ def refusal(
   sent: jnp.dtype,
   block: int | None,
 ) -> str | None:
-  """Returns why the kernel does not take the operands, or None if it does.
-
-  Args:
-    num_rows: Rows of the stream, N.
-    shared: Shared channels per row, K.
-    private: Private channels per row, P.
-    dtype: Dtype of the stream.
-    ranks: Partial sums that are added, r.
-    sent: Dtype of the partial sums.
-    block: Channels per scale; None if the partial sums are not encoded.
-  """
+  """Returns why the kernel does not take operands: `api.Kernels.refusal`."""
   allowed = (jnp.float32, jnp.bfloat16)
   for found in (dtype, *((sent,) if block is None else ())):
     if found not in allowed:
@@ -77,30 +68,9 @@ def forward(
   scales: jax.Array | None,
   d_private: jax.Array | None,
   gain: jax.Array,
-  private_scale: float,
-  eps: float,
-  interpret: bool = False,
+  options: NormOptions,
 ) -> tuple[list[jax.Array], jax.Array]:
-  """Sums the ranks' partial sums, adds them to the stream and normalises it.
-
-  ``reference.reduce_add_norm`` specifies the result.
-
-  Args:
-    parts: Shared channels of the stream ``[N, K]`` and, if there are any, its
-      private channels ``[N, P]``.
-    partial: Every rank's partial sum of the shared channels' update,
-      ``[r, N, K]``.
-    scales: float32 ``[r, N, K / block]``; None if ``partial`` is not encoded.
-    d_private: Update of the private channels, ``[N, P]``; None if there are
-      none.
-    gain: Gain of the norm, float32 ``[H]``.
-    private_scale: Factor of ``d_private``, a value of the stream's dtype.
-    eps: Added to the mean square.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
-
-  Returns:
-    The new parts of the stream, and the normalised rows ``[N, H]``.
-  """
+  """Sums, adds and normalises: `api.Kernels.forward`."""
   ranks, num_rows, shared = partial.shape
   dtype = parts[0].dtype
   widths = [x.shape[1] for x in parts]
@@ -114,7 +84,8 @@ def forward(
   extra = [x for x in (scales, d_private) if x is not None]
   *new, normed = calls.tpu_call(
     functools.partial(
-      _forward, block=block, num_parts=len(parts), scale=private_scale, eps=eps
+      _forward, block=block, num_parts=len(parts), scale=options.scale,
+      eps=options.eps,
     ),
     "parallel",
     grid=(pl.cdiv(num_rows, rows),),
@@ -135,7 +106,7 @@ def forward(
       calls.shaped((num_rows, width), dtype, gain),
     ],
     name="reduce_add_norm",
-    interpret=interpret,
+    interpret=options.interpret,
   )(gain[None], *parts, partial, *extra)
   return new, normed
 

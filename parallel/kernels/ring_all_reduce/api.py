@@ -15,6 +15,7 @@ import numpy as np
 from parallel.kernels import calls
 from parallel.kernels.add_norm import reference as add_norm
 from parallel.kernels.add_norm import tpu as add_norm_tpu
+from parallel.kernels.add_norm.reference import NormOptions
 from parallel.kernels.ring_all_reduce import tpu
 from parallel.kernels.selection import Choice, Implementation, choose
 
@@ -162,8 +163,8 @@ def _backward(options, residuals, cotangents):
   *new, gain = residuals
   *d_new, d_normed = cotangents
   (d_shared, d_private), d_update, d_gain = add_norm_tpu.backward(
-    new, gain, d_new, d_normed, options.private_scale, options.eps,
-    options.interpret,
+    new, gain, d_new, d_normed,
+    NormOptions(options.private_scale, options.eps, options.interpret),
   )
   # The ring's kernel is for the forward; XLA reduces the cotangents.
   d_partial = _psum(options.axis_name, d_shared)

@@ -51,23 +51,10 @@ def ring_partial_all_reduce(
   private_scale: float = 1.0,
   eps: float = 1e-5,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Sums partial sums, adds them to the streams and normalises, on one device.
+  """Specifies `api.ring_partial_all_reduce`, for all devices on one of them.
 
-  This computes what ``api.ring_partial_all_reduce`` computes on n devices.
-
-  Args:
-    shared: Shared channels of the stream, ``[T, K]``, equal on all devices.
-    privates: Every device's private channels, ``[n, T, P]``.
-    partials: Every device's partial sum of the shared channels' update,
-      ``[n, T, K]``; 2 n divides T.
-    d_privates: Every device's update of the private channels, ``[n, T, P]``.
-    gain: Gain of the norm, float32 ``[K + P]``.
-    private_scale: Factor of ``d_privates``.
-    eps: Added to the mean square.
-
-  Returns:
-    Every device's new shared channels ``[n, T, K]``, new private channels
-    ``[n, T, P]`` and normalised rows ``[n, T, K + P]``.
+  ``shared`` is ``[T, K]`` and equal on all devices. The other operands and the
+  results are stacked over devices, ``[n, T, ...]``; 2 n divides T.
   """
   n = partials.shape[0]
   update = jnp.broadcast_to(ring_sum(partials), partials.shape)

@@ -119,23 +119,12 @@ def ring_partial_all_reduce(
   interpret: bool = False,
   detect_races: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Sums partial sums over a mesh axis, adds them to the stream, normalises it.
+  """Runs `api.ring_partial_all_reduce` on rows: operands ``[T, ...]``.
 
-  Args:
-    shared: Shared channels of the stream, ``[T, K]``.
-    private: Private channels, ``[T, P]``.
-    partial: This device's partial sum for the shared channels, ``[T, K]``.
-    d_private: Update of the private channels, ``[T, P]``.
-    gain: Gain of the norm, ``[K + P]``.
-    axis_name: The mesh axis to sum over.
-    private_scale: Factor of ``d_private``, a value of the stream's dtype.
-    eps: Added to the mean square.
+  Args beyond those of the operation:
     rows: Rows of one message; None for as many as fit VMEM.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
+    interpret: Whether to run in the interpreter, on any machine.
     detect_races: Whether the interpreter looks for races.
-
-  Returns:
-    The new shared and private channels, and normalised rows ``[T, K + P]``.
   """
   (num_rows, k), p, dtype = shared.shape, private.shape[1], shared.dtype
   n = lax.axis_size(axis_name)

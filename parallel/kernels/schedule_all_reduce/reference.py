@@ -77,17 +77,10 @@ def senders(table: np.ndarray) -> np.ndarray:
 
 
 def schedule_all_reduce(x: jax.Array, table: np.ndarray) -> jax.Array:
-  """Runs a schedule on all devices' arrays.
+  """Specifies `api.schedule_all_reduce`, for all devices on one of them.
 
-  Args:
-    x: Every device's array, ``[n, T, K]``; the number of chunks C divides T.
-    table: int32 ``[rounds, n, 4]``.
-
-  Returns:
-    Every device's array after the last round, ``[n, T, K]``.
-
-  Raises:
-    ValueError: The array is not a table.
+  Operand and result are stacked over devices, ``[n, T, K]``; the number of
+  chunks C divides T.
   """
   heard = senders(table)
   n, shape = x.shape[0], x.shape

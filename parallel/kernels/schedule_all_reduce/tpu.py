@@ -127,18 +127,12 @@ def schedule_all_reduce(
   interpret: bool = False,
   detect_races: bool = False,
 ) -> jax.Array:
-  """Sums over a mesh axis in the steps that a schedule's table lists.
+  """Runs `api.schedule_all_reduce` on rows ``[T, K]``.
 
-  Args:
-    x: This device's summand, ``[T, K]``.
-    table: int32 ``[rounds, n, 4]``.
-    axis_name: The mesh axis to sum over.
+  Args beyond those of the operation:
     rows: Rows of one message; None for as many as fit VMEM.
-    interpret: Run on any machine, in the interpreter for TPU kernels.
+    interpret: Whether to run in the interpreter, on any machine.
     detect_races: Whether the interpreter looks for races.
-
-  Returns:
-    The sum, ``[T, K]``.
   """
   chunks, n = num_chunks(table), table.shape[1]
   rows = rows or _chunk_rows(*x.shape, x.dtype, chunks)

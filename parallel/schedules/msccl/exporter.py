@@ -144,20 +144,11 @@ def export_xml(
         "chan": str(peers[2]),
       })
       for step in blocks[rank][peers]:
-        # A step has one `depid` only. All but the last dependency are waited
-        # for by nops, whose buffers mean nothing.
-        for before in step.after[:-1]:
-          _add_step(block, "nop", ("i", -1, "o", -1, 0), before, numbers)
         # Sender and receiver use the same buffer and offset (in place).
-        reduces = step.transfer.operation == "reduce"
-        kind = "s" if step.sends else "rrc" if reduces else "r"
         offset = offsets[step.transfer.chunk]
-        element = _add_step(
-          block, kind, (buffer, offset, buffer, offset, 1),
-          step.after[-1] if step.after else None, numbers,
+        _add_transfer(
+          block, step, (buffer, offset, buffer, offset, 1), numbers
         )
-        element.set("hasdep", str(int(step.awaited)))
-        element.set("round", str(step.round))
   ElementTree.indent(algorithm)
   return ElementTree.tostring(algorithm, encoding="unicode") + "\n"
 
@@ -305,6 +296,26 @@ def _channels(schedule: Schedule) -> dict[tuple[int, int], int]:
   # nearly the same size.
   count = max(1, -(-colouring.largest_degree(pairs) // MAX_PEERS))
   return dict(zip(pairs, colouring.equitable(pairs, count), strict=True))
+
+
+def _add_transfer(
+  block: ElementTree.Element, step: _Step,
+  where: tuple[str, int, str, int, int], numbers: dict[_Block, int],
+) -> None:
+  """Adds a transfer, and before it nops that wait for what it depends on.
+
+  A step has one `depid` only. All but the last dependency are waited for by
+  nops, whose buffers mean nothing.
+  """
+  for before in step.after[:-1]:
+    _add_step(block, "nop", ("i", -1, "o", -1, 0), before, numbers)
+  reduces = step.transfer.operation == "reduce"
+  kind = "s" if step.sends else "rrc" if reduces else "r"
+  element = _add_step(
+    block, kind, where, step.after[-1] if step.after else None, numbers
+  )
+  element.set("hasdep", str(int(step.awaited)))
+  element.set("round", str(step.round))
 
 
 def _add_step(

@@ -1,6 +1,6 @@
 """The steps and messages of an MSCCL file, as its XML has them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import re
 from xml.etree import ElementTree
@@ -139,6 +139,15 @@ def read_steps(root: ElementTree.Element) -> tuple[list[Step], list[_End]]:
           ends.append((step, (integer(block, "recv"), rank, channel), False))
         if sends:
           ends.append((step, (rank, integer(block, "send"), channel), True))
+  _add_waits(steps, waits, numbers)
+  return steps, ends
+
+
+def _add_waits(
+  steps: Sequence[Step], waits: Sequence[tuple[int, int, int]],
+  numbers: Mapping[tuple[int, int, int], int],
+) -> None:
+  """Adds to each step the one that it waits for in another threadblock."""
   for step, wait in zip(steps, waits, strict=True):
     if wait[1] < 0:
       continue
@@ -153,7 +162,6 @@ def read_steps(root: ElementTree.Element) -> tuple[list[Step], list[_End]]:
         'is done: it must have hasdep="1"'
       )
     step.after.append(numbers[wait])
-  return steps, ends
 
 
 def _where(

@@ -21,6 +21,7 @@ a tolerance of the bound, at most `max_weight`. The rounds are ours, too.
 """
 
 import collections
+from collections.abc import Mapping
 import dataclasses
 from fractions import Fraction
 import functools
@@ -112,19 +113,7 @@ def forest(
       break
   ratio, k = best
   # ratio = U y / k, so U = ratio k / y.
-  scaled = _scaled(capacities, ratio * k / y)
-  between_ranks, pool = split_switches(scaled, n, k)
-  chunks: list[list[Path]] = [[] for _ in range(n * k)]
-  # A packed tree of weight w becomes w trees with the same edges. Each takes
-  # its own path for an edge, since a pair's capacity may lie on several paths
-  # through switches.
-  used = [0] * n
-  for tree in pack(between_ranks, k):
-    first = tree.root * k + used[tree.root]
-    used[tree.root] += tree.weight
-    for edge in tree.edges:
-      for i, path in enumerate(pool.take(edge, tree.weight)):
-        chunks[first + i].append(path)
+  chunks = _paths_of_trees(_scaled(capacities, ratio * k / y), n, k)
   # The time is that of the real bandwidths, not of the rounded capacities.
   loads = collections.Counter(
     pair
@@ -136,6 +125,25 @@ def forest(
   return Forest(
     bound_of(topology, cut), k, tuple(map(tuple, chunks)), busiest / (n * k)
   )
+
+
+def _paths_of_trees(capacities: np.ndarray, n: int, k: int) -> list[list[Path]]:
+  """Packs k trees for each of n ranks; returns ``[chunk]``: its tree's paths.
+
+  A packed tree of weight w becomes w trees with the same edges. Each takes its
+  own path for an edge, since a pair's capacity may lie on several paths through
+  switches.
+  """
+  between_ranks, pool = split_switches(capacities, n, k)
+  chunks: list[list[Path]] = [[] for _ in range(n * k)]
+  used = [0] * n
+  for tree in pack(between_ranks, k):
+    first = tree.root * k + used[tree.root]
+    used[tree.root] += tree.weight
+    for edge in tree.edges:
+      for i, path in enumerate(pool.take(edge, tree.weight)):
+        chunks[first + i].append(path)
+  return chunks
 
 
 def _scaled(capacities: np.ndarray, scale: Fraction) -> np.ndarray:
@@ -227,17 +235,12 @@ def build(
   Raises:
     ValueError: An option has no effect on these trees, or is out of its range.
   """
-  if trees not in ("packed", "grown"):
-    raise ValueError(f"trees={trees!r} must be one of packed, grown")
-  given = {
+  _check_effects(trees, {
     "max_weight": ("packed", max_weight is not None),
     "tolerance": ("packed", tolerance != 0.01),
     "size_bytes": ("grown", size_bytes is not None),
     "link_capacity": ("grown", link_capacity != 1),
-  }
-  for key, (needed, is_given) in given.items():
-    if is_given and trees != needed:
-      raise ValueError(f"{key} has no effect on trees={trees!r}")
+  })
   if weight is not None:
     at_least("weight", weight)
   at_least("link_capacity", link_capacity)
@@ -264,6 +267,17 @@ def build(
   return from_gather(
     lambda x: gather(x, weight=weight, **options), topology, collective
   )
+
+
+def _check_effects(
+  trees: str, given: Mapping[str, tuple[str, bool]]
+) -> None:
+  """Refuses options that are given and belong to the other kind of trees."""
+  if trees not in ("packed", "grown"):
+    raise ValueError(f"trees={trees!r} must be one of packed, grown")
+  for key, (needed, is_given) in given.items():
+    if is_given and trees != needed:
+      raise ValueError(f"{key} has no effect on trees={trees!r}")
 
 
 def gather(topology: Topology, **options: float | None) -> Schedule:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from caatnet.studies import registry
-from caatnet.studies.datacentre import datacentre, page, tables
+from caatnet.studies.datacentre import closed_forms, page, tables
 from caatnet.studies.datacentre.knobs import KNOBS
 from configs.datacentre import hundred_billion
 from configs.planner import gpt_11b
@@ -93,7 +93,8 @@ def test_fewer_days_with_a_planners_pod():
   days = {
     row["name"]: row["value"] for row in planned["results"]
   }["days"]
-  assert days == pytest.approx(datacentre.plan({"utilisation": share})["days"])
+  found = closed_forms.plan({"utilisation": share})
+  assert days == pytest.approx(found["days"])
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -195,13 +196,13 @@ def test_numbers_as_people_read_them(x, unit, text):
   assert tables.quantity(x, unit) == text
 
 
-@pytest.mark.parametrize("given", datacentre.GIVEN)
+@pytest.mark.parametrize("given", closed_forms.GIVEN)
 def test_the_page_computes_what_python_does(given):
   """Its function, in a JavaScript engine, for drawn settings."""
   dukpy = pytest.importorskip("dukpy", reason="the extra test has it")
   text = page.text(run(given=given))
   function = re.search(r"^function plan\(v\) \{.*?^\}", text, re.S | re.M)[0]
-  rng = np.random.default_rng(datacentre.GIVEN.index(given))
+  rng = np.random.default_rng(closed_forms.GIVEN.index(given))
   settings = [
     {
       key: float((np.floor if knob.whole else float)(
@@ -215,8 +216,8 @@ def test_the_page_computes_what_python_does(given):
     f"{function}; dukpy['settings'].map(plan)", settings=settings
   )
   for values, theirs in zip(settings, found, strict=True):
-    ours = datacentre.plan(values, given)
-    for key in datacentre.results(given):
+    ours = closed_forms.plan(values, given)
+    for key in closed_forms.results(given):
       assert theirs[key] == pytest.approx(float(ours[key]), rel=1e-9), key
 
 

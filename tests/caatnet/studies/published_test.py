@@ -7,17 +7,18 @@ import pytest
 
 from caatnet.studies import registry
 from caatnet.studies.published import models
-from caatnet.studies.published.choosers import CHOOSERS, Problem, choose
+from caatnet.studies.published.choosers import CHOOSERS, Case, choose
 from configs.planner import published as config_of
 from parallel.hardware import cluster_files
-from parallel.planner.latency import Setting, predict
+from parallel.planner.latency import Timing
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, refusal
-from parallel.planner.workload import Transformer
+from parallel.workload import TrainingStep, Transformer
 
-MODEL = Transformer(8192, 2048, 8, 16, 16, 128, 5632, 512)
+MODEL = Transformer(8192, 2048, 8, 16, 16, 5632)
 
 
-def _problem(seed=1, gigabytes=80, batch=32):
+def _case(seed=1, gigabytes=80, batch=32):
   nominal = cluster_files.cluster("pipette-a100:2")
   device = dataclasses.replace(
     nominal.device, memory_bytes=int(gigabytes * 1e9)
@@ -26,28 +27,26 @@ def _problem(seed=1, gigabytes=80, batch=32):
   drawn = dataclasses.replace(
     cluster_files.cluster(f"pipette-a100:2,uneven={seed}"), device=device
   )
-  settings = [
-    Setting(MODEL, batch, links, execution="events")
-    for links in (drawn, nominal)
-  ]
-  choices = Choices(batch, ("1f1b", "gpipe"), (1,), routes=("psum",))
-  return Problem(*settings, choices, annealed=2, steps=50)
+  step, timing = TrainingStep(MODEL, batch, 512), Timing(execution="events")
+  problems = [Problem(step, links, timing) for links in (drawn, nominal)]
+  choices = Choices(("1f1b", "gpipe"), (1,), routes=("psum",))
+  return Case(*problems, choices, annealed=2, steps=50)
 
 
-def _seconds(choice, problem):
-  return predict(choice.configuration, problem.setting, choice.order).total
+def _seconds(choice, case):
+  return case.problem.predict(choice.configuration, choice.order).total
 
 
 def test_who_knows_more_is_no_slower():
-  problem = _problem()
-  found = {name: choose(name, problem) for name in CHOOSERS}
+  case = _case()
+  found = {name: choose(name, case) for name in CHOOSERS}
   for name, choice in found.items():
     c = choice.configuration
-    assert refusal(c, MODEL, problem.choices) is None
-    assert problem.fits(c)
+    assert refusal(c, case.problem.step, case.choices) is None
+    assert case.fits(c)
     assert sorted(choice.order.ravel()) == list(range(16))
     assert c.tensor <= 8 or name == "whole"
-  seconds = {name: _seconds(x, problem) for name, x in found.items()}
+  seconds = {name: _seconds(x, case) for name, x in found.items()}
   in_order = ["whole", "same", "trials", "megatron", "rule"]
   assert [seconds[x] for x in in_order] == sorted(seconds[x] for x in in_order)
   assert seconds["trials"] <= seconds["amp"]
@@ -57,33 +56,33 @@ def test_who_knows_more_is_no_slower():
 
 
 def test_megatron_s_rule_fills_a_node_and_then_needs_few_stages():
-  c = choose("rule", _problem()).configuration
+  c = choose("rule", _case()).configuration
   assert (c.stages, c.data, c.tensor) == (1, 2, 8)
-  tight = choose("rule", _problem(gigabytes=4.2)).configuration
+  tight = choose("rule", _case(gigabytes=4.2)).configuration
   assert (tight.stages, tight.data, tight.tensor) == (2, 1, 8)
 
 
 def test_amp_sees_no_link_and_no_memory():
-  choices = [choose("amp", _problem(seed)) for seed in (1, 2)]
+  choices = [choose("amp", _case(seed)) for seed in (1, 2)]
   assert choices[0].configuration == choices[1].configuration
   assert choices[0].in_vain == 0
-  problem = _problem(gigabytes=4.0, batch=8)
-  tight = choose("amp", problem)
+  case = _case(gigabytes=4.0, batch=8)
+  tight = choose("amp", case)
   assert tight.in_vain > 0
   faster = [
-    c for c in problem.runs()
+    c for c in case.runs()
     if models.amp_s(
-      c, problem.nominal, np.arange(16).reshape(c.grid)
+      c, case.nominal, np.arange(16).reshape(c.grid)
     ) < tight.said_s
   ]
   assert len(faster) == tight.in_vain
-  assert not any(problem.fits(c) for c in faster)
+  assert not any(case.fits(c) for c in faster)
 
 
 @pytest.mark.parametrize("name", ["rule", "megatron", "amp", "pipette"])
 def test_where_nothing_fits(name):
   with pytest.raises(ValueError, match="fits"):
-    choose(name, _problem(gigabytes=3.7))
+    choose(name, _case(gigabytes=3.7))
 
 
 @pytest.mark.parametrize(("key", "value", "message"), [

@@ -10,7 +10,8 @@ from caatnet.studies.serving import measured, pictures, study, tables
 from configs.serving import vllm_log
 from parallel.hardware.devices import H100
 from parallel.network import inference
-from parallel.network.inference import Step, Transformer
+from parallel.network.inference import Step
+from parallel.workload import Transformer
 
 CONFIG = vllm_log.get_config().to_dict() | {"change": 0.0}
 

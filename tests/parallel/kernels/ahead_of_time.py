@@ -12,7 +12,7 @@ from parallel.collectives import varying
 from parallel.kernels.add_norm import api as add_norm
 from parallel.kernels.codec import api as codec_api
 from parallel.kernels.codec import cases as codec_cases
-from parallel.kernels.codec.reference import Encoded
+from parallel.kernels.codec.reference import Encoded, OuterStep
 from parallel.kernels.gather_rows import api as gather_rows
 from parallel.kernels.gather_rows import order as gather_order
 from parallel.kernels.reduce_add_norm import api as reduce_add_norm
@@ -123,8 +123,7 @@ def lowered_codec(op, case, target, implementation):
     ),
     "nesterov": (
       lambda p, s, w, x, v: codec_api.nesterov(
-        Encoded(p, s), x, v, codec, learning_rate=0.7, decay=0.9,
-        weights=w, **options,
+        Encoded(p, s), x, v, codec, OuterStep(0.7, 0.9), w, **options,
       ),
       (payload, scales, weights, wide, wide),
     ),

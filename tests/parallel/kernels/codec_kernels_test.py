@@ -9,7 +9,7 @@ import pytest
 
 from parallel.kernels.codec import api, threefry
 from parallel.kernels.codec.cases import CASES, Case
-from parallel.kernels.codec.reference import Codec
+from parallel.kernels.codec.reference import Codec, OuterStep
 
 KERNELS = ("tpu_interpret", "gpu_interpret")
 
@@ -44,8 +44,8 @@ def run(operands, key, weights, case, implementation):
   near = {
     "left": left,
     "nesterov": api.nesterov(
-      many, anchor.astype(jnp.float32), momentum, codec, learning_rate=0.7,
-      decay=0.9, weights=weights, **options,
+      many, anchor.astype(jnp.float32), momentum, codec, OuterStep(0.7, 0.9),
+      weights, **options,
     ),
   }
   return exact, near

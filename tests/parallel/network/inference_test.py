@@ -6,7 +6,8 @@ import pytest
 
 from parallel.hardware.devices import DEVICES
 from parallel.network import inference
-from parallel.network.inference import Step, Transformer
+from parallel.network.inference import Step
+from parallel.workload import Transformer
 
 LLAMA_7B = Transformer(32_000, 4096, 32, 32, 32, 11008)
 LLAMA_70B = Transformer(32_000, 8192, 80, 64, 8, 28672)

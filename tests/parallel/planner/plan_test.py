@@ -17,16 +17,17 @@ from parallel.hardware.link_matrix import LinkMatrix
 from parallel.pipeline import cost
 from parallel.pipeline.builders import Size
 from parallel.planner import device_state, latency, plan, space
-from parallel.planner.latency import Setting, predict, traffic
+from parallel.planner.latency import Timing
 from parallel.planner.memory import PLAIN, memory
 from parallel.planner.message_costs import parts
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration
-from parallel.planner.workload import Transformer
+from parallel.workload import TrainingStep, Transformer
 
-MODEL = Transformer(512, 256, 8, 8, 8, 32, 512, 128)
-BATCH = 64
+MODEL = Transformer(512, 256, 8, 8, 8, 512)
+STEP = TrainingStep(MODEL, 64, 128)
 CHOICES = Choices(
-  BATCH, ("1f1b", "zb_h1"), (1,), ("ddp", "zero1"), ("psum",),
+  ("1f1b", "zb_h1"), (1,), ("ddp", "zero1"), ("psum",),
   ("none", "full"), most_microbatches=8,
 )
 
@@ -39,8 +40,13 @@ def _even(size, rate=1e9, latency_s=0.0):
   )
 
 
-def _setting(links, execution="events", model=MODEL, batch=BATCH):
-  return Setting(model, batch, links, execution=execution)
+def _problem(links, execution="events", **changes):
+  step = dataclasses.replace(STEP, **changes)
+  return Problem(step, links, Timing(execution=execution))
+
+
+def _batch(size):
+  return dataclasses.replace(STEP, batch_size=size)
 
 
 def test_parameters_are_those_of_the_model_that_trains():
@@ -49,17 +55,14 @@ def test_parameters_are_those_of_the_model_that_trains():
     sizes = config.model
     ours = Transformer(
       sizes.vocab_size, sizes.width, sizes.num_layers, sizes.num_heads,
-      sizes.num_kv_heads, sizes.width // sizes.num_heads, sizes.ffn_width,
-      config.data.seq_len,
+      sizes.num_kv_heads, sizes.ffn_width,
     )
     if size == "train":
       assert ours.num_params == pytest.approx(11.1e9, 1e-2)
     else:
       built = experiments.build(override(config, "parallel.tensor=1"))
       assert ours.num_params == built.program.model.config.num_params
-      flops = 3 * (
-        4 * ours.layer_flops(1, 1) + ours.head_flops(1, 1)
-      ) / config.data.seq_len
+      flops = 3 * (4 * ours.layer_flops(1, 64) + ours.head_flops(1))
       theirs = built.program.model.config.flops_per_token(64)
       assert flops == pytest.approx(theirs, 1e-2)  # gains are no products
 
@@ -79,10 +82,9 @@ def test_tensor_ranks_reduce_what_the_model_s_formula_says(remat):
     count * np.prod(x.shape) * (2 if x.dtype == "bfloat16" else 4)
     for x, count in formula.items() if x.shape[-1] == 128 and len(x.shape) == 4
   )
-  model = Transformer(256, 128, 4, 8, 8, 16, 352, 64)
-  links = cluster_files.cluster("pipette-a100:1")
+  step = TrainingStep(Transformer(256, 128, 4, 8, 8, 352), 16, 64)
   c = Configuration(1, 1, 8, 4, remat=remat)
-  sent = latency.messages(c, Setting(model, 16, links)).reductions
+  sent = latency.messages(c, step).reductions
   assert 4 * sum(size * times for size, times in sent) == theirs
 
 
@@ -96,26 +98,26 @@ def test_a_pipeline_of_equal_links_is_the_closed_form(
   """1F1B at its own pace: (m + p - 1)(f + b), and what hops add to that."""
   links = _even(stages, rate)
   # Layers in parts that are padded, so all stages are alike.
-  setting = _setting(links, batch=microbatches)
+  problem = _problem(links, batch_size=microbatches)
   c = Configuration(stages, 1, 1, microbatches)
-  found = predict(c, setting)
+  found = problem.predict(c)
   both = (found.compute + found.again) / microbatches
-  hop = MODEL.boundary_bytes(1) / rate
+  hop = STEP.boundary_bytes(1) / rate
   exposed = cost.exposed_s(Size(stages, microbatches), hop)
   assert hop < both / 2  # messages do not wait for one another
   assert found.bubble == pytest.approx((stages - 1) * both)
   assert found.hops == pytest.approx(exposed)
   own = np.arange(stages).reshape(c.grid)
-  assert parts(traffic(c, setting), own)[:2].sum() == pytest.approx(exposed)
+  assert parts(problem.traffic(c), own)[:2].sum() == pytest.approx(exposed)
 
 
 def test_an_order_s_parts_are_those_of_a_step():
   links = cluster_files.cluster("pipette-a100:2,uneven=1")
   c = Configuration(2, 2, 4, 4)
-  setting = _setting(links, "lockstep")
+  problem = _problem(links, "lockstep")
   order = np.random.default_rng(0).permutation(16).reshape(c.grid)
-  _, hop, ring, reduce = parts(traffic(c, setting), order)
-  found = predict(c, setting, order)
+  _, hop, ring, reduce = parts(problem.traffic(c), order)
+  found = problem.predict(c, order)
   assert (ring, reduce) == pytest.approx((found.data, found.tensor))
   # In lockstep hops and the stages' sums are one bound of the order.
   assert hop >= found.hops > 0
@@ -127,11 +129,11 @@ def test_every_stage_s_ring_counts():
   c, rate = Configuration(2, 4, 1, 4), links.bandwidth.copy()
   rate[6, 7] /= 100
   slow = dataclasses.replace(links, bandwidth=rate)
-  before, after = (predict(c, _setting(x)) for x in (links, slow))
+  before, after = (_problem(x).predict(c) for x in (links, slow))
   assert after.data == pytest.approx(100 * before.data)
   order = np.arange(8).reshape(c.grid)
   published_s = [
-    models.pipette_s(c, _setting(x), order) for x in (links, slow)
+    models.pipette_s(c, _problem(x), order) for x in (links, slow)
   ]
   assert published_s[0] == published_s[1]  # which it does not see
 
@@ -143,26 +145,26 @@ def test_pipette_drops_what_is_left_of_a_division(microbatches, theirs, truth):
   """Four stages, f + b = 3 and hops of half a second."""
   links = _even(4)
   c = Configuration(4, 1, 1, microbatches)
-  setting = _setting(links, batch=microbatches)
-  unit = latency.measured(c, setting)[1] / 3
-  links = _even(4, MODEL.boundary_bytes(1) / (unit / 2))
-  setting = _setting(links, batch=microbatches)
+  problem = _problem(links, batch_size=microbatches)
+  unit = models.stage_s(c, problem) / 3
+  links = _even(4, STEP.boundary_bytes(1) / (unit / 2))
+  problem = _problem(links, batch_size=microbatches)
   order = np.arange(4).reshape(c.grid)
-  assert models.pipette_s(c, setting, order) / unit == pytest.approx(theirs)
+  assert models.pipette_s(c, problem, order) / unit == pytest.approx(theirs)
   step = (microbatches + 3) * 3 + cost.exposed_s(Size(4, microbatches), 0.5)
   assert step == truth
 
 
 def test_pipette_s_annealing_moves_whole_nodes():
   links = cluster_files.cluster("pipette-a100:4,uneven=2")
-  c, setting = Configuration(4, 1, 8, 8), _setting(links)
-  order = models.pipette_order(c, setting, steps=300)
+  c, problem = Configuration(4, 1, 8, 8), _problem(links)
+  order = models.pipette_order(c, problem, steps=300)
   nodes = np.array(links.nodes)[order]
   assert (nodes == nodes[..., :1]).all()
   assert sorted(order.ravel()) == list(range(32))
   own = np.arange(32).reshape(c.grid)
-  assert models.pipette_s(c, setting, order) <= models.pipette_s(
-    c, setting, own
+  assert models.pipette_s(c, problem, order) <= models.pipette_s(
+    c, problem, own
   )
 
 
@@ -171,7 +173,7 @@ def test_memory_falls_with_every_share(data):
   base = Configuration(2, data, 2, 4)
   total = {
     scheme: memory(
-      dataclasses.replace(base, scheme=scheme), MODEL, BATCH, PLAIN
+      dataclasses.replace(base, scheme=scheme), STEP, PLAIN
     )
     for scheme in space.SCHEMES
   }
@@ -180,12 +182,12 @@ def test_memory_falls_with_every_share(data):
   assert state == sorted(state, reverse=True)
   assert total["zero3"].weights < total["zero2"].weights
   offloaded = memory(
-    dataclasses.replace(base, offload=True), MODEL, BATCH, PLAIN
+    dataclasses.replace(base, offload=True), STEP, PLAIN
   )
   assert total["ddp"].total - offloaded.total == total["ddp"].optimizer
   kept = [
     memory(
-      dataclasses.replace(base, remat=remat), MODEL, BATCH, PLAIN
+      dataclasses.replace(base, remat=remat), STEP, PLAIN
     ).activations
     for remat in space.REMATS
   ]
@@ -194,7 +196,7 @@ def test_memory_falls_with_every_share(data):
 
 def test_memory_of_the_state_is_four_floats_of_each_parameter():
   """Weights, gradients and two moments, float32, on one device."""
-  found = memory(Configuration(1, 1, 1, 1), MODEL, BATCH, PLAIN)
+  found = memory(Configuration(1, 1, 1, 1), STEP, PLAIN)
   assert found.weights == found.gradients == 4 * MODEL.num_params
   assert found.optimizer == 8 * MODEL.num_params
   assert found.total == sum(dataclasses.asdict(found).values())
@@ -202,43 +204,43 @@ def test_memory_of_the_state_is_four_floats_of_each_parameter():
 
 def test_residuals_take_memory_and_spare_time():
   """A forward of each stage and its reductions; places of the timetable."""
-  setting = _setting(cluster_files.cluster("pipette-a100:1"))
+  problem = _problem(cluster_files.cluster("pipette-a100:1"))
   base = Configuration(4, 1, 2, 8)
   kept = dataclasses.replace(base, keep="residuals")
-  slow, fast = (predict(c, setting) for c in (base, kept))
+  slow, fast = (problem.predict(c) for c in (base, kept))
   assert fast.again == 0
   assert slow.again == pytest.approx(slow.compute / 3)
   assert fast.tensor < slow.tensor
   assert fast.total < slow.total
   few, many = (
-    memory(c, MODEL, BATCH, PLAIN).activations for c in (base, kept)
+    memory(c, STEP, PLAIN).activations for c in (base, kept)
   )
   assert many == pytest.approx((4 + 1) * few)  # 1F1B stores p microbatches
   halves = dataclasses.replace(kept, timetable="zb_h1")
-  assert space.refusal(halves, MODEL, CHOICES) is None
+  assert space.refusal(halves, STEP, CHOICES) is None
   again = space.refusal(
-    dataclasses.replace(halves, remat="full"), MODEL, CHOICES
+    dataclasses.replace(halves, remat="full"), STEP, CHOICES
   )
   assert again[0] == "keep"
 
 
 def test_memory_does_not_grow_with_microbatches_of_1f1b():
   few, many = (
-    memory(Configuration(4, 1, 1, m), MODEL, 2 * m, PLAIN) for m in (8, 32)
+    memory(Configuration(4, 1, 1, m), _batch(2 * m), PLAIN) for m in (8, 32)
   )
   assert few.kept == many.kept
-  gpipe = memory(Configuration(4, 1, 1, 32, "gpipe"), MODEL, 64, PLAIN)
+  gpipe = memory(Configuration(4, 1, 1, 32, "gpipe"), _batch(64), PLAIN)
   assert gpipe.kept > 3 * many.kept
 
 
 def test_the_best_is_no_slower_than_any_that_fits():
-  setting = _setting(cluster_files.cluster("pipette-a100:1"), "lockstep")
-  found = plan.plan(setting, CHOICES, ordered=4)
+  problem = _problem(cluster_files.cluster("pipette-a100:1"), "lockstep")
+  found = plan.plan(problem, CHOICES, ordered=4)
   best, tried = found.best[0], 0
-  for c in space.everything(MODEL, 8, CHOICES):
-    if space.refusal(c, MODEL, CHOICES) is None:
+  for c in space.everything(STEP.batch_size, 8, CHOICES):
+    if space.refusal(c, STEP, CHOICES) is None:
       tried += 1
-      assert predict(c, setting).total >= best.latency.total * (1 - 1e-9)
+      assert problem.predict(c).total >= best.latency.total * (1 - 1e-9)
   assert tried > found.priced > 20
   for a, b in itertools.pairwise(found.front):
     assert a.latency.total <= b.latency.total
@@ -246,16 +248,17 @@ def test_the_best_is_no_slower_than_any_that_fits():
 
 
 def test_an_order_helps_on_uneven_links():
-  setting = _setting(cluster_files.cluster("pipette-a100:2,uneven=4"))
+  problem = _problem(cluster_files.cluster("pipette-a100:2,uneven=4"))
   c = Configuration(4, 1, 4, 8)
-  (row,) = [plan.reordered(plan._priced(
-    c, setting.memory(c), setting), setting)]
+  row = plan.reordered(
+    plan._priced(c, problem.memory(c), problem.predict(c)), problem
+  )
   assert row.latency.total < row.own_s
 
 
 def test_why_not():
-  setting = _setting(cluster_files.cluster("pipette-a100:1"))
-  best = plan.plan(setting, CHOICES, count=1, ordered=1).best[0]
+  problem = _problem(cluster_files.cluster("pipette-a100:1"))
+  best = plan.plan(problem, CHOICES, count=1, ordered=1).best[0]
   for c, reason in (
     (Configuration(2, 2, 4, 4), "takes 16 devices; the cluster has 8"),
     (Configuration(1, 8, 1, 16), r"no run \(batch\): a batch of 64"),
@@ -264,7 +267,7 @@ def test_why_not():
     (Configuration(2, 4, 1, 4), "it fits, but takes .* more than the best"),
     (best.configuration, "nothing speaks against it"),
   ):
-    found = plan.why_not(c, setting, CHOICES, best)
+    found = plan.why_not(c, problem, CHOICES, best)
     assert re.search(reason, found), found
 
 
@@ -281,16 +284,16 @@ def test_what_fits_nowhere_is_said_with_what_would_fit():
     r"nothing fits. Least needs .* does not fit: it needs .* GB more .* most "
     r"of it for \w+ .*Devices of .* GB would do, or about \d+ of these"
   )):
-    plan.plan(_setting(links, model=large), choices)
+    plan.plan(_problem(links, model=large), choices)
 
 
 def test_a_plan_s_keys_are_a_run_s():
   """Each that is best, or on the front, builds as a training run."""
-  model = Transformer(256, 128, 4, 8, 8, 16, 352, 64, "float32")
-  choices = Choices(16, chunks=(1, 2), most_microbatches=8, offload=False)
+  model = Transformer(256, 128, 4, 8, 8, 352, dtype="float32")
+  choices = Choices(chunks=(1, 2), most_microbatches=8, offload=False)
   links = cluster_files.cluster("pipette-a100:1,uneven=2")
   found = plan.plan(
-    Setting(model, 16, links), choices, count=2, ordered=2
+    Problem(TrainingStep(model, 16, 64), links), choices, count=2, ordered=2
   )
   chosen = {x.configuration for x in (*found.best, *found.front[::4])}
   chosen.add(Configuration(2, 2, 2, 4, "interleaved_1f1b", 2, "zero2"))
@@ -328,8 +331,8 @@ def test_an_order_is_a_run_s_mesh():
 
 
 def test_faster_links_make_no_step_slower():
-  setting = _setting(cluster_files.cluster("pipette-a100:1"))
+  problem = _problem(cluster_files.cluster("pipette-a100:1"))
   c = Configuration(2, 2, 2, 4, scheme="zero1")
   order = np.arange(8).reshape(c.grid)
-  found = latency.sensitivity(c, setting, order)
-  assert found[2.0] < predict(c, setting).total < found[0.5]
+  found = problem.sensitivity(c, order)
+  assert found[2.0] < problem.predict(c).total < found[0.5]

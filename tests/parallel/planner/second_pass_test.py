@@ -20,17 +20,17 @@ from parallel.kernels.codec.reference import Codec
 from parallel.outer import cost
 from parallel.outer.cost import Loop, Rows
 from parallel.planner import device_state, outer, plan, second_pass, space
-from parallel.planner.latency import Setting, predict
+from parallel.planner.problem import Problem
 from parallel.planner.second_pass import Changes, sent
 from parallel.planner.space import Choices, Configuration
-from parallel.planner.workload import Transformer
+from parallel.workload import TrainingStep, Transformer
 from parallel.xla import ledger
 from parallel.xla.memory import bytes_per_device
 from parallel.zero import cost as zero_cost
 
 # That of gpt_11b.py:test_train, whose width is no multiple of a codec's block.
-MODEL = Transformer(256, 128, 4, 8, 8, 16, 352, 64, "float32")
-BATCH = 16
+MODEL = Transformer(256, 128, 4, 8, 8, 352, dtype="float32")
+STEP = TrainingStep(MODEL, 16, 64)
 CODED = {"weight_codec": "int8", "gradient_codec": "int4"}
 
 
@@ -42,7 +42,7 @@ def _links(rate=1e9, latency_s=0.0, size=8):
   )
 
 
-SETTING = Setting(MODEL, BATCH, _links())
+PROBLEM = Problem(STEP, _links())
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def test_tensor_ranks_send_what_p_leaves(p, remat):
     4 * count * np.prod(x.shape) for x, count in formula.items()
     if x.phase != "update" and len(x.shape) == 4 and x.shape[0] == 1
   )
-  assert sent(c, SETTING).tensor == theirs
+  assert sent(c, STEP).tensor == theirs
 
 
 @pytest.mark.parametrize("c", [
@@ -93,15 +93,17 @@ def test_workers_send_and_keep_what_the_loop_does(c):
   built = _built(c)
   loop, program = built.outer, built.program
   assert sum(loop.sent_bytes(program.local_params).values()) / loop.period == (
-    pytest.approx(sent(c, SETTING).worker, rel=1e-12)
+    pytest.approx(sent(c, STEP).worker, rel=1e-12)
   )
   leaves = jax.tree.leaves(built.abstract_state().outer)
   kept = c.outer.state_bytes(device_state.fragments(c, MODEL))
   assert sum(map(bytes_per_device, leaves)) == kept
   alone = dataclasses.replace(c, outer=None, data=c.ranks)
-  batch = BATCH // c.outer.workers
-  one = dataclasses.replace(SETTING, batch_size=batch)
-  assert SETTING.memory(c).total - one.memory(alone).total >= kept
+  batch = STEP.batch_size // c.outer.workers
+  one = dataclasses.replace(
+    PROBLEM, step=dataclasses.replace(STEP, batch_size=batch)
+  )
+  assert PROBLEM.memory(c).total - one.memory(alone).total >= kept
 
 
 def test_coded_partitions_and_p_send_what_the_program_does():
@@ -118,12 +120,12 @@ def test_coded_partitions_and_p_send_what_the_program_does():
       entry.kind == "all_reduce" and entry.elements < 10
     ):
       found["data"] += entry.bytes * entry.count
-  ours = dataclasses.asdict(sent(c, SETTING))
+  ours = dataclasses.asdict(sent(c, STEP))
   assert found == {key: size for key, size in ours.items() if size}
   plain = dataclasses.replace(
     c, weight_codec="none", gradient_codec="none"
   )
-  assert 3 < sent(plain, SETTING).data / sent(c, SETTING).data < 8
+  assert 3 < sent(plain, STEP).data / sent(c, STEP).data < 8
 
 
 @pytest.mark.parametrize("c", [
@@ -140,7 +142,7 @@ def test_partitions_send_what_their_formula_says(c):
     program.layout.partition, program.cost_parameters,
     accumulation=c.microbatches,
   )
-  assert sent(c, SETTING).data == sum(x.operand_bytes for x in theirs)
+  assert sent(c, STEP).data == sum(x.operand_bytes for x in theirs)
 
 
 @pytest.mark.parametrize("name", cost.BITS)
@@ -155,10 +157,10 @@ def test_codes_have_the_bits_of_the_codec(name, elements):
 def test_diloco_waits_for_an_all_reduce_after_each_round():
   """All else is as without it, but nothing is reduced in a step."""
   rate, latency_s, w, every = 1e9, 1e-5, 8, 10
-  setting = dataclasses.replace(SETTING, links=_links(rate, latency_s))
+  problem = dataclasses.replace(PROBLEM, links=_links(rate, latency_s))
   base = Configuration(1, w, 1, 1)
   c = dataclasses.replace(base, outer=Loop("diloco", w, every))
-  found, before = predict(c, setting), predict(base, setting)
+  found, before = problem.predict(c), problem.predict(base)
   size = 4 * MODEL.num_params
   exchange = (
     2 * (w - 1) / w * size / rate + 2 * (w - 1) * latency_s
@@ -181,9 +183,9 @@ def test_a_round_takes_what_the_model_of_utilisation_allows(loop, rate):
   Embedding and head are a layer each there, of the size of the others.
   """
   model = dataclasses.replace(MODEL, vocab_size=1, num_layers=4)
-  setting = Setting(model, BATCH, _links(rate))
+  problem = Problem(dataclasses.replace(STEP, model=model), _links(rate))
   c = Configuration(1, 8, 1, 1, outer=loop)
-  found = predict(c, setting)
+  found = problem.predict(c)
   step, layers = found.total - found.outer, model.num_layers
   fragments = layers if loop.fragment_layers else 1
   theirs = predictor.simulate(
@@ -204,15 +206,15 @@ def test_streaming_hides_what_a_step_s_products_cover():
   c = Configuration(1, 8, 1, 1, outer=loop)
   order = np.arange(8).reshape(c.grid)
   for rate in (1e7, 1e9, 1e12):
-    setting = dataclasses.replace(SETTING, links=_links(rate))
-    waits = outer.exchanges_s(c, MODEL, setting.links, order)
+    problem = dataclasses.replace(PROBLEM, links=_links(rate))
+    waits = outer.exchanges_s(c, MODEL, problem.links, order)
     assert len(waits) == MODEL.num_layers + 1
-    found = predict(c, setting)
+    found = problem.predict(c)
     over = sum(max(0, x - found.compute - found.again) for x in waits)
     assert found.outer == pytest.approx(over / 12)
   assert found.outer == 0
   bare = dataclasses.replace(c, outer=dataclasses.replace(loop, overlap=0))
-  assert predict(bare, setting).outer == pytest.approx(sum(waits) / 12)
+  assert problem.predict(bare).outer == pytest.approx(sum(waits) / 12)
 
 
 def _nodes(between):
@@ -221,7 +223,7 @@ def _nodes(between):
   rate = links.bandwidth.copy()
   rate[:4, 4:] = rate[4:, :4] = between
   return dataclasses.replace(
-    SETTING, links=dataclasses.replace(links, bandwidth=rate)
+    PROBLEM, links=dataclasses.replace(links, bandwidth=rate)
   )
 
 
@@ -229,21 +231,21 @@ def test_ranks_of_a_worker_have_a_ring_of_their_own():
   """Two nodes: gradients stay within, parameters go between."""
   slow, fast = _nodes(1e6), _nodes(1e12)
   c = Configuration(1, 8, 1, 1, outer=Loop("diloco", 2, 30))
-  found, even = predict(c, slow), predict(c, fast)
+  found, even = slow.predict(c), fast.predict(c)
   assert found.data == even.data > 0
   assert found.outer == pytest.approx(1e6 * even.outer)
   whole = dataclasses.replace(c, outer=None)
-  assert predict(whole, slow).data == pytest.approx(
-    1e6 * predict(whole, fast).data
+  assert slow.predict(whole).data == pytest.approx(
+    1e6 * fast.predict(whole).data
   )
 
 
 CHOICES = Choices(
-  BATCH, ("1f1b", "zb_h1"), (1,), most_microbatches=4, offload=False
+  ("1f1b", "zb_h1"), (1,), most_microbatches=4, offload=False
 )
 
 
-PLANNED = dataclasses.replace(SETTING, links=_links(1e9, 1e-6))
+PLANNED = dataclasses.replace(PROBLEM, links=_links(1e9, 1e-6))
 
 
 @functools.cache
@@ -271,13 +273,13 @@ def test_rows_are_faster_by_what_is_changed_and_runs_take_them():
   assert any(x.configuration.stages > 1 for x in found.rows)
 
 
-def _whys(c, setting=SETTING, **changes):
+def _whys(c, problem=PROBLEM, **changes):
   """Rows of one configuration, and the last reason of each constraint."""
   base = plan.Candidate(
-    c, setting.memory(c), predict(c, setting),
+    c, problem.memory(c), problem.predict(c),
     np.arange(c.grid.size).reshape(c.grid), 0.0,
   )
-  found = second_pass.second_pass([base], setting, CHOICES, Changes(**changes))
+  found = second_pass.second_pass([base], problem, CHOICES, Changes(**changes))
   return found.rows, {key: why for key, (_, why) in found.excluded.items()}
 
 
@@ -288,7 +290,7 @@ def test_an_exchange_takes_the_room_of_activations():
   passing = c.outer.passing_bytes(found)
   # Operand and result; of norms its own and all.
   assert passing == 2 * 4 * MODEL.num_params + 4 + 8 * 4
-  beside = SETTING.memory(c)
+  beside = PROBLEM.memory(c)
   assert beside.outer == c.outer.state_bytes(found) + passing
   after = dataclasses.replace(c, outer=Loop("diloco", 8, 30))
   room = beside.activations + beside.gathered + beside.logits + beside.kept
@@ -297,7 +299,7 @@ def test_an_exchange_takes_the_room_of_activations():
       after.outer.state_bytes(found) + max(0, passing - size)
     )
   assert room > passing
-  assert SETTING.memory(after).outer == after.outer.state_bytes(found)
+  assert PROBLEM.memory(after).outer == after.outer.state_bytes(found)
 
 
 def test_workers_are_nodes_where_these_are_far_apart():
@@ -320,12 +322,12 @@ def test_constraints_are_named():
   assert "DiLoCo, 8 workers, H = 1 takes" in why["no gain"]
   assert all(row.configuration.outer is None for row in rows)
   small = dataclasses.replace(
-    SETTING.links.device, memory_bytes=SETTING.memory(often).total + 1
+    PROBLEM.links.device, memory_bytes=PROBLEM.memory(often).total + 1
   )
-  setting = dataclasses.replace(
-    SETTING, links=dataclasses.replace(SETTING.links, device=small)
+  problem = dataclasses.replace(
+    PROBLEM, links=dataclasses.replace(PROBLEM.links, device=small)
   )
-  assert "does not fit: it needs" in _whys(often, setting)[1]["memory"]
+  assert "does not fit: it needs" in _whys(often, problem)[1]["memory"]
 
 
 @pytest.mark.parametrize(("c", "message"), [
@@ -354,7 +356,7 @@ def test_runs_refuse_what_is_not_tried(c, message):
 def test_stages_carry_no_reduction_into_the_next_one():
   """With kernels, which one_shot has; a plan's keys say so."""
   c = Configuration(2, 1, 2, 2, route="one_shot")
-  assert space.refusal(c, MODEL, CHOICES) is None
+  assert space.refusal(c, STEP, CHOICES) is None
   assert _built(c, "kernels=interpret").program.layout.stages is not None
 
 

@@ -5,13 +5,19 @@ import pytest
 
 from caatnet.benchmarks import planner, planner_regret
 from parallel.planner import plan
-from parallel.planner.latency import EXECUTIONS, Setting, predict
+from parallel.planner.latency import EXECUTIONS, Timing
 from parallel.planner.message_costs import Grid
+from parallel.planner.problem import Problem
 from parallel.planner.space import Choices, Configuration
 from parallel.planner.steps import all_orders, steps_s
-from parallel.planner.workload import Transformer
+from parallel.workload import TrainingStep, Transformer
 
-MODEL = Transformer(1024, 1024, 8, 8, 8, 128, 2816, 512)
+MODEL = Transformer(1024, 1024, 8, 8, 8, 2816)
+
+
+def _problem(batch_size, links, execution):
+  step = TrainingStep(MODEL, batch_size, 512)
+  return Problem(step, links, Timing(execution=execution))
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -22,15 +28,16 @@ MODEL = Transformer(1024, 1024, 8, 8, 8, 128, 2816, 512)
 ], ids=str)
 def test_many_orders_take_what_each_is_predicted_to(c, execution):
   """Turned rings, too: any order, not only those that are enumerated."""
-  setting = Setting(MODEL, 24, planner.drawn(1, 6), execution=execution)
+  problem = _problem(24, planner.drawn(1, 6), execution)
   rng = np.random.default_rng(0)
   orders = np.array([rng.permutation(6).reshape(c.grid) for _ in range(12)])
-  found = steps_s(c, setting, orders)
+  inputs = problem.step, problem.links, problem.timing
+  found = steps_s(c, *inputs, orders)
   assert found == pytest.approx(
-    [predict(c, setting, order).total for order in orders]
+    [problem.predict(c, order).total for order in orders]
   )
   turned = np.roll(np.roll(orders, 1, 2), 1, 3)
-  assert steps_s(c, setting, turned) == pytest.approx(found)
+  assert steps_s(c, *inputs, turned) == pytest.approx(found)
 
 
 @pytest.mark.parametrize(("grid", "count"), [
@@ -49,12 +56,12 @@ def test_orders_differ_by_more_than_turned_rings(grid, count):
 ])
 def test_a_plan_loses_little_against_everything(execution, size, seed):
   """No more than 2%; on 24 clusters of a benchmark it loses nothing."""
-  setting = Setting(MODEL, 8, planner.drawn(seed, size), execution=execution)
+  problem = _problem(8, planner.drawn(seed, size), execution)
   choices = Choices(
-    8, ("1f1b", "gpipe", "interleaved_1f1b"), schemes=("ddp", "zero1"),
+    ("1f1b", "gpipe", "interleaved_1f1b"), schemes=("ddp", "zero1"),
     remats=("none",), offload=False,
   )
-  row = planner_regret.regret(setting, choices)
+  row = planner_regret.regret(problem, choices)
   assert -1e-9 <= row["regret"] < 0.02
-  own = plan.plan(setting, choices, count=1).best[0]
+  own = plan.plan(problem, choices, count=1).best[0]
   assert row["plan, s"] == own.latency.total

@@ -261,6 +261,16 @@ BROKEN = {
     ),
     "after 29 rounds chunk .* lacks the summands",
   ),
+  "an empty round": (
+    functools.partial(_edit, number=2, change=lambda x: ()),
+    "ring, all_reduce: round 2 of 30 has no transfer$",
+  ),
+  "an empty round more": (
+    lambda schedule: dataclasses.replace(
+      schedule, rounds=(*schedule.rounds, ())
+    ),
+    "ring, all_reduce: round 30 of 31 has no transfer$",
+  ),
   "its owners": (
     lambda schedule: dataclasses.replace(schedule, owners=(0,) * 16),
     "no owners",

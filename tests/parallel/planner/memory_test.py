@@ -1,6 +1,5 @@
 """Laws of the planner's memory: stored bytes are exact, fits have a bound."""
 
-import dataclasses
 import json
 import pathlib
 
@@ -13,13 +12,13 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from configs.caatnet import base
 from parallel.hardware import devices
-from parallel.planner import memory, memory_fit
+from parallel.planner import memory
 from parallel.planner.memory import Fit
 from parallel.planner.space import Configuration
-from parallel.planner.workload import Transformer
+from parallel.workload import TrainingStep, Transformer
 from parallel.xla.memory import bytes_per_device
 
-MODEL = Transformer(256, 64, 8, 8, 4, 8, 176, 32)
+STEP = TrainingStep(Transformer(256, 64, 8, 8, 4, 176), 16, 32)
 CAPACITY = 95 * 2**30
 
 
@@ -27,8 +26,8 @@ def drawn(count, seed):
   """What the benchmark draws, as the formulas have it."""
   rng = np.random.default_rng(seed)
   for i in range(count):
-    model, configuration, batch = planner_memory.draw(rng, i % 2 > 0, CAPACITY)
-    yield memory.terms(configuration, model, batch)
+    step, configuration = planner_memory.draw(rng, i % 2 > 0, CAPACITY)
+    yield memory.terms(configuration, step)
 
 
 @pytest.mark.parametrize("configuration", [
@@ -38,9 +37,9 @@ def drawn(count, seed):
   Configuration(2, 2, 1, 4, scheme="zero2"),
 ])
 def test_what_is_stored_is_exact(configuration):
-  c, batch = configuration, 16
+  c = configuration
   mesh = {"data": c.data, "stage": c.stages, "tensor": c.tensor}
-  text = planner_memory.overrides(MODEL, c, batch)
+  text = planner_memory.overrides(STEP, c)
   state = experiments.build(
     override(base.get_config(), text), {k: n for k, n in mesh.items() if n > 1}
   ).abstract_state()
@@ -48,18 +47,18 @@ def test_what_is_stored_is_exact(configuration):
     sum(map(bytes_per_device, jax.tree.leaves(tree)))
     for tree in (state.params, state.opt_state)
   ]
-  stored = memory.terms(c, MODEL, batch)["stored"]
+  stored = memory.terms(c, STEP)["stored"]
   assert sizes[0] == stored / 3
   assert 0 <= sizes[1] - 2 * sizes[0] <= 64  # counts of steps
 
 
 def test_a_fit_finds_the_factors_of_a_compiler(monkeypatch):
-  monkeypatch.setattr(memory_fit, "_RIDGE", 0.0)
+  monkeypatch.setattr(memory, "_RIDGE", 0.0)
   rng, programs = np.random.default_rng(1), [*drawn(60, 2)]
   compiler = Fit(
     {c: rng.uniform(0.5, 3) for c in programs[0] if c != "stored"}, 1.0
   )
-  found = memory_fit.fit([(x, compiler.estimate(x)) for x in programs])
+  found = memory.fitted([(x, compiler.estimate(x)) for x in programs])
   assert found.factors == pytest.approx(compiler.factors, rel=1e-6)
   assert found.upper == pytest.approx(1.02)
 
@@ -70,7 +69,7 @@ def test_the_bound_holds_for_all_that_is_fitted():
     (x, memory.PLAIN.estimate(x) * rng.uniform(0.7, 1.3))
     for x in drawn(30, 4)
   ]
-  found = memory_fit.fit(programs)
+  found = memory.fitted(programs)
   assert all(found.bound(x) > total for x, total in programs)
   assert min(found.factors.values()) >= 0
 
@@ -79,15 +78,13 @@ def test_programs_are_judged_by_the_half_that_is_not_fitted():
   """A compiler that is as the formulas, and for half of the odd ones is not."""
   rng, rows = np.random.default_rng(5), []
   for number in range(24):
-    model, configuration, batch = planner_memory.draw(rng, False, CAPACITY)
-    found = memory.terms(configuration, model, batch)
+    drawn = planner_memory.draw(rng, False, CAPACITY)
+    found = memory.terms(drawn[1], drawn[0])
     total = Fit({}, 1.0).estimate(found)
     total *= 2 if number % 4 == 3 else 1
     rows.append({
-      "number": number, "model": dataclasses.asdict(model), "batch": batch,
-      "configuration": dataclasses.asdict(configuration), "total": total,
-      "fits": total <= CAPACITY,
-    })
+      "number": number, "total": total, "fits": total <= CAPACITY,
+    } | planner_memory.kept_keys(*drawn))
   found = planner_memory.judge(rows, CAPACITY)
   assert found["fitted"]["worst"] < 1e-3
   assert not found["fitted"]["wrong"]
@@ -120,7 +117,8 @@ def test_the_planner_has_the_fit_of_what_was_compiled(device, error):
   rows, capacity = json.loads(path.read_text())["rows"], device.memory_bytes
   rng = np.random.default_rng([0, rows[3]["number"]])
   drawn = planner_memory.draw(rng, True, capacity)
-  assert dataclasses.asdict(drawn[0]) == rows[3]["model"]
+  kept = planner_memory.kept_keys(*drawn)
+  assert kept["model"] == rows[3]["model"]
   found = planner_memory.judge(rows, capacity)
   used = memory.FITS[device.platform]
   assert found["fit"]["factors"] == pytest.approx(used.factors, abs=0.006)

@@ -1,0 +1,75 @@
+"""Planning problem: a training step on a cluster, and how it is timed.
+
+The steps of the planner take the values that they need; a `Problem` is the
+input of a whole plan, and passes each step its share.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+import numpy as np
+
+from parallel.hardware.link_matrix import LinkMatrix
+from parallel.planner import latency, memory
+from parallel.planner.latency import Latency, Timing
+from parallel.planner.memory import Fit, Memory
+from parallel.planner.message_costs import Traffic
+from parallel.planner.space import Configuration
+from parallel.workload import TrainingStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+  """Input of a plan.
+
+  Attributes:
+    step: The training step.
+    links: The cluster.
+    timing: How computation and stages are timed.
+  """
+
+  step: TrainingStep
+  links: LinkMatrix
+  timing: Timing = dataclasses.field(default_factory=Timing)
+
+  @property
+  def memory_bytes(self) -> float:
+    """Bytes of a device's memory."""
+    return self.links.device.memory_bytes
+
+  @property
+  def fit(self) -> Fit:
+    """Factors of the compiler of these devices for the memory's formulas."""
+    return memory.FITS[self.links.device.platform]
+
+  def memory(self, c: Configuration) -> Memory:
+    """Returns the bytes of a device, an upper bound."""
+    return memory.memory(c, self.step, self.fit)
+
+  def traffic(self, c: Configuration) -> Traffic:
+    """Returns `latency.traffic` of a configuration on this cluster."""
+    return latency.traffic(c, self.step, self.links, self.timing.execution)
+
+  def predict(
+    self, c: Configuration, order: np.ndarray | None = None
+  ) -> Latency:
+    """Returns `latency.predict` of a configuration on this cluster."""
+    return latency.predict(c, self.step, self.links, self.timing, order)
+
+  def sensitivity(
+    self, c: Configuration, order: np.ndarray,
+    factors: Sequence[float] = (0.5, 2.0),
+  ) -> dict[float, float]:
+    """Returns a step's seconds if all links were so many times as fast."""
+    found = {}
+    for factor in factors:
+      links = dataclasses.replace(
+        self.links, bandwidth=self.links.bandwidth * factor,
+        latency_s=self.links.latency_s / factor,
+      )
+      found[factor] = dataclasses.replace(self, links=links).predict(
+        c, order
+      ).total
+    assert all(math.isfinite(x) for x in found.values())
+    return found

@@ -1,0 +1,71 @@
+"""An operation's signature is declared once; implementations conform to it."""
+
+import importlib
+import inspect
+
+import pytest
+
+from parallel.kernels.add_norm import api as add_norm
+from parallel.kernels.codec import api as codec
+from parallel.kernels.gather_rows import api as gather_rows
+from parallel.kernels.paged_attention import api as paged_attention
+from parallel.kernels.reduce_add_norm import api as reduce_add_norm
+
+# Operations with kernels of several platforms, and these kernels.
+KERNELS = {
+  add_norm: add_norm.KERNELS,
+  reduce_add_norm: reduce_add_norm.KERNELS,
+  codec: codec.KERNELS,
+  gather_rows: gather_rows.KERNELS,
+  paged_attention: paged_attention.OWN,
+}
+ROWS = [
+  (api, name, platform)
+  for api, kernels in KERNELS.items() for platform in kernels
+  for name, _ in inspect.getmembers(api.Kernels, inspect.isfunction)
+  if not name.startswith("_")
+]
+
+
+def _parameters(function):
+  found = inspect.signature(function).parameters.values()
+  return {x.name: (x.kind, x.default) for x in found if x.name != "self"}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("api", "name", "platform"), ROWS,
+  ids=lambda x: x if isinstance(x, str) else x.__name__.split(".")[-2],
+)
+def test_kernels_take_what_the_operation_declares(api, name, platform):
+  """In the same order with the same defaults; more only with defaults."""
+  declared = getattr(api.Kernels, name)
+  kernel = getattr(KERNELS[api][platform], name)
+  ours, theirs = _parameters(kernel), _parameters(declared)
+  assert [*ours.items()][: len(theirs)] == [*theirs.items()]
+  for key in ours.keys() - theirs.keys():
+    assert ours[key][1] is not inspect.Parameter.empty, key
+  assert "Args:" in declared.__doc__
+  assert "Args:" not in kernel.__doc__
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("operation", [
+  "add_norm.add_norm", "reduce_add_norm.reduce_add_norm", "codec.encode",
+  "codec.encode_delta", "codec.mean", "codec.total", "codec.decode",
+  "codec.nesterov", "paged_attention.paged_attention",
+])
+def test_a_reference_takes_what_the_operation_takes(operation):
+  """All but how the implementation is chosen, which needs no reference."""
+  room, name = operation.split(".")
+  reference, api = (
+    getattr(importlib.import_module(f"parallel.kernels.{room}.{part}"), name)
+    for part in ("reference", "api")
+  )
+  theirs = [*_parameters(reference)]
+  known = [
+    key for key in _parameters(api) if key not in ("implementation", "finite")
+  ]
+  assert theirs == known
+  assert "Args:" in api.__doc__
+  assert "Args:" not in reference.__doc__

@@ -1,0 +1,95 @@
+"""A transformer's counts are those of its parameter tree and its products."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from caatnet.models.transformer.config import TransformerConfig
+from caatnet.models.transformer.model import TransformerModel
+from parallel.axes import Axis
+from parallel.hardware.devices import A100
+from parallel.tensor.partial_sync import PartialSync
+from parallel.workload import TrainingStep, Transformer
+
+SIZES = {
+  "vocab_size": 96, "width": 64, "num_layers": 3, "num_heads": 8,
+  "num_kv_heads": 8, "ffn_width": 176, "dtype": "float32",
+}
+VARIANTS = {
+  "gpt": {},
+  "llama": {"num_kv_heads": 2},
+  "head_width": {"head_width": 32, "num_kv_heads": 4},
+  "qwen2": {"num_kv_heads": 2, "qkv_bias": True, "tied_embeddings": True},
+  "qwen3": {"num_kv_heads": 4, "head_width": 16, "qk_norm": True},
+  "mistral": {"num_kv_heads": 2, "sliding_window": 5},
+}
+
+
+def _config(variant):
+  syncs = ((PartialSync(), PartialSync()),) * SIZES["num_layers"]
+  return TransformerConfig(**{**SIZES, **VARIANTS[variant]}, syncs=syncs)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_parameters_are_those_of_the_model_that_trains(variant):
+  config = _config(variant)
+  model = TransformerModel(config, Axis("tensor", 1, 1))
+  tree = jax.eval_shape(model.init, jax.random.key(0))
+  count = sum(x.size for x in jax.tree.leaves(tree))
+  workload = Transformer(**{**SIZES, **VARIANTS[variant]})
+  assert config.workload == workload
+  assert workload.num_params == config.num_params == count
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("seq_len", [4, 16])
+def test_flops_are_six_per_weight_and_the_scores_that_are_seen(
+  variant, seq_len
+):
+  """Scores of a query and each position, twice: with keys and with values.
+
+  A position's own score counts half, as everywhere on the diagonal.
+  """
+  config = _config(variant)
+  window = config.sliding_window or seq_len
+  seen = sum(min(i + 1, window) for i in range(seq_len)) - (
+    min(window, seq_len) / 2
+  )
+  scores = 2 * 2 * config.num_heads * config.head_width * seen / seq_len
+  products = config.num_params - (
+    0 if config.tied_embeddings else config.vocab_size * config.width
+  )
+  assert config.flops_per_token(seq_len) == pytest.approx(
+    6 * products + 3 * config.num_layers * scores
+  )
+  # A forward's products are a third, without gains and biases.
+  layer = config.workload.layer_flops(seq_len, seq_len)
+  assert layer / seq_len == pytest.approx(
+    2 * sum(config.workload.matrices) + scores
+  )
+
+
+def test_ranks_and_examples_divide_a_step():
+  step = TrainingStep(Transformer(**SIZES), batch_size=8, seq_len=16)
+  assert step.layer_flops(4, 2) == step.model.layer_flops(4 * 16, 16) / 2
+  assert step.head_flops(4, 2) == 2 * 4 * 16 * 64 * 96 / 2
+  assert step.boundary_bytes(4) == 4 * 16 * 64 * 4
+  # Of a rank's part nothing is kept twice; the stream is whole on each.
+  whole, half = step.kept_bytes(1, 1), step.kept_bytes(1, 2)
+  assert half == whole / 2 + 2 * 4 * step.boundary_bytes(1) / 4
+  assert [step.model.layers_per_part(n) for n in (1, 2, 3)] == [3, 2, 1]
+
+
+def test_a_layer_takes_no_less_than_its_weights_at_the_memory_s_rate():
+  step = TrainingStep(Transformer(**SIZES), batch_size=1, seq_len=1)
+  read = sum(step.model.matrices) * 4 / A100.memory_bandwidth
+  assert step.layer_s(1, 1, A100, 1.0) > read
+  large = dataclasses.replace(step, seq_len=1 << 20)
+  products = large.layer_flops(1, 1) / A100.peak("float32")
+  assert large.layer_s(1, 1, A100, 0.5) > 2 * products
+
+
+def test_an_unknown_dtype_is_refused():
+  with pytest.raises(ValueError, match="dtype='int8' must be one of"):
+    Transformer(**SIZES | {"dtype": "int8"})
