@@ -16,6 +16,9 @@ flags.DEFINE_string("only", "", "Name of one notebook; all if unset.")
 
 
 def main() -> None:
+  from caatnet import commands
+
+  commands.require_checkout("notebooks")
   import nbformat
 
   from caatnet.show import notebooks

@@ -128,6 +128,9 @@ RULES = {
   "parallel.elastic": ((), NUMPY_ONLY),
   "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
   "caatnet.checks": ((), NUMPY_ONLY),
+  # The command line starts without jax.
+  "caatnet.commands": ((), NUMPY_ONLY),
+  "caatnet.__main__": (("caatnet.commands",), NUMPY_ONLY),
   "caatnet.ranges": ((), NUMPY_ONLY),
   "caatnet.models": (
     (
@@ -150,6 +153,7 @@ RULES = {
   "caatnet.train": (
     (
       "caatnet.checks",
+      "caatnet.commands",
       "caatnet.data",
       "caatnet.models.access",
       "caatnet.models.protocol",
@@ -208,6 +212,7 @@ RULES = {
   ),
   "caatnet.show": (
     (
+      "caatnet.commands",
       "caatnet.data.protocol",
       "caatnet.data.tokenizers",
       "caatnet.inference",
@@ -265,7 +270,9 @@ RULES = {
     ("caatnet", "parallel", "launch.options", "launch.swarms"),
     ("flax", "orbax"),
   ),
-  "launch.options": (("launch.processes",), ("flax", "orbax")),
+  "launch.options": (
+    ("caatnet.commands", "launch.processes"), ("flax", "orbax"),
+  ),
   "launch.processes": ((), ("flax", "orbax")),
   "caatnet.benchmarks": (("caatnet", "parallel"), ()),
 }
@@ -386,7 +393,8 @@ def test_roots_keep_to_the_tree():
   """Nothing lies at a root that has a room."""
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}
   assert roots["caatnet"] == {
-    "__init__.py", "checks.py", "program.py", "ranges.py", "stages.py",
+    "__init__.py", "__main__.py", "checks.py", "commands.py", "program.py",
+    "ranges.py", "stages.py",
   }
   assert roots["parallel"] == {
     "__init__.py", "axes.py", "checks.py", "collectives.py", "quantize.py",
