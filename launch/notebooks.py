@@ -2,6 +2,7 @@
 
   python -m launch.notebooks
   python -m launch.notebooks --only=routes
+  python -m launch.notebooks --first_cell    # executes nothing
   python -m launch.notebooks --check    # exits with 2 and names what is stale
 
 Needs the extra `colab`.
@@ -13,6 +14,9 @@ from launch import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("only", "", "Name of one notebook; all if unset.")
+flags.DEFINE_bool(
+  "first_cell", False, "Execute nothing, replace the first cell only."
+)
 
 
 def main() -> None:
@@ -36,8 +40,9 @@ def main() -> None:
         "python -m launch.notebooks executes them"
       )
     return
+  make = notebooks.with_first_cell if FLAGS.first_cell else notebooks.executed
   for path in paths:
-    nbformat.write(notebooks.executed(path), path)
+    nbformat.write(make(path), path)
     print(path.name)
 
 
