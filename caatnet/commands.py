@@ -110,7 +110,8 @@ def main() -> None:
   if name in ("--help", "-h", "-help", "help"):
     width = max(map(len, known))
     lines = [f"  {key:{width}}  {line}" for key, line in known.items()]
-    print("\n".join([_USAGE, "", "commands (each has --help):", *lines]))
+    text = "\n".join([_USAGE, "", "commands (each has --help):", *lines])
+    print(runnable(text))
   elif name not in known:
     mistake = f"unknown command {name!r}{_nearest(name, list(known))}"
     print(
