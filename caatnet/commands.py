@@ -58,7 +58,7 @@ def require_checkout(name: str) -> None:
   if is_installed():
     raise ValueError(
       f"caatnet {name} needs a checkout of the repository, whose files it "
-      f"maintains; run python -m launch.{name} there"
+      "maintains"
     )
 
 

@@ -30,9 +30,27 @@ def tracked():
   return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
 
 
+def build(source, folder):
+  """Builds a wheel from a folder or an archive, without the network."""
+  subprocess.run(
+    [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index",
+     "--no-build-isolation", f"--wheel-dir={folder}", source],
+    check=True,
+  )
+  (built,) = folder.glob("*.whl")
+  return built
+
+
+def contents(wheel):
+  return {
+    name: zipfile.ZipFile(wheel).read(name)
+    for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name
+  }
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-  """A wheel that is built from a copy of the repository's files."""
+def source(tmp_path_factory):
+  """A copy of the repository's files."""
   folder = tmp_path_factory.mktemp("source")
   for name in tracked():
     if not name.startswith(("tests/", "colabs/")):
@@ -42,13 +60,12 @@ def wheel(tmp_path_factory):
   stale = folder / "build/lib/caatnet/removed.py"
   stale.parent.mkdir(parents=True)
   stale.touch()
-  subprocess.run(
-    [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index",
-     "--no-build-isolation", "--wheel-dir=dist", "."],
-    cwd=folder, check=True,
-  )
-  (built,) = (folder / "dist").glob("*.whl")
-  return built
+  return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+  return build(source, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +109,20 @@ def test_the_wheel_has_every_file_and_no_other(wheel):
     f"caatnet/_bundle/{name}" for name in tracked()
     if name.startswith(tuple(f"{top}/" for top in BUNDLED))
   }
-  names = {
-    name for name in zipfile.ZipFile(wheel).namelist()
-    if ".dist-info/" not in name
-  }
-  assert len(names) > 500
-  assert names == expected
+  assert len(expected) > 500
+  assert set(contents(wheel)) == expected
+
+
+def test_the_source_distribution_builds_the_same_wheel(
+  wheel, source, tmp_path
+):
+  program = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+  subprocess.run(
+    [sys.executable, "-c", program], cwd=source, check=True,
+    capture_output=True,
+  )
+  (archive,) = (source / "dist").glob("*.tar.gz")
+  assert contents(build(archive, tmp_path)) == contents(wheel)
 
 
 def test_packages_are_importable_without_a_checkout(installed):
