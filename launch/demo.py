@@ -15,6 +15,7 @@ FRACTIONS = (1.0, 0.5)
 
 
 def main() -> None:
+  from caatnet import commands
   from caatnet.config import experiments
   from caatnet.config.override import override
   from caatnet.show import pictures, results, tables
@@ -60,20 +61,17 @@ def main() -> None:
   pictures.plot_losses(folders, picture, references, data.labels["loss"])
   half = folders["p=0.5"]
   print(f"loss curves  {picture}\ncheckpoints  {half}/checkpoints")
-  print(f"evaluate     python -m launch.evaluate --workdir={half}")
-  print("resume       kill it half-way and run the same command again")
-  print(
+  print(commands.runnable(
+    f"evaluate     python -m launch.evaluate --workdir={half}\n"
+    "resume       kill it half-way and run the same command again\n"
     "larger       python -m launch.train --config=configs/caatnet/130m.py "
     "--config.sync.p=0.5"
-  )
+  ))
 
 
 if __name__ == "__main__":
   options.run(
     main,
     uses=("config", "workdir", "mesh", "cpu_devices", "output"),
-    defaults={
-      "config": "configs/caatnet/tiny.py",
-      "cpu_devices": "8",
-    },
+    defaults={"config": "configs/caatnet/tiny.py", "cpu_devices": "8"},
   )

@@ -23,7 +23,7 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
-  from caatnet import ranges
+  from caatnet import commands, ranges
   from caatnet.config import sections
   from caatnet.config.graph_sources import SOURCES
   from caatnet.data.graphs.csr import open_graph
@@ -53,12 +53,12 @@ def main() -> None:
       f"{size / 1e9:.2f}",
     ]],
   )
-  print(
+  print(commands.runnable(
     "train on it: python -m launch.train --config=configs/graphs/tiny.py "
     f"--config.data.path={graph.folder} "
     f"--config.data.num_features={graph.features.shape[1]} "
     f"--config.data.num_classes={graph.meta['num_classes']}"
-  )
+  ))
 
 
 if __name__ == "__main__":

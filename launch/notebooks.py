@@ -2,6 +2,7 @@
 
   python -m launch.notebooks
   python -m launch.notebooks --only=routes
+  python -m launch.notebooks --first_cell    # executes nothing
   python -m launch.notebooks --check    # exits with 2 and names what is stale
 
 Needs the extra `colab`.
@@ -13,9 +14,15 @@ from launch import options
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("only", "", "Name of one notebook; all if unset.")
+flags.DEFINE_bool(
+  "first_cell", False, "Execute nothing, replace the first cell only."
+)
 
 
 def main() -> None:
+  from caatnet import commands
+
+  commands.require_checkout("notebooks")
   import nbformat
 
   from caatnet.show import notebooks
@@ -33,8 +40,9 @@ def main() -> None:
         "python -m launch.notebooks executes them"
       )
     return
+  make = notebooks.with_first_cell if FLAGS.first_cell else notebooks.executed
   for path in paths:
-    nbformat.write(notebooks.executed(path), path)
+    nbformat.write(make(path), path)
     print(path.name)
 
 

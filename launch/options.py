@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from absl import flags, logging
 from ml_collections import config_flags
 
+from caatnet import commands
 from launch import processes
 
 FLAGS = flags.FLAGS
@@ -25,7 +26,8 @@ FLAGS = flags.FLAGS
 config_flags.DEFINE_config_file(
   "config",
   None,
-  "Config file, PATH[:argument]; single keys: --config.sync.p=0.5",
+  "Config, PATH or NAME[:argument], as in caatnet/tiny:test; single keys: "
+  "--config.sync.p=0.5",
   lock_config=True,
 )
 flags.DEFINE_string(
@@ -244,7 +246,7 @@ def _run(
   except _USER_ERRORS as error:
     if debug:
       raise
-    print(f"error: {_one_line(error)}", file=sys.stderr)
+    print(f"error: {commands.runnable(_one_line(error))}", file=sys.stderr)
     return 2
   except KeyboardInterrupt:
     if debug:
@@ -267,6 +269,7 @@ def _parse(
         f"--{match[1]} has no effect on {pathlib.Path(argv[0]).stem} (--help "
         "lists its flags)"
       )
+  argv = _with_config_file(argv)
   _check_keys(argv, *_load_config(argv))
   try:
     rest = FLAGS(argv)
@@ -295,6 +298,21 @@ def _parse(
     raise ValueError(f"--coordinator={address} is not HOST:PORT")
 
 
+def _with_config_file(argv: Sequence[str]) -> list[str]:
+  """Returns the arguments with ``--config=NAME`` as the path of its file."""
+  value = _flag_value(argv, "config")
+  if value is None:
+    return list(argv)
+  name, *argument = value.split(":", 1)
+  found = ":".join([commands.find_config(name), *argument])
+  resolved = []
+  for before, given in zip(["", *argv], argv, strict=False):
+    if re.fullmatch("--?config", before) or re.match("--?config=", given):
+      given = "--config=" * given.startswith("-") + found
+    resolved.append(given)
+  return resolved
+
+
 def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
   """Runs the file that ``--config`` names, before absl does.
 
@@ -308,13 +326,6 @@ def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
   if value is None:
     return "", None
   path, _, argument = value.partition(":")
-  if not pathlib.Path(path).is_file():
-    folder = pathlib.Path(path).parent
-    near = difflib.get_close_matches(
-      path, [str(p) for p in folder.glob("*.py")], 1
-    )
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise FileNotFoundError(f"--config={path}: no such file{hint}")
   try:
     get_config = runpy.run_path(path).get("get_config")
     if get_config is None:
@@ -404,7 +415,7 @@ def _help(
     lines.append(f"  --{name}\n      {flag.help}{default}")
   for name in changeable:
     lines.append(f"  --config.{name}\n      In place of the run's own.")
-  return "\n".join(lines)
+  return commands.runnable("\n".join(lines))
 
 
 def _one_line(error: BaseException) -> str:

@@ -14,6 +14,9 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
+  from caatnet import commands
+
+  commands.require_checkout("tables")
   from caatnet.show import documents
   from caatnet.train import files
   from docs import tables

@@ -17,6 +17,7 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
+  from caatnet import commands
   from caatnet.config import experiments
   from caatnet.train import files, loop
   from caatnet.train.elastic import swarm_loop
@@ -46,7 +47,9 @@ def main() -> None:
   speed = result.units_per_second  # None if few steps were left to make
   measured = "" if speed is None else f"{speed:,.0f} {data.unit}/s; "
   print(f"step {result.step}: validation {measures}; {measured}in {workdir}")
-  print(f"evaluate: python -m launch.evaluate --workdir={workdir}")
+  print(commands.runnable(
+    f"evaluate: python -m launch.evaluate --workdir={workdir}"
+  ))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,14 @@
+"""Mechanisms of parallel programs: how work is split, moved and timed."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "axes": ["Axis", "make_mesh"],
+  "collectives": [
+    "all_gather", "all_reduce", "all_to_all", "each_lane", "permute",
+    "ranks_here", "reduce_scatter", "varying",
+  ],
+  "quantize": ["coded_mean", "coded_mean_difference"],
+  "routes": ["ROUTES"],
+  "wire": ["Wire"],
+})

@@ -2,7 +2,6 @@
 
 import base64
 import functools
-import os
 import re
 import subprocess
 import sys
@@ -76,33 +75,63 @@ def test_notebook_runs_and_prints_what_is_kept(path):
     np.testing.assert_allclose(*values, rtol=0.02, atol=0.02)
 
 
-def test_on_colab_the_first_cell_clones_and_installs(tmp_path):
-  """From a repository of its own; another pip says what it is asked for."""
-  origin, there = tmp_path / "origin", tmp_path / "content"
-  for folder in (origin, there, tmp_path / "pip"):
-    folder.mkdir()
+PIP = """
+import os, pathlib, shutil, sys
+print("pip", *sys.argv[1:])
+package = pathlib.Path(__file__).parents[1] / "caatnet"
+(package / "_bundle").mkdir(parents=True)
+shutil.copy(os.environ["COMMANDS"], package)
+"""
+COLAB = """
+import sys, types
+colab = types.ModuleType("google.colab")
+colab.files = types.SimpleNamespace(upload=lambda: {"caatnet.zip": b""})
+sys.modules |= {"google": types.ModuleType("google"), "google.colab": colab}
+"""
+
+
+@pytest.mark.parametrize(
+  ("url", "wanted"),
+  [
+    ("https://a.b/c", "caatnet[plot] @ git+https://a.b/c"),
+    ("", "./caatnet.zip[plot]"),  # the file that the user uploads
+  ],
+)
+def test_on_colab_the_first_cell_installs(tmp_path, url, wanted):
+  """In a Python without packages; its pip installs `caatnet.commands` only."""
+  (tmp_path / "pip").mkdir()
   (tmp_path / "pip/__init__.py").touch()
-  (tmp_path / "pip/__main__.py").write_text(
-    "import os, sys; print('pip', *sys.argv[1:], os.getcwd())"
-  )
-  identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-  for words in (
-    ["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "x"]
-  ):
-    subprocess.run(["git", *words], cwd=origin, check=True)
-  cell = notebooks.FIRST_CELL.format(url=origin)
-  program = (
-    "import sys, types; sys.modules['google.colab'] = types.ModuleType('c')\n"
-    f"{cell}\nprint(root, sys.path[0])"
-  )
-  clone = str(there / "caatnet")
-  for _ in range(2):  # the second time there is nothing to clone
+  (tmp_path / "pip/__main__.py").write_text(PIP)
+  cell = notebooks.FIRST_CELL.format(url=url)
+  program = f"{COLAB}\n{cell}\nprint(root, os.getcwd(), sys.path[0])"
+  environment = {
+    "PYTHONPATH": str(tmp_path),
+    "COMMANDS": str(notebooks.ROOT / "caatnet/commands.py"),
+  }
+  bundle = str(tmp_path / "caatnet/_bundle")
+  for repeated in (False, True):  # nothing is installed twice
     result = subprocess.run(
-      [sys.executable, "-c", program], cwd=there, text=True, check=False,
-      capture_output=True, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+      [sys.executable, "-S", "-c", program], cwd=tmp_path, text=True,
+      check=False, capture_output=True, env=environment,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [
-      f"pip install -q -e .[plot] {clone}", f"{clone} {clone}"
-    ]
-    assert (there / "caatnet/.git").is_dir()
+    lines = result.stdout.splitlines()
+    assert lines[-1] == f"{bundle} {bundle} {bundle}"
+    assert [line for line in lines if line.startswith("pip")] == (
+      [] if repeated else [f"pip install -q {wanted}"]
+    )
+
+
+def test_the_first_cell_alone_can_be_replaced(tmp_path):
+  """Outputs stay; a notebook whose other cells have changed is refused."""
+  notebook = nbformat.read(PATHS[0], as_version=4)
+  code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+  code[0].source = "root = 1"
+  notebook.metadata["caatnet"]["sources"] = notebooks.sources(notebook)
+  path = tmp_path / "notebook.ipynb"
+  nbformat.write(notebook, path)
+  assert notebooks.with_first_cell(path) == kept(PATHS[0])
+  code[-1].source += "  # changed"
+  nbformat.write(notebook, path)
+  with pytest.raises(ValueError, match=r"^notebook\.ipynb: python -m launch"):
+    notebooks.with_first_cell(path)

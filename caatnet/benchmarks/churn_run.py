@@ -25,6 +25,7 @@ from typing import Any
 
 from rich.progress import Progress
 
+from caatnet import commands
 from caatnet.benchmarks import churn_peer
 from parallel.elastic.membership import history
 from parallel.elastic.membership.coordinator import Phase
@@ -184,12 +185,14 @@ class Churn:
   def _coordinate(self) -> None:
     with open(self._folder / "coordinator.txt", "ab") as lines:
       self._coordinator = subprocess.Popen(
-        [sys.executable, "-m", "launch.coordinator", f"--port={self._port}",
-         "--host=127.0.0.1", f"--journal={self._folder}/journal-{self._run}",
-         f"--log={self._log}", f"--silence_s={self._options.silence_s}",
-         "--recover_s=5",
-         # A new run goes on though some of its first workers are killed.
-         f"--least={FEWEST if self._run else self._options.workers}"],
+        commands.spawned(
+          "coordinator", f"--port={self._port}", "--host=127.0.0.1",
+          f"--journal={self._folder}/journal-{self._run}",
+          f"--log={self._log}", f"--silence_s={self._options.silence_s}",
+          "--recover_s=5",
+          # A new run continues although some of its first workers are killed.
+          f"--least={FEWEST if self._run else self._options.workers}",
+        ),
         env=self._environment, stdout=lines, stderr=lines,
       )
 

@@ -1,0 +1,9 @@
+"""Decoding with a paged cache."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "decoder": ["Capacity", "Decoder"],
+  "stops": ["Stops"],
+  "transcripts": ["Transcript"],
+})

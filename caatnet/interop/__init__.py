@@ -1,0 +1,9 @@
+"""Hugging Face checkpoints and lm-evaluation-harness."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "harness": ["evaluate"],
+  "huggingface": ["write_published", "write_run"],
+  "source": ["open_source"],
+})

@@ -1,0 +1,8 @@
+"""Scheduling of requests: the parts that need no device."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "requests": ["Request", "State"],
+  "traces": ["Sessions", "load", "scaled"],
+})

@@ -1,7 +1,8 @@
 """Notebooks that are kept with what they print and draw.
 
-All begin with the same cell. On Colab it clones the repository, whose address
-is ``url`` in setup.cfg, and installs it. Needs the extra ``colab``.
+All begin with the same cell. Locally it uses the checkout. On Colab it installs
+the package from the repository, whose address is ``url`` in setup.cfg, or from
+a wheel or zip that the user uploads. Needs the extra ``colab``.
 """
 
 import base64
@@ -18,21 +19,27 @@ ROOT = pathlib.Path(__file__).parents[2]
 FIRST_CELL = '''\
 REPOSITORY = "{url}"
 
+import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
 
-if "google.colab" in sys.modules:  # else this folder is in the repository
-  if not REPOSITORY:
-    raise ValueError("REPOSITORY is empty: give it the repository's address")
-  if not pathlib.Path("caatnet").exists():
-    subprocess.run(["git", "clone", "-q", REPOSITORY, "caatnet"], check=True)
-  os.chdir("caatnet")
-  install = [sys.executable, "-m", "pip", "install", "-q", "-e", ".[plot]"]
-  subprocess.run(install, check=True)
-root = pathlib.Path.cwd()
-root = root.parent if root.name == "colabs" else root
+if "google.colab" not in sys.modules:  # this folder is in the repository
+  root = pathlib.Path.cwd()
+  root = root.parent if root.name == "colabs" else root
+else:
+  if importlib.util.find_spec("caatnet") is None:
+    wanted = f"caatnet[plot] @ git+{{REPOSITORY}}"
+    if not REPOSITORY:
+      from google.colab import files
+      print("Choose the wheel of caatnet, or a zip of its repository.")
+      (name,) = files.upload()
+      wanted = f"./{{name}}[plot]"
+    install = [sys.executable, "-m", "pip", "install", "-q", wanted]
+    subprocess.run(install, check=True)
+  from caatnet import commands
+  root = commands.root()
 os.chdir(root)
 sys.path.insert(0, str(root))'''
 
@@ -63,6 +70,22 @@ def is_stale(path: pathlib.Path) -> bool:
   return kept.metadata.get("caatnet", {}).get("sources") != (
     sources(prepared(path))
   ) or sources(kept) != sources(prepared(path))
+
+
+def with_first_cell(path: pathlib.Path) -> Any:
+  """Reads a notebook and replaces its first cell, which determines no output.
+
+  Raises:
+    ValueError: Other cells have changed since the notebook was executed.
+  """
+  import nbformat
+
+  kept = nbformat.read(path, as_version=4)
+  if kept.metadata.get("caatnet", {}).get("sources") != sources(kept):
+    raise ValueError(f"{path.name}: python -m launch.notebooks executes it")
+  notebook = prepared(path)
+  notebook.metadata["caatnet"]["sources"] = sources(notebook)
+  return notebook
 
 
 def executed(path: pathlib.Path) -> Any:

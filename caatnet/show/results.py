@@ -9,6 +9,7 @@ import shlex
 import sys
 from typing import Any
 
+from caatnet import commands
 from caatnet.train import files
 
 # Of these, what is installed made the result.
@@ -36,4 +37,5 @@ def _command() -> str:
   """Returns the command line of this process, with the script's module."""
   spec = sys.modules["__main__"].__spec__
   script = f"-m {spec.name}" if spec else sys.argv[0]
-  return f"python {script} {shlex.join(sys.argv[1:])}".strip()
+  command = f"python {script} {shlex.join(sys.argv[1:])}".strip()
+  return commands.runnable(command)

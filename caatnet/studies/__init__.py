@@ -1,0 +1,7 @@
+"""Predictions, one package per study."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "registry": ["SUBJECTS", "Study", "find"],
+})

@@ -5,7 +5,6 @@ import datetime
 import importlib.metadata
 import json
 import os
-import pathlib
 import platform
 import subprocess
 import time
@@ -18,6 +17,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import directory_check
 
+from caatnet import commands
 from caatnet.train import files
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
@@ -182,14 +182,16 @@ def flatten(config: Any, prefix: tuple[str, ...] = ()) -> dict[Any, Any]:
 def environment(mesh: jax.sharding.Mesh) -> dict[str, Any]:
   """Returns date, versions, devices and commit as plain data."""
   commit = ""
-  with contextlib.suppress(OSError):  # no git on this machine
-    commit = subprocess.run(
-      ["git", "rev-parse", "HEAD"],
-      capture_output=True,
-      text=True,
-      check=False,
-      cwd=pathlib.Path(__file__).parent,
-    ).stdout.strip()
+  # Site-packages may be inside of another repository.
+  if not commands.is_installed():
+    with contextlib.suppress(OSError):  # no git on this machine
+      commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=commands.root(),
+      ).stdout.strip()
   device = mesh.devices.flat[0]
   now = datetime.datetime.now(datetime.UTC)
   return {

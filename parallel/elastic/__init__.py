@@ -1,0 +1,9 @@
+"""Elastic membership: peers that join and leave while they train."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "patience": ["Finished", "Halted"],
+  "settings": ["Options", "Settings"],
+  "swarm": ["Swarm"],
+})

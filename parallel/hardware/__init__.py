@@ -1,0 +1,14 @@
+"""Records of devices, links and clusters, with their sources."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "cluster_files": ["cluster", "from_json", "to_json"],
+  "cluster_imports": ["from_nccl", "from_topo"],
+  "clusters": ["CLUSTERS", "Cluster", "Level"],
+  "devices": ["DEVICES", "Device"],
+  "link_matrix": ["LinkMatrix"],
+  "links": ["KINDS", "LinkKind"],
+  "sites": ["SITES", "Site"],
+  "slices": ["SLICES"],
+})

@@ -1,0 +1,8 @@
+"""Rows in host memory, and caches of them."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "caches": ["belady", "lru", "most_frequent"],
+  "features": ["Lookup", "Table"],
+})

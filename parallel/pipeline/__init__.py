@@ -1,0 +1,11 @@
+"""Pipeline schedules as data: built, proven, timed and run."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "builders": ["BUILDERS", "Size", "build"],
+  "cost": ["Cost"],
+  "run": ["Functions", "Params", "Pipeline"],
+  "simulate": ["Hops", "Timeline", "Work", "events"],
+  "timetable": ["Kind", "Timetable"],
+})

@@ -1,0 +1,10 @@
+"""Collective schedules as data: built, proven and run."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "builders": ["BUILDERS", "build", "named"],
+  "pipeline": ["pipelined"],
+  "run": ["executor"],
+  "schedule": ["Schedule", "Transfer"],
+})

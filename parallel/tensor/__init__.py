@@ -1,0 +1,9 @@
+"""The residual stream and its column- and row-parallel projections."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "partial_sync": ["PartialSync"],
+  "projections": ["column_parallel", "row_parallel"],
+  "stream": ["Stream", "enter"],
+})

@@ -1,0 +1,12 @@
+"""Graphs of ranks, switches and links."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "builders": [
+    "BUILDERS", "dgx", "fat_tree", "leaf_spine", "mesh", "ring", "torus",
+  ],
+  "files": ["read_json"],
+  "graph": ["Link", "Topology"],
+  "text": ["parse", "quantity"],
+})

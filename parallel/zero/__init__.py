@@ -1,0 +1,10 @@
+"""Partitions of the training state."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "cost": ["Memory", "Parameter", "level_collectives", "memory"],
+  "gathered": ["Gathered", "Shard"],
+  "partition": ["Level", "Partition", "named", "parse_levels"],
+  "shards": ["Shards"],
+})

@@ -85,6 +85,20 @@ def test_other_keys_of_a_run_s_config_stay(argument):
     options.split_overrides([argument], CHANGEABLE)
 
 
+@pytest.mark.parametrize(
+  "flag", [["--config="], ["-config="], ["--config", ""]]
+)
+def test_a_config_s_name_becomes_its_file(flag):
+  """Its argument and other flags stay."""
+  *before, start = flag
+  rest = ["--prompt=--config=caatnet/tiny", "--config.sync.p=1", "caatnet/tiny"]
+  argv = ["train", *before, f"{start}caatnet/tiny:test", *rest]
+  file = f"{ROOT / 'configs/caatnet/tiny.py'}:test"
+  expected = file if before else f"--config={file}"
+  resolved = options._with_config_file(argv)
+  assert resolved == ["train", *before, expected, *rest]
+
+
 # Which devices and processes there are is set up before a script begins.
 SET_UP = {"cpu_devices", "coordinator", "num_processes", "process_id"}
 

@@ -1,0 +1,10 @@
+"""Graphs on disk, their builders and samplers."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "builders": ["communities", "rmat"],
+  "csr": ["Graph", "open_graph"],
+  "data": ["GraphData"],
+  "sampling": ["Sampler"],
+})

@@ -1,0 +1,5 @@
+"""Pages of a key-value cache on the device and on the host."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {})

@@ -1,0 +1,7 @@
+"""Admission and preemption of requests."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "scheduler": ["Limits", "Scheduler"],
+})

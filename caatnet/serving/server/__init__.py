@@ -1,0 +1,7 @@
+"""OpenAI's API over HTTP, and a client that measures it."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "client": ["Question", "summary"],
+})

@@ -1,0 +1,7 @@
+"""Cache lines that a GPU reads of rows of features."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "study": ["run"],
+})

@@ -1,0 +1,7 @@
+"""Bubble, memory and time of pipeline schedules."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "study": ["run"],
+})

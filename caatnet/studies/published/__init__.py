@@ -1,0 +1,7 @@
+"""Configurations that AMP and Pipette choose."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "study": ["run"],
+})

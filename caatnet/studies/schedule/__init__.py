@@ -1,0 +1,7 @@
+"""One collective schedule, round by round."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "study": ["run"],
+})

@@ -1,0 +1,8 @@
+"""Checkpoints that move between meshes."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "reshard": ["to_stored", "to_whole"],
+  "save": ["Checkpointer"],
+})

@@ -1,0 +1,8 @@
+"""Reductions over links between peers, and their bandwidth."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "bandwidth": ["Rings", "rounds"],
+  "link_collectives": ["all_reduce", "gather"],
+})

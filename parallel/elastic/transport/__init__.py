@@ -1,0 +1,14 @@
+"""Frames, TLS and channels between peers."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "channel": ["Channel"],
+  "frames": ["FrameError", "Header", "Kind"],
+  "handshake": [
+    "Purpose", "Request", "Scope", "Security", "dial", "from_files",
+  ],
+  "links": ["Links"],
+  "listener": ["Listener"],
+  "transfers": ["Lost"],
+})

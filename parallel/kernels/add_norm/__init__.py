@@ -1,0 +1,7 @@
+"""Addition and normalisation in one kernel."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "api": ["add_norm"],
+})

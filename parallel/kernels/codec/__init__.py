@@ -1,0 +1,8 @@
+"""Block codecs of coded means."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "api": ["decode", "encode", "encode_delta", "mean", "nesterov", "total"],
+  "reference": ["Codec", "Encoded"],
+})

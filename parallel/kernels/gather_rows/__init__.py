@@ -1,0 +1,7 @@
+"""Gathers of rows by index."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "api": ["gather_rows"],
+})

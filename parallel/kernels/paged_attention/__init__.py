@@ -1,0 +1,7 @@
+"""Attention to a paged key-value cache."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "api": ["paged_attention"],
+})

@@ -1,0 +1,7 @@
+"""Partial all-reduce over a ring."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "api": ["ring_partial_all_reduce"],
+})

@@ -1,0 +1,8 @@
+"""Schedules as MSCCL's XML."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "exporter": ["export_xml"],
+  "importer": ["import_xml"],
+})

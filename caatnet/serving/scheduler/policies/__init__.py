@@ -1,0 +1,8 @@
+"""Policies that order requests."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {
+  "base": ["Policy"],
+  "registry": ["make"],
+})

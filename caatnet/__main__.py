@@ -1,0 +1,6 @@
+"""Runs a launch script: ``python -m caatnet NAME`` is ``caatnet NAME``."""
+
+from caatnet import commands
+
+if __name__ == "__main__":
+  commands.main()

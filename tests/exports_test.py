@@ -1,0 +1,82 @@
+"""Public names: each package lists them, and loads them when they are used."""
+
+import importlib
+import inspect
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from parallel import lazy
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGES = sorted(
+  ".".join(path.parent.relative_to(ROOT).parts)
+  for top in ("parallel", "caatnet")
+  for path in (ROOT / top).rglob("__init__.py")
+)
+# Packages that never need jax, whatever is used of them.
+WITHOUT_JAX = (
+  "parallel.elastic", "parallel.hardware", "parallel.network",
+  "parallel.planner", "parallel.topology", "parallel.schedules.optimal",
+  "caatnet.serving", "caatnet.serving.scheduler",
+)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_public_names_are_there_and_documented(name):
+  package = importlib.import_module(name)
+  place = f"{name.replace('.', '/')}/__init__.py"
+  assert package.__doc__, f"{place} has no docstring"
+  submodules = {
+    path.stem for path in pathlib.Path(package.__file__).parent.iterdir()
+    if path.suffix == ".py" or (path / "__init__.py").exists()
+  }
+  for public in package.__all__:
+    # An import of the submodule would replace the name.
+    assert public not in submodules, f"{place}: {public} is a submodule"
+    try:
+      value = getattr(package, public)
+    except (AttributeError, ImportError) as error:
+      pytest.fail(f"{place} lists {public}, which cannot be imported: {error}")
+    own = inspect.isclass(value) or inspect.isroutine(value)
+    if own:
+      assert value.__doc__, f"{name}.{public} has no docstring"
+  assert dir(package) == package.__all__
+
+
+def test_most_packages_have_public_names():
+  assert sum(bool(importlib.import_module(p).__all__) for p in PACKAGES) > 50
+
+
+def modules_after(program):
+  """Top-level modules that a new process has after a program."""
+  ended = subprocess.run(
+    [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"],
+    cwd=ROOT, capture_output=True, text=True, check=True,
+  )
+  return {name.split(".")[0] for name in ended.stdout.split()}
+
+
+def test_packages_load_nothing_when_they_are_imported():
+  loaded = modules_after(f"import {', '.join(PACKAGES)}")
+  assert {"parallel", "caatnet"} <= loaded
+  assert not loaded & {"jax", "flax", "numpy", "scipy", "networkx", "absl"}
+
+
+def test_rooms_without_jax_do_not_load_it():
+  """Not even if all their public names are used."""
+  loaded = modules_after("\n".join(
+    f"from {name} import *" for name in WITHOUT_JAX
+  ))
+  assert "numpy" in loaded
+  assert not loaded & {"jax", "flax"}
+  assert "jax" in modules_after("from parallel.axes import Axis")
+
+
+def test_an_unknown_name_is_an_attribute_error():
+  _, get, _ = lazy.attach("parallel", {"axes": ["Axis"]})
+  assert get("Axis").__name__ == "Axis"
+  with pytest.raises(AttributeError, match=r"'parallel' has no .* 'Axes'"):
+    get("Axes")

@@ -1,0 +1,217 @@
+"""The wheel: its contents, and its commands outside of a checkout."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Folders whose place in the wheel differs from that in the repository.
+BUNDLED = ("configs", "launch", "results")
+TINY = (
+  "--config=caatnet/tiny:test", "--cpu_devices=2", "--workdir=run",
+  "--config.parallel.tensor=2", "--config.model.num_layers=1",
+  "--config.optimizer.warmup_steps=0",
+)
+
+
+def tracked():
+  """Paths of the repository's files; new ones that git does not ignore, too."""
+  listed = subprocess.run(
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+    cwd=ROOT, capture_output=True, text=True, check=True,
+  )
+  return [name for name in listed.stdout.splitlines() if (ROOT / name).exists()]
+
+
+def build(source, folder):
+  """Builds a wheel from a folder or an archive, without the network."""
+  subprocess.run(
+    [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-index",
+     "--no-build-isolation", f"--wheel-dir={folder}", source],
+    check=True,
+  )
+  (built,) = folder.glob("*.whl")
+  return built
+
+
+def contents(wheel):
+  return {
+    name: zipfile.ZipFile(wheel).read(name)
+    for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name
+  }
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+  """A copy of the repository's files."""
+  folder = tmp_path_factory.mktemp("source")
+  for name in tracked():
+    if not name.startswith(("tests/", "colabs/")):
+      (folder / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copyfile(ROOT / name, folder / name)
+  # Left by an earlier build: not part of the package any more.
+  stale = folder / "build/lib/caatnet/removed.py"
+  stale.parent.mkdir(parents=True)
+  stale.touch()
+  return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+  return build(source, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+  """Runs programs of an environment that has the wheel, in an empty folder.
+
+  Its dependencies are those of this environment. A path in a .pth file does not
+  execute the .pth files that it contains, so the checkout is not found even
+  where it is an editable installation.
+  """
+  home = tmp_path_factory.mktemp("environment")
+  venv.create(home, with_pip=False)
+  python = home / "bin/python"
+  subprocess.run(
+    [sys.executable, "-m", "pip", "--python", python, "install", "-q",
+     "--no-deps", "--no-index", wheel],
+    check=True,
+  )
+  (site,) = home.glob("lib/python*/site-packages")
+  theirs = [path for path in sys.path if path.endswith("site-packages")]
+  (site / "dependencies.pth").write_text("\n".join(theirs) + "\n")
+  environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+  folder = tmp_path_factory.mktemp("elsewhere")
+
+  def run(program, *arguments, code=0):
+    ended = subprocess.run(
+      [home / "bin" / program, *arguments], cwd=folder, env=environment,
+      capture_output=True, text=True, check=False,
+    )
+    assert ended.returncode == code, ended.stderr
+    return ended
+
+  run.folder, run.site = folder, site
+  return run
+
+
+def test_the_wheel_has_every_file_and_no_other(wheel):
+  expected = {
+    name for name in tracked() if name.startswith(("caatnet/", "parallel/"))
+  } | {
+    f"caatnet/_bundle/{name}" for name in tracked()
+    if name.startswith(tuple(f"{top}/" for top in BUNDLED))
+  }
+  assert len(expected) > 500
+  assert set(contents(wheel)) == expected
+
+
+def test_the_source_distribution_builds_the_same_wheel(
+  wheel, source, tmp_path
+):
+  program = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+  subprocess.run(
+    [sys.executable, "-c", program], cwd=source, check=True,
+    capture_output=True,
+  )
+  (archive,) = (source / "dist").glob("*.tar.gz")
+  assert contents(build(archive, tmp_path)) == contents(wheel)
+
+
+def test_packages_are_importable_without_a_checkout(installed):
+  """No generic name is installed."""
+  program = """
+import importlib.util, caatnet, parallel
+for name in ("configs", "docs", "launch", "results", "tests"):
+  assert importlib.util.find_spec(name) is None, name
+print(caatnet.__file__, parallel.__file__)
+"""
+  for path in installed("python", "-c", program).stdout.split():
+    assert path.startswith(str(installed.site))
+
+
+def test_a_run_outside_of_a_checkout(installed):
+  """Training, its resumption, evaluation: as in one go."""
+  train = installed("caatnet", "train", *TINY, "--config.train.num_steps=2")
+  assert "\nevaluate: caatnet evaluate --workdir=run" in train.stdout
+  installed("caatnet", "train", *TINY, "--config.train.num_steps=4")
+  resumed = [
+    json.loads(line)
+    for line in (installed.folder / "run/metrics.jsonl").read_text().split("\n")
+    if line
+  ]
+  assert max(line["step"] for line in resumed) == 4
+  facts = json.loads((installed.folder / "run/environment.json").read_text())
+  assert facts["commit"] == "unknown"
+  evaluated = installed("caatnet", "evaluate", "--workdir=run", "--json")
+  assert json.loads(evaluated.stdout)["step"] == 4
+
+
+def test_a_prediction_outside_of_a_checkout(installed):
+  """With the path that messages and documents give to a config."""
+  ended = installed(
+    "caatnet", "simulate", "--config=configs/diloco/utilisation.py",
+    "--output=out.json", "--json",
+  )
+  assert json.loads(ended.stdout)
+  kept = json.loads((installed.folder / "out.json").read_text())
+  assert kept["command"].startswith("caatnet simulate --config=conf")
+
+
+def test_what_users_read_names_the_command(installed):
+  script = subprocess.run(
+    [sys.executable, "-m", "launch.train", "--help"], cwd=ROOT,
+    capture_output=True, text=True, check=True,
+  )
+  shown = installed("caatnet", "train", "--help").stdout
+  assert "python -m" not in shown
+  assert "caatnet train --config=configs/caatnet/tiny.py" in shown
+  flags = script.stdout.split("flags:")[1]
+  assert shown.split("flags:")[1] == flags
+  ended = installed("caatnet", "train", "--config=caatnet/tini", code=2)
+  assert ended.stderr == (
+    "error: --config=caatnet/tini: no such file; did you mean caatnet/tiny?\n"
+  )
+  ended = installed(
+    "caatnet", "train", "--config=diloco/utilisation", code=2
+  )
+  assert "for this config there is caatnet simulate" in ended.stderr
+
+
+def test_an_own_file_takes_precedence(installed):
+  own = installed.folder / "caatnet/tiny.py"
+  own.parent.mkdir()
+  own.write_text(
+    "from configs.caatnet import tiny\n"
+    "def get_config(size):\n  raise ValueError(f'own {size}')\n"
+  )
+  try:
+    ended = installed("caatnet", "train", *TINY, code=2)
+  finally:
+    shutil.rmtree(own.parent)
+  assert ended.stderr == "error: own test\n"
+
+
+@pytest.mark.parametrize("name", ["tables", "notebooks"])
+def test_tools_of_the_repository_need_a_checkout(installed, name):
+  ended = installed("caatnet", name, code=2)
+  assert ended.stderr.startswith(f"error: caatnet {name} needs a checkout")
+  assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_coordinator_is_spawned(installed):
+  """By the command line that benchmarks use."""
+  program = """
+import subprocess
+from caatnet import commands
+words = commands.spawned("coordinator", "--help")
+print(subprocess.run(words, capture_output=True, text=True).stdout)
+"""
+  assert "--least" in installed("python", "-c", program).stdout
