@@ -6,7 +6,8 @@ import pytest
 
 from caatnet.models.transformer.communication import decoding_reductions
 from caatnet.models.transformer.config import TransformerConfig
-from caatnet.studies.inference import measured, pictures, study, tables
+from caatnet.show import drawing, render
+from caatnet.studies.inference import measured, report, study
 from configs.inference import decode
 from parallel.network import inference
 from parallel.network.inference import Step
@@ -124,11 +125,11 @@ def test_slower_compute_leaves_less_to_save():
 def test_tables_and_picture(capsys, tmp_path):
   config = copy.deepcopy(CONFIG) | {"models": ("70b",), "every": ()}
   result = study.run(config | {"p": (1.0, 0.5)})
-  tables.show(result)
+  render.show(report.report(result))
   printed = capsys.readouterr().out
   assert "161 all-reduces by their bytes alone; with latency" in printed
   assert "gpu:a100-pcie:1x8" in printed
-  pictures.plot(result, tmp_path / "decode.png")
+  drawing.write(report.report(result).figure(), tmp_path / "decode.png")
   assert (tmp_path / "decode.png").stat().st_size > 20_000
 
 

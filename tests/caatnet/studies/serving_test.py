@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from caatnet.serving.engine.times import Attention, Roofline
-from caatnet.studies.serving import measured, pictures, study, tables
+from caatnet.show import drawing, render
+from caatnet.studies.serving import measured, report, study
 from configs.serving import vllm_log
 from parallel.hardware.devices import H100
 from parallel.network import inference
@@ -25,10 +26,10 @@ def test_the_log_comes_out(result, capsys, tmp_path):
   for row in result["rows"]:
     assert abs(row["error"]) <= CONFIG["tolerance"], row["name"]
     assert not row["suspected"]
-  tables.show(result)
+  render.show(report.report(result))
   assert "TTFT P95" in capsys.readouterr().out
   pytest.importorskip("matplotlib")
-  pictures.plot(result, tmp_path / "log.png")
+  drawing.write(report.report(result).figure(), tmp_path / "log.png")
   assert (tmp_path / "log.png").stat().st_size > 1000
 
 

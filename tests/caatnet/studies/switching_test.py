@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from caatnet.serving.traces import Arrival, Sessions
+from caatnet.show import drawing, render
 from caatnet.studies.serving import (
   cells,
   fairness,
-  pictures,
+  report,
   server,
   study,
-  tables,
   tails,
 )
 from configs.serving import fairness as fairness_config
@@ -202,12 +202,12 @@ def test_the_study_prints_and_draws(capsys, tmp_path):
   rates = {row["load"]: row["requests"] for row in result["traces"]}
   assert capacity > 0
   assert set(rates) == {0.9}
-  tables.show(result)
+  render.show(report.report(result))
   printed = capsys.readouterr().out
   for text in ("assumed", "P99.9 rests on", "pages found", "larger than"):
     assert text in printed, text
   pytest.importorskip("matplotlib")
-  pictures.plot(result, tmp_path / "all.png")
+  drawing.write(report.report(result).figure(), tmp_path / "all.png")
   assert (tmp_path / "all.png").stat().st_size > 10_000
 
 
@@ -238,8 +238,8 @@ def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
   assert rows["vtc"]["largest"] <= result["bound"]
   assert rows["vtc"]["jain"] > 0.98 > rows["strict_priority"]["jain"]
   assert rows["strict_priority"]["largest"] > result["bound"]
-  tables.show(result)
+  render.show(report.report(result))
   assert "bound" in capsys.readouterr().out
   pytest.importorskip("matplotlib")
-  pictures.plot(result, tmp_path / "fair.png")
+  drawing.write(report.report(result).figure(), tmp_path / "fair.png")
   assert (tmp_path / "fair.png").stat().st_size > 10_000
