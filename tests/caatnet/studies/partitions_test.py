@@ -5,7 +5,7 @@ import json
 import pytest
 
 from caatnet.config.override import override
-from caatnet.show import drawing, render
+from caatnet.show import render
 from caatnet.studies import registry
 from caatnet.studies.partitions import report
 from configs.zero import frontier
@@ -63,11 +63,6 @@ def test_other_settings_are_not_compared_with_the_paper(overrides, capsys):
   assert found["published"] is None
   render.show(report.report(found))
   assert "2501.04266" not in capsys.readouterr().out
-
-
-def test_the_picture_is_written(result, tmp_path):
-  drawing.write(report.report(result).figure(), tmp_path / "new" / "zero.png")
-  assert (tmp_path / "new" / "zero.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_faster_link_is_what_the_config_says():

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from caatnet.show import drawing, render
+from caatnet.show import render
 from caatnet.studies import registry
 from caatnet.studies.utilisation import published, report
 from configs.diloco import utilisation as config_file
@@ -73,11 +73,6 @@ def test_it_says_that_no_setting_reaches(capsys):
   render.show(report.report(result))
   assert result["recommendation"]["setting"] is None
   assert "No setting reaches 95.0%" in capsys.readouterr().out
-
-
-def test_the_picture_is_written(tmp_path):
-  drawing.write(report.report(run()).figure(), tmp_path / "new" / "u.png")
-  assert (tmp_path / "new" / "u.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_unknown_study_or_link_is_named():
