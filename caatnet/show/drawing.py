@@ -73,6 +73,13 @@ def draw(figure: Figure) -> Any:
   for step in _draw_marks, _finish:
     for axis, panel in zip(axes.flat, panels, strict=False):
       step(axis, panel)
+  for index, panel in enumerate(panels):
+    x, y = panel.axes
+    below = panels[index + columns : index + columns + 1]
+    if not any(x.label == other.axes[0].label for other in below):
+      axes.flat[index].set_xlabel(x.label)
+    if index % columns == 0 or y.label != panels[index - 1].axes[1].label:
+      axes.flat[index].set_ylabel(y.label)
   if figure.legend:
     handles: dict[str, Any] = {}
     for axis in axes.flat:
@@ -98,7 +105,7 @@ def _draw_marks(axis: Any, panel: Panel) -> None:
     axis.spines[["top", "right"]].set_visible(False)
   if panel.grid:
     axis.grid(alpha=0.3)
-  for name, of in (("x", panel.x), ("y", panel.y)):
+  for name, of in zip("xy", panel.axes, strict=True):
     _set_scale(axis, name, of)
   for mark in panel.marks:
     _draw(mark, axis)
@@ -106,7 +113,7 @@ def _draw_marks(axis: Any, panel: Panel) -> None:
 
 def _finish(axis: Any, panel: Panel) -> None:
   """Sets limits and ticks, and draws texts and legends that depend on them."""
-  for name, of in (("x", panel.x), ("y", panel.y)):
+  for name, of in zip("xy", panel.axes, strict=True):
     _set_limits(axis, name, of)
   # The size of a text inside a bar depends on the limits.
   for mark in panel.marks:
@@ -128,7 +135,6 @@ def _set_scale(axis: Any, name: str, of: Axis) -> None:
   if of.scale != "linear":  # the default; setting it resets the formatter
     scale, values = options.get(of.scale, (of.scale, {}))
     getattr(axis, f"set_{name}scale")(scale, **values)
-  getattr(axis, f"set_{name}label")(of.label)
 
 
 def _set_limits(axis: Any, name: str, of: Axis) -> None:

@@ -192,7 +192,8 @@ class Panel:
   Attributes:
     marks: Marks, drawn in this order.
     title: Title.
-    x, y: Axes.
+    x, y: Axes; a string is a linear axis with that label. Of neighbours with
+      the same label, only the leftmost and the lowest one show it.
     legend: Place of a legend as matplotlib names it; "" for none, "below" for
       a row below the panel.
     grid: Whether a grid is drawn.
@@ -202,11 +203,18 @@ class Panel:
 
   marks: Sequence[Mark]
   title: str = ""
-  x: Axis = Axis()
-  y: Axis = Axis()
+  x: Axis | str = ""
+  y: Axis | str = ""
   legend: str = ""
   grid: bool = False
   frame: Literal["full", "open", "none"] = "full"
+
+  @property
+  def axes(self) -> tuple[Axis, Axis]:
+    """Horizontal and vertical axis."""
+    return tuple(
+      Axis(a) if isinstance(a, str) else a for a in (self.x, self.y)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,6 +114,11 @@ def span(
   return between.join(dict.fromkeys(map(form, ends)))
 
 
+def yes_no(value: bool) -> str:
+  """Formats a boolean as "yes" or "no"."""
+  return "yes" if value else "no"
+
+
 def size_text(size_bytes: int) -> str:
   """Formats a size: 65536 is "64 KiB"."""
   for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

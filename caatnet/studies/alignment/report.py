@@ -4,20 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table
+from caatnet.show.report import Column, Report, Table, yes_no
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns requests per row with and without the shift, and their curve.
-
-  Args:
-    result: Result of `caatnet.studies.alignment.study.run`.
-  """
+  """Returns requests per row with and without the shift, and their curve."""
   rows = [
-    row | {
-      "spared": 1 - row["lines_shifted"] / row["lines"],
-      "shifts": "yes" if row["dgl_shifts"] else "no",
-    }
+    row | {"spared": 1 - row["lines_shifted"] / row["lines"]}
     for row in result["rows"]
   ]
   counted = Table(
@@ -32,7 +25,8 @@ def report(result: Mapping[str, Any]) -> Report:
       Column("spared", "spared", ".1%"), Column("sectors", "sectors", ".2f"),
       Column("sectors_shifted", "sectors, shifted", ".2f"),
       Column("lines_padded", "lines, padded"),
-      Column("padding", "padding", ".1%"), Column("shifts", "DGL shifts"),
+      Column("padding", "padding", ".1%"),
+      Column("dgl_shifts", "DGL shifts", yes_no),
       Column("tpu_bytes_per_byte", "TPU", ".2f"),
     ],
     rows,
@@ -71,6 +65,6 @@ def _figure(
   ))
   return plot.Figure([plot.Panel(
     lines, "Counted over all places where a row can begin; nothing was timed",
-    plot.Axis("bytes of a row (points: float32 features)"),
-    plot.Axis("spared by the circular shift [%]"), legend="best", grid=True,
+    "bytes of a row (points: float32 features)",
+    "spared by the circular shift [%]", legend="best", grid=True,
   )], (9, 4.4))

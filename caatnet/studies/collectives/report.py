@@ -1,7 +1,6 @@
 """Report of the comparison of collective algorithms."""
 
 from collections.abc import Mapping, Sequence
-import itertools
 from typing import Any
 
 from caatnet.show import plot
@@ -12,11 +11,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns a table for each topology, MultiTree's speed-ups, and curves.
-
-  Args:
-    result: Result of `caatnet.studies.collectives.study.run`.
-  """
+  """Returns a table for each topology, MultiTree's speed-ups, and curves."""
   nets: dict[str, list[Mapping[str, Any]]] = {}
   for row in result["rows"]:
     nets.setdefault(row["topology"], []).append(row)
@@ -86,18 +81,16 @@ def _figure(nets: Mapping[str, Rows]) -> plot.Figure:
   """Returns bytes per second against size, a panel for each topology."""
   columns = min(len(nets), 4)
   lines = -(-len(nets) // columns)
-  names = list(dict.fromkeys(r["algorithm"] for r in itertools.chain(
-    *nets.values()
-  )))
+  names = list(dict.fromkeys(
+    r["algorithm"] for rows in nets.values() for r in rows
+  ))
   return plot.Figure(
     [
       plot.Panel(
-        _curves(rows, names), name,
-        plot.Axis("KiB" if index >= len(nets) - columns else "", "log"),
-        plot.Axis("" if index % columns else "GB all-reduced per s", "log"),
-        grid=True,
+        _curves(rows, names), name, plot.Axis("KiB", "log"),
+        plot.Axis("GB all-reduced per s", "log"), grid=True,
       )
-      for index, (name, rows) in enumerate(nets.items())
+      for name, rows in nets.items()
     ],
     (3.6 * columns, 3 * lines + 0.6), columns, share_x="all",
     legend="outside right upper",

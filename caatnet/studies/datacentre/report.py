@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table, keyed
+from caatnet.show.report import Column, Report, Table, keyed, yes_no
 
 Row = Mapping[str, Any]
 
@@ -41,11 +41,7 @@ def _in_units(row: Row, unit: str, *keys: str) -> dict[str, Any]:
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns the plan, its assumptions, what decides, and curves.
-
-  Args:
-    result: Result of `caatnet.studies.datacentre.study.run`.
-  """
+  """Returns the plan, its assumptions, what decides, and curves."""
   parts: list[Table | str] = [
     Table(
       f"{group}: predicted from the assumptions below, not measured",
@@ -68,8 +64,7 @@ def report(result: Mapping[str, Any]) -> Report:
         Column("parameters", "parameters", ".3g"),
         Column("precision", "format"), Column("active_share", "active", ".0%"),
         Column("days", "days", quantity),
-        Column("in_time", f"in {first['days_allowed']:g}",
-               lambda there: "yes" if there else "no"),
+        Column("in_time", f"in {first['days_allowed']:g}", yes_no),
         Column("ratio_allowed",
                "tokens per active parameter there is time for", quantity),
       ],
@@ -219,7 +214,7 @@ def _uncertainty(result: Mapping[str, Any]) -> list[Table]:
       f"what decides: {row['meaning']}, "
       f"{quantity(tornado['value'], row['unit'])}",
       ["knob",
-       Column("decided", "decided", lambda there: "yes" if there else "no"),
+       Column("decided", "decided", yes_no),
        Column("low", "at its low end"), Column("high", "at its high end")],
       [_in_units(bar, row["unit"], "low", "high")
        for bar in tornado["bars"][:_MOST_BARS]],
@@ -252,13 +247,13 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
   return plot.Figure(
     [
       plot.Panel(
-        lines, "", plot.Axis("share of the time that compute is to take"),
+        lines, "", "share of the time that compute is to take",
         plot.Axis("Tbit/s of a site, each way", "log"), legend="best",
         frame="open",
       ),
       plot.Panel(
         [*ends, plot.Rule(value, vertical=True, style="-", width=0.8)], "",
-        plot.Axis(f"{of['meaning']} ({of['unit'] or 'a number'})"),
+        f"{of['meaning']} ({of['unit'] or 'a number'})",
         plot.Axis(ticks=[(i, bar["knob"]) for i, bar in enumerate(bars)],
              reverse=True),
         legend="best", frame="open",

@@ -11,11 +11,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns loads of patterns, loads after failures, times, and bars of loads.
-
-  Args:
-    result: Result of `caatnet.studies.flows.study.run`.
-  """
+  """Returns loads of patterns, loads after failures, times, and bars."""
   parts = [_loads("fullest uplink, in flows", result["patterns"])]
   if result["failed_uplinks"]:
     failed = ", ".join(f"{a}-{b}" for a, b in result["failed_uplinks"])
@@ -97,7 +93,7 @@ def _figure(rows: Rows) -> plot.Figure:
   ]
   return plot.Figure(
     [
-      plot.Panel([*loads, plot.Rule(1)], y=plot.Axis("fullest uplink / bound")),
+      plot.Panel([*loads, plot.Rule(1)], y="fullest uplink / bound"),
       plot.Panel(
         pieces, x=plot.Axis(ticks=ticks), y=plot.Axis("pieces per flow", "log")
       ),

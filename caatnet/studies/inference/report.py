@@ -11,11 +11,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns steps, savings of policies, sources of constants, and curves.
-
-  Args:
-    result: Result of `caatnet.studies.inference.study.run`.
-  """
+  """Returns steps, savings of policies, sources of constants, and curves."""
   parts = []
   for model in result["models"]:
     rows = [row for row in result["rows"] if row["model"] == model]
@@ -114,11 +110,7 @@ def _helps(result: Mapping[str, Any]) -> Table:
 
 
 def layers(result: Mapping[str, Any]) -> Table:
-  """Returns measured layers of Llama-2-70B and the roofline's.
-
-  Args:
-    result: Result of `caatnet.studies.inference.study.run`.
-  """
+  """Returns measured layers of Llama-2-70B and the roofline's."""
   us = ",.0f"
   return Table(
     "us of a layer of Llama-2-70B without attention's core and all-reduces: "
@@ -163,7 +155,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
       plot.Line(x, low, curve["machine"], colour=colour, width=1),
       plot.Line(x, high, colour=colour, width=1),
       plot.Line(x, [s["saved_without"] for s in curve["saved"]], "", "--",
-           colour=colour, width=1),
+                colour=colour, width=1),
     ]
   marks[models[-1], policies[-1]].append(
     plot.Line((), (), "bytes alone, no latency", "--", colour="gray")
@@ -172,14 +164,8 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
     [
       plot.Panel(
         of, policy if model == models[0] else "",
-        plot.Axis(
-          "sequences that decode" if model == models[-1] else "", "log2"
-        ),
-        plot.Axis(
-          f"{model}: part of a step that is saved" if policy == policies[0]
-          else ""
-        ),
-        grid=True,
+        plot.Axis("sequences that decode", "log2"),
+        f"{model}: part of a step that is saved", grid=True,
       )
       for (model, policy), of in marks.items()
     ],

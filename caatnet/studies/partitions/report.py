@@ -18,11 +18,7 @@ _WORDS = [
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns assumptions, schemes, fronts, best partitions, paper, and curves.
-
-  Args:
-    result: Result of `caatnet.studies.partitions.study.run`.
-  """
+  """Returns assumptions, schemes, fronts, the paper's figures, and curves."""
   return Report(
     "Partitions of the training state",
     [

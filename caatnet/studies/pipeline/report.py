@@ -24,11 +24,7 @@ MAX_NUMBERS = 1500  # of microbatches in a panel; more would be a blur
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns cost and times of timetables, those that do not fit, and a chart.
-
-  Args:
-    result: Result of `caatnet.studies.pipeline.study.run`.
-  """
+  """Returns cost and times of timetables, and their stages over time."""
   config = result["config"]
   size, link = config["pipeline"], config["link"]
   rows = [
@@ -107,7 +103,7 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
       _actions(timeline),
       f"{table.name}{chunks}: {1e3 * timeline.finish_s:,.1f} ms, "
       f"{timeline.bubble:.1%} idle",
-      plot.Axis("ms" if row is rows[-1] else "", limits=ends),
+      plot.Axis("ms", limits=ends),
       plot.Axis(
         "stage", limits=(stages - 0.5, -0.5),
         ticks=[(s, str(s)) for s in range(0, stages, 1 + stages // 20)],

@@ -14,11 +14,7 @@ Row = Mapping[str, Any]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns the best few, what excluded others, flags, and their picture.
-
-  Args:
-    result: Result of `caatnet.studies.planner.study.run`.
-  """
+  """Returns the best few, what excluded others, flags, and their picture."""
   cluster, best, front = result["cluster"], result["best"], result["front"]
   numbered = [
     row | {"name": f"{number}. {row['configuration']}", "of": f"{number}."}
@@ -197,7 +193,7 @@ def _matrices(cluster: Row, best: Row) -> list[plot.Panel]:
   rates = np.log10(np.array(cluster["bandwidth"], float) / 1e9)
   return [
     plot.Panel([plot.Heat(rates[np.ix_(order, order)])], f"log10 GB/s, {text}",
-          plot.Axis("to"), plot.Axis("from"))
+          "to", "from")
     for text, order in (
       ("own order", range(len(rates))),
       (f"in order of\n{best['configuration'].split(',')[0]}", best["order"]),

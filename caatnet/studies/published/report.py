@@ -10,11 +10,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns choices, speed-ups, assumptions, and bars of a step's seconds.
-
-  Args:
-    result: Result of `caatnet.studies.published.study.run`.
-  """
+  """Returns choices, speed-ups, assumptions, and bars of a step's seconds."""
   parts: list[Table | str] = [Table(
     "predicted, not measured; in vain: what it would rather have had, and "
     "does not fit; says: what its own model says",
@@ -61,7 +57,7 @@ def _figure(rows: Rows) -> plot.Figure:
         cause: [row["latency"][cause] for row in of_case]
         for cause in of_case[0]["latency"]
       }),
-      case, plot.Axis("seconds of a step"),
+      case, "seconds of a step",
       plot.Axis(ticks=list(enumerate(row["chooser"] for row in of_case)),
            reverse=True),
       frame="open",

@@ -27,11 +27,7 @@ _MOST_LABELS = 80
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns times and the busiest links, and a round of the schedule.
-
-  Args:
-    result: Result of `caatnet.studies.schedule.study.run`.
-  """
+  """Returns times and the busiest links, and a round of the schedule."""
   links = result["links"]
   times = Table(
     f"{result['collective']} by {result['algorithm']} on {result['topology']}"

@@ -5,7 +5,7 @@ import functools
 from typing import Any
 
 from caatnet.show import plot
-from caatnet.show.report import Column, Report, Table
+from caatnet.show.report import Column, Report, Table, yes_no
 from caatnet.studies.serving import tails
 
 Row = Mapping[str, Any]
@@ -13,11 +13,7 @@ Parts = list[Table | str]
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns the tables and the figure of a subject of the study.
-
-  Args:
-    result: Result of `caatnet.studies.serving.study.run`.
-  """
+  """Returns the tables and the figure of a subject of the study."""
   title, parts, figure = {
     "vllm_log": ("Serving, and the log of vLLM", _vllm_log, _log_figure),
     "fastswitch": ("Preemption in serving", _fastswitch, _switching_figure),
@@ -152,7 +148,7 @@ def _seeds(rows: Sequence[Row]) -> Table:
       Column("recompute", "recompute", ".3f"), Column("reuse", "swap", ".3f"),
       Column("cost", "cost", ".3f"), Column("worse", "worse by", "+.3f"),
       Column("width", "half interval", ".3f"),
-      Column("beyond", "beyond", lambda there: "yes" if there else "no"),
+      Column("beyond", "beyond", yes_no),
       Column("", "cheaper chosen", "{cheaper} of {able}"),
       "swapped",
     ],
@@ -225,16 +221,15 @@ def _log_figure(result: Row) -> plot.Figure:
       [
         plot.Line(log["t"], log[name], "vLLM's log", colour="C1", width=2),
         plot.Line(ours[0], ours[column], "simulated", colour="C0", width=0.8,
-             steps="post"),
+                  steps="post"),
       ],
-      x=plot.Axis("s" if column == 3 else ""), y=plot.Axis(label),
-      legend="best" if column == 1 else "", grid=True,
+      "", "s", label, grid=True,
     )
     for column, (label, name) in enumerate((
       ("running requests", "running"), ("waiting requests", "waiting"),
       ("used pages (%)", "kv_cache_pct"),
     ), 1)
-  ], (8, 7), share_x="all")
+  ], (8, 7), share_x="all", legend="outside upper center", legend_columns=2)
 
 
 def _switching_figure(result: Row) -> plot.Figure:
@@ -246,8 +241,7 @@ def _switching_figure(result: Row) -> plot.Figure:
       [plot.Line(row[name.lower()]["curve"], result["above"], row["arm"])
        for row in rows],
       f"{name}, {kind} priorities", plot.Axis(f"{name} (s)", "log"),
-      plot.Axis("share of samples above", "log", (1e-4, 1)),
-      legend="best" if name == "TTFT" else "", grid=True,
+      plot.Axis("share of samples above", "log", (1e-4, 1)), grid=True,
     )
     for name in ("TTFT", "TBT")
   ]
@@ -264,9 +258,9 @@ def _switching_figure(result: Row) -> plot.Figure:
       )],
       x=plot.Axis(label, limits=(0, 1.35 * max(values, default=1))),
       y=plot.Axis(ticks=[(i, row["arm"]) for i, row in enumerate(copied)],
-             reverse=True),
+                  reverse=True),
     ))
-  return plot.Figure(panels, (10, 7), 2)
+  return plot.Figure(panels, (10, 7), 2, legend="outside right upper")
 
 
 def _fairness_figure(result: Row) -> plot.Figure:
@@ -277,13 +271,13 @@ def _fairness_figure(result: Row) -> plot.Figure:
       plot.Panel(
         [plot.Line(row["grid"], [y / 1e3 for y in curve], name)
          for name, curve in row["service"].items()],
-        f"{row['policy']}: {row['largest'] / 1e3:.0f}k", plot.Axis("s"),
-        plot.Axis("" if index else "service (1,000 tokens read)"),
-        legend="" if index else "best", grid=True,
+        f"{row['policy']}: {row['largest'] / 1e3:.0f}k", "s",
+        "service (1,000 tokens read)", grid=True,
       )
-      for index, row in enumerate(rows)
+      for row in rows
     ],
     (3 * len(rows), 3.4), len(rows),
     "service until a client's line is empty; in titles the largest difference, "
-    f"bound of VTC {result['bound'] / 1e3:.0f}k", share_y="all",
+    f"bound of VTC {result['bound'] / 1e3:.0f}k", "outside right upper",
+    share_y="all",
   )

@@ -9,11 +9,7 @@ from caatnet.studies.utilisation import published
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns the paper's table, other models, the recommendation, and curves.
-
-  Args:
-    result: Result of `caatnet.studies.utilisation.study.run`.
-  """
+  """Returns the paper's table, other models, the recommendation, and curves."""
   table = result["table"]
   factor = (
     f"factor {result['volume_factor']:.4f} FITTED on this table"
@@ -118,9 +114,8 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
   """Returns utilisation against bandwidth, with the paper's cells as points."""
   curves, cells = result["curves"], result["table"]["cells"]
   models = curves["utilisation"]
-  columns = -(-len(models) // 2)
   panels = []
-  for index, (model, lines) in enumerate(models.items()):
+  for model, lines in models.items():
     marks = []
     for number, (name, values) in enumerate(lines.items()):
       own = [c for c in cells if (c["model"], c["method"]) == (model, name)]
@@ -128,22 +123,20 @@ def _figure(result: Mapping[str, Any]) -> plot.Figure:
       marks += [
         plot.Line(curves["gbit_s"], values, name, colour=colour),
         plot.Line([c["published"] for c in own], [c["target"] for c in own],
-             style="", marker="o", size=4, colour=colour),
+                  style="", marker="o", size=4, colour=colour),
       ]
     if any(c["model"] == model for c in cells):
       marks.append(plot.Line(
         (), (), "paper, table 4", "", "o", colour="gray", size=4
       ))
     panels.append(plot.Panel(
-      marks, model,
-      plot.Axis("bandwidth [Gbit/s]" if index >= columns else "", "log"),
-      plot.Axis("" if index % columns else "compute utilisation"),
-      legend="lower right" if index == columns - 1 else "", grid=True,
+      marks, model, plot.Axis("bandwidth [Gbit/s]", "log"),
+      "compute utilisation", grid=True,
     ))
   fitted = result["fitted_on_this_table"]
   return plot.Figure(
-    panels, (13, 7.6), columns,
+    panels, (13, 7.6), -(-len(models) // 2),
     f"1B to 100B: volume factor {result['volume_factor']:.4f}"
     + (", fitted on the points shown" if fitted else ", nothing fitted"),
-    share_x="all", share_y="all",
+    "outside right upper", share_x="all", share_y="all",
   )

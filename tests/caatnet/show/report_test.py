@@ -3,6 +3,7 @@
 import doctest
 import html.parser
 import io
+import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from markdown_it import MarkdownIt
 import pytest
 from rich.console import Console
 
-from caatnet.show import render, report
+from caatnet.show import drawing, plot, render, report
 from caatnet.show.report import Column, Report, Table
 
 # Markup of the three formats, and letters between.
@@ -167,8 +168,6 @@ def test_a_table_that_cannot_be_printed_is_not_made():
 
 def test_a_report_is_written_with_its_figure(tmp_path):
   pytest.importorskip("matplotlib")
-  from caatnet.show import plot
-
   made = Report("t", ["x"], lambda: plot.Figure(
     [plot.Panel([plot.Line([1, 2], [3, 4])])], (2, 1)
   ))
@@ -182,3 +181,14 @@ def test_a_report_is_written_with_its_figure(tmp_path):
   assert "http" not in page  # it loads nothing
   with pytest.raises(ValueError, match=r"a.txt must end in .md or .html"):
     render.write(made, tmp_path / "a.txt")
+
+
+def test_without_matplotlib_documents_have_no_figure(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)  # not installed
+  made = Report("t", ["x"], lambda: pytest.fail("nothing can draw it"))
+  for name in ("a.md", "a.html"):
+    render.write(made, tmp_path / name)
+    assert "x" in (tmp_path / name).read_text()
+    assert "png" not in (tmp_path / name).read_text()
+  with pytest.raises(ValueError, match=r'pip install "caatnet\[plot\]"'):
+    drawing.pyplot()
