@@ -11,7 +11,7 @@ import pathlib
 import tomllib
 from typing import Any
 
-from caatnet.show.documents import markdown
+from caatnet.show.render import markdown_table
 from docs.points import ROOT
 
 PATH = ROOT / "docs" / "papers.toml"
@@ -142,7 +142,7 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
     raise ValueError(
       f"no row {', '.join(sorted(unknown))} in the table of strategies"
     )
-  return markdown(
+  return markdown_table(
     ["strategy", "paper", "what it saves", "what it costs here", "config",
      "file"],
     [
@@ -161,14 +161,14 @@ def claims(_: str = "") -> str:
     (c for paper in load() for c in paper.claims),
     key=lambda c: [int(part) for part in c.number.split(".")],
   )
-  return markdown(
+  return markdown_table(
     ["", "claim", "verdict"], [[c.number, c.claim, c.verdict] for c in rows]
   )
 
 
 def papers(_: str = "") -> str:
   """Returns the table of papers: where the code has what."""
-  return markdown(
+  return markdown_table(
     ["paper", "mechanism", "cost model", "studies", "configs", "notebooks",
      "claims"],
     [

@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from caatnet.show.documents import Table, markdown
-from caatnet.show.tables import grid
+from caatnet.show.documents import Table
+from caatnet.show.render import grid, markdown_table
 from docs import papers
 from docs.points import ROOT, Point, above, loop_name, read
 from parallel.tensor.partial_sync import FUSED_ROUTES
@@ -60,7 +60,7 @@ def _losses(
 ) -> str:
   """Losses of each seed, compared with the first point's."""
   first, *_ = points
-  return markdown(
+  return markdown_table(
     ["", *(f"seed {i}" for i in range(len(first.losses))), "mean",
      f"minus {name(first)}", "operand kB"],
     [
@@ -124,7 +124,7 @@ def _partial_sync(points: Sequence[Point], ranks: str) -> str:
       "" if point is first else spread(above(point, first), 4),
       f"{point.kilobytes / 1e3:.2f}",
     ])
-  return markdown(
+  return markdown_table(
     ["r", "p", "private scale", "mean", "range", "minus p = 1", "MB"], rows
   )
 
@@ -138,7 +138,7 @@ def partial_sync_480_steps(_: str) -> str:
 
 
 def zero_step(_: str) -> str:
-  return markdown(
+  return markdown_table(
     ["variant", "median, s", "range, s",
      "ratio to automatic, median of rounds"],
     [
@@ -150,7 +150,7 @@ def zero_step(_: str) -> str:
 
 
 def training_step(_: str) -> str:
-  return markdown(
+  return markdown_table(
     ["variant", "dtype", "median s", "range s", "x plain", "tokens/s",
      "of products"],
     [
@@ -188,7 +188,7 @@ def _over_tensor(row: Mapping[str, Any], key: str) -> str:
 
 def overlap(_: str) -> str:
   """The 7B step compiled for TPUs, all programs."""
-  return markdown(
+  return markdown_table(
     ["target", "program", "kernels", "asynchronous", "hidden",
      "main memory, GB", "step, s: none / as scheduled / all overlapped"],
     [
@@ -253,7 +253,7 @@ def _auto() -> dict[tuple[str, float], Mapping[str, Any]]:
 
 def bounds_of_a_step(_: str) -> str:
   """CLAIMS 1.5: what a step takes by the compiled program."""
-  return markdown(
+  return markdown_table(
     ["64 chips", "p", "hidden",
      "step, s: none / as scheduled / all overlapped"],
     [
@@ -298,7 +298,7 @@ def kernels_bytes(_: str) -> str:
         f"{target[op, case][f'{key}_bytes'] / least:.{digits}f}"
         for target in (h200, v5p) for key, digits in (("kernel", 3), ("xla", 2))
       ])
-  return markdown(
+  return markdown_table(
     ["op: case", "least, MB", "H200, kernel / least", "XLA / least",
      "v5p, kernel / least", "XLA / least"],
     rows,

@@ -15,8 +15,6 @@ reads a chunk of one prompt, one of decode a token of every sequence.
 """
 
 import functools
-import json
-import pathlib
 import re
 
 from absl import flags
@@ -43,8 +41,8 @@ def main() -> None:
 
   from caatnet.config import experiments, inference
   from caatnet.config.override import override
-  from caatnet.show import results as results_files
-  from caatnet.studies.compilation import decoding, pictures, study, tables
+  from caatnet.show import render
+  from caatnet.studies.compilation import decoding, report, study
   from parallel.xla import targets
 
   target, results, programs = targets.resolve(FLAGS.target), {}, {}
@@ -61,18 +59,15 @@ def main() -> None:
   for name, analyse in programs.items():
     with Console(stderr=True).status(f"compiling {name} for {target.name}"):
       results[name] = analyse(target, {} if FLAGS.default_options else None)
-  if FLAGS.json:
-    print(json.dumps(results))
-  else:
-    tables.show(results)
-  if FLAGS.output:
-    results_files.write(pathlib.Path(FLAGS.output), {"programs": results})
-  if FLAGS.plot:
-    pictures.plot(results, pathlib.Path(FLAGS.plot))
+  render.present(
+    report.report(results), results, FLAGS.json, FLAGS.output, FLAGS.plot,
+    FLAGS.report, saved={"programs": results},
+  )
 
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("config", "mesh", "json", "plot", "step", "output"),
+    main,
+    uses=("config", "mesh", "json", "plot", "step", "output", "report"),
     required=("config", "target"),
   )

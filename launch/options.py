@@ -62,6 +62,15 @@ flags.DEFINE_string(
   "and overlap; simulate: the study's curves.",
 )
 flags.DEFINE_string(
+  "report",
+  "",
+  "File to write the tables and the picture to: .html, or .md with a PNG.",
+)
+flags.register_validator(
+  "report", lambda path: not path or path.endswith((".html", ".md")),
+  "must end in .html or .md",
+)
+flags.DEFINE_string(
   "export",
   "",
   "File to write a schedule to, .xml for MSCCL, .json for a Chrome trace of "

@@ -2,7 +2,8 @@ r"""Chooses the parallel configuration that a model wants on a cluster.
 
   python -m launch.plan --config=configs/planner/gpt_11b.py
   python -m launch.plan --config=configs/planner/gpt_11b.py \
-    --cluster=cluster.json --plot=plan.png --output=plan.json
+    --cluster=cluster.json --plot=plan.png --output=plan.json \
+    --report=plan.html
   python -m launch.plan --config=configs/planner/gpt_11b.py \
     --why_not="parallel.stage=8 parallel.data=2 parallel.tensor=8"
 
@@ -29,6 +30,7 @@ flags.DEFINE_multi_string(
 
 
 def main() -> None:
+  from caatnet.show import render
   from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
@@ -43,10 +45,14 @@ def main() -> None:
     *config["planner"]["why_not"], *FLAGS.why_not
   )
   study = registry.find(config)
-  study.present(study.run(config), FLAGS.json, FLAGS.output, FLAGS.plot)
+  result = study.run(config)
+  render.present(
+    study.report(result), result, FLAGS.json, FLAGS.output, FLAGS.plot,
+    FLAGS.report,
+  )
 
 
 if __name__ == "__main__":
   options.run(
-    main, uses=("config", "json", "plot", "output"), devices=False
+    main, uses=("config", "json", "plot", "output", "report"), devices=False
   )

@@ -15,7 +15,8 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
   python -m launch.simulate --config=configs/datacentre/hundred_billion.py \
     --html=page.html
 
-config.study says what is predicted.
+config.study says what is predicted. --report=FILE.md or FILE.html writes the
+tables with their picture.
 """
 
 import pathlib
@@ -32,6 +33,7 @@ flags.DEFINE_string(
 
 
 def main() -> None:
+  from caatnet.show import render
   from caatnet.studies import registry
 
   config = FLAGS.config.copy_and_resolve_references().to_dict()
@@ -49,10 +51,15 @@ def main() -> None:
   if FLAGS.export:
     study.export(config, pathlib.Path(FLAGS.export))
   result = study.run(config)
-  study.present(result, FLAGS.json, FLAGS.output, FLAGS.plot)
+  render.present(
+    study.report(result), result, FLAGS.json, FLAGS.output, FLAGS.plot,
+    FLAGS.report,
+  )
   if FLAGS.html:
     study.write_page(result, pathlib.Path(FLAGS.html))
 
 
 if __name__ == "__main__":
-  options.run(main, uses=("config", "json", "plot", "export", "output"))
+  options.run(
+    main, uses=("config", "json", "plot", "export", "output", "report")
+  )

@@ -228,6 +228,11 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
+  # Reports as data.
+  "caatnet.show.plot": ((), (*NUMPY_ONLY, "matplotlib", "rich")),
+  "caatnet.show.report": (
+    ("caatnet.show.plot",), (*NUMPY_ONLY, "matplotlib", "rich"),
+  ),
   # A coordinator starts without jax.
   "caatnet.show.swarms": (("parallel.elastic",), NUMPY_ONLY),
   "caatnet.config": (

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 
 from caatnet.show import tables
+from caatnet.show.report import size_text
 from caatnet.studies.collectives import chosen
 from caatnet.train import files
 from parallel.network import simulate
@@ -146,7 +147,7 @@ def _show_optimal(
     ["topology", "size", "bound us",
      *(text for model in models for text in (model, "with"))],
     [
-      [r["topology"], tables.size_text(x["size_bytes"]),
+      [r["topology"], size_text(x["size_bytes"]),
        f"{x['bound_us']:,.2f}",
        *(text for model in models for text in (
          f"{x[model]['ratio']:.3f}", x[model]["trees"]
@@ -229,7 +230,7 @@ def _summary(
       "median": float(np.median(times)),
       "worst": float(times.max()),
     }
-    size = tables.size_text(drawn[0]["times"][-1]["size_bytes"])
+    size = size_text(drawn[0]["times"][-1]["size_bytes"])
     print(
       f"Time of the schedule at {size}, {model}: "
       f"{found[model]['within_5_percent']:.1%} within 5% of the bound, "

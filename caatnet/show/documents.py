@@ -53,9 +53,3 @@ def rewritten(
   if len(marks) != 2 * len(_TABLE.findall(text)):
     raise ValueError(f"a table begins or ends, but not both: {marks}")
   return _TABLE.sub(write, text), changed
-
-
-def markdown(columns: list[str], rows: list[list[str]]) -> str:
-  """Returns a table as Markdown's lines."""
-  head, *body = (f"| {' | '.join(cells)} |\n" for cells in (columns, *rows))
-  return "".join([head, f"|{'---|' * len(columns)}\n", *body])

@@ -1,34 +1,17 @@
-"""Draws runs and sweeps; needs the ``plot`` extra (matplotlib)."""
+"""Figures of runs and sweeps, written as PNG (`caatnet.show.drawing`)."""
 
 from collections.abc import Callable, Mapping, Sequence
+import itertools
 import pathlib
 import re
 from typing import Any
 
 import numpy as np
 
-from caatnet.train import files
+from caatnet.show import drawing, plot
 from caatnet.train.records import read_metrics
 
 _NATS = "nats per byte"
-
-
-def pyplot() -> Any:
-  """Imports matplotlib.pyplot for use without a display.
-
-  Raises:
-    ValueError: matplotlib is missing; the message says how to install it.
-  """
-  try:
-    import matplotlib
-  except ImportError as error:
-    raise ValueError(
-      'plots need matplotlib: pip install "caatnet[plot]"'
-    ) from error
-  matplotlib.use("Agg")
-  from matplotlib import pyplot as plt
-
-  return plt
 
 
 def plot_losses(
@@ -36,83 +19,73 @@ def plot_losses(
   path: pathlib.Path,
   reference: Mapping[str, float] | None = None,
   label: str = _NATS,
-) -> None:
+) -> plot.Figure:
   """Draws training and validation loss of several runs in one picture.
 
   Args:
-    runs: The folder of each run, by its label.
-    path: The PNG to write.
+    runs: Folder of each run, by its label.
+    path: PNG to write.
     reference: Losses by their labels, drawn as horizontal lines.
-    label: What losses are called, as in `caatnet.data.protocol.Data.labels`.
+    label: Unit of losses, as in `caatnet.data.protocol.Data.labels`.
+
+  Returns:
+    The figure.
   """
-  plt = pyplot()
-  figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-  for name, workdir in runs.items():
-    records = read_metrics(workdir)
-    training = [(r["step"], r["loss"]) for r in records if "loss" in r]
-    validation = [
-      (r["step"], r["validation_loss"])
-      for r in records
-      if "validation_loss" in r
+  marks: list[plot.Mark] = []
+  for index, (name, workdir) in enumerate(runs.items()):
+    records, colour = read_metrics(workdir), f"C{index}"
+    training, validation = (
+      zip(*((r["step"], r[key]) for r in records if key in r), strict=True)
+      for key in ("loss", "validation_loss")
+    )
+    marks += [
+      plot.Line(*training, alpha=0.35, width=1, colour=colour),
+      plot.Line(
+        *validation, f"{name} (validation)", marker="o", colour=colour
+      ),
     ]
-    steps, losses = zip(*training, strict=True)
-    (line,) = axes.plot(steps, losses, alpha=0.35, linewidth=1)
-    axes.plot(
-      *zip(*validation, strict=True),
-      marker="o",
-      color=line.get_color(),
-      label=f"{name} (validation)",
-    )
-  for name, loss in (reference or {}).items():
-    axes.axhline(loss, color="gray", linestyle="--", linewidth=1)
-    axes.annotate(
-      name,
-      (1, loss),
-      xycoords=("axes fraction", "data"),
-      xytext=(-4, 3),
-      textcoords="offset points",
-      ha="right",
-      color="gray",
-    )
-  axes.set(xlabel="step", ylabel=f"loss [{label}]")
-  axes.legend()
-  save(figure, path)
+  marks += [
+    plot.Rule(loss, colour="gray", text=name)
+    for name, loss in (reference or {}).items()
+  ]
+  return _written((7, 4.2), path, plot.Panel(
+    marks, "", plot.Axis("step"), plot.Axis(f"loss [{label}]"), legend="best"
+  ))
 
 
 def plot_positions(
   losses: np.ndarray, path: pathlib.Path, label: str = _NATS
-) -> None:
-  """Draws the loss at each position of the context.
+) -> plot.Figure:
+  """Draws the loss at each position of the context; returns the figure.
 
   Args:
     losses: Losses, float ``[T]``.
-    path: The PNG to write.
-    label: What losses are called, as in `caatnet.data.protocol.Data.labels`.
+    path: PNG to write.
+    label: Unit of losses, as in `caatnet.data.protocol.Data.labels`.
   """
-  plt = pyplot()
-  figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-  axes.plot(np.arange(1, len(losses) + 1), losses, linewidth=1)
-  axes.set(
-    xlabel="tokens of context", ylabel=f"loss [{label}]", xscale="log"
-  )
-  save(figure, path)
+  return _written((7, 4), path, plot.Panel(
+    [plot.Line(range(1, len(losses) + 1), losses.tolist(), width=1)], "",
+    plot.Axis("tokens of context", "log"), plot.Axis(f"loss [{label}]"),
+  ))
 
 
 def plot_sweep(
   rows: Sequence[Mapping[str, Any]], x: str, xlabel: str, path: pathlib.Path
-) -> None:
+) -> plot.Figure:
   """Draws the validation loss against a column of a sweep.
 
   A mark is the mean over seeds, its bar their range.
 
   Args:
-    rows: The rows of the sweep's CSV.
-    x: The column on the horizontal axis.
-    xlabel: The label of that axis, with its unit.
-    path: The PNG to write.
+    rows: Rows of the sweep's CSV.
+    x: Column on the horizontal axis.
+    xlabel: Label of that axis, with its unit.
+    path: PNG to write.
+
+  Returns:
+    The figure.
   """
-  plt = pyplot()
-  figure, axes = plt.subplots(figsize=(7, 4.4), layout="constrained")
+  marks = []
   for line in sorted({_line(row) for row in rows}):
     groups: dict[tuple[float, float], list[float]] = {}
     for row in rows:
@@ -122,20 +95,12 @@ def plot_sweep(
         key = (row["p"], row[x])
         groups.setdefault(key, []).append(row["validation_loss"])
     points = sorted((key[1], values) for key, values in groups.items())
-    means = np.array([np.mean(values) for _, values in points])
-    low = means - [min(values) for _, values in points]
-    high = np.array([max(values) for _, values in points]) - means
-    axes.errorbar(
-      [position for position, _ in points],
-      means,
-      yerr=[low, high],
-      marker="o",
-      capsize=3,
-      label=f"r={line[0]}, private scale: {line[1]}",
-    )
-  axes.set(xlabel=xlabel, ylabel=_loss_label(rows))
-  axes.legend()
-  save(figure, path)
+    marks.append(_means(
+      points, label=f"r={line[0]}, private scale: {line[1]}", marker="o"
+    ))
+  return _written((7, 4.4), path, plot.Panel(
+    marks, "", plot.Axis(xlabel), plot.Axis(_loss_label(rows)), legend="best"
+  ))
 
 
 def plot_study(
@@ -144,8 +109,8 @@ def plot_study(
   """Draws the validation loss of a sweep against each quantity that varied.
 
   Args:
-    rows: The rows of the sweep's CSV.
-    workdir: The folder of the PNGs.
+    rows: Rows of the sweep's CSV.
+    workdir: Folder of the PNGs.
   """
   if any(row["worker"] > 1 for row in rows):
     plot_points(
@@ -172,40 +137,50 @@ def plot_points(
   sent: Callable[[Mapping[str, Any]], float],
   xlabel: str,
   path: pathlib.Path,
-) -> None:
+) -> plot.Figure:
   """Draws the validation loss against what is sent, a mark per point.
 
   Args:
-    rows: The rows of the sweep's CSV; bars are the range over seeds.
+    rows: Rows of the sweep's CSV; bars are the range over seeds.
     sent: Returns how much the run of a row sends.
-    xlabel: The label of that axis, with its unit.
-    path: The PNG to write.
+    xlabel: Label of that axis, with its unit.
+    path: PNG to write.
+
+  Returns:
+    The figure.
   """
-  plt = pyplot()
   points: dict[str, list[Mapping[str, Any]]] = {}
   for row in rows:
     points.setdefault(row["point"], []).append(row)
-  height = 4.6 + 0.17 * len(points)
-  figure, axes = plt.subplots(figsize=(8, height), layout="constrained")
-  marks = "osD^v<>pPX*hd8"
-  for index, (point, runs) in enumerate(points.items()):
-    losses = [run["validation_loss"] for run in runs]
-    some, mean = runs[0], float(np.mean(losses))
-    axes.errorbar(
-      sent(some),
-      mean,
-      yerr=[[mean - min(losses)], [max(losses) - mean]],
-      marker=marks[index % len(marks)],
-      linestyle="none",
-      capsize=3,
+  marks = [
+    _means(
+      [(sent(runs[0]), [run["validation_loss"] for run in runs])],
       label=re.sub(r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point),
+      marker=marker, style="",
     )
-  axes.set(xlabel=xlabel, ylabel=_loss_label(rows))
+    for (point, runs), marker in zip(
+      points.items(), itertools.cycle("osD^v<>pPX*hd8"), strict=False
+    )
+  ]
   amounts = list(map(sent, rows))
-  if max(amounts) > 10 * min(amounts):
-    axes.set_xscale("symlog", linthresh=1.0)
-  figure.legend(loc="outside lower left", fontsize="x-small")
-  save(figure, path)
+  scale = "symlog" if max(amounts) > 10 * min(amounts) else "linear"
+  panel = plot.Panel(
+    marks, "", plot.Axis(xlabel, scale), plot.Axis(_loss_label(rows))
+  )
+  size = (8, 4.6 + 0.17 * len(points))
+  return _written(size, path, panel, legend="outside lower left")
+
+
+def _means(
+  points: Sequence[tuple[float, Sequence[float]]], **options: Any
+) -> plot.Line:
+  """Returns means of values by place, with their ranges as error bars."""
+  return plot.Line(
+    [place for place, _ in points],
+    [float(np.mean(values)) for _, values in points],
+    errors=tuple([f(values) for _, values in points] for f in (min, max)),
+    **options,
+  )
 
 
 def _line(row: Mapping[str, Any]) -> tuple[int, str]:
@@ -218,8 +193,11 @@ def _loss_label(rows: Sequence[Mapping[str, Any]]) -> str:
   return f"validation loss [{rows[0].get('loss_label', _NATS)}]"
 
 
-def save(figure: Any, path: pathlib.Path) -> None:
-  """Writes a figure in place of the old one, and closes it."""
-  with files.whole(path) as temporary:
-    figure.savefig(temporary, dpi=150)
-  pyplot().close(figure)
+def _written(
+  size: tuple[float, float], path: pathlib.Path, panel: plot.Panel,
+  **options: Any,
+) -> plot.Figure:
+  """Writes a figure of one panel, and returns it."""
+  figure = plot.Figure([panel], size, **options)
+  drawing.write(figure, path)
+  return figure

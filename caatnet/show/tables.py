@@ -1,42 +1,14 @@
-"""Prints tables on the terminal."""
+"""Tables of evaluations and sweeps, printed on the terminal."""
 
 from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from caatnet.data.protocol import Data, Dataset
+from caatnet.show import render
+from caatnet.show.render import table
+from caatnet.show.report import Column, Table
 from caatnet.train.evaluate import Evaluation
-
-
-def table(
-  title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-  """Prints a table, its first column aligned left, the others right.
-
-  Args:
-    title: The title.
-    columns: The columns' headings.
-    rows: The rows' cells.
-  """
-  console = Console()
-  if not console.is_terminal:  # a log file has no width to respect
-    console = Console(width=130)
-  console.print(grid(title, columns, rows))
-
-
-def grid(
-  title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> Table:
-  """Returns a table as `table` prints it."""
-  made = Table(title=title, title_justify="left")
-  for index, column in enumerate(columns):
-    made.add_column(column, justify="right" if index else "left")
-  for row in rows:
-    made.add_row(*row)
-  return made
 
 
 def measure_rows(
@@ -139,46 +111,45 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
   for row in rows:
     points.setdefault(row["point"], {})[row["seed"]] = row
   first = next(iter(points.values()))
+
+  def mean_and_range(
+    prefix: str, values: Sequence[float], sign: str
+  ) -> dict[str, str]:
+    if not values:
+      return {}
+    mean, least, most = sum(values) / len(values), min(values), max(values)
+    return {
+      f"{prefix}mean": f"{mean:{sign}.4f}",
+      f"{prefix}range": f"{least:{sign}.3f} to {most:{sign}.3f}",
+    }
+
   lines = []
   for point, runs in points.items():
-    losses = [run["validation_loss"] for run in runs.values()]
+    losses = {seed: run["validation_loss"] for seed, run in runs.items()}
     differences = [
-      run["validation_loss"] - first[seed]["validation_loss"]
-      for seed, run in runs.items()
-      if seed in first
+      loss - first[seed]["validation_loss"]
+      for seed, loss in losses.items() if seed in first
     ]
-    some = next(iter(runs.values()))
     lines.append(
-      [
-        point or "base",
-        str(len(losses)),
-        f"{sum(losses) / len(losses):.4f}",
-        f"{min(losses):.3f} to {max(losses):.3f}",
-        f"{sum(differences) / len(differences):+.4f}" if differences else "",
-        f"{min(differences):+.3f} to {max(differences):+.3f}"
-        if differences
-        else "",
-        f"{some['forward_bytes'] / 1e6:.2f}",
-        f"{some['backward_bytes'] / 1e6:.2f}",
-        f"{some.get('worker_bytes', 0.0) / 1e3:,.1f}",
-      ]
+      next(iter(runs.values()))
+      | {"point": point or "base", "seeds": len(losses)}
+      | mean_and_range("", list(losses.values()), "")
+      | mean_and_range("diff_", differences, "+")
     )
-  table(
+  render.show(Table(
     "validation loss in nats, and its difference from the first point "
     "seed by seed; operand bytes per device and step: MB of the tensor axis, "
     "kB of the worker axis",
-    ["point", "seeds", "mean", "range", "diff", "range", "forward MB",
-     "backward MB", "worker kB"],
+    [
+      "point", "seeds", "mean", "range",
+      Column("diff_mean", "diff", default=""),
+      Column("diff_range", "range of diff", default=""),
+      Column("forward_bytes", "forward MB", ".2f", unit=1e6),
+      Column("backward_bytes", "backward MB", ".2f", unit=1e6),
+      Column("worker_bytes", "worker kB", ",.1f", unit=1e3, default="0.0"),
+    ],
     lines,
-  )
-
-
-def size_text(size_bytes: int) -> str:
-  """Formats a size: 65536 is "64 KiB"."""
-  for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-    if size_bytes >= unit:
-      return f"{size_bytes / unit:g} {name}"
-  return f"{size_bytes} B"
+  ))
 
 
 def print_tasks(found: Mapping[str, Any]) -> None:
@@ -192,21 +163,17 @@ def print_tasks(found: Mapping[str, Any]) -> None:
   def number(value: Any) -> str:
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
-  table(
+  render.show(Table(
     f"lm-evaluation-harness, checkpoint of step {found['step']}, context of "
     f"{found['context']:,} tokens",
-    ["task", "version", "documents", "shots", "filter", "metric", "value",
-     "stderr"],
     [
-      [
-        row["task"], row["version"], f"{row['num_documents']:,}",
-        str(row["num_shots"]), row["filter"], row["metric"],
-        number(row["value"]),
-        "-" if row["stderr"] is None else number(row["stderr"]),
-      ]
-      for row in found["metrics"]
+      "task", "version", Column("num_documents", "documents", ","),
+      Column("num_shots", "shots"), "filter", "metric",
+      Column("value", "value", number),
+      Column("stderr", "stderr", number, default="-"),
     ],
-  )
+    found["metrics"],
+  ))
   if found["num_cut"]:
     print(
       "requests that lost the beginning of their context, which was too long: "

@@ -1,21 +1,20 @@
 """Finds studies by name; a study computes a prediction and trains nothing.
 
-A study is a folder here. Its ``study.py`` has ``run``, which takes a config as
+A study is a directory. Its ``study.py`` has ``run``, which takes a config as
 nested dicts and returns plain data, and may have ``export`` and ``write_page``.
-Its ``tables.py`` has ``show``, which prints a result, and its ``pictures.py``
-has ``plot``, which draws a result into a file. A new study is a folder and a
-name in ``SUBJECTS``.
+Its ``report.py`` has ``report``, which returns a result's tables and figure
+(`caatnet.show.report`). A new study is a directory and a name in ``SUBJECTS``.
 """
 
 from collections.abc import Callable, Mapping
 import dataclasses
 import importlib
-import json
 import pathlib
 from typing import Any
 
 from caatnet import ranges
-from caatnet.show import results
+from caatnet.show import drawing, render
+from caatnet.show.report import Report
 
 # The values of config.study: folders beside this file.
 SUBJECTS = (
@@ -26,42 +25,29 @@ SUBJECTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """What a study can do.
+  """Functions of a study.
 
   Attributes:
     run: Computes a result, plain data, from a config as nested dicts.
-    show: Prints tables of a result.
-    plot: Draws a result into a PNG.
+    report: Returns the report of a result.
     export: Writes what the config describes for other programs; None if the
       study has nothing to export.
-    write_page: Writes a result as a page of HTML; None if there is none.
+    write_page: Writes a result as a page of HTML with sliders; None if there is
+      none.
   """
 
   run: Callable[[Mapping[str, Any]], dict[str, Any]]
-  show: Callable[[Mapping[str, Any]], None]
-  plot: Callable[[Mapping[str, Any], pathlib.Path], None]
+  report: Callable[[Mapping[str, Any]], Report]
   export: Callable[[Mapping[str, Any], pathlib.Path], None] | None = None
   write_page: Callable[[Mapping[str, Any], pathlib.Path], None] | None = None
 
-  def present(
-    self, result: Mapping[str, Any], as_json: bool, output: str, picture: str
-  ) -> None:
-    """Prints a result, and writes what a command line asks for.
+  def show(self, result: Mapping[str, Any]) -> None:
+    """Prints the report of a result."""
+    render.show(self.report(result))
 
-    Args:
-      result: What `run` returned.
-      as_json: Whether JSON is printed in place of tables.
-      output: The JSON file to write; "" for none.
-      picture: The PNG to write; "" for none.
-    """
-    if as_json:
-      print(json.dumps(result))
-    else:
-      self.show(result)
-    if output:
-      results.write(pathlib.Path(output), result)
-    if picture:
-      self.plot(result, pathlib.Path(picture))
+  def plot(self, result: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Writes the figure of a result as PNG."""
+    drawing.write(self.report(result).figure(), path)
 
 
 def find(config: Mapping[str, Any]) -> Study:
@@ -81,11 +67,11 @@ def find(config: Mapping[str, Any]) -> Study:
       "with a study: configs/diloco/utilisation.py"
     )
   ranges.check(config)
-  study, tables, pictures = (
+  study, report = (
     importlib.import_module(f"caatnet.studies.{name}.{part}")
-    for part in ("study", "tables", "pictures")
+    for part in ("study", "report")
   )
   return Study(
-    study.run, tables.show, pictures.plot, getattr(study, "export", None),
+    study.run, report.report, getattr(study, "export", None),
     getattr(study, "write_page", None),
   )

@@ -54,6 +54,7 @@ FLAGS = [
    "--limit=nan must be above 0"),
   ("compile", [TINY, "-workdir", "x"], "--workdir has no effect on compile"),
   ("simulate", [UTILISATION, "--mesh=tensor:2"], "--mesh has no effect on sim"),
+  ("simulate", [UTILISATION, "--report=x.pdf"], "=x.pdf: must end in .html or"),
   ("benchmark", [KERNELS, "--nojson"], "--json has no effect on benchmark"),
   ("sweep", ["--grid=sync.p=1"], "--config is required"),
   ("compile", [TINY], "--target is required"),

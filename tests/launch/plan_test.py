@@ -14,9 +14,10 @@ PLAN = "--config=configs/planner/gpt_11b.py:test"
 
 def test_a_plan_is_written_and_drawn(launch, tmp_path):
   path, picture = tmp_path / "plan.json", tmp_path / "plan.png"
+  document = tmp_path / "plan.html"
   ended = launch(
     "plan", PLAN, "--why_not=parallel.tensor=3", f"--output={path}",
-    f"--plot={picture}",
+    f"--plot={picture}", f"--report={document}",
   )
   assert ended.returncode == 0, ended.stderr
   assert "why not parallel.tensor=3? stage 1 x" in ended.stdout
@@ -27,6 +28,9 @@ def test_a_plan_is_written_and_drawn(launch, tmp_path):
   assert sum(best["memory"].values()) == pytest.approx(best["bytes"])
   assert sorted(best["order"]) == list(range(8))
   assert picture.stat().st_size > 10_000
+  page = document.read_text()
+  assert f"<td>1. {best['configuration']}</td>" in page
+  assert "data:image/png;base64," in page
 
 
 def test_a_change_s_flags_train(launch, tmp_path):

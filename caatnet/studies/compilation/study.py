@@ -1,7 +1,7 @@
 """Compiles a training step for a target and tells what XLA made of it.
 
-`analyse` returns plain data, which ``--json`` prints. The tables and pictures
-beside this file show it. What inference runs is compiled by
+`analyse` returns plain data, which ``--json`` prints and report.py turns into
+tables and a figure. What inference runs is compiled by
 `caatnet.studies.compilation.decoding`.
 """
 

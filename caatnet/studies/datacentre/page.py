@@ -11,7 +11,7 @@ import importlib.resources
 import json
 from typing import Any
 
-from caatnet.studies.datacentre import closed_forms, expressions, tables
+from caatnet.studies.datacentre import closed_forms, expressions, report
 
 # What the page calls the function of the formulas.
 FUNCTION = "plan"
@@ -27,7 +27,7 @@ def text(result: Mapping[str, Any]) -> str:
   formulas = closed_forms.formulas(result["given"])
   # A text in it must not end the script.
   data = json.dumps(
-    dict(result) | {"notes": tables.notes(result)}, allow_nan=False
+    dict(result) | {"notes": report.notes(result)}, allow_nan=False
   ).replace("</", "<\\/")
   parts = {
     "/*FUNCTION*/": expressions.javascript(formulas, FUNCTION),

@@ -5,6 +5,7 @@ import numpy as np
 from caatnet.data.protocol import Dataset
 from caatnet.data.text import TextData, measured
 from caatnet.show import tables
+from caatnet.show.report import size_text
 from caatnet.train.evaluate import Evaluation
 
 DATA = TextData("", "", 4, 8, 5.0, "", 16)
@@ -63,6 +64,6 @@ def test_bytes_of_one_phase_and_sizes():
   ]
   assert tables.communication_text(rows, "forward") == "2.00 MB float32"
   assert tables.communication_text(rows, "update") == "0"
-  assert [tables.size_text(x) for x in (512, 65536, 3 * 2**20, 2**31)] == [
+  assert [size_text(x) for x in (512, 65536, 3 * 2**20, 2**31)] == [
     "512 B", "64 KiB", "3 MiB", "2 GiB"
   ]

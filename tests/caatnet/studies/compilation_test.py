@@ -4,7 +4,8 @@ import collections
 
 import pytest
 
-from caatnet.studies.compilation import partition, programs, tables
+from caatnet.show import render
+from caatnet.studies.compilation import partition, programs, report
 from parallel.xla import compiled, ledger, overlap
 from parallel.xla.roofline import Cost
 from tests.caatnet.train import linear_model
@@ -33,7 +34,7 @@ def test_a_partition_s_formula_stands_beside_the_program(capsys):
   assert scatters["formula"] == scatters["lowered"] == 2 * (8 + 4) * 4
   assert rows["all_reduce"]["formula"] == 0 < rows["all_reduce"]["lowered"]
   assert found["memory"]["state (arguments)"] == 2 * 12 * (2 + 1)
-  tables._print_partition("it", found)
+  render.show(*report.partition_tables("it", found))
   printed = capsys.readouterr().out
   assert "reduce_scatter" in printed
 
@@ -48,20 +49,20 @@ def test_tables_show_what_runs_an_unknown_number_of_times(capsys):
   ]
   (difference,) = compiled.compare(entries[:1], entries)
   assert difference.differs
-  tables._print_ledger("it", {"collectives": [], "ledger": [{
+  render.show(*report.ledger_tables("it", {"collectives": [], "ledger": [{
     "axes": ["a"], "phase": "forward", "differs": True,
     "lowered": programs.rows(difference.lowered),
     "compiled": programs.rows(difference.compiled),
-  }]})
+  }]}))
   transfers = [
     overlap.ScheduledCollective((e,), e.count, False, 1.0, Cost(), 0.0, ())
     for e in entries
   ]
   for found in (transfers, transfers[1:]):
     rows = overlap.by_axis(found)
-    tables._print_overlap(
+    render.show(report.overlap_table(
       {"it": {"overlap": [{"axes": ["a"], **row} for row in rows.values()]}}
-    )
+    ))
   printed = capsys.readouterr().out
   assert printed.count("2 x all_reduce float32  0.008 MB") == 2
   assert printed.count("? x all_reduce float32  0.004 MB each") == 1

@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 
+from caatnet.show import render
 from caatnet.studies import registry
-from caatnet.studies.datacentre import closed_forms, page, tables
+from caatnet.studies.datacentre import closed_forms, page, report
 from caatnet.studies.datacentre.knobs import KNOBS
 from configs.datacentre import hundred_billion
 from configs.planner import gpt_11b
@@ -87,7 +88,7 @@ def test_fewer_days_with_a_planners_pod():
   config.pod = gpt_11b.get_config("test")
   config = config.to_dict()
   planned = registry.find(config).run(config)
-  assert "bounds nothing here" in "\n".join(tables.notes(planned))
+  assert "bounds nothing here" in "\n".join(report.notes(planned))
   share = planned["pod"]["utilisation"]
   assert 0 < share < 0.5
   days = {
@@ -124,7 +125,7 @@ def test_wrong_values_are_named(changes, words):
 def test_sites_that_are_too_small_are_said(capsys):
   found = run(sites=("ohio:1e9",))
   assert found["sites"]["missing_w"] == pytest.approx(3.31982e9)
-  tables.show(found)
+  render.show(report.report(found))
   assert "the sites are too small by 3.32 GW" in capsys.readouterr().out
 
 
@@ -150,11 +151,12 @@ def test_a_small_machine(capsys):
   found = run(
     given="accelerators", knobs__accelerators=1.0, knobs__parameters=1e9
   )
-  tables.show(found)
+  render.show(report.report(found))
   out = capsys.readouterr().out
   assert "this config" in out
   assert "predicted" in out
-  tables.show(run(given="accelerators", knobs__accelerators=64.0))
+  small = run(given="accelerators", knobs__accelerators=64.0)
+  render.show(report.report(small))
   assert "the model does not fit" in capsys.readouterr().out
 
 
@@ -177,11 +179,11 @@ def test_knobs_have_the_sources_of_who_set_them():
 
 def test_no_progress_is_said():
   found = run(knobs__restart_s=1e7)
-  assert "there is no progress" in "\n".join(tables.notes(found))
+  assert "there is no progress" in "\n".join(report.notes(found))
 
 
 def test_what_a_reader_must_know(result):
-  text = "\n".join(tables.notes(result))
+  text = "\n".join(report.notes(result))
   assert "sites: east 2.4 GW of 2.4 GW, west 1.92 GW" in text
   assert "at most 24% of the peak are reached, not 40%" in text
 
@@ -193,7 +195,7 @@ def test_what_a_reader_must_know(result):
   (None, "W", "-"),
 ])
 def test_numbers_as_people_read_them(x, unit, text):
-  assert tables.quantity(x, unit) == text
+  assert report.quantity(x, unit) == text
 
 
 @pytest.mark.parametrize("given", closed_forms.GIVEN)
@@ -228,7 +230,7 @@ def test_the_page_needs_nothing_else(result):
   assert text.count("</script>") == 1
   data = re.search(r"^var result = (.*);$", text, re.M)[1]
   there = json.loads(data)
-  assert there.pop("notes") == tables.notes(result)
+  assert there.pop("notes") == report.notes(result)
   assert there == json.loads(json.dumps(result))
   for place in ("/*FUNCTION*/", "/*RESULT*/", "<!--TITLE-->"):
     assert place not in text

@@ -7,7 +7,8 @@ import pytest
 
 from caatnet.config import inference
 from caatnet.config.override import override
-from caatnet.studies.compilation import decoding, tables
+from caatnet.show import render
+from caatnet.studies.compilation import decoding, report
 from configs.caatnet import tiny
 from parallel.xla import ledger, targets
 
@@ -88,7 +89,7 @@ def test_a_compiled_step(capsys):
   # XLA:CPU has no kernel for attention over pages.
   assert result["inference"]["gathers_pages"]
   assert "roofline" not in result
-  tables.show({"base": result})
+  render.show(report.report({"base": result}))
   printed = capsys.readouterr().out
   assert "decode of base: 3 x 1 tokens" in printed
   assert "cache" in printed

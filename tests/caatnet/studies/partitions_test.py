@@ -5,8 +5,9 @@ import json
 import pytest
 
 from caatnet.config.override import override
+from caatnet.show import render
 from caatnet.studies import registry
-from caatnet.studies.partitions import pictures, tables
+from caatnet.studies.partitions import report
 from configs.zero import frontier
 
 
@@ -43,7 +44,7 @@ def test_gradient_bytes_are_the_only_difference_to_the_papers_memory(result):
 
 
 def test_tables_say_what_is_assumed_and_what_is_not_reproduced(result, capsys):
-  tables.show(result)
+  render.show(report.report(result))
   printed = capsys.readouterr().out
   for words in ("Predicted, nothing is measured", "reaches 40% of 191.5",
                 "4 a gradient", "12.5 GB/s into each device (published",
@@ -60,13 +61,8 @@ def test_tables_say_what_is_assumed_and_what_is_not_reproduced(result, capsys):
 def test_other_settings_are_not_compared_with_the_paper(overrides, capsys):
   found = run(f"{overrides} accumulations=(1,)")
   assert found["published"] is None
-  tables.show(found)
+  render.show(report.report(found))
   assert "2501.04266" not in capsys.readouterr().out
-
-
-def test_the_picture_is_written(result, tmp_path):
-  pictures.plot(result, tmp_path / "new" / "zero.png")
-  assert (tmp_path / "new" / "zero.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_faster_link_is_what_the_config_says():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from caatnet.serving.engine.times import Attention, Roofline
-from caatnet.studies.serving import measured, pictures, study, tables
+from caatnet.show import render
+from caatnet.studies.serving import measured, report, study
 from configs.serving import vllm_log
 from parallel.hardware.devices import H100
 from parallel.network import inference
@@ -21,16 +22,13 @@ def result():
   return study.run(CONFIG)
 
 
-def test_the_log_comes_out(result, capsys, tmp_path):
+def test_the_log_comes_out(result, capsys):
   """Nothing is fitted, and each figure is within the tolerance."""
   for row in result["rows"]:
     assert abs(row["error"]) <= CONFIG["tolerance"], row["name"]
     assert not row["suspected"]
-  tables.show(result)
+  render.show(report.report(result))
   assert "TTFT P95" in capsys.readouterr().out
-  pytest.importorskip("matplotlib")
-  pictures.plot(result, tmp_path / "log.png")
-  assert (tmp_path / "log.png").stat().st_size > 1000
 
 
 def test_pages_are_the_log_s_before_any_request_ends(result):

@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 from caatnet.serving.traces import Arrival, Sessions
+from caatnet.show import drawing, render
 from caatnet.studies.serving import (
   cells,
   fairness,
-  pictures,
+  report,
   server,
   study,
-  tables,
   tails,
 )
 from configs.serving import fairness as fairness_config
 from configs.serving import fastswitch as config_file
+from tests.caatnet.show.report_test import check
 
 CONFIG = config_file.get_config("test").to_dict()
 SESSIONS = Sessions(10, 20.0, seed=5, think_s=1.0, longest_answer=30)
@@ -202,12 +203,14 @@ def test_the_study_prints_and_draws(capsys, tmp_path):
   rates = {row["load"]: row["requests"] for row in result["traces"]}
   assert capacity > 0
   assert set(rates) == {0.9}
-  tables.show(result)
+  made = report.report(result)
+  check(made)
+  render.show(made)
   printed = capsys.readouterr().out
   for text in ("assumed", "P99.9 rests on", "pages found", "larger than"):
     assert text in printed, text
   pytest.importorskip("matplotlib")
-  pictures.plot(result, tmp_path / "all.png")
+  drawing.write(made.figure(), tmp_path / "all.png")
   assert (tmp_path / "all.png").stat().st_size > 10_000
 
 
@@ -238,8 +241,10 @@ def test_vtc_keeps_its_bound_and_others_do_not(capsys, tmp_path):
   assert rows["vtc"]["largest"] <= result["bound"]
   assert rows["vtc"]["jain"] > 0.98 > rows["strict_priority"]["jain"]
   assert rows["strict_priority"]["largest"] > result["bound"]
-  tables.show(result)
+  made = report.report(result)
+  check(made)
+  render.show(made)
   assert "bound" in capsys.readouterr().out
   pytest.importorskip("matplotlib")
-  pictures.plot(result, tmp_path / "fair.png")
+  drawing.write(made.figure(), tmp_path / "fair.png")
   assert (tmp_path / "fair.png").stat().st_size > 10_000

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
+from caatnet.show import render
 from caatnet.studies import registry
-from caatnet.studies.utilisation import pictures, published, tables
+from caatnet.studies.utilisation import published, report
 from configs.diloco import utilisation as config_file
 
 
@@ -56,7 +57,7 @@ def test_what_the_paper_says_of_deepseek_is_near():
 
 @pytest.mark.parametrize("fitted", [False, True])
 def test_the_tables_say_what_is_fitted(fitted, capsys):
-  tables.show(run(fitted))
+  render.show(report.report(run(fitted)))
   printed = capsys.readouterr().out
   assert ("FITTED on this table" in printed) == fitted
   assert ("nothing fitted" in printed) != fitted
@@ -69,14 +70,9 @@ def test_the_tables_say_what_is_fitted(fitted, capsys):
 
 def test_it_says_that_no_setting_reaches(capsys):
   result = run(link="lte_uplink")
-  tables.show(result)
+  render.show(report.report(result))
   assert result["recommendation"]["setting"] is None
   assert "No setting reaches 95.0%" in capsys.readouterr().out
-
-
-def test_the_picture_is_written(tmp_path):
-  pictures.plot(run(), tmp_path / "new" / "u.png")
-  assert (tmp_path / "new" / "u.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_an_unknown_study_or_link_is_named():

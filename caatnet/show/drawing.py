@@ -1,0 +1,279 @@
+"""Writes figures as PNG; needs the ``plot`` extra (matplotlib)."""
+
+import functools
+import importlib.util
+import io
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from caatnet.show import plot
+from caatnet.show.plot import Axis, Figure, Panel
+from caatnet.train import files
+
+_DPI = 150
+# Least font size of texts inside bars, in points; smaller ones are left out.
+_LEAST_FONT = 1.0
+
+
+def is_available() -> bool:
+  """Returns whether matplotlib is installed."""
+  return importlib.util.find_spec("matplotlib") is not None
+
+
+def pyplot() -> Any:
+  """Imports matplotlib.pyplot for use without a display.
+
+  Raises:
+    ValueError: matplotlib is missing; the message says how to install it.
+  """
+  try:
+    import matplotlib
+  except ImportError as error:
+    raise ValueError(
+      'plots need matplotlib: pip install "caatnet[plot]"'
+    ) from error
+  matplotlib.use("Agg")
+  from matplotlib import pyplot as plt
+
+  return plt
+
+
+def write(figure: Figure, path: pathlib.Path) -> None:
+  """Writes a figure as a PNG, which replaces an existing file."""
+  data = png(figure)
+  with files.whole(path) as temporary:
+    temporary.write_bytes(data)
+
+
+def png(figure: Figure) -> bytes:
+  """Returns a figure as the bytes of a PNG."""
+  out = io.BytesIO()
+  drawn = draw(figure)
+  drawn.savefig(out, dpi=_DPI)
+  pyplot().close(drawn)
+  return out.getvalue()
+
+
+def draw(figure: Figure) -> Any:
+  """Returns a figure as matplotlib's; the caller closes it."""
+  plt, panels = pyplot(), figure.panels
+  columns = min(figure.columns, len(panels))
+  # Numbers with many zeros get an exponent at the end of their axis.
+  with plt.rc_context({"axes.formatter.limits": (-3, 5)}):
+    drawn, axes = plt.subplots(
+      -(-len(panels) // columns), columns, figsize=figure.size,
+      sharex=figure.share_x, sharey=figure.share_y, squeeze=False,
+      layout="constrained",
+    )
+  for axis in axes.flat[len(panels) :]:
+    axis.set_visible(False)
+  # Shared limits depend on the marks of all panels.
+  for step in _draw_marks, _finish:
+    for axis, panel in zip(axes.flat, panels, strict=False):
+      step(axis, panel)
+  for index, panel in enumerate(panels):
+    x, y = panel.axes
+    below = panels[index + columns : index + columns + 1]
+    if not any(x.label == other.axes[0].label for other in below):
+      axes.flat[index].set_xlabel(x.label)
+    if index % columns == 0 or y.label != panels[index - 1].axes[1].label:
+      axes.flat[index].set_ylabel(y.label)
+  if figure.legend:
+    handles: dict[str, Any] = {}
+    for axis in axes.flat:
+      for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+        handles.setdefault(label, handle)
+    drawn.legend(
+      handles.values(), handles, loc=figure.legend, frameon=False,
+      fontsize="small", ncols=figure.legend_columns,
+      title=figure.legend_title or None, title_fontsize="small",
+    )
+  if figure.title:
+    drawn.suptitle(figure.title, fontsize="medium")
+  return drawn
+
+
+def _draw_marks(axis: Any, panel: Panel) -> None:
+  """Draws the frame of a panel and its marks."""
+  axis.set_title(panel.title, fontsize="medium")
+  if panel.frame == "none":
+    axis.set_axis_off()
+    axis.margins(0.1)  # curved arrows leave the extent of their ends
+  elif panel.frame == "open":
+    axis.spines[["top", "right"]].set_visible(False)
+  if panel.grid:
+    axis.grid(alpha=0.3)
+  for name, of in zip("xy", panel.axes, strict=True):
+    _set_scale(axis, name, of)
+  for mark in panel.marks:
+    _draw(mark, axis)
+
+
+def _finish(axis: Any, panel: Panel) -> None:
+  """Sets limits and ticks, and draws texts and legends that depend on them."""
+  for name, of in zip("xy", panel.axes, strict=True):
+    _set_limits(axis, name, of)
+  # The size of a text inside a bar depends on the limits.
+  for mark in panel.marks:
+    if isinstance(mark, plot.Bars) and mark.inside:
+      _write_inside(axis, mark)
+  if panel.legend == "below":
+    axis.legend(
+      fontsize="x-small", ncols=4, frameon=False, loc="upper center",
+      bbox_to_anchor=(0.5, -0.12),
+    )
+  elif panel.legend:
+    axis.legend(fontsize="small", loc=panel.legend)
+
+
+def _set_scale(axis: Any, name: str, of: Axis) -> None:
+  options = {"log2": ("log", {"base": 2}), "symlog": ("symlog", {
+    "linthresh": 1.0
+  })}
+  if of.scale != "linear":  # the default; setting it resets the formatter
+    scale, values = options.get(of.scale, (of.scale, {}))
+    getattr(axis, f"set_{name}scale")(scale, **values)
+
+
+def _set_limits(axis: Any, name: str, of: Axis) -> None:
+  """Sets limits, direction and ticks of an axis."""
+  get, put = (getattr(axis, f"{verb}_{name}lim") for verb in ("get", "set"))
+  if of.limits:
+    put(of.limits)
+  if of.margin != (1.0, 1.0):
+    put([end * factor for end, factor in zip(get(), of.margin, strict=True)])
+  if of.reverse and not getattr(axis, f"{name}axis_inverted")():
+    put(get()[::-1])
+  if of.ticks is not None:
+    places, texts = zip(*of.ticks, strict=True) if of.ticks else ((), ())
+    getattr(axis, f"set_{name}ticks")(places, texts, fontsize="small")
+  if of.plain:
+    number = getattr(axis, f"{name}axis")
+    number.set_major_formatter("{x:g}")
+    if name == "y":  # there is room for numbers of minor ticks
+      number.set_minor_formatter("{x:g}")
+
+
+@functools.singledispatch
+def _draw(mark: plot.Mark, axis: Any) -> None:
+  """Draws a mark."""
+  raise TypeError(f"no mark: {mark}")
+
+
+@_draw.register
+def _(mark: plot.Line, axis: Any) -> None:
+  x, y = np.array(mark.x, float), np.array(mark.y, float)
+  options = {
+    "label": mark.label or None, "linestyle": mark.style or "none",
+    "marker": mark.marker or None, "linewidth": mark.width,
+    "markersize": mark.size, "color": mark.colour, "alpha": mark.alpha,
+    "markerfacecolor": mark.fill,
+    "drawstyle": f"steps-{mark.steps}" if mark.steps else None,
+  }
+  options = {k: v for k, v in options.items() if v is not None}
+  if mark.errors:
+    low, high = (np.array(end, float) for end in mark.errors)
+    axis.errorbar(x, y, yerr=[y - low, high - y], capsize=3, **options)
+  else:
+    axis.plot(x, y, **options)
+  if mark.texts:
+    _write(axis, mark.texts, x, y)
+
+
+@_draw.register
+def _(mark: plot.Texts, axis: Any) -> None:
+  _write(axis, mark, mark.x, mark.y)
+
+
+@_draw.register
+def _(mark: plot.Band, axis: Any) -> None:
+  axis.fill_between(
+    mark.x, mark.low, mark.high, color=mark.colour, alpha=0.3, linewidth=0
+  )
+
+
+@_draw.register
+def _(mark: plot.Bars, axis: Any) -> None:
+  colour = mark.colour
+  if isinstance(colour, list | tuple | np.ndarray) and len(colour) and (
+    not isinstance(colour[0], str)
+  ):
+    colour = _shade(colour)
+  bar = axis.barh if mark.horizontal else axis.bar
+  drawn = bar(
+    mark.places, mark.lengths, mark.thickness,
+    **{"left" if mark.horizontal else "bottom": mark.starts or 0},
+    label=mark.label or None, color=colour, edgecolor="white",
+    linewidth=mark.edge,
+  )
+  if mark.texts and not mark.inside:
+    axis.bar_label(drawn, mark.texts, padding=3, fontsize="small")
+
+
+@_draw.register
+def _(mark: plot.Rule, axis: Any) -> None:
+  line = axis.axvline if mark.vertical else axis.axhline
+  line(
+    mark.at, color=mark.colour, linestyle=mark.style, linewidth=mark.width,
+    label=mark.label or None,
+  )
+  if mark.text:
+    axis.annotate(
+      mark.text, (1, mark.at), xycoords=("axes fraction", "data"),
+      xytext=(-4, 3), textcoords="offset points", ha="right", color=mark.colour,
+    )
+
+
+@_draw.register
+def _(mark: plot.Heat, axis: Any) -> None:
+  image = axis.imshow(
+    np.array(mark.values, float), cmap="viridis", interpolation="nearest"
+  )
+  axis.figure.colorbar(image, ax=axis)
+
+
+@_draw.register
+def _(mark: plot.Arrows, axis: Any) -> None:
+  for tail, head, colour in zip(
+    mark.tails, mark.heads, _shade(mark.shades), strict=True
+  ):
+    axis.annotate("", head, tail, arrowprops={
+      "arrowstyle": "-|>", "connectionstyle": "arc3,rad=0.12", "color": colour,
+      "linewidth": 1.6, "shrinkA": mark.gap, "shrinkB": mark.gap,
+      "mutation_scale": 9,
+    })
+
+
+def _write(axis: Any, mark: plot.Texts, x: Any, y: Any) -> None:
+  horizontal, vertical = mark.align
+  for text, *point in zip(mark.texts, x, y, strict=True):
+    axis.annotate(
+      text, point, xytext=mark.offset, textcoords="offset points",
+      fontsize=mark.size, rotation=mark.rotation, ha=horizontal, va=vertical,
+    )
+
+
+def _write_inside(axis: Any, mark: plot.Bars) -> None:
+  """Writes texts into lying bars, at a font size that fits their lengths."""
+  low, high = axis.get_xlim()
+  inch = axis.figure.get_size_inches()[0] * 0.92 / (high - low)
+  starts = mark.starts or [0.0] * len(mark.lengths)
+  for text, place, start, length in zip(
+    mark.texts, mark.places, starts, mark.lengths, strict=True
+  ):
+    room = 0.9 * 72 * inch * length / max(1, 0.6 * len(text))
+    if room >= _LEAST_FONT:
+      axis.text(
+        start + length / 2, place, text, ha="center", va="center_baseline",
+        clip_on=True, fontsize=min(8.0, room),
+      )
+
+
+def _shade(values: Any) -> Any:
+  """Returns colours of numbers in [0, 1]."""
+  pyplot()
+  from matplotlib import colormaps
+
+  return colormaps["turbo"](np.array(values, float))

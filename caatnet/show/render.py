@@ -1,0 +1,198 @@
+"""Writes reports as terminal text, Markdown and HTML."""
+
+import base64
+from collections.abc import Mapping, Sequence
+import html
+import json
+import pathlib
+import re
+from typing import Any
+
+from rich import table as rich_table
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from caatnet.show import drawing, results
+from caatnet.show.report import Report, Table
+from caatnet.train import files
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; padding: 0 1em;
+  max-width: 72em; }
+table { border-collapse: collapse; margin: 1.5em 0; }
+caption { text-align: left; white-space: pre-line; padding: .3em 0; }
+th, td { border: 1px solid #ccc; padding: .2em .6em; text-align: right;
+  white-space: pre-line; font-variant-numeric: tabular-nums; }
+th:first-child, td:first-child { text-align: left; }
+p { white-space: pre-line; }
+img { max-width: 100%; }
+"""
+
+
+def grid(
+  title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]
+) -> rich_table.Table:
+  """Returns a table for a terminal: first column left, others right."""
+  # All is text, without markup: "[key]" is printed.
+  made = rich_table.Table(title=escape(title), title_justify="left")
+  for index, heading in enumerate(headings):
+    made.add_column(Text(heading), justify="right" if index else "left")
+  for row in cells:
+    made.add_row(*map(Text, row))
+  return made
+
+
+def table(
+  title: str, headings: Sequence[str], cells: Sequence[Sequence[str]]
+) -> None:
+  """Prints a table of text."""
+  console = Console()
+  if not console.is_terminal:  # a log file has no width to respect
+    console = Console(width=130)
+  console.print(grid(title, headings, cells))
+
+
+def show(*parts: Report | Table | str) -> None:
+  """Prints reports, tables and lines of text."""
+  for part in parts:
+    if isinstance(part, Report):
+      show(*part.parts)
+    elif isinstance(part, Table):
+      table(part.title, part.headings, part.cells())
+    else:
+      print(part)
+
+
+def markdown_table(
+  headings: Sequence[str], cells: Sequence[Sequence[str]]
+) -> str:
+  """Returns a table of text as Markdown."""
+  head, *body = (
+    f"| {' | '.join(map(_escaped, row))} |\n" for row in (headings, *cells)
+  )
+  return "".join([head, f"|{'---|' * len(headings)}\n", *body])
+
+
+def markdown(report: Report, picture: str = "") -> str:
+  """Returns a report as Markdown.
+
+  Args:
+    report: The report.
+    picture: Address of its figure; "" for none.
+  """
+  blocks = [f"# {_escaped(report.title)}"]
+  if picture:
+    blocks.append(f"![]({picture})")
+  for part in report.parts:
+    lines = (part.title if isinstance(part, Table) else part).splitlines()
+    blocks += [_paragraph(line) for line in lines if line.strip()]
+    if isinstance(part, Table):
+      blocks.append(markdown_table(part.headings, part.cells()).rstrip("\n"))
+  return "\n\n".join(blocks) + "\n"
+
+
+def _escaped(text: str) -> str:
+  """Escapes what Markdown would read as markup; words_with_bars are none."""
+  text = re.sub(r"([\\`*|<\[\]~]|(?<!\w)_|_(?!\w)|&(?=#?\w+;))", r"\\\1", text)
+  return text.strip().replace("\n", "<br>")
+
+
+def _paragraph(line: str) -> str:
+  """Returns a line as a paragraph, or as an item if it starts with "- "."""
+  line = line.strip()
+  item, line = ("- ", line[2:]) if line.startswith("- ") else ("", line)
+  # At the beginning of a line these are headings, quotes, items or rules.
+  return item + re.sub(r"^(\d+(?=[.)])|(?=[#>+=-]))", r"\1\\", _escaped(line))
+
+
+def page(report: Report, picture: bytes | None = None) -> str:
+  """Returns a report as a page of HTML that loads nothing.
+
+  Args:
+    report: The report.
+    picture: Its figure as PNG; None for none.
+  """
+  title = html.escape(report.title)
+  blocks = [f"<h1>{title}</h1>"]
+  if picture is not None:
+    data = base64.b64encode(picture).decode()
+    blocks.append(f'<img alt="" src="data:image/png;base64,{data}">')
+  for part in report.parts:
+    if isinstance(part, Table):
+      rows = [_html_row("th", part.headings), "</thead><tbody>"]
+      rows += [_html_row("td", cells) for cells in part.cells()]
+      blocks.append("\n".join([
+        f"<table><caption>{html.escape(part.title)}</caption><thead>", *rows,
+        "</tbody></table>",
+      ]))
+    else:
+      blocks.append(f"<p>{html.escape(part)}</p>")
+  return "\n".join([
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+    f"<title>{title}</title><style>{_STYLE}</style></head><body>", *blocks,
+    "</body></html>\n",
+  ])
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+  inner = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+  return f"<tr>{inner}</tr>"
+
+
+def write(report: Report, path: pathlib.Path) -> None:
+  """Writes a report with its figure, as far as matplotlib is installed.
+
+  Args:
+    report: The report.
+    path: File to write, .html with the figure embedded, or .md with the figure
+      in a PNG of the same name.
+
+  Raises:
+    ValueError: The file's name has another ending.
+  """
+  if path.suffix not in (".md", ".html"):
+    raise ValueError(f"--report={path} must end in .md or .html")
+  picture = None
+  if report.figure and drawing.is_available():
+    picture = drawing.png(report.figure())
+  if path.suffix == ".html":
+    files.replace(path, page(report, picture))
+    return
+  target = path.with_suffix(".png")
+  if picture is not None:
+    with files.whole(target) as temporary:
+      temporary.write_bytes(picture)
+  files.replace(path, markdown(report, target.name if picture else ""))
+
+
+def present(
+  report: Report,
+  result: Mapping[str, Any],
+  as_json: bool = False,
+  output: str = "",
+  picture: str = "",
+  document: str = "",
+  saved: Mapping[str, Any] | None = None,
+) -> None:
+  """Prints a report and writes the files that a command line asks for.
+
+  Args:
+    report: The report.
+    result: The data that the report shows.
+    as_json: Whether to print the data as JSON instead of the report.
+    output: JSON file to write; "" for none.
+    picture: PNG to write; "" for none.
+    document: Markdown or HTML file to write; "" for none.
+    saved: Content of the JSON file; the data if None.
+  """
+  if as_json:
+    print(json.dumps(result))
+  else:
+    show(report)
+  if output:
+    results.write(pathlib.Path(output), result if saved is None else saved)
+  if picture and report.figure:
+    drawing.write(report.figure(), pathlib.Path(picture))
+  if document:
+    write(report, pathlib.Path(document))

@@ -1,0 +1,146 @@
+"""Report of timetables: cost, times, and stages over time."""
+
+from collections.abc import Mapping
+import itertools
+from typing import Any
+
+import numpy as np
+
+from caatnet.show import plot
+from caatnet.show.report import Column, Report, Table, size_text
+from caatnet.studies.pipeline.study import built, timed
+from parallel.pipeline.simulate import Timeline
+from parallel.pipeline.timetable import Kind
+from parallel.topology.text import quantity
+
+# Kind -> its colour and its name in the legend.
+COLOURS = {
+  Kind.FORWARD: ("#7ba7d7", "forward"),
+  Kind.BACKWARD: ("#72b77a", "backward"),
+  Kind.INPUT: ("#7fc7c4", "backward of inputs"),
+  Kind.WEIGHT: ("#b79ad1", "backward of weights"),
+}
+MAX_NUMBERS = 1500  # of microbatches in a panel; more would be a blur
+
+
+def report(result: Mapping[str, Any]) -> Report:
+  """Returns cost and times of timetables, and their stages over time."""
+  config = result["config"]
+  size, link = config["pipeline"], config["link"]
+  rows = [
+    row | {
+      "name": _name(row), "stored_text": _stored(row),
+      "most_inputs": max(row["inputs"]),
+      "most_cotangents": max(row["cotangents"]),
+    }
+    for row in result["rows"]
+  ]
+  cost = Table(
+    f"{size['stages']} stages, {size['microbatches']} microbatches: counted in "
+    "timetables, all ticks equally long\nstored: of how many microbatches the "
+    "fullest stage stores activations, and the emptiest; held: inputs and "
+    "cotangents of its parts",
+    [
+      Column("name", "timetable"), "chunks",
+      "ticks", Column("bubble", "bubble", ".1%"),
+      Column("own_bubble", "of a stage", ".1%"),
+      Column("stored_text", "stored"),
+      Column("stored_bytes", "at most", size_text),
+      Column("", "held", "{most_inputs}, {most_cotangents}"),
+      Column("sent_bytes", "sent", size_text),
+    ],
+    rows,
+  )
+  bandwidth = quantity("bandwidth", link["bandwidth"])
+  ms = {"form": ",.1f", "unit": 1e-3}
+  times = Table(
+    f"ms of a step; {size_text(config['boundary_bytes'])} over links of "
+    f"{bandwidth / 1e9:g} GB/s, {link['latency_s']} s, "
+    f"{'sent under compute' if link['overlap'] else 'stages wait'} "
+    "(predicted, not measured)\nlockstep: all stages wait for each tick, as "
+    "one program does",
+    [
+      Column("name", "timetable"),
+      Column("closed_s", "closed form, no hops", default="-", **ms),
+      Column("without_hops_s", "events, no hops", **ms),
+      Column("events_s", "events", **ms),
+      Column("events_bubble", "idle", ".1%"),
+      Column("lockstep_s", "lockstep", **ms),
+    ],
+    rows,
+  )
+  left_out = [f"left out: {row['why']}" for row in result["skipped"]]
+  return Report(
+    "Timetables of a pipeline", [cost, times, *left_out],
+    lambda: _figure(result),
+  )
+
+
+def _name(row: Mapping[str, Any]) -> str:
+  """Names a row; says so where another timetable was built."""
+  if row["built"] == row["timetable"]:
+    return row["timetable"]
+  return f"{row['timetable']} (is {row['built']})"
+
+
+def _stored(row: Mapping[str, Any]) -> str:
+  """Formats stored activations of the fullest and the emptiest stage."""
+  most, least = (f(row["stored"]) / row["chunks"] for f in (max, min))
+  return f"{most:g}" if most == least else f"{most:g} to {least:g}"
+
+
+def _figure(result: Mapping[str, Any]) -> plot.Figure:
+  """Returns the actions of each stage over time, a panel for each timetable."""
+  config, rows = result["config"], result["rows"]
+  stages = config["pipeline"]["stages"]
+  ends = (0, 1010 * max(row["events_s"] for row in rows))
+  panels = []
+  for row in rows:
+    timeline = timed(config, built(config, row["timetable"]))
+    table = timeline.timetable
+    chunks = f", {table.num_chunks} chunks" if table.num_chunks > 1 else ""
+    panels.append(plot.Panel(
+      _actions(timeline),
+      f"{table.name}{chunks}: {1e3 * timeline.finish_s:,.1f} ms, "
+      f"{timeline.bubble:.1%} idle",
+      plot.Axis("ms", limits=ends),
+      plot.Axis(
+        "stage", limits=(stages - 0.5, -0.5),
+        ticks=[(s, str(s)) for s in range(0, stages, 1 + stages // 20)],
+      ),
+      frame="open",
+    ))
+  return plot.Figure(
+    panels, (13, len(rows) * (0.75 + min(0.22 * stages, 4)) + 0.6),
+    share_x="all", legend="outside upper center", legend_columns=len(COLOURS),
+    legend_title="numbers are microbatches; a stage's later chunks are lighter",
+  )
+
+
+def _actions(timeline: Timeline) -> list[plot.Bars]:
+  """Returns a box for each action, in the row of its stage."""
+  table = timeline.timetable
+  here = np.nonzero(table.kinds)
+  stages, few = here[1], len(here[1]) <= MAX_NUMBERS
+  start, end = 1e3 * timeline.start_s[here], 1e3 * timeline.end_s[here]
+  kinds, chunks = table.kinds[here], table.chunks[here]
+  found = []
+  for kind, chunk in itertools.product(COLOURS, range(table.num_chunks)):
+    some = (kinds == kind) & (chunks == chunk)
+    if some.any():
+      colour, label = COLOURS[kind]
+      found.append(plot.Bars(
+        stages[some].tolist(), (end - start)[some].tolist(),
+        start[some].tolist(), "" if chunk else label,
+        _lighter(colour, chunk / table.num_chunks), 0.9,
+        edge=0.4 if few else 0.0, inside=True,
+        texts=list(map(str, table.microbatches[here][some])) if few else (),
+      ))
+  return found
+
+
+def _lighter(colour: str, share: float) -> str:
+  """Returns a colour mixed with a share of white, 0.65 of it at most."""
+  channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+  mixed = (round(c + 0.65 * share * (255 - c)) for c in channels)
+  return "#" + "".join(f"{c:02x}" for c in mixed)

@@ -1,0 +1,182 @@
+"""Reports of all studies, in each format: a new study adds a row."""
+
+import functools
+import importlib
+import json
+
+import numpy as np
+import pytest
+
+from caatnet.show import drawing, plot, render
+from caatnet.studies import registry
+from caatnet.studies.compilation import report as compilation
+from tests.caatnet.show.report_test import check
+
+# Module of the config -> its argument, and keys that make it small.
+CASES = {
+  "collectives.multitree": ("test", {}),
+  "collectives.schedule": ("test", {}),
+  "collectives.spraying": ("test", {}),
+  "datacentre.hundred_billion": ("test", {}),
+  "diloco.utilisation": ("", {}),
+  "graphs.alignment": ("", {"num_ids": 1000, "largest": 200}),
+  "inference.decode": ("", {"models": ("70b",), "every": (), "p": (1.0, 0.5)}),
+  "pipeline.timetables": ("test", {}),
+  "planner.gpt_11b": ("test", {}),
+  "planner.published": ("test", {"choosers": ("rule", "amp", "pipette")}),
+  "serving.vllm_log": ("test", {}),
+  "zero.frontier": ("", {"accumulations": (1,)}),
+}
+
+
+@functools.cache
+def reported(name):
+  """The report of a config's study."""
+  argument, changes = CASES[name]
+  module = importlib.import_module(f"configs.{name}")
+  config = module.get_config(*filter(None, [argument])).to_dict() | changes
+  study = registry.find(config)
+  return study.report(study.run(config))
+
+
+def test_every_study_is_here():
+  found = {
+    importlib.import_module(f"configs.{name}").get_config().study
+    for name in CASES
+  }
+  assert found == set(registry.SUBJECTS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_formats_show_the_same_cells(name):
+  report = reported(name)
+  assert report.tables
+  assert all(table.rows for table in report.tables)
+  check(report)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_figures_show_finite_numbers(name):
+  figure = reported(name).figure()
+  assert figure.panels
+  for panel in figure.panels:
+    assert panel.marks, panel.title
+    for mark in panel.marks:
+      for x, y in coordinates(mark):
+        assert len(x) == len(y)
+        assert all(v is None or np.isfinite(v) for v in (*x, *y)), mark
+  pytest.importorskip("matplotlib")
+  assert drawing.png(figure).startswith(b"\x89PNG")
+
+
+def coordinates(mark):
+  match mark:
+    case plot.Line():
+      yield mark.x, mark.y
+    case plot.Band():
+      yield mark.low, mark.high
+      yield mark.x, mark.low
+    case plot.Bars():
+      yield mark.places, mark.lengths
+      yield mark.lengths, mark.lengths if mark.starts is None else mark.starts
+
+
+def compiled(factor, known=True):
+  """The result of a program: a device with collectives and a schedule.
+
+  Args:
+    factor: Of all bytes and seconds.
+    known: Whether the number of its all-reduces is known.
+  """
+  entry = {"kind": "all_reduce", "dtype": "float32", "bytes": factor * 2e6,
+           "count": 3 if known else 0, "unknown_bytes": 0 if known else 5e6}
+  bounds = {key: factor * 1e-3 * i for i, key in enumerate(
+    compilation._BOUNDS, 1
+  )}
+  return {
+    "target": "chip",
+    "memory": {"state": factor * 1e9, "total": factor * 1e9, "capacity": 3e9},
+    "ledger": [{"axes": [], "phase": "forward", "differs": not known,
+                "lowered": [entry], "compiled": [entry]}],
+    "collectives": [{
+      "where": "", "phase": "forward", "axes": ["data"], "kind": "all_reduce",
+      "dtype": "float32", "count": 3 if known else None, "bytes": 1e6,
+      "wire_bytes_ring": 2e6, "rematted": True,
+    }],
+    "transfers": [{
+      "where": "", "phase": "forward", "axes": ["data"], "bytes": 1e6,
+      "count": 3 if known else None, "asynchronous": known, "hidden": 0.5,
+      "wire_seconds": 1e-5, "beside_seconds": 2e-5, "beside": ["dot"],
+    }],
+    "overlap": [{
+      "axes": ["data"], "bytes": factor * 2e6, "asynchronous": 1e6,
+      "hidden": 1e6, "unknown": 1 - known, "unknown_bytes": 0 if known else 5e6,
+    }],
+    "roofline": bounds | {"unknown_transfers": 1 - known},
+    "with_latency": [bounds, {k: 2 * v for k, v in bounds.items()}],
+    "constants": {"peak": ["1", "the source"]},
+    "inference": {
+      "phase": "decode", "sequences": 3, "tokens": 1, "context": 64,
+      "gathers_pages": known, "kernels": ["paged"], "formula": [{
+        "kind": "all_reduce", "dtype": "float32", "formula": 1e6,
+        "lowered": 1e6, "compiled": 1e6,
+      }],
+    },
+  }
+
+
+PROGRAMS = {
+  "one": {"base": compiled(1)}, "unknown": {"base": compiled(1, known=False)},
+  "two": {"base": compiled(1), "p=0.5": compiled(4)},
+  "three": {"a": compiled(1), "b": compiled(2), "c": compiled(0)},
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_formats_show_the_same_cells_of_programs(name):
+  report = compilation.report(PROGRAMS[name])
+  check(report)
+  assert len(report.figure().panels) == 3
+
+
+def test_programs_side_by_side():
+  """Two have a ratio; the first has room in 3 GB, the second has not."""
+  tables = {
+    table.title: [dict(zip(table.headings, row, strict=True))
+                  for row in table.cells()]
+    for table in compilation.report(PROGRAMS["two"]).tables
+  }
+  state, total, _, verdict = tables["memory per device, GB (chip)"]
+  assert state["ratio"] == total["ratio"] == "4.000"
+  assert verdict["base"] == "fits, 2.000 free"
+  assert verdict["p=0.5"] == "1.000 too much"
+  bounds = next(rows for title, rows in tables.items() if "bounds" in title)
+  rows = {row[""]: row for row in bounds}
+  wire = rows["ms on the links, one axis after another"]
+  assert (wire["base"], wire["p=0.5"]) == ("9.000", "36.000")
+  latency = rows["ms of collectives, with latency"]
+  assert latency["base"] == "9.000 to 18.000"
+  assert latency["ratio"] == "4.000"
+
+
+def test_unknown_counts_are_named():
+  """Their bytes count in no sum, and titles say so."""
+  titles = [t.title for t in compilation.report(PROGRAMS["unknown"]).tables]
+  assert any("without transfers of unknown count" in t for t in titles)
+  cells = json.dumps([
+    t.cells() for t in compilation.report(PROGRAMS["unknown"]).tables
+  ])
+  assert "1, 5.00 MB each time" in cells
+  assert "? x all_reduce float32  5.000 MB each" in cells
+
+
+def test_programs_that_gather_pages_have_no_bounds():
+  result = compiled(1)
+  del result["roofline"]
+  report = compilation.report({"base": result})
+  assert any(
+    isinstance(part, str) and part.startswith("No bounds")
+    for part in report.parts
+  )
+  assert "bounds" not in "".join(table.title for table in report.tables)
+  assert "No bounds" in render.markdown(report)
