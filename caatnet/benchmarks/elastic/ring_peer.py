@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from caatnet.benchmarks.harness.sockets import connect_all
 from parallel.elastic.ring import link_collectives
 from parallel.elastic.transport.frames import read_into
 from parallel.elastic.transport.handshake import Security
@@ -49,25 +50,11 @@ class Peer:
       self.me, epoch, {k: tuple(v) for k, v in members.items()}, SECURITY,
       Options(**options),
     ).connect(self.listener, LIMIT_S)
-    if self.inward:
-      return
-    others = [name for name in members if name != self.me]
-    for name in others:
-      sock = socket.create_connection(tuple(raw[name]), LIMIT_S)
-      sock.sendall(self.me.encode().ljust(8))
-      self.outward[name] = sock
-    for _ in others:
-      sock, _ = self.server.accept()
-      name = bytearray(8)
-      read_into(sock, memoryview(name))
-      self.inward[name.decode().strip()] = sock
-    for sock in (*self.outward.values(), *self.inward.values()):
-      sock.settimeout(None)
-      sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-      if options["send_buffer"]:
-        sock.setsockopt(
-          socket.SOL_SOCKET, socket.SO_SNDBUF, options["send_buffer"]
-        )
+    if not self.inward:
+      self.outward, self.inward = connect_all(
+        self.me, self.server, {k: tuple(v) for k, v in raw.items()},
+        options["send_buffer"],
+      )
 
   def sum(self, order: str, block_bytes: int) -> dict[str, int]:
     """Sums all peers' arrays; returns the bytes that were sent."""

@@ -1,7 +1,7 @@
 """Common parts of all benchmarks.
 
-`timing` measures in turns, `processes` starts and ends processes and exchanges
-lines of JSON with them (`peer` is their side), `namespaces` shapes links, and
-`setup` prepares a benchmark's config and model. Result files are written by
-`caatnet.show.results`.
+`timing` measures in turns. `processes` starts and ends processes and exchanges
+lines of JSON with them; `peer` is their side, and `sockets` connects them.
+`namespaces` shapes links, for which `wire` delays packets. `setup` prepares a
+benchmark's config. Result files are written by `caatnet.show.results`.
 """

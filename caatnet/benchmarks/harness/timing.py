@@ -27,7 +27,7 @@ def progress(
 
 def in_turns(
   measures: Mapping[K, Callable[[], T]], rounds: int, *, warm_up: int = 0,
-  label: str = "rounds",
+  label: str | None = "rounds",
 ) -> dict[K, list[T]]:
   """Calls all functions once per round, in the order of the mapping.
 
@@ -36,13 +36,15 @@ def in_turns(
     rounds: The number of rounds whose measurements are returned.
     warm_up: The number of rounds before them, which are discarded: programs
       are compiled and memory is touched there.
-    label: The text of the progress bar.
+    label: The text of the progress bar; None for no bar, such as within
+      another one.
 
   Returns:
     The measurements of each function, in the order of rounds.
   """
   found: dict[K, list[T]] = {key: [] for key in measures}
-  for turn in progress(range(warm_up + rounds), label):
+  turns = range(warm_up + rounds)
+  for turn in turns if label is None else progress(turns, label):
     for key, measure in measures.items():
       value = measure()
       if turn >= warm_up:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from caatnet.benchmarks.harness.sockets import connect_all
 from parallel.elastic.transport.frames import read_into
 
 _HEAD = struct.Struct("<qqd")  # tag, bytes, when it was handed over
@@ -40,20 +41,14 @@ class Links:
 
   def connect(self, addresses: list[tuple[str, int]]) -> None:
     """Makes all connections."""
-    others = [i for i in range(len(addresses)) if i != self.me]
-    for other in others:
-      sock = socket.create_connection(tuple(addresses[other]), 60)
-      sock.settimeout(None)
-      sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-      sock.sendall(struct.pack("<q", self.me))
-      self._out[other] = queue.Queue()
-      self._thread(self._write, sock, self._out[other])
-    for _ in others:
-      sock, _ = self._server.accept()
-      name = bytearray(8)
-      read_into(sock, memoryview(name))
-      found = self._in[struct.unpack("<q", name)[0]] = queue.Queue()
-      self._thread(self._read, sock, found)
+    outward, inward = connect_all(
+      str(self.me), self._server,
+      {str(i): tuple(address) for i, address in enumerate(addresses)},
+    )
+    for name in outward:
+      self._out[int(name)], self._in[int(name)] = queue.Queue(), queue.Queue()
+      self._thread(self._write, outward[name], self._out[int(name)])
+      self._thread(self._read, inward[name], self._in[int(name)])
 
   def _thread(self, work, sock: socket.socket, messages: queue.Queue) -> None:
     threading.Thread(target=work, args=(sock, messages), daemon=True).start()

@@ -222,7 +222,7 @@ def _measure(
   seconds = timing.in_turns({
     name: functools.partial(_seconds_each, *runner)
     for name, runner in _runners(subject, implementation, options).items()
-  }, options.rounds, warm_up=1, label=subject.op)
+  }, options.rounds, warm_up=1, label=None)
   kernel = timing.summary(seconds["kernel"])
   medians = {name: float(np.median(times)) for name, times in seconds.items()}
   bandwidth = 2 * _COPY_BYTES / medians["copy"]

@@ -68,3 +68,19 @@ def test_a_program_for_a_gpu_has_the_table_where_it_is():
   call = text.index("__gpu$xla.gpu.triton")
   assert argument < call
   assert "%arg0)" in text[call : call + 60]
+
+
+def test_a_kernel_is_timed_against_its_reference_and_a_copy(monkeypatch):
+  """As on an accelerator, here by the interpreter."""
+  monkeypatch.setattr(kernels, "_COPY_BYTES", 1 << 12)
+  options = config_of.get_config().benchmark
+  options.rounds, options.buffers = 2, 1
+  for op in ("reduce_add_norm", "nesterov"):
+    subject = SUBJECTS[op](False)[0]
+    found = kernels._measure(subject, "reference", options)
+    assert found["min_s"] <= found["median_s"] <= found["max_s"]
+    # A share of the copy's rate is bytes by seconds.
+    rate = found["of_copy_bandwidth"] * found["copy_bytes_per_s"]
+    assert rate * found["median_s"] == pytest.approx(subject.num_bytes)
+    assert found["of_fused"] > 0
+    assert found["of_unfused"] > 0
