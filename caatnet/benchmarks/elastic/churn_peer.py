@@ -3,13 +3,13 @@ r"""A worker of the benchmark of churn: learns the mean of noisy vectors.
   python -m caatnet.benchmarks.elastic.churn_peer PORT PARAMETERS SAMPLES \
     PAUSE_S FOLDER new
 
-Its token is in the environment. A part takes PAUSE_S beside its arithmetic.
-Sample n is a target plus noise, drawn from n alone. It begins anew, or, with
-"checkpoint" for "new", from the newest checkpoint in the folder, where it
-writes one after each of its rounds before it prints a line of JSON. From stdin
-it takes "end" and what is to go wrong: "cut" breaks one of its connections;
-"half-open" makes one deaf, so that all that comes over it is lost and neither
-end is told; "bits" turns a bit of the state that it has round.
+Its token is in the environment. A part takes PAUSE_S in addition to its
+arithmetic. Sample n is a target plus noise, drawn from n alone. A worker starts
+anew, or, with "checkpoint" instead of "new", from the newest checkpoint in the
+folder. After each round it writes one there and then prints a line of JSON.
+Words on stdin are "end" and faults: "cut" breaks one of its connections;
+"half-open" has the kernel drop all that arrives on one, of which neither end is
+notified; "bits" flips a bit of its state.
 """
 
 from collections.abc import Callable
@@ -102,22 +102,22 @@ def deafen(sock: socket.socket) -> None:
 
 
 def turn(address: int, index: int) -> None:
-  """Turns the last bit of a float32 of an array in memory round."""
+  """Flips the last bit of a float32 of an array in memory."""
   ctypes.c_uint32.from_address(address + 4 * index).value ^= 1
 
 
 def _spoil(swarm: Swarm) -> None:
-  """Turns a bit of the newest state round, as bad memory would."""
+  """Flips a bit of the newest state, as bad memory would."""
   theta = swarm.state["theta"]
   turn(theta.ctypes.data, random.randrange(theta.size))
 
 
 def obey(spoil: Callable[[], None], end: Callable[[], None]) -> None:
-  """Takes words from stdin until it ends, or says so.
+  """Executes the words of stdin until "end".
 
   Args:
-    spoil: Is called at "bits".
-    end: Is called at "end".
+    spoil: A function called at "bits".
+    end: A function called at "end", and when stdin ends.
   """
   harms = {"cut": _cut, "half-open": deafen}
   for line in sys.stdin:
@@ -133,13 +133,13 @@ def obey(spoil: Callable[[], None], end: Callable[[], None]) -> None:
 
 
 def _keep(folder: pathlib.Path, revision: int, state: State) -> None:
-  """Writes a checkpoint, if nobody has yet; keeps the last few."""
+  """Writes a checkpoint unless it exists; keeps the last few."""
   path = folder / f"{revision:09}.checkpoint"
   if path.exists():
     return
-  beside = path.with_suffix(f".{os.getpid()}")
-  beside.write_bytes(pickle.dumps((revision, state)))
-  beside.rename(path)
+  partial = path.with_suffix(f".{os.getpid()}")
+  partial.write_bytes(pickle.dumps((revision, state)))
+  partial.rename(path)
   for old in sorted(folder.glob("*.checkpoint"))[:-3]:
     old.unlink(missing_ok=True)
 
@@ -148,7 +148,7 @@ def main(
   port: str, parameters: str, samples: str, pause_s: str, folder: str,
   begin: str,
 ) -> None:
-  """Takes part until it is told to end."""
+  """Participates until it receives "end"."""
   there, count = pathlib.Path(folder), int(samples)
   kept: tuple[int, State] = 0, start(int(parameters))
   if begin == "checkpoint":

@@ -60,7 +60,7 @@ class Churn:
   """A run: a coordinator, workers, and what happens to them.
 
   Attributes:
-    kinds: Of events that are drawn.
+    kinds: The kinds of events that are drawn.
   """
 
   kinds = tuple(KINDS)
@@ -71,7 +71,7 @@ class Churn:
     Args:
       folder: For all that is written.
       config: A config like configs/elastic/churn.py.
-      seed: Of the events.
+      seed: The seed of the events.
     """
     self._folder, self._options, self._seed = folder, config.benchmark, seed
     self._environment = processes.ONE_THREAD | {
@@ -118,12 +118,12 @@ class Churn:
 
   @property
   def goal(self) -> float:
-    """Events happen until `done` is so much."""
+    """The value of `done` at which events end."""
     return max(self._options.events, self._options.minutes * 60)
 
   @property
   def done(self) -> float:
-    """How many events have happened, or for how many seconds they do."""
+    """The number of events so far, or the seconds since the first one."""
     if self._options.minutes:
       return time.monotonic() - self._begun
     return len(self._events)

@@ -2,10 +2,10 @@ r"""A worker of the benchmark of churn that trains.
 
   python -m caatnet.benchmarks.elastic.churn_trainer PORT CONFIG_JSON FOLDER
 
-It does what ``launch.train --elastic`` does, obeys what `churn_peer` obeys from
-stdin, and prints a line of JSON after each round, and its validation loss at
-the end. A wrong bit is in what it serves to others and, if it says "bits", in
-the common parameters that it goes on with.
+It does what ``launch.train --elastic`` does, executes the words of `churn_peer`
+from stdin, and prints a line of JSON after each round, and its validation loss
+at the end. After the word "bits" a bit is wrong in what it serves to others and
+in the common parameters that it continues with.
 """
 
 import json
@@ -43,7 +43,7 @@ class _Told:
 
 
 def _spoil(params: Any) -> None:
-  """Turns a bit of parameters round, as bad memory would."""
+  """Flips a bit of parameters, as bad memory would."""
   x = random.choice([x for x in jax.tree.leaves(params) if x.size])
   churn_peer.turn(
     x.addressable_data(0).unsafe_buffer_pointer(), random.randrange(x.size)

@@ -1,8 +1,8 @@
 """Workers that train while they are killed, stopped, cut off and join.
 
 They are processes that do what ``launch.train --elastic`` does
-(`churn_trainer`). A run goes on for the steps of its config, and things go
-wrong during most of them. Its loss is compared with that of a swarm without
+(`churn_trainer`). A run lasts for the steps of its config, and faults
+happen during most of them. Its loss is compared with that of a swarm without
 events that has trained on as many samples, with a schedule of its own length.
 """
 
@@ -35,8 +35,8 @@ class Training(Churn):
     Args:
       folder: For all that is written.
       config: A config like configs/elastic/churn.py:training.
-      seed: Of the events, and of the model and its data.
-      num_steps: Of the run; 0 leaves the config's.
+      seed: The seed of the events, of the model and of its data.
+      num_steps: The number of steps; 0 leaves the config's.
     """
     self._config, self._losses = config, set[float]()
     self._homes: list[pathlib.Path] = []  # of the workers, in their order

@@ -29,12 +29,12 @@ _SECURITY = handshake.Security(b"all threads of this process")
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-  """How two runs of the same workers differ.
+  """Differences between two runs of the same workers.
 
   Attributes:
-    elements: How many numbers were compared: the workers' parameters and what
-      the outer loop keeps, at the end.
-    unequal: How many of them have not the same bits.
+    elements: The number of elements compared: the workers' parameters and the
+      outer loop's state, at the end.
+    unequal: The number of elements whose bits differ.
     largest: The largest difference, over the largest magnitude of its array.
   """
 
@@ -97,14 +97,14 @@ def compare(
   """Trains in a swarm and on a mesh, and compares all bits.
 
   Args:
-    programs: Those of one worker.
-    experiment: That of all workers, on a mesh.
-    steps: How many steps are made.
+    programs: The programs of one worker.
+    experiment: The experiment of all workers, on a mesh.
+    steps: The number of steps.
   """
   workers = experiment.program.layout.worker.size
   own, shared = in_swarm(programs, workers, steps)
   mesh = on_mesh(experiment, programs, steps)
-  # What only one that comes starts from, no mesh has.
+  # A mesh lacks the state from which only a joining worker starts.
   apart = own, {key: shared[key] for key in mesh[1]}
   pairs = [
     (np.asarray(x), np.asarray(y))
@@ -131,9 +131,9 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
   """Trains in a swarm of threads of this process.
 
   Args:
-    programs: Those of one worker.
-    workers: How many there are.
-    steps: How many steps each makes.
+    programs: The programs of one worker.
+    workers: The number of workers.
+    steps: The number of steps of each.
 
   Returns:
     Their parameters and what each keeps, ``[workers, ...]``; and what they
@@ -193,8 +193,8 @@ def on_mesh(
 
   Args:
     experiment: The experiment of all workers.
-    rounds: Which say what samples a worker has in which step.
-    steps: How many steps are made.
+    rounds: The programs that assign samples to workers and steps.
+    steps: The number of steps.
 
   Returns:
     What `in_swarm` does.

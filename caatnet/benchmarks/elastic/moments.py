@@ -51,9 +51,9 @@ def _trained(experiment: Experiment, way: str, replaced: int) -> float:
   """Returns the validation loss after training.
 
   Args:
-    experiment: Of all workers.
+    experiment: The experiment of all workers.
     way: One of ``_WAYS``.
-    replaced: How many workers come after each round.
+    replaced: The number of workers replaced after each round.
   """
   program, outer = experiment.program, experiment.outer
   workers = program.layout.worker.size

@@ -112,7 +112,7 @@ def num_edges(degrees: np.ndarray, fanouts: tuple[int, ...]) -> int:
   """Returns how many edges trees have, places that do not count left out.
 
   Args:
-    degrees: Those of all places, int ``[B, T]``.
+    degrees: The degrees of all places, int ``[B, T]``.
     fanouts: Places for neighbours, level by level.
   """
   parents = num_places(fanouts[:-1])
@@ -196,7 +196,7 @@ def training(config: Any, folder: Any, **changes: Any) -> Any:
 
   Args:
     config: A config like configs/benchmark/graphs.py.
-    folder: Where the graph lies.
+    folder: The graph's folder.
     **changes: Further keys of ``config.data``.
   """
   options, config = config.benchmark, setup.without_benchmark(config)
@@ -242,7 +242,7 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
 
   Args:
     experiment: The run; nothing of it is written.
-    steps: How many.
+    steps: The number of steps that are timed.
 
   Returns:
     Seconds per step, of waiting and of the host's work, bytes fetched for a

@@ -60,12 +60,12 @@ class Step:
 
   @property
   def faster(self) -> float:
-    """How many times the steps of zero-copy are those of the other way."""
+    """The speedup of zero-copy over the conventional way."""
     return self.conventional_s / self.zero_copy_s
 
   @property
   def faster_overlapped(self) -> float:
-    """The same where zero-copy runs under compute."""
+    """The speedup where zero-copy overlaps with compute."""
     return self.conventional_s / self.overlapped_s
 
 

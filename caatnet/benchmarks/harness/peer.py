@@ -16,7 +16,7 @@ import time
 from typing import IO, Any
 
 
-def obey(peer: Any, answers: IO[str]) -> None:
+def serve(peer: Any, answers: IO[str]) -> None:
   """Executes orders until stdin ends, and writes the answers."""
   for line in sys.stdin:
     order, arguments = json.loads(line)
@@ -31,11 +31,11 @@ def obey(peer: Any, answers: IO[str]) -> None:
 
 
 def main(kind: str, *arguments: str) -> None:
-  """Makes the peer, and obeys."""
+  """Makes the peer, and executes its orders."""
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
   module, name = kind.split(":")
-  obey(getattr(importlib.import_module(module), name)(*arguments), answers)
+  serve(getattr(importlib.import_module(module), name)(*arguments), answers)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class Process:
 
 
 class Done(NamedTuple):
-  """What all peers' executions of an order come to.
+  """The executions of one order by all peers.
 
   Attributes:
     seconds: From the first peer's start to the last one's end.
@@ -142,7 +142,7 @@ class Peers:
     Args:
       kind: The class whose methods are the orders, as "package.module:Class".
       arguments: The strings that each process makes its object of.
-      prefixes: What stands before each command, such as those of
+      prefixes: The words before each command, such as those of
         `caatnet.benchmarks.harness.namespaces`.
       environment: Variables in addition to those of this process.
       quiet: Whether their stderr is discarded.

@@ -1,4 +1,4 @@
-"""What benchmarks are made of: configs without their section, environments."""
+"""Configs without the benchmark's section, random batches, environments."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ def measure(
 
   Args:
     hosts: The address that each one listens at; equal ones are one node.
-    prefix: What stands before each command, with "{i}" for its number, as in
+    prefix: The words before each command, with "{i}" for its number, as in
       "ip netns exec n{i}"; "" for nothing.
     sizes: Bytes of messages.
 

@@ -112,11 +112,11 @@ def refused(error: str, stored: float) -> float:
   """Returns the bytes of a program that XLA refuses for want of memory.
 
   Args:
-    error: What XLA says.
-    stored: Bytes of the state, if it tells of temporaries alone.
+    error: XLA's message.
+    stored: Bytes of the state, for messages that name temporaries alone.
 
   Raises:
-    ValueError: It says something else.
+    ValueError: The message has another form.
   """
   used = re.search(r"Used ([\d.]+)([GM]) of", error)
   temporaries = re.search(r"temporaries \(([\d.]+)([GM])\)", error)
@@ -179,7 +179,7 @@ def formulas(row: dict[str, Any]) -> dict[str, float]:
 
 
 def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
-  """Fits one half of the programs, and tells how far off the other half is.
+  """Fits one half of the programs, and returns the errors of both halves.
 
   Args:
     rows: Programs that were compiled.

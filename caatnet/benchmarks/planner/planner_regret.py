@@ -1,4 +1,4 @@
-"""What a plan loses against all configurations in all orders of devices.
+"""Regret of a plan against all configurations in all orders of devices.
 
 All orders of a configuration are timed at once (`parallel.planner.steps`), and
 samples of them by `latency.predict` itself, which must say the same.
@@ -23,11 +23,11 @@ class Best:
   """The best of everything.
 
   Attributes:
-    seconds: Of a step.
+    seconds: The predicted time of a step.
     configuration: The configuration.
     order: The device of each coordinate, int ``[p, d, t]``.
-    configurations: How many were tried.
-    orders: How many orders of theirs were tried in all.
+    configurations: The number of configurations tried.
+    orders: The number of orders tried, over all configurations.
   """
 
   seconds: float

@@ -186,7 +186,7 @@ def measure(
   Args:
     links: The links.
     count: The number of processes.
-    options: What is measured.
+    options: The rounds and the messages.
 
   Returns:
     For each other process, the seconds of an empty message from there to here,

@@ -72,7 +72,7 @@ class Subject:
 
     Args:
       implementation: A kernel or "reference".
-      device: Where they would be, which may be a target's.
+      device: The device that holds them; it may be a target's.
     """
     drawn = jax.eval_shape(lambda: self.draw(0))
     there = SingleDeviceSharding(device)

@@ -1,6 +1,7 @@
-"""Times kernels beside XLA's program of the reference, whole and in stages.
+"""Times of kernels, compared with XLA's program of the reference.
 
-For a target that is not here, it counts the bytes that the programs move.
+The reference runs as one program, and in stages. For a target that this machine
+lacks, the bytes that the programs move are counted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -155,7 +156,7 @@ def _moved(
   Args:
     lowered: The program.
     target: The target.
-    reads: What a kernel reads of arrays, as `roofline.cost` has it.
+    reads: Bytes that a kernel reads of arrays, as in `roofline.cost`.
 
   Returns:
     The bytes that it reads and writes, with loops of unknown length counted
@@ -170,8 +171,8 @@ def _moved(
         module, computation, instruction, target.hardware, reads
       )
       num_bytes = cost.bytes
-      # The roofline has no cost for asynchronous copies, which run beside other
-      # work; but they move bytes.
+      # The roofline has no cost for asynchronous copies, which run
+      # concurrently with other work; but they move bytes.
       if instruction.opcode == "copy-start":
         (source,) = computation.operands(instruction)
         ends = source.shapes[0], instruction.shapes[0]
@@ -241,7 +242,7 @@ def _seconds_each(
 
   Args:
     function: A compiled function.
-    operands: Those of several calls, dispatched one after another.
+    operands: The operands of several calls, which are dispatched together.
   """
   total = timing.seconds(
     lambda: jax.block_until_ready([function(*each) for each in operands])

@@ -1,4 +1,4 @@
-"""Which kernel of attention over pages takes what, tried on targets."""
+"""Operands that each kernel of attention over pages takes, by targets."""
 
 from collections.abc import Iterator
 import itertools
@@ -31,7 +31,7 @@ _BASE = Case(
 
 
 class _Target(NamedTuple):
-  """What is compiled or lowered for.
+  """A target to compile or lower for.
 
   Attributes:
     platform: "tpu" or "gpu".

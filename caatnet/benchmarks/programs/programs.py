@@ -1,7 +1,7 @@
 """Compiles a model's step for several targets, with kernels and without.
 
-Each row has the fingerprint of its program, so that `known` tells by lowering
-alone, in seconds, whether it is of today's program.
+Each row has the fingerprint of its program, so that `known` finds by lowering
+alone, in seconds, whether it belongs to today's program.
 """
 
 from collections.abc import Iterable, Mapping

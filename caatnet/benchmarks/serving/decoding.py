@@ -1,4 +1,4 @@
-"""Times decoding, whole and in parts, beside Hugging Face's generate.
+"""Times of decoding and of its parts, compared with Hugging Face's generate.
 
 Tokens per second are those of `caatnet.inference.generate`, as users see them,
 and of generate between the first token and the last. The parts of a step are
@@ -150,7 +150,7 @@ class _Dense(Cache):
       scores = jnp.einsum("kgd,kcd->kgc", q, keys) * width**-0.5
       seen = jnp.arange(keys.shape[1]) <= position
       weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
-      # As the reference does, which keeps out what nobody has written.
+      # As in the reference, which excludes values that were never written.
       values = jnp.where(seen[:, None], values, 0)
       return jnp.einsum("kgc,kcd->kgd", weights, values)
 
@@ -229,7 +229,7 @@ def _partial_step(
 
   Args:
     made: The model on one device with one lane.
-    cache_type: What attention is.
+    cache_type: The cache, which defines attention.
     draws: Whether the result are tokens and log-probabilities, not logits.
 
   Returns:

@@ -2,8 +2,8 @@
 
 The simulator has the scheduler and the arrivals of the engine's runs, and the
 times that the engine's steps took in rehearsals, by the sizes of their arrays:
-a program takes as long for whatever stands in them. A step alone, with nobody
-who makes the next one meanwhile, takes less.
+a program's time does not depend on their values. A step alone, while no next
+one is prepared, takes less.
 """
 
 from collections.abc import Iterator
@@ -218,9 +218,9 @@ class _Timed(DecoderExecutor):
 
 
 class _Profile:
-  """What steps took, by the sizes of their arrays: one of the times, at random.
+  """Measured times of steps by the sizes of their arrays, drawn at random.
 
-  So what varies on this machine varies in the simulator.
+  So the simulator varies as this machine does.
   """
 
   def __init__(self, capacity: Capacity, seconds: dict[Sizes, list[float]]):
@@ -240,8 +240,8 @@ class _Profile:
 def _rehearse(executor: _Timed, times: int) -> dict[Sizes, list[float]]:
   """Drives an engine through steps of all sizes, and returns their times.
 
-  Some requests decode all the time, and beside them one after another reads its
-  prompt, a chunk, and ends. The engine is that which is to be simulated, since
+  Some requests decode all the time, while others in turn read their prompt, a
+  chunk, and end. The engine is that which is to be simulated, since
   what it does for a step shares the machine with the step before.
   """
   executor.seconds = {}

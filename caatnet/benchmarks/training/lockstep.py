@@ -4,7 +4,7 @@ A timetable is a loop over ticks with a branch for each action
 (`parallel.pipeline.run`). The others have no branches:
 
 - *autodiff*: GPipe as the derivative of a loop over forwards. Each stage
-  computes in every tick, in the first and last ones what nobody needs.
+  computes in every tick; results of the first and last ones are not used.
 - *masked*: in every tick each stage does a forward and a backward, of
   microbatches as far apart as 1F1B has them, and what is none counts nothing.
 

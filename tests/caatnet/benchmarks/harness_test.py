@@ -136,6 +136,7 @@ def test_peers_end_with_a_parent_that_is_interrupted_or_killed(how):
   assert _gone(pids)
 
 
+@pytest.mark.filterwarnings("error")  # of threads
 def test_lines_are_handed_over_until_the_process_is_killed():
   """A line that is cut off is none."""
   code = "print('{\"a\": 1}'); print('{\"b\"', end='', flush=True); input()"
