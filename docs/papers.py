@@ -1,7 +1,8 @@
 """The registry of papers, docs/papers.toml, and the documents written from it.
 
-README's table of strategies, the table of claims in CLAIMS.md and docs/map.md,
-the map of the code, are generated: `docs.tables` has one row for each.
+README's table of strategies, the table of claims in CLAIMS.md, the rooms of
+ARCHITECTURE.md and docs/map.md, the map of the code, are generated:
+`docs.tables` has one row for each.
 """
 
 import ast
@@ -152,6 +153,7 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
       ]
       for s in rows
     ],
+    is_markdown=True,
   )
 
 
@@ -184,6 +186,7 @@ def papers(_: str = "") -> str:
       ]
       for p in load()
     ],
+    is_markdown=True,
   )
 
 
@@ -204,6 +207,20 @@ def modules(_: str = "") -> str:
         name = folder.relative_to(ROOT).as_posix()
         lines += [f"\n### `{name}/`\n\n", *rows]
   return "".join(lines).lstrip("\n")
+
+
+def rooms(_: str = "") -> str:
+  """Returns the rooms of `parallel` and `caatnet`: files, then directories."""
+  rows = []
+  for package in ("parallel", "caatnet"):
+    here = ROOT / package
+    files = [p for p in sorted(here.glob("*.py")) if p.stem != "__init__"]
+    folders = [p.parent for p in sorted(here.glob("*/__init__.py"))]
+    for path in (*files, *folders):
+      source = path if path.is_file() else path / "__init__.py"
+      name = path.relative_to(ROOT).as_posix() + "/" * path.is_dir()
+      rows.append([f"`{name}`", _summary(source)])
+  return markdown_table(["room", "contents"], rows, is_markdown=True)
 
 
 def _sources(package: str) -> Iterator[pathlib.Path]:

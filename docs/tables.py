@@ -21,7 +21,7 @@ from parallel.tensor.partial_sync import FUSED_ROUTES
 
 # Each document with tables, by its path.
 DOCUMENTS = (
-  "README.md", "LOG.md", "CLAIMS.md", "docs/map.md",
+  "README.md", "ARCHITECTURE.md", "LOG.md", "CLAIMS.md", "docs/map.md",
   "parallel/kernels/evidence.py",
 )
 
@@ -486,6 +486,7 @@ TABLES: dict[str, Table] = {
   "claims": papers.claims,
   "papers": papers.papers,
   "modules": papers.modules,
+  "rooms": papers.rooms,
   "outer_loops": outer_loops,
   "outer_loops_long": outer_loops_long,
   "rounding": rounding,

@@ -32,13 +32,20 @@ from launch import options
 
 FLAGS = flags.FLAGS
 
-# The values of config.benchmark.name: files of caatnet/benchmarks/ with `run`.
-BODIES = (
-  "churn", "coded", "decoding", "elastic_bits", "engine", "graphs", "kernels",
-  "lockstep", "membership", "moments", "paged_attention", "planner",
-  "planner_memory", "planner_truth", "programs", "ring", "schedules", "server",
-  "serving", "timetables", "train_step", "zero",
-)
+# The values of config.benchmark.name by their directory of caatnet/benchmarks/;
+# each is a file with `run`.
+BODIES = {
+  name: room for room, names in {
+    "elastic": ("churn", "elastic_bits", "membership", "moments", "ring"),
+    "graphs": ("graphs",),
+    "planner": ("planner", "planner_memory", "planner_truth"),
+    "programs": ("kernels", "paged_attention", "programs"),
+    "serving": ("coded", "decoding", "engine", "server", "serving"),
+    "training": (
+      "lockstep", "schedules", "timetables", "train_step", "zero"
+    ),
+  }.items() for name in names
+}
 
 
 def main() -> None:
@@ -49,11 +56,12 @@ def main() -> None:
   name = config.benchmark.name if "benchmark" in config else None
   if name not in BODIES:
     raise ValueError(
-      f"config.benchmark.name={name!r} must be one of {', '.join(BODIES)}; "
-      "the configs are in configs/benchmark/"
+      f"config.benchmark.name={name!r} must be one of "
+      f"{', '.join(sorted(BODIES))}; the configs are in configs/benchmark/"
     )
   ranges.check(config)
-  result = importlib.import_module(f"caatnet.benchmarks.{name}").run(config)
+  body = f"caatnet.benchmarks.{BODIES[name]}.{name}"
+  result = importlib.import_module(body).run(config)
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), result)
 

@@ -384,27 +384,6 @@ def test_launch_scripts_are_short():
   assert {k: v for k, v in lengths.items() if v >= 80} == {}
 
 
-def _lengths() -> tuple[dict[str, int], dict[str, int]]:
-  """Lines of every file, and of every function in it."""
-  files, functions = {}, {}
-  for name, path in _modules().items():
-    text = path.read_text()
-    files[name] = len(text.splitlines())
-    for node in ast.walk(ast.parse(text)):
-      if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        length = node.end_lineno - node.lineno + 1
-        functions[f"{name}.{node.name}"] = length
-  return files, functions
-
-
-def test_files_and_functions_are_short():
-  """Aims are 400 and 80 lines, 600 for files of kernels."""
-  files, functions = _lengths()
-  limit = {name: 600 if ".kernels." in name else 450 for name in files}
-  assert {k: v for k, v in files.items() if v > limit[k]} == {}
-  assert {k: v for k, v in functions.items() if v > 90} == {}
-
-
 def test_what_is_compiled_calls_what_is_in_its_file():
   """Numba looks at no other to see whether what it kept is still right."""
   sources = {name: path.read_text() for name, path in _modules().items()}

@@ -86,22 +86,6 @@ def test_the_trees_name_what_is_there():
   short = README.split("## The tree")[1]
   names = re.findall(r"^    (\w+)/", short, re.M)
   assert set(names) == set(FOLDERS)
-  tree = ARCHITECTURE.split("## The rooms")[1].split("\n## ")[0]
-  rooms = dict(re.findall(r"^    (\w+)/(.*?)(?=^    \w|\Z)", tree, re.M | re.S))
-  for top in ("parallel", "caatnet"):
-    # Rooms at the head of a line; a line may name several files.
-    named = set(re.findall(r"^      (\w+)/", rooms[top], re.M))
-    named |= {
-      name
-      for line in re.findall(r"^      \w+\.py .*", rooms[top], re.M)
-      for name in re.findall(r"\w+\.py", line)
-    }
-    there = {
-      path.name
-      for path in (ROOT / top).iterdir()
-      if not path.name.startswith("__")
-    }
-    assert named == there, top
 
 
 def commands() -> list[str]:

@@ -1,4 +1,4 @@
-"""Bodies of launch.benchmark; none has a public name."""
+"""Bodies of launch.benchmark, by subject, and the harness that they share."""
 
 from parallel.lazy import attach
 

@@ -65,11 +65,19 @@ def show(*parts: Report | Table | str) -> None:
 
 
 def markdown_table(
-  headings: Sequence[str], cells: Sequence[Sequence[str]]
+  headings: Sequence[str], cells: Sequence[Sequence[str]],
+  is_markdown: bool = False,
 ) -> str:
-  """Returns a table of text as Markdown."""
+  """Returns a table as Markdown.
+
+  Args:
+    headings: The heading of each column.
+    cells: Rows of cells.
+    is_markdown: Whether the cells are Markdown already; text is escaped.
+  """
+  write = str if is_markdown else _escaped
   head, *body = (
-    f"| {' | '.join(map(_escaped, row))} |\n" for row in (headings, *cells)
+    f"| {' | '.join(map(write, row))} |\n" for row in (headings, *cells)
   )
   return "".join([head, f"|{'---|' * len(headings)}\n", *body])
 

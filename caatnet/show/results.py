@@ -33,6 +33,11 @@ def write(path: pathlib.Path, result: Mapping[str, Any]) -> None:
   files.replace(path, json.dumps(facts | dict(result), indent=1) + "\n")
 
 
+def read(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the result that a file holds; ``{}`` if there is no file."""
+  return json.loads(path.read_text()) if path.exists() else {}
+
+
 def _command() -> str:
   """Returns the command line of this process, with the script's module."""
   spec = sys.modules["__main__"].__spec__

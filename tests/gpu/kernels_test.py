@@ -9,7 +9,7 @@ pytest.importorskip(
   "jax_cuda12_plugin", reason="the cuda extra is not installed"
 )
 
-from caatnet.benchmarks import kernels
+from caatnet.benchmarks.programs import kernels
 from caatnet.config import experiments
 from caatnet.config.override import override
 from configs import sections

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
-from caatnet.benchmarks import kernels
+from caatnet.benchmarks.programs import kernels
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.studies.compilation.study import analyse

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
-from caatnet.benchmarks import kernels, programs
+from caatnet.benchmarks.programs import kernels, programs
 from configs.benchmark import kernels as kernels_config
 from configs.benchmark import programs as programs_config
 from parallel.xla import fingerprint

@@ -2,7 +2,7 @@
 
 import pytest
 
-from caatnet.benchmarks.graphs_predictor import Host, predict
+from caatnet.benchmarks.graphs.graphs_predictor import Host, predict
 
 # 1 GB of rows; 10 GB/s gathered, 100 GB/s of memory, 25 GB/s of link.
 HOST = {"gather": 10e9, "memory": 100e9, "link": 25e9}

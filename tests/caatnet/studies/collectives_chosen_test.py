@@ -2,7 +2,7 @@
 
 import pytest
 
-from caatnet.benchmarks.schedules import random_graph
+from caatnet.benchmarks.training.schedules import random_graph
 from caatnet.studies.collectives import chosen
 from caatnet.studies.collectives.chosen import LEAST_CHUNK_BYTES, fastest
 from parallel.network import simulate

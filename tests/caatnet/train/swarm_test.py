@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from caatnet.benchmarks import elastic_bits
+from caatnet.benchmarks.elastic import elastic_bits
 from caatnet.train import loop
 from caatnet.train.elastic import swarm_loop
 from caatnet.train.elastic.single_process import Programs

@@ -17,7 +17,7 @@ import time
 import numpy as np
 import pytest
 
-from caatnet.benchmarks import churn_peer
+from caatnet.benchmarks.elastic import churn_peer
 from parallel.elastic.membership import coordinator, ids
 from parallel.elastic.membership import messages as m
 from parallel.elastic.membership.coordinator import Coordinator, Phase, Rules

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from caatnet.benchmarks import planner_memory
+from caatnet.benchmarks.planner import planner_memory
 from caatnet.config import experiments
 from caatnet.config.override import override
 from configs.caatnet import base

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from caatnet.benchmarks import planner, planner_regret
+from caatnet.benchmarks.planner import planner, planner_regret
 from parallel.planner import plan
 from parallel.planner.latency import EXECUTIONS, Timing
 from parallel.planner.message_costs import Grid

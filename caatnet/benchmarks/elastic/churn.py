@@ -1,0 +1,83 @@
+"""Workers that are killed, stopped, cut off and join while they train."""
+
+from collections import Counter
+import pathlib
+import tempfile
+from typing import Any
+
+from rich.progress import Progress
+
+from caatnet.benchmarks.elastic.churn_run import COLUMNS, KINDS, Churn
+from caatnet.benchmarks.elastic.churn_training import Training
+from caatnet.show import tables
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Runs all seeds, prints tables, and returns them as plain data.
+
+  Args:
+    config: A config like configs/elastic/churn.py.
+
+  Raises:
+    RuntimeError: Digests differ, nothing is committed for too long, or a
+      worker fails.
+  """
+  options = config.benchmark
+  runs = []
+  for seed in options.seeds:
+    with tempfile.TemporaryDirectory() as folder, Progress(
+      transient=True
+    ) as progress:
+      make = Training if "model" in config else Churn
+      churn = make(pathlib.Path(folder), config, seed)
+      try:
+        runs.append({"seed": seed, **churn.run(progress)})
+        print(f"seed {seed}:", {
+          key: runs[-1][key] for key in ("rounds", "loss", "calm_loss")
+        }, flush=True)
+      finally:
+        churn.end()
+  _show(runs, options)
+  return {"benchmark": "churn", "runs": runs}
+
+
+def _show(runs: list[dict[str, Any]], options: Any) -> None:
+  happened = Counter(
+    (kind, when) for r in runs for kind, when in r["events"]
+  )
+  tables.table(
+    f"events among {options.workers} workers, by what the coordinator was at",
+    ["event", *COLUMNS, "what it is"],
+    [
+      [kind, *(str(happened[kind, when]) for when in COLUMNS), what]
+      for kind, what in KINDS.items()
+    ],
+  )
+  tables.table(
+    "what came of it",
+    ["seed", "events", "rounds", "epochs", "longest without, s", "samples",
+     "loss", "without events", "difference"],
+    [
+      [str(r["seed"]), str(len(r["events"])), f"{r['rounds']:,}",
+       f"{r['epochs']:,}", f"{r['longest_s']:.1f}", f"{r['samples']:,}",
+       f"{r['loss']:.5f}", f"{r['calm_loss']:.5f}",
+       f"{r['loss'] / r['calm_loss'] - 1:+.2%}"]
+      for r in runs
+    ],
+  )
+  tables.table(
+    "the longest times without a round, and what happened last before and in "
+    "them",
+    ["seed", "s", "events"],
+    [
+      [str(r["seed"]), f"{seconds:.1f}", ", ".join(what)]
+      for r in runs for seconds, what in r["pauses"]
+    ],
+  )
+  for r in runs:
+    print(f"the coordinator in the longest one, seed {r['seed']}:")
+    print("".join(r["said"]))
+  print("Digests were equal on all workers after every round, and the logs "
+        "replay to the same decisions.")
+
+

@@ -1,0 +1,117 @@
+"""The coordinator of a swarm with faults: its process, log and output."""
+
+import bisect
+from collections.abc import Iterator, Mapping
+import contextlib
+import json
+import math
+import pathlib
+import threading
+import time
+from typing import Any
+
+from caatnet import commands
+from caatnet.benchmarks.harness import processes
+from parallel.elastic.membership import history
+from parallel.elastic.membership.coordinator import Phase
+
+
+class Coordinator:
+  """A coordinator that is killed and started again.
+
+  Its log is replayed as it is written, which gives its phase at any time.
+
+  Attributes:
+    port: The port that it listens at, also after a restart.
+    output: The file of all that it prints.
+  """
+
+  def __init__(
+    self, folder: pathlib.Path, environment: Mapping[str, str],
+    silence_s: float,
+  ) -> None:
+    """Starts to follow the log; no process yet.
+
+    Args:
+      folder: The folder of its files.
+      environment: Variables in addition to those of this process.
+      silence_s: Seconds without a message until it drops a peer.
+    """
+    self._folder, self._environment = folder, environment
+    self._silence_s = silence_s
+    self._process: processes.Process | None = None
+    self.port = processes.free_port()
+    self.output = folder / "coordinator.txt"
+    self._log = folder / "log.jsonl"
+    self._log.touch()
+    # When a line of the log was written, and the phase after it.
+    self._phases: list[tuple[float, Phase]] = [(0.0, Phase.ASSEMBLING)]
+    self._ended = threading.Event()
+    threading.Thread(target=self._follow, daemon=True).start()
+
+  def start(self, run: int, least: int) -> None:
+    """Starts the process.
+
+    Args:
+      run: The number of the run; each has a journal of its own.
+      least: The number of members with which it begins.
+    """
+    with open(self.output, "ab") as lines:
+      self._process = processes.Process(
+        commands.spawned(
+          "coordinator", f"--port={self.port}", "--host=127.0.0.1",
+          f"--journal={self._folder}/journal-{run}", f"--log={self._log}",
+          f"--silence_s={self._silence_s}", "--recover_s=5",
+          f"--least={least}",
+        ),
+        environment=self._environment, output=lines,
+      )
+
+  def kill(self) -> None:
+    """Ends the process at once."""
+    if self._process is not None:
+      self._process.kill()
+
+  def end(self) -> None:
+    """Ends the process, and the thread that follows its log."""
+    self._ended.set()
+    self.kill()
+
+  def phase(self, moment: float = math.inf) -> Phase:
+    """Returns its phase at a time of `time.time`, by its log."""
+    after = bisect.bisect_left(self._phases, moment, key=lambda x: x[0])
+    return self._phases[max(0, after - 1)][1]
+
+  def states(self) -> list[Any]:
+    """Returns all states that its log replays to."""
+    return list(history.replay(history.read(self._log)))
+
+  def lines(self, start: float, stop: float) -> list[str]:
+    """Returns its output between two times, a second around included."""
+    clock = [
+      time.strftime("%H:%M:%S", time.localtime(moment))
+      for moment in (start - 1, stop + 1)
+    ]
+    with open(self.output) as lines:
+      return [
+        f"{line[:200].strip()}\n" for line in lines
+        if clock[0] <= line[:8] <= clock[1]
+      ]
+
+  def _follow(self) -> None:
+    """Replays the log as it is written."""
+    times: list[float] = []
+    for state in history.replay(self._entries(times)):
+      self._phases.append((times[-1], state.phase))
+
+  def _entries(self, times: list[float]) -> Iterator[dict[str, Any]]:
+    """Yields the log's entries as they are written, and notes their times."""
+    line = b""
+    with open(self._log, "rb") as log:
+      while not self._ended.wait(0 if line.endswith(b"\n") else 0.001):
+        line = line[: 0 if line.endswith(b"\n") else None] + log.readline()
+        if line.endswith(b"\n") and line != b"\n":
+          with contextlib.suppress(ValueError):  # it was torn
+            found = json.loads(line)
+            times.append(found["time"])
+            yield found

@@ -1,0 +1,180 @@
+r"""A worker of the benchmark of churn: learns the mean of noisy vectors.
+
+  python -m caatnet.benchmarks.elastic.churn_peer PORT PARAMETERS SAMPLES \
+    PAUSE_S FOLDER new
+
+Its token is in the environment. A part takes PAUSE_S in addition to its
+arithmetic. Sample n is a target plus noise, drawn from n alone. A worker starts
+anew, or, with "checkpoint" instead of "new", from the newest checkpoint in the
+folder. After each round it writes one there and then prints a line of JSON.
+Words on stdin are "end" and faults: "cut" breaks one of its connections;
+"half-open" has the kernel drop all that arrives on one, of which neither end is
+notified; "bits" flips a bit of its state.
+"""
+
+from collections.abc import Callable
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import pickle
+import random
+import socket
+import stat
+import struct
+import sys
+import threading
+import time
+
+import numpy as np
+
+from parallel.elastic.agent import Settings
+from parallel.elastic.membership.leases import Spans
+from parallel.elastic.membership.shared_state import State
+from parallel.elastic.swarm import Swarm
+from parallel.elastic.transport import handshake
+
+RATE = np.float32(0.05)
+TARGET = np.float32(1.0)
+_ATTACH_FILTER = 26  # SO_ATTACH_FILTER of asm-generic/socket.h
+
+
+def gradient(theta: np.ndarray, samples: Spans) -> np.ndarray:
+  """Returns the mean of ``theta - x`` over samples, float32 ``[n]``."""
+  noise = np.zeros_like(theta)
+  count = 0
+  for start, stop in samples:
+    for number in range(start, stop):
+      count += 1
+      noise += np.random.default_rng(number).standard_normal(
+        theta.size, np.float32
+      )
+  return theta - TARGET - noise / np.float32(count)
+
+
+def loss(theta: np.ndarray) -> float:
+  """Returns the expected half squared error of a new sample's element."""
+  return float(np.mean(np.square(theta - TARGET), dtype=np.float64) + 1) / 2
+
+
+def combine(exchange, state, part):
+  """A step of gradient descent; counts the samples."""
+  value, count = part
+  counts = exchange.gather(np.array([count], np.int64))
+  total = sum(int(np.frombuffer(c, np.int64)[0]) for c in counts)
+  return {
+    "theta": state["theta"] - RATE * exchange.mean(value),
+    "samples": state["samples"] + total,
+  }
+
+
+def start(parameters: int) -> dict[str, np.ndarray]:
+  """Returns the shared state of the beginning."""
+  return {
+    "theta": np.zeros(parameters, np.float32),
+    "samples": np.zeros(1, np.int64),
+  }
+
+
+def _connections() -> list[socket.socket]:
+  """Returns copies of this process' connected sockets."""
+  found = []
+  for name in os.listdir("/proc/self/fd"):
+    with contextlib.suppress(OSError):  # what lists them is gone by now
+      if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+        sock = socket.socket(fileno=os.dup(int(name)))
+        sock.getpeername()
+        found.append(sock)
+  return found
+
+
+def _cut(sock: socket.socket) -> None:
+  """Breaks a connection."""
+  sock.shutdown(socket.SHUT_RDWR)
+
+
+def deafen(sock: socket.socket) -> None:
+  """Has the kernel drop all that arrives, acknowledgements, too."""
+  drop = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))
+  program = struct.pack("@HP", 1, ctypes.addressof(drop))
+  sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+
+
+def turn(address: int, index: int) -> None:
+  """Flips the last bit of a float32 of an array in memory."""
+  ctypes.c_uint32.from_address(address + 4 * index).value ^= 1
+
+
+def _spoil(swarm: Swarm) -> None:
+  """Flips a bit of the newest state, as bad memory would."""
+  theta = swarm.state["theta"]
+  turn(theta.ctypes.data, random.randrange(theta.size))
+
+
+def obey(spoil: Callable[[], None], end: Callable[[], None]) -> None:
+  """Executes the words of stdin until "end".
+
+  Args:
+    spoil: A function called at "bits".
+    end: A function called at "end", and when stdin ends.
+  """
+  harms = {"cut": _cut, "half-open": deafen}
+  for line in sys.stdin:
+    word = line.strip()
+    if word == "bits":
+      spoil()
+    elif word == "end":
+      break
+    elif there := _connections():
+      with contextlib.suppress(OSError):  # it has just ended
+        harms[word](random.choice(there))
+  end()
+
+
+def _keep(folder: pathlib.Path, revision: int, state: State) -> None:
+  """Writes a checkpoint unless it exists; keeps the last few."""
+  path = folder / f"{revision:09}.checkpoint"
+  if path.exists():
+    return
+  partial = path.with_suffix(f".{os.getpid()}")
+  partial.write_bytes(pickle.dumps((revision, state)))
+  partial.rename(path)
+  for old in sorted(folder.glob("*.checkpoint"))[:-3]:
+    old.unlink(missing_ok=True)
+
+
+def main(
+  port: str, parameters: str, samples: str, pause_s: str, folder: str,
+  begin: str,
+) -> None:
+  """Participates until it receives "end"."""
+  there, count = pathlib.Path(folder), int(samples)
+  kept: tuple[int, State] = 0, start(int(parameters))
+  if begin == "checkpoint":
+    kept = pickle.loads(max(there.glob("*.checkpoint")).read_bytes())
+  settings = Settings(alone_s=30, checked=True, samples=count)
+  ending = threading.Event()
+  with Swarm(
+    ("127.0.0.1", int(port)), handshake.from_files(), kept[1],
+    revision=kept[0], settings=settings,
+  ) as swarm:
+    threading.Thread(
+      target=obey, args=(lambda: _spoil(swarm), ending.set), daemon=True
+    ).start()
+    while not ending.is_set():
+      time.sleep(float(pause_s))
+      part = gradient(swarm.state["theta"], swarm.samples), count
+      swarm.give(part, combine)
+      revision, state = swarm.checkpoint
+      _keep(there, revision, state)
+      print(json.dumps({
+        "revision": revision, "digest": swarm.digest,
+        "samples": int(state["samples"][0]),
+        # A bit that is wrong and not found yet is in a later digit.
+        "loss": round(loss(state["theta"]), 9),
+      }), flush=True)
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

@@ -1,0 +1,330 @@
+"""A swarm with faults: its processes, and the events that happen to them.
+
+Workers of `Churn` have no model (`churn_peer`); those of `churn_training`
+train.
+"""
+
+from collections import Counter
+import itertools
+import math
+import pathlib
+import random
+import secrets
+import signal
+import threading
+import time
+from typing import Any
+
+from rich.progress import Progress
+
+from caatnet.benchmarks.elastic import churn_peer
+from caatnet.benchmarks.elastic.churn_coordinator import Coordinator
+from caatnet.benchmarks.harness import processes
+from parallel.elastic.membership.coordinator import Phase
+
+# What happens, and what a column of the table means for it.
+KINDS = {
+  "kill": "killed",
+  "stop, long": "stopped for longer than it may be silent",
+  "stop, short": "slow",
+  "back": "killed, and another one in its place at once",
+  "coordinator": "the coordinator is killed, and comes back",
+  "cut": "a connection is cut",
+  "half-open": "a connection is deaf, and neither end is told",
+  "bits": "a bit of the state that a worker has is wrong",
+  "last holder": "all are killed; a new run from a checkpoint",
+  "join": "another worker",
+}
+# What a coordinator waits for when something happens.
+_WHEN = {
+  Phase.ASSEMBLING: "members form", Phase.FORMING: "members form",
+  Phase.OPEN: "between rounds", Phase.RUNNING: "in an exchange",
+}
+COLUMNS = ("between rounds", "in an exchange", "members form")
+FEWEST = 2  # workers that are left alone
+_MORE = 2  # workers beyond the number, that come to make members form
+_AIM_S = 5.0  # for which a column is waited for
+
+
+class Worker(processes.Process):
+  """A worker's process.
+
+  Attributes:
+    stopped: Whether it is stopped for some time (SIGSTOP).
+  """
+
+  stopped = False
+
+
+class Churn:
+  """A run: a coordinator, workers, and what happens to them.
+
+  Attributes:
+    kinds: The kinds of events that are drawn.
+  """
+
+  kinds = tuple(KINDS)
+
+  def __init__(self, folder: pathlib.Path, config: Any, seed: int) -> None:
+    """Starts a coordinator.
+
+    Args:
+      folder: For all that is written.
+      config: A config like configs/elastic/churn.py.
+      seed: The seed of the events.
+    """
+    self._folder, self._options, self._seed = folder, config.benchmark, seed
+    self._environment = processes.ONE_THREAD | {
+      "ELASTIC_TOKEN": secrets.token_hex(32)
+    }
+    self._coordinator = Coordinator(
+      folder, self._environment, config.benchmark.silence_s
+    )
+    self._port = self._coordinator.port
+    self._lock = threading.Lock()
+    self._seen: dict[int, dict[str, Any]] = {}
+    self._problem = ""
+    self._commits: list[float] = []  # when a newer revision was seen first
+    self._events: list[tuple[float, str]] = []
+    self._workers: list[Worker] = []
+    self._run = 0  # the number of times that all have begun again
+    self._coordinate()
+
+  def run(self, progress: Progress) -> dict[str, Any]:
+    """Lets events happen; returns what came of it."""
+    seed, options = self._seed, self._options
+    rng = random.Random(seed)
+    for _ in range(options.workers):
+      self._join()
+    self._until(lambda: len(self._seen) > 1)
+    self._commits = [time.monotonic()]
+    self._begun = time.monotonic()
+    bar = progress.add_task(f"seed {seed}", total=self.goal)
+    while self.done < self.goal:
+      self._pause(rng.expovariate(1 / options.gap_s))
+      self._happen(rng)
+      progress.update(
+        bar, completed=self.done,
+        description=f"seed {seed}, round {self.reached:,}: "
+        f"{self._events[-1][1] if self._events else ''}",
+      )
+    self._finish()
+    return self._outcome()
+
+  @property
+  def reached(self) -> int:
+    """The newest revision that any worker has said it has."""
+    return max(self._seen, default=0)
+
+  @property
+  def goal(self) -> float:
+    """The value of `done` at which events end."""
+    return max(self._options.events, self._options.minutes * 60)
+
+  @property
+  def done(self) -> float:
+    """The number of events so far, or the seconds since the first one."""
+    if self._options.minutes:
+      return time.monotonic() - self._begun
+    return len(self._events)
+
+  def _finish(self) -> None:
+    """Waits for one more round, and lets all leave."""
+    self._wait(2 * self._options.silence_s)
+    reached = self.reached
+    self._until(lambda: self.reached > reached)
+    for worker in self._there():
+      worker.write("end")
+      self._until(lambda w=worker: w.popen.poll() is not None)
+
+  def end(self) -> None:
+    """Ends all processes."""
+    for worker in self._workers:
+      worker.kill()
+    self._coordinator.end()
+
+  def _coordinate(self) -> None:
+    # A new run continues though some of its first workers are killed.
+    self._coordinator.start(
+      self._run, FEWEST if self._run else self._options.workers
+    )
+
+  def _join(self, word: str = "new") -> None:
+    self._workers.append(
+      Worker(
+        self._command(word), environment=self._environment,
+        on_line=self._compare,
+      )
+    )
+
+  def _command(self, word: str) -> list[str]:
+    """Returns a worker's command; "checkpoint" begins where all were killed."""
+    options = self._options
+    return processes.module(
+      "caatnet.benchmarks.elastic.churn_peer", self._port, options.parameters,
+      options.samples, options.pause_s, self._folder, word,
+    )
+
+  def _compare(self, line: dict[str, Any]) -> None:
+    """Compares a worker's line with those of other workers."""
+    with self._lock:
+      there = self._seen.setdefault(line["revision"], line)
+      if there is line and line["revision"] == self.reached:
+        self._commits.append(time.monotonic())
+      elif there != line:
+        self._problem = f"workers differ: {line} and {there}"
+
+  def _look(self) -> None:
+    """Fails if something is wrong."""
+    if self._problem:
+      raise RuntimeError(self._problem)
+    if self._commits:
+      without_s = time.monotonic() - self._commits[-1]
+      if without_s > self._options.limit_s:
+        said = self._coordinator.output.read_text()[-2000:]
+        raise RuntimeError(
+          f"no round for {without_s:.0f} s after {self._events[-5:]}: {said}"
+        )
+    for worker in self._workers:
+      code = worker.popen.poll()
+      if code and not worker.killed:
+        raise RuntimeError(f"a worker has ended with code {code}")
+
+  def _until(self, condition: Any) -> None:
+    while not condition():
+      self._look()
+      time.sleep(0.005)
+
+  def _wait(self, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    self._until(lambda: time.monotonic() > end)
+
+  def _pause(self, seconds: float) -> None:
+    """Lets nothing happen for some time."""
+    self._wait(seconds)
+
+  def _there(self) -> list[Worker]:
+    return [
+      w for w in self._workers if not w.killed and w.popen.poll() is None
+    ]
+
+  def _happen(self, rng: random.Random) -> None:
+    """Lets an event happen of those that have happened least where."""
+    count = Counter(self._classed())
+    cells = [(kind, when) for kind in self.kinds for when in COLUMNS]
+    least = min(count[cell] for cell in cells)
+    kind, when = rng.choice([c for c in cells if count[c] == least])
+    if when == "members form":  # something must make them do so
+      there = len(self._there())
+      self._cause(
+        "join" if there < self._options.workers + _MORE else "kill", rng
+      )
+    end = time.monotonic() + _AIM_S
+    self._until(
+      lambda: self._when() == when or time.monotonic() > end
+    )
+    time.sleep(rng.uniform(0, 0.02))
+    if self.done < self.goal:
+      self._cause(kind, rng)
+
+  def _cause(self, kind: str, rng: random.Random) -> None:
+    """Lets one event happen, or another one if there are too few workers."""
+    most = self._options.workers + _MORE
+    there = self._there()
+    awake = [w for w in there if not w.stopped]
+    if kind == "join" and len(there) >= most:
+      kind = "kill"
+    if kind in ("kill", "stop, long", "stop, short") and len(awake) <= FEWEST:
+      kind = "join" if len(there) < most else "cut"
+    self._events.append((time.time(), kind))
+    if kind == "join":
+      self._join()
+    elif kind == "coordinator":
+      self._coordinator.kill()
+      self._wait(rng.uniform(0, 1))
+      self._coordinate()
+    elif kind in ("kill", "back"):
+      rng.choice(awake).kill()
+      if kind == "back":
+        self._join()
+    elif kind == "last holder":
+      self._begin_again()
+    elif kind in ("cut", "half-open", "bits"):
+      rng.choice(awake).write(kind)
+    else:
+      factor = rng.uniform(0.1, 0.5) if "short" in kind else 1.5
+      self._stop(rng.choice(awake), factor * self._options.silence_s)
+
+  def _begin_again(self) -> None:
+    """Nobody has the state any more: a new run, from the last checkpoint."""
+    for worker in self._there():
+      worker.kill()
+    self._coordinator.kill()
+    self._run += 1
+    self._seen.clear()  # of rounds after the checkpoint others will be made
+    self._coordinate()
+    for _ in range(self._options.workers):
+      self._join("checkpoint")
+
+  def _stop(self, worker: Worker, seconds: float) -> None:
+    """Stops a worker for some time, while other events happen."""
+    worker.popen.send_signal(signal.SIGSTOP)
+    worker.stopped = True
+
+    def go_on() -> None:
+      worker.stopped = False
+      if not worker.killed:
+        worker.popen.send_signal(signal.SIGCONT)
+
+    threading.Timer(seconds, go_on).start()
+
+  def _when(self, moment: float = math.inf) -> str:
+    """Returns what the coordinator was at, by its log."""
+    return _WHEN[self._coordinator.phase(moment)]
+
+  def _classed(self) -> list[tuple[str, str]]:
+    """Returns all events, with what the coordinator was at."""
+    return [(kind, self._when(moment)) for moment, kind in self._events]
+
+  def _outcome(self) -> dict[str, Any]:
+    states = self._coordinator.states()
+    last = self.reached
+    if states[-1].record.revision < last:
+      raise RuntimeError(f"round {last} is not in the coordinator's log")
+    samples = self._seen[last]["samples"]
+    return {
+      "events": self._classed(), "rounds": last,
+      "epochs": sum(
+        b.record.epoch > a.record.epoch for a, b in itertools.pairwise(states)
+      ),
+      "pauses": [
+        (stop - start, [
+          kind for moment, kind in self._events if start - 1 <= moment <= stop
+        ])
+        for start, stop in self._pauses()
+      ],
+      "longest_s": self._pauses()[0][1] - self._pauses()[0][0],
+      "said": self._coordinator.lines(*self._pauses()[0]),
+      "samples": samples, "loss": self._loss(),
+      "calm_loss": self._calm(samples),
+    }
+
+  def _pauses(self) -> list[tuple[float, float]]:
+    """Returns when the five longest times without a round began and ended."""
+    offset = time.time() - time.monotonic()
+    pauses = itertools.pairwise(moment + offset for moment in self._commits)
+    return sorted(pauses, key=lambda pause: pause[0] - pause[1])[:5]
+
+  def _loss(self) -> float:
+    """Returns the loss in the end."""
+    return self._seen[self.reached]["loss"]
+
+  def _calm(self, samples: int) -> float:
+    """Returns the loss after as many samples without events."""
+    state = churn_peer.start(self._options.parameters)
+    theta = state["theta"]
+    each = self._options.workers * self._options.samples
+    for first in range(0, samples - each + 1, each):
+      mean = churn_peer.gradient(theta, ((first, first + each),))
+      theta = theta - churn_peer.RATE * mean
+    return churn_peer.loss(theta)

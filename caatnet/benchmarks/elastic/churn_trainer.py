@@ -1,0 +1,72 @@
+r"""A worker of the benchmark of churn that trains.
+
+  python -m caatnet.benchmarks.elastic.churn_trainer PORT CONFIG_JSON FOLDER
+
+It does what ``launch.train --elastic`` does, executes the words of `churn_peer`
+from stdin, and prints a line of JSON after each round, and its validation loss
+at the end. After the word "bits" a bit is wrong in what it serves to others and
+in the common parameters that it continues with.
+"""
+
+import json
+import pathlib
+import random
+import sys
+import threading
+from typing import Any
+
+import jax
+import ml_collections
+
+from caatnet.benchmarks.elastic import churn_peer
+from caatnet.config import experiments
+from caatnet.train.elastic import swarm_loop
+from parallel.elastic.membership import leases
+from parallel.elastic.transport import handshake
+
+
+class _Told:
+  """Prints each round; spoils the state when that is asked for."""
+
+  def __init__(self) -> None:
+    self.spoils = threading.Event()
+
+  def __call__(self, run: Any) -> None:
+    newest = run.swarm.newest
+    print(json.dumps({
+      "revision": newest.number, "digest": newest.digest,
+      "samples": leases.used(newest.leases),
+    }), flush=True)
+    if self.spoils.is_set():
+      self.spoils.clear()
+      _spoil(run.peer.state.outer["params"])
+
+
+def _spoil(params: Any) -> None:
+  """Flips a bit of parameters, as bad memory would."""
+  x = random.choice([x for x in jax.tree.leaves(params) if x.size])
+  churn_peer.turn(
+    x.addressable_data(0).unsafe_buffer_pointer(), random.randrange(x.size)
+  )
+
+
+def main(port: str, config: str, folder: str) -> None:
+  """Trains until all steps are made."""
+  options = ml_collections.ConfigDict(
+    json.loads(pathlib.Path(config).read_text())
+  )
+  told = _Told()
+  threading.Thread(
+    target=churn_peer.obey, args=(told.spoils.set, lambda: None), daemon=True
+  ).start()
+  result = swarm_loop.train(
+    experiments.build(options), folder,
+    swarm_loop.Place(("127.0.0.1", int(port)), handshake.from_files()),
+    experiments.swarm_options(options), quiet=True, told=told,
+  )
+  if result.finished:
+    print(json.dumps({"validation": result.evaluation.loss}), flush=True)
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

@@ -1,0 +1,149 @@
+"""Workers that train while they are killed, stopped, cut off and join.
+
+They are processes that do what ``launch.train --elastic`` does
+(`churn_trainer`). A run lasts for the steps of its config, and faults
+happen during most of them. Its loss is compared with that of a swarm without
+events that has trained on as many samples, with a schedule of its own length.
+"""
+
+import json
+import math
+import pathlib
+import random
+import shutil
+import tempfile
+import time
+from typing import Any
+
+from caatnet.benchmarks.elastic.churn_run import KINDS, Churn
+from caatnet.benchmarks.harness import processes
+
+# Things go wrong until this part of the rounds is made.
+_UNTIL = 0.85
+
+
+class Training(Churn):
+  """A swarm of workers that train."""
+
+  kinds = tuple(kind for kind in KINDS if kind != "last holder")
+
+  def __init__(
+    self, folder: pathlib.Path, config: Any, seed: int, num_steps: int = 0
+  ) -> None:
+    """Starts a coordinator; as `Churn`.
+
+    Args:
+      folder: For all that is written.
+      config: A config like configs/elastic/churn.py:training.
+      seed: The seed of the events, of the model and of its data.
+      num_steps: The number of steps; 0 leaves the config's.
+    """
+    self._config, self._losses = config, set[float]()
+    self._homes: list[pathlib.Path] = []  # of the workers, in their order
+    changed = json.loads(config.to_json())
+    del changed["benchmark"]
+    changed["seed"] = seed
+    self._steps = num_steps or config.train.num_steps
+    changed["train"] |= {
+      "num_steps": self._steps, "eval_every": self._steps,
+    }
+    (folder / "config.json").write_text(json.dumps(changed))
+    super().__init__(folder, config, seed)
+
+  @property
+  def goal(self) -> float:
+    return _UNTIL * self._steps // self._config.outer.every
+
+  @property
+  def done(self) -> float:
+    return self.reached
+
+  def loss(self) -> float:
+    """Trains without any events; returns the validation loss."""
+    for _ in range(self._options.workers):
+      self._join()
+    self._finish()
+    return self._loss()
+
+  def _pause(self, seconds: float) -> None:
+    """Waits for a round, too: workers take their time to start."""
+    super()._pause(seconds)
+    reached, run = self.reached, self._run
+    self._until(lambda: self.reached > reached or not self._there())
+    # Once in a run all are killed, which takes longest.
+    if not run and self.done > self.goal / 2:
+      self._events.append((time.time(), "last holder"))
+      self._begin_again()
+      self._until(lambda: self.reached)
+
+  def _cause(self, kind: str, rng: random.Random) -> None:
+    """Lets one event happen; what has died is started again."""
+    super()._cause(kind, rng)
+    while len(self._there()) < self._options.workers:
+      self._join()
+
+  def _finish(self) -> None:
+    self._until(lambda: not self._there())
+
+  def _command(self, word: str) -> list[str]:
+    self._homes.append(self._home(word))
+    return processes.module(
+      "caatnet.benchmarks.elastic.churn_trainer", self._port,
+      self._folder / "config.json", self._homes[-1],
+    )
+
+  def _home(self, word: str) -> pathlib.Path:
+    """Returns a worker's folder, and so with which moments it begins."""
+    moments = self._options.moments
+    pairs = list(zip(self._workers, self._homes, strict=True))
+    busy = {home for worker, home in pairs if not worker.killed}
+    free = {home for _, home in pairs} - busy
+    if free and (moments == "own" or word == "checkpoint"):
+      return max(free, key=lambda home: (_step(home), home))
+    home = self._folder / f"worker-{len(pairs)}"
+    if moments == "donor" and busy:
+      _copy(max(busy, key=_step), home)
+    return home
+
+  def _compare(self, line: dict[str, Any]) -> None:
+    if "validation" not in line:
+      super()._compare(line)
+      return
+    self._losses.add(line["validation"])
+    if len(self._losses) > 1:
+      self._problem = f"workers end with other losses: {self._losses}"
+
+  def _loss(self) -> float:
+    (loss,) = self._losses
+    return loss
+
+  def _calm(self, samples: int) -> float:
+    """Returns the loss of a swarm without events after as many samples."""
+    of_step = self._options.workers * self._config.data.batch_size
+    every = self._config.outer.every
+    steps = every * round(samples / (of_step * every))
+    with tempfile.TemporaryDirectory() as folder:
+      calm = Training(pathlib.Path(folder), self._config, self._seed, steps)
+      try:
+        return calm.loss()
+      finally:
+        calm.end()
+
+
+def _step(home: pathlib.Path) -> float:
+  """Returns the step of a folder's newest checkpoint; -inf without one."""
+  steps = (int(path.stem) for path in (home / "swarm").glob("*.npz"))
+  return max(steps, default=-math.inf)
+
+
+def _copy(donor: pathlib.Path, home: pathlib.Path) -> None:
+  """Copies a checkpoint; what is deleted meanwhile makes a beginning."""
+  step = _step(donor)
+  try:
+    shutil.copytree(
+      donor / "checkpoints" / str(step), home / "checkpoints" / str(step)
+    )
+    (home / "swarm").mkdir()
+    shutil.copy(donor / "swarm" / f"{step}.npz", home / "swarm")
+  except (OSError, shutil.Error):
+    shutil.rmtree(home, ignore_errors=True)

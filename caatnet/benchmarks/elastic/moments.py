@@ -1,0 +1,101 @@
+"""Compares the moments with which the inner optimizer of a newcomer begins."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from caatnet.benchmarks.harness import setup
+from caatnet.config import experiments
+from caatnet.show import tables
+from caatnet.train.evaluate import make_evaluate, put_batch
+from caatnet.train.experiment import Experiment
+from caatnet.train.state import restarted
+
+_WAYS = ("nobody comes", "zero", "donor")
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Trains each way for all seeds, prints a table, returns it as plain data.
+
+  Args:
+    config: A config like configs/elastic/moments.py.
+  """
+  rows = []
+  for seed in config.benchmark.seeds:
+    run_config = setup.without_benchmark(config)
+    run_config.seed = seed
+    experiment = experiments.build(run_config)
+    losses = {
+      way: _trained(experiment, way, config.benchmark.replaced)
+      for way in _WAYS
+    }
+    print(f"seed {seed}: {losses}", flush=True)
+    rows.append({"seed": seed, **losses})
+  tables.table(
+    f"validation loss, of {config.parallel.worker} workers "
+    f"{config.benchmark.replaced} is replaced after each round",
+    ["seed", *_WAYS, "zero against nobody", "donor against zero"],
+    [
+      [str(r["seed"]), *(f"{r[way]:.4f}" for way in _WAYS),
+       f"{r['zero'] / r[_WAYS[0]] - 1:+.2%}",
+       f"{r['donor'] / r['zero'] - 1:+.2%}"]
+      for r in rows
+    ],
+  )
+  return {"benchmark": "moments", "rows": rows}
+
+
+def _trained(experiment: Experiment, way: str, replaced: int) -> float:
+  """Returns the validation loss after training.
+
+  Args:
+    experiment: The experiment of all workers.
+    way: One of ``_WAYS``.
+    replaced: The number of workers replaced after each round.
+  """
+  program, outer = experiment.program, experiment.outer
+  workers = program.layout.worker.size
+  dataset = experiment.data.load(experiment.seed)
+  rng = np.random.default_rng(experiment.seed)
+  state, steps = experiment.init_state(), {}
+  replace = jax.jit(lambda *args: _replaced(experiment.optimizer, way, *args))
+  for step in range(experiment.train.num_steps):
+    plan = outer.plan(step)
+    if plan.variant not in steps:
+      steps[plan.variant] = experiment.lower_step(plan).compile()
+    state, _ = steps[plan.variant](
+      state, put_batch(program.layout, next(dataset.batches)),
+      jax.tree.map(np.int32, plan.numbers),
+    )
+    if outer.is_border(step + 1):
+      gone = rng.permutation(workers)[:replaced]
+      donors = (gone + 1) % workers
+      state = state._replace(
+        opt_state=replace(state.opt_state, state.params, gone, donors)
+      )
+  params = experiment.make_evaluated()(state.params, state.outer)
+  evaluate = make_evaluate(program, experiment.data.batch_size)
+  return evaluate(params, dataset.validation).loss
+
+
+def _replaced(
+  optimizer: Any, way: str, opt_state: Any, params: Any, gone: jax.Array,
+  donors: jax.Array,
+) -> Any:
+  """Returns the inner optimizers' states ``[workers, ...]``, with newcomers.
+
+  Args:
+    optimizer: The inner one.
+    way: One of ``_WAYS``.
+    opt_state: ``[workers, ...]``.
+    params: ``[workers, ...]``.
+    gone: int32 ``[replaced]``, whose places they take.
+    donors: int32 ``[replaced]``, whose moments they get.
+  """
+  if way == "donor":
+    return jax.tree.map(lambda x: x.at[gone].set(x[donors]), opt_state)
+  workers = jax.tree.leaves(params)[0].shape[0]
+  came = jnp.zeros(workers).at[gone].set(float(way == "zero"))
+  return restarted(optimizer, opt_state, params, {"just_left_out": came})

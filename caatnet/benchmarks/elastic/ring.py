@@ -1,0 +1,244 @@
+"""Sums over `parallel.elastic`'s links, compared with raw streams and gloo."""
+
+from collections.abc import Callable, Sequence
+import os
+import statistics
+from typing import Any
+
+from caatnet.benchmarks.harness import namespaces, processes, timing
+from caatnet.show import tables
+from parallel.elastic.ring import link_collectives
+
+Order = tuple[str, Callable[[int], dict[str, Any]]]
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Measures, prints tables, and returns them as plain data.
+
+  Args:
+    config: A config like configs/benchmark/ring.py.
+  """
+  options = config.benchmark
+  size = options.megabytes * (1 << 20) // 4
+  rows = [
+    row for count in options.peers
+    for row in _on_loopback(count, size, options)
+  ]
+  if rows:
+    _show(rows, options)
+  shaped = _shaped_rows(options)
+  if shaped:
+    tables.table(
+      f"float32 summed between two network namespaces, "
+      f"{options.shaped_rounds} rounds",
+      ["link, Mbit/s", "there and back, ms", "MB", "connections", "first, s",
+       "seconds", "payload, Mbit/s", "bytes sent"],
+      [
+        [f"{r['mbit']:,}", f"{r['rtt_ms']:g}", str(r["megabytes"]),
+         str(r["lanes"]), f"{r['first_s']:.2f}", f"{r['seconds']:.2f}",
+         f"{r['payload_mbit']:.1f}", f"{r['payload']:,} + {r['framing']:,}"]
+        for r in shaped
+      ],
+    )
+  return {
+    "load": os.getloadavg(), "cores": os.cpu_count(), "loopback": rows,
+    "shaped": shaped,
+  }
+
+
+def _show(rows: Sequence[dict[str, Any]], options: Any) -> None:
+  tables.table(
+    f"{options.megabytes} MB of float32 summed among peers on loopback, "
+    f"{options.rounds} rounds, load {os.getloadavg()[0]:.1f} of "
+    f"{os.cpu_count()} cores",
+    ["peers", "what", "seconds", "raw / this", "raw / this, CPU time",
+     "additions' share", "bytes sent"],
+    [
+      [str(r["peers"]), r["what"], f"{r['seconds']:.3f}",
+       f"{r['of_raw']:.0%}",
+       f"{r['of_raw_cpu']:.0%}" if r["of_raw_cpu"] else "-",
+       f"{r['additions']:.0%}" if r["additions"] else "-",
+       f"{r['payload']:,} + {r['framing']:,}" if "payload" in r else "-"]
+      for r in rows
+    ],
+  )
+
+
+class _Peers(processes.Peers):
+  """Peers with links between all."""
+
+  def __init__(
+    self, hosts: Sequence[str], prefixes: Sequence[Sequence[str]] = ()
+  ) -> None:
+    names = [f"p{i}" for i in range(len(hosts))]
+    super().__init__(
+      "caatnet.benchmarks.elastic.ring_peer:Peer",
+      list(zip(names, hosts, strict=True)), prefixes,
+    )
+    self._names, self._epoch = names, 0
+
+  def __enter__(self) -> "_Peers":
+    found = self.do("addresses").found
+    self._members, self._raw = (
+      dict(zip(self._names, addresses, strict=True))
+      for addresses in zip(*found, strict=True)
+    )
+    return self
+
+  def connect(self, lanes: int, send_buffer: int = 0) -> None:
+    """Makes links of a new epoch; raw connections with the first one."""
+    self._epoch += 1
+    self.do("connect", lambda _: {
+      "epoch": self._epoch, "members": self._members, "raw": self._raw,
+      "options": {"lanes": lanes, "send_buffer": send_buffer},
+    })
+
+
+def _orders(count: int, size: int, block: int) -> dict[str, Order]:
+  """Returns the orders of one round by the names of their rows.
+
+  Raw streams use the links of a ring, half of the bytes in each direction,
+  from and to the arrays of the sum.
+  """
+  half = 4 * size * (count - 1) // count
+
+  def streams(rank: int) -> dict[str, Any]:
+    plan: dict[str, int] = {}
+    for other in ((rank - 1) % count, (rank + 1) % count):
+      plan[f"p{other}"] = plan.get(f"p{other}", 0) + half
+    return {"plan": plan}
+
+  def pairs(rank: int) -> dict[str, Any]:
+    return {
+      "plan": {
+        f"p{i}": 2 * (4 * size // count) for i in range(count) if i != rank
+      }
+    }
+
+  def summed(order: str) -> Callable[[int], dict[str, Any]]:
+    return lambda _: {"order": order, "block_bytes": block}
+
+  return {
+    "raw, ring": ("raw", streams), "ring": ("sum", summed("ring")),
+    "raw, pairs": ("raw", pairs), "direct": ("sum", summed("direct")),
+    "four at once": (
+      "several", lambda _: {"count": 4, "block_bytes": block}
+    ),
+    "additions": (
+      "add", lambda _: {"size": half // 4, "block_bytes": block}
+    ),
+  }
+
+
+def _on_loopback(
+  count: int, size: int, options: Any
+) -> list[dict[str, Any]]:
+  """Returns the rows of one number of peers.
+
+  Raw streams, sums and additions alone take turns. The first round touches new
+  memory and is not counted.
+  """
+  orders = _orders(count, size, options.block_bytes)
+  with _Peers(["127.0.0.1"] * count) as peers:
+    peers.do("arrays", lambda _: {"size": size})
+    peers.connect(1, options.send_buffer)
+    done = timing.in_turns(
+      {
+        name: lambda order=order: peers.do(*order)
+        for name, order in orders.items()
+      },
+      options.rounds, warm_up=1, label=f"{count} peers",
+    )
+  counted = {
+    name: _same_as_stated(name, size, each.found, options.block_bytes)
+    for name, (order, _) in orders.items() if order == "sum"
+    for each in done[name]
+  }
+  taken = {
+    name: [(each.seconds, each.cpu_s) for each in found]
+    for name, found in done.items()
+  }
+  middle = {
+    name: tuple(statistics.median(v) for v in zip(*values, strict=True))
+    for name, values in taken.items()
+  }
+  rows = []
+  for name, (seconds, cpu) in middle.items():
+    raw = middle["raw, pairs" if "direct" in name else "raw, ring"]
+    sums = name in counted
+    rows.append({
+      "peers": count, "what": name, "seconds": seconds, "cpu_s": cpu,
+      "of_raw": raw[0] / seconds, "of_raw_cpu": raw[1] / cpu,
+      "additions": middle["additions"][1] / cpu if sums else None,
+      "all": taken[name], **counted.get(name, {}),
+    })
+  if options.gloo:
+    seconds = statistics.median(_gloo(count, size, options.rounds))
+    rows.append({
+      "peers": count, "what": "jax's gloo", "seconds": seconds,
+      "of_raw": middle["raw, ring"][0] / seconds, "of_raw_cpu": None,
+      "additions": None,
+    })
+  return rows
+
+
+def _same_as_stated(
+  order: str, size: int, found: Sequence[dict[str, int]], block: int
+) -> dict[str, int]:
+  """Compares what peers counted, and their kernel, with the formula."""
+  stated = [
+    link_collectives.sum_bytes(order, size, len(found), rank, block)
+    for rank in range(len(found))
+  ]
+  for rank, (there, wanted) in enumerate(zip(found, stated, strict=True)):
+    if (there["payload"], there["framing"]) != wanted:
+      raise RuntimeError(f"{order}: peer {rank} sent {there}, not {wanted}")
+  kernel = sum(there["kernel"] for there in found)
+  if kernel != sum(map(sum, stated)):
+    raise RuntimeError(f"{order}: the kernel has counted {kernel:,} bytes")
+  return {"payload": stated[0][0], "framing": stated[0][1]}
+
+
+def _gloo(count: int, size: int, rounds: int) -> list[float]:
+  """Returns the seconds of jax's all-reduces, in processes of their own."""
+  port = processes.free_port()
+  with processes.Peers(
+    "caatnet.benchmarks.elastic.ring_peer:Gloo",
+    [(i, count, port) for i in range(count)], environment={}, quiet=True,
+  ) as peers:
+    return peers.do(
+      "sums", lambda _: {"size": size, "rounds": rounds}
+    ).found[0]
+
+
+def _shaped_rows(options: Any) -> list[dict[str, Any]]:
+  """Returns rows of links with a rate and a delay; [] without root."""
+  if not options.links:
+    return []
+  if os.geteuid():
+    print("links are shaped by root only: left out")
+    return []
+  rows = []
+  block = options.shaped_block_bytes
+  for link in options.links:
+    size = link["megabytes"] * (1 << 20) // 4
+    with namespaces.long_link(link["mbit"], link["rtt_ms"]) as (
+      hosts, prefixes
+    ), _Peers(hosts, prefixes) as peers:
+      peers.do("arrays", lambda _, size=size: {"size": size})
+      for lanes in options.lanes:
+        peers.connect(lanes)
+        done = [
+          peers.do("sum", lambda _: {"order": "ring", "block_bytes": block})
+          for _ in range(options.shaped_rounds)
+        ]
+        for each in done:
+          sent = _same_as_stated("ring", size, each.found, block)
+        taken = [each.seconds for each in done]
+        seconds = statistics.median(taken)
+        rows.append({
+          **link, "lanes": lanes, "first_s": taken[0], "seconds": seconds,
+          # Each of two peers sends the array once in all.
+          "payload_mbit": 32 * size / seconds / 1e6, **sent,
+        })
+  return rows

@@ -1,0 +1,159 @@
+"""Peers that `caatnet.benchmarks.elastic.ring` measures, one per process."""
+
+import socket
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from caatnet.benchmarks.harness.sockets import connect_all
+from parallel.elastic.ring import link_collectives
+from parallel.elastic.transport.frames import read_into
+from parallel.elastic.transport.handshake import Security
+from parallel.elastic.transport.links import Links, Options
+from parallel.elastic.transport.listener import Listener
+
+# Nobody else is on these links, but there is no way without a token.
+SECURITY = Security(b"a token of a benchmark")
+LIMIT_S = 300.0
+
+
+class Peer:
+  """One peer's arrays, links and raw connections."""
+
+  def __init__(self, me: str, host: str) -> None:
+    self.me, self.host = me, host
+    self.listener = Listener(me, SECURITY, (host, 0))
+    self.server = socket.create_server((host, 0))
+    self.links: Links | None = None
+    self.outward: dict[str, socket.socket] = {}
+    self.inward: dict[str, socket.socket] = {}
+
+  def addresses(self) -> tuple[Any, Any]:
+    """Returns where it accepts links, and raw connections."""
+    return self.listener.address, self.server.getsockname()[:2]
+
+  def arrays(self, size: int) -> None:
+    """Makes the peer's array of so many elements, and room for a sum."""
+    self.x = np.random.default_rng(len(self.me)).normal(size=size).astype("f4")
+    self.out = np.ones_like(self.x)
+
+  def connect(
+    self, epoch: int, members: dict[str, Any], raw: dict[str, Any],
+    options: dict[str, Any],
+  ) -> None:
+    """Makes links, and raw connections, to all others."""
+    if self.links is not None:
+      self.links.close()
+    self.links = Links(
+      self.me, epoch, {k: tuple(v) for k, v in members.items()}, SECURITY,
+      Options(**options),
+    ).connect(self.listener, LIMIT_S)
+    if not self.inward:
+      self.outward, self.inward = connect_all(
+        self.me, self.server, {k: tuple(v) for k, v in raw.items()},
+        options["send_buffer"],
+      )
+
+  def sum(self, order: str, block_bytes: int) -> dict[str, int]:
+    """Sums all peers' arrays; returns the bytes that were sent."""
+    before = self.links.traffic.sent.payload, self.links.traffic.sent.framing
+    kernel = self.links.socket_bytes()
+    link_collectives.all_reduce(
+      self.links, 0, self.x, order=order, out=self.out,
+      block_bytes=block_bytes,
+    ).result(LIMIT_S)
+    sent = self.links.traffic.sent
+    return {
+      "payload": sent.payload - before[0], "framing": sent.framing - before[1],
+      "kernel": self.links.socket_bytes() - kernel,
+    }
+
+  def several(self, count: int, block_bytes: int) -> None:
+    """Sums in so many operations at once, of a part of the array each."""
+    cut = len(self.x) // count
+    operations = [
+      link_collectives.all_reduce(
+        self.links, i, self.x[i * cut : (i + 1) * cut], order="ring",
+        out=self.out[i * cut : (i + 1) * cut], block_bytes=block_bytes,
+      )
+      for i in range(count)
+    ]
+    for operation in operations:
+      operation.result(LIMIT_S)
+
+  def raw(self, plan: dict[str, int]) -> None:
+    """Sends and receives so many bytes to and from peers, and does no more."""
+    source = memoryview(self.x).cast("B")
+    target = memoryview(self.out).cast("B")
+    threads, start = [], 0
+    for name, count in plan.items():
+      view = slice(start, start + count)
+      start += count
+      threads.append(threading.Thread(
+        target=self.outward[name].sendall, args=(_part(source, view),)
+      ))
+      threads.append(threading.Thread(
+        target=read_into, args=(self.inward[name], _part(target, view))
+      ))
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+
+  def add(self, size: int, block_bytes: int) -> None:
+    """Adds so many elements, as a ring adds its blocks."""
+    scratch, step = self.x[: block_bytes // 4].copy(), block_bytes // 4
+    for i in range(0, size, step):
+      j = min(i + step, size)
+      np.add(scratch[: j - i], self.x[i:j], out=self.out[i:j])
+
+
+def _part(view: memoryview, part: slice) -> memoryview:
+  """Returns a part of an array, which is cut where it is too short.
+
+  A ring of two peers sends more to its one neighbour than half of the array
+  twice, but never more than the array.
+  """
+  size = part.stop - part.start
+  start = min(part.start, len(view) - size)
+  return view[start : start + size]
+
+
+class Gloo:
+  """One process of jax's all-reduce by gloo."""
+
+  def __init__(self, index: str, count: str, port: str) -> None:
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 1)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", int(count), int(index))
+
+  def sums(self, size: int, rounds: int) -> list[float]:
+    """Sums an array several times; returns the seconds of each.
+
+    Args:
+      size: Elements of each process, float32.
+      rounds: The number of sums that are timed, after the one that compiles.
+    """
+    import jax
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = Mesh(np.array(jax.devices()), ("a",))
+    x = jax.make_array_from_process_local_data(
+      NamedSharding(mesh, P("a")), np.ones((1, size), np.float32)
+    )
+    add = jax.jit(jax.shard_map(
+      lambda x: jax.lax.psum(x, "a")[0], mesh=mesh, in_specs=P("a"),
+      out_specs=P(),
+    ))
+    seconds = []
+    for _ in range(rounds + 1):
+      start = time.monotonic()
+      jax.block_until_ready(add(x))
+      seconds.append(time.monotonic() - start)
+    return seconds[1:]

@@ -1,0 +1,404 @@
+"""Measures graph networks: sampler, caches, waiting, a large graph."""
+
+import copy
+import pathlib
+import resource
+import tempfile
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from caatnet.benchmarks.graphs import graphs_predictor
+from caatnet.benchmarks.harness import processes, setup
+from caatnet.config import experiments
+from caatnet.data.graphs import builders
+from caatnet.data.graphs.csr import Graph, open_graph
+from caatnet.data.graphs.data import Trees
+from caatnet.data.graphs.sampling import Sampler, num_places
+from caatnet.show import tables
+from caatnet.studies.alignment import predictor
+from caatnet.train.feed import Feed
+from parallel.hardware.devices import DEVICES
+from parallel.hardware.links import PCIE_4, PCIE_5
+from parallel.memory import caches
+
+_QUARTERS = (0.57, 0.19, 0.19)
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Runs the parts, prints a table for each, and returns plain data.
+
+  Args:
+    config: A config like configs/benchmark/graphs.py.
+  """
+  options = config.benchmark
+  known = ("sampler", "caches", "waits", "large", "predicted")
+  for part in options.parts:
+    if part not in known:
+      raise ValueError(f"config.benchmark.parts: {part!r} is none of {known}")
+  result: dict[str, Any] = {}
+  with tempfile.TemporaryDirectory() as folder:
+    if {"sampler", "caches", "waits"} & set(options.parts):
+      graph = builders.rmat(
+        folder, scale=options.scale, num_edges=options.num_edges,
+        num_features=options.num_features, num_classes=8, signal=1.0, seed=0,
+        quarters=_QUARTERS,
+      )
+    if "sampler" in options.parts:
+      result["sampler"] = _sampler(options, graph)
+    if "caches" in options.parts:
+      result["caches"] = _caches(options, graph)
+    if "waits" in options.parts:
+      result["waits"] = _waits(config, graph)
+  if "large" in options.parts:
+    result["large"] = _large(config)
+  if "predicted" in options.parts:
+    result["predicted"] = _predicted(options)
+  return result
+
+
+def _sampler(options: Any, graph: Graph) -> dict[str, Any]:
+  """Times batches of ours and of DGL's, on the same roots."""
+  rng = np.random.default_rng(0)
+  warm = max(1, options.samples // 10)
+  roots = rng.integers(
+    graph.num_nodes, size=(warm + options.samples, options.batch_size)
+  ).astype(np.int32)
+  sampler = Sampler(graph, options.fanouts, 0, options.threads)
+  seconds, edges, unique = [], 0, 0
+  for number, nodes in enumerate(roots):
+    start = time.perf_counter()
+    ids, degrees = sampler.sample(nodes, number * len(nodes))
+    sampled = time.perf_counter()
+    distinct = len(np.unique(ids))
+    if number >= warm:
+      seconds.append((sampled - start, time.perf_counter() - sampled))
+      edges += num_edges(degrees, options.fanouts)
+      unique += distinct
+  total = np.array(seconds).sum(axis=0)
+  rows = [{
+    "of": f"ours, {sampler.implementation}",
+    "edges": edges, "unique": unique,
+    "sampled_s": float(total[0]), "with_unique_s": float(total.sum()),
+  }]
+  if options.python:
+    rows.append(_dgl(options, graph, roots, warm))
+  count = options.samples
+  tables.table(
+    f"R-MAT, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; "
+    f"{count} batches of {options.batch_size}, fan-outs "
+    f"{tuple(options.fanouts)}, {options.threads} threads; one run",
+    ["sampler", "edges per batch", "edges/s", "ms per batch",
+     "ms with unique nodes", "unique nodes per batch"],
+    [
+      [
+        row["of"], f"{row['edges'] / count:,.0f}",
+        "-" if row["sampled_s"] is None
+        else f"{row['edges'] / row['sampled_s']:,.0f}",
+        "-" if row["sampled_s"] is None
+        else f"{1e3 * row['sampled_s'] / count:.2f}",
+        f"{1e3 * row['with_unique_s'] / count:.2f}",
+        f"{row['unique'] / count:,.0f}",
+      ]
+      for row in rows
+    ],
+  )
+  return {"rows": rows}
+
+
+def num_edges(degrees: np.ndarray, fanouts: tuple[int, ...]) -> int:
+  """Returns how many edges trees have, places that do not count left out.
+
+  Args:
+    degrees: The degrees of all places, int ``[B, T]``.
+    fanouts: Places for neighbours, level by level.
+  """
+  parents = num_places(fanouts[:-1])
+  width = np.concatenate([
+    np.full(int(np.prod(fanouts[:level])), fanout)
+    for level, fanout in enumerate(fanouts)
+  ])
+  return int(np.minimum(degrees[:, :parents], width).sum())
+
+
+def _dgl(
+  options: Any, graph: Graph, roots: np.ndarray, warm: int
+) -> dict[str, Any]:
+  """Runs the same batches through DGL, in a Python that has it."""
+  script = pathlib.Path(__file__).with_name("graphs_dgl.py")
+  np.save(graph.folder / "roots.npy", roots)
+  return processes.ask_script(
+    "config.benchmark.python",
+    [options.python, str(script), str(graph.folder), str(warm),
+     str(options.threads), *map(str, options.fanouts)],
+    environment={"OMP_NUM_THREADS": str(options.threads)},
+  )
+
+
+def _caches(options: Any, graph: Graph) -> dict[str, Any]:
+  """Counts hits, and bytes of an epoch, on the batches of a run."""
+  trees = Trees(
+    Sampler(graph, options.fanouts, 0, options.threads), graph.nodes("train"),
+    options.batch_size, seed=0,
+  )
+
+  def batches(first, number):
+    return [
+      np.unique(trees.at((first + i) * options.batch_size)[1])
+      for i in range(number)
+    ]
+
+  stream, before = batches(0, options.samples), batches(2**20, options.samples)
+  asked = sum(map(len, stream))
+  degree = np.bincount(graph.indices, minlength=graph.num_nodes)
+  seen = caches.count(before, graph.num_nodes)
+  rows = []
+  for share in options.shares:
+    size = int(share * graph.num_nodes)
+    by = {
+      "degree": caches.hits_of_set(stream, caches.most_frequent(degree, size)),
+      "presampling": caches.hits_of_set(
+        stream, caches.most_frequent(seen, size)
+      ),
+      "lru": caches.lru(stream, size),
+      "belady": caches.belady(stream, size),
+    }
+    rows.append({"share": share} | {k: v / asked for k, v in by.items()})
+  width = 4 * options.num_features
+  places = options.samples * options.batch_size * num_places(options.fanouts)
+  sizes = {
+    "places": places * width,
+    "unique": asked * width,
+    "least": len(np.unique(np.concatenate(stream))) * width,
+  }
+  tables.table(
+    f"{options.samples} batches, {asked:,} rows after deduplication. Bytes of "
+    f"features: all places {sizes['places'] / 1e9:.3f} GB, each row once per "
+    f"batch {sizes['unique'] / 1e9:.3f} GB, each row once (the least possible) "
+    f"{sizes['least'] / 1e9:.3f} GB",
+    ["room", "by degree", "by presampling", "LRU", "Belady",
+     "GB, presampling", "GB, Belady"],
+    [
+      [f"{row['share']:.0%}",
+       *(f"{row[k]:.1%}" for k in ("degree", "presampling", "lru", "belady")),
+       *(f"{sizes['unique'] * (1 - row[k]) / 1e9:.3f}"
+         for k in ("presampling", "belady"))]
+      for row in rows
+    ],
+  )
+  return {"rows": rows, "bytes": sizes}
+
+
+def training(config: Any, folder: Any, **changes: Any) -> Any:
+  """Builds the benchmark's training run on a graph that is written.
+
+  Args:
+    config: A config like configs/benchmark/graphs.py.
+    folder: The graph's folder.
+    **changes: Further keys of ``config.data``.
+  """
+  options, config = config.benchmark, setup.without_benchmark(config)
+  with config.unlocked(), config.ignore_type():
+    config.data.update({
+      "path": str(folder), "num_features": options.num_features,
+      "fanouts": tuple(options.fanouts), "batch_size": options.batch_size,
+      "threads": options.threads,
+    } | changes)
+  return experiments.build(config)
+
+
+def _waits(config: Any, graph: Graph) -> dict[str, Any]:
+  """Trains; takes the share of the time in which no batch is there."""
+  options = config.benchmark
+  rows = [
+    timed(training(config, graph.folder, **changes), options.steps) | {
+      "changes": " ".join(f"data.{k}={v}" for k, v in changes.items())
+    }
+    for changes in (
+      {"ahead": 0, "sampler": "reference"}, {"ahead": 0}, {"ahead": 1},
+      {"ahead": 1, "cache_rows": graph.num_nodes // 20},
+    )
+  ]
+  tables.table(
+    f"{options.steps} steps of {options.batch_size} nodes, hidden width "
+    f"{config.model.width}: time that the step waits for sampled and gathered "
+    "rows",
+    ["keys", "ms per step", "waits, ms", "share", "host's work, ms",
+     "MB fetched"],
+    [
+      [row["changes"], f"{1e3 * row['step_s']:.1f}",
+       f"{1e3 * row['waited_s']:.1f}", f"{row['waited_s'] / row['step_s']:.1%}",
+       f"{1e3 * row['worked_s']:.1f}", f"{row['fetched_bytes'] / 1e6:.1f}"]
+      for row in rows
+    ],
+  )
+  return {"rows": rows}
+
+
+def timed(experiment: Any, steps: int) -> dict[str, Any]:
+  """Trains some steps, after two that are not counted.
+
+  Args:
+    experiment: The run; nothing of it is written.
+    steps: The number of steps that are timed.
+
+  Returns:
+    Seconds per step, of waiting and of the host's work, bytes fetched for a
+    step, losses of the first and last one.
+  """
+  dataset = experiment.data.load(experiment.seed)
+  feed = Feed(experiment.program.layout, dataset.batches, dataset.ahead)
+  program = experiment.lower_step().compile()
+  state, losses = experiment.init_state(), []
+  for number in range(steps + 2):
+    if number == 2:
+      start, waited, worked = time.perf_counter(), feed.waited_s, feed.worked_s
+    state, metrics = program(state, next(feed), ())
+    # As the loop does: the host is one step ahead of the devices at most.
+    losses.append(metrics["loss"])
+    jax.block_until_ready(losses[-2:-1])
+  jax.block_until_ready(state)
+  seconds = time.perf_counter() - start
+  feed.close()
+  width, counts = dataset.table.rows.shape[1], dataset.table.counts
+  step_places = experiment.data.batch_size * num_places(experiment.data.fanouts)
+  return {
+    "step_s": seconds / steps,
+    "waited_s": (feed.waited_s - waited) / steps,
+    "worked_s": (feed.worked_s - worked) / steps,
+    # Batches that are drawn ahead are counted, though they are not trained on.
+    "fetched_bytes": 4 * width * counts.fetched * step_places / counts.places,
+    "losses": [float(losses[0][0]), float(losses[-1][0])],
+  }
+
+
+def _large(config: Any) -> dict[str, Any]:
+  """Builds and trains in a process of its own, whose memory is limited."""
+  options = config.benchmark
+  config = copy.deepcopy(config)
+  with tempfile.TemporaryDirectory() as folder:
+    config.benchmark.folder = options.folder or folder
+    try:
+      found = processes.alone(_built_and_trained, config)
+    except (RuntimeError, MemoryError) as error:
+      raise ValueError(
+        f"config.benchmark.large: the process has ended: {error!r}"
+      ) from error
+  tables.table(
+    f"{found['nodes']:,} nodes x {found['features']} float32, "
+    f"{found['edges']:,} edges, {found['bytes'] / 1e9:.2f} GB on disk; a "
+    f"process with {options.large.limit_mb} MB of memory beside pages of files",
+    ["part", "seconds", "its own at the end, MB", "most resident, MB",
+     "loss"],
+    [
+      [row["part"], f"{row['seconds']:.1f}", f"{row['own_mb']:,.0f}",
+       f"{row['resident_mb']:,.0f}", row["loss"]]
+      for row in found["rows"]
+    ],
+  )
+  return found
+
+
+def _built_and_trained(config: Any) -> dict[str, Any]:
+  """Builds and trains a large graph in a process with little memory.
+
+  The limit (RLIMIT_DATA) is on memory of the process's own: the heap, stacks
+  and private mappings. Pages of the graph's files are the system's, which
+  reclaims them when it needs them; the peak of resident memory includes them.
+  """
+  options, large = config.benchmark, config.benchmark.large
+  limit = large.limit_mb * 10**6
+  resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+  folder, rows = pathlib.Path(options.folder), []
+  start = time.perf_counter()
+  if not (folder / "meta.json").exists():
+    builders.rmat(
+      folder, scale=large.scale, num_edges=large.num_edges,
+      num_features=large.num_features, num_classes=8, signal=1.0, seed=0,
+      quarters=_QUARTERS,
+    )
+    rows.append(_row("build", start, "-"))
+  graph = open_graph(folder)
+  start = time.perf_counter()
+  options.num_features = graph.features.shape[1]
+  found = timed(training(config, folder), large.steps)
+  first, last = found["losses"]
+  rows.append(_row(
+    f"train, {large.steps} steps", start,
+    f"{first:.3f} to {last:.3f}, {1e3 * found['step_s']:.0f} ms per step, "
+    f"{found['waited_s'] / found['step_s']:.0%} of it waits",
+  ))
+  return {
+    "nodes": graph.num_nodes, "edges": graph.num_edges,
+    "features": graph.features.shape[1],
+    "bytes": sum(f.stat().st_size for f in folder.iterdir()), "rows": rows,
+  }
+
+
+def _row(part: str, start: float, loss: str) -> dict[str, Any]:
+  """Returns the time since ``start`` and the peak of memory so far."""
+  status = {
+    line.split(":")[0]: int(line.split()[1])
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines()
+    if line.endswith("kB")
+  }
+  return {
+    "part": part, "seconds": time.perf_counter() - start, "loss": loss,
+    "own_mb": status["RssAnon"] * 1024 / 1e6,
+    "resident_mb": status["VmHWM"] * 1024 / 1e6,
+  }
+
+
+def _predicted(options: Any) -> dict[str, Any]:
+  """Predicts steps of a host with GPUs, for the paper's comparison."""
+  given, rows = options.predicted, []
+  device = DEVICES["h200"]
+  places = num_places(options.fanouts)
+  parents = num_places(options.fanouts[:-1])
+  for width in (100, 128, 602):
+    flops = 12 * options.batch_size * (
+      parents * width * given.hidden + given.hidden * 64
+    )
+    feature_bytes = 4 * width * options.batch_size * places * given.distinct
+    compute_s = flops / (given.utilisation * device.peak("float32"))
+    lines = 32 * predictor.mean_blocks(4 * width, 32, shifted=True) / (
+      4 * width
+    )
+    for link in (PCIE_4, PCIE_5):
+      for devices in (1, 4):
+        step = graphs_predictor.predict(
+          graphs_predictor.Host(
+            given.gather, given.memory, given.link_share * link.bandwidth,
+            devices,
+          ),
+          feature_bytes, compute_s, lines,
+        )
+        rows.append({
+          "features": width, "link": link.name, "devices": devices,
+          "conventional_s": step.conventional_s,
+          "zero_copy_s": step.zero_copy_s,
+          "overlapped_s": step.overlapped_s,
+          "faster": step.faster - 1,
+          "faster_overlapped": step.faster_overlapped - 1,
+        })
+  tables.table(
+    "predicted, nothing measured: H200, GraphSAGE, fan-outs "
+    f"{tuple(options.fanouts)}, batch {options.batch_size}, hidden "
+    f"{given.hidden}; {given.distinct:.0%} of all places are distinct rows\n"
+    f"assumed: cores gather {given.gather / 1e9:g} GB/s, host memory "
+    f"{given.memory / 1e9:g} GB/s, {given.link_share:.0%} of a link, "
+    f"{given.utilisation:.0%} of the peak; published: 65 to 92% faster on "
+    "several GPUs (arXiv 2103.03330)",
+    ["features", "link", "GPUs", "conventional, ms", "zero-copy, ms",
+     "overlapped, ms", "faster", "faster, overlapped"],
+    [
+      [str(row["features"]), row["link"], str(row["devices"]),
+       *(f"{1e3 * row[k]:.2f}"
+         for k in ("conventional_s", "zero_copy_s", "overlapped_s")),
+       f"{row['faster']:.0%}", f"{row['faster_overlapped']:.0%}"]
+      for row in rows
+    ],
+  )
+  return {"rows": rows}

@@ -1,0 +1,159 @@
+"""Network namespaces with shaped links, for root.
+
+`shaped` has a rate for each pair and direction: all namespaces are on one
+bridge, and in each the kernel holds what goes to every other one to a rate of
+its own (htb, by destination address). Nothing is delayed.
+
+`long_link` is one link with a rate (tbf) and a delay. Where the kernel cannot
+delay packets (netem is often missing), a process does
+(`caatnet.benchmarks.harness.wire`).
+"""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import os
+import pathlib
+import re
+import subprocess
+
+import numpy as np
+
+from caatnet.benchmarks.harness import processes
+
+_DEVICE = "shaped0"
+_MTU, _BURST = 1500, "1600b"  # after a rest only a packet passes at once
+_ENDS = ("10.98.76.1", "10.98.76.2")
+
+
+@contextlib.contextmanager
+def shaped(
+  rates: np.ndarray,
+) -> Iterator[tuple[list[str], list[list[str]]]]:
+  """Makes namespaces whose links have given rates.
+
+  Args:
+    rates: Bytes per second from each to each other one, ``[N, N]``; the
+      diagonal is not read.
+
+  Yields:
+    Their addresses, and the prefix of a command that runs in each.
+
+  Raises:
+    ValueError: This machine or this user cannot make them.
+  """
+  hosts = [f"10.97.0.{i + 1}" for i in range(len(rates))]
+  with _made(len(rates) + 1) as (bridge, *names):
+    _call(f"ip -n {bridge} link add {_DEVICE} type bridge")
+    _call(f"ip -n {bridge} link set {_DEVICE} up")
+    for i, (name, host) in enumerate(zip(names, hosts, strict=True)):
+      _call(f"ip link add {_DEVICE} netns {name} type veth peer name port{i} "
+            f"netns {bridge}")
+      _call(f"ip -n {bridge} link set port{i} master {_DEVICE} mtu {_MTU} up")
+      # Without this a packet is as long as 64 KB here, and passes as a whole.
+      _up(name, host, f"gso_max_segs 1 gso_max_size {_MTU} mtu {_MTU}")
+      _call(f"tc -n {name} -batch -", _rules(rates[i], i, hosts))
+    # Peers run before other processes of this machine, which would delay them.
+    yield hosts, [["nice", "-n", "-10", *_prefix(name)] for name in names]
+
+
+@contextlib.contextmanager
+def long_link(
+  mbit: int, rtt_ms: float
+) -> Iterator[tuple[Sequence[str], list[list[str]]]]:
+  """Makes two namespaces with a link between them.
+
+  Args:
+    mbit: The rate in each direction, Mbit/s.
+    rtt_ms: The round-trip time that is added, ms.
+
+  Yields:
+    The ends' addresses, and the prefix of a command that runs at each.
+
+  Raises:
+    ValueError: This machine or this user cannot make them.
+  """
+  with contextlib.ExitStack() as stack:
+    names = stack.enter_context(_made(2))
+    if rtt_ms:
+      wire = stack.enter_context(processes.Process(processes.module(
+        "caatnet.benchmarks.harness.wire", _DEVICE, *names, rtt_ms / 2000
+      )))
+      if wire.answer() is None:
+        raise RuntimeError("the wire has ended; its error is above")
+    else:
+      _call(f"ip link add {_DEVICE} netns {names[0]} type veth peer name "
+            f"{_DEVICE} netns {names[1]}")
+    # Packets of an Ethernet, or long ones where the wire would be too slow.
+    mtu = 1500 if mbit <= 100 else 9000
+    burst_kb = max(64, mbit // 4)  # at least rate / HZ
+    for name, host in zip(names, _ENDS, strict=True):
+      _up(name, host, f"mtu {mtu} txqueuelen 10000")
+      _call(f"tc -n {name} qdisc add dev {_DEVICE} root tbf rate {mbit}mbit "
+            f"burst {burst_kb}kb latency {50 + rtt_ms}ms")
+    yield _ENDS, [_prefix(name) for name in names]
+
+
+@contextlib.contextmanager
+def _made(count: int) -> Iterator[list[str]]:
+  """Makes namespaces, and deletes them with all that is in them."""
+  _clear()
+  names = [f"shaped{os.getpid()}n{i}" for i in range(count)]
+  try:
+    for name in names:
+      _call(f"ip netns add {name}")
+    yield names
+  finally:
+    for name in names:
+      with contextlib.suppress(ValueError):
+        _call(f"ip netns delete {name}")
+
+
+def _clear() -> None:
+  """Deletes the namespaces of processes that were killed."""
+  for line in _call("ip netns list").splitlines():
+    found = re.match(r"shaped(\d+)n\d+\b", line)
+    if found and not pathlib.Path(f"/proc/{found[1]}").exists():
+      _call(f"ip netns delete {found[0]}")
+
+
+def _prefix(name: str) -> list[str]:
+  return ["ip", "netns", "exec", name]
+
+
+def _up(name: str, host: str, options: str) -> None:
+  """Gives the device of a namespace its address, and brings it up."""
+  _call(f"ip -n {name} address add {host}/24 dev {_DEVICE}")
+  _call(f"ip -n {name} link set lo up")
+  _call(f"ip -n {name} link set {_DEVICE} {options} up")
+
+
+def _rules(rates: np.ndarray, own: int, hosts: list[str]) -> str:
+  """Returns the commands of tc for one namespace."""
+  lines = [f"qdisc add dev {_DEVICE} root handle 1: htb"]
+  for j, host in enumerate(hosts):
+    if j != own:
+      lines += [
+        f"class add dev {_DEVICE} parent 1: classid 1:{j + 1} htb rate "
+        f"{8 * rates[j]:.0f}bit burst {_BURST} cburst {_BURST}",
+        f"filter add dev {_DEVICE} parent 1: protocol ip u32 match ip dst "
+        f"{host}/32 flowid 1:{j + 1}",
+      ]
+  return "\n".join(lines) + "\n"
+
+
+def _call(text: str, given: str = "") -> str:
+  """Runs a command with a text on its stdin, and returns its stdout."""
+  try:
+    return subprocess.run(
+      text.split(), check=True, capture_output=True, text=True, input=given
+    ).stdout
+  except FileNotFoundError as error:
+    raise ValueError(
+      f"links cannot be shaped here: there is no {text.split()[0]!r} (iproute2)"
+    ) from error
+  except subprocess.CalledProcessError as error:
+    why = (error.stderr or error.stdout).strip().splitlines() or ["no reason"]
+    raise ValueError(
+      f"links cannot be shaped here: {text!r} says {why[-1]!r}; it takes root "
+      "and a kernel with namespaces, tbf, htb and u32"
+    ) from error

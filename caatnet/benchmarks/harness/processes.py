@@ -1,0 +1,250 @@
+"""Processes of a benchmark: started, exchanged lines of JSON with, ended.
+
+`Process` is one process with pipes. `Peers` are several that obey the same
+orders (`caatnet.benchmarks.harness.peer`). Both are context managers: on the
+way out, also by an exception or an interrupt, no process is left.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import concurrent.futures
+import contextlib
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import threading
+from types import MappingProxyType
+from typing import IO, Any, NamedTuple, Self, TypeVar
+
+T = TypeVar("T")
+
+# Peers of one machine share its cores.
+ONE_THREAD = {
+  f"{key}_NUM_THREADS": "1" for key in ("OMP", "OPENBLAS", "MKL")
+}
+_NONE: Mapping[str, str] = MappingProxyType({})
+_LOOPBACK = "127.0.0.1"
+
+
+def module(name: str, *arguments: object) -> list[str]:
+  """Returns the command that runs a module in this Python."""
+  return [sys.executable, "-m", name, *map(str, arguments)]
+
+
+def free_port() -> int:
+  """Returns a TCP port of the loopback interface that no process listens at."""
+  with socket.create_server((_LOOPBACK, 0)) as free:
+    return free.getsockname()[1]
+
+
+class Process:
+  """A process with which lines of JSON are exchanged.
+
+  Attributes:
+    popen: The process of the standard library.
+    killed: Whether it was ended by this object.
+  """
+
+  def __init__(
+    self, command: Sequence[str], *, environment: Mapping[str, str] = _NONE,
+    output: IO[bytes] | None = None, quiet: bool = False,
+    on_line: Callable[[Any], None] | None = None,
+  ) -> None:
+    """Starts the process.
+
+    Args:
+      command: The program and its arguments.
+      environment: Variables in addition to those of this process.
+      output: A file for its stdout and stderr. By default stdout is read
+        here, and stderr is this process' own.
+      quiet: Whether its stderr is discarded.
+      on_line: Called in a thread with each line of JSON that it prints. By
+        default lines are read by `answer`.
+    """
+    self.popen = subprocess.Popen(
+      command, env=os.environ | dict(environment), text=True,
+      stdin=subprocess.PIPE, stdout=output or subprocess.PIPE,
+      stderr=subprocess.DEVNULL if quiet else output,
+    )
+    self.killed = False
+    self._reader: threading.Thread | None = None
+    if on_line is not None:
+      self._reader = threading.Thread(
+        target=self._read, args=(on_line,), daemon=True
+      )
+      self._reader.start()
+
+  def _read(self, on_line: Callable[[Any], None]) -> None:
+    for line in self.popen.stdout:
+      if line.endswith("}\n"):  # else it was killed while it wrote
+        on_line(json.loads(line))
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.kill()
+
+  def write(self, text: str) -> None:
+    """Writes a line to its stdin; no effect if the process has ended."""
+    with contextlib.suppress(BrokenPipeError):
+      self.popen.stdin.write(text + "\n")
+      self.popen.stdin.flush()
+
+  def answer(self) -> Any:
+    """Returns its next line of JSON; None if it has ended."""
+    line = self.popen.stdout.readline()
+    return json.loads(line) if line.endswith("\n") else None
+
+  def kill(self) -> None:
+    """Ends the process at once, and closes its pipes."""
+    self.killed = True
+    self.popen.kill()
+    self.popen.wait()
+    if self._reader is not None:
+      self._reader.join()
+    for pipe in (self.popen.stdin, self.popen.stdout):
+      if pipe is not None:
+        with contextlib.suppress(BrokenPipeError):  # of lines not yet written
+          pipe.close()
+
+
+class Done(NamedTuple):
+  """The executions of one order by all peers.
+
+  Attributes:
+    seconds: From the first peer's start to the last one's end.
+    cpu_s: Seconds of processor time of all peers.
+    found: The order's result at each peer.
+  """
+
+  seconds: float
+  cpu_s: float
+  found: list[Any]
+
+
+class Peers:
+  """Processes that execute orders: the methods of one class.
+
+  Attributes:
+    processes: The processes, in the order of their arguments.
+  """
+
+  def __init__(
+    self, kind: str, arguments: Sequence[Sequence[object]],
+    prefixes: Sequence[Sequence[str]] = (),
+    environment: Mapping[str, str] = ONE_THREAD, quiet: bool = False,
+  ) -> None:
+    """Starts the processes.
+
+    Args:
+      kind: The class whose methods are the orders, as "package.module:Class".
+      arguments: The strings that each process makes its object of.
+      prefixes: The words before each command, such as those of
+        `caatnet.benchmarks.harness.namespaces`.
+      environment: Variables in addition to those of this process.
+      quiet: Whether their stderr is discarded.
+    """
+    self.processes: list[Process] = []
+    with contextlib.ExitStack() as stack:  # ends all if one cannot start
+      for given, prefix in zip(
+        arguments, prefixes or [()] * len(arguments), strict=True
+      ):
+        command = module("caatnet.benchmarks.harness.peer", kind, *given)
+        self.processes.append(stack.enter_context(
+          Process([*prefix, *command], environment=environment, quiet=quiet)
+        ))
+      self._stack = stack.pop_all()
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._stack.close()
+
+  def do(
+    self, order: str,
+    arguments: Callable[[int], Mapping[str, Any]] = lambda _: {},
+  ) -> Done:
+    """Has all peers execute an order at the same time.
+
+    Args:
+      order: The name of a method.
+      arguments: Returns the keyword arguments of the peer of a number.
+
+    Raises:
+      RuntimeError: A peer has ended; its error is on stderr.
+    """
+    for i, process in enumerate(self.processes):
+      process.write(json.dumps([order, dict(arguments(i))]))
+    found = []
+    for i, process in enumerate(self.processes):
+      answer = process.answer()
+      if answer is None:
+        raise RuntimeError(
+          f"peer {i} has ended with code {process.popen.wait()} at "
+          f"{order!r}; its error is above"
+        )
+      found.append(answer)
+    return Done(
+      max(f["end"] for f in found) - min(f["start"] for f in found),
+      sum(f["cpu_s"] for f in found), [f["found"] for f in found],
+    )
+
+
+def ask_script(
+  key: str, command: Sequence[str], question: Any = None, *,
+  environment: Mapping[str, str] = _NONE, limit_s: float | None = None,
+) -> Any:
+  """Runs a script of another Python, and returns its last line of JSON.
+
+  Args:
+    key: The config key that names the Python, for the error.
+    command: The Python, the script and its arguments.
+    question: Plain data for a line of JSON on its stdin.
+    environment: Variables in addition to those of this process.
+    limit_s: Seconds after which it is ended.
+
+  Raises:
+    ValueError: It cannot be run, or fails; with the last line of its stderr.
+  """
+  try:
+    done = subprocess.run(
+      command, input=json.dumps(question) + "\n", capture_output=True,
+      text=True, check=False, env=os.environ | dict(environment),
+      timeout=limit_s,
+    )
+  except OSError as error:
+    raise ValueError(f"{key}={command[0]!r} cannot be run: {error}") from error
+  if done.returncode:
+    lines = done.stderr.strip().splitlines()
+    why = lines[-1] if lines else f"it ended with code {done.returncode}"
+    raise ValueError(f"{key}={command[0]!r}: {why}")
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def pool(count: int) -> concurrent.futures.ProcessPoolExecutor:
+  """Returns a pool of fresh processes, for functions of importable modules."""
+  return concurrent.futures.ProcessPoolExecutor(
+    count, multiprocessing.get_context("spawn")
+  )
+
+
+def alone(function: Callable[..., T], *arguments: Any) -> T:
+  """Calls a function in a fresh process, which returns all its memory.
+
+  Raises:
+    RuntimeError: The process has ended, such as for want of memory.
+  """
+  with pool(1) as executor:
+    return executor.submit(function, *arguments).result()
+
+
+def shared(
+  function: Callable[[Any], T], items: Sequence[Any], count: int
+) -> Iterable[T]:
+  """Yields a function's result of each item, computed by several processes."""
+  with pool(count) as executor:
+    yield from executor.map(function, items)

@@ -1,0 +1,42 @@
+"""Plain TCP connections between all peers of a benchmark."""
+
+from collections.abc import Mapping
+import socket
+
+from parallel.elastic.transport.frames import read_into
+
+_LIMIT_S = 60.0
+_NAME_BYTES = 16
+
+
+def connect_all(
+  me: str, server: socket.socket, addresses: Mapping[str, tuple[str, int]],
+  send_buffer: int = 0,
+) -> tuple[dict[str, socket.socket], dict[str, socket.socket]]:
+  """Connects to all other peers, which call this at the same time.
+
+  Args:
+    me: The name of this peer, at most 16 bytes.
+    server: The socket that listens at its address.
+    addresses: The address of each peer by its name.
+    send_buffer: Bytes of the kernel's send buffers; 0 lets the kernel choose.
+
+  Returns:
+    The connections to send by, and those to receive by, by the others' names.
+  """
+  others = [name for name in addresses if name != me]
+  outward, inward = {}, {}
+  for name in others:
+    outward[name] = socket.create_connection(addresses[name], _LIMIT_S)
+    outward[name].sendall(me.encode().ljust(_NAME_BYTES))
+  for _ in others:
+    sock, _ = server.accept()
+    name = bytearray(_NAME_BYTES)
+    read_into(sock, memoryview(name))
+    inward[name.decode().strip()] = sock
+  for sock in (*outward.values(), *inward.values()):
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if send_buffer:
+      sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+  return outward, inward

@@ -1,0 +1,108 @@
+"""Timing: measurements that take turns, medians, ranges, progress bars.
+
+A drift of the machine's speed reaches all subjects of a comparison if they
+alternate, so ratios are taken within a round.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from typing import Any, TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+def progress(
+  items: Iterable[T], label: str, total: int | None = None
+) -> Iterator[T]:
+  """Yields items, with a progress bar on stderr that disappears at the end."""
+  yield from track(
+    items, label, total, transient=True, console=Console(stderr=True)
+  )
+
+
+def in_turns(
+  measures: Mapping[K, Callable[[], T]], rounds: int, *, warm_up: int = 0,
+  label: str | None = "rounds",
+) -> dict[K, list[T]]:
+  """Calls all functions once per round, in the order of the mapping.
+
+  Args:
+    measures: Functions that return one measurement each.
+    rounds: The number of rounds whose measurements are returned.
+    warm_up: The number of rounds before them, which are discarded: programs
+      are compiled and memory is touched there.
+    label: The text of the progress bar; None for no bar, such as within
+      another one.
+
+  Returns:
+    The measurements of each function, in the order of rounds.
+  """
+  found: dict[K, list[T]] = {key: [] for key in measures}
+  turns = range(warm_up + rounds)
+  for turn in turns if label is None else progress(turns, label):
+    for key, measure in measures.items():
+      value = measure()
+      if turn >= warm_up:
+        found[key].append(value)
+  return found
+
+
+def seconds(function: Callable[[], Any]) -> float:
+  """Returns the seconds that a call takes."""
+  start = time.perf_counter()
+  function()
+  return time.perf_counter() - start
+
+
+def seconds_after_one(function: Callable[[], Any]) -> float:
+  """Returns the seconds of a second call.
+
+  The first one is not timed: memory freed since the function's last turn may
+  be cold.
+  """
+  function()
+  return seconds(function)
+
+
+def cpu_seconds(function: Callable[[], T]) -> tuple[T, float]:
+  """Returns a call's result and the seconds of processor time."""
+  start = time.process_time()
+  result = function()
+  return result, time.process_time() - start
+
+
+def summary(
+  times: Sequence[float], first: Sequence[float] | None = None
+) -> dict[str, float]:
+  """Returns median, minimum and maximum of times, as a row's entries.
+
+  Args:
+    times: Seconds, one per round.
+    first: Seconds of the subject to compare with, in the same rounds. The
+      entry "relative" is the median of the rounds' ratios to it.
+  """
+  found = {
+    "median_s": float(np.median(times)), "min_s": min(times),
+    "max_s": max(times),
+  }
+  if first is not None:
+    ratios = np.array(times) / np.array(first)
+    found["relative"] = float(np.median(ratios))
+  return found
+
+
+def range_text(values: Any, spec: str = ",.0f") -> str:
+  """Formats values as "median (minimum to maximum)".
+
+  >>> range_text([3, 1, 2])
+  '2 (1 to 3)'
+  """
+  low, middle, high = (
+    format(float(f(values)), spec) for f in (np.min, np.median, np.max)
+  )
+  return f"{middle} ({low} to {high})"

@@ -1,0 +1,111 @@
+"""A process that measures its links to others, and its computing meanwhile.
+
+Pairs are measured in rounds, in each of which every process exchanges messages
+with one other (`parallel.elastic.ring.bandwidth.rounds`), in both directions at
+once. A message is a gather of two, which its receiver opens first; so a latency
+is that of the protocol of `parallel.elastic`, not of the wire.
+"""
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from parallel.elastic.ring import link_collectives
+from parallel.elastic.ring.bandwidth import rounds
+from parallel.elastic.transport.handshake import Security
+from parallel.elastic.transport.links import Links
+from parallel.elastic.transport.listener import Listener
+
+# Nobody else is on these links, but there is no way without a token.
+SECURITY = Security(b"a token of a measurement")
+LIMIT_S = 120.0
+_TIMES = 7  # messages of a size, of which the fastest third counts
+
+
+def measured(
+  links: Links, sizes: list[int]
+) -> dict[str, list[tuple[int, float]]]:
+  """Measures all pairs, in which all members take part at the same time.
+
+  Args:
+    links: The links between all.
+    sizes: Bytes of messages.
+
+  Returns:
+    For each other member, sizes and seconds of messages from there to here.
+  """
+  members = links.members
+  me = members.index(links.me)
+  found: dict[str, list[tuple[int, float]]] = {}
+  for pairs in rounds(len(members)):
+    pair = next((p for p in pairs if me in p), None)
+    if pair is not None:
+      names = [members[i] for i in pair]
+      other = names[pair[0] == me]
+      found[other] = [(n, _seconds(links, names, n)) for n in sizes]
+    _meet(links)  # all begin the next round together
+  return found
+
+
+def _meet(links: Links) -> None:
+  link_collectives.gather(links, 1, b"").result(LIMIT_S)
+
+
+def _seconds(links: Links, pair: list[str], size: int) -> float:
+  """Returns what a message takes: the fastest third's mean."""
+  data, times = np.zeros(size, np.uint8), []
+  for _ in range(_TIMES):
+    link_collectives.gather(links, 0, b"", ranks=pair).result(LIMIT_S)
+    start = time.perf_counter()
+    link_collectives.gather(links, 0, data, ranks=pair).result(LIMIT_S)
+    times.append(time.perf_counter() - start)
+  return float(np.mean(sorted(times)[: _TIMES // 3]))
+
+
+def computed(least_s: float = 0.3) -> dict[str, float]:
+  """Measures float32 products and copies, while all others do."""
+  x = np.random.default_rng(0).normal(size=(512, 512)).astype(np.float32)
+  big = np.zeros(1 << 23, np.float32)
+  out, found = np.empty_like(big), {}
+  for key, work, amount in (
+    ("flops", lambda: x @ x, 2.0 * 512**3),
+    ("memory_bandwidth", lambda: np.copyto(out, big), 2.0 * big.nbytes),
+  ):
+    work()
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < least_s:
+      work()
+      count += 1
+    found[key] = count * amount / (time.perf_counter() - start)
+  pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  return found | {"memory_bytes": float(pages)}
+
+
+class Peer:
+  """The orders that a process executes."""
+
+  def __init__(self, me: str, host: str) -> None:
+    self._me, self._listener = me, Listener(me, SECURITY, (host, 0))
+    self._links: Links | None = None
+
+  def address(self) -> tuple[str, int]:
+    """Returns the address at which it listens."""
+    return self._listener.address
+
+  def measure(
+    self, members: dict[str, Any], sizes: list[int]
+  ) -> dict[str, Any]:
+    """Measures together with all others; returns "device" and "links"."""
+    links = self._links = Links(
+      self._me, 1, {name: tuple(a) for name, a in members.items()}, SECURITY
+    ).connect(self._listener, LIMIT_S)
+    _meet(links)
+    device = computed()
+    _meet(links)
+    return {"device": device, "links": measured(links, sizes)}
+
+  def close(self) -> None:
+    """Closes the links, after all others have measured."""
+    self._links.close()

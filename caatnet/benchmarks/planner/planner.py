@@ -1,0 +1,263 @@
+"""Measures device orders: exact, certified, large, and what they are worth."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+
+from caatnet.benchmarks.harness import processes, timing
+from caatnet.benchmarks.planner import planner_regret
+from caatnet.show import tables
+from caatnet.studies.planner.study import training_step
+from caatnet.studies.published import models
+from parallel.hardware import cluster_files
+from parallel.hardware.devices import A100
+from parallel.hardware.link_matrix import LinkMatrix
+from parallel.planner import device_order
+from parallel.planner.bound import bound
+from parallel.planner.latency import Timing
+from parallel.planner.message_costs import Family, Grid, Traffic, cost
+from parallel.planner.problem import Problem
+from parallel.planner.space import Choices, Configuration
+
+# Grids of up to eight devices, and of up to sixteen.
+_SMALL = ((4, 2, 1), (2, 2, 2), (8, 1, 1), (1, 8, 1), (2, 4, 1), (1, 4, 2),
+          (3, 2, 1), (7, 1, 1))
+_MIDDLE = ((2, 4, 2), (4, 4, 1), (4, 3, 1), (2, 5, 1))
+_CP_SAT = pathlib.Path(__file__).with_name("planner_cp_sat.py")
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Runs all parts, prints tables, and returns them as plain data.
+
+  Args:
+    config: A config like configs/benchmark/planner.py.
+  """
+  parts: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
+    "against all orders": _exact, "against CP-SAT": _solved,
+    "certified": _certified, "large": _large, "uneven links": _premise,
+    "regret": _regret,
+  }
+  found = {}
+  for name, part in parts.items():
+    rows = part(config)
+    found[name] = rows
+    if rows:
+      columns = list(rows[0])
+      tables.table(
+        name, columns, [[_text(row[c]) for c in columns] for row in rows]
+      )
+  return {"benchmark": "planner", **found}
+
+
+def _text(value: Any) -> str:
+  return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _problem(
+  config: Any, links: LinkMatrix, grid: Grid
+) -> tuple[Configuration, Problem, Traffic]:
+  """Returns the model on a cluster, with a batch for the benchmark's steps.
+
+  Stages run at their own pace, so that whole pipelines count.
+  """
+  options = config.benchmark
+  c = Configuration(*grid, options.microbatches)
+  step = dataclasses.replace(
+    training_step(config),
+    batch_size=options.examples * options.microbatches * grid.data,
+  )
+  problem = Problem(step, links, Timing(execution="events"))
+  return c, problem, problem.traffic(c)
+
+
+def drawn(seed: int, size: int) -> LinkMatrix:
+  """Draws links one by one, from 1 to 20 GB/s on a logarithmic scale."""
+  rng = np.random.default_rng(seed)
+  rates = 1e9 * np.exp(rng.uniform(0, np.log(20), (size, size)))
+  return LinkMatrix(
+    f"drawn {seed}", A100, tuple(range(size)), rates,
+    np.full((size, size), 1e-5), "drawn by a benchmark", "drawn",
+  )
+
+
+def _progress(count: int, what: str) -> Iterator[int]:
+  return timing.progress(range(count), what)
+
+
+def _exact(config: Any) -> list[dict[str, Any]]:
+  """Compares the search with all orders, which it does not try itself."""
+  ratios, own = [], []
+  for seed in _progress(config.benchmark.exact, "all orders"):
+    grid = Grid(*_SMALL[seed % len(_SMALL)])
+    costs = _problem(config, drawn(seed, grid.size), grid)[2]
+    best = device_order.brute_force(costs).seconds
+    ours = device_order.search(costs, exact=False)
+    ratios.append(ours.seconds / best)
+    own.append(device_order.identity(costs).seconds / best)
+  return [{
+    "clusters": len(ratios), "ours / best, worst": max(ratios),
+    "within 1%": int(np.sum(np.array(ratios) <= 1.01)),
+    "own / best, median": float(np.median(own)),
+  }]
+
+
+def _solved(config: Any) -> list[dict[str, Any]]:
+  """Compares orders with CP-SAT's, or with its bound, up to sixteen."""
+  options, rows = config.benchmark, []
+  if not options.python:
+    print("CP-SAT is left out: benchmark.python names no Python with ortools")
+    return rows
+  for seed in _progress(options.solved, "CP-SAT"):
+    grid = Grid(*_MIDDLE[seed % len(_MIDDLE)])
+    costs = _problem(config, drawn(1000 + seed, grid.size), grid)[2]
+    ours = device_order.search(costs)
+    answer = _cp_sat(costs, ours, options)
+    theirs = np.inf
+    if answer["order"] is not None:
+      order = np.array(answer["order"]).reshape(grid)
+      theirs = float(cost(costs, order))
+    least = max(answer["bound"], 0.0)
+    rows.append({
+      "grid": str(grid), "ours / CP-SAT": ours.seconds / theirs,
+      "CP-SAT's gap": 1 - least / theirs, "proven": answer["proven"],
+      "its s": answer["seconds"], "ours above its bound":
+      ours.seconds / least - 1 if least else np.inf,
+      "above our bound": ours.seconds / bound(costs) - 1,
+    })
+  return rows
+
+
+def _cp_sat(
+  costs: Traffic, known: device_order.Order, options: Any
+) -> dict[str, Any]:
+  """Asks a process of the Python that has ortools."""
+  planes = costs.grid.data * costs.grid.tensor
+
+  def sums(family: Family) -> Sequence[Sequence[int]]:
+    if not family.summed:
+      return [[i] for i in range(len(family.source))]
+    pipes = family.source % planes
+    return [np.flatnonzero(pipes == i).tolist() for i in range(planes)]
+
+  problem = {
+    "size": costs.grid.size, "known": known.seconds,
+    "hint": known.devices.ravel().tolist(), "limit_s": options.limit_s,
+    "kinds": [
+      {"seconds": f.seconds.tolist(), "source": f.source.tolist(),
+       "target": f.target.tolist(), "sums": sums(f)}
+      for f in costs.families()
+    ],
+  }
+  return processes.ask_script(
+    "config.benchmark.python", [options.python, str(_CP_SAT)], problem,
+    limit_s=4 * options.limit_s + 60,
+  )
+
+
+def _certified(config: Any) -> list[dict[str, Any]]:
+  """Returns gaps to the bound, of the order's part and of a whole step."""
+  rows, everyone = [], []
+  for entry in config.benchmark.grids:
+    grid, gaps, steps = Grid(*entry), [], []
+    for seed in _progress(config.benchmark.certified, f"gaps of {grid}"):
+      links = cluster_files.cluster(f"pipette-a100:{max(1, grid.size // 8)}"
+                                    f",uneven={seed}")
+      c, problem, costs = _problem(config, links, grid)
+      ours = device_order.search(costs)
+      above = ours.seconds - bound(costs)
+      gaps.append(above / (ours.seconds - above))
+      steps.append(above / problem.predict(c, ours.devices).total)
+    everyone += gaps
+    rows.append(_gaps(str(grid), gaps) | {
+      "of a step, median": float(np.median(steps))
+    })
+  return [*rows, _gaps("all", everyone) | {"of a step, median": ""}]
+
+
+def _gaps(name: str, gaps: Sequence[float]) -> dict[str, Any]:
+  return {
+    "grid": name, "clusters": len(gaps), "gap, median": float(np.median(gaps)),
+    "least": min(gaps), "most": max(gaps),
+  }
+
+
+def _large(config: Any) -> list[dict[str, Any]]:
+  """Times the search on many devices."""
+  rows = []
+  for entry in config.benchmark.large:
+    grid = Grid(*entry)
+    links = cluster_files.cluster(f"a100:{grid.size // 8},uneven=0")
+    costs = _problem(config, links, grid)[2]
+    clocks = time.perf_counter(), time.process_time()
+    ours = device_order.search(costs)
+    passed, used = (
+      time.perf_counter() - clocks[0], time.process_time() - clocks[1]
+    )
+    least = bound(costs)
+    rows.append({
+      "grid": str(grid), "s": passed, "s of processors": used,
+      "own / ours": device_order.identity(costs).seconds / ours.seconds,
+      "gap": ours.seconds / least - 1,
+    })
+  return rows
+
+
+def _premise(config: Any) -> list[dict[str, Any]]:
+  """Returns what orders are worth on uneven links: seconds of a whole step."""
+  ratios: dict[str, list[float]] = {"own": [], "pipette": []}
+  for seed in _progress(config.benchmark.premise, "uneven links"):
+    grid = Grid(*((4, 2, 8), (8, 1, 8), (2, 4, 8), (4, 4, 4))[seed % 4])
+    links = cluster_files.cluster(f"pipette-a100:8,uneven={1000 + seed}")
+    c, problem, costs = _problem(config, links, grid)
+    seconds: Mapping[str, float] = {
+      name: problem.predict(c, order).total for name, order in (
+        ("ours", device_order.search(costs, kicks=0).devices),
+        ("own", device_order.identity(costs).devices),
+        ("pipette", models.pipette_order(
+          c, problem, steps=config.benchmark.steps, seed=seed
+        )),
+      )
+    }
+    for name, found in ratios.items():
+      found.append(seconds[name] / seconds["ours"])
+  return [
+    {"order": name, "clusters": len(found), **{
+      f"{q}%": float(np.percentile(found, q)) for q in (0, 5, 25, 50, 75, 95,
+                                                        100)
+    }, "slower than ours": int(np.sum(np.array(found) > 1 + 1e-9))}
+    for name, found in ratios.items()
+  ]
+
+
+def _regret(config: Any) -> list[dict[str, Any]]:
+  """Compares whole plans with all configurations in all orders."""
+  options, rows = config.benchmark, []
+  choices = Choices(
+    tuple(options.timetables), schemes=("ddp", "zero1"),
+    remats=("none",), offload=False,
+  )
+  for seed in _progress(options.regret, "regret"):
+    turn, which = divmod(seed, len(options.sizes))
+    round_, execution = divmod(turn, len(options.executions))
+    step = training_step(config)
+    step = dataclasses.replace(
+      step, batch_size=options.batch_size,
+      model=dataclasses.replace(step.model, num_layers=options.layers),
+      seq_len=options.positions[round_ % len(options.positions)],
+    )
+    problem = Problem(
+      step, drawn(2000 + seed, options.sizes[which]),
+      Timing(execution=options.executions[execution]),
+    )
+    rows.append(planner_regret.regret(problem, choices))
+  if rows:
+    found = [row["regret"] for row in rows]
+    print(
+      f"regret of {len(rows)} clusters: median {np.median(found):.2%}, most "
+      f"{max(found):.2%}; below 2% in {sum(x < 0.02 for x in found)}"
+    )
+  return rows

@@ -1,0 +1,248 @@
+"""Compiles random training steps, and holds the planner's memory to them."""
+
+import dataclasses
+import importlib
+import pathlib
+import re
+import time
+from typing import Any
+
+import numpy as np
+
+from caatnet.benchmarks.harness import processes, timing
+from caatnet.config.override import override
+from caatnet.show import results, tables
+from parallel.hardware.devices import DEVICES
+from parallel.planner import memory
+from parallel.planner.space import Configuration
+from parallel.workload import TrainingStep, Transformer
+
+_CHIPS = 8
+# Half of the programs are so near to the capacity, by the formulas.
+_NEAR = 0.15
+# Sizes of a model that are drawn, of `parallel.workload.Transformer`.
+_SIZES = (
+  "num_layers", "width", "num_heads", "num_kv_heads", "head_width", "ffn_width",
+  "vocab_size",
+)
+
+
+def draw(
+  rng: np.random.Generator, near: bool, capacity: float
+) -> tuple[TrainingStep, Configuration]:
+  """Draws a training step and a configuration.
+
+  Args:
+    rng: The source of numbers.
+    near: Whether the formulas are within 15% of the capacity.
+    capacity: Bytes of a device.
+  """
+  while True:
+    stages = int(rng.choice([1, 1, 2, 4]))
+    tensor = int(rng.choice([n for n in (1, 2, 4, 8) if n * stages <= _CHIPS]))
+    data = _CHIPS // stages // tensor
+    width = int(rng.choice([1024, 2048, 3072, 4096, 6144, 8192]))
+    heads = width // 128
+    model = Transformer(
+      int(rng.choice([32000, 65536, 128256])), width,
+      stages * int(rng.integers(2, 21)), heads, int(rng.choice([heads, 8])),
+      256 * round(width * float(rng.choice([8 / 3, 3.5, 4])) / 256),
+    )
+    seq_len = int(rng.choice([1024, 2048, 4096, 8192]))
+    microbatches = stages * int(rng.choice([1, 2, 4]))
+    configuration = Configuration(
+      stages, data, tensor, microbatches,
+      scheme=str(rng.choice(["ddp", "zero1", "zero2", "zero3"]))
+      if data > 1 else "ddp",
+      remat=str(rng.choice(["none", "full", "reduced"])),
+    )
+    batch = data * microbatches * int(rng.choice([1, 2, 4, 8]))
+    step = TrainingStep(model, batch, seq_len)
+    found = memory.terms(configuration, step)
+    share = memory.PLAIN.estimate(found) / capacity
+    if abs(share - 1) < _NEAR if near else 0.05 < share < 1.3:
+      return step, configuration
+
+
+def overrides(step: TrainingStep, configuration: Configuration) -> str:
+  """Returns what makes `configs/caatnet/7b.py` this program."""
+  keys = {
+    f"model.{key}": getattr(step.model, key)
+    for key in _SIZES
+  } | {"data.seq_len": step.seq_len, "data.batch_size": step.batch_size}
+  text = " ".join(f"{key}={value}" for key, value in keys.items())
+  return f"{text} {configuration.overrides()}"
+
+
+def compiled(target: str, text: str) -> dict[str, Any]:
+  """Compiles a program; returns its bytes, and whether the compiler takes it.
+
+  Args:
+    target: The machine, as `parallel.xla.targets.resolve` takes it.
+    text: Overrides of `configs/caatnet/7b.py`.
+  """
+  import jax
+
+  jax.config.update("jax_platforms", "cpu")
+  from caatnet.config import experiments
+  from parallel.xla import targets
+  from parallel.xla.memory import bytes_per_device
+  from parallel.xla.memory import memory as analysis
+
+  machine = targets.resolve(target)
+  config = importlib.import_module("configs.caatnet.7b").get_config()
+  experiment = experiments.build(
+    override(config, text), None, list(machine.devices)
+  )
+  state = experiment.abstract_state()
+  stored = sum(map(bytes_per_device, jax.tree.leaves(state)))
+  try:
+    program = experiment.lower_step(experiment.outer.plan(0)).compile(
+      compiler_options=dict(machine.compiler_options)
+    )
+  except jax.errors.JaxRuntimeError as error:
+    return {"total": refused(str(error), stored), "fits": False}
+  found = analysis(program, {
+    "parameters": state.params, "moments": (state.opt_state, state.step),
+    "batch": experiment.abstract_batch(),
+  })
+  # XLA:GPU knows no limit, so it takes what no device has.
+  fits = found.total <= DEVICES[target.split(":")[1]].memory_bytes
+  return {"total": found.total, "fits": fits} | dataclasses.asdict(found)
+
+
+def refused(error: str, stored: float) -> float:
+  """Returns the bytes of a program that XLA refuses for want of memory.
+
+  Args:
+    error: XLA's message.
+    stored: Bytes of the state, for messages that name temporaries alone.
+
+  Raises:
+    ValueError: The message has another form.
+  """
+  used = re.search(r"Used ([\d.]+)([GM]) of", error)
+  temporaries = re.search(r"temporaries \(([\d.]+)([GM])\)", error)
+  said = used or temporaries
+  if "RESOURCE_EXHAUSTED" not in error or said is None:
+    raise ValueError(error[:500])
+  size = float(said[1]) * {"G": 2**30, "M": 2**20}[said[2]]
+  return size if used else size + stored
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Compiles what is missing, prints errors and returns all rows.
+
+  Args:
+    config: A config like configs/benchmark/planner_memory.py.
+  """
+  options = config.benchmark
+  capacity = DEVICES[options.target.split(":")[1]].memory_bytes
+  path = pathlib.Path(options.results)
+  rows = kept(path)
+  begun = time.monotonic()
+  for number in timing.progress(range(options.num_programs), "compiling"):
+    if number in rows or time.monotonic() - begun > options.limit_s:
+      continue
+    rng = np.random.default_rng([options.seed, number])
+    drawn = draw(rng, number % 4 > 1, capacity)
+    rows[number] = {"number": number} | kept_keys(*drawn) | _alone(
+      options.target, overrides(*drawn)
+    )
+    rows = kept(path) | rows  # another process may fill the file, too
+    results.write(path, {"rows": [rows[n] for n in sorted(rows)]})
+  found = [rows[n] for n in sorted(rows)]
+  judged = judge([row for row in found if "total" in row], capacity)
+  if judged:
+    _print(judged)
+  return {"rows": found} | judged
+
+
+def kept(path: pathlib.Path) -> dict[int, dict[str, Any]]:
+  """Returns the programs of a file by number; those that failed come again."""
+  rows = results.read(path).get("rows", [])
+  return {row["number"]: row for row in rows if "error" not in row}
+
+
+def _alone(target: str, text: str) -> dict[str, Any]:
+  """Compiles in a process of its own, which gives all memory back."""
+  try:
+    return processes.alone(compiled, target, text)
+  except (RuntimeError, ValueError) as error:
+    return {"error": str(error)[:300]}
+
+
+def kept_keys(
+  step: TrainingStep, configuration: Configuration
+) -> dict[str, Any]:
+  """Returns what a row keeps of a program, as `formulas` reads it."""
+  model = {
+    key: getattr(step.model, key) for key in (*_SIZES, "dtype")
+  } | {"seq_len": step.seq_len, "backward_bytes": step.backward_bytes}
+  return {
+    "model": model, "configuration": dataclasses.asdict(configuration),
+    "batch": step.batch_size,
+  }
+
+
+def formulas(row: dict[str, Any]) -> dict[str, float]:
+  """Returns what the formulas have for a row."""
+  sizes = dict(row["model"])
+  example = {key: sizes.pop(key) for key in ("seq_len", "backward_bytes")}
+  step = TrainingStep(Transformer(**sizes), row["batch"], **example)
+  return memory.terms(Configuration(**row["configuration"]), step)
+
+
+def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
+  """Fits one half of the programs, and returns the errors of both halves.
+
+  Args:
+    rows: Programs that were compiled.
+    capacity: Bytes of a device.
+
+  Returns:
+    The fit, and errors; nothing if there are too few programs.
+  """
+  halves = [[row for row in rows if row["number"] % 2 == i] for i in (0, 1)]
+  if min(map(len, halves)) < 2:
+    return {}
+  fitted = memory.fitted([(formulas(r), r["total"]) for r in halves[0]])
+  found = {"fit": dataclasses.asdict(fitted)}
+  for name, half in zip(("fitted", "held out"), halves, strict=True):
+    errors = np.array([
+      abs(fitted.estimate(formulas(r)) / r["total"] - 1) for r in half
+    ])
+    taken = [fitted.bound(formulas(r)) <= capacity for r in half]
+    fits = [r["fits"] for r in half]
+    pairs = list(zip(taken, fits, strict=True))
+    found[name] = {
+      "programs": len(half), "fit": sum(fits), "taken": sum(taken),
+      "median": float(np.median(errors)),
+      "p95": float(np.percentile(errors, 95)), "worst": float(errors.max()),
+      "wrong": pairs.count((True, False)), "lost": pairs.count((False, True)),
+    }
+  return found
+
+
+def _print(judged: dict[str, Any]) -> None:
+  halves = {name: judged[name] for name in ("fitted", "held out")}
+  tables.table(
+    "the planner's memory beside the compiler's: errors of estimates; of the "
+    "programs whose upper bound fits, those that the compiler refuses, with "
+    "the rate's upper limit at 95%; and those that fit and are lost",
+    ["programs", "median", "P95", "worst", "taken", "refused", "at most",
+     "lost"],
+    [
+      [f"{x['programs']} {name}",
+       *(f"{x[key]:.1%}" for key in ("median", "p95", "worst")),
+       str(x["taken"]), str(x["wrong"]),
+       "-" if x["wrong"] else f"{3 / max(3, x['taken']):.0%}",
+       f"{x['lost']} of {x['fit']}"]
+      for name, x in halves.items()
+    ],
+  )
+  tables.table(
+    f"factors of causes; the upper bound is {judged['fit']['upper']:.2f} times "
+    "the estimate", ["cause", "factor"],
+    [[cause, f"{x:.2f}"] for cause, x in judged["fit"]["factors"].items()],
+  )

@@ -1,0 +1,78 @@
+"""Regret of a plan against all configurations in all orders of devices.
+
+All orders of a configuration are timed at once (`parallel.planner.steps`), and
+samples of them by `latency.predict` itself, which must say the same.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from parallel.planner import plan
+from parallel.planner.problem import Problem
+from parallel.planner.space import Choices, Configuration, everything, refusal
+from parallel.planner.steps import all_orders, steps_s
+
+_CHECKED = 3  # orders of each configuration that `predict` times, too
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Best:
+  """The best of everything.
+
+  Attributes:
+    seconds: The predicted time of a step.
+    configuration: The configuration.
+    order: The device of each coordinate, int ``[p, d, t]``.
+    configurations: The number of configurations tried.
+    orders: The number of orders tried, over all configurations.
+  """
+
+  seconds: float
+  configuration: Configuration
+  order: np.ndarray
+  configurations: int
+  orders: int
+
+
+def regret(problem: Problem, choices: Choices) -> dict[str, Any]:
+  """Plans, tries everything, and returns both and the regret."""
+  planned = plan.plan(problem, choices, count=1).best[0]
+  best = exhaustive(problem, choices)
+  return {
+    "devices": problem.links.num_devices, "execution": problem.timing.execution,
+    "configurations": best.configurations, "orders": best.orders,
+    "plan": str(planned.configuration), "plan, s": planned.latency.total,
+    "best": str(best.configuration), "best, s": best.seconds,
+    "regret": planned.latency.total / best.seconds - 1,
+  }
+
+
+def exhaustive(problem: Problem, choices: Choices) -> Best:
+  """Times each configuration that fits in all orders of devices."""
+  best: tuple[float, Configuration, np.ndarray] | None = None
+  tried = count = 0
+  for c in _fitting(problem, choices):
+    orders = all_orders(c.grid)
+    seconds = steps_s(
+      c, problem.step, problem.links, problem.timing, orders
+    )
+    for i in range(0, len(orders), -(-len(orders) // _CHECKED)):
+      own = problem.predict(c, orders[i]).total
+      assert abs(own - seconds[i]) <= 1e-9 * own, (c, orders[i])
+    tried, count = tried + 1, count + len(orders)
+    i = int(seconds.argmin())
+    if best is None or seconds[i] < best[0]:
+      best = float(seconds[i]), c, orders[i]
+  return Best(*best, tried, count)
+
+
+def _fitting(problem: Problem, choices: Choices) -> Iterator[Configuration]:
+  step = problem.step
+  for c in everything(step.batch_size, problem.links.num_devices, choices):
+    if refusal(c, step, choices) is None and (
+      problem.memory(c).total <= problem.memory_bytes
+    ):
+      yield c

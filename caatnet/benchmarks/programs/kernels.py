@@ -1,0 +1,318 @@
+"""Times of kernels, compared with XLA's program of the reference.
+
+The reference runs as one program, and in stages. For a target that this machine
+lacks, the bytes that the programs move are counted.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import functools
+import itertools
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+
+from caatnet.benchmarks.harness import setup, timing
+from caatnet.benchmarks.programs.kernel_subjects import SUBJECTS, Subject
+from caatnet.show import tables
+from parallel.axes import Axis, make_mesh
+from parallel.checks import known
+from parallel.xla import fingerprint, hlo, roofline, targets
+
+# Size of the array whose copy gives the bandwidth to compare with: far larger
+# than any cache.
+_COPY_BYTES = 1 << 28
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Checks, measures or counts; prints a table and returns it as plain data.
+
+  Args:
+    config: A config like configs/benchmark/kernels.py.
+
+  Raises:
+    ValueError: An op or the target is unknown.
+  """
+  options = config.benchmark
+  for op in options.ops:
+    known("config.benchmark.ops: ", op, SUBJECTS)
+  if options.target:
+    return _count(options)
+  platform = jax.default_backend()
+  timed = platform != "cpu"  # on CPUs kernels are interpreted
+  implementation = platform if timed else "tpu_interpret"
+  subjects = _subjects(options, timed)
+  rows = []
+  for subject in timing.progress(subjects, "kernels"):
+    choice = subject.choose((implementation, "reference"))
+    row = {
+      "op": subject.op,
+      "case": subject.case,
+      "bytes": subject.num_bytes,
+      "implementation": choice.name,
+      "refused": choice.refused,
+    }
+    row |= _check(subject, choice.name, timed)
+    if timed:
+      row |= _measure(subject, choice.name, options)
+    rows.append(row)
+  _print(rows, timed)
+  return {"environment": setup.one_device(), "rows": rows}
+
+
+def _subjects(options: Any, large: bool) -> list[Subject]:
+  return list(itertools.chain.from_iterable(
+    SUBJECTS[op](large) for op in options.ops
+  ))
+
+
+def _count(options: Any) -> dict[str, Any]:
+  """Counts the main-memory bytes of large cases, compiled for a target."""
+  target = targets.resolve(options.target)
+  if target.hardware is None:
+    raise ValueError(
+      f"config.benchmark.target={options.target!r}: one of a TPU or GPU, as "
+      "tpu:v5e:2x2 or gpu:h200:1x1"
+    )
+  kind = options.target.split(":")[0]
+  rows = []
+  for subject in timing.progress(_subjects(options, True), "compiling"):
+    choice = subject.choose((kind, "reference"))
+    lowered = _lowered(subject, choice.name, target)
+    kernel = _moved(lowered, target, subject.reads(choice.name))
+    xla = _moved(_lowered(subject, "reference", target), target)
+    rows.append({
+      "op": subject.op, "case": subject.case, "least_bytes": subject.num_bytes,
+      "fingerprint": fingerprint.fingerprint(lowered),
+      "implementation": choice.name, "refused": choice.refused,
+      "kernel_bytes": kernel[0], "kernel_temporary_bytes": kernel[1],
+      "xla_bytes": xla[0], "xla_temporary_bytes": xla[1],
+    })
+  tables.table(
+    f"MB of main memory moved by programs compiled for {options.target}",
+    ["op, case", "least", "with kernel", "by XLA alone", "x kernel's",
+     "temporary MB with kernel", "by XLA alone"],
+    [
+      [f"{r['op']}, {r['case']}"]
+      + [f"{r[k] / 1e6:,.1f}" for k in ("least_bytes", "kernel_bytes",
+                                        "xla_bytes")]
+      + [f"{r['xla_bytes'] / r['kernel_bytes']:.2f}"]
+      + [f"{r[k] / 1e6:,.1f}" for k in ("kernel_temporary_bytes",
+                                        "xla_temporary_bytes")]
+      for r in rows
+    ],
+  )
+  _print_refusals(rows)
+  return {
+    "target": options.target,
+    "versions": fingerprint.versions(target.devices[0].platform),
+    "environment": setup.one_device(),
+    "rows": rows,
+  }
+
+
+def fingerprints(options: Any) -> dict[tuple[str, str], str]:
+  """Returns the fingerprint of each op and case with its kernel, by lowering.
+
+  Args:
+    options: The section ``config.benchmark``, with a target.
+  """
+  target = targets.resolve(options.target)
+  kind = options.target.split(":")[0]
+  return {
+    (subject.op, subject.case): fingerprint.fingerprint(
+      _lowered(subject, subject.choose((kind, "reference")).name, target)
+    )
+    for subject in _subjects(options, True)
+  }
+
+
+def _lowered(
+  subject: Subject, implementation: str, target: targets.Target
+) -> jax.stages.Lowered:
+  """Lowers a subject for one device of a target."""
+  operands = subject.shapes(implementation, target.devices[0])
+  run = jax.jit(functools.partial(subject.run, implementation=implementation))
+  mesh = contextlib.nullcontext()
+  if subject.from_host:
+    # Pallas asks it for the device, which matters where a block is a vector.
+    # Programs without such a block are lowered, and named, as ever.
+    mesh = jax.set_mesh(
+      make_mesh({"device": Axis("device", 1)}, list(target.devices))
+    )
+  with mesh:
+    return fingerprint.lowered_without_locations(lambda: run.lower(*operands))
+
+
+def _moved(
+  lowered: jax.stages.Lowered,
+  target: targets.Target,
+  reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
+) -> tuple[float, int]:
+  """Counts what a program moves on a target.
+
+  Args:
+    lowered: The program.
+    target: The target.
+    reads: Bytes that a kernel reads of arrays, as in `roofline.cost`.
+
+  Returns:
+    The bytes that it reads and writes, with loops of unknown length counted
+    once, and its bytes of temporaries.
+  """
+  program = lowered.compile()
+  module = hlo.parse(program.as_text())
+  moved = 0.0
+  for computation, times in module.runs():
+    for instruction in computation.instructions:
+      cost = roofline.cost(
+        module, computation, instruction, target.hardware, reads
+      )
+      num_bytes = cost.bytes
+      # The roofline has no cost for asynchronous copies, which run
+      # concurrently with other work; but they move bytes.
+      if instruction.opcode == "copy-start":
+        (source,) = computation.operands(instruction)
+        ends = source.shapes[0], instruction.shapes[0]
+        num_bytes += sum(x.bytes for x in ends if not x.on_chip)
+      moved += num_bytes * (times or 1)
+  return moved, program.memory_analysis().temp_size_in_bytes
+
+
+def _check(
+  subject: Subject, implementation: str, timed: bool
+) -> dict[str, Any]:
+  """Compares an implementation with the reference.
+
+  Returns:
+    The largest difference, relative to the largest element of each result; and
+    if it is timed, the bytes of temporaries.
+  """
+  operands = subject.operands(0, implementation)
+  program = jax.jit(
+    functools.partial(subject.run, implementation=implementation)
+  ).lower(*operands).compile()
+  theirs = jax.jit(
+    functools.partial(subject.run, implementation="reference")
+  )(*subject.operands(0, "reference"))
+  error = 0.0
+  for a, b in zip(
+    jax.tree.leaves(program(*operands)), jax.tree.leaves(theirs), strict=True
+  ):
+    if a.size:
+      a, b = np.asarray(a, "f4"), np.asarray(b, "f4")
+      largest = max(float(np.abs(b).max()), 1e-30)
+      error = max(error, float(np.abs(a - b).max()) / largest)
+  found = {"relative_error": error}
+  if timed:  # those of the interpreter say nothing
+    memory = program.memory_analysis()
+    found["temporary_bytes"] = memory.temp_size_in_bytes
+  return found
+
+
+def _measure(
+  subject: Subject, implementation: str, options: Any
+) -> dict[str, Any]:
+  """Times kernel, reference, its stages and a copy in turns.
+
+  The copy is one within the device's memory, or from the host's where a kernel
+  reads what is there.
+  """
+  seconds = timing.in_turns({
+    name: functools.partial(_seconds_each, *runner)
+    for name, runner in _runners(subject, implementation, options).items()
+  }, options.rounds, warm_up=1, label=None)
+  kernel = timing.summary(seconds["kernel"])
+  medians = {name: float(np.median(times)) for name, times in seconds.items()}
+  bandwidth = 2 * _COPY_BYTES / medians["copy"]
+  return kernel | {
+    "copy_bytes_per_s": bandwidth,
+    "of_copy_bandwidth": subject.num_bytes / medians["kernel"] / bandwidth,
+    "of_fused": medians["kernel"] / medians["fused"],
+    "of_unfused": medians["kernel"] / medians["unfused"],
+  }
+
+
+def _seconds_each(
+  function: Callable[..., Any], operands: Sequence[tuple[Any, ...]]
+) -> float:
+  """Returns the seconds of a call, of which the host's part is hidden.
+
+  Args:
+    function: A compiled function.
+    operands: The operands of several calls, which are dispatched together.
+  """
+  total = timing.seconds(
+    lambda: jax.block_until_ready([function(*each) for each in operands])
+  )
+  return total / len(operands)
+
+
+def _runners(
+  subject: Subject, implementation: str, options: Any
+) -> dict[str, tuple[Callable[..., Any], Sequence[tuple[Any, ...]]]]:
+  """Returns the functions to time, with several sets of operands.
+
+  There are several, so that a call does not find its own in a cache.
+  """
+  seeds = range(options.buffers)
+  theirs = [subject.operands(seed, "reference") for seed in seeds]
+  buffers = theirs
+  if subject.from_host:
+    buffers = [subject.operands(seed, implementation) for seed in seeds]
+  source = [
+    jax.random.normal(jax.random.key(seed), _COPY_BYTES // 4) for seed in seeds
+  ]
+  # A negation, since XLA would alias an array that is not changed.
+  copy = jax.jit(lambda x: -x)
+  if subject.from_host:
+    copy = functools.partial(jax.device_put, device=source[0].sharding)
+    host = source[0].sharding.with_memory_kind("pinned_host")
+    source = [jax.device_put(x, host) for x in source]
+  stages = [jax.jit(stage) for stage in subject.stages]
+
+  def unfused(*operands):
+    results = ()
+    for stage in stages:
+      results = stage(*results, *operands)
+    return results
+
+  kernel, fused = (
+    jax.jit(functools.partial(subject.run, implementation=name))
+    for name in (implementation, "reference")
+  )
+  return {
+    "kernel": (kernel, buffers), "fused": (fused, theirs),
+    "unfused": (unfused, theirs), "copy": (copy, [(x,) for x in source]),
+  }
+
+
+def _print(rows: list[dict[str, Any]], timed: bool) -> None:
+  columns = ["op, case", "runs", "MB", "error"]
+  if timed:
+    columns += ["temporary MB", "us", "of copy", "x XLA", "x unfused"]
+  table = []
+  for row in rows:
+    cells = [
+      f"{row['op']}, {row['case']}", row["implementation"],
+      f"{row['bytes'] / 1e6:,.3f}", f"{row['relative_error']:.1e}",
+    ]
+    if timed:
+      cells += [
+        f"{row['temporary_bytes'] / 1e6:,.3f}",
+        f"{row['median_s'] * 1e6:,.0f}", f"{row['of_copy_bandwidth']:.0%}",
+        f"{row['of_fused']:.2f}", f"{row['of_unfused']:.2f}",
+      ]
+    table.append(cells)
+  device = jax.devices()[0].device_kind
+  how = "medians" if timed else "interpreted: no times"
+  tables.table(f"kernels on {device}, {how}", columns, table)
+  _print_refusals(rows)
+
+
+def _print_refusals(rows: list[dict[str, Any]]) -> None:
+  for row in rows:
+    for name, reason in row["refused"].items():
+      print(f"{row['op']}, {row['case']}: no {name} kernel: {reason}")

@@ -1,0 +1,112 @@
+"""Compiles a model's step for several targets, with kernels and without.
+
+Each row has the fingerprint of its program, so that `known` finds by lowering
+alone, in seconds, whether it belongs to today's program.
+"""
+
+from collections.abc import Iterable, Mapping
+import itertools
+import pathlib
+from typing import Any
+
+from caatnet.benchmarks.harness import setup, timing
+from caatnet.config import experiments
+from caatnet.config.override import override
+from caatnet.show import results, tables
+from caatnet.studies.compilation import study
+from caatnet.train.experiment import Experiment
+from parallel.xla import fingerprint, targets
+
+# What names a program in a row.
+KEYS = ("target", "overrides", "kernels")
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Compiles all programs, prints a table and returns it as plain data.
+
+  Args:
+    config: A config like configs/benchmark/programs.py.
+  """
+  benchmark = config.benchmark
+  path = pathlib.Path(benchmark.results) if benchmark.results else None
+  rows: dict[tuple[str, ...], dict[str, Any]] = {}
+  if benchmark.keep and path is not None:
+    kept = results.read(path).get("rows", [])
+    rows = {tuple(row[key] for key in KEYS): row for row in kept}
+  names = [
+    (*program, kernels) for program, kernels in itertools.product(
+      benchmark.programs, benchmark.kernels
+    )
+  ]
+  result = {"rows": []}
+  for name in timing.progress(names, "compiling"):
+    program = dict(zip(KEYS, name, strict=True))
+    experiment, target = build(config, program)
+    row = known(rows.values(), identity(experiment, target))
+    row = row or read(experiment, target)
+    rows[name] = program | {k: v for k, v in row.items() if k not in KEYS}
+    result["rows"] = [rows[name] for name in names if name in rows]
+    if path is not None:
+      results.write(path, result)
+  _print(result["rows"])
+  return result
+
+
+def build(
+  config: Any, program: Mapping[str, str]
+) -> tuple[Experiment, targets.Target]:
+  """Builds the experiment of a row on the devices of its target."""
+  target = targets.resolve(program["target"])
+  config = override(
+    setup.without_benchmark(config),
+    f"{program['overrides']} kernels={program['kernels']}"
+  )
+  return experiments.build(config, None, list(target.devices)), target
+
+
+def identity(
+  experiment: Experiment, target: targets.Target
+) -> dict[str, Any]:
+  """Lowers a program; returns by what a row shows that it is the program's.
+
+  Two targets may compile the same lowered program.
+  """
+  return {
+    "target": target.name,
+    "fingerprint": fingerprint.fingerprint(study.lower(experiment)),
+    "versions": fingerprint.versions(target.devices[0].platform),
+  }
+
+
+def known(
+  rows: Iterable[Mapping[str, Any]], same: Mapping[str, Any]
+) -> Mapping[str, Any] | None:
+  """Returns the row of a program with this `identity`; None if none has it."""
+  return next((row for row in rows if same.items() <= row.items()), None)
+
+
+def read(experiment: Experiment, target: targets.Target) -> dict[str, Any]:
+  """Compiles a program; returns what a row keeps of its analysis."""
+  analysis = study.analyse(experiment, target)
+  row = {key: analysis[key] for key in ("device", "fingerprint", "versions")}
+  row["temporary_bytes"] = analysis["memory"]["temporaries"]
+  if "roofline" in analysis:
+    row["roofline"] = analysis["roofline"]
+    row["overlap"] = analysis["overlap"]
+  return row
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+  columns = ("memory_bytes", "step_if_all_overlaps", "step_as_scheduled",
+             "step_if_none_overlaps")
+  tables.table(
+    "bounds on a step, not run: GB of main memory moved; seconds with all "
+    "overlapped, as scheduled, with nothing overlapped",
+    ["program", "kernels", "GB", "all", "as scheduled", "none"],
+    [
+      [f"{row['target']} {row['overrides']}", row["kernels"]]
+      + [f"{row['roofline'][columns[0]] / 1e9:,.1f}"]
+      + [f"{row['roofline'][key]:.3f}" for key in columns[1:]]
+      for row in rows if "roofline" in row
+    ],
+  )

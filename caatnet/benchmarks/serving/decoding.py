@@ -1,0 +1,360 @@
+"""Times of decoding and of its parts, compared with Hugging Face's generate.
+
+Tokens per second are those of `caatnet.inference.generate`, as users see them,
+and of generate between the first token and the last. The parts of a step are
+differences between programs from which something is left out. All have the
+shapes of a step in which every sequence draws a token and has a cache that is
+three quarters full:
+
+  inputs      `Decoder.step` with arrays of numpy, less the program alone
+  sampling    the program, less one that returns the logits
+  gathering   that, less one that slices a cache in which the pages of a
+              sequence lie one after another, in place of gathering them
+  attention   that, less one whose attention returns the queries and in which
+              nothing is written to the cache
+  products    the rest: products, norms, rotary positions of the queries,
+              embedding
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import functools
+import json
+import pathlib
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+
+from caatnet.benchmarks.harness import processes, setup, timing
+from caatnet.benchmarks.serving import decoders
+from caatnet.checks import one_of
+from caatnet.config.inference import Inference
+from caatnet.data.tokenizers import Bytes
+from caatnet.inference.decoder import Decoder
+from caatnet.inference.generate import Generation
+from caatnet.inference.requests import Request, stacked
+from caatnet.inference.sampling import sample
+from caatnet.inference.stops import Stops
+from caatnet.models.paged import Batch, Cache
+from caatnet.show import tables
+
+_PARTS = ("products", "attention", "gathering", "sampling", "inputs")
+
+# Steps of which the median is a program's time in a round.
+_STEPS = 16
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Measures, prints tables, and returns them as plain data.
+
+  Args:
+    config: A config like configs/benchmark/decoding.py.
+
+  Raises:
+    ValueError: The rival is no Python, or lacks torch or transformers.
+  """
+  options = config.benchmark
+  rows = []
+  with contextlib.ExitStack() as stack:
+    ask, facts = None, None
+    if options.rival:
+      ask, facts = stack.enter_context(_rival(config))
+    for batch in options.batches:
+      rows.append(_measure(config, batch, ask))
+  _print(rows, facts)
+  return {"environment": setup.one_device(), "rival": facts, "rows": rows}
+
+
+def _measure(
+  config: Any, batch: int, ask: Callable[[Any], Any] | None
+) -> dict[str, Any]:
+  """Times one number of sequences."""
+  options = config.benchmark
+  made = decoders.built(
+    config, batch=batch, context=options.prompt + options.tokens
+  )
+  decoder = decoders.decoder(made)
+  asked = {"batch": batch, "prompt": options.prompt, "tokens": options.tokens}
+  programs = _programs(made, decoder)
+  measures: dict[str, Callable[[], Any]] = {
+    "ours": lambda: _generate(decoder, config.model.vocab_size, asked)
+  }
+  if ask is not None:
+    measures["rival"] = functools.partial(ask, asked)
+  measures["ms"] = lambda: {
+    name: _median_ms(f) for name, f in programs.items()
+  }
+  found = timing.in_turns(
+    measures, options.rounds, warm_up=1, label=f"{batch} at a time"
+  )
+  row = {
+    "batch": batch,
+    "tokens_per_second": [r["tokens_per_second"] for r in found["ours"]],
+    "seconds": [r["seconds"] for r in found["ours"]],
+    "programs": len(decoder.shapes),
+    "compile_seconds": decoder.compile_seconds,
+    "ms": found["ms"],
+    "parts_ms": _parts(found["ms"]),
+  }
+  if ask is not None:
+    drawn = batch * (options.tokens - 1)  # the first is the prompt's
+    row["rival_tokens_per_second"] = [
+      drawn / r["decode_seconds"] for r in found["rival"]
+    ]
+    row["rival_seconds"] = [sum(r.values()) for r in found["rival"]]
+  return row
+
+
+def _generate(
+  decoder: Decoder, vocab_size: int, asked: dict[str, int]
+) -> dict[str, float]:
+  """Continues random prompts; tokens per second, and the seconds of all."""
+  prompts = np.random.default_rng(0).integers(
+    vocab_size, size=(asked["batch"], asked["prompt"])
+  )
+  generation = Generation(
+    decoder,
+    [Request(tuple(x), Stops(asked["tokens"])) for x in prompts.tolist()],
+    Bytes(),  # knows of 256 tokens, and has no text for others
+  )
+  generation.run()
+  speed = generation.speed
+  return {
+    "tokens_per_second": speed.decoded_tokens / speed.decode_seconds,
+    "seconds": speed.prompt_seconds + speed.decode_seconds,
+  }
+
+
+class _Dense(Cache):
+  """A cache in which the pages of a sequence are known to be neighbours."""
+
+  def attend(
+    self, layer: jax.Array, queries: jax.Array, batch: Batch, window: int
+  ) -> jax.Array:
+    shape, num_pages = self.shape, batch.tables.shape[1]
+    heads, width = shape.num_kv_heads, shape.head_width
+
+    def one(operands):
+      sequence, q, position = operands
+      start = layer * shape.num_pages + sequence * num_pages
+      keys, values = (
+        lax.dynamic_slice_in_dim(x[0], start, num_pages, axis=1).reshape(
+          heads, -1, width
+        )
+        for x in self.pages.data
+      )
+      scores = jnp.einsum("kgd,kcd->kgc", q, keys) * width**-0.5
+      seen = jnp.arange(keys.shape[1]) <= position
+      weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
+      # As in the reference, which excludes values that were never written.
+      values = jnp.where(seen[:, None], values, 0)
+      return jnp.einsum("kgc,kcd->kgd", weights, values)
+
+    q = queries[0]
+    out = lax.map(one, (
+      jnp.arange(len(q)), q.reshape(len(q), heads, -1, width), batch.positions,
+    ))
+    return out.reshape(queries.shape)
+
+
+class _NoAttention(Cache):
+  """A cache that keeps nothing, and with which attention does nothing."""
+
+  def write(
+    self, layer: jax.Array, keys: jax.Array, values: jax.Array, batch: Batch
+  ) -> "Cache":
+    return self
+
+  def attend(
+    self, layer: jax.Array, queries: jax.Array, batch: Batch, window: int
+  ) -> jax.Array:
+    return queries
+
+
+for _type in (_Dense, _NoAttention):
+  jax.tree_util.register_dataclass(_type, ("pages",), ("shape",))
+
+
+def _programs(
+  made: Inference, decoder: Decoder
+) -> dict[str, Callable[[], Any]]:
+  """Returns functions that run a step, or what is left of one, and wait."""
+  capacity, layout = made.capacity, made.program.layout
+  s, pages = capacity.batch, capacity.pages_per_sequence
+  own = np.arange(s * pages, dtype=np.int32).reshape(s, pages)
+  position = capacity.context * 3 // 4
+  page, offset = divmod(position, capacity.page_size)
+  rows = np.arange(s, dtype=np.int32)
+  batch = Batch(
+    np.full(s, 1, np.int32), np.full(s, position, np.int32),
+    own[:, page] * capacity.page_size + offset, own, rows, rows, s,
+  )
+  sampling = stacked([None] * s)
+  leading = jax.tree.map(lambda x: x[None], (batch, sampling))
+  inputs = jax.device_put(
+    (batch, sampling), layout.shardings(P())
+  )
+
+  def stepped():
+    tokens, _ = decoder.step(*leading, False)
+    tokens.block_until_ready()
+
+  def timed(cache_type, draws):
+    step, cache = _partial_step(made, cache_type, draws)
+    state = [cache]
+
+    def f():
+      result, state[0] = step(decoder.weights.params, state[0], *inputs)
+      jax.block_until_ready(result)
+
+    return f
+
+  return {
+    "step": stepped,
+    "program": timed(Cache, True),
+    "logits": timed(Cache, False),
+    "dense": timed(_Dense, False),
+    "products": timed(_NoAttention, False),
+  }
+
+
+def _partial_step(
+  made: Inference, cache_type: type[Cache], draws: bool
+) -> tuple[Callable[..., Any], Cache]:
+  """Returns a jitted ``(params, cache, batch, sampling) -> (result, cache)``.
+
+  Args:
+    made: The model on one device with one lane.
+    cache_type: The cache, which defines attention.
+    draws: Whether the result are tokens and log-probabilities, not logits.
+
+  Returns:
+    The function, and an empty cache.
+  """
+  model, layout = made.program.model, made.program.layout
+  weights = made.abstract_weights()
+  tensor = P(layout.tensor.name)
+
+  def step(params, cache, batch, sampling):
+    logits, cache = model.decode(params, cache, batch, weights.access)
+    if not draws:
+      return logits, cache
+    positions = batch.positions[batch.rows]
+    drawn = sample(
+      logits, model.token_ids(), positions, sampling, layout.tensor, False
+    )
+    return drawn, cache
+
+  f = jax.shard_map(
+    step, mesh=layout.mesh, in_specs=(weights.specs, tensor, P(), P()),
+    out_specs=(P() if draws else tensor, tensor),
+  )
+  pages = jax.tree.map(
+    lambda x: jnp.zeros((1, *x.shape), x.dtype), made.cache_shape.pages()
+  )
+  cache = jax.device_put(
+    cache_type(pages, made.cache_shape), layout.shardings(tensor)
+  )
+  return jax.jit(f, donate_argnums=1), cache
+
+
+def _median_ms(step: Callable[[], Any]) -> float:
+  """Returns the median of a few calls after one that is not timed."""
+  step()
+  times = [timing.seconds(step) for _ in range(_STEPS)]
+  return 1e3 * float(np.median(times))
+
+
+def _parts(rounds: list[dict[str, float]]) -> dict[str, float]:
+  """Returns the median milliseconds of each part, and of the whole step."""
+  names = ("products", "dense", "logits", "program", "step")
+  times = np.array([[r[name] for name in names] for r in rounds])
+  parts = np.median(np.diff(times, axis=1, prepend=0.0), axis=0)
+  median = dict(zip(_PARTS, parts.tolist(), strict=True))
+  return median | {"step": float(np.median(times[:, -1]))}
+
+
+@contextlib.contextmanager
+def _rival(config: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
+  """Starts Hugging Face's model of the same sizes in a Python of its own.
+
+  Yields:
+    A function that times one round, and facts about the libraries.
+  """
+  options, model = config.benchmark, config.model
+  one_of("config.model.dtype", model.dtype, ("float32",))
+  script = pathlib.Path(__file__).with_name("hugging_face.py")
+  try:
+    # -P: the script's directory is not searched for modules to import.
+    rival = processes.Process([options.rival, "-P", str(script)])
+  except OSError as error:
+    raise ValueError(
+      f"config.benchmark.rival={options.rival!r} cannot be run: {error}"
+    ) from error
+
+  def ask(question: Any) -> Any:
+    rival.write(json.dumps(question))
+    answer = rival.answer()
+    if answer is None:
+      raise ValueError(
+        f"config.benchmark.rival={options.rival!r} has stopped; above is why. "
+        "It needs torch and transformers"
+      )
+    return answer
+
+  with rival:
+    yield ask, ask({
+      "threads": options.threads,
+      "model": {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.width,
+        "intermediate_size": model.ffn_width,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "max_position_embeddings": options.prompt + options.tokens,
+      },
+    })
+
+
+def _print(rows: list[dict[str, Any]], facts: Any) -> None:
+  compared = [
+    [str(r["batch"]), name, timing.range_text(r[key]),
+     timing.range_text(r[seconds], ".2f"), ratio, programs]
+    for r in rows
+    for name, key, seconds, ratio, programs in _sides(r, facts)
+  ]
+  tables.table(
+    "decoding: median (range) of rounds; of the ratio, too",
+    ["sequences", "by", "tokens/s", "s with prompts", "x rival's tokens/s",
+     "programs (s to compile)"],
+    compared,
+  )
+  tables.table(
+    "ms of a step, and its parts (medians)",
+    ["sequences", "step", *_PARTS],
+    [
+      [str(r["batch"])]
+      + [f"{r['parts_ms'][name]:.2f}" for name in ("step", *_PARTS)]
+      for r in rows
+    ],
+  )
+
+
+def _sides(
+  row: dict[str, Any], facts: Any
+) -> Iterator[tuple[str, str, str, str, str]]:
+  """Yields the cells by which ours and the rival's row differ."""
+  ratio = ""
+  if facts:
+    ours, theirs = row["tokens_per_second"], row["rival_tokens_per_second"]
+    ratio = timing.range_text(np.array(ours) / theirs, ".2f")
+  programs = f"{row['programs']} ({row['compile_seconds']:.0f})"
+  yield "caatnet", "tokens_per_second", "seconds", ratio, programs
+  if facts:
+    name = f"transformers {facts['transformers']}, torch {facts['torch']}"
+    yield name, "rival_tokens_per_second", "rival_seconds", "", ""

@@ -1,0 +1,145 @@
+"""Times of many streams over HTTP, compared with the engine without it."""
+
+import asyncio
+from concurrent import futures
+import dataclasses
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from caatnet.benchmarks.harness import processes, setup, timing
+from caatnet.benchmarks.serving import decoders
+from caatnet.config import serving
+from caatnet.data.tokenizers import Bytes
+from caatnet.inference.decoder import Decoder
+from caatnet.inference.requests import Request as Drawing
+from caatnet.inference.stops import Stops
+from caatnet.serving.engine import warm_up
+from caatnet.serving.engine.device import Drawn
+from caatnet.serving.engine.engine import replay
+from caatnet.serving.options import DEFAULTS, ServingOptions
+from caatnet.serving.requests import Request
+from caatnet.serving.server import client, http, start
+from caatnet.show import servers, tables
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Measures, prints a table, and returns it as plain data.
+
+  Args:
+    config: A config like configs/benchmark/server.py.
+  """
+  rows = [_measure(config, batch) for batch in config.benchmark.batches]
+  _print(rows, config.benchmark)
+  return {"environment": setup.one_device(), "rows": rows}
+
+
+def _measure(config: Any, batch: int) -> dict[str, Any]:
+  """Times one number of sequences that run at a time."""
+  options = config.benchmark
+  chosen = dataclasses.replace(
+    DEFAULTS, queue=options.streams, policy="first_come", reuse=False,
+    preempt="recompute", keep_turns=False,
+  )
+  decoder = decoders.decoder(decoders.built(config, batch=batch))
+  prompts = np.random.default_rng(0).integers(
+    config.model.vocab_size, size=(options.streams, options.prompt)
+  ).tolist()
+  sizes = decoder, serving.FACTOR
+  servers.progress(warm_up.warm_up(*sizes), len(warm_up.shapes(*sizes)))
+  with processes.pool(1) as pool:  # of the client, started in the first round
+    found = timing.in_turns({
+      "bare": lambda: _bare(decoder, chosen, prompts, options.tokens),
+      "http": lambda: _served(decoder, chosen, prompts, options, pool),
+    }, options.rounds, warm_up=1, label=f"{batch} at a time")
+  served = found["http"]
+  return {
+    "batch": batch, "streams": options.streams,
+    "bare": found["bare"],
+    "http": [each["tokens_per_second"] for each in served],
+    "errors": sum(len(each["errors"]) for each in served),
+    "times": [each["measures"] for each in served],
+  }
+
+
+def _bare(
+  decoder: Decoder, chosen: ServingOptions, prompts: list[list[int]],
+  tokens: int,
+) -> float:
+  """Returns the tokens per second of an engine alone."""
+  engine = serving.engine(decoder, chosen)
+  requests = [
+    Request(
+      i, prompt, tokens, arrival_s=0.0,
+      payload=Drawn(Drawing(tuple(prompt), Stops(tokens))),
+    )
+    for i, prompt in enumerate(prompts)
+  ]
+  begin = time.perf_counter()
+  replay(engine, requests)
+  seconds = time.perf_counter() - begin
+  engine.executor.close()
+  return len(prompts) * tokens / seconds
+
+
+def _served(
+  decoder: Decoder, chosen: ServingOptions, prompts: list[list[int]],
+  options: Any, pool: futures.Executor,
+) -> dict[str, Any]:
+  """Returns what a client in another process has seen."""
+  listener = http.bound("127.0.0.1", 0)
+  server = start.server(
+    serving.engine(decoder, chosen), decoder, Bytes(), chosen, "benchmark", "",
+    serving.page_bytes(decoder), print,
+  )
+  thread = threading.Thread(target=server.serve_on, args=(listener,))
+  thread.start()
+  try:
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    return pool.submit(_ask, url, prompts, options.tokens).result()
+  finally:
+    server.should_exit = True
+    thread.join()
+
+
+def _ask(
+  url: str, prompts: list[list[int]], tokens: int
+) -> dict[str, Any]:
+  """Asks for all at once, in the client's process."""
+  # Log-probabilities make each token an event, also one without text.
+  body = {
+    "model": "benchmark", "max_tokens": tokens, "temperature": 0,
+    "ignore_eos": True, "logprobs": 0,
+  }
+  questions = [
+    client.Question(0.0, body | {"prompt": prompt}) for prompt in prompts
+  ]
+  return client.summary(asyncio.run(client.ask(url, questions)))
+
+
+def _print(rows: list[dict[str, Any]], options: Any) -> None:
+  def median(values: Any) -> float:
+    return float(np.median(values))
+
+  tables.table(
+    f"{options.streams} streams at once, {options.prompt} tokens and "
+    f"{options.tokens} more; medians of {options.rounds} rounds",
+    ["running", "tokens/s without HTTP", "with HTTP", "share", "TTFT P50 (s)",
+     "TBT P50 (ms)", "TBT P99 (ms)", "errors"],
+    [
+      [
+        str(r["batch"]), f"{median(r['bare']):,.0f}",
+        f"{median(r['http']):,.0f}",
+        f"{median(np.array(r['http']) / r['bare']):.1%}",
+        f"{median([t['TTFT']['P50'] for t in r['times']]):.2f}",
+        *(
+          f"{1e3 * median([t['TBT'][p] for t in r['times']]):.1f}"
+          for p in ("P50", "P99")
+        ),
+        str(r["errors"]),
+      ]
+      for r in rows
+    ],
+  )

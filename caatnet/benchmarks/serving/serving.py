@@ -1,0 +1,205 @@
+"""Times the scheduler of `caatnet.serving` on a full server."""
+
+import functools
+import gc
+import platform
+import time
+from typing import Any
+
+import numpy as np
+
+from caatnet.benchmarks.harness import timing
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.engine import Engine, settle
+from caatnet.serving.engine.simulator import CopyTimes, Simulator
+from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.priorities import Priorities
+from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.show import tables
+from parallel.checks import at_least, known
+
+_PAGE_SIZE = 16
+# Tokens of prompts in a step, its time, and pages of an 8B model.
+_CHUNKS = 1024
+_STEP_S = 0.03
+# Tokens that end an answer; the simulator draws none of them.
+_STOPS = frozenset((1, 2))
+# Tokens of a prompt that it shares, and of its own and of an answer at most.
+_SHARED, _OWN, _ANSWER = 8 * _PAGE_SIZE, 900, 400
+_COPIES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)
+
+
+class _Steady:
+  """Steps that all take as long."""
+
+  def step_s(self, contexts: np.ndarray, chunks: Any) -> float:
+    return _STEP_S
+
+
+class _Load:
+  """Requests that keep a server full."""
+
+  def __init__(self, clients: int, seed: int) -> None:
+    self._rng = np.random.default_rng(seed)
+    self._clients, self._count = clients, 0
+    self._systems = self._rng.integers(
+      2**31 - 1, size=(50, _SHARED), dtype=np.int32
+    )
+
+  def request(self, priority: float, now: float) -> Request:
+    rng = self._rng
+    own = rng.integers(
+      2**31 - 1, size=int(rng.integers(64, _OWN)), dtype=np.int32
+    )
+    system = self._systems[rng.integers(len(self._systems))]
+    self._count += 1
+    return Request(
+      self._count, np.concatenate([system, own]),
+      int(rng.integers(50, _ANSWER)), client=int(rng.integers(self._clients)),
+      priority=priority, arrival_s=now, ends=_STOPS,
+    )
+
+
+class _Watch:
+  """Adds up what functions take, by the clock and by this thread."""
+
+  def __init__(self) -> None:
+    self.spent = np.zeros(2)
+
+  def __call__(self, function: Any) -> Any:
+    def timed(*args: Any) -> Any:
+      wall, cpu = time.perf_counter(), time.thread_time()
+      result = function(*args)
+      self.spent += time.perf_counter() - wall, time.thread_time() - cpu
+      return result
+    return timed
+
+  def take(self) -> np.ndarray:
+    """Returns what was added up since the last call, in us."""
+    spent, self.spent = 1e6 * self.spent, np.zeros(2)
+    return spent
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Measures, prints a table, and returns it as plain data.
+
+  Args:
+    config: A config like configs/benchmark/serving.py.
+  """
+  options = config.benchmark
+  if not options.policies:
+    raise ValueError("config.benchmark.policies=() names no policy")
+  for name in options.policies:
+    known("config.benchmark.policies: ", name, options.pages)
+    at_least(
+      f"config.benchmark.pages.{name}", options.pages[name],
+      -(-(_SHARED + _OWN + _ANSWER) // _PAGE_SIZE),
+    )
+  found = timing.in_turns({
+    name: functools.partial(_measure, name, options)
+    for name in options.policies
+  }, options.rounds)
+  rows = [_over(rounds) for rounds in found.values()]
+  tables.table(
+    "us of a processor that the scheduler takes for a step, its tokens' "
+    "arrival included\n(in brackets by the clock), and for the arrival of a "
+    f"request\n{options.steps:,} steps in each of {options.rounds} rounds, "
+    f"{platform.machine()}, Python {platform.python_version()}, "
+    f"{rows[0]['implementation']}",
+    ["policy", "running", "waiting", "steps that preempt", "pages found",
+     "median", "medians of\nrounds", "P99", "most", "arrival"],
+    [
+      [r["policy"], f"{r['running']:.0f}", f"{r['waiting']:.0f}",
+       f"{r['preempting']:.1%}", f"{r['found']:.1%}",
+       f"{r['cpu_us']['median']:.0f} ({r['clock_us']['median']:.0f})",
+       f"{min(r['medians_us']):.0f} to {max(r['medians_us']):.0f}",
+       *(f"{r['cpu_us'][k]:.0f} ({r['clock_us'][k]:.0f})"
+         for k in ("p99", "most")),
+       f"{r['arrival_us']:.0f}"]
+      for r in rows
+    ],
+  )
+  return {"benchmark": "serving", "rows": rows}
+
+
+def _measure(policy: str, options: Any) -> dict[str, Any]:
+  """Times one policy's steps."""
+  num_pages = options.pages[policy]
+  pages = Pages(
+    num_pages, _PAGE_SIZE, implementation=options.implementation
+  )
+  executor = Simulator(_Steady(), _COPIES, most=_CHUNKS + options.running)
+  scheduler = Scheduler(
+    Limits(
+      slots=options.running, tokens=options.running + _CHUNKS, preempt="cost",
+      wait_s=2e-3, growth=4,
+    ),
+    registry.make(policy, pages), pages, Host(4 * num_pages, _PAGE_SIZE,
+                                              reserve=True), executor.costs,
+  )
+  engine = Engine(scheduler, executor)
+  load = _Load(options.clients, seed=0)
+  priorities = Priorities("markov", options.frequency, stay=options.stay)
+  steps, arrivals = _Watch(), _Watch()
+  for name in ("step", "receive", "take_copies"):
+    setattr(scheduler, name, steps(getattr(scheduler, name)))
+  update, add = steps(scheduler.update), arrivals(scheduler.add)
+  spent, running, waiting = [], [], []
+  preempting = arrived = 0
+  often = gc.get_threshold()
+  while len(spent) < options.warm_up + options.steps:
+    if len(spent) == options.warm_up:
+      settle()
+    for _ in range(
+      options.running + options.waiting - len(scheduler.requests)
+    ):
+      add(load.request(priorities.first(), executor.now()))
+      arrived += 1
+    before = scheduler.counts.preemptions.total()
+    if priorities.due():
+      for request in priorities.update(scheduler.requests):
+        update(request)
+    if engine.turn() is None:
+      continue
+    spent.append(steps.take())
+    if len(spent) > options.warm_up:
+      running.append(len(scheduler.running))
+      waiting.append(len(scheduler.policy))
+      preempting += (
+        scheduler.counts.preemptions.total() > before
+      )
+  gc.unfreeze()
+  gc.set_threshold(*often)
+  counts = pages.counts
+  return {
+    "policy": policy,
+    "implementation": pages.implementation,
+    "running": float(np.mean(running)),
+    "waiting": float(np.mean(waiting)),
+    "preempting": preempting / options.steps,
+    "found": counts.hits / max(1, counts.hits + counts.misses),
+    "spent_us": np.array(spent[options.warm_up :]),
+    "arrival_us": float(arrivals.take()[1]) / arrived,
+  }
+
+
+def _over(rows: list[dict[str, Any]]) -> dict[str, Any]:
+  """Returns a policy's row over the steps of all rounds, which are the same."""
+  spent = np.array([row.pop("spent_us") for row in rows])
+  arrival = float(np.mean([row.pop("arrival_us") for row in rows]))
+  assert all(row == rows[0] for row in rows), "the rounds differ"
+  clock, cpu = np.concatenate(spent).T
+  return rows[0] | {
+    "clock_us": _spread(clock), "cpu_us": _spread(cpu), "arrival_us": arrival,
+    "medians_us": np.median(spent[:, :, 1], axis=1).tolist(),
+  }
+
+
+def _spread(times: np.ndarray) -> dict[str, float]:
+  return {
+    "median": float(np.median(times)),
+    "p99": float(np.percentile(times, 99)),
+    "most": float(times.max()),
+  }

@@ -1,0 +1,112 @@
+"""Proves every timetable within its domain, and times one large proof."""
+
+import collections
+import functools
+import itertools
+from typing import Any
+
+from caatnet.benchmarks.harness import processes, timing
+from caatnet.show import tables
+from parallel.pipeline import cost
+from parallel.pipeline.builders import BUILDERS, Size, build, taken
+from parallel.pipeline.check import check
+from parallel.pipeline.timetable import Timetable
+
+
+def run(config: Any) -> dict[str, Any]:
+  """Proves, prints a table, and returns it as plain data.
+
+  Args:
+    config: A config like configs/benchmark/timetables.py.
+
+  Raises:
+    ValueError: A timetable is wrong, or is not what its closed forms say.
+  """
+  options = config.benchmark
+  if len(options.timed) != 2:
+    raise ValueError(
+      f"config.benchmark.timed={options.timed} must be stages and microbatches"
+    )
+  stages, microbatches = options.timed
+  jobs = list(itertools.product(
+    BUILDERS, range(1, options.stages + 1), range(1, options.chunks + 1)
+  ))
+  work = functools.partial(_proven, most=options.microbatches)
+  found = collections.Counter()
+  for counts in timing.progress(
+    processes.shared(work, jobs, options.processes), "proving", len(jobs)
+  ):
+    found.update(counts)
+  rows = []
+  for name in BUILDERS:
+    table, build_s = timing.cpu_seconds(
+      functools.partial(build, name, stages, microbatches)
+    )
+    _, check_s = timing.cpu_seconds(functools.partial(check, table))
+    rows.append({
+      "timetable": name, "proven": found[name, "proven"],
+      "refused": found[name, "refused"], "actions": found[name, "actions"],
+      "build_s": build_s, "check_s": check_s,
+    })
+  tables.table(
+    f"timetables of 1 to {options.stages} stages, 1 to "
+    f"{options.microbatches} microbatches, 1 to {options.chunks} chunks; and "
+    f"seconds for {stages} stages, {microbatches} microbatches, 1 chunk",
+    ["timetable", "proven", "not in its domain", "actions", "build s",
+     "check s"],
+    [
+      [r["timetable"], f"{r['proven']:,}", f"{r['refused']:,}",
+       f"{r['actions']:,}", f"{r['build_s']:.3f}", f"{r['check_s']:.3f}"]
+      for r in rows
+    ],
+  )
+  return {"benchmark": "timetables", "timed": [stages, microbatches],
+          "rows": rows}
+
+
+def _proven(
+  job: tuple[str, int, int], most: int
+) -> collections.Counter[tuple[str, str]]:
+  """Proves all timetables of a builder, a number of stages and of chunks."""
+  name, stages, chunks = job
+  found = collections.Counter()
+  for microbatches in range(1, most + 1):
+    size = Size(stages, microbatches, chunks)
+    try:
+      taken(name, *size)
+    except ValueError:
+      found[name, "refused"] += 1
+      continue
+    table = build(name, *size)
+    check(table)
+    _compare(table, size)
+    found[name, "proven"] += 1
+    found[name, "actions"] += int((table.kinds > 0).sum())
+  return found
+
+
+def _compare(table: Timetable, size: Size) -> None:
+  """Compares what is counted with closed forms.
+
+  Raises:
+    ValueError: They differ.
+  """
+  counted = cost.cost(table)
+  sent = sum(counted.forward_sends + counted.backward_sends)
+  pairs = {
+    "stored": (counted.stored, table.limits),
+    "sends": (sent, cost.num_sends(size, table.has_backward)),
+  }
+  try:
+    # Seconds of ticks: a part's action takes one, both halves of a backward
+    # each one where they are two actions, and one together where it is one.
+    half = 1 if table.splits else 0.5
+    seconds = (size.chunks, half * size.chunks, half * size.chunks)
+    pairs["ticks"] = (counted.ticks, cost.step_s(table.name, size, *seconds))
+  except ValueError:
+    pass  # no closed form
+  for what, (counts, form) in pairs.items():
+    if counts != form:
+      raise ValueError(
+        f"{table.name} of {size}: {what} {counts}, closed form {form}"
+      )

@@ -1,0 +1,252 @@
+"""The harness: alternation, ends of processes, namespaces, configs."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from caatnet.benchmarks.harness import namespaces, processes, setup, timing
+from configs.benchmark import train_step
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+class Echo:
+  """A peer of these tests."""
+
+  def __init__(self, me):
+    print("a library prints something")
+    self._me = me
+
+  def name(self):
+    print("and again")
+    return self._me, os.getpid()
+
+  def leave(self, who):
+    if who == self._me:
+      os._exit(7)
+
+
+KIND = f"{Echo.__module__}:Echo"
+if "." not in Echo.__module__:  # as pytest may name this file
+  KIND = "tests.caatnet.benchmarks.harness_test:Echo"
+
+
+def test_runners_alternate_and_warm_up_is_discarded():
+  calls = []
+
+  def measure(key):
+    calls.append(key)
+    return len(calls)
+
+  found = timing.in_turns(
+    {key: lambda key=key: measure(key) for key in "abc"}, 2, warm_up=1
+  )
+  assert calls == list("abc") * 3
+  assert found == {"a": [4, 7], "b": [5, 8], "c": [6, 9]}
+
+
+def test_a_runner_is_called_once_before_it_is_timed():
+  calls = []
+  assert timing.seconds_after_one(lambda: calls.append(0)) >= 0
+  assert len(calls) == 2
+
+
+def test_ratios_are_taken_within_rounds():
+  """A machine that becomes ten times slower changes no ratio."""
+  first = [1.0, 1.0, 10.0, 10.0, 10.0]
+  found = timing.summary([2 * x for x in first[:3]] + [30.0, 30.0], first)
+  assert found == {
+    "median_s": 20, "min_s": 2, "max_s": 30, "relative": 2,
+  }
+  assert "relative" not in timing.summary(first)
+  assert timing.range_text([3.0, 1.0, 2.5], ".1f") == "2.5 (1.0 to 3.0)"
+
+
+def _alive(pid):
+  try:
+    state = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1]
+  except FileNotFoundError:
+    return False
+  return state.split()[0] != "Z"
+
+
+def _gone(pids, within_s=20):
+  end = time.monotonic() + within_s
+  while any(map(_alive, pids)) and time.monotonic() < end:
+    time.sleep(0.01)
+  return not any(map(_alive, pids))
+
+
+def test_peers_answer_in_order_whatever_they_print():
+  with processes.Peers(KIND, [("x",), ("y",), ("z",)]) as peers:
+    done = peers.do("name")
+  assert [name for name, _ in done.found] == ["x", "y", "z"]
+  assert done.seconds >= 0
+  assert all(p.popen.returncode is not None for p in peers.processes)
+
+
+def test_all_peers_are_ended_when_one_dies():
+  with (
+    pytest.raises(RuntimeError, match=r"peer 1 has .* code 7 at 'leave'"),
+    processes.Peers(KIND, [("x",), ("y",)]) as peers,
+  ):
+    peers.do("leave", lambda _: {"who": "y"})
+  assert all(p.popen.returncode is not None for p in peers.processes)
+
+
+def test_no_peer_is_left_when_another_cannot_start(monkeypatch):
+  started = []
+  start = processes.Process.__init__
+
+  def noted(self, *args, **options):
+    start(self, *args, **options)
+    started.append(self.popen.pid)
+
+  monkeypatch.setattr(processes.Process, "__init__", noted)
+  with pytest.raises(FileNotFoundError):
+    processes.Peers(KIND, [("x",), ("y",)], [[], ["/no/such/program"]])
+  assert len(started) == 1
+  assert not _alive(started[0])
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_peers_end_with_a_parent_that_is_interrupted_or_killed(how):
+  script = (
+    "from caatnet.benchmarks.harness import processes\n"
+    f"with processes.Peers({KIND!r}, [('x',), ('y',)]) as peers:\n"
+    "  print(*(p for _, p in peers.do('name').found), flush=True)\n"
+    "  peers.processes[0].answer()\n"  # waits for ever
+  )
+  with subprocess.Popen(
+    [sys.executable, "-c", script], cwd=ROOT, text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+  ) as parent:
+    pids = parent.stdout.readline().split()
+    assert len(pids) == 2
+    assert all(map(_alive, pids))
+    parent.send_signal(how)
+  assert _gone(pids)
+
+
+@pytest.mark.filterwarnings("error")  # of threads
+def test_lines_are_handed_over_until_the_process_is_killed():
+  """A line that is cut off is none."""
+  code = "print('{\"a\": 1}'); print('{\"b\"', end='', flush=True); input()"
+  found = []
+  with processes.Process(
+    [sys.executable, "-uc", code], on_line=found.append
+  ) as process:
+    while not found:
+      time.sleep(0.01)
+  assert found == [{"a": 1}]
+  assert process.killed
+
+
+def test_a_script_s_error_names_the_key_and_the_last_line():
+  def ask(code, program=sys.executable):
+    return processes.ask_script("config.benchmark.python", [
+      program, "-c", code
+    ], {"n": 2})
+
+  assert ask(
+    "import json; print('noise'); print(json.loads(input())['n'] + 1)"
+  ) == 3
+  with pytest.raises(ValueError, match=r"benchmark\.python=.*: KeyError: 'x'"):
+    ask("raise KeyError('x')")
+  with pytest.raises(ValueError, match=r"python=.* ended with code 3"):
+    ask("raise SystemExit(3)")
+  with pytest.raises(ValueError, match=r"python='/no/python' cannot be run"):
+    ask("", "/no/python")
+
+
+def test_work_is_shared_in_order_and_alone_in_another_process():
+  assert list(processes.shared(abs, [-3, 2, -1], 2)) == [3, 2, 1]
+  assert processes.alone(os.getpid) != os.getpid()
+
+
+def _namespaces():
+  listed = subprocess.run(
+    ["ip", "netns", "list"], capture_output=True, text=True, check=True
+  ).stdout
+  return re.findall(r"shaped\d+n\d+", listed)
+
+
+@pytest.fixture
+def root():
+  """Skips where this user cannot shape links."""
+  try:
+    with namespaces.shaped(np.full((2, 2), 1e6)):
+      pass
+  except ValueError as error:
+    pytest.skip(str(error))
+
+
+def _own():
+  return [n for n in _namespaces() if n.startswith(f"shaped{os.getpid()}n")]
+
+
+def _meet_and_fail(make):
+  with make() as (hosts, prefixes):
+    assert len(_own()) >= len(hosts)
+    with processes.Peers(
+      "caatnet.benchmarks.planner.planner_truth_peer:Peer",
+      list(enumerate(hosts)), prefixes,
+    ) as peers:
+      addresses = peers.do("address").found
+      assert [host for host, _ in addresses] == list(hosts)
+      peers.do("connect", lambda _: {"addresses": addresses})
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("make", [
+  lambda: namespaces.shaped(np.full((3, 3), 1e7)),
+  lambda: namespaces.long_link(100, 0), lambda: namespaces.long_link(100, 10),
+], ids=["rates", "a rate", "a rate and a delay"])
+def test_peers_meet_in_namespaces_which_are_removed_after_an_error(root, make):
+  with pytest.raises(ZeroDivisionError):
+    _meet_and_fail(make)
+  assert not _own()
+
+
+def test_namespaces_that_are_half_made_are_removed(root, monkeypatch, tmp_path):
+  (tmp_path / "ip").symlink_to(shutil.which("ip"))  # and no tc
+  monkeypatch.setenv("PATH", str(tmp_path))
+  with (
+    pytest.raises(ValueError, match="cannot be shaped here: there is no 'tc'"),
+    namespaces.shaped(np.full((2, 2), 1e6)),
+  ):
+    pass
+  assert not _own()
+
+
+def test_namespaces_of_a_killed_process_are_removed_by_the_next(root):
+  with subprocess.Popen(
+    [sys.executable, "-c", "import time\nimport numpy as np\n"
+     "from caatnet.benchmarks.harness import namespaces\n"
+     "with namespaces.shaped(np.full((2, 2), 1e6)):\n"
+     "  print('made', flush=True)\n"
+     "  time.sleep(100)\n"],
+    cwd=ROOT, text=True, stdout=subprocess.PIPE,
+  ) as other:
+    assert other.stdout.readline()
+    other.kill()
+  left = f"shaped{other.pid}n0"
+  assert left in _namespaces()
+  with namespaces.shaped(np.full((2, 2), 1e6)):
+    assert left not in _namespaces()
+
+
+def test_a_config_loses_its_benchmark_in_a_copy():
+  config = train_step.get_config("test")
+  assert "benchmark" not in setup.without_benchmark(config)
+  assert config.benchmark.name == "train_step"
+  batch = setup.token_batch(config)
+  assert batch.shape == (config.data.batch_size, config.data.seq_len + 1)

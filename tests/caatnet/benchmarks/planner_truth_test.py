@@ -1,0 +1,96 @@
+"""Steps of processes: who sends what to whom, sums, and what is refused."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from caatnet.benchmarks.harness import namespaces
+from caatnet.benchmarks.planner import planner_truth
+from configs.benchmark import planner_truth as config_of
+from parallel.planner import latency
+from parallel.planner.space import Configuration
+
+OPTIONS = config_of.get_config("test").benchmark
+CONFIGURATIONS = [
+  Configuration(1, 2, 2, 2), Configuration(4, 1, 1, 4, "zb_h1"),
+  Configuration(2, 2, 1, 2, "gpipe"), Configuration(2, 1, 2, 4, "eager_1f1b"),
+]
+
+
+def _problem(size=4):
+  links = np.full((size, size), 1e9)
+  return planner_truth.problem_of(OPTIONS, links, 1e-4 * np.ones((size, size)))
+
+
+@pytest.mark.parametrize("c", CONFIGURATIONS, ids=str)
+def test_each_message_is_waited_for_in_the_order_it_is_sent_in(c):
+  order = np.random.default_rng(0).permutation(4).reshape(c.grid)
+  given = planner_truth.jobs(c, _problem(), order, 0.0)
+  sent, received = collections.defaultdict(list), collections.defaultdict(list)
+  for me, job in enumerate(given):
+    assert me in job["tensor"]
+    assert me in job["data"]
+    for source, into, _, _, target, out in job["actions"]:
+      if source is not None:
+        received[source, me].append(into)
+      if target is not None:
+        sent[me, target].append(out)
+  assert sent == received
+  assert len(sent) == 2 * (c.stages - 1) * c.data * c.tensor
+
+
+def test_processes_send_what_is_predicted_and_sums_are_sums():
+  problem = _problem()
+  with planner_truth._peers(OPTIONS, 0) as peers:
+    for c in CONFIGURATIONS:
+      order = np.random.default_rng(1).permutation(4).reshape(c.grid)
+      given = planner_truth.jobs(c, problem, order, 0.05)
+      answers = peers.do("run", lambda i, given=given: {"job": given[i]}).found
+      for job, answer in zip(given, answers, strict=True):
+        assert answer["sum"] == sum(1 + other for other in job["data"])
+        computing = sum(action[2] for action in job["actions"])
+        assert answer["end"] - answer["start"] >= computing
+      formula, m = latency.messages(c, problem.step), c.microbatches
+      hops = 2 * (c.stages - 1) * m * c.data * c.tensor * formula.boundary
+      reduced = sum(size * times for size, times in formula.reductions)
+      ranks = 2 * (c.tensor - 1) / c.tensor * m * reduced if c.tensor > 1 else 0
+      expected = hops + 4 * (ranks + formula.exchanges[0])
+      # Arrays that do not divide are cut into parts that differ by an element.
+      assert sum(a["sent"] for a in answers) == pytest.approx(expected, 1e-3)
+
+
+def test_what_is_drawn_is_within_a_factor_of_the_best():
+  options = config_of.get_config("test").benchmark
+  options.drawn = 8
+  problem = _problem()
+  found = planner_truth.picked(problem, options, seed=0)
+  again = planner_truth.picked(problem, options, seed=0)
+  assert [x[0] for x in found] == [x[0] for x in again]
+  seconds = [x[-1] for x in found]
+  assert len(found) == options.drawn
+  assert min(seconds) == seconds[0] >= max(seconds) / options.within
+
+
+def test_rows_of_other_options_are_not_mixed(tmp_path):
+  config = config_of.get_config("test")
+  config.benchmark.results = str(tmp_path / "rows.json")
+  (tmp_path / "rows.json").write_text('{"options": "{}", "matrices": {}}')
+  with pytest.raises(ValueError, match="has rows of other options"):
+    planner_truth.run(config)
+
+
+def test_where_links_cannot_be_shaped(monkeypatch, tmp_path):
+  monkeypatch.setenv("PATH", str(tmp_path))
+  with (
+    pytest.raises(ValueError, match="shaped here: there is no 'ip'"),
+    namespaces.shaped(np.ones((2, 2))),
+  ):
+    pass
+  (tmp_path / "ip").write_text("#!/bin/sh\necho not permitted >&2\nexit 1\n")
+  (tmp_path / "ip").chmod(0o755)
+  with (
+    pytest.raises(ValueError, match=r"not permitted.*it takes root"),
+    namespaces.shaped(np.ones((2, 2))),
+  ):
+    pass

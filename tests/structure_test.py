@@ -1,0 +1,70 @@
+"""The code stays in small pieces: files, functions, and no import cycles."""
+
+import statistics
+import textwrap
+
+import pytest
+
+from docs import structure
+
+MODULES = structure.modules(structure.ROOT)
+# A file is one idea, however long; these are read again in reviews.
+REVIEWED_LINES = 700
+
+
+def test_files_are_short():
+  assert statistics.median(module.lines for module in MODULES) < 200
+  long = {m.name: m.lines for m in MODULES if m.lines > REVIEWED_LINES}
+  assert long == {}
+
+
+def test_functions_are_short():
+  long = {
+    f"{module.name}.{name}": lines
+    for module in MODULES for name, (lines, _) in module.functions.items()
+    if lines > 90
+  }
+  assert long == {}
+
+
+def test_no_modules_import_each_other():
+  assert structure.cycles(MODULES) == []
+
+
+@pytest.fixture
+def tree(tmp_path):
+  """A checkout with two modules that import each other."""
+  for package in structure.PACKAGES:
+    (tmp_path / package).mkdir()
+  (tmp_path / "parallel" / "a.py").write_text(textwrap.dedent('''\
+    """A docstring.
+
+    Of three lines."""
+    from parallel import b  # a comment
+    # another one
+
+    class A:
+      def f(self, x, *, y):
+        """One line."""
+        return """
+        a text"""
+    '''))
+  (tmp_path / "parallel" / "b.py").write_text("import parallel.a\n")
+  (tmp_path / "parallel" / "c.py").write_text(
+    "def f():\n  from parallel import c\n  import parallel.a\n"
+  )
+  return tmp_path
+
+
+def test_lines_are_told_apart(tree):
+  a, b, _ = structure.modules(tree)
+  assert (a.lines, a.code, a.docstring, a.comment) == (11, 5, 4, 2)
+  assert a.functions == {"A.f": (4, 2)}
+  assert (b.code, b.functions) == (1, {})
+
+
+def test_a_cycle_is_found(tree):
+  """Imports inside functions are no part of one."""
+  found = structure.modules(tree)
+  assert structure.cycles(found) == [["parallel.a", "parallel.b"]]
+  assert structure.summary(found)["import cycles"] == 1
