@@ -376,7 +376,7 @@ def test_what_is_compiled_calls_what_is_in_its_file():
   """Numba looks at no other to see whether what it kept is still right."""
   sources = {name: path.read_text() for name, path in _modules().items()}
   loops = [name for name in sources if "\n@compiled(" in sources[name]]
-  assert "caatnet.serving.cache.compiled_pages" in loops
+  assert "caatnet.serving.cache.page_loops" in loops
   for name in loops:
     for imported in _imports(sources[name]):
       assert not any(_within(imported, other) for other in loops), name

@@ -26,7 +26,7 @@ from caatnet.inference import batches
 from caatnet.inference.copies import HostPages
 from caatnet.inference.decoder import Decoder
 from caatnet.inference.requests import Request as Asked
-from caatnet.serving.cache.groups import runs
+from caatnet.serving.cache.pages import runs
 from caatnet.serving.engine.executor import Copy, Event, Step
 from caatnet.serving.engine.measured import MeasuredCosts
 
