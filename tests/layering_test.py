@@ -176,19 +176,23 @@ RULES = {
       "parallel.hardware",
       "parallel.network",
     ),
-    NUMPY_ONLY,
+    (*NUMPY_ONLY, "pydantic"),
   ),
   "caatnet.serving.engine.calibration": (
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
-    ("ml_collections", "absl", "optax", "orbax"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.engine.device": (
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
-    ("ml_collections", "absl", "optax", "orbax"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.engine.warm_up": (
     ("caatnet.inference", "caatnet.models.paged", "caatnet.serving"),
-    ("ml_collections", "absl", "optax", "orbax"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
+  ),
+  "caatnet.serving.generate": (
+    ("caatnet.data", "caatnet.inference", "caatnet.serving"),
+    ("ml_collections", "absl", "optax", "orbax", "pydantic"),
   ),
   "caatnet.serving.server": (
     ("caatnet.data", "caatnet.inference", "caatnet.serving"),
@@ -211,6 +215,7 @@ RULES = {
       "caatnet.data.protocol",
       "caatnet.data.tokenizers",
       "caatnet.inference",
+      "caatnet.serving.generate",
       "caatnet.train",
     ),
     ("flax", "ml_collections", "absl"),
@@ -436,6 +441,7 @@ def test_a_flag_is_defined_once():
     ("caatnet.models.layers", "from caatnet.train import step"),
     ("caatnet.serving.scheduler.scheduler", "import jax"),
     ("caatnet.serving.cache.pages", "from caatnet.inference import decoder"),
+    ("caatnet.serving.generate", "import pydantic"),
     ("caatnet.train.loop", "import ml_collections"),
     ("caatnet.train.evaluate", "from launch import options"),
     ("caatnet.train.loop", "from caatnet.config import experiments"),

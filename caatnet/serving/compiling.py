@@ -5,7 +5,6 @@ as plain Python on the same arrays.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 try:
   import numba

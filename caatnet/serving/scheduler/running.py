@@ -47,8 +47,9 @@ def _advance(decodes, chunked, computed, epochs):
 )
 def _keep(kept, at, left, stops, slots, tokens):
   """Keeps the tokens of a step; returns which are the last ones, ``[D]``."""
-  kept[:, at] = _NONE
-  kept[slots, at] = tokens
+  row = kept[at]
+  row[:] = _NONE
+  row[slots] = tokens
   remaining = left[slots] - 1
   left[slots] = remaining
   ended = remaining <= 0
@@ -60,10 +61,10 @@ def _keep(kept, at, left, stops, slots, tokens):
 @compiled("(int32[:, ::1], float64[::1], int64, int64, int64)")
 def _kept(kept, times, slot, first, steps):
   """Returns what some steps have drawn for a slot, and when it came."""
-  columns = np.arange(first, steps) % len(times)
-  tokens = kept[slot][columns]
+  rows = np.arange(first, steps) % len(times)
+  tokens = kept[:, slot][rows]
   drawn = tokens != _NONE
-  return tokens[drawn], times[columns][drawn]
+  return tokens[drawn], times[rows][drawn]
 
 
 class Running:
@@ -94,8 +95,8 @@ class Running:
     # What ends them: tokens, as many rows as anybody has, or a function.
     self._stops = np.full((0, num_slots), _NONE, np.int32)
     self._asked: dict[int, Callable[[int], bool]] = {}
-    # What steps have drawn, int32 [S, K], and when; of a slot all since a step.
-    self._tokens = np.full((num_slots, _KEPT), _NONE, np.int32)
+    # What steps have drawn, int32 [K, S], and when; of a slot all since a step.
+    self._tokens = np.full((_KEPT, num_slots), _NONE, np.int32)
     self._times = np.zeros(_KEPT)
     self._steps, self._since = 0, np.full(num_slots, _NEVER)
     self._clients: list[tuple[Hashable, float]] = []

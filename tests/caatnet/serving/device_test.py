@@ -287,9 +287,9 @@ class Slow(DecoderExecutor):
     super().__init__(decoder, 20)
     self._what, self._seen = what, set()
 
-  def _receive(self, step, *args):
-    time.sleep(0.1 * (self._what == "chunks" and bool(step.chunks)))
-    return super()._receive(step, *args)
+  def _receive(self, sent, *args):
+    time.sleep(0.1 * (self._what == "chunks" and bool(sent.steps[0].chunks)))
+    return super()._receive(sent, *args)
 
   def copy(self, copy):
     shape = copy.kind, len(copy.source)
