@@ -37,7 +37,8 @@ _DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed")
 def main() -> int:
   from caatnet.checks import naming
   from caatnet.config import inference
-  from caatnet.inference import generate, prompts, requests, stops
+  from caatnet.inference import prompts, requests, stops
+  from caatnet.serving import generate
   from caatnet.show import completions
   from caatnet.train import stop, tokenizer
 

@@ -38,7 +38,7 @@ def main() -> int:
   from caatnet.show import results, servers
 
   try:
-    from caatnet.serving.server import client, questions, start
+    from caatnet.serving.server import client, start
   except ImportError as error:
     raise ValueError(
       f'replaying needs {error.name}: pip install "caatnet[serve]"'
@@ -55,7 +55,7 @@ def main() -> int:
       FLAGS.sessions, FLAGS.rate or 1.0, FLAGS.arrivals_seed
     ).arrivals()[: FLAGS.num_requests or None]
   card = asyncio.run(client.card(FLAGS.url, key))
-  asked = questions.of_arrivals(arrivals, card)
+  asked = client.questions_of(arrivals, card)
   with Progress(transient=True, console=Console(stderr=True)) as progress:
     task = progress.add_task("answers", total=len(asked))
     found = asyncio.run(

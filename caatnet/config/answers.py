@@ -4,8 +4,8 @@ from collections.abc import Mapping
 import os
 
 from caatnet.config import inference
-from caatnet.inference.generate import Generation
 from caatnet.interop.answers import Answers
+from caatnet.serving.generate import Generation
 from caatnet.train import files, records, tokenizer
 
 

@@ -19,8 +19,9 @@ from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.device import DecoderExecutor
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.options import DEFAULTS, ServingOptions
+from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
-from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 
 # Numbers of decodes grow by this factor: each is a program for all sizes of
 # chunks, and to compile more of them takes longer than users wait.

@@ -1,49 +1,33 @@
-"""Which loops of the scheduler numba compiles, of the extra `serve`."""
+"""Loops over numpy arrays, compiled by numba of the extra `serve`.
+
+Where numba is not installed, or ``NUMBA_DISABLE_JIT=1``, the same functions run
+as plain Python on the same arrays.
+"""
 
 from collections.abc import Callable
-import importlib
-from typing import Any
 
-from caatnet.checks import one_of
+try:
+  import numba
+except ImportError:  # not installed, or not for this version of numpy
+  numba = None
 
-# In Python, compiled by numba, or the latter where it is installed.
-IMPLEMENTATIONS = ("auto", "reference", "compiled")
-
-
-def choose(implementation: str) -> str:
-  """Returns "reference" or "compiled" for one of `IMPLEMENTATIONS`.
-
-  Raises:
-    ValueError: It is none of them, or numba is asked for and not there.
-  """
-  one_of("implementation", implementation, IMPLEMENTATIONS)
-  if implementation == "reference":
-    return implementation
-  try:
-    importlib.import_module("numba")
-  except ImportError as error:  # it is not there, or not for this numpy
-    if implementation == "auto":
-      return "reference"
-    raise ValueError(
-      "implementation='compiled' needs numba: pip install "
-      f"\"caatnet[serve]\" ({error})"
-    ) from error
-  return "compiled"
+COMPILES = numba is not None and not numba.config.DISABLE_JIT
 
 
-def compiled(*signature: Any) -> Callable[[Callable], Callable]:
-  """Returns what compiles a function with numba, and keeps that if it can.
+def compiled(*signature: str) -> Callable[[Callable], Callable]:
+  """Returns a decorator that compiles a function with numba if there is one.
 
   Args:
-    *signature: Of what types it is called, so that it is compiled when it is
-      defined and no step waits for that; none for what those call, which is
-      kept with them.
+    *signature: The types of the arguments, ``"(int32[::1], int64)"``, so that
+      the function is compiled, or read from numba's cache, when it is defined;
+      none for functions that are called by compiled ones only.
   """
-  import numba
+  if not COMPILES:
+    return lambda function: function
 
   def make(function: Callable) -> Callable:
     try:
       return numba.njit(*signature, cache=bool(signature))(function)
-    except (RuntimeError, OSError, EOFError):  # nothing can be kept, or read
+    except (RuntimeError, OSError, EOFError):  # no folder to write, or damaged
       return numba.njit(*signature)(function)
   return make

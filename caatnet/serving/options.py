@@ -3,8 +3,8 @@
 import dataclasses
 
 from caatnet.checks import one_of
+from caatnet.serving.scheduler.limits import PREEMPT
 from caatnet.serving.scheduler.policies.registry import POLICIES
-from caatnet.serving.scheduler.scheduler import PREEMPT
 
 
 @dataclasses.dataclass(frozen=True)

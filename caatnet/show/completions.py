@@ -16,8 +16,8 @@ from rich.progress import (
 from rich.text import Text
 
 from caatnet.data.tokenizers import Tokenizer
-from caatnet.inference.generate import Speed
 from caatnet.inference.requests import Completion
+from caatnet.serving.generate import Speed
 from caatnet.show.tables import table
 
 # A terminal would obey what a model writes, such as an escape sequence.

@@ -10,7 +10,7 @@ twenty, which the table says. Timed is all that the scheduler does for a step:
 to make it, to take in its tokens, and to note priorities that have changed.
 What a request takes when it arrives, most of it to name its prompt's pages, has
 a column of its own. Nothing is computed. The same steps are made in several
-rounds, and all of them count. `--config.benchmark.implementation=reference`
+rounds, and all of them count. With `NUMBA_DISABLE_JIT=1` in the environment it
 shows what it takes where numba, of the extra `serve`, is not installed.
 
 Aims: a median below 200 us and a P99 below 1 ms for each policy. It takes a
@@ -31,7 +31,6 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.benchmark.policies = (
     "first_come", "strict_priority", "shortest_first", "vtc", "dlpm"
   )
-  config.benchmark.implementation = "auto"  # or reference, or compiled
   config.benchmark.running = 256
   config.benchmark.waiting = 1000
   # Pages of 16 tokens, so few that one step of twenty takes some back.

@@ -25,11 +25,11 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from caatnet.config import experiments, inference
 from caatnet.config.override import override
 from caatnet.data.tokenizers import Bytes
-from caatnet.inference.generate import Generation
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.weights import make_weights
 from caatnet.interop import harness
 from caatnet.interop.answers import Answers
+from caatnet.serving.generate import Generation
 from caatnet.train import loop
 from configs.caatnet import tiny
 from tests.caatnet.interop.answers_test import Characters

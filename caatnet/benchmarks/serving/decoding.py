@@ -1,6 +1,6 @@
 """Times of decoding and of its parts, compared with Hugging Face's generate.
 
-Tokens per second are those of `caatnet.inference.generate`, as users see them,
+Tokens per second are those of `caatnet.serving.generate`, as users see them,
 and of generate between the first token and the last. The parts of a step are
 differences between programs from which something is left out. All have the
 shapes of a step in which every sequence draws a token and has a cache that is
@@ -35,11 +35,11 @@ from caatnet.checks import one_of
 from caatnet.config.inference import Inference
 from caatnet.data.tokenizers import Bytes
 from caatnet.inference.decoder import Decoder
-from caatnet.inference.generate import Generation
 from caatnet.inference.requests import Request, stacked
 from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.models.paged import Batch, Cache
+from caatnet.serving.generate import Generation
 from caatnet.show import tables
 
 _PARTS = ("products", "attention", "gathering", "sampling", "inputs")

@@ -28,8 +28,9 @@ from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.engine.executor import Event, Executor, Step
 from caatnet.serving.engine.simulator import Simulator
 from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
-from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.show import tables
 from parallel.checks import at_least
 

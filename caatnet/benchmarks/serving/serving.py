@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from caatnet.benchmarks.harness import timing
+from caatnet.serving import compiling
 from caatnet.serving.cache.host import Host
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, settle
 from caatnet.serving.engine.simulator import CopyTimes, Simulator
 from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
-from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.show import tables
 from parallel.checks import at_least, known
 
@@ -127,9 +129,7 @@ def run(config: Any) -> dict[str, Any]:
 def _measure(policy: str, options: Any) -> dict[str, Any]:
   """Times one policy's steps."""
   num_pages = options.pages[policy]
-  pages = Pages(
-    num_pages, _PAGE_SIZE, implementation=options.implementation
-  )
+  pages = Pages(num_pages, _PAGE_SIZE)
   executor = Simulator(_Steady(), _COPIES, most=_CHUNKS + options.running)
   scheduler = Scheduler(
     Limits(
@@ -175,7 +175,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   counts = pages.counts
   return {
     "policy": policy,
-    "implementation": pages.implementation,
+    "implementation": "compiled" if compiling.COMPILES else "python",
     "running": float(np.mean(running)),
     "waiting": float(np.mean(waiting)),
     "preempting": preempting / options.steps,

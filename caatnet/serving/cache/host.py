@@ -19,7 +19,7 @@ import hashlib
 
 import numpy as np
 
-from caatnet.serving.cache.groups import Groups
+from caatnet.serving.cache.pages import Pages
 
 
 def _signature(tokens: np.ndarray) -> bytes:
@@ -64,7 +64,7 @@ class Host:
       keep: Whether a copy stays when the device has the sequence again.
     """
     self.page_size, self._reserve, self._keep = page_size, reserve, keep
-    self._groups = Groups(num_pages)
+    self._pages = Pages(num_pages, page_size, reuse=False)
     self.num_pages = num_pages
     self._copies: collections.OrderedDict[Hashable, HostCopy] = (
       collections.OrderedDict()
@@ -74,7 +74,7 @@ class Host:
   @property
   def num_used(self) -> int:
     """How many pages hold copies, or have room for what is to come."""
-    return self.num_pages - self._groups.num_free
+    return self._pages.num_used
 
   def valid(self, owner: Hashable) -> int:
     """Returns how many tokens of an owner's sequence the host has."""
@@ -128,15 +128,15 @@ class Host:
       want = need
       if self._reserve:  # to the next power of two
         want = (1 << (last - 1).bit_length()) - len(copy.pages)
-      want = max(need, min(want, self._groups.num_free))
-      copy.pages += self._groups.take(want)
+      want = max(need, min(want, self._pages.num_available))
+      copy.pages += self._pages.take(want).tolist()
     self._pin(copy, pinned)
     copy.tokens = max(copy.tokens, tokens)
     return copy.pages[first:last]
 
   def _drop(self, owner: Hashable, need: int) -> None:
     for other in list(self._copies):
-      if self._groups.num_free >= need:
+      if self._pages.num_available >= need:
         return
       if other != owner and not self._copies[other].pinned:
         self.drop(other)
@@ -181,12 +181,12 @@ class Host:
     copy = self._copies.pop(owner, None)
     if copy is not None:
       self._pin(copy, False)
-      self._groups.give(copy.pages)
+      self._pages.release(np.array(copy.pages, np.int32))
 
   def check(self) -> None:
     """Asserts that each page has one owner or is free."""
     pages = [p for c in self._copies.values() for p in c.pages]
     assert len(set(pages)) == len(pages)
-    assert len(pages) + self._groups.num_free == self.num_pages
+    assert len(pages) + self._pages.num_available == self.num_pages
     pinned = sum(len(c.pages) for c in self._copies.values() if c.pinned)
     assert pinned == self.num_pinned

@@ -8,7 +8,8 @@ run's array and the host's pages. What comes back from the host is staged by
 that thread, beside the steps, and written into the cache by the thread that
 submits steps, the only one that may hand the cache on.
 
-Shape legend: S = sequences of a step, those of padding among them.
+Shape legend: D = replicas, S = sequences of a step, those of padding among
+them.
 """
 
 import collections
@@ -17,18 +18,20 @@ from concurrent import futures
 import dataclasses
 import queue
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from caatnet.inference import batches
 from caatnet.inference.copies import HostPages
-from caatnet.inference.decoder import Decoder
+from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
-from caatnet.serving.cache.groups import runs
+from caatnet.serving.cache.pages import runs
 from caatnet.serving.engine.executor import Copy, Event, Step
 from caatnet.serving.engine.measured import MeasuredCosts
+
+_NONE = np.zeros(0, np.int32)
 
 
 @dataclasses.dataclass
@@ -45,6 +48,103 @@ class Drawn:
 
   drawing: Asked
   logprobs: list[float] = dataclasses.field(default_factory=list)
+
+
+class Dispatched(NamedTuple):
+  """A step of all replicas that may still be computed.
+
+  Attributes:
+    steps: What each replica reads; None for nothing.
+    rows: Where the tokens of each step's `Step.drawing` are.
+    tokens: int32 ``[D, S]``.
+    logprobs: float32 ``[D, S]``.
+  """
+
+  steps: Sequence[Step | None]
+  rows: Sequence[np.ndarray]
+  tokens: jax.Array
+  logprobs: jax.Array
+
+  def events(self, clock: Callable[[], float]) -> list[Event | None]:
+    """Waits for the tokens, and notes the log-probabilities with requests.
+
+    Args:
+      clock: Returns the time in seconds.
+
+    Returns:
+      The end of each replica's step.
+    """
+    tokens, logprobs = np.asarray(self.tokens), np.asarray(self.logprobs)
+    now, found = clock(), []
+    for replica, (step, rows) in enumerate(
+      zip(self.steps, self.rows, strict=True)
+    ):
+      if step is None:
+        found.append(None)
+        continue
+      own = logprobs[replica, rows]
+      for request, logprob in zip(step.drawn, own.tolist(), strict=True):
+        request.payload.logprobs.append(logprob)
+      found.append(Event(
+        now, step=step, tokens=tokens[replica, rows],
+        failed=np.flatnonzero(np.isnan(own)).tolist(),
+      ))
+    return found
+
+
+def dispatch(
+  decoder: Decoder, capacity: Capacity, steps: Sequence[Step | None],
+  drawings: Sequence[batches.Drawing], factor: int, filters: bool,
+) -> Dispatched:
+  """Dispatches a step of each replica as one step of a decoder.
+
+  Args:
+    decoder: The model.
+    capacity: The decoder's, maybe with a shorter context: that of the longest
+      sequence.
+    steps: What each replica reads; None for nothing.
+    drawings: How the slots of each replica draw; brought up to date.
+    factor: The numbers of decodes for which there are programs grow by it.
+    filters: Whether top-k and top-p are looked at even if no sequence of this
+      step uses them.
+  """
+  sizes = [
+    batches.sizes_of(
+      capacity, _NONE if step is None else step.positions + 1,
+      [] if step is None else [(c.start, c.length) for c in step.chunks],
+      factor,
+    )
+    for step in steps
+  ]
+  common = batches.Sizes(
+    *(max(each) for each in zip(*map(dataclasses.astuple, sizes), strict=True))
+  )
+  parts, rows = [], []
+  for step, drawing in zip(steps, drawings, strict=True):
+    chunks, draws = [], np.arange(0)
+    slots = positions = _NONE
+    tables = np.zeros((1, common.pages), np.int32)
+    if step is not None:
+      slots, positions, tables = step.slots, step.positions, step.tables
+      chunks = [
+        batches.Chunk(c.request.slot, c.start, c.tokens, c.draws)
+        for c in step.chunks
+      ]
+      draws = np.flatnonzero([chunk.draws for chunk in chunks])
+      for chunk in step.chunks:
+        drawing.set(chunk.request.slot, chunk.request.payload.drawing)
+      filters = filters or bool(drawing.filters[step.drawing].any())
+    batch = batches.batch_of(
+      common, capacity.page_size, tables, slots, positions, chunks
+    )
+    parts.append((batch, drawing.of(batch.sequences)))
+    rows.append(
+      np.concatenate([np.arange(len(slots)), common.decodes + draws])
+    )
+  both = of_one_replica(parts[0]) if len(parts) == 1 else (
+    jax.tree.map(lambda *x: np.stack(x), *parts)
+  )
+  return Dispatched(steps, rows, *decoder.step(*both, filters))
 
 
 class DecoderExecutor:
@@ -108,35 +208,13 @@ class DecoderExecutor:
     """Dispatches a step."""
     while self._unwritten.intersection(step.after):
       self._events += self._next_copy()
-    capacity, chunks = self.decoder.capacity, []
-    for chunk in step.chunks:
-      slot = chunk.request.slot
-      self._drawing.set(slot, chunk.request.payload.drawing)
-      chunks.append(
-        batches.Chunk(slot, chunk.start, chunk.tokens, chunk.draws)
-      )
-    sizes = batches.sizes_of(
-      capacity, step.positions + 1, [(c.start, c.length) for c in step.chunks],
-      self.factor,
-    )
-    batch = batches.batch_of(
-      sizes, capacity.page_size, step.tables, step.slots, step.positions, chunks
-    )
-    before = self.decoder.compile_seconds
-    begun = time.perf_counter()
-    result = self.decoder.step(
-      of_one_replica(batch),
-      of_one_replica(self._drawing.of(batch.sequences)),
-      self._filters or bool(self._drawing.filters[step.drawing].any()),
+    before, begun = self.decoder.compile_seconds, time.perf_counter()
+    sent = dispatch(
+      self.decoder, self.decoder.capacity, [step], [self._drawing],
+      self.factor, self._filters,
     )
     compiled = self.decoder.compile_seconds > before
-    rows = np.concatenate([
-      np.arange(len(step.decodes)),
-      sizes.decodes + np.flatnonzero([chunk.draws for chunk in step.chunks]),
-    ])
-    self._steps.append(
-      lambda: self._receive(step, result, rows, begun, compiled)
-    )
+    self._steps.append(lambda: self._receive(sent, begun, compiled))
 
   def _begin(self, work: Callable[[], Callable[[], Event]]) -> None:
     """Lets the thread do something that returns what returns the event."""
@@ -164,19 +242,18 @@ class DecoderExecutor:
     return [end()]
 
   def _receive(
-    self, step: Step, result: Sequence[Any],
-    rows: np.ndarray, begun: float, compiled: bool,
+    self, sent: "Dispatched", begun: float, compiled: bool
   ) -> Event:
-    """Waits for a step's tokens, in some of its rows."""
-    tokens, logprobs = (np.asarray(x)[0, rows] for x in result)
-    now = time.perf_counter()
+    """Waits for a step's tokens."""
+    (event,) = sent.events(time.perf_counter)
+    assert event is not None
+    assert event.step is not None
+    now = event.time_s
     seconds, self._last_s = now - max(begun, self._last_s), now
     if not compiled:
-      self.costs.add_step(seconds, sum(c.length for c in step.chunks))
-    for request, logprob in zip(step.drawn, logprobs.tolist(), strict=True):
-      request.payload.logprobs.append(logprob)
-    failed = np.flatnonzero(np.isnan(logprobs)).tolist()
-    return Event(now, step=step, tokens=tokens, failed=failed)
+      read = sum(chunk.length for chunk in event.step.chunks)
+      self.costs.add_step(seconds, read)
+    return event
 
   def copy(self, copy: Copy) -> None:
     """Begins a copy of pages."""

@@ -1,8 +1,8 @@
 """The running requests as arrays, so that a step costs no loop over them.
 
-Tokens are kept here as they come, and go to their request when somebody asks
-for them. `caatnet.serving.scheduler.compiled_running` does the same in less
-time.
+Tokens are kept here as they come, and move to their request when its tokens
+are read. What each step does for all slots is a function on arrays, which numba
+compiles where it is installed.
 
 Shape legend: S = slots, P = pages of a sequence, D = decodes of a step, K =
 steps that are kept.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
+from caatnet.serving.compiling import compiled
 from caatnet.serving.requests import Request
 
 # Steps of which tokens are kept here before they go to their requests.
@@ -19,6 +20,51 @@ _KEPT = 512
 # Tokens that end a sequence and are compared in arrays; more are looked up.
 _STOPS = 16
 _NONE, _NEVER = -1, np.iinfo(np.int64).max  # no token; no step
+
+
+@compiled("(int64[::1], int64[::1], int64[::1], int64[::1])")
+def _ready(slots, computed, context, longest):
+  """Returns the slots that decode, and those that are still read in chunks."""
+  read = computed[slots]
+  reading = read < context[slots]
+  return slots[~reading & (read < longest[slots])], slots[reading]
+
+
+@compiled("(int64[::1], int64[::1], int64[::1], int64[::1])")
+def _advance(decodes, chunked, computed, epochs):
+  """Does what `Running.advance` says."""
+  positions = computed[decodes]
+  computed[decodes] = positions + 1
+  drawing = np.concatenate((decodes, chunked))
+  return (
+    decodes.astype(np.int32), positions.astype(np.int32), drawing,
+    epochs[drawing],
+  )
+
+
+@compiled(
+  "(int32[:, ::1], int64, int64[::1], int32[:, ::1], int64[::1], int32[::1])"
+)
+def _keep(kept, at, left, stops, slots, tokens):
+  """Keeps the tokens of a step; returns which are the last ones, ``[D]``."""
+  row = kept[at]
+  row[:] = _NONE
+  row[slots] = tokens
+  remaining = left[slots] - 1
+  left[slots] = remaining
+  ended = remaining <= 0
+  for k in range(len(stops)):
+    ended |= tokens == stops[k][slots]
+  return ended
+
+
+@compiled("(int32[:, ::1], float64[::1], int64, int64, int64)")
+def _kept(kept, times, slot, first, steps):
+  """Returns what some steps have drawn for a slot, and when it came."""
+  rows = np.arange(first, steps) % len(times)
+  tokens = kept[:, slot][rows]
+  drawn = tokens != _NONE
+  return tokens[drawn], times[rows][drawn]
 
 
 class Running:
@@ -49,8 +95,8 @@ class Running:
     # What ends them: tokens, as many rows as anybody has, or a function.
     self._stops = np.full((0, num_slots), _NONE, np.int32)
     self._asked: dict[int, Callable[[int], bool]] = {}
-    # What steps have drawn, int32 [S, K], and when; of a slot all since a step.
-    self._tokens = np.full((num_slots, _KEPT), _NONE, np.int32)
+    # What steps have drawn, int32 [K, S], and when; of a slot all since a step.
+    self._tokens = np.full((_KEPT, num_slots), _NONE, np.int32)
     self._times = np.zeros(_KEPT)
     self._steps, self._since = 0, np.full(num_slots, _NEVER)
     self._clients: list[tuple[Hashable, float]] = []
@@ -164,13 +210,12 @@ class Running:
       The slots whose newest token it can read, and the requests whose tokens
       are still read in chunks.
     """
-    slots = self.slots
-    computed = self.computed[slots]
-    decodes = computed >= self.context[slots]
-    reading = []
-    if np.count_nonzero(decodes) < len(slots):
-      reading = self.requests[slots[~decodes]].tolist()
-    return slots[decodes & (computed < self.longest[slots])], reading
+    decodes, reading = _ready(
+      self.slots, self.computed, self.context, self.longest
+    )
+    if not len(reading):  # as in most steps
+      return decodes, []
+    return decodes, self.requests[reading].tolist()
 
   def advance(
     self, decodes: np.ndarray, chunked: Sequence[int]
@@ -185,12 +230,8 @@ class Running:
       `decodes` and where these tokens are, int32 ``[D]`` each; all slots that
       it draws a token of and their epochs, int64 ``[n]`` each.
     """
-    positions = self.computed[decodes]
-    self.computed[decodes] = positions + 1
-    drawing = np.concatenate([decodes, np.array(chunked, np.int64)])
-    return (
-      decodes.astype("i4"), positions.astype("i4"), drawing,
-      self.epochs[drawing],
+    return _advance(
+      decodes, np.array(chunked, np.int64), self.computed, self.epochs
     )
 
   def record(
@@ -208,7 +249,9 @@ class Running:
     """
     at = self._steps % _KEPT
     self._times[at] = now
-    ended = self._keep(slots, tokens, at)
+    ended = _keep(
+      self._tokens, at, self._left, self._stops, slots, tokens
+    )
     self._steps += 1
     looks = max(1, _KEPT // 8)  # not at each step
     if not self._steps % looks:
@@ -218,19 +261,6 @@ class Running:
     if self._asked:
       ended |= self._ask(slots.tolist(), tokens.tolist())
     return self.requests[slots[ended]].tolist()
-
-  def _keep(
-    self, slots: np.ndarray, tokens: np.ndarray, at: int
-  ) -> np.ndarray:
-    """Keeps the tokens of a step; returns which are the last ones, ``[D]``."""
-    self._tokens[:, at] = _NONE
-    self._tokens[slots, at] = tokens
-    left = self._left[slots] - 1
-    self._left[slots] = left
-    ended = left <= 0
-    for stops in self._stops:
-      ended |= tokens == stops[slots]
-    return ended
 
   def _ask(self, slots: list[int], tokens: list[int]) -> np.ndarray:
     """Returns which of some tokens end sequences that functions end."""
@@ -245,21 +275,7 @@ class Running:
     slot, steps = request.slot, self._steps
     first, self._since[slot] = int(self._since[slot]), steps
     if first < steps:
-      request.take(*self._kept(slot, first, steps))
-
-  def _kept(
-    self, slot: int, first: int, steps: int
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what some steps have drawn for a slot, and when it came."""
-    begin, end = first % _KEPT, steps % _KEPT
-    tokens, times = self._tokens[slot], self._times
-    if begin < end:
-      tokens, times = tokens[begin:end], times[begin:end]
-    else:  # the columns begin again
-      tokens = np.concatenate([tokens[begin:], tokens[:end]])
-      times = np.concatenate([times[begin:], times[:end]])
-    drawn = tokens != _NONE
-    return tokens[drawn], times[drawn]
+      request.take(*_kept(self._tokens, self._times, slot, first, steps))
 
   def clients(
     self, slots: np.ndarray

@@ -12,19 +12,15 @@ Source: FastSwitch (arXiv 2411.18424), sections 3.2 and 3.3.
 import collections
 from collections.abc import Hashable, Sequence
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from caatnet.serving.cache.groups import runs
 from caatnet.serving.cache.host import Host
-from caatnet.serving.cache.pages import Pages
+from caatnet.serving.cache.pages import Pages, runs
 from caatnet.serving.engine.executor import Copy, Costs, Kind
 from caatnet.serving.requests import ENDS, NO_PAGES, Request, State
 from caatnet.serving.scheduler.counts import Counts, Decision
-
-if TYPE_CHECKING:
-  from caatnet.serving.scheduler.scheduler import Limits
+from caatnet.serving.scheduler.limits import Limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +56,7 @@ class Swapping:
   """
 
   def __init__(
-    self, limits: "Limits", pages: Pages, host: Host, costs: Costs,
+    self, limits: Limits, pages: Pages, host: Host, costs: Costs,
     counts: Counts,
   ) -> None:
     """Makes it with no copies under way."""

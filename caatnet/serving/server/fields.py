@@ -11,7 +11,10 @@ token is of no use any more.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
 
 from caatnet.serving.server.errors import ApiError, wrong
 
@@ -19,6 +22,8 @@ _MOST_STOPS = 16
 _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
 _LONGEST_DEADLINE_S = 86400.0
+# Fields whose values may be long, which messages do not quote.
+_TEXTS = ("prompt", "messages", "stop", "user", "conversation")
 
 # Fields that this server does not have, with the values that change nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -84,59 +89,132 @@ class Asked:
   deadline_s: float
 
 
-class _Fields:
-  """A JSON object that is read field by field; null is as good as nothing."""
+def _whole(low: int, high: int) -> Any:
+  """Returns the type of integers in a range."""
+  must = f"must be an integer in [{low}, {high}]"
+  return Annotated[int, Field(ge=low, le=high, description=must)]
 
-  def __init__(self, body: Any) -> None:
-    if not isinstance(body, dict):
-      raise ApiError(400, "the body is no JSON object", "invalid_json")
-    self._left = dict(body)
 
-  def take(self, name: str) -> Any:
-    """Returns a field's value; None if it is not there."""
-    return self._left.pop(name, None)
+def _number(low: float, high: float) -> Any:
+  """Returns the type of numbers in a range, which are finite."""
+  must = f"must be a number in [{low}, {high}]"
+  return Annotated[
+    float, Field(ge=low, le=high, allow_inf_nan=False, description=must)
+  ]
 
-  def flag(self, name: str) -> bool:
-    value = self.take(name)
-    if value is not None and not isinstance(value, bool):
-      raise wrong(name, f"{name}={value!r} must be true or false")
-    return bool(value)
 
-  def number(
-    self, name: str, default: Any, low: float, high: float, whole: bool = False
-  ) -> Any:
-    value = self.take(name)
-    if value is None:
-      return default
-    kind = int if whole else (int, float)
-    fits = isinstance(value, kind) and not isinstance(value, bool)
-    if not fits or not low <= value <= high:
-      what = "an integer" if whole else "a number"
-      raise wrong(name, f"{name}={value!r} must be {what} in [{low}, {high}]")
-    return value
+_Flag = Annotated[bool, Field(description="must be true or false")]
+_Token = Annotated[int, Field(ge=0, lt=2**31)]
+_Count = _whole(1, 2**31 - 1)
+_Name = Annotated[str, Field(
+  max_length=_LONGEST_NAME,
+  description=f"must be a text of at most {_LONGEST_NAME} characters",
+)]
+_StopString = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
-  def text(self, name: str) -> str:
-    value = self.take(name)
-    if value is None:
-      return ""
-    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
-      raise wrong(
-        name, f"{name} must be a text of at most {_LONGEST_NAME} characters"
-      )
-    return value
 
-  def refuse(self, neutral: Mapping[str, Sequence[Any]]) -> None:
-    """Refuses what is left, but for values that change nothing."""
-    for name, value in self._left.items():
-      if name not in neutral:
-        raise wrong(
-          name, f"{name} is no field that this server knows", "unknown_field"
-        )
-      if value is not None and value not in neutral[name]:
-        raise wrong(
-          name, f"{name}={value!r} is not supported by this server; leave it "
-          "out", "unsupported_field",
-        )
+class _Object(pydantic.BaseModel):
+  """A JSON object without conversions; null is as good as nothing."""
+
+  model_config = pydantic.ConfigDict(
+    extra="forbid", strict=True, frozen=True, hide_input_in_errors=True
+  )
+
+  @pydantic.model_validator(mode="before")
+  @classmethod
+  def _without_null(cls, value: Any) -> Any:
+    if not isinstance(value, dict):
+      return value
+    return {name: v for name, v in value.items() if v is not None}
+
+
+class _StreamOptions(_Object):
+  include_usage: _Flag = False
+  include_obfuscation: Annotated[
+    Literal[False], Field(description="is not supported by this server")
+  ] = False
+
+
+class _Part(_Object):
+  type: Literal["text"]
+  text: str
+
+
+class _Message(_Object):
+  role: str
+  content: str | list[_Part]
+  name: str | None = None
+
+
+class _Common(_Object):
+  """What completions and chats have in common; `Asked` explains."""
+
+  model: Any = None  # the caller has looked at it
+  n: Annotated[
+    int, Field(ge=1, description="must be an integer of at least 1")
+  ] = 1
+  stream: _Flag = False
+  stream_options: Annotated[
+    _StreamOptions, Field(description="must be a JSON object")
+  ] | None = None
+  stop: Annotated[
+    _StopString | Annotated[list[_StopString], Field(max_length=_MOST_STOPS)],
+    Field(description=f"must be a text or up to {_MOST_STOPS} texts of 1 to "
+          f"{_LONGEST_STOP} characters"),
+  ] = []
+  ignore_eos: _Flag = False
+  temperature: _number(0, 1e9) = 1.0
+  top_p: Annotated[float, Field(
+    gt=0, le=1, allow_inf_nan=False,
+    description="must be above 0 and at most 1; temperature=0 is greedy",
+  )] = 1.0
+  top_k: _whole(0, 2**31 - 1) = 0
+  min_p: _number(0, 1) = 0.0
+  seed: _whole(-(2**63), 2**63 - 1) | None = None
+  user: _Name = ""
+  priority: _number(-1e9, 1e9) = 0.0
+  conversation: _Name = ""
+  deadline_s: _number(0, _LONGEST_DEADLINE_S) | None = None
+  max_tokens: _Count | None = None
+
+  def asked(self, most_choices: int, **found: Any) -> Asked:
+    """Returns what is asked for, with the fields of its kind."""
+    if self.n > most_choices:
+      raise wrong("n", f"n={self.n} must be an integer in [1, {most_choices}]")
+    options = self.stream_options
+    if options is not None and not self.stream:
+      raise wrong("stream_options", "stream_options needs stream=true")
+    stops = [self.stop] if isinstance(self.stop, str) else self.stop
+    return Asked(
+      n=self.n, stream=self.stream,
+      include_usage=options is not None and options.include_usage,
+      stop=tuple(stops), ignore_eos=self.ignore_eos,
+      temperature=self.temperature, top_p=self.top_p, top_k=self.top_k,
+      min_p=self.min_p, seed=self.seed, user=self.user, priority=self.priority,
+      conversation=self.conversation,
+      deadline_s=math.inf if self.deadline_s is None else self.deadline_s,
+      **found,
+    )
+
+
+class _Completion(_Common):
+  prompt: Annotated[
+    str | list[_Token] | list[str | list[_Token]],
+    Field(description="must be a text, a list of texts, a list of tokens, or a "
+          "list of lists of tokens"),
+  ]
+  logprobs: _whole(0, 5) | None = None
+  best_of: _Count | None = None
+  echo: _Flag = False
+
+
+class _Chat(_Common):
+  messages: Annotated[list[_Message], Field(
+    min_length=1, description="must be a list of at least one message"
+  )]
+  logprobs: _Flag = False
+  top_logprobs: _whole(0, 20) = 0
+  max_completion_tokens: _Count | None = None
 
 
 def completion(body: Any, most_choices: int) -> Asked:
@@ -149,89 +227,61 @@ def completion(body: Any, most_choices: int) -> Asked:
   Raises:
     ApiError: Something is wrong with it, with status 400.
   """
-  fields = _Fields(body)
-  prompts = _prompts(fields.take("prompt"))
-  temperature = fields.number("temperature", 1.0, 0, 1e9)
-  logprobs = fields.number("logprobs", None, 0, 5, whole=True)
-  _check_best("logprobs", logprobs or 0, temperature)
-  n = fields.number("n", 1, 1, most_choices, whole=True)
-  best_of = fields.number("best_of", n, 1, most_choices, whole=True)
-  if best_of != n:
-    raise wrong("best_of", f"best_of={best_of} must be n={n}, or left out")
-  if len(prompts) * n > most_choices:
+  given: _Completion = _validated(_Completion, body, _NEUTRAL_COMPLETION)
+  prompt, n, logprobs = given.prompt, given.n, given.logprobs
+  if prompt == []:
+    raise wrong("prompt", "prompt=[] has no prompt")
+  alone = isinstance(prompt, str) or isinstance(prompt[0], int)
+  prompts = tuple(
+    p if isinstance(p, str) else tuple(p)
+    for p in ([prompt] if alone else prompt)
+  )
+  _check_best("logprobs", logprobs or 0, given.temperature)
+  if given.best_of not in (None, n):
+    raise wrong(
+      "best_of", f"best_of={given.best_of} must be n={n}, or left out"
+    )
+  if n <= most_choices < len(prompts) * n:
     raise wrong(
       "prompt", f"{len(prompts)} prompts with n={n} are more than "
       f"{most_choices} answers"
     )
-  echo = fields.flag("echo")
-  if echo and logprobs is not None:
+  if given.echo and logprobs is not None:
     raise wrong(
       "echo", "echo=true with logprobs is not supported: the tokens of prompts "
       "have no log-probabilities here"
     )
-  asked = _asked(
-    fields, prompts=prompts, messages=(), n=n, echo=echo,
+  return given.asked(
+    most_choices, prompts=prompts, messages=(), echo=given.echo,
     logprobs=logprobs is not None, best=bool(logprobs),
-    max_tokens=fields.number("max_tokens", 16, 1, 2**31 - 1, whole=True),
-    temperature=temperature,
+    max_tokens=16 if given.max_tokens is None else given.max_tokens,
   )
-  fields.refuse(_NEUTRAL_COMPLETION)
-  return asked
 
 
 def chat(body: Any, most_choices: int) -> Asked:
   """Reads the body of /v1/chat/completions, as `completion` does."""
-  fields = _Fields(body)
-  messages = _messages(fields.take("messages"))
-  temperature = fields.number("temperature", 1.0, 0, 1e9)
-  logprobs = fields.flag("logprobs")
-  top = fields.number("top_logprobs", 0, 0, 20, whole=True)
-  if top and not logprobs:
+  given: _Chat = _validated(_Chat, body, _NEUTRAL_CHAT)
+  top = given.top_logprobs
+  if top and not given.logprobs:
     raise wrong("top_logprobs", f"top_logprobs={top} needs logprobs=true")
-  _check_best("top_logprobs", top, temperature)
-  old = fields.number("max_tokens", None, 1, 2**31 - 1, whole=True)
-  new = fields.number("max_completion_tokens", None, 1, 2**31 - 1, whole=True)
+  _check_best("top_logprobs", top, given.temperature)
+  old, new = given.max_tokens, given.max_completion_tokens
   if None not in (old, new) and old != new:
     raise wrong(
       "max_tokens", f"max_tokens={old} is not max_completion_tokens={new}"
     )
-  asked = _asked(
-    fields, prompts=(), messages=messages,
-    n=fields.number("n", 1, 1, most_choices, whole=True), echo=False,
-    logprobs=logprobs, best=bool(top), max_tokens=new or old,
-    temperature=temperature,
+  return given.asked(
+    most_choices, prompts=(), messages=tuple(map(_joined, given.messages)),
+    echo=False, logprobs=given.logprobs, best=bool(top), max_tokens=new or old,
   )
-  fields.refuse(_NEUTRAL_CHAT)
-  return asked
 
 
-def _asked(fields: _Fields, **found: Any) -> Asked:
-  """Reads the fields that completions and chats have in common."""
-  fields.take("model")  # the caller has looked at it
-  stream = fields.flag("stream")
-  options = fields.take("stream_options")
-  if options is not None and not stream:
-    raise wrong("stream_options", "stream_options needs stream=true")
-  within = _Fields({} if options is None else options)
-  include_usage = within.flag("include_usage")
-  within.refuse({"include_obfuscation": (False,)})
-  top_p = fields.number("top_p", 1.0, 0, 1)
-  if not top_p:
-    raise wrong("top_p", "top_p=0 must be above 0; temperature=0 is greedy")
-  return Asked(
-    stream=stream, include_usage=include_usage, stop=_stop(fields.take("stop")),
-    ignore_eos=fields.flag("ignore_eos"), top_p=top_p,
-    top_k=fields.number("top_k", 0, 0, 2**31 - 1, whole=True),
-    min_p=fields.number("min_p", 0.0, 0, 1),
-    seed=fields.number("seed", None, -(2**63), 2**63 - 1, whole=True),
-    user=fields.text("user"),
-    priority=float(fields.number("priority", 0.0, -1e9, 1e9)),
-    conversation=fields.text("conversation"),
-    deadline_s=fields.number(
-      "deadline_s", math.inf, 0, _LONGEST_DEADLINE_S
-    ),
-    **found,
-  )
+def _joined(message: _Message) -> dict[str, str]:
+  """Returns a message for a chat's template; parts of a text are joined."""
+  found = message.model_dump(exclude_none=True)
+  if not isinstance(message.content, str):
+    found["content"] = "".join(part.text for part in message.content)
+  return found
 
 
 def _check_best(name: str, count: int, temperature: float) -> None:
@@ -243,73 +293,69 @@ def _check_best(name: str, count: int, temperature: float) -> None:
     )
 
 
-def _stop(value: Any) -> tuple[str, ...]:
-  if value is None:
-    return ()
-  found = [value] if isinstance(value, str) else value
-  if not isinstance(found, list) or not all(
-    isinstance(s, str) and 0 < len(s) <= _LONGEST_STOP for s in found
-  ) or len(found) > _MOST_STOPS:
-    raise wrong(
-      "stop", f"stop must be a text or up to {_MOST_STOPS} texts of 1 to "
-      f"{_LONGEST_STOP} characters"
-    )
-  return tuple(found)
+def _validated(
+  kind: type[_Common], body: Any, neutral: Mapping[str, Sequence[Any]]
+) -> Any:
+  """Returns a body as a value of its type.
 
+  Args:
+    kind: The type.
+    body: The parsed JSON.
+    neutral: Fields that the type lacks, with the values that change nothing.
 
-def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
-  if isinstance(value, list) and value and all(map(_is_token, value)):
-    return (tuple(value),)
-  listed = value if isinstance(value, list) else [value]
-  found: list[str | tuple[int, ...]] = []
-  for prompt in listed:
-    if isinstance(prompt, str):
-      found.append(prompt)
-    elif isinstance(prompt, list) and all(map(_is_token, prompt)):
-      found.append(tuple(prompt))
-    else:
+  Raises:
+    ApiError: Something is wrong with it, with status 400.
+  """
+  if not isinstance(body, dict):
+    raise ApiError(400, "the body is no JSON object", "invalid_json")
+  for name, value in body.items():
+    if name in neutral:
+      if value is not None and value not in neutral[name]:
+        raise wrong(
+          name, f"{name}={value!r} is not supported by this server; leave it "
+          "out", "unsupported_field",
+        )
+    elif name not in kind.model_fields:
       raise wrong(
-        "prompt", "prompt must be a text, a list of texts, a list of tokens, "
-        "or a list of lists of tokens"
+        name, f"{name} is no field that this server knows", "unknown_field"
       )
-  if not found:
-    raise wrong("prompt", "prompt=[] has no prompt")
-  return tuple(found)
+  given = {k: v for k, v in body.items() if k not in neutral}
+  try:
+    return kind.model_validate(given)
+  except pydantic.ValidationError as error:
+    raise _explained(kind, error.errors()[0], body) from error
 
 
-def _is_token(value: Any) -> bool:
-  return (
-    isinstance(value, int) and not isinstance(value, bool)
-    and 0 <= value < 2**31
-  )
+def _explained(kind: type[_Common], error: Any, body: Any) -> ApiError:
+  """Returns the error of a field, with its name and what it must be."""
+  name, *rest = error["loc"]
+  value = body.get(name)
+  if name == "messages" and rest:
+    where = f"messages[{rest[0]}]"
+    if len(rest) == 1:
+      return wrong(where, f"{where} is no JSON object")
+    field, message = f"{where}.{rest[1]}", value[rest[0]]
+    if error["type"] == "extra_forbidden" and len(rest) == 2:
+      return wrong(where, f"{field} is not supported by this server")
+    if isinstance(message.get(rest[1]), list):
+      return wrong(where, f"{field} has a part that is no text")
+    return wrong(where, f"{field} must be a text")
+  fields = kind.model_fields
+  if name == "stream_options" and rest:
+    fields, name, value = _StreamOptions.model_fields, rest[0], value[rest[0]]
+    if name not in fields:
+      return wrong(
+        name, f"{name} is no field that this server knows", "unknown_field"
+      )
+  must = _description(fields[name])
+  if isinstance(value, (bool, int, float, str)) and name not in _TEXTS:
+    return wrong(name, f"{name}={value!r} {must}")
+  return wrong(name, f"{name} {must}")
 
 
-def _messages(value: Any) -> tuple[dict[str, str], ...]:
-  if not isinstance(value, list) or not value:
-    raise wrong("messages", "messages must be a list of at least one message")
-  return tuple(
-    _message(message, f"messages[{i}]") for i, message in enumerate(value)
-  )
-
-
-def _message(message: Any, where: str) -> dict[str, str]:
-  """Reads a message; parts of a text are joined."""
-  if not isinstance(message, dict):
-    raise wrong(where, f"{where} is no JSON object")
-  given = {k: v for k, v in message.items() if v is not None}
-  for name in given:
-    if name not in ("role", "content", "name"):
-      raise wrong(where, f"{where}.{name} is not supported by this server")
-  content = given.get("content")
-  if isinstance(content, list):
-    parts = [
-      p.get("text") if isinstance(p, dict) and p.get("type") == "text" else None
-      for p in content
-    ]
-    if not all(isinstance(part, str) for part in parts):
-      raise wrong(where, f"{where}.content has a part that is no text")
-    given["content"] = "".join(parts)
-  for name in ("role", "content"):
-    if not isinstance(given.get(name), str):
-      raise wrong(where, f"{where}.{name} must be a text")
-  return given
+def _description(field: pydantic.fields.FieldInfo) -> str:
+  """Returns what a field must be; one that may be absent is a union."""
+  if field.description:
+    return field.description
+  inner = next(a for a in field.annotation.__args__ if a is not type(None))
+  return next(m.description for m in inner.__metadata__)

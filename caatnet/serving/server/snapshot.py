@@ -7,7 +7,7 @@ import collections
 import itertools
 from typing import Any
 
-from caatnet.serving.cache.page_lists import STATES
+from caatnet.serving.cache.pages import STATES
 from caatnet.serving.requests import State
 from caatnet.serving.scheduler.scheduler import Scheduler
 

@@ -13,9 +13,10 @@ from caatnet.serving.engine.engine import Engine
 from caatnet.serving.engine.simulator import CopyTimes, Simulator
 from caatnet.serving.engine.times import Roofline
 from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
-from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.serving.traces import Arrival, tokens
 from parallel.checks import known
 from parallel.hardware.devices import DEVICES

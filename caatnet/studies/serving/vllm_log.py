@@ -23,8 +23,9 @@ from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.engine.simulator import Simulator
 from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
-from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 from caatnet.studies.serving import measured
 
 # vLLM's page that stands for no page.

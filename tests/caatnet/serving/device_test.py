@@ -33,9 +33,10 @@ from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, Drawn
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.requests import ENDS, Request, State
+from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
-from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 from tests.caatnet.inference.decoding_test import put
 from tests.caatnet.models.transformer_test import (
   draw_params,
@@ -286,9 +287,9 @@ class Slow(DecoderExecutor):
     super().__init__(decoder, 20)
     self._what, self._seen = what, set()
 
-  def _receive(self, step, *args):
-    time.sleep(0.1 * (self._what == "chunks" and bool(step.chunks)))
-    return super()._receive(step, *args)
+  def _receive(self, sent, *args):
+    time.sleep(0.1 * (self._what == "chunks" and bool(sent.steps[0].chunks)))
+    return super()._receive(sent, *args)
 
   def copy(self, copy):
     shape = copy.kind, len(copy.source)

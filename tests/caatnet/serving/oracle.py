@@ -7,14 +7,34 @@ tokens. Copies to the host are made when they end, as late as they may be; what
 is written under a copy, or read before one has ended, is an error.
 """
 
+import contextlib
 import math
+from unittest import mock
 
 import numpy as np
 
+from caatnet.serving.cache import page_loops
 from caatnet.serving.engine.simulator import CopyTimes, Simulator
+from caatnet.serving.scheduler import running
 
 VOCABULARY = 3
 COPIES = CopyTimes(1000, 2, 1e-3, 1e6, 2e6, 1e7)
+
+
+@contextlib.contextmanager
+def interpreted(really=True):
+  """Executes the compiled loops as Python, as where numba is not installed."""
+  with contextlib.ExitStack() as stack:
+    for module in (page_loops, running) if really else ():
+      found = {
+        name: f.py_func for name, f in vars(module).items()
+        if hasattr(f, "py_func")
+      }
+      assert found
+      stack.enter_context(mock.patch.multiple(module, **found))
+    if really:
+      stack.enter_context(mock.patch.object(page_loops, "COMPILES", False))
+    yield
 
 
 class Times:

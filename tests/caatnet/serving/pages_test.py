@@ -1,26 +1,37 @@
 """Laws of pages: runs, buddies, prefixes against a trie, copies on the host."""
 
-import importlib
 import runpy
+import sys
+import types
+from unittest import mock
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from caatnet.serving.cache import prefixes
-from caatnet.serving.cache.groups import Groups, runs
+from caatnet.serving import compiling
+from caatnet.serving.cache import page_loops, prefixes
 from caatnet.serving.cache.host import Host
-from caatnet.serving.cache.pages import Pages
+from caatnet.serving.cache.pages import Pages, runs
 from caatnet.serving.engine.executor import Copy
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.running import Running
+from tests.caatnet.serving import oracle
+from tests.caatnet.serving.page_oracle import DictPages, Groups
 
-BOTH = pytest.mark.parametrize("implementation", ["reference", "compiled"])
+BOTH = pytest.mark.usefixtures("loops")
 DRAWN = settings(
   max_examples=40, deadline=None, derandomize=True, phases=[Phase.generate],
   suppress_health_check=list(HealthCheck),
 )
+
+
+@pytest.fixture(params=["compiled", "interpreted"])
+def loops(request):
+  """Runs a test with compiled loops, and with Python's."""
+  with oracle.interpreted(request.param == "interpreted"):
+    yield
 
 
 @given(st.integers(1, 70), st.integers(0, 2**32 - 1))
@@ -61,9 +72,9 @@ def test_an_empty_cache_hands_out_one_run(count):
 
 
 @BOTH
-def test_what_grows_finds_the_pages_after_its_own(implementation):
+def test_what_grows_finds_the_pages_after_its_own():
   """Two sequences that grow in turns stay in few runs."""
-  pages = Pages(256, 16, implementation=implementation)
+  pages = Pages(256, 16)
   one, two = pages.take(10).tolist(), pages.take(10).tolist()
   for _ in range(50):
     one += pages.take(1, one[-1]).tolist()
@@ -114,9 +125,9 @@ def test_found_pages_are_those_of_a_trie(sequences, size):
 
 
 @BOTH
-def test_leaves_are_taken_first(implementation):
+def test_leaves_are_taken_first():
   """What was found before an eviction is found after it, but for its end."""
-  pages = Pages(8, 1, implementation=implementation)
+  pages = Pages(8, 1)
   request = Request(0, list(range(8)), 1)
   request.name_pages(1)
   held = pages.take(8)
@@ -128,8 +139,8 @@ def test_leaves_are_taken_first(implementation):
 
 
 @BOTH
-def test_a_page_that_is_read_is_not_handed_out(implementation):
-  pages = Pages(4, 1, implementation=implementation)
+def test_a_page_that_is_read_is_not_handed_out():
+  pages = Pages(4, 1)
   held = pages.take(4)
   read = held[:2].tolist()
   pages.begin_read(read)
@@ -148,11 +159,9 @@ class Sequences:
     seen: What was handed out, and what was left after each step.
   """
 
-  def __init__(self, seed, num_pages, in_turn, implementation):
-    self.rng = np.random.default_rng(seed)
-    self.pages = Pages(
-      num_pages, 2, in_turn=in_turn, implementation=implementation
-    )
+  def __init__(self, seed, num_pages, in_turn, make, interpreted=False):
+    self.rng, self.interpreted = np.random.default_rng(seed), interpreted
+    self.pages = make(num_pages, 2, in_turn=in_turn)
     self.running = Running(num_pages, num_pages, 2)
     self.requests, self.copies, self.seen = [], [], []
 
@@ -190,6 +199,10 @@ class Sequences:
     self.pages.grow(self.running, able.copy(), int(self.rng.integers(1, 4)))
 
   def step(self):
+    with oracle.interpreted(self.interpreted):
+      self.do()
+
+  def do(self):
     draw = self.rng.random()
     if draw < 0.4 or not self.requests:
       self.begin()
@@ -212,26 +225,25 @@ class Sequences:
 
 @given(st.integers(0, 2**32 - 1), st.integers(20, 150), st.booleans())
 @DRAWN
-def test_compiled_lists_hand_out_what_the_reference_does(
-  seed, num_pages, in_turn
-):
+def test_pages_on_arrays_are_those_of_dicts(seed, num_pages, in_turn):
   runs_ = [
-    Sequences(seed, num_pages, in_turn, name)
-    for name in ("reference", "compiled")
+    Sequences(seed, num_pages, in_turn, *how)
+    for how in ((DictPages,), (Pages,), (Pages, True))
   ]
   for _ in range(150):
     for run in runs_:
       run.step()
-    assert runs_[0].seen[-1] == runs_[1].seen[-1]
-  assert runs_[0].pages.counts == runs_[1].pages.counts
+      assert run.seen[-1] == runs_[0].seen[-1]
+  for run in runs_:
+    assert run.pages.counts == runs_[0].pages.counts
   for pages, table in zip(*runs_[0].seen[-1][:2], strict=True):
     assert pages == table
 
 
 @BOTH
-def test_each_page_that_is_published_has_a_name(implementation):
+def test_each_page_that_is_published_has_a_name():
   """Compiled code would read what is behind the names."""
-  pages = Pages(4, 1, implementation=implementation)
+  pages = Pages(4, 1)
   held = pages.take(2)
   with pytest.raises((ValueError, AssertionError)):
     pages.publish(held, b"a" * prefixes.SIZE)
@@ -252,10 +264,7 @@ def test_names_are_not_to_be_foreseen():
 def test_names_that_nearly_agree_are_told_apart(seed, num_pages):
   """Names of few words, so that many have one home, come and go."""
   rng = np.random.default_rng(seed)
-  both = [
-    Pages(num_pages, 1, implementation=name)
-    for name in ("reference", "compiled")
-  ]
+  both = [DictPages(num_pages, 1), Pages(num_pages, 1)]
   held = []
   for _ in range(80):
     count = int(rng.integers(1, num_pages + 1))
@@ -273,7 +282,7 @@ def test_names_that_nearly_agree_are_told_apart(seed, num_pages):
         pages.publish(taken[0], names)
         pages.publish(taken[0], again)  # for those who got no name
     asked = rng.integers(-1, 2, (4, 4)).astype(np.int32).tobytes()
-    known = b"".join(both[0]._lists.names())
+    known = b"".join(both[0].names())
     for names in (asked, known, known + asked):
       np.testing.assert_array_equal(*(pages.find(names) for pages in both))
     for pages in both:
@@ -281,18 +290,19 @@ def test_names_that_nearly_agree_are_told_apart(seed, num_pages):
     assert both[0].counts == both[1].counts
 
 
-def test_numba_is_asked_for_by_its_extra(monkeypatch):
-  assert Pages(1, 1).implementation == "compiled"
-
-  def missing(name):
-    raise ImportError(f"no {name}")
-
-  monkeypatch.setattr(importlib, "import_module", missing)
-  assert Pages(1, 1).implementation == "reference"
-  with pytest.raises(ValueError, match=r"pip install \"caatnet\[serve\]\""):
-    Pages(1, 1, implementation="compiled")
-  with pytest.raises(ValueError, match="implementation"):
-    Pages(1, 1, implementation="fast")
+def test_without_numba_loops_are_python():
+  here = page_loops.__file__, compiling.__file__
+  with mock.patch.dict(sys.modules, {"numba": None}):
+    plain = runpy.run_path(here[1])
+    assert not plain["COMPILES"]
+    with mock.patch.multiple(
+      compiling, compiled=plain["compiled"], COMPILES=False
+    ):
+      loops = runpy.run_path(here[0])
+  assert isinstance(loops["take"], types.FunctionType)
+  assert isinstance(loops["view"](np.zeros(2)), memoryview)
+  assert compiling.COMPILES  # in these tests numba is installed
+  assert not isinstance(page_loops.take, types.FunctionType)
 
 
 def test_runs_are_contiguous_on_both_sides():

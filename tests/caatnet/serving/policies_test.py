@@ -9,9 +9,10 @@ from caatnet.serving.cache.host import Host
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import Request
+from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.policies.dlpm import DeficitLongestPrefix
-from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 from tests.caatnet.serving import oracle
 
 

@@ -17,10 +17,12 @@ from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler import running
+from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.priorities import Priorities
-from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 from tests.caatnet.serving import oracle
+from tests.caatnet.serving.page_oracle import DictPages
 
 CHUNKS = ((), (), ((1, 9),), ((1, 1),), ((9, 3),), ((1, 5), (3, 2)))
 CASE = st.fixed_dictionaries({
@@ -31,7 +33,8 @@ CASE = st.fixed_dictionaries({
   "host_pages": st.sampled_from([0, 9, 200]),
   "steps_ahead": st.sampled_from([1, 2, 2, 3]),
   "in_turn": st.booleans(),
-  "implementation": st.sampled_from(["reference", "compiled"]),
+  "pages": st.sampled_from([Pages, DictPages]),
+  "interpreted": st.booleans(),
   "priorities": st.sampled_from(["none", "random", "markov"]),
   "limits": st.builds(
     Limits,
@@ -52,7 +55,7 @@ CASE = st.fixed_dictionaries({
 
 def case_of(
   seed, policy, page_size, host_pages, *, limits, tight=False, steps_ahead=2,
-  in_turn=False, implementation="compiled", priorities="none",
+  in_turn=False, pages=Pages, interpreted=False, priorities="none",
 ):
   """Names the parts of a case."""
   return locals()
@@ -87,10 +90,7 @@ class Run:
     size = case["page_size"]
     longest = 24
     num_pages = -(-longest // size) + (0 if case["tight"] else 20)
-    self.pages = Pages(
-      num_pages, size, in_turn=case["in_turn"],
-      implementation=case["implementation"],
-    )
+    self.pages = case["pages"](num_pages, size, in_turn=case["in_turn"])
     self.host = Host(case["host_pages"], size, reserve=bool(case["seed"] % 2))
     self.executor = oracle.Oracle(
       num_pages, case["host_pages"], size,
@@ -132,6 +132,10 @@ class Run:
     return request
 
   def play(self, count=12):
+    with oracle.interpreted(self.case["interpreted"]):
+      self._play(count)
+
+  def _play(self, count):
     times = np.cumsum(self.rng.exponential(1.5, count))
     coming = list(zip(times, oracle.prompts(self.rng, count, 12), strict=True))
     turns = 0
@@ -269,13 +273,18 @@ def test_everyone_gets_what_a_run_alone_gives(ends, case):
 
 @given(case=CASE)
 @drawn(15)
-def test_what_is_compiled_decides_as_the_reference(case):
-  one, other = (
-    Run(case | {"implementation": name}, (frozenset((0,)), frozenset()))
-    for name in ("reference", "compiled")
-  )
+def test_compiled_loops_decide_as_python_and_as_dicts(case):
+  runs = [
+    Run(
+      case | {"pages": pages, "interpreted": interpreted},
+      (frozenset((0,)), frozenset()),
+    )
+    for pages, interpreted in (
+      (DictPages, True), (Pages, True), (Pages, False)
+    )
+  ]
   steps = []
-  for run in (one, other):
+  for run in runs:
     made, check = [], run.check
 
     def kept(step, made=made, check=check):
@@ -290,9 +299,10 @@ def test_what_is_compiled_decides_as_the_reference(case):
     run.check = kept
     run.play()
     steps.append(made)
-  assert steps[0] == steps[1]
-  assert one.scheduler.counts == other.scheduler.counts
-  assert one.pages.counts == other.pages.counts
+  for run, made in zip(runs, steps, strict=True):
+    assert made == steps[0]
+    assert run.scheduler.counts == runs[0].scheduler.counts
+    assert run.pages.counts == runs[0].pages.counts
 
 
 @pytest.mark.parametrize("ends", [{-1}, {3, 2**31}])

@@ -9,7 +9,7 @@ import openai
 from prometheus_client.parser import text_string_to_metric_families
 import pytest
 
-from caatnet.serving.cache.page_lists import STATES
+from caatnet.serving.cache.pages import STATES
 from tests.caatnet.serving import small_server
 from tests.caatnet.serving.small_server import alone
 

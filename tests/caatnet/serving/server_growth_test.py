@@ -10,8 +10,9 @@ from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.engine import Engine
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler import counts
+from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import clients, registry
-from caatnet.serving.scheduler.scheduler import Limits, Scheduler
+from caatnet.serving.scheduler.scheduler import Scheduler
 from tests.caatnet.serving import oracle
 
 

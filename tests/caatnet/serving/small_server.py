@@ -14,16 +14,16 @@ from tokenizers import decoders, models
 from caatnet.config import serving
 from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.inference.decoder import Capacity, Decoder
-from caatnet.inference.generate import Generation
 from caatnet.inference.requests import Request
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
+from caatnet.serving.generate import Generation
 from caatnet.serving.options import DEFAULTS
 from caatnet.serving.server import http, start
-from tests.caatnet.inference import generate_test
 from tests.caatnet.inference.decoding_test import put
 from tests.caatnet.models.transformer_test import make_program
+from tests.caatnet.serving import generate_test
 
 CONTEXT, PAGE_SIZE, PAGES, SLOTS = 96, 8, 40, 4
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 "
@@ -86,7 +86,7 @@ def alone(text, max_tokens, stop=(), **how):
   generation = Generation(_alone(), [asked], tokens)
   # All of them run the same programs.
   generation._filters = True
-  generation._least_pages = generation._most_pages = CONTEXT // PAGE_SIZE
+  generation._capacity = _alone().capacity
   return generation.run()[0]
 
 

@@ -4,8 +4,8 @@ import json
 import sys
 
 from caatnet.data.tokenizers import Bytes
-from caatnet.inference.generate import Speed
 from caatnet.inference.requests import Completion
+from caatnet.serving.generate import Speed
 from caatnet.show import completions
 
 

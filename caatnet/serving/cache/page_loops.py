@@ -1,26 +1,34 @@
-"""Loops over pages and their names, compiled by numba, of the extra `serve`.
+"""Loops over pages and their names, compiled by numba where it is installed.
 
 A page is in one list at most: of the idle ones, of those that are leaving, or,
 if a free group of 2^k pages begins with it, of these groups. So all lists are
 doubly linked through the same two arrays.
 
-Names are in an open hash table: a name stands in the first place that was free
-from its home on, which its first bits say: they are as good as drawn at random
-(`caatnet.serving.cache.prefixes`).
+Free pages are kept in groups of 2^k, which begin at multiples of 2^k. A group
+splits into two buddies, whose numbers differ in the bit 2^k, and two free
+buddies merge. Pages are handed out as a run of any length: the tail of the
+group that it was cut from is free again at once, so no page is lost to
+rounding.
 
-What one of these functions calls is in this file: numba looks at no other to
-see whether what it kept of a function is still right.
+Names are in an open hash table: a name is at the first place that was free
+from its home on. Its first bits give the home, since they are as good as drawn
+at random (`caatnet.serving.cache.prefixes`).
 
-Shape legend: N = pages, L = lists, M = places of names, n = names of a call.
+Functions that one of these calls are in this file: numba compares no other
+file's date to decide whether a cached function is stale.
+
+Source: the dynamic block groups of FastSwitch (arXiv 2411.18424), which are
+handed out whole there; Knowlton, A fast storage allocator, CACM 1965.
+
+Shape legend: N = pages, L = lists, M = places of names, n = names of a call,
+S = slots, P = pages of a sequence.
 """
 
 from typing import NamedTuple
 
-import numba
-from numba import boolean, int64
 import numpy as np
 
-from caatnet.serving.compiling import compiled
+from caatnet.serving.compiling import COMPILES, compiled
 
 IDLE, LEAVING, GROUPS = 1, 2, 3  # lists; GROUPS + k of groups of 2^k pages
 NONE = -1  # no page
@@ -52,21 +60,27 @@ class Book(NamedTuple):
   lengths: np.ndarray
 
 
-_INT32, _INT64, _ROWS = numba.int32[::1], int64[::1], numba.int32[:, ::1]
+# Arrays with N and with N + L columns, of which `_open` makes a `Book`: a call
+# takes as long as it has arrays for arguments.
+_BOOK = "int32[:, ::1], int32[:, ::1]"
 # A table, int64 [3, M]: row 0 has the page in each place, the others the halves
 # of each page's name. M is at least 2 N.
-_TABLE = int64[:, ::1]
-_NAMES = numba.types.Array(int64, 1, "C", readonly=True)
-# Those of a book with N and with N + L columns: a call takes as long as it has
-# arrays for arguments.
-_BOOK = _ROWS, _ROWS
+_TABLE = "int64[:, ::1]"
+_NAMES = "Array(int64, 1, 'C', readonly=True)"
+
+
+@compiled()
+def view(array):
+  """Returns an array; in Python a memoryview, whose items are read faster."""
+  return array if COMPILES else memoryview(array)
 
 
 @compiled()
 def _open(pages, lists):
   return Book(
-    pages[0], pages[1], pages[2], pages[3], pages[4], pages[5],
-    lists[0], lists[1], lists[2],
+    view(pages[0]), view(pages[1]), view(pages[2]), view(pages[3]),
+    view(pages[4]), view(pages[5]), view(lists[0]), view(lists[1]),
+    view(lists[2]),
   )
 
 
@@ -214,7 +228,7 @@ def _take(book, table, found, after, ahead):
 def _evict(book, table, count):
   """Makes the pages free that have been idle longest."""
   count, gone = min(count, book.lengths[IDLE]), 0
-  pages = np.empty(count, np.int32)
+  pages = view(np.empty(count, np.int32))
   for i in range(count - 1, -1, -1):  # a sequence's last page came first
     page = pages[i] = book.after[len(book.where) + IDLE]
     _remove(book, page)
@@ -226,68 +240,78 @@ def _evict(book, table, count):
   return gone
 
 
-@compiled((*_BOOK, _TABLE, _INT32, int64, int64))
+@compiled(f"({_BOOK}, {_TABLE}, int32[::1], int64, int64)")
 def take(pages, lists, table, found, after, ahead):
-  """Writes pages that it hands out; returns how many others lost a name."""
-  return _take(_open(pages, lists), table, found, after, ahead)
+  """Writes the pages that are handed out; returns how many lost a name."""
+  book = _open(pages, lists)
+  return _take(book, view(table), view(found), after, ahead)
 
 
-@compiled((
-  *_BOOK, _TABLE, _INT64, _ROWS, _INT64, _INT64, _INT64, int64, int64, int64
-))
+@compiled(
+  f"({_BOOK}, {_TABLE}, int64[::1], int32[:, ::1], int64[::1], int64[::1], "
+  "int64[::1], int64, int64, int64)"
+)
 def grow(
   pages, lists, table, room, tables, slots, computed, longest, most, size, ahead
 ):
-  """Hands pages out to slots that have filled theirs.
+  """Hands out pages to sequences that have filled theirs, in their order.
+
+  Args:
+    pages: Rows of a book.
+    lists: The others.
+    table: Names.
+    room: The positions that each slot's pages have, ``[S]`` like those that
+      follow; it is brought up to date.
+    tables: These pages, ``[S, P]``; new ones are written behind them.
+    slots: The sequences that may grow; each has a page.
+    computed: The positions that are in use.
+    longest: The positions that will be.
+    most: The pages that a sequence gets at most.
+    size: The positions of a page.
+    ahead: The pages that are made free at a time, at least.
 
   Returns:
-    How many slots, which are the first in `Book.grown`, and how many pages lost
-    a name; -1 slots if there are too few pages.
+    The number of slots that got pages, which are the first in `Book.grown`, and
+    how many pages lost a name; -1 slots if there are too few pages.
   """
-  book, needed = _open(pages, lists), 0
-  for slot in slots:
-    if computed[slot] >= room[slot]:
-      left = -(-longest[slot] // size) - room[slot] // size
-      needed += min(left, most)
-  if needed > book.lengths[0] + book.lengths[IDLE]:
+  book, names = _open(pages, lists), view(table)
+  growing = slots[computed[slots] >= room[slots]]
+  held = room[growing] // size
+  counts = np.minimum(-(-longest[growing] // size) - held, most)
+  if counts.sum() > book.lengths[0] + book.lengths[IDLE]:
     return -1, 0
-  num = gone = 0
-  for slot in slots:
-    if computed[slot] >= room[slot]:
-      first = room[slot] // size
-      last = first + min(-(-longest[slot] // size) - first, most)
-      own = tables[slot]
-      gone += _take(book, table, own[first:last], own[first - 1], ahead)
-      room[slot], book.grown[num] = last * size, slot
-      num += 1
-  return num, gone
+  room[growing] += counts * size
+  gone = 0
+  for i in range(len(growing)):
+    slot = book.grown[i] = growing[i]
+    first, own = held[i], view(tables[slot])
+    found = own[first : first + counts[i]]
+    gone += _take(book, names, found, own[first - 1], ahead)
+  return len(growing), gone
 
 
-@compiled((_INT32, _INT32))
+@compiled("(int32[::1], int32[::1])")
 def num_idle(where, pages):
   """Returns how many of some pages are idle."""
-  count = 0
-  for page in pages:
-    count += where[page] == IDLE
-  return count
+  return np.count_nonzero(where[pages] == IDLE)
 
 
-@compiled((*_BOOK, _INT32))
+@compiled(f"({_BOOK}, int32[::1])")
 def hold(pages, lists, held):
   """Notes another sequence that holds pages."""
   book = _open(pages, lists)
-  for page in held:
+  for page in view(held):
     if book.where[page]:  # idle, or leaving
       _remove(book, page)
     book.holders[page] += 1
 
 
-@compiled((*_BOOK, _INT32, boolean))
+@compiled(f"({_BOOK}, int32[::1], boolean)")
 def release(pages, lists, held, in_turn):
   """Notes a sequence less that holds pages, the last one first."""
   book = _open(pages, lists)
-  free, num = np.empty(len(held), np.int32), len(held)
-  for page in held[::-1]:
+  free, num = view(np.empty(len(held), np.int32)), len(held)
+  for page in view(held)[::-1]:
     book.holders[page] -= 1
     if book.holders[page]:
       assert book.holders[page] > 0
@@ -301,11 +325,11 @@ def release(pages, lists, held, in_turn):
   _give(book, free[num:])
 
 
-@compiled((*_BOOK, _INT32, boolean))
+@compiled(f"({_BOOK}, int32[::1], boolean)")
 def end_read(pages, lists, read, in_turn):
   """Notes a copy less that reads pages, the last one first."""
   book = _open(pages, lists)
-  for page in read[::-1]:
+  for page in view(read)[::-1]:
     assert book.readers[page] > 0
     book.readers[page] -= 1
     if not book.readers[page] and book.where[page] == LEAVING:
@@ -313,12 +337,13 @@ def end_read(pages, lists, read, in_turn):
       if in_turn or book.named[page]:
         _append(book, IDLE, page)
       else:
-        _give(book, np.array([page], np.int32))
+        _give(book, view(np.array([page], np.int32)))
 
 
-@compiled((_TABLE, _NAMES, _INT32))
+@compiled(f"({_TABLE}, {_NAMES}, int32[::1])")
 def find(table, names, found):
   """Writes the pages of a known prefix of names, and returns how many."""
+  table, names = view(table), view(names)
   count = len(names) // 2
   for i in range(count):
     page = table[0, _place(table, names[2 * i], names[2 * i + 1])]
@@ -328,7 +353,7 @@ def find(table, names, found):
   return count
 
 
-@compiled((_TABLE, _NAMES, _INT32, _INT32))
+@compiled(f"({_TABLE}, {_NAMES}, int32[::1], int32[::1])")
 def publish(table, names, pages, named):
   """Names pages that have none, but for names that other pages have.
 
@@ -339,6 +364,8 @@ def publish(table, names, pages, named):
     named: Whether each page has a name, ``[N]``; it is brought up to date.
   """
   assert len(names) == 2 * len(pages)
+  table, names = view(table), view(names)
+  pages, named = view(pages), view(named)
   for i in range(len(pages)):
     page = pages[i]
     if not named[page]:

@@ -13,12 +13,12 @@ import pytest
 from caatnet.data.tokenizers import Bytes
 from caatnet.inference import buckets
 from caatnet.inference.decoder import Capacity, Decoder
-from caatnet.inference.generate import Generation
 from caatnet.inference.requests import Request, stacked
 from caatnet.inference.sampling import sample
 from caatnet.inference.stops import Stops
 from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheShape
+from caatnet.serving.generate import Generation
 from tests.caatnet.inference.decoding_test import logits_without_cache, put
 from tests.caatnet.models.transformer_test import (
   init_params,

@@ -1,0 +1,234 @@
+"""Continues many prompts at once, each until something ends it.
+
+Each replica has a scheduler of its own with the first-come policy, and all
+replicas step together. Up to ``Capacity.batch`` sequences of a replica run at a
+time. A step reads the newest token of all whose prompt has been read, and one
+chunk of a prompt. Where a sequence ends, the next prompt gets its slot.
+
+A step is dispatched before the tokens of the step before it are on the host:
+the program keeps the newest token of each sequence. So a sequence that a stop
+id or a stop string ends is in one more step, whose token is dropped.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+import dataclasses
+import time
+
+from caatnet.data.tokenizers import Tokenizer
+from caatnet.inference import batches
+from caatnet.inference.buckets import bucket
+from caatnet.inference.decoder import Decoder
+from caatnet.inference.requests import Completion, Request
+from caatnet.inference.transcripts import Transcript
+from caatnet.serving import requests as serving
+from caatnet.serving.cache.host import Host
+from caatnet.serving.cache.pages import Pages
+from caatnet.serving.engine.device import Dispatched, Drawn, dispatch
+from caatnet.serving.engine.measured import MeasuredCosts
+from caatnet.serving.scheduler.limits import Limits
+from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.scheduler import Scheduler
+
+# The numbers of decodes for which there are programs grow by it.
+_FACTOR = 4
+
+
+@dataclasses.dataclass
+class Speed:
+  """What generation took, without the time in which XLA compiled.
+
+  Tokens that are drawn in a step which also reads a prompt are not among the
+  decoded ones.
+
+  Attributes:
+    prompt_tokens: Tokens that were read in chunks: those of prompts, and those
+      of sequences whose pages others needed for a while.
+    prompt_seconds: Time of steps that read parts of prompts.
+    decoded_tokens: Tokens drawn in other steps.
+    decode_seconds: Time of other steps.
+  """
+
+  prompt_tokens: int = 0
+  prompt_seconds: float = 0.0
+  decoded_tokens: int = 0
+  decode_seconds: float = 0.0
+
+  def add(self, sent: Dispatched, seconds: float) -> None:
+    """Counts a step and the time until its tokens came."""
+    steps = [step for step in sent.steps if step is not None]
+    if num_read := sum(c.length for step in steps for c in step.chunks):
+      self.prompt_tokens += num_read
+      self.prompt_seconds += seconds
+    else:
+      self.decoded_tokens += sum(len(step.drawing) for step in steps)
+      self.decode_seconds += seconds
+
+
+class Generation:
+  """Continues requests with a decoder.
+
+  Attributes:
+    speed: What it took so far.
+  """
+
+  def __init__(
+    self,
+    decoder: Decoder,
+    requests: Sequence[Request],
+    tokenizer: Tokenizer,
+    on_text: Callable[[int, str], None] = lambda index, text: None,
+    on_end: Callable[[int], None] = lambda index: None,
+  ) -> None:
+    """Checks the requests.
+
+    Args:
+      decoder: The model and its cache, whose sequences have all ended.
+      requests: The prompts, and how each is continued.
+      tokenizer: Makes text of tokens.
+      on_text: Is called with a request's number and more of its text.
+      on_end: Is called with a request's number when it has ended.
+
+    Raises:
+      ValueError: The model cannot take a request; the message says which.
+    """
+    self.speed = Speed()
+    self._decoder, self._on_text, self._on_end = decoder, on_text, on_end
+    # In all steps if in any, so that no step is compiled twice.
+    self._filters = any(request.filters for request in requests)
+    capacity = decoder.capacity
+    vocab_size = decoder.program.model.vocab_size
+    for index, request in enumerate(requests):
+      try:
+        request.check(vocab_size, capacity.context)
+      except ValueError as error:
+        raise ValueError(f"prompt {index + 1}: {error}") from error
+    self._transcripts = [
+      Transcript(request, tokenizer, capacity.context) for request in requests
+    ]
+    # Of sequences that stay short the longest one decides, so that there is no
+    # program of each length.
+    size = capacity.page_size
+    most_pages = bucket(
+      max((t.num_pages(size) for t in self._transcripts), default=1),
+      1, capacity.pages_per_sequence, 2,
+    )
+    self._capacity = dataclasses.replace(capacity, context=most_pages * size)
+    self._schedulers = [
+      _scheduler(decoder) for _ in range(decoder.num_replicas)
+    ]
+    self._drawings = [batches.Drawing(capacity.batch) for _ in self._schedulers]
+    self._waiting = collections.deque(map(self._request, range(len(requests)),
+                                          requests))
+
+  def _request(self, index: int, request: Request) -> serving.Request:
+    """Returns what the scheduler needs to know of a request."""
+    transcript = self._transcripts[index]
+    drawn = Drawn(request)
+
+    def ends(token: int) -> bool:
+      logprob = drawn.logprobs[len(transcript.tokens)]
+      self._show(index, transcript.push(token, logprob))
+      if transcript.ended:
+        self._on_end(index)
+      return transcript.ended
+
+    return serving.Request(
+      index, request.prompt, transcript.most_tokens, ends=ends, payload=drawn
+    )
+
+  def run(
+    self, interrupted: Callable[[], bool] = lambda: False
+  ) -> list[Completion]:
+    """Continues all requests to their ends.
+
+    Args:
+      interrupted: Whether to end those that have not ended; asked after each
+        step.
+
+    Returns:
+      What followed each prompt, in the order of the requests.
+
+    Raises:
+      ValueError: The model's logits are NaN: it has diverged, or overflows in
+        the dtype that it has.
+    """
+    pending: Dispatched | None = None
+    self._arrived = self._clock()
+    while self._going and not interrupted():
+      self._admit()
+      sent = self._send()
+      if pending is not None:
+        self._receive(pending)
+      pending = sent
+    for index, transcript in enumerate(self._transcripts):
+      if not transcript.ended:
+        self._show(index, transcript.interrupt())
+    return [transcript.completion for transcript in self._transcripts]
+
+  def _clock(self) -> float:
+    """Returns a time in seconds that stands still while XLA compiles."""
+    return time.perf_counter() - self._decoder.compile_seconds
+
+  @property
+  def _going(self) -> bool:
+    return bool(self._waiting) or not all(s.idle for s in self._schedulers)
+
+  def _admit(self) -> None:
+    """Gives waiting requests in turn to the replica that has the fewest."""
+    while self._waiting:
+      scheduler = min(self._schedulers, key=lambda s: len(s.requests))
+      if len(scheduler.requests) >= self._decoder.capacity.batch:
+        return
+      scheduler.add(self._waiting.popleft())
+
+  def _send(self) -> Dispatched | None:
+    """Dispatches the next step; None if all that is left is on its way."""
+    now = self._clock()
+    steps = [scheduler.step(now) for scheduler in self._schedulers]
+    if not any(steps):
+      return None
+    return dispatch(
+      self._decoder, self._capacity, steps, self._drawings, _FACTOR,
+      self._filters,
+    )
+
+  def _receive(self, sent: Dispatched) -> None:
+    """Waits for the tokens of a step, and hands them to their sequences."""
+    events = sent.events(self._clock)
+    now = self._clock()
+    self.speed.add(sent, now - self._arrived)
+    self._arrived = now
+    for scheduler, event in zip(self._schedulers, events, strict=True):
+      if event is None:
+        continue
+      assert event.step is not None
+      for request in map(event.step.request, event.failed):
+        count = len(self._transcripts[request.number].tokens)
+        if request.state not in serving.ENDS:  # else it ended a step before
+          raise ValueError(
+            f"prompt {request.number + 1}: the logits of the model are NaN "
+            f"after {count} tokens that it has written"
+          )
+      scheduler.receive(event)
+
+  def _show(self, index: int, text: str) -> None:
+    if text:
+      self._on_text(index, text)
+
+
+def _scheduler(decoder: Decoder) -> Scheduler:
+  """Returns a replica's scheduler, which copies no pages.
+
+  Its sequences share no pages either, so that the cache may be of any kind.
+  """
+  capacity = decoder.capacity
+  pages = Pages(decoder.cache_shape.num_pages, capacity.page_size, reuse=False)
+  limits = Limits(
+    slots=capacity.batch, tokens=capacity.batch + capacity.chunk,
+    chunks=((1, capacity.chunk),),
+  )
+  return Scheduler(
+    limits, registry.make("first_come", pages), pages,
+    Host(0, capacity.page_size, reserve=False), MeasuredCosts(),
+  )
