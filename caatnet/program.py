@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from caatnet.models.access import declared
 from caatnet.models.checks import check, check_scores, is_parameter
 from caatnet.models.protocol import Model, Parameter
 from caatnet.stages import Stages
@@ -146,6 +147,15 @@ class Program:
   def __post_init__(self) -> None:
     check(self.model, self._drawn_shapes, self.layout.tensor)
     _ = self._whole_shapes  # sizes that do not fit fail here
+
+  def readable(self, params: Any) -> Any:
+    """Returns one worker's unpartitioned parameters as the model reads them.
+
+    Args:
+      params: Arrays as they are stored, or those of some top-level keys.
+    """
+    parameters = self.model.parameters
+    return declared(params, {key: parameters[key] for key in params})
 
   def checked(self, scores: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the model's scores, whose types are checked as it is traced."""

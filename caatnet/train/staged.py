@@ -113,7 +113,7 @@ def _functions(
 
   def viewed(key, params, weights):
     if shards is None:
-      return params
+      return program.readable({key: params})[key]
     tensors = program.tensors[key]
     sinks = params
     if params is None:

@@ -391,7 +391,7 @@ def _scores(
       )
 
     def score(batch):
-      return program.checked(model.scores(params, batch))
+      return program.checked(model.scores(program.readable(params), batch))
 
     return (jax.vmap(score) if num_lead else score)(batch)
   assert num_lead == 1  # `Gathered` lifts the model's functions over D itself

@@ -98,6 +98,7 @@ class TransformerModel:
         # The backward of a lookup needs no table, that of the head does.
         regathered=1 if tied or not looked_up else 0,
         stage_dim=stage_dim,
+        cast=False,  # at each product, and after the sum of a lookup
       )
 
     flat = {

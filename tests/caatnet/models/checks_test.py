@@ -38,7 +38,8 @@ def stacked(**stacks):
 class Lacking(Deep):
   @property
   def parameters(self):
-    return {key: super().parameters[key] for key in ("w", "blocks")}
+    whole = super().parameters
+    return {key: whole[key] for key in ("w", "blocks")}
 
 
 @dataclasses.dataclass(frozen=True)
