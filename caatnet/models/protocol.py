@@ -18,7 +18,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.paged import Batch, Cache
+from caatnet.models.paged import Batch, Cache, CacheShape, CacheSizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +224,14 @@ class LanguageModel(Model, Protocol):
     """Returns which token each logit of this device stands for, ``[R, V]``."""
     ...
 
+  def cache_shape(self, sizes: CacheSizes) -> CacheShape:
+    """Returns the components of the cache that `decode` reads and writes.
+
+    Raises:
+      ValueError: The cache cannot be kept in this dtype.
+    """
+    ...
+
   def decode(
     self,
     params: Any,
@@ -236,12 +244,18 @@ class LanguageModel(Model, Protocol):
     Args:
       params: As of `logits`. What is stacked over layers may be a tuple of each
         layer's parameters.
-      cache: Keys and values of earlier tokens.
+      cache: What is kept of earlier tokens, of `cache_shape`.
       batch: The step's tokens.
       access: How the model's functions read their parameters.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
-      and the cache with the keys and values of the step's tokens.
+      and the cache with the step's tokens.
     """
     ...
+
+
+def continues_text(model: Model) -> bool:
+  """Returns whether a model is a `LanguageModel`."""
+  members = set(dir(LanguageModel)) - set(dir(Model))
+  return all(hasattr(model, name) for name in members)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from caatnet.models.transformer.communication import decoding_reductions
+from caatnet.models.lm.communication import decoding_reductions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.studies.inference import measured, pictures, study, tables
 from configs.inference import decode
