@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from caatnet.models.access import declared
+from caatnet.models.checks import check, check_scores, is_parameter
 from caatnet.models.protocol import Model, Parameter
 from caatnet.stages import Stages
 from parallel.axes import Axis
@@ -134,27 +136,51 @@ class Program:
   Attributes:
     model: The architecture and its sizes.
     layout: Axes, mesh and partition.
+
+  Raises:
+    ValueError: A member of the model contradicts another one.
   """
 
   model: Model
   layout: Layout
 
   def __post_init__(self) -> None:
+    check(self.model, self._drawn_shapes, self.layout.tensor)
     _ = self._whole_shapes  # sizes that do not fit fail here
+
+  def readable(self, params: Any) -> Any:
+    """Returns one worker's unpartitioned parameters as the model reads them.
+
+    Args:
+      params: Arrays as they are stored, or those of some top-level keys.
+    """
+    parameters = self.model.parameters
+    return declared(params, {key: parameters[key] for key in params})
+
+  def checked(self, scores: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the model's scores, whose types are checked as it is traced."""
+    check_scores(self.model, scores, self.layout.tensor)
+    return scores
 
   @functools.cached_property
   def leaves(self) -> Any:
     """For each parameter a `Leaf`."""
-    shapes = jax.eval_shape(self.model.init, jax.random.key(0))
     return jax.tree.map(
       lambda p, x, tensor, stored: Leaf(p, x.shape, tensor, stored.ndim),
-      self.model.parameters, shapes, self.tensors, self.stored_shapes,
-      is_leaf=_is_parameter,
+      self.model.parameters, self._drawn_shapes, self.tensors,
+      self.stored_shapes, is_leaf=is_parameter,
     )
+
+  @functools.cached_property
+  def _drawn_shapes(self) -> Any:
+    """The shapes of one worker's parameters as the model draws them."""
+    return jax.eval_shape(self.model.init, jax.random.key(0))
 
   @functools.cached_property
   def _whole_shapes(self) -> Any:
     """The logical shapes of one worker's parameters, cut over stages."""
+    if self.layout.stages is None:
+      return self._drawn_shapes
     return jax.eval_shape(self._init_whole, jax.random.key(0))
 
   def _init_whole(self, key: jax.Array) -> Any:
@@ -167,7 +193,7 @@ class Program:
       return x if p.stage_dim is None else stages.store(x, p.stage_dim)
 
     return jax.tree.map(
-      cut, self.model.parameters, whole, is_leaf=_is_parameter
+      cut, self.model.parameters, whole, is_leaf=is_parameter
     )
 
   @functools.cached_property
@@ -185,12 +211,12 @@ class Program:
       )
 
     return jax.tree.map(
-      with_stages, self.model.parameters, is_leaf=_is_parameter
+      with_stages, self.model.parameters, is_leaf=is_parameter
     )
 
   def _map(self, f: Callable[..., Any], *trees: Any) -> Any:
     """Maps ``f(parameter, leaf, ...)`` over all parameters of the model."""
-    return jax.tree.map(f, self._parameters, *trees, is_leaf=_is_parameter)
+    return jax.tree.map(f, self._parameters, *trees, is_leaf=is_parameter)
 
   @functools.cached_property
   def tensors(self) -> Any:
@@ -277,10 +303,6 @@ class Program:
 def is_spec(x: Any) -> bool:
   """Returns whether ``x`` is a leaf of a tree of specs."""
   return isinstance(x, P)
-
-
-def _is_parameter(x: Any) -> bool:
-  return isinstance(x, Parameter)
 
 
 def by_end_of_path(

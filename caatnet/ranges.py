@@ -90,6 +90,8 @@ RANGES = {
   "model.norm_eps": POSITIVE,
   "model.init_std": POSITIVE,
   "model.unroll": COUNT,
+  "model.rnn_width": COUNT,
+  "model.conv_width": Range(2, _LARGEST, whole=True),
   "model.widths": COUNT,
   "model.blocks": COUNT,
   "model.groups": COUNT,

@@ -73,16 +73,22 @@ class Transformer:
     )
 
   @property
-  def num_params(self) -> int:
-    """Number of logical parameters: layers, tables, norms; no padding."""
+  def layer_params(self) -> int:
+    """Number of logical parameters of a layer, its norms included."""
     layer = sum(self.matrices) + 2 * self.width
     if self.qkv_bias:
       layer += (self.num_heads + 2 * self.num_kv_heads) * self.head_width
     if self.qk_norm:
       layer += 2 * self.head_width
+    return layer
+
+  @property
+  def num_params(self) -> int:
+    """Number of logical parameters: layers, tables, norms; no padding."""
     tables = 1 if self.tied_embeddings else 2
     table = self.vocab_size * self.width
-    return self.num_layers * layer + tables * table + self.width
+    layers = self.num_layers * self.layer_params
+    return layers + tables * table + self.width
 
   def positions_seen(self, seq_len: int) -> float:
     """Returns twice the mean number of positions that a query attends to.

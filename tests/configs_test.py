@@ -8,7 +8,7 @@ import pytest
 from caatnet import ranges
 from caatnet.config import experiments
 from caatnet.config.override import override, take_sweep
-from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.models.lm.communication import tensor_reductions
 from caatnet.studies import registry
 from parallel.xla import ledger
 

@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 from caatnet.data.protocol import Data
+from caatnet.data.text import TextData
 from parallel.axes import Axis
 
 
@@ -56,4 +57,23 @@ class Context:
     if not isinstance(self.data, data):
       raise ValueError(
         f"config.data.name must be {name!r} with config.model.name={model!r}"
+      )
+
+  def check_language(self, model: str) -> None:
+    """Refuses what a language model that tensor ranks share cannot have.
+
+    Args:
+      model: ``config.model.name``.
+
+    Raises:
+      ValueError: The data are no text, or ``config.sync`` is missing.
+    """
+    if not isinstance(self.data, TextData):
+      raise ValueError(
+        f"config.data.name must be 'text' with config.model.name={model!r}"
+      )
+    if self.sync is None:
+      raise ValueError(
+        f"config.sync is missing: config.model.name={model!r} needs it "
+        "(configs/sections.py)"
       )

@@ -16,8 +16,8 @@ from caatnet.config.zero import Zero
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.weights import Weights, abstract_weights, make_weights
-from caatnet.models.paged import CacheShape
-from caatnet.models.transformer.model import TransformerModel
+from caatnet.models.paged import CacheShape, CacheSizes
+from caatnet.models.protocol import continues_text
 from caatnet.program import Program
 from caatnet.train import files, records
 from caatnet.train.checkpoint import evaluated
@@ -90,22 +90,24 @@ def build(
   """
   config = with_inference(config)
   experiments.check(config)
-  if config.model.name != "transformer":
-    raise ValueError(
-      f"config.model.name={config.model.name!r} does not continue text; "
-      "'transformer' does"
-    )
   options = sections.call("inference", InferenceOptions, config.inference)
   with config.unlocked():
     config.parallel.worker = config.parallel.stage = 1
     config.model.dtype = options.dtype or config.model.dtype
-    config.model.remat = "none"
-    config.sync.carry = "off"
+    if "remat" in config.model:
+      config.model.remat = "none"
+    if "sync" in config:
+      config.sync.carry = "off"
   levels = (Level("data", config.parallel.data),)
   data = sections.choose("data", "name", DATA, config.data)
   program = experiments.build_program(
     config, Zero(Partition(levels), False, False), data, requested_mesh, devices
   )
+  if not continues_text(program.model):
+    raise ValueError(
+      f"config.model.name={config.model.name!r} does not continue text: it is "
+      "no LanguageModel (caatnet/models/protocol.py)"
+    )
   capacity = Capacity(
     options.batch, options.context, options.page_size, options.chunk
   )
@@ -116,44 +118,17 @@ def build(
   return Inference(
     program,
     capacity,
-    _cache_shape(
-      program.model, options, capacity, api.preferred(platform, mapped)
+    program.model.cache_shape(
+      CacheSizes(
+        options.pages or capacity.batch * capacity.pages_per_sequence,
+        options.page_size,
+        options.batch,
+        "int8" if options.cache == "int8" else "",
+        api.preferred(platform, mapped),
+      )
     ),
     layers_apart=platform != "tpu",
     coded=options.weights == "int8",
-  )
-
-
-def _cache_shape(
-  model: TransformerModel,
-  options: InferenceOptions,
-  capacity: Capacity,
-  kernels: tuple[str, ...],
-) -> CacheShape:
-  """Returns the sizes of one rank's cache."""
-  config = model.config
-  heads = -(-config.num_kv_heads // model.tensor.size)
-  stored = "int8" if options.cache == "int8" else config.dtype
-  order = api.best_order(
-    kernels,
-    num_heads=heads * config.num_heads // config.num_kv_heads,
-    num_kv_heads=heads,
-    head_width=config.head_width,
-    page_size=options.page_size,
-    dtype=config.dtype,
-    stored=stored,
-    window=config.sliding_window,
-    finite=True,
-  )
-  return CacheShape(
-    config.num_layers,
-    options.pages or capacity.batch * capacity.pages_per_sequence,
-    options.page_size,
-    heads,
-    config.head_width,
-    stored,
-    order,
-    kernels,
   )
 
 

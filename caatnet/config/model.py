@@ -1,6 +1,6 @@
 """Builders of ``config.model``, by the names that configs use."""
 
-from caatnet.config import convolutional, graph, transformer
+from caatnet.config import convolutional, graph, recurrent, transformer
 
 # A builder takes a `caatnet.config.context.Context`, and the section's keys as
 # keyword arguments.
@@ -8,4 +8,5 @@ MODELS = {
   "transformer": transformer.build,
   "convolutional": convolutional.build,
   "graph": graph.build,
+  "recurrent": recurrent.build,
 }

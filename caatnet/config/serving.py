@@ -76,6 +76,11 @@ def from_folder(
   made, params, _ = inference.from_folder(
     workdir, requested_mesh, f"{rest} parallel.data=1", step
   )
+  if made.cache_shape.states:
+    raise ValueError(
+      f"{workdir}: the run's model keeps a state per sequence, which a server "
+      "does not schedule; python -m launch.generate continues text with it"
+    )
   return sized(made).decoder(params), chosen
 
 

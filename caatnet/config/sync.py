@@ -1,4 +1,4 @@
-"""Builds ``config.sync``: how each row door of a transformer synchronises."""
+"""Builds ``config.sync``: how a language model's row doors synchronise."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ import jax
 from caatnet.checks import DTYPES, one_of
 from caatnet.config.context import Context
 from parallel.collectives import Reduction
+from parallel.kernels import evidence
 from parallel.kernels.schedule_all_reduce import api as schedule_kernels
 from parallel.schedules import builders
 from parallel.schedules.run import executor
@@ -108,6 +109,20 @@ def build_sync(
   # A layer that is recomputed would reduce an update carried into it again.
   carries = carry == "on" or (carry == "auto" and remat == "none")
   return Sync(tuple(zip(attention, mlp, strict=True)), carries)
+
+
+def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
+  """Returns implementations of the norms, without kernels that do not help.
+
+  One choice is made for all layers, by their mean p if it differs. A route that
+  is a kernel's was asked for by name, so it takes its kernel in any case.
+  """
+  doors = [door for layer in sync.doors for door in layer]
+  p = sum(door.p for door in doors) / len(doors)
+  asked = context.evidence_of is None or doors[0].route in FUSED_ROUTES
+  if asked or evidence.helps(context.evidence_of, "add_norm", p):
+    return context.kernels
+  return ("reference",)
 
 
 def _route(route: str, topology: str, context: Context) -> str | Reduction:

@@ -3,14 +3,11 @@
 from caatnet.checks import DTYPES, one_of
 from caatnet.config import sections
 from caatnet.config.context import Context
-from caatnet.config.sync import Sync, build_sync
-from caatnet.data.text import TextData
+from caatnet.config.sync import Sync, build_sync, kernels_of_norms
 from caatnet.models.transformer import attention as attentions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.models.transformer.positions import parse_scaling
-from parallel.kernels import evidence
-from parallel.tensor.partial_sync import FUSED_ROUTES
 
 
 def build(
@@ -50,15 +47,7 @@ def build(
   """
   one_of("dtype", dtype, DTYPES)
   one_of("attention", attention, attentions.IMPLEMENTATIONS)
-  if not isinstance(context.data, TextData):
-    raise ValueError(
-      "config.data.name must be 'text' with config.model.name='transformer'"
-    )
-  if context.sync is None:
-    raise ValueError(
-      "config.sync is missing: config.model.name='transformer' needs it "
-      "(configs/sections.py)"
-    )
+  context.check_language("transformer")
   sync: Sync = sections.call(
     "sync", build_sync, context.sync, context, num_layers, remat
   )
@@ -84,23 +73,9 @@ def build(
       attention, context.platform, dtype, context.data.seq_len,
       head_width or width // num_heads,
     ),
-    kernels=_kernels_of_norms(context, sync),
+    kernels=kernels_of_norms(context, sync),
     init_std=init_std,
     unroll=unroll,
     carry=sync.carry,
   )
   return TransformerModel(config, context.tensor, context.stage)
-
-
-def _kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
-  """Returns implementations of the norms, without kernels that do not help.
-
-  One choice is made for all layers, by their mean p if it differs. A route that
-  is a kernel's was asked for by name, so it takes its kernel in any case.
-  """
-  doors = [door for layer in sync.doors for door in layer]
-  p = sum(door.p for door in doors) / len(doors)
-  asked = context.evidence_of is None or doors[0].route in FUSED_ROUTES
-  if asked or evidence.helps(context.evidence_of, "add_norm", p):
-    return context.kernels
-  return ("reference",)

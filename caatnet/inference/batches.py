@@ -84,6 +84,8 @@ def batch_of(
 ) -> Batch:
   """Returns a step's arrays; what is left of their room stands for nothing.
 
+  The number of a sequence's slot is that of its state, too.
+
   Args:
     sizes: Of the arrays.
     page_size: Positions of a page.
@@ -101,10 +103,12 @@ def batch_of(
   own = np.zeros((num_rows, sizes.pages), np.int32)
   rows = np.arange(num_rows, dtype=np.int32)
   sequences = np.full(num_rows, -1, np.int32)
+  states = np.full(num_rows, -1, np.int32)
   width = min(sizes.pages, tables.shape[1])
 
   num = len(slots)
   tokens[:num], at[:num], sequences[:num] = -1, positions, slots
+  states[:num] = slots
   pages = tables[slots, positions // page_size]
   places[:num] = pages * page_size + positions % page_size
   own[:num, :width] = tables[slots, :width]
@@ -122,9 +126,10 @@ def batch_of(
     places[inside] = table[seen // page_size] * page_size + seen % page_size
     own[row, :width] = table[:width]
     rows[row] = first + count - 1
+    states[row] = chunk.slot
     if chunk.draws:
       sequences[row] = chunk.slot
-  return Batch(tokens, at, places, own, rows, sequences, d)
+  return Batch(tokens, at, places, own, rows, sequences, d, states)
 
 
 class Drawing:

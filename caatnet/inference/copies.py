@@ -1,5 +1,9 @@
 """Copies runs of pages between a decoder's cache and the host's memory.
 
+The states of sequences, which are blocks of a fixed size, are copied in the
+same way (`HostStates`); a run of them is that of one sequence, or of
+neighbours.
+
 A run is pages that lie one after another, the same ones of every layer. Its
 length is part of a program's shape, so lengths should come in few sizes, as
 those of a buddy allocator do. Reading makes a run of its own on the device,
@@ -11,6 +15,7 @@ Shape legend: L = layers, N = pages of a layer, n = pages of a run.
 """
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 from typing import Any
 
@@ -35,6 +40,8 @@ class HostPages:
     calls: How many programs that copy have been started.
   """
 
+  _of_states = False
+
   def __init__(self, decoder: Decoder, num_pages: int) -> None:
     """Takes the memory.
 
@@ -45,9 +52,11 @@ class HostPages:
     self._decoder = decoder
     self.num_pages, self.calls = num_pages, 0
     shape = decoder.cache_shape
-    self._dim = _page_dim(decoder.program, shape)
-    self._read, self._write = make_copies(decoder.program, shape)
-    arrays = jax.tree.leaves(decoder.cache.pages)
+    self._dim = _dim(decoder.program, shape, self._of_states)
+    self._read, self._write = make_copies(
+      decoder.program, shape, self._of_states
+    )
+    arrays = _arrays(decoder.cache, self._of_states)
     self._shardings = [x.sharding for x in arrays]
     self.arrays = [
       np.zeros(_split(x.shape, self._dim, shape, num_pages), x.dtype)
@@ -116,7 +125,7 @@ class HostPages:
         _split(x.shape, self._dim, self._decoder.cache_shape, count),
         np.nan if jnp.issubdtype(x.dtype, jnp.inexact) else 0, x.dtype,
       )
-      for x in jax.tree.leaves(self._decoder.cache.pages)
+      for x in _arrays(self._decoder.cache, self._of_states)
     ]
     self.write(run, first)
 
@@ -124,23 +133,46 @@ class HostPages:
     return (*[slice(None)] * (self._dim + 1), list(pages))
 
 
-@functools.cache
+class HostStates(HostPages):
+  """States of sequences in the host's memory, by the methods of `HostPages`.
+
+  Block n of the cache is the state of the sequence in slot n. A sequence that
+  is preempted between two steps continues from a copy of its block; one whose
+  last token is taken back, from a copy of the block before that step.
+  """
+
+  _of_states = True
+
+
 def make_copies(
-  program: Program, cache_shape: CacheShape
+  program: Program, cache_shape: CacheShape, of_states: bool = False
 ) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
   """Makes the jitted copies of a run of pages, the same ones for equal caches.
+
+  Args:
+    program: The model on a mesh.
+    cache_shape: One rank's cache.
+    of_states: Whether states are copied, not pages.
 
   Returns:
     ``(cache, first, count) -> run``, with ``count`` static, and ``(cache, run,
     first) -> cache``, which donates the cache. A run has an array for each of
     the cache's, ``[..., L, n, ...]`` in place of ``[..., L N, ...]``.
   """
+  return _make_copies(program, cache_shape, of_states)
+
+
+@functools.cache
+def _make_copies(
+  program: Program, cache_shape: CacheShape, of_states: bool
+) -> tuple[Callable[..., list[jax.Array]], Callable[..., Cache]]:
   layout = program.layout
   spec = P(*replica_spec(program), layout.tensor.name)
-  dim = _page_dim(program, cache_shape)
+  dim = _dim(program, cache_shape, of_states)
+  num = cache_shape.num_states if of_states else cache_shape.num_pages
 
   def apart(x):
-    return x.reshape(_split(x.shape, dim, cache_shape, cache_shape.num_pages))
+    return x.reshape(_split(x.shape, dim, cache_shape, num))
 
   @functools.partial(jax.jit, static_argnames="count")
   def read(cache, first, count):
@@ -152,7 +184,7 @@ def make_copies(
 
     return jax.shard_map(
       slices, mesh=layout.mesh, in_specs=(spec, P()), out_specs=spec
-    )(jax.tree.leaves(cache.pages), first)
+    )(_arrays(cache, of_states), first)
 
   @functools.partial(jax.jit, donate_argnums=0)
   def write(cache, run, first):
@@ -165,22 +197,31 @@ def make_copies(
       ]
 
     arrays, tree = jax.tree.flatten(cache.pages)
+    if of_states:
+      arrays = list(cache.states)
     arrays = jax.shard_map(
       updates, mesh=layout.mesh, in_specs=(spec, spec, P()), out_specs=spec
     )(arrays, run, first)
-    return Cache(tree.unflatten(arrays), cache_shape)
+    if of_states:
+      return dataclasses.replace(cache, states=tuple(arrays))
+    return dataclasses.replace(cache, pages=tree.unflatten(arrays))
 
   return read, write
 
 
-def _page_dim(program: Program, shape: CacheShape) -> int:
-  """The dim of pages of a cache's arrays ``[*levels, ranks, ...]``."""
+def _arrays(cache: Cache, of_states: bool) -> list[jax.Array]:
+  """Returns the arrays of pages or of states."""
+  return list(cache.states) if of_states else jax.tree.leaves(cache.pages)
+
+
+def _dim(program: Program, shape: CacheShape, of_states: bool) -> int:
+  """Returns the dim of blocks of a cache's arrays ``[*levels, ranks, ...]``."""
   lead = len(program.layout.data) + 1
-  return lead + (shape.order != "interleaved")
+  return lead + (not of_states and shape.order != "interleaved")
 
 
 def _split(
   dims: Sequence[int], dim: int, shape: CacheShape, count: int
 ) -> tuple[int, ...]:
-  """The dims of ``count`` pages of each layer, from those of all layers."""
+  """Returns the dims of ``count`` blocks of each layer, from those of all."""
   return (*dims[:dim], shape.num_layers, count, *dims[dim + 1 :])

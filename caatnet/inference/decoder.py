@@ -1,4 +1,4 @@
-"""A model with a paged cache on a mesh, and the program that goes one step.
+"""A model with a cache on a mesh, and the program that goes one step.
 
 A step reads the tokens of many sequences at once: the newest token of each that
 is being continued, and chunks of prompts (`caatnet.models.paged.Batch`). It
@@ -114,6 +114,8 @@ class Decoder:
       The tokens int32 ``[D, S]`` and their log-probabilities float32
       ``[D, S]``, which may still be computed when this returns.
     """
+    if not self.cache_shape.states:
+      batch = dataclasses.replace(batch, states=None)
     leaves, tree = jax.tree.flatten((batch, sampling))
     types = tuple((x.shape[1:], x.dtype.name) for x in leaves), tree
     sizes = tuple(x.shape for x in jax.tree.leaves(batch))
@@ -212,19 +214,22 @@ def empty_state(
   """
   dims = program.layout.batch_dims[1:]
   lead = (*dims, program.layout.tensor.size)
-  pages = jax.tree.map(
-    lambda x: jnp.zeros((*lead, *x.shape), x.dtype), cache_shape.pages()
+  pages, states = jax.tree.map(
+    lambda x: jnp.zeros((*lead, *x.shape), x.dtype),
+    (cache_shape.pages(), cache_shape.state_arrays()),
   )
   latest = jnp.zeros((*dims, capacity.batch), jnp.int32)
-  return Cache(pages, cache_shape), latest
+  return Cache(pages, cache_shape, states), latest
 
 
 def state_specs(program: Program, cache_shape: CacheShape) -> Any:
   """Returns the specs of `empty_state`."""
   levels = replica_spec(program)
   of_cache = P(*levels, program.layout.tensor.name)
-  pages = jax.tree.map(lambda _: of_cache, cache_shape.pages())
-  return Cache(pages, cache_shape), levels
+  pages, states = jax.tree.map(
+    lambda _: of_cache, (cache_shape.pages(), cache_shape.state_arrays())
+  )
+  return Cache(pages, cache_shape, states), levels
 
 
 def make_step(program: Program, weights: Weights, cache_shape: CacheShape):

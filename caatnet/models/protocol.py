@@ -18,7 +18,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.paged import Batch, Cache
+from caatnet.models.paged import Batch, Cache, CacheShape, CacheSizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +30,9 @@ class Parameter:
       partition; ``PartitionSpec()`` where every rank has the whole parameter.
     num_lead: How many leading dims stay apart: layers of a stack, then tensor
       ranks. What follows them is one tensor, which a partition cuts.
-    dtype: The dtype in which the model's functions read it, and in which a
-      partition gathers it; the stored parameter is float32.
+    dtype: The dtype in which the model's functions read it, with and without a
+      partition, which gathers it in this dtype; the stored parameter is
+      float32.
     decays: Whether weight decay applies: to matrices, not to gains and biases.
     uses: How many of the model's functions read it in a forward pass; a
       partition gathers it for each of them.
@@ -40,6 +41,10 @@ class Parameter:
     stage_dim: The dim that stages of a pipeline cut, where there are stages: 0
       for layers of a stack, whose order is that of the parts; a later one for
       slices in turn. None where every stage has the whole parameter.
+    cast: Whether an access without a partition casts it to ``dtype``. False
+      for functions that cast it themselves where they use it: without a
+      partition they read float32, so that a table's cotangents, for example,
+      are summed in float32.
   """
 
   spec: PartitionSpec
@@ -49,6 +54,7 @@ class Parameter:
   uses: int = 1
   regathered: int = 1
   stage_dim: int | None = None
+  cast: bool = True
 
 
 class Reduction(NamedTuple):
@@ -218,6 +224,14 @@ class LanguageModel(Model, Protocol):
     """Returns which token each logit of this device stands for, ``[R, V]``."""
     ...
 
+  def cache_shape(self, sizes: CacheSizes) -> CacheShape:
+    """Returns the components of the cache that `decode` reads and writes.
+
+    Raises:
+      ValueError: The cache cannot be kept in this dtype.
+    """
+    ...
+
   def decode(
     self,
     params: Any,
@@ -230,12 +244,18 @@ class LanguageModel(Model, Protocol):
     Args:
       params: As of `logits`. What is stacked over layers may be a tuple of each
         layer's parameters.
-      cache: Keys and values of earlier tokens.
+      cache: What is kept of earlier tokens, of `cache_shape`.
       batch: The step's tokens.
       access: How the model's functions read their parameters.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
-      and the cache with the keys and values of the step's tokens.
+      and the cache with the step's tokens.
     """
     ...
+
+
+def continues_text(model: Model) -> bool:
+  """Returns whether a model is a `LanguageModel`."""
+  members = set(dir(LanguageModel)) - set(dir(Model))
+  return all(hasattr(model, name) for name in members)

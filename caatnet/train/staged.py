@@ -113,7 +113,7 @@ def _functions(
 
   def viewed(key, params, weights):
     if shards is None:
-      return params
+      return program.readable({key: params})[key]
     tensors = program.tensors[key]
     sinks = params
     if params is None:
@@ -145,7 +145,7 @@ def _functions(
     return parts.layers(viewed(parts.stack, params, weights), x, access)
 
   def judge(around, x, batch):
-    found = parts.judge(all_viewed(around), x, batch, access)
+    found = program.checked(parts.judge(all_viewed(around), x, batch, access))
     return of(axis.size - 1, judged(found))
 
   return Functions(enter, part, judge)

@@ -391,7 +391,7 @@ def _scores(
       )
 
     def score(batch):
-      return model.scores(params, batch)
+      return program.checked(model.scores(program.readable(params), batch))
 
     return (jax.vmap(score) if num_lead else score)(batch)
   assert num_lead == 1  # `Gathered` lifts the model's functions over D itself
@@ -405,7 +405,7 @@ def _scores(
     program.tensors, params, sinks,
   )
   access = Gathered(shards, program.layout.prefetch)
-  return model.scores(params, batch, access)
+  return program.checked(model.scores(params, batch, access))
 
 
 def _accumulated(

@@ -10,7 +10,7 @@ pytest.importorskip("libtpu", reason="the tpu extra is not installed")
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.models.lm.communication import tensor_reductions
 from caatnet.studies.compilation import study
 from configs.caatnet import tiny
 from parallel.xla import targets

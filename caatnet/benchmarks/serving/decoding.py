@@ -176,7 +176,7 @@ class _NoAttention(Cache):
 
 
 for _type in (_Dense, _NoAttention):
-  jax.tree_util.register_dataclass(_type, ("pages",), ("shape",))
+  jax.tree_util.register_dataclass(_type, ("pages", "states"), ("shape",))
 
 
 def _programs(

@@ -1,20 +1,18 @@
-"""One layer of the transformer, and how its parameters are cut over ranks.
-
-Every parameter is drawn in its *dense* form and then cut into one slice per
-rank. So at p = 1 the number of ranks is only a layout of the same model.
+"""One layer of the transformer: attention and an MLP, behind two doors each.
 
 Shape legend: R = lanes (ranks outside shard_map), B = batch, T = position, H =
 width.
 """
 
 from collections.abc import Callable
-import math
 from typing import Any
 
 from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from caatnet.models.lm.layers import kept, swiglu
+from caatnet.models.lm.parameters import Bias, Drawing, Sharded, cut_size
 from caatnet.models.transformer import layers
 from caatnet.models.transformer.config import TransformerConfig
 from parallel.axes import Axis
@@ -31,26 +29,6 @@ Attend = Callable[
 
 # Of products and `layers.QkvParams`: biases are each lane's own, gains are not.
 QKV_AXES = (0, layers.QkvParams(0, None, None))
-
-
-class Sharded(nnx.Param):
-  """A parameter with one slice per tensor rank, ``[R, ...]``."""
-
-
-class Bias(Sharded):
-  """A bias with one slice per tensor rank; weight decay leaves it alone."""
-
-
-def cut_size(size: int, ranks: int) -> int:
-  """Returns the slice of each rank when ``size`` is padded to divide."""
-  return math.ceil(size / ranks)
-
-
-def cut_columns(dense: jax.Array, ranks: int, cut: int) -> jax.Array:
-  """Cuts ``[H, features]`` into ``[R, H, cut]``, zero-padded at the end."""
-  padding = ranks * cut - dense.shape[1]
-  padded = jnp.pad(dense, ((0, 0), (0, padding)))  # [H, R * cut]
-  return jnp.moveaxis(padded.reshape(-1, ranks, cut), 1, 0)
 
 
 class Block(nnx.Module):
@@ -81,21 +59,6 @@ class Block(nnx.Module):
     kv_heads = cut_size(config.num_kv_heads, ranks)
     group = config.num_heads // config.num_kv_heads
     self.num_heads, self.num_kv_heads = kv_heads * group, kv_heads
-    std = config.init_std
-    out_std = std / math.sqrt(2 * config.num_layers)
-
-    def columns(size, cut, std):  # [R, H, cut]
-      dense = std * jax.random.normal(rngs.params(), (width, size))
-      return cut_columns(dense, ranks, cut)
-
-    def rows(size, cut, scale):  # [R, cut, H]
-      dense = out_std * jax.random.normal(rngs.params(), (size, width)) * scale
-      return jnp.swapaxes(cut_columns(dense.T, ranks, cut), 1, 2)
-
-    def projection(num_heads, cut):
-      d = config.head_width
-      return columns(num_heads * d, cut * d, std)
-
     num_heads, head_width = config.num_heads, config.head_width
     ffn, ffn_cut = config.ffn_width, cut_size(config.ffn_width, ranks)
     self.norm_1 = nnx.Param(jnp.ones(width))
@@ -105,30 +68,14 @@ class Block(nnx.Module):
     if config.qkv_bias:
       features = (self.num_heads + 2 * kv_heads) * head_width
       self.b_qkv = Bias(jnp.zeros((ranks, features)))
-    # Each is cut before they are joined, so that a rank's slice has its own
-    # queries, keys and values side by side.
-    self.w_qkv = Sharded(
-      jnp.concatenate(
-        [
-          projection(num_heads, self.num_heads),
-          projection(config.num_kv_heads, kv_heads),
-          projection(config.num_kv_heads, kv_heads),
-        ],
-        axis=-1,
-      )
-    )
-    self.w_out = Sharded(
-      rows(
-        num_heads * head_width, self.num_heads * head_width, row_scales[0]
-      )
-    )
+    draw = Drawing(config, ranks, rngs)
+    heads = (num_heads * head_width, self.num_heads * head_width)
+    of_keys = (config.num_kv_heads * head_width, kv_heads * head_width)
+    self.w_qkv = Sharded(draw.columns(heads, of_keys, of_keys))
+    self.w_out = Sharded(draw.rows(*heads, row_scales[0]))
     self.norm_2 = nnx.Param(jnp.ones(width))
-    self.w_gate_up = Sharded(
-      jnp.concatenate(
-        [columns(ffn, ffn_cut, std), columns(ffn, ffn_cut, std)], axis=-1
-      )
-    )
-    self.w_down = Sharded(rows(ffn, ffn_cut, row_scales[1]))
+    self.w_gate_up = Sharded(draw.columns((ffn, ffn_cut), (ffn, ffn_cut)))
+    self.w_down = Sharded(draw.rows(ffn, ffn_cut, row_scales[1]))
 
   def __call__(
     self,
@@ -158,7 +105,7 @@ class Block(nnx.Module):
       ),
     )
     # Cheaper to compute again than to keep: its result is read once, by w_down.
-    swiglu = jax.checkpoint(jax.vmap(layers.swiglu), prevent_cse=False)
+    gated = jax.checkpoint(jax.vmap(swiglu), prevent_cse=False)
     norm_1, norm_2 = self.norm_1[...], self.norm_2[...]
     eps, kernels = config.norm_eps, config.kernels
     with jax.named_scope("attention"):
@@ -173,7 +120,7 @@ class Block(nnx.Module):
       )
     with jax.named_scope("mlp"):
       # Two halves [R, B, T, F], and their product.
-      y = swiglu(*layers.kept(*jnp.split(gate_and_up, 2, axis=-1)))
+      y = gated(*kept(*jnp.split(gate_and_up, 2, axis=-1)))
       x = x + row_parallel(y, self.w_down[...], axis, sync_mlp, kernels)
       carries = self.carries(sync_mlp) and x.is_pending
     return x if carries else x.resolved(), state

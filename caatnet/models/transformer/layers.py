@@ -8,25 +8,11 @@ Shape legend: B = batch, T = position, F = features of one rank, D = head width.
 from typing import NamedTuple
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
+from caatnet.models.lm.layers import kept
 from caatnet.models.transformer.attention import attention
 from caatnet.models.transformer.positions import Scaling, rotate
-
-
-def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
-  """Returns ``silu(gate) * up``, ``[..., F]``. Shazeer, arXiv 2002.05202."""
-  return jax.nn.silu(gate) * up
-
-
-def kept(*activations: jax.Array) -> tuple[jax.Array, ...]:
-  """Names activations, so that the backward keeps them.
-
-  A partition does not keep slices and other forms of arrays, which might be
-  parameters (`parallel.zero.gathered`), but what has a name it keeps.
-  """
-  return tuple(checkpoint_name(x, "activation") for x in activations)
 
 
 def rms_norm(x: jax.Array, gain: jax.Array, eps: float) -> jax.Array:

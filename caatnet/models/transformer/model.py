@@ -1,204 +1,47 @@
 """The transformer as a `caatnet.models.protocol.LanguageModel`."""
 
-import collections
-from collections.abc import Mapping
 import dataclasses
-import functools
-from typing import Any
 
-from flax import nnx
 import jax
-from jax.sharding import PartitionSpec as P
 
-from caatnet.models.access import AS_THEY_ARE, Access
-from caatnet.models.paged import Batch, Cache
-from caatnet.models.protocol import Parameter, Parts, Reduction
-from caatnet.models.transformer import vocabulary
-from caatnet.models.transformer.block import Bias, Sharded
-from caatnet.models.transformer.communication import (
-  decoding_reductions,
-  tensor_reductions,
-)
+from caatnet.models.lm.model import StackedLanguageModel
+from caatnet.models.paged import CacheShape, CacheSizes
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.module import Transformer
-from parallel.axes import Axis
-
-# The key of the subtree whose leaves are stacked over layers.
-BLOCKS = "blocks"
+from parallel.kernels.paged_attention import api
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerModel:
+class TransformerModel(StackedLanguageModel):
   """A transformer that predicts next tokens; an example is int ``[T + 1]``.
 
   Attributes:
     config: The sizes, and how the row doors synchronise.
-    tensor: The tensor axis.
-    stage: The stages that cut the vocabulary, too; None if none do.
   """
 
   config: TransformerConfig
-  tensor: Axis
-  stage: Axis | None = None
+  module_type = Transformer
 
-  @functools.cached_property
-  def _abstract(self) -> tuple[Any, Any]:
-    """The module's graph and its abstract parameters."""
-    return nnx.split(
-      nnx.eval_shape(lambda: Transformer(self.config, self.tensor, nnx.Rngs(0)))
+  def cache_shape(self, sizes: CacheSizes) -> CacheShape:
+    config = self.config
+    heads = -(-config.num_kv_heads // self.tensor.size)
+    stored = sizes.dtype or config.dtype
+    order = api.best_order(
+      sizes.kernels,
+      num_heads=heads * config.num_heads // config.num_kv_heads,
+      num_kv_heads=heads,
+      head_width=config.head_width,
+      page_size=sizes.page_size,
+      dtype=config.dtype,
+      stored=stored,
+      window=config.sliding_window,
+      finite=True,
     )
-
-  @property
-  def _module(self) -> Transformer:
-    """The module with the shapes of its parameters in their place."""
-    module = nnx.merge(*self._abstract)
-    module.stage = self.stage
-    return module
-
-  @property
-  def dtype(self) -> str:
-    return self.config.dtype
-
-  @property
-  def num_params(self) -> int:
-    return self.config.num_params
-
-  @property
-  def vocab_size(self) -> int:
-    return self.config.vocab_size
-
-  @property
-  def stacks(self) -> Mapping[str, int]:
-    return {BLOCKS: self.config.num_layers}
-
-  @property
-  def parameters(self) -> Any:
-    """A `Parameter` for each; matrices are cut over ranks, gains are not."""
-
-    def parameter(path: tuple[Any, ...], variable: Any) -> Parameter:
-      in_block = path[0] == BLOCKS
-      looked_up = path[0] == "embedding"
-      if not isinstance(variable, Sharded):  # the gain of a norm
-        return Parameter(
-          P(), int(in_block), "float32", decays=False,
-          stage_dim=0 if in_block else None,
-        )
-      ranks = (self.tensor.name,)
-      tied = looked_up and self.config.tied_embeddings
-      stage_dim = 0 if in_block else None
-      if self.stage is not None and not in_block:  # the dim of tokens
-        stage_dim = 1 if looked_up else 2
-      return Parameter(
-        # [layer, R, ...] in a block, [R, ...] elsewhere.
-        P(None, *ranks) if in_block else P(*ranks),
-        1 + in_block,
-        self.config.dtype,
-        decays=not isinstance(variable, Bias),
-        uses=2 if tied else 1,  # a tied table is the head, too
-        # The backward of a lookup needs no table, that of the head does.
-        regathered=1 if tied or not looked_up else 0,
-        stage_dim=stage_dim,
-      )
-
-    flat = {
-      path: parameter(path, variable)
-      for path, variable in nnx.to_flat_state(self._abstract[1])
-    }
-    return nnx.traversals.unflatten_mapping(flat)
-
-  def init(self, key: jax.Array) -> Any:
-    model = Transformer(self.config, self.tensor, nnx.Rngs(params=key))
-    return nnx.to_pure_dict(nnx.split(model)[1])
-
-  def scores(
-    self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
-  ) -> dict[str, jax.Array]:
-    """Returns the cross-entropy in nats, ``{"loss": float32 [B, T]}``."""
-    losses = self._module.judge(
-      params, vocabulary.cross_entropy, batch, access
+    return CacheShape(
+      config.num_layers, sizes.num_pages, sizes.page_size, heads,
+      config.head_width, stored, order, sizes.kernels,
     )
-    return {"loss": losses}
-
-  def target_scores(
-    self, params: Any, batch: jax.Array, access: Access = AS_THEY_ARE
-  ) -> dict[str, jax.Array]:
-    return self._module.judge(
-      params, vocabulary.target_scores, batch, access
-    )
-
-  def logits(
-    self, params: Any, tokens: jax.Array, access: Access = AS_THEY_ARE
-  ) -> jax.Array:
-    return self._module.logits(params, tokens, access)
-
-  def parts(self) -> Parts:
-    if len(set(self.config.syncs)) > 1:
-      p_attention, p_mlp = (
-        tuple(sync.p for sync in syncs)
-        for syncs in zip(*self.config.syncs, strict=True)
-      )
-      raise ValueError(
-        f"p_attention={p_attention} and p_mlp={p_mlp} must have one number "
-        "each: layers of a pipeline's stages synchronise alike"
-      )
-    module = self._module
-    if module.blocks.carries(self.config.syncs[0][1]):
-      raise ValueError(
-        "carry='off' is what stages of a pipeline need: here layers leave "
-        "reductions to the next one, which may be on another stage"
-      )
-    return Parts(
-      BLOCKS,
-      lambda params, batch, access: module.before_blocks(
-        params, batch[..., :-1], access
-      ),
-      module.some_blocks,
-      lambda params, x, batch, access: {
-        "loss": module.after_blocks(
-          params, x, vocabulary.cross_entropy, batch[..., 1:], access
-        )
-      },
-      together=self.stage is not None,
-    )
-
-  def decode(
-    self,
-    params: Any,
-    cache: Cache,
-    batch: Batch,
-    access: Access = AS_THEY_ARE,
-  ) -> tuple[jax.Array, Cache]:
-    return self._module.decode(params, cache, batch, access)
-
-  def token_ids(self) -> jax.Array:
-    return self._module.token_ids()
 
   def flops(self, example: jax.ShapeDtypeStruct) -> float:
     seq_len = example.shape[-1] - 1  # the last token is a target only
     return seq_len * self.config.flops_per_token(seq_len)
-
-  def reductions(
-    self,
-    example: jax.ShapeDtypeStruct,
-    *,
-    batch_size: int,
-    data_lanes: int,
-    accumulation: int = 1,
-  ) -> collections.Counter[Reduction]:
-    return tensor_reductions(
-      self.config,
-      data_lanes=data_lanes,
-      batch_size=batch_size,
-      seq_len=example.shape[-1] - 1,
-      accumulation=accumulation,
-    )
-
-  def decoding_reductions(
-    self, *, tokens: int
-  ) -> collections.Counter[Reduction]:
-    """Counts what `decode` reduces over the tensor axis, in closed form.
-
-    Args:
-      tokens: The tokens of a batch.
-    """
-    return decoding_reductions(self.config, tokens=tokens)

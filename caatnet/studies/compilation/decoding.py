@@ -156,7 +156,16 @@ class Built(Protocol):
 
 
 def step_of(phase: str, built: Built) -> Step:
-  """Returns the step of a phase of what a config describes."""
+  """Returns the step of a phase of what a config describes.
+
+  Raises:
+    ValueError: The model keeps states, of which the bounds here know nothing.
+  """
+  if built.cache_shape.states:
+    raise ValueError(
+      f"--phase={phase} is for models that keep keys and values only: "
+      f"{type(built.program.model).__name__} keeps a state per sequence"
+    )
   return Step(
     phase, built.program, built.abstract_weights(), built.capacity,
     built.cache_shape,

@@ -12,7 +12,7 @@ import pytest
 
 from caatnet.inference.scoring import Scorer, _padded_lengths
 from caatnet.inference.weights import make_weights
-from caatnet.models.transformer import vocabulary
+from caatnet.models.lm import losses
 from caatnet.train.evaluate import make_evaluate
 from parallel.axes import Axis, make_mesh
 from parallel.xla import ledger
@@ -177,8 +177,8 @@ def test_the_greedy_choice_is_that_of_argmax(devices):
                     rng.integers(0, 10, (5, 40)))
 
   def judge(logits, token_ids, tokens):
-    return vocabulary.target_scores(
-      logits, vocabulary.Targets(tokens, token_ids, "tensor")
+    return losses.target_scores(
+      logits, losses.Targets(tokens, token_ids, "tensor")
     )
 
   cut = P("tensor")

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from caatnet.models.lm.communication import tensor_reductions
 from caatnet.models.transformer import layers
 from caatnet.models.transformer.attention import attention
-from caatnet.models.transformer.communication import tensor_reductions
 from caatnet.models.transformer.positions import Linear, Llama3, parse_scaling
 from tests.caatnet.models import oracle
 from tests.caatnet.models.transformer_test import (

@@ -15,9 +15,9 @@ import numpy as np
 import optax
 import pytest
 
+from caatnet.models.lm.communication import tensor_reductions
 from caatnet.models.protocol import Reduction
 from caatnet.models.transformer.attention import _flash, attention, resolve
-from caatnet.models.transformer.communication import tensor_reductions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.program import Layout, Program

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from caatnet.models.transformer.communication import decoding_reductions
+from caatnet.models.lm.communication import decoding_reductions
 from caatnet.models.transformer.config import TransformerConfig
 from caatnet.show import render
 from caatnet.studies.inference import measured, report, study
@@ -27,8 +27,10 @@ def test_messages_are_those_of_the_model_s_formula(model, policy):
   sizes = study.MODELS[model]
   shares = study.shares(sizes, policy)
   config = TransformerConfig(
-    sizes.vocab_size, sizes.width, sizes.num_layers, sizes.num_heads,
-    sizes.num_kv_heads, sizes.ffn_width, dtype="bfloat16",
+    vocab_size=sizes.vocab_size, width=sizes.width,
+    num_layers=sizes.num_layers, num_heads=sizes.num_heads,
+    num_kv_heads=sizes.num_kv_heads, ffn_width=sizes.ffn_width,
+    dtype="bfloat16",
     syncs=tuple(
       tuple(PartialSync(p) for p in shares[i : i + 2])
       for i in range(0, len(shares), 2)

@@ -9,7 +9,7 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.models.lm.communication import tensor_reductions
 from caatnet.studies.published import models
 from configs.planner import gpt_11b
 from parallel.hardware import cluster_files

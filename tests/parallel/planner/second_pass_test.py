@@ -10,7 +10,7 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
-from caatnet.models.transformer.communication import tensor_reductions
+from caatnet.models.lm.communication import tensor_reductions
 from caatnet.studies.utilisation import predictor
 from configs import sections
 from configs.planner import gpt_11b

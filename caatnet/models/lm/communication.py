@@ -6,11 +6,11 @@ In training the elements per microbatch of n tokens are
     backward: n H (stack entry) + sum over row doors of n k
 
 All go by all-reduce; with the route "one_shot", row doors all-gather operands
-of the same size instead. Full rematerialisation runs a block's attention door
+of the same size instead. Full rematerialisation runs a layer's first row door
 again in the backward, and the MLP's door where its update is carried into the
-next block. Once per step there are (2 L + 1) H elements for the gradients of
-the norms' gains, 2 L times the width of a head more where queries and keys are
-normalised, and one for each sliced parameter for the gradient norm.
+next layer. Once per step there are (2 L + 1) H elements for the gradients of
+the norms' gains, those of other parameters that every rank has whole
+(`StackConfig.gains`), and one for each sliced parameter for the gradient norm.
 
 A step of inference with n tokens, of prompts or one for each sequence that
 decodes, has the forward's n H and n k only. The head sends nothing: of the
@@ -24,8 +24,8 @@ to the ledger of the lowered program.
 import collections
 import itertools
 
+from caatnet.models.lm.config import StackConfig
 from caatnet.models.protocol import Reduction
-from caatnet.models.transformer.config import TransformerConfig
 from parallel.tensor.partial_sync import PartialSync
 
 # Routes of row doors with one collective each -> its kind.
@@ -33,7 +33,7 @@ _KINDS = {"psum": "all_reduce", "one_shot": "all_gather"}
 
 
 def tensor_reductions(
-  config: TransformerConfig,
+  config: StackConfig,
   *,
   data_lanes: int,
   batch_size: int,
@@ -83,25 +83,23 @@ def tensor_reductions(
           add("backward", forward, *tokens, k, kind=door_kind)
   add("forward", "float32", *tokens)  # largest logit
   add("forward", "float32", 2, *tokens)  # normaliser, target
-  # Once per step: gradients of the gains of norm_1, norm_2 and the last norm,
-  # and the squares of each sliced parameter: embedding, four of a block and its
-  # biases, head.
-  gains = config.num_layers, config.width
-  slices = 6 - config.tied_embeddings + config.qkv_bias
-  of_heads = [(config.num_layers, config.head_width)] * 2 * config.qk_norm
-  for shape in (gains, gains, *of_heads, (config.width,), (slices,)):
+  # Once per step: gradients of the gains of layers and the last norm, and the
+  # squares of each sliced parameter: embedding, those of a layer, head.
+  gains = [(config.num_layers, *shape) for shape in config.gains]
+  slices = config.num_slices + 2 - config.tied_embeddings
+  for shape in (*gains, (config.width,), (slices,)):
     count[Reduction("update", "float32", shape)] += 1
   return count
 
 
 def decoding_reductions(
-  config: TransformerConfig, *, tokens: int
+  config: StackConfig, *, tokens: int
 ) -> collections.Counter[Reduction]:
   """Counts the reductions over the tensor axis in one step of inference.
 
   Args:
     config: The model.
-    tokens: The tokens that go through the blocks on one device: those of all
+    tokens: The tokens that go through the layers on one device: those of all
       chunks of prompts, and one for each sequence that decodes.
 
   Returns:

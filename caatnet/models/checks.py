@@ -1,0 +1,153 @@
+"""Validation of a model against `caatnet.models.protocol.Model`.
+
+`check` compares shapes only and draws no parameters; `check_scores` reads types
+while a program is traced. Each error is one line that names the member.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from caatnet.models.protocol import Model, Parameter
+from parallel.axes import Axis
+from parallel.collectives import varying_axes
+
+
+def is_parameter(x: Any) -> bool:
+  """Returns whether ``x`` is a leaf of a tree of parameters."""
+  return isinstance(x, Parameter)
+
+
+def check(model: Model, shapes: Any, tensor: Axis) -> None:
+  """Checks the members that describe a model's parameters.
+
+  Args:
+    model: The model.
+    shapes: The shapes of what its `init` draws.
+    tensor: The tensor axis.
+
+  Raises:
+    ValueError: Two members contradict each other; the message names them.
+  """
+  name = type(model).__name__
+  shapes = _by_path(shapes)
+  parameters = _by_path(model.parameters)
+  for path in parameters.keys() - shapes.keys():
+    raise ValueError(
+      f"{name}.parameters has {path!r}, which is no parameter that "
+      f"{name}.init returns: {_listed(shapes)}"
+    )
+  for path in shapes.keys() - parameters.keys():
+    raise ValueError(
+      f"{name}.parameters lacks {path!r}, which {name}.init returns"
+    )
+  for path, x in shapes.items():
+    fault = next(_faults(parameters[path], x, tensor), None)
+    if fault is not None:
+      raise ValueError(f"{name}.{fault[0]}: {path!r} {fault[1]}")
+  tops = {path.split("/")[0] for path in shapes}
+  for stack, layers in model.stacks.items():
+    if stack not in tops:
+      raise ValueError(
+        f"{name}.stacks has {stack!r}, which is none of the top-level keys of "
+        f"{name}.init: {_listed(tops)}"
+      )
+    for path, x in shapes.items():
+      if path.split("/")[0] != stack:
+        continue
+      if x.shape[:1] != (layers,):
+        raise ValueError(
+          f"{name}.stacks: {stack!r} has {layers} layers, but {path!r} of "
+          f"{name}.init has the shape {x.shape}"
+        )
+      if parameters[path].num_lead < 1:
+        raise ValueError(
+          f"{name}.parameters: {path!r} has num_lead=0, but its first dim is "
+          f"the layers of {name}.stacks[{stack!r}]"
+        )
+
+
+def check_scores(model: Model, scores: Any, tensor: Axis) -> None:
+  """Checks the types of a model's scores, within a trace.
+
+  Args:
+    model: The model.
+    scores: What its `scores` returned inside ``jax.shard_map``.
+    tensor: The tensor axis.
+
+  Raises:
+    ValueError: There is no loss, or a score is not float32 or may differ
+      between tensor ranks.
+  """
+  name = f"{type(model).__name__}.scores"
+  if not isinstance(scores, dict) or "loss" not in scores:
+    found = type(scores).__name__
+    if isinstance(scores, dict):
+      found = _listed(scores)
+    raise ValueError(
+      f"{name} must return a dict with the key 'loss', not {found}"
+    )
+  for key, x in scores.items():
+    if x.dtype != jnp.float32:
+      raise ValueError(f"{name}: {key!r} is {x.dtype}, but must be float32")
+    if tensor.name in varying_axes(x):
+      raise ValueError(
+        f"{name}: {key!r} differs between tensor ranks; sum it over the axis "
+        f"with jax.lax.psum(x, {tensor.name!r})"
+      )
+
+
+def _faults(
+  p: Any, x: jax.ShapeDtypeStruct, tensor: Axis
+) -> Iterator[tuple[str, str]]:
+  """Yields for each fault of one parameter the member and what is wrong."""
+  if not is_parameter(p):
+    yield "parameters", f"is a {type(p).__name__}, not a Parameter"
+    return
+  if x.dtype != jnp.float32:
+    yield "init", f"is {x.dtype}, but parameters are stored as float32"
+  try:
+    floating = jnp.issubdtype(p.dtype, jnp.floating)
+  except TypeError:
+    floating = False
+  if not floating:
+    yield "parameters", f"has dtype={p.dtype!r}, which is no floating dtype"
+  if not 0 <= p.num_lead <= x.ndim:
+    yield "parameters", (
+      f"has num_lead={p.num_lead}, but its shape {x.shape} has {x.ndim} dims"
+    )
+  if len(p.spec) > p.num_lead:
+    yield "parameters", (
+      f"has num_lead={p.num_lead}, but its spec {p.spec} names a dim after "
+      "these"
+    )
+  for dim, entry in enumerate(p.spec):
+    if entry is None:
+      continue
+    if entry != tensor.name:
+      yield "parameters", (
+        f"has the spec {p.spec}, which may name {tensor.name!r} only"
+      )
+    elif x.shape[dim] != tensor.size:
+      yield "parameters", (
+        f"has the spec {p.spec}, but dim {dim} of its shape {x.shape} is not "
+        f"the number of tensor ranks, {tensor.size}"
+      )
+  if p.stage_dim is not None and not 0 <= p.stage_dim < x.ndim:
+    yield "parameters", (
+      f"has stage_dim={p.stage_dim}, but its shape {x.shape} has {x.ndim} dims"
+    )
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+  """Returns the leaves of a nested dict, ``{"blocks/w": leaf}``."""
+  return {
+    "/".join(str(getattr(key, "key", key)) for key in path): leaf
+    for path, leaf in jax.tree.leaves_with_path(tree, is_leaf=is_parameter)
+  }
+
+
+def _listed(names: Any) -> str:
+  return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,113 @@
+"""The sizes that all language models with a stack of layers have."""
+
+import dataclasses
+
+import jax
+
+from parallel.axes import divisors
+from parallel.tensor.partial_sync import PartialSync
+from parallel.tensor.reductions import REDUCED
+
+# What of a layer is kept for the backward, by the names that configs use:
+# everything, nothing, or only what has been reduced over ranks, so that
+# recomputing the rest sends nothing.
+REMAT_POLICIES = {
+  "none": None,
+  "full": jax.checkpoint_policies.nothing_saveable,
+  "reduced": jax.checkpoint_policies.save_only_these_names(REDUCED),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StackConfig:
+  """The sizes of a language model, before any cut into ranks.
+
+  A layer has two row doors: that of what mixes positions, and the MLP's.
+
+  Attributes:
+    vocab_size: The number of tokens.
+    width: The channels of the residual stream.
+    num_layers: The number of layers.
+    ffn_width: The hidden width of the MLP.
+    syncs: For each layer how its two row doors synchronise.
+    norm_eps: What a norm adds to the mean square.
+    tied_embeddings: Whether the head is the embedding's transpose.
+    dtype: The dtype of activations; parameters are float32.
+    remat: What the backward recomputes, a key of ``REMAT_POLICIES``.
+    kernels: Implementations of the norms in order of preference, as
+      `parallel.kernels.selection` has them.
+    init_std: The standard deviation of all matrices when they are drawn. That
+      of output projections is smaller by sqrt(2 layers), as in GPT-2 and
+      Megatron-LM.
+    unroll: Layers per iteration of the scan.
+    carry: Whether the MLP's row door may leave its reduction to the first norm
+      of the next layer, on routes with a kernel that does both.
+  """
+
+  vocab_size: int
+  width: int
+  num_layers: int
+  ffn_width: int
+  syncs: tuple[tuple[PartialSync, PartialSync], ...]
+  norm_eps: float = 1e-5
+  tied_embeddings: bool = False
+  dtype: str = "float32"
+  remat: str = "none"
+  kernels: tuple[str, ...] = ("reference",)
+  init_std: float = 0.02
+  unroll: int = 1
+  carry: bool = False
+
+  def __post_init__(self) -> None:
+    if self.remat not in REMAT_POLICIES:
+      raise ValueError(
+        f"config.model.remat={self.remat!r} must be one of "
+        f"{', '.join(REMAT_POLICIES)}"
+      )
+    if len(self.syncs) != self.num_layers:
+      raise ValueError(
+        f"p is given for {len(self.syncs)} layers, but "
+        f"config.model.num_layers={self.num_layers}"
+      )
+
+  @property
+  def layer_params(self) -> int:
+    """The logical parameters of one layer, without padding."""
+    raise NotImplementedError
+
+  @property
+  def gains(self) -> list[tuple[int, ...]]:
+    """The shapes of parameters of a layer that every rank has whole."""
+    return [(self.width,)] * 2  # of the norms of both column doors
+
+  @property
+  def num_slices(self) -> int:
+    """The number of parameters of a layer that are cut over ranks."""
+    raise NotImplementedError
+
+  @property
+  def num_params(self) -> int:
+    """The number of logical parameters, without padding."""
+    tables = 1 if self.tied_embeddings else 2
+    table = self.vocab_size * self.width
+    layers = self.num_layers * self.layer_params
+    return layers + tables * table + self.width
+
+
+def check_divides(value: int, key: str, divisor: int, divisor_key: str) -> None:
+  """Checks that a size of ``config.model`` is a multiple of another one.
+
+  Args:
+    value: The size.
+    key: Its key.
+    divisor: What must divide it.
+    divisor_key: The divisor's key in ``config``.
+
+  Raises:
+    ValueError: It is none; the message lists the divisors.
+  """
+  if divisor < 1 or value % divisor:
+    raise ValueError(
+      f"config.{divisor_key}={divisor} does not divide "
+      f"config.model.{key}={value}; use one of {divisors(value)}"
+    )

@@ -1,0 +1,248 @@
+"""A language model under partially synchronised tensor parallelism.
+
+It is an embedding, a stack of equal layers, a norm and a head. Embedding, head
+and cross-entropy are cut over ranks along the vocabulary. Over the tensor axis
+a forward makes one reduction of full width at the embedding and two partial
+ones per layer, and none at the head. The transpose of the first one is at the
+entry of the stack of layers.
+
+A model gives its layers and what mixes positions in them (`mixer`): attention,
+or a recurrence.
+
+Source, for the placement of the reductions: Lamprecht et al., arXiv 2506.19645.
+
+Shape legend: L = layers, R = lanes (ranks outside shard_map), B = batch,
+T = position, H = width, V = vocabulary of one rank.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from flax import nnx
+import jax
+import jax.numpy as jnp
+
+from caatnet.models.access import Access
+from caatnet.models.lm import stack
+from caatnet.models.lm.config import REMAT_POLICIES, StackConfig
+from caatnet.models.lm.losses import Targets
+from caatnet.models.lm.parameters import (
+  Sharded,
+  check_every_rank_owns,
+  cut_columns,
+  cut_size,
+  row_scales,
+)
+from caatnet.models.lm.vocabulary import Vocabulary
+from caatnet.models.paged import Batch, Cache
+from parallel.axes import Axis
+from parallel.tensor.stream import Stream, enter
+
+
+class LanguageModule(nnx.Module):
+  """An embedding, a scanned stack of blocks, a norm and a head.
+
+  It runs inside ``jax.shard_map``, since it communicates over the tensor axis.
+  Its parameters then have this device's lanes as their leading dim.
+
+  Attributes:
+    block_type: The class of a block. It is made from config, axis, the factors
+      ``[2, H]`` of the columns of its output projections, and random streams.
+      Its call ``(x, state, syncs, mix) -> (x, state)`` changes the stream
+      through two row doors.
+  """
+
+  block_type: ClassVar[Callable[..., nnx.Module]]
+
+  def __init__(
+    self, config: StackConfig, axis: Axis, rngs: nnx.Rngs
+  ) -> None:
+    """Draws the parameters of all ranks.
+
+    Args:
+      config: The sizes.
+      axis: The tensor axis.
+      rngs: The random streams.
+
+    Raises:
+      ValueError: A rank would own no feature or token.
+    """
+    for key in ("ffn_width", "vocab_size"):
+      check_every_rank_owns(getattr(config, key), key, axis.size)
+    self.config, self.axis = config, axis
+    # The stages of a pipeline that cut the vocabulary, too.
+    self.stage: Axis | None = None
+    std, width = config.init_std, config.width
+    vocab, cut = config.vocab_size, cut_size(config.vocab_size, axis.size)
+
+    def table():
+      dense = std * jax.random.normal(rngs.params(), (width, vocab))
+      return cut_columns(dense, axis.size, cut)
+
+    self.embedding = Sharded(jnp.swapaxes(table(), 1, 2))
+    self.head = None if config.tied_embeddings else Sharded(table())
+    self.norm = nnx.Param(jnp.ones(width))
+    make_block = nnx.vmap(
+      lambda scales, rngs: self.block_type(config, axis, scales, rngs),
+      in_axes=(0, 0),
+    )
+    self.blocks = make_block(
+      row_scales(config.syncs, width, axis), rngs.fork(split=config.num_layers)
+    )
+
+  def mixer(self, batch: Batch | None = None) -> Any:
+    """Returns what mixes positions in a block, the argument ``mix``.
+
+    Args:
+      batch: The tokens of a step of inference, whose state is ``(cache, number
+        of the layer)``; None for all positions of all sequences, without a
+        state.
+    """
+    raise NotImplementedError
+
+  def carries(self, syncs: stack.Syncs) -> bool:
+    """Returns whether blocks leave an update to the next one's norm."""
+    return False
+
+  @property
+  def vocabulary(self) -> Vocabulary:
+    """The tokens, on the ranks that share them."""
+    config = self.config
+    return Vocabulary(
+      config.vocab_size, self.axis, config.dtype, config.tied_embeddings,
+      config.norm_eps, config.kernels, self.stage,
+    )
+
+  def logits(
+    self, params: Any, tokens: jax.Array, access: Access
+  ) -> jax.Array:
+    """Computes each rank's slice of the logits.
+
+    Args:
+      params: The parameters, as `decode` takes them.
+      tokens: int ``[B, T]``, or what ``access`` takes in its place.
+      access: How the model's functions read parameters.
+
+    Returns:
+      float32 ``[R, B, T, V]``; -inf for the padding of the vocabulary.
+    """
+    last, x, _ = self._before_head(params, tokens, (), self.mixer(), access)
+    return access.apply(self.vocabulary.logits, last, x)
+
+  def decode(
+    self, params: Any, cache: Cache, batch: Batch, access: Access
+  ) -> tuple[jax.Array, Cache]:
+    """Reads a step's tokens, and what the cache has of their sequences.
+
+    Args:
+      params: The parameters, of which this module has the shapes only. Those
+        of the blocks may be a tuple of each block's.
+      cache: What is kept of earlier tokens.
+      batch: The tokens.
+      access: How the model's functions read parameters.
+
+    Returns:
+      Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
+      and the cache with the step's tokens.
+    """
+    # All tokens are one row of the stream: [1, N, H].
+    last, x, (cache, _) = self._before_head(
+      params, batch.tokens[None], (cache, 0), self.mixer(batch), access
+    )
+    x = access.apply(lambda _, x: x.take(batch.rows), None, x)
+    return access.apply(self.vocabulary.logits, last, x)[:, 0], cache
+
+  def judge(
+    self,
+    params: Any,
+    score: Callable[[jax.Array, Targets], Any],
+    tokens: jax.Array,
+    access: Access,
+  ) -> Any:
+    """Scores each token by those before it.
+
+    Args:
+      params: The parameters, as `decode` takes them.
+      score: A function of `caatnet.models.lm.losses`, of logits and of the
+        tokens that should have followed.
+      tokens: int ``[B, T + 1]``, or what ``access`` takes in its place.
+      access: How the model's functions read parameters.
+
+    Returns:
+      What ``score`` returns for tokens 1 to T.
+    """
+    _, x, _ = self._before_head(
+      params, tokens[..., :-1], (), self.mixer(), access
+    )
+    return self.after_blocks(params, x, score, tokens[..., 1:], access)
+
+  def before_blocks(
+    self, params: Any, tokens: jax.Array, access: Access
+  ) -> Stream:
+    """Makes what the blocks of a stage read of tokens ``[B, T]``."""
+    x = access.apply(self._enter, params["embedding"], tokens)
+    return stack.narrowed(x, self.config.syncs[0], self.config.width, access)
+
+  def some_blocks(self, params: Any, x: Stream, access: Access) -> Stream:
+    """Runs some of the blocks, which synchronise alike."""
+    graph = nnx.graphdef(self.blocks)
+    syncs, policy = self.config.syncs[0], REMAT_POLICIES[self.config.remat]
+
+    def block(params, x):
+      block = nnx.merge(graph, params)
+      return block(x, (), syncs, self.mixer())[0]
+
+    with jax.named_scope("blocks"):
+      return access.scan(block, params, x, self.config.unroll, policy)
+
+  def after_blocks(
+    self,
+    params: Any,
+    x: Stream,
+    score: Callable[[jax.Array, Targets], Any],
+    targets: jax.Array,
+    access: Access,
+  ) -> Any:
+    """Scores what the last block returns, as `judge`."""
+
+    def judged(last: Any, x: Stream, targets: jax.Array) -> Any:
+      return self.vocabulary.scored(score, last, x, targets)
+
+    return access.apply(judged, self._last(params), x, targets)
+
+  def _last(self, params: Any) -> dict[str, Any]:
+    """Returns the parameters that the head reads."""
+    table = params.get("head", params["embedding"])
+    return {"norm": params["norm"], "table": table}
+
+  def _before_head(
+    self,
+    params: Any,
+    tokens: jax.Array,
+    state: Any,
+    mix: Any,
+    access: Access,
+  ) -> tuple[Any, Stream, Any]:
+    """Runs all but the head.
+
+    Returns:
+      The head's parameters, the stream that it reads, and the mixer's state.
+    """
+    config, graph = self.config, nnx.graphdef(self.blocks)
+
+    def block(params, carried, syncs):
+      return nnx.merge(graph, params)(*carried, syncs, mix)
+
+    x = access.apply(self._enter, params["embedding"], tokens)
+    x, state = stack.run(
+      block, params["blocks"], x, state, syncs=config.syncs,
+      width=config.width, access=access, unroll=config.unroll,
+      policy=REMAT_POLICIES[config.remat], carries=self.carries,
+    )
+    return self._last(params), x, state
+
+  def _enter(self, table: jax.Array, tokens: jax.Array) -> Stream:
+    """Makes the residual stream before the first block from ``[B, T]``."""
+    return enter(
+      self.vocabulary.embed(table, tokens), self.axis, self.config.syncs[0][0]
+    )

@@ -1,0 +1,32 @@
+r"""A byte-level gated linear recurrence (Hawk) for a laptop CPU.
+
+  python -m launch.train --config=configs/recurrent/tiny.py --cpu_devices=8 \
+    --workdir=runs/recurrent
+  python -m launch.generate --workdir=runs/recurrent --prompt="def "
+
+Expected result: a validation loss well under the bigram model's. The model has
+a state per sequence where a transformer has keys and values, so generation
+takes the same time at every position. `tiny.py:test` makes a few steps of a
+smaller model.
+"""
+
+import ml_collections
+
+from configs import recurrent_sections
+from configs.caatnet import tiny
+
+
+def get_config(size: str = "demo") -> ml_collections.ConfigDict:
+  """Returns the run: `demo`, or `test`, which takes seconds."""
+  config = tiny.get_config(size)
+  config.name = "recurrent"
+  changes = {
+    key: config.model[key]
+    for key in ("width", "num_layers", "ffn_width", "init_std")
+  }
+  config.model = recurrent_sections.recurrent()
+  config.model.update(changes)
+  config.sync.p = 0.5
+  if size == "test":
+    config.model.rnn_width = 32
+  return config

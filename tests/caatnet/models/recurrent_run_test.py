@@ -1,0 +1,79 @@
+"""A recurrent model from training to text, by the code of a transformer."""
+
+import jax
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from caatnet.config import experiments, inference, serving
+from caatnet.config.override import override
+from caatnet.inference.requests import Request
+from caatnet.inference.stops import Stops
+from caatnet.serving.generate import Generation
+from caatnet.train import loop, tokenizer
+from caatnet.train.records import read_metrics
+from configs import sections
+from configs.recurrent import tiny
+
+CHANGES = (
+  "parallel.worker=2 parallel.data=2 parallel.tensor=4 outer.algorithm=diloco "
+  "outer.every=2 zero.scheme=zero3 sync.p=0.5 model.num_heads=4 "
+  "data.seq_len=16 data.validation_windows=16 optimizer.learning_rate=0.01 "
+  "train.num_steps=8 train.eval_every=8 train.checkpoint_every=8 "
+  "inference.batch=2 inference.context=64 inference.page_size=8 "
+  "inference.chunk=16"
+)
+MESH = {"worker": 2, "data": 2, "tensor": 2}
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+  """A run with DiLoCo, ZeRO-3 and p = .5."""
+  folder = tmp_path_factory.mktemp("recurrent")
+  config = override(tiny.get_config("test"), CHANGES, sections.choices())
+  loop.train(experiments.build(config, MESH), folder, quiet=True)
+  return folder
+
+
+def test_it_learns(workdir):
+  losses = [r["loss"] for r in read_metrics(workdir) if "loss" in r]
+  assert losses[-1] < losses[0] - 0.3
+
+
+def test_text_is_what_the_whole_forward_would_choose(workdir):
+  """Three prompts, of which one waits for a slot that another has left."""
+  made, params, _ = inference.from_folder(
+    workdir, {"tensor": 2}, "parallel.data=1"
+  )
+  program = made.program
+  forward = jax.jit(jax.shard_map(
+    program.model.logits, mesh=program.layout.mesh,
+    in_specs=(program.whole_specs, P()), out_specs=P("tensor"),
+  ))
+  tokens = tokenizer.load(workdir)
+  prompts = [tuple(b"def f(x):\n  return"), tuple(b"x"), tuple(b"import ")]
+  kept = jax.tree.map(np.asarray, params)
+  found = Generation(
+    made.decoder(params), [Request(p, Stops(9)) for p in prompts], tokens
+  ).run()
+  for prompt, completion in zip(prompts, found, strict=True):
+    whole = np.zeros((1, 32), np.int32)  # what follows changes nothing before
+    length = len(prompt) + len(completion.tokens)
+    whole[0, :length] = prompt + completion.tokens
+    logits = np.asarray(forward(kept, whole))[:, 0]
+    logits = np.moveaxis(logits, 0, 1).reshape(32, -1)
+    chosen = logits.argmax(axis=1)[len(prompt) - 1 : length - 1]
+    assert tuple(chosen) == completion.tokens
+    assert len(completion.tokens) == 9
+
+
+def test_a_server_refuses_it_in_one_line(workdir):
+  with pytest.raises(ValueError, match="keeps a state per sequence") as error:
+    serving.from_folder(workdir, {"tensor": 2})
+  assert "\n" not in str(error.value)
+
+
+def test_a_convolution_of_one_position_is_out_of_range():
+  config = override(tiny.get_config("test"), "model.conv_width=1")
+  with pytest.raises(ValueError, match=r"config\.model\.conv_width=1 must be"):
+    experiments.build(config)
