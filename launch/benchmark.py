@@ -42,7 +42,7 @@ BODIES = (
 
 
 def main() -> None:
-  from caatnet import ranges
+  from caatnet.config.schema import tree
   from caatnet.show import results
 
   config = FLAGS.config
@@ -52,7 +52,7 @@ def main() -> None:
       f"config.benchmark.name={name!r} must be one of {', '.join(BODIES)}; "
       "the configs are in configs/benchmark/"
     )
-  ranges.check(config)
+  tree.check(config)
   result = importlib.import_module(f"caatnet.benchmarks.{name}").run(config)
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), result)

@@ -14,7 +14,7 @@ import json
 import pathlib
 from typing import Any
 
-from caatnet import ranges
+from caatnet.config.schema import tree
 from caatnet.show import results
 
 # The values of config.study: folders beside this file.
@@ -80,7 +80,7 @@ def find(config: Mapping[str, Any]) -> Study:
       f"config.study={name!r} must be one of {', '.join(SUBJECTS)}; a config "
       "with a study: configs/diloco/utilisation.py"
     )
-  ranges.check(config)
+  tree.check(config)
   study, tables, pictures = (
     importlib.import_module(f"caatnet.studies.{name}.{part}")
     for part in ("study", "tables", "pictures")

@@ -20,13 +20,14 @@ divides a node's own features by its degree, comes within nine points.
 
 import ml_collections
 
-from configs import classifiers, graph_sections
+from caatnet.config.schema.tree import defaults
+from configs import classifiers
 
 
 def get_config(arguments: str = "data_parallel") -> ml_collections.ConfigDict:
   """Returns an outer loop at a size, `demo` or `test`, as in `diloco,test`."""
   config, algorithm, is_test = classifiers.config(
-    arguments, "graphs", graph_sections.graph(), graph_sections.graphs()
+    arguments, "graphs", defaults("model", "graph"), defaults("data", "graphs")
   )
   if algorithm != "dc_s3gd":
     config.optimizer.learning_rate = 0.01

@@ -14,15 +14,17 @@ cores.
 
 import ml_collections
 
-from configs import classifiers, sections
+from caatnet.config.schema.tree import defaults
+from configs import classifiers
 
 
 def get_config(arguments: str = "data_parallel") -> ml_collections.ConfigDict:
   """Returns an outer loop at a size, `demo` or `test`, as in `diloco,test`."""
   config, _, is_test = classifiers.config(
-    arguments, "images", sections.convolutional(), sections.images()
+    arguments, "images", defaults("model", "convolutional"),
+    defaults("data", "images"),
   )
-  config.pipeline = sections.pipeline()
+  config.pipeline = defaults("pipeline")
   if is_test:
     config.model.widths = (8, 16)
   else:
