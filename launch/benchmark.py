@@ -42,7 +42,6 @@ BODIES = (
 
 
 def main() -> None:
-  from caatnet.config.schema import tree
   from caatnet.show import results
 
   config = FLAGS.config
@@ -52,7 +51,6 @@ def main() -> None:
       f"config.benchmark.name={name!r} must be one of {', '.join(BODIES)}; "
       "the configs are in configs/benchmark/"
     )
-  tree.check(config)
   result = importlib.import_module(f"caatnet.benchmarks.{name}").run(config)
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), result)

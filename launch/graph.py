@@ -25,7 +25,6 @@ FLAGS = flags.FLAGS
 def main() -> None:
   from caatnet.config import sections
   from caatnet.config.data import SOURCES
-  from caatnet.config.schema import tree
   from caatnet.data.graphs.csr import open_graph
   from caatnet.show import tables
   from caatnet.train import files
@@ -35,7 +34,6 @@ def main() -> None:
     raise ValueError("--config has no graph: configs/graphs/source.py has")
   if not FLAGS.output:
     raise ValueError("--output is required: the folder to write")
-  tree.check(config)
   output = pathlib.Path(FLAGS.output).expanduser()
   with files.whole_folder(output) as folder, Console(stderr=True).status(
     f"writing {output}"

@@ -24,7 +24,6 @@ def main() -> None:
   from caatnet.checks import naming, one_of
   from caatnet.config import sections
   from caatnet.config.data import DATA
-  from caatnet.config.schema import tree
   from caatnet.data import bpe, encoding, sources, tokenizers
   from caatnet.show import tables
   from caatnet.train import tokenizer
@@ -33,7 +32,6 @@ def main() -> None:
   if "data" not in config or "model" not in config:
     raise ValueError("--config is no training run's: it has no data or model")
   one_of("config.data.name", config.data.name, ("text",))
-  tree.check(config)
   data = sections.choose("data", DATA, config.data)
   folder = FLAGS.output or data.tokenizer
   if not folder:

@@ -8,9 +8,9 @@ r"""A graph network on planted communities, for a laptop CPU.
     --config.parallel.worker=1 --elastic=localhost:7000  # in a swarm
 
 It has two workers of two data-parallel ranks. The argument names the outer
-loop, one of those in `configs/sections.py`; `test` after a comma makes a few
-steps only. All keys of outer loops and of `config.zero` work as for language
-models. The extra `graphs` (numba) samples faster, and draws the same.
+loop, one of those in `caatnet/config/schema/outer.py`; `test` after a comma
+makes a few steps only. All keys of outer loops and of `config.zero` work as for
+language models. The extra `graphs` (numba) samples faster, and draws the same.
 
 Expected result, in a minute on two cores: an accuracy within three points of
 Bayes' rule on the same trees, which is printed beside it and is 0.85; by a

@@ -4,9 +4,10 @@ r"""A residual convolutional network on scikit-learn's digits, for a laptop CPU.
   python -m launch.train --config=configs/images/tiny.py:dc_s3gd --cpu_devices=4
 
 It has two workers of two data-parallel ranks. The argument names the outer
-loop, one of those in `configs/sections.py`; `test` after a comma makes a few
-steps only. All keys of outer loops and of `config.zero` work as for language
-models. DC-S3GD was published for convolutional networks (arXiv 1911.02516).
+loop, one of those in `caatnet/config/schema/outer.py`; `test` after a comma
+makes a few steps only. All keys of outer loops and of `config.zero` work as for
+language models. DC-S3GD was published for convolutional networks (arXiv
+1911.02516).
 
 Expected result: over 95% of the held-out digits are right, in a minute on two
 cores.

@@ -86,7 +86,7 @@ def make_linear(name, overrides="", workers=WORKERS, devices=None, **options):
   }
   experiment = toy.make(workers, devices=(devices or workers, 1), **options)
   outer = choose(
-    "outer", "algorithm", OUTER, config.outer, experiment.program, config.seed
+    "outer", OUTER, config.outer, experiment.program, config.seed
   )
   return dataclasses.replace(experiment, outer=outer)
 
