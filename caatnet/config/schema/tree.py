@@ -7,6 +7,10 @@ model, data, optimizer or outer loop, each choice is a section of its own, and a
 replaces the section by the declared defaults of the choice before any other
 override is applied; values of keys that both choices have are not kept, since
 equal names can have other defaults and ranges.
+
+A tree of mutable dataclasses would replace ``ConfigDict``, but not the parser
+of overrides in ``ml_collections`` or the form of ``config.json``; misspelt keys
+in config files, which slots would refuse, are found by `check`.
 """
 
 import ast
