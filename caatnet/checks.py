@@ -1,6 +1,6 @@
 """Errors that name the wrong value, its config key, and what is allowed.
 
-The numbers of configs have their ranges in `caatnet.ranges`.
+The keys of configs are declared in `caatnet.config.schema`, with their ranges.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

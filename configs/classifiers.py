@@ -2,7 +2,7 @@
 
 import ml_collections
 
-from configs import sections
+from caatnet.config.schema.tree import choices, defaults
 
 
 def config(
@@ -22,28 +22,27 @@ def config(
     steps of few examples.
   """
   algorithm, _, size = arguments.partition(",")
-  if algorithm not in sections.OUTER or size not in ("", "demo", "test"):
+  loops = choices("outer")
+  if algorithm not in loops or size not in ("", "demo", "test"):
     raise ValueError(
-      f"tiny.py:{arguments}: an outer loop ({', '.join(sections.OUTER)}), and "
-      "after a comma demo or test"
+      f"tiny.py:{arguments}: an outer loop ({', '.join(loops)}), and after a "
+      "comma demo or test"
     )
-  config = ml_collections.ConfigDict()
+  config = defaults("run")
   config.name = f"{name}_{algorithm}"
-  config.seed = 0
-  config.kernels = "auto"
   config.model = model
-  config.parallel = sections.parallel()
+  config.parallel = defaults("parallel")
   config.parallel.worker = 2
   config.parallel.data = 2
   config.parallel.tensor = 1
-  config.outer = sections.outer(algorithm)
-  config.zero = sections.zero()
+  config.outer = defaults("outer", algorithm)
+  config.zero = defaults("zero")
   config.data = data
-  config.optimizer = sections.adamw()
+  config.optimizer = defaults("optimizer", "adamw")
   if algorithm == "dc_s3gd":
-    config.optimizer = sections.sgd()
+    config.optimizer = defaults("optimizer", "sgd")
     config.optimizer.learning_rate = 0.1
-  config.train = sections.train()
+  config.train = defaults("train")
   if "every" in config.outer:
     config.outer.every = 10
   if size == "test":

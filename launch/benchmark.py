@@ -49,7 +49,6 @@ BODIES = {
 
 
 def main() -> None:
-  from caatnet import ranges
   from caatnet.show import results
 
   config = FLAGS.config
@@ -59,7 +58,6 @@ def main() -> None:
       f"config.benchmark.name={name!r} must be one of "
       f"{', '.join(sorted(BODIES))}; the configs are in configs/benchmark/"
     )
-  ranges.check(config)
   body = f"caatnet.benchmarks.{BODIES[name]}.{name}"
   result = importlib.import_module(body).run(config)
   if FLAGS.output:

@@ -23,9 +23,9 @@ FLAGS = flags.FLAGS
 
 
 def main() -> None:
-  from caatnet import commands, ranges
+  from caatnet import commands
   from caatnet.config import sections
-  from caatnet.config.graph_sources import SOURCES
+  from caatnet.config.data import SOURCES
   from caatnet.data.graphs.csr import open_graph
   from caatnet.show import tables
   from caatnet.train import files
@@ -35,12 +35,11 @@ def main() -> None:
     raise ValueError("--config has no graph: configs/graphs/source.py has")
   if not FLAGS.output:
     raise ValueError("--output is required: the folder to write")
-  ranges.check(config)
   output = pathlib.Path(FLAGS.output).expanduser()
   with files.whole_folder(output) as folder, Console(stderr=True).status(
     f"writing {output}"
   ):
-    sections.choose("graph", "source", SOURCES, config.graph, folder)
+    sections.choose("graph", SOURCES, config.graph, folder)
   graph = open_graph(output)
   size = sum(f.stat().st_size for f in graph.folder.iterdir())
   tables.table(

@@ -16,10 +16,12 @@ import traceback
 from typing import Any, NoReturn
 
 from absl import flags, logging
+import ml_collections
 from ml_collections import config_flags
 
 from caatnet import commands
-from launch import processes
+from caatnet.config.schema import tree
+from launch import overriding, processes
 
 FLAGS = flags.FLAGS
 
@@ -29,6 +31,14 @@ config_flags.DEFINE_config_file(
   "Config, PATH or NAME[:argument], as in caatnet/tiny:test; single keys: "
   "--config.sync.p=0.5",
   lock_config=True,
+)
+# ``config_flags`` would execute the file a second time.
+_CONFIG = FLAGS["config"].parser = overriding.Loaded()
+flags.DEFINE_bool(
+  "help_config",
+  False,
+  "Print every key of the given config with its value, its allowed values and "
+  "its meaning, and exit.",
 )
 flags.DEFINE_string(
   "workdir", None, "Folder of the run; runs/NAME of the config if unset."
@@ -248,7 +258,12 @@ def _run(
         argv.insert(1, f"--{name}={value}")
     if changeable:
       argv, _OVERRIDES[:] = split_overrides(argv, changeable)
+    if any(re.match("--?help_config(=|$)", a) for a in argv):
+      required = ("config",)
     _parse(argv, uses, required)
+    if FLAGS.help_config:
+      print(tree.described(FLAGS.config))
+      return 0
     if devices:
       _set_up_devices()
     return main() or 0
@@ -273,19 +288,24 @@ def _parse(
   """Parses the flags; every mistake becomes a ``ValueError`` of one line."""
   for argument in argv[1:]:
     match = re.match(r"--?(?:no)?(\w+)", argument)
-    if match and match[1] in _SHARED - {"debug", *uses}:
+    if match and match[1] in _SHARED - _of_all(uses):
       raise ValueError(
         f"--{match[1]} has no effect on {pathlib.Path(argv[0]).stem} (--help "
         "lists its flags)"
       )
-  argv = _with_config_file(argv)
-  _check_keys(argv, *_load_config(argv))
+  value = _flag_value(argv, "config")
+  if value is not None:
+    path, _CONFIG.config = _load_config(value)
+    overriding.prepare(argv[1:], path, _CONFIG.config)
   try:
     rest = FLAGS(argv)
   except flags.UnrecognizedFlagError as error:
     raise ValueError(_unknown_flag(error.flagname, uses)) from error
   except (flags.Error, AttributeError, KeyError, TypeError) as error:
-    raise ValueError(_one_line(error)) from error
+    message = overriding.refused(_one_line(error), _CONFIG.config)
+    raise ValueError(message) from error
+  if FLAGS.config is not None:
+    tree.check(FLAGS.config)
   if rest[1:]:
     raise ValueError(
       f"unexpected argument {rest[1]!r}; flags are --NAME=VALUE (--help)"
@@ -307,34 +327,20 @@ def _parse(
     raise ValueError(f"--coordinator={address} is not HOST:PORT")
 
 
-def _with_config_file(argv: Sequence[str]) -> list[str]:
-  """Returns the arguments with ``--config=NAME`` as the path of its file."""
-  value = _flag_value(argv, "config")
-  if value is None:
-    return list(argv)
-  name, *argument = value.split(":", 1)
-  found = ":".join([commands.find_config(name), *argument])
-  resolved = []
-  for before, given in zip(["", *argv], argv, strict=False):
-    if re.fullmatch("--?config", before) or re.match("--?config=", given):
-      given = "--config=" * given.startswith("-") + found
-    resolved.append(given)
-  return resolved
-
-
-def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
-  """Runs the file that ``--config`` names, before absl does.
+def _load_config(value: str) -> tuple[str, Any]:
+  """Executes the file that ``--config`` names.
 
   absl would exit with code 0 if the file is missing, and show its own internals
   if the file is wrong.
 
+  Args:
+    value: The flag's value, PATH[:argument] or NAME[:argument].
+
   Returns:
-    The path and the config; ``("", None)`` without ``--config``.
+    The path and the config.
   """
-  value = _flag_value(argv, "config")
-  if value is None:
-    return "", None
-  path, _, argument = value.partition(":")
+  name, _, argument = value.partition(":")
+  path = commands.find_config(name)
   try:
     get_config = runpy.run_path(path).get("get_config")
     if get_config is None:
@@ -352,7 +358,7 @@ def _load_config(argv: Sequence[str]) -> tuple[str, Any]:
     raise ValueError(
       f"--config={value}{where}: {type(error).__name__}: {_one_line(error)}"
     ) from error
-  if not hasattr(config, "items"):
+  if not isinstance(config, ml_collections.ConfigDict):
     raise ValueError(
       f"--config={path}: get_config returns {config!r}, not a ConfigDict"
     )
@@ -378,37 +384,18 @@ def _unknown_flag(name: str, uses: Sequence[str]) -> str:
   return f"unknown flag --{name}{hint}"
 
 
-def _check_keys(argv: Sequence[str], path: str, config: Any) -> None:
-  """Refuses keys that the config does not have, and names the nearest one.
-
-  absl would print a traceback of 53 lines.
-  """
-  keys = [] if config is None else _keys(config)
-  for argument in argv:
-    match = re.match(r"--?config\.([^=]+)", argument)
-    if match and config is not None and match[1] not in keys:
-      near = difflib.get_close_matches(match[1], keys, 1)
-      hint = f"; did you mean --config.{near[0]}?" if near else ""
-      raise ValueError(f"no key config.{match[1]} in {path}{hint}")
-
-
-def _keys(config: Any, prefix: str = "") -> list[str]:
-  """Lists all keys of a config, with dots between sections."""
-  keys = []
-  for key, value in config.items():
-    if hasattr(value, "items"):
-      keys += _keys(value, f"{prefix}{key}.")
-    else:
-      keys.append(prefix + key)
-  return keys
-
-
 def _our_flags(uses: Sequence[str]) -> set[str]:
   """Returns the shared flags that a script uses and its own, not absl's."""
   by_module = FLAGS.flags_by_module_dict()
   modules = [sys.argv[0], "__main__"]
   own = {f.name for m in modules for f in by_module.get(m, [])}
-  return own | {"debug", *uses}
+  return own | _of_all(uses)
+
+
+def _of_all(uses: Sequence[str]) -> set[str]:
+  """Returns the shared flags of a script, with those that need no mention."""
+  more = {"help_config"} if "config" in uses else set()
+  return {"debug", *more, *uses}
 
 
 def _help(

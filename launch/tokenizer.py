@@ -21,7 +21,6 @@ flags.DEFINE_integer(
 def main() -> None:
   from etils import epath
 
-  from caatnet import ranges
   from caatnet.checks import naming, one_of
   from caatnet.config import sections
   from caatnet.config.data import DATA
@@ -33,8 +32,7 @@ def main() -> None:
   if "data" not in config or "model" not in config:
     raise ValueError("--config is no training run's: it has no data or model")
   one_of("config.data.name", config.data.name, ("text",))
-  ranges.check(config)
-  data = sections.choose("data", "name", DATA, config.data)
+  data = sections.choose("data", DATA, config.data)
   folder = FLAGS.output or data.tokenizer
   if not folder:
     raise ValueError("--output is required where config.data.tokenizer is ''")

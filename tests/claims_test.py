@@ -266,7 +266,7 @@ WRONG = [
   (COMPILE, "--target is required"),
   (f'{COMPILE} --target=cpu:8 --compare="config.model.p=.5"', "'model.p'"),
   (f'{SWEEP} --grid="sync.q=1.0,0.5"', "'sync.q'"),
-  (f'{SWEEP} --grid="outer.algorithm=diloco"', "'outer.algorithm=diloco'"),
+  (f'{SWEEP} --grid="outer.algorithm=dilocco"', "'dilocco'"),
   (f'{SWEEP} --grid="sync.p=1.0', "No closing quotation"),
   ("python -m pytest -q tests/launch/option_test.py", "no such file"),
   (f"{TEST}::test_nothing", "no test test_nothing"),

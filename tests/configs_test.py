@@ -5,9 +5,9 @@ import pathlib
 
 import pytest
 
-from caatnet import ranges
 from caatnet.config import experiments
 from caatnet.config.override import override, take_sweep
+from caatnet.config.schema import tree
 from caatnet.models.lm.communication import tensor_reductions
 from caatnet.studies import registry
 from parallel.xla import ledger
@@ -36,7 +36,7 @@ def test_config_builds(name):
     assert registry.find(config).run(config.to_dict())
     return
   if "graph" in config:  # a graph to be written
-    ranges.check(config)
+    tree.check(config)
     return
   take_sweep(config)
   if "benchmark" in config:

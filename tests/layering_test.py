@@ -12,6 +12,8 @@ OURS = ("parallel", "caatnet", "configs", "launch")
 # Longest matching room decides: room -> (what of ours it may import, packages
 # that it must not). A room may always import itself.
 NUMPY_ONLY = ("jax", "flax", "optax", "orbax", "ml_collections", "absl")
+# As NUMPY_ONLY, with ml_collections.
+SCHEMA = ("jax", "flax", "optax", "orbax", "absl")
 LIBRARY = ("flax", "orbax", "ml_collections", "absl")
 # Files that rooms without jax may read of rooms that have it.
 COSTS = (
@@ -137,7 +139,6 @@ RULES = {
   # The command line starts without jax.
   "caatnet.commands": ((), NUMPY_ONLY),
   "caatnet.__main__": (("caatnet.commands",), NUMPY_ONLY),
-  "caatnet.ranges": ((), NUMPY_ONLY),
   "caatnet.models": (
     (
       "parallel.axes",
@@ -149,7 +150,10 @@ RULES = {
     ("ml_collections", "absl", "optax", "orbax"),
   ),
   "caatnet.data": (
-    ("caatnet.checks", "parallel.checks", "parallel.memory"),
+    (
+      "caatnet.checks", "caatnet.config.schema", "parallel.checks",
+      "parallel.memory",
+    ),
     ("flax", "orbax", "ml_collections", "absl", "optax"),
   ),
   "caatnet.stages": (("parallel.axes", "parallel.pipeline"), LIBRARY),
@@ -161,6 +165,7 @@ RULES = {
     (
       "caatnet.checks",
       "caatnet.commands",
+      "caatnet.config.schema",
       "caatnet.data",
       "caatnet.models.access",
       "caatnet.models.protocol",
@@ -183,6 +188,7 @@ RULES = {
   "caatnet.serving": (
     (
       "caatnet.checks",
+      "caatnet.config.schema",
       "parallel.checks",
       "parallel.hardware",
       "parallel.network",
@@ -240,6 +246,8 @@ RULES = {
   ),
   # A coordinator starts without jax.
   "caatnet.show.swarms": (("parallel.elastic",), NUMPY_ONLY),
+  # Declarations of config keys, for configs as well: no jax.
+  "caatnet.config.schema": (("caatnet.checks",), SCHEMA),
   "caatnet.config": (
     (
       "caatnet.checks",
@@ -249,7 +257,6 @@ RULES = {
       "caatnet.models",
       "caatnet.program",
       "caatnet.stages",
-      "caatnet.ranges",
       "caatnet.serving",
       "caatnet.train",
       "parallel",
@@ -259,10 +266,10 @@ RULES = {
   "caatnet.studies": (
     (
       "caatnet.checks",
+      "caatnet.config.schema",
       "caatnet.inference",
       "caatnet.models.paged",
       "caatnet.program",
-      "caatnet.ranges",
       "caatnet.serving",
       "caatnet.show",
       "caatnet.train",
@@ -283,14 +290,19 @@ RULES = {
       "utilisation.predictor", "utilisation.recommend",
     )
   },
-  "configs": ((), ("jax", "numpy", "flax", "absl")),
+  "configs": (("caatnet.config.schema",), ("jax", "numpy", "flax", "absl")),
   "launch": (
     ("caatnet", "parallel", "launch.options", "launch.swarms"),
     ("flax", "orbax"),
   ),
   "launch.options": (
-    ("caatnet.commands", "launch.processes"), ("flax", "orbax"),
+    (
+      "caatnet.commands", "caatnet.config.schema", "launch.overriding",
+      "launch.processes",
+    ),
+    ("flax", "orbax"),
   ),
+  "launch.overriding": (("caatnet.config.schema",), ("flax", "orbax")),
   "launch.processes": ((), ("flax", "orbax")),
   "caatnet.benchmarks": (("caatnet", "parallel"), ()),
 }
@@ -404,7 +416,7 @@ def test_roots_keep_to_the_tree():
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}
   assert roots["caatnet"] == {
     "__init__.py", "__main__.py", "checks.py", "commands.py", "program.py",
-    "ranges.py", "stages.py",
+    "stages.py",
   }
   assert roots["parallel"] == {
     "__init__.py", "axes.py", "checks.py", "collectives.py", "lazy.py",

@@ -14,16 +14,17 @@ import jax
 from jax.sharding import Mesh
 import ml_collections
 
-from caatnet import ranges
-from caatnet.checks import naming, one_of
+from caatnet.checks import naming
 from caatnet.config import sections
 from caatnet.config.context import Context
 from caatnet.config.data import DATA
-from caatnet.config.inference_options import InferenceOptions
 from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS, Inner
 from caatnet.config.outer import OUTER
-from caatnet.config.pipeline import PipelineOptions
+from caatnet.config.schema import fields, tree
+from caatnet.config.schema.inference import Inference
+from caatnet.config.schema.parallel import Parallel, Pipeline
+from caatnet.config.schema.train import Elastic, Train
 from caatnet.config.zero import Zero, build_zero
 from caatnet.data.protocol import Data
 from caatnet.data.text import TextData
@@ -31,10 +32,10 @@ from caatnet.models.protocol import Model
 from caatnet.program import Layout, Program
 from caatnet.stages import Stages
 from caatnet.train import files, records, tokenizer
-from caatnet.train.elastic.swarm_options import USUAL, SwarmOptions
-from caatnet.train.experiment import Experiment, TrainOptions
+from caatnet.train.experiment import Experiment
 from parallel.axes import Axis, assign_devices, make_mesh
 from parallel.kernels import selection
+from parallel.pipeline import builders
 
 _SECTIONS = (
   "name", "seed", "kernels", "model", "sync", "parallel", "pipeline", "outer",
@@ -69,8 +70,8 @@ def build(
   zero: Zero = sections.call(
     "zero", build_zero, config.zero, config.parallel.data
   )
-  data = sections.choose("data", "name", DATA, config.data)
-  train = sections.call("train", TrainOptions, config.train)
+  data = sections.choose("data", DATA, config.data)
+  train: Train = tree.section_of("train", config.train)
   _check_batch(
     data, train, config.parallel.worker * zero.partition.num_ranks
   )
@@ -84,11 +85,11 @@ def build(
     f.name: told[f.name] for f in dataclasses.fields(data) if f.name in told
   })
   inner: Inner = sections.choose(
-    "optimizer", "name", OPTIMIZERS, config.optimizer,
-    train.num_steps, program.decays,
+    "optimizer", OPTIMIZERS, config.optimizer, train.num_steps,
+    program.decays,
   )
   outer = sections.choose(
-    "outer", "algorithm", OUTER, config.outer, program, config.seed
+    "outer", OUTER, config.outer, program, config.seed
   )
   if "elastic" in config:  # with or without a coordinator, to read checkpoints
     outer = outer.coming_and_going()
@@ -123,7 +124,8 @@ def build_program(
   """
   devices = devices or jax.devices()
   platform = devices[0].platform
-  axes = _axes(config.parallel, zero, len(devices), requested_mesh)
+  parallel: Parallel = tree.section_of("parallel", config.parallel)
+  axes = _axes(parallel, zero, len(devices), requested_mesh)
   kernels = _kernels(config.kernels, platform)
   pipeline = _pipeline(config)
   together = pipeline is not None and pipeline.vocabulary == "sharded"
@@ -136,12 +138,12 @@ def build_program(
     config.get("sync", None),
     axes["stage"] if together else None,
   )
-  model = sections.choose("model", "name", MODELS, config.model, context)
+  model = sections.choose("model", MODELS, config.model, context)
   layout = Layout(
     axes["worker"],
     tuple(axes[level.name] for level in zero.partition.levels),
     axes["tensor"],
-    _mesh(config.parallel, axes, devices),
+    _mesh(parallel, axes, devices),
     zero.partition,
     kernels,
     zero.offload,
@@ -151,7 +153,7 @@ def build_program(
     ),
   )
   _check_kept(layout, config)
-  with naming("config.model", sections.keys_of(MODELS[config.model.name])):
+  with naming("config.model", tuple(config.model)):
     return Program(model, layout)
 
 
@@ -204,35 +206,41 @@ def check(config: ml_collections.ConfigDict) -> None:
         f"config.{key} is missing: the config is not one of a training run, "
         "or of an older version"
       )
-  ranges.check(config)
+  tree.check(config)
   if "inference" in config:
-    sections.call("inference", InferenceOptions, config.inference)
-  swarm_options(config)
+    check_cache(config.inference)
 
 
-def swarm_options(config: ml_collections.ConfigDict) -> SwarmOptions:
-  """Returns how a worker takes part in a swarm; without a section, as usual.
+def check_cache(section: Mapping[str, Any]) -> None:
+  """Refuses a context that the cache of ``config.inference`` cannot hold."""
+  with naming("config.inference", ("context",)):
+    options: Inference = tree.section_of("inference", section)
+    held = options.pages * options.page_size
+    if 0 < held < options.context:
+      raise ValueError(
+        f"context={options.context} is longer than the cache: "
+        f"pages={options.pages} of page_size={options.page_size} hold {held} "
+        "positions"
+      )
 
-  Raises:
-    ValueError: A key of ``config.elastic`` is unknown, or a value wrong.
-  """
-  if "elastic" not in config:
-    return USUAL
-  return sections.call("elastic", SwarmOptions, config.elastic)
+
+def swarm_options(config: ml_collections.ConfigDict) -> Elastic:
+  """Returns ``config.elastic``; its defaults where there is no section."""
+  return tree.section_of("elastic", config.get("elastic", {}))
 
 
 def _axes(
-  parallel: Mapping[str, int],
+  parallel: Parallel,
   zero: Zero,
   num_devices: int,
   requested_mesh: Mapping[str, int] | None,
 ) -> dict[str, Axis]:
   """Returns all axes by name, outermost first, with levels in place of data."""
   sizes = (
-    {"worker": parallel["worker"]}
+    {"worker": parallel.worker}
     | {level.name: level.size for level in zero.partition.levels}
-    | ({"stage": stages} if (stages := parallel.get("stage", 1)) > 1 else {})
-    | {"tensor": parallel["tensor"]}
+    | ({"stage": parallel.stage} if parallel.stage > 1 else {})
+    | {"tensor": parallel.tensor}
   )
   try:
     return assign_devices(sizes, num_devices, requested_mesh)
@@ -244,37 +252,55 @@ def _axes(
 
 
 def _mesh(
-  parallel: Mapping[str, Any], axes: Mapping[str, Axis],
-  devices: list[jax.Device],
+  parallel: Parallel, axes: Mapping[str, Axis], devices: list[jax.Device]
 ) -> Mesh:
   """Returns the mesh, in the config's order of devices if it has one."""
   with naming("config.parallel", ("device_order",)):
-    return make_mesh(axes, devices, parallel.get("device_order", ()))
+    return make_mesh(axes, devices, parallel.device_order)
 
 
-def _pipeline(config: ml_collections.ConfigDict) -> PipelineOptions | None:
+def _pipeline(config: ml_collections.ConfigDict) -> Pipeline | None:
   """Returns how the model's stages run; None where there is one stage."""
   if config.parallel.get("stage", 1) == 1:
     return None
   if "pipeline" not in config:
     raise ValueError(
       f"config.parallel.stage={config.parallel.stage}: config.pipeline is "
-      "missing (configs/sections.py)"
+      "missing (caatnet/config/schema/parallel.py)"
     )
-  return sections.call("pipeline", PipelineOptions, config.pipeline)
+  return tree.section_of("pipeline", config.pipeline)
 
 
 def _stages(
-  options: PipelineOptions, axis: Axis, model: Model, accumulation: int
+  pipeline: Pipeline, axis: Axis, model: Model, microbatches: int
 ) -> Stages:
-  """Builds the stages of a model, if it can be cut."""
+  """Builds the stages of a model, if it can be cut.
+
+  Raises:
+    ValueError: The timetable is unknown or does not take these numbers, or
+      there are too few layers.
+  """
   with (
     naming("config.model", ("widths",)),
     naming("config.sync", ("p_attention", "p_mlp", "carry")),
   ):
     stack = model.parts().stack
-  with naming("config.pipeline", sections.keys_of(PipelineOptions)):
-    return options.stages(axis, accumulation, model.stacks[stack])
+  num_layers, chunks = model.stacks[stack], pipeline.chunks
+  with naming("config.pipeline", fields.keys(Pipeline)):
+    if pipeline.timetable == "forward":
+      raise ValueError('timetable="forward" trains nothing')
+    timetable = builders.build(
+      pipeline.timetable, axis.size, microbatches, chunks
+    )
+    if timetable.num_parts > num_layers:
+      raise ValueError(
+        f"chunks={chunks} x config.parallel.stage={axis.size} are more "
+        f"parts than the model has layers, {num_layers}"
+      )
+    return Stages(
+      axis, timetable, builders.build("forward", axis.size, 1, chunks),
+      pipeline.keep == "residuals",
+    )
 
 
 def _check_kept(
@@ -310,14 +336,13 @@ def _check_kept(
 
 def _kernels(value: str, platform: str) -> tuple[str, ...]:
   """Returns implementations in order of preference, for a platform."""
-  one_of("config.kernels", value, ("auto", "pallas", "reference", "interpret"))
   if value == "interpret":
     return ("tpu_interpret", "reference")
   # What "auto" leaves out beside is decided where a model is built.
   return selection.preference("auto" if value == "pallas" else value, platform)
 
 
-def _check_batch(data: Data, train: TrainOptions, num_ranks: int) -> None:
+def _check_batch(data: Data, train: Train, num_ranks: int) -> None:
   """Refuses batches that do not divide over ranks and microbatches."""
   unit = num_ranks * train.accumulation
   if data.batch_size % unit:

@@ -10,8 +10,9 @@ import ml_collections
 
 from caatnet.config import experiments, sections
 from caatnet.config.data import DATA
-from caatnet.config.inference_options import DEFAULTS, InferenceOptions
 from caatnet.config.override import override
+from caatnet.config.schema import inference as schema
+from caatnet.config.schema import tree
 from caatnet.config.zero import Zero
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.scoring import Scorer
@@ -90,7 +91,7 @@ def build(
   """
   config = with_inference(config)
   experiments.check(config)
-  options = sections.call("inference", InferenceOptions, config.inference)
+  options: schema.Inference = tree.section_of("inference", config.inference)
   with config.unlocked():
     config.parallel.worker = config.parallel.stage = 1
     config.model.dtype = options.dtype or config.model.dtype
@@ -99,7 +100,7 @@ def build(
     if "sync" in config:
       config.sync.carry = "off"
   levels = (Level("data", config.parallel.data),)
-  data = sections.choose("data", "name", DATA, config.data)
+  data = sections.choose("data", DATA, config.data)
   program = experiments.build_program(
     config, Zero(Partition(levels), False, False), data, requested_mesh, devices
   )
@@ -139,9 +140,7 @@ def with_inference(
   config = config.copy_and_resolve_references()
   if "inference" not in config:
     with config.unlocked():
-      config.inference = ml_collections.ConfigDict(
-        dataclasses.asdict(DEFAULTS)
-      )
+      config.inference = tree.defaults("inference")
   return config
 
 

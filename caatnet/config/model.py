@@ -1,12 +1,119 @@
 """Builders of ``config.model``, by the names that configs use."""
 
-from caatnet.config import convolutional, graph, recurrent, transformer
+from caatnet.checks import one_of
+from caatnet.config import sections
+from caatnet.config.context import Context
+from caatnet.config.schema import model as schema
+from caatnet.config.sync import Sync, build_sync, kernels_of_norms
+from caatnet.data.graphs.data import GraphData
+from caatnet.data.images import ImageData
+from caatnet.models.convolutional import ConvolutionalModel
+from caatnet.models.graph import LAYERS, GraphModel
+from caatnet.models.recurrent import RecurrentConfig, RecurrentModel
+from caatnet.models.transformer import attention as attentions
+from caatnet.models.transformer.config import TransformerConfig
+from caatnet.models.transformer.model import TransformerModel
+from caatnet.models.transformer.positions import parse_scaling
 
-# A builder takes a `caatnet.config.context.Context`, and the section's keys as
-# keyword arguments.
+
+def transformer(
+  section: schema.Transformer, context: Context
+) -> TransformerModel:
+  """Builds the model of ``config.model`` and ``config.sync``.
+
+  Args:
+    section: The section.
+    context: The parts of the experiment on which a model depends, among them
+      ``config.sync``.
+
+  Raises:
+    ValueError: A value does not fit; the message names what would.
+  """
+  one_of("attention", section.attention, attentions.IMPLEMENTATIONS)
+  context.check_language("transformer")
+  sync: Sync = sections.call(
+    "sync", build_sync, context.sync, context, section.num_layers, section.remat
+  )
+  derived = {
+    "syncs": sync.doors,
+    "rope_scaling": parse_scaling(section.rope_scaling),
+    "attention": attentions.resolve(
+      section.attention, context.platform, section.dtype, context.data.seq_len,
+      section.head_width or section.width // section.num_heads,
+    ),
+    "kernels": kernels_of_norms(context, sync),
+    "carry": sync.carry,
+  }
+  return TransformerModel(
+    TransformerConfig(**vars(section) | derived), context.tensor, context.stage
+  )
+
+
+def recurrent(section: schema.Recurrent, context: Context) -> RecurrentModel:
+  """Builds the model of ``config.model`` and ``config.sync``.
+
+  Args:
+    section: The section.
+    context: The parts of the experiment on which a model depends, among them
+      ``config.sync``.
+
+  Raises:
+    ValueError: A value does not fit; the message names what would.
+  """
+  context.check_language("recurrent")
+  sync: Sync = sections.call(
+    "sync", build_sync, context.sync, context, section.num_layers, section.remat
+  )
+  config = RecurrentConfig(
+    **vars(section), syncs=sync.doors, kernels=kernels_of_norms(context, sync)
+  )
+  return RecurrentModel(config, context.tensor, context.stage)
+
+
+def convolutional(
+  section: schema.Convolutional, context: Context
+) -> ConvolutionalModel:
+  """Builds the model.
+
+  Args:
+    section: The section.
+    context: The parts of the experiment on which a model depends.
+
+  Raises:
+    ValueError: A value does not fit, or is for models with tensor ranks.
+  """
+  context.check_unshared("convolutional", "images", ImageData)
+  return ConvolutionalModel(
+    **vars(section),
+    shape=tuple(context.data.shape),
+    num_classes=context.data.num_classes,
+    tensor=context.tensor,
+  )
+
+
+def graph(section: schema.Graph, context: Context) -> GraphModel:
+  """Builds the model.
+
+  Args:
+    section: The section.
+    context: The parts of the experiment on which a model depends.
+
+  Raises:
+    ValueError: A value does not fit, or is for models with tensor ranks.
+  """
+  context.check_unshared("graph", "graphs", GraphData)
+  one_of("layer", section.layer, tuple(LAYERS))
+  return GraphModel(
+    **vars(section),
+    num_features=context.data.num_features,
+    num_classes=context.data.num_classes,
+    fanouts=tuple(context.data.fanouts),
+    tensor=context.tensor,
+  )
+
+
+# A builder receives the section and a `caatnet.config.context.Context`.
 MODELS = {
-  "transformer": transformer.build,
-  "convolutional": convolutional.build,
-  "graph": graph.build,
-  "recurrent": recurrent.build,
+  "transformer": transformer, "recurrent": recurrent,
+  "convolutional": convolutional, "graph": graph,
 }

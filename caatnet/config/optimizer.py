@@ -5,6 +5,8 @@ from typing import Any
 
 import optax
 
+from caatnet.config.schema import optimizer as schema
+
 
 @dataclasses.dataclass(frozen=True)
 class Inner:
@@ -22,71 +24,41 @@ class Inner:
   clip_norm: float
 
 
-def _adamw(
-  num_steps: int,
-  decays: Any,
-  *,
-  learning_rate: float,
-  warmup_steps: int,
-  decay_steps: int,
-  final_fraction: float,
-  beta_1: float,
-  beta_2: float,
-  eps: float,
-  weight_decay: float,
-  clip_norm: float,
-) -> Inner:
-  rate = _warmup_cosine(
-    num_steps, learning_rate, warmup_steps, decay_steps, final_fraction
-  )
+def _adamw(section: schema.AdamW, num_steps: int, decays: Any) -> Inner:
+  rate = _warmup_cosine(section, num_steps)
   optimizer = optax.adamw(
-    rate, b1=beta_1, b2=beta_2, eps=eps, weight_decay=weight_decay, mask=decays
+    rate, b1=section.beta_1, b2=section.beta_2, eps=section.eps,
+    weight_decay=section.weight_decay, mask=decays,
   )
-  return Inner(optimizer, rate, clip_norm)
+  return Inner(optimizer, rate, section.clip_norm)
 
 
-def _sgd(
-  num_steps: int,
-  decays: Any,
-  *,
-  learning_rate: float,
-  warmup_steps: int,
-  decay_steps: int,
-  final_fraction: float,
-  momentum: float,
-  weight_decay: float,
-  clip_norm: float,
-) -> Inner:
-  rate = _warmup_cosine(
-    num_steps, learning_rate, warmup_steps, decay_steps, final_fraction
-  )
+def _sgd(section: schema.SGD, num_steps: int, decays: Any) -> Inner:
+  rate = _warmup_cosine(section, num_steps)
   optimizer = optax.chain(
-    optax.add_decayed_weights(weight_decay, mask=decays),
-    optax.sgd(rate, momentum or None),
+    optax.add_decayed_weights(section.weight_decay, mask=decays),
+    optax.sgd(rate, section.momentum or None),
   )
-  return Inner(optimizer, rate, clip_norm)
+  return Inner(optimizer, rate, section.clip_norm)
 
 
-# Builders, by the names that configs use. Their positional arguments are
+# Builders, by the names that configs use. They receive the section,
 # config.train.num_steps, and for each parameter whether weight decay applies.
 OPTIMIZERS = {"adamw": _adamw, "sgd": _sgd}
 
 
 def _warmup_cosine(
-  num_steps: int,
-  peak: float,
-  warmup_steps: int,
-  decay_steps: int,
-  final_fraction: float,
+  section: schema.WarmupCosine, num_steps: int
 ) -> optax.Schedule:
-  """Makes a linear warm-up to ``peak``, then a cosine to a fraction of it.
+  """Makes a linear warm-up to the peak, then a cosine to a fraction of it.
 
   The cosine ends at step ``decay_steps``, or ``num_steps`` if that is 0, and
   its last value stays.
   """
-  end = decay_steps or num_steps
+  peak, warmup_steps = section.learning_rate, section.warmup_steps
+  end = section.decay_steps or num_steps
   if not 0 <= warmup_steps < end:
-    name = "decay_steps" if decay_steps else "config.train.num_steps"
+    name = "decay_steps" if section.decay_steps else "config.train.num_steps"
     raise ValueError(
       f"warmup_steps={warmup_steps} must lie in [0, {name}={end})"
     )
@@ -95,5 +67,5 @@ def _warmup_cosine(
     peak_value=peak,
     warmup_steps=warmup_steps,
     decay_steps=end,
-    end_value=peak * final_fraction,
+    end_value=peak * section.final_fraction,
   )

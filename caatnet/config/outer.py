@@ -1,10 +1,8 @@
 """Builds ``config.outer``: an outer loop.
 
-The keys of an algorithm are the fields of its class here, which inherits those
-that it shares with other algorithms. ``configs/sections.py`` explains them.
+`caatnet.config.schema.outer` declares the keys of each algorithm.
 """
 
-import dataclasses
 import functools
 import math
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from caatnet.checks import one_of
+from caatnet.config.schema import outer as schema
 from caatnet.program import Program, is_spec
 from caatnet.train.norms import worker_norms
 from parallel.outer import health
@@ -32,272 +30,193 @@ from parallel.wire import Wire
 DEFAULT_BLOCK = 256
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Rounds:
-  """The key of algorithms that exchange every H steps."""
+def _optimizer(section: schema.OuterStep) -> OuterOptimizer:
+  """Builds the outer optimizer."""
+  match section.optimizer:
+    case "nesterov":
+      return Nesterov(section.learning_rate, section.momentum)
+    case "adam":
+      return Optax(optax.adam(section.learning_rate, b1=section.momentum))
+  if section.momentum:
+    raise ValueError(
+      f"momentum={section.momentum} has no effect with optimizer="
+      f"{section.optimizer!r}; set it to 0"
+    )
+  return Optax(optax.sgd(section.learning_rate))
 
-  every: int
+
+def _rule(section: schema.Judging, program: Program) -> health.Rule:
+  """Builds the rule that masks diverged workers out of an exchange."""
+  factor = section.outlier_factor
+  if factor and not 1 < factor < math.inf:
+    raise ValueError(
+      f"outlier_factor={factor:g} must be 0 or above 1: a norm over the "
+      "median of all"
+    )
+  return health.Rule(
+    functools.partial(worker_norms, program=program), factor,
+    program.layout.on_cpu,
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _OuterStep:
-  """The keys of algorithms with an outer optimizer."""
+def _weights(section: schema.Weighted, program: Program) -> tuple[float, ...]:
+  """Returns the weights of workers' means, one for each worker or none."""
+  worker = program.layout.worker
+  weights = tuple(map(float, section.weights))
+  if len(weights) not in (0, worker.size):
+    raise ValueError(
+      f"weights={weights} must be config.parallel.worker={worker.size} "
+      "positive numbers, or none"
+    )
+  return weights
 
-  optimizer: str
-  learning_rate: float
-  momentum: float
 
-  def outer_optimizer(self) -> OuterOptimizer:
-    one_of("optimizer", self.optimizer, ("nesterov", "sgd", "adam"))
-    match self.optimizer:
-      case "nesterov":
-        return Nesterov(self.learning_rate, self.momentum)
-      case "adam":
-        return Optax(optax.adam(self.learning_rate, b1=self.momentum))
-    if self.momentum:
+def _exchange(
+  section: schema.Exchanging, program: Program, seed: int
+) -> Exchange:
+  """Builds a mean over workers that is sent in few bits."""
+  return Exchange(
+    program.layout.worker, _wire(section, program.layout.kernels),
+    _block_dims(program), _weights(section, program), section.error_feedback,
+    seed, rule=_rule(section, program),
+  )
+
+
+def _wire(section: schema.Exchanging, kernels: tuple[str, ...]) -> Wire:
+  if section.codec not in ("float32", "bfloat16"):
+    return Wire(
+      section.codec, section.block or DEFAULT_BLOCK, section.route,
+      section.stochastic_rounding, implementation=kernels,
+    )
+  # An all-reduce: nothing is cut into blocks, and float32 loses nothing.
+  neutral = {"block": 0, "route": "all_gather", "stochastic_rounding": False}
+  if section.codec == "float32":
+    neutral["error_feedback"] = False
+  for key, value in neutral.items():
+    if getattr(section, key) != value:
       raise ValueError(
-        f"momentum={self.momentum} has no effect with optimizer="
-        f"{self.optimizer!r}; set it to 0"
+        f"{key}={getattr(section, key)!r} has no effect with codec="
+        f"{section.codec!r}"
       )
-    return Optax(optax.sgd(self.learning_rate))
+  return Wire(dtype=section.codec)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Judging:
-  """The key of algorithms that leave out a worker that has diverged."""
+def _data_parallel(
+  section: schema.DataParallel, program: Program, seed: int
+) -> OuterLoop:
+  return DataParallel(program.layout.worker)
 
-  outlier_factor: float
 
-  def rule(self, program: Program) -> health.Rule:
-    factor = self.outlier_factor
-    if factor and not 1 < factor < math.inf:
-      raise ValueError(
-        f"outlier_factor={factor:g} must be 0 or above 1: a norm over the "
-        "median of all"
-      )
-    return health.Rule(
-      functools.partial(worker_norms, program=program), factor,
-      program.layout.on_cpu,
+def _local_sgd(
+  section: schema.LocalSGD, program: Program, seed: int
+) -> OuterLoop:
+  return DiLoCo(
+    program.layout.worker, section.every, Optax(optax.sgd(1.0)),
+    _exchange(section, program, seed),
+  )
+
+
+def _fedavg(section: schema.FedAvg, program: Program, seed: int) -> OuterLoop:
+  worker, clients = program.layout.worker, section.clients
+  if clients > worker.size:
+    raise ValueError(
+      f"clients={clients} must lie in [0, config.parallel.worker={worker.size}]"
     )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Weighted:
-  """The key of algorithms whose means can have weights."""
-
-  weights: tuple[float, ...]
-
-  def checked_weights(self, program: Program) -> tuple[float, ...]:
-    worker = program.layout.worker
-    weights = tuple(map(float, self.weights))
-    if len(weights) not in (0, worker.size) or not all(
-      0 < w < math.inf for w in weights
-    ):
-      raise ValueError(
-        f"weights={weights} must be config.parallel.worker={worker.size} "
-        "positive numbers, or none"
-      )
-    return weights
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Exchanging(_Judging, _Weighted):
-  """The keys of algorithms that send a mean in few bits."""
-
-  codec: str
-  block: int
-  route: str
-  stochastic_rounding: bool
-  error_feedback: bool
-
-  def exchange(self, program: Program, seed: int) -> Exchange:
-    return Exchange(
-      program.layout.worker, self._wire(program.layout.kernels),
-      _block_dims(program), self.checked_weights(program),
-      self.error_feedback, seed, rule=self.rule(program),
+  if clients and section.error_feedback:
+    raise ValueError(
+      f"error_feedback=True with clients={clients}: a worker that is not among "
+      "a round's clients has nothing to correct"
     )
-
-  def _wire(self, kernels: tuple[str, ...]) -> Wire:
-    if self.codec not in ("float32", "bfloat16"):
-      return Wire(
-        self.codec, self.block or DEFAULT_BLOCK, self.route,
-        self.stochastic_rounding, implementation=kernels,
-      )
-    # An all-reduce: nothing is cut into blocks, and float32 loses nothing.
-    neutral = {"block": 0, "route": "all_gather", "stochastic_rounding": False}
-    if self.codec == "float32":
-      neutral["error_feedback"] = False
-    for key, value in neutral.items():
-      if getattr(self, key) != value:
-        raise ValueError(
-          f"{key}={getattr(self, key)!r} has no effect with codec="
-          f"{self.codec!r}"
-        )
-    return Wire(dtype=self.codec)
+  return DiLoCo(
+    worker, section.every, Optax(optax.sgd(1.0)),
+    _exchange(section, program, seed), clients or None,
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _DataParallel:
-  """Gradients averaged in every step; it has no keys."""
+def _diloco(section: schema.DiLoCo, program: Program, seed: int) -> OuterLoop:
+  return DiLoCo(
+    program.layout.worker, section.every, _optimizer(section),
+    _exchange(section, program, seed),
+  )
 
-  def build(self, program: Program, seed: int) -> OuterLoop:
-    return DataParallel(program.layout.worker)
+
+def _streaming(
+  section: schema.Streaming, program: Program, seed: int
+) -> OuterLoop:
+  return Streaming(
+    program.layout.worker, section.every, _optimizer(section),
+    _exchange(section, program, seed), _fragments(section, program),
+    section.overlap, section.keep, section.pieces,
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _LocalSGD(_Rounds, _Exchanging):
-  """Local SGD: averages of parameters, which is DiLoCo with SGD at rate 1."""
+def _fragments(section: schema.Streaming, program: Program) -> Fragments:
+  """Cuts the layers, on each stage equally if there are stages.
 
-  def build(self, program: Program, seed: int) -> OuterLoop:
-    return DiLoCo(
-      program.layout.worker, self.every, Optax(optax.sgd(1.0)),
-      self.exchange(program, seed),
+  Raises:
+    ValueError: Some stages would have more of a fragment's layers.
+  """
+  stages, layers = program.layout.stages, section.fragment_layers
+  stacks, strided = program.model.stacks, section.pattern == "strided"
+  if stages is None or not layers:
+    return fragments(stacks, layers, strided)
+  parts = stages.timetable.num_parts
+  if not strided or layers % parts:
+    raise ValueError(
+      f"fragment_layers={layers} must be 0 or a multiple of the {parts} "
+      f"parts of config.parallel.stage={stages.axis.size} stages, with "
+      "pattern='strided': each has as many layers of a fragment"
     )
+  fragments(stacks, layers, strided)  # refuses what does not divide
+  # Parts have whole rounds of strides, so a stage's layers are strided, too.
+  here = {key: count // stages.axis.size for key, count in stacks.items()}
+  return fragments(here, layers // stages.axis.size, strided, num_lead=1)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _FedAvg(_Rounds, _Exchanging):
-  """FedAvg: weighted averages of the parameters of a sample of workers."""
-
-  clients: int
-
-  def build(self, program: Program, seed: int) -> OuterLoop:
-    worker = program.layout.worker
-    if self.clients > worker.size:
-      raise ValueError(
-        f"clients={self.clients} must lie in "
-        f"[0, config.parallel.worker={worker.size}]"
-      )
-    if self.clients and self.error_feedback:
-      raise ValueError(
-        f"error_feedback=True with clients={self.clients}: a worker that is "
-        "not heard has nothing to correct"
-      )
-    return DiLoCo(
-      worker, self.every, Optax(optax.sgd(1.0)),
-      self.exchange(program, seed), self.clients or None,
-    )
+def _eager(section: schema.Eager, program: Program, seed: int) -> OuterLoop:
+  return Eager(
+    program.layout.worker, section.every, _optimizer(section),
+    _exchange(section, program, seed),
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _DiLoCo(_Rounds, _OuterStep, _Exchanging):
-  """DiLoCo."""
-
-  def build(self, program: Program, seed: int) -> OuterLoop:
-    return DiLoCo(
-      program.layout.worker, self.every, self.outer_optimizer(),
-      self.exchange(program, seed),
-    )
+def _dc_s3gd(section: schema.DCS3GD, program: Program, seed: int) -> OuterLoop:
+  return DCS3GD(
+    program.layout.worker, _exchange(section, program, seed),
+    section.compensation,
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Streaming(_Rounds, _OuterStep, _Exchanging):
-  """Streaming DiLoCo."""
-
-  fragment_layers: int
-  pattern: str
-  overlap: tuple[int, ...]
-  keep: float
-  pieces: int
-
-  def build(self, program: Program, seed: int) -> OuterLoop:
-    one_of("pattern", self.pattern, ("strided", "sequential"))
-    return Streaming(
-      program.layout.worker, self.every, self.outer_optimizer(),
-      self.exchange(program, seed), self.fragments(program),
-      tuple(self.overlap), self.keep, self.pieces,
-    )
-
-  def fragments(self, program: Program) -> Fragments:
-    """Cuts the layers, on each stage alike if there are stages.
-
-    Raises:
-      ValueError: Some stages would have more of a fragment's layers.
-    """
-    stages, layers = program.layout.stages, self.fragment_layers
-    stacks, strided = program.model.stacks, self.pattern == "strided"
-    if stages is None or not layers:
-      return fragments(stacks, layers, strided)
-    parts = stages.timetable.num_parts
-    if not strided or layers % parts:
-      raise ValueError(
-        f"fragment_layers={layers} must be 0 or a multiple of the {parts} "
-        f"parts of config.parallel.stage={stages.axis.size} stages, with "
-        "pattern='strided': each has as many layers of a fragment"
-      )
-    fragments(stacks, layers, strided)  # refuses what does not divide
-    # Parts have whole rounds of strides, so a stage's layers are strided, too.
-    here = {key: count // stages.axis.size for key, count in stacks.items()}
-    return fragments(here, layers // stages.axis.size, strided, num_lead=1)
+def _sparseloco(
+  section: schema.SparseLoCo, program: Program, seed: int
+) -> OuterLoop:
+  return SparseLoCo(
+    program.layout.worker, section.every, section.learning_rate,
+    _block_dims(program), section.error_decay, section.chunk, section.top_k,
+    _weights(section, program), rule=_rule(section, program),
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Eager(_Rounds, _OuterStep, _Exchanging):
-  """Eager updates."""
-
-  def build(self, program: Program, seed: int) -> OuterLoop:
-    return Eager(
-      program.layout.worker, self.every, self.outer_optimizer(),
-      self.exchange(program, seed),
-    )
+def _noloco(section: schema.NoLoCo, program: Program, seed: int) -> OuterLoop:
+  return NoLoCo(
+    program.layout.worker, section.every, section.learning_rate,
+    section.momentum, section.pull, seed, rule=_rule(section, program),
+  )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _DCS3GD(_Exchanging):
-  """Delay-compensated stale-synchronous SGD."""
-
-  compensation: float
-
-  def build(self, program: Program, seed: int) -> OuterLoop:
-    return DCS3GD(
-      program.layout.worker, self.exchange(program, seed), self.compensation
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _SparseLoCo(_Rounds, _Judging, _Weighted):
-  """SparseLoCo."""
-
-  learning_rate: float
-  chunk: int
-  top_k: int
-  error_decay: float
-
-  def build(self, program: Program, seed: int) -> OuterLoop:
-    return SparseLoCo(
-      program.layout.worker, self.every, self.learning_rate,
-      _block_dims(program), self.error_decay, self.chunk, self.top_k,
-      self.checked_weights(program), rule=self.rule(program),
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _NoLoCo(_Rounds, _Judging):
-  """NoLoCo."""
-
-  learning_rate: float
-  momentum: float
-  pull: float
-
-  def build(self, program: Program, seed: int) -> OuterLoop:
-    return NoLoCo(
-      program.layout.worker, self.every, self.learning_rate, self.momentum,
-      self.pull, seed, rule=self.rule(program),
-    )
-
-
-# The algorithms, by the names that configs use. Their `build` takes the program
-# and the seed of what they draw: clients, pairs, stochastic rounding.
+# Builders of the algorithms, by the names that configs use. They receive the
+# section, the program, and the seed of what they draw: clients, pairs,
+# stochastic rounding.
 OUTER = {
-  "data_parallel": _DataParallel,
-  "local_sgd": _LocalSGD,
-  "fedavg": _FedAvg,
-  "diloco": _DiLoCo,
-  "streaming": _Streaming,
-  "eager": _Eager,
-  "dc_s3gd": _DCS3GD,
-  "sparseloco": _SparseLoCo,
-  "noloco": _NoLoCo,
+  "data_parallel": _data_parallel,
+  "local_sgd": _local_sgd,
+  "fedavg": _fedavg,
+  "diloco": _diloco,
+  "streaming": _streaming,
+  "eager": _eager,
+  "dc_s3gd": _dc_s3gd,
+  "sparseloco": _sparseloco,
+  "noloco": _noloco,
 }
 
 

@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import ml_collections
 
-from caatnet import ranges
 from caatnet.config import inference, sections
 from caatnet.config.inference import Inference
 from caatnet.config.override import override
+from caatnet.config.schema import tree
 from caatnet.inference import buckets
 from caatnet.inference.decoder import Decoder
 from caatnet.serving.cache.host import Host
 from caatnet.serving.cache.pages import Pages
 from caatnet.serving.engine.device import DecoderExecutor
 from caatnet.serving.engine.engine import Engine
-from caatnet.serving.options import DEFAULTS, ServingOptions
+from caatnet.serving.options import ServingOptions
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
 from caatnet.serving.scheduler.scheduler import Scheduler
@@ -46,11 +46,12 @@ def options(overrides: str) -> tuple[ServingOptions, str]:
   parts = overrides.split()
   mine = [part for part in parts if part.startswith(_SECTION)]
   config = override(
-    ml_collections.ConfigDict({"serving": dataclasses.asdict(DEFAULTS)}),
+    ml_collections.ConfigDict({"serving": tree.defaults("serving")}),
     " ".join(mine),
   )
-  ranges.check(config)
-  found = sections.call("serving", ServingOptions, config.serving)
+  found = sections.call(
+    "serving", lambda section: ServingOptions(**vars(section)), config.serving
+  )
   return found, " ".join(part for part in parts if part not in mine)
 
 

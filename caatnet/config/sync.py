@@ -5,8 +5,9 @@ import functools
 
 import jax
 
-from caatnet.checks import DTYPES, one_of
+from caatnet.checks import one_of
 from caatnet.config.context import Context
+from caatnet.config.schema import sync as schema
 from parallel.collectives import Reduction
 from parallel.kernels import evidence
 from parallel.kernels.schedule_all_reduce import api as schedule_kernels
@@ -35,27 +36,12 @@ class Sync:
 
 
 def build_sync(
-  context: Context,
-  num_layers: int,
-  remat: str,
-  *,
-  p: float,
-  p_attention: tuple[float, ...],
-  p_mlp: tuple[float, ...],
-  private_scale: str,
-  forward_dtype: str,
-  backward_dtype: str,
-  overlap: str,
-  route: str,
-  topology: str,
-  carry: str,
+  section: schema.Sync, context: Context, num_layers: int, remat: str
 ) -> Sync:
-  """Checks the section and builds a `PartialSync` for each row door.
-
-  Keyword arguments are the section's keys, which ``configs/sections.py``
-  explains.
+  """Builds a `PartialSync` for each row-parallel projection.
 
   Args:
+    section: The section.
     context: The parts of the experiment on which a model depends.
     num_layers: ``config.model.num_layers``.
     remat: ``config.model.remat``.
@@ -63,12 +49,7 @@ def build_sync(
   Raises:
     ValueError: A value does not fit, or would have no effect.
   """
-  for key, dtype in (
-    ("forward_dtype", forward_dtype), ("backward_dtype", backward_dtype)
-  ):
-    one_of(key, dtype, ("", *DTYPES))
-  one_of("overlap", overlap, ("auto", "on", "off"))
-  one_of("carry", carry, ("auto", "on", "off"))
+  p, carry, route = section.p, section.carry, section.route
   if carry == "on" and route not in FUSED_ROUTES:
     raise ValueError(
       f"carry={carry!r} has no effect with route={route!r}; it is for "
@@ -77,16 +58,17 @@ def build_sync(
   # On TPUs XLA splits the product by itself and hides more of a reduction than
   # behind the door's barrier (LOG.md).
   on_gpu = context.platform == "gpu"
+  overlap = section.overlap
   overlaps = overlap == "on" or (overlap == "auto" and on_gpu)
-  if p != 1.0 and p_attention and p_mlp:
+  if p != 1.0 and section.p_attention and section.p_mlp:
     raise ValueError(
-      f"p={p} has no effect: p_attention={p_attention} and p_mlp={p_mlp} are "
-      "for all doors"
+      f"p={p} has no effect: p_attention={section.p_attention} and "
+      f"p_mlp={section.p_mlp} are for all doors"
     )
-  reduction = _route(route, topology, context)
+  reduction = _route(route, section.topology, context)
 
-  def door(key: str, values: tuple[float, ...]) -> list[PartialSync]:
-    values = tuple(values) or (p,)
+  def door(key: str) -> list[PartialSync]:
+    values = getattr(section, key) or (p,)
     values = values * (num_layers if len(values) == 1 else 1)
     if len(values) != num_layers:
       raise ValueError(
@@ -96,16 +78,16 @@ def build_sync(
     return [
       PartialSync(
         float(value),
-        private_scale,
-        forward_dtype or None,
-        backward_dtype or None,
+        section.private_scale,
+        section.forward_dtype or None,
+        section.backward_dtype or None,
         overlaps,
         reduction,
       )
       for value in values
     ]
 
-  attention, mlp = door("p_attention", p_attention), door("p_mlp", p_mlp)
+  attention, mlp = door("p_attention"), door("p_mlp")
   # A layer that is recomputed would reduce an update carried into it again.
   carries = carry == "on" or (carry == "auto" and remat == "none")
   return Sync(tuple(zip(attention, mlp, strict=True)), carries)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from caatnet.config.schema import zero as schema
 from parallel.zero import partition
 from parallel.zero.partition import Partition
 
@@ -25,44 +26,24 @@ class Zero:
   prefetch: bool
 
 
-def build_zero(
-  num_ranks: int,
-  *,
-  levels: str,
-  scheme: str,
-  weights: str,
-  gradients: str,
-  optimizer: str,
-  secondary: str,
-  weight_codec: str,
-  gradient_codec: str,
-  secondary_codec: str,
-  block: int,
-  coded_blocks: int,
-  gradient_hops: str,
-  offload: bool,
-  prefetch: bool,
-) -> Zero:
-  """Checks the section and builds what it describes.
-
-  Keyword arguments are the section's keys, which ``configs/sections.py``
-  explains.
+def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
+  """Builds what the section describes.
 
   Args:
+    section: The section.
     num_ranks: ``config.parallel.data``, the number of data-parallel ranks.
 
   Raises:
     ValueError: A value does not fit; the message names what would.
   """
-  found = parse_levels(levels, num_ranks)
+  found = parse_levels(section.levels, num_ranks)
   names = [level.name for level in found[::-1]]
   changes: dict[str, Any] = {
-    "block": block or DEFAULT_BLOCK, "coded_blocks": coded_blocks
+    "block": section.block or DEFAULT_BLOCK,
+    "coded_blocks": section.coded_blocks,
   }
-  for key, value in (
-    ("weights", weights), ("gradients", gradients), ("optimizer", optimizer),
-    ("secondary", secondary),
-  ):
+  for key in ("weights", "gradients", "optimizer", "secondary"):
+    value = getattr(section, key)
     if not value:  # as the scheme has it
       continue
     if value not in ("none", *names):
@@ -72,27 +53,29 @@ def build_zero(
       )
     depth = 0 if value == "none" else names.index(value) + 1
     changes[key] = None if key == "secondary" and not depth else depth
-  for key, value in (
-    ("weight_codec", weight_codec), ("gradient_codec", gradient_codec),
-    ("secondary_codec", secondary_codec), ("gradient_hops", gradient_hops),
+  for key in (
+    "weight_codec", "gradient_codec", "secondary_codec", "gradient_hops"
   ):
-    if value:
-      changes[key] = value
-  chosen = dataclasses.replace(partition.named(scheme, found), **changes)
+    if getattr(section, key):
+      changes[key] = getattr(section, key)
+  scheme = partition.named(section.scheme, found)
+  chosen = dataclasses.replace(scheme, **changes)
   codecs = (
     chosen.weight_codec, chosen.gradient_codec, chosen.secondary_codec
   )
-  if block and set(codecs) == {"none"}:
-    raise ValueError(f"block={block} has no effect: nothing is coded")
-  if gradient_hops and chosen.gradient_codec == "none":
+  if section.block and set(codecs) == {"none"}:
+    raise ValueError(f"block={section.block} has no effect: nothing is coded")
+  if section.gradient_hops and chosen.gradient_codec == "none":
     raise ValueError(
-      f"gradient_hops={gradient_hops!r} has no effect: gradients are not coded"
+      f"gradient_hops={section.gradient_hops!r} has no effect: gradients are "
+      "not coded"
     )
-  if prefetch and not chosen.weights:
+  if section.prefetch and not chosen.weights:
     raise ValueError(
-      f"prefetch=True has no effect: scheme={scheme!r} shards no weights"
+      f"prefetch=True has no effect: scheme={section.scheme!r} shards no "
+      "weights"
     )
-  return Zero(chosen, offload, prefetch)
+  return Zero(chosen, section.offload, section.prefetch)
 
 
 def parse_levels(text: str, num_ranks: int) -> tuple[partition.Level, ...]:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from caatnet.config.schema.data import Images
 from caatnet.data import pipeline
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.protocol import Dataset
@@ -24,27 +25,9 @@ from caatnet.data.sources import split_place
 Examples = dict[str, np.ndarray]
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageData:
-  """The data of a classifier: ``config.data`` with the name "images".
-
-  Attributes:
-    path: An .npz file with "images", uint8 or float ``[N, H, W]`` or
-      ``[N, H, W, C]``, and "labels", int ``[N]``; "" for scikit-learn's digits.
-    shape: The height, width and channels of an image.
-    num_classes: The number of classes; labels are 0 to num_classes - 1.
-    batch_size: Images per step, over all workers and data-parallel ranks.
-    validation_percent: The expected share of the images that is held out.
-    validation_path: A file like ``path`` to validate on, in place of a share of
-      the images; "" for none. Images that are in both are not trained on.
-  """
-
-  path: str
-  shape: tuple[int, int, int]
-  num_classes: int
-  batch_size: int
-  validation_percent: float
-  validation_path: str
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageData(Images):
+  """The data of a classifier: ``config.data`` with the name "images"."""
 
   @property
   def example(self) -> dict[str, jax.ShapeDtypeStruct]:

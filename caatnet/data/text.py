@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from caatnet.config.schema.data import Text
 from caatnet.data import baselines, encoding, pipeline, sources, tokenizers
 from caatnet.data.protocol import Dataset
 
@@ -16,34 +17,17 @@ _Losses = Callable[[], dict[str, float]]
 _XZ = "xz (this text alone)"
 
 
-@dataclasses.dataclass(frozen=True)
-class TextData:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextData(Text):
   """The data of a language model: ``config.data`` with the name "text".
 
   Attributes:
-    path: A .txt or .jsonl file or a folder of them; "" for the source of
-      Python's standard library.
-    tokenizer: A ``tokenizer.json``, or a folder that has one; "" for tokens
-      that are bytes.
-    seq_len: Tokens per sequence.
-    batch_size: Sequences per step, over all workers and data-parallel ranks.
-    validation_percent: The expected share of the documents that is held out.
-    validation_path: A file or folder like ``path`` to validate on, in place of
-      a share of the documents; "" for none.
-    validation_windows: How many windows every evaluation reads; 0 for all.
     vocab_size: How many tokens the model has that reads the text, a key of its
       section and not of this one; None for any number.
     kept: The tokenizer itself, where a run has kept it; None to read it from
       ``tokenizer``.
   """
 
-  path: str
-  tokenizer: str
-  seq_len: int
-  batch_size: int
-  validation_percent: float
-  validation_path: str
-  validation_windows: int
   vocab_size: int | None = None
   kept: tokenizers.Tokenizer | None = None
 

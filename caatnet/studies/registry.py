@@ -12,7 +12,7 @@ import importlib
 import pathlib
 from typing import Any
 
-from caatnet import ranges
+from caatnet.config.schema import tree
 from caatnet.show import drawing, render
 from caatnet.show.report import Report
 
@@ -66,7 +66,7 @@ def find(config: Mapping[str, Any]) -> Study:
       f"config.study={name!r} must be one of {', '.join(SUBJECTS)}; a config "
       "with a study: configs/diloco/utilisation.py"
     )
-  ranges.check(config)
+  tree.check(config)
   study, report = (
     importlib.import_module(f"caatnet.studies.{name}.{part}")
     for part in ("study", "report")

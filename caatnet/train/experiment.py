@@ -8,35 +8,12 @@ from typing import Any
 import jax
 import optax
 
+from caatnet.config.schema.train import Train
 from caatnet.data.protocol import Data
 from caatnet.program import Program
 from caatnet.train.state import TrainState, init_state, state_shardings
 from caatnet.train.step import make_evaluated, make_train_step
 from parallel.outer.base import OuterLoop, Plan
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainOptions:
-  """How long a run is and how often it does what: ``config.train``.
-
-  Attributes:
-    num_steps: Steps of the run.
-    accumulation: Microbatches per step.
-    log_every: Steps between records of the metrics.
-    eval_every: Steps between evaluations.
-    checkpoint_every: Steps between checkpoints.
-    keep_checkpoints: The number of newest checkpoints that are kept.
-    init_from: The folder of a run whose parameters this one starts with; "" for
-      drawn ones.
-  """
-
-  num_steps: int
-  accumulation: int
-  log_every: int
-  eval_every: int
-  checkpoint_every: int
-  keep_checkpoints: int
-  init_from: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +39,7 @@ class Experiment:
   learning_rate: optax.Schedule
   clip_norm: float
   data: Data
-  train: TrainOptions
+  train: Train
   seed: int
 
   @property

@@ -18,6 +18,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import directory_check
 
 from caatnet import commands
+from caatnet.config.schema import tree
 from caatnet.train import files
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
@@ -139,12 +140,11 @@ def read_config(workdir: epath.Path) -> dict[str, Any]:
 
 
 def _completed(config: dict[str, Any]) -> dict[str, Any]:
-  """Adds to a config the keys that runs of before do not have."""
-  data = config.get("data", {})
-  if data.get("name") == "text":
-    data.setdefault("tokenizer", "")
-  config.get("train", {}).setdefault("init_from", "")
-  return config
+  """Returns a config with the keys that were declared after its run.
+
+  Their defaults are what the code did before.
+  """
+  return json.loads(json.dumps(tree.completed(config)))
 
 
 def read_environment(workdir: epath.Path) -> dict[str, Any]:

@@ -11,17 +11,14 @@ tokens are looked up stay floats. The result is in LOG.md.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "full") -> ml_collections.ConfigDict:
   """Returns the benchmark: `full`, or `test` for a few windows."""
   config = ml_collections.ConfigDict()
   config.name = "coded"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "coded"
-  # The folder of a run with one worker.
-  config.benchmark.workdir = "runs/demo/p0.5"
-  # How many validation windows are read, at most.
-  config.benchmark.windows = 256 if size == "full" else 2
-  # Tokens that a step reads.
-  config.benchmark.chunk = 64
+  config.benchmark = defaults("benchmark", "coded")
+  if size != "full":
+    config.benchmark.windows = 2
   return config

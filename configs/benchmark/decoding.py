@@ -11,6 +11,7 @@ cores: `taskset --cpu-list 0,1` where there are more.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.caatnet import base
 
 
@@ -26,17 +27,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config.model.vocab_size = 8192
   config.model.dtype = "float32"
   config.parallel.tensor = 1
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "decoding"
-  config.benchmark.rounds = 7
-  # Sequences at a time; each is a program and a row.
-  config.benchmark.batches = (1, 16)
-  # Tokens of a prompt, and tokens drawn after it.
-  config.benchmark.prompt = 128
-  config.benchmark.tokens = 128
-  # A Python with torch and transformers; "" for none. Its threads.
-  config.benchmark.rival = ""
-  config.benchmark.threads = 2
+  config.benchmark = defaults("benchmark", "decoding")
   if size == "test":
     config.model.width = 32
     config.model.num_layers = 1

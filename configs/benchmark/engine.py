@@ -19,6 +19,7 @@ should run.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.benchmark import decoding
 
 
@@ -26,20 +27,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   """Returns the benchmark: `25m`, or `test` for one that takes seconds."""
   config = decoding.get_config(size)
   config.name = "engine"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "engine"
-  config.benchmark.rounds = 5
-  # Sequences at a time, tokens of their prompts and of their answers.
-  config.benchmark.batches = (16, 64)
-  config.benchmark.prompt = 64
-  config.benchmark.tokens = 64
-  # Requests that arrive at random: how many, at a time, and at which share of
-  # what the engine would do if they were all there.
-  config.benchmark.requests = 60
-  config.benchmark.slots = 16
-  config.benchmark.load = 0.6
-  # Steps of each size that are measured between two runs, at least.
-  config.benchmark.steps = 8
+  config.benchmark = defaults("benchmark", "engine")
   if size == "test":
     config.benchmark.rounds, config.benchmark.batches = 1, (2,)
     config.benchmark.prompt, config.benchmark.tokens = 8, 8

@@ -21,19 +21,11 @@ programs with and without kernels read and write, from their compiled text:
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.name = "kernels"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "kernels"
-  config.benchmark.ops = (
-    "add_norm", "add_norm_backward", "reduce_add_norm", "encode", "mean",
-    "nesterov", "gather_rows",
-  )
-  # A target as launch.compile takes it; "" runs on the devices that are here.
-  config.benchmark.target = ""
-  config.benchmark.rounds = 20
-  # Sets of operands that calls take in turn, so that none is in a cache.
-  config.benchmark.buffers = 4
+  config.benchmark = defaults("benchmark", "kernels")
   return config

@@ -11,6 +11,8 @@ minute on two cores.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
   """Returns the benchmark: `small`, or `test` for one that takes seconds."""
@@ -18,18 +20,7 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
     raise ValueError(f"lockstep.py:{size}: the sizes are small and test")
   config = ml_collections.ConfigDict()
   config.name = "lockstep"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "lockstep"
-  # A timetable, with " +" where it keeps residuals; "autodiff" or "masked".
-  config.benchmark.forms = (
-    "autodiff", "masked", "gpipe", "1f1b", "zb_h1", "gpipe +", "1f1b +",
-    "zb_h1 +", "zb_h2 +",
-  )
-  config.benchmark.stages, config.benchmark.microbatches = 4, 16
-  # Layers of a stage, each of two products of tokens by width squared.
-  config.benchmark.layers, config.benchmark.width = 2, 256
-  config.benchmark.tokens = 128
-  config.benchmark.rounds = 5
+  config.benchmark = defaults("benchmark", "lockstep")
   if size == "test":
     config.benchmark.microbatches, config.benchmark.width = 5, 16
     config.benchmark.tokens, config.benchmark.rounds = 4, 1

@@ -12,6 +12,8 @@ world with more states than benchmark.most is given up.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the benchmark: `all`, or `test` for one that takes seconds."""
@@ -19,23 +21,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"membership.py:{size}: the sizes are all and test")
   config = ml_collections.ConfigDict()
   config.name = "membership"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "membership"
-  # Worlds: "peers", "rounds", "least" and "quorum" of the coordinator's rules,
-  # and accidents by their kind.
-  config.benchmark.worlds = (
-    {"peers": 2, "rounds": 2, "least": 2, "crashes": 1, "restarts": 1},
-    {"peers": 2, "rounds": 1, "least": 1, "cuts": 1, "restarts": 1},
-    {"peers": 2, "rounds": 1, "least": 2, "suspicions": 1, "failures": 1},
-    {"peers": 2, "rounds": 1, "least": 2, "cuts": 1, "failures": 1,
-     "crashes": 1},
-    {"peers": 2, "rounds": 2, "least": 2, "quorum": 1, "cuts": 1},
-    {"peers": 3, "rounds": 1, "least": 3, "crashes": 1},
-    {"peers": 3, "rounds": 1, "least": 3, "cuts": 1, "copies": 1},
-    {"peers": 3, "rounds": 2, "least": 3, "leaves": 1},
-    {"peers": 4, "rounds": 1, "least": 4, "cuts": 1},
-  )
-  config.benchmark.most = 500_000
+  config.benchmark = defaults("benchmark", "membership")
   if size == "test":
     config.benchmark.worlds = (
       {"peers": 2, "rounds": 1, "least": 2, "crashes": 1},

@@ -20,14 +20,11 @@ One target needs the extra `tpu`, the other `cuda`:
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict()
   config.name = "paged_attention"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "paged_attention"
-  config.benchmark.targets = ("tpu:v5p:2x2x1", "gpu:h200:1x1")
-  config.benchmark.head_widths = (64, 128)
-  # Of one rank.
-  config.benchmark.kv_heads = (1, 5, 8)
+  config.benchmark = defaults("benchmark", "paged_attention")
   return config

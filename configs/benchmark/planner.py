@@ -18,6 +18,7 @@ CP-SAT.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.planner import gpt_11b
 
 
@@ -27,39 +28,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"planner.py:{size}: the sizes are all and test")
   config = gpt_11b.get_config("train")
   config.name = "device_orders"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "planner"
-  # How many clusters of each part: against all orders, against CP-SAT, at 64
-  # devices for each grid, of the premise, and of the regret.
-  config.benchmark.exact = 200
-  config.benchmark.solved = 8
-  config.benchmark.certified = 10
-  config.benchmark.premise = 200
-  config.benchmark.regret = 32
-  # Stages, data and tensor ranks of 64 and of 1,024 devices.
-  config.benchmark.grids = (
-    (4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (2, 8, 4), (4, 4, 4),
-    (8, 8, 1),
-  )
-  config.benchmark.large = ((8, 16, 8), (16, 8, 8), (16, 64, 1))
-  # Of the regret: devices, positions of an example and ways that stages run,
-  # which take turns; layers, examples of a step, and timetables that are tried.
-  config.benchmark.sizes = (4, 6, 8, 5)
-  config.benchmark.positions = (2048, 16_384)
-  config.benchmark.executions = ("events", "lockstep")
-  config.benchmark.layers = 8
-  config.benchmark.batch_size = 16
-  config.benchmark.timetables = (
-    "1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"
-  )
-  # Microbatches of a step, and the examples of each.
-  config.benchmark.microbatches = 32
-  config.benchmark.examples = 1
-  # A Python that has ortools; "" leaves CP-SAT out. Seconds for each problem.
-  config.benchmark.python = ""
-  config.benchmark.limit_s = 60.0
-  # Orders that Pipette's annealing tries.
-  config.benchmark.steps = 3000
+  config.benchmark = defaults("benchmark", "planner")
   if size == "test":
     config.benchmark.exact = config.benchmark.certified = 1
     config.benchmark.solved = config.benchmark.premise = 1

@@ -18,18 +18,12 @@ extra `tpu`; a program takes a minute. With the extra `cuda`, a quarter of one:
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns the benchmark."""
   config = ml_collections.ConfigDict()
   config.name = "planner_memory"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "planner_memory"
-  config.benchmark.target = "tpu:v5p:2x2x2"
-  # JSON file of the rows.
-  config.benchmark.results = "results/planner_memory_v5p.json"
-  config.benchmark.num_programs = 200
-  # Seconds after which no other program is begun.
-  config.benchmark.limit_s = 3600.0
-  config.benchmark.seed = 0
+  config.benchmark = defaults("benchmark", "planner_memory")
   return config

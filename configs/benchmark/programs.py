@@ -13,6 +13,8 @@ import importlib
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "7b") -> ml_collections.ConfigDict:
   """Returns the benchmark: `7b`, or `test` for programs that take seconds."""
@@ -21,14 +23,7 @@ def get_config(size: str = "7b") -> ml_collections.ConfigDict:
   # A name that begins with a digit is no name to import.
   config = importlib.import_module("configs.caatnet.7b").get_config()
   config.name = "programs"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "programs"
-  # JSON file of the rows; "" writes none.
-  config.benchmark.results = "results/programs.json"
-  # Whether rows of that file are kept whose lowered program and versions are
-  # still the same, as after a run that was stopped.
-  config.benchmark.keep = False
-  # (target, overrides); each is compiled with all values of kernels.
+  config.benchmark = defaults("benchmark", "programs")
   v5p, v6e, v5e = "tpu:v5p:4x4x4", "tpu:v6e:8x8", "tpu:v5e:8x8"
   config.benchmark.programs = (
     *((target, f"sync.p={p}") for target in (v5p, v6e) for p in (1.0, 0.5)),
@@ -38,7 +33,6 @@ def get_config(size: str = "7b") -> ml_collections.ConfigDict:
     (v5p, "sync.p=0.5 sync.route=one_shot"),
     (v5p, "sync.p=0.5 sync.route=ring_kernel"),
   )
-  config.benchmark.kernels = ("pallas", "reference")
   if size == "test":
     config.model.width = 32
     config.model.num_layers = 2

@@ -20,6 +20,8 @@ takes seconds.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the benchmark: `all`, `links` alone, or `test`, some seconds."""
@@ -27,30 +29,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"ring.py:{size}: the sizes are all, links and test")
   config = ml_collections.ConfigDict()
   config.name = "ring"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "ring"
-  config.benchmark.megabytes = 256
-  config.benchmark.peers = (2, 4, 8)
-  # Bytes that are sent and added at once, and of the kernels' send buffers, of
-  # raw streams, too; 0 lets the kernel choose. On loopback a small one keeps
-  # what is under way in the cache; over a long link it would limit the rate.
-  config.benchmark.block_bytes = 2**22
-  config.benchmark.send_buffer = 2**18
-  # How often everything is measured; the median counts.
-  config.benchmark.rounds = 5
-  # Whether jax's all-reduce between processes is timed, too.
-  config.benchmark.gloo = True
-  # Links between two peers: their rate in Mbit/s, milliseconds there and back
-  # that are added, megabytes that are summed; and data connections over them.
-  config.benchmark.links = (
-    {"mbit": 50, "rtt_ms": 0, "megabytes": 16},
-    {"mbit": 50, "rtt_ms": 100, "megabytes": 16},
-    {"mbit": 1000, "rtt_ms": 0, "megabytes": 128},
-    {"mbit": 1000, "rtt_ms": 100, "megabytes": 128},
-  )
-  config.benchmark.lanes = (1, 4, 8)
-  config.benchmark.shaped_rounds = 3
-  config.benchmark.shaped_block_bytes = 2**18
+  config.benchmark = defaults("benchmark", "ring")
   if size == "links":
     config.benchmark.peers = ()
   if size == "test":

@@ -22,32 +22,14 @@ few small graphs, seconds.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the benchmark: `all`, or `test` for one that takes seconds."""
   config = ml_collections.ConfigDict()
   config.name = "schedules"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "schedules"
-  # The sides of square grids.
-  config.benchmark.tori = (4, 8, 16, 32, 64)
-  config.benchmark.meshes = (4, 8, 16, 32)
-  config.benchmark.optimal = ("torus 4x4", "torus 8x8", "mesh 8x8",
-                              "torus 8x8, 2 links failed", "fat tree 4",
-                              "leaf-spine 4x4x4", "dgx 2x8")
-  # All-gathers, by algorithm and topology.
-  config.benchmark.simulated = ("ring, ring 1024", "bucket, torus 32x32",
-                                "multitree, torus 32x32")
-  # Sizes of all-gathers; random graphs are timed at the last one.
-  config.benchmark.size_bytes = (2**15, 2**20, 2**26)
-  # Models of time, each of which chooses a schedule of its own.
-  config.benchmark.models = ("events", "lockstep")
-  config.benchmark.num_random = 200
-  config.benchmark.max_nodes = 24
-  # How many processes share the graphs.
-  config.benchmark.processes = 2
-  # PNG of the times against the number of nodes; "" for none.
-  config.benchmark.plot = ""
+  config.benchmark = defaults("benchmark", "schedules")
   if size == "test":
     config.benchmark.tori = (4, 8)
     config.benchmark.meshes = (4,)

@@ -11,6 +11,7 @@ its part of the time is counted as the server's. `server.py:test` takes seconds.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.benchmark import decoding
 
 
@@ -19,15 +20,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config = decoding.get_config(size)
   config.name = "server"
   config.inference.context = 256
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "server"
-  config.benchmark.rounds = 3
-  # Sequences that run at a time; each is a row.
-  config.benchmark.batches = (16, 64)
-  config.benchmark.streams = 500
-  # Tokens of a prompt, and tokens drawn after it.
-  config.benchmark.prompt = 16
-  config.benchmark.tokens = 32
+  config.benchmark = defaults("benchmark", "server")
   if size == "test":
     config.benchmark.rounds = 1
     config.benchmark.batches = (4,)

@@ -19,6 +19,8 @@ minute; `serving.py:test` seconds.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the benchmark: `all`, or `test` for one that takes seconds."""
@@ -26,27 +28,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"serving.py:{size}: the sizes are all and test")
   config = ml_collections.ConfigDict()
   config.name = "serving"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "serving"
-  config.benchmark.policies = (
-    "first_come", "strict_priority", "shortest_first", "vtc", "dlpm"
-  )
-  config.benchmark.running = 256
-  config.benchmark.waiting = 1000
-  # Pages of 16 tokens, so few that one step of twenty takes some back.
-  config.benchmark.pages = {
-    "first_come": 10700, "strict_priority": 11400, "shortest_first": 8500,
-    "vtc": 10700, "dlpm": 10500,
-  }
-  # Steps before those that are timed, and these.
-  config.benchmark.warm_up = 600
-  config.benchmark.steps = 2000
-  config.benchmark.rounds = 5
-  # The probability that a step gives requests new priorities, and of a request
-  # that it keeps the one that it has.
-  config.benchmark.frequency = 0.04
-  config.benchmark.stay = 0.99
-  config.benchmark.clients = 27
+  config.benchmark = defaults("benchmark", "serving")
   if size == "test":
     config.benchmark.policies = ("first_come", "vtc")
     config.benchmark.running, config.benchmark.waiting = 16, 40

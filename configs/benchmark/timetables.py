@@ -12,6 +12,8 @@ processor time; the aim is under 2 s. The whole takes a minute of one core.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the benchmark: `all`, or `test` for one that takes seconds."""
@@ -19,15 +21,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     raise ValueError(f"timetables.py:{size}: the sizes are all and test")
   config = ml_collections.ConfigDict()
   config.name = "timetables_proven"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "timetables"
-  # Up to how many of each.
-  config.benchmark.stages, config.benchmark.microbatches = 16, 64
-  config.benchmark.chunks = 4
-  # Stages and microbatches of the proofs that are timed.
-  config.benchmark.timed = (64, 512)
-  # How many processes share the timetables.
-  config.benchmark.processes = 2
+  config.benchmark = defaults("benchmark", "timetables")
   if size == "test":
     config.benchmark.stages, config.benchmark.microbatches = 4, 8
     config.benchmark.chunks = 2

@@ -12,6 +12,7 @@ p = 1 within 1.2x of one rank, at p = .5 within 1.6x.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.caatnet import base
 
 
@@ -24,18 +25,7 @@ def get_config(size: str = "25m") -> ml_collections.ConfigDict:
   config.model.ffn_width = 1376
   config.data.seq_len = 256
   config.data.batch_size = 8
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "train_step"
-  config.benchmark.rounds = 7
-  config.benchmark.dtypes = ("float32", "bfloat16")
-  # (label, overrides). The step whose label begins with "plain" is not ours.
-  config.benchmark.variants = (
-    ("plain JAX step", ""),
-    ("r=1", "parallel.tensor=1"),
-    ("r=1, unrolled", "parallel.tensor=1 model.unroll=8"),
-    ("r=8 lanes, p=1", "parallel.tensor=8"),
-    ("r=8 lanes, p=.5", "parallel.tensor=8 sync.p=0.5"),
-  )
+  config.benchmark = defaults("benchmark", "train_step")
   if size == "test":
     config.model.width = 32
     config.model.num_layers = 2

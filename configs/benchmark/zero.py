@@ -13,6 +13,7 @@ Aim: not slower than 1.1x. The result is in LOG.md.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.caatnet import base
 
 
@@ -27,18 +28,7 @@ def get_config(size: str = "6m") -> ml_collections.ConfigDict:
   config.parallel.tensor = 1
   config.data.seq_len = 256
   config.data.batch_size = 16
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "zero"
-  config.benchmark.rounds = 9
-  # (label, overrides); others are compared with the first. A step whose label
-  # begins with "automatic" is partitioned by XLA.
-  config.benchmark.variants = (
-    ("automatic", ""),
-    ("zero3", "zero.scheme=zero3"),
-    ("automatic, unrolled", "model.unroll=8"),
-    ("zero3, unrolled", "zero.scheme=zero3 model.unroll=8"),
-    ("ddp", "zero.scheme=ddp"),
-  )
+  config.benchmark = defaults("benchmark", "zero")
   if size == "test":
     config.model.width = 32
     config.model.num_layers = 2

@@ -7,27 +7,20 @@ a cosine down to a tenth.
 
 import ml_collections
 
-from configs import sections
+from caatnet.config.schema.tree import defaults
 
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns a complete config with the sizes of ``tiny``."""
-  config = ml_collections.ConfigDict()
-  config.name = "base"
-  config.seed = 0
-  # How norms and codecs are computed: "pallas" (by kernels on TPUs and GPUs,
-  # where these take the sizes), "auto" (the same without those that make a
-  # model slower: parallel/kernels/evidence.py), "reference" (jnp), or
-  # "interpret" (by the TPU's kernels on any machine, slowly).
-  config.kernels = "auto"
-  config.model = sections.transformer()
-  config.sync = sections.sync()
-  config.parallel = sections.parallel()
-  config.pipeline = sections.pipeline()
-  config.outer = sections.outer("data_parallel")
-  config.zero = sections.zero()
-  config.data = sections.text()
-  config.optimizer = sections.adamw()
-  config.train = sections.train()
-  config.inference = sections.inference()
+  config = defaults("run")
+  config.model = defaults("model", "transformer")
+  config.sync = defaults("sync")
+  config.parallel = defaults("parallel")
+  config.pipeline = defaults("pipeline")
+  config.outer = defaults("outer", "data_parallel")
+  config.zero = defaults("zero")
+  config.data = defaults("data", "text")
+  config.optimizer = defaults("optimizer", "adamw")
+  config.train = defaults("train")
+  config.inference = defaults("inference")
   return config

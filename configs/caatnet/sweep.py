@@ -13,6 +13,7 @@ Expected result: LOG.md.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.caatnet import tiny
 
 
@@ -38,7 +39,7 @@ def get_config(size: str = "study") -> ml_collections.ConfigDict:
     config.train.num_steps = 160
     config.train.eval_every = 160
     config.train.checkpoint_every = 80
-  config.sweep = ml_collections.ConfigDict()
+  config.sweep = defaults("sweep")
   config.sweep.points = _points()
   config.sweep.seeds = (0, 1, 2)
   if size == "test":

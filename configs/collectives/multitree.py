@@ -27,6 +27,8 @@ lockstep and 83 % by events, the bucket form 99 and 100 %.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 TOPOLOGIES = {
   "test": ("torus:2x2", "bigraph:2x4"),
   "small": (
@@ -47,28 +49,12 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
       f"configs/collectives/multitree.py:{size}: the sizes are "
       f"{', '.join(TOPOLOGIES)}"
     )
-  config = ml_collections.ConfigDict()
+  config = defaults("study", "collectives")
   config.name = f"multitree_{size}"
-  config.study = "collectives"
   config.topologies = TOPOLOGIES[size]
-  # All builders: an algorithm looks good beside few rivals. Optimal trees of
-  # 256 ranks take too long to find.
-  config.algorithms = (
-    "ring", "bidirectional_ring", "ring_2d", "bucket", "halving_doubling",
-    "hdrm", "double_tree", "swing", "direct", "multitree",
-    *(() if size == "large" else ("optimal",)),
-  )
-  # Pieces of each chunk, which follow one another; 0: for each size and model
-  # of time as many as are fastest.
-  config.pieces = 0
+  if size == "large":  # optimal trees of 256 ranks take too long to find
+    config.algorithms = config.algorithms[:-1]
   kib = {"test": (32, 1024), "large": (32, 2048, 65536)}
-  config.size_bytes = tuple(
-    k * 2**10 for k in kib.get(size, (32, 256, 2048, 16384, 65536))
-  )
-  # Bytes per second of links and their latency, or a kind of link of
-  # parallel/hardware/links.py ("nvlink_4"); "" for the topology's own.
-  config.bandwidth = ""
-  config.latency_s = ""
-  # Whether a round waits until all of the round before has arrived.
-  config.barrier = False
+  if size in kib:
+    config.size_bytes = tuple(k * 2**10 for k in kib[size])
   return config

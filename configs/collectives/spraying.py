@@ -23,42 +23,20 @@ simulator of packets. By loads alone, as here, Ethereal and spraying are equal.
 
 import ml_collections
 
-TOPOLOGIES = {
-  "test": ("leaf_spine:4x3x2",),
-  "small": (
-    "leaf_spine:16x16x16", "leaf_spine:8x6x8", "leaf_spine:8x8x8",
-  ),
-}
+from caatnet.config.schema.tree import defaults
+
+SIZES = ("test", "small")
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
   """Returns the paper's 256 hosts and two smaller networks, or "test"."""
-  if size not in TOPOLOGIES:
+  if size not in SIZES:
     raise ValueError(
       f"configs/collectives/spraying.py:{size}: the sizes are "
-      f"{', '.join(TOPOLOGIES)}"
+      f"{', '.join(SIZES)}"
     )
-  config = ml_collections.ConfigDict()
-  config.name = f"spraying_{size}"
-  config.study = "flows"
-  # The first one is also used for failures, collectives and the program.
-  config.topologies = TOPOLOGIES[size]
-  config.patterns = ("shift", "permutation", "all_to_all")
-  config.routers = (
-    "ecmp", "single_path", "spray", "ethereal", "coordinated",
-    "coordinated_split",
-  )
-  config.seed = 0  # decides ECMP's hash and the permutation
-  # Links that fail, as (leaf, spine), counted from 0.
-  config.failed_uplinks = ((0, 0), (1, 1))
-  # Builders of parallel/schedules/builders.py, and all_to_all.
-  config.algorithms = ("ring", "halving_doubling", "all_to_all")
-  mib = (1, 16, 128)
-  config.size_bytes = tuple(m * 2**20 for m in mib)
-  # Bytes per second of links and their latency, or a kind of link of
-  # parallel/hardware/links.py ("nvlink_4"); "" for the topology's own.
-  config.bandwidth = ""
-  config.latency_s = ""
-  # A file with what `launch.compile --json` printed; "" for none.
-  config.program = ""
+  config = defaults("study", "flows")
+  if size == "test":
+    config.name = "spraying_test"
+    config.topologies = ("leaf_spine:4x3x2",)
   return config

@@ -12,7 +12,7 @@ Data are bytes, as in `configs/caatnet/130m.py`.
 
 import ml_collections
 
-from configs import sections
+from caatnet.config.schema.tree import defaults
 from configs.caatnet import base, tiny
 
 # The numbers of layers and heads.
@@ -58,7 +58,7 @@ def get_config(
     )
   config.name = f"{algorithm}_{size}"
   config.parallel.worker = 2
-  config.outer = sections.outer(algorithm)
+  config.outer = defaults("outer", algorithm)
   if algorithm == "streaming" and size in SIZES:
     config.outer.fragment_layers = 3
   return config

@@ -7,13 +7,13 @@
 
 import ml_collections
 
-from configs import sections
+from caatnet.config.schema.tree import defaults
 from configs.diloco import base
 
 
 def get_config(size: str = "tiny") -> ml_collections.ConfigDict:
   config = base.get_config("dc_s3gd", size)
   warmup_steps = config.optimizer.warmup_steps
-  config.optimizer = sections.sgd()
+  config.optimizer = defaults("optimizer", "sgd")
   config.optimizer.warmup_steps = warmup_steps
   return config

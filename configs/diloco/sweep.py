@@ -23,7 +23,7 @@ Expected result: LOG.md.
 
 import ml_collections
 
-from configs import sections
+from caatnet.config.schema.tree import choices, defaults
 from configs.caatnet import tiny
 
 OVERLAPPED = "outer.algorithm=streaming outer.overlap=(1,)"
@@ -56,14 +56,16 @@ SIZES = {"study": (600, 8), "long": (3000, 16)}
 
 def _sections(size: str) -> ml_collections.ConfigDict:
   """Returns the sections of all outer loops, with the rates of the sweep."""
-  choices = sections.choices()
-  for loop in choices.outer.values():
+  loops = ml_collections.ConfigDict(
+    {name: defaults("outer", name) for name in choices("outer")}
+  )
+  for loop in loops.values():
     if size != "test" and "learning_rate" in loop:
       loop.learning_rate = 1.0
     if size != "test" and "momentum" in loop:
       loop.momentum = 0.3
-  choices.outer.noloco.pull = 0.5
-  return choices
+  loops.noloco.pull = 0.5
+  return ml_collections.ConfigDict({"outer": loops})
 
 
 def get_config(size: str = "study") -> ml_collections.ConfigDict:
@@ -78,7 +80,7 @@ def get_config(size: str = "study") -> ml_collections.ConfigDict:
     config.data.validation_windows = 512
     config.train.eval_every = config.train.num_steps
     config.train.checkpoint_every = 300
-  config.sweep = ml_collections.ConfigDict()
+  config.sweep = defaults("sweep")
   config.sweep.sections = _sections(size)
   config.sweep.points = POINTS if size == "study" else PAIR
   config.sweep.seeds = (0,) if size == "test" else (0, 1, 2)

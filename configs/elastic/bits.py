@@ -20,7 +20,7 @@ Expected result: LOG.md.
 
 import ml_collections
 
-from configs import sections
+from caatnet.config.schema.tree import defaults
 from configs.diloco import base
 
 
@@ -34,11 +34,8 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
   config.parallel.tensor = 2
   config.data.batch_size = 2  # of a worker
   config.outer.every = 4
-  config.elastic = sections.elastic()
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "elastic_bits"
-  config.benchmark.workers = (2,) if size == "test" else (2, 3, 5, 8)
-  config.benchmark.steps = 9 if size == "test" else 14
+  config.elastic = defaults("elastic")
+  config.benchmark = defaults("benchmark", "elastic_bits")
   # What differs from DiLoCo in float32, as SECTION.KEY=VALUE.
   streaming = (
     "outer.algorithm=streaming outer.every=6 outer.overlap=(2,) outer.keep=0.5 "
@@ -53,7 +50,7 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     "data parallelism": "outer.algorithm=data_parallel",
   }
   if size == "test":
+    config.benchmark.workers, config.benchmark.steps = (2,), 9
     cases = {"Streaming, tau=2, E3M0": streaming}
   config.benchmark.cases = tuple(cases.items())
-  config.benchmark.sections = sections.choices()
   return config

@@ -26,6 +26,7 @@ trains on as many samples. What else is compared is the same.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.elastic import diloco
 
 
@@ -40,23 +41,15 @@ def get_config(size: str = "all") -> ml_collections.ConfigDict:
     )
   config = ml_collections.ConfigDict()
   config.name = "churn"
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "churn"
-  config.benchmark.workers = 3 if size == "test" else 8
-  # Events at least, and minutes at least.
+  config.benchmark = defaults("benchmark", "churn")
   config.benchmark.events = events[size]
-  config.benchmark.minutes = 60.0 if size == "soak" else 0.0
-  config.benchmark.seeds = (0, 1, 2) if size == "all" else (0,)
-  # Seconds between two events on average, without a sign of life until a peer
-  # is dropped, and without a committed round until the benchmark fails.
-  config.benchmark.gap_s = 5.0 if size == "soak" else 1.5
-  config.benchmark.silence_s = 3.0
-  config.benchmark.limit_s = 60.0
-  # Parameters of the model, samples of a part, and the seconds that it takes
-  # beside its arithmetic: a soak leaves this machine to others.
-  config.benchmark.parameters = 250_000 if size != "test" else 10_000
-  config.benchmark.samples = 16 if size != "soak" else 4
-  config.benchmark.pause_s = 0.05 if size != "soak" else 0.5
+  if size != "all":
+    config.benchmark.seeds = (0,)
+  if size == "test":
+    config.benchmark.workers, config.benchmark.parameters = 3, 10_000
+  if size == "soak":  # it leaves this machine to others
+    config.benchmark.minutes, config.benchmark.gap_s = 60.0, 5.0
+    config.benchmark.samples, config.benchmark.pause_s = 4, 0.5
   return config
 
 
@@ -69,15 +62,9 @@ def _training() -> ml_collections.ConfigDict:
   config.train.checkpoint_every = 60
   config.train.keep_checkpoints = 2
   config.elastic.alone_s = 60.0
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "churn"
-  config.benchmark.workers = 8
-  config.benchmark.seeds = (0, 1, 2)
+  config.benchmark = defaults("benchmark", "churn")
   config.benchmark.gap_s = 1.0
   # Eight programs start on a machine's few cores.
   config.benchmark.silence_s = 6.0
   config.benchmark.limit_s = 180.0
-  # With which moments of the inner optimizer begins who comes: "own", those of
-  # a worker before it that was killed, "zero", or "donor", another worker's.
-  config.benchmark.moments = "own"
   return config

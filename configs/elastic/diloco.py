@@ -13,7 +13,7 @@ same folder, and goes on with what the others share.
 
 import ml_collections
 
-from configs import sections
+from caatnet.config.schema.tree import defaults
 from configs.caatnet import tiny
 
 
@@ -24,8 +24,8 @@ def get_config(arguments: str = "diloco") -> ml_collections.ConfigDict:
   config.name = f"elastic_{algorithm}"
   config.parallel.tensor = 1
   config.data.batch_size = 4
-  config.outer = sections.outer(algorithm)
-  config.elastic = sections.elastic()
+  config.outer = defaults("outer", algorithm)
+  config.elastic = defaults("elastic")
   if size == "test":
     config.data.batch_size = 2
     if "every" in config.outer:

@@ -12,6 +12,7 @@ Expected result: LOG.md.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.elastic import diloco
 
 
@@ -25,8 +26,5 @@ def get_config() -> ml_collections.ConfigDict:
   config.data.validation_windows = 256
   config.outer.every = 6
   config.train.num_steps = 720
-  config.benchmark = ml_collections.ConfigDict()
-  config.benchmark.name = "moments"
-  config.benchmark.seeds = (0, 1, 2)
-  config.benchmark.replaced = 1  # workers after each round
+  config.benchmark = defaults("benchmark", "moments")
   return config

@@ -13,21 +13,10 @@ timed; it takes a second. Expected result: of rows of 100 features (400 bytes)
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns the study, for the widths of well-known data sets and others."""
-  config = ml_collections.ConfigDict()
-  config.name = "alignment"
-  config.study = "alignment"
-  # Float32 features of a row: ogbn-products has 100, papers100M 128, Reddit
-  # 602, MAG240M 768.
-  config.features = (32, 50, 100, 128, 256, 300, 513, 602, 768, 1024)
-  # Rows of the table, and how many of them are gathered, at random.
-  config.num_rows = 1_000_000
-  config.num_ids = 100_000
-  # The byte address of row 0.
-  config.offset = 0
-  config.seed = 0
-  # The most features of the curve.
-  config.largest = 700
+  config = defaults("study", "alignment")
   return config

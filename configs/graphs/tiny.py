@@ -8,9 +8,9 @@ r"""A graph network on planted communities, for a laptop CPU.
     --config.parallel.worker=1 --elastic=localhost:7000  # in a swarm
 
 It has two workers of two data-parallel ranks. The argument names the outer
-loop, one of those in `configs/sections.py`; `test` after a comma makes a few
-steps only. All keys of outer loops and of `config.zero` work as for language
-models. The extra `graphs` (numba) samples faster, and draws the same.
+loop, one of those in `caatnet/config/schema/outer.py`; `test` after a comma
+makes a few steps only. All keys of outer loops and of `config.zero` work as for
+language models. The extra `graphs` (numba) samples faster, and draws the same.
 
 Expected result, in a minute on two cores: an accuracy within three points of
 Bayes' rule on the same trees, which is printed beside it and is 0.85; by a
@@ -20,13 +20,14 @@ divides a node's own features by its degree, comes within nine points.
 
 import ml_collections
 
-from configs import classifiers, graph_sections
+from caatnet.config.schema.tree import defaults
+from configs import classifiers
 
 
 def get_config(arguments: str = "data_parallel") -> ml_collections.ConfigDict:
   """Returns an outer loop at a size, `demo` or `test`, as in `diloco,test`."""
   config, algorithm, is_test = classifiers.config(
-    arguments, "graphs", graph_sections.graph(), graph_sections.graphs()
+    arguments, "graphs", defaults("model", "graph"), defaults("data", "graphs")
   )
   if algorithm != "dc_s3gd":
     config.optimizer.learning_rate = 0.01

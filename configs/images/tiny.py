@@ -4,9 +4,10 @@ r"""A residual convolutional network on scikit-learn's digits, for a laptop CPU.
   python -m launch.train --config=configs/images/tiny.py:dc_s3gd --cpu_devices=4
 
 It has two workers of two data-parallel ranks. The argument names the outer
-loop, one of those in `configs/sections.py`; `test` after a comma makes a few
-steps only. All keys of outer loops and of `config.zero` work as for language
-models. DC-S3GD was published for convolutional networks (arXiv 1911.02516).
+loop, one of those in `caatnet/config/schema/outer.py`; `test` after a comma
+makes a few steps only. All keys of outer loops and of `config.zero` work as for
+language models. DC-S3GD was published for convolutional networks (arXiv
+1911.02516).
 
 Expected result: over 95% of the held-out digits are right, in a minute on two
 cores.
@@ -14,15 +15,17 @@ cores.
 
 import ml_collections
 
-from configs import classifiers, sections
+from caatnet.config.schema.tree import defaults
+from configs import classifiers
 
 
 def get_config(arguments: str = "data_parallel") -> ml_collections.ConfigDict:
   """Returns an outer loop at a size, `demo` or `test`, as in `diloco,test`."""
   config, _, is_test = classifiers.config(
-    arguments, "images", sections.convolutional(), sections.images()
+    arguments, "images", defaults("model", "convolutional"),
+    defaults("data", "images"),
   )
-  config.pipeline = sections.pipeline()
+  config.pipeline = defaults("pipeline")
   if is_test:
     config.model.widths = (8, 16)
   else:

@@ -16,35 +16,10 @@ with latency and 4% without, every second layer 27 to 31% and 4%.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config() -> ml_collections.ConfigDict:
   """Returns the study, for eight devices of five kinds."""
-  config = ml_collections.ConfigDict()
-  config.name = "decode"
-  config.study = "inference"
-  # Names of `caatnet.studies.inference.study.MODELS`.
-  config.models = ("7b", "70b")
-  # Devices of one node or slice, each of which is a tensor rank; as the targets
-  # of launch.compile.
-  config.machines = (
-    "gpu:h200:1x8",
-    "gpu:a100:1x8",
-    "gpu:a100-pcie:1x8",
-    "tpu:v5p:2x2x2",
-    "tpu:v6e:2x4",
-  )
-  # The part of the channels that all row doors sum over ranks.
-  config.p = (1.0, 0.75, 0.5, 0.25)
-  # Or: both row doors of one layer in so many sum all channels, others none.
-  config.every = (2,)
-  # Sequences that decode at once, and the positions that each of them sees.
-  config.batch = (1, 32, 256)
-  config.context = 2048
-  # Tokens of a prompt that is prefilled; 0 for none.
-  config.prompt = 2048
-  # By what the roofline's time is multiplied. Measured layers take 1.4 to 2.3
-  # times as long (the table of layers); with that, less is saved.
-  config.compute_factor = 1.0
-  # A saving of a step that counts as a help.
-  config.threshold = 0.05
+  config = defaults("study", "inference")
   return config

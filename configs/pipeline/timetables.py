@@ -18,6 +18,8 @@ Backwards in halves make ticks equal: ZB-H1 takes 304 ms.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
   """Returns 4 stages and 8 microbatches, or for "test" 2 and 4."""
@@ -27,39 +29,6 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
       f"configs/pipeline/timetables.py:{size}: the sizes are "
       f"{', '.join(sizes)}"
     )
-  config = ml_collections.ConfigDict()
-  config.name = "timetables"
-  config.study = "pipeline"
-  # Names of builders in parallel/pipeline/builders.py.
-  config.timetables = (
-    "gpipe", "1f1b", "eager_1f1b", "interleaved_1f1b", "looped", "zb_h1",
-    "zb_h2",
-  )
-  config.pipeline = ml_collections.ConfigDict()
+  config = defaults("study", "pipeline")
   config.pipeline.stages, config.pipeline.microbatches = sizes[size]
-  # Parts of a stage, for timetables that take several.
-  config.pipeline.chunks = 2
-  # The timetable that --export writes as a Chrome trace.
-  config.pipeline.timetable = "1f1b"
-  # Seconds of a microbatch on a stage, all its chunks together: its forward,
-  # the cotangents of inputs, and those of weights. By factors each stage takes
-  # longer; () for equal stages.
-  config.work = ml_collections.ConfigDict()
-  config.work.forward_s = 0.01
-  config.work.input_s = 0.01
-  config.work.weight_s = 0.01
-  config.work.factors = ()
-  # Whether a backward, or each half of one, computes the forward again first.
-  config.work.recompute = False
-  # Links between stages: bytes per second and seconds, or a kind of link of
-  # parallel/hardware/links.py ("infiniband_ndr"). Without overlap a stage
-  # waits while it sends.
-  config.link = ml_collections.ConfigDict()
-  config.link.bandwidth = "infiniband_ndr"
-  config.link.latency_s = "5e-6"
-  config.link.overlap = True
-  # Bytes of a microbatch: of the activations that go from part to part, and of
-  # all that a stage stores of it, all its chunks together.
-  config.boundary_bytes = 64 * 2**20
-  config.activation_bytes = 2 * 2**30
   return config

@@ -25,7 +25,7 @@ config with its section, `gpt_11b.py:train,diloco` or `train,streaming`.
 
 import ml_collections
 
-from configs import sections
+from caatnet.config.schema.tree import choices, defaults
 from configs.caatnet import base
 
 SIZES = ("plan", "train", "test", "test_train")
@@ -49,13 +49,14 @@ def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
   config = base.get_config()
   config.name = "gpt_11b"
   if algorithm:
-    if algorithm not in sections.OUTER:
+    loops = choices("outer")
+    if algorithm not in loops:
       raise ValueError(
         f"configs/planner/gpt_11b.py:{arguments}: the outer loops are "
-        f"{', '.join(sections.OUTER)}"
+        f"{', '.join(loops)}"
       )
     config.name += f"_{algorithm}"
-    config.outer = sections.outer(algorithm)
+    config.outer = defaults("outer", algorithm)
   config.model.vocab_size = 51_200
   config.model.num_layers = 52
   config.model.width = 4096
@@ -83,66 +84,10 @@ def get_config(arguments: str = "plan") -> ml_collections.ConfigDict:
     config.optimizer.warmup_steps = 1
   if of_run:
     return config
-  config.study = "planner"
-  config.planner = planner()
+  config.update(defaults("study", "planner"))
   if size == "test":
     config.planner.cluster = "h100:1,uneven=0"
     config.planner.timetables = ("1f1b", "zb_h1")
     config.planner.chunks = (1,)
     config.planner.most_microbatches = 4
   return config
-
-
-def planner() -> ml_collections.ConfigDict:
-  """Returns what is tried, and how it is predicted."""
-  section = ml_collections.ConfigDict()
-  # A file of a cluster, or NAME:GROUPS of parallel/hardware/clusters.py, with
-  # ",uneven=SEED" for links between nodes that reach less than they should.
-  section.cluster = "pipette-a100:16"
-  # How stages run: in "lockstep", as launch.train runs them, a tick being as
-  # long as its longest action and hop; or each at its own pace ("events").
-  section.execution = "lockstep"
-  # The share of the peak that matrix products reach, an assumption
-  # (parallel/workload.py).
-  section.utilisation = 0.5
-  # What is tried with all degrees of stages, data and tensor ranks.
-  section.timetables = (
-    "1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"
-  )
-  section.chunks = (1, 2)
-  section.schemes = ("ddp", "zero1", "zero2", "zero3")
-  section.routes = ("psum", "one_shot")
-  section.remats = ("none", "reduced", "full")
-  section.offload = True
-  # What stages keep for the backward, as config.pipeline.keep.
-  section.keeps = ("residuals", "inputs")
-  section.most_microbatches = 256
-  # How many answers, and how many configurations get a device order.
-  section.top = 5
-  section.ordered = 10
-  # Configurations of which to say why they are not the answer, each as in
-  # "parallel.stage=8 parallel.tensor=8"; what a text does not name is as in the
-  # best one.
-  section.why_not = ()
-  section.second = second()
-  return section
-
-
-def second() -> ml_collections.ConfigDict:
-  """Returns what is tried in the best few that changes what is learned."""
-  section = ml_collections.ConfigDict()
-  # In how many of the best, each change by itself; 0 for none.
-  section.best = 3
-  # Fractions of the stream that tensor ranks synchronise, as config.sync.p.
-  section.p = (0.5, 0.25)
-  # By which outer loops data-parallel ranks, or groups of them, become workers.
-  section.outer = ("diloco", "streaming")
-  # Steps of a round; for "streaming" also steps from send to receipt, and the
-  # codec. As published: H = 30 (arXiv 2501.18512), E3M0, one step late.
-  section.every = 30
-  section.overlap = 1
-  section.outer_codec = "e3m0"
-  # How a partition's weights and gradients are coded, "WEIGHTS/GRADIENTS" of
-  # "none", "int8" and "int4"; int8 and int4 are ZeRO++'s (arXiv 2306.10209).
-  section.zero_codecs = ("int8/int4",)
-  return section

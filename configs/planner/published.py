@@ -16,33 +16,14 @@ layers, widths and the batch are ours. It takes 20 minutes on one core; without
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
+
 
 def get_config(size: str = "all") -> ml_collections.ConfigDict:
   """Returns the study: `all`, or `test` for one that takes a second."""
   if size not in ("all", "test"):
     raise ValueError(f"published.py:{size}: the sizes are all and test")
-  config = ml_collections.ConfigDict()
-  config.name = "published"
-  config.study = "published"
-  # Names of parallel/hardware/clusters.py, with a number of nodes. Links are
-  # as published ("even"), and drawn slower with each of the seeds.
-  config.clusters = ("pipette-v100:16", "pipette-a100:16")
-  config.even = True
-  config.seeds = (1, 2, 3)
-  # Keys of MODELS in caatnet/studies/published/study.py.
-  config.models = ("3.1B", "11.1B")
-  config.batch_size = 512
-  # Keys of CHOOSERS in caatnet/studies/published/choosers.py.
-  config.choosers = (
-    "rule", "megatron", "trials", "amp", "pipette", "same", "whole"
-  )
-  # Of how many Pipette anneals the order of nodes, and orders that it tries.
-  config.annealed = 10
-  config.steps = 1000
-  # How stages run, and the share of the peak that products reach, as
-  # configs/planner/gpt_11b.py says.
-  config.execution = "events"
-  config.utilisation = 0.5
+  config = defaults("study", "published")
   if size == "test":
     config.clusters = ("pipette-a100:2",)
     config.even, config.seeds = False, (1,)

@@ -12,7 +12,7 @@ smaller model.
 
 import ml_collections
 
-from configs import recurrent_sections
+from caatnet.config.schema.tree import defaults
 from configs.caatnet import tiny
 
 
@@ -24,7 +24,7 @@ def get_config(size: str = "demo") -> ml_collections.ConfigDict:
     key: config.model[key]
     for key in ("width", "num_layers", "ffn_width", "init_std")
   }
-  config.model = recurrent_sections.recurrent()
+  config.model = defaults("model", "recurrent")
   config.model.update(changes)
   config.sync.p = 0.5
   if size == "test":

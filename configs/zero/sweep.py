@@ -15,6 +15,7 @@ Expected result: LOG.md.
 
 import ml_collections
 
+from caatnet.config.schema.tree import defaults
 from configs.caatnet import tiny
 
 POINTS = (
@@ -40,7 +41,7 @@ def get_config(size: str = "study") -> ml_collections.ConfigDict:
     config.data.validation_windows = 512
     config.train.eval_every = config.train.num_steps
     config.train.checkpoint_every = 150
-  config.sweep = ml_collections.ConfigDict()
+  config.sweep = defaults("sweep")
   config.sweep.points = POINTS[-2:] if size == "test" else POINTS
   config.sweep.seeds = (0,) if size == "test" else (0, 1, 2)
   return config

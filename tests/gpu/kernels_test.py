@@ -12,7 +12,6 @@ pytest.importorskip(
 from caatnet.benchmarks.programs import kernels
 from caatnet.config import experiments
 from caatnet.config.override import override
-from configs import sections
 from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
 from parallel.kernels.add_norm import cases as add_norm_cases
@@ -92,8 +91,7 @@ def test_outer_loops_use_the_kernels(codec):
   config = override(
     tiny.get_config("demo"),
     "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco outer.every=3 "
-    f"outer.error_feedback=True outer.codec={codec}",
-    sections.choices(),
+    f"outer.error_feedback=True outer.codec={codec}"
   )
   devices = list(targets.resolve("gpu:h200:1x4").devices)
   experiment = experiments.build(config, None, devices)

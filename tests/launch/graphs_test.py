@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from caatnet.config import sections
-from caatnet.config.graph_sources import SOURCES
+from caatnet.config.data import SOURCES
 from caatnet.data.graphs.csr import open_graph
 from configs.graphs import source
 
@@ -17,7 +17,7 @@ def test_every_source_builds_with_its_keys(tmp_path, name):
   small = {"scale": 4, "num_edges": 9, "num_nodes": 30, "num_features": 2}
   for key in set(small) & set(config):
     config[key] = small[key]
-  arguments = "graph", "source", SOURCES, config, tmp_path
+  arguments = "graph", SOURCES, config, tmp_path
   if name in ("rmat", "communities"):
     graph = sections.choose(*arguments)
     assert open_graph(tmp_path).num_edges == graph.num_edges

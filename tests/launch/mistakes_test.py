@@ -25,8 +25,12 @@ FLAGS = [
   ("train", [TINY, "--config.model.widht=64"],
    "did you mean --config.model.width?"),
   ("train", [TINY, "--config.snyc.p=1"], "did you mean --config.sync.p?"),
-  ("train", [TINY, "--config.model.width=wide"], "'wide'"),
-  ("train", [TINY, "--config.sync.p=half"], "'half'"),
+  ("train", [TINY, "--config.model.width=wide"],
+   "config.model.width='wide' must be an integer from 1 to"),
+  ("train", [TINY, "--config.sync.p=half"],
+   "config.sync.p='half' must lie in [0, 1]"),
+  ("train", [TINY, "--config.model.qk_norm=7"],
+   "config.model.qk_norm='7' must be True or False"),
   ("train", ["--config.sync.p=1"], "needs --config=PATH"),
   ("train", [TINY, "--mesh=tensor"], "'tensor' is not AXIS:DEVICES"),
   ("train", [TINY, "--mesh=tensor:2,tensor:4"], "'tensor' twice"),
@@ -79,11 +83,11 @@ VALUES = [
   ("train", [TINY, "--config.model.num_kv_heads=2"],
    "config.model.num_kv_heads=2 leaves a rank"),
   ("train", [TINY, "--config.sync.private_scale=sqrt"],
-   "must be one of none, init, forward"),
+   "must be one of 'none', 'init', 'forward'"),
   ("train", [TINY, "--config.model.dtype=float8"], "config.model.dtype"),
   ("train", [TINY, "--config.model.attention=cudnn"],
    "config.model.attention='cudnn' needs a GPU"),
-  ("train", [TINY, "--config.model.remat=all"], "none, full, reduced"),
+  ("train", [TINY, "--config.model.remat=all"], "'none', 'full', 'reduced'"),
   ("train", [TINY, "--config.data.batch_size=6",
              "--config.train.accumulation=4"], "must be a multiple of"),
   ("train", [TINY, "--config.optimizer.warmup_steps=99"],
@@ -111,8 +115,12 @@ VALUES = [
    "config.outer.optimizer='lion' must be one of"),
   ("train", [STREAMING, "--config.parallel.worker=3"],
    "must be a multiple of config.parallel.worker"),
-  ("train", [STREAMING, "--config.outer.algorithm=noloco"],
-   "config.outer.block=0 has no effect with config.outer.algorithm='noloco'"),
+  ("train", [STREAMING, "--config.outer.block=4",
+             "--config.outer.algorithm=noloco"],
+   "no key config.outer.block in configs/diloco/streaming.py"),
+  ("train", [TINY, "--config.parallel.device_order=(8.5,)"],
+   "config.parallel.device_order=8.5 must be an integer from 0 to"),
+  ("train", ["--config={tmp}/none.py"], "config.sync=None must be a section"),
   ("train", ["--config=configs/diloco/fedavg.py:test",
              "--config.outer.clients=9"],
    "config.outer.clients=9 must lie in"),
@@ -142,7 +150,7 @@ VALUES = [
   ("train", [SWARM, "--elastic=localhost:1", "--workdir={tmp}/run"],
    "--elastic=localhost:1: no coordinator there"),
   ("train", [SWARM, "--config.elastic.order=tree"],
-   "config.elastic.order='tree' must be one of direct, ring"),
+   "config.elastic.order='tree' must be one of 'direct', 'ring'"),
   ("evaluate", ["--workdir={tmp}"], "holds no run"),
   ("evaluate", ["--workdir={tmp}/empty"], "no checkpoint in"),
   ("generate", [EMPTY, "--prompt=a"], "no checkpoint in"),
@@ -227,7 +235,11 @@ def folders(tmp_path_factory):
     config.sync.p = p
     (tmp / name).mkdir()
     (tmp / name / "config.json").write_text(config.to_json())
-  for name, line in (("exits", "raise SystemExit(0)"), ("divides", "1 / 0")):
+  for name, line in (
+    ("exits", "raise SystemExit(0)"), ("divides", "1 / 0"),
+    ("none", "from configs.caatnet import tiny\n  config = tiny.get_config()\n"
+     "  config.sync = None\n  return config"),
+  ):
     (tmp / f"{name}.py").write_text(f"def get_config():\n  {line}\n")
   return tmp
 

@@ -8,6 +8,9 @@ import sys
 
 import pytest
 
+from caatnet.config.override import override
+from caatnet.config.schema import tree
+from configs.caatnet import tiny
 from launch import options
 from tests.claims_test import run_arguments
 
@@ -16,6 +19,9 @@ SCRIPT = """
 import os
 import signal
 
+from caatnet.config.override import override
+from caatnet.config.schema import tree
+from configs.caatnet import tiny
 from launch import options
 
 def main():
@@ -85,18 +91,13 @@ def test_other_keys_of_a_run_s_config_stay(argument):
     options.split_overrides([argument], CHANGEABLE)
 
 
-@pytest.mark.parametrize(
-  "flag", [["--config="], ["-config="], ["--config", ""]]
-)
-def test_a_config_s_name_becomes_its_file(flag):
+def test_a_config_is_found_by_its_name():
   """Its argument and other flags stay."""
-  *before, start = flag
-  rest = ["--prompt=--config=caatnet/tiny", "--config.sync.p=1", "caatnet/tiny"]
-  argv = ["train", *before, f"{start}caatnet/tiny:test", *rest]
-  file = f"{ROOT / 'configs/caatnet/tiny.py'}:test"
-  expected = file if before else f"--config={file}"
-  resolved = options._with_config_file(argv)
-  assert resolved == ["train", *before, expected, *rest]
+  path, config = options._load_config("caatnet/tiny:test")
+  assert path == str(ROOT / "configs/caatnet/tiny.py")
+  assert config.train.num_steps == 12
+  argv = ["train", "--prompt=--config=x", "--config", "caatnet/tiny"]
+  assert options._flag_value(argv, "config") == "caatnet/tiny"
 
 
 # Which devices and processes there are is set up before a script begins.
@@ -172,6 +173,40 @@ def test_our_own_mistake_keeps_its_traceback(tmp_path):
   assert result.returncode == 1
   assert "Traceback" in result.stderr
   assert "a mistake of ours" in result.stderr
+
+
+CONFIG = """
+import pathlib
+
+from configs.caatnet import tiny
+
+def get_config():
+  with open("executed", "a") as file:
+    file.write("once ")
+  return tiny.get_config("test")
+"""
+SELECTED = [
+  ["--config.outer.algorithm=diloco", "--config.outer.every=7"],
+  ["--config.outer.every=7", "--config.outer.algorithm", "diloco"],
+]
+
+
+@pytest.mark.parametrize("flags", SELECTED)
+def test_help_config_prints_every_key_after_all_overrides(tmp_path, flags):
+  """A selector comes first, whatever the order; the file is executed once."""
+  result = run_script(tmp_path, CONFIG, "--help_config", *flags)
+  assert result.returncode == 0, result.stderr
+  assert (tmp_path / "executed").read_text() == "once "
+  expected = override(tiny.get_config("test"), "outer.algorithm=diloco")
+  expected.outer.every = 7
+  assert result.stdout == tree.described(expected) + "\n"
+  assert "--config.outer.every=7\n" in result.stdout
+
+
+def test_a_wrong_value_beside_help_config_is_an_error(tmp_path):
+  result = run_script(tmp_path, CONFIG, "--help_config", "--config.sync.p=nan")
+  assert result.returncode == 2
+  assert result.stderr == "error: config.sync.p=nan must lie in [0, 1]\n"
 
 
 @pytest.mark.parametrize(

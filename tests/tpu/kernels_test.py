@@ -15,7 +15,6 @@ from caatnet.benchmarks.programs import kernels
 from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.studies.compilation.study import analyse
-from configs import sections
 from configs.benchmark import kernels as kernels_config
 from configs.caatnet import tiny
 from parallel import quantize
@@ -86,8 +85,7 @@ def test_outer_loops_use_the_kernels(codec):
   config = override(
     tiny.get_config("demo"),
     "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco outer.every=3 "
-    f"outer.error_feedback=True outer.codec={codec}",
-    sections.choices(),
+    f"outer.error_feedback=True outer.codec={codec}"
   )
   devices = list(targets.resolve("tpu:v5p:2x2x1").devices)
   experiment = experiments.build(config, None, devices)

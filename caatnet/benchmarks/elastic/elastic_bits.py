@@ -86,7 +86,6 @@ def _built(config: Any, changes: str, workers: int) -> Experiment:
     run_config,
     f"{changes} parallel.worker={workers} "
     f"data.batch_size={workers * config.data.batch_size}",
-    config.benchmark.sections,
   )
   return experiments.build(built, {"worker": workers})
 

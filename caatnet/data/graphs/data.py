@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from caatnet.checks import naming, one_of
+from caatnet.config.schema.data import Graphs
 from caatnet.data.baselines import label_frequencies
 from caatnet.data.graphs import bayes, builders
 from caatnet.data.graphs.csr import CHUNK, Graph, chunks, open_graph
@@ -40,39 +41,14 @@ _PRESAMPLED = 50
 _VALIDATION, _PRESAMPLING = 2**32, 2**33
 
 
-@dataclasses.dataclass(frozen=True)
-class GraphData:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphData(Graphs):
   """Nodes of a graph with sampled neighbourhoods.
 
   Attributes:
-    path: A folder that `launch.graph` wrote; "" for planted communities.
-    num_features: The features of a node.
-    num_classes: The number of classes; labels are 0 to num_classes - 1.
-    fanouts: Sampled neighbours, level by level; a model has as many layers.
-    batch_size: Nodes per step, over all workers and data-parallel ranks.
-    validation_nodes: How many nodes every evaluation reads; 0 for all.
-    sampler: "compiled" (numba), "reference" (numpy) or "auto".
-    threads: Threads of the compiled sampler; 0 for one per core.
-    access: How devices get features, as `parallel.memory.features` has it.
-    cache: Which rows stay on every device: those of the most edges ("degree"),
-      or those that sampled batches ask for most ("presampling").
-    cache_rows: How many rows stay there.
-    ahead: Batches that are sampled and gathered under the present step.
     kernels: Implementations of kernels in order of preference.
   """
 
-  path: str
-  num_features: int
-  num_classes: int
-  fanouts: tuple[int, ...]
-  batch_size: int
-  validation_nodes: int
-  sampler: str
-  threads: int
-  access: str
-  cache: str
-  cache_rows: int
-  ahead: int
   kernels: tuple[str, ...] = ("reference",)
 
   def __post_init__(self) -> None:

@@ -24,11 +24,11 @@ from etils import epath
 import jax
 import numpy as np
 
+from caatnet.config.schema.train import Elastic
 from caatnet.data.protocol import Dataset
 from caatnet.train import files, loop
 from caatnet.train.elastic.multi_process import joined
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.swarm_options import USUAL, SwarmOptions
 from caatnet.train.elastic.worker import PREFIX, Moved, Peer
 from caatnet.train.evaluate import put_batch
 from caatnet.train.experiment import Experiment
@@ -41,6 +41,8 @@ from parallel.elastic.transport.handshake import Address, Security
 from parallel.memory.features import stacked
 
 LOG = logging.getLogger(__name__)
+# Of configs without the section.
+_USUAL = Elastic()
 _CONFIG, _PROGRAM = f"{PREFIX}config", f"{PREFIX}program"
 _BYTES, _REVISION = "bytes:", "revision"  # names in a file
 # Sections and keys of a config in which workers of a swarm may differ.
@@ -88,7 +90,7 @@ def shared_by(programs: Programs, state: TrainState) -> State:
 
 def place_in(
   place: Place, programs: Programs, shared: State, revision: int = 0,
-  options: SwarmOptions = USUAL, say: Callable[[str], None] = LOG.info,
+  options: Elastic = _USUAL, say: Callable[[str], None] = LOG.info,
 ) -> Swarm:
   """Returns a worker's place in a swarm, to be entered by `with`.
 
@@ -126,7 +128,7 @@ def reader(
 
 def train(
   experiment: Experiment, workdir: str | os.PathLike[str], place: Place | None,
-  options: SwarmOptions = USUAL,
+  options: Elastic = _USUAL,
   told: "Callable[[Run], None] | None" = None, **more: Any,
 ) -> loop.TrainResult:
   """Trains as a worker of a swarm; as `loop.train`, which has the other keys.
@@ -174,7 +176,7 @@ class Run(loop.Run):
   """
 
   def __init__(
-    self, programs: Programs, place: Place | None, options: SwarmOptions,
+    self, programs: Programs, place: Place | None, options: Elastic,
     told: "Callable[[Run], None] | None", *args: Any,
   ) -> None:
     self._due, self._told = False, told
@@ -187,7 +189,7 @@ class Run(loop.Run):
       raise
 
   def _join(
-    self, programs: Programs, place: Place | None, options: SwarmOptions
+    self, programs: Programs, place: Place | None, options: Elastic
   ) -> None:
     """Becomes a member; waits until there are enough."""
 

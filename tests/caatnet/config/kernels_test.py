@@ -2,8 +2,9 @@
 
 import pytest
 
-from caatnet.config import experiments, transformer
+from caatnet.config import experiments, sections
 from caatnet.config.context import Context
+from caatnet.config.model import MODELS
 from configs.caatnet import tiny
 from parallel.kernels import evidence
 
@@ -28,11 +29,9 @@ def test_auto_takes_the_kernels_that_help(monkeypatch, chip, p, route, used):
   monkeypatch.setattr(evidence, "STEP_WITH_KERNEL", STEPS)
   config = tiny.get_config("test")
   built = experiments.build(config)
-  section = dict(config.model)
-  section.pop("name")
   context = Context(
     "tpu", built.program.layout.tensor, KERNELS, chip, built.data,
     dict(config.sync) | {"p": p, "route": route},
   )
-  model = transformer.build(context, **section)
+  model = sections.choose("model", MODELS, config.model, context)
   assert model.config.kernels == (KERNELS if used else ("reference",))

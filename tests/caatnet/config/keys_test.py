@@ -7,37 +7,19 @@ import re
 import jax.numpy as jnp
 import pytest
 
-from caatnet.config import experiments
-from caatnet.config import sections as builders
-from caatnet.config.data import DATA
+from caatnet.config import experiments, sections
+from caatnet.config.data import DATA, SOURCES
 from caatnet.config.model import MODELS
 from caatnet.config.optimizer import OPTIMIZERS
 from caatnet.config.outer import OUTER
 from caatnet.config.override import override
-from caatnet.config.sync import build_sync
-from caatnet.config.zero import build_zero
-from caatnet.train.experiment import TrainOptions
-from configs import sections
+from caatnet.config.schema import tree
 from configs.caatnet import tiny
 from parallel.outer.optimizers import Optax
 
-# Every section that configs offer, its selector, and what reads it.
-SECTIONS = [
-  *((sections.outer(name), "algorithm", OUTER[name]) for name in OUTER),
-  (sections.adamw(), "name", OPTIMIZERS["adamw"]),
-  (sections.sgd(), "name", OPTIMIZERS["sgd"]),
-  (sections.transformer(), "name", MODELS["transformer"]),
-  (sections.convolutional(), "name", MODELS["convolutional"]),
-  (sections.text(), "name", DATA["text"]),
-  (sections.images(), "name", DATA["images"]),
-  (sections.sync(), None, build_sync),
-  (sections.zero(), None, build_zero),
-  (sections.train(), None, TrainOptions),
-]
-
 
 def build(overrides="", **changes):
-  config = override(tiny.get_config("test"), overrides, sections.choices())
+  config = override(tiny.get_config("test"), overrides)
   with config.unlocked():
     for section, keys in changes.items():
       config[section].update(keys)
@@ -45,19 +27,13 @@ def build(overrides="", **changes):
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize(("section", "selector", "builder"), SECTIONS)
-def test_a_section_has_the_keys_of_its_builder(section, selector, builder):
-  keys = set(section.keys()) - {selector}
-  assert keys == set(builders.keys_of(builder))
-  if selector:
-    assert section[selector]
-
-
-@pytest.mark.quick
-def test_every_choice_has_a_section():
-  choices = sections.choices()
-  assert set(choices.outer) == set(OUTER) == set(sections.OUTER)
-  assert set(choices.optimizer) == set(OPTIMIZERS)
+@pytest.mark.parametrize(
+  ("name", "builders"),
+  [("outer", OUTER), ("optimizer", OPTIMIZERS), ("model", MODELS),
+   ("data", DATA), ("graph", SOURCES)],
+)
+def test_every_declared_choice_has_a_builder(name, builders):
+  assert tree.choices(name) == tuple(builders)
 
 
 @pytest.mark.quick
@@ -78,8 +54,6 @@ def test_every_choice_has_a_section():
     ("", {"model": {"p": 0.5}}, "config.model.p=0.5 has no effect"),
     ("", {"sync": {"q": 0.5}}, "config.sync.q=0.5 has no effect"),
     ("", {"train": {"epochs": 2}}, "config.train.epochs=2 has no effect"),
-    ("", {"outer": {"algorithm": "diloco"}},
-     "config.outer lacks .*every with config.outer.algorithm='diloco'"),
     ("outer.algorithm=diloco outer.block=64", {},
      "config.outer.block=64 has no effect with config.outer.codec='float32'"),
     ("outer.algorithm=diloco outer.error_feedback=True", {},
@@ -101,13 +75,15 @@ def test_a_key_that_does_nothing_is_an_error(overrides, changes, message):
 @pytest.mark.quick
 @pytest.mark.parametrize("algorithm", OUTER)
 def test_a_key_of_another_outer_loop_is_an_error(algorithm):
-  own = dict(sections.outer(algorithm))
-  every = {k: v for name in OUTER for k, v in sections.outer(name).items()}
+  own = dict(tree.defaults("outer", algorithm))
+  every = {}
+  for name in OUTER:
+    every |= tree.defaults("outer", name).to_dict()
   assert set(every) > set(own)
   for key in set(every) - set(own):
     section = own | {key: every[key]}
     with pytest.raises(ValueError, match=f"config.outer.{key}=.* has no effec"):
-      builders.choose("outer", "algorithm", OUTER, section, None, 0)
+      sections.choose("outer", OUTER, section, None, 0)
 
 
 # With these values all keys of outer loops have an effect; and others for each.
@@ -146,12 +122,12 @@ def described(value):
   [*((name, {}) for name in OUTER), ("diloco", {"optimizer": "adam"})],
 )
 def test_every_key_of_an_outer_loop_changes_it(algorithm, changes):
-  section = dict(sections.outer(algorithm))
+  section = dict(tree.defaults("outer", algorithm))
   section |= {k: v for k, v in (BASE | changes).items() if k in section}
 
   def outer(**changes):
-    return described(builders.choose(
-      "outer", "algorithm", OUTER, section | changes, two_workers(), 0
+    return described(sections.choose(
+      "outer", OUTER, section | changes, two_workers(), 0
     ))
 
   before = outer()
@@ -175,14 +151,32 @@ def test_a_section_that_does_nothing_is_an_error():
     experiments.build(config)
 
 
-def test_a_choice_brings_its_section_along():
-  """Before all other keys, wherever it stands."""
-  config = override(
-    tiny.get_config("test"), "outer.every=7 outer.algorithm=eager",
-    sections.choices(),
-  )
-  assert config.outer.algorithm == "eager"
+@pytest.mark.parametrize("overrides", [
+  "outer.every=7 outer.algorithm=eager", "outer.algorithm=eager outer.every=7",
+])
+def test_a_selector_replaces_its_section_before_other_overrides(overrides):
+  config = override(tiny.get_config("test"), overrides)
   assert config.outer.every == 7
+  config.outer.every = tree.defaults("outer", "eager").every
+  assert config.outer == tree.defaults("outer", "eager")
   assert tiny.get_config("test").outer.algorithm == "data_parallel"
-  with pytest.raises(ValueError, match="has a section of its own; here there"):
-    override(tiny.get_config("test"), "outer.algorithm=eager")
+
+
+def test_a_selector_with_the_present_value_changes_nothing():
+  config = override(tiny.get_config("test"), "outer.algorithm=diloco")
+  config.outer.every = 3
+  assert override(config, "outer.algorithm=diloco").outer.every == 3
+
+
+def test_values_of_equal_keys_are_not_kept_by_a_selector():
+  config = override(
+    tiny.get_config("test"), "outer.algorithm=diloco outer.learning_rate=0.1"
+  )
+  assert override(config, "outer.algorithm=noloco").outer.learning_rate == 0.7
+
+
+def test_a_sweep_has_sections_of_its_own():
+  own = {"outer": {"diloco": tree.defaults("outer", "diloco")}}
+  own["outer"]["diloco"].momentum = 0.3
+  config = override(tiny.get_config("test"), "outer.algorithm=diloco", own)
+  assert config.outer.momentum == 0.3

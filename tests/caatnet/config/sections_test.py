@@ -1,12 +1,13 @@
 """What a config says is what is built: each key, under its own name."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 
 from caatnet.config import experiments, sections
 from caatnet.config.optimizer import OPTIMIZERS
 from caatnet.config.override import override
-from configs import sections as configs
 from configs.caatnet import tiny
 
 SMALL = (
@@ -18,7 +19,7 @@ SMALL = (
 
 def build(overrides, base=SMALL):
   config = override(
-    tiny.get_config("test"), f"{base} {overrides}", configs.choices()
+    tiny.get_config("test"), f"{base} {overrides}"
   )
   return experiments.build(config)
 
@@ -83,10 +84,10 @@ def test_the_rate_decays_over_the_steps_that_a_key_names(
   num_steps, decay_steps
 ):
   """Or over all of them; whatever the number of steps, and from then on."""
-  rate = OPTIMIZERS["sgd"](
-    num_steps, {}, learning_rate=0.5, warmup_steps=2, decay_steps=decay_steps,
-    final_fraction=0.2, momentum=0.0, weight_decay=0.0, clip_norm=0.0,
-  ).learning_rate
+  rate = sections.choose("optimizer", OPTIMIZERS, {
+    "name": "sgd", "learning_rate": 0.5, "warmup_steps": 2,
+    "decay_steps": decay_steps, "final_fraction": 0.2, "momentum": 0.0,
+  }, num_steps, {}).learning_rate
   assert [float(rate(s)) for s in (0, 1, 2, 7, 12, 13, 99)] == pytest.approx(
     [0, 0.25, 0.5, 0.3, 0.1, 0.1, 0.1]
   )
@@ -95,11 +96,10 @@ def test_the_rate_decays_over_the_steps_that_a_key_names(
 def second_step(optimizer, decays=True):
   """The update after gradients of 1 and then 2, of a parameter of 4."""
   params = {"w": jnp.float32(4)}
-  inner = OPTIMIZERS[optimizer["name"]](
-    9, {"w": decays}, learning_rate=0.5, warmup_steps=2, decay_steps=0,
-    final_fraction=0.25, clip_norm=3.0, weight_decay=0.125,
-    **{k: v for k, v in optimizer.items() if k != "name"},
-  )
+  inner = sections.choose("optimizer", OPTIMIZERS, optimizer | {
+    "learning_rate": 0.5, "warmup_steps": 2, "final_fraction": 0.25,
+    "clip_norm": 3.0, "weight_decay": 0.125,
+  }, 9, {"w": decays})
   assert inner.clip_norm == 3.0
   rates = [float(inner.learning_rate(step)) for step in (0, 1, 2, 9)]
   assert rates == pytest.approx([0.0, 0.25, 0.5, 0.125])
@@ -152,46 +152,43 @@ def test_levels_of_a_partition_are_counted_from_inside():
   assert found.block == 32
 
 
-def builder(number, *, width, depth=3):
-  return number, width, depth
+def test_a_builder_receives_its_section_frozen():
+  made = sections.call(
+    "sync", lambda section, number: (section, number), {"p_mlp": [0.5, 1]}, 7
+  )
+  section, number = made
+  assert (section.p_mlp, section.p, number) == ((0.5, 1), 1.0, 7)
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    section.p = 0.5
 
 
-@pytest.mark.parametrize(
-  ("values", "message"),
-  [
-    ({"width": 1, "depth": 2, "heads": 3},
-     "config.model.heads=3 has no effect with config.model.name='b'; the keys "
-     "are width, depth"),
-    ({"width": 1}, "config.model lacks depth with"),
-  ],
-)
-def test_a_section_has_its_builder_s_keys_and_no_others(values, message):
-  choices = {"b": builder}
-  with pytest.raises(ValueError, match=message):
-    sections.choose("model", "name", choices, {"name": "b"} | values, 7)
-  assert sections.choose(
-    "model", "name", choices, {"name": "b", "width": [1], "depth": 2}, 7
-  ) == (7, (1,), 2)
-  with pytest.raises(ValueError, match=r"config\.model\.name='c' must be"):
-    sections.choose("model", "name", choices, {"name": "c"}, 7)
+def test_errors_of_builders_name_the_key():
+  def refuses(section):
+    raise ValueError(f"p={section.p} is not what I want")
+
+  with pytest.raises(ValueError, match=r"^config\.sync\.p=1\.0 is not"):
+    sections.call("sync", refuses, {})
 
 
 @pytest.mark.parametrize(
   ("overrides", "message"),
   [
-    ("data.seq_len=1.5", "'data.seq_len=1.5': the value must be an integer"),
-    ("sync.p=half", "the value must be a number"),
+    ("data.seq_len=1.5", r"config.data.seq_len=1.5 must be an integer"),
+    ("data.seq_len=True", r"config.data.seq_len=True must be an integer"),
+    ("sync.p=half", r"config.sync.p='half' must lie in \[0, 1\]"),
+    ("sync.p=nan", r"config.sync.p=nan must lie in \[0, 1\]"),
+    ("sync.q=1", "no config key 'sync.q'; did you mean sync.p"),
     ("kernels.x=1", "no config key 'kernels.x'"),
     ("outer.every=3 outer.algorithm=data_parallel", "no config key 'outer.eve"),
-    ("outer.algorithm=diloca", "each outer.algorithm has a section of its own"),
+    ("outer.algorithm=diloca",
+     "config.outer.algorithm='diloca' must be one of 'data_parallel', "),
   ],
 )
 def test_an_override_has_a_key_and_its_type(overrides, message):
   config = tiny.get_config("test")
   with pytest.raises(ValueError, match=message):
-    override(config, overrides, configs.choices())
-  changed = override(config, "sync.p=1 outer.every=3 outer.algorithm=diloco",
-                     configs.choices())
+    override(config, overrides)
+  changed = override(config, "sync.p=1 outer.every=3 outer.algorithm=diloco")
   assert (changed.sync.p, type(changed.sync.p)) == (1.0, float)
   assert changed.outer.every == 3
   assert config.outer.algorithm == "data_parallel"

@@ -19,6 +19,7 @@ import pytest
 import safetensors.numpy
 
 from caatnet.config import experiments
+from caatnet.config.schema import tree
 from caatnet.data.tokenizers import LibraryTokenizer
 from caatnet.interop import families, huggingface, layout, tensors
 from caatnet.interop.source import make_config, open_source
@@ -26,7 +27,6 @@ from caatnet.train import tokenizer
 from caatnet.train.checkpoint import slices
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.checkpoint.save import Checkpointer
-from configs import sections
 from configs.caatnet import base, tiny
 from tests.caatnet.data.small_tokenizers import llama_files
 
@@ -149,7 +149,7 @@ def test_a_run_of_ours_is_published_and_read_again(algorithm, tmp_path):
   if algorithm == "diloco":
     config.parallel.update({"worker": 2, "data": 2})
     config.zero.scheme = "zero3"
-    config.outer = sections.outer(algorithm)
+    config.outer = tree.defaults("outer", algorithm)
   ours = experiments.build(config, {})
   state = ours.init_state()
   checkpointer = Checkpointer(tmp_path / "run", ours.program, keep=1)

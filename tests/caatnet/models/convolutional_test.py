@@ -16,12 +16,12 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.outer import OUTER
 from caatnet.config.override import override
+from caatnet.config.schema import tree
 from caatnet.models.convolutional import ConvolutionalModel
 from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
-from configs import sections
 from configs.images import tiny
 from parallel.axes import Axis, make_mesh
 from parallel.xla import ledger
@@ -37,7 +37,7 @@ LEVELS = "zero.levels=node:2,gpu:2 parallel.worker=1 parallel.data=4"
 def make(algorithm, overrides="", mesh=None):
   config = tiny.get_config(f"{algorithm},test")
   return experiments.build(
-    override(config, f"{SMALL} {overrides}", sections.choices()), mesh
+    override(config, f"{SMALL} {overrides}"), mesh
   )
 
 
@@ -275,6 +275,6 @@ def test_wrong_keys_are_named(changes, message):
 
 def test_doors_are_not_for_it():
   config = tiny.get_config("data_parallel,test")
-  config.sync = sections.sync()
+  config.sync = tree.defaults("sync")
   with pytest.raises(ValueError, match=r"config\.sync has no effect"):
     experiments.build(config)

@@ -11,13 +11,13 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.config.schema import tree
 from caatnet.models.graph import GraphModel
 from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import make_evaluate
 from caatnet.train.feed import Feed
 from caatnet.train.records import read_metrics
-from configs import sections
 from configs.graphs import tiny
 from parallel.axes import Axis, make_mesh
 from parallel.memory.features import stacked
@@ -30,7 +30,7 @@ PLACES = 1 + 2 + 6
 def make(algorithm="data_parallel", overrides="", mesh=None):
   config = tiny.get_config(f"{algorithm},test")
   return experiments.build(
-    override(config, overrides, sections.choices()), mesh
+    override(config, overrides), mesh
   )
 
 
@@ -293,7 +293,7 @@ def test_single_examples_are_those_of_batches():
 
 def test_neither_doors_nor_stages_are_for_it():
   config = tiny.get_config("data_parallel,test")
-  config.sync = sections.sync()
+  config.sync = tree.defaults("sync")
   with pytest.raises(ValueError, match=r"config\.sync has no effect"):
     experiments.build(config)
   with pytest.raises(ValueError, match=r"parallel.stage must be 1"):

@@ -20,7 +20,6 @@ from caatnet.program import Leaf
 from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
-from configs import sections
 from parallel.xla import ledger
 
 
@@ -94,7 +93,7 @@ def make(name, changes="", mesh=None):
     "train.eval_every=4 train.checkpoint_every=2 optimizer.warmup_steps=1 "
   )
   return experiments.build(
-    override(config, f"{shared} {row.changes} {changes}", sections.choices()),
+    override(config, f"{shared} {row.changes} {changes}"),
     mesh,
   )
 

@@ -12,7 +12,6 @@ from caatnet.inference.stops import Stops
 from caatnet.serving.generate import Generation
 from caatnet.train import loop, tokenizer
 from caatnet.train.records import read_metrics
-from configs import sections
 from configs.recurrent import tiny
 
 CHANGES = (
@@ -30,7 +29,7 @@ MESH = {"worker": 2, "data": 2, "tensor": 2}
 def workdir(tmp_path_factory):
   """A run with DiLoCo, ZeRO-3 and p = .5."""
   folder = tmp_path_factory.mktemp("recurrent")
-  config = override(tiny.get_config("test"), CHANGES, sections.choices())
+  config = override(tiny.get_config("test"), CHANGES)
   loop.train(experiments.build(config, MESH), folder, quiet=True)
   return folder
 

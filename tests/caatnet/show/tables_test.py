@@ -8,7 +8,7 @@ from caatnet.show import tables
 from caatnet.show.report import size_text
 from caatnet.train.evaluate import Evaluation
 
-DATA = TextData("", "", 4, 8, 5.0, "", 16)
+DATA = TextData(seq_len=4, batch_size=8, validation_windows=16)
 
 
 def row(point, seed, loss, **fields):

@@ -11,13 +11,13 @@ import pytest
 
 from caatnet.config import experiments
 from caatnet.config.override import override
+from caatnet.config.schema import tree
 from caatnet.data.tokenizers import Bytes, LibraryTokenizer
 from caatnet.train import loop
 from caatnet.train.checkpoint import start
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.records import read_metrics
-from configs import sections
 from configs.caatnet import tiny
 from tests.caatnet.data.small_tokenizers import llama_files
 from tests.caatnet.train import linear_model as toy
@@ -99,7 +99,7 @@ def test_at_another_p_all_workers_have_the_same_parameters(tmp_path):
     config, "sync.p=0.5 parallel.worker=2 parallel.data=2 zero.scheme=zero3 "
     f"seed=9 train.init_from={tmp_path}"
   )
-  config.outer = sections.outer("diloco")
+  config.outer = tree.defaults("outer", "diloco")
   half = experiments.build(config, {"worker": 2, "data": 2})
   start.check(half, tmp_path / "new", Bytes())
   found, facts = start.start_state(half)

@@ -273,13 +273,20 @@ def test_no_read_of_a_damaged_checkpoint_finds_its_loop_closed():
   assert ended == [True, False]
 
 
-def test_an_older_run_s_config_names_what_it_lacks(tmp_path):
+def test_an_older_run_s_config_loads(tmp_path):
+  """Keys that were declared later have their defaults; others are refused."""
   config = tiny.get_config("test")
   with config.unlocked():
-    del config.optimizer.decay_steps
+    del config.optimizer.decay_steps, config.data.tokenizer
   (tmp_path / "config.json").write_text(config.to_json())
-  with pytest.raises(ValueError, match=r"config\.json: config\.optim.* lacks"):
+  assert experiments.from_folder(tmp_path).config["optimizer"] == (
+    tiny.get_config("test").optimizer.to_dict()
+  )
+  config.optimizer.decay = 3
+  (tmp_path / "config.json").write_text(config.to_json())
+  with pytest.raises(ValueError, match=r"json: config\.optimizer\.decay=3 has"):
     experiments.from_folder(tmp_path)
+
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import optax
 
+from caatnet.config.schema.train import Train
 from caatnet.data import pipeline
 from caatnet.data.protocol import Dataset
 from caatnet.models.access import AS_THEY_ARE
 from caatnet.models.protocol import Parameter
 from caatnet.program import Layout, Program
-from caatnet.train.experiment import Experiment, TrainOptions
+from caatnet.train.experiment import Experiment
 from parallel.axes import Axis, make_mesh
 from parallel.outer.base import OuterLoop
 from parallel.zero import partition
@@ -166,7 +167,7 @@ def make(
     learning_rate=rate,
     clip_norm=clip_norm,
     data=ToyData(batch_size),
-    train=TrainOptions(**(train | options)),
+    train=Train(**(train | options)),
     seed=3,
   )
 

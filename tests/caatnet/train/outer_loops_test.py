@@ -17,13 +17,13 @@ import pytest
 from caatnet.config import experiments
 from caatnet.config.outer import OUTER
 from caatnet.config.override import override
+from caatnet.config.schema import tree
 from caatnet.config.sections import choose
 from caatnet.train import loop
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.evaluate import put_batch
 from caatnet.train.records import read_metrics
 from caatnet.train.state import check_equal_start, outer_specs
-from configs import sections
 from configs.caatnet import tiny
 from parallel.outer import noloco
 from parallel.xla import ledger
@@ -61,7 +61,7 @@ ALGORITHMS = {
 def configured(name, overrides=""):
   """A config; keys that the algorithm does not have are left out."""
   algorithm = name if name in OUTER else name.partition("_")[0]
-  keys = {f"outer.{key}" for key in sections.outer(algorithm)}
+  keys = {f"outer.{key}" for key in tree.defaults("outer", algorithm)}
   parts = f"{SMALL} {ALGORITHMS[name]} {overrides}".split()
   known = [
     part for part in parts
@@ -69,8 +69,7 @@ def configured(name, overrides=""):
   ]
   return override(
     tiny.get_config("test"),
-    f"outer.algorithm={algorithm} {' '.join(known)}",
-    sections.choices(),
+    f"outer.algorithm={algorithm} {' '.join(known)}"
   )
 
 
@@ -87,7 +86,7 @@ def make_linear(name, overrides="", workers=WORKERS, devices=None, **options):
   }
   experiment = toy.make(workers, devices=(devices or workers, 1), **options)
   outer = choose(
-    "outer", "algorithm", OUTER, config.outer, experiment.program, config.seed
+    "outer", OUTER, config.outer, experiment.program, config.seed
   )
   return dataclasses.replace(experiment, outer=outer)
 

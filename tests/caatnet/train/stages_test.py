@@ -13,7 +13,6 @@ from caatnet.config.override import override
 from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_stored, to_whole
 from caatnet.train.evaluate import put_batch
-from configs import sections
 from configs.images import tiny as images
 from configs.pipeline import tiny
 from parallel.pipeline import cost
@@ -71,7 +70,7 @@ def make(overrides, mesh):
   if not is_images:
     config, small = tiny.get_config("test"), SMALL
   return experiments.build(
-    override(config, f"{small} {of_images}", sections.choices()), mesh
+    override(config, f"{small} {of_images}"), mesh
   )
 
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from caatnet.benchmarks.elastic import elastic_bits
+from caatnet.config.schema.train import Elastic
 from caatnet.train import loop
 from caatnet.train.elastic import swarm_loop
 from caatnet.train.elastic.single_process import Programs
-from caatnet.train.elastic.swarm_options import USUAL
 from caatnet.train.elastic.worker import Moved, Part, Peer
 from caatnet.train.records import read_metrics
 from parallel.axes import Axis
@@ -356,7 +356,7 @@ def test_who_comes_after_the_last_round_ends_and_says_so(tmp_path, capsys):
       made, tmp_path / "run", place, quiet=True
     ).finished
     assert not swarm_loop.train(
-      made, tmp_path / "late", place, dataclasses.replace(USUAL, alone_s=1.0)
+      made, tmp_path / "late", place, Elastic(alone_s=1.0)
     ).finished
   assert "the swarm has made all 2 rounds" in capsys.readouterr().out
 

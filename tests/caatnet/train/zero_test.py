@@ -17,7 +17,6 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import put_batch
-from configs import sections
 from configs.caatnet import tiny
 from parallel.axes import Axis
 from parallel.xla import ledger
@@ -49,8 +48,7 @@ def make(scheme, overrides="", mesh=MESH):
   block = "zero.block=32" if name in QUANTISED or "_codec" in rest else ""
   config = override(
     tiny.get_config("test"),
-    f"{SMALL} zero.scheme={name} {block} {rest} {overrides}",
-    sections.choices(),
+    f"{SMALL} zero.scheme={name} {block} {rest} {overrides}"
   )
   return experiments.build(config, mesh)
 

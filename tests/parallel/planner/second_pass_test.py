@@ -12,7 +12,6 @@ from caatnet.config import experiments
 from caatnet.config.override import override
 from caatnet.models.lm.communication import tensor_reductions
 from caatnet.studies.utilisation import predictor
-from configs import sections
 from configs.planner import gpt_11b
 from parallel.hardware import cluster_files
 from parallel.hardware.link_matrix import LinkMatrix
@@ -49,7 +48,7 @@ PROBLEM = Problem(STEP, _links())
 def _built(c, more=""):
   return experiments.build(override(
     gpt_11b.get_config("test_train"),
-    f"model.dtype=float32 {c.overrides()} {more}", sections.choices(),
+    f"model.dtype=float32 {c.overrides()} {more}"
   ))
 
 

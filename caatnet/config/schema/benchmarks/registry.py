@@ -1,0 +1,29 @@
+"""The benchmarks, by ``config.benchmark.name``."""
+
+from caatnet.config.schema.benchmarks import compiled, models, searches, swarms
+
+BENCHMARKS = {
+  "churn": swarms.Churn,
+  "coded": models.Coded,
+  "decoding": models.Decoding,
+  "elastic_bits": swarms.ElasticBits,
+  "engine": models.Engine,
+  "graphs": models.Graphs,
+  "kernels": compiled.Kernels,
+  "lockstep": models.Lockstep,
+  "membership": swarms.Membership,
+  "moments": swarms.Moments,
+  "paged_attention": compiled.PagedAttention,
+  "planner": searches.Planner,
+  "planner_memory": searches.PlannerMemory,
+  "planner_truth": searches.PlannerTruth,
+  "programs": compiled.Programs,
+  "ring": swarms.Ring,
+  "schedules": searches.Schedules,
+  "server": models.Server,
+  "serving": models.Serving,
+  "timetables": searches.Timetables,
+  "train_step": models.TrainStep,
+  "zero": models.ZeroStep,
+}
+

@@ -1,0 +1,156 @@
+"""Benchmarks of plans, schedules and timetables."""
+
+from caatnet.config.schema.benchmarks.shared import LIMIT, RESULTS, ROUNDS
+from caatnet.config.schema.fields import (
+  COUNT,
+  FRACTION,
+  POSITIVE,
+  SEED,
+  Range,
+  field,
+  section,
+)
+
+_ALL_TIMETABLES = ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1")
+
+
+@section
+class Planner:
+  """Device orders: the planner's compared with bounds and other searches."""
+
+  exact: int = field(
+    200, "Clusters that are compared with all orders.", COUNT
+  )
+  solved: int = field(8, "Clusters that are compared with CP-SAT.", COUNT)
+  certified: int = field(
+    10, "Clusters of 64 devices for each grid.", COUNT
+  )
+  premise: int = field(200, "Clusters of the premise.", COUNT)
+  regret: int = field(32, "Clusters of the regret.", COUNT)
+  grids: tuple[tuple[int, int, int], ...] = field(
+    ((4, 2, 8), (2, 4, 8), (8, 1, 8), (1, 8, 8), (2, 8, 4), (4, 4, 4),
+     (8, 8, 1)),
+    "Stages, data and tensor ranks of 64 devices.", COUNT,
+  )
+  large: tuple[tuple[int, int, int], ...] = field(
+    ((8, 16, 8), (16, 8, 8), (16, 64, 1)),
+    "Stages, data and tensor ranks of 1,024 devices.", COUNT,
+  )
+  sizes: tuple[int, ...] = field(
+    (4, 6, 8, 5), "Numbers of devices of the regret, which take turns.",
+    Range(2, 8, whole=True),
+  )
+  positions: tuple[int, ...] = field(
+    (2048, 16_384), "Positions of an example of the regret, which take turns.",
+    COUNT,
+  )
+  executions: tuple[str, ...] = field(
+    ("events", "lockstep"), "Executions of stages of the regret, which take "
+    "turns.",
+  )
+  layers: int = field(8, "Layers of the regret's model.", COUNT)
+  batch_size: int = field(16, "Examples of a step of the regret.", COUNT)
+  timetables: tuple[str, ...] = field(
+    _ALL_TIMETABLES, "Timetables that the regret tries."
+  )
+  microbatches: int = field(32, "Microbatches of a step.", COUNT)
+  examples: int = field(1, "Examples of a microbatch.", COUNT)
+  python: str = field("", 'A Python that has ortools; "" leaves CP-SAT out.')
+  limit_s: float = field(60.0, "Seconds for each problem of CP-SAT.", POSITIVE)
+  steps: int = field(3000, "Orders that Pipette's annealing tries.", COUNT)
+
+
+@section
+class PlannerMemory:
+  """Predicted memory compared with compiled programs."""
+
+  target: str = field("tpu:v5p:2x2x2", "Target, as in launch.compile.")
+  results: str = field("results/planner_memory_v5p.json", RESULTS)
+  num_programs: int = field(200, "Programs that are compiled.", COUNT)
+  limit_s: float = field(3600.0, LIMIT, POSITIVE)
+  seed: int = field(0, "Seed of the programs.", SEED)
+
+
+@section
+class PlannerTruth:
+  """Plans compared with measured steps on links that are slowed down."""
+
+  results: str = field("runs/planner_truth.json", RESULTS)
+  processes: int = field(8, "Number of processes.", COUNT)
+  seeds: tuple[int, ...] = field(
+    (0, 1, 2), "Seeds, each of which draws a matrix of links.", SEED
+  )
+  drawn: int = field(12, "Configurations that are drawn of each matrix.", COUNT)
+  within: float = field(
+    3.0,
+    "Largest predicted time of a drawn configuration, as a multiple of the "
+    "best one's.",
+    Range(1),
+  )
+  rounds: int = field(3, ROUNDS, COUNT)
+  limit_s: float = field(3600.0, LIMIT, POSITIVE)
+  rates: tuple[float, ...] = field(
+    (2e6, 20e6),
+    "Bounds of the bytes per second between two processes, drawn on a "
+    "logarithmic scale; () for links that are not shaped.",
+    POSITIVE,
+  )
+  flops: float = field(3e8, "FLOP/s of a device.", POSITIVE)
+  quota: float = field(
+    0.05, "Share of a step's time during which a core works.", FRACTION
+  )
+  layers: int = field(8, "Layers of the model, which is float32.", COUNT)
+  width: int = field(128, "Channels of the model.", COUNT)
+  positions: int = field(16, "Positions of an example.", COUNT)
+  batch_size: int = field(32, "Examples of a step.", COUNT)
+  timetables: tuple[str, ...] = field(
+    ("1f1b", "gpipe", "eager_1f1b", "zb_h1"), "Timetables that are tried."
+  )
+
+
+@section
+class Schedules:
+  """Collective schedules: proofs, optimal trees and times."""
+
+  tori: tuple[int, ...] = field(
+    (4, 8, 16, 32, 64), "Sides of square tori.", COUNT
+  )
+  meshes: tuple[int, ...] = field(
+    (4, 8, 16, 32), "Sides of square meshes.", COUNT
+  )
+  optimal: tuple[str, ...] = field(
+    ("torus 4x4", "torus 8x8", "mesh 8x8", "torus 8x8, 2 links failed",
+     "fat tree 4", "leaf-spine 4x4x4", "dgx 2x8"),
+    "Topologies of optimal trees.",
+  )
+  simulated: tuple[str, ...] = field(
+    ("ring, ring 1024", "bucket, torus 32x32", "multitree, torus 32x32"),
+    "All-gathers, by algorithm and topology.",
+  )
+  size_bytes: tuple[int, ...] = field(
+    (2**15, 2**20, 2**26), "Sizes of all-gathers in bytes; random graphs are "
+    "timed at the last one.", Range(1, 2**53, whole=True),
+  )
+  models: tuple[str, ...] = field(
+    ("events", "lockstep"),
+    "Models of time, each of which chooses a schedule of its own.",
+  )
+  num_random: int = field(200, "Number of random graphs.", COUNT)
+  max_nodes: int = field(24, "Largest number of their nodes.", COUNT)
+  processes: int = field(2, "Processes that share the graphs.", COUNT)
+  plot: str = field(
+    "", 'PNG of the times against the number of nodes; "" for none.'
+  )
+
+
+@section
+class Timetables:
+  """Proofs of timetables."""
+
+  stages: int = field(16, "Largest number of stages.", COUNT)
+  microbatches: int = field(64, "Largest number of microbatches.", COUNT)
+  chunks: int = field(4, "Largest number of chunks.", COUNT)
+  timed: tuple[int, int] = field(
+    (64, 512), "Stages and microbatches of the proofs that are timed.", COUNT
+  )
+  processes: int = field(2, "Processes that share the timetables.", COUNT)

@@ -1,0 +1,130 @@
+"""Benchmarks of processes that communicate."""
+
+from caatnet.config.schema.benchmarks.shared import ROUNDS
+from caatnet.config.schema.fields import (
+  COUNT,
+  COUNT_OR_NONE,
+  NOT_NEGATIVE,
+  POSITIVE,
+  SEED,
+  field,
+  section,
+)
+
+
+@section
+class Churn:
+  """Workers that join, leave and fail at random.
+
+  With a model in the config they train; then only workers, seeds, gap_s,
+  silence_s, limit_s and moments have an effect.
+  """
+
+  workers: int = field(8, "Number of workers.", COUNT)
+  events: int = field(220, "Smallest number of events.", COUNT)
+  minutes: float = field(0.0, "Smallest duration in minutes.", NOT_NEGATIVE)
+  seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each run.", SEED)
+  gap_s: float = field(1.5, "Mean seconds between two events.", POSITIVE)
+  silence_s: float = field(
+    3.0, "Seconds without a heartbeat after which a peer is dropped.", POSITIVE
+  )
+  limit_s: float = field(
+    60.0, "Seconds without a committed round after which the benchmark fails.",
+    POSITIVE,
+  )
+  parameters: int = field(250_000, "Parameters of the model.", COUNT)
+  samples: int = field(16, "Samples of a part.", COUNT)
+  pause_s: float = field(
+    0.05, "Seconds that a part takes in addition to its arithmetic.",
+    NOT_NEGATIVE,
+  )
+  moments: str = field(
+    "own", "Moments of the inner optimizer of a worker that joins a training "
+    'run: "own", those of a worker before it that was killed, "zero", or '
+    '"donor", another worker\'s.', ("own", "zero", "donor"),
+  )
+
+
+@section
+class Membership:
+  """All states of the membership protocol of `parallel.elastic`."""
+
+  worlds: tuple[dict[str, int], ...] = field(
+    (
+      {"peers": 2, "rounds": 2, "least": 2, "crashes": 1, "restarts": 1},
+      {"peers": 2, "rounds": 1, "least": 1, "cuts": 1, "restarts": 1},
+      {"peers": 2, "rounds": 1, "least": 2, "suspicions": 1, "failures": 1},
+      {"peers": 2, "rounds": 1, "least": 2, "cuts": 1, "failures": 1,
+       "crashes": 1},
+      {"peers": 2, "rounds": 2, "least": 2, "quorum": 1, "cuts": 1},
+      {"peers": 3, "rounds": 1, "least": 3, "crashes": 1},
+      {"peers": 3, "rounds": 1, "least": 3, "cuts": 1, "copies": 1},
+      {"peers": 3, "rounds": 2, "least": 3, "leaves": 1},
+      {"peers": 4, "rounds": 1, "least": 4, "cuts": 1},
+    ),
+    'Worlds: "peers", "rounds", "least" and "quorum" of the coordinator\'s '
+    "rules, and accidents by their kind.", COUNT_OR_NONE,
+  )
+  most: int = field(
+    500_000, "Number of states beyond which a world is abandoned.", COUNT
+  )
+
+
+@section
+class ElasticBits:
+  """Workers in a swarm compared bit by bit with workers on a mesh axis."""
+
+  workers: tuple[int, ...] = field(
+    (2, 3, 5, 8), "Numbers of workers.", COUNT
+  )
+  steps: int = field(14, "Steps of each run.", COUNT)
+  cases: tuple[tuple[str, str], ...] = field(
+    (), "Label of each case, and its overrides of DiLoCo in float32."
+  )
+
+
+@section
+class Moments:
+  """Moments of the inner optimizer of workers that are replaced."""
+
+  seeds: tuple[int, ...] = field((0, 1, 2), "Seed of each run.", SEED)
+  replaced: int = field(
+    1, "Workers that are replaced after each round.", COUNT
+  )
+
+
+@section
+class Ring:
+  """All-reduces between processes on one machine and over shaped links."""
+
+  megabytes: int = field(256, "Megabytes that are summed.", COUNT)
+  peers: tuple[int, ...] = field((2, 4, 8), "Numbers of peers.", COUNT)
+  block_bytes: int = field(
+    2**22, "Bytes that are sent and added at once.", COUNT
+  )
+  send_buffer: int = field(
+    2**18, "Bytes of the kernel's send buffers, of raw streams as well; 0 lets "
+    "the kernel choose. On loopback a small one keeps transfers in the cache; "
+    "over a long link it would limit the rate.", COUNT_OR_NONE,
+  )
+  rounds: int = field(5, ROUNDS, COUNT)
+  gloo: bool = field(
+    True, "Whether jax's all-reduce between processes is timed as well."
+  )
+  links: tuple[dict[str, int], ...] = field(
+    (
+      {"mbit": 50, "rtt_ms": 0, "megabytes": 16},
+      {"mbit": 50, "rtt_ms": 100, "megabytes": 16},
+      {"mbit": 1000, "rtt_ms": 0, "megabytes": 128},
+      {"mbit": 1000, "rtt_ms": 100, "megabytes": 128},
+    ),
+    "Links between two peers: their rate in Mbit/s, added round-trip "
+    "milliseconds, and megabytes that are summed.", COUNT_OR_NONE,
+  )
+  lanes: tuple[int, ...] = field(
+    (1, 4, 8), "Data connections over these links.", COUNT
+  )
+  shaped_rounds: int = field(3, "Repetitions over these links.", COUNT)
+  shaped_block_bytes: int = field(
+    2**18, "Bytes that are sent and added at once over these links.", COUNT
+  )

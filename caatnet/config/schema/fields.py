@@ -1,0 +1,256 @@
+"""Declarations of config keys: type, default, allowed values, documentation.
+
+A section of a config is a dataclass made by `section`, and each of its keys a
+`field`. Defaults, validation, overrides, ``--help_config`` and the arguments of
+builders derive from that declaration.
+
+pydantic would validate types and bounds as well; its errors take several lines,
+and it has no bounds in float32, which are what a compiled program receives.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import math
+import numbers
+import types
+import typing
+from typing import Any
+
+import numpy as np
+
+_TINY = float(np.finfo(np.float32).tiny)
+_HUGE = float(np.finfo(np.float32).max)
+# Sizes and counts are int32 in compiled programs.
+_LARGEST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """Numbers between two bounds, finite in float32.
+
+  A rate that float32 rounds to 0 trains nothing, and a decay that it rounds to
+  1 divides by 0.
+
+  Attributes:
+    low: The lower bound.
+    high: The upper bound; infinity for none.
+    above: Whether the lower bound itself is refused.
+    below: Whether the upper bound itself is refused.
+    whole: Whether only integers are in the range.
+  """
+
+  low: float
+  high: float = math.inf
+  above: bool = False
+  below: bool = False
+  whole: bool = False
+
+  def __contains__(self, value: Any) -> bool:
+    kind = numbers.Integral if self.whole else numbers.Real
+    if not isinstance(value, kind) or isinstance(value, bool):
+      return False
+    if not self.whole:
+      if not abs(value) <= _HUGE:
+        return False
+      value = np.float32(value) if abs(value) >= _TINY else 0
+    return (
+      (self.low < value if self.above else self.low <= value)
+      and (value < self.high if self.below else value <= self.high)
+    )
+
+  def __str__(self) -> str:
+    """Completes "must", as in "be an integer from 1 to 9"."""
+    if self.whole:
+      return f"be an integer from {self.low} to {self.high}"
+    if self.high == math.inf:
+      bound = "positive" if self.above else f"at least {self.low}"
+      return f"be {bound} and finite (float32)"
+    left, right = "(" if self.above else "[", ")" if self.below else "]"
+    return f"lie in {left}{self.low}, {self.high}{right}"
+
+
+COUNT = Range(1, _LARGEST, whole=True)
+COUNT_OR_NONE = Range(0, _LARGEST, whole=True)
+TWO_OR_MORE = Range(2, _LARGEST, whole=True)
+BYTES = Range(1, 2**53, whole=True)  # times are computed in float64
+SEED = Range(0, 2**32 - 1, whole=True)
+POSITIVE = Range(0, above=True)
+NOT_NEGATIVE = Range(0)
+FRACTION = Range(0, 1)
+POSITIVE_FRACTION = Range(0, 1, above=True)
+INNER_FRACTION = Range(0, 1, above=True, below=True)
+DECAY = Range(0, 1, below=True)
+
+# The range of a number, or the texts among which a key chooses.
+Allowed = Range | tuple[str, ...] | None
+
+
+class Config:
+  """The type of a key that holds a whole config, or {} for none."""
+
+
+class Sections:
+  """The type of a key that holds sections by their name and choice."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+  """One key as it is declared.
+
+  Attributes:
+    kind: Its type: bool, int, float, str, a section, a union, a tuple, or a
+      dict with texts as keys.
+    allowed: The range of every number in its value, or the allowed texts; None
+      for any text.
+    doc: Its documentation.
+  """
+
+  kind: Any
+  allowed: Allowed
+  doc: str
+
+  def must(self) -> str:
+    """Completes "must", as in "lie in [0, 1]"."""
+    return _must(self.kind, self.allowed)
+
+  def check(self, name: str, value: Any) -> None:
+    """Refuses a value of another type or out of the range.
+
+    Args:
+      name: The key with its sections, as in "sync.p".
+      value: The value. A list counts as a tuple, since JSON has no tuples.
+
+    Raises:
+      ValueError: The message has key, value and what is allowed.
+    """
+    found = _wrong(value, self.kind, self.allowed)
+    if found is not None:
+      part, must = found
+      raise ValueError(f"config.{name}={part!r} must {must}")
+
+
+def field(default: Any, doc: str, allowed: Allowed = None) -> Any:
+  """Declares a key of a section.
+
+  Args:
+    default: Its default; for a key of a type that is mutable, a function that
+      makes it. A run whose config is older than the key reads the default, so
+      it must be what the code did before.
+    doc: Its documentation, with unit and the meaning of special values.
+    allowed: The range of its number or numbers, or the texts that it may be;
+      None for any text, booleans and sections.
+  """
+  metadata = {"doc": doc, "allowed": allowed}
+  if callable(default):
+    return dataclasses.field(default_factory=default, metadata=metadata)
+  return dataclasses.field(default=default, metadata=metadata)
+
+
+@typing.dataclass_transform(
+  frozen_default=True, kw_only_default=True, field_specifiers=(field,)
+)
+def section(cls: type) -> type:
+  """Makes a frozen dataclass of a class whose fields are made by `field`.
+
+  Raises:
+    TypeError: A field has no documentation, or a number no range of its type.
+  """
+  made = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+  for name, key in keys(made).items():
+    if not key.doc:
+      raise TypeError(f"{cls.__name__}.{name} has no documentation")
+    for kind in _numbers(key.kind):
+      whole = isinstance(key.allowed, Range) and key.allowed.whole
+      if not isinstance(key.allowed, Range) or whole != (kind is int):
+        raise TypeError(f"{cls.__name__}.{name} has no range of {kind}s")
+  return made
+
+
+def keys(cls: type) -> dict[str, Key]:
+  """Returns the keys of a section by their names."""
+  hints = typing.get_type_hints(cls)
+  return {
+    f.name: Key(hints[f.name], f.metadata["allowed"], f.metadata["doc"])
+    for f in dataclasses.fields(cls) if "doc" in f.metadata
+  }
+
+
+def default_of(cls: type, name: str) -> Any:
+  """Returns the default of a section's key."""
+  found = cls.__dataclass_fields__[name]
+  if found.default is not dataclasses.MISSING:
+    return found.default
+  factory: Callable[[], Any] = found.default_factory
+  return factory()
+
+
+def _numbers(kind: Any) -> list[type]:
+  """Returns the types of numbers within a type."""
+  if kind in (int, float):
+    return [kind]
+  if typing.get_origin(kind) is None:
+    return []
+  return [found for part in typing.get_args(kind) for found in _numbers(part)]
+
+
+def _must(kind: Any, allowed: Allowed) -> str:
+  """Completes "must" for one type."""
+  origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+  if kind in (int, float):
+    return str(allowed)
+  if kind is bool:
+    return "be True or False"
+  if kind is str:
+    if allowed is None or isinstance(allowed, Range):
+      return "be text"
+    return f"be one of {', '.join(map(repr, allowed))}"
+  if kind is type(None):
+    return "be None"
+  if origin in (typing.Union, types.UnionType):
+    return " or ".join(_must(part, allowed) for part in arguments)
+  if origin is tuple and arguments[-1] is Ellipsis:
+    return f"be a tuple, each part of which must {_must(arguments[0], allowed)}"
+  if origin is tuple:
+    parts = dict.fromkeys(_must(part, allowed) for part in arguments)
+    return (
+      f"be a tuple of {len(arguments)}, each part of which must "
+      f"{' or '.join(parts)}"
+    )
+  if origin is dict:
+    return f"be a dict, each value of which must {_must(arguments[1], allowed)}"
+  return "be a section"
+
+
+def _wrong(value: Any, kind: Any, allowed: Allowed) -> tuple[Any, str] | None:
+  """Returns the first wrong part of a value and what it must be, or None."""
+  origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+  parts: list[tuple[Any, Any]] = []
+  if kind in (int, float):
+    fits = value in allowed
+  elif kind is str:
+    fits = isinstance(value, str) and (
+      allowed is None or isinstance(allowed, Range) or value in allowed
+    )
+  elif kind in (bool, type(None)):
+    fits = isinstance(value, kind)
+  elif origin in (typing.Union, types.UnionType):
+    fits = any(_wrong(value, part, allowed) is None for part in arguments)
+  elif origin is tuple:
+    fits = isinstance(value, tuple | list)
+    if fits and arguments[-1] is Ellipsis:
+      parts = [(part, arguments[0]) for part in value]
+    elif fits:
+      fits = len(value) == len(arguments)
+      parts = list(zip(value, arguments, strict=False)) if fits else []
+  elif origin is dict:
+    fits = isinstance(value, Mapping)
+    parts = [(part, arguments[1]) for part in value.values()] if fits else []
+  else:
+    raise TypeError(f"{kind} is no type of a key")
+  if not fits:
+    return value, _must(kind, allowed)
+  for part, of in parts:
+    found = _wrong(part, of, allowed)
+    if found is not None:
+      return found
+  return None

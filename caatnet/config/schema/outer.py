@@ -1,0 +1,190 @@
+"""``config.outer``: a section for each outer loop."""
+
+from caatnet.config.schema.fields import (
+  COUNT,
+  COUNT_OR_NONE,
+  DECAY,
+  FRACTION,
+  NOT_NEGATIVE,
+  POSITIVE,
+  Range,
+  field,
+  section,
+)
+
+
+@section
+class Rounds:
+  """The key of loops that exchange every H steps."""
+
+  every: int = field(
+    30, "Inner steps between exchanges (H).", COUNT
+  )
+
+
+@section
+class OuterStep:
+  """The keys of loops with an outer optimizer."""
+
+  optimizer: str = field(
+    "nesterov", 'Outer optimizer: "nesterov", "sgd" (with momentum=0) or '
+    '"adam".', ("nesterov", "sgd", "adam"),
+  )
+  learning_rate: float = field(0.7, "Outer learning rate.", POSITIVE)
+  momentum: float = field(0.9, "Outer momentum.", DECAY)
+
+
+@section
+class Judging:
+  """The key of loops that mask diverged workers out of an exchange."""
+
+  outlier_factor: float = field(
+    10.0,
+    "A worker is masked out whose difference has a norm of more than this many "
+    "times the median of all workers' norms; 0 masks only differences that are "
+    "not finite.",
+    NOT_NEGATIVE,
+  )
+
+
+@section
+class Weighted:
+  """The key of loops whose means can have weights."""
+
+  weights: tuple[float, ...] = field(
+    (), "One weight per worker, such as its number of tokens; () for equal "
+    "ones.", POSITIVE,
+  )
+
+
+@section
+class Exchanging(Judging, Weighted):
+  """The keys of loops that send a mean in few bits."""
+
+  codec: str = field(
+    "float32", '"float32" or "bfloat16" for an all-reduce; or "int8", "fp8", '
+    '"int4" or "e3m0" for blocks of codes with one float32 scale each. "e3m0", '
+    "rounded to the nearest number, shrinks Gaussian differences by 3.5 % in "
+    "blocks of 256.",
+  )
+  block: int = field(
+    0,
+    "Elements per block of codes; 0 for 256.",
+    COUNT_OR_NONE,
+  )
+  route: str = field(
+    "all_gather", 'Collective for blocks: "all_gather" (each difference is '
+    'rounded once) or "all_to_all" (their means are rounded again).',
+  )
+  stochastic_rounding: bool = field(
+    False,
+    "Whether codes are rounded at random, without bias, instead of to the "
+    "nearest number.",
+  )
+  error_feedback: bool = field(
+    False, "Whether a worker's rounding error is added to its next exchange."
+  )
+
+
+@section
+class DataParallel:
+  """Gradients averaged in every step; it has no keys."""
+
+
+@section
+class LocalSGD(Rounds, Exchanging):
+  """Local SGD: averages of parameters, DiLoCo with SGD at rate 1."""
+
+
+@section
+class FedAvg(Rounds, Exchanging):
+  """FedAvg: weighted averages of the parameters of a sample of workers."""
+
+  clients: int = field(
+    0, "Workers that take part in a round, drawn anew for each; 0 for all.",
+    COUNT_OR_NONE,
+  )
+
+
+@section
+class DiLoCo(Rounds, OuterStep, Exchanging):
+  """DiLoCo."""
+
+
+@section
+class Streaming(DiLoCo):
+  """Streaming DiLoCo."""
+
+  fragment_layers: int = field(
+    1, "Layers per fragment; 0 makes one fragment of everything.", COUNT_OR_NONE
+  )
+  pattern: str = field(
+    "strided", 'Layers of a fragment: evenly spread ("strided") or neighbours '
+    '("sequential").', ("strided", "sequential"),
+  )
+  overlap: tuple[int, ...] = field(
+    (0,), "Steps from send to receipt (tau): one number, or one per worker.",
+    COUNT_OR_NONE,
+  )
+  keep: float = field(
+    0.0, "Share of its own parameters that a worker keeps when a mean arrives "
+    "(alpha).", FRACTION,
+  )
+  pieces: int = field(1, "Steps over which an exchange is spread.", COUNT)
+
+
+@section
+class Eager(DiLoCo):
+  """Eager updates: means that are one round late."""
+
+
+@section
+class DCS3GD(Exchanging):
+  """Delay-compensated stale-synchronous SGD."""
+
+  compensation: float = field(
+    0.2, "Strength of the delay compensation (lambda_0); 0 for none.",
+    NOT_NEGATIVE,
+  )
+
+
+@section
+class SparseLoCo(Rounds, Judging, Weighted):
+  """SparseLoCo."""
+
+  learning_rate: float = field(0.7, "Outer learning rate.", POSITIVE)
+  chunk: int = field(4096, "Elements per chunk.", COUNT)
+  top_k: int = field(64, "Elements of a chunk that are sent.", COUNT)
+  error_decay: float = field(
+    0.95, "Share of the unsent part that remains after a round.", FRACTION
+  )
+
+
+@section
+class NoLoCo(Rounds, Judging):
+  """NoLoCo.
+
+  Defaults are published (arXiv 2506.10911, section 4, and its authors' code).
+  A momentum of 0.9 with a pull of 0.5 drives 6 workers apart.
+  """
+
+  learning_rate: float = field(0.7, "Outer learning rate.", POSITIVE)
+  momentum: float = field(0.5, "Outer momentum.", DECAY)
+  # A pull of 2 or more drives pairs apart (`parallel.outer.noloco`).
+  pull: float = field(
+    0.7, "Strength of the attraction between a pair's outer parameters.",
+    Range(0, 2, below=True),
+  )
+
+
+OUTER = {
+  "data_parallel": DataParallel,
+  "local_sgd": LocalSGD,
+  "fedavg": FedAvg,
+  "diloco": DiLoCo,
+  "streaming": Streaming,
+  "eager": Eager,
+  "dc_s3gd": DCS3GD,
+  "sparseloco": SparseLoCo,
+  "noloco": NoLoCo,
+}

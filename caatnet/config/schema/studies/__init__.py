@@ -1,0 +1,5 @@
+"""Keys of studies."""
+
+from parallel.lazy import attach
+
+__all__, __getattr__, __dir__ = attach(__name__, {})

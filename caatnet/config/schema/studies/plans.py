@@ -1,0 +1,205 @@
+"""Configs of the studies that plan: datacentres and 3D configurations."""
+
+from caatnet.config.schema.fields import (
+  COUNT,
+  COUNT_OR_NONE,
+  DECAY,
+  INNER_FRACTION,
+  NOT_NEGATIVE,
+  POSITIVE_FRACTION,
+  SEED,
+  Config,
+  field,
+  section,
+)
+from caatnet.config.schema.studies.shared import (
+  EXECUTIONS,
+  UTILISATION,
+  Study,
+  study_key,
+)
+
+_KNOBS = (
+  "budget", "accelerators", "days_allowed", "compute_share", "rack_price",
+  "per_rack", "rack_w", "overhead", "pue", "energy_price", "peak",
+  "utilisation", "availability", "memory_bytes", "fill", "parameters",
+  "active_share", "tokens_per_parameter", "state_bytes", "batch_tokens",
+  "microbatch_tokens", "layers", "chunks", "step_share", "scale_up_bits",
+  "scale_out_bits", "radix", "gradient_bits", "sync_every", "distance_km",
+  "detour", "mtbf_h", "network_mtbf_h", "save_rate", "restart_s", "repair_h",
+)
+
+
+@section
+class Datacentre(Study):
+  """A datacentre for training."""
+
+  name: str = field("hundred_billion", "Name of the config.")
+  study: str = study_key("datacentre")
+  given: str = field(
+    "budget",
+    'Quantity from which the size follows: "budget", "accelerators" or '
+    '"model", the last one with days_allowed.',
+  )
+  rack: str = field("gb200", "Key of RACKS in parallel/hardware/sites.py.")
+  precision: str = field("bf16", "One of the rack's number formats.")
+  cooling: str = field(
+    "liquid",
+    "Key of COOLING in parallel/hardware/sites.py: total power over IT power.",
+  )
+  sites: tuple[str, ...] = field(
+    ("east", "west"), "NAME:WATTS, or names of SITES in "
+    "parallel/hardware/sites.py.",
+  )
+  knobs: dict[str, float | None] = field(
+    lambda: dict.fromkeys(_KNOBS), "Knob of "
+    "caatnet/studies/datacentre/knobs.py, which has its unit and meaning; None "
+    "for the knob's own value, or the rack's.", NOT_NEGATIVE,
+  )
+  round_steps: int = field(100, "Steps of a round between sites.", COUNT)
+  targets: tuple[float, ...] = field(
+    (0.5, 0.8, 0.9, 0.95, 0.99), "Shares of the time that compute is to reach.",
+    INNER_FRACTION,
+  )
+  num_draws: int = field(10_000, "Plans of drawn knobs.", COUNT)
+  seed: int = field(0, "Seed of the draws.", SEED)
+  tornado: str = field(
+    "",
+    'Result of the tornado; "" for replica_days, or accelerators where these '
+    "follow from a model.",
+  )
+  pod: Config = field(
+    dict,
+    "Config of a planner's study, whose utilisation is taken; {} for none.",
+  )
+
+
+@section
+class Second:
+  """Changes of the best configurations that change what is learned."""
+
+  best: int = field(
+    3,
+    "Number of best configurations that are changed, each change by itself; 0 "
+    "for none.",
+    COUNT_OR_NONE,
+  )
+  p: tuple[float, ...] = field(
+    (0.5, 0.25), "Fractions of the stream that tensor ranks synchronise, as "
+    "config.sync.p.", DECAY,
+  )
+  outer: tuple[str, ...] = field(
+    ("diloco", "streaming"), "Outer loops by which data-parallel ranks, or "
+    "groups of them, become workers.",
+  )
+  every: int = field(
+    30, "Steps of a round; as published: H = 30 (arXiv 2501.18512).", COUNT
+  )
+  overlap: int = field(
+    1, 'Steps from send to receipt, for "streaming"; as published.',
+    COUNT_OR_NONE,
+  )
+  outer_codec: str = field("e3m0", 'Codec, for "streaming"; as published.')
+  zero_codecs: tuple[str, ...] = field(
+    ("int8/int4",), 'Codecs of a partition, "WEIGHTS/GRADIENTS" of "none", '
+    '"int8" and "int4"; int8 and int4 are ZeRO++\'s (arXiv 2306.10209).',
+  )
+
+
+@section
+class PlannerOptions:
+  """Configurations that a plan tries, and their prediction."""
+
+  cluster: str = field(
+    "pipette-a100:16",
+    "File of a cluster, or NAME:GROUPS of parallel/hardware/clusters.py, with "
+    '",uneven=SEED" for links between nodes that reach less than they should.',
+  )
+  execution: str = field(
+    "lockstep",
+    'Execution of stages: in "lockstep", as launch.train runs them, a tick '
+    "being as long as its longest action and hop; or each at its own pace "
+    '("events").',
+    EXECUTIONS,
+  )
+  utilisation: float = field(
+    0.5, f"{UTILISATION} (parallel/planner/workload.py)", POSITIVE_FRACTION
+  )
+  timetables: tuple[str, ...] = field(
+    ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"),
+    "Timetables that are tried with all degrees of stages, data and tensor "
+    "ranks.",
+  )
+  chunks: tuple[int, ...] = field((1, 2), "Chunks that are tried.", COUNT)
+  schemes: tuple[str, ...] = field(
+    ("ddp", "zero1", "zero2", "zero3"), "Partitions that are tried."
+  )
+  routes: tuple[str, ...] = field(
+    ("psum", "one_shot"), "Routes of the tensor axis that are tried."
+  )
+  remats: tuple[str, ...] = field(
+    ("none", "reduced", "full"), "Values of config.model.remat that are tried."
+  )
+  offload: bool = field(True, "Whether config.zero.offload is tried.")
+  keeps: tuple[str, ...] = field(
+    ("residuals", "inputs"), "Values of config.pipeline.keep that are tried."
+  )
+  most_microbatches: int = field(
+    256, "Largest number of microbatches that is tried.", COUNT
+  )
+  top: int = field(5, "Number of answers.", COUNT)
+  ordered: int = field(
+    10, "Configurations that get a device order.", COUNT
+  )
+  why_not: tuple[str, ...] = field(
+    (),
+    "Configurations whose disadvantage is explained, each as in "
+    '"parallel.stage=8 parallel.tensor=8"; keys that a text does not name are '
+    "as in the best one.",
+  )
+  second: Second = field(
+    Second, "Changes of the best configurations that change what is learned."
+  )
+
+
+@section
+class Planner:
+  """A plan for the run whose sections are in the same config."""
+
+  study: str = study_key("planner")
+  planner: PlannerOptions = field(
+    PlannerOptions, "Configurations that are tried, and their prediction."
+  )
+
+
+@section
+class Published(Study):
+  """Times of what published configurators choose."""
+
+  name: str = field("published", "Name of the config.")
+  study: str = study_key("published")
+  clusters: tuple[str, ...] = field(
+    ("pipette-v100:16", "pipette-a100:16"),
+    "Names of parallel/hardware/clusters.py, with a number of nodes.",
+  )
+  even: bool = field(True, "Whether links as published are among the cases.")
+  seeds: tuple[int, ...] = field(
+    (1, 2, 3), "Seeds of links that are drawn slower than published.", SEED
+  )
+  models: tuple[str, ...] = field(
+    ("3.1B", "11.1B"), "Keys of MODELS in caatnet/studies/published/study.py."
+  )
+  batch_size: int = field(512, "Sequences of a step.", COUNT)
+  choosers: tuple[str, ...] = field(
+    ("rule", "megatron", "trials", "amp", "pipette", "same", "whole"),
+    "Keys of CHOOSERS in caatnet/studies/published/choosers.py.",
+  )
+  annealed: int = field(
+    10, "Configurations of which Pipette anneals the order of nodes.", COUNT
+  )
+  steps: int = field(1000, "Orders that the annealing tries.", COUNT)
+  execution: str = field(
+    "events", "Execution of stages, as in configs/planner/gpt_11b.py.",
+    EXECUTIONS,
+  )
+  utilisation: float = field(0.5, UTILISATION, POSITIVE_FRACTION)

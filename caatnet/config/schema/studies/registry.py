@@ -1,0 +1,22 @@
+"""The studies, by ``config.study`` and, for serving, ``config.subject``."""
+
+from caatnet.config.schema.studies import networks, plans, served, workloads
+
+# The studies, by config.study, and for serving config.subject.
+STUDIES = {
+  "alignment": workloads.Alignment,
+  "collectives": networks.Collectives,
+  "datacentre": plans.Datacentre,
+  "flows": networks.Flows,
+  "inference": workloads.Inference,
+  "partitions": workloads.Partitions,
+  "pipeline": networks.Pipeline,
+  "planner": plans.Planner,
+  "published": plans.Published,
+  "schedule": networks.Schedule,
+  "serving.fastswitch": served.FastSwitch,
+  "serving.fairness": served.Fairness,
+  "serving.vllm_log": served.VLLMLog,
+  "utilisation": workloads.Utilisation,
+}
+

@@ -1,0 +1,67 @@
+"""``config.train``, ``config.elastic`` and ``config.sweep``."""
+
+from caatnet.config.schema.fields import (
+  COUNT,
+  POSITIVE,
+  SEED,
+  Sections,
+  field,
+  section,
+)
+
+
+@section
+class Train:
+  """Length of a run and intervals of its records, in steps."""
+
+  num_steps: int = field(200, "Steps of the run.", COUNT)
+  accumulation: int = field(1, "Microbatches per step.", COUNT)
+  log_every: int = field(1, "Steps between records of the metrics.", COUNT)
+  eval_every: int = field(100, "Steps between evaluations.", COUNT)
+  checkpoint_every: int = field(100, "Steps between checkpoints.", COUNT)
+  keep_checkpoints: int = field(
+    2, "Number of newest checkpoints that are kept.", COUNT
+  )
+  init_from: str = field(
+    "", "Folder of a run whose newest parameters this run starts with, of the "
+    'same model and ranks; p may differ. "" draws them.',
+  )
+
+
+@section
+class Elastic:
+  """Participation of a worker in a swarm (``launch.train --elastic``)."""
+
+  order: str = field(
+    "direct", 'Order in which floats are added: "direct" (that of the workers) '
+    'or "ring". Codes are always added in the order of the workers.',
+    ("direct", "ring"),
+  )
+  alone_s: float = field(
+    300.0, "Seconds without a coordinator after which a worker saves and ends.",
+    POSITIVE,
+  )
+  lanes: int = field(
+    1,
+    "Connections from each worker to each other; several for long fat links.",
+    COUNT,
+  )
+  checksums: bool = field(
+    False, "Whether exchanged data have checksums, in addition to those of TCP."
+  )
+
+
+@section
+class Sweep:
+  """Runs of a sweep."""
+
+  points: tuple[str, ...] = field(
+    ("",), 'Overrides of each point, as in "sync.p=0.5 seed=1".'
+  )
+  seeds: tuple[int, ...] = field(
+    (0,), "Seeds with each of which each point runs.", SEED
+  )
+  sections: Sections = field(
+    dict, "Sections, by name and choice, that a point with a selector such as "
+    "outer.algorithm=diloco receives instead of the declared defaults.",
+  )

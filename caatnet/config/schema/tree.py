@@ -1,0 +1,396 @@
+"""Configs as trees of declared sections: defaults, checks, overrides, help.
+
+A config is a ``ConfigDict`` while it is written and parsed. Builders receive
+its sections as frozen dataclasses, by `section`. Where there is a choice, of
+model, data, optimizer or outer loop, each choice is a section of its own, and a
+*selector* such as ``outer.algorithm`` names it. A selector in an override
+replaces the section by the declared defaults of the choice before any other
+override is applied; values of keys that both choices have are not kept, since
+equal names can have other defaults and ranges.
+
+A tree of mutable dataclasses would replace ``ConfigDict``, but not the parser
+of overrides in ``ml_collections`` or the form of ``config.json``; misspelt keys
+in config files, which slots would refuse, are found by `check`.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import difflib
+import typing
+from typing import Any
+
+import ml_collections
+from ml_collections import config_dict
+
+from caatnet.config.schema.benchmarks.registry import BENCHMARKS
+from caatnet.config.schema.data import DATA
+from caatnet.config.schema.fields import (
+  SEED,
+  Config,
+  Key,
+  Sections,
+  default_of,
+  field,
+  keys,
+  section,
+)
+from caatnet.config.schema.graph import SOURCES
+from caatnet.config.schema.inference import Inference, Serving
+from caatnet.config.schema.model import MODELS
+from caatnet.config.schema.optimizer import OPTIMIZERS
+from caatnet.config.schema.outer import OUTER
+from caatnet.config.schema.parallel import Parallel, Pipeline
+from caatnet.config.schema.studies.registry import STUDIES
+from caatnet.config.schema.sync import Sync
+from caatnet.config.schema.train import Elastic, Sweep, Train
+from caatnet.config.schema.zero import Zero
+
+
+@section
+class Run:
+  """The keys at the top of a config with a model, or of a benchmark."""
+
+  name: str = field("base", "Name of the run, and of its folder in runs/.")
+  seed: int = field(0, "Seed of the parameters and the order of data.", SEED)
+  kernels: str = field(
+    "auto",
+    'Implementation of norms and codecs: "pallas" (kernels on TPUs and GPUs, '
+    'where these take the sizes), "auto" (the same without those that make a '
+    'model slower: parallel/kernels/evidence.py), "reference" (jnp), or '
+    '"interpret" (the TPU\'s kernels on any machine, slowly).',
+    ("auto", "pallas", "reference", "interpret"),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """Sections among which a selector chooses.
+
+  Attributes:
+    selector: The key that names the choice.
+    sections: The section of each choice.
+    doc: Documentation of the selector.
+  """
+
+  selector: str
+  sections: Mapping[str, type]
+  doc: str
+
+  @property
+  def key(self) -> Key:
+    """The selector as a key."""
+    return Key(str, tuple(self.sections), self.doc)
+
+
+_CHOICES = {
+  "model": Choice("name", MODELS, "Kind of model."),
+  "outer": Choice(
+    "algorithm", OUTER, "Outer loop: what workers send to each other, and when."
+  ),
+  "data": Choice("name", DATA, "Kind of data."),
+  "optimizer": Choice("name", OPTIMIZERS, "Inner optimizer."),
+  "graph": Choice("source", SOURCES, "Source of the graph."),
+  "benchmark": Choice("name", BENCHMARKS, "Benchmark that runs."),
+}
+_PLAIN = {
+  "sync": Sync, "parallel": Parallel, "pipeline": Pipeline, "zero": Zero,
+  "train": Train, "inference": Inference, "elastic": Elastic, "sweep": Sweep,
+  "serving": Serving,
+}
+# Sections that a config with a model may have.
+_OF_RUNS = {**_CHOICES, **_PLAIN}
+
+
+def choices(name: str) -> tuple[str, ...]:
+  """Returns the choices of a section, such as all outer loops for "outer"."""
+  return tuple(_CHOICES[name].sections)
+
+
+def defaults(name: str, chosen: str = "") -> ml_collections.ConfigDict:
+  """Returns a section with the defaults of its keys.
+
+  >>> defaults("outer", "diloco").every
+  30
+
+  Args:
+    name: The section's name; "run" for the keys at the top of a training
+      config, "study" for the whole config of a study.
+    chosen: The choice, for a section that has a selector; a key of
+      `caatnet.config.schema.studies.registry.STUDIES` for a study.
+
+  Raises:
+    ValueError: There is no such choice.
+  """
+  if name == "study":
+    return ml_collections.ConfigDict(_defaults(STUDIES[chosen]))
+  if name not in _CHOICES:
+    return ml_collections.ConfigDict(_defaults({"run": Run, **_PLAIN}[name]))
+  among = _CHOICES[name]
+  among.key.check(f"{name}.{among.selector}", chosen)
+  return ml_collections.ConfigDict(
+    {among.selector: chosen, **_defaults(among.sections[chosen])}
+  )
+
+
+def section_of(name: str, values: Mapping[str, Any]) -> Any:
+  """Checks a section and makes its frozen dataclass of it.
+
+  Keys that are missing have their defaults: configs of older runs lack keys.
+
+  Args:
+    name: The section's name.
+    values: Its keys and values.
+
+  Raises:
+    ValueError: A key is not declared, or a value not allowed.
+  """
+  kind = _OF_RUNS[name]
+  for inner, key, value in _walk(kind, values, name):
+    key.check(inner, value)
+  values = dict(values)
+  if isinstance(kind, Choice):
+    kind = kind.sections[values.pop(kind.selector)]
+  return kind(**{key: _frozen(value) for key, value in values.items()})
+
+
+def completed(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the plain data of a training config with all keys of its sections.
+
+  Args:
+    config: The config of a run, which may be older than some keys.
+  """
+  made = dict(config)
+  for name, values in config.items():
+    kind = _OF_RUNS.get(name)
+    if isinstance(kind, Choice) and isinstance(values, Mapping):
+      kind = kind.sections.get(values.get(kind.selector))
+    if kind is not None and isinstance(values, Mapping):
+      made[name] = {**_defaults(kind), **values}
+  return made
+
+
+def declared(config: Mapping[str, Any]) -> dict[str, tuple[Key, Any]]:
+  """Returns the declaration and the value of every key of a config.
+
+  Args:
+    config: The config, or its sections as nested dicts.
+
+  Raises:
+    ValueError: A key is not declared, a section is None, or a selector has an
+      unknown value.
+  """
+  return {
+    name: (key, value)
+    for name, key, value in _walk(_kinds(config), config)
+  }
+
+
+def check(config: Mapping[str, Any]) -> None:
+  """Refuses keys that are not declared and values that are not allowed.
+
+  Args:
+    config: The config, or its sections as nested dicts.
+
+  Raises:
+    ValueError: The message has key, value and what is allowed.
+  """
+  for name, key, value in _walk(_kinds(config), config):
+    key.check(name, value)
+
+
+def choice(name: str, values: Mapping[str, Any]) -> str:
+  """Returns the value of a section's selector."""
+  return values[_CHOICES[name].selector]
+
+
+def select(
+  config: ml_collections.ConfigDict,
+  overrides: Sequence[str],
+  sections: Mapping[str, Mapping[str, Any]],
+) -> None:
+  """Replaces the sections of a config whose selectors overrides change.
+
+  Args:
+    config: The config, which is changed.
+    overrides: Strings ``SECTION.KEY=VALUE``, of which selectors are applied.
+    sections: Sections by name and choice that replace the declared defaults.
+
+  Raises:
+    ValueError: There is no such choice.
+  """
+  for override in overrides:
+    key, _, chosen = override.partition("=")
+    name, _, selector = key.partition(".")
+    if name not in config or name not in _CHOICES:
+      continue
+    if selector != _CHOICES[name].selector or (
+      config[name].get(selector) == chosen
+    ):
+      continue
+    offered = sections.get(name, {})
+    with config.unlocked():
+      config[name] = (
+        ml_collections.ConfigDict(offered[chosen]) if chosen in offered
+        else defaults(name, chosen)
+      )
+
+
+def nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
+  """Returns a hint at the nearest of some names; "" if none is near."""
+  near = difflib.get_close_matches(name, names, 1)
+  return f"; did you mean {prefix}{near[0]}?" if near else ""
+
+
+def parsed(name: str, key: Key, text: str) -> Any:
+  """Reads the value of a key from an override.
+
+  Args:
+    name: The key with its sections.
+    key: Its declaration.
+    text: The value: text, or a Python literal for a key of another type.
+
+  Raises:
+    ValueError: The value has another type, or is not allowed.
+  """
+  value: Any = text
+  if key.kind is not str:
+    try:
+      value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+      value = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf"),
+               "true": True, "false": False}.get(text.lower(), text)
+  key.check(name, value)
+  return float(value) if key.kind is float else value
+
+
+def described(config: Mapping[str, Any]) -> str:
+  """Returns every key with its value, what it must be, and its documentation.
+
+  Args:
+    config: The config.
+  """
+  lines = []
+  for name, (key, value) in sorted(declared(config).items()):
+    lines.append(f"--config.{name}={value!r}\n    {key.doc}")
+    lines.append(f"    It must {key.must()}.")
+  return "\n".join(lines)
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+  """Returns the defaults of a section as ConfigDict takes them."""
+  return {name: _plain(default_of(cls, name)) for name in keys(cls)}
+
+
+def _plain(value: Any) -> Any:
+  """Returns sections as dicts, and None as a placeholder for a number."""
+  if dataclasses.is_dataclass(value):
+    return {name: _plain(getattr(value, name)) for name in keys(type(value))}
+  if isinstance(value, Mapping):
+    return {name: _plain(part) for name, part in value.items()}
+  return config_dict.placeholder(float) if value is None else value
+
+
+def _kinds(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the keys at the top of a config: fields, sections and choices."""
+  if "study" in config:
+    study = config["study"]
+    name = study
+    if f"{study}.{config.get('subject')}" in STUDIES:
+      name = f"{study}.{config['subject']}"
+    if name not in STUDIES:
+      names = dict.fromkeys(n.partition(".")[0] for n in STUDIES)
+      if study in names:
+        subjects = [
+          repr(n.partition(".")[2]) for n in STUDIES
+          if n.startswith(f"{study}.")
+        ]
+        raise ValueError(
+          f"config.subject={config.get('subject')!r} must be one of "
+          f"{', '.join(subjects)}"
+        )
+      raise ValueError(
+        f"config.study={study!r} must be one of {', '.join(names)}; a config "
+        "with a study: configs/diloco/utilisation.py"
+      )
+    top = keys(STUDIES[name])
+    if "planner" in top:
+      return _OF_RUNS | keys(Run) | top
+    return top
+  return _OF_RUNS | keys(Run)
+
+
+def _walk(
+  kind: Any, values: Any, prefix: str = ""
+) -> Iterator[tuple[str, Key, Any]]:
+  """Yields name, declaration and value of every key in a part of a config.
+
+  Args:
+    kind: A section, a `Choice`, or a dict with the kinds of keys.
+    values: Its value.
+    prefix: Its name; "" for the whole config.
+  """
+  if not isinstance(values, Mapping | ml_collections.ConfigDict):
+    raise ValueError(f"config.{prefix}={values!r} must be a section")
+  joint = f"{prefix}." if prefix else ""
+  because = ""
+  if isinstance(kind, Choice):
+    name, choice = f"{prefix}.{kind.selector}", values.get(kind.selector)
+    kind.key.check(name, choice)
+    yield name, kind.key, choice
+    because = f" with config.{name}={choice!r}"
+    selector, kind = kind.selector, kind.sections[choice]
+    values = {k: values[k] for k in values if k != selector}
+  known = kind if isinstance(kind, Mapping) else keys(kind)
+  for name in values:
+    value = _value(values, name)
+    if name not in known:
+      raise ValueError(
+        f"config.{joint}{name}={value!r} has no effect{because}"
+        f"{nearest(name, list(known), f'config.{joint}')}; the keys are "
+        f"{', '.join(known) or 'none'}"
+      )
+    yield from _walk_key(known[name], value, joint + name)
+
+
+def _walk_key(
+  key: Any, value: Any, name: str
+) -> Iterator[tuple[str, Key, Any]]:
+  """Yields a key, or all keys in it if it is a section or a dict."""
+  kind = key.kind if isinstance(key, Key) else key
+  if isinstance(kind, Choice) or dataclasses.is_dataclass(kind):
+    yield from _walk(kind, value, name)
+  elif kind is Config:
+    if value:
+      for inner, found, part in _walk(_kinds(value), value):
+        yield f"{name}.{inner}", found, part
+  elif kind is Sections:
+    for inner, by_choice in value.items():
+      if inner not in _CHOICES:
+        raise ValueError(
+          f"config.{name}.{inner} must be one of {', '.join(_CHOICES)}"
+        )
+      for choice, part in by_choice.items():
+        yield from _walk(_CHOICES[inner], part, f"{name}.{inner}.{choice}")
+  elif typing.get_origin(kind) is dict:
+    if not isinstance(value, Mapping | ml_collections.ConfigDict):
+      raise ValueError(f"config.{name}={value!r} must be a section")
+    inner = dataclasses.replace(key, kind=typing.get_args(kind)[1])
+    for part in value:
+      yield from _walk_key(inner, value[part], f"{name}.{part}")
+  else:
+    yield name, key, value
+
+
+def _value(values: Any, name: str) -> Any:
+  """Returns a value; None for a placeholder without one."""
+  if isinstance(values, ml_collections.ConfigDict):
+    return values.get(name)
+  return values[name]
+
+
+def _frozen(value: Any) -> Any:
+  """Turns lists, which JSON makes of tuples, into tuples again."""
+  if isinstance(value, list | tuple):
+    return tuple(_frozen(part) for part in value)
+  return value

@@ -1,0 +1,71 @@
+"""Overrides of a config on the command line, before absl parses them."""
+
+from collections.abc import Sequence
+import re
+from typing import Any
+
+from absl import flags
+
+from caatnet.config.schema import tree
+
+
+class Loaded(flags.ArgumentParser):
+  """Parser of ``--config`` that returns a config which was made before.
+
+  Attributes:
+    config: The config of the command line; None before its file was executed.
+  """
+
+  config: Any = None
+
+  def parse(self, argument: str) -> Any:
+    """Returns the config, locked."""
+    self.config.lock()
+    return self.config
+
+
+def prepare(argv: Sequence[str], path: str, config: Any) -> None:
+  """Applies the command line's selectors to a config, and checks its keys.
+
+  Selectors such as ``--config.outer.algorithm=diloco`` come first, whatever the
+  order of flags. absl would print a traceback of 53 lines for an unknown key.
+
+  Args:
+    argv: The command line.
+    path: The config's file.
+    config: The config, which is changed.
+
+  Raises:
+    ValueError: A key is unknown; the message names the nearest one.
+  """
+  overrides = []
+  for index, argument in enumerate(argv):
+    match = re.match(r"--?(?:no)?config\.([^=]+)(?:=(.*))?", argument)
+    if match:  # "--config.KEY VALUE" is allowed as well
+      following = argv[index + 1] if index + 1 < len(argv) else ""
+      overrides.append((match[1], following if match[2] is None else match[2]))
+  tree.select(config, [f"{key}={value}" for key, value in overrides],
+              config.get("sweep", {}).get("sections", {}))
+  declared = tree.declared(config)
+  for key, _ in overrides:
+    if key not in declared:
+      raise ValueError(
+        f"no key config.{key} in {path}"
+        f"{tree.nearest(key, list(declared), '--config.')}"
+      )
+
+
+def refused(message: str, config: Any) -> str:
+  """Returns absl's message of a wrong override in the words of its key.
+
+  Args:
+    message: The message.
+    config: The config, or None if there is none.
+  """
+  match = re.match(r"flag --(?:no)?config\.([^=]+)=(.*?): ", message)
+  if match and config is not None:
+    declared = tree.declared(config)
+    if match[1] in declared:
+      key = declared[match[1]][0]
+      return f"config.{match[1]}={match[2]!r} must {key.must()}"
+  return message

@@ -1,0 +1,308 @@
+"""Properties of declarations: every key of every config, and of its section."""
+
+import dataclasses
+import importlib
+import math
+import pathlib
+import subprocess
+import sys
+import typing
+
+import ml_collections
+import pytest
+
+from caatnet.config import experiments
+from caatnet.config.schema import fields, tree
+from caatnet.config.schema.fields import FRACTION, Range, field, section
+from caatnet.studies import registry
+from configs.caatnet import tiny
+from configs.collectives import multitree
+from configs.graphs import source
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def every_config():
+  """All configs by their modules, and one with each choice of each section."""
+  found = {}
+  for path in sorted((ROOT / "configs").glob("*/*.py")):
+    if path.stem != "__init__":
+      name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+      found[name] = importlib.import_module(name).get_config()
+  for name in ("model", "outer", "data", "optimizer"):
+    for choice in tree.choices(name):
+      found[f"{name}={choice}"] = ml_collections.ConfigDict(
+        {name: tree.defaults(name, choice)}
+      )
+  for name in tree.choices("graph"):
+    found[f"graph={name}"] = source.get_config(name)
+  found["serving"] = ml_collections.ConfigDict(
+    {"serving": tree.defaults("serving")}
+  )
+  return found
+
+
+CONFIGS = every_config()
+
+
+def leaves(config, prefix=""):
+  for key, value in config.items():
+    if isinstance(value, ml_collections.ConfigDict):
+      yield from leaves(value, f"{prefix}{key}.")
+    else:
+      yield f"{prefix}{key}", value
+
+
+def numbers(kind):
+  return fields._numbers(kind)
+
+
+@pytest.mark.quick
+def test_every_key_of_every_config_is_declared():
+  count = 0
+  for name, config in CONFIGS.items():
+    tree.check(config)
+    declared = tree.declared(config)
+    # The sections of a sweep are declared by their own names.
+    assert set(declared) == set(dict(leaves(config))), name
+    for key, _ in declared.values():
+      assert key.doc.strip(), name
+      assert key.must(), name
+      count += bool(numbers(key.kind))
+  assert count > 500
+
+
+# Each numeric key by its name and declaration.
+NUMERIC = {
+  name: (key, value)
+  for config in CONFIGS.values()
+  for name, (key, value) in tree.declared(config).items() if numbers(key.kind)
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", sorted(NUMERIC))
+def test_no_number_is_infinite_of_another_type_or_out_of_its_range(name):
+  key, value = NUMERIC[name]
+  key.check(name, value)
+  wrong = [math.nan, math.inf, -math.inf, -1, -1e-9, [None], True, b"1"]
+  if key.allowed.whole:
+    wrong += [0.5, 10**30]
+  if math.isfinite(key.allowed.high):
+    wrong += [key.allowed.high + 1]
+  if not isinstance(value, float | int | None):
+    wrong = [(number,) for number in wrong] + [3, "", None]
+  for number in wrong:
+    with pytest.raises(ValueError) as error:
+      key.check(name, number)
+    message = str(error.value)
+    assert message.startswith(f"config.{name}="), message
+    assert " must " in message
+    assert "\n" not in message
+
+
+@section
+class Toy:
+  """A section."""
+
+  rate: float = field(0.5, "A rate.", FRACTION)
+  sizes: tuple[int, ...] = field((1,), "Sizes.", Range(1, 9, whole=True))
+  pair: tuple[int, int] = field((1, 2), "A pair.", Range(0, 9, whole=True))
+  kind: str = field("a", "A kind.", ("a", "b"))
+  text: str = field("", "A text.")
+  flag: bool = field(False, "A flag.")
+  mixed: tuple[str | float, ...] = field((), "Texts and numbers.", FRACTION)
+  table: tuple[dict[str, int], ...] = field(
+    (), "Records.", Range(0, 9, whole=True)
+  )
+  unset: float | None = field(None, "A number, or none.", FRACTION)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("name", "right", "wrong", "must"),
+  [
+    ("rate", [0, 1, 0.5], [1.1, "0.5", None, True], "lie in [0, 1]"),
+    ("sizes", [(), (1, 9), [3]], [(8.5,), (0,), ("1",)],
+     "be an integer from 1 to 9"),
+    ("sizes", [], [3, None], "be a tuple, each part of which must be an int"),
+    ("pair", [(1, 2), [3, 4]], [(1,), (1, 2, 3), 1],
+     "be a tuple of 2, each part of which must be an integer from 0 to 9"),
+    ("kind", ["a", "b"], ["c", "", None, 1], "be one of 'a', 'b'"),
+    ("text", ["", "x"], [None, 1, ()], "be text"),
+    ("flag", [True, False], [0, 1, "True", None], "be True or False"),
+    ("mixed", [("a", 0.5)], [(2.0,), (None,)], "be text or lie in [0, 1]"),
+    ("table", [({"a": 1},)], [({"a": -1},)], "be an integer from 0 to 9"),
+    ("unset", [None, 0.5], [2.0], "lie in [0, 1] or be None"),
+  ],
+)
+def test_types_and_ranges(name, right, wrong, must):
+  key = fields.keys(Toy)[name]
+  for value in right:
+    key.check(f"toy.{name}", value)
+  for value in wrong:
+    with pytest.raises(ValueError) as error:
+      key.check(f"toy.{name}", value)
+    part = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+    part = part["a"] if isinstance(part, dict) else part
+    message = str(error.value)
+    assert f" must {must}" in message
+    heads = tuple(f"config.toy.{name}={x!r} " for x in (part, value))
+    assert message.startswith(heads)
+
+
+def test_a_declaration_has_documentation_and_a_range_of_its_type():
+  class Undocumented:
+    width: int = field(1, "", Range(1, 9, whole=True))
+
+  class Boundless:
+    width: int = field(1, "Width.")
+
+  class OfFloats:
+    width: int = field(1, "Width.", FRACTION)
+
+  for cls in (Undocumented, Boundless, OfFloats):
+    with pytest.raises(TypeError, match=f"{cls.__name__}.width has no "):
+      section(cls)
+
+
+@pytest.mark.quick
+def test_equal_names_in_two_sections_have_their_own_ranges(monkeypatch):
+  """A new loop's pull does not inherit NoLoCo's range."""
+
+  @section
+  class Elastic:
+    """A loop with a pull of any strength."""
+
+    pull: float = field(3.0, "Pull.", Range(0, 5))
+
+  loops = dict(tree._CHOICES["outer"].sections) | {"easgd": Elastic}
+  monkeypatch.setitem(
+    tree._CHOICES, "outer",
+    dataclasses.replace(tree._CHOICES["outer"], sections=loops),
+  )
+  monkeypatch.setitem(tree._OF_RUNS, "outer", tree._CHOICES["outer"])
+  for name, pull, ok in (
+    ("easgd", 3.0, True), ("easgd", 5.1, False), ("noloco", 3.0, False),
+    ("noloco", 1.9, True),
+  ):
+    config = {"outer": tree.defaults("outer", name).to_dict() | {"pull": pull}}
+    if ok:
+      tree.check(config)
+      continue
+    high = {"easgd": "5]", "noloco": "2)"}[name]
+    with pytest.raises(ValueError) as error:
+      tree.check(config)
+    message = f"config.outer.pull={pull} must lie in [0, {high}"
+    assert str(error.value) == message
+
+
+# Each with values that are at a bound.
+BOUNDS = [
+  ("seed", [0, 2**32 - 1], [2**32]),
+  ("model.width", [1], [0, 2**31]),
+  ("model.rope_base", [1, 1e6], [0, 0.5, 1e39, 10**400]),
+  ("model.norm_eps", [1e-12], [0, 1e-50]),
+  ("sync.p", [0, 1], [1.5]),
+  ("sync.p_mlp", [(), (0.0, 1.0)], [(0.5, 1.5)]),
+  ("parallel.worker", [1], [0]),
+  ("data.validation_percent", [0.1, 99.9], [0, 100]),
+  ("optimizer.learning_rate", [10], [0]),
+  ("optimizer.warmup_steps", [0], []),
+  ("optimizer.beta_2", [0, 0.999], [1, 1.5, 1 - 1e-9]),
+  ("optimizer.eps", [1e-16, 2e-38], [0, 1e-38]),
+  ("optimizer.clip_norm", [0, 100], []),
+  ("train.num_steps", [1], [0]),
+]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("name", "inside", "outside"), BOUNDS)
+def test_bounds(name, inside, outside):
+  key, _ = tree.declared(tiny.get_config("test"))[name]
+  for value in inside:
+    key.check(name, value)
+  for value in outside:
+    with pytest.raises(ValueError, match=f"config.{name}=.* must "):
+      key.check(name, value)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"sync": None}, "config.sync=None must be a section"),
+    ({"model": None}, "config.model=None must be a section"),
+    ({"sync": {"pp": 1.0}}, "did you mean config.sync.p"),
+    ({"snc": {"p": 1.0}}, "did you mean config.sync"),
+    ({"outer": {"algorithm": "diloco", "evry": 3}},
+     "with config.outer.algorithm='diloco'; did you mean config.outer.every"),
+    ({"outer": {"algorithm": "x"}},
+     "config.outer.algorithm='x' must be one of"),
+    ({"study": "x"}, "config.study='x' must be one of alignment, coll"),
+    ({"study": "serving", "subject": "x"},
+     "config.subject='x' must be one of 'fastswitch', 'fairness', 'vllm_log'"),
+  ],
+)
+def test_what_is_not_declared_is_an_error(changes, message):
+  config = tiny.get_config("test").to_dict() | changes
+  with pytest.raises(ValueError) as error:
+    tree.check(config)
+  assert message in str(error.value)
+
+
+def test_missing_keys_have_their_defaults():
+  """The config of an older run loads."""
+  values = {"algorithm": "diloco", "every": 7}
+  made = tree.section_of("outer", values)
+  assert (made.every, made.learning_rate) == (7, 0.7)
+  old = {"outer": values, "name": "old"}
+  assert tree.completed(old) == {
+    "outer": tree.defaults("outer", "diloco").to_dict() | values, "name": "old"
+  }
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_help_lists_each_key_once(name):
+  text = tree.described(CONFIGS[name])
+  keys = [
+    line.partition("=")[0].removeprefix("--config.")
+    for line in text.splitlines() if line.startswith("--config.")
+  ]
+  assert keys == sorted(dict(leaves(CONFIGS[name])))
+
+
+@pytest.mark.parametrize(
+  ("enter", "config", "key", "message"),
+  [
+    (experiments.build, tiny.get_config("test"), "optimizer.clip_norm",
+     "config.optimizer.clip_norm=-1.0 must be at least 0 and finite (float32)"),
+    (registry.find, multitree.get_config("test"), "pieces",
+     "config.pieces=-1 must be an integer from 0 to 2147483647"),
+  ],
+)
+def test_nothing_is_built_of_a_number_out_of_its_range(
+  enter, config, key, message
+):
+  *path, last = key.split(".")
+  part = config
+  for name in path:
+    part = part[name]
+  part[last] = type(part[last])(-1)
+  with pytest.raises(ValueError) as error:
+    enter(config)
+  assert str(error.value) == message
+
+
+def test_declarations_load_no_jax():
+  code = (
+    "import sys, caatnet.config.schema.tree; "
+    "assert not {'jax', 'flax', 'optax'} & set(sys.modules)"
+  )
+  subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_hints_of_all_sections_resolve():
+  for name in ("outer", "model", "data", "optimizer", "graph", "benchmark"):
+    for choice in tree._CHOICES[name].sections.values():
+      assert set(typing.get_type_hints(choice)) == set(fields.keys(choice))
