@@ -1,0 +1,204 @@
+"""Which tests execute a line.
+
+Each test file is measured once, test by test, and kept in a folder of its own
+until the test file or a conftest.py changes. Where a source file has changed
+since, its functions are found by name; in a function that is new, all tests of
+the file count. Lines that run at import count for all tests of the file, too.
+"""
+
+import ast
+import hashlib
+import json
+import pathlib
+import shutil
+from typing import Any
+
+from tests.mutation import candidates
+
+EXCLUDED = ("tpu", "gpu", "eval", "browser", "mutation")
+
+
+def _hash(*contents: str) -> str:
+  return hashlib.sha256("\0".join(contents).encode()).hexdigest()[:16]
+
+
+def test_files(root: pathlib.Path) -> list[str]:
+  """Test files that run everywhere."""
+  found = []
+  for path in sorted((root / "tests").rglob("*_test.py")):
+    parts = path.relative_to(root).parts
+    if parts[1] not in EXCLUDED:
+      found.append("/".join(parts))
+  return found
+
+
+def own_tests(root: pathlib.Path, directory: str) -> list[str]:
+  """Test files that mirror a directory such as parallel/outer."""
+  inside = f"tests/{directory}"
+  return [
+    file for file in test_files(root)
+    if (
+      file.startswith(f"{inside}/") and (
+        "/" in directory or file.count("/") == 2
+      )
+    ) or file == f"{inside}_test.py"
+  ]
+
+
+class Map:
+  """Measured coverage of test files.
+
+  Args:
+    root: Root of the repository.
+    folder: Where the data are kept.
+  """
+
+  def __init__(self, root: pathlib.Path, folder: pathlib.Path) -> None:
+    self._root, self._folder = root, folder
+    self._cache: dict[str, Any] = {}
+
+  def _of(self, test_file: str) -> pathlib.Path:
+    return self._folder / test_file.replace("/", "+")
+
+  def _key(self, test_file: str) -> str:
+    parents = (self._root / test_file).relative_to(self._root).parents
+    paths = [self._root / p / "conftest.py" for p in parents]
+    paths = [self._root / test_file, *(p for p in paths if p.exists())]
+    return _hash(*(p.read_text() for p in paths))
+
+  def has(self, test_file: str) -> bool:
+    """Whether a test file has been measured since it changed last."""
+    described = self._of(test_file) / "about.json"
+    return described.exists() and (
+      json.loads(described.read_text())["key"] == self._key(test_file)
+    )
+
+  def folder_for(self, test_file: str) -> pathlib.Path:
+    """An empty folder that a run of the test file writes its data to."""
+    folder = self._of(test_file)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+  def add(self, test_file: str, durations: dict[str, float]) -> None:
+    """Combines the data of a run.
+
+    Args:
+      test_file: A file, measured into `folder_for` it.
+      durations: Tests that passed -> seconds.
+    """
+    import coverage
+
+    folder = self._of(test_file)
+    data = coverage.CoverageData(basename=str(folder / "lines"))
+    for part in sorted(folder.glob("data*")):
+      of_process = coverage.CoverageData(basename=str(part))
+      of_process.read()
+      data.update(of_process)
+      part.unlink()
+    data.write()
+    sources = {}
+    for file in data.measured_files():
+      if (self._root / file).exists():
+        text = candidates.read(self._root, file)
+        sources[file] = {
+          "hash": _hash(text), "functions": candidates.functions(text)
+        }
+    about = {
+      "key": self._key(test_file), "durations": durations, "sources": sources
+    }
+    (folder / "about.json").write_text(json.dumps(about))
+    self._cache.pop(test_file, None)
+
+  def _read(self, test_file: str) -> tuple[Any, dict[str, Any]]:
+    import coverage
+
+    if test_file in self._cache:
+      return self._cache[test_file]
+    data = coverage.CoverageData(basename=str(self._of(test_file) / "lines"))
+    data.read()
+    about = json.loads((self._of(test_file) / "about.json").read_text())
+    self._cache[test_file] = data, about
+    return data, about
+
+  def is_fresh(self, test_file: str, file: str) -> bool:
+    """Whether a source file is as it was when the tests were measured."""
+    _, about = self._read(test_file)
+    known = about["sources"].get(file, {})
+    return known.get("hash") == _hash(candidates.read(self._root, file))
+
+  def tests(
+    self, test_file: str, file: str, lines: tuple[int, int], function: str
+  ) -> tuple[dict[str, float], dict[str, float]]:
+    """Tests of a measured test file that can see a change.
+
+    Args:
+      test_file: A measured test file.
+      file: Source file.
+      lines: First and last line of the change.
+      function: Qualified name of its function.
+
+    Returns:
+      Tests that execute one of the lines -> seconds, and the other tests of
+      the file, which may use what the former have traced or cached; both are
+      empty if no test executes a line.
+    """
+    data, about = self._read(test_file)
+    durations = about["durations"]
+    known = about["sources"].get(file)
+    if known is None:
+      return {}, {}
+    contexts = data.contexts_by_lineno(file)
+    span: tuple[int, int] | None = lines
+    if known["hash"] != _hash(candidates.read(self._root, file)):
+      span = known["functions"].get(function)
+    every = {c for found in contexts.values() for c in found}
+    found = {
+      c for line, those in contexts.items()
+      if span and span[0] <= line <= span[1] for c in those
+    }
+    at_import = found <= {test_file} and bool(found)
+    if span is None or at_import or function == "<module>":
+      found = every
+    names = {c.partition("|")[2] or c.partition("|")[0] for c in found}
+    direct = {t: s for t, s in durations.items() if t in names}
+    rest = {t: s for t, s in durations.items() if t not in direct}
+    if not names:
+      return {}, {}
+    return direct, rest
+
+
+def _imported(source: str) -> set[str]:
+  found = set()
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.Import):
+      found |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      found |= {node.module}
+      found |= {f"{node.module}.{alias.name}" for alias in node.names}
+  return found
+
+
+def reaching(root: pathlib.Path, file: str) -> list[str]:
+  """Test files that import a source file, directly or through others."""
+  paths = [
+    *(root / "parallel").rglob("*.py"), *(root / "caatnet").rglob("*.py"),
+    *(root / "configs").rglob("*.py"), *(root / "launch").rglob("*.py"),
+  ]
+  names = {
+    ".".join(p.relative_to(root).with_suffix("").parts): p for p in paths
+  }
+  users: dict[str, set[str]] = {}
+  for name, path in names.items():
+    for imported in _imported(path.read_text()):
+      users.setdefault(imported, set()).add(name)
+  wanted = {".".join(pathlib.PurePosixPath(file).with_suffix("").parts)}
+  waiting = list(wanted)
+  while waiting:
+    new = users.get(waiting.pop(), set()) - wanted
+    wanted |= new
+    waiting += new
+  return [
+    test for test in test_files(root)
+    if _imported(candidates.read(root, test)) & wanted
+  ]

@@ -1,0 +1,119 @@
+"""A small project with mutants of every outcome, run from end to end."""
+
+import json
+import textwrap
+
+import pytest
+
+from tests.mutation import __main__ as command
+from tests.mutation import coverage_map
+
+SOURCE = """
+import os
+
+LIMIT = 8
+
+
+def grows(a):
+  return a < 2
+
+
+def waits(event):
+  event.set()
+  event.wait()
+
+
+def ends(a):
+  if not a:
+    os._exit(3)
+  return 1
+
+
+def unseen(a):
+  return -a
+"""
+
+TESTS = """
+import threading
+
+from parallel.room import code
+
+
+def test_grows():
+  assert code.grows(1)
+  assert not code.grows(2)
+
+
+def test_waits():
+  code.waits(threading.Event())
+
+
+def test_ends():
+  assert code.ends(1)
+
+
+def test_unseen():
+  code.unseen(1)  # nothing is asserted
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  """A tree with one directory and its tests."""
+  root = tmp_path_factory.mktemp("project")
+  for name, text in (
+    ("parallel/room/code.py", SOURCE),
+    ("tests/parallel/room/code_test.py", TESTS),
+    ("caatnet/empty.py", ""), ("configs/empty.py", ""),
+    ("launch/empty.py", ""),
+    ("pytest.ini", "[pytest]\npython_files = *_test.py\npythonpath = .\n"
+     "addopts = --import-mode=importlib\n"),
+  ):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(textwrap.dedent(text))
+  return root
+
+
+@pytest.fixture(scope="module")
+def entries(root):
+  """All mutants of the project, by function and change."""
+  returned = command.main([
+    f"--root={root}", "--num=100", "--workers=1", "--bound=4",
+    "--preload=pytest,coverage,hypothesis",
+  ])
+  assert returned == 1  # some survive
+  written = json.loads((root / "results/mutants.json").read_text())
+  assert all(run["finished"] for run in written["runs"].values())
+  return {(e["function"], e["before"], e["after"]): e
+          for e in written["mutants"]}
+
+
+@pytest.mark.parametrize(("function", "change", "outcome"), [
+  ("grows", ("a < 2", "a <= 2"), "assertion"),
+  ("grows", ("2", "3"), "assertion"),
+  ("waits", ("event.set()", "pass"), "timeout"),
+  ("waits", ("event.wait()", "pass"), "survived"),
+  ("ends", ("not a", "a"), "crash"),
+  ("unseen", ("-a", "a"), "survived"),
+  ("<module>", ("8", "16"), "survived"),
+])
+def test_outcomes(entries, function, change, outcome):
+  assert entries[function, *change]["outcome"] == outcome
+
+
+def test_a_killer_is_named(entries):
+  entry = entries["grows", "a < 2", "a <= 2"]
+  assert entry["test"] == "tests/parallel/room/code_test.py::test_grows"
+  assert entry["error"].startswith("AssertionError")
+
+
+def test_tests_are_selected_by_line(root, entries):
+  lines = coverage_map.Map(root, root / ".cache/mutation/lines")
+  line = SOURCE.splitlines().index("  return a < 2") + 1
+  direct, rest = lines.tests(
+    "tests/parallel/room/code_test.py", "parallel/room/code.py", (line, line),
+    "grows",
+  )
+  file = "tests/parallel/room/code_test.py"
+  assert set(direct) == {f"{file}::test_grows"}
+  assert len(rest) == 3
