@@ -6,7 +6,6 @@ since, its functions are found by name; in a function that is new, all tests of
 the file count. Lines that run at import count for all tests of the file, too.
 """
 
-import ast
 import hashlib
 import json
 import pathlib
@@ -72,6 +71,12 @@ class Map:
     return described.exists() and (
       json.loads(described.read_text())["key"] == self._key(test_file)
     )
+
+  def covering(self, file: str) -> list[str]:
+    """Measured test files that execute a source file, e.g. in a process."""
+    return [f for f in test_files(self._root) if self.has(f) and (
+      file in self._read(f)[1]["sources"]
+    )]
 
   def folder_for(self, test_file: str) -> pathlib.Path:
     """An empty folder that a run of the test file writes its data to."""
@@ -166,39 +171,3 @@ class Map:
     if not names:
       return {}, {}
     return direct, rest
-
-
-def _imported(source: str) -> set[str]:
-  found = set()
-  for node in ast.walk(ast.parse(source)):
-    if isinstance(node, ast.Import):
-      found |= {alias.name for alias in node.names}
-    elif isinstance(node, ast.ImportFrom) and node.module:
-      found |= {node.module}
-      found |= {f"{node.module}.{alias.name}" for alias in node.names}
-  return found
-
-
-def reaching(root: pathlib.Path, file: str) -> list[str]:
-  """Test files that import a source file, directly or through others."""
-  paths = [
-    *(root / "parallel").rglob("*.py"), *(root / "caatnet").rglob("*.py"),
-    *(root / "configs").rglob("*.py"), *(root / "launch").rglob("*.py"),
-  ]
-  names = {
-    ".".join(p.relative_to(root).with_suffix("").parts): p for p in paths
-  }
-  users: dict[str, set[str]] = {}
-  for name, path in names.items():
-    for imported in _imported(path.read_text()):
-      users.setdefault(imported, set()).add(name)
-  wanted = {".".join(pathlib.PurePosixPath(file).with_suffix("").parts)}
-  waiting = list(wanted)
-  while waiting:
-    new = users.get(waiting.pop(), set()) - wanted
-    wanted |= new
-    waiting += new
-  return [
-    test for test in test_files(root)
-    if _imported(candidates.read(root, test)) & wanted
-  ]

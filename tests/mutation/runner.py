@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import Any
 
-from tests.mutation import coverage_map
+from tests.mutation import coverage_map, imports
 from tests.mutation.candidates import Mutant, read
 from tests.mutation.child import OURS
 from tests.mutation.sample import directory_of
@@ -223,9 +223,12 @@ class Runner:
   def try_mutant(self, server: Server, mutant: Mutant) -> dict[str, Any]:
     """Outcome of a mutant, as an entry of the results without a seed."""
     own = coverage_map.own_tests(self._root, directory_of(mutant.file))
+    reaching = imports.reaching(self._root, mutant.file)
+    with self._lock:
+      covering = self._lines.covering(mutant.file)
     others = [
-      f for f in coverage_map.reaching(self._root, mutant.file)
-      if f not in own and (self._measure_all or self._lines.has(f))
+      f for f in dict.fromkeys((*covering, *reaching))
+      if f not in own and (self._measure_all or f in covering)
     ]
     seconds, num_tests = 0.0, 0
     answer = Answer("not run", 0.0)

@@ -74,13 +74,17 @@ def root(tmp_path_factory):
   return root
 
 
+def arguments(root):
+  return [
+    f"--root={root}", "--num=100", "--workers=1", "--bound=4",
+    "--preload=pytest,coverage,hypothesis",
+  ]
+
+
 @pytest.fixture(scope="module")
 def entries(root):
   """All mutants of the project, by function and change."""
-  returned = command.main([
-    f"--root={root}", "--num=100", "--workers=1", "--bound=4",
-    "--preload=pytest,coverage,hypothesis",
-  ])
+  returned = command.main(arguments(root))
   assert returned == 1  # some survive
   written = json.loads((root / "results/mutants.json").read_text())
   assert all(run["finished"] for run in written["runs"].values())
@@ -117,3 +121,38 @@ def test_tests_are_selected_by_line(root, entries):
   file = "tests/parallel/room/code_test.py"
   assert set(direct) == {f"{file}::test_grows"}
   assert len(rest) == 3
+
+
+def test_a_run_that_was_killed_resumes(root, entries):
+  path = root / "results/mutants.json"
+  before = json.loads(path.read_text())
+  lost = entries["grows", "a < 2", "a <= 2"]
+  kept = [e for e in before["mutants"] if e != lost]
+  runs = {c: run | {"finished": False} for c, run in before["runs"].items()}
+  # A kept entry that no run would write shows that it was not run again.
+  kept[0] = kept[0] | {"error": "kept"}
+  path.write_text(json.dumps({"runs": runs, "mutants": kept}))
+  command.main(arguments(root))
+  after = json.loads(path.read_text())["mutants"]
+  assert len(after) == len(before["mutants"])
+  assert [e["error"] for e in after].count("kept") == 1
+  again, = (e for e in after if e["before"] == "a < 2" and
+            e["after"] == "a <= 2")
+  assert again["outcome"] == lost["outcome"]
+
+
+def test_equivalents_are_not_drawn(
+  root, entries, capsys
+):
+  equivalent = entries["unseen", "-a", "a"]
+  names = ("file", "function", "operator", "line", "before", "after")
+  lines = [f"{name} = {json.dumps(equivalent[name])}" for name in names]
+  folder = root / "tests/mutation"
+  folder.mkdir(exist_ok=True)
+  (folder / "equivalent.toml").write_text(
+    "\n".join(["[[equivalent]]", *lines, 'reason = "nothing is asserted"'])
+  )
+  assert command.main([f"--root={root}", "--num=100", "--list"]) == 0
+  listed = capsys.readouterr().out
+  assert "a < 2 -> a <= 2" in listed
+  assert "-a -> a" not in listed
