@@ -89,6 +89,8 @@ def _nodes(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
   """Nodes that may be mutated, each with the function it belongs to."""
   if isinstance(node, _UNMUTATED) or _is_message(node) or _is_guard(node):
     return
+  if isinstance(node, ast.keyword) and node.arg == "strict":
+    return  # an assertion of zip
   inner = function
   if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
     inner = node.name if function == "<module>" else f"{function}.{node.name}"

@@ -79,6 +79,7 @@ def test_every_operator_has_a_case():
   "logging.info(a, b)",
   "logging.getLogger(a).info(a, b)",
   "print(a + 1)",
+  "x = zip(a, [], strict=True)",
   'if __name__ == "__main__":\n  f(1)',
   "if TYPE_CHECKING:\n  f(1)",
 ])

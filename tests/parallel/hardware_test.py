@@ -59,6 +59,39 @@ def test_slices_are_those_that_exist(generation, topology, reason):
   assert reason in found if reason else found is None
 
 
+def test_planes_double_from_four_chips_to_the_largest():
+  """v5e and v6e: each shape is the one before with its short dim doubled."""
+  for name in ("v5e", "v6e"):
+    found = slices.SLICES[name]
+    for (a, b), (c, d) in itertools.pairwise(found.shapes):
+      assert sorted((2 * a, b)) == [c, d]
+    assert math.prod(found.shapes[0]) == 4
+    assert math.prod(found.shapes[-1]) == found.most_chips == 256
+
+
+@pytest.mark.parametrize(("generation", "sizes"), [
+  ("v4", {4, 8, 12, 16}), ("v5p", {4, 8, 12, 16}), ("tpu7x", {4, 8, 12, 16}),
+  ("v5e", {16}), ("v6e", {16}),
+])
+def test_dims_that_close_to_a_ring(generation, sizes):
+  closes = slices.SLICES[generation].closes
+  assert {size for size in range(1, 17) if closes(size)} == sizes
+
+
+def test_a_torus_of_chips_uses_the_links_of_its_dims():
+  """A dim within a closed one has one link, a closed one two, a dot none."""
+  link = devices.TPU_V5E.link
+  for shape, farthest, num_links in (
+    ((16, 16), 16, 4), ((16, 1), 8, 2), ((4, 4), 6, 2), ((4, 1), 3, 1),
+    ((1, 1), 0, 1),
+  ):
+    found = collective_times.on_torus("v5e", link, (16, 16), shape)
+    n = math.prod(shape)
+    assert found == collective_times.Hops(
+      (farthest, 2 * (n - 1)), n, num_links * link.bandwidth
+    )
+
+
 SAMPLES = collective_times.samples()
 each_sample = pytest.mark.parametrize("sample", SAMPLES.values(), ids=str)
 
