@@ -19,7 +19,7 @@ from typing import Any
 from tests.mutation import coverage_map, report, sample
 from tests.mutation.candidates import Mutant, candidates, read
 from tests.mutation.results import Results, equivalents, identity
-from tests.mutation.runner import Runner, Server, each
+from tests.mutation.runner import Runner, Server, copy_tree, each
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -66,6 +66,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   add("--results", type=pathlib.Path, help="results/mutants.json")
   options = parser.parse_args(arguments)
   options.root = options.root.resolve()
+  options.tree = options.root  # later a copy, which does not change
   if options.num < 1 or options.workers < 1:
     parser.error("--num and --workers must be at least 1")
   if options.results is None:
@@ -97,7 +98,7 @@ def _about(options: argparse.Namespace) -> dict[str, Any]:
   """Command, commit and hash of all code."""
   tree = hashlib.sha256()
   for top in ("parallel", "caatnet", "configs", "launch", "tests"):
-    for path in sorted((options.root / top).rglob("*.py")):
+    for path in sorted((options.tree / top).rglob("*.py")):
       tree.update(path.read_bytes())
   commit = subprocess.run(
     ["git", "describe", "--always", "--dirty"], cwd=options.root,
@@ -111,7 +112,7 @@ def _about(options: argparse.Namespace) -> dict[str, Any]:
 
 def _chosen(options: argparse.Namespace) -> dict[str, list[str]]:
   """Directories and their files."""
-  found = sample.sources(options.root)
+  found = sample.sources(options.tree)
   unknown = set(options.dir) - set(found)
   if unknown:
     sys.exit(f"error: --dir: {min(unknown)!r} is none of {', '.join(found)}")
@@ -131,7 +132,7 @@ def _sampled(options: argparse.Namespace, skipped: Any) -> list[Mutant]:
   nums = sample.split(options.num, list(chosen), options.seed)
   return [
     m for directory, files in chosen.items() for m in sample.sample(
-      options.root, directory, files, nums[directory], options.seed, skipped
+      options.tree, directory, files, nums[directory], options.seed, skipped
     )
   ]
 
@@ -145,62 +146,68 @@ def _survivors(
     if e["outcome"] == "survived" and identity(e) not in skipped
     and (not options.dir or e["directory"] in options.dir)
   }
-  files = sorted({i[0] for i in wanted if (options.root / i[0]).exists()})
+  files = sorted({i[0] for i in wanted if (options.tree / i[0]).exists()})
   return [
     (m, wanted[m.identity]) for file in files
-    for m in candidates(read(options.root, file), file)
+    for m in candidates(read(options.tree, file), file)
     if m.identity in wanted
   ]
 
 
 def _run(
-  options: argparse.Namespace, jobs: Sequence[Any], work: Any, what: str
+  options: argparse.Namespace, folder: pathlib.Path, jobs: Sequence[Any],
+  work: Any, what: str,
 ) -> None:
   """Runs jobs on servers, with a progress bar."""
-  with tempfile.TemporaryDirectory(
-    prefix="mutants_", ignore_cleanup_errors=True
-  ) as name:
-    folder = pathlib.Path(name)
-    servers: list[Server] = []
-    try:
-      with report.progress() as shown:
-        task = shown.add_task(what, total=len(jobs))
-        for number in range(min(options.workers, len(jobs))):
-          servers.append(Server(
-            options.root, folder / str(number), folder / "programs",
-            options.preload,
-          ))
+  servers: list[Server] = []
+  try:
+    with report.progress() as shown:
+      task = shown.add_task(what, total=len(jobs))
+      for number in range(min(options.workers, len(jobs))):
+        servers.append(Server(
+          options.tree, folder / str(number), folder / "programs",
+          options.preload,
+        ))
 
-        def step(server: Server, job: Any) -> None:
-          work(server, job, shown.console.print)
-          shown.advance(task)
+      def step(server: Server, job: Any) -> None:
+        work(server, job, shown.console.print)
+        shown.advance(task)
 
-        each(servers, jobs, step)
-    finally:
-      for server in servers:
-        server.close()
+      each(servers, jobs, step)
+  finally:
+    for server in servers:
+      server.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-  """Runs the command; returns 1 if a mutant has survived."""
-  options = _options(arguments)
-  # The cache and the results are of the tree; the environment has no say.
-  os.environ.pop("COVERAGE_PROCESS_START", None)
-  known = equivalents(options.root / "tests/mutation/equivalent.toml")
-  results = Results(options.results)
-  if options.report:
-    report.show(results, known)
-    return 0
-  lines = coverage_map.Map(options.root, options.root / ".cache/mutation/lines")
-  runner = Runner(
-    options.root, lines, options.budget, options.bound, not options.measured
+def _measure(options: argparse.Namespace, folder: pathlib.Path) -> int:
+  """Measures all test files that have changed since they were measured."""
+  runner = _runner(options)
+  lines = _lines(options)
+  files = [
+    f for f in coverage_map.test_files(options.tree) if not lines.has(f)
+  ]
+  _run(
+    options, folder, files, lambda s, f, _: runner.measure(s, f), "test files"
   )
-  if options.map:
-    files = [
-      f for f in coverage_map.test_files(options.root) if not lines.has(f)
-    ]
-    _run(options, files, lambda s, f, _: runner.measure(s, f), "test files")
-    return 0
+  return 0
+
+
+def _lines(options: argparse.Namespace) -> coverage_map.Map:
+  return coverage_map.Map(options.tree, options.root / ".cache/mutation/lines")
+
+
+def _runner(options: argparse.Namespace) -> Runner:
+  return Runner(
+    options.tree, _lines(options), options.budget, options.bound,
+    not options.measured,
+  )
+
+
+def _try(
+  options: argparse.Namespace, folder: pathlib.Path, results: Results,
+  known: dict[tuple, str],
+) -> int:
+  """Tries mutants; returns 1 if one has survived."""
   about = _about(options)
   if options.survivors:
     seeds = dict(_survivors(options, results, known))
@@ -208,14 +215,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
   else:
     mutants = _sampled(options, known)
     seeds = dict.fromkeys(mutants, options.seed)
-  if options.list:
-    for m in mutants:
-      print(report.described(m.file, m.function, m.before, m.after, m.operator))
-    return 0
-  if not options.survivors:
     directories = {sample.directory_of(m.file) for m in mutants}
     done = results.begin(options.seed, directories, about)
     mutants = [m for m in mutants if m.identity not in done]
+  runner = _runner(options)
 
   def work(server: Server, mutant: Mutant, say: Any) -> None:
     entry = runner.try_mutant(server, mutant)
@@ -225,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if entry["outcome"] == "survived":
       say(report.of_entry(entry))
 
-  _run(options, mutants, work, "mutants")
+  _run(options, folder, mutants, work, "mutants")
   if not options.survivors:
     results.finish(known)
   report.show(results, known)
@@ -233,6 +236,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
   return int(any(
     e["outcome"] == "survived" for e in results.entries if identity(e) in tried
   ))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+  """Runs the command; returns 1 if a mutant has survived."""
+  options = _options(arguments)
+  known = equivalents(options.root / "tests/mutation/equivalent.toml")
+  results = Results(options.results)
+  if options.report:
+    report.show(results, known)
+    return 0
+  if options.list:
+    for m in _sampled(options, known):
+      print(report.described(m.file, m.function, m.before, m.after, m.operator))
+    return 0
+  os.environ.pop("COVERAGE_PROCESS_START", None)
+  with tempfile.TemporaryDirectory(
+    prefix="mutants_", ignore_cleanup_errors=True
+  ) as name:
+    folder = pathlib.Path(name)
+    options.tree = folder / "source"
+    copy_tree(options.root, options.tree)
+    if options.map:
+      return _measure(options, folder)
+    return _try(options, folder, results, known)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ class _Reports:
       kind = call.excinfo.type.__name__
       self.asserted = kind in ("AssertionError", "Failed")
       first = (str(call.excinfo.value).strip().splitlines() or [""])[0]
+      first = first.replace(os.environ["TMPDIR"], "TMPDIR")
       self.error = f"{kind}: {first}"[:160]
 
   def pytest_runtest_logreport(self, report: Any) -> None:

@@ -47,7 +47,7 @@ def show(results: Results, known: Collection[tuple]) -> None:
     results: All results.
     known: Identities of equivalent mutants.
   """
-  console = Console(width=100)
+  console = Console(width=110)
   survivors = {
     identity(e): e for e in results.entries
     if e["outcome"] == "survived" and identity(e) not in known
@@ -55,6 +55,7 @@ def show(results: Results, known: Collection[tuple]) -> None:
   for entry in survivors.values():
     console.print(of_entry(entry), soft_wrap=True)
   grid = Table("directory", "mutants", *KILLED, "survived", "score", "95%")
+  grid.columns[0].no_wrap = True
   for name, row in results.scores(known).items():
     low, high = row["interval"]
     counts = (row[k] for k in ("mutants", *KILLED, "survived"))
