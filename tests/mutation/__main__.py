@@ -45,7 +45,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     "--survivors", action="store_true",
     help="tries the survivors of all seeds again",
   )
-  add("--map", action="store_true", help="only measures coverage of all tests")
+  add(
+    "--map", nargs="?", const="tests", metavar="PATH",
+    help="only measures coverage, of all tests or of those below a path",
+  )
   add(
     "--measured", action="store_true",
     help="after the directory's own tests, only tests measured before",
@@ -184,7 +187,8 @@ def _measure(options: argparse.Namespace, folder: pathlib.Path) -> int:
   runner = _runner(options)
   lines = _lines(options)
   files = [
-    f for f in coverage_map.test_files(options.tree) if not lines.has(f)
+    f for f in coverage_map.test_files(options.tree)
+    if f.startswith(options.map) and not lines.has(f)
   ]
   _run(
     options, folder, files, lambda s, f, _: runner.measure(s, f), "test files"
