@@ -59,6 +59,13 @@ def test_slices_are_those_that_exist(generation, topology, reason):
   assert reason in found if reason else found is None
 
 
+@pytest.mark.parametrize("name", ["a100", "h100", "h200", "b200"])
+def test_nodes_of_eight_and_as_many_as_the_source_says(name):
+  node, network = clusters.CLUSTERS[name].levels
+  assert node.size == 8
+  assert f"{network.size:,} nodes" in clusters.CLUSTERS[name].source
+
+
 def test_planes_double_from_four_chips_to_the_largest():
   """v5e and v6e: each shape is the one before with its short dim doubled."""
   for name in ("v5e", "v6e"):
