@@ -1,9 +1,11 @@
 """Results accumulate, are replaced per seed, and resume."""
 
 import json
+import pathlib
 
 import pytest
 
+from tests.mutation import candidates
 from tests.mutation.results import Results, equivalents, identity, wilson
 
 ABOUT = {"command": "c", "commit": "1", "tree": "t"}
@@ -90,3 +92,14 @@ def test_equivalents_have_identities_and_reasons(tmp_path):
   lines = [f"{k} = {json.dumps(v)}" for k, v in fields.items()]
   path.write_text("\n".join(["[[equivalent]]", *lines, 'reason = "r"']))
   assert equivalents(path) == {identity(entry(0, "x", "")): "r"}
+
+
+def test_listed_equivalents_are_mutants_of_the_sources():
+  root = pathlib.Path(__file__).parents[2]
+  listed = equivalents(root / "tests/mutation/equivalent.toml")
+  for found, reason in listed.items():
+    source = candidates.read(root, found[0])
+    assert found in {m.identity for m in candidates.candidates(
+      source, found[0]
+    )}
+    assert len(reason) > 20

@@ -4,6 +4,9 @@ import collections
 
 import pytest
 
+from parallel.kernels.codec.reference import Codec
+from parallel.outer.cost import BLOCK
+from parallel.wire import Wire
 from parallel.zero import cost
 from parallel.zero.partition import Level, Partition, parse_levels
 
@@ -77,3 +80,11 @@ def test_costs_of_parameters_add_up(partition, accumulation):
   assert set(many) == set(alone[0]) | set(alone[1])
   for key, value in many.items():
     assert value == pytest.approx(3 * alone[0][key] + alone[1][key]), key
+
+
+def test_blocks_of_all_codecs_are_equally_large_by_default():
+  """Closed forms of outer loops and of partitions take that for granted."""
+  assert (
+    Partition(LEVELS, 0, 0, 0).block == Wire("int8").block
+    == Codec("int8").block == BLOCK
+  )
