@@ -3,7 +3,9 @@
 Each test file is measured once, test by test, and kept in a folder of its own
 until the test file or a conftest.py changes. Where a source file has changed
 since, its functions are found by name; in a function that is new, all tests of
-the file count. Lines that run at import count for all tests of the file, too.
+the source file count, and in a source file that is new or was not executed
+before it changed, all tests of the test file. Lines that run at import count
+for all tests of the source file, too.
 """
 
 import hashlib
@@ -55,6 +57,7 @@ class Map:
   def __init__(self, root: pathlib.Path, folder: pathlib.Path) -> None:
     self._root, self._folder = root, folder
     self._cache: dict[str, Any] = {}
+    self._known: dict[str, str] = {}
 
   def _of(self, test_file: str) -> pathlib.Path:
     return self._folder / test_file.replace("/", "+")
@@ -64,6 +67,15 @@ class Map:
     paths = [self._root / p / "conftest.py" for p in parents]
     paths = [self._root / test_file, *(p for p in paths if p.exists())]
     return _hash(*(p.read_text() for p in paths))
+
+  def _hashes(self) -> dict[str, str]:
+    """Hashes of all source files, which must not change meanwhile."""
+    if not self._known:
+      for top in ("parallel", "caatnet"):
+        for path in (self._root / top).rglob("*.py"):
+          name = path.relative_to(self._root).as_posix()
+          self._known[name] = _hash(path.read_text())
+    return self._known
 
   def has(self, test_file: str) -> bool:
     """Whether a test file has been measured since it changed last."""
@@ -105,12 +117,13 @@ class Map:
     sources = {}
     for file in data.measured_files():
       if (self._root / file).exists():
-        text = candidates.read(self._root, file)
         sources[file] = {
-          "hash": _hash(text), "functions": candidates.functions(text)
+          "hash": self._hashes()[file],
+          "functions": candidates.functions(candidates.read(self._root, file)),
         }
     about = {
-      "key": self._key(test_file), "durations": durations, "sources": sources
+      "key": self._key(test_file), "durations": durations, "sources": sources,
+      "files": self._hashes(),
     }
     (folder / "about.json").write_text(json.dumps(about))
     self._cache.pop(test_file, None)
@@ -126,11 +139,13 @@ class Map:
     self._cache[test_file] = data, about
     return data, about
 
-  def is_fresh(self, test_file: str, file: str) -> bool:
-    """Whether a source file is as it was when the tests were measured."""
+  def is_fresh(self, test_file: str) -> bool:
+    """Whether all that the tests execute is as it was when they passed."""
     _, about = self._read(test_file)
-    known = about["sources"].get(file, {})
-    return known.get("hash") == _hash(candidates.read(self._root, file))
+    return all(
+      self._hashes().get(file) == known["hash"]
+      for file, known in about["sources"].items()
+    )
 
   def tests(
     self, test_file: str, file: str, lines: tuple[int, int], function: str
@@ -150,12 +165,12 @@ class Map:
     """
     data, about = self._read(test_file)
     durations = about["durations"]
-    known = about["sources"].get(file)
+    known, now = about["sources"].get(file), self._hashes()[file]
     if known is None:
-      return {}, {}
+      return {}, {} if about["files"].get(file) == now else durations
     contexts = data.contexts_by_lineno(file)
     span: tuple[int, int] | None = lines
-    if known["hash"] != _hash(candidates.read(self._root, file)):
+    if known["hash"] != now:
       span = known["functions"].get(function)
     every = {c for found in contexts.values() for c in found}
     found = {

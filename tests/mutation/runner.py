@@ -190,11 +190,11 @@ class Runner:
           total += seconds
     return planned
 
-  def _is_sound(self, server: Server, test: str, file: str) -> bool:
-    """Whether a test passes without the mutant of a file."""
+  def _is_sound(self, server: Server, test: str) -> bool:
+    """Whether a test passes without a mutant."""
     test_file = test.partition("::")[0]
     with self._lock:
-      if self._lines.is_fresh(test_file, file):
+      if self._lines.is_fresh(test_file):
         return True
     if test not in self._sound:
       answer = server.run(Request([test_file], 600, [test]))
@@ -213,9 +213,7 @@ class Runner:
       order = [t for f in files for t in planned if t.startswith(f"{f}::")]
       bound = self._bound_s + 10 * sum(planned.values())
       answer = server.run(Request(files, bound, order, (mutant.file, text)))
-      if not answer.failed or self._is_sound(
-        server, answer.failed[0], mutant.file
-      ):
+      if not answer.failed or self._is_sound(server, answer.failed[0]):
         return answer
       del planned[answer.failed[0]]
     return Answer("passed", 0.0)

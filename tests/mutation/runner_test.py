@@ -156,3 +156,34 @@ def test_equivalents_are_not_drawn(
   listed = capsys.readouterr().out
   assert "a < 2 -> a <= 2" in listed
   assert "-a -> a" not in listed
+
+
+def test_code_that_has_changed_is_found_by_name(root, entries):
+  """New functions and new files count as executed by all that may."""
+  folder, file = root / ".cache/mutation/lines", "parallel/room/code.py"
+  test_file = "tests/parallel/room/code_test.py"
+  path = root / file
+  before = path.read_text()
+
+  def tests(file, line, function):
+    return [
+      {name.partition("::")[2] for name in names} for names in
+      coverage_map.Map(root, folder).tests(
+        test_file, file, (line, line), function
+      )
+    ]
+
+  assert coverage_map.Map(root, folder).is_fresh(test_file)
+  try:
+    path.write_text("NEW = 1\n\n\n" + before)
+    (root / "parallel/room/new.py").write_text("")
+    everything = {"test_grows", "test_waits", "test_ends", "test_unseen"}
+    assert tests(file, 1, "grows") == [
+      {"test_grows"}, everything - {"test_grows"}
+    ]
+    assert tests(file, 1, "new") == [everything, set()]
+    assert tests("parallel/room/new.py", 1, "f") == [set(), everything]
+    assert tests("caatnet/empty.py", 1, "f") == [set(), set()]
+    assert not coverage_map.Map(root, folder).is_fresh(test_file)
+  finally:
+    path.write_text(before)
