@@ -13,7 +13,7 @@ QUICK_VENV = .venv-quick-$(shell $(or $(PYTHON),false) -c 'import sys; print("%d
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .PHONY: help demo test test-quick test-tpu test-gpu test-eval test-browser \
-  lint clean
+  mutants lint clean
 
 help:  ## Shows this.
 	@grep -E '^[a-z-]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -49,6 +49,9 @@ test-browser:  ## Looks at pages in Chromium, if it is on PATH.
 	@$(MAKE) --no-print-directory VENV=.venv-browser EXTRAS=browser,test \
 	  .venv-browser/installed
 	.venv-browser/bin/python -m pytest -q -rs tests/browser
+
+mutants: $(VENV)/installed  ## Plants one-line bugs: make mutants ARGS="--seed=1"
+	@$(BIN)/python -m tests.mutation $(ARGS)
 
 lint: $(VENV)/installed  ## Checks style.
 	$(BIN)/ruff check .

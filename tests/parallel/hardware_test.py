@@ -1,5 +1,6 @@
 """Constants: every one has its source, and the obvious relations hold."""
 
+import dataclasses
 import itertools
 import math
 
@@ -8,7 +9,14 @@ from hypothesis import strategies as st
 import networkx as nx
 import pytest
 
-from parallel.hardware import clusters, collective_times, devices, links, slices
+from parallel.hardware import (
+  clusters,
+  collective_times,
+  devices,
+  links,
+  sites,
+  slices,
+)
 from parallel.hardware.links import INFINIBAND_HDR, NVLINK_3, NVLINK_4, PCIE_4
 
 LINKS = [v for v in vars(links).values() if isinstance(v, links.LinkKind)]
@@ -57,6 +65,105 @@ def test_published_totals():
 def test_slices_are_those_that_exist(generation, topology, reason):
   found = slices.SLICES[generation].refusal(topology)
   assert reason in found if reason else found is None
+
+
+@pytest.mark.parametrize("name", ["a100", "h100", "h200", "b200"])
+def test_nodes_of_eight_and_as_many_as_the_source_says(name):
+  node, network = clusters.CLUSTERS[name].levels
+  assert node.size == 8
+  assert f"{network.size:,} nodes" in clusters.CLUSTERS[name].source
+
+
+def test_racks_have_the_published_totals():
+  """NVIDIA's sheets: a GB200 NVL72, and nodes of a DGX H100."""
+  gb200, h100 = sites.RACKS["gb200"], sites.RACKS["h100"]
+  # 1,440, 720 and 360 PFLOPS with sparsity, 13.4 TB, 130 TB/s of NVLink.
+  for dtype, petaflops in (("fp4", 1440), ("fp8", 720), ("bf16", 360)):
+    dense = gb200.per_rack * gb200.flops[dtype]
+    assert dense == pytest.approx(petaflops * 1e15 / 2)
+  assert gb200.per_rack * gb200.memory_bytes == pytest.approx(13.4e12, rel=2e-3)
+  both_ways = 2 * gb200.per_rack * gb200.scale_up_bits / 8
+  assert both_ways == pytest.approx(130e12, rel=5e-3)
+  # Figures that outputs of arXiv 2407.12819 lead to: 154.5 kW for 120.
+  assert gb200.rack_w * gb200.overhead == pytest.approx(154.5e3)
+  # Four nodes of eight; a node takes 10.2 kW and costs 350,000 dollars.
+  assert h100.per_rack == 4 * 8
+  assert h100.rack_w == pytest.approx(40.8e3)
+  assert h100.rack_price == pytest.approx(4 * 350e3)
+  device = devices.H100
+  assert h100.flops["bf16"] == pytest.approx(device.peak("bfloat16"), rel=1e-3)
+  assert h100.memory_bytes == device.memory_bytes
+  assert h100.scale_up_bits == pytest.approx(8 * device.link.bandwidth)
+  network = clusters.CLUSTERS["h100"].levels[1].link
+  assert h100.scale_out_bits == pytest.approx(8 * network.bandwidth)
+  for rack in sites.RACKS.values():
+    assert rack.flops["fp8"] == pytest.approx(2 * rack.flops["bf16"], rel=1e-3)
+    assert rack.scale_up_bits > 2 * rack.scale_out_bits
+    assert rack.overhead > 1
+    fields = {f.name for f in dataclasses.fields(rack)}
+    assert set(rack.sources) - {"peak"} == fields - {"name", "flops", "sources"}
+
+
+def test_interruptions_have_the_published_shares():
+  """The Llama 3 Herd of Models, table 5: 419 in 54 days, and per cent.
+
+  Its 30.1% for 148 faulty GPUs is not the share of that count, which the total
+  needs; so that row is left out here.
+  """
+  found = sites.INTERRUPTIONS
+  assert sum(found.values()) == 419
+  published = {
+    "GPU memory": 17.2, "software": 12.9, "network switch or cable": 8.4,
+    "host maintenance": 7.6, "GPU SRAM": 4.5,
+    "GPU system processor": 4.1, "network adapter": 1.7, "NCCL watchdog": 1.7,
+    "silent corruption": 1.4, "GPU temperature": 1.4,
+  }
+  for cause, percent in published.items():
+    assert 100 * found[cause] / 419 == pytest.approx(percent, abs=0.06)
+  assert sites.INTERRUPTED_GPUS == 2**14
+  assert sites.INTERRUPTED_HOURS == 1296
+  named = {*sites.NETWORK_CAUSES, *sites.SOFTWARE_CAUSES}
+  assert named <= set(found)
+  assert len(named) == 5
+
+
+def test_cooling_takes_power_and_liquid_less_than_air():
+  factors = {name: factor for name, (factor, _) in sites.COOLING.items()}
+  assert 1 < factors["fleet"] < factors["liquid"] < factors["air"] < 2
+  assert 1.156 <= factors["liquid"] <= 1.308  # as its source says
+
+
+def test_planes_double_from_four_chips_to_the_largest():
+  """v5e and v6e: each shape is the one before with its short dim doubled."""
+  for name in ("v5e", "v6e"):
+    found = slices.SLICES[name]
+    for (a, b), (c, d) in itertools.pairwise(found.shapes):
+      assert sorted((2 * a, b)) == [c, d]
+    assert math.prod(found.shapes[0]) == 4
+    assert math.prod(found.shapes[-1]) == found.most_chips == 256
+
+
+@pytest.mark.parametrize(("generation", "sizes"), [
+  ("v4", {4, 8, 12, 16}), ("v5p", {4, 8, 12, 16}), ("tpu7x", {4, 8, 12, 16}),
+  ("v5e", {16}), ("v6e", {16}),
+])
+def test_dims_that_close_to_a_ring(generation, sizes):
+  closes = slices.SLICES[generation].closes
+  assert {size for size in range(1, 17) if closes(size)} == sizes
+
+
+def test_a_torus_of_chips_uses_the_links_of_its_dims():
+  """A dim within a closed one has one link, a closed one two, a dot none."""
+  link = devices.TPU_V5E.link
+  for shape, farthest, num_links in (
+    ((16, 16), 16, 4), ((16, 1), 8, 2), ((4, 4), 6, 2), ((4, 1), 3, 1),
+    ((1, 1), 0, 1),
+  ):
+    found = collective_times.on_torus("v5e", link, (16, 16), shape)
+    n = math.prod(shape)
+    assert found == collective_times.Hops(
+      (farthest, 2 * (n - 1)), n, num_links * link.bandwidth
+    )
 
 
 SAMPLES = collective_times.samples()

@@ -77,6 +77,29 @@ def test_images_of_one_s_own_to_validate_on(tmp_path):
     data(tmp_path / "x.npz", validation_path=str(tmp_path / "z.npz")).load(0)
 
 
+@pytest.mark.parametrize(("part", "key"), [
+  ("all", "validation_path=.*y.npz leaves no training images of x.npz"),
+  ("none", "validation_percent=0.0 leaves no validation images of x.npz"),
+  ("percent", "validation_percent=100.0 leaves no training images of x.npz"),
+])
+def test_an_empty_side_is_said(part, key, tmp_path):
+  images, labels = write(tmp_path / "x.npz")
+  write(tmp_path / "y.npz", images=images, labels=labels)
+  changes = {
+    "all": {"validation_path": str(tmp_path / "y.npz")},
+    "none": {"validation_percent": 0.0},
+    "percent": {"validation_percent": 100.0},
+  }[part]
+  found = data(tmp_path / "x.npz", **changes)
+  with pytest.raises(ValueError, match=rf"config.data.{key}"):
+    found.load(0)
+
+
+def test_an_example_is_one_image(tmp_path):
+  found = data(tmp_path / "x.npz")
+  assert (found.unit, found.units_per_example) == ("images", 1)
+
+
 def test_baselines_by_hand():
   """Two classes of training images around (0, 0) and (1, 1); a third absent."""
   def examples(pixels, labels):

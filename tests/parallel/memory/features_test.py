@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from parallel.kernels.gather_rows import order
-from parallel.memory.features import CPU_PASSES, Lookup, Table
+from parallel.memory import ways
+from parallel.memory.features import CPU_PASSES, Lookup, Table, stacked
 
 ROWS = np.random.default_rng(0).normal(size=(301, 20)).astype("f4")
 IDS = np.random.default_rng(1).integers(0, 301, (24, 7)).astype("i4")
@@ -167,3 +168,45 @@ def test_ids_that_do_not_exist_are_errors():
       Lookup(Table(ROWS), ids).prepare(
         (1,), NamedSharding(mesh(1), P("worker"))
       )
+
+
+def test_batches_of_ids_are_batches_of_rows():
+  """Stacking, padding and cutting ids is doing so with the rows."""
+  table = Table(ROWS)
+
+  def rows(lookup):
+    sharding = NamedSharding(mesh(1), P("worker"))
+    return np.asarray(lookup.prepare((1,), sharding)()[0])
+
+  examples = [Lookup(table, ids) for ids in IDS[:5]]
+  batch = stacked(*examples)
+  np.testing.assert_array_equal(rows(batch), stacked(*ROWS[IDS[:5]]))
+  assert len(batch) == 5
+  np.testing.assert_array_equal(rows(batch[1:3]), ROWS[IDS[1:3]])
+  padded = batch.padded(8)
+  assert len(padded) == 8
+  np.testing.assert_array_equal(rows(padded)[:5], ROWS[IDS[:5]])
+  np.testing.assert_array_equal(
+    rows(padded)[5:], np.broadcast_to(ROWS[0], (3, 7, 20))
+  )
+
+
+@pytest.mark.parametrize("num_rows", [300, 301])
+def test_devices_share_the_rows_evenly(num_rows):
+  """No device has more than its part, rounded up."""
+  way = ways.Sharded(ROWS[:num_rows], Mesh(jax.devices()[:4], ways.AXIS), ())
+  assert way.rows.shape == (4, -(-num_rows // 4), 20)
+  for device in range(4):
+    own = ROWS[device:num_rows:4]
+    np.testing.assert_array_equal(way.rows[device, : len(own)], own)
+
+
+@pytest.mark.parametrize(("count", "most", "size"), [
+  (0, 10**6, 256), (222, 10**6, 256), (223, 10**6, 512), (1000, 10**6, 1280),
+  (1000, 1100, 1100), (222, 100, 100),
+])
+def test_buffers_have_room_for_more_in_whole_blocks(
+  count, most, size
+):
+  """The next multiple of 256 above 1.15 times what is needed, at most all."""
+  assert ways.rounded_up(count, most) == size

@@ -221,6 +221,20 @@ def test_any_traffic_is_delivered(seed, per_chunk, shape):
     np.testing.assert_array_equal(busy, np.floor(per_chunk / rate))
 
 
+def test_a_chain_takes_its_lower_bound():
+  """One chunk, handed on round after round: nothing waits for a link."""
+  net = topologies.ring(5)
+  rounds = tuple((Transfer(k, k + 1, 0, "copy", (k, k + 1)),)
+                 for k in range(4))
+  routed = on_links(Schedule("chain", "broadcast", 5, 1, rounds), net,
+                    prove=False)
+  size = 1_000_000
+  hop_ns = np.floor(size / (net.links[0].bandwidth / 1e9))
+  expected = 4 * (hop_ns + round(1e9 * net.links[0].latency_s))
+  assert simulate.lower_bound(routed, size) == expected
+  assert simulate.events(routed, size).finish_ns == expected
+
+
 def test_a_trace_has_a_bar_for_every_hop():
   net = topologies.bigraph(2, 4)
   routed = on_links(builders.build("hdrm", net), net)

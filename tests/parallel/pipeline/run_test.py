@@ -78,6 +78,33 @@ def in_one_piece(w, table, tokens):
   return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(w, table)
 
 
+def functions_of(devices):
+  """Table, layers and loss, on that many devices of stages."""
+
+  def of(number, x):  # what one stage has computed, on all stages
+    here = lax.axis_index("stage") == number
+    return lax.psum(jnp.where(here, x, 0), "stage")
+
+  return Functions(
+    lambda table, tokens: of(0, table[tokens]),
+    lambda w, _, x: lax.scan(
+      lambda x, w: (layer(x, w, lambda y: lax.psum(y, "tensor")), None), x, w
+    )[0],
+    lambda table, x, tokens: of(devices - 1, loss_of(table, x)),
+  )
+
+
+def cut_into(w, chunks, stages):
+  """``[L, ...]`` to ``[S, chunks, layers, ...]``."""
+  return w.reshape(chunks, stages, -1, *w.shape[1:]).swapaxes(0, 1)
+
+
+def drawn_tokens(microbatches):
+  return np.random.default_rng(1).integers(
+    TOKENS, size=(microbatches, BATCH)
+  ).astype(np.int32)
+
+
 @functools.cache
 def lowered(case):
   """The lowered program, its mesh, and what it is called with."""
@@ -86,17 +113,7 @@ def lowered(case):
   stage = Axis("stage", stages, devices)
   mesh = make_mesh({"stage": stage, "tensor": Axis("tensor", RANKS, of_ranks)})
 
-  def of(number, x):  # what one stage has computed, on all stages
-    here = lax.axis_index("stage") == number
-    return lax.psum(jnp.where(here, x, 0), "stage")
-
-  functions = Functions(
-    lambda table, tokens: of(0, table[tokens]),
-    lambda w, _, x: lax.scan(
-      lambda x, w: (layer(x, w, lambda y: lax.psum(y, "tensor")), None), x, w
-    )[0],
-    lambda table, x, tokens: of(devices - 1, loss_of(table, x)),
-  )
+  functions = functions_of(devices)
 
   def step(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
@@ -105,12 +122,9 @@ def lowered(case):
     )
     return loss, grads.parts, lax.psum(grads.around, "stage")
 
-  # [L, ...] -> [S, chunks, layers, ...]
   w, table = weights()
-  cut = w.reshape(chunks, stages, -1, *w.shape[1:]).swapaxes(0, 1)
-  tokens = np.random.default_rng(1).integers(
-    TOKENS, size=(microbatches, BATCH)
-  ).astype(np.int32)
+  cut = cut_into(w, chunks, stages)
+  tokens = drawn_tokens(microbatches)
   spec = P("stage", None, None, "tensor")
   program = jax.jit(jax.shard_map(
     step, mesh=mesh, in_specs=(spec, P(), P()), out_specs=(P(), spec, P())
@@ -133,6 +147,33 @@ def test_stages_compute_what_one_piece_does(case):
   grads = np.asarray(grads).swapaxes(0, 1).reshape(w.shape)
   np.testing.assert_array_equal(grads, of_w)
   np.testing.assert_array_equal(of_table, of_its_table)
+
+
+@pytest.mark.parametrize(
+  ("stages", "microbatches", "devices"), [(4, 6, 4), (4, 3, 2), (1, 2, 1)]
+)
+def test_scores_of_stages_are_those_of_one_piece(
+  stages, microbatches, devices
+):
+  """A timetable without backward: a score per microbatch, in their order."""
+  stage = Axis("stage", stages, devices)
+
+  def scores(w, table, tokens):
+    params = Params(varying(w, "tensor"), varying(table, "stage"))
+    timetable = builders.build("forward", stages, microbatches, 1)
+    return Pipeline(timetable, stage, True, False).scores(
+      functions_of(devices), params, (), tokens
+    )
+
+  w, table = weights()
+  tokens = drawn_tokens(microbatches)
+  found = jax.jit(jax.shard_map(
+    scores, mesh=make_mesh({"stage": stage, "tensor": Axis("tensor", RANKS)}),
+    in_specs=(P("stage", None, None, "tensor"), P(), P()), out_specs=P(),
+  ))(cut_into(w, 1, stages), table, tokens)
+  expected = [in_one_piece(w, table, one[None])[0] for one in tokens]
+  assert len(set(map(float, expected))) > 1
+  np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("case", [

@@ -11,6 +11,7 @@ import pytest
 
 from parallel.axes import Axis, make_mesh
 from parallel.routes import ROUTES
+from parallel.tensor import reductions
 from parallel.tensor.partial_sync import PartialSync
 from parallel.tensor.projections import column_parallel, row_parallel
 from parallel.tensor.stream import Stream, enter
@@ -337,3 +338,106 @@ def test_both_directions_of_a_ring_are_in_use():
   text = f.lower(np.ones((4, 8, 2), "f4")).as_text()
   steps = re.findall(r"source_target_pairs = dense<\[\[0, (\d)\]", text)
   assert sorted(steps) == ["1"] * 6 + ["3"] * 6
+
+
+def reduced(dtype, sync, weigh):
+  """Sum over four ranks' draws in `dtype`; its program, draws and result."""
+  y = np.random.default_rng(2).normal(size=(4, 2, 3, H)).astype("f4")
+  y = jnp.asarray(y, dtype)
+  f = jax.jit(jax.shard_map(
+    lambda y: weigh(
+      lambda y: reductions.sum_over_ranks(y[0], "tensor", sync)[None], y
+    ),
+    mesh=make_mesh({"tensor": Axis("tensor", 4, 4)}), in_specs=P("tensor"),
+    out_specs=P("tensor"),
+  ))
+  return f.lower(y).as_text(), y, f(y)
+
+
+def forward(f, y):
+  return f(y)
+
+
+def backward(f, y):
+  """Cotangents that are the draws themselves."""
+  _, transpose = jax.vjp(f, y)
+  return transpose(y)[0]
+
+
+@pytest.mark.parametrize(("dtype", "sent"), [
+  ("float32", "bfloat16"), ("bfloat16", "float32"),
+  ("float32", "float32"), ("bfloat16", "bfloat16"),
+])
+@pytest.mark.parametrize("way", [forward, backward])
+def test_a_sum_is_rounded_once_to_the_narrower_dtype(dtype, sent, way):
+  """The dtype of one way says nothing about the other."""
+  dtypes = {"forward_dtype": None, "backward_dtype": None}
+  dtypes[f"{way.__name__}_dtype"] = sent
+  text, y, found = reduced(dtype, PartialSync(**dtypes), way)
+  assert found.dtype == dtype
+  short = {"float32": "f32", "bfloat16": "bf16"}
+  operands = re.findall(r"all_reduce.*?\}\) : \(tensor<[\dx]*x(\w+)>\)", text,
+                        re.DOTALL)
+  assert set(operands) == {short[sent]}
+  # The sum is rounded to the narrower of two dtypes before it is cast, so that
+  # no compiler can move the cast to the other side of the reduction.
+  rounded = re.findall(r"reduce_precision.*format = (\w+)", text)
+  assert rounded == (["e8m7"] if sent != dtype else [])
+  total = np.asarray(y.astype(sent), "f4").sum(0)
+  unit = 2.0**-8 if "bfloat16" in (dtype, sent) else 1e-6
+  for rank in np.asarray(found, "f4"):
+    np.testing.assert_allclose(
+      rank, total, rtol=0, atol=3 * unit * np.abs(total).max()
+    )
+  if (dtype, sent) == ("bfloat16", "float32"):  # rounded once, at the end
+    np.testing.assert_array_equal(
+      found[0], jnp.asarray(total).astype("bfloat16")
+    )
+
+
+@pytest.mark.parametrize(("overlap", "products"), [
+  ({}, 1), ({"overlap": False}, 1), ({"overlap": True}, 2),
+])
+def test_overlap_computes_what_is_shared_in_a_product_of_its_own(
+  overlap, products
+):
+  params, _ = draw(2)
+
+  def door(params, x, axis):
+    y = row_parallel(x, params["w_out"], axis, PartialSync(0.5, **overlap))
+    return y.shared + 0 * y.private.sum()
+
+  f, _ = on_mesh(
+    lambda params, x, axis: door(
+      params, jnp.ones((1, BATCH, LENGTH, F)) * x.sum(), axis
+    )[None], 2, 2, P("tensor"),
+  )
+  text = jax.jit(f).lower(params, np.ones((BATCH, LENGTH, H), "f4")).as_text()
+  assert text.count("stablehlo.dot_general") == products
+
+
+@pytest.mark.parametrize(("options", "message"), [
+  ({"p": 1.01}, r"p=1.01 must lie in \[0, 1\]"),
+  ({"p": -0.01}, r"p=-0.01 must lie in \[0, 1\]"),
+  ({"p": float("nan")}, "p=nan must lie"),
+  ({"route": "rings"}, "route='rings' must be one of psum, .*ring_kernel"),
+  ({"private_scale": "no"}, "private_scale='no' must be one of none, init"),
+])
+def test_what_is_wrong_is_said(options, message):
+  with pytest.raises(ValueError, match=message):
+    PartialSync(**options)
+
+
+@pytest.mark.parametrize(("p", "width", "num"), [
+  (0.29, 100, 28), (0.5, 7, 3), (0.0, 9, 0), (1.0, 9, 9),
+])
+def test_shared_channels_are_rounded_down(p, width, num):
+  assert PartialSync(p).num_shared(width) == num
+
+
+def test_only_forward_scales_what_is_private():
+  axis = Axis("tensor", 9, 3)
+  assert {
+    scale: PartialSync(private_scale=scale).scale(axis)
+    for scale in ("none", "init", "forward")
+  } == {"none": 1, "init": 1, "forward": 3}

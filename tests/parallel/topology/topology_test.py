@@ -85,12 +85,37 @@ def test_every_builder_has_a_text(kind, tmp_path):
   assert {x.latency_s for x in net.links} == {1e-6}
 
 
-@pytest.mark.parametrize("kind", [k for k in t.BUILDERS if k != "file"])
-def test_no_builder_begins_what_is_too_large(kind):
-  count = {"leaf_spine": 3} | dict.fromkeys(("bigraph", "dgx", "torus"), 2)
-  sizes = "x".join(["1000000000000"] * count.get(kind, 1))
-  with pytest.raises(ValueError, match=rf"links; at most {MAX_LINKS}"):
-    text.parse(f"{kind}:{sizes}")
+N = 10**12
+
+
+@pytest.mark.parametrize(("size", "links"), [
+  ("ring:N", 2 * N),
+  ("switch:N", 2 * N),
+  ("fully_connected:N", N * (N - 1)),
+  ("torus:NxN", 4 * N**2),
+  ("leaf_spine:2xNx3", 2 * (2 * 3 + 2 * N)),  # leaves, spines, ranks per leaf
+  ("leaf_spine:2x3xN", 2 * (2 * N + 2 * 3)),
+  ("fat_tree:N", 3 * N**3 // 2),
+  ("bigraph:NxN", 2 * (N * N + (N // 2) ** 2)),
+  ("dgx:NxN", 4 * N**2),
+])
+def test_no_builder_begins_what_is_too_large(size, links):
+  with pytest.raises(
+    ValueError, match=rf"has {links} links; at most {MAX_LINKS}"
+  ):
+    text.parse(size.replace("N", str(N)))
+
+
+@pytest.mark.parametrize(("name", "ranks", "built"), [
+  ("ring", 6, t.ring(6)), ("torus", 12, t.torus((3, 4))),
+  ("mesh", 16, t.mesh((4, 4))), ("mesh", 7, t.mesh((1, 7))),
+  ("bigraph", 12, t.bigraph(3, 4)), ("switch", 5, t.switch(5)),
+  ("fully_connected", 4, t.fully_connected(4)),
+])
+def test_of_a_number_of_ranks_as_square_as_they_allow(name, ranks, built):
+  found = t.of_size(name, ranks)
+  assert found == built
+  assert found.num_ranks == ranks
 
 
 def bandwidths(net):

@@ -1,0 +1,132 @@
+"""A graph as data of a run: batches, resuming, held-out nodes, bounds."""
+
+import numpy as np
+import pytest
+
+from caatnet.data.graphs import builders
+from caatnet.data.graphs.data import GraphData
+
+SMALL = {
+  "num_nodes": 2_000, "mean_degree": 6.0, "num_features": 16,
+  "num_classes": 4, "inside": 0.7, "signal": 1.0, "seed": 3,
+}
+OPTIONS = {
+  "num_features": 16, "num_classes": 4, "fanouts": (3, 2), "batch_size": 6,
+  "validation_nodes": 40, "sampler": "reference", "threads": 1,
+  "access": "cpu_gather", "cache": "degree", "cache_rows": 0, "ahead": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  return str(builders.communities(
+    tmp_path_factory.mktemp("planted") / "graph", **SMALL
+  ).folder)
+
+
+def opened(folder, **changes):
+  return GraphData(folder, **(OPTIONS | changes))
+
+
+def ids(batch):
+  return batch["features"].ids.tolist()
+
+
+def test_an_example_is_a_node_with_its_tree(folder):
+  data = opened(folder)
+  assert (data.unit, data.units_per_example) == ("nodes", 1)
+  # A node, 3 neighbours of it, 2 of each of these.
+  shapes = {k: v.shape for k, v in data.example.items()}
+  assert shapes == {"features": (1 + 3 + 6, 16), "degree": (10,), "label": ()}
+  batch = next(data.load(0).batches)
+  assert np.shape(batch["features"].ids) == np.shape(batch["degree"]) == (6, 10)
+  assert batch["label"].shape == (6,)
+
+
+def test_labels_are_those_of_the_roots(folder):
+  found = opened(folder).load(0)
+  labels = np.load(f"{folder}/labels.npy")
+  for part in (next(found.batches), found.validation):
+    roots = part["features"].ids[:, 0]
+    np.testing.assert_array_equal(part["label"], labels[roots])
+
+
+def test_a_position_is_the_number_of_examples(folder):
+  """Batches follow one another, and continue where the state says."""
+  data = opened(folder)
+  batches = data.load(0).batches
+  assert batches.get_state() == {"examples": 0}
+  read = [next(batches) for _ in range(3)]
+  assert batches.get_state() == {"examples": 18}
+  resumed = data.load(0).batches
+  resumed.set_state({"examples": 6})
+  assert [ids(next(resumed)) for _ in range(2)] == [ids(b) for b in read[1:]]
+  # Single examples are those of the batches, and move nothing.
+  found = data.load(0)
+  for number in (0, 6, 12):
+    assert found.examples[number]["features"].ids[0] == (
+      read[number // 6]["features"].ids[0, 0]
+    )
+  assert ids(next(found.batches)) == ids(read[0])
+  assert ids(next(data.load(1).batches)) != ids(read[0])
+
+
+def test_the_nodes_of_an_evaluation(folder):
+  split = opened(folder, validation_nodes=0).load(0).validation
+  few = opened(folder).load(7).validation
+  roots = split["features"].ids[:, 0]
+  assert len(few["label"]) == 40 < len(roots)
+  np.testing.assert_array_equal(few["features"].ids[:, 0], roots[:40])
+  trained = next(opened(folder).load(0).batches)["features"].ids[:, 0]
+  assert not np.intersect1d(trained, roots).size
+
+
+@pytest.mark.parametrize("cache", ["degree", "presampling"])
+def test_rows_that_stay_are_asked_for_more_than_others(folder, cache):
+  found = opened(folder, cache=cache, cache_rows=100).load(0)
+  hot = found.table.hot
+  assert len(set(hot.tolist())) == 100
+  asked = np.zeros(2_000)
+  for _ in range(60):
+    np.add.at(asked, np.unique(next(found.batches)["features"].ids), 1)
+  assert asked[hot].mean() > 1.3 * np.delete(asked, hot).mean()
+  assert len(opened(folder).load(0).table.hot) == 0
+
+
+def test_measures_have_the_bound_of_a_planted_graph(folder):
+  found = opened(folder, validation_nodes=0).load(0)
+  means = {"loss": 0.3, "accuracy": 0.5, "other": 1.0}
+  measures = found.measures(means)
+  assert {k: measures[k] for k in ("loss", "accuracy")} == {
+    "loss": 0.3, "accuracy": 0.5,
+  }
+  baselines = found.baselines()
+  assert set(measures) == {"loss", "accuracy", "bound"}
+  assert baselines["Bayes"]["accuracy"] == measures["bound"]
+  own = baselines["a node's own features, Bayes"]["accuracy"]
+  assert 1 / 4 < own < measures["bound"] <= 1
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+  ({"num_features": 15}, "num_features=15, but nodes have 16"),
+  ({"num_classes": 3}, "num_classes=3, but there is the label 3"),
+  ({"batch_size": 2001}, "labelled nodes to train on, but must have 2001, con"),
+  ({"cache_rows": 2001}, "cache_rows=2001 must be at most 2000"),
+  ({"cache": "lru"}, "cache='lru' must be"),
+  ({"fanouts": (2**20, 2**12)}, "places for nodes, but must be at most"),
+])
+def test_what_does_not_fit_is_said(folder, changes, message):
+  with pytest.raises(ValueError, match=message):
+    opened(folder, **changes).load(0)
+
+
+@pytest.mark.parametrize(("size", "fits"), [(None, True), (1, False)])
+def test_a_batch_may_have_all_nodes(folder, size, fits):
+  train = (np.load(f"{folder}/split.npy") == 0).sum()
+  data = opened(folder, batch_size=int(train + (size or 0)))
+  if fits:
+    roots = next(data.load(0).batches)["features"].ids[:, 0]
+    assert len(np.unique(roots)) == train
+  else:
+    with pytest.raises(ValueError, match="labelled nodes to train on"):
+      data.load(0)

@@ -1,0 +1,58 @@
+"""Which test files import a source file, directly or through others."""
+
+import ast
+import functools
+import pathlib
+
+from tests.mutation.coverage_map import test_files
+
+_TOPS = ("parallel", "caatnet", "configs", "launch")
+
+
+def _imported(path: pathlib.Path) -> set[str]:
+  found = set()
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, ast.Import):
+      found |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      found |= {node.module}
+      found |= {f"{node.module}.{alias.name}" for alias in node.names}
+  return found
+
+
+def _module(root: pathlib.Path, path: pathlib.Path) -> str:
+  return ".".join(path.relative_to(root).with_suffix("").parts)
+
+
+@functools.cache
+def _users(root: pathlib.Path) -> dict[str, set[str]]:
+  """Imported name -> modules and test files that import it."""
+  paths = {
+    _module(root, path): path
+    for top in _TOPS for path in (root / top).rglob("*.py")
+  }
+  paths |= {file: root / file for file in test_files(root)}
+  found: dict[str, set[str]] = {}
+  for name, path in paths.items():
+    for imported in _imported(path):
+      found.setdefault(imported, set()).add(name)
+  return found
+
+
+def reaching(root: pathlib.Path, file: str) -> list[str]:
+  """Test files that import a source file, directly or through others.
+
+  Tests that name a launch script in a string are not among them.
+
+  Args:
+    root: Root of the repository, whose imports are read once.
+    file: Path from the root.
+  """
+  users = _users(root)
+  seen = {_module(root, root / file)}
+  waiting = list(seen)
+  while waiting:
+    new = users.get(waiting.pop(), set()) - seen
+    seen |= new
+    waiting += new
+  return sorted(name for name in seen if name.endswith("_test.py"))

@@ -1,0 +1,189 @@
+"""A small project with mutants of every outcome, run from end to end."""
+
+import json
+import textwrap
+
+import pytest
+
+from tests.mutation import __main__ as command
+from tests.mutation import coverage_map
+
+SOURCE = """
+import os
+
+LIMIT = 8
+
+
+def grows(a):
+  return a < 2
+
+
+def waits(event):
+  event.set()
+  event.wait()
+
+
+def ends(a):
+  if not a:
+    os._exit(3)
+  return 1
+
+
+def unseen(a):
+  return -a
+"""
+
+TESTS = """
+import threading
+
+from parallel.room import code
+
+
+def test_grows():
+  assert code.grows(1)
+  assert not code.grows(2)
+
+
+def test_waits():
+  code.waits(threading.Event())
+
+
+def test_ends():
+  assert code.ends(1)
+
+
+def test_unseen():
+  code.unseen(1)  # nothing is asserted
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  """A tree with one directory and its tests."""
+  root = tmp_path_factory.mktemp("project")
+  for name, text in (
+    ("parallel/room/code.py", SOURCE),
+    ("tests/parallel/room/code_test.py", TESTS),
+    ("caatnet/empty.py", ""), ("configs/empty.py", ""),
+    ("launch/empty.py", ""),
+    ("pytest.ini", "[pytest]\npython_files = *_test.py\npythonpath = .\n"
+     "addopts = --import-mode=importlib\n"),
+  ):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(textwrap.dedent(text))
+  return root
+
+
+def arguments(root):
+  return [
+    f"--root={root}", "--num=100", "--workers=1", "--bound=4",
+    "--preload=pytest,coverage,hypothesis",
+  ]
+
+
+@pytest.fixture(scope="module")
+def entries(root):
+  """All mutants of the project, by function and change."""
+  returned = command.main(arguments(root))
+  assert returned == 1  # some survive
+  written = json.loads((root / "results/mutants.json").read_text())
+  assert all(run["finished"] for run in written["runs"].values())
+  return {(e["function"], e["before"], e["after"]): e
+          for e in written["mutants"]}
+
+
+@pytest.mark.parametrize(("function", "change", "outcome"), [
+  ("grows", ("a < 2", "a <= 2"), "assertion"),
+  ("grows", ("2", "3"), "assertion"),
+  ("waits", ("event.set()", "pass"), "timeout"),
+  ("waits", ("event.wait()", "pass"), "survived"),
+  ("ends", ("not a", "a"), "crash"),
+  ("unseen", ("-a", "a"), "survived"),
+  ("<module>", ("8", "16"), "survived"),
+])
+def test_outcomes(entries, function, change, outcome):
+  assert entries[function, *change]["outcome"] == outcome
+
+
+def test_a_killer_is_named(entries):
+  entry = entries["grows", "a < 2", "a <= 2"]
+  assert entry["test"] == "tests/parallel/room/code_test.py::test_grows"
+  assert entry["error"].startswith("AssertionError")
+
+
+def test_tests_are_selected_by_line(root, entries):
+  lines = coverage_map.Map(root, root / ".cache/mutation/lines")
+  line = SOURCE.splitlines().index("  return a < 2") + 1
+  direct, rest = lines.tests(
+    "tests/parallel/room/code_test.py", "parallel/room/code.py", (line, line),
+    "grows",
+  )
+  file = "tests/parallel/room/code_test.py"
+  assert set(direct) == {f"{file}::test_grows"}
+  assert len(rest) == 3
+
+
+def test_a_run_that_was_killed_resumes(root, entries):
+  path = root / "results/mutants.json"
+  before = json.loads(path.read_text())
+  lost = entries["grows", "a < 2", "a <= 2"]
+  kept = [e for e in before["mutants"] if e != lost]
+  runs = {c: run | {"finished": False} for c, run in before["runs"].items()}
+  # A kept entry that no run would write shows that it was not run again.
+  kept[0] = kept[0] | {"error": "kept"}
+  path.write_text(json.dumps({"runs": runs, "mutants": kept}))
+  command.main(arguments(root))
+  after = json.loads(path.read_text())["mutants"]
+  assert len(after) == len(before["mutants"])
+  assert [e["error"] for e in after].count("kept") == 1
+  again, = (e for e in after if e["before"] == "a < 2" and
+            e["after"] == "a <= 2")
+  assert again["outcome"] == lost["outcome"]
+
+
+def test_equivalents_are_not_drawn(
+  root, entries, capsys
+):
+  equivalent = entries["unseen", "-a", "a"]
+  names = ("file", "function", "operator", "line", "before", "after")
+  lines = [f"{name} = {json.dumps(equivalent[name])}" for name in names]
+  folder = root / "tests/mutation"
+  folder.mkdir(exist_ok=True)
+  (folder / "equivalent.toml").write_text(
+    "\n".join(["[[equivalent]]", *lines, 'reason = "nothing is asserted"'])
+  )
+  assert command.main([f"--root={root}", "--num=100", "--list"]) == 0
+  listed = capsys.readouterr().out
+  assert "a < 2 -> a <= 2" in listed
+  assert "-a -> a" not in listed
+
+
+def test_code_that_has_changed_is_found_by_name(root, entries):
+  """New functions and new files count as executed by all that may."""
+  folder, file = root / ".cache/mutation/lines", "parallel/room/code.py"
+  test_file = "tests/parallel/room/code_test.py"
+  path = root / file
+  before = path.read_text()
+
+  def tests(file, line, function):
+    return [
+      {name.partition("::")[2] for name in names} for names in
+      coverage_map.Map(root, folder).tests(
+        test_file, file, (line, line), function
+      )
+    ]
+
+  assert coverage_map.Map(root, folder).is_fresh(test_file)
+  try:
+    path.write_text("NEW = 1\n\n\n" + before)
+    (root / "parallel/room/new.py").write_text("")
+    everything = {"test_grows", "test_waits", "test_ends", "test_unseen"}
+    assert tests(file, 1, "grows") == [
+      {"test_grows"}, everything - {"test_grows"}
+    ]
+    assert tests(file, 1, "new") == [everything, set()]
+    assert tests("parallel/room/new.py", 1, "f") == [set(), everything]
+    assert tests("caatnet/empty.py", 1, "f") == [set(), set()]
+    assert not coverage_map.Map(root, folder).is_fresh(test_file)
+  finally:
+    path.write_text(before)

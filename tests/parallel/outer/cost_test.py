@@ -1,0 +1,173 @@
+"""What outer loops send and keep: closed forms against loops and programs."""
+
+import collections
+import itertools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from parallel.axes import Axis, make_mesh
+from parallel.outer.cost import BLOCK, Loop, Rows, fewest_layers
+from parallel.outer.data_parallel import DataParallel
+from parallel.outer.dc_s3gd import DCS3GD
+from parallel.outer.diloco import DiLoCo
+from parallel.outer.eager import Eager
+from parallel.outer.fragments import fragments
+from parallel.outer.optimizers import Nesterov
+from parallel.outer.sparseloco import SparseLoCo
+from parallel.outer.streaming import Streaming
+from parallel.wire import Wire
+from parallel.xla import ledger
+from tests.parallel.outer.small_run import (
+  BLOCK_DIMS,
+  LAYERS,
+  WORKER,
+  M,
+  draw,
+  each,
+  exchange,
+)
+
+OUTER = Nesterov(0.7, 0.6)
+WIRES = [
+  ("float32", "all_gather"),
+  *itertools.product(("int8", "fp8", "int4", "e3m0"),
+                     ("all_gather", "all_to_all")),
+]
+HEAD = Rows(1, 7)
+
+
+def layers(count):
+  """Rows of as many layers, none of which shares a block with another."""
+  return Rows(count, 6)
+
+
+def wire(codec, route):
+  return Wire("none" if codec == "float32" else codec, BLOCK, route=route)
+
+
+@pytest.mark.parametrize(("codec", "route"), WIRES)
+def test_diloco_sends_what_its_closed_form_says(codec, route):
+  loop = DiLoCo(WORKER, 5, OUTER, exchange(wire(codec, route)))
+  form = Loop("diloco", M, 5, codec, route)
+  found = collections.Counter()
+  for c in form.collectives([layers(LAYERS), HEAD]):
+    found[c.dtype] += c.operand_bytes
+  assert found == loop.sent_bytes(draw(0))
+
+
+@pytest.mark.parametrize(
+  ("every", "per_fragment", "overlap"),
+  [(8, 2, 3), (8, 2, 2), (9, 1, 5), (9, 3, 0), (8, 2, 7), (7, 0, 2)],
+)
+def test_a_loop_keeps_what_its_closed_form_says(every, per_fragment, overlap):
+  """State of a worker: the common part, and its own row of "workers"."""
+  loop = Streaming(
+    WORKER, every, OUTER, exchange(),
+    fragments({"blocks": LAYERS}, per_fragment, strided=True), (overlap,),
+  )
+  state = loop.init(draw(0))
+  own = sum(x.nbytes // M for x in jax.tree.leaves(state.pop("workers")))
+  common = sum(x.nbytes for x in jax.tree.leaves(state))
+  form = Loop("streaming", M, every, fragment_layers=per_fragment,
+              overlap=overlap)
+  if per_fragment:
+    many = LAYERS // per_fragment
+    cut = [*([layers(per_fragment)],) * many, [HEAD]]
+  else:
+    cut = [[layers(LAYERS), HEAD]]
+  assert form.state_bytes(cut) == common + own
+
+
+def test_passing_bytes_are_operands_results_and_the_decoded_mean():
+  form = Loop("diloco", 4, 5, "int8", "all_gather")
+  # 3 rows of 300 elements are 6 blocks: codes and scales to all, their 4
+  # results; the norms, 4 bytes of each; 900 means in float32.
+  codes, scales, norms = 6 * BLOCK, 6 * 4, 4
+  wanted = (1 + 4) * (codes + scales + norms) + 4 * 900
+  assert form.passing_bytes([[Rows(3, 300)], [Rows(1, 1)]]) == wanted
+  form = Loop("diloco", 4, 5)
+  assert form.passing_bytes([[Rows(3, 300)]]) == 2 * 4 * 900 + (1 + 4) * norms
+
+
+@pytest.mark.parametrize(("kind", "received", "steps", "result"), [
+  ("all_reduce", 2 * 3 / 4 * 80, 6, 80),
+  ("all_gather", 3 * 80, 3, 4 * 80),
+  ("all_to_all", 3 / 4 * 80, 3, 80),
+])
+def test_a_collective_of_a_ring(kind, received, steps, result):
+  found = Loop("diloco", 4, 5).collectives([Rows(1, 20)])[1]._replace(kind=kind)
+  assert found.operand_bytes == 80
+  assert found.received_bytes(4) == pytest.approx(received)
+  assert found.steps(4) == steps
+  assert found.result_bytes(4) == result
+
+
+@pytest.mark.parametrize(("arguments", "fewest"), [
+  ((12, 1, 30), 1), ((12, 1, 13), 1), ((12, 1, 12), 2), ((12, 1, 4), 4),
+  ((12, 3, 30), 3), ((12, 1, 1), 0), ((7, 2, 30), 0),
+])
+def test_fewest_layers(arguments, fewest):
+  """A divisor with fewer fragments of layers than steps in a round."""
+  assert fewest_layers(*arguments) == fewest
+
+
+def lowered_bytes(loop, mesh):
+  """Operand bytes by dtype of all steps of a steady round, as lowered."""
+  start = draw(0)
+  state = loop.init(start)
+  specs = {
+    key: each(lambda _, key=key: P("worker") if key == "workers" else P(), part)
+    for key, part in state.items()
+  }
+  params = each(lambda x: np.stack([x] * loop.worker.size), start)
+  found = collections.Counter()
+  for number in loop.steady_round:
+    plan = loop.plan(number)
+    plan = plan._replace(numbers=each(jnp.int32, plan.numbers))
+
+    def step(state, params, plan=plan):
+      state = loop.begin(params, state, plan)
+      updates = loop.gradients(params, state)
+      return loop.finish(params, updates, state, plan)
+
+    f = jax.shard_map(
+      step, mesh=mesh, in_specs=(specs, P("worker")),
+      out_specs=(P("worker"), specs),
+    )
+    for c in ledger.collectives(jax.jit(f).lower(state, params), mesh):
+      found[c.dtype] += c.bytes * c.count
+  return +found
+
+
+@pytest.mark.parametrize(("workers", "devices"), [(3, 3), (4, 2)])
+@pytest.mark.parametrize("build", [
+  lambda w: DataParallel(w),
+  lambda w: DiLoCo(w, 2, OUTER, exchange(Wire("int4", 2), w)),
+  lambda w: DiLoCo(
+    w, 2, OUTER, exchange(Wire("int8", 2, route="all_to_all"), w)
+  ),
+  lambda w: SparseLoCo(w, 2, 0.7, BLOCK_DIMS, 0.8, 6, 4),
+  lambda w: SparseLoCo(w, 3, 0.7, BLOCK_DIMS, 0.8, 5, 4),
+  lambda w: DCS3GD(w, exchange(worker=w), 0.3),
+  lambda w: Eager(w, 2, OUTER, exchange(worker=w)),
+  lambda w: Streaming(
+    w, 4, OUTER, exchange(worker=w),
+    fragments({"blocks": LAYERS}, 2, strided=True), (1,),
+  ),
+], ids=("ddp", "diloco", "all_to_all", "sparseloco", "short",
+        "dc_s3gd", "eager", "streaming"))
+def test_a_round_sends_what_the_loop_says(build, workers, devices):
+  worker = Axis("worker", workers, devices)
+  loop = build(worker)
+  mesh = make_mesh({"worker": worker})
+  assert lowered_bytes(loop, mesh) == loop.sent_bytes(draw(0))
+
+
+@pytest.mark.parametrize("per_fragment", [4, 5, -1])
+def test_fragments_are_whole_layers(per_fragment):
+  with pytest.raises(ValueError, match=rf"fragment_layers={per_fragment} must"):
+    fragments({"blocks": LAYERS}, per_fragment, strided=True)
