@@ -31,9 +31,15 @@ def ends(a):
 
 def unseen(a):
   return -a
+
+
+def spawned(a):
+  return -a
 """
 
 TESTS = """
+import subprocess
+import sys
 import threading
 
 from parallel.room import code
@@ -54,6 +60,12 @@ def test_ends():
 
 def test_unseen():
   code.unseen(1)  # nothing is asserted
+
+
+def test_spawned():
+  call = "from parallel.room import code; print(code.spawned(2))"
+  command = [sys.executable, "-c", call]
+  assert subprocess.check_output(command, text=True) == "-2\\n"
 """
 
 
@@ -99,6 +111,7 @@ def entries(root):
   ("waits", ("event.wait()", "pass"), "survived"),
   ("ends", ("not a", "a"), "crash"),
   ("unseen", ("-a", "a"), "survived"),
+  ("spawned", ("-a", "a"), "assertion"),
   ("<module>", ("8", "16"), "survived"),
 ])
 def test_outcomes(entries, function, change, outcome):
@@ -120,7 +133,7 @@ def test_tests_are_selected_by_line(root, entries):
   )
   file = "tests/parallel/room/code_test.py"
   assert set(direct) == {f"{file}::test_grows"}
-  assert len(rest) == 3
+  assert len(rest) == 4
 
 
 def test_a_run_that_was_killed_resumes(root, entries):
@@ -155,7 +168,8 @@ def test_equivalents_are_not_drawn(
   assert command.main([f"--root={root}", "--num=100", "--list"]) == 0
   listed = capsys.readouterr().out
   assert "a < 2 -> a <= 2" in listed
-  assert "-a -> a" not in listed
+  assert "unseen (sign)" not in listed
+  assert "spawned (sign)" in listed
 
 
 def test_code_that_has_changed_is_found_by_name(root, entries):
@@ -177,11 +191,16 @@ def test_code_that_has_changed_is_found_by_name(root, entries):
   try:
     path.write_text("NEW = 1\n\n\n" + before)
     (root / "parallel/room/new.py").write_text("")
-    everything = {"test_grows", "test_waits", "test_ends", "test_unseen"}
+    everything = {
+      "test_grows", "test_waits", "test_ends", "test_unseen", "test_spawned"
+    }
     assert tests(file, 1, "grows") == [
       {"test_grows"}, everything - {"test_grows"}
     ]
-    assert tests(file, 1, "new") == [everything, set()]
+    # Lines of a process that a test starts are attributed to its file.
+    assert tests(file, 1, "new") == [
+      everything - {"test_spawned"}, {"test_spawned"}
+    ]
     assert tests("parallel/room/new.py", 1, "f") == [set(), everything]
     assert tests("caatnet/empty.py", 1, "f") == [set(), set()]
     assert not coverage_map.Map(root, folder).is_fresh(test_file)
