@@ -11,7 +11,7 @@ from tests.mutation import coverage_map
 SOURCE = """
 import os
 
-LIMIT = 8
+LIMIT = True
 
 
 def grows(a):
@@ -25,8 +25,8 @@ def waits(event):
 
 def ends(a):
   if not a:
-    os._exit(3)
-  return 1
+    os.abort()
+  return a
 
 
 def unseen(a):
@@ -112,7 +112,7 @@ def entries(root):
   ("ends", ("not a", "a"), "crash"),
   ("unseen", ("-a", "a"), "survived"),
   ("spawned", ("-a", "a"), "assertion"),
-  ("<module>", ("8", "16"), "survived"),
+  ("<module>", ("True", "False"), "survived"),
 ])
 def test_outcomes(entries, function, change, outcome):
   assert entries[function, *change]["outcome"] == outcome
@@ -205,4 +205,31 @@ def test_code_that_has_changed_is_found_by_name(root, entries):
     assert tests("caatnet/empty.py", 1, "f") == [set(), set()]
     assert not coverage_map.Map(root, folder).is_fresh(test_file)
   finally:
+    path.write_text(before)
+
+
+def test_survivors_are_tried_again(root, entries):
+  """With a test that sees one of them; another's code has gone."""
+  path, test = root / "results/mutants.json", root / "tests/parallel/room"
+  source, before = root / "parallel/room/code.py", path.read_text()
+  test, text = test / "code_test.py", source.read_text()
+  old_test = test.read_text()
+  try:
+    test.write_text(old_test + "\n\ndef test_seen():\n"
+                    "  assert code.unseen(1) == -1\n")
+    source.write_text(text.replace("  event.wait()\n", ""))
+    command.main([*arguments(root), "--survivors"])
+    found = {
+      (e["function"], e["before"], e["after"]): e["outcome"]
+      for e in json.loads(path.read_text())["mutants"]
+    }
+    assert found.pop(("unseen", "-a", "a")) == "assertion"
+    assert ("waits", "event.wait()", "pass") not in found
+    assert found == {
+      key: e["outcome"] for key, e in entries.items() if key in found
+    }
+    assert len(found) == len(entries) - 2
+  finally:
+    test.write_text(old_test)
+    source.write_text(text)
     path.write_text(before)
