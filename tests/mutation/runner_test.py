@@ -167,6 +167,7 @@ def test_equivalents_are_not_drawn(
   )
   assert command.main([f"--root={root}", "--num=100", "--list"]) == 0
   listed = capsys.readouterr().out
+  (folder / "equivalent.toml").unlink()
   assert "a < 2 -> a <= 2" in listed
   assert "unseen (sign)" not in listed
   assert "spawned (sign)" in listed
