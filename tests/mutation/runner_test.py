@@ -88,7 +88,7 @@ def root(tmp_path_factory):
 
 def arguments(root):
   return [
-    f"--root={root}", "--num=100", "--workers=1", "--bound=4",
+    f"--root={root}", "--num=100", "--workers=2", "--bound=4",
     "--preload=pytest,coverage,hypothesis",
   ]
 
