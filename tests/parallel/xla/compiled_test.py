@@ -295,3 +295,22 @@ def test_a_loop_of_unknown_length_counts_once():
     lambda _: 0.0,
   )
   assert schedule.total().flops == 2 * 32 * 16 * 16
+
+
+def test_groups_of_examples_are_counted_once():
+  """As XLA's analysis of the program before XLA:CPU rewrites the groups."""
+  text = """HloModule m
+
+ENTRY %main (a: f32[4,5,5,6], b: f32[3,3,6,8]) -> f32[2,3,3,8] {
+  %a = f32[4,5,5,6]{3,2,1,0} parameter(0)
+  %b = f32[3,3,6,8]{3,2,1,0} parameter(1)
+  ROOT %c = f32[2,3,3,8]{3,2,1,0} convolution(%a, %b), window={size=3x3}, WHAT
+}
+""".replace("WHAT", "dim_labels=b01f_01io->b01f, batch_group_count=2")
+  lowered = jax.jit(lambda a, b: lax.conv_general_dilated(
+    a, b, (1, 1), "VALID", batch_group_count=2,
+    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+  )).lower(jnp.ones((4, 5, 5, 6)), jnp.ones((3, 3, 6, 8)))
+  computation = hlo.parse(text).computations["main"]
+  found = roofline._product_flops(computation, computation.root)
+  assert found == lowered.cost_analysis()["flops"] == 2 * (2 * 3 * 3 * 8) * 54
