@@ -272,14 +272,12 @@ def _product_flops(
       base_dilation=int(setting("lhs_dilate") or 1),
       window_dilation=int(setting("rhs_dilate") or 1),
     )
-  # Feature groups need no factor: the kernel's "i" counts those of one group.
-  groups = int(product.attribute("batch_group_count") or 1)
+  # Groups need no factor: the kernel's "i" counts the features of one group of
+  # features, and the output's batch the examples of one group of examples.
   batch_and_features = (
     output.dims[out.index("b")] * output.dims[out.index("f")]
   )
-  return (
-    2.0 * batch_and_features * right.dims[rhs.index("i")] * pairs / groups
-  )
+  return 2.0 * batch_and_features * right.dims[rhs.index("i")] * pairs
 
 
 def _valid_pairs(

@@ -43,7 +43,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   )
   add(
     "--survivors", action="store_true",
-    help="tries the survivors of all seeds again",
+    help="tries the survivors of all seeds again, if the code still has them",
   )
   add(
     "--map", nargs="?", const="tests", metavar="PATH",
@@ -143,18 +143,24 @@ def _sampled(options: argparse.Namespace, skipped: Any) -> list[Mutant]:
 def _survivors(
   options: argparse.Namespace, results: Results, skipped: Any
 ) -> list[tuple[Mutant, int]]:
-  """Recorded survivors that the sources still have, with their seeds."""
+  """Recorded survivors with their seeds.
+
+  Those that the sources no longer have are dropped from the results.
+  """
   wanted = {
     identity(e): e["seed"] for e in results.entries
     if e["outcome"] == "survived" and identity(e) not in skipped
     and (not options.dir or e["directory"] in options.dir)
   }
   files = sorted({i[0] for i in wanted if (options.tree / i[0]).exists()})
-  return [
+  found = [
     (m, wanted[m.identity]) for file in files
     for m in candidates(read(options.tree, file), file)
     if m.identity in wanted
   ]
+  gone = set(wanted) - {m.identity for m, _ in found}
+  results.entries = [e for e in results.entries if identity(e) not in gone]
+  return found
 
 
 def _run(

@@ -1,4 +1,4 @@
-"""Which tests execute a line.
+"""Map from source lines to the tests that execute them.
 
 Each test file is measured once, test by test, and kept in a folder of its own
 until the test file or a conftest.py changes. Where a source file has changed
@@ -51,7 +51,7 @@ class Map:
 
   Args:
     root: Root of the repository.
-    folder: Where the data are kept.
+    folder: Folder of the data.
   """
 
   def __init__(self, root: pathlib.Path, folder: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""Which test files import a source file, directly or through others."""
+"""Test files that import a source file, directly or through others."""
 
 import ast
 import functools

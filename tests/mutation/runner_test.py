@@ -11,7 +11,7 @@ from tests.mutation import coverage_map
 SOURCE = """
 import os
 
-LIMIT = 8
+LIMIT = True
 
 
 def grows(a):
@@ -25,15 +25,21 @@ def waits(event):
 
 def ends(a):
   if not a:
-    os._exit(3)
-  return 1
+    os.abort()
+  return a
 
 
 def unseen(a):
   return -a
+
+
+def spawned(a):
+  return -a
 """
 
 TESTS = """
+import subprocess
+import sys
 import threading
 
 from parallel.room import code
@@ -54,6 +60,12 @@ def test_ends():
 
 def test_unseen():
   code.unseen(1)  # nothing is asserted
+
+
+def test_spawned():
+  call = "from parallel.room import code; print(code.spawned(2))"
+  command = [sys.executable, "-c", call]
+  assert subprocess.check_output(command, text=True) == "-2\\n"
 """
 
 
@@ -76,7 +88,7 @@ def root(tmp_path_factory):
 
 def arguments(root):
   return [
-    f"--root={root}", "--num=100", "--workers=1", "--bound=4",
+    f"--root={root}", "--num=100", "--workers=2", "--bound=4",
     "--preload=pytest,coverage,hypothesis",
   ]
 
@@ -99,7 +111,8 @@ def entries(root):
   ("waits", ("event.wait()", "pass"), "survived"),
   ("ends", ("not a", "a"), "crash"),
   ("unseen", ("-a", "a"), "survived"),
-  ("<module>", ("8", "16"), "survived"),
+  ("spawned", ("-a", "a"), "assertion"),
+  ("<module>", ("True", "False"), "survived"),
 ])
 def test_outcomes(entries, function, change, outcome):
   assert entries[function, *change]["outcome"] == outcome
@@ -120,7 +133,7 @@ def test_tests_are_selected_by_line(root, entries):
   )
   file = "tests/parallel/room/code_test.py"
   assert set(direct) == {f"{file}::test_grows"}
-  assert len(rest) == 3
+  assert len(rest) == 4
 
 
 def test_a_run_that_was_killed_resumes(root, entries):
@@ -154,8 +167,10 @@ def test_equivalents_are_not_drawn(
   )
   assert command.main([f"--root={root}", "--num=100", "--list"]) == 0
   listed = capsys.readouterr().out
+  (folder / "equivalent.toml").unlink()
   assert "a < 2 -> a <= 2" in listed
-  assert "-a -> a" not in listed
+  assert "unseen (sign)" not in listed
+  assert "spawned (sign)" in listed
 
 
 def test_code_that_has_changed_is_found_by_name(root, entries):
@@ -177,13 +192,45 @@ def test_code_that_has_changed_is_found_by_name(root, entries):
   try:
     path.write_text("NEW = 1\n\n\n" + before)
     (root / "parallel/room/new.py").write_text("")
-    everything = {"test_grows", "test_waits", "test_ends", "test_unseen"}
+    everything = {
+      "test_grows", "test_waits", "test_ends", "test_unseen", "test_spawned"
+    }
     assert tests(file, 1, "grows") == [
       {"test_grows"}, everything - {"test_grows"}
     ]
-    assert tests(file, 1, "new") == [everything, set()]
+    # Lines of a process that a test starts are attributed to its file.
+    assert tests(file, 1, "new") == [
+      everything - {"test_spawned"}, {"test_spawned"}
+    ]
     assert tests("parallel/room/new.py", 1, "f") == [set(), everything]
     assert tests("caatnet/empty.py", 1, "f") == [set(), set()]
     assert not coverage_map.Map(root, folder).is_fresh(test_file)
   finally:
+    path.write_text(before)
+
+
+def test_survivors_are_tried_again(root, entries):
+  """With a test that sees one of them; another's code has gone."""
+  path, test = root / "results/mutants.json", root / "tests/parallel/room"
+  source, before = root / "parallel/room/code.py", path.read_text()
+  test, text = test / "code_test.py", source.read_text()
+  old_test = test.read_text()
+  try:
+    test.write_text(old_test + "\n\ndef test_seen():\n"
+                    "  assert code.unseen(1) == -1\n")
+    source.write_text(text.replace("  event.wait()\n", ""))
+    command.main([*arguments(root), "--survivors"])
+    found = {
+      (e["function"], e["before"], e["after"]): e["outcome"]
+      for e in json.loads(path.read_text())["mutants"]
+    }
+    assert found.pop(("unseen", "-a", "a")) == "assertion"
+    assert ("waits", "event.wait()", "pass") not in found
+    assert found == {
+      key: e["outcome"] for key, e in entries.items() if key in found
+    }
+    assert len(found) == len(entries) - 2
+  finally:
+    test.write_text(old_test)
+    source.write_text(text)
     path.write_text(before)

@@ -29,7 +29,7 @@ from typing import Any
 
 from tests.mutation import child
 
-# Imported before a fork. No name of ours; what is not installed is left out.
+# Imported before a fork, if installed. No module of ours.
 _PRELOADED = (
   "jax", "jax.experimental.pallas.tpu", "jax.experimental.pallas.triton",
   "jax._src.pallas.mosaic.interpret.interpret_pallas_call", "numpy", "scipy",
@@ -38,7 +38,7 @@ _PRELOADED = (
   "rich.progress", "rich.table", "hypothesis", "hypothesis.extra.numpy",
   "pytest", "coverage",
 )
-# What pytest imports in any case.
+# Modules that pytest imports in any case.
 _PYTEST = (
   "_hypothesis_pytestplugin", "_pytest.assertion.rewrite", "_pytest.capture",
   "_pytest.doctest", "_pytest.junitxml", "_pytest.logging", "_pytest.pastebin",
@@ -69,7 +69,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """What a run of tests ended with.
+  """Outcome of a run of tests.
 
   Attributes:
     outcome: "passed", "assertion" (a test's assertion failed), "exception" (a

@@ -82,3 +82,10 @@ def test_the_mesh_has_the_axes_outermost_first():
   mesh = make_mesh(axes)
   assert dict(mesh.shape) == {"data": 2, "tensor": 4}
   assert list(mesh.devices.flat) == jax.devices()
+
+
+def test_what_carries_an_axis_is_not_part_of_it():
+  axis = Axis("worker", 4, 2)
+  carried = Axis("worker", 4, 2, carrier=object())
+  assert axis == carried
+  assert repr(axis) == repr(carried)

@@ -146,6 +146,9 @@ def test_topo_is_read():
     12 * 25e9, PCIE_4.bandwidth, PCIE_4.bandwidth, INFINIBAND_HDR.bandwidth
   ]
   assert links.bandwidth[4, 5] == links.bandwidth[0, 1]
+  alone = cluster_imports.from_topo(TOPO, A100, PCIE_4)
+  assert alone.nodes == (0,) * 4
+  np.testing.assert_array_equal(alone.bandwidth, links.bandwidth[:4, :4])
   with pytest.raises(ValueError, match="GPU0 has 'NVX' to GPU1"):
     cluster_imports.ways(TOPO.replace("NV12", "NVX"))
   with pytest.raises(ValueError, match="no rows of GPUs"):

@@ -50,6 +50,51 @@ def test_published_totals():
   assert injection == pytest.approx(100e9)
 
 
+@pytest.mark.parametrize(("device", "count", "dtype", "flops"), [
+  # Pods, Google Cloud documentation: 1.1 and 4.1 EFLOPS, 100 POPS, 234.9
+  # PFLOPS, and 42.5 EFLOPS of chips with two devices each.
+  (devices.TPU_V4, 4096, "bfloat16", 1.1e18),
+  (devices.TPU_V5P, 8960, "bfloat16", 4.1e18),
+  (devices.TPU_V5E, 256, "int8", 100e15),
+  (devices.TPU_V6E, 256, "bfloat16", 234.9e15),
+  (devices.TPU_7X, 2 * 9216, "float8_e4m3fn", 42.5e18),
+  # NVIDIA's systems, halved where their figures are with sparsity: DGX-2 has 2
+  # PFLOPS, DGX A100 5, DGX H100 and H200 32, DGX B200 72.
+  (devices.V100, 16, "float16", 2e15),
+  (devices.A100, 8, "bfloat16", 5e15 / 2),
+  (devices.H100, 8, "float8_e4m3fn", 32e15 / 2),
+  (devices.H200, 8, "float8_e4m3fn", 32e15 / 2),
+  (devices.B200, 8, "float8_e4m3fn", 72e15 / 2),
+], ids=str)
+def test_systems_have_their_published_rates(device, count, dtype, flops):
+  assert count * device.peak(dtype) == pytest.approx(flops, rel=0.03)
+
+
+@pytest.mark.parametrize(("device", "count", "memory_bytes"), [
+  (devices.V100, 16, 512e9), (devices.A100, 8, 640e9), (devices.H100, 8, 640e9),
+  (devices.H200, 8, 1128e9), (devices.B200, 8, 1440e9),
+], ids=str)
+def test_systems_have_their_published_memory(device, count, memory_bytes):
+  assert count * device.memory_bytes == memory_bytes
+
+
+@pytest.mark.parametrize("device", devices.DEVICES.values(),
+                         ids=lambda d: d.name)
+def test_half_the_bits_are_twice_the_rate(device):
+  """But of a TPU v4, whose int8 is as fast as its bfloat16."""
+  for dtype in set(device.flops) & {"int8", "float8_e4m3fn"}:
+    ratio = device.peak(dtype) / device.peak("bfloat16")
+    wanted = 1 if device is devices.TPU_V4 else 2
+    assert ratio == pytest.approx(wanted, rel=3e-3)
+
+
+@pytest.mark.parametrize("name", ["v4", "v5p", "tpu7x"])
+def test_the_largest_slice_is_the_one_of_its_source(name):
+  found = slices.SLICES[name]
+  assert f"{found.most_chips:,} chips" in found.source
+  assert found.most_chips % 4**3 == 0  # of cubes
+
+
 @pytest.mark.parametrize(
   ("generation", "topology", "reason"),
   [

@@ -1,5 +1,7 @@
 """A graph as data of a run: batches, resuming, held-out nodes, bounds."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -130,3 +132,11 @@ def test_a_batch_may_have_all_nodes(folder, size, fits):
   else:
     with pytest.raises(ValueError, match="labelled nodes to train on"):
       data.load(0)
+
+
+def test_one_class_is_enough(folder, tmp_path):
+  shutil.copytree(folder, tmp_path / "graph")
+  labels = np.zeros_like(np.load(f"{folder}/labels.npy"))
+  np.save(tmp_path / "graph/labels.npy", labels)
+  found = opened(str(tmp_path / "graph"), num_classes=1).load(0)
+  assert not next(found.batches)["label"].any()

@@ -256,3 +256,61 @@ def test_memory_is_xlas_to_the_byte():
     - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes
     + analysis.generated_code_size_in_bytes
   )
+
+
+@pytest.mark.parametrize(("groups", "options"), [
+  ({}, {}),
+  ({}, {"window_strides": (2, 1), "padding": ((1, 2), (0, 0))}),
+  ({}, {"rhs_dilation": (2, 2)}),
+  ({}, {"lhs_dilation": (1, 3), "padding": ((0, 0), (2, 1))}),
+  ({"feature_group_count": 3}, {}),
+  ({"batch_group_count": 2}, {"padding": ((1, 1), (1, 1))}),
+], ids=str)
+def test_flops_of_a_convolution_are_xla_s(groups, options):
+  """Feature groups narrow the kernel, batch groups the pairs of examples."""
+  features = 6 // groups.get("feature_group_count", 1)
+  x = jnp.ones((4, 7, 8, 6))
+  w = jnp.ones((3, 2, features, 12))
+  compiled = jax.jit(lambda x, w: lax.conv_general_dilated(
+    x, w, **({"window_strides": (1, 1), "padding": "VALID"} | options),
+    dimension_numbers=("NHWC", "HWIO", "NHWC"), **groups,
+  )).lower(x, w).compile()
+  module = hlo.parse(compiled.as_text())
+  found = [
+    roofline._product_flops(computation, instruction)
+    for computation in module.computations.values()
+    for instruction in computation.instructions
+    if instruction.opcode == "convolution"
+  ]
+  assert found == [pytest.approx(compiled.cost_analysis()["flops"])]
+
+
+def test_a_loop_of_unknown_length_counts_once():
+  w = jnp.ones((16, 16))
+  compiled = jax.jit(
+    lambda x, n: lax.fori_loop(0, n, lambda _, x: x @ w, x)
+  ).lower(jnp.ones((32, 16)), 3).compile()
+  schedule = overlap.ScheduledProgram(
+    hlo.parse(compiled.as_text()), make_mesh(a=1), DEVICES["v5p"],
+    lambda _: 0.0,
+  )
+  assert schedule.total().flops == 2 * 32 * 16 * 16
+
+
+def test_groups_of_examples_are_counted_once():
+  """As XLA's analysis of the program before XLA:CPU rewrites the groups."""
+  text = """HloModule m
+
+ENTRY %main (a: f32[4,5,5,6], b: f32[3,3,6,8]) -> f32[2,3,3,8] {
+  %a = f32[4,5,5,6]{3,2,1,0} parameter(0)
+  %b = f32[3,3,6,8]{3,2,1,0} parameter(1)
+  ROOT %c = f32[2,3,3,8]{3,2,1,0} convolution(%a, %b), window={size=3x3}, WHAT
+}
+""".replace("WHAT", "dim_labels=b01f_01io->b01f, batch_group_count=2")
+  lowered = jax.jit(lambda a, b: lax.conv_general_dilated(
+    a, b, (1, 1), "VALID", batch_group_count=2,
+    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+  )).lower(jnp.ones((4, 5, 5, 6)), jnp.ones((3, 3, 6, 8)))
+  computation = hlo.parse(text).computations["main"]
+  found = roofline._product_flops(computation, computation.root)
+  assert found == lowered.cost_analysis()["flops"] == 2 * (2 * 3 * 3 * 8) * 54

@@ -1,0 +1,42 @@
+"""Tables of dtypes and of devices, against independent sources."""
+
+import jax.numpy as jnp
+import ml_dtypes
+
+from parallel.xla import hlo, targets
+
+
+def bits_of(dtype):
+  """Bits of an element, by numpy and ml_dtypes; None if neither has it."""
+  if dtype == "bool":
+    return 8
+  for known in (jnp.finfo, jnp.iinfo, ml_dtypes.finfo, ml_dtypes.iinfo):
+    try:
+      return known(dtype).bits
+    except (ValueError, TypeError):
+      continue
+  return None
+
+
+def test_bits_are_those_of_the_dtypes():
+  found = {dtype: bits for dtype, bits in hlo._DTYPES.values()}
+  known = {dtype: bits_of(dtype) for dtype in found}
+  # One has names of its own (c64 has two floats), others do not exist.
+  compared = {
+    dtype for dtype, bits in known.items()
+    if bits is not None and not dtype.startswith("complex")
+  }
+  assert {"bfloat16", "float8_e4m3fnuz", "float8_e8m0fnu", "float4_e2m1fn",
+          "int4", "uint2", "int64", "float32", "bool"} <= compared
+  assert {d: found[d] for d in compared} == {d: known[d] for d in compared}
+  assert (found["complex64"], found["complex128"]) == (64, 128)
+
+
+def test_a_block_may_have_all_shared_memory_but_a_kibibyte():
+  """CUDA C++ Programming Guide, "Technical Specifications": 164 and 228 KiB."""
+  shared = {(8, 0): 164, (9, 0): 228, (10, 0): 228}
+  for gpu in targets._GPUS.values():
+    kib = shared[gpu["major"], gpu["minor"]]
+    assert gpu["shared"] == kib * 1024
+    assert gpu["optin"] == (kib - 1) * 1024
+    assert gpu["l2"] % 2**20 == 0
