@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 def opened(folder, **changes):
-  return GraphData(folder, **(OPTIONS | changes))
+  return GraphData(path=folder, **(OPTIONS | changes))
 
 
 def ids(batch):
