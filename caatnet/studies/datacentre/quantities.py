@@ -31,8 +31,8 @@ class Quantity:
   high: float
   unit: str
   meaning: str
-  source: str
-  mark: str
+  source: str = "ours"
+  mark: str = "choice"
   least: float = 0.0
   most: float = math.inf
   whole: bool = False

@@ -106,10 +106,11 @@ def place_in(
   settings = Settings(
     alone_s=options.alone_s, lanes=options.lanes, checked=options.checksums,
     samples=programs.num_samples, rounds=programs.num_rounds(steps),
+    listen=place.listen, advertise=place.advertise,
   )
   return Swarm(
     place.coordinator, place.security, shared, revision=revision,
-    settings=settings, listen=place.listen, advertise=place.advertise, say=say,
+    settings=settings, say=say,
   )
 
 
