@@ -8,7 +8,7 @@ __all__, __getattr__, __dir__ = attach(__name__, {
     "all_gather", "all_reduce", "all_to_all", "each_lane", "permute",
     "ranks_here", "reduce_scatter", "varying",
   ],
-  "quantize": ["coded_mean", "coded_mean_difference"],
+  "quantize": ["coded_mean"],
   "routes": ["ROUTES"],
   "wire": ["Wire"],
 })

@@ -29,7 +29,7 @@ slice, whole blocks.
 
 from collections.abc import Callable
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -45,22 +45,42 @@ from parallel.kernels.selection import Implementation
 from parallel.wire import FLOAT32, MEAN_ITSELF, Use, Wire
 
 
+class _Call(NamedTuple):
+  """What all steps of a coded mean have in common; see `coded_mean`."""
+
+  axis: Axis
+  codec: Codec
+  weights: jax.Array | None
+  key: jax.Array | None
+  implementation: Implementation
+
+
 def coded_mean(
   x: jax.Array,
   axis: Axis,
   wire: Wire = FLOAT32,
   *,
+  anchor: jax.Array | None = None,
+  residual: jax.Array | None = None,
   weights: jax.Array | None = None,
   key: jax.Array | None = None,
   block_dims: int = 0,
-) -> jax.Array:
+  use: Use = MEAN_ITSELF,
+) -> tuple[Any, jax.Array | None]:
   """Averages deltas over all ranks of an axis, as they are after coding.
 
+  The delta of a rank is x, or ``anchor - x + residual``, which kernels compute
+  while encoding.
+
   Args:
-    x: One delta per lane, ``[R, *B, ...]`` float32, inside ``jax.shard_map``.
+    x: One array per lane, ``[R, *B, ...]`` float32, inside ``jax.shard_map``.
       It may also vary over other mesh axes.
     axis: The axis to average over.
     wire: The codec, and how coded deltas travel.
+    anchor: ``[*B, ...]``, the same for all ranks, from which x is subtracted;
+      None if x are the deltas themselves.
+    residual: ``[R, *B, ...]`` float32, what the last rounding took from each
+      delta; None for no error feedback.
     weights: ``[N]`` float32, not negative, the same on all devices; None for
       equal weights. The mean is ``sum(w_m x_m) / sum(w_m)``. A rank of weight
       zero contributes nothing, even if its delta is NaN. If all weights are
@@ -72,50 +92,16 @@ def coded_mean(
     block_dims: Number of dims after R that no block crosses. If these dims hold
       the lanes of other axes, the result does not depend on how the ranks of
       those axes are split into lanes and devices either.
-
-  Returns:
-    The mean, ``[*B, ...]`` float32, replicated over the axis by type and
-    bitwise equal on its devices.
-
-  Raises:
-    ValueError: Stochastic rounding without a key.
-  """
-  return coded_mean_difference(
-    None, x, axis, wire, weights=weights, key=key, block_dims=block_dims
-  )[0]
-
-
-def coded_mean_difference(
-  anchor: jax.Array | None,
-  x: jax.Array,
-  axis: Axis,
-  wire: Wire,
-  *,
-  residual: jax.Array | None = None,
-  weights: jax.Array | None = None,
-  key: jax.Array | None = None,
-  block_dims: int = 0,
-  use: Use = MEAN_ITSELF,
-) -> tuple[Any, jax.Array | None]:
-  """Averages ``anchor - x + residual``, which kernels compute while encoding.
-
-  Args:
-    anchor: ``[*B, ...]``, the same for all ranks; None if x are the differences
-      themselves.
-    x: ``[R, *B, ...]``, what is subtracted from the anchor, one per lane.
-    axis: The axis to average over.
-    wire: The codec, and how coded differences travel.
-    residual: ``[R, *B, ...]`` float32, what the last rounding took from each
-      difference; None for no error feedback.
-    weights: ``[N]`` float32, as `coded_mean` takes them.
-    key: The random key of stochastic rounding, as `coded_mean` takes it.
-    block_dims: Number of dims after R that no block crosses.
     use: What becomes of the mean.
 
   Returns:
-    What the use makes of the mean, arrays ``[*B, ...]``; and the new residual,
-    which is each difference less what `roundtrip` makes of it. It is None if
-    there was none before.
+    The mean, ``[*B, ...]`` float32, replicated over the axis by type and
+    bitwise equal on its devices, or what the use makes of it; and the new
+    residual, which is each delta less what `roundtrip` makes of it. It is None
+    if there was none before.
+
+  Raises:
+    ValueError: Stochastic rounding without a key.
   """
   codec = wire.block_codec
   if codec is None:
@@ -131,14 +117,14 @@ def coded_mean_difference(
   rows = jax.tree.map(
     lambda x: _rows(x, axis, wire, block_dims), (anchor, x, residual)
   )
-  options = (axis, codec, weights, key, wire.implementation)
+  call = _Call(axis, codec, weights, key, wire.implementation)
   # Only an all-gather ends in a decoding that makes the mean; an all-to-all's
   # last pass decodes means of others.
   if wire.route == "all_to_all":
-    total, left = _mean_by_all_to_all(rows, *options)
+    total, left = _mean_by_all_to_all(rows, call)
     result = use.of_mean(total.reshape(x.shape[1:]))
   else:
-    result, left = _mean_by_all_gather(rows, *options, use)
+    result, left = _mean_by_all_gather(rows, call, use)
     result = jax.tree.map(lambda y: y.reshape(x.shape[1:]), result)
   if left is not None:
     left = left.reshape(x.shape)
@@ -175,9 +161,8 @@ def roundtrip(
   n = rows.shape[-1]
   if wire.route == "all_to_all":  # its blocks end with slices
     rows = _pad(rows, axis.size * _slice(n, axis, codec))
-  encoded, _ = _encode_lanes(
-    (None, rows, None), axis, codec, key, wire.implementation
-  )
+  call = _Call(axis, codec, None, key, wire.implementation)
+  encoded, _ = _encode_lanes((None, rows, None), call)
   return reference.decode(encoded, n, codec).reshape(x.shape)
 
 
@@ -291,13 +276,7 @@ _Rows = tuple[jax.Array | None, jax.Array, jax.Array | None]
 
 
 def _mean_by_all_gather(
-  rows: _Rows,
-  axis: Axis,
-  codec: Codec,
-  weights: jax.Array | None,
-  key: jax.Array | None,
-  implementation: Implementation,
-  use: Use,
+  rows: _Rows, call: _Call, use: Use
 ) -> tuple[Any, jax.Array | None]:
   """Averages rows that each rank sends to all.
 
@@ -307,39 +286,36 @@ def _mean_by_all_gather(
     What the use makes of the mean, without R; and the new residual as rows, or
     None.
   """
-  encoded, left = _encode_lanes(rows, axis, codec, key, implementation)
-  encoded = _gathered(encoded, axis)
-  shape = rows[1].shape[1:]
-  return use.of_encoded(encoded, shape, codec, weights, implementation), left
+  encoded, left = _encode_lanes(rows, call)
+  result = use.of_encoded(
+    _gathered(encoded, call.axis), rows[1].shape[1:], call.codec, call.weights,
+    call.implementation,
+  )
+  return result, left
 
 
 def _mean_by_all_to_all(
-  rows: _Rows,
-  axis: Axis,
-  codec: Codec,
-  weights: jax.Array | None,
-  key: jax.Array | None,
-  implementation: Implementation,
+  rows: _Rows, call: _Call
 ) -> tuple[jax.Array, jax.Array | None]:
   """Averages rows of which each rank collects and averages a slice.
 
   Returns:
     The mean as rows without R, and the new residual as rows, or None.
   """
+  axis, codec = call.axis, call.codec
   *lead, n = rows[1].shape
   dims, s = len(lead) - 1, _slice(n, axis, codec)
   # [R, *B, n] -> [R, *B, N slices, s], each of whole blocks.
   slices = jax.tree.map(
     lambda x: _pad(x, axis.size * s).reshape(*lead, axis.size, s), rows
   )
-  encoded, left = _encode_lanes(slices, axis, codec, key, implementation)
+  encoded, left = _encode_lanes(slices, call)
   mine = api.mean(
-    _deliver(encoded, axis), s, codec, weights, implementation=implementation
+    _deliver(encoded, axis), s, codec, call.weights,
+    implementation=call.implementation,
   )  # [R, *B, s]
   # The means are rounded by other random numbers (draw=1) than the deltas.
-  again, _ = _encode_lanes(
-    (None, mine, None), axis, codec, key, implementation, draw=1
-  )
+  again, _ = _encode_lanes((None, mine, None), call, draw=1)
   everyones = Encoded(
     *(collectives.all_gather(part, axis, dim=dims) for part in again)
   )
@@ -349,23 +325,16 @@ def _mean_by_all_to_all(
 
 
 def _encode_lanes(
-  rows: _Rows,
-  axis: Axis,
-  codec: Codec,
-  key: jax.Array | None,
-  implementation: Implementation,
-  draw: int = 0,
+  rows: _Rows, call: _Call, draw: int = 0
 ) -> tuple[Encoded, jax.Array | None]:
   """Encodes the lanes' differences; returns them and the new residual, if any.
 
   Args:
     rows: What `_Rows` says.
-    axis: The axis of the lanes.
-    codec: The codec.
-    key: The random key of the exchange; None if nothing is drawn.
-    implementation: Implementations of the codec in order of preference.
+    call: Of the exchange; its key is None if nothing is drawn.
     draw: Which of the exchange's roundings this is, 0 or 1.
   """
+  axis, codec, _, key, implementation = call
 
   def encode(rows, key=None):
     anchor, x, residual = rows

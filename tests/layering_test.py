@@ -284,8 +284,8 @@ RULES = {
     )
     for name in (
       "alignment.predictor", "collectives.chosen", "datacentre.closed_forms",
-      "datacentre.expressions", "datacentre.knobs", "datacentre.quantities",
-      "datacentre.uncertainty", "flows.link_loads", "flows.patterns",
+      "datacentre.expressions", "datacentre.knobs", "datacentre.uncertainty",
+      "flows.link_loads", "flows.patterns",
       "partitions.predictor", "published.choosers", "published.models",
       "utilisation.predictor", "utilisation.recommend",
     )

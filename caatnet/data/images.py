@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import math
 import pathlib
+from typing import ClassVar
 import zipfile
 
 import jax
@@ -29,6 +30,12 @@ Examples = dict[str, np.ndarray]
 class ImageData(Images):
   """The data of a classifier: ``config.data`` with the name "images"."""
 
+  unit: ClassVar[str] = "images"
+  units_per_example: ClassVar[int] = 1
+  labels: ClassVar[Mapping[str, str]] = {
+    "loss": "cross-entropy, nats", "accuracy": "accuracy",
+  }
+
   @property
   def example(self) -> dict[str, jax.ShapeDtypeStruct]:
     """An image, float32 ``[H, W, C]`` from 0 to 1, and its int32 label."""
@@ -36,18 +43,6 @@ class ImageData(Images):
       "image": jax.ShapeDtypeStruct(tuple(self.shape), jnp.float32),
       "label": jax.ShapeDtypeStruct((), jnp.int32),
     }
-
-  @property
-  def unit(self) -> str:
-    return "images"
-
-  @property
-  def units_per_example(self) -> int:
-    return 1
-
-  @property
-  def labels(self) -> Mapping[str, str]:
-    return {"loss": "cross-entropy, nats", "accuracy": "accuracy"}
 
   def load(self, seed: int) -> Dataset:
     name, images, labels = self._read("path", self.path)

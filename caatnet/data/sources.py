@@ -71,20 +71,6 @@ class Corpus:
   unit: str = "bytes"
 
 
-def load_corpus(
-  path: str, validation_percent: float, validation_path: str = ""
-) -> Corpus:
-  """Reads a corpus of bytes: documents as `load_documents` reads them.
-
-  Returns:
-    The corpus, with uint8 arrays in which byte 0 separates documents.
-
-  Raises:
-    ValueError: As `load_documents` does.
-  """
-  return joined(load_documents(path, validation_percent, validation_path))
-
-
 def joined(documents: Documents) -> Corpus:
   """Makes a corpus of bytes, in which byte 0 separates documents."""
   return Corpus(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ class TextData(Text):
       ``tokenizer``.
   """
 
+  unit: ClassVar[str] = "tokens"
   vocab_size: int | None = None
   kept: tokenizers.Tokenizer | None = None
 
@@ -35,10 +37,6 @@ class TextData(Text):
   def example(self) -> jax.ShapeDtypeStruct:
     """A window, int32 ``[T + 1]``: T inputs, and the T targets after them."""
     return jax.ShapeDtypeStruct((self.seq_len + 1,), jnp.int32)
-
-  @property
-  def unit(self) -> str:
-    return "tokens"
 
   @property
   def units_per_example(self) -> int:

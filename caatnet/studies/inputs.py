@@ -86,8 +86,4 @@ def check_lists(
         raise ValueError(f"config.algorithms: {error}") from error
   for key, names in allowed.items():
     for name in config[key]:
-      if name not in names:
-        raise ValueError(
-          f"config.{key}={tuple(config[key])}: {name!r} must be one of "
-          f"{', '.join(names)}"
-        )
+      checks.known(f"config.{key}={tuple(config[key])}: ", name, names)

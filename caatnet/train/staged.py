@@ -98,13 +98,9 @@ def _stages(program: Program) -> Stages:
 def _functions(
   program: Program, parts: Parts, weights: Any, judged: Any
 ) -> Functions:
-  """Returns the model as a pipeline runs it.
+  """Returns the model as a pipeline runs it, scores passed through ``judged``.
 
-  Args:
-    program: The model on a mesh with stages.
-    parts: The model in parts.
-    weights: With a partition, the weights of a step.
-    judged: A function of scores, applied to them.
+  With a partition, ``weights`` are those of a step.
   """
   shards, axis = program.layout.shards, _stages(program).axis
   access: Access | Gathered = AS_THEY_ARE

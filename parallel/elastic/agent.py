@@ -71,7 +71,7 @@ class Agent:
 
   def __init__(
     self, coordinator: Address, security: Security, state: State,
-    revision: int, listener: Listener, me: Id, settings: Settings,
+    revision: int, listener: Listener, settings: Settings,
     say: Callable[[str], None],
   ) -> None:
     self._coordinator, self._security = coordinator, security
@@ -98,7 +98,7 @@ class Agent:
     self.members: tuple[Id, ...] = ()
     self.error: BaseException | None = None
     self._install(revisions.make(revision, state))
-    self.peer = peers.Peer(me, revision, self.newest.digest)
+    self.peer = peers.Peer(listener.me, revision, self.newest.digest)
     self._threads = [
       threading.Thread(target=target, daemon=True)
       for target in (self._run, self._converse)
@@ -387,10 +387,10 @@ class Agent:
   def _job(self, task: m.Fetch, holders: Mapping[Id, Address]) -> Fetch:
     """Makes a fetch; what one before has got is not asked for again."""
     kept = None if self._fetch is None else self._fetch.partial
-    have, entries = kept or (self.newest.shared, self.newest.entries)
     return Fetch(
       self.peer.id, self.peer.epoch, task.digest, holders, self._security,
-      have=have, have_manifest=entries, limit_s=self._silence_s,
+      have=kept or (self.newest.shared, self.newest.entries),
+      limit_s=self._silence_s,
     )
 
   def _gets(

@@ -18,6 +18,10 @@ class Settings:
       takes some tenths of a second, in each epoch.
     rounds: Of a whole run: who comes when these have been made, and nobody is
       waiting for it, ends. 0 for a run without an end.
+    listen: Host and port at which it listens for other peers; port 0 for any
+      that is free.
+    advertise: Where others reach it, if that is somewhere else, as behind a NAT
+      or with 0.0.0.0.
   """
 
   alone_s: float = 300.0
@@ -26,6 +30,8 @@ class Settings:
   samples: int | Callable[[int], int] = 0
   measured: bool = False
   rounds: int = 0
+  listen: tuple[str, int] = ("127.0.0.1", 0)
+  advertise: tuple[str, int] | None = None
 
   def __post_init__(self) -> None:
     if not self.alone_s > 0:

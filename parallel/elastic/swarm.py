@@ -42,7 +42,6 @@ class Swarm:
   def __init__(
     self, coordinator: Address, security: Security, state: State, *,
     revision: int = 0, settings: Settings = _SETTINGS,
-    listen: Address = ("127.0.0.1", 0), advertise: Address | None = None,
     say: Callable[[str], None] = LOG.info,
   ) -> None:
     """Connects to a coordinator.
@@ -55,21 +54,17 @@ class Swarm:
         peer that joins later may have another one, and gets the others'.
       revision: Its revision, of a swarm that goes on from a checkpoint.
       settings: How the peer takes part.
-      listen: Where it listens for other peers; port 0 for any that is free.
-      advertise: Where others reach it, if that is somewhere else, as behind a
-        NAT or with 0.0.0.0.
       say: Takes lines about what is waited for; any thread calls it.
 
     Raises:
       ValueError: A value cannot be shared, or an address is not right.
     """
     shared = first(state, settings.samples)
-    listener = Listener("", security, listen)
+    listener = Listener("", security, settings.listen)
     try:
-      listener.me = ids.make(advertise or listener.address)
+      listener.me = ids.make(settings.advertise or listener.address)
       self._agent = agent.Agent(
-        coordinator, security, shared, revision, listener, listener.me,
-        settings, say,
+        coordinator, security, shared, revision, listener, settings, say
       )
     except BaseException:
       listener.close()

@@ -1,7 +1,7 @@
 """Racks, cooling, sites and failures as plain data, with their sources.
 
 1 GB is 10^9 bytes, 1 PFLOPS 10^15 FLOP/s of dense products. Marks are those of
-`caatnet.studies.datacentre.quantities`.
+`caatnet.studies.datacentre.knobs`.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,6 @@ Shape legend: N = rows, F = features, D = devices, U = rows that a device
 fetches, Q = rows that a device asks another one for.
 """
 
-from typing import Any, Protocol
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -25,18 +24,6 @@ AXIS = "features"
 # A buffer is padded to a multiple of the first, and by the second more than has
 # been needed so far, so that few programs are compiled.
 ROUNDING, ROOM = 256, 1.15
-
-
-class Way(Protocol):
-  """How rows get to the devices."""
-
-  def stage(self, ids: np.ndarray) -> Any:
-    """Does the host's part, which may be in another thread."""
-    ...
-
-  def fetch(self, staged: Any) -> jax.Array:
-    """Dispatches the rest, and returns the rows on the devices."""
-    ...
 
 
 def on_devices(x: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -124,8 +124,9 @@ class Exchange:
     weights = health.weights_of(self.weights, heard, self.worker)
     results, left = [], []
     for index, (path, leaf) in enumerate(leaves):
-      result, new = quantize.coded_mean_difference(
-        anchors[index], leaf, self.worker, self.wire,
+      result, new = quantize.coded_mean(
+        leaf, self.worker, self.wire,
+        anchor=anchors[index],
         residual=residuals[index],
         weights=weights,
         # Each parameter rounds by random numbers of its own.

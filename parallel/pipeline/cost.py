@@ -184,11 +184,6 @@ def layers_of_stage(num_layers: int, size: Size) -> int:
   return size.chunks * -(-num_layers // (size.stages * size.chunks))
 
 
-def padding_layers(num_layers: int, size: Size) -> int:
-  """Returns how many layers of zeros all stages hold."""
-  return size.stages * layers_of_stage(num_layers, size) - num_layers
-
-
 def step_s(
   timetable: str, size: Size, forward_s: float, input_s: float, weight_s: float
 ) -> float:
@@ -267,20 +262,3 @@ def exposed_s(size: Size, hop_s: float) -> float:
   p, m, _ = size
   rounds, left = divmod(m - 1, p)
   return hop_s * (2 * (p - 1) * (rounds + 1) + 2 * max(0, left - 1))
-
-
-def eager_period_s(stages: int, both_s: float, hop_s: float) -> float:
-  """Returns the seconds from microbatch to microbatch of eager 1F1B.
-
-  A hop of up to half of ``both_s`` is hidden: the period is ``both_s``.
-
-  Args:
-    stages: Stages of the pipeline.
-    both_s: Seconds of a microbatch's forward and backward on a stage.
-    hop_s: Seconds of a hop.
-  """
-  return max(
-    ((stages - s) * both_s + 2 * (stages - s - 1) * hop_s)
-    / (2 * (stages - s) - 1)
-    for s in range(stages)
-  )

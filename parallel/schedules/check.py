@@ -11,6 +11,7 @@ and takes no time, so it stands for a fault of its builder.
 import collections
 import itertools
 
+from parallel.checks import known
 from parallel.schedules.schedule import (
   COLLECTIVES,
   Schedule,
@@ -53,11 +54,7 @@ def _check_fields(schedule: Schedule, topology: Topology | None) -> None:
   """Checks sizes and owners, without looking at the rounds."""
   n, chunks = schedule.num_ranks, schedule.num_chunks
   name = schedule.name
-  if schedule.collective not in COLLECTIVES:
-    raise ValueError(
-      f"{name}: collective={schedule.collective!r} must be one of "
-      f"{', '.join(COLLECTIVES)}"
-    )
+  known(f"{name}: collective=", schedule.collective, COLLECTIVES)
   if n < 1 or chunks < 1:
     raise ValueError(
       f"{name}: num_ranks={n} and num_chunks={chunks} must be at least 1"

@@ -366,8 +366,7 @@ def of_size(name: str, num_ranks: int) -> Topology:
   """
   checks.at_least("num_ranks", num_ranks)
   kinds = ("ring", *SHAPED, "bigraph", "switch", "fully_connected")
-  if name not in kinds:
-    raise ValueError(f"topology {name!r} must be one of {', '.join(kinds)}")
+  checks.known("topology ", name, kinds)
   short = max(
     d for d in range(1, math.isqrt(num_ranks) + 1) if num_ranks % d == 0
   )

@@ -6,7 +6,7 @@ import dataclasses
 import fractions
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -123,25 +123,12 @@ def select(
   return [entry for entry in entries if keep(entry)]
 
 
-def total(
-  entries: Iterable[Collective],
-  *,
-  kind: str | None = None,
-  axis: str | tuple[str, ...] | None = None,
-  phase: Phase | None = None,
-  dtype: str | None = None,
-  rematted: bool | None = None,
-) -> int:
+def total(entries: Iterable[Collective], **wanted: Any) -> int:
   """Sums operand bytes per device over one run of the program.
 
   Args:
     entries: what `collectives` returned.
-    kind: the kind to count.
-    axis: a name counts what communicates over that axis, alone or with
-      others; a tuple of names what communicates over exactly these axes.
-    phase: the phase to count.
-    dtype: numpy name of the dtype to count.
-    rematted: True counts the recomputed entries only, False the others only.
+    **wanted: what `select` takes; only these entries are counted.
 
   Returns:
     The sum of `bytes * count` over the selected entries.
@@ -149,9 +136,7 @@ def total(
   Raises:
     ValueError: if a selected entry that carries bytes has an unknown count.
   """
-  selected = select(
-    entries, kind=kind, axis=axis, phase=phase, dtype=dtype, rematted=rematted
-  )
+  selected = select(entries, **wanted)
   unknown = [c for c in selected if c.count is None and c.bytes]
   if unknown:
     raise ValueError(

@@ -42,7 +42,7 @@ def both(x, weights, axis, wire):
   """Mean, and what the others saw of each delta."""
   key = jax.random.key(KEY)
   return (
-    quantize.coded_mean(x, axis, wire, weights=weights, key=key),
+    quantize.coded_mean(x, axis, wire, weights=weights, key=key)[0],
     quantize.roundtrip(x, axis, wire, key=key),
   )
 
@@ -221,7 +221,7 @@ def test_bytes_are_the_formula(wire, ranks, devices):
   axis = Axis("worker", ranks, devices)
   mesh = make_mesh({"worker": axis})
   f = jax.shard_map(
-    lambda x: quantize.coded_mean(x, axis, wire), mesh=mesh,
+    lambda x: quantize.coded_mean(x, axis, wire)[0], mesh=mesh,
     in_specs=P("worker"), out_specs=P(),
   )
   entries = ledger.collectives(jax.jit(f).lower(draw(ranks)), mesh)
@@ -267,12 +267,13 @@ def test_differences_with_feedback_are_their_definition(route, implementation):
 
   def f(anchor, x, residual):
     key = jax.random.key(1)
-    mean, left = quantize.coded_mean_difference(
-      anchor, x, axis, wire, residual=residual, key=key
+    mean, left = quantize.coded_mean(
+      x, axis, wire, anchor=anchor, residual=residual, key=key
     )
     delta = anchor - x + residual
     seen = quantize.roundtrip(delta, axis, wire, key=key)
-    expected = quantize.coded_mean(delta, axis, wire, key=key), delta - seen
+    alone, _ = quantize.coded_mean(delta, axis, wire, key=key)
+    expected = alone, delta - seen
     return (mean, left), expected
 
   ours, theirs = jax.jit(jax.shard_map(
@@ -303,10 +304,10 @@ def test_an_outer_step_is_optax_with_the_mean(wire):
     step = NesterovStep(
       params, momentum, reference.OuterStep(0.7, 0.9)
     )
-    ours, _ = quantize.coded_mean_difference(
-      params, x, axis, wire, use=step
+    ours, _ = quantize.coded_mean(
+      x, axis, wire, anchor=params, use=step
     )
-    mean, _ = quantize.coded_mean_difference(params, x, axis, wire)
+    mean, _ = quantize.coded_mean(x, axis, wire, anchor=params)
     state = optax.tree_utils.tree_set(optimizer.init(params), trace=momentum)
     updates, state = optimizer.update(mean, state)
     theirs = optax.apply_updates(params, updates)
@@ -354,7 +355,7 @@ def test_another_axis_keeps_its_own_values_and_its_split(route):
     # Noise by tensor rank would need a key per tensor lane: nearest here.
     def f(x, axis=axis):
       nearest = Wire(wire.codec, BLOCK, route)
-      return quantize.coded_mean(x, axis, nearest, block_dims=1)
+      return quantize.coded_mean(x, axis, nearest, block_dims=1)[0]
 
     f = jax.jit(jax.shard_map(
       f, mesh=mesh, in_specs=P("worker", "tensor"), out_specs=P("tensor")
@@ -378,7 +379,7 @@ def test_small_leaves(route, shape):
   axis = Axis("worker", 4, 2)
   x = np.random.default_rng(4).normal(size=(4, *shape)).astype("f4")
   f = jax.shard_map(
-    lambda x: quantize.coded_mean(x, axis, Wire("int8", 256, route)),
+    lambda x: quantize.coded_mean(x, axis, Wire("int8", 256, route))[0],
     mesh=make_mesh({"worker": axis}), in_specs=P("worker"), out_specs=P(),
   )
   y = jax.jit(f)(x)
@@ -447,7 +448,7 @@ def test_kernels_send_the_same_bits(route, stochastic):
     def f(x, wire=wire):
       key = jax.random.key(0)
       return (
-        quantize.coded_mean(x, axis, wire, key=key),
+        quantize.coded_mean(x, axis, wire, key=key)[0],
         quantize.roundtrip(x, axis, wire, key=key),
       )
 
@@ -475,8 +476,8 @@ def test_an_uncoded_difference_has_its_residual(wire):
     rng.normal(size=shape).astype("f4") for shape in ((9,), (2, 9), (2, 9))
   )
   mean, left = jax.jit(jax.shard_map(
-    lambda anchor, x, residual: quantize.coded_mean_difference(
-      anchor, x, axis, wire, residual=residual
+    lambda anchor, x, residual: quantize.coded_mean(
+      x, axis, wire, anchor=anchor, residual=residual
     ),
     mesh=make_mesh({"worker": axis}), in_specs=(P(), P("worker"), P("worker")),
     out_specs=(P(), P("worker")),

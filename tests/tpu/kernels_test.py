@@ -176,8 +176,8 @@ def test_exchanges_copy_no_weights(target):
 
   def f(params, momentum, workers):
     step = NesterovStep(params, momentum, OuterStep(0.7, 0.9))
-    return quantize.coded_mean_difference(
-      params, workers, worker, wire, block_dims=1, use=step
+    return quantize.coded_mean(
+      workers, worker, wire, anchor=params, block_dims=1, use=step
     )[0]
 
   specs = P(), P(), P("worker")

@@ -48,13 +48,7 @@ def run(config: Any) -> dict[str, Any]:
 
 
 def _trained(experiment: Experiment, way: str, replaced: int) -> float:
-  """Returns the validation loss after training.
-
-  Args:
-    experiment: The experiment of all workers.
-    way: One of ``_WAYS``.
-    replaced: The number of workers replaced after each round.
-  """
+  """Returns the loss after training with workers replaced after each round."""
   program, outer = experiment.program, experiment.outer
   workers = program.layout.worker.size
   dataset = experiment.data.load(experiment.seed)

@@ -151,12 +151,7 @@ def _moved(
   target: targets.Target,
   reads: Mapping[tuple[int, ...], float] = MappingProxyType({}),
 ) -> tuple[float, int]:
-  """Counts what a program moves on a target.
-
-  Args:
-    lowered: The program.
-    target: The target.
-    reads: Bytes that a kernel reads of arrays, as in `roofline.cost`.
+  """Counts what a program moves; ``reads`` is as in `roofline.cost`.
 
   Returns:
     The bytes that it reads and writes, with loops of unknown length counted

@@ -16,8 +16,9 @@ neighbourhood tells of its community is then exactly what
 `caatnet.data.graphs.bayes` computes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import os
+from typing import Any
 
 import numpy as np
 
@@ -86,15 +87,10 @@ def rmat(
       # An odd factor permutes the numbers below a power of two.
       yield tuple(nodes * 0x9E3779B1 & (num_nodes - 1))
 
-  def label_of(nodes: np.ndarray) -> np.ndarray:
-    return nodes % num_classes
-
   made = {"name": "rmat", "scale": scale, "num_edges": num_edges,
-          "quarters": list(quarters)}
-  return _write(
-    folder, num_nodes, num_features, num_classes, signal, seed, edges, label_of,
-    made,
-  )
+          "quarters": list(quarters), "signal": signal, "seed": seed}
+  means = class_means(num_classes, num_features, signal, seed)
+  return _write(folder, num_nodes, means, edges, made)
 
 
 def communities(
@@ -138,11 +134,10 @@ def communities(
       place = rng.random(len(nodes)) * sizes[chosen]
       yield nodes, place.astype(np.int64) * num_classes + chosen
 
-  made = {"name": "communities", "mean_degree": mean_degree, "inside": inside}
-  return _write(
-    folder, num_nodes, num_features, num_classes, signal, seed, edges,
-    lambda nodes: nodes % num_classes, made,
-  )
+  made = {"name": "communities", "mean_degree": mean_degree, "inside": inside,
+          "signal": signal, "seed": seed}
+  means = class_means(num_classes, num_features, signal, seed)
+  return _write(folder, num_nodes, means, edges, made)
 
 
 def class_means(
@@ -158,23 +153,26 @@ def class_means(
     signal: The norm, in units of the standard deviation of the noise.
     seed: That of the graph.
   """
+  at_least("num_features", num_features)
   means = _rng(seed, _MEANS).normal(size=(num_classes, num_features))
   means *= signal / np.linalg.norm(means, axis=1, keepdims=True)
   return means.astype(np.float32)
 
 
 def _write(
-  folder, num_nodes, num_features, num_classes, signal, seed, edges, label_of,
-  made,
+  folder: str | os.PathLike[str], num_nodes: int, means: np.ndarray,
+  edges: Callable[[], Iterator[Edges]], made: dict[str, Any],
 ) -> Graph:
-  """Writes a graph whose features are class means and noise."""
-  at_least("num_features", num_features)
-  means = class_means(num_classes, num_features, signal, seed)
+  """Writes a graph whose features are class means and noise.
+
+  Node v of a graph of K classes has the label ``v % K``.
+  """
+  num_classes, num_features = means.shape
 
   def rows() -> Iterator[Rows]:
     for number, (start, stop) in enumerate(chunks(num_nodes, _NODES)):
-      rng = _rng(seed, _FEATURES, number)
-      labels = label_of(np.arange(start, stop))
+      rng = _rng(made["seed"], _FEATURES, number)
+      labels = np.arange(start, stop) % num_classes
       features = rng.standard_normal(
         (stop - start, num_features), dtype=np.float32
       )
@@ -184,12 +182,11 @@ def _write(
       )
       yield features, labels, split
 
-  generator = made | {"signal": signal, "seed": seed}
   return write_graph(
     folder, num_nodes=num_nodes, num_features=num_features, edges=edges,
     rows=rows(), meta={
       "name": f"{made['name']} of {num_nodes:,} nodes",
-      "num_classes": num_classes, "generator": generator,
+      "num_classes": num_classes, "generator": made,
     },
   )
 

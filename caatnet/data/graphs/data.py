@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 import tempfile
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,12 @@ class GraphData(Graphs):
     kernels: Implementations of kernels in order of preference.
   """
 
+  unit: ClassVar[str] = "nodes"
+  units_per_example: ClassVar[int] = 1
+  labels: ClassVar[Mapping[str, str]] = {
+    "loss": "cross-entropy, nats", "accuracy": "accuracy",
+    "bound": "Bayes' bound on accuracy",
+  }
   kernels: tuple[str, ...] = ("reference",)
 
   def __post_init__(self) -> None:
@@ -74,21 +80,6 @@ class GraphData(Graphs):
       ),
       "degree": jax.ShapeDtypeStruct((places,), jnp.int32),
       "label": jax.ShapeDtypeStruct((), jnp.int32),
-    }
-
-  @property
-  def unit(self) -> str:
-    return "nodes"
-
-  @property
-  def units_per_example(self) -> int:
-    return 1
-
-  @property
-  def labels(self) -> Mapping[str, str]:
-    return {
-      "loss": "cross-entropy, nats", "accuracy": "accuracy",
-      "bound": "Bayes' bound on accuracy",
     }
 
   def load(self, seed: int) -> Dataset:

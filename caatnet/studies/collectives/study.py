@@ -139,9 +139,6 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
 def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Computes MultiTree's speed-ups over ring, the best other one and optimal.
 
-  Args:
-    rows: What `run` measured.
-
   Returns:
     For each model of time, geometric mean and range over all topologies and
     sizes, and of how many of these cells it is the fastest ("wins").

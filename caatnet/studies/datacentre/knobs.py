@@ -1,10 +1,53 @@
 """The knobs of a datacentre: what it is made of, and what is asked of it."""
 
 from collections.abc import Mapping
+import dataclasses
 import math
 
-from caatnet.studies.datacentre.quantities import Quantity
 from parallel.hardware import sites
+
+# How a number is known: read in the "paper" that it is of or in its abstract,
+# in a "published" document, in others' copies ("reported"), backed out of a
+# paper's outputs ("derived"), recalled ("unverified"), or a "choice" of ours.
+MARKS = ("paper", "published", "reported", "derived", "unverified", "choice")
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+  """A number that may be otherwise.
+
+  Attributes:
+    value: What is taken.
+    low: The least that is likely.
+    high: The most that is likely.
+    unit: Its unit; "" for a plain number.
+    meaning: What it is, in a few words.
+    source: Where it comes from.
+    mark: How well it is known, one of ``MARKS``.
+    least: Below this it makes no sense.
+    most: Nor above this.
+    whole: Whether it is a number of things.
+  """
+
+  value: float
+  low: float
+  high: float
+  unit: str
+  meaning: str
+  source: str = "ours"
+  mark: str = "choice"
+  least: float = 0.0
+  most: float = math.inf
+  whole: bool = False
+
+  def __post_init__(self) -> None:
+    if self.mark not in MARKS:
+      raise ValueError(f"mark={self.mark!r} must be one of {', '.join(MARKS)}")
+    if not self.least <= self.low <= self.value <= self.high <= self.most:
+      raise ValueError(
+        f"{self.meaning}: {self.least:g} <= low={self.low:g} <= "
+        f"value={self.value:g} <= high={self.high:g} <= {self.most:g} must hold"
+      )
 
 _PAPER = "arXiv 2407.12819, its abstract and overviews of it"
 _HOURS = sites.INTERRUPTED_GPUS * sites.INTERRUPTED_HOURS
@@ -13,33 +56,25 @@ _GB200 = sites.RACKS["gb200"]
 _LIQUID, _LIQUID_SOURCE = sites.COOLING["liquid"]
 
 
-def _knob(
-  value: float, low: float, high: float, unit: str, meaning: str,
-  source: str = "ours", mark: str = "choice", *, most: float = math.inf,
-  least: float = 0.0, whole: bool = False,
-) -> Quantity:
-  return Quantity(
-    value, low, high, unit, meaning, source, mark, least, most, whole
-  )
-
-
 def _rack(
   key: str, low: float, high: float, unit: str, meaning: str, **bounds: float
 ) -> Quantity:
   """Returns a knob that a rack sets; as it is for a GB200's."""
   value = _GB200.flops["bf16"] if key == "peak" else getattr(_GB200, key)
-  return _knob(value, low, high, unit, meaning, *_GB200.sources[key], **bounds)
+  return Quantity(
+    value, low, high, unit, meaning, *_GB200.sources[key], **bounds
+  )
 
 
 KNOBS: dict[str, Quantity] = {
-  "budget": _knob(
+  "budget": Quantity(
     100e9, 80e9, 120e9, "$", "budget", f"{_PAPER}; range: ours", "paper"),
-  "accelerators": _knob(
+  "accelerators": Quantity(
     1_677_600, 1, 2e6, "", "accelerators", f"72 in 23,300 racks, {_PAPER}",
     "derived", least=1, whole=True),
-  "days_allowed": _knob(
+  "days_allowed": Quantity(
     365, 90, 540, "days", "days that training may take", least=1),
-  "compute_share": _knob(
+  "compute_share": Quantity(
     0.7, 0.6, 0.8, "", "share of the budget for racks",
     f"{_PAPER}; range: ours", "paper", most=1),
   "rack_price": _rack("rack_price", 2.5e6, 4e6, "$", "price of a rack"),
@@ -48,35 +83,35 @@ KNOBS: dict[str, Quantity] = {
   "rack_w": _rack("rack_w", 115e3, 132e3, "W", "power of a rack as sold"),
   "overhead": _rack(
     "overhead", 1.05, 1.35, "", "IT power over that of racks as sold", least=1),
-  "pue": _knob(
+  "pue": Quantity(
     _LIQUID, 1.1, 1.31, "", "total power over IT power", *_LIQUID_SOURCE,
     least=1),
-  "site_w": _knob(2.4e9, 1e9, 3e9, "W", "power of a site"),
-  "energy_price": _knob(50, 30, 90, "$/MWh", "price of energy"),
+  "site_w": Quantity(2.4e9, 1e9, 3e9, "W", "power of a site"),
+  "energy_price": Quantity(50, 30, 90, "$/MWh", "price of energy"),
   "peak": _rack("peak", 2.5e15, 2.5e15, "FLOP/s", "peak of an accelerator"),
-  "utilisation": _knob(
+  "utilisation": Quantity(
     0.4, 0.3, 0.5, "", "share of the peak that a step reaches", most=1),
-  "availability": _knob(
+  "availability": Quantity(
     1, 0.95, 1, "", "share of the accelerators that work", most=1),
   "memory_bytes": _rack(
     "memory_bytes", 180e9, 192e9, "B", "memory of an accelerator"),
-  "fill": _knob(
+  "fill": Quantity(
     0.5, 0.3, 0.7, "", "share of the memory for state", most=1),
-  "parameters": _knob(
+  "parameters": Quantity(
     50e12, 25e12, 100e12, "", "parameters", _PAPER, "paper", least=1),
-  "active_share": _knob(
+  "active_share": Quantity(
     1, 0.05, 1, "", "share of the parameters that a token uses", most=1),
-  "tokens_per_parameter": _knob(
+  "tokens_per_parameter": Quantity(
     20, 5, 40, "", "tokens per active parameter", "arXiv 2203.15556",
     "unverified"),
-  "state_bytes": _knob(16, 12, 18, "B", "training state of a parameter"),
-  "batch_tokens": _knob(60e6, 16e6, 120e6, "", "tokens of a step", least=1),
-  "microbatch_tokens": _knob(
+  "state_bytes": Quantity(16, 12, 18, "B", "training state of a parameter"),
+  "batch_tokens": Quantity(60e6, 16e6, 120e6, "", "tokens of a step", least=1),
+  "microbatch_tokens": Quantity(
     8192, 4096, 16384, "", "tokens of a microbatch", least=1, whole=True),
-  "layers": _knob(
+  "layers": Quantity(
     120, 100, 240, "", "layers of the model", least=1, whole=True),
-  "chunks": _knob(1, 1, 4, "", "chunks of a stage", least=1, whole=True),
-  "step_share": _knob(
+  "chunks": Quantity(1, 1, 4, "", "chunks of a stage", least=1, whole=True),
+  "step_share": Quantity(
     1, 0.2, 1, "", "share of a step in which a message may travel", most=1),
   "scale_up_bits": _rack(
     "scale_up_bits", 7.2e12, 7.2e12, "bit/s",
@@ -84,30 +119,30 @@ KNOBS: dict[str, Quantity] = {
   "scale_out_bits": _rack(
     "scale_out_bits", 400e9, 800e9, "bit/s",
     "rate of an accelerator to other racks, each way"),
-  "radix": _knob(
+  "radix": Quantity(
     128, 64, 512, "", "ports of a switch", least=4, whole=True),
-  "gradient_bits": _knob(
+  "gradient_bits": Quantity(
     16, 4, 32, "bit", "bits of a parameter between sites"),
-  "sync_every": _knob(
+  "sync_every": Quantity(
     1, 1, 500, "", "steps between exchanges of sites", least=1, whole=True),
-  "distance_km": _knob(
+  "distance_km": Quantity(
     4000, 100, 5000, "km", "distance between sites", "coast to coast"),
-  "detour": _knob(
+  "detour": Quantity(
     1.5, 1, 2, "", "length of the fibre over the distance",
     "1.5: 60 ms from coast to coast, recalled", "unverified", least=1),
-  "mtbf_h": _knob(
+  "mtbf_h": Quantity(
     _HOURS / sum(sites.INTERRUPTIONS.values()), 25_000, 100_000, "h",
     "hours between failures of one accelerator and its share of the rest",
     f"{sites.INTERRUPTIONS_SOURCE}; range: ours", "reported"),
-  "network_mtbf_h": _knob(
+  "network_mtbf_h": Quantity(
     _HOURS / _NETWORK, 250_000, 1e6, "h",
     "hours between failures of one accelerator's links",
     f"{sites.INTERRUPTIONS_SOURCE}; range: ours", "reported"),
-  "save_rate": _knob(
+  "save_rate": Quantity(
     5e9, 6e6, 50e9, "B/s", "rate at which an accelerator copies its state",
     "a tenth of its link, to a neighbour's memory; 6e6: storage of 10 TB/s"),
-  "restart_s": _knob(60, 10, 600, "s", "time to go on after a failure"),
-  "repair_h": _knob(24, 4, 72, "h", "time until what has failed is back"),
+  "restart_s": Quantity(60, 10, 600, "s", "time to go on after a failure"),
+  "repair_h": Quantity(24, 4, 72, "h", "time until what has failed is back"),
 }
 
 # Knobs that somebody decides; the others are as the world is.

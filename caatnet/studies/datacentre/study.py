@@ -59,16 +59,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     places = _places(config["sites"])
     values, sources = _chosen(config)
   pod = _pod(config["pod"])
-  if pod is not None:
-    values["utilisation"] = pod["utilisation"]
-    sources["utilisation"] = (
-      f"parallel/planner, for {pod['parameters']:.3g} parameters on "
-      f"{pod['devices']} devices of {pod['cluster']}", "choice"
-    )
-  own = _own(config)
-  values |= own | {"site_w": max(places.values())}
-  sources |= dict.fromkeys(own, ("this config", "choice"))
-  sources["site_w"] = ("config.sites", "choice")
+  _set(config, pod, places, values, sources)
   with naming("config.knobs", KNOBS):
     found = closed_forms.plan(values, given)
     used, left = closed_forms.fill(found["facility_w"], places)
@@ -161,6 +152,24 @@ def _chosen(
   values = knobs.of_rack(kind, precision) | knobs.of_cooling(cooling)
   sources = dict(sites.RACKS[kind].sources) | {"pue": sites.COOLING[cooling][1]}
   return values, sources
+
+
+def _set(
+  config: Mapping[str, Any], pod: Mapping[str, Any] | None,
+  places: Mapping[str, float], values: dict[str, float],
+  sources: dict[str, sites.Source],
+) -> None:
+  """Sets the knobs of the pod, of the config itself and of the sites."""
+  if pod is not None:
+    values["utilisation"] = pod["utilisation"]
+    sources["utilisation"] = (
+      f"parallel/planner, for {pod['parameters']:.3g} parameters on "
+      f"{pod['devices']} devices of {pod['cluster']}", "choice"
+    )
+  own = _own(config)
+  values |= own | {"site_w": max(places.values())}
+  sources |= dict.fromkeys(own, ("this config", "choice"))
+  sources["site_w"] = ("config.sites", "choice")
 
 
 def _own(config: Mapping[str, Any]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from typing import Any
 from caatnet.checks import naming
 from caatnet.studies.published import models
 from parallel import workload
+from parallel.checks import known
 from parallel.hardware import cluster_files
 from parallel.planner import latency, memory, plan, second_pass
 from parallel.planner.latency import Timing
@@ -142,11 +143,7 @@ def _asked(text: str, best: Configuration) -> Configuration:
     key, _, value = part.removeprefix("--").removeprefix("config.").partition(
       "="
     )
-    if key not in KEYS:
-      raise ValueError(
-        f"config.planner.why_not={text!r}: {key!r} must be one of "
-        f"{', '.join(KEYS)}"
-      )
+    known(f"config.planner.why_not={text!r}: ", key, KEYS)
     kind = type(getattr(best, KEYS[key]))
     if kind is bool:
       changes[KEYS[key]] = value in ("True", "true", "1")

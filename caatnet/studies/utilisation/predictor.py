@@ -20,11 +20,10 @@ per second.
 
 from collections.abc import Sequence
 import dataclasses
-import math
 
 import numpy as np
 
-from parallel.checks import at_least, positive
+from parallel.checks import at_least, not_negative, positive
 from parallel.outer.fragment_plan import FragmentTimes
 
 FORWARD = "forward"
@@ -260,8 +259,7 @@ def simulate(
   positive("volume_factor", volume_factor)
   if not np.all(bandwidth > 0):
     raise ValueError(f"bandwidth={bandwidth.min():g} must be positive")
-  if not 0 <= latency_s < math.inf:
-    raise ValueError(f"latency_s={latency_s:g} must be at least 0")
+  not_negative("latency_s", latency_s)
   num_layers, period = model.num_layers, method.sync_every
   layer_bits = volume_factor * method.bits * model.parameters / num_layers
   run = _Run(model, method, layer_bits / bandwidth, latency_s)

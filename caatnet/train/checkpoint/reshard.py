@@ -110,11 +110,7 @@ def _whole_sharding(
   Replicated on all devices, whole parameters of a large model would not fit. So
   it is cut over all data-parallel devices along the first dim of its tensor
   that their number divides, and over stages where these cut it, if they can.
-
-  Args:
-    program: The model on a mesh.
-    lead: The spec of the dims before the parameter's.
-    leaf: The parameter.
+  ``lead`` is the spec of the dims before the parameter's.
   """
   layout, p = program.layout, leaf.parameter
   cut: list[Any] = [*p.spec, *[None] * len(leaf.shape)][: len(leaf.shape)]

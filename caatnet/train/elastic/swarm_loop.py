@@ -9,7 +9,7 @@ what most workers have of the newest revision is where it goes on, and a worker
 that has just that goes on from its own parameters, too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
@@ -106,10 +106,11 @@ def place_in(
   settings = Settings(
     alone_s=options.alone_s, lanes=options.lanes, checked=options.checksums,
     samples=programs.num_samples, rounds=programs.num_rounds(steps),
+    listen=place.listen, advertise=place.advertise,
   )
   return Swarm(
     place.coordinator, place.security, shared, revision=revision,
-    settings=settings, listen=place.listen, advertise=place.advertise, say=say,
+    settings=settings, say=say,
   )
 
 
@@ -155,16 +156,6 @@ def train(
     raise ValueError(f"{error}; the same command goes on") from error
   except Finished:  # it has said so
     return loop.TrainResult(0, False, None, {}, None, [])
-
-
-class _Position:
-  """Stands for the position in the data, which the swarm knows."""
-
-  def get_state(self) -> dict[str, Any]:
-    return {}
-
-  def set_state(self, state: Mapping[str, Any]) -> None:
-    del state
 
 
 class Run(loop.Run):

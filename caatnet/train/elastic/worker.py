@@ -280,14 +280,7 @@ class Peer:
   def _state_after(
     self, event: Event, until: int, outer: Any, params: Any
   ) -> tuple[Any, Any]:
-    """Returns state and parameters before a step, without any training.
-
-    Args:
-      event: After which the state is.
-      until: The step.
-      outer: The outer loop's state.
-      params: The worker's parameters.
-    """
+    """Returns state and parameters after an event and before step ``until``."""
     plan = self._programs.experiment.outer.plan
     for step in range(event.step + (event.hook != "begin"), until):
       if "finish" in self._programs.speaks(plan(step)):

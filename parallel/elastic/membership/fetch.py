@@ -37,6 +37,8 @@ LOG = logging.getLogger(__name__)
 _ASK = struct.Struct("!BH")  # 0: the manifest, 1: a chunk; bytes of a name
 _MANIFEST, _CHUNK = 0, 1
 _DEPTH = 4  # requests under way to a holder
+_MOST_BYTES = 1 << 40  # of a state
+_NOTHING: tuple[State, states.Manifest] = {}, {}
 
 
 class Unavailable(ConnectionError):
@@ -132,9 +134,8 @@ class Fetch:
 
   def __init__(
     self, me: Id, epoch: int, digest: Digest, holders: Mapping[Id, Address],
-    security: Security, *, have: State | None = None,
-    have_manifest: states.Manifest | None = None,
-    most_bytes: int = 1 << 40, limit_s: float = 10.0,
+    security: Security, *,
+    have: tuple[State, states.Manifest] = _NOTHING, limit_s: float = 10.0,
   ) -> None:
     """Says what is to be fetched.
 
@@ -144,17 +145,14 @@ class Fetch:
       digest: Of the state.
       holders: Who has it, and where they listen.
       security: What connections are protected by.
-      have: What this peer has, whose chunks are used where they are alike;
-        their hashes are made again, since memory may have gone bad, or have
-        been got only in part (`partial`).
-      have_manifest: Its manifest.
-      most_bytes: What the state may take, at most.
+      have: What this peer has, and its manifest. Its chunks are used where
+        they are alike; their hashes are made again, since memory may have gone
+        bad, or have been got only in part (`partial`).
       limit_s: Seconds in which a holder must answer a request.
     """
     self._digest, self._holders = digest, dict(holders)
     self._me, self._epoch, self._security = me, epoch, security
-    self._have, self._ours = have or {}, have_manifest or {}
-    self._most_bytes, self._limit_s = most_bytes, limit_s
+    (self._have, self._ours), self._limit_s = have, limit_s
     self._scope = Scope()
     self._lock = threading.Condition()
     self._entries: dict[str, Entry] | None = None
@@ -241,7 +239,7 @@ class Fetch:
       raise ConnectionError("has another revision, or too many ask")
     if hashlib.sha256(data).hexdigest() != self._digest:
       raise FrameError("sends a manifest with another digest")
-    entries = states.decode(bytes(data), self._most_bytes)
+    entries = states.decode(bytes(data), _MOST_BYTES)
     with self._lock:
       if self._entries is not None:
         return

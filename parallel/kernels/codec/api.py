@@ -61,44 +61,28 @@ class Kernels(Protocol):
     """
     ...
 
-  def mean(
-    self, encoded: Encoded, codec: Codec, weights: jax.Array | None = None,
-    divide: bool = True, interpret: bool = False,
-  ) -> jax.Array:
-    """Returns the mean or the sum of M encoded arrays.
+  def over_senders(
+    self, encoded: Encoded, others: Sequence[jax.Array], codec: Codec,
+    outer: OuterStep | None, weights: jax.Array | None, divide: bool,
+    interpret: bool,
+  ) -> list[jax.Array]:
+    """Averages or adds M encoded arrays, or takes DiLoCo's outer step with it.
 
     Args:
       encoded: Payload uint8 ``[M, rows, n bits / 8]`` and scales float32
         ``[M, rows, n / block]``.
+      others: The outer parameters and the momentum, float32 ``[rows, n]``;
+        empty without an outer step.
       codec: The codec that encoded.
+      outer: Learning rate and decay of the outer step, which is taken with the
+        mean; None for the mean itself.
       weights: float32 ``[M]``; None for equal weights.
-      divide: Whether the result is a mean; False for a sum.
+      divide: Whether to average; False for a sum.
       interpret: Whether to run in the interpreter, on any machine.
 
     Returns:
+      The mean or the sum; or the new parameters and the new momentum. Each is
       float32, ``rows n`` elements in their order.
-    """
-    ...
-
-  def nesterov(
-    self, encoded: Encoded, params: jax.Array, momentum: jax.Array,
-    codec: Codec, outer: OuterStep, weights: jax.Array | None = None,
-    interpret: bool = False,
-  ) -> tuple[jax.Array, jax.Array]:
-    """Takes DiLoCo's outer step with the mean of encoded outer gradients.
-
-    Args:
-      encoded: As for `mean`.
-      params: The outer parameters, float32 ``[rows, n]``.
-      momentum: float32 ``[rows, n]``.
-      codec: The codec that encoded.
-      outer: Learning rate and decay.
-      weights: float32 ``[M]``; None for equal weights.
-      interpret: Whether to run in the interpreter, on any machine.
-
-    Returns:
-      The new parameters and the new momentum, float32, ``rows n`` elements each
-      in their order.
     """
     ...
 
@@ -326,9 +310,9 @@ def nesterov(
   chosen = choice(params.shape, codec, implementation, senders=senders)
   if chosen.name == "reference":
     return reference.nesterov(encoded, params, momentum, codec, outer, weights)
-  rows = KERNELS[chosen.kind].nesterov(
-    _rows_of(encoded), _to_rows(params, codec), _to_rows(momentum, codec),
-    codec, outer, weights, chosen.interpret,
+  others = [_to_rows(x, codec) for x in (params, momentum)]
+  rows = KERNELS[chosen.kind].over_senders(
+    _rows_of(encoded), others, codec, outer, weights, True, chosen.interpret
   )
   new, momentum = (_from_rows(x, params.shape) for x in rows)
   return new, momentum
@@ -349,8 +333,8 @@ def _over_senders(
   chosen = choice(shape, codec, implementation, senders=senders)
   if chosen.name == "reference":
     return specification()
-  rows = KERNELS[chosen.kind].mean(
-    _rows_of(encoded), codec, weights, divide, chosen.interpret
+  (rows,) = KERNELS[chosen.kind].over_senders(
+    _rows_of(encoded), (), codec, None, weights, divide, chosen.interpret
   )
   return _from_rows(rows, shape)
 

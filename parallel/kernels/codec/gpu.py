@@ -186,57 +186,16 @@ def _encode(*refs, codec, tile, draws, num, feedback):
   pltriton.store(payload_ref.at[where], packed.astype(jnp.uint8), mask=mask)
 
 
-def mean(
+def over_senders(
   encoded: Encoded,
+  others: Sequence[jax.Array],
   codec: Codec,
-  weights: jax.Array | None = None,
-  divide: bool = True,
-  interpret: bool = False,
-) -> jax.Array:
-  """Returns a mean or a sum of encoded arrays: `api.Kernels.mean`."""
-  (out,) = _over_senders(
-    _mean, encoded, (), codec, weights, "codec_mean", interpret, divide
-  )
-  return out
-
-
-def nesterov(
-  encoded: Encoded,
-  params: jax.Array,
-  momentum: jax.Array,
-  codec: Codec,
-  outer: OuterStep,
-  weights: jax.Array | None = None,
-  interpret: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-  """Takes an outer step: `api.Kernels.nesterov`."""
-  kernel = functools.partial(_nesterov, outer=outer)
-  new, momentum = _over_senders(
-    kernel, encoded, (params, momentum), codec, weights, "codec_nesterov",
-    interpret,
-  )
-  return new, momentum
-
-
-def _over_senders(
-  kernel: Any,
-  encoded: Encoded,
-  others: tuple[jax.Array, ...],
-  codec: Codec,
+  outer: OuterStep | None,
   weights: jax.Array | None,
-  name: str,
+  divide: bool,
   interpret: bool,
-  divide: bool = True,
 ) -> list[jax.Array]:
-  """Runs a kernel that sums over senders.
-
-  ``kernel`` is `_mean` or `_nesterov`, to be given ``means``, which computes
-  the means of a tile. There is a result for each of ``others``, or one without
-  any.
-
-  Returns:
-    The results, float32 ``[blocks, block]`` each.
-  """
+  """Averages, or takes an outer step: `api.Kernels.over_senders`."""
   payload, scales = encoded
   senders, results = scales.shape[0], max(1, len(others))
   scales = scales.reshape(senders, -1)
@@ -250,6 +209,9 @@ def _over_senders(
   means = functools.partial(
     _means, codec=codec, tile=tile, use_weights=weights is not None
   )
+  name, kernel = "codec_mean", _mean
+  if outer is not None:
+    name, kernel = "codec_nesterov", functools.partial(_nesterov, outer=outer)
   return pl.pallas_call(
     functools.partial(kernel, means=means),
     out_shape=[

@@ -19,7 +19,6 @@ whole blocks; M = encoded arrays (senders).
 
 from collections.abc import Callable, Sequence
 import functools
-from typing import Any
 
 import jax
 from jax import lax
@@ -230,57 +229,16 @@ def _encode(*refs, codec, draws, num, feedback):
   _each_group(scale_ref.shape[0], work)
 
 
-def mean(
+def over_senders(
   encoded: Encoded,
+  others: Sequence[jax.Array],
   codec: Codec,
-  weights: jax.Array | None = None,
-  divide: bool = True,
-  interpret: bool = False,
-) -> jax.Array:
-  """Returns a mean or a sum of encoded arrays: `api.Kernels.mean`."""
-  (out,) = _over_senders(
-    functools.partial(_mean, codec=codec), encoded, (), codec, weights,
-    "codec_mean", interpret, divide,
-  )
-  return out
-
-
-def nesterov(
-  encoded: Encoded,
-  params: jax.Array,
-  momentum: jax.Array,
-  codec: Codec,
-  outer: OuterStep,
-  weights: jax.Array | None = None,
-  interpret: bool = False,
-) -> tuple[jax.Array, jax.Array]:
-  """Takes an outer step: `api.Kernels.nesterov`."""
-  kernel = functools.partial(_nesterov, codec=codec, outer=outer)
-  new, momentum = _over_senders(
-    kernel, encoded, (params, momentum), codec, weights, "codec_nesterov",
-    interpret,
-  )
-  return new, momentum
-
-
-def _over_senders(
-  kernel: Any,
-  encoded: Encoded,
-  others: tuple[jax.Array, ...],
-  codec: Codec,
+  outer: OuterStep | None,
   weights: jax.Array | None,
-  name: str,
+  divide: bool,
   interpret: bool,
-  divide: bool = True,
 ) -> list[jax.Array]:
-  """Runs a kernel that sums over senders.
-
-  ``kernel`` is `_mean` or `_nesterov`. There is a result for each of
-  ``others``, float32 ``[rows, n]``, one without any.
-
-  Returns:
-    The results, float32, ``rows n`` elements each.
-  """
+  """Averages, or takes an outer step: `api.Kernels.over_senders`."""
   payload, scales = encoded
   (senders, rows, across), results = scales.shape, max(1, len(others))
   arrays = len(others) + results
@@ -298,8 +256,11 @@ def _over_senders(
   operands = calls.same_axes(
     numbers, payload, scales, *(x.reshape(tiles.shape) for x in others)
   )
+  name, kernel = "codec_mean", _mean
+  if outer is not None:
+    name, kernel = "codec_nesterov", functools.partial(_nesterov, outer=outer)
   return calls.tpu_call(
-    functools.partial(kernel, use_weights=weights is not None),
+    functools.partial(kernel, codec=codec, use_weights=weights is not None),
     "parallel", "parallel",
     grid=tiles.grid,
     in_specs=[

@@ -31,7 +31,7 @@ from typing import Literal
 
 import numpy as np
 
-from parallel.checks import at_least
+from parallel.checks import at_least, known
 from parallel.schedules import growth
 from parallel.schedules.optimal.cut_bound import (
   CutBound,
@@ -273,8 +273,7 @@ def _check_effects(
   trees: str, given: Mapping[str, tuple[str, bool]]
 ) -> None:
   """Refuses options that are given and belong to the other kind of trees."""
-  if trees not in ("packed", "grown"):
-    raise ValueError(f"trees={trees!r} must be one of packed, grown")
+  known("trees=", trees, ("packed", "grown"))
   for key, (needed, is_given) in given.items():
     if is_given and trees != needed:
       raise ValueError(f"{key} has no effect on trees={trees!r}")

@@ -11,6 +11,12 @@ import pytest
 from caatnet.data import sources
 
 
+def load_corpus(path, validation_percent, validation_path=""):
+  return sources.joined(
+    sources.load_documents(path, validation_percent, validation_path)
+  )
+
+
 def _documents(text: np.ndarray) -> list[bytes]:
   return text.tobytes().split(sources.SEPARATOR)
 
@@ -30,7 +36,7 @@ def _write_jsonl(file: pathlib.Path, texts: list[str]) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def stdlib() -> sources.Corpus:
-  return sources.load_corpus("", 5.0)
+  return load_corpus("", 5.0)
 
 
 def test_stdlib_is_large_source_text_without_tests(stdlib):
@@ -54,14 +60,14 @@ def test_stdlib_split_is_disjoint(stdlib):
 
 
 def test_stdlib_reads_the_same_again(stdlib):
-  again = sources.load_corpus("", 5.0)
+  again = load_corpus("", 5.0)
   assert again.sha256 == stdlib.sha256
   np.testing.assert_array_equal(again.train, stdlib.train)
   np.testing.assert_array_equal(again.validation, stdlib.validation)
 
 
 def test_folder_split_is_a_partition_that_keeps_copies_together(tmp_path):
-  corpus = sources.load_corpus(str(_write_folder(tmp_path)), 40.0)
+  corpus = load_corpus(str(_write_folder(tmp_path)), 40.0)
   train, validation = _documents(corpus.train), _documents(corpus.validation)
   assert not set(train) & set(validation)
   expected = [b"document %d\n" % (i // 2) for i in range(60)]
@@ -75,7 +81,7 @@ def test_documents_follow_their_paths(tmp_path):
   for name, text in texts.items():
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
-  corpus = sources.load_corpus(str(tmp_path), 50.0)
+  corpus = load_corpus(str(tmp_path), 50.0)
   train, validation = _documents(corpus.train), _documents(corpus.validation)
   assert sorted(train + validation) == [b"1", b"2", b"3"]
   assert train == sorted(train)
@@ -84,8 +90,8 @@ def test_documents_follow_their_paths(tmp_path):
 
 def test_more_percent_only_moves_documents_to_validation(tmp_path):
   folder = str(_write_folder(tmp_path))
-  few = sources.load_corpus(folder, 20.0)
-  many = sources.load_corpus(folder, 60.0)
+  few = load_corpus(folder, 20.0)
+  many = load_corpus(folder, 60.0)
   assert set(_documents(few.validation)) < set(_documents(many.validation))
 
 
@@ -93,7 +99,7 @@ def test_more_percent_only_moves_documents_to_validation(tmp_path):
 def test_percent_is_the_expected_share(tmp_path, percent):
   texts = [f"document {i}" for i in range(4000)]
   file = _write_jsonl(tmp_path / "x.jsonl", texts)
-  corpus = sources.load_corpus(str(file), percent)
+  corpus = load_corpus(str(file), percent)
   # The standard deviation of the share is at most 0.8 percent.
   assert abs(corpus.num_validation_documents / 40 - percent) < 3
 
@@ -101,19 +107,19 @@ def test_percent_is_the_expected_share(tmp_path, percent):
 @pytest.mark.parametrize("change", ["content", "name"])
 def test_sha256_follows_names_and_contents(tmp_path, change):
   folder = _write_folder(tmp_path)
-  before = sources.load_corpus(str(folder), 50.0)
+  before = load_corpus(str(folder), 50.0)
   file = folder / "0" / "0.txt"
   if change == "content":
     file.write_text("other\n")
   else:
     file.rename(file.with_name("00.txt"))
-  assert sources.load_corpus(str(folder), 50.0).sha256 != before.sha256
+  assert load_corpus(str(folder), 50.0).sha256 != before.sha256
 
 
 def test_lone_text_is_cut_at_line_ends(tmp_path):
   text = "".join(f"line {i}\n" for i in range(40_000))
   (tmp_path / "x.txt").write_text(text)
-  corpus = sources.load_corpus(str(tmp_path / "x.txt"), 30.0)
+  corpus = load_corpus(str(tmp_path / "x.txt"), 30.0)
   pieces = _documents(corpus.train) + _documents(corpus.validation)
   assert all(x.endswith(b"\n") for x in pieces)
   assert max(map(len, pieces)) <= sources.PIECE_SIZE_BYTES
@@ -124,7 +130,7 @@ def test_lone_text_is_cut_at_line_ends(tmp_path):
 def test_long_lines_are_cut_between_characters(tmp_path):
   text = "a" + "\u20ac" * 40_000  # 3 bytes each, so that no cut falls right
   (tmp_path / "x.txt").write_text(text, encoding="utf-8")
-  corpus = sources.load_corpus(str(tmp_path / "x.txt"), 50.0)
+  corpus = load_corpus(str(tmp_path / "x.txt"), 50.0)
   pieces = _documents(corpus.train) + _documents(corpus.validation)
   assert sum(len(x.decode("utf-8")) for x in pieces) == len(text)
 
@@ -134,7 +140,7 @@ def test_jsonl_lines_are_documents(tmp_path):
   file = tmp_path / "x.jsonl"
   lines = [json.dumps({"text": x, "id": 1}, ensure_ascii=False) for x in texts]
   file.write_text("\ufeff" + "\n\n".join(lines), encoding="utf-8")
-  corpus = sources.load_corpus(str(file), 50.0)
+  corpus = load_corpus(str(file), 50.0)
   found = _documents(corpus.train) + _documents(corpus.validation)
   assert sorted(found) == sorted(x.encode() for x in texts if x)
 
@@ -142,15 +148,15 @@ def test_jsonl_lines_are_documents(tmp_path):
 def test_suggested_percent_works(tmp_path):
   file = _write_jsonl(tmp_path / "x.jsonl", ["a", "b", "c"])
   with pytest.raises(ValueError, match=r"values above .* work$") as info:
-    sources.load_corpus(str(file), 1e-9)
+    load_corpus(str(file), 1e-9)
   words = str(info.value).split()
   low = float(words[words.index("above") + 1])
   high = float(words[words.index("work") - 1])
   for percent in (1.01 * low, 0.99 * high):
-    sources.load_corpus(str(file), percent)
+    load_corpus(str(file), percent)
   for percent in (0.99 * low, 1.01 * high):
     with pytest.raises(ValueError, match="leaves no"):
-      sources.load_corpus(str(file), percent)
+      load_corpus(str(file), percent)
 
 
 def test_a_validation_text_of_one_s_own_is_not_trained_on(tmp_path):
@@ -159,19 +165,19 @@ def test_a_validation_text_of_one_s_own_is_not_trained_on(tmp_path):
   own.mkdir()
   (own / "a.txt").write_text("document 1\n")
   (own / "b.txt").write_text("another")
-  found = sources.load_corpus(folder, 5.0, str(own))
+  found = load_corpus(folder, 5.0, str(own))
   assert _documents(found.validation) == [b"document 1\n", b"another"]
   assert set(_documents(found.train)) == {
     b"document 0\n", b"document 2\n", b"document 3\n"
   }
   assert found.num_train_documents == 6
   (own / "b.txt").write_text("one more")
-  assert sources.load_corpus(folder, 5.0, str(own)).sha256 != found.sha256
+  assert load_corpus(folder, 5.0, str(own)).sha256 != found.sha256
   with pytest.raises(ValueError, match=r"validation_path=.* has all doc"):
-    sources.load_corpus(str(own), 5.0, str(own))
+    load_corpus(str(own), 5.0, str(own))
   (own / "c.txt").write_bytes(b"\0")
   with pytest.raises(ValueError, match=r"^config.data.validation_path: .*NUL"):
-    sources.load_corpus(folder, 5.0, str(own))
+    load_corpus(folder, 5.0, str(own))
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
@@ -180,7 +186,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
   os.mkfifo(tmp_path / "b.txt")
   for path in (tmp_path, tmp_path / "b.txt"):
     with pytest.raises(ValueError, match=r"b\.txt"):
-      sources.load_corpus(str(path), 5.0)
+      load_corpus(str(path), 5.0)
 
 
 # Each row: files to write, the path to load, the percentage, what the error
@@ -259,7 +265,7 @@ def test_mistakes_get_one_line_that_names_the_key(tmp_path, mistake):
       file.parent.mkdir(exist_ok=True)
       file.write_bytes(content)
   with pytest.raises(ValueError, match=message) as info:
-    sources.load_corpus(str(tmp_path / path) if path else "", percent)
+    load_corpus(str(tmp_path / path) if path else "", percent)
   assert "config.data." in str(info.value)
   assert "\n" not in str(info.value)
 
@@ -268,4 +274,4 @@ def test_unreadable_input_is_named(tmp_path):
   (tmp_path / "d").mkdir()
   (tmp_path / "d" / "x.txt").symlink_to(tmp_path / "gone")
   with pytest.raises(ValueError, match=r"data\.path: cannot read .*x\.txt: "):
-    sources.load_corpus(str(tmp_path / "d"), 5.0)
+    load_corpus(str(tmp_path / "d"), 5.0)

@@ -14,8 +14,7 @@ from caatnet.studies.datacentre import (
   uncertainty,
 )
 from caatnet.studies.datacentre.closed_forms import plan
-from caatnet.studies.datacentre.knobs import KNOBS
-from caatnet.studies.datacentre.quantities import Quantity
+from caatnet.studies.datacentre.knobs import KNOBS, Quantity
 from parallel.hardware import sites
 from parallel.pipeline import cost
 from parallel.pipeline.builders import Size

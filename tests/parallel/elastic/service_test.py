@@ -268,7 +268,8 @@ def test_a_peer_that_fetches_more_slowly_than_rounds_come_is_waited_for(
   def quick(relay):
     listen = "127.0.0.1", _free_port()
     relay.target = listen
-    with joined(listen=listen, advertise=relay.address) as swarm:
+    settings = Settings(listen=listen, advertise=relay.address)
+    with joined(settings=settings) as swarm:
       while not ended.wait(0.1):
         swarm.give(b"", _grow)
 

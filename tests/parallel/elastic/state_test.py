@@ -39,11 +39,11 @@ def serve(listener, state, wrap=lambda server: server._serve):
 
 
 def fetch(there, holders, wanted, have=None, **options):
-  entries = states.manifest(have) if have else None
+  have = have or {}
   return Fetch(
     "p3", 3, states.digest(states.manifest(wanted)),
-    {h: there[h].address for h in holders}, SECURITY, have=have,
-    have_manifest=entries, **options,
+    {h: there[h].address for h in holders}, SECURITY,
+    have=(have, states.manifest(have)), **options,
   )
 
 
@@ -99,10 +99,10 @@ def test_what_a_fetch_has_got_is_not_asked_for_again():
       first.result()
     assert first.received_bytes > 0
     server = serve(there["p1"], wanted)
-    have, entries = first.partial
+    _, entries = first.partial
     second = Fetch(
       "p3", 3, states.digest(entries), {"p1": there["p1"].address}, SECURITY,
-      have=have, have_manifest=entries,
+      have=first.partial,
     )
     assert same(second.result()[0], wanted)
     size = sum(entry.size for entry in entries.values())

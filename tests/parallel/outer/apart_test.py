@@ -29,11 +29,11 @@ def _says(axis, weights):
   """Says four things, each of which depends on the one before."""
   def run(args):
     x = args["x"]  # [1, n], cut over the tensor axis
-    mean = quantize.coded_mean(
+    mean, _ = quantize.coded_mean(
       x, axis, Wire("int8", 4), weights=jnp.asarray(weights)
     )
     x = x - mean
-    plain = quantize.coded_mean(x, axis, weights=jnp.asarray(weights))
+    plain, _ = quantize.coded_mean(x, axis, weights=jnp.asarray(weights))
     ranks = all_gather(ranks_here(axis)[:, None].astype("float32"), axis)
     norm = jax.lax.psum(jnp.sum(jnp.square(x), axis=1), "tensor")
     norms = all_gather(norm[:, None], axis)
