@@ -10,6 +10,7 @@ all with what there is, and code 130. How fast it went is on stderr.
 
 from absl import flags
 
+from caatnet.inference.filters import FILTERS
 from launch import options
 
 FLAGS = flags.FLAGS
@@ -23,15 +24,13 @@ flags.DEFINE_string(
 )
 flags.DEFINE_integer("max_tokens", 256, "Tokens to draw for each prompt.")
 flags.DEFINE_float("temperature", 0.0, "0 takes the most probable token.")
-flags.DEFINE_integer("top_k", 0, "Draw from the k most probable; 0: all.")
-flags.DEFINE_float("top_p", 1.0, "Draw from the fewest that have this share.")
-flags.DEFINE_float("min_p", 0.0, "Draw from what has this share of the best's.")
+for _name, _row in FILTERS.items():
+  _type = "integer" if _row.kind is int else "float"
+  getattr(flags, f"DEFINE_{_type}")(_name, _row.neutral, _row.help)
 flags.DEFINE_integer("seed", 0, "Of the first prompt; the next has one more.")
 flags.DEFINE_multi_string("stop", [], "Text that ends it. May be repeated.")
 flags.DEFINE_bool("logprobs", False, "Show each token's log-probability.")
 flags.DEFINE_bool("chat", False, "Prompts are messages to an assistant.")
-
-_DRAWING = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 
 def main() -> int:
@@ -44,15 +43,15 @@ def main() -> int:
 
   texts = prompts.read(FLAGS.prompt, FLAGS.prompt_file)
   tokens = tokenizer.load(FLAGS.workdir)
-  with naming("--", ("max_tokens", "stop", *_DRAWING), ""):
+  drawing = {name: FLAGS[name].value for name in FILTERS}
+  drawing["temperature"] = FLAGS.temperature
+  with naming("--", ("max_tokens", "stop", "seed", *drawing), ""):
     ends = stops.Stops(
       FLAGS.max_tokens, frozenset(tokens.stop_ids), tuple(FLAGS.stop)
     )
     asked = [
-      requests.Request(
-        requests.encoded(text, tokens, FLAGS.chat), ends, FLAGS.temperature,
-        FLAGS.top_k, FLAGS.top_p, FLAGS.min_p, FLAGS.seed + number,
-      )
+      requests.Request(requests.encoded(text, tokens, FLAGS.chat), ends,
+                       seed=FLAGS.seed + number, **drawing)
       for number, text in enumerate(texts)
     ]
   made, params, _ = inference.from_folder(

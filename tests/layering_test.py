@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from caatnet.inference.filters import FILTERS
+
 ROOT = pathlib.Path(__file__).parents[1]
 OURS = ("parallel", "caatnet", "configs", "launch")
 
@@ -435,12 +437,15 @@ def test_options_start_without_jax():
 
 
 def test_a_flag_is_defined_once():
-  names = []
+  """Those of filters, in ``launch.generate``, are defined by a loop."""
+  names, filters = [], list(FILTERS)
   for path in (ROOT / "launch").rglob("*.py"):
     for node in ast.walk(ast.parse(path.read_text())):
       if isinstance(node, ast.Call) and "DEFINE_" in ast.unparse(node.func):
-        names.append(ast.literal_eval(node.args[0]))
-  assert "config" in names
+        names += filters if "_row" in ast.unparse(node) else [
+          ast.literal_eval(node.args[0])
+        ]
+  assert {"config", "top_p"} < set(names)
   assert len(names) == len(set(names)), sorted(names)
 
 

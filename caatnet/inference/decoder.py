@@ -108,7 +108,7 @@ class Decoder:
     Args:
       batch: Arrays ``[D, ...]`` of numpy.
       sampling: How to draw, arrays ``[D, S]``.
-      filters: Whether top-k and top-p are looked at; a program of its own.
+      filters: Whether filters that gather logits apply; a program of its own.
 
     Returns:
       The tokens int32 ``[D, S]`` and their log-probabilities float32

@@ -6,32 +6,25 @@ import dataclasses
 import numpy as np
 
 from caatnet.data.tokenizers import Tokenizer
-from caatnet.inference.sampling import Sampling
+from caatnet.inference.filters import FILTERS, Settings
+from caatnet.inference.sampling import DTYPES, GATHERING, Sampling
 from caatnet.inference.stops import Reason, Stops
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class Request(Settings):
   """A prompt, how tokens after it are drawn, and what ends them.
 
   Attributes:
     prompt: The tokens of the prompt, at least one.
     stops: What ends the sequence.
     temperature: Divides the logits; 0 takes the most probable token.
-    top_k: How many of the most probable tokens are kept; 0 for all.
-    top_p: The probability that the kept tokens have together, in (0, 1].
-    min_p: How probable a kept token is at least, in [0, 1], as a share of the
-      most probable token's probability.
     seed: Requests with equal prompts and seeds have equal tokens, in [0, 2^32).
+    NAME: Value of the filter of that name (`caatnet.inference.filters`).
   """
 
   prompt: tuple[int, ...]
   stops: Stops
-  temperature: float = 0.0
-  top_k: int = 0
-  top_p: float = 1.0
-  min_p: float = 0.0
-  seed: int = 0
 
   def __post_init__(self) -> None:
     if not self.prompt:
@@ -39,9 +32,8 @@ class Request:
     for name, fits, bound in (
       ("temperature", 0 <= self.temperature <= np.finfo("f4").max,
        "be at least 0 and finite"),
-      ("top_k", 0 <= self.top_k < 2**31, "be an integer from 0 to 2^31 - 1"),
-      ("top_p", 0 < self.top_p <= 1, "lie in (0, 1]"),
-      ("min_p", 0 <= self.min_p <= 1, "lie in [0, 1]"),
+      *((name, row.fits(getattr(self, name)), row.must)
+        for name, row in FILTERS.items()),
       ("seed", 0 <= self.seed < 2**32, "be an integer from 0 to 2^32 - 1"),
     ):
       if not fits:
@@ -50,7 +42,9 @@ class Request:
   @property
   def filters(self) -> bool:
     """Whether the logits of all ranks must be gathered to draw a token."""
-    return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
+    return self.temperature > 0 and any(
+      FILTERS[name].used(getattr(self, name)) for name in GATHERING
+    )
 
   def check(self, vocab_size: int, context: int) -> None:
     """Checks that a model can take the prompt.
@@ -119,11 +113,7 @@ def stacked(requests: Sequence[Request | None]) -> Sampling:
   """
   idle = Request((0,), Stops(1))
   rows = [request or idle for request in requests]
-  return Sampling(
-    *(
-      np.array([getattr(row, name) for row in rows], dtype)
-      for name, dtype in zip(
-        Sampling._fields, ("u4", "f4", "i4", "f4", "f4"), strict=True
-      )
-    )
-  )
+  return Sampling(*(
+    np.array([getattr(row, name) for row in rows], dtype)
+    for name, dtype in DTYPES.items()
+  ))

@@ -9,66 +9,45 @@ and the logits of its sequence alone: not on the batch, on the slot in it, or on
 how many ranks, lanes and devices share the vocabulary. And each rank finds the
 best of its own tokens, so that a few numbers per sequence cross the axis.
 
-Filters keep the tokens whose logit / temperature reaches a floor. They apply in
-the order of Hugging Face's ``generate``: temperature, top-k, top-p, min-p.
-Tokens with equal logits are kept or left out together, where Hugging Face's
-top-p lets a sort decide.
-
-- top-k keeps the k largest.
-- top-p (Holtzman et al., arXiv 1904.09751) keeps, of what top-k leaves, the
-  fewest largest whose probabilities reach top_p.
-- min-p (Nguyen et al., arXiv 2407.01082) keeps what is at least min_p times as
-  probable as the most probable token. It needs the largest logit only.
-
-For top-k and top-p the logits are gathered. Their floors are found bit by bit,
-by counting or weighing what is above, which XLA:CPU does much faster than it
-sorts.
+Filters (`caatnet.inference.filters`) keep the tokens whose logit / temperature
+reaches a floor. Some need the largest logit only. For others, such as top-k,
+the logits are gathered, and floors are found bit by bit, by counting or
+weighing what is above, which XLA:CPU does much faster than it sorts.
 
 Shape legend: R = lanes on this device, N = ranks, S = sequences, V = vocabulary
 of one rank.
 """
 
 import collections
-from collections.abc import Callable
+import functools
+import operator
 from typing import NamedTuple
 
 import jax
 from jax import lax
 import jax.numpy as jnp
-import numpy as np
 
+from caatnet.inference.filters import FILTERS, Filter, Gathered
+from caatnet.inference.ordering import ordered, ordered_sum, varying_as
 from caatnet.models.protocol import Reduction
 from parallel.axes import Axis
-from parallel.collectives import (
-  all_gather,
-  ranks_here,
-  varying,
-  varying_axes,
-)
+from parallel.collectives import all_gather, ranks_here
 from parallel.kernels.calls import same_axes
 from parallel.kernels.codec import threefry
 
-# The sign bit of a float32, and the first bit that is tried.
-_TOP_BIT = np.uint32(1 << 31)
-
-
-class Sampling(NamedTuple):
-  """How the next token of each sequence is drawn; arrays ``[S]``.
-
-  Attributes:
-    seed: uint32; equal seeds draw equal tokens.
-    temperature: float32, at least 0; 0 takes the most probable token, of
-      several the one with the lowest id.
-    top_k: int32, at least 0; how many tokens are kept, 0 for all.
-    top_p: float32 in (0, 1]; 1 keeps all.
-    min_p: float32 in [0, 1]; 0 keeps all.
-  """
-
-  seed: jax.Array
-  temperature: jax.Array
-  top_k: jax.Array
-  top_p: jax.Array
-  min_p: jax.Array
+# How the next token of each sequence is drawn: an array ``[S]`` for each.
+#   seed: uint32; equal seeds draw equal tokens.
+#   temperature: float32, at least 0; 0 takes the most probable token, and the
+#     lowest id among equals.
+#   NAME: Values of the filter of that name.
+Sampling = NamedTuple(
+  "Sampling",
+  [(name, jax.Array) for name in ("seed", "temperature", *FILTERS)],
+)
+DTYPES = {"seed": "uint32", "temperature": "float32"} | {
+  name: row.dtype for name, row in FILTERS.items()
+}
+GATHERING = tuple(name for name, row in FILTERS.items() if row.gathers)
 
 
 def sample(
@@ -89,8 +68,8 @@ def sample(
     positions: int32 ``[S]``, the position of the token that was read last.
     sampling: How to draw.
     axis: The tensor axis.
-    filters: Whether top_k and top_p are looked at. If no sequence uses them,
-      the result is the same bit for bit, without a gather of the logits.
+    filters: Whether filters that gather the logits apply. If no sequence uses
+      one, the result is the same bit for bit without them.
 
   Returns:
     The tokens, int32 ``[S]``, and their log-probabilities, float32 ``[S]``, in
@@ -105,7 +84,10 @@ def sample(
     shifted = logits - largest[None, :, None]
     sampled = sampling.temperature > 0
     scaled = shifted / jnp.where(sampled, sampling.temperature, 1.0)[:, None]
-    kept = scaled >= jnp.log(sampling.min_p)[:, None]
+    kept = functools.reduce(operator.and_, [
+      scaled >= row.floor(values)[:, None]
+      for row, values in _rows(sampling, gathers=False)
+    ])
     if filters:
       everyone = all_gather(scaled, axis, dim=1)  # [S, N V]
       kept &= _of_ranks_here(_kept(everyone, sampling), axis)
@@ -126,7 +108,7 @@ def sample(
         *(
           lax.bitcast_convert_type(x, jnp.int32)
           for x in (
-            at_best(noisy), at_best(shifted), _sum(jnp.exp(shifted))
+            at_best(noisy), at_best(shifted), ordered_sum(jnp.exp(shifted))
           )
         ),
       ],
@@ -140,7 +122,7 @@ def sample(
     winner = jnp.argmax(noisy, axis=0)[None]  # [1, S]; the first rank of equals
     tokens = jnp.take_along_axis(ids, winner, axis=0)[0]
     chosen = jnp.take_along_axis(shifted, winner, axis=0)[0]
-    return tokens, chosen - jnp.log(_sum(normalisers.T))
+    return tokens, chosen - jnp.log(ordered_sum(normalisers.T))
 
 
 def sampling_reductions(
@@ -193,7 +175,7 @@ def _noise_if(
   # In a batch without sampling the noise would cost more than all the rest.
   lanes, num_tokens = token_ids.shape
   zeros = jnp.zeros((lanes, *positions.shape, num_tokens))
-  none = _varying_as(zeros, sampled, seed, positions, token_ids)
+  none = varying_as(zeros, sampled, seed, positions, token_ids)
   return lax.cond(jnp.any(sampled), draw, lambda: none)
 
 
@@ -212,8 +194,18 @@ def _gumbel(key_0: jax.Array, key_1: jax.Array, index: jax.Array) -> jax.Array:
   return -jnp.log(-jnp.log1p(-rest))
 
 
+def _rows(
+  sampling: Sampling, gathers: bool
+) -> list[tuple[Filter, jax.Array]]:
+  """Returns the filters that gather the logits, or the others, with values."""
+  return [
+    (row, getattr(sampling, name)) for name, row in FILTERS.items()
+    if row.gathers == gathers
+  ]
+
+
 def _kept(z: jax.Array, sampling: Sampling) -> jax.Array:
-  """Returns which tokens top-k and then top-p keep, bool ``[S, N V]``.
+  """Returns the tokens that filters of gathered logits keep, bool ``[S, N V]``.
 
   The floor is one of the logits, so these must not be computed once for the
   floor and again, rounded otherwise, for the comparison, as XLA:CPU does in a
@@ -223,11 +215,14 @@ def _kept(z: jax.Array, sampling: Sampling) -> jax.Array:
     z: As `_floor` takes it.
     sampling: How to draw.
   """
+  rows = _rows(sampling, gathers=True)
   return lax.cond(
-    jnp.any(sampling.top_k > 0) | jnp.any(sampling.top_p < 1),
-    lambda: z >= _floor(z, sampling)[:, None],
-    lambda: _varying_as(
-      jnp.ones(z.shape, bool), z, sampling.top_k, sampling.top_p
+    functools.reduce(
+      operator.or_, [jnp.any(row.used(values)) for row, values in rows]
+    ),
+    lambda: z >= _floor(z, rows)[:, None],
+    lambda: varying_as(
+      jnp.ones(z.shape, bool), z, *(values for _, values in rows)
     ),
   )
 
@@ -238,79 +233,23 @@ def _of_ranks_here(x: jax.Array, axis: Axis) -> jax.Array:
   return jnp.moveaxis(apart[:, ranks_here(axis)], 1, 0)
 
 
-def _floor(z: jax.Array, sampling: Sampling) -> jax.Array:
-  """Returns the smallest value that top-k and then top-p keep, ``[S]``.
+def _floor(
+  z: jax.Array, rows: list[tuple[Filter, jax.Array]]
+) -> jax.Array:
+  """Returns the smallest value that filters keep, one after another, ``[S]``.
 
   Args:
     z: float32 ``[S, N V]``, all logits / temperature; the largest is 0.
-    sampling: How to draw.
+    rows: The filters, and their values.
   """
-  keys = _ordered(z)
-  size = z.shape[-1]
-  top_k, top_p = sampling.top_k, sampling.top_p
-  num_kept = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
-  nothing = _varying_as(jnp.full(z.shape[:1], -jnp.inf), z, top_k, top_p)
-
-  def of_top_k():
-    return _highest(lambda t: jnp.sum(keys >= t, -1) >= num_kept, nothing)
-
-  floor = lax.cond(jnp.any(top_k > 0), of_top_k, lambda: nothing)
-
-  def of_top_p():
-    weights = jnp.where(z >= floor[:, None], jnp.exp(z), 0.0)
-    enough = top_p * _sum(weights)
-    found = _highest(
-      lambda t: _sum(jnp.where(keys >= t, weights, 0.0)) >= enough, nothing
+  floor = varying_as(
+    jnp.full(z.shape[:1], -jnp.inf), z, *(values for _, values in rows)
+  )
+  keys = ordered(z)
+  for row, values in rows:
+    floor = lax.cond(
+      jnp.any(row.used(values)),
+      functools.partial(row.floor, values, Gathered(z, keys, floor)),
+      lambda kept=floor: kept,
     )
-    # Where all are kept, so is what is too small to change the sum.
-    return jnp.where(top_p < 1, jnp.maximum(found, floor), floor)
-
-  return lax.cond(jnp.any(top_p < 1), of_top_p, lambda: floor)
-
-
-def _varying_as(x: jax.Array, *others: jax.Array) -> jax.Array:
-  """Casts ``x`` to vary over every mesh axis that one of the others does."""
-  return varying(x, *frozenset().union(*map(varying_axes, others)))
-
-
-def _ordered(x: jax.Array) -> jax.Array:
-  """Maps float32 to uint32 of the same order."""
-  bits = lax.bitcast_convert_type(x, jnp.uint32)
-  return jnp.where(bits >= _TOP_BIT, ~bits, bits | _TOP_BIT)
-
-
-def _highest(
-  holds: Callable[[jax.Array], jax.Array], like: jax.Array
-) -> jax.Array:
-  """Returns for each sequence the largest float32 for which a condition holds.
-
-  Args:
-    holds: Says of each sequence, ``[S]``, whether the condition holds at a
-      value ``[S, 1]``, given as `_ordered` maps it. Where it holds for a value,
-      it holds for all that are smaller; it does for -inf.
-    like: float32 ``[S]``; the result has its type.
-  """
-
-  def with_bit(i, keys):
-    higher = keys | lax.shift_right_logical(_TOP_BIT, i.astype(jnp.uint32))
-    return jnp.where(holds(higher[:, None]), higher, keys)
-
-  zeros = _varying_as(jnp.zeros(like.shape, jnp.uint32), like)
-  keys = lax.fori_loop(0, 32, with_bit, zeros)
-  bits = jnp.where(keys >= _TOP_BIT, keys ^ _TOP_BIT, ~keys)
-  return lax.bitcast_convert_type(bits, jnp.float32)
-
-
-def _sum(x: jax.Array) -> jax.Array:
-  """Sums ``[..., n]`` over n in an order that zeros at the end do not change.
-
-  A compiler orders the sum of a reduction as it likes, and otherwise for
-  another batch. And ranks pad the vocabulary differently.
-  """
-  size = x.shape[-1]
-  width = 1 << (size - 1).bit_length()
-  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - size)])
-  while width > 1:
-    width //= 2
-    x = x[..., :width] + x[..., width:]
-  return x[..., 0]
+  return floor

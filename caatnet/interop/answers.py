@@ -22,6 +22,7 @@ from rich.progress import Progress
 
 from caatnet.data.tokenizers import Tokenizer
 from caatnet.inference import requests
+from caatnet.inference.filters import FILTERS
 from caatnet.inference.scoring import Scorer
 from caatnet.inference.stops import Stops
 
@@ -131,7 +132,7 @@ class Answers:
     Args:
       asked: Their ``args`` are a context and a mapping that says how to go on:
         "until" (a string or several), "max_gen_toks", "do_sample",
-        "temperature", "top_k", "top_p", "min_p". Any of them may be missing.
+        "temperature", and the names of filters. Any of them may be missing.
 
     Returns:
       The text that follows each context, without what ended it.
@@ -157,14 +158,13 @@ class Answers:
     samples = given.pop("do_sample", None)
     temperature = float(given.pop("temperature", 1.0 if samples else 0.0))
     filters = {
-      name: given.pop(name) for name in ("top_k", "top_p", "min_p")
-      if name in given
+      name: given.pop(name) for name in FILTERS if name in given
     }
     if given.pop("num_beams", 1) != 1 or given:
       raise ValueError(
         f"a task asks to generate with {dict(how)}: beams, and other settings "
-        f"than until, max_gen_toks, do_sample, temperature, top_k, top_p and "
-        "min_p, are not supported"
+        "than until, max_gen_toks, do_sample, temperature, "
+        f"{', '.join(FILTERS)}, are not supported"
       )
     room = self.context - max_tokens
     if room < 1:

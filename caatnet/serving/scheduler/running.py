@@ -77,7 +77,7 @@ class Running:
     context: How many were known when it was admitted: those read in chunks.
     longest: How many will have been read at its end.
     number: The number of its request.
-    priority: Its request's priority; float64.
+    values: Its request's value (`policies.base.Policy.value`); float64.
     room: How many positions its pages have.
     epochs: How often the slot was given, and taken back.
     tables: Its pages, int32 ``[S, P]``.
@@ -91,7 +91,7 @@ class Running:
     self.computed, self.context, self.longest = (zeros.copy() for _ in "abc")
     self.room, self.epochs, self._left = (zeros.copy() for _ in "abc")
     self._payers, self.number = zeros.copy(), zeros.copy()
-    self.priority = np.zeros(num_slots)
+    self.values = np.zeros(num_slots)
     # What ends them: tokens, as many rows as anybody has, or a function.
     self._stops = np.full((0, num_slots), _NONE, np.int32)
     self._asked: dict[int, Callable[[int], bool]] = {}
@@ -121,7 +121,9 @@ class Running:
     """The slots in the order in which they were given, int64 ``[n]``."""
     return self._order[: self._len]
 
-  def add(self, request: Request, computed: int, context: int) -> None:
+  def add(
+    self, request: Request, computed: int, context: int, value: float
+  ) -> None:
     """Gives a request a slot; its pages are set by `extend`."""
     payer = request.client, request.weight
     if payer not in self._numbers:
@@ -137,7 +139,7 @@ class Running:
     self._len += 1
     self.computed[slot], self.context[slot] = computed, context
     self.longest[slot], self.number[slot] = request.longest, request.number
-    self.priority[slot] = request.priority
+    self.values[slot] = value
     self._left[slot] = request.longest + 1 - request.length  # to be drawn
     self._since[slot] = self._steps
     self._set_ends(slot, request)
@@ -178,11 +180,11 @@ class Running:
       last = self.room[slot] // self._page_size
       self.requests[slot].pages = self.tables[slot, :last]
 
-  def last(self, order: Sequence[str]) -> Request:
-    """Returns who is last by an attribute, by the next one among equals."""
+  def last(self) -> Request:
+    """Returns the request with the largest value, the newest among equals."""
     slots = self.slots
-    for name in order:
-      values = getattr(self, name)[slots]
+    for by in (self.values, self.number):
+      values = by[slots]
       slots = slots[values == values.max()]
     return self.requests[slots[0]]
 

@@ -24,7 +24,7 @@ from caatnet.serving.engine.executor import Chunk, Copy, Costs, Event, Step
 from caatnet.serving.requests import ENDS, Request, State
 from caatnet.serving.scheduler.counts import Counts
 from caatnet.serving.scheduler.limits import Limits
-from caatnet.serving.scheduler.policies.base import Policy
+from caatnet.serving.scheduler.policies.base import Policy, checked_value
 from caatnet.serving.scheduler.running import Running
 from caatnet.serving.scheduler.swapping import Swapping
 
@@ -105,7 +105,7 @@ class Scheduler:
   def update(self, request: Request) -> None:
     """Notes that a request's priority has changed."""
     if request.slot >= 0:
-      self.running.priority[request.slot] = request.priority
+      self.running.values[request.slot] = checked_value(self.policy, request)
     self.policy.update(request)
 
   def take_copies(self) -> list[Copy]:
@@ -296,7 +296,8 @@ class Scheduler:
 
   def _join(self, request: Request, start: int, found: int = 0) -> None:
     request.state, request.swapped = State.RUNNING, 0
-    self.running.add(request, start, request.length)
+    value = checked_value(self.policy, request)
+    self.running.add(request, start, request.length, value)
     self._publish(request, start, found)
 
   def _publish(self, request: Request, stop: int, first: int = 0) -> None:

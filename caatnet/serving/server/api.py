@@ -340,8 +340,8 @@ class Api:
     ends = frozenset(() if asked.ignore_eos else self._tokenizer.stop_ids)
     try:
       drawing = inference.Request(
-        prompt, Stops(most, ends, asked.stop), asked.temperature, asked.top_k,
-        asked.top_p, asked.min_p, seed % 2**32,
+        prompt, Stops(most, ends, asked.stop), seed=seed % 2**32,
+        **asked.drawing,
       )
     except ValueError as error:
       raise ApiError(400, str(error), None, "prompt") from error

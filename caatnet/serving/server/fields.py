@@ -2,10 +2,11 @@
 
 The fields are those of OpenAI's /v1/completions and /v1/chat/completions. One
 that this server does not have is refused, unless its value says what happens
-anyway. Fields of our own: ``top_k``, ``min_p``, ``ignore_eos``; ``priority``,
-lower is served earlier; ``conversation``, a name that the turns of a
-conversation have in common; ``deadline_s``, the seconds after which a first
-token is of no use any more.
+anyway. Fields of our own: filters that OpenAI's API lacks, such as ``top_k``
+(`caatnet.inference.filters`); ``ignore_eos``; ``priority``, lower is served
+earlier; ``conversation``, a name that the turns of a conversation have in
+common; ``deadline_s``, the seconds after which a first token is of no use any
+more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
+from caatnet.inference.filters import FILTERS, Filter
 from caatnet.serving.server.errors import ApiError, wrong
 
 _MOST_STOPS = 16
@@ -59,7 +61,8 @@ class Asked:
     max_tokens: Tokens of an answer at most; None for as many as there is room.
     stop: Strings that end an answer.
     ignore_eos: Whether the model's own ends are none.
-    temperature, top_p, top_k, min_p: As in `caatnet.inference.requests`.
+    drawing: Temperature and values of filters, as arguments of
+      `caatnet.inference.requests.Request`.
     seed: Of the first answer, the next has one more; None for any.
     user: Who asks; "" if that is not said.
     priority: Lower is served earlier.
@@ -78,10 +81,7 @@ class Asked:
   max_tokens: int | None
   stop: tuple[str, ...]
   ignore_eos: bool
-  temperature: float
-  top_p: float
-  top_k: int
-  min_p: float
+  drawing: Mapping[str, float]
   seed: int | None
   user: str
   priority: float
@@ -146,7 +146,28 @@ class _Message(_Object):
   name: str | None = None
 
 
-class _Common(_Object):
+def _of_filter(row: Filter) -> Any:
+  """Returns the type and default of a filter's field."""
+  if row.kind is int:
+    return _whole(int(row.least), int(row.most)), row.neutral
+  if not row.above:
+    return _number(row.least, row.most), row.neutral
+  must = (
+    f"must be above {row.least:g} and at most {row.most:g}; temperature=0 is "
+    "greedy"
+  )
+  return Annotated[float, Field(
+    gt=row.least, le=row.most, allow_inf_nan=False, description=must
+  )], row.neutral
+
+
+_Filters = pydantic.create_model(
+  "_Filters", __base__=_Object,
+  **{name: _of_filter(row) for name, row in FILTERS.items()},
+)
+
+
+class _Common(_Filters, _Object):
   """What completions and chats have in common; `Asked` explains."""
 
   model: Any = None  # the caller has looked at it
@@ -164,12 +185,6 @@ class _Common(_Object):
   ] = []
   ignore_eos: _Flag = False
   temperature: _number(0, 1e9) = 1.0
-  top_p: Annotated[float, Field(
-    gt=0, le=1, allow_inf_nan=False,
-    description="must be above 0 and at most 1; temperature=0 is greedy",
-  )] = 1.0
-  top_k: _whole(0, 2**31 - 1) = 0
-  min_p: _number(0, 1) = 0.0
   seed: _whole(-(2**63), 2**63 - 1) | None = None
   user: _Name = ""
   priority: _number(-1e9, 1e9) = 0.0
@@ -189,8 +204,8 @@ class _Common(_Object):
       n=self.n, stream=self.stream,
       include_usage=options is not None and options.include_usage,
       stop=tuple(stops), ignore_eos=self.ignore_eos,
-      temperature=self.temperature, top_p=self.top_p, top_k=self.top_k,
-      min_p=self.min_p, seed=self.seed, user=self.user, priority=self.priority,
+      drawing={n: getattr(self, n) for n in ("temperature", *FILTERS)},
+      seed=self.seed, user=self.user, priority=self.priority,
       conversation=self.conversation,
       deadline_s=math.inf if self.deadline_s is None else self.deadline_s,
       **found,

@@ -16,7 +16,12 @@ import jax.numpy as jnp
 
 from caatnet.inference import decoder
 from caatnet.inference.decoder import Capacity
-from caatnet.inference.sampling import Sampling, sampling_reductions
+from caatnet.inference.sampling import (
+  DTYPES,
+  GATHERING,
+  Sampling,
+  sampling_reductions,
+)
 from caatnet.inference.weights import Weights
 from caatnet.models.paged import Batch, CacheShape
 from caatnet.program import Program
@@ -99,17 +104,17 @@ class Step:
       array(sequences, self.capacity.pages_per_sequence), each, each,
       num_decodes=sequences if self.phase == "decode" else 0,
     )
-    dtypes = ("uint32", "float32", "int32", "float32", "float32")
-    return batch, Sampling(*(array(sequences, dtype=d) for d in dtypes))
+    return batch, Sampling(
+      *(array(sequences, dtype=dtype) for dtype in DTYPES.values())
+    )
 
   @property
   def read_inputs(self) -> Any:
     """Those of ``inputs`` that are arguments of the compiled program."""
     batch, sampling = self.inputs
     # jit drops what a function does not read: without filters, theirs.
-    filters = ("top_k", "top_p")
     return batch, [
-      x for name, x in sampling._asdict().items() if name not in filters
+      x for name, x in sampling._asdict().items() if name not in GATHERING
     ]
 
   def lower(self) -> jax.stages.Lowered:

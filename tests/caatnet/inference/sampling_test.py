@@ -11,6 +11,7 @@ import pytest
 from scipy import special
 
 from caatnet.inference import sampling as lib
+from caatnet.inference.filters import FILTERS
 from parallel.axes import Axis, make_mesh
 from parallel.xla import ledger
 
@@ -19,20 +20,26 @@ V, S = 50, 1024  # 3 and 8 ranks pad the vocabulary
 
 def rows(settings):
   """A batch whose rows have these settings in turn, and a seed each."""
-  plain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-  full = [plain | settings[i % len(settings)] for i in range(S)]
-  return lib.Sampling(
-    np.arange(S, dtype=np.uint32) % 5,
-    *(np.array([row[key] for row in full], dtype) for key, dtype in
-      [("temperature", "f4"), ("top_k", "i4"), ("top_p", "f4"),
-       ("min_p", "f4")]),
-  )
+  plain = {"temperature": 1.0} | {k: f.neutral for k, f in FILTERS.items()}
+  full = [
+    plain | settings[i % len(settings)] | {"seed": i % 5} for i in range(S)
+  ]
+  return lib.Sampling(*(
+    np.array([row[key] for row in full], dtype)
+    for key, dtype in lib.DTYPES.items()
+  ))
 
 
 PLAIN = [{}, {"temperature": 0.0}, {"temperature": 0.5}, {"min_p": 0.1}]
 FILTERED = [
   *PLAIN, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 9, "top_p": 0.5},
   {"top_k": 20, "top_p": 0.9, "min_p": 0.2, "temperature": 2.0},
+]
+
+# Each filter alone.
+EXAMPLES = [{name: row.example} for name, row in FILTERS.items()]
+LOCAL = [
+  {name: row.example} for name, row in FILTERS.items() if not row.gathers
 ]
 
 
@@ -119,7 +126,7 @@ def test_a_token_is_the_one_drawn_by_hand():
 )
 def test_ranks_and_devices_do_not_decide(ranks, devices, filters):
   logits, positions = batch()
-  sampling = rows(FILTERED if filters else PLAIN)
+  sampling = rows(FILTERED + EXAMPLES if filters else PLAIN + LOCAL)
   tokens, logprobs = draw(logits, positions, sampling)
   ours = draw(logits, positions, sampling, ranks, devices, filters)
   np.testing.assert_array_equal(ours[0], tokens)
@@ -141,7 +148,7 @@ def test_slot_and_batch_do_not_decide():
 def test_filters_that_nobody_uses_change_no_bit():
   logits, positions = batch()
   for a, b in zip(
-    *(draw(logits, positions, rows(PLAIN), 2, 2, filters)
+    *(draw(logits, positions, rows(PLAIN + LOCAL), 2, 2, filters)
       for filters in (False, True)), strict=True,
   ):
     np.testing.assert_array_equal(a, b)
@@ -149,8 +156,9 @@ def test_filters_that_nobody_uses_change_no_bit():
 
 @pytest.mark.parametrize(
   "settings",
-  [{"temperature": 1e-38}, {"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0},
+  [{"temperature": 1e-38}, *({n: f.greedy} for n, f in FILTERS.items()),
    {"temperature": 1e-38, "top_k": 3, "top_p": 0.1, "min_p": 0.9}],
+  ids=str,
 )
 def test_the_limit_of_each_is_greedy(settings):
   logits, positions = batch()
@@ -159,6 +167,30 @@ def test_the_limit_of_each_is_greedy(settings):
   ours = draw(logits, positions, rows([settings]))
   for mine, theirs in zip(ours, greedy, strict=True):
     np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_a_filter_removes_the_least_probable_tokens(name):
+  """The noise is the same, so another token is drawn only if one is removed."""
+  row = FILTERS[name]
+  assert all(map(row.fits, (row.neutral, row.greedy, row.example)))
+  assert not row.used(row.neutral)
+  assert row.used(row.example)
+  logits, positions = batch()
+  before, after = (
+    draw(logits, positions, rows([{name: value}]))[0][:, None]
+    for value in (row.neutral, row.example)
+  )
+  rise = np.take_along_axis(logits, after, 1) - np.take_along_axis(
+    logits, before, 1
+  )
+  assert (rise[before != after] > 0).all()
+  assert 0 < (before != after).mean() < 1
+  # Filters that gather have no effect in the program without.
+  alone = draw(logits, positions, rows([{name: row.example}]), filters=False)[0]
+  np.testing.assert_array_equal(
+    alone[:, None], before if row.gathers else after
+  )
 
 
 @pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (8, 4)])

@@ -177,7 +177,7 @@ class Sequences:
     after = int(found[-1]) if len(found) else -1
     taken = self.pages.take(count, after)
     request.pages = np.concatenate([found, taken])
-    self.running.add(request, len(tokens), len(tokens))
+    self.running.add(request, len(tokens), len(tokens), 0.0)
     self.pages.publish(request.pages[: request.num_named], request.names)
     self.requests.append(request)
 

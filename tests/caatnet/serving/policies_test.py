@@ -11,6 +11,7 @@ from caatnet.serving.engine.engine import Engine, replay
 from caatnet.serving.requests import Request
 from caatnet.serving.scheduler.limits import Limits
 from caatnet.serving.scheduler.policies import registry
+from caatnet.serving.scheduler.policies.base import Policy
 from caatnet.serving.scheduler.policies.dlpm import DeficitLongestPrefix
 from caatnet.serving.scheduler.scheduler import Scheduler
 from tests.caatnet.serving import oracle
@@ -128,6 +129,30 @@ def test_the_shortest_are_first():
   work = [len(r.prompt) + r.max_tokens
           for r in sorted(requests, key=lambda r: r.scheduled_s)]
   assert work == sorted(work)
+
+
+@pytest.mark.parametrize("name", registry.POLICIES)
+def test_every_request_is_served_and_order_is_by_value(name):
+  """In one slot, with a deadline for some: values may be infinite."""
+  requests = backlog(4, (1.0,), count=20)
+  for r in requests[::2]:
+    r.deadline_s = 1e9 - r.number
+  scheduler = serve(name, requests, slots=1)
+  assert all(len(r.tokens) == r.max_tokens for r in requests)
+  policy = scheduler.policy
+  if type(policy).key is Policy.key:  # else the line has an order of its own
+    order = sorted(requests, key=lambda r: r.scheduled_s)
+    assert order == sorted(requests, key=policy.key)
+
+
+@pytest.mark.parametrize("value", [float("nan"), None, "soon"])
+def test_a_value_that_is_no_number_is_named(value):
+  policy = Policy()
+  policy.value = lambda request: value
+  with pytest.raises(
+    ValueError, match=f"Policy.value={value!r} of request 0 must be a number"
+  ):
+    policy.push(backlog(0)[0])
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 2.0)])

@@ -74,7 +74,7 @@ def drawn(count):
   )
 
 
-# By what a policy orders who runs, where that is not who came first.
+# By what a policy orders who runs, in addition to the value that it declares.
 ORDERS = {
   "strict_priority": lambda r: (r.priority, r.number),
   "shortest_first": lambda r: (len(r.prompt) + r.max_tokens, r.number),
@@ -112,7 +112,8 @@ class Run:
   def last(self, running):
     """Asks who gives way: whoever is last of all that run."""
     found = self.victim(running)
-    order = ORDERS.get(self.case["policy"], lambda r: r.number)
+    value = self.scheduler.policy.value
+    order = ORDERS.get(self.case["policy"], lambda r: (value(r), r.number))
     assert found is max(
       (r for r in self.requests if r.state is State.RUNNING), key=order
     )

@@ -1,8 +1,8 @@
 """Laws of the outer loops, through the real training loop.
 
-One table of algorithms; a new one inherits the suite by adding a row. The loop
-knows of a model what the protocol says: a deep linear one, which compiles fast,
-stands for all where sizes do not matter.
+A new algorithm inherits the suite from the table of builders. The loop knows of
+a model what the protocol says: a deep linear one, which compiles fast, stands
+for all where sizes do not matter.
 """
 
 import dataclasses
@@ -38,9 +38,8 @@ SMALL = (
   "outer.top_k=8 train.num_steps=9 train.checkpoint_every=4 "
   "train.keep_checkpoints=9 train.eval_every=9 optimizer.warmup_steps=2 "
 )
-ALGORITHMS = {
-  "data_parallel": "",
-  "local_sgd": "",
+# Each with its defaults, unless a row says more.
+ALGORITHMS = dict.fromkeys(OUTER, "") | {
   "fedavg": "outer.weights=(1,2,3,4) outer.clients=3",
   "diloco": "outer.codec=e3m0 outer.block=16 outer.error_feedback=True "
             "outer.stochastic_rounding=True",
@@ -51,10 +50,6 @@ ALGORITHMS = {
                "outer.block=16 "
                "outer.overlap=(2,3,3,2) outer.pieces=2 outer.keep=0.5 "
                "outer.error_feedback=True train.checkpoint_every=7",
-  "eager": "",
-  "dc_s3gd": "",
-  "sparseloco": "",
-  "noloco": "",
 }
 
 

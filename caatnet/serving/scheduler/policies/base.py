@@ -6,9 +6,9 @@ are values: the order of admission (`peek`), the victim among running requests
 scheduler asks and does all the rest.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 import heapq
-import operator
+import math
 from typing import Any
 
 from caatnet.serving.requests import Request
@@ -20,18 +20,27 @@ Clients = Sequence[tuple[Hashable, float]]  # with their weights
 class Policy:
   """First come, first served, and the base of other orders.
 
-  A policy with another fixed order overrides `order` and `key`; one whose order
-  changes with what is served overrides the line.
-
-  Attributes:
-    order: By which attributes of requests, which `Running` has too, the last
-      one gives way.
-    key: Returns by what requests are ordered, the least one first; no two have
-      the same.
+  A policy with another order by a value of each request overrides `value`. One
+  whose line has another order than preemption overrides `key`, too, and one
+  whose order changes with what is served overrides the line.
   """
 
-  order: Sequence[str] = ("number",)
-  key: Callable[[Request], Any] = operator.attrgetter(*order)
+  def value(self, request: Request) -> float:
+    """Returns the number by which requests are ordered, the smallest first.
+
+    It is called when a request joins the line, gets a slot, or has its priority
+    changed (`update`). Running requests are preempted in the opposite order.
+    """
+    del request
+    return 0.0
+
+  def key(self, request: Request) -> Any:
+    """Returns the key of a request in line: its value, then its number.
+
+    Raises:
+      ValueError: The value is not a number.
+    """
+    return checked_value(self, request), request.number
 
   def __init__(self) -> None:
     """Makes an empty line."""
@@ -44,8 +53,8 @@ class Policy:
     return None
 
   def victim(self, running: Running) -> Request:
-    """Returns who gives its pages up when they are short: the last one."""
-    return running.last(self.order)
+    """Returns the request to preempt when pages are short: the last one."""
+    return running.last()
 
   def displaces(self, waiting: Request, running: Running) -> bool:
     """Returns whether a waiting request may take the place of who is last."""
@@ -103,3 +112,22 @@ class Policy:
 
   def ended(self, request: Request) -> None:
     """Notes that a request has ended or was cancelled."""
+
+
+def checked_value(policy: Policy, request: Request) -> float:
+  """Returns the value of a request; inf is one.
+
+  Raises:
+    ValueError: It is no number.
+  """
+  value = policy.value(request)
+  try:
+    number = float(value)
+  except (TypeError, ValueError):
+    number = math.nan
+  if number != number:
+    raise ValueError(
+      f"{type(policy).__name__}.value={value!r} of request {request.number} "
+      "must be a number"
+    )
+  return number

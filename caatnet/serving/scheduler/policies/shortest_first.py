@@ -12,5 +12,4 @@ class ShortestFirst(Policy):
   compared by the same number, so that the last to be admitted gives way.
   """
 
-  order = ("longest", "number")
-  key = operator.attrgetter(*order)
+  value = operator.attrgetter("longest")

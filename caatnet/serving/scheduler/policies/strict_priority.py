@@ -15,8 +15,7 @@ class StrictPriority(Policy):
   for the next one.
   """
 
-  order = ("priority", "number")
-  key = operator.attrgetter(*order)
+  value = operator.attrgetter("priority")
 
   def __init__(self) -> None:
     """Makes an empty line."""
@@ -40,5 +39,5 @@ class StrictPriority(Policy):
 
   def displaces(self, waiting: Request, running: Running) -> bool:
     """A running request gives way to one of a lower number."""
-    priorities = running.priority[running.slots]
-    return bool((priorities > waiting.priority).any())
+    values = running.values[running.slots]
+    return bool((values > self.value(waiting)).any())

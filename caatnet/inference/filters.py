@@ -1,0 +1,163 @@
+"""Filters of tokens, by the names that requests, flags and servers use.
+
+A filter keeps the tokens whose logit / temperature reaches a floor; logits are
+shifted so that the largest is 0. Filters apply in the order of the table, the
+order of Hugging Face's ``generate``. Tokens with equal logits are kept or left
+out together, where Hugging Face's top-p lets a sort decide.
+
+To add one, write a function and a row of `FILTERS`. Fields of requests, of the
+server and of lm-evaluation-harness, flags of ``launch.generate``, the arrays of
+a step and the properties in ``tests/caatnet/inference/sampling_test.py`` derive
+from the row. This module imports jax when a filter runs, so that flags can be
+parsed before.
+
+Shape legend: S = sequences, N V = tokens of the vocabulary, of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, NamedTuple
+
+from etils import epy
+
+with epy.lazy_imports():
+  import jax
+  import jax.numpy as jnp
+
+  from caatnet.inference import ordering
+
+
+class Gathered(NamedTuple):
+  """Logits of the whole vocabulary, for filters that need them.
+
+  Attributes:
+    z: float32 ``[S, N V]``, logits / temperature; the largest is 0.
+    keys: ``z`` as uint32 in the same order (`ordering.ordered`).
+    floor: float32 ``[S]``, the smallest value that earlier filters keep; -inf
+      where they keep all.
+  """
+
+  z: jax.Array
+  keys: jax.Array
+  floor: jax.Array
+
+
+def top_k(values: jax.Array, gathered: Gathered) -> jax.Array:
+  """Keeps the k largest."""
+  z, keys, floor = gathered
+  size = z.shape[-1]
+  num_kept = jnp.where(values > 0, jnp.minimum(values, size), size)
+  return ordering.highest(
+    lambda t: jnp.sum(keys >= t, -1) >= num_kept, floor
+  )
+
+
+def top_p(values: jax.Array, gathered: Gathered) -> jax.Array:
+  """Keeps the fewest largest whose probabilities reach p.
+
+  Source: Holtzman et al., arXiv 1904.09751.
+  """
+  z, keys, floor = gathered
+  weights = jnp.where(z >= floor[:, None], jnp.exp(z), 0.0)
+  enough = values * ordering.ordered_sum(weights)
+  found = ordering.highest(
+    lambda t: ordering.ordered_sum(jnp.where(keys >= t, weights, 0.0))
+    >= enough,
+    floor,
+  )
+  # Where all are kept, so is what is too small to change the sum.
+  return jnp.where(values < 1, jnp.maximum(found, floor), floor)
+
+
+def min_p(values: jax.Array) -> jax.Array:
+  """Keeps what is at least p times as probable as the most probable token.
+
+  Source: Nguyen et al., arXiv 2407.01082.
+  """
+  return jnp.log(values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Filter:
+  """A filter and the values that requests may give it.
+
+  Attributes:
+    floor: Returns the smallest value that is kept, float32 ``[S]``, given the
+      requests' values ``[S]`` and, if ``gathers``, a `Gathered`.
+    help: Description of the value, for ``--help``.
+    least, most: Range of the value, both ends included; an int where both are
+      and a float otherwise.
+    neutral: End of the range that keeps all tokens.
+    greedy: Value that keeps the most probable token only.
+    example: Value that keeps some tokens, for tests.
+    above: Whether the value must be above ``least``.
+    gathers: Whether the filter needs the logits of all ranks.
+  """
+
+  floor: Callable[..., Any]
+  help: str
+  least: float
+  most: float
+  neutral: float
+  greedy: float
+  example: float
+  above: bool = False
+  gathers: bool = False
+
+  @property
+  def kind(self) -> type[int] | type[float]:
+    """The type of a value."""
+    whole = isinstance(self.least, int) and isinstance(self.most, int)
+    return int if whole else float
+
+  @property
+  def dtype(self) -> str:
+    """The dtype of an array of values."""
+    return "int32" if self.kind is int else "float32"
+
+  @property
+  def must(self) -> str:
+    """What a value must be, for messages."""
+    if self.kind is int:
+      return f"be an integer from {self.least} to {self.most}"
+    return f"lie in {'(' if self.above else '['}{self.least:g}, {self.most:g}]"
+
+  def fits(self, value: float) -> bool:
+    """Returns whether a value is in the range; NaN is not."""
+    low = self.least < value if self.above else self.least <= value
+    return bool(low and value <= self.most)
+
+  def used(self, values: Any) -> Any:
+    """Returns whether a value, or each of an array, may remove tokens."""
+    if self.neutral == self.least:
+      return values > self.neutral
+    return values < self.neutral
+
+
+FILTERS = {
+  "top_k": Filter(
+    top_k, "Draw from the k most probable; 0: all.", 0, 2**31 - 1,
+    neutral=0, greedy=1, example=5, gathers=True,
+  ),
+  "top_p": Filter(
+    top_p, "Draw from the fewest that have this share.", 0.0, 1.0,
+    neutral=1.0, greedy=1e-6, example=0.7, above=True, gathers=True,
+  ),
+  "min_p": Filter(
+    min_p, "Draw from what has this share of the best's.", 0.0, 1.0,
+    neutral=0.0, greedy=1.0, example=0.1,
+  ),
+}
+
+# How a request draws. A dataclass with a keyword argument for each filter.
+Settings = dataclasses.make_dataclass(
+  "Settings",
+  [
+    ("temperature", float, 0.0),
+    *((name, row.kind, row.neutral) for name, row in FILTERS.items()),
+    ("seed", int, 0),
+  ],
+  frozen=True, kw_only=True, namespace={"__module__": __name__},
+)

@@ -1,0 +1,64 @@
+"""Sums, and thresholds over float32, whose results no batch or padding changes.
+
+Shape legend: S = sequences.
+"""
+
+from collections.abc import Callable
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+import numpy as np
+
+from parallel.collectives import varying, varying_axes
+
+# The sign bit of a float32, and the first bit that is tried.
+_TOP_BIT = np.uint32(1 << 31)
+
+
+def varying_as(x: jax.Array, *others: jax.Array) -> jax.Array:
+  """Casts ``x`` to vary over every mesh axis that one of the others does."""
+  return varying(x, *frozenset().union(*map(varying_axes, others)))
+
+
+def ordered(x: jax.Array) -> jax.Array:
+  """Maps float32 to uint32 of the same order."""
+  bits = lax.bitcast_convert_type(x, jnp.uint32)
+  return jnp.where(bits >= _TOP_BIT, ~bits, bits | _TOP_BIT)
+
+
+def highest(
+  holds: Callable[[jax.Array], jax.Array], like: jax.Array
+) -> jax.Array:
+  """Returns for each sequence the largest float32 for which a condition holds.
+
+  Args:
+    holds: Says of each sequence, ``[S]``, whether the condition holds at a
+      value ``[S, 1]``, given as `ordered` maps it. Where it holds for a value,
+      it holds for all that are smaller; it does for -inf.
+    like: float32 ``[S]``; the result has its type.
+  """
+
+  def with_bit(i, keys):
+    higher = keys | lax.shift_right_logical(_TOP_BIT, i.astype(jnp.uint32))
+    return jnp.where(holds(higher[:, None]), higher, keys)
+
+  zeros = varying_as(jnp.zeros(like.shape, jnp.uint32), like)
+  keys = lax.fori_loop(0, 32, with_bit, zeros)
+  bits = jnp.where(keys >= _TOP_BIT, keys ^ _TOP_BIT, ~keys)
+  return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def ordered_sum(x: jax.Array) -> jax.Array:
+  """Sums ``[..., n]`` over n in an order that zeros at the end do not change.
+
+  A compiler orders the sum of a reduction as it likes, and otherwise for
+  another batch. And ranks pad the vocabulary differently.
+  """
+  size = x.shape[-1]
+  width = 1 << (size - 1).bit_length()
+  x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - size)])
+  while width > 1:
+    width //= 2
+    x = x[..., :width] + x[..., width:]
+  return x[..., 0]
