@@ -1,5 +1,7 @@
 """The code stays in small pieces: files, functions, and no import cycles."""
 
+import ast
+import dataclasses
 import statistics
 import textwrap
 
@@ -29,6 +31,27 @@ def test_functions_are_short():
 
 def test_no_modules_import_each_other():
   assert structure.cycles(MODULES) == []
+
+
+def _with_all_imports(module, root=structure.ROOT):
+  """Adds imports inside functions and under ``if TYPE_CHECKING``."""
+  path = root.joinpath(*module.name.split("."))
+  path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+  found = set(module.imports)
+  for node in ast.walk(ast.parse(path.read_text())):
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+      found.update(structure._imports([node]))
+  return dataclasses.replace(module, imports=frozenset(found))
+
+
+def test_serving_has_no_hidden_cycle():
+  """Imports inside functions and for types only are part of one here."""
+  serving = [
+    _with_all_imports(module) for module in MODULES
+    if module.name.startswith("caatnet.serving.")
+  ]
+  assert len(serving) > 30
+  assert structure.cycles(serving) == []
 
 
 @pytest.fixture
@@ -68,3 +91,14 @@ def test_a_cycle_is_found(tree):
   found = structure.modules(tree)
   assert structure.cycles(found) == [["parallel.a", "parallel.b"]]
   assert structure.summary(found)["import cycles"] == 1
+
+
+def test_a_hidden_cycle_is_found(tree):
+  (tree / "parallel" / "a.py").write_text(
+    "if TYPE_CHECKING:\n  from parallel import c\n"
+  )
+  (tree / "parallel" / "b.py").write_text("")
+  found = structure.modules(tree)
+  assert structure.cycles(found) == []
+  found = [_with_all_imports(module, tree) for module in found]
+  assert structure.cycles(found) == [["parallel.a", "parallel.c"]]
