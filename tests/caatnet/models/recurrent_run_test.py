@@ -73,6 +73,6 @@ def test_a_server_refuses_it_in_one_line(workdir):
 
 
 def test_a_convolution_of_one_position_is_out_of_range():
-  config = override(tiny.get_config("test"), "model.conv_width=1")
+  config = tiny.get_config("test")
   with pytest.raises(ValueError, match=r"config\.model\.conv_width=1 must be"):
-    experiments.build(config)
+    experiments.build(override(config, "model.conv_width=1"))

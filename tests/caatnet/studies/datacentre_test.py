@@ -33,7 +33,7 @@ def result():
 
 
 def test_the_config_has_all_knobs_but_that_of_sites():
-  assert set(hundred_billion.KNOBS) == set(KNOBS) - {"site_w"}
+  assert set(hundred_billion.get_config().knobs) == set(KNOBS) - {"site_w"}
 
 
 def test_it_is_plain_data(result):
@@ -107,7 +107,8 @@ def test_fewer_days_with_a_planners_pod():
   ({"targets": ()}, "config.targets=()"),
   ({"round_steps": 20}, "config.round_steps=20 must be more than a third"),
   ({"knobs__layers": 2.5}, "config.knobs.layers=2.5 must be an integer"),
-  ({"knobs__budget": -5.0}, "config.knobs.budget=-5 must be positive"),
+  ({"knobs__budget": -5.0}, "config.knobs.budget=-5.0 must be at least 0"),
+  ({"knobs__budget": 0.0}, "config.knobs.budget=0 must be positive"),
   ({"knobs__accelerators": 64.0}, "config.knobs.accelerators has no effect"),
   ({"given": "luck"}, "config.given='luck'"),
   ({"rack": "gb300"}, "config.rack='gb300'"),
