@@ -11,6 +11,7 @@ from parallel.xla.ledger import Collective
 from tests.caatnet.train import linear_model as toy
 
 CONFIG = {
+  "parallel": {"device_order": []},
   "name": "a", "seed": 1, "model": {"width": 8}, "zero": {"scheme": "ddp"},
   "train": {"num_steps": 5, "log_every": 1},
   "optimizer": {"name": "adamw", "decay_steps": 0},
