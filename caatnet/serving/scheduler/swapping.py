@@ -234,9 +234,8 @@ class Swapping:
       source = last if self._limits.copy_on_write else NO_PAGES
     start = most if len(source) else len(found) * size
     owner = request.owner
-    valid = self.host.valid(owner)
-    if valid > most:
-      valid = 0 if self.host.states else most
+    valid = min(self.host.valid(owner), most)
+    assert not self.host.states or valid in (0, self.host.valid(owner))
     if valid <= start:
       return Plan(start, found, source)
     if self._busy[owner]:
@@ -277,9 +276,8 @@ class Swapping:
       target = taken[:1].tolist()
       self._copy("within", source, target, request, wait=True)
     if not plan.host:
-      if plan.start and self.host.states:
-        self.host.pin(request.owner)  # until `restore` has copied the state
-      elif not self._busy[request.owner]:
+      restores = plan.start and self.host.states  # then its copy is needed
+      if not restores and not self._busy[request.owner]:
         self.host.unpin(request.owner)
       return True
     target = taken[: len(plan.host)].tolist()

@@ -99,7 +99,8 @@ class Run:
       num_pages, size, reuse=not kinds["states"], in_turn=case["in_turn"]
     )
     self.host = Host(
-      case["host_pages"], size, reserve=bool(case["seed"] % 2), **kinds
+      case["host_pages"], size, reserve=bool(case["seed"] % 2),
+      keep=case.get("keep", True), **kinds,
     )
     self.executor = oracle.Oracle(
       num_pages, case["host_pages"], size,
@@ -282,11 +283,14 @@ def test_everyone_gets_what_a_run_alone_gives(ends, case):
 
 
 @pytest.mark.parametrize("paged", [False, True])
-@given(case=CASE)
+@given(case=CASE, keep=st.booleans())
 @drawn(60)
-def test_a_sequence_s_state_follows_it(paged, case):
+def test_a_sequence_s_state_follows_it(paged, case, keep):
   """With and without pages: each state has seen all tokens, and no other."""
-  kinds = {"paged": paged, "states": True}
+  kinds = {"paged": paged, "states": True, "keep": keep}
+  if not paged:  # pages are never short, so only priorities preempt
+    kinds |= {"policy": "strict_priority", "priorities": "markov"}
+    case["limits"] = dataclasses.replace(case["limits"], slots=2)
   run = Run(case | kinds, (frozenset((0,)), frozenset(), lambda t: t == 1))
   run.play()
   counts = run.scheduler.counts
