@@ -96,7 +96,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-  """A copy of pages and of a state to the host, from there, or within the device.
+  """A copy of pages and states to the host, from there, or within the device.
 
   Attributes:
     number: Ascending from 0, over all kinds.
