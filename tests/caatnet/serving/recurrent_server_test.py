@@ -23,6 +23,7 @@ from caatnet.inference.weights import make_weights
 from caatnet.models.paged import CacheSizes
 from caatnet.models.recurrent import RecurrentModel
 from caatnet.program import Layout, Program
+from caatnet.serving.cache import prefixes
 from caatnet.serving.engine.calibration import calibrate
 from caatnet.serving.engine.device import DecoderExecutor, Drawn
 from caatnet.serving.engine.engine import replay
@@ -225,5 +226,7 @@ def test_reuse_is_off_and_says_why(reuse):
     replay(made, [each])
   made.executor.close()
   assert requests[1].num_hits == 0
+  made.scheduler.pages.publish(np.zeros(1, np.int32), bytes(prefixes.SIZE))
+  assert not made.scheduler.pages.names()
   assert requests[0].tokens == requests[1].tokens
   assert not serving.reuse_notice(small_server.decoder(), chosen)
