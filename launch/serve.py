@@ -19,7 +19,8 @@ config.serving:
   host_pages, growth, wait_s, reuse, keep_turns: how pages are used
   queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
-caatnet/serving/options.py explains each.
+--help_config explains each. A model that keeps a state per sequence, such as
+configs/recurrent, is served without reuse, and says so when it starts.
 """
 
 from absl import flags
@@ -57,6 +58,8 @@ def main() -> int:
   decoder, chosen = serving.from_folder(
     FLAGS.workdir, options.mesh(), options.overrides(), FLAGS.step
   )
+  if notice := serving.reuse_notice(decoder, chosen):
+    servers.say(notice)
   engine = serving.engine(decoder, chosen)
   if FLAGS.warm_up:
     warm_up.prepare(engine.executor, servers.progress)

@@ -116,18 +116,24 @@ def build(
   platform = layout.mesh.devices.flat[0].platform
   axes = (layout.tensor, *layout.data)
   mapped = any(axis.lanes > 1 for axis in axes)
+  shape = program.model.cache_shape(
+    CacheSizes(
+      options.pages or capacity.batch * capacity.pages_per_sequence,
+      options.page_size,
+      options.batch,
+      "int8" if options.cache == "int8" else "",
+      api.preferred(platform, mapped),
+    )
+  )
+  if not shape.paged:  # a sequence never needs a second page
+    capacity = dataclasses.replace(capacity, page_size=capacity.context)
+    shape = dataclasses.replace(
+      shape, num_pages=capacity.batch, page_size=capacity.context
+    )
   return Inference(
     program,
     capacity,
-    program.model.cache_shape(
-      CacheSizes(
-        options.pages or capacity.batch * capacity.pages_per_sequence,
-        options.page_size,
-        options.batch,
-        "int8" if options.cache == "int8" else "",
-        api.preferred(platform, mapped),
-      )
-    ),
+    shape,
     layers_apart=platform != "tpu",
     coded=options.weights == "int8",
   )

@@ -77,11 +77,6 @@ def from_folder(
   made, params, _ = inference.from_folder(
     workdir, requested_mesh, f"{rest} parallel.data=1", step
   )
-  if made.cache_shape.states:
-    raise ValueError(
-      f"{workdir}: the run's model keeps a state per sequence, which a server "
-      "does not schedule; python -m launch.generate continues text with it"
-    )
   return sized(made).decoder(params), chosen
 
 
@@ -92,11 +87,11 @@ def sized(made: Inference) -> Inference:
   """
   capacity, shape = made.capacity, made.cache_shape
   full = capacity.batch * capacity.pages_per_sequence
-  if shape.num_pages != full:  # the config has said how many
+  if not shape.paged or shape.num_pages != full:  # the config has said it
     return made
   layout = made.program.layout
   lanes = layout.tensor.lanes
-  page_bytes = lanes * shape.size_bytes / shape.num_pages
+  page_bytes = lanes * shape.components[0].block_bytes
   device = layout.mesh.devices.flat[0]
   most = int(_CACHE_SHARE * free_bytes(device) / page_bytes)
   num_pages = max(capacity.pages_per_sequence, min(full, most))
@@ -131,7 +126,8 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
   swaps = chosen.preempt != "recompute" or chosen.keep_turns
   if swaps and not host_pages:
     cpu = jax.devices("cpu")[0]
-    most = int(_HOST_SHARE * free_bytes(cpu) / page_bytes(decoder))
+    size = page_bytes(decoder) + decoder.state_bytes
+    most = int(_HOST_SHARE * free_bytes(cpu) / size)
     host_pages = min(shape.num_pages, most)
   limits = Limits(
     slots=capacity.batch, tokens=capacity.batch + capacity.chunk,
@@ -140,22 +136,48 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
     keep_turns=chosen.keep_turns,
   )
   executor = DecoderExecutor(decoder, host_pages, FACTOR, filters=True)
-  pages = Pages(shape.num_pages, shape.page_size, chosen.reuse)
+  reuse = chosen.reuse and shape.shares_prefixes
+  pages = Pages(shape.num_pages, shape.page_size, reuse)
   scheduler = Scheduler(
     limits, registry.make(chosen.policy, pages), pages,
-    Host(host_pages, shape.page_size, reserve=True), executor.costs,
+    Host(
+      host_pages, shape.page_size, reserve=True, paged=shape.paged,
+      states=bool(shape.states),
+    ),
+    executor.costs,
   )
   return Engine(scheduler, executor)
+
+
+def reuse_notice(decoder: Decoder, chosen: ServingOptions) -> str:
+  """Returns a line for users if ``reuse`` is set and has no effect, else "".
+
+  It is a notice and no error, since the default is set: a model with states is
+  served without a change of its config.
+
+  Args:
+    decoder: The model.
+    chosen: ``config.serving``.
+  """
+  if not chosen.reuse or decoder.cache_shape.shares_prefixes:
+    return ""
+  name = type(decoder.program.model).__name__
+  return (
+    f"config.serving.reuse=True has no effect: {name} keeps a state per "
+    "sequence, which no other sequence with the same beginning can continue"
+  )
 
 
 def describe(decoder: Decoder, made: Engine) -> dict[str, Any]:
   """Returns what a server has, as it is printed when it starts."""
   shape, scheduler = decoder.cache_shape, made.scheduler
-  one = page_bytes(decoder)
+  page, state = page_bytes(decoder), decoder.state_bytes
+  host = scheduler.swapping.host
+  size = shape.num_pages * page + shape.num_states * state
   return {
     "slots": decoder.capacity.batch, "context": decoder.capacity.context,
-    "pages": shape.num_pages, "page_size": shape.page_size,
-    "cache_gb": shape.num_pages * one / 1e9,
-    "host_pages": scheduler.swapping.host.num_pages,
-    "host_gb": scheduler.swapping.host.num_pages * one / 1e9,
+    "pages": shape.num_pages if shape.paged else 0,
+    "page_size": shape.page_size, "states": shape.num_states,
+    "cache_gb": size / 1e9, "host_pages": host.num_pages,
+    "host_gb": host.num_pages * (page + state) / 1e9,
   }

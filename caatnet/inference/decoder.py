@@ -100,6 +100,12 @@ class Decoder:
   def cache(self, cache: Cache) -> None:
     self._state = cache, self._state[1]
 
+  @property
+  def state_bytes(self) -> int:
+    """The bytes of a sequence's state over all layers and ranks; 0 for none."""
+    num_states = self.cache_shape.num_states
+    return sum(x.nbytes for x in self.cache.states) // max(1, num_states)
+
   def step(
     self, batch: Batch, sampling: Sampling, filters: bool
   ) -> tuple[jax.Array, jax.Array]:

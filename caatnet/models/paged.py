@@ -141,6 +141,11 @@ class CacheShape:
     return tuple(found)
 
   @property
+  def paged(self) -> bool:
+    """Whether there are keys and values."""
+    return self.num_kv_heads > 0
+
+  @property
   def shares_prefixes(self) -> bool:
     """Whether a sequence can begin with pages that another one has written.
 

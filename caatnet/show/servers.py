@@ -43,9 +43,14 @@ def announce(
     f"[bold]{name}[/bold] at [bold cyan]http://{host}:{port}[/bold cyan]: "
     "/v1, a page at /, /metrics, /health"
   )
+  parts = []
+  if has["pages"]:
+    parts.append(f"{has['pages']:,} pages of {has['page_size']}")
+  if has["states"]:
+    parts.append(f"{has['states']:,} states")
   say(
-    f"{has['slots']} slots, context {has['context']:,}, {has['pages']:,} pages "
-    f"of {has['page_size']} ({has['cache_gb']:.2f} GB), {has['host_pages']:,} "
+    f"{has['slots']} slots, context {has['context']:,}, {' and '.join(parts)} "
+    f"({has['cache_gb']:.2f} GB), {has['host_pages']:,} "
     f"on the host ({has['host_gb']:.2f} GB); {chosen.policy}, preempt="
     f"{chosen.preempt}, queue {chosen.queue:,}"
   )

@@ -28,8 +28,8 @@ class Inference:
   )
   page_size: int = field(64, "Positions of a page of the cache.", COUNT)
   pages: int = field(
-    0, "Pages of a replica's cache; 0 for as many as the whole batch can fill.",
-    COUNT_OR_NONE,
+    0, "Pages of a replica's cache; 0 for as many as the whole batch can fill. "
+    "Without effect for a model without keys and values.", COUNT_OR_NONE,
   )
   chunk: int = field(256, "Tokens of a prompt that one step reads.", COUNT)
   dtype: str = field(
@@ -65,14 +65,16 @@ class Serving:
   )
   host_pages: int = field(
     0, "Pages of the host's memory for swapped sequences; 0 for as many as the "
-    "device has, in a quarter of the memory that is free.", COUNT_OR_NONE,
+    "device has, in a quarter of the memory that is free. For a model without "
+    "keys and values, the number of states.", COUNT_OR_NONE,
   )
   growth: int = field(1, "Pages that a sequence takes at a time.", COUNT)
   wait_s: float = field(
     2e-3, "Longest copy, in seconds, for which a step waits.", NOT_NEGATIVE
   )
   reuse: bool = field(
-    True, "Whether sequences with the same beginning share pages."
+    True, "Whether sequences with the same beginning share pages; without "
+    "effect for a model that keeps a state per sequence.",
   )
   keep_turns: bool = field(
     True, "Whether the turns of a conversation are kept on the host."

@@ -6,6 +6,11 @@ the first one that has changed. The owner of a copy is a conversation or, where
 there is none, a request. Its pages are taken with room for the next turn, as
 runs of powers of two.
 
+If the model keeps states, a copy has the state of its last token, too, in the
+block with the number of its first page. A copy is then of use only to a
+sequence that continues at exactly that length. Without a paged component, a
+page stands for the state alone and has the positions of a whole context.
+
 A copy of a sequence that waits without pages on the device is *pinned*. The
 others are dropped when room is needed, those used longest ago first.
 
@@ -50,10 +55,13 @@ class Host:
     num_pages: How many pages it has.
     num_pinned: How many of them hold pinned copies.
     page_size: The tokens of a page.
+    paged: Whether a copy has pages.
+    states: Whether a copy has a state.
   """
 
   def __init__(
-    self, num_pages: int, page_size: int, reserve: bool, keep: bool = True
+    self, num_pages: int, page_size: int, reserve: bool, keep: bool = True,
+    paged: bool = True, states: bool = False,
   ) -> None:
     """Makes an empty memory.
 
@@ -62,7 +70,10 @@ class Host:
       page_size: The tokens of a page.
       reserve: Whether copies have room for the next turn.
       keep: Whether a copy stays when the device has the sequence again.
+      paged: Whether the model's cache has a paged component.
+      states: Whether it has fixed-size components.
     """
+    self.paged, self.states = paged, states
     self.page_size, self._reserve, self._keep = page_size, reserve, keep
     self._pages = Pages(num_pages, page_size, reuse=False)
     self.num_pages = num_pages

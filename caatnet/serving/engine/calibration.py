@@ -42,15 +42,19 @@ def calibrate(
     lambda length=length: step_s(executor, batch - (length > 0), length)
     for length in (0, -(-chunk // 4), chunk)
   ]
+  shape = executor.decoder.cache_shape
   # Copies of each length for which there are programs, and of several runs.
   longest = capacity.pages_per_sequence.bit_length()
   fitting = [
     runs for runs in [(1, 1, 1, 1), *((1 << k,) for k in range(longest))]
     if sum(runs) <= executor.host.num_pages
-    and sum(runs) + len(runs) - 1 <= executor.decoder.cache_shape.num_pages
+    and sum(runs) + len(runs) - 1 <= shape.num_pages
   ]
-  jobs += [lambda runs=runs: _copies(executor, runs) for runs in fitting]
-  jobs.append(lambda: _await(executor, Copy(-1, "within", [0], [0], None)))
+  if shape.paged:
+    jobs += [lambda runs=runs: _copies(executor, runs) for runs in fitting]
+    jobs.append(lambda: _await(executor, Copy(-1, "within", [0], [0], None)))
+  if shape.states and executor.host_states.num_pages:
+    jobs.append(lambda: _copies(executor, (), state=(0, 0)))
   for job in progress(jobs):
     job()
 
@@ -92,21 +96,28 @@ def step_s(
   return float(np.median(np.diff(ends)))
 
 
-def _copies(executor: DecoderExecutor, runs: Sequence[int]) -> None:
-  """Copies runs of pages out and back, while no step is computed."""
+def _copies(
+  executor: DecoderExecutor, runs: Sequence[int],
+  state: tuple[int, int] | None = None,
+) -> None:
+  """Copies runs of pages, or a state, out and back; no step is computed."""
   pages: list[int] = []
   for length in runs:  # a page between them, so that each is a run
     first = pages[-1] + 2 if pages else 0
     pages += range(first, first + length)
   places = list(range(len(pages)))
   copies = (
-    Copy(-1, "out", pages, places, None), Copy(-1, "in", places, pages, None)
+    Copy(-1, "out", pages, places, None, state),
+    Copy(-1, "in", places, pages, None, state),
   )
+  states = int(state is not None)  # as a run of one page
   for time in range(1 + _TIMES):
     for copy in copies:
       seconds = _await(executor, copy)
       if time:  # the first is the compiler's
-        executor.costs.add_copy(copy.kind, len(runs), len(pages), seconds)
+        executor.costs.add_copy(
+          copy.kind, len(runs) + states, len(pages) + states, seconds
+        )
 
 
 def _await(executor: DecoderExecutor, copy: Copy) -> float:

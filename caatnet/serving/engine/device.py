@@ -24,7 +24,7 @@ import jax
 import numpy as np
 
 from caatnet.inference import batches
-from caatnet.inference.copies import HostPages
+from caatnet.inference.copies import HostPages, HostStates
 from caatnet.inference.decoder import Capacity, Decoder
 from caatnet.inference.requests import Request as Asked
 from caatnet.serving.cache.pages import runs
@@ -153,6 +153,7 @@ class DecoderExecutor:
   Attributes:
     decoder: The model and its cache, of one replica.
     host: The host's pages.
+    host_states: The host's states, as many.
     factor: The numbers of decodes for which there are programs grow by it.
     costs: What steps have taken, and what copies take alone, which
       `calibration` measures: in serving they wait for steps.
@@ -182,6 +183,7 @@ class DecoderExecutor:
       )
     self.decoder, self.factor, self._filters = decoder, factor, filters
     self.host = HostPages(decoder, num_host_pages)
+    self.host_states = HostStates(decoder, num_host_pages)
     self.costs = MeasuredCosts()
     self._thread = futures.ThreadPoolExecutor(1, "copies")
     # Each returns the event of the next step, when it has ended.
@@ -256,7 +258,7 @@ class DecoderExecutor:
     return event
 
   def copy(self, copy: Copy) -> None:
-    """Begins a copy of pages."""
+    """Begins a copy of pages, and of a state."""
     pieces = list(_pieces(copy.target if copy.kind == "in" else copy.source))
 
     def event():
@@ -272,12 +274,16 @@ class DecoderExecutor:
       self._begin(lambda: event)
     elif copy.kind == "out":
       taken = [self.host.read(first, count) for first, count in pieces]
+      if copy.state is not None:
+        state = self.host_states.read(copy.state[0], 1)
 
       def keep():
         places = list(copy.target)
         for (_, count), run in zip(pieces, taken, strict=True):
           self.host.keep(run, places[:count])
           del places[:count]
+        if copy.state is not None:
+          self.host_states.keep(state, copy.state[1:])
         return event
 
       self._begin(keep)
@@ -289,10 +295,14 @@ class DecoderExecutor:
         for first, count in pieces:
           staged.append((self.host.stage(places[:count]), first))
           del places[:count]
+        if copy.state is not None:
+          state = self.host_states.stage(copy.state[:1])
 
         def write():
           for run, first in staged:
             self.host.write(run, first)
+          if copy.state is not None:
+            self.host_states.write(state, copy.state[1])
           self._unwritten.discard(copy.number)
           return event()
 

@@ -5,6 +5,10 @@ direction. A step that is submitted reads pages and writes others; who submits
 it has made sure that no copy which is under way touches those, but for the
 copies that the step itself is to wait for.
 
+If the model keeps states, the state of a sequence is that of its slot. A copy
+of a state to the host reads it before the steps that are submitted afterwards
+write it, so a slot may be given to another sequence at once.
+
 Shape legend: D = decodes of a step, S = slots, P = pages of a sequence.
 """
 
@@ -92,7 +96,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Copy:
-  """A copy of pages to the host, from there, or within the device.
+  """A copy of pages and states to the host, from there, or within the device.
 
   Attributes:
     number: Ascending from 0, over all kinds.
@@ -100,6 +104,8 @@ class Copy:
     source: The pages that are read.
     target: The pages that are written, as many.
     owner: Whose sequence it is.
+    state: The state that is copied with the pages, from and to which block: a
+      slot and a block of the host, or the other way round; None for pages only.
   """
 
   number: int
@@ -107,6 +113,7 @@ class Copy:
   source: Sequence[int]
   target: Sequence[int]
   owner: Hashable
+  state: tuple[int, int] | None = None
 
   @property
   def runs(self) -> list[int]:

@@ -146,8 +146,9 @@ class Simulator:
 
   def copy(self, copy: Copy) -> None:
     """Begins a copy, as `executor.Executor` says."""
+    states = int(copy.state is not None)  # each is a run of one page
     seconds = self.costs.copies.seconds(
-      copy.kind, len(copy.runs), len(copy.source)
+      copy.kind, len(copy.runs) + states, len(copy.source) + states
     )
     # What it reads may be written by a step under way.
     begin = max(self._now, self._copied_s.get(copy.kind, 0.0))

@@ -38,6 +38,7 @@ class Counts:
       that it needs were still being copied.
     waited: Copies that a step waited for.
     pages: Pages that were copied, by the kind of copy.
+    states: States that were copied, by kind.
     runs: Copies of each run length in pages, by kind.
   """
 
@@ -53,6 +54,9 @@ class Counts:
   pages: collections.Counter[str] = dataclasses.field(
     default_factory=collections.Counter
   )
+  states: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
   runs: dict[str, collections.Counter[int]] = dataclasses.field(
     default_factory=lambda: collections.defaultdict(collections.Counter)
   )
@@ -65,6 +69,7 @@ class Counts:
   def add(self, copy: Copy) -> None:
     """Counts a copy."""
     self.pages[copy.kind] += len(copy.source)
+    self.states[copy.kind] += copy.state is not None
     self.runs[copy.kind].update(copy.runs)
 
   def num_ranges(self, per_run: int) -> int:

@@ -207,11 +207,11 @@ class Scheduler:
     return True
 
   def _preempt(self, victim: Request) -> None:
-    self._short = True
+    self._short, slot = True, victim.slot
     computed = self._take_slot(victim)
     self._chunks[:] = [c for c in self._chunks if c.request is not victim]
     victim.num_preempted += 1
-    if self.swapping.preempt(victim, computed):
+    if self.swapping.preempt(victim, computed, slot):
       self.policy.push(victim)
 
   def _take_slot(self, request: Request) -> int:
@@ -298,6 +298,8 @@ class Scheduler:
     request.state, request.swapped = State.RUNNING, 0
     value = checked_value(self.policy, request)
     self.running.add(request, start, request.length, value)
+    if start and self.swapping.host.states:
+      self.swapping.restore(request)
     self._publish(request, start, found)
 
   def _publish(self, request: Request, stop: int, first: int = 0) -> None:
@@ -381,8 +383,10 @@ class Scheduler:
   def _leave(self, request: Request, ended: bool = False) -> None:
     """Takes a request out of wherever it is, and its pages."""
     if request.state is State.RUNNING:
-      computed = self._take_slot(request)
-      self.swapping.finish(request, min(computed, request.length), ended)
+      slot, computed = request.slot, self._take_slot(request)
+      # Steps ahead may have read tokens behind the end, which a state keeps.
+      slot = slot if computed <= request.length else -1
+      self.swapping.finish(request, min(computed, request.length), ended, slot)
     elif request.state in (State.WAITING, State.SWAPPED):
       self.policy.remove(request)
       self.swapping.drop(request)

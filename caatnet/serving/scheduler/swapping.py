@@ -1,10 +1,16 @@
-"""How pages leave the device and come back: copied, or computed again.
+"""How sequences leave the device and come back: copied, or computed again.
 
 A copy runs under the steps that follow, unless it is short: then the next step
 waits for it, which costs less than to do without the request for a step or two.
 While a copy to the host reads pages nobody writes them (`Pages`), while one
 from the host writes them nobody reads them, and a copy on the host that is
 being read or written stays.
+
+A sequence may have a state in addition to its pages, or without any. The state
+belongs to the slot of the sequence: it is copied out with the pages, and copied
+back as soon as the sequence has a slot, in a copy for which the next step
+waits. It is that of one length and cannot be rewound, so a copy is used only
+where the sequence continues behind that length.
 
 Source: FastSwitch (arXiv 2411.18424), sections 3.2 and 3.3.
 """
@@ -127,10 +133,10 @@ class Swapping:
 
   def _copy(
     self, kind: Kind, source: Sequence[int], target: Sequence[int],
-    request: Request, wait: bool,
+    request: Request, wait: bool, state: tuple[int, int] | None = None,
   ) -> None:
     copy = Copy(
-      self._number, kind, tuple(source), tuple(target), request.owner
+      self._number, kind, tuple(source), tuple(target), request.owner, state
     )
     self._number += 1
     self._new.append(copy)
@@ -149,9 +155,15 @@ class Swapping:
   def _copy_s(self, kind: Kind, pages: Sequence[int]) -> float:
     if not pages:
       return 0.0
-    return self.costs.copy_s(kind, sum(1 for _ in runs(pages)), len(pages))
+    states = int(self.host.states)  # each takes as long as a run of one page
+    if not self.host.paged:
+      return self.costs.copy_s(kind, states, states)
+    num_runs = sum(1 for _ in runs(pages))
+    return self.costs.copy_s(kind, num_runs + states, len(pages) + states)
 
-  def _out(self, request: Request, tokens: int, pinned: bool) -> bool:
+  def _out(
+    self, request: Request, tokens: int, pinned: bool, slot: int
+  ) -> bool:
     """Copies what the host has not; returns whether that takes a while."""
     first, last = self.host.increment(request.owner, tokens)
     source = request.pages[first:last].tolist()
@@ -160,16 +172,22 @@ class Swapping:
       return False
     self.host.pin(request.owner)  # as long as it is being written
     wait = pinned and self._short("out", source)
+    state = None
+    if self.host.states:
+      state = slot, self.host.pages(request.owner)[0]
+    if not self.host.paged:
+      source = target = []
     self._pages.begin_read(source)
-    self._copy("out", source, target, request, wait)
+    self._copy("out", source, target, request, wait, state)
     return True
 
-  def preempt(self, request: Request, computed: int) -> bool:
+  def preempt(self, request: Request, computed: int, slot: int) -> bool:
     """Takes a request's pages.
 
     Args:
       request: It has no slot any more.
       computed: How many of its tokens they hold.
+      slot: The slot that it had, which still has its state.
 
     Returns:
       Whether it is to stand in line at once; else `ended` says when.
@@ -178,7 +196,7 @@ class Swapping:
     self._counts.decide(decision)
     later = False
     if decision.swapped:
-      later = self._out(request, computed, pinned=True)
+      later = self._out(request, computed, True, slot)
       request.swapped = computed
     request.state = (
       State.LEAVING if later
@@ -217,6 +235,7 @@ class Swapping:
     start = most if len(source) else len(found) * size
     owner = request.owner
     valid = min(self.host.valid(owner), most)
+    assert not self.host.states or valid in (0, self.host.valid(owner))
     if valid <= start:
       return Plan(start, found, source)
     if self._busy[owner]:
@@ -226,7 +245,7 @@ class Swapping:
       read = self.costs.prefill_s(start, valid - start)
       if read <= self._copy_s("in", copied):
         return Plan(start, found, source)
-    return Plan(valid, found, NO_PAGES, copied)
+    return Plan(valid, found, NO_PAGES, copied if self.host.paged else ())
 
   def admit(self, request: Request, plan: Plan, num_pages: int) -> bool:
     """Gives a request its first pages.
@@ -257,7 +276,8 @@ class Swapping:
       target = taken[:1].tolist()
       self._copy("within", source, target, request, wait=True)
     if not plan.host:
-      if not self._busy[request.owner]:
+      restores = plan.start and self.host.states  # then its copy is needed
+      if not restores and not self._busy[request.owner]:
         self.host.unpin(request.owner)
       return True
     target = taken[: len(plan.host)].tolist()
@@ -267,6 +287,11 @@ class Swapping:
     if not wait:
       request.state = State.ARRIVING
     return wait
+
+  def restore(self, request: Request) -> None:
+    """Copies the state of a request that continues into its slot."""
+    block = self.host.pages(request.owner)[0]
+    self._copy("in", (), (), request, True, (block, request.slot))
 
   def ended(self, copy: Copy) -> Request | None:
     """Notes the end of a copy.
@@ -290,8 +315,10 @@ class Swapping:
       if request.state in ENDS:
         self.drop(request)
       return None
-    self.host.unpin(owner)
-    if request.state is State.ARRIVING:
+    arriving = request.state is State.ARRIVING
+    if not (arriving and self.host.states):  # else its state is still needed
+      self.host.unpin(owner)
+    if arriving:
       self._arrived.append(request)
     elif request.state in ENDS:
       if len(request.pages):  # it was cancelled while it was brought back
@@ -299,18 +326,23 @@ class Swapping:
       self.drop(request)
     return None
 
-  def finish(self, request: Request, tokens: int, ended: bool) -> None:
+  def finish(
+    self, request: Request, tokens: int, ended: bool, slot: int
+  ) -> None:
     """Takes the pages of a request that has ended.
 
     Args:
       request: It has no slot any more.
       tokens: How many of its tokens they hold.
       ended: Whether it has all its tokens.
+      slot: The slot that it had, which has the state of so many tokens; -1 if
+        steps have read more.
     """
     owner = request.owner
     keep = ended and request.more and self._limits.keep_turns
+    keep = keep and (slot >= 0 or not self.host.states)
     if keep and not self._busy[owner] and self.host.fits(owner, tokens):
-      self._out(request, tokens, pinned=False)
+      self._out(request, tokens, False, slot)
     self._release(request)
     if ended and request.more:
       self.host.sign(owner, request.all_tokens())

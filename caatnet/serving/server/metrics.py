@@ -26,13 +26,14 @@ class Metrics:
   Histograms have fixed buckets, so that nothing grows with what is served.
   """
 
-  def __init__(self, page_bytes: int) -> None:
+  def __init__(self, page_bytes: int, state_bytes: int = 0) -> None:
     """Begins at zero.
 
     Args:
       page_bytes: The bytes of a page over all layers and ranks.
+      state_bytes: The bytes of a state over all layers and ranks.
     """
-    self._page_bytes = page_bytes
+    self._bytes = {"pages": page_bytes, "states": state_bytes}
     self._registry = CollectorRegistry()
     self._ttft = self._histogram(
       "ttft_seconds", "From a request's arrival to its first token", _TTFT
@@ -99,15 +100,15 @@ class Metrics:
       state: What `caatnet.serving.server.snapshot` describes.
     """
     now = CollectorRegistry()
-    now.register(_Now(state, self._page_bytes))
+    now.register(_Now(state, self._bytes))
     return generate_latest(self._registry) + generate_latest(now)
 
 
 class _Now(Collector):
   """A scheduler's state as metrics."""
 
-  def __init__(self, state: dict[str, Any], page_bytes: int) -> None:
-    self._state, self._page_bytes = state, page_bytes
+  def __init__(self, state: dict[str, Any], sizes: dict[str, int]) -> None:
+    self._state, self._sizes = state, sizes
 
   def collect(self) -> Iterator[Any]:
     state = self._state
@@ -127,7 +128,8 @@ class _Now(Collector):
     copies = state["copies"]
     for name, what, values in (
       ("copied_bytes", "Bytes copied, by direction",
-       {k: v["pages"] * self._page_bytes for k, v in copies.items()}),
+       {kind: sum(found[of] * size for of, size in self._sizes.items())
+        for kind, found in copies.items()}),
       ("copied_runs", "Runs of pages copied, by direction",
        {k: v["runs"] for k, v in copies.items()}),
       ("preemptions", "How pages were taken", state["preemptions"]),

@@ -28,8 +28,9 @@ def describe(scheduler: Scheduler) -> dict[str, Any]:
     number, state, tokens read and drawn, pages, and how often they gave way;
     ``pages``: how many there are in each state, their size, and a digit for
     each page, the place of its state in ``page_states``; ``host_pages``: how
-    many there are and are used; ``copies``: pages copied by kind, and runs;
-    ``prefixes``: pages that were found, and not; ``preemptions`` and ``steps``.
+    many there are and are used; ``copies``: pages, states and runs copied, by
+    kind; ``prefixes``: pages that were found, and not; ``preemptions`` and
+    ``steps``.
   """
   requests, pages = scheduler.requests, scheduler.pages
   counts = scheduler.counts
@@ -57,7 +58,10 @@ def describe(scheduler: Scheduler) -> dict[str, Any]:
     "map": digits,
     "host_pages": {"all": host.num_pages, "used": host.num_used},
     "copies": {
-      kind: {"pages": counts.pages[kind], "runs": counts.runs[kind].total()}
+      kind: {
+        "pages": counts.pages[kind], "states": counts.states[kind],
+        "runs": counts.runs[kind].total(),
+      }
       for kind in ("out", "in", "within")
     },
     "prefixes": {"hits": pages.counts.hits, "misses": pages.counts.misses,

@@ -58,7 +58,7 @@ def api(
     capacity.batch + chosen.queue, chosen.choices, chosen.max_tokens,
     chosen.body_bytes, chosen.read_s,
   )
-  service = Service(engine, Metrics(page_bytes))
+  service = Service(engine, Metrics(page_bytes, decoder.state_bytes))
   return Api(service, tokenizer, name, bounds, key)
 
 

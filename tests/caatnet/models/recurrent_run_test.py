@@ -66,13 +66,21 @@ def test_text_is_what_the_whole_forward_would_choose(workdir):
     assert len(completion.tokens) == 9
 
 
-def test_a_server_refuses_it_in_one_line(workdir):
-  with pytest.raises(ValueError, match="keeps a state per sequence") as error:
-    serving.from_folder(workdir, {"tensor": 2})
-  assert "\n" not in str(error.value)
+def test_a_server_has_a_place_for_each_state_whatever_pages_says(workdir):
+  """These pages would be those of one sequence."""
+  decoder, chosen = serving.from_folder(
+    workdir, {"tensor": 2}, "inference.pages=8"
+  )
+  engine = serving.engine(decoder, chosen)
+  engine.executor.close()
+  has = serving.describe(decoder, engine)
+  assert (has["pages"], has["states"], has["slots"]) == (0, 2, 2)
+  assert engine.scheduler.pages.num_pages == 2
+  assert decoder.capacity.pages_per_sequence == 1
+  states = sum(x.nbytes for x in jax.tree.leaves(decoder.cache))
+  assert has["cache_gb"] == has["host_gb"] == states / 1e9 > 0
 
 
 def test_a_convolution_of_one_position_is_out_of_range():
-  config = tiny.get_config("test")
   with pytest.raises(ValueError, match=r"config\.model\.conv_width=1 must be"):
-    experiments.build(override(config, "model.conv_width=1"))
+    override(tiny.get_config("test"), "model.conv_width=1")

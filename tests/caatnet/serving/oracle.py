@@ -5,6 +5,9 @@ it draws depends on all that a sequence's pages hold. So a wrong page, a page
 that was written too early, a copy that is missing or came too late all change
 tokens. Copies to the host are made when they end, as late as they may be; what
 is written under a copy, or read before one has ended, is an error.
+
+A state is the list of the same values. It is read when a copy of it is asked
+for, and one that has seen other tokens than those before a chunk is an error.
 """
 
 import contextlib
@@ -73,9 +76,13 @@ class Oracle(Simulator):
     moved: Pages of each copy that ended, by its owner, in order.
   """
 
-  def __init__(self, num_pages, host_pages, page_size, delay):
+  def __init__(
+    self, num_pages, host_pages, page_size, delay, paged=True, states=False
+  ):
     super().__init__(Times(), COPIES, most=8, delay=delay)
-    self._size = page_size
+    self._size, self._paged, self._stateful = page_size, paged, states
+    self._states = {}  # by slot
+    self._kept, self._leaving = {}, {}  # by block of the host; by copy
     self._cache = [[None] * page_size for _ in range(num_pages)]
     self._host = [[None] * page_size for _ in range(host_pages)]
     self._latest = {}
@@ -86,6 +93,9 @@ class Oracle(Simulator):
     super().copy(copy)
     assert len(set(copy.target)) == len(copy.target)
     self._open[copy.number] = copy
+    if self._stateful and copy.kind == "out":
+      self._leaving[copy.number] = list(self._states[copy.state[0]])
+    assert self._paged or not len(copy.source)
     if copy.kind != "out":
       for page in copy.target:  # what was there is no more
         self._cache[page] = [None] * self._size
@@ -98,6 +108,10 @@ class Oracle(Simulator):
     target = self._host if copy.kind == "out" else self._cache
     for read, written in zip(copy.source, copy.target, strict=True):
       target[written] = list(source[read])
+    if copy.state is not None and copy.kind == "out":
+      self._kept[copy.state[1]] = self._leaving.pop(number)
+    elif copy.state is not None:
+      self._states[copy.state[1]] = list(self._kept[copy.state[0]])
     self.moved.append(copy)
 
   def _guard(self, page, write):
@@ -116,18 +130,22 @@ class Oracle(Simulator):
     ):
       token = self._latest[int(slot)]
       super_draw[request.number] = self._latest[int(slot)] = self._read(
-        step.tables[slot], int(position), [token]
+        int(slot), step.tables[slot], int(position), [token]
       )
     for chunk in step.chunks:
       slot = chunk.request.slot
-      token = self._read(step.tables[slot], chunk.start, chunk.tokens)
+      token = self._read(slot, step.tables[slot], chunk.start, chunk.tokens)
       if chunk.draws:
         super_draw[chunk.request.number] = self._latest[slot] = token
     self._draw = lambda request, position: super_draw[request.number]
     super().submit(step)
 
-  def _read(self, table, start, tokens):
+  def _read(self, slot, table, start, tokens):
     """Writes tokens from a position on, and draws from all up to them."""
+    if self._stateful:
+      state = self._recur(slot, start, tokens)
+    if not self._paged:
+      return drawn(state)
     contents = []
     for position in range(start):
       page = int(table[position // self._size])
@@ -140,7 +158,20 @@ class Oracle(Simulator):
       value = chain(contents[-1] if contents else None, token)
       self._cache[page][position % self._size] = value
       contents.append(value)
+    assert not self._stateful or state == contents
     return drawn(contents)
+
+  def _recur(self, slot, start, tokens):
+    """Returns the state of a slot after more tokens."""
+    for copy in self._open.values():
+      ahead = copy.kind == "in" and copy.state is not None
+      assert not (ahead and copy.state[1] == slot), "its state is not there yet"
+    state = self._states[slot] if start else []
+    assert len(state) == start, "a state has seen other tokens"
+    for token in tokens:
+      state = [*state, chain(state[-1] if state else None, token)]
+    self._states[slot] = state
+    return state
 
   def wait(self, until_s=math.inf):
     events = super().wait(until_s)

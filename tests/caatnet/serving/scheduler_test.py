@@ -90,11 +90,21 @@ class Run:
     size = case["page_size"]
     longest = 24
     num_pages = -(-longest // size) + (0 if case["tight"] else 20)
-    self.pages = case["pages"](num_pages, size, in_turn=case["in_turn"])
-    self.host = Host(case["host_pages"], size, reserve=bool(case["seed"] % 2))
+    kinds = {
+      "paged": case.get("paged", True), "states": case.get("states", False)
+    }
+    if not kinds["paged"]:  # each sequence has one, which is the whole context
+      size, num_pages = longest, case["limits"].slots
+    self.pages = case["pages"](
+      num_pages, size, reuse=not kinds["states"], in_turn=case["in_turn"]
+    )
+    self.host = Host(
+      case["host_pages"], size, reserve=bool(case["seed"] % 2),
+      keep=case.get("keep", True), **kinds,
+    )
     self.executor = oracle.Oracle(
       num_pages, case["host_pages"], size,
-      lambda copy: float(self.rng.exponential(2.0)),
+      lambda copy: float(self.rng.exponential(2.0)), **kinds,
     )
     self.scheduler = Scheduler(
       case["limits"], registry.make(case["policy"], self.pages), self.pages,
@@ -187,7 +197,8 @@ class Run:
     if limits.preempt == "recompute" and not limits.keep_turns:
       assert not self.host.num_used
     if step is not None:
-      assert limits.wait_s or not step.after or self.pages.counts.copied
+      waits = limits.wait_s or self.pages.counts.copied or self.host.states
+      assert waits or not step.after
       lengths = [chunk.length for chunk in step.chunks]
       assert not (lengths and limits.chunks) or any(
         len(lengths) <= count and max(lengths) <= length
@@ -207,7 +218,7 @@ class Run:
       request.conversation == request.number and not request.num_preempted
     )
     if first and limits.keep_turns and limits.preempt == "recompute" and (
-      self.case["host_pages"] == 200
+      self.case["host_pages"] == 200 and not self.host.states
     ):
       assert self.host.valid(request.owner) >= request.length - 1
 
@@ -270,6 +281,66 @@ def test_everyone_gets_what_a_run_alone_gives(ends, case):
   if not run.case["in_turn"]:
     fresh = Pages(run.pages.num_pages, 1)
     assert run.pages.sizes() == fresh.sizes()
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@given(case=CASE, keep=st.booleans())
+@drawn(60)
+def test_a_sequence_s_state_follows_it(paged, case, keep):
+  """With and without pages: each state has seen all tokens, and no other."""
+  kinds = {"paged": paged, "states": True, "keep": keep}
+  if not paged:  # pages are never short, so only priorities preempt
+    kinds |= {"policy": "strict_priority", "priorities": "markov"}
+    case["limits"] = dataclasses.replace(case["limits"], slots=2)
+  run = Run(case | kinds, (frozenset((0,)), frozenset(), lambda t: t == 1))
+  run.play()
+  counts = run.scheduler.counts
+  for request in run.requests:
+    expected = oracle.alone(
+      request.prompt, request.max_tokens, request.is_end
+    )
+    if request.state is State.FINISHED:
+      assert request.tokens == expected
+    else:
+      assert request.tokens == expected[: len(request.tokens)]
+  assert run.pages.num_available == run.pages.num_pages
+  if not paged:
+    assert not counts.pages.total()
+    # A slot is all that a sequence needs.
+    assert not counts.stalls
+
+
+def outcome(run, first, *more):
+  """Plays a conversation, and returns the prompts' tokens that were found."""
+  found, prompt = [], list(first)
+  for number, (count, said) in enumerate([*more]):
+    request = Request(
+      number, prompt, count, conversation=0, more=True, ends=frozenset((0,))
+    )
+    replay(run.engine, [request])
+    assert request.tokens == oracle.alone(prompt, count, request.is_end)
+    found.append(request.num_hits)
+    prompt = [*prompt, *request.tokens, *said]
+  return found
+
+
+@pytest.mark.parametrize(("keep", "steps_ahead"), [
+  (True, 1), (True, 2), (True, 3), (False, 2)
+])
+def test_the_next_turn_continues_where_the_state_ends(keep, steps_ahead):
+  """With more steps ahead the state may have read what was dropped."""
+  limits = Limits(2, 99, preempt="swap", keep_turns=keep, wait_s=100)
+  run = Run(
+    case_of(0, "first_come", 4, 9, limits=limits, steps_ahead=steps_ahead)
+    | {"paged": False, "states": True}
+  )
+  prompts = [1, 2, 1, 1, 2, 2, 1]
+  found = outcome(run, prompts, (2, [1, 2]), (2, [2]), (1, []))
+  stopped = oracle.alone(prompts, 2, lambda t: t == 0)
+  assert found[0] == 0
+  assert (found[1] > len(prompts) - 1) == keep
+  assert found[1] in (0, len(prompts) + len(stopped) - 1,
+                      len(prompts) + len(stopped))
 
 
 @given(case=CASE)

@@ -105,9 +105,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(template=TEMPLATE, key="", **options):
-  """Runs a server while the context lasts."""
-  model = decoder()
+def running(template=TEMPLATE, key="", model=None, **options):
+  """Runs a server while the context lasts, of a small model or another."""
+  model = model or decoder()
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | {"growth": 1} | options)
   listener = http.bound("127.0.0.1", 0)
   server = start.server(
