@@ -1,4 +1,4 @@
-"""How sequences leave the device and come back: copied, or computed again.
+"""Moves sequences off the device and back: by copies, or by reading again.
 
 A copy runs under the steps that follow, unless it is short: then the next step
 waits for it, which costs less than to do without the request for a step or two.
