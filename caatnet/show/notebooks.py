@@ -101,6 +101,8 @@ def executed(path: pathlib.Path) -> Any:
     # Progress bars would leave a line with a path of this machine.
   ).execute(env=os.environ | {"PYTHONWARNINGS": "ignore:install"})
   for cell in notebook.cells:
+    if "outputs" in cell:
+      cell.outputs = _joined(cell.outputs)
     for output in cell.get("outputs", []):
       if "image/png" in output.get("data", {}):
         output.data["image/png"] = _small(output.data["image/png"])
@@ -109,6 +111,21 @@ def executed(path: pathlib.Path) -> Any:
     "versions": versions(),
   }
   return notebook
+
+
+def _joined(outputs: list[Any]) -> list[Any]:
+  """Returns a cell's outputs with consecutive parts of a stream as one.
+
+  How a stream is split into parts depends on how busy the machine is.
+  """
+  joined: list[Any] = []
+  for output in outputs:
+    name = output.get("name")  # only streams have one
+    if joined and name is not None and joined[-1].get("name") == name:
+      joined[-1].text += output.text
+    else:
+      joined.append(output)
+  return joined
 
 
 def _small(png: str) -> str:
