@@ -13,7 +13,7 @@ import os, sys
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 from launch import options
 
-options.FLAGS(sys.argv)
+options._parse(sys.argv, ("config", "cpu_devices"), ())
 options._set_up_devices()
 
 import jax
