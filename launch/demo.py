@@ -53,7 +53,7 @@ def main() -> None:
       [*row, "", "", ""] for row in tables.measure_rows(baselines, data.labels)
     ],
   }
-  tables.table(**table)
+  tables.table(table["title"], table["columns"], table["rows"])
   if FLAGS.output:
     results.write(pathlib.Path(FLAGS.output), table)
   picture = workdir / "loss.png"
