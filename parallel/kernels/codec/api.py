@@ -310,9 +310,10 @@ def nesterov(
   chosen = choice(params.shape, codec, implementation, senders=senders)
   if chosen.name == "reference":
     return reference.nesterov(encoded, params, momentum, codec, outer, weights)
+  encoded = _rows_of(encoded)
   others = [_to_rows(x, codec) for x in (params, momentum)]
   rows = KERNELS[chosen.kind].over_senders(
-    _rows_of(encoded), others, codec, outer, weights, True, chosen.interpret
+    encoded, others, codec, outer, weights, True, chosen.interpret
   )
   new, momentum = (_from_rows(x, params.shape) for x in rows)
   return new, momentum
