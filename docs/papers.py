@@ -45,8 +45,8 @@ class Strategy:
     paper: Its source as README cites it.
     config: A config that runs it.
     file: The file that implements it.
-    saves: What it saves, where results/ has no figure.
-    costs: What it costs, where results/ has no figure.
+    saves: Text on its savings, if results/ has no figure.
+    costs: Text on its cost, if results/ has no figure.
   """
 
   order: int
@@ -64,8 +64,8 @@ class Paper:
 
   Attributes:
     key: The entry's name in the registry.
-    subject: What the paper is about.
-    reference: Where it is published.
+    subject: Subject of the paper.
+    reference: Publication.
     mechanism: Files that implement it.
     cost_model: Files that predict or count what it costs.
     studies: The folders of the studies that compare it.

@@ -20,7 +20,7 @@ config.serving:
   queue, choices, max_tokens, body_bytes, read_s, write_s, drain_s: limits
 
 --help_config explains each. A model that keeps a state per sequence, such as
-configs/recurrent, is served without reuse, and says so when it starts.
+configs/recurrent, is served without reuse, which a notice at the start states.
 """
 
 from absl import flags

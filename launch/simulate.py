@@ -15,7 +15,7 @@ r"""Predicts times and utilisations; trains nothing, needs no device.
   python -m launch.simulate --config=configs/datacentre/hundred_billion.py \
     --html=page.html
 
-config.study says what is predicted. --report=FILE.md or FILE.html writes the
+config.study names the study. --report=FILE.md or FILE.html writes the
 tables with their picture.
 """
 

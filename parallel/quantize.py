@@ -46,7 +46,7 @@ from parallel.wire import FLOAT32, MEAN_ITSELF, Use, Wire
 
 
 class _Call(NamedTuple):
-  """What all steps of a coded mean have in common; see `coded_mean`."""
+  """Arguments that all steps of a coded mean share; see `coded_mean`."""
 
   axis: Axis
   codec: Codec
@@ -92,7 +92,7 @@ def coded_mean(
     block_dims: Number of dims after R that no block crosses. If these dims hold
       the lanes of other axes, the result does not depend on how the ranks of
       those axes are split into lanes and devices either.
-    use: What becomes of the mean.
+    use: Operation on the mean where it is decoded.
 
   Returns:
     The mean, ``[*B, ...]`` float32, replicated over the axis by type and
@@ -331,7 +331,7 @@ def _encode_lanes(
 
   Args:
     rows: What `_Rows` says.
-    call: Of the exchange; its key is None if nothing is drawn.
+    call: Arguments of the exchange; its key is None if nothing is drawn.
     draw: Which of the exchange's roundings this is, 0 or 1.
   """
   axis, codec, _, key, implementation = call

@@ -41,7 +41,7 @@ def places():
 
 
 def read(path):
-  """A recipe: its kind, the name of what it adds, and code by path."""
+  """A recipe: its kind, the name of the new part, and code by path."""
   text = path.read_text()
   kind, name = re.match(r"# (.*): (\w+)\n", text).groups()
   blocks = re.findall(r"^`(\S+)`\n\n```python\n(.*?)```$", text, re.M | re.S)

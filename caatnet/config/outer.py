@@ -205,7 +205,7 @@ def _noloco(section: schema.NoLoCo, program: Program, seed: int) -> OuterLoop:
 
 
 # Builders of the algorithms, by the names that configs use. They receive the
-# section, the program, and the seed of what they draw: clients, pairs,
+# section, the program, and the seed of random draws: clients, pairs,
 # stochastic rounding.
 OUTER = {
   "data_parallel": _data_parallel,

@@ -223,5 +223,5 @@ def _dim(program: Program, shape: CacheShape, of_states: bool) -> int:
 def _split(
   dims: Sequence[int], dim: int, shape: CacheShape, count: int
 ) -> tuple[int, ...]:
-  """Returns the dims of ``count`` blocks of each layer, from those of all."""
+  """Returns the shape of ``count`` blocks of each layer."""
   return (*dims[:dim], shape.num_layers, count, *dims[dim + 1 :])

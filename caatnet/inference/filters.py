@@ -119,7 +119,7 @@ class Filter:
 
   @property
   def must(self) -> str:
-    """What a value must be, for messages."""
+    """Completes "must" in error messages, as in "be at least 0"."""
     if self.kind is int:
       return f"be an integer from {self.least} to {self.most}"
     return f"lie in {'(' if self.above else '['}{self.least:g}, {self.most:g}]"

@@ -60,7 +60,7 @@ def _reading(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Access:
-  """Reads parameters as they are, or in the dtypes that are `declared`.
+  """Reads parameters unchanged, or in the dtypes that are `declared`.
 
   The cast is part of the function that reads: where the backward rematerialises
   the function, no copy in the other dtype is kept.

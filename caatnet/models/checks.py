@@ -25,7 +25,7 @@ def check(model: Model, shapes: Any, tensor: Axis) -> None:
 
   Args:
     model: The model.
-    shapes: The shapes of what its `init` draws.
+    shapes: Shapes and dtypes of the parameters that its `init` draws.
     tensor: The tensor axis.
 
   Raises:
@@ -74,7 +74,7 @@ def check_scores(model: Model, scores: Any, tensor: Axis) -> None:
 
   Args:
     model: The model.
-    scores: What its `scores` returned inside ``jax.shard_map``.
+    scores: Result of its `scores` inside ``jax.shard_map``.
     tensor: The tensor axis.
 
   Raises:

@@ -1,4 +1,4 @@
-"""What one step of decoding reads and writes: a batch, and a cache.
+"""Batch and cache of a decoding step.
 
 A cache is a tuple of components, each of one of two kinds.
 
@@ -46,7 +46,7 @@ class StateShape(NamedTuple):
 
 
 class CacheSizes(NamedTuple):
-  """What a config says of a model's cache.
+  """Sizes of a cache, as configs give them.
 
   Attributes:
     num_pages: The pages of each layer.
@@ -65,7 +65,7 @@ class CacheSizes(NamedTuple):
 
 
 class Component(NamedTuple):
-  """What a scheduler must know of one component of a cache.
+  """One component of a cache, as schedulers see it.
 
   Attributes:
     paged: Whether it has pages, of which a sequence needs more as it grows, and
@@ -216,12 +216,12 @@ class Batch:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-  """What is kept of all sequences in all layers.
+  """Cache of all sequences in all layers.
 
   Attributes:
     pages: Keys and values, as `CacheShape.pages`, with a leading dim of lanes.
     shape: The sizes.
-    states: As `CacheShape.state_arrays`, with a leading dim of lanes.
+    states: Arrays of `CacheShape.state_arrays`, with a leading dim of lanes.
   """
 
   pages: Pages | tuple[()]
@@ -297,7 +297,7 @@ class Cache:
     Args:
       layer: The layer, a scalar.
       x: ``[R, N, ...]``, what the recurrence reads of each token.
-      batch: Says which state each sequence has.
+      batch: Batch with the state of each sequence.
       step: A function ``(x [R, S, T, ...], states [R, S, ...], written bool
         [S, T]) -> (y [R, S, T, ...], states)``. What is not written is padding
         at the end of a sequence, and must leave states unchanged.

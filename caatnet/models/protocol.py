@@ -244,7 +244,7 @@ class LanguageModel(Model, Protocol):
     Args:
       params: As of `logits`. What is stacked over layers may be a tuple of each
         layer's parameters.
-      cache: What is kept of earlier tokens, of `cache_shape`.
+      cache: Cache of earlier tokens, of `cache_shape`.
       batch: The step's tokens.
       access: How the model's functions read their parameters.
 

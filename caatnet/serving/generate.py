@@ -36,7 +36,7 @@ _FACTOR = 4
 
 @dataclasses.dataclass
 class Speed:
-  """What generation took, without the time in which XLA compiled.
+  """Duration of generation, without compilation by XLA.
 
   Tokens that are drawn in a step which also reads a prompt are not among the
   decoded ones.
@@ -69,7 +69,7 @@ class Generation:
   """Continues requests with a decoder.
 
   Attributes:
-    speed: What it took so far.
+    speed: Its duration so far.
   """
 
   def __init__(
@@ -86,11 +86,11 @@ class Generation:
       decoder: The model and its cache, whose sequences have all ended.
       requests: The prompts, and how each is continued.
       tokenizer: Makes text of tokens.
-      on_text: Is called with a request's number and more of its text.
-      on_end: Is called with a request's number when it has ended.
+      on_text: Called with a request's number and more of its text.
+      on_end: Called with a request's number when it has ended.
 
     Raises:
-      ValueError: The model cannot take a request; the message says which.
+      ValueError: The model cannot take a request, which the message names.
     """
     self.speed = Speed()
     self._decoder, self._on_text, self._on_end = decoder, on_text, on_end

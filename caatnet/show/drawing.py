@@ -26,7 +26,7 @@ def pyplot() -> Any:
   """Imports matplotlib.pyplot for use without a display.
 
   Raises:
-    ValueError: matplotlib is missing; the message says how to install it.
+    ValueError: matplotlib is missing; the message names the extra.
   """
   try:
     import matplotlib

@@ -47,7 +47,7 @@ class Line:
     width, size: Width of the line and size of the markers, in points.
     fill: Colour of the markers' faces; that of the line if None.
     alpha: Opacity.
-    steps: How a step between points is drawn: "pre", "post" or "".
+    steps: Position of steps between points: "pre", "post", or "" for none.
     errors: Lower and upper ends of error bars.
     texts: Text next to each point.
   """
@@ -112,7 +112,7 @@ class Bars:
   Attributes:
     places: Coordinate of each bar's middle, across the bars.
     lengths: Length of each bar.
-    starts: Where each bar starts; 0 if None.
+    starts: Start of each bar; 0 if None.
     label: Label in the legend; "" for none.
     colour: Colour of all bars, one per bar, or numbers in [0, 1] for shades.
     thickness: Extent across the bar.
@@ -142,7 +142,7 @@ class Rule:
     at: Coordinate.
     vertical: Whether the line stands.
     label: Label in the legend; "" for none.
-    style, colour, width: As of `Line`.
+    style, colour, width: Attributes of the line, as in `Line`.
     text: Text at the right end.
   """
 

@@ -34,7 +34,7 @@ def announce(
   Args:
     name: The model's name.
     listener: Where it listens.
-    has: What `caatnet.config.serving.describe` says.
+    has: Result of `caatnet.config.serving.describe`.
     chosen: ``config.serving``.
   """
   host, port = listener.getsockname()[:2]

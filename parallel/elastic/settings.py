@@ -20,7 +20,7 @@ class Settings:
       waiting for it, ends. 0 for a run without an end.
     listen: Host and port at which it listens for other peers; port 0 for any
       that is free.
-    advertise: Where others reach it, if that is somewhere else, as behind a NAT
+    advertise: Address at which peers reach it if that differs, as behind a NAT
       or with 0.0.0.0.
   """
 

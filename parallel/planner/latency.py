@@ -50,7 +50,7 @@ HOST = link_kinds.PCIE_4  # an assumption, where the optimizer's state waits
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-  """How computation and stages are timed.
+  """Assumptions about the time of computation and of stages.
 
   Attributes:
     utilisation: Fraction of the peak that matrix products reach.
@@ -213,7 +213,7 @@ def predict(
     c: The configuration, one that `space.refusal` lets pass.
     step: The training step.
     links: The cluster.
-    timing: How computation and stages are timed.
+    timing: Assumptions about the time of computation and stages.
     order: The device of each coordinate, int ``[p, d, t]``; None for devices
       in their own order.
   """
@@ -350,7 +350,7 @@ def vocabulary(
     c: The configuration.
     step: The training step.
     links: The cluster.
-    timing: How computation and stages are timed.
+    timing: Assumptions about the time of computation and stages.
     order: The device of each coordinate, int ``[..., p, d, t]``.
 
   Returns:

@@ -233,8 +233,8 @@ def fitted(
   upper bound holds for all programs that are fitted, with a margin.
 
   Args:
-    programs: What `terms` returned, and the bytes that the compiler has in all.
-    margin: What is added to the largest ratio.
+    programs: Results of `terms`, and total bytes by the compiler.
+    margin: Margin added to the largest ratio.
   """
   keys = [key for key in programs[0][0] if key != "stored"]
   totals = np.array([total for _, total in programs])

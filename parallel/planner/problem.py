@@ -26,7 +26,7 @@ class Problem:
   Attributes:
     step: The training step.
     links: The cluster.
-    timing: How computation and stages are timed.
+    timing: Assumptions about the time of computation and stages.
   """
 
   step: TrainingStep

@@ -54,7 +54,7 @@ def steps_s(
     c: The configuration.
     step: The training step.
     links: The cluster.
-    timing: How computation and stages are timed.
+    timing: Assumptions about the time of computation and stages.
     orders: The device of each coordinate, int ``[O, p, d, t]``.
   """
   costs = latency.traffic(c, step, links, timing.execution)

@@ -48,7 +48,7 @@ class Mutant:
 
   @property
   def identity(self) -> tuple[str | int, ...]:
-    """Fields that tell it from all others, in any version of the file."""
+    """Fields that identify it in any version of the file."""
     return dataclasses.astuple(self)[:7]
 
   def apply(self, source: str) -> str:

@@ -79,7 +79,7 @@ class Answer:
     failed: Ids of the tests that failed.
     durations: Id of each test that ran -> seconds.
     error: First line of the first error.
-    output: End of what pytest printed.
+    output: End of pytest's output.
   """
 
   outcome: str

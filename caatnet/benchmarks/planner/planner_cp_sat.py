@@ -14,6 +14,7 @@ import numpy as np
 
 
 def main() -> None:
+  """Answers one problem of stdin, a line of JSON, with the order found."""
   from ortools.sat.python import cp_model
 
   problem = json.loads(sys.stdin.readline())

@@ -12,6 +12,7 @@ import time
 
 
 def main() -> None:
+  """Makes the model of stdin's first line; times the runs of the others."""
   import torch
   import transformers
 
@@ -56,6 +57,7 @@ def main() -> None:
 
 
 def answer(value: object) -> None:
+  """Writes a line of JSON."""
   print(json.dumps(value), flush=True)
 
 

@@ -151,6 +151,7 @@ def part(w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def judge(x: jax.Array) -> jax.Array:
+  """Returns the loss, a mean square."""
   return jnp.mean(jnp.square(x))
 
 

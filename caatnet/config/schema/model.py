@@ -12,26 +12,41 @@ from caatnet.config.schema.fields import (
 )
 
 _DTYPE = "Dtype of activations; parameters are float32."
-_REMAT = (
-  'Activations that the backward recomputes: "none", "full" (a whole layer), '
-  'or "reduced" (all except the results of reductions over ranks, so that '
-  "nothing is sent again)."
-)
-_VOCABULARY = (
-  "Size of the vocabulary, more than the largest token of the data."
-)
 
 
 @section
-class Transformer:
-  """A Llama-style transformer with the sizes of ``tiny``."""
+class Stack:
+  """Keys of all language models with a stack of layers."""
 
-  vocab_size: int = field(256, _VOCABULARY, COUNT)
+  vocab_size: int = field(
+    256, "Size of the vocabulary, more than the largest token of the data.",
+    COUNT,
+  )
   width: int = field(128, "Channels of the residual stream.", COUNT)
   num_layers: int = field(4, "Number of layers.", COUNT)
+  ffn_width: int = field(352, "Hidden channels of the MLP.", COUNT)
+  norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", POSITIVE)
+  tied_embeddings: bool = field(
+    False, "Whether the head uses the embedding's table."
+  )
+  init_std: float = field(
+    0.02, "Standard deviation of initial weights.", POSITIVE
+  )
+  dtype: str = field("float32", _DTYPE, DTYPES)
+  remat: str = field(
+    "none", 'Activations that the backward recomputes: "none", "full" (a whole '
+    'layer), or "reduced" (all except the results of reductions over ranks, so '
+    "that nothing is sent again).", ("none", "full", "reduced"),
+  )
+  unroll: int = field(1, "Layers per iteration of the scan.", COUNT)
+
+
+@section
+class Transformer(Stack):
+  """A Llama-style transformer with the sizes of ``tiny``."""
+
   num_heads: int = field(8, "Number of query heads.", COUNT)
   num_kv_heads: int = field(8, "Number of key and value heads.", COUNT)
-  ffn_width: int = field(352, "Hidden channels of the MLP.", COUNT)
   head_width: int = field(
     0, "Channels of one head; 0 for width / num_heads.", COUNT_OR_NONE
   )
@@ -46,16 +61,6 @@ class Transformer:
     (), 'Change of rotary frequencies for longer contexts: (), ("linear", '
     'factor), or ("llama3", factor, low, high, original context).', POSITIVE,
   )
-  norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", POSITIVE)
-  tied_embeddings: bool = field(
-    False, "Whether the head uses the embedding's table."
-  )
-  init_std: float = field(
-    0.02, "Standard deviation of initial weights.", POSITIVE
-  )
-  dtype: str = field("float32", _DTYPE, DTYPES)
-  remat: str = field("none", _REMAT, ("none", "full", "reduced"))
-  unroll: int = field(1, "Layers per iteration of the scan.", COUNT)
   attention: str = field(
     "auto", 'Implementation of attention: "xla" (any device), "cudnn" (GPU, 16 '
     'bits), "splash" (TPU, seq_len a multiple of 128), or "auto" for the '
@@ -64,12 +69,9 @@ class Transformer:
 
 
 @section
-class Recurrent:
+class Recurrent(Stack):
   """A gated linear recurrence (Hawk) with the sizes of ``tiny``."""
 
-  vocab_size: int = field(256, _VOCABULARY, COUNT)
-  width: int = field(128, "Channels of the residual stream.", COUNT)
-  num_layers: int = field(4, "Number of layers.", COUNT)
   num_heads: int = field(
     8, "Heads of the recurrence's gates, a multiple of the tensor ranks.", COUNT
   )
@@ -80,17 +82,6 @@ class Recurrent:
     4, "Positions that the convolution before the recurrence reads.",
     TWO_OR_MORE,
   )
-  ffn_width: int = field(352, "Hidden channels of the MLP.", COUNT)
-  norm_eps: float = field(1e-5, "Epsilon of RMSNorm.", POSITIVE)
-  tied_embeddings: bool = field(
-    False, "Whether the head uses the embedding's table."
-  )
-  init_std: float = field(
-    0.02, "Standard deviation of initial weights.", POSITIVE
-  )
-  dtype: str = field("float32", _DTYPE, DTYPES)
-  remat: str = field("none", _REMAT, ("none", "full", "reduced"))
-  unroll: int = field(1, "Layers per iteration of the scan.", COUNT)
 
 
 @section

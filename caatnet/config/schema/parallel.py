@@ -5,7 +5,7 @@ from caatnet.config.schema.fields import COUNT, COUNT_OR_NONE, field, section
 
 @section
 class Parallel:
-  """Logical sizes of the axes; ``--mesh`` says which devices carry them."""
+  """Logical sizes of the axes; ``--mesh`` assigns devices to them."""
 
   worker: int = field(1, "Workers: ranks with parameters of their own.", COUNT)
   data: int = field(1, "Data-parallel ranks of a worker.", COUNT)

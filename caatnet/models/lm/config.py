@@ -22,7 +22,8 @@ REMAT_POLICIES = {
 class StackConfig:
   """The sizes of a language model, before any cut into ranks.
 
-  A layer has two row doors: that of what mixes positions, and the MLP's.
+  A layer has two row-parallel projections: one of the part that mixes positions
+  (attention or a recurrence), and one of the MLP.
 
   Attributes:
     vocab_size: The number of tokens.
@@ -30,10 +31,10 @@ class StackConfig:
     num_layers: The number of layers.
     ffn_width: The hidden width of the MLP.
     syncs: For each layer how its two row doors synchronise.
-    norm_eps: What a norm adds to the mean square.
+    norm_eps: Epsilon that a norm adds to the mean square.
     tied_embeddings: Whether the head is the embedding's transpose.
     dtype: The dtype of activations; parameters are float32.
-    remat: What the backward recomputes, a key of ``REMAT_POLICIES``.
+    remat: Recomputation in the backward, a key of ``REMAT_POLICIES``.
     kernels: Implementations of the norms in order of preference, as
       `parallel.kernels.selection` has them.
     init_std: The standard deviation of all matrices when they are drawn. That
@@ -100,7 +101,7 @@ def check_divides(value: int, key: str, divisor: int, divisor_key: str) -> None:
   Args:
     value: The size.
     key: Its key.
-    divisor: What must divide it.
+    divisor: Size that must divide it.
     divisor_key: The divisor's key in ``config``.
 
   Raises:

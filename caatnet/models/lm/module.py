@@ -121,7 +121,7 @@ class LanguageModule(nnx.Module):
     Args:
       params: The parameters, as `decode` takes them.
       tokens: int ``[B, T]``, or what ``access`` takes in its place.
-      access: How the model's functions read parameters.
+      access: Reads the parameters.
 
     Returns:
       float32 ``[R, B, T, V]``; -inf for the padding of the vocabulary.
@@ -137,9 +137,9 @@ class LanguageModule(nnx.Module):
     Args:
       params: The parameters, of which this module has the shapes only. Those
         of the blocks may be a tuple of each block's.
-      cache: What is kept of earlier tokens.
+      cache: Cache of earlier tokens.
       batch: The tokens.
-      access: How the model's functions read parameters.
+      access: Reads the parameters.
 
     Returns:
       Each rank's slice of the logits of ``batch.rows``, float32 ``[R, S, V]``,
@@ -166,7 +166,7 @@ class LanguageModule(nnx.Module):
       score: A function of `caatnet.models.lm.losses`, of logits and of the
         tokens that should have followed.
       tokens: int ``[B, T + 1]``, or what ``access`` takes in its place.
-      access: How the model's functions read parameters.
+      access: Reads the parameters.
 
     Returns:
       What ``score`` returns for tokens 1 to T.

@@ -22,9 +22,9 @@ def narrowed(x: Stream, syncs: Syncs, width: int, access: Access) -> Stream:
 
   Args:
     x: The stream, or what ``access`` takes in its place.
-    syncs: How the layer synchronises.
+    syncs: Synchronisation policies of the layer.
     width: The channels of the stream.
-    access: How the model's functions read their parameters.
+    access: Reads the parameters.
   """
   shared = min(s.num_shared(width) for s in syncs)
   return access.apply(
@@ -59,12 +59,12 @@ def run(
     params: The parameters of all layers: arrays ``[L, ...]``, or a tuple of
       each layer's own, which ``access`` runs one after another.
     x: The stream before the first layer.
-    state: What is carried from layer to layer along with the stream.
+    state: Value carried from layer to layer along with the stream.
     syncs: For each layer how its row doors synchronise.
     width: The channels of the stream.
-    access: How the layers read their parameters.
+    access: Reads the parameters of the layers.
     unroll: Layers per iteration of a scan.
-    policy: What is kept of a layer for the backward; None keeps everything.
+    policy: Checkpoint policy of a layer; None keeps all activations.
     carries: Whether layers that synchronise so leave an update pending.
 
   Returns:

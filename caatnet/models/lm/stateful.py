@@ -21,7 +21,7 @@ from parallel.collectives import varying, varying_axes
 
 
 class Stateful(Protocol):
-  """What a config of such a model has besides `StackConfig`."""
+  """Fields of a stateful model's config in addition to `StackConfig`."""
 
   num_layers: int
 

@@ -34,7 +34,7 @@ class Vocabulary:
     tensor: The tensor axis.
     dtype: The dtype of activations.
     tied: Whether the head is the embedding's transpose.
-    norm_eps: What the norm before the head adds to the mean square.
+    norm_eps: Epsilon of the norm before the head.
     kernels: Implementations of that norm in order of preference, as
       `parallel.kernels.selection` has them.
     stage: The stages that cut the vocabulary, too; None if none do.

@@ -2,9 +2,9 @@
 
 A page is *held* by as many sequences as read it. A full page has a name
 (`caatnet.serving.cache.prefixes`), by which other sequences find it. A page
-that nobody holds any more is *idle* as long as its name may be of use, and then
-*free*. A copy to the host *reads* pages: these are neither free nor idle before
-it has ended, whoever gives them up. So at any time
+that no sequence holds any more is *idle* as long as its name may be of use, and
+then *free*. A copy to the host *reads* pages: these are neither free nor idle
+before it has ended, whoever gives them up. So at any time
 
     held + idle + read and given up + free = all pages.
 

@@ -54,8 +54,8 @@ class Dispatched(NamedTuple):
   """A step of all replicas that may still be computed.
 
   Attributes:
-    steps: What each replica reads; None for nothing.
-    rows: Where the tokens of each step's `Step.drawing` are.
+    steps: Step of each replica; None if it reads nothing.
+    rows: Rows of the tokens of each step's `Step.drawing`.
     tokens: int32 ``[D, S]``.
     logprobs: float32 ``[D, S]``.
   """
@@ -102,8 +102,8 @@ def dispatch(
     decoder: The model.
     capacity: The decoder's, maybe with a shorter context: that of the longest
       sequence.
-    steps: What each replica reads; None for nothing.
-    drawings: How the slots of each replica draw; brought up to date.
+    steps: Step of each replica; None if it reads nothing.
+    drawings: Sampling parameters of the slots of each replica; updated.
     factor: The numbers of decodes for which there are programs grow by it.
     filters: Whether top-k and top-p are looked at even if no sequence of this
       step uses them.

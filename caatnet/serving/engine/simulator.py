@@ -163,7 +163,7 @@ class Simulator:
     self._count += 1
 
   def wait(self, until_s: float) -> list[Event]:
-    """Goes on to the next end, as `executor.Executor` says."""
+    """Advances to the next end; see `executor.Executor`."""
     if not self._events or self._events[0][0] > until_s:
       assert until_s < math.inf, "nothing is under way"
       self._now = max(self._now, until_s)

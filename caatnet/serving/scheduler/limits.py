@@ -9,7 +9,7 @@ PREEMPT = ("recompute", "swap", "cost")
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a step may hold, and how pages are given and taken.
+  """Limits of a step, and the handling of pages.
 
   Attributes:
     slots: Requests that run at a time.
@@ -22,8 +22,8 @@ class Limits:
       so many are left: more are fewer runs, and some that stand empty.
     admit_while_short: Whether requests are admitted in a step in which another
       one gave way since pages were short.
-    preempt: How pages are taken: "recompute", "swap", or "cost", whichever is
-      cheaper.
+    preempt: Handling of preempted pages: "recompute", "swap", or "cost",
+      whichever is cheaper.
     wait_s: A step waits for copies that take no longer; others run under the
       steps that follow.
     keep_turns: Whether a conversation's turn is copied to the host at its end.

@@ -5,7 +5,8 @@ then chunks of prompts up to a budget of tokens, and who is next in line joins
 as far as slots, pages and budget allow. If a request that runs needs a page and
 none is left, the policy names who gives way; how its pages are taken is
 `caatnet.serving.scheduler.swapping`'s part. The scheduler runs no model and
-knows no device: it makes steps and copies, and is told when these have ended.
+knows no device: it makes steps and copies, and is notified when they have
+ended.
 
 A step is made before the tokens of the step before it are known. So a request
 that a token ends is in one more step, whose token is dropped; its pages are

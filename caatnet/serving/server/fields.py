@@ -168,7 +168,7 @@ _Filters = pydantic.create_model(
 
 
 class _Common(_Filters, _Object):
-  """What completions and chats have in common; `Asked` explains."""
+  """Fields of both completions and chats, documented in `Asked`."""
 
   model: Any = None  # the caller has looked at it
   n: Annotated[

@@ -97,7 +97,7 @@ class Metrics:
     """Returns all in Prometheus' text format.
 
     Args:
-      state: What `caatnet.serving.server.snapshot` describes.
+      state: Snapshot of the server (`caatnet.serving.server.snapshot`).
     """
     now = CollectorRegistry()
     now.register(_Now(state, self._bytes))

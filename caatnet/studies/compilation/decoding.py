@@ -161,7 +161,7 @@ class Built(Protocol):
 
 
 def step_of(phase: str, built: Built) -> Step:
-  """Returns the step of a phase of what a config describes.
+  """Returns the step of a phase of the inference that a config describes.
 
   Raises:
     ValueError: The model keeps states, of which the bounds here know nothing.

@@ -3,7 +3,7 @@
 Knobs are numbers with ranges and sources. Results are formulas of knobs and of
 results before them (`caatnet.studies.datacentre.expressions`), so that a plan,
 a thousand plans at once and a web page compute the same. Units are SI: bytes,
-bit/s, W, s; days, hours and dollars where the name says so.
+bit/s, W, s; days, hours and dollars where the name ends in them.
 
 Compute is 6 FLOPs per active parameter and token (Kaplan et al., 2001.08361) at
 a share of the peak. Tokens are a multiple of the active parameters, 20 in

@@ -17,13 +17,13 @@ class Quantity:
   """A number that may be otherwise.
 
   Attributes:
-    value: What is taken.
+    value: Value that the plan uses.
     low: The least that is likely.
     high: The most that is likely.
     unit: Its unit; "" for a plain number.
-    meaning: What it is, in a few words.
-    source: Where it comes from.
-    mark: How well it is known, one of ``MARKS``.
+    meaning: Meaning, in a few words.
+    source: Publication or assumption behind the value.
+    mark: Confidence in the source, one of ``MARKS``.
     least: Below this it makes no sense.
     most: Nor above this.
     whole: Whether it is a number of things.

@@ -223,7 +223,7 @@ def _uncertainty(result: Mapping[str, Any]) -> list[Table]:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Returns bandwidths between sites, and a tornado of what decides."""
+  """Returns bandwidths between sites, and a tornado of knobs."""
   lines = []
   for row in result["between"]["rows"]:
     points = [

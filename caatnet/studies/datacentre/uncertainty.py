@@ -37,7 +37,7 @@ def ranges(
 
   Args:
     values: Knobs that are not as in ``KNOBS``; ranges go with them.
-    given: As for `closed_forms.plan`.
+    given: Argument of `closed_forms.plan`.
   """
   found = {}
   for key in closed_forms.knobs_of(given):
@@ -56,7 +56,7 @@ def draws(
 
   Args:
     values: As for `ranges`.
-    given: As for `closed_forms.plan`.
+    given: Argument of `closed_forms.plan`.
     num_draws: How many are drawn.
     seed: Of the draws.
 
@@ -104,7 +104,7 @@ def tornado(
   Args:
     target: The result.
     values: As for `ranges`.
-    given: As for `closed_forms.plan`.
+    given: Argument of `closed_forms.plan`.
 
   Raises:
     ValueError: There is no such result.

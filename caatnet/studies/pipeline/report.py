@@ -77,7 +77,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-  """Names a row; says so where another timetable was built."""
+  """Names a row, with the timetable that was built if it differs."""
   if row["built"] == row["timetable"]:
     return row["timetable"]
   return f"{row['timetable']} (is {row['built']})"

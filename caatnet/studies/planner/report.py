@@ -79,7 +79,7 @@ def flags(keys: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-  """Returns a value as a flag has it, which a shell leaves as it is."""
+  """Returns a value as the text of a flag, without shell syntax."""
   if not isinstance(value, tuple):
     return f"{value}"
   # With one entry the comma is what makes it a tuple.

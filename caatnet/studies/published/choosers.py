@@ -34,7 +34,7 @@ class Case:
   """What is to be configured.
 
   Attributes:
-    problem: The training step on the links as they are.
+    problem: The training step on the actual links.
     nominal: The same on links as published.
     choices: What this planner tries.
     annealed: How many of its first Pipette anneals.
@@ -92,7 +92,7 @@ def choose(name: str, case: Case) -> Choice:
 
   Args:
     name: A key of ``CHOOSERS``.
-    case: What is to be configured.
+    case: Training step and cluster to configure.
 
   Raises:
     ValueError: Nothing that it knows fits.

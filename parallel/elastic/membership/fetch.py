@@ -145,7 +145,7 @@ class Fetch:
       digest: Of the state.
       holders: Who has it, and where they listen.
       security: What connections are protected by.
-      have: What this peer has, and its manifest. Its chunks are used where
+      have: State of this peer and its manifest. Its chunks are used where
         they are alike; their hashes are made again, since memory may have gone
         bad, or have been got only in part (`partial`).
       limit_s: Seconds in which a holder must answer a request.

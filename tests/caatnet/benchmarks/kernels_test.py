@@ -71,7 +71,7 @@ def test_a_program_for_a_gpu_has_the_table_where_it_is():
 
 
 def test_a_kernel_is_timed_against_its_reference_and_a_copy(monkeypatch):
-  """As on an accelerator, here by the interpreter."""
+  """The timed path of accelerators, run by the interpreter."""
   monkeypatch.setattr(kernels, "_COPY_BYTES", 1 << 12)
   options = config_of.get_config().benchmark
   options.rounds, options.buffers = 2, 1

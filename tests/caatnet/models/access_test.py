@@ -72,7 +72,7 @@ def test_a_model_that_casts_nothing_reads_what_it_declares(devices):
 
 
 def test_gradients_are_stored_in_float32():
-  """The cast is inside of what is differentiated."""
+  """The cast is differentiated."""
   experiment = make(model=Narrow())
   program = experiment.program
   params = program.init_params(jax.random.key(0))

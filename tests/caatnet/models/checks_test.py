@@ -135,7 +135,7 @@ def evaluate(experiment):
 def test_scores_that_break_the_protocol_are_named(
   scheme, trace, change, message
 ):
-  """Where a program is traced, in training and in evaluation."""
+  """Wrong scores are refused when training or evaluation is traced."""
   experiment = make(model=Scored(change=change), scheme=scheme, data=2)
   with pytest.raises(ValueError) as error:
     trace(experiment)

@@ -29,10 +29,10 @@ class Row:
 
   Attributes:
     config: The config's module and its argument.
-    changes: What makes it smaller.
+    changes: Overrides that make it small.
     ranks: The tensor ranks of most tests.
-    wide: What makes it one layer whose products outweigh all else; no loop, of
-      which a compiler would count one iteration.
+    wide: Overrides that make it one layer whose products outweigh all other
+      operations, without a loop: a compiler counts one iteration of a loop.
     flops: The least and the largest ratio of compiled and declared operations.
       A model whose first layer reads data differentiates no input there.
     parts: Why the model has no parts for stages of a pipeline; "" if it has.
@@ -205,7 +205,7 @@ def test_parameters_are_counted_and_matrices_decay(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_train_as_one_piece_does(name):
-  """Where a model has parts; else an error says why not."""
+  """Models with parts run in stages; others give the reason."""
   changes = "parallel.stage=2 parallel.data=1 train.accumulation=2"
   mesh = (("stage", 2), ("tensor", meshes(name)[1]["tensor"]))
   if MODELS[name].parts:

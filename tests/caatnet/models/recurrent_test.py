@@ -223,7 +223,7 @@ def test_states_come_back_from_the_host_into_any_slot():
 
 
 def test_its_components_are_of_a_fixed_size():
-  """Of each sequence: inputs of the convolution, and a state; no pages."""
+  """Each sequence has inputs of the convolution and a state; no pages."""
   _, _, _, shape, _ = make()
   channels = 16 // RANKS
   assert [tuple(c) for c in shape.components] == [

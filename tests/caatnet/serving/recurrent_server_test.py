@@ -70,7 +70,7 @@ def decoder():
 
 
 def alone(prompts, count, stop=(), endless=False):
-  """What `launch.generate` writes after each prompt, one at a time."""
+  """Completions of `launch.generate`, one prompt at a time."""
   tokens = small_server.tokenizer()
   stops = Stops(count, frozenset(tokens.stop_ids), stop)
   if endless:

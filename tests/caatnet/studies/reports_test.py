@@ -85,7 +85,7 @@ def compiled(factor, known=True):
   """The result of a program: a device with collectives and a schedule.
 
   Args:
-    factor: Of all bytes and seconds.
+    factor: Factor of all bytes and seconds.
     known: Whether the number of its all-reduces is known.
   """
   entry = {"kind": "all_reduce", "dtype": "float32", "bytes": factor * 2e6,
@@ -160,7 +160,7 @@ def test_programs_side_by_side():
 
 
 def test_unknown_counts_are_named():
-  """Their bytes count in no sum, and titles say so."""
+  """Their bytes count in no sum, which titles state."""
   titles = [t.title for t in compilation.report(PROGRAMS["unknown"]).tables]
   assert any("without transfers of unknown count" in t for t in titles)
   cells = json.dumps([

@@ -213,7 +213,7 @@ def _is_close(a, b):
 
 @pytest.mark.parametrize("name", sorted(OUTER))
 def test_one_worker_degenerates(name):
-  """A single worker trains as without the loop if and only if the loop says so.
+  """A single worker trains as without the loop if and only if it declares so.
 
   The mean of one worker is the worker, so with outer SGD(1) nothing is left of
   a loop that averages. A loop that rounds, or pulls towards a center variable

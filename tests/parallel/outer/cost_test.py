@@ -1,4 +1,4 @@
-"""What outer loops send and keep: closed forms against loops and programs."""
+"""Bytes that outer loops send and keep: formulas against programs."""
 
 import collections
 import itertools

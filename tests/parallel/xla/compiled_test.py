@@ -298,7 +298,7 @@ def test_a_loop_of_unknown_length_counts_once():
 
 
 def test_groups_of_examples_are_counted_once():
-  """As XLA's analysis of the program before XLA:CPU rewrites the groups."""
+  """Equals XLA's analysis before XLA:CPU rewrites the groups."""
   text = """HloModule m
 
 ENTRY %main (a: f32[4,5,5,6], b: f32[3,3,6,8]) -> f32[2,3,3,8] {

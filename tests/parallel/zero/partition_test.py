@@ -44,7 +44,7 @@ def test_other_texts_are_refused(text, ranks, message):
 
 @pytest.mark.parametrize("partition", PARTITIONS, ids=str)
 def test_what_is_received_follows_from_operands(partition):
-  """Bandwidth-optimal: of what others have, each byte is received once.
+  """Bandwidth-optimal: each byte of another rank is received once.
 
   An all-gather receives the operands of all others, a reduce-scatter and an
   all-to-all its part of each other operand, an all-reduce both.

@@ -174,7 +174,7 @@ class Planner:
 
 @section
 class Published(Study):
-  """Times of what published configurators choose."""
+  """Step times of configurations that published configurators choose."""
 
   name: str = field("published", "Name of the config.")
   study: str = study_key("published")

@@ -1,4 +1,4 @@
-"""What the configs of several studies share."""
+"""Keys that the configs of several studies share."""
 
 from typing import Any
 
