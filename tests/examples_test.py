@@ -1,0 +1,30 @@
+"""Examples in docstrings run, and print what they show."""
+
+import doctest
+import importlib
+import pathlib
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+def _modules() -> list[str]:
+  """Names of the modules with an example in a docstring."""
+  found = []
+  for top in ("parallel", "caatnet"):
+    for path in sorted((_ROOT / top).rglob("*.py")):
+      if ">>> " in path.read_text():
+        parts = path.relative_to(_ROOT).with_suffix("").parts
+        found.append(".".join(p for p in parts if p != "__init__"))
+  return found
+
+
+@pytest.mark.parametrize("name", _modules())
+def test_examples_print_what_they_show(name):
+  module = importlib.import_module(name)
+  found = doctest.testmod(
+    module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+  )
+  assert found.attempted
+  assert not found.failed
