@@ -125,7 +125,7 @@ def _second(
     )
     yield (
       "What these learn is not predicted. Costs in loss that were measured: "
-      "README.md, Strategies; CLAIMS.md, 1 to 3 and 5.11."
+      "docs/strategies.md; CLAIMS.md, 1 to 3 and 5.11."
     )
   for name, (count, reason) in found["excluded"].items():
     yield f"of changes excluded by {name}: {count:,}, as {reason}"
