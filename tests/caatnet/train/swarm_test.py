@@ -358,7 +358,7 @@ def test_who_comes_after_the_last_round_ends_and_says_so(tmp_path, capsys):
     assert not swarm_loop.train(
       made, tmp_path / "late", place, Elastic(alone_s=1.0)
     ).finished
-  assert "the swarm has made all 2 rounds" in capsys.readouterr().out
+  assert "the swarm has completed all 2 rounds" in capsys.readouterr().out
 
 
 def test_who_has_the_newest_revision_is_not_waited_for_for_ever():
