@@ -70,7 +70,7 @@ FLAGS = [
 VALUES = [
   ("train", [TINY, "--mesh=tensor:3"], "use one of [1, 2, 4, 8]"),
   ("train", [TINY, "--mesh=tensor:8", "--cpu_devices=2"],
-   "--mesh: 8 devices are asked for, this machine has 2"),
+   "--mesh: 8 devices are requested, this machine has 2"),
   ("train", [TINY, "--mesh=pipeline:2"], "the axes are worker, data, tensor"),
   ("train", [TINY, "--config.parallel.tensor=0"],
    "config.parallel.tensor=0 must be an integer from 1 to"),
@@ -202,7 +202,7 @@ VALUES = [
    "value should be one of <train|prefill|decode>"),
   ("compile", [TINY, "--target=gpu:h100:1x9"], "at most 8 GPUs in a node"),
   ("compile", [TINY, "--target=cpu:2", "--mesh=tensor:8"],
-   "--mesh: 8 devices are asked for, this machine has 2"),
+   "--mesh: 8 devices are requested, this machine has 2"),
   ("compile", [TINY, "--target=cpu:8", "--compare=config.sync.q=1"],
    "did you mean sync.p?"),
   ("simulate", [TINY], "config.study=None must be one of alignment"),
