@@ -1,6 +1,6 @@
 """DiLoCo: H local steps per worker, then one outer step with the mean delta.
 
-    repeat H times:  theta_m <- InnerOpt(theta_m)        each worker m separately
+    repeat H times:  theta_m <- InnerOpt(theta_m)        each worker m alone
     delta   = mean over m of (phi - theta_m)             outer gradient
     phi     <- OuterOpt(phi, delta);  theta_m <- phi
 
