@@ -261,9 +261,9 @@ def test_why_not():
   best = plan.plan(problem, CHOICES, count=1, ordered=1).best[0]
   for c, reason in (
     (Configuration(2, 2, 4, 4), "takes 16 devices; the cluster has 8"),
-    (Configuration(1, 8, 1, 16), r"no run \(batch\): a batch of 64"),
-    (Configuration(8, 1, 1, 64), r"no run \(microbatches\)"),
-    (Configuration(8, 1, 1, 4, "zb_h2x"), r"no run \(timetable\)"),
+    (Configuration(1, 8, 1, 16), r"cannot run \(batch\): a batch of 64"),
+    (Configuration(8, 1, 1, 64), r"cannot run \(microbatches\)"),
+    (Configuration(8, 1, 1, 4, "zb_h2x"), r"cannot run \(timetable\)"),
     (Configuration(2, 4, 1, 4), "it fits, but takes .* more than the best"),
     (best.configuration, "it is as fast as the best"),
   ):
