@@ -85,6 +85,7 @@ class Actions(NamedTuple):
     Returns:
       The value to send to the next stage, and the buffer.
     """
+    # First receive, then run: an action may read a value of this tick.
     inputs = self._received(
       inputs, arriving, row.write_input, entering, row.enter_input
     )
@@ -92,6 +93,7 @@ class Actions(NamedTuple):
     def forward(x):
       return self.part(_chunk(params, row), _chunk(constants, row), x)
 
+    # Idle stages send their input, which no stage reads.
     y = lax.cond(
       row.kind == Kind.FORWARD, self._scoped(forward, Kind.FORWARD),
       lambda x: x,
@@ -110,6 +112,7 @@ class Actions(NamedTuple):
       The values to send to the next and the previous stage, the buffers, and
       the gradients of the stage's parts.
     """
+    # First receive, then run: an action may read a value of this tick.
     inputs = self._received(
       buffers.inputs, arriving[0], row.write_input, entering[0],
       row.enter_input,
@@ -120,9 +123,10 @@ class Actions(NamedTuple):
     )
     _, _, residuals, deltas = buffers
     x, dy = read(inputs, row.read_input), read(cotangents, row.read_cotangent)
-    nothing = jax.tree.map(jnp.zeros_like, x)
+    nothing = jax.tree.map(jnp.zeros_like, x)  # sent by stages that are idle
     how = self.backward
 
+    # Arguments of `Backward.forward` and of the backward's methods.
     def part():
       return _chunk(params, row), _chunk(constants, row), x
 
@@ -137,6 +141,7 @@ class Actions(NamedTuple):
       of_params, dx = how.both(*given())
       return dx, deltas, _added(grads, of_params, row)
 
+    # The first half saves deltas; the second half reads them.
     def of_input():
       dx, kept = how.of_input(*given())
       return dx, _write_kept(deltas, kept, row.deltas), grads
@@ -177,6 +182,7 @@ class Actions(NamedTuple):
     self, action: Callable[..., Tree], kind: Kind
   ) -> Callable[..., Tree]:
     """Adds scopes to an action: its number of runs, its kind and its phase."""
+    # The ledger groups bytes and FLOPs by these scopes.
     phase = "forward" if kind is Kind.FORWARD else "backward"
     return scoped(
       action, self._runs, f"action_{kind.name.lower()}", f"phase_{phase}"
@@ -256,6 +262,7 @@ def write(tree: Tree, values: Tree, place: jax.Array) -> Tree:
 
 def _chunk(tree: Tree, row: Row) -> Tree:
   """Slices the parameters of an action's part; without a copy for one part."""
+  # [1, ...] -> [...] by a static slice, which is free.
   leaves = jax.tree.leaves(tree)
   if leaves and leaves[0].shape[0] == 1:
     return jax.tree.map(lambda x: x[0], tree)
@@ -267,7 +274,7 @@ def _added(grads: Tree, of_params: Tree, row: Row) -> Tree:
 
   def added(total, x):
     if total.shape[0] == 1:
-      return total + x[None].astype(total.dtype)
+      return total + x[None].astype(total.dtype)  # no indexing for one part
     return total.at[row.chunk].add(x.astype(total.dtype))
 
   return jax.tree.map(added, grads, of_params)

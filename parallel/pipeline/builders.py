@@ -73,6 +73,7 @@ def _alternating(size: Size, group: int, warm_up: int) -> list[Action]:
   """Lists the warm-up's forwards; then one forward before each backward."""
   forwards = _forwards(size, group)
   order, rest = forwards[:warm_up], iter(forwards[warm_up:])
+  # Backwards follow the order of forwards.
   for action in forwards:
     order += [a for a in [next(rest, None)] if a]
     # Backwards run through the chunks in reverse.
@@ -93,6 +94,8 @@ def _split(size: Size, warm_up: int, delay: int) -> list[Action]:
   order = [
     Action(Kind.FORWARD, i) for i in range(min(warm_up, size.microbatches))
   ]
+  # Per iteration one forward, one input cotangent and one weight gradient of
+  # different microbatches, as far as these exist.
   for i in range(size.microbatches + delay):
     for kind, microbatch in (
       (Kind.FORWARD, i + warm_up), (Kind.INPUT, i), (Kind.WEIGHT, i - delay)
@@ -137,6 +140,7 @@ def _eager_stored(size: Size, stage: int) -> int:
 
 BUILDERS: dict[str, Builder] = {
   "gpipe": Builder(_all_first, _all_stored),
+  # One more microbatch is live than in the warm-up.
   "1f1b": Builder(
     lambda size, stage: _alternating(size, size.stages, _waves(size, stage)),
     lambda size, stage: min(size.microbatches, _waves(size, stage) + 1),
@@ -159,6 +163,7 @@ BUILDERS: dict[str, Builder] = {
     lambda size, stage: _split(size, 2 * _waves(size, stage), delay=2 * stage),
     lambda size, stage: min(size.microbatches, 2 * size.stages - 1),
   ),
+  # For evaluation.
   "forward": Builder(
     lambda size, stage: _forwards(size, size.microbatches),
     lambda size, stage: 0,
@@ -229,6 +234,7 @@ def taken(
       f"timetable={timetable!r} has one chunk per stage, not chunks={chunks}; "
       f"these take several: {able}"
     )
+  # Interleaving processes rounds of `stages` microbatches.
   left = microbatches % stages
   if builder.in_rounds and chunks > 1 and left:
     fit = [n for n in (microbatches - left, microbatches - left + stages) if n]

@@ -58,6 +58,7 @@ def _check_fields(timetable: Timetable) -> None:
       f"{name}: limits={t.limits} must be a number for each of "
       f"{t.num_stages} stages"
     )
+  # Each condition marks wrong entries, [T, S].
   idle = t.kinds == Kind.IDLE
   for wrong, why in (
     (~np.isin(t.kinds, list(Kind)), "there is no such kind of action"),
@@ -91,7 +92,7 @@ def _check_once(timetable: Timetable) -> None:
 
 def _check_complete(timetable: Timetable) -> None:
   """Checks that all required actions exist, with whole or split backwards."""
-  done = when(timetable) >= 0
+  done = when(timetable) >= 0  # [kind, part, microbatch]
   both = done[Kind.BACKWARD] & (done[Kind.INPUT] | done[Kind.WEIGHT])
   if both.any():
     part, m = np.argwhere(both)[0]
@@ -99,6 +100,8 @@ def _check_complete(timetable: Timetable) -> None:
     raise _of(
       timetable, kind, part, m, "a whole backward repeats the same work"
     )
+  # All forwards; with any backward, also both halves of every backward, where
+  # a whole backward counts as both.
   needed = {Kind.FORWARD: done[Kind.FORWARD]}
   if timetable.has_backward:
     for kind in (Kind.INPUT, Kind.WEIGHT):
@@ -119,6 +122,7 @@ def _check_order(timetable: Timetable) -> None:
   """Checks that the operands of each action are produced at an earlier tick."""
   ticks = when(timetable)
   forward = ticks[Kind.FORWARD]
+  # Tick of the input's cotangents, by either kind, [part, microbatch].
   back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
   # Batch and loss are available from the start (-1): they are not results of an
   # action.
@@ -132,6 +136,7 @@ def _check_order(timetable: Timetable) -> None:
     (Kind.INPUT, forward, 0), (Kind.INPUT, after, 1),
     (Kind.WEIGHT, back, 0),
   ):
+    # A result is available one tick after its action.
     early = (ticks[kind] >= 0) & (ticks[kind] <= needed)
     if early.any():
       part, m = np.argwhere(early)[0]
@@ -145,7 +150,7 @@ def _check_order(timetable: Timetable) -> None:
 
 def _check_stored(timetable: Timetable) -> None:
   """Checks that stored activations are within limits at every tick."""
-  kept, limits = stored(timetable), np.array(timetable.limits)
+  kept, limits = stored(timetable), np.array(timetable.limits)  # [T, S], [S]
   over = kept > limits
   if over.any():
     tick, stage = np.argwhere(over)[0]

@@ -121,8 +121,11 @@ def held(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
   """
   ticks = when(timetable)
   forward, last = ticks[Kind.FORWARD], _last_use(ticks)
+  # Tick of arrival, [part, microbatch]; the batch is read at the forward.
   comes = np.concatenate([forward[:1], forward[:-1] + 1])
   inputs = _alive(timetable, comes, np.where(last < 0, forward, last))
+  # Cotangents arrive one tick after the next part's backward, or after the
+  # last part's forward.
   back = np.maximum(ticks[Kind.BACKWARD], ticks[Kind.INPUT])
   comes = np.concatenate([back[1:], forward[-1:]]) + 1
   return inputs, _alive(timetable, comes, last)
@@ -145,7 +148,7 @@ def sends(timetable: Timetable) -> tuple[np.ndarray, np.ndarray]:
     to the previous one, each bool ``[T, S]``.
   """
   t = timetable
-  parts = t.chunks * t.num_stages + np.arange(t.num_stages)
+  parts = t.chunks * t.num_stages + np.arange(t.num_stages)  # [T, S]
   apart = t.num_stages > 1  # a stage sends nothing to itself
   forward = (t.kinds == Kind.FORWARD) & (parts < t.num_parts - 1)
   backward = np.isin(t.kinds, (Kind.BACKWARD, Kind.INPUT)) & (parts > 0)
@@ -233,6 +236,7 @@ def step_s(
   """
   p, m, v = size
   both_s = forward_s + input_s + weight_s
+  # Each formula: work of a stage, then the bubble.
   if timetable == "zb_h1" and m >= p:
     return m * both_s + (p - 1) * max(
       forward_s, input_s, forward_s + input_s - weight_s
@@ -284,5 +288,6 @@ def exposed_s(size: Size, hop_s: float) -> float:
       time of a forward and a backward.
   """
   p, m, _ = size
+  # All full rounds, then the microbatches of the incomplete one.
   rounds, left = divmod(m - 1, p)
   return hop_s * (2 * (p - 1) * (rounds + 1) + 2 * max(0, left - 1))

@@ -102,6 +102,7 @@ class Kept(NamedTuple):
 
   def forward(self, params: Tree, fixed: Tree, x: Tree) -> tuple[Tree, Tree]:
     program, num = self._linearized(params, fixed, x)
+    # Results: the output's leaves, then the residuals of the linear function.
     values = program.results()
     y = jax.tree.unflatten(jax.tree.structure(x), values[:num])
     return y, [values[i] for i in _to_keep(program, num)]
@@ -114,6 +115,7 @@ class Kept(NamedTuple):
   def of_input(
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree
   ) -> tuple[Tree, Tree]:
+    # Transposes U: cotangents of e (the deltas) and of x.
     sums = _Sums(self._linear(params, fixed, x, kept), params, x)
     deltas, dx = jax.linear_transpose(sums.added_up, sums.summands, x)(dy)
     return dx, deltas
@@ -122,6 +124,7 @@ class Kept(NamedTuple):
     self, params: Tree, fixed: Tree, x: Tree, kept: Tree, dy: Tree,
     deltas: Tree,
   ) -> Tree:
+    # Transposes K: from the deltas to the gradients.
     sums = _Sums(self._linear(params, fixed, x, kept), params, x)
     return jax.linear_transpose(sums.of_params, params)(deltas)[0]
 
@@ -148,11 +151,13 @@ class Kept(NamedTuple):
   ) -> Callable[..., Any]:
     """Rebuilds the linear function from its forward's saved residuals."""
     program, num = self._linearized(params, fixed, x)
+    # A result that is an output too, or occurs twice, is saved only once.
     same, numbers = program.same(num), range(num, len(program.shapes))
     found = dict(zip(_to_keep(program, num), kept, strict=True))
     # Residuals that do not depend on x are recomputed from the parameters.
     others = [i for i in numbers if same[i] not in found]
     found |= dict(zip(others, program.results(others), strict=True))
+    # The program returns (output, linear function): take the second subtree.
     _, tree = program.tree.children()
     return tree.unflatten([
       found[same[i] if same[i] in found else i] for i in numbers
@@ -163,12 +168,14 @@ class _Program:
   """A traced function whose results can be computed separately."""
 
   def __init__(self, f: Callable[..., Any], *args: Tree) -> None:
+    # `_last`: leaves of the last argument, the one that `reads_last` refers to.
     self._closed, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     self._args, self._last = jax.tree.leaves(args), jax.tree.leaves(args[-1])
     self.shapes, self.tree = jax.tree.flatten(shapes)
 
   def same(self, start: int) -> list[int]:
     """Returns for each result the first equal one, from ``start`` on."""
+    # Equal results are one variable of the traced program.
     ids = [id(v) for v in self._closed.jaxpr.outvars]
     return [ids.index(v, min(i, start)) for i, v in enumerate(ids)]
 
@@ -185,6 +192,7 @@ class _Program:
     """Computes the wanted results (None: all) and nothing else."""
     numbers = range(len(self.shapes)) if wanted is None else wanted
     jaxpr, used = self._only(numbers)
+    # Dead code elimination drops unused arguments, too.
     args = [x for x, use in zip(self._args, used, strict=True) if use]
     return jax.core.eval_jaxpr(jaxpr, self._closed.consts, *args)
 
@@ -224,6 +232,8 @@ class _Sums:
       def of_x(*leaves):
         return jax.tree.leaves(linear(params, self._tree.unflatten(leaves)))
 
+      # Partial evaluation with unknown x: `values` are known without x, and
+      # `_rest` is the remaining program of x.
       self._rest, _, values = partial_eval.trace_to_jaxpr_nounits(
         linear_util.wrap_init(of_x),
         [partial_eval.PartialVal.unknown(jax.typeof(x)) for x in leaves],

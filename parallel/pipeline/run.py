@@ -146,6 +146,7 @@ class Pipeline:
       run.buffers(), (run.places(), run.places()),
       (run.first(), run.zeros(run.of_x)),
       run.zeros(run.of_score),
+      # Sums of gradients are float32, whatever the parameters' dtype.
       jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params),
     )
     end = run.scan(run.tick, start)
@@ -157,6 +158,7 @@ class Pipeline:
     """Returns the scores ``[M, ...]``; arguments as in `gradients`."""
     assert not self.timetable.has_backward
     run = _Run(self, functions, params, constants, batch)
+    # No cotangents, residuals, deltas or gradients: empty trees.
     count = self.timetable.num_microbatches
     start = _Carry(
       Buffers(run.places(run.table.inputs.places + 1), (), (), ()),
@@ -218,14 +220,17 @@ class _Run:
   def buffers(self) -> Buffers:
     """Makes empty buffers of a step."""
     how, t = self.actions.backward, self.table
+    # [G, ...] -> [...]: one stage's activations.
     x = jax.tree.map(lambda x: x[0], self.places())
 
+    # Shapes of one part's residuals and deltas, without computing them.
     def kept(params, fixed, x):
       residuals = how.forward(params, fixed, x)[1]
       if not self.pipeline.timetable.splits:
         return residuals, ()
       return residuals, how.of_input(params, fixed, x, residuals, x)[1]
 
+    # [G, chunks, ...] -> [...]: all parts have equal shapes.
     residuals, deltas = jax.eval_shape(kept, *jax.tree.map(
       lambda x: x[0, 0], (self.params.parts, self.constants)
     ), x)
@@ -256,6 +261,7 @@ class _Run:
 
   def first(self) -> Any:
     """Returns the input of the first part in the first tick."""
+    # Later microbatches enter at the end of the tick before; see `send_on`.
     enter = scoped(self.enter, "phase_forward")
     return enter(int(self.table.enters[0]))
 
@@ -267,7 +273,9 @@ class _Run:
       t.cotangents.write, t.cotangents.enter, t.cotangents.read,
       t.residuals.read, t.deltas.read,
     )
+    # A tick computes the first part's input of the next tick.
     ends = _Ends(np.append(t.enters[1:], -1), t.judged, t.leaves)
+    # Scans over dim 0 of the table, [T, S].
     return lax.scan(
       lambda carry, step: (tick(carry, *step), None), start,
       jax.tree.map(jnp.asarray, (rows, ends)),
@@ -284,6 +292,7 @@ class _Run:
       carry.buffers.inputs, carry.arriving[0],
     )
 
+    # The last stage's output, on all stages: [G, ...] -> [...].
     def judge(m):
       x = scoped(self.of_stage, "phase_forward")(outputs, -1)
       scores = self.judge(self.params.around, x, m)
@@ -309,6 +318,7 @@ class _Run:
     )
     grads = carry.grads.around
 
+    # Loss and its cotangent on all stages at once, once the last part is done.
     def judge(m):
       x = scoped(self.of_stage, "phase_forward")(outputs, -1)
       loss, vjp = jax.vjp(lambda a, x: self.judge(a, x, m), around, x)
@@ -319,8 +329,10 @@ class _Run:
       ends.judged, judge,
       lambda: (carry.total, grads, self.zeros(self.of_x)),
     )
+    # Devices must run the collectives of a tick in one order.
     back = after(back, (outputs, total, cotangent), ordered)
 
+    # Gradients of `enter` from the first part's cotangents.
     def leave(m):
       dx = self.of_stage(back, 0)
       _, vjp = jax.vjp(
@@ -331,6 +343,7 @@ class _Run:
     leave = scoped(leave, "phase_backward")
     grads = self.if_any(ends.leaves, leave, lambda: grads)
     arriving, entering = self.send_on(outputs, ends, (back, grads))
+    # Cotangents move one stage back.
     returning = scoped(self.move, "phase_backward")(
       after(back, arriving, ordered), -1
     )
@@ -347,6 +360,7 @@ class _Run:
     Returns:
       The received values, and the first part's input of the next tick.
     """
+    # One run fewer than microbatches: the first one enters before the scan.
     enter = scoped(lambda m: self.enter(m, late), "phase_forward")
     entered = self.if_any(
       ends.entering, enter, lambda: self.zeros(self.of_x), in_loop=-1
@@ -359,10 +373,11 @@ class _Run:
   def move(self, tree: Any, by: int) -> Any:
     """Sends arrays ``[G, ...]`` to the stage at offset ``by``."""
     size = self.axis.size
+    # A cycle: with several chunks the last stage sends to the first one.
     pairs = [(s, (s + by) % size) for s in range(size)]
     leaves, treedef = jax.tree.flatten(tree)
     moved: list[jax.Array] = []
-    for x in leaves:
+    for x in leaves:  # one permute after another, if an order is needed
       x = after(x, moved[-1:], self.pipeline.ordered and bool(moved))
       x = permute(x, self.axis, pairs)
       # Empty arrays can lose their varying type in a permute.
@@ -399,6 +414,7 @@ class _Run:
       in_loop: Number of runs minus number of microbatches, for the ledger.
     """
     count = self.pipeline.timetable.num_microbatches + in_loop
+    # The branch must not run with an index of -1, which `maximum` replaces.
     return lax.cond(
       microbatch >= 0, scoped(then, runs(count, self.pipeline.timetable)),
       lambda m: otherwise(), jnp.maximum(microbatch, 0),

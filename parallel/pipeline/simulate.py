@@ -185,12 +185,14 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
   outputs, cotangents = np.zeros(
     (2, t.num_parts, t.num_microbatches)
   ).tolist()
+  # Time at which each stage and each link, by direction, is free again.
   free = [0.0] * t.num_stages
   links = {1: [0.0] * t.num_stages, -1: [0.0] * t.num_stages}
   # Ticks are a topological order, so one pass is enough.
   for tick, stage in np.argwhere(t.kinds).tolist():
     kind, m = kinds[tick][stage], microbatches[tick][stage]
     part = chunks[tick][stage] * t.num_stages + stage
+    # An action waits for its stage and for its operand.
     start = free[stage]
     if kind == Kind.FORWARD and part:
       start = max(start, outputs[part - 1][m])
@@ -202,6 +204,7 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
     way = forward_sends[tick][stage] - backward_sends[tick][stage]
     if way:
       busy = (hops.forward_s if way > 0 else hops.backward_s)[stage]
+      # A message waits for its link and occupies it for `busy` seconds.
       leave = max(end, links[way][stage])
       sent = links[way][stage] = leave + busy
       there = arrival = sent + hops.latency_s
@@ -231,12 +234,14 @@ def many_events_s(
   """
   t, none = timetable, np.zeros(work.shape[-1])
   forward_sends, backward_sends = sends(t)
+  # (whether an output, part, microbatch) -> time of arrival, [N].
   there: dict[tuple[bool, int, int], np.ndarray] = {}
   free = [none] * t.num_stages
   links = {True: [none] * t.num_stages, False: [none] * t.num_stages}
   for tick, stage in np.argwhere(t.kinds).tolist():
     kind, m = t.kinds[tick, stage], int(t.microbatches[tick, stage])
     part = int(t.chunks[tick, stage]) * t.num_stages + stage
+    # The same recurrence as in `events`, over arrays of cases.
     start, out = free[stage], kind == Kind.FORWARD
     if kind != Kind.WEIGHT:
       needs = (out, part - 1 if out else part + 1, m)
@@ -262,6 +267,7 @@ def lockstep_s(
     lanes: Consecutive stages that share a device, one after another.
   """
   t = timetable
+  # Stages of one device run one after another: [T, S] -> [T, devices].
   computing = _computing(t, work).reshape(t.num_ticks, -1, lanes).sum(2)
   forward, backward = sends(t)
   sending = np.maximum(
@@ -288,6 +294,7 @@ def lockstep_waiting_s(
     (action_s.get(kind.name.lower(), 0.0),) * t.num_parts
     for kind in Kind if kind is not Kind.IDLE
   ))
+  # All devices have equal work: take the first one's.
   own_s = float(_computing(t, work)[:, :lanes].sum())
   return lockstep_s(t, work, even_hops(t.num_stages), lanes) - own_s
 

@@ -85,26 +85,28 @@ def table(timetable: Timetable) -> Table:
   enters, judged, leaves = (np.full(ticks, -1, np.int32) for _ in range(3))
   for stage in range(stages):
     for tick, (kind, m, chunk) in timetable.actions(stage):
-      part = chunk * stages + stage
+      part = chunk * stages + stage  # see `parallel.pipeline.timetable`
       given = ("input", part, m), ("cotangent", part, m)
       # Values that a stage saves for itself exist in the tick that computes
       # them; sent ones arrive one tick later.
       if kind is Kind.FORWARD:
         made["residual", part, m] = tick
-        if part == 0:
+        if part == 0:  # its input comes from the batch, in this tick
           enters[tick], made[given[0]] = m, tick
-        if part == last:
+        if part == last:  # the loss's cotangent is ready one tick later
           judged[tick], made["cotangent", last, m] = m, tick + 1
         else:
           made["input", part + 1, m] = tick + 1
       elif kind is not Kind.WEIGHT:
         made["delta", part, m] = tick
-        if part == 0:
+        if part == 0:  # its cotangents leave the parts
           leaves[tick] = m
         else:
           made["cotangent", part - 1, m] = tick + 1
+      # A forward reads its input; all others read the cotangent, too.
       for what in given[: 1 if kind is Kind.FORWARD else 2]:
         used.setdefault(what, []).append(tick)
+      # Without a backward no residuals are saved.
       if timetable.has_backward:
         used.setdefault(("residual", part, m), []).append(tick)
       if kind in (Kind.INPUT, Kind.WEIGHT):
@@ -144,6 +146,7 @@ def _buffer(
   places = 0
   for stage in range(num_stages):
     things = sorted(
+      # (tick of arrival, ticks of reads, whether it comes from outside)
       (made[thing], ticks, thing[:2] == outside)
       for thing, ticks in used.items()
       if thing[0] == outside[0] and thing[1] % num_stages == stage
@@ -157,7 +160,7 @@ def _buffer(
         heapq.heappush(free, heapq.heappop(busy)[1])
       if not free:
         free, count = [count], count + 1
-      place = heapq.heappop(free)
+      place = heapq.heappop(free)  # the lowest free slot
       heapq.heappush(busy, (max(ticks), place))
       (enter if enters else write)[arrival, stage] = place
       read[ticks, stage] = place

@@ -126,6 +126,7 @@ def when(timetable: Timetable) -> np.ndarray:
     array[ticks, stages]
     for array in (timetable.kinds, timetable.microbatches, timetable.chunks)
   )
+  # A later one of several equal actions overwrites the tick.
   found[kinds, chunks * timetable.num_stages + stages, microbatches] = ticks
   return found
 
@@ -163,6 +164,7 @@ def arranged(
   at = [0] * num_stages  # the next action of each stage
   rows: list[list[Action | None]] = []
   remaining = sum(map(len, queues))
+  # One tick per iteration: each stage runs its next action if possible.
   while remaining:
     row: list[Action | None] = [None] * num_stages
     made = []  # results of this tick, available from the next one
@@ -199,6 +201,7 @@ def needed(
     return {("output", part - 1, m)} if part else set()
   if action.kind is Kind.WEIGHT:  # it reads the operands of the other half
     return {("cotangent", part, m)}
+  # A backward needs its forward, and the cotangents of the next part.
   own = {("output", part, m)}
   return own | ({("cotangent", part + 1, m)} if part < last else set())
 
@@ -220,6 +223,7 @@ def from_rows(
 ) -> Timetable:
   """Builds a schedule from each tick's actions, None for an idle stage."""
   idle = Action(Kind.IDLE, -1, -1)
+  # [T, S, 3]: kind, microbatch, chunk.
   filled = np.array([[a or idle for a in row] for row in rows], np.int32)
   return Timetable(
     name, num_microbatches, num_chunks, filled[..., 0].astype(np.int8),

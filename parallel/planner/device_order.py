@@ -68,7 +68,7 @@ def brute_force(traffic: Traffic) -> Order:
   """
   n = traffic.grid.size
   if n > EXACT:
-    raise ValueError(f"{n} devices have too many orders; use at most {EXACT}")
+    raise ValueError(f"{n} devices have too many orders; at most {EXACT} fit")
   orders = np.array(list(itertools.permutations(range(n))))
   return _priced(traffic, orders[
     cost(traffic, orders.reshape(-1, *traffic.grid)).argmin()
