@@ -103,7 +103,7 @@ VALUES = [
   ("train", [STREAMING, "--config.outer.overlap=(1,2,3)"],
    "one for each of the 2 workers"),
   ("train", [STREAMING, "--config.outer.overlap=(0,1)"],
-   "either none or all overlap"),
+   "all zero or all positive"),
   ("train", [STREAMING, "--config.outer.fragment_layers=3"],
    "config.outer.fragment_layers=3 must divide the 2 layers of 'blocks'"),
   ("train", [STREAMING, "--config.outer.pieces=2"],
