@@ -113,9 +113,7 @@ class Answer:
   ) -> dict[str, Any]:
     """Returns the body of a response without streaming.
 
-    Args:
-      choices: The sequences, which have ended.
-      news: Events of these sequences, all of them.
+    The sequences have ended, and the second argument contains all their events.
     """
     by_choice: dict[int, list[News]] = {choice.index: [] for choice in choices}
     for item in news:
