@@ -1,4 +1,4 @@
-"""Writes figures as PNG; needs the ``plot`` extra (matplotlib)."""
+"""Output of figures as PNG; needs the ``plot`` extra (matplotlib)."""
 
 import functools
 import importlib.util
@@ -13,7 +13,7 @@ from caatnet.show.plot import Axis, Figure, Panel
 from caatnet.train import files
 
 _DPI = 150
-# Least font size of texts inside bars, in points; smaller ones are left out.
+# Minimum font size of texts inside bars, in points; smaller ones are omitted.
 _LEAST_FONT = 1.0
 
 
@@ -41,7 +41,7 @@ def pyplot() -> Any:
 
 
 def write(figure: Figure, path: pathlib.Path) -> None:
-  """Writes a figure as a PNG, which replaces an existing file."""
+  """Writes a figure as a PNG, replacing an existing file atomically."""
   data = png(figure)
   with files.whole(path) as temporary:
     temporary.write_bytes(data)
@@ -57,10 +57,10 @@ def png(figure: Figure) -> bytes:
 
 
 def draw(figure: Figure) -> Any:
-  """Returns a figure as matplotlib's; the caller closes it."""
+  """Returns a figure as a matplotlib figure, which the caller must close."""
   plt, panels = pyplot(), figure.panels
   columns = min(figure.columns, len(panels))
-  # Numbers with many zeros get an exponent at the end of their axis.
+  # Large and small numbers share an exponent at the end of their axis.
   with plt.rc_context({"axes.formatter.limits": (-3, 5)}):
     drawn, axes = plt.subplots(
       -(-len(panels) // columns), columns, figsize=figure.size,
@@ -75,6 +75,7 @@ def draw(figure: Figure) -> Any:
       step(axis, panel)
   for index, panel in enumerate(panels):
     x, y = panel.axes
+    # A label that the neighbouring panel shows is not repeated.
     below = panels[index + columns : index + columns + 1]
     if not any(x.label == other.axes[0].label for other in below):
       axes.flat[index].set_xlabel(x.label)
@@ -100,7 +101,7 @@ def _draw_marks(axis: Any, panel: Panel) -> None:
   axis.set_title(panel.title, fontsize="medium")
   if panel.frame == "none":
     axis.set_axis_off()
-    axis.margins(0.1)  # curved arrows leave the extent of their ends
+    axis.margins(0.1)  # curved arrows extend beyond their end points
   elif panel.frame == "open":
     axis.spines[["top", "right"]].set_visible(False)
   if panel.grid:
@@ -129,6 +130,7 @@ def _finish(axis: Any, panel: Panel) -> None:
 
 
 def _set_scale(axis: Any, name: str, of: Axis) -> None:
+  """Sets the scale of an axis."""
   options = {"log2": ("log", {"base": 2}), "symlog": ("symlog", {
     "linthresh": 1.0
   })}
@@ -159,7 +161,7 @@ def _set_limits(axis: Any, name: str, of: Axis) -> None:
 @functools.singledispatch
 def _draw(mark: plot.Mark, axis: Any) -> None:
   """Draws a mark."""
-  raise TypeError(f"no mark: {mark}")
+  raise TypeError(f"unknown mark: {mark}")
 
 
 @_draw.register
@@ -247,6 +249,7 @@ def _(mark: plot.Arrows, axis: Any) -> None:
 
 
 def _write(axis: Any, mark: plot.Texts, x: Any, y: Any) -> None:
+  """Writes texts at points."""
   horizontal, vertical = mark.align
   for text, *point in zip(mark.texts, x, y, strict=True):
     axis.annotate(
@@ -256,13 +259,15 @@ def _write(axis: Any, mark: plot.Texts, x: Any, y: Any) -> None:
 
 
 def _write_inside(axis: Any, mark: plot.Bars) -> None:
-  """Writes texts into lying bars, at a font size that fits their lengths."""
+  """Writes texts into horizontal bars, at font sizes that fit their lengths."""
   low, high = axis.get_xlim()
+  # Inches per unit of x; axes take about 92 % of the figure's width.
   inch = axis.figure.get_size_inches()[0] * 0.92 / (high - low)
   starts = mark.starts or [0.0] * len(mark.lengths)
   for text, place, start, length in zip(
     mark.texts, mark.places, starts, mark.lengths, strict=True
   ):
+    # A character is about 0.6 times as wide as the font size.
     room = 0.9 * 72 * inch * length / max(1, 0.6 * len(text))
     if room >= _LEAST_FONT:
       axis.text(
@@ -272,7 +277,7 @@ def _write_inside(axis: Any, mark: plot.Bars) -> None:
 
 
 def _shade(values: Any) -> Any:
-  """Returns colours of numbers in [0, 1]."""
+  """Returns the colours of numbers in [0, 1]."""
   pyplot()
   from matplotlib import colormaps
 

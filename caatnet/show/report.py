@@ -32,7 +32,7 @@ class Column:
       value, or a template that formats several keys of a row
       ("{weights:.1f} + {cache:.1f}").
     unit: Size of one unit of the heading: 1e-3 shows seconds as milliseconds.
-    default: Text of a row that has no value: the key is absent or None. If
+    default: Text of a row without a value (the key is absent or None). If
       `default` is None, every row must have the key.
   """
 
@@ -110,7 +110,7 @@ def keyed(
 def span(
   ends: Iterable[Any], form: Callable[[Any], str], between: str = " to "
 ) -> str:
-  """Formats a least and a greatest value, once if they look the same."""
+  """Formats a minimum and a maximum, once if their texts are equal."""
   return between.join(dict.fromkeys(map(form, ends)))
 
 

@@ -1,6 +1,6 @@
-"""Shows a swarm on the terminal of its coordinator while it runs.
+"""Live view of a swarm on the coordinator's terminal.
 
-Where there is no terminal, lines are printed, as a log wants them.
+Without a terminal, lines are printed as in a log.
 """
 
 import time
@@ -16,9 +16,9 @@ _MINUTE_S = 60.0
 
 
 class Screen:
-  """What a coordinator says and how its peers are.
+  """Log lines of a coordinator, and on a terminal a live table of its peers.
 
-  Lines scroll; below them stays a table of the peers, if this is a terminal.
+  Lines scroll above the table.
   """
 
   def __init__(self, console: Console | None = None) -> None:
@@ -41,7 +41,7 @@ class Screen:
       print(line, flush=True)
 
   def follow(self, there: service.Service) -> None:
-    """Shows a service from now on, until this is left."""
+    """Shows a service until the context is left."""
     self.say("coordinator at {}:{}".format(*there.address))
     if self._console.is_terminal:
       self._live = Live(
@@ -51,12 +51,13 @@ class Screen:
       self._live.start()
 
   def view(self, there: service.Service) -> Group:
-    """Returns what is shown of a service: one line, and a row per peer."""
+    """Returns the view of a service: a summary line, and a row per peer."""
     state, now = there.state, time.monotonic()
     self._rounds = [
       *((t, r) for t, r in self._rounds if now - t < _MINUTE_S),
       (now, state.record.revision),
     ]
+    # Rounds per minute over the last minute, from the stored revisions.
     (start, first), seen = self._rounds[0], there.seen()
     losses = [
       x.report.loss for x in seen if x.report and x.report.loss is not None
@@ -82,6 +83,7 @@ class Screen:
 
 
 def _cells(report: Any) -> tuple[str, str, str]:
+  """Returns the cells of a peer's last report; "-" without a report."""
   if report is None:
     return "-", "-", "-"
   loss = "-" if report.loss is None else f"{report.loss:.4f}"
@@ -89,6 +91,7 @@ def _cells(report: Any) -> tuple[str, str, str]:
 
 
 def _bytes(count: float) -> str:
+  """Formats a number of bytes."""
   for unit in ("B", "kB", "MB", "GB"):
     if count < 1000:
       return f"{count:.0f} {unit}"

@@ -1,12 +1,12 @@
-"""Reads what a client asks for; nothing that it asks for is ignored.
+"""Request fields: parsing and validation; no field is silently ignored.
 
-The fields are those of OpenAI's /v1/completions and /v1/chat/completions. One
-that this server does not have is refused, unless its value says what happens
-anyway. Fields of our own: filters that OpenAI's API lacks, such as ``top_k``
-(`caatnet.inference.filters`); ``ignore_eos``; ``priority``, lower is served
-earlier; ``conversation``, a name that the turns of a conversation have in
-common; ``deadline_s``, the seconds after which a first token is of no use any
-more.
+The fields are those of OpenAI's /v1/completions and /v1/chat/completions. A
+field that this server does not support is refused, unless its value requests
+the default behaviour. Additional fields: filters that OpenAI's API lacks, such
+as ``top_k`` (`caatnet.inference.filters`); ``ignore_eos``; ``priority``, lower
+is served earlier; ``conversation``, a name that the turns of a conversation
+share; ``deadline_s``, the seconds after which the request expires unless its
+first token has been drawn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,10 @@ _MOST_STOPS = 16
 _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
 _LONGEST_DEADLINE_S = 86400.0
-# Fields whose values may be long, which messages do not quote.
+# Fields with possibly long values, which messages do not quote.
 _TEXTS = ("prompt", "messages", "stop", "user", "conversation")
 
-# Fields that this server does not have, with the values that change nothing.
+# Unsupported fields, with the values that request the default behaviour.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
   "frequency_penalty": (0,),
   "presence_penalty": (0,),
@@ -47,27 +47,28 @@ _NEUTRAL_CHAT = _NEUTRAL | {
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-  """What a client asks for.
+  """Validated request.
 
   Attributes:
-    prompts: Texts or lists of tokens; of a chat none.
-    messages: The messages of a chat; of a completion none.
-    n: How many answers to each prompt.
-    stream: Whether to send tokens as they come.
-    include_usage: Whether a stream ends with what it took.
-    echo: Whether answers begin with their prompts.
+    prompts: Texts or lists of token ids; empty for a chat.
+    messages: Messages of a chat; empty for a completion.
+    n: Number of choices per prompt.
+    stream: Whether to send tokens as they are drawn.
+    include_usage: Whether a stream ends with token counts.
+    echo: Whether responses begin with their prompts.
     logprobs: Whether to return the log-probabilities of tokens.
-    best: Whether to name the most probable token at each place, too.
-    max_tokens: Tokens of an answer at most; None for as many as there is room.
-    stop: Strings that end an answer.
-    ignore_eos: Whether the model's own ends are none.
-    drawing: Temperature and values of filters, as arguments of
+    best: Whether to also return the most probable token at each position.
+    max_tokens: Maximum number of drawn tokens; None for the remaining context.
+    stop: Strings that end a sequence.
+    ignore_eos: Whether the model's stop ids are ignored.
+    drawing: Temperature and filter values, as arguments of
       `caatnet.inference.requests.Request`.
-    seed: Of the first answer, the next has one more; None for any.
-    user: Who asks; "" if that is not said.
+    seed: Seed of the first choice, incremented for each further one; None for a
+      random seed.
+    user: Identifier of the client; "" if not given.
     priority: Lower is served earlier.
-    conversation: Of which conversation it is a turn; "" for none.
-    deadline_s: In how many seconds the first token must have come.
+    conversation: Name of the conversation; "" for none.
+    deadline_s: Seconds within which the first token must be drawn.
   """
 
   prompts: tuple[str | tuple[int, ...], ...]
@@ -96,7 +97,7 @@ def _whole(low: int, high: int) -> Any:
 
 
 def _number(low: float, high: float) -> Any:
-  """Returns the type of numbers in a range, which are finite."""
+  """Returns the type of finite numbers in a range."""
   must = f"must be a number in [{low}, {high}]"
   return Annotated[
     float, Field(ge=low, le=high, allow_inf_nan=False, description=must)
@@ -114,7 +115,7 @@ _StopString = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
 
 class _Object(pydantic.BaseModel):
-  """A JSON object without conversions; null is as good as nothing."""
+  """JSON object without type conversions; null is equivalent to absence."""
 
   model_config = pydantic.ConfigDict(
     extra="forbid", strict=True, frozen=True, hide_input_in_errors=True
@@ -170,7 +171,7 @@ _Filters = pydantic.create_model(
 class _Common(_Filters, _Object):
   """Fields of both completions and chats, documented in `Asked`."""
 
-  model: Any = None  # the caller has looked at it
+  model: Any = None  # checked by the caller
   n: Annotated[
     int, Field(ge=1, description="must be an integer of at least 1")
   ] = 1
@@ -193,7 +194,7 @@ class _Common(_Filters, _Object):
   max_tokens: _Count | None = None
 
   def asked(self, most_choices: int, **found: Any) -> Asked:
-    """Returns what is asked for, with the fields of its kind."""
+    """Returns the validated request, with the fields of its kind."""
     if self.n > most_choices:
       raise wrong("n", f"n={self.n} must be an integer in [1, {most_choices}]")
     options = self.stream_options
@@ -233,14 +234,24 @@ class _Chat(_Common):
 
 
 def completion(body: Any, most_choices: int) -> Asked:
-  """Reads the body of /v1/completions.
+  """Parses the body of /v1/completions.
 
   Args:
-    body: The parsed JSON.
-    most_choices: How many answers may be asked for at once.
+    body: Parsed JSON.
+    most_choices: Maximum number of choices.
 
   Raises:
-    ApiError: Something is wrong with it, with status 400.
+    ApiError: The body is invalid (status 400).
+
+  Example:
+    >>> asked = completion({"prompt": "The", "temperature": 0}, most_choices=8)
+    >>> asked.prompts, asked.max_tokens, asked.drawing["temperature"]
+    (('The',), 16, 0.0)
+    >>> try:
+    ...   completion({"prompt": "The", "n": 9}, most_choices=8)
+    ... except ApiError as error:
+    ...   print(error.status, error)
+    400 n=9 must be an integer in [1, 8]
   """
   given: _Completion = _validated(_Completion, body, _NEUTRAL_COMPLETION)
   prompt, n, logprobs = given.prompt, given.n, given.logprobs
@@ -274,7 +285,7 @@ def completion(body: Any, most_choices: int) -> Asked:
 
 
 def chat(body: Any, most_choices: int) -> Asked:
-  """Reads the body of /v1/chat/completions, as `completion` does."""
+  """Parses the body of /v1/chat/completions; see `completion`."""
   given: _Chat = _validated(_Chat, body, _NEUTRAL_CHAT)
   top = given.top_logprobs
   if top and not given.logprobs:
@@ -292,7 +303,7 @@ def chat(body: Any, most_choices: int) -> Asked:
 
 
 def _joined(message: _Message) -> dict[str, str]:
-  """Returns a message for a chat's template; parts of a text are joined."""
+  """Returns a message for the chat template, with its text parts joined."""
   found = message.model_dump(exclude_none=True)
   if not isinstance(message.content, str):
     found["content"] = "".join(part.text for part in message.content)
@@ -300,7 +311,7 @@ def _joined(message: _Message) -> dict[str, str]:
 
 
 def _check_best(name: str, count: int, temperature: float) -> None:
-  """Refuses more alternatives than the drawn token, where it is the best."""
+  """Raises ApiError unless alternatives are limited to the greedy token."""
   if count > (temperature == 0):
     raise wrong(
       name, f"{name}={count} must be 0, or 1 at temperature=0: only tokens "
@@ -311,15 +322,16 @@ def _check_best(name: str, count: int, temperature: float) -> None:
 def _validated(
   kind: type[_Common], body: Any, neutral: Mapping[str, Sequence[Any]]
 ) -> Any:
-  """Returns a body as a value of its type.
+  """Returns the body as a validated model.
 
   Args:
-    kind: The type.
-    body: The parsed JSON.
-    neutral: Fields that the type lacks, with the values that change nothing.
+    kind: Model of the body.
+    body: Parsed JSON.
+    neutral: Unsupported fields, with the values that request the default
+      behaviour.
 
   Raises:
-    ApiError: Something is wrong with it, with status 400.
+    ApiError: The body is invalid (status 400).
   """
   if not isinstance(body, dict):
     raise ApiError(400, "the body is no JSON object", "invalid_json")
@@ -342,7 +354,7 @@ def _validated(
 
 
 def _explained(kind: type[_Common], error: Any, body: Any) -> ApiError:
-  """Returns the error of a field, with its name and what it must be."""
+  """Returns the error of a field, with its name and its allowed values."""
   name, *rest = error["loc"]
   value = body.get(name)
   if name == "messages" and rest:
@@ -369,7 +381,7 @@ def _explained(kind: type[_Common], error: Any, body: Any) -> ApiError:
 
 
 def _description(field: pydantic.fields.FieldInfo) -> str:
-  """Returns what a field must be; one that may be absent is a union."""
+  """Returns the description of a field, also inside an optional type."""
   if field.description:
     return field.description
   inner = next(a for a in field.annotation.__args__ if a is not type(None))

@@ -1,7 +1,7 @@
-"""Answers of HTTP that are sent as the engine draws tokens.
+"""HTTP responses that are sent while the engine draws tokens.
 
-A client who goes takes its sequences along, whether it streams or not. Until
-the first token an error has a status code of its own, in a stream, too.
+A client that disconnects cancels its sequences, with and without streaming.
+Before the first token, an error has its own status code, also in a stream.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from caatnet.serving.server.service import Call, News, Service
 
 
 class Json(Response):
-  """JSON."""
+  """JSON response."""
 
   media_type = "application/json"
 
@@ -27,18 +27,18 @@ class Json(Response):
 
 
 def refusal(error: ApiError, service: Service) -> Response:
-  """Returns an error as an answer, which the service counts."""
+  """Returns an error as a response, and counts it in the metrics."""
   service.metrics.answered(error.status)
   return Json(error.body, error.status, headers=error.headers)
 
 
 class Reply(Response):
-  """Answers when there is something to say, while it listens to the client."""
+  """Response that sends events as they arrive and watches for a disconnect."""
 
   def __init__(
     self, service: Service, call: Call, answer: answers.Answer
   ) -> None:
-    """Takes a call that the service has begun."""
+    """Takes a call that was submitted to the service."""
     self._service, self._call, self._answer = service, call, answer
     self.background = None
     self.status_code = 200
@@ -57,12 +57,13 @@ class Reply(Response):
       self._service.close(self._call)
 
   async def _listen(self, receive: Receive) -> None:
+    """Waits for the client to disconnect."""
     while (await receive())["type"] != "http.disconnect":
       pass
     self._call.leave()
 
   async def _next(self) -> Sequence[News]:
-    """Waits for news; there are none if the client has gone.
+    """Waits for events; returns none if the client has disconnected.
 
     Raises:
       ApiError: The engine has failed, or a sequence has ended without tokens.
@@ -75,6 +76,7 @@ class Reply(Response):
     return found
 
   async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends one JSON body after all sequences have ended."""
     news: list[News] = []
     choices = self._call.choices
     try:
@@ -91,6 +93,7 @@ class Reply(Response):
     await Json(body)(scope, receive, send)
 
   async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends server-sent events."""
     try:
       found = await self._next()
     except ApiError as error:
@@ -122,4 +125,5 @@ class Reply(Response):
 
 
 async def _send(send: Send, body: bytes, more: bool) -> None:
+  """Sends a part of the body."""
   await send({"type": "http.response.body", "body": body, "more_body": more})

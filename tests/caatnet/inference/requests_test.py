@@ -88,9 +88,9 @@ def test_prompts_of_lines(tmp_path, monkeypatch):
     (["-"], None, "--prompt number 1 is empty"),  # of standard input
     (["-", "-"], None, "only one of"),
     ([], "\n\n", "prompts.jsonl has no prompt"),
-    ([], '{"prompt": "a"}\n{}', "line 2 is no object with the key"),
-    ([], '["prompt"]', "line 1 is no object with the key"),
-    ([], "a", "line 1 is no object with the key"),
+    ([], '{"prompt": "a"}\n{}', "line 2 is not an object with the key"),
+    ([], '["prompt"]', "line 1 is not an object with the key"),
+    ([], "a", "line 1 is not an object with the key"),
     ([], '{"prompt": 3}', "line 1: the prompt is 3, not text"),
     ([], '{"prompt": ""}', "line 1: the prompt is '', not text"),
   ],
@@ -106,7 +106,7 @@ def test_wrong_prompts_are_named(flags, text, message, tmp_path, monkeypatch):
 
 def test_a_file_that_is_no_text(tmp_path):
   (tmp_path / "prompts.txt").write_bytes(b"\xff\xfe")
-  with pytest.raises(ValueError, match=r"prompts\.txt is no UTF-8 text"):
+  with pytest.raises(ValueError, match=r"prompts\.txt is not UTF-8 text"):
     prompts.read([], str(tmp_path / "prompts.txt"))
   with pytest.raises(FileNotFoundError, match="no such file"):
     prompts.read([], str(tmp_path / "none.txt"))

@@ -205,7 +205,7 @@ def test_rows_have_few_lengths(context, platform, lengths):
 
 @pytest.mark.parametrize(
   ("row", "message"),
-  [([], "a row of 0 tokens"), ([0] * 72, "72 tokens: it must have 1 to 71"),
+  [([], "a row of 0 tokens"), ([0] * 72, "72 tokens must have 1 to 71"),
    ([3, 64], "token 64 is not one of config.model.vocab_size=64"),
    ([-1, 3], "token -1")],
 )

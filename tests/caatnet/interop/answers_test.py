@@ -256,7 +256,7 @@ def test_a_tokenizer_without_a_token_before_texts():
     stop_ids, separator = (), None
 
   assert answers(Bare).loglikelihood([ask("ab", "c")])
-  with pytest.raises(ValueError, match="no token that stands before a text"):
+  with pytest.raises(ValueError, match="no token to precede a text"):
     answers(Bare).loglikelihood([ask("", "c")])
 
 

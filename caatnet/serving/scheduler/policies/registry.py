@@ -1,4 +1,4 @@
-"""Policies by name. A new policy is a file here and a row."""
+"""Registry of policies by name. A new policy is a file here and a row."""
 
 from collections.abc import Callable
 
@@ -23,10 +23,14 @@ POLICIES: dict[str, Callable[[Pages], Policy]] = {
 
 
 def make(name: str, pages: Pages) -> Policy:
-  """Returns a policy with an empty line.
+  """Returns a policy with an empty queue.
+
+  Args:
+    name: A key of `POLICIES`.
+    pages: Pages of the cache, for policies that look up cached prefixes.
 
   Raises:
-    ValueError: There is no policy of that name.
+    ValueError: The name is not in `POLICIES`.
   """
   known("policy ", name, POLICIES)
   return POLICIES[name](pages)

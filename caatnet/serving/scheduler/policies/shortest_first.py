@@ -1,4 +1,4 @@
-"""Shortest first, by the tokens that a request may still read and draw."""
+"""Shortest job first, by the tokens that a request may still read and draw."""
 
 import operator
 
@@ -6,10 +6,11 @@ from caatnet.serving.scheduler.policies.base import Policy
 
 
 class ShortestFirst(Policy):
-  """The least work first; ``max_tokens`` stands for what is not known.
+  """Least work first; ``max_tokens`` is used as the unknown output length.
 
-  In line a request has the work that was left when it joined; what runs is
-  compared by the same number, so that the last to be admitted gives way.
+  A queued request has the work that was left when it joined the queue. Running
+  requests are compared by the same number, so that the one with the most work
+  is preempted first.
   """
 
   value = operator.attrgetter("longest")
