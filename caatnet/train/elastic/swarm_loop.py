@@ -244,7 +244,8 @@ class Run(loop.Run):
     except Moved:
       metrics = None
       self.progress.say(
-        f"step {step}: the swarm has continued; resumes at step {self.peer.step}"
+        f"step {step}: the swarm has continued; resumes at step "
+        f"{self.peer.step}"
       )
     except Halted:
       self._fall_back()

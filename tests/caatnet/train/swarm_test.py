@@ -286,7 +286,7 @@ def test_a_late_worker_stays_by_its_newest_part_from_the_others(tmp_path, hook):
 
 
 @pytest.mark.parametrize(("algorithm", "overrides", "problem"), [
-  ("noloco", "", "exchange no mean, but in pairs"),
+  ("noloco", "", "in pairs instead of a mean"),
   ("eager", "", r"share no parameters.*add a section config\.el"),
   ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 cannot be carried"),
   ("diloco", "outer.codec=int8 outer.block=16 outer.route=all_to_all",
