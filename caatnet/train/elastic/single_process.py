@@ -283,7 +283,7 @@ class Programs:
     return self._apart(lambda *_: self._updating(self._outer))
 
   def _updating(self, loop: OuterLoop) -> Callable[[Any], Any]:
-    """Returns a function from gradients to updates; `loop` adapts gradients first."""
+    """Returns a function from gradients, which `loop` may adapt, to updates."""
     layout = self._program.layout
     update = make_update(
       self._program, self.experiment.optimizer, self.experiment.clip_norm
