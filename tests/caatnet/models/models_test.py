@@ -75,7 +75,7 @@ MODELS = {
     wide="model.width=256",
     # Of the first layer, the widest, no inputs are differentiated.
     flops=(0.6, 1.15),
-    parts="each layer sees one level less",
+    parts="each layer reads one level less",
   ),
 }
 

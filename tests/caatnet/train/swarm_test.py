@@ -286,8 +286,8 @@ def test_a_late_worker_stays_by_its_newest_part_from_the_others(tmp_path, hook):
 
 
 @pytest.mark.parametrize(("algorithm", "overrides", "problem"), [
-  ("noloco", "", "exchange no mean, but in pairs"),
-  ("eager", "", r"share no parameters.*give the config a section config\.el"),
+  ("noloco", "", "in pairs instead of a mean"),
+  ("eager", "", r"share no parameters.*add a section config\.el"),
   ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 is not supported"),
   ("diloco", "outer.codec=int8 outer.block=16 outer.route=all_to_all",
    "an all-to-all over the axis 'worker'"),
