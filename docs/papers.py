@@ -1,8 +1,8 @@
 """The registry of papers, docs/papers.toml, and the documents written from it.
 
 README's table of papers, docs/strategies.md, the table of claims in CLAIMS.md,
-the rooms of ARCHITECTURE.md and docs/map.md, the map of the code, are generated.
-from it; `docs.tables` has one row for each.
+the rooms of ARCHITECTURE.md and the map of the code, docs/map.md, are generated
+from it: `docs.tables` has one row for each.
 """
 
 import ast
