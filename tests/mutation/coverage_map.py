@@ -8,6 +8,7 @@ before it changed, all tests of the test file. Lines that run at import count
 for all tests of the source file, too.
 """
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -116,8 +117,10 @@ class Map:
     data = coverage.CoverageData(basename=str(folder / "lines"))
     for part in sorted(folder.glob("data*")):
       of_process = coverage.CoverageData(basename=str(part))
-      of_process.read()
-      data.update(of_process, map_path=_from_root)
+      # A process that a test kills leaves an empty or incomplete file.
+      with contextlib.suppress(coverage.exceptions.DataError):
+        of_process.read()
+        data.update(of_process, map_path=_from_root)
       part.unlink()
     data.write()
     sources = {}
