@@ -162,8 +162,8 @@ class Answers:
     }
     if given.pop("num_beams", 1) != 1 or given:
       raise ValueError(
-        f"a task asks to generate with {dict(how)}: beams, and other settings "
-        "than until, max_gen_toks, do_sample, temperature, "
+        f"a task requests generation with {dict(how)}: beams, and settings "
+        "other than until, max_gen_toks, do_sample, temperature, "
         f"{', '.join(FILTERS)}, are not supported"
       )
     room = self.context - max_tokens

@@ -196,8 +196,8 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
   # One model has one attention pattern in all its layers.
   if kinds is not None and kinds != kinds[:1] * num_layers:
     reader.wrong.append(
-      f"layers differ, by layer_types or max_window_layers={_short(first)}: "
-      "one sliding_window for all layers, or none, only"
+      f"layers differ in layer_types or max_window_layers={_short(first)}: "
+      "only one sliding_window for all layers, or none, is supported"
     )
   return 0 if kinds and kinds[0] == "full_attention" else window
 
@@ -210,13 +210,15 @@ def _positions(reader: _Reader) -> dict[str, Any]:
   if len(said) > 1 and fields[said[0]] != fields[said[1]]:
     reader.wrong.append(
       f"rope_scaling={_short(fields[said[0]])} is not "
-      f"rope_parameters={_short(fields[said[1]])}: one of the two only"
+      f"rope_parameters={_short(fields[said[1]])}: only one is allowed"
     )
   rope = fields.get(key) or {}
   if not isinstance(rope, dict) or any(
     isinstance(value, dict) for value in rope.values()
   ):
-    reader.wrong.append(f"{key}={_short(rope)}: one form for all layers only")
+    reader.wrong.append(
+      f"{key}={_short(rope)}: only one form for all layers is supported"
+    )
     rope = {}
   base = reader.number("rope_theta", 10_000.0)
   inner = _Reader(rope, f"{key}.")

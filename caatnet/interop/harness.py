@@ -136,7 +136,9 @@ def _load(tasks: Sequence[str]) -> tuple[Any, list[Any]]:
     if task not in (*files, *known):
       near = difflib.get_close_matches(task, known, 1)
       hint = f"; did you mean {near[0]}?" if near else ""
-      raise ValueError(f"--tasks={task}: lm-evaluation-harness has none{hint}")
+      raise ValueError(
+        f"--tasks={task}: not a task of lm-evaluation-harness{hint}"
+      )
   try:
     loaded = manager.load([groups.get(task, task) for task in tasks])
   except Exception as error:  # any error of a file or of the network

@@ -222,7 +222,9 @@ def write_published(
   if HEAD in dtypes:  # tied embeddings that are published twice
     shapes.setdefault(HEAD, shapes[TABLE])
   if dtypes.keys() != shapes.keys() or not {*dtypes.values()} <= {*DTYPES}:
-    raise ValueError(f"{workdir / ORIGIN} is damaged: other tensors")
+    raise ValueError(
+      f"{workdir / ORIGIN} is damaged: its tensors are not those of the model"
+    )
   announced = {name: (dtype or dtypes[name], shapes[name]) for name in dtypes}
   fields = dict(origin.get("config") or families.describe(
     model.config, dtype or "float32", experiment.data.seq_len
@@ -331,7 +333,7 @@ def _take_apart(
     if array.shape[1:] != slot.shape:
       raise ValueError(
         f"{'/'.join(slot.path)} is {list(array.shape[1:])} in the checkpoint, "
-        f"but {list(slot.shape)} by config.json"
+        f"but {list(slot.shape)} according to config.json"
       )
     found = array.rows((0,)) if slot.layers else [array.at((0,))]
     for row, values in zip(slot.rows(), found, strict=True):

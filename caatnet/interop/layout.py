@@ -111,9 +111,9 @@ def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
     if any(_all_have_one(num_kv_heads * r, number) for r in choices)
   ]
   raise ValueError(
-    f"ranks={ranks} would leave one without any of the {num_heads} query "
-    f"heads, which are cut with their {num_kv_heads} key/value heads; use one "
-    f"of {', '.join(map(str, fitting))}"
+    f"ranks={ranks} would leave a rank without any of the {num_heads} query "
+    f"heads, which are split with their {num_kv_heads} key/value heads; use "
+    f"one of {', '.join(map(str, fitting))}"
   )
 
 
@@ -274,8 +274,8 @@ def _uncut(part: Part, x: np.ndarray) -> np.ndarray:
     bits = heads.view(f"u{x.dtype.itemsize}")
     if (bits != bits[:, :1]).any():
       raise ValueError(
-        f"{part.name}: heads that were repeated {part.repeats} times are no "
-        "longer equal"
+        f"{part.name}: key/value heads that were repeated {part.repeats} times "
+        "are no longer equal"
       )
     x = heads[:, 0].reshape(-1, *x.shape[1:])
   return np.moveaxis(x, 0, part.dim)

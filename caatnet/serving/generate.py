@@ -209,7 +209,7 @@ class Generation:
         if request.state not in serving.ENDS:  # else it ended one step earlier
           raise ValueError(
             f"prompt {request.number + 1}: the logits of the model are NaN "
-            f"after {count} tokens that it has written"
+            f"after {count} generated tokens"
           )
       scheduler.receive(event)
 

@@ -174,8 +174,8 @@ def _rows(
       rows = csv.DictReader(lines)
       return ((rows.line_num, row) for row in rows), read
   raise ValueError(
-    f"{path}: its first line {lines[0][:80]!r} is neither JSON, as in "
-    "Mooncake's traces, nor has it the columns "
+    f"{path}: the first line {lines[0][:80]!r} is neither JSON, as in "
+    "Mooncake's traces, nor a CSV header with the columns "
     + " or ".join(", ".join(needed) for needed in _COLUMNS.values())
   )
 

@@ -100,7 +100,7 @@ class Screen:
     if left:
       print(
         f"interrupted: {len(completions) - left} of {len(completions)} prompts "
-        "had ended", file=sys.stderr,
+        "were finished", file=sys.stderr,
       )
 
 

@@ -82,7 +82,7 @@ def with_first_cell(path: pathlib.Path) -> Any:
 
   kept = nbformat.read(path, as_version=4)
   if kept.metadata.get("caatnet", {}).get("sources") != sources(kept):
-    raise ValueError(f"{path.name}: execute it by python -m launch.notebooks")
+    raise ValueError(f"{path.name}: python -m launch.notebooks executes it")
   notebook = prepared(path)
   notebook.metadata["caatnet"]["sources"] = sources(notebook)
   return notebook

@@ -33,7 +33,7 @@ def failure(state: State, asked: Asked) -> ApiError:
   """Returns the error of a sequence that failed, expired or was refused."""
   if state is State.EXPIRED:
     return ApiError(
-      504, f"no token came within deadline_s={asked.deadline_s:g}",
+      504, f"no token was drawn within deadline_s={asked.deadline_s:g}",
       "deadline_exceeded", "deadline_s",
     )
   if state is State.FAILED:
@@ -41,7 +41,7 @@ def failure(state: State, asked: Asked) -> ApiError:
       500, "the model's logits are NaN for this sequence", "not_a_number"
     )
   return ApiError(
-    400, "the prompt with max_tokens is more than the whole cache holds",
+    400, "the prompt with max_tokens does not fit into the whole cache",
     "context_length_exceeded", "max_tokens",
   )
 

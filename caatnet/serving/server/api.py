@@ -142,7 +142,7 @@ class Api:
     what = f"{request.method} {request.url.path}"
     message = {
       404: f"{what}: there is no such path",
-      405: f"{what}: this path has another method",
+      405: f"{what}: the path does not allow this method",
     }.get(error.status_code, error.detail)
     return self._refusal(
       ApiError(error.status_code, message, headers=error.headers)
@@ -320,7 +320,7 @@ class Api:
                      "broken")
     if self.draining:
       raise ApiError(
-        503, "the server is about to end", "draining",
+        503, "the server is shutting down", "draining",
         headers=_RETRY | {"Connection": "close"},
       )
     if self.service.num_open + count > self._bounds.places:
@@ -357,7 +357,7 @@ class Api:
     if (asked.max_tokens and asked.max_tokens > room) or room < 1:
       raise ApiError(
         400, f"the prompt has {len(prompt)} tokens, and with max_tokens="
-        f"{asked.max_tokens or 1} that is more than the context of "
+        f"{asked.max_tokens or 1} it exceeds the context of "
         f"{bounds.context}", "context_length_exceeded", "max_tokens",
       )
     try:
