@@ -146,6 +146,7 @@ def _load(tasks: Sequence[str]) -> tuple[Any, list[Any]]:
       f"--tasks={','.join(tasks)}: {type(error).__name__}: {error}"
     ) from error
   found = loaded["groups"] | loaded["tasks"]
+  # Tasks inside a loaded group are evaluated with the group.
   inside = {name for names in loaded["group_map"].values() for name in names}
   return manager, [x for name, x in found.items() if name not in inside]
 
@@ -172,6 +173,7 @@ def _metrics(results: Mapping[str, Any]) -> Iterator[TaskMetric]:
   The keys of metrics are "metric,filter" and "metric_stderr,filter"; other keys
   are ignored.
   """
+  # Groups have aggregated metrics.
   found = results["results"] | results.get("groups", {})
   for task, values in found.items():
     for key, value in values.items():

@@ -91,6 +91,7 @@ class Screen:
       if self._streams:
         _write("\n")
       else:
+        # Text, so that markup in a prompt is not interpreted.
         heading = Text(f"{number}: {prompt!r}", style="bold")
         Console(soft_wrap=True).print(heading)
         _write(completion.text + "\n\n")

@@ -116,6 +116,7 @@ def replay(
   coming = next(waiting, None)
   while coming is not None or not engine.idle:
     now = engine.executor.now()
+    # All requests that have arrived by now, before the next step is made.
     while coming is not None and coming.arrival_s <= now:
       engine.scheduler.add(coming)
       coming = next(waiting, None)

@@ -254,8 +254,8 @@ class Api:
         async for part in request.stream():
           size += len(part)
           if size > _PATIENCE * most:
-            break
-          if size <= most:
+            break  # give up: the client gets an error while it sends
+          if size <= most:  # a body that is too long is read, not stored
             parts.append(part)
     except TimeoutError as error:
       raise ApiError(
@@ -301,6 +301,7 @@ class Api:
     """Submits the sequences of a request, and returns their response."""
     self._check_open(len(prompts) * asked.n)
     call = Call()
+    # Fairness is per user field if given, else per key.
     client = asked.user or _name_of(request)
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
     for i, prompt in enumerate(prompts):
@@ -340,6 +341,7 @@ class Api:
       ApiError: The prompt or ``max_tokens`` exceeds a limit.
     """
     bounds, room = self._bounds, self._bounds.context - len(prompt)
+    # Without max_tokens: the server's limit, else the remaining context.
     most = asked.max_tokens or bounds.max_tokens or max(1, room)
     if bounds.max_tokens and most > bounds.max_tokens:
       raise ApiError(

@@ -20,6 +20,7 @@ from pydantic import Field
 from caatnet.inference.filters import FILTERS, Filter
 from caatnet.serving.server.errors import ApiError, wrong
 
+# Limits of fields, so that a request has a bounded cost.
 _MOST_STOPS = 16
 _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
@@ -257,6 +258,7 @@ def completion(body: Any, most_choices: int) -> Asked:
   prompt, n, logprobs = given.prompt, given.n, given.logprobs
   if prompt == []:
     raise wrong("prompt", "prompt=[] must contain a prompt")
+  # One prompt or a list of prompts.
   alone = isinstance(prompt, str) or isinstance(prompt[0], int)
   prompts = tuple(
     p if isinstance(p, str) else tuple(p)
@@ -280,6 +282,7 @@ def completion(body: Any, most_choices: int) -> Asked:
   return given.asked(
     most_choices, prompts=prompts, messages=(), echo=given.echo,
     logprobs=logprobs is not None, best=bool(logprobs),
+    # OpenAI's default for completions; chats have none.
     max_tokens=16 if given.max_tokens is None else given.max_tokens,
   )
 
@@ -346,6 +349,7 @@ def _validated(
       raise wrong(
         name, f"{name} is not a field of this server", "unknown_field"
       )
+  # Neutral fields are not fields of the model.
   given = {k: v for k, v in body.items() if k not in neutral}
   try:
     return kind.model_validate(given)
@@ -355,6 +359,7 @@ def _validated(
 
 def _explained(kind: type[_Common], error: Any, body: Any) -> ApiError:
   """Returns the error of a field, with its name and its allowed values."""
+  # Path of the invalid value: field, then index or key.
   name, *rest = error["loc"]
   value = body.get(name)
   if name == "messages" and rest:

@@ -210,7 +210,7 @@ def test_a_tied_head_that_differs(folder):
     ({"rope_theta": 10**400}, "rope_theta=10+... must be a positive number"),
     ({"layer_types": ["chunked_attention"] * 2}, "must be a list of full_"),
     ({"num_hidden_layers": 10**8}, "=100000000, but the files have"),
-    ({"rope_parameters": {"full": {"rope_type": "default"}}}, "only one form for"),
+    ({"rope_parameters": {"full": {"rope_type": "default"}}}, "only one form"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 2}},
      "rope_parameters.low_freq_factor is missing.*high_freq.*original_max"),
     ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}},

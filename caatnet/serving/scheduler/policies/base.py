@@ -128,7 +128,7 @@ def checked_value(policy: Policy, request: Request) -> float:
     number = float(value)
   except (TypeError, ValueError):
     number = math.nan
-  if number != number:
+  if number != number:  # NaN
     raise ValueError(
       f"{type(policy).__name__}.value={value!r} of request {request.number} "
       "must be a number"
