@@ -128,7 +128,7 @@ class Pages:
 
   @property
   def num_used(self) -> int:
-    """Number of pages that cannot be allocated now."""
+    """Number of pages that cannot be allocated now: held or leaving ones."""
     return self.num_pages - self.num_available
 
   @property

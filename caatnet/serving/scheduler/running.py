@@ -304,9 +304,9 @@ class Running:
   def clients(
     self, slots: np.ndarray
   ) -> tuple[Sequence[tuple[Hashable, float]], list[int]]:
-    """Returns all clients with their weights, and their number of given slots.
+    """Returns all clients with weights, and each one's number of given slots.
 
-    A client's number may be 0.
+    The number may be 0.
     """
     counts = np.bincount(self._payers[slots], minlength=len(self._clients))
     return self._clients, counts.tolist()

@@ -342,7 +342,7 @@ class Swapping:
   def finish(
     self, request: Request, tokens: int, ended: bool, slot: int
   ) -> None:
-    """Releases the pages of a request that has ended, or keeps a host copy.
+    """Releases the pages of a request that has ended; may keep a host copy.
 
     Args:
       request: Request that no longer has a slot.

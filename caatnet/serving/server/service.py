@@ -108,7 +108,7 @@ class Call:
 
   @property
   def failed(self) -> bool:
-    """Whether it has ended with an error."""
+    """Whether the call has ended with an error."""
     return self._error is not None
 
   def push(self, news: News) -> None:

@@ -106,8 +106,8 @@ class Policy:
     """Handles the tokens that a step draws.
 
     Args:
-      clients: Client and weight of each running request.
-      counts: Tokens drawn for each of them; may be 0.
+      clients: Clients with their weights.
+      counts: Number of tokens drawn for each of these clients; may be 0.
     """
 
   def published(self, names: bytes) -> None:
