@@ -22,6 +22,7 @@ from parallel.tensor.partial_sync import FUSED_ROUTES
 # Each document with tables, by its path.
 DOCUMENTS = (
   "README.md", "ARCHITECTURE.md", "LOG.md", "CLAIMS.md", "docs/map.md",
+  "docs/strategies.md",
   "parallel/kernels/evidence.py",
 )
 
@@ -306,7 +307,7 @@ def kernels_bytes(_: str) -> str:
 
 
 def strategies(_: str) -> str:
-  """README: docs/papers.toml, with the figures that results/ has."""
+  """Table of strategies: docs/papers.toml, with figures from results/."""
   return papers.strategies(dict(_figures()))
 
 
@@ -485,6 +486,7 @@ TABLES: dict[str, Table] = {
   "strategies": strategies,
   "claims": papers.claims,
   "papers": papers.papers,
+  "verdicts": papers.verdicts,
   "modules": papers.modules,
   "rooms": papers.rooms,
   "outer_loops": outer_loops,

@@ -81,7 +81,7 @@ def test_the_command_names_what_differs_and_writes_it(tmp_path, monkeypatch):
 SPREAD = r"(?<![\d.])[-+]?0\.\d{3} \([-+]?0\.\d{3}\s+to\s+[-+]?0\.\d{3}\)"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CLAIMS.md", "LOG.md"])
+@pytest.mark.parametrize("name", ["docs/strategies.md", "CLAIMS.md", "LOG.md"])
 def test_differences_of_losses_are_those_of_a_sweep(name):
   """Each "mean (least to most)" is of two points of one file."""
   known = set()

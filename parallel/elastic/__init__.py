@@ -1,4 +1,4 @@
-"""Elastic membership: peers that join and leave while they train."""
+"""Elastic training: peers join and leave a swarm during a run."""
 
 from parallel.lazy import attach
 

@@ -1,12 +1,12 @@
-"""A peer's agent: runs `peer.step` beside the user's program.
+"""Agent of a peer: runs `peer.step` concurrently with the user's program.
 
-One thread takes messages of the coordinator and what its own tasks report:
-connecting, fetching and exchanging run in threads of their own, since each of
-them may block, and each is given up when the peer is told of another epoch.
-What the user has given is only read, and kept until its round is committed.
+One thread processes the coordinator's messages and the results of the peer's
+tasks. Tasks (connecting, fetching, exchanging) may block, so each runs in its
+own thread; a new epoch cancels them. The user's contribution is never modified,
+and is kept until its round is committed.
 
-If the coordinator is away, the agent tries to reach it again, less and less
-often; after t_c without it the peer halts.
+If the coordinator is unreachable, the agent retries with exponential backoff;
+after t_c seconds the peer halts.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,28 +45,28 @@ from parallel.elastic.transport.listener import Listener
 from parallel.elastic.transport.transfers import Lost, Unreachable
 
 LOG = logging.getLogger(__name__)
-# After a failed attempt a peer waits before it says so, longer each time, so
-# that what fails always does not do so thousands of times.
+# Exponential backoff before a failed attempt is reported: without it, a
+# persistent failure would cause thousands of epochs.
 _FAILED_S, _MOST_FAILED_S = 0.02, 2.0
-# After so many rounds were committed while it fetched, one after the other, a
-# peer goes and comes again: newcomers are waited for.
+# A peer whose fetches are outdated by this many consecutive commits leaves and
+# joins again: the swarm waits for new members before it starts a round.
 _MOST_OVERTAKEN = 3
-_SAID_S = 10.0  # a coordinator that is away is complained of so often
+_SAID_S = 10.0  # interval of warnings about an unreachable coordinator
 
 
 class Agent:
-  """A peer and its threads.
+  """Peer with its threads, connections and state.
 
   Attributes:
-    changed: Is notified when there is work, or the peer has ended; what follows
-      is read and written with it held.
-    working: Whether the user is to compute a part.
-    drawn: `Leases.round` and the samples of the part that is to be computed.
-    newest: The newest committed revision that is here.
-    peer: The protocol's state.
-    members: Of the newest epoch.
-    counted: Whether the last part is known to be in a committed round.
-    error: Why the peer has ended; None while it has not.
+    changed: Condition that is notified when a contribution is due or the peer
+      has ended; guards the attributes below.
+    working: Whether the user's program has to compute a contribution.
+    drawn: (`Leases.round`, samples) of that contribution.
+    newest: Newest committed revision that the peer holds.
+    peer: State of the protocol.
+    members: Members of the newest epoch, in the order of their ranks.
+    counted: Whether the last contribution is known to be in a committed round.
+    error: Reason for which the peer has ended; None while it runs.
   """
 
   def __init__(
@@ -82,15 +82,16 @@ class Agent:
     self._channel: Channel | None = None
     self._links: Links | None = None
     self._rings: Rings | None = None
-    self._reached: m.Connected | None = None  # how connecting has ended
+    self._reached: m.Connected | None = None  # result of connecting, if ended
     self._fetch: Fetch | None = None
+    # (epoch, revision, digest) of the running fetch.
     self._fetching: tuple[int, int, Any] | None = None
     self._overtaken = 0
     self._patience = Patience(settings, say)
-    self._sent_bytes = 0  # in epochs before
+    self._sent_bytes = 0  # in earlier epochs
     self._silence_s = 10.0
     self._part: Part | None = None
-    self._result: Revision | None = None
+    self._result: Revision | None = None  # of the round voted on
     self._failed = 0
     self.changed = threading.Condition()
     self.working, self.drawn = False, (0, ())
@@ -107,13 +108,13 @@ class Agent:
       thread.start()
 
   def give(self, part: Part) -> None:
-    """Takes the part that the user was to compute."""
+    """Accepts the contribution that the user's program has computed."""
     with self.changed:
       self.working = False
     self._events.put((m.Worked(), part))
 
   def leave(self) -> None:
-    """Tells the coordinator that the peer goes, and ends everything."""
+    """Sends `Leave` to the coordinator, and ends all threads."""
     channel = self._channel
     if channel is not None and self.error is None:
       channel.send(m.Leave())
@@ -122,10 +123,10 @@ class Agent:
     for thread in self._threads:
       thread.join(5)
 
-  # The coordinator's connection.
+  # Connection to the coordinator.
 
   def _converse(self) -> None:
-    """Keeps a connection to the coordinator."""
+    """Maintains a connection to the coordinator; runs in its own thread."""
     pause_s, seen = 0.05, time.monotonic()
     request = Request(Purpose.CONTROL, 0, 0, self.peer.id, service.NAME)
     while self.error is None:
@@ -138,14 +139,14 @@ class Agent:
       except Cancelled:
         return
       except OSError as error:
-        if left_s <= _SAID_S:
+        if left_s <= _SAID_S:  # the dial used up the rest of t_c
           self._events.put((m.Alone(), error))
           return
         LOG.warning(
           "coordinator %s:%s: %s; %s halts in %.0f s", *self._coordinator,
           error, self.peer.id, left_s,
         )
-        self._scope.closed.wait(1.0)  # it may have refused at once
+        self._scope.closed.wait(1.0)  # a refusal may be immediate
         continue
       channel = Channel(
         sock, frames.FROM_COORDINATOR, self._silence_s, ends_silent=True
@@ -154,18 +155,19 @@ class Agent:
       try:
         channel.run(lambda message, c=channel: self._hear(c, message))
       except ValueError as error:
-        LOG.warning("the coordinator sends what is not right: %s", error)
+        LOG.warning("the coordinator sent an invalid message: %s", error)
       except OSError as error:
         LOG.info("the coordinator's connection has ended: %s", error)
       self._scope.end(sock)
       seen = time.monotonic()
-      # What ends soon again and again is not tried all the time.
+      # Exponential backoff for connections that end shortly after they start.
       lasted = time.monotonic() - began > self._silence_s
       pause_s = 0.05 if lasted else min(2 * pause_s, 2.0)
       self._scope.closed.wait(pause_s)
 
   def _hear(self, channel: Channel, message: Any) -> None:
-    """Takes what the coordinator says over a connection."""
+    """Processes a message that arrived from the coordinator."""
+    # The first message: only now does the connection replace the former one.
     if isinstance(message, m.Welcome):
       self._silence_s = channel.silence_s = max(message.silence_s, 0.1)
       self._channel = channel
@@ -177,9 +179,10 @@ class Agent:
     elif channel is self._channel:
       self._events.put((message, None))
 
-  # What happens, one after the other.
+  # Event loop.
 
   def _run(self) -> None:
+    """Processes events in order; runs in its own thread."""
     try:
       while self.error is None:
         message, payload = self._events.get()
@@ -190,13 +193,13 @@ class Agent:
       raise
 
   def _take(self, message: Any, payload: Any) -> None:
-    """Gives the peer a message, and does what it says."""
+    """Processes an event and the payload of a finished task."""
     match message:
       case m.Connected() if message.epoch == self.peer.epoch:
         self._reached = message
       case m.Worked():
         self._part = payload
-        if self._void(self.newest):
+        if self._void(self.newest):  # fetched a newer revision meanwhile
           message = m.Voided()
       case m.Fetched() if message == self.peer.fetching:
         if self._void(payload):
@@ -211,7 +214,7 @@ class Agent:
     self._step(message, payload)
 
   def _void(self, newest: Revision) -> bool:
-    """Drops the part if its samples are not its own in a revision."""
+    """Drops the contribution if a revision grants its samples to others."""
     part = self._part
     if part is None or not self._settings.samples:
       return False
@@ -222,6 +225,7 @@ class Agent:
     return True
 
   def _step(self, message: Any, payload: Any) -> None:
+    """Runs one step of the protocol and executes its effects."""
     with self.changed:
       self.peer, effects = peers.step(self.peer, message)
       if self.peer.fetching is None and self._fetch is not None:
@@ -231,9 +235,10 @@ class Agent:
       self._do(effect, payload)
 
   def _do(self, effect: Any, payload: Any) -> None:
+    """Executes one effect."""
     match effect:
       case m.Send():
-        # What is lost with a connection is said again after the next `Hello`.
+        # The protocol recovers lost messages after the next `Hello`.
         if self._channel is not None:
           self._channel.send(effect.message)
       case m.Connect():
@@ -259,20 +264,21 @@ class Agent:
       case m.Halt():
         self._end(Halted(
           f"no coordinator at {':'.join(map(str, self._coordinator))}: "
-          f"{payload}; what the peer has is kept"
+          f"{payload}; the peer's state is kept"
         ))
       case _:
         raise AssertionError(effect)
 
   def _report(self) -> None:
-    """Tells who looks on at the coordinator what was done."""
+    """Sends a progress report for the coordinator's display."""
     part, links = self._part, self._links
     if self._channel is not None and links is not None and part is not None:
       sent = self._sent_bytes + links.traffic.sent_bytes
       self._channel.send(m.Report(self.newest.number, sent, part.loss))
 
   def _install(self, newest: Revision) -> None:
-    """Makes a revision the newest one, here and for others."""
+    """Makes a revision the newest one and serves it to other peers."""
+    # Read-only: the server and fetches of other peers read the same memory.
     for value in newest.shared.values():
       if not isinstance(value, bytes):
         value.setflags(write=False)
@@ -280,7 +286,7 @@ class Agent:
     self._server.publish(newest.shared, newest.entries)
 
   def _ask_for_work(self) -> None:
-    """Draws the next part's samples, and wakes the user."""
+    """Draws the next contribution's samples and wakes the user's thread."""
     drawn: tuple[int, Spans] = 0, ()
     if self._settings.samples:
       now = self.newest.leases
@@ -293,13 +299,13 @@ class Agent:
       self.changed.notify_all()
 
   def _end(self, error: BaseException) -> None:
-    """Ends the peer; what it has stays."""
+    """Ends the peer and keeps its state."""
     with self.changed:
       if self.error is not None:
         return
       self.error = error
       self.changed.notify_all()
-    self._events.put((None, None))
+    self._events.put((None, None))  # wakes the event loop
     self._scope.close()
     if self._channel is not None:
       self._channel.close("the peer has ended")
@@ -308,23 +314,24 @@ class Agent:
     self._cut("the peer has ended")
     self._listener.close()
 
-  # Tasks, which have threads of their own.
+  # Tasks, each in its own thread.
 
   def _start(self, target: Any, *args: Any) -> None:
     threading.Thread(target=target, args=args, daemon=True).start()
 
   def _cut(self, reason: str) -> None:
+    """Closes the links, which fails a running exchange."""
     if self._links is not None:
       self._links.close(reason)
 
   def _connect(self, task: m.Connect) -> None:
-    """Begins to connect to an epoch's members, or says how that ended."""
+    """Starts connecting to an epoch's members, or repeats the result."""
     if self._links is not None and self._links.epoch == task.epoch:
       if self._reached is not None:
         self._events.put((self._reached, None))
       return
     self._reached = None
-    self._cut(f"goes on to epoch {task.epoch}")
+    self._cut(f"continues with epoch {task.epoch}")
     if self._links is not None:
       self._sent_bytes += self._links.traffic.sent_bytes
     with self.changed:
@@ -337,14 +344,16 @@ class Agent:
       self.peer.id, task.epoch, members, self._security, options
     )
     self._rings = Rings(self._links) if self._settings.measured else None
+    # Members without the newest revision fetch it while others connect.
     self._server.offer(self._listener, task.epoch, task.members)
     self._start(self._reach, self._links)
 
   def _reach(self, links: Links) -> None:
-    """Connects, and reports who could not be reached.
+    """Connects to all members and reports unreachable ones.
 
-    That takes longer than the coordinator needs to see that a peer is silent:
-    it knows better whose fault it is.
+    The report is delayed to 2 t_h. The coordinator drops silent peers after
+    t_h, so it removes a dead member before this peer's report could cause a
+    live one to be dropped.
     """
     end = time.monotonic() + 2 * self._silence_s
     unreachable: tuple[Id, ...] = ()
@@ -355,7 +364,7 @@ class Agent:
       unreachable = tuple(error.peers)
     except Lost as error:
       if error.peer is None:
-        return  # there is another epoch
+        return  # closed here for a newer epoch
       LOG.info("epoch %d: %s", links.epoch, error)
       unreachable = (error.peer,)
     if unreachable:
@@ -363,13 +372,13 @@ class Agent:
     self._events.put((m.Connected(links.epoch, unreachable), None))
 
   def _get(self, task: m.Fetch) -> None:
-    """Begins to fetch a revision, unless that is under way."""
+    """Starts to fetch a revision, unless it is being fetched already."""
     wanted = self.peer.epoch, task.revision, task.digest
     if self._fetching == wanted:
       return
     if self._fetch is not None:
       self._fetch.cancel()
-      # In another epoch it is asked for the same again.
+      # A new epoch repeats the request; only commits in an epoch overtake it.
       self._overtaken += self._fetching[0] == self.peer.epoch
     if self._overtaken >= _MOST_OVERTAKEN and self._channel is not None:
       LOG.info("rounds are committed faster than they can be fetched")
@@ -385,7 +394,7 @@ class Agent:
     self._start(self._gets, task, holders, job)
 
   def _job(self, task: m.Fetch, holders: Mapping[Id, Address]) -> Fetch:
-    """Makes a fetch; what one before has got is not asked for again."""
+    """Returns a fetch that reuses the chunks of the previous one."""
     kept = None if self._fetch is None else self._fetch.partial
     return Fetch(
       self.peer.id, self.peer.epoch, task.digest, holders, self._security,
@@ -396,7 +405,7 @@ class Agent:
   def _gets(
     self, task: m.Fetch, holders: Mapping[Id, Address], job: Fetch
   ) -> None:
-    """Fetches; tries again until it is told of another revision."""
+    """Fetches a revision; retries until another one replaces the request."""
     pause_s = _FAILED_S
     while self.error is None:
       try:
@@ -421,7 +430,7 @@ class Agent:
     self, task: m.Reduce, links: Links, part: Part, newest: Revision,
     rings: Rings | None,
   ) -> None:
-    """Runs an attempt of a round."""
+    """Attempts a round and reports its result."""
     found: Revision | None = None
     try:
       exchange = Exchange(links, task, part.weight, part.samples, rings)
@@ -432,12 +441,12 @@ class Agent:
           exchange.samples, self._settings.num_samples(task.round + 1),
         ))
       found = revisions.make(task.round + 1, made)
-    except OSError as error:
+    except OSError as error:  # a lost connection: vote for a new attempt
       LOG.info("round %d, epoch %d: %s", task.round, task.epoch, error)
       self._scope.closed.wait(
         min(_FAILED_S * 2**min(self._failed, 10), _MOST_FAILED_S)
       )
-    except Exception as error:  # the user's function: it would fail again
+    except Exception as error:  # from the user's function: would fail again
       self._end(error)
       return
     name = found.digest if found else None

@@ -1,4 +1,4 @@
-"""When a peer that waits for its admission gives up."""
+"""Timeout of a peer that waits for its admission, and reasons to end."""
 
 from collections.abc import Callable
 import time
@@ -8,33 +8,33 @@ from parallel.elastic.settings import Settings
 
 
 class Halted(RuntimeError):
-  """The peer has ended: as it is, it must not go on."""
+  """The peer has ended and cannot continue by itself."""
 
 
 class Finished(RuntimeError):
-  """The peer has come after the last round, which others have made."""
+  """The peer connected after the last round of the run."""
 
 
 class Patience:
-  """Listens to what the coordinator waits for, as long as that may come."""
+  """Decides from the coordinator's `Waiting` messages when a peer gives up."""
 
   def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
-    """Waits for nothing yet.
+    """Starts without a deadline.
 
     Args:
-      settings: Of the peer: `rounds` and `alone_s` are of interest.
-      say: Takes what is waited for, in words, when that is something else.
+      settings: Settings of the peer; `rounds` and `alone_s` are read.
+      say: Callback that receives the coordinator's status when it changes.
     """
     self._settings, self._say, self._text = settings, say, ""
     self._lost_since: float | None = None
 
   def hear(self, message: Waiting) -> Exception | None:
-    """Takes a message; returns with which error the peer ends, if it does."""
+    """Processes a message; returns the error that ends the peer, or None."""
     rounds, now = self._settings.rounds, time.monotonic()
     if 0 < rounds <= message.revision:
       return Finished(
-        f"the swarm has made all {rounds} rounds; this peer has come too late "
-        "for the last one"
+        f"the swarm has completed all {rounds} rounds; this peer connected "
+        "after the last one"
       )
     if message.text != self._text:
       self._text = message.text
@@ -42,11 +42,12 @@ class Patience:
     if not message.lost:
       self._lost_since = None
       return None
+    # Without a holder of the newest revision the swarm cannot continue.
     self._lost_since = self._lost_since or now
     if now - self._lost_since <= self._settings.alone_s:
       return None
     return Halted(
-      f"for {self._settings.alone_s:g} s nobody has come who has revision "
-      f"{message.revision}; what this peer has is kept. With a new journal a "
-      "new run begins from the peers' checkpoints"
+      f"for {self._settings.alone_s:g} s no peer has connected that holds "
+      f"revision {message.revision}; this peer's state is kept. A new journal "
+      "starts a new run from the peers' checkpoints"
     )

@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: built, proven, timed and run."""
+"""Pipeline schedules as data: builders, checks, cost, simulation, execution."""
 
 from parallel.lazy import attach
 

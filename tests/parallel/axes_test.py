@@ -47,7 +47,7 @@ def test_an_axis_that_the_mesh_does_not_name_gets_one_device():
   [
     ({"pipe": 2}, "the axes are data, tensor"),
     ({"tensor": 3}, r"use one of \[1, 2, 4, 8\]"),
-    ({"tensor": 8, "data": 2}, "16 devices are asked for, this machine has 8"),
+    ({"tensor": 8, "data": 2}, "16 devices are requested, this machine has 8"),
   ],
 )
 def test_an_impossible_mesh_says_why(requested, message):
@@ -71,8 +71,8 @@ def test_an_order_says_which_device_is_where():
 def test_an_order_names_another_device_for_each_place(order):
   axes = assign_devices({"data": 2, "tensor": 2}, 4)
   with pytest.raises(ValueError, match=(
-    r"must name another one of the devices 0 to 7 for each of 4 places of the "
-    r"mesh data:2 x tensor:2"
+    r"must list distinct devices from 0 to 7, one for each of 4 coordinates of "
+    r"the mesh data:2 x tensor:2"
   )):
     make_mesh(axes, device_order=order)
 

@@ -1,7 +1,7 @@
-"""All that can happen in one state of a small world of peers.
+"""Transition relation of the model checker: all successors of a state.
 
-The protocol's own functions are what is run. Contents are modelled by their
-history: which parts each round summed.
+The protocol's own `step` functions are executed. The content of a revision is
+modelled by its history: the contributions that each round summed.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,21 +14,21 @@ from parallel.elastic.membership.world import Bounds, Protocol, World
 
 
 class Wrong(Exception):
-  """Something happened that must not."""
+  """A safety property is violated within a step."""
 
 
-# The history that all start with. A digest is a history: what each round
-# summed, as (epoch, ((peer, number of its part), ...)).
+# Initial history. Digests are histories: for each committed round, (epoch,
+# ((peer, number of its contribution), ...)).
 _START: tuple[Any, ...] = ()
 
 
 class Model:
-  """The steps of a world."""
+  """Transition system of a world."""
 
   def __init__(self, bounds: Bounds, protocol: Protocol) -> None:
     self._bounds, self._protocol = bounds, protocol
-    # Many worlds differ in what their next step does not look at. The types
-    # are arguments since tuples of different types may be equal.
+    # Cached: many worlds differ only in parts that a step does not read. The
+    # message's type is an argument since tuples of different types are equal.
     self._coordinator_step = functools.lru_cache(None)(
       lambda state, sender, message, _: protocol.coordinator.step(
         state, sender, message, bounds.rules
@@ -39,7 +39,7 @@ class Model:
     )
 
   def first(self) -> World:
-    """Returns the world before anybody has said anything."""
+    """Returns the initial world, without connections and messages."""
     n = self._bounds.peers
     state, _ = self._protocol.coordinator.started(
       m.Record(digest=_START)
@@ -52,7 +52,7 @@ class Model:
     )
 
   def done(self, world: World) -> bool:
-    """Whether all rounds are committed and all who live know it."""
+    """Whether all rounds are committed and all live peers hold the result."""
     if world.coordinator is None:
       return False
     record = world.coordinator.record
@@ -62,7 +62,7 @@ class Model:
     )
 
   def can_go_on(self, world: World) -> bool:
-    """Whether those who live ought to reach the end."""
+    """Whether the live peers must be able to complete the run."""
     there = [p for p in world.peers if self._lives(p)]
     record = world.journal
     if not record.epoch:
@@ -71,6 +71,7 @@ class Model:
                for p in there)
 
   def _result(self, peer: Any, record: m.Record) -> bool:
+    """Whether a peer holds the newest revision as an unconfirmed result."""
     vote = peer.voted
     return vote is not None and vote.digest == record.digest
 
@@ -80,14 +81,16 @@ class Model:
     )
 
   def violation(self, before: World, world: World) -> str:
-    """Says what must not be in a state, or in a step to it."""
+    """Returns the safety property that a step violates; "" for none."""
     record, old = world.journal, before.journal
+    # Epochs and revisions grow, and an epoch's members are fixed.
     if record.epoch < old.epoch or record.revision < old.revision:
       return "an epoch or a revision goes back"
     if record.epoch == old.epoch and record.members != old.members:
       return "an epoch has two lists of members"
     if record.revision > 0 and record.digest[: len(old.digest)] != old.digest:
       return "a committed round is lost"
+    # Exactly once: no contribution is summed in two committed rounds.
     parts = [part for _, given in record.digest for part in given]
     if len(parts) != len(set(parts)):
       return "a part is counted twice"
@@ -96,6 +99,7 @@ class Model:
         continue
       if peer.digest is None:
         return "a peer applies a round that failed"
+      # A peer's content is a prefix of the committed history.
       if peer.digest != record.digest[: len(peer.digest)]:
         return "a peer has what was not committed"
       if len(peer.digest) != peer.revision:
@@ -105,9 +109,9 @@ class Model:
   def successors(
     self, world: World
   ) -> Iterator[tuple[str, bool, World | str]]:
-    """Yields what can happen: in words, whether it is an accident, the world.
+    """Yields (description, whether it is a fault, next world) of each event.
 
-    A string in place of a world says what went wrong.
+    A string instead of a world names the violated property.
     """
     for what, accident, act in self._acts(world):
       try:
@@ -121,7 +125,9 @@ class Model:
   def _acts(
     self, world: World
   ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
+    """Yields (description, whether it is a fault, event)."""
     left = world.left
+    # Delivery in any order; a duplicated message stays in flight.
     for entry in sorted(world.messages, key=repr):
       source, target, kind, message = entry
       after = world._replace(messages=world.messages - {entry})
@@ -139,6 +145,7 @@ class Model:
   def _host_acts(
     self, world: World
   ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
+    """Yields timers, restarts, reconnections and detections of dead peers."""
     up = world.coordinator is not None
     for message in sorted(world.armed, key=repr):
       after = world._replace(armed=world.armed - {message})
@@ -162,6 +169,7 @@ class Model:
   def _task_acts(
     self, world: World
   ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
+    """Yields the possible ends of running tasks."""
     for entry in sorted(world.tasks, key=repr):
       i, kind, task = entry
       after = world._replace(tasks=world.tasks - {entry})
@@ -175,16 +183,18 @@ class Model:
   def _answers(
     self, world: World, i: int, kind: str, task: Any
   ) -> Iterator[tuple[bool, Any]]:
-    """Yields how a task can end."""
+    """Yields (whether it is a fault, result) for each end of a task."""
     can_fail = world.left.failures > 0
     if kind == "Work":
-      # Beyond the last round, too, if somebody is still to be admitted.
+      # Also beyond the last round if a peer still waits for admission, since
+      # peers are admitted when a round starts.
       state = world.coordinator
       if world.peers[i].revision < self._bounds.rounds or (
         state is not None and state.pending
       ):
         yield False, m.Worked()
     elif kind == "Connect":
+      # Dead members are always found unreachable.
       gone = tuple(
         j for j in task.members if not self._lives(world.peers[j])
       )
@@ -193,12 +203,13 @@ class Model:
         other = next(j for j in task.members if j != i)
         yield True, m.Connected(task.epoch, (other,))
     elif kind == "Fetch":
+      # A fetch without a live holder does not end.
       if any(
         self._lives(world.peers[j]) and world.peers[j].digest == task.digest
         for j in task.holders
       ):
         yield False, m.Fetched(task.revision, task.digest)
-    else:
+    else:  # Reduce: succeeds once all contributors have started it
       parts = {
         j: part for epoch, round_, j, part in world.begun
         if (epoch, round_) == (task.epoch, task.round)
@@ -214,13 +225,14 @@ class Model:
         yield False, m.Reduced(task.epoch, task.round, None)
 
   def _runs(self, world: World, j: int, task: Any) -> bool:
-    """Whether a peer still has a part in a round, or will."""
+    """Whether a peer participates in a round or may still start it."""
     peer = world.peers[j]
     return self._lives(peer) and peer.epoch == task.epoch
 
   def _accidents(
     self, world: World
   ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
+    """Yields the faults that the remaining budget allows."""
     left, up = world.left, world.coordinator is not None
     if left.restarts and up:
       yield "the coordinator is killed", True, lambda: self._kill(world)
@@ -254,17 +266,19 @@ class Model:
         )
 
   def _spend(self, world: World, what: str) -> World:
+    """Deducts one fault from the budget."""
     left = world.left._replace(**{what: getattr(world.left, what) - 1})
     return world._replace(left=left)
 
   def _unlink(self, world: World, i: int) -> World:
-    """Breaks a connection: what is under way on it is lost."""
+    """Breaks a connection and drops its messages in flight."""
     under_way = frozenset(e for e in world.messages if i not in e[:2])
     return world._replace(
       messages=under_way, linked=_set(world.linked, i, False)
     )
 
   def _gone(self, world: World, i: int) -> World:
+    """Removes a peer, its connection and its tasks."""
     world = self._unlink(world, i)
     return world._replace(
       peers=_set(world.peers, i, None),
@@ -275,6 +289,7 @@ class Model:
     return self._gone(self._spend(world, "crashes"), i)
 
   def _kill(self, world: World) -> World:
+    """Stops the coordinator; only the journal survives."""
     world = self._spend(world, "restarts")
     for i in range(len(world.peers)):
       world = self._unlink(world, i)
@@ -302,7 +317,7 @@ class Model:
     return self._host(world._replace(coordinator=state), effects)
 
   def _host(self, world: World, effects: list[Any]) -> World:
-    """Does what the coordinator asks for."""
+    """Executes the coordinator's effects."""
     for effect in effects:
       if isinstance(effect, m.Record):
         world = world._replace(journal=effect)
@@ -312,7 +327,7 @@ class Model:
         world = world._replace(watched=world.watched | {effect.peer})
       elif isinstance(effect, m.Close):
         world = self._unlink(world, effect.peer)
-      elif world.linked[effect.to]:
+      elif world.linked[effect.to]:  # otherwise resent after the next Hello
         world = self._send(world, None, effect.to, effect.message)
     return world
 
@@ -323,6 +338,7 @@ class Model:
     return world._replace(messages=world.messages | {entry})
 
   def _peer(self, world: World, i: int, message: Any) -> World:
+    """Delivers a message to a peer and executes its effects."""
     state, effects = self._peer_step(world.peers[i], message, type(message))
     world = world._replace(peers=_set(world.peers, i, state))
     for effect in effects:
@@ -353,13 +369,13 @@ class Model:
     return world
 
   def _end(self, world: World, i: int, kind: str) -> World:
-    """Drops what a new task replaces."""
+    """Drops the peer's task of a kind, which a new task replaces."""
     return world._replace(
       tasks=frozenset(e for e in world.tasks if e[:2] != (i, kind))
     )
 
   def _discarded(self, world: World, i: int, discard: m.Discard) -> None:
-    """A part that is kept will be given again, so it must not have counted."""
+    """Checks that a contribution that is kept has not been counted."""
     part = i, world.counts[i]
     counted = any(part in given for _, given in world.journal.digest)
     if discard.keep and counted:

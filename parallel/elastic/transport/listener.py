@@ -1,10 +1,10 @@
-"""A peer's listener: bears what strangers do, and lets members in.
+"""Listener of a peer: authenticates connections, with limits against abuse.
 
-How a connection proves itself is in `parallel.elastic.transport.handshake`.
-Handshakes have a time limit as a whole, so bytes that drip in do not hold one
-open; if too many are under way, the oldest one is ended, since an honest one
-takes milliseconds. Each refused connection is one line of the log, up to a
-rate.
+`parallel.elastic.transport.handshake` describes the handshake. A handshake has
+one deadline for all its bytes, so a dialer that sends slowly cannot hold a
+connection open. If too many handshakes are in progress, the oldest one is
+ended: a regular handshake takes milliseconds. Each refused connection is
+logged, up to a rate.
 """
 
 import collections
@@ -42,13 +42,14 @@ LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a listener bears.
+  """Limits of a listener.
 
   Attributes:
-    connections: Accepted connections at once.
-    handshakes: Handshakes under way; one more ends the oldest of them.
-    handshake_s: Seconds that one may take.
-    lines_per_s: Lines of the log for refused connections.
+    connections: Maximum number of concurrent accepted connections.
+    handshakes: Maximum number of concurrent handshakes; one more ends the
+      oldest one.
+    handshake_s: Time limit of a handshake in seconds.
+    lines_per_s: Maximum rate of log lines for refused connections.
   """
 
   connections: int = 1024
@@ -58,12 +59,13 @@ class Limits:
 
 
 class Offer(NamedTuple):
-  """Who may connect for a purpose.
+  """Conditions under which connections for a purpose are accepted.
 
   Attributes:
-    epoch: In which epoch.
-    peers: Who; None for all who have the token.
-    handle: Uses an accepted connection, and returns when it is over.
+    epoch: Accepted epoch.
+    peers: Accepted dialers; None for all that have the token.
+    handle: Function that serves an accepted connection; the connection is
+      closed when it returns.
   """
 
   epoch: int
@@ -72,12 +74,12 @@ class Offer(NamedTuple):
 
 
 class Listener:
-  """Accepts connections, each in a thread of its own.
+  """Accepts connections and serves each in its own thread.
 
   Attributes:
-    me: Whom dialers must want.
-    address: Where it listens.
-    refused: How many connections it has refused.
+    me: Id of the peer, which dialers must request.
+    address: (host, port) at which it listens.
+    refused: Number of refused connections.
   """
 
   def __init__(
@@ -88,10 +90,12 @@ class Listener:
     self._offers: dict[Purpose, Offer] = {}
     self._scope = Scope()
     self._lock = threading.Lock()
+    # Sockets in a handshake, oldest first.
     self._underway: collections.OrderedDict[socket.socket, None] = (
       collections.OrderedDict()
     )
     self._accepted = 0
+    # Leaky bucket of log lines, time of its last update, suppressed lines.
     self._lines, self._line_time, self._silent = 0.0, 0.0, 0
     self.refused = 0
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -101,9 +105,12 @@ class Listener:
     self._thread.start()
 
   def serve(self, purpose: Purpose, offer: Offer) -> None:
-    """Takes connections for a purpose, of one epoch only.
+    """Accepts connections for a purpose, of one epoch only.
 
-    An offer of an earlier epoch than the present one is late, and ignored.
+    Args:
+      purpose: Purpose of the connections.
+      offer: Conditions, which replace those of earlier epochs. An offer of an
+        earlier epoch than the current one is outdated and ignored.
     """
     with self._lock:
       before = self._offers.get(purpose)
@@ -111,7 +118,7 @@ class Listener:
         self._offers[purpose] = offer
 
   def close(self) -> None:
-    """Ends it, and all connections that it has accepted."""
+    """Stops listening and closes all accepted connections."""
     self._scope.closed.set()
     shut(self._server)
     self._server.close()
@@ -125,13 +132,14 @@ class Listener:
     self.close()
 
   def _accept(self) -> None:
+    """Accepts connections until the listener is closed; runs in a thread."""
     while not self._scope.closed.is_set():
       try:
         sock, address = self._server.accept()
       except OSError:
         if self._scope.closed.is_set():
           return
-        time.sleep(0.01)  # no file descriptors left: others will end
+        time.sleep(0.01)  # out of file descriptors: wait for others to end
         continue
       with self._lock:
         self._underway[sock] = None
@@ -145,7 +153,7 @@ class Listener:
       ).start()
 
   def _meet(self, raw: socket.socket, address: Any) -> None:
-    """A connection's whole life."""
+    """Runs a connection from its handshake to its end, in its own thread."""
     sock, accepted = raw, False
     try:
       self._scope.add(sock)
@@ -158,7 +166,7 @@ class Listener:
       with self._lock:
         self._underway.pop(raw, None)
       if handle is None:
-        if reason:  # else it comes again
+        if reason:  # EARLY has none: the dialer retries
           self._refuse(address, reason)
         return
       accepted = True
@@ -174,16 +182,17 @@ class Listener:
       self._scope.end(sock)
 
   def _judge(self, sock: socket.socket) -> tuple[Any, Request, str]:
-    """Meets a dialer.
+    """Executes the listener's side of a handshake.
 
     Returns:
-      What handles it (None if it is refused), its request, and why not.
+      (handler or None if refused, request, reason of the refusal).
     """
     talk = Patient(sock, self._limits.handshake_s)
     opening = OPENING.pack(MAGIC, os.urandom(NONCE_BYTES))
     talk.say(opening)
     said = talk.take(REQUEST.size)
     mac = talk.take(MAC_BYTES)
+    # Authenticate before parsing: the request is untrusted until here.
     if not hmac.compare_digest(
       mac, self._security.mac(b"dialer", opening, said)
     ):
@@ -198,7 +207,7 @@ class Listener:
     with self._lock:
       offer = self._offers.get(request.purpose)
       status = self._status(offer, request)
-      self._accepted += status is Status.ACCEPTED
+      self._accepted += status is Status.ACCEPTED  # reserved under the lock
     answer = bytes([status])
     try:
       talk.say(answer + self._security.mac(b"listener", opening, said, answer))
@@ -214,6 +223,7 @@ class Listener:
     )
 
   def _status(self, offer: Offer | None, request: Request) -> Status:
+    """Returns the response to an authenticated request."""
     if offer is None or request.epoch > offer.epoch:
       return Status.EARLY
     if request.epoch < offer.epoch:
@@ -226,7 +236,7 @@ class Listener:
     return Status.ACCEPTED
 
   def _refuse(self, address: Any, reason: str) -> None:
-    """Writes a line, or counts it if there have been too many."""
+    """Logs a refused connection, or counts it if the rate is exceeded."""
     with self._lock:
       self.refused += 1
       now, rate = time.monotonic(), self._limits.lines_per_s

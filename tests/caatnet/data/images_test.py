@@ -73,7 +73,7 @@ def test_images_of_one_s_own_to_validate_on(tmp_path):
   assert seen == {x.tobytes() for x in expected}
   assert found.sha256 != data(tmp_path / "x.npz").load(0).sha256
   os.mkfifo(tmp_path / "z.npz")
-  with pytest.raises(ValueError, match=r"validation_path=.*no regular file"):
+  with pytest.raises(ValueError, match=r"validation_path=.*not a regular file"):
     data(tmp_path / "x.npz", validation_path=str(tmp_path / "z.npz")).load(0)
 
 

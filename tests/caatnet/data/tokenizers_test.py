@@ -264,15 +264,15 @@ MISTAKES = {
   ),
   "a sentencepiece file": (
     {"tokenizer.model": "a"}, "tokenizer.model",
-    "model' is no tokenizer.json: models of sentencepiece are not read",
+    "model' is not a tokenizer.json: models of sentencepiece are not read",
   ),
   "not JSON": ({MAIN: "{"}, "", "tokenizer.json is not JSON: "),
   "not JSON, a file": ({"x.json": "{"}, "x.json", "x.json.*is not JSON: "),
-  "a list": ({MAIN: "[]"}, "", "tokenizer.json is no JSON object"),
-  "another JSON": ({MAIN: "{}"}, "", "tokenizer.json is no tokenizer: "),
+  "a list": ({MAIN: "[]"}, "", "tokenizer.json is not a JSON object"),
+  "another JSON": ({MAIN: "{}"}, "", "tokenizer.json is not a tokenizer: "),
   "a model of no kind": (
     {MAIN: '{"model": {"type": "magic"}}'}, MAIN,
-    "tokenizer.json is no tokenizer: ",
+    "tokenizer.json is not a tokenizer: ",
   ),
   "no text": ({MAIN: b"\xff\xfe"}, "", "tokenizer.json: 'utf-8' codec"),
   "config that is not JSON": (
@@ -281,7 +281,7 @@ MISTAKES = {
   ),
   "an end that is no token": (
     {MAIN: None, "tokenizer_config.json": '{"eos_token": "<end>"}'}, "",
-    "eos_token='<end>' is no token of tokenizer.json",
+    "eos_token='<end>' is not a token of tokenizer.json",
   ),
   "an end that is no text": (
     {MAIN: None, "tokenizer_config.json": '{"eos_token": 2}'}, "",
@@ -313,7 +313,7 @@ def test_a_mistake_is_one_line_with_the_path(mistake, tmp_path):
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
   os.mkfifo(tmp_path / MAIN)
-  with pytest.raises(ValueError, match="it is no regular file"):
+  with pytest.raises(ValueError, match="it is not a regular file"):
     tokenizers.load(str(tmp_path))
 
 

@@ -208,7 +208,7 @@ def test_a_tied_head_that_differs(folder):
     ({"tie_word_embeddings": "false"}, "='false' must be true or false"),
     ({"tie_word_embeddings": 1}, "=1 must be true or false"),
     ({"rope_theta": 10**400}, "rope_theta=10+... must be a positive number"),
-    ({"layer_types": ["chunked_attention"] * 2}, "must be a list of full_"),
+    ({"layer_types": ["chunked_attention"] * 2}, "must be a list of full"),
     ({"num_hidden_layers": 10**8}, "=100000000, but the files have"),
     ({"rope_parameters": {"full": {"rope_type": "default"}}}, "only one form"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 2}},

@@ -85,7 +85,7 @@ def test_exports_can_be_read_again(tmp_path):
   # What runs is timed; what is no all-reduce is not.
   for wrong, message in (
     (text.replace('"rrc"', '"r"', 1), "would lose the summands"),
-    (text.replace('"rrc"', '"nop"', 1), "tells nobody"),
+    (text.replace('"rrc"', '"nop"', 1), "does not signal"),
     ('<algo coll="allreduce" ngpus="4" nchunksperloop="4"/>', "ngpus=4"),
     ("not a file", "no XML"),
   ):

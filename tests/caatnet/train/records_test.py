@@ -63,7 +63,7 @@ def test_a_folder_goes_on_with_its_own_config_only(change, key, tmp_path):
   [
     ((5, 5), (0, 0), ""),
     # The schedule of the longer run, unless it has one of its own.
-    ((5, 8), (0, 0), "now decays over 8 steps in place of 5"),
+    ((5, 8), (0, 0), "now decays over 8 steps instead of 5"),
     ((5, 8), (0, 5), ""),
     ((5, 8), (9, 9), ""),
     ((5, 5), (5, 0), ""),

@@ -238,7 +238,7 @@ def test_a_convolutional_network_trains_in_stages():
    "zero.scheme=zero1", "zero.scheme='ddp'"),
   ("pipeline.keep=residuals parallel.data=2 zero.scheme=zero3 "
    "zero.secondary=data", "secondary='none'"),
-  ("sync.p_mlp=(.5,.5,1,1)", "synchronise alike"),
+  ("sync.p_mlp=(.5,.5,1,1)", "same sync policies"),
   ("sync.route=one_shot sync.carry=on kernels=interpret",
    "sync.carry='off' is what"),
   ("images parallel.stage=2 model.widths=(8,16)", "one size"),

@@ -286,9 +286,9 @@ def test_a_late_worker_stays_by_its_newest_part_from_the_others(tmp_path, hook):
 
 
 @pytest.mark.parametrize(("algorithm", "overrides", "problem"), [
-  ("noloco", "", "exchange no mean, but in pairs"),
-  ("eager", "", r"share no parameters.*give the config a section config\.el"),
-  ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 cannot be carried"),
+  ("noloco", "", "in pairs instead of a mean"),
+  ("eager", "", r"share no parameters.*add a section config\.el"),
+  ("local_sgd", "outer.codec=bfloat16", "a sum of bfloat16 is not supported"),
   ("diloco", "outer.codec=int8 outer.block=16 outer.route=all_to_all",
    "an all-to-all over the axis 'worker'"),
 ])
@@ -358,7 +358,7 @@ def test_who_comes_after_the_last_round_ends_and_says_so(tmp_path, capsys):
     assert not swarm_loop.train(
       made, tmp_path / "late", place, Elastic(alone_s=1.0)
     ).finished
-  assert "the swarm has made all 2 rounds" in capsys.readouterr().out
+  assert "the swarm has completed all 2 rounds" in capsys.readouterr().out
 
 
 def test_who_has_the_newest_revision_is_not_waited_for_for_ever():

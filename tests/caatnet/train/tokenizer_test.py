@@ -120,7 +120,7 @@ def test_what_has_become_of_a_kept_tokenizer(run, tmp_path):
   with pytest.raises(ValueError, match="tokenizer has a damaged file: "):
     tokenizer.load(run)
   shutil.rmtree(run / "tokenizer")
-  with pytest.raises(ValueError, match=r"tokenizer\.json is gone"):
+  with pytest.raises(ValueError, match=r"tokenizer\.json is missing"):
     tokenizer.load(run)
   with pytest.raises(FileNotFoundError, match="holds no run"):
     tokenizer.load(tmp_path)

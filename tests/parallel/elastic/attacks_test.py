@@ -276,7 +276,7 @@ def test_a_connection_of_another_epoch_is_refused():
       with pytest.raises(handshake.Refused, match=why):
         _member(there, 0, epoch, name)
     start = time.monotonic()
-    with pytest.raises(handshake.Refused, match="has not heard of epoch 6"):
+    with pytest.raises(handshake.Refused, match="has not entered epoch 6"):
       _member(there, 0, 6)
     assert time.monotonic() - start > 1  # it may hear of it yet
 

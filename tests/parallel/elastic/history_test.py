@@ -49,5 +49,5 @@ def test_a_long_log_is_followed_by_one_that_runs_by_itself(tmp_path):
   first, last = lines
   assert "state" in first[0]  # it was the second one, at least
   del first[-1]
-  with pytest.raises(ValueError, match="a log of another state follows"):
+  with pytest.raises(ValueError, match="starts from a different state"):
     list(history.replay(first + last))

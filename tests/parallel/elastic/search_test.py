@@ -51,12 +51,12 @@ _FAULTS = {
     coordinator,
     "return state, [record, *(Send(peer, prepare) for peer in record.members)]",
     "return state, [*(Send(peer, prepare) for peer in record.members)]",
-    Bounds(2, 1, _DOWN, Rules(2)), "nobody can go on",
+    Bounds(2, 1, _DOWN, Rules(2)), "no run can complete",
   ),
   "a failed round leaves the epoch as it is": (
     coordinator, "epoch=record.epoch + 1",
     "epoch=record.epoch + (record.members != (*sorted(members),))",
-    Bounds(2, 1, Budget(failures=1), Rules(2)), "nobody can go on",
+    Bounds(2, 1, Budget(failures=1), Rules(2)), "no run can complete",
   ),
   "a part is kept though it may have been counted": (
     peer, "keep = message.revision == state.revision", "keep = True",
@@ -69,21 +69,21 @@ _FAULTS = {
   ),
   "a vote that was lost is not sent again": (
     peer, "return state, [Send(None, state.voted)]", "return state, []",
-    Bounds(2, 1, _CUT, Rules(2)), "nobody can go on",
+    Bounds(2, 1, _CUT, Rules(2)), "no run can complete",
   ),
   "a member that comes again is told nothing": (
     coordinator, "    return state, effects\n  others = [",
     "    return state, []\n  others = [",
-    Bounds(2, 1, _CUT, Rules(2)), "nobody can go on",
+    Bounds(2, 1, _CUT, Rules(2)), "no run can complete",
   ),
   "an epoch begins without the newest revision": (
     coordinator, "if not state.holders:", "if False:",
-    Bounds(2, 1, Budget(suspicions=1), Rules(1)), "nobody can go on",
+    Bounds(2, 1, Budget(suspicions=1), Rules(1)), "no run can complete",
   ),
   "a newcomer is forgotten": (
     coordinator,
     "tuple(entry for entry in state.pending if entry[0] not in record.members)",
-    "()", Bounds(2, 1, Budget(failures=1), Rules(1)), "nobody can go on",
+    "()", Bounds(2, 1, Budget(failures=1), Rules(1)), "no run can complete",
   ),
   "a word of another epoch is taken for one of this": (
     coordinator, " or message.epoch != record.epoch", "",
@@ -99,11 +99,11 @@ _FAULTS = {
   ),
   "nobody waits for those who do not come back": (
     coordinator, "[m.Arm(m.Recovered())] if record.members else []", "[]",
-    Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)), "nobody can go on",
+    Bounds(2, 1, Budget(restarts=1, halts=1), Rules(2)), "no run can complete",
   ),
   "a peer that is taken for silent is not told": (
     coordinator, "return state, [m.Close(peer)]", "return state, []",
-    Bounds(2, 1, Budget(suspicions=1), Rules(2)), "nobody can go on",
+    Bounds(2, 1, Budget(suspicions=1), Rules(2)), "no run can complete",
   ),
 }
 

@@ -159,7 +159,7 @@ def test_who_does_not_read_loses_the_connection():
     if channel.reason:
       break
   thread.join(10)
-  assert ended == ["does not read what it is told"]
+  assert ended == ["does not read its messages"]
   other.close()
 
 

@@ -47,7 +47,7 @@ def dropped(rng, t):
   for array, idle in zip(new.values(), (0, -1, -1), strict=True):
     array[tick, stage] = idle
   return replaced(t, **new), (
-    f"stage {stage} never does {Kind(t.kinds[tick, stage]).name} of "
+    f"stage {stage} never runs {Kind(t.kinds[tick, stage]).name} of "
     f"microbatch {t.microbatches[tick, stage]} in chunk "
     f"{t.chunks[tick, stage]}$"
   )
@@ -61,7 +61,7 @@ def twice(rng, t):
     row[0, stage] = array[tick, stage]
     new[key] = np.concatenate([array, row])
   return replaced(t, **new), (
-    named(t, tick, stage) + f"it is done at tick {t.num_ticks}, too"
+    named(t, tick, stage) + f"it repeats tick {t.num_ticks}'s action"
   )
 
 
@@ -70,7 +70,7 @@ def another_microbatch(rng, t):
   new = columns(t)
   new["microbatches"][tick, stage] += 1
   new["microbatches"][tick, stage] %= t.num_microbatches
-  return replaced(t, **new), rf"stage {stage} \(.*it is done at tick \d+, too"
+  return replaced(t, **new), rf"stage {stage} \(.*repeats tick \d+'s action"
 
 
 def another_chunk(rng, t):
@@ -82,7 +82,7 @@ def another_chunk(rng, t):
     return replaced(t, **new), (
       named(t, tick, stage, chunk=1) + "chunks are 0 to 0"
     )
-  return replaced(t, **new), rf"stage {stage} \(.*it is done at tick \d+, too"
+  return replaced(t, **new), rf"stage {stage} \(.*repeats tick \d+'s action"
 
 
 def another_kind(rng, t):
@@ -91,8 +91,8 @@ def another_kind(rng, t):
   kinds = [k for k in Kind if k not in (Kind.IDLE, t.kinds[tick, stage])]
   new["kinds"][tick, stage] = rng.choice(kinds)
   return replaced(t, **new), (
-    rf"stage {stage} \(.*(it is done at tick \d+, too|the same once more)|"
-    "never does "
+    rf"stage {stage} \(.*(repeats tick \d+|repeats the same work)|"
+    "never runs "
   )
 
 
@@ -109,7 +109,7 @@ def before_all(rng, t):
     new[key] = np.concatenate([row, array])
   return replaced(t, **new), (
     named(t, tick, stage, at=0)
-    + r"it needs what stage \d+ makes of chunk \d+ at tick \d+"
+    + r"it needs the result of stage \d+, chunk \d+, of tick \d+"
   )
 
 
@@ -120,7 +120,7 @@ def the_first_stage_late(rng, t):
   new = columns(t)
   for array, idle in zip(new.values(), (0, -1, -1), strict=True):
     array[1:, 0], array[0, 0] = array[:-1, 0].copy(), idle
-  return replaced(t, **new), r"it needs what stage \d+ makes|never does "
+  return replaced(t, **new), r"it needs the result of stage \d+|never runs "
 
 
 def exchanged_stages(rng, t):
@@ -130,14 +130,14 @@ def exchanged_stages(rng, t):
   one, other = rng.sample(range(t.num_stages), 2)
   order[[one, other]] = other, one
   new = {key: array[:, order] for key, array in columns(t).items()}
-  return replaced(t, **new), "it needs what stage"
+  return replaced(t, **new), "it needs the result of stage"
 
 
 def backwards_in_time(rng, t):
   if t.num_stages * t.num_chunks == 1 and not t.has_backward:
     return dropped(rng, t)
   new = {key: array[::-1] for key, array in columns(t).items()}
-  return replaced(t, **new), "it needs what stage"
+  return replaced(t, **new), "it needs the result of stage"
 
 
 def a_limit_less(rng, t):
@@ -155,7 +155,7 @@ def no_such_number(rng, t):
   new = columns(t)
   key, value, message = rng.choice([
     ("kinds", 7, r"kind 7 .*there is no such kind of action"),
-    ("kinds", 0, r"IDLE .*who is idle has microbatch and chunk -1"),
+    ("kinds", 0, r"IDLE .*an idle stage has microbatch and chunk -1"),
     ("microbatches", t.num_microbatches, "microbatches are 0 to"),
     ("microbatches", -1, "microbatches are 0 to"),
     ("chunks", t.num_chunks, "chunks are 0 to"),
@@ -265,5 +265,5 @@ def test_a_whole_backward_and_a_half_are_too_much():
   tick, stage = np.argwhere(timetable.kinds == Kind.WEIGHT)[0]
   new = columns(timetable)
   new["kinds"][tick, stage] = Kind.BACKWARD
-  with pytest.raises(ValueError, match=r"INPUT .*does the same once more"):
+  with pytest.raises(ValueError, match=r"INPUT .*repeats the same work"):
     check(replaced(timetable, **new))

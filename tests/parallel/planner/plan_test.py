@@ -261,11 +261,11 @@ def test_why_not():
   best = plan.plan(problem, CHOICES, count=1, ordered=1).best[0]
   for c, reason in (
     (Configuration(2, 2, 4, 4), "takes 16 devices; the cluster has 8"),
-    (Configuration(1, 8, 1, 16), r"no run \(batch\): a batch of 64"),
-    (Configuration(8, 1, 1, 64), r"no run \(microbatches\)"),
-    (Configuration(8, 1, 1, 4, "zb_h2x"), r"no run \(timetable\)"),
+    (Configuration(1, 8, 1, 16), r"cannot run \(batch\): a batch of 64"),
+    (Configuration(8, 1, 1, 64), r"cannot run \(microbatches\)"),
+    (Configuration(8, 1, 1, 4, "zb_h2x"), r"cannot run \(timetable\)"),
     (Configuration(2, 4, 1, 4), "it fits, but takes .* more than the best"),
-    (best.configuration, "nothing speaks against it"),
+    (best.configuration, "it is as fast as the best"),
   ):
     found = plan.why_not(c, problem, CHOICES, best)
     assert re.search(reason, found), found
@@ -281,8 +281,8 @@ def test_what_fits_nowhere_is_said_with_what_would_fit():
     CHOICES, schemes=space.SCHEMES, offload=False
   )
   with pytest.raises(ValueError, match=(
-    r"nothing fits. Least needs .* does not fit: it needs .* GB more .* most "
-    r"of it for \w+ .*Devices of .* GB would do, or about \d+ of these"
+    r"nothing fits. The smallest: .* does not fit: it needs .* GB more .* most "
+    r"of it for \w+ .*Devices of .* GB suffice, or about \d+ of these"
   )):
     plan.plan(_problem(links, model=large), choices)
 

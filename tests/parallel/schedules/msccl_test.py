@@ -260,7 +260,7 @@ def test_sums_of_one_round_arrive_in_any_order():
     (fused("allreduce", "rrs", "rcs").replace('srcbuf="i"', 'srcbuf="t"'),
      "buffer 't' is not read"),
     (fused("allreduce", "rrs", "rcs").replace('hasdep="1"', 'hasdep="0"'),
-     "tells nobody that it is done"),
+     "does not signal its"),
     (FOREIGN.replace('dstoff="2" cnt="2"\n            depid', 'dstoff="1" '
                      'cnt="2" depid', 1), "both use place 1 of buffer 'o'"),
     (FOREIGN.replace('ngpus="2"', 'ngpus="two"'), "ngpus='two'"),
@@ -273,12 +273,12 @@ def test_sums_of_one_round_arrive_in_any_order():
     (algo("allgather", 2, [
       [(1, 1, [("r", "o1", "o1"), ("s", "o0", "o0")])],
       [(0, 0, [("r", "o0", "o0"), ("s", "o1", "o1")])],
-    ]), "in a circle: gpu"),
+    ]), "in a cycle: gpu"),
     (swap("cpy"), "would lose the summands of ranks"),
     (swap("s"), "sends 2 times"),
     (algo("reducescatter", 2, [[(1, -1, [("s", "o1", "o1")])], [
       (-1, 0, [("rrc", "i1", "i1")])
-    ]]), "place 1 of buffer 'o', which is not there"),
+    ]]), "place 1 of buffer 'o', which does not exist"),
     (algo("allgather", 2, [
       [(1, 1, [("s", "o0", "o0"), ("r", "o0", "o0")])],
       [(0, 0, [("s", "o1", "o1"), ("r", "o0", "o0")])],

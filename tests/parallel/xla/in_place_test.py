@@ -96,7 +96,7 @@ def test_copies_and_slices_are_named(f, word):
 def test_an_array_that_is_not_donated_is_written_anew():
   found = uses(layers(pages), donate=False)
   assert found.faults[0] == (
-    "no result is written in place of a parameter float32[48, 8, 32]"
+    "no result reuses the memory of a parameter float32[48, 8, 32]"
   )
   assert any(f.startswith("a copy (copy)") for f in found.faults)
 
