@@ -243,6 +243,8 @@ class Program:
     layout = self.layout
     if layout.shards is None:
       return self.whole_specs
+    # The optimizer's state has the finest partition, and parameters are stored
+    # like it.
     inner = layout.shards.inner[: layout.partition.optimizer]
     levels = [axis.name for axis in inner]
     # Stored: [*lead, ranks of the levels innermost first, elements of a shard].
@@ -256,6 +258,7 @@ class Program:
     """Parameters on one device, in the form of `parallel.zero.cost`."""
 
     def parameter(p: Parameter, x: jax.ShapeDtypeStruct) -> cost.Parameter:
+      # Copies of the tensor on one device: layers and lanes.
       count = math.prod(x.shape[: p.num_lead])
       for axis in self.layout.model_axes:
         if axis.name in p.spec:
@@ -333,6 +336,7 @@ def by_end_of_path(
   """
 
   def names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    # Keys of dicts and attributes of named tuples have different types.
     return tuple(str(getattr(key, "key", key)) for key in path)
 
   leaves = {

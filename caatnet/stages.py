@@ -44,6 +44,7 @@ class Stages:
     least, more = divmod(num_layers, parts)
     from_ends = np.minimum(np.arange(parts), np.arange(parts)[::-1])
     counts = np.full(parts, least)
+    # The remaining layers go to the parts furthest from both ends.
     counts[np.argsort(-from_ends, kind="stable")[:more]] += 1
     found = np.full((parts, counts.max()), -1)
     for part, stop in enumerate(np.cumsum(counts)):

@@ -53,10 +53,10 @@ def test_a_figure_that_was_changed_is_named_and_put_right(name, table, place):
   ("text", "message"),
   [
     ("<!-- table: none -->\n<!-- end of table -->\n", "no table 'none'; known"),
-    ("<!-- table: zero -->\n", "begins or ends"),
+    ("<!-- table: zero -->\n", "lacks its first or last line"),
     ("<!-- table: zero -->\n<!-- table: zero -->\n<!-- end of table -->\n",
-     "begins or ends"),
-    ("<!-- end of table -->\n", "begins or ends"),
+     "lacks its first or last line"),
+    ("<!-- end of table -->\n", "lacks its first or last line"),
   ],
 )
 def test_marks_that_are_wrong_are_errors(text, message):

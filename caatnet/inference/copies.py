@@ -129,7 +129,7 @@ class HostPages:
     self.write(run, first)
 
   def _at(self, pages: Sequence[int]) -> Any:
-    """Returns the index of pages in a host array."""
+    """Returns the index tuple that selects pages of a host array."""
     return (*[slice(None)] * (self._dim + 1), list(pages))
 
 

@@ -153,6 +153,7 @@ class Answers:
     """Returns the request to continue a context."""
     given = {key: value for key, value in how.items() if value is not None}
     until = given.pop("until", [])
+    # All are removed, and the first that is given applies.
     named = [given.pop(name, None) for name in _NUM_TOKENS]
     max_tokens = next((int(n) for n in named if n is not None), _MAX_TOKENS)
     samples = given.pop("do_sample", None)
@@ -162,8 +163,8 @@ class Answers:
     }
     if given.pop("num_beams", 1) != 1 or given:
       raise ValueError(
-        f"a task asks to generate with {dict(how)}: beams, and other settings "
-        "than until, max_gen_toks, do_sample, temperature, "
+        f"a task requests generation with {dict(how)}: beams, and settings "
+        "other than until, max_gen_toks, do_sample, temperature, "
         f"{', '.join(FILTERS)}, are not supported"
       )
     room = self.context - max_tokens
@@ -176,6 +177,7 @@ class Answers:
     self.num_cut += len(tokens) > room
     strings = [until] if isinstance(until, str) else until
     return requests.Request(
+      # The end of the context is kept.
       tuple(tokens[-room:] or [self._prefix]),
       Stops(
         max_tokens,
@@ -194,6 +196,7 @@ class Answers:
     windows = [list(_windows(*pair, self.context)) for pair in pairs]
     flat = [window for several in windows for window in several]
     with _progress("scoring", len(flat)) as advance:
+      # One call for all windows, so that the scorer can sort them by length.
       scores = iter(
         self._scorer.score([window.tokens for window in flat], advance)
       )
@@ -202,8 +205,11 @@ class Answers:
       total, greedy = 0.0, True
       for window in several:
         judged = next(scores)
+        # Scores are of the tokens after the first, so indices are shifted by
+        # one.
         last = slice(len(window.tokens) - 1 - window.num_targets, None)
         total += float(judged.log_probabilities[last].sum(dtype=np.float64))
+        # An empty continuation has no windows: log-probability 0, greedy.
         greedy &= bool(judged.greedy[last].all())
       answers.append((total, greedy))
     return answers

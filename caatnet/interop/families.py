@@ -109,6 +109,7 @@ def parse(fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     "tied_embeddings": reader.flag("tie_word_embeddings"),
   }
   head_width = reader.count("head_dim", family.head_width or width // heads)
+  # 0 stands for width / heads in our config.
   equal = head_width * heads == width
   section["head_width"] = 0 if equal else head_width
   section["sliding_window"] = _window(family, reader, num_layers)
@@ -135,6 +136,7 @@ class _Reader:
     value = self.fields.get(key)
     if value is None and default is not None:
       return default
+    # `type`, since True is an instance of int.
     if type(value) is not int or value < 1:
       self._fail(key, "a positive integer")
       return default or 1
@@ -184,6 +186,7 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
       )
       return window
     first = min(max(first, 0), num_layers)
+    # In Qwen the first layers have full attention, the others a window.
     kinds = ["full_attention"] * first
     kinds += ["sliding_attention"] * (num_layers - first)
   if kinds is not None and (
@@ -196,8 +199,8 @@ def _window(family: Family, reader: _Reader, num_layers: int) -> int:
   # One model has one attention pattern in all its layers.
   if kinds is not None and kinds != kinds[:1] * num_layers:
     reader.wrong.append(
-      f"layers differ, by layer_types or max_window_layers={_short(first)}: "
-      "one sliding_window for all layers, or none, only"
+      f"layers differ in layer_types or max_window_layers={_short(first)}: "
+      "only one sliding_window for all layers, or none, is supported"
     )
   return 0 if kinds and kinds[0] == "full_attention" else window
 
@@ -210,14 +213,17 @@ def _positions(reader: _Reader) -> dict[str, Any]:
   if len(said) > 1 and fields[said[0]] != fields[said[1]]:
     reader.wrong.append(
       f"rope_scaling={_short(fields[said[0]])} is not "
-      f"rope_parameters={_short(fields[said[1]])}: one of the two only"
+      f"rope_parameters={_short(fields[said[1]])}: only one is allowed"
     )
   rope = fields.get(key) or {}
   if not isinstance(rope, dict) or any(
     isinstance(value, dict) for value in rope.values()
   ):
-    reader.wrong.append(f"{key}={_short(rope)}: one form for all layers only")
+    reader.wrong.append(
+      f"{key}={_short(rope)}: only one form for all layers is supported"
+    )
     rope = {}
+  # The value inside `rope_parameters` has precedence.
   base = reader.number("rope_theta", 10_000.0)
   inner = _Reader(rope, f"{key}.")
   base = inner.number("rope_theta", base)
@@ -259,6 +265,7 @@ def describe(
   Raises:
     ValueError: No family has the model's combination of biases and norms.
   """
+  # The first family with exactly these features.
   has = config.qkv_bias, config.qk_norm
   name = next(
     (
@@ -283,7 +290,7 @@ def describe(
     "num_hidden_layers": config.num_layers,
     "num_attention_heads": config.num_heads,
     "num_key_value_heads": config.num_kv_heads,
-    "head_dim": config.head_width,
+    "head_dim": config.head_width,  # explicit, also where it is the default
     "hidden_act": "silu",
     "rms_norm_eps": config.norm_eps,
     "rope_theta": config.rope_base,

@@ -136,7 +136,9 @@ def _load(tasks: Sequence[str]) -> tuple[Any, list[Any]]:
     if task not in (*files, *known):
       near = difflib.get_close_matches(task, known, 1)
       hint = f"; did you mean {near[0]}?" if near else ""
-      raise ValueError(f"--tasks={task}: lm-evaluation-harness has none{hint}")
+      raise ValueError(
+        f"--tasks={task}: not a task of lm-evaluation-harness{hint}"
+      )
   try:
     loaded = manager.load([groups.get(task, task) for task in tasks])
   except Exception as error:  # any error of a file or of the network
@@ -144,6 +146,7 @@ def _load(tasks: Sequence[str]) -> tuple[Any, list[Any]]:
       f"--tasks={','.join(tasks)}: {type(error).__name__}: {error}"
     ) from error
   found = loaded["groups"] | loaded["tasks"]
+  # Tasks inside a loaded group are evaluated with the group.
   inside = {name for names in loaded["group_map"].values() for name in names}
   return manager, [x for name, x in found.items() if name not in inside]
 
@@ -170,6 +173,7 @@ def _metrics(results: Mapping[str, Any]) -> Iterator[TaskMetric]:
   The keys of metrics are "metric,filter" and "metric_stderr,filter"; other keys
   are ignored.
   """
+  # Groups have aggregated metrics.
   found = results["results"] | results.get("groups", {})
   for task, values in found.items():
     for key, value in values.items():

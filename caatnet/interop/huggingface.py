@@ -91,6 +91,7 @@ def check_target(source: pathlib.Path, to: pathlib.Path) -> None:
     FileExistsError: The name exists.
     ValueError: The target is inside the source folder, or is not writable.
   """
+  # Symbolic links are resolved: the target must not be inside the source.
   if pathlib.Path(os.path.realpath(source)) in (
     pathlib.Path(os.path.realpath(to)).parents
   ):
@@ -138,6 +139,7 @@ def write_run(
 
   def sliced(slot: layout.Slot) -> slices.Sliced:
     names = [part.named(row) for row in slot.rows() for part in slot.parts]
+    # A parameter made of several tensors has the widest of their dtypes.
     dtype = functools.reduce(
       jnp.promote_types, (source.tensors[name].dtype for name in names)
     )
@@ -151,9 +153,11 @@ def write_run(
           array = tensors.read(source.tensors[name], name)
           arrays.append(array.astype(dtype))
           advance()
+        # (worker, layer): one worker's parameters are stored.
         place = (0,) if row is None else (0, row)
         yield place, layout.join(slot, arrays)
 
+    # Chunks of the checkpoint: one worker, layer and rank each.
     ones = (1,) * (1 + len(slot.shape) - len(slot.slice_shape))
     return slices.Sliced(
       (1, *slot.shape), jnp.dtype(dtype), (*ones, *slot.slice_shape), made
@@ -161,6 +165,7 @@ def write_run(
 
   params = _tree({slot.path: sliced(slot) for slot in source.slots})
   expected = jax.eval_shape(model.init, jax.random.key(0))
+  # Without the leading dim of workers.
   shapes = jax.tree.map(lambda x: x.shape[1:], params)
   assert shapes == jax.tree.map(lambda x: x.shape, expected), shapes
   published = {
@@ -172,6 +177,7 @@ def write_run(
     "config": source.fields,
     "tensors": {name: x.dtype for name, x in published.items()},
   }
+  # Written to a temporary folder, which is renamed when it is complete.
   with files.whole_folder(folder) as partial:
     (partial / "checkpoints").mkdir()
     slices.write_params(partial / "checkpoints", 0, params)
@@ -222,11 +228,14 @@ def write_published(
   if HEAD in dtypes:  # tied embeddings that are published twice
     shapes.setdefault(HEAD, shapes[TABLE])
   if dtypes.keys() != shapes.keys() or not {*dtypes.values()} <= {*DTYPES}:
-    raise ValueError(f"{workdir / ORIGIN} is damaged: other tensors")
+    raise ValueError(
+      f"{workdir / ORIGIN} is damaged: its tensors are not those of the model"
+    )
   announced = {name: (dtype or dtypes[name], shapes[name]) for name in dtypes}
   fields = dict(origin.get("config") or families.describe(
     model.config, dtype or "float32", experiment.data.seq_len
   ))
+  # The config must agree with the dtype of the tensors.
   for key in {"dtype", "torch_dtype"} & set(fields) if dtype else ():
     fields[key] = dtype
   stored = _read_params(experiment, workdir, step)
@@ -290,6 +299,7 @@ def _read_origin(
   origin = tensors.read_json(path)
   try:
     section, wrong = families.parse(origin["config"])
+    # The run has repeated heads, the published config has not.
     section["num_kv_heads"] *= origin["repeats"]
     same = make_config(section)
   except (KeyError, TypeError, ValueError) as error:
@@ -331,8 +341,9 @@ def _take_apart(
     if array.shape[1:] != slot.shape:
       raise ValueError(
         f"{'/'.join(slot.path)} is {list(array.shape[1:])} in the checkpoint, "
-        f"but {list(slot.shape)} by config.json"
+        f"but {list(slot.shape)} according to config.json"
       )
+    # Rows are read one layer at a time.
     found = array.rows((0,)) if slot.layers else [array.at((0,))]
     for row, values in zip(slot.rows(), found, strict=True):
       parts = layout.take_apart(slot, values)
@@ -370,6 +381,7 @@ def _conversion(
   config, ranks = model.config, model.tensor.size
   kv_heads = config.num_kv_heads // repeats, config.num_kv_heads
   of_ranks = ranks * -(-config.num_kv_heads // ranks)  # including padding
+  # Keys and values of one head in all layers, in elements per token.
   width = 2 * config.num_layers * config.head_width
   itemsize = jnp.dtype(config.dtype).itemsize
   return Conversion(

@@ -111,9 +111,9 @@ def num_repeats(num_heads: int, num_kv_heads: int, ranks: int) -> int:
     if any(_all_have_one(num_kv_heads * r, number) for r in choices)
   ]
   raise ValueError(
-    f"ranks={ranks} would leave one without any of the {num_heads} query "
-    f"heads, which are cut with their {num_kv_heads} key/value heads; use one "
-    f"of {', '.join(map(str, fitting))}"
+    f"ranks={ranks} would leave a rank without any of the {num_heads} query "
+    f"heads, which are split with their {num_kv_heads} key/value heads; use "
+    f"one of {', '.join(map(str, fitting))}"
   )
 
 
@@ -134,6 +134,7 @@ def slots(
   """
   width, d = config.width, config.head_width
   kv_heads = math.ceil(config.num_kv_heads / ranks)
+  # Query heads follow their key/value heads, so that a group stays on a rank.
   heads = kv_heads * (config.num_heads // config.num_kv_heads)
   ffn = math.ceil(config.ffn_width / ranks)
   vocab = math.ceil(config.vocab_size / ranks)
@@ -185,6 +186,7 @@ def slots(
     others["head"] = (matrix("lm_head", config.vocab_size, vocab, 0),)
 
   def slot(path, parts, layers):
+    # All parts of a slot are sharded, or none.
     return Slot(path, parts, layers, ranks if parts[0].dim is not None else 0)
 
   found = [slot((key,), parts, 0) for key, parts in others.items()]
@@ -215,6 +217,7 @@ def join(slot: Slot, tensors: Sequence[np.ndarray]) -> np.ndarray:
   Returns:
     ``[R, ...]``, or ``[...]`` for a parameter that is not sharded.
   """
+  # Each part is sharded first: a rank's parts are then concatenated.
   cut = [_cut(part, slot.ranks, x)
          for part, x in zip(slot.parts, tensors, strict=True)]
   return cut[0] if len(cut) == 1 else np.concatenate(cut, axis=-1)
@@ -251,6 +254,7 @@ def _cut(part: Part, ranks: int, x: np.ndarray) -> np.ndarray:
     heads = x.reshape(-1, part.unit, *x.shape[1:])
     x = np.repeat(heads, part.repeats, axis=0).reshape(-1, *x.shape[1:])
   x = np.moveaxis(x, part.dim, 0)
+  # Padding at the end: the last ranks may have less than a full shard.
   missing = ranks * part.cut - x.shape[0]
   if missing:
     x = np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])
@@ -267,15 +271,15 @@ def _uncut(part: Part, x: np.ndarray) -> np.ndarray:
     x = np.swapaxes(x, 1, 2)
   x = x.reshape(-1, *x.shape[2:])  # [R * cut, other dim]
   size = part.shape[part.dim] * part.repeats
-  x = x[:size]
+  x = x[:size]  # without padding
   if part.repeats > 1:
     heads = x.reshape(-1, part.repeats, part.unit, *x.shape[1:])
     # Bits, so that NaN equals NaN and -0 differs from 0.
     bits = heads.view(f"u{x.dtype.itemsize}")
     if (bits != bits[:, :1]).any():
       raise ValueError(
-        f"{part.name}: heads that were repeated {part.repeats} times are no "
-        "longer equal"
+        f"{part.name}: key/value heads that were repeated {part.repeats} times "
+        "are no longer equal"
       )
     x = heads[:, 0].reshape(-1, *x.shape[1:])
   return np.moveaxis(x, 0, part.dim)

@@ -77,6 +77,7 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
   found, damaged = tensors.find(folder)
   wrong += damaged
   repeats, slots = 1, []
+  # Guards against a config that would list an enormous number of tensors.
   if section and section["num_layers"] > len(found):
     wrong.append(
       f"num_hidden_layers={section['num_layers']}, but the files have "
@@ -104,6 +105,7 @@ def open_source(folder: pathlib.Path, ranks: int, dtype: str = "") -> Source:
       wrong.append(str(error))
   if wrong:
     raise ValueError(f"{folder} cannot be converted: {'; '.join(wrong)}")
+  # Newer files have the key "dtype" instead.
   said = fields.get("torch_dtype", fields.get("dtype"))
   section["dtype"] = dtype or (
     said if said in DTYPES else found[TABLE].dtype
@@ -141,6 +143,7 @@ def _compare(
     name for name in found.keys() - expected.keys()
     if not is_computed(name)
   }
+  # Some publishers store tied embeddings twice; the copies must be equal.
   if tied and HEAD in surplus and TABLE in found:
     surplus.remove(HEAD)
     if not _are_equal(found, HEAD, TABLE):

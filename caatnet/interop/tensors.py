@@ -80,12 +80,14 @@ def find(folder: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
   wrong: list[str] = []
   for shard in sorted(set(place_of.values())):
     path = folder / shard
+    # A name with a directory could point outside the folder.
     if pathlib.Path(shard).name != shard or not path.is_file():
       wrong.append(f"{INDEX} names {shard!r}, which is not in the folder")
       continue
     tensors, problems = _of_file(path)
     wrong += problems
     listed = {name for name, place in place_of.items() if place == shard}
+    # A damaged shard lists no tensors: one message suffices.
     lacking = set() if problems else listed - set(tensors)
     wrong += [f"{shard} lacks {name}" for name in sorted(lacking)]
     wrong += [
@@ -182,7 +184,7 @@ class Writer:
         assert not self._left, self._left
         for file in {file for file, _ in self._place.values()}:
           file.flush()
-          os.fsync(file.fileno())
+          os.fsync(file.fileno())  # durable before the folder is renamed
 
 
 def _shards(

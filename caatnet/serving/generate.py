@@ -127,6 +127,7 @@ class Generation:
     transcript = self._transcripts[index]
     drawn = Drawn(request)
 
+    # Called by the scheduler once per token, in order.
     def ends(token: int) -> bool:
       logprob = drawn.logprobs[len(transcript.tokens)]
       self._show(index, transcript.push(token, logprob))
@@ -157,6 +158,7 @@ class Generation:
     self._arrived = self._clock()
     while self._going and not interrupted():
       self._admit()
+      # The next step is dispatched before the previous one is received.
       sent = self._send()
       if pending is not None:
         self._receive(pending)
@@ -209,7 +211,7 @@ class Generation:
         if request.state not in serving.ENDS:  # else it ended one step earlier
           raise ValueError(
             f"prompt {request.number + 1}: the logits of the model are NaN "
-            f"after {count} tokens that it has written"
+            f"after {count} generated tokens"
           )
       scheduler.receive(event)
 

@@ -174,8 +174,8 @@ def _rows(
       rows = csv.DictReader(lines)
       return ((rows.line_num, row) for row in rows), read
   raise ValueError(
-    f"{path}: its first line {lines[0][:80]!r} is neither JSON, as in "
-    "Mooncake's traces, nor has it the columns "
+    f"{path}: the first line {lines[0][:80]!r} is neither JSON, as in "
+    "Mooncake's traces, nor a CSV header with the columns "
     + " or ".join(", ".join(needed) for needed in _COLUMNS.values())
   )
 
@@ -277,6 +277,7 @@ def scaled(arrivals: Sequence[Arrival], rate: float) -> list[Arrival]:
     >>> [arrival.time_s for arrival in found]
     [0.0, 2.0]
   """
+  # New duration over old duration.
   factor = (len(arrivals) / rate) / max(a.time_s for a in arrivals)
   return [
     dataclasses.replace(a, time_s=a.time_s * factor) for a in arrivals
@@ -341,6 +342,7 @@ class Sessions:
   def arrivals(self) -> list[Arrival]:
     """Returns the turns of all sessions, sorted by arrival time."""
     rng = np.random.default_rng(self.seed)
+    # Sessions arrive as a Poisson process at rate / turns per second.
     gaps = rng.exponential(self.turns / self.rate, self.num_sessions)
     found: list[Arrival] = []
     for session, begin in enumerate(np.cumsum(gaps) - gaps[0]):
@@ -359,6 +361,7 @@ class Sessions:
       answer = max(1, round(rng.lognormal(*self.answer)))
       answer = min(answer, self.longest_answer)
       think_s = float(rng.exponential(self.think_s)) if turn else None
+      # A first turn is truncated, a later one ends the session.
       if context + question + answer > self.longest:
         if turns:
           break

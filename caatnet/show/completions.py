@@ -91,6 +91,7 @@ class Screen:
       if self._streams:
         _write("\n")
       else:
+        # Text, so that markup in a prompt is not interpreted.
         heading = Text(f"{number}: {prompt!r}", style="bold")
         Console(soft_wrap=True).print(heading)
         _write(completion.text + "\n\n")
@@ -100,7 +101,7 @@ class Screen:
     if left:
       print(
         f"interrupted: {len(completions) - left} of {len(completions)} prompts "
-        "had ended", file=sys.stderr,
+        "were finished", file=sys.stderr,
       )
 
 

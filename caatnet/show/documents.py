@@ -54,6 +54,7 @@ def rewritten(
       changed.append(name)
     return match["first"] + body + match["last"]
 
+  # Each pair of markers must match, or the count differs.
   marks = re.findall(r"^(?:<!--|#) (table: \w+|end of table)", text, re.M)
   if len(marks) != 2 * len(_TABLE.findall(text)):
     raise ValueError(f"a table lacks its first or last line: {marks}")

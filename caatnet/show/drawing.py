@@ -68,7 +68,7 @@ def draw(figure: Figure) -> Any:
       layout="constrained",
     )
   for axis in axes.flat[len(panels) :]:
-    axis.set_visible(False)
+    axis.set_visible(False)  # the last row may be incomplete
   # Shared limits depend on the marks of all panels.
   for step in _draw_marks, _finish:
     for axis, panel in zip(axes.flat, panels, strict=False):
@@ -82,6 +82,7 @@ def draw(figure: Figure) -> Any:
     if index % columns == 0 or y.label != panels[index - 1].axes[1].label:
       axes.flat[index].set_ylabel(y.label)
   if figure.legend:
+    # One entry per label over all panels.
     handles: dict[str, Any] = {}
     for axis in axes.flat:
       for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -144,11 +145,12 @@ def _set_limits(axis: Any, name: str, of: Axis) -> None:
   get, put = (getattr(axis, f"{verb}_{name}lim") for verb in ("get", "set"))
   if of.limits:
     put(of.limits)
-  if of.margin != (1.0, 1.0):
+  if of.margin != (1.0, 1.0):  # factors suit logarithmic scales
     put([end * factor for end, factor in zip(get(), of.margin, strict=True)])
   if of.reverse and not getattr(axis, f"{name}axis_inverted")():
     put(get()[::-1])
   if of.ticks is not None:
+    # An empty list removes all ticks.
     places, texts = zip(*of.ticks, strict=True) if of.ticks else ((), ())
     getattr(axis, f"set_{name}ticks")(places, texts, fontsize="small")
   if of.plain:
@@ -166,6 +168,7 @@ def _draw(mark: plot.Mark, axis: Any) -> None:
 
 @_draw.register
 def _(mark: plot.Line, axis: Any) -> None:
+  # None becomes NaN, which interrupts the line.
   x, y = np.array(mark.x, float), np.array(mark.y, float)
   options = {
     "label": mark.label or None, "linestyle": mark.style or "none",
@@ -174,8 +177,10 @@ def _(mark: plot.Line, axis: Any) -> None:
     "markerfacecolor": mark.fill,
     "drawstyle": f"steps-{mark.steps}" if mark.steps else None,
   }
+  # matplotlib's defaults apply to attributes that are None.
   options = {k: v for k, v in options.items() if v is not None}
   if mark.errors:
+    # matplotlib takes distances from the point, not coordinates.
     low, high = (np.array(end, float) for end in mark.errors)
     axis.errorbar(x, y, yerr=[y - low, high - y], capsize=3, **options)
   else:
@@ -202,6 +207,7 @@ def _(mark: plot.Bars, axis: Any) -> None:
   if isinstance(colour, list | tuple | np.ndarray) and len(colour) and (
     not isinstance(colour[0], str)
   ):
+    # Numbers are shades of the colour map.
     colour = _shade(colour)
   bar = axis.barh if mark.horizontal else axis.bar
   drawn = bar(
@@ -230,6 +236,7 @@ def _(mark: plot.Rule, axis: Any) -> None:
 
 @_draw.register
 def _(mark: plot.Heat, axis: Any) -> None:
+  # No interpolation: one square per matrix element.
   image = axis.imshow(
     np.array(mark.values, float), cmap="viridis", interpolation="nearest"
   )

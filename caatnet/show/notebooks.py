@@ -58,6 +58,7 @@ def prepared(path: pathlib.Path) -> Any:
 
 def sources(notebook: Any) -> str:
   """Returns a hash of all code cells of a notebook."""
+  # Text cells do not affect outputs.
   cells = [c.source for c in notebook.cells if c.cell_type == "code"]
   return hashlib.sha256("\n\n".join(cells).encode()).hexdigest()
 
@@ -67,6 +68,7 @@ def is_stale(path: pathlib.Path) -> bool:
   import nbformat
 
   kept = nbformat.read(path, as_version=4)
+  # Compared with the current first cell, and with the cells as stored.
   return kept.metadata.get("caatnet", {}).get("sources") != (
     sources(prepared(path))
   ) or sources(kept) != sources(prepared(path))
@@ -82,7 +84,7 @@ def with_first_cell(path: pathlib.Path) -> Any:
 
   kept = nbformat.read(path, as_version=4)
   if kept.metadata.get("caatnet", {}).get("sources") != sources(kept):
-    raise ValueError(f"{path.name}: execute it by python -m launch.notebooks")
+    raise ValueError(f"{path.name}: python -m launch.notebooks executes it")
   notebook = prepared(path)
   notebook.metadata["caatnet"]["sources"] = sources(notebook)
   return notebook
@@ -95,8 +97,8 @@ def executed(path: pathlib.Path) -> Any:
   notebook = prepared(path)
   nbclient.NotebookClient(
     notebook,
-    timeout=600,
-    record_timing=False,
+    timeout=600,  # seconds per cell
+    record_timing=False,  # times would differ at each execution
     resources={"metadata": {"path": str(path.parent)}},
     # A warning of progress bars would contain a path of this machine.
   ).execute(env=os.environ | {"PYTHONWARNINGS": "ignore:install"})

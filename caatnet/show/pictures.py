@@ -32,6 +32,7 @@ def plot_losses(
     The figure.
   """
   marks: list[plot.Mark] = []
+  # Both losses of a run have the same colour.
   for index, (name, workdir) in enumerate(runs.items()):
     records, colour = read_metrics(workdir), f"C{index}"
     training, validation = (
@@ -97,6 +98,7 @@ def plot_sweep(
       if same or (row["p"] == 1.0 and row["tensor"] == line[0]):
         key = (row["p"], row[x])
         groups.setdefault(key, []).append(row["validation_loss"])
+    # Along the axis: the x value, with all losses of its seeds.
     points = sorted((key[1], values) for key, values in groups.items())
     marks.append(_means(
       points, label=f"r={line[0]}, private scale: {line[1]}", marker="o"
@@ -158,6 +160,7 @@ def plot_points(
   marks = [
     _means(
       [(sent(runs[0]), [run["validation_loss"] for run in runs])],
+      # Shorter labels: without the config section.
       label=re.sub(r"(outer|parallel|zero)\.(algorithm=|scheme=)?", "", point),
       marker=marker, style="",
     )
@@ -166,6 +169,7 @@ def plot_points(
     )
   ]
   amounts = list(map(sent, rows))
+  # A symmetric logarithmic scale also shows 0 bytes.
   scale = "symlog" if max(amounts) > 10 * min(amounts) else "linear"
   panel = plot.Panel(
     marks, "", plot.Axis(xlabel, scale), plot.Axis(_loss_label(rows))

@@ -19,9 +19,9 @@ class Axis:
   Attributes:
     label: Label with the unit.
     scale: "linear", "log", "log2" or "symlog".
-    limits: Least and greatest value; computed from the marks if None.
+    limits: Minimum and maximum; computed from the marks if None.
     ticks: Places and texts of ticks, instead of numbers.
-    reverse: Whether values grow to the left or downwards.
+    reverse: Whether values increase to the left or downwards.
     plain: Whether numbers of a logarithmic scale are written out.
     margin: Factor by which limits are widened on each side.
   """
@@ -260,5 +260,6 @@ def stacked(
     found.append(
       Bars(range(len(lengths)), lengths, starts, label, **options)
     )
+    # The next part begins at the end of this one.
     starts = [a + b for a, b in zip(starts, lengths, strict=True)]
   return found

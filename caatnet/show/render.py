@@ -100,6 +100,7 @@ def markdown(report: Report, picture: str = "") -> str:
   if picture:
     blocks.append(f"![]({picture})")
   for part in report.parts:
+    # Each line of a title or text is a paragraph.
     lines = (part.title if isinstance(part, Table) else part).splitlines()
     blocks += [_paragraph(line) for line in lines if line.strip()]
     if isinstance(part, Table):
@@ -109,6 +110,7 @@ def markdown(report: Report, picture: str = "") -> str:
 
 def _escaped(text: str) -> str:
   """Escapes Markdown markup, except underscores within words."""
+  # Also "&" where it would begin a character reference.
   text = re.sub(r"([\\`*|<\[\]~]|(?<!\w)_|_(?!\w)|&(?=#?\w+;))", r"\\\1", text)
   return text.strip().replace("\n", "<br>")
 
@@ -131,6 +133,7 @@ def page(report: Report, picture: bytes | None = None) -> str:
   title = html.escape(report.title)
   blocks = [f"<h1>{title}</h1>"]
   if picture is not None:
+    # Embedded, so that the page is one file.
     data = base64.b64encode(picture).decode()
     blocks.append(f'<img alt="" src="data:image/png;base64,{data}">')
   for part in report.parts:

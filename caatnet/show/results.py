@@ -40,6 +40,7 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 def _command() -> str:
   """Returns the command line of this process, with the script's module."""
+  # Scripts are run as modules (python -m), except in tests.
   spec = sys.modules["__main__"].__spec__
   script = f"-m {spec.name}" if spec else sys.argv[0]
   command = f"python {script} {shlex.join(sys.argv[1:])}".strip()

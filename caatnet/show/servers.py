@@ -37,6 +37,7 @@ def announce(
     has: Result of `caatnet.config.serving.describe`.
     chosen: ``config.serving``.
   """
+  # The actual port, also with --port=0.
   host, port = listener.getsockname()[:2]
   host = f"[{host}]" if ":" in host else host  # IPv6
   _CONSOLE.print(

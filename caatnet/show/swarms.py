@@ -53,12 +53,14 @@ class Screen:
   def view(self, there: service.Service) -> Group:
     """Returns the view of a service: a summary line, and a row per peer."""
     state, now = there.state, time.monotonic()
+    # Samples (time, revision) of the last minute.
     self._rounds = [
       *((t, r) for t, r in self._rounds if now - t < _MINUTE_S),
       (now, state.record.revision),
     ]
     # Rounds per minute over the last minute, from the stored revisions.
     (start, first), seen = self._rounds[0], there.seen()
+    # Mean of the peers' last reported losses.
     losses = [
       x.report.loss for x in seen if x.report and x.report.loss is not None
     ]

@@ -132,6 +132,7 @@ def print_sweep(rows: Sequence[Mapping[str, Any]]) -> None:
   lines = []
   for point, runs in points.items():
     losses = {seed: run["validation_loss"] for seed, run in runs.items()}
+    # Only seeds that the first point has, too.
     differences = [
       loss - first[seed]["validation_loss"]
       for seed, loss in losses.items() if seed in first

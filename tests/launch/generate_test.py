@@ -55,7 +55,7 @@ def test_an_interrupted_text_is_kept_and_told_from_a_whole_one(
   )
   assert ended.returncode == 130
   assert 0 < len(ended.stdout.strip()) < 8000
-  assert "interrupted: 0 of 1 prompts had ended" in ended.stderr
+  assert "interrupted: 0 of 1 prompts were finished" in ended.stderr
   assert "decode " in ended.stderr
 
 

@@ -103,12 +103,13 @@ class Host:
     valid = self.valid(owner)
     if valid >= tokens:
       return 0, 0
+    # The last copied page may be partial and is copied again.
     return valid // self.page_size, -(-tokens // self.page_size)
 
   def fits(self, owner: Hashable, tokens: int) -> bool:
     """Returns whether a sequence fits if all unpinned copies are evicted."""
     own = self._copies.get(owner)
-    kept = self.num_pinned
+    kept = self.num_pinned  # pages that cannot be evicted
     if own is not None and not own.pinned:
       kept += len(own.pages)
     have = len(own.pages) if own is not None else 0
@@ -132,9 +133,9 @@ class Host:
     """
     first, last = self.increment(owner, tokens)
     copy = self._copies.setdefault(owner, HostCopy())
-    self._copies.move_to_end(owner)
+    self._copies.move_to_end(owner)  # most recently used
     pinned = pinned or copy.pinned
-    self._pin(copy, False)
+    self._pin(copy, False)  # `num_pinned` counts the new length below
     need = last - len(copy.pages)
     if need > 0:
       self._drop(owner, need)

@@ -115,6 +115,7 @@ class Pages:
     self._arrays, self._book = (pages, lists), loops.Book(*pages, *lists)
     # Python reads single values of a memoryview faster than of an array.
     self._lengths = memoryview(self._book.lengths)
+    # At least twice as many slots as pages, and a power of two.
     places = 1 << (2 * num_pages * reuse).bit_length()
     self._table = np.full((3, places), loops.NONE)
     self._book.holders[:] = 1  # the release below makes all pages free
@@ -127,7 +128,7 @@ class Pages:
 
   @property
   def num_used(self) -> int:
-    """Number of pages that cannot be allocated now."""
+    """Number of pages that cannot be allocated now: held or leaving ones."""
     return self.num_pages - self.num_available
 
   @property
@@ -245,6 +246,7 @@ class Pages:
   def check(self) -> None:
     """Asserts that each page is in one state and no free page has a hash."""
     book = self._book
+    # The equation in the module docstring.
     held = np.count_nonzero(book.holders)
     parts = held, *self._lengths[: loops.GROUPS]
     assert sum(parts) == len(book.where), parts

@@ -38,6 +38,7 @@ def calibrate(
   """
   capacity = executor.decoder.capacity
   chunk, batch = min(capacity.chunk, capacity.context), capacity.batch
+  # Without a chunk, with a quarter of the longest chunk, and with the longest.
   jobs = [
     lambda length=length: step_s(executor, batch - (length > 0), length)
     for length in (0, -(-chunk // 4), chunk)
@@ -79,6 +80,7 @@ def step_s(
   chunks = (Chunk(request, 0, length, draws=True),) if length else ()
   drawing = np.arange(num_decodes + len(chunks))
   tables = np.arange(capacity.batch * num_pages, dtype=np.int32)
+  # Sequences may share pages: only times matter.
   tables %= executor.decoder.cache_shape.num_pages
   step = Step(
     number=-1, decodes=[request] * len(decodes), slots=decodes,

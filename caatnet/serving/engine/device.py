@@ -209,6 +209,7 @@ class DecoderExecutor:
 
   def submit(self, step: Step) -> None:
     """Dispatches a step."""
+    # Copies "in" are written by this thread when their events are received.
     while self._unwritten.intersection(step.after):
       self._events += self._next_copy()
     before, begun = self.decoder.compile_seconds, time.perf_counter()
@@ -252,6 +253,7 @@ class DecoderExecutor:
     assert event is not None
     assert event.step is not None
     now = event.time_s
+    # Steps overlap: a step's time begins at the end of the previous one.
     seconds, self._last_s = now - max(begun, self._last_s), now
     if not compiled:
       read = sum(chunk.length for chunk in event.step.chunks)
@@ -290,6 +292,7 @@ class DecoderExecutor:
 
       self._begin(keep)
     else:
+      # Staged by the thread, written by `_next_copy` in the submitting thread.
       self._unwritten.add(copy.number)
 
       def stage():
@@ -318,6 +321,7 @@ class DecoderExecutor:
     If steps are under way, waits for the first of them regardless of the time:
     waiting in another thread would take longer than a small model's step.
     """
+    # Events that `submit` has received while it waited for copies.
     found, self._events = self._events, []
     if not found and self._steps:
       found.append(self._steps.popleft()())

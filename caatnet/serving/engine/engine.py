@@ -22,8 +22,8 @@ class Engine:
   Attributes:
     scheduler: Makes steps.
     executor: Runs steps.
-    steps_ahead: Maximum number of steps under way: 2 makes one while one is
-      computed, 1 waits for each.
+    steps_ahead: Maximum number of steps under way: with 2, the next step is
+      made while one is computed; with 1, after it.
   """
 
   def __init__(
@@ -116,6 +116,7 @@ def replay(
   coming = next(waiting, None)
   while coming is not None or not engine.idle:
     now = engine.executor.now()
+    # All requests that have arrived by now, before the next step is made.
     while coming is not None and coming.arrival_s <= now:
       engine.scheduler.add(coming)
       coming = next(waiting, None)

@@ -84,7 +84,7 @@ class Step:
 
   def request(self, i: int) -> Request:
     """Returns the request of entry `i` of `drawing`."""
-    if i < len(self.decodes):
+    if i < len(self.decodes):  # avoids building the whole list
       return self.decodes[i]
     return self.drawn[i]
 
@@ -121,6 +121,7 @@ class Copy:
     lengths: list[int] = []
     last = None
     for pair in zip(self.source, self.target, strict=True):
+      # Both the source and the target must continue.
       if last is not None and pair == (last[0] + 1, last[1] + 1):
         lengths[-1] += 1
       else:

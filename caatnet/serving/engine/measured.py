@@ -61,6 +61,7 @@ class MeasuredCosts:
     seen = np.array(self._copies[kind], float).reshape(-1, 3)
     if not len(seen):
       return 0.0
+    # Seconds per run and per page.
     times, *_ = np.linalg.lstsq(seen[:, :2], seen[:, 2], rcond=None)
     if min(times) < 0:  # ill-conditioned: attribute all time to pages
       times = np.array([0.0, seen[:, 2].sum() / seen[:, 1].sum()])

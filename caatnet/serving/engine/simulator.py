@@ -132,6 +132,7 @@ class Simulator:
     """Enqueues a step; see `executor.Executor`."""
     chunks = [(chunk.start, chunk.length) for chunk in step.chunks]
     seconds = self.costs.steps.step_s(step.positions + 1, chunks)
+    # After the previous step and the copies that the step waits for.
     begin = max(
       [self._now, self._free_s, *(self._ends[n] for n in step.after)]
     )
@@ -146,13 +147,13 @@ class Simulator:
 
   def copy(self, copy: Copy) -> None:
     """Enqueues a copy; see `executor.Executor`."""
-    states = int(copy.state is not None)  # each is a run of one page
+    states = int(copy.state is not None)  # timed like a run of one page
     seconds = self.costs.copies.seconds(
       copy.kind, len(copy.runs) + states, len(copy.source) + states
     )
     # A step under way may still write the pages that the copy reads.
     begin = max(self._now, self._copied_s.get(copy.kind, 0.0))
-    if copy.kind != "in":
+    if copy.kind != "in":  # steps under way do not write host pages
       begin = max(begin, self._free_s)
     end = begin + seconds + self._delay(copy)
     self._copied_s[copy.kind] = self._ends[copy.number] = end

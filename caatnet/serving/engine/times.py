@@ -55,6 +55,7 @@ class Attention:
     self, length: float, before: float, decodes: float, context: float
   ) -> float:
     """Returns the interpolated seconds at a point."""
+    # Up to 2^4 neighbouring grid points with their weights.
     around = [((), 1.0)]
     for axis, value in enumerate((length, before, decodes, context)):
       ends = self._around(axis, value)
@@ -64,6 +65,7 @@ class Attention:
       if point in self._points:
         total += share * self._points[point]
         weight += share
+    # Weights of missing points are redistributed.
     return total / weight if weight else 0.0
 
   def _around(self, axis: int, value: float) -> list[tuple[int, float]]:
@@ -183,6 +185,7 @@ class Roofline:
     # per position; `step_s` scales it.
     step = inference.Step(tokens, 1, 1)
     parts = {o.name: o for o in inference.operations(model, step, ranks)}
+    # Their cost depends on contexts and sequences, not only on tokens.
     attention, head = parts.pop("attention"), parts.pop("head")
     seconds = sum(
       o.count * self._seconds(o.flops, o.bytes) for o in parts.values()

@@ -69,6 +69,7 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
   capacity = decoder.capacity
   most_pages = capacity.pages_per_sequence
   least = min(most_pages, -(-buckets.SHORT // capacity.page_size))
+  # Arguments of `bucket` for chunk lengths, without an upper bound.
   factors = buckets.MIN_CHUNK, 1 << 30, buckets.CHUNK_FACTOR
   chunks = [(0, 0)] + [
     (count, length)
@@ -77,6 +78,7 @@ def shapes(decoder: Decoder, factor: int) -> list[Sizes]:
       buckets.MIN_CHUNK, bucket(most, *factors), buckets.CHUNK_FACTOR
     )
   ]
+  # Product of the buckets of decodes, chunks and page table widths.
   return [
     Sizes(num_decodes, *chunk, pages)
     for num_decodes, chunk, pages in itertools.product(

@@ -62,6 +62,7 @@ def _keep(kept, at, left, stops, slots, tokens):
 @compiled("(int32[:, ::1], float64[::1], int64, int64, int64)")
 def _kept(kept, times, slot, first, steps):
   """Returns the tokens drawn for a slot in given steps, and their times."""
+  # Rows of the ring buffer, oldest first.
   rows = np.arange(first, steps) % len(times)
   tokens = kept[:, slot][rows]
   drawn = tokens != _NONE
@@ -168,6 +169,7 @@ class Running:
     ends = request.ends
     few = isinstance(ends, frozenset) and len(ends) <= _STOPS
     stops = sorted(ends) if few else []
+    # More rows for all slots, padded with no token.
     if len(stops) > len(self._stops):
       more = len(stops) - len(self._stops), len(self.requests)
       self._stops = np.concatenate([self._stops, np.full(more, _NONE, "i4")])
@@ -178,6 +180,7 @@ class Running:
 
   def _forget_clients(self) -> None:
     """Drops clients without a running request, to bound the table's size."""
+    # Renumber the clients of running requests from 0.
     used, numbers = np.unique(self._payers[self.slots], return_inverse=True)
     self._payers[self.slots] = numbers
     self._clients = [self._clients[i] for i in used]
@@ -215,6 +218,7 @@ class Running:
     self.requests[slot] = None
     self._asked.pop(slot, None)
     self._since[slot] = _NEVER
+    # Shift later slots, so that the order of admission is kept.
     at, last = int((self.slots == slot).argmax()), self._len - 1
     self._order[at:last] = self._order[at + 1 : self._len]
     self._len = last
@@ -300,9 +304,9 @@ class Running:
   def clients(
     self, slots: np.ndarray
   ) -> tuple[Sequence[tuple[Hashable, float]], list[int]]:
-    """Returns all clients with their weights, and their number of given slots.
+    """Returns all clients with weights, and each one's number of given slots.
 
-    A client's number may be 0.
+    The number may be 0.
     """
     counts = np.bincount(self._payers[slots], minlength=len(self._clients))
     return self._clients, counts.tolist()

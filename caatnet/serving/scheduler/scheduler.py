@@ -94,6 +94,8 @@ class Scheduler:
     self._requests[request.number] = request
     if request.deadline_s < float("inf"):
       heapq.heappush(self._deadlines, (request.deadline_s, request.number))
+    # `arrived` first: it may adjust a client's service before the queue orders
+    # it.
     self.policy.arrived(request)
     self.policy.push(request)
 
@@ -121,6 +123,7 @@ class Scheduler:
     decodes = self._batch(decodes)
     epochs = self.running.epochs[decodes]
     without = self._grow(decodes)
+    # Decodes first: each reads one token of the budget.
     budget = self.limits.tokens - len(decodes) + len(without)
     chunks = self._chunks = []
     for request in reading:
@@ -277,6 +280,7 @@ class Scheduler:
       plan = self.swapping.plan(request)
       if plan is None:
         return
+      # First chunk after the cached tokens.
       length = min(request.length - plan.start, room)
       known = request.length if self.limits.whole_prompt else (
         plan.start + length
@@ -345,7 +349,7 @@ class Scheduler:
       self.policy.served(*slots.clients(drawing))
     for chunk in chunks:
       request, stop = chunk.request, chunk.start + chunk.length
-      slots.computed[request.slot] = stop
+      slots.computed[request.slot] = stop  # also with the step under way
       self._publish(request, stop, chunk.start // size)
     self.counts.steps += 1
     return step

@@ -177,6 +177,7 @@ class Swapping:
     wait = pinned and self._short("out", source)
     state = None
     if self.host.states:
+      # The state's host block has the number of the first host page.
       state = slot, self.host.pages(request.owner)[0]
     if not self.host.paged:
       source = target = []
@@ -222,6 +223,7 @@ class Swapping:
     first, last = self.host.increment(owner, computed)
     pages = request.pages.tolist()
     swap = self._copy_s("out", pages[first:last]) + self._copy_s("in", pages)
+    # Costs decide only with preempt="cost".
     swapped = self._limits.preempt == "swap" or swap < recompute
     return Decision(swap, recompute, swapped, able=True)
 
@@ -272,6 +274,7 @@ class Swapping:
     pages.counts.misses += max(
       0, (request.length - 1) // pages.page_size - len(found)
     )
+    # Held before `take`, so that the cached pages are not evicted.
     pages.hold(found)
     if source:
       pages.hold(plan.source)
@@ -339,7 +342,7 @@ class Swapping:
   def finish(
     self, request: Request, tokens: int, ended: bool, slot: int
   ) -> None:
-    """Releases the pages of a request that has ended, or keeps a host copy.
+    """Releases the pages of a request that has ended; may keep a host copy.
 
     Args:
       request: Request that no longer has a slot.

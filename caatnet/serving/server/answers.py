@@ -16,7 +16,7 @@ _REASONS = {
   "stop_id": "stop", "stop_string": "stop", "max_tokens": "length",
   "context": "length",
 }
-DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"  # end of a stream in OpenAI's API
 
 
 def event(value: Any) -> bytes:
@@ -33,7 +33,7 @@ def failure(state: State, asked: Asked) -> ApiError:
   """Returns the error of a sequence that failed, expired or was refused."""
   if state is State.EXPIRED:
     return ApiError(
-      504, f"no token came within deadline_s={asked.deadline_s:g}",
+      504, f"no token was drawn within deadline_s={asked.deadline_s:g}",
       "deadline_exceeded", "deadline_s",
     )
   if state is State.FAILED:
@@ -41,7 +41,7 @@ def failure(state: State, asked: Asked) -> ApiError:
       500, "the model's logits are NaN for this sequence", "not_a_number"
     )
   return ApiError(
-    400, "the prompt with max_tokens is more than the whole cache holds",
+    400, "the prompt with max_tokens does not fit into the whole cache",
     "context_length_exceeded", "max_tokens",
   )
 
@@ -79,6 +79,7 @@ class Answer:
     if news.state is not None:
       reason = _REASONS[news.choice.transcript.completion.reason]
     first = index not in self._seen
+    # A token without text, such as a part of a character, sends no event.
     if not (news.text or reason or asked.logprobs or first):
       return b""
     self._seen.add(index)
@@ -164,6 +165,7 @@ class Answer:
 
 def usage(choices: Sequence[Choice]) -> dict[str, Any]:
   """Returns token counts; a prompt with several responses counts once."""
+  # First choice of each prompt: later ones overwrite in reversed order.
   firsts = {choice.prompt: choice.request for choice in reversed(choices)}
   read = sum(len(request.prompt) for request in firsts.values())
   drawn = sum(len(choice.transcript.tokens) for choice in choices)

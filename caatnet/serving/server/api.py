@@ -142,7 +142,7 @@ class Api:
     what = f"{request.method} {request.url.path}"
     message = {
       404: f"{what}: there is no such path",
-      405: f"{what}: this path has another method",
+      405: f"{what}: the path does not allow this method",
     }.get(error.status_code, error.detail)
     return self._refusal(
       ApiError(error.status_code, message, headers=error.headers)
@@ -254,8 +254,8 @@ class Api:
         async for part in request.stream():
           size += len(part)
           if size > _PATIENCE * most:
-            break
-          if size <= most:
+            break  # give up: the client gets an error while it sends
+          if size <= most:  # a body that is too long is read, not stored
             parts.append(part)
     except TimeoutError as error:
       raise ApiError(
@@ -301,6 +301,7 @@ class Api:
     """Submits the sequences of a request, and returns their response."""
     self._check_open(len(prompts) * asked.n)
     call = Call()
+    # Fairness is per user field if given, else per key.
     client = asked.user or _name_of(request)
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
     for i, prompt in enumerate(prompts):
@@ -320,7 +321,7 @@ class Api:
                      "broken")
     if self.draining:
       raise ApiError(
-        503, "the server is about to end", "draining",
+        503, "the server is shutting down", "draining",
         headers=_RETRY | {"Connection": "close"},
       )
     if self.service.num_open + count > self._bounds.places:
@@ -340,6 +341,7 @@ class Api:
       ApiError: The prompt or ``max_tokens`` exceeds a limit.
     """
     bounds, room = self._bounds, self._bounds.context - len(prompt)
+    # Without max_tokens: the server's limit, else the remaining context.
     most = asked.max_tokens or bounds.max_tokens or max(1, room)
     if bounds.max_tokens and most > bounds.max_tokens:
       raise ApiError(
@@ -357,7 +359,7 @@ class Api:
     if (asked.max_tokens and asked.max_tokens > room) or room < 1:
       raise ApiError(
         400, f"the prompt has {len(prompt)} tokens, and with max_tokens="
-        f"{asked.max_tokens or 1} that is more than the context of "
+        f"{asked.max_tokens or 1} it exceeds the context of "
         f"{bounds.context}", "context_length_exceeded", "max_tokens",
       )
     try:

@@ -146,6 +146,7 @@ async def ask(
   Returns:
     The measurements of each request.
   """
+  # A new connection per request, as from independent clients.
   limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)
   start = time.perf_counter()
   ends = [asyncio.Event() for _ in questions]
@@ -225,6 +226,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     "TPOT": [o.tpot_s for o in good if not math.isnan(o.tpot_s)],
   }
   ends = [o.times_s[-1] for o in good if o.times_s]
+  # From the first request to the last token.
   seconds = max(ends, default=math.nan) - min(o.sent_s for o in outcomes)
   tokens = sum(o.tokens for o in good)
   return {

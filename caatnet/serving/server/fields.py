@@ -20,6 +20,7 @@ from pydantic import Field
 from caatnet.inference.filters import FILTERS, Filter
 from caatnet.serving.server.errors import ApiError, wrong
 
+# Limits of fields, so that a request has a bounded cost.
 _MOST_STOPS = 16
 _LONGEST_STOP = 256  # characters
 _LONGEST_NAME = 256  # characters of a user's or a conversation's name
@@ -109,7 +110,7 @@ _Token = Annotated[int, Field(ge=0, lt=2**31)]
 _Count = _whole(1, 2**31 - 1)
 _Name = Annotated[str, Field(
   max_length=_LONGEST_NAME,
-  description=f"must be a text of at most {_LONGEST_NAME} characters",
+  description=f"must be a string of at most {_LONGEST_NAME} characters",
 )]
 _StopString = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]
 
@@ -181,8 +182,8 @@ class _Common(_Filters, _Object):
   ] | None = None
   stop: Annotated[
     _StopString | Annotated[list[_StopString], Field(max_length=_MOST_STOPS)],
-    Field(description=f"must be a text or up to {_MOST_STOPS} texts of 1 to "
-          f"{_LONGEST_STOP} characters"),
+    Field(description=f"must be a string or up to {_MOST_STOPS} strings of 1 "
+          f"to {_LONGEST_STOP} characters"),
   ] = []
   ignore_eos: _Flag = False
   temperature: _number(0, 1e9) = 1.0
@@ -216,8 +217,8 @@ class _Common(_Filters, _Object):
 class _Completion(_Common):
   prompt: Annotated[
     str | list[_Token] | list[str | list[_Token]],
-    Field(description="must be a text, a list of texts, a list of tokens, or a "
-          "list of lists of tokens"),
+    Field(description="must be a string, a list of strings, a list of tokens, "
+          "or a list of lists of tokens"),
   ]
   logprobs: _whole(0, 5) | None = None
   best_of: _Count | None = None
@@ -256,7 +257,8 @@ def completion(body: Any, most_choices: int) -> Asked:
   given: _Completion = _validated(_Completion, body, _NEUTRAL_COMPLETION)
   prompt, n, logprobs = given.prompt, given.n, given.logprobs
   if prompt == []:
-    raise wrong("prompt", "prompt=[] has no prompt")
+    raise wrong("prompt", "prompt=[] must contain a prompt")
+  # One prompt or a list of prompts.
   alone = isinstance(prompt, str) or isinstance(prompt[0], int)
   prompts = tuple(
     p if isinstance(p, str) else tuple(p)
@@ -280,6 +282,7 @@ def completion(body: Any, most_choices: int) -> Asked:
   return given.asked(
     most_choices, prompts=prompts, messages=(), echo=given.echo,
     logprobs=logprobs is not None, best=bool(logprobs),
+    # OpenAI's default for completions; chats have none.
     max_tokens=16 if given.max_tokens is None else given.max_tokens,
   )
 
@@ -314,8 +317,8 @@ def _check_best(name: str, count: int, temperature: float) -> None:
   """Raises ApiError unless alternatives are limited to the greedy token."""
   if count > (temperature == 0):
     raise wrong(
-      name, f"{name}={count} must be 0, or 1 at temperature=0: only tokens "
-      "that are drawn have log-probabilities here", "unsupported_field",
+      name, f"{name}={count} must be 0, or 1 at temperature=0: only drawn "
+      "tokens have log-probabilities here", "unsupported_field",
     )
 
 
@@ -334,7 +337,7 @@ def _validated(
     ApiError: The body is invalid (status 400).
   """
   if not isinstance(body, dict):
-    raise ApiError(400, "the body is no JSON object", "invalid_json")
+    raise ApiError(400, "the body must be a JSON object", "invalid_json")
   for name, value in body.items():
     if name in neutral:
       if value is not None and value not in neutral[name]:
@@ -344,8 +347,9 @@ def _validated(
         )
     elif name not in kind.model_fields:
       raise wrong(
-        name, f"{name} is no field that this server knows", "unknown_field"
+        name, f"{name} is not a field of this server", "unknown_field"
       )
+  # Neutral fields are not fields of the model.
   given = {k: v for k, v in body.items() if k not in neutral}
   try:
     return kind.model_validate(given)
@@ -355,24 +359,25 @@ def _validated(
 
 def _explained(kind: type[_Common], error: Any, body: Any) -> ApiError:
   """Returns the error of a field, with its name and its allowed values."""
+  # Path of the invalid value: field, then index or key.
   name, *rest = error["loc"]
   value = body.get(name)
   if name == "messages" and rest:
     where = f"messages[{rest[0]}]"
     if len(rest) == 1:
-      return wrong(where, f"{where} is no JSON object")
+      return wrong(where, f"{where} must be a JSON object")
     field, message = f"{where}.{rest[1]}", value[rest[0]]
     if error["type"] == "extra_forbidden" and len(rest) == 2:
       return wrong(where, f"{field} is not supported by this server")
     if isinstance(message.get(rest[1]), list):
-      return wrong(where, f"{field} has a part that is no text")
-    return wrong(where, f"{field} must be a text")
+      return wrong(where, f"{field} has a part other than text")
+    return wrong(where, f"{field} must be a string")
   fields = kind.model_fields
   if name == "stream_options" and rest:
     fields, name, value = _StreamOptions.model_fields, rest[0], value[rest[0]]
     if name not in fields:
       return wrong(
-        name, f"{name} is no field that this server knows", "unknown_field"
+        name, f"{name} is not a field of this server", "unknown_field"
       )
   must = _description(fields[name])
   if isinstance(value, (bool, int, float, str)) and name not in _TEXTS:

@@ -46,8 +46,8 @@ def bound(host: str, port: int) -> socket.socket:
   except OSError as error:
     found.close()
     raise ValueError(
-      f"--port={port} of --host={host}: {error.strerror}; --port=0 takes any "
-      "that is free"
+      f"--port={port} of --host={host}: {error.strerror}; --port=0 selects a "
+      "free port"
     ) from error
   return found
 
@@ -103,12 +103,12 @@ class Server(uvicorn.Server):
   def handle_exit(self, sig: int, frame: FrameType | None) -> None:
     """Starts the shutdown at the first signal; exits at the second."""
     if self.api.draining:
-      print("ended at once by a second signal", file=sys.stderr)
+      print("terminated by a second signal", file=sys.stderr)
       os._exit(128 + sig)
     self.api.draining = True
     self._say(
-      f"{signal.Signals(sig).name}: no new requests; those that run have "
-      f"{self._drain_s:g} s. Another signal ends at once."
+      f"{signal.Signals(sig).name}: no new requests are accepted; running ones "
+      f"have {self._drain_s:g} s. A second signal ends the process at once."
     )
     self._loop.call_soon_threadsafe(
       lambda: setattr(self, "_draining", asyncio.create_task(self._drain()))
@@ -118,11 +118,12 @@ class Server(uvicorn.Server):
     """Waits for running calls, then stops the server."""
     service = self.api.service
     end = self._loop.time() + self._drain_s
+    # Polled: the drain ends within 20 ms after the last call.
     while service.calls and self._loop.time() < end:
       await asyncio.sleep(0.02)
     if service.calls:
       self._say(f"{service.num_open} sequences were cut off")
-      service.fail(ApiError(503, "the server has ended", "draining"))
+      service.fail(ApiError(503, "the server has shut down", "draining"))
     if service.calls or service.error is not None:
       self.exit_code = 1
     self.should_exit = True

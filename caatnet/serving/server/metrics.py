@@ -78,6 +78,7 @@ class Metrics:
   ) -> None:
     """Records a token, its time and that of the previous token, in seconds."""
     self._drawn.inc()
+    # The first token counts for TTFT and the prompt, later ones for TBT.
     if before_s is not None:
       self._tbt.observe(time_s - before_s)
       return
@@ -101,6 +102,7 @@ class Metrics:
     Args:
       state: Snapshot of the server (`caatnet.serving.server.snapshot`).
     """
+    # Gauges are rebuilt from the snapshot at each scrape.
     now = CollectorRegistry()
     now.register(_Now(state, self._bytes))
     return generate_latest(self._registry) + generate_latest(now)

@@ -115,6 +115,7 @@ class Reply(Response):
           last = self._answer.last(self._call.choices)
           await _send(send, parts + last, more=False)
           return
+        # Tokens without text produce no events (see `Answer.chunk`).
         if parts:
           await _send(send, parts, more=True)
         try:

@@ -108,7 +108,7 @@ class Call:
 
   @property
   def failed(self) -> bool:
-    """Whether it has ended with an error."""
+    """Whether the call has ended with an error."""
     return self._error is not None
 
   def push(self, news: News) -> None:
@@ -133,8 +133,9 @@ class Call:
       ApiError: The call has failed.
     """
     await self._ready.wait()
-    self._ready.clear()
+    self._ready.clear()  # events after this point wake the next call
     found, self._news = self._news, []
+    # Events before the error are delivered first.
     if self._error is not None and not found:
       raise self._error
     if self._error is not None:
@@ -244,7 +245,7 @@ class Service:
     """Delivers events to their calls, and updates the metrics."""
     for news in batch:
       choice = news.choice
-      if choice.ended:  # it was cancelled
+      if choice.ended:  # cancelled, or its call is closed
         continue
       if news.token is not None:
         since = choice.last_s
@@ -262,6 +263,7 @@ class Service:
 
   def _do(self, function: Callable[[], None]) -> None:
     """Sends a function to the engine's thread."""
+    # The inbox wakes an idle thread, `wake` one that waits for the executor.
     self._inbox.put(function)
     self._executor.wake()
 

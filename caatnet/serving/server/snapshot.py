@@ -36,6 +36,7 @@ def describe(scheduler: Scheduler) -> dict[str, Any]:
   counts = scheduler.counts
   found = collections.Counter(request.state for request in requests)
   states = pages.states()
+  # One ASCII digit per page keeps the JSON small.
   digits = (states + ord("0")).astype("u1").tobytes().decode()
   host = scheduler.swapping.host
   return {

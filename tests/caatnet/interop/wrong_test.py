@@ -210,7 +210,7 @@ def test_a_tied_head_that_differs(folder):
     ({"rope_theta": 10**400}, "rope_theta=10+... must be a positive number"),
     ({"layer_types": ["chunked_attention"] * 2}, "must be a list of full"),
     ({"num_hidden_layers": 10**8}, "=100000000, but the files have"),
-    ({"rope_parameters": {"full": {"rope_type": "default"}}}, "one form for"),
+    ({"rope_parameters": {"full": {"rope_type": "default"}}}, "only one form"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 2}},
      "rope_parameters.low_freq_factor is missing.*high_freq.*original_max"),
     ({"rope_parameters": {"rope_type": "linear", "factor": 0.5}},
@@ -239,7 +239,7 @@ def test_what_is_not_supported_is_named(folder, changes, message):
 
 
 def test_ranks_that_do_not_fit(folder):
-  expect(folder, "ranks=5 would leave one without.*use one of 1, 2, 3, 4, 8", 5)
+  expect(folder, "ranks=5 would leave a rank.*use one of 1, 2, 3, 4, 8", 5)
   expect(folder, "use one of", 9)
 
 

@@ -379,7 +379,7 @@ def test_compiled_loops_decide_as_python_and_as_dicts(case):
 
 @pytest.mark.parametrize("ends", [{-1}, {3, 2**31}])
 def test_what_is_no_token_ends_nothing(ends):
-  with pytest.raises(ValueError, match="no token"):
+  with pytest.raises(ValueError, match="must be token ids"):
     Request(0, [1], 1, ends=ends)
 
 

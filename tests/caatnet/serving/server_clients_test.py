@@ -244,5 +244,5 @@ def test_what_takes_too_long_after_a_signal_is_cut_off():
       next(lines)
       running.server.handle_exit(signal.SIGINT, None)
       *_, last = lines
-    assert "the server has ended" in last
+    assert "the server has shut down" in last
   assert running.server.exit_code == 1

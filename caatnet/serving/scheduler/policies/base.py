@@ -106,8 +106,8 @@ class Policy:
     """Handles the tokens that a step draws.
 
     Args:
-      clients: Client and weight of each running request.
-      counts: Tokens drawn for each of them; may be 0.
+      clients: Clients with their weights.
+      counts: Number of tokens drawn for each of these clients; may be 0.
     """
 
   def published(self, names: bytes) -> None:
@@ -128,7 +128,7 @@ def checked_value(policy: Policy, request: Request) -> float:
     number = float(value)
   except (TypeError, ValueError):
     number = math.nan
-  if number != number:
+  if number != number:  # NaN
     raise ValueError(
       f"{type(policy).__name__}.value={value!r} of request {request.number} "
       "must be a number"

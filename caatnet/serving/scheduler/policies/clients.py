@@ -23,7 +23,7 @@ class ClientLines(Policy):
     self._present: collections.Counter[Hashable] = collections.Counter()
 
   def arrived(self, request: Request) -> None:
-    """Counts a client's request; deletes absent clients if too many."""
+    """Counts a request; deletes the service of absent clients if too many."""
     self._present[request.client] += 1
     if len(self._served) > _REMEMBERED + len(self._present):
       for client in [c for c in self._served if c not in self._present]:
@@ -48,7 +48,7 @@ class ClientLines(Policy):
     self._prune(request.client)
 
   def _prune(self, client: Hashable) -> None:
-    """Pops removed requests from the head of a queue, and empty queues."""
+    """Pops removed requests from the head of a queue; deletes it if empty."""
     line = self._lines[client]
     while line and self._entries.get(line[0][1]) is not line[0]:
       heapq.heappop(line)

@@ -76,6 +76,7 @@ class DeficitLongestPrefix(ClientLines):
     while lines:
       able = [line[0] for c, line in lines.items() if deficits[c] > 0]
       if not able:
+        # One quantum for all; repeated until a deficit is positive.
         for client, line in lines.items():
           deficits[client] += self._quantum * line[0][2].weight
         continue

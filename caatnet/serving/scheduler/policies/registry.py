@@ -1,4 +1,7 @@
-"""Registry of policies by name. A new policy is a file here and a row."""
+"""Registry of policies by name.
+
+A new policy is a file in this directory and a row of `POLICIES`.
+"""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Shortest job first, by the tokens that a request may still read and draw."""
+"""Shortest job first, by the tokens that a request may read and draw."""
 
 import operator
 
@@ -8,9 +8,8 @@ from caatnet.serving.scheduler.policies.base import Policy
 class ShortestFirst(Policy):
   """Least work first; ``max_tokens`` is used as the unknown output length.
 
-  A queued request has the work that was left when it joined the queue. Running
-  requests are compared by the same number, so that the one with the most work
-  is preempted first.
+  The value is `Request.longest`, which does not change while a request runs.
+  The running request with the largest value is preempted first.
   """
 
   value = operator.attrgetter("longest")

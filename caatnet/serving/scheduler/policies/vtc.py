@@ -41,6 +41,7 @@ class VirtualTokenCounter(ClientLines):
     """Lifts the counter of a client without queued requests."""
     super().arrived(request)
     if request.client not in self._lines and self._lines:
+      # Credit from the time without queued requests is lost.
       least = min(self.counters[c] for c in self._lines)
       own = self.counters[request.client]
       self.counters[request.client] = max(own, least)
