@@ -193,5 +193,5 @@ def test_a_part_keeps_its_links():
   part = links.part([9, 1])
   assert part.nodes == (0, 1)
   assert part.bandwidth[0, 1] == links.bandwidth[1, 9]
-  with pytest.raises(ValueError, match="neighbours"):
+  with pytest.raises(ValueError, match="contiguous"):
     dataclasses.replace(links, nodes=(0, 1) * 8)

@@ -161,7 +161,7 @@ def test_a_graph_keeps_its_numbers_or_says_that_it_has_others(recwarn):
   assert named.without().reversed().labels == named.labels
   assert not recwarn
   graph.nodes[0]["switch"] = True
-  with pytest.warns(UserWarning, match="node 2 is rank 0 here"):
+  with pytest.warns(UserWarning, match="node 2 is rank 0"):
     moved = files.from_networkx(graph)
   assert moved.labels == (2, 1, 0)
   assert moved.links_by_pair[0, 2].bandwidth == 2e9
@@ -217,7 +217,7 @@ def test_failed_links_are_gone():
      "ring's option 'uplink_bandwidth' must be one of bandwidth, latency_s"),
     (lambda: text.parse("ring:4,bandwidth=nvlink4"), "did you mean nvlink_4"),
     (lambda: text.parse("ring:4,latency_s=nvlink_4"), "no published latency"),
-    (lambda: text.parse("ring:4,bandwidth=True"), "is no number"),
+    (lambda: text.parse("ring:4,bandwidth=True"), "is not a number"),
     (lambda: text.parse("ring:4,failed=0-1,failed=1-2"), "failed twice"),
     (lambda: text.parse("ring:4,failed=0"), "failed=0: '0' is not NODE-NODE"),
     (lambda: text.parse("ring:4,failed=0-2"), "no link from 0 to 2"),
