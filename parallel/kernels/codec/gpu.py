@@ -96,7 +96,7 @@ class _Tile:
     }
 
   def here(self) -> tuple[jax.Array, jax.Array]:
-    """Returns this program's block numbers ``[rows, 1]``, and their validity."""
+    """Returns the block numbers ``[rows, 1]`` here, and their validity."""
     block = pl.program_id(0) * self.rows + jnp.arange(self.rows)[:, None]
     return block, block < self.num_blocks
 

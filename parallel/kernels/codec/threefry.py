@@ -58,9 +58,16 @@ def uniform(
 
   Returns:
     float32 in [0, 1), of the shape of ``index``.
+
+  Example:
+    >>> key = jax.random.key(0)
+    >>> words = jax.random.key_data(key)
+    >>> drawn = uniform(*words, jnp.arange(4, dtype=jnp.uint32))
+    >>> bool(jnp.all(drawn == jax.random.uniform(key, [4])))
+    True
   """
   x, y = words(key_0, key_1, index)
-  # As jax does: 23 random bits are the mantissa of a float in [1, 2).
+  # As in jax: 23 random bits are the mantissa of a float in [1, 2).
   mantissa = lax.shift_right_logical(x ^ y, np.uint32(9))
   bits = mantissa | np.uint32(0x3F800000)  # the exponent bits of 1.0
   return lax.bitcast_convert_type(bits, jnp.float32) - 1.0
