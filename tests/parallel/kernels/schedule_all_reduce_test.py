@@ -56,8 +56,8 @@ def test_the_schedules_are_all_reduces(name):
     ((0, 1, 0), 1 << 20, "sends to 1048576; another of 4"),
     ((1, 2, 1), -1, "round 1, device 2: sends chunk -1 to 3"),
     ((1, 2, 3), 2, "operation 2; 0 .add. or 1 .copy."),
-    ((0, 0, 0), 2, "2 hears"),
-    ((2, 1, slice(2, 4)), -1, "receives chunk -1, is sent one by 0"),
+    ((0, 0, 0), 2, "2 also receives from"),
+    ((2, 1, slice(2, 4)), -1, "receives chunk -1, its sender is 0"),
   ],
 )
 def test_wrong_tables(place, value, message):
