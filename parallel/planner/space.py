@@ -1,6 +1,6 @@
 """Search space of the planner, and constraints that exclude configurations.
 
-A configuration is the parallel part of a training run's config. All
+A configuration holds the parallelism settings of a training run. All
 combinations are enumerated; each one that cannot run violates a named
 constraint, which explains its exclusion. Fields that also change the trained
 model have their defaults in all of them: only `parallel.planner.second_pass`
@@ -109,7 +109,7 @@ class Configuration:
     return " ".join(f"{key}={value}" for key, value in self.keys().items())
 
   def device_order(self, order: np.ndarray) -> tuple[int, ...]:
-    """Returns an order of devices in the form of a training run's config.
+    """Returns an order of devices in the form that a run's config takes.
 
     Args:
       order: The device of each coordinate, int ``[p, d, t]``.
