@@ -91,7 +91,7 @@ class Hops:
       next one, ``[S]``; the last stage's leads to the first one.
     backward_s: Seconds that cotangents occupy the link to the previous stage,
       ``[S]``.
-    latency_s: Seconds from then until the arrival.
+    latency_s: Seconds from the release of the link to the arrival.
     overlap: Whether a stage computes while it sends. If not, it waits until its
       link is free and has taken the message.
   """
@@ -111,7 +111,7 @@ def even_hops(
   Args:
     stages: Stages of the pipeline.
     busy_s: Seconds that a message occupies a link.
-    latency_s: Seconds from then until the arrival.
+    latency_s: Seconds from the release of the link to the arrival.
     overlap: Whether a stage computes while it sends.
 
   Raises:

@@ -126,10 +126,10 @@ def messages(c: Configuration, step: TrainingStep) -> Messages:
   layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
   # Bytes of the stream's cotangents, in the dtype of the backward reduction.
   wide = stream * step.backward_bytes / model.item_bytes
-  # Two row-parallel projections, forward and backward. Repeated forwards repeat
-  # their reductions, except that of a layer's last projection, and with
-  # "reduced" all of a layer's. Without stages the embedding adds one; with
-  # stages their vocabulary sums include it.
+  # Two row-parallel projections per layer, forward and backward. A stage that
+  # repeats its forward repeats both reductions; the rematerialization of a layer
+  # repeats the first one ("full") or none ("reduced"). Without stages the
+  # embedding adds one; with stages the vocabulary's sums include it.
   forward = 2 + (2 if _recomputes(c) else 0) + (c.remat == "full")
   enters = int(c.stages == 1)
   # Row-parallel projections reduce k channels (`PartialSync.num_shared`), the

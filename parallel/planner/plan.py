@@ -70,10 +70,10 @@ class Plan:
   """Result of a plan.
 
   Attributes:
-    best: The best few, fastest first, at most one per degrees.
+    best: The best few, fastest first, at most one per grid.
     front: Pareto front of time and memory, fastest first, in the default device
       order.
-    excluded: Number of exclusions by constraint, with the last reason.
+    excluded: Constraint -> (number of excluded configurations, last reason).
     priced: Number of priced configurations.
   """
 
@@ -123,7 +123,7 @@ def plan(
   of_degrees: dict[Grid, Candidate] = {}  # fastest first: keeps the best
   for x in priced:
     of_degrees.setdefault(x.configuration.grid, x)
-  # Second, optimized orders for the best of each degrees.
+  # Second, optimized orders for the best of each grid.
   better = [
     reordered(x, problem)
     for x in [*of_degrees.values()][: max(count, ordered)]

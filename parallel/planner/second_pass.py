@@ -178,7 +178,7 @@ class SecondPass:
 
   Attributes:
     rows: Configurations that are faster than the unchanged ones, fastest first.
-    excluded: Number of exclusions by constraint, with the last reason.
+    excluded: Constraint -> (number of excluded configurations, last reason).
   """
 
   rows: tuple[Row, ...]
@@ -240,8 +240,7 @@ def _priced(
   c: Configuration, number: int, base: Candidate, problem: Problem,
   choices: Choices,
 ) -> Row | tuple[str, str]:
-  """Predicts a changed configuration; returns a constraint if it is violated.
-  """
+  """Returns a configuration's predictions, or (constraint, reason)."""
   refused = space.refusal(c, problem.step, choices)
   if refused is not None:
     return refused[0], f"{c.learned()}: {refused[1]}"
