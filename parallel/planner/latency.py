@@ -127,7 +127,7 @@ def messages(c: Configuration, step: TrainingStep) -> Messages:
   # Bytes of the stream's cotangents, in the dtype of the backward reduction.
   wide = stream * step.backward_bytes / model.item_bytes
   # Two row-parallel projections per layer, forward and backward. A stage that
-  # repeats its forward repeats both reductions; the rematerialization of a layer
+  # repeats its forward repeats both reductions. Rematerialization of a layer
   # repeats the first one ("full") or none ("reduced"). Without stages the
   # embedding adds one; with stages the vocabulary's sums include it.
   forward = 2 + (2 if _recomputes(c) else 0) + (c.remat == "full")
