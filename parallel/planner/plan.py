@@ -180,7 +180,7 @@ def why_not(
   cause = max(more, key=lambda key: more[key])
   slower = found.latency.total / best.latency.total - 1
   if slower <= 0:
-    return f"it is as fast as the best: {found.latency.total:.4g} s"
+    return f"it is at least as fast as the best: {found.latency.total:.4g} s"
   return (
     f"it fits, but takes {found.latency.total:.4g} s, {slower:.1%} more than "
     f"the best; most of that in {cause}: {more[cause]:+.4g} s"
