@@ -162,8 +162,9 @@ class Apart:
     size, weights = len(exchange.contributors), exchange.weights
     if len(set(weights)) == 1:  # equal weights: a plain mean
       weights = ()
-    weights = np.array(weights, np.float32)
+    weights = np.array(weights, np.float32)  # [] for equal ones
     rank, results, specs = np.int32(exchange.rank), [], []
+    # Each stage ends at the next collective, given all previous results.
     while True:
       stage = self._stage(size, weights, results, specs, args)
       value = stage.program(rank, weights, results, args)
@@ -178,6 +179,7 @@ class Apart:
     self, size: int, weights: np.ndarray, results: list[jax.Array],
     specs: list[P], args: Any,
   ) -> _Stage:
+    # A stage is compiled once per number of workers and collective index.
     key = size, weights.size, len(results), jax.tree.structure(args)
     with self._lock:
       if key not in self._stages:

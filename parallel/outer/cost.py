@@ -65,7 +65,7 @@ class Collective(NamedTuple):
   operand_bytes: int
 
   def received_bytes(self, workers: int) -> float:
-    """Returns the bytes that a device receives, for a number of workers."""
+    """Returns the bytes that a device receives in a group of ``workers``."""
     # Ring algorithms: an all-reduce is a reduce-scatter and an all-gather.
     others = workers - 1
     if self.kind == "all_gather":
@@ -100,7 +100,7 @@ class Loop:
 
   Example:
     Two workers exchange 1024 elements as int4 codes: half a byte per element,
-      and a float32 scale for each of the four blocks of 256.
+    and a float32 scale for each of the four blocks of 256.
 
     >>> loop = Loop("diloco", workers=2, every=100, codec="int4")
     >>> for collective in loop.collectives([Rows(count=1, elements=1024)]):

@@ -1,7 +1,7 @@
 """DC-S3GD: stale-synchronous SGD, one step delayed, with delay compensation.
 
-The mean of the workers' updates travels while the next gradients are computed.
-A step of worker i, with u_i the inner optimizer's update of the previous step:
+The workers' updates are averaged while the next gradients are computed. A step
+of worker i, with u_i the inner optimizer's update of the previous step:
 
     w_i = w + u_i                         worker i does not wait for the mean
     send u_i;  g_i at w_i;  receive       D_i = mean(u) - u_i

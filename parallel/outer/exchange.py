@@ -125,6 +125,7 @@ class Exchange:
     key = jax.random.fold_in(jax.random.key(self.seed), number)
     if heard is not None:
       workers = self.rule.then(workers, heard)
+    # Leaves in sorted order of paths, as for all parameter trees.
     leaves, treedef = jax.tree.flatten_with_path(workers)
     nones = [None] * len(leaves)
     anchors = nones if anchor is None else jax.tree.leaves(anchor)
@@ -172,7 +173,7 @@ class Exchange:
     total = collections.Counter(health.sent_bytes(self.worker))
     for path, leaf in jax.tree.leaves_with_path(shapes):
       dims = self.num_block_dims(path)
-      rows = math.prod(leaf.shape[:dims])
+      rows = math.prod(leaf.shape[:dims])  # blocks do not cross rows
       total.update(
         quantize.sent_bytes(
           math.prod(leaf.shape[dims:]), self.worker, self.wire, rows

@@ -94,7 +94,7 @@ class Fragments:
     for kind in self.stack_kinds:
       if number < self._num_of(kind):
         return kind, number
-      number -= self._num_of(kind)
+      number -= self._num_of(kind)  # index among the remaining kinds
     return self.last_kind, 0
 
   def take(self, tree: Params, kind: str, place: Any, dim: int) -> Params:
@@ -130,6 +130,7 @@ class Fragments:
       return tree | part
 
     def put(x, y):
+      # [..., L, ...] -> [..., n, layers, ...] and back.
       split, at = self._split(kind, x, dim)
       new = lax.dynamic_update_index_in_dim(split, y, place, at)
       return new.reshape(x.shape)
@@ -150,6 +151,7 @@ class Fragments:
     """
     dim += self.num_lead
     cut = (self._num_of(kind), self.layers)
+    # [n, layers], or [layers, n] if strided.
     cut = cut[::-1] if self.strided else cut
     split = x.reshape(*x.shape[:dim], *cut, *x.shape[dim + 1 :])
     return split, dim + self.strided

@@ -52,7 +52,7 @@ class Pieces:
     def put(path, x, y):
       rows, size = self._rows(path, x, dim)
       rows = lax.dynamic_update_slice_in_dim(rows, y, number * size, -1)
-      lead = rows.ndim - 1
+      lead = rows.ndim - 1  # worker and block dims
       # Drop the padding: [..., count * size] -> x.shape.
       return rows[..., : math.prod(x.shape[lead:])].reshape(x.shape)
 

@@ -109,6 +109,7 @@ class SparseLoCo(CommonRounds):
     weights = health.weights_of(self.weights, verdict.heard, self.worker)
     deltas = self.rule.then(deltas, weights)
     old = state["workers"]["residual"]
+    # e_m of this round, [W, ...].
     total = jax.tree.map(lambda e, d: self.decay * e + d, old, deltas)
     leaves, treedef = jax.tree.flatten_with_path(total)
     means, left = [], []
@@ -119,6 +120,7 @@ class SparseLoCo(CommonRounds):
       # rounding error of the two bits as well as the elements that were not
       # sent.
       left.append(leaf - own)
+    # Plain SGD: error feedback replaces the momentum.
     outer = jax.tree.map(
       lambda phi, mean: phi - self.rate * mean, outer, treedef.unflatten(means)
     )

@@ -167,6 +167,7 @@ class Actions(NamedTuple):
   ) -> Tree:
     """Runs one of several actions, if the tick has one of them."""
     # Branches that never run are not compiled.
+    # `timetable` is static data: the choice is made at trace time.
     used = [kind for kind in actions if (self.timetable.kinds == kind).any()]
     if not used:
       return otherwise

@@ -128,6 +128,7 @@ def _eager_warm_up(size: Size, stage: int) -> int:
 
 
 def _eager_order(size: Size, stage: int) -> list[Action]:
+  # Groups of `stages` microbatches pass through all chunks in turn.
   warm_up = _eager_warm_up(size, stage)
   return _alternating(size, group=size.stages, warm_up=warm_up)
 
@@ -166,7 +167,7 @@ BUILDERS: dict[str, Builder] = {
   # For evaluation.
   "forward": Builder(
     lambda size, stage: _forwards(size, size.microbatches),
-    lambda size, stage: 0,
+    lambda size, stage: 0,  # no backward reads activations
     chunked=True,
   ),
 }

@@ -81,7 +81,7 @@ def cost(timetable: Timetable) -> Cost:
     >>> round(found.bubble, 4), found.stored
     (0.25, (4, 3, 2, 1))
   """
-  busy = timetable.kinds != Kind.IDLE
+  busy = timetable.kinds != Kind.IDLE  # [T, S]
   # [S]: ticks from a stage's first action to its last.
   own = len(busy) - busy.argmax(0) - busy[::-1].argmax(0)
   inputs, cotangents = held(timetable)
@@ -192,7 +192,7 @@ def num_sends(size: Size, backward: bool = True) -> int:
   """Returns the number of tensors that stages send in a step: 2 m (v p - 1)."""
   if size.stages == 1:
     return 0
-  boundaries = size.stages * size.chunks - 1
+  boundaries = size.stages * size.chunks - 1  # between consecutive parts
   return (1 + backward) * size.microbatches * boundaries
 
 

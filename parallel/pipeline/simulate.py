@@ -91,7 +91,7 @@ class Hops:
       next one, ``[S]``; the last stage's leads to the first one.
     backward_s: Seconds that cotangents occupy the link to the previous stage,
       ``[S]``.
-    latency_s: Seconds from then until the arrival.
+    latency_s: Seconds from the release of the link to the arrival.
     overlap: Whether a stage computes while it sends. If not, it waits until its
       link is free and has taken the message.
   """
@@ -111,7 +111,7 @@ def even_hops(
   Args:
     stages: Stages of the pipeline.
     busy_s: Seconds that a message occupies a link.
-    latency_s: Seconds from then until the arrival.
+    latency_s: Seconds from the release of the link to the arrival.
     overlap: Whether a stage computes while it sends.
 
   Raises:
@@ -147,7 +147,7 @@ class Timeline:
   @property
   def bubble(self) -> float:
     """Share of all stages' time in which they do not compute."""
-    busy_s = np.nansum(self.end_s - self.start_s)
+    busy_s = np.nansum(self.end_s - self.start_s)  # nan where idle
     return 1 - float(busy_s) / (self.finish_s * self.timetable.num_stages)
 
 
@@ -180,6 +180,7 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
   backward_sends = sends(t)[1].tolist()
   microbatches, chunks = t.microbatches.tolist(), t.chunks.tolist()
   kinds = t.kinds.tolist()
+  # start, end, leave, sent and arrival of each action; nan where idle.
   found = np.full((5, t.num_ticks, t.num_stages), np.nan)
   # Arrival of outputs and cotangents at their consumers, [part][microbatch].
   outputs, cotangents = np.zeros(
@@ -208,7 +209,7 @@ def events(timetable: Timetable, work: Work, hops: Hops) -> Timeline:
       leave = max(end, links[way][stage])
       sent = links[way][stage] = leave + busy
       there = arrival = sent + hops.latency_s
-      if not hops.overlap:
+      if not hops.overlap:  # the stage is blocked until the link has it
         free[stage] = sent
     if kind == Kind.FORWARD:
       outputs[part][m] = there

@@ -41,10 +41,11 @@ class Table:
   Attributes:
     kinds: Kind of each action, int32 ``[T, S]``.
     chunks: Chunk of each action, 0 where idle; int32 ``[T, S]``.
-    inputs: Inputs of parts.
-    cotangents: Cotangents of parts' outputs.
-    residuals: Residuals of a forward, until the end of its backward.
-    deltas: Values that the first half of a backward saves for the second.
+    inputs: Slots of the inputs of parts.
+    cotangents: Slots of the cotangents of parts' outputs.
+    residuals: Slots of residuals, from a forward to the end of its backward.
+    deltas: Slots of the values that the first half of a backward saves for the
+      second.
     enters: Microbatch that the first part reads in a tick, -1 for none; int32
       ``[T]``, as the following.
     judged: Microbatch whose last part runs in a tick.
@@ -70,7 +71,7 @@ def table(timetable: Timetable) -> Table:
 
   Example:
     The first stage of 1F1B with two stages holds two microbatches: it needs two
-      slots for inputs.
+    slots for inputs.
 
     >>> from parallel.pipeline.builders import build
     >>> found = table(build("1f1b", stages=2, microbatches=4))

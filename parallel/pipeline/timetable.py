@@ -181,6 +181,7 @@ def arranged(
     if not any(row):
       stuck = [q[i] for q, i in zip(queues, at, strict=True) if i < len(q)]
       raise ValueError(f"{name}: deadlock, no stage can run {stuck[:4]}")
+    # Added after all stages: a result is not available within its tick.
     done |= dict.fromkeys(made, len(rows) + 1)
     rows.append(row)
   return from_rows(name, rows, num_microbatches, num_chunks, limits)
@@ -200,7 +201,7 @@ def needed(
   if action.kind is Kind.FORWARD:
     return {("output", part - 1, m)} if part else set()
   if action.kind is Kind.WEIGHT:  # it reads the operands of the other half
-    return {("cotangent", part, m)}
+    return {("cotangent", part, m)}  # produced by the INPUT action
   # A backward needs its forward, and the cotangents of the next part.
   own = {("output", part, m)}
   return own | ({("cotangent", part + 1, m)} if part < last else set())

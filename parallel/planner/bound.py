@@ -125,7 +125,7 @@ def _joined(labels: list[np.ndarray]) -> np.ndarray:
 def _of_units(
   traffic: Traffic, axes: tuple[int, ...], sets: np.ndarray
 ) -> Traffic:
-  """Returns a problem of components as units, each with some whole axes."""
+  """Returns the smaller problem in which each component is one unit."""
   grid = traffic.grid
   order = np.argsort(sets, kind="stable")
   count = sets.max() + 1

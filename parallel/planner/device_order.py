@@ -370,7 +370,7 @@ class _Exchanges:
           family.source % self._planes, links, self._planes
         )
       self._sums.append(worst)
-      # An exchange changes four links of a kind, or two pipelines: at least one
+      # An exchange changes at most four links of a kind, or two pipelines: one
       # of the five slowest, if there are that many, does not change.
       self._tops.append(np.argsort(-worst, kind="stable")[:5])
     self.value = sum(

@@ -78,9 +78,11 @@ def fragments(
   rest = [
     Rows(2, sharding.shard(tables)), Rows(1, sharding.shard(model.width))
   ]
+  # Without fragments everything is exchanged at once.
   layers = c.outer.fragment_layers if c.outer else 0
   if not layers:
     here = c.chunks * model.layers_per_part(c.stages * c.chunks)
     return [[*of_layers(here), *rest]]
+  # Each stage has an equal part of a fragment's layers.
   fragment = of_layers(layers // c.stages)
   return [*[fragment] * (model.num_layers // layers), rest]

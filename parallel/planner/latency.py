@@ -124,11 +124,12 @@ def messages(c: Configuration, step: TrainingStep) -> Messages:
   model, examples = step.model, c.examples(step.batch_size)
   stream = step.boundary_bytes(examples)
   layers = c.chunks * model.layers_per_part(c.stages * c.chunks)
+  # Bytes of the stream's cotangents, in the dtype of the backward reduction.
   wide = stream * step.backward_bytes / model.item_bytes
-  # Two row-parallel projections, forward and backward. Repeated forwards repeat
-  # their reductions, except that of a layer's last projection, and with
-  # "reduced" all of a layer's. Without stages the embedding adds one; with
-  # stages their vocabulary sums include it.
+  # Two row-parallel projections per layer, forward and backward. A stage that
+  # repeats its forward repeats both reductions. Rematerialization of a layer
+  # repeats the first one ("full") or none ("reduced"). Without stages the
+  # embedding adds one; with stages the vocabulary's sums include it.
   forward = 2 + (2 if _recomputes(c) else 0) + (c.remat == "full")
   enters = int(c.stages == 1)
   # Row-parallel projections reduce k channels (`PartialSync.num_shared`), the
@@ -174,12 +175,13 @@ def traffic(
   p, m = c.stages, c.microbatches
   chain = hop = ring = reduce = none
   if p > 1:
-    hops = links.seconds(sent.boundary)
-    both = hops + hops.T
+    hops = links.seconds(sent.boundary)  # [N, N]
+    both = hops + hops.T  # forward and back
     rounds, left = divmod(m - 1, p)
     if execution == "lockstep":
       table = timetable(c.timetable, p, m, c.chunks)[0]
       ahead, back = (x.any(1) for x in simulate.sends(table))
+      # Ring steps of the vocabulary's sums, each with 1 / p of the stream.
       share = VOCABULARY_REDUCTIONS * 2 * (p - 1) * m
       # Ticks that send forward only, backward only, and both ways.
       hop = (
@@ -253,6 +255,7 @@ def predict(
     # The pipeline is simulated without and with hops, for the breakdown.
     bubble_s, hops_s = without_s - pipeline_s, with_s - without_s
   # The ranks of each worker form a separate ring.
+  # [p, d, t] -> [p * workers, ranks, t]
   ring = _slowest(costs.ring, order.reshape(-1, c.ranks, c.tensor), 1)
   exchanged_s = 0.0 if c.outer is None else outer.exposed_s(
     c, step.model, links, order, m * (3 * stage_s + again_s)
@@ -306,6 +309,7 @@ def measured(
   if c.tensor > 1:
     costs = traffic(c, step, links, timing.execution).reduce
     reduce_s = float(_slowest(costs, first, 2)[0]) / c.microbatches
+  # A backward takes twice a forward; a third of reductions and head is forward.
   both = 3 * stage_s + again_s + reduce_s + head_s
   return stage_s + (reduce_s + head_s) / 3, both
 
@@ -346,6 +350,7 @@ def _way(
 def _run(
   c: Configuration, work: simulate.Work, hops: simulate.Hops, execution: str
 ) -> float:
+  # Cached by size: many configurations have the same schedule.
   table = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0]
   if execution == "lockstep":
     return simulate.lockstep_s(table, work, hops)

@@ -167,10 +167,11 @@ def terms(configuration: Configuration, step: TrainingStep) -> dict[str, float]:
     kept = places * boundary
     if c.keep == "residuals":  # stored slots, and one unread slot
       copies += max(counted.stored) + max(counted.deltas)
-  layer = sum(model.matrices) / c.tensor
+  layer = sum(model.matrices) / c.tensor  # elements of a layer on a device
   # A layer in the dtype of activations, and its float32 gradient before the
   # sum.
   gathered = layer * (model.item_bytes + 4)
+  # The vocabulary is sharded over stages and tensor ranks.
   logits = examples * step.seq_len * model.vocab_size / (c.stages * c.tensor)
   activations = copies * _activations(c, step, examples)
   again = c.remat != "none"
@@ -196,6 +197,7 @@ def memory(
   """Returns the bytes of a device, an upper bound; arguments as in `terms`."""
   found = terms(configuration, step)
   x = {key: fit.factors.get(key, 1.0) * size for key, size in found.items()}
+  # A third of the stored bytes are weights; all of them with offloading.
   parameters = x["stored"] / (1 if configuration.offload else 3)
   return Memory(
     weights=parameters + x["weights"] + x["cast"],
@@ -256,6 +258,7 @@ def fitted(
   rows = np.array([[found[key] for key in keys] for found, _ in programs])
   # Rows of the ridge: sqrt(_RIDGE) * (factor - 1) per term.
   towards = np.sqrt(_RIDGE) * np.eye(len(keys))
+  # Relative errors: each row is divided by its program's total.
   factors, _ = optimize.nnls(
     np.concatenate([rows / totals[:, None], towards]),
     np.concatenate([1 - exact / totals, towards.sum(0)]),

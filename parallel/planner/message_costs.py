@@ -92,8 +92,9 @@ class Traffic:
 
   def families(self) -> tuple[Family, ...]:
     """Returns the links of each kind, without kinds that cost nothing."""
-    at = np.arange(self.grid.size).reshape(self.grid)
+    at = np.arange(self.grid.size).reshape(self.grid)  # [p, d, t]
     ahead = at[:-1].ravel(), at[1:].ravel()
+    # Pipelines are open chains; data and tensor groups are rings.
     kinds = (
       (self.chain, *ahead, True), (self.hop, *ahead, False),
       (self.ring, *_around(at, 1), False),
@@ -123,7 +124,7 @@ def parts(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
     traffic: The messages.
     orders: The device of each coordinate, int ``[..., p, d, t]``.
   """
-  x, lead = orders, orders.shape[:-3]
+  x, lead = orders, orders.shape[:-3]  # [..., p, d, t]
   found = np.zeros((*lead, 4))
   if traffic.grid.stages > 1:
     here, there = x[..., :-1, :, :], x[..., 1:, :, :]
@@ -132,6 +133,7 @@ def parts(traffic: Traffic, orders: np.ndarray) -> np.ndarray:
     found[..., 1] = traffic.hop[here, there].reshape(*lead, -1).max(-1)
   for index, dim, matrix in ((2, -2, traffic.ring), (3, -1, traffic.reduce)):
     if x.shape[dim] > 1:
+      # Each coordinate and its successor in the ring.
       links = matrix[x, np.roll(x, -1, dim)]
       found[..., index] = links.reshape(*lead, -1).max(-1)
   return found

@@ -51,6 +51,7 @@ def memory_bytes(
   found = fragments(c, model)
   passing = c.outer.passing_bytes(found)
   if not c.outer.overlap:
+    # After the last update, activations are free again.
     passing = max(0.0, passing - freed_bytes)
   return c.outer.state_bytes(found) + passing
 
@@ -77,6 +78,7 @@ def exchanges_s(
     sent = c.outer.collectives(rows)
     steps = sum(x.steps(workers) for x in sent)
     received = sum(x.received_bytes(workers) for x in sent)
+    # Slowest link of the slowest ring, [p, workers, ranks * t] -> scalar.
     found.append(float((steps * latency_s + received / rate).max()))
   return found
 
@@ -94,6 +96,7 @@ def exposed_s(
     order: The device of each coordinate, int ``[p, d, t]``.
     compute_s: Seconds of a step's products, which an exchange overlaps with.
   """
+  # At most one step hides an exchange: it cannot outlive its program.
   hidden = compute_s if c.outer.overlap else 0.0
   waits = exchanges_s(c, model, links, order)
   return sum(max(0.0, x - hidden) for x in waits) / c.outer.every

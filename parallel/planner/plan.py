@@ -70,10 +70,10 @@ class Plan:
   """Result of a plan.
 
   Attributes:
-    best: The best few, fastest first, at most one per degrees.
+    best: The best few, fastest first, at most one per grid.
     front: Pareto front of time and memory, fastest first, in the default device
       order.
-    excluded: Number of exclusions by constraint, with the last reason.
+    excluded: Constraint -> (number of excluded configurations, last reason).
     priced: Number of priced configurations.
   """
 
@@ -107,6 +107,7 @@ def plan(
     found = []
     for c in alike:
       needs = problem.memory(c)
+      # For the error message if nothing fits.
       if smallest is None or needs.total < smallest[1].total:
         smallest = c, needs
       if needs.total <= problem.memory_bytes:
@@ -119,10 +120,10 @@ def plan(
   # First, everything in the default device order.
   priced = [_priced(c, needs, problem.predict(c)) for c, needs in fitting]
   priced.sort(key=lambda x: x.latency.total)
-  of_degrees: dict[Grid, Candidate] = {}
+  of_degrees: dict[Grid, Candidate] = {}  # fastest first: keeps the best
   for x in priced:
     of_degrees.setdefault(x.configuration.grid, x)
-  # Second, optimized orders for the best of each degrees.
+  # Second, optimized orders for the best of each grid.
   better = [
     reordered(x, problem)
     for x in [*of_degrees.values()][: max(count, ordered)]
@@ -145,6 +146,7 @@ def plan(
 def front(candidates: Iterable[Candidate]) -> list[Candidate]:
   """Returns the candidates that no other beats in both time and memory."""
   found: list[Candidate] = []
+  # In order of time: only a smaller memory extends the front.
   for x in sorted(
     candidates, key=lambda x: (x.latency.total, x.memory.total)
   ):
@@ -162,6 +164,7 @@ def why_not(
       f"{c.grid} takes {c.grid.size} devices; the cluster has "
       f"{problem.links.num_devices}"
     )
+  # Constraints in the order of the search: validity, memory, time.
   refused = space.refusal(c, problem.step, choices)
   if refused is not None:
     return f"it cannot run ({refused[0]}): {refused[1]}"
@@ -177,7 +180,7 @@ def why_not(
   cause = max(more, key=lambda key: more[key])
   slower = found.latency.total / best.latency.total - 1
   if slower <= 0:
-    return f"it is as fast as the best: {found.latency.total:.4g} s"
+    return f"it is at least as fast as the best: {found.latency.total:.4g} s"
   return (
     f"it fits, but takes {found.latency.total:.4g} s, {slower:.1%} more than "
     f"the best; most of that in {cause}: {more[cause]:+.4g} s"
@@ -187,6 +190,7 @@ def why_not(
 def reordered(candidate: Candidate, problem: Problem) -> Candidate:
   """Returns a candidate with the best device order found."""
   c = candidate.configuration
+  # A quick search without random restarts; never worse than before.
   found = device_order.search(problem.traffic(c), kicks=0)
   other = _in_order(candidate, found.devices, problem)
   return min(candidate, other, key=lambda x: x.latency.total)
@@ -198,6 +202,7 @@ def _best_alike(
   """Returns the best candidate of the same degrees, by the whole step."""
   grid = candidate.configuration.grid
   alike = [x for x in priced if x.configuration.grid == grid][:_ALIKE]
+  # All in the order that was optimized for the first candidate.
   alike = [candidate, *(_in_order(x, candidate.order, problem) for x in alike)]
   alike.sort(key=lambda x: x.latency.total)
   # All orders are tried for the best candidate of each pipeline schedule.
@@ -214,6 +219,7 @@ def _best_alike(
 def _in_order(
   candidate: Candidate, order: np.ndarray, problem: Problem
 ) -> Candidate:
+  # Only the time depends on the order, not the memory.
   latency = problem.predict(candidate.configuration, order)
   return dataclasses.replace(candidate, latency=latency, order=order)
 
@@ -223,7 +229,7 @@ def _of_all_orders(candidate: Candidate, problem: Problem) -> Candidate:
   c = candidate.configuration
   orders = all_orders(c.grid)
   seconds = steps_s(c, problem.step, problem.links, problem.timing, orders)
-  best = orders[seconds.argmin()].astype(int)
+  best = orders[seconds.argmin()].astype(int)  # int8 -> int
   other = _in_order(candidate, best, problem)
   return min(candidate, other, key=lambda x: x.latency.total)
 
@@ -247,6 +253,7 @@ def _alike(
     if refused is not None:
       _count(excluded, *refused)
       continue
+    # Key of the group: the configuration without these three fields.
     rest = dataclasses.replace(c, remat="none", offload=False, keep="inputs")
     groups.setdefault(rest, []).append(c)
   return groups.values()
@@ -274,7 +281,7 @@ def _cheapest(
 def _priced(
   c: Configuration, needs: Memory, latency: Latency
 ) -> Candidate:
-  own = np.arange(c.grid.size).reshape(c.grid)
+  own = np.arange(c.grid.size).reshape(c.grid)  # default order, [p, d, t]
   return Candidate(c, needs, latency, own, latency.total)
 
 
@@ -305,7 +312,7 @@ def _nothing_fits(
   c, needs = smallest
   state = needs.weights + needs.gradients + needs.optimizer
   state *= problem.fit.upper  # a part of `needs.buffers`
-  rest = needs.total - state
+  rest = needs.total - state  # assumed independent of the device count
   most = problem.memory_bytes
   text = f"nothing fits. The smallest: {_too_much(c, needs, most)}. "
   if rest >= most:

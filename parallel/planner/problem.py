@@ -68,7 +68,7 @@ class Problem:
       order: The device of each coordinate, int ``[p, d, t]``.
       factors: Factors of bandwidth; latencies are divided by them.
     """
-    found = {}
+    found = {}  # factor -> seconds
     for factor in factors:
       links = dataclasses.replace(
         self.links, bandwidth=self.links.bandwidth * factor,

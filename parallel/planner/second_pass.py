@@ -110,6 +110,7 @@ class Changes:
       )
     for name in self.outer:
       found = []
+      # Every divisor of the data-parallel ranks is a number of workers.
       for workers in range(2, c.data + 1):
         if c.data % workers:
           continue
@@ -118,6 +119,7 @@ class Changes:
         layers = outer_cost.fewest_layers(num_layers, parts, self.every)
         found.append(dataclasses.replace(
           c, outer=self._loop(name, workers, layers),
+          # With one rank per worker there is nothing to shard.
           scheme=c.scheme if workers < c.data else "ddp",
         ))
       yield "outer", found or "data=1 rank makes no two workers"
@@ -125,6 +127,7 @@ class Changes:
       weights, gradients = _pair(text)
       coded = dataclasses.replace(
         c, weight_codec=weights, gradient_codec=gradients,
+        # ddp has no gathers and scatters to encode.
         scheme="zero1" if c.scheme == "ddp" else c.scheme,
       )
       yield "codec", (
@@ -175,7 +178,7 @@ class SecondPass:
 
   Attributes:
     rows: Configurations that are faster than the unchanged ones, fastest first.
-    excluded: Number of exclusions by constraint, with the last reason.
+    excluded: Constraint -> (number of excluded configurations, last reason).
   """
 
   rows: tuple[Row, ...]
@@ -199,6 +202,7 @@ def second_pass(
   for number, base in enumerate(best[: changes.best]):
     c = base.configuration
     for what, found in changes.of(c, problem.step.model.num_layers):
+      # Either a reason why there are no configurations, or their prices.
       reasons, priced = [(what, found)], []
       if not isinstance(found, str):
         both = [_priced(x, number, base, problem, choices) for x in found]
@@ -223,6 +227,7 @@ def sent(c: Configuration, step: TrainingStep) -> Sent:
   data = zero_cost.level_collectives(
     partition(c), parameters(c, step.model), accumulation=c.microbatches
   )
+  # Pairs (bytes, number per microbatch).
   reductions = messages(c, step).reductions if c.tensor > 1 else ()
   return Sent(
     c.microbatches * sum(size * times for size, times in reductions),
@@ -235,11 +240,11 @@ def _priced(
   c: Configuration, number: int, base: Candidate, problem: Problem,
   choices: Choices,
 ) -> Row | tuple[str, str]:
-  """Predicts a changed configuration; returns a constraint if it is violated.
-  """
+  """Returns a configuration's predictions, or (constraint, reason)."""
   refused = space.refusal(c, problem.step, choices)
   if refused is not None:
     return refused[0], f"{c.learned()}: {refused[1]}"
+  # Memory limit of the first pass, device order of the base.
   needs = problem.memory(c)
   over = needs.total - problem.memory_bytes
   if over > 0:

@@ -1,6 +1,6 @@
 """Search space of the planner, and constraints that exclude configurations.
 
-A configuration is the parallel part of a training run's config. All
+A configuration holds the parallelism settings of a training run. All
 combinations are enumerated; each one that cannot run violates a named
 constraint, which explains its exclusion. Fields that also change the trained
 model have their defaults in all of them: only `parallel.planner.second_pass`
@@ -109,7 +109,7 @@ class Configuration:
     return " ".join(f"{key}={value}" for key, value in self.keys().items())
 
   def device_order(self, order: np.ndarray) -> tuple[int, ...]:
-    """Returns an order of devices in the form of a training run's config.
+    """Returns an order of devices in the form that a run's config takes.
 
     Args:
       order: The device of each coordinate, int ``[p, d, t]``.
@@ -118,11 +118,12 @@ class Configuration:
       The value of ``parallel.device_order``, in which data is outside of
       stages; () if it is the default order.
     """
-    found = np.moveaxis(order, 0, 1).ravel().tolist()
+    found = np.moveaxis(order, 0, 1).ravel().tolist()  # [d, p, t]
     return () if found == sorted(found) else tuple(found)
 
   def keys(self) -> dict[str, object]:
     """Returns the keys of a training run's config and their values."""
+    # Pipeline keys only with stages, learned keys only if changed.
     usual = {x.name: x.default for x in dataclasses.fields(self)}
     found = {
       key: getattr(self, name) for key, name in KEYS.items()
@@ -203,6 +204,7 @@ def everything(
 ) -> Iterator[Configuration]:
   """Yields all configurations of these choices, valid or not."""
   for grid in grids(num_devices):
+    # Microbatches must divide the examples of a data-parallel rank.
     for m in _divisors(max(1, batch_size // grid.data)):
       timetables: Sequence[tuple[str, int]] = [("1f1b", 1)]
       if grid.stages > 1:
@@ -212,6 +214,7 @@ def everything(
           # With one chunk, chunked builders duplicate other builders.
           if builders.BUILDERS[name].chunked == (chunks > 1)
         ]
+      # Along an axis of one rank, all choices are equal: keep one.
       schemes = choices.schemes if grid.data > 1 else ("ddp",)
       routes = choices.routes if grid.tensor > 1 else ("psum",)
       for (name, chunks), *rest in itertools.product(
@@ -258,12 +261,14 @@ def refusal(
       f"microbatches={c.microbatches} are more than "
       f"{choices.most_microbatches}"
     )
+  # Tensor ranks split heads and channels evenly.
   for name, size in (
     ("heads", model.num_heads), ("key/value heads", model.num_kv_heads),
     ("channels of the MLP", model.ffn_width),
   ):
     if size % c.tensor:
       return "tensor", f"tensor={c.tensor} does not divide {size} {name}"
+  # Each part has at least one layer.
   if c.stages * c.chunks > model.num_layers:
     return "layers", (
       f"stages={c.stages} x chunks={c.chunks} are more than "
@@ -273,6 +278,7 @@ def refusal(
     builders.taken(c.timetable, c.stages, c.microbatches, c.chunks)
   except ValueError as error:
     return "timetable", str(error)
+  # Splitting a linearization needs a plain layer: no checkpoint, no gathers.
   if c.keep == "residuals" and _splits(c.timetable) and (
     c.remat != "none" or c.scheme != "ddp"
   ):
@@ -288,7 +294,7 @@ def refusal(
 @functools.cache
 def _splits(name: str) -> bool:
   """Returns whether a schedule's backwards are two actions."""
-  chunks = 1 + builders.BUILDERS[name].chunked
+  chunks = 1 + builders.BUILDERS[name].chunked  # a valid size of the builder
   return builders.build(name, 2, 2, chunks).splits
 
 

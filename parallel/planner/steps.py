@@ -47,6 +47,7 @@ def all_orders(grid: Grid) -> np.ndarray:
     raise ValueError(f"{grid.size} devices have too many orders")
   orders = np.array(list(itertools.permutations(range(grid.size))), np.int8)
   orders = orders.reshape(-1, *grid)
+  # Device 0 at data 0 and tensor 0 of any stage.
   return orders[(orders[:, :, 0, 0] == 0).any(1)]
 
 
@@ -69,6 +70,7 @@ def steps_s(
   count = len(orders)
   reduce = np.zeros((c.stages, count))  # per microbatch, [p, O]
   if c.tensor > 1:
+    # Slowest tensor link of each stage, [O, p, d, t] -> [p, O].
     hops = costs.reduce[orders, np.roll(orders, -1, 3)]
     reduce = hops.reshape(count, c.stages, -1).max(2).T / c.microbatches
   stage_s, again_s = latency.stage(
@@ -78,6 +80,7 @@ def steps_s(
   rest = latency.predict(c, step, links, timing)
   seconds = rest.offload + parts(costs, orders)[:, 2]
   if c.stages == 1:
+    # Without stages, microbatches run one after another.
     alone_s = c.microbatches * (3 * stage_s + again_s + reduce[0])
     return seconds + rest.vocabulary + alone_s
   table = timetable(c.timetable, c.stages, c.microbatches, c.chunks)[0]
@@ -113,6 +116,7 @@ def _lockstep_s(
   ):
     stages = np.arange(len(kinds))
     found += work[kinds, chunks * len(kinds) + stages].max(0)
+    # Hops of the stages that send in this tick, [sends, O].
     sent = np.concatenate([ahead[out], back[into]])
     found += sent.max(0) if len(sent) else 0.0
   return found
