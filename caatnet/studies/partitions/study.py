@@ -38,7 +38,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: A config like configs/zero/frontier.py, as nested dicts.
+    config: Config like configs/zero/frontier.py, as nested dicts.
 
   Returns:
     Plain data: "assumptions", "schemes" (the named ones), "candidates" (all
