@@ -1,4 +1,4 @@
-"""Compares the moments with which the inner optimizer of a newcomer begins."""
+"""Comparison of initial inner-optimizer moments for joining workers."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def run(config: Any) -> dict[str, Any]:
   """Trains each way for all seeds, prints a table, returns it as plain data.
 
   Args:
-    config: A config like configs/elastic/moments.py.
+    config: Config like configs/elastic/moments.py.
   """
   rows = []
   for seed in config.benchmark.seeds:
@@ -78,15 +78,15 @@ def _replaced(
   optimizer: Any, way: str, opt_state: Any, params: Any, gone: jax.Array,
   donors: jax.Array,
 ) -> Any:
-  """Returns the inner optimizers' states ``[workers, ...]``, with newcomers.
+  """Returns the inner optimizers' states ``[workers, ...]`` with new workers.
 
   Args:
-    optimizer: The inner one.
-    way: One of ``_WAYS``.
+    optimizer: The inner optimizer.
+    way: Initialisation of the moments, one of ``_WAYS``.
     opt_state: ``[workers, ...]``.
     params: ``[workers, ...]``.
-    gone: int32 ``[replaced]``, whose places they take.
-    donors: int32 ``[replaced]``, whose moments they get.
+    gone: int32 ``[replaced]``: workers that are replaced.
+    donors: int32 ``[replaced]``: workers whose moments are copied.
   """
   if way == "donor":
     return jax.tree.map(lambda x: x.at[gone].set(x[donors]), opt_state)

@@ -16,7 +16,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints tables, and returns them as plain data.
 
   Args:
-    config: A config like configs/benchmark/ring.py.
+    config: Config like configs/benchmark/ring.py.
   """
   options = config.benchmark
   size = options.megabytes * (1 << 20) // 4
@@ -65,7 +65,7 @@ def _show(rows: Sequence[dict[str, Any]], options: Any) -> None:
 
 
 class _Peers(processes.Peers):
-  """Peers with links between all."""
+  """Peer processes with links between all pairs."""
 
   def __init__(
     self, hosts: Sequence[str], prefixes: Sequence[Sequence[str]] = ()
@@ -86,7 +86,7 @@ class _Peers(processes.Peers):
     return self
 
   def connect(self, lanes: int, send_buffer: int = 0) -> None:
-    """Makes links of a new epoch; raw connections with the first one."""
+    """Opens links of a new epoch; in the first one, also raw connections."""
     self._epoch += 1
     self.do("connect", lambda _: {
       "epoch": self._epoch, "members": self._members, "raw": self._raw,
@@ -135,7 +135,7 @@ def _on_loopback(
 ) -> list[dict[str, Any]]:
   """Returns the rows of one number of peers.
 
-  Raw streams, sums and additions alone take turns. The first round touches new
+  Raw streams, sums and additions alone alternate. The first round touches new
   memory and is not counted.
   """
   orders = _orders(count, size, options.block_bytes)
@@ -185,7 +185,7 @@ def _on_loopback(
 def _same_as_stated(
   order: str, size: int, found: Sequence[dict[str, int]], block: int
 ) -> dict[str, int]:
-  """Compares what peers counted, and their kernel, with the formula."""
+  """Compares the bytes counted by peers and by the kernel with the formula."""
   stated = [
     link_collectives.sum_bytes(order, size, len(found), rank, block)
     for rank in range(len(found))
@@ -200,7 +200,7 @@ def _same_as_stated(
 
 
 def _gloo(count: int, size: int, rounds: int) -> list[float]:
-  """Returns the seconds of jax's all-reduces, in processes of their own."""
+  """Returns the seconds of jax's all-reduces, in separate processes."""
   port = processes.free_port()
   with processes.Peers(
     "caatnet.benchmarks.elastic.ring_peer:Gloo",

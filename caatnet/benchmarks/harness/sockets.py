@@ -16,13 +16,13 @@ def connect_all(
   """Connects to all other peers, which call this at the same time.
 
   Args:
-    me: The name of this peer, at most 16 bytes.
-    server: The socket that listens at its address.
-    addresses: The address of each peer by its name.
+    me: Name of this peer, at most 16 bytes.
+    server: Socket that listens at its address.
+    addresses: Address of each peer by its name.
     send_buffer: Bytes of the kernel's send buffers; 0 lets the kernel choose.
 
   Returns:
-    The connections to send by, and those to receive by, by the others' names.
+    Connections for sending and connections for receiving, by the others' names.
   """
   others = [name for name in addresses if name != me]
   outward, inward = {}, {}

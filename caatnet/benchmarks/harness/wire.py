@@ -1,9 +1,9 @@
-"""A wire with a delay: moves packets between TUN devices of two namespaces.
+"""Delay line: forwards packets between TUN devices of two namespaces.
 
   python -m caatnet.benchmarks.harness.wire DEVICE NAME_A NAME_B SECONDS
 
-Packets are delayed, not bytes of a stream, so TCP's windows and its slow start
-are those of a long link. It prints a line of JSON when both devices exist.
+Packets are delayed, not bytes of a stream, so TCP's windows and slow start
+behave as on a long link. It prints a line of JSON when both devices exist.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Measures a cluster of processes, and fits a matrix of links to it."""
+"""Measurement of a cluster of processes, and the fitted matrix of links."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,20 +20,20 @@ def measure(
   """Starts a process for each host, and measures all links between them.
 
   Args:
-    hosts: The address that each one listens at; equal ones are one node.
-    prefix: The words before each command, with "{i}" for its number, as in
-      "ip netns exec n{i}"; "" for nothing.
+    hosts: Address that each process listens on; equal addresses are one node.
+    prefix: Words before each command, with "{i}" for its number, as in
+      "ip netns exec n{i}"; "" for none.
     sizes: Bytes of messages.
 
   Returns:
-    The cluster, processes of a node as neighbours.
+    The cluster, with processes of a node as neighbours.
 
   Raises:
-    ValueError: There are fewer than two, or a process has ended.
+    ValueError: There are fewer than two hosts, or a process has ended.
   """
   if len(hosts) < 2:
     raise ValueError("links need two processes or more")
-  hosts = sorted(hosts, key=list(hosts).index)  # a node's are neighbours
+  hosts = sorted(hosts, key=list(hosts).index)  # groups processes by node
   names = [f"p{i}" for i in range(len(hosts))]
   with Peers(
     "caatnet.benchmarks.planner.link_peer:Peer",
@@ -52,11 +52,11 @@ def measure(
 
 
 def fitted(found: Sequence[Any], hosts: Sequence[str]) -> LinkMatrix:
-  """Returns the cluster that answers of `link_peer` describe.
+  """Returns the cluster described by the responses of `link_peer`.
 
   Args:
-    found: The answer of each process: "links" by sender, and its "device".
-    hosts: The host of each process.
+    found: Response of each process: "links" by sender, and its "device".
+    hosts: Host of each process.
   """
   count = len(found)
   bandwidth, latency_s = np.full((2, count, count), np.nan)

@@ -30,14 +30,14 @@ _SOURCE = "configs/benchmark/planner_truth.py"
 
 
 def run(config: Any) -> dict[str, Any]:
-  """Measures what is not measured yet, and returns everything.
+  """Measures missing rows, and returns all rows.
 
   Args:
-    config: A config like configs/benchmark/planner_truth.py.
+    config: Config like configs/benchmark/planner_truth.py.
 
   Raises:
-    ValueError: Links cannot be shaped here, there are none, or the file has
-      rows of other options.
+    ValueError: Links cannot be shaped here, the config has no seeds, or the
+      file has rows of other options.
   """
   options = config.benchmark
   if not options.seeds or len(options.rates) not in (0, 2):
@@ -94,7 +94,7 @@ def _peers(options: Any, seed: int) -> Iterator[processes.Peers]:
 def _measured(
   options: Any, seed: int, matrix: dict[str, Any], peers: processes.Peers
 ) -> Iterator[None]:
-  """Adds a row to a matrix for each configuration that has none yet."""
+  """Adds a row to a matrix for each configuration that lacks one."""
   count = options.processes
   if not matrix:
     answers = peers.do("measure", lambda _: {
@@ -162,8 +162,8 @@ def picked(
   """Draws configurations with orders, the best of all first.
 
   Returns:
-    The configuration, what kind of order it has, the device of each coordinate
-    and the predicted seconds.
+    (configuration, kind of order, device of each coordinate, predicted
+    seconds).
   """
   rng, n = np.random.default_rng(seed), problem.links.num_devices
   step = problem.step
@@ -191,11 +191,11 @@ def picked(
 def jobs(
   c: Configuration, problem: Problem, order: np.ndarray, quota: float
 ) -> list[dict[str, Any]]:
-  """Returns what each device does in a step, as the peers take it.
+  """Returns the actions of each device in a step, in the peers' format.
 
-  An action is what it waits for (device and tag; None for nothing), seconds of
-  computing, reductions over tensor ranks, and what it sends. Of reductions a
-  third is a forward's, as in the prediction.
+  An action has: the message that it waits for (device and tag, or None),
+  seconds of compute, reductions over tensor ranks, and the message that it
+  sends. A third of the reductions are in the forward, as in the prediction.
   """
   p, d, t = c.grid
   step, links, timing = problem.step, problem.links, problem.timing
@@ -244,7 +244,7 @@ def jobs(
 
 
 def _shown(matrices: Mapping[str, Any]) -> dict[str, Any]:
-  """Prints rows and what they come to, and returns both."""
+  """Prints rows and their summary, and returns both."""
   rows = [
     {"seed": seed, **row} for seed, matrix in matrices.items()
     for row in matrix["rows"]

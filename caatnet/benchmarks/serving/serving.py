@@ -1,4 +1,4 @@
-"""Times the scheduler of `caatnet.serving` on a full server."""
+"""Times of the scheduler of `caatnet.serving` on a full server."""
 
 import functools
 import gc
@@ -26,15 +26,16 @@ _PAGE_SIZE = 16
 # Tokens of prompts in a step, its time, and pages of an 8B model.
 _CHUNKS = 1024
 _STEP_S = 0.03
-# Tokens that end an answer; the simulator draws none of them.
+# Tokens that end a response; the simulator generates none of them.
 _STOPS = frozenset((1, 2))
-# Tokens of a prompt that it shares, and of its own and of an answer at most.
+# Tokens of a prompt: shared ones, and at most this many own ones; and at most
+# this many tokens of a response.
 _SHARED, _OWN, _ANSWER = 8 * _PAGE_SIZE, 900, 400
 _COPIES = CopyTimes(2 * 2**20, 64, 1e-5, 25e9, 25e9, 1e12)
 
 
 class _Steady:
-  """Steps that all take as long."""
+  """Steps of constant duration."""
 
   def step_s(self, contexts: np.ndarray, chunks: Any) -> float:
     return _STEP_S
@@ -65,7 +66,7 @@ class _Load:
 
 
 class _Watch:
-  """Adds up what functions take, by the clock and by this thread."""
+  """Sum of the durations of function calls, in wall-clock and thread time."""
 
   def __init__(self) -> None:
     self.spent = np.zeros(2)
@@ -79,7 +80,7 @@ class _Watch:
     return timed
 
   def take(self) -> np.ndarray:
-    """Returns what was added up since the last call, in us."""
+    """Returns the sums since the last call, in us."""
     spent, self.spent = 1e6 * self.spent, np.zeros(2)
     return spent
 
@@ -88,7 +89,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/serving.py.
+    config: Config like configs/benchmark/serving.py.
   """
   options = config.benchmark
   if not options.policies:
@@ -186,7 +187,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
 
 
 def _over(rows: list[dict[str, Any]]) -> dict[str, Any]:
-  """Returns a policy's row over the steps of all rounds, which are the same."""
+  """Returns a policy's row over the steps of all rounds, which are equal."""
   spent = np.array([row.pop("spent_us") for row in rows])
   arrival = float(np.mean([row.pop("arrival_us") for row in rows]))
   assert all(row == rows[0] for row in rows), "the rounds differ"

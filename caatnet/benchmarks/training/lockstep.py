@@ -1,12 +1,12 @@
-"""Runs a step in stages by timetables and by two other forms, side by side.
+"""Comparison of pipeline schedules in lockstep with two branch-free forms.
 
-A timetable is a loop over ticks with a branch for each action
-(`parallel.pipeline.run`). The others have no branches:
+A pipeline schedule is a loop over ticks with a branch for each action
+(`parallel.pipeline.run`). The other forms have no branches:
 
 - *autodiff*: GPipe as the derivative of a loop over forwards. Each stage
   computes in every tick; results of the first and last ones are not used.
 - *masked*: in every tick each stage does a forward and a backward, of
-  microbatches as far apart as 1F1B has them, and what is none counts nothing.
+  microbatches with the distance of 1F1B; invalid microbatches are masked out.
 
 All must return the same gradients.
 
@@ -40,7 +40,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/lockstep.py.
+    config: Config like configs/benchmark/lockstep.py.
 
   Raises:
     ValueError: Two forms return different gradients, or there are fewer devices
@@ -78,7 +78,7 @@ def run(config: Any) -> dict[str, Any]:
     row["relative"] = timing.summary(
       seconds[row["form"]], seconds[options.forms[0]]
     )["relative"]
-    # A stage's forward of one microbatch is one.
+    # Unit: a stage's forward of one microbatch.
     for key in ("flops", "critical_flops"):
       row[key] /= product * 2 * options.layers
   tables.table(
@@ -113,16 +113,17 @@ def _counted(program: Any, mesh: Any, timetable: Any) -> dict[str, float]:
 
 
 def form_of(form: str, axis: Axis, count: int) -> tuple[Step, Any]:
-  """Returns a step of a form, inside ``jax.shard_map``, and its timetable.
+  """Returns a step of a form, inside ``jax.shard_map``, and its schedule.
 
   Args:
-    form: "autodiff", "masked", or a timetable's name, with " +" behind it where
-      residuals are kept.
-    axis: The stages.
+    form: "autodiff", "masked", or the name of a pipeline schedule, with the
+      suffix " +" if residuals are kept.
+    axis: Axis of stages.
     count: M.
 
   Returns:
-    ``(w [1, layers, 2, H, H], x [M, T, H]) -> (loss, gradients of w)``.
+    ``(w [1, layers, 2, H, H], x [M, T, H]) -> (loss, gradients of w)``, and the
+    pipeline schedule, if any.
   """
   if form == "autodiff":
     return functools.partial(autodiff, axis), None
@@ -144,7 +145,7 @@ def form_of(form: str, axis: Axis, count: int) -> tuple[Step, Any]:
 
 
 def part(w: jax.Array, x: jax.Array) -> jax.Array:
-  """Computes a stage's layers, ``[layers, 2, H, H]``, of ``[T, H]``."""
+  """Applies a stage's layers, ``[layers, 2, H, H]``, to ``[T, H]``."""
   return lax.scan(
     lambda x, w: (x + jax.nn.silu(x @ w[0]) @ w[1], None), x, w
   )[0]
@@ -158,7 +159,7 @@ def judge(x: jax.Array) -> jax.Array:
 def autodiff(
   axis: Axis, w: jax.Array, batch: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Differentiates a loop of forwards; as `form_of` says."""
+  """Differentiates a loop of forwards; types are as in `form_of`."""
   size, count = axis.size, len(batch)
   stage = lax.axis_index(axis.name)
   onward = [(s, (s + 1) % size) for s in range(size)]
@@ -183,7 +184,7 @@ def autodiff(
 def masked(
   axis: Axis, w: jax.Array, batch: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Does a forward and a backward in each tick; as `form_of` says."""
+  """Does a forward and a backward in each tick; types are as in `form_of`."""
   size, count = axis.size, len(batch)
   stage, last = lax.axis_index(axis.name), size - 1
   places = 2 * size - 1  # inputs that the first stage keeps

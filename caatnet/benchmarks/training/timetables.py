@@ -1,4 +1,4 @@
-"""Proves every timetable within its domain, and times one large proof."""
+"""Proofs of all pipeline schedules in their domains; times of a large proof."""
 
 import collections
 import functools
@@ -17,10 +17,10 @@ def run(config: Any) -> dict[str, Any]:
   """Proves, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/timetables.py.
+    config: Config like configs/benchmark/timetables.py.
 
   Raises:
-    ValueError: A timetable is wrong, or is not what its closed forms say.
+    ValueError: A pipeline schedule is wrong, or deviates from its closed forms.
   """
   options = config.benchmark
   if len(options.timed) != 2:
@@ -67,7 +67,7 @@ def run(config: Any) -> dict[str, Any]:
 def _proven(
   job: tuple[str, int, int], most: int
 ) -> collections.Counter[tuple[str, str]]:
-  """Proves all timetables of a builder, a number of stages and of chunks."""
+  """Proves all schedules of a builder, for given stages and chunks."""
   name, stages, chunks = job
   found = collections.Counter()
   for microbatches in range(1, most + 1):
@@ -86,7 +86,7 @@ def _proven(
 
 
 def _compare(table: Timetable, size: Size) -> None:
-  """Compares what is counted with closed forms.
+  """Compares counts with closed forms.
 
   Raises:
     ValueError: They differ.
@@ -98,8 +98,8 @@ def _compare(table: Timetable, size: Size) -> None:
     "sends": (sent, cost.num_sends(size, table.has_backward)),
   }
   try:
-    # Seconds of ticks: a part's action takes one, both halves of a backward
-    # each one where they are two actions, and one together where it is one.
+    # Durations in ticks: an action takes one tick. A split backward takes two,
+    # one per half; an unsplit backward takes one.
     half = 1 if table.splits else 0.5
     seconds = (size.chunks, half * size.chunks, half * size.chunks)
     pairs["ticks"] = (counted.ticks, cost.step_s(table.name, size, *seconds))

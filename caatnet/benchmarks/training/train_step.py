@@ -1,8 +1,8 @@
-"""Times our training steps, with and without lanes, against plain JAX.
+"""Times of our training steps, with and without lanes, against plain JAX.
 
-The plain step is written here with nothing but jax and optax: the same
-architecture, optimizer and scan. All variants take turns, so that a drift of
-the machine's speed reaches all of them.
+The plain step uses nothing but jax and optax: the same architecture, optimizer
+and scan. All variants alternate, so that a drift of the machine's speed affects
+all of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ def run(config: Any) -> dict[str, Any]:
   """Measures, prints a table, and returns it as plain data.
 
   Args:
-    config: A config like configs/benchmark/train_step.py.
+    config: Config like configs/benchmark/train_step.py.
   """
   options = config.benchmark
   tokens = setup.token_batch(config)
@@ -87,7 +87,7 @@ def _show(
 def timed_in_turns(
   runners: Mapping[Any, Callable[[], Any]], rounds: int
 ) -> dict[Any, list[float]]:
-  """Returns the seconds of each runner's step in each round, after one more."""
+  """Returns the seconds of each runner's step per round, after a warm-up."""
   return timing.in_turns({
     key: functools.partial(timing.seconds_after_one, step)
     for key, step in runners.items()
@@ -97,10 +97,10 @@ def timed_in_turns(
 def our_runner(
   experiment: Experiment, tokens: np.ndarray
 ) -> Callable[[], None]:
-  """Makes a function that runs our training step and waits for it.
+  """Returns a function that runs our training step and waits for it.
 
   Args:
-    experiment: The run, whose step `launch.train` would execute.
+    experiment: Run, whose step `launch.train` would execute.
     tokens: The batch.
   """
   step = experiment.lower_step().compile()
@@ -120,17 +120,17 @@ def plain_runner(
   tokens: np.ndarray,
   mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[], None]:
-  """Makes a function that runs the same step in plain JAX and waits for it.
+  """Returns a function that runs the same step in plain JAX and waits for it.
 
   Args:
-    experiment: The run, whose model and optimizer, AdamW, are written again.
+    experiment: Run, whose model and optimizer, AdamW, are reimplemented.
     tokens: The batch.
-    mesh: A mesh with one axis. Batch and activations are sharded over it, and
+    mesh: Mesh with one axis. Batch and activations are sharded over it, and
       every array of the state along the largest dim that it divides; XLA
       decides the rest. None for one device.
 
   Raises:
-    ValueError: The config asks for what is not written here.
+    ValueError: The config requires a feature that is not implemented here.
   """
   config = experiment.program.model.config
   if config.tied_embeddings:

@@ -1,8 +1,8 @@
-"""Compiles a step of inference for a target and tells what XLA made of it.
+"""Ahead-of-time compilation and analysis of an inference step.
 
-A step of decoding reads one token of each of ``batch`` sequences, all at the
-end of their context. A step of prefill reads one chunk of a prompt that ends
-there. Nobody asks for top-k or top-p, whose filters gather the logits.
+A decoding step reads one token of each of ``batch`` sequences, all at the end
+of their context. A prefill step reads one chunk of a prompt that ends there. No
+request uses top-k or top-p, whose filters gather the logits.
 """
 
 from collections.abc import Mapping
@@ -36,14 +36,14 @@ PHASES = ("prefill", "decode")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A step of inference.
+  """Inference step.
 
   Attributes:
     phase: One of ``PHASES``.
-    program: The model on the target's devices.
-    weights: How its parameters are stored, with their shapes in place of them.
-    capacity: How much a replica holds.
-    cache_shape: One rank's cache.
+    program: Model on the target's devices.
+    weights: Storage of the parameters, with shapes instead of arrays.
+    capacity: Sequences and tokens that a replica holds.
+    cache_shape: Shape of one rank's cache.
   """
 
   phase: str
@@ -54,7 +54,7 @@ class Step:
 
   @property
   def sizes(self) -> inference.Step:
-    """What a replica reads in the step."""
+    """Sizes of the data that a replica reads in the step."""
     capacity = self.capacity
     context = capacity.context
     if self.phase == "decode":
@@ -88,7 +88,7 @@ class Step:
 
   @functools.cached_property
   def inputs(self) -> tuple[Batch, Sampling]:
-    """Shapes and shardings of what a step reads."""
+    """Shapes and shardings of the step's batch and sampling parameters."""
     layout = self.program.layout
     dims = layout.batch_dims[1:]  # without workers
     sharding = layout.shardings(decoder.replica_spec(self.program))
@@ -110,9 +110,9 @@ class Step:
 
   @property
   def read_inputs(self) -> Any:
-    """Those of ``inputs`` that are arguments of the compiled program."""
+    """The parts of ``inputs`` that are arguments of the compiled program."""
     batch, sampling = self.inputs
-    # jit drops what a function does not read: without filters, theirs.
+    # jit drops unused arguments: without filters, those of the filters.
     return batch, [
       x for name, x in sampling._asdict().items() if name not in GATHERING
     ]
@@ -127,7 +127,7 @@ class Step:
 
     Returns:
       (kind, dtype) -> bytes, by the closed formulas of the model and of
-      sampling; nothing where one device has the whole axis.
+      sampling; empty if one device has the whole axis.
     """
     program, sizes = self.program, self.sizes
     tensor = program.layout.tensor
@@ -149,14 +149,14 @@ class Step:
 
 
 class Built(Protocol):
-  """What a config describes of a language model, but for its parameters."""
+  """Language model that a config describes, without its parameters."""
 
   program: Program
   capacity: Capacity
   cache_shape: CacheShape
 
   def abstract_weights(self) -> Weights:
-    """Returns the weights with shapes in place of arrays."""
+    """Returns the weights with shapes instead of arrays."""
     ...
 
 
@@ -164,7 +164,8 @@ def step_of(phase: str, built: Built) -> Step:
   """Returns the step of a phase of the inference that a config describes.
 
   Raises:
-    ValueError: The model keeps states, of which the bounds here know nothing.
+    ValueError: The model keeps a recurrent state, which the bounds here do not
+      cover.
   """
   if built.cache_shape.states:
     raise ValueError(
@@ -182,17 +183,17 @@ def analyse(
   target: Target,
   compiler_options: Mapping[str, bool | str] | None = None,
 ) -> dict[str, Any]:
-  """Compiles a step of inference.
+  """Compiles an inference step and analyses the program.
 
   Args:
-    step: The step, built on the target's devices.
-    target: The machine to compile for.
-    compiler_options: Options in place of the target's own.
+    step: Step, built on the target's devices.
+    target: Machine to compile for.
+    compiler_options: Compiler options that replace the target's own.
 
   Returns:
-    Plain data, as `study.analyse` has it, and "inference": the step's sizes,
-    bytes by formula, which attention runs, and bounds with latency. There are
-    no bounds of a program that gathers pages.
+    Plain data, as from `study.analyse`, and "inference": the step's sizes,
+    bytes by formula, the attention kernel, and bounds with latency. A program
+    that gathers pages has no bounds.
 
   Raises:
     ValueError: The program copies or slices the cache; the message names the
@@ -239,12 +240,12 @@ def analyse(
 
 
 def _readable(name: str) -> str:
-  """Returns a kernel's place in the model, without jax's own scopes."""
+  """Returns a kernel's name scope in the model, without jax's own scopes."""
   return ledger.place(name)[2]
 
 
 def _formula(step: Step, made: CompiledProgram) -> list[dict[str, Any]]:
-  """Puts bytes of the closed formula beside those of both ledgers."""
+  """Compares bytes of the closed formula with those of both ledgers."""
   formula = step.formula()
   axis = step.program.layout.tensor.name
   sides: dict[str, dict[tuple[str, str], int]] = {"formula": formula}
@@ -265,12 +266,12 @@ def _formula(step: Step, made: CompiledProgram) -> list[dict[str, Any]]:
 def _schedule(
   step: Step, made: CompiledProgram, arrays: list[hlo.Shape], gathers: bool
 ) -> dict[str, Any]:
-  """Reads the schedule; bounds of its time without latency and with it."""
+  """Returns the schedule, and bounds of its time with and without latency."""
   hardware, dtype = made.target.hardware, step.program.model.dtype
   reads = _kernel_reads(step, made.module, arrays)
   times = programs.timeline(made.schedule(reads=reads).collectives())
   result: dict[str, Any] = times | {"constants": made.constants(dtype)}
-  # A dense copy of all pages is no part of what the step needs.
+  # A dense copy of all pages is not part of the step's requirements.
   if gathers:
     return result
   operations = inference.operations(
@@ -312,7 +313,7 @@ def _schedule(
 
 
 def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
-  """Returns what is known of small all-reduces over each set of axes."""
+  """Returns the known latencies of small all-reduces over each set of axes."""
   found = {}
   for entry in made.made:
     if entry.bytes and entry.kind == "all_reduce":
@@ -327,7 +328,7 @@ def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
 def _kernel_reads(
   step: Step, module: hlo.Module, arrays: list[hlo.Shape]
 ) -> dict[tuple[int, ...], float]:
-  """Returns what a kernel reads of the cache: one layer, all positions."""
+  """Returns the cache bytes that a kernel reads: one layer, all positions."""
   shape, sizes = step.cache_shape, step.sizes
   slots = shape.num_layers * shape.num_pages * shape.page_size
   part = min(1 / shape.num_layers, sizes.sequences * sizes.context / slots)

@@ -1,4 +1,4 @@
-"""The study of routing flows over leaf-spine networks.
+"""Study of routing flows over leaf-spine networks.
 
 It computes the fullest uplinks of traffic patterns, with and without failed
 links, and completion times of collectives and of those of a compiled program.
@@ -33,7 +33,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Computes the study.
 
   Args:
-    config: A config like configs/collectives/spraying.py, as nested dicts.
+    config: Config like configs/collectives/spraying.py, as nested dicts.
 
   Returns:
     Plain data: "patterns" and "failures" with loads in flows, as exact text and
@@ -102,7 +102,7 @@ def _route(
 
 
 def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
-  """Returns the routers that take the network, which may have failed links."""
+  """Returns the routers that support the network, which may have failures."""
   return [
     name for name in config["routers"]
     if net.whole or name != "coordinated_split"
@@ -169,11 +169,11 @@ def _times(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
 def _steps(
   net: Fabric, algorithm: str
 ) -> tuple[int, Mapping[tuple[Flow, ...], int]]:
-  """Returns what an algorithm sends in its steps.
+  """Returns the flows that an algorithm sends in its steps.
 
   Returns:
-    The number of chunks; and for each kind of step, given by its flows with a
-    byte per chunk, how many such steps there are.
+    Number of chunks; and for each kind of step, given by its flows with a byte
+    per chunk, the number of such steps.
   """
   n = len(net.leaf_of)
   if algorithm == "all_to_all":
@@ -184,7 +184,7 @@ def _steps(
     check(schedule, net.topology)
   except ValueError as error:
     raise ValueError(f"config.algorithms: {error}") from error
-  # With num_chunks bytes in all a chunk has one byte. Equal rounds are counted.
+  # With num_chunks bytes in all, a chunk has one byte. Counts equal rounds.
   rounds = patterns.demands(schedule, schedule.num_chunks)
   return schedule.num_chunks, collections.Counter(rounds)
 
@@ -195,7 +195,7 @@ def _link_loads(
   router: str,
   steps: Mapping[tuple[Flow, ...], int],
 ) -> list[tuple[dict[tuple[int, int], Fraction], int]]:
-  """Returns the loads of each kind of step, and how often it occurs.
+  """Returns the loads of each kind of step, and the number of such steps.
 
   Equal steps take equal paths, so each kind is routed once.
   """

@@ -1,4 +1,4 @@
-"""Report of timetables: cost, times, and stages over time."""
+"""Report of pipeline schedules: cost, times, and stages over time."""
 
 from collections.abc import Mapping
 import itertools
@@ -13,18 +13,18 @@ from parallel.pipeline.simulate import Timeline
 from parallel.pipeline.timetable import Kind
 from parallel.topology.text import quantity
 
-# Kind -> its colour and its name in the legend.
+# Kind of action -> its colour and its name in the legend.
 COLOURS = {
   Kind.FORWARD: ("#7ba7d7", "forward"),
   Kind.BACKWARD: ("#72b77a", "backward"),
   Kind.INPUT: ("#7fc7c4", "backward of inputs"),
   Kind.WEIGHT: ("#b79ad1", "backward of weights"),
 }
-MAX_NUMBERS = 1500  # of microbatches in a panel; more would be a blur
+MAX_NUMBERS = 1500  # microbatch numbers per panel; more would be illegible
 
 
 def report(result: Mapping[str, Any]) -> Report:
-  """Returns cost and times of timetables, and their stages over time."""
+  """Returns costs and times of pipeline schedules, and stages over time."""
   config = result["config"]
   size, link = config["pipeline"], config["link"]
   rows = [
@@ -77,7 +77,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-  """Names a row, with the timetable that was built if it differs."""
+  """Formats the name of a row, with the schedule built if it differs."""
   if row["built"] == row["timetable"]:
     return row["timetable"]
   return f"{row['timetable']} (is {row['built']})"
@@ -90,7 +90,7 @@ def _stored(row: Mapping[str, Any]) -> str:
 
 
 def _figure(result: Mapping[str, Any]) -> plot.Figure:
-  """Returns the actions of each stage over time, a panel for each timetable."""
+  """Returns the actions of each stage over time, one panel per schedule."""
   config, rows = result["config"], result["rows"]
   stages = config["pipeline"]["stages"]
   ends = (0, 1010 * max(row["events_s"] for row in rows))
@@ -140,7 +140,7 @@ def _actions(timeline: Timeline) -> list[plot.Bars]:
 
 
 def _lighter(colour: str, share: float) -> str:
-  """Returns a colour mixed with a share of white, 0.65 of it at most."""
+  """Returns a colour mixed with a fraction of white, at most 0.65."""
   channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
   mixed = (round(c + 0.65 * share * (255 - c)) for c in channels)
   return "#" + "".join(f"{c:02x}" for c in mixed)

@@ -1,4 +1,4 @@
-"""Compares timetables of a pipeline: what they cost, and how long they take."""
+"""Comparison of pipeline schedules: cost in ticks and memory, and time."""
 
 from collections.abc import Mapping
 import contextlib
@@ -15,23 +15,23 @@ from parallel.pipeline.check import check
 from parallel.pipeline.timetable import Timetable
 from parallel.topology.text import quantity
 
-# Ticks of all stages together, idle ones as well: a minute for each timetable.
+# Limit on ticks summed over stages, idle ones included: a minute per schedule.
 MAX_TICKS = 2**22
 
 
 def run(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Builds, proves, prices and times timetables.
+  """Builds, proves and times pipeline schedules.
 
   Args:
-    config: A config like configs/pipeline/timetables.py, as nested dicts.
+    config: Config like configs/pipeline/timetables.py, as nested dicts.
 
   Returns:
-    Plain data. "rows" has a timetable each: what is counted in it (see
+    Plain data. "rows" has one pipeline schedule each: its counts (see
     `parallel.pipeline.cost.Cost`) and seconds of a step. "skipped" has those
-    that do not take the size, and why.
+    that do not support the size, and the reasons.
 
   Raises:
-    ValueError: No timetable takes the size, or a number or name is wrong.
+    ValueError: No schedule supports the size, or a number or name is invalid.
   """
   if not config["timetables"]:
     raise ValueError("config.timetables=() must have at least one entry")
@@ -56,14 +56,14 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
 def _row(
   config: Mapping[str, Any], name: str, table: Timetable
 ) -> dict[str, Any]:
-  """Prices and times one timetable."""
+  """Computes cost and time of one pipeline schedule."""
   found = cost.cost(table)
   timeline = timed(config, table)
   work, hops = _work(config, table), _hops(config, table)
   alone = simulate.even_hops(table.num_stages)
   closed_s = None
-  if not config["work"]["factors"]:  # closed forms are of equal stages
-    with contextlib.suppress(ValueError):  # there may be none
+  if not config["work"]["factors"]:  # closed forms assume equal stages
+    with contextlib.suppress(ValueError):  # not all schedules have one
       closed_s = cost.step_s(table.name, _size(table), *_seconds(config, table))
   return {
     "timetable": name,
@@ -88,16 +88,16 @@ def _row(
 
 
 def built(config: Mapping[str, Any], name: str) -> Timetable:
-  """Builds a timetable for the size of a config, and proves it.
+  """Builds a pipeline schedule for the size of a config, and proves it.
 
-  Those that have one chunk per stage are built with one.
+  Schedules without interleaving are built with one chunk per stage.
 
   Args:
-    config: The config as nested dicts.
-    name: A key of `parallel.pipeline.builders.BUILDERS`.
+    config: Config as nested dicts.
+    name: Key of `parallel.pipeline.builders.BUILDERS`.
 
   Raises:
-    ValueError: The builder does not take the size, or the step is too large.
+    ValueError: The builder does not support the size, or the step is too large.
   """
   section = config["pipeline"]
   with naming(
@@ -122,10 +122,11 @@ def built(config: Mapping[str, Any], name: str) -> Timetable:
 def timed(
   config: Mapping[str, Any], table: Timetable
 ) -> simulate.Timeline:
-  """Runs a timetable event by event with the work and links of a config.
+  """Simulates a pipeline schedule by events, with a config's work and links.
 
   Raises:
-    ValueError: A number or a kind of link is wrong; the message has its key.
+    ValueError: A number or a kind of link is invalid; the message names its
+      key.
   """
   return simulate.events(table, _work(config, table), _hops(config, table))
 
@@ -139,8 +140,8 @@ def _seconds(
 ) -> tuple[float, float, float]:
   """Returns seconds of a stage's forward and of the halves of its backward.
 
-  If forwards are recomputed, each action of a backward begins with one: where
-  backwards are two actions, so do both halves.
+  With recomputation, each action of a backward begins with a forward; if the
+  backward is split into two actions, both do.
   """
   section = config["work"]
   forward_s = section["forward_s"]
@@ -176,12 +177,12 @@ def export(config: Mapping[str, Any], path: pathlib.Path) -> None:
   """Writes the timeline of ``config.pipeline.timetable`` as a Chrome trace.
 
   Args:
-    config: The config as nested dicts.
-    path: The file to write, which ends in .json.
+    config: Config as nested dicts.
+    path: File to write, which ends in .json.
 
   Raises:
-    ValueError: The file ends otherwise, or the timetable does not take the
-      size.
+    ValueError: The file ends otherwise, or the pipeline schedule does not
+      support the size.
   """
   if path.suffix != ".json":
     raise ValueError(f"--export={path} must end in .json (Chrome trace)")

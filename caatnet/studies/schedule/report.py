@@ -54,7 +54,7 @@ def report(result: Mapping[str, Any]) -> Report:
 
 
 def _figure(config: Mapping[str, Any]) -> plot.Figure:
-  """Returns one round on the topology, and when each link sends.
+  """Returns one round on the topology, and the busy times of each link.
 
   Raises:
     ValueError: The schedule has no round ``config.picture_round``.
@@ -135,7 +135,7 @@ def _places(net: Topology, graph: networkx.DiGraph) -> Places:
     }
   if net.num_switches == 0:
     return networkx.circular_layout(graph)
-  if net.shape:  # a BiGraph: each half of the switches beside its ranks
+  if net.shape:  # a BiGraph: each half of the switches next to its ranks
     return _bigraph_places(*net.shape)
   # A node's layer is its distance in links from the nearest rank: edge switches
   # are in layer 1, spines in layer 2.

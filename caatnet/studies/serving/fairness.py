@@ -1,10 +1,10 @@
-"""What fairness costs: clients that want more than a server has.
+"""Cost of fairness between clients whose demand exceeds a server's capacity.
 
-Service is that of virtual token counters (Sheng et al., OSDI 2024): a token
-that is read counts 1, one that is drawn 2; what is found in the cache is not
-read. Two clients are compared over windows in which both have requests in line.
-There VTC's bound of the difference is 2 max(w_p L, w_q M): L tokens of the
-longest prompt, M tokens of the fullest batch.
+Service is measured by virtual token counters (Sheng et al., OSDI 2024): a token
+read counts 1, a generated token 2; tokens found in the cache are not read. Two
+clients are compared over windows in which both have queued requests. In these,
+VTC bounds the difference by 2 max(w_p L, w_q M), with L tokens in the longest
+prompt and M tokens in the fullest batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,14 +32,15 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   """Serves the same clients with each policy.
 
   Args:
-    config: configs/serving/fairness.py, as nested dicts.
+    config: Config like configs/serving/fairness.py, as nested dicts.
 
   Returns:
     Plain data: "bound", and in "rows" for each policy its throughput, the
-    largest difference of service, Jain's index, and each client's tails.
+    largest difference of service, Jain's index, and each client's latency
+    percentiles.
 
   Raises:
-    ValueError: There is no such policy or machine.
+    ValueError: A policy or machine is unknown.
   """
   for name in config["policies"]:
     known("config.policies: ", name, POLICIES)
@@ -74,16 +75,16 @@ def arrive(
 ) -> tuple[list[Arrival], Clients]:
   """Draws the clients' requests.
 
-  Lengths are uniform between half and three halves of the mean. A client's
-  prompts begin with its own text of "shared" tokens.
+  Lengths are uniform between half and three halves of the mean. All prompts of
+  a client begin with the same "shared" tokens.
 
   Args:
-    sections: By name: "requests", "rate" per second or 0 for all at once,
+    sections: Client name -> "requests", "rate" per second or 0 for all at once,
       "prompt", "output", "shared" and "priority".
-    seed: Of the random numbers.
+    seed: Seed of the random generator.
 
   Returns:
-    The requests by arrival, and whose each of them is.
+    Requests in the order of arrival, and the client of each of them.
   """
   rng = np.random.default_rng(seed)
   drawn: list[tuple[float, str, int, int]] = []
@@ -98,7 +99,7 @@ def arrive(
       (float(t), name, int(n), int(m))
       for t, n, m in zip(times, *own, strict=True)
     ]
-  # Those that come at once take turns.
+  # Requests with equal arrival times alternate between clients.
   order = sorted(
     rng.permutation(len(drawn)).tolist(), key=lambda i: drawn[i][0]
   )
@@ -161,7 +162,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 
 def service(requests: Sequence[Request]) -> Curve:
-  """Returns times in order, and the service of a client up to each of them."""
+  """Returns ascending times, and a client's service up to each of them."""
   events = [
     (r.scheduled_s, INPUT_COST * (len(r.prompt) - r.num_hits))
     for r in requests
@@ -171,7 +172,7 @@ def service(requests: Sequence[Request]) -> Curve:
 
 
 def in_line(requests: Sequence[Request]) -> Curve:
-  """Returns times in order, and how many of a client wait after each."""
+  """Returns ascending times, and a client's queued requests after each."""
   events = [(r.arrival_s, 1.0) for r in requests]
   return _summed(events + [(r.scheduled_s, -1.0) for r in requests])
 
@@ -183,7 +184,7 @@ def _summed(events: Sequence[tuple[float | None, float]]) -> Curve:
 
 
 def at(curve: Curve, times: np.ndarray) -> np.ndarray:
-  """Returns the values of a step function at some times; 0 before it begins."""
+  """Returns the values of a step function at times; 0 before its first step."""
   places = np.searchsorted(curve[0], times, side="right")
   return np.concatenate([[0.0], curve[1]])[places]
 
@@ -193,9 +194,9 @@ def difference(
 ) -> float:
   """Returns the largest difference of service over any common backlog.
 
-  Over a window it is how far the difference of the two curves moved. So the
-  largest of a stretch in which both have somebody in line is that difference's
-  range there.
+  Over a window, the difference of service is the change of the difference of
+  the two curves. So its maximum over an interval in which both clients have
+  queued requests is the range of that difference there.
   """
   times = np.unique(np.concatenate([c[0] for c in (first, second, line_1,
                                                    line_2)]))
