@@ -212,8 +212,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   for key in _SECTIONS:
     if key not in config and key not in _OPTIONAL:
       raise ValueError(
-        f"config.{key} is missing: the config is not one of a training run, "
-        "or of an older version"
+        f"config.{key} is missing: this is not the config of a training run, "
+        "or it is of an older version"
       )
   tree.check(config)
   if "inference" in config:
