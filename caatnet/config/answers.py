@@ -1,4 +1,4 @@
-"""Builds what answers lm-evaluation-harness by the model of a run."""
+"""Builder of the model interface for lm-evaluation-harness."""
 
 from collections.abc import Mapping
 import os
@@ -17,23 +17,23 @@ def from_folder(
 ) -> tuple[Answers, int]:
   """Reads the model and the tokenizer of a run's folder.
 
-  The context is the length that the model was trained with, unless there is an
-  override: cut contexts would be another task. The cache of generation, which
-  takes memory, is made when there is something to generate.
+  The default context is the sequence length of training, since a truncated
+  context would change the task. The cache for generation is allocated with the
+  first generation request.
 
   Args:
     workdir: The run's folder.
-    requested_mesh: Devices per axis; None lets the sizes decide.
+    requested_mesh: Devices per axis; None for the default assignment.
     overrides: Keys of the config and values, ``"inference.batch=4 ..."``.
     step: The step of the checkpoint; None for the newest one.
 
   Returns:
-    What answers, and the step of the checkpoint.
+    The interface to the model, and the step of the checkpoint.
 
   Raises:
-    FileNotFoundError: The folder holds no run, or no such checkpoint.
-    ValueError: The run has no language model, something in it is damaged, or a
-      value does not fit.
+    FileNotFoundError: If the folder holds no run, or no such checkpoint.
+    ValueError: If the run has no language model, a file is damaged, or a value
+      is not allowed.
   """
   tokens = tokenizer.load(workdir)
   data = records.read_config(files.folder(workdir))["data"]

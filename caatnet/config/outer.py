@@ -1,4 +1,4 @@
-"""Builds ``config.outer``: an outer loop.
+"""Builders of ``config.outer``: outer loops.
 
 `caatnet.config.schema.outer` declares the keys of each algorithm.
 """
@@ -74,7 +74,7 @@ def _weights(section: schema.Weighted, program: Program) -> tuple[float, ...]:
 def _exchange(
   section: schema.Exchanging, program: Program, seed: int
 ) -> Exchange:
-  """Builds a mean over workers that is sent in few bits."""
+  """Builds a mean over workers, possibly sent in low precision."""
   return Exchange(
     program.layout.worker, _wire(section, program.layout.kernels),
     _block_dims(program), _weights(section, program), section.error_feedback,
@@ -83,12 +83,13 @@ def _exchange(
 
 
 def _wire(section: schema.Exchanging, kernels: tuple[str, ...]) -> Wire:
+  """Builds the wire format of an exchange."""
   if section.codec not in ("float32", "bfloat16"):
     return Wire(
       section.codec, section.block or DEFAULT_BLOCK, section.route,
       section.stochastic_rounding, implementation=kernels,
     )
-  # An all-reduce: nothing is cut into blocks, and float32 loses nothing.
+  # An all-reduce has no blocks, and float32 has no rounding error.
   neutral = {"block": 0, "route": "all_gather", "stochastic_rounding": False}
   if section.codec == "float32":
     neutral["error_feedback"] = False
@@ -151,10 +152,10 @@ def _streaming(
 
 
 def _fragments(section: schema.Streaming, program: Program) -> Fragments:
-  """Cuts the layers, on each stage equally if there are stages.
+  """Builds the fragments; each pipeline stage has equally many layers of one.
 
   Raises:
-    ValueError: Some stages would have more of a fragment's layers.
+    ValueError: If stages would have different numbers of a fragment's layers.
   """
   stages, layers = program.layout.stages, section.fragment_layers
   stacks, strided = program.model.stacks, section.pattern == "strided"
@@ -167,8 +168,8 @@ def _fragments(section: schema.Streaming, program: Program) -> Fragments:
       f"parts of config.parallel.stage={stages.axis.size} stages, with "
       "pattern='strided': each has as many layers of a fragment"
     )
-  fragments(stacks, layers, strided)  # refuses what does not divide
-  # Parts have whole rounds of strides, so a stage's layers are strided, too.
+  fragments(stacks, layers, strided)  # raises if layers do not divide
+  # A part has whole periods of the stride, so a stage's layers are strided.
   here = {key: count // stages.axis.size for key, count in stacks.items()}
   return fragments(here, layers // stages.axis.size, strided, num_lead=1)
 
@@ -204,9 +205,8 @@ def _noloco(section: schema.NoLoCo, program: Program, seed: int) -> OuterLoop:
   )
 
 
-# Builders of the algorithms, by the names that configs use. They receive the
-# section, the program, and the seed of random draws: clients, pairs,
-# stochastic rounding.
+# Builders of the algorithms by config name. They receive the section, the
+# program, and the seed of random clients, pairs and stochastic rounding.
 OUTER = {
   "data_parallel": _data_parallel,
   "local_sgd": _local_sgd,
@@ -221,9 +221,9 @@ OUTER = {
 
 
 def _block_dims(program: Program) -> Any:
-  """Returns for each parameter how many leading dims no block crosses.
+  """Returns for each parameter the number of leading dims outside of blocks.
 
-  A spec ends with the last dim that is cut over devices. Blocks lie behind that
-  dim, so none crosses from one rank's slice into the next one's.
+  A spec ends with the last dim that is cut over devices. Blocks of codes are
+  within the later dims, so no block spans the slices of two ranks.
   """
   return jax.tree.map(len, program.specs, is_leaf=is_spec)

@@ -218,7 +218,7 @@ def test_reuse_is_off_and_says_why(reuse):
   model = decoder()
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | {"reuse": reuse})
   notice = serving.reuse_notice(model, chosen)
-  assert ("RecurrentModel keeps a state per sequence" in notice) == reuse
+  assert ("RecurrentModel has one state per sequence" in notice) == reuse
   assert "\n" not in notice
   made = serving.engine(model, chosen)
   requests = [request(i, draw(20, 0), 2) for i in range(2)]

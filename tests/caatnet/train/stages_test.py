@@ -230,7 +230,7 @@ def test_a_convolutional_network_trains_in_stages():
   ("pipeline.chunks=2", "pipeline.timetable='1f1b' has one chunk"),
   ("pipeline.timetable=interleaved_1f1b pipeline.chunks=2 "
    "parallel.stage=3 model.num_layers=6", "multiples of"),
-  ("pipeline.timetable=forward", "trains nothing"),
+  ("pipeline.timetable=forward", "cannot train"),
   ("pipeline.keep=outputs", "pipeline.keep='outputs'"),
   ("pipeline.keep=residuals pipeline.timetable=zb_h1 model.remat=full",
    "model.remat='none'"),
