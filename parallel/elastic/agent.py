@@ -75,6 +75,8 @@ class Agent:
     say: Callable[[str], None],
   ) -> None:
     self._coordinator, self._security = coordinator, security
+    # Other threads only append to the queue; `_run` alone changes the
+    # protocol's state.
     self._listener, self._settings = listener, settings
     self._events: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
     self._scope = Scope()
@@ -90,6 +92,7 @@ class Agent:
     self._patience = Patience(settings, say)
     self._sent_bytes = 0  # in earlier epochs
     self._silence_s = 10.0
+    # Kept until its round is committed, or until the protocol discards it.
     self._part: Part | None = None
     self._result: Revision | None = None  # of the round voted on
     self._failed = 0
@@ -98,6 +101,7 @@ class Agent:
     self.counted = False
     self.members: tuple[Id, ...] = ()
     self.error: BaseException | None = None
+    # Hashes the state, so a large one delays the first connection.
     self._install(revisions.make(revision, state))
     self.peer = peers.Peer(listener.me, revision, self.newest.digest)
     self._threads = [
@@ -119,6 +123,7 @@ class Agent:
     if channel is not None and self.error is None:
       channel.send(m.Leave())
       channel.finish(1.0)
+    # Ends the threads; the error is not raised, since no call of `give` waits.
     self._end(Halted("the peer has left"))
     for thread in self._threads:
       thread.join(5)
@@ -133,6 +138,8 @@ class Agent:
       try:
         left_s = max(0.0, seen + self._settings.alone_s - time.monotonic())
         sock = dial(
+          # Split into dials of at most _SAID_S, so that a warning appears in
+          # between.
           self._coordinator, request, self._security, self._scope,
           min(left_s, _SAID_S),
         )
@@ -158,6 +165,7 @@ class Agent:
         LOG.warning("the coordinator sent an invalid message: %s", error)
       except OSError as error:
         LOG.info("the coordinator's connection has ended: %s", error)
+      # Only now close the socket: no thread uses it any longer.
       self._scope.end(sock)
       seen = time.monotonic()
       # Exponential backoff for connections that end shortly after they start.
@@ -176,6 +184,7 @@ class Agent:
       error = self._patience.hear(message)
       if error is not None:
         self._end(error)
+    # Messages of a former connection are stale.
     elif channel is self._channel:
       self._events.put((message, None))
 
@@ -185,6 +194,7 @@ class Agent:
     """Processes events in order; runs in its own thread."""
     try:
       while self.error is None:
+        # (None, None) from `_end` wakes the loop.
         message, payload = self._events.get()
         if message is not None:
           self._take(message, payload)
@@ -201,6 +211,7 @@ class Agent:
         self._part = payload
         if self._void(self.newest):  # fetched a newer revision meanwhile
           message = m.Voided()
+      # A newer revision may grant the samples of the contribution to others.
       case m.Fetched() if message == self.peer.fetching:
         if self._void(payload):
           self._step(m.Voided(), None)
@@ -209,6 +220,7 @@ class Agent:
       case m.Reduced() if (message.epoch, message.round) == (
         self.peer.epoch, self.peer.revision
       ):
+        # None after a failure, which increases the backoff of the next attempt.
         self._result = payload
         self._failed = 0 if payload else self._failed + 1
     self._step(message, payload)
@@ -219,6 +231,8 @@ class Agent:
     if part is None or not self._settings.samples:
       return False
     begun = part.begun, part.samples
+    # Valid: still granted to this peer, or drawn above the counter since the
+    # last commit.
     if leases.valid(newest.leases, begun, self.peer.id):
       return False
     self._part, self.counted = None, False
@@ -228,6 +242,7 @@ class Agent:
     """Runs one step of the protocol and executes its effects."""
     with self.changed:
       self.peer, effects = peers.step(self.peer, message)
+      # The step replaced or completed the request: stop the download.
       if self.peer.fetching is None and self._fetch is not None:
         self._fetch.cancel()
         self._fetch = self._fetching = None
@@ -241,6 +256,7 @@ class Agent:
         # The protocol recovers lost messages after the next `Hello`.
         if self._channel is not None:
           self._channel.send(effect.message)
+      # Each of the next three starts a thread, which reports with an event.
       case m.Connect():
         self._connect(effect)
       case m.Fetch():
@@ -248,6 +264,7 @@ class Agent:
       case m.Reduce():
         self._start(self._exchange, effect, self._links, self._part,
                     self.newest, self._rings)
+      # Closing the links makes the running exchange raise `Lost`.
       case m.Cancel():
         self._cut("the round was cancelled")
       case m.Discard():
@@ -258,6 +275,7 @@ class Agent:
         assert self._result is not None
         self._install(self._result)
         self._report()
+        # Counted: the committed result contains the contribution.
         self._part, self._result, self.counted = None, None, True
       case m.Work():
         self._ask_for_work()
@@ -273,6 +291,7 @@ class Agent:
     """Sends a progress report for the coordinator's display."""
     part, links = self._part, self._links
     if self._channel is not None and links is not None and part is not None:
+      # Bytes of all epochs, failed attempts included.
       sent = self._sent_bytes + links.traffic.sent_bytes
       self._channel.send(m.Report(self.newest.number, sent, part.loss))
 
@@ -283,11 +302,12 @@ class Agent:
       if not isinstance(value, bytes):
         value.setflags(write=False)
     self.newest = newest
+    # Requests in progress keep reading the former revision.
     self._server.publish(newest.shared, newest.entries)
 
   def _ask_for_work(self) -> None:
     """Draws the next contribution's samples and wakes the user's thread."""
-    drawn: tuple[int, Spans] = 0, ()
+    drawn: tuple[int, Spans] = 0, ()  # (round, samples)
     if self._settings.samples:
       now = self.newest.leases
       drawn = now.round, leases.draw(
@@ -295,6 +315,7 @@ class Agent:
         self._settings.num_samples(now.round),
       )
     with self.changed:
+      # Wakes `Swarm._wait`.
       self.working, self.drawn = True, drawn
       self.changed.notify_all()
 
@@ -326,6 +347,7 @@ class Agent:
 
   def _connect(self, task: m.Connect) -> None:
     """Starts connecting to an epoch's members, or repeats the result."""
+    # A repeated Prepare of the same epoch: do not connect twice.
     if self._links is not None and self._links.epoch == task.epoch:
       if self._reached is not None:
         self._events.put((self._reached, None))
@@ -333,6 +355,7 @@ class Agent:
     self._reached = None
     self._cut(f"continues with epoch {task.epoch}")
     if self._links is not None:
+      # The counters of the closed links are added to the total.
       self._sent_bytes += self._links.traffic.sent_bytes
     with self.changed:
       self.members = task.members
@@ -343,6 +366,7 @@ class Agent:
     self._links = Links(
       self.peer.id, task.epoch, members, self._security, options
     )
+    # Measured bandwidths are valid for one epoch.
     self._rings = Rings(self._links) if self._settings.measured else None
     # Members without the newest revision fetch it while others connect.
     self._server.offer(self._listener, task.epoch, task.members)
@@ -366,6 +390,7 @@ class Agent:
       if error.peer is None:
         return  # closed here for a newer epoch
       LOG.info("epoch %d: %s", links.epoch, error)
+      # A peer that was connected was lost again.
       unreachable = (error.peer,)
     if unreachable:
       self._scope.closed.wait(max(0, end - time.monotonic()))
@@ -374,7 +399,7 @@ class Agent:
   def _get(self, task: m.Fetch) -> None:
     """Starts to fetch a revision, unless it is being fetched already."""
     wanted = self.peer.epoch, task.revision, task.digest
-    if self._fetching == wanted:
+    if self._fetching == wanted:  # a repeated request
       return
     if self._fetch is not None:
       self._fetch.cancel()
@@ -386,6 +411,7 @@ class Agent:
       self._channel.send(m.Leave())
       return
     holders = {
+      # This peer lacks the revision, even if the message lists it as a holder.
       peer: ids.address(peer) for peer in task.holders if peer != self.peer.id
     }
     job = self._job(task, holders)
@@ -395,6 +421,7 @@ class Agent:
 
   def _job(self, task: m.Fetch, holders: Mapping[Id, Address]) -> Fetch:
     """Returns a fetch that reuses the chunks of the previous one."""
+    # Reuse chunks of an unfinished download, else of the held revision.
     kept = None if self._fetch is None else self._fetch.partial
     return Fetch(
       self.peer.id, self.peer.epoch, task.digest, holders, self._security,
@@ -416,9 +443,10 @@ class Agent:
         LOG.info("revision %d: %s", task.revision, error)
         self._scope.closed.wait(pause_s)
         pause_s = min(2 * pause_s, _MOST_FAILED_S)
+        # A new attempt starts from the chunks received so far.
         again = self._job(task, holders)
         with self.changed:
-          if self._fetch is not job:
+          if self._fetch is not job:  # replaced meanwhile
             return
           self._fetch = job = again
       else:
@@ -433,13 +461,16 @@ class Agent:
     """Attempts a round and reports its result."""
     found: Revision | None = None
     try:
+      # The first message of a round: weights, samples, measurement requests.
       exchange = Exchange(links, task, part.weight, part.samples, rings)
       made = dict(part.combine(exchange, newest.visible, part.value))
       if self._settings.samples:
+        # All contributors compute the same leases from the same samples.
         made[LEASES] = leases.encode(leases.committed(
           newest.leases, task.epoch, links.members,
           exchange.samples, self._settings.num_samples(task.round + 1),
         ))
+      # Hashing costs about 0.7 s per GB and core.
       found = revisions.make(task.round + 1, made)
     except OSError as error:  # a lost connection: vote for a new attempt
       LOG.info("round %d, epoch %d: %s", task.round, task.epoch, error)
@@ -449,5 +480,6 @@ class Agent:
     except Exception as error:  # from the user's function: would fail again
       self._end(error)
       return
+    # The vote: equal digests on all contributors commit the round.
     name = found.digest if found else None
     self._events.put((m.Reduced(task.epoch, task.round, name), found))

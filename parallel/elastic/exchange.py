@@ -58,12 +58,15 @@ class Exchange:
     self.round, self.epoch = task.round, task.epoch
     self.contributors: tuple[Id, ...] = task.contributors
     self._links, self._tag = links, task.round * _MOST_OPERATIONS
+    # None: measurement is disabled on this peer.
     wish = rings.wanted(self.contributors) if rings is not None else None
+    # One gather carries the weight, the samples and the request.
     mine = json.dumps([weight, samples, wish]).encode()
     said = [json.loads(bytes(data)) for data in self.gather(mine)]
     weights = tuple(float(weight) for weight, _, _ in said)
     # All weights 0, e.g. no tokens counted: the plain mean.
     self.weights = weights if any(weights) else (1.0,) * len(weights)
+    # JSON has lists; spans are tuples.
     self.samples: dict[Id, Spans] = {
       peer: tuple((start, stop) for start, stop in spans)
       for peer, (_, spans, _) in zip(self.contributors, said, strict=True)
@@ -75,7 +78,7 @@ class Exchange:
     if rings is not None:
       # All contributors read the same requests, so all decide alike.
       if any(wish for _, _, wish in said):
-        self._tag += 2
+        self._tag += 2  # `measure` uses two tags
         rings.measure(self.contributors, self._tag - 1)
       self.ring = rings.ring(self.contributors)
 
@@ -116,6 +119,7 @@ class Exchange:
       ranks=self.ring if ring else self.contributors,
     ).result()
     if ring and self._rings is not None and x.nbytes >= _TIMED_BYTES:
+      # Slower sums than before lead to a new measurement.
       self._rings.took((time.monotonic() - start) / x.nbytes)
     return total
 

@@ -31,11 +31,13 @@ class Patience:
   def hear(self, message: Waiting) -> Exception | None:
     """Processes a message; returns the error that ends the peer, or None."""
     rounds, now = self._settings.rounds, time.monotonic()
+    # All rounds are committed: admission would never come.
     if 0 < rounds <= message.revision:
       return Finished(
         f"the swarm has completed all {rounds} rounds; this peer connected "
         "after the last one"
       )
+    # Report each status once.
     if message.text != self._text:
       self._text = message.text
       self._say(f"the coordinator {message.text}")
@@ -44,6 +46,7 @@ class Patience:
       return None
     # Without a holder of the newest revision the swarm cannot continue.
     self._lost_since = self._lost_since or now
+    # A holder may still reconnect.
     if now - self._lost_since <= self._settings.alone_s:
       return None
     return Halted(

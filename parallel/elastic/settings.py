@@ -38,6 +38,7 @@ class Settings:
   def __post_init__(self) -> None:
     if not self.alone_s > 0:
       raise ValueError(f"alone_s={self.alone_s:g} must be positive")
+    # A function is checked by its results, round by round.
     if not callable(self.samples) and self.samples < 0:
       raise ValueError(f"samples={self.samples} must not be negative")
 
@@ -68,6 +69,7 @@ class Options:
   send_buffer: int = 0
 
   def __post_init__(self) -> None:
+    # Each connection costs two threads per pair of peers.
     if not 1 <= self.lanes <= 64:
       raise ValueError(f"lanes={self.lanes} must be an integer from 1 to 64")
     if not self.silence_s > 0:

@@ -14,6 +14,28 @@ where, for a mean of float32,
 `counted` reports whether the contribution was counted: a peer that was
 disconnected receives the newest state, and its contribution is dropped if it
 may have been counted already, or if its samples were granted to other peers.
+
+Example:
+  >>> import tempfile, threading
+  >>> import numpy as np
+  >>> from parallel.elastic.membership.journal import Journal
+  >>> from parallel.elastic.membership.service import Service
+  >>> from parallel.elastic.swarm import Swarm
+  >>> from parallel.elastic.transport.handshake import Security
+  >>> def combine(exchange, state, part):
+  ...   return {"theta": state["theta"] - exchange.mean(part)}
+  >>> security = Security(b"sixteen random bytes")
+  >>> state = {"theta": np.ones(2, np.float32)}
+  >>> part = np.full(2, 0.25, np.float32)
+  >>> with (  # a swarm of one peer, with its coordinator in a thread
+  ...   tempfile.TemporaryDirectory() as folder,
+  ...   Journal(f"{folder}/journal") as journal,
+  ...   Service(("127.0.0.1", 0), security, journal, say=str) as service,
+  ... ):
+  ...   threading.Thread(target=service.serve, daemon=True).start()
+  ...   with Swarm(service.address, security, state) as swarm:
+  ...     print(swarm.give(part, combine)["theta"], swarm.revision)
+  [0.75 0.75] 1
 """
 
 from collections.abc import Callable
@@ -62,9 +84,11 @@ class Swarm:
       ValueError: A value cannot be shared, or an address is invalid.
     """
     shared = first(state, settings.samples)
+    # The id contains the port, which is known only once the listener exists.
     listener = Listener("", security, settings.listen)
     try:
       listener.me = ids.make(settings.advertise or listener.address)
+      # Starts the threads that connect to the coordinator.
       self._agent = agent.Agent(
         coordinator, security, shared, revision, listener, settings, say
       )
@@ -168,6 +192,7 @@ class Swarm:
       raise ValueError(f"weight={weight} must be finite and not negative")
     if loss is not None and not math.isfinite(loss):
       loss = None  # JSON has no NaN; the display shows a missing value
+    # Assigned when the contribution became due.
     begun, samples = self._agent.drawn
     self._agent.give(Part(
       part, combine, weight, begun, samples,
@@ -178,8 +203,10 @@ class Swarm:
 
   def _wait(self) -> None:
     """Waits until the next contribution is due or the peer has ended."""
+    # The agent's thread sets `working` or `error` under this condition.
     changed = self._agent.changed
     with changed:
       changed.wait_for(lambda: self._agent.working or self._agent.error)
       if self._agent.error is not None:
+        # Also on later calls: an ended peer does not recover.
         raise self._agent.error

@@ -121,9 +121,11 @@ def step(
     return _lost(state, message.peer, rules)
   if isinstance(message, m.Leave):
     return _lost(state, sender, rules)
+  # No longer wait for all former members.
   if isinstance(message, m.Recovered):
     return _assemble(state._replace(late=True), rules)
   if isinstance(message, m.Grace):
+    # A timer of an earlier round is stale.
     now = state.phase is Phase.OPEN and message == (
       record.epoch, record.revision
     )
@@ -145,6 +147,7 @@ def step(
     # drops the youngest of the peers involved.
     pair = {sender, *message.peers} & {*record.members}
     return _lost(state, max(pair), rules)
+  # Round r starts from revision r, so this message belongs to another round.
   if message.round != record.revision:
     return state, []
   if isinstance(message, m.Ready):
@@ -165,6 +168,7 @@ def _hello(
     if state.phase is Phase.RUNNING and sender in state.contributors:
       effects.append(Send(sender, _start(state)))
     return state, effects
+  # A repeated Hello replaces the former one.
   others = [entry for entry in state.pending if entry[0] != sender]
   state = state._replace(pending=tuple(sorted([*others, (sender, hello)])))
   state, effects = _assemble(state, rules)
@@ -224,6 +228,7 @@ def _form(
   """Proposes an epoch; a round running in the last one is not committed."""
   record, before = state.record, state.record.members
   record = record._replace(epoch=record.epoch + 1, members=(*sorted(members),))
+  # Peers that hold the newest revision can serve it to the others.
   came = {peer for peer, hello in state.pending if _holds(hello, record)}
   state = Coordinator(
     record, Phase.FORMING,
@@ -321,10 +326,12 @@ def _vote(
   record = state.record
   if digest is None:  # one failure ends the attempt; retry in a new epoch
     return _form(state, record.members)
+  # A repeated vote of a contributor replaces its former one.
   votes = {**dict(state.votes), sender: digest}
   state = state._replace(votes=tuple(sorted(votes.items())))
   if len(votes) < len(state.contributors):
     return state, []
+  # All contributors must have computed the same bits.
   counts = Counter(votes.values())
   most = max(counts.values())
   chosen = min(digest for digest, count in counts.items() if count == most)
@@ -334,6 +341,7 @@ def _vote(
       state._replace(wrong=state.wrong | wrong), wrong, rules
     )
   record = record._replace(
+    # The commit: the record is written before any peer receives `Go`.
     revision=record.revision + 1, committed=record.epoch, digest=chosen
   )
   state, effects = _open(
@@ -350,6 +358,7 @@ def _lost(
   """Removes a peer, which may be alive, and continues without it."""
   pending = tuple(entry for entry in state.pending if entry[0] != peer)
   state = state._replace(pending=pending)
+  # Not a member: its removal does not change the epoch.
   if peer not in state.record.members or state.phase is Phase.ASSEMBLING:
     return state, [m.Close(peer)]
   return _without(state, {peer}, rules)

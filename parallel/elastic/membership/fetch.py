@@ -78,6 +78,7 @@ class Server:
     """
     self._slots = threading.BoundedSemaphore(limit)
     self._silence_s = silence_s
+    # (state, manifest, encoded manifest, digest).
     self._held: tuple[State, states.Manifest, bytes, str] = ({}, {}, b"", "")
     self.sent_bytes = 0
 
@@ -106,6 +107,7 @@ class Server:
       epoch: Number of the epoch.
       peers: Ids of the members.
     """
+    # Replaces the offer of the former epoch.
     listener.serve(
       Purpose.STATE, Offer(epoch, frozenset(peers), self._serve)
     )
@@ -120,6 +122,7 @@ class Server:
     try:
       sock.settimeout(self._silence_s)
       while True:
+        # Ends with an error when the peer disconnects or the timeout expires.
         header, payload = frames.read(sock, (Kind.ASK,))
         self._answer(sock, header, bytes(payload))
     finally:
@@ -130,6 +133,7 @@ class Server:
     held, entries, data, digest = self._held
     if len(payload) < _ASK.size:
       raise FrameError("a request is too short")
+    # Untrusted: kind of request, length of the name.
     what, length = _ASK.unpack_from(payload)
     name = payload[_ASK.size : _ASK.size + length].decode(errors="replace")
     wanted = payload[_ASK.size + length :].hex()
@@ -138,6 +142,7 @@ class Server:
     elif what == _MANIFEST:
       frames.send(sock, Header(Kind.MANIFEST, tag=ask.tag), data)
     elif name in entries and ask.slot < entries[name].num_chunks:
+      # The slot of a request is the number of the chunk.
       start, stop, _ = entries[name].chunk(ask.slot)
       chunk = states.buffer(held[name])[start:stop]
       self.sent_bytes += len(chunk)
@@ -176,11 +181,13 @@ class Fetch:
     self._me, self._epoch, self._security = me, epoch, security
     (self._have, self._ours), self._limit_s = have, limit_s
     self._scope = Scope()
+    # Guards the queue, the counters and `dropped`.
     self._lock = threading.Condition()
     self._entries: dict[str, Entry] | None = None
+    # Queue of (array, chunk) pairs that are not requested yet.
     self._missing: collections.deque[tuple[str, int]] = collections.deque()
     self._left = 0  # unverified chunks: queued or requested
-    self._views: dict[str, memoryview] = {}
+    self._views: dict[str, memoryview] = {}  # bytes of the arrays
     self.dropped: dict[Id, str] = {}
     self.received_bytes = 0
 
@@ -214,12 +221,14 @@ class Fetch:
       thread.start()
     for thread in threads:
       thread.join()
+    # All threads have ended without a complete state.
     if self._entries is None or self._left:
       if self._scope.closed.is_set():
         raise Cancelled("the fetch was cancelled")
       raise Unavailable(self.dropped)
     self._scope.close()
     return {
+      # Bytes values were received into arrays of uint8.
       name: self._arrays[name].tobytes() if entry.dtype == "bytes"
       else self._arrays[name]
       for name, entry in self._entries.items()
@@ -227,6 +236,7 @@ class Fetch:
 
   def _ask_holder(self, peer: Id, address: Address) -> None:
     """Requests chunks from one holder until all are verified or it fails."""
+    # Requests in flight to this holder, in the order of their responses.
     asked: collections.deque[tuple[str, int]] = collections.deque()
     try:
       request = Request(Purpose.STATE, 0, self._epoch, self._me, peer)
@@ -234,6 +244,7 @@ class Fetch:
       sock.settimeout(self._limit_s)
       self._learn(sock)
       while self._next(asked):
+        # Fill the pipeline before waiting for a response.
         while len(asked) < _DEPTH and self._more(sock, asked):
           pass
         self._take(sock, asked)
@@ -251,6 +262,7 @@ class Fetch:
   def _request(self, sock: socket.socket, what: int, name: str,
                index: int) -> None:
     raw = name.encode()
+    # The digest lets a holder with another revision respond GONE.
     payload = _ASK.pack(what, len(raw)) + raw + bytes.fromhex(self._digest)
     frames.send(sock, Header(Kind.ASK, slot=index), payload)
 
@@ -263,12 +275,14 @@ class Fetch:
     header, data = frames.read(sock, (Kind.MANIFEST, Kind.GONE))
     if header.kind is Kind.GONE:
       raise ConnectionError("has another revision, or too many connections")
+    # The digest was committed, so a manifest that matches it is correct.
     if hashlib.sha256(data).hexdigest() != self._digest:
       raise FrameError("sends a manifest with another digest")
     entries = states.decode(bytes(data), _MOST_BYTES)
     with self._lock:
       if self._entries is not None:  # another thread was first
         return
+      # The size was checked in `decode`, before this allocation.
       self._arrays = states.empty(entries)
       missing = states.differing(self._ours, entries)
       wanted = {*missing}
@@ -313,7 +327,7 @@ class Fetch:
     if not asked:  # another thread took the last queued chunk
       return
     name, index = asked[0]
-    start, stop, wanted = self._entries[name].chunk(index)
+    start, stop, wanted = self._entries[name].chunk(index)  # bytes, hash
     header = frames.read_header(sock)
     if header.kind is Kind.GONE:
       raise ConnectionError("has another revision by now")
@@ -322,6 +336,7 @@ class Fetch:
     ):
       raise FrameError(f"answers with {header.kind.name} to chunk {index}")
     view = self._views[name][start:stop]
+    # Directly into the array: an invalid chunk is overwritten later.
     frames.read_into(sock, view)
     if hashlib.sha256(view).digest() != wanted:
       raise FrameError(f"sends chunk {index} of {name} with another hash")

@@ -63,6 +63,7 @@ class Log:
     self._write(sender=sender, message=m.to_json(message), effects=effects)
     if self._size > self._most_bytes:
       os.close(self._file)
+      # Rename, then start the new file with the whole state.
       self._path.replace(f"{self._path}.1")
       self._open()
       self._write(state=_to_json(after), rules=self._rules, effects=())
@@ -80,6 +81,7 @@ class Log:
 
 def _to_json(state: Coordinator) -> dict[str, Any]:
   return {
+    # Sorted, so that equal states have equal JSON.
     key: m.to_json(tuple(sorted(x)) if isinstance(x, frozenset) else x)
     for key, x in state._asdict().items()
   }
@@ -88,6 +90,7 @@ def _to_json(state: Coordinator) -> dict[str, Any]:
 def _from_json(data: dict[str, Any]) -> Coordinator:
   state = Coordinator(**{key: m.from_json(x) for key, x in data.items()})
   return state._replace(
+    # JSON has neither enums nor sets.
     phase=Phase(state.phase), said=frozenset(state.said),
     holders=frozenset(state.holders), wrong=frozenset(state.wrong),
   )
@@ -99,7 +102,7 @@ def read(path: pathlib.Path | str) -> Iterator[dict[str, Any]]:
     for line in lines:
       try:
         yield json.loads(line)
-      except ValueError:
+      except ValueError:  # incomplete after a crash
         continue
 
 
@@ -115,6 +118,7 @@ def replay(lines: Iterable[dict[str, Any]]) -> Iterator[Coordinator]:
   state, rules = Coordinator(), Rules()
   for number, line in enumerate(lines, 1):
     if "state" in line:
+      # The first line of a file after the first one.
       before, state = state, _from_json(line["state"])
       rules, effects = Rules(**line["rules"]), []
       if number > 1 and before != state:
@@ -123,10 +127,12 @@ def replay(lines: Iterable[dict[str, Any]]) -> Iterator[Coordinator]:
         )
     elif "record" in line:
       rules = Rules(**line["rules"])
+      # The coordinator was started or restarted here.
       state, effects = coordinator.started(m.from_json(line["record"]))
     else:
       message = m.from_json(line["message"])
       state, effects = coordinator.step(state, line["sender"], message, rules)
+    # Effects must be equal, and so must the order.
     found = [m.to_json(effect) for effect in effects]
     if found != line["effects"]:
       raise ValueError(

@@ -31,6 +31,7 @@ def make(address: Address) -> Id:
   Raises:
     ValueError: The host name is too long or contains unsupported characters.
   """
+  # Fixed width, so that the order of texts is that of times.
   millis = time.time_ns() // 1_000_000
   found = f"{millis:012x}-{secrets.token_hex(2)}-{address[0]}:{address[1]}"
   if not ID.fullmatch(found):

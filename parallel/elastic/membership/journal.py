@@ -60,6 +60,7 @@ class Journal:
     self._file = self._opened()
     try:
       self._crc, self.record, self._size = self._read()
+      # Drop the incomplete last line, so that the next record starts a line.
       os.ftruncate(self._file, self._size)
       os.fsync(self._file)
       self._sync_folder()
@@ -99,6 +100,7 @@ class Journal:
           "coordinators would make contradictory decisions"
         ) from error
       try:
+        # The lock is on the opened file; check that the path still names it.
         if os.path.samestat(os.fstat(file), os.stat(self._path)):
           return file
       except FileNotFoundError:
@@ -107,19 +109,21 @@ class Journal:
 
   def _compact(self) -> None:
     """Replaces the journal with one that has only the last record."""
+    # In the same folder, so that the rename is atomic.
     beside = self._path.with_name(self._path.name + ".new")
     file = os.open(
       beside, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
     )
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      crc, line = _line(0, self.record)
+      crc, line = _line(0, self.record)  # the checksum chain starts anew
       _write(file, line)
       # Locked and on disk before the rename: never an incomplete journal.
       os.replace(beside, self._path)
     except BaseException:
       os.close(file)
       raise
+    # The lock of the new file is held before that of the old one ends.
     old, self._file = self._file, file
     os.close(old)
     self._crc, self._size = crc, len(line)
@@ -138,6 +142,7 @@ class Journal:
     lines = self._path.read_bytes().split(b"\n")
     crc, record, size = 0, Record(), 0
     for number, line in enumerate(lines[:-1], 1):
+      # After the checksum and a space.
       data = line[_CRC_CHARS + 1:]
       crc = zlib.crc32(data, crc)
       if line[: _CRC_CHARS + 1] != b"%08x " % crc:

@@ -84,6 +84,7 @@ def draw(
   # A run that resumes from a checkpoint starts with epoch 1 again, so `since`
   # may be negative; the map from integers to naturals is one-to-one.
   since = 2 * since if since >= 0 else -2 * since - 1
+  # An epoch has at most MOST_ITEMS members, so places are unique.
   place = since * MOST_ITEMS + members.index(me)
   start = leases.end + place * count
   return ((start, start + count),)
@@ -91,6 +92,7 @@ def draw(
 
 def used(leases: Leases) -> int:
   """Returns the number of samples used in committed rounds."""
+  # Numbers below the counter that are not used yet.
   away = [*leases.free, *(span for _, spans in leases.held for span in spans)]
   return leases.end - sum(stop - start for start, stop in away)
 
@@ -104,6 +106,7 @@ def valid(leases: Leases, drawn: tuple[int, Spans], me: Id) -> bool:
     me: Id of the peer.
   """
   return dict(leases.held).get(me) == drawn[1] or (
+    # Drawn without a grant: valid until the next commit.
     leases.round == drawn[0] and me not in dict(leases.held)
   )
 
@@ -125,6 +128,7 @@ def committed(
     ValueError: A contributor used samples that were not assigned to it.
   """
   held, members = dict(leases.held), set(members)
+  # Untrusted input of the other contributors.
   for peer, spans in sorted(used.items()):
     if peer in held and held[peer] != spans:
       raise ValueError(f"{peer} has drawn {spans}, not {held[peer]}")
@@ -139,8 +143,9 @@ def committed(
     peer: spans for peer, spans in held.items()
     if peer in members and peer not in used
   }
+  # The counter moves past the samples of new members.
   end = max([leases.end, *(stop for _, stop in drawn)])
-  new = [span for span in drawn if span[0] >= leases.end]
+  new = [span for span in drawn if span[0] >= leases.end]  # of new members
   # Free: leftovers, numbers that new members skipped, grants of former members.
   free = [
     *leases.free, *_gaps(leases.end, end, new),
@@ -148,6 +153,7 @@ def committed(
       for s in spans),
   ]
   rest = _joined(free)
+  # In the order of ids, so that all peers compute the same grants.
   for peer in sorted(members - kept.keys()):
     kept[peer], rest, end = _grant(rest, end, count)
   return Leases(
@@ -161,6 +167,7 @@ def _grant(free: Spans, end: int, count: int) -> tuple[Spans, Spans, int]:
   rest = list(free)
   while count and rest:
     start, stop = rest.pop(0)
+    # A grant may consist of several spans.
     size = min(count, stop - start)
     taken.append((start, start + size))
     count -= size
@@ -174,6 +181,7 @@ def _grant(free: Spans, end: int, count: int) -> tuple[Spans, Spans, int]:
 def _gaps(start: int, stop: int, spans: list[Span]) -> list[Span]:
   """Returns the parts of [start, stop) that ascending spans do not cover."""
   found = []
+  # The empty last span closes the gap at the end.
   for a, b in [*spans, (stop, stop)]:
     if start < a:
       found.append((start, a))
@@ -185,7 +193,7 @@ def _joined(spans: Iterable[Span]) -> Spans:
   """Returns disjoint spans sorted, with adjacent ones merged."""
   found: list[Span] = []
   for start, stop in sorted(spans):
-    if found and found[-1][1] == start:
+    if found and found[-1][1] == start:  # adjacent
       found[-1] = (found[-1][0], stop)
     elif start < stop:
       found.append((start, stop))
@@ -199,6 +207,7 @@ def encode(leases: Leases) -> bytes:
 
 def decode(data: bytes) -> Leases:
   """Returns the leases that `encode` converted; the digest protects them."""
+  # JSON lists become tuples again, since leases are hashable.
   end, epoch, count, free, held = json.loads(data)
   return Leases(
     end, epoch, count, tuple(map(tuple, free)),

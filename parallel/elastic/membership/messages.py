@@ -373,7 +373,7 @@ class Alone(NamedTuple):
 def to_json(value: Any) -> Any:
   """Returns a message as JSON values, with its type's name under "is"."""
   if isinstance(value, tuple):
-    if not hasattr(value, "_fields"):
+    if not hasattr(value, "_fields"):  # a plain tuple
       return [to_json(item) for item in value]
     fields = {k: to_json(v) for k, v in value._asdict().items()}
     return {"is": type(value).__name__, **fields}
@@ -387,10 +387,11 @@ def from_json(data: Any) -> Any:
     ValueError: The data is not a message of this module.
   """
   if isinstance(data, list):
-    return tuple(from_json(item) for item in data)
+    return tuple(from_json(item) for item in data)  # all sequences are tuples
   if not isinstance(data, dict):
     return data
   fields = {k: from_json(v) for k, v in data.items() if k != "is"}
+  # The classes of this module, by name.
   kind = globals().get(data.get("is"))
   if not hasattr(kind, "_fields") or set(kind._fields) != set(fields):
     raise ValueError(f"not a message: {str(data)[:200]}")

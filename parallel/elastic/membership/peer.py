@@ -97,6 +97,7 @@ def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
     return state, []
   match message:
     case m.Reconnected():
+      # The coordinator responds with all messages that may have been lost.
       return state, [Send(None, state.hello)]
     case m.Alone():
       return state._replace(phase=Phase.HALTED), [m.Halt()]
@@ -121,6 +122,7 @@ def step(state: Peer, message: Any) -> tuple[Peer, Effects]:
 
 def _said(state: Peer) -> tuple[Peer, Effects]:
   """Sends a due `Prepared` or `Ready`, or starts the next contribution."""
+  # A contribution must be computed from the newest revision.
   if state.fetching is not None:
     return state, []
   if state.phase is Phase.PREPARING and state.connected:
@@ -143,6 +145,7 @@ def _applied(state: Peer) -> tuple[Peer, Effects]:
 
 
 def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
+  # A repeated or stale Prepare.
   if message.epoch <= state.epoch:
     if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
       return state, []
@@ -156,6 +159,8 @@ def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
   # Resolve a vote with unknown outcome: either it made the newest revision ...
   if state.voted is not None:
     vote = state.voted
+    # The epoch is compared, too: a later attempt of the round may have made the
+    # same digest with other contributions.
     if (message.committed, message.revision, message.digest) == (
       vote.epoch, vote.round + 1, vote.digest
     ):
@@ -163,7 +168,7 @@ def _prepare(state: Peer, message: m.Prepare) -> tuple[Peer, Effects]:
     else:
       # ... or its outcome is unknown. If further rounds have been committed,
       # the round may be among them, and the contribution may be counted.
-      keep = message.revision == state.revision
+      keep = message.revision == state.revision  # nothing was committed
       effects.append(m.Discard(keep))
       state = state._replace(
         voted=None, part=Part.THERE if keep else Part.NONE
@@ -180,6 +185,7 @@ def _fetch(
   state: Peer, message: m.Prepare | m.Go
 ) -> tuple[Peer, Effects]:
   """Starts a download of the newest revision unless the peer holds it."""
+  # The digest is compared, too: a peer may have joined with another state.
   newest = message.revision, message.digest
   if newest == (state.revision, state.digest):
     return state._replace(fetching=None), []
@@ -191,6 +197,7 @@ def _connected(state: Peer, message: m.Connected) -> tuple[Peer, Effects]:
   if (message.epoch, Phase.PREPARING) != (state.epoch, state.phase):
     return state, []
   if message.unreachable:
+    # The coordinator decides which peer to drop.
     unreachable = m.Unreachable(message.epoch, message.unreachable)
     return state, [Send(None, unreachable)]
   return _said(state._replace(connected=True))
@@ -242,6 +249,7 @@ def _reduced(state: Peer, message: m.Reduced) -> tuple[Peer, Effects]:
     state.epoch, state.revision
   ):
     return state, []
+  # A failed round is voted on, too, with digest None.
   vote = m.Vote(*message)
   state = state._replace(phase=Phase.VOTED, voted=vote)
   return state, [Send(None, vote)]

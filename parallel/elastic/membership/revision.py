@@ -39,7 +39,7 @@ class Revision(NamedTuple):
 
 def make(number: int, shared: State) -> Revision:
   """Hashes a state and returns it as a revision."""
-  entries = states.manifest(shared)
+  entries = states.manifest(shared)  # hashes all arrays
   return Revision(number, states.digest(entries), shared, entries)
 
 
@@ -50,6 +50,6 @@ def first(state: State, samples: int) -> State:
     state: Shared state.
     samples: Samples per contribution; 0 for a run without leases.
   """
-  if LEASES in state or not samples:
+  if LEASES in state or not samples:  # resumed, or leases are disabled
     return dict(state)
   return {**state, LEASES: leases.encode(Leases())}

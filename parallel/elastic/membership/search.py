@@ -53,6 +53,7 @@ def search(
   """
   model = Model(bounds, protocol or Protocol())
   first = model.first()
+  # State -> (predecessor, event): the tree of shortest traces.
   parents: dict[World, tuple[World | None, str]] = {first: (None, "")}
   onward: dict[World, list[World]] = {}  # successors without a fault
   frontier = [first]
@@ -61,18 +62,21 @@ def search(
     for world in frontier:
       steps = onward[world] = []
       for what, accident, result in model.successors(world):
+        # A string: the step itself failed, e.g. with an assertion.
         problem = result if isinstance(result, str) else model.violation(
           world, result
         )
         if problem:
           trace = (*_trace(parents, world), what)
           return Found(len(parents), problem, trace, complete=False)
+        # Liveness may rely on fault-free steps only.
         if not accident:
           steps.append(result)
         if result not in parents:
           parents[result] = world, what
           following.append(result)
       if len(parents) > bounds.most:
+        # Too many states: no violation among those explored.
         return Found(len(parents), "", (), complete=False)
     progress(len(parents))
     frontier = following
@@ -92,7 +96,7 @@ def _trace(
   while before is not None:
     before, what = parents[before]
     steps.append(what)
-  return tuple(reversed(steps[:-1]))
+  return tuple(reversed(steps[:-1]))  # without the start
 
 
 def _stuck(model: Model, onward: dict[World, list[World]]) -> World | None:

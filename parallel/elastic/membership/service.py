@@ -135,13 +135,14 @@ class Service:
     self._journal, self.rules, self._timing = journal, rules, timing
     self._log, self._say = log or history.Log(None), say
     self._most_peers = most_peers
+    # Bounded: connection threads block while the coordinator is busy.
     self._events: queue.Queue[tuple[Channel, Id, Any]] = queue.Queue(
       _MOST_EVENTS
     )
     self._channels: dict[Id, Channel] = {}
     self._watched: dict[Id, float] = {}  # start of the watch or disconnection
     self._reports: dict[Id, m.Report] = {}
-    self._timers: list[tuple[float, Any]] = []
+    self._timers: list[tuple[float, Any]] = []  # (due time, message)
     self._said, self._since, self._is_said = "", 0.0, False
     self._told: dict[Id, float] = {}  # time of the last report to each peer
     self._closed = threading.Event()
@@ -159,9 +160,11 @@ class Service:
   def serve(self) -> None:
     """Runs until `close` is called or the process ends."""
     self.state, effects = coordinator.started(self._journal.record)
+    # Rules are logged, so that a replay uses the same ones.
     self._log.started(self._journal.record, self.rules, effects)
     self._do(effects)
     self._listener.serve(Purpose.CONTROL, Offer(0, None, self._meet))
+    # Fine enough for both timeouts.
     tick = min(0.25, self._timing.silence_s / 8, self._timing.reconnect_s / 4)
     awake = time.monotonic()
     while not self._closed.is_set():
@@ -191,6 +194,7 @@ class Service:
   def seen(self) -> list[Seen]:
     """Returns the current status of all peers; thread-safe."""
     state, now = self.state, time.monotonic()
+    # Copies: the service's thread modifies the originals.
     channels, reports = dict(self._channels), dict(self._reports)
     found = []
     for peer in (*state.record.members, *(p for p, _ in state.pending)):
@@ -206,11 +210,13 @@ class Service:
     peer, wrong = request.sender, False
     ids.address(peer)  # raises if the id is malformed
     channel = Channel(sock, frames.FROM_PEER, self._timing.silence_s)
+    # The peer adopts the coordinator's t_h.
     channel.send(m.Welcome(float(self._timing.silence_s)))
     try:
       channel.run(lambda message: self._events.put((channel, peer, message)))
     except (OSError, ValueError) as error:
       channel.reason = channel.reason or str(error) or type(error).__name__
+      # FrameError is a ValueError: the peer sent invalid data.
       wrong = isinstance(error, ValueError)
     finally:
       self._events.put((channel, peer, _Gone(wrong)))
@@ -220,6 +226,7 @@ class Service:
     current = self._channels.get(peer)
     if isinstance(message, m.Hello) and channel is not current:
       if current is not None:
+        # A reconnect replaces the old connection, which may be half-open.
         current.close("has connected again")
       elif len(self._channels) >= self._most_peers:
         self._line(f"{peer} refused: {self._most_peers} peers are there")
@@ -235,6 +242,7 @@ class Service:
       del self._channels[peer]
       if peer in self._watched:
         self._watched[peer] = time.monotonic()
+      # The peer stays a member for reconnect_s.
       self._line(f"{peer} has no connection: {channel.reason}")
       return
     if isinstance(message, m.Report):
@@ -250,6 +258,7 @@ class Service:
     )
     self._log.stepped(sender, message, effects, self.state)
     for effect in effects:
+      # `_look_at_clocks` reports silent peers.
       if isinstance(effect, m.Close) and not isinstance(message, m.Silent):
         self._line(f"{effect.peer} dropped: {_reason(sender, message)}")
     self._do(effects)
@@ -290,6 +299,7 @@ class Service:
         continue
       channel = self._channels.get(peer)
       if channel is not None:
+        # Keep-alives count as signs of life.
         since, limit_s = channel.heard, self._timing.silence_s
       else:
         limit_s = self._timing.reconnect_s
@@ -298,6 +308,7 @@ class Service:
         what = "silent" if channel else "without a connection"
         self._line(f"{peer} dropped: {what} for {limit_s:g} s")
         self._step(None, m.Silent(peer))
+    # Remove before processing: a step may add timers.
     due = [message for end, message in self._timers if end <= now]
     self._timers = [timer for timer in self._timers if timer[0] > now]
     for message in due:
@@ -306,7 +317,7 @@ class Service:
   def _speak(self, now: float) -> None:
     """Reports a wait that has lasted for `_PATIENCE_S`."""
     state, text = self.state, waits(self.state, self.rules)
-    if text != self._said:
+    if text != self._said:  # a new status restarts the delay
       self._said, self._since, self._is_said = text, now, False
     if now - self._since <= _PATIENCE_S:
       return
@@ -316,6 +327,7 @@ class Service:
     # Peers waiting for admission receive the report, too.
     there = {peer for peer, _ in state.pending}
     self._told = {p: when for p, when in self._told.items() if p in there}
+    # Recovery timed out and no holder of the newest revision is connected.
     lost = state.phase is Phase.ASSEMBLING and state.late
     waiting = m.Waiting(state.record.revision, lost, text[:_MOST_CHARS])
     for peer in there & self._channels.keys():

@@ -69,6 +69,7 @@ class Entry(NamedTuple):
 
   def chunk(self, index: int) -> tuple[int, int, bytes]:
     """Returns (start, stop, hash) of a chunk; offsets in bytes."""
+    # The last chunk may be shorter.
     start = index * CHUNK_BYTES
     return (
       start, min(start + CHUNK_BYTES, self.size),
@@ -109,6 +110,7 @@ def manifest(state: State) -> dict[str, Entry]:
   """
   found = {}
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    # Sorted names make equal states have equal digests.
     for name in sorted(state):
       value = state[name]
       is_bytes = isinstance(value, bytes)
@@ -128,12 +130,13 @@ def manifest(state: State) -> dict[str, Entry]:
 
 def encode(entries: Manifest) -> bytes:
   """Returns a manifest as bytes; equal manifests have equal bytes."""
+  # Number of entries; then per entry: lengths, name, dtype, shape, hashes.
   out = [struct.pack("!I", len(entries))]
   for name in sorted(entries):
     entry, raw = entries[name], name.encode()
     out.append(_HEAD.pack(len(raw), len(entry.dtype), len(entry.shape)))
     out += [raw, entry.dtype.encode()]
-    out.append(struct.pack(f"!{len(entry.shape)}Q", *entry.shape))
+    out.append(struct.pack(f"!{len(entry.shape)}Q", *entry.shape))  # 64-bit
     out.append(entry.hashes)
   return b"".join(out)
 
@@ -187,6 +190,7 @@ def decode(data: bytes, most_bytes: int) -> dict[str, Entry]:
         f"a state of at least {total:,} bytes; the limit is {most_bytes:,}"
       )
     found[name] = entry._replace(hashes=take(_HASH_BYTES * entry.num_chunks))
+  # Otherwise one state could have several digests.
   if place != len(data):
     raise FrameError(f"a manifest has {len(data) - place} bytes too many")
   return found

@@ -46,8 +46,11 @@ class Model:
     )
     make = self._protocol.peer.Peer
     return World(
+      # Coordinator, journal, timers, watched peers.
       state, m.Record(digest=_START), frozenset(), frozenset(),
+      # Peers, connections, numbers of contributions.
       tuple(make(i, digest=_START) for i in range(n)), (False,) * n, (0,) * n,
+      # Messages, tasks, started exchanges, faults.
       frozenset(), frozenset(), frozenset(), self._bounds.budget,
     )
 
@@ -65,7 +68,7 @@ class Model:
     """Whether the live peers must be able to complete the run."""
     there = [p for p in world.peers if self._lives(p)]
     record = world.journal
-    if not record.epoch:
+    if not record.epoch:  # the first epoch needs enough peers
       return len(there) >= self._bounds.rules.least
     return any(p.digest == record.digest or self._result(p, record)
                for p in there)
@@ -88,6 +91,7 @@ class Model:
       return "an epoch or a revision goes back"
     if record.epoch == old.epoch and record.members != old.members:
       return "an epoch has two lists of members"
+    # Committed histories only grow.
     if record.revision > 0 and record.digest[: len(old.digest)] != old.digest:
       return "a committed round is lost"
     # Exactly once: no contribution is summed in two committed rounds.
@@ -116,10 +120,11 @@ class Model:
     for what, accident, act in self._acts(world):
       try:
         result = act()
+      # An assertion of the protocol counts as a violation.
       except (Wrong, AssertionError) as error:
         yield what, accident, str(error) or "an assertion fails"
       else:
-        if result != world:
+        if result != world:  # ignore events without an effect
           yield what, accident, result
 
   def _acts(
@@ -147,6 +152,8 @@ class Model:
   ) -> Iterator[tuple[str, bool, Callable[[], World]]]:
     """Yields timers, restarts, reconnections and detections of dead peers."""
     up = world.coordinator is not None
+    # Timers may expire at any moment. Sorted, so that searches are
+    # reproducible.
     for message in sorted(world.armed, key=repr):
       after = world._replace(armed=world.armed - {message})
       yield f"time is over: {message}", False, (
@@ -160,6 +167,7 @@ class Model:
         yield f"peer {i} connects", False, (
           lambda a=linked, i=i: self._peer(a, i, m.Reconnected())
         )
+      # A dead peer is always detected, so this is not a fault.
       if up and i in world.watched and not self._lives(peer):
         after = world._replace(watched=world.watched - {i})
         yield f"peer {i} is silent", False, (
@@ -173,6 +181,7 @@ class Model:
     for entry in sorted(world.tasks, key=repr):
       i, kind, task = entry
       after = world._replace(tasks=world.tasks - {entry})
+      # A failed exchange spends the budget.
       for accident, answer in self._answers(world, i, kind, task):
         begin = self._spend(after, "failures") if accident else after
         what = f"peer {i}: {type(answer).__name__} {tuple(answer)}"
@@ -211,16 +220,19 @@ class Model:
         yield False, m.Fetched(task.revision, task.digest)
     else:  # Reduce: succeeds once all contributors have started it
       parts = {
+        # Contributions that were passed to this attempt.
         j: part for epoch, round_, j, part in world.begun
         if (epoch, round_) == (task.epoch, task.round)
       }
       if set(task.contributors) <= set(parts):
         given = tuple((j, parts[j]) for j in task.contributors)
         base = world.peers[i].digest
+        # The result of a round extends the history by one entry.
         digest = (*base, (task.epoch, given))
         yield False, m.Reduced(task.epoch, task.round, digest)
         if can_fail:
           yield True, m.Reduced(task.epoch, task.round, None)
+      # A contributor is gone: the exchange fails without a fault.
       if any(not self._runs(world, j, task) for j in task.contributors):
         yield False, m.Reduced(task.epoch, task.round, None)
 
@@ -244,11 +256,13 @@ class Model:
       if left.cuts and world.linked[i]:
         cut = self._spend(self._unlink(world, i), "cuts")
         yield f"peer {i} is cut off", True, lambda a=cut: a
+      # A false suspicion: the peer is alive.
       if left.suspicions and up and i in world.watched:
         begin = self._spend(world, "suspicions")
         yield f"peer {i} seems silent", True, (
           lambda a=begin, i=i: self._coordinator(a, None, m.Silent(i))
         )
+      # Void contributions occur only while a newer revision is fetched.
       if left.voids and peer.fetching and peer.part == Part.THERE:
         begin = self._spend(world, "voids")
         yield f"peer {i}'s part is void", True, (
@@ -334,6 +348,7 @@ class Model:
   def _send(
     self, world: World, source: int | None, target: int | None, message: Any
   ) -> World:
+    # The type's name distinguishes equal tuples of different types.
     entry = source, target, type(message).__name__, message
     return world._replace(messages=world.messages | {entry})
 
@@ -351,6 +366,7 @@ class Model:
       elif isinstance(effect, m.Discard):
         self._discarded(world, i, effect)
       elif isinstance(effect, m.Apply):
+        # A peer must not be ahead of the journal.
         if state.revision and world.journal.revision < state.revision:
           raise Wrong("a peer applies what was not committed")
       elif isinstance(effect, m.Halt):
@@ -359,9 +375,10 @@ class Model:
         )
       else:
         if isinstance(effect, m.Work):
-          counts = _set(world.counts, i, world.counts[i] + 1)
+          counts = _set(world.counts, i, world.counts[i] + 1)  # a new number
           world = world._replace(counts=counts)
         if isinstance(effect, m.Reduce):
+          # The contribution that this exchange sums.
           entry = effect.epoch, effect.round, i, world.counts[i]
           world = world._replace(begun=world.begun | {entry})
         world = self._end(world, i, kind)

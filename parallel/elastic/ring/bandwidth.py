@@ -76,10 +76,12 @@ def measure(
   Raises:
     Lost: A peer was lost, or an operation exceeded its time limit.
   """
+  # Rank order; all peers use the same.
   members = tuple(ranks or links.members)
   me = members.index(links.me)
-  mine = np.zeros(len(members))
+  mine = np.zeros(len(members))  # [M] incoming bytes per second
   for pairs in rounds(len(members)):
+    # None: this peer pauses in this round.
     pair = next((p for p in pairs if me in p), None)
     if pair is not None:
       other = pair[pair[0] == me]  # the partner: index 1 if this peer is first
@@ -101,6 +103,7 @@ def _rate(
   most_bytes: int, limit_s: float,
 ) -> float:
   """Returns the bytes per second received from the partner of a pair."""
+  # Start with 64 KiB and double: fast links need more bytes for a stable time.
   size = 1 << 16
   while True:
     data = np.zeros(size, np.uint8)
@@ -115,7 +118,7 @@ def _rate(
     ).result(limit_s)
     slowest = max(float(np.frombuffer(t)[0]) for t in times)
     if slowest >= least_s or 2 * size > most_bytes:
-      return size / seconds
+      return size / seconds  # this peer's incoming rate
     size *= 2
 
 
@@ -128,6 +131,7 @@ class Rings:
 
   def __init__(self, links: Links) -> None:
     self._links = links
+    # ranks -> the same ranks in ring order.
     self._rings: dict[tuple[Id, ...], tuple[Id, ...]] = {}
     self._best, self._slow = math.inf, 0
     self.measured = 0
@@ -138,7 +142,7 @@ class Rings:
 
   def measure(self, ranks: tuple[Id, ...], tag: int) -> None:
     """Measures the links; all ranks call it concurrently. See `measure`."""
-    rates = measure(self._links, tag, ranks=ranks)
+    rates = measure(self._links, tag, ranks=ranks)  # [M, M]
     self._rings = {ranks: tuple(ranks[i] for i in ring_order(rates))}
     self._best, self._slow = math.inf, 0
     self.measured += 1
@@ -155,6 +159,7 @@ class Rings:
     """Records the duration of a ring sum, to detect links that slow down."""
     slow = seconds_per_byte > _SLOWER * self._best
     self._slow = self._slow + 1 if slow else 0
+    # Reference: the fastest sum since the last measurement.
     self._best = min(self._best, seconds_per_byte)
 
 
@@ -179,13 +184,13 @@ def ring_order(rates: np.ndarray) -> tuple[int, ...]:
   """
   rates = np.asarray(rates, float)
   n = len(rates)
-  if n < 3:
+  if n < 3:  # all orders are equal
     return tuple(range(n))
   # [M, M], symmetric; the ones on the diagonal avoid a division by zero.
   slower = np.where(np.eye(n, dtype=bool), 1.0, np.minimum(rates, rates.T))
   if not (np.isfinite(slower).all() and (slower > 0).all()):
     raise ValueError("all rates between two peers must be positive")
-  times = 1 / slower
+  times = 1 / slower  # seconds per byte
   if n <= EXACT:
     orders = (
       (0, *rest) for rest in itertools.permutations(range(1, n))
@@ -218,9 +223,10 @@ def _improved(times: np.ndarray, order: tuple[int, ...]) -> tuple[int, ...]:
   while True:
     turns = (
       (*order[:i], *order[i:j][::-1], *order[j:])
+      # Rank 0 stays first; segments have at least two ranks.
       for i in range(1, len(order)) for j in range(i + 2, len(order) + 1)
     )
     found = min(_cost(times, turn) for turn in turns)
-    if found[:2] >= best[:2]:
+    if found[:2] >= best[:2]:  # compare costs, not the order
       return order
     best, order = found, found[2]

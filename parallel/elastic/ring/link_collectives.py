@@ -76,7 +76,7 @@ class Sum(Operation):
     super().__init__(
       links, tag, ranks, f"sum {order}", x.nbytes, block_bytes
     )
-    self._x, self._out = x.reshape(-1), self._result.reshape(-1)
+    self._x, self._out = x.reshape(-1), self._result.reshape(-1)  # [n]
     self._chunk = -(-x.size // len(ranks))  # elements; the last may be shorter
 
   def result(self, limit_s: float | None = None) -> np.ndarray:
@@ -92,12 +92,12 @@ class Sum(Operation):
   def _blocks(self, chunk: int) -> list[tuple[int, int]]:
     """Returns (start, stop) of each block of a chunk, in elements."""
     start, stop = self._span(chunk)
-    step = self._block // 4
+    step = self._block // 4  # float32 elements per block
     return [(i, min(i + step, stop)) for i in range(start, stop, step)]
 
   def _offset(self, chunk: int, start: int) -> int:
     """Returns the byte offset of an element within its chunk."""
-    return 4 * (start - self._span(chunk)[0])
+    return 4 * (start - self._span(chunk)[0])  # bytes
 
   def _place_in(self, array: np.ndarray, header: Header, begin: int):
     """Returns a view of a block; `begin` is the chunk's first element."""
@@ -123,6 +123,7 @@ class Direct(Sum):
     me, others = self._rank, [r for r in range(len(ranks)) if r != self._rank]
     start, stop = self._span(me)
     shape = len(others), stop - start  # [M - 1, elements of the own chunk]
+    # Contributions of the other ranks to the own chunk.
     self._parts = links.borrow(4 * math.prod(shape)).reshape(shape)
     self._missing_parts = {a: len(others) for a, _ in self._blocks(me)}
     # Own blocks to add, and finished blocks of the other owners to receive.
@@ -134,6 +135,7 @@ class Direct(Sum):
       for r in others:
         for a, b in self._blocks(r):
           self._push(
+            # Each contribution goes directly to the owner of its chunk.
             ranks[r], _PART, self._offset(r, a), _bytes(self._x[a:b])
           )
     self._begin()
@@ -141,7 +143,7 @@ class Direct(Sum):
   def result(self, limit_s: float | None = None) -> np.ndarray:
     """Waits for the sum, as `wait` does, and returns it."""
     self.wait(limit_s)
-    self._links.give_back(self._parts)
+    self._links.give_back(self._parts)  # for the next sum
     self._parts = self._parts[:0]
     return self._result
 
@@ -149,6 +151,7 @@ class Direct(Sum):
     """Returns the destination of a contribution or of another owner's sum."""
     del scratch
     source = self.ranks.index(peer)
+    # A contribution is for this rank's chunk; a sum is of the sender's.
     owner = self._rank if header.slot == _PART else source
     start, stop = self._span(owner)
     if header.slot not in (_PART, _WHOLE):
@@ -176,6 +179,7 @@ class Direct(Sum):
         return
     # This thread received the last contribution to the block, and adds it.
     stop = min(start + self._block // 4, end)
+    # Without the lock: only this thread has this block.
     for a in range(start, stop, _PIECE):
       self._add(a, min(a + _PIECE, stop), begin)
     with self._lock:
@@ -194,6 +198,7 @@ class Direct(Sum):
       for r in range(len(self.ranks))
     ]
     out = self._out[start:stop]
+    # Left to right in rank order: the same bits for every chunking.
     np.add(terms[0], terms[1], out=out)
     for term in terms[2:]:
       np.add(out, term, out=out)
@@ -214,13 +219,14 @@ class Ring(Sum):
   def __init__(self, links, tag, x, ranks, out, block_bytes) -> None:
     super().__init__(links, tag, x, ranks, "ring", out, block_bytes)
     n, me = len(ranks), self._rank
+    # Partial sums go down, final sums go up.
     self._down, self._up = ranks[(me - 1) % n], ranks[(me + 1) % n]
     if n == 1:
       np.copyto(self._out, self._x)
     else:
       # Reduce-scatter: every chunk arrives to be added to, except the one that
       # starts here. All-gather: every sum arrives, except this rank's own.
-      first = (me + 1) % n
+      first = (me + 1) % n  # the chunk that starts here
       self._left = sum(
         self._count(c) * ((c != first) + (c != me)) for c in range(n)
       )
@@ -247,6 +253,7 @@ class Ring(Sum):
     start, stop = self._span(chunk)
     self._take(peer, header, 4 * (stop - start))
     if slot == _PART:
+      # A partial sum is read once, so it needs no own memory.
       return scratch[: header.length]
     return self._place_in(self._out, header, start)
 
@@ -313,7 +320,9 @@ class Gather(Operation):
     return alike and agreement.size <= self._most
 
   def _welcome(self, peer: Id, agreement: Agreement) -> None:
+    # Checked against most_bytes in `_agrees`.
     self._pieces[peer] = memoryview(np.empty(agreement.size, np.uint8))
+    # The number of blocks is known only now.
     self._left += math.ceil(agreement.size / self._block)
 
   def place(self, peer: Id, header: Header, scratch: memoryview) -> memoryview:
@@ -418,6 +427,7 @@ def sum_bytes(
     rank: Rank whose bytes are counted.
     block_bytes: Bytes sent at once.
   """
+  # Same chunks as `Sum._span`.
   chunk = -(-size // num_ranks)
   lengths = [
     4 * max(0, min(chunk, size - c * chunk)) for c in range(num_ranks)
@@ -431,6 +441,7 @@ def sum_bytes(
     sent = lengths[:rank] + lengths[rank + 1 :]
     above = (rank + 1) % num_ranks
     sent += lengths[:above] + lengths[above + 1 :]
+  # One header per block.
   frames = sum(-(-length // block_bytes) for length in sent)
   return sum(sent), HEADER_BYTES * frames
 

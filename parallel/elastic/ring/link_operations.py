@@ -50,9 +50,11 @@ class Operation(abc.ABC):
         f"block_bytes={block_bytes} must be a multiple of 4, at most "
         f"{LIMITS[Kind.DATA]}"
       )
+    # A peer is ready once it has opened the operation.
     self.tag, self.ranks, self.ready = tag, tuple(ranks), set[Id]()
     self.heard = set[Id]()
     self._links, self._rank = links, tuple(ranks).index(links.me)
+    # A multiple of 4, so that blocks contain whole float32 values.
     self._block = block_bytes
     # Peers compare this digest, so that mismatched calls fail early.
     text = f"{what} {block_bytes} {' '.join(ranks)}"
@@ -66,9 +68,10 @@ class Operation(abc.ABC):
     self._left = self._sending = self._writing = 0
     self._sent, self._received = Bytes(), Bytes()
     self._error: Lost | None = None
-    self._booked = False
+    self._booked = False  # success or failure has been recorded
 
   def _begin(self) -> None:
+    # Blocks may arrive before this returns.
     self._links.begin(self, self._agreement, self.ranks)
     self._check_done()
 
@@ -90,6 +93,7 @@ class Operation(abc.ABC):
     """
     with self._changed:
       ended = self._changed.wait_for(lambda: self._booked, limit_s)
+      # Name the peer that blocks progress, while the lock is held.
       late = None if ended else self._late()
     if not ended:
       self._links.fail(Lost(
@@ -127,6 +131,7 @@ class Operation(abc.ABC):
       self.ready.add(peer)
       self._welcome(peer, agreement)
       for item in self._held.pop(peer, ()):
+        # Blocks computed before the peer was ready.
         self._links.send(self, peer, *item)
       self._changed.notify_all()
     self._check_done()
@@ -163,6 +168,7 @@ class Operation(abc.ABC):
           f"operation {self.tag} has no block of {header.length:,} bytes at "
           f"{header.offset:,} in slot {header.slot}, or has it already"
         )
+      # A second copy of a block would be added twice.
       self._seen.add(key)
       self._writing += 1
 
@@ -201,6 +207,7 @@ class Operation(abc.ABC):
       self._error, self._booked = error, True
       self._held.clear()
       self._changed.notify_all()
+    # Without the lock: `end` takes the lock of the links.
     self._links.end(self, self._sent, self._received, False)
 
   def _check_done(self) -> None:
@@ -208,6 +215,7 @@ class Operation(abc.ABC):
     with self._lock:
       if (
         self._left or self._sending or self._writing or self._booked
+        # Also wait for peers that are not ready, so that a tag can be reused.
         or len(self.ready) < len(self.ranks) - 1
       ):
         return

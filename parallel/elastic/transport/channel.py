@@ -63,6 +63,7 @@ class Channel:
     os.set_blocking(self._ringer, False)
     self._open = True
     self._ended = threading.Event()
+    # Times of the last sent and of the last received frame.
     self._said = self.heard = time.monotonic()
     self.reason = ""
 
@@ -109,7 +110,9 @@ class Channel:
           # Wakes at least eight times per timeout, for keep-alives.
           for key, _ in selector.select(self.silence_s / 8):
             if key.data == "bell":
+              # Empty the pipe; the queue has the messages.
               os.read(self._bell, _PIECE)
+          # TLS may have buffered data that `select` does not report.
           while self._receive(received):
             self._read(received, take)
           silent_s = time.monotonic() - self.heard
@@ -118,6 +121,7 @@ class Channel:
     finally:
       with self._lock:
         self._open = False
+        # Under the lock, since `send` writes to the pipe.
         os.close(self._bell)
         os.close(self._ringer)
       self._ended.set()
@@ -135,9 +139,11 @@ class Channel:
         if not self._waiting:
           break
         data = self._waiting.popleft()
+      # Blocks for at most silence_s; then the connection ends.
       frames.send(self._sock, Header(Kind.MESSAGE), data, checked=True)
       self._said = time.monotonic()
     if time.monotonic() - self._said >= self.silence_s / 8:
+      # Eight keep-alives per timeout: a lost one does not end a connection.
       frames.send(self._sock, Header(Kind.KEEP_ALIVE))
       self._said = time.monotonic()
 
@@ -167,6 +173,7 @@ class Channel:
           f"a frame of kind {header.kind.name} is not for here: expected a "
           "message"
         )
+      # unpack has compared the length with its limit.
       end = HEADER_BYTES + header.length
       if len(received) < end:
         return

@@ -134,6 +134,7 @@ def unpack(data: Any) -> Header:
     view[: _FIELDS.size]
   ):
     raise FrameError("a header's checksum is wrong")
+  # The checksum is valid: a sender of another version, or hostile.
   if kind not in LIMITS or flags & ~_CHECKED:
     raise FrameError(f"a frame of kind {kind} with flags {flags}")
   if length > LIMITS[kind]:
@@ -175,6 +176,7 @@ def send(
     OSError: The connection is broken.
   """
   view = memoryview(payload).cast("B")
+  # Over the payload only; the header has its own checksum.
   crc = zlib.crc32(view) if checked else None
   head = header._replace(length=len(view), crc=crc).pack()
   total = len(head) + len(view)
@@ -183,7 +185,7 @@ def send(
     sent = sock.sendmsg([head, view])
     if sent == total:
       return total
-    if sent >= len(head):
+    if sent >= len(head):  # the header is sent completely
       head, view = b"", view[sent - len(head):]
     else:
       head = head[sent:]
@@ -243,6 +245,7 @@ def read(
   # Allocate piece by piece as data arrives: the announced length is untrusted.
   payload = bytearray()
   while len(payload) < header.length:
+    # 256 KiB at a time.
     piece = bytearray(min(header.length - len(payload), 1 << 18))
     read_into(sock, memoryview(piece))
     payload += piece
@@ -268,6 +271,7 @@ def encode(message: Any) -> bytes:
   Raises:
     FrameError: A field does not match its annotation.
   """
+  # A message starts with the name of its class.
   kind = type(message)
   out: list[bytes] = []
   _write_text(kind.__name__, out)
@@ -296,6 +300,7 @@ def decode(data: Any, kinds: Sequence[type]) -> Any:
   if kind is None:
     raise FrameError(f"a message {name[:32]!r} is not for here")
   message = _coder(kind)[1](reader)
+  # Each message has exactly one encoding.
   if reader.place != len(data):
     raise FrameError(f"{name} has {len(data) - reader.place} bytes too many")
   return message
@@ -348,6 +353,7 @@ def _make(hint: Any) -> _Coder:
   """Builds the writer and reader of an annotation."""
   args = typing.get_args(hint)
   if hint is int:
+    # `type(v) is int` excludes bools.
     return _plain(lambda v: type(v) is int and 0 <= v < 2**63, _INT)
   if hint is bool:
     return _plain(lambda v: v in (0, 1), struct.Struct("!?"))
@@ -360,11 +366,13 @@ def _make(hint: Any) -> _Coder:
   if hint is str:
     return _matching(_TEXT, "text")
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    # `X | None`: the only kind of union in messages.
     (inner,) = (a for a in args if a is not types.NoneType)
     return _optional(_coder(inner))
   if typing.get_origin(hint) is tuple:
     assert args[1:] == (Ellipsis,), hint
     return _several(_coder(args[0]))
+  # A nested named tuple, such as Vote in Hello.
   return _named(hint)
 
 

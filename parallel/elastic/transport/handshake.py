@@ -137,6 +137,7 @@ class Security:
       *said: Messages of the handshake, in order.
     """
     return hmac.digest(
+      # Derives the key of the MAC from the token.
       hashlib.sha256(b"elastic" + self.token).digest(),
       b"\0".join([role, *said]), "sha256",
     )
@@ -156,6 +157,7 @@ def with_tls(
   contexts = []
   for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
     context = ssl.SSLContext(protocol)
+    # Both directions require a certificate (mutual TLS).
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # The CA and the token identify peers; host names may change.
     context.check_hostname = False
@@ -205,7 +207,7 @@ def own_token() -> str:
   path = home / OWN_TOKEN
   if not path.exists():
     with tempfile.NamedTemporaryFile("w", dir=home) as new:  # of mode 600
-      new.write(secrets.token_hex(32))
+      new.write(secrets.token_hex(32))  # 256 bits
       new.flush()
       # A link is atomic: of two processes, one creates the file.
       with contextlib.suppress(FileExistsError):
@@ -248,6 +250,7 @@ class Scope:
     """Shuts all sockets down, which wakes the threads blocked on them."""
     with self._lock:
       self.closed.set()
+      # Shut down without the lock: `end` takes it.
       sockets, self._sockets = self._sockets, set()
     for sock in sockets:
       shut(sock)
@@ -314,7 +317,7 @@ def prepared(
   sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
   if unheard_s:
     sock.setsockopt(
-      socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unheard_s)
+      socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * unheard_s)  # ms
     )
   if send_buffer:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
@@ -342,6 +345,7 @@ def dial(
     Cancelled: The scope was closed.
     OSError: The listener did not respond within the time limit.
   """
+  # The limit covers all attempts.
   end, pause = time.monotonic() + limit_s, 0.02
   while True:
     sock = socket.socket(
@@ -355,12 +359,13 @@ def dial(
       sock.settimeout(left)
       sock.connect(address)
       if security.client is not None:
+        # wrap_socket detaches the plain socket; replace it in the scope.
         plain, sock = sock, security.client.wrap_socket(sock)
         scope.end(plain)
         scope.add(sock)
       answer = _ask(Patient(sock, end - time.monotonic()), request, security)
       if answer is Status.ACCEPTED:
-        prepared(sock)
+        prepared(sock)  # removes the timeout
         return sock
       if answer is not Status.EARLY:
         raise Refused(f"{request.receiver} refuses: {answer.name}")
@@ -377,14 +382,15 @@ def dial(
       raise error
     if time.monotonic() + pause > end:
       raise error
-    scope.closed.wait(pause)
-    pause = min(2 * pause, 0.5)
+    scope.closed.wait(pause)  # returns early when closed
+    pause = min(2 * pause, 0.5)  # exponential backoff
 
 
 def _ask(
   talk: Patient, request: Request, security: Security
 ) -> Status:
   """Sends the dialer's request; returns the listener's response."""
+  # First message: the listener's nonce.
   opening = talk.take(OPENING.size)
   if OPENING.unpack(opening)[0] != MAGIC:
     raise Refused("the listener is not a peer")
@@ -393,8 +399,10 @@ def _ask(
     request.sender.encode(), request.receiver.encode(),
     os.urandom(NONCE_BYTES),
   )
+  # Second message: the request, authenticated.
   talk.say(said + security.mac(b"dialer", opening, said))
   try:
+    # Third message: status and MAC, or the end of the connection.
     answer = talk.take(1)
   except ConnectionError as error:
     raise ConnectionResetError(

@@ -76,6 +76,7 @@ class Links:
     self, me: Id, epoch: int, members: Mapping[Id, Address],
     security: Security, options: Options = _OPTIONS,
   ) -> None:
+    # Rank i is the i-th member.
     if me not in members:
       raise ValueError(f"{me} is not among the members {', '.join(members)}")
     self.me, self.epoch, self.members = me, epoch, tuple(members)
@@ -84,9 +85,11 @@ class Links:
     self._security, self._scope = security, Scope()
     self._lock = threading.Lock()
     self._changed = threading.Condition(self._lock)
+    # (peer, connection number) -> socket; number 0 is the control connection.
     self._inward: dict[tuple[Id, int], socket.socket] = {}
     self._control: dict[Id, socket.socket] = {}
     self._outward: list[tuple[Id, socket.socket]] = []  # control and data
+    # One writer at a time per control connection.
     # One writer at a time per control connection.
     self._speaking = {p: threading.Lock() for p in self._addresses}
     self._ended = {p: threading.Event() for p in self._addresses}
@@ -110,6 +113,7 @@ class Links:
       Unreachable: Some members could not be reached, or did not connect.
       Lost: The links were closed, or a connected peer was lost.
     """
+    # Before dialing, so that early connections are kept alive meanwhile.
     self._start(self._keep_alive)
     offer = Offer(self.epoch, frozenset(self._addresses), self._receive)
     listener.serve(Purpose.LANE, offer)
@@ -122,6 +126,7 @@ class Links:
       thread.start()
     for thread in dialling:
       thread.join()
+    # Dialing covers outgoing connections; incoming ones arrive by themselves.
     wanted = {
       (p, k) for p in self._addresses for k in range(self.options.lanes + 1)
     }
@@ -156,6 +161,7 @@ class Links:
       if self._error is not None:
         return
       self._error = error
+      # Fail them below, without the lock: `failed` calls `end`.
       operations = list(self._operations.values())
       self._operations.clear()
       self._changed.notify_all()
@@ -163,18 +169,20 @@ class Links:
       event.set()
     # Report the lost peer to the others before the sockets are shut down.
     culprit = (error.peer or self.me).encode()
+    # ABORT: length of the id, id of the lost peer, reason.
     word = struct.pack("!H", len(culprit)) + culprit
     word += error.reason.encode()[:512]
     for peer in list(self._control):
       with contextlib.suppress(OSError):
         self._say(peer, Header(Kind.ABORT), word, limit_s=0.2)
+    # Wakes all threads blocked on outgoing connections.
     self._scope.close()
     with self._lock:
       for sock in self._inward.values():
         shut(sock)
     for waiting in self._queues.values():
       for _ in range(self.options.lanes):
-        waiting.put(None)
+        waiting.put(None)  # ends one sending thread
     for operation in operations:
       operation.failed(Lost(error.peer, error.reason, operation.tag))
 
@@ -197,6 +205,7 @@ class Links:
         raise Lost(error.peer, error.reason, operation.tag)
       if operation.tag in self._operations:
         raise ValueError(f"operation {operation.tag} is already in progress")
+      # From here on, blocks of the operation are accepted.
       self._operations[operation.tag] = operation
       others = [p for p in ranks if p != self.me]
       # Peers that were faster. A further OPEN of one of them with this tag
@@ -207,6 +216,7 @@ class Links:
       }
       operation.heard.update(early)
     for peer in others:
+      # The offset field of an OPEN carries the size of this peer's input.
       header = Header(Kind.OPEN, tag=operation.tag, offset=agreement.size)
       try:
         self._say(peer, header, agreement.digest)
@@ -230,6 +240,7 @@ class Links:
           well: bool) -> None:
     """Removes an ended operation and adds its bytes to the counters."""
     with self._lock:
+      # A failed operation was removed before; its tag may be in use again.
       if self._operations.get(operation.tag) is operation:
         del self._operations[operation.tag]
       there = self.traffic
@@ -247,7 +258,7 @@ class Links:
     with self._lock:
       free = self._free.get(size)
       if free:
-        return free.pop()
+        return free.pop()  # float32 [size / 4]
     return np.empty(size // 4, np.float32)
 
   def give_back(self, memory: np.ndarray) -> None:
@@ -280,6 +291,7 @@ class Links:
     try:
       for lane in range(self.options.lanes + 1):
         sock = dial(
+          # The time limit applies to each connection.
           self._addresses[peer],
           Request(Purpose.LANE, lane, self.epoch, self.me, peer),
           self._security, self._scope, limit_s,
@@ -290,6 +302,7 @@ class Links:
           sock.settimeout(self.options.silence_s)
           self._control[peer] = sock
         else:
+          # Blocks may take long, so only unacknowledged data ends a connection.
           prepared(sock, self.options.silence_s, self.options.send_buffer)
           self._start(self._send, peer, sock)
     except OSError as error:
@@ -305,6 +318,7 @@ class Links:
     ):
       raise TimeoutError("the control connection is blocked")
     try:
+      # Control frames are always checked: they are short and steer memory.
       size = frames.send(
         self._control[peer], header, payload, checked=True
       )
@@ -321,6 +335,7 @@ class Links:
     while not self._scope.closed.wait(self.options.silence_s / 4):
       for peer, sock in list(self._outward):
         try:
+          # A pending error, e.g. after TCP_USER_TIMEOUT.
           broken = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
           if broken:
             raise OSError(broken, os.strerror(broken))
@@ -336,6 +351,7 @@ class Links:
     waiting = self._queues[peer]
     try:
       while (item := waiting.get()) is not None:
+        # Header.length and the checksum are filled in by `send`.
         operation, header, block = item
         frames.send(sock, header, block, checked=self.options.checked)
         operation.sent(header, len(block))
@@ -349,6 +365,8 @@ class Links:
     peer, lane = request.sender, request.lane
     with self._changed:
       if (
+        # Reject connections to ended links, with invalid numbers, or
+        # duplicates.
         self._error is not None or lane > self.options.lanes
         or (peer, lane) in self._inward
       ):
@@ -367,6 +385,7 @@ class Links:
       self.fail(Lost(peer, f"silent for {self.options.silence_s:g} s"))
     except OSError as error:
       if lane == _CONTROL:
+        # No further ABORT can arrive from this peer.
         self._ended[peer].set()
       self._broke(peer, error)
     finally:
@@ -390,6 +409,7 @@ class Links:
     while True:
       header, payload = frames.read(sock, kinds)
       if header.kind is Kind.ABORT:
+        # Untrusted: a short payload counts as length 0.
         (length,) = struct.unpack_from("!H", payload.ljust(2, b"\0"))
         culprit = payload[2 : 2 + length].decode(errors="replace")
         reason = payload[2 + length :].decode(errors="replace")
@@ -426,6 +446,7 @@ class Links:
           f"a frame of kind {header.kind.name} on a data connection"
         )
       with self._lock:
+        # Known: the sender waits for this peer's OPEN before it sends.
         operation = self._operations.get(header.tag)
         error = self._error
       if error is not None:
@@ -434,9 +455,10 @@ class Links:
         raise FrameError(f"a block of operation {header.tag}, not opened here")
       if header.length > len(scratch):
         scratch = memoryview(bytearray(header.length))
+      # Validates slot, offset and length before any byte is written.
       block = operation.place(peer, header, scratch)
       try:
-        frames.read_into(sock, block)
+        frames.read_into(sock, block)  # no copy
         frames.check(header, block)
       except (OSError, FrameError):
         operation.missed()

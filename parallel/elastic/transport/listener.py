@@ -98,6 +98,7 @@ class Listener:
     # Leaky bucket of log lines, time of its last update, suppressed lines.
     self._lines, self._line_time, self._silent = 0.0, 0.0, 0
     self.refused = 0
+    # Numeric IPv6 addresses contain colons.
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     self._server = socket.create_server(address, family=family, backlog=512)
     self.address: Address = self._server.getsockname()[:2]
@@ -114,6 +115,7 @@ class Listener:
     """
     with self._lock:
       before = self._offers.get(purpose)
+      # Threads of different epochs may call this in any order.
       if before is None or before.epoch <= offer.epoch:
         self._offers[purpose] = offer
 
@@ -145,7 +147,7 @@ class Listener:
         self._underway[sock] = None
         old = None
         if len(self._underway) > self._limits.handshakes:
-          old = self._underway.popitem(last=False)[0]
+          old = self._underway.popitem(last=False)[0]  # the oldest handshake
       if old is not None:
         shut(old)
       threading.Thread(
@@ -157,11 +159,13 @@ class Listener:
     sock, accepted = raw, False
     try:
       self._scope.add(sock)
+      # Covers the TLS handshake; `Patient` covers the rest.
       sock.settimeout(self._limits.handshake_s)
       if self._security.server is not None:
         sock = self._security.server.wrap_socket(raw, server_side=True)
         self._scope.end(raw)
         self._scope.add(sock)
+      # Raises for an unauthenticated dialer.
       handle, request, reason = self._judge(sock)
       with self._lock:
         self._underway.pop(raw, None)
@@ -171,6 +175,7 @@ class Listener:
         return
       accepted = True
       prepared(sock)
+      # Runs until the connection ends.
       handle(sock, request)
     except (OSError, ValueError) as error:
       if not accepted and not self._scope.closed.is_set():
@@ -189,6 +194,7 @@ class Listener:
     """
     talk = Patient(sock, self._limits.handshake_s)
     opening = OPENING.pack(MAGIC, os.urandom(NONCE_BYTES))
+    # The listener speaks first: a fresh nonce makes replays fail.
     talk.say(opening)
     said = talk.take(REQUEST.size)
     mac = talk.take(MAC_BYTES)
@@ -202,18 +208,20 @@ class Listener:
       Purpose(purpose), lane, epoch, sender.rstrip(b"\0").decode(),
       receiver.rstrip(b"\0").decode(),
     )
+    # Checked after the MAC, so only peers learn the version.
     if magic != MAGIC:
       raise Refused("another version")
     with self._lock:
       offer = self._offers.get(request.purpose)
       status = self._status(offer, request)
       self._accepted += status is Status.ACCEPTED  # reserved under the lock
+    # The MAC also covers the status, so it cannot be altered.
     answer = bytes([status])
     try:
       talk.say(answer + self._security.mac(b"listener", opening, said, answer))
     except OSError:
       with self._lock:
-        self._accepted -= status is Status.ACCEPTED
+        self._accepted -= status is Status.ACCEPTED  # undo
       raise
     if status is Status.ACCEPTED and offer is not None:
       return offer.handle, request, ""
@@ -240,12 +248,14 @@ class Listener:
     with self._lock:
       self.refused += 1
       now, rate = time.monotonic(), self._limits.lines_per_s
+      # Leaky bucket: it empties at `rate` lines per second.
       self._lines = max(0.0, self._lines - (now - self._line_time) * rate)
       self._line_time = now
       if self._lines >= rate:
         self._silent += 1
         return
       self._lines += 1
+      # Lines suppressed since the last one.
       more, self._silent = self._silent, 0
     LOG.warning(
       "refused %s:%s: %s%s", *address[:2], reason,

@@ -21,6 +21,7 @@ class Lost(ConnectionError):
     self, peer: Id | None, reason: str, tag: int | None = None
   ) -> None:
     self.peer, self.reason, self.tag = peer, reason, tag
+    # "operation 3: peer p2: the connection was closed".
     where = "" if tag is None else f"operation {tag}: "
     super().__init__(where + (f"peer {peer}: " if peer else "") + reason)
 

@@ -278,7 +278,7 @@ def _one(path, chunks=1, ranks=4):
      "size_bytes=7 must be an integer, at least one byte for each of 8"),
     (lambda net: _finish(net, size_bytes=float("inf")), "size_bytes=inf must"),
     (lambda _: _direct(topologies.switch(4)).link_bytes(2**62),
-     "so few that a link carries at most"),
+     "a link may carry at most"),
     (lambda _: _finish(topologies.ring(4, bandwidth=1e-5)),
      "bandwidth=1e-05 and latency_s=5e-07 from .* clock cannot count"),
     (lambda _: _finish(topologies.ring(4, latency_s=1e12)),
