@@ -386,7 +386,7 @@ def test_refusals_say_what_would_do():
   assert refused["jax_tpu_ragged"] == (
     "pages in the order 'heads': it reads 'interleaved'"
   )
-  assert "nobody promises" in chosen(case, "heads", "gpu").refused[
+  assert "not declared finite" in chosen(case, "heads", "gpu").refused[
     "jax_gpu_paged"
   ]
   with pytest.raises(ValueError, match="page_size 64: a multiple of 128, so"):
