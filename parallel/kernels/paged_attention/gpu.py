@@ -47,7 +47,7 @@ def refusal(
   """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
   del tables, window  # no restrictions
   if pages.order != "heads":
-    return f"pages in the order {pages.order!r}: it reads 'heads'"
+    return f"pages in the order {pages.order!r}: reads 'heads' only"
   if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {q.dtype}: float32, bfloat16 or float16"
   if pages.dtype not in (q.dtype, jnp.int8):

@@ -53,23 +53,23 @@ def refusal(
 
 def _refusal_of_decode(q, window):
   if q.shape[1] > 1:
-    return f"{q.shape[1]} new tokens of a sequence: it takes one"
+    return f"{q.shape[1]} new tokens of a sequence: supports one"
   if window:
-    return f"window {window}: it has none"
+    return f"window {window}: not supported"
   return None
 
 
 def _refusal_of_tpu_paged(q, pages, tables, window):
   del tables
   if pages.order != "packed":
-    return f"pages in the order {pages.order!r}: it reads 'packed'"
+    return f"pages in the order {pages.order!r}: reads 'packed' only"
   if pages.head_width % LANES:
     return f"heads of {pages.head_width} channels: multiples of {LANES} only"
   if pages.coded:
-    return "int8 pages: it wants scales as large as float32 pages"
+    return "int8 pages: needs scales as large as float32 pages"
   if not q.dtype == pages.dtype == jnp.bfloat16:
     return (
-      f"queries of {q.dtype}, pages of {pages.dtype}: it computes with bfloat16"
+      f"queries of {q.dtype}, pages of {pages.dtype}: bfloat16 only"
     )
   return _refusal_of_decode(q, window)
 
@@ -77,11 +77,11 @@ def _refusal_of_tpu_paged(q, pages, tables, window):
 def _refusal_of_ragged(q, pages, tables, window):
   del tables, window
   if pages.order != "interleaved":
-    return f"pages in the order {pages.order!r}: it reads 'interleaved'"
+    return f"pages in the order {pages.order!r}: reads 'interleaved' only"
   if pages.head_width % LANES:
     return f"heads of {pages.head_width} channels: multiples of {LANES} only"
   if pages.coded:
-    return "int8 pages: it takes one scale for all of them"
+    return "int8 pages: supports only one scale for all pages"
   if q.dtype not in (jnp.float32, jnp.bfloat16) or q.dtype != pages.dtype:
     return (
       f"queries of {q.dtype}, pages of {pages.dtype}: float32 or bfloat16, both"
@@ -91,7 +91,7 @@ def _refusal_of_ragged(q, pages, tables, window):
   words = 2 * pages.num_kv_heads * pages.dtype.itemsize // 4
   if words not in (1, 2, 4) and words % 8:
     return (
-      f"{pages.num_kv_heads} kv heads: tiles of {pages.dtype} want 1, 2, 4 or "
+      f"{pages.num_kv_heads} kv heads: tiles of {pages.dtype} need 1, 2, 4 or "
       "a multiple of 8"
     )
   return None
@@ -100,13 +100,13 @@ def _refusal_of_ragged(q, pages, tables, window):
 def _refusal_of_gpu_paged(q, pages, tables, window):
   del tables
   if pages.order != "heads":
-    return f"pages in the order {pages.order!r}: it reads 'heads'"
+    return f"pages in the order {pages.order!r}: reads 'heads' only"
   for what, size in (
     ("heads of {} channels", pages.head_width),
     ("page_size {}", pages.page_size),
   ):
     if size < 16 or size & (size - 1):
-      return f"{what.format(size)}: it takes powers of two from 16 on"
+      return f"{what.format(size)}: powers of two from 16 on only"
   if q.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
     return f"dtype {q.dtype}: float32, bfloat16 or float16"
   if pages.dtype not in (q.dtype, jnp.int8):
@@ -151,8 +151,8 @@ def _tpu_paged(q, pages, tables, first, lengths, window, interpret):
 def _ragged(q, pages, tables, first, lengths, window, interpret):
   if interpret:
     raise ValueError(
-      "jax_tpu_ragged_interpret: jax's interpreter does not know the reshaped "
-      "references of this kernel"
+      "jax_tpu_ragged_interpret: jax's interpreter does not support the "
+      "reshaped references of this kernel"
     )
   # All T rows of a sequence are treated as valid, since the rows of sequence s
   # start at s T.

@@ -67,7 +67,7 @@ def refusal(
 ) -> str | None:
   """Returns the reason for a rejection of operands: `api.Kernels.refusal`."""
   if pages.order != "packed":
-    return f"pages in the order {pages.order!r}: it reads 'packed'"
+    return f"pages in the order {pages.order!r}: reads 'packed' only"
   if pages.packing * pages.head_width % LANES:
     return (
       f"heads of {pages.head_width} channels: a divisor or multiple of "
