@@ -139,7 +139,7 @@ def schedule_all_reduce(
   chunks, n = num_chunks(table), table.shape[1]
   rows = rows or _chunk_rows(*x.shape, x.dtype, chunks)
   segments = x.shape[0] // (chunks * rows)
-  # [segments, C, rows, K]: each segment has rows of all C chunks, so that it can
+  # [segments, C, rows, K]: a segment has rows of all C chunks, so that it can
   # execute all rounds. The chunk of a row, and thus the order of its additions,
   # depends on its position in its segment.
   cut = x.reshape(segments, chunks, rows, x.shape[1])

@@ -384,9 +384,9 @@ def test_refusals_say_what_would_do():
   case = LARGE["7B, decode"]
   refused = chosen(case._replace(rows=8), "heads", "tpu", finite=True).refused
   assert refused["jax_tpu_ragged"] == (
-    "pages in the order 'heads': it reads 'interleaved'"
+    "pages in the order 'heads': reads 'interleaved' only"
   )
-  assert "nobody promises" in chosen(case, "heads", "gpu").refused[
+  assert "not declared finite" in chosen(case, "heads", "gpu").refused[
     "jax_gpu_paged"
   ]
   with pytest.raises(ValueError, match="page_size 64: a multiple of 128, so"):
