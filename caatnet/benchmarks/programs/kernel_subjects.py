@@ -367,7 +367,7 @@ def _gather_rows(name: str, case: Any) -> Subject:
 def _on_cases(
   make: Callable[[str, Any], Subject | None], cases: Any, large: bool
 ) -> list[Subject]:
-  """Returns an op on the large or the small cases of its kernels."""
+  """Returns the subjects of an op, one per large or small kernel case."""
   found = (
     make(name, case)
     for name, case in (cases.LARGE if large else cases.CASES).items()

@@ -73,8 +73,8 @@ def _count(options: Any) -> dict[str, Any]:
   target = targets.resolve(options.target)
   if target.hardware is None:
     raise ValueError(
-      f"config.benchmark.target={options.target!r}: one of a TPU or GPU, as "
-      "tpu:v5e:2x2 or gpu:h200:1x1"
+      f"config.benchmark.target={options.target!r} must be a TPU or GPU, such "
+      "as tpu:v5e:2x2 or gpu:h200:1x1"
     )
   kind = options.target.split(":")[0]
   rows = []

@@ -83,7 +83,7 @@ def _resolve(name: str) -> _Target:
   platform = name.split(":")[0]
   if platform not in api.KERNELS:
     raise ValueError(
-      f"config.benchmark.targets names {name!r}: one of a TPU or GPU, as "
+      f"config.benchmark.targets: {name!r} must be a TPU or GPU, such as "
       "tpu:v5p:2x2x1 or gpu:h200:1x1"
     )
   try:

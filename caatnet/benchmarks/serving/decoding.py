@@ -301,8 +301,8 @@ def _rival(config: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
     answer = rival.answer()
     if answer is None:
       raise ValueError(
-        f"config.benchmark.rival={options.rival!r} has stopped; above is why. "
-        "It needs torch and transformers"
+        f"config.benchmark.rival={options.rival!r} has stopped; its error is "
+        "above. It needs torch and transformers"
       )
     return answer
 

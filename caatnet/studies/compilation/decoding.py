@@ -169,7 +169,7 @@ def step_of(phase: str, built: Built) -> Step:
   """
   if built.cache_shape.states:
     raise ValueError(
-      f"--phase={phase} is for models that keep keys and values only: "
+      f"--phase={phase} supports only models with a cache of keys and values: "
       f"{type(built.program.model).__name__} keeps a state per sequence"
     )
   return Step(

@@ -112,7 +112,7 @@ def fabric(topology: Topology) -> Fabric:
     near = topology.neighbours(rank)
     if len(near) != 1 or near[0] < topology.num_ranks:
       raise ValueError(
-        f"{topology.name} is no leaf-spine network: rank {rank} is joined to "
+        f"{topology.name} is not leaf-spine: rank {rank} is joined to "
         f"{list(near)}, not to one switch"
       )
     leaf_of.append(near[0])
@@ -123,7 +123,7 @@ def fabric(topology: Topology) -> Fabric:
     ends = {link.source, link.destination}
     if ends <= leaves or ends <= spines:
       raise ValueError(
-        f"{topology.name} is no leaf-spine network: a link joins "
+        f"{topology.name} is not leaf-spine: a link joins "
         f"{link.source} and {link.destination}, both "
         f"{'leaves' if ends <= leaves else 'spines'}"
       )
