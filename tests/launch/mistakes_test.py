@@ -218,7 +218,7 @@ VALUES = [
   ("benchmark", [SCHEDULER, "--config.benchmark.pages.vtc=5"],
    "config.benchmark.pages.vtc=5 must be at least 90"),
   ("benchmark", [SCHEDULER, "--config.benchmark.policies=()"],
-   "config.benchmark.policies=() names no policy"),
+   "config.benchmark.policies=() must have an entry"),
   ("simulate", [UTILISATION, "--config.recommend.sync_every=(0.5,)"],
    "config.recommend.sync_every=0.5 must be an integer"),
 ]

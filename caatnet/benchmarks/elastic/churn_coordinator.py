@@ -109,6 +109,7 @@ class Coordinator:
     line = b""
     with open(self._log, "rb") as log:
       while not self._ended.wait(0 if line.endswith(b"\n") else 0.001):
+        # readline returns partial lines at the end of the file: append to them.
         line = line[: 0 if line.endswith(b"\n") else None] + log.readline()
         if line.endswith(b"\n") and line != b"\n":
           with contextlib.suppress(ValueError):  # a partial line

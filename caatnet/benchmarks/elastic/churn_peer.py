@@ -50,6 +50,7 @@ def gradient(theta: np.ndarray, samples: Spans) -> np.ndarray:
       noise += np.random.default_rng(number).standard_normal(
         theta.size, np.float32
       )
+  # The mean of theta - x, where x = TARGET + noise.
   return theta - TARGET - noise / np.float32(count)
 
 
@@ -96,6 +97,7 @@ def _cut(sock: socket.socket) -> None:
 
 def deafen(sock: socket.socket) -> None:
   """Makes the kernel drop all arriving packets, including acknowledgements."""
+  # A BPF program of one instruction: return 0 bytes, that is, drop.
   drop = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0))
   program = struct.pack("@HP", 1, ctypes.addressof(drop))
   sock.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
@@ -139,6 +141,7 @@ def _keep(folder: pathlib.Path, revision: int, state: State) -> None:
     return
   partial = path.with_suffix(f".{os.getpid()}")
   partial.write_bytes(pickle.dumps((revision, state)))
+  # The rename is atomic, so readers never see a partial checkpoint.
   partial.rename(path)
   for old in sorted(folder.glob("*.checkpoint"))[:-3]:
     old.unlink(missing_ok=True)

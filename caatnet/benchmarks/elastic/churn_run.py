@@ -96,6 +96,7 @@ class Churn:
     rng = random.Random(seed)
     for _ in range(options.workers):
       self._join()
+    # Events begin after the first committed rounds.
     self._until(lambda: len(self._seen) > 1)
     self._commits = [time.monotonic()]
     self._begun = time.monotonic()
@@ -168,6 +169,7 @@ class Churn:
   def _compare(self, line: dict[str, Any]) -> None:
     """Compares a worker's line with those of other workers."""
     with self._lock:
+      # All workers must report the same digest and loss for a revision.
       there = self._seen.setdefault(line["revision"], line)
       if there is line and line["revision"] == self.reached:
         self._commits.append(time.monotonic())
@@ -223,6 +225,7 @@ class Churn:
     self._until(
       lambda: self._when() == when or time.monotonic() > end
     )
+    # A random offset within the phase.
     time.sleep(rng.uniform(0, 0.02))
     if self.done < self.goal:
       self._cause(kind, rng)
@@ -234,6 +237,7 @@ class Churn:
     awake = [w for w in there if not w.stopped]
     if kind == "join" and len(there) >= most:
       kind = "kill"
+    # Too few workers would remain.
     if kind in ("kill", "stop, long", "stop, short") and len(awake) <= FEWEST:
       kind = "join" if len(there) < most else "cut"
     self._events.append((time.time(), kind))
@@ -252,6 +256,8 @@ class Churn:
     elif kind in ("cut", "half-open", "bits"):
       rng.choice(awake).write(kind)
     else:
+      # Stops shorter than the silence limit are tolerated; longer ones drop the
+      # worker from the group.
       factor = rng.uniform(0.1, 0.5) if "short" in kind else 1.5
       self._stop(rng.choice(awake), factor * self._options.silence_s)
 
@@ -312,6 +318,7 @@ class Churn:
   def _pauses(self) -> list[tuple[float, float]]:
     """Returns start and end of the five longest times without a round."""
     offset = time.time() - time.monotonic()
+    # Commits are recorded in monotonic time, events in `time.time`.
     pauses = itertools.pairwise(moment + offset for moment in self._commits)
     return sorted(pauses, key=lambda pause: pause[0] - pause[1])[:5]
 

@@ -51,6 +51,7 @@ def run(config: Any) -> dict[str, Any]:
   """
   rows = []
   for name, changes in config.benchmark.cases:
+    # One worker's programs, compiled once and shared by all threads.
     programs = Programs(_built(config, changes, 1))
     for workers in config.benchmark.workers:
       began = time.perf_counter()
@@ -123,6 +124,7 @@ def compare(
 
 
 def _bits(x: np.ndarray) -> np.ndarray:
+  # Unsigned integers, so that NaNs and signed zeros are compared by bits.
   return x.view(f"u{x.dtype.itemsize}")
 
 
@@ -166,6 +168,7 @@ def in_swarm(programs: Programs, workers: int, steps: int) -> Any:
     try:
       with ThreadPoolExecutor(workers) as threads:
         states = [s for _, s in sorted(
+          # Sorted by rank, the worker's index on the mesh axis.
           threads.map(train, range(workers)), key=lambda found: found[0]
         )]
     finally:
@@ -180,7 +183,7 @@ def _kept(experiment: Experiment, states: list[Any]) -> Any:
     lambda *x: np.concatenate([np.asarray(part) for part in x]),
     *[(s.params, s.opt_state, s.outer.get("workers", {})) for s in states],
   )
-  own = {*outer.own, *outer.of_each}
+  own = {*outer.own, *outer.of_each}  # private outer state
   common = {k: v for k, v in states[0].outer.items() if k not in own}
   return stacked, jax.tree.map(np.asarray, common)
 
@@ -204,7 +207,7 @@ def on_mesh(
   state, compiled = experiment.init_state(), {}
   first, number = 0, 0  # first sample of the round, number of the round
   for step in range(steps):
-    while step == rounds.event(number).until:
+    while step == rounds.event(number).until:  # the round ends here
       first += workers * rounds.num_samples(number)
       number += 1
     begin = first + (step - rounds.start(number)) * batch_size

@@ -63,9 +63,9 @@ def _trained(experiment: Experiment, way: str, replaced: int) -> float:
       state, put_batch(program.layout, next(dataset.batches)),
       jax.tree.map(np.int32, plan.numbers),
     )
-    if outer.is_border(step + 1):
+    if outer.is_border(step + 1):  # end of a round
       gone = rng.permutation(workers)[:replaced]
-      donors = (gone + 1) % workers
+      donors = (gone + 1) % workers  # int32 [replaced]
       state = state._replace(
         opt_state=replace(state.opt_state, state.params, gone, donors)
       )
@@ -91,5 +91,6 @@ def _replaced(
   if way == "donor":
     return jax.tree.map(lambda x: x.at[gone].set(x[donors]), opt_state)
   workers = jax.tree.leaves(params)[0].shape[0]
+  # [workers]: 1 restarts the moments, 0 keeps them (no replacement).
   came = jnp.zeros(workers).at[gone].set(float(way == "zero"))
   return restarted(optimizer, opt_state, params, {"just_left_out": came})

@@ -100,6 +100,8 @@ def _orders(count: int, size: int, block: int) -> dict[str, Order]:
   Raw streams use the links of a ring, half of the bytes in each direction,
   from and to the arrays of the sum.
   """
+  # A ring all-reduce sends 2 (n - 1) / n of the 4 * size bytes per peer, half
+  # in each direction.
   half = 4 * size * (count - 1) // count
 
   def streams(rank: int) -> dict[str, Any]:
@@ -149,6 +151,7 @@ def _on_loopback(
       },
       options.rounds, warm_up=1, label=f"{count} peers",
     )
+  # Fails if a sum has sent other bytes than the closed formula.
   counted = {
     name: _same_as_stated(name, size, each.found, options.block_bytes)
     for name, (order, _) in orders.items() if order == "sum"
@@ -164,6 +167,7 @@ def _on_loopback(
   }
   rows = []
   for name, (seconds, cpu) in middle.items():
+    # Each order is compared with raw streams over the same connections.
     raw = middle["raw, pairs" if "direct" in name else "raw, ring"]
     sums = name in counted
     rows.append({

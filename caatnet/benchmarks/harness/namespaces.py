@@ -154,6 +154,6 @@ def _call(text: str, given: str = "") -> str:
   except subprocess.CalledProcessError as error:
     why = (error.stderr or error.stdout).strip().splitlines() or ["no reason"]
     raise ValueError(
-      f"links cannot be shaped here: {text!r} says {why[-1]!r}; it takes root "
-      "and a kernel with namespaces, tbf, htb and u32"
+      f"links cannot be shaped here: {text!r} says {why[-1]!r}; this needs "
+      "root and a kernel with namespaces, tbf, htb and u32"
     ) from error

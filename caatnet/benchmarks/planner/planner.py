@@ -234,7 +234,7 @@ def _premise(config: Any) -> list[dict[str, Any]]:
 
 
 def _regret(config: Any) -> list[dict[str, Any]]:
-  """Compares whole plans with all configurations in all orders."""
+  """Compares plans with an exhaustive search of configurations and orders."""
   options, rows = config.benchmark, []
   choices = Choices(
     tuple(options.timetables), schemes=("ddp", "zero1"),

@@ -90,7 +90,8 @@ class Subject:
   def reads(self, implementation: str) -> dict[tuple[int, ...], float]:
     """Returns dims -> bytes read, for arrays that are not read entirely.
 
-    It is empty for the reference, whose HLO shows the bytes that it reads.
+    It is empty for tables on the device, and for the reference, whose HLO shows
+    the bytes that it reads.
     """
     kind = _kind(implementation)
     if not self.from_host or kind == "reference":
@@ -98,6 +99,7 @@ class Subject:
     table, ids = jax.eval_shape(lambda: self.draw(0))
     waste = order.waste(table.shape[1], kind)
     stored = order.stored_shape(*table.shape, kind)
+    # Float32 rows; `waste` is the factor of padding and alignment.
     return {stored: waste * 4 * table.shape[1] * ids.size}
 
 
@@ -203,7 +205,7 @@ def _reduce(name: str, case: Any) -> Subject:
   sums and their scales, the private update, and the gain.
   """
   n, k, p, dtype = case.rows, case.shared, case.private, case.dtype
-  blocks = k // case.block if case.block else 1
+  blocks = k // case.block if case.block else 1  # scales per row
 
   def draw(seed):
     shared, private, d_private, partial, scales, gain = _normal(
@@ -226,7 +228,7 @@ def _reduce(name: str, case: Any) -> Subject:
     wide = partial.astype(jnp.float32)
     if case.block:
       wide = wide * jnp.repeat(scales, case.block, axis=-1)
-    return (wide.sum(0).astype(shared.dtype),)
+    return (wide.sum(0).astype(shared.dtype),)  # sum over ranks
 
   def add(update, shared, private, *others):
     return shared + update, private + _scaled(case, others[-2])
@@ -274,6 +276,7 @@ def _wire_bytes(case: Any) -> tuple[int, int]:
   """Returns the elements of a case, and the bytes of their code."""
   elements, n = int(np.prod(case.shape)), case.shape[-1]
   c = case.codec
+  # Each row of n elements has a payload and float32 scales.
   return elements, elements // n * (c.payload_bytes(n) + 4 * c.num_scales(n))
 
 
@@ -367,7 +370,7 @@ def _gather_rows(name: str, case: Any) -> Subject:
 def _on_cases(
   make: Callable[[str, Any], Subject | None], cases: Any, large: bool
 ) -> list[Subject]:
-  """Returns an op on the large or the small cases of its kernels."""
+  """Returns the subjects of an op, one per large or small kernel case."""
   found = (
     make(name, case)
     for name, case in (cases.LARGE if large else cases.CASES).items()

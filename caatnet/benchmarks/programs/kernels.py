@@ -73,8 +73,8 @@ def _count(options: Any) -> dict[str, Any]:
   target = targets.resolve(options.target)
   if target.hardware is None:
     raise ValueError(
-      f"config.benchmark.target={options.target!r}: one of a TPU or GPU, as "
-      "tpu:v5e:2x2 or gpu:h200:1x1"
+      f"config.benchmark.target={options.target!r} must be a TPU or GPU, such "
+      "as tpu:v5e:2x2 or gpu:h200:1x1"
     )
   kind = options.target.split(":")[0]
   rows = []
@@ -189,6 +189,7 @@ def _check(
   program = jax.jit(
     functools.partial(subject.run, implementation=implementation)
   ).lower(*operands).compile()
+  # The reference gets its own copy, as its table may have another layout.
   theirs = jax.jit(
     functools.partial(subject.run, implementation="reference")
   )(*subject.operands(0, "reference"))
@@ -221,7 +222,7 @@ def _measure(
   }, options.rounds, warm_up=1, label=None)
   kernel = timing.summary(seconds["kernel"])
   medians = {name: float(np.median(times)) for name, times in seconds.items()}
-  bandwidth = 2 * _COPY_BYTES / medians["copy"]
+  bandwidth = 2 * _COPY_BYTES / medians["copy"]  # read and written
   return kernel | {
     "copy_bytes_per_s": bandwidth,
     "of_copy_bandwidth": subject.num_bytes / medians["kernel"] / bandwidth,
@@ -254,7 +255,7 @@ def _runners(
   """
   seeds = range(options.buffers)
   theirs = [subject.operands(seed, "reference") for seed in seeds]
-  buffers = theirs
+  buffers = theirs  # inputs of the kernel
   if subject.from_host:
     buffers = [subject.operands(seed, implementation) for seed in seeds]
   source = [

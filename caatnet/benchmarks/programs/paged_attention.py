@@ -83,7 +83,7 @@ def _resolve(name: str) -> _Target:
   platform = name.split(":")[0]
   if platform not in api.KERNELS:
     raise ValueError(
-      f"config.benchmark.targets names {name!r}: one of a TPU or GPU, as "
+      f"config.benchmark.targets: {name!r} must be a TPU or GPU, such as "
       "tpu:v5p:2x2x1 or gpu:h200:1x1"
     )
   try:
@@ -112,6 +112,7 @@ def _tried(
   target: _Target, kernel: str, kind: str, case: Case
 ) -> dict[str, Any]:
   """Compiles or lowers one case; the pages are declared to be finite."""
+  # With two lanes, the kernel is called under `vmap`.
   lanes = 2 if "lanes" in kind else 1
   operands = case.types(api.ORDERS[kernel])
   found = {
@@ -177,6 +178,7 @@ def _print(target: _Target, found: list[dict[str, Any]]) -> None:
     if not each["takes"]:
       letter = reasons.setdefault(each["why"], f"{len(reasons) + 1}")
       cell = f"no [{letter}]"
+    # Temporaries of this size mean a copy of the pages.
     elif each.get("temporary_bytes", 0) > each.get("page_bytes", 0) / 2:
       cell = "copies"
     cells.setdefault(key, []).append(cell)

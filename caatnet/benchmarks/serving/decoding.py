@@ -140,6 +140,7 @@ class _Dense(Cache):
 
     def one(operands):
       sequence, q, position = operands
+      # Pages of sequence s are s * num_pages, ... of each layer.
       start = layer * shape.num_pages + sequence * num_pages
       keys, values = (
         lax.dynamic_slice_in_dim(x[0], start, num_pages, axis=1).reshape(
@@ -185,8 +186,8 @@ def _programs(
   """Returns functions that run a step, or a reduced step, and wait for it."""
   capacity, layout = made.capacity, made.program.layout
   s, pages = capacity.batch, capacity.pages_per_sequence
-  own = np.arange(s * pages, dtype=np.int32).reshape(s, pages)
-  position = capacity.context * 3 // 4
+  own = np.arange(s * pages, dtype=np.int32).reshape(s, pages)  # block tables
+  position = capacity.context * 3 // 4  # of the new token
   page, offset = divmod(position, capacity.page_size)
   rows = np.arange(s, dtype=np.int32)
   batch = Batch(
@@ -259,7 +260,7 @@ def _partial_step(
   cache = jax.device_put(
     cache_type(pages, made.cache_shape), layout.shardings(tensor)
   )
-  return jax.jit(f, donate_argnums=1), cache
+  return jax.jit(f, donate_argnums=1), cache  # updates the cache in place
 
 
 def _median_ms(step: Callable[[], Any]) -> float:
@@ -301,8 +302,8 @@ def _rival(config: Any) -> Iterator[tuple[Callable[[Any], Any], Any]]:
     answer = rival.answer()
     if answer is None:
       raise ValueError(
-        f"config.benchmark.rival={options.rival!r} has stopped; above is why. "
-        "It needs torch and transformers"
+        f"config.benchmark.rival={options.rival!r} has stopped; its error is "
+        "above. It needs torch and transformers"
       )
     return answer
 

@@ -93,7 +93,7 @@ def run(config: Any) -> dict[str, Any]:
   """
   options = config.benchmark
   if not options.policies:
-    raise ValueError("config.benchmark.policies=() names no policy")
+    raise ValueError("config.benchmark.policies=() must have an entry")
   for name in options.policies:
     known("config.benchmark.policies: ", name, options.pages)
     at_least(

@@ -108,6 +108,7 @@ def fastest(
       kinds += [[("multitree", {})], _grown(topology, size_bytes, model)]
     found = []
     for kind in kinds:
+      # The best whole-chunk schedule of each kind is then cut into pieces.
       whole = _soonest([timed(*x, 1, None) for x in kind])
       found += [whole, *_cut(whole, topology, size_bytes, model, timed)]
     best = _soonest(found)
@@ -128,6 +129,7 @@ def _routed(
   if pieces == 1:
     schedule = builders.build(builder, topology, collective, **dict(options))
   else:
+    # Pieces derive from the cached schedule of whole chunks.
     whole = _routed(topology, collective, builder, options, 1, None)[0]
     schedule = pipelined(whole, topology, pieces, capacity)
   return schedule, on_links(schedule, topology)
@@ -178,6 +180,8 @@ def _grown(
   """Yields the options of grown trees, in increasing numbers."""
   for weight in (1, 2, 4, 8, 16):
     num_trees = weight * topology.num_ranks
+    # One tree per rank is always tried; more only if their chunks are large
+    # enough and their growth does not take too long.
     small = size_bytes < num_trees * LEAST_CHUNK_BYTES
     if weight > 1 and (small or num_trees > MOST_TREES):
       return

@@ -86,6 +86,8 @@ def _row(
   net: Topology, name: str, size_bytes: int, barrier: bool, pieces: int
 ) -> dict[str, Any]:
   """Times an algorithm, for each time model in its best number of pieces."""
+  # An algorithm's own "pieces" has precedence over the config's; 0 lets
+  # `fastest` choose.
   builder, options = builders.named(name)
   options = {"pieces": pieces or None, **options}
   found = {}
@@ -94,6 +96,7 @@ def _row(
       builder, net, "all_reduce", size_bytes, model=model, **options
     )
   by_events, in_lockstep = found.values()
+  # Simulated again for the link utilisation, which `fastest` does not return.
   timeline = simulate.events(
     on_links(by_events.schedule, net), size_bytes, barrier=barrier
   )
@@ -132,6 +135,8 @@ def injection_bound(net: Topology, size_bytes: int) -> float:
   for link in net.links:
     out[link.source] += link.bandwidth
     into[link.destination] += link.bandwidth
+  # Ranks are nodes 0 to n - 1. Bytes per second of the slowest rank, and of all
+  # ranks together.
   slowest = min(*out[:n], *into[:n])
   together = min(sum(out[:n]), sum(into[:n]))
   return size_bytes * max(1 / slowest, 2 * (n - 1) / together)
@@ -168,7 +173,7 @@ def _speedups(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         over["over optimal"].append(cell["optimal"][model] / ours[model])
     found[model] = {
       name: {
-        "mean": math.exp(sum(map(math.log, values)) / len(values)),
+        "mean": math.exp(sum(map(math.log, values)) / len(values)),  # geometric
         "least": min(values),
         "most": max(values),
         "wins": sum(value >= 1 for value in values),

@@ -97,8 +97,8 @@ class Step:
       return jax.ShapeDtypeStruct((*dims, *shape), dtype, sharding=sharding)
 
     sequences, length, _ = self.sizes
-    tokens = array(sequences * length)
-    each = array(sequences)
+    tokens = array(sequences * length)  # [*dims, tokens of the step]
+    each = array(sequences)  # [*dims, sequences]
     batch = Batch(
       tokens, tokens, tokens,
       array(sequences, self.capacity.pages_per_sequence), each, each,
@@ -132,6 +132,7 @@ class Step:
     program, sizes = self.program, self.sizes
     tensor = program.layout.tensor
     found: dict[tuple[str, str], int] = {}
+    # Lanes of one device reduce without communication.
     if tensor.devices == 1:
       return found
     count = program.model.decoding_reductions(
@@ -143,6 +144,7 @@ class Step:
     for reduction, times in count.items():
       key = reduction.kind, reduction.dtype
       size = math.prod(reduction.shape) * jnp.dtype(reduction.dtype).itemsize
+      # Operands of the lanes' replicas are stacked into one collective.
       size *= times * self.replicas_per_device
       found[key] = found.get(key, 0) + size
     return found
@@ -169,7 +171,7 @@ def step_of(phase: str, built: Built) -> Step:
   """
   if built.cache_shape.states:
     raise ValueError(
-      f"--phase={phase} is for models that keep keys and values only: "
+      f"--phase={phase} supports only models with a cache of keys and values: "
       f"{type(built.program.model).__name__} keeps a state per sequence"
     )
   return Step(
@@ -202,6 +204,7 @@ def analyse(
   made = programs.compile_for(
     target, step.program.layout.mesh, step.lower, compiler_options
   )
+  # Shapes of one device's cache arrays, to be found in the compiled HLO.
   cache, latest = step.state
   arrays = [
     hlo.Shape(
@@ -216,6 +219,7 @@ def analyse(
       f"the cache in place: {'; '.join(uses.faults[:3])}"
       + (f"; and {len(uses.faults) - 3} more" if uses.faults[3:] else "")
     )
+  # Without a paged-attention kernel, attention copies the pages.
   gathers = bool(uses.gathers) or not uses.kernels
   result = made.facts | {
     "memory": made.memory({
@@ -278,6 +282,7 @@ def _schedule(
     step.program.model.config.workload, step.sizes,
     step.program.layout.tensor.size,
   )
+  # `operations` is per tensor rank; a device hosts this many.
   per_device = step.program.layout.tensor.lanes * step.replicas_per_device
   flops = per_device * sum(o.count * o.flops for o in operations)
   peak = hardware.peak(dtype)
@@ -330,6 +335,8 @@ def _kernel_reads(
 ) -> dict[tuple[int, ...], float]:
   """Returns the cache bytes that a kernel reads: one layer, all positions."""
   shape, sizes = step.cache_shape, step.sizes
+  # The share of the cache that one call reads: at most one layer, and no more
+  # positions than the sequences have.
   slots = shape.num_layers * shape.num_pages * shape.page_size
   part = min(1 / shape.num_layers, sizes.sequences * sizes.context / slots)
   return {

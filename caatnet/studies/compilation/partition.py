@@ -39,6 +39,7 @@ def analyse(
   def add(side, axes, kind, dtype, size):
     key = ",".join(axes), kind, dtype
     row = rows.setdefault(key, dict.fromkeys(SIDES, 0))
+    # One unknown count makes the sum unknown.
     row[side] = None if None in (row[side], size) else row[side] + size
 
   for e in cost.level_collectives(
@@ -50,6 +51,7 @@ def analyse(
   levels = {axis.name for axis in layout.data}
   for side, entries in (("lowered", lowered), ("compiled", compiled)):
     for e in entries:
+      # Collectives over the tensor axis alone are not the partition's.
       if set(e.axes) & levels and e.bytes:
         size = None if e.count is None else e.count * e.bytes
         add(side, e.axes, e.kind, e.dtype, size)

@@ -111,6 +111,7 @@ def compile_for(
   options = target.compiler_options
   options = dict(options if compiler_options is None else compiler_options)
   start = time.perf_counter()
+  # Source locations would change the fingerprint with every edit of a file.
   lowered = fingerprints.lowered_without_locations(lower)
   compiled = lowered.compile(compiler_options=options)
   seconds = time.perf_counter() - start
@@ -180,6 +181,7 @@ def timeline(
         "asynchronous": t.asynchronous,
         "wire_seconds": t.wire_seconds,
         "beside_seconds": t.beside.seconds,
+        # A synchronous collective blocks, whatever is scheduled around it.
         "hidden": t.hidden if t.asynchronous else 0.0,
         "beside": list(t.between),
       }
@@ -208,7 +210,7 @@ def bounds(
     number of executions is unknown.
   """
   wire = sum(row["seconds"] for row in rows)
-  exposed = sum(row["exposed_seconds"] for row in rows)
+  exposed = sum(row["exposed_seconds"] for row in rows)  # not hidden
   # Different axes may use different links, so only the busiest axes bound the
   # time in which everything is sent.
   busiest = max((row["seconds"] for row in rows), default=0.0)

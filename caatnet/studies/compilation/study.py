@@ -96,6 +96,7 @@ def steps_of_programs(outer: OuterLoop) -> list[int]:
   """Returns the first step of each program of a period in the steady state."""
   first: dict[Any, int] = {}
   for step in outer.steady_round:
+    # Steps of one variant share a compiled program.
     first.setdefault(outer.plan(step).variant, step)
   return sorted(first.values())
 

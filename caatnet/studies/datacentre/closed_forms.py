@@ -430,7 +430,7 @@ def fill(
   found = {}
   for site in sorted(places, key=lambda key: -places[key]):
     if not 0 < places[site] < math.inf:
-      raise ValueError(f"site {site} has {places[site]:g} W: it must have some")
+      raise ValueError(f"site {site} has {places[site]:g} W: must be positive")
     if power_w > 0:
       found[site] = min(power_w, places[site])
       power_w -= found[site]

@@ -126,7 +126,7 @@ def _places(texts: Sequence[str]) -> dict[str, float]:
   for text in texts:
     name, _, watts = text.partition(":")
     if name in found:
-      raise ValueError(f"sites={text!r}: there is a site {name!r} already")
+      raise ValueError(f"sites={text!r}: the site {name!r} is duplicate")
     try:
       found[name] = float(watts) if watts else sites.SITES[name].power_w
     except (KeyError, ValueError) as error:

@@ -110,9 +110,9 @@ def fabric(topology: Topology) -> Fabric:
   leaf_of = []
   for rank in range(topology.num_ranks):
     near = topology.neighbours(rank)
-    if len(near) != 1 or near[0] < topology.num_ranks:
+    if len(near) != 1 or near[0] < topology.num_ranks:  # no switch, or several
       raise ValueError(
-        f"{topology.name} is no leaf-spine network: rank {rank} is joined to "
+        f"{topology.name} is not leaf-spine: rank {rank} is joined to "
         f"{list(near)}, not to one switch"
       )
     leaf_of.append(near[0])
@@ -123,7 +123,7 @@ def fabric(topology: Topology) -> Fabric:
     ends = {link.source, link.destination}
     if ends <= leaves or ends <= spines:
       raise ValueError(
-        f"{topology.name} is no leaf-spine network: a link joins "
+        f"{topology.name} is not leaf-spine: a link joins "
         f"{link.source} and {link.destination}, both "
         f"{'leaves' if ends <= leaves else 'spines'}"
       )
@@ -189,9 +189,9 @@ def ethereal(net: Fabric, flows: Sequence[Flow]) -> list[Route]:
   )
   for members in groups.values():
     live = net.live[net.leaves(flows[members[0]])]
-    split = len(members) % len(live)
-    pieces = len(live) // math.gcd(split, len(live))
-    turn = 0
+    split = len(members) % len(live)  # r
+    pieces = len(live) // math.gcd(split, len(live))  # s / g; 1 if r = 0
+    turn = 0  # next spine
     # The last r flows make r s / g pieces, a multiple of s since g divides r.
     # So the rotation over the spines ends where it began, and loads are even.
     for place, index in enumerate(members):
@@ -269,7 +269,7 @@ def _coloured(
   """Routes each group of flows by a colouring whose colours are spines."""
   routes: list[Route] = [()] * len(flows)
   for members in groups.values():
-    ends = [net.leaves(flows[i]) for i in members]
+    ends = [net.leaves(flows[i]) for i in members]  # edges: (leaf, leaf)
     sizes = [flows[i].bytes for i in members]
     shares = colour(ends, len(net.spines), sizes)
     for index, parts in zip(members, shares, strict=True):
@@ -348,6 +348,7 @@ def loads(
   for flow, route in zip(flows, routes, strict=True):
     a, b = net.leaves(flow)
     if flow.source != flow.destination:
+      # Links of hosts carry whole flows, whatever the route.
       found[flow.source, a] += flow.bytes
       found[b, flow.destination] += flow.bytes
     ways[a, b, route] += flow.bytes

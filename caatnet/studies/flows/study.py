@@ -231,7 +231,7 @@ def _program(config: Mapping[str, Any], net: Fabric) -> list[dict[str, Any]]:
         rows.append({"program": label, **_entry(config, net, mesh, entry)})
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(
-      f"{key}: not what `launch.compile --json` prints ({error!r})"
+      f"{key}: not the output of `launch.compile --json` ({error!r})"
     ) from error
   return rows
 

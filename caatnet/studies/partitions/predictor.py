@@ -232,14 +232,16 @@ def received(
         add(name, e.when, e.received_bytes * others)
         inside = sizes[name] * inside
       continue
+    # With reuse, gathers and scatters already have one entry per level.
     if reuse and e.kind != "all_reduce":
       add(e.levels[0], e.when, e.received_bytes)
       continue
+    # Equal shares per level at first; only their sum is used below.
     chain = chains.setdefault((e.kind, e.when, e.dtype), {})
     for name in e.levels:
       chain[name] = chain.get(name, 0.0) + e.received_bytes / len(e.levels)
   for (_, when, _), chain in chains.items():
-    inner = [name for name in sizes if name in chain]
+    inner = [name for name in sizes if name in chain]  # innermost first
     ranks = math.prod(sizes[name] for name in inner)
     inside = 1
     for name in inner:
@@ -276,7 +278,7 @@ def step_seconds(
     phases[when] += size / machine.bandwidths[level]
   # The forward takes 2 of the 6 FLOP per parameter and token, the backward 4.
   forward = compute_seconds(machine, workload) / 3
-  join = max if overlap else float.__add__
+  join = max if overlap else float.__add__  # per phase
   return (
     join(forward, phases["forward"])
     + join(2 * forward, phases["backward"])
@@ -325,6 +327,7 @@ def candidates(
   Yields:
     Every valid partition once.
   """
+  # A triple shards weights, gradients and optimizer state over nested levels.
   for triple in triples(levels):
     depth = triple.optimizer
     # A copy requires sharded weights, and a codec requires a transfer.

@@ -112,7 +112,7 @@ def built(config: Mapping[str, Any], name: str) -> Timetable:
     if size.stages * ticks > MAX_TICKS:
       raise ValueError(
         f"microbatches={size.microbatches} on stages={size.stages} with "
-        f"chunks={size.chunks} take stages more than {MAX_TICKS:,} ticks"
+        f"chunks={size.chunks} exceed {MAX_TICKS:,} ticks, summed over stages"
       )
     table = build(name, *size)
   check(table)

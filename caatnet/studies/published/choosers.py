@@ -59,7 +59,7 @@ class Case:
   def runs(self) -> list[Configuration]:
     """Returns all valid configurations, including those that do not fit."""
     links, step = self.problem.links, self.problem.step
-    most = int(np.bincount(links.nodes).max())
+    most = int(np.bincount(links.nodes).max())  # devices of a node
     return [
       c for c in everything(step.batch_size, links.num_devices, self.plain)
       if refusal(c, step, self.plain) is None and c.tensor <= most
@@ -142,6 +142,7 @@ def _amp(case: Case) -> Choice:
   in_order = sorted(
     case.runs(), key=lambda c: models.amp_s(c, nominal, _own(c))
   )
+  # AMP has no memory model: its choice is the first candidate that fits.
   for in_vain, c in enumerate(in_order):
     if case.fits(c):
       said_s = models.amp_s(c, nominal, _own(c))
@@ -155,6 +156,7 @@ def _pipette(case: Case) -> Choice:
     _fitting(case), key=lambda c: models.pipette_s(c, problem, _own(c))
   )
   found = []
+  # Annealing is slow, so only the best candidates get an order.
   for c in in_order[: case.annealed]:
     order = models.pipette_order(c, problem, steps=case.steps)
     found.append(Choice(c, order, models.pipette_s(c, problem, order)))

@@ -41,8 +41,8 @@ def pipette_s(
 ) -> float:
   """Returns Pipette's prediction of a step, in seconds."""
   both = stage_s(c, problem)
-  groups = c.microbatches // c.stages
-  waits = c.stages - 1 if groups else c.microbatches - 1
+  groups = c.microbatches // c.stages  # g
+  waits = c.stages - 1 if groups else c.microbatches - 1  # (p - 1), see above
   chain, between, inside = _terms(c, problem, order)
   return (
     max(1, groups) * (chain + c.stages * both) + waits * both + inside + between
@@ -53,6 +53,7 @@ def amp_s(c: Configuration, problem: Problem, order: np.ndarray) -> float:
   """Returns AMP's prediction of a step (arXiv 2210.07297), in seconds."""
   both = stage_s(c, problem)
   chain = _terms(c, problem, order)[0]
+  # Links of the data rings of stage 0, [d, t].
   rates = problem.links.bandwidth[order[0], np.roll(order[0], -1, 0)]
   flat = 0.0
   if c.data > 1:
@@ -79,8 +80,8 @@ def _terms(
   """Returns T_pp, T_inter and T_intra, in seconds."""
   links = problem.links
   size = problem.step.boundary_bytes(c.examples(problem.step.batch_size))
-  hops = 2 * size / links.bandwidth[order[:-1], order[1:]]
-  chain = float(hops.sum(0).max()) if c.stages > 1 else 0.0
+  hops = 2 * size / links.bandwidth[order[:-1], order[1:]]  # [p - 1, d, t]
+  chain = float(hops.sum(0).max()) if c.stages > 1 else 0.0  # T_pp
   if c.data == 1:
     return chain, 0.0, 0.0
   of = np.array(links.nodes)
@@ -89,12 +90,13 @@ def _terms(
     nodes = list(dict.fromkeys(of[ring].tolist()))
     state = _state_bytes(c, problem.step.model)
     after = np.roll(ring, -1)
+    # Neighbours on the ring in different nodes.
     apart = of[ring] != of[after]
     rates = links.bandwidth[ring, after]
     if len(nodes) > 1:
-      k = len(nodes)
+      k = len(nodes)  # nodes on the ring
       between = max(between, 2 * (k - 1) / k * state / rates[apart].min())
-    most = int(np.bincount(of[ring]).max())
+    most = int(np.bincount(of[ring]).max())  # ranks in one node
     if most > 1 and not apart.all():
       inside = max(
         inside, 2 * (most - 1) / most * state / rates[~apart].min()
@@ -153,15 +155,19 @@ def _node_devices(links: LinkMatrix) -> list[np.ndarray]:
 
 def _moved(order: list[int], rng: np.random.Generator) -> list[int]:
   """Returns an order after one of the five moves, chosen uniformly."""
+  # The run is order[i:j], never empty.
   i, j = sorted(rng.choice(len(order) + 1, 2, replace=False).tolist())
   kind = int(rng.integers(5))
   run, rest = order[i:j], order[:i] + order[j:]
+  # Reverses the run in place.
   if kind == 0:
     return order[:i] + run[::-1] + order[j:]
+  # Swaps the ends of the run.
   if kind == 2:
     swapped = list(order)
     swapped[i], swapped[j - 1] = swapped[j - 1], swapped[i]
     return swapped
+  # Moves one node. Kinds 3 and 4 move the run, 4 also reverses it.
   if kind == 1:
     run, rest = order[i : i + 1], order[:i] + order[i + 1 :]
   if kind == 4:

@@ -46,6 +46,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
     known("config.policies: ", name, POLICIES)
   machine = server.machine(config["model"], config["hardware"])
   arrivals, clients = arrive(config["clients"], config["seed"])
+  # M: the fullest batch is limited by the cache or by the slots.
   longest = max(a.prompt + a.output for a in arrivals)
   batch = min(machine.tokens, config["limits"]["slots"] * longest)
   rows = []
@@ -109,6 +110,8 @@ def arrive(
     drawn[i] for i in order
   ):
     size = sections[name]["shared"]
+    # Equal block numbers stand for equal tokens: the first block is the
+    # client's common prefix, the others are unique.
     blocks = (names.index(name),) + tuple(
       len(names) + number * 1000 + i for i in range(-(-prompt // size))
     )
@@ -133,10 +136,11 @@ def _row(
     pair: difference(*(services[n] for n in pair), *(lines[n] for n in pair))
     for pair in pairs
   }
+  # Curves end when the first backlogged client's queue is empty.
   end = min(max(r.scheduled_s for r in by[n]) for n in greedy)
   grid = np.linspace(0, end, _POINTS)
   curves = {name: at(services[name], grid).tolist() for name in by}
-  got = np.array([curves[name][-1] for name in greedy])
+  got = np.array([curves[name][-1] for name in greedy])  # service until `end`
   drawn = sum(len(r.tokens) for r in outcome.served)
   return {
     "throughput": drawn / outcome.seconds,
@@ -179,12 +183,14 @@ def in_line(requests: Sequence[Request]) -> Curve:
 
 def _summed(events: Sequence[tuple[float | None, float]]) -> Curve:
   times, amounts = np.array(sorted(events), float).T
+  # Keeps the value after the last of several events at one time.
   last = np.append(times[1:] != times[:-1], True)
   return times[last], amounts.cumsum()[last]
 
 
 def at(curve: Curve, times: np.ndarray) -> np.ndarray:
   """Returns the values of a step function at times; 0 before its first step."""
+  # Place 0 is the zero that is prepended below.
   places = np.searchsorted(curve[0], times, side="right")
   return np.concatenate([[0.0], curve[1]])[places]
 
@@ -203,6 +209,7 @@ def difference(
   ahead = at(first, times) - at(second, times)
   backlogged = (at(line_1, times) > 0) & (at(line_2, times) > 0)
   largest = 0.0
+  # Starts and ends of the intervals with a common backlog, alternating.
   edges = np.flatnonzero(np.diff(np.r_[0, backlogged.astype(int), 0]))
   for start, stop in edges.reshape(-1, 2).tolist():
     part = ahead[start:stop]

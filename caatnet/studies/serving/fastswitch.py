@@ -110,6 +110,7 @@ class _Study:
     arrivals = Sessions(**config["sessions"]).arrivals()
     made = []
     for kind in config["kinds"]:
+      # The baseline once more, with a prefix cache as in today's vLLM.
       today = self._cell({"kind": kind}, BASELINE, arrivals, True, kind)
       made.append(
         dataclasses.replace(today, where={"kind": kind, "arm": TODAY})
@@ -174,6 +175,7 @@ class _Study:
     config, name = self._config, self._config["seeds_trace"]
     arrivals = traces.poisson(loaded[name][0], config["shares_rate"], 0)
     hardware = config["hardware"] | {
+      # 0 pages: as many as fit into memory.
       "device": config["ranks_device"], "pages": 0
     }
     return [
@@ -213,6 +215,7 @@ def _compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     half the bootstrap interval of the cost model's value; "worse", its excess
     over the better alternative; and whether that is more than "width".
   """
+  # The cost model chooses between recomputation (BASELINE) and SWAP.
   by = {(r["load"], r["seed"], r["arm"]): r for r in rows}
   found = []
   for load, seed in dict.fromkeys((r["load"], r["seed"]) for r in rows):

@@ -83,7 +83,7 @@ def machine(
   )
   one = inference.Step(1, 1, 1)
   weights = inference.memory_bytes(sizes, one, 1)["weights"] / ranks
-  heads = math.ceil(sizes.num_kv_heads / ranks)
+  heads = math.ceil(sizes.num_kv_heads / ranks)  # of keys and values, per rank
   page_size = hardware["page_size"]
   page_bytes = (
     _ARRAYS * sizes.num_layers * page_size * heads * sizes.head_width
@@ -99,6 +99,7 @@ def machine(
   rate = hardware["copy_rate"]
   copies = CopyTimes(
     page_bytes, _ARRAYS * sizes.num_layers, hardware["copy_call_s"], rate, rate,
+    # A copy within the device reads and writes each byte.
     slower.memory_bandwidth / 2,
   )
   return Machine(
@@ -226,6 +227,7 @@ class _Clock:
     engine, clock = self._engine, self._engine.executor
     scheduler = engine.scheduler
     while self._coming or not engine.idle:
+      # Adds all requests that have arrived before the next step.
       while self._coming and self._coming[0][0] <= clock.now():
         self._add(*heapq.heappop(self._coming))
       until = self._coming[0][0] if self._coming else math.inf
@@ -239,6 +241,7 @@ class _Clock:
 
   def _add(self, time_s: float, number: int, arrival: Arrival) -> None:
     text = tokens(arrival)
+    # Without clients, priorities are drawn; otherwise they are the clients'.
     if self._clients is None:
       client, priority = "", self._priorities.first()
     else:
@@ -265,6 +268,7 @@ class _Clock:
       filled = int(running.computed[running.slots].sum())
       found.filled += filled / scheduler.pages.page_size
       sizes = scheduler.pages.sizes()
+      # sizes[k] is the number of free groups of 2^k pages (buddy allocator).
       pages = [count << k for k, count in enumerate(sizes)]
       found.free += sum(pages)
       found.large += sum(pages[LARGE.bit_length() - 1 :])

@@ -107,6 +107,7 @@ def simulate(
     in_turn=True,
   )
   with naming("config.server", server):
+    # vLLM's rules as options of our scheduler.
     limits = Limits(
       slots=server["slots"], tokens=server["tokens"],
       whole_prompt=server["whole_prompt"], copy_on_write=False,
@@ -115,6 +116,7 @@ def simulate(
                         draw=_own_token)
   scheduler = Scheduler(
     limits, registry.make(server["policy"], pages), pages,
+    # No host cache: preempted requests are recomputed.
     Host(0, server["page_size"], reserve=False), simulator.costs,
   )
   requests = [
@@ -174,6 +176,7 @@ def _of_log(
 ) -> dict[str, float]:
   ttft = np.array([r["first_token_s"] - r["queued_s"] for r in rows])
   tpot = np.array([
+    # Time per output token excludes the first one.
     (r["last_token_s"] - r["first_token_s"]) / (r["output_tokens"] - 1)
     for r in rows
   ])

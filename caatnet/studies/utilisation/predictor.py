@@ -147,7 +147,7 @@ def streaming(
 
   Source: arXiv 2501.18512.
   """
-  fragments = max(1, num_layers // 3)
+  fragments = max(1, num_layers // 3)  # three layers each, as in the paper
   return Method(sync_every, fragments, overlap_steps, bits)
 
 
@@ -271,6 +271,7 @@ def simulate(
     raise ValueError(f"bandwidth={bandwidth.min():g} must be positive")
   not_negative("latency_s", latency_s)
   num_layers, period = model.num_layers, method.sync_every
+  # f b N / L: bits of one layer on the link.
   layer_bits = volume_factor * method.bits * model.parameters / num_layers
   run = _Run(model, method, layer_bits / bandwidth, latency_s)
   for _ in range(_NUM_PERIODS):
@@ -327,6 +328,7 @@ class _Run:
       arrivals = self._step(sent)
       if not overlap:
         self._waits = arrivals
+      # With overlap, step s + 1 + tau waits for everything sent after step s.
       elif arrivals:
         gate = (step + 1 + overlap) % self._method.sync_every
         self._gates[gate] = np.max(list(arrivals.values()), axis=0)
@@ -341,8 +343,11 @@ class _Run:
         ends.append(ends[-1])  # keeps indices right; no node is after it
         continue
       start = self._link if on_link else self.device
+      # A node starts when its resource is free and its predecessors have ended.
       for place in node.after:
         start = np.maximum(start, ends[place])
+      # Without overlap, a layer's forward waits for its reduction in the
+      # previous step.
       if node.kind == FORWARD and node.layer in self._waits:
         start = np.maximum(start, self._waits[node.layer])
       end = start + (

@@ -122,7 +122,7 @@ def test_a_program_s_collectives_take_their_ring(tmp_path):
   assert inside["us"]["spray"] == pytest.approx(6 * (0.4 + 2 * 1))
   assert across["us"]["spray"] == pytest.approx(6 * (0.8 + 4 * 1))
   path.write_text('{"base": 3}')
-  with pytest.raises(ValueError, match=r"not what `launch\.compile"):
+  with pytest.raises(ValueError, match=r"not the output of `launch\.compile"):
     flow_study.run(config)
 
 
@@ -187,7 +187,7 @@ def test_patterns_are_a_shift_a_permutation_and_everybody():
     ("spraying", {"routers": ("dice",)}, "config.routers=.*'dice' must be"),
     ("spraying", {"patterns": ("ring",)}, "config.patterns=.*'ring' must be"),
     ("spraying", {"algorithms": ("swing",)}, "config.algorithms: swing"),
-    ("spraying", {"topologies": ("ring:4",)}, "ring 4 is no leaf-spine"),
+    ("spraying", {"topologies": ("ring:4",)}, "ring 4 is not leaf-spine"),
     ("spraying", {"size_bytes": (12,)}, "config.size_bytes=12 must be"),
     ("spraying", {"size_bytes": (0,)}, "config.size_bytes=0 must be"),
     ("spraying", {"topologies": ()}, "config.topologies=.. must have"),

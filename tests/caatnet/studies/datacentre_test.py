@@ -103,7 +103,7 @@ def test_fewer_days_with_a_planners_pod():
   ({"sites": ("here",)}, "config.sites='here' is neither NAME:WATTS"),
   ({"sites": ("here:-1",)}, "here has -1 W"),
   ({"sites": ("shed:1e5",)}, "a rack takes 185.4 kW"),
-  ({"sites": ("east", "east")}, "there is a site 'east' already"),
+  ({"sites": ("east", "east")}, "the site 'east' is duplicate"),
   ({"targets": ()}, "config.targets=()"),
   ({"round_steps": 20}, "config.round_steps=20 must be more than a third"),
   ({"knobs__layers": 2.5}, "config.knobs.layers=2.5 must be an integer"),
