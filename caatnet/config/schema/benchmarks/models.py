@@ -163,7 +163,7 @@ class Graphs:
     (0.01, 0.05, 0.2), "Sizes of caches as shares of all rows.", FRACTION
   )
   steps: int = field(
-    60, "Training steps for each value of config.data.ahead.", COUNT
+    60, "Training steps for each setting of ahead and cache_rows.", COUNT
   )
   folder: str = field(
     "", 'Folder of the large graph; "" for a temporary one. An existing graph '
