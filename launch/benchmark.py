@@ -1,4 +1,4 @@
-"""Runs the benchmark that its config names.
+"""Runs the benchmark of a config.
 
   python -m launch.benchmark --config=configs/benchmark/train_step.py
   python -m launch.benchmark --config=configs/benchmark/schedules.py
@@ -32,8 +32,8 @@ from launch import options
 
 FLAGS = flags.FLAGS
 
-# The values of config.benchmark.name by their directory of caatnet/benchmarks/;
-# each is a file with `run`.
+# Benchmark (config.benchmark.name) -> folder in caatnet/benchmarks/ of the file
+# with its `run`.
 BODIES = {
   name: room for room, names in {
     "elastic": ("churn", "elastic_bits", "membership", "moments", "ring"),

@@ -5,7 +5,7 @@ r"""Evaluates a run's checkpoint, on any number of devices.
   python -m launch.evaluate --workdir=runs/tiny --tasks=arc_easy,my.yaml \
     --limit=100 --config.inference.batch=32
 
-The last one needs the extra `eval`.
+The last command needs the extra `eval`.
 """
 
 import json
@@ -20,7 +20,7 @@ flags.DEFINE_list(
   "tasks", [], "Tasks of lm-evaluation-harness, names or .yaml files."
 )
 flags.DEFINE_float(
-  "limit", None, "Documents of each task; below 1 a share of them."
+  "limit", None, "Documents per task; below 1, a fraction of them."
 )
 
 

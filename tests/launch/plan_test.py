@@ -64,7 +64,7 @@ def test_a_change_s_flags_train(launch, tmp_path):
 
 
 @pytest.mark.parametrize(("script", "args", "message"), [
-  ("plan", ["--config=configs/caatnet/tiny.py"], "study=None is no plan"),
+  ("plan", ["--config=configs/caatnet/tiny.py"], "study=None is not a plan"),
   ("plan", [PLAN, "--cluster={tmp}/no.json"], "No such file"),
   ("plan", [PLAN, "--cluster=a100"], "as in a100:2, or be a path"),
   ("plan", [PLAN, "--cluster={tmp}/zero.json"], "zero.json: bandwidth[0][1]=0"),

@@ -1,4 +1,4 @@
-"""The benchmarks, by ``config.benchmark.name``."""
+"""Registry of benchmarks by ``config.benchmark.name``."""
 
 from caatnet.config.schema.benchmarks import compiled, models, searches, swarms
 
