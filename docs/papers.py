@@ -1,4 +1,4 @@
-"""The registry of papers, docs/papers.toml, and the documents written from it.
+"""Registry of papers, docs/papers.toml, and documents generated from it.
 
 README's table of papers, docs/strategies.md, the table of claims in CLAIMS.md,
 the rooms of ARCHITECTURE.md and the map of the code, docs/map.md, are generated
@@ -24,7 +24,7 @@ _PACKAGES = ("caatnet", "parallel", "launch", "configs")
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-  """A published claim, and what was seen of it here.
+  """Published claim and our verdict.
 
   Attributes:
     number: Section and number of its entry in CLAIMS.md, "3.10".
@@ -39,7 +39,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-  """A row of the table of strategies.
+  """Row of the table of strategies.
 
   Attributes:
     order: The row's place, from 1.
@@ -62,14 +62,14 @@ class Strategy:
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-  """One paper: where the code has its parts, and what it claims.
+  """Paper: the files of its method, and its claims.
 
   Attributes:
     key: The entry's name in the registry.
     subject: Subject of the paper.
     reference: Publication.
-    saves: What it saves, for README's table of papers; "" for papers that are
-      not in it.
+    saves: Its savings in README's table of papers; "" for papers that are not
+      in that table.
     mechanism: Files that implement it.
     cost_model: Files that predict or count what it costs.
     studies: The folders of the studies that compare it.
@@ -134,8 +134,8 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
   """Returns the table of strategies.
 
   Args:
-    figures: A strategy's name -> what it saves, and what it costs, for those
-      of which results/ has figures.
+    figures: Name of a strategy -> savings and costs, for strategies with
+      figures in results/.
 
   Raises:
     ValueError: A figure is of no strategy.
@@ -174,7 +174,7 @@ def claims(_: str = "") -> str:
 
 
 def verdicts(_: str = "") -> str:
-  """Returns README's table of papers: what each saves, and our verdicts."""
+  """Returns README's table of papers: savings, and our verdicts."""
   rows = []
   for paper in load():
     if paper.saves:
