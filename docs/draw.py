@@ -4,8 +4,8 @@ r"""Draws the pictures of README.md, and results/outer_loops.png.
   python -m docs.draw some/folder    # into docs/ and results/ of that folder
 
 Numbers come from results/*.csv. The commands that made those files are in
-LOG.md. The metadata of a picture ("Description") hold its numbers or texts, so that
-a test can compare the committed picture with a new one. Needs the extra
+LOG.md. The metadata of a picture ("Description") hold its numbers or texts, so
+that a test can compare the committed picture with a new one. Needs the extra
 `plot`.
 """
 
@@ -267,10 +267,12 @@ def draw_stream(path: pathlib.Path) -> None:
     text(start + 19.75, 28.6, "rank-local: no collectives", ha="center",
          fontsize=8, color=GREY, style="italic")
   text(3, 12.6, "column_parallel adds the pending update of the stream, "
-       "applies the norm, and multiplies by the rank's columns; it sends nothing.",
+       "applies the norm, and multiplies by the rank's columns; it sends "
+       "nothing.",
        fontsize=9, color=GREEN)
   text(3, 9.2, "row_parallel multiplies by the rank's rows and reduces by F, "
-       "the only communication of a block; the backward reduces by its transpose.",
+       "the only communication of a block; the backward reduces by its "
+       "transpose.",
        fontsize=9, color=ORANGE)
   text(3, 3.6, r"$F(y)_m = [\;\Sigma_j\; y_j[\dots,:k]\;,\;\; s\; y_m[\dots,"
        r"k:]\;]\qquad k=\mathrm{int}(p\,H)\qquad p=1$: ordinary tensor "
