@@ -115,8 +115,9 @@ def from_json(found: Mapping[str, Any]) -> LinkMatrix:
     raise ValueError(f"nodes={counts!r} must be a list, as in [8, 8]")
   for count in counts:
     checks.at_least("nodes", count)
-  nodes = np.repeat(np.arange(len(counts)), counts)
+  nodes = np.repeat(np.arange(len(counts)), counts)  # [N]
   checks.known("rows=", found["rows"], ("device", "node"))
+  # Compact form for clusters with equal links between two nodes.
   by_node = found["rows"] == "node"
   size = len(counts) if by_node else len(nodes)
   if len(nodes) > link_matrix.MOST_DEVICES:  # LinkMatrix raises; do not expand
@@ -143,7 +144,7 @@ def _matrix(key: str, rows: Any, size: int) -> np.ndarray:
       f"{key} has {len(rows)} rows of {sorted(lengths)} numbers, not {size} of "
       f"{size}, as nodes and rows say"
     )
-  return np.array(rows, float)
+  return np.array(rows, float)  # None becomes NaN
 
 
 def _device(found: Any) -> Device:
@@ -163,6 +164,7 @@ def _device(found: Any) -> Device:
   for dtype, rate in found["flops"].items():
     checks.positive(f"device: flops of {dtype}", rate)
   flops = dict(found["flops"])
+  # `Device.peak` needs a default; the fastest dtype of the file is used.
   flops.setdefault("bfloat16", max(flops.values()))
   # The matrix replaces the device's link; its bandwidth is a placeholder.
   link = LinkKind("the matrix", found["memory_bandwidth"], None, "the matrix")
@@ -178,6 +180,7 @@ def to_json(links: LinkMatrix) -> str:
   Each row of a matrix is one line; numbers have six significant digits.
   """
   device: Any = links.device.name
+  # Only a device that is not in the registry is written with its fields.
   if DEVICES.get(device) is not links.device:
     device = {key: getattr(links.device, key) for key in _DEVICE_KEYS}
   counts = np.bincount(links.nodes)
@@ -189,6 +192,7 @@ def to_json(links: LinkMatrix) -> str:
   for key in ("bandwidth", "latency_s"):
     rows = ",\n".join(
       "    " + json.dumps([
+        # JSON has no infinity, so the diagonal is null.
         None if i == j else float(f"{x:.6g}") for j, x in enumerate(row)
       ])
       for i, row in enumerate(getattr(links, key).tolist())

@@ -33,7 +33,7 @@ from parallel.hardware.devices import Device
 from parallel.hardware.link_matrix import LinkMatrix
 from parallel.hardware.links import LinkKind
 
-PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+PCIE_WAYS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
 # Bytes per second and direction of one NVLink. NVIDIA's datasheets give 300 /
 # 6, 600 / 12, 900 / 18 and 1,800 / 18 GB/s as the sum of both directions.
 NVLINK_RATES = {
@@ -59,10 +59,12 @@ def ways(text: str) -> list[list[str]]:
   rows = [r for r in rows if len(r) > 1 and re.fullmatch(r"GPU\d+", r[0])]
   # The header starts with GPU0, too; its second word differs.
   rows = [r[1:] for r in rows if not re.fullmatch(r"GPU\d+", r[1])]
+  # A single GPU: the header and the row have one column.
   if not rows and re.search(r"^\s*GPU0\s*$", text, re.M):
     rows = [["X"]]
   if not rows:
     raise ValueError("there are no rows of GPUs as `nvidia-smi topo -m` has")
+  # Columns after the GPUs describe adapters and CPU affinity.
   found = [row[: len(rows)] for row in rows]
   for i, row in enumerate(found):
     for j, way in enumerate(row):
@@ -108,6 +110,7 @@ def from_topo(
         latency_s[i, j] = link_matrix.INSIDE_S
   of = np.repeat(np.arange(nodes), size)
   between = of[:, None] != of  # [N, N], whether in different nodes
+  # Every node has the same matrix; pairs of different nodes are replaced below.
   bandwidth, latency_s = (np.tile(m, (nodes, nodes))
                           for m in (bandwidth, latency_s))
   if network is not None:
@@ -155,6 +158,7 @@ def nccl_run(text: str) -> NcclRun:
   head = re.search(r"^#\s+size\s+count\s.*$", text, re.M)
   if head is None or not ranks:
     raise ValueError("there is no table with ranks as NCCL-tests print them")
+  # The first "time" is out of place, the second one in place.
   column = head[0].lstrip("# ").split().index("time")
   rows = [
     line.split() for line in text[head.end() :].splitlines()
@@ -185,9 +189,11 @@ def from_nccl(texts: Mapping[str, str], device: Device) -> LinkMatrix:
           f"it has {len(run.ranks)} ranks; with more than two, the slowest "
           "link of the ring is unknown"
         )
+      # (latency, bandwidth) of the pair.
       pairs[run.ranks] = link_matrix.fit(run.sizes, run.seconds)
     except ValueError as error:
       raise ValueError(f"{name}: {error}") from error
+  # Sorted by host, so that the devices of a node are contiguous.
   gpus: Sequence[tuple[str, int]] = sorted({g for pair in pairs for g in pair})
   if not gpus:
     raise ValueError("there are no files of sendrecv_perf")
@@ -195,6 +201,7 @@ def from_nccl(texts: Mapping[str, str], device: Device) -> LinkMatrix:
   # [2, N, N]: latency and bandwidth; NaN marks missing pairs.
   matrices = np.full((2, len(gpus), len(gpus)), np.nan)
   for (a, b), (latency_s, rate) in pairs.items():
+    # Both directions were measured concurrently, so they have one value.
     for i, j in ((number[a], number[b]), (number[b], number[a])):
       matrices[:, i, j] = latency_s, rate
   hosts = sorted({host for host, _ in gpus})

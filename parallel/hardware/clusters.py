@@ -76,12 +76,14 @@ def _dgx(
   return Cluster(
     name,
     device,
+    # NVSwitch inside a node, one network adapter per GPU between nodes.
     (Level("node", 8, device.link), Level("cluster", 1024, network)),
     f"NVIDIA {datasheet} datasheet; 1,024 nodes is a limit of ours",
   )
 
 
 DGX_A100 = _dgx("a100", devices.A100, links.INFINIBAND_HDR, "DGX A100")
+# One level only: the datasheet describes servers without a network.
 A100_PCIE = Cluster(
   "a100-pcie",
   devices.A100_PCIE,
@@ -96,8 +98,10 @@ FRONTIER = Cluster(
   "frontier",
   devices.MI250X_GCD,
   (
+    # Package, node of four packages, system of nodes.
     Level("mi250x", 2, links.FABRIC_GCD_PAIR),
     Level("node", 4, links.FABRIC_NODE),
+    # Four adapters per node of eight GCDs: half an adapter per device.
     Level("system", 9408, links.SLINGSHOT_11, 0.5),
   ),
   "Frontier user guide, https://docs.olcf.ornl.gov/systems/"

@@ -100,6 +100,7 @@ class Sample:
     Raises:
       ValueError: The message is larger than the largest measured one.
     """
+    # No extrapolation: large messages follow the bandwidth, not this table.
     if size_bytes > self.sizes[-1]:
       raise ValueError(
         f"an all-reduce of {size_bytes:,.0f} bytes was not measured, only up "
@@ -107,6 +108,7 @@ class Sample:
       )
     return Span(*(
       _interpolated(size_bytes, list(zip(self.sizes, ends, strict=True)))
+      # Both ends of the interval are interpolated separately.
       for ends in zip(*self.spans, strict=True)
     ))
 
@@ -169,10 +171,12 @@ def between(link: LinkKind, num_workers: int) -> Sample:
     ValueError: The times do not follow from the measurements.
   """
   measured = samples()
+  # Measured directly.
   if link == NVLINK_4 and ("h100_dgx", num_workers) in measured:
     return measured["h100_dgx", num_workers]
   if link == NVLINK_3 and num_workers == 2:
     return measured["a100_pairwise_nvlink", 2]
+  # Derived from H100: equal latency at best, lower bandwidth at worst.
   if link == NVLINK_3 and ("h100_dgx", num_workers) in measured:
     faster = measured["h100_dgx", num_workers]
     return faster.derived(
@@ -182,12 +186,16 @@ def between(link: LinkKind, num_workers: int) -> Sample:
       "for A100s as long at least, and as much longer at most as NVLink 3 is "
       "slower than NVLink 4",
     )
+  # Derived from a ring of four workers.
   if link == PCIE_4 and num_workers >= 4:
     four, n = measured["a100_pairwise_nvlink", 4], num_workers
     steps = (n - 1) / 3  # ring steps, relative to the four workers' 2 * 3
     return four if n == 4 else four.derived(
       lambda size: Span(
+        # Bytes per worker: 2 (n - 1) / n of the message, relative to 2 * 3 / 4.
         steps * 4 / n * four.all_reduce(size).least,
+        # The chunk of a step has size / n bytes, as for four workers with size
+        # * 4 / n.
         steps * four.all_reduce(size * 4 / n).greatest,
       ),
       f"{n} in a ring take longer by its bytes at least; at most by its steps, "
@@ -220,9 +228,11 @@ def on_torus(
   for whole, size in zip(slice_shape, shape, strict=True):
     # A part of a dim is a line even if the whole dim is a ring.
     closed = size == whole and SLICES[generation].closes(whole)
-    farthest += size // 2 if closed else size - 1
+    farthest += size // 2 if closed else size - 1  # hops in this dim
+    # Links per chip in this dim: two in a ring, one at the end of a line.
     links += (size > 1) * (1 + closed)
   n = math.prod(shape)
+  # max: a single chip has no links, and no bytes to send.
   return Hops((farthest, 2 * (n - 1)), n, max(1, links) * link.bandwidth)
 
 
@@ -234,7 +244,7 @@ def samples() -> Mapping[tuple[str, int], Sample]:
   found: dict[tuple[str, int], list[tuple[int, Span]]] = {}
   for row in rows:
     key = row["network"], int(row["num_workers"])
-    span = Span(*(float(row[c]) / 1e6 for c in _COLUMNS[3:]))
+    span = Span(*(float(row[c]) / 1e6 for c in _COLUMNS[3:]))  # us to s
     found.setdefault(key, []).append((int(row["size_bytes"]), span))
   return {
     (network, n): Sample(
@@ -262,6 +272,7 @@ def reduced(
     microseconds) for each power of two between the smallest and the largest
     message.
   """
+  # (network, workers) -> (bytes, microseconds).
   groups: dict[tuple[str, int], list[tuple[int, float]]] = {}
   for network, workers, size, milliseconds in rows:
     groups.setdefault((network, workers), []).append((size, milliseconds * 1e3))
@@ -281,6 +292,7 @@ def reduced(
     )
     for size in (2**power for power in powers):
       least, greatest = (_interpolated(size, ends) for ends in (fast, slow))
+      # The envelopes may cross between measured sizes.
       found.append((*key, size, least, max(least, greatest)))
   return found
 

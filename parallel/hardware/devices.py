@@ -49,6 +49,7 @@ class Device:
   @property
   def platform(self) -> str:
     """XLA backend of the device: "tpu" or "gpu"."""
+    # Only TPUs have several links per device.
     return "tpu" if self.num_links > 1 else "gpu"
 
   def peak(self, dtype: str) -> float:
@@ -69,6 +70,7 @@ def _flops(bfloat16: float, **others: float) -> dict[str, float]:
   return {"bfloat16": bfloat16, "float16": bfloat16, **others}
 
 
+# TPUs. Six links per chip in a 3D torus, four in a 2D torus.
 _TPU = "Google Cloud TPU documentation, https://docs.cloud.google.com/tpu/docs"
 
 TPU_V4 = Device(
@@ -95,6 +97,7 @@ TPU_7X = Device(
   f"{_TPU}/tpu7x, halved: a device is one of a chip's two chiplets; its links "
   "are the chip's",
 )
+# GPUs: one link, with the aggregate bandwidth of NVLink or of PCI Express.
 V100 = Device(
   "v100", _flops(125e12, float32=15.7e12), 32 * 10**9, 900e9, links.NVLINK_2, 1,
   "NVIDIA V100 datasheet, SXM2 32 GB: 125 TFLOPS of its tensor cores are in "
@@ -132,6 +135,7 @@ B200 = Device(
   "NVIDIA DGX B200 datasheet, per GPU: 72 PFLOP/s FP8 with sparsity over 8, so "
   "4.5 dense and half of that in bfloat16; 1,440 GB and 64 TB/s over 8",
 )
+# A package has two GCDs, each of which is one device in ROCm and XLA.
 MI250X_GCD = Device(
   "mi250x-gcd", _flops(191.5e12, float32=23.95e12), 64 * _GIB, 1600e9,
   links.FABRIC_GCD_PAIR, 1,
@@ -139,6 +143,7 @@ MI250X_GCD = Device(
   "reported",
 )
 
+# Devices by name.
 DEVICES = {
   d.name: d
   for d in (TPU_V4, TPU_V5E, TPU_V5P, TPU_V6E, TPU_7X, V100, A100, A100_PCIE,

@@ -78,6 +78,7 @@ class LinkMatrix:
         "in data-parallel ranks only"
       )
     checks.known("mark=", self.mark, MARKS)
+    # Devices of a node are contiguous if the node numbers ascend.
     if list(self.nodes) != sorted(self.nodes):
       raise ValueError("devices of a node must be contiguous")
     for key in ("bandwidth", "latency_s"):
@@ -87,9 +88,10 @@ class LinkMatrix:
           f"{key} is {' x '.join(map(str, matrix.shape))}, not square with a "
           f"row and a column for each of {n} devices"
         )
+      # A message to the same device takes no time.
       np.fill_diagonal(matrix, math.inf if key == "bandwidth" else 0.0)
       _check(key, matrix)
-      object.__setattr__(self, key, matrix)
+      object.__setattr__(self, key, matrix)  # a frozen dataclass
 
   @property
   def num_devices(self) -> int:
@@ -116,6 +118,7 @@ class LinkMatrix:
 
   def part(self, devices: Sequence[int]) -> "LinkMatrix":
     """Returns the sub-cluster of some devices, in ascending order."""
+    # Ascending order keeps the devices of a node contiguous.
     some = np.sort(np.asarray(devices, int))
     return dataclasses.replace(
       self, nodes=tuple(np.array(self.nodes)[some].tolist()),
@@ -126,7 +129,7 @@ class LinkMatrix:
 
 def _check(key: str, matrix: np.ndarray) -> None:
   """Raises ValueError if an off-diagonal entry is missing, 0 or infinite."""
-  off = ~np.eye(len(matrix), dtype=bool)
+  off = ~np.eye(len(matrix), dtype=bool)  # [N, N], off the diagonal
   missing = np.argwhere(np.isnan(matrix) & off)
   if len(missing):
     i, j = missing[0]
@@ -155,6 +158,7 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
   Raises:
     ValueError: The cluster has fewer groups, or there are too many devices.
   """
+  # Only the outermost level may be used in part.
   last = cluster.levels[-1]
   if not 1 <= groups <= last.size:
     raise ValueError(
@@ -168,12 +172,14 @@ def of_cluster(cluster: Cluster, groups: int) -> LinkMatrix:
   devices, inside = np.arange(n), 1
   bandwidth, latency_s = np.full((n, n), np.nan), np.full((n, n), np.nan)
   for index, level in enumerate(levels):
-    inside *= level.size
+    inside *= level.size  # devices per group of this level
     group = devices // inside
     # Pairs whose innermost common group is on this level. [N, N]
     new = (group[:, None] == group) & np.isnan(bandwidth)
+    # Each device's share if all devices send concurrently.
     bandwidth[new] = level.link.bandwidth * level.links_per_device
     latency_s[new] = _latency(level, index == len(levels) - 1 and index > 0)
+  # A node is a group of the level below the outermost one.
   node = math.prod(level.size for level in levels[: max(1, len(levels) - 1)])
   return LinkMatrix(
     f"{cluster.name}:{groups}", cluster.device,
@@ -206,13 +212,13 @@ def uneven(
     jitter: Largest relative reduction per direction.
   """
   rng, n = np.random.default_rng(seed), links.num_devices
-  of = np.array(links.nodes)
+  of = np.array(links.nodes)  # [N]
   count = int(of.max()) + 1
   # [nodes, nodes]: symmetric, then different in both directions.
   shares = np.triu(rng.uniform(least, 1, (count, count)), 1)
   shares += shares.T + np.eye(count)
   shares = shares * rng.uniform(1 - jitter, 1, (count, count))
-  np.fill_diagonal(shares, 1.0)
+  np.fill_diagonal(shares, 1.0)  # links inside a node keep their share
   pairs = rng.uniform(1 - jitter, 1, (n, n))
   return dataclasses.replace(
     links, name=f"{links.name}, uneven {seed}",
@@ -247,6 +253,7 @@ def fit(
     >>> round(latency_s * 1e6, 2), round(bandwidth / 1e9, 2)  # us, GB/s
     (1.9, 10.19)
   """
+  # Two unknowns need two different sizes.
   if len(set(sizes)) < 2:
     raise ValueError("latency and rate need messages of two sizes or more")
   times = np.asarray(seconds, float)
@@ -258,6 +265,6 @@ def fit(
     rows / scale / times[:, None], np.ones(len(times))
   )
   latency_s, per_byte = found / scale
-  if per_byte <= 0:
+  if per_byte <= 0:  # nnls sets it to 0 if times decrease
     raise ValueError("larger messages took no longer: no rate can be fitted")
   return float(latency_s), float(1 / per_byte)

@@ -60,6 +60,7 @@ RACKS = {rack.name: rack for rack in (
   ),
   Rack(
     "h100", 32, {"bf16": 989.4e12, "fp8": 1978.9e12}, 80e9, 3.6e12, 400e9,
+    # Four DGX H100 nodes form one rack.
     4 * 10.2e3, 1.15, 1.4e6,
     {
       "per_rack": ("four nodes of eight", "choice"),
@@ -110,6 +111,7 @@ SITES = {site.name: site for site in (
 
 # Number of unexpected interruptions of 16,384 GPUs in 54 days, by cause.
 INTERRUPTIONS = {
+  # The sum is 419 interruptions.
   "faulty GPU": 148, "GPU memory": 72, "software": 54,
   "network switch or cable": 35, "host maintenance": 32, "GPU SRAM": 19,
   "GPU system processor": 17, "network adapter": 7, "NCCL watchdog": 7,

@@ -45,6 +45,7 @@ class Slices:
     Args:
       size: Number of chips of the slice along the dim.
     """
+    # 3D slices consist of cubes of 4 x 4 x 4, which switches connect.
     return size % (4 if self.num_dims == 3 else 16) == 0
 
   def refusal(self, topology: Sequence[int]) -> str | None:
@@ -59,6 +60,7 @@ class Slices:
     if chips > self.most_chips:
       return f"its largest slice has {self.most_chips} chips, not {chips}"
     if self.shapes is not None:
+      # Shapes are listed with ascending dims: 8x4 is 4x8.
       if tuple(sorted(topology)) in self.shapes:
         return None
       names = ", ".join("x".join(map(str, shape)) for shape in self.shapes)
@@ -73,6 +75,7 @@ _CUBES = f"{_DOCS}/types-topologies: A, B, C all <= 4 or all multiples of 4"
 # Single-host and multi-host shapes of the 2D generations.
 _PLANES = ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 
+# By generation, as in `devices.DEVICES`.
 SLICES = {
   "v4": Slices(3, 4096, f"{_DOCS}/v4: 4,096 chips; {_CUBES}"),
   "v5e": Slices(

@@ -103,7 +103,8 @@ def _grid(
 ) -> Topology:
   if not shape or min(shape) < 1:
     raise ValueError(f"{name}: every dim must be at least 1")
-  _check_size(name, 2 * len(shape) * math.prod(shape))
+  _check_size(name, 2 * len(shape) * math.prod(shape))  # an upper limit
+  # Row-major node numbers: the last dim has stride 1.
   strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
   # All nodes list their links in the same order of directions, because
   # MultiTree tries them in this order: with links in the order of node numbers,
@@ -113,6 +114,7 @@ def _grid(
   for node, place in enumerate(itertools.product(*map(range, shape))):
     for i, size, stride in zip(place, shape, strides, strict=True):
       for step in (-1, 1):
+        # A dim of size 1 has no links.
         if size > 1 and (wraps or 0 <= i + step < size):
           pairs[node, node + ((i + step) % size - i) * stride] = None
   found = tuple(Link(*pair, bandwidth, latency_s) for pair in pairs)
@@ -125,6 +127,7 @@ def fully_connected(
   """Builds a network with one link for every ordered pair of ranks."""
   name = f"fully connected {num_ranks}"
   _check_size(name, num_ranks * (num_ranks - 1))
+  # Both directions of every pair.
   pairs = itertools.permutations(range(num_ranks), 2)
   return Topology(
     name,
@@ -151,7 +154,7 @@ def switch(
   """Builds a network of one switch, with one link to and from every rank."""
   name = f"switch {num_ranks}"
   _check_size(name, 2 * num_ranks)
-  pairs = [(rank, num_ranks) for rank in range(num_ranks)]
+  pairs = [(rank, num_ranks) for rank in range(num_ranks)]  # the switch
   found = _both(pairs, bandwidth, latency_s)
   return Topology(name, num_ranks, 1, tuple(found))
 
@@ -194,6 +197,7 @@ def leaf_spine(
         f"{name}: uplink_bandwidth={uplink_bandwidth:g} and oversubscription="
         f"{oversubscription:g} cannot both be given"
       )
+    # Total host bandwidth / oversubscription = total uplink bandwidth.
     checks.positive("oversubscription", oversubscription)
     uplink_bandwidth = hosts_per_leaf * bandwidth / spines / oversubscription
   # Nodes: ranks, then leaves, then spines.
@@ -239,7 +243,7 @@ def fat_tree(
   # has `half` ranks. Aggregation switch i of every pod connects to core
   # switches i half to i half + half - 1.
   half = ports // 2
-  num_ranks = ports * half * half
+  num_ranks = ports * half * half  # ports pods of half^2 ranks
   edge = num_ranks  # first node of each level of switches
   aggregation = edge + ports * half
   core = aggregation + ports * half
@@ -281,6 +285,7 @@ def bigraph(
   _check_size(name, 2 * num_ranks + switches**2 // 2)
   pairs = [(rank, num_ranks + rank // ranks_per_switch)
            for rank in range(num_ranks)]
+  # A complete bipartite graph between both halves.
   upper, lower = range(switches // 2), range(switches // 2, switches)
   pairs += [
     (num_ranks + u, num_ranks + v) for u, v in itertools.product(upper, lower)
@@ -327,6 +332,7 @@ def dgx(
   ] if nodes > 1 else []
   found = _both(inside, bandwidth, latency_s)
   found += _both(rails, network_bandwidth, latency_s)
+  # A single node needs no rail switches.
   num_switches = nodes + (gpus_per_node if rails else 0)
   return Topology(name, num_ranks, num_switches, tuple(found))
 
@@ -342,7 +348,7 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
   "fat_tree": fat_tree,
   "bigraph": bigraph,
   "dgx": dgx,
-  "file": from_file,
+  "file": from_file,  # file:PATH in texts
 }
 SHAPED = ("torus", "mesh")  # builders that take all sizes as one argument
 
@@ -361,6 +367,7 @@ def build(name: str, *args: Any, **kwargs: Any) -> Topology:
   checks.known("topology ", name, BUILDERS)
   try:
     return BUILDERS[name](*args, **kwargs)
+  # A wrong number of sizes, or an unknown keyword.
   except TypeError as error:
     raise ValueError(f"topology {name!r}: {error}") from error
 

@@ -52,17 +52,19 @@ def from_networkx(
   nodes = sorted(graph, key=lambda node: bool(graph.nodes[node].get("switch")))
   num_switches = sum(bool(graph.nodes[n].get("switch")) for n in nodes)
   num_ranks = len(nodes) - num_switches
+  # Whether the nodes are the numbers 0 to n - 1.
   numbered = set(nodes) == set(range(len(nodes)))
   if numbered and set(nodes[:num_ranks]) == set(range(num_ranks)):
-    nodes = list(range(len(nodes)))
+    nodes = list(range(len(nodes)))  # keep the numbers
   elif any(isinstance(node, int) for node in nodes):
     warnings.warn(
       f"{name}: nodes are renumbered: the graph's node {nodes[0]!r} is rank 0; "
       "Topology.labels has the graph's nodes",
       stacklevel=2,
     )
-  number = {node: i for i, node in enumerate(nodes)}
+  number = {node: i for i, node in enumerate(nodes)}  # name -> number
   found = []
+  # A directed graph is unchanged; an undirected edge becomes two.
   for u, v, data in graph.to_directed().edges(data=True):
     place = f"{name}: edge {u!r} to {v!r}"
     for key in data:
@@ -103,6 +105,7 @@ def from_file(
   keys = {"name": str, "num_ranks": int, "num_switches": int, "links": list}
   _check_fields(str(path), data, keys, {"num_ranks", "links"})
   defaults = {"bandwidth": bandwidth, "latency_s": latency_s}
+  # Attributes that at least one link lacks, so that a default has an effect.
   lacking = set()
   found: list[Link] = []
   for number, entry in enumerate(data["links"]):
@@ -120,7 +123,7 @@ def from_file(
       numbers.append(_number(place, key, entry.get(key, default)))
     found.append(Link(*ends, *numbers))
     if entry.get("both_ways", False):
-      found.append(Link(*reversed(ends), *numbers))
+      found.append(Link(*reversed(ends), *numbers))  # the other direction
   for key, value in defaults.items():
     if value is not None and key not in lacking:
       raise ValueError(
@@ -150,6 +153,7 @@ def read_json(path: pathlib.Path) -> Any:
     raise ValueError(f"{path}: {error.strerror}") from error
   except ValueError as error:
     raise ValueError(f"{path} is not JSON: {error}") from error
+  # Python's parser recurses for each nested list or object.
   except RecursionError as error:
     raise ValueError(f"{path} is nested too deeply") from error
 

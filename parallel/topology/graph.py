@@ -97,7 +97,7 @@ class Topology:
       if pair in seen:
         raise ValueError(f"{self.name}: two links from {pair[0]} to {pair[1]}")
       seen.add(pair)
-      if not 0 < link.bandwidth < math.inf:
+      if not 0 < link.bandwidth < math.inf:  # also rejects NaN
         raise ValueError(f"{self.name}: {link}: bandwidth must be positive")
       if not 0 <= link.latency_s < math.inf:
         raise ValueError(f"{self.name}: {link}: latency_s must be at least 0")
@@ -149,6 +149,7 @@ class Topology:
       (source, destination) -> ``amount`` times the link's bandwidth over the
       slowest link's, in the order of `links`.
     """
+    # A single rank has no links.
     slowest = min((link.bandwidth for link in self.links), default=1.0)
     # The factor compensates for rounding errors, so that a ratio just below an
     # integer is not rounded down.
@@ -160,7 +161,7 @@ class Topology:
   @functools.cached_property
   def _neighbours(self) -> tuple[tuple[int, ...], ...]:
     """Ascending destinations of each node's links, ``[node][link]``."""
-    found: list[list[int]] = [[] for _ in range(self.num_nodes)]
+    found: list[list[int]] = [[] for _ in range(self.num_nodes)]  # by source
     for link in self.links:
       found[link.source].append(link.destination)
     return tuple(tuple(sorted(nodes)) for nodes in found)
@@ -181,7 +182,7 @@ class Topology:
       sources: list[list[int]] = [[] for _ in range(self.num_nodes)]
       for link in self.links:
         sources[link.destination].append(link.source)
-      hops = [-1] * self.num_nodes
+      hops = [-1] * self.num_nodes  # -1: not reached yet
       hops[destination] = 0
       queue = collections.deque([destination])
       while queue:
@@ -221,6 +222,7 @@ class Topology:
     path = [source]
     while path[-1] != destination:
       node = path[-1]
+      # Candidates: neighbors that are one link closer to the destination.
       near = [
         v for v in self.neighbours(node) if hops[v] == hops[node] - 1
       ]
@@ -248,6 +250,7 @@ class Topology:
       if (link.source, link.destination) not in pairs
     )
     name = f"{self.name} without {len(pairs)} links"
+    # Validates the result: a rank may have become unreachable.
     return dataclasses.replace(self, name=name, links=left, shape=())
 
   @functools.cached_property
@@ -280,6 +283,7 @@ class Topology:
     """
     graph = networkx.DiGraph()
     for node in range(self.num_nodes):
+      # The attributes are those that `files.from_networkx` reads.
       graph.add_node(node, switch=node >= self.num_ranks)
     for link in self.links:
       graph.add_edge(

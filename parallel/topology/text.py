@@ -42,6 +42,7 @@ def parse(
   head, options = checks.options(text)
   name, _, argument = head.partition(":")
   checks.known("topology ", name, BUILDERS)
+  # Not an option of builders: links are removed after the build.
   failed = options.pop("failed", None)
   # Options that the builder accepts: its keyword-only arguments.
   taken = [
@@ -51,10 +52,12 @@ def parse(
   for option in options:
     checks.known(f"{name}'s option ", option, [*taken, "failed"])
   given = {"bandwidth": bandwidth, "latency_s": latency_s}
+  # Options in the text override the defaults.
   options = {k: v for k, v in given.items() if v is not None} | options
   options = {
     option: quantity(option, value) for option, value in options.items()
   }
+  # A path may contain "x", so it is not split into sizes.
   if name == "file":
     net = from_file(argument, **options)
   else:
@@ -89,7 +92,7 @@ def quantity(key: str, value: float | str) -> float:
     >>> quantity("bandwidth", "1e9"), quantity("bandwidth", "infiniband_ndr")
     (1000000000.0, 50000000000.0)
   """
-  if not isinstance(value, bool):
+  if not isinstance(value, bool):  # float(True) would be 1.0
     try:
       return float(value)
     except (TypeError, ValueError):
@@ -119,6 +122,7 @@ def _pairs(net: Topology, text: str) -> list[tuple[int, int]]:
       )
     pair = (int(match[1]), int(match[3]))
     pairs.append(pair)
+    # One-way links have no reverse direction to remove.
     if match[2] == "-" and pair[::-1] in net.links_by_pair:
       pairs.append(pair[::-1])
   return pairs

@@ -168,8 +168,8 @@ def _hello(
     if state.phase is Phase.RUNNING and sender in state.contributors:
       effects.append(Send(sender, _start(state)))
     return state, effects
-  # A repeated Hello replaces the former one.
   others = [entry for entry in state.pending if entry[0] != sender]
+  # A repeated Hello replaces the former one.
   state = state._replace(pending=tuple(sorted([*others, (sender, hello)])))
   state, effects = _assemble(state, rules)
   return state, [m.Watch(sender), *effects]

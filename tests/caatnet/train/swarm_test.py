@@ -370,7 +370,7 @@ def test_who_has_the_newest_revision_is_not_waited_for_for_ever():
   assert patience.hear(lost._replace(lost=False)) is None  # there is one
   assert patience.hear(lost) is None
   time.sleep(0.06)
-  assert "has revision 7" in str(patience.hear(lost))
+  assert "holds revision 7" in str(patience.hear(lost))
   assert said == [f"the coordinator {lost.text}"]
 
 
