@@ -12,6 +12,7 @@ from parallel.kernels.codec import api, reference
 from parallel.kernels.codec.reference import Codec, Encoded, OuterStep
 from parallel.kernels.selection import Implementation
 
+# Allowed values of `Wire.codec`, `Wire.route` and `Wire.dtype`.
 CODECS = ("none", *reference.NAMES)
 
 
@@ -64,12 +65,14 @@ class Wire:
           f"wire {field}={value!r} is unknown; use one of "
           f"{', '.join(allowed)}"
         )
+    # An all-reduce has neither codes to round nor a choice of route.
     if self.codec == "none" and (self.stochastic or self.route != _ROUTES[0]):
       raise ValueError(
         f"wire codec='none' is an all-reduce; stochastic="
         f"{self.stochastic} and route={self.route!r} need one of "
         f"{', '.join(reference.NAMES)}"
       )
+    # Decoded values are always summed in float32.
     if self.codec != "none" and self.dtype != "float32":
       raise ValueError(
         f"wire dtype={self.dtype!r} is for codec='none'; {self.codec!r} "
@@ -152,6 +155,7 @@ class NesterovStep:
   outer: OuterStep
 
   def of_mean(self, mean: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # The mean is already decoded: no kernel is needed.
     return reference.nesterov_step(
       mean, self.params, self.momentum, self.outer
     )
@@ -164,6 +168,7 @@ class NesterovStep:
     weights: jax.Array | None,
     implementation: Implementation,
   ) -> tuple[jax.Array, jax.Array]:
+    # Rows have the shape that was encoded, which may differ from [*B, ...].
     return api.nesterov(
       encoded, self.params.reshape(shape), self.momentum.reshape(shape), codec,
       self.outer, weights, implementation=implementation,

@@ -104,6 +104,7 @@ def tpu_call(
     ),
     **options,
   )
+  # One call per lane, as described above; other kernels are vmapped by Pallas.
   if interpret or sends is not None:
     return jax.custom_batching.sequential_vmap(call)
   return call
@@ -121,6 +122,7 @@ def barrier(kernel: str, axis_name: str) -> int:
     axis_name: Mesh axis over which the kernel sends.
   """
   axes = jax.sharding.get_abstract_mesh().axis_names
+  # Distinct for every pair (axis, kernel).
   return axes.index(axis_name) * len(BARRIERS) + BARRIERS.index(kernel)
 
 
@@ -157,6 +159,7 @@ def position(
   sizes = jax.sharding.get_abstract_mesh().shape
   others = [n for n, size in sizes.items() if n != axis_name and size > 1]
   alone = [n for n, size in sizes.items() if n != axis_name and size == 1]
+  # Cast to one varying type, so that they can be stacked.
   numbers = same_axes(*map(lax.axis_index, (axis_name, *others)))
 
   def device_id(position_ref, number):

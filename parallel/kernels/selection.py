@@ -21,8 +21,10 @@ import jax
 Kernels = Mapping[str, Sequence[str]]
 KERNELS: Kernels = {"tpu": ("tpu",), "gpu": ("gpu",)}
 
+# Suffix of a kernel's name to run it in the interpreter.
 _INTERPRET = "_interpret"
 
+# "auto", a name, or names in order of preference.
 Implementation = str | Sequence[str]
 
 
@@ -117,6 +119,7 @@ def choose(
   refused = {}
   for name in preference(implementation, kernels=kernels):
     choice = Choice(name, refused)
+    # The reference has no restrictions, so that it is never rejected.
     reason = None if name == "reference" else refusal(choice.kind)
     if reason is None:
       return choice

@@ -117,6 +117,7 @@ class Table:
     self.implementation = implementation
     self.counts = Counts()
     self._lock = threading.Lock()
+    # Devices of a mesh -> the table on these devices, created on first use.
     self._placed: dict[tuple[jax.Device, ...], _Placed] = {}
 
   def prepare(
@@ -222,6 +223,7 @@ def _resolved(table: Table, devices: Sequence[jax.Device]) -> tuple[str, str]:
     )
   if chosen.name == "reference":
     return "cpu_gather", refused or f"no kernel on {platform}"
+  # A TPU's kernel reads padding in addition to useful bytes (`order.waste`).
   if waste >= CPU_PASSES:
     return "cpu_gather", (
       f"the kernel's {waste:.2f} bytes per useful byte are not less than the "
@@ -252,6 +254,7 @@ class _Placed:
     self, ids: np.ndarray, sharding: NamedSharding
   ) -> Callable[[], jax.Array]:
     """Runs the host's part of a lookup; see `Table.prepare`."""
+    # Device -> its slices of the ids.
     parts = sharding.devices_indices_map(ids.shape)
     wanted, places = zip(
       *(self._wanted(ids[parts[device]]) for device in self.devices),
@@ -263,8 +266,10 @@ class _Placed:
     target = NamedSharding(sharding.mesh, P(*sharding.spec))
 
     def dispatch() -> jax.Array:
-      rows = self.way.fetch(staged)
+      rows = self.way.fetch(staged)  # [D, U, F]
       found = _put(self.mesh)(rows, on_devices(index, self.each), self.cache)
+      # The shards of a device have the same values in both shardings; only the
+      # mesh differs, so that no data moves.
       return jax.make_array_from_single_device_arrays(
         (*ids.shape, width), target,
         [shard.data for shard in found.addressable_shards],
@@ -277,6 +282,7 @@ class _Placed:
 
     An index below C is a slot of the cache; C + i is the i-th fetched row.
     """
+    # ids.ravel() == unique[inverse.ravel()]
     unique, inverse = np.unique(ids, return_inverse=True)
     counts = self.table.counts
     counts.places += ids.size

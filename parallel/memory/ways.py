@@ -50,6 +50,7 @@ class CpuGather:
   ) -> None:
     self.rows = rows
     self.sharding = NamedSharding(mesh, P(AXIS))
+    # Devices of this process: only their rows are gathered here.
     self.here = [
       d.process_index == jax.process_index() for d in mesh.devices.flat
     ]
@@ -119,7 +120,7 @@ class Sharded:
     num_rows, width = rows.shape
     self.num = mesh.devices.size
     self.sharding = NamedSharding(mesh, P(AXIS))
-    most = -(-num_rows // self.num)
+    most = -(-num_rows // self.num)  # rows of the largest shard
 
     def share(part: tuple[slice, ...]) -> np.ndarray:
       own = rows[part[0].start or 0 :: self.num]
@@ -150,6 +151,7 @@ class Sharded:
     """
     owner, row = ids % self.num, ids // self.num
     by_owner = np.argsort(owner, axis=1, kind="stable")
+    # [requesting device, owner]: number of requested rows.
     counts = np.stack([np.bincount(o, minlength=self.num) for o in owner])
     if counts.max() > self.capacity:
       self.capacity = rounded_up(int(counts.max()), ids.shape[1])

@@ -28,6 +28,7 @@ from parallel.xla.entries import alike
 from parallel.xla.groups import MeshAxes, replica_groups
 from parallel.xla.ledger import Collective, place
 
+# HLO opcode, without "-start" -> kind of a ledger entry.
 _KINDS = {
   "all-reduce": "all_reduce",
   "all-gather": "all_gather",
@@ -40,6 +41,7 @@ _KINDS = {
 # XLA:TPU assigns one chain_id to all copies of a collective in a chain of
 # fusions.
 _CHAIN = re.compile(r'\bchain_id="(\d+)"')
+# HLO opcode of a reducer's root -> name in the ledger of lowered programs.
 _REDUCTIONS = {"add": "add", "maximum": "max", "minimum": "min"}
 
 
@@ -135,6 +137,7 @@ class Reader:
     Yields:
       Pairs (computation, collective or sending kernel in that computation).
     """
+    # Transfers between device and host are not collectives.
     if instruction.opcode in ("send", "recv") and (
       "is_host_transfer=true" not in instruction.attributes
     ):
@@ -148,6 +151,8 @@ class Reader:
     elif instruction.opcode == "fusion" or (
       instruction.opcode.endswith("-start")
     ):
+      # Fusions and generic async-start instructions wrap a computation, which
+      # may contain the collective.
       for name in instruction.calls():
         inner = self.module.computations[name]
         # Only the first fusion of a chain has this mark.
@@ -156,7 +161,7 @@ class Reader:
         ):
           continue
         for wrapped in inner.instructions:
-          if not wrapped.opcode.endswith("-done"):
+          if not wrapped.opcode.endswith("-done"):  # its start is counted
             yield from self._find(inner, wrapped)
 
   def _entry(
@@ -197,7 +202,7 @@ class Reader:
   def _axes(self, found: hlo.Instruction) -> tuple[tuple[str, ...], int]:
     """Returns the axes of a collective and the number of devices of a group."""
     pairs = found.attribute("source_target_pairs")
-    if pairs:
+    if pairs:  # a permute, such as {{0,1},{1,0}}
       numbers = re.findall(r"\d+", pairs)
       return self.mesh_axes.of_pairs(np.array(numbers, int))
     groups = found.attribute("replica_groups")
@@ -245,6 +250,7 @@ class Difference:
     The numbers of executions are not compared: XLA splits and merges
     collectives.
     """
+    # Counts are set to 0 on both sides, so that only the bytes are compared.
     lowered, compiled = (
       {key: sent._replace(count=0) for key, sent in side.items()}
       for side in (self.lowered, self.compiled)
@@ -281,6 +287,7 @@ def compare(
     for entry in entries:
       if not entry.bytes:
         continue
+      # (axes, phase) -> (kind, dtype) -> Sent
       sums = side.setdefault((entry.axes, entry.phase), {})
       count, known, unknown = sums.get((entry.kind, entry.dtype), Sent())
       if entry.count is None:

@@ -68,7 +68,7 @@ class Collective:
 
     An element of a type narrower than a byte counts as one byte.
     """
-    if self.group_size == 1:
+    if self.group_size == 1:  # an axis of size 1: no communication
       return 0
     return self.elements * np.dtype(self.dtype).itemsize
 
@@ -83,6 +83,8 @@ class Collective:
     Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective
     Communication Operations in MPICH", 2005, section 4.
     """
+    # The operand of an all-gather is one slice of the result; the operands of
+    # the other kinds have the size of the whole array.
     n = self.group_size
     if self.kind == "all_reduce":
       return 2 * (n - 1) * self.bytes / n
@@ -121,6 +123,7 @@ def select(
   def keep(entry: Collective) -> bool:
     if isinstance(axis, str) and axis not in entry.axes:
       return False
+    # Sets: the order of a tuple does not matter.
     if isinstance(axis, tuple) and set(axis) != set(entry.axes):
       return False
     return (
@@ -147,6 +150,7 @@ def total(entries: Iterable[Collective], **wanted: Any) -> int:
     ValueError: A selected entry of more than zero bytes has an unknown count.
   """
   selected = select(entries, **wanted)
+  # Unknown counts of entries without bytes do not affect the sum.
   unknown = [c for c in selected if c.count is None and c.bytes]
   if unknown:
     raise ValueError(
@@ -183,6 +187,7 @@ def alike(branches: Iterable[Iterable[Collective]]) -> bool:
 
   Order and named scopes may differ.
   """
+  # Multisets: branches may order their collectives differently.
   first, *others = (
     collections.Counter(dataclasses.replace(c, where="") for c in branch)
     for branch in branches
@@ -201,6 +206,8 @@ def merge(entries: Iterable[Collective]) -> list[Collective]:
     Entries with an unknown count are merged separately; the count remains
     unknown.
   """
+  # (entry with count 0, whether its count is unknown) -> summed count. The flag
+  # separates unknown from known counts of the same entry.
   counts: dict[tuple[Collective, bool], int] = {}
   for entry in entries:
     key = dataclasses.replace(entry, count=0), entry.count is None

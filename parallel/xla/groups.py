@@ -24,10 +24,13 @@ import re
 
 import numpy as np
 
+# One group in a list of groups, such as {0,1}.
 _NUMBERS = re.compile(r"\{([\d,]+)\}")
+# Shape of the groups, and the order of the devices: [4,2]<=[2,4]T(1,0).
 _IOTA = re.compile(r"\[([\d,]+)\]<=(\[.*)")
 # A shape, and the order of its dims if it is transposed.
 _ORDER = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")
+# Axes of the mesh, order of its devices if given, and axes of the groups.
 _MESH = re.compile(
   r"mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}"
 )
@@ -44,6 +47,7 @@ class MeshAxes:
     """
     self._sizes = dict(sizes)
     self.num_devices = math.prod(sizes.values())
+    # Set of device groups -> the axes along which these groups extend.
     self._axes = dict(_groups_of_axes(self._sizes))
 
   def of_groups(
@@ -90,6 +94,7 @@ class MeshAxes:
       raise self._another_mesh(set(pairs.ravel().tolist()))
     # Mesh coordinates, [axes, n, 2].
     places = np.stack(np.unravel_index(pairs, tuple(self._sizes.values())))
+    # Axes along which any pair moves, bool [axes].
     moves = (places[..., 0] != places[..., 1]).any(axis=-1)
     axes = tuple(itertools.compress(self._sizes, moves))
     return axes, math.prod(self._sizes[name] for name in axes)
@@ -170,6 +175,7 @@ def _of_mesh(axes: str, order: str | None, chosen: str) -> list[list[int]]:
   parts = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen)
   shape, dims = [], []
   for name, size in sizes:
+    # Range [begin, end) of each factor of this axis, as products of sizes.
     spans = [
       (int(before or 1), int(before or 1) * int(own or size))
       for other, before, own in parts

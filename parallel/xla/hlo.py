@@ -18,6 +18,7 @@ import re
 
 from parallel.xla.entries import shares
 
+# Name of an element type in HLO -> (NumPy name, bits per element).
 _DTYPES = {
   "pred": ("bool", 8), "bf16": ("bfloat16", 16),
   "f8e4m3fn": ("float8_e4m3fn", 8),
@@ -33,11 +34,15 @@ _DTYPES = {
   for bits in (1, 2, 4, 8, 16, 32, 64)
 }
 
+# Dtype, dims ("<=8": a dynamic dim of at most 8) and layout of an array.
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
+# Root mark, name, and the rest of an instruction's line.
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([^\s=]+) = (.*)")
+# First line of a computation: %name (parameters) -> result {
 _HEADER = re.compile(r"(ENTRY )?%?([^\s(]+) \(.*\) -> .* \{$")
 # Metadata of a kernel, JSON on several lines; anything else is on one line.
 _METADATA = re.compile(r'=\{\n("[^{}]*)\}')
+# Attributes that name computations, with one name or a list in braces.
 _CALLS = re.compile(
   r"(calls|to_apply|body|condition|true_computation|false_computation|"
   r"async_wrapped|called_computations|branch_computations)="
@@ -170,6 +175,8 @@ class Module:
         are yielded with None.
     """
     for computation, times in self._runs(start or self.entry, 1, alike):
+      # A fraction means that the trips of a loop are not a multiple of the
+      # denominator of a branch's share: the number is then unknown.
       whole = times is not None and times == int(times)
       yield computation, int(times) if whole else None
 
@@ -217,6 +224,7 @@ class Module:
       if len(inside) > 1:
         return None
       parts.append(next(iter(inside), None))
+    # Share of the branch without a scope.
     rest = 1 - sum(part for part in parts if part is not None)
     if parts.count(None) != 1 or rest < 0:
       return None
@@ -247,7 +255,7 @@ class Module:
     # Any other form of condition: unknown trip count.
     if test.opcode != "compare" or test.attribute("direction") != "LT":
       return None
-    counter, bound = condition.operands(test)
+    counter, bound = condition.operands(test)  # counter < bound
     last = _integer(condition, bound)
     if counter.opcode != "get-tuple-element" or last is None:
       return None

@@ -18,12 +18,15 @@ import re
 
 from parallel.xla import hlo
 
+# Opcodes that pass an array on without allocating another one.
 _PASS_ON = {
   "parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
   "call", "opt-barrier", "add-dependency", "after-all", "domain", "async-done",
   "copy-done",
 }
+# Opcodes that XLA executes in the memory of their first operand, if it can.
 _UPDATES = {"dynamic-update-slice", "scatter"}
+# Opcodes whose result is a part of their operand.
 _SLICES = {"slice", "dynamic-slice"}
 # Instructions whose result has as many elements as their operand: a fusion may
 # apply them to a slice before it writes the slice.
@@ -75,6 +78,7 @@ def uses(
         )
       if _gathers(module, computation, instruction, seen_as):
         gathers.append(instruction.name)
+      # A kernel with an array, or a view of it, as an operand.
       if instruction.opcode == "custom-call" and any(
         operand.shapes and operand.shapes[0].dims in seen_as
         for operand in computation.operands(instruction)
@@ -109,6 +113,7 @@ def _not_aliased(
   module: hlo.Module, arrays: Sequence[hlo.Shape]
 ) -> list[str]:
   """Describes the arrays whose memory is not reused by any result."""
+  # Shapes of the donated parameters; each may serve one of the arrays.
   left = [
     i.shapes[0] for i in module.computations[module.entry].instructions
     if i.opcode == "parameter" and int(i.literal) in module.aliased
@@ -137,6 +142,7 @@ def _fault(
 ) -> str:
   """Describes how an instruction copies or slices an array; else ""."""
   opcode = instruction.opcode
+  # Pairs (computation, instruction that writes a result).
   roots = [(computation, instruction)]
   if opcode == "fusion":
     inner = module.computations[instruction.calls()[0]]
@@ -151,6 +157,7 @@ def _fault(
   if any(s.on_chip for s in whole):
     return ""
   if opcode == "fusion":
+    # A result of the whole shape that is neither an update nor a parameter.
     copies = [
       root for _, root in roots
       if root.opcode not in _UPDATES | {"parameter"}
@@ -158,6 +165,7 @@ def _fault(
     ]
     return f"a copy ({copies[0].opcode} in a fusion):" if copies else ""
   if opcode == "custom-call":
+    # Results that a kernel aliases to operands, such as {0}: (2, {}).
     kept = re.findall(r"\{\d*\}: \(", instruction.attribute(
       "output_to_operand_aliasing"
     ))
@@ -189,6 +197,7 @@ def _slices(
   if instruction.opcode not in _SLICES:
     return False
   source = computation.operands(instruction)[0].shapes[0]
+  # At least one part, such as a layer; smaller slices are the step's reads.
   return source.dims in views and (
     instruction.shapes[0].elements * parts >= source.elements
   )

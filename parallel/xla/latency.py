@@ -47,6 +47,7 @@ def seconds(
     else:
       parts = entry.group_size if entry.kind == "all_gather" else 1
       found = known.all_reduce(entry.bytes * parts).stretched(0.5, 1)
+    # Both ends are at least the time of the bytes on the links.
     return Span(*(max(wire(entry), end) for end in found))
 
   return functools.cache(span)
@@ -68,6 +69,7 @@ def times(
   hardware, group = target.hardware, overlap.group(mesh, entry)
   if hardware.num_links > 1:  # a torus: the time depends on the group's box
     everywhere = np.array([d.coords for d in target.devices])
+    # Coordinates of the group, [devices, dims]; its box is their extent.
     places = np.array([d.coords for d in group])
     return collective_times.on_torus(
       hardware.name, hardware.link,

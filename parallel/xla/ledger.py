@@ -60,6 +60,7 @@ from parallel.xla.groups import MeshAxes
 # Includes the functions on entries that users of the ledger need.
 __all__ = ["Collective", "Phase", "collectives", "merge", "select", "total"]
 
+# StableHLO operation -> kind of a ledger entry.
 _KINDS = {
   "stablehlo.all_reduce": "all_reduce",
   "stablehlo.all_gather": "all_gather",
@@ -87,6 +88,7 @@ _STRUCTURE = re.compile(
   r"(closed|core)_call:?|eval_jaxpr|checkpoint|rematted_computation|remat2?|"
   r"custom_(jvp|vjp)_call"
 )
+# Transformations that jax writes around a scope's name.
 _TRANSFORM = re.compile(r"(jvp|transpose|vmap)\((.*)\)")
 
 
@@ -241,6 +243,8 @@ class _Reader:
       operations.reduction(self.functions[name].regions[0])
       for name in operations.called(op)
     ]
+    # The reducer is a function that the custom call refers to; None for
+    # operations without reduction.
     reduction = reducers[0] if reducers else None
     return self._entries(op, _KINDS[kind], group, reduction, stacks)
 

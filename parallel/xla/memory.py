@@ -64,6 +64,8 @@ def memory(compiled: jax.stages.Compiled, arguments: dict[str, Any]) -> Memory:
     name: sum(map(bytes_per_device, jax.tree.leaves(tree)))
     for name, tree in arguments.items()
   }
+  # Donated arguments are counted once, in ``arguments``: the outputs that alias
+  # them are subtracted from ``outputs``.
   # XLA reports one number for all arguments in their device layouts; the
   # difference to their logical sizes is padding.
   return Memory(

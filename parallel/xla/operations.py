@@ -11,6 +11,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 import numpy as np
 
+# Reducers whose names differ from those of StableHLO operations.
 _REDUCTIONS = {
   "stablehlo.maximum": "max",
   "stablehlo.minimum": "min",
@@ -34,6 +35,7 @@ class _Loop:
 
   def __init__(self, loop: ir.Operation) -> None:
     self.initial = loop.operands
+    # Both blocks have the loop's state as their arguments.
     self.condition, self.body = (region.blocks[0] for region in loop.regions)
     # The body returns the state of the next trip.
     self.new_values = list(self.body.operations)[-1].operands
@@ -47,6 +49,7 @@ class _Loop:
       n = value.arg_number
       if value.owner not in (self.condition, self.body):
         return None
+      # A constant that the state carries: the body returns its argument.
       unchanged = self.new_values[n] == self.body.arguments[n]
       return self.constant(self.initial[n]) if unchanged else None
     attributes = value.owner.attributes
@@ -83,6 +86,7 @@ def trip_count(operation: ir.Operation) -> int | None:
   a constant to it, and the condition compares it with a constant.
   """
   loop = _Loop(operation)
+  # The operand of the condition's return, a comparison.
   test = list(loop.condition.operations)[-1].operands[0]
   if isinstance(test, ir.BlockArgument):
     return None
@@ -129,7 +133,7 @@ def _trips(direction: str, first: int, last: int, by: int) -> int | None:
     first, last, by = -first, -last, -by
   elif direction not in ("LT", "LE"):
     return None
-  if direction.endswith("E"):
+  if direction.endswith("E"):  # first <= last is first < last + 1
     last += 1
   if first >= last:
     return 0
@@ -208,6 +212,7 @@ def dtype_name(element_type: ir.Type) -> str:
     return "bool"
   if name.startswith("complex"):
     return {"complex<f32>": "complex64", "complex<f64>": "complex128"}[name]
+  # Such as f8E4M3FN: f, 8 and E4M3FN make float8_e4m3fn.
   letters, bits, variant = re.fullmatch(r"([a-z]+)(\d+)(\w*)", name).groups()
   stem = {"f": "float", "bf": "bfloat", "i": "int", "ui": "uint"}[letters]
   return stem + bits + (f"_{variant.lower()}" if variant else "")

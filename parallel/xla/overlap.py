@@ -29,6 +29,7 @@ from parallel.xla.ledger import Collective
 from parallel.xla.roofline import Cost
 from parallel.xla.targets import Target
 
+# Scope of a conditional's branch whose cost is reported by name.
 _ACTION = re.compile(r"\baction_(\w+)\b")
 
 
@@ -96,6 +97,7 @@ class ScheduledProgram:
     self.module, self.device = module, device
     self.reader = Reader(module, mesh)
     self.wire_seconds, self.reads = wire_seconds, reads
+    # Results of `_schedule` by the name of the computation.
     self._schedules: dict[str, tuple[list[ScheduledCollective], float]] = {}
 
   def total(self) -> Cost:
@@ -134,6 +136,7 @@ class ScheduledProgram:
     total = Cost()
     for computation, count in self.module.runs(start):
       costs = [self.cost(computation, i) for i in computation.instructions]
+      # A synchronous transfer is exposed entirely.
       exposed = sum(
         t.wire_seconds - t.hidden_seconds * t.asynchronous
         for t in self._schedule(computation.name)[0]
@@ -207,6 +210,7 @@ class ScheduledProgram:
     # compute. The first fusion sends, the last one returns the result.
     chain = self.reader.chain(order[start])
     if chain:
+      # Indices of the fusions of the chain.
       links = [i for i, x in enumerate(order) if self.reader.chain(x) == chain]
       return links[-1]
     if not order[start].opcode.endswith("-start"):
@@ -299,6 +303,7 @@ def wire_seconds(
   def links_of_torus(entry: Collective) -> int:
     """Returns the number of links of a device that a collective can use."""
     everywhere = np.array([d.coords for d in target.devices])
+    # Dims of the torus, and of the box that the group spans.
     extent = everywhere.max(axis=0) + 1
     places = np.array([d.coords for d in group(mesh, entry)])
     spanned = np.ptp(places, axis=0) + 1

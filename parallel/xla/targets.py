@@ -21,6 +21,7 @@ from parallel.hardware.clusters import CLUSTERS, Level
 from parallel.hardware.devices import DEVICES, Device
 from parallel.hardware.slices import SLICES
 
+# Syntax of a target's name, for help texts and errors.
 SYNTAX = (
   "tpu:GENERATION:TOPOLOGY as in tpu:v5p:4x4x4, gpu:NAME:NODESxGPUS as in "
   "gpu:h200:1x8, or cpu:N"
@@ -36,6 +37,7 @@ _TPUS = {
   "v6e": ("v6e-4", "default"),
   "tpu7x": ("tpu7x-8", "default"),
 }
+# File that libtpu locks while a process has it loaded.
 _TPU_LOCK = "/tmp/libtpu_lockfile"
 
 
@@ -152,6 +154,7 @@ def _tpu(name: str, generation: str, topology: str) -> Target:
     name,
     devices,
     hardware,
+    # One level: the links of a slice form a single torus.
     (Level("slice", len(devices), hardware.link),),
     _TPU_OPTIONS.get(generation, {}),
   )
@@ -219,6 +222,7 @@ def _gpu(name: str, gpu: str, shape: str) -> Target:
     )
   match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", shape)
   cluster = CLUSTERS[gpu]
+  # GPUs per node, then nodes per group of each outer level.
   per_node, *others = (level.size for level in cluster.levels)
   if not match or int(match[2]) > per_node:
     raise ValueError(

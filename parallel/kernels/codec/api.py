@@ -87,6 +87,7 @@ class Kernels(Protocol):
     ...
 
 
+# Name of an implementation -> its kernels.
 KERNELS: dict[str, Kernels] = {"tpu": tpu, "gpu": gpu}
 
 
@@ -196,6 +197,7 @@ def encode_delta(
   chosen = choice(params.shape, codec, implementation, key=key)
   if chosen.name == "reference":
     return reference.encode_delta(anchor, params, codec, key, residual)
+  # The kernels infer the roles from the number of operands and ``feedback``.
   operands = [x for x in (anchor, params, residual) if x is not None]
   return _encode(chosen, operands, codec, key, residual is not None)
 
@@ -282,6 +284,7 @@ def decode(
       operands.
   """
   return _over_senders(
+    # A leading dim of one sender.
     Encoded(*(part[None] for part in encoded)), n, codec, implementation,
     lambda: reference.decode(encoded, n, codec), divide=False,
   )
@@ -325,6 +328,7 @@ def nesterov(
   if chosen.name == "reference":
     return reference.nesterov(encoded, params, momentum, codec, outer, weights)
   encoded = _rows_of(encoded)
+  # [rows, padded n]; the padding is stepped too, and dropped below.
   others = [_to_rows(x, codec) for x in (params, momentum)]
   rows = KERNELS[chosen.kind].over_senders(
     encoded, others, codec, outer, weights, True, chosen.interpret

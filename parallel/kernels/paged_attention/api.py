@@ -117,6 +117,7 @@ def choice(
   def refusal(kind):
     if kind in OWN:
       return OWN[kind].refusal(q, pages, tables, window)
+    # All of jax's kernels additionally require finite pages.
     found = library.refusal(kind, q, pages, tables, window)
     return found or (None if finite else library.NOT_FINITE)
 
@@ -238,6 +239,7 @@ def paged_attention(
     q, pages, tables, window=window, finite=finite,
     implementation=implementation,
   )
+  # Keys past the last row of a sequence do not exist; padding has none.
   ends = first + q.shape[1]
   lengths = ends if lengths is None else jnp.minimum(lengths, ends)
   lengths = jnp.where(first < 0, 0, lengths)

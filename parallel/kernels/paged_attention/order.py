@@ -187,6 +187,7 @@ def write(
     keys, values = (jnp.concatenate([x, x]) for x in (keys, values))
     slots = jnp.concatenate([slots, jnp.full_like(slots, -1)])
   size, f = pages.page_size, pages.packing
+  # Slots out of range get a page number out of range, which scatters drop.
   inside = (slots >= 0) & (slots < pages.num_pages * size)
   page = jnp.where(inside, slots // size, pages.num_pages)
   offset = slots % size
@@ -198,6 +199,7 @@ def write(
     at = scale_at = (page, offset)
     tokens, scales = _interleave(tokens), _interleave(scales)
   else:
+    # Windows [K, 1, 1, D] at (page, row, first channel of the token).
     dims, window = (1, 2, 3), (0, 3)
     row, part = offset // f, offset % f
     at, scale_at = (page, row, part * pages.head_width), (page, part, row)
@@ -283,6 +285,7 @@ def read(pages: Pages, table: jax.Array) -> tuple[jax.Array, jax.Array]:
       return jnp.take(x, table, axis=1, mode="clip")
 
     data = tuple(gather(x).reshape(k, -1, d) for x in pages.data)
+    # [K, P, f, page / f] -> [K, P, page / f, f]: the order of tokens.
     scales = [gather(x).swapaxes(2, 3).reshape(k, -1) for x in pages.scales]
   if pages.coded:
     data = tuple(

@@ -44,6 +44,7 @@ def choice(
   def refusal(kind):
     if kind != "tpu":
       return "no kernel for this platform"
+    # The backward pass is a kernel of add_norm.
     return tpu.refusal(
       rows, k, p, shared.dtype, devices
     ) or add_norm_tpu.refusal(rows, k + p, shared.dtype)
