@@ -112,6 +112,7 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
   })
   return TrainingStep(
     model, config["data"]["batch_size"], config["data"]["seq_len"],
+    # Bytes per element of the reduced backward.
     backward_bytes=4 if (backward or sizes["dtype"]) == "float32" else 2,
   )
 
@@ -141,6 +142,7 @@ def _asked(text: str, best: Configuration) -> Configuration:
   """
   changes = {}
   for part in text.split():
+    # Accepts flags of a run, as the report prints them.
     key, _, value = part.removeprefix("--").removeprefix("config.").partition(
       "="
     )
