@@ -106,7 +106,7 @@ def _exact(config: Any) -> list[dict[str, Any]]:
 
 
 def _solved(config: Any) -> list[dict[str, Any]]:
-  """Compares orders with CP-SAT's, or with its bound, up to 16 devices."""
+  """Compares orders of up to 16 devices with CP-SAT's order and bound."""
   options, rows = config.benchmark, []
   if not options.python:
     print("CP-SAT is left out: benchmark.python names no Python with ortools")

@@ -135,7 +135,7 @@ def _choices(config: Mapping[str, Any]) -> Choices:
 
 
 def _asked(text: str, best: Configuration) -> Configuration:
-  """Parses a configuration given as a run's keys; the rest is from the best.
+  """Parses a configuration from a run's keys; missing keys are as in ``best``.
 
   Raises:
     ValueError: A key is not among those that the planner chooses.
