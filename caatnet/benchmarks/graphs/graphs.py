@@ -116,6 +116,7 @@ def num_edges(degrees: np.ndarray, fanouts: tuple[int, ...]) -> int:
     fanouts: Places for neighbours, level by level.
   """
   parents = num_places(fanouts[:-1])
+  # A place samples at most its fan-out, or its degree if that is smaller.
   width = np.concatenate([
     np.full(int(np.prod(fanouts[:level])), fanout)
     for level, fanout in enumerate(fanouts)
@@ -150,6 +151,7 @@ def _caches(options: Any, graph: Graph) -> dict[str, Any]:
       for i in range(number)
     ]
 
+  # Presampling counts other batches than those on which hits are counted.
   stream, before = batches(0, options.samples), batches(2**20, options.samples)
   asked = sum(map(len, stream))
   degree = np.bincount(graph.indices, minlength=graph.num_nodes)
@@ -163,10 +165,10 @@ def _caches(options: Any, graph: Graph) -> dict[str, Any]:
         stream, caches.most_frequent(seen, size)
       ),
       "lru": caches.lru(stream, size),
-      "belady": caches.belady(stream, size),
+      "belady": caches.belady(stream, size),  # optimal, needs the future
     }
     rows.append({"share": share} | {k: v / asked for k, v in by.items()})
-  width = 4 * options.num_features
+  width = 4 * options.num_features  # bytes of a row
   places = options.samples * options.batch_size * num_places(options.fanouts)
   sizes = {
     "places": places * width,
@@ -253,6 +255,7 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
   program = experiment.lower_step().compile()
   state, losses = experiment.init_state(), []
   for number in range(steps + 2):
+    # The first two steps, which fill the prefetch queue, are not timed.
     if number == 2:
       start, waited, worked = time.perf_counter(), feed.waited_s, feed.worked_s
     state, metrics = program(state, next(feed), ())
@@ -358,6 +361,7 @@ def _predicted(options: Any) -> dict[str, Any]:
   places = num_places(options.fanouts)
   parents = num_places(options.fanouts[:-1])
   for width in (100, 128, 602):
+    # Two matrices per layer; 2 FLOPs forward and 4 backward per weight.
     flops = 12 * options.batch_size * (
       parents * width * given.hidden + given.hidden * 64
     )

@@ -89,6 +89,7 @@ def predict(
     lines: Bytes of lines that are read for each useful byte.
   """
   all_bytes = feature_bytes * host.devices
+  # The slower of the cores and of the host's memory, shared by devices.
   gather_s = max(
     all_bytes / host.gather, CPU_PASSES * all_bytes / host.memory
   )

@@ -42,6 +42,7 @@ def shaped(
     ValueError: This machine or this user cannot create them.
   """
   hosts = [f"10.97.0.{i + 1}" for i in range(len(rates))]
+  # The bridge has a namespace of its own; all others are joined to it.
   with _made(len(rates) + 1) as (bridge, *names):
     _call(f"ip -n {bridge} link add {_DEVICE} type bridge")
     _call(f"ip -n {bridge} link set {_DEVICE} up")
@@ -88,6 +89,7 @@ def long_link(
     burst_kb = max(64, mbit // 4)  # at least rate / HZ
     for name, host in zip(names, _ENDS, strict=True):
       _up(name, host, f"mtu {mtu} txqueuelen 10000")
+      # The queue holds 50 ms of packets in addition to the round trip.
       _call(f"tc -n {name} qdisc add dev {_DEVICE} root tbf rate {mbit}mbit "
             f"burst {burst_kb}kb latency {50 + rtt_ms}ms")
     yield _ENDS, [_prefix(name) for name in names]
@@ -112,6 +114,7 @@ def _clear() -> None:
   """Deletes the namespaces of processes that were killed."""
   for line in _call("ip netns list").splitlines():
     found = re.match(r"shaped(\d+)n\d+\b", line)
+    # The name contains the id of the process that created it.
     if found and not pathlib.Path(f"/proc/{found[1]}").exists():
       _call(f"ip netns delete {found[0]}")
 

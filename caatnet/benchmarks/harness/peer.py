@@ -32,6 +32,7 @@ def serve(peer: Any, answers: IO[str]) -> None:
 
 def main(kind: str, *arguments: str) -> None:
   """Creates the peer, and executes its orders."""
+  # Responses keep the original stdout; file descriptor 1 becomes stderr.
   answers = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
   module, name = kind.split(":")

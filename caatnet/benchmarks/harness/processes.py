@@ -189,6 +189,7 @@ class Peers:
         )
       found.append(answer)
     return Done(
+      # All peers use the same monotonic clock.
       max(f["end"] for f in found) - min(f["start"] for f in found),
       sum(f["cpu_s"] for f in found), [f["found"] for f in found],
     )
@@ -227,6 +228,7 @@ def ask_script(
 
 def pool(count: int) -> concurrent.futures.ProcessPoolExecutor:
   """Returns a pool of fresh processes, for functions of importable modules."""
+  # Spawned, not forked: jax's threads do not survive a fork.
   return concurrent.futures.ProcessPoolExecutor(
     count, multiprocessing.get_context("spawn")
   )

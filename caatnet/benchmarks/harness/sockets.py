@@ -28,6 +28,7 @@ def connect_all(
   outward, inward = {}, {}
   for name in others:
     outward[name] = socket.create_connection(addresses[name], _LIMIT_S)
+    # Connections are accepted in any order, so each starts with a name.
     outward[name].sendall(me.encode().ljust(_NAME_BYTES))
   for _ in others:
     sock, _ = server.accept()
@@ -36,7 +37,7 @@ def connect_all(
     inward[name.decode().strip()] = sock
   for sock in (*outward.values(), *inward.values()):
     sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # small messages
     if send_buffer:
       sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
   return outward, inward

@@ -57,6 +57,7 @@ def _seconds(links: Links, pair: list[str], size: int) -> float:
   """Returns the seconds of a message: the mean of the fastest third."""
   data, times = np.zeros(size, np.uint8), []
   for _ in range(_TIMES):
+    # Synchronises the pair, so that both directions start together.
     link_collectives.gather(links, 0, b"", ranks=pair).result(LIMIT_S)
     start = time.perf_counter()
     link_collectives.gather(links, 0, data, ranks=pair).result(LIMIT_S)

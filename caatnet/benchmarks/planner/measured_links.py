@@ -62,17 +62,19 @@ def fitted(found: Sequence[Any], hosts: Sequence[str]) -> LinkMatrix:
   bandwidth, latency_s = np.full((2, count, count), np.nan)
   for j, answer in enumerate(found):
     for name, rows in answer["links"].items():
-      i = int(name[1:])
+      i = int(name[1:])  # sender; j receives
       latency_s[i, j], bandwidth[i, j] = link_matrix.fit(
         *zip(*rows, strict=True)
       )
   devices = [answer["device"] for answer in found]
+  # A plan assumes equal devices, so the slowest values are used.
   least = {key: min(d[key] for d in devices) for key in devices[0]}
   flops = least["flops"]
   own = {host: hosts.count(host) for host in hosts}
   source = "measured in rounds of pairs by launch.measure_links"
   device = Device(
     "process", {"float32": flops, "bfloat16": flops},
+    # Processes of one host share its memory.
     int(least["memory_bytes"] / max(own.values())), least["memory_bandwidth"],
     LinkKind("process", least["memory_bandwidth"], None, source), 1, source,
   )

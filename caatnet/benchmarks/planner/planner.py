@@ -77,7 +77,7 @@ def _problem(
 def drawn(seed: int, size: int) -> LinkMatrix:
   """Draws links independently, from 1 to 20 GB/s on a logarithmic scale."""
   rng = np.random.default_rng(seed)
-  rates = 1e9 * np.exp(rng.uniform(0, np.log(20), (size, size)))
+  rates = 1e9 * np.exp(rng.uniform(0, np.log(20), (size, size)))  # bytes/s
   return LinkMatrix(
     f"drawn {seed}", A100, tuple(range(size)), rates,
     np.full((size, size), 1e-5), "drawn by a benchmark", "drawn",
@@ -106,13 +106,14 @@ def _exact(config: Any) -> list[dict[str, Any]]:
 
 
 def _solved(config: Any) -> list[dict[str, Any]]:
-  """Compares orders with CP-SAT's, or with its bound, up to 16 devices."""
+  """Compares orders of up to 16 devices with CP-SAT's order and bound."""
   options, rows = config.benchmark, []
   if not options.python:
     print("CP-SAT is left out: benchmark.python names no Python with ortools")
     return rows
   for seed in _progress(options.solved, "CP-SAT"):
     grid = Grid(*_MIDDLE[seed % len(_MIDDLE)])
+    # Seeds do not overlap with those of the other parts.
     costs = _problem(config, drawn(1000 + seed, grid.size), grid)[2]
     ours = device_order.search(costs)
     answer = _cp_sat(costs, ours, options)
@@ -140,6 +141,7 @@ def _cp_sat(
   def sums(family: Family) -> Sequence[Sequence[int]]:
     if not family.summed:
       return [[i] for i in range(len(family.source))]
+    # Costs of one pipeline are summed, the worst pipeline counts.
     pipes = family.source % planes
     return [np.flatnonzero(pipes == i).tolist() for i in range(planes)]
 
@@ -169,7 +171,7 @@ def _certified(config: Any) -> list[dict[str, Any]]:
       c, problem, costs = _problem(config, links, grid)
       ours = device_order.search(costs)
       above = ours.seconds - bound(costs)
-      gaps.append(above / (ours.seconds - above))
+      gaps.append(above / (ours.seconds - above))  # relative to the bound
       steps.append(above / problem.predict(c, ours.devices).total)
     everyone += gaps
     rows.append(_gaps(str(grid), gaps) | {
@@ -201,7 +203,7 @@ def _large(config: Any) -> list[dict[str, Any]]:
     rows.append({
       "grid": str(grid), "s": passed, "s of processors": used,
       "own / ours": device_order.identity(costs).seconds / ours.seconds,
-      "gap": ours.seconds / least - 1,
+      "gap": ours.seconds / least - 1,  # upper bound of the regret
     })
   return rows
 

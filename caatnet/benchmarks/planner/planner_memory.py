@@ -42,7 +42,7 @@ def draw(
     tensor = int(rng.choice([n for n in (1, 2, 4, 8) if n * stages <= _CHIPS]))
     data = _CHIPS // stages // tensor
     width = int(rng.choice([1024, 2048, 3072, 4096, 6144, 8192]))
-    heads = width // 128
+    heads = width // 128  # heads of width 128
     model = Transformer(
       int(rng.choice([32000, 65536, 128256])), width,
       stages * int(rng.integers(2, 21)), heads, int(rng.choice([heads, 8])),
@@ -59,7 +59,7 @@ def draw(
     batch = data * microbatches * int(rng.choice([1, 2, 4, 8]))
     step = TrainingStep(model, batch, seq_len)
     found = memory.terms(configuration, step)
-    share = memory.PLAIN.estimate(found) / capacity
+    share = memory.PLAIN.estimate(found) / capacity  # by the formulas
     if abs(share - 1) < _NEAR if near else 0.05 < share < 1.3:
       return step, configuration
 
@@ -145,7 +145,7 @@ def run(config: Any) -> dict[str, Any]:
     if number in rows or time.monotonic() - begun > options.limit_s:
       continue
     rng = np.random.default_rng([options.seed, number])
-    drawn = draw(rng, number % 4 > 1, capacity)
+    drawn = draw(rng, number % 4 > 1, capacity)  # half near capacity
     rows[number] = {"number": number} | kept_keys(*drawn) | _alone(
       options.target, overrides(*drawn)
     )
@@ -203,6 +203,7 @@ def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
   Returns:
     The fit, and errors; empty if there are too few programs.
   """
+  # Both halves contain equally many programs near the capacity.
   halves = [[row for row in rows if row["number"] % 2 == i] for i in (0, 1)]
   if min(map(len, halves)) < 2:
     return {}
@@ -219,6 +220,7 @@ def judge(rows: list[dict[str, Any]], capacity: float) -> dict[str, Any]:
       "programs": len(half), "fit": sum(fits), "taken": sum(taken),
       "median": float(np.median(errors)),
       "p95": float(np.percentile(errors, 95)), "worst": float(errors.max()),
+      # wrong: accepted by the bound, but too large; lost: rejected, but fits.
       "wrong": pairs.count((True, False)), "lost": pairs.count((False, True)),
     }
   return found

@@ -59,6 +59,7 @@ def exhaustive(problem: Problem, choices: Choices) -> Best:
     seconds = steps_s(
       c, problem.step, problem.links, problem.timing, orders
     )
+    # The vectorised times must equal those of `predict`.
     for i in range(0, len(orders), -(-len(orders) // _CHECKED)):
       own = problem.predict(c, orders[i]).total
       assert abs(own - seconds[i]) <= 1e-9 * own, (c, orders[i])

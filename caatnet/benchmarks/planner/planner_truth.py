@@ -49,6 +49,7 @@ def run(config: Any) -> dict[str, Any]:
   options_text = options.to_json()
   found: dict[str, Any] = {"options": options_text, "matrices": {}}
   if path and (kept := results.read(path)):
+    # A file continues an interrupted run, so its options must be the same.
     if kept.get("options") != options_text:
       raise ValueError(
         f"config.benchmark.results={options.results!r} has rows of other "
@@ -79,6 +80,7 @@ def _peers(options: Any, seed: int) -> Iterator[processes.Peers]:
     if options.rates:
       low, high = np.log(options.rates)
       rng = np.random.default_rng(seed)
+      # Rates are log-uniform between the lowest and the highest, in bytes/s.
       hosts, prefixes = stack.enter_context(namespaces.shaped(
         np.exp(rng.uniform(low, high, (count, count)))
       ))
@@ -103,7 +105,7 @@ def _measured(
     bandwidth, latency_s = np.full((2, count, count), np.nan)
     for j, answer in enumerate(answers):
       for i, found in answer.items():
-        latency_s[int(i), j], bandwidth[int(i), j] = found
+        latency_s[int(i), j], bandwidth[int(i), j] = found  # from i to j
     matrix |= {"bandwidth": bandwidth.tolist(), "latency_s": latency_s.tolist()}
     matrix["picked"] = [
       [dataclasses.asdict(c), kind, order.ravel().tolist(), seconds]
@@ -125,6 +127,7 @@ def _measured(
     for _ in range(options.rounds):
       ends = peers.do("run", lambda i, given=given: {"job": given[i]}).found
       taken.append(
+        # All processes use one machine's monotonic clock.
         max(e["end"] for e in ends) - min(e["start"] for e in ends)
       )
     matrix["rows"].append({
@@ -140,6 +143,8 @@ def problem_of(
   options: Any, bandwidth: np.ndarray, latency_s: np.ndarray
 ) -> Problem:
   """Returns the benchmark's model on its device and measured links."""
+  # A device that computes at a chosen rate by waiting, with unlimited memory
+  # and bandwidth.
   device = Device(
     "wait", {"float32": options.flops, "bfloat16": options.flops}, 10**12, 1e18,
     LinkKind("wait", 1e18, None, _SOURCE), 1, _SOURCE,
@@ -183,6 +188,7 @@ def picked(
       order = order.reshape(c.grid)
       found.append((c, kind, order, problem.predict(c, order).total))
   found.sort(key=lambda x: x[-1])
+  # Only configurations near the predicted best are worth the measurement.
   best, *others = [x for x in found if x[-1] <= options.within * found[0][-1]]
   some = rng.permutation(len(others))[: options.drawn - 1]
   return [best, *(others[i] for i in some)]
@@ -200,12 +206,14 @@ def jobs(
   p, d, t = c.grid
   step, links, timing = problem.step, problem.links, problem.timing
   sent = latency.messages(c, step)
+  # Seconds of a stage's forward, and of its recomputation in the backward.
   stage_s, again_s = latency.stage(c, step, links.device, timing.utilisation)
+  # Without a pipeline: forward and backward of each microbatch in turn.
   if p == 1:
     kinds = [[Kind.FORWARD], [Kind.BACKWARD]] * c.microbatches
     numbers, splits = np.repeat(np.arange(c.microbatches), 2)[:, None], 0
   else:
-    table = timetable(c.timetable, p, c.microbatches, 1)[0]
+    table = timetable(c.timetable, p, c.microbatches, 1)[0]  # [tick, stage]
     kinds, numbers, splits = table.kinds, table.microbatches, table.splits
   seconds = {
     Kind.FORWARD: stage_s, Kind.BACKWARD: 2 * stage_s + again_s,
@@ -213,6 +221,7 @@ def jobs(
   }
   times = round(sum(times for _, times in sent.reductions)) if t > 1 else 0
   received, _ = sent.exchanges
+  # A ring receives 2 (d - 1) / d of the buffer. 4 bytes are one element.
   gradients = received * d / (2 * (d - 1)) if d > 1 else 4
   given: list[dict[str, Any]] = [{}] * c.grid.size
   for s, i, k in np.ndindex(*c.grid):
@@ -222,8 +231,9 @@ def jobs(
       if kind == Kind.IDLE:
         continue
       back = kind != Kind.FORWARD
+      # Backwards receive from the next stage, forwards from the previous one.
       takes, makes = (s + 1, s - 1) if back else (s - 1, s + 1)
-      alone = kind == Kind.WEIGHT
+      alone = kind == Kind.WEIGHT  # weight gradients: local
       ends = [
         None if alone or not 0 <= x < p else int(order[x, i, k])
         for x in (takes, makes)

@@ -67,7 +67,7 @@ class Links:
       while True:
         read_into(sock, memoryview(head))
         tag, size, begun = _HEAD.unpack(head)
-        data = np.empty(size // 4, np.float32)
+        data = np.empty(size // 4, np.float32)  # size in bytes
         if size:
           read_into(sock, memoryview(data).cast("B"))
         messages.put((tag, data, begun))
@@ -86,6 +86,7 @@ class Links:
   def barrier(self, count: int) -> None:
     """Waits until all processes have reached this point."""
     none = np.zeros(0, np.float32)
+    # Process 0 collects a message of all others, then releases them.
     if self.me:
       self.send(0, _BARRIER, none)
       self.receive(0, _BARRIER)
@@ -103,6 +104,7 @@ def ring_sum(links: Links, ring: list[int], x: np.ndarray) -> np.ndarray:
     return x
   chunks = [c.copy() for c in np.array_split(x, k)]
   ahead, behind = ring[(me + 1) % k], ring[me - 1]
+  # k - 1 steps of reduce-scatter, then k - 1 of all-gather.
   for step in range(2 * (k - 1)):
     here = (me - step - 1) % k
     links.send(ahead, step, chunks[(me - step) % k])
@@ -121,7 +123,7 @@ def compute(seconds: float, quota: float) -> None:
   for i in range(max(1, round(seconds / _SLICE_S))):
     length = min(_SLICE_S, seconds)
     busy = time.thread_time() + quota * length
-    while time.thread_time() < busy:
+    while time.thread_time() < busy:  # uses `quota` of the slice
       x @ x
     left = start + min((i + 1) * length, seconds) - time.monotonic()
     if left > 0:
@@ -138,6 +140,7 @@ def run(links: Links, count: int, job: dict[str, Any]) -> dict[str, float]:
   quota, sent = job["quota"], links.sent_bytes
   boundary = np.zeros(job["boundary"] // 4, np.float32)
   reduction = np.zeros(job["reduction"] // 4, np.float32)
+  # Different values per process, so that the result of the sum is checked.
   gradients = np.full(job["gradients"] // 4, 1.0 + links.me, np.float32)
   links.barrier(count)
   start = time.monotonic()
@@ -212,7 +215,7 @@ def measure(
       links.send(other, _HERE, none)
       links.receive(other, _HERE)  # or the next one would wait for this one
     empty_s, all_s = zip(*rows, strict=True)
-    rate = train * size / (min(all_s) - min(empty_s))
+    rate = train * size / (min(all_s) - min(empty_s))  # bytes/s
     found[other] = [float(np.median(empty_s)), rate]
   return found
 

@@ -99,7 +99,7 @@ class Subject:
     table, ids = jax.eval_shape(lambda: self.draw(0))
     waste = order.waste(table.shape[1], kind)
     stored = order.stored_shape(*table.shape, kind)
-    # Float32 rows; `waste` is the factor of padding and alignment.
+    # Float32 rows; `waste` is the number of bytes read per useful byte.
     return {stored: waste * 4 * table.shape[1] * ids.size}
 
 

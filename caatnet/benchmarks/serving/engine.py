@@ -123,7 +123,7 @@ def _rates(config: Any, batch: int) -> dict[str, Any]:
   }, options.rounds, warm_up=1, label=f"{batch} at a time")
   seconds = np.array(list(found.values()))  # [2, rounds, 2]
   ratio, cpu_ratio = (seconds[0] / seconds[1]).T
-  loop, engine = batch / seconds[:, :, 0]
+  loop, engine = batch / seconds[:, :, 0]  # tokens/s; [rounds]
   return {
     "batch": batch, "loop": loop.tolist(), "engine": engine.tolist(),
     "ratio": ratio.tolist(), "cpu_ratio": cpu_ratio.tolist(),
@@ -136,6 +136,7 @@ def _per_step(marks: list[tuple[float, float]]) -> np.ndarray:
   Two steps are in flight. Until the second mark, the wait is for the previous
   step: in the engine one that reads prompts, in the loop none.
   """
+  # [2]: wall-clock and processor seconds, without the first two marks.
   return (np.array(marks[-1]) - marks[1]) / (len(marks) - 2)
 
 
@@ -179,6 +180,7 @@ def _loop(decoder: Decoder, options: Any) -> np.ndarray:
   for step in steps:
     pending.append(decoder.step(*step, False))
     marks.append(_mark())
+    # One step ahead, like the engine: waits for the previous step.
     if len(pending) > 1:
       np.asarray(pending.pop(0)[0])
   np.asarray(pending[0][0])
@@ -209,6 +211,7 @@ class _Timed(DecoderExecutor):
       if event.step is not None:
         step, before = event.step, self._ended_s
         self._ended_s = event.time_s
+        # Steps overlap with the previous one's execution: count from its end.
         begun = max(before, self._begun.pop(id(step)))
         sizes = batches.sizes_of(
           self.decoder.capacity, step.positions + 1,

@@ -144,6 +144,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
   load = _Load(options.clients, seed=0)
   priorities = Priorities("markov", options.frequency, stay=options.stay)
   steps, arrivals = _Watch(), _Watch()
+  # Wraps the scheduler's methods with timers; the simulator is excluded.
   for name in ("step", "receive", "take_copies"):
     setattr(scheduler, name, steps(getattr(scheduler, name)))
   update, add = steps(scheduler.update), arrivals(scheduler.add)
@@ -171,6 +172,7 @@ def _measure(policy: str, options: Any) -> dict[str, Any]:
       preempting += (
         scheduler.counts.preemptions.total() > before
       )
+  # Undoes `settle`, so that later rounds start equal.
   gc.unfreeze()
   gc.set_threshold(*often)
   counts = pages.counts
@@ -191,7 +193,7 @@ def _over(rows: list[dict[str, Any]]) -> dict[str, Any]:
   spent = np.array([row.pop("spent_us") for row in rows])
   arrival = float(np.mean([row.pop("arrival_us") for row in rows]))
   assert all(row == rows[0] for row in rows), "the rounds differ"
-  clock, cpu = np.concatenate(spent).T
+  clock, cpu = np.concatenate(spent).T  # us per step
   return rows[0] | {
     "clock_us": _spread(clock), "cpu_us": _spread(cpu), "arrival_us": arrival,
     "medians_us": np.median(spent[:, :, 1], axis=1).tolist(),

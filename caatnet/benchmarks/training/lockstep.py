@@ -62,17 +62,18 @@ def run(config: Any) -> dict[str, Any]:
   runners, rows, first = {}, [], None
   for form in options.forms:
     make, timetable = form_of(form, axis, count)
+    # Weights are sharded over stages; the batch and the loss are replicated.
     program = jax.jit(jax.shard_map(
       make, mesh=mesh, in_specs=(P("stage"), P()), out_specs=(P(), P("stage"))
     )).lower(*args).compile()
     result = jax.device_get(program(*args))
-    first = first or result
+    first = first or result  # the reference result
     for ours, theirs in zip(result, first, strict=True):
       if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4 * np.max(theirs)):
         raise ValueError(f"{form} returns other gradients than the first form")
     runners[form] = lambda p=program: jax.block_until_ready(p(*args))
     rows.append({"form": form} | _counted(program, mesh, timetable))
-  product = 2 * options.tokens * width**2
+  product = 2 * options.tokens * width**2  # FLOPs of one matrix product
   seconds = timed_in_turns(runners, options.rounds)
   for row in rows:
     row["relative"] = timing.summary(
@@ -108,6 +109,7 @@ def _counted(program: Any, mesh: Any, timetable: Any) -> dict[str, float]:
       timetable, {k: c.flops for k, c in schedule.actions().items()}
     )
   found = program.memory_analysis()
+  # Critical FLOPs: own work plus the wait for the longest action per tick.
   return {"flops": flops, "critical_flops": flops + waiting,
           "temporaries": found.temp_size_in_bytes}
 
@@ -162,14 +164,15 @@ def autodiff(
   """Differentiates a loop of forwards; types are as in `form_of`."""
   size, count = axis.size, len(batch)
   stage = lax.axis_index(axis.name)
-  onward = [(s, (s + 1) % size) for s in range(size)]
+  onward = [(s, (s + 1) % size) for s in range(size)]  # ring of stages
 
   def loss_of(w):
     def tick(carry, t):
       arriving, total = carry
+      # Ticks after the last microbatch repeat it; their results are not used.
       x = jnp.where(stage == 0, batch[jnp.minimum(t, count - 1)], arriving)
       y = jax.checkpoint(part)(w[0], x)
-      done = (stage == size - 1) & (t >= size - 1)
+      done = (stage == size - 1) & (t >= size - 1)  # valid outputs
       total += jnp.where(done, judge(y), 0.0)
       return (lax.ppermute(y, axis.name, onward), total), None
 
@@ -191,15 +194,17 @@ def masked(
 
   def tick(carry, t):
     inputs, arriving, returning, loss, grads = carry
+    # Microbatches of this tick's forward and backward, as far apart as in 1F1B.
     ahead, behind = t - stage, t - (2 * last - stage)
     x = jnp.where(stage == 0, batch[jnp.clip(ahead, 0, count - 1)], arriving)
-    inputs = inputs.at[ahead % places].set(x)
+    inputs = inputs.at[ahead % places].set(x)  # ring buffer
     y = part(w[0], x)
     one, of_loss = jax.vjp(judge, y)
     dy = jnp.where(stage == last, of_loss(jnp.ones_like(one))[0], returning)
+    # Recomputes the forward.
     _, vjp = jax.vjp(part, w[0], inputs[behind % places])
     of_w, dx = vjp(dy)
-    real = (stage == last) & (ahead >= 0) & (ahead < count)
+    real = (stage == last) & (ahead >= 0) & (ahead < count)  # not masked
     loss += jnp.where(real, one, 0.0)
     grads += jnp.where((behind >= 0) & (behind < count), of_w, 0.0)
     arriving = lax.ppermute(
@@ -213,6 +218,7 @@ def masked(
 
   nothing = varying(jnp.zeros_like(batch[0]), axis.name)
   start = (
+    # Inputs, arriving, returning.
     jnp.stack(places * [nothing]), nothing, nothing,
     varying(jnp.zeros(()), axis.name), jnp.zeros_like(w[0]),
   )

@@ -239,6 +239,7 @@ def _multitree(topology: Topology) -> dict[str, Any]:
   """
   steps, seconds = timing.cpu_seconds(lambda: multitree.grow(topology))
   n = topology.num_ranks
+  # The rank with the fewest ports determines the bound.
   ports = min(len(topology.neighbours(rank)) for rank in range(n))
   return {
     "topology": topology.name, "ranks": n, "steps": len(steps),
@@ -267,12 +268,14 @@ def _optimal(
   """Times optimal trees, checks their schedules, and compares with bounds."""
   forest, seconds = timing.cpu_seconds(lambda: trees.forest(topology))
   schedule = trees.schedule(topology, forest)
-  check(schedule, topology)
+  check(schedule, topology)  # proves the link capacity, too
   _, multitree_seconds = timing.cpu_seconds(
     lambda: build("multitree", topology, "all_gather")
   )
   bound = forest.bound
   slowest = min(link.bandwidth for link in topology.links)
+  # Seconds per byte if every round lasts as long as the slowest link takes for
+  # a chunk.
   rounds_s = len(schedule.rounds) / schedule.num_chunks / slowest
   return {
     "topology": name,
@@ -306,6 +309,7 @@ def _times(
   """
   latency_s = min(link.latency_s for link in topology.links)
   ranks = range(topology.num_ranks)
+  # Diameter: the largest distance between two ranks, in links.
   far = max(topology.hops(a, b) for a in ranks for b in ranks)
   bound_s = max(seconds_per_byte * size_bytes, far * latency_s)
   found: dict[str, Any] = {"size_bytes": size_bytes, "bound_us": bound_s * 1e6}

@@ -115,6 +115,7 @@ def mean_blocks(
   """
   if row_bytes % element:
     raise ValueError(f"row_bytes={row_bytes} must be a multiple of {element}")
+  # Offsets repeat after at most LINE_BYTES rows.
   ids = np.arange(LINE_BYTES)
   starts = ids * row_bytes % LINE_BYTES
   return float(blocks(starts, row_bytes, size, shifted=shifted).mean())

@@ -49,7 +49,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   rows = [
     _row(width, ids, config["offset"]) for width in config["features"]
   ]
-  sizes = np.arange(4, 4 * config["largest"] + 1, 4)
+  sizes = np.arange(4, 4 * config["largest"] + 1, 4)  # bytes of float32 rows
   return {
     "study": "alignment",
     "published": [
@@ -75,7 +75,7 @@ def _row(width: int, ids: np.ndarray, offset: int) -> dict[str, Any]:
       predictor.touched(ids, row_bytes, offset, shifted=shift)
       for shift in (True, False)
     )
-  padded = -(-row_bytes // LINE_BYTES) * LINE_BYTES
+  padded = -(-row_bytes // LINE_BYTES) * LINE_BYTES  # rounded up to lines
   return {
     "features": width,
     "row_bytes": row_bytes,

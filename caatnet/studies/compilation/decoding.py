@@ -333,7 +333,10 @@ def _latencies(made: CompiledProgram) -> dict[str, list[str]]:
 def _kernel_reads(
   step: Step, module: hlo.Module, arrays: list[hlo.Shape]
 ) -> dict[tuple[int, ...], float]:
-  """Returns the cache bytes that a kernel reads: one layer, all positions."""
+  """Returns dims -> bytes that a kernel reads of each cache array.
+
+  A kernel reads one layer, and no more than the positions of all contexts.
+  """
   shape, sizes = step.cache_shape, step.sizes
   # The share of the cache that one call reads: at most one layer, and no more
   # positions than the sequences have.

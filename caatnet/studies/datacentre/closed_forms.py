@@ -95,6 +95,8 @@ def _size(given: str) -> dict[str, Result]:
   count = n("accelerators")
   if given == "model":
     active = n("parameters") * n("active_share")
+    # 6 FLOPs per parameter and token over the FLOPs of one accelerator in the
+    # allowed time.
     count = ceil(6 * active * active * n("tokens_per_parameter") / (
       _DAY_S * n("days_allowed") * n("peak") * n("utilisation")
       * n("availability")
@@ -109,6 +111,7 @@ def _size(given: str) -> dict[str, Result]:
 
 def _machine() -> dict[str, Result]:
   n = name
+  # Mean number of accelerators in repair (Little's law).
   in_repair = n("accelerators") * n("repair_h") * _HARDWARE / n("mtbf_h")
   return _group("machine", (
     ("it_w", n("accelerators") / n("per_rack") * n("rack_w") * n("overhead"),
@@ -152,10 +155,12 @@ def _training() -> dict[str, Result]:
 def _inside() -> dict[str, Result]:
   n = name
   window = n("step_share") * n("step_s")
+  # Bytes of the residual stream that a replica's stage boundary carries per
+  # step and direction.
   stream = (
     n("microbatches") * n("microbatch_tokens") * n("width") * _ITEM_BYTES
   )
-  needed = ceil(n("state") / (n("fill") * n("memory_bytes")))
+  needed = ceil(n("state") / (n("fill") * n("memory_bytes")))  # per replica
   return _group("inside a site", (
     ("step_s", 6 * n("active") * n("batch_tokens") / n("speed"), "s",
      "time of a step"),
@@ -235,12 +240,13 @@ def _failures() -> dict[str, Result]:
   n = name
 
   def daly(mtbf: Expression, interval: Expression, save: Expression):
+    # Daly's expected time per interval; exponents are capped to stay finite.
     work = exp(minimum((interval + save) / mtbf, _LARGE)) - 1
     return interval / (
       mtbf * exp(minimum(n("restart_s") / mtbf, _LARGE)) * work
     )
 
-  replica = minimum(n("accelerators"), n("stages") * n("tensor"))
+  replica = minimum(n("accelerators"), n("stages") * n("tensor"))  # size
   return _group("failures", (
     ("mtbf_s", 3600 * n("mtbf_h") / n("accelerators"), "s",
      "time between failures of the machine"),
@@ -395,6 +401,7 @@ def solve(
   checks.known("target=", target, results(given))
   checks.known("knob ", key, knobs_of(given))
   knob = KNOBS[key]
+  # The search interval of Brent's method; the ends must have opposite signs.
   low = max(knob.least, knob.low / 1e3)
   high = min(knob.most, knob.high * 1e3)
 

@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
   def plain(self) -> dict[str, Any]:
     """Returns the row with its error, relative to the nearer end of a range."""
-    near = min(
+    near = min(  # clamps `ours` to the range
       max(self.ours, min(self.published)), max(self.published)
     )
     return {**self._asdict(), "error": self.ours / near - 1}
@@ -49,6 +49,7 @@ def paper() -> list[dict[str, Any]]:
   second uses, for the same number of racks, their power as sold, a tenth for
   network and storage, and a published PUE.
   """
+  # Defaults include a price and power derived from the paper's outputs.
   backed = closed_forms.plan()
   pue, _ = sites.COOLING["fleet"]
   forward = closed_forms.plan({"overhead": 1.1, "pue": pue})

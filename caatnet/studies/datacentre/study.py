@@ -166,6 +166,7 @@ def _set(
       f"{pod['devices']} devices of {pod['cluster']}", "choice"
     )
   own = _own(config)
+  # The config's own knobs have precedence over rack, cooling and pod.
   values |= own | {"site_w": max(places.values())}
   sources |= dict.fromkeys(own, ("this config", "choice"))
   sources["site_w"] = ("config.sites", "choice")
@@ -238,6 +239,7 @@ def _between(
   def needed(method: predictor.Method, target: float) -> float | None:
     """Returns the least bandwidth for a target, to 0.2%; None if none works."""
     grid = _BANDWIDTHS
+    # The second pass refines the interval around the first answer.
     for _ in range(2):
       period = predictor.simulate(
         model, method, grid, volume_factor=2 * (count - 1) / count,
@@ -270,6 +272,7 @@ def _multipath() -> dict[str, Any]:
   """Routes a shift over leaves and spines, intact and with one link removed."""
   net = link_loads.fabric(topologies.parse(_FABRIC))
   leaf, spine = sorted(set(net.leaf_of))[0], net.spines[0]
+  # One failed link, in both directions.
   broken = link_loads.fabric(net.topology.without((leaf, spine), (spine, leaf)))
   rows = []
   for router in ("ecmp", "spray", "ethereal"):
@@ -288,7 +291,7 @@ def _multipath() -> dict[str, Any]:
 
 def _causes(accelerators: float) -> dict[str, float]:
   """Returns failures per day by cause, at the published rates."""
-  hours = sites.INTERRUPTED_GPUS * sites.INTERRUPTED_HOURS
+  hours = sites.INTERRUPTED_GPUS * sites.INTERRUPTED_HOURS  # GPU-hours observed
   return {
     cause: float(24 * accelerators * count / hours)
     for cause, count in sites.INTERRUPTIONS.items()

@@ -77,7 +77,7 @@ def draws(
     for key, of in ranges(values, given).items()
     if key not in knobs.DECISIONS
   }
-  there = closed_forms.possible(found, given)
+  there = closed_forms.possible(found, given)  # bool [num_draws]
   if not there.any():
     raise ValueError(f"num_draws={num_draws}: none of the draws is a plan")
   plans = closed_forms.plan(
@@ -114,7 +114,7 @@ def tornado(
   bars = []
   for key, (low, _, high) in ranges(values, given).items():
     if knobs.KNOBS[key].whole:
-      low, high = max(1.0, np.floor(low)), np.ceil(high)
+      low, high = max(1.0, np.floor(low)), np.ceil(high)  # integers
     ends: list[Any] = [
       closed_forms.plan({**values, key: end}, given)[target]
       if closed_forms.possible({**values, key: end}, given) else np.nan

@@ -13,7 +13,7 @@ Pattern = Callable[[Fabric, int], list[Flow]]
 def shift(net: Fabric, _: int) -> list[Flow]:
   """Sends 1 byte from every host to the host at its position one leaf on."""
   n = len(net.leaf_of)
-  hosts = net.leaf_of.count(net.leaf_of[0])
+  hosts = net.leaf_of.count(net.leaf_of[0])  # hosts per leaf
   return [Flow(i, (i + hosts) % n, 1) for i in range(n)]
 
 
@@ -100,7 +100,7 @@ def ring_demands(
   }.get(kind, (0, 0))
   if not parts:
     raise ValueError(f"no ring algorithm for the kind {kind!r}")
-  amount = -(-operand_bytes // parts)
+  amount = -(-operand_bytes // parts)  # rounded up
   # Each rank sends to the next one; in an all-to-all to all others at once.
   flows = []
   for group in groups:

@@ -72,6 +72,7 @@ def _fabric(config: Mapping[str, Any], text: str) -> Fabric:
 
 def _failed(config: Mapping[str, Any], net: Fabric) -> Fabric:
   """Returns the network without its failed links, in both directions."""
+  # The config numbers leaves and spines from 0; node numbers are larger.
   leaves = sorted(set(net.leaf_of))
   pairs = []
   for pair in config["failed_uplinks"]:
@@ -97,6 +98,7 @@ def _route(
   config: Mapping[str, Any], net: Fabric, router: str, sent: Sequence[Flow]
 ) -> list[link_loads.Route]:
   """Routes flows by a router; only ECMP's hash has a seed."""
+  # Only ECMP draws random numbers.
   options = {"seed": config["seed"]} if router == "ecmp" else {}
   return link_loads.ROUTERS[router](net, sent, **options)
 
@@ -105,7 +107,7 @@ def _routers(config: Mapping[str, Any], net: Fabric) -> list[str]:
   """Returns the routers that support the network, which may have failures."""
   return [
     name for name in config["routers"]
-    if net.whole or name != "coordinated_split"
+    if net.whole or name != "coordinated_split"  # needs all uplinks
   ]
 
 
@@ -177,6 +179,7 @@ def _steps(
   """
   n = len(net.leaf_of)
   if algorithm == "all_to_all":
+    # n bytes per rank: one byte for each destination.
     sent, count = patterns.ring_demands("all_to_all", [range(n)], n)
     return n, {sent: count}
   try:
@@ -249,6 +252,7 @@ def _entry(
       "or no known count"
     )
   sizes = tuple(mesh.values())
+  # Dims of the mesh over which the collective runs.
   dims = [d for d, name in enumerate(mesh) if name in entry["axes"]]
   groups = along(np.arange(math.prod(sizes)), sizes, dims)
   sent, count = patterns.ring_demands(entry["kind"], groups, entry["bytes"])

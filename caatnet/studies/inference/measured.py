@@ -45,6 +45,7 @@ def compare(model: Transformer) -> list[dict[str, Any]]:
   for row in rows:
     ranks, tokens = int(row["num_ranks"]), int(row["tokens"])
     device = DEVICES[row["gpu"]]
+    # Only products are compared, so the context does not matter.
     step = Step(sequences=tokens, tokens=1, context=1)
     found.append({
       "gpu": row["gpu"],

@@ -93,6 +93,7 @@ def shares(model: Transformer, policy: tuple[float, int]) -> list[float]:
   """
   p, every = policy
   layers = range(model.num_layers)
+  # Two row-parallel projections per layer: attention and MLP.
   return [p if i % every == 0 else 0.0 for i in layers for _ in range(2)]
 
 
@@ -115,7 +116,7 @@ def most_sequences(model: Transformer, machine: Machine, context: int) -> int:
   one = inference.memory_bytes(
     model, Step(1, 1, context), machine.num_ranks
   )
-  room = machine.device.memory_bytes - one["weights"]
+  room = machine.device.memory_bytes - one["weights"]  # bytes per rank
   return max(0, int(room // one["cache"]))
 
 
@@ -131,6 +132,7 @@ def _rows(
     steps[f"prefill {prompt}"] = Step(1, prompt, prompt)
   rows = []
   for label, step in steps.items():
+    # Baseline: all channels of all layers are reduced.
     base = _bounds(model, step, machine, (1.0, 1), factor)
     memory = inference.memory_bytes(model, step, machine.num_ranks)
     for policy, value in policies(config).items():
@@ -162,6 +164,7 @@ def _curves(
   """Returns each policy's savings in decoding, by number of sequences."""
   model, context = MODELS[name], config["context"]
   most = most_sequences(model, machine, context)
+  # Powers of two whose caches fit.
   counts = [2**i for i in range(min(most, _MOST).bit_length())]
 
   def decode(policy: tuple[float, int]) -> list[Bounds]:
@@ -192,7 +195,7 @@ def _helps(curve: Mapping[str, Any], threshold: float) -> dict[str, Any]:
 
   def first(values: Sequence[float]) -> int | None:
     # The savings must also hold for all larger numbers, despite later dips.
-    place = len(values)
+    place = len(values)  # searches backwards
     while place and values[place - 1] >= threshold:
       place -= 1
     return curve["sequences"][place] if place < len(values) else None

@@ -67,6 +67,7 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
       )
     }
 
+  # All partitions with the config's own number of microbatches.
   candidates = priced(workload)
   return {
     "study": "partitions",
@@ -129,7 +130,7 @@ def _overrides(text: str, known: Mapping[str, float]) -> dict[str, float]:
     try:
       found[name] = 1e9 * float(value)
     except ValueError:
-      found[name] = 0.0
+      found[name] = 0.0  # rejected below
     if name not in known or not found[name] > 0:
       raise ValueError(
         f"config.bandwidths={text!r}: {part!r} is not level:GB/s, with a level "
@@ -157,6 +158,7 @@ def _space(config: Mapping[str, Any], machine: Machine) -> list[Partition]:
           f"config.{key}: {codec!r} must be one of "
           f"{', '.join(map(repr, CODECS))}"
         )
+    # The fronts without codecs need uncoded candidates.
     if "none" not in config[key] and key != "secondary_codecs":
       raise ValueError(f"config.{key}={tuple(config[key])} lacks 'none'")
   return list(predictor.candidates(
@@ -270,7 +272,7 @@ def _is_published(machine: Machine, workload: Workload, cluster: str) -> bool:
   """Returns whether the setting is that of Xu et al."""
   sizes = [level.size for level in machine.levels]
   setting = (cluster, sizes, workload.parameters)
-  return setting == ("frontier", [48, 4, 2], 20e9)
+  return setting == ("frontier", [48, 4, 2], 20e9)  # 48 nodes x 4 x 2 GCDs
 
 
 def _published(
@@ -281,6 +283,7 @@ def _published(
   for count in config["accumulations"]:
     work = dataclasses.replace(workload, accumulation=count)
     for faster, slower, paper in _SPEEDUPS:
+      # A ratio of throughputs is the inverse ratio of step times.
       pair = [_times(s, machine, work, config) for s in (slower, faster)]
       rows.append((f"{faster} / {slower}", count, paper, pair))
     scheme, paper = _SCALING
@@ -323,6 +326,7 @@ def _fewest(
   for size in range(1, outermost.size):
     levels = (dataclasses.replace(outermost, size=size), *inside)
     fewer = dataclasses.replace(machine, levels=levels)
+    # Shards per rank depend on the number of nodes, and so does memory.
     part = _schemes(fewer, config["zero"]["block"])[scheme]
     if predictor.predict(part, fewer, workload).memory.total <= (
       machine.memory_bytes

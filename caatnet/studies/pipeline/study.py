@@ -60,7 +60,7 @@ def _row(
   found = cost.cost(table)
   timeline = timed(config, table)
   work, hops = _work(config, table), _hops(config, table)
-  alone = simulate.even_hops(table.num_stages)
+  alone = simulate.even_hops(table.num_stages)  # instantaneous hops
   closed_s = None
   if not config["work"]["factors"]:  # closed forms assume equal stages
     with contextlib.suppress(ValueError):  # not all schedules have one
@@ -108,6 +108,8 @@ def built(config: Mapping[str, Any], name: str) -> Timetable:
       section["stages"], section["microbatches"],
       section["chunks"] if BUILDERS[name].chunked else 1,
     )
+    # Upper bound: forward and two halves of the backward per chunk and
+    # microbatch, plus filling and draining.
     ticks = 3 * size.chunks * (size.microbatches + size.stages)
     if size.stages * ticks > MAX_TICKS:
       raise ValueError(
@@ -168,6 +170,7 @@ def _hops(config: Mapping[str, Any], table: Timetable) -> simulate.Hops:
     )
     checks.positive("bandwidth", bandwidth)
     return simulate.even_hops(
+      # Seconds per hop.
       table.num_stages, config["boundary_bytes"] / bandwidth, latency_s,
       overlap=section["overlap"],
     )

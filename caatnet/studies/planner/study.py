@@ -112,6 +112,7 @@ def training_step(config: Mapping[str, Any]) -> TrainingStep:
   })
   return TrainingStep(
     model, config["data"]["batch_size"], config["data"]["seq_len"],
+    # Bytes per element of the reduced backward.
     backward_bytes=4 if (backward or sizes["dtype"]) == "float32" else 2,
   )
 
@@ -134,13 +135,14 @@ def _choices(config: Mapping[str, Any]) -> Choices:
 
 
 def _asked(text: str, best: Configuration) -> Configuration:
-  """Parses a configuration given as a run's keys; the rest is from the best.
+  """Parses a configuration from a run's keys; missing keys are as in ``best``.
 
   Raises:
     ValueError: A key is not among those that the planner chooses.
   """
   changes = {}
   for part in text.split():
+    # Accepts flags of a run, as the report prints them.
     key, _, value = part.removeprefix("--").removeprefix("config.").partition(
       "="
     )

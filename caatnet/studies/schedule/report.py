@@ -98,6 +98,7 @@ def _round(schedule: Schedule, net: Topology, number: int) -> plot.Panel:
     ))
   marks.append(plot.Arrows(
     [places[a] for a, _ in hops], [places[b] for _, b in hops],
+    # Shade: first chunk.
     [chunks[0] / schedule.num_chunks for chunks in hops.values()],
     gap=size / 2,
   ))
@@ -114,7 +115,7 @@ def _timeline(timeline: Timeline) -> plot.Panel:
   """Returns a row for each link, with a bar for each message."""
   routed = timeline.routed
   start, end = timeline.start_ns / 1e3, timeline.end_ns / 1e3
-  shade = routed.chunks[routed.hop_transfers] / routed.num_chunks
+  shade = routed.chunks[routed.hop_transfers] / routed.num_chunks  # 0 to 1
   bars = plot.Bars(
     routed.hop_links.tolist(), (end - start).tolist(), start.tolist(),
     colour=shade.tolist(),
@@ -160,6 +161,7 @@ def _bigraph_places(ranks_per_switch: int, switches: int) -> Places:
     number = ranks_per_switch * switches + switch
     places[number] = (float(column), 1.0 - lower)
     for place in range(ranks_per_switch):
+      # Ranks are spread evenly below or above their switch.
       x = column - 0.5 + (place + 0.5) / ranks_per_switch
       places[first + place] = (x, 2.0 - 3 * lower)
   return places

@@ -95,6 +95,7 @@ def run(cells: Sequence[Cell], path: str) -> list[dict[str, Any]]:
   ):
     key = cell.key
     if key not in known:
+      # New results take the same form as stored ones.
       known[key] = json.loads(json.dumps(cell.simulate()))
       if file is not None:
         with file.open("a") as lines:
@@ -131,6 +132,7 @@ def numbers(outcome: Outcome, arm: Mapping[str, Any]) -> dict[str, Any]:
   }
   num_runs = sum(runs.values())
   able = [d for d in counts.decisions if d.able]
+  # Decisions in which the chosen option was the cheaper one.
   cheaper = sum(d.swapped == (d.swap_s < d.recompute_s) for d in able)
   drawn = sum(len(r.tokens) for r in served)
   return {

@@ -74,7 +74,7 @@ def profile(scale: float = 1.0) -> Profile:
     }
 
   dense = tables("dense", "tokens")
-  heads = tables("per_sequence", "sequences")
+  heads = tables("per_sequence", "sequences")  # lm_head, sampler
   keys = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
   attention = Attention({
     tuple(int(row[k]) for k in keys): float(row["time_us"]) * 1e-6
@@ -115,6 +115,7 @@ def prompts(
     for row in _rows("prefixes"):
       i, like, count = (int(row[k]) for k in ("request", "like", "tokens"))
       if i < len(found):
+        # Random tokens, equal only where the published prompts are.
         found[i][:count] = found[like][:count]
     return found
   try:

@@ -48,6 +48,8 @@ def summary(groups: Sequence[np.ndarray], seed: int = 0) -> dict[str, Any]:
   drawn = np.empty((_DRAWS, len(PERCENTILES)))
   for row in drawn:
     chosen = rng.integers(len(groups), size=len(groups))
+    # Draws requests with replacement. The weights avoid building the sample:
+    # percentiles come from cumulative weights of the sorted samples.
     weights = np.bincount(chosen, minlength=len(groups))
     up_to = np.cumsum(weights[owners])
     places = np.searchsorted(up_to, shares * up_to[-1], side="left")

@@ -96,7 +96,7 @@ def compare(volume_factor: float = 1.0) -> list[Cell]:
     volume_factor: f, bits that a replica sends for each bit of its parameters.
       ``FITTED_VOLUME_FACTOR`` was fitted on the same table.
   """
-  printed = [printed_gbit_s(x) for x in bandwidth_grid()]
+  printed = [printed_gbit_s(x) for x in bandwidth_grid()]  # [50], Gbit/s
   cells = []
   for model in PAPER_MODELS:
     methods = paper_methods(model.num_layers)

@@ -124,7 +124,7 @@ def fewest_steps(
     bits: Bits per parameter on the link.
     volume_factor: f, bits that a replica sends for each bit of its parameters.
   """
-  exchange_s = volume_factor * bits * model.parameters / bandwidth
+  exchange_s = volume_factor * bits * model.parameters / bandwidth  # f b N / B
   steps = target * exchange_s / model.compute_seconds
   # Float rounding of an integer product must not add a step.
   return max(1, math.ceil(steps * (1 - 1e-9)))

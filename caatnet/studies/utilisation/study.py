@@ -38,9 +38,10 @@ def run(config: Mapping[str, Any]) -> dict[str, Any]:
   fitted = config["fitted_factor"]
   factor = published.FITTED_VOLUME_FACTOR if fitted else 1.0
   cells = published.compare(factor)
-  distances = [abs(c.notches) for c in cells if c.notches is not None]
+  distances = [abs(c.notches) for c in cells if c.notches is not None]  # points
   grid = predictor.bandwidth_grid() / 1e9
   own_factor = config["recommend"]["volume_factor"]
+  # The fitted factor applies only to the models of the fitted table.
   others = [(m, 1.0) for m in published.LARGE_MODELS] + [(own, own_factor)]
   curves = {
     model.name: _curves(model, f)
@@ -119,7 +120,7 @@ def _recommend(config: Mapping[str, Any], model: Model) -> dict[str, Any]:
   bandwidth = 8 * link.bandwidth  # from bytes to bits per second
   factors = {
     "volume_factor": config["volume_factor"],
-    "latency_s": link.latency_s or 0.0,
+    "latency_s": link.latency_s or 0.0,  # 0 if not published
   }
   choices = {k: config[k] for k in ("sync_every", "overlap_steps", "bits")}
   target = config["target"]
