@@ -83,6 +83,7 @@ class Topology:
         f"{self.name} has {self.num_nodes} nodes and {len(self.links)} links; "
         f"at most {MAX_NODES} and {MAX_LINKS} are allowed"
       )
+    # One pass, which stops at the first invalid link and names it.
     seen = set()
     for link in self.links:
       pair = (link.source, link.destination)
@@ -191,6 +192,7 @@ class Topology:
           if hops[source] < 0:
             hops[source] = hops[node] + 1
             queue.append(source)
+      # Cached per destination: routing all pairs takes one search per node.
       self._hops_to[destination] = hops
     return self._hops_to[destination]
 

@@ -23,7 +23,7 @@ _START: tuple[Any, ...] = ()
 
 
 class Model:
-  """Transition system of a world."""
+  """Transition system of a small world: states, events and properties."""
 
   def __init__(self, bounds: Bounds, protocol: Protocol) -> None:
     self._bounds, self._protocol = bounds, protocol
@@ -55,7 +55,7 @@ class Model:
     )
 
   def done(self, world: World) -> bool:
-    """Whether all rounds are committed and all live peers hold the result."""
+    """Returns whether the run is complete and all live peers have its result."""
     if world.coordinator is None:
       return False
     record = world.coordinator.record
@@ -65,7 +65,11 @@ class Model:
     )
 
   def can_go_on(self, world: World) -> bool:
-    """Whether the live peers must be able to complete the run."""
+    """Returns whether the live peers must be able to complete the run.
+
+    They must if there are enough for a first epoch, or if one of them holds the
+    newest revision.
+    """
     there = [p for p in world.peers if self._lives(p)]
     record = world.journal
     if not record.epoch:  # the first epoch needs enough peers
@@ -74,7 +78,7 @@ class Model:
                for p in there)
 
   def _result(self, peer: Any, record: m.Record) -> bool:
-    """Whether a peer holds the newest revision as an unconfirmed result."""
+    """Returns whether a peer's unconfirmed result is the newest revision."""
     vote = peer.voted
     return vote is not None and vote.digest == record.digest
 
@@ -192,7 +196,7 @@ class Model:
   def _answers(
     self, world: World, i: int, kind: str, task: Any
   ) -> Iterator[tuple[bool, Any]]:
-    """Yields (whether it is a fault, result) for each end of a task."""
+    """Yields (whether it is a fault, result) for each way a task can end."""
     can_fail = world.left.failures > 0
     if kind == "Work":
       # Also beyond the last round if a peer still waits for admission, since
@@ -237,7 +241,7 @@ class Model:
         yield False, m.Reduced(task.epoch, task.round, None)
 
   def _runs(self, world: World, j: int, task: Any) -> bool:
-    """Whether a peer participates in a round or may still start it."""
+    """Returns whether a peer participates in a round or may still start it."""
     peer = world.peers[j]
     return self._lives(peer) and peer.epoch == task.epoch
 
