@@ -142,7 +142,7 @@ def _matrix(key: str, rows: Any, size: int) -> np.ndarray:
   if len(rows) != size or lengths != {size}:
     raise ValueError(
       f"{key} has {len(rows)} rows of {sorted(lengths)} numbers, not {size} of "
-      f"{size}, as nodes and rows say"
+      f"{size}, as nodes and rows require"
     )
   return np.array(rows, float)  # None becomes NaN
 

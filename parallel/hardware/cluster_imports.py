@@ -63,7 +63,7 @@ def ways(text: str) -> list[list[str]]:
   if not rows and re.search(r"^\s*GPU0\s*$", text, re.M):
     rows = [["X"]]
   if not rows:
-    raise ValueError("there are no rows of GPUs as `nvidia-smi topo -m` has")
+    raise ValueError("no rows of GPUs as in the output of `nvidia-smi topo -m`")
   # Columns after the GPUs describe adapters and CPU affinity.
   found = [row[: len(rows)] for row in rows]
   for i, row in enumerate(found):
@@ -157,7 +157,7 @@ def nccl_run(text: str) -> NcclRun:
   )
   head = re.search(r"^#\s+size\s+count\s.*$", text, re.M)
   if head is None or not ranks:
-    raise ValueError("there is no table with ranks as NCCL-tests print them")
+    raise ValueError("no table with ranks as in the output of NCCL-tests")
   # The first "time" is out of place, the second one in place.
   column = head[0].lstrip("# ").split().index("time")
   rows = [
@@ -196,7 +196,7 @@ def from_nccl(texts: Mapping[str, str], device: Device) -> LinkMatrix:
   # Sorted by host, so that the devices of a node are contiguous.
   gpus: Sequence[tuple[str, int]] = sorted({g for pair in pairs for g in pair})
   if not gpus:
-    raise ValueError("there are no files of sendrecv_perf")
+    raise ValueError("no files of sendrecv_perf")
   number = {gpu: i for i, gpu in enumerate(gpus)}
   # [2, N, N]: latency and bandwidth; NaN marks missing pairs.
   matrices = np.full((2, len(gpus), len(gpus)), np.nan)

@@ -67,7 +67,7 @@ class Span(NamedTuple):
   greatest: float
 
   def stretched(self, least: float, greatest: float) -> "Span":
-    """Returns both ends multiplied by their own factors."""
+    """Returns the interval with its two ends multiplied by two factors."""
     return Span(self.least * least, self.greatest * greatest)
 
 

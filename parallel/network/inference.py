@@ -171,7 +171,7 @@ def operations(
   tokens = step.sequences * step.tokens
   head = model.head_width
 
-  def product(name, count, rows, weights):
+  def product(name, count, rows, weights):  # [rows, k] x [k, n], weights = k n
     return Operation(name, count, 2 * rows * weights, weights * size)
 
   # Causal attention: the last new token attends to the whole context, the one

@@ -119,7 +119,7 @@ class RoutedSchedule:
       raise ValueError(
         f"bandwidth={link.bandwidth:g} and latency_s={link.latency_s:g} from "
         f"{link.source} to {link.destination} make {size_bytes} bytes take "
-        f"more than {_MOST / 1e9:.0e} s, which the clock cannot count"
+        f"more than {_MOST / 1e9:.0e} s, which exceeds the 64-bit clock"
       )
     return HopTimes(
       np.repeat(np.arange(len(self.links)), len(sizes)),

@@ -337,7 +337,8 @@ def dgx(
   return Topology(name, num_ranks, num_switches, tuple(found))
 
 
-# Builders by their names in configs.
+# Builders by their names in configs. A new builder becomes available to configs
+# and to `parallel.topology.text` by an entry here.
 BUILDERS: dict[str, Callable[..., Topology]] = {
   "ring": ring,
   "torus": torus,

@@ -1,4 +1,4 @@
-"""Topologies from JSON files and networkx graphs."""
+"""Topologies from JSON files and from networkx graphs."""
 
 from collections.abc import Mapping
 import json

@@ -83,6 +83,7 @@ class Topology:
         f"{self.name} has {self.num_nodes} nodes and {len(self.links)} links; "
         f"at most {MAX_NODES} and {MAX_LINKS} are allowed"
       )
+    # One pass, which stops at the first invalid link and names it.
     seen = set()
     for link in self.links:
       pair = (link.source, link.destination)
@@ -93,7 +94,7 @@ class Topology:
             f"{self.num_nodes - 1}"
           )
       if pair[0] == pair[1]:
-        raise ValueError(f"{self.name}: {link} leads to its own source")
+        raise ValueError(f"{self.name}: {link} connects a node to itself")
       if pair in seen:
         raise ValueError(f"{self.name}: two links from {pair[0]} to {pair[1]}")
       seen.add(pair)
@@ -116,7 +117,7 @@ class Topology:
       lost = sorted(set(range(self.num_ranks)) - reached)
       if lost:
         raise ValueError(
-          f"{self.name} is not connected: no way {text} "
+          f"{self.name} is not connected: no path {text} "
           f"{'rank' if len(lost) == 1 else 'ranks'} "
           f"{', '.join(map(str, lost[:8]))}{' ...' if len(lost) > 8 else ''}"
         )
@@ -191,6 +192,7 @@ class Topology:
           if hops[source] < 0:
             hops[source] = hops[node] + 1
             queue.append(source)
+      # Cached per destination: routing all pairs takes one search per node.
       self._hops_to[destination] = hops
     return self._hops_to[destination]
 
@@ -218,7 +220,7 @@ class Topology:
     """
     hops = self._hops(destination)
     if hops[source] < 0:
-      raise ValueError(f"{self.name}: no way from {source} to {destination}")
+      raise ValueError(f"{self.name}: no path from {source} to {destination}")
     path = [source]
     while path[-1] != destination:
       node = path[-1]

@@ -88,7 +88,7 @@ def test_a_change_s_flags_train(launch, tmp_path):
   ("measure_links", ["--output={tmp}/x.json", "--topo=LICENSE"],
    "no rows of GPUs"),
   ("measure_links", ["--output={tmp}/x.json", "--nccl=LICENSE"],
-   "LICENSE: there is no table"),
+   "LICENSE: no table"),
 ])
 def test_mistakes(launch, tmp_path, script, args, message):
   zero = {

@@ -168,7 +168,7 @@ def test_tables_of_nccl_are_read():
   del texts["2.txt"]
   with pytest.raises(ValueError, match=r"\[1\]\[2\] is missing, one of 2"):
     cluster_imports.from_nccl(texts, V100)
-  with pytest.raises(ValueError, match=r"c.txt: .* no table"):
+  with pytest.raises(ValueError, match=r"c.txt: no table"):
     cluster_imports.from_nccl({"c.txt": "nothing"}, V100)
   # Before "root" there was no such column.
   old = NCCL.replace("    root", "").replace("      -1", "")

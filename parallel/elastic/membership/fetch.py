@@ -334,7 +334,7 @@ class Fetch:
     if (header.kind, header.slot, header.length) != (
       Kind.CHUNK, index, stop - start
     ):
-      raise FrameError(f"answers with {header.kind.name} to chunk {index}")
+      raise FrameError(f"responds with {header.kind.name} to chunk {index}")
     view = self._views[name][start:stop]
     # Directly into the array: an invalid chunk is overwritten later.
     frames.read_into(sock, view)

@@ -13,10 +13,10 @@ without communication.
 - A new member has no grant. It draws samples above the counter, at an offset
   computed from its epoch and rank, which is unique among all peers of all
   epochs since the last commit. Contributors exchange the samples that they drew
-  (a gather of `encode`), and unused numbers become free at the commit. Samples
-  that a new member drew but did not contribute by the next commit are void: it
-  starts again with its grant from that commit, so a slow member loses at most
-  one contribution.
+  at the start of a round (`parallel.elastic.exchange`), and unused numbers
+  become free at the commit. Samples that a new member drew but did not
+  contribute by the next commit are void: it starts again with its grant from
+  that commit, so a slow member loses at most one contribution.
 
 Invariants: no sample is used by two counted contributions, and every number
 below the counter is used, granted or free.
@@ -76,6 +76,9 @@ def draw(
     members: Members of the epoch, in the order of their ranks.
     me: Id of the peer.
     count: Number of samples per contribution.
+
+  Returns:
+    The peer's grant, or a span above the counter if it has none.
   """
   held = dict(leases.held)
   if me in held:
@@ -206,7 +209,10 @@ def encode(leases: Leases) -> bytes:
 
 
 def decode(data: bytes) -> Leases:
-  """Returns the leases that `encode` converted; the digest protects them."""
+  """Returns the leases that `encode` converted.
+
+  The bytes are trusted: they are part of a state whose digest was committed.
+  """
   # JSON lists become tuples again, since leases are hashable.
   end, epoch, count, free, held = json.loads(data)
   return Leases(

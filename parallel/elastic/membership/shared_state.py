@@ -166,7 +166,7 @@ def decode(data: bytes, most_bytes: int) -> dict[str, Entry]:
     """Returns the next `count` bytes."""
     nonlocal place
     if count > len(data) - place:
-      raise FrameError("a manifest ends too early")
+      raise FrameError("a manifest is truncated")
     place += count
     return data[place - count : place]
 
@@ -192,7 +192,7 @@ def decode(data: bytes, most_bytes: int) -> dict[str, Entry]:
     found[name] = entry._replace(hashes=take(_HASH_BYTES * entry.num_chunks))
   # Otherwise one state could have several digests.
   if place != len(data):
-    raise FrameError(f"a manifest has {len(data) - place} bytes too many")
+    raise FrameError(f"a manifest has {len(data) - place} trailing bytes")
   return found
 
 

@@ -23,7 +23,7 @@ _START: tuple[Any, ...] = ()
 
 
 class Model:
-  """Transition system of a world."""
+  """Transition system of a small world: states, events and properties."""
 
   def __init__(self, bounds: Bounds, protocol: Protocol) -> None:
     self._bounds, self._protocol = bounds, protocol
@@ -55,7 +55,7 @@ class Model:
     )
 
   def done(self, world: World) -> bool:
-    """Whether all rounds are committed and all live peers hold the result."""
+    """Returns whether all rounds are committed and held by all live peers."""
     if world.coordinator is None:
       return False
     record = world.coordinator.record
@@ -65,7 +65,11 @@ class Model:
     )
 
   def can_go_on(self, world: World) -> bool:
-    """Whether the live peers must be able to complete the run."""
+    """Returns whether the live peers must be able to complete the run.
+
+    They must if there are enough for a first epoch, or if one of them holds the
+    newest revision.
+    """
     there = [p for p in world.peers if self._lives(p)]
     record = world.journal
     if not record.epoch:  # the first epoch needs enough peers
@@ -74,7 +78,7 @@ class Model:
                for p in there)
 
   def _result(self, peer: Any, record: m.Record) -> bool:
-    """Whether a peer holds the newest revision as an unconfirmed result."""
+    """Returns whether a peer's unconfirmed result is the newest revision."""
     vote = peer.voted
     return vote is not None and vote.digest == record.digest
 
@@ -88,7 +92,7 @@ class Model:
     record, old = world.journal, before.journal
     # Epochs and revisions grow, and an epoch's members are fixed.
     if record.epoch < old.epoch or record.revision < old.revision:
-      return "an epoch or a revision goes back"
+      return "an epoch or a revision decreases"
     if record.epoch == old.epoch and record.members != old.members:
       return "an epoch has two lists of members"
     # Committed histories only grow.
@@ -97,7 +101,7 @@ class Model:
     # Exactly once: no contribution is summed in two committed rounds.
     parts = [part for _, given in record.digest for part in given]
     if len(parts) != len(set(parts)):
-      return "a part is counted twice"
+      return "a contribution is counted twice"
     for peer in world.peers:
       if peer is None:
         continue
@@ -105,9 +109,9 @@ class Model:
         return "a peer applies a round that failed"
       # A peer's content is a prefix of the committed history.
       if peer.digest != record.digest[: len(peer.digest)]:
-        return "a peer has what was not committed"
+        return "a peer has uncommitted content"
       if len(peer.digest) != peer.revision:
-        return "a peer's revision is not its content"
+        return "a peer's revision does not match its content"
     return ""
 
   def successors(
@@ -140,7 +144,7 @@ class Model:
       yield what, False, lambda a=after, e=entry: self._deliver(a, e)
       if left.copies:
         twice = self._spend(world, "copies")
-        yield what + " (comes again later)", True, (
+        yield what + " (delivered again later)", True, (
           lambda a=twice, e=entry: self._deliver(a, e)
         )
     yield from self._host_acts(world)
@@ -156,11 +160,11 @@ class Model:
     # reproducible.
     for message in sorted(world.armed, key=repr):
       after = world._replace(armed=world.armed - {message})
-      yield f"time is over: {message}", False, (
+      yield f"timer expires: {message}", False, (
         lambda a=after, e=message: self._coordinator(a, None, e)
       )
     if not up:
-      yield "the coordinator comes back", False, lambda: self._restart(world)
+      yield "the coordinator restarts", False, lambda: self._restart(world)
     for i, peer in enumerate(world.peers):
       if up and not world.linked[i] and self._lives(peer):
         linked = world._replace(linked=_set(world.linked, i, True))
@@ -192,7 +196,7 @@ class Model:
   def _answers(
     self, world: World, i: int, kind: str, task: Any
   ) -> Iterator[tuple[bool, Any]]:
-    """Yields (whether it is a fault, result) for each end of a task."""
+    """Yields (whether it is a fault, result) for each way a task can end."""
     can_fail = world.left.failures > 0
     if kind == "Work":
       # Also beyond the last round if a peer still waits for admission, since
@@ -237,7 +241,7 @@ class Model:
         yield False, m.Reduced(task.epoch, task.round, None)
 
   def _runs(self, world: World, j: int, task: Any) -> bool:
-    """Whether a peer participates in a round or may still start it."""
+    """Returns whether a peer participates in a round or may still start it."""
     peer = world.peers[j]
     return self._lives(peer) and peer.epoch == task.epoch
 
@@ -265,7 +269,7 @@ class Model:
       # Void contributions occur only while a newer revision is fetched.
       if left.voids and peer.fetching and peer.part == Part.THERE:
         begin = self._spend(world, "voids")
-        yield f"peer {i}'s part is void", True, (
+        yield f"peer {i}'s contribution is void", True, (
           lambda a=begin, i=i: self._peer(a, i, m.Voided())
         )
       if left.halts and not world.linked[i]:
@@ -368,7 +372,7 @@ class Model:
       elif isinstance(effect, m.Apply):
         # A peer must not be ahead of the journal.
         if state.revision and world.journal.revision < state.revision:
-          raise Wrong("a peer applies what was not committed")
+          raise Wrong("a peer applies an uncommitted round")
       elif isinstance(effect, m.Halt):
         world = world._replace(
           tasks=frozenset(e for e in world.tasks if e[0] != i)
@@ -396,7 +400,7 @@ class Model:
     part = i, world.counts[i]
     counted = any(part in given for _, given in world.journal.digest)
     if discard.keep and counted:
-      raise Wrong("a part that was counted is kept")
+      raise Wrong("a contribution that was counted is kept")
 
 
 def _set(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:

@@ -214,7 +214,7 @@ class Direct(Sum):
 
 
 class Ring(Sum):
-  """Sum around the ring of the ranks."""
+  """Sum by a reduce-scatter and an all-gather around the ring of ranks."""
 
   def __init__(self, links, tag, x, ranks, out, block_bytes) -> None:
     super().__init__(links, tag, x, ranks, "ring", out, block_bytes)

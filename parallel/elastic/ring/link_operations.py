@@ -166,7 +166,7 @@ class Operation(abc.ABC):
       ):
         raise FrameError(
           f"operation {self.tag} has no block of {header.length:,} bytes at "
-          f"{header.offset:,} in slot {header.slot}, or has it already"
+          f"{header.offset:,} in slot {header.slot}, or has received it already"
         )
       # A second copy of a block would be added twice.
       self._seen.add(key)

@@ -241,7 +241,7 @@ def read(
   """
   header = read_header(sock)
   if header.kind not in kinds:
-    raise FrameError(f"a frame of kind {header.kind.name} is not for here")
+    raise FrameError(f"a frame of kind {header.kind.name} is not expected here")
   # Allocate piece by piece as data arrives: the announced length is untrusted.
   payload = bytearray()
   while len(payload) < header.length:
@@ -298,11 +298,11 @@ def decode(data: Any, kinds: Sequence[type]) -> Any:
   name = reader.text()
   kind = next((k for k in kinds if k.__name__ == name), None)
   if kind is None:
-    raise FrameError(f"a message {name[:32]!r} is not for here")
+    raise FrameError(f"a message {name[:32]!r} is not expected here")
   message = _coder(kind)[1](reader)
   # Each message has exactly one encoding.
   if reader.place != len(data):
-    raise FrameError(f"{name} has {len(data) - reader.place} bytes too many")
+    raise FrameError(f"{name} has {len(data) - reader.place} trailing bytes")
   return message
 
 
@@ -316,7 +316,7 @@ class _Reader:
     """Returns the next bytes."""
     end = self.place + count
     if end > len(self._data):
-      raise FrameError("a message ends too early")
+      raise FrameError("a message is truncated")
     found, self.place = self._data[self.place:end], end
     return found
 

@@ -1,7 +1,8 @@
 """Handshake of connections between peers, and their cancellation.
 
-Each connection has one direction: the dialing side sends data or requests. In a
-handshake, both sides prove that they have the same token, which is never sent:
+Connections between peers have one direction: the dialing side sends data or
+requests. In a handshake, both sides prove that they have the same token, which
+is never sent:
 
   listener -> dialer: a nonce
   dialer -> listener: the request (purpose, lane, epoch, from, to), a nonce, and

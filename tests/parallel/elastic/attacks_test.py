@@ -66,7 +66,7 @@ def test_a_message_of_wrong_types_is_not_sent(message):
 
 def test_a_peer_cannot_speak_as_a_coordinator_or_a_host():
   for message in (m.Go(1, 1, "", ()), m.Silent("p1"), m.Halt()):
-    with pytest.raises(FrameError, match="not for here"):
+    with pytest.raises(FrameError, match="not expected here"):
       frames.decode(frames.encode(message), frames.FROM_PEER)
 
 

@@ -218,7 +218,7 @@ def _wrong_kind(sock):
 @pytest.mark.parametrize(
   ("attack", "why"),
   [(_huge, "announces 2,147,483,648 bytes"), (_nonsense, "begins with"),
-   (_wrong_kind, "is not for here")],
+   (_wrong_kind, "is not expected here")],
 )
 def test_who_has_the_token_and_sends_nonsense_is_one_line(
   trained, said_hello, attack, why

@@ -45,7 +45,7 @@ _FAULTS = {
   ),
   "a commit is not written": (
     coordinator, "return state, [record, *effects]", "return state, effects",
-    Bounds(2, 1, Budget(), Rules(2)), "a peer applies what was not committed",
+    Bounds(2, 1, Budget(), Rules(2)), "a peer applies an uncommitted round",
   ),
   "an epoch is not written": (
     coordinator,
@@ -61,7 +61,7 @@ _FAULTS = {
   "a part is kept though it may have been counted": (
     peer, "keep = message.revision == state.revision", "keep = True",
     Bounds(2, 2, Budget(suspicions=1), Rules(2)),
-    "a part that was counted is kept",
+    "a contribution that was counted is kept",
   ),
   "a result is dropped though it was committed": (
     peer, "vote.epoch, vote.round + 1, vote.digest", "vote.epoch, -1, ''",
@@ -88,14 +88,14 @@ _FAULTS = {
   "a word of another epoch is taken for one of this": (
     coordinator, " or message.epoch != record.epoch", "",
     Bounds(2, 1, Budget(suspicions=1), Rules(2)),
-    "a peer has what was not committed",
+    "a peer has uncommitted content",
   ),
   "a peer that has voted goes on alone": (
     peer,
     "return state._replace(phase=Phase.HALTED), [m.Halt()]",
     "return _applied(state) if state.voted else (state, [])",
     Bounds(2, 1, Budget(cuts=1, halts=1), Rules(2)),
-    "a peer applies what was not committed",
+    "a peer applies an uncommitted round",
   ),
   "nobody waits for those who do not come back": (
     coordinator, "[m.Arm(m.Recovered())] if record.members else []", "[]",

@@ -195,7 +195,7 @@ def test_failed_links_are_gone():
   ("call", "message"),
   [
     (lambda: t.mesh((2, 2)).without((0, 1), (0, 2)), "not connected.*rank"),
-    (lambda: t.mesh((2,)).without((1, 0)), "no way to rank 0 from rank 1"),
+    (lambda: t.mesh((2,)).without((1, 0)), "no path to rank 0 from rank 1"),
     (lambda: t.ring(3).without((0, 5)), "no link from 0 to 5"),
     (lambda: t.ring(4, bandwidth=0.0), "bandwidth must be positive"),
     (lambda: t.ring(4, latency_s=-1.0), "latency_s"),
@@ -203,7 +203,7 @@ def test_failed_links_are_gone():
     (lambda: t.fat_tree(3), "ports=3"),
     (lambda: t.bigraph(2, 3), "switches=3"),
     (lambda: Topology("x", 2, 0, (Link(0, 2),)), "names node 2"),
-    (lambda: Topology("x", 2, 0, (Link(0, 0),)), "own source"),
+    (lambda: Topology("x", 2, 0, (Link(0, 0),)), "a node to itself"),
     (lambda: Topology("x", 2, 0, (Link(0, 1),) * 2), "two links"),
     (lambda: t.build("hypercube"), "'hypercube' must be one of ring"),
     (lambda: t.build("ring", ranks=3), "ranks"),
