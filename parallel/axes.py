@@ -159,8 +159,8 @@ def make_mesh(
     devices: Devices to use, the first ones of ``jax.devices()`` by default.
     device_order: Index into ``devices`` for each mesh coordinate, in row-major
       order (the last axis varies fastest), for example from a plan. () lets JAX
-      choose the order on devices with physical links, and uses the order of
-      ``devices`` on CPUs.
+      choose the order if the mesh uses all given TPU or GPU devices, and
+      otherwise uses the order of ``devices``.
 
   Returns:
     A mesh of Auto axis types, for use with ``jax.shard_map``.

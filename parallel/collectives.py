@@ -163,10 +163,10 @@ def all_reduce(
   Example:
     >>> from parallel.axes import make_mesh
     >>> axis = Axis("tensor", size=4)  # 4 lanes on one device
-    >>> f = jax.shard_map(
+    >>> f = jax.jit(jax.shard_map(
     ...   lambda x: all_reduce(x, axis), mesh=make_mesh({"tensor": axis}),
     ...   in_specs=P("tensor"), out_specs=P(),
-    ... )
+    ... ))
     >>> f(jnp.arange(8.0).reshape(4, 2)).tolist()
     [12.0, 16.0]
   """

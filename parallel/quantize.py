@@ -106,12 +106,12 @@ def coded_mean(
     >>> from jax.sharding import PartitionSpec as P
     >>> from parallel.axes import make_mesh
     >>> workers = Axis("worker", size=2)  # 2 lanes on one device
-    >>> mean = jax.shard_map(
+    >>> mean = jax.jit(jax.shard_map(
     ...   lambda x: coded_mean(x, workers, Wire("int8", block=4))[0],
     ...   mesh=make_mesh({"worker": workers}), in_specs=P("worker"),
     ...   out_specs=P(),
-    ... )
-    >>> x = jnp.asarray([[127.0, 0.0, 2.0, 4.4], [127.0, 2.0, 4.0, 6.4]])
+    ... ))
+    >>> x = np.float32([[127.0, 0.0, 2.0, 4.4], [127.0, 2.0, 4.0, 6.4]])
     >>> mean(x).tolist()  # scale 1: rounded to integers, then averaged
     [127.0, 1.0, 3.0, 5.0]
   """

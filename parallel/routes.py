@@ -29,13 +29,15 @@ def sum_by_scatter_gather(x: jax.Array, name: str) -> jax.Array:
 
   Example:
     >>> from jax.sharding import PartitionSpec as P
-    >>> mesh = jax.make_mesh((1,), ("tensor",), devices=jax.devices()[:1])
-    >>> f = jax.shard_map(
-    ...   lambda x: sum_by_scatter_gather(x, "tensor"), mesh=mesh,
-    ...   in_specs=P(), out_specs=P(), check_vma=False,
-    ... )
-    >>> f(jnp.ones([3, 2])).shape
-    (3, 2)
+    >>> from parallel.axes import Axis, make_mesh
+    >>> from parallel.collectives import all_reduce
+    >>> axis = Axis("tensor", size=4)  # 4 lanes on one device
+    >>> f = jax.jit(jax.shard_map(
+    ...   lambda x: all_reduce(x, axis, via=sum_by_scatter_gather),
+    ...   mesh=make_mesh({"tensor": axis}), in_specs=P("tensor"), out_specs=P(),
+    ... ))
+    >>> f(jnp.ones([4, 1, 2])).tolist()
+    [[4.0, 4.0]]
   """
   rows, restore = _rows(x, lax.axis_size(name))
   mine = lax.psum_scatter(rows, name, scatter_dimension=0, tiled=True)

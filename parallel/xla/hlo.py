@@ -130,13 +130,16 @@ class Computation:
 
   @functools.cached_property
   def by_name(self) -> dict[str, Instruction]:
+    """Instructions by their names."""
     return {i.name: i for i in self.instructions}
 
   @property
   def root(self) -> Instruction:
+    """Instruction whose result is the result of the computation."""
     return next(i for i in self.instructions if i.root)
 
   def operands(self, instruction: Instruction) -> list[Instruction]:
+    """Returns the instructions that compute an instruction's operands."""
     return [self.by_name[n] for n in instruction.operands]
 
 

@@ -355,7 +355,7 @@ def _repeat(
 
 
 def _either(branches: Sequence[Sequence[Collective]]) -> list[Collective]:
-  """Returns the entries of a conditional, of which one branch runs."""
+  """Returns the entries of a conditional, given those of its branches."""
   if alike(branches):
     return list(branches[0])
   return [

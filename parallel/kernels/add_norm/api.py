@@ -146,15 +146,16 @@ def add_norm(
       operands.
 
   Example:
-    >>> shared, private = jnp.array([[3.0]]), jnp.array([[-2.0]])
-    >>> new_shared, new_private, normed = add_norm(
-    ...   shared, private, jnp.array([[0.0]]), jnp.array([[-1.0]]),
-    ...   gain=jnp.ones(2), private_scale=2.0, implementation="reference",
-    ... )
-    >>> new_shared.tolist(), new_private.tolist()  # row (3, -4): rms 3.5355
+    >>> f = jax.jit(functools.partial(
+    ...   add_norm, private_scale=2.0, implementation="reference"
+    ... ))
+    >>> row = np.float32([[3]]), np.float32([[-2]])  # shared, private
+    >>> update = np.float32([[0]]), np.float32([[-1]])
+    >>> new_shared, new_private, normed = f(*row, *update, np.ones(2, "f4"))
+    >>> new_shared.tolist(), new_private.tolist()
     ([[3.0]], [[-4.0]])
-    >>> normed.round(3).tolist()
-    [[0.849..., -1.131...]]
+    >>> np.round(np.float64(normed), 2).tolist()  # divided by rms, sqrt(12.5)
+    [[0.85, -1.13]]
   """
   chosen = choice(shared, private, implementation)
   if chosen.name == "reference":

@@ -96,7 +96,10 @@ class _Tile:
     }
 
   def here(self) -> tuple[jax.Array, jax.Array]:
-    """Returns the block numbers ``[rows, 1]`` here, and their validity."""
+    """Returns this program's block numbers and their validity.
+
+    Both are ``[rows, 1]``; numbers past the last block are not valid.
+    """
     block = pl.program_id(0) * self.rows + jnp.arange(self.rows)[:, None]
     return block, block < self.num_blocks
 

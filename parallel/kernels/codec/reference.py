@@ -91,9 +91,9 @@ class Codec:
 
   Example:
     >>> codec = Codec("e3m0", block=4)
-    >>> encoded = encode(jnp.asarray([1.0, -0.25, 0.2, 0.0]), codec)
-    >>> encoded.scales.tolist(), decode(encoded, 4, codec).tolist()
-    ([1.0], [1.0, -0.25, 0.25, 0.0])
+    >>> f = jax.jit(lambda x: decode(encode(x, codec), 4, codec))
+    >>> f(np.float32([1.0, -0.25, 0.2, 0.0])).tolist()
+    [1.0, -0.25, 0.25, 0.0]
   """
 
   name: str

@@ -61,9 +61,9 @@ def uniform(
 
   Example:
     >>> key = jax.random.key(0)
-    >>> words = jax.random.key_data(key)
-    >>> drawn = uniform(*words, jnp.arange(4, dtype=jnp.uint32))
-    >>> bool(jnp.all(drawn == jax.random.uniform(key, [4])))
+    >>> key_0, key_1 = np.asarray(jax.random.key_data(key))
+    >>> drawn = jax.jit(uniform)(key_0, key_1, np.arange(4, dtype=np.uint32))
+    >>> np.array_equal(drawn, jax.random.uniform(key, [4]))
     True
   """
   x, y = words(key_0, key_1, index)

@@ -58,11 +58,11 @@ def encode_top_k(
     ValueError: ``chunk`` or ``k`` is out of range.
 
   Example:
-    >>> x = jnp.asarray([0.0, 5.0, -1.0, 0.1, 3.0, 0.0, 2.0, 0.2])
-    >>> encoded = encode_top_k(x, chunk=8, k=4)
+    >>> x = jnp.array([0.0, 5.0, -1.0, 0.1, 3.0, 0.0, 2.0, 0.2])
+    >>> encoded = jax.jit(lambda x: encode_top_k(x, chunk=8, k=4))(x)
     >>> encoded.indices.tolist(), encoded.scales.tolist()
     ([[1, 2, 4, 6]], [[1.5, 4.0]])
-    >>> decode_top_k(encoded, n=8, chunk=8).tolist()
+    >>> jax.jit(lambda x: decode_top_k(x, n=8, chunk=8))(encoded).tolist()
     [0.0, 4.0, -1.5, 0.0, 4.0, 0.0, 1.5, 0.0]
   """
   if not 1 <= chunk <= 65536:

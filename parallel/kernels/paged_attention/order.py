@@ -175,8 +175,9 @@ def write(
     >>> types = shapes("heads", 4, 2, 1, 2, jnp.float32)
     >>> pages = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), types)
     >>> key = jnp.array([[[1.0, 2.0]]])
-    >>> pages = write(pages, key, 3 * key, jnp.array([5]))  # page 2, offset 1
-    >>> keys, values = read(pages, jnp.array([2]))
+    >>> slots = jnp.array([5])  # page 2, offset 1
+    >>> pages = jax.jit(write)(pages, key, 3 * key, slots)
+    >>> keys, values = jax.jit(read)(pages, jnp.array([2]))
     >>> keys.tolist(), values.tolist()
     ([[[0.0, 0.0], [1.0, 2.0]]], [[[0.0, 0.0], [3.0, 6.0]]])
   """

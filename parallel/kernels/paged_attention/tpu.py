@@ -200,7 +200,7 @@ def _call(
   ], axis=2)
 
   def page_of(i):
-    """Returns the index map of the i-th page of a step."""
+    """Returns the ``BlockSpec`` index map of the i-th page of a grid step."""
 
     def index(s, head, block, step, tables_ref, first_ref, length_ref):
       low, count = _span(

@@ -158,7 +158,8 @@ def reduce_add_norm(
       private_scale=private_scale, eps=eps,
     )
   rows = calls.leading(shared)
-  # Kernels get only parts that have channels; scale belongs to the private one.
+  # Kernels receive only parts with channels; the scale applies to the private
+  # channels.
   parts = [x for x in (shared, private) if x.shape[-1]]
   # Rounded to the stream's dtype, as in the reference.
   scale = float(np.asarray(private_scale, shared.dtype))

@@ -156,7 +156,7 @@ def _fused(options, shared, private, partial, d_private, gain):
 
 
 def _forward(options, *operands):
-  # The backward computes the statistics again from the new stream.
+  # The backward pass recomputes the statistics from the new stream.
   new_shared, new_private, normed = _fused(options, *operands)
   return (new_shared, new_private, normed), (
     new_shared, new_private, operands[-1]

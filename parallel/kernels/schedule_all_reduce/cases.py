@@ -21,9 +21,9 @@ def ring(n: int) -> np.ndarray:
 
 
 def recursive_doubling(n: int) -> np.ndarray:
-  """Returns exchanges with partners at distance 1, 2, 4, ...; one chunk.
+  """Returns recursive doubling: exchanges at distance 1, 2, 4, ...; one chunk.
 
-  n is a power of two.
+  n must be a power of two.
 
   Example:
     >>> recursive_doubling(2).tolist()  # send to, sent, received, ADD
@@ -37,7 +37,7 @@ def recursive_doubling(n: int) -> np.ndarray:
 
 
 def chain(n: int) -> np.ndarray:
-  """Returns a sum down a chain to device 0 and copies back up; one chunk.
+  """Returns a reduction down a chain to device 0, then copies up; one chunk.
 
   In each round all devices except two are idle.
   """

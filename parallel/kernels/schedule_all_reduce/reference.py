@@ -16,7 +16,7 @@ Shape legend: n = devices, C = chunks of rows, T = rows, K = channels.
 import jax
 import numpy as np
 
-# Columns of a table, and the values of the last one.
+# Columns of a table, and the values of the column OPERATION.
 SEND_TO, SENT, RECEIVED, OPERATION = range(4)
 ADD, COPY = 0, 1
 
