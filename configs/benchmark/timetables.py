@@ -1,13 +1,14 @@
-r"""Proves every timetable of a pipeline within its domain.
+r"""Verifies all pipeline schedules within a range of sizes.
 
   python -m launch.benchmark --config=configs/benchmark/timetables.py
   python -m launch.benchmark --config=configs/benchmark/timetables.py:test
 
-Every builder is given every number of stages, microbatches and chunks up to
-those below. What it takes is built and proven (`parallel.pipeline.check`), and
-what is counted in it (stored activations, ticks, sends) is compared with the
-closed forms. Then the times of large proofs are printed, in seconds of
-processor time; the aim is under 2 s. The whole takes a minute of one core.
+Every builder gets every number of stages, microbatches and chunks up to the
+limits below. Supported schedules are built and verified
+(`parallel.pipeline.check`), and their counts (stored activations, ticks, sends)
+are compared with the closed forms. Then the times of large verifications are
+printed, in seconds of CPU time; the aim is under 2 s. The benchmark takes a
+minute of one core.
 """
 
 import ml_collections

@@ -1,4 +1,4 @@
-r"""Compares timetables of a pipeline: bubble, memory, bytes and time.
+r"""Compares pipeline schedules: bubble, memory, bytes and time.
 
   python -m launch.simulate --config=configs/pipeline/timetables.py \
     --plot=timetables.png
@@ -10,10 +10,10 @@ r"""Compares timetables of a pipeline: bubble, memory, bytes and time.
     --config.pipeline.timetable=zb_h1 --export=zb_h1.json   # a Chrome trace
 
 Nothing is trained; it takes a second. Expected result: with 4 stages and 8
-microbatches 1F1B takes 352 ms and ZB-H1 286 ms, with as many activations on the
-fullest stage. Where all stages wait for each tick (lockstep), 1F1B takes 428 ms
-and GPipe 357 ms: of 1F1B, nearly every tick has a whole backward on some stage.
-Backwards in halves make ticks equal: ZB-H1 takes 304 ms.
+microbatches, 1F1B takes 352 ms and ZB-H1 286 ms, with equal peak activations.
+If all stages synchronise at each tick (lockstep), 1F1B takes 428 ms and GPipe
+357 ms, since in 1F1B nearly every tick has a whole backward on some stage.
+With split backwards, ticks have equal lengths: ZB-H1 takes 304 ms.
 """
 
 import ml_collections
@@ -22,7 +22,7 @@ from caatnet.config.schema.tree import defaults
 
 
 def get_config(size: str = "small") -> ml_collections.ConfigDict:
-  """Returns 4 stages and 8 microbatches, or for "test" 2 and 4."""
+  """Returns 4 stages and 8 microbatches ("small"), or 2 and 4 ("test")."""
   sizes = {"small": (4, 8), "test": (2, 4)}
   if size not in sizes:
     raise ValueError(
