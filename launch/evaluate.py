@@ -33,9 +33,9 @@ def main() -> None:
   from caatnet.config import experiments
   from caatnet.show import pictures, tables
   from caatnet.train import evaluate
-  from caatnet.train.checkpoint import evaluated
+  from caatnet.train.checkpoint import export
   experiment = experiments.from_folder(FLAGS.workdir, options.mesh())
-  params, step = evaluated.read_stored(experiment, FLAGS.workdir, FLAGS.step)
+  params, step = export.read_stored(experiment, FLAGS.workdir, FLAGS.step)
   data = experiment.data
   dataset = data.load(experiment.seed)
   result = evaluate.make_evaluate(experiment.program, data.batch_size)(

@@ -262,7 +262,7 @@ def _run(
       required = ("config",)
     _parse(argv, uses, required)
     if FLAGS.help_config:
-      print(tree.described(FLAGS.config))
+      print(tree.help_text(FLAGS.config))
       return 0
     if devices:
       _set_up_devices()

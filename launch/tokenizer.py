@@ -65,7 +65,7 @@ def main() -> None:
   if made.vocab_size < size:
     print(f"{made.vocab_size:,} tokens, not {size:,}: in the words of the "
           "training documents no other pair of tokens occurs twice")
-  print(f"tokenizer {tokenizer.described(made)} in {folder}")
+  print(f"tokenizer {tokenizer.summary(made)} in {folder}")
   print(
     f"train on it: --config.data.tokenizer={folder} "
     f"--config.model.vocab_size={made.vocab_size}"

@@ -21,7 +21,7 @@ from caatnet.models.paged import CacheShape, CacheSizes
 from caatnet.models.protocol import continues_text
 from caatnet.program import Program
 from caatnet.train import files, records
-from caatnet.train.checkpoint import evaluated
+from caatnet.train.checkpoint import export
 from parallel.kernels.paged_attention import api
 from parallel.zero.partition import Level, Partition
 
@@ -177,7 +177,7 @@ def from_folder(
   config = ml_collections.ConfigDict(records.read_config(workdir))
   inference = build(override(with_inference(config), overrides), requested_mesh)
   experiment = experiments.from_folder(workdir)
-  params, step = evaluated.read(experiment, workdir, step)
+  params, step = export.read(experiment, workdir, step)
   program = inference.program
   shardings = program.layout.shardings(program.whole_specs)
   return inference, jax.device_put(params, shardings), step

@@ -34,7 +34,7 @@ from caatnet.interop.source import (
 )
 from caatnet.models.transformer.model import TransformerModel
 from caatnet.train import files, records, tokenizer
-from caatnet.train.checkpoint import evaluated, slices
+from caatnet.train.checkpoint import export, slices
 from caatnet.train.checkpoint.save import Checkpointer
 from caatnet.train.experiment import Experiment
 
@@ -326,7 +326,7 @@ def _read_params(
   loops the evaluated parameters are computed, and all are in memory.
   """
   if experiment.config["outer"]["algorithm"] != "data_parallel":
-    params, _ = evaluated.read(experiment, workdir, step)
+    params, _ = export.read(experiment, workdir, step)
     return jax.tree.map(lambda x: slices.InMemory(np.asarray(x)[None]), params)
   with contextlib.closing(Checkpointer(workdir, experiment.program)) as reader:
     return reader.open_params(step)[0]

@@ -12,7 +12,7 @@ from caatnet.config.schema.train import Train
 from caatnet.data.protocol import Data
 from caatnet.program import Program
 from caatnet.train.state import TrainState, init_state, state_shardings
-from caatnet.train.step import make_evaluated, make_train_step
+from caatnet.train.step import make_export, make_train_step
 from parallel.outer.base import OuterLoop, Plan
 
 
@@ -94,13 +94,13 @@ class Experiment:
       self.data.example,
     )
 
-  def make_evaluated(self) -> Callable[[Any, Any], Any]:
+  def make_export(self) -> Callable[[Any, Any], Any]:
     """Returns a function ``(params, outer state) -> params`` to evaluate.
 
     The outer loop defines which parameters are evaluated, for example the
     global ones or the workers' mean.
     """
-    return make_evaluated(self.program, self.outer)
+    return make_export(self.program, self.outer)
 
   def lower_step(self, plan: Plan | None = None) -> jax.stages.Lowered:
     """Lowers the training step of a run, without any data.

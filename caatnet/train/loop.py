@@ -20,12 +20,11 @@ import numpy as np
 from caatnet.train import files, tokenizer, traffic
 from caatnet.train.checkpoint import start
 from caatnet.train.checkpoint.save import Checkpointer
-from caatnet.train.described import described
 from caatnet.train.elastic import membership
 from caatnet.train.evaluate import Evaluation, make_evaluate
 from caatnet.train.experiment import Experiment
-from caatnet.train.feed import Feed
 from caatnet.train.metrics import LateMetrics
+from caatnet.train.prefetch import PrefetchIterator
 from caatnet.train.progress import TrainProgress
 from caatnet.train.records import (
   MetricsWriter,
@@ -42,6 +41,7 @@ from caatnet.train.state import (
 )
 from caatnet.train.step import parameter_groups
 from caatnet.train.stop import Stop, stop_signals
+from caatnet.train.summary import summary
 from caatnet.train.throughput import matmul_rate
 from caatnet.train.workers import WorkerMetrics
 
@@ -185,7 +185,7 @@ class Run:
     opened.callback(self.checkpointer.close)
     self.joined = membership.check(experiment, self.checkpointer)
     self.started_from = read_environment(self.workdir).get("started_from")
-    self.batches = Feed(
+    self.batches = PrefetchIterator(
       program.layout, self.dataset.batches, self.dataset.ahead
     )
     opened.callback(self.batches.close)
@@ -199,7 +199,7 @@ class Run:
     )
     opened.callback(self.progress.close)
     self.evaluate = make_evaluate(program, experiment.data.batch_size)
-    self.evaluated = experiment.make_evaluated()
+    self.export = experiment.make_export()
     self.count_non_finite = make_count_non_finite(program)
     self.lowered = traffic.lower_steps(experiment)
     self.programs: dict[Any, jax.stages.Compiled] = {}
@@ -248,7 +248,7 @@ class Run:
     if jax.process_index() == 0:
       write_json(self.workdir / "environment.json", facts)
     say = self.progress.say
-    for line in described(self.experiment, dataset, facts):
+    for line in summary(self.experiment, dataset, facts):
       say(line)
     saving = traffic.saving(program, self.communication)
     if saving:
@@ -402,7 +402,7 @@ class Run:
     return evaluation
 
   def _validation(self) -> Evaluation:
-    params = self.evaluated(self.state.params, self.state.outer)
+    params = self.export(self.state.params, self.state.outer)
     return self.evaluate(params, self.dataset.validation)
 
   def _save(self, last: bool = False) -> None:

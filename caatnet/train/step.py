@@ -194,14 +194,14 @@ def told_of(outer: OuterLoop, after: Any, before: Any) -> Metrics:
   return told | {"just_left_out": left_out}
 
 
-def make_evaluated(
+def make_export(
   program: Program, outer: OuterLoop
 ) -> Callable[[Any, Any], Any]:
   """Returns the jitted function that computes the parameters to evaluate.
 
   Args:
     program: The model on a mesh.
-    outer: The outer loop, whose ``evaluated`` defines them.
+    outer: The outer loop, whose ``export_params`` returns them.
 
   Returns:
     A function ``(params, outer state) -> params``; the result has no worker
@@ -210,7 +210,7 @@ def make_evaluated(
   layout = program.layout
   return jax.jit(
     jax.shard_map(
-      outer.evaluated,
+      outer.export_params,
       mesh=layout.mesh,
       in_specs=(layout.per_worker(program.specs), outer_specs(program, outer)),
       out_specs=program.specs,

@@ -72,8 +72,8 @@ def check(workdir: epath.Path, tokenizer: Tokenizer | None) -> None:
   stored = load(workdir)
   if stored.identity != tokenizer.identity:
     raise ValueError(
-      f"{workdir} was trained with the tokenizer {described(stored)}, this is "
-      f"{described(tokenizer)}; see config.data.tokenizer, or use another "
+      f"{workdir} was trained with the tokenizer {summary(stored)}, this is "
+      f"{summary(tokenizer)}; see config.data.tokenizer, or use another "
       "--workdir"
     )
 
@@ -124,7 +124,7 @@ def write(folder: epath.Path, texts: Mapping[str, str]) -> None:
     files.replace(folder / name, texts[name])
 
 
-def described(tokenizer: Tokenizer) -> str:
+def summary(tokenizer: Tokenizer) -> str:
   """Returns a tokenizer's name and the first digits of its hash."""
   if isinstance(tokenizer, Bytes):
     return tokenizer.name

@@ -146,7 +146,7 @@ class Table:
         self._placed[devices] = _Placed(self, devices)
       return self._placed[devices].prepare(ids, sharding)
 
-  def described(self, devices: Sequence[jax.Device]) -> str:
+  def summary(self, devices: Sequence[jax.Device]) -> str:
     """Describes the access that is used and the reason for it, for users."""
     kind, why = _resolved(self, devices)
     cache = f", {len(self.hot):,} hot rows on each device" * bool(len(self.hot))

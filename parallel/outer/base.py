@@ -202,7 +202,7 @@ class OuterLoop:
     """
     return optax.apply_updates(params, updates), state
 
-  def evaluated(self, params: Params, state: State) -> Params:
+  def export_params(self, params: Params, state: State) -> Params:
     """Returns the parameters to evaluate and export, without worker dim."""
     return mean_over_workers(params, self.worker)
 
@@ -319,7 +319,7 @@ class CommonRounds(Rounds):
   ) -> tuple[Params, State]:
     return of_joined(params, state["params"], first), state
 
-  def evaluated(self, params: Params, state: State) -> Params:
+  def export_params(self, params: Params, state: State) -> Params:
     return state["params"]
 
 
@@ -342,7 +342,7 @@ class OwnRounds(Rounds):
     params = of_joined(params, means["params"], first)
     return params, state | {"workers": own | filled}
 
-  def evaluated(self, params: Params, state: State) -> Params:
+  def export_params(self, params: Params, state: State) -> Params:
     return mean_over_workers(state["workers"]["params"], self.worker)
 
 

@@ -38,7 +38,7 @@ class DataParallel(OuterLoop):
   ) -> tuple[Params, State]:
     return of_joined(params, jax.tree.map(lambda x: x[0], params), first), state
 
-  def evaluated(self, params: Params, state: State) -> Params:
+  def export_params(self, params: Params, state: State) -> Params:
     # All workers are equal; taking their mean would round.
     return of_first(params, self.worker)
 

@@ -171,8 +171,10 @@ class Eager(OwnRounds):
       state |= {"params": common, "optimizer": optimizer}
     return outer, state | {"workers": own | {"share": share}}
 
-  def evaluated(self, params: Params, state: State) -> Params:
-    return state["params"] if self.common else super().evaluated(params, state)
+  def export_params(self, params: Params, state: State) -> Params:
+    if self.common:
+      return state["params"]
+    return super().export_params(params, state)
 
   def started(self, state: State) -> State:
     own = state["workers"]

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from caatnet.config import experiments
-from caatnet.train.checkpoint import evaluated
+from caatnet.train.checkpoint import export
 
 SETTINGS = ("--cpu_devices=2", "--config.inference.context=24")
 
@@ -69,6 +69,6 @@ def test_a_damaged_checkpoint_is_one_line(files, message, workdir, tmp_path):
     os.truncate(path, 20)
   experiment = experiments.from_folder(workdir, {"tensor": 1})
   with pytest.raises(ValueError, match="checkpoints/0 cannot be rea") as error:
-    evaluated.read(experiment, tmp_path / "run")
+    export.read(experiment, tmp_path / "run")
   assert message in str(error.value)
   assert "\n" not in str(error.value)

@@ -199,7 +199,7 @@ def test_help_config_prints_every_key_after_all_overrides(tmp_path, flags):
   assert (tmp_path / "executed").read_text() == "once "
   expected = override(tiny.get_config("test"), "outer.algorithm=diloco")
   expected.outer.every = 7
-  assert result.stdout == tree.described(expected) + "\n"
+  assert result.stdout == tree.help_text(expected) + "\n"
   assert "--config.outer.every=7\n" in result.stdout
 
 

@@ -69,7 +69,7 @@ def _trained(experiment: Experiment, way: str, replaced: int) -> float:
       state = state._replace(
         opt_state=replace(state.opt_state, state.params, gone, donors)
       )
-  params = experiment.make_evaluated()(state.params, state.outer)
+  params = experiment.make_export()(state.params, state.outer)
   evaluate = make_evaluate(program, experiment.data.batch_size)
   return evaluate(params, dataset.validation).loss
 

@@ -19,7 +19,7 @@ from caatnet.data.graphs.data import Trees
 from caatnet.data.graphs.sampling import Sampler, num_places
 from caatnet.show import tables
 from caatnet.studies.alignment import predictor
-from caatnet.train.feed import Feed
+from caatnet.train.prefetch import PrefetchIterator
 from parallel.hardware.devices import DEVICES
 from parallel.hardware.links import PCIE_4, PCIE_5
 from parallel.memory import caches
@@ -251,26 +251,29 @@ def timed(experiment: Any, steps: int) -> dict[str, Any]:
     step, losses of the first and last one.
   """
   dataset = experiment.data.load(experiment.seed)
-  feed = Feed(experiment.program.layout, dataset.batches, dataset.ahead)
+  batches = PrefetchIterator(
+    experiment.program.layout, dataset.batches, dataset.ahead
+  )
   program = experiment.lower_step().compile()
   state, losses = experiment.init_state(), []
   for number in range(steps + 2):
     # The first two steps, which fill the prefetch queue, are not timed.
     if number == 2:
-      start, waited, worked = time.perf_counter(), feed.waited_s, feed.worked_s
-    state, metrics = program(state, next(feed), ())
+      start = time.perf_counter()
+      waited, worked = batches.waited_s, batches.worked_s
+    state, metrics = program(state, next(batches), ())
     # As in the training loop, the host is at most one step ahead of devices.
     losses.append(metrics["loss"])
     jax.block_until_ready(losses[-2:-1])
   jax.block_until_ready(state)
   seconds = time.perf_counter() - start
-  feed.close()
+  batches.close()
   width, counts = dataset.table.rows.shape[1], dataset.table.counts
   step_places = experiment.data.batch_size * num_places(experiment.data.fanouts)
   return {
     "step_s": seconds / steps,
-    "waited_s": (feed.waited_s - waited) / steps,
-    "worked_s": (feed.worked_s - worked) / steps,
+    "waited_s": (batches.waited_s - waited) / steps,
+    "worked_s": (batches.worked_s - worked) / steps,
     # Prefetched batches are counted, though they are not trained on.
     "fetched_bytes": 4 * width * counts.fetched * step_places / counts.places,
     "losses": [float(losses[0][0]), float(losses[-1][0])],

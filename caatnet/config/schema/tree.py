@@ -279,7 +279,7 @@ def parsed(name: str, key: Key, text: str) -> Any:
   return float(value) if key.kind is float else value
 
 
-def described(config: Mapping[str, Any]) -> str:
+def help_text(config: Mapping[str, Any]) -> str:
   """Returns the help text: value, documentation and range of every key.
 
   Args:

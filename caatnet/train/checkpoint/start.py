@@ -57,8 +57,8 @@ def check(
   other = tokens and tokenizer.load(folder)
   if other and other.identity != tokens.identity:
     raise ValueError(
-      f"{key} has the tokenizer {tokenizer.described(other)}, this run "
-      f"{tokenizer.described(tokens)}; see config.data.tokenizer"
+      f"{key} has the tokenizer {tokenizer.summary(other)}, this run "
+      f"{tokenizer.summary(tokens)}; see config.data.tokenizer"
     )
   algorithm = theirs["outer"]["algorithm"]
   if algorithm != "data_parallel":

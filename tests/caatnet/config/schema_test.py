@@ -264,7 +264,7 @@ def test_missing_keys_have_their_defaults():
 
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_help_lists_each_key_once(name):
-  text = tree.described(CONFIGS[name])
+  text = tree.help_text(CONFIGS[name])
   keys = [
     line.partition("=")[0].removeprefix("--config.")
     for line in text.splitlines() if line.startswith("--config.")

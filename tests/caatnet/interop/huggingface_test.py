@@ -64,7 +64,7 @@ def restore(experiment, folder):
     abstract.params, abstract.outer
   )
   checkpointer.close()
-  return experiment.make_evaluated()(params, outer)
+  return experiment.make_export()(params, outer)
 
 
 def compute_logits(experiment, params, tokens):
@@ -169,7 +169,7 @@ def test_a_run_of_ours_is_published_and_read_again(algorithm, tmp_path):
   again, _ = convert(tmp_path / "out", tmp_path / "again", 4)
   chex.assert_trees_all_equal(
     restore(again, tmp_path / "again"),
-    to_whole(ours.program, ours.make_evaluated()(state.params, state.outer)),
+    to_whole(ours.program, ours.make_export()(state.params, state.outer)),
   )
 
 

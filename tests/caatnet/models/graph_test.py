@@ -16,7 +16,7 @@ from caatnet.models.graph import GraphModel
 from caatnet.train import loop
 from caatnet.train.checkpoint.reshard import to_whole
 from caatnet.train.evaluate import make_evaluate
-from caatnet.train.feed import Feed
+from caatnet.train.prefetch import PrefetchIterator
 from caatnet.train.records import read_metrics
 from configs.graphs import tiny
 from parallel.axes import Axis, make_mesh
@@ -174,15 +174,17 @@ def run(algorithm, overrides="", mesh=(), num_steps=4):
   experiment = make(algorithm, overrides, dict(mesh))
   state, programs, losses = experiment.init_state(), {}, []
   dataset = experiment.data.load(0)
-  feed = Feed(experiment.program.layout, dataset.batches, dataset.ahead)
+  batches = PrefetchIterator(
+    experiment.program.layout, dataset.batches, dataset.ahead
+  )
   for number in range(num_steps):
     plan = experiment.outer.plan(number)
     if plan.variant not in programs:
       programs[plan.variant] = experiment.lower_step(plan).compile()
     numbers = jax.tree.map(np.int32, plan.numbers)
-    state, metrics = programs[plan.variant](state, next(feed), numbers)
+    state, metrics = programs[plan.variant](state, next(batches), numbers)
     losses.append(np.asarray(metrics["loss"]))
-  feed.close()
+  batches.close()
   assert dataset.table.counts.programs == 1
   assert len(programs) == len({experiment.outer.plan(i).variant
                                for i in range(num_steps)})
@@ -221,7 +223,7 @@ def test_a_partition_is_evaluated_on_any_devices():
   for mesh in ({"data": 2}, {"worker": 2}, {}):
     experiment = make("data_parallel", "zero.scheme=zero3", mesh)
     state = experiment.init_state()
-    params = experiment.make_evaluated()(state.params, state.outer)
+    params = experiment.make_export()(state.params, state.outer)
     validation = experiment.data.load(0).validation
     few = jax.tree.map(lambda x: x[:22], validation)
     found.append(make_evaluate(experiment.program, 16)(params, few).means)

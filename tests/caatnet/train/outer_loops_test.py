@@ -153,7 +153,7 @@ class Runner:
 
   @property
   def evaluated(self):
-    evaluated = self.experiment.make_evaluated()
+    evaluated = self.experiment.make_export()
     return jax.device_get(evaluated(self.state.params, self.state.outer))
 
 

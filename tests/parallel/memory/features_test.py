@@ -132,7 +132,7 @@ def test_auto_takes_what_moves_fewer_bytes(width, implementation, expected):
   table = Table(
     np.zeros((4, width), "f4"), "auto", implementation=implementation
   )
-  assert table.described(jax.devices()).startswith(expected)
+  assert table.summary(jax.devices()).startswith(expected)
 
 
 def test_waste_of_blocks_is_what_they_hold():

@@ -66,7 +66,7 @@ def run(loop, num_steps, change=None):
       changed = loop.gradients(gradients, carried)
       updates = each(lambda g: -INNER_RATE * g, changed)
       params, state = loop.finish(params, updates, carried, plan)
-      found.append((params, state, loop.evaluated(params, state)))
+      found.append((params, state, loop.export_params(params, state)))
     return found
 
   f = jax.jit(jax.shard_map(

@@ -45,4 +45,4 @@ def read_stored(
   )
   checkpointer.close()
   params, outer = membership.joined(experiment, params, outer, workers)
-  return experiment.make_evaluated()(params, outer), step
+  return experiment.make_export()(params, outer), step

@@ -15,7 +15,7 @@ from caatnet.program import Layout
 from caatnet.train.evaluate import prepare_batch
 
 
-class Feed:
+class PrefetchIterator:
   """Endless iterator over batches on the mesh.
 
   Attributes:
@@ -38,7 +38,7 @@ class Feed:
     self._state = batches.get_state()
     self.waited_s = self.worked_s = 0.0
 
-  def __iter__(self) -> "Feed":
+  def __iter__(self) -> "PrefetchIterator":
     return self
 
   def __next__(self) -> Any:
