@@ -259,7 +259,7 @@ def _run(
     if changeable:
       argv, _OVERRIDES[:] = split_overrides(argv, changeable)
     if any(re.match("--?help_config(=|$)", a) for a in argv):
-      required = ("config",)
+      required = ("config",)  # no run, hence no other required flags
     _parse(argv, uses, required)
     if FLAGS.help_config:
       print(tree.help_text(FLAGS.config))

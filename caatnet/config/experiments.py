@@ -69,6 +69,7 @@ def build(
       allowed values.
   """
   check(config)
+  # The partition first: it defines the data levels, hence the mesh's axes.
   zero: Zero = sections.call(
     "zero", build_zero, config.zero, config.parallel.data
   )
@@ -133,11 +134,13 @@ def build_program(
   axes = _axes(parallel, zero, len(devices), requested_mesh)
   kernels = _kernels(config.kernels, platform)
   pipeline = _pipeline(config)
+  # With "sharded", stages cut embedding and head in addition to tensor ranks.
   together = pipeline is not None and pipeline.vocabulary == "sharded"
   context = Context(
     platform,
     axes["tensor"],
     kernels,
+    # Only "auto" depends on measurements of the device kind.
     devices[0].device_kind if config.kernels == "auto" else None,
     data,
     config.get("sync", None),
@@ -294,6 +297,7 @@ def _stages(
     naming("config.sync", ("p_attention", "p_mlp", "carry")),
   ):
     stack = model.parts().stack
+  # The layers are cut into stages x chunks parts.
   num_layers, chunks = model.stacks[stack], pipeline.chunks
   with naming("config.pipeline", fields.keys(Pipeline)):
     if pipeline.timetable == "forward":

@@ -95,6 +95,7 @@ def build(
   options: schema.Inference = tree.section_of("inference", config.inference)
   with config.unlocked():
     config.parallel.worker = config.parallel.stage = 1
+    # Keys that affect training only have neutral values.
     config.model.dtype = options.dtype or config.model.dtype
     if "remat" in config.model:
       config.model.remat = "none"
@@ -116,9 +117,11 @@ def build(
   layout = program.layout
   platform = layout.mesh.devices.flat[0].platform
   axes = (layout.tensor, *layout.data)
+  # Kernels must support `vmap` if a device has several lanes.
   mapped = any(axis.lanes > 1 for axis in axes)
   shape = program.model.cache_shape(
     CacheSizes(
+      # By default, every sequence of the batch can reach the full context.
       options.pages or capacity.batch * capacity.pages_per_sequence,
       options.page_size,
       options.batch,

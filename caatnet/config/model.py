@@ -34,6 +34,7 @@ def transformer(
   sync: Sync = sections.call(
     "sync", build_sync, context.sync, context, section.num_layers, section.remat
   )
+  # Fields of the model's config that are not keys of its section.
   derived = {
     "syncs": sync.doors,
     "rope_scaling": parse_scaling(section.rope_scaling),

@@ -37,6 +37,7 @@ def _adamw(section: schema.AdamW, num_steps: int, decays: Any) -> Inner:
 def _sgd(section: schema.SGD, num_steps: int, decays: Any) -> Inner:
   rate = _warmup_cosine(section, num_steps)
   optimizer = optax.chain(
+    # Coupled weight decay: added to the gradient before momentum.
     optax.add_decayed_weights(section.weight_decay, mask=decays),
     optax.sgd(rate, section.momentum or None),
   )
@@ -64,6 +65,7 @@ def _warmup_cosine(
       f"warmup_steps={warmup_steps} must lie in [0, {name}={end})"
     )
   return optax.warmup_cosine_decay_schedule(
+    # Without warm-up, the first step has the peak rate.
     init_value=0.0 if warmup_steps else peak,
     peak_value=peak,
     warmup_steps=warmup_steps,

@@ -63,7 +63,7 @@ def _weights(section: schema.Weighted, program: Program) -> tuple[float, ...]:
   """Returns the weights of workers' means, one for each worker or none."""
   worker = program.layout.worker
   weights = tuple(map(float, section.weights))
-  if len(weights) not in (0, worker.size):
+  if len(weights) not in (0, worker.size):  # () means equal weights
     raise ValueError(
       f"weights={weights} must be config.parallel.worker={worker.size} "
       "positive numbers, or none"
@@ -111,6 +111,7 @@ def _data_parallel(
 def _local_sgd(
   section: schema.LocalSGD, program: Program, seed: int
 ) -> OuterLoop:
+  # DiLoCo with outer SGD at rate 1 replaces parameters by their mean.
   return DiLoCo(
     program.layout.worker, section.every, Optax(optax.sgd(1.0)),
     _exchange(section, program, seed),

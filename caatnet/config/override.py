@@ -68,6 +68,7 @@ def override(
   """
   config = config.copy_and_resolve_references()
   parts = overrides.split()
+  # Selectors first, since they replace sections and thereby the known keys.
   tree.select(config, parts, sections or {})
   declared = tree.declared(config)
   for part in parts:

@@ -95,12 +95,12 @@ def sized(made: Inference) -> Inference:
   for at least one sequence.
   """
   capacity, shape = made.capacity, made.cache_shape
-  full = capacity.batch * capacity.pages_per_sequence
+  full = capacity.batch * capacity.pages_per_sequence  # the default of `pages`
   if not shape.paged or shape.num_pages != full:  # set by the config
     return made
   layout = made.program.layout
   lanes = layout.tensor.lanes
-  page_bytes = lanes * shape.components[0].block_bytes
+  page_bytes = lanes * shape.components[0].block_bytes  # on one device
   device = layout.mesh.devices.flat[0]
   most = int(_CACHE_SHARE * free_bytes(device) / page_bytes)
   num_pages = max(capacity.pages_per_sequence, min(full, most))
@@ -132,6 +132,7 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
   """
   capacity, shape = decoder.capacity, decoder.cache_shape
   host_pages = chosen.host_pages
+  # Only these options copy pages to the host; else the host cache is empty.
   swaps = chosen.preempt != "recompute" or chosen.keep_turns
   if swaps and not host_pages:
     cpu = jax.devices("cpu")[0]
@@ -145,6 +146,7 @@ def engine(decoder: Decoder, chosen: ServingOptions) -> Engine:
     keep_turns=chosen.keep_turns,
   )
   executor = DecoderExecutor(decoder, host_pages, FACTOR, filters=True)
+  # Sequences with states cannot start from another sequence's pages.
   reuse = chosen.reuse and shape.shares_prefixes
   pages = Pages(shape.num_pages, shape.page_size, reuse)
   scheduler = Scheduler(

@@ -70,7 +70,7 @@ def build_sync(
 
   def door(key: str) -> list[PartialSync]:
     values = getattr(section, key) or (p,)
-    values = values * (num_layers if len(values) == 1 else 1)
+    values = values * (num_layers if len(values) == 1 else 1)  # per layer
     if len(values) != num_layers:
       raise ValueError(
         f"{key}={values} has {len(values)} values; give none, one, or "
@@ -102,7 +102,7 @@ def kernels_of_norms(context: Context, sync: Sync) -> tuple[str, ...]:
   requested by name, so its kernel is used in any case.
   """
   doors = [door for layer in sync.doors for door in layer]
-  p = sum(door.p for door in doors) / len(doors)
+  p = sum(door.p for door in doors) / len(doors)  # mean over all projections
   asked = context.evidence_of is None or doors[0].route in FUSED_ROUTES
   if asked or evidence.helps(context.evidence_of, "add_norm", p):
     return context.kernels
@@ -121,6 +121,7 @@ def _route(route: str, topology: str, context: Context) -> str | Reduction:
         "not a schedule"
       )
     return route
+  # A schedule is for devices; lanes of a device are reduced before it.
   topology, devices = topology or "torus", context.tensor.devices
   try:
     return _executor(name, topology, devices, context.kernels)

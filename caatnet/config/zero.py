@@ -37,6 +37,7 @@ def build_zero(section: schema.Zero, num_ranks: int) -> Zero:
     ValueError: If a value is not allowed; the message has the allowed values.
   """
   found = parse_levels(section.levels, num_ranks)
+  # Innermost first: depth d stands for the d innermost levels.
   names = [level.name for level in found[::-1]]
   changes: dict[str, Any] = {
     "block": section.block or DEFAULT_BLOCK,

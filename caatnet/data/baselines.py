@@ -85,13 +85,14 @@ def bigram_loss(train: np.ndarray, windows: np.ndarray) -> float:
   Returns:
     The mean over the targets, in nats per byte.
   """
-  counts = np.ones(_NUM_BYTES * _NUM_BYTES, np.int64)
+  counts = np.ones(_NUM_BYTES * _NUM_BYTES, np.int64)  # add-one smoothing
   for start in range(0, len(train) - 1, _CHUNK_SIZE):
     # One byte more than the chunk, since its last pair ends in the next chunk.
     chunk = train[start : start + _CHUNK_SIZE + 1].astype(np.int64)
     pairs = chunk[:-1] * _NUM_BYTES + chunk[1:]
     counts += np.bincount(pairs, minlength=counts.size)
   counts = counts.reshape(_NUM_BYTES, _NUM_BYTES)
+  # log P(byte | previous byte), [256, 256].
   log_probs = np.log(counts / counts.sum(axis=1, keepdims=True))
   return -float(np.mean(log_probs[windows[:, :-1], windows[:, 1:]]))
 

@@ -49,6 +49,7 @@ def encoded(
   Raises:
     ValueError: If a document is not UTF-8, or the tokenizer cannot encode it.
   """
+  # The smallest dtype that holds all tokens: a corpus is kept in memory.
   dtype = np.min_scalar_type(tokenizer.vocab_size - 1)
   progress = _Progress(documents)
   between = [] if tokenizer.separator is None else [tokenizer.separator]
@@ -69,6 +70,7 @@ def encoded(
     for text, found in zip(
       texts, tokenizer.encode_documents(texts, True), strict=True
     ):
+      # Sizes need the characters of each token, which only validation computes.
       validation.append(np.array(found.ids, dtype))
       sizes.append(_sizes(text, [stop for _, stop in found.offsets]))
   return EncodedCorpus(
@@ -100,11 +102,11 @@ def _sizes(text: str, stops: Sequence[int]) -> np.ndarray:
   code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
   # UTF-8 has one byte, plus one for each of these bounds that is reached.
   longer = sum((code_points >= bound for bound in (0x80, 0x800, 0x10000)), 1)
-  ends = np.concatenate([[0], np.cumsum(longer)])
+  ends = np.concatenate([[0], np.cumsum(longer)])  # byte offset by character
   # Tokens without characters have arbitrary ends, hence the running maximum.
   reached = np.maximum.accumulate(ends[np.array(stops, np.int64)])
   if len(reached):
-    reached[-1] = ends[-1]
+    reached[-1] = ends[-1]  # trailing text without a token counts to the last
   return np.diff(reached, prepend=0).astype(np.int32)
 
 

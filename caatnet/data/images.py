@@ -52,10 +52,12 @@ class ImageData(Images):
       _, *own = self._read("validation_path", self.validation_path)
       for array in own:
         digest.update(np.ascontiguousarray(array).tobytes())
+      # Images of the validation file are removed from the training images.
       known = {image.tobytes() for image in own[0]}
       held_out = np.array([image.tobytes() in known for image in images])
     else:
       own = None
+      # An image is held out if the hash of its content is below the share.
       share = self.validation_percent / 100
       held_out = np.array(
         [split_place(image.tobytes()) < share for image in images]
@@ -160,7 +162,7 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
       f'"images" and "labels": {error}'
     ) from error
   if images.ndim == 3:
-    images = images[..., None]
+    images = images[..., None]  # one channel
   if images.ndim != 4 or labels.shape != images.shape[:1] or not labels.size:
     raise ValueError(
       f"config.data.{key}={path!r}: images {images.shape} and labels "
@@ -170,6 +172,7 @@ def _read(key: str, path: str) -> tuple[str, np.ndarray, np.ndarray]:
     raise ValueError(
       f"config.data.{key}={path!r}: labels are {labels.dtype}, not integers"
     )
+  # uint8 images have values from 0 to 255, float images from 0 to 1.
   scale = 255 if images.dtype == np.uint8 else 1
   return file.name, images / scale, labels
 
@@ -186,7 +189,7 @@ def _baselines(
     if (train["label"] == c).any() else np.full(flat["train"].shape[1], np.inf)
     for c in range(num_classes)
   ])
-  distances = np.stack([
+  distances = np.stack([  # squared, [classes, N]
     np.square(flat["validation"] - mean).sum(axis=1) for mean in means
   ])
   truth = validation["label"]

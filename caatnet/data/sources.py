@@ -129,6 +129,7 @@ def load_documents(
     if not validation:
       raise ValueError(f"{key}={validation_path!r} is empty: no text in it")
     sha256 = hashlib.sha256(f"{sha256} {other}".encode()).hexdigest()
+    # Training documents that are also validation documents are removed.
     held_out = frozenset(validation)
     train = [document for document in documents if document not in held_out]
     if not train:
@@ -150,6 +151,7 @@ def _split(
   for document, place in zip(documents, places, strict=True):
     (validation if place < validation_percent else train).append(document)
   if not train or not validation:
+    # A percentage in (low, high] puts at least one document on each side.
     low, high = min(places), max(places)
     side = "validation" if train else "training"
     advice = (
@@ -238,6 +240,7 @@ def _read_path(key: str, path: str) -> tuple[str, list[bytes]]:
     root, names = root.parent, [root.name]
 
   documents = []
+  # All files are read before the first is parsed, so that the hash covers all.
   with _of(key):
     files = [(name, _read_bytes(root / name)) for name in names]
     for name, content in files:

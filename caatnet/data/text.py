@@ -54,6 +54,7 @@ class TextData(Text):
       self.path, self.validation_percent, self.validation_path
     )
     if isinstance(tokenizer, tokenizers.LibraryTokenizer):
+      # Checked before encoding, which may take minutes.
       self._check_vocabulary(tokenizer.vocab_size - 1, tokenizer.name)
       found = encoding.encoded(documents, tokenizer)
       corpus = found.corpus
@@ -104,12 +105,14 @@ class TextData(Text):
     text.
     """
     corpus = found.corpus
+    # Windows of token indices instead of tokens, to look up sizes and text.
     numbers = np.arange(len(corpus.validation), dtype=np.int32)
     places = self._windows(dataclasses.replace(corpus, validation=numbers))
     targets = places[:, 1:]
     bytes_per_token = float(found.sizes[targets].mean())
 
     def losses() -> dict[str, float]:
+      # Bytes of the targets of each window, which xz compresses.
       ends = np.cumsum(found.sizes, dtype=np.int64)
       spans = zip(ends[places[:, 0]], ends[places[:, -1]], strict=True)
       text = np.concatenate([found.text[start:stop] for start, stop in spans])
@@ -118,6 +121,7 @@ class TextData(Text):
         "unigram": baselines.unigram_loss(
           corpus.train, corpus.validation[places], tokenizer.vocab_size
         ),
+        # Bits per byte to nats per token, the unit of all losses here.
         _XZ: bits * math.log(2) * bytes_per_token,
       }
 

@@ -86,6 +86,7 @@ class TokenStream:
 
   def _take(self, last: bool) -> str:
     """Decodes the held tokens, unless a character may be incomplete."""
+    # The new text is the difference of two decodings with a common start.
     known = self._library.decode(self._before)
     text = self._library.decode([*self._before, *self._held])
     if not last and text.endswith(_REPLACEMENT):

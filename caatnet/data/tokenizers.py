@@ -159,6 +159,7 @@ class LibraryTokenizer:
     self.stop_ids = self._stop_ids() or (() if end is None else (end,))
     self.separator = end if end is not None else next(iter(self.stop_ids), None)
     self.start_ids = self._start_ids()
+    # Everything that determines tokens and prompts is part of the identity.
     decides = {
       "tokenizer": {k: v for k, v in main.items() if k not in _IGNORED},
       "separator": self.separator,

@@ -165,6 +165,7 @@ class GraphModel:
 
   def _makers(self) -> list[Any]:
     """Returns a factory ``rngs -> module`` for each layer."""
+    # Input channels of the first layer, then output channels of each layer.
     widths = [
       self.num_features, *[self.width] * (len(self.fanouts) - 1),
       self.num_classes,
@@ -226,6 +227,7 @@ class GraphModel:
     has one level less.
     """
     graph, last = self._graphs[number], len(self.fanouts) - 1
+    # End of each level in the dim of all positions T.
     ends = [sum(self._levels[: level + 1]) for level in range(last + 2)]
 
     def run(params: Any, x: jax.Array, degree: jax.Array) -> jax.Array:

@@ -266,5 +266,6 @@ class LanguageModel(Model, Protocol):
 
 def continues_text(model: Model) -> bool:
   """Returns whether a model is a `LanguageModel`."""
+  # Members in addition to those of `Model`.
   members = set(dir(LanguageModel)) - set(dir(Model))
   return all(hasattr(model, name) for name in members)

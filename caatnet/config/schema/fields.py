@@ -56,10 +56,11 @@ class Range:
   def __contains__(self, value: Any) -> bool:
     kind = numbers.Integral if self.whole else numbers.Real
     if not isinstance(value, kind) or isinstance(value, bool):
-      return False
+      return False  # bool is a subclass of int
     if not self.whole:
       if not abs(value) <= _HUGE:
         return False
+      # Compiled programs flush subnormal numbers to zero.
       value = np.float32(value) if abs(value) >= _TINY else 0
     return (
       (self.low < value if self.above else self.low <= value)

@@ -158,6 +158,7 @@ def section_of(name: str, values: Mapping[str, Any]) -> Any:
     key.check(inner, value)
   values = dict(values)
   if isinstance(kind, Choice):
+    # The selector determines the class; it is not one of its fields.
     kind = kind.sections[values.pop(kind.selector)]
   return kind(**{key: _frozen(value) for key, value in values.items()})
 
@@ -269,7 +270,7 @@ def parsed(name: str, key: Key, text: str) -> Any:
     ValueError: If the value has another type, or is not allowed.
   """
   value: Any = text
-  if key.kind is not str:
+  if key.kind is not str:  # text is not quoted on the command line
     try:
       value = ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -329,7 +330,7 @@ def _kinds(config: Mapping[str, Any]) -> dict[str, Any]:
         "with a study: configs/diloco/utilisation.py"
       )
     top = keys(STUDIES[name])
-    if "planner" in top:
+    if "planner" in top:  # a plan's config also has the sections of its run
       return _OF_RUNS | keys(Run) | top
     return top
   return _OF_RUNS | keys(Run)
@@ -390,6 +391,7 @@ def _walk_key(
   elif typing.get_origin(kind) is dict:
     if not isinstance(value, Mapping | ml_collections.ConfigDict):
       raise ValueError(f"config.{name}={value!r} must be a section")
+    # All values of a dict have one type and one range.
     inner = dataclasses.replace(key, kind=typing.get_args(kind)[1])
     for part in value:
       yield from _walk_key(inner, value[part], f"{name}.{part}")

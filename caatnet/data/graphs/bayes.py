@@ -60,6 +60,7 @@ def accuracy(
   others = (1 - made["inside"]) / (num_classes - 1)
   transition = np.full((num_classes, num_classes), others)
   np.fill_diagonal(transition, made["inside"])
+  # First position of each level in the dim T.
   starts = np.cumsum([0, *np.cumprod([1, *fanouts])])
   depth = len(fanouts) if depth is None else depth
   belief = evidence[:, starts[depth] : starts[depth + 1]]
@@ -69,6 +70,7 @@ def accuracy(
     top = belief.max(axis=-1, keepdims=True)  # for a stable log-sum-exp
     message = np.log(np.exp(belief - top) @ transition) + top
     message = message.reshape(len(message), -1, fanout, num_classes)
+    # Padding contributes no evidence.
     there = np.arange(fanout) < degrees[:, parents, None]
     message = np.where(there[..., None], message, 0).sum(axis=2)
     belief = evidence[:, parents] + message

@@ -83,7 +83,7 @@ def rmat(
     for number, (start, stop) in enumerate(chunks(num_edges)):
       rng = _rng(seed, _EDGES, number)
       nodes = np.zeros((2, stop - start), np.int64)
-      for _ in range(scale):
+      for _ in range(scale):  # one bit of both node ids per bisection
         draw = rng.random(stop - start, dtype=np.float32)
         quarter = (draw >= a).view(np.uint8) + (draw >= a + b)
         quarter += draw >= a + b + c
@@ -142,6 +142,7 @@ def communities(
       degrees = rng.poisson(mean_degree, stop - start)
       nodes = np.repeat(np.arange(start, stop), degrees)
       label = nodes % num_classes
+      # An offset of 1 to K - 1 is uniform over the other communities.
       other = (label + rng.integers(1, num_classes, len(nodes))) % num_classes
       chosen = np.where(rng.random(len(nodes)) < inside, label, other)
       place = rng.random(len(nodes)) * sizes[chosen]
@@ -190,6 +191,7 @@ def _write(
         (stop - start, num_features), dtype=np.float32
       )
       features += means[labels]
+      # Index into csr.SPLITS: train, validation or test.
       split = np.searchsorted(
         np.cumsum(SHARES)[:-1], rng.random(stop - start), side="right"
       )

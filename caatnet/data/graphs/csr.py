@@ -239,12 +239,12 @@ def _write_edges(
   for nodes, neighbours in edges():
     for ids in (nodes, neighbours):
       _in_range("an edge", ids, num_nodes)
-    np.add.at(ends[1:], nodes, 1)
+    np.add.at(ends[1:], nodes, 1)  # counts duplicates of a node
   np.cumsum(ends, out=ends)
   with _started(folder, "indptr", num_nodes + 1) as file:
     file.write(ends.data)
   with _started(folder, "indices", int(ends[-1])) as file:
-    file.truncate(file.tell() + 4 * int(ends[-1]))
+    file.truncate(file.tell() + 4 * int(ends[-1]))  # a sparse file of int32
   if not ends[-1]:
     return
   indices = np.load(folder / "indices.npy", mmap_mode="r+")
@@ -252,6 +252,7 @@ def _write_edges(
   for nodes, neighbours in edges():
     if not len(nodes):
       continue
+    # Stable, so that a node's neighbours keep the order of the stream.
     order = np.argsort(nodes, kind="stable")
     nodes = nodes[order]
     # Edges of one node are now consecutive. The i-th edge of a node in this

@@ -102,6 +102,7 @@ class GraphData(Graphs):
       graph.features, self.access, self._hot(graph, trees), self.kernels
     )
     held_out = graph.nodes("validation")[: self.validation_nodes or None]
+    # Seed 0: validation trees are independent of the run's seed.
     ids, degrees = sampler(seed=0).sample(held_out, _VALIDATION)
     truth = graph.labels[held_out]
 
@@ -175,6 +176,7 @@ class GraphData(Graphs):
     if not self.cache_rows:
       return np.zeros(0, np.int64)
     if self.cache == "degree":
+      # A row is read once for each edge to its node.
       counts = np.zeros(graph.num_nodes, np.int64)
       for start, stop in chunks(graph.num_edges, 8 * CHUNK):
         counts += np.bincount(
@@ -223,6 +225,7 @@ class Trees:
       first: The index of the first example.
       count: B; None for ``batch_size``.
     """
+    # Example n is node n % N of epoch n // N.
     numbers = np.arange(first, first + (count or self.batch_size))
     epochs, places = np.divmod(numbers, len(self.nodes))
     roots = np.concatenate([

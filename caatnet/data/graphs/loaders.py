@@ -200,7 +200,7 @@ def _write(
 
   def edges() -> Iterator[Edges]:
     for source, target in stream():
-      yield target, source
+      yield target, source  # stored with the node that receives messages
       if undirected:
         yield source, target
 
@@ -217,6 +217,7 @@ def _write(
 def _held_out(labels: np.ndarray) -> np.ndarray:
   """Splits nodes by a hash of ids: 3 of 5 train, 1 validation, 1 test."""
   place = np.arange(len(labels), dtype=np.uint64)
+  # Multiplicative (Fibonacci) hashing; the upper bits are well mixed.
   place = place * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
   return np.array([0, 0, 0, 1, 2], np.uint8)[place % np.uint64(5)]
 

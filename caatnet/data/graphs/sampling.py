@@ -143,6 +143,7 @@ class Sampler:
       compiled(), np.asarray(graph.indptr), np.asarray(graph.indices),
       np.array(self.fanouts, np.int64), self._key,
     )
+    # Parts write to disjoint rows of ids and degrees, without locks.
     done = [
       self._pool.submit(part, numbers[s], ids[s], degrees[s])
       for s in (
@@ -180,7 +181,7 @@ def reference(
   for fanout in fanouts:
     places = np.arange(start, start + width)
     parents = ids[:, places]  # [B, P]
-    begin = indptr[parents]
+    begin = indptr[parents]  # padding has degree 0, hence no valid children
     degree = (indptr[parents + 1] - begin) * counts
     degrees[:, places] = degree
     place = _mixed(example[:, None] + places.astype(np.uint64) + np.uint64(1))
@@ -200,10 +201,12 @@ def reference(
     counts = np.arange(fanout) < degree[..., None]  # [B, P, fanout]
     where = np.where(counts, begin[..., None] + chosen, 0)
     found = indices[where] if len(indices) else np.zeros_like(where)
+    # Padding has the parent's id.
     children = np.where(counts, found, parents[..., None])
     start, width = start + width, width * fanout
     ids[:, start : start + width] = children.reshape(len(ids), width)
     counts = counts.reshape(len(ids), width)
+  # Leaves have degrees, but no children.
   places = slice(start, start + width)
   parents = ids[:, places]
   degrees[:, places] = (indptr[parents + 1] - indptr[parents]) * counts

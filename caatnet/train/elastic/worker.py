@@ -46,7 +46,7 @@ class Swarm(Protocol):
   counted: bool
 
   def give(self, part: Any, combine: Any, weight: float = 1.0) -> Any:
-    """Contributes a part to a round; returns when it has been committed."""
+    """Contributes a part to a round; returns when the next one is requested."""
     ...
 
 

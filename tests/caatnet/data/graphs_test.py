@@ -417,5 +417,5 @@ def test_the_bound_grows_with_what_is_seen(planted):
   assert bounds[0] + 0.15 < bounds[1] < bounds[2] < 0.95
   meta = json.loads(json.dumps(planted.meta))
   meta["generator"]["name"] = "rmat"
-  with pytest.raises(ValueError, match="rmat has no bound"):
+  with pytest.raises(ValueError, match="rmat has no accuracy bound"):
     bayes.accuracy(*arguments[:-1], meta)
