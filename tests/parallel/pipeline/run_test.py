@@ -23,7 +23,7 @@ from parallel.xla import hlo, ledger, overlap
 
 LAYERS, RANKS, WIDTH, BATCH, TOKENS = 8, 2, 3, 2, 5
 
-# Timetable, stages, microbatches, chunks, devices of stages and of ranks, and
+# Schedule, stages, microbatches, chunks, devices of stages and of ranks, and
 # whether residuals are kept.
 CASES = [
   ("gpipe", 4, 3, 1, 4, 1, False),
@@ -109,7 +109,7 @@ def drawn_tokens(microbatches):
 def lowered(case):
   """The lowered program, its mesh, and what it is called with."""
   name, stages, microbatches, chunks, devices, of_ranks, keeps = case
-  timetable = builders.build(name, stages, microbatches, chunks)
+  schedule = builders.build(name, stages, microbatches, chunks)
   stage = Axis("stage", stages, devices)
   mesh = make_mesh({"stage": stage, "tensor": Axis("tensor", RANKS, of_ranks)})
 
@@ -117,7 +117,7 @@ def lowered(case):
 
   def step(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
-    loss, grads = Pipeline(timetable, stage, True, keeps).gradients(
+    loss, grads = Pipeline(schedule, stage, True, keeps).gradients(
       functions, params, (), tokens
     )
     return loss, grads.parts, lax.psum(grads.around, "stage")
@@ -155,13 +155,13 @@ def test_stages_compute_what_one_piece_does(case):
 def test_scores_of_stages_are_those_of_one_piece(
   stages, microbatches, devices
 ):
-  """A timetable without backward: a score per microbatch, in their order."""
+  """A schedule without backward: a score per microbatch, in their order."""
   stage = Axis("stage", stages, devices)
 
   def scores(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
-    timetable = builders.build("forward", stages, microbatches, 1)
-    return Pipeline(timetable, stage, True, False).scores(
+    schedule = builders.build("forward", stages, microbatches, 1)
+    return Pipeline(schedule, stage, True, False).scores(
       functions_of(devices), params, (), tokens
     )
 
@@ -226,16 +226,16 @@ def test_memory_grows_with_stages_in_flight_and_not_with_microbatches(keeps):
   ("1f1b", 4, 6, 1, 4, 2, True), ("zb_h1", 4, 6, 1, 4, 2, True),
   ("zb_h1", 4, 6, 1, 4, 2, False),
 ], ids=str)
-def test_the_compiled_program_multiplies_as_often_as_the_timetable_says(case):
+def test_the_compiled_program_multiplies_as_often_as_the_schedule_has(case):
   """And each action as often as it must: F = B = W, where all is kept."""
   name, stages, microbatches, *_, keeps = case
-  timetable = builders.build(name, stages, microbatches)
+  schedule = builders.build(name, stages, microbatches)
   module = hlo.parse(compiled(case).as_text())
-  schedule = overlap.ScheduledProgram(
+  scheduled = overlap.ScheduledProgram(
     module, lowered(case)[1], DEVICES["v5p"], lambda entry: 0.0
   )
   forward = 2 * BATCH * WIDTH**2 * (LAYERS // stages)  # of one rank
-  assert {k: c.flops / forward for k, c in schedule.actions().items()} == {
+  assert {k: c.flops / forward for k, c in scheduled.actions().items()} == {
     ("1f1b", True): {"forward": 1, "backward": 2},
     ("zb_h1", True): {"forward": 1, "input": 1, "weight": 1},
     # The last layer's product is not needed again, but in a loop as others are.
@@ -243,12 +243,12 @@ def test_the_compiled_program_multiplies_as_often_as_the_timetable_says(case):
   }[name, keeps]
   # The embedding has no product, the head three: forward and two cotangents.
   head = 3 * 2 * BATCH * WIDTH * TOKENS
-  times = sum(c.flops for c in schedule.actions().values())
-  assert schedule.total().flops == microbatches * (times + head)
+  times = sum(c.flops for c in scheduled.actions().values())
+  assert scheduled.total().flops == microbatches * (times + head)
   # In lockstep a device waits for what it does not do in a tick.
-  waiting = simulate.lockstep_waiting_s(timetable, {
-    k: c.flops for k, c in schedule.actions().items()
+  waiting = simulate.lockstep_waiting_s(schedule, {
+    k: c.flops for k, c in scheduled.actions().items()
   })
-  if timetable.splits and keeps:  # all actions alike: each tick is one
-    idle = timetable.num_ticks - 3 * microbatches
+  if schedule.splits and keeps:  # all actions alike: each tick is one
+    idle = schedule.num_ticks - 3 * microbatches
     assert waiting == idle * forward

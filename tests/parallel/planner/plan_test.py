@@ -203,7 +203,7 @@ def test_memory_of_the_state_is_four_floats_of_each_parameter():
 
 
 def test_residuals_take_memory_and_spare_time():
-  """A forward of each stage and its reductions; places of the timetable."""
+  """A forward of each stage and its reductions; places of the schedule."""
   problem = _problem(cluster_files.cluster("pipette-a100:1"))
   base = Configuration(4, 1, 2, 8)
   kept = dataclasses.replace(base, keep="residuals")
@@ -216,7 +216,7 @@ def test_residuals_take_memory_and_spare_time():
     memory(c, STEP, PLAIN).activations for c in (base, kept)
   )
   assert many == pytest.approx((4 + 1) * few)  # 1F1B stores p microbatches
-  halves = dataclasses.replace(kept, timetable="zb_h1")
+  halves = dataclasses.replace(kept, schedule="zb_h1")
   assert space.refusal(halves, STEP, CHOICES) is None
   again = space.refusal(
     dataclasses.replace(halves, remat="full"), STEP, CHOICES
@@ -263,7 +263,7 @@ def test_why_not():
     (Configuration(2, 2, 4, 4), "takes 16 devices; the cluster has 8"),
     (Configuration(1, 8, 1, 16), r"cannot run \(batch\): a batch of 64"),
     (Configuration(8, 1, 1, 64), r"cannot run \(microbatches\)"),
-    (Configuration(8, 1, 1, 4, "zb_h2x"), r"cannot run \(timetable\)"),
+    (Configuration(8, 1, 1, 4, "zb_h2x"), r"cannot run \(schedule\)"),
     (Configuration(2, 4, 1, 4), "it fits, but takes .* more than the best"),
     (best.configuration, "it is at least as fast as the best"),
   ):
