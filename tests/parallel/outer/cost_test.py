@@ -60,19 +60,21 @@ def test_diloco_sends_what_its_closed_form_says(codec, route):
 
 
 @pytest.mark.parametrize(
-  ("every", "per_fragment", "overlap"),
+  ("sync_every", "per_fragment", "overlap"),
   [(8, 2, 3), (8, 2, 2), (9, 1, 5), (9, 3, 0), (8, 2, 7), (7, 0, 2)],
 )
-def test_a_loop_keeps_what_its_closed_form_says(every, per_fragment, overlap):
+def test_a_loop_keeps_what_its_closed_form_says(
+  sync_every, per_fragment, overlap
+):
   """State of a worker: the common part, and its own row of "workers"."""
   loop = Streaming(
-    WORKER, every, OUTER, exchange(),
+    WORKER, sync_every, OUTER, exchange(),
     fragments({"blocks": LAYERS}, per_fragment, strided=True), (overlap,),
   )
   state = loop.init(draw(0))
   own = sum(x.nbytes // M for x in jax.tree.leaves(state.pop("workers")))
   common = sum(x.nbytes for x in jax.tree.leaves(state))
-  form = Loop("streaming", M, every, fragment_layers=per_fragment,
+  form = Loop("streaming", M, sync_every, fragment_layers=per_fragment,
               overlap=overlap)
   if per_fragment:
     many = LAYERS // per_fragment
