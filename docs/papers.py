@@ -1,38 +1,25 @@
 """The registry of papers, docs/papers.toml, and the documents written from it.
 
-README's table of strategies, the table of claims in CLAIMS.md, the rooms of
-ARCHITECTURE.md and docs/map.md, the map of the code, are generated:
-`docs.tables` has one row for each.
+README's table of strategies, the rooms of ARCHITECTURE.md and docs/map.md, the
+map of the code, are generated: `docs.tables` has one row for each. Claims are
+in `docs.claims`.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import pathlib
 import tomllib
 from typing import Any
 
 from caatnet.show.render import markdown_table
+from docs import claims
+from docs.claim_schema import Claim
 from docs.points import ROOT
 
 PATH = ROOT / "docs" / "papers.toml"
 # The packages whose modules are in the map, in its order.
 _PACKAGES = ("caatnet", "parallel", "launch", "configs")
-
-
-@dataclasses.dataclass(frozen=True)
-class Claim:
-  """A published claim, and what was seen of it here.
-
-  Attributes:
-    number: Section and number of its entry in CLAIMS.md, "3.10".
-    claim: The claim in one line.
-    verdict: One of the five verdicts that CLAIMS.md defines.
-  """
-
-  number: str
-  claim: str
-  verdict: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +58,7 @@ class Paper:
     studies: The folders of the studies that compare it.
     configs: Configs that run it.
     notebooks: Notebooks that show it.
-    claims: Its claims.
+    claims: Its claims, from docs/claims/.
     strategies: Its rows in README's table.
   """
 
@@ -104,23 +91,24 @@ def load(path: pathlib.Path = PATH) -> list[Paper]:
     ValueError: An entry has an unknown key, or lacks one.
   """
   entries = tomllib.loads(path.read_text())["papers"]
-  return [_paper(key, entry) for key, entry in entries.items()]
+  known = claims.load()
+  return [
+    _paper(key, entry, known.get(key, ())) for key, entry in entries.items()
+  ]
 
 
-def _paper(key: str, entry: Mapping[str, Any]) -> Paper:
+def _paper(
+  key: str, entry: Mapping[str, Any], its_claims: Sequence[Claim]
+) -> Paper:
   fields = {
     name: tuple(value) if isinstance(value, list) else value
     for name, value in entry.items()
   }
   try:
-    fields["claims"] = tuple(
-      Claim(number, **claim)
-      for number, claim in entry.get("claims", {}).items()
-    )
     fields["strategies"] = tuple(
       Strategy(**row) for row in entry.get("strategies", ())
     )
-    return Paper(key, **fields)
+    return Paper(key, **fields, claims=tuple(its_claims))
   except TypeError as error:
     raise ValueError(f"{PATH.name}, papers.{key}: {error}") from error
 
@@ -154,17 +142,6 @@ def strategies(figures: Mapping[str, tuple[str, str]]) -> str:
       for s in rows
     ],
     is_markdown=True,
-  )
-
-
-def claims(_: str = "") -> str:
-  """Returns the table of all claims with their verdicts."""
-  rows = sorted(
-    (c for paper in load() for c in paper.claims),
-    key=lambda c: [int(part) for part in c.number.split(".")],
-  )
-  return markdown_table(
-    ["", "claim", "verdict"], [[c.number, c.claim, c.verdict] for c in rows]
   )
 
 

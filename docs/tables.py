@@ -15,8 +15,10 @@ from rich.console import Console
 
 from caatnet.show.documents import Table
 from caatnet.show.render import grid, markdown_table
-from docs import papers
-from docs.points import ROOT, Point, above, loop_name, read
+from docs import claims, papers
+from docs.points import (
+  ROOT, Point, above, loop_name, mean, read, signed, spread,
+)
 from parallel.tensor.partial_sync import FUSED_ROUTES
 
 # Each document with tables, by its path.
@@ -25,29 +27,13 @@ DOCUMENTS = (
   "parallel/kernels/evidence.py",
 )
 
+# Documents that are generated as a whole, except for their tables.
+GENERATED: dict[str, Callable[[], str]] = {"CLAIMS.md": claims.page}
+
 
 def result(name: str) -> dict[str, Any]:
   """The content of results/NAME.json."""
   return json.loads((ROOT / "results" / f"{name}.json").read_text())
-
-
-def mean(values: Sequence[float]) -> float:
-  """The arithmetic mean."""
-  return sum(values) / len(values)
-
-
-def spread(differences: Sequence[float], digits: int = 3) -> str:
-  """Differences of losses, seed by seed: their mean and their range."""
-  middle, least, most = (
-    signed(f(differences), digits) for f in (mean, min, max)
-  )
-  return f"{middle} ({least} to {most})"
-
-
-def signed(number: float, digits: int = 3) -> str:
-  """A number with its sign, and what is rounded to zero without one."""
-  text = f"{number:+.{digits}f}"
-  return text if float(text) else text[1:]
 
 
 def names(points: Sequence[Point]) -> dict[str, Point]:
@@ -483,7 +469,7 @@ def demo(_: str) -> str:
 TABLES: dict[str, Table] = {
   "demo": demo,
   "strategies": strategies,
-  "claims": papers.claims,
+  "claims": claims.overview,
   "papers": papers.papers,
   "modules": papers.modules,
   "rooms": papers.rooms,
