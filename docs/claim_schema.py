@@ -71,7 +71,7 @@ class _Model(pydantic.BaseModel):
 
 
 class Tolerance(_Model):
-  """Largest deviation: the larger of `absolute` and `relative` times a value."""
+  """Largest deviation: `absolute`, or `relative` times a value if larger."""
 
   relative: float = 0.0
   absolute: float = 0.0

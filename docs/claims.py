@@ -142,9 +142,9 @@ def _commands(claim: Claim) -> str:
   if claim.commands and claim.budget_s is not None:
     words.append(_duration(claim.budget_s))
   if claim.cannot_run:
-    words.append(f"not run by `launch.reproduce`: {claim.cannot_run}")
+    words.append(f"which `launch.reproduce` skips: {claim.cannot_run.strip()}")
   if claim.note:
-    words.append(claim.note)
+    words.append(claim.note.strip())
   lines = [*claim.commands, *claim.shown]
   if not lines:
     return _item(f"**Command**: {'; '.join(words)}.")

@@ -17,7 +17,14 @@ from caatnet.show.documents import Table
 from caatnet.show.render import grid, markdown_table
 from docs import claims, papers
 from docs.points import (
-  ROOT, Point, above, loop_name, mean, read, signed, spread,
+  ROOT,
+  Point,
+  above,
+  loop_name,
+  mean,
+  read,
+  signed,
+  spread,
 )
 from parallel.tensor.partial_sync import FUSED_ROUTES
 
