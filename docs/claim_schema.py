@@ -17,7 +17,9 @@ from docs.points import mean, spread
 
 Source = Literal["paper", "code", "arithmetic", "unverified"]
 Relation = Literal["equal", "at most", "at least", "below", "above"]
-Statistic = Literal["", "min", "max", "mean", "median", "count"]
+Statistic = Literal[
+  "", "min", "max", "mean", "median", "sum", "count"
+]
 # The verdict "computed" is "reproduced" or "not reproduced".
 Declared = Literal[
   "computed", "only predicted", "cannot be tested here", "consistent"
@@ -133,7 +135,8 @@ class Expected(_Model):
     file: File in results/ that has the number.
     output: File that the command writes in its folder, instead of `file`.
     pointer: Key in a JSON file: names separated by "/"; an entry of a list is
-      its index, "KEY=VALUE" (several are separated by ";"), or "*" for all.
+      its index, "KEY=VALUE" (several are separated by ";"), or "*" for all;
+      "*KEY=VALUE" for all that match.
     column: Column of a CSV file, one value per row.
     rows: Columns and their values that select rows of a CSV file.
     minus: Rows whose values are subtracted, seed by seed.

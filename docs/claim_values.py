@@ -1,6 +1,6 @@
 """Readers of numbers: keys of JSON files, rows of CSV files, printed text."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import csv
 import io
 import json
@@ -13,7 +13,7 @@ from docs.claim_schema import Claim, Expected
 
 _REDUCTIONS: Mapping[str, Callable[[Sequence[float]], float]] = {
   "min": min, "max": max, "mean": statistics.fmean,
-  "median": statistics.median, "count": len,
+  "median": statistics.median, "sum": sum, "count": len,
 }
 
 
@@ -107,16 +107,12 @@ def pointed(content: Any, path: Sequence[str]) -> Iterator[Any]:
     yield content
     return
   key, *rest = path
-  if key == "*":
+  if key.startswith("*"):
     entries = content.values() if isinstance(content, dict) else content
-    for entry in entries:
+    for entry in _matching(entries, key[1:]):
       yield from pointed(entry, rest)
   elif isinstance(content, list) and "=" in key:
-    wanted = dict(part.split("=", 1) for part in key.split(";"))
-    matching = [
-      entry for entry in content
-      if all(str(entry.get(k)) == v for k, v in wanted.items())
-    ]
+    matching = _matching(content, key)
     if len(matching) != 1:
       raise LookupError(f"{len(matching)} entries have {key!r}")
     yield from pointed(matching[0], rest)
@@ -126,6 +122,16 @@ def pointed(content: Any, path: Sequence[str]) -> Iterator[Any]:
     if key not in content:
       raise LookupError(f"no key {key!r} among {', '.join(map(str, content))}")
     yield from pointed(content[key], rest)
+
+
+def _matching(entries: Iterable[Any], condition: str) -> list[Any]:
+  """Returns the entries with ``KEY=VALUE;KEY=VALUE``; all if it is empty."""
+  parts = condition.split(";") if condition else []
+  wanted = dict(part.split("=", 1) for part in parts)
+  return [
+    entry for entry in entries
+    if all(str(entry.get(key)) == value for key, value in wanted.items())
+  ]
 
 
 def _column(text: str, expected: Expected) -> list[float]:
