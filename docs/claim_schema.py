@@ -32,7 +32,7 @@ _FIGURE = re.compile(
 # Text in which digits are names: code, identifiers of arXiv, dates, references.
 _NAMES = re.compile(
   r"`[^`]*`|\{[^{}]*\}|<!--.*?-->|arXiv \d{4}\.\d{5}|\d{4}-\d\d-\d\d"
-  r"|\bp = \d(?:\.\d+)?|\b(?:section|claim|vLLM|LLMServingSim|Llama) "
+  r"|\bp = \d(?:\.\d+)?|\b(?:section|claim|vLLM|LLMServingSim|Llama|RTX) "
   r"\d+(?:\.\d+)*B?"
 )
 
@@ -140,10 +140,12 @@ class Expected(_Model):
     column: Column of a CSV file, one value per row.
     rows: Columns and their values that select rows of a CSV file.
     minus: Rows whose values are subtracted, seed by seed.
-    printed: Regular expression with a group "value" on what is printed.
+    printed: Regular expression with a group "value" on what is printed; with
+      the statistic "count", the number of its matches is the value.
     statistic: Reduction of several values to one.
     ratio: Two names of expected numbers, whose quotient this is.
     scale: Factor of what is read.
+    offset: Number that is added after scaling.
     log: Date of the entry in LOG.md that records a number which no file has
       and which no command here gives again.
     against_published: Relation to a published value on which the verdict
@@ -163,6 +165,7 @@ class Expected(_Model):
   statistic: Statistic = ""
   ratio: list[str] = []
   scale: float = 1.0
+  offset: float = 0.0
   log: str = ""
   against_published: Criterion | None = None
   against_recorded: Tolerance = Tolerance(relative=1e-3)
@@ -191,7 +194,8 @@ class Expected(_Model):
       raise ValueError("file and output exclude each other")
     if (self.file or self.output) and not (self.pointer or self.column):
       raise ValueError("a file needs pointer or column")
-    if self.printed and "(?P<value>" not in self.printed:
+    counted = self.statistic == "count"
+    if self.printed and "(?P<value>" not in self.printed and not counted:
       raise ValueError("printed needs a group (?P<value>...)")
     if self.ratio and len(self.ratio) != 2:
       raise ValueError("ratio needs two names")

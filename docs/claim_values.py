@@ -70,6 +70,8 @@ def read_one(
     OSError: A file is missing.
     LookupError: A key is missing.
   """
+  if expected.printed and expected.statistic == "count":
+    return [float(len(re.findall(expected.printed, printed, re.M)))]
   if expected.printed:
     match = re.search(expected.printed, printed, re.M)
     if match is None:
@@ -86,7 +88,7 @@ def read_one(
       )))
   if expected.statistic:
     values = [float(_REDUCTIONS[expected.statistic](values))]
-  return [value * expected.scale for value in values]
+  return [value * expected.scale + expected.offset for value in values]
 
 
 def pointed(content: Any, path: Sequence[str]) -> Iterator[Any]:

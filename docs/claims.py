@@ -29,8 +29,7 @@ def load(folder: pathlib.Path = FOLDER) -> dict[str, list[Claim]]:
     ValueError: A file is not as the schema says, or two claims have one number;
       the message is one line with the file and the key.
   """
-  found = {p.stem: load_file(p) for p in sorted(folder.glob("*.toml"))
-           if p.stem != "unconverted"}
+  found = {p.stem: load_file(p) for p in sorted(folder.glob("*.toml"))}
   owners: dict[str, str] = {}
   for paper, claims in found.items():
     for claim in claims:
@@ -90,11 +89,10 @@ def ordered(folder: pathlib.Path = FOLDER) -> list[Claim]:
 
 def overview(_: str = "") -> str:
   """Returns the table of all claims with their verdicts."""
-  rest = tomllib.loads((FOLDER / "unconverted.toml").read_text())
-  rows = [[c.number, c.title, c.verdict()] for c in ordered()]
-  rows += [[number, *words] for number, words in rest.items()]
-  rows.sort(key=lambda row: tuple(map(int, row[0].split("."))))
-  return markdown_table(["", "claim", "verdict"], rows)
+  return markdown_table(
+    ["", "claim", "verdict"],
+    [[c.number, c.title, c.verdict()] for c in ordered()],
+  )
 
 
 def page(folder: pathlib.Path = FOLDER) -> str:
