@@ -42,7 +42,7 @@ def tree():
 
 def test_todays_claims_keep_to_their_tolerance(tmp_path):
   chosen = todays()
-  assert len(chosen) == 5 or DAY or len(claims.ordered()) < 60
+  assert len(chosen) == 5 or DAY
   before = tree()
   # The claims' programs are compiled as a user's are.
   environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}

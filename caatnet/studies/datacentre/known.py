@@ -8,8 +8,11 @@ from parallel.hardware import sites
 
 _PAPER = "arXiv 2407.12819"
 # "consistent": an input is a figure of the same source, or was backed out of
-# one. "same formula": the source computes it so. "predicted": neither.
-VERDICTS = ("consistent", "same formula", "predicted")
+# one, and the result is within `TOLERANCE` of the published figure; "differs":
+# such an input, and a larger error. "same formula": the source computes it so.
+# "predicted": neither.
+VERDICTS = ("consistent", "differs", "same formula", "predicted")
+TOLERANCE = 0.05
 
 
 class Row(NamedTuple):
@@ -20,7 +23,7 @@ class Row(NamedTuple):
     published: As published, or the ends of a range.
     ours: What the plan says.
     inputs: What went into ours, in words.
-    verdict: What that shows, one of ``VERDICTS``.
+    verdict: Kind of the inputs, one of ``VERDICTS``.
     source: Where the published figure comes from.
     unit: Of both.
   """
@@ -34,11 +37,18 @@ class Row(NamedTuple):
   unit: str = ""
 
   def plain(self) -> dict[str, Any]:
-    """Returns the row with its error, to the nearer end of a range."""
+    """Returns the row with its error, to the nearer end of a range.
+
+    A row whose error exceeds the tolerance is not consistent.
+    """
     near = min(
       max(self.ours, min(self.published)), max(self.published)
     )
-    return {**self._asdict(), "error": self.ours / near - 1}
+    error = self.ours / near - 1
+    verdict = self.verdict
+    if verdict == "consistent" and abs(error) > TOLERANCE:
+      verdict = "differs"
+    return {**self._asdict(), "verdict": verdict, "error": error}
 
 
 def paper() -> list[dict[str, Any]]:
