@@ -9,7 +9,7 @@ import pytest
 
 from caatnet.show import render
 from caatnet.studies import registry
-from caatnet.studies.datacentre import closed_forms, page, report
+from caatnet.studies.datacentre import closed_forms, known, page, report
 from caatnet.studies.datacentre.knobs import KNOBS
 from configs.datacentre import hundred_billion
 from configs.planner import gpt_11b
@@ -63,6 +63,16 @@ def test_machines_that_exist(result):
   assert {row["what"] for row in result["known"]} == set(KNOWN)
   for row in result["known"]:
     assert abs(row["error"]) <= KNOWN[row["what"]], row
+
+
+def test_what_is_called_consistent_is_within_its_tolerance(result):
+  rows = [*result["paper"], *result["known"]]
+  assert {row["verdict"] for row in rows} == set(known.VERDICTS)
+  for row in rows:
+    if row["verdict"] == "consistent":
+      assert abs(row["error"]) <= known.TOLERANCE, row
+    if row["verdict"] == "differs":
+      assert abs(row["error"]) > known.TOLERANCE, row
 
 
 def test_less_bandwidth_is_needed_for_less_and_by_better_methods(result):
