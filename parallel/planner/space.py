@@ -3,7 +3,7 @@
 A configuration holds the parallelism settings of a training run. All
 combinations are enumerated; each one that cannot run violates a named
 constraint, which explains its exclusion. Fields that also change the trained
-model have their defaults in all of them: only `parallel.planner.second_pass`
+model have their defaults in all of them: only `parallel.planner.lossy_options`
 tries other values.
 """
 

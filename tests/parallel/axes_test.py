@@ -86,6 +86,6 @@ def test_the_mesh_has_the_axes_outermost_first():
 
 def test_what_carries_an_axis_is_not_part_of_it():
   axis = Axis("worker", 4, 2)
-  carried = Axis("worker", 4, 2, carrier=object())
+  carried = Axis("worker", 4, 2, backend=object())
   assert axis == carried
   assert repr(axis) == repr(carried)

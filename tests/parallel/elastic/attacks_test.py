@@ -101,10 +101,10 @@ def test_fuzzed_frames_raise_one_error():
         frames.unpack(wrong)
 
 
-def _member(there, lane, epoch=1, name="p2"):
+def _member(there, connection, epoch=1, name="p2"):
   """A connection of somebody who has the token."""
   return handshake.dial(
-    there["p0"].address, Request(Purpose.LANE, lane, epoch, name, "p0"),
+    there["p0"].address, Request(Purpose.DATA, connection, epoch, name, "p0"),
     SECURITY, Scope(), 2,
   )
 
@@ -129,17 +129,17 @@ def _not_opened(sock):
 
 
 @pytest.mark.parametrize(
-  ("lane", "attack", "seen"),
+  ("connection", "attack", "seen"),
   [(1, _garbage, "begins with"), (1, _huge, "announces"),
    (0, _wrong_checksum, "checksum"), (1, _not_opened, "not opened")],
 )
-def test_a_member_that_sends_what_is_wrong_is_named(lane, attack, seen):
+def test_a_member_that_sends_what_is_wrong_is_named(connection, attack, seen):
   with listeners(2) as there:
     members = {n: x.address for n, x in there.items()}
     with Listener("p2", SECURITY) as third:
       members["p2"] = third.address
       links = [Links(n, 1, members, SECURITY) for n in there]
-      third.serve(Purpose.LANE, Offer(
+      third.serve(Purpose.DATA, Offer(
         1, frozenset(there), lambda sock, _: sock.recv(1)
       ))
 
@@ -147,11 +147,11 @@ def test_a_member_that_sends_what_is_wrong_is_named(lane, attack, seen):
         for name in there:
           for k in range(2):
             sock = handshake.dial(
-              there[name].address, Request(Purpose.LANE, k, 1, "p2", name),
+              there[name].address, Request(Purpose.DATA, k, 1, "p2", name),
               SECURITY, Scope(), 5,
             )
             kept.append(sock)
-            if (name, k) == ("p0", lane):
+            if (name, k) == ("p0", connection):
               mine.append(sock)
 
       kept, mine = [], []
@@ -193,7 +193,7 @@ def test_strangers_are_refused_and_members_go_on(caplog):
     address = there["p0"].address
     with pytest.raises(ConnectionError, match="another token"):
       handshake.dial(
-        address, Request(Purpose.LANE, 0, 1, "p1", "p0"),
+        address, Request(Purpose.DATA, 0, 1, "p1", "p0"),
         Security(b"another token of a run"), Scope(), 0.2,
       )
     assert _refused(address, os.urandom(1000))
@@ -243,7 +243,7 @@ class _Tap(socket.socket):
 def test_a_handshake_that_was_recorded_is_of_no_use(monkeypatch):
   accepted = []
   with listeners(1) as there:
-    there["p0"].serve(Purpose.LANE, Offer(
+    there["p0"].serve(Purpose.DATA, Offer(
       1, frozenset({"p2"}), lambda sock, request: accepted.append(request)
     ))
     with monkeypatch.context() as patched:
@@ -270,7 +270,7 @@ def _wait(condition):
 def test_a_connection_of_another_epoch_is_refused():
   with listeners(1) as there:
     there["p0"].serve(
-      Purpose.LANE, Offer(5, frozenset({"p2"}), lambda *_: None)
+      Purpose.DATA, Offer(5, frozenset({"p2"}), lambda *_: None)
     )
     for epoch, name, why in ((4, "p2", "STALE"), (5, "p9", "STRANGER")):
       with pytest.raises(handshake.Refused, match=why):
@@ -283,7 +283,7 @@ def test_a_connection_of_another_epoch_is_refused():
 
 def test_connections_beyond_the_limit_are_refused_until_one_ends(caplog):
   with listeners(1, limits=Limits(connections=2)) as there:
-    there["p0"].serve(Purpose.LANE, Offer(
+    there["p0"].serve(Purpose.DATA, Offer(
       1, frozenset({"p2"}), lambda sock, _: sock.recv(1)
     ))
     first, _ = _member(there, 1), _member(there, 2)
@@ -324,7 +324,7 @@ def test_with_tls_sums_are_the_same_and_strangers_are_out(tmp_path):
   security, stranger = certificates(tmp_path)
   xs = arrays(3, 50_001)
   with listeners(3, security) as there:
-    links = connected(there, Options(lanes=2), security=security)
+    links = connected(there, Options(num_connections=2), security=security)
     operations = [
       link_collectives.all_reduce(x, 0, v, order="ring")
       for x, v in zip(links, xs, strict=True)
@@ -334,7 +334,7 @@ def test_with_tls_sums_are_the_same_and_strangers_are_out(tmp_path):
     for wrong in (stranger, SECURITY):
       with pytest.raises(OSError):
         handshake.dial(
-          there["p0"].address, Request(Purpose.LANE, 0, 1, "p1", "p0"), wrong,
+          there["p0"].address, Request(Purpose.DATA, 0, 1, "p1", "p0"), wrong,
           Scope(), 0.3,
         )
     for x in links:

@@ -45,7 +45,7 @@ def all_reduce(links, tag, xs, order, **options):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_sums_are_their_stated_order_bit_for_bit(count):
-  with world(count, Options(lanes=2, checked=True)) as links:
+  with world(count, Options(num_connections=2, checked=True)) as links:
     for size in (0, 1, count - 1, 17, 4099, 30011):
       for tag, (order, stated) in enumerate(ORDERS.items()):
         xs = arrays(count, size)
@@ -115,7 +115,7 @@ def test_contributors_may_be_some_of_the_members():
 
 def test_gathered_bytes_come_in_rank_order_and_unequal():
   pieces = [os.urandom(n) for n in (0, 1, 9000, 4096)]
-  with world(4, Options(lanes=2)) as links:
+  with world(4, Options(num_connections=2)) as links:
     operations = [
       link_collectives.gather(x, 0, piece, block_bytes=BLOCK)
       for x, piece in zip(links, pieces, strict=True)

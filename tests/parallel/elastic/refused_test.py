@@ -132,7 +132,7 @@ def _drips(sock):
 def _guesses(sock):
   """Does as a dialer does, with another token."""
   handshake._ask(
-    handshake.Patient(sock, 5), Request(Purpose.LANE, 0, 1, "a", "b"),
+    handshake.HandshakeSocket(sock, 5), Request(Purpose.DATA, 0, 1, "a", "b"),
     Security(b"another token of a run"),
   )
 
@@ -260,11 +260,11 @@ def test_a_replayed_epoch_is_one_line(trained):
   epoch = trained.record.epoch
   with pytest.raises(handshake.Refused, match="STALE"):
     _dialled(
-      ids.address(first), Purpose.LANE, epoch - 1, me=second, receiver=first
+      ids.address(first), Purpose.DATA, epoch - 1, me=second, receiver=first
     )
   trained.until(lambda: trained.lines("STALE"))
   (line,) = trained.lines("STALE")
-  assert f"{second}, LANE, epoch {epoch - 1}" in line
+  assert f"{second}, DATA, epoch {epoch - 1}" in line
   sock, me = _dialled(trained.there.address, Purpose.CONTROL, 0)
   with sock:
     for message in (

@@ -93,7 +93,7 @@ def test_a_member_that_only_keeps_its_connection_is_dropped(tmp_path):
   for peer, (sock, _) in pairs.items():
     there._take(Channel(sock, frames.FROM_PEER, 10), peer, NEW)
   now = time.monotonic() + 30
-  there._channels[alive].heard = now - 1
+  there._channels[alive].last_received = now - 1
   there._look_at_clocks(now)
   assert there.state.record.members == (alive,)
   there.close()

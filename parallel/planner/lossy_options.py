@@ -173,7 +173,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class SecondPass:
+class LossyOptions:
   """Result of the second pass.
 
   Attributes:
@@ -185,10 +185,10 @@ class SecondPass:
   excluded: dict[str, tuple[int, str]]
 
 
-def second_pass(
+def search(
   best: Sequence[Candidate], problem: Problem, choices: Choices,
   changes: Changes,
-) -> SecondPass:
+) -> LossyOptions:
   """Finds faster configurations that train another model.
 
   Args:
@@ -219,7 +219,7 @@ def second_pass(
         count = excluded.get(name, (0, ""))[0]
         excluded[name] = count + 1, reason
   rows.sort(key=lambda x: x.latency.total)
-  return SecondPass(tuple(rows), excluded)
+  return LossyOptions(tuple(rows), excluded)
 
 
 def sent(c: Configuration, step: TrainingStep) -> Sent:

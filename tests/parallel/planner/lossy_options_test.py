@@ -18,9 +18,9 @@ from parallel.hardware.link_matrix import LinkMatrix
 from parallel.kernels.codec.reference import Codec
 from parallel.outer import cost
 from parallel.outer.cost import Loop, Rows
-from parallel.planner import device_state, outer, plan, second_pass, space
+from parallel.planner import device_state, lossy_options, outer, plan, space
+from parallel.planner.lossy_options import Changes, sent
 from parallel.planner.problem import Problem
-from parallel.planner.second_pass import Changes, sent
 from parallel.planner.space import Choices, Configuration
 from parallel.workload import TrainingStep, Transformer
 from parallel.xla import ledger
@@ -250,7 +250,7 @@ PLANNED = dataclasses.replace(PROBLEM, links=_links(1e9, 1e-6))
 @functools.cache
 def _planned():
   best = plan.plan(PLANNED, CHOICES, count=4, ordered=4).best
-  return best, second_pass.second_pass(best, PLANNED, CHOICES, Changes(best=4))
+  return best, lossy_options.search(best, PLANNED, CHOICES, Changes(best=4))
 
 
 def test_rows_are_faster_by_what_is_changed_and_runs_take_them():
@@ -278,7 +278,7 @@ def _whys(c, problem=PROBLEM, **changes):
     c, problem.memory(c), problem.predict(c),
     np.arange(c.grid.size).reshape(c.grid), 0.0,
   )
-  found = second_pass.second_pass([base], problem, CHOICES, Changes(**changes))
+  found = lossy_options.search([base], problem, CHOICES, Changes(**changes))
   return found.rows, {key: why for key, (_, why) in found.excluded.items()}
 
 
