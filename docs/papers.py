@@ -156,7 +156,7 @@ def verdicts(_: str = "") -> str:
   for paper in load():
     if paper.saves:
       counts = collections.Counter(
-        re.sub(" at .*", "", c.verdict) for c in paper.claims
+        re.sub(" at .*", "", c.verdict()) for c in paper.claims
       )
       rows.append([
         f"{paper.subject.split(':')[0]} ({paper.reference})", paper.saves,
