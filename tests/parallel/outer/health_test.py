@@ -201,7 +201,7 @@ MEAN = {"eager": ("params", "optimizer", "delta", "share"),
 
 @pytest.mark.parametrize("name", [*LOOPS, *sorted(set(MEAN) - set(LOOPS))])
 def test_joining_worker_starts_from_the_outer_parameters(name):
-  """Starts from the mean where workers have separate ones; others are unchanged."""
+  """Starts from the mean where workers have separate ones; others stay."""
   worker = Axis("worker", M)
   others = {
     "noloco": lambda w: NoLoCo(w, 2, 0.7, 0.5, 0.3), "nothing": OuterLoop
