@@ -1,4 +1,4 @@
-"""Optimal trees: as fast as the tightest cut allows, on many kinds of graphs."""
+"""Optimal trees: as fast as the tightest cut allows, on various graphs."""
 
 import dataclasses
 from fractions import Fraction
