@@ -167,7 +167,7 @@ def test_codec_compiles_without_decoded_copies(target, op, case):
 
 
 @pytest.mark.parametrize("target", ["tpu:v5p:2x2x1", "tpu:v5e:2x2"])
-def test_exchange_copies_no_weights(target):
+def test_exchanges_copy_no_weights(target):
   """Allocates only scales in addition to the gathered payloads."""
   layers, rows, columns = shape = 2, 2048, 5632
   worker = Axis("worker", 4, 4)
