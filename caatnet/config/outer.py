@@ -162,7 +162,7 @@ def _fragments(section: schema.Streaming, program: Program) -> Fragments:
   stacks, strided = program.model.stacks, section.pattern == "strided"
   if stages is None or not layers:
     return fragments(stacks, layers, strided)
-  parts = stages.timetable.num_parts
+  parts = stages.schedule.num_parts
   if not strided or layers % parts:
     raise ValueError(
       f"fragment_layers={layers} must be 0 or a multiple of the {parts} "

@@ -7,8 +7,8 @@ import pytest
 from parallel.pipeline import cost
 from parallel.pipeline.builders import BUILDERS, Size, build, taken
 from parallel.pipeline.check import check
+from parallel.pipeline.pipeline_schedule import Kind
 from parallel.pipeline.table import table
-from parallel.pipeline.timetable import Kind
 
 
 def drawn(count, seed=0, stages=16, microbatches=64, chunks=4):
@@ -30,17 +30,17 @@ def drawn(count, seed=0, stages=16, microbatches=64, chunks=4):
 @pytest.mark.parametrize("part", range(10))
 def test_300_schedules_are_proven_and_cost_their_closed_forms(part):
   for name, size in drawn(300)[part::10]:
-    timetable = build(name, *size)
-    check(timetable)
-    counted = cost.cost(timetable)
-    assert counted.stored == timetable.limits, (name, size)
+    schedule = build(name, *size)
+    check(schedule)
+    counted = cost.cost(schedule)
+    assert counted.stored == schedule.limits, (name, size)
     sent = sum(counted.forward_sends + counted.backward_sends)
-    assert sent == cost.num_sends(size, timetable.has_backward)
+    assert sent == cost.num_sends(size, schedule.has_backward)
     # Waiting messages fit the program's buffers, and none is oversized.
-    places = table(timetable)
+    places = table(schedule)
     assert max(counted.inputs) == places.inputs.places
     assert max(counted.cotangents) == places.cotangents.places
-    if timetable.has_backward:
+    if schedule.has_backward:
       assert max(counted.stored) == places.residuals.places
     assert max(counted.deltas) == places.deltas.places
 
@@ -86,10 +86,10 @@ def test_bubble_fractions():
     assert wide.ticks == 3 * max(m, 2 * p - 1) + p - 1
 
 
-def letters(timetable, stage):
+def letters(schedule, stage):
   return " ".join(
     f"{kind.name[0]}{microbatch}" + (f".{chunk}" if chunk else "")
-    for _, (kind, microbatch, chunk) in timetable.actions(stage)
+    for _, (kind, microbatch, chunk) in schedule.actions(stage)
   )
 
 
@@ -117,9 +117,9 @@ def test_orders_of_the_papers_figures():
 def test_gradients_are_accumulated_in_microbatch_order(name):
   """Each part accumulates microbatches in ascending order."""
   size = Size(3, 6, 2 if BUILDERS[name].chunked else 1)
-  timetable = build(name, *size)
+  schedule = build(name, *size)
   for stage in range(size.stages):
-    actions = [a for _, a in timetable.actions(stage)]
+    actions = [a for _, a in schedule.actions(stage)]
     for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT):
       for chunk in range(size.chunks):
         order = [
@@ -132,21 +132,21 @@ def test_single_chunk_schedules_have_alternative_names():
   for name, other in (
     ("interleaved_1f1b", "eager_1f1b"), ("looped", "gpipe")
   ):
-    timetable, plain = build(name, 3, 5), build(other, 3, 5)
-    assert timetable.name == other
-    assert (timetable.kinds == plain.kinds).all()
+    schedule, plain = build(name, 3, 5), build(other, 3, 5)
+    assert schedule.name == other
+    assert (schedule.kinds == plain.kinds).all()
     assert build(name, 3, 6, 2).name == name
 
 
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (("1f1bb", 4, 8), "timetable='1f1bb' must be one of .*did you mean 1f1b"),
+    (("1f1bb", 4, 8), "schedule='1f1bb' must be one of .*did you mean 1f1b"),
     (("1f1b", 0, 8), "stages=0 must be at least 1"),
     (("1f1b", 4, 0), "microbatches=0 must be at least 1"),
     (("looped", 4, 8, 0), "chunks=0 must be at least 1"),
     (("1f1b", 4, 2.5), "microbatches=2.5 must be an integer"),
-    (("zb_h1", 4, 8, 2), "timetable='zb_h1' has one chunk per stage, not "
+    (("zb_h1", 4, 8, 2), "schedule='zb_h1' has one chunk per stage, not "
      "chunks=2; these take several: interleaved_1f1b, looped, forward"),
     (("interleaved_1f1b", 4, 6, 2), "takes multiples of stages=4, not "
      "microbatches=6: 4 or 8 would fit, or 'looped'"),

@@ -9,35 +9,35 @@ import pytest
 
 from parallel.pipeline.builders import BUILDERS, build
 from parallel.pipeline.check import check
-from parallel.pipeline.timetable import Kind, needed, produced
+from parallel.pipeline.pipeline_schedule import Kind, needed, produced
 
 
-def columns(timetable):
+def columns(schedule):
   """Returns copies of the arrays, to be modified."""
   return {
-    key: getattr(timetable, key).copy()
+    key: getattr(schedule, key).copy()
     for key in ("kinds", "microbatches", "chunks")
   }
 
 
-def replaced(timetable, **changes):
-  return dataclasses.replace(timetable, **changes)
+def replaced(schedule, **changes):
+  return dataclasses.replace(schedule, **changes)
 
 
-def some(rng, timetable, test=lambda *_: True):
+def some(rng, schedule, test=lambda *_: True):
   """Draws the tick and stage of an action that satisfies ``test``."""
-  places = np.argwhere(timetable.kinds).tolist()
+  places = np.argwhere(schedule.kinds).tolist()
   rng.shuffle(places)
   return next((t, s) for t, s in places if test(t, s))
 
 
-def named(timetable, tick, stage, at=None, chunk=None):
+def named(schedule, tick, stage, at=None, chunk=None):
   """Returns the pattern of an action in messages, possibly at another tick."""
-  kind = Kind(timetable.kinds[tick, stage]).name
+  kind = Kind(schedule.kinds[tick, stage]).name
   return re.escape(
     f"tick {tick if at is None else at}, stage {stage} ({kind} of microbatch "
-    f"{timetable.microbatches[tick, stage]} in chunk "
-    f"{timetable.chunks[tick, stage] if chunk is None else chunk}): "
+    f"{schedule.microbatches[tick, stage]} in chunk "
+    f"{schedule.chunks[tick, stage] if chunk is None else chunk}): "
   )
 
 
@@ -187,21 +187,21 @@ def test_mutated_schedule_is_refused(change):
   """Checks 19 schedules per mutation, 209 in total."""
   rng = random.Random(CHANGES.index(change))
   for _ in range(19):
-    timetable = drawn(rng)
-    check(timetable)
-    changed, message = change(rng, timetable)
+    schedule = drawn(rng)
+    check(schedule)
+    changed, message = change(rng, schedule)
     with pytest.raises(ValueError, match=message) as refused:
       check(changed)
-    assert str(refused.value).startswith(timetable.name)
+    assert str(refused.value).startswith(schedule.name)
 
 
-def replays(timetable):
+def replays(schedule):
   """Returns whether a schedule is a valid step, by replaying it with sets."""
-  last, stages = timetable.num_parts - 1, timetable.num_stages
+  last, stages = schedule.num_parts - 1, schedule.num_stages
   there, done = set(), set()
   stored = [set() for _ in range(stages)]
-  rows = [dict(timetable.actions(stage)) for stage in range(stages)]
-  for tick in range(timetable.num_ticks):
+  rows = [dict(schedule.actions(stage)) for stage in range(stages)]
+  for tick in range(schedule.num_ticks):
     made = []
     for stage, actions in enumerate(rows):
       if tick not in actions:
@@ -214,18 +214,18 @@ def replays(timetable):
       if not needed(action, part, last) <= there:
         return False
       made += produced(action, part)
-      if action.kind is Kind.FORWARD and timetable.has_backward:
+      if action.kind is Kind.FORWARD and schedule.has_backward:
         stored[stage].add((part, action.microbatch))
-      if len(stored[stage]) > timetable.limits[stage]:
+      if len(stored[stage]) > schedule.limits[stage]:
         return False
       if action.kind in (Kind.BACKWARD, Kind.WEIGHT):
         stored[stage].discard((part, action.microbatch))
     there |= set(made)
   return all(
     (Kind.FORWARD, part, m) in done
-    and (not timetable.has_backward or (Kind.BACKWARD, part, m) in done
+    and (not schedule.has_backward or (Kind.BACKWARD, part, m) in done
          or {(Kind.INPUT, part, m), (Kind.WEIGHT, part, m)} <= done)
-    for part in range(last + 1) for m in range(timetable.num_microbatches)
+    for part in range(last + 1) for m in range(schedule.num_microbatches)
   )
 
 
@@ -233,16 +233,16 @@ def test_proof_agrees_with_a_replay():
   """Swaps two successive actions; some of the resulting orders are valid."""
   rng, verdicts = random.Random(0), {True: 0, False: 0}
   for _ in range(250):
-    timetable = drawn(rng)
-    stage, new = rng.randrange(timetable.num_stages), columns(timetable)
+    schedule = drawn(rng)
+    stage, new = rng.randrange(schedule.num_stages), columns(schedule)
     one, other = sorted(
-      rng.sample([t for t, _ in timetable.actions(stage)], 2)
+      rng.sample([t for t, _ in schedule.actions(stage)], 2)
     )
     if rng.random() < 0.7:
       other = one + 1  # possibly an idle tick
     for array in new.values():
       array[[one, other], stage] = array[[other, one], stage]
-    changed = replaced(timetable, **new)
+    changed = replaced(schedule, **new)
     verdicts[replays(changed)] += 1
     if replays(changed):
       check(changed)
@@ -253,17 +253,17 @@ def test_proof_agrees_with_a_replay():
 
 
 def test_wrong_shapes_are_refused():
-  timetable = build("1f1b", 2, 3)
+  schedule = build("1f1b", 2, 3)
   with pytest.raises(ValueError, match=r"must be \[ticks, stages\], not"):
-    check(replaced(timetable, chunks=timetable.chunks[1:]))
+    check(replaced(schedule, chunks=schedule.chunks[1:]))
   with pytest.raises(ValueError, match=r"limits=\(2,\) must be a number for"):
-    check(replaced(timetable, limits=(2,)))
+    check(replaced(schedule, limits=(2,)))
 
 
 def test_whole_and_split_backward_of_a_microbatch_are_refused():
-  timetable = build("zb_h1", 2, 3)
-  tick, stage = np.argwhere(timetable.kinds == Kind.WEIGHT)[0]
-  new = columns(timetable)
+  schedule = build("zb_h1", 2, 3)
+  tick, stage = np.argwhere(schedule.kinds == Kind.WEIGHT)[0]
+  new = columns(schedule)
   new["kinds"][tick, stage] = Kind.BACKWARD
   with pytest.raises(ValueError, match=r"INPUT .*repeats the same work"):
-    check(replaced(timetable, **new))
+    check(replaced(schedule, **new))

@@ -109,7 +109,7 @@ def drawn_tokens(microbatches):
 def lowered(case):
   """Returns the lowered program, its mesh, and its arguments."""
   name, stages, microbatches, chunks, devices, of_ranks, keeps = case
-  timetable = builders.build(name, stages, microbatches, chunks)
+  schedule = builders.build(name, stages, microbatches, chunks)
   stage = Axis("stage", stages, devices)
   mesh = make_mesh({"stage": stage, "tensor": Axis("tensor", RANKS, of_ranks)})
 
@@ -117,7 +117,7 @@ def lowered(case):
 
   def step(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
-    loss, grads = Pipeline(timetable, stage, True, keeps).gradients(
+    loss, grads = Pipeline(schedule, stage, True, keeps).gradients(
       functions, params, (), tokens
     )
     return loss, grads.parts, lax.psum(grads.around, "stage")
@@ -160,8 +160,8 @@ def test_forward_only_scores_equal_a_single_program(
 
   def scores(w, table, tokens):
     params = Params(varying(w, "tensor"), varying(table, "stage"))
-    timetable = builders.build("forward", stages, microbatches, 1)
-    return Pipeline(timetable, stage, True, False).scores(
+    schedule = builders.build("forward", stages, microbatches, 1)
+    return Pipeline(schedule, stage, True, False).scores(
       functions_of(devices), params, (), tokens
     )
 
@@ -229,13 +229,13 @@ def test_memory_grows_with_stages_in_flight_not_with_microbatches(keeps):
 def test_compiled_products_match_the_pipeline_schedule(case):
   """Each action has its minimal FLOPs: F = B = W with kept residuals."""
   name, stages, microbatches, *_, keeps = case
-  timetable = builders.build(name, stages, microbatches)
+  schedule = builders.build(name, stages, microbatches)
   module = hlo.parse(compiled(case).as_text())
-  schedule = overlap.ScheduledProgram(
+  scheduled = overlap.ScheduledProgram(
     module, lowered(case)[1], DEVICES["v5p"], lambda entry: 0.0
   )
   forward = 2 * BATCH * WIDTH**2 * (LAYERS // stages)  # of one rank
-  assert {k: c.flops / forward for k, c in schedule.actions().items()} == {
+  assert {k: c.flops / forward for k, c in scheduled.actions().items()} == {
     ("1f1b", True): {"forward": 1, "backward": 2},
     ("zb_h1", True): {"forward": 1, "input": 1, "weight": 1},
     # The last layer's product is not needed again, but is part of the loop.
@@ -243,12 +243,12 @@ def test_compiled_products_match_the_pipeline_schedule(case):
   }[name, keeps]
   # The embedding has no product, the head three: forward and two cotangents.
   head = 3 * 2 * BATCH * WIDTH * TOKENS
-  times = sum(c.flops for c in schedule.actions().values())
-  assert schedule.total().flops == microbatches * (times + head)
+  times = sum(c.flops for c in scheduled.actions().values())
+  assert scheduled.total().flops == microbatches * (times + head)
   # In lockstep, a device waits during ticks in which it has less work.
-  waiting = simulate.lockstep_waiting_s(timetable, {
-    k: c.flops for k, c in schedule.actions().items()
+  waiting = simulate.lockstep_waiting_s(schedule, {
+    k: c.flops for k, c in scheduled.actions().items()
   })
-  if timetable.splits and keeps:  # all actions take equal time: one tick each
-    idle = timetable.num_ticks - 3 * microbatches
+  if schedule.splits and keeps:  # all actions take equal time: one tick each
+    idle = schedule.num_ticks - 3 * microbatches
     assert waiting == idle * forward

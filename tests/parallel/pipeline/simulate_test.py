@@ -21,9 +21,9 @@ SECONDS = [
 
 
 def step_s(name, size, seconds, **hops):
-  timetable = build(name, *size)
+  schedule = build(name, *size)
   return simulate.events(
-    timetable, even_work(size, *seconds), even_hops(size.stages, **hops)
+    schedule, even_work(size, *seconds), even_hops(size.stages, **hops)
   ).finish_s
 
 
@@ -80,14 +80,14 @@ def test_zero_bubble_equals_the_paper_for_equal_times():
 def test_batched_simulation_equals_single_cases(name):
   rng = np.random.default_rng(0)
   for size in itertools.islice(sizes(name), 0, None, 5):
-    timetable, parts = build(name, *size), size.stages * size.chunks
+    schedule, parts = build(name, *size), size.stages * size.chunks
     work, hops = rng.uniform(0, 3, (5, parts, 4)), rng.uniform(
       0, 2, (2, size.stages, 4)
     )
-    found = simulate.many_events_s(timetable, work, *hops)
+    found = simulate.many_events_s(schedule, work, *hops)
     for i, seconds in enumerate(found):
       own = simulate.events(
-        timetable, Work(*(tuple(x) for x in work[1:, :, i])),
+        schedule, Work(*(tuple(x) for x in work[1:, :, i])),
         Hops(*(tuple(x) for x in hops[..., i])),
       )
       assert seconds == pytest.approx(own.finish_s)
@@ -156,8 +156,8 @@ WORK = Work((1.0, 2.0), (3.0, 4.0), (1.5, 1.0), (1.5, 3.0))
 )
 def test_step_times_by_hand(name, microbatches, overlap, expected):
   hops = Hops((0.5, 0.0), (0.0, 0.25), overlap=overlap)
-  timetable = build(name, 2, microbatches)
-  timeline = simulate.events(timetable, WORK, hops)
+  schedule = build(name, 2, microbatches)
+  timeline = simulate.events(schedule, WORK, hops)
   assert timeline.finish_s == pytest.approx(expected)
 
 
@@ -180,9 +180,9 @@ def test_lockstep_times_by_hand():
       p + 2 * (2 * m + p - 2)
     )
     for name in ("zb_h1", "zb_h2"):  # equal ticks: lockstep loses nothing
-      timetable = build(name, *size)
-      assert simulate.lockstep_s(timetable, work, none) == (
-        timetable.num_ticks
+      schedule = build(name, *size)
+      assert simulate.lockstep_s(schedule, work, none) == (
+        schedule.num_ticks
       )
 
 
@@ -190,15 +190,15 @@ def test_lockstep_times_by_hand():
 def test_times_respect_bounds_on_unequal_stages(name):
   """Covers lower bounds, waiting times and slower parts."""
   size = Size(3, 6, 2 if BUILDERS[name].chunked else 1)
-  timetable = build(name, *size)
+  schedule = build(name, *size)
   work = even_work(size, 1.0, 0.8, 0.6, factors=(1.0, 1.7, 1.2))
   hops = even_hops(3, busy_s=2.0, latency_s=0.2)  # messages queue
-  timeline = simulate.events(timetable, work, hops)
+  timeline = simulate.events(schedule, work, hops)
   stage_s = 1.7 * (1.0 if name == "forward" else 2.4)
   assert timeline.finish_s > 6 * stage_s
-  assert timeline.finish_s <= simulate.lockstep_s(timetable, work, hops)
+  assert timeline.finish_s <= simulate.lockstep_s(schedule, work, hops)
   waiting = simulate.events(
-    timetable, work, dataclasses.replace(hops, overlap=False)
+    schedule, work, dataclasses.replace(hops, overlap=False)
   )
   assert waiting.finish_s > timeline.finish_s
   # Stages and links are exclusive resources, and dependencies are respected.
@@ -207,10 +207,10 @@ def test_times_respect_bounds_on_unequal_stages(name):
   ):
     for stage in range(3):
       if start is timeline.start_s:
-        here = timetable.kinds[:, stage] > 0
+        here = schedule.kinds[:, stage] > 0
         assert (start[here, stage][1:] >= end[here, stage][:-1]).all()
       for kinds in ((1,), (2, 3)):
-        here = np.isin(timetable.kinds[:, stage], kinds)
+        here = np.isin(schedule.kinds[:, stage], kinds)
         here &= ~np.isnan(start[:, stage])
         assert (start[here, stage][1:] >= end[here, stage][:-1]).all()
   busy_s = np.nansum(timeline.end_s - timeline.start_s)
@@ -220,16 +220,16 @@ def test_times_respect_bounds_on_unequal_stages(name):
 
 
 def test_trace_has_a_bar_for_every_action_and_message():
-  timetable = build("interleaved_1f1b", 2, 4, 2)
+  schedule = build("interleaved_1f1b", 2, 4, 2)
   timeline = simulate.events(
-    timetable, even_work(Size(2, 4, 2), 1e-3, 1e-3, 1e-3),
+    schedule, even_work(Size(2, 4, 2), 1e-3, 1e-3, 1e-3),
     even_hops(2, busy_s=2e-4, latency_s=1e-5),
   )
   found = json.loads(trace.pipeline_to_json(timeline, "two"))["traceEvents"]
   bars = [x for x in found if x["ph"] == "X"]
   actions = [x for x in bars if x["cat"] != "hop"]
   hops = [x for x in bars if x["cat"] == "hop"]
-  assert len(actions) == (timetable.kinds > 0).sum()
+  assert len(actions) == (schedule.kinds > 0).sum()
   assert len(hops) == cost.num_sends(Size(2, 4, 2))
   assert {x["tid"] for x in actions} == {0, 3}
   # Two links per stage: outputs are on one, cotangents on the other.

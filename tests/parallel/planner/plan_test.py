@@ -216,7 +216,7 @@ def test_residuals_trade_memory_for_time():
     memory(c, STEP, PLAIN).activations for c in (base, kept)
   )
   assert many == pytest.approx((4 + 1) * few)  # 1F1B stores p microbatches
-  halves = dataclasses.replace(kept, timetable="zb_h1")
+  halves = dataclasses.replace(kept, schedule="zb_h1")
   assert space.refusal(halves, STEP, CHOICES) is None
   again = space.refusal(
     dataclasses.replace(halves, remat="full"), STEP, CHOICES
@@ -263,7 +263,7 @@ def test_explanation_of_configurations_that_are_not_the_best():
     (Configuration(2, 2, 4, 4), "takes 16 devices; the cluster has 8"),
     (Configuration(1, 8, 1, 16), r"cannot run \(batch\): a batch of 64"),
     (Configuration(8, 1, 1, 64), r"cannot run \(microbatches\)"),
-    (Configuration(8, 1, 1, 4, "zb_h2x"), r"cannot run \(timetable\)"),
+    (Configuration(8, 1, 1, 4, "zb_h2x"), r"cannot run \(schedule\)"),
     (Configuration(2, 4, 1, 4), "it fits, but takes .* more than the best"),
     (best.configuration, "it is at least as fast as the best"),
   ):

@@ -124,7 +124,7 @@ class PlannerOptions:
   utilisation: float = field(
     0.5, f"{UTILISATION} (parallel/planner/workload.py)", POSITIVE_FRACTION
   )
-  timetables: tuple[str, ...] = field(
+  schedules: tuple[str, ...] = field(
     ("1f1b", "gpipe", "eager_1f1b", "interleaved_1f1b", "zb_h1"),
     "Pipeline schedules to try, with all degrees of stages, data and tensor "
     "ranks.",
