@@ -80,7 +80,7 @@ def loop_name(point: Point) -> str:
   """Describes a point of the sweep of outer loops."""
   words = [LOOPS[point.algorithm][0]]
   if point.algorithm in ROUNDS:
-    words.append(f"H = {point.get('outer.every', EVERY)}")
+    words.append(f"H = {point.get('outer.sync_every', EVERY)}")
   if point.get("outer.overlap"):
     assert point.get("outer.overlap") == "(1,)"
     words.append("1 step late")

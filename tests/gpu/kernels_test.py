@@ -90,7 +90,8 @@ def test_outer_loops_call_the_codec_kernels_once_per_parameter(codec):
   """Counts kernels in the step that exchanges."""
   config = override(
     tiny.get_config("demo"),
-    "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco outer.every=3 "
+    "parallel.worker=4 parallel.tensor=1 outer.algorithm=diloco "
+    "outer.sync_every=3 "
     f"outer.error_feedback=True outer.codec={codec}"
   )
   devices = list(targets.resolve("gpu:h200:1x4").devices)

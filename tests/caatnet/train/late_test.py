@@ -31,7 +31,8 @@ def test_what_a_late_worker_has_sent_is_merged_and_the_rest_waits(
 ):
   """Of three fragments one is under way when the worker falls behind."""
   programs = Programs(make(
-    "streaming", "outer.every=6 outer.fragment_layers=1 outer.overlap=(4,) "
+    "streaming",
+    "outer.sync_every=6 outer.fragment_layers=1 outer.overlap=(4,) "
     f"outer.pieces={pieces} outer.keep={keep} {UNROUNDED}", 1,
   ))
   loop = programs.experiment.outer

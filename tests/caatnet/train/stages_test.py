@@ -43,7 +43,7 @@ PAIRS = {
     {"data": 2, "stage": 3},
   ),
   "workers, tied, two backwards": (
-    "parallel.worker=2 outer.algorithm=diloco outer.every=2 "
+    "parallel.worker=2 outer.algorithm=diloco outer.sync_every=2 "
     "model.tied_embeddings=True pipeline.schedule=zb_h1 ",
     {"worker": 2, "stage": 3},
   ),

@@ -60,19 +60,21 @@ def test_diloco_sends_the_bytes_of_its_closed_form(codec, route):
 
 
 @pytest.mark.parametrize(
-  ("every", "per_fragment", "overlap"),
+  ("sync_every", "per_fragment", "overlap"),
   [(8, 2, 3), (8, 2, 2), (9, 1, 5), (9, 3, 0), (8, 2, 7), (7, 0, 2)],
 )
-def test_state_has_the_bytes_of_its_closed_form(every, per_fragment, overlap):
+def test_state_has_the_bytes_of_its_closed_form(
+  sync_every, per_fragment, overlap
+):
   """Counts the common part and one worker's row of "workers"."""
   loop = Streaming(
-    WORKER, every, OUTER, exchange(),
+    WORKER, sync_every, OUTER, exchange(),
     fragments({"blocks": LAYERS}, per_fragment, strided=True), (overlap,),
   )
   state = loop.init(draw(0))
   own = sum(x.nbytes // M for x in jax.tree.leaves(state.pop("workers")))
   common = sum(x.nbytes for x in jax.tree.leaves(state))
-  form = Loop("streaming", M, every, fragment_layers=per_fragment,
+  form = Loop("streaming", M, sync_every, fragment_layers=per_fragment,
               overlap=overlap)
   if per_fragment:
     many = LAYERS // per_fragment

@@ -314,10 +314,10 @@ def fragment_of(layer_sets, number):
   return select, write
 
 
-def streaming_by_hand(every, layer_sets, taus, keep, num_steps):
-  """Algorithm 2: returns theta and phi after every step."""
+def streaming_by_hand(sync_every, layer_sets, taus, keep, num_steps):
+  """Algorithm 2: returns theta and phi after sync_every step."""
   count = len(layer_sets) + 1
-  spacing = every // count
+  spacing = sync_every // count
   theta, phi = workers_start(), wide(draw(0))
   momentum = zeros_like(phi)
   sent, after = {}, []
@@ -326,8 +326,8 @@ def streaming_by_hand(every, layer_sets, taus, keep, num_steps):
     for fragment in range(count):
       select, write = fragment_of(layer_sets, fragment)
       # Sent every H steps, starting one round after its offset in the first.
-      turn = every + fragment * spacing
-      if now >= turn and (now - turn) % every == 0:
+      turn = sync_every + fragment * spacing
+      if now >= turn and (now - turn) % sync_every == 0:
         sent[fragment, now] = each(
           lambda f, t: f - t.mean(axis=0), select(phi, 0), select(theta, 1)
         )
@@ -352,24 +352,24 @@ def streaming_by_hand(every, layer_sets, taus, keep, num_steps):
 
 STREAMING = {
   "at once, consecutive layers": (
-    dict(every=6, strided=False, overlap=(0, 0, 0), keep=0.0, pieces=1),
+    dict(sync_every=6, strided=False, overlap=(0, 0, 0), keep=0.0, pieces=1),
     [[0, 1, 2], [3, 4, 5]],
   ),
   "late, strided layers": (
-    dict(every=6, strided=True, overlap=(1, 2, 2), keep=0.25, pieces=1),
+    dict(sync_every=6, strided=True, overlap=(1, 2, 2), keep=0.25, pieces=1),
     [[0, 2, 4], [1, 3, 5]],
   ),
   # Two fragments are in flight at once; a round's last two steps send nothing.
   "in pieces": (
-    dict(every=8, strided=True, overlap=(3, 4, 3), keep=0.25, pieces=2),
+    dict(sync_every=8, strided=True, overlap=(3, 4, 3), keep=0.25, pieces=2),
     [[0, 2, 4], [1, 3, 5]],
   ),
 }
 
 
-def streaming(every, strided, overlap, keep, pieces, **options):
+def streaming(sync_every, strided, overlap, keep, pieces, **options):
   return Streaming(
-    WORKER, every, Nesterov(RATE, MOMENTUM), exchange(**options),
+    WORKER, sync_every, Nesterov(RATE, MOMENTUM), exchange(**options),
     fragments({"blocks": LAYERS}, 3, strided), overlap, keep, pieces,
   )
 
@@ -380,7 +380,7 @@ def test_streaming_equals_its_equation(name):
   options, layer_sets = STREAMING[name]
   num_steps = 24
   expected = streaming_by_hand(
-    options["every"], layer_sets, options["overlap"], options["keep"],
+    options["sync_every"], layer_sets, options["overlap"], options["keep"],
     num_steps,
   )
   for (params, _, phi), (theta, outer) in zip(
@@ -461,7 +461,8 @@ def test_noloco_sends_the_bytes_of_its_formula(workers, devices):
 def test_noloco_pairs_depend_on_the_seed_only():
   def drawn(seed):
     loop = NoLoCo(
-      Axis("worker", 8), every=1, rate=RATE, momentum=0.5, pull=0.3, seed=seed
+      Axis("worker", 8), sync_every=1, rate=RATE, momentum=0.5, pull=0.3,
+      seed=seed,
     )
     return [loop.plan(step).variant for step in range(20)]
 

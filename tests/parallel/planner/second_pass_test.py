@@ -191,10 +191,10 @@ def test_round_time_is_consistent_with_the_utilisation_model(loop, rate):
     predictor.Model(
       model.num_params, layers, step * 3 * layers / (3 * layers - 1)
     ),
-    predictor.Method(loop.every, fragments, loop.overlap, 32),
+    predictor.Method(loop.sync_every, fragments, loop.overlap, 32),
     8 * rate, volume_factor=2 * 7 / 8,
   ).elapsed_s[0]
-  ours = loop.every * found.total
+  ours = loop.sync_every * found.total
   assert theirs <= ours * (1 + 1e-3)  # gains are a separate fragment here
   if loop.algorithm == "diloco":
     assert ours <= theirs + step
@@ -317,7 +317,7 @@ def test_constraints_are_named():
   assert "need remat='none' and scheme='ddp'" in _whys(kept)[1]["keep"]
   # An exchange in each step costs more than the gradients' reduction.
   often = Configuration(1, 8, 1, 1)
-  rows, why = _whys(often, every=1, overlap=0, outer=("diloco",))
+  rows, why = _whys(often, sync_every=1, overlap=0, outer=("diloco",))
   assert "DiLoCo, 8 workers, H = 1 takes" in why["no gain"]
   assert all(row.configuration.outer is None for row in rows)
   small = dataclasses.replace(
@@ -346,7 +346,7 @@ def test_runs_refuse_configurations_that_the_planner_excludes(c, message):
     _built(c)
   if c.outer:
     parts = c.stages * c.chunks
-    fewest = cost.fewest_layers(4, parts, c.outer.every)
+    fewest = cost.fewest_layers(4, parts, c.outer.sync_every)
     assert fewest in (0, 2)
     layers = dataclasses.replace(c.outer, fragment_layers=fewest)
     _built(dataclasses.replace(c, outer=layers))
@@ -363,7 +363,7 @@ def test_stages_carry_no_reduction_into_the_next_stage():
   ({"p": (1.0,)}, r"p=1 must lie in \[0, 1\)"),
   ({"outer": ("dilocco",)}, "did you mean diloco"),
   ({"outer_codec": "int3"}, "outer_codec='int3'|codec='int3'"),
-  ({"overlap": 30}, "overlap=30 must be less than every=30"),
+  ({"overlap": 30}, "overlap=30 must be less than sync_every=30"),
   ({"zero_codecs": ("int8",)}, "zero_codecs='int8' must be weights"),
   ({"zero_codecs": ("int8/e3m0",)}, "'e3m0' must be one of none"),
 ])

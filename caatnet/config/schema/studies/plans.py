@@ -91,7 +91,7 @@ class Second:
     ("diloco", "streaming"), "Outer loops; data-parallel ranks, or groups of "
     "them, become workers.",
   )
-  every: int = field(
+  sync_every: int = field(
     30, "Steps of a round; as published: H = 30 (arXiv 2501.18512).", COUNT
   )
   overlap: int = field(
