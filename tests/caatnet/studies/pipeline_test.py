@@ -1,4 +1,4 @@
-"""The study of schedules: plain data, tables, pictures, exports."""
+"""The study of pipeline schedules: plain data, tables, pictures, exports."""
 
 import json
 
@@ -11,7 +11,7 @@ from parallel.pipeline.builders import BUILDERS
 
 
 def small(**changes):
-  """The small config, with keys of its sections changed: link__overlap."""
+  """Returns the small config with changed keys, such as link__overlap."""
   config = schedules.get_config("test").to_dict()
   for key, value in changes.items():
     section, _, name = key.rpartition("__")
@@ -19,7 +19,7 @@ def small(**changes):
   return config
 
 
-def test_a_study_is_json_and_has_tables_and_a_picture(tmp_path, capsys):
+def test_study_is_json_and_has_tables_and_a_picture(tmp_path, capsys):
   config = small(schedules=tuple(BUILDERS))
   study = registry.find(config)
   result = json.loads(json.dumps(study.run(config)))
@@ -34,8 +34,8 @@ def test_a_study_is_json_and_has_tables_and_a_picture(tmp_path, capsys):
     study.export(config, tmp_path / "x.txt")
 
 
-def test_rows_are_those_of_the_whole_model():
-  """2 stages, 4 microbatches: bytes and seconds by hand."""
+def test_rows_equal_the_values_by_hand():
+  """2 stages, 4 microbatches: bytes and seconds of the whole model."""
   rows = {
     row["schedule"]: row
     for row in pipeline.run(small(link__bandwidth="1e30", link__latency_s="0"))[
@@ -55,7 +55,7 @@ def test_rows_are_those_of_the_whole_model():
   assert rows["zb_h1"]["lockstep_s"] == pytest.approx(13 * 0.01)
 
 
-def test_what_does_not_fit_is_left_out_and_said(capsys):
+def test_schedule_that_does_not_fit_is_skipped_with_the_reason(capsys):
   config = small(pipeline__microbatches=5)
   result = pipeline.run(config)
   (skipped,) = result["skipped"]
@@ -68,7 +68,7 @@ def test_what_does_not_fit_is_left_out_and_said(capsys):
     pipeline.run(config | {"schedules": ("interleaved_1f1b",)})
 
 
-def test_a_fallback_is_said(capsys):
+def test_fallback_is_named(capsys):
   config = small(pipeline__chunks=1)
   result = pipeline.run(config)
   registry.find(config).show(result)
@@ -76,7 +76,7 @@ def test_a_fallback_is_said(capsys):
 
 
 def test_both_halves_of_a_backward_recompute():
-  """With 10 ms each: a whole backward takes 30 ms, its halves 20 ms each."""
+  """At 10 ms each, a whole backward takes 30 ms, and each half 20 ms."""
   config = small(
     schedules=("1f1b", "zb_h1"), work__recompute=True, link__bandwidth="1e30"
   )
@@ -117,7 +117,7 @@ def test_slower_links_and_stages_cost_time():
     ({"link__latency_s": "-1"}, "config.link.latency_s=-1 must be at least 0"),
   ],
 )
-def test_what_is_wrong_is_named_with_its_key(changes, message):
+def test_invalid_key_is_named(changes, message):
   config = small(**changes)
   with pytest.raises(ValueError, match=message):
     registry.find(config).run(config)
