@@ -84,7 +84,7 @@ def test_mesh_has_its_axes_outermost_first():
   assert list(mesh.devices.flat) == jax.devices()
 
 
-def test_carrier_is_not_part_of_an_axis_s_identity():
+def test_backend_does_not_affect_axis_equality():
   axis = Axis("worker", 4, 2)
   carried = Axis("worker", 4, 2, backend=object())
   assert axis == carried

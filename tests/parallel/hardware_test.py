@@ -113,7 +113,7 @@ def test_only_existing_slices_are_accepted(generation, topology, reason):
 
 
 @pytest.mark.parametrize("name", ["a100", "h100", "h200", "b200"])
-def test_clusters_have_nodes_of_eight_and_the_source_s_node_count(name):
+def test_clusters_have_nodes_of_eight_and_the_published_node_count(name):
   node, network = clusters.CLUSTERS[name].levels
   assert node.size == 8
   assert f"{network.size:,} nodes" in clusters.CLUSTERS[name].source

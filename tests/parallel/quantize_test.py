@@ -437,7 +437,7 @@ def test_stochastic_rounding_needs_a_key():
 @pytest.mark.parametrize(
   ("route", "stochastic"), [("all_gather", True), ("all_to_all", False)]
 )
-def test_kernels_send_the_reference_s_bits(route, stochastic):
+def test_kernels_and_reference_send_equal_bits(route, stochastic):
   """Four workers on two devices, two lanes each."""
   axis = Axis("worker", 4, 2)
   x = np.random.default_rng(0).normal(size=(4, 600)).astype("f4")

@@ -327,7 +327,7 @@ def test_peer_without_a_coordinator_halts_with_its_whole_state(tmp_path):
     assert (part == 2).all()
 
 
-def test_exception_of_the_user_s_function_is_raised(tmp_path):
+def test_exception_of_the_user_function_is_raised(tmp_path):
   there = _serving(tmp_path, [])
   with Swarm(
     there.address, SECURITY, {"x": np.zeros(3, np.float32)}

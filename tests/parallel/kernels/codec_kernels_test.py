@@ -79,7 +79,7 @@ def check(case, operands, weights, implementation):
 
 @pytest.mark.parametrize("implementation", KERNELS)
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_send_the_reference_s_bits(name, implementation):
+def test_kernels_and_reference_send_equal_bits(name, implementation):
   check(CASES[name], *draw(CASES[name]), implementation)
 
 

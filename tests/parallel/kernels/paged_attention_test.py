@@ -317,7 +317,7 @@ def test_jax_kernels_match_the_reference(kernel, name, case):
   )
 
 
-def test_arguments_of_jax_s_ragged_kernel_follow_its_specification(monkeypatch):
+def test_arguments_of_the_ragged_kernel_follow_its_specification(monkeypatch):
   """Replaces the kernel by jax's reference; the interpreter cannot run it."""
 
   def specification(
@@ -416,7 +416,7 @@ def test_refusals_name_a_supported_alternative():
     ("tpu", {"head_width": 64, "page_size": 3}, "heads"),
   ],
 )
-def test_page_order_suits_the_platform_s_kernels(platform, changes, expected):
+def test_page_order_suits_the_platform_kernels(platform, changes, expected):
   options = {
     "num_heads": 8, "num_kv_heads": 2, "head_width": 128, "page_size": 128,
     "dtype": jnp.bfloat16, "stored": jnp.bfloat16, "finite": True,
@@ -426,7 +426,7 @@ def test_page_order_suits_the_platform_s_kernels(platform, changes, expected):
   assert api.best_order(names, **options) == expected
 
 
-def test_all_of_jax_s_kernels_are_known():
+def test_all_jax_kernels_are_known():
   compiled = [name for names in api.KERNELS.values() for name in names]
   assert {n for n in compiled if n.startswith("jax")} == set(library.NAMES)
   assert set(compiled) == set(api.ORDERS)

@@ -74,7 +74,7 @@ def test_refusals_give_the_reason():
   assert "multiple of 40" in api.choice(x, cases.ring(5), names).refused["tpu"]
 
 
-def test_ledger_counts_the_kernel_s_messages():
+def test_ledger_counts_kernel_messages():
   """A ring sends 2 (n - 1) / n of the array over its axis of two."""
   axes = {"data": Axis("data", 2, 2), "tensor": Axis("tensor", 4, 4)}
   mesh = make_mesh(axes)

@@ -37,7 +37,7 @@ def _parameters(function):
   ("api", "name", "platform"), ROWS,
   ids=lambda x: x if isinstance(x, str) else x.__name__.split(".")[-2],
 )
-def test_kernels_accept_the_operation_s_parameters(api, name, platform):
+def test_kernels_accept_the_parameters_of_the_operation(api, name, platform):
   """Same order and defaults; additional parameters have defaults."""
   declared = getattr(api.Kernels, name)
   kernel = getattr(KERNELS[api][platform], name)
@@ -55,7 +55,7 @@ def test_kernels_accept_the_operation_s_parameters(api, name, platform):
   "codec.encode_delta", "codec.mean", "codec.total", "codec.decode",
   "codec.nesterov", "paged_attention.paged_attention",
 ])
-def test_reference_accepts_the_operation_s_parameters(operation):
+def test_reference_accepts_the_parameters_of_the_operation(operation):
   """Except those that select the implementation."""
   room, name = operation.split(".")
   reference, api = (

@@ -200,7 +200,7 @@ def test_round_time_is_consistent_with_the_utilisation_model(loop, rate):
     assert ours <= theirs + step
 
 
-def test_streaming_hides_transfers_up_to_a_step_s_compute():
+def test_streaming_hides_transfers_up_to_the_compute_of_a_step():
   loop = Loop("streaming", 8, 12, "e3m0", "all_to_all", 1, 1)
   c = Configuration(1, 8, 1, 1, outer=loop)
   order = np.arange(8).reshape(c.grid)

@@ -68,7 +68,7 @@ def test_parameters_equal_those_of_the_trained_model():
 
 
 @pytest.mark.parametrize("remat", space.REMATS)
-def test_tensor_ranks_reduce_the_bytes_of_the_model_s_formula(remat):
+def test_tensor_ranks_reduce_the_bytes_of_the_model_formula(remat):
   """Bytes per step; other tests compare the formula with lowered programs."""
   config = gpt_11b.get_config("test_train")
   built = experiments.build(override(
@@ -155,7 +155,7 @@ def test_pipette_drops_the_remainder_of_a_division(microbatches, theirs, truth):
   assert step == truth
 
 
-def test_pipette_s_annealing_moves_whole_nodes():
+def test_pipette_annealing_moves_whole_nodes():
   links = cluster_files.cluster("pipette-a100:4,uneven=2")
   c, problem = Configuration(4, 1, 8, 8), _problem(links)
   order = models.pipette_order(c, problem, steps=300)

@@ -58,7 +58,7 @@ def test_small_messages_take_the_fewest_links(topology):
     }
 
 
-def test_simulated_time_equals_the_growth_s_estimate():
+def test_simulated_time_equals_the_growth_estimate():
   """Links send one message at a time; switches store and forward."""
   net = t.leaf_spine(2, 2, 2, bandwidth=16e9, latency_s=64e-9)
   schedule = build(

@@ -71,7 +71,7 @@ def test_inconsistent_round_labels_are_corrected():
 
 
 @each_schedule
-def test_threadblocks_follow_the_format_s_rules(net, name, collective):
+def test_threadblocks_follow_the_rules_of_the_format(net, name, collective):
   """Steps are numbered; waits refer to earlier, marked steps of others."""
   schedule = builders.build(name, net, collective)
   for gpu in ElementTree.fromstring(export_xml(schedule)).iter("gpu"):
@@ -321,7 +321,7 @@ def test_limits_of_a_runtime_are_enforced(name, ranks, runtime, message):
     export_xml(schedule, runtime=runtime)
 
 
-def test_channels_have_at_most_the_runtime_s_number_of_peers():
+def test_channels_respect_the_peer_limit_of_the_runtime():
   schedule = builders.build("direct", topologies.switch(40), "all_gather")
   text = export_xml(schedule)
   root = ElementTree.fromstring(text)

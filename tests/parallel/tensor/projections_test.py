@@ -320,7 +320,7 @@ def test_kernels_of_routes_equal_psum(
     assert np.linalg.norm(a - b) <= unit * np.linalg.norm(b)
 
 
-def test_ring_kernel_adds_in_the_stream_s_dtype():
+def test_ring_kernel_adds_in_the_dtype_of_the_stream():
   params, x = draw(2)
   sync = PartialSync(0.5, forward_dtype="bfloat16", route="ring_kernel")
   f, _ = on_mesh(

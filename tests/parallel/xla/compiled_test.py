@@ -239,7 +239,7 @@ def test_pairs_of_a_convolution(size, outputs, window, options, pairs):
   assert count == pairs
 
 
-def test_memory_equals_xla_s_to_the_byte():
+def test_memory_equals_the_xla_analysis_to_the_byte():
   mesh = make_mesh(a=8)
   sharded = jax.sharding.NamedSharding(mesh, P("a"))
   whole = jax.sharding.NamedSharding(mesh, P())
@@ -266,7 +266,7 @@ def test_memory_equals_xla_s_to_the_byte():
   ({"feature_group_count": 3}, {}),
   ({"batch_group_count": 2}, {"padding": ((1, 1), (1, 1))}),
 ], ids=str)
-def test_flops_of_a_convolution_equal_xla_s(groups, options):
+def test_flops_of_a_convolution_equal_the_xla_analysis(groups, options):
   """Feature groups narrow the kernel, batch groups the pairs of examples."""
   features = 6 // groups.get("feature_group_count", 1)
   x = jnp.ones((4, 7, 8, 6))
