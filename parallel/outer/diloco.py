@@ -108,8 +108,8 @@ class DiLoCo(CommonRounds):
     # The subtraction phi - theta_m is fused into the encoder and the outer step
     # into the decoder: with kernels, neither the deltas nor the mean are
     # materialized.
-    def exchange(uses):
-      return self.exchange.mean(params, state, number, heard, outer, uses)
+    def exchange(epilogues):
+      return self.exchange.mean(params, state, number, heard, outer, epilogues)
 
     new, optimizer, rest = self.optimizer.step(outer, optimizer, exchange)
     state = state | rest | {"params": new, "optimizer": optimizer}

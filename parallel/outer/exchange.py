@@ -18,7 +18,7 @@ from parallel.axes import Axis
 from parallel.collectives import ranks_here
 from parallel.outer import health
 from parallel.outer.base import Params, State, at_path, stacked_zeros
-from parallel.wire import MEAN_ITSELF, Wire
+from parallel.wire import IDENTITY, Wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Exchange:
     number: jax.Array,
     heard: jax.Array | None = None,
     anchor: Params | None = None,
-    uses: Any = None,
+    epilogues: Any = None,
   ) -> tuple[Any, State]:
     """Averages deltas over all workers.
 
@@ -113,12 +113,12 @@ class Exchange:
         read, and they keep their residuals.
       anchor: Tree of ``[...]``, equal for all workers, from which the encoder
         subtracts the workers' arrays; None if these are deltas already.
-      uses: Tree with a `Use` for each leaf, which is applied to its mean; None
-        returns the means.
+      epilogues: Tree with an `Epilogue` for each leaf, which is applied to its
+        mean; None returns the means.
 
     Returns:
-      A tree of means ``[...]``, or of the uses' results, with the same bits on
-      every device; and the new part of the state.
+      A tree of means ``[...]``, or of the epilogues' results, with the same
+      bits on every device; and the new part of the state.
     """
     # The key depends only on seed and number: a resumed run repeats its
     # roundings.
@@ -133,10 +133,10 @@ class Exchange:
     # Error feedback: the last rounding error is added before this encoding.
     if self.error_feedback:
       residuals = jax.tree.leaves(state["workers"]["residual"])
-    if uses is None:
-      uses = [MEAN_ITSELF] * len(leaves)
+    if epilogues is None:
+      epilogues = [IDENTITY] * len(leaves)
     else:
-      uses = jax.tree.leaves(uses)
+      epilogues = jax.tree.leaves(epilogues)
     weights = health.weights_of(self.weights, heard, self.worker)
     results, left = [], []
     for index, (path, leaf) in enumerate(leaves):
@@ -148,7 +148,7 @@ class Exchange:
         # Independent random numbers for each parameter.
         key=jax.random.fold_in(key, index),
         block_dims=self.num_block_dims(path),
-        use=uses[index],
+        epilogue=epilogues[index],
       )
       results.append(result)
       left.append(new)
