@@ -97,7 +97,7 @@ class Exchange:
     workers: Params,
     state: State,
     number: jax.Array,
-    heard: jax.Array | None = None,
+    mask: jax.Array | None = None,
     anchor: Params | None = None,
     epilogues: Any = None,
   ) -> tuple[Any, State]:
@@ -108,7 +108,7 @@ class Exchange:
         arrays to subtract from it. The path of a leaf is its parameter's.
       state: State of an outer loop, with the part that `init` returned.
       number: int32, the number of this exchange, which seeds its random draws.
-      heard: Mask of included workers, float32 ``[workers]``, 1 or 0, multiplied
+      mask: Mask of included workers, float32 ``[workers]``, 1 or 0, multiplied
         with the weights; None includes all. Excluded workers' values are not
         read, and they keep their residuals.
       anchor: Tree of ``[...]``, equal for all workers, from which the encoder
@@ -123,8 +123,8 @@ class Exchange:
     # The key depends only on seed and number: a resumed run repeats its
     # roundings.
     key = jax.random.fold_in(jax.random.key(self.seed), number)
-    if heard is not None:
-      workers = self.rule.then(workers, heard)
+    if mask is not None:
+      workers = self.rule.then(workers, mask)
     # Leaves in sorted order of paths, as for all parameter trees.
     leaves, treedef = jax.tree.flatten_with_path(workers)
     nones = [None] * len(leaves)
@@ -137,7 +137,7 @@ class Exchange:
       epilogues = [IDENTITY] * len(leaves)
     else:
       epilogues = jax.tree.leaves(epilogues)
-    weights = health.weights_of(self.weights, heard, self.worker)
+    weights = health.weights_of(self.weights, mask, self.worker)
     results, left = [], []
     for index, (path, leaf) in enumerate(leaves):
       result, new = quantize.coded_mean(
@@ -157,9 +157,9 @@ class Exchange:
       return result, {}
     residual = treedef.unflatten(left)
     # Excluded workers have sent nothing: their residuals do not change.
-    if heard is not None:
+    if mask is not None:
       residual = health.choose(
-        heard[ranks_here(self.worker)] > 0, residual,
+        mask[ranks_here(self.worker)] > 0, residual,
         state["workers"]["residual"],
       )
     return result, {"workers": state["workers"] | {"residual": residual}}
