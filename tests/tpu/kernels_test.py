@@ -114,8 +114,8 @@ def test_models_reduce_by_a_schedule_s_kernel(data):
     if r["kind"] == "permute"
   ]
   # Each door sends 2 (n - 1) / n of the shared half of 2,048 x 128 float32.
-  doors = config.model.num_layers * 2
-  assert sent == [doors * 1.5 * 2048 * 64 * 4] * 2
+  num_projections = config.model.num_layers * 2
+  assert sent == [num_projections * 1.5 * 2048 * 64 * 4] * 2
 
 
 # A door's operand: the shared half of 2,048 x 128 float32.
