@@ -47,7 +47,7 @@ class Changes:
     best: Number of the first pass's best to change; 0 for no second pass.
     p: Fractions below 1.
     outer: Algorithms, from `parallel.outer.cost.ALGORITHMS`.
-    every: H, the steps of a round.
+    sync_every: H, the steps of a round.
     overlap: Steps from send to receipt of Streaming DiLoCo's fragments.
     outer_codec: Codec of Streaming DiLoCo, one of `parallel.outer.cost.CODECS`;
       DiLoCo sends float32.
@@ -61,7 +61,7 @@ class Changes:
   best: int = 3
   p: tuple[float, ...] = (0.5, 0.25)
   outer: tuple[str, ...] = outer_cost.ALGORITHMS
-  every: int = 30
+  sync_every: int = 30
   overlap: int = 1
   outer_codec: str = "e3m0"
   zero_codecs: tuple[str, ...] = ("int8/int4",)
@@ -81,12 +81,12 @@ class Changes:
 
   def _loop(self, algorithm: str, workers: int, layers: int = 0) -> Loop:
     if algorithm == "diloco":
-      return Loop(algorithm, workers, self.every)
+      return Loop(algorithm, workers, self.sync_every)
     # Each worker receives fewer bytes by "all_to_all" with more than two
     # workers, at the cost of a second rounding.
     coded = self.outer_codec != "float32" and workers > 2
     return Loop(
-      algorithm, workers, self.every, self.outer_codec,
+      algorithm, workers, self.sync_every, self.outer_codec,
       "all_to_all" if coded else "all_gather", layers, self.overlap,
     )
 
@@ -116,7 +116,7 @@ class Changes:
           continue
         # A fragment has an equal number of layers of each part.
         parts = c.chunks * c.stages if c.stages > 1 else 1
-        layers = outer_cost.fewest_layers(num_layers, parts, self.every)
+        layers = outer_cost.fewest_layers(num_layers, parts, self.sync_every)
         found.append(dataclasses.replace(
           c, outer=self._loop(name, workers, layers),
           # With one rank per worker there is nothing to shard.

@@ -122,7 +122,7 @@ def _choices(config: Mapping[str, Any]) -> Choices:
   lists = {
     key: tuple(section[key])
     for key in (
-      "timetables", "chunks", "schemes", "routes", "remats", "keeps"
+      "schedules", "chunks", "schemes", "routes", "remats", "keeps"
     )
   }
   for key, values in lists.items():

@@ -1,4 +1,4 @@
-"""Laws of pages: runs, buddies, prefixes against a trie, copies on the host."""
+"""Properties of pages: buddy allocator, prefix search and host copies."""
 
 import runpy
 import sys
@@ -29,14 +29,14 @@ DRAWN = settings(
 
 @pytest.fixture(params=["compiled", "interpreted"])
 def loops(request):
-  """Runs a test with compiled loops, and with Python's."""
+  """Runs a test with compiled loops and with interpreted ones."""
   with oracle.interpreted(request.param == "interpreted"):
     yield
 
 
 @given(st.integers(1, 70), st.integers(0, 2**32 - 1))
 @DRAWN
-def test_groups_hand_out_each_page_once_and_merge(num_pages, seed):
+def test_allocator_hands_out_each_page_once_and_merges_buddies(num_pages, seed):
   rng = np.random.default_rng(seed)
   allocator, held = BuddyAllocator(num_pages), []
   fresh = allocator.sizes()
@@ -66,14 +66,14 @@ def test_groups_hand_out_each_page_once_and_merge(num_pages, seed):
 
 
 @pytest.mark.parametrize("count", [1, 5, 63, 64])
-def test_an_empty_cache_hands_out_one_run(count):
-  """Sixty-three blocks of 1,000 tokens are one copy, not six or 63."""
+def test_empty_cache_hands_out_one_run(count):
+  """Bounds copies: 63 blocks of 1,000 tokens take one copy, not six or 63."""
   assert len(list(runs(BuddyAllocator(128).take(count)))) == 1
 
 
 @BOTH
-def test_what_grows_finds_the_pages_after_its_own():
-  """Two sequences that grow in turns stay in few runs."""
+def test_growing_sequences_stay_in_few_runs():
+  """Grows two sequences alternately."""
   pages = Pages(256, 16)
   one, two = pages.take(10).tolist(), pages.take(10).tolist()
   for _ in range(50):
@@ -90,12 +90,12 @@ def test_what_grows_finds_the_pages_after_its_own():
   st.sampled_from([1, 2, 3]),
 )
 @DRAWN
-def test_found_pages_are_those_of_a_trie(sequences, size):
+def test_found_pages_equal_those_of_a_trie(sequences, size):
   pages, trie = Pages(200, size), {}
   for number, tokens in enumerate(sequences):
     request = Request(number, tokens, 1)
     request.hash_pages(size)
-    half = 1 + len(tokens) // 2  # hashes are computed in one or in two calls
+    half = 1 + len(tokens) // 2  # hashes do not depend on when they were made
     drawn = np.array(tokens[half:], np.int32)
     other = Request(number, tokens[:half], 1)
     other.hash_pages(size)
@@ -125,8 +125,8 @@ def test_found_pages_are_those_of_a_trie(sequences, size):
 
 
 @BOTH
-def test_leaves_are_taken_first():
-  """What was found before an eviction is found after it, but for its end."""
+def test_eviction_removes_the_end_of_a_prefix_first():
+  """Finds the whole prefix after an eviction, except for its end."""
   pages = Pages(8, 1)
   request = Request(0, list(range(8)), 1)
   request.hash_pages(1)
@@ -140,7 +140,7 @@ def test_leaves_are_taken_first():
 
 
 @BOTH
-def test_a_page_that_is_read_is_not_handed_out():
+def test_page_that_a_copy_reads_is_not_handed_out():
   pages = Pages(4, 1)
   held = pages.take(4)
   read = held[:2].tolist()
@@ -154,10 +154,10 @@ def test_a_page_that_is_read_is_not_handed_out():
 
 
 class Sequences:
-  """Sequences that begin, share, grow, are copied and end, by a seed.
+  """Random sequences that begin, share, grow, are copied and end.
 
   Attributes:
-    seen: What was handed out, and what was left after each step.
+    seen: Pages handed out and allocator state after each step.
   """
 
   def __init__(self, seed, num_pages, in_turn, make, interpreted=False):
@@ -227,7 +227,7 @@ class Sequences:
 
 @given(st.integers(0, 2**32 - 1), st.integers(20, 150), st.booleans())
 @DRAWN
-def test_pages_on_arrays_are_those_of_dicts(seed, num_pages, in_turn):
+def test_array_pages_equal_dict_pages(seed, num_pages, in_turn):
   runs_ = [
     Sequences(seed, num_pages, in_turn, *how)
     for how in ((DictPages,), (Pages,), (Pages, True))
@@ -243,16 +243,16 @@ def test_pages_on_arrays_are_those_of_dicts(seed, num_pages, in_turn):
 
 
 @BOTH
-def test_each_page_that_is_published_has_a_name():
-  """Compiled code would read what is behind the block hashes."""
+def test_publish_refuses_fewer_hashes_than_pages():
+  """Guards compiled code, which would read behind the end of the hashes."""
   pages = Pages(4, 1)
   held = pages.take(2)
   with pytest.raises((ValueError, AssertionError)):
     pages.publish(held, b"a" * prefixes.SIZE)
 
 
-def test_names_are_not_to_be_foreseen():
-  """Another process gives other ones, so nobody finds prompts to crowd them."""
+def test_block_hashes_differ_between_processes():
+  """Prevents a client from choosing prompts that collide with cached ones."""
   elsewhere = runpy.run_path(prefixes.__file__)["block_hashes"]
   tokens = np.arange(8, dtype=np.int32).tobytes()
   here = prefixes.block_hashes(prefixes.ROOT, tokens, 16)
@@ -263,8 +263,8 @@ def test_names_are_not_to_be_foreseen():
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60))
 @DRAWN
-def test_names_that_nearly_agree_are_told_apart(seed, num_pages):
-  """Hashes of few words, so that many have one home, come and go."""
+def test_nearly_equal_block_hashes_are_distinguished(seed, num_pages):
+  """Publishes and evicts hashes of few words, many with one home slot."""
   rng = np.random.default_rng(seed)
   both = [DictPages(num_pages, 1), Pages(num_pages, 1)]
   held = []
@@ -282,7 +282,7 @@ def test_names_that_nearly_agree_are_told_apart(seed, num_pages):
       again = rng.integers(-1, 2, (count, 4)).astype(np.int32).tobytes()
       for pages in both:
         pages.publish(taken[0], block_hashes)
-        pages.publish(taken[0], again)  # for those that got no block hash
+        pages.publish(taken[0], again)  # for pages that got no hash
     asked = rng.integers(-1, 2, (4, 4)).astype(np.int32).tobytes()
     known = b"".join(both[0].block_hashes())
     for hashes in (asked, known, known + asked):
@@ -292,7 +292,7 @@ def test_names_that_nearly_agree_are_told_apart(seed, num_pages):
     assert both[0].counts == both[1].counts
 
 
-def test_without_numba_loops_are_python():
+def test_loops_are_interpreted_without_numba():
   here = page_loops.__file__, compiling.__file__
   with mock.patch.dict(sys.modules, {"numba": None}):
     plain = runpy.run_path(here[1])
@@ -303,16 +303,16 @@ def test_without_numba_loops_are_python():
       loops = runpy.run_path(here[0])
   assert isinstance(loops["take"], types.FunctionType)
   assert isinstance(loops["view"](np.zeros(2)), memoryview)
-  assert compiling.COMPILES  # in these tests numba is installed
+  assert compiling.COMPILES  # numba is installed for the tests
   assert not isinstance(page_loops.take, types.FunctionType)
 
 
-def test_runs_are_contiguous_on_both_sides():
+def test_runs_of_a_copy_are_contiguous_on_both_sides():
   copy = Copy(0, "out", (3, 4, 5, 9, 10), (0, 1, 7, 8, 9), "")
   assert copy.runs == [2, 1, 2]
 
 
-def test_turns_have_room_after_what_is_copied():
+def test_host_cache_leaves_room_behind_a_conversation():
   host = HostCache(64, 4, reserve=True)
   first = host.write("a", 17, pinned=False)  # five pages, and room for eight
   host.write("b", 4, pinned=False)
@@ -321,7 +321,7 @@ def test_turns_have_room_after_what_is_copied():
   assert host.increment("a", 33) == (8, 9)
 
 
-def test_pinned_copies_stay():
+def test_pinned_host_copies_are_not_evicted():
   host = HostCache(4, 1, reserve=False)
   host.write("waits", 2, pinned=True)
   host.write("old", 2, pinned=False)

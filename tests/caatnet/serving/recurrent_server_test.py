@@ -1,7 +1,7 @@
-"""Serving a model that keeps a state per sequence: as if each were alone.
+"""Serving a recurrent model: each request gets the tokens of a run alone.
 
-States of slots that no sequence has, or whose next sequence begins, are NaN
-before each step. So a state that is read by a sequence which has not written it
+States of free slots, and of slots whose next sequence begins, are NaN before
+each step. A sequence that reads a state which it has not written therefore
 gives no tokens.
 """
 
@@ -63,14 +63,14 @@ def first_decoder():
 
 
 def decoder():
-  """A decoder with a cache of its own; all of them share their programs."""
+  """Returns a decoder with its own cache that shares the compiled programs."""
   found = copy.copy(first_decoder())
   found._state = jax.tree.map(jnp.copy, found._state)
   return found
 
 
 def alone(prompts, count, stop=(), endless=False):
-  """Completions of `launch.generate`, one prompt at a time."""
+  """Returns completions of `launch.generate`, one prompt at a time."""
   tokens = small_server.tokenizer()
   stops = Stops(count, frozenset(tokens.stop_ids), stop)
   if endless:
@@ -86,7 +86,7 @@ def draw(length, seed):
 
 
 class Spoiling(DecoderExecutor):
-  """Overwrites what no sequence may read, before each step."""
+  """Executor that overwrites unreadable states with NaN before each step."""
 
   def submit(self, step):
     while self._unwritten.intersection(step.after):
@@ -99,7 +99,7 @@ class Spoiling(DecoderExecutor):
 
 
 def engine(monkeypatch, **options):
-  """An engine as a server has it, which has measured what copies take."""
+  """Returns the engine of a server, with calibrated copy costs."""
   monkeypatch.setattr(serving, "DecoderExecutor", Spoiling)
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | options)
   made = serving.engine(decoder(), chosen)
@@ -115,8 +115,8 @@ def request(number, prompt, count, **how):
 
 
 @pytest.mark.parametrize("preempt", ["swap", "recompute"])
-def test_who_is_preempted_continues_with_the_same_tokens(preempt, monkeypatch):
-  """One while its answer is drawn, one between the chunks of its prompt."""
+def test_preempted_requests_continue_with_the_same_tokens(preempt, monkeypatch):
+  """Preempts one request while it decodes, and one between its chunks."""
   made = engine(monkeypatch, preempt=preempt)
   prompts = [draw(n, n) for n in (5, 40, 3, 20)]
   requests = [
@@ -144,9 +144,11 @@ def test_who_is_preempted_continues_with_the_same_tokens(preempt, monkeypatch):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_second_turn_is_the_whole_conversation_read_again(keep, monkeypatch):
+def test_second_turn_equals_the_whole_conversation_read_again(
+  keep, monkeypatch
+):
   made = engine(monkeypatch, keep_turns=keep)
-  # Reading is dear, so that what is kept is used.
+  # Reading is expensive, so that the kept state is used.
   monkeypatch.setattr(made.executor.costs, "prefill_s", lambda *_: 100.0)
   prompt, asked = draw(20, 0), []
   for number in range(3):
@@ -158,12 +160,12 @@ def test_a_second_turn_is_the_whole_conversation_read_again(keep, monkeypatch):
   for number, (prompt, turn) in enumerate(asked):
     (expected,) = alone([prompt], 6)
     assert tuple(turn.tokens) == expected.tokens
-    # All but the last token, which no step has read, or the new ones.
+    # All but the last token, which no step has read, or only the new tokens.
     assert turn.num_hits == (len(prompt) - 3 if keep and number else 0)
 
 
-def test_a_slot_s_next_request_starts_from_zeros(monkeypatch):
-  """The step that was dispatched before the end was known is dropped."""
+def test_next_request_of_a_slot_starts_from_zeros(monkeypatch):
+  """Drops the step that was dispatched before the end was known."""
   made = engine(monkeypatch)
   prompts = [draw(n, n) for n in (17, 4, 30, 2, 9)]
   requests = []
@@ -179,8 +181,8 @@ def test_a_slot_s_next_request_starts_from_zeros(monkeypatch):
   assert not made.scheduler.counts.preemptions.total()
 
 
-def test_a_server_answers_as_generate_does():
-  """Mixed prompts at once, one of which ends at a stop string."""
+def test_server_responses_equal_generate():
+  """Sends mixed prompts concurrently; one ends at a stop string."""
   letters = small_server.tokenizer()
   texts = ["Hello 1", "x", "a b c d e f g h i j k l m n o p", "Zebra", "qu"]
   prompts = [letters.encode(text).tolist() for text in texts]
@@ -213,8 +215,8 @@ def test_a_server_answers_as_generate_does():
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_reuse_is_off_and_says_why(reuse):
-  """Once, and only to who has not switched it off."""
+def test_prefix_reuse_is_off_and_reported_once(reuse):
+  """Reports it once, unless the option has already switched it off."""
   model = decoder()
   chosen = DEFAULTS.__class__(**vars(DEFAULTS) | {"reuse": reuse})
   notice = serving.reuse_notice(model, chosen)

@@ -1,4 +1,4 @@
-"""Batches that are made ahead are those that are made in time."""
+"""Properties of prefetching: equal batches, positions and errors."""
 
 import threading
 
@@ -11,7 +11,7 @@ from configs.graphs import tiny
 
 
 class Numbers:
-  """Batches 0, 1, 2, ...; says who draws them."""
+  """Iterator over batches 0, 1, 2, ... that records the drawing threads."""
 
   def __init__(self):
     self.next, self.threads = 0, set()
@@ -37,13 +37,13 @@ def layout():
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_batches_and_positions_do_not_depend_on_what_is_ahead(layout, ahead):
+def test_batches_and_positions_do_not_depend_on_prefetching(layout, ahead):
   numbers = Numbers()
   batches = PrefetchIterator(layout, numbers, ahead)
   assert batches.get_state() == {"next": 0}
   for number in range(5):
     assert int(next(batches)["x"][0, 0, 0, 0]) == number
-    # The position is after what was taken, not after what was drawn.
+    # The position follows the batches taken, not the batches drawn.
     assert batches.get_state() == {"next": number + 1}
   batches.set_state({"next": 2})
   assert [int(next(batches)["x"][0, 0, 0, 0]) for _ in range(3)] == [2, 3, 4]
@@ -55,7 +55,7 @@ def test_batches_and_positions_do_not_depend_on_what_is_ahead(layout, ahead):
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_an_error_comes_with_its_batch(layout, ahead):
+def test_error_is_raised_with_its_batch(layout, ahead):
   batches = PrefetchIterator(layout, Numbers(), ahead)
   for _ in range(9):
     next(batches)
