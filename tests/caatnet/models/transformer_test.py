@@ -143,7 +143,8 @@ def test_fully_synchronised_is_the_dense_model(ranks, changes):
 @pytest.mark.quick
 @pytest.mark.parametrize(
   ("devices", "inside", "p"),
-  # Two fractions on each number of devices; `doors_test.py` has all pairs.
+  # Two fractions on each number of devices; `projections_test.py` has all
+  # pairs.
   [(1, True, 0.0), (1, True, 0.5), (2, False, 0.29), (2, False, 0.5),
    (4, True, 0.29), (4, True, 0.5), (8, False, 0.0), (8, False, 0.29)],
 )
