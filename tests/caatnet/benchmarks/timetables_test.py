@@ -1,4 +1,4 @@
-"""The benchmark that proves timetables finds one that is wrong."""
+"""Benchmark that proves pipeline schedules: it detects a wrong one."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from caatnet.benchmarks.training import timetables
 from parallel.pipeline.builders import Size, build
 
 
-def test_domains_are_counted():
+def test_proven_and_refused_sizes_are_counted():
   found = timetables._proven(("interleaved_1f1b", 3, 2), most=7)
   assert found == {
     ("interleaved_1f1b", "proven"): 2,
@@ -17,7 +17,7 @@ def test_domains_are_counted():
   }
 
 
-def test_what_is_not_as_its_closed_form_says_is_an_error():
+def test_deviation_from_the_closed_form_is_an_error():
   size = Size(3, 6)
   timetable = build("zb_h1", *size)
   timetables._compare(timetable, size)
