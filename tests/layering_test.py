@@ -414,7 +414,7 @@ def test_compiled_functions_call_only_their_own_file():
 
 
 def test_roots_contain_only_listed_files():
-  """Other files belong into a package."""
+  """Other files belong in a package."""
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}
   assert roots["caatnet"] == {
     "__init__.py", "__main__.py", "checks.py", "commands.py", "program.py",

@@ -93,7 +93,7 @@ def test_file_tree_lists_the_folders():
 
 
 def commands() -> list[str]:
-  """Returns the commands of README and of docs/commands.md, without copies."""
+  """Returns the commands of README and docs/commands.md, each once."""
   found = re.findall(r"`(python -m launch\.[^`]+)`", README + COMMANDS)
   return sorted({" ".join(command.split()) for command in found})
 

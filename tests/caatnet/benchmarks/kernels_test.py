@@ -25,7 +25,7 @@ def test_gather_of_rows_is_checked_and_its_bytes_are_counted(capsys):
 
 
 @pytest.mark.parametrize("kernel", ["gpu", "tpu"])
-def test_table_of_a_kernel_is_in_host_memory_without_padding(kernel):
+def test_table_has_the_memory_kind_and_order_of_its_kernel(kernel):
   for subject in SUBJECTS["gather_rows"](False):
     (device,) = jax.devices()[:1]
     table, ids = subject.draw(0)

@@ -219,7 +219,7 @@ def test_tokenizer_is_published_with_the_weights(tmp_path):
     )
 
 
-def test_untied_copy_of_a_tied_head_is_published_again(tmp_path):
+def test_stored_copy_of_a_tied_head_is_published_again(tmp_path):
   """Some publishers store the tied head explicitly."""
   folder = tmp_path / "from"
   shutil.copytree(FIXTURES / "qwen2", folder)

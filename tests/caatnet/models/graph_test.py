@@ -218,7 +218,7 @@ def test_lanes_equal_devices_with_fragments():
 
 
 def test_partitioned_run_is_evaluated_on_any_devices():
-  """Includes one device with both workers, which then share its shards."""
+  """Includes both workers as lanes of one device."""
   found = []
   for mesh in ({"data": 2}, {"worker": 2}, {}):
     experiment = make("data_parallel", "zero.scheme=zero3", mesh)

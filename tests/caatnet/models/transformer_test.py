@@ -275,7 +275,7 @@ def test_blocks_of_queries_equal_one_attention():
 
 
 def test_flash_kernel_has_its_own_gradient():
-  """Checks varying types with a kernel that runs on any platform."""
+  """Runs under `check_vma`, with a kernel that runs on any platform."""
   mesh = jax.make_mesh((2,), ("t",), axis_types=(jax.sharding.AxisType.Auto,))
   kernel = functools.partial(jax.nn.dot_product_attention, is_causal=True)
   q, k, v = (

@@ -37,7 +37,7 @@ CASES = {
     "model.num_kv_heads=2 parallel.tensor=2 sync.p=0.25 sync.route=one_shot",
     {"tensor": 2},
   ),
-  "lanes, doors in 16 bits": (
+  "lanes, projections in 16 bits": (
     "prefill", "sync.p=0.5 sync.forward_dtype=bfloat16", {"tensor": 2}
   ),
   "replicas, two on a device": (

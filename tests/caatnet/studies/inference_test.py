@@ -61,7 +61,7 @@ def test_savings_grow_as_less_is_shared(result):
 
 
 def test_fewer_collectives_of_equal_bytes_save_more(result):
-  """Compares half of the channels everywhere with whole syncs half as often."""
+  """Compares p = 0.5 in all layers with full syncs in every second layer."""
   rows = {
     (r["model"], r["machine"], r["step"], r["policy"]): r
     for r in result["rows"]
