@@ -155,7 +155,7 @@ def test_worker_of_two_processes_has_the_bits_of_the_others(tmp_path):
 
 
 def test_only_the_fatal_error_is_condensed():
-  """Passes other lines; a warning without a fatal error is written last."""
+  """Copies lines after a log line at the end, unless a fatal line follows."""
   log = b"E1122 07:18:02.9  1 coordination_service_agent.cc:289] Polled\nmore\n"
   fatal = (
     b"F1122 07:18:02.9  1 client.h:80] Terminating process because the JAX "
