@@ -68,7 +68,7 @@ def test_default_folders_differ():
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_sent_bytes_of_the_paper_s_models_equal_the_formula(name):
+def test_sent_bytes_of_the_published_models_equal_the_formula(name):
   """Lowers the whole model without running it: 7B does not fit a laptop."""
   config = importlib.import_module(f"configs.caatnet.{name}").get_config()
   experiment = experiments.build(override(config, "sync.p=0.5"))

@@ -96,7 +96,7 @@ def make():
 
 @pytest.mark.parametrize("task", [SUMS, TEXT])
 @pytest.mark.parametrize("limit", [None, 2, 0.5])
-def test_metrics_equal_those_of_the_harness_s_own_steps(task, limit):
+def test_metrics_equal_those_of_the_harness_itself(task, limit):
   found = harness.evaluate(make()[1], [task], limit)["metrics"]
   expected = lm_eval.simple_evaluate(
     Reference(), tasks=[task], limit=limit, bootstrap_iters=1000,

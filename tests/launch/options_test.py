@@ -73,7 +73,7 @@ CHANGEABLE = ("inference", "parallel.data")
 
 
 @pytest.mark.quick
-def test_overrides_of_a_run_s_config_are_separated_from_flags():
+def test_config_overrides_are_separated_from_flags():
   argv = ["generate.py", "--config.inference.batch=3", "--top_k=2",
           "-config.parallel.data=4", "--prompt=--config.x=1"]
   assert options.split_overrides(argv, CHANGEABLE) == (
@@ -86,7 +86,7 @@ def test_overrides_of_a_run_s_config_are_separated_from_flags():
   "argument", ["--config.sync.p=1", "--config.parallel.data_2=1",
                "--config.parallel=1", "--config.inferences.batch=1"]
 )
-def test_other_keys_of_a_run_s_config_are_refused(argument):
+def test_overrides_of_other_config_keys_are_refused(argument):
   with pytest.raises(ValueError, match=r"only config\.inference, config\.p"):
     options.split_overrides([argument], CHANGEABLE)
 

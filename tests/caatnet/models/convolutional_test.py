@@ -135,7 +135,7 @@ def test_score_of_an_example_does_not_depend_on_others():
   assert (np.abs(before[3:] - after[3:]) > 1e-6).all()
 
 
-def test_flops_count_each_layer_s_products():
+def test_flops_count_the_products_of_each_layer():
   """Compares widths and depths."""
   def forward(height, width, stages):
     return 3 * 2 * (

@@ -23,7 +23,7 @@ def result():
 
 @pytest.mark.parametrize("model", study.MODELS)
 @pytest.mark.parametrize("policy", [(1.0, 1), (0.29, 1), (1.0, 2), (0.5, 3)])
-def test_messages_equal_those_of_the_model_s_formula(model, policy):
+def test_messages_equal_those_of_the_model_formula(model, policy):
   sizes = study.MODELS[model]
   shares = study.shares(sizes, policy)
   config = TransformerConfig(
