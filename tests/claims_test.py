@@ -244,7 +244,7 @@ RIGHT = [
   f'{SWEEP} --grid="sync.p=1.0,0.5 parallel.tensor=2,4" --seeds=0,1',
   "python -m launch.demo --cpu_devices=4",
   "python -m launch.train",
-  f"{TEST}::test_parse_mesh -k 'mesh and not profile'",
+  f"{TEST}::test_mesh_flag_is_parsed -k 'mesh and not profile'",
   "make demo",
 ]
 

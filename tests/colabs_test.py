@@ -1,4 +1,4 @@
-"""Notebooks run as they are, and are kept with what they print and draw."""
+"""Notebooks run unchanged, and are stored with their outputs."""
 
 import base64
 import functools
@@ -18,9 +18,9 @@ NUMBER = re.compile(r"\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 
 
 def outputs(notebook, kind):
-  """What a notebook's cells printed or drew, by MIME type.
+  """Yields the outputs of a notebook's cells of a MIME type.
 
-  Not what is on stderr, where XLA says what took it long.
+  Without stderr, where XLA reports slow compilations.
   """
   for cell in notebook.cells:
     for output in cell.get("outputs", []):
@@ -38,17 +38,17 @@ def kept(path):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
-def test_what_is_kept_is_of_these_cells(path):
+def test_stored_outputs_belong_to_the_cells(path):
   assert not notebooks.is_stale(path), "python -m launch.notebooks"
   code = [cell for cell in kept(path).cells if cell.cell_type == "code"]
-  # A question, a picture with the first cell that does something.
+  # The title is a question, and the first working cell draws a picture.
   assert "?" in kept(path).cells[0].source.splitlines()[0]
   assert any("image/png" in o.get("data", {}) for o in code[1].outputs)
   for picture in outputs(kept(path), "image/png"):
     assert 5_000 < len(base64.b64decode(picture)) < 100_000
 
 
-def test_a_changed_cell_is_stale(tmp_path):
+def test_changed_cell_is_stale(tmp_path):
   for change in ("first", "last"):
     notebook = nbformat.read(PATHS[0], as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -59,8 +59,8 @@ def test_a_changed_cell_is_stale(tmp_path):
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.stem)
-def test_notebook_runs_and_prints_what_is_kept(path):
-  """To 2%, if Python, whose library is the text, and jax are the same."""
+def test_notebook_runs_and_prints_the_stored_numbers(path):
+  """Within 2%, if Python, whose library is the text, and jax are the same."""
   done = notebooks.executed(path)
   assert [*outputs(done, "image/png")]
   if done.metadata["caatnet"] != kept(path).metadata["caatnet"]:
@@ -97,7 +97,7 @@ sys.modules |= {"google": types.ModuleType("google"), "google.colab": colab}
     ("", "./caatnet.zip[plot]"),  # the file that the user uploads
   ],
 )
-def test_on_colab_the_first_cell_installs(tmp_path, url, wanted):
+def test_first_cell_installs_on_colab(tmp_path, url, wanted):
   """In a Python without packages; its pip installs `caatnet.commands` only."""
   (tmp_path / "pip").mkdir()
   (tmp_path / "pip/__init__.py").touch()
@@ -109,7 +109,7 @@ def test_on_colab_the_first_cell_installs(tmp_path, url, wanted):
     "COMMANDS": str(notebooks.ROOT / "caatnet/commands.py"),
   }
   bundle = str(tmp_path / "caatnet/_bundle")
-  for repeated in (False, True):  # nothing is installed twice
+  for repeated in (False, True):  # the second run installs nothing
     result = subprocess.run(
       [sys.executable, "-S", "-c", program], cwd=tmp_path, text=True,
       check=False, capture_output=True, env=environment,
@@ -122,8 +122,8 @@ def test_on_colab_the_first_cell_installs(tmp_path, url, wanted):
     )
 
 
-def test_the_first_cell_alone_can_be_replaced(tmp_path):
-  """Outputs stay; a notebook whose other cells have changed is refused."""
+def test_first_cell_can_be_replaced_alone(tmp_path):
+  """Keeps outputs; a notebook whose other cells have changed is refused."""
   notebook = nbformat.read(PATHS[0], as_version=4)
   code = [cell for cell in notebook.cells if cell.cell_type == "code"]
   code[0].source = "root = 1"

@@ -1,4 +1,4 @@
-"""Every config builds, and the paper's sizes are the paper's."""
+"""Properties of every config; sizes of the paper's models."""
 
 import importlib
 import pathlib
@@ -18,8 +18,9 @@ NAMES = sorted(
   for path in (ROOT / "configs").glob("*/*.py")
   if path.stem != "__init__"
 )
-# Parameters in 1e9, embedding and head of 32,000 tokens counted; width; the
-# last step's part of the highest rate: 130m leaves its schedule at step 30,010.
+# Parameters in 1e9, with embedding and head of 32,000 tokens; width; fraction
+# of the highest learning rate at the last step: 130m ends before its schedule,
+# at step 30,010.
 PAPER = {
   "130m": (0.134, 768, 0.993), "1b": (1.123, 2048, 0.1), "7b": (6.74, 4096, 0.1)
 }
@@ -28,21 +29,21 @@ PAPER = {
 @pytest.mark.parametrize("name", NAMES)
 def test_config_builds(name):
   config = importlib.import_module(name).get_config()
-  if "study" in config:  # for launch.simulate: no training run
+  if "study" in config:  # a study of launch.simulate: no training run
     if name.startswith(
       ("configs.collectives", "configs.planner", "configs.serving")
     ):
       config = importlib.import_module(name).get_config("test")
     assert registry.find(config).run(config.to_dict())
     return
-  if "graph" in config:  # a graph to be written
+  if "graph" in config:  # a graph of launch.graph
     tree.check(config)
     return
   take_sweep(config)
   if "benchmark" in config:
     with config.unlocked():
       del config.benchmark
-    if "model" not in config:  # it times no training step
+    if "model" not in config:  # the benchmark times no training step
       return
   experiment = experiments.build(config)
   # A benchmark of one device has one rank, as has a worker of a swarm.
@@ -56,7 +57,7 @@ def test_config_builds(name):
 
 
 def test_default_folders_differ():
-  """A run's folder is named after its config."""
+  """Each run's folder is named after its config."""
   templates = {"configs.caatnet.base", "configs.diloco.base"}
   configs = [
     importlib.import_module(name).get_config()
@@ -67,8 +68,8 @@ def test_default_folders_differ():
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_the_paper_s_models_send_what_the_formula_says(name):
-  """Lowered whole, not run: 7B does not fit a laptop."""
+def test_sent_bytes_of_the_published_models_equal_the_formula(name):
+  """Lowers the whole model without running it: 7B does not fit a laptop."""
   config = importlib.import_module(f"configs.caatnet.{name}").get_config()
   experiment = experiments.build(override(config, "sync.p=0.5"))
   model = experiment.program.model.config

@@ -6,24 +6,24 @@ import os
 import pathlib
 import tempfile
 
-# Tests compile far more than they compute: two thirds of the time are XLA's.
+# Tests compile far more than they compute: XLA takes two thirds of the time.
 FLAGS = [
   "--xla_backend_optimization_level=0",
   "--xla_llvm_disable_expensive_passes=true",
 ]
 EMITTERS = importlib.metadata.version("jaxlib").startswith("0.10.")
-if EMITTERS:  # the first flag is gone in 0.12
+if EMITTERS:  # jaxlib 0.12 has removed the first flag
   FLAGS += [
     "--xla_cpu_use_fusion_emitters=false",
-    # A small program is one module of LLVM's, not one for each loop.
+    # Compiles a small program as one LLVM module instead of one per loop.
     "--xla_cpu_parallel_codegen_split_count=1",
   ]
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 
 # One cache of compiled programs for the run: xdist's workers and the processes
-# that tests start have it from the environment. A folder that is given stays.
+# that tests start inherit it from the environment. A given folder is kept.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-  PROGRAMS = tempfile.TemporaryDirectory(prefix="programs_")  # goes at exit
+  PROGRAMS = tempfile.TemporaryDirectory(prefix="programs_")  # removed at exit
   os.environ |= {
     "JAX_COMPILATION_CACHE_DIR": PROGRAMS.name,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -37,9 +37,9 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 
-# Files that take longest come first, so that no worker is left with one of them
-# when the others have none. Makefile keeps xdist from sorting files by its own
-# rule, the number of tests.
+# Files that take longest come first, so that no worker starts one of them when
+# the others are done. Makefile keeps xdist from sorting files by its own rule,
+# the number of tests.
 LONGEST = (
   "caatnet/train/loop_test.py",
   "caatnet/models/transformer_test.py",
@@ -66,7 +66,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-  """What is imported stays: to look for garbage there took an eighth."""
+  """Freezes imported objects: collecting them took an eighth of the time."""
   gc.freeze()
   gc.set_threshold(50_000, 20, 20)
 
@@ -79,6 +79,6 @@ def same_bits():
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs():
-  """Compiled programs of one file are of no use to the next."""
+  """Clears compiled programs, which the next file does not use."""
   yield
   jax.clear_caches()

@@ -1,4 +1,4 @@
-"""Tables and figures in documents are those of the files in results/."""
+"""Tables and figures of documents, compared with the files in results/."""
 
 import itertools
 import re
@@ -18,7 +18,7 @@ TABLE = re.compile(r"(?:<!--|#) table: (\w+).*?end of table", re.DOTALL)
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", tables.DOCUMENTS)
-def test_tables_are_what_results_say(name):
+def test_tables_equal_the_results(name):
   _, changed = documents.rewritten(TEXTS[name], tables.TABLES)
   assert changed == [], "python -m launch.tables"
 
@@ -29,18 +29,18 @@ def test_every_table_is_in_a_document():
 
 
 def numbers():
-  """A document, a table in it, and where in the document its last number is."""
+  """Yields a document, a table in it, and the position of its last number."""
   for name, text in TEXTS.items():
     for match in TABLE.finditer(text):
-      # "p = 1" of a head or a ".0" of a key may be words: take a figure.
+      # "p = 1" of a head or ".0" of a key may be words: requires a figure.
       figures = [*re.finditer(r"\d\.\d\d+", match[0])]
-      if figures:  # a table of words has none
+      if figures:  # a table of words has no figure
         place = match.start() + figures[-1].end() - 1
         yield pytest.param(name, match[1], place, id=match[1])
 
 
 @pytest.mark.parametrize(("name", "table", "place"), numbers())
-def test_a_figure_that_was_changed_is_named_and_put_right(name, table, place):
+def test_changed_figure_is_named_and_corrected(name, table, place):
   text = TEXTS[name]
   wrong = str((int(text[place]) + 1) % 10)
   wrong = text[:place] + wrong + text[place + 1 :]
@@ -59,12 +59,12 @@ def test_a_figure_that_was_changed_is_named_and_put_right(name, table, place):
     ("<!-- end of table -->\n", "lacks its first or last line"),
   ],
 )
-def test_marks_that_are_wrong_are_errors(text, message):
+def test_invalid_table_marks_are_errors(text, message):
   with pytest.raises(ValueError, match=message):
     documents.rewritten(text, {"zero": lambda _: ""})
 
 
-def test_the_command_names_what_differs_and_writes_it(tmp_path, monkeypatch):
+def test_command_names_differences_and_writes_them(tmp_path, monkeypatch):
   copy = tmp_path / "README.md"
   wrong = TEXTS["README.md"].replace("nats/byte ┃", "nats/bite ┃")
   copy.write_text(wrong)
@@ -83,7 +83,7 @@ SPREAD = r"(?<![\d.])[-+]?0\.\d{3} \([-+]?0\.\d{3}\s+to\s+[-+]?0\.\d{3}\)"
 
 @pytest.mark.parametrize("name", ["docs/strategies.md", "CLAIMS.md", "LOG.md"])
 def test_differences_of_losses_are_those_of_a_sweep(name):
-  """Each "mean (least to most)" is of two points of one file."""
+  """Each "mean (least to most)" belongs to two points of one file."""
   known = set()
   for path in (ROOT / "results").glob("*.csv"):
     for point, other in itertools.permutations(read(path.stem), 2):
@@ -95,18 +95,18 @@ def test_differences_of_losses_are_those_of_a_sweep(name):
 
 
 def _signed(text):
-  """A difference as `tables.spread` writes it."""
+  """Formats a difference like `tables.spread`."""
   return re.sub(
     r"[-+]?0\.\d{3}",
     lambda m: tables.signed(float(m[0])) if float(m[0]) else "0.000", text,
   )
 
 
-def test_kernels_are_taken_where_they_make_a_step_faster(monkeypatch):
+def test_kernels_are_used_where_they_make_a_step_faster(monkeypatch):
   steps = {("chip", "op"): {1.0: 0.9, 0.5: 1.1, 0.25: 0.95}}
   monkeypatch.setattr(evidence, "STEP_WITH_KERNEL", steps)
   helps = [evidence.helps("chip", "op", p) for p in (1.0, 0.99, 0.4, 0.3, 0.0)]
-  # p = 1 is a case of its own; others follow the nearest that is known.
+  # p = 1 is a separate case; other values use the nearest measured one.
   assert helps == [True, False, False, True, True]
   assert evidence.helps("chip", "another", 0.5)
   assert evidence.helps("another", "op", 0.5)

@@ -1,4 +1,4 @@
-"""Examples in docstrings run, and print what they show."""
+"""Examples in docstrings, executed."""
 
 import doctest
 import importlib
@@ -21,7 +21,7 @@ def _modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", _modules())
-def test_examples_print_what_they_show(name):
+def test_examples_print_the_shown_output(name):
   module = importlib.import_module(name)
   found = doctest.testmod(
     module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -1,4 +1,4 @@
-"""Public names: each package lists them, and loads them when they are used."""
+"""Public names: each package lists them and imports them lazily."""
 
 import importlib
 import inspect
@@ -16,7 +16,7 @@ PACKAGES = sorted(
   for top in ("parallel", "caatnet")
   for path in (ROOT / top).rglob("__init__.py")
 )
-# Packages that never need jax, whatever is used of them.
+# Packages that never load jax, even if all public names are used.
 WITHOUT_JAX = (
   "parallel.elastic", "parallel.hardware", "parallel.network",
   "parallel.planner", "parallel.topology", "parallel.schedules.optimal",
@@ -25,7 +25,7 @@ WITHOUT_JAX = (
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_public_names_are_there_and_documented(name):
+def test_public_names_are_importable_and_documented(name):
   package = importlib.import_module(name)
   place = f"{name.replace('.', '/')}/__init__.py"
   assert package.__doc__, f"{place} has no docstring"
@@ -51,7 +51,7 @@ def test_most_packages_have_public_names():
 
 
 def modules_after(program):
-  """Top-level modules that a new process has after a program."""
+  """Returns the top-level modules loaded in a new process by a program."""
   ended = subprocess.run(
     [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"],
     cwd=ROOT, capture_output=True, text=True, check=True,
@@ -59,14 +59,14 @@ def modules_after(program):
   return {name.split(".")[0] for name in ended.stdout.split()}
 
 
-def test_packages_load_nothing_when_they_are_imported():
+def test_importing_packages_loads_no_dependencies():
   loaded = modules_after(f"import {', '.join(PACKAGES)}")
   assert {"parallel", "caatnet"} <= loaded
   assert not loaded & {"jax", "flax", "numpy", "scipy", "networkx", "absl"}
 
 
-def test_rooms_without_jax_do_not_load_it():
-  """Not even if all their public names are used."""
+def test_packages_without_jax_do_not_load_it():
+  """Uses all of their public names."""
   loaded = modules_after("\n".join(
     f"from {name} import *" for name in WITHOUT_JAX
   ))
@@ -75,7 +75,7 @@ def test_rooms_without_jax_do_not_load_it():
   assert "jax" in modules_after("from parallel.axes import Axis")
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_is_an_attribute_error():
   _, get, _ = lazy.attach("parallel", {"axes": ["Axis"]})
   assert get("Axis").__name__ == "Axis"
   with pytest.raises(AttributeError, match=r"'parallel' has no .* 'Axes'"):

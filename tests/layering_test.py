@@ -1,4 +1,4 @@
-"""Who may import whom: the table of ARCHITECTURE.md, enforced."""
+"""Import rules: the table of ARCHITECTURE.md, enforced."""
 
 import ast
 import pathlib
@@ -11,20 +11,20 @@ from caatnet.inference.filters import FILTERS
 ROOT = pathlib.Path(__file__).parents[1]
 OURS = ("parallel", "caatnet", "configs", "launch")
 
-# Longest matching room decides: room -> (what of ours it may import, packages
-# that it must not). A room may always import itself.
+# The longest matching prefix applies: prefix -> (permitted modules of this
+# project, forbidden packages). A prefix may always import itself.
 NUMPY_ONLY = ("jax", "flax", "optax", "orbax", "ml_collections", "absl")
-# As NUMPY_ONLY, with ml_collections.
+# Like NUMPY_ONLY, but with ml_collections.
 SCHEMA = ("jax", "flax", "optax", "orbax", "absl")
 LIBRARY = ("flax", "orbax", "ml_collections", "absl")
-# Files that rooms without jax may read of rooms that have it.
+# Files of packages with jax that packages without it may import.
 COSTS = (
   "parallel.zero.partition",
   "parallel.zero.cost",
   "parallel.outer.cost",
   "parallel.outer.fragment_plan",
 )
-# By which every package lists its public names.
+# Used by every package to list its public names.
 LAZY = "parallel.lazy"
 RULES = {
   LAZY: ((), NUMPY_ONLY),
@@ -102,7 +102,7 @@ RULES = {
     ),
     LIBRARY,
   ),
-  # These are read by rooms without jax, so they load none.
+  # Read by packages without jax, so these load none.
   "parallel.zero.partition": (("parallel.zero.cost",), NUMPY_ONLY),
   "parallel.zero.cost": (("parallel.zero.partition",), NUMPY_ONLY),
   "parallel.memory": (("parallel.checks",), NUMPY_ONLY),
@@ -133,8 +133,8 @@ RULES = {
     ("parallel.checks", "parallel.outer.fragment_plan"), NUMPY_ONLY,
   ),
   "parallel.outer.fragment_plan": ((), NUMPY_ONLY),
-  # Bytes and float32 on sockets: codecs are handed in, orders of rings chosen
-  # by whoever calls.
+  # Bytes and float32 on sockets: callers pass codecs and choose the order of
+  # rings.
   "parallel.elastic": ((), NUMPY_ONLY),
   "parallel.xla": (("parallel.hardware", "parallel.axes"), LIBRARY),
   "caatnet.checks": ((), NUMPY_ONLY),
@@ -186,7 +186,7 @@ RULES = {
     ),
     ("ml_collections", "absl", "optax", "orbax"),
   ),
-  # What schedules and simulates loads no jax.
+  # Schedules and simulations load no jax.
   "caatnet.serving": (
     (
       "caatnet.checks",
@@ -248,7 +248,7 @@ RULES = {
   ),
   # A coordinator starts without jax.
   "caatnet.show.swarms": (("parallel.elastic",), NUMPY_ONLY),
-  # Declarations of config keys, for configs as well: no jax.
+  # Declarations of config keys, also used by configs: no jax.
   "caatnet.config.schema": (("caatnet.checks",), SCHEMA),
   "caatnet.config": (
     (
@@ -279,7 +279,7 @@ RULES = {
     ),
     ("flax", "ml_collections", "absl"),
   ),
-  # Closed forms and searches that one study reads: no jax.
+  # Closed forms and searches of one study: no jax.
   **{
     f"caatnet.studies.{name}": (
       ("caatnet.checks", "caatnet.studies", "parallel"), NUMPY_ONLY,
@@ -326,7 +326,7 @@ def _imports(source: str) -> list[str]:
 
 
 def violations(module: str, source: str) -> list[str]:
-  """What a module imports and must not."""
+  """Returns the imports of a module that its rule forbids."""
   rooms = [room for room in RULES if _within(module, room)]
   if not rooms:
     return [f"{module}: no rule for this room"]
@@ -334,7 +334,7 @@ def violations(module: str, source: str) -> list[str]:
   allowed, forbidden = RULES[room]
   found = []
   for name in _imports(source):
-    if name.startswith("."):  # would hide which room it reads
+    if name.startswith("."):  # relative imports would hide the package
       found.append(f"{module} imports {name}: write the absolute name")
     ours = name.split(".")[0] in OURS
     own = room if room != "launch" else module
@@ -353,13 +353,13 @@ def _modules() -> dict[str, pathlib.Path]:
     for path in sorted((ROOT / top).rglob("*.py")):
       parts = path.relative_to(ROOT).with_suffix("").parts
       name = ".".join(p for p in parts if p != "__init__")
-      if name not in OURS:  # the packages themselves: see below
+      if name not in OURS:  # tested by test_packages_import_nothing
         found[name] = path
   return found
 
 
 @pytest.mark.quick
-def test_imports_go_one_way():
+def test_imports_follow_the_layers():
   found = []
   for name, path in _modules().items():
     found += violations(name, path.read_text())
@@ -367,7 +367,7 @@ def test_imports_go_one_way():
 
 
 def test_parallel_names_no_config_keys():
-  """Who knows the config adds its sections to messages."""
+  """Callers that know the config add its sections to messages."""
   found = [
     f"{name}: {node.value!r}"
     for name, path in _modules().items() if name.startswith("parallel.")
@@ -398,13 +398,13 @@ def test_launch_scripts_are_short():
   lengths = {
     path.name: len(path.read_text().splitlines())
     for path in (ROOT / "launch").glob("*.py")
-    if path.name not in ("options.py", "processes.py")  # no scripts
+    if path.name not in ("options.py", "processes.py")  # not scripts
   }
   assert {k: v for k, v in lengths.items() if v >= 80} == {}
 
 
-def test_what_is_compiled_calls_what_is_in_its_file():
-  """Numba looks at no other to see whether what it kept is still right."""
+def test_compiled_functions_call_only_their_own_file():
+  """Numba checks only this file to validate its cache."""
   sources = {name: path.read_text() for name, path in _modules().items()}
   loops = [name for name in sources if "\n@compiled(" in sources[name]]
   assert "caatnet.serving.cache.page_loops" in loops
@@ -413,8 +413,8 @@ def test_what_is_compiled_calls_what_is_in_its_file():
       assert not any(_within(imported, other) for other in loops), name
 
 
-def test_roots_keep_to_the_tree():
-  """Nothing lies at a root that has a room."""
+def test_roots_contain_only_listed_files():
+  """Other files belong in a package."""
   roots = {top: {p.name for p in (ROOT / top).glob("*.py")} for top in OURS}
   assert roots["caatnet"] == {
     "__init__.py", "__main__.py", "checks.py", "commands.py", "program.py",
@@ -436,8 +436,8 @@ def test_options_start_without_jax():
   assert not [n for n in names if _within(n, "jax")]
 
 
-def test_a_flag_is_defined_once():
-  """Those of filters, in ``launch.generate``, are defined by a loop."""
+def test_each_flag_is_defined_once():
+  """Flags of filters in ``launch.generate`` are defined by a loop."""
   names, filters = [], list(FILTERS)
   for path in (ROOT / "launch").rglob("*.py"):
     for node in ast.walk(ast.parse(path.read_text())):
@@ -485,5 +485,5 @@ def test_a_flag_is_defined_once():
     ("parallel.nowhere", ""),
   ],
 )
-def test_a_violation_is_reported(module, source):
+def test_violation_is_reported(module, source):
   assert violations(module, source)

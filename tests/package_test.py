@@ -22,7 +22,7 @@ TINY = (
 
 
 def tracked():
-  """Paths of the repository's files; new ones that git does not ignore, too."""
+  """Returns the repository's files, including new ones that are not ignored."""
   listed = subprocess.run(
     ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
     cwd=ROOT, capture_output=True, text=True, check=True,
@@ -50,13 +50,13 @@ def contents(wheel):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-  """A copy of the repository's files."""
+  """Copy of the repository's files."""
   folder = tmp_path_factory.mktemp("source")
   for name in tracked():
     if not name.startswith(("tests/", "colabs/")):
       (folder / name).parent.mkdir(parents=True, exist_ok=True)
       shutil.copyfile(ROOT / name, folder / name)
-  # Left by an earlier build: not part of the package any more.
+  # Left by an earlier build: no longer part of the package.
   stale = folder / "build/lib/caatnet/removed.py"
   stale.parent.mkdir(parents=True)
   stale.touch()
@@ -70,11 +70,11 @@ def wheel(source, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-  """Runs programs of an environment that has the wheel, in an empty folder.
+  """Function that runs programs with the installed wheel in an empty folder.
 
-  Its dependencies are those of this environment. A path in a .pth file does not
-  execute the .pth files that it contains, so the checkout is not found even
-  where it is an editable installation.
+  Dependencies are those of this environment. A path in a .pth file does not
+  execute the .pth files in that path, so the checkout is not found even if it
+  is an editable installation.
   """
   home = tmp_path_factory.mktemp("environment")
   venv.create(home, with_pip=False)
@@ -102,7 +102,7 @@ def installed(wheel, tmp_path_factory):
   return run
 
 
-def test_the_wheel_has_every_file_and_no_other(wheel):
+def test_wheel_has_every_file_and_no_other(wheel):
   expected = {
     name for name in tracked() if name.startswith(("caatnet/", "parallel/"))
   } | {
@@ -113,7 +113,7 @@ def test_the_wheel_has_every_file_and_no_other(wheel):
   assert set(contents(wheel)) == expected
 
 
-def test_the_source_distribution_builds_the_same_wheel(
+def test_source_distribution_builds_the_same_wheel(
   wheel, source, tmp_path
 ):
   program = "from setuptools import build_meta; build_meta.build_sdist('dist')"
@@ -126,7 +126,7 @@ def test_the_source_distribution_builds_the_same_wheel(
 
 
 def test_packages_are_importable_without_a_checkout(installed):
-  """No generic name is installed."""
+  """Installs no generic top-level name."""
   program = """
 import importlib.util, caatnet, parallel
 for name in ("configs", "docs", "launch", "results", "tests"):
@@ -137,8 +137,8 @@ print(caatnet.__file__, parallel.__file__)
     assert path.startswith(str(installed.site))
 
 
-def test_a_run_outside_of_a_checkout(installed):
-  """Training, its resumption, evaluation: as in one go."""
+def test_run_outside_of_a_checkout(installed):
+  """Trains, resumes and evaluates."""
   train = installed("caatnet", "train", *TINY, "--config.train.num_steps=2")
   assert "\nevaluate: caatnet evaluate --workdir=run" in train.stdout
   installed("caatnet", "train", *TINY, "--config.train.num_steps=4")
@@ -154,8 +154,8 @@ def test_a_run_outside_of_a_checkout(installed):
   assert json.loads(evaluated.stdout)["step"] == 4
 
 
-def test_a_prediction_outside_of_a_checkout(installed):
-  """With the path that messages and documents give to a config."""
+def test_prediction_outside_of_a_checkout(installed):
+  """Uses the path that messages and documents give to a config."""
   ended = installed(
     "caatnet", "simulate", "--config=configs/diloco/utilisation.py",
     "--output=out.json", "--json",
@@ -165,7 +165,7 @@ def test_a_prediction_outside_of_a_checkout(installed):
   assert kept["command"].startswith("caatnet simulate --config=conf")
 
 
-def test_what_users_read_names_the_command(installed):
+def test_help_and_messages_name_the_installed_command(installed):
   script = subprocess.run(
     [sys.executable, "-m", "launch.train", "--help"], cwd=ROOT,
     capture_output=True, text=True, check=True,
@@ -185,7 +185,7 @@ def test_what_users_read_names_the_command(installed):
   assert "for this config there is caatnet simulate" in ended.stderr
 
 
-def test_an_own_file_takes_precedence(installed):
+def test_local_config_takes_precedence(installed):
   own = installed.folder / "caatnet/tiny.py"
   own.parent.mkdir()
   own.write_text(
@@ -206,8 +206,8 @@ def test_tools_of_the_repository_need_a_checkout(installed, name):
   assert len(ended.stderr.splitlines()) == 1
 
 
-def test_a_coordinator_is_spawned(installed):
-  """By the command line that benchmarks use."""
+def test_coordinator_is_spawned_by_the_command_of_benchmarks(installed):
+  """Checks `commands.spawned` in an installed package."""
   program = """
 import subprocess
 from caatnet import commands

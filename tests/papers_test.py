@@ -1,4 +1,4 @@
-"""The registry of papers names what exists, each claim and strategy once."""
+"""Registry of papers: existing paths, unique claims and strategies."""
 
 import collections
 
@@ -11,7 +11,7 @@ PAPERS = papers.load()
 
 
 @pytest.mark.parametrize("paper", PAPERS, ids=lambda p: p.key)
-def test_what_an_entry_names_exists(paper):
+def test_paths_of_an_entry_exist(paper):
   assert [p for p in paper.paths if not (ROOT / p).exists()] == []
 
 
@@ -23,10 +23,10 @@ def test_claims_and_strategies_are_listed_once():
   assert sorted(order) == list(range(1, len(order) + 1))
 
 
-def test_every_study_config_and_notebook_is_of_a_paper():
-  """A new study is found from the paper that it compares.
+def test_every_study_and_notebook_belongs_to_a_paper():
+  """A new study is listed with the paper that it compares.
 
-  The study of compiled programs reads any of them, whatever the paper.
+  The study of compiled programs applies to programs of any paper.
   """
   named = {path for paper in PAPERS for path in paper.paths}
   studies = {
@@ -59,13 +59,13 @@ def test_every_module_is_in_the_map_with_a_summary():
      "papers.a: .*claims"),
   ],
 )
-def test_a_wrong_entry_is_named(tmp_path, entry, message):
+def test_invalid_entry_is_named(tmp_path, entry, message):
   path = tmp_path / "papers.toml"
   path.write_text(f"[papers.a]\n{entry}\n")
   with pytest.raises(ValueError, match=message):
     papers.load(path)
 
 
-def test_a_figure_of_no_strategy_is_refused():
+def test_figure_of_no_strategy_is_refused():
   with pytest.raises(ValueError, match="no row nothing"):
     papers.strategies({"nothing": ("", "")})

@@ -1,4 +1,4 @@
-"""The check of wording reads all prose of a file, and only prose."""
+"""Check of wording: it reads all prose of a file, and only prose."""
 
 import json
 import pathlib
@@ -68,7 +68,7 @@ def test_markdown_of_notebooks_is_read():
   assert found("a.ipynb", text) == [(2, "Beside")]
 
 
-def test_an_exception_holds_for_its_file_and_text(tmp_path):
+def test_exception_holds_for_its_file_and_text(tmp_path):
   data = tmp_path / "prose.toml"
   data.write_text(
     'most_per_1000 = 1\nopeners = ["Of"]\n[wording]\n"beside" = "alongside"\n'

@@ -1,4 +1,4 @@
-"""README.md and ARCHITECTURE.md say what is there, and what they show runs."""
+"""README.md and ARCHITECTURE.md: paths, commands, examples and pictures."""
 
 import html
 import json
@@ -24,11 +24,11 @@ FOLDERS = (
   "parallel", "caatnet", "configs", "launch", "docs", "colabs", "results",
   "tests",
 )
-# Names that stand for others in the table of what to write where.
+# Placeholders in the tables of paths.
 PLACEHOLDERS = r"\b(NAME|OP|SUBJECT)"
 
 
-def test_the_example_runs_and_sends_half():
+def test_example_runs_and_sends_half():
   (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
   result = subprocess.run(
     [sys.executable, "-c", example],
@@ -47,13 +47,13 @@ def test_the_example_runs_and_sends_half():
 
 
 @pytest.mark.quick
-def test_they_are_short():
+def test_documents_are_short():
   assert len(README.splitlines()) < 130
   assert len(ARCHITECTURE.splitlines()) < 450
 
 
 def paths(text: str) -> set[str]:
-  """Every path of this repository that a text names."""
+  """Returns the paths of this repository that a text names."""
   found = re.findall(rf"\b(?:{'|'.join(FOLDERS)})/[\w./]*", text)
   return {
     path.rstrip(".") for path in found if not re.search(PLACEHOLDERS, path)
@@ -65,12 +65,12 @@ def paths(text: str) -> set[str]:
   "text", [README, ARCHITECTURE, STRATEGIES, COMMANDS],
   ids=["readme", "architecture", "strategies", "commands"],
 )
-def test_every_file_that_is_named_exists(text):
+def test_every_named_file_exists(text):
   assert len(paths(text)) > 20
   missing = {
     path for path in paths(text)
     if not (ROOT / path).exists()
-    and not (ROOT / f"configs/{path}.py").exists()  # a config's short name
+    and not (ROOT / f"configs/{path}.py").exists()  # short name of a config
   }
   for name in re.findall(r"\]\((?!http)([^)#]+)", text):  # links, pictures
     if not (ROOT / name).exists():
@@ -80,26 +80,26 @@ def test_every_file_that_is_named_exists(text):
 
 def test_every_strategy_has_a_config_and_a_file():
   rows = re.findall(r"^\|.*`(configs/\S+)` \| `(\S+)` \|$", STRATEGIES, re.M)
-  assert len(rows) == len(re.findall(r"^\| ", STRATEGIES, re.M)) - 1  # its head
+  assert len(rows) == len(re.findall(r"^\| ", STRATEGIES, re.M)) - 1  # head
   for config, file in rows:
     assert "get_config" in (ROOT / config).read_text(), config
     assert (ROOT / file).is_file(), file
 
 
-def test_the_trees_name_what_is_there():
+def test_file_tree_lists_the_folders():
   short = README.split("## Files")[1]
   names = re.findall(r"^    (\w+)/", short, re.M)
   assert set(names) == set(FOLDERS)
 
 
 def commands() -> list[str]:
-  """Every command of README and of the page of commands, once."""
+  """Returns the commands of README and docs/commands.md, each once."""
   found = re.findall(r"`(python -m launch\.[^`]+)`", README + COMMANDS)
   return sorted({" ".join(command.split()) for command in found})
 
 
 def test_every_command_can_be_parsed():
-  """The flags of each, and the keys of its config; nothing is run."""
+  """Parses flags and config keys without running the command."""
   assert len(commands()) > 12
   scripts = {command.split(".")[1].split()[0] for command in commands()}
   assert scripts >= {
@@ -124,7 +124,7 @@ def test_every_command_can_be_parsed():
 
 
 def description(path: pathlib.Path) -> object:
-  """What a picture shows, as `docs.draw` put it into its metadata."""
+  """Returns the content of a picture that `docs.draw` stores as metadata."""
   if path.suffix == ".png":
     return json.loads(Image.open(path).text["Description"])
   (text,) = re.findall(
@@ -133,7 +133,7 @@ def description(path: pathlib.Path) -> object:
   return json.loads(html.unescape(text))
 
 
-def test_the_pictures_show_what_the_results_say(tmp_path):
+def test_pictures_show_the_results(tmp_path):
   draw.main(tmp_path)
   written = {p.relative_to(tmp_path) for p in tmp_path.rglob("*.*")}
   assert written == set(map(pathlib.Path, draw.PICTURES))

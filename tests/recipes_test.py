@@ -1,9 +1,9 @@
-"""ARCHITECTURE.md's table "To add something", followed for six kinds.
+"""Recipes of ARCHITECTURE.md's table "To add something", for six kinds.
 
 Each file of `tests/recipes/` adds a minimal part: a new file, and rows in the
 tables that ARCHITECTURE.md names for its kind. All are added to one copy of the
-tree, which must keep its rules, and the parts inherit the properties that are
-tested for their kind.
+tree, which must still pass its structural tests, and the parts inherit the
+tested properties of their kind.
 """
 
 import ast
@@ -21,14 +21,14 @@ COPIED = ("parallel", "caatnet", "configs", "launch", "tests", "docs",
           "results", "colabs", "pyproject.toml", "setup.cfg", "setup.py",
           "Makefile", "*.md")
 RECIPES = sorted((ROOT / "tests" / "recipes").glob("*.md"))
-# Properties of the tree that a new file or row may break.
+# Structural tests that a new file or row may break.
 RULES = ("tests/layering_test.py", "tests/structure_test.py",
          "tests/exports_test.py", "tests/papers_test.py",
          "tests/documents_test.py", "tests/caatnet/config/schema_test.py")
 
 
 def places():
-  """The table: kind -> paths to write or change, and paths of tests."""
+  """Returns, by kind, the paths to write or change, and the paths of tests."""
   text = (ROOT / "ARCHITECTURE.md").read_text()
   table = text.partition("\n## To add something\n")[2].partition("\n## ")[0]
   found = {}
@@ -41,7 +41,7 @@ def places():
 
 
 def read(path):
-  """A recipe: its kind, the name of the new part, and code by path."""
+  """Returns a recipe's kind, the name of the new part, and code by path."""
   text = path.read_text()
   kind, name = re.match(r"# (.*): (\w+)\n", text).groups()
   blocks = re.findall(r"^`(\S+)`\n\n```python\n(.*?)```$", text, re.M | re.S)
@@ -70,7 +70,7 @@ def merged(text, block):
     and ast.unparse(getattr(node, "target", None) or node.targets[0]) == name
   )
   values = [n for n in ast.walk(table.value) if isinstance(n, ast.Dict)]
-  end = values[0].end_lineno - 1  # the line of its closing bracket
+  end = values[0].end_lineno - 1  # line of the closing bracket
   start = table.lineno - 1
   while lines[start - 1].startswith("#"):
     start -= 1
@@ -85,7 +85,7 @@ def merged(text, block):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_touches_what_the_table_names(path):
+def test_recipe_changes_the_files_that_the_table_names(path):
   kind, name, blocks = read(path)
   named, tests = places()[kind]
   assert {place.replace("NAME", name) for place in named} == set(blocks)
@@ -97,7 +97,7 @@ def test_a_recipe_touches_what_the_table_names(path):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-  """A copy of the tree to which all recipes have been applied."""
+  """Copy of the tree to which all recipes have been applied."""
   tree = tmp_path_factory.mktemp("recipes") / "tree"
   tree.mkdir()
   for pattern in COPIED:
@@ -116,12 +116,12 @@ def tree(tmp_path_factory):
         merged(path.read_text(), block) if path.exists() else block
       )
   run(tree, "ruff", "check", "--quiet", "--select=I", "--fix", ".")
-  run(tree, "launch.tables")  # writes documents that list modules
+  run(tree, "launch.tables")  # updates documents that list modules
   return tree
 
 
 def run(tree, *arguments):
-  """Runs a Python module in a tree, whose code it imports."""
+  """Runs a Python module in a tree, importing the code of that tree."""
   done = subprocess.run(
     [sys.executable, "-m", *arguments], cwd=tree, text=True,
     env=os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
@@ -131,7 +131,7 @@ def run(tree, *arguments):
   return done.stdout
 
 
-def test_a_tree_with_new_parts_keeps_its_rules(tree):
+def test_tree_with_new_parts_passes_structural_tests(tree):
   run(tree, "ruff", "check", "--quiet", ".")
   run(tree, "pytest", "-q", "-x", "-p", "no:cacheprovider", *RULES)
 

@@ -1,4 +1,4 @@
-"""The code stays in small pieces: files, functions, and no import cycles."""
+"""Structure of the code: sizes of files and functions, no import cycles."""
 
 import ast
 import dataclasses
@@ -10,7 +10,7 @@ import pytest
 from docs import structure
 
 MODULES = structure.modules(structure.ROOT)
-# A file is one idea, however long; these are read again in reviews.
+# A file is one idea, however long; longer ones are reviewed.
 REVIEWED_LINES = 700
 
 
@@ -45,7 +45,7 @@ def _with_all_imports(module, root=structure.ROOT):
 
 
 def test_serving_has_no_hidden_cycle():
-  """Imports inside functions and for types only are part of one here."""
+  """Includes imports inside functions and for types only."""
   serving = [
     _with_all_imports(module) for module in MODULES
     if module.name.startswith("caatnet.serving.")
@@ -56,7 +56,7 @@ def test_serving_has_no_hidden_cycle():
 
 @pytest.fixture
 def tree(tmp_path):
-  """A checkout with two modules that import each other."""
+  """Checkout with two modules that import each other."""
   for package in structure.PACKAGES:
     (tmp_path / package).mkdir()
   (tmp_path / "parallel" / "a.py").write_text(textwrap.dedent('''\
@@ -79,21 +79,21 @@ def tree(tmp_path):
   return tmp_path
 
 
-def test_lines_are_told_apart(tree):
+def test_kinds_of_lines_are_counted(tree):
   a, b, _ = structure.modules(tree)
   assert (a.lines, a.code, a.docstring, a.comment) == (11, 5, 4, 2)
   assert a.functions == {"A.f": (4, 2)}
   assert (b.code, b.functions) == (1, {})
 
 
-def test_a_cycle_is_found(tree):
-  """Imports inside functions are no part of one."""
+def test_cycle_is_found(tree):
+  """Ignores imports inside functions."""
   found = structure.modules(tree)
   assert structure.cycles(found) == [["parallel.a", "parallel.b"]]
   assert structure.summary(found)["import cycles"] == 1
 
 
-def test_a_hidden_cycle_is_found(tree):
+def test_hidden_cycle_is_found(tree):
   (tree / "parallel" / "a.py").write_text(
     "if TYPE_CHECKING:\n  from parallel import c\n"
   )

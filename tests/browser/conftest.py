@@ -1,4 +1,4 @@
-"""The Chromium on PATH, for tests of pages, which are skipped without it."""
+"""Chromium from PATH for tests of pages, which are skipped without it."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-# Where pictures of the page go; nowhere if unset.
+# Folder for screenshots; none are written if unset.
 PICTURES = os.environ.get("PICTURES", "")
 
 

@@ -1,4 +1,4 @@
-"""The datacentre's page in Chromium: sliders change results, nothing loads."""
+"""Page of the datacentre study in Chromium: sliders, and no requests."""
 
 import pathlib
 
@@ -14,7 +14,7 @@ from configs.datacentre import hundred_billion
 from tests.browser.conftest import PICTURES
 
 
-def test_a_slider_changes_what_depends_on_it(browser, tmp_path):
+def test_slider_changes_dependent_results(browser, tmp_path):
   config = hundred_billion.get_config("test").to_dict()
   file = tmp_path / "page.html"
   result = registry.find(config).run(config)
@@ -30,10 +30,10 @@ def test_a_slider_changes_what_depends_on_it(browser, tmp_path):
   page.locator("#knob-utilisation").evaluate(move % 1)
   sync_api.expect(days).to_have_text("1,656 days")
   sync_api.expect(racks).to_have_text("23,300")
-  page.locator("#knob-chunks").evaluate(move % 0.5)  # 2.5 of them
+  page.locator("#knob-chunks").evaluate(move % 0.5)  # 2.5 chunks
   sync_api.expect(page.locator("label", has=page.locator("#knob-chunks"))
                   .locator("output")).to_have_text("3")
-  # The tornado is drawn to one scale: lengths are as differences of results.
+  # The tornado has one scale: lengths are proportional to differences.
   bars, value = result["tornado"]["bars"][:12], result["tornado"]["value"]
   for end in ("low", "high"):
     lengths = page.locator(f"svg rect.{end}").evaluate_all(

@@ -1,4 +1,4 @@
-"""The server's page in Chromium: it shows what runs, and loads nothing else."""
+"""Dashboard of the server in Chromium: displayed state, and no other origin."""
 
 import asyncio
 import pathlib
@@ -16,7 +16,7 @@ from tests.caatnet.serving import small_server
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_shows_what_runs(browser, scheme):
+def test_page_shows_running_requests(browser, scheme):
   with small_server.running() as server:
     page = browser.new_page(
       color_scheme=scheme, viewport={"width": 1100, "height": 900}
@@ -57,7 +57,7 @@ async def _serve(server, count):
     ))
 
 
-def test_a_key_is_asked_for(browser):
+def test_page_asks_for_a_key(browser):
   with small_server.running(key="secret") as server:
     page = browser.new_page()
     page.goto(server.url)

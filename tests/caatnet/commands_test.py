@@ -1,4 +1,4 @@
-"""The command line of the package, and names of configs."""
+"""Properties of the package's command line and of config names."""
 
 import pathlib
 import re
@@ -37,15 +37,15 @@ def test_every_launch_script_is_a_command():
     ((), "usage: caatnet COMMAND"),
   ],
 )
-def test_an_unknown_command_is_one_line(arguments, message):
+def test_unknown_command_is_a_one_line_error(arguments, message):
   ended = caatnet(*arguments)
   assert (ended.returncode, ended.stdout) == (2, "")
   assert ended.stderr.startswith(f"error: {message}")
   assert len(ended.stderr.splitlines()) == 1
 
 
-def test_a_command_is_the_script():
-  """Flags, exit code and name in errors."""
+def test_command_equals_its_script():
+  """Compares flags, exit code and the name in errors."""
   script = subprocess.run(
     [sys.executable, "-m", "launch.simulate", "--help"], cwd=ROOT, text=True,
     capture_output=True, check=True,
@@ -62,7 +62,7 @@ def test_a_command_is_the_script():
   ["caatnet/tiny", "caatnet/tiny.py", "configs/caatnet/tiny",
    "configs/caatnet/tiny.py"],
 )
-def test_names_of_configs(name, tmp_path, monkeypatch):
+def test_config_names_are_resolved(name, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   packaged = ROOT / "configs/caatnet/tiny.py"
   assert pathlib.Path(commands.find_config(name)) == packaged
@@ -82,7 +82,7 @@ def test_names_of_configs(name, tmp_path, monkeypatch):
     ("mein.py", "mine.py"),
   ],
 )
-def test_the_nearest_config_is_named(name, nearest, tmp_path, monkeypatch):
+def test_nearest_config_is_suggested(name, nearest, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "mine.py").touch()
   with pytest.raises(FileNotFoundError) as error:
@@ -92,7 +92,7 @@ def test_the_nearest_config_is_named(name, nearest, tmp_path, monkeypatch):
   )
 
 
-def test_commands_in_texts(tmp_path, monkeypatch):
+def test_commands_in_texts_are_runnable_once_installed(tmp_path, monkeypatch):
   text = "python -m launch.train; launch.convert; launch.options; my/launch.py"
   assert commands.runnable(text) == text  # in a checkout
   bundle = tmp_path / "_bundle"

@@ -1,4 +1,4 @@
-"""A model on a mesh: what a device has of it, and what that costs."""
+"""A model on a mesh: sizes and placement of its parameters per device."""
 
 import jax
 import numpy as np
@@ -12,8 +12,8 @@ def count(tree):
 
 
 @pytest.mark.parametrize(("ranks", "devices"), [(1, 1), (4, 1), (4, 2), (8, 8)])
-def test_prices_are_of_one_device_s_parameters(ranks, devices):
-  """Ranks' slices are divided among devices; gains are on all of them."""
+def test_local_and_cost_parameters_are_those_of_one_device(ranks, devices):
+  """Slices of ranks are divided among devices; gains are on all of them."""
   program = make_program(make_config(width=48, vocab_size=61), ranks, devices)
   whole = jax.eval_shape(program.init_params, jax.random.key(0))
   gains = sum(
@@ -29,7 +29,7 @@ def test_prices_are_of_one_device_s_parameters(ranks, devices):
   assert {p.wire_bytes for p in program.cost_parameters} == {4}
 
 
-def test_states_lie_like_the_parameters_whose_names_they_have():
+def test_optimizer_states_have_the_specs_of_their_parameters():
   program = make_program(make_config(), 4, 2)
   leaf = jax.ShapeDtypeStruct((3,), np.float32)
   specs = program.specs_like_params({
@@ -38,5 +38,5 @@ def test_states_lie_like_the_parameters_whose_names_they_have():
   })
   assert specs["mu"]["blocks"]["w_out"] == program.specs["blocks"]["w_out"]
   assert specs["mu"]["norm"] == program.specs["norm"]
-  # No parameter's path is "w_out" or "count": the same on every device.
+  # "w_out" and "count" are no parameter paths: replicated on every device.
   assert tuple(specs["count"]) == tuple(specs["w_out"]) == ()

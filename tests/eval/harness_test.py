@@ -1,7 +1,7 @@
-"""lm-evaluation-harness itself runs local tasks by the adapter.
+"""Local tasks of lm-evaluation-harness through the adapter.
 
-Its answers are those of the harness' own steps: its pairs of tokens and rolling
-windows, scored by whole logits as its models of Hugging Face do.
+Results are compared with the harness's own steps: its token pairs and rolling
+windows, scored from whole logits like its Hugging Face models.
 """
 
 import functools
@@ -47,7 +47,7 @@ SUMS, TEXT, WRITTEN, GROUP = (
 
 
 class Reference(TemplateLM):
-  """The harness' own steps, with the logits of a small model."""
+  """Reference that runs the harness's own steps with a small model's logits."""
 
   eot_token_id = 0
   max_length = CONTEXT
@@ -96,7 +96,7 @@ def make():
 
 @pytest.mark.parametrize("task", [SUMS, TEXT])
 @pytest.mark.parametrize("limit", [None, 2, 0.5])
-def test_the_harness_finds_what_it_finds_by_its_own_steps(task, limit):
+def test_metrics_equal_those_of_the_harness_itself(task, limit):
   found = harness.evaluate(make()[1], [task], limit)["metrics"]
   expected = lm_eval.simple_evaluate(
     Reference(), tasks=[task], limit=limit, bootstrap_iters=1000,
@@ -116,14 +116,14 @@ def test_the_harness_finds_what_it_finds_by_its_own_steps(task, limit):
     assert row.num_documents == {None: 6, 2: 2, 0.5: 3}[limit]
 
 
-def test_drawn_requests_are_answered_as_by_the_harness():
+def test_drawn_requests_equal_those_of_the_harness():
   rng = np.random.default_rng(0)
 
   def draw(longest):
     return "".join(rng.choice(list("the tea \n"), rng.integers(1, longest)))
 
   pairs = [(draw(70), draw(40)) for _ in range(40)]
-  pairs = [(c, t) for c, t in pairs if c.strip()]  # the harness has an error
+  pairs = [(c, t) for c, t in pairs if c.strip()]  # an error of the harness
   pairs += [("", t) for _, t in pairs[:5]] + [("", "\0the tea")]
   texts = [(draw(150),) for _ in range(10)]
   for kind, args in (
@@ -136,8 +136,8 @@ def test_drawn_requests_are_answered_as_by_the_harness():
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_written_is_the_greedy_choice():
-  """By a decoder, which reads prompts in chunks and has a cache."""
+def test_generated_text_is_the_greedy_choice():
+  """Uses a decoder, which reads prompts in chunks and has a cache."""
   config = override(
     tiny.get_config("test"),
     "model.init_std=0.3 inference.context=40 inference.batch=4 "
@@ -180,7 +180,7 @@ def test_what_is_written_is_the_greedy_choice():
     assert "\n" not in completion.text
 
 
-def test_a_group_is_the_mean_of_its_tasks():
+def test_group_is_the_mean_of_its_tasks():
   *tasks, group = harness.evaluate(make()[1], [GROUP])["metrics"]
   assert [row["task"] for row in (*tasks, group)] == [
     "sums_all::sums_with_spaces", "sums_all::sums_without", "sums_all",
@@ -191,7 +191,7 @@ def test_a_group_is_the_mean_of_its_tasks():
   assert all(row["stderr"] > 0 for row in (*tasks, group))
 
 
-def test_what_is_no_task(tmp_path):
+def test_invalid_tasks_and_limits_are_named(tmp_path):
   damaged = tmp_path / "damaged.yaml"
   damaged.write_text("task: damaged\ndataset_path: json\noutput: none\n")
   for tasks, limit, kind, message in (
@@ -204,7 +204,7 @@ def test_what_is_no_task(tmp_path):
       harness.evaluate(make()[1], tasks, limit)
 
 
-def test_a_run_is_evaluated_from_the_command_line(tmp_path):
+def test_run_is_evaluated_from_the_command_line(tmp_path):
   config = override(
     tiny.get_config("test"), "train.num_steps=2 optimizer.warmup_steps=1"
   )

@@ -1,4 +1,4 @@
-"""Launch scripts as users run them, each in a process of its own."""
+"""Launch scripts as users run them, each in a separate process."""
 
 import gc
 import multiprocessing
@@ -19,8 +19,8 @@ from configs.caatnet import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-# What scripts import: imported once, in the server that each script's process
-# is forked from. Not `launch`, whose flags are a script's own.
+# Imports of scripts: loaded once, in the server that forks the process of each
+# script. Without `launch`, whose flags differ between scripts.
 PRELOADED = [
   "jax", "jax.experimental.pallas.tpu", "jax.experimental.pallas.triton",
   "flax.nnx", "optax", "grain", "orbax.checkpoint", "scipy.sparse.csgraph",
@@ -31,7 +31,7 @@ PRELOADED = [
 
 
 class Ended(NamedTuple):
-  """How a process ended, and what it printed."""
+  """Exit code and output of a process."""
 
   returncode: int | None
   stdout: str
@@ -40,7 +40,7 @@ class Ended(NamedTuple):
 
 def _script(name, args, out, err):
   """Runs a script as ``python -m launch.NAME ARGS`` would."""
-  gc.freeze()  # else looking for garbage copies what the server has imported
+  gc.freeze()  # else collections copy pages of the server
   for stream, path in ((1, out), (2, err)):
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), stream)
   os.chdir(ROOT)
@@ -57,12 +57,12 @@ def _script(name, args, out, err):
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory):
-  """Runs a launch script in a process of its own, forked from a server."""
+  """Function that runs a launch script in a process forked from a server."""
   server = multiprocessing.get_context("forkserver")
   server.set_forkserver_preload(PRELOADED)
 
   def start(name, *args):
-    """Starts a script; returns its process, and the files that it prints to."""
+    """Starts a script; returns its process, and the files of its output."""
     folder = tmp_path_factory.mktemp("printed")
     out, err = folder / "out", folder / "err"
     process = server.Process(target=_script, args=(name, args, out, err))
@@ -70,7 +70,7 @@ def launch(tmp_path_factory):
     return process, out, err
 
   def run(name, *args, interrupt=False):
-    """Runs to the end, or interrupts what has begun to print."""
+    """Runs to the end, or interrupts after the first output."""
     process, out, err = start(name, *args)
     while interrupt and process.is_alive():
       if out.exists() and out.stat().st_size:
@@ -87,7 +87,7 @@ def launch(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-  """A run of one process that has not trained."""
+  """Folder of a run that has not trained."""
   config = tiny.get_config("test")
   config.model.num_layers = 1
   config.parallel.tensor = 2

@@ -1,4 +1,4 @@
-"""A published model becomes a run."""
+"""Conversion of a published model into a run."""
 
 import json
 import pathlib
@@ -9,8 +9,8 @@ FAMILIES = pathlib.Path(__file__).parents[1] / "fixtures" / "families"
 
 
 @pytest.mark.parametrize("context", [16, 1024])
-def test_a_context_is_no_longer_than_published(context, tmp_path, launch):
-  """What is written says 64; a longer one would read what was not trained."""
+def test_context_is_at_most_the_published_one(context, tmp_path, launch):
+  """The published model has 64 positions; longer contexts are untrained."""
   published = json.loads((FAMILIES / "llama_3" / "config.json").read_text())
   most = published["max_position_embeddings"]
   ended = launch(

@@ -1,4 +1,4 @@
-"""What docs/elastic.md and launch/cluster say can be run, and runs."""
+"""Deployment files of docs/elastic.md and launch/cluster, executed."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ TEXTS = {
     "launch/cluster/swarm.sbatch",
   )
 }
-# A program of a user: a peer that takes part in three rounds.
+# A user's program: a peer that participates in three rounds.
 PEER = r"""
 import os
 import numpy as np
@@ -37,7 +37,7 @@ os.write(1, f"x is {swarm.state['x'][0]}\n".encode())
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_coordinator_s_flags_are_there(name):
+def test_flags_of_the_coordinator_exist(name):
   assert coordinator.FLAGS is flags.FLAGS
   commands = re.findall(
     r"-m launch\.coordinator((?:[^\n]|\\\n)*)", TEXTS[name]
@@ -51,7 +51,7 @@ def test_the_coordinator_s_flags_are_there(name):
 @pytest.mark.skipif(
   not shutil.which("systemd-analyze"), reason="needs systemd-analyze"
 )
-def test_the_service_file_is_one(tmp_path):
+def test_service_file_is_valid(tmp_path):
   text = TEXTS["launch/cluster/coordinator.service"]
   text = text.replace("/opt/caatnet/.venv/bin/python", sys.executable)
   there = tmp_path / "coordinator.service"
@@ -69,12 +69,12 @@ def _stub(folder, name, text):
   path.chmod(0o755)
 
 
-def test_the_job_runs_a_coordinator_and_peers(tmp_path):
-  """Two nodes that are both this machine, and a SLURM that knows no more."""
+def test_batch_job_runs_a_coordinator_and_peers(tmp_path):
+  """Two nodes that are both this machine, and stubs of SLURM's commands."""
   with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
   _stub(tmp_path, "scontrol", "echo 127.0.0.1; echo 127.0.0.1")
-  # Options first; a step of one task if it says so, else one on each node.
+  # Skips options; one task if requested, else one per node.
   _stub(tmp_path, "srun", """
     tasks=$SLURM_NNODES
     while [[ $1 == --* ]]; do

@@ -1,4 +1,4 @@
-"""Prompts from a file are continued; what is wrong is one line."""
+"""Generation from prompts: files, errors and interruption."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from caatnet.train.checkpoint import export
 SETTINGS = ("--cpu_devices=2", "--config.inference.context=24")
 
 
-def test_prompts_of_a_file_become_lines_of_json(workdir, tmp_path, launch):
+def test_prompts_of_a_file_become_json_lines(workdir, tmp_path, launch):
   path = tmp_path / "prompts.jsonl"
   texts = ["def ", "def ", "import os\n"]
   path.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
@@ -28,12 +28,12 @@ def test_prompts_of_a_file_become_lines_of_json(workdir, tmp_path, launch):
     assert len(line["logprobs"]) == len(line["tokens"])
     assert line["text"] == bytes(line["tokens"]).decode(errors="replace")
     assert line["reason"] == "max_tokens"
-  assert found[0]["tokens"] != found[1]["tokens"]  # each has a seed of its own
+  assert found[0]["tokens"] != found[1]["tokens"]  # each has another seed
   assert f"prefill {sum(map(len, texts))} tokens, " in ended.stderr
   assert " compiled in " in ended.stderr
 
 
-def test_a_prompt_without_room_is_an_error(workdir, launch):
+def test_prompt_without_room_is_an_error(workdir, launch):
   ended = launch(
     "generate", f"--workdir={workdir}", "--prompt=a", f"--prompt={24 * 'a'}",
     *SETTINGS,
@@ -45,7 +45,7 @@ def test_a_prompt_without_room_is_an_error(workdir, launch):
   )
 
 
-def test_an_interrupted_text_is_kept_and_told_from_a_whole_one(
+def test_interrupted_text_is_kept_and_marked(
   workdir, launch
 ):
   ended = launch(
@@ -63,7 +63,9 @@ def test_an_interrupted_text_is_kept_and_told_from_a_whole_one(
   ("files", "message"),
   [("d/*", 'Error opening "zarr"'), ("*/d/*", "Requested byte range")],
 )
-def test_a_damaged_checkpoint_is_one_line(files, message, workdir, tmp_path):
+def test_damaged_checkpoint_is_a_one_line_error(
+  files, message, workdir, tmp_path
+):
   shutil.copytree(workdir, tmp_path / "run")
   for path in (tmp_path / "run/checkpoints/0/params").glob(files):
     os.truncate(path, 20)

@@ -1,4 +1,4 @@
-"""Graphs are written by a command."""
+"""Graphs written by launch.graph."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_every_source_builds_with_its_keys(tmp_path, name):
   if name in ("rmat", "communities"):
     graph = sections.choose(*arguments)
     assert open_graph(tmp_path).num_edges == graph.num_edges
-  else:  # of files that are not named
+  else:  # sources that need the path of a file
     with pytest.raises(ValueError, match=r"config\.graph\.|is missing"):
       sections.choose(*arguments)
 
@@ -35,7 +35,7 @@ def _command(output):
   )
 
 
-def test_a_graph_that_is_there_is_left_to_its_readers(tmp_path):
+def test_existing_graph_is_not_overwritten(tmp_path):
   output = tmp_path / "graph"
   first = _command(output)
   assert first.returncode == 0, first.stderr
@@ -47,8 +47,8 @@ def test_a_graph_that_is_there_is_left_to_its_readers(tmp_path):
   assert open_graph(output).meta == before.meta
 
 
-def test_a_graph_is_there_when_it_is_whole_or_not_at_all(tmp_path):
-  """What a writer that was killed has left is in nobody's way."""
+def test_graph_is_complete_or_absent(tmp_path):
+  """Ignores the partial folder of a killed writer."""
   output = tmp_path / "graph"
   left = tmp_path / ".graph.partial"
   left.mkdir()

@@ -1,4 +1,4 @@
-"""Interpreted kernels end on more devices than there are cores."""
+"""Interpreted kernels on at least as many devices as cores."""
 
 import os
 import pathlib
@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[2]
-# On two cores XLA would have two threads, which both devices hold.
+# On two cores XLA would have two threads, which both devices occupy.
 SCRIPT = """
 import os, sys
 
@@ -31,8 +31,8 @@ jax.block_until_ready(jax.jit(encode)(jnp.ones((2, 512))))
 """
 
 
-def test_an_exchange_on_as_many_devices_as_cores_ends():
-  """jax 0.10 hands blocks of 100 KiB over in a thread that XLA must have."""
+def test_exchange_on_as_many_devices_as_cores_terminates():
+  """jax 0.10 copies blocks of 100 KiB in a further thread of XLA."""
   result = subprocess.run(
     [sys.executable, "-c", SCRIPT, "--config=configs/caatnet/tiny.py:test",
      "--config.kernels=interpret", "--cpu_devices=2"],

@@ -1,4 +1,4 @@
-"""What a user gets wrong: one line on stderr, exit code 2, no traceback."""
+"""Errors of users: one line on stderr, exit code 2, no traceback."""
 
 import pytest
 
@@ -10,7 +10,7 @@ UTILISATION = "--config=configs/diloco/utilisation.py"
 KERNELS = "--config=configs/benchmark/kernels.py"
 SCHEDULER = "--config=configs/benchmark/serving.py:test"
 
-# Found before jax is imported: quick.
+# Detected before jax is imported: quick.
 FLAGS = [
   ("train", [], "--config is required"),
   ("train", ["--confg=x"], "did you mean --config?"),
@@ -66,7 +66,7 @@ FLAGS = [
   ("simulate", [UTILISATION, "--config.recommend.lnk=wifi_6"],
    "did you mean --config.recommend.link?"),
 ]
-# Found when the config is built.
+# Detected when the config is built.
 VALUES = [
   ("train", [TINY, "--mesh=tensor:3"], "use one of [1, 2, 4, 8]"),
   ("train", [TINY, "--mesh=tensor:8", "--cpu_devices=2"],
@@ -226,7 +226,7 @@ VALUES = [
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-  """Folders of another run and of one without a checkpoint; wrong configs."""
+  """Folders of another run and of one without a checkpoint; invalid configs."""
   from configs.caatnet import tiny
 
   tmp = tmp_path_factory.mktemp("mistakes")
@@ -245,7 +245,9 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("script", "args", "message"), FLAGS + VALUES)
-def test_one_line_and_exit_code_2(script, args, message, folders, launch):
+def test_error_is_one_line_with_exit_code_2(
+  script, args, message, folders, launch
+):
   args = [a.replace("{tmp}", str(folders)) for a in args]
   _assert_one_line(launch(script, *args), message)
 
@@ -272,7 +274,7 @@ def test_debug_shows_the_traceback(launch):
                                     "benchmark", "compile", "simulate",
                                     "generate", "tokenizer", "serve",
                                     "replay"])
-def test_help_explains(script, launch):
+def test_help_names_command_and_flags(script, launch):
   ended = launch(script, "--help")
   assert ended.returncode == 0
   assert f"python -m launch.{script}" in ended.stdout
@@ -284,7 +286,7 @@ def test_help_explains(script, launch):
   )
 
 
-def test_text_that_is_no_text(tmp_path, launch):
+def test_data_that_is_not_text_is_named(tmp_path, launch):
   (tmp_path / "data.txt").write_bytes(b"\x00\xff\x00\xff" * 4000)
   ended = launch(
     "train", TINY, f"--config.data.path={tmp_path / 'data.txt'}",

@@ -1,4 +1,4 @@
-"""Flags that all scripts share: a user's mistake is one line, exit code 2."""
+"""Properties of the flags that all scripts share."""
 
 import os
 import pathlib
@@ -26,7 +26,7 @@ from launch import options
 
 def main():
   if options.FLAGS.config.seed == 130:
-    signal.raise_signal(signal.SIGINT)  # in this thread, now
+    signal.raise_signal(signal.SIGINT)  # handled immediately in this thread
   while options.FLAGS.config.seed == 141:
     print("more than anybody reads")
   raise KeyError("a mistake of ours")
@@ -48,20 +48,20 @@ GOOD = HEAD + "  return ConfigDict({'seed': 1})\n"
     ("data:2, tensor:4", {"data": 2, "tensor": 4}),
   ],
 )
-def test_parse_mesh(text, expected):
+def test_mesh_flag_is_parsed(text, expected):
   assert options.parse_mesh(text) == expected
 
 
 @pytest.mark.parametrize(
   "text", ["data", "data:", ":2", "data:0", "data:-1", "data:2,", "data:1.5"]
 )
-def test_a_malformed_mesh_is_quoted(text):
+def test_malformed_mesh_is_quoted(text):
   with pytest.raises(ValueError, match="is not AXIS:DEVICES") as error:
     options.parse_mesh(text)
   assert f"--mesh={text}" in str(error.value)
 
 
-def test_parse_profile():
+def test_profile_flag_is_parsed():
   assert options.parse_profile("") is None
   assert options.parse_profile("10:13") == (10, 13)
   for text in ("10", "13:10", "3:3", "a:b"):
@@ -73,7 +73,7 @@ CHANGEABLE = ("inference", "parallel.data")
 
 
 @pytest.mark.quick
-def test_what_changes_a_run_s_config_is_told_apart():
+def test_config_overrides_are_separated_from_flags():
   argv = ["generate.py", "--config.inference.batch=3", "--top_k=2",
           "-config.parallel.data=4", "--prompt=--config.x=1"]
   assert options.split_overrides(argv, CHANGEABLE) == (
@@ -86,13 +86,13 @@ def test_what_changes_a_run_s_config_is_told_apart():
   "argument", ["--config.sync.p=1", "--config.parallel.data_2=1",
                "--config.parallel=1", "--config.inferences.batch=1"]
 )
-def test_other_keys_of_a_run_s_config_stay(argument):
+def test_overrides_of_other_config_keys_are_refused(argument):
   with pytest.raises(ValueError, match=r"only config\.inference, config\.p"):
     options.split_overrides([argument], CHANGEABLE)
 
 
-def test_a_config_is_found_by_its_name():
-  """Its argument and other flags stay."""
+def test_config_is_found_by_its_name():
+  """Keeps its argument and other flags."""
   path, config = options._load_config("caatnet/tiny:test")
   assert path == str(ROOT / "configs/caatnet/tiny.py")
   assert config.train.num_steps == 12
@@ -100,7 +100,7 @@ def test_a_config_is_found_by_its_name():
   assert options._flag_value(argv, "config") == "caatnet/tiny"
 
 
-# Which devices and processes there are is set up before a script begins.
+# Flags of devices and processes are applied before a script begins.
 SET_UP = {"cpu_devices", "coordinator", "num_processes", "process_id"}
 
 
@@ -108,10 +108,10 @@ SET_UP = {"cpu_devices", "coordinator", "num_processes", "process_id"}
 @pytest.mark.parametrize("script", ["train", "evaluate", "sweep", "demo",
                                     "benchmark", "compile", "simulate",
                                     "generate"])
-def test_a_script_reads_the_flags_that_it_declares(script):
+def test_script_reads_exactly_the_flags_that_it_declares(script):
   text = (ROOT / "launch" / f"{script}.py").read_text()
   own = set(re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', text))
-  if "swarms.place()" in text:  # which reads the flags of a swarm for it
+  if "swarms.place()" in text:  # `place` reads the flags of a swarm
     text += (ROOT / "launch/swarms.py").read_text()
   uses, _, _ = run_arguments(script)
   read = {
@@ -152,7 +152,7 @@ def run_script(folder, config, *args, stdout=subprocess.PIPE):
   ],
   ids=["attribute", "key", "list", "none", "coordinator"],
 )
-def test_one_line_and_exit_code_2(tmp_path, config, args, message):
+def test_error_is_one_line_with_exit_code_2(tmp_path, config, args, message):
   result = run_script(tmp_path, config, *args)
   assert result.returncode == 2, result.stderr
   assert len(result.stderr.splitlines()) == 1, result.stderr
@@ -168,7 +168,7 @@ def test_debug_shows_the_traceback(tmp_path, debug):
   assert "Traceback" in result.stderr
 
 
-def test_our_own_mistake_keeps_its_traceback(tmp_path):
+def test_internal_error_keeps_its_traceback(tmp_path):
   result = run_script(tmp_path, GOOD)
   assert result.returncode == 1
   assert "Traceback" in result.stderr
@@ -193,7 +193,7 @@ SELECTED = [
 
 @pytest.mark.parametrize("flags", SELECTED)
 def test_help_config_prints_every_key_after_all_overrides(tmp_path, flags):
-  """A selector comes first, whatever the order; the file is executed once."""
+  """Applies selectors first in any order; executes the file once."""
   result = run_script(tmp_path, CONFIG, "--help_config", *flags)
   assert result.returncode == 0, result.stderr
   assert (tmp_path / "executed").read_text() == "once "
@@ -203,7 +203,7 @@ def test_help_config_prints_every_key_after_all_overrides(tmp_path, flags):
   assert "--config.outer.sync_every=7\n" in result.stdout
 
 
-def test_a_wrong_value_beside_help_config_is_an_error(tmp_path):
+def test_invalid_value_with_help_config_is_an_error(tmp_path):
   result = run_script(tmp_path, CONFIG, "--help_config", "--config.sync.p=nan")
   assert result.returncode == 2
   assert result.stderr == "error: config.sync.p=nan must lie in [0, 1]\n"
@@ -212,7 +212,7 @@ def test_a_wrong_value_beside_help_config_is_an_error(tmp_path):
 @pytest.mark.parametrize(
   ("code", "stderr"), [(130, "interrupted\n"), (141, "")]
 )
-def test_ctrl_c_and_a_reader_that_leaves_have_their_codes(
+def test_interrupt_and_closed_pipe_have_their_exit_codes(
   tmp_path, code, stderr
 ):
   outlet, inlet = os.pipe()
@@ -234,7 +234,7 @@ def test_ctrl_c_and_a_reader_that_leaves_have_their_codes(
     ("--config.sync.p=0.5", ("model.", "parallel.tensor"), False),
   ],
 )
-def test_a_config_without_effect(monkeypatch, argument, keys, refused):
+def test_config_without_effect_is_refused(monkeypatch, argument, keys, refused):
   monkeypatch.setattr("sys.argv", ["convert", argument])
   if not refused:
     return options.refuse_config(keys, "why")

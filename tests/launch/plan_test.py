@@ -8,7 +8,7 @@ import pytest
 PLAN = "--config=configs/planner/gpt_11b.py:test"
 
 
-def test_a_plan_is_written_and_drawn(launch, tmp_path):
+def test_plan_is_written_and_drawn(launch, tmp_path):
   path, picture = tmp_path / "plan.json", tmp_path / "plan.png"
   document = tmp_path / "plan.html"
   ended = launch(
@@ -29,8 +29,8 @@ def test_a_plan_is_written_and_drawn(launch, tmp_path):
   assert "data:image/png;base64," in page
 
 
-def test_a_change_s_flags_train(launch, tmp_path):
-  """Those of the plan, then those of the row, as they are printed."""
+def test_flags_of_a_change_train(launch, tmp_path):
+  """Applies the printed flags of the plan, then those of the row."""
   pair = {
     "name": "pair", "source": "a test", "mark": "drawn", "device": "h100",
     "nodes": [2], "rows": "device", "bandwidth": [[None, 1e9], [1e9, None]],
@@ -90,7 +90,7 @@ def test_a_change_s_flags_train(launch, tmp_path):
   ("measure_links", ["--output={tmp}/x.json", "--nccl=LICENSE"],
    "LICENSE: no table"),
 ])
-def test_mistakes(launch, tmp_path, script, args, message):
+def test_invalid_arguments_are_named(launch, tmp_path, script, args, message):
   zero = {
     "name": "z", "source": "a test", "mark": "drawn", "device": "a100",
     "nodes": [2], "rows": "device", "bandwidth": [[None, 0], [1, None]],

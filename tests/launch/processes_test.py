@@ -1,4 +1,4 @@
-"""Several processes are one run: they train, stop and end together."""
+"""Several processes as one run: they train, stop and end together."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ processes.HEARTBEAT_S = 10
 processes.initialize(sys.argv[1], 2, int(sys.argv[2]))
 print("joined", flush=True)
 """
-# A worker on each process.
+# One worker on each process.
 TRAIN = JOIN + """
 from caatnet.train import loop
 from tests.caatnet.train import linear_model as toy
@@ -42,7 +42,7 @@ loop.train(
 )
 """
 WAIT = JOIN + "time.sleep(99)"
-# One worker of a swarm, whose batches are cut over the processes.
+# One worker of a swarm, with batches divided among the processes.
 PEER = JOIN + """
 import json
 import jax
@@ -67,7 +67,7 @@ STREAMING = "outer.overlap=(2,) outer.pieces=1 outer.fragment_layers=1"
 
 @contextlib.contextmanager
 def pair_of(script, *args):
-  """Two processes, which are killed in the end."""
+  """Starts two processes, and kills them at the end."""
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -92,7 +92,7 @@ def pair_of(script, *args):
 
 
 def test_workers_on_two_processes_train_and_stop_as_one(tmp_path):
-  """Metrics are sent three steps at a time, and a signal to one stops both."""
+  """Sends metrics every three steps; a signal to one process stops both."""
   with pair_of(TRAIN, tmp_path / "pair") as pair:
     path = tmp_path / "pair" / "metrics.jsonl"
     latest = time.monotonic() + 300
@@ -120,7 +120,7 @@ def test_workers_on_two_processes_train_and_stop_as_one(tmp_path):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_when_a_process_dies_the_other_ends_with_one_line(victim):
+def test_death_of_a_process_ends_the_other_with_one_line(victim):
   with pair_of(WAIT) as pair:
     for process in pair:
       assert process.stdout.readline() == "joined\n"
@@ -131,8 +131,8 @@ def test_when_a_process_dies_the_other_ends_with_one_line(victim):
   assert "another process of this run has ended" in error
 
 
-def test_a_worker_of_two_processes_has_the_bits_of_the_others(tmp_path):
-  """Process 0 speaks to the swarm, and the other one knows what it knows."""
+def test_worker_of_two_processes_has_the_bits_of_the_others(tmp_path):
+  """Process 0 is connected to the swarm, and broadcasts to the other one."""
   with coordinator(tmp_path, 2) as place, pair_of(
     PEER, tmp_path / "pair", place.coordinator[1], STREAMING
   ) as pair:
@@ -154,8 +154,8 @@ def test_a_worker_of_two_processes_has_the_bits_of_the_others(tmp_path):
   np.testing.assert_allclose(found[0]["loss"], other.evaluation.loss, rtol=1e-5)
 
 
-def test_only_the_end_is_condensed():
-  """Other lines pass, and a warning that no end follows comes in the end."""
+def test_only_the_fatal_error_is_condensed():
+  """Copies lines after a log line at the end, unless a fatal line follows."""
   log = b"E1122 07:18:02.9  1 coordination_service_agent.cc:289] Polled\nmore\n"
   fatal = (
     b"F1122 07:18:02.9  1 client.h:80] Terminating process because the JAX "

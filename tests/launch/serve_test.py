@@ -1,4 +1,4 @@
-"""A server as users run it: it answers, and ends in good order."""
+"""Server as users run it: responses and graceful shutdown."""
 
 import json
 import os
@@ -29,7 +29,9 @@ def started(launch, workdir, *args):
   raise AssertionError(err.read_text())
 
 
-def test_it_is_replayed_and_a_signal_lets_what_runs_finish(launch, workdir):
+def test_server_is_replayed_and_finishes_requests_after_a_signal(
+  launch, workdir
+):
   process, out, err, url = started(launch, workdir)
   ended = launch(
     "replay", f"--url={url}", "--sessions=3", "--rate=50", "--json",
@@ -58,12 +60,12 @@ def test_it_is_replayed_and_a_signal_lets_what_runs_finish(launch, workdir):
   assert health.status_code == 503
   assert health.json() == {"status": "draining"}
   assert events[-1] == "data: [DONE]"
-  assert len(events) == 400  # the first one was read before
+  assert len(events) == 400  # the first event was read before
   process.join(30)
   assert process.exitcode == 0, err.read_text()
 
 
-def test_a_port_that_is_taken_is_one_line(launch, workdir):
+def test_occupied_port_is_a_one_line_error(launch, workdir):
   with socket.create_server(("127.0.0.1", 0)) as taken:
     port = taken.getsockname()[1]
     ended = launch("serve", f"--workdir={workdir}", f"--port={port}")

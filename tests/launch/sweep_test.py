@@ -1,4 +1,4 @@
-"""A sweep goes on where it stopped, and its demo draws what it says."""
+"""Sweeps and the demo."""
 
 import json
 
@@ -7,13 +7,13 @@ from caatnet.train import sweep
 TINY = "--config=configs/caatnet/tiny.py:test"
 
 
-def test_a_grid_is_all_combinations():
+def test_grid_is_all_combinations():
   assert sweep.expand("a=1,2 b=x,y") == ["a=1 b=x", "a=1 b=y", "a=2 b=x",
                                          "a=2 b=y"]
   assert sweep.expand("") == [""]
 
 
-def test_a_sweep_trains_what_is_missing(tmp_path, launch):
+def test_sweep_trains_only_missing_points(tmp_path, launch):
   flags = [
     TINY, "--cpu_devices=4", "--mesh=tensor:1", f"--workdir={tmp_path}",
     "--seeds=3",
@@ -28,7 +28,7 @@ def test_a_sweep_trains_what_is_missing(tmp_path, launch):
   assert [path.stat().st_mtime_ns for path in stored] == times
   rows = sweep.read_csv(tmp_path / "sweep.csv")
   assert [(r["p"], r["seed"]) for r in rows] == [(1.0, 3), (0.5, 3)]
-  # Each door's bytes halve; embedding and stack entry stay.
+  # The bytes of each projection halve; embedding and stack entry stay.
   full, half = rows[0]["backward_bytes"], rows[1]["backward_bytes"]
   entry = 8 * 32 * 32 * 4
   assert full - entry == 2 * (half - entry)
@@ -38,7 +38,7 @@ def test_a_sweep_trains_what_is_missing(tmp_path, launch):
   assert json.loads(stored[0].read_text())["seed"] == 3
 
 
-def test_the_demo_compares_with_simple_models(tmp_path, launch):
+def test_demo_compares_with_simple_models(tmp_path, launch):
   result = launch("demo", TINY, f"--workdir={tmp_path}")
   assert result.returncode == 0, result.stderr
   for name in ("p=1", "p=0.5", "unigram", "bigram", "xz", "float32"):

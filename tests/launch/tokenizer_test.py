@@ -38,18 +38,18 @@ def train(workdir, keys):
   )
 
 
-def test_fewer_tokens_than_asked_for_are_explained(tmp_path):
+def test_smaller_vocabulary_than_requested_is_explained(tmp_path):
   text, folder = tmp_path / "text", tmp_path / "made"
   text.mkdir()
   for name in "abcdefgh":
     (text / f"{name}.txt").write_text("to be or not to be\n" * 9 + name)
   ended = launch(f"{SMALL} data.path={text} data.tokenizer={folder}")
   assert ended.returncode == 0, ended.stderr
-  # 256 bytes, the one between documents, and 9 joined ones.
+  # 256 bytes, the separator, and 9 merges.
   assert "\n266 tokens, not 300: in the words of the training" in ended.stdout
 
 
-def test_a_tokenizer_is_trained_used_kept_and_demanded(tmp_path):
+def test_tokenizer_is_trained_used_kept_and_required(tmp_path):
   text, folder = tmp_path / "text", tmp_path / "made"
   text.mkdir()
   for number in range(12):
@@ -67,7 +67,7 @@ def test_a_tokenizer_is_trained_used_kept_and_demanded(tmp_path):
   assert "tokens, not" not in ended.stdout
 
   workdir = tmp_path / "run"
-  for num_steps in (2, 4):  # the second resumes
+  for num_steps in (2, 4):  # the second run resumes
     result = train(workdir, f"{keys} train.num_steps={num_steps}")
   assert {x: (workdir / "tokenizer" / x).read_text() for x in files} == files
   folder.rename(tmp_path / "elsewhere")
@@ -83,4 +83,4 @@ def test_a_tokenizer_is_trained_used_kept_and_demanded(tmp_path):
   folder.mkdir()
   (folder / "tokenizer.json").write_text(files["tokenizer.json"])
   with pytest.raises(ValueError, match=r"tokenizer made \(sha256 .* made \("):
-    train(workdir, f"{keys} train.num_steps=4")  # none between documents
+    train(workdir, f"{keys} train.num_steps=4")  # no separator

@@ -1,4 +1,4 @@
-"""The benchmark of decoding runs whole, beside a rival that answers."""
+"""Benchmark of decoding: a complete run, and its comparison with PyTorch."""
 
 import sys
 
@@ -19,13 +19,13 @@ def test_parts_of_a_step_add_up_to_it():
   assert len(row["tokens_per_second"]) == config.benchmark.rounds
 
 
-def test_a_rival_without_torch_is_a_mistake(tmp_path):
+def test_rival_without_torch_is_an_error(tmp_path):
   config = decoding_config.get_config("test")
   config.benchmark.rival = str(tmp_path / "python")
   with pytest.raises(ValueError, match="cannot be run"):
     decoding.run(config)
   script = tmp_path / "python"
-  script.write_text(f"#!{sys.executable}\n")  # ends at once
+  script.write_text(f"#!{sys.executable}\n")  # exits immediately
   script.chmod(0o755)
   with pytest.raises(ValueError, match="needs torch"):
     decoding.run(config)

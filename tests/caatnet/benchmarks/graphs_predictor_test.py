@@ -1,4 +1,4 @@
-"""Predicted steps that fetch features: what bounds them, by hand."""
+"""Predicted steps that fetch features: their bounds, by hand."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from caatnet.benchmarks.graphs.graphs_predictor import Host, predict
 HOST = {"gather": 10e9, "memory": 100e9, "link": 25e9}
 
 
-def test_parts_follow_one_another_or_overlap():
+def test_parts_are_sequential_or_overlap():
   step = predict(Host(**HOST), 1e9, 0.05)
   assert step.conventional_s == pytest.approx(0.1 + 0.04 + 0.05)
   assert step.zero_copy_s == pytest.approx(0.04 + 0.05)
@@ -26,7 +26,7 @@ def test_devices_share_cores_and_memory_but_no_link():
   assert predict(slow, 1e9, 0.0).conventional_s == pytest.approx(0.15 + 0.04)
 
 
-def test_lines_that_hold_no_row_are_read_as_well():
+def test_unused_parts_of_cache_lines_are_transferred():
   step = predict(Host(**HOST), 1e9, 0.0, lines=1.28)
   assert step.zero_copy_s == pytest.approx(1.28 * 0.04)
   assert step.conventional_s == pytest.approx(0.14)

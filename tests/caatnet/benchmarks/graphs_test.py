@@ -1,4 +1,4 @@
-"""The benchmark of graph networks: its counts, and a Python without DGL."""
+"""Benchmark of graph networks: its counts, and an interpreter without DGL."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from caatnet.benchmarks.graphs import graphs
 from configs.benchmark import graphs as benchmark_config
 
 
-def test_the_benchmark_s_counts_agree(capsys):
+def test_counts_of_the_benchmark_agree(capsys):
   config = benchmark_config.get_config("test")
   config.benchmark.parts = ("sampler", "caches", "waits", "predicted")
   result = json.loads(json.dumps(graphs.run(config)))
@@ -32,7 +32,7 @@ def test_the_benchmark_s_counts_agree(capsys):
 
 
 
-def test_a_python_without_dgl_is_an_error():
+def test_interpreter_without_dgl_is_an_error():
   config = benchmark_config.get_config("test")
   config.benchmark.parts = ("sampler",)
   config.benchmark.python = sys.executable
@@ -41,12 +41,12 @@ def test_a_python_without_dgl_is_an_error():
 
 
 
-def test_edges_are_those_of_places_that_count():
+def test_edges_are_counted_without_padding():
   degrees = np.array([[5, 1, 0, 2, 9, 9, 9]])  # fan-outs (2, 2)
   assert graphs.num_edges(degrees, (2, 2)) == 2 + 1 + 0
 
 
-def test_a_large_graph_is_trained_on_in_a_process_of_its_own():
+def test_large_graph_is_trained_on_in_a_separate_process():
   config = benchmark_config.get_config("test")
   config.benchmark.parts = ("large",)
   found = graphs.run(config)["large"]
@@ -54,7 +54,7 @@ def test_a_large_graph_is_trained_on_in_a_process_of_its_own():
   assert [row["part"] for row in found["rows"]] == ["build", "train, 3 steps"]
 
 
-def test_a_graph_that_needs_more_memory_than_there_is_is_an_error():
+def test_graph_that_exceeds_the_memory_limit_is_an_error():
   config = benchmark_config.get_config("test")
   config.benchmark.parts = ("large",)
   config.benchmark.large.limit_mb = 1

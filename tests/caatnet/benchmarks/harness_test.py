@@ -1,4 +1,4 @@
-"""The harness: alternation, ends of processes, namespaces, configs."""
+"""Benchmark harness: alternation, processes, namespaces and configs."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 class Echo:
-  """A peer of these tests."""
+  """Peer that returns its name, or exits."""
 
   def __init__(self, me):
     print("a library prints something")
@@ -35,7 +35,7 @@ class Echo:
 
 
 KIND = f"{Echo.__module__}:Echo"
-if "." not in Echo.__module__:  # as pytest may name this file
+if "." not in Echo.__module__:  # pytest may import this file without packages
   KIND = "tests.caatnet.benchmarks.harness_test:Echo"
 
 
@@ -53,7 +53,7 @@ def test_runners_alternate_and_warm_up_is_discarded():
   assert found == {"a": [4, 7], "b": [5, 8], "c": [6, 9]}
 
 
-def test_a_runner_is_called_once_before_it_is_timed():
+def test_runner_is_called_once_before_it_is_timed():
   calls = []
   assert timing.seconds_after_one(lambda: calls.append(0)) >= 0
   assert len(calls) == 2
@@ -85,7 +85,7 @@ def _gone(pids, within_s=20):
   return not any(map(_alive, pids))
 
 
-def test_peers_answer_in_order_whatever_they_print():
+def test_peers_answer_in_order_despite_their_output():
   with processes.Peers(KIND, [("x",), ("y",), ("z",)]) as peers:
     done = peers.do("name")
   assert [name for name, _ in done.found] == ["x", "y", "z"]
@@ -118,7 +118,7 @@ def test_no_peer_is_left_when_another_cannot_start(monkeypatch):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_peers_end_with_a_parent_that_is_interrupted_or_killed(how):
+def test_peers_end_with_an_interrupted_or_killed_parent(how):
   script = (
     "from caatnet.benchmarks.harness import processes\n"
     f"with processes.Peers({KIND!r}, [('x',), ('y',)]) as peers:\n"
@@ -136,9 +136,9 @@ def test_peers_end_with_a_parent_that_is_interrupted_or_killed(how):
   assert _gone(pids)
 
 
-@pytest.mark.filterwarnings("error")  # of threads
+@pytest.mark.filterwarnings("error")  # from threads
 def test_lines_are_handed_over_until_the_process_is_killed():
-  """A line that is cut off is none."""
+  """Drops an incomplete last line."""
   code = "print('{\"a\": 1}'); print('{\"b\"', end='', flush=True); input()"
   found = []
   with processes.Process(
@@ -150,7 +150,7 @@ def test_lines_are_handed_over_until_the_process_is_killed():
   assert process.killed
 
 
-def test_a_script_s_error_names_the_key_and_the_last_line():
+def test_error_of_a_script_names_the_key_and_the_last_line():
   def ask(code, program=sys.executable):
     return processes.ask_script("config.benchmark.python", [
       program, "-c", code
@@ -167,7 +167,7 @@ def test_a_script_s_error_names_the_key_and_the_last_line():
     ask("", "/no/python")
 
 
-def test_work_is_shared_in_order_and_alone_in_another_process():
+def test_shared_keeps_order_and_alone_uses_another_process():
   assert list(processes.shared(abs, [-3, 2, -1], 2)) == [3, 2, 1]
   assert processes.alone(os.getpid) != os.getpid()
 
@@ -181,7 +181,7 @@ def _namespaces():
 
 @pytest.fixture
 def root():
-  """Skips where this user cannot shape links."""
+  """Skips the test if this user cannot shape links."""
   try:
     with namespaces.shaped(np.full((2, 2), 1e6)):
       pass
@@ -210,14 +210,14 @@ def _meet_and_fail(make):
   lambda: namespaces.shaped(np.full((3, 3), 1e7)),
   lambda: namespaces.long_link(100, 0), lambda: namespaces.long_link(100, 10),
 ], ids=["rates", "a rate", "a rate and a delay"])
-def test_peers_meet_in_namespaces_which_are_removed_after_an_error(root, make):
+def test_namespaces_are_removed_after_an_error(root, make):
   with pytest.raises(ZeroDivisionError):
     _meet_and_fail(make)
   assert not _own()
 
 
-def test_namespaces_that_are_half_made_are_removed(root, monkeypatch, tmp_path):
-  (tmp_path / "ip").symlink_to(shutil.which("ip"))  # and no tc
+def test_partially_made_namespaces_are_removed(root, monkeypatch, tmp_path):
+  (tmp_path / "ip").symlink_to(shutil.which("ip"))  # without tc
   monkeypatch.setenv("PATH", str(tmp_path))
   with (
     pytest.raises(ValueError, match="cannot be shaped here: there is no 'tc'"),
@@ -244,7 +244,7 @@ def test_namespaces_of_a_killed_process_are_removed_by_the_next(root):
     assert left not in _namespaces()
 
 
-def test_a_config_loses_its_benchmark_in_a_copy():
+def test_config_without_benchmark_is_a_copy():
   config = train_step.get_config("test")
   assert "benchmark" not in setup.without_benchmark(config)
   assert config.benchmark.name == "train_step"

@@ -1,4 +1,4 @@
-"""The benchmark of kernels puts operands where each implementation has them."""
+"""Benchmark of kernels: memory of operands, counted bytes and times."""
 
 import json
 
@@ -12,20 +12,20 @@ from configs.benchmark import kernels as config_of
 from parallel.kernels.gather_rows import order
 
 
-def test_a_gather_of_rows_is_checked_and_its_bytes_are_counted(capsys):
+def test_gather_of_rows_is_checked_and_its_bytes_are_counted(capsys):
   config = config_of.get_config()
   config.benchmark.ops = ("gather_rows",)
   rows = json.loads(json.dumps(kernels.run(config)))["rows"]
   assert {row["implementation"] for row in rows} == {"tpu_interpret"}
   assert {row["relative_error"] for row in rows} == {0}
   bytes_of = {row["case"]: row["bytes"] for row in rows}
-  # 17 rows of 32 features are read and written, and so many ids are read.
+  # 17 rows of 32 features are read and written, and 17 ids are read.
   assert bytes_of["a line"] == 17 * 32 * 4 * 2 + 17 * 4
   assert "gather_rows, a line" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kernel", ["gpu", "tpu"])
-def test_a_kernel_s_table_is_in_the_host_s_memory_as_it_lies_there(kernel):
+def test_table_has_the_memory_kind_and_order_of_its_kernel(kernel):
   for subject in SUBJECTS["gather_rows"](False):
     (device,) = jax.devices()[:1]
     table, ids = subject.draw(0)
@@ -43,7 +43,7 @@ def test_a_kernel_s_table_is_in_the_host_s_memory_as_it_lies_there(kernel):
       np.testing.assert_array_equal(
         operands[0], order.stored(np.asarray(table), kind)
       )
-      # What crosses the link, of all that is there.
+      # Bytes across the link, out of the whole table.
       per_id = 4 * table.shape[1] * order.waste(table.shape[1], kind)
       expected = {} if kind == "reference" else {
         operands[0].shape: per_id * len(ids)
@@ -56,8 +56,8 @@ def test_a_kernel_s_table_is_in_the_host_s_memory_as_it_lies_there(kernel):
     np.testing.assert_array_equal(found, table[ids])
 
 
-def test_a_program_for_a_gpu_has_the_table_where_it_is():
-  """Lowered for CUDA: the kernel's operand is the pinned argument."""
+def test_gpu_program_reads_the_table_in_pinned_memory():
+  """Lowers for CUDA: the kernel's operand is the pinned argument."""
   subject = SUBJECTS["gather_rows"](False)[0]
   (device,) = jax.devices()[:1]
   program = jax.jit(lambda *x: subject.run(*x, implementation="gpu"))
@@ -70,8 +70,8 @@ def test_a_program_for_a_gpu_has_the_table_where_it_is():
   assert "%arg0)" in text[call : call + 60]
 
 
-def test_a_kernel_is_timed_against_its_reference_and_a_copy(monkeypatch):
-  """The timed path of accelerators, run by the interpreter."""
+def test_kernel_is_timed_against_its_reference_and_a_copy(monkeypatch):
+  """Executes the timed path of accelerators in the interpreter."""
   monkeypatch.setattr(kernels, "_COPY_BYTES", 1 << 12)
   options = config_of.get_config().benchmark
   options.rounds, options.buffers = 2, 1
@@ -79,7 +79,7 @@ def test_a_kernel_is_timed_against_its_reference_and_a_copy(monkeypatch):
     subject = SUBJECTS[op](False)[0]
     found = kernels._measure(subject, "reference", options)
     assert found["min_s"] <= found["median_s"] <= found["max_s"]
-    # A share of the copy's rate is bytes by seconds.
+    # The share of the copy's rate is bytes per second.
     rate = found["of_copy_bandwidth"] * found["copy_bytes_per_s"]
     assert rate * found["median_s"] == pytest.approx(subject.num_bytes)
     assert found["of_fused"] > 0

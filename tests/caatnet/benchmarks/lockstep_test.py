@@ -1,22 +1,22 @@
-"""The forms of a step that a benchmark compares are one step."""
+"""Benchmark of lockstep pipelines: the compared forms compute one step."""
 
 from caatnet.benchmarks.training import lockstep
 from configs.benchmark import lockstep as configs
 
 
 def test_forms_agree_and_their_work_is_that_of_their_ticks():
-  """Which `run` refuses otherwise; in forwards of a stage."""
+  """`run` refuses forms that differ; work is in forwards of one stage."""
   config = configs.get_config("test")
   config.benchmark.forms = ("autodiff", "masked", "1f1b +", "zb_h1 +")
   stages, m = config.benchmark.stages, config.benchmark.microbatches
   rows = {r["form"]: r for r in lockstep.run(config)["rows"]}
   work = {form: (r["flops"], r["critical_flops"]) for form, r in rows.items()}
   ticks = m + stages - 1
-  # Forward, the same again, and both halves of a backward.
+  # Forward, recomputed forward, and both halves of a backward.
   assert work["autodiff"] == (4 * ticks, 4 * ticks)
   longer = m + 2 * (stages - 1)
   assert work["masked"] == (4 * longer, 4 * longer)
   assert work["1f1b +"][0] == work["zb_h1 +"][0] == 3 * m
-  # Its actions are alike, so a step is its ticks, of which 3 m are work.
+  # Actions take equal time, so a step is its ticks, 3 m of which are work.
   assert work["zb_h1 +"][1] == 3 * m + stages - 1
   assert work["1f1b +"][1] > work["zb_h1 +"][1]

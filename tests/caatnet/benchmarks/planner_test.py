@@ -1,4 +1,4 @@
-"""Measured links of processes, and the benchmark of device orders."""
+"""Benchmark of the planner: measured links and device orders."""
 
 import json
 
@@ -9,7 +9,7 @@ from configs.benchmark import planner as config_of
 from parallel.hardware import cluster_files
 
 
-def test_links_of_processes_are_measured():
+def test_links_between_processes_are_measured():
   links = measured_links.measure(
     ["127.0.0.1"] * 3, sizes=(1 << 10, 1 << 16, 1 << 20)
   )
@@ -22,7 +22,7 @@ def test_links_of_processes_are_measured():
 
 
 
-def test_fits_are_put_where_messages_went():
+def test_fits_are_assigned_to_the_direction_of_messages():
   """Rows send, columns receive."""
   def rows(latency_s, rate):
     return [(n, latency_s + n / rate) for n in (1e3, 1e6)]
@@ -41,7 +41,7 @@ def test_fits_are_put_where_messages_went():
 
 
 
-def test_the_benchmark_of_device_orders():
+def test_device_orders_are_near_the_best():
   result = planner.run(config_of.get_config("test"))
   assert result["against all orders"][0]["ours / best, worst"] <= 1.01
   assert result["certified"][-1]["most"] < 0.1

@@ -1,4 +1,4 @@
-"""Steps of processes: who sends what to whom, sums, and what is refused."""
+"""Benchmark of planned steps with processes: messages, sums and errors."""
 
 import collections
 
@@ -24,7 +24,7 @@ def _problem(size=4):
 
 
 @pytest.mark.parametrize("c", CONFIGURATIONS, ids=str)
-def test_each_message_is_waited_for_in_the_order_it_is_sent_in(c):
+def test_messages_are_received_in_the_order_of_sending(c):
   order = np.random.default_rng(0).permutation(4).reshape(c.grid)
   given = planner_truth.jobs(c, _problem(), order, 0.0)
   sent, received = collections.defaultdict(list), collections.defaultdict(list)
@@ -40,7 +40,7 @@ def test_each_message_is_waited_for_in_the_order_it_is_sent_in(c):
   assert len(sent) == 2 * (c.stages - 1) * c.data * c.tensor
 
 
-def test_processes_send_what_is_predicted_and_sums_are_sums():
+def test_processes_send_the_predicted_bytes_and_reduce_sums():
   problem = _problem()
   with planner_truth._peers(OPTIONS, 0) as peers:
     for c in CONFIGURATIONS:
@@ -60,7 +60,7 @@ def test_processes_send_what_is_predicted_and_sums_are_sums():
       assert sum(a["sent"] for a in answers) == pytest.approx(expected, 1e-3)
 
 
-def test_what_is_drawn_is_within_a_factor_of_the_best():
+def test_drawn_configurations_are_within_a_factor_of_the_best():
   options = config_of.get_config("test").benchmark
   options.drawn = 8
   problem = _problem()
@@ -80,7 +80,7 @@ def test_rows_of_other_options_are_not_mixed(tmp_path):
     planner_truth.run(config)
 
 
-def test_where_links_cannot_be_shaped(monkeypatch, tmp_path):
+def test_error_if_links_cannot_be_shaped(monkeypatch, tmp_path):
   monkeypatch.setenv("PATH", str(tmp_path))
   with (
     pytest.raises(ValueError, match="shaped here: there is no 'ip'"),

@@ -1,4 +1,4 @@
-"""Rows of compiled programs are known again as long as nothing has changed."""
+"""Benchmark of compiled programs: rows are reused until a program changes."""
 
 import json
 
@@ -6,7 +6,7 @@ from caatnet.benchmarks.programs import programs
 from configs.benchmark import programs as programs_config
 
 
-def test_a_row_is_known_until_its_program_is_another(tmp_path):
+def test_row_is_reused_until_its_program_changes(tmp_path):
   config = programs_config.get_config("test")
   config.benchmark.kernels = ("reference",)
   path = tmp_path / "rows.json"
@@ -24,6 +24,6 @@ def test_a_row_is_known_until_its_program_is_another(tmp_path):
   same = now(row["overrides"])
   assert programs.known([row], same) == row
   assert programs.known([row], now("sync.p=0.25")) is None
-  # Many targets have one lowered program.
+  # Many targets share one lowered program.
   assert programs.known([row | {"target": "another"}], same) is None
   assert programs.known([row | {"versions": {}}], same) is None

@@ -1,4 +1,4 @@
-"""Which implementations a model's norms take."""
+"""Selection of kernels for the norms of a model."""
 
 import pytest
 
@@ -20,12 +20,14 @@ STEPS = {
   [
     ("chip", 1.0, "psum", True),
     ("chip", 0.5, "psum", False),
-    ("chip", 0.5, "ring_kernel", True),  # asked for by name
+    ("chip", 0.5, "ring_kernel", True),  # selected by name
     ("another", 0.5, "psum", True),
     (None, 0.5, "psum", True),  # config.kernels is not "auto"
   ],
 )
-def test_auto_takes_the_kernels_that_help(monkeypatch, chip, p, route, used):
+def test_auto_uses_kernels_that_make_the_step_faster(
+  monkeypatch, chip, p, route, used
+):
   monkeypatch.setattr(evidence, "STEP_WITH_KERNEL", STEPS)
   config = tiny.get_config("test")
   built = experiments.build(config)

@@ -1,4 +1,4 @@
-"""Laws of configs: a key does something, or it is an error that names it."""
+"""Properties of config keys: each has an effect, or is an error."""
 
 import dataclasses
 import functools
@@ -67,14 +67,14 @@ def test_every_declared_choice_has_a_builder(name, builders):
      "config.sync.p=0.5 has no effect"),
   ],
 )
-def test_a_key_that_does_nothing_is_an_error(overrides, changes, message):
+def test_key_without_effect_is_an_error(overrides, changes, message):
   with pytest.raises(ValueError, match=message):
     build(overrides, **changes)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("algorithm", OUTER)
-def test_a_key_of_another_outer_loop_is_an_error(algorithm):
+def test_key_of_another_outer_loop_is_an_error(algorithm):
   own = dict(tree.defaults("outer", algorithm))
   every = {}
   for name in OUTER:
@@ -86,7 +86,7 @@ def test_a_key_of_another_outer_loop_is_an_error(algorithm):
       sections.choose("outer", OUTER, section, None, 0)
 
 
-# With these values all keys of outer loops have an effect; and others for each.
+# Values with which all keys of outer loops have an effect; others for each key.
 BASE = {"codec": "int8", "overlap": (4,), "sync_every": 10}
 CHANGED = {
   "optimizer": "adam", "codec": "int4", "block": 64, "route": "all_to_all",
@@ -101,7 +101,7 @@ def two_workers():
 
 
 def described(value):
-  """All that an outer loop is made of, as text without addresses."""
+  """Returns all attributes of an outer loop as text without addresses."""
   if isinstance(value, Optax):  # closures: described by two of its steps
     optimizer, steps = value.optimizer, []
     state = optimizer.init(jnp.zeros(()))
@@ -140,7 +140,7 @@ def test_every_key_of_an_outer_loop_changes_it(algorithm, changes):
     assert outer(**{key: other}) != before, key
 
 
-def test_a_section_that_does_nothing_is_an_error():
+def test_section_without_effect_is_an_error():
   config = tiny.get_config("test")
   config.recommend = {"link": "wifi_6"}
   with pytest.raises(ValueError, match=r"config\.recommend has no effect"):
@@ -155,7 +155,7 @@ def test_a_section_that_does_nothing_is_an_error():
   "outer.sync_every=7 outer.algorithm=eager",
   "outer.algorithm=eager outer.sync_every=7",
 ])
-def test_a_selector_replaces_its_section_before_other_overrides(overrides):
+def test_selector_replaces_its_section_before_other_overrides(overrides):
   config = override(tiny.get_config("test"), overrides)
   assert config.outer.sync_every == 7
   config.outer.sync_every = tree.defaults("outer", "eager").sync_every
@@ -163,20 +163,20 @@ def test_a_selector_replaces_its_section_before_other_overrides(overrides):
   assert tiny.get_config("test").outer.algorithm == "data_parallel"
 
 
-def test_a_selector_with_the_present_value_changes_nothing():
+def test_selector_with_the_current_value_changes_nothing():
   config = override(tiny.get_config("test"), "outer.algorithm=diloco")
   config.outer.sync_every = 3
   assert override(config, "outer.algorithm=diloco").outer.sync_every == 3
 
 
-def test_values_of_equal_keys_are_not_kept_by_a_selector():
+def test_selector_resets_keys_that_both_sections_have():
   config = override(
     tiny.get_config("test"), "outer.algorithm=diloco outer.learning_rate=0.1"
   )
   assert override(config, "outer.algorithm=noloco").outer.learning_rate == 0.7
 
 
-def test_a_sweep_has_sections_of_its_own():
+def test_sweep_may_declare_sections_per_choice():
   own = {"outer": {"diloco": tree.defaults("outer", "diloco")}}
   own["outer"]["diloco"].momentum = 0.3
   config = override(tiny.get_config("test"), "outer.algorithm=diloco", own)

@@ -1,4 +1,4 @@
-"""Properties of declarations: every key of every config, and of its section."""
+"""Properties of declarations: every key of every config and its section."""
 
 import dataclasses
 import importlib
@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 
 def every_config():
-  """All configs by their modules, and one with each choice of each section."""
+  """Returns all configs by module, and one per choice of each section."""
   found = {}
   for path in sorted((ROOT / "configs").glob("*/*.py")):
     if path.stem != "__init__":
@@ -63,7 +63,7 @@ def test_every_key_of_every_config_is_declared():
   for name, config in CONFIGS.items():
     tree.check(config)
     declared = tree.declared(config)
-    # The sections of a sweep are declared by their own names.
+    # Sections of a sweep are declared under their own names.
     assert set(declared) == set(dict(leaves(config))), name
     for key, _ in declared.values():
       assert key.doc.strip(), name
@@ -72,7 +72,7 @@ def test_every_key_of_every_config_is_declared():
   assert count > 500
 
 
-# Each numeric key by its name and declaration.
+# Numeric key -> its declaration and value.
 NUMERIC = {
   name: (key, value)
   for config in CONFIGS.values()
@@ -82,7 +82,7 @@ NUMERIC = {
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", sorted(NUMERIC))
-def test_no_number_is_infinite_of_another_type_or_out_of_its_range(name):
+def test_numbers_of_another_type_or_out_of_range_are_refused(name):
   key, value = NUMERIC[name]
   key.check(name, value)
   wrong = [math.nan, math.inf, -math.inf, -1, -1e-9, [None], True, b"1"]
@@ -103,7 +103,7 @@ def test_no_number_is_infinite_of_another_type_or_out_of_its_range(name):
 
 @section
 class Toy:
-  """A section."""
+  """Section with a key of each type."""
 
   rate: float = field(0.5, "A rate.", FRACTION)
   sizes: tuple[int, ...] = field((1,), "Sizes.", Range(1, 9, whole=True))
@@ -136,7 +136,7 @@ class Toy:
     ("unset", [None, 0.5], [2.0], "lie in [0, 1] or be None"),
   ],
 )
-def test_types_and_ranges(name, right, wrong, must):
+def test_types_and_ranges_are_checked(name, right, wrong, must):
   key = fields.keys(Toy)[name]
   for value in right:
     key.check(f"toy.{name}", value)
@@ -151,7 +151,7 @@ def test_types_and_ranges(name, right, wrong, must):
     assert message.startswith(heads)
 
 
-def test_a_declaration_has_documentation_and_a_range_of_its_type():
+def test_declaration_needs_documentation_and_a_range_of_its_type():
   class Undocumented:
     width: int = field(1, "", Range(1, 9, whole=True))
 
@@ -168,11 +168,11 @@ def test_a_declaration_has_documentation_and_a_range_of_its_type():
 
 @pytest.mark.quick
 def test_equal_names_in_two_sections_have_their_own_ranges(monkeypatch):
-  """A new loop's pull does not inherit NoLoCo's range."""
+  """The pull of a new loop does not inherit NoLoCo's range."""
 
   @section
   class Elastic:
-    """A loop with a pull of any strength."""
+    """Loop with a pull of any strength."""
 
     pull: float = field(3.0, "Pull.", Range(0, 5))
 
@@ -197,7 +197,7 @@ def test_equal_names_in_two_sections_have_their_own_ranges(monkeypatch):
     assert str(error.value) == message
 
 
-# Each with values that are at a bound.
+# (key, valid values including a bound, invalid values).
 BOUNDS = [
   ("seed", [0, 2**32 - 1], [2**32]),
   ("model.width", [1], [0, 2**31]),
@@ -218,7 +218,7 @@ BOUNDS = [
 
 @pytest.mark.quick
 @pytest.mark.parametrize(("name", "inside", "outside"), BOUNDS)
-def test_bounds(name, inside, outside):
+def test_bounds_of_keys_are_inclusive_as_declared(name, inside, outside):
   key, _ = tree.declared(tiny.get_config("test"))[name]
   for value in inside:
     key.check(name, value)
@@ -244,7 +244,7 @@ def test_bounds(name, inside, outside):
      "config.subject='x' must be one of 'fastswitch', 'fairness', 'vllm_log'"),
   ],
 )
-def test_what_is_not_declared_is_an_error(changes, message):
+def test_undeclared_key_or_section_is_an_error(changes, message):
   config = tiny.get_config("test").to_dict() | changes
   with pytest.raises(ValueError) as error:
     tree.check(config)
@@ -252,7 +252,7 @@ def test_what_is_not_declared_is_an_error(changes, message):
 
 
 def test_missing_keys_have_their_defaults():
-  """The config of an older run loads."""
+  """Loads the config of an older run."""
   values = {"algorithm": "diloco", "sync_every": 7}
   made = tree.section_of("outer", values)
   assert (made.sync_every, made.learning_rate) == (7, 0.7)
@@ -281,7 +281,7 @@ def test_help_lists_each_key_once(name):
      "config.pieces=-1 must be an integer from 0 to 2147483647"),
   ],
 )
-def test_nothing_is_built_of_a_number_out_of_its_range(
+def test_number_out_of_range_is_refused_before_building(
   enter, config, key, message
 ):
   *path, last = key.split(".")
@@ -302,7 +302,7 @@ def test_declarations_load_no_jax():
   subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_hints_of_all_sections_resolve():
+def test_type_hints_of_all_sections_resolve():
   for name in ("outer", "model", "data", "optimizer", "graph", "benchmark"):
     for choice in tree._CHOICES[name].sections.values():
       assert set(typing.get_type_hints(choice)) == set(fields.keys(choice))

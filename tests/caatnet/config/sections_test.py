@@ -1,4 +1,4 @@
-"""What a config says is what is built: each key, under its own name."""
+"""Objects built from a config: each key arrives under its own name."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def build(overrides, base=SMALL):
 STEP = "outer.learning_rate=0.25 outer.momentum=0.75 "
 WIRE = ("outer.codec=int8 outer.block=16 outer.route=all_to_all "
         "outer.stochastic_rounding=True outer.error_feedback=True ")
-# Algorithm -> its keys, and what they are in the loop that is built.
+# Algorithm -> its keys, and attributes of the loop that is built.
 OUTER = {
   "diloco": (f"outer.sync_every=7 {STEP} {WIRE}", {
     "sync_every": 7, "optimizer.learning_rate": 0.25,
@@ -83,10 +83,10 @@ def test_keys_of_an_outer_loop_arrive_under_their_names(algorithm):
 
 
 @pytest.mark.parametrize(("num_steps", "decay_steps"), [(12, 0), (5, 12)])
-def test_the_rate_decays_over_the_steps_that_a_key_names(
+def test_learning_rate_decays_over_decay_steps(
   num_steps, decay_steps
 ):
-  """Or over all of them; whatever the number of steps, and from then on."""
+  """Decays over num_steps if decay_steps is 0, and is constant afterwards."""
   rate = sections.choose("optimizer", OPTIMIZERS, {
     "name": "sgd", "learning_rate": 0.5, "warmup_steps": 2,
     "decay_steps": decay_steps, "final_fraction": 0.2, "momentum": 0.0,
@@ -97,7 +97,7 @@ def test_the_rate_decays_over_the_steps_that_a_key_names(
 
 
 def second_step(optimizer, decays=True):
-  """The update after gradients of 1 and then 2, of a parameter of 4."""
+  """Returns the update after gradients 1 and 2 of a parameter of 4."""
   params = {"w": jnp.float32(4)}
   inner = sections.choose("optimizer", OPTIMIZERS, optimizer | {
     "learning_rate": 0.5, "warmup_steps": 2, "final_fraction": 0.25,
@@ -114,7 +114,7 @@ def second_step(optimizer, decays=True):
   return float(updates["w"])
 
 
-def test_adamw_is_its_equation():
+def test_adamw_equals_its_equation():
   keys = {"name": "adamw", "beta_1": 0.5, "beta_2": 0.75, "eps": 0.125}
   first = (0.5 * 0.5 * 1 + 0.5 * 2) / (1 - 0.5**2)
   second = (0.75 * 0.25 * 1 + 0.25 * 4) / (1 - 0.75**2)
@@ -123,14 +123,14 @@ def test_adamw_is_its_equation():
   assert second_step(keys) == pytest.approx(-0.25 * (step + 0.125 * 4))
 
 
-def test_sgd_is_its_equation():
-  """Decay is part of the gradient, so momentum carries it on."""
+def test_sgd_equals_its_equation():
+  """Weight decay is part of the gradient, so momentum accumulates it."""
   keys = {"name": "sgd", "momentum": 0.5}
   assert second_step(keys, False) == pytest.approx(-0.25 * (0.5 * 1 + 2))
   assert second_step(keys) == pytest.approx(-0.25 * (0.5 * 1.5 + 2.5))
 
 
-def test_each_door_has_its_own_fraction():
+def test_each_projection_has_its_own_fraction():
   projections = build(
     "sync.p=0.75 sync.p_mlp=(0.25,0.5) sync.forward_dtype=bfloat16 "
     "sync.backward_dtype= sync.private_scale=init sync.overlap=on"
@@ -155,7 +155,7 @@ def test_levels_of_a_partition_are_counted_from_inside():
   assert found.block == 32
 
 
-def test_a_builder_receives_its_section_frozen():
+def test_builder_receives_its_section_frozen():
   made = sections.call(
     "sync", lambda section, number: (section, number), {"p_mlp": [0.5, 1]}, 7
   )
@@ -189,7 +189,7 @@ def test_errors_of_builders_name_the_key():
      "config.outer.algorithm='diloca' must be one of 'data_parallel', "),
   ],
 )
-def test_an_override_has_a_key_and_its_type(overrides, message):
+def test_override_needs_a_declared_key_and_its_type(overrides, message):
   config = tiny.get_config("test")
   with pytest.raises(ValueError, match=message):
     override(config, overrides)

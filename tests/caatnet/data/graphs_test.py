@@ -143,7 +143,7 @@ def test_failed_writer_leaves_no_graph(tmp_path, changes, message):
 
 
 def test_rmat_has_its_quarters_and_its_seed(tmp_path):
-  """Compares shares of quarters at the first halving, before ids are hashed."""
+  """Compares shares of quarters after undoing the permutation of the ids."""
   options = {
     "scale": 8, "num_edges": 40_000, "num_features": 4, "num_classes": 3,
     "quarters": (0.57, 0.19, 0.19), "signal": 1.0,
@@ -315,7 +315,7 @@ def test_compiled_sampler_equals_the_reference(planted):
   assert (other[0] != expected[0]).mean() > 0.1
 
 
-def test_trees_hold_each_neighbour_at_most_once_per_edge(planted):
+def test_trees_hold_neighbours_and_each_edge_at_most_once(planted):
   fanouts = 4, 3
   ids, degrees = sampling.Sampler(planted, fanouts, 1).sample(
     np.arange(300), 0
@@ -409,7 +409,7 @@ def test_bayes_classifier_equals_a_sum_over_all_communities(tmp_path):
 
 
 def test_bayes_accuracy_grows_with_depth(planted):
-  """The accuracy of the default graph agrees with the config."""
+  """Graphs of generators without communities have no accuracy bound."""
   nodes = planted.nodes("validation")
   ids, degrees = sampling.Sampler(planted, (6, 4), 0).sample(nodes, 0)
   arguments = (

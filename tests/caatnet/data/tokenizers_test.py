@@ -90,7 +90,7 @@ def test_special_tokens_have_no_text(name):
   assert subject(name).decode([1, *a[:1], 0, 1, *a[1:], 2]) == "a b"
 
 
-def test_prompt_starts_with_the_library_s_special_tokens():
+def test_prompt_starts_with_the_special_tokens_of_the_library():
   """Follows the post-processor, and add_bos_token if it is set."""
   tokenizer = subject("llama")
   assert tokenizer.start_ids == (1,)

@@ -43,7 +43,7 @@ def test_invalid_setting_is_refused(settings, message):
    ((-1,), "has the token -1"),
    ((0,) * 8, "has 8 tokens, which leaves no room in config.inference.context")]
 )
-def test_prompt_outside_of_the_model_s_limits_is_refused(prompt, message):
+def test_prompt_outside_of_the_model_limits_is_refused(prompt, message):
   request((0,) * 7).check(256, context=8)
   with pytest.raises(ValueError, match=message):
     request(prompt).check(256, context=8)

@@ -207,7 +207,7 @@ def test_greedy_takes_the_lowest_id_of_equal_logits(ranks, devices):
 @pytest.mark.parametrize(
   "settings", [{}, {"temperature": 2.0}, {"top_k": 20, "top_p": 0.9}]
 )
-def test_tokens_have_the_model_s_distribution(settings):
+def test_tokens_have_the_distribution_of_the_model(settings):
   """Varies positions or seeds: a chi-square test with fixed draws."""
   row = np.random.default_rng(2).normal(size=V).astype("f4")
   z = row.astype("f8") / settings.get("temperature", 1.0)

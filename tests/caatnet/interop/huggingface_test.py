@@ -1,4 +1,4 @@
-"""Published models: ours computes what the reference does, and back again.
+"""Published checkpoints: logits equal the reference, and exports are equal.
 
 The checkpoints of `tests/fixtures/families` and their logits were made by
 `tests/fixtures/make_families.py`.
@@ -33,11 +33,11 @@ from tests.caatnet.data.small_tokenizers import llama_files
 ROOT = pathlib.Path(__file__).parents[3]
 FIXTURES = ROOT / "tests/fixtures/families"
 FAMILIES = sorted(path.name for path in FIXTURES.iterdir())
-# With key/value heads that are repeated for 3 and 8 ranks, and two files.
+# Has key/value heads that are repeated for 3 and 8 ranks, and two files.
 ONE = "llama_3"
-# Ranks, the devices that carry them, and how often heads are repeated.
+# (ranks, devices, repeats of key/value heads).
 RANKS = [(2, 2, 1), (3, 1, 4), (8, 4, 4)]
-# Float32 on both sides; logits are up to 7.
+# Both sides compute in float32; logits are up to 7.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -57,7 +57,7 @@ def convert(folder, to, ranks=1, devices=1, changes=()):
 
 
 def restore(experiment, folder):
-  """The parameters as an evaluation reads them."""
+  """Returns the parameters as an evaluation reads them."""
   checkpointer = Checkpointer(folder, experiment.program)
   abstract = experiment.abstract_state()
   params, outer, *_ = checkpointer.restore_params(
@@ -68,7 +68,7 @@ def restore(experiment, folder):
 
 
 def compute_logits(experiment, params, tokens):
-  """Logits [B, T, vocabulary], joined from those of all ranks."""
+  """Returns logits [B, T, vocabulary], joined over all ranks."""
   program = experiment.program
   mapped = jax.shard_map(
     program.model.logits, mesh=program.layout.mesh,
@@ -87,7 +87,7 @@ def expect_reference(family, experiment, folder):
 
 
 def read_all(folder):
-  """All tensors of a folder as (dtype, shape, bytes) by name."""
+  """Returns all tensors of a folder as (dtype, shape, bytes) by name."""
   found, wrong = tensors.find(folder)
   assert not wrong
   return {
@@ -105,26 +105,28 @@ def expect_round_trip(family, experiment, run, folder):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_computes_what_the_reference_does(family, tmp_path):
+def test_family_computes_the_reference_logits(family, tmp_path):
   experiment, _ = convert(FIXTURES / family, tmp_path / "run")
   expect_reference(family, experiment, tmp_path / "run")
   expect_round_trip(family, experiment, tmp_path / "run", tmp_path / "back")
 
 
 @pytest.mark.parametrize(("ranks", "devices", "repeats"), RANKS)
-def test_any_ranks_compute_the_same(ranks, devices, repeats, tmp_path):
+def test_any_number_of_ranks_computes_the_reference_logits(
+  ranks, devices, repeats, tmp_path
+):
   experiment, made = convert(FIXTURES / ONE, tmp_path / "run", ranks, devices)
   expect_reference(ONE, experiment, tmp_path / "run")
   expect_round_trip(ONE, experiment, tmp_path / "run", tmp_path / "back")
   # 2 layers, keys and values, heads of 4 channels in float32; 3 ranks have 3
-  # heads each, of which one is padding.
+  # heads each, one of them padding.
   heads = {2: 2, 3: 9, 8: 8}[ranks]
   assert made.kv_heads == (2, 2 * repeats)
   assert made.cache_bytes == (2 * 2 * 2 * 4 * 4, 2 * 2 * heads * 4 * 4)
 
 
-def test_one_rank_s_private_channels_are_the_dense_model_s(tmp_path):
-  """At p < 1 the weights are the same; only what is summed differs."""
+def test_weights_at_p_below_1_are_those_of_the_dense_model(tmp_path):
+  """Equal weights; only the synchronised channels differ."""
   experiment, _ = convert(
     FIXTURES / ONE, tmp_path / "run", 2, changes={"sync.p": 0.5}
   )
@@ -140,8 +142,8 @@ def test_one_rank_s_private_channels_are_the_dense_model_s(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", ["data_parallel", "diloco"])
-def test_a_run_of_ours_is_published_and_read_again(algorithm, tmp_path):
-  """Also where no worker's parameters are the run's, and these are sharded."""
+def test_trained_run_is_published_and_read_again(algorithm, tmp_path):
+  """Also with DiLoCo (outer parameters are published) and sharded by ZeRO-3."""
   config = tiny.get_config("test")
   config.model.update({"num_heads": 8, "num_kv_heads": 4, "ffn_width": 43,
                        "vocab_size": 299, "tied_embeddings": True})
@@ -173,7 +175,7 @@ def test_a_run_of_ours_is_published_and_read_again(algorithm, tmp_path):
   )
 
 
-def test_another_dtype_is_rounded_to(tmp_path):
+def test_published_weights_are_rounded_to_another_dtype(tmp_path):
   experiment, _ = convert(FIXTURES / "mistral_linear", tmp_path / "run")
   huggingface.write_published(
     experiment, tmp_path / "run", tmp_path / "half", dtype="bfloat16"
@@ -189,7 +191,7 @@ def test_another_dtype_is_rounded_to(tmp_path):
     np.testing.assert_array_equal(values, expected)
 
 
-def test_the_tokenizer_goes_with_the_weights(tmp_path):
+def test_tokenizer_is_published_with_the_weights(tmp_path):
   folder = tmp_path / "from"
   shutil.copytree(FIXTURES / "llama_2", folder)
   texts = llama_files() | {"vocab.json": "{}"}
@@ -217,8 +219,8 @@ def test_the_tokenizer_goes_with_the_weights(tmp_path):
     )
 
 
-def test_a_table_that_is_published_twice_is_so_again(tmp_path):
-  """A tied head that is there, as some publish it."""
+def test_stored_copy_of_a_tied_head_is_published_again(tmp_path):
+  """Some publishers store the tied head explicitly."""
   folder = tmp_path / "from"
   shutil.copytree(FIXTURES / "qwen2", folder)
   path = folder / "model.safetensors"
@@ -245,10 +247,10 @@ def test_repeated_heads_that_differ_are_not_merged():
     layout.take_apart(slot, joined)
 
 
-# What is on the disk while and after it is written ---------------------------
+# Files during and after writing ----------------------------------------------
 
 
-def test_nothing_half_written_stays(tmp_path):
+def test_interrupted_write_leaves_no_folder(tmp_path):
   experiment, _ = convert(FIXTURES / ONE, tmp_path / "run", 2)
   source, calls = open_source(FIXTURES / ONE, 2), []
 
@@ -268,8 +270,8 @@ def test_nothing_half_written_stays(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_run_has_its_name_when_it_is_whole(tmp_path):
-  """What a killed conversion left is no run, and does not stay."""
+def test_run_gets_its_name_when_it_is_complete(tmp_path):
+  """Removes the partial folder of a killed conversion."""
   (tmp_path / ".run.partial/checkpoints/0").mkdir(parents=True)
   source, seen = open_source(FIXTURES / ONE, 1), []
 
@@ -291,7 +293,7 @@ MEMORY = """
 import pathlib, resource, sys
 from tests.caatnet.interop import huggingface_test as test
 folder = pathlib.Path(sys.argv[1])
-test.convert(test.FIXTURES / "mistral", folder / "small")  # what libraries take
+test.convert(test.FIXTURES / "mistral", folder / "small")  # memory of libraries
 def peak():
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 before = peak()
@@ -303,7 +305,7 @@ print(made.published_bytes, between - before, peak() - between)
 
 
 def test_memory_holds_a_small_part_of_the_model(tmp_path):
-  """Of tensors of up to 1.4 MB; half of what is measured is code."""
+  """Tensors are up to 1.4 MB; half of the measured memory is code."""
   fields = json.loads((FIXTURES / "mistral/config.json").read_text())
   fields |= {"hidden_size": 512, "intermediate_size": 1408,
              "num_hidden_layers": 40}
@@ -330,7 +332,7 @@ def test_memory_holds_a_small_part_of_the_model(tmp_path):
   assert written < published / 3
 
 
-def test_a_checkpoint_in_slices_is_read_by_rows_and_places(tmp_path):
+def test_sliced_checkpoint_is_read_by_rows_and_places(tmp_path):
   values = np.arange(24.0, dtype="f4").reshape(1, 3, 2, 4)
   for name, chunk in (("by_row", (1, 1, 1, 4)), ("whole", (1, 3, 2, 4))):
     sliced = slices.Sliced(
@@ -345,7 +347,7 @@ def test_a_checkpoint_in_slices_is_read_by_rows_and_places(tmp_path):
     np.testing.assert_array_equal(found.at((0, 2)), values[0, 2])
 
 
-def test_a_dtype_in_which_weights_overflow_is_refused():
+def test_dtype_in_which_weights_overflow_is_refused():
   values = np.array([1.0, -1e6, np.inf], np.float32)
   kept = huggingface._cast(values, "bfloat16", "w")
   np.testing.assert_array_equal(np.isinf(kept), [False, False, True])

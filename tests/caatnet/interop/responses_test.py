@@ -1,6 +1,6 @@
-"""Answers to lm-evaluation-harness are by-hand sums of log-softmax.
+"""Responses to lm-evaluation-harness, against sums of log-softmax by hand.
 
-`tests/eval` holds them to the harness itself.
+`tests/eval` compares them with the harness.
 """
 
 import functools
@@ -31,7 +31,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 class Characters:
-  """A token is a character; "th" and " t" are tokens, too."""
+  """Tokenizer of characters, with tokens for "th" and " t"."""
 
   start_ids: tuple[int, ...] = ()
   stop_ids = (0,)
@@ -47,7 +47,7 @@ class Characters:
 
 
 class Opened(Characters):
-  """Prompts begin with the token 3."""
+  """Tokenizer that starts prompts with the token 3."""
 
   start_ids = (3,)
 
@@ -72,7 +72,7 @@ def ask(*args):
 
 
 def logits(tokens):
-  """The oracle's logits after each token; one length, so one program."""
+  """Returns the oracle's logits after each token; padded to one length."""
   _, program, params = make()
   padded = np.zeros((1, CONTEXT), int)
   padded[0, : len(tokens)] = tokens
@@ -88,7 +88,7 @@ def _oracle(config):
 
 
 def by_hand(row, num_targets):
-  """The sum of the last targets' log-softmax, and whether all are argmax."""
+  """Returns the summed log-softmax of the targets, and if all are argmax."""
   found, targets = logits(row[:-1])[-num_targets:], row[-num_targets:]
   log_p = found - np.log(np.exp(found).sum(axis=-1, keepdims=True))
   total = log_p[np.arange(num_targets), targets].sum()
@@ -99,32 +99,32 @@ def o(text):
   return [ord(c) for c in text]
 
 
-# A context, a continuation, a tokenizer; windows of tokens, with their targets.
+# (context, continuation, tokenizer, windows of tokens with their targets).
 PAIRS = [
   ("ab", "cde", Characters, [(o("abcde"), 3)]),
   ("ab", "cde", Opened, [([3, *o("abcde")], 3)]),
-  # Spaces go over to the continuation, and join with what is there.
+  # Trailing spaces move to the continuation, and merge with its tokens.
   ("a  ", "to", Characters, [([*o("a "), 2, *o("o")], 3)]),
-  # A token that lies across the border begins in the context.
+  # A token across the border belongs to the context.
   ("at", "he", Characters, [([*o("a"), 1, *o("e")], 1)]),
-  # No context: what stands before a text does, unless the text has it.
+  # Without a context, the start token is prepended, unless the text has it.
   ("", "abc", Characters, [([0, *o("abc")], 3)]),
   ("", "abc", Opened, [([3, *o("abc")], 3)]),
   ("", "\0bc", Characters, [([0, *o("bc")], 2)]),
   ("  ", "b", Characters, [([0, *o("  b")], 3)]),
-  # Nothing is certain.
+  # No target: log-probability 0.
   ("ab", "", Characters, []),
   ("", "", Characters, []),
-  # As much of a long context as fits, from its end.
+  # A context that is too long is cut at its start.
   ("abcdefghijklmno", "pq", Characters, [(o("efghijklmnopq"), 2)]),
   ("a", "bcdefghijklm", Characters, [(o("abcdefghijklm"), 12)]),
-  # A continuation that does not fit itself is scored in windows.
+  # A continuation that does not fit is scored in windows.
   ("xya", "bcdefghijklmnop", Characters,
    [(o("abcdefghijklm"), 12), (o("defghijklmnop"), 3)]),
 ]
 
 
-def test_loglikelihoods_are_sums_by_hand():
+def test_loglikelihoods_equal_sums_by_hand():
   for tokenizer in (Characters, Opened):
     rows = [row for row in PAIRS if row[2] is tokenizer]
     adapter = responder(tokenizer)
@@ -139,12 +139,12 @@ def test_loglikelihoods_are_sums_by_hand():
       assert type(greedy) is bool
 
 
-def test_a_continuation_is_greedy_if_each_token_is():
+def test_continuation_is_greedy_if_each_token_is():
   text = o("ab")
   while len(text) < 8:  # the model's own continuation, one character a token
     text.append(int(logits(text)[-1].argmax()))
   texts = ["".join(map(chr, text))]
-  # Another token at one place; what follows may be no choice after it.
+  # Changes the token at one place.
   texts += [texts[0][:n] + "~" + texts[0][n + 1 :] for n in (2, 4, 7)]
   encode = Characters().encode
   assert encode(texts[0]) == text
@@ -152,7 +152,7 @@ def test_a_continuation_is_greedy_if_each_token_is():
   assert [greedy for _, greedy in found] == [True, False, False, False]
 
 
-def test_the_order_of_requests_does_not_matter():
+def test_order_of_requests_does_not_change_results():
   requests = [ask(*row[:2]) for row in PAIRS]
   straight = responder().loglikelihood(requests)
   backward = responder().loglikelihood(requests[::-1])[::-1]
@@ -176,7 +176,7 @@ def test_windows_score_each_token_once(num_context):
       assert len(window.tokens) == CONTEXT + 1 or first == 0
 
 
-def test_rolling_is_a_text_by_itself():
+def test_rolling_loglikelihood_has_no_context():
   texts = ["", "a", "abcdefghijkl", "abcdefghijklmnopqrstuvwxyz"]
   windows = [
     [], [([0, *o("a")], 1)], [([0, *o(texts[2])], 12)],
@@ -200,7 +200,7 @@ def test_loglikelihoods_sum_to_the_loss_of_an_evaluation():
   np.testing.assert_allclose(total, -loss * 5 * CONTEXT, rtol=1e-6)
 
 
-# How a task asks; the stops and the settings of the request.
+# Arguments of a task -> stops and settings of the request.
 WAYS = [
   ({"until": "\n"}, {"max_gen_toks": 8}, Stops(8, {0}, ("\n",)), {}),
   ({"until": ["a", ""]}, {"max_new_tokens": 3}, Stops(3, {0}, ("a",)), {}),
@@ -214,7 +214,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("how", "number", "stops", "settings"), WAYS)
-def test_a_request_to_generate_is_read(how, number, stops, settings):
+def test_generation_request_is_parsed(how, number, stops, settings):
   asked = []
 
   def generate(requests):
@@ -246,12 +246,12 @@ def test_a_request_to_generate_is_read(how, number, stops, settings):
    ({}, "256 tokens, which leaves no room .* context of 12"),
    ({"max_gen_toks": 12}, "12 tokens, which leaves no room")],
 )
-def test_what_cannot_be_generated(how, message):
+def test_unsupported_generation_is_refused(how, message):
   with pytest.raises(ValueError, match=message):
     responder().generate_until([ask("ab", how)])
 
 
-def test_a_tokenizer_without_a_token_before_texts():
+def test_empty_context_needs_a_start_token():
   class Bare(Characters):
     stop_ids, separator = (), None
 
@@ -263,6 +263,6 @@ def test_a_tokenizer_without_a_token_before_texts():
 @pytest.mark.skipif(
   importlib.util.find_spec("lm_eval") is not None, reason="it is installed"
 )
-def test_the_extra_is_named():
+def test_missing_extra_is_named():
   with pytest.raises(ValueError, match=r"caatnet\[eval\]"):
     harness.evaluate(responder(), ["sums"])

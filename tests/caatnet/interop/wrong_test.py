@@ -1,4 +1,4 @@
-"""What is wrong with a published folder is said, all of it in one error."""
+"""Errors of published folders: all problems in one message."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def sharded(tmp_path):
 
 
 def edit_config(folder, **changes):
-  """None removes a key."""
+  """Changes keys of the config; None removes a key."""
   path = folder / "config.json"
   config = json.loads(path.read_text()) | changes
   config = {key: x for key, x in config.items() if x is not None}
@@ -44,7 +44,7 @@ def edit_tensors(folder, edit):
 
 
 def edit_header(folder, edit):
-  """Lets the header say something else about the same bytes."""
+  """Changes the header without changing the bytes of the tensors."""
   path = folder / ONE_FILE
   text = path.read_bytes()
   end = 8 + struct.unpack("<Q", text[:8])[0]
@@ -95,20 +95,20 @@ def name_twice(header):
     (lambda header: header.update({"x": {"dtype": "F99"}}), "invalid JSON"),
   ],
 )
-def test_a_header_that_lies(folder, edit, message):
+def test_invalid_header_is_named(folder, edit, message):
   edit_header(folder, edit)
   expect(folder, f"{ONE_FILE} is damaged.*{message}")
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, -2])
-def test_a_truncated_file(folder, size):
+def test_truncated_file_is_named(folder, size):
   path = folder / ONE_FILE
   path.write_bytes(path.read_bytes()[:size])
   expect(folder, f"cannot be converted: .*{ONE_FILE} is damaged")
 
 
-def test_a_file_that_is_damaged_later(folder, tmp_path):
-  """Between the check of its header and its last tensor."""
+def test_file_damaged_after_its_check_is_named(folder, tmp_path):
+  """Truncates it between the check of its header and its last tensor."""
   source = open_source(folder, 1)
   text = (folder / ONE_FILE).read_bytes()
   (folder / ONE_FILE).write_bytes(text[:-2])
@@ -133,7 +133,7 @@ def test_pickled_weights_are_not_read(folder):
      r"model.norm.weight.*model.norm.weight is in .*but not according"),
   ],
 )
-def test_an_index_that_lies(sharded, place, message):
+def test_invalid_index_is_named(sharded, place, message):
   shutil.copy(
     sharded / "model-00001-of-00002.safetensors",
     sharded.parent / "x.safetensors",
@@ -146,18 +146,18 @@ def test_an_index_that_lies(sharded, place, message):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": [1]}'])
-def test_a_damaged_index(sharded, text):
+def test_damaged_index_is_named(sharded, text):
   (sharded / tensors.INDEX).write_text(text)
   expect(sharded, f"{tensors.INDEX} is damaged")
 
 
-def test_a_tokenizer_that_is_not_read_is_not_left_out(folder):
+def test_unsupported_tokenizer_is_refused_not_ignored(folder):
   (folder / "tokenizer.model").write_bytes(b"sentences")
   expect(folder, "cannot be converted: .*tokenizer.model")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"model_type": "ll', "[" * 10**5])
-def test_a_damaged_config(folder, text):
+def test_damaged_config_is_named(folder, text):
   (folder / "config.json").write_text(text)
   expect(folder, "config.json is damaged")
 
@@ -165,7 +165,7 @@ def test_a_damaged_config(folder, text):
 # Tensors and config ----------------------------------------------------------
 
 
-def test_all_that_is_wrong_is_in_one_error(folder):
+def test_all_problems_are_in_one_error(folder):
   def edit(arrays):
     for layer in (0, 1):
       del arrays[f"model.layers.{layer}.mlp.up_proj.weight"]
@@ -189,7 +189,7 @@ def test_all_that_is_wrong_is_in_one_error(folder):
   ]
 
 
-def test_a_tied_head_that_differs(folder):
+def test_tied_head_that_differs_is_refused(folder):
   edit_config(folder, tie_word_embeddings=True)
   expect(folder, "lm_head.weight differs from model.embed_tokens.weight")
 
@@ -233,20 +233,20 @@ def test_a_tied_head_that_differs(folder):
     ({"vocab_size": 97}, r"embed_tokens.weight has shape \[96, 32\], expect"),
   ],
 )
-def test_what_is_not_supported_is_named(folder, changes, message):
+def test_unsupported_config_is_named(folder, changes, message):
   edit_config(folder, **changes)
   expect(folder, f"cannot be converted: .*{message}")
 
 
-def test_ranks_that_do_not_fit(folder):
+def test_ranks_that_do_not_fit_are_refused(folder):
   expect(folder, "ranks=5 would leave a rank.*use one of 1, 2, 3, 4, 8", 5)
   expect(folder, "use one of", 9)
 
 
-# Back ------------------------------------------------------------------------
+# Export ----------------------------------------------------------------------
 
 
-def test_an_origin_of_another_model(folder, tmp_path):
+def test_origin_of_another_model_is_refused(folder, tmp_path):
   experiment, _ = convert(folder, tmp_path / "run")
   path = tmp_path / "run" / huggingface.ORIGIN
   origin = json.loads(path.read_text())
@@ -276,14 +276,14 @@ def test_an_origin_of_another_model(folder, tmp_path):
     ("sealed/a", ValueError, "sealed/a cannot be written: .*/sealed is read"),
   ],
 )
-def test_a_folder_that_cannot_be_made_is_known_first(
+def test_invalid_target_folder_is_refused_before_writing(
   folder, tmp_path, monkeypatch, name, error, message
 ):
   (tmp_path / "file").touch()
   source = tmp_path / "link"
   source.symlink_to(folder)
   (tmp_path / "sealed").mkdir()
-  may = os.access  # root may write anywhere
+  may = os.access  # root has access to all folders
   monkeypatch.setattr(
     os, "access", lambda path, how: path.name != "sealed" and may(path, how)
   )
@@ -292,7 +292,7 @@ def test_a_folder_that_cannot_be_made_is_known_first(
   huggingface.check_target(source, tmp_path / "from_here" / "to")
 
 
-def test_what_is_no_folder_of_either_kind(tmp_path):
+def test_folder_of_neither_kind_is_refused(tmp_path):
   with pytest.raises(FileNotFoundError, match="neither a run's folder"):
     huggingface.is_run(tmp_path)
 
@@ -313,7 +313,7 @@ LLAMA_3 = ("llama3", 8.0, 1.0, 4.0, 8192)
     {"qk_norm": True, "rope_base": 1e6},
   ],
 )
-def test_a_config_that_is_written_is_read_again(changes):
+def test_written_config_round_trips(changes):
   section = {
     "vocab_size": 50, "width": 32, "num_layers": 3, "num_heads": 4,
     "num_kv_heads": 4, "ffn_width": 40, "head_width": 0, "qkv_bias": False,
@@ -325,7 +325,7 @@ def test_a_config_that_is_written_is_read_again(changes):
   assert families.parse(fields) == (section, [])
 
 
-def test_no_family_has_biases_and_norms():
+def test_no_family_has_both_biases_and_norms():
   config = make_config(
     families.parse(json.loads(
       (FIXTURES / "qwen3/config.json").read_text()
@@ -346,7 +346,7 @@ def test_no_family_has_biases_and_norms():
       "max_window_layers": 0}, 7),
     ({"model_type": "qwen3", "sliding_window": 7, "use_sliding_window": True,
       "max_window_layers": 2}, 0),
-    # As slices of layers have it: fewer than none, more than all.
+    # As in sliced models: less than zero layers, more than all.
     ({"model_type": "qwen2", "sliding_window": 7, "use_sliding_window": True,
       "max_window_layers": -1}, 7),
     ({"model_type": "qwen2", "sliding_window": 7, "use_sliding_window": True,
@@ -355,7 +355,7 @@ def test_no_family_has_biases_and_norms():
       "layer_types": ["sliding_attention"] * 2}, 7),
   ],
 )
-def test_which_layers_have_a_window(fields, window):
+def test_sliding_window_of_layers_is_read_from_the_config(fields, window):
   sizes = json.loads((FIXTURES / "mistral/config.json").read_text())
   del sizes["sliding_window"]
   section, wrong = families.parse(sizes | fields)

@@ -1,4 +1,4 @@
-"""A parameter is read in its declared dtype, with and without a partition."""
+"""Dtypes of parameters as models read them, with and without a partition."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from tests.caatnet.train.linear_model import Deep, draw, make
 
 @dataclasses.dataclass(frozen=True)
 class Narrow(Deep):
-  """Reads matrices in bfloat16 and casts nothing but its input."""
+  """Linear model that declares bfloat16 matrices and casts only its input."""
 
   dtype: str = "bfloat16"
   seen: list = dataclasses.field(default_factory=list, compare=False)
@@ -32,7 +32,7 @@ class Narrow(Deep):
   def scores(self, params, batch, access=AS_THEY_ARE):
     def layer(p, x):
       self.seen.append(p["w"].dtype.name)
-      return x + x @ p["w"]  # a scan carries what it was given
+      return x + x @ p["w"]  # the carry keeps its dtype
 
     def head(p, x):
       self.seen.extend(p[key].dtype.name for key in ("w", "b"))
@@ -63,8 +63,8 @@ def trained(scheme, devices, num_steps=4):
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_a_model_that_casts_nothing_reads_what_it_declares(devices):
-  """In bfloat16 by every scheme; what differs is the order of sums."""
+def test_parameters_are_read_in_their_declared_dtype(devices):
+  """Reads bfloat16 by every scheme; only the order of sums differs."""
   plain, seen = trained("ddp", devices)
   parts, seen_in_parts = trained("zero3", devices)
   assert seen == seen_in_parts == {"bfloat16", "float32"}
@@ -72,7 +72,7 @@ def test_a_model_that_casts_nothing_reads_what_it_declares(devices):
 
 
 def test_gradients_are_stored_in_float32():
-  """The cast is differentiated."""
+  """Differentiates the cast."""
   experiment = make(model=Narrow())
   program = experiment.program
   params = program.init_params(jax.random.key(0))

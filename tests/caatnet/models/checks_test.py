@@ -1,4 +1,4 @@
-"""A model that contradicts itself: one line that names the member."""
+"""Errors of models that break the protocol: one line that names the member."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from tests.caatnet.train.linear_model import Deep, draw, make
 
 
 def changed(parameter):
-  """A model with another `Parameter` of its stack."""
+  """Returns a model with another `Parameter` of its stack."""
 
   @dataclasses.dataclass(frozen=True)
   class Model(Deep):
@@ -83,7 +83,7 @@ class Narrow(Deep):
      "Model.parameters: 'blocks/w' is a str, not a Parameter"),
   ],
 )
-def test_a_contradiction_names_the_member(model, message):
+def test_contradiction_names_the_member(model, message):
   with pytest.raises(ValueError) as error:
     make(model=model)
   assert message in str(error.value)
@@ -92,7 +92,7 @@ def test_a_contradiction_names_the_member(model, message):
 
 @dataclasses.dataclass(frozen=True)
 class Scored(Deep):
-  """A model whose scores are changed before they are returned."""
+  """Model that changes its scores before it returns them."""
 
   change: object = None
 
@@ -135,7 +135,7 @@ def evaluate(experiment):
 def test_scores_that_break_the_protocol_are_named(
   scheme, trace, change, message
 ):
-  """Wrong scores are refused when training or evaluation is traced."""
+  """Refuses wrong scores when training or evaluation is traced."""
   experiment = make(model=Scored(change=change), scheme=scheme, data=2)
   with pytest.raises(ValueError) as error:
     trace(experiment)

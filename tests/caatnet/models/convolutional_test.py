@@ -1,7 +1,7 @@
-"""Laws of the convolutional network, and of what trains a model without doors.
+"""Properties of convolutional networks, and of training a second model.
 
-Everything outside of models knows the protocol only, so the outer loops and
-partitions that the language model has must run on this one as they are.
+Everything outside of models uses the protocol only, so the outer loops and
+partitions of the language model must run on this model unchanged.
 """
 
 import collections
@@ -54,7 +54,7 @@ def draw_batch(shape, num_classes, size=5):
 
 
 def scores(network, params, batch):
-  """On one device, under the ``shard_map`` that gives the tensor axis."""
+  """Returns scores on one device, with the tensor axis of ``shard_map``."""
   mesh = make_mesh({"tensor": network.tensor})
   spec = jax.sharding.PartitionSpec()
   return jax.shard_map(
@@ -62,7 +62,7 @@ def scores(network, params, batch):
   )(params, batch)
 
 
-# The network written down again: one image, loops over taps. -----------------
+# Reference network: one image, loops over taps. -------------------------------
 
 
 def convolve(x, kernel, stride):
@@ -103,10 +103,10 @@ def oracle(params, image, groups=2):
   return logits - np.log(np.exp(logits).sum())
 
 
-def test_the_network_is_its_oracle():
+def test_network_equals_its_oracle():
   network = model()
   params = network.init(jax.random.key(0))
-  rng = np.random.default_rng(1)  # what is zero or one at first matters, too
+  rng = np.random.default_rng(1)  # changes parameters that start as 0 or 1
   params = jax.tree.map(
     lambda x: np.asarray(x + 0.3 * rng.normal(size=x.shape), np.float64), params
   )
@@ -123,8 +123,8 @@ def test_the_network_is_its_oracle():
   )
 
 
-def test_an_example_knows_no_other():
-  """Statistics are of one image: no state and no batch behind a score."""
+def test_score_of_an_example_does_not_depend_on_others():
+  """Normalisation statistics are per image: no state, no batch dependence."""
   network = model()
   params = network.init(jax.random.key(0))
   batch = draw_batch(network.shape, network.num_classes)
@@ -135,8 +135,8 @@ def test_an_example_knows_no_other():
   assert (np.abs(before[3:] - after[3:]) > 1e-6).all()
 
 
-def test_flops_are_those_of_the_weights():
-  """A wider or deeper network counts its products, layer by layer."""
+def test_flops_count_the_products_of_each_layer():
+  """Compares widths and depths."""
   def forward(height, width, stages):
     return 3 * 2 * (
       height * width * 9 * 2 * 4 + stages * 2 * height * width * 9 * 4 * 4
@@ -152,8 +152,8 @@ def test_flops_are_those_of_the_weights():
   assert deeper - one == forward(4, 6, 3) - forward(4, 6, 1)
 
 
-def test_flops_are_of_the_places_of_a_stage():
-  """Six per weight of every kernel and place; each stage has a quarter."""
+def test_flops_count_the_positions_of_each_stage():
+  """Six per weight of a kernel and position; each stage has a quarter."""
   network = model(widths=(4, 8, 12), shape=(8, 16, 3))
   shapes = jax.eval_shape(network.init, jax.random.key(0))
   places = {"head": 1}
@@ -170,7 +170,7 @@ def test_flops_are_of_the_places_of_a_stage():
 
 
 def run(algorithm, mesh, num_steps=6):
-  """Whole parameters of all workers after some steps."""
+  """Returns whole parameters of all workers after some steps."""
   experiment = make(algorithm, mesh=mesh)
   state, programs = experiment.init_state(), {}
   batches = experiment.data.load(0).batches
@@ -184,7 +184,7 @@ def run(algorithm, mesh, num_steps=6):
   return jax.device_get(to_whole(experiment.program, state).params)
 
 
-def test_lanes_are_devices_with_fragments_of_both_stages():
+def test_lanes_equal_devices_with_fragments_of_both_stages():
   lanes, devices = (
     run("streaming", mesh) for mesh in ({}, {"worker": 2, "data": 2})
   )
@@ -194,7 +194,7 @@ def test_lanes_are_devices_with_fragments_of_both_stages():
 
 
 @pytest.mark.parametrize("algorithm", OUTER)
-def test_what_is_sent_is_what_the_formula_says(algorithm):
+def test_sent_bytes_of_outer_loops_equal_the_formula(algorithm):
   experiment = make(algorithm)
   layout, outer = experiment.program.layout, experiment.outer
   assert layout.worker.devices == 2
@@ -211,12 +211,12 @@ def test_what_is_sent_is_what_the_formula_says(algorithm):
 
 
 @pytest.mark.parametrize("scheme", ["zero1", "zero3", "hsdp", "zeropp"])
-def test_partitions_send_what_the_formula_says(scheme):
+def test_sent_bytes_of_partitions_equal_the_formula(scheme):
   experiment = make("data_parallel", f"{LEVELS} zero.scheme={scheme}")
   layout = experiment.program.layout
   found, expected = collections.Counter(), collections.Counter()
   for entry in ledger.collectives(experiment.lower_step(), layout.mesh):
-    # The loss is a number and all norms are a vector; shards have more dims.
+    # The loss is a scalar and norms are one vector; shards have more dims.
     number = entry.kind == "all_reduce" and len(entry.shape) < 2
     if set(entry.axes) & {"node", "gpu"} and entry.bytes and not number:
       found[entry.axes, entry.kind, entry.dtype] += entry.count * entry.bytes
@@ -240,12 +240,12 @@ def test_partitions_send_what_the_formula_says(scheme):
     ("data.path=/nowhere.npz", r"config.data.path='/nowhere.npz' must be"),
   ],
 )
-def test_wrong_keys_are_named(changes, message):
+def test_invalid_key_is_named(changes, message):
   with pytest.raises(ValueError, match=message):
     make("data_parallel", changes).data.load(0)
 
 
-def test_doors_are_not_for_it():
+def test_sync_section_has_no_effect_and_is_refused():
   config = tiny.get_config("data_parallel,test")
   config.sync = tree.defaults("sync")
   with pytest.raises(ValueError, match=r"config\.sync has no effect"):

@@ -1,6 +1,6 @@
-"""What families of models add to Llama's: each is what the oracle writes down.
+"""Features of model families beyond Llama, against the oracle.
 
-The padded heads and features of ranks are in `transformer_test`.
+Padded heads and features of ranks are covered by `transformer_test`.
 """
 
 import jax
@@ -32,12 +32,12 @@ QWEN_3 = {"qk_norm": True, "head_width": 10, "num_kv_heads": 4}
 
 
 @pytest.mark.parametrize("family", [LLAMA_3, MISTRAL, QWEN_2, QWEN_3])
-def test_a_family_is_the_dense_model(family):
+def test_family_equals_the_dense_model(family):
   expect_oracle(make_config(1.0, **family), oracle.dense_loss, 2)
 
 
 @pytest.mark.parametrize(("ranks", "devices"), [(4, 2), (4, 4)])
-def test_all_together_are_the_rank_oracle(ranks, devices):
+def test_all_features_together_equal_the_rank_oracle(ranks, devices):
   config = make_config(0.5, **(LLAMA_3 | MISTRAL | QWEN_2 | QWEN_3))
   expect_oracle(config, oracle.rank_loss, ranks, devices, inside=True)
 
@@ -64,8 +64,8 @@ def test_blocks_of_queries_see_their_window(window):
   )
 
 
-def test_llama_3_stretches_long_wavelengths_only():
-  """By hand: 8192 positions of context, factor 8, between 1 and 4 periods."""
+def test_llama_3_scales_long_wavelengths_only():
+  """By hand: context of 8192 positions, factor 8, between 1 and 4 periods."""
   periods = np.array([0.5, 1.0, 2.5, 4.0, 100.0])
   frequencies = periods * 2 * np.pi / 8192
   np.testing.assert_allclose(
@@ -86,18 +86,18 @@ def test_llama_3_stretches_long_wavelengths_only():
     (("linear", True), "must have numbers"),
   ],
 )
-def test_a_wrong_scaling_says_what_is_right(values, message):
+def test_error_of_an_invalid_scaling_names_the_valid_form(values, message):
   with pytest.raises(ValueError, match=message):
     parse_scaling(values)
 
 
-def test_norms_of_heads_add_the_config_s_eps():
-  """Queries and keys; where numbers are small it is most of the norm."""
+def test_norms_of_heads_add_the_eps_of_the_config():
+  """Covers queries and keys; eps dominates the norm of small inputs."""
   qkv = 0.1 * jax.random.normal(jax.random.key(0), (1, 1, 4 * 6))
   heads = layers.Heads(2, 1, 1e4, eps=0.5)
   ones = jnp.ones(6)
   q, k, _ = layers.split_heads(qkv, heads, layers.QkvParams(None, ones, ones))
-  x = np.asarray(qkv, "f8").reshape(4, 6)  # position 0 is not turned
+  x = np.asarray(qkv, "f8").reshape(4, 6)  # position 0 is not rotated
   x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + 0.5)
   np.testing.assert_allclose(q[0, 0], x[:2], rtol=1e-5)
   np.testing.assert_allclose(k[0, 0], x[2:3], rtol=1e-5)

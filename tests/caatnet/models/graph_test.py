@@ -1,4 +1,4 @@
-"""Laws of graph networks, and of training on rows that devices fetch."""
+"""Properties of graph networks, and of training on rows fetched by devices."""
 
 import functools
 import shutil
@@ -42,7 +42,7 @@ def model(layer="sage", **changes):
 
 
 def draw_batch(size=6):
-  """Trees with roots of 0 to 5 neighbours, whose own have 0 to 4."""
+  """Returns trees: roots have 0 to 5 neighbours, and these have 0 to 4."""
   rng = np.random.default_rng(0)
   degree = rng.integers(0, 5, (size, PLACES)).astype("i4")
   degree[:, 0] = np.arange(size)
@@ -64,7 +64,7 @@ def scores(network, params, batch):
   ))(params, batch)
 
 
-# The networks written down again: one node, recursion over neighbours. --------
+# Reference networks: one node, recursion over neighbours. ---------------------
 
 
 def children(place, degree):
@@ -73,7 +73,7 @@ def children(place, degree):
 
 
 def state(layer, params, x, degree, place, depth):
-  """A place's state after ``depth`` layers, float64."""
+  """Returns the state of a place after ``depth`` layers, float64."""
   if depth == 0:
     return x[place]
   below = [
@@ -97,7 +97,7 @@ def state(layer, params, x, degree, place, depth):
 
 
 @pytest.mark.parametrize("layer", ["sage", "gcn"])
-def test_a_network_is_its_oracle(layer):
+def test_network_equals_its_oracle(layer):
   network, batch = model(layer), draw_batch()
   rng = np.random.default_rng(1)
   params = jax.tree.map(
@@ -121,8 +121,8 @@ def test_a_network_is_its_oracle(layer):
 
 
 @pytest.mark.parametrize("layer", ["sage", "gcn"])
-def test_places_that_do_not_count_are_not_read(layer):
-  """What lies there may be anything, and so may other examples."""
+def test_padding_places_and_other_examples_have_no_effect(layer):
+  """Changes the features of padding places and of one other example."""
   network, batch = model(layer), draw_batch()
   params = network.init(jax.random.key(0))
   counts = np.zeros((6, PLACES), bool)
@@ -151,8 +151,8 @@ def test_flops_are_those_of_products():
 # Training. --------------------------------------------------------------------
 
 
-def test_a_resumed_run_has_the_trees_and_the_order_of_before(tmp_path):
-  """Also with another sampler and more batches prepared ahead."""
+def test_resumed_run_has_equal_trees_and_order(tmp_path):
+  """Resumes with another sampler and more batches prepared ahead."""
   whole = loop.train(make(), tmp_path / "whole", quiet=True)
   assert whole.measures["accuracy"] < whole.measures["bound"] < 0.9
   records = read_metrics(tmp_path / "whole")
@@ -170,7 +170,7 @@ def test_a_resumed_run_has_the_trees_and_the_order_of_before(tmp_path):
 
 @functools.cache
 def run(algorithm, overrides="", mesh=(), num_steps=4):
-  """Whole parameters of all workers, and losses, after some steps."""
+  """Returns whole parameters of all workers, and losses, after steps."""
   experiment = make(algorithm, overrides, dict(mesh))
   state, programs, losses = experiment.init_state(), {}, []
   dataset = experiment.data.load(0)
@@ -204,12 +204,12 @@ PLACED = (("worker", 2), ("data", 2))
   ],
 )
 def test_training_is_equal_under_every_access(access):
-  """Bit for bit: batches are."""
+  """Compares bits, since batches are equal."""
   plain = run("data_parallel", "data.access=cpu_gather", PLACED)
   chex.assert_trees_all_equal(plain, run("data_parallel", access, PLACED))
 
 
-def test_lanes_are_devices_with_fragments():
+def test_lanes_equal_devices_with_fragments():
   lanes, devices = (
     run("streaming", num_steps=6, mesh=mesh)[0] for mesh in ((), PLACED)
   )
@@ -217,8 +217,8 @@ def test_lanes_are_devices_with_fragments():
   chex.assert_tree_all_finite(lanes)
 
 
-def test_a_partition_is_evaluated_on_any_devices():
-  """Also where a device has both workers, which have no shards of their own."""
+def test_partitioned_run_is_evaluated_on_any_devices():
+  """Includes both workers as lanes of one device."""
   found = []
   for mesh in ({"data": 2}, {"worker": 2}, {}):
     experiment = make("data_parallel", "zero.scheme=zero3", mesh)
@@ -255,19 +255,19 @@ def test_microbatches_change_no_parameter():
     ("data.batch_size=65536", r"but must have 65536, config.data.batch_size"),
   ],
 )
-def test_wrong_keys_are_named(changes, message):
+def test_invalid_key_is_named(changes, message):
   with pytest.raises(ValueError, match=message):
     make("data_parallel", changes).data.load(0)
 
 
-def test_a_sampler_that_is_not_there_is_named(monkeypatch):
+def test_missing_compiled_sampler_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "numba", None)  # as if not installed
   with pytest.raises(ValueError, match=r"config.data.sampler='compiled' needs"):
     make("data_parallel", "data.sampler=compiled").data.load(0)
 
 
-def test_single_examples_are_those_of_batches():
-  """Also of the second epoch, whatever the next batch is."""
+def test_single_examples_equal_those_of_batches():
+  """Crosses into the second epoch, at any position of the next batch."""
   dataset = make().data.load(0)
   dataset.batches.set_state({"examples": 39_140})  # of 39,153
   batch = next(dataset.batches)
@@ -280,7 +280,7 @@ def test_single_examples_are_those_of_batches():
   assert dataset.batches.get_state() == {"examples": 39_140 + 32}
 
 
-def test_neither_doors_nor_stages_are_for_it():
+def test_neither_sync_policies_nor_stages_apply():
   config = tiny.get_config("data_parallel,test")
   config.sync = tree.defaults("sync")
   with pytest.raises(ValueError, match=r"config\.sync has no effect"):

@@ -26,17 +26,17 @@ from parallel.xla import ledger
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A model, by a config that is small.
+  """A model, by a small config.
 
   Attributes:
-    config: The config's module and its argument.
+    config: Module of the config and its argument.
     changes: Overrides that make it small.
-    ranks: The tensor ranks of most tests.
-    wide: Overrides that make it one layer whose products outweigh all other
+    ranks: Tensor ranks of most tests.
+    wide: Overrides that give it one layer whose products outweigh all other
       operations, without a loop: a compiler counts one iteration of a loop.
-    flops: The least and the largest ratio of compiled and declared operations.
-      A model whose first layer reads data differentiates no input there.
-    parts: Why the model has no parts for stages of a pipeline; "" if it has.
+    flops: Smallest and largest ratio of compiled to declared operations. A
+      model whose first layer reads data differentiates no input there.
+    parts: Reason why the model has no parts for pipeline stages; "" if it has.
   """
 
   config: tuple[str, str]
@@ -73,7 +73,7 @@ MODELS = {
   "graph": Row(
     ("configs.graphs.tiny", "data_parallel,test"),
     wide="model.width=256",
-    # Of the first layer, the widest, no inputs are differentiated.
+    # The first layer, the widest one, has no input gradients.
     flops=(0.6, 1.15),
     parts="each layer reads one level less",
   ),
@@ -85,7 +85,7 @@ def test_every_model_has_a_row():
 
 
 def make(name, changes="", mesh=None):
-  """An experiment with one worker, two data-parallel ranks and the ranks."""
+  """Returns an experiment of one worker, two data ranks and tensor ranks."""
   row = MODELS[name]
   module, argument = row.config
   config = importlib.import_module(module).get_config(argument)
@@ -102,19 +102,19 @@ def make(name, changes="", mesh=None):
 
 @functools.cache
 def batches(name):
-  """The first batches, which depend on no mesh."""
+  """Returns the first batches, which depend on no mesh."""
   found = make(name).data.load(0).batches
   return [next(found) for _ in range(3)]
 
 
 def whole(experiment, state):
-  """The parameters with logical shapes."""
+  """Returns the parameters with logical shapes."""
   return jax.device_get(to_whole(experiment.program, state).params)
 
 
 @functools.cache
 def trained(name, changes="", mesh=()):
-  """Parameters and losses of a few steps."""
+  """Returns parameters and losses of a few steps."""
   experiment = make(name, changes, dict(mesh))
   step = experiment.lower_step().compile()
   state, losses = experiment.init_state(), []
@@ -126,13 +126,13 @@ def trained(name, changes="", mesh=()):
 
 
 def meshes(name):
-  """Devices per axis: all ranks on one device, and two on each."""
+  """Returns two meshes: all ranks on one device, and two devices per axis."""
   tensor = 2 if MODELS[name].ranks > 1 else 1
   return {}, {"data": 2, "tensor": tensor}
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parameters_are_drawn_alike_on_all_meshes(name):
+def test_initial_parameters_are_equal_on_all_meshes(name):
   one, more = (
     whole(e, e.init_state())
     for e in (make(name, mesh={"data": 1}), make(name, mesh=meshes(name)[1]))
@@ -141,7 +141,7 @@ def test_parameters_are_drawn_alike_on_all_meshes(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_lanes_are_devices_and_a_partition_changes_nothing(name):
+def test_lanes_equal_devices_and_partitions_change_no_result(name):
   mesh = tuple(meshes(name)[1].items())
   lanes, losses = trained(name, mesh=(("data", 1),))
   for changes in ("", "zero.scheme=zero3"):
@@ -162,7 +162,7 @@ def test_flops_are_those_of_the_compiled_program(name):
   )
   found = experiment.lower_step().compile().cost_analysis()["flops"]
   examples = experiment.data.batch_size
-  # The optimizer and the clipping touch each parameter a few times.
+  # The optimizer and clipping execute a few operations per parameter.
   found -= 20 * experiment.program.model.num_params
   declared = examples * experiment.program.model.flops(experiment.data.example)
   low, high = row.flops
@@ -193,7 +193,7 @@ def test_reductions_are_those_of_the_lowered_program(name, accumulation):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_counted_and_matrices_decay(name):
-  """Sizes divide here, so that there is no padding to leave out."""
+  """Uses sizes without padding."""
   program = make(name).program
   leaves = jax.tree.leaves(
     program.leaves, is_leaf=lambda x: isinstance(x, Leaf)
@@ -223,7 +223,7 @@ def test_stages_train_as_one_piece_does(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_resumed_run_is_an_uninterrupted_one(name, tmp_path):
+def test_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
   mesh = meshes(name)[1]
   run = functools.partial(loop.train, workdir=tmp_path / "run", quiet=True)
   expected = run(make(name, mesh=mesh))

@@ -1,7 +1,7 @@
-"""The model written down again, as plainly as possible, without a mesh.
+"""Plain reference implementation of the transformer, without a mesh.
 
-``rank_logits`` keeps one full stream per rank; ``dense_loss``, which p = 1 must
-equal, knows no ranks at all. Both take the parameters in the library's layout.
+``rank_logits`` keeps one full stream per rank. ``dense_loss``, which the model
+must equal at p = 1, has no ranks. Both take parameters in the library's layout.
 """
 
 import jax
@@ -61,13 +61,13 @@ def _cross_entropy(logits, targets):
 
 
 def rank_loss(params, tokens, config, ranks):
-  """Mean next-token loss of `rank_logits`."""
+  """Returns the mean next-token loss of `rank_logits`."""
   logits = rank_logits(params, tokens[:, :-1], config, ranks)
   return _cross_entropy(logits, tokens[:, 1:])
 
 
 def rank_logits(params, tokens, config, ranks):
-  """Logits [B, T, vocabulary], one whole stream per rank: ``x[rank, ...]``."""
+  """Returns logits [B, T, vocabulary]; each rank has a stream ``x[rank]``."""
   eps = config.norm_eps
   table = params["embedding"].reshape(-1, config.width)
   x = jnp.stack([table[tokens]] * ranks)
@@ -107,7 +107,7 @@ def rank_logits(params, tokens, config, ranks):
 
 
 def dense_loss(params, tokens, config, ranks):
-  """Mean next-token loss of the dense model: no ranks, no padding."""
+  """Returns the mean next-token loss of the dense model without padding."""
   d, eps = config.head_width, config.norm_eps
   heads, kv_heads = config.num_heads, config.num_kv_heads
   kv_cut = -(-kv_heads // ranks)

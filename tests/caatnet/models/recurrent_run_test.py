@@ -1,4 +1,4 @@
-"""A recurrent model from training to text, by the code of a transformer."""
+"""Recurrent model from training to text, by the code of the transformer."""
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -27,20 +27,20 @@ MESH = {"worker": 2, "data": 2, "tensor": 2}
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-  """A run with DiLoCo, ZeRO-3 and p = .5."""
+  """Folder of a run with DiLoCo, ZeRO-3 and p = .5."""
   folder = tmp_path_factory.mktemp("recurrent")
   config = override(tiny.get_config("test"), CHANGES)
   loop.train(experiments.build(config, MESH), folder, quiet=True)
   return folder
 
 
-def test_it_learns(workdir):
+def test_training_lowers_the_loss(workdir):
   losses = [r["loss"] for r in read_metrics(workdir) if "loss" in r]
   assert losses[-1] < losses[0] - 0.3
 
 
-def test_text_is_what_the_whole_forward_would_choose(workdir):
-  """Three prompts, of which one waits for a slot that another has left."""
+def test_text_is_the_greedy_choice_of_the_whole_forward(workdir):
+  """Generates three prompts, one of which waits for a slot."""
   made, params, _ = inference.from_folder(
     workdir, {"tensor": 2}, "parallel.data=1"
   )
@@ -56,7 +56,7 @@ def test_text_is_what_the_whole_forward_would_choose(workdir):
     made.decoder(params), [Request(p, Stops(9)) for p in prompts], tokens
   ).run()
   for prompt, completion in zip(prompts, found, strict=True):
-    whole = np.zeros((1, 32), np.int32)  # what follows changes nothing before
+    whole = np.zeros((1, 32), np.int32)  # later tokens change no earlier logits
     length = len(prompt) + len(completion.tokens)
     whole[0, :length] = prompt + completion.tokens
     logits = np.asarray(forward(kept, whole))[:, 0]
@@ -66,8 +66,8 @@ def test_text_is_what_the_whole_forward_would_choose(workdir):
     assert len(completion.tokens) == 9
 
 
-def test_a_server_has_a_place_for_each_state_whatever_pages_says(workdir):
-  """These pages would be those of one sequence."""
+def test_server_has_one_state_per_slot_independent_of_pages(workdir):
+  """Sets a number of pages that would suffice for one sequence."""
   decoder, chosen = serving.from_folder(
     workdir, {"tensor": 2}, "inference.pages=8"
   )
@@ -81,6 +81,6 @@ def test_a_server_has_a_place_for_each_state_whatever_pages_says(workdir):
   assert has["cache_gb"] == has["host_gb"] == states / 1e9 > 0
 
 
-def test_a_convolution_of_one_position_is_out_of_range():
+def test_convolution_of_one_position_is_out_of_range():
   with pytest.raises(ValueError, match=r"config\.model\.conv_width=1 must be"):
     override(tiny.get_config("test"), "model.conv_width=1")

@@ -1,4 +1,4 @@
-"""A gated linear recurrence, and a cache that keeps a state per sequence."""
+"""Gated linear recurrence, and its cache of one state per sequence."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def make_config(p=0.5, **changes):
 
 @functools.cache
 def make(devices=1):
-  """A program, its parameters, and a step that returns logits."""
+  """Returns a program, its parameters, and a step that returns logits."""
   axes = {
     "worker": Axis("worker", 1), "data": Axis("data", 1),
     "tensor": Axis("tensor", RANKS, devices),
@@ -62,7 +62,7 @@ def make(devices=1):
 
 
 def full_logits(devices, tokens):
-  """Without a cache: ``[T, V]`` of tokens ``[T]``."""
+  """Returns logits without a cache, ``[T, V]``, of tokens ``[T]``."""
   program, params, *_ = make(devices)
   f = jax.shard_map(
     program.model.logits, mesh=program.layout.mesh,
@@ -73,14 +73,14 @@ def full_logits(devices, tokens):
 
 
 class Cached:
-  """Sequences in the slots of a cache, each read part by part."""
+  """Sequences in the slots of a cache, each read in parts."""
 
   def __init__(self, devices=1):
     self.program, _, _, self.shape, self._forward = make(devices)
     self.cache = decoders.empty_state(self.program, CAPACITY, self.shape)[0]
 
   def read(self, decodes=(), chunks=(), length=8):
-    """Logits after each, of ``(slot, position, token)``, ``(slot, ...)``."""
+    """Returns the logits after each ``(slot, position, token)`` and chunk."""
     tables = np.arange(4 * SLOTS, dtype="i4").reshape(SLOTS, 4)
     slots, at, tokens = np.array(decodes, "i4").reshape(-1, 3).T
     batch = batches.batch_of(
@@ -94,7 +94,7 @@ class Cached:
     return logits.reshape(len(logits), -1)[:, :VOCAB]
 
   def state(self, slot):
-    """All that is kept of a slot's sequence, ``[layers x ranks, ...]`` each."""
+    """Returns the state of a slot, arrays ``[layers x ranks, ...]``."""
     at = [layer * SLOTS + slot for layer in range(LAYERS)]
     return [np.array(x)[0][:, at] for x in self.cache.states]
 
@@ -103,8 +103,8 @@ def draw(length, seed=0):
   return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 
 
-def test_the_recurrence_is_its_equations():
-  """One step after another, in float64."""
+def test_recurrence_equals_its_equations():
+  """Evaluates one step after another in float64."""
   rng = np.random.default_rng(0)
   heads, d, size, channels, length = 2, 3, 4, 6, 5
   unit = Unit(
@@ -139,8 +139,8 @@ def test_the_recurrence_is_its_equations():
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_tokens_one_by_one_are_the_whole_sequence(devices):
-  """And what another sequence reads in the same steps changes nothing."""
+def test_tokens_one_by_one_equal_the_whole_sequence(devices):
+  """Another sequence in the same steps has no effect."""
   tokens, other = draw(14), draw(14, 1)
   cached, expected = Cached(devices), full_logits(devices, tokens)
   logits = cached.read(chunks=[(1, 0, tokens[:6])])[2]
@@ -157,8 +157,8 @@ def test_tokens_one_by_one_are_the_whole_sequence(devices):
 
 
 @pytest.mark.parametrize("cuts", [(1, 5), (5, 8), (3, 11)])
-def test_a_prompt_in_chunks_is_the_whole_prompt(cuts):
-  """Next tokens and states; chunks may be shorter than the convolution."""
+def test_prompt_in_chunks_equals_the_whole_prompt(cuts):
+  """Compares logits and states; chunks may be shorter than the convolution."""
   tokens = draw(13)
   whole, parts = Cached(), Cached()
   expected = whole.read(chunks=[(0, 0, tokens)], length=16)[2]
@@ -170,7 +170,7 @@ def test_a_prompt_in_chunks_is_the_whole_prompt(cuts):
     np.testing.assert_allclose(x, y, **TOLERANCE)
 
 
-def test_padding_leaves_states_as_they_are():
+def test_padding_does_not_change_states():
   """Bit for bit: rows without a sequence, and the ends of chunks."""
   cached, tokens = Cached(), draw(5)
   cached.read(chunks=[(0, 0, tokens)])
@@ -179,15 +179,15 @@ def test_padding_leaves_states_as_they_are():
   cached.read([(1, 0, 3)])  # one decode of two, and no chunk
   jax.tree.map(np.testing.assert_array_equal, before,
                (cached.state(0), cached.state(2)))
-  # The same tokens with more padding behind them: the same state.
+  # Equal tokens with more padding give equal states.
   for length in (8, 16, 32):
     cached.read(chunks=[(1, 0, tokens)], length=length)
     for x, y in zip(cached.state(1), before[0], strict=True):
       np.testing.assert_allclose(x, y, **TOLERANCE)
 
 
-def test_a_slot_s_next_sequence_starts_from_zeros():
-  """Whatever the last one left, even one that has diverged."""
+def test_next_sequence_of_a_slot_starts_from_zeros():
+  """The previous state is NaN, as after divergence."""
   cached, tokens = Cached(), draw(6)
   expected = cached.read(chunks=[(0, 0, tokens)])[2]
   cached.cache = dataclasses.replace(
@@ -198,8 +198,8 @@ def test_a_slot_s_next_sequence_starts_from_zeros():
   np.testing.assert_array_equal(found, expected)
 
 
-def test_states_come_back_from_the_host_into_any_slot():
-  """A token that was read is taken back by the copy from before the step."""
+def test_states_are_restored_from_the_host_into_any_slot():
+  """The copy from before a step undoes the token that the step read."""
   program, _, weights, shape, _ = make(2)
   decoder = decoders.Decoder(program, weights, CAPACITY, shape)
   tokens, cached = draw(9), Cached(2)
@@ -222,7 +222,7 @@ def test_states_come_back_from_the_host_into_any_slot():
   np.testing.assert_array_equal(found, expected)
 
 
-def test_its_components_are_of_a_fixed_size():
+def test_cache_components_have_a_fixed_size():
   """Each sequence has inputs of the convolution and a state; no pages."""
   _, _, _, shape, _ = make()
   channels = 16 // RANKS
@@ -249,7 +249,7 @@ def test_sizes_that_do_not_fit_name_their_keys(changes, message):
     RecurrentModel(make_config(**changes), Axis("tensor", RANKS))
 
 
-def test_states_are_not_coded():
+def test_quantised_states_are_refused():
   model = make()[0].model
   with pytest.raises(ValueError, match=r"config\.inference\.cache='int8' must"):
     model.cache_shape(CacheSizes(4, 4, 1, "int8", ()))

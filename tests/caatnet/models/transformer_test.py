@@ -1,4 +1,4 @@
-"""Laws of the model: it is the oracle, on any number of devices."""
+"""Properties of the transformer: it equals the oracle on any devices."""
 
 import collections
 import dataclasses
@@ -75,13 +75,13 @@ def init_params(program, seed=0):
 
 
 def draw_params(program):
-  """Parameters with gains other than 1, biases other than 0: they matter."""
+  """Draws gains other than 1 and biases other than 0, so that they matter."""
   numbers = itertools.count()
 
   def draw(x, spec):
     if "tensor" in spec and np.any(x):
       return x
-    number = next(numbers)  # so that no two are alike
+    number = next(numbers)  # a different number for each leaf
     waves = np.sin(number + np.arange(x.size, dtype="f4"))
     return x + 0.2 * waves.reshape(x.shape)
 
@@ -89,7 +89,7 @@ def draw_params(program):
 
 
 def loss_and_grads(program, params, tokens, inside=False):
-  """Through shard_map, the gradient taken inside or outside of it."""
+  """Computes through shard_map; the gradient inside or outside of it."""
 
   def loss(params, tokens):
     losses = program.model.scores(params, tokens)["loss"]
@@ -131,29 +131,28 @@ def expect_oracle(config, reference, ranks=8, devices=1, inside=False):
     (8, {}),
     (1, {}),
     (4, {"num_kv_heads": 4, "tied_embeddings": True}),
-    # None of these divides by 4: padded.
+    # None of these is divisible by 4: padded.
     (4, {"num_heads": 14, "num_kv_heads": 7, "width": 56, "ffn_width": 41,
          "vocab_size": 61}),
   ],
 )
-def test_fully_synchronised_is_the_dense_model(ranks, changes):
+def test_fully_synchronised_equals_the_dense_model(ranks, changes):
   expect_oracle(make_config(1.0, **changes), oracle.dense_loss, ranks)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
   ("devices", "inside", "p"),
-  # Two fractions on each number of devices; `projections_test.py` has all
-  # pairs.
+  # Two fractions per number of devices; `projections_test.py` covers all pairs.
   [(1, True, 0.0), (1, True, 0.5), (2, False, 0.29), (2, False, 0.5),
    (4, True, 0.29), (4, True, 0.5), (8, False, 0.0), (8, False, 0.29)],
 )
-def test_any_p_is_the_rank_oracle_on_any_devices(devices, inside, p):
+def test_any_p_equals_the_rank_oracle_on_any_devices(devices, inside, p):
   expect_oracle(make_config(p), oracle.rank_loss, 8, devices, inside)
 
 
 @pytest.mark.parametrize(("ranks", "devices"), [(4, 2), (8, 1), (8, 8)])
-def test_p_may_differ_per_layer_and_door(ranks, devices):
+def test_p_may_differ_per_layer_and_projection(ranks, devices):
   syncs = tuple(
     (PartialSync(a, scale), PartialSync(b, scale))
     for a, b, scale in ((1.0, 0.5, "forward"), (0.25, 0.75, "none"),
@@ -166,15 +165,15 @@ def test_p_may_differ_per_layer_and_door(ranks, devices):
 @pytest.mark.parametrize(
   ("kernel", "remat"), [("reference", "reduced"), ("tpu_interpret", "none")]
 )
-def test_one_shot_is_the_rank_oracle(kernel, remat):
+def test_one_shot_route_equals_the_rank_oracle(kernel, remat):
   config = make_config(
     0.5, route="one_shot", kernels=(kernel, "reference"), remat=remat
   )
   expect_oracle(config, oracle.rank_loss, 4, 4, inside=True)
 
 
-def test_an_update_may_wait_for_the_next_layer():
-  """Across the scan, and across a border between two policies."""
+def test_carried_update_equals_the_rank_oracle():
+  """Carries across the scan, and across a border between two policies."""
   syncs = tuple(
     (PartialSync(a, route="one_shot"), PartialSync(b, route="one_shot"))
     for a, b in ((0.75, 0.5), (0.25, 0.5), (0.25, 0.5), (0.25, 0.5))
@@ -196,7 +195,7 @@ def test_one_rank_does_not_depend_on_p():
     chex.assert_trees_all_close(results[0], other, **TOLERANCE)
 
 
-def test_init_carries_the_scale_of_private_columns():
+def test_init_scales_private_columns():
   plain, scaled = (
     init_params(make_program(make_config(0.5, private_scale=scale), 4))[
       "blocks"
@@ -210,7 +209,7 @@ def test_init_carries_the_scale_of_private_columns():
   chex.assert_trees_all_equal(plain["w_qkv"], scaled["w_qkv"])
 
 
-def test_the_dense_parameters_do_not_depend_on_the_ranks():
+def test_dense_parameters_do_not_depend_on_the_ranks():
   tokens = draw_tokens()
   losses = []
   for ranks in (1, 2, 8):
@@ -234,7 +233,7 @@ def test_rematerialisation_changes_no_gradient(devices):
   )
 
 
-def test_a_loss_depends_on_no_later_token():
+def test_loss_does_not_depend_on_later_tokens():
   program = make_program(make_config(0.5))
   params = draw_params(program)
 
@@ -255,7 +254,7 @@ def test_a_loss_depends_on_no_later_token():
   assert (np.abs(before[:, 5:] - after[:, 5:]) > 0).any()
 
 
-def test_blocks_of_queries_are_one_attention():
+def test_blocks_of_queries_equal_one_attention():
   q, k, v = (
     jax.random.normal(jax.random.key(i), (1, 1200, heads, 8))
     for i, heads in enumerate((4, 2, 2))
@@ -272,11 +271,11 @@ def test_blocks_of_queries_are_one_attention():
   widest = max(
     (eqn.outvars[0].aval.size for eqn in jax.make_jaxpr(
       lambda *x: attention(*x, "xla"))(q, k, v).eqns), default=0)
-  assert widest < 4 * 1200 * 1200  # the score matrix never exists as a whole
+  assert widest < 4 * 1200 * 1200  # the score matrix is never materialised
 
 
-def test_a_flash_kernel_has_its_own_gradient():
-  """Under the type check, here by a kernel that runs anywhere."""
+def test_flash_kernel_has_its_own_gradient():
+  """Runs under `check_vma`, with a kernel that runs on any platform."""
   mesh = jax.make_mesh((2,), ("t",), axis_types=(jax.sharding.AxisType.Auto,))
   kernel = functools.partial(jax.nn.dot_product_attention, is_causal=True)
   q, k, v = (
@@ -308,7 +307,7 @@ def test_a_flash_kernel_has_its_own_gradient():
     ("tpu", "bfloat16", 192, 128, "xla"),
   ],
 )
-def test_attention_is_the_fastest_that_fits(
+def test_auto_attention_is_the_fastest_that_fits(
   platform, dtype, seq_len, head_width, expected
 ):
   where = platform, dtype, seq_len, head_width
@@ -337,7 +336,7 @@ def test_splash_attention_lowers_for_tpu_under_the_type_check():
   assert kernels == 3  # the forward (once: its sum is unused), dq, dk and dv
 
 
-# What is sent ----------------------------------------------------------------
+# Sent bytes ------------------------------------------------------------------
 
 
 def lower_step(program, batch, length, accumulation=1, platform="cpu"):
@@ -366,7 +365,7 @@ def tensor_counter(entries):
 @pytest.mark.quick
 @pytest.mark.parametrize(
   ("remat", "accumulation", "data", "p"),
-  # Each fraction in two of four kinds of steps; others are drawn below.
+  # Each fraction in two of four kinds of steps; drawn steps cover the rest.
   [("none", 1, 1, 1.0), ("none", 1, 1, 0.25), ("full", 1, 1, 0.5),
    ("full", 1, 1, 0.0), ("reduced", 3, 2, 0.25), ("reduced", 3, 2, 0.0),
    ("full", 2, 1, 0.5), ("full", 2, 1, 1.0)],
@@ -384,8 +383,8 @@ def test_lowered_collectives_equal_the_formula(remat, accumulation, data, p):
 
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize("remat", ["none", "full", "reduced"])
-def test_a_kernel_in_the_door_sends_what_the_formula_says(remat, carry):
-  """What the policy keeps is not reduced again."""
+def test_collectives_of_the_row_parallel_kernel_equal_the_formula(remat, carry):
+  """Outputs that the remat policy keeps are not reduced again."""
   config = make_config(
     layers=3, route="one_shot", remat=remat, kernels=("tpu", "reference"),
     carry=carry,
@@ -399,7 +398,7 @@ def test_a_kernel_in_the_door_sends_what_the_formula_says(remat, carry):
 
 @st.composite
 def drawn_steps(draw):
-  """A step of any shape: sizes, p per door, ranks, lanes, shards, remat."""
+  """Step of any shape: sizes, p per projection, ranks, lanes, shards, remat."""
   ranks = draw(st.sampled_from([1, 2, 3, 4, 6, 8]))
   devices = draw(st.sampled_from([d for d in range(1, 9) if ranks % d == 0]))
   data = draw(st.integers(1, 4))
@@ -416,7 +415,7 @@ def drawn_steps(draw):
     st.booleans(),
     st.sampled_from(["psum", "one_shot"]),
   )
-  # Few layers of few kinds: each kind is a scan of its own.
+  # Few layers of few kinds: each kind is a separate scan.
   kinds = draw(st.lists(st.tuples(sync, sync), min_size=1, max_size=2))
   syncs = tuple(draw(st.sampled_from(kinds)) for _ in range(layers))
   head_width = draw(st.sampled_from([2, 4]))
@@ -442,7 +441,7 @@ def drawn_steps(draw):
   return program, sizes
 
 
-# Not shrunk: that would take minutes, and the cases are small.
+# Not shrunk: shrinking would take minutes, and the cases are small.
 @settings(
   max_examples=12,
   deadline=None,
@@ -450,7 +449,7 @@ def drawn_steps(draw):
   phases=[Phase.generate],
 )
 @given(drawn_steps())
-def test_drawn_steps_send_what_the_formula_says(drawn):
+def test_collectives_of_drawn_steps_equal_the_formula(drawn):
   program, sizes = drawn
   entries = lower_step(program, **sizes)
   if program.layout.tensor.devices == 1:
@@ -467,7 +466,7 @@ def test_drawn_steps_send_what_the_formula_says(drawn):
 
 
 @pytest.mark.parametrize("data_devices", [1, 2])
-def test_the_data_axis_reduces_each_gradient_once(data_devices):
+def test_data_axis_reduces_each_gradient_once(data_devices):
   program = make_program(make_config(0.5), 8, 2, 4, data_devices)
   entries = lower_step(program, 1, 8, accumulation=2)
   sent = ledger.select(entries, axis="data")
@@ -482,7 +481,7 @@ def test_the_data_axis_reduces_each_gradient_once(data_devices):
   )
   assert {c.phase for c in sent} == {"update"}
   elements = sum(c.elements * c.count for c in sent)
-  assert elements == sum(jax.tree.leaves(local)) + 1  # and the loss
+  assert elements == sum(jax.tree.leaves(local)) + 1  # plus the loss
 
 
 def test_halving_p_halves_the_bytes_inside_the_blocks():
@@ -496,7 +495,7 @@ def test_halving_p_halves_the_bytes_inside_the_blocks():
   assert sent[0] == 2 * sent[1] == 4 * sent[2] > 0
 
 
-def test_bfloat16_activations_reduce_forward_narrow_and_backward_wide():
+def test_bfloat16_reduces_forward_narrow_and_backward_wide():
   sync = PartialSync(0.5)
   program = make_program(
     make_config(syncs=((sync, sync),) * 2, dtype="bfloat16"), 8, 8
@@ -519,7 +518,7 @@ def test_bfloat16_activations_reduce_forward_narrow_and_backward_wide():
     ({"syncs": ()}, "p is given for 0 layers"),
   ],
 )
-def test_sizes_that_do_not_fit(changes, message):
+def test_sizes_that_do_not_fit_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     make_config(**changes)
 
@@ -528,7 +527,7 @@ def test_sizes_that_do_not_fit(changes, message):
   ("changes", "ranks"),
   [({"num_kv_heads": 4}, 8), ({"ffn_width": 9}, 8), ({"vocab_size": 9}, 8)],
 )
-def test_a_rank_without_work_is_an_error(changes, ranks):
+def test_rank_without_work_is_an_error(changes, ranks):
   (key,) = changes
   with pytest.raises(ValueError, match=f"config.model.{key}"):
     make_program(make_config(**changes), ranks)
@@ -550,7 +549,7 @@ def test_gains_stay_bitwise_equal_on_all_ranks():
   assert (before != np.array(state.params["norm"])).any()
 
 
-def test_sizes_count_parameters():
+def test_num_params_counts_parameters():
   config = make_config(width=48, num_heads=12, num_kv_heads=6)
   program = make_program(config, ranks=1)
   params = jax.eval_shape(program.init_params, jax.random.key(0))
@@ -559,7 +558,7 @@ def test_sizes_count_parameters():
   assert config.num_params - tied.num_params == 64 * 48
 
 
-def test_matrices_are_drawn_as_in_gpt_2():
+def test_matrices_are_initialised_as_in_gpt_2():
   """Output projections are smaller by sqrt(2 layers)."""
   config = make_config(layers=8, width=64, ffn_width=96, init_std=0.5)
   blocks = init_params(make_program(config, 1))["blocks"]
@@ -571,8 +570,10 @@ def test_matrices_are_drawn_as_in_gpt_2():
 @pytest.mark.parametrize(
   ("tied", "uses", "regathered"), [(False, 1, 0), (True, 2, 1)]
 )
-def test_what_a_partition_must_know_of_a_table(tied, uses, regathered):
-  """Looking up reads it once and not again; a tied one is the head, too."""
+def test_embedding_table_declares_its_uses_to_partitions(
+  tied, uses, regathered
+):
+  """A lookup reads it once, without regathering; a tied one is the head too."""
   model = make_program(make_config(tied_embeddings=tied), 2).model
   table = model.parameters["embedding"]
   assert (table.uses, table.regathered) == (uses, regathered)
@@ -582,7 +583,7 @@ def test_what_a_partition_must_know_of_a_table(tied, uses, regathered):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_flops_are_six_per_weight_of_a_product(tied):
-  """Looking up multiplies nothing; attention counts half of its matrix."""
+  """Lookups multiply nothing; attention counts half of its matrix."""
   config = make_config(tied_embeddings=tied)
   block = 4 * 32 * 32 + 3 * 32 * 48 + 2 * 32  # with its two gains
   products = 2 * block + 32 + 32 * 64

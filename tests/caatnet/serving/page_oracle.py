@@ -184,7 +184,7 @@ class DictPages:
     return np.array(found, np.int32)
 
   def publish(self, pages: np.ndarray, block_hashes: bytes) -> None:
-    """Assigns block hashes to pages; both must be unassigned before."""
+    """Assigns hashes to pages, except where either one is already assigned."""
     if not self._reuse:
       return
     split = prefixes.split(block_hashes)
@@ -213,7 +213,7 @@ class DictPages:
     return np.array(found, np.int32)
 
   def grow(self, running: Running, slots: np.ndarray, most: int) -> bool:
-    """Takes pages for full sequences, in the order of their slots."""
+    """Takes pages for sequences that have filled theirs, in the given order."""
     size = self.page_size
     growing = [s for s in slots if running.computed[s] >= running.room[s]]
     counts = [

@@ -46,7 +46,7 @@ def test_allocator_hands_out_each_page_once_and_merges_buddies(num_pages, seed):
       if held and count and rng.random() < 0.5:
         after = held[-1][0] + held[-1][1]
         taken = allocator.take_at(after, count)
-        if taken < count:  # what follows is not free
+        if taken < count:  # the next page is not free
           end = after + taken
           assert end == num_pages or any(a <= end < a + n for a, n in held)
         if taken:

@@ -86,7 +86,7 @@ def test_stop_strings_across_tokens_end_responses(client):
     assert texts[-1].finish_reason == "stop"
 
 
-def test_chat_prompt_is_rendered_by_the_model_s_template(client):
+def test_chat_prompt_is_rendered_by_the_model_template(client):
   messages = [
     {"role": "system", "content": "Be"},
     {"role": "user", "content": [{"type": "text", "text": "good"}]},

@@ -1,4 +1,4 @@
-"""What is printed of completions: all of the text, and nothing obeyed."""
+"""Printed completions: complete text, without terminal control sequences."""
 
 import json
 import sys
@@ -24,12 +24,12 @@ def show(prompts, texts, pieces=(), as_json=False, logprobs=False):
   screen.show([completion(text) for text in texts])
 
 
-def test_one_prompt_s_text_comes_in_pieces_and_once(capsys):
+def test_text_of_one_prompt_is_streamed_once(capsys):
   show(["def "], ["f(x):"], pieces=["f(", "x):"])
   assert capsys.readouterr().out == "f(x):\n"
 
 
-def test_many_texts_are_under_their_prompts(capsys):
+def test_texts_of_several_prompts_follow_their_prompts(capsys):
   show(["def ", "a\nb"], ["f(x):", "c\n"], pieces=["f("])
   assert capsys.readouterr().out == "1: 'def '\nf(x):\n\n2: 'a\\nb'\nc\n\n\n"
 
@@ -48,15 +48,15 @@ def test_json_has_a_line_for_each_prompt(capsys):
   assert (third["prompt"], third["text"]) == ("\u20ac", "")
 
 
-def test_a_terminal_is_not_told_what_to_do(capsys, monkeypatch):
+def test_control_characters_are_replaced_on_a_terminal(capsys, monkeypatch):
   show(["a"], ["b\x1b[2J\tc\n"], pieces=["b\x1b[2J\tc\n"])
-  assert "\x1b" in capsys.readouterr().out  # a file gets what was written
+  assert "\x1b" in capsys.readouterr().out  # a file gets the exact text
   monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
   show(["a"], ["b\x1b[2J\tc\n"], pieces=["b\x1b[2J\tc\n"])
   assert capsys.readouterr().out.startswith("b\ufffd[2J\tc\n")
 
 
-def test_log_probabilities_are_by_token(capsys):
+def test_log_probabilities_are_listed_by_token(capsys):
   show(["a"], ["b\n"], pieces=["b\n"], logprobs=True)
   out = capsys.readouterr().out
   assert "'b'" in out
@@ -64,14 +64,14 @@ def test_log_probabilities_are_by_token(capsys):
   assert "-49.0000" in out
 
 
-def test_an_interrupt_says_how_many_had_ended(capsys):
+def test_interrupt_reports_the_number_of_finished_prompts(capsys):
   screen = completions.Screen(["a", "b", "c"], Bytes(), False, False)
   screen.show([completion("x"), completion("y", "interrupted"),
                completion("", "interrupted")])
   assert "interrupted: 1 of 3 prompts were finished" in capsys.readouterr().err
 
 
-def test_speed_is_of_what_was_done(capsys):
+def test_speed_is_tokens_by_time_of_each_phase(capsys):
   completions.print_speed(Speed(100, 0.5, 30, 2.0), 2, 1.25)
   completions.print_speed(Speed(), 1, 0.0)
   assert capsys.readouterr().err == (

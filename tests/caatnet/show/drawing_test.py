@@ -1,4 +1,4 @@
-"""Figures are drawn with the numbers and words that they have as data."""
+"""Figures drawn by matplotlib, compared with their data."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ matplotlib = pytest.importorskip("matplotlib")
 
 @pytest.fixture
 def draw():
-  """Draws a figure; returns matplotlib's, which is closed in the end."""
+  """Function that draws a figure, and closes it after the test."""
   made = []
 
   def drawn(*panels, **options):
@@ -22,7 +22,7 @@ def draw():
     drawing.pyplot().close(figure)
 
 
-def test_a_line_with_a_gap_errors_and_texts(draw):
+def test_line_has_its_gap_errors_and_texts(draw):
   line = plot.Line(
     [1, 2, 3], [4.0, None, 6.0], "a", marker="o",
     errors=([3.5, None, 5.0], [5.0, None, 6.5]),
@@ -42,7 +42,7 @@ def test_a_line_with_a_gap_errors_and_texts(draw):
 
 
 @pytest.mark.parametrize("horizontal", [True, False])
-def test_stacked_bars_begin_where_the_last_part_ends(draw, horizontal):
+def test_stacked_bars_begin_at_the_end_of_the_last_part(draw, horizontal):
   parts = {"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [5.0, 6.0]}
   bars = plot.stacked(parts, horizontal=horizontal)
   axis = draw(plot.Panel(bars)).axes[0]
@@ -63,7 +63,7 @@ def test_texts_inside_bars_fit(draw):
   assert narrow.get_fontsize() < wide.get_fontsize() == 8
 
 
-def test_axes_of_all_scales_limits_and_ticks(draw):
+def test_axes_have_their_scales_limits_and_ticks(draw):
   line = plot.Line([1, 10, 100], [1, 2, 4])
   for scale, name in (("log", "log"), ("log2", "log"), ("symlog", "symlog"),
                       ("linear", "linear")):
@@ -80,7 +80,7 @@ def test_axes_of_all_scales_limits_and_ticks(draw):
 
 
 def test_shared_limits_are_those_of_all_panels(draw):
-  """Limits of the first panel wait for the marks of the second."""
+  """Limits of the first panel include the marks of the second."""
   first, second = (plot.Panel([plot.Line([0, 1], [0, y])], y=plot.Axis(
     margin=(1.0, 1.5) if y == 1 else (1.0, 1.0)
   )) for y in (1, 100))
@@ -89,9 +89,8 @@ def test_shared_limits_are_those_of_all_panels(draw):
   assert left.get_ylim()[1] > 150
 
 
-def test_neighbours_with_the_same_label_show_it_once(draw):
-  """Five panels in rows of three: the sixth is empty, so that the third's
-  label stays."""
+def test_adjacent_panels_with_equal_labels_show_one(draw):
+  """Five panels in rows of three: no sixth, so the third keeps its label."""
   panel = plot.Panel([plot.Line([1], [1], "a")], x="x", y="y")
   drawn = draw(*[panel] * 5, columns=3, legend="outside right upper")
   axes = drawn.axes
@@ -106,7 +105,7 @@ def test_neighbours_with_the_same_label_show_it_once(draw):
   assert [x.get_text() for x in legend.get_texts()] == ["a"]
 
 
-def test_rules_bands_matrices_and_arrows(draw):
+def test_rules_bands_matrices_and_arrows_are_drawn(draw):
   shades = plot.Arrows([(0, 0), (1, 1)], [(1, 0), (0, 1)], [0.0, 1.0])
   drawn = draw(
     plot.Panel([plot.Rule(2, text="two"), plot.Rule(3, vertical=True)]),

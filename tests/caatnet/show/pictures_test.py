@@ -1,4 +1,4 @@
-"""Pictures show the numbers of the runs that they name."""
+"""Pictures of runs, compared with the numbers of these runs."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def points(figure):
   }
 
 
-def test_a_line_is_of_one_number_of_ranks(tmp_path):
+def test_lines_of_a_sweep_have_one_number_of_ranks(tmp_path):
   """p = 1 has no private channels: it ends the lines of all their scales."""
   figure = pictures.plot_sweep([
     row(1.0, 2, 1.0), row(0.5, 2, 2.0), row(0.5, 2, 4.0),
@@ -33,7 +33,7 @@ def test_a_line_is_of_one_number_of_ranks(tmp_path):
   }
 
 
-def test_a_mark_is_of_one_point_of_a_sweep(tmp_path):
+def test_marks_are_means_of_one_point_of_a_sweep(tmp_path):
   rows = [
     {"point": f"outer.algorithm={name}", "validation_loss": loss, "sent": sent}
     for name, loss, sent in (("diloco", 1.0, 3.0), ("diloco", 2.0, 3.0),
@@ -45,7 +45,7 @@ def test_a_mark_is_of_one_point_of_a_sweep(tmp_path):
   assert points(figure) == {"diloco": [[3.0, 1.5]], "noloco": [[4.0, 5.0]]}
 
 
-def test_losses_lie_over_their_steps(tmp_path):
+def test_losses_are_plotted_over_steps(tmp_path):
   (tmp_path / "metrics.jsonl").write_text(
     '{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.0}\n'
     '{"step": 2, "validation_loss": 2.5}\n'

@@ -1,4 +1,4 @@
-"""Tables as data, and what the renderer makes of any text."""
+"""Reports: tables as data, and rendering of arbitrary text."""
 
 import doctest
 import html.parser
@@ -14,7 +14,7 @@ from rich.console import Console
 from caatnet.show import drawing, plot, render, report
 from caatnet.show.report import Column, Report, Table
 
-# Markup of the three formats, and letters between.
+# Markup of the three formats, and letters.
 HOSTILE = st.text("a_*`|<>&;[]()\\#-+=!~.1 \n\"'b/", max_size=12)
 TABLES = st.integers(1, 4).flatmap(lambda n: st.tuples(
   st.lists(HOSTILE, min_size=n, max_size=n, unique=True),
@@ -30,12 +30,12 @@ def table_of(headings, rows, title="title"):
 
 
 def words(text):
-  """Text as a reader sees it: formats differ in spaces."""
+  """Collapses spaces, in which formats differ."""
   return " ".join(text.split())
 
 
 def from_markdown(text):
-  """Lines outside tables, and each table's rows, as a Markdown parser reads."""
+  """Returns lines outside of tables and rows of tables, parsed as Markdown."""
   lines, tables, row = [], [], None
   for token in MarkdownIt().enable("table").parse(text):
     if token.type == "table_open":
@@ -50,7 +50,7 @@ def from_markdown(text):
         {"html_inline": "\n", "softbreak": "\n"}.get(child.type, child.content)
         for child in token.children
       ))
-      # Nothing in a text is markup.
+      # No text is parsed as markup.
       assert {child.type for child in token.children} <= {
         "text", "text_special", "html_inline", "softbreak", "image"
       }, text
@@ -63,7 +63,7 @@ def from_markdown(text):
 
 
 class Page(html.parser.HTMLParser):
-  """Cells, captions and paragraphs of a page, and all its tags."""
+  """Parser of a page: cells, captions, paragraphs and all tags."""
 
   def __init__(self, text):
     super().__init__()
@@ -94,7 +94,7 @@ class Page(html.parser.HTMLParser):
 
 
 def from_terminal(table):
-  """Rows of cells as they are printed; a row is followed by a line."""
+  """Returns printed rows of cells; each row is followed by a line."""
   made = render.grid(table.title, table.headings, table.cells())
   made.show_lines = True
   out = io.StringIO()
@@ -111,7 +111,7 @@ def from_terminal(table):
 
 
 def check(made):
-  """Each format shows the same cells and lines."""
+  """Checks that each format shows the same cells and lines."""
   expected = [
     [list(map(words, row)) for row in (table.headings, *table.cells())]
     for table in made.tables
@@ -139,7 +139,7 @@ def check(made):
 
 
 @given(TABLES, HOSTILE, HOSTILE)
-def test_every_format_shows_any_text_as_it_is(table, title, line):
+def test_every_format_shows_any_text_unchanged(table, title, line):
   check(Report("report", [table_of(*table, title), line]))
 
 
@@ -155,18 +155,18 @@ def test_columns_format_values_units_templates_and_defaults():
   ]
 
 
-def test_the_example_of_the_documentation():
+def test_example_of_the_documentation_runs():
   assert doctest.testmod(report) == (0, 2)
 
 
-def test_a_table_that_cannot_be_printed_is_not_made():
+def test_invalid_table_is_refused_when_made():
   with pytest.raises(ValueError, match="headings must be unique: a, a"):
     Table("t", ["a", Column("b", "a")], [])
   with pytest.raises(ValueError, match="a row of 't' lacks the key 'b'"):
     Table("t", ["a", "b"], [{"a": 1, "b": 2}, {"a": 1}])
 
 
-def test_a_report_is_written_with_its_figure(tmp_path):
+def test_report_is_written_with_its_figure(tmp_path):
   pytest.importorskip("matplotlib")
   made = Report("t", ["x"], lambda: plot.Figure(
     [plot.Panel([plot.Line([1, 2], [3, 4])])], (2, 1)
@@ -178,7 +178,7 @@ def test_a_report_is_written_with_its_figure(tmp_path):
   render.write(made, tmp_path / "a.html")
   page = (tmp_path / "a.html").read_text()
   assert 'src="data:image/png;base64,' in page
-  assert "http" not in page  # it loads nothing
+  assert "http" not in page  # the page loads nothing
   with pytest.raises(ValueError, match=r"a.txt must end in .md or .html"):
     render.write(made, tmp_path / "a.txt")
 

@@ -1,4 +1,4 @@
-"""What people see of a swarm, on a terminal and in a file."""
+"""State of a swarm as shown on a terminal and in a file."""
 
 import io
 import math
@@ -43,7 +43,7 @@ def _seen(screen, there):
   return console.file.getvalue()
 
 
-def test_peers_are_shown_with_what_they_have_done(there):
+def test_peers_are_shown_with_state_and_loss(there):
   screen = Screen()
   assert "waits for 1 more peer" in _seen(screen, there)
   start = {"x": np.zeros(30, np.float32)}
@@ -75,7 +75,7 @@ def _coordinator(folder, port, **streams):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_coordinator_shows_a_table_on_a_terminal_and_lines_elsewhere(
+def test_coordinator_shows_a_table_on_a_terminal_and_lines_elsewhere(
   tmp_path, terminal
 ):
   with socket.create_server(("127.0.0.1", 0)) as free:
@@ -93,7 +93,7 @@ def test_a_coordinator_shows_a_table_on_a_terminal_and_lines_elsewhere(
   while True:
     try:
       more = os.read(reading, 4096)
-    except OSError:  # the terminal has gone
+    except OSError:  # the terminal is closed
       break
     if not more:
       break

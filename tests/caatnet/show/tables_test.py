@@ -1,4 +1,4 @@
-"""Numbers in tables are those of the runs that they name."""
+"""Tables of runs, compared with the numbers of these runs."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def row(point, seed, loss, **fields):
 
 
 def test_points_are_compared_seed_by_seed(capsys):
-  """What a seed adds to all points cancels; points may lack seeds."""
+  """Differences per seed cancel the effect of seeds; points may lack seeds."""
   tables.print_sweep([
     row("a", 1, 2.0), row("a", 2, 3.0), row("b", 2, 3.25), row("b", 1, 2.125),
     row("c", 7, 1.0),
@@ -34,7 +34,7 @@ def test_points_are_compared_seed_by_seed(capsys):
   assert "+" not in c  # no seed in common
 
 
-def test_an_evaluation_as_data_and_as_tables(capsys):
+def test_evaluation_is_shown_as_data_and_as_tables(capsys):
   evaluation = Evaluation(
     {"loss": 2.0}, {"loss": np.array([4.0, 2.0, 1.0, 1.0])}, 5
   )
@@ -56,7 +56,7 @@ def test_an_evaluation_as_data_and_as_tables(capsys):
     assert text in printed, text
 
 
-def test_bytes_of_one_phase_and_sizes():
+def test_bytes_of_one_phase_and_sizes_are_formatted():
   rows = [
     {"axis": "tensor", "phase": "forward", "dtype": "float32", "bytes": 2e6},
     {"axis": "tensor", "phase": "backward", "dtype": "float32", "bytes": 8e6},

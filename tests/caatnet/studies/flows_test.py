@@ -144,7 +144,7 @@ def test_ethereal_loads_every_link_as_spraying_does(shape, seed, broken):
   seed=st.integers(0, 10**6), count=st.integers(0, 80),
 )
 def test_colourings_are_equitable_and_even(left, right, colours, seed, count):
-  """Equitable at every vertex; even colouring exact at the largest degrees."""
+  """Equitable at each vertex; even shares are exact at the largest degree."""
   draw = random.Random(seed)
   edges = [(draw.randrange(left), 10 + draw.randrange(right))
            for _ in range(count)]

@@ -23,7 +23,7 @@ def result():
 
 @pytest.mark.parametrize("model", study.MODELS)
 @pytest.mark.parametrize("policy", [(1.0, 1), (0.29, 1), (1.0, 2), (0.5, 3)])
-def test_messages_equal_those_of_the_model_s_formula(model, policy):
+def test_messages_equal_those_of_the_model_formula(model, policy):
   sizes = study.MODELS[model]
   shares = study.shares(sizes, policy)
   config = TransformerConfig(
@@ -61,7 +61,7 @@ def test_savings_grow_as_less_is_shared(result):
 
 
 def test_fewer_collectives_of_equal_bytes_save_more(result):
-  """Compares half of the channels everywhere with whole syncs half as often."""
+  """Compares p = 0.5 in all layers with full syncs in every second layer."""
   rows = {
     (r["model"], r["machine"], r["step"], r["policy"]): r
     for r in result["rows"]

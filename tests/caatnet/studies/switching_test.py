@@ -49,8 +49,8 @@ def test_all_requests_are_served_and_every_token_is_counted(outcomes):
       assert len(request.tokens) == (arrival.output if fits else 0)
 
 
-def test_little_s_law_holds_exactly(outcomes):
-  """In a drained run, the mean number in the system is rate x mean latency."""
+def test_mean_in_system_is_rate_times_mean_latency(outcomes):
+  """Little's law, which is exact over a run that has drained."""
   for outcome in outcomes.values():
     found = cells.numbers(outcome, CONFIG["arms"]["cost"])
     rate = len(outcome.requests) / outcome.seconds
@@ -59,7 +59,7 @@ def test_little_s_law_holds_exactly(outcomes):
     )
 
 
-def test_next_turn_arrives_after_the_user_s_thinking_time(outcomes):
+def test_next_turn_arrives_after_the_thinking_time(outcomes):
   arrivals = {a.number: a for a in SESSIONS.arrivals()}
   by = {r.number: r for r in outcomes["reuse"].requests}
   later = [a for a in arrivals.values() if a.think_s is not None]

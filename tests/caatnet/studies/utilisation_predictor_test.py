@@ -181,7 +181,7 @@ def test_more_overlap_never_hurts(fragments):
 
 
 @each_method
-def test_a_quarter_of_the_bits_equals_four_times_the_bandwidth(method):
+def test_quarter_of_the_bits_equals_four_times_the_bandwidth(method):
   wide = u.Method(
     method.sync_every, method.num_fragments, method.overlap_steps, 16
   )

@@ -27,7 +27,7 @@ def test_result_is_json_and_its_setting_reaches_the_target():
   assert result["recommendation"]["link"]["gbit_s"] == 10  # not GB/s
 
 
-def test_custom_model_has_the_paper_s_table_and_curves():
+def test_custom_model_has_the_table_and_curves_of_the_paper():
   """Uses the sizes of a model of the paper: equal rows of our table 4."""
   result = run(parameters=1e9, num_layers=24, step_seconds=0.1)
   own = result["models"][-1]

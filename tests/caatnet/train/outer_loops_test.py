@@ -256,7 +256,7 @@ def test_averaging_every_step_with_sgd_is_data_parallel_sgd():
     assert_close(Runner(name, changes, momentum=0.0).run(4).params, one.params)
 
 
-def test_split_of_a_worker_s_batch_changes_no_result():
+def test_split_of_a_worker_batch_changes_no_result():
   """Splits the batch over data ranks and microbatches."""
   common, split = (
     Runner("diloco", f"{UNROUNDED} outer.sync_every=1", workers=2, **changes)

@@ -129,7 +129,7 @@ def test_changed_or_damaged_tokenizer_is_named(run, tmp_path):
     tokenizer.load(run)
 
 
-def test_folder_s_experiment_reads_with_its_kept_tokenizer(tmp_path):
+def test_experiment_of_a_folder_reads_with_its_kept_tokenizer(tmp_path):
   """Ignores the files at the path of the config."""
   source = tmp_path / "source"
   path = write(source, bpe_files())
