@@ -57,7 +57,7 @@ class Outcome:
   """Result of one claim.
 
   Attributes:
-    plan: What was run.
+    plan: The claim and its commands.
     values: Numbers that were seen, each with one value per seed.
     seconds: Time of the commands, 0 if another claim had run them.
     error: Message if a command failed or a number could not be read.
