@@ -162,7 +162,7 @@ def _duration(seconds: float) -> str:
 
 
 def _source(claim: Claim) -> str:
-  """Returns the date and commit of the numbers, and the files that have them."""
+  """Returns the date and commit of the numbers, and their files."""
   files = dict.fromkeys(e.file for e in claim.expected.values() if e.file)
   words = [claim.date.isoformat()]
   if claim.commit:
