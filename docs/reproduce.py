@@ -358,7 +358,10 @@ def record(outcome: Outcome, folder: pathlib.Path = claims.FOLDER) -> None:
     if number in [claim.number for claim in found]
   )
   path = folder / f"{paper}.toml"
-  commit = _git("describe", "--always", "--dirty", "--abbrev=7")
+  commit = _git("rev-parse", "--short=7", "HEAD")
+  # Records themselves do not count as changes of the code.
+  if _git("status", "--porcelain", "--", ".", ":!docs/claims", ":!CLAIMS.md"):
+    commit += "-dirty"
   today = datetime.date.today()
   text = recorded(path.read_text(), number, outcome.values, today, commit)
   path.write_text(text)
@@ -386,16 +389,17 @@ def recorded(
     i for i, block in enumerate(blocks)
     if re.search(rf'(?m)^number = "{re.escape(number)}"$', block)
   )
-  block = re.sub(r'(?m)^commit = ".*"\n', "", blocks[index])
-  block = re.sub(r"(?m)^date = .*\n", "", block, count=1)
-  block = re.sub(
-    r"(?m)^(?=number = )", f'date = {day}\ncommit = "{commit}"\n', block,
-    count=1,
+  head, mark, rest = blocks[index].partition("\n[claims.")
+  head = re.sub(r'(?m)^commit = ".*"\n', "", head)
+  head = re.sub(
+    r"(?m)^date = .*$", f'date = {day}\ncommit = "{commit}"', head, count=1
   )
+  block = head + mark + rest
   entry.update(date=day, commit=commit)
   for name, seeds in values.items():
     rounded = [float(f"{seed:.7g}") for seed in seeds]
-    new = rounded if len(rounded) > 1 else rounded[0]
+    exact = [int(seed) if seed.is_integer() else seed for seed in rounded]
+    new = exact if len(exact) > 1 else exact[0]
     block, count = re.subn(
       rf"(?m)^(\[claims\.expected\.{re.escape(name)}\]\nvalue = ).*$",
       lambda match, new=new: f"{match[1]}{new!r}", block,
