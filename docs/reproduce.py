@@ -142,7 +142,7 @@ def of_the_day(
   Args:
     candidates: Claims that fit in the time of all.
     day: The day.
-    count: Number of claims.
+    count: Number of claims, if so many fit.
     seconds: Bound of the sum of their budgets.
   """
   fitting = [
@@ -153,11 +153,19 @@ def of_the_day(
   step = day.toordinal() * count
   start = (step + step // len(fitting)) % len(fitting)
   chosen: list[Plan] = []
-  for plan in fitting[start:] + fitting[:start]:
-    taken = sum(p.budget_s for p in chosen) + plan.budget_s
-    if len(chosen) < count and taken <= seconds:
+  rest = fitting[start:] + fitting[:start]
+  while rest and len(chosen) < count:
+    plan = rest.pop(0)
+    # Without a choice that leaves too little time for the others.
+    cheapest = sorted(p.budget_s for p in rest)[: count - len(chosen) - 1]
+    if _time([*chosen, plan]) + sum(cheapest) <= seconds:
       chosen.append(plan)
   return chosen
+
+
+def _time(chosen: Sequence[Plan]) -> float:
+  """Returns the seconds of claims, those with the same commands once."""
+  return sum({p.commands: p.budget_s for p in chosen}.values())
 
 
 def run(
